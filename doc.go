@@ -1,6 +1,6 @@
 // Package spillway keeps Apache Arrow record batches in the fastest memory that
 // has room for them: GPU memory, pinned host memory, disk. When a memory fills past
-// its trigger, a monitor moves batches down until the stop mark; when work needs
+// its trigger, a monitor moves batches down until it is below; when work needs
 // a batch, it comes back up. A move copies bytes: nothing is encoded again, and
 // what comes from disk is verified.
 //

@@ -55,7 +55,6 @@ func BenchmarkStepUnderPressure(b *testing.B) {
 	for _, n := range []int{1000, 1000000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			w, all := manyBatches(b, n)
-			w.mon.spaces[0].relieving = true
 			b.ReportAllocs()
 			for b.Loop() {
 				s := w.mon.observe(w.mon.last, nil)

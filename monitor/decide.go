@@ -9,7 +9,7 @@ import (
 
 // Why a batch is moved: passed to Mover.Move, and part of events.
 const (
-	reasonTrigger = "trigger" // its space is at the trigger, or on its way from there to the stop mark; or above a limit that was lowered
+	reasonTrigger = "trigger" // its space is at the trigger, or above a limit that was lowered
 	reasonDemand  = "demand"  // there are waiters for room in its space, or a faster space needs room there
 )
 
@@ -33,14 +33,11 @@ type spaceState struct {
 	// because the quota is less.
 	Withheld int64
 
-	// Relieving says that the pressure was at the trigger and has not been at
-	// the stop mark since.
-	Relieving bool
-	Waiting   int64 // the sum of what reservations wait for here
-	Leaving   int64 // bytes of the batches that are being moved out
-	Moving    int   // moves under way from here or to here
-	Pace      stripe.Pace
-	Refused   int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
+	Waiting int64 // the sum of what reservations wait for here
+	Leaving int64 // bytes of the batches that are being moved out
+	Moving  int   // moves under way from here or to here
+	Pace    stripe.Pace
+	Refused int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
 
 	// Charge returns what a body that is charged so much elsewhere would be
 	// charged here; nil for the same.
@@ -109,9 +106,11 @@ type decision struct {
 // decide decides what to move now. It is a pure function.
 //
 // For each space it computes how many bytes must leave beyond those that already do. First come
-// what waiters lack, and what is above a lowered limit. Then, at the trigger, comes what is above
-// it. When these needs are covered, what is above the stop mark follows. It takes victims in the
-// policy's order until the need is covered, so that at most one batch's bytes leave beyond it. A
+// what waiters lack, and what is above a lowered limit. Then comes what is above the trigger. When
+// these needs are covered, as much again follows, but nothing from below the stop mark: so that a
+// space which fills slowly does not ask for a move with each batch. Nothing of this is remembered
+// from step to step. It takes victims in the policy's order until the need is covered, so that at
+// most one batch's bytes leave beyond it. A
 // victim that cannot begin yet, because its edge is busy or its target must be relieved first,
 // counts as covered too: the next step will find it in its place.
 //
@@ -122,11 +121,11 @@ func decide(s snapshot) decision {
 	p := newPlanner(s)
 	for i := range s.Spaces {
 		p.relieve(i, p.lack(i), p.lackReason(i))
-		p.relieve(i, p.above(i, true), reasonTrigger)
+		p.relieve(i, p.above(i, false), reasonTrigger)
 	}
 	for i := range s.Spaces {
-		p.relieve(i, p.lack(i), p.lackReason(i)) // what the stop marks of faster spaces ask of this one
-		p.relieve(i, p.above(i, false), reasonTrigger)
+		p.relieve(i, p.lack(i), p.lackReason(i)) // what the spare of faster spaces asks of this one
+		p.relieve(i, p.above(i, true), reasonTrigger)
 	}
 	for i := range s.Spaces {
 		p.stuck(i)
@@ -196,6 +195,9 @@ func (s *spaceState) room() int64 { return s.Limit - s.Withheld - s.Used }
 
 func (s *spaceState) pressure() int64 { return s.Used + s.Foreign }
 
+// over is by how much the pressure is too high, if it is above 0: at the trigger already.
+func (s *spaceState) over() int64 { return s.pressure() - s.Trigger + 1 }
+
 // coming is what will be free without any more moves.
 func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
 
@@ -216,22 +218,18 @@ func (p *planner) lackReason(i int) string {
 	return reasonTrigger
 }
 
-// above returns how many more bytes must leave for the pressure to be under the
-// trigger, or at the stop mark.
-func (p *planner) above(i int, trigger bool) int64 {
+// above returns how many more bytes must leave for the pressure to be under the trigger, or, with
+// spare, as far under it as it is above, but not under the stop mark.
+func (p *planner) above(i int, spare bool) int64 {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
-	mark := sp.Stop
-	switch {
-	case len(sp.Down) == 0:
-		return 0 // nowhere to go to, and no need yet
-	case trigger && sp.pressure() < sp.Trigger:
-		return 0
-	case !trigger && !sp.Relieving && sp.pressure() < sp.Trigger:
-		return 0
-	case trigger:
-		mark = sp.Trigger - 1
+	over := sp.over()
+	if len(sp.Down) == 0 || over <= 0 {
+		return 0 // nowhere to go to, or no need
 	}
-	return sp.pressure() - sp.coming() - pl.planned - mark
+	if spare {
+		over = max(over, min(2*over, sp.pressure()-sp.Stop))
+	}
+	return over - sp.coming() - pl.planned
 }
 
 // relieve chooses victims of space i until need bytes are covered.
@@ -415,7 +413,7 @@ func (p *planner) stuck(i int) {
 	}
 	if need := p.lack(i); need > 0 && sp.Waiting > 0 {
 		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonDemand})
-	} else if need := p.above(i, true); need > 0 {
+	} else if need := p.above(i, false); need > 0 {
 		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonTrigger})
 	}
 }

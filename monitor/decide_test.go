@@ -17,7 +17,6 @@ import (
 // and a stop mark of 60.
 type shape struct {
 	used, waiting, retired, leaving, foreign int64
-	relieving                                bool
 	limit                                    int64
 	victims                                  []int64 // sizes; the key of the n-th is n, plus first
 	first                                    uint64
@@ -33,7 +32,7 @@ func build(ids []tier.ID, shapes ...shape) snapshot {
 	for i, sh := range shapes {
 		sp := spaceState{
 			ID: ids[i], Limit: 100, Trigger: 80, Stop: 60, Used: sh.used, Waiting: sh.waiting, Retired: sh.retired,
-			Leaving: sh.leaving, Foreign: sh.foreign, Relieving: sh.relieving, Refused: sh.refused,
+			Leaving: sh.leaving, Foreign: sh.foreign, Refused: sh.refused,
 			Withheld: sh.withheld,
 		}
 		if sh.limit > 0 {
@@ -85,18 +84,17 @@ func TestStep(t *testing.T) {
 		want  string
 	}{
 		{"under the trigger no byte moves", three, []shape{{used: 79, victims: ten}, {}, {}}, ""},
-		{"at the trigger, down to stop", three, []shape{{used: 80, victims: []int64{10, 10, 10}}, {}, {}},
+		{"at the trigger", three, []shape{{used: 80, victims: []int64{10, 10, 10}}, {}, {}}, "1:gpu:0>host:0 trigger"},
+		{"as far below the trigger as it is above", three, []shape{{used: 85, victims: []int64{10, 10, 10}}, {}, {}},
 			"1:gpu:0>host:0 trigger, 2:gpu:0>host:0 trigger"},
+		{"but not below stop", three, []shape{{used: 99, victims: []int64{39, 1, 1}}, {}, {}}, "1:gpu:0>host:0 trigger"},
 		{"the edge takes two at once", three, []shape{{used: 100, victims: ten}, {}, {}},
 			"1:gpu:0>host:0 trigger, 2:gpu:0>host:0 trigger"},
-		{"between the marks, not relieving", three, []shape{{used: 75, victims: ten}, {}, {}}, ""},
-		{"between the marks, relieving", three, []shape{{used: 65, relieving: true, victims: ten}, {}, {}}, "1:gpu:0>host:0 trigger"},
-		{"at stop it ends", three, []shape{{used: 60, relieving: true, victims: ten}, {}, {}}, ""},
 		{"what others hold is pressure", three, []shape{{used: 30, foreign: 51, victims: []int64{30, 10}}, {}, {}}, "1:gpu:0>host:0 trigger"},
 		{"demand for what others hold of a quota", three, []shape{{used: 30, withheld: 60, waiting: 20, victims: []int64{10, 10}}, {}, {}}, "1:gpu:0>host:0 demand"},
 		{"demand for what only others hold", three, []shape{{withheld: 90, waiting: 20}, {}, {}}, "stuck gpu:0 10 demand"},
 		{"a quota that others have used up below", three, []shape{{used: 100, waiting: 10, victims: []int64{10}}, {withheld: 95}, {}}, "1:gpu:0>disk:0 demand"},
-		{"what is under way counts", three, []shape{{used: 85, leaving: 20, victims: ten, underWay: []int{1}}, {}, {}}, "1:gpu:0>host:0 trigger"},
+		{"what is under way counts", three, []shape{{used: 95, leaving: 20, victims: ten, underWay: []int{1}}, {}, {}}, "1:gpu:0>host:0 trigger"},
 		{"what is retired counts", three, []shape{{used: 85, leaving: 15, retired: 10, victims: ten}, {}, {}}, ""},
 		{"demand below the trigger", three, []shape{{used: 70, waiting: 40, victims: ten}, {}, {}}, "1:gpu:0>host:0 demand"},
 		{"demand frees its need, not more", three, []shape{{used: 70, waiting: 45, victims: ten}, {}, {}},
@@ -170,7 +168,7 @@ func randomState(r *rand.Rand) snapshot {
 	}
 	var shapes []shape
 	for range ids {
-		sh := shape{limit: 60 + r.Int64N(41), first: r.Uint64N(20), relieving: r.IntN(2) == 0}
+		sh := shape{limit: 60 + r.Int64N(41), first: r.Uint64N(20)}
 		room := r.Int64N(sh.limit + 1)
 		for room > 0 && r.IntN(12) > 0 {
 			n := 1 + r.Int64N(min(room, 30))
@@ -234,8 +232,9 @@ func ownNeed(sp *spaceState) int64 {
 	if limit := sp.Limit - sp.Withheld; sp.Waiting > 0 || sp.Used > limit && len(sp.Down) > 0 {
 		need = max(need, min(sp.Waiting, sp.Limit)-(limit-sp.Used+going))
 	}
-	if pressure := sp.Used + sp.Foreign; len(sp.Down) > 0 && (sp.Relieving || pressure >= sp.Trigger) {
-		need = max(need, pressure-going-sp.Stop)
+	if pressure := sp.Used + sp.Foreign; len(sp.Down) > 0 && pressure >= sp.Trigger {
+		goal := min(max(2*(sp.Trigger-1)-pressure, sp.Stop), sp.Trigger-1)
+		need = max(need, pressure-going-goal)
 	}
 	return need
 }
@@ -373,10 +372,6 @@ func TestStepEnds(t *testing.T) {
 					to.Victims = append(slices.Clone(to.Victims), c.Victim)
 					slices.SortFunc(to.Victims, func(a, b Victim) int { return a.Key.compare(b.Key) })
 				}
-			}
-			for i := range s.Spaces {
-				sp := &s.Spaces[i]
-				sp.Relieving = sp.pressure() >= sp.Trigger || sp.Relieving && sp.pressure() > sp.Stop
 			}
 		}
 	}

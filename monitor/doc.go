@@ -13,7 +13,9 @@
 //
 // # What moves
 //
-// At the trigger a space is relieved until it is at the stop mark. Waiting demand
+// At the trigger a space is relieved until it is below it, and at most as far below as it was
+// above; the stop mark ends that. Each step works this out anew: what others did in between
+// counts, and nothing is moved for a pressure that has gone. Waiting demand
 // frees what the waiters lack, at any pressure, and not more. Bytes that are on
 // their way already count: those of moves under way, and those that were freed and
 // that the device still works on. So no more than one batch's bytes leave beyond

@@ -264,11 +264,11 @@ func (m *Monitor) step(ctx context.Context) {
 		if m.isLost(s) {
 			continue
 		}
-		was := s.relieving
-		if is := s.relieve(); was != is {
-			m.tellPressure(i, is)
+		pressing, changed := s.pressing()
+		if changed {
+			m.tellPressure(i, s.high)
 		}
-		needed = needed || s.relieving || s.Used() > s.Inside().Ceiling()
+		needed = needed || pressing || s.Used() > s.Inside().Ceiling()
 	}
 	m.putBack(now)
 	if !needed {

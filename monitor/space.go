@@ -19,13 +19,13 @@ type space struct {
 	// clearing has what a Clear of the space holds.
 	clearing chan struct{}
 
-	edges     map[int]*edge // by the index of the target
-	lower     kinds         // of the targets
-	relieving bool
-	leaving   int64
-	moving    int
-	foreign   int64
-	refusal   refusal
+	edges   map[int]*edge // by the index of the target
+	lower   kinds         // of the targets
+	high    bool          // the pressure was at the trigger, and has not been at the stop mark since
+	leaving int64
+	moving  int
+	foreign int64
+	refusal refusal
 
 	seen       picture
 	fullSince  time.Time // since when it is full and nothing has changed; zero if it is not
@@ -43,19 +43,21 @@ func (s *space) below(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Spa
 	return dst
 }
 
-// relieve updates and returns relieving: from the trigger down to the stop mark.
-func (s *space) relieve() bool {
+// pressing returns whether the pressure is at the trigger. It updates high, and reports whether that
+// changed.
+func (s *space) pressing() (is, changed bool) {
 	pressure := s.PressureBytes()
 	if pressure < s.Trigger() && s.pressed.Load() {
 		// A crossing of the trigger from now on wakes the monitor. An earlier one is seen here.
 		s.pressed.Store(false)
 		pressure = s.PressureBytes()
 	}
-	if pressure >= s.Trigger() {
+	is, was := pressure >= s.Trigger(), s.high
+	if is {
 		s.pressed.Store(true)
 	}
-	s.relieving = pressure >= s.Trigger() || s.relieving && pressure > s.Stop()
-	return s.relieving
+	s.high = is || was && pressure > s.Stop()
+	return is, s.high != was
 }
 
 // sampleForeign works out what others hold on the device: the pressure less what
@@ -106,7 +108,7 @@ func (m *Monitor) isLost(s *space) bool {
 		return false
 	}
 	if !s.gone.Swap(true) {
-		s.relieving = false
+		s.high = false
 		m.events.lost(Lost{Space: s.ID(), Err: err})
 	}
 	return true
@@ -131,7 +133,7 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 		*sp = spaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
 			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
-			Relieving: s.relieving, Leaving: s.leaving, Moving: s.moving,
+			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
 			Charge: s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],
 		}
@@ -160,7 +162,7 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 	for i, s := range m.spaces {
 		sp := &state.Spaces[i]
 		sum := m.index.summary(i)
-		wanted = wanted || sp.Relieving || sp.Waiting > 0 || sp.room() < 0
+		wanted = wanted || sp.over() > 0 || sp.Waiting > 0 || sp.room() < 0
 		if wanted && len(sp.Down) > 0 {
 			var fit byKind
 			for _, e := range sp.Down {
@@ -189,7 +191,7 @@ func (m *Monitor) enough(sp *spaceState, of summary, long bool) int {
 	if _, plain := m.cfg.Policy.(ordered); long || !plain {
 		return shortlistMax
 	}
-	need := max(0, sp.Waiting-sp.room(), sp.pressure()-sp.Stop)
+	need := max(0, sp.Waiting-sp.room(), 2*sp.over())
 	return min(shortlistMax, fewVictims+int(need/max(1, of.bytes/int64(max(1, of.count)))))
 }
 

@@ -299,6 +299,15 @@ func (w *world) moved() (n int64) {
 	return n
 }
 
+// mustBeRelieved fails the test if a space's pressure is not between the stop mark and the trigger.
+func (w *world) mustBeRelieved(id tier.ID) {
+	w.t.Helper()
+	s := w.spaces[id]
+	if p := s.PressureBytes(); p < s.Stop() || p >= s.Trigger() {
+		w.t.Errorf("the pressure of %s is %d: want it from %d to below %d", id, p, s.Stop(), s.Trigger())
+	}
+}
+
 func seq(i int) batch.Place { return batch.Place{Plan: 1, Seq: uint64(i)} }
 
 func specific(id tier.ID) reservation.Strategy { return reservation.Specific(id) }

@@ -270,7 +270,7 @@ func TestHeadMovesForItsWaiter(t *testing.T) {
 		m := newMover(t, 1, 10, 10)
 		r := ensure(t, newPlan(t, m), "join")
 		fill(t, r, 1)
-		check(t, r.Put(background, 0, record(1))) // on the GPU, which is full now
+		check(t, r.Put(background, 0, record(1), WithPlacement(reservation.AnyInTier(tier.GPU)))) // which is full now
 		r.CloseInput()
 		second := nth(r, 1)
 		transit := mustTransit(t, second) // as the monitor does when the first waits for room

@@ -457,7 +457,7 @@ func TestPutBatchRefuses(t *testing.T) {
 
 // TestBytesByTier: Bytes follows the batches wherever they are moved.
 func TestBytesByTier(t *testing.T) {
-	m := newMover(t, 2, 10, 10)
+	m := newMover(t, 3, 10, 10) // at three batches the GPU is at its trigger
 	r := ensure(t, newPlan(t, m), "join")
 	wantBytes := func(what string, gpu, host, disk int64) {
 		t.Helper()
@@ -468,7 +468,7 @@ func TestBytesByTier(t *testing.T) {
 	for n := range int64(3) {
 		check(t, r.Put(background, 0, record(n)))
 	}
-	wantBytes("by default the fastest with room", 2, 1, 0)
+	wantBytes("by default the fastest below its trigger", 2, 1, 0)
 	check(t, r.Put(background, 0, record(3), WithPlacement(reservation.AnyInTier(tier.Disk))))
 	wantBytes("placed", 2, 1, 1)
 	b, _ := r.Peek(0)
@@ -551,7 +551,7 @@ func TestCloseWakesPut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 1, 1, 1)
 		r := ensure(t, newPlan(t, m), "join")
-		check(t, r.Put(background, 0, record(1)))
+		check(t, r.Put(background, 0, record(1), WithPlacement(reservation.AnyInTier(tier.GPU))))
 		put := make(chan error, 1)
 		go func() { put <- r.Put(background, 0, record(2), WithPlacement(reservation.AnyInTier(tier.GPU))) }()
 		synctest.Wait()

@@ -22,6 +22,8 @@ type line struct {
 	index int // in Manager.lines
 	space *tier.Space
 	hint  string
+	// lowest is whether no space is of a slower tier, so that nothing is ever moved away.
+	lowest bool
 
 	records sync.Pool     // of *record, none of which is in use
 	made    atomic.Uint32 // records so far
@@ -44,7 +46,8 @@ const maxBypass = 1 << 20
 const nothing = waitline.Nothing
 
 func newLine(m *Manager, sp *tier.Space) *line {
-	l := &line{m: m, space: sp, hint: sp.Inside().Hint()}
+	all := m.spaces.all
+	l := &line{m: m, space: sp, hint: sp.Inside().Hint(), lowest: sp.Kind() == all[len(all)-1].Kind()}
 	l.waits.Bypass = m.bypass
 	l.limit.Store(sp.Room())
 	return l

@@ -242,9 +242,17 @@ type placed struct {
 	waiter *waiter
 }
 
-// place charges the first candidate that has room. If none has, a request that could fit becomes
-// a waiter, or is refused if it does not wait.
+// place charges the first candidate that has room below its trigger, or else the first that has
+// room. If none has, a request that could fit becomes a waiter, or is refused if it does not wait.
 func (q *scratch) place(wait bool, least, most int64) (placed, error) {
+	for i := range q.slots {
+		c := &q.slots[i]
+		if len(q.slots) > 1 && least == most && c.calm() {
+			if n, ok := c.line.take(c.need, least, most); ok {
+				return placed{line: c.line, bytes: n}, nil
+			}
+		}
+	}
 	var fits *slot // the first in which the request would fit if it were empty
 	for i := range q.slots {
 		c := &q.slots[i]

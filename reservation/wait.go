@@ -52,6 +52,14 @@ func (s *slot) pushLocked() {
 // empty.
 func (s *slot) fits(limit int64) bool { return s.need <= limit-s.held }
 
+// calm reports whether the request, put here, would have nothing moved away: the pressure stays
+// below the trigger, or there is no slower tier. It is asked without the charge, so requests at
+// the same time may reach the trigger together.
+func (s *slot) calm() bool {
+	sp := s.line.space
+	return s.need <= sp.Room() && (s.line.lowest || s.need < sp.Trigger()-sp.PressureBytes())
+}
+
 // exceeded is the error of a request that does not fit any more. What Grow has already
 // is part of what is too much.
 func (s *slot) exceeded() error { return s.line.exceeded(s.need + s.held) }

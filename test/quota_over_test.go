@@ -19,7 +19,6 @@ import (
 // down, and one warning says by how much the limit is exceeded.
 func TestLimitLoweredByAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const mib = 1 << 20
 		ledger := t.TempDir()
 		var log bytes.Buffer
 		var told []quota.Over

@@ -95,7 +95,6 @@ func TestLimitFromTheEnvironment(t *testing.T) {
 
 // TestSizeUnderQuotas: what a space is opened with.
 func TestSizeUnderQuotas(t *testing.T) {
-	const mib = 1 << 20
 	for name, c := range map[string]struct {
 		settings quota.Settings
 		gpus     int

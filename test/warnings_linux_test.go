@@ -253,7 +253,6 @@ func TestWarningsOfTheTopology(t *testing.T) {
 // TestHeapBesideTheSpaces: the warning depends on whether Go's heap, as far as it may grow, fits
 // beside the spaces into the memory of a cgroup, by the cgroup's files.
 func TestHeapBesideTheSpaces(t *testing.T) {
-	const mib = 1 << 20
 	for name, c := range map[string]struct {
 		limit, heap int64 // MiB
 		files       disk.FS

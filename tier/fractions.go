@@ -11,7 +11,7 @@ import (
 type Fractions struct {
 	Limit   float64 // largest share that reservations may take
 	Trigger float64 // at this pressure the monitor starts to move batches down
-	Stop    float64 // at this pressure it ends
+	Stop    float64 // at this pressure it ends at the latest
 }
 
 // In returns f with its zero fields set to the defaults of a tier. The limit is above the trigger,

@@ -126,7 +126,7 @@ func (s *Space) Limit() int64 { return s.limit.Load() }
 // Trigger returns the pressure, in bytes, at which the monitor starts.
 func (s *Space) Trigger() int64 { return s.trigger }
 
-// Stop returns the pressure, in bytes, at which the monitor ends.
+// Stop returns the pressure, in bytes, at which the monitor ends at the latest.
 func (s *Space) Stop() int64 { return s.stop }
 
 // Room returns how many bytes reservations could take if only the space's owner held any: a request

@@ -1,0 +1,120 @@
+package test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// mib is a MiB in bytes.
+const mib = 1 << 20
+
+// openMarked opens an engine of so much GPU memory, which is relieved from 0.8 of it on, as much
+// host memory and a disk.
+func openMarked(t *testing.T, memory int64) *spillway.Engine {
+	t.Helper()
+	marks := tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(memory)}},
+		HostMemory: spillway.Bytes(memory),
+		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 * mib)}},
+		GPUMarks:   marks, HostMarks: marks,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return eng
+}
+
+// TestLoadingMovesNothing: what is put goes where nothing must leave for it.
+func TestLoadingMovesNothing(t *testing.T) {
+	eng := openMarked(t, 8*mib)
+	repo := scanOf(t, eng)
+	words := wordList(1, 100)
+	for i := range int64(80) {
+		if err := repo.Put(t.Context(), 0, numberedRecord(i, 10_000, words)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put := repo.Bytes(tier.GPU) + repo.Bytes(tier.Host) + repo.Bytes(tier.Disk)
+	if put < 20*mib {
+		t.Fatalf("%d bytes were put: too few to fill both memories", put)
+	}
+	if s := eng.Stats().Monitor; s.Bytes*10 > put {
+		t.Errorf("%d bytes were moved for %d that were put", s.Bytes, put)
+	}
+	for _, s := range eng.Spaces() {
+		if s.Kind() != tier.Disk && (s.PressureBytes() >= s.Trigger() || s.Used() < s.Trigger()-mib) {
+			t.Errorf("%s has %d bytes: want just below the trigger, %d", s.ID(), s.Used(), s.Trigger())
+		}
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestNothingMovesAfterASpike: when the pressure has been at the trigger for a moment, work at a
+// pressure between the marks moves nothing any more.
+func TestNothingMovesAfterASpike(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		eng := openMarked(t, 64*mib)
+		gpu := eng.Spaces()[0]
+		all := onGPU(t, eng, 45) // above the stop mark, 38.4
+		r, err := eng.Reserve(t.Context(), spillway.Specific(gpu.ID()), 8*mib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sampled()
+		if err := r.Release(); err != nil {
+			t.Fatal(err)
+		}
+		sampled()
+		was := eng.Stats().Monitor.Bytes
+		if was == 0 || was > 2*(45+8-51)*mib+2*mib {
+			t.Errorf("the spike moved %d bytes", was)
+		}
+		for range 50 {
+			h, err := eng.Mover().Acquire(t.Context(), all[0], spillway.Specific(gpu.ID()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+			if err := h.Close(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := eng.Stats().Monitor.Bytes - was; n != 0 {
+			t.Errorf("50 uses of one batch of 1 MiB moved %d bytes", n)
+		}
+		dropAll(t, all)
+		closeClean(t, eng)
+	})
+}
+
+// TestNoCliff: below the trigger nothing moves, and above it not much more than what is too much.
+func TestNoCliff(t *testing.T) {
+	const trigger = 51.2
+	for _, times := range []float64{0.5, 0.98, 1.01, 1.1, 1.2} {
+		t.Run(fmt.Sprint(times), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				eng := openMarked(t, 64*mib)
+				n := int(times*trigger + 0.5)
+				all := onGPU(t, eng, n)
+				sampled()
+				excess := max(0, int64(n)*mib-eng.Spaces()[0].Trigger()+1)
+				moved := eng.Stats().Monitor.Bytes
+				if excess == 0 && moved != 0 || moved > 2*excess+mib {
+					t.Errorf("%d bytes were moved for %d above the trigger", moved, excess)
+				}
+				dropAll(t, all)
+				closeClean(t, eng)
+			})
+		})
+	}
+}
