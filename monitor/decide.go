@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"math"
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/stripe"
@@ -17,7 +18,14 @@ const (
 // what is under way. It holds no clock; what depends on time, such as backing off
 // after an error, is in it as a fact.
 type snapshot struct {
-	Spaces []spaceState // fastest tier first; edges name spaces by their place here
+	Spaces  []spaceState // fastest tier first; edges name spaces by their place here
+	Choices [][]want     // requests that any of several spaces may serve, the oldest first
+}
+
+// want is what a request needs in a space that may serve it.
+type want struct {
+	Space int // index in snapshot.Spaces
+	Bytes int64
 }
 
 // spaceState is one space's part of a snapshot. All sizes are bytes.
@@ -33,7 +41,8 @@ type spaceState struct {
 	// because the quota is less.
 	Withheld int64
 
-	Waiting int64 // the sum of what reservations wait for here
+	Waiting int64 // the sum of what reservations wait for here and nowhere else
+	Wanted  int64 // the sum of what the choices that may be served here need
 	Leaving int64 // bytes of the batches that are being moved out
 	Moving  int   // moves under way from here or to here
 	Pace    stripe.Pace
@@ -141,6 +150,7 @@ type planner struct {
 }
 
 type plan struct {
+	waiting int64 // what reservations wait for here, at most the limit
 	// balance is the room that is not asked for; below 0 it is what waiters and faster spaces lack.
 	balance int64
 	asked   bool // a faster space needs room here
@@ -166,11 +176,9 @@ func newPlanner(s snapshot) *planner {
 	p := &planner{s: s, sp: make([]plan, len(s.Spaces))}
 	for i := range s.Spaces {
 		sp := &s.Spaces[i]
-		p.sp[i].balance = sp.room() - min(sp.Waiting, sp.Limit)
+		p.sp[i].balance = sp.room()
+		p.wait(i, sp.Waiting)
 		p.sp[i].pace = sp.Pace
-		if sp.Refused > 0 {
-			p.sp[i].balance = min(p.sp[i].balance, sp.Refused-1)
-		}
 		p.sp[i].free, p.sp[i].begun = make([]int, len(sp.Down)), make([][]slot, len(sp.Down))
 		for j, e := range sp.Down {
 			p.sp[i].free[j] = e.Free
@@ -180,7 +188,44 @@ func newPlanner(s snapshot) *planner {
 			p.sp[i].rest += v.Bytes
 		}
 	}
+	for _, c := range s.Choices {
+		w := p.choose(c)
+		p.wait(w.Space, w.Bytes)
+	}
+	for i := range p.sp {
+		p.sp[i].balance = s.Spaces[i].unrefused(p.sp[i].balance)
+	}
 	return p
+}
+
+// wait adds to what reservations wait for in space i.
+func (p *planner) wait(i int, bytes int64) {
+	pl := &p.sp[i]
+	bytes = min(bytes, p.s.Spaces[i].Limit-pl.waiting)
+	pl.waiting += bytes
+	pl.balance -= bytes
+}
+
+// choose returns where a request is to be served that may be served in several spaces: where there
+// will be room soonest. So room for it is made in one of them. Of those where nothing more must
+// leave the first is chosen; else, of those from where enough can leave, the one that lacks least.
+func (p *planner) choose(c []want) want {
+	best, least, can := c[0], int64(math.MaxInt64), false
+	for _, w := range c {
+		sp, pl := &p.s.Spaces[w.Space], &p.sp[w.Space]
+		lack := w.Bytes - sp.unrefused(pl.balance) - sp.coming()
+		if lack <= 0 {
+			return w
+		}
+		frees := len(sp.Down) > 0 && lack <= pl.rest
+		if !frees {
+			p.cut(w.Space)
+		}
+		if frees == can && lack < least || frees && !can {
+			best, least, can = w, lack, frees
+		}
+	}
+	return best
 }
 
 func (s *spaceState) charge(n int64) int64 {
@@ -198,6 +243,14 @@ func (s *spaceState) pressure() int64 { return s.Used + s.Foreign }
 // over is by how much the pressure is too high, if it is above 0: at the trigger already.
 func (s *spaceState) over() int64 { return s.pressure() - s.Trigger + 1 }
 
+// unrefused is how much of some room is not refused.
+func (s *spaceState) unrefused(room int64) int64 {
+	if s.Refused > 0 {
+		return min(room, s.Refused-1)
+	}
+	return room
+}
+
 // coming is what will be free without any more moves.
 func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
 
@@ -205,14 +258,14 @@ func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
 // that faster spaces hold back for it, and its limit.
 func (p *planner) lack(i int) int64 {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
-	if sp.Waiting == 0 && !pl.asked && sp.room() >= 0 {
+	if pl.waiting == 0 && !pl.asked && sp.room() >= 0 {
 		return 0
 	}
 	return -pl.balance - sp.coming() - pl.planned
 }
 
 func (p *planner) lackReason(i int) string {
-	if p.s.Spaces[i].Waiting > 0 || p.sp[i].urgent {
+	if p.sp[i].waiting > 0 || p.sp[i].urgent {
 		return reasonDemand
 	}
 	return reasonTrigger
@@ -411,7 +464,7 @@ func (p *planner) stuck(i int) {
 	if sp.coming() > 0 || pl.planned > 0 {
 		return
 	}
-	if need := p.lack(i); need > 0 && sp.Waiting > 0 {
+	if need := p.lack(i); need > 0 && pl.waiting > 0 {
 		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonDemand})
 	} else if need := p.above(i, false); need > 0 {
 		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonTrigger})
@@ -440,9 +493,8 @@ func fullForGood(s snapshot) []bool {
 // lasting is the room that would be there without waiters. A refusal counts only if it was not for
 // the sake of waiters.
 func (s *spaceState) lasting() int64 {
-	room := s.room()
-	if s.Refused > 0 && s.Waiting == 0 {
-		room = min(room, s.Refused-1)
+	if s.Waiting > 0 || s.Wanted > 0 {
+		return s.room()
 	}
-	return room
+	return s.unrefused(s.room())
 }

@@ -92,6 +92,7 @@ type Monitor struct {
 	last      time.Time // of the last step
 	demand    []reservation.Demand
 	again     []reservation.Demand
+	choices   []reservation.Choice
 	shortlist []Victim
 	targets   []*tier.Space
 }

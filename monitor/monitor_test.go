@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -189,6 +190,38 @@ func TestDemand(t *testing.T) {
 		settle(time.Minute)
 		w.end(all...)
 	})
+	var ofOne int64
+	for _, n := range []int{1, 8} {
+		bubble(t, fmt.Sprint("a waiter for any of GPUs: ", n), func(t *testing.T) {
+			spaces := sizes{host0: 1000 * kib}
+			for i := range n {
+				spaces[tier.ID{Kind: tier.GPU, Ordinal: i}] = 100 * kib
+			}
+			w := newWorld(t, spaces, nil)
+			var all []*batch.Batch
+			for i := range n {
+				all = append(all, w.fillSpace(tier.ID{Kind: tier.GPU, Ordinal: i}, 39, 2*kib)...)
+			}
+			w.start()
+			for range 2 { // the second finds the room of the first
+				r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 22*kib+30*kib)
+				if err != nil {
+					t.Fatal(err)
+				}
+				settle(time.Minute)
+				if n == 1 {
+					ofOne = w.moved()
+				}
+				if moved := w.moved(); moved < 30*kib || moved > ofOne {
+					t.Errorf("%d bytes were moved for a waiter that lacks 30 KiB; %d with one GPU", moved, ofOne)
+				}
+				if err := r.Release(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.end(all...)
+		})
+	}
 	bubble(t, "several waiters", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) { w.mover.bytesA = time.Millisecond })
 		w.start()

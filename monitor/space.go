@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -143,12 +144,21 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 			sp.Down = append(sp.Down, s.edges[j].state(j, now, m.cfg.MovesPerEdge))
 		}
 	}
-	m.again = m.cfg.Reservations.Demand(m.again[:0])
+	m.again, m.choices = m.cfg.Reservations.Waiting(m.again[:0], m.choices[:0])
 	for _, d := range m.demand {
 		i := slices.IndexFunc(m.again, func(a reservation.Demand) bool { return a.Space == d.Space })
 		if i >= 0 {
 			state.Spaces[m.byID[d.Space]].Waiting = min(d.Bytes, m.again[i].Bytes)
 		}
+	}
+	for _, c := range m.choices {
+		var of []want
+		for _, d := range c {
+			i := m.byID[d.Space]
+			of = append(of, want{i, d.Bytes})
+			state.Spaces[i].Wanted += min(d.Bytes, math.MaxInt64-state.Spaces[i].Wanted)
+		}
+		state.Choices = append(state.Choices, of)
 	}
 	m.observeBatches(&state, long)
 	return state
@@ -162,7 +172,7 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 	for i, s := range m.spaces {
 		sp := &state.Spaces[i]
 		sum := m.index.summary(i)
-		wanted = wanted || sp.over() > 0 || sp.Waiting > 0 || sp.room() < 0
+		wanted = wanted || sp.over() > 0 || sp.Waiting > 0 || sp.Wanted > 0 || sp.room() < 0
 		if wanted && len(sp.Down) > 0 {
 			var fit byKind
 			for _, e := range sp.Down {
@@ -191,8 +201,8 @@ func (m *Monitor) enough(sp *spaceState, of summary, long bool) int {
 	if _, plain := m.cfg.Policy.(ordered); long || !plain {
 		return shortlistMax
 	}
-	need := max(0, sp.Waiting-sp.room(), 2*sp.over())
-	return min(shortlistMax, fewVictims+int(need/max(1, of.bytes/int64(max(1, of.count)))))
+	need := max(0, sp.Waiting-sp.room(), sp.Wanted-sp.room(), 2*sp.over())
+	return min(shortlistMax, fewVictims+int(min(shortlistMax, need/max(1, of.bytes/int64(max(1, of.count))))))
 }
 
 // picture is what must stay the same for a space to be full for good.
@@ -238,9 +248,9 @@ func (m *Monitor) reportStuck(now time.Time, state snapshot, stuck []shortage) {
 		ev := Stuck{
 			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: resting,
 		}
-		for _, d := range m.again {
+		for _, d := range append(slices.Concat(m.choices...), m.again...) {
 			if d.Space == sp.ID {
-				ev.Waiters = d.Waiters
+				ev.Waiters += d.Waiters
 			}
 		}
 		for _, e := range sp.Down {

@@ -1,6 +1,8 @@
 package reservation
 
 import (
+	"math"
+
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -25,6 +27,55 @@ func (m *Manager) Demand(dst []Demand) []Demand {
 		}
 	}
 	return dst
+}
+
+// Choice is a request that any of several spaces may serve: what it needs in each, in the order of
+// its strategy.
+type Choice []Demand
+
+// Waiting is Demand for who makes room: requests that any of several spaces may serve are no part
+// of the sums. They are appended to any, the oldest first, because room is needed in one of the
+// spaces only.
+func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
+	m.mu.Lock()
+	if m.mu.choices == 0 {
+		m.mu.Unlock()
+		return m.Demand(dst), any
+	}
+	defer m.mu.Unlock()
+	alone := make([]Demand, len(m.lines))
+	for w := m.mu.oldest; w != nil; w = w.next {
+		var c Choice
+		for i := range w.slots {
+			if s := &w.slots[i]; s.in() {
+				c = append(c, Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Waiters: 1})
+			}
+		}
+		switch len(c) {
+		case 0:
+		case 1:
+			alone[m.spaces.index(c[0].Space)].add(c[0])
+		default:
+			any = append(any, c)
+		}
+	}
+	for _, d := range alone {
+		if d.Waiters > 0 {
+			dst = append(dst, d)
+		}
+	}
+	return dst, any
+}
+
+// add adds another request for the same space.
+func (d *Demand) add(other Demand) {
+	if d.Waiters == 0 {
+		*d = other
+		return
+	}
+	d.Waiters += other.Waiters
+	d.Smallest = min(d.Smallest, other.Smallest)
+	d.Bytes += min(other.Bytes, math.MaxInt64-d.Bytes)
 }
 
 // OnDemand calls f whenever a request begins to wait, on its goroutine and with no lock held; f

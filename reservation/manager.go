@@ -92,6 +92,7 @@ type Manager struct {
 		lockrank.Mutex[lockrank.Reservation]
 		seq            uint64 // of the youngest waiter
 		oldest, newest *waiter
+		choices        int      // waiters with several candidates
 		cancels        []func() // ends the subscriptions to the spaces
 	}
 }

@@ -104,6 +104,9 @@ func newWaiter(slots []slot, least, most int64) *waiter {
 // first is w's place in the line of its first candidate.
 func (w *waiter) first() *slot { return &w.slots[0] }
 
+// chooses reports whether w has several candidates.
+func (w *waiter) chooses() bool { return len(w.slots) > 1 }
+
 // String is for error messages.
 func (w *waiter) String() string {
 	s := fmt.Sprintf("waiting for %d bytes in %s", w.first().need, w.first().line.space.ID())
@@ -169,6 +172,9 @@ func (m *Manager) enqueue(w *waiter) error {
 		m.mu.oldest = w
 	}
 	m.mu.newest = w
+	if w.chooses() {
+		m.mu.choices++
+	}
 	for i := range w.slots {
 		s := &w.slots[i]
 		if s.fits(s.line.limit.Load()) {
@@ -196,6 +202,9 @@ func (m *Manager) leaveLocked(w *waiter, done *over) {
 		m.mu.newest = w.prev
 	}
 	w.prev, w.next = nil, nil
+	if w.chooses() {
+		m.mu.choices--
+	}
 	for i := range w.slots {
 		s := &w.slots[i]
 		if s.in() {
