@@ -147,6 +147,31 @@ type taskInputs struct {
 	owner   *reservation.Owner
 	batches []*batch.Batch
 	handles []*Handle // by batch; nil if it is not locked
+	pending []bool    // by batch; a task is created for it
+}
+
+// announce creates tasks for the batches that are not locked: while the task waits, its inputs have
+// their place in the queue, for the monitor to see. One that is being moved gets its task when the
+// admission looks again.
+func (in *taskInputs) announce() {
+	if in.pending == nil {
+		in.pending = make([]bool, len(in.batches))
+	}
+	for i, b := range in.batches {
+		if !in.pending[i] && (in.handles == nil || in.handles[i] == nil) {
+			in.pending[i] = b.TryCreateTask() == nil
+		}
+	}
+}
+
+// withdraw takes back the tasks of batches that were not locked.
+func (in *taskInputs) withdraw() {
+	for i, pending := range in.pending {
+		if pending {
+			_ = in.batches[i].CancelTask() // or it was used up or dropped meanwhile
+		}
+	}
+	in.pending = nil
 }
 
 // Bytes returns how large the inputs are as images, wherever they are and however small they are
@@ -162,8 +187,9 @@ func (in *taskInputs) Bytes() (n int64) {
 	return n
 }
 
-// In implements admission.Inputs.
+// In implements admission.Inputs. It is asked before each wait.
 func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
+	in.announce()
 	return in.mover.Inside().Charges(s, in.batches...)
 }
 
@@ -171,26 +197,16 @@ func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
 func (in *taskInputs) Hold(s *tier.Space) int64 {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
-		if h := tryLock(b, s.ID()); h != nil {
+		if !in.pending[i] || b.Info().Space != s.ID() {
+			continue
+		}
+		if h, err := b.TryLock(s.ID()); err == nil { // else it is being moved, or was used up or dropped
 			h.SetOwner(in.owner)
-			in.handles[i] = h
+			in.handles[i], in.pending[i] = h, false
 		}
 	}
 	_, missing := in.mover.Inside().Charges(s, in.batches...)
 	return missing
-}
-
-// tryLock locks b if it is in the space and is not being moved; else it returns nil.
-func tryLock(b *batch.Batch, at tier.ID) *Handle {
-	if b.Info().Space != at || b.TryCreateTask() != nil {
-		return nil
-	}
-	h, err := b.TryLock(at)
-	if err != nil {
-		_ = b.CancelTask() // or it was used up or dropped meanwhile
-		return nil
-	}
-	return h
 }
 
 // bring locks the batches that are not locked yet, in the grant's space and with memory
@@ -201,6 +217,7 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 			if in.handles[i], err = in.mover.AcquireIn(ctx, b, g.Reservation()); err != nil {
 				return err
 			}
+			in.pending[i] = false
 		}
 	}
 	return nil
@@ -212,6 +229,7 @@ func (in *taskInputs) Restore(context.Context) error { return in.close() }
 
 // end ends the claims, and then lets go of the batches.
 func (in *taskInputs) end(claims []*repository.Claim, how func(*repository.Claim) error) error {
+	in.withdraw()
 	var errs []error
 	for _, c := range claims {
 		errs = append(errs, how(c))

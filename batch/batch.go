@@ -130,6 +130,7 @@ type Info struct {
 	Bytes       int64   // charged there
 	Rows        int64   // 0 if the payload has no descriptor
 	Pending     int     // tasks created and not yet begun
+	Task        uint64  // number of the oldest of them, in the order in which tasks of all batches were created; 0 if there is none
 	Active      int     // open handles
 	Subscribers int
 	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
@@ -160,11 +161,40 @@ type Batch struct {
 		store       Observer      // the repository that holds the batch; nil if none does
 		place       Place
 		lastUse     int64
-		pending     int32
+		pending     tasks
 		active      int32
 		subscribers int32
 		state       State
 		over        bool // the observers know that it was dropped
+	}
+}
+
+// tasks are the pending tasks of a batch.
+type tasks struct {
+	first uint64 // number of the oldest; 0 if there is none
+	n     int32
+}
+
+// created is the number of the last task of any batch.
+var created atomic.Uint64
+
+func (t *tasks) add() {
+	made := created.Add(1)
+	if t.n == 0 {
+		t.first = made
+	}
+	t.n++
+}
+
+// remove takes one away. No numbers are kept of the others: without the oldest, they count as young
+// as can be. A task that is cancelled may be any, so the oldest counts still.
+func (t *tasks) remove(oldest bool) {
+	t.n--
+	switch {
+	case t.n == 0:
+		t.first = 0
+	case oldest:
+		t.first = created.Load()
 	}
 }
 
@@ -260,7 +290,7 @@ func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
 func (b *Batch) infoLocked() Info {
 	info := Info{
 		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: b.mu.form, Bytes: b.mu.bytes,
-		Pending: int(b.mu.pending), Active: int(b.mu.active), Subscribers: int(b.mu.subscribers),
+		Pending: int(b.mu.pending.n), Task: b.mu.pending.first, Active: int(b.mu.active), Subscribers: int(b.mu.subscribers),
 		Place: b.mu.place, LastUse: b.mu.lastUse,
 	}
 	if b.mu.space != nil {
@@ -387,7 +417,7 @@ func (b *Batch) tell(o Observer, now Info) {
 
 // restLocked is the state of a batch that is neither read nor moved.
 func (b *Batch) restLocked() State {
-	if b.mu.pending > 0 {
+	if b.mu.pending.n > 0 {
 		return TaskCreated
 	}
 	return Idle
@@ -444,7 +474,7 @@ func (b *Batch) TryCreateTask() error {
 	if b.mu.state == Idle {
 		b.mu.state = TaskCreated
 	}
-	b.mu.pending++
+	b.mu.pending.add()
 	c := b.changeLocked()
 	b.mu.Unlock()
 	b.announce(c)
@@ -459,11 +489,11 @@ func (b *Batch) CancelTask() error {
 	case b.mu.state == Released:
 		defer b.mu.Unlock()
 		return b.errorLocked(op, MissingData)
-	case b.mu.pending == 0:
+	case b.mu.pending.n == 0:
 		defer b.mu.Unlock()
 		return b.errorLocked(op, TaskNotCreated)
 	}
-	b.mu.pending--
+	b.mu.pending.remove(false)
 	if b.mu.state == TaskCreated {
 		b.mu.state = b.restLocked()
 	}
@@ -482,7 +512,7 @@ func (b *Batch) Drop() error {
 		b.mu.Unlock()
 		return err
 	}
-	b.mu.state, b.mu.pending = Released, 0
+	b.mu.state, b.mu.pending = Released, tasks{}
 	payload := b.takePayloadLocked()
 	c := b.changeLocked()
 	b.mu.Unlock()

@@ -36,6 +36,31 @@ func (r *recorder) take() []Info {
 	return infos
 }
 
+// TestOldestTask: Info.Task orders batches by which was first asked for by a task that is pending.
+func TestOldestTask(t *testing.T) {
+	s := newSpace(t, "host:0")
+	a, b := newBatch(t, &form{space: s}, nil), newBatch(t, &form{space: s}, nil)
+	task := func(b *Batch) uint64 { return b.Info().Task }
+	for _, x := range []*Batch{b, a, b, b} {
+		if err := x.TryCreateTask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if task(b) >= task(a) {
+		t.Errorf("the tasks are %d and %d; b's is older", task(a), task(b))
+	}
+	if err := b.CancelTask(); err != nil || task(b) >= task(a) {
+		t.Errorf("after one was cancelled they are %d and %d, %v", task(a), task(b), err)
+	}
+	h, err := b.TryLock(s.ID())
+	if err != nil || task(b) <= task(a) {
+		t.Errorf("after the oldest has begun they are %d and %d, %v", task(a), task(b), err)
+	}
+	if err := errors.Join(h.Close(), b.CancelTask(), b.Drop(), a.Drop()); err != nil || task(b) != 0 {
+		t.Errorf("in the end it is %d, %v", task(b), err)
+	}
+}
+
 // TestObserverSeesEveryChange: each operation that changes something tells the
 // observer once, and one that fails does not.
 func TestObserverSeesEveryChange(t *testing.T) {
@@ -97,7 +122,10 @@ func TestObserverSeesEveryChange(t *testing.T) {
 				t.Errorf("%s: told of %+v after version %d", s.name, got[i], version)
 			}
 			version, got[i].Version = got[i].Version, 0
-			got[i].Payload, got[i].Descriptor, got[i].LastUse = nil, nil, 0
+			if (got[i].Task > 0) != (got[i].Pending > 0) {
+				t.Errorf("%s: %d tasks are pending, the oldest is %d", s.name, got[i].Pending, got[i].Task)
+			}
+			got[i].Payload, got[i].Descriptor, got[i].LastUse, got[i].Task = nil, nil, 0, 0
 		}
 		if s.want == nil {
 			if len(got) != 0 {

@@ -70,7 +70,7 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 	err := b.barLocked(op)
 	switch {
 	case err != nil:
-	case b.mu.pending == 0 && !o.own:
+	case b.mu.pending.n == 0 && !o.own:
 		err = b.errorLocked(op, TaskNotCreated)
 	case b.mu.space.ID() != o.space && !o.anywhere:
 		e := b.errorLocked(op, SpaceMismatch)
@@ -92,11 +92,11 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 // is free.
 func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	b.mu.state = Processing
-	if b.mu.pending > 0 && !o.beside {
-		b.mu.pending--
+	if b.mu.pending.n > 0 && !o.beside {
+		b.mu.pending.remove(true)
 	}
 	if o.last {
-		b.mu.state, b.mu.pending = Released, 0
+		b.mu.state, b.mu.pending = Released, tasks{}
 	}
 	b.mu.active++
 	b.mu.lastUse = max(b.mu.lastUse, now)

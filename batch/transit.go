@@ -74,7 +74,7 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	return t.commit(p, func() change {
 		b := t.b
 		if createTask {
-			b.mu.pending++
+			b.mu.pending.add()
 		}
 		b.mu.state = b.restLocked()
 		return b.changeLocked()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -328,6 +329,38 @@ func TestDemand(t *testing.T) {
 		}
 		o.r.Release()
 		w.end(b)
+	})
+}
+
+// TestTaskQueue: what tasks were created for goes last, and of that what was asked for last goes
+// first.
+func TestTaskQueue(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, _ *world) { c.MovesPerEdge = 1 })
+		all := w.fillSpace(gpu0, 7, 10*kib)
+		for i := len(all) - 1; i >= 0; i-- {
+			if err := all[i].TryCreateTask(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rest := w.put(gpu0, 5*kib, seq(0))
+		w.start()
+		r, err := w.res.Reserve(t.Context(), reservation.Specific(gpu0), 59*kib) // and then the pressure is above the trigger
+		if err != nil {
+			t.Fatal(err)
+		}
+		settle(time.Minute)
+		var order []batch.ID
+		for _, m := range w.begun {
+			order = append(order, m.Batch)
+		}
+		if want := []batch.ID{rest.ID(), 1, 2, 3, 4, 5, 6, 7}; len(order) < 4 || !slices.Equal(order, want[:len(order)]) {
+			t.Errorf("they go in the order %v, want %v", order, want)
+		}
+		if err := r.Release(); err != nil {
+			t.Error(err)
+		}
+		w.end(append(all, rest)...)
 	})
 }
 

@@ -78,8 +78,8 @@ func signed(v int64) uint64 { return uint64(v) ^ 1<<63 }
 // gives first, so that the oldest can finish. Within a plan the classes of
 // batches without tasks go from the repository nearest to the output towards the
 // scans, the newest batch first: what lies near a scan is consumed next, in the
-// order of arrival. Inputs of tasks go from the back of the queue, so that the
-// order in which tasks find their inputs near stays.
+// order of arrival. Inputs of tasks, of whatever plan, go from the back of the queue: the task that
+// was created last comes last. RunTask creates one for each of its inputs before it waits.
 func PlanOrder() Policy { return ordered{"plan-order", planKey} }
 
 func planKey(info batch.Info) Key {
@@ -87,7 +87,7 @@ func planKey(info batch.Info) Key {
 	plan, seq := descending(p.Plan), descending(p.Seq)
 	switch {
 	case info.Pending > 0:
-		return Key{2, plan, seq}
+		return Key{2, descending(info.Task)}
 	case p.Last:
 		return Key{1, plan, seq}
 	default:

@@ -12,7 +12,10 @@ func TestPolicyOrder(t *testing.T) {
 	place := func(plan uint64, rank int, last bool, seq uint64) batch.Info {
 		return batch.Info{Place: batch.Place{Plan: plan, Rank: rank, Last: last, Seq: seq}}
 	}
-	queued := func(i batch.Info) batch.Info { i.State, i.Pending = batch.TaskCreated, 1; return i }
+	queued := func(task uint64, i batch.Info) batch.Info {
+		i.State, i.Pending, i.Task = batch.TaskCreated, 1, task
+		return i
+	}
 	used := func(at int64) batch.Info { return batch.Info{LastUse: at} }
 	sized := func(n int64) batch.Info { return batch.Info{Bytes: n} }
 	for _, tt := range []struct {
@@ -24,9 +27,9 @@ func TestPolicyOrder(t *testing.T) {
 		{"newest first within one repository", PlanOrder(), []batch.Info{place(1, 2, false, 9), place(1, 2, false, 8), place(1, 2, false, 3)}},
 		{"the output's own repository last", PlanOrder(), []batch.Info{place(1, 3, false, 1), place(1, 0, false, 0), place(1, 4, true, 9), place(1, 4, true, 2)}},
 		{"then the inputs of queued tasks, from the back", PlanOrder(), []batch.Info{
-			place(1, 0, false, 50), place(1, 9, true, 51), queued(place(1, 1, false, 40)), queued(place(1, 7, false, 30)), queued(place(1, 1, false, 2)),
+			place(1, 0, false, 50), place(1, 9, true, 51), queued(3, place(1, 1, false, 2)), queued(2, place(1, 7, false, 30)), queued(1, place(2, 1, false, 40)),
 		}},
-		{"the youngest plan gives first", PlanOrder(), []batch.Info{place(2, 0, false, 1), place(1, 9, false, 9), place(3, 9, true, 1), queued(place(2, 0, false, 0)), queued(place(1, 0, false, 0))}},
+		{"the youngest plan gives first", PlanOrder(), []batch.Info{place(2, 0, false, 1), place(1, 9, false, 9), place(3, 9, true, 1)}},
 		{"ranks below zero", PlanOrder(), []batch.Info{place(1, 0, false, 0), place(1, -1, false, 5)}},
 		{"least recently used", LRU(), []batch.Info{used(-5), used(0), used(7), used(1 << 60)}},
 		{"largest", LargestFirst(), []batch.Info{sized(1 << 40), sized(4096), sized(1), sized(0)}},
