@@ -52,7 +52,8 @@ type Config struct {
 	// whose memory the process may use.
 	HostPerGPU bool
 
-	// The marks of each tier; zero fields mean the defaults (tier.Fractions.In).
+	// The marks of each tier; zero fields mean the defaults (tier.Fractions.In). A space may have
+	// its own, and they can be changed while the engine runs (tier.Space.SetMarks).
 	GPUMarks, HostMarks, DiskMarks tier.Fractions
 
 	// Policy chooses what the monitor moves down; nil means monitor.PlanOrder.
@@ -60,6 +61,9 @@ type Config struct {
 	// MonitorPeriod is how often the monitor looks without being woken, at least every
 	// monitor.MinPeriod; 0 means 50 ms.
 	MonitorPeriod time.Duration
+	// MovesPerEdge is how many moves the monitor has under way at once from one space to one other;
+	// 0 means 2, so that one reads while the other writes.
+	MovesPerEdge int
 
 	// StuckAfter is how long nothing may change before a stuck wait for room, as of Put, Acquire or
 	// a Reader, ends with a reservation.DeadlockError. A wait is stuck if open handles or records
@@ -110,6 +114,8 @@ type GPUConfig struct {
 	// the space takes host memory. That is also the most for a simulated GPU that replaces one with
 	// an ID.
 	Memory Amount
+	// Marks are this space's; zero fields mean those of Config.GPUMarks.
+	Marks tier.Fractions
 	// Node, if set, is the NUMA node that the space counts as nearest to, or -1 for none. Nil
 	// means what the device says; a simulated one is given a node of its own.
 	Node *int
@@ -134,6 +140,8 @@ type GPUConfig struct {
 type HostConfig struct {
 	// Memory is its size, which must be set. A share is one of the memory that the process may use.
 	Memory Amount
+	// Marks are this space's; zero fields mean those of Config.HostMarks.
+	Marks tier.Fractions
 	// Node is the NUMA node that the memory is bound to; -1 means any.
 	Node int
 	// GPUs are the numbers of the GPU spaces that it is set apart for: what moves down from
@@ -149,6 +157,8 @@ type DiskConfig struct {
 	// Capacity is the most that may lie there. A share is one of what the file system has free when
 	// the engine is opened, less Reserve. The default is half of that.
 	Capacity Amount
+	// Marks are this space's; zero fields mean those of Config.DiskMarks.
+	Marks tier.Fractions
 	// Node, if set, is the NUMA node that the disk is on, or -1 for none. Data goes to it rather
 	// than to disks farther away. Nil means the node that the topology knows for Dir, if FS is nil.
 	Node *int

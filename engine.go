@@ -123,7 +123,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.monitor, err = monitor.New(monitor.Config{
-		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod,
+		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge,
 		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Changes: e.registry.Changes,
 	})
 	if err != nil {

@@ -113,7 +113,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 		hint = "a larger GPU memory, or a higher limit of its budget, would help"
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: id, Capacity: memory, Fractions: e.cfg.GPUMarks, Node: nodeOr(g.Node, dev.Info().Node),
+		ID: id, Capacity: memory, Fractions: marks(g.Marks, e.cfg.GPUMarks), Node: nodeOr(g.Node, dev.Info().Node),
 		Backend: dev.Info().Backend, Pool: pool, Hint: hint,
 		Quota: quota, Logger: e.cfg.Logger,
 	})
@@ -229,7 +229,7 @@ func (e *Engine) openHost() error {
 		e.pin(id, arena, pinners)
 		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Warnings()) })
 		space, err := tier.NewSpace(tier.SpaceConfig{
-			ID: id, Capacity: capacity, Fractions: e.cfg.HostMarks, Node: h.Node,
+			ID: id, Capacity: capacity, Fractions: marks(h.Marks, e.cfg.HostMarks), Node: h.Node,
 			Backend: "host", Pool: arena, Hint: "more host memory would help", Logger: e.cfg.Logger,
 		})
 		if err != nil {
@@ -283,7 +283,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	}
 	e.warnFor(tier.ID{Kind: tier.Disk, Ordinal: i}, volume.Warnings)
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: e.cfg.DiskMarks, Node: nodeOr(d.Node, topology.Unknown),
+		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: marks(d.Marks, e.cfg.DiskMarks), Node: nodeOr(d.Node, topology.Unknown),
 		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir), Logger: e.cfg.Logger,
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -25,19 +26,30 @@ func (c Config) Validate() error {
 
 func (c *Config) check() error {
 	errs := []error{c.checkNilLists(), c.checkGPUs(), c.checkHosts(), c.checkDisks()}
-	for _, m := range [...]struct {
-		kind  tier.Kind
-		marks tier.Fractions
-	}{{tier.GPU, c.GPUMarks}, {tier.Host, c.HostMarks}, {tier.Disk, c.DiskMarks}} {
-		if err := m.marks.In(m.kind).Validate(); err != nil {
-			errs = append(errs, fmt.Errorf("%s marks: %w", m.kind, err))
-		}
-	}
+	errs = append(errs, checkMarks("gpu marks", tier.GPU, c.GPUMarks), checkMarks("host marks", tier.Host, c.HostMarks),
+		checkMarks("disk marks", tier.Disk, c.DiskMarks))
 	errs = append(errs, c.Codec.Validate())
 	if c.MonitorPeriod != 0 && c.MonitorPeriod < monitor.MinPeriod {
 		errs = append(errs, fmt.Errorf("monitor period %v: want at least %v, or 0 for 50ms", c.MonitorPeriod, monitor.MinPeriod))
 	}
+	if c.MovesPerEdge < 0 {
+		errs = append(errs, fmt.Errorf("%d moves per edge: want at least 1, or 0 for 2", c.MovesPerEdge))
+	}
 	return errors.Join(append(errs, c.Limits.check())...)
+}
+
+func checkMarks(what string, k tier.Kind, f tier.Fractions) error {
+	if err := f.In(k).Validate(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// marks are a space's own, where they are set, or those of its tier.
+func marks(own, tiers tier.Fractions) tier.Fractions {
+	return tier.Fractions{
+		Limit: cmp.Or(own.Limit, tiers.Limit), Trigger: cmp.Or(own.Trigger, tiers.Trigger), Stop: cmp.Or(own.Stop, tiers.Stop),
+	}
 }
 
 // checkNilLists refuses sizes of lists that have sizes of their own, or that could not be made.
@@ -82,6 +94,9 @@ func (c *Config) checkGPUs() error {
 		refuse := func(format string, args ...any) {
 			errs = append(errs, fmt.Errorf("gpu:%d: "+format, append([]any{i}, args...)...))
 		}
+		if err := checkMarks("Marks", tier.GPU, marks(g.Marks, c.GPUMarks)); err != nil && g.Marks != (tier.Fractions{}) {
+			refuse("%w", err)
+		}
 		switch err := g.Memory.Validate(); {
 		case g.Backend != Auto && g.Backend != Sim && g.Backend != CUDA:
 			refuse("backend %q is unknown: want sim, cuda or nothing", g.Backend)
@@ -109,6 +124,9 @@ func (c *Config) checkHosts() error {
 	for i, h := range c.Hosts {
 		refuse := func(format string, args ...any) {
 			errs = append(errs, fmt.Errorf("host:%d: "+format, append([]any{i}, args...)...))
+		}
+		if err := checkMarks("Marks", tier.Host, marks(h.Marks, c.HostMarks)); err != nil && h.Marks != (tier.Fractions{}) {
+			refuse("%w", err)
 		}
 		switch err := h.Memory.Validate(); {
 		case err != nil:
@@ -138,6 +156,9 @@ func (c *Config) checkDisks() error {
 	for i, d := range c.Disks {
 		refuse := func(format string, args ...any) {
 			errs = append(errs, fmt.Errorf("disk:%d: "+format, append([]any{i}, args...)...))
+		}
+		if err := checkMarks("Marks", tier.Disk, marks(d.Marks, c.DiskMarks)); err != nil && d.Marks != (tier.Fractions{}) {
+			refuse("%w", err)
 		}
 		if err := d.Capacity.Validate(); err != nil {
 			refuse("Capacity: %w", err)

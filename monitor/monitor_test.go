@@ -97,6 +97,27 @@ func TestTrigger(t *testing.T) {
 			w.end()
 		})
 	}
+	bubble(t, "marks that change", func(t *testing.T) {
+		w := newWorld(t, three, nil)
+		w.start()
+		all := w.fillSpace(gpu0, 70, kib)
+		settle(time.Second)
+		for _, c := range []struct {
+			marks tier.Fractions
+			moves bool
+		}{{tier.Fractions{Limit: 1, Trigger: 0.65, Stop: 0.5}, true}, {tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.1}, false}} {
+			was := w.moved()
+			if err := w.spaces[gpu0].SetMarks(c.marks); err != nil {
+				t.Fatal(err)
+			}
+			settle(time.Millisecond)
+			if moves := w.moved() > was; moves != c.moves {
+				t.Errorf("at %+v, %d bytes are moved", c.marks, w.moved()-was)
+			}
+			w.mustBeRelieved(gpu0)
+		}
+		w.end(all...)
+	})
 	bubble(t, "each time it is reached, at once", func(t *testing.T) {
 		w := newWorld(t, three, nil)
 		w.start()

@@ -30,6 +30,10 @@ func TestValidate(t *testing.T) {
 		{"gpu marks: ", spillway.Config{GPUMarks: wrong}},
 		{"host marks: ", spillway.Config{HostMarks: wrong}},
 		{"disk marks: ", spillway.Config{DiskMarks: wrong}},
+		{"gpu:0: Marks: ", spillway.Config{GPUs: []spillway.GPUConfig{{Marks: wrong}}}},
+		{"host:1: Marks: ", spillway.Config{Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(1 << 20)}, {Memory: spillway.Bytes(1 << 20), Marks: tier.Fractions{Trigger: 0.5}}}}},
+		{"disk:0: Marks: ", spillway.Config{Disks: []spillway.DiskConfig{{Marks: wrong}}}},
+		{"-1 moves per edge", spillway.Config{MovesPerEdge: -1}},
 		{"codec", spillway.Config{Codec: 99}},
 	} {
 		if err := c.cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), "spillway: ") || !strings.Contains(err.Error(), c.want) {

@@ -2,14 +2,19 @@ package test
 
 import (
 	"bytes"
+	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -97,6 +102,36 @@ func pressed(t *testing.T, eng *spillway.Engine, took time.Duration) {
 	if b.Info().Space.Kind != tier.GPU {
 		t.Error("it was moved: the test shows nothing")
 	}
+}
+
+// movesAtOnce returns how many moves the monitor has under way at once from the GPU.
+func movesAtOnce(t *testing.T, eng *spillway.Engine) int32 {
+	var now, most atomic.Int32
+	if err := eng.Registry().Wrap(batch.GPUImage, batch.HostImage, func(inner convert.Func) convert.Func {
+		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			defer now.Add(-1)
+			if n := now.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			time.Sleep(10 * time.Millisecond)
+			return inner(ctx, src, r)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b := putOn(t, eng, tier.GPU, 2000)
+	for range 4 {
+		c, err := eng.Mover().Clone(t.Context(), b, eng.Observer())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Drop()
+	}
+	if err := spaceAt(eng, tier.GPU, 0).SetMarks(tier.Fractions{Limit: 0.9, Trigger: 0.02, Stop: 0.01}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	return most.Load()
 }
 
 // guessing is an estimator of the test's.

@@ -365,6 +365,22 @@ var settings = []setting{
 		c.DiskMarks = otherMarks
 		return marked(tier.Disk)
 	}},
+	{field: "GPUs.Marks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.GPUs[0].Marks, c.GPUMarks = tier.Fractions{Limit: 0.75, Stop: 0.25}, tier.Fractions{Limit: 0.9, Trigger: 0.5, Stop: 0.3}
+		return marked(tier.GPU)
+	}},
+	{field: "Hosts.Marks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Hosts[0].Marks = otherMarks
+		return marked(tier.Host)
+	}},
+	{field: "Disks.Marks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.Disks[0].Marks = otherMarks
+		return marked(tier.Disk)
+	}},
+	{field: "MovesPerEdge", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.MovesPerEdge = 3
+		return func(eng *spillway.Engine) bool { return movesAtOnce(t, eng) == 3 }
+	}},
 	{field: "Policy", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		watched(t, c)
 		return func(eng *spillway.Engine) bool {

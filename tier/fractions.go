@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -22,16 +23,7 @@ func (f Fractions) In(k Kind) Fractions {
 	if k == Disk {
 		other = Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}
 	}
-	if f.Limit == 0 {
-		f.Limit = other.Limit
-	}
-	if f.Trigger == 0 {
-		f.Trigger = other.Trigger
-	}
-	if f.Stop == 0 {
-		f.Stop = other.Stop
-	}
-	return f
+	return Fractions{cmp.Or(f.Limit, other.Limit), cmp.Or(f.Trigger, other.Trigger), cmp.Or(f.Stop, other.Stop)}
 }
 
 // Validate checks 0 < Stop < Trigger ≤ Limit ≤ 1.

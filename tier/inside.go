@@ -130,7 +130,7 @@ func (in inside) SetForeign(n int64) {
 		in.notify(released)
 	case old < n:
 		in.ledger.LimitsChanged() // what may be parked, that is
-		if in.PressureBytes() >= in.trigger {
+		if in.PressureBytes() >= in.Trigger() {
 			in.notify(pressed)
 		}
 	}

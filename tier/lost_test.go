@@ -54,6 +54,7 @@ func TestSpaceIsLost(t *testing.T) {
 	isLost("reserving", s.Inside().Reserve(1))
 	isLost("occupying", s.Inside().Occupy(1))
 	isLost("a limit", s.SetLimit(1<<20))
+	isLost("marks", s.SetMarks(tier.Fractions{}))
 	_, err = s.Inside().Draw(256, nil, nil)
 	isLost("drawing", err)
 	if s.Inside().TryReserveAt(1, 1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Inside().Ceiling() != 0 {

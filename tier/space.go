@@ -43,9 +43,9 @@ type Space struct {
 	paced  paced // the pool, if it is
 	ledger *ledger.Ledger
 
-	limit   atomic.Int64 // bytes
-	trigger int64
-	stop    int64
+	limit   atomic.Int64 // bytes, as are the others
+	trigger atomic.Int64
+	stop    atomic.Int64
 	foreign atomic.Int64
 	held    atomic.Int64 // of the used bytes, what stays; see Hold
 	lost    atomic.Pointer[LostError]
@@ -86,9 +86,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	s := &Space{cfg: cfg, ledger: ledger.New(cfg.Capacity)}
 	s.panics.Logger = cfg.Logger
 	s.paced, _ = cfg.Pool.(paced)
-	s.limit.Store(share(cfg.Capacity, cfg.Fractions.Limit))
-	s.trigger = share(cfg.Capacity, cfg.Fractions.Trigger)
-	s.stop = share(cfg.Capacity, cfg.Fractions.Stop)
+	s.mark(cfg.Fractions)
 	s.mu.buffers = make(map[*Buffer]struct{})
 	if cfg.Quota == nil { // a quota is called for each byte
 		s.ledger.AllowParking()
@@ -124,10 +122,10 @@ func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 func (s *Space) Limit() int64 { return s.limit.Load() }
 
 // Trigger returns the pressure, in bytes, at which the monitor starts.
-func (s *Space) Trigger() int64 { return s.trigger }
+func (s *Space) Trigger() int64 { return s.trigger.Load() }
 
 // Stop returns the pressure, in bytes, at which the monitor ends at the latest.
-func (s *Space) Stop() int64 { return s.stop }
+func (s *Space) Stop() int64 { return s.stop.Load() }
 
 // Room returns how many bytes reservations could take if only the space's owner held any: a request
 // for more can never fit.
@@ -163,6 +161,35 @@ func (s *Space) SetLimit(n int64) error {
 		s.notify(released)
 	}
 	return err
+}
+
+// SetMarks changes all marks; zero fields mean the tier's defaults. A limit that SetLimit set is
+// replaced, too. It revokes nothing: above a lower trigger the monitor begins to move batches down.
+// Those of a space that is lost stay, which is a LostError.
+func (s *Space) SetMarks(f Fractions) error {
+	f = f.In(s.Kind())
+	if err := f.Validate(); err != nil {
+		return fmt.Errorf("%w (space %s)", err, s.cfg.ID)
+	}
+	s.mu.Lock()
+	lost := s.Lost()
+	if lost == nil {
+		s.mark(f)
+	}
+	s.mu.Unlock()
+	if lost != nil {
+		return lost
+	}
+	s.ledger.LimitsChanged()
+	s.notify(released)
+	s.tellPressure()
+	return nil
+}
+
+func (s *Space) mark(f Fractions) {
+	s.limit.Store(share(s.cfg.Capacity, f.Limit))
+	s.trigger.Store(share(s.cfg.Capacity, f.Trigger))
+	s.stop.Store(share(s.cfg.Capacity, f.Stop))
 }
 
 // swapLimit sets the limit, unless the space is lost, and reports whether that changed it.
@@ -279,7 +306,7 @@ func (in inside) Reserve(n int64) error {
 
 // tellPressure calls the listeners if the pressure is at the trigger.
 func (s *Space) tellPressure() {
-	if s.ledger.UsedOrParked()+s.foreign.Load() >= s.trigger && s.PressureBytes() >= s.trigger {
+	if s.ledger.UsedOrParked()+s.foreign.Load() >= s.Trigger() && s.PressureBytes() >= s.Trigger() {
 		s.notify(pressed)
 	}
 }
@@ -297,7 +324,7 @@ func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 }
 
 // parkBelow is up to how many used bytes promises may be parked.
-func (s *Space) parkBelow() int64 { return min(s.stop-s.foreign.Load(), s.Limit()) }
+func (s *Space) parkBelow() int64 { return min(s.Stop()-s.foreign.Load(), s.Limit()) }
 
 // Unreserve gives n promised bytes back.
 func (in inside) Unreserve(n int64) {

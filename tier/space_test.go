@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -406,6 +407,34 @@ func TestSpaceForeign(t *testing.T) {
 		t.Errorf("pressure %d with a sample that is too large", s.PressureBytes())
 	}
 	s.Inside().Unreserve(100)
+}
+
+// TestSetMarks: all marks change at once, and listeners hear what follows from it.
+func TestSetMarks(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	marks := func() [3]int64 { return [3]int64{s.Limit(), s.Trigger(), s.Stop()} }
+	for _, wrong := range []tier.Fractions{{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()}} {
+		if err := s.SetMarks(wrong); err == nil || marks() != [3]int64{900, 800, 500} {
+			t.Errorf("%+v: %v, marks %v", wrong, err, marks())
+		}
+	}
+	ok(t, s.Inside().Reserve(600))
+	var heard []bool
+	defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) { heard = append(heard, pressed) })()
+	ok(t, s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.7, Stop: 0.1}))
+	if marks() != [3]int64{1000, 700, 100} || !slices.Equal(heard, []bool{false}) {
+		t.Errorf("marks %v, heard %v", marks(), heard)
+	}
+	heard = nil
+	ok(t, s.SetMarks(tier.Fractions{Limit: 0.7, Trigger: 0.6, Stop: 0.5}))
+	if marks() != [3]int64{700, 600, 500} || !slices.Equal(heard, []bool{false, true}) {
+		t.Errorf("at the trigger: marks %v, heard %v", marks(), heard)
+	}
+	ok(t, s.SetMarks(tier.Fractions{}))
+	if marks() != [3]int64{900, 850, 650} {
+		t.Errorf("the defaults: marks %v", marks())
+	}
+	s.Inside().Unreserve(600)
 }
 
 func TestSpaceSetLimit(t *testing.T) {
