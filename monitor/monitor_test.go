@@ -388,8 +388,8 @@ func TestTaskQueue(t *testing.T) {
 func TestRunEnds(t *testing.T) {
 	bubble(t, "moves under way are cancelled", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(_ *Config, w *world) { w.mover.bytesA = time.Hour })
-		w.start()
 		all := w.fillSpace(gpu0, 85, kib)
+		w.start()
 		synctest.Wait()
 		if len(w.begun) != 2 {
 			t.Errorf("%d moves are under way", len(w.begun))
