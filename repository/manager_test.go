@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -577,69 +576,6 @@ func TestClearReportsLeftovers(t *testing.T) {
 	check(t, scan.Put(background, 0, record(1)))
 }
 
-// TestClearWaits for a transit, and not for handles.
-func TestClearWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMover(t, 10, 10, 10)
-		plan := newPlan(t, m)
-		r := ensure(t, plan, "join")
-		fill(t, r, 3)
-		all := slices.Collect(r.Batches(0))
-		transit, err := all[0].TryTransit()
-		check(t, err)
-		h, err := m.Acquire(background, all[1], reservation.AnyInTier(tier.Host))
-		check(t, err)
-
-		ctx, cancel := context.WithCancelCause(background)
-		cause := errors.New("no time")
-		cancel(cause)
-		report, err := plan.Clear(ctx)
-		wantError(t, err, cause)
-		if len(report) != 0 || r.Total() != 3 {
-			t.Errorf("%+v, %d left", report, r.Total())
-		}
-
-		var left []Leftover
-		done := make(chan error, 1)
-		go func() {
-			var err error
-			left, err = plan.Clear(background)
-			done <- err
-		}()
-		synctest.Wait()
-		if len(done) != 0 {
-			t.Fatal("it does not wait for the transit")
-		}
-		check(t, transit.Abort())
-		check(t, <-done)
-		if len(left) != 1 || left[0].Batches != 3 || r.Total() != 0 || m.space(tier.Host).Used() != bodySize {
-			t.Errorf("%+v, %d left, %d bytes", left, r.Total(), m.space(tier.Host).Used())
-		}
-		check(t, h.Close())
-	})
-}
-
-// TestCloseWakesAllRepositories: no repository waits for another's end.
-func TestCloseWakesAllRepositories(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMover(t, 10, 10, 10)
-		plan := newPlan(t, m)
-		a, b := ensure(t, plan, "a"), ensure(t, plan, "b")
-		fill(t, a, 1)
-		held, _ := a.Peek(0)
-		transit, err := held.TryTransit()
-		check(t, err)
-		taking := taken(func() (*batch.Batch, error) { return b.Take(background, 0, batch.Idle) })
-		closed := make(chan error, 1)
-		go func() { closed <- plan.Close(background) }()
-		(<-taking).check(t, nil, tier.ErrClosed) // though a is not clear yet
-		check(t, transit.Abort())
-		check(t, <-closed)
-		_, err = plan.Create(Key{"c", 0}, Options{})
-		wantError(t, err, tier.ErrClosed)
-	})
-}
-
 // TestObserverSeesThePlace: the first that an observer sees of a batch that is put
 // is its place.
 func TestObserverSeesThePlace(t *testing.T) {
@@ -660,63 +596,3 @@ func TestObserverSeesThePlace(t *testing.T) {
 type observer struct{ infos []batch.Info }
 
 func (o *observer) BatchChanged(_ *batch.Batch, now batch.Info) { o.infos = append(o.infos, now) }
-
-// TestCloseWaitsForCalls: when Close returns, no call has memory that is neither in a repository
-// nor a user's. A clock holds each call there.
-func TestCloseWaitsForCalls(t *testing.T) {
-	for name, call := range map[string]func(*Manager, *Repository) error{
-		"Put":    func(_ *Manager, r *Repository) error { return r.Put(background, 0, record(1)) },
-		"FanOut": func(m *Manager, r *Repository) error { return m.FanOut(background, record(1), 0, r.Key()) },
-		"Reader": func(_ *Manager, r *Repository) error {
-			rd, err := r.Reader(background, 1)
-			if err != nil {
-				return err
-			}
-			defer rd.Release()
-			rd.Next()
-			return rd.Err()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := newMover(t, 10, 10, 10)
-				var held atomic.Bool
-				goOn := make(chan struct{})
-				plan := NewManager("test", 7, Config{Mover: m, Clock: func() int64 {
-					if held.CompareAndSwap(true, false) {
-						<-goOn
-					}
-					return 0
-				}})
-				r := ensure(t, plan, "join")
-				check(t, r.Put(background, 1, record(0)))
-				m.setFault(func(op string) error {
-					held.Store(op == "ingest" || op == "record")
-					return nil
-				})
-				called := make(chan error, 1)
-				go func() { called <- call(plan, r) }()
-				synctest.Wait()
-				ctx, cancel := context.WithCancel(background)
-				cancel()
-				wantError(t, plan.Close(ctx), context.Canceled)
-				closed := make(chan error, 1)
-				go func() { closed <- plan.Close(background) }()
-				synctest.Wait()
-				if len(closed) != 0 {
-					t.Error("Close does not wait")
-				}
-				close(goOn)
-				check(t, <-closed)
-				for _, k := range tier.Kinds() {
-					if used := m.space(k).Used(); used != 0 {
-						t.Errorf("%d bytes are used in %s", used, k)
-					}
-				}
-				if err := <-called; err != nil {
-					wantError(t, err, tier.ErrClosed)
-				}
-			})
-		})
-	}
-}
