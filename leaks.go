@@ -126,10 +126,10 @@ func count(n int64, what string) string {
 func (e *Engine) warnOfWait(w reservation.LongWait) {
 	e.cfg.Logger.Warn("spillway: room is waited for; close handles, release records or reservations there, or make the space larger",
 		slog.Group("wait", "space", w.Space.String(), "requested", w.Requested, "waited", w.Waited, "owner", w.Owner,
-			"waiters", w.Waiters, "waiting", w.Waiting, "available", w.Account.Available, "held", w.Account.String()))
+			"waiters", w.Waiters, "waiting", w.Waiting, "available", w.Holdings.Available, "held", w.Holdings.String()))
 }
 
-// Account lists the holders of a space's bytes: the handles, records and reservations that are open
+// Holdings lists the holders of a space's bytes: the handles, records and reservations that are open
 // there, by plan, operator and owner. The other bytes belong to batches at rest or in transit.
 // False means that the engine has no such space.
-func (e *Engine) Account(id tier.ID) (reservation.Account, bool) { return e.reservations.Account(id) }
+func (e *Engine) Holdings(id tier.ID) (tier.Holdings, bool) { return e.reservations.Holdings(id) }

@@ -12,7 +12,7 @@ import (
 
 // A Handle lets its holder read a batch's data where it is. Many handles may be open at once; while
 // any is, the data stays. It must be closed once; it is safe for concurrent use. While it is open
-// it is part of the account of its space (tier.Leak, Engine.Account), with the owner that its
+// it is part of the account of its space (tier.Leak, Engine.Holdings), with the owner that its
 // context named (reservation.Owner.Context).
 type Handle struct {
 	trace   trace

@@ -138,10 +138,10 @@ func ended(ctx context.Context, what string) error {
 // longError is the error of a long wait that its context has ended.
 type longError struct {
 	error
-	account *Account // of what was waited for
+	holdings *tier.Holdings // of what was waited for
 }
 
-func (e *longError) Error() string { return e.error.Error() + "; " + e.account.String() }
+func (e *longError) Error() string { return e.error.Error() + "; " + e.holdings.String() }
 func (e *longError) Unwrap() error { return e.error }
 
 // errKept is the cause of a refusal while there is room.

@@ -35,7 +35,7 @@ type line struct {
 	dirty atomic.Bool
 	limit atomic.Int64 // the space's limit when the line was last filled; written under Manager.mu
 
-	account atomic.Pointer[dated] // the last that an error names
+	holdings atomic.Pointer[dated] // the last that an error names
 
 	attending bool // there are waiters, and the space knows; guarded by Manager.mu
 }

@@ -25,30 +25,30 @@ type LongWait struct {
 	Owner     string        // of it; "" if it has none
 	Waiters   int           // all that wait for the space
 	Waiting   int64         // the sum of what they need
-	Account   Account       // of the space
+	Holdings  tier.Holdings // of the space
 }
 
-// Account lists the holders of a space's bytes; false if the manager does not have the space. It
+// Holdings lists the holders of a space's bytes; false if the manager does not have the space. It
 // takes time in proportion to the handles and records that are open there.
-func (m *Manager) Account(id tier.ID) (Account, bool) {
+func (m *Manager) Holdings(id tier.ID) (tier.Holdings, bool) {
 	i := m.spaces.index(id)
 	if i < 0 {
-		return Account{}, false
+		return tier.Holdings{}, false
 	}
-	return accountOf(m.lines[i].space, m.ownedIn(m.lines[i])), true
+	return m.lines[i].space.Inside().Holdings(m.ownedIn(m.lines[i])), true
 }
 
 // ownedIn returns what the reservations of owners promise in a line.
-func (m *Manager) ownedIn(l *line) (promised []promise) {
+func (m *Manager) ownedIn(l *line) (promises []tier.Holder) {
 	open, _ := m.progress.owners.reservations()
 	for o, all := range open {
 		for _, r := range all {
 			if r.rec.line == l {
-				promised = append(promised, promise{o.name, r.Bytes()})
+				promises = append(promises, tier.Holder{Owner: o.name, Bytes: r.Bytes()})
 			}
 		}
 	}
-	return promised
+	return promises
 }
 
 // ended is the error of a wait that its context ended. After a second it names the holders of the
@@ -66,27 +66,27 @@ func (m *Manager) ended(ctx context.Context, w *waiter, waited time.Duration) er
 			n += h.Bytes
 		}
 		if n > kept {
-			kept, e.account = n, &d.Account
+			kept, e.holdings = n, &d.Holdings
 		}
 	}
 	return e
 }
 
-// recent returns an account of the line's space that is at most a second old.
+// recent returns the holdings of the line's space, at most a second old.
 func (m *Manager) recent(l *line) *dated {
 	now := time.Since(m.made)
-	if d := l.account.Load(); d != nil && now-d.at < longWaitGap {
+	if d := l.holdings.Load(); d != nil && now-d.at < longWaitGap {
 		return d
 	}
-	a, _ := m.Account(l.space.ID())
-	d := &dated{a, now}
-	l.account.Store(d)
+	h, _ := m.Holdings(l.space.ID())
+	d := &dated{h, now}
+	l.holdings.Store(d)
 	return d
 }
 
-// dated is an account and when, since Manager.made, it was looked up.
+// dated is the holdings of a space and when, since Manager.made, it was looked up.
 type dated struct {
-	Account
+	tier.Holdings
 	at time.Duration
 }
 
@@ -150,7 +150,7 @@ func (m *Manager) reportLong() {
 	}
 	m.mu.Unlock()
 	for _, one := range all {
-		one.Account, _ = m.Account(one.Space)
+		one.Holdings, _ = m.Holdings(one.Space)
 		m.panics.Do("Config.LongWait", func() { m.patience.tell(one) })
 	}
 	m.mu.Lock()

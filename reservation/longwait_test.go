@@ -47,15 +47,15 @@ func TestLongWait(t *testing.T) {
 			t.Fatalf("it was told after %v", at)
 		}
 		w := told[0]
-		if w.Space != gpu0 || w.Requested != 50 || w.Waited != 5*time.Second || w.Waiters != 2 || w.Waiting != 70 || w.Owner != "" || w.Account.Available != 0 || w.Account.Reserved != 10 {
+		if w.Space != gpu0 || w.Requested != 50 || w.Waited != 5*time.Second || w.Waiters != 2 || w.Waiting != 70 || w.Owner != "" || w.Holdings.Available != 0 || w.Holdings.Reserved != 10 {
 			t.Errorf("it was told %+v", w)
 		}
 		for _, want := range []string{
 			"0 of 100 bytes are available, 10 promised",
 			`1 handle of plan "q", operator join:0 (batch 2): 60 bytes`, `owner "probe" (batch 7): 30 bytes`, `1 reservation, owner "probe": 10 bytes`,
 		} {
-			if !strings.Contains(w.Account.String(), want) {
-				t.Errorf("%q does not say %q", w.Account, want)
+			if !strings.Contains(w.Holdings.String(), want) {
+				t.Errorf("%q does not say %q", w.Holdings, want)
 			}
 		}
 		release(t, full)

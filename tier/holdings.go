@@ -1,20 +1,18 @@
-package reservation
+package tier
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/spillway-db/spillway/tier"
 )
 
-// mostHolders is how many holders the text of an account names.
+// mostHolders is how many holders Holdings.String names.
 const mostHolders = 8
 
-// Account lists the holders of the used bytes of a space. Sizes are bytes.
-type Account struct {
-	Space     tier.ID
+// Holdings lists the holders of the used bytes of a space. Sizes are bytes.
+type Holdings struct {
+	Space     ID
 	Used      int64 // in all
 	Available int64
 	Limit     int64
@@ -23,7 +21,7 @@ type Account struct {
 	Holders   []Holder // the largest first
 }
 
-// Holder is a part of an Account: what one owner, or one operator of a plan, keeps by one
+// Holder is a part of Holdings: what one owner, or one operator of a plan, keeps by one
 // kind of holds. Those on the same memory count once.
 type Holder struct {
 	What     string // "handle", "record" or "reservation"
@@ -61,8 +59,8 @@ func (h Holder) text() string {
 	return s + fmt.Sprintf(": %d bytes", h.Bytes)
 }
 
-// String returns the account as one line.
-func (a Account) String() string {
+// String returns the holdings as one line.
+func (a Holdings) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d of %d bytes are available", a.Available, a.Limit)
 	if a.Reserved > 0 {
@@ -84,18 +82,12 @@ func (a Account) String() string {
 	return b.String()
 }
 
-// promise is a reservation of an owner.
-type promise struct {
-	owner string
-	bytes int64
-}
-
-// accountOf returns the account of a space, with what is promised there to owners. It takes time in
-// proportion to the handles and records that are open in the space.
-func accountOf(space *tier.Space, promised []promise) Account {
-	a := Account{
-		Space: space.ID(), Used: space.Used(), Available: space.Available(), Limit: space.Limit(),
-		Reserved: space.Usage().Reserved, Engine: space.Inside().Held(),
+// Holdings lists the holders of the space's used bytes, and adds promises, which are reservations
+// with an owner. It takes time in proportion to the handles and records that are open in the space.
+func (in inside) Holdings(promises []Holder) Holdings {
+	a := Holdings{
+		Space: in.ID(), Used: in.Used(), Available: in.Available(), Limit: in.Limit(),
+		Reserved: in.Usage().Reserved, Engine: in.Held(),
 	}
 	byKey := make(map[Holder]*Holder)
 	holder := func(key Holder) *Holder {
@@ -113,23 +105,23 @@ func accountOf(space *tier.Space, promised []promise) Account {
 		by     Holder
 	}
 	seen := make(map[kept]bool)
-	for _, v := range space.Inside().Holds().Append(nil) {
-		d := space.Inside().Describe(&v)
+	for _, v := range in.Holds().Append(nil) {
+		d := in.Describe(&v)
 		key := Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
 		h := holder(key)
 		if h.Batch == 0 || d.Batch < h.Batch {
 			h.Batch = d.Batch
 		}
-		space.Inside().EachKept(&v, func(memory any, bytes int64) {
+		in.EachKept(&v, func(memory any, bytes int64) {
 			if k := (kept{memory, key}); !seen[k] {
 				seen[k] = true
 				h.Bytes += bytes
 			}
 		})
 	}
-	for _, p := range promised {
-		if p.bytes > 0 {
-			holder(Holder{What: "reservation", Owner: p.owner}).Bytes += p.bytes
+	for _, p := range promises {
+		if p.Bytes > 0 {
+			holder(Holder{What: "reservation", Owner: p.Owner}).Bytes += p.Bytes
 		}
 	}
 	for _, h := range byKey {
