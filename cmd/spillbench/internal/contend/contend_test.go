@@ -102,6 +102,7 @@ func TestSenseless(t *testing.T) {
 // rounds would take hours.
 func TestInterrupted(t *testing.T) {
 	cfg := small()
+	cfg.Duration = 20 * time.Microsecond // most rounds only lead to the step
 	all := int64(2 * cfg.Rounds * (1 + len(scenarios) + 2*len(cfg.Waiters)))
 	for at := int64(0); at < all; at += 3 { // each phase more than once
 		ctx, cancel := context.WithCancel(t.Context())
