@@ -22,7 +22,8 @@ import (
 	"testing"
 )
 
-// Source is what a library is made of. It must not be copied once it is in use.
+// Source is what a library is made of. Its sources are compiled as one, so a name that is static in
+// one of them is no name of another. It must not be copied once it is in use.
 type Source struct {
 	Name  string // of the library's file, such as libcuda.so.1
 	Files fs.FS
@@ -72,14 +73,14 @@ func (s *Source) Compile(flags ...string) (_ []byte, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	files, err := s.unpack(dir)
+	file, err := s.unpack(dir)
 	if err != nil {
 		return nil, err
 	}
 	out := filepath.Join(dir, s.Name)
 	// Not optimized: to compile takes a third of the time, and tests copy little.
 	flags = append([]string{"-shared", "-fPIC", "-O0", "-Wall", "-pthread", "-fvisibility=hidden", "-o", out}, flags...)
-	if text, err := exec.Command(compiler, append(flags, files...)...).CombinedOutput(); err != nil {
+	if text, err := exec.Command(compiler, append(flags, file)...).CombinedOutput(); err != nil {
 		if s.lacksHeaders(text) {
 			line, _, _ := strings.Cut(string(text), "\n")
 			return nil, fmt.Errorf("%w: %s", errNoCompiler, line)
@@ -98,26 +99,28 @@ func findCompiler() (string, error) {
 	return "", errNoCompiler
 }
 
-// unpack writes the sources to dir and returns those to compile.
-func (s *Source) unpack(dir string) (files []string, err error) {
+// unpack writes the sources to dir, and one that includes them, which it returns: a compiler reads
+// the headers once, which halves its time.
+func (s *Source) unpack(dir string) (all string, err error) {
 	entries, err := fs.ReadDir(s.Files, s.Dir)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
+	var includes []byte
 	for _, e := range entries {
 		text, err := fs.ReadFile(s.Files, s.Dir+"/"+e.Name())
 		if err != nil {
-			return nil, err
+			return "", err
 		}
-		path := filepath.Join(dir, e.Name())
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			return nil, err
+		if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o600); err != nil {
+			return "", err
 		}
-		if filepath.Ext(path) == ".c" {
-			files = append(files, path)
+		if filepath.Ext(e.Name()) == ".c" {
+			includes = fmt.Appendf(includes, "#include %q\n", e.Name())
 		}
 	}
-	return files, nil
+	all = filepath.Join(dir, s.Name+".c")
+	return all, os.WriteFile(all, includes, 0o600)
 }
 
 // lacksHeaders reports whether it was the system's headers that the compiler did not find.

@@ -20,7 +20,7 @@ static void pause_for(int64_t ns)
 	nanosleep(&t, NULL);
 }
 
-static size_t bytes_of(const work *w)
+static size_t work_bytes(const work *w)
 {
 	size_t n = 0;
 	for (size_t i = 0; i < w->nspans; i++)
@@ -31,7 +31,7 @@ static size_t bytes_of(const work *w)
 // move does work that moves bytes or computes; without the lock.
 static int move(stream *s, work *w, int64_t delay, int64_t rate)
 {
-	size_t n = w->kind == COPY ? bytes_of(w) : w->kind == FILL ? w->one.n : 0;
+	size_t n = w->kind == COPY ? work_bytes(w) : w->kind == FILL ? w->one.n : 0;
 	if (rate > 0)
 		delay += (int64_t)((double)n * 1e9 / (double)rate);
 	if (delay > 0)
