@@ -68,9 +68,9 @@ func TestMemoryOfContainers(t *testing.T) {
 	if testseed.Raced {
 		t.Skip("needs a build without the race detector, which takes many times the memory")
 	}
-	// Some 12 MiB each. What is put is more than what the cgroup leaves beside the spaces: a batch
-	// that stayed on the heap would end the process.
-	table := writeTable(t, "t.parquet", 2, 300_000)
+	// Batches of some 12 MiB. What is put is more than what the cgroup leaves beside the spaces: a
+	// batch that stayed on the heap would end the process.
+	one, table := writeTable(t, "1.parquet", 1, 300_000), writeTable(t, "t.parquet", 2, 300_000)
 	tight := []string{"--gpu-memory=32MiB", "--host-memory=32MiB"}
 	for name, c := range map[string]struct {
 		mib    int64
@@ -79,11 +79,11 @@ func TestMemoryOfContainers(t *testing.T) {
 		says   []string
 	}{
 		"the defaults":                 {256, []string{"run", "--input", table, "--repeat=7"}, 0, nil},
-		"a generated table":            {160, append([]string{"run"}, tight...), 0, nil},
-		"a large share for the spaces": {640, []string{"run", "--input", table, "--repeat=24", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 0, nil},
+		"a generated table":            {112, []string{"run", "--gpu-memory=16MiB", "--host-memory=16MiB"}, 0, nil},
+		"a large share for the spaces": {320, []string{"run", "--input", table, "--repeat=11", "--gpu-memory=120MiB", "--host-memory=120MiB"}, 0, nil},
 		"many workers":                 {256, []string{"run", "--input", table, "--repeat=6", "--workers=32", "--partitions=32"}, 0, nil},
 		"encrypted":                    {192, append([]string{"run", "--input", table, "--repeat=6", "--encrypt"}, tight...), 0, nil},
-		"verified":                     {256, []string{"verify", table, "--gpu-memory=64MiB", "--host-memory=64MiB"}, 0, nil},
+		"verified":                     {256, []string{"verify", one, "--gpu-memory=64MiB", "--host-memory=64MiB"}, 0, nil},
 		"waiters":                      {160, []string{"reserve", "--duration=1ms"}, 0, nil},
 		"as much as there is": {512, []string{"run", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 3,
 			[]string{"may have 512.0 MiB of memory", "spillbench-test-", "512.0 MiB together", "give --gpu-memory and --host-memory 432.0 MiB together at most"}},
@@ -94,6 +94,7 @@ func TestMemoryOfContainers(t *testing.T) {
 			if testing.Short() && c.status == 0 && !strings.Contains(name, "the") {
 				t.Skip("needs a run without -short")
 			}
+			t.Parallel()
 			r := inCgroup(t, c.mib<<20, append(c.args, "--quiet")...)
 			if r.status != c.status || strings.Count(r.stderr, "\n") != min(1, c.status) {
 				t.Errorf("ended with %d, want %d: %s", r.status, c.status, r.stderr)

@@ -194,7 +194,7 @@ func writeTable(t *testing.T, name string, batches, n int) string {
 	var w recordWriter
 	switch filepath.Ext(name) {
 	case ".parquet":
-		w, err = pqarrow.NewFileWriter(tableSchema, f, parquet.NewWriterProperties(), pqarrow.NewArrowWriterProperties())
+		w, err = pqarrow.NewFileWriter(tableSchema, f, parquet.NewWriterProperties(parquet.WithDictionaryDefault(false)), pqarrow.NewArrowWriterProperties())
 	case ".arrows":
 		w = ipc.NewWriter(f, ipc.WithSchema(tableSchema))
 	case ".csv":

@@ -131,13 +131,14 @@ type heap struct {
 }
 
 // collect frees what nothing refers to any more. From the second try on it first waits, so that the
-// users of the rest can release it.
+// users of the rest can release it. Pools give up what they keep in the second collection.
 func collect(tries int) {
 	if tries > 0 {
 		time.Sleep(pause)
+	} else {
+		runtime.GC()
 	}
 	runtime.GC()
-	runtime.GC() // what pools keep is given up by the second one
 }
 
 // ErrFull matches a *FullError.
