@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -96,7 +97,14 @@ func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, 
 	if len(f.files) == 0 {
 		cfg := f.table(m.config.GPUMemoryBytes+m.config.HostMemoryBytes, batchBytes)
 		name := fmt.Sprintf("a generated table (seed %d)", f.seed)
-		open := func(context.Context) (job.Source, error) { return gen.New(cfg) }
+		first := sync.OnceValues(func() (*gen.Table, error) { return gen.New(cfg) })
+		open := func(context.Context) (job.Source, error) {
+			table, err := first()
+			if err != nil {
+				return nil, err
+			}
+			return table.Again(), nil
+		}
 		batches = (cfg.Rows + cfg.RowsPerBatch - 1) / cfg.RowsPerBatch * int64(f.repeat)
 		return []job.Input{{Name: name, Open: open}}, []string{name}, batches
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"testing"
 	"unicode/utf8"
 
@@ -19,7 +20,12 @@ func read(t testing.TB, cfg Config) []arrow.RecordBatch {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []arrow.RecordBatch
+	return rest(t, table)
+}
+
+// rest returns the batches of a table from where it stands.
+func rest(t testing.TB, table *Table) (out []arrow.RecordBatch) {
+	t.Helper()
 	for {
 		rec, err := table.Next(context.Background())
 		if err == io.EOF {
@@ -29,6 +35,25 @@ func read(t testing.TB, cfg Config) []arrow.RecordBatch {
 			t.Fatal(err)
 		}
 		out = append(out, rec)
+	}
+}
+
+// TestAgain: wherever a table stands, it is the same again from its first row.
+func TestAgain(t *testing.T) {
+	cfg := Config{Seed: 3, Rows: 250, RowsPerBatch: 100}
+	table, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want, again := read(t, cfg), rest(t, table.Again())
+	if len(again) != 3 || !slices.EqualFunc(again, want, func(a, b arrow.RecordBatch) bool { return array.RecordEqual(a, b) }) {
+		t.Errorf("%d batches, want %d", len(again), len(want))
+	}
+	if left := rest(t, table); len(left) != 2 {
+		t.Errorf("%d batches are left of the first, want 2", len(left))
 	}
 }
 

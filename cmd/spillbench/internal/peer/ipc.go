@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -28,7 +27,7 @@ type ipcFiles struct {
 
 // withPeer gives f the peer's side with as much memory as ours has, and closes its files.
 func (r *runner) withPeer(f func(*ipcFiles) error) (err error) {
-	debug.FreeOSMemory() // what the other side has left
+	r.tidy()
 	defer limitHeap(r.cfg.Memory)()
 	p := &ipcFiles{r: r, files: make([]file, len(r.cfg.Inputs))}
 	defer func() { err = errors.Join(err, p.close()) }()

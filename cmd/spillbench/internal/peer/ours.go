@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -40,7 +39,7 @@ type placed struct {
 
 // withOurs opens an engine for f and closes it.
 func (r *runner) withOurs(ctx context.Context, f func(*ours) error) (err error) {
-	debug.FreeOSMemory() // what the other side has left
+	r.tidy()
 	eng, err := r.cfg.Open(ctx)
 	if err != nil {
 		return err

@@ -122,7 +122,7 @@ func newRunner(cfg Config) *runner {
 	if cfg.Progress == nil {
 		cfg.Progress = silent{}
 	}
-	return &runner{cfg: cfg, newFile: newFile, mem: memory.NewGoAllocator()}
+	return &runner{cfg: cfg, newFile: newFile, mem: memory.NewGoAllocator(), tidy: debug.FreeOSMemory}
 }
 
 func (r *runner) run(ctx context.Context) (Result, error) {
@@ -145,6 +145,9 @@ type runner struct {
 	// What the peer works on. Tests have others, to see what it does with them.
 	newFile func(dir string) (file, error)
 	mem     memory.Allocator // what it reads into
+
+	// tidy gives back the memory that the other side has left. Tests with little data leave it out.
+	tidy func()
 
 	// What touching all batches of a side must come to: what it came to when they were
 	// compared with the source.

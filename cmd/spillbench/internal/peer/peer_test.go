@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // hostMemory is less than the inputs of the tests, so that they go through it in several windows.
@@ -38,6 +39,7 @@ type rig struct {
 	Config
 	engines []*spillway.Engine
 	mem     memory.Allocator
+	tidied  int // how often memory was given back
 }
 
 func newRig(t *testing.T, inputs ...job.Input) *rig {
@@ -70,7 +72,7 @@ func newRig(t *testing.T, inputs ...job.Input) *rig {
 
 func (r *rig) runner() *runner {
 	out := newRunner(r.Config)
-	out.mem = r.mem
+	out.mem, out.tidy = r.mem, func() { r.tidied++ }
 	return out
 }
 
@@ -83,10 +85,19 @@ func checked(t *testing.T) memory.Allocator {
 	return mem
 }
 
+// machine is what all engines are on.
+var machine = sync.OnceValue(func() *topology.Topology {
+	top, err := topology.Discover(context.Background(), topology.Options{})
+	if err != nil {
+		panic(err)
+	}
+	return top
+})
+
 func (r *rig) open(ctx context.Context, disk int64) (*spillway.Engine, error) {
 	eng, err := spillway.Open(ctx, spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(hostMemory), Disks: []spillway.DiskConfig{{Dir: r.Dir, Capacity: spillway.Bytes(disk)}},
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(slog.DiscardHandler), Topology: machine(),
 	})
 	if err == nil {
 		r.engines = append(r.engines, eng)
@@ -121,8 +132,22 @@ func tableOf(cfg func(opened int) gen.Config) job.Input {
 	opened := 0
 	return job.Input{Name: "table", Open: func(context.Context) (job.Source, error) {
 		opened++
-		return gen.New(cfg(opened))
+		return generated(cfg(opened))
 	}}
+}
+
+// made are the tables that were made, by gen.Config.
+var made sync.Map
+
+func generated(cfg gen.Config) (*gen.Table, error) {
+	if table, ok := made.Load(cfg); ok {
+		return table.(*gen.Table).Again(), nil
+	}
+	table, err := gen.New(cfg)
+	if err == nil {
+		made.Store(cfg, table)
+	}
+	return table, err
 }
 
 // records is an input of these, which it does not release.
@@ -148,11 +173,11 @@ func recordsOf(t *testing.T, recs ...arrow.RecordBatch) job.Input {
 			rec.Release()
 		}
 	})
-	end, err := gen.New(gen.Config{RowsPerBatch: 1})
+	end, err := generated(gen.Config{RowsPerBatch: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return job.Input{Name: "records", Open: func(context.Context) (job.Source, error) { return &records{slices.Clone(recs), end}, nil }}
+	return job.Input{Name: "records", Open: func(context.Context) (job.Source, error) { return &records{slices.Clone(recs), end.Again()}, nil }}
 }
 
 // phases is a Progress that calls at with the number of the step, over all phases.
@@ -186,7 +211,7 @@ func (p *phases) Step() {
 // and sizes are those of the Arrow buffers.
 func TestRun(t *testing.T) {
 	strings, empty := oneColumn(t), table(3)
-	empty.Open = func(context.Context) (job.Source, error) { return gen.New(gen.Config{RowsPerBatch: 1}) }
+	empty.Open = func(context.Context) (job.Source, error) { return generated(gen.Config{RowsPerBatch: 1}) }
 	r := newRig(t, table(1), strings, empty) // of three schemas, and one without batches
 	r.Repeat, r.Rounds, r.Batches = 2, 3, 2*16
 	var p phases
@@ -219,6 +244,9 @@ func TestRun(t *testing.T) {
 	}
 	if !slices.Equal(p.names, want) {
 		t.Errorf("phases are %q, want %q", p.names, want)
+	}
+	if sides := 2 + 2*3; r.tidied != sides {
+		t.Errorf("memory was given back %d times, before %d turns of a side", r.tidied, sides)
 	}
 	if p.steps != p.told {
 		t.Errorf("the progress had %d steps of %d", p.steps, p.told)
@@ -403,7 +431,7 @@ func coded(t *testing.T, words ...string) arrow.RecordBatch {
 // TestLimitHeap: the limit is set while the peer works, and a lower one stays.
 func TestLimitHeap(t *testing.T) {
 	before := memoryLimit()
-	r := &runner{cfg: Config{Memory: 1 << 30}}
+	r := newRunner(Config{Memory: 1 << 30})
 	err := r.withPeer(func(*ipcFiles) error {
 		if got := memoryLimit(); got < 1<<30 || got >= before {
 			t.Errorf("while the peer works the limit is %d", got)
@@ -445,7 +473,7 @@ func TestBatchesWithoutBytes(t *testing.T) {
 func TestTouch(t *testing.T) {
 	cfg := small(1)
 	cfg.Rows = cfg.RowsPerBatch
-	src, err := gen.New(cfg)
+	src, err := generated(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
