@@ -80,6 +80,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	if err := cmp.Or(e.noneIsLost(in), e.fitTogether(in, t.stated())); err != nil {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
 	}
+	in.announce()
 	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead, Owner: owner}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) error {
 		if err := in.bring(ctx, g); err != nil {
@@ -151,8 +152,8 @@ type taskInputs struct {
 }
 
 // announce creates tasks for the batches that are not locked: while the task waits, its inputs have
-// their place in the queue, for the monitor to see. One that is being moved gets its task when the
-// admission looks again.
+// their place in the queue, for the monitor to see, whatever it waits for. One that is being moved
+// gets its task when the admission looks again.
 func (in *taskInputs) announce() {
 	if in.pending == nil {
 		in.pending = make([]bool, len(in.batches))

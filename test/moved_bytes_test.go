@@ -1,15 +1,12 @@
 package test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/repository"
-	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -18,15 +15,19 @@ const mib = 1 << 20
 
 // openMarked opens an engine of so much GPU memory, which is relieved from 0.8 of it on, as much
 // host memory and a disk.
-func openMarked(t *testing.T, memory int64) *spillway.Engine {
+func openMarked(t *testing.T, memory int64, change ...func(*spillway.Config)) *spillway.Engine {
 	t.Helper()
 	marks := tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}
-	eng, err := spillway.Open(t.Context(), spillway.Config{
+	cfg := spillway.Config{
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(memory)}},
 		HostMemory: spillway.Bytes(memory),
 		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 * mib)}},
 		GPUMarks:   marks, HostMarks: marks,
-	})
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,55 +121,4 @@ func TestNoCliff(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestInputsOfAQueuedTaskStay: while a task waits for room, the batches that leave for it are others
-// than its own inputs.
-func TestInputsOfAQueuedTaskStay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		eng := openMarked(t, 64*mib)
-		repos := make([]*repository.Repository, 2)
-		for i, name := range []string{"older", "younger"} { // which gives first
-			plan, err := eng.Plan(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if repos[i], err = plan.Repository("scan", 0); err != nil {
-				t.Fatal(err)
-			}
-		}
-		all := onGPU(t, eng, 30)
-		for i, b := range all {
-			if err := repos[i/20].PutBatch(0, b); err != nil {
-				t.Fatal(err)
-			}
-		}
-		running, err := eng.Admit(t.Context(), spillway.Estimate{Output: 15 * mib, Overhead: admission.None})
-		if err != nil {
-			t.Fatal(err)
-		}
-		task := spillway.Task{Inputs: []*repository.Claim{mustClaim(t, repos[1], 10)}, Output: 15 * mib, Overhead: admission.None}
-		if err := eng.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error {
-			if eng.Stats().Monitor.Bytes == 0 {
-				t.Error("nothing has left the GPU: the task did not wait")
-			}
-			for _, e := range eng.Stats().Edges {
-				if e.To.Kind == tier.GPU && e.Bytes > 0 {
-					t.Errorf("%d bytes had to come back", e.Bytes)
-				}
-			}
-			return nil
-		}); err != nil {
-			t.Error(err)
-		}
-		if err := running.Done(admission.Measured{}); err != nil {
-			t.Error(err)
-		}
-		for _, repo := range repos {
-			if err := repo.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-		}
-		closeClean(t, eng)
-	})
 }
