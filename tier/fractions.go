@@ -43,6 +43,18 @@ func (f Fractions) Validate() error {
 	return nil
 }
 
+// validateOf is Validate, and checks that the marks are that far apart in a space, too: in bytes,
+// 0 < Stop < Trigger. Else it would be above its trigger while it is empty.
+func (f Fractions) validateOf(capacity int64) error {
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	if stop, trigger := share(capacity, f.Stop), share(capacity, f.Trigger); stop == 0 || stop >= trigger {
+		return fmt.Errorf("tier: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger", capacity, f.Stop, stop, f.Trigger, trigger)
+	}
+	return nil
+}
+
 // share is ⌊capacity × f⌋, exact where f is 1.
 func share(capacity int64, f float64) int64 {
 	if f >= 1 {

@@ -80,7 +80,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 		return nil, fmt.Errorf("tier: %s: a pool is required", cfg.ID)
 	}
 	cfg.Fractions = cfg.Fractions.In(cfg.ID.Kind)
-	if err := cfg.Fractions.Validate(); err != nil {
+	if err := cfg.Fractions.validateOf(cfg.Capacity); err != nil {
 		return nil, fmt.Errorf("%w (space %s)", err, cfg.ID)
 	}
 	s := &Space{cfg: cfg, ledger: ledger.New(cfg.Capacity)}
@@ -163,12 +163,12 @@ func (s *Space) SetLimit(n int64) error {
 	return err
 }
 
-// SetMarks changes all marks; zero fields mean the tier's defaults. A limit that SetLimit set is
-// replaced, too. It revokes nothing: above a lower trigger the monitor begins to move batches down.
+// SetMarks changes all marks; zero fields mean the tier's defaults. Stop and trigger must be apart in
+// bytes, and the former above 0. A limit that SetLimit set is replaced, too. It revokes nothing: above a lower trigger the monitor begins to move batches down.
 // Those of a space that is lost stay, which is a LostError.
 func (s *Space) SetMarks(f Fractions) error {
 	f = f.In(s.Kind())
-	if err := f.Validate(); err != nil {
+	if err := f.validateOf(s.cfg.Capacity); err != nil {
 		return fmt.Errorf("%w (space %s)", err, s.cfg.ID)
 	}
 	s.mu.Lock()

@@ -158,6 +158,8 @@ func TestNewSpaceRefuses(t *testing.T) {
 		"no pool":           func(c *tier.SpaceConfig) { c.Pool = nil },
 		// only together with the default trigger of 0.85 is this stop too high
 		"stop over trigger": func(c *tier.SpaceConfig) { c.Fractions.Stop = 0.9 },
+		"stop of no byte":   func(c *tier.SpaceConfig) { c.Fractions.Stop = 0.009 },
+		"marks of one byte": func(c *tier.SpaceConfig) { c.Capacity = 2 },
 	} {
 		cfg := good
 		spoil(&cfg)
@@ -413,10 +415,17 @@ func TestSpaceForeign(t *testing.T) {
 func TestSetMarks(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	marks := func() [3]int64 { return [3]int64{s.Limit(), s.Trigger(), s.Stop()} }
-	for _, wrong := range []tier.Fractions{{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()}} {
+	for _, wrong := range []tier.Fractions{
+		{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()},
+		{Trigger: 2e-6, Stop: 1e-6}, {Trigger: 0.002, Stop: 1e-6}, {Trigger: 0.0019, Stop: 0.0018}, // less than a byte, or apart
+	} {
 		if err := s.SetMarks(wrong); err == nil || marks() != [3]int64{900, 800, 500} {
 			t.Errorf("%+v: %v, marks %v", wrong, err, marks())
 		}
+	}
+	ok(t, s.SetMarks(tier.Fractions{Limit: 0.9, Trigger: 0.0025, Stop: 0.0015}))
+	if marks() != [3]int64{900, 2, 1} {
+		t.Errorf("the least: marks %v", marks())
 	}
 	ok(t, s.Inside().Reserve(600))
 	var heard []bool
