@@ -62,7 +62,7 @@ type Config struct {
 	// monitor.MinPeriod; 0 means 50 ms.
 	MonitorPeriod time.Duration
 	// MovesPerEdge is how many moves the monitor has under way at once from one space to one other;
-	// 0 means 2, so that one reads while the other writes.
+	// 0 means 2, so that one reads while the other writes. At most monitor.MaxMovesPerEdge.
 	MovesPerEdge int
 
 	// StuckAfter is how long nothing may change before a stuck wait for room, as of Put, Acquire or

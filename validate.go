@@ -32,8 +32,8 @@ func (c *Config) check() error {
 	if c.MonitorPeriod != 0 && c.MonitorPeriod < monitor.MinPeriod {
 		errs = append(errs, fmt.Errorf("monitor period %v: want at least %v, or 0 for 50ms", c.MonitorPeriod, monitor.MinPeriod))
 	}
-	if c.MovesPerEdge < 0 {
-		errs = append(errs, fmt.Errorf("%d moves per edge: want at least 1, or 0 for 2", c.MovesPerEdge))
+	if c.MovesPerEdge < 0 || c.MovesPerEdge > monitor.MaxMovesPerEdge {
+		errs = append(errs, fmt.Errorf("%d moves per edge: want 1 to %d, or 0 for 2", c.MovesPerEdge, monitor.MaxMovesPerEdge))
 	}
 	return errors.Join(append(errs, c.Limits.check())...)
 }

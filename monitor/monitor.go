@@ -24,6 +24,9 @@ const (
 	MinPeriod = 100 * time.Microsecond
 	// defaultMovesPerEdge lets one move read while the other writes.
 	defaultMovesPerEdge = 2
+	// MaxMovesPerEdge is the most moves at once from one space to one other. There is memory for the
+	// results of all; more than some tens only wait for each other.
+	MaxMovesPerEdge = 1024
 )
 
 // Mover moves one batch. convert.Mover is one.
@@ -42,7 +45,7 @@ type Config struct {
 	Mover        Mover
 	Policy       Policy              // which batches go first; nil: PlanOrder
 	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms
-	MovesPerEdge int                 // moves at once from one space to one other; 0: 2
+	MovesPerEdge int                 // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
 	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
@@ -57,8 +60,8 @@ func (c Config) validate() error {
 		return errors.New("monitor: a mover is required")
 	case c.Period != 0 && c.Period < MinPeriod:
 		return fmt.Errorf("monitor: a period of %v: want at least %v, or 0 for %v", c.Period, MinPeriod, defaultPeriod)
-	case c.MovesPerEdge < 0:
-		return fmt.Errorf("monitor: %d moves per edge are negative", c.MovesPerEdge)
+	case c.MovesPerEdge < 0 || c.MovesPerEdge > MaxMovesPerEdge:
+		return fmt.Errorf("monitor: %d moves per edge: want 1 to %d, or 0 for %d", c.MovesPerEdge, MaxMovesPerEdge, defaultMovesPerEdge)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -486,13 +487,14 @@ func TestConfig(t *testing.T) {
 	for _, c := range []Config{
 		{}, {Reservations: w.res}, {Mover: w.mover},
 		{Reservations: w.res, Mover: w.mover, Period: -1}, {Reservations: w.res, Mover: w.mover, Period: MinPeriod - 1}, {Reservations: w.res, Mover: w.mover, MovesPerEdge: -1},
+		{Reservations: w.res, Mover: w.mover, MovesPerEdge: MaxMovesPerEdge + 1}, {Reservations: w.res, Mover: w.mover, MovesPerEdge: math.MaxInt},
 	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%+v is taken", c)
 		}
 	}
-	if _, err := New(Config{Reservations: w.res, Mover: w.mover, Period: MinPeriod}); err != nil {
-		t.Errorf("the shortest period: %v", err)
+	if _, err := New(Config{Reservations: w.res, Mover: w.mover, Period: MinPeriod, MovesPerEdge: MaxMovesPerEdge}); err != nil {
+		t.Errorf("the shortest period and the most moves: %v", err)
 	}
 	m, err := New(Config{Reservations: w.res, Mover: w.mover})
 	if err != nil {

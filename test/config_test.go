@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -34,6 +35,8 @@ func TestValidate(t *testing.T) {
 		{"host:1: Marks: ", spillway.Config{Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(1 << 20)}, {Memory: spillway.Bytes(1 << 20), Marks: tier.Fractions{Trigger: 0.5}}}}},
 		{"disk:0: Marks: ", spillway.Config{Disks: []spillway.DiskConfig{{Marks: wrong}}}},
 		{"-1 moves per edge", spillway.Config{MovesPerEdge: -1}},
+		{"1025 moves per edge", spillway.Config{MovesPerEdge: monitor.MaxMovesPerEdge + 1}},
+		{"moves per edge", spillway.Config{MovesPerEdge: math.MaxInt}},
 		{"codec", spillway.Config{Codec: 99}},
 	} {
 		if err := c.cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), "spillway: ") || !strings.Contains(err.Error(), c.want) {
