@@ -125,13 +125,17 @@ type Info struct {
 	Form    PayloadType // the payload's; "" when it is gone
 	// Descriptor says what the bytes mean; nil if no payload had one. It stays known when the
 	// batch is dropped.
-	Descriptor  *Descriptor
-	Space       tier.ID // where the data is; zero when it is gone
-	Bytes       int64   // charged there
-	Rows        int64   // 0 if the payload has no descriptor
-	Pending     int     // tasks created and not yet begun
-	Task        uint64  // number of the oldest of them, in the order in which tasks of all batches were created; 0 if there is none
-	Active      int     // open handles
+	Descriptor *Descriptor
+	Space      tier.ID // where the data is; zero when it is gone
+	Bytes      int64   // charged there
+	Rows       int64   // 0 if the payload has no descriptor
+	Pending    int     // tasks created and not yet begun
+	// Task is the number of the oldest of them, in the order in which tasks of all batches were
+	// created; 0 if there is none. When the oldest has begun, the others get the number of the
+	// latest of all batches: only the oldest's own is kept. One that is cancelled changes nothing,
+	// unless it was the last.
+	Task        uint64
+	Active      int // open handles
 	Subscribers int
 	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
 	Place       Place

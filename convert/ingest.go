@@ -14,8 +14,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Ingest lays rec out as an image in the first space of the strategy that has room, waiting for it,
-// and returns the image, which the caller owns. What can never fit in a space of the strategy goes
+// Ingest lays rec out as an image, and returns that, which the caller owns. It goes to the first
+// space of the strategy that stays below its trigger, or else the first that has room, and waits for
+// that. What can never fit in a space of the strategy goes
 // to the first slower tier where it fits, and Events.Oversized is called. A space that is lost
 // meanwhile is skipped. The record is only read.
 //

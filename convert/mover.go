@@ -105,8 +105,8 @@ func (m *Mover) Close() error {
 // ordered by them.
 func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 
-// Move brings b to the first space of the strategy that has room: it reserves
-// there, locks the batch for transit, converts, commits, and releases the
+// Move brings b to the first space of the strategy that stays below its trigger, or else the first
+// that has room: it reserves there, locks the batch for transit, converts, commits, and releases the
 // source. On any failure the batch is whole where it was and everything taken
 // is given back. A batch that is already in a space of the strategy stays.
 //

@@ -31,7 +31,7 @@ const (
 
 // Mover moves one batch. convert.Mover is one.
 type Mover interface {
-	// Move brings b to the first space of the strategy that has room. With the reasons of this
+	// Move brings b to a space of the strategy that has room. With the reasons of this
 	// package it must not wait for room, nor for other users of the batch: that is a
 	// *tier.NoSpaceError of the target, or a *batch.StateError, at once. An error that matches
 	// batch.ErrUnmovable is about the batch alone: others are moved between the same spaces. After

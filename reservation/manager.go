@@ -134,8 +134,8 @@ func NewManager(cfg Config) (*Manager, error) {
 // Spaces returns the manager's spaces.
 func (m *Manager) Spaces() *Spaces { return m.spaces }
 
-// Reserve promises bytes in the first of the strategy's candidates that has room, and waits for
-// any of them if none has. A space charges what a buffer of that size takes; a Sized strategy
+// Reserve promises bytes in the first of the strategy's candidates that stays below its trigger, or
+// else in the first that has room, and waits for any of them if none has. A space charges what a buffer of that size takes; a Sized strategy
 // says how many bytes it asks for in each candidate. The caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
@@ -154,7 +154,7 @@ func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservati
 }
 
 // ReserveUpTo promises what there is, from min to max bytes, in the first candidate that has room
-// for min. It waits until one of them has. Reservation.Bytes returns the result. A Sized strategy
+// for min, whatever its trigger. It waits until one of them has. Reservation.Bytes returns the result. A Sized strategy
 // is an error.
 func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, min, max, opts)

@@ -90,7 +90,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`, with at most so much in it, as bytes or a share of what is free (repeatable; default the temp directory, half of what is free)")
 	f.Float64Var(&e.limit, "limit", def.Limit, "largest share of GPU and host memory that is handed out")
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
-	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop")
+	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop at the latest")
 	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
 	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
