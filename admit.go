@@ -148,24 +148,25 @@ type taskInputs struct {
 	owner   *reservation.Owner
 	batches []*batch.Batch
 	handles []*Handle // by batch; nil if it is not locked
-	pending []bool    // by batch; a task is created for it
+	pending []bool    // by batch; a task was created for it, until the end
 }
 
-// announce creates tasks for the batches that are not locked: while the task waits, its inputs have
-// their place in the queue, for the monitor to see, whatever it waits for. One that is being moved
-// gets its task when the admission looks again.
+// announce creates tasks for the batches: while the task waits, its inputs have their place in the
+// queue, for the monitor to see, whatever it waits for. They have them until the end, so that one
+// which runs out of memory keeps its place. A batch that is being moved gets its task when the
+// admission looks again.
 func (in *taskInputs) announce() {
 	if in.pending == nil {
 		in.pending = make([]bool, len(in.batches))
 	}
 	for i, b := range in.batches {
-		if !in.pending[i] && (in.handles == nil || in.handles[i] == nil) {
+		if !in.pending[i] {
 			in.pending[i] = b.TryCreateTask() == nil
 		}
 	}
 }
 
-// withdraw takes back the tasks of batches that were not locked.
+// withdraw takes back the tasks.
 func (in *taskInputs) withdraw() {
 	for i, pending := range in.pending {
 		if pending {
@@ -198,12 +199,9 @@ func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
 func (in *taskInputs) Hold(s *tier.Space) int64 {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
-		if !in.pending[i] || b.Info().Space != s.ID() {
-			continue
-		}
-		if h, err := b.TryLock(s.ID()); err == nil { // else it is being moved, or was used up or dropped
+		if h, err := b.Inside().TryRead(s.ID()); err == nil { // else it is elsewhere, being moved, or was dropped
 			h.SetOwner(in.owner)
-			in.handles[i], in.pending[i] = h, false
+			in.handles[i] = h
 		}
 	}
 	_, missing := in.mover.Inside().Charges(s, in.batches...)
@@ -215,10 +213,9 @@ func (in *taskInputs) Hold(s *tier.Space) int64 {
 func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	for i, b := range in.batches {
 		if in.handles[i] == nil {
-			if in.handles[i], err = in.mover.AcquireIn(ctx, b, g.Reservation()); err != nil {
+			if in.handles[i], err = in.mover.Inside().ReadIn(ctx, b, g.Reservation()); err != nil {
 				return err
 			}
-			in.pending[i] = false
 		}
 	}
 	return nil

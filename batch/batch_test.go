@@ -99,7 +99,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 			func(i *Info) { i.State, i.Active = Processing, 1 }},
 		{"close what was opened", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = Idle, 0 }},
 		{"another task", b.TryCreateTask, func(i *Info) { i.State, i.Pending = TaskCreated, 1 }},
-		{"read", func() error { h, err = b.Inside().Read(t.Context()); return err },
+		{"read", func() error { h, err = b.Inside().Read(t.Context(), tier.ID{}); return err },
 			func(i *Info) { i.State, i.Active = Processing, 1 }},
 		{"close what was read", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = TaskCreated, 0 }},
 		{"cancel the other task", b.CancelTask, func(i *Info) { i.State, i.Pending = Idle, 0 }},

@@ -39,9 +39,16 @@ func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, er
 	return b.lockAwait(ctx, opening{space: space, anywhere: !space.Valid(), own: true, last: last})
 }
 
-// Read is Open in the space in which the data is, but leaves pending tasks to their callers.
-func (b inside) Read(ctx context.Context) (*Handle, error) {
-	return b.lockAwait(ctx, opening{anywhere: true, own: true, beside: true})
+// Read is Open, but leaves pending tasks to their callers.
+func (b inside) Read(ctx context.Context, space tier.ID) (*Handle, error) {
+	return b.lockAwait(ctx, reading(space))
+}
+
+// TryRead is Read, but fails while the batch is in transit.
+func (b inside) TryRead(space tier.ID) (*Handle, error) { return b.lock(reading(space)) }
+
+func reading(space tier.ID) opening {
+	return opening{space: space, anywhere: !space.Valid(), own: true, beside: true}
 }
 
 // opening says how a handle is opened.

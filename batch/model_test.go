@@ -49,18 +49,20 @@ const (
 	openIn
 	openLast
 	read
+	readIn
 	closeHandle
 	beginTransit
 	commitTo
 	commitTaskTo
 	commitOpen
+	commitRead
 	abortTransit
 	drop
 	look
 	kinds
 )
 
-var kindNames = [...]string{"create task", "cancel task", "lock in", "open in", "open last", "read", "close", "transit", "commit to", "commit with task to", "commit open", "abort", "drop", "look"}
+var kindNames = [...]string{"create task", "cancel task", "lock in", "open in", "open last", "read", "read in", "close", "transit", "commit to", "commit with task to", "commit open", "commit read", "abort", "drop", "look"}
 
 // event is an operation that was done, when it began and ended, and its result.
 type event struct {
@@ -139,9 +141,22 @@ func (m model) apply(e event, ids []tier.ID) (model, bool) {
 		if want == 0 {
 			m.active++
 		}
+	case readIn:
+		switch {
+		case gone():
+		case m.transit:
+			want = InvalidState
+		case m.space != e.space:
+			want = SpaceMismatch
+		default:
+			m.active++
+		}
 	case commitOpen:
 		m.transit, m.space = false, e.space
 		m.pending, m.active = max(0, m.pending-1), m.active+1
+	case commitRead:
+		m.transit, m.space = false, e.space
+		m.active++
 	case closeHandle:
 		m.active--
 	case beginTransit:
@@ -268,7 +283,10 @@ func (p *player) do(k kind, space int) {
 		h, err := p.b.lock(opening{space: p.spaces[space].ID(), own: true, last: k == openLast})
 		p.opened(k, space, begin, h, err)
 	case read:
-		h, err := p.b.lock(opening{anywhere: true, own: true, beside: true})
+		h, err := p.b.Inside().TryRead(tier.ID{})
+		p.opened(k, space, begin, h, err)
+	case readIn:
+		h, err := p.b.Inside().TryRead(p.spaces[space].ID())
 		p.opened(k, space, begin, h, err)
 	case closeHandle:
 		if len(p.handles) == 0 {
@@ -285,7 +303,7 @@ func (p *player) do(k kind, space int) {
 			t.Payload().(*form).readers.Add(1)
 			p.transit = t
 		}
-	case commitTo, commitTaskTo, commitOpen, abortTransit:
+	case commitTo, commitTaskTo, commitOpen, commitRead, abortTransit:
 		t := p.transit
 		if t == nil {
 			return
@@ -296,8 +314,13 @@ func (p *player) do(k kind, space int) {
 			p.done(k, space, begin, t.Abort())
 			return
 		}
-		if k == commitOpen {
+		switch k {
+		case commitOpen:
 			h, err := t.CommitOpen(context.Background(), p.fresh(space), false)
+			p.opened(k, space, begin, h, err)
+			return
+		case commitRead:
+			h, err := p.b.Inside().CommitRead(context.Background(), t, p.fresh(space))
 			p.opened(k, space, begin, h, err)
 			return
 		}

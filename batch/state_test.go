@@ -313,7 +313,7 @@ func TestOnlyTransitIsWaitedFor(t *testing.T) {
 			return err
 		},
 		"read": func(r *rig) error {
-			h, err := r.b.Inside().Read(ctx)
+			h, err := r.b.Inside().Read(ctx, tier.ID{})
 			if err == nil {
 				r.handles = append(r.handles, h)
 			}

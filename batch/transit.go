@@ -84,10 +84,19 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 // CommitOpen is Commit, and opens a handle in the same step, as Open does. So the batch is never
 // seen at rest in between.
 func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
+	return t.commitOpen(ctx, p, opening{last: last})
+}
+
+// CommitRead is CommitOpen of a transit of b, but leaves pending tasks to their callers.
+func (b inside) CommitRead(ctx context.Context, t *Transit, p Payload) (h *Handle, err error) {
+	return t.commitOpen(ctx, p, opening{beside: true})
+}
+
+func (t *Transit) commitOpen(ctx context.Context, p Payload, o opening) (h *Handle, err error) {
 	now := t.b.now()
 	var opened change
 	err = t.commit(p, func() change {
-		h, opened = t.b.openLocked(now, opening{last: last})
+		h, opened = t.b.openLocked(now, o)
 		return opened
 	})
 	if err == nil {

@@ -20,10 +20,21 @@ import (
 // held, because others may wait for r's room. r must stay unreleased until AcquireIn returns. If
 // ctx names no owner, the handle is that of r's owner.
 func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
-	if o := r.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
+	return m.acquireIn(ctx, &trip{b: b, given: r})
+}
+
+// ReadIn is AcquireIn, but leaves pending tasks to their callers.
+func (m inside) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
+	return m.acquireIn(ctx, &trip{b: b, given: r, beside: true})
+}
+
+// acquireIn is both, for the rest of t.
+func (m *Mover) acquireIn(ctx context.Context, t *trip) (*batch.Handle, error) {
+	if o := t.given.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
 		ctx = o.Context(ctx)
 	}
-	return m.bring(ctx, &trip{b: b, to: reservation.Specific(r.Space().ID()), reason: ReasonWork, given: r, opens: true})
+	t.to, t.reason, t.opens = reservation.Specific(t.given.Space().ID()), ReasonWork, true
+	return m.bring(ctx, t)
 }
 
 // tooLittle is the error about a reservation that b's body and the dictionaries that

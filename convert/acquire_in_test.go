@@ -72,6 +72,36 @@ func TestAcquireIn(t *testing.T) {
 	}
 }
 
+// TestReadIn: tasks of others stay pending, whether the batch is there or is brought.
+func TestReadIn(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.make(t, codedBy(words(1), 1, 5000), tier.Host)
+	_, missing := m.mover.Inside().Charges(m.spaces[tier.GPU], b)
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), missing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.TryCreateTask(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		h, err := m.mover.Inside().ReadIn(t.Context(), b, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now := b.Info(); now.Pending != 1 || now.Active != 1 || h.Space() != m.spaces[tier.GPU] {
+			t.Errorf("it is %+v", now)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := r.Release(); err != nil {
+		t.Error(err)
+	}
+	drop(t, b)
+}
+
 // TestChargesOfWhatLeaves: a batch that is being moved is not there any more, nor is a dictionary
 // that only such batches have.
 func TestChargesOfWhatLeaves(t *testing.T) {

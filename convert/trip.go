@@ -24,6 +24,7 @@ type trip struct {
 	given  reservation.Reservation // what the room is drawn from; zero: it is reserved
 	opens  bool                    // a handle is opened on arrival
 	last   bool                    // and the batch is dropped
+	beside bool                    // and pending tasks stay pending
 
 	now    batch.Info // of the batch, at the last look
 	what   takes
@@ -57,7 +58,7 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 			if !t.opens {
 				return nil, nil
 			}
-			h, err := t.b.Open(ctx, t.now.Space, t.last)
+			h, err := t.open(ctx)
 			if errors.As(err, &se) && se.Status == batch.SpaceMismatch {
 				continue // moved between the look and the lock
 			}
@@ -74,6 +75,14 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 			return t.handle, err
 		}
 	}
+}
+
+// open opens a handle where the batch was seen.
+func (t *trip) open(ctx context.Context) (*batch.Handle, error) {
+	if t.beside {
+		return t.b.Inside().Read(ctx, t.now.Space)
+	}
+	return t.b.Open(ctx, t.now.Space, t.last)
 }
 
 // there reports whether a payload is where, and what, the batch is to become. Nil is not.
@@ -192,10 +201,13 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), ofBatch(err, t.now.ID))
 	}
 	took := time.Since(start)
-	if t.opens {
-		t.handle, err = transit.CommitOpen(ctx, out, t.last)
-	} else {
+	switch {
+	case !t.opens:
 		err = transit.Commit(out, false)
+	case t.beside:
+		t.handle, err = t.b.Inside().CommitRead(ctx, transit, out)
+	default:
+		t.handle, err = transit.CommitOpen(ctx, out, t.last)
 	}
 	if err != nil { // then out is ours still
 		return errors.Join(&batch.UnmovableError{Batch: t.now.ID, Err: err}, out.Release())

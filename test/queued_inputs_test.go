@@ -2,12 +2,16 @@ package test
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -138,4 +142,164 @@ func othersLeave(t *testing.T, rules admission.Rules) {
 	}
 	closeAll(t, repos)
 	closeClean(t, eng)
+}
+
+// evictor moves a batch to the host as soon as another is opened, as the monitor may.
+type evictor struct {
+	batch.Registrar
+	eng        *spillway.Engine
+	when, what *batch.Batch
+	done       atomic.Bool
+	err        error
+}
+
+func (e *evictor) BatchChanged(b *batch.Batch, now batch.Info) {
+	e.Registrar.BatchChanged(b, now)
+	if b == e.when && now.State == batch.Processing && !e.done.Swap(true) {
+		e.err = e.eng.Mover().Move(context.Background(), e.what, reservation.AnyInTier(tier.Host), "trigger")
+	}
+}
+
+// TestInputsThatArriveAreHeld: two inputs are being moved when a task looks, and are in the GPU
+// when it starts. They are held from then on.
+func TestInputsThatArriveAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		eng := openMarked(t, 64*mib, func(c *spillway.Config) {
+			c.GPUMarks.Trigger = 0.98
+			c.Limits.Admission.MaxAttempts = 1
+		})
+		e := &evictor{Registrar: eng.Observer().(batch.Registrar), eng: eng}
+		repo := scanOf(t, eng)
+		var all []*batch.Batch
+		for i := range 2 {
+			p, err := eng.Mover().Ingest(t.Context(), numberedRecord(int64(i), 50_000, wordList(1, 10)), reservation.AnyInTier(tier.GPU))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := batch.New(batch.Options{ID: batch.ID(1000 + i), Payload: p, Observer: e})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := repo.PutBatch(0, b); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, b)
+		}
+		e.when, e.what = all[0], all[1]
+		claim := mustClaim(t, repo, 2)
+		others, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 60*mib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var transits []*batch.Transit
+		for _, b := range all {
+			tr, err := b.TryTransit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			transits = append(transits, tr)
+			defer b.Subscribe()() // the monitor itself leaves it where it is
+		}
+		done := make(chan error)
+		go func() {
+			task := spillway.Task{Inputs: []*repository.Claim{claim}, Output: 4096, Overhead: admission.None}
+			done <- eng.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil })
+		}()
+		synctest.Wait()
+		for _, tr := range transits {
+			if err := tr.Abort(); err != nil { // they have arrived
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Second)
+		if n := eng.Admitter().Stats().Waiting; n != 1 {
+			t.Fatalf("%d tasks wait", n)
+		}
+		if err := others.Release(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err != nil {
+			t.Errorf("the task fails: %v (the input could be moved: %v)", err, e.err == nil)
+		}
+		if err := repo.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		closeClean(t, eng)
+	})
+}
+
+// TestInputsKeepTheirPlace: a task that is tried again has its place in the queue still.
+func TestInputsKeepTheirPlace(t *testing.T) {
+	eng, repo := openTasks(t, 1<<20, 1<<20, 2, 300)
+	first, behind := mustClaim(t, repo, 1), mustClaim(t, repo, 1)
+	b, other := first.Batches()[0], behind.Batches()[0]
+	var numbers []uint64
+	err := eng.RunTask(t.Context(), spillway.Task{Inputs: []*repository.Claim{first}, Output: 1000}, func(context.Context, *spillway.Grant, []*spillway.Handle) error {
+		now := b.Info()
+		if now.Pending != 1 {
+			t.Errorf("%d tasks are pending", now.Pending)
+		}
+		if numbers = append(numbers, now.Task); len(numbers) == 2 {
+			return nil
+		}
+		if err := other.TryCreateTask(); err != nil {
+			t.Error(err)
+		}
+		return tier.ErrNoSpace
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if len(numbers) != 2 || numbers[0] != numbers[1] || numbers[1] >= other.Info().Task {
+		t.Errorf("the input's task is %v, that of the task behind it %d", numbers, other.Info().Task)
+	}
+	if err := errors.Join(other.CancelTask(), behind.Restore()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestTasksOfOthersStay: RunTask uses no task that another caller has created, also where it could
+// not create its own because the input was being moved.
+func TestTasksOfOthersStay(t *testing.T) {
+	for _, moved := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			eng, repo := openTasks(t, 1<<20, 1<<20, 1, 300)
+			claim := mustClaim(t, repo, 1)
+			b := claim.Batches()[0]
+			if err := b.TryCreateTask(); err != nil {
+				t.Fatal(err)
+			}
+			done, failed := make(chan error), errors.New("the task fails")
+			run := func() {
+				done <- eng.RunTask(t.Context(), spillway.Task{Inputs: []*repository.Claim{claim}, Output: 1000},
+					func(context.Context, *spillway.Grant, []*spillway.Handle) error { return failed })
+			}
+			if moved {
+				tr, err := b.TryTransit()
+				if err != nil {
+					t.Fatal(err)
+				}
+				go run()
+				synctest.Wait()
+				if err := tr.Abort(); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				go run()
+			}
+			if err := <-done; !errors.Is(err, failed) {
+				t.Errorf("it ended with %v", err)
+			}
+			if now := b.Info(); now.Pending != 1 || now.State != batch.TaskCreated {
+				t.Errorf("the input is left as %+v", now)
+			}
+			if h, err := b.TryLock(b.Info().Space); err != nil {
+				t.Errorf("the caller that created a task: %v", err)
+			} else if err := h.Close(); err != nil {
+				t.Error(err)
+			}
+			closeClean(t, eng)
+		})
+	}
 }
