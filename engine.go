@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/persist"
@@ -60,6 +61,8 @@ type Engine struct {
 
 	stop     context.CancelCauseFunc
 	watching chan struct{} // closed when the monitor has ended, and what samples foreign bytes
+
+	calls gate.Gate // those that have memory in their hands, which Close must not take for a leak
 
 	// mu is never held while anything else is called.
 	mu     sync.Mutex
@@ -345,7 +348,8 @@ func compareIDs(a, b tier.ID) int {
 // the program's, which must drop it. A GPU's memory goes with the device, unless batches there are
 // exported (package convert/cdevice): then all held memory stays until the last of those is
 // released. Held permits of the engine's own pool are a *permit.LeakError. A second Close returns
-// tier.ErrClosed. Stats still works.
+// tier.ErrClosed. Stats still works. Close waits for calls that are under way, so what the engine
+// calls, such as an event, must not call it.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {
@@ -359,6 +363,7 @@ func (e *Engine) Close() error {
 	}
 	e.mu.Unlock()
 
+	e.calls.Shut()
 	e.stop(tier.ErrClosed)
 	// First wake the waiters for room and end the moves, before their objects are taken apart. That
 	// comes before waiting for the monitor, because an event or a policy of the program's may be
@@ -368,6 +373,7 @@ func (e *Engine) Close() error {
 	for _, p := range plans {
 		errs = append(errs, p.Close())
 	}
+	e.calls.Wait()
 	errs = append(errs, e.found.Close(), e.release())
 	e.logWarnings() // those that came since
 	return errors.Join(errs...)

@@ -40,8 +40,9 @@ func (p *Plan) Repository(operator string, port int) (*repository.Repository, er
 // reports of what was left.
 func (p *Plan) Manager() *repository.Manager { return p.manager }
 
-// Close closes the plan's repositories and drops the batches that are left in
-// them; those with open handles go when the last handle closes.
+// Close closes the plan's repositories and drops the batches that are left in them; those with open
+// handles go when the last handle closes. It waits for batches that are just being moved or taken.
+// It does not wait for a Put, so an event of one may call it.
 func (p *Plan) Close() error {
 	p.once.Do(func() {
 		p.err = p.manager.Close(context.Background())
@@ -74,9 +75,9 @@ func (e *Engine) newPlan(name string) (*Plan, error) {
 		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
 	}
 	e.plan++
-	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: repository.NewManager(name, e.plan, repository.Config{
-		Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(),
-	})}
+	manager := repository.NewManager(name, e.plan, repository.Config{Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer()})
+	manager.Inside().CountIn(&e.calls)
+	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: manager}
 	e.plans[name] = p
 	return p, nil
 }

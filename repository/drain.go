@@ -205,10 +205,10 @@ func (rd *reader) Next() bool {
 // read opens the next batch wherever it is.
 func (rd *reader) read() (arrow.RecordBatch, error) {
 	r := rd.r
-	if !r.m.inside.Enter() {
+	if !r.m.calls.Enter() {
 		return nil, r.closedError()
 	}
-	defer r.m.inside.Leave()
+	defer r.m.calls.Leave()
 	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), acquireBeside)
 	if err != nil {
 		return nil, err

@@ -79,8 +79,8 @@ type Manager struct {
 	ids  *batch.IDs
 	seq  atomic.Uint64 // of the last batch that arrived
 
-	ended  <-chan struct{} // see ending; nil if the mover does not say
-	inside gate.Gate       // calls that have memory of batches which no repository and no user has
+	ended <-chan struct{} // see ending; nil if the mover does not say
+	calls *gate.Gate      // those that have memory of batches which no repository and no user has
 
 	mu struct {
 		lockrank.Mutex[lockrank.Manager]
@@ -94,7 +94,7 @@ type Manager struct {
 // NewManager returns a manager without repositories. The name is for error messages; plan is the
 // number by which the batches' places distinguish plans.
 func NewManager(name string, plan uint64, cfg Config) *Manager {
-	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs}
+	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs, calls: new(gate.Gate)}
 	if m.ids == nil {
 		m.ids = new(batch.IDs)
 	}
@@ -241,10 +241,10 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 	if twice != nil {
 		return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, twice.key)
 	}
-	if !m.inside.Enter() {
+	if !m.calls.Enter() {
 		return m.closedError()
 	}
-	defer m.inside.Leave()
+	defer m.calls.Leave()
 	type copied struct {
 		b   *batch.Batch
 		seq uint64
@@ -302,11 +302,11 @@ func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
 }
 
 // Close closes all repositories, and so wakes all waiters and drops what is left. It waits, until
-// ctx ends, for batches that are in transit or that are just being taken, and for calls of Put,
-// FanOut and readers that are under way; if that fails it may be called again. Once the mover is
-// closed, what is in transit is left to the owner of the Transit. What those calls call, such as an
-// observer or a clock, must not call Close. A second Close after one that succeeded returns
-// tier.ErrClosed.
+// ctx ends, for batches that are in transit or that are just being taken; if that fails it may be
+// called again. Once the mover is closed, what is in transit is left to the owner of the Transit.
+// Calls that are under way end soon, and free then what they hold; Close does not wait for them,
+// because an event of such a call may be what closes. A second Close after one that succeeded
+// returns tier.ErrClosed.
 func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	if m.mu.emptied {
@@ -319,32 +319,25 @@ func (m *Manager) Close(ctx context.Context) error {
 	for _, r := range all { // wake all first: one may wait for what another holds
 		r.shut()
 	}
-	m.inside.Shut()
 	var failed []error
 	for _, r := range all {
 		if err := r.Close(ctx); err != nil && !errors.Is(err, tier.ErrClosed) {
 			failed = append(failed, err)
 		}
 	}
-	err := errors.Join(append(failed, m.wait(ctx))...)
+	err := errors.Join(failed...)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.emptied = err == nil
 	return err
 }
 
-// wait waits, until ctx ends, for the calls that are inside.
-func (m *Manager) wait(ctx context.Context) error {
-	empty := m.inside.Empty()
-	select {
-	case <-empty: // whatever ctx says
-		return nil
-	default:
-	}
-	select {
-	case <-empty:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("plan %q: waiting for calls that are under way: %w", m.name, context.Cause(ctx))
-	}
-}
+// inside is a Manager as its engine sees it.
+type inside struct{ *Manager }
+
+// Inside returns what only an engine does with its managers. Programs have no use for it.
+func (m *Manager) Inside() inside { return inside{m} }
+
+// CountIn counts in g the calls that have memory in their hands, of Put, FanOut and readers. The
+// engine shuts g, and waits for these calls when all plans are closed. CountIn comes before any call.
+func (m inside) CountIn(g *gate.Gate) { m.calls = g }

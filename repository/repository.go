@@ -189,10 +189,10 @@ func WithPlacement(s reservation.Strategy) PutOption {
 // record of another schema is a *SchemaError, a partition out of range matches
 // ErrPartition, and a repository whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
-	if !r.m.inside.Enter() {
+	if !r.m.calls.Enter() {
 		return r.closedError()
 	}
-	defer r.m.inside.Leave()
+	defer r.m.calls.Leave()
 	b, seq, err := r.ingest(ctx, partition, rec, opts...)
 	if err != nil {
 		return err
