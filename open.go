@@ -104,6 +104,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	if err != nil {
 		return err
 	}
+	pool.Panics.Logger = e.cfg.Logger
 	id := tier.ID{Kind: tier.GPU, Ordinal: i}
 	quota, hint := tier.QuotaOf(dev), "a larger GPU memory would help"
 	switch {

@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // Memory is the tier.Pool of a GPU space: it allocates from a tier.Device, and counts
 // what was freed as reclaimed when the device is done with it.
 type Memory struct {
+	Panics guard.Log // of the device, at frees; its Logger may be set before the first call
+
 	dev tier.Device
 
 	// turn holds one token. The goroutine that has taken it owns the fields below, and with them
@@ -95,19 +98,16 @@ func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 
 // inTurn calls f with the turn taken, and then what has become due.
 func (p *Memory) inTurn(f func()) {
-	for _, reclaimed := range p.takeTurn(f) {
-		reclaimed()
-	}
-}
-
-func (p *Memory) takeTurn(f func()) (due []func()) {
 	<-p.turn
 	defer func() { // also if the device panics
-		due, p.due = p.due, nil
+		due := p.due
+		p.due = nil
 		p.turn <- struct{}{}
+		for _, reclaimed := range due {
+			reclaimed()
+		}
 	}()
 	f()
-	return nil
 }
 
 // alloc returns an address and the event after which it may be used on every stream.
@@ -128,9 +128,9 @@ func (p *Memory) allocInTurn(size int64) (tier.Addr, tier.Event, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	ready, err := p.dev.Record(p.stream)
+	ready, err := p.record()
 	if err != nil {
-		if ferr := p.dev.Free(p.stream, addr); ferr != nil {
+		if ferr := p.freeOnDevice(addr); ferr != nil {
 			p.stuck = append(p.stuck, refusedFree{addr: addr, reclaimed: func() {}})
 		}
 		return 0, nil, fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
@@ -162,7 +162,7 @@ func (p *Memory) settle() (e tier.Event, ok bool) {
 			return
 		}
 		var err error
-		e, err = p.dev.Record(p.stream)
+		e, err = p.record()
 		ok = err == nil
 	})
 	return e, ok
@@ -212,7 +212,7 @@ func (p *Memory) free(f refusedFree) (wait <-chan struct{}) {
 // it.
 func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 	if !f.freed {
-		err := p.dev.Free(p.stream, f.addr)
+		err := p.freeOnDevice(f.addr)
 		if errors.Is(err, tier.ErrClosed) { // the device is gone, and its memory with it
 			return closedChannel
 		}
@@ -221,7 +221,7 @@ func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 		}
 		f.freed = true
 	}
-	e, err := p.dev.Record(p.stream)
+	e, err := p.record()
 	if errors.Is(err, tier.ErrClosed) {
 		return closedChannel
 	}
@@ -229,6 +229,25 @@ func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 		return nil
 	}
 	return e.Done()
+}
+
+// errPanicked: a call of the device has panicked, and the log has it.
+var errPanicked = errors.New("devpool: the device panicked")
+
+// freeOnDevice makes a panic of the device, or of its decorators, a refused free. It is called in
+// turn.
+func (p *Memory) freeOnDevice(addr tier.Addr) error {
+	err := errPanicked
+	p.Panics.Do("Device.Free", func() { err = p.dev.Free(p.stream, addr) })
+	return err
+}
+
+// record makes a panic an error, too.
+func (p *Memory) record() (tier.Event, error) {
+	var e tier.Event
+	err := errPanicked
+	p.Panics.Do("Device.Record", func() { e, err = p.dev.Record(p.stream) })
+	return e, err
 }
 
 // retry puts the frees on the stream again that were refused. It is called in
@@ -266,7 +285,8 @@ func (p *Memory) Close() error {
 // finish closes the stream behind the last free. It reports what the device
 // would never take back: that is reclaimed as far as the books go.
 func (p *Memory) finish() error {
-	err := p.stream.Close()
+	err := errPanicked
+	p.Panics.Do("Stream.Close", func() { err = p.stream.Close() })
 	if errors.Is(err, tier.ErrClosed) { // with the device
 		err = nil
 	}

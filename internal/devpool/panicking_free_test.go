@@ -1,0 +1,201 @@
+package devpool_test
+
+import (
+	"bytes"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/sim"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/tiertest"
+)
+
+// moodyDevice refuses frees, or panics.
+type moodyDevice struct {
+	tier.Device
+	refuses bool            // each free
+	free    tier.Addr       // panics when it is freed; 0: none does
+	panics  map[string]bool // these calls panic, once
+}
+
+func (d *moodyDevice) Unwrap() tier.Device { return d.Device }
+
+func (d *moodyDevice) panicIn(call string) {
+	if d.panics[call] {
+		delete(d.panics, call)
+		panic("in " + call)
+	}
+}
+
+func (d *moodyDevice) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
+	d.panicIn("Alloc")
+	return d.Device.Alloc(s.(moodyStream).Stream, size)
+}
+
+func (d *moodyDevice) Record(s tier.Stream) (tier.Event, error) {
+	d.panicIn("Record")
+	return d.Device.Record(s.(moodyStream).Stream)
+}
+
+func (d *moodyDevice) Free(s tier.Stream, a tier.Addr) error {
+	d.panicIn("Free")
+	switch {
+	case d.refuses:
+		return errFault
+	case a == d.free:
+		panic("in Free")
+	}
+	return d.Device.Free(s.(moodyStream).Stream, a)
+}
+
+func (d *moodyDevice) NewStream() (tier.Stream, error) {
+	s, err := d.Device.NewStream()
+	return moodyStream{s, d}, err
+}
+
+type moodyStream struct {
+	tier.Stream
+	dev *moodyDevice
+}
+
+func (s moodyStream) Close() error {
+	s.dev.panicIn("Close")
+	return s.Stream.Close()
+}
+
+// TestPanickingFrees: a free that panics is as one that the device refuses, and in the log. A release
+// returns, the bytes are retired until the next operation, and nothing is left in the end.
+func TestPanickingFrees(t *testing.T) {
+	for _, call := range []string{"Free", "Record"} {
+		t.Run(call, func(t *testing.T) {
+			tiertest.NoLeaks(t)
+			d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20}), panics: map[string]bool{}}
+			p := newQuietPool(t, d)
+			var log bytes.Buffer
+			p.Panics.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			s := gpuSpace(t, 1<<20, p)
+			first, second := draw(t, s, 2000), draw(t, s, 1000)
+			d.panics[call] = true
+			ok(t, first.Release())
+			usage(t, s, "after a free that panicked", 1024, 2048, 0)
+			if want := `function=Device.` + call + ` panic="in ` + call + `"`; !strings.Contains(log.String(), want) {
+				t.Errorf("the log has %q, and not %q", &log, want)
+			}
+			ok(t, second.Release())
+			usage(t, s, "after another free", 0, 2048, 0)
+			ok(t, draw(t, s, 1000).Release())
+			usage(t, s, "after the free was tried again", 0, 0, 0)
+			if n := d.Outstanding(); n != 0 {
+				t.Errorf("the device has %d bytes outstanding", n)
+			}
+		})
+	}
+}
+
+// newQuietPool is newDevicePool for a device that panics: only to a log of the test's own.
+func newQuietPool(t *testing.T, d tier.Device) *devpool.Memory {
+	p := newDevicePool(t, d)
+	p.Panics.Logger = slog.New(slog.DiscardHandler)
+	return p
+}
+
+// TestRetriedFreePanics: of three frees that the device refused one panics when it is tried again. No
+// free is lost by that, and no allocation fails.
+func TestRetriedFreePanics(t *testing.T) {
+	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
+	p := newQuietPool(t, d)
+	mems, reclaimed := refusedFrees(t, d, p)
+	d.free = mems[1].(tier.DeviceMemory).Addr()
+	first, err := p.Alloc(4096, nil)
+	ok(t, err)
+	if want := []bool{true, false, true}; !slices.Equal(reclaimed, want) {
+		t.Errorf("reclaimed: %v; want %v", reclaimed, want)
+	}
+	d.free = 0
+	second, err := p.Alloc(4096, nil)
+	ok(t, err)
+	if !reclaimed[1] {
+		t.Error("the free that panicked once was not tried again")
+	}
+	p.Free(first, func() {})
+	p.Free(second, func() {})
+	ok(t, p.Close())
+	if n := d.Outstanding(); n != 0 {
+		t.Errorf("the device has %d bytes outstanding", n)
+	}
+}
+
+// TestFreeThatAlwaysPanics: Close tells of it, and the books close all the same.
+func TestFreeThatAlwaysPanics(t *testing.T) {
+	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
+	p := newQuietPool(t, d)
+	m, err := p.Alloc(4096, nil)
+	ok(t, err)
+	d.free = m.(tier.DeviceMemory).Addr()
+	reclaimed := false
+	p.Free(m, func() { reclaimed = true })
+	if err := p.Close(); err == nil || !reclaimed {
+		t.Errorf("Close: %v, reclaimed: %v", err, reclaimed)
+	}
+}
+
+// TestFreesWhenAnAllocationPanics: those that were tried again before it are reclaimed.
+func TestFreesWhenAnAllocationPanics(t *testing.T) {
+	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
+	p := newQuietPool(t, d)
+	_, reclaimed := refusedFrees(t, d, p)
+	d.panics = map[string]bool{"Alloc": true}
+	mustPanic(t, func() { _, _ = p.Alloc(4096, nil) }) // a space makes that an error
+	if slices.Contains(reclaimed, false) {
+		t.Errorf("reclaimed: %v", reclaimed)
+	}
+}
+
+// TestAllocationWhoseEventPanics: the device gets its memory back.
+func TestAllocationWhoseEventPanics(t *testing.T) {
+	for _, free := range []bool{false, true} { // panics, too
+		d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20}), panics: map[string]bool{"Record": true, "Free": free}}
+		p := newQuietPool(t, d)
+		if m, err := p.Alloc(4096, nil); err == nil {
+			t.Errorf("an allocation whose event panicked: %v", m)
+		}
+		m, err := p.Alloc(4096, nil)
+		ok(t, err)
+		p.Free(m, func() {})
+		ok(t, p.Close())
+		if n := d.Outstanding(); n != 0 {
+			t.Errorf("the device has %d bytes outstanding", n)
+		}
+	}
+}
+
+// TestCloseOfAStreamPanics: the last free returns, and what the device refuses is reclaimed as far as
+// the books go.
+func TestCloseOfAStreamPanics(t *testing.T) {
+	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20}), panics: map[string]bool{"Close": true}}
+	p := newQuietPool(t, d)
+	_, reclaimed := refusedFrees(t, d, p)
+	d.refuses = true
+	if err := p.Close(); err == nil || slices.Contains(reclaimed, false) {
+		t.Errorf("Close: %v, reclaimed: %v", err, reclaimed)
+	}
+}
+
+// refusedFrees has the device refuse three frees, which it would accept from then on.
+func refusedFrees(t *testing.T, d *moodyDevice, p *devpool.Memory) (mems []tier.Memory, reclaimed []bool) {
+	reclaimed = make([]bool, 3)
+	for range reclaimed {
+		m, err := p.Alloc(4096, nil)
+		ok(t, err)
+		mems = append(mems, m)
+	}
+	d.refuses = true
+	for i, m := range mems {
+		p.Free(m, func() { reclaimed[i] = true })
+	}
+	d.refuses = false
+	return mems, reclaimed
+}
