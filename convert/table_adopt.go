@@ -56,7 +56,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 		Ranges:     p.Ranges, Adjustments: p.Adjust, Space: t.Space,
 	}
 	before := covered(t.Charged)
-	mem := &lentMemory{release: t.Release, size: covered(p.Ranges, t.Charged) - before}
+	mem := &lentMemory{release: t.Release, panics: &m.panics, size: covered(p.Ranges, t.Charged) - before}
 	parts.Kept = covered(p.Ranges) - mem.size
 	charge := t.Space.Charge(mem.size)
 	if err := t.Space.Inside().Occupy(charge); err != nil {
@@ -89,6 +89,7 @@ type lentMemory struct {
 	size    int64    // not charged elsewhere
 	loans   []func() // each ends one
 	release func()
+	panics  *guard.Log // of both: the memory is its owner's again all the same
 }
 
 // Size implements tier.Memory.
@@ -98,13 +99,13 @@ func (m *lentMemory) Size() int64 { return m.size }
 func (m *lentMemory) GiveBack(reclaimed func()) {
 	m.giveBack()
 	if m.release != nil {
-		m.release()
+		m.panics.Do("DeviceTable.Release", m.release)
 	}
 	reclaimed()
 }
 
 // borrow borrows the ranges from the space's device, if that is a tier.Borrower.
-func (m *lentMemory) borrow(space *tier.Space, ranges []payload.DeviceRange) error {
+func (m *lentMemory) borrow(space *tier.Space, ranges []payload.DeviceRange) (err error) {
 	pool, ok := space.Pool().(interface{ Device() tier.Device })
 	if !ok {
 		return nil
@@ -113,13 +114,18 @@ func (m *lentMemory) borrow(space *tier.Space, ranges []payload.DeviceRange) err
 	if !ok {
 		return nil
 	}
+	defer func() {
+		if err != nil {
+			m.giveBack()
+		}
+	}()
+	defer guard.Error(&err, "Borrower.Borrow")
 	for _, r := range ranges {
 		if r.Length <= 0 {
 			continue
 		}
 		end, err := dev.Borrow(r.Addr, r.Length)
 		if err != nil {
-			m.giveBack()
 			return fmt.Errorf("convert: adopting a table: %w", err)
 		}
 		m.loans = append(m.loans, end)
@@ -129,7 +135,7 @@ func (m *lentMemory) borrow(space *tier.Space, ranges []payload.DeviceRange) err
 
 func (m *lentMemory) giveBack() {
 	for _, end := range m.loans {
-		end()
+		m.panics.Do("giveBack of Borrower.Borrow", end)
 	}
 	m.loans = nil
 }

@@ -3,11 +3,16 @@ package test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/apache/arrow-go/v18/arrow"
+
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -68,6 +73,141 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	if err != nil {
 		t.Errorf("a waiter is not served, though batches could move down: %v", err)
 	} else if err := got.Release(); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestRoomAfterReleaseOfATablePanicked: the Release of an adopted table panics when it has given its
+// memory back. The space's books are exact then, and a waiter for room that can be made is served.
+func TestRoomAfterReleaseOfATablePanicked(t *testing.T) {
+	log := new(syncBuffer)
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.Logger = slog.New(slog.NewTextHandler(log, nil))
+		c.MonitorPeriod = time.Millisecond
+		c.HostMemory = spillway.Bytes(16 << 20)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := gpuOf(t, eng)
+	dev := s.Pool().(interface{ Device() tier.Device }).Device()
+	stream, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const bytes = 400 << 10
+	addr, err := dev.Alloc(stream, bytes)
+	if err := errors.Join(err, stream.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	p, err := eng.Mover().AdoptTable(t.Context(), convert.DeviceTable{
+		Space: s, Schema: arrow.NewSchema([]arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}}, nil), Rows: bytes / 8,
+		Columns: []*convert.DeviceArray{{Length: bytes / 8, Buffers: []convert.DeviceRange{{}, {Addr: addr, Length: bytes}}}},
+		Release: func() {
+			if err := errors.Join(dev.Free(stream, addr), stream.Close()); err != nil {
+				t.Error(err)
+			}
+			panic("in Release")
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Release(); err != nil {
+		t.Error(err)
+	}
+	if u := s.Usage(); u.Used() != 0 {
+		t.Errorf("the table is gone, and the books say %+v", u)
+	}
+	if want := `function=DeviceTable.Release panic="in Release"`; !strings.Contains(log.String(), want) {
+		t.Errorf("the log has %q, and not %q", log, want)
+	}
+	repo := scanOf(t, eng)
+	rec := arrowgen.Ints(1, 10_000, 1) // 80 KB
+	defer rec.Release()
+	gpu := reservation.AnyInTier(tier.GPU)
+	for range 4 {
+		if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(gpu)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
+	if err != nil {
+		t.Errorf("a waiter is not served, though batches could move down: %v", err)
+	} else if err := got.Release(); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// badLoans is a decorated device that lends its memory. Borrow number panics panics, and the end of
+// each loan.
+type badLoans struct {
+	tier.Device
+	panics      int
+	begun, over int
+}
+
+func (d *badLoans) Unwrap() tier.Device { return d.Device }
+
+func (d *badLoans) Borrow(tier.Addr, int64) (giveBack func(), err error) {
+	if d.begun+1 == d.panics {
+		panic("in Borrow")
+	}
+	d.begun++
+	return func() { d.over++; panic("in giveBack") }, nil
+}
+
+// TestPanickingLoans: a Borrow that panics fails the adoption, and loans that panic at their end are
+// over all the same. The space's books are exact.
+func TestPanickingLoans(t *testing.T) {
+	dev := new(badLoans)
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { dev.Device = d; return dev, nil }
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows = 1000
+	stream, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := dev.Alloc(stream, 2*rows*8)
+	if err := errors.Join(err, stream.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	s, released := gpuOf(t, eng), 0
+	column := func(at tier.Addr) *convert.DeviceArray {
+		return &convert.DeviceArray{Length: rows, Buffers: []convert.DeviceRange{{}, {Addr: at, Length: rows * 8}}}
+	}
+	ints := arrow.Field{Type: arrow.PrimitiveTypes.Int64}
+	table := convert.DeviceTable{
+		Space: s, Schema: arrow.NewSchema([]arrow.Field{ints, ints}, nil), Rows: rows,
+		Columns: []*convert.DeviceArray{column(addr), column(addr + rows*8)}, Release: func() { released++ },
+	}
+	dev.panics = 2
+	if _, err := eng.Mover().AdoptTable(t.Context(), table); err == nil || !strings.Contains(err.Error(), "in Borrow") {
+		t.Errorf("a table whose second part cannot be borrowed: %v", err)
+	}
+	if u := s.Usage(); u.Used() != 0 || dev.begun != 1 || dev.over != 1 || released != 0 {
+		t.Errorf("no table was adopted, and the books say %+v, of %d loans %d are over, %d tables were released", u, dev.begun, dev.over, released)
+	}
+	dev.panics = 0
+	p, err := eng.Mover().AdoptTable(t.Context(), table)
+	if err == nil {
+		err = p.Release()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u := s.Usage(); u.Used() != 0 || dev.begun != 3 || dev.over != 3 || released != 1 {
+		t.Errorf("the table is gone, and the books say %+v, of %d loans %d are over, %d tables were released", u, dev.begun, dev.over, released)
+	}
+	if err := errors.Join(dev.Free(stream, addr), stream.Close()); err != nil {
 		t.Error(err)
 	}
 	closeClean(t, eng)
