@@ -77,7 +77,8 @@ type Pool interface {
 	Alloc(size int64, cuts []int64) (Memory, error)
 	// Free takes m back and calls reclaimed exactly once, when the bytes are
 	// free: before it returns, or later from a goroutine of the pool's, in
-	// either case with no lock held.
+	// either case with no lock held. It must not panic: what it calls of a
+	// program's, such as a decorated device, may.
 	Free(m Memory, reclaimed func())
 	// Close waits until what was freed is reclaimed and gives everything back
 	// that is not handed out. What is handed out stays usable and goes back when

@@ -23,7 +23,7 @@ type SpaceConfig struct {
 	Pool      Pool         // hands out the memory; the space closes it
 	Hint      string       // the setting that would make the space larger, for error messages
 	Quota     Quota        // charged for what is reserved here; may be nil, and shared by spaces
-	Logger    *slog.Logger // logs panics of listeners and of Pool.Free; nil means slog.Default
+	Logger    *slog.Logger // logs panics of listeners; nil means slog.Default
 }
 
 // What a space tells its listeners; see Subscribe.
@@ -51,7 +51,7 @@ type Space struct {
 	lost    atomic.Pointer[LostError]
 
 	holds  holds.List // what keeps memory
-	panics guard.Log  // of the listeners, and of the pool when it frees
+	panics guard.Log  // of the listeners
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 

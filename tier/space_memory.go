@@ -80,8 +80,8 @@ func (s *Space) name(full *NoSpaceError, size int64) {
 }
 
 // free returns a buffer's memory. The bytes are retired until the pool says
-// that the device is done with them. A panic of a backend ends here, because the caller's other
-// memory must be freed. The bytes then stay retired: nobody knows whether the device still has them.
+// that the device is done with them. A panic goes on: those of a device or of a program's functions
+// end in the pool, so it is a bug of the pool's or in the books.
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	s.mu.Lock()
@@ -93,7 +93,6 @@ func (s *Space) free(b *Buffer) {
 	if m, ok := b.mem.(giver); ok {
 		free = func(_ Memory, reclaimed func()) { m.GiveBack(reclaimed) }
 	}
-	defer s.panics.Recover("Pool.Free")
 	free(b.mem, func() {
 		if account != nil && account.Credit(charge) {
 			return
@@ -115,6 +114,6 @@ type Account interface {
 // buffer of such memory returns it there instead of to the space's pool.
 type giver interface {
 	// GiveBack is called once, when the memory is not in use any more, with no lock held. It calls
-	// reclaimed when the memory is its owner's again, as Pool.Free does.
+	// reclaimed when the memory is its owner's again, as Pool.Free does, and must not panic either.
 	GiveBack(reclaimed func())
 }
