@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -50,11 +51,11 @@ func caught(p any, what string) *PanicError {
 }
 
 // Log writes panics to a log. Of a function that panics again and again the first is
-// written, then the second, the fourth and so on. The zero value is ready and writes to
-// slog.Default. It is safe for concurrent use.
+// written, then the second, the fourth and so on; other functions count by themselves. The zero
+// value is ready and writes to slog.Default. It is safe for concurrent use.
 type Log struct {
 	Logger *slog.Logger
-	count  atomic.Uint64
+	counts sync.Map // *atomic.Uint64 by what panicked
 }
 
 // Recover is deferred: it ends a panic, and writes it to the log.
@@ -72,7 +73,8 @@ func (l *Log) Do(what string, f func()) (returned bool) {
 }
 
 func (l *Log) write(e *PanicError) {
-	n := l.count.Add(1)
+	count, _ := l.counts.LoadOrStore(e.What, new(atomic.Uint64))
+	n := count.(*atomic.Uint64).Add(1)
 	if bits.OnesCount64(n) > 1 {
 		return
 	}

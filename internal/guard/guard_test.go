@@ -60,6 +60,26 @@ func TestLog(t *testing.T) {
 	<-over
 }
 
+// TestLogOfSeveralFunctions: a function that has panicked often does not hide the first panics of
+// others, and none of them hides its later ones.
+func TestLogOfSeveralFunctions(t *testing.T) {
+	var out bytes.Buffer
+	l := guard.Log{Logger: slog.New(slog.NewTextHandler(&out, nil))}
+	for range 2 {
+		l.Do("a listener", func() { panic("boom") })
+	}
+	for range 4 {
+		l.Do("an observer", func() { panic("boom") })
+		l.Do("a clock", func() { panic("boom") })
+	}
+	l.Do("a listener", func() { panic("boom") })
+	for what, want := range map[string]int{"a listener": 2, "an observer": 3, "a clock": 3} {
+		if n := strings.Count(out.String(), `function="`+what+`" panic=boom`); n != want {
+			t.Errorf("%s has %d lines, want %d", what, n, want)
+		}
+	}
+}
+
 // brokenHandler panics with what it is given for each record.
 type brokenHandler struct {
 	slog.Handler
