@@ -1,12 +1,15 @@
 package test
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -119,6 +122,34 @@ func TestNoCliff(t *testing.T) {
 				dropAll(t, all)
 				closeClean(t, eng)
 			})
+		})
+	}
+}
+
+// TestTaskOnOneOfFourGPUs: for a task that may run on any of four GPUs, no more moves than with one.
+func TestTaskOnOneOfFourGPUs(t *testing.T) {
+	var ofOne int64
+	for _, n := range []int{1, 4} {
+		synctest.Test(t, func(t *testing.T) {
+			eng := openMarked(t, 64*mib, func(c *spillway.Config) {
+				c.GPUMarks.Trigger, c.HostMemory = 0.98, spillway.Bytes(512*mib)
+				c.GPUs = slices.Repeat(c.GPUs, n)
+			})
+			all := onGPU(t, eng, 57*n)
+			task := spillway.Task{Output: 16 * mib, Overhead: admission.None}
+			if err := eng.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }); err != nil {
+				t.Error(err)
+			}
+			sampled()
+			moved := eng.Stats().Monitor.Bytes
+			if n == 1 {
+				ofOne = moved
+			}
+			if moved == 0 || moved > ofOne {
+				t.Errorf("%d bytes were moved for a task of 16 MiB with %d GPUs, %d with one", moved, n, ofOne)
+			}
+			dropAll(t, all)
+			closeClean(t, eng)
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -157,67 +158,57 @@ func passedBy(err error) bool {
 	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost)
 }
 
-// await reserves asks in the first space that has the room.
-func (a *Admitter) await(ctx context.Context, asks []ask) (got, error) {
-	g, err := a.awaitAny(ctx, asks)
+// anyOf is the strategy of asks.
+type anyOf []ask
+
+func (a anyOf) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	for i := range a {
+		dst = append(dst, a[i].space)
+	}
+	return dst
+}
+
+func (a anyOf) String() string {
+	names := make([]string, len(a))
+	for i := range a {
+		names[i] = a[i].space.ID().String()
+	}
+	return "any of " + strings.Join(names, ", ")
+}
+
+// BytesIn implements reservation.Sized.
+func (a anyOf) BytesIn(s *tier.Space, _ int64) int64 { return a.in(s).reserve }
+
+func (a anyOf) in(s *tier.Space) ask {
+	return a[slices.IndexFunc(a, func(k ask) bool { return k.space == s })]
+}
+
+// await reserves one of asks: the first for which there is room, or else, with waiting, in the space
+// that has room first. That is one request, so that the monitor makes room in one space for it.
+func (a *Admitter) await(ctx context.Context, asks anyOf) (got, error) {
+	r, err := a.tryInOrder(asks)
+	if err == nil && r.IsZero() {
+		r, err = a.reservations.Reserve(ctx, asks, 0, reservation.WithPolicy(a.rules.Policy))
+	}
 	if err != nil {
 		return got{}, err
 	}
-	if n := g.r.Bytes() - g.keep; n > 0 {
-		if err := g.r.Shrink(n); err != nil {
-			return got{}, errors.Join(err, g.r.Release())
+	g := got{asks.in(r.Space()), r}
+	if n := r.Bytes() - g.keep; n > 0 {
+		if err := r.Shrink(n); err != nil {
+			return got{}, errors.Join(err, r.Release())
 		}
 	}
 	return g, nil
 }
 
-func (a *Admitter) awaitAny(ctx context.Context, asks []ask) (got, error) {
-	if len(asks) == 1 {
-		return a.reserve(ctx, asks[0])
-	}
-	for _, k := range asks { // in order, as long as no task has to wait
-		r, err := a.reservations.TryReserve(in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy))
-		if err == nil {
-			return got{k, r}, nil
-		}
-		if !passedBy(err) {
-			return got{}, err
-		}
-	}
-	// The amount differs from space to space, so it is not one request of the manager's.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type result struct {
-		got
-		err error
-	}
-	results := make(chan result, len(asks))
+// tryInOrder is the zero value if none of asks has room now.
+func (a *Admitter) tryInOrder(asks anyOf) (reservation.Reservation, error) {
 	for _, k := range asks {
-		go func() {
-			g, err := a.reserve(ctx, k)
-			results <- result{g, err}
-		}()
-	}
-	var first got
-	var errs []error
-	for range asks {
-		switch r := <-results; {
-		case r.err != nil:
-			errs = append(errs, r.err)
-		case first.r.IsZero():
-			first = r.got
-			cancel()
-		default: // two at once
-			_ = r.r.Release() // it is new, so that there is no error
+		r, err := a.reservations.TryReserve(in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy))
+		if !passedBy(err) { // also where there is none
+			return r, err
 		}
 	}
-	if first.r.IsZero() {
-		return got{}, errors.Join(errs...)
-	}
-	return first, nil
-}
-
-func (a *Admitter) reserve(ctx context.Context, k ask) (got, error) {
-	r, err := a.reservations.Reserve(ctx, in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy))
-	return got{k, r}, err
+	return reservation.Reservation{}, nil
 }
