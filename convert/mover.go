@@ -61,7 +61,8 @@ type Mover struct {
 	cfg        MoverConfig
 	stats      stats
 	operations *operations
-	ended      chan struct{} // closed when all operations have ended, for good
+	ended      context.Context // ends, with tier.ErrClosed, when all operations have ended for good
+	end        context.CancelCauseFunc
 	losses     *losses
 	panics     guard.Log // of events: the move has ended
 	// clearing has, for each space, a token for the goroutine that makes room in one piece there.
@@ -81,12 +82,13 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	}
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{
-		cfg: cfg, operations: newOperations(), ended: make(chan struct{}), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
+		cfg: cfg, operations: newOperations(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
 		clearing: make(map[tier.ID]chan struct{}),
 	}
 	for _, s := range cfg.Reservations.Spaces().All() {
 		m.clearing[s.ID()] = make(chan struct{}, 1)
 	}
+	m.ended, m.end = context.WithCancelCause(context.Background())
 	return m, nil
 }
 
@@ -97,7 +99,7 @@ func (m *Mover) Close() error {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	m.losses.close()
-	close(m.ended)
+	m.end(tier.ErrClosed)
 	return nil
 }
 
@@ -236,8 +238,8 @@ type inside struct{ *Mover }
 // Inside returns what only an engine does with its mover. Programs have no use for it.
 func (m *Mover) Inside() inside { return inside{m} }
 
-// Ended returns what is closed once Close has ended all moves.
-func (m inside) Ended() <-chan struct{} { return m.ended }
+// Ended returns a context that ends, with tier.ErrClosed, once Close has ended all moves.
+func (m inside) Ended() context.Context { return m.ended }
 
 // DictionaryBytes returns what the dictionaries that batches in a space share are
 // charged there. It is not part of the batches' own bytes.

@@ -211,9 +211,9 @@ func (c *Claim) leaveDroppedLocked(s *signals) {
 }
 
 // Consume ends the claim of a task that has succeeded: the batches are dropped; the data
-// of those with open handles goes with the last of them. If the monitor is just moving
-// one, that is waited for. After the claim has ended it changes nothing and returns
-// tier.ErrReleased.
+// of those with open handles goes with the last of them. If one is just being moved, that is waited
+// for; once the engine is closed, it is left to the owner of the Transit. After the claim has ended
+// it changes nothing and returns tier.ErrReleased.
 func (c *Claim) Consume() error {
 	r := c.r
 	r.mu.Lock()
@@ -232,7 +232,8 @@ func (c *Claim) Consume() error {
 	var failed []error
 	for _, e := range own {
 		var se *batch.StateError
-		if err := discard(e.b); err != nil && !errors.As(err, &se) { // else it was dropped in place
+		err := r.m.discard(e.b)
+		if !errors.As(err, &se) && err != context.Cause(r.m.ended) { // else it was dropped in place, or is its transit's
 			failed = append(failed, err)
 		}
 		r.remove(e)

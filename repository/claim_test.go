@@ -249,7 +249,7 @@ func TestBytesOfAClaimedBatch(t *testing.T) {
 	if n := r.Bytes(k); n != bodySize {
 		t.Errorf("after the claim the repository counts %d bytes", n)
 	}
-	check(t, discard(c.Batches()[1]))
+	check(t, c.Batches()[1].Drop())
 }
 
 // TestCloseTakesClaimsBack: an open claim, which may never end, holds up neither a close nor the

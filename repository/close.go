@@ -119,21 +119,11 @@ func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (drop
 		case !errors.As(err, &se):
 			r.remove(e)
 			return true, bytes, err
-		case se.State == batch.Released || r.m.hasEnded():
+		case se.State == batch.Released || r.m.ended.Err() != nil:
 			r.remove(e)
 			return false, 0, nil
 		}
 		r.putBack(e) // in transit since
-	}
-}
-
-// hasEnded reports whether the mover is closed.
-func (m *Manager) hasEnded() bool {
-	select {
-	case <-m.ended:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -149,8 +139,8 @@ func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (_ *entry, changed,
 	case e.holder != nil && r.mu.closed: // its holder may keep it for ever, and will find out
 		e.holdLocked(nil)
 		return e, nil, nil
-	case e.class == inTransit && !r.m.hasEnded():
-		return nil, e.waitLocked(), r.m.ended
+	case e.class == inTransit && r.m.ended.Err() == nil:
+		return nil, e.waitLocked(), r.m.ended.Done()
 	case e.class == claimed:
 		return nil, e.waitLocked(), nil
 	}

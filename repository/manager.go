@@ -52,7 +52,7 @@ type Mover interface {
 
 // ending is a Mover that says when it is closed: what is in transit from then on is a program's own
 // Transit, which may stay open for ever.
-type ending interface{ Ended() <-chan struct{} }
+type ending interface{ Ended() context.Context }
 
 // Config is what the repositories of a plan work with.
 type Config struct {
@@ -79,7 +79,7 @@ type Manager struct {
 	ids  *batch.IDs
 	seq  atomic.Uint64 // of the last batch that arrived
 
-	ended <-chan struct{} // see ending; nil if the mover does not say
+	ended context.Context // see ending; never, if the mover does not say
 	calls *gate.Gate      // those that have memory of batches which no repository and no user has
 
 	mu struct {
@@ -94,7 +94,7 @@ type Manager struct {
 // NewManager returns a manager without repositories. The name is for error messages; plan is the
 // number by which the batches' places distinguish plans.
 func NewManager(name string, plan uint64, cfg Config) *Manager {
-	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs, calls: new(gate.Gate)}
+	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs, ended: context.Background(), calls: new(gate.Gate)}
 	if m.ids == nil {
 		m.ids = new(batch.IDs)
 	}
@@ -256,7 +256,7 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 				_, _, e := ports[i].drop(context.WithoutCancel(ctx), c.b, leaveClaimed)
 				err = errors.Join(err, e)
 			} else {
-				err = errors.Join(err, discard(c.b))
+				err = errors.Join(err, m.discard(c.b))
 			}
 		}
 		return err

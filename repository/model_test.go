@@ -293,7 +293,7 @@ func takeOne(m *fakeMover, r *Repository, i, partition int, got func(int64)) err
 			return end(err)
 		}
 		got(m.numberOf(b))
-		return discard(b)
+		return b.Discard(background)
 	case 2:
 		var t *batch.Transit
 		b, err := r.Take(background, partition, batch.InTransit, Into(&t))
@@ -301,14 +301,14 @@ func takeOne(m *fakeMover, r *Repository, i, partition int, got func(int64)) err
 			return end(err)
 		}
 		got(m.numberOf(b))
-		return errors.Join(t.Abort(), discard(b))
+		return errors.Join(t.Abort(), b.Discard(background))
 	case 3:
 		b, err := r.Take(background, partition, batch.Idle)
 		if err != nil {
 			return end(err)
 		}
 		got(m.numberOf(b))
-		return discard(b)
+		return b.Discard(background)
 	case 4:
 		for h, err := range r.Drain(background, partition, tier.Host, WaitInput()) {
 			if err != nil {

@@ -97,7 +97,7 @@ func takeEach(m *fakeMover, got func(int64), take func() (*batch.Batch, error)) 
 			return err
 		}
 		got(m.numberOf(b))
-		if err := discard(b); err != nil {
+		if err := b.Discard(background); err != nil {
 			return err
 		}
 	}

@@ -198,15 +198,17 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 		return err
 	}
 	if err := r.insert(partition, b, seq); err != nil {
-		return errors.Join(err, discard(b))
+		return errors.Join(err, r.m.discard(b))
 	}
 	return nil
 }
 
-// discard drops a batch that was made and cannot be put. The monitor knows it and may be moving it
-// just now. discard waits for that, whatever contexts say, because no other code would drop it. It
-// is not long: the monitor's moves wait for nothing.
-func discard(b *batch.Batch) error { return b.Discard(context.Background()) }
+// discard drops a batch that no taker can get. The monitor knows it and may be moving it just now.
+// discard waits for that, whatever contexts of callers say, because no other code would drop it. It
+// is not long: the monitor's moves wait for nothing. Once the mover is closed, only a program has
+// batches in transit. Such a batch is left to the owner of the Transit, and the error is the cause
+// of m.ended.
+func (m *Manager) discard(b *batch.Batch) error { return b.Discard(m.ended) }
 
 // ingest makes a batch of rec that is fit for the partition and not yet in it, and returns the
 // order of its arrival.

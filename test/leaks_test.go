@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway"
@@ -16,21 +17,26 @@ import (
 )
 
 // TestCloseWithOpenTransits: Close does not wait for transits that a program has open, of a batch
-// that is in a repository or in an open claim. It reports their memory, and they can be ended.
-func TestCloseWithOpenTransits(t *testing.T) {
+// that is in a repository, in an open claim, or in a claim that is being consumed. It reports their
+// memory, and they can be ended.
+func TestCloseWithOpenTransits(t *testing.T) { synctest.Test(t, testCloseWithOpenTransits) }
+
+func testCloseWithOpenTransits(t *testing.T) {
 	eng, _ := openSmall(t, 1<<20, 1<<20)
 	repo := scanOf(t, eng)
 	rec := arrowgen.Ints(1, 1000, 1)
 	defer rec.Release()
 	var batches []*batch.Batch
 	var transits []*batch.Transit
-	for partition := range 2 {
+	var claim *repository.Claim
+	for partition := range 3 {
 		if err := repo.Put(t.Context(), partition, rec); err != nil {
 			t.Fatal(err)
 		}
 		b, _ := repo.Peek(partition)
-		if partition == 1 {
-			if _, err := repo.Claim(t.Context(), partition, 1); err != nil {
+		var err error
+		if partition > 0 {
+			if claim, err = repo.Claim(t.Context(), partition, 1); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -40,16 +46,28 @@ func TestCloseWithOpenTransits(t *testing.T) {
 		}
 		batches, transits = append(batches, b), append(transits, tr)
 	}
+	consumed := make(chan error, 1)
+	go func() { consumed <- claim.Consume() }()
+	synctest.Wait()
+	if len(consumed) != 0 {
+		t.Error("Consume does not wait for the transit")
+	}
 	closed := make(chan error, 1)
 	go func() { closed <- eng.Close() }()
 	var leak *spillway.LeakError
 	select {
 	case err := <-closed:
-		if !errors.As(err, &leak) || len(leak.Leaks) != 2 {
+		if !errors.As(err, &leak) || len(leak.Leaks) != 3 {
 			t.Errorf("closing with open transits: %v", err)
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("Close waits for transits that the program has open")
+	}
+	if err := <-consumed; err != nil {
+		t.Errorf("the claim that waited for a transit: %v", err)
+	}
+	if n := repo.Total(); n != 0 {
+		t.Errorf("%d batches are left in the repository", n)
 	}
 	for i, b := range batches {
 		if err := errors.Join(transits[i].Abort(), b.Drop()); err != nil {
