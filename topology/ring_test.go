@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -89,6 +90,22 @@ func TestLarge(t *testing.T) {
 		}
 		if top.Limits.MemoryBytes != 16*gib {
 			t.Errorf("%s: limits %+v", name, top.Limits)
+		}
+	}
+}
+
+// TestDeep: what is below more directories than are open at a time is found, and none stays open.
+func TestDeep(t *testing.T) {
+	deep := strings.Repeat("/a", 100)
+	root := tree(t, base+"-- proc/self/cgroup --\n0::"+deep+"\n-- proc/self/mountinfo --\n1 0 0:1 / /cg rw - cgroup2 x rw\n-- cg"+deep+"/memory.max --\n1073741824\n")
+	l := discover(t, topology.Options{Root: root}).Limits
+	if l.MemoryBytes != gib || l.MemorySource != "/cg"+deep+"/memory.max" {
+		t.Errorf("got %+v", l)
+	}
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, fd := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(to, root) {
+			t.Errorf("%s is open", to)
 		}
 	}
 }
