@@ -13,7 +13,7 @@ import (
 // TestNVMLFailsAtEachCall: whichever call fails, as a lost GPU's do or as unknown things do, there
 // is a warning, the matrix is the same from both sides, and the GPU that did not fail is as it was.
 func TestNVMLFailsAtEachCall(t *testing.T) {
-	root := unpack(t, "mig")
+	root := readOnly(t, "mig")
 	whole := discover(t, topology.Options{Root: root, GPUs: migs().source()})
 	for _, code := range []nvml.Code{errLost, errUnknown, nvml.ErrNotSupported} {
 		calls := 0

@@ -36,7 +36,7 @@ func TestLibrary(t *testing.T) {
 	if n := f.Initialized(); n != 0 {
 		t.Errorf("the library is left initialized %d times", n)
 	}
-	if top := discover(t, topology.Options{Root: unpack(t, "mig"), GPUs: topology.NVMLAt(f.Path)}); len(top.Warnings) > 0 {
+	if top := discover(t, topology.Options{Root: readOnly(t, "mig"), GPUs: topology.NVMLAt(f.Path)}); len(top.Warnings) > 0 {
 		t.Errorf("warnings %q", top.Warnings)
 	}
 }

@@ -226,7 +226,7 @@ func TestNodeByAffinity(t *testing.T) {
 }
 
 func TestMIG(t *testing.T) {
-	root := unpack(t, "mig")
+	root := readOnly(t, "mig")
 	top := discover(t, topology.Options{Root: root, GPUs: migs().source()})
 	golden(t, "mig.nvml.json", asJSON(t, top))
 	golden(t, "mig.nvml.table", top.String())
@@ -244,7 +244,7 @@ func TestMIG(t *testing.T) {
 // TestNVMLFails: what the library cannot return is a warning; without it, the PCI bus is what is
 // known.
 func TestNVMLFails(t *testing.T) {
-	root := unpack(t, "mig")
+	root := readOnly(t, "mig")
 	refuses := func(code nvml.Code) func(*fakeLibrary) {
 		return func(l *fakeLibrary) {
 			l.open = &nvml.Error{Call: "nvmlInit_v2", Code: code, Text: "told by the library"}
@@ -301,7 +301,7 @@ func TestNVMLFails(t *testing.T) {
 }
 
 func TestVisibleInstances(t *testing.T) {
-	root := unpack(t, "mig")
+	root := readOnly(t, "mig")
 	for value, want := range map[string]string{
 		"MIG-b2000000-0000-5000-8000-000000000000": "0/MIG-b2000000-0000-5000-8000-000000000000/3",
 		"MIG-b3": "0/MIG-b3000000-0000-5000-8000-000000000000/4",
@@ -348,7 +348,7 @@ func TestVisibleInstances(t *testing.T) {
 // TestVisibleBesideLost: where the driver cannot ask one GPU, the others keep their numbers, and a
 // value that may mean that one is no mistake.
 func TestVisibleBesideLost(t *testing.T) {
-	root := unpack(t, "mig")
+	root := readOnly(t, "mig")
 	for _, c := range []struct {
 		lost        int
 		value, want string

@@ -251,7 +251,7 @@ func TestStackedInterfaces(t *testing.T) {
 }
 
 func TestVisibleDevices(t *testing.T) {
-	root := unpack(t, "dgx-a100")
+	root := readOnly(t, "dgx-a100")
 	for value, want := range map[string]string{
 		"": "", "-1": "", " ": "", "NoDevFiles": "", "0": "0", "2,0": "2 0", " 7 , 6 ": "7 6", "1,-1,0": "1", "0,1,2,3,4,5,6,7": "0 1 2 3 4 5 6 7",
 		"8": "error", "0,8": "error", "0,0": "error", "x": "error", "0,x": "error", "0,": "error", ",": "error", "-2": "error", "0x1": "error", "1.0": "error", "99999999999999999999": "error", "all": "error",
