@@ -80,7 +80,7 @@ func TestNoBufferIsMissing(t *testing.T) {
 		if nestedExtension(dt) || hasExtension(dt) {
 			continue
 		}
-		for k, rows := range []int{0, 1, 9, 3000} {
+		for k, rows := range []int{0, 1, 9, 800} {
 			if (i+k)%step != first {
 				continue
 			}

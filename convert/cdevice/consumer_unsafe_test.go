@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -39,8 +40,35 @@ func buildConsumer(t *testing.T) consumer {
 //go:embed testdata/*.c
 var sources embed.FS
 
-// build compiles and loads a library of testdata.
+// compiled are the libraries of testdata, by source.
+var compiled struct {
+	sync.Mutex
+	libraries map[string][]byte
+}
+
+// build loads a library of testdata, which is compiled once. Each test has one with a state of its
+// own.
 func build(t *testing.T, source string) uintptr {
+	t.Helper()
+	compiled.Lock()
+	defer compiled.Unlock()
+	lib := filepath.Join(t.TempDir(), "libconsumer.so")
+	if code, ok := compiled.libraries[source]; ok {
+		if err := os.WriteFile(lib, code, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		compile(t, source, lib)
+	}
+	h, err := purego.Dlopen(lib, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// compile makes a library of a source, and adds it to those that are compiled.
+func compile(t *testing.T, source, lib string) {
 	t.Helper()
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
@@ -50,7 +78,6 @@ func build(t *testing.T, source string) uintptr {
 	if err := os.CopyFS(dir, sources); err != nil {
 		t.Fatal(err)
 	}
-	lib := filepath.Join(dir, "libconsumer.so")
 	out, err := exec.CommandContext(t.Context(), gcc, "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", lib, filepath.Join(dir, "testdata", source), "-ldl").CombinedOutput()
 	if bytes.Contains(out, []byte(".h: No such file")) {
 		t.Skipf("needs the headers of the C library: %s", out)
@@ -58,11 +85,14 @@ func build(t *testing.T, source string) uintptr {
 	if err != nil {
 		t.Fatalf("compiling the consumer: %v\n%s", err, out)
 	}
-	h, err := purego.Dlopen(lib, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	code, err := os.ReadFile(lib)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	if compiled.libraries == nil {
+		compiled.libraries = make(map[string][]byte)
+	}
+	compiled.libraries[source] = code
 }
 
 func function(t *testing.T, library uintptr, name string) uintptr {

@@ -52,7 +52,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 			t.Fatal(err)
 		}
 	}
-	const capacity, chunk = rigMemory, 64 << 10
+	const capacity, chunk = rigMemory, 16 << 10
 	r := &rig{dev: device}
 	if wrap != nil {
 		r.dev = wrap(device)
