@@ -51,19 +51,26 @@ type Entry struct {
 // written twice) is the error.
 func Parse(text string) ([]Entry, error) {
 	var entries []Entry
+	var body []byte // of the last entry
+	ended := func() {
+		if n := len(entries); n > 0 && len(body) > 0 {
+			entries[n-1].Text = string(body)
+		}
+		body = body[:0]
+	}
 	seen := map[string]bool{}
 	for number, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
 		header, ok := cutHeader(line)
 		if !ok {
 			if n := len(entries); n > 0 {
-				last := &entries[n-1]
-				if last.Kind != File {
+				if last := entries[n-1]; last.Kind != File {
 					return nil, fmt.Errorf("treefile: line %d: text below %q, which is no file", number+1, last.Path)
 				}
-				last.Text += line + "\n"
+				body = append(append(body, line...), '\n')
 			}
 			continue
 		}
+		ended()
 		e := Entry{Path: header}
 		if name, target, ok := strings.Cut(header, " -> "); ok {
 			e = Entry{Path: name, Kind: Link, Text: target}
@@ -79,6 +86,7 @@ func Parse(text string) ([]Entry, error) {
 		seen[e.Path] = true
 		entries = append(entries, e)
 	}
+	ended()
 	return entries, nil
 }
 
