@@ -193,7 +193,7 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 		return nil, nil, err
 	}
 	faults.Arm()
-	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(ctx, top, eng), config: f.engine.describe(eng, cfg.Disks)}
+	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(top, eng), config: f.engine.describe(eng, cfg.Disks)}
 	m.config.GPU = "none"
 	return m, open, eng.Close()
 }

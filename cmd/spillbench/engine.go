@@ -76,7 +76,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 			log.once(w.String())
 		}
 	}
-	m := &machine{topology: top, engine: eng, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(ctx, top, eng)}
+	m := &machine{topology: top, engine: eng, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(top, eng)}
 	m.config = e.describe(eng, cfg.Disks)
 	return m, nil
 }

@@ -77,7 +77,7 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, 
 		return err
 	}
 	doc := &report.Quota{
-		Header: report.NewHeader("quota", report.MachineEnv(ctx, top), nil),
+		Header: report.NewHeader("quota", report.MachineEnv(top), nil),
 		Limit:  s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical, Ledger: s.Ledger, Group: s.Group, Holders: []leases.Holder{},
 	}
 	if s.Ratio != nil {

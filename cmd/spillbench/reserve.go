@@ -105,7 +105,7 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	if err != nil {
 		return err
 	}
-	env := report.MachineEnv(ctx, top)
+	env := report.MachineEnv(top)
 	env.ProbeDisk(os.TempDir()) // no part of the figures, and of every description of a machine
 	doc := &report.Reserve{
 		Header: report.NewHeader("reserve", env, nil),

@@ -47,7 +47,7 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	if err != nil {
 		return err
 	}
-	env := report.MachineEnv(ctx, top)
+	env := report.MachineEnv(top)
 	if root == "" {
 		env.ProbeDisk(os.TempDir()) // where run spills by default
 	} else {

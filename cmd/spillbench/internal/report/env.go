@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway"
@@ -23,14 +24,14 @@ import (
 
 // MachineEnv describes the machine without an engine: the GPU is the first of the topology, by its
 // PCI number if its name is not known, or what an engine has where there is none.
-func MachineEnv(ctx context.Context, t *topology.Topology) Env {
+func MachineEnv(t *topology.Topology) Env {
 	e := Env{
 		CPU:    t.CPU.Model,
 		Cores:  t.Limits.CPUs,
 		Memory: t.Limits.MemoryBytes,
 		Kernel: kernel(),
 		GPU:    simulated,
-		Commit: commit(ctx),
+		Commit: commit(),
 	}
 	if e.Cores == 0 {
 		e.Cores = runtime.GOMAXPROCS(0)
@@ -56,8 +57,8 @@ func kernel() string {
 }
 
 // EngineEnv describes the machine as eng uses it.
-func EngineEnv(ctx context.Context, t *topology.Topology, eng *spillway.Engine) Env {
-	e := MachineEnv(ctx, t)
+func EngineEnv(t *topology.Topology, eng *spillway.Engine) Env {
+	e := MachineEnv(t)
 	e.GPU, e.Driver, e.PCIeLink, e.DirectIO = "", "", "", true
 	var systems []string
 	for _, s := range eng.Spaces() {
@@ -113,9 +114,9 @@ func link(g topology.GPU) string {
 	return fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
 }
 
-// commit returns the revision that the program was built from. `go run` stamps none. Then git is
-// queried, and without git it stays unknown.
-func commit(ctx context.Context) string {
+// commit returns the revision that the program was built from, which does not change while it runs.
+// `go run` stamps none. Then git is queried, and without git it stays unknown.
+var commit = sync.OnceValue(func() string {
 	var revision, modified string
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -128,19 +129,19 @@ func commit(ctx context.Context) string {
 		}
 	}
 	if revision == "" {
-		return gitCommit(ctx)
+		return gitCommit()
 	}
 	if modified == "true" {
 		revision += "+dirty"
 	}
 	return revision
-}
+})
 
 // gitPatience bounds what a description of the machine may cost.
 const gitPatience = 500 * time.Millisecond
 
-func gitCommit(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, gitPatience)
+func gitCommit() string {
+	ctx, cancel := context.WithTimeout(context.Background(), gitPatience)
 	defer cancel()
 	git := func(args ...string) string {
 		out, err := exec.CommandContext(ctx, "git", args...).Output()
@@ -149,8 +150,8 @@ func gitCommit(ctx context.Context) string {
 		}
 		return strings.TrimSpace(string(out))
 	}
-	top := git("rev-parse", "--show-toplevel")
-	if top == "" {
+	top, revision, ok := strings.Cut(git("rev-parse", "--show-toplevel", "HEAD"), "\n")
+	if !ok {
 		return ""
 	}
 	// Only in a checkout of this program: another repository's commit would be a lie.
@@ -158,8 +159,7 @@ func gitCommit(ctx context.Context) string {
 	if err != nil || !strings.HasPrefix(string(mod), "module github.com/spillway-db/spillway\n") {
 		return ""
 	}
-	revision := git("rev-parse", "HEAD")
-	if revision != "" && git("status", "--porcelain", "--untracked-files=no") != "" {
+	if git("status", "--porcelain", "--untracked-files=no") != "" {
 		revision += "+dirty"
 	}
 	return revision

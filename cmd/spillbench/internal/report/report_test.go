@@ -125,15 +125,15 @@ func TestMachineEnv(t *testing.T) {
 		CPU: topology.CPU{Model: "A CPU"}, Limits: topology.Limits{CPUs: 6, MemoryBytes: 1 << 30},
 		GPUs: []topology.GPU{{Name: "A GPU", Driver: "nvidia", PCIeGeneration: 4, PCIeWidth: 16}},
 	}
-	e := MachineEnv(t.Context(), top)
+	e := MachineEnv(top)
 	if e.CPU != "A CPU" || e.Cores != 6 || e.Memory != 1<<30 || e.GPU != "A GPU" || e.Driver != "nvidia" || e.PCIeLink != "PCIe 4 x16" || e.Kernel == "" {
 		t.Errorf("%+v", e)
 	}
 	top.GPUs[0].Name, top.GPUs[0].DeviceID = "", "10de:2330"
-	if e := MachineEnv(t.Context(), top); e.GPU != "10de:2330" {
+	if e := MachineEnv(top); e.GPU != "10de:2330" {
 		t.Errorf("of a GPU without a name: %+v", e)
 	}
-	if e := MachineEnv(t.Context(), new(topology.Topology)); e.Cores < 1 || e.GPU != "sim" || e.PCIeLink != "" {
+	if e := MachineEnv(new(topology.Topology)); e.Cores < 1 || e.GPU != "sim" || e.PCIeLink != "" {
 		t.Errorf("of nothing: %+v", e)
 	}
 }
