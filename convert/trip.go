@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -149,17 +151,22 @@ func (t *trip) vain(ctx context.Context) (_ context.Context, done func()) {
 }
 
 // untilVain returns a context that ends, with cause, when b is as is says or was dropped; or with
-// errLost when the space is lost. done must be called.
+// errLost when the space is lost, or the error of an is that panics. done must be called.
 func (m *Mover) untilVain(ctx context.Context, b *batch.Batch, space *tier.Space, is func(batch.Info) bool, cause error) (_ context.Context, done func()) {
 	ctx, end := m.untilLost(ctx, space)
 	ctx, cancel := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
+	vain := func() (_ bool, err error) { // it asks strategies and payloads of the program's
+		defer guard.Error(&err, "a strategy or a payload")
+		now := b.Info()
+		return now.State == batch.Released || is(now), nil
+	}
 	go func() {
 		defer close(watched)
 		for {
 			changed := b.Changed()
-			if now := b.Info(); now.State == batch.Released || is(now) {
-				cancel(cause)
+			if over, err := vain(); over || err != nil {
+				cancel(cmp.Or(err, cause))
 				return
 			}
 			select {

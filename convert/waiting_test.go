@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -71,5 +74,83 @@ func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	}
 	if n := gpu.Inside().Subscribers(); n != before {
 		t.Errorf("%d subscriptions are left, %d were there before", n, before)
+	}
+}
+
+// armed panics once, when it is set.
+type armed struct{ atomic.Bool }
+
+func (a *armed) call(what string) {
+	if a.CompareAndSwap(true, false) {
+		panic("in " + what)
+	}
+}
+
+// panicsInSpace is a payload of a program's own, and panicsInCandidates a strategy.
+type (
+	panicsInSpace struct {
+		strange
+		*armed
+	}
+	panicsInCandidates struct {
+		reservation.Strategy
+		*armed
+	}
+)
+
+func (p panicsInSpace) Space() *tier.Space {
+	p.call("Space")
+	return p.strange.Space()
+}
+
+func (s panicsInCandidates) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	s.call("Candidates")
+	return s.Strategy.Candidates(all, dst)
+}
+
+// TestPanicsWhileAMoveWaits: a panic of the program's while a move looks whether its wait for room has
+// become vain is the move's error. The batch stays where it is.
+func TestPanicsWhileAMoveWaits(t *testing.T) {
+	for name, program := range map[string]func(*armed, strange) (batch.Payload, reservation.Strategy){
+		"payload": func(a *armed, p strange) (batch.Payload, reservation.Strategy) {
+			return panicsInSpace{p, a}, reservation.AnyInTier(tier.GPU)
+		},
+		"strategy": func(a *armed, p strange) (batch.Payload, reservation.Strategy) {
+			return p, panicsInCandidates{reservation.AnyInTier(tier.GPU), a}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, machineConfig{})
+			a := new(armed)
+			payload, to := program(a, strange{m.draw(t, tier.Host, 8192)})
+			b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: payload})
+			if err != nil {
+				t.Fatal(err)
+			}
+			gpu := m.spaces[tier.GPU]
+			full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available()/tier.Page*tier.Page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits := make(chan struct{}, 16)
+			defer m.reservations.OnDemand(func() { waits <- struct{}{} })()
+			moved := make(chan error, 1)
+			go func() { moved <- m.mover.Move(t.Context(), b, to, ReasonWork) }()
+			<-waits
+			a.Store(true)
+			if err := b.TryCreateTask(); err != nil { // a change, which the move looks at
+				t.Fatal(err)
+			}
+			var p *guard.PanicError
+			if err := <-moved; !errors.As(err, &p) {
+				t.Errorf("the move ended with %v", err)
+			}
+			if now := b.Info(); now.State != batch.TaskCreated || now.Space.Kind != tier.Host {
+				t.Errorf("the batch is %s in %s", now.State, now.Space)
+			}
+			if err := errors.Join(full.Release(), b.Drop()); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
