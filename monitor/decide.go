@@ -126,8 +126,46 @@ type decision struct {
 // A victim goes to the next tier if that has room without waiters. If not, and that tier holds a
 // batch that should go before this one, that batch goes down to make room; otherwise the victim
 // skips the tier.
-func decide(s snapshot) decision {
-	p := newPlanner(s)
+//
+// Room for a request that several spaces may serve is made in one of them: see choose. If that one
+// is stuck, another is tried.
+func decide(s snapshot) decision { return planStep(s).out }
+
+// planStep works a step out, and again without the spaces that turn out to be stuck, as long as there
+// are others for the choices that would wait there. It returns what strands the fewest of them. A
+// longer shortlist of any space that was tried might change that.
+func planStep(s snapshot) *planner {
+	best := newPlanner(s)
+	best.work()
+	left := best.stranded()
+	cut := best.out.Cut
+	for p, now := best, left; len(now) > 0; {
+		s.Choices = slices.Clone(p.s.Choices)
+		others := false
+		for _, k := range now {
+			if c := s.Choices[k]; len(c) > 1 {
+				s.Choices[k] = slices.DeleteFunc(slices.Clone(c), func(w want) bool { return w.Space == p.chosen[k] })
+				others = true
+			}
+		}
+		if !others {
+			break
+		}
+		p = newPlanner(s)
+		p.work()
+		cut = append(cut, p.out.Cut...)
+		if now = p.stranded(); len(now) < len(left) {
+			best, left = p, now
+		}
+	}
+	slices.Sort(cut)
+	best.out.Cut = slices.Compact(cut)
+	return best
+}
+
+// work decides.
+func (p *planner) work() {
+	s := &p.s
 	for i := range s.Spaces {
 		p.relieve(i, p.lack(i), p.lackReason(i))
 		p.relieve(i, p.above(i, false), reasonTrigger)
@@ -139,14 +177,24 @@ func decide(s snapshot) decision {
 	for i := range s.Spaces {
 		p.stuck(i)
 	}
-	return p.out
+}
+
+// stranded lists the choices that wait for room in a space that is stuck.
+func (p *planner) stranded() (choices []int) {
+	for k, i := range p.chosen {
+		if slices.ContainsFunc(p.out.Stuck, func(w shortage) bool { return w.Space == i && w.Reason == reasonDemand }) {
+			choices = append(choices, k)
+		}
+	}
+	return choices
 }
 
 // planner holds what changes while a step is worked out.
 type planner struct {
-	s   snapshot
-	out decision
-	sp  []plan
+	s      snapshot
+	out    decision
+	sp     []plan
+	chosen []int // the space of each choice
 }
 
 type plan struct {
@@ -191,6 +239,7 @@ func newPlanner(s snapshot) *planner {
 	for _, c := range s.Choices {
 		w := p.choose(c)
 		p.wait(w.Space, w.Bytes)
+		p.chosen = append(p.chosen, w.Space)
 	}
 	for i := range p.sp {
 		p.sp[i].balance = s.Spaces[i].unrefused(p.sp[i].balance)
@@ -208,21 +257,27 @@ func (p *planner) wait(i int, bytes int64) {
 
 // choose returns where a request is to be served that may be served in several spaces: where there
 // will be room soonest. So room for it is made in one of them. Of those where nothing more must
-// leave the first is chosen; else, of those from where enough can leave, the one that lacks least.
+// leave the first is chosen. Else it is the one that lacks least: of those from where enough can
+// leave, or else something, or else of all.
 func (p *planner) choose(c []want) want {
-	best, least, can := c[0], int64(math.MaxInt64), false
+	best, least, most := c[0], int64(math.MaxInt64), -1
 	for _, w := range c {
 		sp, pl := &p.s.Spaces[w.Space], &p.sp[w.Space]
 		lack := w.Bytes - sp.unrefused(pl.balance) - sp.coming()
 		if lack <= 0 {
 			return w
 		}
-		frees := len(sp.Down) > 0 && lack <= pl.rest
-		if !frees {
+		rank := 0
+		if p.sheds(w.Space) {
+			rank = 1
+		}
+		if rank > 0 && lack <= pl.rest {
+			rank = 2
+		} else {
 			p.cut(w.Space)
 		}
-		if frees == can && lack < least || frees && !can {
-			best, least, can = w, lack, frees
+		if rank > most || rank == most && lack < least {
+			best, least, most = w, lack, rank
 		}
 	}
 	return best

@@ -227,51 +227,6 @@ func randomState(r *rand.Rand) snapshot {
 	return s
 }
 
-// chosen is s with each choice waiting where room is made for it.
-func chosen(s snapshot) snapshot {
-	p := newPlanner(s)
-	s = cloneState(s)
-	s.Choices = nil
-	for i := range s.Spaces {
-		s.Spaces[i].Waiting = p.sp[i].waiting
-	}
-	return s
-}
-
-// TestChoices: room for a request that several spaces may serve is made in one of them.
-func TestChoices(t *testing.T) {
-	gpu1, gpu2 := tier.ID{Kind: tier.GPU, Ordinal: 1}, tier.ID{Kind: tier.GPU, Ordinal: 2}
-	ids := []tier.ID{gpu0, gpu1, gpu2, host0}
-	ten := []int64{10, 10, 10}
-	all := func(n int64) []want { return []want{{0, n}, {1, n}, {2, n}} }
-	for _, tt := range []struct {
-		name    string
-		state   []shape
-		choices [][]want
-		want    []int64 // where they wait
-	}{
-		{"one request", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{30, 0, 0, 0}},
-		{"what lacks least", []shape{{used: 79, victims: ten}, {used: 75, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"where something can leave", []shape{{used: 79}, {used: 79, victims: []int64{5}}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 0, 30, 0}},
-		{"where there is room", []shape{{used: 79, victims: ten}, {used: 70}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"where room is coming", []shape{{used: 79, victims: ten}, {used: 79, leaving: 10}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"one each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30), all(30), all(30)}, []int64{30, 30, 30, 0}},
-		{"beside one for one space", []shape{{used: 79, waiting: 30, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{30, 30, 0, 0}},
-		{"a need of its own in each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{{{0, 40}, {2, 30}}}, []int64{0, 0, 30, 0}},
-		{"nowhere", []shape{{used: 79}, {used: 78}, {used: 79}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := build(ids, tt.state...)
-			s.Choices = tt.choices
-			for i, sp := range chosen(s).Spaces {
-				if sp.Waiting != tt.want[i] {
-					t.Errorf("%d bytes wait in %s, want %d", sp.Waiting, sp.ID, tt.want[i])
-				}
-			}
-		})
-	}
-}
-
 func cloneState(s snapshot) snapshot {
 	s.Spaces = slices.Clone(s.Spaces)
 	for i := range s.Spaces {

@@ -1,0 +1,173 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+var gpu1 = tier.ID{Kind: tier.GPU, Ordinal: 1}
+
+// chosen is s with each choice waiting where room is made for it.
+func chosen(s snapshot) snapshot {
+	p := planStep(s)
+	s = cloneState(s)
+	s.Choices = nil
+	for i := range s.Spaces {
+		s.Spaces[i].Waiting = p.sp[i].waiting
+	}
+	return s
+}
+
+// TestChoices: room for a request that several spaces may serve is made in one of them.
+func TestChoices(t *testing.T) {
+	gpu2 := tier.ID{Kind: tier.GPU, Ordinal: 2}
+	ids := []tier.ID{gpu0, gpu1, gpu2, host0}
+	ten := []int64{10, 10, 10}
+	all := func(n int64) []want { return []want{{0, n}, {1, n}, {2, n}} }
+	for _, tt := range []struct {
+		name    string
+		state   []shape
+		choices [][]want
+		want    []int64 // where they wait
+	}{
+		{"one request", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{30, 0, 0, 0}},
+		{"what lacks least", []shape{{used: 79, victims: ten}, {used: 75, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
+		{"where something can leave", []shape{{used: 79}, {used: 79, victims: []int64{5}}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 0, 30, 0}},
+		{"where there is room", []shape{{used: 79, victims: ten}, {used: 70}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
+		{"where room is coming", []shape{{used: 79, victims: ten}, {used: 79, leaving: 10}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
+		{"one each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30), all(30), all(30)}, []int64{30, 30, 30, 0}},
+		{"beside one for one space", []shape{{used: 79, waiting: 30, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{30, 30, 0, 0}},
+		{"a need of its own in each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{{{0, 40}, {2, 30}}}, []int64{0, 0, 30, 0}},
+		{"nowhere", []shape{{used: 79}, {used: 78}, {used: 79}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := build(ids, tt.state...)
+			s.Choices = tt.choices
+			for i, sp := range chosen(s).Spaces {
+				if sp.Waiting != tt.want[i] {
+					t.Errorf("%d bytes wait in %s, want %d", sp.Waiting, sp.ID, tt.want[i])
+				}
+			}
+		})
+	}
+}
+
+// TestChoicesAreNotStuckAvoidably: where room for a choice cannot be made, something can leave none of
+// its spaces.
+func TestChoicesAreNotStuckAvoidably(t *testing.T) {
+	stuck := 0
+	for seed := range testseed.Each(t, 20000) {
+		r := rand.New(rand.NewPCG(seed, 77))
+		s := randomState(r)
+		if len(s.Choices) == 0 {
+			continue
+		}
+		s.Choices = s.Choices[:1]
+		d := decide(s)
+		at := planStep(s).chosen[0]
+		if d.Held || !slices.ContainsFunc(d.Stuck, func(w shortage) bool { return w.Space == at && w.Reason == reasonDemand }) {
+			continue
+		}
+		stuck++
+		for _, w := range s.Choices[0] {
+			alone := cloneState(s)
+			alone.Choices = nil
+			alone.Spaces[w.Space].Waiting += w.Bytes
+			other := decide(alone)
+			if slices.ContainsFunc(other.Moves, func(c choice) bool { return c.From == w.Space && w.Space != at && c.Reason == reasonDemand }) {
+				t.Errorf("seed %d: it is stuck in %s, but something could leave %s: %s\n%+v", seed, s.Spaces[at].ID, s.Spaces[w.Space].ID, other.text(s), s)
+				break
+			}
+		}
+	}
+	if stuck == 0 {
+		t.Error("no choice was stuck: the test shows nothing")
+	}
+}
+
+// TestChoiceIsServed: a request for any GPU is served where room can be made, whatever keeps
+// the others.
+func TestChoiceIsServed(t *testing.T) {
+	// serve asks for room, and gives it back.
+	serve := func(t *testing.T, w *world, bytes int64, opts ...reservation.Option) {
+		t.Helper()
+		begin := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		r, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), bytes, opts...)
+		if took := time.Since(begin); err != nil || took > time.Second {
+			t.Errorf("it took %v: %v; %d bytes moved, %d failures, stuck %+v", took, err, w.moved(), w.failures(), w.stuck)
+		}
+		if err != nil {
+			return
+		}
+		if err := r.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bubble(t, "large batches in one, and little room below", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, gpu1: 100 * kib, host0: 100 * kib}, nil)
+		all := []*batch.Batch{w.put(gpu0, 78*kib, seq(0))}
+		all = append(all, w.fillSpace(gpu1, 39, 2*kib)...)
+		all = append(all, w.fillSpace(host0, 35, 2*kib)...)
+		w.start()
+		serve(t, w, 30*kib)
+		w.end(all...)
+	})
+	// Its owner, as a task does, holds some of the GPU from which nothing can leave: that is no deadlock.
+	bubble(t, "an owner", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, gpu1: 100 * kib, host0: 100 * kib}, nil)
+		all := []*batch.Batch{w.put(gpu0, 76*kib, seq(0))}
+		all = append(all, w.fillSpace(gpu1, 39, 2*kib)...)
+		all = append(all, w.fillSpace(host0, 35, 2*kib)...)
+		w.start()
+		o := reservation.NewOwner("task")
+		held, err := w.res.Reserve(t.Context(), reservation.Specific(gpu0), 2*kib, reservation.WithOwner(o))
+		if err != nil {
+			t.Fatal(err)
+		}
+		serve(t, w, 30*kib, reservation.WithOwner(o))
+		if err := held.Release(); err != nil {
+			t.Fatal(err)
+		}
+		w.end(all...)
+	})
+	bubble(t, "a broken copy engine", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, gpu1: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {
+			w.mover.fault = func(b *batch.Batch, from, to tier.ID) error {
+				if from == gpu0 {
+					return errors.New("the copy engine of gpu:0 is broken")
+				}
+				return nil
+			}
+		})
+		all := w.fillSpace(gpu0, 39, 2*kib)
+		all = append(all, w.fillSpace(gpu1, 39, 2*kib)...)
+		w.start()
+		serve(t, w, 30*kib)
+		w.end(all...)
+	})
+	bubble(t, "more small batches than a shortlist has", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 4000 * kib, gpu1: 4000 * kib, host0: 100_000 * kib}, nil)
+		all := w.fillSpace(gpu0, 3100, kib)
+		used, err := w.res.TryReserve(reservation.Specific(gpu1), 3000*kib) // a task's
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.start()
+		serve(t, w, 2000*kib)
+		if err := used.Release(); err != nil {
+			t.Fatal(err)
+		}
+		w.end(all...)
+	})
+}
