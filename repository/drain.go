@@ -12,6 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -117,7 +118,8 @@ func acquireBeside(m Mover, ctx context.Context, b *batch.Batch, to reservation.
 // that of Drain. The stream waits for more until the input is closed and nothing is left,
 // in open claims neither. It ends early, with the reason in Err, when ctx ends, the
 // repository is closed, or a batch cannot be opened, which is then still in the
-// repository. Records may lie in pinned host memory, which is theirs until they are
+// repository. A payload whose release fails does not end it: Err returns the first such error
+// when the stream has ended. Records may lie in pinned host memory, which is theirs until they are
 // released.
 //
 // Reader waits for the schema, if that is unknown, until something is put that has one (a
@@ -161,6 +163,7 @@ type reader struct {
 
 	current arrow.RecordBatch
 	err     error
+	late    error // of the first payload whose release failed: its record is whole
 	ended   bool
 }
 
@@ -193,9 +196,10 @@ func (rd *reader) Next() bool {
 	rec, err := rd.read()
 	if err != nil {
 		rd.ended = true
-		if !errors.Is(err, io.EOF) {
-			rd.err = err
+		if errors.Is(err, io.EOF) {
+			err = nil
 		}
+		rd.err = errors.Join(err, rd.late)
 		return false
 	}
 	rd.current = rec
@@ -223,14 +227,14 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 	// makes no difference.
 	_ = e.b.Drop()
 	r.remove(e)
-	if err := h.Close(); err != nil {
-		rec.Release()
-		return nil, err
+	if err := h.Close(); err != nil && rd.late == nil {
+		rd.late = fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), err)
 	}
 	return rec, nil
 }
 
-func (rd *reader) open(h *batch.Handle) (arrow.RecordBatch, error) {
+func (rd *reader) open(h *batch.Handle) (_ arrow.RecordBatch, err error) {
+	defer guard.Error(&err, "a payload") // the batch is put back
 	ctx, done := rd.r.within(rd.ctx)
 	defer done()
 	return rd.r.m.cfg.Mover.Record(ctx, h)

@@ -64,27 +64,6 @@ func (p heldRelease) Release() error {
 	return p.asIs.Release()
 }
 
-// putAsIs puts a batch of a program's own form, which takes room in host memory.
-func putAsIs(t *testing.T, eng *spillway.Engine, repo *repository.Repository, form func(*asIs) batch.Payload) *batch.Batch {
-	t.Helper()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	buf, err := r.Alloc(128 << 10)
-	if err := errors.Join(err, r.Release()); err != nil {
-		t.Fatal(err)
-	}
-	b, err := eng.NewBatch(form(&asIs{numberedRecord(0, 100, wordList(1, 10)), buf}))
-	if err == nil {
-		err = repo.PutBatch(0, b)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
 // heldFanOut calls FanOut, which waits in h when it has one of two copies in its hands.
 func heldFanOut(t *testing.T, _ *spillway.Engine, plan *spillway.Plan, h *hold) (call func() error, end func()) {
 	keys := []repository.Key{{Operator: "a"}, {Operator: "b"}}

@@ -3,12 +3,16 @@ package test
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
+	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -99,5 +103,96 @@ func TestReaderOfAProgramsOwnForm(t *testing.T) {
 	}
 	if rd.Next() || rd.Err() != nil {
 		t.Errorf("there is more: %v", rd.Err())
+	}
+}
+
+// putAsIs puts a batch of a program's own form, which takes room in host memory.
+func putAsIs(t *testing.T, eng *spillway.Engine, repo *repository.Repository, form func(*asIs) batch.Payload) *batch.Batch {
+	t.Helper()
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(128 << 10)
+	if err := errors.Join(err, r.Release()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := eng.NewBatch(form(&asIs{numberedRecord(0, 100, wordList(1, 10)), buf}))
+	if err == nil {
+		err = repo.PutBatch(0, b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// panickyRead is a program's own form, one of whose methods panics while its batch is read.
+type panickyRead struct {
+	*asIs
+	method string
+	reads  *atomic.Bool
+}
+
+func (p panickyRead) call(method string) {
+	if p.method == method && p.reads.Load() {
+		panic("in " + method)
+	}
+}
+
+func (panickyRead) Type() batch.PayloadType { return "panicky" }
+
+func (p panickyRead) Bytes() int64 {
+	p.call("Bytes")
+	return p.asIs.Bytes()
+}
+
+func (p panickyRead) Release() error {
+	err := p.asIs.Release()
+	p.call("Release")
+	return err
+}
+
+// TestReaderOfABatchThatPanics: a Reader loses no rows when a payload panics. A record that was opened comes
+// out; the panic of the payload's release is the Reader's error at the end. What was not opened is in
+// the repository still.
+func TestReaderOfABatchThatPanics(t *testing.T) {
+	for method, wantRead := range map[string]int{"Bytes": 0, "Release": 2} {
+		t.Run(method, func(t *testing.T) {
+			eng, _ := openSmall(t, 1<<20, 4<<20)
+			if err := eng.Registry().Register("panicky", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+				return imageOf(ctx, src.(panickyRead).asIs, r)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			repo := scanOf(t, eng)
+			var reads atomic.Bool
+			putAsIs(t, eng, repo, func(p *asIs) batch.Payload { return panickyRead{p, method, &reads} })
+			want := numberedRecord(0, 100, wordList(1, 10))
+			if err := repo.Put(t.Context(), 0, want); err != nil {
+				t.Fatal(err)
+			}
+			repo.CloseInput()
+			rd, err := repo.Reader(t.Context(), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reads.Store(true)
+			read := 0
+			for ; rd.Next(); read++ {
+				if err := convert.Equal(want, rd.RecordBatch()); err != nil {
+					t.Error(err)
+				}
+			}
+			if left := repo.Len(0); read != wantRead || left != 2-wantRead {
+				t.Errorf("of 2 batches %d were read and %d are left", read, left)
+			}
+			if err := rd.Err(); err == nil || !strings.Contains(err.Error(), "in "+method) {
+				t.Errorf("the error is %v", err)
+			}
+			reads.Store(false)
+			rd.Release()
+			closeClean(t, eng)
+		})
 	}
 }
