@@ -65,6 +65,7 @@ func joinCgroup(dir string) error {
 // TestMemoryOfContainers: in a memory cgroup a command does its work, or says in one line
 // why it cannot. The kernel never ends it.
 func TestMemoryOfContainers(t *testing.T) {
+	t.Parallel()
 	if testseed.Raced {
 		t.Skip("needs a build without the race detector, which takes many times the memory")
 	}

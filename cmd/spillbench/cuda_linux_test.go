@@ -70,6 +70,7 @@ func backends(spaces []report.Space) (names []string) {
 // TestRunOnCUDA: a card does the job, requested or found. In the end nothing is in it, every batch
 // was checked there, and the output does not call it simulated.
 func TestRunOnCUDA(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string][]string{
 		"cuda":  {"run", "--gpu=cuda", "--passes=2"},
 		"auto":  {"run"},
@@ -107,6 +108,7 @@ func TestRunOnCUDA(t *testing.T) {
 
 // TestVerifyOnCUDA: every edge of the card, there and back.
 func TestVerifyOnCUDA(t *testing.T) {
+	t.Parallel()
 	var doc report.Verify
 	decode(t, onCUDA(t, "verify", "--gpu=cuda", "--gpu-memory=4MiB", "--host-memory=4MiB", "--json=-", writeTable(t, "t.arrow", 2, 500)).stdout, &doc)
 	isEmulated(t, doc.Env)
@@ -117,6 +119,7 @@ func TestVerifyOnCUDA(t *testing.T) {
 
 // TestBandwidthOnCUDA: every edge of the card is measured, beside its limit.
 func TestBandwidthOnCUDA(t *testing.T) {
+	t.Parallel()
 	var doc report.Bandwidth
 	decode(t, onCUDA(t, "bandwidth", "--gpu=cuda", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--json=-").stdout, &doc)
 	isEmulated(t, doc.Env)
@@ -138,6 +141,7 @@ func TestBandwidthOnCUDA(t *testing.T) {
 // line that names what is missing and what to do. Otherwise the GPU is simulated, and the output
 // says that and its reason.
 func TestNoCUDA(t *testing.T) {
+	t.Parallel()
 	none := cudatest.Config{Devices: -1}
 	old := cudatest.Config{Version: 10020}
 	for name, c := range map[string]struct {

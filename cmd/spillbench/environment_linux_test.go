@@ -155,6 +155,7 @@ func TestSpillDirectoryVanishes(t *testing.T) {
 // TestKilledRunLeavesNothing: a run that is killed, at whatever moment, leaves no spill file
 // and no part of a result.
 func TestKilledRunLeavesNothing(t *testing.T) {
+	t.Parallel()
 	kills := 8
 	if testing.Short() {
 		kills = 3

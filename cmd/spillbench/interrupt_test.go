@@ -27,31 +27,35 @@ func beDeaf(context.Context) int {
 
 // TestSignalEndsDeafCommand: what cannot be cut short does not keep the process.
 func TestSignalEndsDeafCommand(t *testing.T) {
+	t.Parallel()
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only so that a failure ends
-		defer cancel()
-		child := exec.CommandContext(ctx, os.Args[0])
-		child.Env = append(os.Environ(), deafChild+"=1")
-		var stderr strings.Builder
-		child.Stderr = &stderr
-		stdout, err := child.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-			t.Errorf("the child says %q, %v", line, err)
-		}
-		if err := child.Process.Signal(sig); err != nil {
-			t.Error(err)
-		}
-		err = child.Wait()
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.ExitCode() != 130 || stderr.String() != "spillbench: interrupted\n" {
-			t.Errorf("%v: %v: %q", sig, err, stderr.String())
-		}
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only so that a failure ends
+			defer cancel()
+			child := exec.CommandContext(ctx, os.Args[0])
+			child.Env = append(os.Environ(), deafChild+"=1")
+			var stderr strings.Builder
+			child.Stderr = &stderr
+			stdout, err := child.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := child.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+				t.Errorf("the child says %q, %v", line, err)
+			}
+			if err := child.Process.Signal(sig); err != nil {
+				t.Error(err)
+			}
+			err = child.Wait()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != 130 || stderr.String() != "spillbench: interrupted\n" {
+				t.Errorf("%v: %q", err, stderr.String())
+			}
+		})
 	}
 }
 

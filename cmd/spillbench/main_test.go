@@ -77,7 +77,8 @@ func openFiles() (n int) {
 }
 
 // command runs spillbench in this process, and checks that it leaves nothing in
-// the temp directory, which is its spill directory too, and no descriptor.
+// the temp directory, which is its spill directory too, and no descriptor. So only
+// tests whose commands are processes of their own are parallel.
 func command(t *testing.T, ctx context.Context, args ...string) ran {
 	t.Helper()
 	tmp := filepath.Join(t.TempDir(), "tmp")
