@@ -3,9 +3,11 @@ package monitor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -47,6 +49,12 @@ func TestChoices(t *testing.T) {
 		{"one each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30), all(30), all(30)}, []int64{30, 30, 30, 0}},
 		{"beside one for one space", []shape{{used: 79, waiting: 30, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{30, 30, 0, 0}},
 		{"a need of its own in each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{{{0, 40}, {2, 30}}}, []int64{0, 0, 30, 0}},
+		{"what leaves for another is enough", []shape{{used: 100, victims: []int64{25}}, {used: 100, victims: ten}, {used: 100, victims: ten}, {}},
+			[][]want{all(10), all(10), all(5), all(5)}, []int64{25, 5, 0, 0}},
+		{"what leaves for a waiter is enough", []shape{{used: 100, victims: ten}, {used: 100, waiting: 1, victims: ten}, {used: 99, victims: ten}, {}},
+			[][]want{all(9)}, []int64{0, 10, 0, 0}},
+		{"what would leave has no place", []shape{{used: 100, waiting: 10, victims: []int64{25}}, {used: 100, victims: []int64{10}}, {used: 100, victims: []int64{5}}, {used: 85}},
+			[][]want{all(10)}, []int64{10, 10, 0, 0}},
 		{"nowhere", []shape{{used: 79}, {used: 78}, {used: 79}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -170,4 +178,52 @@ func TestChoiceIsServed(t *testing.T) {
 		}
 		w.end(all...)
 	})
+}
+
+// TestChoicesShareWhatLeaves: eight requests for any GPU lack 8 KiB each. One batch of 64 KiB is enough
+// for all of them, with eight GPUs too.
+func TestChoicesShareWhatLeaves(t *testing.T) {
+	for _, n := range []int{1, 8} {
+		bubble(t, fmt.Sprint("GPUs: ", n), func(t *testing.T) {
+			spaces := sizes{host0: 10000 * kib}
+			for i := range n {
+				spaces[tier.ID{Kind: tier.GPU, Ordinal: i}] = 1000 * kib
+			}
+			w := newWorld(t, spaces, nil)
+			var all []*batch.Batch
+			for i := range n {
+				id := tier.ID{Kind: tier.GPU, Ordinal: i}
+				all = append(all, w.fillSpace(id, 12, 64*kib)...) // below the trigger
+				if err := w.spaces[id].SetLimit(768 * kib); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := make(chan reservation.Reservation, 8)
+			for range 8 {
+				go func() {
+					r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib)
+					if err != nil {
+						t.Error(err)
+					}
+					got <- r
+				}()
+			}
+			synctest.Wait() // all wait when the monitor looks
+			w.start()
+			var rs []reservation.Reservation
+			for range 8 {
+				rs = append(rs, <-got)
+			}
+			settle(time.Minute)
+			if w.moved() != 64*kib {
+				t.Errorf("%d bytes were moved", w.moved())
+			}
+			for _, r := range rs {
+				if err := r.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+			w.end(all...)
+		})
+	}
 }

@@ -208,6 +208,8 @@ type plan struct {
 	next    int      // the first victim not looked at
 	rest    int64    // bytes of the victims from next on
 	shed    int      // no victim before this one has a place: room below only shrinks within a step
+	covered int64    // what leaves for the choices so far: whole victims
+	cover   int      // the first victim that was not counted for it
 	free    []int    // moves that may still begin, for each edge
 	begun   [][]slot // that were decided on, for each edge
 	busy    int      // moves towards this space
@@ -256,9 +258,9 @@ func (p *planner) wait(i int, bytes int64) {
 }
 
 // choose returns where a request is to be served that may be served in several spaces: where there
-// will be room soonest. So room for it is made in one of them. Of those where nothing more must
-// leave the first is chosen. Else it is the one that lacks least: of those from where enough can
-// leave, or else something, or else of all.
+// will be room soonest. So room for it is made in one of them. Of those where nothing must leave
+// the first is chosen. Else it is the one that lacks least: of those where what leaves for others
+// is enough, of those from where enough can leave, or something, or of all.
 func (p *planner) choose(c []want) want {
 	best, least, most := c[0], int64(math.MaxInt64), -1
 	for _, w := range c {
@@ -268,12 +270,15 @@ func (p *planner) choose(c []want) want {
 			return w
 		}
 		rank := 0
-		if p.sheds(w.Space) {
-			rank = 1
-		}
-		if rank > 0 && lack <= pl.rest {
+		switch sheds := p.sheds(w.Space); {
+		case lack > w.Bytes && p.leaves(w.Space, lack-w.Bytes) >= lack:
+			rank = 3
+		case sheds && lack <= pl.rest:
 			rank = 2
-		} else {
+		case sheds:
+			rank = 1
+			p.cut(w.Space)
+		default:
 			p.cut(w.Space)
 		}
 		if rank > most || rank == most && lack < least {
@@ -281,6 +286,21 @@ func (p *planner) choose(c []want) want {
 		}
 	}
 	return best
+}
+
+// leaves returns how many bytes leave space i for choices that lack so many there: victims leave
+// whole. It is called with ever more.
+func (p *planner) leaves(i int, lack int64) int64 {
+	sp, pl := &p.s.Spaces[i], &p.sp[i]
+	for ; pl.covered < lack && pl.cover < len(sp.Victims); pl.cover++ {
+		if edge, _ := p.fit(i, 0, len(sp.Down), sp.Victims[pl.cover], ""); edge >= 0 {
+			pl.covered += sp.Victims[pl.cover].Bytes
+		}
+	}
+	if pl.covered < lack {
+		p.cut(i)
+	}
+	return pl.covered
 }
 
 func (s *spaceState) charge(n int64) int64 {
