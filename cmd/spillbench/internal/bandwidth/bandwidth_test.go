@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // TestMain fails when a measurement leaves a goroutine behind.
@@ -40,11 +42,20 @@ func TestMain(m *testing.M) {
 // more than it did, close without leaks, and leave an empty directory.
 func engine(t *testing.T) *spillway.Engine { return engineOn(t, nil, convert.CodecNone) }
 
+// machine is what all engines are on.
+var machine = sync.OnceValues(func() (*topology.Topology, error) {
+	return topology.Discover(context.Background(), topology.Options{})
+})
+
 func engineOn(t *testing.T, fs disk.FS, codec convert.Codec) *spillway.Engine {
 	t.Helper()
 	dir := t.TempDir()
+	top, err := machine()
+	if err != nil {
+		t.Fatal(err)
+	}
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+		Topology: top, GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
 		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: fs}}, Codec: codec,
 		Logger: slog.New(slog.DiscardHandler),
 	})
