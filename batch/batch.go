@@ -202,8 +202,8 @@ func (t *tasks) remove(oldest bool) {
 	}
 }
 
-// New returns an idle batch that owns o.Payload. On an error the payload stays
-// the caller's. An id that o.Observer, a Registrar, knows of another batch is
+// New returns an idle batch that owns o.Payload. On an error, such as a panic of the payload's, the
+// payload stays the caller's. An id that o.Observer, a Registrar, knows of another batch is
 // ErrDuplicateID.
 func New(o Options) (*Batch, error) {
 	switch {
@@ -212,9 +212,12 @@ func New(o Options) (*Batch, error) {
 	case o.Payload == nil:
 		return nil, &StateError{Batch: o.ID, Op: "new", Status: MissingData}
 	}
+	says, err := ask(o.Payload)
+	if err != nil {
+		return nil, err
+	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock, panics: panicsOf(o.Observer)}
-	b.mu.desc = descriptorOf(o.Payload)
-	b.holdLocked(o.Payload, o.Payload.Type(), o.Payload.Space(), o.Payload.Bytes())
+	b.holdLocked(o.Payload, says)
 	b.mu.place = o.Place
 	b.mu.lastUse = b.now()
 	for {
@@ -248,17 +251,31 @@ func (b *Batch) register() (leased bool, err error) {
 	return now.Leased, r.Register(b, now)
 }
 
-// holdLocked makes p, which may be nil, the batch's payload. The caller has read p's form, space
-// and size before.
-func (b *Batch) holdLocked(p Payload, form PayloadType, space *tier.Space, bytes int64) {
-	b.mu.payload, b.mu.form, b.mu.space, b.mu.bytes = p, form, space, bytes
+// said is what a payload says of itself.
+type said struct {
+	form  PayloadType
+	space *tier.Space
+	bytes int64
+	desc  *Descriptor // nil if it has none
 }
 
-func descriptorOf(p Payload) *Descriptor {
+// ask asks a payload that is offered, before anything changes. A panic is an error.
+func ask(p Payload) (s said, err error) {
+	defer guard.Error(&err, "a method of a payload")
 	if d, ok := p.(described); ok {
-		return d.Descriptor()
+		s.desc = d.Descriptor()
 	}
-	return nil
+	s.form, s.space, s.bytes = p.Type(), p.Space(), p.Bytes()
+	return s, nil
+}
+
+// holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p has
+// none.
+func (b *Batch) holdLocked(p Payload, says said) {
+	b.mu.payload, b.mu.form, b.mu.space, b.mu.bytes = p, says.form, says.space, says.bytes
+	if says.desc != nil {
+		b.mu.desc = says.desc
+	}
 }
 
 // watch makes the end of the last lease on p's memory a change of the batch, which can be
@@ -535,7 +552,7 @@ func (b *Batch) takePayloadLocked() Payload {
 		return nil
 	}
 	payload := b.mu.payload
-	b.holdLocked(nil, "", nil, 0)
+	b.holdLocked(nil, said{})
 	return payload
 }
 

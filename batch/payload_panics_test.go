@@ -1,8 +1,10 @@
 package batch
 
 import (
+	"errors"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -21,9 +23,14 @@ func (m *moody) call(method string) {
 func (m *moody) OnUnleased(func()) { m.call("OnUnleased") }
 func (m *moody) Leased() int       { m.call("Leased"); return 0 }
 func (m *moody) Bytes() int64      { m.call("Bytes"); return m.form.Bytes() }
+func (m *moody) Type() PayloadType { m.call("Type"); return m.form.Type() }
 func (m *moody) Space() *tier.Space {
 	m.call("Space")
 	return m.form.Space()
+}
+func (m *moody) Descriptor() *Descriptor {
+	m.call("Descriptor")
+	return m.form.Descriptor()
 }
 
 // TestPayloadMethodPanics: no panic of a method of the payload's leaves a batch in transit, or open
@@ -77,6 +84,35 @@ func TestPayloadMethodPanics(t *testing.T) {
 			case <-changed:
 			default:
 				t.Error("a waiter was not woken")
+			}
+		})
+	}
+}
+
+// TestOfferedPayloadPanics: a payload that panics while it is offered is refused, and changes nothing.
+func TestOfferedPayloadPanics(t *testing.T) {
+	s := newSpace(t, "host:0")
+	for _, armed := range []string{"Type", "Space", "Bytes", "Descriptor"} {
+		t.Run(armed, func(t *testing.T) {
+			p := &moody{form: &form{space: s}, armed: armed}
+			var panicked *guard.PanicError
+			if b, err := New(Options{ID: 1, Payload: p}); b != nil || !errors.As(err, &panicked) {
+				t.Errorf("batch %v, error %v", b, err)
+			}
+			old := &form{space: s}
+			b := newBatch(t, old, nil)
+			tr, err := b.TryTransit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tr.Commit(p, false); !errors.As(err, &panicked) {
+				t.Errorf("error %v", err)
+			}
+			if now := b.Info(); now.State != InTransit || now.Payload != Payload(old) {
+				t.Errorf("the batch is %+v", now)
+			}
+			if err := tr.Abort(); err != nil {
+				t.Error(err)
 			}
 		})
 	}

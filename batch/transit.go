@@ -67,9 +67,9 @@ func (t *Transit) Payload() Payload {
 // device work that reads it must be done.
 //
 // On an error nothing has changed: the transit is open still and p is the
-// caller's. A p without data, or with another number of rows than the batch, is
-// a StateError; a transit that has ended is tier.ErrReleased. Committing the form
-// that the batch already has is allowed and releases nothing.
+// caller's. A p without data, or with another number of rows than the batch, is a StateError; a
+// panic of p's is an error; a transit that has ended is tier.ErrReleased. Committing the form that
+// the batch already has is allowed and releases nothing.
 func (t *Transit) Commit(p Payload, createTask bool) error {
 	return t.commit(p, func() change {
 		b := t.b
@@ -110,11 +110,10 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	if t.ended.Load() {
 		return tier.ErrReleased
 	}
-	desc, err := t.check(p)
+	says, err := t.check(p)
 	if err != nil {
 		return err
 	}
-	form, space, bytes := p.Type(), p.Space(), p.Bytes()
 	if !t.ended.CompareAndSwap(false, true) {
 		return tier.ErrReleased
 	}
@@ -122,10 +121,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	b := t.b
 	b.watch(p)
 	b.mu.Lock()
-	b.holdLocked(p, form, space, bytes)
-	if desc != nil {
-		b.mu.desc = desc
-	}
+	b.holdLocked(p, says)
 	c := end()
 	b.mu.Unlock()
 	defer b.announce(c)
@@ -148,16 +144,16 @@ func (t *Transit) releaseOld() {
 }
 
 // check looks at what is offered, before anything changes.
-func (t *Transit) check(p Payload) (*Descriptor, error) {
-	missing := &StateError{Batch: t.b.id, State: InTransit, Op: "commit", Status: MissingData}
-	if p == nil || p.Space() == nil {
-		return nil, missing
+func (t *Transit) check(p Payload) (says said, err error) {
+	if p != nil {
+		if says, err = ask(p); err != nil {
+			return said{}, err
+		}
 	}
-	desc, old := descriptorOf(p), t.desc
-	if desc != nil && old != nil && desc.Rows != old.Rows {
-		return nil, missing
+	if says.space == nil || says.desc != nil && t.desc != nil && says.desc.Rows != t.desc.Rows {
+		return said{}, &StateError{Batch: t.b.id, State: InTransit, Op: "commit", Status: MissingData}
 	}
-	return desc, nil
+	return says, nil
 }
 
 // Abort ends the transit and leaves the batch as it was. It returns

@@ -36,7 +36,7 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 		}
 		c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
 		if err != nil {
-			return nil, errors.Join(err, p.Release())
+			return nil, errors.Join(err, release(p))
 		}
 		return c, nil
 	}
@@ -64,7 +64,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		}
 		defer func() {
 			if err = errors.Join(err, h.Close()); err != nil && out != nil {
-				err = errors.Join(err, out.Release())
+				err = errors.Join(err, release(out))
 				out = nil
 			}
 		}()

@@ -8,6 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/transfer"
@@ -53,9 +54,15 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 	}
 	img, ok := p.(*batch.Image)
 	if !ok || img.Type() != batch.HostImage {
-		return nil, errors.Join(fmt.Errorf("convert: the converter from %s to %s made a %s", src.Type(), batch.HostImage, p.Type()), p.Release())
+		return nil, errors.Join(mistaken(src, p), release(p))
 	}
 	return img, nil
+}
+
+// mistaken is the error of a converter to a host image that has made p.
+func mistaken(src, p batch.Payload) (err error) {
+	defer guard.Error(&err, "Payload.Type")
+	return fmt.Errorf("convert: the converter from %s to %s made a %s", src.Type(), batch.HostImage, p.Type())
 }
 
 func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payload, err error) {

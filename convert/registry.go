@@ -248,30 +248,35 @@ func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to ba
 		return nil, errors.Join(err, room.Release())
 	}
 	out, err := call(ctx, second, between, to, r)
-	if rel := errors.Join(between.Release(), room.Release()); rel != nil {
+	if rel := errors.Join(release(between), room.Release()); rel != nil {
 		if out != nil {
-			rel = errors.Join(rel, out.Release())
+			rel = errors.Join(rel, release(out))
 		}
 		return nil, errors.Join(err, rel)
 	}
 	return out, err
 }
 
-// call runs one direct converter and makes its panic an error.
+// call runs one direct converter and makes its panic, or one of src's, an error.
 func call(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (out batch.Payload, err error) {
+	var from batch.PayloadType
 	defer func() {
 		if p := recover(); p != nil {
 			if v, ok := p.(lockrank.Violation); ok {
 				panic(v)
 			}
-			out, err = nil, &batch.UnmovableError{Err: fmt.Errorf("convert: %s to %s panicked: %v\n%s", src.Type(), to, p, debug.Stack())}
+			out, err = nil, &batch.UnmovableError{Err: fmt.Errorf("convert: %s to %s panicked: %v\n%s", from, to, p, debug.Stack())}
 		}
 	}()
+	from = src.Type()
 	out, err = e.direct(ctx, src, r)
-	if err == nil && out == nil {
-		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: the converter from %s to %s returned nothing", src.Type(), to)}
+	switch {
+	case err != nil:
+		return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
+	case out == nil:
+		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: the converter from %s to %s returned nothing", from, to)}
 	}
-	return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
+	return out, nil
 }
 
 // descriptorOf returns a payload's description of its image; nil for a form without one.

@@ -217,7 +217,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		t.handle, err = transit.CommitOpen(ctx, out, t.last)
 	}
 	if err != nil { // then out is ours still
-		return errors.Join(&batch.UnmovableError{Batch: t.now.ID, Err: err}, out.Release())
+		return errors.Join(&batch.UnmovableError{Batch: t.now.ID, Err: err}, release(out))
 	}
 	t.moved.From, t.moved.Bytes = from.ID(), t.what.body
 	m.stats.add(from.ID(), to.ID(), t.what.body, took, t.reason)
@@ -236,7 +236,7 @@ func (t *trip) convert(ctx context.Context, transit *batch.Transit, r reservatio
 	})
 	if err == nil {
 		if err = misplaced(out, r.Space()); err != nil {
-			err = errors.Join(err, out.Release())
+			err = errors.Join(err, release(out))
 		}
 	}
 	return out, err
@@ -244,10 +244,28 @@ func (t *trip) convert(ctx context.Context, transit *batch.Transit, r reservatio
 
 // misplaced is the error of a converter whose payload is not in the space that it was to be in.
 func misplaced(out batch.Payload, space *tier.Space) error {
-	if out.Space() == space {
-		return nil
+	at, err := spaceOf(out)
+	switch {
+	case err != nil:
+		return &batch.UnmovableError{Err: err}
+	case at == nil:
+		return &batch.UnmovableError{Err: errors.New("the converter's payload lies in no space")}
+	case at != space:
+		return &batch.UnmovableError{Err: fmt.Errorf("the converter's payload lies in %s", at.ID())}
 	}
-	return &batch.UnmovableError{Err: fmt.Errorf("the converter's payload lies in %s", out.Space().ID())}
+	return nil
+}
+
+// spaceOf makes a panic of a program's payload an error.
+func spaceOf(p batch.Payload) (_ *tier.Space, err error) {
+	defer guard.Error(&err, "Payload.Space")
+	return p.Space(), nil
+}
+
+// release makes a panic of a program's payload an error.
+func release(p batch.Payload) (err error) {
+	defer guard.Error(&err, "Payload.Release")
+	return p.Release()
 }
 
 // ofBatch adds to an error about a batch, or about corrupt bytes, whose it is.

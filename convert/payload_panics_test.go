@@ -1,0 +1,204 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// panicsOnRelease is a payload of a program's own, whose release panics when it has freed its
+// memory.
+type panicsOnRelease struct{ strange }
+
+func (p panicsOnRelease) Release() error {
+	_ = p.strange.Release()
+	panic("in Release")
+}
+
+// TestReleasePanics: a batch arrives although the release of its old form panics, and the caller
+// gets its handle.
+func TestReleasePanics(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("needs a build without -tags invariants, which ends with the panic")
+	}
+	ways := map[string]func(*Mover, context.Context, *batch.Batch, reservation.Strategy) (*batch.Handle, error){
+		"acquire": (*Mover).Acquire,
+		"consume": (*Mover).Consume,
+		"move": func(m *Mover, ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
+			return nil, m.Move(ctx, b, to, ReasonWork)
+		},
+	}
+	for name, bring := range ways {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, machineConfig{})
+			img, err := m.mover.Ingest(t.Context(), numbered(1, 10), reservation.AnyInTier(tier.Host))
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = m.registry.Register("strange", batch.GPUImage, func(ctx context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+				return m.registry.convert(ctx, img, batch.GPUImage, r)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: panicsOnRelease{strange{m.draw(t, tier.Host, 8192)}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := bring(m.mover, t.Context(), b, reservation.AnyInTier(tier.GPU))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h != nil {
+				if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if now := b.Info(); now.State != batch.Released {
+				if err := b.Drop(); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := img.Release(); err != nil {
+				t.Error(err)
+			}
+			if u := m.spaces[tier.GPU].Usage(); u.Used() != 0 {
+				t.Errorf("the GPU has %+v", u)
+			}
+		})
+	}
+}
+
+// moody is a payload of a program's own, one of whose methods panics.
+type moody struct {
+	strange
+	method string
+}
+
+func (m moody) call(method string) {
+	if m.method == method {
+		panic("in " + method)
+	}
+}
+
+func (m moody) Type() batch.PayloadType { m.call("Type"); return "moody" }
+func (m moody) Space() *tier.Space      { m.call("Space"); return m.strange.Space() }
+func (m moody) Bytes() int64            { m.call("Bytes"); return m.strange.Bytes() }
+func (m moody) Descriptor() *batch.Descriptor {
+	m.call("Descriptor")
+	return nil
+}
+
+// TestNewFormPanics: a converter makes a payload one of whose methods panics. That is an error, the
+// batch is whole in its source, and every byte that was drawn is back.
+func TestNewFormPanics(t *testing.T) {
+	ways := map[string]func(*machine, *batch.Batch) error{
+		"move": func(m *machine, b *batch.Batch) error {
+			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "moody", ReasonWork)
+		},
+		"composed": func(m *machine, b *batch.Batch) error {
+			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "composed", ReasonWork)
+		},
+		"clone": func(m *machine, b *batch.Batch) error {
+			c, err := m.mover.Clone(t.Context(), b, nil)
+			return errors.Join(err, dropOf(c))
+		},
+		"record": func(m *machine, b *batch.Batch) error {
+			h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = m.mover.Record(t.Context(), h)
+			return errors.Join(err, h.Close())
+		},
+	}
+	for _, method := range []string{"Type", "Space", "Bytes", "Descriptor"} {
+		for name, do := range ways {
+			t.Run(name+" "+method, func(t *testing.T) {
+				m := newMachine(t, machineConfig{})
+				for _, to := range []batch.PayloadType{"moody", "strange", batch.HostImage} {
+					register(t, m, "strange", to, func(r reservation.Reservation) (batch.Payload, error) {
+						buf, err := r.Alloc(8192)
+						return moody{strange{buf}, method}, err
+					})
+				}
+				register(t, m, "moody", "composed", func(reservation.Reservation) (batch.Payload, error) { return nil, errors.New("no way") })
+				if err := m.registry.Compose("strange", "moody", "composed", func(_ context.Context, bytes int64) (reservation.Reservation, error) {
+					return m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), bytes)
+				}); err != nil {
+					t.Fatal(err)
+				}
+				b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: strange{m.draw(t, tier.Host, 8192)}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := do(m, b); err == nil {
+					t.Error("no error")
+				}
+				if now := b.Info(); now.State != batch.Idle {
+					t.Errorf("the batch is %s", now.State)
+				}
+				if err := b.Drop(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// dropOf drops a batch, if there is one.
+func dropOf(b *batch.Batch) error {
+	if b == nil {
+		return nil
+	}
+	return b.Drop()
+}
+
+// register registers a converter that makes something whatever it is given.
+func register(t *testing.T, m *machine, from, to batch.PayloadType, make func(reservation.Reservation) (batch.Payload, error)) {
+	t.Helper()
+	if err := m.registry.Register(from, to, func(_ context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return make(r)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestErrandPanics: the room of an errand that panics is given back.
+func TestErrandPanics(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the panic was hidden")
+			}
+		}()
+		_ = m.mover.inRoom(t.Context(), &errand{to: reservation.AnyInTier(tier.GPU), what: &takes{body: 8192},
+			do: func(reservation.Reservation) error { panic("in the errand") }})
+	}()
+	if u := m.spaces[tier.GPU].Usage(); u.Used() != 0 {
+		t.Errorf("the GPU has %+v", u)
+	}
+}
+
+// draw returns memory of n bytes.
+func (m *machine) draw(t *testing.T, k tier.Kind, n int64) *tier.Buffer {
+	t.Helper()
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(k), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Release(); err != nil {
+		t.Fatal(err)
+	}
+	return buf
+}
