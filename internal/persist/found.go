@@ -445,7 +445,7 @@ func (f *Found) Adopt(ctx context.Context, key Key, im Images, newBatch func(bat
 	}
 	e := found.entry
 	b, err := newBatch(p, &Record{
-		standing: standing{p, e.Plan, e.Operator, e.Port, e.Partition}, volume: found.volume, key: found.key.key,
+		standing: standing{p, found.key.space, e.Plan, e.Operator, e.Port, e.Partition}, volume: found.volume, key: found.key.key,
 	})
 	if err != nil {
 		return nil, errors.Join(err, p.Release(), f.end(found))

@@ -3,12 +3,14 @@ package persist
 import (
 	"errors"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
@@ -44,8 +46,25 @@ const maxSchemas = 64
 // standing is what a record says that may change.
 type standing struct {
 	payload         batch.Payload // nil: on no disk where batches persist
+	space           tier.ID       // the payload's
 	plan, operator  string
 	port, partition int
+}
+
+// same is ==, but for the payloads.
+func (s standing) same(other standing) bool {
+	if !samePayload(s.payload, other.payload) {
+		return false
+	}
+	s.payload, other.payload = nil, nil
+	return s == other
+}
+
+// samePayload is == of pointers, as all forms are that have records. Those of programs may be of a
+// type that Go cannot compare: two of one such type are the same.
+func samePayload(a, b batch.Payload) bool {
+	t := reflect.TypeOf(a)
+	return t == reflect.TypeOf(b) && (t == nil || t.Kind() != reflect.Pointer || a == b)
 }
 
 // Record is what is known of a batch on a disk where batches persist.
@@ -118,7 +137,7 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 			rec.again = true
 			r.mu.Unlock()
 			return
-		case rec.standing == want:
+		case rec.same(want):
 			r.mu.Unlock()
 			return
 		}
@@ -143,15 +162,15 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 // that which its record had.
 func (r *Recorder) standingLocked(rec *Record, now batch.Info) standing {
 	p, place := now.Payload, now.Place
-	if p == nil || now.State == batch.Released || r.volumes[p.Space().ID()] == nil {
+	if p == nil || now.State == batch.Released || r.volumes[now.Space] == nil {
 		return standing{}
 	}
 	if place.Plan == 0 && rec != nil && rec.payload != nil {
 		s := rec.standing
-		s.payload = p
+		s.payload, s.space = p, now.Space
 		return s
 	}
-	return standing{p, r.plans[place.Plan], place.Operator, place.Port, place.Partition}
+	return standing{p, now.Space, r.plans[place.Plan], place.Operator, place.Port, place.Partition}
 }
 
 // write records a batch, or ends its record, and returns the new one.
@@ -162,13 +181,13 @@ func (r *Recorder) write(id batch.ID, want standing, old Record) (*volumes.Volum
 		}
 		return nil, 0
 	}
-	volume := r.volumes[want.payload.Space().ID()]
+	volume := r.volumes[want.space]
 	key, err := r.record(volume, id, want)
 	if err != nil && !errors.Is(err, tier.ErrReleased) && !errors.Is(err, tier.ErrClosed) && !errors.Is(err, errToldBefore) {
 		r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(id),
-			"space", want.payload.Space().ID().String(), "error", err)
+			"space", want.space.String(), "error", err)
 	}
-	if err != nil && old.payload == want.payload {
+	if err != nil && samePayload(old.payload, want.payload) {
 		return old.volume, old.key // the bytes are where they were; only their place is another
 	}
 	if old.volume != nil && (err != nil || old.volume != volume || old.key != key) {
@@ -204,8 +223,9 @@ func (l *leased) end() {
 	}
 }
 
-// record writes the record of a payload, after those of its dictionaries.
-func (r *Recorder) record(volume *volumes.Volume, id batch.ID, want standing) (uint64, error) {
+// record writes the record of a payload, after those of its dictionaries, which may be a program's.
+func (r *Recorder) record(volume *volumes.Volume, id batch.ID, want standing) (_ uint64, err error) {
+	defer guard.Error(&err, "a batch's Shared")
 	var body, dicts leased
 	defer body.end()
 	defer dicts.end()

@@ -26,6 +26,32 @@ func (d dictionary) Buffer() *tier.Buffer          { return d.buf }
 func (d dictionary) Descriptor() *batch.Descriptor { return d.desc }
 func (d dictionary) Release() error                { return d.buf.Release() }
 
+// brokenDictionary is a program's own, which panics when it is armed.
+type brokenDictionary struct {
+	dictionary
+	armed bool
+}
+
+func (d *brokenDictionary) Buffer() *tier.Buffer {
+	if d.armed {
+		panic("in Buffer")
+	}
+	return d.dictionary.Buffer()
+}
+
+// TestRecordOfABrokenDictionary: a panic is an error.
+func TestRecordOfABrokenDictionary(t *testing.T) {
+	r := NewRecorder(slog.New(slog.DiscardHandler))
+	entry, _ := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
+	desc := &batch.Descriptor{Schema: entry.Descriptor.Schema, Dictionaries: []*batch.Descriptor{entry.Descriptor}}
+	broken := &brokenDictionary{dictionary: dictionary{nil, entry.Descriptor}}
+	p := batch.NewImage(desc, nil, new(tier.Space), broken)
+	broken.armed = true
+	if _, err := r.record(nil, 1, standing{payload: p}); err == nil || len(r.turn) != 0 { // or the next waits for good
+		t.Errorf("recorded: %v, %d have the turn", err, len(r.turn))
+	}
+}
+
 // TestNothingReleasedIsRecorded: a batch that is dropped right before its record is written has
 // none, for its room may be another's by then.
 func TestNothingReleasedIsRecorded(t *testing.T) {
