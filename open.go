@@ -42,6 +42,13 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 			return fmt.Errorf("spillway: disk:%d: %w", i, err)
 		}
 	}
+	var opened []*volumes.Volume
+	for _, s := range e.spaces {
+		if v, ok := s.Pool().(*volumes.Volume); ok {
+			opened = append(opened, v)
+		}
+	}
+	volumes.WarnOfOthers(opened...)
 	e.warnOfMemory()
 	return nil
 }

@@ -90,7 +90,7 @@ var table = map[diag.Cause]entry{
 	NotRemoved: {false,
 		"see to it that this process may change the directory, or remove what is left by hand"},
 	KeptLeft: {false,
-		"open it with the key that it was kept with, as its owner, with another engine if one has what is another process's; or remove it if it is not needed any more"},
+		"open it with the key that it was kept with, as its owner; what another process kept that has ended, with another engine or as another disk; or remove it if it is not needed any more"},
 	KeptDamaged: {false,
 		"make what is lost anew, and have the disk checked"},
 	Manifest: {false,

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
@@ -273,8 +271,7 @@ func TestTwoVolumesPersistApart(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other unless that
-// is in use. The one after it finds the other.
+// TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other. The one after it finds the other.
 func TestTwoKeptDirectories(t *testing.T) {
 	dir := t.TempDir()
 	first, second := openPersistent(t, dir), openPersistent(t, dir)
@@ -285,12 +282,12 @@ func TestTwoKeptDirectories(t *testing.T) {
 	open := func(warns bool) (*volumes.Volume, volumes.Persisted) {
 		t.Helper()
 		v := openPersistent(t, dir)
+		volumes.WarnOfOthers(v)
 		found := v.Persisted()
 		if len(found) != 1 {
 			t.Fatalf("kept: %v", found)
 		}
-		left := slices.ContainsFunc(v.Warnings(), func(w diag.Warning) bool { return w.Cause == causes.KeptLeft })
-		if left != warns {
+		if left := warnsOfOthers(v); left != warns {
 			t.Errorf("a warning of the other is %v; want %v: %v", left, warns, v.Warnings())
 		}
 		return v, found[0]

@@ -58,7 +58,7 @@ func (v *Volume) openJournal() error {
 			v.warn(causes.KeptLeft, "%s was kept and is left as it is: %v", e.Name(), bare(err))
 		}
 		if took {
-			v.warnOfOthers(entries[i+1:])
+			v.passed = entries[i+1:]
 			return nil
 		}
 	}
@@ -81,23 +81,42 @@ func (v *Volume) openJournal() error {
 	return err
 }
 
-// warnOfOthers reports the directories that are not in use either. It holds each lock only for a
-// moment: another volume may be about to take that directory over.
-func (v *Volume) warnOfOthers(entries []fs.DirEntry) {
-	for _, e := range entries {
-		path := filepath.Join(v.dir, e.Name())
-		if v.checkOwner(path) != nil {
-			continue
+// WarnOfOthers has volumes warn of directories that persist and that none of them has taken over.
+// It is called once, when all volumes of an engine are open. Other processes may use these
+// directories. It takes no lock to see that: a volume that is being opened passes by what is
+// locked.
+func WarnOfOthers(all ...*Volume) {
+	known := make(map[string]bool) // by names, which are random
+	for _, v := range all {
+		if v.journal != nil {
+			known[filepath.Base(v.own.path)] = true
 		}
-		lock, err := v.cfg.FS.Lock(filepath.Join(path, lockName), false)
-		if err != nil { // it is in use
-			continue
-		}
-		if err := lock.Close(); err != nil {
-			v.warn(causes.DiskFails, "closing the lock of %s: %v", e.Name(), bare(err))
-		}
-		v.warn(causes.KeptLeft, "%s was kept by another process and is left for the next engine: one engine finds what one process kept", e.Name())
 	}
+	for _, v := range all {
+		for _, e := range v.passed {
+			path := filepath.Join(v.dir, e.Name())
+			if !known[e.Name()] && v.checkOwner(path) == nil && v.persistsIn(path) {
+				v.warn(causes.KeptLeft, "%s was kept by another process: if that has ended, it is left for the next engine, because one volume finds what one process kept", e.Name())
+			}
+			known[e.Name()] = true
+		}
+		v.passed = nil
+	}
+}
+
+// persistsIn reports whether something persists in a directory, which may be in use.
+func (v *Volume) persistsIn(path string) bool {
+	d := &ownDir{fs: v.cfg.FS, path: path}
+	l, err := d.list()
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	found, err := journal.Read(d, v.sealer, l.manifests)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	_ = found.Close() // it was only read
+	return found.Any()
 }
 
 func (v *Volume) warnOfJournal(err error) { v.warn(causes.Manifest, "%v", err) }

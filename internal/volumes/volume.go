@@ -45,6 +45,7 @@ type Volume struct {
 	sealer *seal.Sealer // nil if nothing is encrypted
 	sealed seal.Buffers
 
+	passed      []fs.DirEntry    // persist too, and were not looked at; until WarnOfOthers
 	journal     *journal.Journal // with Config.Persist
 	journalTurn chan struct{}    // a token: one uses the journal at a time
 

@@ -127,6 +127,9 @@ func readAll(f File, size int64) ([]byte, error) {
 	return p, err
 }
 
+// Any reports whether there are records, as far as the manifest says.
+func (f *Found) Any() bool { return len(f.manifest.live) > 0 }
+
 // Opens reports whether what was found was written with this key of the user's. Where it is certain
 // that there is nothing, no key is needed. sealed says that there was a key.
 func (f *Found) Opens() (ok, sealed bool, err error) {
