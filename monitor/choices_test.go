@@ -55,6 +55,11 @@ func TestChoices(t *testing.T) {
 			[][]want{all(9)}, []int64{0, 10, 0, 0}},
 		{"what would leave has no place", []shape{{used: 100, waiting: 10, victims: []int64{25}}, {used: 100, victims: []int64{10}}, {used: 100, victims: []int64{5}}, {used: 85}},
 			[][]want{all(10)}, []int64{10, 10, 0, 0}},
+		{"where no bytes linger", []shape{{used: 79, retired: 10, lingering: 10, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: []int64{5}}, {}},
+			[][]want{all(30)}, []int64{0, 30, 0, 0}},
+		{"where some do not linger", []shape{{used: 79, retired: 10, lingering: 1, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}},
+			[][]want{all(30)}, []int64{30, 0, 0, 0}},
+		{"at least they linger", []shape{{used: 79}, {used: 79, retired: 10, lingering: 10}, {used: 78}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
 		{"nowhere", []shape{{used: 79}, {used: 78}, {used: 79}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -164,6 +169,19 @@ func TestChoiceIsServed(t *testing.T) {
 		serve(t, w, 30*kib)
 		w.end(all...)
 	})
+	bubble(t, "a device that works on for a minute", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, gpu1: 100 * kib, host0: 1000 * kib}, nil)
+		w.pools[gpu0].lag = time.Minute
+		gone := w.put(gpu0, 20*kib, seq(0))
+		all := w.fillSpace(gpu0, 29, 2*kib) // 78 KiB with what is gone
+		all = append(all, w.fillSpace(gpu1, 39, 2*kib)...)
+		if err := gone.Drop(); err != nil {
+			t.Fatal(err)
+		}
+		w.start()
+		serve(t, w, 30*kib)
+		w.end(all...)
+	})
 	bubble(t, "more small batches than a shortlist has", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 4000 * kib, gpu1: 4000 * kib, host0: 100_000 * kib}, nil)
 		all := w.fillSpace(gpu0, 3100, kib)
@@ -178,6 +196,21 @@ func TestChoiceIsServed(t *testing.T) {
 		}
 		w.end(all...)
 	})
+}
+
+func TestLingering(t *testing.T) {
+	const period = 50 * time.Millisecond
+	var l lingering
+	begin := time.Unix(1_000_000, 0)
+	for i, look := range []struct{ after, retired, want int64 }{
+		{0, 50, 0}, {20, 50, 0}, {40, 40, 0}, {60, 60, 40}, {70, 50, 40}, {80, 30, 30}, {90, 70, 30}, {115, 80, 30}, {170, 80, 80}, {220, 0, 0},
+		{230, 50, 0}, {280, 50, 0}, {330, 50, 50},
+		{900, 50, 0}, {950, 50, 50}, // nobody looked
+	} {
+		if got := l.note(begin.Add(time.Duration(look.after)*time.Millisecond), period, look.retired); got != look.want {
+			t.Errorf("look %d: %d bytes linger, want %d", i, got, look.want)
+		}
+	}
 }
 
 // TestChoicesShareWhatLeaves: eight requests for any GPU lack 8 KiB each. One batch of 64 KiB is enough

@@ -36,7 +36,9 @@ type spaceState struct {
 	Stop    int64
 	Used    int64 // live + retired + promised
 	Retired int64 // of them freed already: on their way out
-	Foreign int64 // what others hold on the device; part of the pressure
+	// Lingering is how much of Retired has been so for a period at least: a device works on for long.
+	Lingering int64
+	Foreign   int64 // what others hold on the device; part of the pressure
 	// Withheld is how much of the limit cannot be used because others hold it of a shared quota, or
 	// because the quota is less.
 	Withheld int64
@@ -260,22 +262,23 @@ func (p *planner) wait(i int, bytes int64) {
 // choose returns where a request is to be served that may be served in several spaces: where there
 // will be room soonest. So room for it is made in one of them. Of those where nothing must leave
 // the first is chosen. Else it is the one that lacks least: of those where what leaves for others
-// is enough, of those from where enough can leave, or something, or of all.
+// is enough, of those from where enough can leave, or something, or of all. Bytes that linger count
+// as something: room may be made sooner elsewhere.
 func (p *planner) choose(c []want) want {
 	best, least, most := c[0], int64(math.MaxInt64), -1
 	for _, w := range c {
 		sp, pl := &p.s.Spaces[w.Space], &p.sp[w.Space]
-		lack := w.Bytes - sp.unrefused(pl.balance) - sp.coming()
+		lack := w.Bytes - sp.unrefused(pl.balance) - sp.coming() + sp.Lingering
 		if lack <= 0 {
 			return w
 		}
 		rank := 0
 		switch sheds := p.sheds(w.Space); {
-		case lack > w.Bytes && p.leaves(w.Space, lack-w.Bytes) >= lack:
+		case sp.Lingering == 0 && lack > w.Bytes && p.leaves(w.Space, lack-w.Bytes) >= lack:
 			rank = 3
-		case sheds && lack <= pl.rest:
+		case sp.Lingering == 0 && sheds && lack <= pl.rest:
 			rank = 2
-		case sheds:
+		case sheds || lack <= sp.Lingering:
 			rank = 1
 			p.cut(w.Space)
 		default:

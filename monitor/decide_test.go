@@ -17,7 +17,7 @@ import (
 // and a stop mark of 60.
 type shape struct {
 	used, waiting, retired, leaving, foreign int64
-	limit                                    int64
+	limit, lingering                         int64
 	victims                                  []int64 // sizes; the key of the n-th is n, plus first
 	first                                    uint64
 	underWay                                 []int
@@ -33,7 +33,7 @@ func build(ids []tier.ID, shapes ...shape) snapshot {
 		sp := spaceState{
 			ID: ids[i], Limit: 100, Trigger: 80, Stop: 60, Used: sh.used, Waiting: sh.waiting, Retired: sh.retired,
 			Leaving: sh.leaving, Foreign: sh.foreign, Refused: sh.refused,
-			Withheld: sh.withheld,
+			Withheld: sh.withheld, Lingering: sh.lingering,
 		}
 		if sh.limit > 0 {
 			sp.Limit = sh.limit
@@ -189,6 +189,9 @@ func randomState(r *rand.Rand) snapshot {
 		}
 		if r.IntN(4) == 0 {
 			sh.refused = 1 + r.Int64N(30)
+		}
+		if r.IntN(2) == 0 {
+			sh.lingering = r.Int64N(sh.retired + 1)
 		}
 		if r.IntN(4) == 0 {
 			sh.foreign = r.Int64N(30)

@@ -27,6 +27,7 @@ type space struct {
 	moving  int
 	foreign int64
 	refusal refusal
+	linger  lingering
 
 	seen       picture
 	fullSince  time.Time // since when it is full and nothing has changed; zero if it is not
@@ -101,6 +102,25 @@ func (f *refusal) bound(now time.Time, used int64) int64 {
 	return f.bytes
 }
 
+// lingering works out how many retired bytes have been so for some time: the least that were at any
+// look.
+type lingering struct {
+	begin         time.Time // of the looks that count
+	least, before int64     // since then, and in the period before that
+}
+
+// note is called with what is retired now, and returns how much has been so for a period at least.
+func (l *lingering) note(now time.Time, period time.Duration, retired int64) int64 {
+	switch age := now.Sub(l.begin); {
+	case age >= 4*period: // there was no look
+		l.begin, l.least, l.before = now, retired, 0
+	case age >= period:
+		l.begin, l.least, l.before = now, retired, l.least
+	}
+	l.least = min(l.least, retired)
+	return min(l.least, l.before)
+}
+
 // isLost reports whether s is lost, so that nothing can be moved from it or to it. The first time
 // it sends the event.
 func (m *Monitor) isLost(s *space) bool {
@@ -133,7 +153,7 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 		}
 		*sp = spaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-			Used: u.Used(), Retired: u.Retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
+			Used: u.Used(), Retired: u.Retired, Lingering: s.linger.note(now, m.cfg.Period, u.Retired), Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
 			Charge: s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],
