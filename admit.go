@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -65,6 +66,9 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	if owner == nil {
 		owner = reservation.NewOwner(t.Operator)
 	}
+	at := stay{gate: &e.calls}
+	at.begin()
+	defer at.end()
 	in := &taskInputs{mover: e.mover, owner: owner}
 	var ending error
 	done := false
@@ -87,7 +91,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 			return err
 		}
 		g.InputsHere()
-		if err := f(ctx, g, slices.Clone(in.handles)); err != nil {
+		if err := at.outside(func() error { return f(ctx, g, slices.Clone(in.handles)) }); err != nil {
 			return err
 		}
 		// Now, so that the next task finds the room; and whatever goes wrong, the task is
@@ -95,6 +99,28 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		done, ending = true, in.end(t.Inputs, (*repository.Claim).Consume)
 		return nil
 	})
+}
+
+// stay is a call's stay in a gate.
+type stay struct {
+	gate   *gate.Gate
+	inside bool // false, too, if the gate was shut: then the call goes on without
+}
+
+func (s *stay) begin() { s.inside = s.gate.Enter() }
+
+func (s *stay) end() {
+	if s.inside {
+		s.gate.Leave()
+		s.inside = false
+	}
+}
+
+// outside runs what may take as long as it likes, so that nobody waits for it.
+func (s *stay) outside(f func() error) error {
+	s.end()
+	defer s.begin()
+	return f()
 }
 
 // noneIsLost refuses inputs that are lost: there is nothing to wait for.

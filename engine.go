@@ -349,7 +349,7 @@ func compareIDs(a, b tier.ID) int {
 // exported (package convert/cdevice): then all held memory stays until the last of those is
 // released. Held permits of the engine's own pool are a *permit.LeakError. A second Close returns
 // tier.ErrClosed. Stats still works. Close waits for calls that are under way, so what the engine
-// calls, such as an event, must not call it.
+// calls, such as an event, must not call it; except for the functions that RunTask calls.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {

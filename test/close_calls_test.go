@@ -160,6 +160,119 @@ func closeDuringACall(t *testing.T, prepare func(*testing.T, *spillway.Engine, *
 // Reader returns it.
 func notOfARecord(l tier.Leak) bool { return len(l.Holders) != 1 || l.Holders[0].Kind != holds.Record }
 
+// TestCloseWaitsForATaskThatGivesBack: a task has handles, and a reservation, while it brings its
+// inputs and while it gives them back. No function of the program's runs, so they are no leak.
+func TestCloseWaitsForATaskThatGivesBack(t *testing.T) {
+	for name, stuck := range map[string]bool{"when an input could not be brought": true, "when it has succeeded": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { closeDuringATask(t, stuck) })
+		})
+	}
+}
+
+// closeDuringATask closes an engine while a task closes its handle on the first input. The second
+// is stuck in its converter until then, or is brought.
+func closeDuringATask(t *testing.T, stuck bool) {
+	eng, _ := openSmall(t, 1<<20, 4<<20)
+	repo := scanOf(t, eng)
+	h := newHold()
+	rec := arrowgen.Ints(1, 1000, 1)
+	defer rec.Release()
+	for i, k := range []tier.Kind{tier.GPU, tier.Host} {
+		img, err := eng.Mover().Ingest(t.Context(), rec, reservation.AnyInTier(k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := batch.Options{ID: batch.ID(1000 + i), Payload: img, Observer: eng.Observer()}
+		if i == 0 {
+			o.Clock = func() int64 { // a handle asks it when it is closed
+				h.here()
+				return 0
+			}
+		}
+		b, err := batch.New(o)
+		if err == nil {
+			err = repo.PutBatch(0, b)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	brings := make(chan struct{})
+	if err := eng.Registry().Wrap(batch.HostImage, batch.GPUImage, func(inner convert.Func) convert.Func {
+		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			h.armed.Store(true)
+			close(brings)
+			if !stuck {
+				return inner(ctx, src, r)
+			}
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := repo.Claim(t.Context(), 0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran, closed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		ran <- eng.RunTask(t.Context(), spillway.Task{Operator: "join", Inputs: []*repository.Claim{c}},
+			func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil })
+	}()
+	<-brings
+	if !stuck {
+		<-h.reached
+	}
+	go func() { closed <- eng.Close() }()
+	<-h.reached
+	synctest.Wait()
+	if len(closed) != 0 {
+		t.Error("Close does not wait")
+	}
+	close(h.goOn)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := <-ran; stuck != errors.Is(err, tier.ErrClosed) || !stuck && err != nil {
+		t.Errorf("the task ended with %v", err)
+	}
+}
+
+// TestCloseDoesNotWaitForATasksFunction: it may take for ever. What it holds is reported.
+func TestCloseDoesNotWaitForATasksFunction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		eng, _ := openSmall(t, 1<<20, 4<<20)
+		repo := scanOf(t, eng)
+		rec := arrowgen.Ints(1, 1000, 1)
+		defer rec.Release()
+		if err := repo.Put(t.Context(), 0, rec); err != nil {
+			t.Fatal(err)
+		}
+		c, err := repo.Claim(t.Context(), 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = eng.RunTask(t.Context(), spillway.Task{Operator: "join", Inputs: []*repository.Claim{c}},
+			func(context.Context, *spillway.Grant, []*spillway.Handle) error {
+				var leak *spillway.LeakError
+				if err := eng.Close(); !errors.As(err, &leak) {
+					t.Errorf("Close returned %v", err)
+				}
+				return nil
+			})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, s := range eng.Stats().Spaces {
+			if s.Used() != 0 {
+				t.Errorf("%s ends with %+v", s.ID, s.Usage)
+			}
+		}
+	})
+}
+
 // TestPlanClosedByAnEventOfPut: an event of a Put closes the plan, as a program does that gives up a
 // query whose batches are too large.
 func TestPlanClosedByAnEventOfPut(t *testing.T) {
