@@ -14,6 +14,10 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -231,4 +235,47 @@ func TestForeignCancellation(t *testing.T) {
 	}
 	dropAll(t, all)
 	closeClean(t, eng)
+}
+
+// TestConverterReleasesATasksReservation: that is not its own. But the task's function has succeeded
+// and its inputs are consumed, so RunTask returns no error.
+func TestConverterReleasesATasksReservation(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("needs a build without -tags invariants, which panics")
+	}
+	log := new(syncBuffer)
+	eng, err := callbackEngine(t, func(c *spillway.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo := scanOf(t, eng)
+	if err := eng.Registry().Wrap(batch.HostImage, batch.GPUImage, func(inner convert.Func) convert.Func {
+		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			p, err := inner(ctx, src, r)
+			return p, errors.Join(err, r.Release())
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Ints(1, 1000, 1)
+	defer rec.Release()
+	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+		t.Fatal(err)
+	}
+	c, err := repo.Claim(t.Context(), 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := 0
+	err = eng.RunTask(t.Context(), spillway.Task{Operator: "join", Inputs: []*repository.Claim{c}}, func(context.Context, *spillway.Grant, []*spillway.Handle) error {
+		runs++
+		return nil
+	})
+	if err != nil || runs != 1 || repo.Total() != 0 {
+		t.Errorf("the task ran %d times, %d inputs are left: %v", runs, repo.Total(), err)
+	}
+	closeClean(t, eng)
+	if !strings.Contains(log.String(), "other code released the reservation of a task") {
+		t.Errorf("the log:\n%s", log)
+	}
 }

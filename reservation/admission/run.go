@@ -182,7 +182,11 @@ func (a *Admitter) once(ctx context.Context, e *Estimate, g *Grant, f func(conte
 	if g.over.Load() { // f has done that
 		return false, nil
 	}
-	return false, g.Done(g.measured())
+	if err := g.Done(g.measured()); err != nil { // the task has succeeded all the same
+		a.log.LogAttrs(ctx, slog.LevelWarn, "admission: other code released the reservation of a task, such as a converter of its inputs",
+			slog.String("operator", e.Operator), slog.String("space", g.r.Space().ID().String()), slog.Any("error", err))
+	}
+	return false, nil
 }
 
 // call runs f and makes a panic about memory an error.
