@@ -17,8 +17,9 @@
 //
 //	need ≤ min(threshold × capacity, limit) − used
 //
-// or if no task runs. The latter case is logged if the former does not hold. It reserves the need
-// or, if that is less, all that the space's limit leaves beside the task's inputs that are there.
+// or if no task runs in the space and it can have the need, or if no task runs at all. The latter
+// cases are logged if the former does not hold. It reserves the need or, if that is less, all that
+// the space's limit leaves beside the task's inputs that are there.
 // The need is reserved, not only compared: from then on it counts as used for all. No more tasks
 // run at once than there are threads.
 //
@@ -29,7 +30,7 @@
 // the monitor sees its demand and makes room. While the head cannot start, others that can may pass
 // it, Rules.Bypass of them. After that only the head is admitted. The count starts again with each
 // head. So a head that is larger than the threshold gets its turn: when no task may pass, the
-// running ones end, and then no task runs.
+// running ones end, and then no task runs in some space.
 //
 // A wait ends with the grant, with its context, by Close, or with the error with
 // which the reservation ended: tier.ErrNoSpace when the monitor has found that
@@ -150,7 +151,7 @@ func (r Rules) withDefaults() Rules {
 type Config struct {
 	Reservations *reservation.Manager
 	Rules        Rules
-	// Logger gets a record of each task that is admitted only because none runs, of each that is
+	// Logger gets a record of each task that is admitted only because no other runs, of each that is
 	// retried, and of each whose reservation other code has released. nil means no log.
 	Logger *slog.Logger
 }
@@ -198,6 +199,7 @@ type Admitter struct {
 		threads   int
 		line      waitline.Line[*waiter]
 		running   int
+		in        map[*tier.Space]int // how many of them in each space
 		admitted  int64
 		alone     int64
 		passed    int64
@@ -215,6 +217,7 @@ func New(cfg Config) (*Admitter, error) {
 		a.log = guard.Logger(cfg.Logger)
 	}
 	a.panics.Logger = a.log
+	a.mu.in = make(map[*tier.Space]int)
 	a.mu.threshold, a.mu.threads = a.rules.Threshold, a.rules.Threads
 	a.mu.line.Bypass = uint32(min(a.rules.Bypass, math.MaxInt32))
 	for _, s := range cfg.Reservations.Spaces().All() {
@@ -282,7 +285,7 @@ type Stats struct {
 	Running  int
 	Waiting  int
 	Admitted int64 // all that started
-	Alone    int64 // of them only because no task ran
+	Alone    int64 // of them only because no task ran, at least in their space
 	Passed   int64 // of them before an older one
 	Retried  int64 // attempts that ran out of memory and were followed by another
 }
@@ -415,7 +418,13 @@ func (g *Grant) Release() error {
 		}
 		return fmt.Errorf("admission: the grant was %w", tier.ErrReleased)
 	}
+	a, s := g.a, g.r.Space()
 	err := g.r.Release() // first, so that the woken waiter finds the room
-	g.a.change(func() { g.a.mu.running-- })
+	a.change(func() {
+		a.mu.running--
+		if a.mu.in[s]--; a.mu.in[s] == 0 {
+			delete(a.mu.in, s)
+		}
+	})
 	return err
 }

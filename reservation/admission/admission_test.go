@@ -158,7 +158,7 @@ func TestOneTaskIfNoneRuns(t *testing.T) {
 				}
 			}
 		}
-		if got := strings.Count(log.String(), "only because no other runs"); got != 5 {
+		if got := strings.Count(log.String(), "only because no other runs there"); got != 5 {
 			t.Errorf("logged %d times:\n%s", got, log.String())
 		}
 		for _, want := range []string{"reserved=950", "threshold=500", "limit=950", "used=0", "space=gpu:0"} {
@@ -204,6 +204,101 @@ func TestAloneWaitsForRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.end(c.runs())
+	})
+}
+
+// TestAloneInItsSpace: a task that is larger than the threshold may start in a GPU where none runs,
+// if that can have its need. In the other it waits for the tasks there.
+func TestAloneInItsSpace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		one := w.admit(exactly(100)).runs()
+		two := w.admit(exactly(950)).runs()
+		if two.Reservation().Space() == one.Reservation().Space() || two.Reservation().Bytes() != 950 || !two.Alone() {
+			t.Errorf("it runs in %s with %d bytes, alone: %v", two.Reservation().Space().ID(), two.Reservation().Bytes(), two.Alone())
+		}
+		c := w.admit(exactly(950))
+		c.waits()
+		w.end(one)
+		three := c.runs()
+		if three.Reservation().Space() == two.Reservation().Space() || !three.Alone() {
+			t.Errorf("it runs in %s, alone: %v", three.Reservation().Space().ID(), three.Alone())
+		}
+		w.end(two, three)
+		if s := w.Stats(); s.Alone != 2 {
+			t.Errorf("%+v", s)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // room is made there alone
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		one := w.admit(exactly(100)).runs()
+		idle := 1 - one.Reservation().Space().ID().Ordinal
+		others, err := w.m.TryReserve(reservation.Specific(w.gpus[idle].ID()), 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := w.admit(exactly(950))
+		c.waits()
+		if d := w.m.Demand(nil); len(d) != 1 || d[0].Space != w.gpus[idle].ID() || d[0].Bytes != 950 {
+			t.Errorf("the demand is %+v", d)
+		}
+		small := w.admit(exactly(750)).runs() // passes
+		c.waits()
+		if small.Reservation().Space() != one.Reservation().Space() {
+			t.Errorf("it runs in %s", small.Reservation().Space().ID())
+		}
+		if err := others.Release(); err != nil {
+			t.Fatal(err)
+		}
+		w.end(c.runs(), small, one)
+	})
+	synctest.Test(t, func(t *testing.T) { // less than its need is given only where none runs at all
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		if err := w.gpus[1].SetLimit(400); err != nil {
+			t.Fatal(err)
+		}
+		one := w.admit(exactly(100)).runs()
+		c := w.admit(exactly(1200))
+		c.waits()
+		w.end(one)
+		w.end(c.runs())
+	})
+}
+
+// TestAloneNoMoreInItsSpace: another that has begun to pass before, and starts in that space while a
+// task is about to be let in alone there, keeps it out.
+func TestAloneNoMoreInItsSpace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		one := w.admit(exactly(100)).runs()
+		goOn := make(chan struct{})
+		var second *call
+		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
+		in.hold = func() {
+			if in.held == 1 {
+				close(goOn)
+				<-second.done
+			}
+		}
+		e := exactly(940)
+		e.Inputs = in
+		first := w.admit(e)
+		first.waits()
+		e = exactly(20)
+		e.Inputs = &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
+		second = w.admit(e)
+		second.waits() // it has its bytes, but is not admitted yet
+		w.end(one)
+		first.waits()
+		if in.held != 1 || in.restored != 1 {
+			t.Errorf("held %d times, restored %d times", in.held, in.restored)
+		}
+		w.end(second.runs())
+		g := first.runs()
+		if !g.Alone() {
+			t.Error("it is not alone")
+		}
+		w.end(g)
 	})
 }
 

@@ -100,22 +100,23 @@ func (p *plan) strict(threshold float64) (ask, bool) {
 	return k, charge(p.space, k.reserve) <= p.space.Room()
 }
 
-// alone is what to ask for when no task runs: the need or, if that is less, all
+// alone is what to ask for when no task runs there: the need or, if that is less, all
 // that can be had beside the inputs that are there.
 func (p *plan) alone() ask {
 	n := min(p.need, most(p.space, p.space.Room()-p.there))
 	return ask{plan: *p, reserve: n, keep: n}
 }
 
-// asks lists what the head asks for; nothing if it has to wait until no task runs.
-func asks(plans []plan, threshold float64, alone bool) []ask {
-	var out []ask
+// asks lists what the head asks for; nothing if it has to wait until no task runs. alone is whether
+// none does; idle lists the spaces in which none does.
+func asks(plans []plan, threshold float64, alone bool, idle []*tier.Space) (out anyOf) {
 	for i := range plans {
-		if alone {
-			if plans[i].need == 0 || plans[i].space.Room() > 0 {
-				out = append(out, plans[i].alone())
+		p := &plans[i]
+		if alone || slices.Contains(idle, p.space) {
+			if k := p.alone(); k.keep == p.need || alone && p.space.Room() > 0 {
+				out = append(out, k)
 			}
-		} else if k, ok := plans[i].strict(threshold); ok {
+		} else if k, ok := p.strict(threshold); ok {
 			out = append(out, k)
 		}
 	}

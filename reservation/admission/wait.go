@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -22,7 +23,7 @@ type waiter struct {
 
 	// Guarded by the Admitter's mutex.
 	plans     []plan // as last made; nil before
-	cannot    bool   // the head cannot start before no task runs
+	cannot    bool   // the head cannot start before no task runs, or none in some space
 	reserving *turn  // the head waits for memory
 }
 
@@ -33,7 +34,8 @@ func (w *waiter) settledLocked() bool { return w.reserving != nil || w.cannot }
 // turn is what a waiter may do now.
 type turn struct {
 	head      bool
-	alone     bool // no task runs
+	alone     bool          // no task runs
+	idle      []*tier.Space // where no task runs; nil unless it is the head
 	threshold float64
 	foreign   int64                   // what others hold in all spaces
 	interrupt context.CancelCauseFunc // ends the waiting for memory, when the above has changed
@@ -143,8 +145,8 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter, e *Estimate, all bool
 	g, err := a.try(plans, t.threshold)
 	alone := false
 	if err == nil && g.r.IsZero() {
-		alone = t.alone
 		g, err = a.waitForRoom(ctx, w, t, plans)
+		alone = slices.Contains(t.idle, g.space)
 	}
 	if err != nil {
 		return nil, err
@@ -180,12 +182,12 @@ func (a *Admitter) start(ctx context.Context, w *waiter, t turn, e *Estimate, g 
 	if err := g.r.SetOwner(owner); err != nil {
 		return nil, err
 	}
-	if err := a.commit(w, alone); err != nil {
+	if err := a.commit(w, g.ask, alone); err != nil {
 		return nil, err
 	}
 	started = true
 	if alone {
-		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task is admitted only because no other runs",
+		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task is admitted only because no other runs there",
 			slog.String("operator", e.Operator), slog.String("space", g.space.ID().String()), slog.Int64("need", need),
 			slog.Int64("reserved", g.r.Bytes()), slog.Int64("used", used-g.r.Bytes()), slog.Int64("threshold", mark), slog.Int64("limit", top))
 	}
@@ -198,7 +200,7 @@ func (a *Admitter) waitForRoom(ctx context.Context, w *waiter, t turn, plans []p
 		a.handOn(w)
 		return got{}, errWait
 	}
-	list := asks(plans, t.threshold, t.alone)
+	list := asks(plans, t.threshold, t.alone, t.idle)
 	switch {
 	case len(list) == 0 && t.alone:
 		s := plans[0].space
@@ -289,7 +291,21 @@ func (a *Admitter) headLocked() *waiter { return a.mu.line.Head().Of }
 
 func (a *Admitter) turnLocked(w *waiter) turn {
 	head := a.mu.line.Head() == &w.at
-	return turn{head: head, alone: head && a.mu.running == 0, threshold: a.mu.threshold, foreign: a.foreign()}
+	t := turn{head: head, alone: head && a.mu.running == 0, threshold: a.mu.threshold, foreign: a.foreign()}
+	if head {
+		t.idle = a.idleLocked()
+	}
+	return t
+}
+
+// idleLocked lists the spaces in which no task runs.
+func (a *Admitter) idleLocked() (idle []*tier.Space) {
+	for _, s := range a.reservations.Spaces().All() {
+		if a.mu.in[s] == 0 {
+			idle = append(idle, s)
+		}
+	}
+	return idle
 }
 
 // foreign returns what others hold in all spaces: the marks depend on it.
@@ -304,7 +320,7 @@ func (a *Admitter) foreign() (bytes int64) {
 func (a *Admitter) holdsLocked(w *waiter, t *turn) bool {
 	now := a.turnLocked(w)
 	return !a.mu.closed && a.mu.running < a.mu.threads &&
-		now.head == t.head && now.alone == t.alone && now.threshold == t.threshold && now.foreign == t.foreign
+		now.head == t.head && slices.Equal(now.idle, t.idle) && now.threshold == t.threshold && now.foreign == t.foreign
 }
 
 func (a *Admitter) remember(w *waiter, plans []plan) {
@@ -334,7 +350,7 @@ func (a *Admitter) end(w *waiter) {
 	w.reserving = nil
 }
 
-// sleep notes that the head cannot start before no task runs, if that is still so.
+// sleep notes that the head cannot start before other tasks have ended, if that is still so.
 func (a *Admitter) sleep(w *waiter, t turn) bool {
 	var s wakes
 	a.mu.Lock()
@@ -350,16 +366,20 @@ func (a *Admitter) sleep(w *waiter, t turn) bool {
 }
 
 // commit makes w a task that runs, unless its turn has passed: another one runs now, or took the
-// last thread or pass. A task that is admitted only because none runs checks that here again. So
-// two of them cannot both start.
-func (a *Admitter) commit(w *waiter, alone bool) error {
+// last thread or pass. A task that is admitted only because none runs in its space, or none at all
+// where it gets less than its need, checks that here again. So two of them cannot both start.
+func (a *Admitter) commit(w *waiter, k ask, alone bool) error {
 	a.mu.Lock()
 	head := a.mu.line.Head() == &w.at
+	others := a.mu.in[k.space]
+	if k.keep < k.need {
+		others = a.mu.running
+	}
 	switch {
 	case a.mu.closed:
 		a.mu.Unlock()
 		return closedError()
-	case a.mu.running >= a.mu.threads, alone && !(head && a.mu.running == 0), !head && a.mu.line.Door().Shut():
+	case a.mu.running >= a.mu.threads, alone && !(head && others == 0), !head && a.mu.line.Door().Shut():
 		a.mu.Unlock()
 		return errInterrupted
 	}
@@ -372,6 +392,7 @@ func (a *Admitter) commit(w *waiter, alone bool) error {
 	}
 	a.mu.admitted++
 	a.mu.running++
+	a.mu.in[k.space]++
 	a.removeLocked(w)
 	s := a.updateLocked()
 	a.mu.Unlock()
@@ -471,7 +492,7 @@ func (a *Admitter) changed(space *tier.Space, pressed bool) {
 	var s wakes
 	a.mu.Lock()
 	if first := a.mu.line.Head(); first != nil {
-		if head := a.headLocked(); head.cannot && len(asks(head.plans, a.mu.threshold, false)) > 0 {
+		if head := a.headLocked(); head.cannot && len(asks(head.plans, a.mu.threshold, false, a.idleLocked())) > 0 {
 			head.cannot = false
 			s.ringLocked(head) // a limit was raised
 		}
