@@ -107,12 +107,12 @@ type GPUConfig struct {
 	// GPU that no other space has: the one of which the fewest bytes are in use, by the topology or
 	// in the node's ledger, then that with the fewest holders there, then by UUID.
 	ID string
-	// Memory is the size of the space, and at most the device's memory. A share is one of the
-	// card's memory, so it is for spaces that a backend's GPU serves. For a simulated GPU, Open
-	// returns ErrShareOfSimulated. The default is what is free on the device. For a simulated GPU
-	// it is 256 MiB, or an eighth of the memory that the process may use if that is less, because
-	// the space takes host memory. That is also the most for a simulated GPU that replaces one with
-	// an ID.
+	// Memory is the size of the space, of a page or more, and at most the device's memory. A share
+	// is one of the card's memory, so it is for spaces that a backend's GPU serves. For a simulated
+	// GPU it is refused with ErrShareOfSimulated. The default is what is free on the device. A
+	// simulated GPU takes host memory, so its default is the least of 256 MiB, an eighth of the
+	// memory that the process may use, and an equal part for each GPU space of what the host spaces
+	// leave of that. This is also the most for a simulated GPU that replaces one with an ID.
 	Memory Amount
 	// Marks are this space's; zero fields mean those of Config.GPUMarks.
 	Marks tier.Fractions

@@ -105,7 +105,7 @@ func (m machine) together(cfg *Config, simulated func(gpu int) bool) error {
 			continue
 		}
 		n := m.simulatedBytes(cfg, g)
-		if n < tier.Page && g.Memory.IsZero() {
+		if n < tier.Page { // else Validate would have refused it
 			return fmt.Errorf("host memory of %d bytes leaves nothing for a simulated GPU of the %d bytes that the process may use (make it smaller): %w",
 				host, m.memory, tier.ErrNoSpace)
 		}

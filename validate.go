@@ -104,6 +104,10 @@ func (c *Config) checkGPUs() error {
 			refuse("Memory: %w", err)
 		case g.Memory.Share != 0 && (g.Device != nil || g.Open != nil):
 			refuse("Memory: a share is for a backend's GPU: give it in bytes")
+		case g.Memory.Share != 0 && g.Backend == Sim:
+			refuse("Memory: %w: give it in bytes", ErrShareOfSimulated)
+		case g.Memory.Bytes > 0 && g.Memory.Bytes < tier.Page:
+			refuse("Memory: %d bytes are too little: the least is %d", g.Memory.Bytes, tier.Page)
 		case g.Device != nil && g.Open != nil:
 			refuse("Device and Open are both set: a space has one device")
 		}

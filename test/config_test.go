@@ -24,6 +24,8 @@ func TestValidate(t *testing.T) {
 		cfg  spillway.Config
 	}{
 		{"gpu:1: Memory: -1 bytes", spillway.Config{GPUs: []spillway.GPUConfig{{}, {Memory: spillway.Bytes(-1)}}}},
+		{"gpu:0: Memory: 2813 bytes are too little: the least is 4096", spillway.Config{GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(2813)}}}},
+		{"gpu:0: Memory: a simulated GPU has no memory to take a share of", spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Share(1)}}}},
 		{"HostMemory: 4096 bytes are too little", spillway.Config{HostMemory: spillway.Bytes(4096)}},
 		{"disk:0: Capacity: -1 bytes", spillway.Config{Disks: []spillway.DiskConfig{{Capacity: spillway.Bytes(-1)}}}},
 		{"disk:1: Reserve is -1", spillway.Config{Disks: []spillway.DiskConfig{{}, {Reserve: -1}}}},

@@ -63,6 +63,50 @@ func TestConfigureAndOpenAgree(t *testing.T) {
 	}
 }
 
+// TestConfigureRefusesWhatOpenRefuses: of GPUs that are simulated whatever the machine has. So does
+// Validate.
+func TestConfigureRefusesWhatOpenRefuses(t *testing.T) {
+	const memory = 8 << 20
+	top := &topology.Topology{Memory: topology.Memory{TotalBytes: memory}, Nodes: []topology.Node{{MemoryBytes: memory}}}
+	for name, size := range map[string]spillway.Amount{"a share": spillway.Share(0.5), "less than a page": spillway.Bytes(2813)} {
+		t.Run(name, func(t *testing.T) {
+			cfg := spillway.Config{
+				GPUs:        []spillway.GPUConfig{{Backend: spillway.Sim, Memory: size}},
+				Disks:       []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}},
+				CUDALibrary: "/nowhere/libcuda.so", Logger: slog.New(slog.DiscardHandler),
+			}
+			_, err := spillway.Configure(top, cfg)
+			eng, opening := spillway.Open(t.Context(), cfg)
+			if opening == nil {
+				closeEngine(t, eng)
+			}
+			for _, err := range []error{cfg.Validate(), err, opening} {
+				if err == nil || errors.Is(err, spillway.ErrShareOfSimulated) != (size.Share != 0) {
+					t.Errorf("it is refused with %v", err)
+				}
+			}
+		})
+	}
+}
+
+// TestOpenLeavesNothingForAFallback: a GPU that is named, and simulated for want of it, beside host
+// spaces that take all memory.
+func TestOpenLeavesNothingForAFallback(t *testing.T) {
+	const memory = 8 << 20
+	top := &topology.Topology{Memory: topology.Memory{TotalBytes: memory}, Nodes: []topology.Node{{MemoryBytes: memory}}}
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		Topology: top, GPUs: []spillway.GPUConfig{{ID: "GPU-12345678-1234-1234-1234-123456789012", Memory: spillway.Bytes(4 << 20)}},
+		HostMemory: spillway.Share(1), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}},
+		CUDALibrary: "/nowhere/libcuda.so", Logger: slog.New(slog.DiscardHandler),
+	})
+	if err == nil {
+		t.Fatal(eng.Close())
+	}
+	if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), "leaves nothing") {
+		t.Errorf("the error does not say that host memory leaves nothing: %v", err)
+	}
+}
+
 // TestOpenUnknownMemory: Open takes what Configure makes there. No machine has such a simulated GPU,
 // so its own allocation fails, and not a comparison with a guess.
 func TestOpenUnknownMemory(t *testing.T) {
