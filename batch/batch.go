@@ -238,14 +238,13 @@ func New(o Options) (*Batch, error) {
 	}
 }
 
-// register makes a new batch known to its observer, and returns whether it was leased then.
+// register makes a new batch known to its observer, and returns whether it said that it is leased.
 func (b *Batch) register() (leased bool, err error) {
-	now := b.Info()
 	r, ok := b.observer.(Registrar)
 	if !ok {
-		b.announce(b.changeLocked()) // no other goroutine has it
-		return now.Leased, nil
+		return b.announce(b.changeLocked()).Leased, nil // no other goroutine has it
 	}
+	now := b.Info()
 	lockrank.AssertNone("a batch's observers are called")
 	defer guard.Error(&err, "an observer of batches")
 	return now.Leased, r.Register(b, now)
@@ -403,11 +402,11 @@ func (b *Batch) changeLocked() change {
 	return c
 }
 
-// announce calls the observers of a change, with no lock held.
-func (b *Batch) announce(c change) {
+// announce calls the observers of a change, with no lock held, and returns what it told them.
+func (b *Batch) announce(c change) (now Info) {
 	lockrank.AssertNone("a batch's observers are called")
 	if !c.over {
-		now := b.asked(c.now)
+		now = b.asked(c.now)
 		if c.store != nil {
 			b.tell(c.store, now)
 		}
@@ -418,6 +417,7 @@ func (b *Batch) announce(c change) {
 	if c.waiting != nil {
 		close(c.waiting)
 	}
+	return now
 }
 
 // unobserved is the log of batches whose observer has none.

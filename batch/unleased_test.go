@@ -99,3 +99,32 @@ func TestLeaseEndsDuringNew(t *testing.T) {
 	}
 	mustBeEmpty(t, host)
 }
+
+// scripted is a form whose answers to Leased come from a list, and whose last lease has ended when it
+// is watched.
+type scripted struct {
+	*form
+	leased []int
+}
+
+func (s *scripted) OnUnleased(func()) { s.leased = nil }
+func (s *scripted) Leased() int {
+	if len(s.leased) == 0 {
+		return 0
+	}
+	n := s.leased[0]
+	s.leased = s.leased[1:]
+	return n
+}
+
+// TestLeaseDuringNewOfAPlainObserver: leases begin and end while the batch is being made. The last
+// that an observer, which is no Registrar, hears is that there is none.
+func TestLeaseDuringNewOfAPlainObserver(t *testing.T) {
+	for _, leased := range [][]int{{0, 1}, {1, 1}, {1, 0}, {0, 0}, {0, 1, 1}, {1}, {}} {
+		var seen leasedSeen
+		b := newBatch(t, &scripted{&form{space: newSpace(t, "host:0")}, leased}, &seen)
+		if len(seen) == 0 || seen[len(seen)-1] || len(seen) > 2 || len(seen) == 2 && !seen[0] {
+			t.Errorf("%v: it was announced as %v, and it is %v", leased, seen, b.Info().Leased)
+		}
+	}
+}
