@@ -179,7 +179,8 @@ func (e *Engine) newBatch(p batch.Payload, record *persist.Record) (*batch.Batch
 // Observer returns what batches must be made with that neither NewBatch nor a repository
 // makes, so that the monitor knows of them. It is a batch.Registrar: an id that a batch of
 // the engine has is batch.ErrDuplicateID. One that observes batches in its place must call it,
-// and should be a Registrar that passes that on.
+// should be a Registrar that passes that on, and have a method Unwrap() batch.Observer that returns
+// it: then panics of the batches' payloads are in the engine's log.
 func (e *Engine) Observer() batch.Observer { return observer{e: e} }
 
 type observer struct {

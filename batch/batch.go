@@ -64,7 +64,9 @@ var ErrStored = errors.New("in a repository already")
 // knows.
 var ErrDuplicateID = errors.New("another batch has this id")
 
-// Observer is called at changes. The monitor's index is one.
+// Observer is called at changes. The monitor's index is one. A wrapper of an Observer should have a
+// method Unwrap() Observer: panics of its batches' payloads and observers are then in the log of
+// the engine whose observer it wraps, and else in slog.Default.
 type Observer interface {
 	// BatchChanged is called after b was made and after every change of its state, counts, payload,
 	// subscribers or place, on the goroutine that made the change and with no lock held. It must be
@@ -423,10 +425,18 @@ func (b *Batch) announce(c change) (now Info) {
 // unobserved is the log of batches whose observer has none.
 var unobserved guard.Log
 
-// panicsOf returns the log of an observer that has one, as an engine's does.
+// panicsOf returns the log of the first that has one, as an engine's does, of an observer and those
+// that it wraps.
 func panicsOf(o Observer) *guard.Log {
-	if l, ok := o.(interface{ Panics() *guard.Log }); ok {
-		return l.Panics()
+	for o != nil {
+		if l, ok := o.(interface{ Panics() *guard.Log }); ok {
+			return l.Panics()
+		}
+		w, ok := o.(interface{ Unwrap() Observer })
+		if !ok {
+			break
+		}
+		o = w.Unwrap()
 	}
 	return &unobserved
 }

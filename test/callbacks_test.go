@@ -236,12 +236,20 @@ type panickyLeases struct{ ownForm }
 func (panickyLeases) Leased() int       { panic("leases") }
 func (panickyLeases) OnUnleased(func()) {}
 
+// inItsPlace observes batches in the place of the engine's observer, which it calls.
+type inItsPlace struct{ batch.Registrar }
+
+func (o inItsPlace) Unwrap() batch.Observer { return o.Registrar }
+
 // TestPanicsOfPayloadsAreInTheConfiguredLog: also for a batch that the program has made.
 func TestPanicsOfPayloadsAreInTheConfiguredLog(t *testing.T) {
 	for name, make := range map[string]func(*spillway.Engine, batch.Payload) (*batch.Batch, error){
 		"of the engine": (*spillway.Engine).NewBatch,
 		"of the program": func(e *spillway.Engine, p batch.Payload) (*batch.Batch, error) {
 			return batch.New(batch.Options{ID: 1, Payload: p, Observer: e.Observer()})
+		},
+		"of the program, behind an observer of its own": func(e *spillway.Engine, p batch.Payload) (*batch.Batch, error) {
+			return batch.New(batch.Options{ID: 1, Payload: p, Observer: inItsPlace{e.Observer().(batch.Registrar)}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
