@@ -270,8 +270,8 @@ func ask(p Payload) (s said, err error) {
 	return s, nil
 }
 
-// holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p has
-// none.
+// holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p
+// has none.
 func (b *Batch) holdLocked(p Payload, says said) {
 	b.mu.payload, b.mu.form, b.mu.space, b.mu.bytes = p, says.form, says.space, says.bytes
 	if says.desc != nil {

@@ -100,8 +100,8 @@ func TestLeaseEndsDuringNew(t *testing.T) {
 	mustBeEmpty(t, host)
 }
 
-// scripted is a form whose answers to Leased come from a list, and whose last lease has ended when it
-// is watched.
+// scripted is a form whose answers to Leased come from a list, and whose last lease has ended when
+// it is watched.
 type scripted struct {
 	*form
 	leased []int

@@ -107,8 +107,8 @@ func TestOpenLeavesNothingForAFallback(t *testing.T) {
 	}
 }
 
-// TestOpenUnknownMemory: Open takes what Configure makes there. No machine has such a simulated GPU,
-// so its own allocation fails, and not a comparison with a guess.
+// TestOpenUnknownMemory: Open takes what Configure makes there. No machine has such a simulated
+// GPU, so its own allocation fails, and not a comparison with a guess.
 func TestOpenUnknownMemory(t *testing.T) {
 	top := &topology.Topology{Nodes: []topology.Node{{}}}
 	for _, memory := range []spillway.Amount{spillway.Bytes(1 << 20), spillway.Bytes(1 << 61)} {

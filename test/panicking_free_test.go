@@ -78,8 +78,9 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestRoomAfterReleaseOfATablePanicked: the Release of an adopted table panics when it has given its
-// memory back. The space's books are exact then, and a waiter for room that can be made is served.
+// TestRoomAfterReleaseOfATablePanicked: the Release of an adopted table panics when it has given
+// its memory back. The space's books are exact then, and a waiter for room that can be made is
+// served.
 func TestRoomAfterReleaseOfATablePanicked(t *testing.T) {
 	log := new(syncBuffer)
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
@@ -161,8 +162,8 @@ func (d *badLoans) Borrow(tier.Addr, int64) (giveBack func(), err error) {
 	return func() { d.over++; panic("in giveBack") }, nil
 }
 
-// TestPanickingLoans: a Borrow that panics fails the adoption, and loans that panic at their end are
-// over all the same. The space's books are exact.
+// TestPanickingLoans: a Borrow that panics fails the adoption, and loans that panic at their end
+// are over all the same. The space's books are exact.
 func TestPanickingLoans(t *testing.T) {
 	dev := new(badLoans)
 	eng, err := callbackEngine(t, func(c *spillway.Config) {

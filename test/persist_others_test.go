@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestBatchesOfTwoProcesses: an engine with one disk finds what one of two processes has kept and warns
-// of the other's. One with two disks finds both, and warns of nothing.
+// TestBatchesOfTwoProcesses: an engine with one disk finds what one of two processes has kept and
+// warns of the other's. One with two disks finds both, and warns of nothing.
 func TestBatchesOfTwoProcesses(t *testing.T) {
 	persistNeedsLinux(t)
 	work := t.TempDir()

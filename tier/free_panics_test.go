@@ -14,8 +14,8 @@ func (p *twicePool) Free(mem Memory, reclaimed func()) {
 	reclaimed()
 }
 
-// TestBooksThatBreakAreNotHidden: the ledger panics when it is given back more than it has. That is our
-// own bug, not a function of the program's, and must not end in a line of the log.
+// TestBooksThatBreakAreNotHidden: the ledger panics when it is given back more than it has. That is
+// our own bug, not a function of the program's, and must not end in a line of the log.
 func TestBooksThatBreakAreNotHidden(t *testing.T) {
 	s, err := NewSpace(SpaceConfig{ID: ID{Kind: GPU}, Capacity: 8 * Page, Pool: new(twicePool), Backend: "test", Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {

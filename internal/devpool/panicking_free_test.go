@@ -66,8 +66,8 @@ func (s moodyStream) Close() error {
 	return s.Stream.Close()
 }
 
-// TestPanickingFrees: a free that panics is as one that the device refuses, and in the log. A release
-// returns, the bytes are retired until the next operation, and nothing is left in the end.
+// TestPanickingFrees: a free that panics is as one that the device refuses, and in the log. A
+// release returns, the bytes are retired until the next operation, and nothing is left in the end.
 func TestPanickingFrees(t *testing.T) {
 	for _, call := range []string{"Free", "Record"} {
 		t.Run(call, func(t *testing.T) {
@@ -102,8 +102,8 @@ func newQuietPool(t *testing.T, d tier.Device) *devpool.Memory {
 	return p
 }
 
-// TestRetriedFreePanics: of three frees that the device refused one panics when it is tried again. No
-// free is lost by that, and no allocation fails.
+// TestRetriedFreePanics: of three frees that the device refused one panics when it is tried again.
+// No free is lost by that, and no allocation fails.
 func TestRetriedFreePanics(t *testing.T) {
 	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
 	p := newQuietPool(t, d)
@@ -172,8 +172,8 @@ func TestAllocationWhoseEventPanics(t *testing.T) {
 	}
 }
 
-// TestCloseOfAStreamPanics: the last free returns, and what the device refuses is reclaimed as far as
-// the books go.
+// TestCloseOfAStreamPanics: the last free returns, and what the device refuses is reclaimed as far
+// as the books go.
 func TestCloseOfAStreamPanics(t *testing.T) {
 	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20}), panics: map[string]bool{"Close": true}}
 	p := newQuietPool(t, d)

@@ -18,8 +18,8 @@ func warnsOfOthers(v *volumes.Volume) bool {
 	return slices.ContainsFunc(v.Warnings(), func(w diag.Warning) bool { return w.Cause == causes.KeptLeft })
 }
 
-// TestNothingPersistsThere: a process that died with nothing persisted, or no more, leaves a directory
-// that the next volume does not warn of.
+// TestNothingPersistsThere: a process that died with nothing persisted, or no more, leaves a
+// directory that the next volume does not warn of.
 func TestNothingPersistsThere(t *testing.T) {
 	for round := range 16 { // the names are random: the empty one comes first or last
 		dir := t.TempDir()
@@ -62,8 +62,8 @@ func (f *whileLooking) ReadDir(path string) ([]fs.DirEntry, error) {
 	return f.FS.ReadDir(path)
 }
 
-// TestTwoVolumesAfterTwoCrashes: two processes have died, and two are started again. Each finds what
-// one has kept, also if one opens its volume while the other looks whether to warn.
+// TestTwoVolumesAfterTwoCrashes: two processes have died, and two are started again. Each finds
+// what one has kept, also if one opens its volume while the other looks whether to warn.
 func TestTwoVolumesAfterTwoCrashes(t *testing.T) {
 	dir := t.TempDir()
 	first, second := openPersistent(t, dir), openPersistent(t, dir)

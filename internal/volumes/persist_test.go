@@ -271,7 +271,8 @@ func TestTwoVolumesPersistApart(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other. The one after it finds the other.
+// TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other. The one
+// after it finds the other.
 func TestTwoKeptDirectories(t *testing.T) {
 	dir := t.TempDir()
 	first, second := openPersistent(t, dir), openPersistent(t, dir)
