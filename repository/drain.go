@@ -47,7 +47,9 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 			return
 		}
 		for {
-			e, h, err := r.acquire(ctx, partition, w, reservation.AnyInTier(to), Mover.Consume)
+			e, h, err := r.acquire(ctx, partition, w, func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
+				return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
+			})
 			if errors.Is(err, io.EOF) {
 				return
 			}
@@ -63,19 +65,21 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 	}
 }
 
-// acquire claims the oldest batch and opens a handle on it in a space of the strategy, with
-// acquireBeside or Mover.Consume. io.EOF is the end; on any error nothing is claimed.
-func (r *Repository) acquire(ctx context.Context, partition int, w want, to reservation.Strategy, how acquiring) (*entry, *batch.Handle, error) {
-	mover := r.m.cfg.Mover
-	if mover == nil {
-		return nil, nil, fmt.Errorf("repository %s: bringing batches to a tier needs a mover: %w", r.key, tier.ErrNotSupported)
+// opener opens a handle on a batch, wherever that is best.
+type opener func(context.Context, *batch.Batch) (*batch.Handle, error)
+
+// acquire claims the oldest batch and opens a handle on it. io.EOF is the end; on any error nothing
+// is claimed.
+func (r *Repository) acquire(ctx context.Context, partition int, w want, open opener) (*entry, *batch.Handle, error) {
+	if r.m.cfg.Mover == nil {
+		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", r.key, tier.ErrNotSupported)
 	}
 	for {
 		e, err := r.claim(ctx, partition, w, true)
 		if err != nil {
 			return nil, nil, err
 		}
-		h, err := r.bring(ctx, mover, e, to, how)
+		h, err := r.open(ctx, e, open)
 		if err == nil {
 			return e, h, nil
 		}
@@ -85,11 +89,8 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, to rese
 	}
 }
 
-// acquiring is acquireBeside or Mover.Consume.
-type acquiring func(Mover, context.Context, *batch.Batch, reservation.Strategy) (*batch.Handle, error)
-
-// bring opens a handle on what was claimed, or ends the claim.
-func (r *Repository) bring(ctx context.Context, mover Mover, e *entry, to reservation.Strategy, how acquiring) (h *batch.Handle, err error) {
+// open opens a handle on what was claimed, or ends the claim.
+func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.Handle, err error) {
 	ctx, done := r.within(ctx)
 	defer done()
 	defer func() { // also when a converter panics
@@ -97,20 +98,7 @@ func (r *Repository) bring(ctx context.Context, mover Mover, e *entry, to reserv
 			r.putBack(e)
 		}
 	}()
-	return how(mover, ctx, e.b, to)
-}
-
-// acquireBeside is Mover.Acquire for a task of its own: pending ones stay their callers'.
-func acquireBeside(m Mover, ctx context.Context, b *batch.Batch, to reservation.Strategy) (h *batch.Handle, err error) {
-	if err := b.CreateTask(ctx); err != nil {
-		return nil, err
-	}
-	defer func() { // also when a converter panics
-		if h == nil {
-			_ = b.CancelTask() // if it was not dropped in place
-		}
-	}()
-	return m.Acquire(ctx, b, to)
+	return open(ctx, e.b)
 }
 
 // Reader returns the partition as a stream of Arrow records, which consumes it:
@@ -213,7 +201,9 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 		return nil, r.closedError()
 	}
 	defer r.m.calls.Leave()
-	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), acquireBeside)
+	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
+		return b.Inside().Read(ctx, tier.ID{}) // pending tasks stay their callers'
+	})
 	if err != nil {
 		return nil, err
 	}

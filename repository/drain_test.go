@@ -517,33 +517,32 @@ func TestFailedReaderHasLetGo(t *testing.T) {
 	check(t, plan.Close(background))
 }
 
-// TestFailedReaderLeavesTasks: a task that another caller has created stays pending when a reader
-// cannot bring the batch, or cannot open it.
+// TestFailedReaderLeavesTasks: a task that another caller has created stays pending, and as old as it
+// was, when a reader cannot open the batch.
 func TestFailedReaderLeavesTasks(t *testing.T) {
-	for _, at := range []string{"acquire", "record"} {
-		m := newMover(t, 10, 10, 10)
-		plan := newPlan(t, m)
-		r := ensure(t, plan, "join")
-		fill(t, r, 1)
-		b, _ := r.Peek(0)
-		check(t, b.TryCreateTask())
-		broken := errors.New("broken")
-		m.setFault(func(op string) error {
-			if op == at {
-				return broken
-			}
-			return nil
-		})
-		rd, err := r.Reader(background, 0)
-		check(t, err)
-		if rd.Next() {
-			t.Errorf("%s: a record that cannot be opened was returned", at)
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	r := ensure(t, plan, "join")
+	fill(t, r, 2)
+	b, other := nth(r, 0), nth(r, 1)
+	check(t, errors.Join(b.TryCreateTask(), other.TryCreateTask()))
+	was := b.Info().Task
+	broken := errors.New("broken")
+	m.setFault(func(op string) error {
+		if op == "record" {
+			return broken
 		}
-		wantError(t, rd.Err(), broken)
-		rd.Release()
-		if now := b.Info(); now.Pending != 1 || now.State != batch.TaskCreated {
-			t.Errorf("%s: it leaves %d tasks, and the batch %s", at, now.Pending, now.State)
-		}
+		return nil
+	})
+	rd, err := r.Reader(background, 0)
+	check(t, err)
+	if rd.Next() {
+		t.Error("a record that cannot be opened was returned")
+	}
+	wantError(t, rd.Err(), broken)
+	rd.Release()
+	if now := b.Info(); now.Pending != 1 || now.State != batch.TaskCreated || now.Task != was {
+		t.Errorf("it leaves %d tasks, the oldest number %d, which was %d, and the batch %s", now.Pending, now.Task, was, now.State)
 	}
 }
 

@@ -40,11 +40,8 @@ type Mover interface {
 	// Ingest lays rec out in a space of the strategy, for which it waits. The
 	// payload is the caller's; the record is only read.
 	Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
-	// Acquire brings b to a space of the strategy and locks it there, for a task
-	// of its own or one that is pending. The caller must close the handle. On an
-	// error b is whole where it was, and no task of Acquire's is left on it.
-	Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)
-	// Consume is Acquire, and drops b in the step that locks it.
+	// Consume brings b to a space of the strategy, locks it there, and drops it in the step that
+	// locks it. The caller must close the handle. On an error b is whole where it was.
 	Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)
 	// Record opens what h holds as a record, which may be used beyond h.
 	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)

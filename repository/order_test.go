@@ -237,7 +237,7 @@ func TestFailedHeadIsToldFirst(t *testing.T) {
 				transit := mustTransit(t, head)
 				lost := &tier.LostError{Space: tier.ID{Kind: tier.GPU}}
 				m.setFault(func(op string) error {
-					if first, _ := r.Peek(0); op == "acquire" && first == head {
+					if first, _ := r.Peek(0); (op == "acquire" || op == "record") && first == head {
 						return lost
 					}
 					return nil
