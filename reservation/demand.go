@@ -35,16 +35,19 @@ type Choice []Demand
 
 // Waiting is Demand for who makes room: requests that any of several spaces may serve are no part
 // of the sums. They are appended to any, the oldest first, because room is needed in one of the
-// spaces only.
+// spaces only. A request that is just being served is left out: its bytes are in use already.
 func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 	m.mu.Lock()
-	if m.mu.choices == 0 {
+	if m.mu.choices == 0 && m.mu.served == nil {
 		m.mu.Unlock()
 		return m.Demand(dst), any
 	}
 	defer m.mu.Unlock()
 	alone := make([]Demand, len(m.lines))
 	for w := m.mu.oldest; w != nil; w = w.next {
+		if w == m.mu.served {
+			continue
+		}
 		var c Choice
 		for i := range w.slots {
 			if s := &w.slots[i]; s.in() {

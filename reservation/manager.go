@@ -92,6 +92,7 @@ type Manager struct {
 		lockrank.Mutex[lockrank.Reservation]
 		seq            uint64 // of the youngest waiter
 		oldest, newest *waiter
+		served         *waiter  // that waits still, though its bytes may be charged already
 		choices        int      // waiters with several candidates
 		cancels        []func() // ends the subscriptions to the spaces
 	}

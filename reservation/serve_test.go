@@ -171,3 +171,46 @@ func TestNobodyIsForgottenAfterAPanic(t *testing.T) {
 		release(t, large.served(t), small.served(t))
 	})
 }
+
+// TestServedIsNoDemand: a request whose bytes are in use already is no demand for who makes room.
+func TestServedIsNoDemand(t *testing.T) {
+	for _, strategy := range []reservation.Strategy{onGPU0, reservation.AnyInTiers(tier.GPU, tier.Host)} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &heapPool{granule: 1}
+			s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: p})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s, spaceOf(t, "host:0", 100)}})
+			all, others := mustTry(t, m, onGPU0, 100), mustTry(t, m, reservation.Specific(host), 100)
+			first := startReserve(t.Context(), m, strategy, 60)
+			first.waiting(t)
+			second := startReserve(t.Context(), m, onGPU0, 50)
+			second.waiting(t)
+			looked := false
+			defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+				if !pressed || looked || s.Used() != 60 { // when the first is charged, it is at the trigger
+					return
+				}
+				looked = true
+				demand, choices := m.Waiting(nil, nil)
+				if len(demand) != 1 || demand[0].Bytes != 50 || demand[0].Waiters != 1 || len(choices) != 0 {
+					t.Errorf("while %s is served: %+v and %+v", strategy, demand, choices)
+				}
+			})()
+			if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.6, Stop: 0.5}); err != nil {
+				t.Fatal(err)
+			}
+			release(t, all)
+			release(t, first.served(t))
+			release(t, second.served(t))
+			release(t, others)
+			if !looked {
+				t.Error("the test shows nothing")
+			}
+			if demand, choices := m.Waiting(nil, nil); len(demand)+len(choices) > 0 {
+				t.Errorf("nothing waits, but %+v and %+v", demand, choices)
+			}
+		})
+	}
+}

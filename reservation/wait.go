@@ -277,6 +277,9 @@ func (m *Manager) serveLine(l *line) {
 		m.mu.Lock()
 		m.refreshLocked(l, &done)
 		s, door := l.pickLocked()
+		if m.mu.served = nil; s != nil {
+			m.mu.served = s.w
+		}
 		m.mu.Unlock()
 		if done.first != nil {
 			done.wake()
