@@ -475,13 +475,13 @@ func (b *Batch) barLocked(op string) error {
 // Drop the batch.
 func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.TryCreateTask) }
 
-// await tries op until it does not fail because the batch is in transit.
+// await tries op until it does not fail because the batch is in transit. An error of the batch's is
+// not wrapped. One that wraps a StateError is the payload's, which was being released.
 func (b *Batch) await(ctx context.Context, op func() error) error {
 	var changed <-chan struct{}
 	for {
 		err := op()
-		var se *StateError
-		if err == nil || !errors.As(err, &se) || se.State != InTransit || se.Status != InvalidState {
+		if se, ok := err.(*StateError); !ok || se.State != InTransit || se.Status != InvalidState {
 			return err
 		}
 		if changed != nil {
@@ -534,9 +534,10 @@ func (b *Batch) CancelTask() error {
 	return nil
 }
 
-// Drop ends the batch: its payload is freed, at once or, with handles open, when
-// the last is closed. Pending tasks are gone with it. While the batch is in
-// transit Drop fails, and the caller may wait for Changed and try again.
+// Drop ends the batch: its payload is freed, at once or, with handles open, when the last is closed.
+// Pending tasks are gone with it. While the batch is in transit Drop fails with a StateError, and
+// the caller may wait for Changed and try again. An error of the payload's is wrapped, and the batch
+// is dropped.
 func (b *Batch) Drop() error {
 	b.mu.Lock()
 	if err := b.barLocked("drop"); err != nil {
@@ -566,12 +567,16 @@ func (b *Batch) takePayloadLocked() Payload {
 	return payload
 }
 
-// release makes a panic of a program's payload an error, so that the callers' own books are kept.
+// release makes a panic of a program's payload an error, so that the callers' own books are kept. It
+// wraps the payload's errors, so that no StateError of theirs is taken for the batch's.
 func release(p Payload) (err error) {
 	if p == nil {
 		return nil
 	}
 	lockrank.AssertNone("a payload is released")
 	defer guard.Error(&err, "Payload.Release")
-	return p.Release()
+	if err := p.Release(); err != nil {
+		return fmt.Errorf("releasing a payload: %w", err)
+	}
+	return nil
 }

@@ -231,9 +231,8 @@ func (c *Claim) Consume() error {
 	r.mu.Unlock()
 	var failed []error
 	for _, e := range own {
-		var se *batch.StateError
 		err := r.m.discard(e.b)
-		if !errors.As(err, &se) && err != context.Cause(r.m.ended) { // else it was dropped in place, or is its transit's
+		if _, ok := err.(*batch.StateError); !ok && err != context.Cause(r.m.ended) { // else it was dropped in place, or is its transit's
 			failed = append(failed, err)
 		}
 		r.remove(e)

@@ -114,9 +114,9 @@ func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (drop
 		}
 		bytes = b.Info().Bytes
 		err := b.Drop()
-		var se *batch.StateError
+		se, ok := err.(*batch.StateError) // not wrapped; else it is the payload's
 		switch {
-		case !errors.As(err, &se):
+		case !ok:
 			r.remove(e)
 			return true, bytes, err
 		case se.State == batch.Released || r.m.ended.Err() != nil:
