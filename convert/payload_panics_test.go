@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/invariants"
@@ -201,4 +202,23 @@ func (m *machine) draw(t *testing.T, k tier.Kind, n int64) *tier.Buffer {
 		t.Fatal(err)
 	}
 	return buf
+}
+
+// TestConverterFailsWithAStateError: it is about another batch, so nothing is waited for.
+func TestConverterFailsWithAStateError(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	other := &batch.StateError{Batch: 77, State: batch.Processing, Op: "transit", Status: batch.InvalidState}
+	register(t, m, "strange", batch.GPUImage, func(reservation.Reservation) (batch.Payload, error) { return nil, other })
+	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: strange{m.draw(t, tier.Host, 8192)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.mover.Acquire(ctx, b, reservation.AnyInTier(tier.GPU)); !errors.Is(err, other) {
+		t.Errorf("it ended with %v", err)
+	}
+	if err := b.Drop(); err != nil {
+		t.Error(err)
+	}
 }

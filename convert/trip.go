@@ -69,7 +69,8 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 		err := t.move(ctx)
 		switch {
 		case errors.Is(err, errThere) || errors.Is(err, errGone):
-		case t.opens && errors.As(err, &se) && se.State == batch.Processing:
+		case t.opens && errors.As(err, &se) && se.State == batch.Processing && !errors.Is(err, batch.ErrUnmovable):
+			// The batch itself is in use: a converter's StateError, of another batch, is unmovable.
 			if err := t.untilClosed(ctx); err != nil {
 				return nil, err
 			}
