@@ -146,7 +146,7 @@ func (e *Engine) start() {
 	foreign := make(chan struct{})
 	go func() {
 		defer close(foreign)
-		e.watchForeign(watch)
+		e.watchGPUs(watch)
 	}()
 	go func() {
 		defer func() {

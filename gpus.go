@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/tier"
@@ -235,18 +236,19 @@ func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 	}
 }
 
-// foreignPeriod is how often devices are queried for what others hold there. Asking NVIDIA's driver
+// watchPeriod is how often devices are queried for what others hold there. Asking NVIDIA's driver
 // may take half a millisecond, which is then 0.05 % of a core for each GPU.
-const foreignPeriod = time.Second
+const watchPeriod = time.Second
 
-// watchForeign keeps what others hold on the GPUs in the books of the spaces there, until ctx
-// ends. It has a goroutine of its own, because a driver may take its time to answer.
-func (e *Engine) watchForeign(ctx context.Context) {
+// watchGPUs keeps what others hold on the GPUs in the books of the spaces there, and has frees
+// tried again that a device refused, until ctx ends. It has a goroutine of its own, because a
+// driver may take its time to answer.
+func (e *Engine) watchGPUs(ctx context.Context) {
 	gpus := e.gpuSpaces()
 	if len(gpus) == 0 {
 		return
 	}
-	tick := time.NewTicker(foreignPeriod)
+	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
 	for {
 		for i, s := range gpus {
@@ -256,6 +258,7 @@ func (e *Engine) watchForeign(ctx context.Context) {
 			if ok {
 				s.Inside().SetForeign(n)
 			}
+			e.panics.Do("Device.NewStream or Stream.Close", s.Pool().(*devpool.Memory).Retry)
 		}
 		select {
 		case <-ctx.Done():

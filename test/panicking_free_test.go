@@ -78,6 +78,41 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	closeClean(t, eng)
 }
 
+// TestRoomOfAFreeThatPanicked: a waiter for these very bytes is served, though nothing is allocated
+// meanwhile.
+func TestRoomOfAFreeThatPanicked(t *testing.T) {
+	var armed atomic.Bool
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed}, nil }
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := reservation.AnyInTier(tier.GPU)
+	r, err := eng.Reserve(t.Context(), gpu, 400<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(400 << 10)
+	if err := errors.Join(err, r.Release()); err != nil {
+		t.Fatal(err)
+	}
+	armed.Store(true)
+	if err := buf.Release(); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).Limit()/tier.Page*tier.Page)
+	if err == nil {
+		err = all.Release()
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
 // TestRoomAfterReleaseOfATablePanicked: the Release of an adopted table panics when it has given
 // its memory back. The space's books are exact then, and a waiter for room that can be made is
 // served.

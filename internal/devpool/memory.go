@@ -30,7 +30,7 @@ type Memory struct {
 	retired sync.WaitGroup // one for each free that the device is not done with
 }
 
-// refusedFree is a free that the device refused; its bytes stay retired.
+// refusedFree is a free that the device refused; its bytes stay retired until it is tried again.
 type refusedFree struct {
 	addr      tier.Addr
 	freed     bool // only the event after the free was refused
@@ -258,6 +258,16 @@ func (p *Memory) retry() {
 	for _, f := range stuck {
 		p.free(f)
 	}
+}
+
+// Retry tries the frees again that the device refused. Alloc does that, too, but waiters for room
+// may wait for these bytes, and then nothing is allocated.
+func (p *Memory) Retry() {
+	p.inTurn(func() {
+		if len(p.stuck) > 0 && !p.closed && p.renew() == nil {
+			p.retry()
+		}
+	})
 }
 
 // Close waits until everything freed is reclaimed. The pool's stream is closed

@@ -142,6 +142,30 @@ func TestFreeThatAlwaysPanics(t *testing.T) {
 	}
 }
 
+// TestRetry: what the device refused is reclaimed without an allocation, also if the pool's stream
+// has failed. A closed pool does not call its device.
+func TestRetry(t *testing.T) {
+	inner, f := faultyDevice(t, 1<<20)
+	spy := &streamSpy{Device: inner}
+	p := newDevicePool(t, spy)
+	m, err := p.Alloc(4096, nil)
+	ok(t, err)
+	f.next(sim.OpFree, 2)
+	reclaimed := false
+	p.Free(m, func() { reclaimed = true })
+	p.Retry()
+	if reclaimed {
+		t.Error("reclaimed though the device has refused it twice")
+	}
+	spoil(t, inner, f, spy.last)
+	p.Retry()
+	if !reclaimed || inner.Outstanding() != 0 || spy.opened != 2 {
+		t.Errorf("reclaimed: %v, outstanding: %d, %d streams were opened", reclaimed, inner.Outstanding(), spy.opened)
+	}
+	ok(t, p.Close())
+	p.Retry()
+}
+
 // TestFreesWhenAnAllocationPanics: those that were tried again before it are reclaimed.
 func TestFreesWhenAnAllocationPanics(t *testing.T) {
 	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
