@@ -250,6 +250,29 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 	}
 }
 
+// TestReaderOfALostBatch: a Reader that finds one fails with it, and leaves it and all after it where
+// they are.
+func TestReaderOfALostBatch(t *testing.T) {
+	l := openLosable(t, 1, 1<<20)
+	for _, k := range []tier.Kind{tier.GPU, tier.Host} {
+		l.put(0, numberedRecord(0, 1000, wordList(1, 1500)), in(k))
+	}
+	l.gpus[0].Lose(errFellOff)
+	rd, err := l.repo.Reader(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rd.Next() {
+		t.Error("it returns a record")
+	}
+	isLost(t, "reading it", rd.Err())
+	rd.Release()
+	if n := l.repo.Len(0); n != 2 {
+		t.Errorf("%d batches are left", n)
+	}
+	l.end(1)
+}
+
 func warningsOf(all []diag.Warning, c diag.Cause) (n int) {
 	for _, w := range all {
 		if w.Cause == c {
