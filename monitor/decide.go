@@ -210,8 +210,8 @@ type plan struct {
 	next    int      // the first victim not looked at
 	rest    int64    // bytes of the victims from next on
 	shed    int      // no victim before this one has a place: room below only shrinks within a step
-	covered int64    // what leaves for the choices so far: whole victims
-	cover   int      // the first victim that was not counted for it
+	covered int64    // what leaves for those that wait so far: whole victims
+	cover   int      // the first victim that is not counted in it
 	free    []int    // moves that may still begin, for each edge
 	begun   [][]slot // that were decided on, for each edge
 	busy    int      // moves towards this space
@@ -291,7 +291,7 @@ func (p *planner) choose(c []want) want {
 	return best
 }
 
-// leaves returns how many bytes leave space i for choices that lack so many there: victims leave
+// leaves returns how many bytes leave space i if those that wait lack so many there: victims leave
 // whole. It is called with ever more.
 func (p *planner) leaves(i int, lack int64) int64 {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]

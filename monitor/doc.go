@@ -21,6 +21,10 @@
 // that the device still works on. So no more than one batch's bytes leave beyond
 // what is needed. Every end of a move is followed by a new look.
 //
+// Room for a request that several spaces may serve is made in one of them: where it can be made
+// soonest, and in another one if that is stuck. What leaves there for others counts, so small
+// requests do not move a batch each.
+//
 // A victim goes to the next tier if that has room without waiters. If not, the one of two that the
 // policy would move first goes down: either a batch of that tier, which makes room, or the victim
 // itself, past that tier. Of the spaces in a memory tier the nearest with room is taken; several
