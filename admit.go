@@ -78,6 +78,9 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		}
 		err = errors.Join(err, ending)
 	}()
+	if !at.inside {
+		return fmt.Errorf("spillway: task %q: %w", t.Operator, tier.ErrClosed)
+	}
 	for _, c := range t.Inputs {
 		in.batches = append(in.batches, c.Batches()...)
 	}
@@ -104,7 +107,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 // stay is a call's stay in a gate.
 type stay struct {
 	gate   *gate.Gate
-	inside bool // false, too, if the gate was shut: then the call goes on without
+	inside bool // false, too, if the gate was shut when the call was outside: it goes on without
 }
 
 func (s *stay) begin() { s.inside = s.gate.Enter() }
