@@ -106,6 +106,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Movable(id) }, // no wait begins before there is a monitor
+		Headroom:   func(id tier.ID, need int64) int64 { return e.monitor.Headroom(id, need) },
 		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Logger: e.cfg.Logger,
 	}); err != nil {
 		return nil, err
@@ -126,7 +127,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.monitor, err = monitor.New(monitor.Config{
-		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge,
+		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge, StuckAfter: e.cfg.StuckAfter,
 		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Changes: e.registry.Changes,
 	})
 	if err != nil {

@@ -110,7 +110,7 @@ func TestOneClearsASpaceAtATime(t *testing.T) {
 	token := m.mover.clearing[gpu.ID()]
 	what := takes{body: tier.Page}
 	tries := 0
-	err := (&try{m: m.mover, pieces: gpu, need: tier.Page, errand: &errand{what: &what, do: func(reservation.Reservation) error {
+	err := (&try{m: m.mover, pieces: gpu, need: tier.Page, errand: &errand{what: &what, origin: reservation.Incoming(), do: func(reservation.Reservation) error {
 		if tries++; len(token) != 1 {
 			t.Error("another could clear the space, too")
 		}
@@ -123,7 +123,7 @@ func TestOneClearsASpaceAtATime(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("gave up")
 	cancel(cause)
-	if err := (&try{m: m.mover, pieces: gpu, errand: &errand{}}).clear(ctx); !errors.Is(err, cause) {
+	if err := (&try{m: m.mover, pieces: gpu, errand: &errand{origin: reservation.Incoming()}}).clear(ctx); !errors.Is(err, cause) {
 		t.Errorf("the wait for the token: %v", err)
 	}
 }

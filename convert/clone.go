@@ -57,7 +57,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
 		return m.untilVain(ctx, b, now.Payload.Space(), moved, errMoved)
 	}
-	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, until: until, do: func(r reservation.Reservation) (err error) {
+	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: true, until: until, do: func(r reservation.Reservation) (err error) {
 		h, err := b.Inside().Read(ctx, tier.ID{})
 		if err != nil {
 			return err

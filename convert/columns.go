@@ -144,7 +144,7 @@ func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *col
 func (m *Mover) readPlanned(ctx context.Context, c *transfer.ColumnReader) (rec arrow.RecordBatch, err error) {
 	desc := c.Plan.Desc
 	what := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	err = m.inRoom(ctx, &errand{to: reservation.AnyInTier(tier.Host), what: &what, waits: true, do: func(r reservation.Reservation) error {
+	err = m.inRoom(ctx, &errand{to: reservation.AnyInTier(tier.Host), what: &what, origin: reservation.Consuming(), waits: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			rec, err = m.cfg.Builtin.ReadColumns(ctx, c, r)
 			return err

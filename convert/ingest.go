@@ -23,7 +23,16 @@ import (
 // A dictionary of more than 4 KiB that is in the space already is not copied again:
 // it is recognised if it is the same arrow-go array as before, or that of a record
 // which Record returned. As Arrow demands, it must not have been changed since.
-func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (_ batch.Payload, err error) {
+func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
+	return m.lay(ctx, rec, to, true)
+}
+
+// TryIngest is Ingest without waiting for room: if there is none, the error is a tier.NoSpaceError.
+func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
+	return m.lay(ctx, rec, to, false)
+}
+
+func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool) (_ batch.Payload, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -35,7 +44,7 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 	}
 	defer l.Close()
 	for afresh := false; ; {
-		p, err := m.ingest(ctx, l, to, afresh)
+		p, err := m.ingest(ctx, l, to, waits, afresh)
 		switch {
 		case errors.Is(err, errGone):
 		case errors.Is(err, transfer.ErrChanged) && !afresh:
@@ -46,7 +55,7 @@ func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservatio
 	}
 }
 
-func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, afresh bool) (_ batch.Payload, err error) {
+func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, waits, afresh bool) (_ batch.Payload, err error) {
 	store := &m.cfg.Builtin.Dicts
 	dicts := store.Resolve(l.Dictionaries(), afresh)
 	defer store.LetGo(dicts...)
@@ -56,7 +65,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	var runs []payload.Run
 	packed := false
 	var shared []batch.Shared
-	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, slower: true, do: func(r reservation.Reservation) error {
+	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: waits, slower: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
 			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
@@ -164,10 +173,13 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*t
 }
 
 // reserveSlower goes on where there is no room in the strategy's spaces for the reason err: what
-// can never fit there waits for room in the tiers below, the fastest first.
+// can never fit there goes to the tiers below, the fastest first, and waits for room if it may.
 func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Strategy, err error) (reservation.Reservation, error) {
 	reserve := func(to reservation.Strategy) (reservation.Reservation, error) {
-		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, reservation.WithoutClearing())
+		if !e.waits {
+			return m.cfg.Reservations.TryReserve(e.what.of(to), e.what.body, reservation.WithoutClearing(), e.origin)
+		}
+		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, reservation.WithoutClearing(), e.origin)
 	}
 	if errors.Is(err, tier.ErrLost) { // which it was waited for; what is left may be too small for good
 		r, again := reserve(to)

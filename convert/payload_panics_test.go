@@ -179,7 +179,7 @@ func TestErrandPanics(t *testing.T) {
 				t.Error("the panic was hidden")
 			}
 		}()
-		_ = m.mover.inRoom(t.Context(), &errand{to: reservation.AnyInTier(tier.GPU), what: &takes{body: 8192},
+		_ = m.mover.inRoom(t.Context(), &errand{origin: reservation.Incoming(), to: reservation.AnyInTier(tier.GPU), what: &takes{body: 8192},
 			do: func(reservation.Reservation) error { panic("in the errand") }})
 	}()
 	if u := m.spaces[tier.GPU].Usage(); u.Used() != 0 {

@@ -74,7 +74,7 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 		what = takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	}
 	until := func(ctx context.Context) (context.Context, func()) { return m.untilLost(ctx, src.Space()) }
-	err = m.inRoom(ctx, &errand{to: to, what: &what, waits: true, until: until, do: func(r reservation.Reservation) error {
+	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Consuming(), waits: true, until: until, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err

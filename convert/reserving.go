@@ -90,8 +90,9 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 type errand struct {
 	to     reservation.Strategy
 	what   *takes
-	waits  bool // for room
-	slower bool // what can never fit there is done in a slower tier
+	origin reservation.Option // where the bytes come from
+	waits  bool               // for room
+	slower bool               // what can never fit there is done in a slower tier
 	// until returns a context that ends when waiting for room has become vain; done must be called.
 	// It may be nil.
 	until func(context.Context) (_ context.Context, done func())
@@ -106,16 +107,16 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 		return reservation.Reservation{}, context.Cause(ctx)
 	}
 	asked, piecemeal := e.what.of(to), reservation.WithoutClearing()
-	r, err := m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal)
+	r, err := m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
 	if wait && errors.Is(err, tier.ErrNoSpace) {
 		if e.until != nil {
 			var done func()
 			ctx, done = e.until(ctx)
 			defer done()
 		}
-		r, err = m.cfg.Reservations.Reserve(ctx, asked, e.what.body, piecemeal)
+		r, err = m.cfg.Reservations.Reserve(ctx, asked, e.what.body, piecemeal, e.origin)
 	}
-	if err != nil && wait && e.slower {
+	if err != nil && e.slower && wait == e.waits {
 		return m.reserveSlower(ctx, e, to, err)
 	}
 	return r, err

@@ -121,10 +121,14 @@ func (t *trip) move(ctx context.Context) error {
 	start := time.Now()
 	t.moved = Moved{Batch: t.now.ID, From: t.now.Space, Reason: t.reason}
 	t.what = m.takes(t.now, t.form)
+	origin := reservation.MovedFrom(t.now.Space.Kind)
+	if t.opens {
+		origin = reservation.Consuming()
+	}
 	carry := func(r reservation.Reservation) error { return t.carry(ctx, waits, r) }
 	var err error
 	if t.given.IsZero() {
-		err = m.inRoom(ctx, &errand{to: t.to, what: &t.what, waits: waits, until: t.vain, do: carry})
+		err = m.inRoom(ctx, &errand{to: t.to, what: &t.what, origin: origin, waits: waits, until: t.vain, do: carry})
 	} else if err = carry(t.given); errors.Is(err, errGone) {
 		err = m.tooLittle(t.given, &t.what)
 	}

@@ -47,9 +47,12 @@ type spaceState struct {
 	Wanted  int64 // the sum of what the choices that may be served here need
 	Leaving int64 // bytes of the batches that are being moved out
 	Moving  int   // moves under way from here or to here
+	Aside   int   // victims that are kept back from some tier, or all, for a moment after an error
 	Pace    stripe.Pace
 	Refused int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
 
+	// Headroom is what is to stay free here for what consumers bring: see keep.
+	Headroom int64
 	// Charge returns what a body that is charged so much elsewhere would be
 	// charged here; nil for the same.
 	Charge  func(int64) int64
@@ -58,9 +61,8 @@ type spaceState struct {
 	More    bool        // there are victims behind the last of the shortlist
 
 	// What fullForGood looks at.
-	Rest  int64 // charged for batches that are not being read, moved or dropped
-	Base  int64 // held by the engine itself, or shared by batches: in no batch's bytes
-	Aside int   // victims that are kept back from some tier, or all, for a moment after an error
+	Rest int64 // charged for batches that are not being read, moved or dropped; keep needs it, too
+	Base int64 // held by the engine itself, or shared by batches: in no batch's bytes
 }
 
 // edgeState is a way down from one space to another.
@@ -203,8 +205,9 @@ type plan struct {
 	waiting int64 // what reservations wait for here, at most the limit
 	// balance is the room that is not asked for; below 0 it is what waiters and faster spaces lack.
 	balance int64
-	asked   bool // a faster space needs room here
-	urgent  bool // and there are waiters for that
+	asked   bool  // a faster space needs room here
+	keep    int64 // and so much more is to stay free
+	urgent  bool  // and there are waiters for that
 	planned int64
 	held    bool     // some of planned waits for relief of a slower space
 	next    int      // the first victim not looked at
@@ -321,6 +324,16 @@ func (s *spaceState) pressure() int64 { return s.Used + s.Foreign }
 // over is by how much the pressure is too high, if it is above 0: at the trigger already.
 func (s *spaceState) over() int64 { return s.pressure() - s.Trigger + 1 }
 
+// keep returns how many bytes moves of need bytes into the space leave free for its headroom. What
+// work keeps in use is no room.
+func (s *spaceState) keep(need int64) int64 {
+	room := s.Limit - s.Withheld
+	if s.Headroom > room/2 {
+		return 0 // too large to be kept free beside anything else
+	}
+	return max(0, min(s.Headroom, room-(s.Used-s.Rest)-need))
+}
+
 // unrefused is how much of some room is not refused.
 func (s *spaceState) unrefused(room int64) int64 {
 	if s.Refused > 0 {
@@ -339,7 +352,7 @@ func (p *planner) lack(i int) int64 {
 	if pl.waiting == 0 && !pl.asked && sp.room() >= 0 {
 		return 0
 	}
-	return -pl.balance - sp.coming() - pl.planned
+	return pl.keep - pl.balance - sp.coming() - pl.planned
 }
 
 func (p *planner) lackReason(i int) string {
@@ -437,7 +450,7 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 		}
 		if edge, better := p.relievable(i, first, end, v); edge >= 0 {
 			if better {
-				p.hold(i, edge, reason)
+				p.hold(i, edge, v, reason)
 				return edge, false
 			}
 			if fallback < 0 {
@@ -447,7 +460,7 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 		first = end
 	}
 	if fallback >= 0 {
-		p.hold(i, fallback, reason)
+		p.hold(i, fallback, v, reason)
 	}
 	return fallback, false
 }
@@ -460,7 +473,7 @@ func (p *planner) fit(i, first, end int, v Victim, reason string) (edge int, now
 	for j := first; j < end; j++ {
 		e := p.s.Spaces[i].Down[j]
 		to := &p.s.Spaces[e.To]
-		if e.Blocked || v.not.has(to.ID.Kind) || to.charge(v.Bytes) > p.sp[e.To].balance {
+		if need := to.charge(v.Bytes); e.Blocked || v.not.has(to.ID.Kind) || need > p.sp[e.To].balance-to.keep(need) {
 			continue
 		}
 		free := p.slot(i, j, v, reason) >= 0
@@ -497,7 +510,7 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 		e := p.s.Spaces[i].Down[j]
 		to, pl := &p.s.Spaces[e.To], &p.sp[e.To]
 		need := to.charge(v.Bytes)
-		coming := pl.balance + to.coming() + pl.planned
+		coming := pl.balance + to.coming() + pl.planned - to.keep(need)
 		switch {
 		case e.Blocked || v.not.has(to.ID.Kind) || len(to.Down) == 0:
 			continue
@@ -528,9 +541,11 @@ func (p *planner) sheds(i int) bool {
 }
 
 // hold notes that a victim of space i waits for relief at the end of an edge.
-func (p *planner) hold(i, edge int, reason string) {
-	to := &p.sp[p.s.Spaces[i].Down[edge].To]
+func (p *planner) hold(i, edge int, v Victim, reason string) {
+	e := &p.s.Spaces[i].Down[edge]
+	to, sp := &p.sp[e.To], &p.s.Spaces[e.To]
 	to.asked = true
+	to.keep = max(to.keep, sp.keep(sp.charge(v.Bytes)))
 	to.urgent = to.urgent || reason == reasonDemand
 	p.sp[i].held = true
 	p.out.Held = true
@@ -549,18 +564,25 @@ func (p *planner) stuck(i int) {
 	}
 }
 
-// fullForGood reports for each space whether waiting for room in it is useless. That is so if all
-// that is used there belongs to batches at rest, or to the engine for good, and nothing is on its
-// way out. None of the batches can go down either, because each slower space is full too and has no
-// room for even the smallest of them. Then no release could help. It is a pure function.
+// held reports whether some of the space is neither a batch's at rest nor the engine's for good. While
+// batches are moved, that cannot be told.
+func (s *spaceState) held() bool {
+	return s.Moving == 0 && s.coming() == 0 && s.Used > s.Rest+s.Base
+}
+
+// fullForGood reports for each space whether nothing will be free there unless batches at rest are
+// dropped. That is so if all that is used there is theirs, or the engine's for good, and nothing is
+// on its way out. None of them can go down either, because each slower space is full too and has no
+// room for even the smallest. It is a pure function.
 func fullForGood(s snapshot) []bool {
 	full := make([]bool, len(s.Spaces))
 	for i := len(s.Spaces) - 1; i >= 0; i-- { // slower spaces first
 		sp := &s.Spaces[i]
-		full[i] = sp.Moving == 0 && sp.coming() == 0 && sp.Aside == 0 && sp.Used <= sp.Rest+sp.Base
+		full[i] = sp.Moving == 0 && sp.coming() == 0 && !sp.held()
 		for _, e := range sp.Down {
 			if to := &s.Spaces[e.To]; !e.Broken && e.Smallest > 0 { // else there is none to go there
-				fits := to.charge(e.Smallest) <= to.lasting()
+				need := to.charge(e.Smallest)
+				fits := need <= to.lasting()-to.keep(need)
 				full[i] = full[i] && full[e.To] && !fits
 			}
 		}

@@ -29,12 +29,14 @@ type edge struct {
 	underWay int
 	failures int // in a row
 	until    time.Time
-	why      error // of the last failure
+	last     time.Time // the last failure
+	why      error     // and why
 }
 
 // fail notes a failure. The first may be the batch's own, so that it does not
 // block the edge.
 func (e *edge) fail(now time.Time, period time.Duration) {
+	e.last = now
 	if e.failures++; e.failures > 1 {
 		e.until = now.Add(backoff(period, e.failures))
 	}

@@ -1,7 +1,9 @@
 package monitor
 
 import (
+	"math/bits"
 	"slices"
+	"sync/atomic"
 
 	"github.com/google/btree"
 
@@ -85,9 +87,47 @@ type spaceIndex struct {
 	bySize  *btree.BTreeG[*entry] // all that could go down, also with subscribers
 	count   int
 	bytes   int64
-	rest    int64  // bytes at rest
-	idle    int64  // of them, those without subscribers
+	rest    int64 // bytes at rest
+	idle    int64 // of them, those without subscribers
+	sizes   sizeClasses
 	version uint64 // rises with every change
+	life    uint64 // rises with those that are not the monitor's vain tries to move a batch
+}
+
+// sizeClasses knows how large the largest batch of a space is. Each class holds the sizes of one
+// power of two, and the largest that has been in it since it was empty.
+type sizeClasses struct {
+	count [64]uint32
+	top   [64]int64
+	most  atomic.Int64 // read without the lock
+}
+
+func (c *sizeClasses) add(bytes int64) {
+	k := bits.Len64(uint64(bytes))
+	c.count[k]++
+	c.top[k] = max(c.top[k], bytes)
+	c.most.Store(max(c.most.Load(), c.top[k]))
+}
+
+func (c *sizeClasses) remove(bytes int64) {
+	k := bits.Len64(uint64(bytes))
+	if c.count[k]--; c.count[k] > 0 {
+		return
+	}
+	c.top[k] = 0
+	for k = 63; k > 0 && c.count[k] == 0; k-- {
+	}
+	c.most.Store(c.top[k])
+}
+
+// largest returns the bytes of the largest batch in a space. It takes no lock.
+func (x *index) largest(place int) int64 { return x.mu.spaces[place].sizes.most.Load() }
+
+// resting returns how many bytes of a space are of batches at rest.
+func (x *index) resting(place int) int64 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.mu.spaces[place].rest
 }
 
 // treeDegree keeps a node of pointers at about 1 KiB.
@@ -177,6 +217,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 		if e != nil {
 			x.removeLocked(e)
 			x.forgetLocked(e)
+			x.mu.spaces[e.place].life++
 		}
 		return false, nil
 	}
@@ -207,6 +248,13 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 		x.removeLocked(e)
 	}
 	was := e.victim
+	arrives := e.told == 0 || e.place != f.place || e.bytes != f.bytes
+	if arrives && e.told != 0 {
+		x.mu.spaces[e.place].life++
+	}
+	if arrives || !e.aside || e.kept {
+		x.mu.spaces[f.place].life++
+	}
 	if e.failed() && (e.place != f.place || e.bytes != f.bytes || e.form != now.Form) {
 		e.aside, e.kept, e.not, was = e.aside && !e.kept, false, 0, false
 	}
@@ -247,6 +295,7 @@ func (x *index) countLocked(e *entry) {
 	s.version++
 	s.count++
 	s.bytes += e.bytes
+	s.sizes.add(e.bytes)
 	if e.rest {
 		s.rest += e.bytes
 	}
@@ -264,6 +313,7 @@ func (x *index) uncountLocked(e *entry) {
 		s.idle -= e.bytes
 	}
 	s.bytes -= e.bytes
+	s.sizes.remove(e.bytes)
 	s.count--
 	s.version++
 }
@@ -353,13 +403,14 @@ type summary struct {
 	idle     int64
 	smallest byKind // bytes of the smallest batch that could go to a tier; 0 if there is none
 	version  uint64
+	life     uint64
 }
 
 func (x *index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
-	return summary{count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: s.smallest(), version: s.version}
+	return summary{count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: s.smallest(), version: s.version, life: s.life}
 }
 
 // smallest looks past batches that are excluded from a tier: they are few, or all there are.

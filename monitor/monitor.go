@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,7 @@ type Config struct {
 	Policy       Policy              // which batches go first; nil: PlanOrder
 	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms
 	MovesPerEdge int                 // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
+	StuckAfter   time.Duration       // without a sign of life, before waiters for what batches at rest fill are refused; 0: 30 s, below 0: never
 	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
@@ -114,6 +116,7 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.MovesPerEdge == 0 {
 		cfg.MovesPerEdge = defaultMovesPerEdge
 	}
+	cfg.StuckAfter = cmp.Or(cfg.StuckAfter, reservation.StuckAfter)
 	if cfg.Base == nil {
 		cfg.Base = func(tier.ID) int64 { return 0 }
 	}
@@ -298,7 +301,7 @@ func (m *Monitor) step(ctx context.Context) {
 		m.starved.Store(len(d.Stuck) > 0 || d.Held)
 		m.publish(state, d)
 		m.reportStuck(now, state, d.Stuck)
-		m.refuse(now, state, d.Stuck)
+		m.refuse(now, state)
 		return
 	}
 }
@@ -308,8 +311,9 @@ func (m *Monitor) rest() {
 	m.starved.Store(false)
 	m.outlook.Store(nil)
 	for _, s := range m.spaces {
-		s.stuckSince, s.stuckFor, s.fullSince = time.Time{}, "", time.Time{}
+		s.stuckSince, s.stuckFor = time.Time{}, ""
 	}
+	m.forgive()
 }
 
 // begin starts moves. It returns whether one was not possible any more.

@@ -29,8 +29,9 @@ type space struct {
 	refusal refusal
 	linger  lingering
 
-	seen       picture
-	fullSince  time.Time // since when it is full and nothing has changed; zero if it is not
+	version    uint64    // of the index, at the last step
+	seen       life      // at the last step with waiters
+	stillSince time.Time // since when there have been waiters somewhere, and no life; zero if that is not so
 	stuckSince time.Time
 	stuckFor   string // the reason that was reported; "" if none was
 	stuckIdle  bool   // and with it batches that could have been moved
@@ -156,7 +157,7 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 			Used: u.Used(), Retired: u.Retired, Lingering: s.linger.note(now, m.cfg.Period, u.Retired), Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
-			Charge: s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i],
+			Charge: s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i], Headroom: m.headroom(s),
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {
@@ -168,15 +169,15 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 	for _, d := range m.demand {
 		i := slices.IndexFunc(m.again, func(a reservation.Demand) bool { return a.Space == d.Space })
 		if i >= 0 {
-			state.Spaces[m.byID[d.Space]].Waiting = min(d.Bytes, m.again[i].Bytes)
+			state.Spaces[m.byID[d.Space]].Waiting = min(d.Bytes, m.again[i].Bytes+m.again[i].Headroom)
 		}
 	}
 	for _, c := range m.choices {
 		var of []want
 		for _, d := range c {
 			i := m.byID[d.Space]
-			of = append(of, want{i, d.Bytes})
-			state.Spaces[i].Wanted += min(d.Bytes, math.MaxInt64-state.Spaces[i].Wanted)
+			of = append(of, want{i, d.Bytes + d.Headroom})
+			state.Spaces[i].Wanted += min(d.Bytes+d.Headroom, math.MaxInt64-state.Spaces[i].Wanted)
 		}
 		state.Choices = append(state.Choices, of)
 	}
@@ -208,9 +209,9 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 			e := &sp.Down[j]
 			e.Smallest = sum.smallest[state.Spaces[e.To].ID.Kind]
 		}
-		if p := (picture{sp.Withheld, sp.Used, sp.Retired, sp.Rest, sp.Base, sp.Refused, sp.Moving, sp.Aside, sum.version}); p != s.seen {
-			s.seen = p
-			s.fullSince = time.Time{}
+		s.version = sum.version
+		if l := (life{sp.Withheld, sum.life}); l != s.seen {
+			s.seen, s.stillSince = l, time.Time{}
 		}
 	}
 }
@@ -225,11 +226,11 @@ func (m *Monitor) enough(sp *spaceState, of summary, long bool) int {
 	return min(shortlistMax, fewVictims+int(min(shortlistMax, need/max(1, of.bytes/int64(max(1, of.count))))))
 }
 
-// picture is what must stay the same for a space to be full for good.
-type picture struct {
-	withheld, used, retired, rest, base, refused int64
-	moving, aside                                int
-	version                                      uint64
+// life is what must stay the same for nobody to be left who frees anything: what others hold of a
+// quota, and the changes of batches that are no vain tries of the monitor.
+type life struct {
+	withheld int64
+	changes  uint64
 }
 
 // tellPressure says that space i crossed a mark.
@@ -316,34 +317,33 @@ func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
 	return refuseHint
 }
 
-// refuse refuses waiters that wait for nothing. A space must be full in two steps, at least a
-// period apart, with nothing changed in it or below it in between. So work that was just about to
-// begin or to release something has had time.
-func (m *Monitor) refuse(now time.Time, state snapshot, stuck []shortage) {
-	if !slices.ContainsFunc(stuck, func(w shortage) bool { return w.Reason == reasonDemand }) {
-		for _, s := range m.spaces {
-			s.fullSince = time.Time{}
-		}
+// refuse refuses waiters that nobody is left to serve. All that is used in their spaces belongs to
+// batches at rest that can go nowhere (see fullForGood). And for Config.StuckAfter there was no sign
+// of life in these spaces, or in those below: no batch came, left or was used, and no move succeeded.
+// Where moves have failed meanwhile, it takes a period only: a consumer cannot mend a disk.
+func (m *Monitor) refuse(now time.Time, state snapshot) {
+	if !slices.ContainsFunc(state.Spaces, func(sp spaceState) bool { return sp.Waiting > 0 || sp.Wanted > 0 }) {
+		m.forgive()
 		return
 	}
 	full := fullForGood(state)
 	var forGood []tier.ID
 	for i := len(m.spaces) - 1; i >= 0; i-- { // slower spaces first
-		s := m.spaces[i]
-		if !full[i] {
-			s.fullSince = time.Time{}
-			continue
+		s, sp := m.spaces[i], &state.Spaces[i]
+		if sp.held() || s.stillSince.IsZero() {
+			s.stillSince = now
 		}
-		if s.fullSince.IsZero() {
-			s.fullSince = now
-		}
-		since := s.fullSince
-		for _, e := range state.Spaces[i].Down {
-			if below := m.spaces[e.To].fullSince; !e.Broken && below.After(since) {
+		since, patience := s.stillSince, m.cfg.StuckAfter
+		for _, e := range sp.Down {
+			if below := m.spaces[e.To].stillSince; e.Broken {
+				if s.edges[e.To].last.After(s.stillSince) {
+					patience = m.cfg.Period
+				}
+			} else if below.After(since) {
 				since = below
 			}
 		}
-		if now.Sub(since) >= m.cfg.Period {
+		if full[i] && patience >= 0 && now.Sub(since) >= patience {
 			forGood = append(forGood, s.ID())
 		}
 	}
@@ -354,6 +354,13 @@ func (m *Monitor) refuse(now time.Time, state snapshot, stuck []shortage) {
 	if n > 0 {
 		m.stats.refused.Add(int64(n))
 		m.events.refused(Refused{Waiters: n, Spaces: forGood})
+	}
+}
+
+// forgive forgets how long waiters have waited for nothing.
+func (m *Monitor) forgive() {
+	for _, s := range m.spaces {
+		s.stillSince = time.Time{}
 	}
 }
 
@@ -404,7 +411,7 @@ func (m *Monitor) Movable(id tier.ID) bool {
 func (m *Monitor) publish(s snapshot, d decision) {
 	o := newOutlook(s, d)
 	for i, sp := range m.spaces {
-		o[i].version = sp.seen.version
+		o[i].version = sp.version
 	}
 	m.outlook.Store(&o)
 }

@@ -176,7 +176,7 @@ func newWorld(t testing.TB, s sizes, change func(*Config, *world)) *world {
 		t.Fatal(err)
 	}
 	w.mover = &slowMover{w: w, bytesA: time.Microsecond}
-	cfg := Config{Reservations: w.res, Mover: w.mover, Events: w.events()}
+	cfg := Config{Reservations: w.res, Mover: w.mover, Events: w.events(), StuckAfter: defaultPeriod}
 	if change != nil {
 		change(&cfg, w)
 	}

@@ -115,6 +115,10 @@ func (m *fakeMover) image(ctx context.Context, d *batch.Descriptor, to reservati
 	return batch.NewImage(d, buf, r.Space()), nil
 }
 
+func (m *fakeMover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
+	return m.Ingest(ctx, rec, to)
+}
+
 func (m *fakeMover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
 	if err := m.begin("ingest"); err != nil {
 		return nil, err

@@ -40,6 +40,8 @@ type Mover interface {
 	// Ingest lays rec out in a space of the strategy, for which it waits. The
 	// payload is the caller's; the record is only read.
 	Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
+	// TryIngest is Ingest, but a tier.NoSpaceError if there is no room now.
+	TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
 	// Consume brings b to a space of the strategy, locks it there, and drops it in the step that
 	// locks it. The caller must close the handle. On an error b is whole where it was.
 	Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)

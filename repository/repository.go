@@ -172,7 +172,10 @@ func (r *Repository) partitionLocked(n int) (*partition, error) {
 // PutOption changes what one Put does.
 type PutOption func(*putOptions)
 
-type putOptions struct{ placement reservation.Strategy }
+type putOptions struct {
+	placement reservation.Strategy
+	noWait    bool
+}
 
 // WithPlacement puts the batch into a space of the strategy, for which Put waits.
 func WithPlacement(s reservation.Strategy) PutOption {
@@ -183,9 +186,14 @@ func WithPlacement(s reservation.Strategy) PutOption {
 	}
 }
 
+// WithoutWait makes Put return a tier.NoSpaceError where it would wait for room.
+func WithoutWait() PutOption { return func(o *putOptions) { o.noWait = true } }
+
 // Put copies rec into a batch at the end of the partition. It waits until there
 // is room where the placement says: by default for room anywhere, the fastest
-// memory first. The record stays the caller's. On an error nothing was put. A
+// memory first. When all memories are full, consumers go first: what comes up to them keeps room for
+// one batch in each, and Put waits until they have freed more. It returns a tier.NoSpaceError if
+// nobody does for Config.StuckAfter. The record stays the caller's. On an error nothing was put. A
 // record of another schema is a *SchemaError, a partition out of range matches
 // ErrPartition, and a repository whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
@@ -227,7 +235,11 @@ func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.Record
 	}
 	inside, done := r.within(ctx)
 	defer done()
-	payload, err := mover.Ingest(inside, rec, o.placement)
+	ingest := mover.Ingest
+	if o.noWait {
+		ingest = mover.TryIngest
+	}
+	payload, err := ingest(inside, rec, o.placement)
 	if err != nil {
 		return nil, 0, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
 	}

@@ -95,7 +95,7 @@ func (b *books) wait(w *waiter) *deadlock.Wait {
 		var slots []deadlock.Slot
 		for i := range w.slots {
 			if s := &w.slots[i]; s.in() {
-				slots = append(slots, deadlock.Slot{Line: b.Lines[s.line.index], Need: s.need})
+				slots = append(slots, deadlock.Slot{Line: b.Lines[s.line.index], Need: s.wants()})
 			}
 		}
 		v = b.AddWait(w, w.seq, slots...)

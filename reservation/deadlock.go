@@ -108,7 +108,7 @@ func (o *Owner) tell(m *Manager, err *DeadlockError) (takeBack func()) {
 func (w *waiter) fitsLocked() bool {
 	for i := range w.slots {
 		s := &w.slots[i]
-		if s.in() && s.line.space.Available() >= s.need && (!s.line.shut() || s.line.waits.Head() == &s.place) {
+		if s.in() && s.line.space.Available() >= s.wants() && (!s.line.shut() || s.line.waits.Head() == &s.place) {
 			return true
 		}
 	}

@@ -363,8 +363,8 @@ func TestDeadlockBehindAShutDoor(t *testing.T) {
 }
 
 // The youngest owner that holds something that others wait for gets the error: an owner that holds
-// nothing helps no other. If no owner holds anything, the monitor has more time to refuse them, and
-// then the youngest gets the error.
+// nothing helps no other. If no owner holds anything, those who have the room have StuckAfter to give
+// some back. Then the youngest gets the error.
 func TestVictim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
@@ -384,7 +384,7 @@ func TestVictim(t *testing.T) {
 		old, young := newTask(t, m, "e").ask(onGPU0, 20), newTask(t, m, "f").ask(onGPU0, 20)
 		time.Sleep(2 * reservation.DefaultGrace)
 		young.waiting(t)
-		time.Sleep(4 * reservation.DefaultGrace)
+		time.Sleep(reservation.StuckAfter)
 		young.failed(t, reservation.ErrDeadlock)
 		old.waiting(t)
 		release(t, others)

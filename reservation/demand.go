@@ -12,12 +12,14 @@ type Demand struct {
 	Space    tier.ID
 	Bytes    int64 // sum of what waits, or the largest int64 if that is more
 	Smallest int64 // the least that one of them needs
+	Headroom int64 // the most that one of them leaves free beside; Waiting alone fills it in
 	Waiters  int
 }
 
 // Demand appends to dst one entry for each space with waiters, ordered by kind and ordinal, and
-// returns it. Bytes are counted as the space charges them, and of ReserveUpTo the least. A waiter
-// with several candidates counts in each of them, though it will be served from one.
+// returns it. Bytes are counted as the space charges them, and of ReserveUpTo the least; the
+// headroom that a waiter leaves free is added. A waiter with several candidates counts in each of
+// them, though it will be served from one.
 func (m *Manager) Demand(dst []Demand) []Demand {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -36,9 +38,10 @@ type Choice []Demand
 // Waiting is Demand for who makes room: requests that any of several spaces may serve are no part
 // of the sums. They are appended to any, the oldest first, because room is needed in one of the
 // spaces only. A request that is just being served is left out: its bytes are in use already.
+// Headroom is no part of Bytes: it is needed once for all.
 func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 	m.mu.Lock()
-	if m.mu.choices == 0 && m.mu.served == nil {
+	if m.mu.special == 0 && m.mu.served == nil {
 		m.mu.Unlock()
 		return m.Demand(dst), any
 	}
@@ -51,7 +54,7 @@ func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 		var c Choice
 		for i := range w.slots {
 			if s := &w.slots[i]; s.in() {
-				c = append(c, Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Waiters: 1})
+				c = append(c, Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Headroom: s.wants() - s.need, Waiters: 1})
 			}
 		}
 		switch len(c) {
@@ -78,6 +81,7 @@ func (d *Demand) add(other Demand) {
 	}
 	d.Waiters += other.Waiters
 	d.Smallest = min(d.Smallest, other.Smallest)
+	d.Headroom = max(d.Headroom, other.Headroom)
 	d.Bytes += min(other.Bytes, math.MaxInt64-d.Bytes)
 }
 
@@ -137,7 +141,7 @@ func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
 func (w *waiter) stuckLocked(full map[*line]bool) bool {
 	for i := range w.slots {
 		s := &w.slots[i]
-		if s.in() && (!full[s.line] || s.line.space.Available() >= s.need) {
+		if s.in() && (!full[s.line] || s.line.space.Available() >= s.wants()) {
 			return false
 		}
 	}

@@ -44,8 +44,8 @@
 //     hold. It gets the error after two looks at the books, also if other owners run.
 //   - when every owner waits, nothing that is free is enough for any of them, and for
 //     Config.Grace nothing has changed and nothing could be moved (Config.Movable). Where handles
-//     or records of unknown owners keep some of the room, it takes Config.StuckAfter. Where no
-//     owner holds any of it, it takes four times the grace, so that the monitor can Refuse first.
+//     or records of unknown owners keep some of the room, or no owner holds anything, it takes
+//     Config.StuckAfter. Where what owners hold is in other spaces, it takes four times the grace.
 //
 // A wait without an owner gets the error if two things are so. Handles and records of unknown
 // owners keep so much of each space that it could not be served whatever else became free. And

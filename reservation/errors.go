@@ -147,4 +147,7 @@ func (e *longError) Unwrap() error { return e.error }
 // errKept is the cause of a refusal while there is room.
 var errKept = errors.New("what is free is kept for an older request")
 
+// errHeadroom is the cause where what is free is less than the request and its headroom.
+var errHeadroom = errors.New("what is free is kept for batches that consumers bring there")
+
 func closedError() error { return fmt.Errorf("reservation: the manager is %w", tier.ErrClosed) }

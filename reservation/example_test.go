@@ -75,7 +75,7 @@ func ExampleManager_Reserve() {
 	second.Release()
 	// Output:
 	// true gpu:0: 2000 bytes exceed what may be had: 1000 available of 1000 (set GPUMemory)
-	// [{Space:gpu:0 Bytes:400 Smallest:400 Waiters:1}]
+	// [{Space:gpu:0 Bytes:400 Smallest:400 Headroom:0 Waiters:1}]
 	// 400 <nil>
 }
 

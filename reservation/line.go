@@ -65,19 +65,20 @@ func (l *line) charge(bytes int64) int64 {
 
 // take charges the space for a request that has not waited: what least bytes need, or more, up
 // to most, if there is more. It returns how much it charged.
-func (l *line) take(need, least, most int64) (n int64, ok bool) {
-	if most == 0 && need == 0 {
+func (s *slot) take(least, most int64) (n int64, ok bool) {
+	l := s.line
+	if most == 0 && s.need == 0 {
 		return 0, true
 	}
-	door, ok := l.enter(need)
+	door, ok := s.enter()
 	switch {
 	case !ok:
 		return 0, false
 	case door.Open():
-		n, ok, _ = l.fill(need, least, most) // waiters get the error of a broken quota
+		n, ok, _ = s.fill(least, most) // waiters get the error of a broken quota
 		return n, ok
 	}
-	n, ok, _ = l.fillPassing(door, need, least, most)
+	n, ok, _ = s.fillPassing(door, least, most)
 	if n == 0 { // a request that took nothing has used no pass
 		l.unpass(door)
 	}
@@ -89,32 +90,46 @@ func (l *line) takeAt(at uint32, need int64) bool {
 	if l.waits.Door().Open() {
 		return l.space.Inside().TryReserveAt(at, need)
 	}
-	_, ok := l.take(need, need, need)
+	_, ok := l.ask(need).take(need, need)
 	return ok
 }
 
+// ask is a request for need bytes, which l charges.
+func (l *line) ask(need int64) *slot { return &slot{line: l, need: need} }
+
 // enter lets a request in that has not waited: freely if the line is empty, else with a pass of
 // the door's, which the caller uses or gives back. It is false if the door is shut or there is
-// too little room.
-func (l *line) enter(need int64) (door waitline.Door, ok bool) {
+// too little room. What may use the headroom needs no pass where the head leaves that free.
+func (s *slot) enter() (door waitline.Door, ok bool) {
+	l := s.line
 	for {
 		door = l.waits.Door()
 		switch {
 		case door.Open():
 			return door, true
-		case door.Shut() || l.space.Available() < max(1, need):
+		case l.space.Available() < max(1, s.wants()):
 			return door, false
+		case door.Shut():
+			return 0, s.upward && s.need <= l.headroom()
 		case l.waits.Pass(door):
 			return door, true
 		}
 	}
 }
 
+// headroom is what the head of the line leaves free.
+func (l *line) headroom() int64 {
+	if head := l.waits.Head(); head != nil {
+		return head.Of.spare
+	}
+	return 0
+}
+
 // fillPassing is fill with a pass of door's, which the caller gives back if there is no room.
-func (l *line) fillPassing(door waitline.Door, need, least, most int64) (n int64, ok bool, err error) {
+func (s *slot) fillPassing(door waitline.Door, least, most int64) (n int64, ok bool, err error) {
 	returned := false
-	defer l.keepNone(door, &returned)
-	n, ok, err = l.fill(need, least, most)
+	defer s.line.keepNone(door, &returned)
+	n, ok, err = s.fill(least, most)
 	returned = true
 	return n, ok, err
 }
@@ -139,17 +154,19 @@ func (l *line) unpass(door waitline.Door) {
 // fill charges the space, with or without waiters. No lock may be held, because the space calls its
 // listeners. An error is not about room: the space's quota cannot report whether there is any, and
 // asking it again would not end.
-func (l *line) fill(need, least, most int64) (int64, bool, error) {
+func (s *slot) fill(least, most int64) (int64, bool, error) {
+	l := s.line
 	for {
-		room := l.space.Available()
-		if room < need || room == 0 {
+		spare := s.wants() - s.need
+		room := l.space.Available() - spare
+		if room < s.need || room == 0 {
 			return 0, false, nil
 		}
-		n := need
+		n := s.need
 		if most > least {
 			n = l.space.Charge(size.Largest(l.space.Charge, least, most, room))
 		}
-		err := l.space.Inside().Reserve(n)
+		err := l.space.Inside().ReserveLeaving(n, spare)
 		if err == nil {
 			return n, true, nil
 		}
@@ -181,7 +198,7 @@ func (l *line) changed(_ *tier.Space, pressed bool) {
 		return
 	}
 	need := l.waits.Least()
-	if door.Shut() {
+	if door.Shut() && l.headroom() == 0 {
 		need = l.waits.HeadNeed()
 	}
 	if l.space.Available() < need {
@@ -228,12 +245,22 @@ func (l *line) pickLocked() (s *slot, door waitline.Door) {
 	for {
 		door = l.waits.Door()
 		if door.Shut() {
-			return nil, 0
+			return l.upwardLocked(min(room, head.Of.spare)), 0
 		}
 		if l.waits.Pass(door) {
 			return oldest.Of, door
 		}
 	}
+}
+
+// upwardLocked returns the oldest waiter that may use headroom and needs at most room, or nil.
+func (l *line) upwardLocked(room int64) *slot {
+	for p := l.waits.Oldest(room); p != nil; p = l.waits.Next(p) {
+		if p.Of.upward && p.Need() <= room {
+			return p.Of
+		}
+	}
+	return nil
 }
 
 // exceeded is the error of a request that can never fit: that it is too large, or that the space is
@@ -248,10 +275,14 @@ func (l *line) exceeded(bytes int64) error {
 }
 
 // full is the error of a request that does not fit now.
-func (l *line) full(need int64) error {
-	e := &tier.NoSpaceError{Space: l.space.ID(), Requested: need, Available: l.space.Available(), Hint: l.hint}
-	if e.Available >= need && l.waits.Door().Shut() {
+func (s *slot) full() error {
+	l := s.line
+	e := &tier.NoSpaceError{Space: l.space.ID(), Requested: s.need, Available: l.space.Available(), Hint: l.hint}
+	switch {
+	case e.Available >= s.wants() && l.waits.Door().Shut():
 		e.Cause = errKept
+	case e.Available >= s.need && e.Available < s.wants():
+		e.Cause = errHeadroom
 	}
 	return e
 }

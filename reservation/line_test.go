@@ -57,7 +57,7 @@ func TestRefusalSaysWhatIsKept(t *testing.T) {
 	if err := try(41); !errors.Is(err, tier.ErrNoSpace) || kept(err) {
 		t.Errorf("more than there is, while others may pass: %v", err)
 	}
-	if err := l.full(40); kept(err) {
+	if err := l.ask(40).full(); kept(err) {
 		t.Errorf("refused for another reason, while others may pass: %v", err)
 	}
 	for range 2 {

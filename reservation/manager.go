@@ -48,6 +48,10 @@ type Config struct {
 	// each, until that returns true. It runs on the goroutine that allocates, with no lock held,
 	// and must not wait for any release. Nil means that nothing is moved.
 	Clear func(space tier.ID, enough func() bool)
+	// Headroom returns how many bytes of a space a request for need bytes, that is Incoming or
+	// MovedFrom a faster tier, leaves free for what is brought there to be opened. It is called with
+	// no lock held, and must not call Close. Nil means 0.
+	Headroom func(space tier.ID, need int64) int64
 	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
 	// call Close. It may be nil.
@@ -74,6 +78,7 @@ type Manager struct {
 	lines  []*line // as spaces.all
 	bypass uint32
 	clear  func(space tier.ID, enough func() bool) // may be nil
+	room   func(tier.ID, int64) int64              // Config.Headroom; may be nil
 
 	closed   atomic.Bool
 	serving  atomic.Int64 // calls of serve that are not answered yet; see serve
@@ -93,7 +98,7 @@ type Manager struct {
 		seq            uint64 // of the youngest waiter
 		oldest, newest *waiter
 		served         *waiter  // that waits still, though its bytes may be charged already
-		choices        int      // waiters with several candidates
+		special        int      // waiters with several candidates, or with headroom
 		cancels        []func() // ends the subscriptions to the spaces
 	}
 }
@@ -115,7 +120,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), clear: cfg.Clear, made: time.Now()}
+	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), clear: cfg.Clear, room: cfg.Headroom, made: time.Now()}
 	m.bells.New = func() any { return make(chan struct{}, 1) }
 	if cfg.Bypass == 0 {
 		m.bypass = defaultBypass
@@ -186,7 +191,7 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	only, need := m.single(s, least, most)
 	if only != nil {
 		r := only.record()
-		if need == 0 || only.takeAt(r.at, need) {
+		if need == 0 || o.policy.origin == unknown && only.takeAt(r.at, need) {
 			return r.open(need, o), nil
 		}
 		only.records.Put(r)
@@ -199,6 +204,7 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	}
 	var at placed
 	if err == nil {
+		m.addHeadroom(q.slots, o.policy.origin)
 		at, err = q.place(wait, least, most)
 	}
 	m.scratch.Put(q)
@@ -250,7 +256,7 @@ func (q *scratch) place(wait bool, least, most int64) (placed, error) {
 	for i := range q.slots {
 		c := &q.slots[i]
 		if len(q.slots) > 1 && least == most && c.calm() {
-			if n, ok := c.line.take(c.need, least, most); ok {
+			if n, ok := c.take(least, most); ok {
 				return placed{line: c.line, bytes: n}, nil
 			}
 		}
@@ -261,7 +267,7 @@ func (q *scratch) place(wait bool, least, most int64) (placed, error) {
 		if !c.fits(c.line.space.Room()) {
 			continue
 		}
-		if n, ok := c.line.take(c.need, least, most); ok {
+		if n, ok := c.take(least, most); ok {
 			return placed{line: c.line, bytes: n}, nil
 		}
 		if fits == nil {
@@ -274,9 +280,24 @@ func (q *scratch) place(wait bool, least, most int64) (placed, error) {
 	case fits.need == 0: // nothing was asked for at least, and there is nothing
 		return placed{line: fits.line}, nil
 	case !wait:
-		return placed{}, fits.line.full(fits.need)
+		return placed{}, fits.full()
 	}
 	return placed{waiter: newWaiter(q.slots, least, most)}, nil
+}
+
+// addHeadroom notes which of the slots leave headroom free, and which may use it.
+func (m *Manager) addHeadroom(slots []slot, o origin) {
+	if o == unknown || m.room == nil {
+		return
+	}
+	for i := range slots {
+		s := &slots[i]
+		keeps, uses := o.of(s.line.space)
+		s.upward = uses
+		if keeps && s.need < nothing {
+			m.panics.Do("Config.Headroom", func() { s.spare = max(0, m.room(s.line.space.ID(), s.need)) })
+		}
+	}
 }
 
 // candidates asks s and puts into q.slots what the request needs in each space.

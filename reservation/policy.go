@@ -3,6 +3,8 @@ package reservation
 import (
 	"fmt"
 	"math"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
 // LimitPolicy says what happens when more is allocated from a reservation than
@@ -10,7 +12,28 @@ import (
 type LimitPolicy struct {
 	kind    policyKind
 	asIs    bool // see options
+	origin  origin
 	padding float64
+}
+
+// origin is where the bytes come from that a reservation is for.
+type origin uint8
+
+const (
+	unknown   origin = iota // a reservation for work, or whose maker does not say
+	incoming                // from outside
+	consuming               // for what somebody works on
+	within                  // within + k: from tier k
+)
+
+// of returns what a request with this origin may do with the headroom of a space: keep it free, or
+// use it ahead of those that keep it.
+func (o origin) of(s *tier.Space) (keeps, uses bool) {
+	if o < within {
+		return o == incoming, o == consuming
+	}
+	from := tier.Kind(o - within)
+	return from < s.Kind(), from > s.Kind()
 }
 
 type policyKind uint8
@@ -70,8 +93,8 @@ func (p LimitPolicy) padded(shortfall int64) int64 {
 type Option func(options) options
 
 // options are four words, so that they stay in registers: five make a reservation a tenth
-// slower. Hence policy.asIs, which is no part of a policy: allocations fail at once where
-// room is in pieces.
+// slower. Hence policy.asIs and policy.origin, which are no part of a policy. With asIs,
+// allocations fail at once where room is in pieces.
 type options struct {
 	policy LimitPolicy
 	owner  *Owner
@@ -82,9 +105,8 @@ type options struct {
 // default.
 func WithPolicy(p LimitPolicy) Option {
 	return func(o options) options {
-		asIs := o.policy.asIs
+		p.asIs, p.origin = o.policy.asIs, o.policy.origin
 		o.policy = p
-		o.policy.asIs = asIs
 		return o
 	}
 }
@@ -98,6 +120,34 @@ func WithoutClearing() Option { return withoutClearing }
 func withoutClearing(o options) options {
 	o.policy.asIs = true
 	return o
+}
+
+// Incoming says that the bytes are for data from outside. The request leaves the headroom of a space
+// free (Config.Headroom). So consumers can still bring what they work on to where they need it when
+// all tiers are full of incoming data.
+func Incoming() Option { return asIncoming }
+
+func asIncoming(o options) options {
+	o.policy.origin = incoming
+	return o
+}
+
+// Consuming says that the bytes are for a batch that somebody opens. The request may use the
+// headroom of a space, ahead of those that leave it free.
+func Consuming() Option { return isConsuming }
+
+func isConsuming(o options) options {
+	o.policy.origin = consuming
+	return o
+}
+
+// MovedFrom says that the bytes are for a batch from another tier. In slower tiers the request
+// leaves the headroom free, as with Incoming. In faster ones it may use it, as with Consuming.
+func MovedFrom(k tier.Kind) Option {
+	return func(o options) options {
+		o.policy.origin = within + origin(k)
+		return o
+	}
 }
 
 func gather(opts []Option) (options, error) {

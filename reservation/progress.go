@@ -18,10 +18,9 @@ const defaultGrace = 100 * time.Millisecond
 // looksPerGrace is how often the books are looked at within a grace.
 const looksPerGrace = 4
 
-// defaultStuckAfter is how long nothing may change where handles or records of unknown owners keep
-// something of what is waited for. Work on them may be in progress, which takes longer than moves
-// do. The waiters would fail for nothing.
-const defaultStuckAfter = 30 * time.Second
+// StuckAfter is the default of Config.StuckAfter. Work may be in progress on what is waited for, which
+// takes longer than moves do. The waiters would fail for nothing.
+const StuckAfter = 30 * time.Second
 
 // lookShare bounds what looks cost: at most one part in lookShare of a processor.
 const lookShare = 20
@@ -77,7 +76,7 @@ func (m *Manager) markNow() mark {
 // configure is part of NewManager.
 func (p *progress) configure(m *Manager, cfg Config) {
 	p.judge.Grace = cmp.Or(cfg.Grace, defaultGrace)
-	p.judge.Strangers = cmp.Or(cfg.StuckAfter, defaultStuckAfter)
+	p.judge.Strangers = cmp.Or(cfg.StuckAfter, StuckAfter)
 	if cfg.Movable != nil {
 		p.judge.Movable = func(line int) (movable bool) {
 			movable = true // if it panics

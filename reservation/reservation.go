@@ -294,7 +294,7 @@ func (r Reservation) draw(charge int64) (grown int64, err error) {
 			space.Inside().Unreserve(extra)
 			var err error
 			if policy.kind != policyFail {
-				err = rec.line.full(shortfall)
+				err = rec.line.ask(shortfall).full()
 			}
 			return 0, &ExceededError{
 				Space: space.ID(), Requested: charge, Available: before, Limit: promised,
@@ -310,14 +310,14 @@ func (l *line) beyond(p LimitPolicy, shortfall int64) (int64, bool) {
 	switch p.kind {
 	case policyIncrease:
 		if n := p.padded(shortfall); n > shortfall {
-			if n, ok := l.take(n, n, n); ok {
+			if n, ok := l.ask(n).take(n, n); ok {
 				return n, true
 			}
 		}
 	case policyFail:
 		return 0, false
 	}
-	return l.take(shortfall, shortfall, shortfall)
+	return l.ask(shortfall).take(shortfall, shortfall)
 }
 
 // undraw is the reverse of draw.
@@ -401,9 +401,9 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	case need > l.space.Room()-promised:
 		return l.exceeded(promised + need)
 	}
-	charged, ok := l.take(need, n, n)
+	charged, ok := l.ask(need).take(n, n)
 	if !ok && !wait {
-		return l.full(need)
+		return l.ask(need).full()
 	}
 	if !ok {
 		var err error

@@ -36,7 +36,10 @@ type slot struct {
 	need  int64 // bytes that the space charges
 	asked int64 // bytes asked for here
 	held  int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
-	place waitline.Place[*slot]
+	spare int64 // bytes that it leaves free beside: headroom; see wants
+	// upward is whether it may use headroom, ahead of those that leave it free.
+	upward bool
+	place  waitline.Place[*slot]
 }
 
 // in reports whether the slot is in its line; under Manager.mu.
@@ -44,8 +47,17 @@ func (s *slot) in() bool { return s.place.In() }
 
 // pushLocked puts s at the end of its line.
 func (s *slot) pushLocked() {
-	s.line.waits.Push(&s.place, s.need)
+	s.line.waits.Push(&s.place, s.wants())
 	s.line.attendLocked()
+}
+
+// wants returns what must be free for the request: what it needs and the headroom, but no more than
+// there ever is.
+func (s *slot) wants() int64 {
+	if s.spare == 0 {
+		return s.need
+	}
+	return s.need + max(0, min(s.spare, s.line.space.Room()-s.need))
 }
 
 // fits reports whether the request could be served under a limit, were the space
@@ -104,8 +116,8 @@ func newWaiter(slots []slot, least, most int64) *waiter {
 // first is w's place in the line of its first candidate.
 func (w *waiter) first() *slot { return &w.slots[0] }
 
-// chooses reports whether w has several candidates.
-func (w *waiter) chooses() bool { return len(w.slots) > 1 }
+// special reports whether w has several candidates, or leaves headroom free.
+func (w *waiter) special() bool { return len(w.slots) > 1 || w.first().spare > 0 }
 
 // String is for error messages.
 func (w *waiter) String() string {
@@ -172,8 +184,8 @@ func (m *Manager) enqueue(w *waiter) error {
 		m.mu.oldest = w
 	}
 	m.mu.newest = w
-	if w.chooses() {
-		m.mu.choices++
+	if w.special() {
+		m.mu.special++
 	}
 	for i := range w.slots {
 		s := &w.slots[i]
@@ -202,8 +214,8 @@ func (m *Manager) leaveLocked(w *waiter, done *over) {
 		m.mu.newest = w.prev
 	}
 	w.prev, w.next = nil, nil
-	if w.chooses() {
-		m.mu.choices--
+	if w.special() {
+		m.mu.special--
 	}
 	for i := range w.slots {
 		s := &w.slots[i]
@@ -297,7 +309,7 @@ func (m *Manager) serveLine(l *line) {
 // space's quota ends the wait: returning it is better than waiting on.
 func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	w, l := s.w, s.line
-	n, ok, err := l.fillPassing(door, s.need, w.least, w.most)
+	n, ok, err := s.fillPassing(door, w.least, w.most)
 	if err != nil {
 		m.withdraw(w, err)
 	}
@@ -334,7 +346,7 @@ func (m *Manager) refreshLocked(l *line, done *over) {
 		for w := m.mu.oldest; w != nil; w = w.next {
 			for i := range w.slots {
 				if s := &w.slots[i]; s.line == l && s.fits(limit) {
-					push(&s.place, s.need)
+					push(&s.place, s.wants())
 				}
 			}
 		}

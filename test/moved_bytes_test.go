@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -25,7 +26,7 @@ func openMarked(t *testing.T, memory int64, change ...func(*spillway.Config)) *s
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(memory)}},
 		HostMemory: spillway.Bytes(memory),
 		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 * mib)}},
-		GPUMarks:   marks, HostMarks: marks,
+		GPUMarks:   marks, HostMarks: marks, Codec: convert.CodecNone,
 	}
 	for _, f := range change {
 		f(&cfg)

@@ -20,7 +20,7 @@ import (
 func openOnHost(t *testing.T, d spillway.DiskConfig) (*spillway.Engine, *tier.Space) {
 	t.Helper()
 	cfg := plainConfig(t)
-	cfg.GPUs, cfg.Hosts, cfg.Disks, cfg.StuckAfter = []spillway.GPUConfig{}, cfg.Hosts[:1], []spillway.DiskConfig{d}, -1
+	cfg.GPUs, cfg.Hosts, cfg.Disks = []spillway.GPUConfig{}, cfg.Hosts[:1], []spillway.DiskConfig{d}
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

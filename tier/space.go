@@ -280,9 +280,12 @@ func (s *Space) tell(l *listener, pressed bool) {
 	l.f(s, pressed)
 }
 
-// Reserve promises n bytes, or says with a NoSpaceError that there is no room now, or with a
-// LostError that there never will be. The caller must either Draw or Unreserve every byte.
-func (in inside) Reserve(n int64) error {
+// Reserve is ReserveLeaving nothing.
+func (in inside) Reserve(n int64) error { return in.ReserveLeaving(n, 0) }
+
+// ReserveLeaving promises n bytes if spare more stay under the limit. Otherwise it says with a
+// NoSpaceError that there is no room now, or with a LostError that there never will be. The caller must either Draw or Unreserve every byte.
+func (in inside) ReserveLeaving(n, spare int64) error {
 	if n < 0 {
 		return fmt.Errorf("tier: %s: cannot reserve %d bytes", in.cfg.ID, n)
 	}
@@ -294,7 +297,7 @@ func (in inside) Reserve(n int64) error {
 			return in.refusal(n, err)
 		}
 	}
-	if !in.ledger.Reserve(n, in.Limit()) {
+	if !in.ledger.Reserve(n, in.Limit()-spare) {
 		if in.cfg.Quota != nil {
 			in.cfg.Quota.Credit(n)
 		}

@@ -104,7 +104,7 @@ func TestCompareErrors(t *testing.T) {
 		{"no such file", append(slices.Clone(briefly), "--input=/absent.arrow"), 2, []string{"/absent.arrow"}},
 		{"no batches", append(slices.Clone(briefly), "--input", writeFile(t, "h.csv", "a,b\n")), 2, []string{"no batches", "with rows in it"}},
 		{"no room for a batch", append(slices.Clone(briefly), "--input", whole), 3, []string{"t.parquet, batch 1", "--host-memory", "--rows-per-batch"}},
-		{"disk full", append(slices.Clone(briefly), "--disk", t.TempDir()+"=1MiB"), 3, []string{"--disk"}},
+		{"disk full", append(slices.Clone(briefly), soon, "--disk", t.TempDir()+"=1MiB"), 3, []string{"--disk"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := command(t, t.Context(), c.args...)

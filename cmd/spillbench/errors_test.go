@@ -53,6 +53,7 @@ func TestErrors(t *testing.T) {
 		{"bad place", []string{"--place=disk"}, 2, []string{"disk", "fits"}},
 		{"bad backend", []string{"--gpu=opencl"}, 2, []string{"opencl", "cuda or sim"}},
 		{"no period", []string{"--monitor-period=0s"}, 2, []string{"--monitor-period", "50ms"}},
+		{"no patience", []string{"--stuck-after=0s"}, 2, []string{"--stuck-after", "30s"}},
 		{"no workers", []string{"--workers=0"}, 2, []string{"--workers", "1 to"}},
 		{"negative passes", []string{"--passes=-1"}, 2, []string{"--passes", "0 to"}},
 		{"too many partitions", []string{"--partitions=1000000"}, 2, []string{"--partitions"}},
@@ -89,7 +90,7 @@ func TestErrors(t *testing.T) {
 
 		{"no CUDA", []string{"--gpu=cuda"}, 3, []string{"--gpu sim"}},
 		{"more disk than there is", []string{"--disk", t.TempDir() + "=4EiB"}, 3, []string{"--disk"}},
-		{"disk full", []string{"--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir() + "=1MiB"}, 3, []string{"--disk"}},
+		{"disk full", []string{soon, "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir() + "=1MiB"}, 3, []string{"--disk"}},
 		{"no room for a batch", []string{"run", "--input", big, "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir() + "=1MiB"}, 3,
 			[]string{"big.arrow, batch 1", "--rows-per-batch"}},
 		{"more memory than there is", []string{"--host-memory=99%"}, 3, []string{"which is too little", "--gpu-memory and --host-memory", "together at most"}},

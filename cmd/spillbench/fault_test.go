@@ -48,7 +48,11 @@ func TestFaults(t *testing.T) {
 		{"op=copy,kind=slow:0.1", survived, ""},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
-			r := command(t, t.Context(), append(small, "--fault="+c.fault, "--json=-", "--quiet")...)
+			args := append(small, "--fault="+c.fault, "--json=-", "--quiet")
+			if strings.Contains(c.fault, "enospc") {
+				args = append(args, soon)
+			}
+			r := command(t, t.Context(), args...)
 			if r.status != c.status && (c.status != either || r.status != survived && r.status != found) {
 				t.Fatalf("ended with %d, want %d: %s", r.status, c.status, r.stderr)
 			}
@@ -78,17 +82,17 @@ func TestFaults(t *testing.T) {
 // TestFaultIsNamed where it is the reason, and its status is that of wrong data whatever
 // the error would have otherwise.
 func TestFaultIsNamed(t *testing.T) {
-	r := command(t, t.Context(), append(small, "--fault=op=write,kind=enospc")...)
+	r := command(t, t.Context(), append(small, soon, "--fault=op=write,kind=enospc")...)
 	if r.status != 1 || !strings.Contains(r.stderr, "--fault op=write,kind=enospc, hits: ") {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
 	}
 	// Without one that hit, it is the machine's matter.
-	r = command(t, t.Context(), "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir()+"=1MiB", "--fault=op=read,kind=eio,at=1000000")
+	r = command(t, t.Context(), soon, "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir()+"=1MiB", "--fault=op=read,kind=eio,at=1000000")
 	if r.status != 3 || strings.Contains(r.stderr, "--fault") {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
 	}
 	// And slowness is no reason.
-	r = command(t, t.Context(), "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir()+"=1MiB", "--fault=op=write,kind=slow:0.1")
+	r = command(t, t.Context(), soon, "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk", t.TempDir()+"=1MiB", "--fault=op=write,kind=slow:0.1")
 	if r.status != 3 || strings.Contains(r.stderr, "hits") {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
 	}

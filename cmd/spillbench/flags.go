@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
@@ -66,6 +67,7 @@ type engineFlags struct {
 	codec                string
 	encrypt              bool
 	period               time.Duration
+	stuckAfter           time.Duration
 	throttle             tier.Amount
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
@@ -95,6 +97,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
+	f.DurationVar(&e.stuckAfter, "stuck-after", reservation.StuckAfter, "how long nothing may change before who waits for room in full memories is refused")
 	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
 }
@@ -124,6 +127,9 @@ func (e *engineFlags) validate() error {
 	}
 	if e.period < monitor.MinPeriod {
 		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)
+	}
+	if e.stuckAfter <= 0 {
+		return fail.Usagef("--stuck-after %v must be above 0 (such as 30s)", e.stuckAfter)
 	}
 	if e.gpuMemory.Share != 0 && e.gpu == "sim" {
 		return fail.Usagef("--gpu-memory %s: a share has no meaning for a simulated GPU (give a size, such as 512MiB)", e.gpuMemory)

@@ -51,6 +51,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// soon makes commands end soon that wait for room in vain.
+const soon = "--stuck-after=500ms"
+
 // small are the memories of most tests: large enough to work, small enough that
 // a table overflows them at once.
 var small = []string{"--gpu-memory=512KiB", "--host-memory=512KiB"}

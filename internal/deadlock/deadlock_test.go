@@ -157,11 +157,20 @@ func TestJudgeOwners(t *testing.T) {
 		after   time.Duration // that they are told; 0: never
 	}{
 		"certain: the second look": {func() *Books { b, _ := pair(10); return b }, true, 25 * time.Millisecond},
-		"nobody holds it: four graces": {func() *Books {
+		"no owner holds anything": {func() *Books {
 			b := &Books{Settled: true}
 			l := b.AddLine()
 			l.Ever = 100
 			b.Judged(b.AddWait(0, 1, Slot{l, 60}), b.AddOwner(0, 1))
+			return b
+		}, false, strangers},
+		"held elsewhere: four graces": {func() *Books {
+			b := &Books{Settled: true}
+			l, below := b.AddLine(), b.AddLine()
+			l.Ever, below.Ever = 100, 100
+			o := b.AddOwner(0, 1)
+			b.Promise(o, below, 10)
+			b.Judged(b.AddWait(0, 1, Slot{l, 60}), o)
 			return b
 		}, false, 4 * grace},
 		"held beside it: a grace": {func() *Books {

@@ -29,8 +29,8 @@ import (
 type Judge struct {
 	// Grace is how long nothing may change before owners that all wait count as stuck.
 	Grace time.Duration
-	// Strangers is Grace for two cases: handles or records of unknown owners keep some of what is
-	// waited for, and waits without an owner. Below 0 such waits never fail.
+	// Strangers is Grace for three cases: handles or records of unknown owners keep some of what is
+	// waited for, no owner holds anything, and waits without an owner. Below 0 such waits never fail.
 	Strangers time.Duration
 	// Movable reports whether something may become free in a line without any owner's doing. It is
 	// called only when all owners wait; nil means that nothing can.
@@ -42,9 +42,8 @@ type Judge struct {
 	quiet   []quiet   // by line
 }
 
-// helpless is how many times the grace passes where no owner holds anything that is waited for,
-// so that rolling back would not help: there the monitor refuses waiters, as soon as it knows that
-// all is at rest and cannot move.
+// helpless is how many times the grace passes where no owner holds anything that is waited for.
+// Rolling back helps then only if what an owner holds elsewhere is in the way of moves.
 const helpless = 4
 
 // stillness is what must stay the same for all owners to be stuck.
@@ -101,14 +100,14 @@ func (j *Judge) Owners(b *Books, now time.Time) (stuck []*Wait, still time.Durat
 	grace := j.Grace
 	switch {
 	case slices.ContainsFunc(b.waitedFor(stuck), func(l *Line) bool { return l.unknown > 0 }):
-		if grace = j.Strangers; grace < 0 {
-			return nil, 0
-		}
+		grace = j.Strangers
 		still = now.Sub(j.since)
+	case !slices.ContainsFunc(b.Owners, func(o *Owner) bool { return o.Total > 0 }):
+		grace = j.Strangers // others have it all, who may go on
 	case len(b.Holders(stuck)) == 0:
 		grace *= helpless
 	}
-	if now.Sub(j.since) < grace {
+	if grace < 0 || now.Sub(j.since) < grace {
 		return nil, 0
 	}
 	j.since = time.Time{}

@@ -104,7 +104,8 @@ func (o *ours) write(ctx context.Context) (moved, put time.Duration, err error) 
 
 // room returns the host space with the most room for rec below the trigger, at which
 // the monitor would begin to move batches that are not timed; nil if others must leave
-// first, and an error if they have.
+// first, and an error if they have. Beside others there must be room for one more batch: the engine
+// keeps that free for consumers.
 func (o *ours) room(rec arrow.RecordBatch) (*tier.Space, error) {
 	l, err := convert.NewLayout(rec)
 	if err != nil {
@@ -127,7 +128,7 @@ func (o *ours) room(rec arrow.RecordBatch) (*tier.Space, error) {
 	}
 	o.largest = max(o.largest, need)
 	switch {
-	case need <= most:
+	case need <= most && (o.window == len(o.batches) || need+o.largest <= best.Available()):
 		return best, nil
 	case o.window < len(o.batches):
 		return nil, nil

@@ -63,6 +63,7 @@ type Config struct {
 	Codec                string  `json:"codec"`
 	Encrypt              bool    `json:"encrypt"` // what goes to disk
 	MonitorPeriodSeconds float64 `json:"monitor_period_seconds"`
+	StuckAfterSeconds    float64 `json:"stuck_after_seconds"`
 	RowsPerBatch         int64   `json:"rows_per_batch"` // 0: as the files have them
 	// DiskThrottleBytesPerS is the rate of each spill directory; 0: its own.
 	DiskThrottleBytesPerS int64   `json:"disk_throttle_bytes_per_s"`

@@ -51,7 +51,7 @@ func TestKeys(t *testing.T) {
 		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
 	warned := NewHeader("x", Env{}, []diag.Warning{{}})
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
-		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.trigger",
+		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger",
 		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
 	disks := Config{Disks: []Disk{{}}, Faults: []Fault{{}}}
 	for _, c := range []struct {

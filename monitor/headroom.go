@@ -1,0 +1,37 @@
+package monitor
+
+import "github.com/spillway-db/spillway/tier"
+
+// Headroom returns how many bytes of a space a request for need bytes leaves free, so that consumers
+// can bring batches there when all tiers are full of batches at rest. That is room for the largest
+// batch elsewhere, or none if this takes more than half of the space. Nothing is brought to a disk. A
+// reservation.Config needs it.
+func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
+	i, known := m.byID[id]
+	if !known {
+		return 0
+	}
+	s := m.spaces[i]
+	n := m.headroom(s)
+	if n == 0 {
+		return 0
+	}
+	at := spaceState{Limit: s.Room(), Used: s.Used(), Rest: m.index.resting(i), Headroom: n}
+	return at.keep(need)
+}
+
+// headroom returns what the largest batch of the other spaces would take in s.
+func (m *Monitor) headroom(s *space) (bytes int64) {
+	if s.Kind() == tier.Disk {
+		return 0
+	}
+	for i, other := range m.spaces {
+		if other != s {
+			bytes = max(bytes, m.index.largest(i))
+		}
+	}
+	if bytes > s.Capacity() {
+		return 0
+	}
+	return s.Charge(bytes)
+}

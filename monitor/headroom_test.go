@@ -1,0 +1,50 @@
+package monitor
+
+import (
+	"testing"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestMonitorHeadroom: each memory keeps room for the largest batch elsewhere, and a disk none.
+func TestMonitorHeadroom(t *testing.T) {
+	bubble(t, "three tiers", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
+		want := func(id tier.ID, need, n int64) {
+			t.Helper()
+			if got := w.mon.Headroom(id, need); got != n {
+				t.Errorf("a request for %d bytes in %s leaves %d free, want %d", need, id, got, n)
+			}
+		}
+		drop := func(b interface{ Drop() error }) {
+			t.Helper()
+			if err := b.Drop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want(host0, kib, 0)
+		a, b := w.put(gpu0, 10*kib, seq(0)), w.put(gpu0, 9*kib, seq(1))
+		want(gpu0, kib, 0) // there is none elsewhere
+		want(host0, kib, 10*kib)
+		want(host0, 60*kib, 4*kib) // no more than there ever is beside it
+		want(disk0, kib, 0)
+		drop(a)
+		want(host0, kib, 10*kib) // sizes of one power of two are remembered together
+		drop(b)
+		want(host0, kib, 0)
+		c := w.put(disk0, 33*kib, seq(2))
+		want(host0, kib, 0) // of a batch of more than half the space
+		drop(c)
+		d := w.put(disk0, 32*kib, seq(3))
+		want(gpu0, kib, 32*kib)
+		r, err := w.res.TryReserve(specific(gpu0), 50*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(gpu0, kib, 13*kib) // beside what work has
+		r.Release()
+		want(tier.ID{Kind: tier.GPU, Ordinal: 7}, kib, 0)
+		w.start()
+		w.end(d)
+	})
+}

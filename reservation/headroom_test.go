@@ -1,0 +1,122 @@
+package reservation_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// withHeadroom is a manager of a GPU and host memory of 100 bytes each, whose headroom is n.
+func withHeadroom(t *testing.T, n int64) *reservation.Manager {
+	return managerOf(t, reservation.Config{
+		Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
+		Headroom: func(tier.ID, int64) int64 { return n },
+	})
+}
+
+// startAs starts a request for bytes of gpu:0 with an origin.
+func startAs(m *reservation.Manager, bytes int64, origin reservation.Option) *call {
+	return start(func() (reservation.Reservation, error) {
+		return m.Reserve(context.Background(), onGPU0, bytes, origin)
+	})
+}
+
+// TestHeadroom: what comes from outside, or from a faster tier, leaves the headroom free. All others
+// may have it.
+func TestHeadroom(t *testing.T) {
+	onHost := reservation.Specific(tier.ID{Kind: tier.Host})
+	for _, c := range []struct {
+		name   string
+		to     reservation.Strategy
+		origin reservation.Option
+		leaves bool
+	}{
+		{"work", onGPU0, reservation.WithPolicy(reservation.Fail()), false},
+		{"incoming", onGPU0, reservation.Incoming(), true},
+		{"consuming", onGPU0, reservation.Consuming(), false},
+		{"moved up", onGPU0, reservation.MovedFrom(tier.Disk), false},
+		{"moved up to host", onHost, reservation.MovedFrom(tier.Disk), false},
+		{"moved within a tier", onHost, reservation.MovedFrom(tier.Host), false},
+		{"moved down", onHost, reservation.MovedFrom(tier.GPU), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := withHeadroom(t, 30)
+			most := int64(100)
+			if c.leaves {
+				most = 70
+				held := mustTry(t, m, c.to, 10)
+				_, err := m.TryReserve(c.to, 61, c.origin)
+				if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), "kept for batches that consumers bring") {
+					t.Errorf("more than leaves the headroom: %v", err)
+				}
+				most -= 10
+				defer release(t, held)
+			}
+			r := mustTry(t, m, c.to, most, c.origin)
+			release(t, r)
+		})
+	}
+}
+
+// TestHeadroomOfALargeRequest: a request that cannot leave the headroom free waits for all there is,
+// and not for ever.
+func TestHeadroomOfALargeRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := withHeadroom(t, 30)
+		held := mustTry(t, m, onGPU0, 1)
+		large := startAs(m, 90, reservation.Incoming())
+		large.waiting(t)
+		release(t, held)
+		release(t, large.served(t))
+	})
+}
+
+// TestConsumersPassProducers: what is brought for a consumer takes the headroom past those that leave
+// it free, however many have done so before, and waiting or not. Others do not.
+func TestConsumersPassProducers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := withHeadroom(t, 30)
+		full := mustTry(t, m, onGPU0, 70)
+		producer := startAs(m, 20, reservation.Incoming())
+		producer.waiting(t)
+		for range 100 { // the door is shut after 16
+			release(t, mustTry(t, m, onGPU0, 30, reservation.Consuming()))
+		}
+		if _, err := m.TryReserve(onGPU0, 10); !errors.Is(err, tier.ErrNoSpace) {
+			t.Errorf("work passes through a shut door: %v", err)
+		}
+		first := mustTry(t, m, onGPU0, 30, reservation.Consuming())
+		work := startReserve(t.Context(), m, onGPU0, 5)
+		second := startAs(m, 20, reservation.Consuming())
+		second.waiting(t)
+		release(t, first)
+		release(t, second.served(t))
+		work.waiting(t)
+		producer.waiting(t)
+		release(t, full)
+		release(t, producer.served(t), work.served(t))
+	})
+}
+
+// TestHeadroomIsDemandedOnce: producers that wait together need the headroom once.
+func TestHeadroomIsDemandedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := withHeadroom(t, 30)
+		full := mustTry(t, m, onGPU0, 80)
+		a, b := startAs(m, 10, reservation.Incoming()), startAs(m, 5, reservation.Incoming())
+		a.waiting(t)
+		b.waiting(t)
+		got, choices := m.Waiting(nil, nil)
+		want := reservation.Demand{Space: tier.ID{Kind: tier.GPU}, Bytes: 15, Smallest: 5, Headroom: 30, Waiters: 2}
+		if len(got) != 1 || got[0] != want || len(choices) != 0 {
+			t.Errorf("%+v %+v, want %+v", got, choices, want)
+		}
+		release(t, full)
+		release(t, a.served(t), b.served(t))
+	})
+}
