@@ -88,7 +88,7 @@ func TestMemoryOfContainers(t *testing.T) {
 		"waiters":                      {160, []string{"reserve", "--duration=1ms"}, 0, nil},
 		"as much as there is": {512, []string{"run", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 3,
 			[]string{"may have 512.0 MiB of memory", "spillbench-test-", "512.0 MiB together", "give --gpu-memory and --host-memory 432.0 MiB together at most"}},
-		"batches that are too large": {160, append([]string{"run", "--input", writeTable(t, "large.parquet", 1, 1_000_000), "--rows-per-batch=1000000"}, tight...), 3,
+		"batches that are too large": {160, append([]string{"run", "--input", writeTable(t, "large.parquet", 1, 1_500_000), "--rows-per-batch=1500000"}, tight...), 3,
 			[]string{"large.parquet", "of the process's memory at once", "smaller with --rows-per-batch"}},
 	} {
 		t.Run(name, func(t *testing.T) {

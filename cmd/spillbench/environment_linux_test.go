@@ -142,7 +142,7 @@ func TestSpillDirectoryVanishes(t *testing.T) {
 		}
 		removed <- os.Remove(dir) // it is empty: the files have no names
 	}()
-	r := command(t, t.Context(), "--gpu-memory=4MiB", "--host-memory=4MiB", "--disk", dir+"=64MiB", "--quiet")
+	r := command(t, t.Context(), soon, "--gpu-memory=4MiB", "--host-memory=4MiB", "--disk", dir+"=64MiB", "--quiet")
 	stop()
 	if err := <-removed; err != nil {
 		t.Fatal(err)
