@@ -18,7 +18,7 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 	for _, codec := range []Codec{CodecNone, CodecS2} {
 		m := newMachine(t, machineConfig{codec: codec})
 		b := m.put(t, numbered(1, 20000), tier.Host)
-		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork); err != nil {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.mover.Verify(t.Context(), b.Info().Payload); err != nil {

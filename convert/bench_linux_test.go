@@ -65,7 +65,7 @@ func benchMove(b *testing.B, from, to tier.Kind, rows int) {
 	})
 	x := m.put(b, rec, from)
 	move := func(k tier.Kind) {
-		if err := m.mover.Move(b.Context(), x, reservation.AnyInTier(k), ReasonWork); err != nil {
+		if err := m.mover.Move(b.Context(), x, reservation.AnyInTier(k)); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -73,7 +73,7 @@ func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
 		for range cycles {
 			for _, k := range []tier.Kind{tier.Disk, tier.Host} {
 				for _, x := range stored[i] {
-					if err := m.mover.Move(b.Context(), x, reservation.AnyInTier(k), ReasonWork); err != nil {
+					if err := m.mover.Move(b.Context(), x, reservation.AnyInTier(k)); err != nil {
 						b.Fatal(err)
 					}
 				}

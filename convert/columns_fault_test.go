@@ -333,7 +333,7 @@ func TestColumnsAndMovesAtTheSameTime(t *testing.T) {
 					return
 				default:
 				}
-				err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Kinds()[rng.IntN(3)]), ReasonWork)
+				err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Kinds()[rng.IntN(3)]))
 				if err != nil && !errors.Is(err, batch.ErrState) {
 					t.Error(err)
 					return

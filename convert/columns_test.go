@@ -178,7 +178,7 @@ func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
 		b := m.make(t, rec, tier.Disk)
 		for _, f := range forms {
 			k := f.kind
-			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(k), f.form, ReasonWork); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(k), f.form); err != nil {
 				t.Fatal(err)
 			}
 			for n, s := range []struct {
@@ -226,7 +226,7 @@ func TestColumnsOfRandomRecords(t *testing.T) {
 			continue
 		}
 		if i%2 == 0 { // of many runs as well
-			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -322,7 +322,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 	} {
 		m := newMachine(t, machineConfig{codec: CodecS2, host: 30 << 20, disk: 40 << 20})
 		b := m.put(t, arrowgen.Ints(1, c.rows, c.columns), tier.Disk)
-		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
+		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked); err != nil {
 			t.Fatal(err)
 		}
 		h, err := b.Open(t.Context(), tier.ID{}, false)

@@ -84,7 +84,7 @@ func (m *machine) holds(t *testing.T, k tier.Kind, dicts int64, batches ...*batc
 
 func (m *machine) move(t *testing.T, b *batch.Batch, k tier.Kind) {
 	t.Helper()
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -401,13 +401,13 @@ func TestSharedDictionaryConcurrently(t *testing.T) {
 				case 3:
 					ctx, cancel := context.WithCancel(t.Context())
 					go cancel()
-					err = m.mover.Move(ctx, b, to, ReasonWork)
+					err = m.mover.Move(ctx, b, to)
 					if errors.Is(err, context.Canceled) {
 						err = nil
 					}
 					cancel()
 				default:
-					err = m.mover.Move(t.Context(), b, to, ReasonWork)
+					err = m.mover.Move(t.Context(), b, to)
 				}
 				if err != nil && !errors.Is(err, batch.ErrState) {
 					t.Error(err)
@@ -537,7 +537,7 @@ func TestDictionaryLeavesWhileRoomIsWaitedFor(t *testing.T) {
 	waiting := make(chan struct{}, 8)
 	defer m.reservations.OnDemand(func() { waiting <- struct{}{} })()
 	done := make(chan error)
-	go func() { done <- m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork) }()
+	go func() { done <- m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU)) }()
 	<-waiting
 	if d := m.reservations.Demand(nil); len(d) != 1 || d[0].Bytes != gpu.Charge(b.Info().Descriptor.Body) {
 		t.Errorf("demand %+v, want that of the body alone", d)
@@ -579,7 +579,7 @@ func TestCorruptDictionary(t *testing.T) {
 	volume, name, at := file.Locate(0)
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 		for _, x := range []*batch.Batch{a, b} {
-			err := m.mover.Move(t.Context(), x, reservation.AnyInTier(k), ReasonWork)
+			err := m.mover.Move(t.Context(), x, reservation.AnyInTier(k))
 			var c *image.CorruptError
 			if !errors.As(err, &c) || c.Batch != x.ID() || c.Volume != volume+" "+name || c.Offset != at {
 				t.Errorf("%v, want corruption of batch %d on %s %s at %d", err, x.ID(), volume, name, at)

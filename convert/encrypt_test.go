@@ -27,13 +27,13 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 			b := m.put(t, rec, tier.Disk)
 			readers := map[string]func() error{
 				"moved to host memory": func() error {
-					return m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonWork)
+					return m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))
 				},
 				"moved to the device": func() error {
-					return m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork)
+					return m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU))
 				},
 				"packed": func() error {
-					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork)
+					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked)
 				},
 				"columns": func() error {
 					return m.columnsOf(t.Context(), b, columns.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})

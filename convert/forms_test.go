@@ -290,7 +290,7 @@ func TestWrapAComposedEdge(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := m.put(t, numbered(1, 3000), tier.GPU)
-	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), inMind, ReasonWork); err == nil {
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), inMind); err == nil {
 		t.Error("it was converted along three edges")
 	}
 	m.move(t, b, tier.Disk)

@@ -36,7 +36,7 @@ func (m *machine) walked(t *testing.T, b *batch.Batch, arm func() (disarm func(f
 	for _, h := range walk {
 		from, form := b.Info().Space.Kind, b.Info().Payload.Type()
 		disarm := arm()
-		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form, ReasonWork)
+		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form)
 		if err != nil {
 			if !isOneOf(err, want) {
 				t.Fatalf("%s to %s: %v, want one of %v", form, h.form, err, want)
@@ -46,7 +46,7 @@ func (m *machine) walked(t *testing.T, b *batch.Batch, arm func() (disarm func(f
 				t.Fatalf("the batch is %s after a move from %s to %s that failed", b.Info().Payload.Type(), form, h.form)
 			}
 			m.whole(t, b, from)
-			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form, ReasonWork); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(h.at), h.form); err != nil {
 				t.Fatalf("%s to %s again: %v", form, h.form, err)
 			}
 		}
@@ -201,10 +201,10 @@ func TestLostGPU(t *testing.T) {
 						t.Errorf("the batch in %s: %v", k, err)
 					}
 				}
-				if err := m.mover.Move(t.Context(), there[tier.Host], toDisk, ReasonWork); err != nil {
+				if err := m.mover.Move(t.Context(), there[tier.Host], toDisk); err != nil {
 					t.Error(err)
 				}
-				if err := m.mover.Move(t.Context(), there[tier.Disk], toHost, ReasonWork); err != nil {
+				if err := m.mover.Move(t.Context(), there[tier.Disk], toHost); err != nil {
 					t.Error(err)
 				}
 				for _, k := range []tier.Kind{tier.Host, tier.Disk} {
@@ -230,7 +230,7 @@ func TestLostGPU(t *testing.T) {
 func (m *machine) lost(t *testing.T, b *batch.Batch, to tier.Kind) {
 	t.Helper()
 	from := b.Info()
-	err := m.mover.Move(t.Context(), b, reservation.AnyInTier(to), ReasonWork)
+	err := m.mover.Move(t.Context(), b, reservation.AnyInTier(to))
 	if !errors.Is(err, cuda.ErrIllegalAddress) {
 		t.Fatalf("%s to %s: %v, want that the GPU is lost", from.Space, to, err)
 	}

@@ -234,10 +234,10 @@ func TestEveryTypeBetweenHostSpaces(t *testing.T) {
 				at := 0
 				for _, from := range hostForms {
 					for _, to := range hostForms {
-						if err := h.mover.MoveAs(t.Context(), b, h.at[at], from, ReasonWork); err != nil {
+						if err := h.mover.MoveAs(t.Context(), b, h.at[at], from); err != nil {
 							t.Fatal(err)
 						}
-						if err := h.mover.MoveAs(t.Context(), b, h.at[1-at], to, ReasonWork); err != nil {
+						if err := h.mover.MoveAs(t.Context(), b, h.at[1-at], to); err != nil {
 							t.Fatalf("%s, %d rows, %s to %s: %v", typ, rows, from, to, err)
 						}
 						at = 1 - at
@@ -274,7 +274,7 @@ func (h *hosts) thereAndBack(t *testing.T, rec arrow.RecordBatch, from, to batch
 		at   int
 		form batch.PayloadType
 	}{{0, from}, {1, to}, {0, from}} {
-		if err := h.mover.MoveAs(t.Context(), b, h.at[step.at], step.form, ReasonWork); err != nil {
+		if err := h.mover.MoveAs(t.Context(), b, h.at[step.at], step.form); err != nil {
 			t.Fatal(err)
 		}
 		h.says(t, b, rec, step.form, step.at)
@@ -317,7 +317,7 @@ func TestPiecesBetweenHostSpaces(t *testing.T) {
 	}
 	b := h.put(t, rec, 0)
 	for _, i := range []int{1, 0, 1} {
-		if err := h.mover.Move(t.Context(), b, h.at[i], ReasonWork); err != nil {
+		if err := h.mover.Move(t.Context(), b, h.at[i]); err != nil {
 			t.Fatal(err)
 		}
 		tr, err := b.TryTransit()
@@ -347,20 +347,20 @@ func TestFailuresBetweenHostSpaces(t *testing.T) {
 				rec := long(3 << 20)
 				defer rec.Release()
 				b := h.put(t, rec, 0)
-				if err := h.mover.MoveAs(t.Context(), b, h.at[0], from, ReasonWork); err != nil {
+				if err := h.mover.MoveAs(t.Context(), b, h.at[0], from); err != nil {
 					t.Fatal(err)
 				}
 				ctx, cancel := context.WithCancelCause(t.Context())
 				ours := errors.New("ours")
 				h.when(0, func() { cancel(ours) }) // the source is looked at when all else is taken
-				if err := h.mover.MoveAs(ctx, b, h.at[1], to, ReasonWork); !errors.Is(err, ours) {
+				if err := h.mover.MoveAs(ctx, b, h.at[1], to); !errors.Is(err, ours) {
 					t.Errorf("cancelled: %v", err)
 				}
 				h.says(t, b, rec, from, 0)
 
 				fails := func() { panic("no memory there") } // scratch, too, is looked for there
 				h.pools[1].asked.Store(&fails)
-				if err := h.mover.MoveAs(t.Context(), b, h.at[1], to, ReasonWork); err == nil {
+				if err := h.mover.MoveAs(t.Context(), b, h.at[1], to); err == nil {
 					t.Error("it was moved into memory that fails")
 				}
 				h.pools[1].asked.Store(nil)
@@ -370,14 +370,14 @@ func TestFailuresBetweenHostSpaces(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := h.mover.MoveAs(t.Context(), b, h.at[1], to, ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
+				if _, err := h.mover.bring(t.Context(), &trip{b: b, to: h.at[1], form: to, relieves: true}); !errors.Is(err, tier.ErrNoSpace) {
 					t.Errorf("without room: %v", err)
 				}
 				if err := all.Release(); err != nil {
 					t.Fatal(err)
 				}
 				h.says(t, b, rec, from, 0)
-				if err := h.mover.MoveAs(t.Context(), b, h.at[1], to, ReasonWork); err != nil {
+				if err := h.mover.MoveAs(t.Context(), b, h.at[1], to); err != nil {
 					t.Fatal(err)
 				}
 				h.says(t, b, rec, to, 1)
@@ -399,7 +399,7 @@ func TestHostSpacesBothWaysAtOnce(t *testing.T) {
 			for n := range 4 {
 				form := hostForms[(n/2+i)%2]
 				at := (i + n + 1) % 2
-				if err := h.mover.MoveAs(t.Context(), b, h.at[at], form, ReasonWork); err != nil {
+				if err := h.mover.MoveAs(t.Context(), b, h.at[at], form); err != nil {
 					t.Error(err)
 					return
 				}

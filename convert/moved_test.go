@@ -47,7 +47,7 @@ func (m *machine) movedBeforeLock(t *testing.T, from tier.ID, move func(*batch.B
 
 // moveInto moves batches to a space.
 func (m *machine) moveInto(t *testing.T, to tier.ID) func(*batch.Batch) error {
-	return func(b *batch.Batch) error { return m.mover.Move(t.Context(), b, reservation.Specific(to), ReasonWork) }
+	return func(b *batch.Batch) error { return m.mover.Move(t.Context(), b, reservation.Specific(to)) }
 }
 
 // TestAcquireLocksInTheSpaceNamed: a batch that leaves for another GPU right before it is
@@ -103,7 +103,7 @@ func TestCloneFollowsItsBatch(t *testing.T) {
 	t.Run("to another form", func(t *testing.T) {
 		m := newMachine(t, machineConfig{codec: CodecS2})
 		follows(t, m, host, func(b *batch.Batch) error {
-			return m.mover.MoveAs(t.Context(), b, reservation.Specific(host), batch.HostPacked, ReasonWork)
+			return m.mover.MoveAs(t.Context(), b, reservation.Specific(host), batch.HostPacked)
 		})
 	})
 }

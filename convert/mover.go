@@ -15,8 +15,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Why a batch is moved. The monitor's moves take room that there is and never
-// wait for it; work waits.
+// Why a batch is moved: the Reason of Moved.
 const (
 	ReasonTrigger = "trigger" // a space is at its trigger or above
 	ReasonDemand  = "demand"  // there are waiters for room
@@ -112,16 +111,22 @@ func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 // source. On any failure the batch is whole where it was and everything taken
 // is given back. A batch that is already in a space of the strategy stays.
 //
-// For ReasonTrigger and ReasonDemand nothing is waited for: no room now is a
-// *tier.NoSpaceError, a batch in use a *batch.StateError. Those are the monitor's
-// moves, and to write to disk they have its slot; they wait only for each other's
-// transfers. Otherwise Move waits for room and for a transit that is under way, and for a
-// permit to transfer from or to a disk; a batch with open handles is a StateError.
+// Move waits for room and for a transit that is under way, and for a permit to transfer from or to a
+// disk. A batch with open handles is a *batch.StateError.
 //
 // Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a
 // lost space is a *tier.LostError, from Acquire and Record, too; it can be dropped.
-func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error {
-	_, err := m.bring(ctx, &trip{b: b, to: to, reason: reason})
+func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
+	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork})
+	return err
+}
+
+// Relieve is Move to one space for a monitor, which makes room for others with it. It waits for
+// nothing: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to disk
+// it has the monitor's slot, and waits only for other transfers of monitors. reason says what the
+// room is for, in Moved.
+func (m *Mover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
+	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
 	return err
 }
 
@@ -129,11 +134,11 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 // compress a batch in host memory, for example. A batch that is in a space of the strategy in
 // another form is converted there, and needs room for both forms at a time. The next Move
 // chooses itself again.
-func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType, reason string) error {
+func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType) error {
 	if form == "" {
 		return errors.New("convert: moving to a form needs one")
 	}
-	_, err := m.bring(ctx, &trip{b: b, to: to, form: form, reason: reason})
+	_, err := m.bring(ctx, &trip{b: b, to: to, form: form, reason: ReasonWork})
 	return err
 }
 

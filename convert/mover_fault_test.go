@@ -169,7 +169,7 @@ func (m *machine) runScript(t *testing.T, b *batch.Batch, want error, arm func(m
 	for move, k := range script {
 		from := b.Info().Space.Kind
 		ctx, disarm := arm(move)
-		err := m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork)
+		err := m.mover.Move(ctx, b, reservation.AnyInTier(k))
 		if err != nil {
 			if !errors.Is(err, want) {
 				t.Fatalf("%s to %s: %v, want %v", from, k, err, want)
@@ -179,7 +179,7 @@ func (m *machine) runScript(t *testing.T, b *batch.Batch, want error, arm func(m
 				t.Errorf("corruption is told as %+v", c)
 			}
 			m.whole(t, b, from) // the fault is over
-			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 				t.Fatalf("%s to %s again: %v", from, k, err)
 			}
 		}

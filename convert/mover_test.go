@@ -41,7 +41,7 @@ func everyTypeAlongEveryEdge(t *testing.T, g gpus, outside bool) {
 			b := m.put(t, rec, tier.GPU)
 			// A walk that takes each of the six edges once.
 			for _, k := range []tier.Kind{tier.Host, tier.Disk, tier.GPU, tier.Disk, tier.Host, tier.GPU} {
-				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 					t.Fatalf("%s, %d rows, to %s: %v", typ, rows, k, err)
 				}
 				if err := m.same(t.Context(), b); err != nil {
@@ -79,7 +79,7 @@ func ingestIntoEveryTier(t *testing.T, g gpus) {
 			b := m.put(t, arrowgen.New(1).Record(arrow.NewSchema(nil, nil), 0), k)
 			m.whole(t, b, k)
 			other := tier.Kinds()[(int(k))%3]
-			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(other), ReasonWork); err != nil {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(other)); err != nil {
 				t.Fatal(err)
 			}
 			m.whole(t, b, other)
@@ -104,7 +104,7 @@ func TestOversizedGoesToTheFirstTierWhereItFits(t *testing.T) {
 			if want := fmt.Sprint(true, c.want); len(told) != 1 || told[0] != want {
 				t.Errorf("told %q, want %q once", told, want)
 			}
-			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork); !errors.Is(err, reservation.ErrExceeded) {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU)); !errors.Is(err, reservation.ErrExceeded) {
 				t.Errorf("moving it to the GPU: %v", err)
 			}
 			m.whole(t, b, c.want)
@@ -124,7 +124,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
+	if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("without room: %v", err)
 	}
 	if err := all.Release(); err != nil {
@@ -134,7 +134,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonDemand); !errors.Is(err, batch.ErrState) {
+	if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonDemand); !errors.Is(err, batch.ErrState) {
 		t.Errorf("with an open handle: %v", err)
 	}
 	if err := h.Close(); err != nil {
@@ -319,7 +319,7 @@ func digestIsTheSameEverywhere(t *testing.T, g gpus) {
 	b := m.put(t, numbered(2, 40_000), tier.GPU)
 	var want tier.Digest
 	for i, k := range tier.Kinds() {
-		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 			t.Fatal(err)
 		}
 		h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(k))
@@ -417,7 +417,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 	}
 	gpu := m.spaces[tier.GPU]
 	for i := 0; i < len(small); i += 2 { // holes
-		if err := m.mover.Move(t.Context(), small[i], reservation.AnyInTier(tier.Disk), ReasonWork); err != nil {
+		if err := m.mover.Move(t.Context(), small[i], reservation.AnyInTier(tier.Disk)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -425,7 +425,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 	stop := m.reservations.OnDemand(func() {
 		for _, b := range small {
 			if b.Info().Space.Kind == tier.GPU && gpu.Used() > 0 {
-				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonDemand); err != nil {
+				if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
 					t.Error(err)
 				}
 			}
@@ -473,7 +473,7 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 		if err := errors.Join(m.registry.Unregister(batch.GPUImage, batch.HostImage), m.registry.Register(batch.GPUImage, batch.HostImage, f)); err != nil {
 			t.Fatal(err)
 		}
-		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host), ReasonWork); err == nil {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 		m.rests(t, b, tier.GPU)
@@ -490,7 +490,7 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Move(t.Context(), x, reservation.AnyInTier(tier.GPU), ReasonWork); !errors.Is(err, ErrNoConverter) {
+	if err := m.mover.Move(t.Context(), x, reservation.AnyInTier(tier.GPU)); !errors.Is(err, ErrNoConverter) {
 		t.Errorf("moving a strange payload: %v", err)
 	}
 	if err := x.Drop(); err != nil {
@@ -508,7 +508,7 @@ func TestDevicePanicsGiveEverythingBack(t *testing.T) {
 	b := m.put(t, numbered(1, 5000), tier.GPU)
 	for range 20 { // more often than there are chunks
 		for _, k := range []tier.Kind{tier.Host, tier.Disk} {
-			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err == nil {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err == nil {
 				t.Fatalf("moved to %s", k)
 			}
 			m.rests(t, b, tier.GPU)

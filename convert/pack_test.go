@@ -73,7 +73,7 @@ func TestAllForms(t *testing.T) {
 				from := batch.HostImage
 				for _, n := range everyPair(len(forms)) {
 					to := forms[n]
-					if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(to.kind), to.form, ReasonWork); err != nil {
+					if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(to.kind), to.form); err != nil {
 						t.Fatalf("%s to %s: %v", from, to.form, err)
 					}
 					if got := m.form(t, b); got != to.form {
@@ -163,7 +163,7 @@ func TestCodecDecidesTheForm(t *testing.T) {
 			t.Errorf("%s: %d bytes of %d", c.codec, n, raw)
 		}
 		m.move(t, b, tier.Host)
-		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork); err != nil {
+		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
 			t.Fatal(err)
 		}
 		packed := b.Info().Bytes
@@ -204,14 +204,14 @@ func everyReadFlipped(t *testing.T, encrypt bool) {
 		for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec, encrypt: encrypt})
 			b := m.put(t, arrowgen.Flights(1, 100_000), k)
-			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked, ReasonWork); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked); err != nil {
 				t.Fatal(err)
 			}
 			found := 0
 			for ; ; found++ {
 				hits := m.files.Hits()
 				remove := m.files.Add(faultfs.Rule{Ops: []string{"read"}, Skip: found, Times: 1, Effect: faultfs.BitFlip()})
-				err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork)
+				err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k))
 				hit := m.files.Hits() != hits
 				remove()
 				if !hit {
@@ -260,7 +260,7 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	_, _, want := f.Locate(2 * payload.FrameSize)
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 		var c *image.CorruptError
-		err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork)
+		err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k))
 		if !errors.As(err, &c) || k == tier.Host && c.Offset != want {
 			t.Errorf("to %s: %v, want one at %d", k, err, want)
 		}
@@ -272,7 +272,7 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 func TestPackedFlippedInMemory(t *testing.T) {
 	m := newMachine(t, machineConfig{codec: CodecS2})
 	b := m.put(t, arrowgen.Flights(1, 40_000), tier.Host)
-	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked, ReasonWork); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
 		t.Fatal(err)
 	}
 	tr, err := b.TryTransit()
@@ -287,7 +287,7 @@ func TestPackedFlippedInMemory(t *testing.T) {
 	for _, at := range []int{0, 17, 4000} {
 		p[at] ^= 8
 		for _, k := range []tier.Kind{tier.GPU, tier.Disk} {
-			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, image.ErrCorrupt) {
+			if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); !errors.Is(err, image.ErrCorrupt) {
 				t.Errorf("byte %d, to %s: %v", at, k, err)
 			}
 		}
@@ -307,7 +307,7 @@ func TestFlippedBeforeItWasPacked(t *testing.T) {
 		t.Fatalf("a %s", got)
 	}
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
-		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); !errors.Is(err, image.ErrCorrupt) {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); !errors.Is(err, image.ErrCorrupt) {
 			t.Errorf("to %s: %v", k, err)
 		}
 		m.rests(t, b, tier.Disk)
@@ -321,7 +321,7 @@ func TestPackCancelled(t *testing.T) {
 	b := m.put(t, arrowgen.Flights(1, 100_000), tier.GPU)
 	ctx, cancel := context.WithCancel(t.Context())
 	remove := m.files.Add(faultfs.Rule{Ops: []string{"write"}, Skip: 2, Effect: faultfs.Do(func(string, string) { cancel() })})
-	if err := m.mover.Move(ctx, b, reservation.AnyInTier(tier.Disk), ReasonWork); !errors.Is(err, context.Canceled) {
+	if err := m.mover.Move(ctx, b, reservation.AnyInTier(tier.Disk)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	remove()
@@ -340,7 +340,7 @@ func TestPackedSideBySide(t *testing.T) {
 		wg.Go(func() {
 			for range 3 {
 				for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.Disk, tier.GPU} {
-					if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+					if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 						t.Error(err)
 						return
 					}
@@ -368,14 +368,14 @@ func TestPackedPanics(t *testing.T) {
 	}})
 	b := m.put(t, arrowgen.Flights(1, 20_000), tier.GPU)
 	armed = true
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork); err == nil {
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err == nil {
 		t.Error("it was packed")
 	}
 	armed = false
 	m.whole(t, b, tier.GPU)
 	m.move(t, b, tier.Disk)
 	armed = true
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork); err == nil {
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU)); err == nil {
 		t.Error("it was unpacked")
 	}
 	armed = false

@@ -31,7 +31,7 @@ func TestReleasePanics(t *testing.T) {
 		"acquire": (*Mover).Acquire,
 		"consume": (*Mover).Consume,
 		"move": func(m *Mover, ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
-			return nil, m.Move(ctx, b, to, ReasonWork)
+			return nil, m.Move(ctx, b, to)
 		},
 	}
 	for name, bring := range ways {
@@ -100,10 +100,10 @@ func (m moody) Descriptor() *batch.Descriptor {
 func TestNewFormPanics(t *testing.T) {
 	ways := map[string]func(*machine, *batch.Batch) error{
 		"move": func(m *machine, b *batch.Batch) error {
-			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "moody", ReasonWork)
+			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "moody")
 		},
 		"composed": func(m *machine, b *batch.Batch) error {
-			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "composed", ReasonWork)
+			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "composed")
 		},
 		"clone": func(m *machine, b *batch.Batch) error {
 			c, err := m.mover.Clone(t.Context(), b, nil)

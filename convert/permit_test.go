@@ -178,7 +178,7 @@ var diskOperations = []struct {
 
 func moveTo(k tier.Kind) func(context.Context, *machine, *batch.Batch) error {
 	return func(ctx context.Context, m *machine, b *batch.Batch) error {
-		return m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork)
+		return m.mover.Move(ctx, b, reservation.AnyInTier(k))
 	}
 }
 
@@ -213,7 +213,7 @@ func TestDiskTransfersRequireAPermit(t *testing.T) {
 			u.ended(t, nil)
 			held.release(t)
 			if bytes && op.to != op.from {
-				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(op.from), ReasonWork); err != nil {
+				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(op.from)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -228,7 +228,7 @@ func TestOtherTransfersRequireNone(t *testing.T) {
 	m.take(t, true, true)
 	b := m.put(t, coded(1, 3000), tier.GPU)
 	for _, k := range []tier.Kind{tier.Host, tier.GPU, tier.Host} {
-		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -310,7 +310,7 @@ func TestMonitorMovesPastUsers(t *testing.T) {
 					} else if err := moveTo(tier.Disk)(t.Context(), m, theirs); !errors.Is(err, reservation.ErrExceeded) {
 						t.Errorf("a user writes with the only slot: %v", err)
 					}
-					if err := m.mover.Move(t.Context(), mine, reservation.AnyInTier(tier.Disk), reason); err != nil {
+					if err := m.mover.Relieve(t.Context(), mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
 						t.Fatal(err)
 					}
 					if k := mine.Info().Space.Kind; k != tier.Disk {
@@ -419,7 +419,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 		t.Errorf("%d bytes are available, with %d bodies of %d under way", n, slots, body)
 	}
 	own := m.start(t, func(ctx context.Context) error {
-		return m.mover.Move(ctx, last, reservation.AnyInTier(tier.Disk), ReasonTrigger)
+		return m.mover.Relieve(ctx, last, tier.ID{Kind: tier.Disk}, ReasonTrigger)
 	})
 	<-files.arrived // the monitor's comes in addition
 	if s := m.permits.Stats(); s.HeldSlots != slots+1 || s.MonitorSlots != 1 {

@@ -52,7 +52,7 @@ func TestConvertNamesTheMissingPair(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := m.put(t, numbered(1, 100), tier.Host)
-	err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork)
+	err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk))
 	var missing *NoConverterError
 	if !errors.As(err, &missing) || missing.From != batch.HostImage || missing.To != batch.DiskImage || !errors.Is(err, ErrNoConverter) {
 		t.Fatalf("want the missing pair, got %v", err)
@@ -81,7 +81,7 @@ func TestConverterFailuresLeaveTheSource(t *testing.T) {
 				t.Fatal(err)
 			}
 			b := m.put(t, numbered(1, 100), tier.Host)
-			err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork)
+			err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk))
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("got %v", err)
 			}
@@ -110,7 +110,7 @@ func TestComposedEdge(t *testing.T) {
 		t.Errorf("the composed edge is not visible in %v", m.registry.Edges())
 	}
 	b := m.put(t, numbered(1, 5000), tier.GPU)
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk), ReasonWork); err != nil {
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
 		t.Fatal(err)
 	}
 	m.whole(t, b, tier.Disk)
@@ -129,7 +129,7 @@ func TestComposedEdgeFromPacked(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := m.put(t, coded(1, 50_000), tier.Disk)
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU), ReasonWork); err != nil {
+	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU)); err != nil {
 		t.Fatal(err)
 	}
 	m.whole(t, b, tier.GPU)

@@ -106,7 +106,7 @@ func TestScratchIsBounded(t *testing.T) {
 		for _, b := range batches {
 			wg.Go(func() {
 				for _, k := range []tier.Kind{tier.Disk, tier.GPU, tier.Disk} {
-					if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+					if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 						t.Error(err)
 					}
 				}
@@ -150,7 +150,7 @@ func TestScratchIsNotKept(t *testing.T) {
 	for _, b := range batches {
 		wg.Go(func() {
 			for _, k := range []tier.Kind{tier.Disk, tier.GPU} {
-				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k), ReasonWork); err != nil {
+				if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -183,7 +183,7 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 		wg.Go(func() {
 			for range testseed.Rounds(4, 2) {
 				for _, k := range []tier.Kind{tier.Disk, tier.GPU} {
-					if err := m.mover.Move(ctx, b, reservation.AnyInTier(k), ReasonWork); err != nil {
+					if err := m.mover.Move(ctx, b, reservation.AnyInTier(k)); err != nil {
 						t.Error(err)
 						return
 					}

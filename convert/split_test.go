@@ -121,7 +121,7 @@ func TestSplitChunksOfABatchAreVerified(t *testing.T) {
 		}
 	}()
 	move := func(to tier.Kind) error {
-		return m.mover.Move(t.Context(), b, reservation.AnyInTier(to), ReasonWork)
+		return m.mover.Move(t.Context(), b, reservation.AnyInTier(to))
 	}
 	if err := move(tier.Host); err != nil {
 		t.Fatal(err)

@@ -169,7 +169,7 @@ func foreignTablesOfEveryType(t *testing.T, g gpus) {
 							b = c
 						default:
 							to := reservation.AnyInTier(map[batch.PayloadType]tier.Kind{batch.HostImage: tier.Host, batch.DiskImage: tier.Disk, batch.GPUImage: tier.GPU}[by])
-							if err := m.mover.MoveAs(t.Context(), b, to, by, ReasonWork); err != nil {
+							if err := m.mover.MoveAs(t.Context(), b, to, by); err != nil {
 								t.Fatal(err)
 							}
 						}
@@ -177,7 +177,7 @@ func foreignTablesOfEveryType(t *testing.T, g gpus) {
 							t.Fatalf("released %d times", f.released)
 						}
 						m.says(t, b, rec, b.Info().Space.Kind)
-						if err := m.mover.Move(t.Context(), b, toDisk, ReasonWork); err != nil {
+						if err := m.mover.Move(t.Context(), b, toDisk); err != nil {
 							t.Fatal(err)
 						}
 						m.says(t, b, rec, tier.Disk)

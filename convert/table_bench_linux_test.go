@@ -57,7 +57,7 @@ func benchTable(b *testing.B, rec arrow.RecordBatch, name string) {
 		if form == batch.GPUTable {
 			to = toGPU
 		}
-		if err := m.mover.MoveAs(b.Context(), x, to, form, ReasonWork); err != nil {
+		if err := m.mover.MoveAs(b.Context(), x, to, form); err != nil {
 			b.Fatal(err)
 		}
 	}

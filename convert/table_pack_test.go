@@ -38,7 +38,7 @@ func tablesOfEveryTypeArePacked(t *testing.T, g gpus) {
 				f := newForeign(t, m)
 				b := m.adoptForeign(t, f, rec)
 				for n := range 2 { // at first of the foreign table, then of one that knows its checksums
-					if err := m.mover.MoveAs(t.Context(), b, to, form, ReasonWork); err != nil {
+					if err := m.mover.MoveAs(t.Context(), b, to, form); err != nil {
 						t.Fatalf("%s to %s: %v", dt, form, err)
 					}
 					if b.Info().Payload.Type() != form || f.released != 1 {
@@ -47,7 +47,7 @@ func tablesOfEveryTypeArePacked(t *testing.T, g gpus) {
 					m.says(t, b, rec, b.Info().Space.Kind)
 					m.rests(t, b, b.Info().Space.Kind)
 					if n == 0 {
-						if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable, ReasonWork); err != nil {
+						if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable); err != nil {
 							t.Fatal(err)
 						}
 						m.says(t, b, rec, tier.GPU)
@@ -71,14 +71,14 @@ func largeTableIsPacked(t *testing.T, g gpus) {
 			m := newMachine(t, machineConfig{gpus: g, gpu: 24 << 20, host: 24 << 20, codec: CodecS2, chunk: chunk})
 			rec := arrowgen.Flights(1, testseed.Rounds(90_000, 40_000))
 			b := m.put(t, rec, tier.GPU)
-			if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable, ReasonWork); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable); err != nil {
 				t.Fatal(err)
 			}
 			var err error
 			if auto {
-				err = m.mover.Move(t.Context(), b, toDisk, ReasonTrigger)
+				err = m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
 			} else {
-				err = m.mover.MoveAs(t.Context(), b, toHost, batch.HostPacked, ReasonWork)
+				err = m.mover.MoveAs(t.Context(), b, toHost, batch.HostPacked)
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -134,7 +134,7 @@ func TestEveryFailureOfPackingATable(t *testing.T) {
 			for ; ; failed++ {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				remove := tc.arm(m, dev, failed, func() { cancel(ours) })
-				err := m.mover.MoveAs(ctx, b, toDisk, batch.DiskPacked, ReasonWork)
+				err := m.mover.MoveAs(ctx, b, toDisk, batch.DiskPacked)
 				remove()
 				cancel(nil)
 				if err == nil {
@@ -171,7 +171,7 @@ func TestPackedTableHasTheSumsOfTheImage(t *testing.T) {
 	part := rec.NewSlice(11, 8777)
 	defer part.Release()
 	b := m.adoptForeign(t, newForeign(t, m), part)
-	if err := m.mover.MoveAs(t.Context(), b, toDisk, batch.DiskPacked, ReasonWork); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, toDisk, batch.DiskPacked); err != nil {
 		t.Fatal(err)
 	}
 	defer m.drop(t, b)

@@ -122,7 +122,7 @@ func fromGPUToGPU(t *testing.T, g gpus) {
 			for n, form := range []batch.PayloadType{batch.GPUTable, batch.GPUTable, batch.GPUImage, batch.GPUImage, batch.GPUTable, batch.GPUImage} {
 				peers := devs[n%2].Count("copy-to-peer")
 				back := devs[n%2].Count("copy-to-host", "copy-regions")
-				if err := m.mover.MoveAs(t.Context(), b, at[(n+1)%2], form, ReasonWork); err != nil {
+				if err := m.mover.MoveAs(t.Context(), b, at[(n+1)%2], form); err != nil {
 					t.Fatalf("%s: %v", dt, err)
 				}
 				if got := b.Info(); got.Space.Ordinal != (n+1)%2 || b.Info().Payload.Type() != form {

@@ -110,7 +110,7 @@ func TestTableGoesIntoPieces(t *testing.T) {
 	if b.Info().Descriptor.Body < 8*piece {
 		t.Fatalf("%d bytes are too little for this test", b.Info().Descriptor.Body)
 	}
-	if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable, ReasonTrigger); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable); err != nil {
 		t.Fatal(err)
 	}
 	for _, w := range walls {

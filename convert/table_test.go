@@ -29,7 +29,7 @@ var (
 // as moves a batch to a form and checks that it is whole there.
 func (m *machine) as(t *testing.T, b *batch.Batch, to reservation.Strategy, form batch.PayloadType, at tier.Kind) {
 	t.Helper()
-	if err := m.mover.MoveAs(t.Context(), b, to, form, ReasonWork); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, to, form); err != nil {
 		t.Fatalf("to %s: %v", form, err)
 	}
 	if got := b.Info().Payload.Type(); got != form {
@@ -217,7 +217,7 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 	}{{batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk}, {batch.GPUImage, tier.GPU}} {
 		ctx, cancel := context.WithCancel(t.Context())
 		remove := dev.Add(faultdev.Rule{Ops: []string{"copy-regions"}, Times: 1, Effect: faultdev.Do(func(string, int64) { cancel() })})
-		err := m.mover.MoveAs(ctx, b, reservation.AnyInTier(to.at), to.form, ReasonWork)
+		err := m.mover.MoveAs(ctx, b, reservation.AnyInTier(to.at), to.form)
 		remove()
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("to %s: %v", to.form, err)
@@ -243,7 +243,7 @@ func TestTableWhoseDictionaryCannotBeCopied(t *testing.T) {
 		b := m.put(t, rec, tier.GPU)
 		m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
 		remove := dev.Add(faultdev.Rule{Times: 1, Effect: faultdev.Fail(injected)})
-		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(to.at), to.form, ReasonWork)
+		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(to.at), to.form)
 		remove()
 		if !errors.Is(err, injected) {
 			t.Errorf("to %s: %v", to.form, err)
@@ -292,7 +292,7 @@ func tableFaults(t *testing.T, gpu gpus) {
 					}
 					at := b.Info().Space.Kind
 					remove := dev.Add(faultdev.Rule{Skip: skip, Times: 1, Effect: effect})
-					err := m.mover.MoveAs(context.Background(), b, reservation.AnyInTier(to.at), to.form, ReasonWork)
+					err := m.mover.MoveAs(context.Background(), b, reservation.AnyInTier(to.at), to.form)
 					hit := dev.Hits() > 0
 					remove()
 					if !hit {

@@ -23,10 +23,12 @@ type trip struct {
 	to     reservation.Strategy
 	form   batch.PayloadType // that it takes there; "": whichever is best
 	reason string
-	given  reservation.Reservation // what the room is drawn from; zero: it is reserved
-	opens  bool                    // a handle is opened on arrival
-	last   bool                    // and the batch is dropped
-	beside bool                    // and pending tasks stay pending
+	// relieves is whether it is a monitor's, which waits for nothing.
+	relieves bool
+	given    reservation.Reservation // what the room is drawn from; zero: it is reserved
+	opens    bool                    // a handle is opened on arrival
+	last     bool                    // and the batch is dropped
+	beside   bool                    // and pending tasks stay pending
 
 	now    batch.Info // of the batch, at the last look
 	what   takes
@@ -114,7 +116,7 @@ func (t *trip) untilClosed(ctx context.Context) error {
 // move reserves room and moves the batch once.
 func (t *trip) move(ctx context.Context) error {
 	m := t.m
-	waits := t.reason != ReasonTrigger && t.reason != ReasonDemand
+	waits := !t.relieves
 	if !waits {
 		ctx = transfer.ForMonitor(ctx)
 	}

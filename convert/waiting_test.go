@@ -135,7 +135,7 @@ func TestPanicsWhileAMoveWaits(t *testing.T) {
 			waits := make(chan struct{}, 16)
 			defer m.reservations.OnDemand(func() { waits <- struct{}{} })()
 			moved := make(chan error, 1)
-			go func() { moved <- m.mover.Move(t.Context(), b, to, ReasonWork) }()
+			go func() { moved <- m.mover.Move(t.Context(), b, to) }()
 			<-waits
 			a.Store(true)
 			if err := b.TryCreateTask(); err != nil { // a change, which the move looks at

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Why a batch is moved: passed to Mover.Move, and part of events.
+// Why a batch is moved: passed to Mover.Relieve, and part of events.
 const (
 	reasonTrigger = "trigger" // its space is at the trigger, or above a limit that was lowered
 	reasonDemand  = "demand"  // there are waiters for room in its space, or a faster space needs room there

@@ -76,13 +76,13 @@ func image(r reservation.Reservation, size int64) *batch.Image {
 // mover is a stand-in for convert.Mover that copies no bytes.
 type mover struct{ res *reservation.Manager }
 
-func (m mover) Move(_ context.Context, b *batch.Batch, to reservation.Strategy, _ string) error {
+func (m mover) Relieve(_ context.Context, b *batch.Batch, to tier.ID, _ string) error {
 	t, err := b.TryTransit()
 	if err != nil {
 		return err
 	}
 	defer t.Abort()
-	r, err := m.res.TryReserve(to, t.Payload().Bytes())
+	r, err := m.res.TryReserve(reservation.Specific(to), t.Payload().Bytes())
 	if err != nil {
 		return err
 	}

@@ -157,7 +157,7 @@ func TestExecutorLooksAgain(t *testing.T) {
 		place tier.ID
 	}{
 		{"moved", func(t *testing.T, w *world, b *batch.Batch) {
-			if err := (&slowMover{w: w}).Move(t.Context(), b, reservation.Specific(disk0), reasonDemand); err != nil {
+			if err := (&slowMover{w: w}).Relieve(t.Context(), b, disk0, reasonDemand); err != nil {
 				t.Error(err)
 			}
 		}, disk0},

@@ -32,12 +32,11 @@ const (
 
 // Mover moves one batch. convert.Mover is one.
 type Mover interface {
-	// Move brings b to a space of the strategy that has room. With the reasons of this
-	// package it must not wait for room, nor for other users of the batch: that is a
-	// *tier.NoSpaceError of the target, or a *batch.StateError, at once. An error that matches
-	// batch.ErrUnmovable is about the batch alone: others are moved between the same spaces. After
-	// any error the batch is whole where it was.
-	Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) error
+	// Relieve brings b to a space; reason is for events. It must not wait for room, nor for other
+	// users of the batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at
+	// once. An error that matches batch.ErrUnmovable is about the batch alone: others are moved
+	// between the same spaces. After any error the batch is whole where it was.
+	Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error
 }
 
 // Config describes a Monitor. Reservations and Mover are required.
@@ -397,7 +396,7 @@ func (m *Monitor) move(ctx context.Context, v Victim, from, to tier.ID, reason s
 	start := time.Now()
 	err := func() (err error) {
 		defer guard.Error(&err, "the mover")
-		return m.cfg.Mover.Move(ctx, v.Batch, reservation.Specific(to), reason)
+		return m.cfg.Mover.Relieve(ctx, v.Batch, to, reason)
 	}()
 	if err != nil && ctx.Err() != nil {
 		// The error's own text is no evidence: a file system may return

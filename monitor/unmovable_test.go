@@ -352,11 +352,11 @@ func TestUnmovableToATier(t *testing.T) {
 		if not, aside := w.mon.fault(mv, unmovable, time.Now()); not != kinds(0).with(tier.Host) || aside {
 			t.Errorf("it is not to go to %b; aside %v", not, aside)
 		}
-		if err := w.mover.Move(t.Context(), b, specific(disk0), reasonDemand); err != nil {
+		if err := w.mover.Relieve(t.Context(), b, disk0, reasonDemand); err != nil {
 			t.Fatal(err)
 		}
 		w.mover.heal()
-		if err := w.mover.Move(t.Context(), b, specific(gpu0), reasonDemand); err != nil {
+		if err := w.mover.Relieve(t.Context(), b, gpu0, reasonDemand); err != nil {
 			t.Fatal(err)
 		}
 		v := w.shortlist(w.mon.byID[gpu0], inEach(0))

@@ -105,12 +105,12 @@ func (m *slowMover) heal() {
 	m.fault = nil
 }
 
-func (m *slowMover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy, reason string) (err error) {
+func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
 	if reason != reasonTrigger && reason != reasonDemand {
 		return fmt.Errorf("the reason %q is unknown", reason)
 	}
 	info := b.Info()
-	r, err := m.w.res.TryReserve(to, info.Bytes)
+	r, err := m.w.res.TryReserve(specific(to), info.Bytes)
 	if err != nil {
 		return err
 	}

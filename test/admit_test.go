@@ -205,7 +205,7 @@ func TestTaskInputsAlreadyThere(t *testing.T) {
 	batches := mustClaimAll(t, repo)
 	for i, b := range batches.Batches() {
 		k := []tier.Kind{tier.GPU, tier.Host, tier.Disk, tier.GPU}[i]
-		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(k), convert.ReasonWork); err != nil {
+		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -411,7 +411,7 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 	eng, repo := openTasks(t, 4<<20, 4<<20, 2, 1000)
 	c := mustClaim(t, repo, 2)
 	leaving := c.Batches()[1]
-	if err := eng.Mover().Move(t.Context(), leaving, reservation.AnyInTier(tier.GPU), convert.ReasonWork); err != nil {
+	if err := eng.Mover().Move(t.Context(), leaving, reservation.AnyInTier(tier.GPU)); err != nil {
 		t.Fatal(err)
 	}
 	tr, err := leaving.TryTransit()

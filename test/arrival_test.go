@@ -235,7 +235,7 @@ func TestHeadIsSpilledForItsWaiter(t *testing.T) {
 	s.release()
 	s.put(0)
 	first, _ := s.repo.Peek(0)
-	if err := s.eng.Mover().Move(t.Context(), first, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+	if err := s.eng.Mover().Move(t.Context(), first, reservation.AnyInTier(tier.Disk)); err != nil {
 		t.Fatal(err)
 	}
 	s.hold()

@@ -126,7 +126,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	}
 	b, err := eng.NewBatch(p)
 	if err == nil {
-		err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.GPU), convert.ReasonWork)
+		err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.GPU))
 	}
 	if err := errors.Join(err, b.Drop()); err != nil {
 		t.Fatal(err)

@@ -120,7 +120,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 					cfg.Codec, cfg.MonitorPeriod = codec, time.Hour
 					s := openSpill(t, cfg)
 					must(t, s.repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(min(edge[0], tier.Host)))))
-					must(t, s.eng.Mover().Move(t.Context(), s.batch(0), reservation.AnyInTier(edge[0]), convert.ReasonWork)) // as a spill is
+					must(t, s.eng.Mover().Move(t.Context(), s.batch(0), reservation.AnyInTier(edge[0]))) // as a spill is
 					s.records = append(s.records, rec)
 					held := spaceUse(s.eng)
 
@@ -128,7 +128,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 					why := errors.New("enough")
 					slow := files.Add(faultfs.Rule{Ops: []string{"read", "write"}, Effect: faultfs.Throttle(100 << 20)})
 					m.count(before, func() { cancel(why) })
-					err := s.eng.Mover().Move(ctx, s.batch(0), reservation.AnyInTier(edge[1]), convert.ReasonWork)
+					err := s.eng.Mover().Move(ctx, s.batch(0), reservation.AnyInTier(edge[1]))
 					passed, over := m.count(0, nil)
 					slow()
 					if !errors.Is(err, why) {
@@ -146,7 +146,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 					}
 					s.whole()
 					m.count(0, nil)
-					must(t, s.eng.Mover().Move(t.Context(), s.batch(0), reservation.AnyInTier(edge[1]), convert.ReasonWork))
+					must(t, s.eng.Mover().Move(t.Context(), s.batch(0), reservation.AnyInTier(edge[1])))
 					if passed, _ := m.count(0, nil); (codec == convert.CodecNone) != (passed >= size) || passed < size/3 {
 						t.Errorf("moved with codec %s, it is %d bytes on disk", codec, passed)
 					}

@@ -156,7 +156,7 @@ func spillOnce(ctx context.Context, dir string, files disk.FS, top *topology.Top
 
 // thereAndBack moves a batch to disk and to the GPU, where it must be what was put.
 func thereAndBack(ctx context.Context, eng *spillway.Engine, b *batch.Batch, want arrow.RecordBatch) (err error) {
-	err = eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk), convert.ReasonWork)
+	err = eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk))
 	if err != nil {
 		return fmt.Errorf("to disk: %w", err)
 	}

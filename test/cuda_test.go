@@ -307,7 +307,7 @@ func TestLyingPeers(t *testing.T) {
 			}
 			b, _ := repo.Peek(0)
 			for _, to := range []tier.ID{otherGPU, lostGPU, otherGPU} {
-				if err := eng.Mover().Move(t.Context(), b, reservation.Specific(to), convert.ReasonWork); err != nil || b.Info().Space != to {
+				if err := eng.Mover().Move(t.Context(), b, reservation.Specific(to)); err != nil || b.Info().Space != to {
 					t.Fatalf("to %s: %v; it is in %s", to, err, b.Info().Space)
 				}
 			}

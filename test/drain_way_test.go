@@ -121,7 +121,7 @@ func TestSpillIsAnnouncedOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			told.n.Store(0)
-			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
 				t.Fatal(err)
 			}
 			now := b.Info()

@@ -157,13 +157,13 @@ func (l *life) put(repo *repository.Repository, i int, rec arrow.RecordBatch) {
 func (l *life) move(b *batch.Batch, to tier.Kind) {
 	l.t.Helper()
 	from := b.Info().Space
-	err := l.eng.Mover().Move(l.ctx, b, reservation.AnyInTier(to), convert.ReasonWork)
+	err := l.eng.Mover().Move(l.ctx, b, reservation.AnyInTier(to))
 	if l.note(err) {
 		if at := b.Info().Space; at != from {
 			l.t.Errorf("a move from %s to %s failed, and the batch is in %s", from, to, at)
 		}
 		l.whole()
-		if err := l.eng.Mover().Move(l.t.Context(), b, reservation.AnyInTier(to), convert.ReasonWork); err != nil {
+		if err := l.eng.Mover().Move(l.t.Context(), b, reservation.AnyInTier(to)); err != nil {
 			l.t.Fatalf("moving from %s to %s again: %v", from, to, err)
 		}
 	}

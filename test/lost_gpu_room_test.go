@@ -141,7 +141,7 @@ func TestWayOutOfALostGPU(t *testing.T) {
 	}
 	host := w.take(tier.Host, 0)
 	all := []chan error{
-		w.start(func() error { return w.eng.Mover().Move(w.ctx, moved, onHost, convert.ReasonWork) }),
+		w.start(func() error { return w.eng.Mover().Move(w.ctx, moved, onHost) }),
 		w.start(func() error { _, err := w.eng.Mover().Acquire(w.ctx, acquired, onHost); return err }),
 		w.start(func() error { _, err := w.eng.Mover().Record(w.ctx, h); return err }),
 	}

@@ -202,8 +202,8 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 		_, err := l.eng.Reserve(ctx, reservation.Specific(lostGPU), n)
 		isLost(t, fmt.Sprintf("reserving %d bytes", n), err)
 	}
-	isLost(t, "moving from there", mover.Move(ctx, batches[0], reservation.AnyInTier(tier.Host), convert.ReasonWork))
-	isLost(t, "moving there", mover.Move(ctx, batches[1], onAnyGPU, convert.ReasonWork))
+	isLost(t, "moving from there", mover.Move(ctx, batches[0], reservation.AnyInTier(tier.Host)))
+	isLost(t, "moving there", mover.Move(ctx, batches[1], onAnyGPU))
 	for _, k := range []tier.Kind{tier.GPU, tier.Host, tier.Disk} {
 		_, err := mover.Acquire(ctx, batches[0], reservation.AnyInTier(k))
 		isLost(t, fmt.Sprintf("opening in %s what was there", k), err)
@@ -343,7 +343,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 		isLost(t, "a waiter", <-told)
 	}
 	letGo()
-	isLost(t, "moving what was there to where there is no room", l.eng.Mover().Move(ctx, dead, reservation.AnyInTier(tier.Host), convert.ReasonWork))
+	isLost(t, "moving what was there to where there is no room", l.eng.Mover().Move(ctx, dead, reservation.AnyInTier(tier.Host)))
 	if err := host.Release(); err != nil {
 		t.Error(err)
 	}
@@ -420,7 +420,7 @@ func TestOneOfTwoGPUsIsLost(t *testing.T) {
 	if err := g.Release(); err != nil {
 		t.Error(err)
 	}
-	isLost(t, "moving from one GPU to the other", l.eng.Mover().Move(t.Context(), dead, reservation.Specific(otherGPU), convert.ReasonWork))
+	isLost(t, "moving from one GPU to the other", l.eng.Mover().Move(t.Context(), dead, reservation.Specific(otherGPU)))
 	l.end(1)
 }
 

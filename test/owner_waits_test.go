@@ -9,7 +9,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -153,7 +152,7 @@ func TestErrorNamesTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	files.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Fail(errors.New("worn out"))})
-	err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host), convert.ReasonWork)
+	err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host))
 	var failed *disk.IOError
 	if !errors.As(err, &failed) || failed.Space != second {
 		t.Errorf("a move from %s: %v", second, err)

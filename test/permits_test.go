@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -111,7 +110,7 @@ func TestMonitorSpillsWhileUsersHoldAllPermits(t *testing.T) {
 		defer release()
 		ended := make(chan error, 1)
 		go func() {
-			ended <- eng.Mover().Move(ctx, theirs, reservation.AnyInTier(tier.Disk), convert.ReasonWork)
+			ended <- eng.Mover().Move(ctx, theirs, reservation.AnyInTier(tier.Disk))
 		}()
 		untilWaiting(t, eng.Permits(), 1, ended)
 		const count = 60
@@ -167,7 +166,7 @@ func TestCloseEndsWaitsForPermits(t *testing.T) {
 	release := takeAll(t, eng.Permits())
 	ended := make(chan error, 2)
 	go func() {
-		ended <- eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork)
+		ended <- eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk))
 	}()
 	go func() {
 		_, err := eng.Permits().Acquire(t.Context(), permit.Request{}.Spill())

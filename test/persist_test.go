@@ -181,7 +181,7 @@ func putPersisted(t testing.TB, eng *spillway.Engine, repo *repository.Repositor
 		if slices.Contains(before, b) {
 			continue
 		}
-		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
 			t.Fatal(err)
 		}
 		return b

@@ -286,9 +286,14 @@ func (r *randomRun) shift(ctx context.Context, rng *rand.Rand, partition int) er
 	if b == nil {
 		return nil
 	}
-	reason := []string{convert.ReasonWork, convert.ReasonTrigger, convert.ReasonDemand}[rng.IntN(3)]
-	err := r.eng.Mover().Move(ctx, b, reservation.AnyInTier(anyKind(rng)), reason)
-	if isState(err) || (reason != convert.ReasonWork && errors.Is(err, tier.ErrNoSpace)) {
+	to, work := anyKind(rng), rng.IntN(3) == 0
+	var err error
+	if work {
+		err = r.eng.Mover().Move(ctx, b, reservation.AnyInTier(to))
+	} else {
+		err = r.eng.Mover().Relieve(ctx, b, tier.ID{Kind: to}, convert.ReasonDemand)
+	}
+	if isState(err) || (!work && errors.Is(err, tier.ErrNoSpace)) {
 		return nil
 	}
 	return err

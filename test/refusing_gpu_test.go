@@ -120,11 +120,11 @@ func TestGPUThatRefuses(t *testing.T) {
 		}
 		r.refuse(0)
 		b, _ := r.repo.Peek(0)
-		if err := r.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.GPU), convert.ReasonWork); err != nil {
+		if err := r.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.GPU)); err != nil {
 			t.Fatal(err)
 		}
 		r.whole(t, words, gpu1)
-		if err := r.Mover().Move(t.Context(), b, reservation.Specific(host), convert.ReasonWork); err != nil {
+		if err := r.Mover().Move(t.Context(), b, reservation.Specific(host)); err != nil {
 			t.Fatal(err)
 		}
 		h, err := r.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.GPU))

@@ -47,7 +47,7 @@ func openPieces(t *testing.T) *pieces {
 	i := 0
 	for b := range repo.Batches(0) {
 		if i%2 == 1 {
-			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -254,7 +254,7 @@ func TestScratchInPieces(t *testing.T) {
 	moved := 0
 	for b := range repos[0].Batches(0) {
 		if moved == 0 {
-			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -558,7 +558,7 @@ var settings = []setting{
 		c.MoveEvents.Moved = func(convert.Moved) { told++ }
 		return func(eng *spillway.Engine) bool {
 			b := putOn(t, eng, tier.GPU, 100)
-			err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host), convert.ReasonWork)
+			err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host))
 			return err == nil && told == 1
 		}
 	}},

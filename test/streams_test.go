@@ -9,7 +9,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -66,7 +65,7 @@ func TestSixteenMovesOutOfAGPUAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		wg.Go(func() {
-			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host), convert.ReasonWork); err != nil {
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
 				t.Error(err)
 			}
 			if err := b.Drop(); err != nil {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
@@ -177,7 +176,7 @@ func (s *striped) move(n, movers int, to reservation.Strategy) []int64 {
 	for range movers {
 		wg.Go(func() {
 			for b := range work {
-				if err := s.eng.Mover().Move(s.t.Context(), b, to, convert.ReasonWork); err != nil {
+				if err := s.eng.Mover().Move(s.t.Context(), b, to); err != nil {
 					s.t.Errorf("moving batch %d: %v", b.ID(), err)
 				}
 			}
@@ -334,7 +333,7 @@ func TestStripedFailingVolume(t *testing.T) {
 		try := func() (failed []*batch.Batch) {
 			var refused *disk.IOError
 			for _, b := range s.inHost(6) { // which take less than the second of the first setback
-				err := mover.Move(t.Context(), b, to, convert.ReasonWork)
+				err := mover.Move(t.Context(), b, to)
 				switch {
 				case err == nil && b.Info().Space != diskAt(1):
 					t.Errorf("a batch went to %s", b.Info().Space)
@@ -351,7 +350,7 @@ func TestStripedFailingVolume(t *testing.T) {
 		if len(failed) != 1 || !s.stats(0).Ailing || s.stats(1).Ailing {
 			t.Fatalf("%d moves failed; want one. The volumes are %+v, %+v", len(failed), s.stats(0), s.stats(1))
 		}
-		if err := mover.Move(t.Context(), failed[0], to, convert.ReasonWork); err != nil {
+		if err := mover.Move(t.Context(), failed[0], to); err != nil {
 			t.Error(err) // on the volume that works
 		}
 		time.Sleep(time.Second)
@@ -377,7 +376,7 @@ func TestStripedAllVolumesFail(t *testing.T) {
 		s.refuseWrites(0, syscall.EIO)
 		s.refuseWrites(1, syscall.EIO)
 		for _, b := range s.inHost(10) {
-			if err := s.eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk), convert.ReasonWork); !errors.Is(err, syscall.EIO) {
+			if err := s.eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); !errors.Is(err, syscall.EIO) {
 				t.Errorf("a move ended with %v", err)
 			}
 		}

@@ -181,7 +181,7 @@ func TestReleasedOnce(t *testing.T) {
 				t.Errorf("%d exports are open, although one is leased", n)
 			}
 			end()
-		} else if err := r.mover.Move(t.Context(), c, onHost, convert.ReasonWork); err != nil {
+		} else if err := r.mover.Move(t.Context(), c, onHost); err != nil {
 			t.Fatal(err)
 		}
 		if n := callbacks().open(); n != 0 || r.gpu.Used() != 0 {
@@ -244,7 +244,7 @@ func TestExportRefuses(t *testing.T) {
 	if err := Export(h, array, schema, Config{}); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("a closed handle: %v", err)
 	}
-	if err := r.mover.Move(t.Context(), b, onHost, convert.ReasonWork); err != nil {
+	if err := r.mover.Move(t.Context(), b, onHost); err != nil {
 		t.Fatal(err)
 	}
 	h, err := r.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))

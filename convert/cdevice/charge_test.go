@@ -7,7 +7,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -45,7 +44,7 @@ func TestOwnExportIsChargedOnce(t *testing.T) {
 			if r.gpu.Used() != used {
 				t.Errorf("%s: %d bytes are used, %d while the export was a batch", form, r.gpu.Used(), used)
 			}
-			if err := r.mover.Move(t.Context(), again, onHost, convert.ReasonWork); err != nil {
+			if err := r.mover.Move(t.Context(), again, onHost); err != nil {
 				t.Fatal(err)
 			}
 			if r.gpu.Used() != 0 {

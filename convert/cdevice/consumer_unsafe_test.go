@@ -17,7 +17,6 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -243,7 +242,7 @@ func TestProducerInC(t *testing.T) {
 			t.Errorf("released %d times while it is in use", released())
 		}
 		if away {
-			if err := r.mover.Move(t.Context(), c, onHost, convert.ReasonWork); err != nil {
+			if err := r.mover.Move(t.Context(), c, onHost); err != nil {
 				t.Fatal(err)
 			}
 		}

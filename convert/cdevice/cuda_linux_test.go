@@ -13,7 +13,6 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/payload"
@@ -244,7 +243,7 @@ func TestProducerInCOfCUDA(t *testing.T) {
 			t.Errorf("released %d times while it is in use", released())
 		}
 		if away {
-			if err := r.mover.Move(t.Context(), x, onHost, convert.ReasonWork); err != nil {
+			if err := r.mover.Move(t.Context(), x, onHost); err != nil {
 				t.Fatal(err)
 			}
 			r.says(t, x, rec)

@@ -129,7 +129,7 @@ func (r *rig) put(t testing.TB, rec arrow.RecordBatch, form batch.PayloadType) *
 	if p.Type() == form {
 		return b // to make it again would take the room twice
 	}
-	if err := r.mover.MoveAs(t.Context(), b, onGPU, form, convert.ReasonWork); err != nil {
+	if err := r.mover.MoveAs(t.Context(), b, onGPU, form); err != nil {
 		t.Fatal(err)
 	}
 	return b

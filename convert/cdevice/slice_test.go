@@ -9,7 +9,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -118,7 +117,7 @@ func TestCopyOfASlice(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := r.mover.MoveAs(t.Context(), copied, onGPU, batch.GPUImage, convert.ReasonWork); err != nil {
+	if err := r.mover.MoveAs(t.Context(), copied, onGPU, batch.GPUImage); err != nil {
 		t.Fatal(err)
 	}
 	want := rec.NewSlice(3, 97)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -236,6 +235,6 @@ func gain(atOnce, first, second []float64) float64 {
 func (b *bench) moveSome(ctx context.Context, some []*batch.Batch, to *tier.Space) error {
 	where := reservation.Specific(to.ID())
 	return together(len(some), func(i int) error {
-		return b.cfg.Engine.Mover().Move(ctx, some[i], where, convert.ReasonWork)
+		return b.cfg.Engine.Mover().Move(ctx, some[i], where)
 	})
 }

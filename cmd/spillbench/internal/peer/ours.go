@@ -162,7 +162,7 @@ func (o *ours) spill(ctx context.Context) (time.Duration, error) {
 	}
 	start := time.Now()
 	err := o.parallel(ctx, o.r.cfg.Workers, window, func(ctx context.Context, b *batch.Batch) error {
-		return o.eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk), convert.ReasonWork)
+		return o.eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk))
 	})
 	return time.Since(start), err
 }

@@ -270,7 +270,7 @@ func TestMovedBeforeItIsTimed(t *testing.T) {
 				return err
 			}
 			b := o.batches[len(o.batches)-1]
-			if err := o.eng.Mover().Move(t.Context(), b.Batch, reservation.AnyInTier(tier.Disk), convert.ReasonWork); err != nil {
+			if err := o.eng.Mover().Move(t.Context(), b.Batch, reservation.AnyInTier(tier.Disk)); err != nil {
 				return err
 			}
 			if _, err := o.spill(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("batch %d was put", b.ID())) {

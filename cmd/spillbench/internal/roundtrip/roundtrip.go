@@ -196,12 +196,12 @@ func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatc
 // compressed.
 func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
 	there := reservation.Specific(to.ID())
-	err := w.eng.Mover().MoveAs(ctx, b, there, form, convert.ReasonWork)
+	err := w.eng.Mover().MoveAs(ctx, b, there, form)
 	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) && b.Info().Payload.Type() == batch.GPUTable && form != image {
-		if err := w.eng.Mover().MoveAs(ctx, b, there, image, convert.ReasonWork); err != nil {
+		if err := w.eng.Mover().MoveAs(ctx, b, there, image); err != nil {
 			return err
 		}
-		err = w.eng.Mover().MoveAs(ctx, b, there, form, convert.ReasonWork)
+		err = w.eng.Mover().MoveAs(ctx, b, there, form)
 	}
 	return err
 }
