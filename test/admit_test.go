@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow/array"
 
@@ -354,6 +356,65 @@ func TestAdmissionMakesRoom(t *testing.T) {
 		t.Errorf("%d batches are left", repo.Total())
 	}
 	closeClean(t, eng)
+}
+
+// TestLargeTaskBesideAFullGPU: a task larger than the threshold waits for the GPU in which a task runs, also
+// if nothing can leave the other GPU, in which none runs.
+func TestLargeTaskBesideAFullGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		eng := openMarked(t, 64*mib, func(c *spillway.Config) {
+			c.GPUs = append(c.GPUs, c.GPUs[0])
+			c.HostMemory, c.StuckAfter = spillway.Bytes(8*mib), time.Second
+			c.Disks = []spillway.DiskConfig{}
+		})
+		id := tier.ID{Kind: tier.GPU, Ordinal: 1}
+		var all []*batch.Batch
+		for i := range 20 {
+			r, err := eng.Reserve(t.Context(), reservation.Specific(id), mib)
+			if err != nil {
+				t.Fatal(err)
+			}
+			buf, err := r.Alloc(mib)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Release(); err != nil {
+				t.Fatal(err)
+			}
+			b, err := eng.NewBatch(batch.NewImage(&batch.Descriptor{Rows: 1, Body: mib}, buf, buf.Space()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.SetPlace(batch.Place{Plan: 1, Seq: uint64(i)})
+			all = append(all, b)
+		}
+		running, err := eng.Admit(t.Context(), spillway.Estimate{Output: 10 * mib, Overhead: admission.None})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := running.Reservation().Space().ID(); s == id {
+			t.Fatalf("it runs in %s", s)
+		}
+		go func() {
+			time.Sleep(time.Minute)
+			if err := running.Done(admission.Measured{}); err != nil {
+				t.Error(err)
+			}
+		}()
+		large, err := eng.Admit(t.Context(), spillway.Estimate{Output: 60 * mib, Overhead: admission.None})
+		if err != nil {
+			t.Error(err)
+		} else if err := large.Done(admission.Measured{}); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * time.Minute)
+		for _, b := range all {
+			if err := b.Drop(); err != nil {
+				t.Error(err)
+			}
+		}
+		closeClean(t, eng)
+	})
 }
 
 // TestCloseWithTasks: tasks that wait, and one that runs, do not hold up a close, and

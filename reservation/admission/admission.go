@@ -34,7 +34,7 @@
 //
 // A wait ends with the grant, with its context, by Close, or with the error with
 // which the reservation ended: tier.ErrNoSpace when the monitor has found that
-// nothing could ever become free.
+// nothing could ever become free, and each space was asked. Some are not while tasks run there.
 //
 // # Tasks that run out of memory
 //

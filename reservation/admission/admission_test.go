@@ -265,6 +265,29 @@ func TestAloneInItsSpace(t *testing.T) {
 	})
 }
 
+// TestAloneInAFullSpace: a task larger than the threshold that might start alone in a GPU which is full for
+// good is not refused: it fits in the other as soon as the task there has ended.
+func TestAloneInAFullSpace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		one := w.admit(exactly(100)).runs()
+		idle := w.gpus[1-one.Reservation().Space().ID().Ordinal].ID()
+		rest, err := w.m.TryReserve(reservation.Specific(idle), 200) // batches at rest, which cannot leave
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := w.admit(exactly(950))
+		c.waits()
+		w.m.Refuse(func(id tier.ID) bool { return id == idle }, "nothing can be moved")
+		c.waits()
+		w.end(one)
+		w.end(c.runs())
+		if err := rest.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestAloneNoMoreInItsSpace: another that has begun to pass before, and starts in that space while a
 // task is about to be let in alone there, keeps it out.
 func TestAloneNoMoreInItsSpace(t *testing.T) {

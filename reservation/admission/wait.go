@@ -208,11 +208,18 @@ func (a *Admitter) waitForRoom(ctx context.Context, w *waiter, t turn, plans []p
 			Space: s.ID(), Requested: plans[0].need, Available: s.Available(), Limit: s.Room(), Hint: "raise the space's limit",
 		}
 	case len(list) == 0:
-		if !a.sleep(w, t) {
-			return got{}, errInterrupted
-		}
-		return got{}, errWait
+		return got{}, a.sleep(w, t)
 	}
+	g, err := a.awaitAsHead(ctx, w, t, list)
+	// A space that it did not ask for, because tasks run, may serve it when they have ended.
+	if errors.Is(err, tier.ErrNoSpace) && len(list) < len(asks(plans, t.threshold, true, nil)) {
+		return got{}, a.sleep(w, t)
+	}
+	return g, err
+}
+
+// awaitAsHead is await, until the conditions of t change.
+func (a *Admitter) awaitAsHead(ctx context.Context, w *waiter, t turn, list anyOf) (got, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	t.interrupt = cancel
@@ -350,8 +357,9 @@ func (a *Admitter) end(w *waiter) {
 	w.reserving = nil
 }
 
-// sleep notes that the head cannot start before other tasks have ended, if that is still so.
-func (a *Admitter) sleep(w *waiter, t turn) bool {
+// sleep notes that the head cannot start before other tasks have ended, and returns errWait; or
+// errInterrupted, if the conditions of t have changed.
+func (a *Admitter) sleep(w *waiter, t turn) error {
 	var s wakes
 	a.mu.Lock()
 	ok := a.holdsLocked(w, &t)
@@ -362,7 +370,10 @@ func (a *Admitter) sleep(w *waiter, t turn) bool {
 	}
 	a.mu.Unlock()
 	s.fire()
-	return ok
+	if !ok {
+		return errInterrupted
+	}
+	return errWait
 }
 
 // commit makes w a task that runs, unless its turn has passed: another one runs now, or took the
