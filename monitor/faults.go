@@ -55,9 +55,9 @@ func (e *edge) state(to int, now time.Time, perEdge int) edgeState {
 	}
 }
 
-// jointly is what one executor moves at most: of small batches several, because to decide on a
+// jointly is what one executor moves at most: several, because to decide on a
 // move and to wait for its end takes longer than to move 4 KiB.
-var jointly = load{batches: 16, bytes: 256 << 10}
+var jointly = load{batches: 64, bytes: 4 << 20}
 
 // jointlyFor is after which time an executor takes no other batch. So a slow disk does not keep the
 // batches that it would move next from being moved elsewhere.

@@ -1,14 +1,18 @@
 package test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -91,6 +95,93 @@ func BenchmarkSmallBatches(b *testing.B) {
 			}
 			b.ReportMetric(float64(put.Nanoseconds())/float64(round*rounds), "ns/put")
 			b.ReportMetric(float64(drain.Nanoseconds())/float64((round+c.before)*rounds), "ns/drain")
+		})
+	}
+}
+
+// BenchmarkRelief is how fast batches leave a GPU for host memory: moved by the monitor, for a
+// request for all of the GPU, and, in turns with that, by two callers of Move.
+func BenchmarkRelief(b *testing.B) {
+	const total = 16 << 20
+	for _, size := range []int64{8 << 10, 64 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
+			eng, err := spillway.Open(b.Context(), spillway.Config{
+				GPUs:     []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(3 * total)}},
+				Hosts:    []spillway.HostConfig{{Memory: spillway.Bytes(3 * total)}},
+				Disks:    []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
+				GPUMarks: tier.Fractions{Limit: 1}, HostMarks: tier.Fractions{Limit: 1},
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() {
+				if err := eng.Close(); err != nil {
+					b.Error(err)
+				}
+			}()
+			bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
+			defer bld.Release()
+			bld.Field(0).(*array.Int64Builder).AppendValues(make([]int64, (size-64)/8), nil)
+			rec := bld.NewRecordBatch()
+			defer rec.Release()
+			plan, err := eng.Plan("plan")
+			if err != nil {
+				b.Fatal(err)
+			}
+			gpu := eng.Spaces()[0]
+			monitor := func([]*batch.Batch) error {
+				r, err := eng.Reserve(b.Context(), spillway.Specific(gpu.ID()), gpu.Room())
+				if err != nil {
+					return err
+				}
+				return r.Release()
+			}
+			callers := func(all []*batch.Batch) error {
+				g, ctx := errgroup.WithContext(b.Context())
+				for i := range 2 {
+					g.Go(func() error {
+						for ; i < len(all); i += 2 {
+							if err := eng.Mover().Move(ctx, all[i], spillway.AnyInTier(tier.Host)); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+				}
+				return g.Wait()
+			}
+			var took [2]time.Duration
+			rounds := 0
+			for b.Loop() {
+				for i, way := range []func([]*batch.Batch) error{monitor, callers} {
+					repo, err := plan.Repository("operator", 2*rounds+i)
+					if err != nil {
+						b.Fatal(err)
+					}
+					for range total / size {
+						if err := repo.Put(b.Context(), 0, rec, repository.WithPlacement(spillway.Specific(gpu.ID()))); err != nil {
+							b.Fatal(err)
+						}
+					}
+					batches := slices.Collect(repo.Batches(0))
+					begin := time.Now()
+					if err := way(batches); err != nil {
+						b.Fatal(err)
+					}
+					took[i] += time.Since(begin)
+					if n := repo.Bytes(tier.GPU); n > 0 {
+						b.Fatalf("%d bytes are left", n)
+					}
+					if err := repo.Close(b.Context()); err != nil {
+						b.Fatal(err)
+					}
+				}
+				rounds++
+			}
+			for i, name := range []string{"monitor", "callers"} {
+				b.ReportMetric(float64(total)*float64(rounds)/took[i].Seconds()/(1<<30), name+"-GiB/s")
+			}
+			b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "ratio")
 		})
 	}
 }
