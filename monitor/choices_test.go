@@ -55,7 +55,7 @@ func TestChoices(t *testing.T) {
 			[][]want{all(9)}, []int64{0, 10, 0, 0}},
 		{"what would leave has no place", []shape{{used: 100, waiting: 10, victims: []int64{25}}, {used: 100, victims: []int64{10}}, {used: 100, victims: []int64{5}}, {used: 85}},
 			[][]want{all(10)}, []int64{10, 10, 0, 0}},
-		{"where no bytes linger", []shape{{used: 79, retired: 10, lingering: 10, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: []int64{5}}, {}},
+		{"bytes that linger are no room", []shape{{used: 79, retired: 10, lingering: 10, victims: ten}, {used: 78, victims: ten}, {used: 79, victims: []int64{5}}, {}},
 			[][]want{all(30)}, []int64{0, 30, 0, 0}},
 		{"where some do not linger", []shape{{used: 79, retired: 10, lingering: 1, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}},
 			[][]want{all(30)}, []int64{30, 0, 0, 0}},

@@ -271,15 +271,15 @@ func (p *planner) choose(c []want) want {
 	best, least, most := c[0], int64(math.MaxInt64), -1
 	for _, w := range c {
 		sp, pl := &p.s.Spaces[w.Space], &p.sp[w.Space]
-		lack := w.Bytes - sp.unrefused(pl.balance) - sp.coming() + sp.Lingering
+		lack := w.Bytes - sp.unrefused(pl.balance) - sp.soon()
 		if lack <= 0 {
 			return w
 		}
 		rank := 0
 		switch sheds := p.sheds(w.Space); {
-		case sp.Lingering == 0 && lack > w.Bytes && p.leaves(w.Space, lack-w.Bytes) >= lack:
+		case lack > w.Bytes && p.leaves(w.Space, lack-w.Bytes) >= lack:
 			rank = 3
-		case sp.Lingering == 0 && sheds && lack <= pl.rest:
+		case sheds && lack <= pl.rest:
 			rank = 2
 		case sheds || lack <= sp.Lingering:
 			rank = 1
@@ -345,6 +345,9 @@ func (s *spaceState) unrefused(room int64) int64 {
 // coming is what will be free without any more moves.
 func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
 
+// soon is coming, less what lingers: waiters do not wait for that while something else can leave.
+func (s *spaceState) soon() int64 { return s.coming() - s.Lingering }
+
 // lack returns how many more bytes must leave space i for three needs: its waiters, the batches
 // that faster spaces hold back for it, and its limit.
 func (p *planner) lack(i int) int64 {
@@ -352,7 +355,7 @@ func (p *planner) lack(i int) int64 {
 	if pl.waiting == 0 && !pl.asked && sp.room() >= 0 {
 		return 0
 	}
-	return pl.keep - pl.balance - sp.coming() - pl.planned
+	return pl.keep - pl.balance - sp.soon() - pl.planned
 }
 
 func (p *planner) lackReason(i int) string {

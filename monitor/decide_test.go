@@ -250,7 +250,7 @@ func ownNeed(sp *spaceState) int64 {
 	need := int64(0)
 	going := sp.Leaving + sp.Retired
 	if limit := sp.Limit - sp.Withheld; sp.Waiting > 0 || sp.Used > limit && len(sp.Down) > 0 {
-		need = max(need, min(sp.Waiting, sp.Limit)-(limit-sp.Used+going))
+		need = max(need, min(sp.Waiting, sp.Limit)-(limit-sp.Used+going-sp.Lingering))
 	}
 	if pressure := sp.Used + sp.Foreign; len(sp.Down) > 0 && pressure >= sp.Trigger {
 		goal := min(max(2*(sp.Trigger-1)-pressure, sp.Stop), sp.Trigger-1)
