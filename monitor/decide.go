@@ -35,7 +35,7 @@ type spaceState struct {
 	Trigger int64
 	Stop    int64
 	Used    int64 // live + retired + promised
-	Retired int64 // of them freed already: on their way out
+	Retired int64 // of them freed already, and on their way out
 	// Lingering is how much of Retired has been so for a period at least: a device works on for long.
 	Lingering int64
 	Foreign   int64 // what others hold on the device; part of the pressure

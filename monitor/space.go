@@ -146,7 +146,9 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 	state := snapshot{Spaces: make([]spaceState, len(m.spaces))}
 	aside := m.aside()
 	for i, s := range m.spaces {
+		unsure := s.Inside().Unsure() // first: they were retired before
 		u := s.Usage()
+		retired := max(0, u.Retired-unsure)
 		sp := &state.Spaces[i]
 		if m.isLost(s) { // no room, no need, and no way down
 			*sp = spaceState{ID: s.ID(), Moving: s.moving}
@@ -154,10 +156,10 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 		}
 		*sp = spaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-			Used: u.Used(), Retired: u.Retired, Lingering: s.linger.note(now, m.cfg.Period, u.Retired), Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
+			Used: u.Used(), Retired: retired, Lingering: s.linger.note(now, m.cfg.Period, retired), Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
-			Charge: s.Charge, Base: m.cfg.Base(s.ID()), Aside: aside[i], Headroom: m.headroom(s),
+			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {

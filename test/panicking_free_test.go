@@ -19,26 +19,30 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// freePanics is a decorated device, whose Free panics once, when it is armed.
+// freePanics is a decorated device, whose Free panics once, when it is armed, or refuses.
 type freePanics struct {
 	tier.Device
-	armed *atomic.Bool
+	armed   *atomic.Bool
+	refuses bool
 }
 
 func (d freePanics) Unwrap() tier.Device { return d.Device }
 func (d freePanics) Free(s tier.Stream, a tier.Addr) error {
 	if d.armed.CompareAndSwap(true, false) {
+		if d.refuses {
+			return errors.New("refused")
+		}
 		panic("in Free")
 	}
 	return d.Device.Free(s, a)
 }
 
-// TestRoomAfterFreePanicked: bytes of a buffer whose Free panicked come back when the free is tried
-// again. A waiter for more than is available is served, and Close finds nothing left.
+// TestRoomAfterFreePanicked: bytes of a buffer whose Free panicked stay in use, and nobody waits for
+// them. For a waiter for more than is available batches move, and Close finds nothing left.
 func TestRoomAfterFreePanicked(t *testing.T) {
 	var armed atomic.Bool
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
-		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed}, nil }
+		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed, false}, nil }
 		c.MonitorPeriod = time.Millisecond
 		c.HostMemory = spillway.Bytes(16 << 20)
 	})
@@ -67,6 +71,9 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 		}
 	}
 	s := gpuOf(t, eng)
+	if n := s.Inside().Unsure(); n < 400<<10 {
+		t.Errorf("%d bytes are not expected back", n)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
@@ -78,12 +85,17 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestRoomOfAFreeThatPanicked: a waiter for these very bytes is served, though nothing is allocated
+// TestRoomOfARefusedFree: a waiter for these very bytes is served, though nothing is allocated
 // meanwhile.
-func TestRoomOfAFreeThatPanicked(t *testing.T) {
+func TestRoomOfARefusedFree(t *testing.T) { testRoomOfAFree(t, true) }
+
+// TestRoomOfAFreeThatPanicked: who wants these very bytes is refused at once, and not left to wait.
+func TestRoomOfAFreeThatPanicked(t *testing.T) { testRoomOfAFree(t, false) }
+
+func testRoomOfAFree(t *testing.T, refused bool) {
 	var armed atomic.Bool
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
-		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed}, nil }
+		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed, refused}, nil }
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +119,7 @@ func TestRoomOfAFreeThatPanicked(t *testing.T) {
 	if err == nil {
 		err = all.Release()
 	}
-	if err != nil {
+	if refused && err != nil || !refused && !errors.Is(err, reservation.ErrExceeded) {
 		t.Error(err)
 	}
 	closeClean(t, eng)

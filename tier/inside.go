@@ -34,8 +34,17 @@ func (in inside) Pace() stripe.Pace {
 func (in inside) Hold(n int64) { in.held.Add(n) }
 
 // Held returns how many bytes stay in use for as long as the space is open; see
-// Hold. Room()+Held() is how many may be in use at once.
-func (in inside) Held() int64 { return in.held.Load() }
+// Hold and Unsure. Room()+Held() is how many may be in use at once.
+func (in inside) Held() int64 { return in.held.Load() + in.Unsure() }
+
+// Unsure returns how many of the retired bytes stay so for as long as the space is open: its pool
+// does not know whether they are free.
+func (in inside) Unsure() int64 {
+	if p, ok := in.cfg.Pool.(interface{ Unsure() int64 }); ok {
+		return p.Unsure()
+	}
+	return 0
+}
 
 // TryReserveAt is Reserve for a reservation.Manager, which says with at, any number,
 // where it would rather have promised bytes from: those that were given back with the

@@ -134,7 +134,7 @@ func (s *Space) Room() int64 {
 	if s.cfg.Quota != nil {
 		room = min(room, s.cfg.Quota.Limit())
 	}
-	return max(0, room-s.held.Load())
+	return max(0, room-s.Inside().Held())
 }
 
 // Ceiling returns what Used could come to now: the limit, or less where the quota

@@ -3,7 +3,9 @@ package devpool
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
@@ -28,19 +30,22 @@ type Memory struct {
 	closed bool
 
 	retired sync.WaitGroup // one for each free that the device is not done with
+	unsure  atomic.Int64   // see Unsure
 }
 
 // refusedFree is a free that the device refused; its bytes stay retired until it is tried again.
 type refusedFree struct {
 	addr      tier.Addr
-	freed     bool // only the event after the free was refused
+	charge    int64 // 0 if the bytes are not retired
+	freed     bool  // only the event after the free was refused
+	unsure    bool  // the free panicked: the device may have given the address to another since
 	reclaimed func()
 }
 
 type allocation struct {
-	dev  tier.Device
-	addr tier.Addr
-	size int64
+	dev          tier.Device
+	addr         tier.Addr
+	size, charge int64
 }
 
 func (m *allocation) Size() int64         { return m.size }
@@ -76,6 +81,7 @@ func (p *Memory) Charge(size int64) int64 { return p.dev.Charge(size) }
 // on every stream. If a device has no room, Alloc retries once, after what is retired has come
 // back.
 func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
+	charge := p.Charge(size) // not when it is freed: a device may panic
 	addr, ready, err := p.alloc(size)
 	if errors.Is(err, tier.ErrNoSpace) {
 		if e, settled := p.settle(); settled {
@@ -88,8 +94,9 @@ func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 		return nil, err
 	}
 	<-ready.Done()
-	m := &allocation{p.dev, addr, size}
+	m := &allocation{p.dev, addr, size, charge}
 	if err := ready.Err(); err != nil {
+		m.charge = 0 // its bytes were never drawn
 		p.Free(m, func() {})
 		return nil, fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
 	}
@@ -131,7 +138,7 @@ func (p *Memory) allocInTurn(size int64) (tier.Addr, tier.Event, error) {
 	ready, err := p.record()
 	if err != nil {
 		if ferr := p.freeOnDevice(addr); ferr != nil {
-			p.stuck = append(p.stuck, refusedFree{addr: addr, reclaimed: func() {}})
+			p.stuck = append(p.stuck, refusedFree{addr: addr, unsure: errors.Is(ferr, errPanicked), reclaimed: func() {}})
 		}
 		return 0, nil, fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
 	}
@@ -175,7 +182,8 @@ func (p *Memory) Free(m tier.Memory, reclaimed func()) {
 	var last bool
 	p.inTurn(func() {
 		p.live--
-		wait = p.free(refusedFree{addr: m.(*allocation).addr, reclaimed: reclaimed})
+		a := m.(*allocation)
+		wait = p.free(refusedFree{addr: a.addr, charge: a.charge, reclaimed: reclaimed})
 		last = p.closed && p.live == 0
 	})
 	if wait != nil {
@@ -216,6 +224,10 @@ func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 		if errors.Is(err, tier.ErrClosed) { // the device is gone, and its memory with it
 			return closedChannel
 		}
+		if errors.Is(err, errPanicked) {
+			f.unsure = true
+			p.unsure.Add(f.charge)
+		}
 		if err != nil {
 			return nil
 		}
@@ -234,8 +246,8 @@ func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 // errPanicked: a call of the device has panicked, and the log has it.
 var errPanicked = errors.New("devpool: the device panicked")
 
-// freeOnDevice makes a panic of the device, or of its decorators, a refused free. It is called in
-// turn.
+// freeOnDevice makes a panic of the device, or of its decorators, errPanicked. It is called in turn,
+// or by finish.
 func (p *Memory) freeOnDevice(addr tier.Addr) error {
 	err := errPanicked
 	p.Panics.Do("Device.Free", func() { err = p.dev.Free(p.stream, addr) })
@@ -250,15 +262,23 @@ func (p *Memory) record() (tier.Event, error) {
 	return e, err
 }
 
-// retry puts the frees on the stream again that were refused. It is called in
-// turn.
+// retry puts the frees on the stream again that were refused. Those that panicked wait for finish:
+// they might free another allocation's memory. It is called in turn.
 func (p *Memory) retry() {
 	stuck := p.stuck
 	p.stuck = nil
 	for _, f := range stuck {
-		p.free(f)
+		if f.unsure {
+			p.stuck = append(p.stuck, f)
+		} else {
+			p.free(f)
+		}
 	}
 }
+
+// Unsure returns how many of the retired bytes stay so until the pool closes, because their free
+// panicked: nobody knows whether the device has them still.
+func (p *Memory) Unsure() int64 { return p.unsure.Load() }
 
 // Retry tries the frees again that the device refused. Alloc does that, too, but waiters for room
 // may wait for these bytes, and then nothing is allocated.
@@ -292,9 +312,18 @@ func (p *Memory) Close() error {
 	return nil
 }
 
-// finish closes the stream behind the last free. It reports what the device
-// would never take back: that is reclaimed as far as the books go.
+// finish closes the stream behind the last free. Frees that panicked are tried once more before:
+// nothing of the pool's can be hit. It reports what the device would never take back: that is
+// reclaimed as far as the books go.
 func (p *Memory) finish() error {
+	p.unsure.Store(0)
+	p.stuck = slices.DeleteFunc(p.stuck, func(f refusedFree) bool {
+		if !f.unsure || errors.Is(p.freeOnDevice(f.addr), errPanicked) {
+			return false
+		}
+		f.reclaimed() // also if it was refused: the device had freed it before
+		return true
+	})
 	err := errPanicked
 	p.Panics.Do("Stream.Close", func() { err = p.stream.Close() })
 	if errors.Is(err, tier.ErrClosed) { // with the device

@@ -66,10 +66,11 @@ func (s moodyStream) Close() error {
 	return s.Stream.Close()
 }
 
-// TestPanickingFrees: a free that panics is as one that the device refuses, and in the log. A
-// release returns, the bytes are retired until the next operation, and nothing is left in the end.
+// TestPanickingFrees: a free that panics is in the log, and the release returns. If the event behind
+// it panicked, that is tried again with the next operation. Else the bytes are retired until the
+// pool closes. Nothing is left in the end.
 func TestPanickingFrees(t *testing.T) {
-	for _, call := range []string{"Free", "Record"} {
+	for call, unsure := range map[string]int64{"Free": 2048, "Record": 0} {
 		t.Run(call, func(t *testing.T) {
 			tiertest.NoLeaks(t)
 			d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20}), panics: map[string]bool{}}
@@ -87,9 +88,14 @@ func TestPanickingFrees(t *testing.T) {
 			ok(t, second.Release())
 			usage(t, s, "after another free", 0, 2048, 0)
 			ok(t, draw(t, s, 1000).Release())
-			usage(t, s, "after the free was tried again", 0, 0, 0)
-			if n := d.Outstanding(); n != 0 {
-				t.Errorf("the device has %d bytes outstanding", n)
+			usage(t, s, "after another operation", 0, unsure, 0)
+			if n := s.Inside().Held(); n != unsure || s.Room() != 1<<20-n {
+				t.Errorf("%d bytes are held, and there is room for %d", n, s.Room())
+			}
+			ok(t, p.Close())
+			usage(t, s, "after Close", 0, 0, 0)
+			if n, held := d.Outstanding(), s.Inside().Held(); n != 0 || held != 0 {
+				t.Errorf("the device has %d bytes outstanding, and %d are held", n, held)
 			}
 		})
 	}
@@ -103,7 +109,7 @@ func newQuietPool(t *testing.T, d tier.Device) *devpool.Memory {
 }
 
 // TestRetriedFreePanics: of three frees that the device refused one panics when it is tried again.
-// No free is lost by that, and no allocation fails.
+// No free is lost by that, and no allocation fails. That one is tried once more by Close.
 func TestRetriedFreePanics(t *testing.T) {
 	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
 	p := newQuietPool(t, d)
@@ -117,12 +123,15 @@ func TestRetriedFreePanics(t *testing.T) {
 	d.free = 0
 	second, err := p.Alloc(4096, nil)
 	ok(t, err)
-	if !reclaimed[1] {
-		t.Error("the free that panicked once was not tried again")
+	if reclaimed[1] {
+		t.Error("the free that panicked was tried again")
 	}
 	p.Free(first, func() {})
 	p.Free(second, func() {})
 	ok(t, p.Close())
+	if !reclaimed[1] {
+		t.Error("the bytes of the free that panicked are not reclaimed")
+	}
 	if n := d.Outstanding(); n != 0 {
 		t.Errorf("the device has %d bytes outstanding", n)
 	}
@@ -137,8 +146,11 @@ func TestFreeThatAlwaysPanics(t *testing.T) {
 	d.free = m.(tier.DeviceMemory).Addr()
 	reclaimed := false
 	p.Free(m, func() { reclaimed = true })
-	if err := p.Close(); err == nil || !reclaimed {
-		t.Errorf("Close: %v, reclaimed: %v", err, reclaimed)
+	if n := p.Unsure(); n != 4096 {
+		t.Errorf("the pool is unsure of %d bytes", n)
+	}
+	if err := p.Close(); err == nil || !reclaimed || p.Unsure() != 0 {
+		t.Errorf("Close: %v, reclaimed: %v, unsure: %d", err, reclaimed, p.Unsure())
 	}
 }
 
@@ -164,6 +176,49 @@ func TestRetry(t *testing.T) {
 	}
 	ok(t, p.Close())
 	p.Retry()
+}
+
+// panicsAfterDevice panics, once, after it has freed.
+type panicsAfterDevice struct {
+	tier.Device
+	panics bool
+}
+
+func (d *panicsAfterDevice) Unwrap() tier.Device { return d.Device }
+
+func (d *panicsAfterDevice) Free(s tier.Stream, a tier.Addr) error {
+	err := d.Device.Free(s, a)
+	if d.panics {
+		d.panics = false
+		panic("after the free")
+	}
+	return err
+}
+
+// TestPanicAfterFree: a free that panics after the device has freed is not tried again, because it
+// would free what another allocation got there.
+func TestPanicAfterFree(t *testing.T) {
+	d := &panicsAfterDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
+	p := newQuietPool(t, d)
+	s := gpuSpace(t, 1<<20, p)
+	first := draw(t, s, 2000)
+	d.panics = true
+	ok(t, first.Release())
+	second := draw(t, s, 2000)
+	before := d.Outstanding()
+	p.Retry()
+	if n := d.Outstanding(); n != before {
+		t.Errorf("a buffer of %d bytes is in use, and the device has %d bytes outstanding, was %d", 2048, n, before)
+	}
+	if err := second.Release(); err != nil {
+		t.Error(err)
+	}
+	third := draw(t, s, 100)
+	ok(t, third.Release())
+	p.Retry()
+	usage(t, s, "in the end", 0, 2048, 0)
+	ok(t, p.Close())
+	usage(t, s, "after Close", 0, 0, 0)
 }
 
 // TestFreesWhenAnAllocationPanics: those that were tried again before it are reclaimed.
