@@ -4,7 +4,7 @@ import "github.com/spillway-db/spillway/tier"
 
 // Headroom returns how many bytes of a space a request for need bytes leaves free, so that consumers
 // can bring batches there when all tiers are full of batches at rest. That is room for the largest
-// batch elsewhere, or none if this takes more than half of the space. Nothing is brought to a disk. A
+// batch elsewhere, or none if that takes more than half of the space. Nothing is brought to a disk. A
 // reservation.Config needs it.
 func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	i, known := m.byID[id]
@@ -16,7 +16,7 @@ func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	if n == 0 {
 		return 0
 	}
-	at := spaceState{Limit: s.Room(), Used: s.Used(), Rest: m.index.resting(i), Headroom: n}
+	at := spaceState{Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i), Headroom: n}
 	return at.keep(need)
 }
 

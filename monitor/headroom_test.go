@@ -23,6 +23,7 @@ func TestMonitorHeadroom(t *testing.T) {
 			}
 		}
 		want(host0, kib, 0)
+		want(disk0, kib, 0)
 		a, b := w.put(gpu0, 10*kib, seq(0)), w.put(gpu0, 9*kib, seq(1))
 		want(gpu0, kib, 0) // there is none elsewhere
 		want(host0, kib, 10*kib)

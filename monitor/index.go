@@ -74,10 +74,11 @@ type facts struct {
 	place  int // index in spaces
 	key    Key
 	bytes  int64
-	rest   bool // it is not being read, moved or dropped
-	idle   bool // and has no subscribers
-	leased bool // but readers hold its memory
-	victim bool // it could go down unless it is skipped
+	size   int64 // as an image
+	rest   bool  // it is not being read, moved or dropped
+	idle   bool  // and has no subscribers
+	leased bool  // but readers hold its memory
+	victim bool  // it could go down unless it is skipped
 }
 
 // spaceIndex is the part of an index that belongs to one space.
@@ -226,10 +227,11 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	}
 	rest := (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	f := facts{
-		place: place, key: key, bytes: now.Bytes, leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
+		place: place, key: key, bytes: now.Bytes, size: imageSize(now), leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
 		victim: x.victim(now) && !now.Leased && !x.mu.spaces[place].lowest,
 	}
-	if e == nil {
+	entered := e == nil
+	if entered {
 		e = x.enterLocked(b, now.ID)
 	} else if e.facts == f && !(e.failed() && e.form != now.Form) {
 		e.told = now.Version
@@ -248,8 +250,8 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 		x.removeLocked(e)
 	}
 	was := e.victim
-	arrives := e.told == 0 || e.place != f.place || e.bytes != f.bytes
-	if arrives && e.told != 0 {
+	arrives := entered || e.place != f.place || e.bytes != f.bytes
+	if arrives && !entered {
 		x.mu.spaces[e.place].life++
 	}
 	if arrives || !e.aside || e.kept {
@@ -262,6 +264,14 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	x.countLocked(e)
 	x.listLocked(e)
 	return f.victim && !was, nil
+}
+
+// imageSize returns how many bytes a batch takes where nothing is packed.
+func imageSize(now batch.Info) int64 {
+	if now.Descriptor == nil {
+		return now.Bytes
+	}
+	return max(now.Bytes, now.Descriptor.Body)
 }
 
 // failed reports whether something is remembered of e that holds for its form alone.
@@ -295,7 +305,7 @@ func (x *index) countLocked(e *entry) {
 	s.version++
 	s.count++
 	s.bytes += e.bytes
-	s.sizes.add(e.bytes)
+	s.sizes.add(e.size)
 	if e.rest {
 		s.rest += e.bytes
 	}
@@ -313,7 +323,7 @@ func (x *index) uncountLocked(e *entry) {
 		s.idle -= e.bytes
 	}
 	s.bytes -= e.bytes
-	s.sizes.remove(e.bytes)
+	s.sizes.remove(e.size)
 	s.count--
 	s.version++
 }

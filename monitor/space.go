@@ -200,7 +200,7 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 			var fit byKind
 			for _, e := range sp.Down {
 				to := &state.Spaces[e.To]
-				fit[to.ID.Kind] = max(fit[to.ID.Kind], to.room())
+				fit[to.ID.Kind] = max(fit[to.ID.Kind], to.room()-to.keep(0))
 			}
 			begin := len(m.shortlist)
 			m.shortlist, sp.More = m.index.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
@@ -322,7 +322,8 @@ func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
 // refuse refuses waiters that nobody is left to serve. All that is used in their spaces belongs to
 // batches at rest that can go nowhere (see fullForGood). And for Config.StuckAfter there was no sign
 // of life in these spaces, or in those below: no batch came, left or was used, and no move succeeded.
-// Where moves have failed meanwhile, it takes a period only: a consumer cannot mend a disk.
+// Where moves have failed meanwhile, and there is no other disk, it takes a period only: a consumer
+// cannot mend a disk.
 func (m *Monitor) refuse(now time.Time, state snapshot) {
 	if !slices.ContainsFunc(state.Spaces, func(sp spaceState) bool { return sp.Waiting > 0 || sp.Wanted > 0 }) {
 		m.forgive()
@@ -335,15 +336,20 @@ func (m *Monitor) refuse(now time.Time, state snapshot) {
 		if sp.held() || s.stillSince.IsZero() {
 			s.stillSince = now
 		}
-		since, patience := s.stillSince, m.cfg.StuckAfter
+		since, broken, others := s.stillSince, false, false
 		for _, e := range sp.Down {
 			if below := m.spaces[e.To].stillSince; e.Broken {
-				if s.edges[e.To].last.After(s.stillSince) {
-					patience = m.cfg.Period
+				broken = broken || s.edges[e.To].last.After(s.stillSince)
+			} else if e.Smallest > 0 {
+				others = others || state.Spaces[e.To].ID.Kind == tier.Disk
+				if below.After(since) {
+					since = below
 				}
-			} else if below.After(since) {
-				since = below
 			}
+		}
+		patience := m.cfg.StuckAfter
+		if broken && !others && patience > 0 {
+			patience = min(patience, m.cfg.Period)
 		}
 		if full[i] && patience >= 0 && now.Sub(since) >= patience {
 			forGood = append(forGood, s.ID())

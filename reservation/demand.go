@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"math"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -96,6 +97,59 @@ func (m *Manager) announce() {
 	}
 	lockrank.AssertNone("demand is announced")
 	m.subscribers.Each(func(f func()) { m.panics.Do("a subscriber to demand", f) })
+}
+
+// Reconsider is for the monitor, while there are waiters: it asks anew how much headroom those leave
+// free that do. A wait of more than Config.StuckAfter leaves none any more: consumers have had their
+// time. It must be called with no lock held.
+func (m *Manager) Reconsider() {
+	if m.room == nil {
+		return
+	}
+	type ask struct {
+		s           *slot
+		need, spare int64
+	}
+	var asks []ask
+	now := time.Since(m.made)
+	patience := m.progress.judge.Strangers
+	m.mu.Lock()
+	if m.mu.special > 0 {
+		for w := m.mu.oldest; w != nil; w = w.next {
+			for i := range w.slots {
+				if s := &w.slots[i]; s.in() && s.keeps {
+					a := ask{s, s.need, -1}
+					if patience >= 0 && now-w.begun >= patience {
+						a.spare = 0
+					}
+					asks = append(asks, a)
+				}
+			}
+		}
+	}
+	m.mu.Unlock()
+	lockrank.AssertNone("headroom is asked")
+	for i := range asks {
+		if a := &asks[i]; a.spare < 0 {
+			a.spare = m.headroom(a.s.line, a.need)
+		}
+	}
+	changed := make(map[*line]bool)
+	m.mu.Lock()
+	for _, a := range asks {
+		if s := a.s; s.in() && s.spare != a.spare {
+			s.spare = a.spare
+			changed[s.line] = true
+		}
+	}
+	for l := range changed {
+		l.refillLocked()
+		l.dirty.Store(true)
+	}
+	m.mu.Unlock()
+	if len(changed) > 0 {
+		m.serve()
+	}
 }
 
 // Refuse is for the monitor, when nothing can be moved away any more. It ends the waits whose

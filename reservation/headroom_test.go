@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -118,5 +120,75 @@ func TestHeadroomIsDemandedOnce(t *testing.T) {
 		}
 		release(t, full)
 		release(t, a.served(t), b.served(t))
+	})
+}
+
+// TestConsumerBehindALargeProducer: a consumer passes a producer that leaves headroom free wherever it
+// fits, also if that is more than the producer's own size lets it leave.
+func TestConsumerBehindALargeProducer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// In use by a consumer: 40. The producer asks for 45 of 100, so that its headroom is cut to 15,
+		// though the largest batch elsewhere is 20.
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
+			Headroom: func(_ tier.ID, need int64) int64 { // Monitor.Headroom's rule
+				return max(0, min(20, 100-40-need))
+			},
+		})
+		work := mustTry(t, m, onGPU0, 40)
+		rest := mustTry(t, m, onGPU0, 10)
+		producer := startAs(m, 45, reservation.Incoming())
+		producer.waiting(t)
+		for range 16 { // other batches come up and go; then the door is shut
+			release(t, mustTry(t, m, onGPU0, 20, reservation.Consuming()))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		r, err := m.Reserve(ctx, onGPU0, 20, reservation.Consuming())
+		if err != nil {
+			t.Errorf("a consumer waits behind a producer for 20 bytes, with 50 free: %v", errors.Unwrap(err))
+		} else {
+			release(t, r)
+		}
+		release(t, work, rest)
+		release(t, producer.served(t))
+	})
+}
+
+// TestHeadroomIsReconsidered: when the headroom has shrunk, who waits for it does not wait on.
+func TestHeadroomIsReconsidered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n atomic.Int64
+		n.Store(30)
+		m := managerOf(t, reservation.Config{
+			Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
+			Headroom: func(tier.ID, int64) int64 { return n.Load() },
+		})
+		held := mustTry(t, m, onGPU0, 60)
+		first := startAs(m, 20, reservation.Incoming())
+		first.waiting(t)
+		n.Store(0) // the largest batch elsewhere was dropped
+		m.Reconsider()
+		synctest.Wait()
+		if !first.over() {
+			t.Error("20 bytes still wait, with 40 free and no headroom to leave")
+		}
+		release(t, held)
+		release(t, first.served(t))
+	})
+}
+
+// TestHeadroomEnds: a request that has waited for StuckAfter leaves no headroom any more.
+func TestHeadroomEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := withHeadroom(t, 30)
+		held := mustTry(t, m, onGPU0, 60)
+		w := startAs(m, 20, reservation.Incoming())
+		time.Sleep(reservation.StuckAfter - time.Second)
+		m.Reconsider()
+		w.waiting(t)
+		time.Sleep(time.Second)
+		m.Reconsider()
+		release(t, w.served(t), held)
 	})
 }

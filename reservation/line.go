@@ -75,10 +75,10 @@ func (s *slot) take(least, most int64) (n int64, ok bool) {
 	case !ok:
 		return 0, false
 	case door.Open():
-		n, ok, _ = s.fill(least, most) // waiters get the error of a broken quota
+		n, ok, _ = s.fill(s.spared(), least, most) // waiters get the error of a broken quota
 		return n, ok
 	}
-	n, ok, _ = s.fillPassing(door, least, most)
+	n, ok, _ = s.fillPassing(door, s.spared(), least, most)
 	if n == 0 { // a request that took nothing has used no pass
 		l.unpass(door)
 	}
@@ -110,26 +110,24 @@ func (s *slot) enter() (door waitline.Door, ok bool) {
 		case l.space.Available() < max(1, s.wants()):
 			return door, false
 		case door.Shut():
-			return 0, s.upward && s.need <= l.headroom()
+			return 0, s.upward && l.keeps()
 		case l.waits.Pass(door):
 			return door, true
 		}
 	}
 }
 
-// headroom is what the head of the line leaves free.
-func (l *line) headroom() int64 {
-	if head := l.waits.Head(); head != nil {
-		return head.Of.spare
-	}
-	return 0
+// keeps reports whether the head of the line leaves headroom free.
+func (l *line) keeps() bool {
+	head := l.waits.Head()
+	return head != nil && head.Of.keeps
 }
 
 // fillPassing is fill with a pass of door's, which the caller gives back if there is no room.
-func (s *slot) fillPassing(door waitline.Door, least, most int64) (n int64, ok bool, err error) {
+func (s *slot) fillPassing(door waitline.Door, spare, least, most int64) (n int64, ok bool, err error) {
 	returned := false
 	defer s.line.keepNone(door, &returned)
-	n, ok, err = s.fill(least, most)
+	n, ok, err = s.fill(spare, least, most)
 	returned = true
 	return n, ok, err
 }
@@ -154,10 +152,9 @@ func (l *line) unpass(door waitline.Door) {
 // fill charges the space, with or without waiters. No lock may be held, because the space calls its
 // listeners. An error is not about room: the space's quota cannot report whether there is any, and
 // asking it again would not end.
-func (s *slot) fill(least, most int64) (int64, bool, error) {
+func (s *slot) fill(spare, least, most int64) (int64, bool, error) {
 	l := s.line
 	for {
-		spare := s.wants() - s.need
 		room := l.space.Available() - spare
 		if room < s.need || room == 0 {
 			return 0, false, nil
@@ -198,7 +195,7 @@ func (l *line) changed(_ *tier.Space, pressed bool) {
 		return
 	}
 	need := l.waits.Least()
-	if door.Shut() && l.headroom() == 0 {
+	if door.Shut() && !l.keeps() {
 		need = l.waits.HeadNeed()
 	}
 	if l.space.Available() < need {
@@ -245,7 +242,10 @@ func (l *line) pickLocked() (s *slot, door waitline.Door) {
 	for {
 		door = l.waits.Door()
 		if door.Shut() {
-			return l.upwardLocked(min(room, head.Of.spare)), 0
+			if head.Of.keeps {
+				return l.upwardLocked(room), 0
+			}
+			return nil, 0
 		}
 		if l.waits.Pass(door) {
 			return oldest.Of, door

@@ -292,12 +292,17 @@ func (m *Manager) addHeadroom(slots []slot, o origin) {
 	}
 	for i := range slots {
 		s := &slots[i]
-		keeps, uses := o.of(s.line.space)
-		s.upward = uses
-		if keeps && s.need < nothing {
-			m.panics.Do("Config.Headroom", func() { s.spare = max(0, m.room(s.line.space.ID(), s.need)) })
+		s.keeps, s.upward = o.of(s.line.space)
+		if s.keeps && s.need < nothing {
+			s.spare = m.headroom(s.line, s.need)
 		}
 	}
+}
+
+// headroom asks how much a request for need bytes leaves free in l.
+func (m *Manager) headroom(l *line, need int64) (bytes int64) {
+	m.panics.Do("Config.Headroom", func() { bytes = max(0, m.room(l.space.ID(), need)) })
+	return bytes
 }
 
 // candidates asks s and puts into q.slots what the request needs in each space.

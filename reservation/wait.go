@@ -36,7 +36,8 @@ type slot struct {
 	need  int64 // bytes that the space charges
 	asked int64 // bytes asked for here
 	held  int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
-	spare int64 // bytes that it leaves free beside: headroom; see wants
+	spare int64 // bytes that it leaves free beside: headroom; see wants. In a line Manager.mu guards it
+	keeps bool  // it leaves headroom free, if there is any
 	// upward is whether it may use headroom, ahead of those that leave it free.
 	upward bool
 	place  waitline.Place[*slot]
@@ -57,8 +58,12 @@ func (s *slot) wants() int64 {
 	if s.spare == 0 {
 		return s.need
 	}
-	return s.need + max(0, min(s.spare, s.line.space.Room()-s.need))
+	sp := s.line.space
+	return s.need + max(0, min(s.spare, sp.Room()-s.need, sp.Inside().Ceiling()-sp.Inside().Held()-s.need))
 }
+
+// spared is the part of wants that stays free.
+func (s *slot) spared() int64 { return s.wants() - s.need }
 
 // fits reports whether the request could be served under a limit, were the space
 // empty.
@@ -117,7 +122,7 @@ func newWaiter(slots []slot, least, most int64) *waiter {
 func (w *waiter) first() *slot { return &w.slots[0] }
 
 // special reports whether w has several candidates, or leaves headroom free.
-func (w *waiter) special() bool { return len(w.slots) > 1 || w.first().spare > 0 }
+func (w *waiter) special() bool { return len(w.slots) > 1 || w.first().keeps }
 
 // String is for error messages.
 func (w *waiter) String() string {
@@ -289,7 +294,9 @@ func (m *Manager) serveLine(l *line) {
 		m.mu.Lock()
 		m.refreshLocked(l, &done)
 		s, door := l.pickLocked()
+		spare := int64(0)
 		if m.mu.served = nil; s != nil {
+			spare = s.spared()
 			m.mu.served = s.w
 		}
 		m.mu.Unlock()
@@ -300,16 +307,16 @@ func (m *Manager) serveLine(l *line) {
 		if s == nil {
 			return
 		}
-		m.serveOne(s, door)
+		m.serveOne(s, door, spare)
 	}
 }
 
-// serveOne charges s's space for s, which has a pass of door's. It gives the pass back if s cannot
+// serveOne charges s's space for s, which leaves spare bytes free and has a pass of door's. It gives the pass back if s cannot
 // be served: a request that did not wait was faster, or s's wait has just ended. An error of the
 // space's quota ends the wait: returning it is better than waiting on.
-func (m *Manager) serveOne(s *slot, door waitline.Door) {
+func (m *Manager) serveOne(s *slot, door waitline.Door, spare int64) {
 	w, l := s.w, s.line
-	n, ok, err := s.fillPassing(door, w.least, w.most)
+	n, ok, err := s.fillPassing(door, spare, w.least, w.most)
 	if err != nil {
 		m.withdraw(w, err)
 	}
@@ -334,16 +341,11 @@ func (m *Manager) serveOne(s *slot, door waitline.Door) {
 	m.serve() // leaves a note: w has left its other lines
 }
 
-// refreshLocked rebuilds l's queue if the space's limit has changed. Waiters that can never fit
-// there must not be in it, least of all at its head. Those that fit nowhere any more are refused.
-func (m *Manager) refreshLocked(l *line, done *over) {
-	limit := l.space.Room()
-	if limit == l.limit.Load() {
-		return
-	}
-	l.limit.Store(limit)
+// refillLocked puts the waiters into l's queue anew, each with what it wants now.
+func (l *line) refillLocked() {
+	limit := l.limit.Load()
 	l.waits.Refill(func(push func(*waitline.Place[*slot], int64)) {
-		for w := m.mu.oldest; w != nil; w = w.next {
+		for w := l.m.mu.oldest; w != nil; w = w.next {
 			for i := range w.slots {
 				if s := &w.slots[i]; s.line == l && s.fits(limit) {
 					push(&s.place, s.wants())
@@ -352,6 +354,17 @@ func (m *Manager) refreshLocked(l *line, done *over) {
 		}
 	})
 	l.attendLocked()
+}
+
+// refreshLocked rebuilds l's queue if the space's limit has changed. Waiters that can never fit
+// there must not be in it, least of all at its head. Those that fit nowhere any more are refused.
+func (m *Manager) refreshLocked(l *line, done *over) {
+	limit := l.space.Room()
+	if limit == l.limit.Load() {
+		return
+	}
+	l.limit.Store(limit)
+	l.refillLocked()
 	for w := m.mu.oldest; w != nil; {
 		next := w.next
 		if !w.standsLocked() {

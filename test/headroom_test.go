@@ -1,0 +1,138 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// runs1 is a record of n int64 that compress well.
+func runsOf(n int) arrow.RecordBatch {
+	b := array.NewInt64Builder(memory.DefaultAllocator)
+	defer b.Release()
+	for i := range n {
+		b.Append(int64(i / 1000))
+	}
+	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}}, nil), []arrow.Array{b.NewArray()}, int64(n))
+}
+
+// TestPackedHeadroom: the headroom of host is room for a batch as large as it is there, not as it
+// is packed on the disk.
+func TestPackedHeadroom(t *testing.T) {
+	for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecZstd} {
+		t.Run(fmt.Sprint(codec), func(t *testing.T) {
+			eng, err := spillway.Open(t.Context(), spillway.Config{
+				GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(mib),
+				Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
+				StuckAfter: time.Second, Codec: codec, Policy: monitor.LRU(),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			plan, _ := eng.Plan("p")
+			old, _ := plan.Repository("old", 0)
+			repo, _ := plan.Repository("scan", 1)
+			for range 3 {
+				if err := old.Put(t.Context(), 0, runsOf(12_000), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n := 0
+			for refused := 0; refused < 3; {
+				if err := repo.Put(t.Context(), 0, runsOf(12_000), repository.WithoutWait()); err == nil {
+					n, refused = n+1, 0
+				} else {
+					refused++
+					time.Sleep(20 * time.Millisecond)
+				}
+			}
+			for _, s := range eng.Stats().Spaces {
+				t.Logf("%v: used %d of %d", s.ID, s.Used(), s.Capacity)
+			}
+			old.CloseInput()
+			if b, ok := old.Peek(0); ok {
+				t.Logf("the oldest: %+v", b.Info().Space)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			got := 0
+			for h, err := range old.Drain(ctx, 0, tier.Host) {
+				if err != nil {
+					t.Errorf("after %d of 3 batches: %v", got, err)
+					break
+				}
+				got++
+				h.Close()
+			}
+			t.Logf("%d batches beside", n)
+			for h, err := range old.Drain(ctx, 0, tier.Host) {
+				if err != nil {
+					break
+				}
+				h.Close()
+			}
+			eng.Close()
+		})
+	}
+}
+
+// TestOutputWhileHoldingInput: an operator holds its input open and puts its output, for which there is
+// room. Nobody else frees anything.
+func TestOutputWhileHoldingInput(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(mib),
+		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
+		StuckAfter: 100 * time.Millisecond, Codec: convert.CodecNone,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo := scanOf(t, eng)
+	for refused := 0; refused < 3; {
+		if err := repo.Put(t.Context(), 0, runsOf(12_000), repository.WithoutWait()); err == nil {
+			refused = 0
+		} else {
+			refused++
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	repo.CloseInput()
+	plan, err := eng.Plan("q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _ := plan.Repository("out", 1)
+	n := 0
+	for h, err := range repo.Drain(t.Context(), 0, tier.Host) {
+		if err != nil {
+			t.Errorf("after %d: %v", n, err)
+			break
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		begin := time.Now()
+		err = out.Put(ctx, 0, runsOf(11_000)) // somewhat less than the input
+		cancel()
+		h.Close()
+		if err != nil {
+			for _, s := range eng.Spaces() {
+				t.Logf("%v: %d available", s.ID(), s.Available())
+			}
+			t.Errorf("the output of batch %d, after %v: %v", n, time.Since(begin), err)
+			break
+		}
+		n++
+	}
+	t.Logf("%d were worked on", n)
+	eng.Close()
+}
