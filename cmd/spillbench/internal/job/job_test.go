@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -319,7 +320,7 @@ func TestSourceFails(t *testing.T) {
 func TestNoRoom(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
-		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}}, Logger: slog.New(slog.DiscardHandler),
+		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}}, Logger: slog.New(slog.DiscardHandler), StuckAfter: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -97,7 +97,7 @@ var machine = sync.OnceValue(func() *topology.Topology {
 func (r *rig) open(ctx context.Context, disk int64) (*spillway.Engine, error) {
 	eng, err := spillway.Open(ctx, spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(hostMemory), Disks: []spillway.DiskConfig{{Dir: r.Dir, Capacity: spillway.Bytes(disk)}},
-		Logger: slog.New(slog.DiscardHandler), Topology: machine(),
+		Logger: slog.New(slog.DiscardHandler), Topology: machine(), StuckAfter: time.Second,
 	})
 	if err == nil {
 		r.engines = append(r.engines, eng)
