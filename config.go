@@ -183,10 +183,10 @@ type DiskConfig struct {
 	// Persist makes the engine record what it writes there, in files with names. When the process
 	// ends without closing the engine, be it killed, the next engine with Persist on the same Dir
 	// finds the batches that were there: see Engine.Persisted. If several processes have ended so,
-	// each disk finds those of one of them. The engine warns of the others, which later engines find,
-	// and may warn of those of a process that still runs. Batches do not survive a failure of the
-	// system or of its power. The disk needs a Capacity in bytes, because what persists takes part of
-	// it, and with Encrypt a Key. Engines that are open at the same time have different directories
-	// in Dir.
+	// each disk finds those of one of them. The engine warns of the others, which later engines
+	// find, and may warn of those of a process that still runs. Batches do not survive a failure of
+	// the system or of its power. The disk needs a Capacity in bytes, because what persists takes
+	// part of it, and with Encrypt a Key. Engines that are open at the same time have different
+	// directories in Dir.
 	Persist bool
 }

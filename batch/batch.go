@@ -534,10 +534,10 @@ func (b *Batch) CancelTask() error {
 	return nil
 }
 
-// Drop ends the batch: its payload is freed, at once or, with handles open, when the last is closed.
-// Pending tasks are gone with it. While the batch is in transit Drop fails with a StateError, and
-// the caller may wait for Changed and try again. An error of the payload's is wrapped, and the batch
-// is dropped.
+// Drop ends the batch: its payload is freed, at once or, with handles open, when the last is
+// closed. Pending tasks are gone with it. While the batch is in transit Drop fails with a
+// StateError, and the caller may wait for Changed and try again. An error of the payload's is
+// wrapped, and the batch is dropped.
 func (b *Batch) Drop() error {
 	b.mu.Lock()
 	if err := b.barLocked("drop"); err != nil {
@@ -567,8 +567,8 @@ func (b *Batch) takePayloadLocked() Payload {
 	return payload
 }
 
-// release makes a panic of a program's payload an error, so that the callers' own books are kept. It
-// wraps the payload's errors, so that no StateError of theirs is taken for the batch's.
+// release makes a panic of a program's payload an error, so that the callers' own books are kept.
+// It wraps the payload's errors, so that no StateError of theirs is taken for the batch's.
 func release(p Payload) (err error) {
 	if p == nil {
 		return nil

@@ -57,8 +57,8 @@ type (
 
 // What the built-in forms of a batch's data are made of.
 type (
-	// Image is the bytes of a batch in the one layout that all tiers share, in a buffer of any space:
-	// the payload of GPUImage, HostImage and DiskImage.
+	// Image is the bytes of a batch in the one layout that all tiers share, in a buffer of any
+	// space: the payload of GPUImage, HostImage and DiskImage.
 	Image = payload.Image
 	// Descriptor describes the bytes of an image. It is immutable once made, and one descriptor is
 	// shared by all forms that a batch takes in its life.

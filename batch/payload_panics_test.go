@@ -89,7 +89,8 @@ func TestPayloadMethodPanics(t *testing.T) {
 	}
 }
 
-// TestOfferedPayloadPanics: a payload that panics while it is offered is refused, and changes nothing.
+// TestOfferedPayloadPanics: a payload that panics while it is offered is refused, and changes
+// nothing.
 func TestOfferedPayloadPanics(t *testing.T) {
 	s := newSpace(t, "host:0")
 	for _, armed := range []string{"Type", "Space", "Bytes", "Descriptor"} {

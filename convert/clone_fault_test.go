@@ -17,8 +17,8 @@ var errRelease = errors.New("the file is gone")
 
 func (p failsOnRelease) Release() error { return errors.Join(p.strange.Release(), errRelease) }
 
-// TestCloneFails: whatever is wrong with a copy, or with the batch meanwhile, Clone returns an error
-// and no byte is lost, which the machine looks at when it ends.
+// TestCloneFails: whatever is wrong with a copy, or with the batch meanwhile, Clone returns an
+// error and no byte is lost, which the machine looks at when it ends.
 func TestCloneFails(t *testing.T) {
 	own := func(s strange) batch.Payload { return s }
 	copied := func(_ *machine, _ *batch.Batch, r reservation.Reservation) (batch.Payload, error) {

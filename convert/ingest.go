@@ -15,10 +15,10 @@ import (
 )
 
 // Ingest lays rec out as an image, and returns that, which the caller owns. It goes to the first
-// space of the strategy that stays below its trigger, or else the first that has room, and waits for
-// that. What can never fit in a space of the strategy goes
-// to the first slower tier where it fits, and Events.Oversized is called. A space that is lost
-// meanwhile is skipped. The record is only read.
+// space of the strategy that stays below its trigger, or else the first that has room, and waits
+// for that. What can never fit in a space of the strategy goes to the first slower tier where it
+// fits, and Events.Oversized is called. A space that is lost meanwhile is skipped. The record is
+// only read.
 //
 // A dictionary of more than 4 KiB that is in the space already is not copied again:
 // it is recognised if it is the same arrow-go array as before, or that of a record

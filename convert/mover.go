@@ -107,12 +107,12 @@ func (m *Mover) Close() error {
 func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 
 // Move brings b to the first space of the strategy that stays below its trigger, or else the first
-// that has room: it reserves there, locks the batch for transit, converts, commits, and releases the
-// source. On any failure the batch is whole where it was and everything taken
-// is given back. A batch that is already in a space of the strategy stays.
+// that has room: it reserves there, locks the batch for transit, converts, commits, and releases
+// the source. On any failure the batch is whole where it was and everything taken is given back. A
+// batch that is already in a space of the strategy stays.
 //
-// Move waits for room and for a transit that is under way, and for a permit to transfer from or to a
-// disk. A batch with open handles is a *batch.StateError.
+// Move waits for room and for a transit that is under way, and for a permit to transfer from or to
+// a disk. A batch with open handles is a *batch.StateError.
 //
 // Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a
 // lost space is a *tier.LostError, from Acquire and Record, too; it can be dropped.
@@ -122,9 +122,9 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 }
 
 // Relieve is Move to one space for a monitor, which makes room for others with it. It waits for
-// nothing: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to disk
-// it has the monitor's slot, and waits only for other transfers of monitors. reason says what the
-// room is for, in Moved.
+// nothing: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to
+// disk it has the monitor's slot, and waits only for other transfers of monitors. reason says what
+// the room is for, in Moved.
 func (m *Mover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
 	return err

@@ -161,8 +161,8 @@ func everyFileOperationFailsOnce(t *testing.T, codec Codec, encrypt bool, rec ar
 	}
 }
 
-// runScript moves b along the script. Before each move arm makes a fault, and returns the context of
-// the move; disarm is called after it, with whether it failed. A move that fails must do so with
+// runScript moves b along the script. Before each move arm makes a fault, and returns the context
+// of the move; disarm is called after it, with whether it failed. A move that fails must do so with
 // want; then b must be whole where it was, and the move is done again. b must be whole at the end.
 func (m *machine) runScript(t *testing.T, b *batch.Batch, want error, arm func(move int) (ctx context.Context, disarm func(failed bool))) {
 	t.Helper()

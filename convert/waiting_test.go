@@ -108,8 +108,8 @@ func (s panicsInCandidates) Candidates(all *reservation.Spaces, dst []*tier.Spac
 	return s.Strategy.Candidates(all, dst)
 }
 
-// TestPanicsWhileAMoveWaits: a panic of the program's while a move looks whether its wait for room has
-// become vain is the move's error. The batch stays where it is.
+// TestPanicsWhileAMoveWaits: a panic of the program's while a move looks whether its wait for room
+// has become vain is the move's error. The batch stays where it is.
 func TestPanicsWhileAMoveWaits(t *testing.T) {
 	for name, program := range map[string]func(*armed, strange) (batch.Payload, reservation.Strategy){
 		"payload": func(a *armed, p strange) (batch.Payload, reservation.Strategy) {

@@ -74,8 +74,8 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// TestChoicesAreNotStuckAvoidably: where room for a choice cannot be made, something can leave none of
-// its spaces.
+// TestChoicesAreNotStuckAvoidably: where room for a choice cannot be made, something can leave none
+// of its spaces.
 func TestChoicesAreNotStuckAvoidably(t *testing.T) {
 	stuck := 0
 	for seed := range testseed.Each(t, 20000) {
@@ -136,7 +136,8 @@ func TestChoiceIsServed(t *testing.T) {
 		serve(t, w, 30*kib)
 		w.end(all...)
 	})
-	// Its owner, as a task does, holds some of the GPU from which nothing can leave: that is no deadlock.
+	// Its owner, as a task does, holds some of the GPU from which nothing can leave: that is no
+	// deadlock.
 	bubble(t, "an owner", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, gpu1: 100 * kib, host0: 100 * kib}, nil)
 		all := []*batch.Batch{w.put(gpu0, 76*kib, seq(0))}
@@ -213,8 +214,24 @@ func TestLingering(t *testing.T) {
 	}
 }
 
-// TestChoicesShareWhatLeaves: eight requests for any GPU lack 8 KiB each. One batch of 64 KiB is enough
-// for all of them, with eight GPUs too.
+// eightWait has eight requests for 8 KiB of any GPU wait.
+func eightWait(t *testing.T, w *world) chan reservation.Reservation {
+	got := make(chan reservation.Reservation, 8)
+	for range 8 {
+		go func() {
+			r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- r
+		}()
+	}
+	synctest.Wait()
+	return got
+}
+
+// TestChoicesShareWhatLeaves: eight requests for any GPU lack 8 KiB each. One batch of 64 KiB is
+// enough for all of them, with eight GPUs too.
 func TestChoicesShareWhatLeaves(t *testing.T) {
 	for _, n := range []int{1, 8} {
 		bubble(t, fmt.Sprint("GPUs: ", n), func(t *testing.T) {
@@ -231,17 +248,7 @@ func TestChoicesShareWhatLeaves(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			got := make(chan reservation.Reservation, 8)
-			for range 8 {
-				go func() {
-					r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib)
-					if err != nil {
-						t.Error(err)
-					}
-					got <- r
-				}()
-			}
-			synctest.Wait() // all wait when the monitor looks
+			got := eightWait(t, w) // all wait when the monitor looks
 			w.start()
 			var rs []reservation.Reservation
 			for range 8 {

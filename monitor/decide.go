@@ -36,7 +36,8 @@ type spaceState struct {
 	Stop    int64
 	Used    int64 // live + retired + promised
 	Retired int64 // of them freed already, and on their way out
-	// Lingering is how much of Retired has been so for a period at least: a device works on for long.
+	// Lingering is how much of Retired has been so for a period at least: a device works on for
+	// long.
 	Lingering int64
 	Foreign   int64 // what others hold on the device; part of the pressure
 	// Withheld is how much of the limit cannot be used because others hold it of a shared quota, or
@@ -135,9 +136,9 @@ type decision struct {
 // is stuck, another is tried.
 func decide(s snapshot) decision { return planStep(s).out }
 
-// planStep works a step out, and again without the spaces that turn out to be stuck, as long as there
-// are others for the choices that would wait there. It returns what strands the fewest of them. A
-// longer shortlist of any space that was tried might change that.
+// planStep works a step out, and again without the spaces that turn out to be stuck, as long as
+// there are others for the choices that would wait there. It returns what strands the fewest of
+// them. A longer shortlist of any space that was tried might change that.
 func planStep(s snapshot) *planner {
 	best := newPlanner(s)
 	best.work()
@@ -567,8 +568,8 @@ func (p *planner) stuck(i int) {
 	}
 }
 
-// held reports whether some of the space is neither a batch's at rest nor the engine's for good. While
-// batches are moved, that cannot be told.
+// held reports whether some of the space is neither a batch's at rest nor the engine's for good.
+// While batches are moved, that cannot be told.
 func (s *spaceState) held() bool {
 	return s.Moving == 0 && s.coming() == 0 && s.Used > s.Rest+s.Base
 }

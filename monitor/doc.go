@@ -48,10 +48,11 @@
 // another batch is tried first.
 //
 // If nothing can be moved for a space, an event is sent once, and the monitor looks again when
-// something changes. Waiters are refused with a tier.NoSpaceError if nobody is left to help: all that
-// is used in the space belongs to batches at rest, all slower tiers are full in the same way, or
-// none of the batches can be converted, and there was no sign of life for Config.StuckAfter. Owners
-// that wait for each other hold something. The reservation manager detects those: it calls Movable.
+// something changes. Waiters are refused with a tier.NoSpaceError if nobody is left to help: all
+// that is used in the space belongs to batches at rest, all slower tiers are full in the same way,
+// or none of the batches can be converted, and there was no sign of life for Config.StuckAfter.
+// Owners that wait for each other hold something. The reservation manager detects those: it calls
+// Movable.
 //
 // So that consumers can go on when all tiers are full, moves down leave some room free, and so does
 // what comes from outside: see Monitor.Headroom.

@@ -2,10 +2,10 @@ package monitor
 
 import "github.com/spillway-db/spillway/tier"
 
-// Headroom returns how many bytes of a space a request for need bytes leaves free, so that consumers
-// can bring batches there when all tiers are full of batches at rest. That is room for the largest
-// batch elsewhere, or none if that takes more than half of the space. Nothing is brought to a disk. A
-// reservation.Config needs it.
+// Headroom returns how many bytes of a space a request for need bytes leaves free, so that
+// consumers can bring batches there when all tiers are full of batches at rest. That is room for
+// the largest batch elsewhere, or none if that takes more than half of the space. Nothing is
+// brought to a disk. A reservation.Config needs it.
 func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	i, known := m.byID[id]
 	if !known {

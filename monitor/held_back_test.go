@@ -102,8 +102,8 @@ func TestHeadroomUnderQuota(t *testing.T) {
 	})
 }
 
-// TestBrokenDiskRefuses: moves to a broken disk are no sign of life. Who waits is refused soon after
-// the disk is known to be broken.
+// TestBrokenDiskRefuses: moves to a broken disk are no sign of life. Who waits is refused soon
+// after the disk is known to be broken.
 func TestBrokenDiskRefuses(t *testing.T) {
 	for _, touched := range []bool{true, false} {
 		name := "batches as they were made"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -12,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLingeringChoicesShareWhatLeaves: eight requests for any GPU lack 1 byte each, or what those before
-// them lack. One batch of 25 bytes is enough for all, also where a byte lingers in each GPU.
+// TestLingeringChoicesShareWhatLeaves: eight requests for any GPU lack 1 byte each, or what those
+// before them lack. One batch of 25 bytes is enough for all, also where a byte lingers in each GPU.
 func TestLingeringChoicesShareWhatLeaves(t *testing.T) {
 	for _, lingering := range []int64{0, 1} {
 		var ids []tier.ID
@@ -38,8 +37,8 @@ func TestLingeringChoicesShareWhatLeaves(t *testing.T) {
 	}
 }
 
-// TestAByteLingers: a GPU in which one of 10 retired bytes lingers, and a small batch leaving is enough, is
-// better than one that must move much more.
+// TestAByteLingers: a GPU in which one of 10 retired bytes lingers, and a small batch leaving is
+// enough, is better than one that must move much more.
 func TestAByteLingers(t *testing.T) {
 	s := build([]tier.ID{gpu0, gpu1, host0},
 		shape{used: 99, retired: 1, lingering: 1, victims: []int64{5, 5}},
@@ -58,7 +57,8 @@ func TestAByteLingers(t *testing.T) {
 	}
 }
 
-// TestWorldSharesWhatLeaves is TestChoicesShareWhatLeaves where a KiB that was freed lingers in each GPU.
+// TestWorldSharesWhatLeaves is TestChoicesShareWhatLeaves where a KiB that was freed lingers in
+// each GPU.
 func TestWorldSharesWhatLeaves(t *testing.T) {
 	const n = 8
 	for _, lingers := range []bool{false, true} {
@@ -101,17 +101,7 @@ func TestWorldSharesWhatLeaves(t *testing.T) {
 			w.start()
 			settle(time.Second)
 			w.stop()
-			got := make(chan reservation.Reservation, 8)
-			for range 8 {
-				go func() {
-					r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib)
-					if err != nil {
-						t.Error(err)
-					}
-					got <- r
-				}()
-			}
-			synctest.Wait()
+			got := eightWait(t, w)
 			w.start()
 			settle(time.Minute)
 			if w.moved() != 64*kib {

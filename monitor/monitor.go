@@ -25,8 +25,8 @@ const (
 	MinPeriod = 100 * time.Microsecond
 	// defaultMovesPerEdge lets one move read while the other writes.
 	defaultMovesPerEdge = 2
-	// MaxMovesPerEdge is the most moves at once from one space to one other. There is memory for the
-	// results of all; more than some tens only wait for each other.
+	// MaxMovesPerEdge is the most moves at once from one space to one other. There is memory for
+	// the results of all; more than some tens only wait for each other.
 	MaxMovesPerEdge = 1024
 )
 

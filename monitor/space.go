@@ -46,8 +46,8 @@ func (s *space) below(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Spa
 	return dst
 }
 
-// pressing returns whether the pressure is at the trigger. It updates high, and reports whether that
-// changed.
+// pressing returns whether the pressure is at the trigger. It updates high, and reports whether
+// that changed.
 func (s *space) pressing() (is, changed bool) {
 	pressure := s.PressureBytes()
 	if pressure < s.Trigger() && s.pressed.Load() {
@@ -320,10 +320,10 @@ func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
 }
 
 // refuse refuses waiters that nobody is left to serve. All that is used in their spaces belongs to
-// batches at rest that can go nowhere (see fullForGood). And for Config.StuckAfter there was no sign
-// of life in these spaces, or in those below: no batch came, left or was used, and no move succeeded.
-// Where moves have failed meanwhile, and there is no other disk, it takes a period only: a consumer
-// cannot mend a disk.
+// batches at rest that can go nowhere (see fullForGood). And for Config.StuckAfter there was no
+// sign of life in these spaces, or in those below: no batch came, left or was used, and no move
+// succeeded. Where moves have failed meanwhile, and there is no other disk, it takes a period only:
+// a consumer cannot mend a disk.
 func (m *Monitor) refuse(now time.Time, state snapshot) {
 	if !slices.ContainsFunc(state.Spaces, func(sp spaceState) bool { return sp.Waiting > 0 || sp.Wanted > 0 }) {
 		m.forgive()

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestCallsAreCounted: a call is in the gate of the plan's engine while it has memory that is neither
-// in a repository nor a user's. A clock holds each call there. Close does not wait for it.
+// TestCallsAreCounted: a call is in the gate of the plan's engine while it has memory that is
+// neither in a repository nor a user's. A clock holds each call there. Close does not wait for it.
 func TestCallsAreCounted(t *testing.T) {
 	for name, call := range map[string]func(*Manager, *Repository) error{
 		"Put":    func(_ *Manager, r *Repository) error { return r.Put(background, 0, record(1)) },

@@ -517,8 +517,8 @@ func TestFailedReaderHasLetGo(t *testing.T) {
 	check(t, plan.Close(background))
 }
 
-// TestFailedReaderLeavesTasks: a task that another caller has created stays pending, and as old as it
-// was, when a reader cannot open the batch.
+// TestFailedReaderLeavesTasks: a task that another caller has created stays pending, and as old as
+// it was, when a reader cannot open the batch.
 func TestFailedReaderLeavesTasks(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
 	plan := newPlan(t, m)

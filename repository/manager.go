@@ -338,5 +338,6 @@ type inside struct{ *Manager }
 func (m *Manager) Inside() inside { return inside{m} }
 
 // CountIn counts in g the calls that have memory in their hands, of Put, FanOut and readers. The
-// engine shuts g, and waits for these calls when all plans are closed. CountIn comes before any call.
+// engine shuts g, and waits for these calls when all plans are closed. CountIn comes before any
+// call.
 func (m inside) CountIn(g *gate.Gate) { m.calls = g }

@@ -23,8 +23,8 @@ func (p failsOnRelease) Release() error {
 }
 
 // TestReleaseFails: whatever ends a batch whose release fails or panics gets that error, also if it
-// looks like one of a batch that was dropped elsewhere, or is in transit. All others end as well, and
-// nothing stays in the repository.
+// looks like one of a batch that was dropped elsewhere, or is in transit. All others end as well,
+// and nothing stays in the repository.
 func TestReleaseFails(t *testing.T) {
 	for name, end := range map[string]func(*Repository) error{
 		"consume": func(r *Repository) error { return mustClaim(t, r, 3).Consume() },

@@ -189,13 +189,13 @@ func WithPlacement(s reservation.Strategy) PutOption {
 // WithoutWait makes Put return a tier.NoSpaceError where it would wait for room.
 func WithoutWait() PutOption { return func(o *putOptions) { o.noWait = true } }
 
-// Put copies rec into a batch at the end of the partition. It waits until there
-// is room where the placement says: by default for room anywhere, the fastest
-// memory first. When all memories are full, consumers go first: what comes up to them keeps room for
-// one batch in each, and Put waits until they have freed more. It returns a tier.NoSpaceError if
-// nobody does for Config.StuckAfter. The record stays the caller's. On an error nothing was put. A
-// record of another schema is a *SchemaError, a partition out of range matches
-// ErrPartition, and a repository whose input is closed matches tier.ErrClosed.
+// Put copies rec into a batch at the end of the partition. It waits until there is room where the
+// placement says: by default for room anywhere, the fastest memory first. When all memories are
+// full, consumers go first: what comes up to them keeps room for one batch in each, and Put waits
+// until they have freed more. It returns a tier.NoSpaceError if nobody does for Config.StuckAfter.
+// The record stays the caller's. On an error nothing was put. A record of another schema is a
+// *SchemaError, a partition out of range matches ErrPartition, and a repository whose input is
+// closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
 	if !r.m.calls.Enter() {
 		return r.closedError()

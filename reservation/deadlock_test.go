@@ -363,8 +363,8 @@ func TestDeadlockBehindAShutDoor(t *testing.T) {
 }
 
 // The youngest owner that holds something that others wait for gets the error: an owner that holds
-// nothing helps no other. If no owner holds anything, those who have the room have StuckAfter to give
-// some back. Then the youngest gets the error.
+// nothing helps no other. If no owner holds anything, those who have the room have StuckAfter to
+// give some back. Then the youngest gets the error.
 func TestVictim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)

@@ -99,9 +99,9 @@ func (m *Manager) announce() {
 	m.subscribers.Each(func(f func()) { m.panics.Do("a subscriber to demand", f) })
 }
 
-// Reconsider is for the monitor, while there are waiters: it asks anew how much headroom those leave
-// free that do. A wait of more than Config.StuckAfter leaves none any more: consumers have had their
-// time. It must be called with no lock held.
+// Reconsider is for the monitor, while there are waiters: it asks anew how much headroom those
+// leave free that do. A wait of more than Config.StuckAfter leaves none any more: consumers have
+// had their time. It must be called with no lock held.
 func (m *Manager) Reconsider() {
 	if m.room == nil {
 		return

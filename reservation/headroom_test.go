@@ -28,8 +28,8 @@ func startAs(m *reservation.Manager, bytes int64, origin reservation.Option) *ca
 	})
 }
 
-// TestHeadroom: what comes from outside, or from a faster tier, leaves the headroom free. All others
-// may have it.
+// TestHeadroom: what comes from outside, or from a faster tier, leaves the headroom free. All
+// others may have it.
 func TestHeadroom(t *testing.T) {
 	onHost := reservation.Specific(tier.ID{Kind: tier.Host})
 	for _, c := range []struct {
@@ -65,8 +65,8 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
-// TestHeadroomOfALargeRequest: a request that cannot leave the headroom free waits for all there is,
-// and not for ever.
+// TestHeadroomOfALargeRequest: a request that cannot leave the headroom free waits for all there
+// is, and not for ever.
 func TestHeadroomOfALargeRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
@@ -78,8 +78,8 @@ func TestHeadroomOfALargeRequest(t *testing.T) {
 	})
 }
 
-// TestConsumersPassProducers: what is brought for a consumer takes the headroom past those that leave
-// it free, however many have done so before, and waiting or not. Others do not.
+// TestConsumersPassProducers: what is brought for a consumer takes the headroom past those that
+// leave it free, however many have done so before, and waiting or not. Others do not.
 func TestConsumersPassProducers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
@@ -123,12 +123,12 @@ func TestHeadroomIsDemandedOnce(t *testing.T) {
 	})
 }
 
-// TestConsumerBehindALargeProducer: a consumer passes a producer that leaves headroom free wherever it
-// fits, also if that is more than the producer's own size lets it leave.
+// TestConsumerBehindALargeProducer: a consumer passes a producer that leaves headroom free wherever
+// it fits, also if that is more than the producer's own size lets it leave.
 func TestConsumerBehindALargeProducer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// In use by a consumer: 40. The producer asks for 45 of 100, so that its headroom is cut to 15,
-		// though the largest batch elsewhere is 20.
+		// In use by a consumer: 40. The producer asks for 45 of 100, so that its headroom is cut to
+		// 15, though the largest batch elsewhere is 20.
 		m := managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
 			Headroom: func(_ tier.ID, need int64) int64 { // Monitor.Headroom's rule

@@ -49,8 +49,8 @@ type Config struct {
 	// and must not wait for any release. Nil means that nothing is moved.
 	Clear func(space tier.ID, enough func() bool)
 	// Headroom returns how many bytes of a space a request for need bytes, that is Incoming or
-	// MovedFrom a faster tier, leaves free for what is brought there to be opened. It is called with
-	// no lock held, and must not call Close. Nil means 0.
+	// MovedFrom a faster tier, leaves free for what is brought there to be opened. It is called
+	// with no lock held, and must not call Close. Nil means 0.
 	Headroom func(space tier.ID, need int64) int64
 	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
@@ -141,8 +141,9 @@ func NewManager(cfg Config) (*Manager, error) {
 func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that stays below its trigger, or
-// else in the first that has room, and waits for any of them if none has. A space charges what a buffer of that size takes; a Sized strategy
-// says how many bytes it asks for in each candidate. The caller must Release the reservation.
+// else in the first that has room, and waits for any of them if none has. A space charges what a
+// buffer of that size takes; a Sized strategy says how many bytes it asks for in each candidate.
+// The caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
 // ExceededError, or with a tier.LostError if all candidates are lost. A wait is ended by ctx, with
@@ -160,8 +161,8 @@ func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservati
 }
 
 // ReserveUpTo promises what there is, from min to max bytes, in the first candidate that has room
-// for min, whatever its trigger. It waits until one of them has. Reservation.Bytes returns the result. A Sized strategy
-// is an error.
+// for min, whatever its trigger. It waits until one of them has. Reservation.Bytes returns the
+// result. A Sized strategy is an error.
 func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, min, max, opts)
 }

@@ -122,9 +122,9 @@ func withoutClearing(o options) options {
 	return o
 }
 
-// Incoming says that the bytes are for data from outside. The request leaves the headroom of a space
-// free (Config.Headroom). So consumers can still bring what they work on to where they need it when
-// all tiers are full of incoming data.
+// Incoming says that the bytes are for data from outside. The request leaves the headroom of a
+// space free (Config.Headroom). So consumers can still bring what they work on to where they need
+// it when all tiers are full of incoming data.
 func Incoming() Option { return asIncoming }
 
 func asIncoming(o options) options {

@@ -18,8 +18,8 @@ const defaultGrace = 100 * time.Millisecond
 // looksPerGrace is how often the books are looked at within a grace.
 const looksPerGrace = 4
 
-// StuckAfter is the default of Config.StuckAfter. Work may be in progress on what is waited for, which
-// takes longer than moves do. The waiters would fail for nothing.
+// StuckAfter is the default of Config.StuckAfter. Work may be in progress on what is waited for,
+// which takes longer than moves do. The waiters would fail for nothing.
 const StuckAfter = 30 * time.Second
 
 // lookShare bounds what looks cost: at most one part in lookShare of a processor.

@@ -311,9 +311,10 @@ func (m *Manager) serveLine(l *line) {
 	}
 }
 
-// serveOne charges s's space for s, which leaves spare bytes free and has a pass of door's. It gives the pass back if s cannot
-// be served: a request that did not wait was faster, or s's wait has just ended. An error of the
-// space's quota ends the wait: returning it is better than waiting on.
+// serveOne charges s's space for s, which leaves spare bytes free and has a pass of door's. It
+// gives the pass back if s cannot be served: a request that did not wait was faster, or s's wait
+// has just ended. An error of the space's quota ends the wait: returning it is better than waiting
+// on.
 func (m *Manager) serveOne(s *slot, door waitline.Door, spare int64) {
 	w, l := s.w, s.line
 	n, ok, err := s.fillPassing(door, spare, w.least, w.most)

@@ -358,8 +358,8 @@ func TestAdmissionMakesRoom(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestLargeTaskBesideAFullGPU: a task larger than the threshold waits for the GPU in which a task runs, also
-// if nothing can leave the other GPU, in which none runs.
+// TestLargeTaskBesideAFullGPU: a task larger than the threshold waits for the GPU in which a task
+// runs, also if nothing can leave the other GPU, in which none runs.
 func TestLargeTaskBesideAFullGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, 64*mib, func(c *spillway.Config) {

@@ -104,8 +104,8 @@ func heldReader(t *testing.T, eng *spillway.Engine, plan *spillway.Plan, h *hold
 	}, rd.Release
 }
 
-// TestCloseWaitsForCalls: Engine.Close takes no memory for a leak that a call has in its hands, also
-// if the call's plan was closed before. Plan.Close does not wait for these calls.
+// TestCloseWaitsForCalls: Engine.Close takes no memory for a leak that a call has in its hands,
+// also if the call's plan was closed before. Plan.Close does not wait for these calls.
 func TestCloseWaitsForCalls(t *testing.T) {
 	for name, make := range map[string]func(*testing.T, *spillway.Engine, *spillway.Plan, *hold) (call func() error, end func()){
 		"FanOut": heldFanOut, "Reader": heldReader,
@@ -273,8 +273,8 @@ func TestCloseDoesNotWaitForATasksFunction(t *testing.T) {
 	})
 }
 
-// TestPlanClosedByAnEventOfPut: an event of a Put closes the plan, as a program does that gives up a
-// query whose batches are too large.
+// TestPlanClosedByAnEventOfPut: an event of a Put closes the plan, as a program does that gives up
+// a query whose batches are too large.
 func TestPlanClosedByAnEventOfPut(t *testing.T) {
 	var plan atomic.Pointer[spillway.Plan]
 	eng, err := callbackEngine(t, func(c *spillway.Config) {

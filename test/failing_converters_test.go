@@ -239,8 +239,8 @@ func TestForeignCancellation(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestConverterReleasesATasksReservation: that is not its own. But the task's function has succeeded
-// and its inputs are consumed, so RunTask returns no error.
+// TestConverterReleasesATasksReservation: that is not its own. But the task's function has
+// succeeded and its inputs are consumed, so RunTask returns no error.
 func TestConverterReleasesATasksReservation(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("needs a build without -tags invariants, which panics")

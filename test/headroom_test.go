@@ -87,8 +87,8 @@ func TestPackedHeadroom(t *testing.T) {
 	}
 }
 
-// TestOutputWhileHoldingInput: an operator holds its input open and puts its output, for which there is
-// room. Nobody else frees anything.
+// TestOutputWhileHoldingInput: an operator holds its input open and puts its output, for which
+// there is room. Nobody else frees anything.
 func TestOutputWhileHoldingInput(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(mib),

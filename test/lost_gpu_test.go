@@ -250,8 +250,8 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 	}
 }
 
-// TestReaderOfALostBatch: a Reader that finds one fails with it, and leaves it and all after it where
-// they are.
+// TestReaderOfALostBatch: a Reader that finds one fails with it, and leaves it and all after it
+// where they are.
 func TestReaderOfALostBatch(t *testing.T) {
 	l := openLosable(t, 1, 1<<20)
 	for _, k := range []tier.Kind{tier.GPU, tier.Host} {

@@ -127,7 +127,8 @@ func TestNoCliff(t *testing.T) {
 	}
 }
 
-// TestTaskOnOneOfFourGPUs: for a task that may run on any of four GPUs, no more moves than with one.
+// TestTaskOnOneOfFourGPUs: for a task that may run on any of four GPUs, no more moves than with
+// one.
 func TestTaskOnOneOfFourGPUs(t *testing.T) {
 	var ofOne int64
 	for _, n := range []int{1, 4} {

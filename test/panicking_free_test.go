@@ -37,20 +37,10 @@ func (d freePanics) Free(s tier.Stream, a tier.Addr) error {
 	return d.Device.Free(s, a)
 }
 
-// TestRoomAfterFreePanicked: bytes of a buffer whose Free panicked stay in use, and nobody waits for
-// them. For a waiter for more than is available batches move, and Close finds nothing left.
-func TestRoomAfterFreePanicked(t *testing.T) {
-	var armed atomic.Bool
-	eng, err := callbackEngine(t, func(c *spillway.Config) {
-		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed, false}, nil }
-		c.MonitorPeriod = time.Millisecond
-		c.HostMemory = spillway.Bytes(16 << 20)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	gpu := reservation.AnyInTier(tier.GPU)
-	r, err := eng.Reserve(t.Context(), gpu, 400<<10)
+// freeBadly frees 400 KiB on the GPU, and what is armed goes wrong.
+func freeBadly(t *testing.T, eng *spillway.Engine, armed *atomic.Bool) {
+	t.Helper()
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 400<<10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,6 +52,22 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	if err := buf.Release(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestRoomAfterFreePanicked: bytes of a buffer whose Free panicked stay in use, and nobody waits
+// for them. For a waiter for more than is available batches move, and Close finds nothing left.
+func TestRoomAfterFreePanicked(t *testing.T) {
+	var armed atomic.Bool
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed, false}, nil }
+		c.MonitorPeriod = time.Millisecond
+		c.HostMemory = spillway.Bytes(16 << 20)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := reservation.AnyInTier(tier.GPU)
+	freeBadly(t, eng, &armed)
 	repo := scanOf(t, eng)
 	rec := arrowgen.Ints(1, 10_000, 1) // 80 KB
 	defer rec.Release()
@@ -101,18 +107,7 @@ func testRoomOfAFree(t *testing.T, refused bool) {
 		t.Fatal(err)
 	}
 	gpu := reservation.AnyInTier(tier.GPU)
-	r, err := eng.Reserve(t.Context(), gpu, 400<<10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	buf, err := r.Alloc(400 << 10)
-	if err := errors.Join(err, r.Release()); err != nil {
-		t.Fatal(err)
-	}
-	armed.Store(true)
-	if err := buf.Release(); err != nil {
-		t.Error(err)
-	}
+	freeBadly(t, eng, &armed)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).Limit()/tier.Page*tier.Page)

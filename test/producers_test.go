@@ -30,7 +30,8 @@ func openSmallTiers(t *testing.T, stuckAfter time.Duration) *spillway.Engine {
 	return eng
 }
 
-// putUntilFull puts batches of so many rows until there is no room without waiting, and returns how many.
+// putUntilFull puts batches of so many rows until there is no room without waiting, and returns how
+// many.
 func putUntilFull(t *testing.T, repo *repository.Repository, rows func() int) (n int64) {
 	t.Helper()
 	words := wordList(1, 10)
@@ -53,8 +54,8 @@ func putUntilFull(t *testing.T, repo *repository.Repository, rows func() int) (n
 	return n
 }
 
-// TestProducersAreHeldBack: when all tiers are full, consumers still bring up what they need, and who
-// puts more waits until they have freed room.
+// TestProducersAreHeldBack: when all tiers are full, consumers still bring up what they need, and
+// who puts more waits until they have freed room.
 func TestProducersAreHeldBack(t *testing.T) {
 	for _, tt := range []struct {
 		name string

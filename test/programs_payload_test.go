@@ -153,9 +153,9 @@ func (p panickyRead) Release() error {
 	return err
 }
 
-// TestReaderOfABatchThatPanics: a Reader loses no rows when a payload panics. A record that was opened comes
-// out; the panic of the payload's release is the Reader's error at the end. What was not opened is in
-// the repository still.
+// TestReaderOfABatchThatPanics: a Reader loses no rows when a payload panics. A record that was
+// opened comes out; the panic of the payload's release is the Reader's error at the end. What was
+// not opened is in the repository still.
 func TestReaderOfABatchThatPanics(t *testing.T) {
 	for method, wantRead := range map[string]int{"Bytes": 0, "Release": 2} {
 		t.Run(method, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// olderAndYounger puts 20 batches of 1 MiB into a repository of one plan, and 10 into one of a later
-// plan, which gives first. All are in the GPU.
+// olderAndYounger puts 20 batches of 1 MiB into a repository of one plan, and 10 into one of a
+// later plan, which gives first. All are in the GPU.
 func olderAndYounger(t *testing.T, eng *spillway.Engine) (repos []*repository.Repository, all []*batch.Batch) {
 	t.Helper()
 	for _, name := range []string{"older", "younger"} {
@@ -49,8 +49,8 @@ func closeAll(t *testing.T, repos []*repository.Repository) {
 	}
 }
 
-// TestInputsOfAQueuedTaskStay: while a task waits for room, the batches that leave for it are others
-// than its own inputs.
+// TestInputsOfAQueuedTaskStay: while a task waits for room, the batches that leave for it are
+// others than its own inputs.
 func TestInputsOfAQueuedTaskStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, 64*mib)

@@ -163,9 +163,10 @@ func (s *Space) SetLimit(n int64) error {
 	return err
 }
 
-// SetMarks changes all marks; zero fields mean the tier's defaults. Stop and trigger must be apart in
-// bytes, and the former above 0. A limit that SetLimit set is replaced, too. It revokes nothing: above a lower trigger the monitor begins to move batches down.
-// Those of a space that is lost stay, which is a LostError.
+// SetMarks changes all marks; zero fields mean the tier's defaults. Stop and trigger must be apart
+// in bytes, and the former above 0. A limit that SetLimit set is replaced, too. It revokes nothing:
+// above a lower trigger the monitor begins to move batches down. Those of a space that is lost
+// stay, which is a LostError.
 func (s *Space) SetMarks(f Fractions) error {
 	f = f.In(s.Kind())
 	if err := f.validateOf(s.cfg.Capacity); err != nil {
@@ -238,11 +239,11 @@ func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load(
 // Charge returns what a buffer of size bytes takes out of the space.
 func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 
-// Subscribe calls f after each change, on the goroutine that made it and with no lock held. pressed:
-// used or foreign bytes rose, and the pressure is at the trigger or above it. Otherwise they fell,
-// or the limit changed; a waiter may fit now, or never more. f must be quick and must not block. A
-// panic of f is logged, and ends there. The returned function ends the subscription; a call that
-// has begun may still be running when it returns.
+// Subscribe calls f after each change, on the goroutine that made it and with no lock held.
+// pressed: used or foreign bytes rose, and the pressure is at the trigger or above it. Otherwise
+// they fell, or the limit changed; a waiter may fit now, or never more. f must be quick and must
+// not block. A panic of f is logged, and ends there. The returned function ends the subscription; a
+// call that has begun may still be running when it returns.
 func (in inside) Subscribe(f func(s *Space, pressed bool)) (cancel func()) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -284,7 +285,8 @@ func (s *Space) tell(l *listener, pressed bool) {
 func (in inside) Reserve(n int64) error { return in.ReserveLeaving(n, 0) }
 
 // ReserveLeaving promises n bytes if spare more stay under the limit. Otherwise it says with a
-// NoSpaceError that there is no room now, or with a LostError that there never will be. The caller must either Draw or Unreserve every byte.
+// NoSpaceError that there is no room now, or with a LostError that there never will be. The caller
+// must either Draw or Unreserve every byte.
 func (in inside) ReserveLeaving(n, spare int64) error {
 	if n < 0 {
 		return fmt.Errorf("tier: %s: cannot reserve %d bytes", in.cfg.ID, n)

@@ -76,8 +76,8 @@ var unpacked struct {
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
-		// Machines are thousands of files. Where there is a file system in memory they are made in a
-		// tenth of the time.
+		// Machines are thousands of files. Where there is a file system in memory they are made in
+		// a tenth of the time.
 		dir, err := os.MkdirTemp("/dev/shm", "machines")
 		if err != nil {
 			dir, err = os.MkdirTemp("", "machines")

@@ -171,8 +171,8 @@ func rel(p string) string {
 	return p
 }
 
-// at calls f with the directory of p and the name of p in it. Directories stay open for what else is
-// in them: f of the root would open each one on the way to p.
+// at calls f with the directory of p and the name of p in it. Directories stay open for what else
+// is in them: f of the root would open each one on the way to p.
 func at[T any](t *tree, p string, f func(dir *os.Root, name string) (T, error)) (T, error) {
 	if len(t.open) >= maxOpen {
 		t.leave()

@@ -30,7 +30,8 @@ type Judge struct {
 	// Grace is how long nothing may change before owners that all wait count as stuck.
 	Grace time.Duration
 	// Strangers is Grace for three cases: handles or records of unknown owners keep some of what is
-	// waited for, no owner holds anything, and waits without an owner. Below 0 such waits never fail.
+	// waited for, no owner holds anything, and waits without an owner. Below 0 such waits never
+	// fail.
 	Strangers time.Duration
 	// Movable reports whether something may become free in a line without any owner's doing. It is
 	// called only when all owners wait; nil means that nothing can.

@@ -246,8 +246,8 @@ func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 // errPanicked: a call of the device has panicked, and the log has it.
 var errPanicked = errors.New("devpool: the device panicked")
 
-// freeOnDevice makes a panic of the device, or of its decorators, errPanicked. It is called in turn,
-// or by finish.
+// freeOnDevice makes a panic of the device, or of its decorators, errPanicked. It is called in
+// turn, or by finish.
 func (p *Memory) freeOnDevice(addr tier.Addr) error {
 	err := errPanicked
 	p.Panics.Do("Device.Free", func() { err = p.dev.Free(p.stream, addr) })

@@ -66,9 +66,9 @@ func (s moodyStream) Close() error {
 	return s.Stream.Close()
 }
 
-// TestPanickingFrees: a free that panics is in the log, and the release returns. If the event behind
-// it panicked, that is tried again with the next operation. Else the bytes are retired until the
-// pool closes. Nothing is left in the end.
+// TestPanickingFrees: a free that panics is in the log, and the release returns. If the event
+// behind it panicked, that is tried again with the next operation. Else the bytes are retired until
+// the pool closes. Nothing is left in the end.
 func TestPanickingFrees(t *testing.T) {
 	for call, unsure := range map[string]int64{"Free": 2048, "Record": 0} {
 		t.Run(call, func(t *testing.T) {

@@ -3,8 +3,8 @@
 //
 //	Open(path) ──▶ Library ── Find(name) ──▶ address ── Call(address, args) ──▶ result
 //
-// It is for Linux on amd64 and arm64; elsewhere Open fails with errors.ErrUnsupported. purego
-// does this without cgo; other packages that could have been used need a C compiler for each target.
+// It is for Linux on amd64 and arm64; elsewhere Open fails with errors.ErrUnsupported. purego does
+// this without cgo; other packages that could have been used need a C compiler for each target.
 //
 // A Library is a plain value without locks, for concurrent use. Arguments of a call that are
 // addresses of Go memory must be kept alive, and where they are, by the caller: a function

@@ -40,8 +40,8 @@ func (e *InvalidError) Error() string {
 // Is matches ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// CheckEndian returns tier.ErrNotSupported for a schema that is not little-endian. Its bytes are not
-// swapped: an image is copied as it is.
+// CheckEndian returns tier.ErrNotSupported for a schema that is not little-endian. Its bytes are
+// not swapped: an image is copied as it is.
 func CheckEndian(s *arrow.Schema) error {
 	if e := s.Endianness(); e != endian.LittleEndian {
 		return fmt.Errorf("convert: a %s-endian schema: only little-endian data is kept: %w", e, tier.ErrNotSupported)

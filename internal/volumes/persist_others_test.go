@@ -66,11 +66,7 @@ func (f *whileLooking) ReadDir(path string) ([]fs.DirEntry, error) {
 // what one has kept, also if one opens its volume while the other looks whether to warn.
 func TestTwoVolumesAfterTwoCrashes(t *testing.T) {
 	dir := t.TempDir()
-	first, second := openPersistent(t, dir), openPersistent(t, dir)
-	_, one := persist(t, first, 1, mib)
-	_, two := persist(t, second, 2, mib)
-	leave(t, first, one...)
-	leave(t, second, two...)
+	keptByTwo(t, dir)
 	var w *volumes.Volume
 	v := openPersistent(t, dir, func(c *volumes.Config) {
 		c.FS = &whileLooking{FS: disk.OS(), then: func() { w = openPersistent(t, dir) }}

@@ -271,15 +271,21 @@ func TestTwoVolumesPersistApart(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other. The one
-// after it finds the other.
-func TestTwoKeptDirectories(t *testing.T) {
-	dir := t.TempDir()
+// keptByTwo leaves in dir what two processes kept: a batch each.
+func keptByTwo(t *testing.T, dir string) {
+	t.Helper()
 	first, second := openPersistent(t, dir), openPersistent(t, dir)
 	_, one := persist(t, first, 1, mib)
 	_, two := persist(t, second, 2, mib)
 	leave(t, first, one...)
 	leave(t, second, two...)
+}
+
+// TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other. The one
+// after it finds the other.
+func TestTwoKeptDirectories(t *testing.T) {
+	dir := t.TempDir()
+	keptByTwo(t, dir)
 	open := func(warns bool) (*volumes.Volume, volumes.Persisted) {
 		t.Helper()
 		v := openPersistent(t, dir)

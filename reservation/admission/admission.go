@@ -151,8 +151,8 @@ func (r Rules) withDefaults() Rules {
 type Config struct {
 	Reservations *reservation.Manager
 	Rules        Rules
-	// Logger gets a record of each task that is admitted only because no other runs, of each that is
-	// retried, and of each whose reservation other code has released. nil means no log.
+	// Logger gets a record of each task that is admitted only because no other runs, of each that
+	// is retried, and of each whose reservation other code has released. nil means no log.
 	Logger *slog.Logger
 }
 

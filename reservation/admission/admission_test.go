@@ -265,8 +265,8 @@ func TestAloneInItsSpace(t *testing.T) {
 	})
 }
 
-// TestAloneInAFullSpace: a task larger than the threshold that might start alone in a GPU which is full for
-// good is not refused: it fits in the other as soon as the task there has ended.
+// TestAloneInAFullSpace: a task larger than the threshold that might start alone in a GPU which is
+// full for good is not refused: it fits in the other as soon as the task there has ended.
 func TestAloneInAFullSpace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
@@ -285,43 +285,6 @@ func TestAloneInAFullSpace(t *testing.T) {
 		if err := rest.Release(); err != nil {
 			t.Fatal(err)
 		}
-	})
-}
-
-// TestAloneNoMoreInItsSpace: another that has begun to pass before, and starts in that space while a
-// task is about to be let in alone there, keeps it out.
-func TestAloneNoMoreInItsSpace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000})
-		one := w.admit(exactly(100)).runs()
-		goOn := make(chan struct{})
-		var second *call
-		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
-		in.hold = func() {
-			if in.held == 1 {
-				close(goOn)
-				<-second.done
-			}
-		}
-		e := exactly(940)
-		e.Inputs = in
-		first := w.admit(e)
-		first.waits()
-		e = exactly(20)
-		e.Inputs = &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
-		second = w.admit(e)
-		second.waits() // it has its bytes, but is not admitted yet
-		w.end(one)
-		first.waits()
-		if in.held != 1 || in.restored != 1 {
-			t.Errorf("held %d times, restored %d times", in.held, in.restored)
-		}
-		w.end(second.runs())
-		g := first.runs()
-		if !g.Alone() {
-			t.Error("it is not alone")
-		}
-		w.end(g)
 	})
 }
 

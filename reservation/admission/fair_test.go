@@ -258,9 +258,15 @@ func TestPassersAreWokenByOthers(t *testing.T) {
 
 // TestAloneNoMore: a task that has begun to pass before, and starts elsewhere while another
 // is about to be let in alone, keeps that one out, for then a task runs.
-func TestAloneNoMore(t *testing.T) {
+func TestAloneNoMore(t *testing.T) { testAloneNoMore(t, setup{cap: 1000, gpus: 2}, 5000, 100) }
+
+// TestAloneNoMoreInItsSpace: so does one that starts in the space in which the other is about to be
+// let in alone.
+func TestAloneNoMoreInItsSpace(t *testing.T) { testAloneNoMore(t, setup{cap: 1000}, 940, 20) }
+
+func testAloneNoMore(t *testing.T, c setup, alone, passes int64) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		w := newWorld(t, c)
 		one := w.admit(exactly(100)).runs()
 		goOn := make(chan struct{})
 		var second *call
@@ -271,11 +277,11 @@ func TestAloneNoMore(t *testing.T) {
 				<-second.done
 			}
 		}
-		e := exactly(5000)
+		e := exactly(alone)
 		e.Inputs = in
 		first := w.admit(e)
 		first.waits()
-		e = exactly(100)
+		e = exactly(passes)
 		e.Inputs = &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
 		second = w.admit(e)
 		second.waits() // it has its bytes, but is not admitted yet

@@ -184,8 +184,9 @@ func (a anyOf) in(s *tier.Space) ask {
 	return a[slices.IndexFunc(a, func(k ask) bool { return k.space == s })]
 }
 
-// await reserves one of asks: the first for which there is room, or else, with waiting, in the space
-// that has room first. That is one request, so that the monitor makes room in one space for it.
+// await reserves one of asks: the first for which there is room, or else, with waiting, in the
+// space that has room first. That is one request, so that the monitor makes room in one space for
+// it.
 func (a *Admitter) await(ctx context.Context, asks anyOf) (got, error) {
 	r, err := a.tryInOrder(asks)
 	if err == nil && r.IsZero() {
