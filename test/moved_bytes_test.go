@@ -147,7 +147,7 @@ func TestTaskOnOneOfFourGPUs(t *testing.T) {
 			if n == 1 {
 				ofOne = moved
 			}
-			if moved == 0 || moved > ofOne {
+			if moved == 0 || moved > 2*ofOne { // on all four GPUs it was 3 to 4 times as much
 				t.Errorf("%d bytes were moved for a task of 16 MiB with %d GPUs, %d with one", moved, n, ofOne)
 			}
 			dropAll(t, all)
