@@ -134,11 +134,12 @@ func TestTaskOnOneOfFourGPUs(t *testing.T) {
 	for _, n := range []int{1, 4} {
 		synctest.Test(t, func(t *testing.T) {
 			eng := openMarked(t, 64*mib, func(c *spillway.Config) {
-				c.GPUMarks.Trigger, c.HostMemory = 0.98, spillway.Bytes(512*mib)
+				c.GPUMarks.Trigger, c.HostMemory = 1, spillway.Bytes(512*mib)
 				c.GPUs = slices.Repeat(c.GPUs, n)
 			})
 			all := onGPU(t, eng, 57*n)
-			task := spillway.Task{Output: 16 * mib, Overhead: admission.None}
+			// The GPU is not full with the task, else it is at its trigger until the task ends.
+			task := spillway.Task{Output: 16*mib - mib/2, Overhead: admission.None}
 			if err := eng.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }); err != nil {
 				t.Error(err)
 			}
@@ -147,8 +148,8 @@ func TestTaskOnOneOfFourGPUs(t *testing.T) {
 			if n == 1 {
 				ofOne = moved
 			}
-			if moved == 0 || moved > 2*ofOne { // on all four GPUs it was 3 to 4 times as much
-				t.Errorf("%d bytes were moved for a task of 16 MiB with %d GPUs, %d with one", moved, n, ofOne)
+			if moved == 0 || moved > ofOne {
+				t.Errorf("%d bytes were moved for a task of 15.5 MiB with %d GPUs, %d with one", moved, n, ofOne)
 			}
 			dropAll(t, all)
 			closeClean(t, eng)
