@@ -69,6 +69,9 @@ func BenchmarkTryReserveFull(b *testing.B) {
 	}
 }
 
+// slot is the bytes of each request below: a space of one byte has no room below its trigger.
+const slot = 10
+
 // BenchmarkContended is 16 goroutines that each take and give back one slot of
 // some, beside x/sync's semaphore as the limit to compare with.
 func BenchmarkContended(b *testing.B) {
@@ -76,10 +79,10 @@ func BenchmarkContended(b *testing.B) {
 	ctx := context.Background()
 	for _, slots := range []int64{1, 8, 16} {
 		b.Run(fmt.Sprintf("slots=%d/manager", slots), func(b *testing.B) {
-			m, _ := one(b, slots, 0)
+			m, _ := one(b, slots*slot, 0)
 			gpu := reservation.Specific(tier.ID{Kind: tier.GPU})
 			contend(b, goroutines, func() {
-				r, err := m.Reserve(ctx, gpu, 1)
+				r, err := m.Reserve(ctx, gpu, slot)
 				if err != nil {
 					b.Error(err)
 					return
@@ -123,15 +126,15 @@ func contend(b *testing.B, goroutines int, f func()) {
 func BenchmarkServeAmongWaiters(b *testing.B) {
 	for _, waiters := range []int{10, 1000, 100_000} {
 		b.Run(fmt.Sprint(waiters), func(b *testing.B) {
-			m, _ := one(b, 1, 0)
+			m, _ := one(b, slot, 0)
 			ctx, cancel := context.WithCancel(context.Background())
 			served := make(chan reservation.Reservation)
-			held := mustTry(b, m, onGPU0, 1)
+			held := mustTry(b, m, onGPU0, slot)
 			var wg sync.WaitGroup
 			for range waiters {
 				wg.Go(func() {
 					for {
-						r, err := m.Reserve(ctx, onGPU0, 1)
+						r, err := m.Reserve(ctx, onGPU0, slot)
 						if err != nil {
 							return
 						}
