@@ -78,7 +78,7 @@ func (m *Manager) tellOne(v *deadlock.Wait, stuck []*deadlock.Wait, err *Deadloc
 	w := waiterOf(v)
 	ended := w != nil && !w.fitsLocked()
 	if ended {
-		err.others = signalOfLocked(stuck, v)
+		err.others = othersLocked(stuck, v)
 		m.failLocked(w, err, &done)
 	}
 	m.mu.Unlock()
@@ -118,37 +118,23 @@ func (w *waiter) fitsLocked() bool {
 // shut reports whether only the head may be served.
 func (l *line) shut() bool { return l.waits.Door().Shut() }
 
-// signal is set once.
-type signal struct {
-	c   chan struct{}
-	set func()
-}
-
-// signalOfLocked returns a signal that is set when a wait of an owner other than told's is over;
-// nil if there is none.
-func signalOfLocked(stuck []*deadlock.Wait, told *deadlock.Wait) *signal {
-	var s *signal
+// othersLocked returns what is closed when a wait of an owner other than told's is over; nil if
+// there is none.
+func othersLocked(stuck []*deadlock.Wait, told *deadlock.Wait) <-chan struct{} {
+	stuck = slices.DeleteFunc(slices.Clone(stuck), func(v *deadlock.Wait) bool {
+		return v == told || v.Owner != nil && v.Owner == told.Owner
+	})
+	if len(stuck) == 0 {
+		return nil
+	}
+	others := make(chan struct{})
+	end := sync.OnceFunc(func() { close(others) })
 	for _, v := range stuck {
-		if v == told || v.Owner != nil && v.Owner == told.Owner {
-			continue
+		if w := waiterOf(v); w != nil {
+			w.tells = append(w.tells, end)
+		} else { // it ended just now
+			end()
 		}
-		if s == nil {
-			c := make(chan struct{})
-			s = &signal{c: c, set: sync.OnceFunc(func() { close(c) })}
-		}
-		w := waiterOf(v)
-		if w == nil { // it ended just now
-			s.set()
-			continue
-		}
-		w.tells = append(w.tells, s)
 	}
-	return s
-}
-
-// tellThose signals the waits that gave way to w that its wait is over.
-func (w *waiter) tellThose() {
-	for _, s := range w.tells {
-		s.set()
-	}
+	return others
 }

@@ -72,7 +72,7 @@ type DeadlockError struct {
 	Holders     []tier.Holding
 	MoreHolders int
 
-	others *signal // set when one of the others has gone on; nil if there are none
+	others <-chan struct{} // closed when one of the others has gone on; nil if there are none
 }
 
 // Wait waits until another of the stuck waits has gone on, or has failed, or ctx ends. Call it
@@ -84,7 +84,7 @@ func (e *DeadlockError) Wait(ctx context.Context) error {
 		return nil
 	}
 	select {
-	case <-e.others.c:
+	case <-e.others:
 		return nil
 	case <-ctx.Done():
 		return ended(ctx, "waiting for others to go on")

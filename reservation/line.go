@@ -123,21 +123,19 @@ func (l *line) keeps() bool {
 	return head != nil && head.Of.keeps
 }
 
-// fillPassing is fill with a pass of door's, which the caller gives back if there is no room.
+// fillPassing is fill with a pass of door's, which the caller gives back if there is no room. If a
+// pool or a quota panics, it gives the pass back itself. No waiter is served then: the serving
+// goroutine may be the one that panics, and would record nothing any more.
 func (s *slot) fillPassing(door waitline.Door, spare, least, most int64) (n int64, ok bool, err error) {
 	returned := false
-	defer s.line.keepNone(door, &returned)
+	defer func() {
+		if !returned {
+			s.line.waits.GiveBack(door)
+		}
+	}()
 	n, ok, err = s.fill(spare, least, most)
 	returned = true
 	return n, ok, err
-}
-
-// keepNone is deferred, and gives a pass back if a pool or a quota panicked. No waiter is served
-// then: the serving goroutine may be the one that panics, and would record nothing any more.
-func (l *line) keepNone(door waitline.Door, returned *bool) {
-	if !*returned {
-		l.waits.GiveBack(door)
-	}
 }
 
 // unpass gives back a pass that was taken from door. While it was out, the door

@@ -133,7 +133,7 @@ func (r Reservation) SetOwner(o *Owner) error {
 		return errors.New("reservation: it has an owner already")
 	}
 	o.opened(r)
-	if r.over() { // released meanwhile
+	if _, open := r.settings(); !open { // released meanwhile
 		o.closed(r, 0)
 	}
 	return nil
@@ -192,12 +192,10 @@ func (o *Owner) closed(r Reservation, promised int64) {
 	}
 	delete(t.open, o)
 	if o.told.again { // a whole round without the error
-		o.told = told0
+		o.told = told{}
 	}
 	o.told.rolledBack = o.told.is
 }
-
-var told0 told
 
 // gotPast forgets that o was advised to roll back, once it holds what it would have held if it had
 // been served then: the next deadlock is another one. beside is what it holds, or held until now,
@@ -223,7 +221,7 @@ func (o *Owner) gotPast(t *owners, beside int64) {
 	t.Lock()
 	defer t.Unlock()
 	if o.told.is && held >= o.told.past {
-		o.told = told0
+		o.told = told{}
 	}
 }
 

@@ -114,40 +114,25 @@ func WithPolicy(p LimitPolicy) Option {
 // WithoutClearing makes allocations from the reservation fail at once where the room is in pieces.
 // Nothing is moved out of the way (Config.Clear). It is for callers that can go elsewhere, or do
 // such moving themselves.
-func WithoutClearing() Option { return withoutClearing }
-
-// withoutClearing is no literal, so that the option costs no allocation.
-func withoutClearing(o options) options {
-	o.policy.asIs = true
-	return o
+func WithoutClearing() Option {
+	return func(o options) options { o.policy.asIs = true; return o }
 }
 
 // Incoming says that the bytes are for data from outside. The request leaves the headroom of a
 // space free (Config.Headroom). So consumers can still bring what they work on to where they need
 // it when all tiers are full of incoming data.
-func Incoming() Option { return asIncoming }
-
-func asIncoming(o options) options {
-	o.policy.origin = incoming
-	return o
-}
+func Incoming() Option { return from(incoming) }
 
 // Consuming says that the bytes are for a batch that somebody opens. The request may use the
 // headroom of a space, ahead of those that leave it free.
-func Consuming() Option { return isConsuming }
-
-func isConsuming(o options) options {
-	o.policy.origin = consuming
-	return o
-}
+func Consuming() Option { return from(consuming) }
 
 // MovedFrom says that the bytes are for a batch from another tier. In slower tiers the request
 // leaves the headroom free, as with Incoming. In faster ones it may use it, as with Consuming.
-func MovedFrom(k tier.Kind) Option {
-	return func(o options) options {
-		o.policy.origin = within + origin(k)
-		return o
-	}
+func MovedFrom(k tier.Kind) Option { return from(within + origin(k)) }
+
+func from(where origin) Option {
+	return func(o options) options { o.policy.origin = where; return o }
 }
 
 func gather(opts []Option) (options, error) {

@@ -43,32 +43,17 @@ type progress struct {
 	// The look's own; there is never more than one.
 	judge deadlock.Judge // what it is configured with is immutable
 	books *books         // of the last look
-	mark  mark           // what there was when they were read
+	mark  []int64        // what there was when they were read
 	reads int            // how often the books were read
 	steps int            // what that has cost
 }
 
-// mark is the same for as long as nothing has changed that the books depend on.
-type mark struct {
-	changes uint64
-	lines   []lineMark
-}
-
-type lineMark struct {
-	used, available, most, door int64
-	holds                       uint64
-}
-
-func (a mark) equal(b mark) bool { return a.changes == b.changes && slices.Equal(a.lines, b.lines) }
-
-// markNow must be taken before the books are read, so that a change meanwhile shows.
-func (m *Manager) markNow() mark {
-	k := mark{changes: m.progress.changes.Load(), lines: make([]lineMark, len(m.lines))}
-	for i, l := range m.lines {
-		k.lines[i] = lineMark{
-			used: l.space.Used(), available: l.space.Available(), most: l.space.Room(),
-			door: int64(l.waits.Door()), holds: l.space.Inside().Holds().Changes(),
-		}
+// mark returns what is the same for as long as nothing has changed that the books depend on. It
+// must be taken before these are read, so that a change meanwhile shows.
+func (m *Manager) mark() []int64 {
+	k := []int64{int64(m.progress.changes.Load())}
+	for _, l := range m.lines {
+		k = append(k, l.space.Used(), l.space.Available(), l.space.Room(), int64(l.waits.Door()), int64(l.space.Inside().Holds().Changes()))
 	}
 	return k
 }
@@ -174,8 +159,8 @@ func (m *Manager) look() {
 // changed since the last time.
 func (m *Manager) read() *books {
 	p := &m.progress
-	now := m.markNow()
-	if p.books != nil && p.books.Settled && now.equal(p.mark) {
+	now := m.mark()
+	if p.books != nil && p.books.Settled && slices.Equal(now, p.mark) {
 		return p.books
 	}
 	b := m.observe()

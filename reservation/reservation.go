@@ -130,32 +130,24 @@ func (r Reservation) Space() *tier.Space {
 
 // Bytes returns how many bytes are promised, in use or not; 0 after Release.
 func (r Reservation) Bytes() int64 {
-	rec := r.lock()
-	if rec == nil {
-		return 0
-	}
-	defer rec.mu.Unlock()
-	return rec.mu.promised
+	promised, _ := r.amounts()
+	return promised
 }
 
 // Unused returns how many of the promised bytes are in no buffer; 0 after
 // Release.
 func (r Reservation) Unused() int64 {
-	rec := r.lock()
-	if rec == nil {
-		return 0
-	}
-	defer rec.mu.Unlock()
-	return rec.unusedLocked()
+	_, unused := r.amounts()
+	return unused
 }
 
-func (r Reservation) over() bool {
+func (r Reservation) amounts() (promised, unused int64) {
 	rec := r.lock()
 	if rec == nil {
-		return true
+		return 0, 0
 	}
-	rec.mu.Unlock()
-	return false
+	defer rec.mu.Unlock()
+	return rec.mu.promised, rec.unusedLocked()
 }
 
 // settings returns the options of r, and whether it is open.

@@ -59,10 +59,11 @@ func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
 // stream can have one only, even if that was released meanwhile. r must be of the Streams' own
 // space and open.
 func (s *Streams) Attach(on tier.Stream, r Reservation) error {
+	_, open := r.settings()
 	switch {
 	case on == nil:
 		return errors.New("reservation: a stream is required")
-	case r.over():
+	case !open:
 		return errReleased("attach")
 	case r.Space() != s.space:
 		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s", r.Space().ID(), s.space.ID())

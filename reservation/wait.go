@@ -17,7 +17,7 @@ type waiter struct {
 	over        atomic.Bool   // set under Manager.mu, when the outcome is
 	single      [1]slot       // what slots is for most
 	owner       *Owner        // whose it is, or nil
-	tells       []*signal     // of waits that gave way to it; guarded by Manager.mu until it is over
+	tells       []func()      // for waits that gave way to it; guarded by Manager.mu until it is over
 
 	// Guarded by Manager.mu; the outcome may be read when over is set.
 	seq        uint64        // 0 before it waits
@@ -89,7 +89,9 @@ func (o *over) add(w *waiter) { w.nextOver, o.first = o.first, w }
 func (o *over) wake() {
 	for w := o.first; w != nil; {
 		next := w.nextOver
-		w.tellThose()
+		for _, tell := range w.tells {
+			tell()
+		}
 		w.ring()
 		w = next
 	}
