@@ -73,21 +73,14 @@ func (m *Manager) tellOne(v *deadlock.Wait, stuck []*deadlock.Wait, err *Deadloc
 	if v.Owner != nil {
 		takeBack = v.Owner.Of.(*Owner).tell(m, err)
 	}
-	var done over
-	m.mu.Lock()
-	w := waiterOf(v)
-	ended := w != nil && !w.fitsLocked()
-	if ended {
-		err.others = othersLocked(stuck, v)
-		m.failLocked(w, err, &done)
-	}
-	m.mu.Unlock()
-	if !ended {
-		takeBack()
-		return
-	}
-	done.wake()
-	m.serve()
+	m.end(func(done *over) {
+		if w := waiterOf(v); w != nil && !w.fitsLocked() {
+			err.others = othersLocked(stuck, v)
+			m.failLocked(w, err, done)
+			takeBack = func() {}
+		}
+	})
+	takeBack()
 }
 
 // tell records that o gets err.
@@ -106,9 +99,8 @@ func (o *Owner) tell(m *Manager, err *DeadlockError) (takeBack func()) {
 
 // fitsLocked reports whether w is about to be served.
 func (w *waiter) fitsLocked() bool {
-	for i := range w.slots {
-		s := &w.slots[i]
-		if s.in() && s.line.space.Available() >= s.wants() && (!s.line.shut() || s.line.waits.Head() == &s.place) {
+	for s := range w.placesLocked() {
+		if s.line.space.Available() >= s.wants() && (!s.line.shut() || s.line.waits.Head() == &s.place) {
 			return true
 		}
 	}

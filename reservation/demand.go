@@ -1,7 +1,9 @@
 package reservation
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -48,15 +50,13 @@ func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 	}
 	defer m.mu.Unlock()
 	alone := make([]Demand, len(m.lines))
-	for w := m.mu.oldest; w != nil; w = w.next {
+	for w := range m.waitersLocked() {
 		if w == m.mu.served {
 			continue
 		}
 		var c Choice
-		for i := range w.slots {
-			if s := &w.slots[i]; s.in() {
-				c = append(c, Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Headroom: s.wants() - s.need, Waiters: 1})
-			}
+		for s := range w.placesLocked() {
+			c = append(c, Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Headroom: s.spared(), Waiters: 1})
 		}
 		switch len(c) {
 		case 0:
@@ -66,12 +66,8 @@ func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 			any = append(any, c)
 		}
 	}
-	for _, d := range alone {
-		if d.Waiters > 0 {
-			dst = append(dst, d)
-		}
-	}
-	return dst, any
+	alone = slices.DeleteFunc(alone, func(d Demand) bool { return d.Waiters == 0 })
+	return append(dst, alone...), any
 }
 
 // add adds another request for the same space.
@@ -106,39 +102,34 @@ func (m *Manager) Reconsider() {
 	if m.room == nil {
 		return
 	}
-	type ask struct {
-		s           *slot
-		need, spare int64
-	}
-	var asks []ask
+	spare := make(map[*slot]int64)
+	var asks []*slot
 	now := time.Since(m.made)
 	patience := m.progress.judge.Strangers
 	m.mu.Lock()
 	if m.mu.special > 0 {
-		for w := m.mu.oldest; w != nil; w = w.next {
-			for i := range w.slots {
-				if s := &w.slots[i]; s.in() && s.keeps {
-					a := ask{s, s.need, -1}
-					if patience >= 0 && now-w.begun >= patience {
-						a.spare = 0
-					}
-					asks = append(asks, a)
+		for w := range m.waitersLocked() {
+			for s := range w.placesLocked() {
+				switch {
+				case !s.keeps:
+				case patience >= 0 && now-w.begun >= patience:
+					spare[s] = 0
+				default:
+					asks = append(asks, s)
 				}
 			}
 		}
 	}
 	m.mu.Unlock()
 	lockrank.AssertNone("headroom is asked")
-	for i := range asks {
-		if a := &asks[i]; a.spare < 0 {
-			a.spare = m.headroom(a.s.line, a.need)
-		}
+	for _, s := range asks {
+		spare[s] = m.headroom(s.line, s.need)
 	}
 	changed := make(map[*line]bool)
 	m.mu.Lock()
-	for _, a := range asks {
-		if s := a.s; s.in() && s.spare != a.spare {
-			s.spare = a.spare
+	for s, n := range spare {
+		if s.in() && s.spare != n {
+			s.spare = n
 			changed[s.line] = true
 		}
 	}
@@ -147,9 +138,7 @@ func (m *Manager) Reconsider() {
 		l.dirty.Store(true)
 	}
 	m.mu.Unlock()
-	if len(changed) > 0 {
-		m.serve()
-	}
+	m.serve()
 }
 
 // Refuse is for the monitor, when nothing can be moved away any more. It ends the waits whose
@@ -157,45 +146,31 @@ func (m *Manager) Reconsider() {
 // were. full is called once for each space with waiters, with no lock held. Waiters that came after
 // that, or fit by now, keep waiting.
 func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
-	waited := make([]bool, len(m.lines))
 	m.mu.Lock()
 	newest := m.mu.seq
-	for i, l := range m.lines {
-		waited[i] = l.waits.Len() > 0
-	}
+	lines := slices.DeleteFunc(slices.Clone(m.lines), func(l *line) bool { return l.waits.Len() == 0 })
 	m.mu.Unlock()
 	lockrank.AssertNone("full is asked")
-	isFull := make(map[*line]bool)
-	for i, l := range m.lines {
-		if waited[i] && full(l.space.ID()) {
-			isFull[l] = true
-		}
-	}
-	if len(isFull) == 0 {
+	lines = slices.DeleteFunc(lines, func(l *line) bool { return !full(l.space.ID()) })
+	if len(lines) == 0 {
 		return 0
 	}
-	var done over
 	n := 0
-	m.mu.Lock()
-	for w := m.mu.oldest; w != nil && w.seq <= newest; {
-		next := w.next
-		if w.stuckLocked(isFull) {
-			m.failLocked(w, w.refusalLocked(hint), &done)
-			n++
+	m.end(func(done *over) {
+		for w := range m.waitersLocked() {
+			if w.seq <= newest && w.stuckLocked(lines) {
+				m.failLocked(w, w.refusalLocked(hint), done)
+				n++
+			}
 		}
-		w = next
-	}
-	m.mu.Unlock()
-	done.wake()
-	m.serve()
+	})
 	return n
 }
 
 // stuckLocked reports whether each line that w is in is full and has no room for it.
-func (w *waiter) stuckLocked(full map[*line]bool) bool {
-	for i := range w.slots {
-		s := &w.slots[i]
-		if s.in() && (!full[s.line] || s.line.space.Available() >= s.wants()) {
+func (w *waiter) stuckLocked(full []*line) bool {
+	for s := range w.placesLocked() {
+		if !slices.Contains(full, s.line) || s.line.space.Available() >= s.wants() {
 			return false
 		}
 	}
@@ -204,14 +179,9 @@ func (w *waiter) stuckLocked(full map[*line]bool) bool {
 
 // refusalLocked is about the first line that w is in.
 func (w *waiter) refusalLocked(hint string) error {
-	for i := range w.slots {
-		if s := &w.slots[i]; s.in() {
-			e := &tier.NoSpaceError{Space: s.line.space.ID(), Requested: s.need, Available: s.line.space.Available(), Hint: hint}
-			if hint == "" {
-				e.Hint = s.line.hint
-			}
-			return e
-		}
+	s := w.placeLocked()
+	if s == nil {
+		return w.first().exceeded()
 	}
-	return w.first().exceeded()
+	return &tier.NoSpaceError{Space: s.line.space.ID(), Requested: s.need, Available: s.line.space.Available(), Hint: cmp.Or(hint, s.line.hint)}
 }

@@ -1,10 +1,12 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -321,7 +323,7 @@ func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) (err error) {
 			return fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
 		}
 		l := m.lines[i]
-		if hasLine(q.slots, l) {
+		if slotIn(q.slots, l) != nil {
 			continue
 		}
 		n := bytes
@@ -343,24 +345,10 @@ func isSized(s Strategy) bool {
 	return ok
 }
 
-func hasLine(slots []slot, l *line) bool {
-	for i := range slots {
-		if slots[i].line == l {
-			return true
-		}
-	}
-	return false
-}
-
 // exceeded is the error of a request that fits no candidate even when empty. It is about the one
 // with the highest limit.
 func exceeded(slots []slot) error {
-	best := &slots[0]
-	for i := range slots {
-		if c := &slots[i]; c.line.space.Room() > best.line.space.Room() {
-			best = c
-		}
-	}
+	best := slices.MaxFunc(slots, func(a, b slot) int { return cmp.Compare(a.line.space.Room(), b.line.space.Room()) })
 	if best.need == nothing {
 		return best.line.exceeded(best.asked)
 	}
@@ -387,7 +375,7 @@ func (m *Manager) Close() error {
 		return tier.ErrClosed
 	}
 	var done over
-	for w := m.mu.oldest; w != nil; w = m.mu.oldest {
+	for w := range m.waitersLocked() {
 		m.failLocked(w, closedError(), &done)
 	}
 	m.forgetLongLocked()

@@ -121,18 +121,20 @@ func WithoutClearing() Option {
 // Incoming says that the bytes are for data from outside. The request leaves the headroom of a
 // space free (Config.Headroom). So consumers can still bring what they work on to where they need
 // it when all tiers are full of incoming data.
-func Incoming() Option { return from(incoming) }
+func Incoming() Option {
+	return func(o options) options { o.policy.origin = incoming; return o }
+}
 
 // Consuming says that the bytes are for a batch that somebody opens. The request may use the
 // headroom of a space, ahead of those that leave it free.
-func Consuming() Option { return from(consuming) }
+func Consuming() Option {
+	return func(o options) options { o.policy.origin = consuming; return o }
+}
 
 // MovedFrom says that the bytes are for a batch from another tier. In slower tiers the request
 // leaves the headroom free, as with Incoming. In faster ones it may use it, as with Consuming.
-func MovedFrom(k tier.Kind) Option { return from(within + origin(k)) }
-
-func from(where origin) Option {
-	return func(o options) options { o.policy.origin = where; return o }
+func MovedFrom(k tier.Kind) Option {
+	return func(o options) options { o.policy.origin = within + origin(k); return o }
 }
 
 func gather(opts []Option) (options, error) {

@@ -1,8 +1,10 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"sync/atomic"
 	"time"
 
@@ -123,6 +125,38 @@ func newWaiter(slots []slot, least, most int64) *waiter {
 // first is w's place in the line of its first candidate.
 func (w *waiter) first() *slot { return &w.slots[0] }
 
+// placesLocked yields those of w's slots that are in a line.
+func (w *waiter) placesLocked() iter.Seq[*slot] {
+	return func(yield func(*slot) bool) {
+		for i := range w.slots {
+			if s := &w.slots[i]; s.in() && !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// placeLocked returns the first of w's slots that is in a line, or nil.
+func (w *waiter) placeLocked() *slot {
+	for s := range w.placesLocked() {
+		return s
+	}
+	return nil
+}
+
+// waitersLocked yields all waiters, the oldest first. The wait of one that was yielded may end.
+func (m *Manager) waitersLocked() iter.Seq[*waiter] {
+	return func(yield func(*waiter) bool) {
+		for w := m.mu.oldest; w != nil; {
+			next := w.next
+			if !yield(w) {
+				return
+			}
+			w = next
+		}
+	}
+}
+
 // special reports whether w has several candidates, or leaves headroom free.
 func (w *waiter) special() bool { return len(w.slots) > 1 || w.first().keeps }
 
@@ -224,13 +258,10 @@ func (m *Manager) leaveLocked(w *waiter, done *over) {
 	if w.special() {
 		m.mu.special--
 	}
-	for i := range w.slots {
-		s := &w.slots[i]
-		if s.in() {
-			s.line.waits.Remove(&s.place)
-			s.line.attendLocked()
-			s.line.dirty.Store(true)
-		}
+	for s := range w.placesLocked() {
+		s.line.waits.Remove(&s.place)
+		s.line.attendLocked()
+		s.line.dirty.Store(true)
 	}
 	m.waitEndedLocked(w)
 	w.over.Store(true) // last, because then w returns
@@ -242,24 +273,29 @@ func (m *Manager) failLocked(w *waiter, err error, done *over) {
 	m.leaveLocked(w, done)
 }
 
-// withdraw ends w's wait with an error, and reports whether it was not over before.
-func (m *Manager) withdraw(w *waiter, err error) bool {
+// end calls f, which may end waits, with the lock held. It then wakes these waiters, and serves
+// those behind them.
+func (m *Manager) end(f func(done *over)) {
 	var done over
 	m.mu.Lock()
-	if w.over.Load() {
-		m.mu.Unlock()
-		return false
-	}
-	if w.seq == 0 {
-		w.err = err
-		w.over.Store(true)
-	} else {
-		m.failLocked(w, err, &done)
-	}
+	f(&done)
 	m.mu.Unlock()
 	done.wake()
 	m.serve()
-	return true
+}
+
+// withdraw ends w's wait with an error, and reports whether it was not over before.
+func (m *Manager) withdraw(w *waiter, err error) (was bool) {
+	m.end(func(done *over) {
+		switch was = !w.over.Load(); {
+		case was && w.seq == 0:
+			w.err = err
+			w.over.Store(true)
+		case was:
+			m.failLocked(w, err, done)
+		}
+	})
+	return was
 }
 
 // serve hands room to the waiters of dirty lines. One goroutine does it at a time, because the
@@ -348,11 +384,9 @@ func (m *Manager) serveOne(s *slot, door waitline.Door, spare int64) {
 func (l *line) refillLocked() {
 	limit := l.limit.Load()
 	l.waits.Refill(func(push func(*waitline.Place[*slot], int64)) {
-		for w := l.m.mu.oldest; w != nil; w = w.next {
-			for i := range w.slots {
-				if s := &w.slots[i]; s.line == l && s.fits(limit) {
-					push(&s.place, s.wants())
-				}
+		for w := range l.m.waitersLocked() {
+			if s := slotIn(w.slots, l); s != nil && s.fits(limit) {
+				push(&s.place, s.wants())
 			}
 		}
 	})
@@ -368,50 +402,36 @@ func (m *Manager) refreshLocked(l *line, done *over) {
 	}
 	l.limit.Store(limit)
 	l.refillLocked()
-	for w := m.mu.oldest; w != nil; {
-		next := w.next
-		if !w.standsLocked() {
-			m.failLocked(w, w.in(l).exceeded(), done)
+	for w := range m.waitersLocked() {
+		if w.placeLocked() == nil {
+			m.failLocked(w, cmp.Or(slotIn(w.slots, l), w.first()).exceeded(), done)
 		}
-		w = next
 	}
 }
 
-func (w *waiter) standsLocked() bool {
-	for i := range w.slots {
-		if w.slots[i].in() {
-			return true
+// slotIn returns the slot for l, or nil.
+func slotIn(slots []slot, l *line) *slot {
+	for i := range slots {
+		if slots[i].line == l {
+			return &slots[i]
 		}
 	}
-	return false
-}
-
-// in returns w's place in l, or the first if l is no candidate.
-func (w *waiter) in(l *line) *slot {
-	for i := range w.slots {
-		if w.slots[i].line == l {
-			return &w.slots[i]
-		}
-	}
-	return w.first()
+	return nil
 }
 
 // setHeld passes what the reservation promises now to the waiting Grow calls. Calls that would make
 // it too large for the space are refused: they would never be served, and would block all others.
 func (m *Manager) setHeld(growing []*waiter, held int64) {
-	var done over
-	m.mu.Lock()
-	for _, w := range growing {
-		if w.over.Load() {
-			continue
+	m.end(func(done *over) {
+		for _, w := range growing {
+			if w.over.Load() {
+				continue
+			}
+			s := w.first()
+			s.held = held
+			if s.in() && !s.fits(s.line.limit.Load()) {
+				m.failLocked(w, s.exceeded(), done)
+			}
 		}
-		s := w.first()
-		s.held = held
-		if s.in() && !s.fits(s.line.limit.Load()) {
-			m.failLocked(w, s.exceeded(), &done)
-		}
-	}
-	m.mu.Unlock()
-	done.wake()
-	m.serve()
+	})
 }
