@@ -15,21 +15,9 @@ type books struct {
 // observe reads the books: first what is held, then the waits, then the spaces. So what owners hold
 // is not more than what is used.
 func (m *Manager) observe() *books {
-	b := &books{owners: make(map[*Owner]*deadlock.Owner), waits: make(map[*waiter]*deadlock.Wait)}
-	for _, l := range m.lines {
-		b.AddLine().Holds = l.space.Inside().Holds().Changes()
-	}
 	open, changes := m.progress.owners.reservations()
+	b := m.observeHeld(open)
 	b.Changes = changes
-	for o, all := range open {
-		v := b.owner(o)
-		for _, r := range all {
-			promised, unused := r.Bytes(), r.Unused()
-			b.Promise(v, b.Lines[r.rec.line.index], promised)
-			b.Drawn(v, b.Lines[r.rec.line.index], max(0, promised-unused))
-		}
-	}
-	m.observeHolds(b)
 	m.mu.Lock()
 	for w := range m.progress.waits {
 		var o *deadlock.Owner
@@ -57,8 +45,21 @@ func (m *Manager) observe() *books {
 	return b
 }
 
-// observeHolds reads which handles and records keep memory.
-func (m *Manager) observeHolds(b *books) {
+// observeHeld reads what the open reservations of owners promise, and then which handles and records
+// keep memory.
+func (m *Manager) observeHeld(open map[*Owner][]Reservation) *books {
+	b := &books{owners: make(map[*Owner]*deadlock.Owner), waits: make(map[*waiter]*deadlock.Wait)}
+	for _, l := range m.lines {
+		b.AddLine().Holds = l.space.Inside().Holds().Changes()
+	}
+	for o, all := range open {
+		v := b.owner(o)
+		for _, r := range all {
+			promised, unused := r.amounts()
+			b.Promise(v, b.Lines[r.rec.line.index], promised)
+			b.Drawn(v, b.Lines[r.rec.line.index], promised-unused)
+		}
+	}
 	var views []holds.View
 	for i, l := range m.lines {
 		views = l.space.Inside().Holds().Append(views[:0])
@@ -70,6 +71,7 @@ func (m *Manager) observeHolds(b *books) {
 			l.space.Inside().EachKept(&views[k], func(memory any, bytes int64) { b.Keep(owner, b.Lines[i], memory, bytes) })
 		}
 	}
+	return b
 }
 
 // maybeOf reports whether o is m's, or has not asked any manager yet.

@@ -10,25 +10,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// tell ends one of the stuck waits. It prefers the youngest of an owner whose giving up would help
-// and that has not been advised to roll back yet. If all have, it takes the youngest: rolling back
-// again would only go round in a circle.
-func (m *Manager) tell(b *books, stuck []*deadlock.Wait, still time.Duration) {
-	among := b.Holders(stuck)
-	if len(among) == 0 {
-		among = stuck
-	}
-	v, split := among[len(among)-1], true
+// tellOwner ends one of the stuck waits, which all have owners.
+func (m *Manager) tellOwner(b *books, stuck []*deadlock.Wait, still time.Duration) {
 	t := &m.progress.owners
 	t.Lock()
-	for _, c := range slices.Backward(among) {
-		if !c.Owner.Of.(*Owner).told.is {
-			v, split = c, false
-			break
-		}
-	}
+	v, again := b.Victim(stuck, func(o *deadlock.Owner) bool { return o.Of.(*Owner).told.is })
 	t.Unlock()
-	m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), split, still))
+	m.tell(b, v, stuck, again, still)
 }
 
 func (m *Manager) errorOf(b *books, v *deadlock.Wait, waiters int, split bool, still time.Duration) *DeadlockError {
@@ -66,9 +54,10 @@ func (b *books) holdersIn(space *tier.Space, unknown bool) []tier.Holding {
 	return out
 }
 
-// tellOne ends v's wait, unless there is room for it by now. It records before that the owner gets
+// tell ends v's wait, unless there is room for it by now. It records before that the owner gets
 // the error, so that what the owner does then counts.
-func (m *Manager) tellOne(v *deadlock.Wait, stuck []*deadlock.Wait, err *DeadlockError) {
+func (m *Manager) tell(b *books, v *deadlock.Wait, stuck []*deadlock.Wait, split bool, still time.Duration) {
+	err := m.errorOf(b, v, len(stuck), split, still)
 	takeBack := func() {}
 	if v.Owner != nil {
 		takeBack = v.Owner.Of.(*Owner).tell(m, err)

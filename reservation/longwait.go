@@ -90,45 +90,23 @@ type dated struct {
 	at time.Duration
 }
 
-// patience is how a manager notices long waits. There is a timer while there are waiters. Guarded
-// by Manager.mu.
+// patience is how a manager notices long waits. The alarm is set while there are waiters.
 type patience struct {
-	tell  func(LongWait) // immutable
-	timer *time.Timer
-	armed bool
+	tell func(LongWait) // immutable
+	next alarm          // for reportLong
 }
 
 // expectLocked arranges that a wait that begins now is reported when it has taken long.
 func (m *Manager) expectLocked(w *waiter) {
 	w.begun = time.Since(m.made)
 	w.due = longWaitAfter
-	if p := &m.patience; p.tell != nil && !p.armed {
-		m.reportLaterLocked(longWaitAfter)
+	if p := &m.patience; p.tell != nil && !p.next.set {
+		p.next.startLocked(longWaitAfter, m.reportLong)
 	}
 }
 
-func (m *Manager) reportLaterLocked(after time.Duration) {
-	p := &m.patience
-	p.armed = true
-	m.progress.looks.Add(1)
-	if p.timer == nil {
-		p.timer = time.AfterFunc(after, m.reportLong)
-		return
-	}
-	p.timer.Reset(after)
-}
-
-// forgetLongLocked ends the reports.
-func (m *Manager) forgetLongLocked() {
-	if p := &m.patience; p.armed && p.timer.Stop() { // else a report is under way
-		p.armed = false
-		m.progress.looks.Done()
-	}
-}
-
-// reportLong is called by the timer: it reports the oldest wait of each line, if it is due.
+// reportLong is called by the alarm: it reports the oldest wait of each line, if it is due.
 func (m *Manager) reportLong() {
-	defer m.progress.looks.Done()
 	lockrank.AssertNone("long waits are reported")
 	var all []LongWait
 	m.mu.Lock()
@@ -155,7 +133,7 @@ func (m *Manager) reportLong() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.patience.armed = false
+	m.patience.next.set = false
 	if m.mu.oldest == nil || m.closed.Load() {
 		return
 	}
@@ -165,5 +143,5 @@ func (m *Manager) reportLong() {
 			next = min(next, head.Of.w.begun+head.Of.w.due-now)
 		}
 	}
-	m.reportLaterLocked(max(longWaitGap, min(next, longWaitAfter)))
+	m.patience.next.startLocked(max(longWaitGap, min(next, longWaitAfter)), m.reportLong)
 }

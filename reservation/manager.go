@@ -378,12 +378,13 @@ func (m *Manager) Close() error {
 	for w := range m.waitersLocked() {
 		m.failLocked(w, closedError(), &done)
 	}
-	m.forgetLongLocked()
+	m.patience.next.stopLocked()
 	cancels := m.mu.cancels
 	m.mu.cancels = nil
 	m.mu.Unlock()
 	done.wake()
-	m.progress.looks.Wait()
+	m.progress.next.pending.Wait()
+	m.patience.next.pending.Wait()
 	for _, cancel := range cancels {
 		cancel()
 	}

@@ -208,42 +208,13 @@ func (o *Owner) gotPast(t *owners, beside int64) {
 	}
 	open := slices.Collect(maps.Keys(o.open))
 	t.Unlock()
-	held, kept := beside, o.kept()
-	drawn := make([]int64, len(kept))
-	for _, r := range open {
-		promised, unused := r.Bytes(), r.Unused()
-		held += promised
-		drawn[r.rec.line.index] += max(0, promised-unused)
-	}
-	for i, n := range kept {
-		held += n - min(n, drawn[i]) // handles may keep what was drawn
-	}
+	b := o.manager.Load().observeHeld(map[*Owner][]Reservation{o: open})
+	b.Settle()
 	t.Lock()
 	defer t.Unlock()
-	if o.told.is && held >= o.told.past {
+	if o.told.is && beside+b.owner(o).Total >= o.told.past {
 		o.told = told{}
 	}
-}
-
-// kept returns how many bytes of each line the handles and records of o keep.
-func (o *Owner) kept() []int64 {
-	lines := o.manager.Load().lines
-	kept := make([]int64, len(lines))
-	for i, l := range lines {
-		seen := make(map[any]bool)
-		for _, v := range l.space.Inside().Holds().Append(nil) {
-			if v.Owner != any(o) {
-				continue
-			}
-			l.space.Inside().EachKept(&v, func(memory any, bytes int64) {
-				if !seen[memory] {
-					seen[memory] = true
-					kept[i] += bytes
-				}
-			})
-		}
-	}
-	return kept
 }
 
 // served notes that a wait of o's was served with n bytes.

@@ -30,15 +30,13 @@ const lookShare = 20
 // changed since the last look, the books are not read again.
 type progress struct {
 	owners  owners
-	looks   sync.WaitGroup // one while a look is due or under way
-	changes atomic.Uint64  // of what owners hold and wait for
+	changes atomic.Uint64 // of what owners hold and wait for
 
 	// Guarded by Manager.mu.
-	waits   map[*waiter]struct{}
-	owned   int // of waits: those that have an owner
-	timer   *time.Timer
-	looking bool          // a look is due or under way
-	took    time.Duration // by the last look
+	waits map[*waiter]struct{}
+	owned int           // of waits: those that have an owner
+	next  alarm         // for look
+	took  time.Duration // by the last look
 
 	// The look's own; there is never more than one.
 	judge deadlock.Judge // what it is configured with is immutable
@@ -84,12 +82,11 @@ func (m *Manager) waitBegunLocked(w *waiter) {
 	p.waits[w] = struct{}{}
 	if w.owner != nil {
 		p.owned++
-		if p.owned == 1 && p.looking && p.timer.Stop() { // the next look is far off
-			p.looking = false
-			p.looks.Done()
+		if p.owned == 1 { // the next look is far off
+			p.next.stopLocked()
 		}
 	}
-	if !p.looking {
+	if !p.next.set {
 		m.lookLaterLocked()
 	}
 }
@@ -105,48 +102,64 @@ func (m *Manager) waitEndedLocked(w *waiter) {
 	if w.owner != nil {
 		p.owned--
 	}
-	if len(p.waits) == 0 && p.looking && p.timer.Stop() { // else a look is under way, and sees it
-		p.looking = false
-		p.looks.Done()
+	if len(p.waits) == 0 {
+		p.next.stopLocked() // a look that is under way sees it
 	}
 }
 
 // lookLaterLocked arranges the next look.
 func (m *Manager) lookLaterLocked() {
 	p := &m.progress
-	p.looking = true
-	p.looks.Add(1)
 	grace := p.judge.Grace
 	if p.owned == 0 {
 		grace = p.judge.Strangers
 	}
-	after := max(1, grace/looksPerGrace, (lookShare-1)*p.took)
-	if p.timer == nil {
-		p.timer = time.AfterFunc(after, m.look)
-		return
-	}
-	p.timer.Reset(after)
+	p.next.startLocked(max(1, grace/looksPerGrace, (lookShare-1)*p.took), m.look)
 }
 
-// look is called by the timer.
+// alarm calls a function once, after some time. Manager.mu guards it.
+type alarm struct {
+	timer   *time.Timer
+	set     bool           // the call is due or under way; the function resets it
+	pending sync.WaitGroup // one while it is
+}
+
+// startLocked has f, which is always the same, called. The alarm must not be set.
+func (a *alarm) startLocked(after time.Duration, f func()) {
+	a.set = true
+	a.pending.Add(1)
+	if a.timer == nil {
+		a.timer = time.AfterFunc(after, func() { defer a.pending.Done(); f() })
+		return
+	}
+	a.timer.Reset(after)
+}
+
+// stopLocked ends the alarm, unless the call is under way.
+func (a *alarm) stopLocked() {
+	if a.set && a.timer.Stop() {
+		a.set = false
+		a.pending.Done()
+	}
+}
+
+// look is called by the alarm.
 func (m *Manager) look() {
 	p := &m.progress
-	defer p.looks.Done()
 	lockrank.AssertNone("waiters are looked at")
 	began := time.Now()
 	b := m.read()
 	if stuck, still := p.judge.Owners(&b.Books, time.Now()); len(stuck) > 0 {
-		m.tell(b, stuck, still)
+		m.tellOwner(b, stuck, still)
 	}
 	lasted := func(v *deadlock.Wait) time.Duration { return time.Since(m.made) - v.Of.(*waiter).begun }
 	if stuck, still := p.judge.Plain(&b.Books, time.Now(), lasted); len(stuck) > 0 {
-		v := stuck[len(stuck)-1]
-		m.tellOne(v, stuck, m.errorOf(b, v, len(stuck), false, still))
+		m.tell(b, stuck[len(stuck)-1], stuck, false, still)
 	}
 	took := time.Since(began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.looking, p.took = false, took
+	p.next.set, p.took = false, took
 	if len(p.waits) > 0 {
 		m.lookLaterLocked()
 	} else {

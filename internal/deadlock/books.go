@@ -340,8 +340,24 @@ func (b *Books) waitedFor(waits []*Wait) []*Line {
 	return out
 }
 
-// Holders returns the waits whose owner could give something back of what is waited for.
-func (b *Books) Holders(waits []*Wait) []*Wait {
+// Victim returns which of the stuck waits is to fail, all of which have owners. It prefers the
+// youngest of an owner whose giving up would help, and that was not told before to roll back. If all
+// were, it takes the youngest, and again is true: rolling back would only go round in a circle.
+func (b *Books) Victim(stuck []*Wait, told func(*Owner) bool) (w *Wait, again bool) {
+	among := b.holders(stuck)
+	if len(among) == 0 {
+		among = stuck
+	}
+	for _, w := range slices.Backward(among) {
+		if !told(w.Owner) {
+			return w, false
+		}
+	}
+	return among[len(among)-1], true
+}
+
+// holders returns the waits whose owner could give something back of what is waited for.
+func (b *Books) holders(waits []*Wait) []*Wait {
 	lines := b.waitedFor(waits)
 	var out []*Wait
 	for _, w := range waits {

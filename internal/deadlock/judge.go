@@ -105,7 +105,7 @@ func (j *Judge) Owners(b *Books, now time.Time) (stuck []*Wait, still time.Durat
 		still = now.Sub(j.since)
 	case !slices.ContainsFunc(b.Owners, func(o *Owner) bool { return o.Total > 0 }):
 		grace = j.Strangers // others have it all, who may go on
-	case len(b.Holders(stuck)) == 0:
+	case len(b.holders(stuck)) == 0:
 		grace *= helpless
 	}
 	if grace < 0 || now.Sub(j.since) < grace {
