@@ -27,7 +27,7 @@ func (m *Manager) observe() *books {
 		b.Judged(b.wait(w), o)
 	}
 	for i, l := range m.lines {
-		b.Lines[i].Shut = l.shut()
+		b.Lines[i].Shut = l.waits.Door().Shut()
 		if head := l.waits.Head(); head != nil {
 			b.Lines[i].Head = b.wait(head.Of.w)
 		}

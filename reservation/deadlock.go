@@ -89,15 +89,12 @@ func (o *Owner) tell(m *Manager, err *DeadlockError) (takeBack func()) {
 // fitsLocked reports whether w is about to be served.
 func (w *waiter) fitsLocked() bool {
 	for s := range w.placesLocked() {
-		if s.line.space.Available() >= s.wants() && (!s.line.shut() || s.line.waits.Head() == &s.place) {
+		if s.line.space.Available() >= s.wants() && (!s.line.waits.Door().Shut() || s.line.waits.Head() == &s.place) {
 			return true
 		}
 	}
 	return false
 }
-
-// shut reports whether only the head may be served.
-func (l *line) shut() bool { return l.waits.Door().Shut() }
 
 // othersLocked returns what is closed when a wait of an owner other than told's is over; nil if
 // there is none.

@@ -99,7 +99,7 @@ func (m *Manager) announce() {
 // leave free that do. A wait of more than Config.StuckAfter leaves none any more: consumers have
 // had their time. It must be called with no lock held.
 func (m *Manager) Reconsider() {
-	if m.room == nil {
+	if m.config.Headroom == nil {
 		return
 	}
 	spare := make(map[*slot]int64)

@@ -16,7 +16,7 @@ func (m *Manager) Runnable() []string {
 	for _, l := range m.lines {
 		limit, room, door := l.space.Limit(), l.space.Available(), l.waits.Door()
 		head := true
-		for w := m.mu.oldest; w != nil; w = w.next {
+		for w := range m.waitersLocked() {
 			for i := range w.slots {
 				s := &w.slots[i]
 				if s.line != l || !s.fits(limit) {
@@ -31,8 +31,8 @@ func (m *Manager) Runnable() []string {
 		if head != door.Open() && limit == l.limit.Load() {
 			out = append(out, fmt.Sprintf("%s: the door is %x; nobody waits: %v", l.space.ID(), door, head))
 		}
-		if door.Passes() > m.bypass {
-			out = append(out, fmt.Sprintf("%s: %d passes were left of %d", l.space.ID(), door.Passes(), m.bypass))
+		if door.Passes() > l.waits.Bypass {
+			out = append(out, fmt.Sprintf("%s: %d passes were left of %d", l.space.ID(), door.Passes(), l.waits.Bypass))
 		}
 	}
 	return out

@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -48,7 +49,7 @@ const nothing = waitline.Nothing
 func newLine(m *Manager, sp *tier.Space) *line {
 	all := m.spaces.all
 	l := &line{m: m, space: sp, hint: sp.Inside().Hint(), lowest: sp.Kind() == all[len(all)-1].Kind()}
-	l.waits.Bypass = m.bypass
+	l.waits.Bypass = uint32(max(0, cmp.Or(m.config.Bypass, defaultBypass)))
 	l.limit.Store(sp.Room())
 	return l
 }

@@ -87,10 +87,10 @@ func TestWithdrawnBeforeItWaits(t *testing.T) {
 	if !m.withdraw(w, why) || m.withdraw(w, errKept) {
 		t.Error("want it withdrawn once")
 	}
-	if m.mu.oldest != stays || m.mu.newest != stays {
+	if m.mu.ring.next != stays || m.mu.ring.prev != stays {
 		t.Error("who waits is forgotten")
 	}
-	if err := m.enqueue(w); err != why || w.seq != 0 || m.mu.newest != stays {
+	if err := m.enqueue(w); err != why || w.seq != 0 || m.mu.ring.prev != stays {
 		t.Errorf("entering says %v", err)
 	}
 	m.withdraw(stays, why)
@@ -107,7 +107,7 @@ func TestEntersNoLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	var large *ExceededError
-	if err := entering(); !errors.As(err, &large) || m.mu.oldest != nil {
+	if err := entering(); !errors.As(err, &large) || m.mu.ring.next != &m.mu.ring {
 		t.Errorf("a space that has become too small: %v", err)
 	}
 	if err := l.space.SetLimit(100); err != nil {
@@ -116,7 +116,7 @@ func TestEntersNoLine(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := entering(); !errors.Is(err, tier.ErrClosed) || m.mu.oldest != nil {
+	if err := entering(); !errors.Is(err, tier.ErrClosed) || m.mu.ring.next != &m.mu.ring {
 		t.Errorf("a manager that is closed: %v", err)
 	}
 }

@@ -90,18 +90,12 @@ type dated struct {
 	at time.Duration
 }
 
-// patience is how a manager notices long waits. The alarm is set while there are waiters.
-type patience struct {
-	tell func(LongWait) // immutable
-	next alarm          // for reportLong
-}
-
 // expectLocked arranges that a wait that begins now is reported when it has taken long.
 func (m *Manager) expectLocked(w *waiter) {
 	w.begun = time.Since(m.made)
 	w.due = longWaitAfter
-	if p := &m.patience; p.tell != nil && !p.next.set {
-		p.next.startLocked(longWaitAfter, m.reportLong)
+	if m.config.LongWait != nil && !m.patience.set {
+		m.patience.startLocked(longWaitAfter, m.reportLong)
 	}
 }
 
@@ -129,12 +123,12 @@ func (m *Manager) reportLong() {
 	m.mu.Unlock()
 	for _, one := range all {
 		one.Holdings, _ = m.Holdings(one.Space)
-		m.panics.Do("Config.LongWait", func() { m.patience.tell(one) })
+		m.panics.Do("Config.LongWait", func() { m.config.LongWait(one) })
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.patience.next.set = false
-	if m.mu.oldest == nil || m.closed.Load() {
+	m.patience.set = false
+	if m.mu.ring.next == &m.mu.ring || m.closed.Load() {
 		return
 	}
 	next, now := time.Duration(1<<62), time.Since(m.made)
@@ -143,5 +137,5 @@ func (m *Manager) reportLong() {
 			next = min(next, head.Of.w.begun+head.Of.w.due-now)
 		}
 	}
-	m.patience.next.startLocked(max(longWaitGap, min(next, longWaitAfter)), m.reportLong)
+	m.patience.startLocked(max(longWaitGap, min(next, longWaitAfter)), m.reportLong)
 }

@@ -69,8 +69,7 @@ func (c Config) validate() error {
 	if c.Grace < 0 {
 		return fmt.Errorf("reservation: a grace of %v is negative", c.Grace)
 	}
-	_, err := newSpaces(c.Spaces, nil, nil)
-	return err
+	return nil
 }
 
 // Manager promises bytes of a fixed set of spaces. It is safe for concurrent use. The package
@@ -78,9 +77,7 @@ func (c Config) validate() error {
 type Manager struct {
 	spaces *Spaces
 	lines  []*line // as spaces.all
-	bypass uint32
-	clear  func(space tier.ID, enough func() bool) // may be nil
-	room   func(tier.ID, int64) int64              // Config.Headroom; may be nil
+	config Config
 
 	closed   atomic.Bool
 	serving  atomic.Int64 // calls of serve that are not answered yet; see serve
@@ -89,7 +86,7 @@ type Manager struct {
 	scratch  sync.Pool // of *scratch
 	bells    sync.Pool // of the bells of waiters, which may have been rung
 	progress progress
-	patience patience
+	patience alarm     // for reportLong, while there are waiters
 	panics   guard.Log // of what the configuration and subscribers call
 	open     sync.Map  // of Reservation; only in an invariants build
 
@@ -97,11 +94,11 @@ type Manager struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		seq            uint64 // of the youngest waiter
-		oldest, newest *waiter
-		served         *waiter  // that waits still, though its bytes may be charged already
-		special        int      // waiters with several candidates, or with headroom
-		cancels        []func() // ends the subscriptions to the spaces
+		seq     uint64   // of the youngest waiter
+		ring    waiter   // is none: the oldest is next, and the youngest before
+		served  *waiter  // that waits still, though its bytes may be charged already
+		special int      // waiters with several candidates, or with headroom
+		cancels []func() // ends the subscriptions to the spaces
 	}
 }
 
@@ -122,13 +119,11 @@ func NewManager(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{spaces: spaces, bypass: uint32(max(0, cfg.Bypass)), clear: cfg.Clear, room: cfg.Headroom, made: time.Now()}
+	m := &Manager{spaces: spaces, config: cfg, made: time.Now()}
 	m.bells.New = func() any { return make(chan struct{}, 1) }
-	if cfg.Bypass == 0 {
-		m.bypass = defaultBypass
-	}
 	m.progress.configure(m, cfg)
-	m.patience.tell, m.panics.Logger = cfg.LongWait, cfg.Logger
+	m.panics.Logger = cfg.Logger
+	m.mu.ring.prev, m.mu.ring.next = &m.mu.ring, &m.mu.ring
 	m.scratch.New = func() any { return new(scratch) }
 	for _, sp := range spaces.all {
 		l := newLine(m, sp)
@@ -290,7 +285,7 @@ func (q *scratch) place(wait bool, least, most int64) (placed, error) {
 
 // addHeadroom notes which of the slots leave headroom free, and which may use it.
 func (m *Manager) addHeadroom(slots []slot, o origin) {
-	if o == unknown || m.room == nil {
+	if o == unknown || m.config.Headroom == nil {
 		return
 	}
 	for i := range slots {
@@ -304,7 +299,7 @@ func (m *Manager) addHeadroom(slots []slot, o origin) {
 
 // headroom asks how much a request for need bytes leaves free in l.
 func (m *Manager) headroom(l *line, need int64) (bytes int64) {
-	m.panics.Do("Config.Headroom", func() { bytes = max(0, m.room(l.space.ID(), need)) })
+	m.panics.Do("Config.Headroom", func() { bytes = max(0, m.config.Headroom(l.space.ID(), need)) })
 	return bytes
 }
 
@@ -378,13 +373,13 @@ func (m *Manager) Close() error {
 	for w := range m.waitersLocked() {
 		m.failLocked(w, closedError(), &done)
 	}
-	m.patience.next.stopLocked()
+	m.patience.stopLocked()
 	cancels := m.mu.cancels
 	m.mu.cancels = nil
 	m.mu.Unlock()
 	done.wake()
 	m.progress.next.pending.Wait()
-	m.patience.next.pending.Wait()
+	m.patience.pending.Wait()
 	for _, cancel := range cancels {
 		cancel()
 	}

@@ -95,7 +95,7 @@ func (m *Manager) waitOf(ctx context.Context, w *waiter, named *Owner) (*line, i
 	}
 	l, n, err := m.wait(ctx, w)
 	if err == nil {
-		w.owner.served(n)
+		w.owner.gotPast(n)
 	}
 	return l, n, err
 }
@@ -160,9 +160,6 @@ func (o *Owner) opened(r Reservation) {
 	}
 	t := &o.manager.Load().progress.owners
 	t.Lock()
-	if t.open == nil {
-		t.open = make(map[*Owner]struct{})
-	}
 	if o.open == nil {
 		o.open = make(map[Reservation]struct{})
 	}
@@ -172,7 +169,7 @@ func (o *Owner) opened(r Reservation) {
 	o.changed()
 	o.told.again = o.told.rolledBack
 	t.Unlock()
-	o.gotPast(t, 0)
+	o.gotPast(0)
 }
 
 // closed notes that r, which promised so much, is being released.
@@ -180,8 +177,8 @@ func (o *Owner) closed(r Reservation, promised int64) {
 	if o == nil {
 		return
 	}
+	o.gotPast(promised)
 	t := &o.manager.Load().progress.owners
-	o.gotPast(t, promised)
 	t.Lock()
 	defer t.Unlock()
 	delete(o.open, r)
@@ -200,7 +197,12 @@ func (o *Owner) closed(r Reservation, promised int64) {
 // gotPast forgets that o was advised to roll back, once it holds what it would have held if it had
 // been served then: the next deadlock is another one. beside is what it holds, or held until now,
 // in no open reservation, handle or record.
-func (o *Owner) gotPast(t *owners, beside int64) {
+func (o *Owner) gotPast(beside int64) {
+	if o == nil {
+		return
+	}
+	m := o.manager.Load()
+	t := &m.progress.owners
 	t.Lock()
 	if !o.told.is {
 		t.Unlock()
@@ -208,19 +210,12 @@ func (o *Owner) gotPast(t *owners, beside int64) {
 	}
 	open := slices.Collect(maps.Keys(o.open))
 	t.Unlock()
-	b := o.manager.Load().observeHeld(map[*Owner][]Reservation{o: open})
+	b := m.observeHeld(map[*Owner][]Reservation{o: open})
 	b.Settle()
 	t.Lock()
 	defer t.Unlock()
 	if o.told.is && beside+b.owner(o).Total >= o.told.past {
 		o.told = told{}
-	}
-}
-
-// served notes that a wait of o's was served with n bytes.
-func (o *Owner) served(n int64) {
-	if o != nil {
-		o.gotPast(&o.manager.Load().progress.owners, n)
 	}
 }
 

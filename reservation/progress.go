@@ -58,6 +58,7 @@ func (m *Manager) mark() []int64 {
 
 // configure is part of NewManager.
 func (p *progress) configure(m *Manager, cfg Config) {
+	p.owners.open = make(map[*Owner]struct{})
 	p.judge.Grace = cmp.Or(cfg.Grace, defaultGrace)
 	p.judge.Strangers = cmp.Or(cfg.StuckAfter, StuckAfter)
 	if cfg.Movable != nil {

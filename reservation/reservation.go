@@ -189,7 +189,7 @@ func (r Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.B
 		return nil, errReleased("alloc")
 	}
 	b, err := r.tryAlloc(size, cuts, a)
-	if err != nil && r.rec.line.m.clear != nil && inPieces(err) {
+	if err != nil && r.rec.line.m.config.Clear != nil && inPieces(err) {
 		b, err = r.allocCleared(size, cuts, a, err)
 	}
 	if err != nil {
@@ -213,7 +213,7 @@ func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err 
 	}
 	lockrank.AssertNone("others are moved out of the way")
 	var b *tier.Buffer
-	r.rec.line.m.clear(r.rec.line.space.ID(), func() bool {
+	r.rec.line.m.config.Clear(r.rec.line.space.ID(), func() bool {
 		if err != nil { // also if it is called once more than it should be
 			b, err = r.tryAlloc(size, cuts, a)
 		}

@@ -16,7 +16,7 @@ type Spaces struct {
 	all      []*tier.Space
 	kinds    [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
 	distance []int                                 // between spaces i and j at i*len(all)+j
-	paired   []bool                                // in the same way
+	apart    []int                                 // in the same way: 0 if they are paired, else 1
 }
 
 func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {
@@ -45,7 +45,11 @@ func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a,
 	for _, a := range s.all {
 		for _, b := range s.all {
 			s.distance = append(s.distance, distance(a.Node(), b.Node()))
-			s.paired = append(s.paired, paired != nil && paired(a.ID(), b.ID()))
+			apart := 1
+			if paired != nil && paired(a.ID(), b.ID()) {
+				apart = 0
+			}
+			s.apart = append(s.apart, apart)
 		}
 	}
 	return s, nil
@@ -105,13 +109,5 @@ func (s *Spaces) index(id tier.ID) int {
 func (s *Spaces) nearer(from, a, b tier.ID) int {
 	row := s.index(from) * len(s.all)
 	i, j := row+s.index(a), row+s.index(b)
-	switch {
-	case s.distance[i] != s.distance[j]:
-		return cmp.Compare(s.distance[i], s.distance[j])
-	case s.paired[i] == s.paired[j]:
-		return 0
-	case s.paired[i]:
-		return -1
-	}
-	return 1
+	return cmp.Or(cmp.Compare(s.distance[i], s.distance[j]), cmp.Compare(s.apart[i], s.apart[j]))
 }

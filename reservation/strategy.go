@@ -3,7 +3,6 @@ package reservation
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spillway-db/spillway/tier"
@@ -134,7 +133,7 @@ func (m move) String() string {
 	if m.down {
 		way = "down"
 	}
-	return way + " from " + m.from.Kind.String() + ":" + strconv.Itoa(m.from.Ordinal) + " to " + m.to.String()
+	return way + " from " + m.from.String() + " to " + m.to.String()
 }
 
 // appendBest appends all spaces of a kind but one: the nearest to from first, if that is not nil,

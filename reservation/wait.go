@@ -24,7 +24,7 @@ type waiter struct {
 	// Guarded by Manager.mu; the outcome may be read when over is set.
 	seq        uint64        // 0 before it waits
 	begun, due time.Duration // since Manager.made; and after how long the wait is reported
-	prev, next *waiter       // all waiters in the order in which they came
+	prev, next *waiter       // in Manager.mu.ring
 	from       *line         // the line that served it, or nil
 	charged    int64
 	err        error
@@ -147,7 +147,7 @@ func (w *waiter) placeLocked() *slot {
 // waitersLocked yields all waiters, the oldest first. The wait of one that was yielded may end.
 func (m *Manager) waitersLocked() iter.Seq[*waiter] {
 	return func(yield func(*waiter) bool) {
-		for w := m.mu.oldest; w != nil; {
+		for w := m.mu.ring.next; w != &m.mu.ring; {
 			next := w.next
 			if !yield(w) {
 				return
@@ -218,13 +218,8 @@ func (m *Manager) enqueue(w *waiter) error {
 	}
 	m.mu.seq++
 	w.seq = m.mu.seq
-	w.prev = m.mu.newest
-	if w.prev != nil {
-		w.prev.next = w
-	} else {
-		m.mu.oldest = w
-	}
-	m.mu.newest = w
+	w.prev, w.next = m.mu.ring.prev, &m.mu.ring
+	w.prev.next, w.next.prev = w, w
 	if w.special() {
 		m.mu.special++
 	}
@@ -244,17 +239,7 @@ func (m *Manager) enqueue(w *waiter) error {
 // done. There may be room now for those behind it: the caller must call serve.
 func (m *Manager) leaveLocked(w *waiter, done *over) {
 	done.add(w)
-	if w.prev != nil {
-		w.prev.next = w.next
-	} else {
-		m.mu.oldest = w.next
-	}
-	if w.next != nil {
-		w.next.prev = w.prev
-	} else {
-		m.mu.newest = w.prev
-	}
-	w.prev, w.next = nil, nil
+	w.prev.next, w.next.prev = w.next, w.prev
 	if w.special() {
 		m.mu.special--
 	}
