@@ -5,31 +5,24 @@ import (
 	"github.com/spillway-db/spillway/internal/holds"
 )
 
-// books are a snapshot of what is held, what is waited for, and what room there is.
-type books struct {
-	deadlock.Books
-	owners map[*Owner]*deadlock.Owner
-	waits  map[*waiter]*deadlock.Wait // that are judged, and all heads
-}
-
-// observe reads the books: first what is held, then the waits, then the spaces. So what owners hold
-// is not more than what is used.
-func (m *Manager) observe() *books {
+// observe reads the books: first what is held, then the waits that are judged and all heads, then
+// the spaces. So what owners hold is not more than what is used.
+func (m *Manager) observe() *deadlock.Books {
 	open, changes := m.progress.owners.reservations()
 	b := m.observeHeld(open)
 	b.Changes = changes
 	m.mu.Lock()
-	for w := range m.progress.waits {
-		var o *deadlock.Owner
+	for w := range m.waitersLocked() {
 		if w.owner != nil {
-			o = b.owner(w.owner)
+			b.Judged(viewLocked(b, w), b.AddOwner(w.owner, w.owner.goroutines()))
+		} else if m.progress.judges(w) {
+			b.Judged(viewLocked(b, w), nil)
 		}
-		b.Judged(b.wait(w), o)
 	}
 	for i, l := range m.lines {
 		b.Lines[i].Shut = l.waits.Door().Shut()
 		if head := l.waits.Head(); head != nil {
-			b.Lines[i].Head = b.wait(head.Of.w)
+			b.Lines[i].Head = viewLocked(b, head.Of.w)
 		}
 	}
 	m.mu.Unlock()
@@ -47,13 +40,13 @@ func (m *Manager) observe() *books {
 
 // observeHeld reads what the open reservations of owners promise, and then which handles and records
 // keep memory.
-func (m *Manager) observeHeld(open map[*Owner][]Reservation) *books {
-	b := &books{owners: make(map[*Owner]*deadlock.Owner), waits: make(map[*waiter]*deadlock.Wait)}
+func (m *Manager) observeHeld(open map[*Owner][]Reservation) *deadlock.Books {
+	b := new(deadlock.Books)
 	for _, l := range m.lines {
 		b.AddLine().Holds = l.space.Inside().Holds().Changes()
 	}
 	for o, all := range open {
-		v := b.owner(o)
+		v := b.AddOwner(o, o.goroutines())
 		for _, r := range all {
 			promised, unused := r.amounts()
 			b.Promise(v, b.Lines[r.rec.line.index], promised)
@@ -66,7 +59,7 @@ func (m *Manager) observeHeld(open map[*Owner][]Reservation) *books {
 		for k := range views {
 			var owner *deadlock.Owner
 			if o, ok := views[k].Owner.(*Owner); ok && o.maybeOf(m) {
-				owner = b.owner(o)
+				owner = b.AddOwner(o, o.goroutines())
 			}
 			l.space.Inside().EachKept(&views[k], func(memory any, bytes int64) { b.Keep(owner, b.Lines[i], memory, bytes) })
 		}
@@ -80,30 +73,16 @@ func (o *Owner) maybeOf(m *Manager) bool {
 	return is == nil || is == m
 }
 
-func (b *books) owner(o *Owner) *deadlock.Owner {
-	v := b.owners[o]
-	if v == nil {
-		v = b.AddOwner(o, o.goroutines())
-		b.owners[o] = v
+// viewLocked returns w as the books have it.
+func viewLocked(b *deadlock.Books, w *waiter) *deadlock.Wait {
+	if v := b.Wait(w); v != nil {
+		return v
 	}
-	return v
-}
-
-// wait returns the view of w, whose place in its lines must not change meanwhile:
-// the manager's lock is held.
-func (b *books) wait(w *waiter) *deadlock.Wait {
-	v := b.waits[w]
-	if v == nil {
-		var slots []deadlock.Slot
-		for i := range w.slots {
-			if s := &w.slots[i]; s.in() {
-				slots = append(slots, deadlock.Slot{Line: b.Lines[s.line.index], Need: s.wants()})
-			}
-		}
-		v = b.AddWait(w, w.seq, slots...)
-		b.waits[w] = v
+	var slots []deadlock.Slot
+	for s := range w.placesLocked() {
+		slots = append(slots, deadlock.Slot{Line: b.Lines[s.line.index], Need: s.wants()})
 	}
-	return v
+	return b.AddWait(w, w.seq, slots...)
 }
 
 // waiterOf returns the waiter that a wait of the books is of; nil if that wait is over.

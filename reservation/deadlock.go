@@ -11,7 +11,7 @@ import (
 )
 
 // tellOwner ends one of the stuck waits, which all have owners.
-func (m *Manager) tellOwner(b *books, stuck []*deadlock.Wait, still time.Duration) {
+func (m *Manager) tellOwner(b *deadlock.Books, stuck []*deadlock.Wait, still time.Duration) {
 	t := &m.progress.owners
 	t.Lock()
 	v, again := b.Victim(stuck, func(o *deadlock.Owner) bool { return o.Of.(*Owner).told.is })
@@ -19,12 +19,12 @@ func (m *Manager) tellOwner(b *books, stuck []*deadlock.Wait, still time.Duratio
 	m.tell(b, v, stuck, again, still)
 }
 
-func (m *Manager) errorOf(b *books, v *deadlock.Wait, waiters int, split bool, still time.Duration) *DeadlockError {
+func (m *Manager) errorOf(b *deadlock.Books, v *deadlock.Wait, waiters int, split bool, still time.Duration) *DeadlockError {
 	s := v.MostKept()
 	l := m.lines[s.Line.Index]
 	e := &DeadlockError{
 		Space: l.space.ID(), Requested: s.Need, Available: s.Line.Available,
-		Waiters: waiters, Split: split, Hint: l.hint, Still: still, Holders: b.holdersIn(l.space, still > 0),
+		Waiters: waiters, Split: split, Hint: l.hint, Still: still, Holders: holdersIn(b, l.space, still > 0),
 	}
 	if v.Owner != nil {
 		e.Owner, e.Held = v.Owner.Of.(*Owner).name, v.Owner.Total
@@ -40,11 +40,10 @@ const maxHolders = 8
 
 // holdersIn lists what handles and records of waiting owners keep in a space, and of unknown owners
 // where these are in the way. The largest is first.
-func (b *books) holdersIn(space *tier.Space, unknown bool) []tier.Holding {
+func holdersIn(b *deadlock.Books, space *tier.Space, unknown bool) []tier.Holding {
 	var out []tier.Holding
 	for _, v := range space.Inside().Holds().Append(nil) {
-		o, _ := v.Owner.(*Owner)
-		if known := b.owners[o]; known == nil && unknown || known != nil && len(known.Waits) > 0 {
+		if known := b.Owner(v.Owner); known == nil && unknown || known != nil && len(known.Waits) > 0 {
 			out = append(out, space.Inside().Describe(&v))
 		}
 	}
@@ -56,7 +55,7 @@ func (b *books) holdersIn(space *tier.Space, unknown bool) []tier.Holding {
 
 // tell ends v's wait, unless there is room for it by now. It records before that the owner gets
 // the error, so that what the owner does then counts.
-func (m *Manager) tell(b *books, v *deadlock.Wait, stuck []*deadlock.Wait, split bool, still time.Duration) {
+func (m *Manager) tell(b *deadlock.Books, v *deadlock.Wait, stuck []*deadlock.Wait, split bool, still time.Duration) {
 	err := m.errorOf(b, v, len(stuck), split, still)
 	takeBack := func() {}
 	if v.Owner != nil {

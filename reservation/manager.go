@@ -200,19 +200,21 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	} else {
 		err = m.candidates(q, s, least)
 	}
-	var at placed
+	var at *line
+	var bytes int64 // as charged
+	var w *waiter
 	if err == nil {
 		m.addHeadroom(q.slots, o.policy.origin)
-		at, err = q.place(wait, least, most)
+		at, bytes, w, err = q.place(wait, least, most)
 	}
 	m.scratch.Put(q)
-	if at.waiter != nil {
-		at.line, at.bytes, err = m.waitOf(ctx, at.waiter, o.owner)
+	if w != nil {
+		at, bytes, err = m.wait(ctx, w, o.owner)
 	}
 	if err != nil {
 		return Reservation{}, err
 	}
-	return newReservation(at.line, at.bytes, o), nil
+	return at.record().open(bytes, o), nil
 }
 
 // single returns the line of a request that can only be for one space and has a fixed size, and
@@ -241,21 +243,15 @@ func (m *Manager) single(s Strategy, least, most int64) (*line, int64) {
 	return l, need
 }
 
-// placed is where a request has its bytes, or the waiter for them.
-type placed struct {
-	line   *line
-	bytes  int64 // as charged
-	waiter *waiter
-}
-
 // place charges the first candidate that has room below its trigger, or else the first that has
-// room. If none has, a request that could fit becomes a waiter, or is refused if it does not wait.
-func (q *scratch) place(wait bool, least, most int64) (placed, error) {
+// room, and returns which and how much. If none has, a request that could fit becomes a waiter, or
+// is refused if it does not wait.
+func (q *scratch) place(wait bool, least, most int64) (*line, int64, *waiter, error) {
 	for i := range q.slots {
 		c := &q.slots[i]
 		if len(q.slots) > 1 && least == most && c.calm() {
 			if n, ok := c.take(least, most); ok {
-				return placed{line: c.line, bytes: n}, nil
+				return c.line, n, nil, nil
 			}
 		}
 	}
@@ -266,7 +262,7 @@ func (q *scratch) place(wait bool, least, most int64) (placed, error) {
 			continue
 		}
 		if n, ok := c.take(least, most); ok {
-			return placed{line: c.line, bytes: n}, nil
+			return c.line, n, nil, nil
 		}
 		if fits == nil {
 			fits = c
@@ -274,13 +270,13 @@ func (q *scratch) place(wait bool, least, most int64) (placed, error) {
 	}
 	switch {
 	case fits == nil:
-		return placed{}, exceeded(q.slots)
+		return nil, 0, nil, exceeded(q.slots)
 	case fits.need == 0: // nothing was asked for at least, and there is nothing
-		return placed{line: fits.line}, nil
+		return fits.line, 0, nil, nil
 	case !wait:
-		return placed{}, fits.full()
+		return nil, 0, nil, fits.full()
 	}
-	return placed{waiter: newWaiter(q.slots, least, most)}, nil
+	return nil, 0, newWaiter(q.slots, least, most), nil
 }
 
 // addHeadroom notes which of the slots leave headroom free, and which may use it.

@@ -84,22 +84,6 @@ func WithOwner(o *Owner) Option {
 	return func(opts options) options { opts.owner = o; return opts }
 }
 
-// waitOf is wait for the named owner, or the context's. That is looked up only here, so that a
-// request that is served at once does not pay for it.
-func (m *Manager) waitOf(ctx context.Context, w *waiter, named *Owner) (*line, int64, error) {
-	if w.owner = named; named == nil {
-		w.owner = OwnerOf(ctx)
-	}
-	if err := w.owner.join(m); err != nil {
-		return nil, 0, err
-	}
-	l, n, err := m.wait(ctx, w)
-	if err == nil {
-		w.owner.gotPast(n)
-	}
-	return l, n, err
-}
-
 var errOtherManager = errors.New("reservation: the owner belongs to another manager")
 
 // join makes o the manager's.
@@ -214,7 +198,7 @@ func (o *Owner) gotPast(beside int64) {
 	b.Settle()
 	t.Lock()
 	defer t.Unlock()
-	if o.told.is && beside+b.owner(o).Total >= o.told.past {
+	if o.told.is && beside+b.AddOwner(o, 1).Total >= o.told.past {
 		o.told = told{}
 	}
 }

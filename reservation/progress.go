@@ -33,17 +33,17 @@ type progress struct {
 	changes atomic.Uint64 // of what owners hold and wait for
 
 	// Guarded by Manager.mu.
-	waits map[*waiter]struct{}
+	waits int           // that are judged
 	owned int           // of waits: those that have an owner
 	next  alarm         // for look
 	took  time.Duration // by the last look
 
 	// The look's own; there is never more than one.
-	judge deadlock.Judge // what it is configured with is immutable
-	books *books         // of the last look
-	mark  []int64        // what there was when they were read
-	reads int            // how often the books were read
-	steps int            // what that has cost
+	judge deadlock.Judge  // what it is configured with is immutable
+	books *deadlock.Books // of the last look
+	mark  []int64         // what there was when they were read
+	reads int             // how often the books were read
+	steps int             // what that has cost
 }
 
 // mark returns what is the same for as long as nothing has changed that the books depend on. It
@@ -70,17 +70,17 @@ func (p *progress) configure(m *Manager, cfg Config) {
 	}
 }
 
+// judges reports whether w may be found stuck.
+func (p *progress) judges(w *waiter) bool { return w.owner != nil || p.judge.Strangers >= 0 }
+
 // waitBegunLocked notes that w has joined its lines.
 func (m *Manager) waitBegunLocked(w *waiter) {
 	p := &m.progress
-	if w.owner == nil && p.judge.Strangers < 0 {
+	if !p.judges(w) {
 		return
 	}
 	p.changes.Add(1)
-	if p.waits == nil {
-		p.waits = make(map[*waiter]struct{})
-	}
-	p.waits[w] = struct{}{}
+	p.waits++
 	if w.owner != nil {
 		p.owned++
 		if p.owned == 1 { // the next look is far off
@@ -95,15 +95,15 @@ func (m *Manager) waitBegunLocked(w *waiter) {
 // waitEndedLocked notes that w has left its lines.
 func (m *Manager) waitEndedLocked(w *waiter) {
 	p := &m.progress
-	if _, ok := p.waits[w]; !ok {
+	if !p.judges(w) {
 		return
 	}
 	p.changes.Add(1)
-	delete(p.waits, w)
+	p.waits--
 	if w.owner != nil {
 		p.owned--
 	}
-	if len(p.waits) == 0 {
+	if p.waits == 0 {
 		p.next.stopLocked() // a look that is under way sees it
 	}
 }
@@ -150,18 +150,18 @@ func (m *Manager) look() {
 	lockrank.AssertNone("waiters are looked at")
 	began := time.Now()
 	b := m.read()
-	if stuck, still := p.judge.Owners(&b.Books, time.Now()); len(stuck) > 0 {
+	if stuck, still := p.judge.Owners(b, time.Now()); len(stuck) > 0 {
 		m.tellOwner(b, stuck, still)
 	}
 	lasted := func(v *deadlock.Wait) time.Duration { return time.Since(m.made) - v.Of.(*waiter).begun }
-	if stuck, still := p.judge.Plain(&b.Books, time.Now(), lasted); len(stuck) > 0 {
+	if stuck, still := p.judge.Plain(b, time.Now(), lasted); len(stuck) > 0 {
 		m.tell(b, stuck[len(stuck)-1], stuck, false, still)
 	}
 	took := time.Since(began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p.next.set, p.took = false, took
-	if len(p.waits) > 0 {
+	if p.waits > 0 {
 		m.lookLaterLocked()
 	} else {
 		p.books = nil // it refers to all former waiters
@@ -171,7 +171,7 @@ func (m *Manager) look() {
 
 // read returns the books as they are, with the stuck waits. They are read only if something has
 // changed since the last time.
-func (m *Manager) read() *books {
+func (m *Manager) read() *deadlock.Books {
 	p := &m.progress
 	now := m.mark()
 	if p.books != nil && p.books.Settled && slices.Equal(now, p.mark) {

@@ -44,9 +44,7 @@ type record struct {
 	}
 }
 
-// newReservation opens a reservation of bytes that are charged to l's space.
-func newReservation(l *line, bytes int64, o options) Reservation { return l.record().open(bytes, o) }
-
+// record returns a record for a new reservation.
 func (l *line) record() *record {
 	if r, ok := l.records.Get().(*record); ok {
 		return r
@@ -54,6 +52,7 @@ func (l *line) record() *record {
 	return &record{line: l, at: l.made.Add(1)}
 }
 
+// open opens a reservation of bytes that are charged.
 func (r *record) open(bytes int64, o options) Reservation {
 	// Not locked: a reservation of an earlier generation reads only the generation, which stays.
 	v := Reservation{r, r.mu.gen}
@@ -451,7 +450,7 @@ func (r Reservation) waitToGrow(ctx context.Context, n int64, s slot) (int64, er
 	w.first().held = rec.mu.promised // which another Grow may have changed just now
 	rec.mu.growing = append(rec.mu.growing, w)
 	rec.mu.Unlock()
-	_, charged, err := rec.line.m.waitOf(ctx, w, owner)
+	_, charged, err := rec.line.m.wait(ctx, w, owner)
 	rec.mu.Lock() // w is not there if r was released, even if rec is in use again
 	rec.mu.growing = slices.DeleteFunc(rec.mu.growing, func(o *waiter) bool { return o == w })
 	rec.mu.Unlock()

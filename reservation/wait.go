@@ -170,8 +170,15 @@ func (w *waiter) String() string {
 }
 
 // wait puts w into its lines and returns when it was served, with what it was
-// charged, or when the wait ended otherwise.
-func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
+// charged, or when the wait ended otherwise. Its owner is the one that was named, or the context's:
+// that is looked up only here, so that a request that is served at once does not pay for it.
+func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int64, error) {
+	if w.owner = named; named == nil {
+		w.owner = OwnerOf(ctx)
+	}
+	if err := w.owner.join(m); err != nil {
+		return nil, 0, err
+	}
 	begun := time.Since(m.made) // which is cheaper than time.Now
 	w.bell = m.bells.Get().(chan struct{})
 	err := m.enqueue(w)
@@ -192,6 +199,9 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (*line, int64, error) {
 	}
 	m.waits.Record(time.Since(m.made) - begun)
 	m.bells.Put(w.bell) // a late ring wakes another waiter, which looks and waits on
+	if w.err == nil {
+		w.owner.gotPast(w.charged)
+	}
 	return w.from, w.charged, w.err
 }
 

@@ -19,6 +19,8 @@ type Books struct {
 	Settled bool   // none while the books were made
 
 	waits          []*Wait
+	ownerOf        map[any]*Owner
+	waitOf         map[any]*Wait
 	certain, still []*Wait // see Settle
 }
 
@@ -95,12 +97,22 @@ func (b *Books) AddLine() *Line {
 	return l
 }
 
-// AddOwner adds an owner. All lines have been added.
+// AddOwner returns the owner of, and adds it if it is new. All lines have been added.
 func (b *Books) AddOwner(of any, goroutines int) *Owner {
-	o := &Owner{Of: of, Goroutines: goroutines, held: make([]int64, len(b.Lines)), drawn: make([]int64, len(b.Lines))}
-	b.Owners = append(b.Owners, o)
+	o := b.ownerOf[of]
+	if o == nil {
+		o = &Owner{Of: of, Goroutines: goroutines, held: make([]int64, len(b.Lines)), drawn: make([]int64, len(b.Lines))}
+		b.Owners = append(b.Owners, o)
+		if b.ownerOf == nil {
+			b.ownerOf = make(map[any]*Owner)
+		}
+		b.ownerOf[of] = o
+	}
 	return o
 }
+
+// Owner returns the owner of, or nil if it was not added.
+func (b *Books) Owner(of any) *Owner { return b.ownerOf[of] }
 
 // Promise notes that o holds n bytes of a line.
 func (b *Books) Promise(o *Owner, l *Line, n int64) {
@@ -137,6 +149,10 @@ func (b *Books) Keep(o *Owner, l *Line, key any, bytes int64) {
 // and not judged itself, is not among the owner's: see Judged.
 func (b *Books) AddWait(of any, seq uint64, slots ...Slot) *Wait {
 	w := &Wait{Of: of, Seq: seq, Slots: slots}
+	if b.waitOf == nil {
+		b.waitOf = make(map[any]*Wait)
+	}
+	b.waitOf[of] = w
 	b.waits = append(b.waits, w)
 	b.Steps += len(slots)
 	for _, s := range slots {
@@ -144,6 +160,9 @@ func (b *Books) AddWait(of any, seq uint64, slots ...Slot) *Wait {
 	}
 	return w
 }
+
+// Wait returns the wait of, or nil if it was not added.
+func (b *Books) Wait(of any) *Wait { return b.waitOf[of] }
 
 // Judged makes w one of its owner's waits, or of those without an owner.
 func (b *Books) Judged(w *Wait, o *Owner) {
