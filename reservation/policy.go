@@ -74,21 +74,6 @@ func (p LimitPolicy) hint() string {
 	return "reserve more from the start, or free some of it"
 }
 
-// padded returns ⌈shortfall × padding⌉, at least shortfall.
-func (p LimitPolicy) padded(shortfall int64) int64 {
-	f := float64(shortfall) * p.padding
-	// 1.1 is a little more than 11/10 in binary, and 100 × 1.1 a little more than
-	// 110: what is whole except for such an error is not rounded up. Of large numbers the
-	// bytes themselves are a part so small.
-	if r := math.Round(f); math.Abs(f-r) <= min(1e-12*f, 0.25) {
-		f = r
-	}
-	if f = math.Ceil(f); f >= math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return max(shortfall, int64(f))
-}
-
 // Option is an option of a reservation.
 type Option func(options) options
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -300,7 +301,7 @@ func (r Reservation) draw(charge int64) (grown int64, err error) {
 func (l *line) beyond(p LimitPolicy, shortfall int64) (int64, bool) {
 	switch p.kind {
 	case policyIncrease:
-		if n := p.padded(shortfall); n > shortfall {
+		if n := size.Times(p.padding, shortfall); n > shortfall {
 			if n, ok := l.ask(n).take(n, n); ok {
 				return n, true
 			}

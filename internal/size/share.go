@@ -2,6 +2,7 @@ package size
 
 import (
 	"fmt"
+	"math"
 	"math/big"
 	"strconv"
 	"strings"
@@ -70,6 +71,21 @@ func Part(share float64, total int64) (int64, error) {
 		return 0, fmt.Errorf("%q of %s is less than a byte", FormatShare(share), Format(total))
 	}
 	return n, nil
+}
+
+// Times returns ⌈factor × n⌉, or the largest int64 if that is more; neither is negative. The factor
+// counts as its shortest decimal: 1.1 × 100 is 110, though the float64 is above that.
+func Times(factor float64, n int64) int64 {
+	product := decimal(strconv.FormatFloat(factor, 'g', -1, 64))
+	product.Mul(product, new(big.Rat).SetInt64(n))
+	whole, rest := new(big.Int).QuoRem(product.Num(), product.Denom(), new(big.Int))
+	if rest.Sign() > 0 {
+		whole.Add(whole, big.NewInt(1))
+	}
+	if !whole.IsInt64() {
+		return math.MaxInt64
+	}
+	return whole.Int64()
 }
 
 // decimal returns the number that strconv has printed.

@@ -158,6 +158,22 @@ func TestShare(t *testing.T) {
 	}
 }
 
+// TestTimes: what is whole in decimals is not rounded up, and nothing overflows.
+func TestTimes(t *testing.T) {
+	for _, c := range []struct {
+		factor  float64
+		n, want int64
+	}{
+		{1, 30, 30}, {1.25, 30, 38}, {1.1, 100, 110}, {1.1, 30, 33}, {1.01, 30, 31}, {1.1, 0, 0}, {0.5, 3, 2},
+		{1, math.MaxInt64, math.MaxInt64}, {1.000001, math.MaxInt64, math.MaxInt64}, {math.MaxFloat64, 1, math.MaxInt64},
+		{1.1, 1e18, 11e17}, {1.1, 1e18 + 1, 11e17 + 2},
+	} {
+		if got := size.Times(c.factor, c.n); got != c.want {
+			t.Errorf("%v times %d = %d; want %d", c.factor, c.n, got, c.want)
+		}
+	}
+}
+
 func FuzzShare(f *testing.F) {
 	for _, s := range []string{"1%", "12.5%", "33.333333333333333333%", "0.0000000000000000109%", "100%", "99.999999999999999999%"} {
 		f.Add(s, int64(1)<<40)
