@@ -265,3 +265,55 @@ func TestJudgeBeginsAnew(t *testing.T) {
 		})
 	}
 }
+
+// TestVictim: the youngest wait is to fail whose owner holds some of what is waited for and was not
+// told before. If all were, it is the youngest that holds some, or else the youngest.
+func TestVictim(t *testing.T) {
+	for name, c := range map[string]struct {
+		holds, told []int
+		want        int
+		again       bool
+	}{
+		"the youngest":                   {[]int{0, 1, 2}, nil, 2, false},
+		"the youngest that holds":        {[]int{0, 1}, nil, 1, false},
+		"nobody holds":                   {nil, nil, 2, false},
+		"not one that was told":          {[]int{0, 1, 2}, []int{2}, 1, false},
+		"not one that was told, holds":   {[]int{0, 1}, []int{1}, 0, false},
+		"all were told":                  {[]int{0, 1, 2}, []int{0, 1, 2}, 2, true},
+		"all that hold were told":        {[]int{0, 1}, []int{0, 1}, 1, true},
+		"nobody holds and all were told": {nil, []int{0, 1, 2}, 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &Books{Settled: true}
+			l := b.AddLine()
+			l.Ever = 100
+			for i := range 3 {
+				o := b.AddOwner(i, 1)
+				if slices.Contains(c.holds, i) {
+					b.Promise(o, l, 10)
+				}
+				b.Judged(b.AddWait(i, uint64(i+1), Slot{l, 60}), o)
+			}
+			b.Settle()
+			w, again := b.Victim(b.still, func(o *Owner) bool { return slices.Contains(c.told, o.Of.(int)) })
+			if w.Of != c.want || again != c.again {
+				t.Errorf("%v, again %v; want %d, %v", w.Of, again, c.want, c.again)
+			}
+		})
+	}
+}
+
+// TestAddedOnce: an owner is the same each time, and what was not added is nil.
+func TestAddedOnce(t *testing.T) {
+	var b Books
+	if b.Owner(1) != nil || b.Wait(1) != nil {
+		t.Error("empty books have something")
+	}
+	l := b.AddLine()
+	if o := b.AddOwner(1, 1); b.AddOwner(1, 1) != o || b.Owner(1) != o || len(b.Owners) != 1 {
+		t.Error("an owner is there twice")
+	}
+	if w := b.AddWait(1, 1, Slot{l, 1}); b.Wait(1) != w || b.Wait(2) != nil {
+		t.Error("a wait is not found")
+	}
+}
