@@ -30,10 +30,7 @@ func (m *Manager) observe() *deadlock.Books {
 		v := b.Lines[i]
 		v.Used, v.Available, v.Ever, v.Own = l.space.Used(), l.space.Available(), l.space.Room(), l.space.Inside().Held()
 	}
-	t := &m.progress.owners
-	t.Lock()
-	b.Settled = t.changes == b.Changes
-	t.Unlock()
+	b.Settled = m.progress.owners.changes.Load() == b.Changes
 	b.Settle()
 	return b
 }

@@ -10,15 +10,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// tellOwner ends one of the stuck waits, which all have owners.
-func (m *Manager) tellOwner(b *deadlock.Books, stuck []*deadlock.Wait, still time.Duration) {
-	t := &m.progress.owners
-	t.Lock()
-	v, again := b.Victim(stuck, func(o *deadlock.Owner) bool { return o.Of.(*Owner).told.is })
-	t.Unlock()
-	m.tell(b, v, stuck, again, still)
-}
-
 func (m *Manager) errorOf(b *deadlock.Books, v *deadlock.Wait, waiters int, split bool, still time.Duration) *DeadlockError {
 	s := v.MostKept()
 	l := m.lines[s.Line.Index]

@@ -53,9 +53,9 @@ func (m *Manager) ownedIn(l *line) (promises []tier.Holder) {
 
 // ended is the error of a wait that its context ended. After a second it names the holders of the
 // room.
-func (m *Manager) ended(ctx context.Context, w *waiter, waited time.Duration) error {
+func (m *Manager) ended(ctx context.Context, w *waiter) error {
 	err := ended(ctx, w.String())
-	if waited < longWaitGap {
+	if time.Since(m.made)-w.begun < longWaitGap {
 		return err
 	}
 	e, kept := &longError{error: err}, int64(-1)
@@ -90,15 +90,6 @@ type dated struct {
 	at time.Duration
 }
 
-// expectLocked arranges that a wait that begins now is reported when it has taken long.
-func (m *Manager) expectLocked(w *waiter) {
-	w.begun = time.Since(m.made)
-	w.due = longWaitAfter
-	if m.config.LongWait != nil && !m.patience.set {
-		m.patience.startLocked(longWaitAfter, m.reportLong)
-	}
-}
-
 // reportLong is called by the alarm: it reports the oldest wait of each line, if it is due.
 func (m *Manager) reportLong() {
 	lockrank.AssertNone("long waits are reported")
@@ -127,7 +118,7 @@ func (m *Manager) reportLong() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.patience.set = false
+	m.patience.Done()
 	if m.mu.ring.next == &m.mu.ring || m.closed.Load() {
 		return
 	}
@@ -137,5 +128,5 @@ func (m *Manager) reportLong() {
 			next = min(next, head.Of.w.begun+head.Of.w.due-now)
 		}
 	}
-	m.patience.startLocked(max(longWaitGap, min(next, longWaitAfter)), m.reportLong)
+	m.patience.Start(max(longWaitGap, min(next, longWaitAfter)), m.reportLong)
 }

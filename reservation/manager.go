@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/histogram"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -86,9 +87,9 @@ type Manager struct {
 	scratch  sync.Pool // of *scratch
 	bells    sync.Pool // of the bells of waiters, which may have been rung
 	progress progress
-	patience alarm     // for reportLong, while there are waiters
-	panics   guard.Log // of what the configuration and subscribers call
-	open     sync.Map  // of Reservation; only in an invariants build
+	patience gate.Alarm // for reportLong, while there are waiters
+	panics   guard.Log  // of what the configuration and subscribers call
+	open     sync.Map   // of Reservation; only in an invariants build
 
 	subscribers notify.List // to demand
 
@@ -369,13 +370,13 @@ func (m *Manager) Close() error {
 	for w := range m.waitersLocked() {
 		m.failLocked(w, closedError(), &done)
 	}
-	m.patience.stopLocked()
+	m.patience.Stop()
 	cancels := m.mu.cancels
 	m.mu.cancels = nil
 	m.mu.Unlock()
 	done.wake()
-	m.progress.next.pending.Wait()
-	m.patience.pending.Wait()
+	m.progress.next.Wait()
+	m.patience.Wait()
 	for _, cancel := range cancels {
 		cancel()
 	}

@@ -133,7 +133,7 @@ func (r Reservation) Owner() *Owner {
 type owners struct {
 	lockrank.Mutex[lockrank.Reservation] // never held with another of this rank
 	open                                 map[*Owner]struct{}
-	changes                              uint64 // reservations opened and closed so far
+	changes                              atomic.Uint64 // reservations opened and closed so far
 }
 
 // opened notes a new reservation of o. Its bytes are charged already, and in closed
@@ -149,7 +149,7 @@ func (o *Owner) opened(r Reservation) {
 	}
 	t.open[o] = struct{}{}
 	o.open[r] = struct{}{}
-	t.changes++
+	t.changes.Add(1)
 	o.changed()
 	o.told.again = o.told.rolledBack
 	t.Unlock()
@@ -166,7 +166,7 @@ func (o *Owner) closed(r Reservation, promised int64) {
 	t.Lock()
 	defer t.Unlock()
 	delete(o.open, r)
-	t.changes++
+	t.changes.Add(1)
 	o.changed()
 	if len(o.open) > 0 {
 		return
@@ -211,5 +211,5 @@ func (t *owners) reservations() (open map[*Owner][]Reservation, changes uint64) 
 	for o := range t.open {
 		open[o] = slices.Collect(maps.Keys(o.open))
 	}
-	return open, t.changes
+	return open, t.changes.Load()
 }

@@ -3,11 +3,11 @@ package reservation
 import (
 	"cmp"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/deadlock"
+	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
@@ -35,7 +35,7 @@ type progress struct {
 	// Guarded by Manager.mu.
 	waits int           // that are judged
 	owned int           // of waits: those that have an owner
-	next  alarm         // for look
+	next  gate.Alarm    // for look
 	took  time.Duration // by the last look
 
 	// The look's own; there is never more than one.
@@ -84,10 +84,10 @@ func (m *Manager) waitBegunLocked(w *waiter) {
 	if w.owner != nil {
 		p.owned++
 		if p.owned == 1 { // the next look is far off
-			p.next.stopLocked()
+			p.next.Stop()
 		}
 	}
-	if !p.next.set {
+	if !p.next.IsSet() {
 		m.lookLaterLocked()
 	}
 }
@@ -104,7 +104,7 @@ func (m *Manager) waitEndedLocked(w *waiter) {
 		p.owned--
 	}
 	if p.waits == 0 {
-		p.next.stopLocked() // a look that is under way sees it
+		p.next.Stop() // a look that is under way sees it
 	}
 }
 
@@ -115,33 +115,7 @@ func (m *Manager) lookLaterLocked() {
 	if p.owned == 0 {
 		grace = p.judge.Strangers
 	}
-	p.next.startLocked(max(1, grace/looksPerGrace, (lookShare-1)*p.took), m.look)
-}
-
-// alarm calls a function once, after some time. Manager.mu guards it.
-type alarm struct {
-	timer   *time.Timer
-	set     bool           // the call is due or under way; the function resets it
-	pending sync.WaitGroup // one while it is
-}
-
-// startLocked has f, which is always the same, called. The alarm must not be set.
-func (a *alarm) startLocked(after time.Duration, f func()) {
-	a.set = true
-	a.pending.Add(1)
-	if a.timer == nil {
-		a.timer = time.AfterFunc(after, func() { defer a.pending.Done(); f() })
-		return
-	}
-	a.timer.Reset(after)
-}
-
-// stopLocked ends the alarm, unless the call is under way.
-func (a *alarm) stopLocked() {
-	if a.set && a.timer.Stop() {
-		a.set = false
-		a.pending.Done()
-	}
+	p.next.Start(max(1, grace/looksPerGrace, (lookShare-1)*p.took), m.look)
 }
 
 // look is called by the alarm.
@@ -151,7 +125,10 @@ func (m *Manager) look() {
 	began := time.Now()
 	b := m.read()
 	if stuck, still := p.judge.Owners(b, time.Now()); len(stuck) > 0 {
-		m.tellOwner(b, stuck, still)
+		p.owners.Lock()
+		v, again := b.Victim(stuck, func(o *deadlock.Owner) bool { return o.Of.(*Owner).told.is })
+		p.owners.Unlock()
+		m.tell(b, v, stuck, again, still)
 	}
 	lasted := func(v *deadlock.Wait) time.Duration { return time.Since(m.made) - v.Of.(*waiter).begun }
 	if stuck, still := p.judge.Plain(b, time.Now(), lasted); len(stuck) > 0 {
@@ -160,7 +137,8 @@ func (m *Manager) look() {
 	took := time.Since(began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.next.set, p.took = false, took
+	p.next.Done()
+	p.took = took
 	if p.waits > 0 {
 		m.lookLaterLocked()
 	} else {

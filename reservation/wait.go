@@ -179,7 +179,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 	if err := w.owner.join(m); err != nil {
 		return nil, 0, err
 	}
-	begun := time.Since(m.made) // which is cheaper than time.Now
+	w.begun, w.due = time.Since(m.made), longWaitAfter // which is cheaper than time.Now
 	w.bell = m.bells.Get().(chan struct{})
 	err := m.enqueue(w)
 	m.serve() // what was freed before w was in line
@@ -194,10 +194,10 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 		case <-w.bell:
 			m.serve()
 		case <-ctx.Done():
-			m.withdraw(w, m.ended(ctx, w, time.Since(m.made)-begun))
+			m.withdraw(w, m.ended(ctx, w))
 		}
 	}
-	m.waits.Record(time.Since(m.made) - begun)
+	m.waits.Record(time.Since(m.made) - w.begun)
 	m.bells.Put(w.bell) // a late ring wakes another waiter, which looks and waits on
 	if w.err == nil {
 		w.owner.gotPast(w.charged)
@@ -241,7 +241,9 @@ func (m *Manager) enqueue(w *waiter) error {
 		}
 	}
 	m.waitBegunLocked(w)
-	m.expectLocked(w)
+	if m.config.LongWait != nil && !m.patience.IsSet() {
+		m.patience.Start(longWaitAfter, m.reportLong)
+	}
 	return nil
 }
 
