@@ -40,9 +40,7 @@ func (t *tree) cgroups() bounds {
 		return b
 	}
 	groups, errs := procfs.Cgroup(text)
-	for _, err := range errs {
-		t.warn(selfCgroups, err)
-	}
+	t.warn(selfCgroups, errs...)
 
 	h := t.hierarchy("memory", groups)
 	if b.version = h.version; b.version > 0 {
@@ -167,13 +165,7 @@ func (t *tree) cpuQuota(h hierarchy, b *bounds) {
 		} else {
 			text, ok = t.want(file)
 		}
-		if !ok {
-			continue
-		}
-		quota, err := procfs.Quota(text)
-		if err != nil {
-			t.warn(file, err)
-		} else if quota > 0 && (b.quota == 0 || quota < b.quota) {
+		if quota, ok := parsed(t, file, text, ok, procfs.Quota); ok && quota > 0 && (b.quota == 0 || quota < b.quota) {
 			b.quota, b.quotaSource = quota, file
 		}
 	}
@@ -213,9 +205,7 @@ func (t *tree) mounts() []procfs.Mount {
 		return nil
 	}
 	mounts, errs := procfs.Mountinfo(text)
-	for _, err := range errs {
-		t.warn(selfMounts, err)
-	}
+	t.warn(selfMounts, errs...)
 	t.mounted = mounts
 	return mounts
 }
@@ -226,7 +216,7 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 		MemoryBytes:   top.Memory.TotalBytes,
 		CPUs:          len(top.CPU.Allowed),
 		CPUQuota:      b.quota,
-		MemoryNodes:   Set{},
+		MemoryNodes:   idsOf(top.Nodes),
 		CgroupVersion: b.version,
 		Cgroup:        b.dir,
 	}
@@ -249,9 +239,6 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	}
 
 	source := selfStatus
-	for _, n := range top.Nodes {
-		l.MemoryNodes = append(l.MemoryNodes, n.ID)
-	}
 	all := len(l.MemoryNodes)
 	// What is taken from a GPU's own memory is no room beside it.
 	if host := slices.DeleteFunc(slices.Clone(l.MemoryNodes), ofGPUs.Contains); len(host) > 0 && len(host) < all {
@@ -267,9 +254,7 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	}
 	if len(l.MemoryNodes) == 0 {
 		t.warnf(source, "none of the nodes is allowed: all are taken to be")
-		for _, n := range top.Nodes {
-			l.MemoryNodes = append(l.MemoryNodes, n.ID)
-		}
+		l.MemoryNodes = idsOf(top.Nodes)
 	}
 	if n := memoryOf(top.Nodes, l.MemoryNodes); len(l.MemoryNodes) < all && n > 0 && (l.MemoryBytes == 0 || n < l.MemoryBytes) {
 		l.MemoryBytes, l.MemorySource = n, source
@@ -278,6 +263,15 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 		l.MemoryBytes, l.MemorySource = b.memory, b.memorySource
 	}
 	return l
+}
+
+// idsOf returns the numbers of the nodes.
+func idsOf(nodes []Node) Set {
+	ids := Set{}
+	for _, n := range nodes {
+		ids = append(ids, n.ID)
+	}
+	return ids
 }
 
 // memoryOf adds up the memory of some nodes; 0 if that is more than a number

@@ -18,10 +18,8 @@ func (t *tree) disks(w placing) (disks []Disk, others []Mount) {
 		t.warnf(blockDevices, "not there: no disk is known")
 	}
 	for _, name := range names {
-		file := path.Join(blockDevices, name)
-		dir, err := t.resolve(file)
-		if err != nil || !t.isDir(dir) {
-			t.warnf(file, "a device that is not there")
+		dir, ok := t.follow(path.Join(blockDevices, name), "a device")
+		if !ok {
 			continue
 		}
 		if d, ok := t.disk(w, dir); ok {
@@ -225,13 +223,9 @@ func (t *tree) btrfsBeside(device string) (dirs []string) {
 			continue
 		}
 		for _, name := range names {
-			file := path.Join(list, name)
-			target, err := t.resolve(file)
-			if err != nil || !t.isDir(target) {
-				t.warnf(file, "a device that is not there")
-				continue
+			if target, ok := t.follow(path.Join(list, name), "a device"); ok {
+				dirs = append(dirs, target)
 			}
-			dirs = append(dirs, target)
 		}
 	}
 	return dirs
@@ -299,13 +293,9 @@ func (t *tree) walkBelow(dir string, levels int, visited map[string]bool) []stri
 	}
 	var names []string
 	for _, s := range slaves {
-		file := path.Join(dir, "slaves", s)
-		target, err := t.resolve(file)
-		if err != nil || !t.isDir(target) {
-			t.warnf(file, "a device that is not there")
-			continue
+		if target, ok := t.follow(path.Join(dir, "slaves", s), "a device"); ok {
+			names = append(names, t.walkBelow(target, levels-1, visited)...)
 		}
-		names = append(names, t.walkBelow(target, levels-1, visited)...)
 	}
 	return names
 }

@@ -192,38 +192,24 @@ func (t *tree) disksOfOverlay(w placing, m procfs.Mount, levels int) []Disk {
 		return t.disksOfPath(w, upper, levels, "an overlay writes to it")
 	}
 	var best procfs.Mount
-	shared, devices := -1, map[string]bool{}
+	most, devices := -1, map[string]bool{}
 	for _, other := range t.mounts() {
 		if !other.OnBlockDevice() || other.Root == "/" {
 			continue
 		}
 		devices[other.Device] = true
-		if n := sharedWords(other.Root, upper); n > shared {
-			best, shared = other, n
+		if n := shared(strings.Split(other.Root, "/")[1:], strings.Split(upper, "/")[1:]); n > most {
+			best, most = other, n
 		}
 	}
 	// Two words, such as /var/lib, are a good sign; with a single device in
 	// sight there is no choice.
-	if shared < 2 && len(devices) != 1 {
+	if most < 2 && len(devices) != 1 {
 		t.warnf(m.Point, "the overlay writes to %s, which is not visible here: its disk is not known", procfs.Quote(upper))
 		return []Disk{}
 	}
 	t.warnf(m.Point, "the overlay writes to %s, which is not visible here: taken to be on the disk of %s", procfs.Quote(upper), best.Point)
 	return t.disksOf(w, best, levels-1)
-}
-
-// sharedWords counts the components that two paths have in common at their
-// beginning.
-func sharedWords(a, b string) int {
-	x, y := strings.Split(a, "/")[1:], strings.Split(b, "/")
-	if len(y) > 0 {
-		y = y[1:]
-	}
-	n := 0
-	for n < len(x) && n < len(y) && x[n] == y[n] {
-		n++
-	}
-	return n
 }
 
 func byName(disks []Disk) []Disk {
@@ -232,13 +218,8 @@ func byName(disks []Disk) []Disk {
 }
 
 func commonNode(disks []Disk) int {
-	if len(disks) == 0 {
+	if len(disks) == 0 || slices.ContainsFunc(disks, func(d Disk) bool { return d.Node != disks[0].Node }) {
 		return Unknown
-	}
-	for _, d := range disks {
-		if d.Node != disks[0].Node {
-			return Unknown
-		}
 	}
 	return disks[0].Node
 }

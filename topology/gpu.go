@@ -167,15 +167,19 @@ func (t *tree) complete(w placing, g *GPU) {
 		t.fromBus(w, dir, g)
 	}
 	if g.CPUs == nil {
-		g.CPUs = append(Set{}, w.cpus[g.Node]...)
-	} else {
-		g.CPUs = slices.Clone(g.CPUs)
+		g.CPUs = w.cpus[g.Node]
 	}
-	if g.MemoryBytes < 0 || g.FreeBytes < 0 {
-		t.warnf(dir, "GPU %d has %d bytes of memory, %d free", g.Index, g.MemoryBytes, g.FreeBytes)
-		g.MemoryBytes, g.FreeBytes = max(g.MemoryBytes, 0), max(g.FreeBytes, 0)
+	g.CPUs = append(Set{}, g.CPUs...)
+	t.correct(dir, fmt.Sprintf("GPU %d", g.Index), &g.MemoryBytes, &g.FreeBytes)
+}
+
+// correct makes sense of what a driver says of a memory, in bytes.
+func (t *tree) correct(p, of string, total, free *int64) {
+	if *total < 0 || *free < 0 || *free > *total {
+		t.warnf(p, "%s has %d bytes of memory, %d free", of, *total, *free)
+		*total = max(*total, 0)
+		*free = min(max(*free, 0), *total)
 	}
-	g.FreeBytes = t.atMost(dir, "free memory", g.FreeBytes, g.MemoryBytes)
 }
 
 // links returns the NVLinks of g with addresses in the kernel's form.
@@ -197,11 +201,7 @@ func (t *tree) instances(g *GPU) []MIGInstance {
 	instances := []MIGInstance{}
 	for _, m := range g.MIG {
 		m.UUID, m.Name = procfs.Label(m.UUID), procfs.Label(m.Name)
-		if m.MemoryBytes < 0 || m.FreeBytes < 0 || m.FreeBytes > m.MemoryBytes {
-			t.warnf(theDriver, "MIG instance %s has %d bytes of memory, %d free", m.UUID, m.MemoryBytes, m.FreeBytes)
-			m.MemoryBytes = max(m.MemoryBytes, 0)
-			m.FreeBytes = min(max(m.FreeBytes, 0), m.MemoryBytes)
-		}
+		t.correct(theDriver, "MIG instance "+m.UUID, &m.MemoryBytes, &m.FreeBytes)
 		instances = append(instances, m)
 	}
 	return instances

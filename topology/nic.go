@@ -31,9 +31,8 @@ func (t *tree) nics(w placing, addresses func(string) ([]netip.Addr, error)) []N
 	}
 	for _, name := range names {
 		file := path.Join(rdmaDevices, name)
-		dir, err := t.resolve(file)
-		if err != nil || !t.isDir(dir) {
-			t.warnf(file, "a device that is not there")
+		dir, ok := t.follow(file, "a device")
+		if !ok {
 			continue
 		}
 		n := NIC{Name: procfs.Label(name), Bus: []string{}, Node: w.nowhere()}
@@ -160,13 +159,9 @@ func (t *tree) stackedOn(dir string, seen map[string]bool) []string {
 		if !strings.HasPrefix(entry, "upper_") {
 			continue
 		}
-		link := path.Join(dir, entry)
-		target, err := t.resolve(link)
-		if err != nil || !t.isDir(target) {
-			t.warnf(link, "an interface that is not there")
-			continue
+		if target, ok := t.follow(path.Join(dir, entry), "an interface"); ok {
+			ifaces = append(ifaces, t.stackedOn(target, seen)...)
 		}
-		ifaces = append(ifaces, t.stackedOn(target, seen)...)
 	}
 	return ifaces
 }

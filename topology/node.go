@@ -16,9 +16,7 @@ func (t *tree) memory() Memory {
 		return Memory{}
 	}
 	values, errs := procfs.Meminfo(text, "MemTotal", "MemFree", "MemAvailable", "SwapTotal")
-	for _, err := range errs {
-		t.warn(systemMemory, err)
-	}
+	t.warn(systemMemory, errs...)
 	m := Memory{
 		TotalBytes:     values["MemTotal"],
 		FreeBytes:      values["MemFree"],
@@ -53,9 +51,7 @@ func (t *tree) affinity() allowed {
 		return allowed{}
 	}
 	cpus, nodes, errs := procfs.Status(text)
-	for _, err := range errs {
-		t.warn(selfStatus, err)
-	}
+	t.warn(selfStatus, errs...)
 	if cpus == nil && len(errs) == 0 {
 		t.warnf(selfStatus, "no Cpus_allowed_list")
 	}
@@ -139,11 +135,7 @@ func (t *tree) nodeIDs() Set {
 // smaller machine.
 func (t *tree) compare(nodes []Node, m Memory) {
 	const tolerated = 8 // an eighth
-	all := Set{}
-	for _, n := range nodes {
-		all = append(all, n.ID)
-	}
-	sum := memoryOf(nodes, all)
+	sum := memoryOf(nodes, idsOf(nodes))
 	if sum > 0 && sum < m.TotalBytes-m.TotalBytes/tolerated {
 		t.warnf(systemNodes, "the nodes have %s of the %s of memory that %s has", size.Approx(sum), size.Approx(m.TotalBytes), systemMemory)
 	}
@@ -158,22 +150,16 @@ func (t *tree) node(id, count int) Node {
 		return n
 	}
 
-	list := path.Join(dir, "cpulist")
-	if text, ok := t.need(list); ok {
-		set, err := parseSet(text)
-		if err != nil {
-			t.warn(list, err)
-		} else {
-			n.CPUs = set
-		}
+	file := path.Join(dir, "cpulist")
+	text, ok := t.need(file)
+	if set, ok := parsed(t, file, text, ok, parseSet); ok {
+		n.CPUs = set
 	}
 
-	file := path.Join(dir, "meminfo")
+	file = path.Join(dir, "meminfo")
 	if text, ok := t.need(file); ok {
 		values, errs := procfs.Meminfo(text, "MemTotal", "MemFree")
-		for _, err := range errs {
-			t.warn(file, err)
-		}
+		t.warn(file, errs...)
 		if total, ok := values["MemTotal"]; ok {
 			n.MemoryBytes = total
 			n.FreeBytes = t.atMost(file, "MemFree", values["MemFree"], total)
@@ -183,13 +169,9 @@ func (t *tree) node(id, count int) Node {
 	}
 
 	file = path.Join(dir, "distance")
-	if text, ok := t.need(file); ok {
-		d, err := procfs.Distances(text, count)
-		if err != nil {
-			t.warn(file, err)
-		} else {
-			n.Distances = d
-		}
+	text, ok = t.need(file)
+	if d, ok := parsed(t, file, text, ok, func(s string) ([]int, error) { return procfs.Distances(s, count) }); ok {
+		n.Distances = d
 	}
 	return n
 }
@@ -201,9 +183,8 @@ type placing struct {
 }
 
 func newPlacing(nodes []Node) placing {
-	w := placing{cpus: map[int]Set{}}
+	w := placing{nodes: idsOf(nodes), cpus: map[int]Set{}}
 	for _, n := range nodes {
-		w.nodes = append(w.nodes, n.ID)
 		w.cpus[n.ID] = n.CPUs
 	}
 	return w
@@ -223,6 +204,7 @@ func (w placing) near(g *GPU) (node int, ok bool) {
 	if nodes := w.nodes.intersect(g.NodeAffinity); len(nodes) == 1 && len(g.NodeAffinity) == 1 {
 		return nodes[0], true
 	}
+	node = Unknown
 	for _, n := range w.nodes {
 		if len(w.cpus[n].intersect(g.CPUAffinity)) == 0 {
 			continue
@@ -232,10 +214,7 @@ func (w placing) near(g *GPU) (node int, ok bool) {
 		}
 		node, ok = n, true
 	}
-	if !ok {
-		return Unknown, false
-	}
-	return node, true
+	return node, ok
 }
 
 // nodeOfGPU is nodeOf for a GPU, of which the driver may know more than the kernel.

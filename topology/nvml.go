@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/nvml"
@@ -84,9 +85,6 @@ func nvmlGPUs(ctx context.Context, open func() (nvmlLibrary, error)) (gpus []GPU
 		}
 		gpus = append(gpus, r.gpu(i, dev))
 	}
-	if len(gpus) == 0 && len(r.problems) == 0 {
-		return gpus, nil
-	}
 	return gpus, errors.Join(r.problems...)
 }
 
@@ -103,10 +101,9 @@ func (r *nvmlReader) told(err error) bool {
 	if err == nil {
 		return true
 	}
-	for _, none := range []error{nvml.ErrNotSupported, nvml.ErrNotFound, nvml.ErrInvalidArgument, nvml.ErrFunctionNotFound} {
-		if errors.Is(err, none) {
-			return false
-		}
+	none := []error{nvml.ErrNotSupported, nvml.ErrNotFound, nvml.ErrInvalidArgument, nvml.ErrFunctionNotFound}
+	if slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
+		return false
 	}
 	r.problems = append(r.problems, fmt.Errorf("GPU %d: %w", r.index, err))
 	return false
@@ -201,11 +198,9 @@ func (r *nvmlReader) links(dev nvml.Device, g *GPU) {
 }
 
 func addLink(links []Link, l Link) []Link {
-	for i := range links {
-		if links[i].Remote == l.Remote && links[i].Switch == l.Switch {
-			links[i].Count++
-			return links
-		}
+	if i := slices.IndexFunc(links, func(o Link) bool { return o.Remote == l.Remote && o.Switch == l.Switch }); i >= 0 {
+		links[i].Count++
+		return links
 	}
 	return append(links, l)
 }

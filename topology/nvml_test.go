@@ -270,7 +270,7 @@ func TestNVMLFails(t *testing.T) {
 			l.gpus[1].memory = func() (nvml.Memory, error) { return nvml.Memory{}, errUnknown }
 		}, 2, "GPU 1: nvmlDeviceGetMemoryInfo"},
 		"a function panics":       {func(l *fakeLibrary) { l.gpus[1].up = nil }, 2, "panicked"},
-		"more free than there is": {func(l *fakeLibrary) { l.gpus[1].memory = memory(1, 1<<63) }, 2, "free memory is"},
+		"more free than there is": {func(l *fakeLibrary) { l.gpus[1].memory = memory(1, 1<<63) }, 2, "GPU 1 has 1 bytes of memory"},
 		"an old driver": {func(l *fakeLibrary) {
 			l.before = func(call string) error {
 				switch call {

@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strconv"
@@ -38,10 +39,7 @@ func (p Path) NVLinks() int {
 // device itself, NVLinks (more of them first), PIX, PXB, PHB, NODE, SYS, and what
 // is not known.
 func (p Path) Compare(q Path) int {
-	if a, b := p.rank(), q.rank(); a != b {
-		return a - b
-	}
-	return q.NVLinks() - p.NVLinks()
+	return cmp.Or(p.rank()-q.rank(), q.NVLinks()-p.NVLinks())
 }
 
 func (p Path) rank() int {
@@ -133,10 +131,7 @@ func overPCI(a, b device) Path {
 	if len(a.bus) == 0 || len(b.bus) == 0 {
 		return UnknownPath
 	}
-	common := 0
-	for common < len(a.bus) && common < len(b.bus) && a.bus[common] == b.bus[common] {
-		common++
-	}
+	common := shared(a.bus, b.bus)
 	switch {
 	case common == 0 && a.node == b.node && a.node != Unknown:
 		return NODE
@@ -153,6 +148,15 @@ func overPCI(a, b device) Path {
 		return PIX
 	}
 	return PXB
+}
+
+// shared counts the words that two lists have in common at their beginning.
+func shared(a, b []string) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
 }
 
 // linksBetween counts the NVLinks between a and b: those that end at the other, as the end says
@@ -237,7 +241,7 @@ func (m Matrix) String() string {
 		for i, name := range m.Devices {
 			cells := []string{name}
 			for _, p := range m.Paths[i] {
-				cells = append(cells, orElse(string(p), "?"))
+				cells = append(cells, cmp.Or(string(p), "?"))
 			}
 			row(cells...)
 		}

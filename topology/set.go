@@ -24,23 +24,20 @@ func parseSet(s string) (Set, error) {
 
 // String prints the set in the kernel's list format.
 func (s Set) String() string {
-	var b strings.Builder
+	var ranges []string
 	for i := 0; i < len(s); {
 		j := i
 		for j+1 < len(s) && s[j+1] == s[j]+1 {
 			j++
 		}
-		if b.Len() > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(strconv.Itoa(s[i]))
+		text := strconv.Itoa(s[i])
 		if j > i {
-			b.WriteByte('-')
-			b.WriteString(strconv.Itoa(s[j]))
+			text += "-" + strconv.Itoa(s[j])
 		}
+		ranges = append(ranges, text)
 		i = j + 1
 	}
-	return b.String()
+	return strings.Join(ranges, ",")
 }
 
 // MarshalText prints the set as String does.
@@ -64,11 +61,5 @@ func (s Set) Contains(n int) bool {
 
 // intersect returns the members that are in both sets, as a new set.
 func (s Set) intersect(other Set) Set {
-	both := Set{}
-	for _, n := range s {
-		if other.Contains(n) {
-			both = append(both, n)
-		}
-	}
-	return both
+	return slices.DeleteFunc(append(Set{}, s...), func(n int) bool { return !other.Contains(n) })
 }

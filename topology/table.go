@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -19,9 +20,12 @@ func (t *Topology) String() string {
 	t.writeMachine(&b)
 	t.writeNodes(&b)
 	t.writeGPUs(&b)
+	t.writeHidden(&b)
 	t.writeNICs(&b)
 	t.writeDisks(&b)
-	t.writePaths(&b)
+	if len(t.GPUs)+len(t.NICs) > 0 { // else there are but disks
+		b.WriteString(t.Matrix().String())
+	}
 	t.writeLimits(&b)
 	writeWarnings(&b, t.Warnings)
 	return b.String()
@@ -56,7 +60,7 @@ func shorten(s string) string {
 }
 
 func (t *Topology) writeMachine(w io.Writer) {
-	fmt.Fprintf(w, "%s, %d CPUs online\n", orElse(procfs.Printable(t.CPU.Model), "CPU of an unknown model"), len(t.CPU.Online))
+	fmt.Fprintf(w, "%s, %d CPUs online\n", cmp.Or(procfs.Printable(t.CPU.Model), "CPU of an unknown model"), len(t.CPU.Online))
 	fmt.Fprintf(w, "%s of memory, %s available, %s of swap\n",
 		bytesOf(t.Memory.TotalBytes), bytesOf(t.Memory.AvailableBytes), size.Approx(t.Memory.SwapBytes))
 }
@@ -74,20 +78,18 @@ func (t *Topology) writeNodes(w io.Writer) {
 func (t *Topology) writeGPUs(w io.Writer) {
 	if len(t.GPUs) == 0 {
 		fmt.Fprintf(w, "\nGPUs\n  none\n")
-		t.writeHidden(w)
 		return
 	}
 	table(w, "GPUs", func(row func(...string)) {
 		row("gpu", "name", "pci address", "node", "cpus", "memory", "free", "link", "driver")
 		for _, g := range t.GPUs {
-			row(strconv.Itoa(g.Index), orElse(shorten(g.Name), g.DeviceID), g.PCIAddress, nodeName(g.Node), g.CPUs.String(),
+			row(strconv.Itoa(g.Index), cmp.Or(shorten(g.Name), g.DeviceID), g.PCIAddress, nodeName(g.Node), g.CPUs.String(),
 				bytesOf(g.MemoryBytes), bytesOf(g.FreeBytes), linkOf(g), g.Driver)
 			for _, m := range g.MIG {
 				row("", shorten(m.Name), m.UUID, "", "", bytesOf(m.MemoryBytes), bytesOf(m.FreeBytes), "", "")
 			}
 		}
 	})
-	t.writeHidden(w)
 }
 
 func (t *Topology) writeHidden(w io.Writer) {
@@ -112,13 +114,6 @@ func (t *Topology) writeNICs(w io.Writer) {
 			}
 		}
 	})
-}
-
-// writePaths writes the matrix if there is anything in it but disks.
-func (t *Topology) writePaths(w io.Writer) {
-	if len(t.GPUs)+len(t.NICs) > 0 {
-		fmt.Fprint(w, t.Matrix())
-	}
 }
 
 func (t *Topology) writeDisks(w io.Writer) {
@@ -170,7 +165,7 @@ func writeWarnings(w io.Writer, warnings []diag.Warning) {
 // String returns the location as text for people, in a few lines.
 func (l Location) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s", procfs.Printable(l.Dir), orElse(procfs.Printable(l.FileSystem), "a file system that is not known"))
+	fmt.Fprintf(&b, "%s: %s", procfs.Printable(l.Dir), cmp.Or(procfs.Printable(l.FileSystem), "a file system that is not known"))
 	if l.FreeBytes >= 0 {
 		fmt.Fprintf(&b, ", %s of %s free", size.Approx(l.FreeBytes), size.Approx(l.TotalBytes))
 	}
@@ -179,7 +174,7 @@ func (l Location) String() string {
 	}
 	b.WriteString("\n")
 	for _, d := range l.Disks {
-		fmt.Fprintf(&b, "  %s, %s, node %s, %s\n", d.Name, d.Kind, orElse(nodeName(d.Node), "unknown"), orElse(shorten(d.Model), "model unknown"))
+		fmt.Fprintf(&b, "  %s, %s, node %s, %s\n", d.Name, d.Kind, cmp.Or(nodeName(d.Node), "unknown"), cmp.Or(shorten(d.Model), "model unknown"))
 	}
 	for _, w := range l.Warnings {
 		fmt.Fprintf(&b, "  warning: %s\n", procfs.Printable(w.What))
@@ -207,11 +202,4 @@ func linkOf(g GPU) string {
 		return ""
 	}
 	return fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
-}
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
 }

@@ -408,11 +408,5 @@ func (m Mount) holds(dir string) (depth int, ok bool) {
 
 // NICsAt returns the NICs that meet a level, by name, as a new list.
 func (t *Topology) NICsAt(level NICLevel) []NIC {
-	nics := []NIC{}
-	for _, n := range t.NICs {
-		if n.level() >= level {
-			nics = append(nics, n)
-		}
-	}
-	return nics
+	return slices.DeleteFunc(append([]NIC{}, t.NICs...), func(n NIC) bool { return n.level() < level })
 }

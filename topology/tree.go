@@ -145,14 +145,16 @@ func causeOf(p string) diag.Cause {
 	return causes.UnknownPlace
 }
 
-// warn adds a warning about the file p. It has only the innermost error: the others repeat the
-// path.
-func (t *tree) warn(p string, err error) {
-	var inner *fs.PathError
-	if errors.As(err, &inner) {
-		err = inner.Err
+// warn adds a warning for each error about the file p. It has only the innermost one: the others
+// repeat the path.
+func (t *tree) warn(p string, errs ...error) {
+	for _, err := range errs {
+		var inner *fs.PathError
+		if errors.As(err, &inner) {
+			err = inner.Err
+		}
+		t.warnf(p, "%v", err)
 	}
-	t.warnf(p, "%v", err)
 }
 
 func (t *tree) warnings() []diag.Warning {
@@ -261,9 +263,8 @@ func (t *tree) need(p string) (string, bool) {
 	text, err := t.read(p)
 	if err != nil {
 		t.warn(p, err)
-		return "", false
 	}
-	return strings.TrimSpace(text), true
+	return strings.TrimSpace(text), err == nil
 }
 
 // want is need, except that the file may be missing without a warning.
@@ -277,23 +278,28 @@ func (t *tree) want(p string) (string, bool) {
 	}
 	if err != nil {
 		t.warn(p, err)
-		return "", false
 	}
-	return strings.TrimSpace(text), true
+	return strings.TrimSpace(text), err == nil
 }
 
 // number returns the number from 0 in p; a missing file is no warning.
 func (t *tree) number(p string) (int64, bool) {
 	text, ok := t.want(p)
-	if !ok {
-		return 0, false
+	return parsed(t, p, text, ok, procfs.Count)
+}
+
+// parsed returns what parse makes of the text of p, if that was read; an error is a warning.
+func parsed[T any](t *tree, p, text string, read bool, parse func(string) (T, error)) (value T, ok bool) {
+	var none T
+	if !read {
+		return none, false
 	}
-	n, err := procfs.Count(text)
+	value, err := parse(text)
 	if err != nil {
 		t.warn(p, err)
-		return 0, false
+		return none, false
 	}
-	return n, true
+	return value, true
 }
 
 // id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one
@@ -313,15 +319,7 @@ func (t *tree) id(p string, digits int) (string, bool) {
 // set returns the list in p; a missing file is no warning.
 func (t *tree) set(p string) (Set, bool) {
 	text, ok := t.want(p)
-	if !ok {
-		return Set{}, false
-	}
-	set, err := parseSet(text)
-	if err != nil {
-		t.warn(p, err)
-		return Set{}, false
-	}
-	return set, true
+	return parsed(t, p, text, ok, parseSet)
 }
 
 // list returns the names in the directory p, in order. ok reports whether it is
@@ -407,6 +405,17 @@ func (t *tree) link(p string) (string, error) {
 		t.targets[p] = target
 	}
 	return target, err
+}
+
+// follow returns the directory that p leads to, without links. If there is none, the warning says
+// what is missing.
+func (t *tree) follow(p, what string) (dir string, ok bool) {
+	dir, err := t.resolve(p)
+	if err == nil && t.isDir(dir) {
+		return dir, true
+	}
+	t.warnf(p, "%s that is not there", what)
+	return "", false
 }
 
 // missing reports whether err is for something that is not there.

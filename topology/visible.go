@@ -125,7 +125,7 @@ func (c *choice) choose() ([]GPU, error) {
 			continue
 		}
 		name := strconv.Itoa(g.Index)
-		if len(g.MIG) == 1 && !isIndex(entry) {
+		if len(g.MIG) == 1 && !isNumbered(entry, "") {
 			name += g.MIG[0].UUID
 		}
 		if names[name] {
@@ -137,19 +137,17 @@ func (c *choice) choose() ([]GPU, error) {
 	return seen, nil
 }
 
-func isIndex(entry string) bool { return strings.Trim(entry, "0123456789") == "" && entry != "" }
-
 // find returns a copy of the GPU that an entry names; nil if there is none to choose from. known
 // reports whether it is certain which it is.
 func (c *choice) find(entry string) (g *GPU, known bool, err error) {
 	isGPU, isMIG := strings.HasPrefix(entry, "GPU-"), strings.HasPrefix(entry, "MIG-")
 	switch {
-	case !isIndex(entry) && !isGPU && !isMIG:
+	case !isNumbered(entry, "") && !isGPU && !isMIG:
 		return nil, false, c.wrong(entry, "is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)")
 	case !slices.ContainsFunc(c.gpus, func(g GPU) bool { return foreign(g) == 0 }):
 		c.warned = append(c.warned, fmt.Sprintf("%s names a GPU, and the machine has none that is known", procfs.Quote(entry)))
 		return nil, true, nil
-	case isIndex(entry):
+	case isNumbered(entry, ""):
 		g, err = c.byIndex(entry)
 		return g, true, err
 	case !c.fromDriver:
@@ -177,49 +175,43 @@ func (c *choice) byIndex(entry string) (*GPU, error) {
 }
 
 func (c *choice) byUUID(entry string) (*GPU, error) {
-	var found *GPU
+	var named []GPU
 	for _, g := range c.gpus {
 		if begins(g.UUID, entry) {
-			if found != nil {
-				return nil, c.wrong(entry, "is the beginning of more than one GPU's UUID")
-			}
-			found = &g
+			named = append(named, g)
 		}
 	}
-	switch {
-	case entry == "GPU-":
-		return nil, c.wrong(entry, "is no GPU's UUID")
-	case found == nil:
-		return nil, c.unknown(entry, "is no GPU's UUID", c.named())
-	}
-	return found, nil
+	return c.only(entry, "GPU", named)
 }
 
 // byInstance finds MIG-<UUID>, or MIG-<UUID of the GPU>/<GPU instance>/<compute
 // instance> as drivers before 470 have it.
 func (c *choice) byInstance(entry string) (*GPU, error) {
-	var found *GPU
+	var named []GPU
 	for _, g := range c.gpus {
 		for _, m := range g.MIG {
 			old := fmt.Sprintf("MIG-%s/%d/%d", g.UUID, m.GPUInstance, m.ComputeInstance)
-			if !begins(m.UUID, entry) && !strings.EqualFold(old, entry) {
-				continue
+			if begins(m.UUID, entry) || strings.EqualFold(old, entry) {
+				part := g
+				part.MIG, part.MemoryBytes, part.FreeBytes = []MIGInstance{m}, m.MemoryBytes, m.FreeBytes
+				named = append(named, part)
 			}
-			if found != nil {
-				return nil, c.wrong(entry, "is the beginning of more than one MIG instance's UUID")
-			}
-			part := g
-			part.MIG, part.MemoryBytes, part.FreeBytes = []MIGInstance{m}, m.MemoryBytes, m.FreeBytes
-			found = &part
 		}
 	}
+	return c.only(entry, "MIG instance", named)
+}
+
+// only returns the one of a kind that an entry names.
+func (c *choice) only(entry, kind string, named []GPU) (*GPU, error) {
 	switch {
-	case entry == "MIG-":
-		return nil, c.wrong(entry, "is no MIG instance")
-	case found == nil:
-		return nil, c.unknown(entry, "is no MIG instance", c.named())
+	case len(named) > 1:
+		return nil, c.wrong(entry, "is the beginning of more than one "+kind+"'s UUID")
+	case entry == "GPU-" || entry == "MIG-":
+		return nil, c.wrong(entry, "is no "+kind+"'s UUID")
+	case len(named) == 0:
+		return nil, c.unknown(entry, "is no "+kind+"'s UUID", c.named())
 	}
-	return found, nil
+	return &named[0], nil
 }
 
 // begins reports whether s begins with prefix, in capital letters or not.
