@@ -35,8 +35,8 @@ func (m *Manager) observe() *deadlock.Books {
 	return b
 }
 
-// observeHeld reads what the open reservations of owners promise, and then which handles and records
-// keep memory.
+// observeHeld reads what the open reservations of owners promise, and then which handles and
+// records keep memory.
 func (m *Manager) observeHeld(open map[*Owner][]Reservation) *deadlock.Books {
 	b := new(deadlock.Books)
 	for _, l := range m.lines {

@@ -360,8 +360,8 @@ func (b *Books) waitedFor(waits []*Wait) []*Line {
 }
 
 // Victim returns which of the stuck waits is to fail, all of which have owners. It prefers the
-// youngest of an owner whose giving up would help, and that was not told before to roll back. If all
-// were, it takes the youngest, and again is true: rolling back would only go round in a circle.
+// youngest of an owner whose giving up would help, and that was not told before to roll back. If
+// all were, it takes the youngest, and again is true: rolling back would only go round in a circle.
 func (b *Books) Victim(stuck []*Wait, told func(*Owner) bool) (w *Wait, again bool) {
 	among := b.holders(stuck)
 	if len(among) == 0 {

@@ -107,8 +107,8 @@ func TestGateUnderRaces(t *testing.T) {
 	}
 }
 
-// TestAlarm: the call comes when it is due, and Wait waits for it; a stopped alarm does not call, and
-// may be started anew, also by the call itself.
+// TestAlarm: the call comes when it is due, and Wait waits for it. A stopped alarm does not call.
+// It may be started anew, also by the call itself.
 func TestAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a Alarm
