@@ -3,7 +3,6 @@ package devpool
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -247,7 +246,7 @@ func (p *Memory) submitFree(f *refusedFree) <-chan struct{} {
 var errPanicked = errors.New("devpool: the device panicked")
 
 // freeOnDevice makes a panic of the device, or of its decorators, errPanicked. It is called in
-// turn, or by finish.
+// turn.
 func (p *Memory) freeOnDevice(addr tier.Addr) error {
 	err := errPanicked
 	p.Panics.Do("Device.Free", func() { err = p.dev.Free(p.stream, addr) })
@@ -262,8 +261,8 @@ func (p *Memory) record() (tier.Event, error) {
 	return e, err
 }
 
-// retry puts the frees on the stream again that were refused. Those that panicked wait for finish:
-// they might free another allocation's memory. It is called in turn.
+// retry puts the frees on the stream again that were refused. Those that panicked are not tried
+// again: they might free another allocation's memory. It is called in turn.
 func (p *Memory) retry() {
 	stuck := p.stuck
 	p.stuck = nil
@@ -312,25 +311,22 @@ func (p *Memory) Close() error {
 	return nil
 }
 
-// finish closes the stream behind the last free. Frees that panicked are tried once more before:
-// nothing of the pool's can be hit. It reports what the device would never take back: that is
-// reclaimed as far as the books go.
+// finish closes the stream behind the last free. It reports what the device refuses to take back,
+// and the frees that panicked: that is reclaimed as far as the books go. The latter are not tried
+// again, because another pool may have got the address since.
 func (p *Memory) finish() error {
 	p.unsure.Store(0)
-	p.stuck = slices.DeleteFunc(p.stuck, func(f refusedFree) bool {
-		if !f.unsure || errors.Is(p.freeOnDevice(f.addr), errPanicked) {
-			return false
-		}
-		f.reclaimed() // also if it was refused: the device had freed it before
-		return true
-	})
 	err := errPanicked
 	p.Panics.Do("Stream.Close", func() { err = p.stream.Close() })
 	if errors.Is(err, tier.ErrClosed) { // with the device
 		err = nil
 	}
 	for _, f := range p.stuck {
-		err = errors.Join(err, fmt.Errorf("devpool: the device refuses to take %#x back", f.addr))
+		if f.unsure {
+			err = errors.Join(err, fmt.Errorf("devpool: the device may have %#x still: its free panicked", f.addr))
+		} else {
+			err = errors.Join(err, fmt.Errorf("devpool: the device refuses to take %#x back", f.addr))
+		}
 		f.reclaimed()
 	}
 	return err

@@ -68,7 +68,7 @@ func (s moodyStream) Close() error {
 
 // TestPanickingFrees: a free that panics is in the log, and the release returns. If the event
 // behind it panicked, that is tried again with the next operation. Else the bytes are retired until
-// the pool closes. Nothing is left in the end.
+// the pool closes, which tells of them.
 func TestPanickingFrees(t *testing.T) {
 	for call, unsure := range map[string]int64{"Free": 2048, "Record": 0} {
 		t.Run(call, func(t *testing.T) {
@@ -92,9 +92,11 @@ func TestPanickingFrees(t *testing.T) {
 			if n := s.Inside().Held(); n != unsure || s.Room() != 1<<20-n {
 				t.Errorf("%d bytes are held, and there is room for %d", n, s.Room())
 			}
-			ok(t, p.Close())
+			if err := p.Close(); (err != nil) != (unsure > 0) {
+				t.Errorf("Close: %v", err)
+			}
 			usage(t, s, "after Close", 0, 0, 0)
-			if n, held := d.Outstanding(), s.Inside().Held(); n != 0 || held != 0 {
+			if n, held := d.Outstanding(), s.Inside().Held(); n != unsure || held != 0 {
 				t.Errorf("the device has %d bytes outstanding, and %d are held", n, held)
 			}
 		})
@@ -109,7 +111,7 @@ func newQuietPool(t *testing.T, d tier.Device) *devpool.Memory {
 }
 
 // TestRetriedFreePanics: of three frees that the device refused one panics when it is tried again.
-// No free is lost by that, and no allocation fails. That one is tried once more by Close.
+// No other free is lost by that, and no allocation fails. That one is never tried again.
 func TestRetriedFreePanics(t *testing.T) {
 	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
 	p := newQuietPool(t, d)
@@ -128,17 +130,16 @@ func TestRetriedFreePanics(t *testing.T) {
 	}
 	p.Free(first, func() {})
 	p.Free(second, func() {})
-	ok(t, p.Close())
-	if !reclaimed[1] {
-		t.Error("the bytes of the free that panicked are not reclaimed")
+	if err := p.Close(); err == nil || !reclaimed[1] {
+		t.Errorf("Close: %v, reclaimed: %v", err, reclaimed[1])
 	}
-	if n := d.Outstanding(); n != 0 {
-		t.Errorf("the device has %d bytes outstanding", n)
+	if n := d.Outstanding(); n != 4096 {
+		t.Errorf("the device has %d bytes outstanding, and the free of 4096 panicked", n)
 	}
 }
 
-// TestFreeThatAlwaysPanics: Close tells of it, and the books close all the same.
-func TestFreeThatAlwaysPanics(t *testing.T) {
+// TestCloseAfterAFreeThatPanicked: Close tells of it, and the books close all the same.
+func TestCloseAfterAFreeThatPanicked(t *testing.T) {
 	d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
 	p := newQuietPool(t, d)
 	m, err := p.Alloc(4096, nil)
@@ -146,6 +147,7 @@ func TestFreeThatAlwaysPanics(t *testing.T) {
 	d.free = m.(tier.DeviceMemory).Addr()
 	reclaimed := false
 	p.Free(m, func() { reclaimed = true })
+	d.free = 0
 	if n := p.Unsure(); n != 4096 {
 		t.Errorf("the pool is unsure of %d bytes", n)
 	}
@@ -217,8 +219,32 @@ func TestPanicAfterFree(t *testing.T) {
 	ok(t, third.Release())
 	p.Retry()
 	usage(t, s, "in the end", 0, 2048, 0)
-	ok(t, p.Close())
+	if err := p.Close(); err == nil {
+		t.Error("Close does not tell of the free that panicked")
+	}
 	usage(t, s, "after Close", 0, 0, 0)
+}
+
+// TestCloseBesideAnotherPool: Close of a pool one of whose frees panicked after the device had
+// freed does not free what another pool of the device got there since.
+func TestCloseBesideAnotherPool(t *testing.T) {
+	d := &panicsAfterDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
+	p, q := newQuietPool(t, d), newQuietPool(t, d)
+	m, err := p.Alloc(4096, nil)
+	ok(t, err)
+	d.panics = true
+	p.Free(m, func() {})
+	other, err := q.Alloc(4096, nil)
+	ok(t, err)
+	before := d.Outstanding()
+	if err := p.Close(); err == nil {
+		t.Error("Close does not tell of the free that panicked")
+	}
+	if n := d.Outstanding(); n != before {
+		t.Errorf("%d bytes of another pool are in use, and the device has %d outstanding", before, n)
+	}
+	q.Free(other, func() {})
+	ok(t, q.Close())
 }
 
 // TestFreesWhenAnAllocationPanics: those that were tried again before it are reclaimed.
@@ -233,7 +259,7 @@ func TestFreesWhenAnAllocationPanics(t *testing.T) {
 	}
 }
 
-// TestAllocationWhoseEventPanics: the device gets its memory back.
+// TestAllocationWhoseEventPanics: the device gets its memory back, unless the free panics, too.
 func TestAllocationWhoseEventPanics(t *testing.T) {
 	for _, free := range []bool{false, true} { // panics, too
 		d := &moodyDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20}), panics: map[string]bool{"Record": true, "Free": free}}
@@ -244,9 +270,15 @@ func TestAllocationWhoseEventPanics(t *testing.T) {
 		m, err := p.Alloc(4096, nil)
 		ok(t, err)
 		p.Free(m, func() {})
-		ok(t, p.Close())
-		if n := d.Outstanding(); n != 0 {
-			t.Errorf("the device has %d bytes outstanding", n)
+		want := int64(0)
+		if free {
+			want = 4096
+		}
+		if err := p.Close(); (err != nil) != free {
+			t.Errorf("Close: %v", err)
+		}
+		if n := d.Outstanding(); n != want {
+			t.Errorf("the device has %d bytes outstanding, want %d", n, want)
 		}
 	}
 }
