@@ -137,6 +137,49 @@ func testRoomOfAFree(t *testing.T, refused bool) {
 	}
 }
 
+// TestWaiterForAFreeThatPanics: who waits for bytes whose free panics then is refused at once, as
+// one that comes later is.
+func TestWaiterForAFreeThatPanics(t *testing.T) {
+	var armed atomic.Bool
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return freePanics{d, &armed, false}, nil }
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := reservation.AnyInTier(tier.GPU)
+	r, err := eng.Reserve(t.Context(), gpu, 400<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(400 << 10)
+	if err := errors.Join(err, r.Release()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	got := make(chan error, 1)
+	limit := gpuOf(t, eng).Limit() / tier.Page * tier.Page
+	go func() {
+		all, err := eng.Reserve(ctx, gpu, limit)
+		if err == nil {
+			err = all.Release()
+		}
+		got <- err
+	}()
+	for len(eng.Reservations().Demand(nil)) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	armed.Store(true)
+	if err := buf.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := <-got; !errors.Is(err, reservation.ErrExceeded) {
+		t.Error(err)
+	}
+	closeTellingOf(t, eng)
+}
+
 // TestRoomAfterReleaseOfATablePanicked: the Release of an adopted table panics when it has given
 // its memory back. The space's books are exact then, and a waiter for room that can be made is
 // served.

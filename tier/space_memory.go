@@ -88,7 +88,7 @@ func (s *Space) free(b *Buffer) {
 	delete(s.mu.buffers, b)
 	s.mu.Unlock()
 	s.ledger.Retire(b.charge)
-	charge, account := b.charge, b.account
+	charge, account, unsure := b.charge, b.account, s.Inside().Unsure()
 	free := s.cfg.Pool.Free
 	if m, ok := b.mem.(giver); ok {
 		free = func(_ Memory, reclaimed func()) { m.GiveBack(reclaimed) }
@@ -100,6 +100,9 @@ func (s *Space) free(b *Buffer) {
 		s.ledger.Reap(charge)
 		s.credited(charge)
 	})
+	if s.Inside().Unsure() > unsure { // waiters for these bytes may never fit
+		s.notify(released)
+	}
 }
 
 // Account promised the bytes of a buffer and may take them back.
