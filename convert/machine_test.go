@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/internal/volumes"
@@ -47,6 +48,7 @@ type machineConfig struct {
 	faults          func(sim.Op) error
 	rules           []faultfs.Rule
 	files           disk.FS // instead of faultfs
+	onDisk          bool    // as benchmarks are; other tests have a volume in memory, which waits for no disk
 	buffered        bool    // no direct I/O: for tests of what types are, which move many small batches
 	permits         permit.Config
 	fast            bool // pages touched ahead and huge
@@ -82,15 +84,20 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1, Touch: cfg.fast, Huge: cfg.fast})
 	check(err)
 	cfg.gpus.pin(t, arena, dev)
-	m.files = faultfs.New(disk.OS(), 1, cfg.rules...)
-	if cfg.buffered {
-		m.files = faultfs.New(buffered{disk.OS()}, 1, cfg.rules...)
+	dir := memdir.New(t)
+	if _, bench := t.(*testing.B); bench || cfg.onDisk {
+		dir = t.TempDir()
 	}
+	system := memdir.FS(dir, disk.OS())
+	if cfg.buffered {
+		system = buffered{system}
+	}
+	m.files = faultfs.New(system, 1, cfg.rules...)
 	files := cfg.files
 	if files == nil {
 		files = m.files
 	}
-	volume, err := volumes.Open(volumes.Config{Dir: t.TempDir(), Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20), Encrypt: cfg.encrypt})
+	volume, err := volumes.Open(volumes.Config{Dir: dir, Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20), Encrypt: cfg.encrypt})
 	check(err)
 	for _, c := range []tier.SpaceConfig{
 		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: cfg.gpus.backend()},

@@ -71,7 +71,7 @@ func TestIngestIntoEveryTier(t *testing.T) { onEachGPUPinnedOrNot(t, ingestIntoE
 func ingestIntoEveryTier(t *testing.T, g gpus) {
 	for _, k := range tier.Kinds() {
 		t.Run(k.String(), func(t *testing.T) {
-			m := newMachine(t, machineConfig{gpus: g})
+			m := newMachine(t, machineConfig{gpus: g, onDisk: true})
 			m.whole(t, m.put(t, numbered(3, 20_000), k), k)
 		})
 		t.Run(k.String()+"/no bytes", func(t *testing.T) {

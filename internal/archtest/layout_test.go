@@ -26,6 +26,7 @@ var layout = []string{
 	"internal/volumes",
 	"tier/disk/faultfs",
 	"internal/hidingfs",
+	"internal/memdir",
 	"tier/faultdev",
 	"reservation",
 	"reservation/arrowmem",
@@ -52,10 +53,10 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "tier/faultdev"}
+var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
-var testOnly = []string{"tier/tiertest", "internal/hidingfs", "internal/image/imagetest"}
+var testOnly = []string{"tier/tiertest", "internal/hidingfs", "internal/memdir", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
@@ -50,7 +51,18 @@ func openVolume(cfg volumes.Config) (*volumes.Volume, error) {
 	if cfg.Encrypt = cfg.Encrypt || encrypted; cfg.Encrypt && cfg.Persist && cfg.Key == nil {
 		cfg.Key = usersKey
 	}
+	cfg.FS = memdir.FS(cfg.Dir, cfg.FS)
 	return volumes.Open(cfg)
+}
+
+// tempDir returns a new directory: on the disk, or in memory where the test has been on the disk
+// already, unencrypted.
+func tempDir(t testing.TB) string {
+	t.Helper()
+	if encrypted {
+		return memdir.New(t)
+	}
+	return t.TempDir()
 }
 
 // open opens a volume in a new directory. At the end of the test it is closed, and
@@ -59,7 +71,7 @@ func open(t testing.TB, cfg volumes.Config) *volumes.Volume {
 	t.Helper()
 	fds := descriptors(t)
 	if cfg.Dir == "" {
-		cfg.Dir = t.TempDir()
+		cfg.Dir = tempDir(t)
 	}
 	v, err := openVolume(cfg)
 	if err != nil {

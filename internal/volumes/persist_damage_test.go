@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
@@ -36,7 +37,7 @@ func persistedFiles(t testing.TB, dir, kind string) []string {
 // part, what is found is what was kept, or less, and a warning says so.
 func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 16*page, 16*page }
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir, small)
 	var all []tier.FileMemory
 	for i := range uint64(4) {
@@ -51,11 +52,11 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pristine := t.TempDir()
+	pristine := memdir.New(t)
 	copytree.Copy(t, pristine, dir)
 	const step = 5 // each meets all bits, and all fields; runs begin at different bytes
 	for at := int(testseed.One(t) % step); at < len(sound); at += step {
-		work := t.TempDir()
+		work := memdir.New(t)
 		copytree.Copy(t, work, pristine)
 		bad := slices.Clone(sound)
 		bad[at] ^= 1 << (at % 8)
@@ -88,7 +89,7 @@ func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
 // TestCutManifestIsRead: cut at any length it says what it said up to there.
 func TestCutManifestIsRead(t *testing.T) {
 	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 16*page, 16*page } // copied for each cut
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir, small)
 	var all []tier.FileMemory
 	var ends []int64
@@ -102,10 +103,10 @@ func TestCutManifestIsRead(t *testing.T) {
 		ends = append(ends, info.Size())
 	}
 	leave(t, v, all...)
-	pristine := t.TempDir()
+	pristine := memdir.New(t)
 	copytree.Copy(t, pristine, dir)
 	for cut := int64(0); cut <= ends[2]; cut += int64(testseed.Rounds(3, 13)) { // not divisors of anything
-		work := t.TempDir()
+		work := memdir.New(t)
 		copytree.Copy(t, work, pristine)
 		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
 			t.Fatal(err)
@@ -137,7 +138,7 @@ func TestMissingAndShortSegments(t *testing.T) {
 		"link":    func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/dev/null", p)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			v := openPersistent(t, dir)
 			_, a := persist(t, v, 1, 4*mib)
 			_, b := persist(t, v, 2, 4*mib)
@@ -170,7 +171,7 @@ func TestMissingAndShortSegments(t *testing.T) {
 // TestForeignManifestIsLeftAlone: a directory that this version cannot read stays as it
 // is, with a warning; so does one that the volume is too small for.
 func TestForeignManifestIsLeftAlone(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, es := persist(t, v, 1, 4*mib)
 	leave(t, v, es...)
@@ -225,7 +226,7 @@ func TestForeignManifestIsLeftAlone(t *testing.T) {
 
 // TestManifestIsWrittenAnew: it does not grow without end, and the new one says the same.
 func TestManifestIsWrittenAnew(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, stays := persist(t, v, 1, page)
 	first := persistedFiles(t, dir, "manifest-*")[0]
@@ -265,7 +266,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 	const size = mib / 4
 	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 4*mib, mib }
 	for i := 0; ; i += testseed.Rounds(1, 3) {
-		dir := t.TempDir()
+		dir := memdir.New(t)
 		v := openPersistent(t, dir, small)
 		_, es := persist(t, v, 1, size)
 		leave(t, v, es...)
@@ -283,7 +284,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 				kept = failed == nil
 			}
 			if kept && found {
-				saved := t.TempDir()
+				saved := memdir.New(t)
 				copytree.Copy(t, saved, dir)
 				again := openPersistent(t, saved, small)
 				if n := len(again.Persisted()); n != 2 {
@@ -328,7 +329,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 // now and then, as a kill would leave it, and compares with a model.
 func TestRandomPersisting(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 2))
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	type held struct {
 		es    []tier.FileMemory
@@ -337,7 +338,7 @@ func TestRandomPersisting(t *testing.T) {
 	live := make(map[uint64]held) // by seed
 	var loose []tier.FileMemory
 	look := func() {
-		work := t.TempDir()
+		work := tempDir(t)
 		copytree.Copy(t, work, dir)
 		v := openPersistent(t, work)
 		kept := v.Persisted()
@@ -397,7 +398,7 @@ func TestRandomPersisting(t *testing.T) {
 // is freed does not come back, nor what its record had replaced; and once there is
 // room again, all is as ever.
 func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	full := &fullDisk{FS: disk.OS()}
 	v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = full })
 	_, stays := persist(t, v, 1, page)
@@ -411,7 +412,7 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 	forgotten, es := persist(t, v, 4, page)
 	look := func(want ...uint64) {
 		t.Helper()
-		work := t.TempDir()
+		work := tempDir(t)
 		copytree.Copy(t, work, dir)
 		next := openPersistent(t, work)
 		kept := next.Persisted()
@@ -451,7 +452,7 @@ func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
 // TestOldManifestThatStays: one that could not be removed says that something is kept, which
 // was freed since. The next one stays too when its volume is closed, and is believed.
 func TestOldManifestThatStays(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	fsys := faultfs.New(disk.OS(), 1)
 	v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
 	_, es := persist(t, v, 1, page)
@@ -523,7 +524,7 @@ func (f *fullFile) WriteAt(p []byte, off int64) (int, error) {
 // TestWhatIsNoManifestIsNotRead: a file that only has the name of one is known by its first
 // bytes, however long it is.
 func TestWhatIsNoManifestIsNotRead(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, es := persist(t, v, 1, page)
 	leave(t, v, es...)

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
@@ -66,7 +67,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 		plain  bool
 	}{"encrypted": {sealed, false}, "plain": {func(*volumes.Config) {}, true}} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := memdir.New(t)
 			seen := 0
 			look := func() {
 				t.Helper()
@@ -98,11 +99,12 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				look()
 				return e
 			}
-			v := openPersistent(t, dir, c.change)
-			es := []tier.FileMemory{fill(v, 2*unit+page), fill(v, 3*mib), fill(v, 100)}
+			small := func(cfg *volumes.Config) { c.change(cfg); cfg.Capacity, cfg.SegmentSize = 4*mib, mib }
+			v := openPersistent(t, dir, small)
+			es := []tier.FileMemory{fill(v, 2*unit+page), fill(v, 3*mib/4), fill(v, 100)}
 			leave(t, v, es...)
 			for range 3 {
-				v = openPersistent(t, dir, c.change)
+				v = openPersistent(t, dir, small)
 				look()
 				k := v.Persisted()[0]
 				taken, err := v.Take(k.Key)
@@ -121,7 +123,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				}
 				leave(t, v, taken[0].(tier.FileMemory))
 			}
-			v = openPersistent(t, dir, c.change)
+			v = openPersistent(t, dir, small)
 			for _, k := range v.Persisted() {
 				v.Forget(k.Key)
 			}
@@ -266,7 +268,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	leave(t, v, append(a, b...)...)
 	v = openPersistent(t, dir, small) // a manifest written anew, and in it records of two keys
 	_, c := persist(t, v, 20, page)
-	saved := t.TempDir()
+	saved := memdir.New(t)
 	copytree.Copy(t, saved, dir)
 	free(v, c...)
 	closeVolume(t, v)
@@ -278,7 +280,7 @@ func TestForgedManifestIsNotBelieved(t *testing.T) {
 	refused := make(map[string]int)
 	const step = 7 // runs begin at different bytes
 	for at := int(testseed.One(t) % step); at < int(info.Size()); at += step {
-		work := t.TempDir()
+		work := memdir.New(t)
 		copytree.Copy(t, work, saved)
 		what, err := volumes.Forge(persistedFiles(t, work, "manifest-*")[0], at, 1<<(at%8))
 		if err != nil {
@@ -345,7 +347,7 @@ func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {
 	}
 	check := func(what string, bad []byte, unitAt int64) {
 		t.Helper()
-		work := t.TempDir()
+		work := memdir.New(t)
 		copytree.Copy(t, work, dir)
 		if err := os.WriteFile(persistedFiles(t, work, "segment-*")[0], bad, 0o600); err != nil {
 			t.Fatal(err)

@@ -30,7 +30,7 @@ func manifestLength(t *testing.T, dir string) int64 {
 // it. Who finds it has it in one place for all.
 func TestSharedMetaIsWrittenOnce(t *testing.T) {
 	const long = 50 << 10
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	one, other := common(1, long), common(2, long)
 	var es []tier.FileMemory
@@ -111,7 +111,7 @@ func TestSharedMetaIsWrittenOnce(t *testing.T) {
 // what it shares; also in a manifest that was written anew, from which the first to have it is
 // gone.
 func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	var es []tier.FileMemory
 	for i := range uint64(9) {
@@ -123,12 +123,12 @@ func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 	leave(t, v, es...)
 	v = openPersistent(t, dir) // which writes it anew
 	leave(t, v)
-	pristine := t.TempDir()
+	pristine := tempDir(t)
 	copytree.Copy(t, pristine, dir)
 	whole := manifestLength(t, dir)
 	found := make(map[int]bool)
 	for cut := whole; cut > 0; cut -= 56 {
-		work := t.TempDir()
+		work := tempDir(t)
 		copytree.Copy(t, work, pristine)
 		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
 			t.Fatal(err)
@@ -151,7 +151,7 @@ func TestSharedMetaStandsBeforeWhoNeedsIt(t *testing.T) {
 
 // TestLostSharedMetaCostsWhoNeedsIt: and nobody else.
 func TestLostSharedMetaCostsWhoNeedsIt(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	var es []tier.FileMemory
 	for _, seed := range []uint64{10, 14, 20, 21, 23, 25} { // of which all but 10, 14 share something else, or nothing
@@ -188,7 +188,7 @@ func TestLostSharedMetaCostsWhoNeedsIt(t *testing.T) {
 // a manifest of which it is the most is written anew; while somebody has it, it counts as alive.
 func TestSharedMetaThatNobodyHasIsDead(t *testing.T) {
 	const long = 3 << 20
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	e, again := alloc(t, v, page), alloc(t, v, page)
 	first := persistedFiles(t, dir, "manifest-*")[0]

@@ -70,7 +70,7 @@ func sharedOf(seed uint64) []byte {
 // what it keeps is copied, and put back afterwards.
 func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
 	t.Helper()
-	saved := t.TempDir()
+	saved := tempDir(t)
 	copytree.Copy(t, saved, v.Dir())
 	free(v, es...)
 	closeVolume(t, v)
@@ -104,7 +104,7 @@ func wantPersisted(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed ui
 // TestPersistedMemoriesAreThereAfterwards: what was kept is found with its bytes, whatever
 // was freed or not kept beside it is room again, and in the end nothing is left.
 func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, a := persist(t, v, 1, mib)
 	_, gone := persist(t, v, 2, 3*mib)
@@ -149,7 +149,7 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 // TestPersistedStaysUntilTaken: a volume that is closed keeps what nobody took, however often,
 // and what was put back.
 func TestPersistedStaysUntilTaken(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, es := persist(t, v, 1, mib)
 	_, more := persist(t, v, 2, mib, page)
@@ -205,7 +205,7 @@ func TestPersistedStaysUntilTaken(t *testing.T) {
 // TestPersistedRecordsChange: a memory has one record, the last; one that was freed, or
 // forgotten, has none.
 func TestPersistedRecordsChange(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	old, es := persist(t, v, 1, mib)
 	key, err := v.Persist(sharedOf(7), metaOf(7), es[0])
@@ -250,7 +250,7 @@ func TestPersistedRecordsChange(t *testing.T) {
 
 // TestTwoVolumesPersistApart: while one uses a kept directory another makes its own.
 func TestTwoVolumesPersistApart(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, es := persist(t, v, 1, mib)
 	leave(t, v, es...)
@@ -284,7 +284,7 @@ func keptByTwo(t *testing.T, dir string) {
 // TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other. The one
 // after it finds the other.
 func TestTwoKeptDirectories(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	keptByTwo(t, dir)
 	open := func(warns bool) (*volumes.Volume, volumes.Persisted) {
 		t.Helper()
@@ -316,7 +316,7 @@ func TestTwoKeptDirectories(t *testing.T) {
 // volume. A late Forget of that, or of what stays, does not write where another volume keeps.
 func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 	for _, stays := range []bool{false, true} {
-		dir := t.TempDir()
+		dir := tempDir(t)
 		v := openPersistent(t, dir)
 		var keys []uint64
 		if stays { // so that the directory does
@@ -371,7 +371,7 @@ func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
 		"freed":     func(v *volumes.Volume, _ uint64, first tier.FileMemory) { free(v, first) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			synctest.Test(t, func(t *testing.T) {
 				fsys := faultfs.New(disk.OS(), 1)
 				v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
@@ -409,7 +409,7 @@ func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
 // says that the record has ended.
 func TestRoomIsInUseWhileItsRecordEnds(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
-	v := openPersistent(t, t.TempDir(), func(c *volumes.Config) { c.FS = fsys })
+	v := openPersistent(t, tempDir(t), func(c *volumes.Config) { c.FS = fsys })
 	_, es := persist(t, v, 1, mib)
 	used := int64(-1)
 	remove := fsys.Add(faultfs.Rule{
@@ -433,7 +433,7 @@ func TestRoomIsInUseWhileItsRecordEnds(t *testing.T) {
 func TestPersistedEndOfASparseFile(t *testing.T) {
 	for _, size := range []int64{1, page - 1, page + 1, mib + 5000} {
 		for _, direct := range []bool{false, true} {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			sparse := func(c *volumes.Config) { c.FS = faultfs.New(noDirect{disk.OS()}, 1, noAllocate) }
 			v := openPersistent(t, dir, sparse)
 			_, a := persist(t, v, 1, page)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
@@ -354,17 +355,21 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 		also   []faultfs.Rule
 		fail   faultfs.Effect
 		panics bool
+		onDisk bool // the others are in memory: it is no test of the disk
 	}{
-		{"EIO", nil, faultfs.Fail(syscall.EIO), false},
-		{"ENOSPC", nil, faultfs.Fail(syscall.ENOSPC), false},
-		{"named EACCES", []faultfs.Rule{noAnonymous}, faultfs.Fail(syscall.EACCES), false},
-		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, faultfs.Fail(syscall.EIO), false},
-		{"panic", nil, boom, true},
-		{"named panic", []faultfs.Rule{noAnonymous}, boom, true},
+		{"EIO", nil, faultfs.Fail(syscall.EIO), false, true},
+		{"ENOSPC", nil, faultfs.Fail(syscall.ENOSPC), false, false},
+		{"named EACCES", []faultfs.Rule{noAnonymous}, faultfs.Fail(syscall.EACCES), false, false},
+		{"no holes EIO", []faultfs.Rule{noPunch, noAllocate}, faultfs.Fail(syscall.EIO), false, false},
+		{"panic", nil, boom, true, false},
+		{"named panic", []faultfs.Rule{noAnonymous}, boom, true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onLinux(t)
-			dir := t.TempDir()
+			dir := memdir.New(t)
+			if c.onDisk {
+				dir = tempDir(t)
+			}
 			count := faultfs.New(disk.OS(), 1, c.also...)
 			if failed := life(t, dir, count); len(failed) > 0 {
 				t.Fatalf("without a fault: %v", failed)
@@ -505,7 +510,7 @@ func (crookedFile) Alignment() (int, int) { panic("boom") }
 // TestFileThatPanicsAtOnce: a file that was made and cannot be used leaves nothing behind.
 func TestFileThatPanicsAtOnce(t *testing.T) {
 	for bad := 1; bad <= 3; bad++ {
-		dir := t.TempDir()
+		dir := tempDir(t)
 		v, err := openVolume(volumes.Config{Dir: dir, Capacity: mib, SegmentSize: mib / 4, FS: &crookedFS{FS: disk.OS(), bad: bad}})
 		var there []tier.Memory
 		for range 3 {

@@ -34,7 +34,7 @@ func TestVolumeKeepsThePoolContract(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
 				cfg := cfg()
-				cfg.Dir, cfg.Capacity = t.TempDir(), capacity
+				cfg.Dir, cfg.Capacity = tempDir(t), capacity
 				v, err := openVolume(cfg)
 				if err != nil {
 					t.Fatal(err)
@@ -46,7 +46,7 @@ func TestVolumeKeepsThePoolContract(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	for _, cfg := range []volumes.Config{
 		{},
 		{Dir: dir},
@@ -68,7 +68,7 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 func TestOpenErrorsAreClear(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestKindsOfFiles(t *testing.T) {
 		{"neither", noDirect{faultfs.New(disk.OS(), 1, noAnonymous)}, false, false, []string{"no anonymous files", "no direct I/O"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			v := open(t, volumes.Config{Dir: dir, Capacity: 8 * mib, FS: c.fs})
 			s := v.Stats()
 			if c.name == "best" && !s.Direct {
@@ -522,7 +522,7 @@ func TestTwoVolumesInOneDirectory(t *testing.T) {
 	for name, fsys := range map[string]disk.FS{"anonymous": disk.OS(), "named": faultfs.New(disk.OS(), 1, noAnonymous)} {
 		t.Run(name, func(t *testing.T) {
 			onLinux(t)
-			dir := t.TempDir()
+			dir := tempDir(t)
 			cfg := volumes.Config{Dir: dir, Capacity: 32 * mib, FS: fsys}
 			first, err := openVolume(cfg)
 			if err != nil {
@@ -563,7 +563,7 @@ func TestTwoVolumesInOneDirectory(t *testing.T) {
 
 func TestVanishedDirectory(t *testing.T) {
 	onLinux(t)
-	dir := filepath.Join(t.TempDir(), "spill")
+	dir := filepath.Join(tempDir(t), "spill")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
