@@ -26,7 +26,7 @@ func (m *Monitor) headroom(s *space) (bytes int64) {
 		return 0
 	}
 	for i, other := range m.spaces {
-		if other != s {
+		if other != s && other.Lost() == nil {
 			bytes = max(bytes, m.index.largest(i))
 		}
 	}

@@ -1,7 +1,9 @@
 package monitor
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -47,5 +49,26 @@ func TestMonitorHeadroom(t *testing.T) {
 		want(tier.ID{Kind: tier.GPU, Ordinal: 7}, kib, 0)
 		w.start()
 		w.end(d)
+	})
+}
+
+// TestHeadroomForTheLost: what lies in a lost GPU can be brought nowhere, so nothing is left free for
+// it.
+func TestHeadroomForTheLost(t *testing.T) {
+	bubble(t, "two GPUs", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, gpu1: 64 * kib, host0: 64 * kib}, nil)
+		b := w.put(gpu1, 30*kib, seq(0))
+		w.start()
+		w.pools[gpu1].Lose(errors.New("lost"))
+		settle(time.Second)
+		if w.spaces[gpu1].Lost() == nil {
+			t.Fatal("not lost")
+		}
+		for _, id := range []tier.ID{gpu0, host0} {
+			if n := w.mon.Headroom(id, kib); n != 0 {
+				t.Errorf("%d bytes of %s are left free for a batch that is lost", n, id)
+			}
+		}
+		w.end(b)
 	})
 }
