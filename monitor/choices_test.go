@@ -199,19 +199,43 @@ func TestChoiceIsServed(t *testing.T) {
 	})
 }
 
+// TestLingering: what has been retired for a period is late. What was so before somebody needed room
+// lingers.
 func TestLingering(t *testing.T) {
 	const period = 50 * time.Millisecond
-	var l lingering
-	begin := time.Unix(1_000_000, 0)
-	for i, look := range []struct{ after, retired, want int64 }{
-		{0, 50, 0}, {20, 50, 0}, {40, 40, 0}, {60, 60, 40}, {70, 50, 40}, {80, 30, 30}, {90, 70, 30}, {115, 80, 30}, {170, 80, 80}, {220, 0, 0},
-		{230, 50, 0}, {280, 50, 0}, {330, 50, 50},
-		{900, 50, 0}, {950, 50, 50}, // nobody looked
-	} {
-		if got := l.note(begin.Add(time.Duration(look.after)*time.Millisecond), period, look.retired); got != look.want {
-			t.Errorf("look %d: %d bytes linger, want %d", i, got, look.want)
+	bubble(t, "one space", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib}, nil)
+		var l lingering
+		l.begin(w.spaces[gpu0], time.Now())
+		free := func(n int64, lag time.Duration) {
+			b := w.put(gpu0, n, seq(0))
+			w.pools[gpu0].lag = lag
+			if err := b.Drop(); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
+		free(10*kib, time.Minute)
+		begin := time.Now()
+		for i, look := range []struct {
+			after        time.Duration
+			needed       bool
+			late, before int64
+		}{
+			{1, true, 0, 0}, {40, true, 0, 0}, {51, true, 10, 10}, {90, true, 10, 10}, {101, true, 15, 10}, {110, false, 0, 0},
+			{111, true, 15, 15}, {60_100, true, 5, 5}, {120_000, true, 0, 0},
+			{120_001, false, 0, 0}, {120_002, true, 0, 0}, {130_000, true, 0, 0},
+		} {
+			time.Sleep(time.Until(begin.Add(look.after * time.Millisecond)))
+			late, before := l.note(w.spaces[gpu0], time.Now(), period, look.needed)
+			if late != look.late*kib || before != look.before*kib {
+				t.Errorf("look %d: %d bytes are late and %d linger, want %d and %d KiB", i, late, before, look.late, look.before)
+			}
+			if i == 1 {
+				free(5*kib, 90*time.Second)
+			}
+		}
+		w.end()
+	})
 }
 
 // eightWait has eight requests for 8 KiB of any GPU wait.

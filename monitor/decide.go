@@ -36,10 +36,10 @@ type spaceState struct {
 	Stop    int64
 	Used    int64 // live + retired + promised
 	Retired int64 // of them freed already, and on their way out
-	// Lingering is how much of Retired has been so for a period at least: a device works on for
-	// long.
-	Lingering int64
-	Foreign   int64 // what others hold on the device; part of the pressure
+	// Late is how much of Retired has been so for a period at least: a device works on for long.
+	// Lingering is the part of it that was retired before the waiters came.
+	Late, Lingering int64
+	Foreign         int64 // what others hold on the device; part of the pressure
 	// Withheld is how much of the limit cannot be used because others hold it of a shared quota, or
 	// because the quota is less.
 	Withheld int64
@@ -266,13 +266,13 @@ func (p *planner) wait(i int, bytes int64) {
 // choose returns where a request is to be served that may be served in several spaces: where there
 // will be room soonest. So room for it is made in one of them. Of those where nothing must leave
 // the first is chosen. Else it is the one that lacks least: of those where what leaves for others
-// is enough, of those from where enough can leave, or something, or of all. Bytes that linger count
-// as something: room may be made sooner elsewhere.
+// is enough, of those from where enough can leave, or something, or of all. Late bytes count as
+// something, and as a lack: what leaves there may be late, too, and room be made sooner elsewhere.
 func (p *planner) choose(c []want) want {
 	best, least, most := c[0], int64(math.MaxInt64), -1
 	for _, w := range c {
 		sp, pl := &p.s.Spaces[w.Space], &p.sp[w.Space]
-		lack := w.Bytes - sp.unrefused(pl.balance) - sp.soon()
+		lack := w.Bytes - sp.unrefused(pl.balance) - sp.coming() + sp.Late
 		if lack <= 0 {
 			return w
 		}
@@ -282,14 +282,14 @@ func (p *planner) choose(c []want) want {
 			rank = 3
 		case sheds && lack <= pl.rest:
 			rank = 2
-		case sheds || lack <= sp.Lingering:
+		case sheds || lack <= sp.Late:
 			rank = 1
 			p.cut(w.Space)
 		default:
 			p.cut(w.Space)
 		}
-		if rank > most || rank == most && lack < least {
-			best, least, most = w, lack, rank
+		if late := lack + sp.Late; rank > most || rank == most && late < least {
+			best, least, most = w, late, rank
 		}
 	}
 	return best
@@ -347,6 +347,7 @@ func (s *spaceState) unrefused(room int64) int64 {
 func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
 
 // soon is coming, less what lingers: waiters do not wait for that while something else can leave.
+// What left for them counts, however long it takes: else as much would leave again, each period.
 func (s *spaceState) soon() int64 { return s.coming() - s.Lingering }
 
 // lack returns how many more bytes must leave space i for three needs: its waiters, the batches

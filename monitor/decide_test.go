@@ -33,7 +33,7 @@ func build(ids []tier.ID, shapes ...shape) snapshot {
 		sp := spaceState{
 			ID: ids[i], Limit: 100, Trigger: 80, Stop: 60, Used: sh.used, Waiting: sh.waiting, Retired: sh.retired,
 			Leaving: sh.leaving, Foreign: sh.foreign, Refused: sh.refused,
-			Withheld: sh.withheld, Lingering: sh.lingering,
+			Withheld: sh.withheld, Late: sh.lingering, Lingering: sh.lingering,
 		}
 		if sh.limit > 0 {
 			sp.Limit = sh.limit

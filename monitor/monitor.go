@@ -134,7 +134,9 @@ func New(cfg Config) (*Monitor, error) {
 	for i, s := range cfg.Reservations.Spaces().All() {
 		ids = append(ids, s.ID())
 		m.byID[s.ID()] = i
-		m.spaces = append(m.spaces, &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1)})
+		sp := &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1)}
+		sp.linger.begin(s, time.Now())
+		m.spaces = append(m.spaces, sp)
 	}
 	edges := 0
 	for _, s := range m.spaces {
@@ -311,7 +313,7 @@ func (m *Monitor) rest() {
 	m.starved.Store(false)
 	m.outlook.Store(nil)
 	for _, s := range m.spaces {
-		s.stuckSince, s.stuckFor = time.Time{}, ""
+		s.stuckSince, s.stuckFor, s.linger.since = time.Time{}, "", time.Time{}
 	}
 	m.forgive()
 }

@@ -103,23 +103,52 @@ func (f *refusal) bound(now time.Time, used int64) int64 {
 	return f.bytes
 }
 
-// lingering works out how many retired bytes have been so for some time: the least that were at any
-// look.
+// lingering counts retired bytes by age.
 type lingering struct {
-	begin         time.Time // of the looks that count
-	least, before int64     // since then, and in the period before that
+	since time.Time     // since when somebody has needed room; zero if nobody does
+	begun time.Time     // when fresh did
+	fresh *atomic.Int64 // what was retired since, and is still
+	older []era
 }
 
-// note is called with what is retired now, and returns how much has been so for a period at least.
-func (l *lingering) note(now time.Time, period time.Duration, retired int64) int64 {
-	switch age := now.Sub(l.begin); {
-	case age >= 4*period: // there was no look
-		l.begin, l.least, l.before = now, retired, 0
-	case age >= period:
-		l.begin, l.least, l.before = now, retired, l.least
+// era is a time that is over. Some of what was retired in it is so still.
+type era struct {
+	end     time.Time
+	retired *atomic.Int64
+}
+
+// begin counts what is retired from now on apart.
+func (l *lingering) begin(s *tier.Space, now time.Time) {
+	if l.fresh != nil {
+		l.older = append(l.older, era{now, l.fresh})
 	}
-	l.least = min(l.least, retired)
-	return min(l.least, l.before)
+	l.older = slices.DeleteFunc(l.older, func(e era) bool { return e.retired.Load() == 0 })
+	l.begun, l.fresh = now, new(atomic.Int64)
+	s.Inside().CountRetired(l.fresh)
+}
+
+// note returns how many bytes have been retired for a period at least, and how many of them were so
+// before somebody needed room.
+func (l *lingering) note(s *tier.Space, now time.Time, period time.Duration, needed bool) (late, before int64) {
+	switch {
+	case !needed:
+		l.since = time.Time{}
+		return 0, 0
+	case l.since.IsZero():
+		l.since = now
+		l.begin(s, now)
+	case now.Sub(l.begun) >= period:
+		l.begin(s, now)
+	}
+	for _, e := range l.older {
+		if n := e.retired.Load(); now.Sub(e.end) >= period {
+			late += n
+			if !e.end.After(l.since) {
+				before += n
+			}
+		}
+	}
+	return late, before
 }
 
 // isLost reports whether s is lost, so that nothing can be moved from it or to it. The first time
@@ -156,7 +185,7 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 		}
 		*sp = spaceState{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-			Used: u.Used(), Retired: retired, Lingering: s.linger.note(now, m.cfg.Period, retired), Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
+			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
 			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
@@ -191,11 +220,15 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 // the space: it needs room, or a faster space does.
 func (m *Monitor) observeBatches(state *snapshot, long []int) {
 	m.shortlist = m.shortlist[:0]
-	wanted := false
+	wanted, lacking := false, false
 	for i, s := range m.spaces {
 		sp := &state.Spaces[i]
 		sum := m.index.summary(i)
-		wanted = wanted || sp.over() > 0 || sp.Waiting > 0 || sp.Wanted > 0 || sp.room() < 0
+		lacking = lacking || sp.Waiting > 0 || sp.Wanted > 0 || sp.room() < 0
+		wanted = wanted || lacking || sp.over() > 0
+		late, before := s.linger.note(s.Space, m.last, m.cfg.Period, lacking)
+		unsure := s.Inside().Unsure()
+		sp.Late, sp.Lingering = min(sp.Retired, max(0, late-unsure)), min(sp.Retired, max(0, before-unsure))
 		if wanted && len(sp.Down) > 0 {
 			var fit byKind
 			for _, e := range sp.Down {

@@ -3,6 +3,7 @@ package tier
 import (
 	"fmt"
 	"math"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/stripe"
@@ -45,6 +46,10 @@ func (in inside) Unsure() int64 {
 	}
 	return 0
 }
+
+// CountRetired counts in n, until it is called again, what is freed. When a buffer that n counts is
+// reclaimed, n gets less, also after that. So the caller learns how old the retired bytes are.
+func (in inside) CountRetired(n *atomic.Int64) { in.fresh.Store(n) }
 
 // TryReserveAt is Reserve for a reservation.Manager, which says with at, any number,
 // where it would rather have promised bytes from: those that were given back with the

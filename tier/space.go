@@ -49,6 +49,7 @@ type Space struct {
 	foreign atomic.Int64
 	held    atomic.Int64 // of the used bytes, what stays; see Hold
 	lost    atomic.Pointer[LostError]
+	fresh   atomic.Pointer[atomic.Int64] // see CountRetired; may be nil
 
 	holds  holds.List // what keeps memory
 	panics guard.Log  // of the listeners

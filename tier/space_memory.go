@@ -89,11 +89,18 @@ func (s *Space) free(b *Buffer) {
 	s.mu.Unlock()
 	s.ledger.Retire(b.charge)
 	charge, account, unsure := b.charge, b.account, s.Inside().Unsure()
+	fresh := s.fresh.Load()
+	if fresh != nil {
+		fresh.Add(charge)
+	}
 	free := s.cfg.Pool.Free
 	if m, ok := b.mem.(giver); ok {
 		free = func(_ Memory, reclaimed func()) { m.GiveBack(reclaimed) }
 	}
 	free(b.mem, func() {
+		if fresh != nil {
+			fresh.Add(-charge)
+		}
 		if account != nil && account.Credit(charge) {
 			return
 		}
