@@ -506,27 +506,29 @@ func (p *planner) preferred(a, b int, aNow, bNow bool) bool {
 	return p.sp[a].busy < p.sp[b].busy
 }
 
-// relievable looks for a space at the ends of edges [first, end) that can make
-// room for v, and reports whether v should wait for that: room is coming there
-// anyway, or a batch lies there that should go down before v.
+// relievable looks for a space at the ends of edges [first, end) that can make room for v, and
+// reports whether v should wait for that: room is coming there soon, or a batch lies there that
+// should go down before v. It is better to go elsewhere than to wait for what lingers.
 func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool) {
 	edge = -1
 	for j := first; j < end; j++ {
 		e := p.s.Spaces[i].Down[j]
 		to, pl := &p.s.Spaces[e.To], &p.sp[e.To]
-		need := to.charge(v.Bytes)
-		coming := pl.balance + to.coming() + pl.planned - to.keep(need)
-		switch {
-		case e.Blocked || v.not.has(to.ID.Kind) || len(to.Down) == 0:
+		if e.Blocked || v.not.has(to.ID.Kind) || len(to.Down) == 0 {
 			continue
-		case need <= coming && to.coming()+pl.planned > 0:
+		}
+		need, soon := to.charge(v.Bytes), to.soon()+pl.planned
+		room := pl.balance + soon - to.keep(need)
+		if need <= room && soon > 0 {
 			return j, true
-		case need > coming+pl.rest || !p.sheds(e.To): // it could never fit there, or not now
+		}
+		sheds := need <= room+pl.rest && p.sheds(e.To)
+		if !sheds { // it could never fit there, or not now
 			p.cut(e.To)
-			continue
-		case to.Victims[pl.next].Key.compare(v.Key) <= 0:
+		} else if to.Victims[pl.next].Key.compare(v.Key) <= 0 {
 			return j, true
-		case edge < 0:
+		}
+		if edge < 0 && (sheds || to.Lingering > 0 && need <= room+to.Lingering) {
 			edge = j
 		}
 	}

@@ -225,3 +225,17 @@ func TestChoiceLeavesASlowDevice(t *testing.T) {
 		w.end(all...)
 	})
 }
+
+// TestVictimPassesALingeringHost: a victim does not wait for bytes that linger in host memory where
+// a disk has room.
+func TestVictimPassesALingeringHost(t *testing.T) {
+	s := build([]tier.ID{gpu0, host0, disk0},
+		shape{used: 100, waiting: 10, victims: []int64{10, 10}},
+		shape{used: 100, retired: 20, lingering: 20},
+		shape{limit: 10000})
+	s.Spaces[0].Trigger, s.Spaces[1].Trigger = 101, 101
+	d := planStep(s).out
+	if len(d.Moves) == 0 {
+		t.Errorf("nothing moves: %s", d.text(s))
+	}
+}
