@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/pprof"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -362,8 +363,8 @@ type result struct {
 }
 
 // execute moves batches, one after the other, of one edge and for one reason. It runs on a
-// goroutine of its own. After one that could not be moved, or when it has taken longer than several
-// are meant to, the others are given back.
+// goroutine of its own. The others are given back after one that could not be moved, when it has
+// taken longer than several are meant to, or when nobody waits for them any more.
 func (m *Monitor) execute(ctx context.Context, job []choice) {
 	defer m.executors.Done()
 	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
@@ -373,7 +374,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 		begin := time.Now()
 		for i, c := range job {
 			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
-			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.canLeave(c.Victim.Batch.Info(), from)) {
+			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from)) {
 				results[i].err = errGivenBack
 				continue
 			}
@@ -381,6 +382,12 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 		}
 	})
 	m.ended <- results
+}
+
+// wanted reports whether there are waiters still for what c makes room for: in its space or in one
+// that is as fast, or faster. It takes each move on account of the trigger for wanted.
+func (m *Monitor) wanted(c choice) bool {
+	return c.Reason != reasonDemand || slices.ContainsFunc(m.cfg.Reservations.Demand(nil), func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From })
 }
 
 // canLeave reports whether a batch may still be moved out of a space.

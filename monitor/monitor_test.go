@@ -530,3 +530,28 @@ func TestDemandWakes(t *testing.T) {
 		w.end(all...)
 	})
 }
+
+// TestDemandThatHasGone: a request is withdrawn when the first batches have left for it. Those that
+// no executor has begun with stay.
+func TestDemandThatHasGone(t *testing.T) {
+	bubble(t, "one space", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 10000 * kib, host0: 100000 * kib}, nil)
+		all := w.fillSpace(gpu0, 100, 64*kib)
+		if err := w.spaces[gpu0].SetLimit(6400 * kib); err != nil {
+			t.Fatal(err)
+		}
+		w.start()
+		settle(time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		out := w.reserve(ctx, gpu0, 6000*kib)
+		time.Sleep(100 * time.Microsecond) // a move takes 64
+		cancel()
+		<-out
+		at := w.moved() / kib
+		settle(time.Second)
+		if n := w.moved() / kib; n > at+4*64 {
+			t.Errorf("%d KiB had left when the request was withdrawn, and %d in the end", at, n)
+		}
+		w.end(all...)
+	})
+}
