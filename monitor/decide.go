@@ -328,11 +328,7 @@ func (s *spaceState) over() int64 { return s.pressure() - s.Trigger + 1 }
 // keep returns how many bytes moves of need bytes into the space leave free for its headroom. What
 // work keeps in use is no room.
 func (s *spaceState) keep(need int64) int64 {
-	room := s.Limit - s.Withheld
-	if s.Headroom > room/2 {
-		return 0 // too large to be kept free beside anything else
-	}
-	return max(0, min(s.Headroom, room-(s.Used-s.Rest)-need))
+	return max(0, min(s.Headroom, s.Limit-s.Withheld-(s.Used-s.Rest)-need))
 }
 
 // unrefused is how much of some room is not refused.

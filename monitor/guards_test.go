@@ -123,7 +123,7 @@ func TestExecutorGivesBack(t *testing.T) {
 			for i := range 4 {
 				b := w.put(gpu0, kib, seq(i))
 				all = append(all, b)
-				moves = append(moves, choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, To: 1, Reason: reasonDemand})
+				moves = append(moves, choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, To: 1, Reason: reasonTrigger})
 			}
 			if w.mon.begin(t.Context(), moves) {
 				t.Fatal("the moves are outdated")

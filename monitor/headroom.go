@@ -1,11 +1,14 @@
 package monitor
 
-import "github.com/spillway-db/spillway/tier"
+import (
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/tier"
+)
 
 // Headroom returns how many bytes of a space a request for need bytes leaves free, so that
 // consumers can bring batches there when all tiers are full of batches at rest. That is room for
-// the largest batch elsewhere, or none if that takes more than half of the space. Nothing is
-// brought to a disk. A reservation.Config needs it.
+// the largest batch elsewhere, of those that take at most half of the space. Nothing is brought to
+// a disk. A reservation.Config needs it.
 func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	i, known := m.byID[id]
 	if !known {
@@ -20,18 +23,25 @@ func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	return at.keep(need)
 }
 
-// headroom returns what the largest batch of the other spaces would take in s.
-func (m *Monitor) headroom(s *space) (bytes int64) {
+// headroom returns what the largest batch of the other spaces would take in s, of those that take
+// at most half of it.
+func (m *Monitor) headroom(s *space) int64 {
 	if s.Kind() == tier.Disk {
 		return 0
 	}
+	half := s.Inside().Ceiling() / 2
+	n := s.Charge(m.largestElsewhere(s, half))
+	if n > half { // for rounding
+		n = s.Charge(m.largestElsewhere(s, size.Largest(s.Charge, 0, half, half)))
+	}
+	return n
+}
+
+func (m *Monitor) largestElsewhere(s *space, atMost int64) (bytes int64) {
 	for i, other := range m.spaces {
 		if other != s && other.Lost() == nil {
-			bytes = max(bytes, m.index.largest(i))
+			bytes = max(bytes, m.index.largest(i, atMost))
 		}
 	}
-	if bytes > s.Capacity() {
-		return 0
-	}
-	return s.Charge(bytes)
+	return bytes
 }

@@ -72,3 +72,22 @@ func TestHeadroomForTheLost(t *testing.T) {
 		w.end(b)
 	})
 }
+
+// TestHeadroomBesideAHugeBatch: one batch that is larger than half a GPU gets no headroom there. All
+// others still do.
+func TestHeadroomBesideAHugeBatch(t *testing.T) {
+	bubble(t, "three tiers", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 640 * kib, disk0: 640 * kib}, nil)
+		small := w.put(disk0, 10*kib, seq(0))
+		huge := w.put(disk0, 33*kib, seq(1))
+		if n := w.mon.Headroom(gpu0, kib); n != 10*kib {
+			t.Errorf("%d bytes are left free for a batch of 10 KiB, beside one of 33", n)
+		}
+		half := w.put(disk0, 32*kib, seq(2)) // remembered together with that of 33
+		if n := w.mon.Headroom(gpu0, kib); n != 32*kib {
+			t.Errorf("%d bytes are left free for a batch of 32 KiB, beside one of 33", n)
+		}
+		w.start()
+		w.end(small, huge, half)
+	})
+}

@@ -96,17 +96,19 @@ type spaceIndex struct {
 }
 
 // sizeClasses knows how large the largest batch of a space is. Each class holds the sizes of one
-// power of two, and the largest that has been in it since it was empty.
+// power of two, and the largest and the smallest that have been in it since it was empty.
 type sizeClasses struct {
-	count [64]uint32
-	top   [64]int64
-	most  atomic.Int64 // read without the lock
+	count       [64]uint32
+	top, bottom [64]int64
+	most        atomic.Int64 // read without the lock
 }
 
 func (c *sizeClasses) add(bytes int64) {
 	k := bits.Len64(uint64(bytes))
-	c.count[k]++
-	c.top[k] = max(c.top[k], bytes)
+	if c.count[k]++; c.count[k] == 1 {
+		c.bottom[k] = bytes
+	}
+	c.top[k], c.bottom[k] = max(c.top[k], bytes), min(c.bottom[k], bytes)
 	c.most.Store(max(c.most.Load(), c.top[k]))
 }
 
@@ -121,8 +123,28 @@ func (c *sizeClasses) remove(bytes int64) {
 	c.most.Store(c.top[k])
 }
 
-// largest returns the bytes of the largest batch in a space. It takes no lock.
-func (x *index) largest(place int) int64 { return x.mu.spaces[place].sizes.most.Load() }
+// largestUpTo returns the bytes of the largest batch that has at most so many. It may be more, but
+// not more than bytes: sizes of a class are remembered together.
+func (c *sizeClasses) largestUpTo(bytes int64) int64 {
+	for k := bits.Len64(uint64(bytes)); k > 0; k-- {
+		if c.count[k] > 0 && c.bottom[k] <= bytes {
+			return min(c.top[k], bytes)
+		}
+	}
+	return 0
+}
+
+// largest returns the bytes of the largest batch in a space that has at most so many. It takes no
+// lock if none has more.
+func (x *index) largest(place int, atMost int64) int64 {
+	c := &x.mu.spaces[place].sizes
+	if n := c.most.Load(); n <= atMost {
+		return n
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return c.largestUpTo(atMost)
+}
 
 // resting returns how many bytes of a space are of batches at rest.
 func (x *index) resting(place int) int64 {

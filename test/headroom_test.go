@@ -3,6 +3,7 @@ package test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// runs1 is a record of n int64 that compress well.
+// runsOf is a record of n int64 that compress well.
 func runsOf(n int) arrow.RecordBatch {
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	defer b.Release()
@@ -26,6 +27,37 @@ func runsOf(n int) arrow.RecordBatch {
 	}
 	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}}, nil), []arrow.Array{b.NewArray()}, int64(n))
 }
+
+// openHostAndDisk opens an engine of 1 MiB of host memory and a disk that does not pack, without
+// GPUs.
+func openHostAndDisk(t *testing.T, disk int64, stuckAfter time.Duration) *spillway.Engine {
+	t.Helper()
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(mib),
+		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(disk)}},
+		StuckAfter: stuckAfter, Codec: convert.CodecNone,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return eng
+}
+
+// putRuns puts batches of some numbers of rows, the first that fits, until none fits for a moment:
+// the monitor may move some a little later. It returns how many.
+func putRuns(t *testing.T, repo *repository.Repository, rows ...int) (n int) {
+	t.Helper()
+	fits := func(rows int) bool { return repo.Put(t.Context(), 0, runsOf(rows), repository.WithoutWait()) == nil }
+	for range 3 {
+		for slices.ContainsFunc(rows, fits) {
+			n++
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return n
+}
+
+var placedOnDisk = repository.WithPlacement(reservation.AnyInTier(tier.Disk))
 
 // TestPackedHeadroom: the headroom of host is room for a batch as large as it is there, not as it
 // is packed on the disk.
@@ -44,19 +76,11 @@ func TestPackedHeadroom(t *testing.T) {
 			old, _ := plan.Repository("old", 0)
 			repo, _ := plan.Repository("scan", 1)
 			for range 3 {
-				if err := old.Put(t.Context(), 0, runsOf(12_000), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+				if err := old.Put(t.Context(), 0, runsOf(12_000), placedOnDisk); err != nil {
 					t.Fatal(err)
 				}
 			}
-			n := 0
-			for refused := 0; refused < 3; {
-				if err := repo.Put(t.Context(), 0, runsOf(12_000), repository.WithoutWait()); err == nil {
-					n, refused = n+1, 0
-				} else {
-					refused++
-					time.Sleep(20 * time.Millisecond)
-				}
-			}
+			n := putRuns(t, repo, 12_000)
 			for _, s := range eng.Stats().Spaces {
 				t.Logf("%v: used %d of %d", s.ID, s.Used(), s.Capacity)
 			}
@@ -90,23 +114,9 @@ func TestPackedHeadroom(t *testing.T) {
 // TestOutputWhileHoldingInput: an operator holds its input open and puts its output, for which
 // there is room. Nobody else frees anything.
 func TestOutputWhileHoldingInput(t *testing.T) {
-	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(mib),
-		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
-		StuckAfter: 100 * time.Millisecond, Codec: convert.CodecNone,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	eng := openHostAndDisk(t, 2*mib, 100*time.Millisecond)
 	repo := scanOf(t, eng)
-	for refused := 0; refused < 3; {
-		if err := repo.Put(t.Context(), 0, runsOf(12_000), repository.WithoutWait()); err == nil {
-			refused = 0
-		} else {
-			refused++
-			time.Sleep(20 * time.Millisecond)
-		}
-	}
+	putRuns(t, repo, 12_000)
 	repo.CloseInput()
 	plan, err := eng.Plan("q")
 	if err != nil {
@@ -135,4 +145,37 @@ func TestOutputWhileHoldingInput(t *testing.T) {
 	}
 	t.Logf("%d were worked on", n)
 	eng.Close()
+}
+
+// TestConsumersBesideAHugeBatch: all tiers are full. Consumers of batches of 96 KiB go on in 1 MiB of
+// host memory, also if one batch on the disk is larger than half of it.
+func TestConsumersBesideAHugeBatch(t *testing.T) {
+	for _, rows := range []int{12_000, 80_000} {
+		eng := openHostAndDisk(t, 3*mib, time.Second)
+		plan, _ := eng.Plan("p")
+		old, _ := plan.Repository("old", 0)
+		repo, _ := plan.Repository("scan", 1)
+		for range 3 {
+			if err := old.Put(t.Context(), 0, runsOf(12_000), placedOnDisk); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := repo.Put(t.Context(), 0, runsOf(rows), placedOnDisk); err != nil {
+			t.Fatal(err)
+		}
+		putRuns(t, repo, 12_000, 3_000, 500) // so that what is left is not by chance enough
+		old.CloseInput()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		got := 0
+		for h, err := range old.Drain(ctx, 0, tier.Host) {
+			if err != nil {
+				t.Errorf("beside a batch of %d rows, after %d of 3: %v", rows, got, err)
+				break
+			}
+			got++
+			h.Close()
+		}
+		cancel()
+		eng.Close()
+	}
 }
