@@ -128,14 +128,16 @@ func (m *Manager) Reconsider() {
 	changed := make(map[*line]bool)
 	m.mu.Lock()
 	for s, n := range spare {
-		if s.in() && s.spare != n {
+		if s.in() {
 			s.spare = n
-			changed[s.line] = true
+			changed[s.line] = changed[s.line] || s.place.Need() != s.wants()
 		}
 	}
-	for l := range changed {
-		l.refillLocked()
-		l.dirty.Store(true)
+	for l, is := range changed {
+		if is {
+			l.refillLocked()
+			l.dirty.Store(true)
+		}
 	}
 	m.mu.Unlock()
 	m.serve()

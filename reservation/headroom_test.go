@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -191,4 +192,82 @@ func TestHeadroomEnds(t *testing.T) {
 		m.Reconsider()
 		release(t, w.served(t), held)
 	})
+}
+
+// sharedQuota is brokenQuota that is safe for concurrent use.
+type sharedQuota struct {
+	mu sync.Mutex
+	brokenQuota
+}
+
+func (q *sharedQuota) Charge(n int64) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.brokenQuota.Charge(n)
+}
+
+func (q *sharedQuota) Credit(n int64) {
+	q.mu.Lock()
+	q.room += n
+	q.mu.Unlock()
+	q.told()
+}
+
+func (q *sharedQuota) Remaining() int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.room
+}
+
+// TestHeadroomAndAGrowingQuota: a producer begins to wait while another GPU holds a part of the
+// quota that both share. Some of that is given back: enough for the producer, but not for the
+// headroom that it leaves. It waits on, can be cancelled, and other spaces are served.
+func TestHeadroomAndAGrowingQuota(t *testing.T) {
+	q := &sharedQuota{brokenQuota: brokenQuota{room: 100, told: func() {}}}
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := spaceOf(t, "host:0", 100)
+	m := managerOf(t, reservation.Config{
+		Spaces: []*tier.Space{s, host}, Headroom: func(tier.ID, int64) int64 { return 50 },
+	})
+	onHost := reservation.Specific(host.ID())
+	used, full := mustTry(t, m, onGPU0, 30), mustTry(t, m, onHost, 100)
+	if err := q.Charge(60); err != nil { // of the other GPU
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	producer := start(func() (reservation.Reservation, error) {
+		return m.Reserve(ctx, onGPU0, 20, reservation.Incoming())
+	})
+	worker := start(func() (reservation.Reservation, error) { return m.Reserve(t.Context(), onHost, 10) })
+	for len(m.Demand(nil)) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	q.Credit(35) // 45 are left, and the producer needs 20 and 50
+	time.Sleep(20 * time.Millisecond)
+	release(t, full)
+	select {
+	case <-worker.done:
+	case <-time.After(3 * time.Second):
+		t.Error("a waiter for an empty host is not served")
+	}
+	cancel()
+	select {
+	case <-producer.done:
+	case <-time.After(3 * time.Second):
+		t.Error("the producer's wait does not end with its context")
+	}
+	q.Credit(25)
+	<-worker.done
+	<-producer.done
+	for _, c := range []*call{producer, worker} {
+		if c.err == nil {
+			release(t, c.r)
+		}
+	}
+	release(t, used)
 }

@@ -331,7 +331,7 @@ func (m *Manager) serveLine(l *line) {
 		s, door := l.pickLocked()
 		spare := int64(0)
 		if m.mu.served = nil; s != nil {
-			spare = s.spared()
+			spare = s.place.Need() - s.need // not what it would be by now: s was picked by that
 			m.mu.served = s.w
 		}
 		m.mu.Unlock()
