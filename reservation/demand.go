@@ -114,6 +114,7 @@ func (m *Manager) Reconsider() {
 				case !s.keeps:
 				case patience >= 0 && now-w.begun >= patience:
 					spare[s] = 0
+					w.spent.Store(true)
 				default:
 					asks = append(asks, s)
 				}

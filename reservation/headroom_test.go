@@ -271,3 +271,42 @@ func TestHeadroomAndAGrowingQuota(t *testing.T) {
 	}
 	release(t, used)
 }
+
+// TestProducerBesideBusyConsumers: consumers that open one batch after the other leave a producer
+// its turn, at the latest when it has waited for StuckAfter and leaves no headroom any more.
+func TestProducerBesideBusyConsumers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := withHeadroom(t, 30)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for i := range 4 { // three have 30 bytes each, and one waits
+			time.Sleep(time.Duration(i) * time.Millisecond)
+			all.Go(func() {
+				for ctx.Err() == nil {
+					r, err := m.Reserve(context.Background(), onGPU0, 30, reservation.Consuming())
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					time.Sleep(100 * time.Millisecond)
+					if err := r.Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		producer := startAs(m, 45, reservation.Incoming())
+		for range 10 * 60 * 20 {
+			time.Sleep(50 * time.Millisecond)
+			m.Reconsider()
+		}
+		synctest.Wait()
+		if !producer.over() {
+			t.Error("after 10 minutes, and 18,000 consumers that came later, a producer of 45 of 100 bytes waits still")
+		}
+		cancel()
+		all.Wait()
+		release(t, producer.served(t))
+	})
+}

@@ -121,7 +121,7 @@ func (s *slot) enter() (door waitline.Door, ok bool) {
 // keeps reports whether the head of the line leaves headroom free.
 func (l *line) keeps() bool {
 	head := l.waits.Head()
-	return head != nil && head.Of.keeps
+	return head != nil && head.Of.keeps && !head.Of.w.spent.Load()
 }
 
 // fillPassing is fill with a pass of door's, which the caller gives back if there is no room. If a
@@ -241,7 +241,7 @@ func (l *line) pickLocked() (s *slot, door waitline.Door) {
 	for {
 		door = l.waits.Door()
 		if door.Shut() {
-			if head.Of.keeps {
+			if l.keeps() {
 				return l.upwardLocked(room), 0
 			}
 			return nil, 0

@@ -22,6 +22,7 @@ type waiter struct {
 	tells       []func()      // for waits that gave way to it; guarded by Manager.mu until it is over
 
 	// Guarded by Manager.mu; the outcome may be read when over is set.
+	spent      atomic.Bool   // it has waited so long that it leaves no headroom; set under Manager.mu
 	seq        uint64        // 0 before it waits
 	begun, due time.Duration // since Manager.made; and after how long the wait is reported
 	prev, next *waiter       // in Manager.mu.ring
