@@ -14,7 +14,7 @@ func (m *Manager) errorOf(b *deadlock.Books, v *deadlock.Wait, waiters int, spli
 	s := v.MostKept()
 	l := m.lines[s.Line.Index]
 	e := &DeadlockError{
-		Space: l.space.ID(), Requested: s.Need, Available: s.Line.Available,
+		Space: l.space.ID(), Requested: slotIn(v.Of.(*waiter).slots, l).need, Available: s.Line.Available,
 		Waiters: waiters, Split: split, Hint: l.hint, Still: still, Holders: holdersIn(b, l.space, still > 0),
 	}
 	if v.Owner != nil {

@@ -310,3 +310,19 @@ func TestProducerBesideBusyConsumers(t *testing.T) {
 		release(t, producer.served(t))
 	})
 }
+
+// TestDeadlockBesideHeadroom: the error of a wait that cannot end says how many bytes were asked for,
+// not how many with the headroom.
+func TestDeadlockBesideHeadroom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newTask(t, withHeadroom(t, 30), "a")
+		held := k.hold(gpu0, 60)
+		c := start(func() (reservation.Reservation, error) {
+			return k.m.Reserve(context.Background(), onGPU0, 20, reservation.Incoming(), reservation.WithOwner(k.o))
+		})
+		if e := c.told(t, rollBack); e.Requested != 20 {
+			t.Errorf("%+v: 20 bytes were requested", e)
+		}
+		release(t, held)
+	})
+}

@@ -104,7 +104,7 @@ func (m *Manager) reportLong() {
 		w := head.Of.w
 		if waited := now - w.begun; waited >= w.due {
 			w.due = 2 * waited // a wait in several lines is reported once
-			one := LongWait{Space: l.space.ID(), Requested: head.Need(), Waited: waited, Waiters: l.waits.Len(), Waiting: l.waits.Sum()}
+			one := LongWait{Space: l.space.ID(), Requested: head.Of.need, Waited: waited, Waiters: l.waits.Len(), Waiting: l.waits.Sum()}
 			if w.owner != nil {
 				one.Owner = w.owner.name
 			}

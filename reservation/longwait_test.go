@@ -71,3 +71,25 @@ func TestLongWait(t *testing.T) {
 		}
 	})
 }
+
+// TestLongWaitBesideHeadroom: the event of a long wait says how many bytes were asked for, not how
+// many with the headroom.
+func TestLongWaitBesideHeadroom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got reservation.LongWait
+		m := managerOf(t, reservation.Config{
+			Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
+			Headroom: func(tier.ID, int64) int64 { return 30 },
+			LongWait: func(l reservation.LongWait) { got = l },
+		})
+		held := mustTry(t, m, onGPU0, 100)
+		w := startAs(m, 20, reservation.Incoming())
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if got.Requested != 20 {
+			t.Errorf("%+v: 20 bytes were requested", got)
+		}
+		release(t, held)
+		release(t, w.served(t))
+	})
+}
