@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -55,6 +56,13 @@ func putRuns(t *testing.T, repo *repository.Repository, rows ...int) (n int) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	return n
+}
+
+// awaitDemand returns when somebody waits for room.
+func awaitDemand(eng *spillway.Engine) {
+	for len(eng.Reservations().Demand(nil)) == 0 {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 var placedOnDisk = repository.WithPlacement(reservation.AnyInTier(tier.Disk))
@@ -178,4 +186,38 @@ func TestConsumersBesideAHugeBatch(t *testing.T) {
 		cancel()
 		eng.Close()
 	}
+}
+
+// TestTasksBesideAWaitingPut: all tiers are full, and a Put waits. Tasks that fit into the headroom
+// of the GPU run one after the other.
+func TestTasksBesideAWaitingPut(t *testing.T) {
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(mib)}}, HostMemory: spillway.Bytes(mib),
+		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
+		StuckAfter: 5 * time.Second, Codec: convert.CodecNone,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo := scanOf(t, eng)
+	if err := repo.Put(t.Context(), 0, runsOf(12_000), placedOnDisk); err != nil {
+		t.Fatal(err)
+	}
+	putRuns(t, repo, 12_000)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	put := make(chan error, 1)
+	go func() { put <- repo.Put(ctx, 0, runsOf(12_000)) }()
+	awaitDemand(eng)
+	for i := range 20 { // more than may pass a waiter that leaves no headroom
+		begin := time.Now()
+		task := spillway.Task{Output: 32 << 10, Overhead: admission.None}
+		err := eng.RunTask(ctx, task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil })
+		if d := time.Since(begin); err != nil || d > time.Second {
+			t.Errorf("task %d, after %v: %v", i+1, d, err)
+			break
+		}
+	}
+	cancel()
+	<-put
+	eng.Close()
 }

@@ -167,9 +167,7 @@ func TestWaiterForAFreeThatPanics(t *testing.T) {
 		}
 		got <- err
 	}()
-	for len(eng.Reservations().Demand(nil)) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	awaitDemand(eng)
 	armed.Store(true)
 	if err := buf.Release(); err != nil {
 		t.Error(err)

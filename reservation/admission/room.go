@@ -137,7 +137,7 @@ func (a *Admitter) try(plans []plan, threshold float64) (got, error) {
 		if !p.fits(threshold) {
 			continue
 		}
-		r, err := a.reservations.TryReserve(in{p.space}, p.need, reservation.WithPolicy(a.rules.Policy))
+		r, err := a.reservations.TryReserve(in{p.space}, p.need, reservation.WithPolicy(a.rules.Policy), reservation.Consuming())
 		switch {
 		case passedBy(err):
 			continue // another was faster, or it is kept for another
@@ -190,7 +190,7 @@ func (a anyOf) in(s *tier.Space) ask {
 func (a *Admitter) await(ctx context.Context, asks anyOf) (got, error) {
 	r, err := a.tryInOrder(asks)
 	if err == nil && r.IsZero() {
-		r, err = a.reservations.Reserve(ctx, asks, 0, reservation.WithPolicy(a.rules.Policy))
+		r, err = a.reservations.Reserve(ctx, asks, 0, reservation.WithPolicy(a.rules.Policy), reservation.Consuming())
 	}
 	if err != nil {
 		return got{}, err
@@ -207,7 +207,7 @@ func (a *Admitter) await(ctx context.Context, asks anyOf) (got, error) {
 // tryInOrder is the zero value if none of asks has room now.
 func (a *Admitter) tryInOrder(asks anyOf) (reservation.Reservation, error) {
 	for _, k := range asks {
-		r, err := a.reservations.TryReserve(in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy))
+		r, err := a.reservations.TryReserve(in{k.space}, k.reserve, reservation.WithPolicy(a.rules.Policy), reservation.Consuming())
 		if !passedBy(err) { // also where there is none
 			return r, err
 		}
