@@ -346,3 +346,26 @@ func TestNobodyPassesWhoMayStart(t *testing.T) {
 		}
 	})
 }
+
+// TestRoomBetweenRefusalAndSleep: room that a consumer frees while the head of the line is being
+// refused is the head's: it does not wait for another task's end.
+func TestRoomBetweenRefusalAndSleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 2})
+		one := w.admit(exactly(100)).runs()
+		idle := w.gpus[1-one.Reservation().Space().ID().Ordinal].ID()
+		rest, err := w.m.TryReserve(reservation.Specific(idle), 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := w.admit(exactly(950))
+		c.waits()
+		w.m.Refuse(func(id tier.ID) bool { return id == idle }, "nothing can be moved")
+		if err := rest.Release(); err != nil { // at the same moment
+			t.Fatal(err)
+		}
+		g := c.runs()
+		w.end(g)
+		w.end(one)
+	})
+}

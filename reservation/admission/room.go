@@ -93,6 +93,9 @@ type ask struct {
 	reserve, keep int64
 }
 
+// hasRoom reports whether what is asked for is free.
+func (k ask) hasRoom() bool { return charge(k.space, k.reserve) <= k.space.Available() }
+
 // strict is what to ask for so that the rule holds; false if that can never be had.
 func (p *plan) strict(threshold float64) (ask, bool) {
 	mark, top := marks(p.space, threshold)

@@ -208,12 +208,12 @@ func (a *Admitter) waitForRoom(ctx context.Context, w *waiter, t turn, plans []p
 			Space: s.ID(), Requested: plans[0].need, Available: s.Available(), Limit: s.Room(), Hint: "raise the space's limit",
 		}
 	case len(list) == 0:
-		return got{}, a.sleep(w, t)
+		return got{}, a.sleep(w, t, plans, nil)
 	}
 	g, err := a.awaitAsHead(ctx, w, t, list)
 	// A space that it did not ask for, because tasks run, may serve it when they have ended.
 	if errors.Is(err, tier.ErrNoSpace) && len(list) < len(asks(plans, t.threshold, true, nil)) {
-		return got{}, a.sleep(w, t)
+		return got{}, a.sleep(w, t, plans, list)
 	}
 	return g, err
 }
@@ -358,8 +358,9 @@ func (a *Admitter) end(w *waiter) {
 }
 
 // sleep notes that the head cannot start before other tasks have ended, and returns errWait; or
-// errInterrupted, if the conditions of t have changed.
-func (a *Admitter) sleep(w *waiter, t turn) error {
+// errInterrupted, if the conditions of t have changed, or there is room meanwhile for one of its
+// plans. tried is what it has asked for.
+func (a *Admitter) sleep(w *waiter, t turn, plans []plan, tried anyOf) error {
 	var s wakes
 	a.mu.Lock()
 	ok := a.holdsLocked(w, &t)
@@ -370,7 +371,9 @@ func (a *Admitter) sleep(w *waiter, t turn) error {
 	}
 	a.mu.Unlock()
 	s.fire()
-	if !ok {
+	// What was freed before cannot was set has woken nobody.
+	list := asks(plans, t.threshold, t.alone, t.idle)
+	if !ok || len(list) > len(tried) || slices.ContainsFunc(list, ask.hasRoom) {
 		return errInterrupted
 	}
 	return errWait
