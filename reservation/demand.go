@@ -170,10 +170,11 @@ func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
 	return n
 }
 
-// stuckLocked reports whether each line that w is in is full and has no room for it.
+// stuckLocked reports whether each line that w is in is full and has no room for it. The headroom
+// that w leaves is room: before long it leaves none, see Reconsider.
 func (w *waiter) stuckLocked(full []*line) bool {
 	for s := range w.placesLocked() {
-		if !slices.Contains(full, s.line) || s.line.space.Available() >= s.wants() {
+		if !slices.Contains(full, s.line) || s.line.space.Available() >= s.need {
 			return false
 		}
 	}

@@ -221,3 +221,22 @@ func TestTasksBesideAWaitingPut(t *testing.T) {
 	<-put
 	eng.Close()
 }
+
+// TestPutThatFitsWithoutHeadroom: everything is full but for the headroom of host, and nothing is
+// open. A Put that fits there has it when it has waited for StuckAfter, and is not refused then.
+func TestPutThatFitsWithoutHeadroom(t *testing.T) {
+	for range 3 {
+		eng := openHostAndDisk(t, 2*mib, 100*time.Millisecond)
+		repo := scanOf(t, eng)
+		if err := repo.Put(t.Context(), 0, runsOf(12_000), placedOnDisk); err != nil {
+			t.Fatal(err)
+		}
+		putRuns(t, repo, 12_000)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if err := repo.Put(ctx, 0, runsOf(6_000)); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		eng.Close()
+	}
+}
