@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/address"
@@ -170,21 +171,70 @@ func pattern(size int64, seed uint64) []byte {
 
 func mustStore(t *testing.T, m tier.Memory, seed uint64) {
 	t.Helper()
-	if err := store(m, pattern(m.Size(), seed), 0); err != nil {
-		t.Fatalf("writing %d bytes: %v", m.Size(), err)
+	mustStoreAll(t, []tier.Memory{m}, []uint64{seed})
+}
+
+// mustStoreAll fills memories of one pool with the patterns of seeds. On a device it waits once for
+// all of them.
+func mustStoreAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
+	t.Helper()
+	patterns := make([][]byte, len(ms))
+	for i, m := range ms {
+		patterns[i] = pattern(m.Size(), seeds[i])
 	}
+	if err := all(ms, patterns, store, tier.Device.CopyToDevice); err != nil {
+		t.Fatalf("writing memories such as of %d bytes: %v", ms[0].Size(), err)
+	}
+	runtime.KeepAlive(patterns)
 }
 
 func mustHold(t *testing.T, m tier.Memory, seed uint64) {
 	t.Helper()
-	got := make([]byte, m.Size())
-	if err := load(m, got, 0); err != nil {
-		t.Fatalf("reading %d bytes: %v", m.Size(), err)
+	mustHoldAll(t, []tier.Memory{m}, []uint64{seed})
+}
+
+// mustHoldAll checks that memories of one pool hold the patterns of seeds.
+func mustHoldAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
+	t.Helper()
+	got := make([][]byte, len(ms))
+	for i, m := range ms {
+		got[i] = make([]byte, m.Size())
 	}
-	if want := pattern(m.Size(), seed); !bytes.Equal(got, want) {
-		i := firstDifference(got, want)
-		t.Fatalf("memory of %d bytes: byte %d is %#x, want %#x", m.Size(), i, got[i], want[i])
+	toHost := func(d tier.Device, s tier.Stream, src tier.Addr, p []byte) error { return d.CopyToHost(s, p, src) }
+	if err := all(ms, got, load, toHost); err != nil {
+		t.Fatalf("reading memories such as of %d bytes: %v", ms[0].Size(), err)
 	}
+	for i, m := range ms {
+		if want := pattern(m.Size(), seeds[i]); !bytes.Equal(got[i], want) {
+			at := firstDifference(got[i], want)
+			t.Fatalf("memory of %d bytes: byte %d is %#x, want %#x", m.Size(), at, got[i][at], want[at])
+		}
+	}
+}
+
+// all copies between memories of one pool and bytes of the host: on a device on one stream, else one
+// after the other.
+func all(ms []tier.Memory, data [][]byte, one func(tier.Memory, []byte, int64) error, onStream func(tier.Device, tier.Stream, tier.Addr, []byte) error) error {
+	if len(ms) == 0 {
+		return nil
+	}
+	if first, ok := ms[0].(tier.DeviceMemory); ok {
+		d := first.Device()
+		return onDevice(d, func(s tier.Stream) error {
+			for i, m := range ms {
+				if err := onStream(d, s, m.(tier.DeviceMemory).Addr(), data[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for i, m := range ms {
+		if err := one(m, data[i], 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func firstDifference(a, b []byte) int {

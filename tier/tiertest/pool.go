@@ -321,6 +321,8 @@ func testPoolCuts(t *testing.T, p *poolUnderTest) {
 		half := len(held) / 2
 		p.freeAndWait(held[:half]...)
 		held = held[half:]
+		var fresh []tier.Memory
+		var sizes []uint64 // of fresh, and the seeds of what they hold
 		for range 20 {
 			size := 1 + r.Int64N(poolCapacity/8)
 			var cuts []int64
@@ -338,11 +340,11 @@ func testPoolCuts(t *testing.T, p *poolUnderTest) {
 			}
 			had++
 			checkShape(t, m, size, cuts)
-			mustStore(t, m, uint64(size))
-			mustHold(t, m, uint64(size))
-			held = append(held, m)
+			fresh, sizes = append(fresh, m), append(sizes, uint64(size))
 		}
-		p.freeAndWait(held...)
+		mustStoreAll(t, fresh, sizes)
+		mustHoldAll(t, fresh, sizes)
+		p.freeAndWait(append(held, fresh...)...)
 	}
 	if had == 0 {
 		t.Error("no request was had from a pool that was half free")
@@ -359,25 +361,25 @@ func testPoolSmall(t *testing.T, p *poolUnderTest) {
 	}
 	for _, size := range sizes {
 		r := rand.New(rand.NewPCG(3, uint64(size)))
-		var held []tier.Memory
-		room := poolCapacity / 2 / p.Charge(size)
-		for range room {
-			m := p.alloc(t, size, nil)
-			mustStore(t, m, uint64(len(held)))
-			held = append(held, m)
+		held := make([]tier.Memory, poolCapacity/2/p.Charge(size))
+		seeds := make([]uint64, len(held))
+		for i := range held {
+			held[i], seeds[i] = p.alloc(t, size, nil), uint64(i)
 		}
+		mustStoreAll(t, held, seeds)
 		for range rounds {
-			for range room / 2 {
-				i := r.IntN(len(held))
-				mustHold(t, held[i], uint64(i))
+			r.Shuffle(len(held), func(i, j int) {
+				held[i], held[j], seeds[i], seeds[j] = held[j], held[i], seeds[j], seeds[i]
+			})
+			half := len(held) / 2
+			mustHoldAll(t, held[:half], seeds[:half])
+			for i := range half {
 				p.freeAndWait(held[i])
 				held[i] = p.alloc(t, size, nil)
-				mustStore(t, held[i], uint64(i))
 			}
+			mustStoreAll(t, held[:half], seeds[:half])
 		}
-		for i, m := range held {
-			mustHold(t, m, uint64(i))
-		}
+		mustHoldAll(t, held, seeds)
 		p.freeAndWait(held...)
 		p.freeAndWait(p.alloc(t, poolCapacity, pages(poolCapacity)))
 	}
