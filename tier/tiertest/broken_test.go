@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/tier"
@@ -85,6 +86,7 @@ func TestFlaw(t *testing.T) {
 	if !ok {
 		t.Skip("needs TestSuitesFindFlaws, which runs it")
 	}
+	tiertest.SetLeakPatience(time.Second)
 	switch suite {
 	case "pool":
 		tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool { return newReferencePool(capacity, flaw) })

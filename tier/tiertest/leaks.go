@@ -10,7 +10,7 @@ import (
 
 // leakPatience is how long goroutines may take to end after a test; it is only
 // used up when one leaks.
-const leakPatience = 5 * time.Second
+var leakPatience = 5 * time.Second
 
 // NoLeaks fails the test if goroutines leak. It looks when the test and its later cleanups have
 // ended, for goroutines that run this module's code and were not there at the call of NoLeaks. Call
