@@ -17,13 +17,23 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// narrow is bandwidth with the flags that make it shortest.
-var narrow = []string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB,128KiB", "--threads=1,2"}
+// narrow is bandwidth with the flags that make it shortest. The disk is small because, for each time
+// that fresh room is measured, a file of its size is made and trimmed.
+func narrow(t *testing.T, more ...string) []string {
+	t.Helper()
+	return append([]string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk=" + t.TempDir() + "=2MiB"}, more...)
+}
+
+// fourLoads is narrow with two sizes, and two numbers of threads.
+func fourLoads(t *testing.T, more ...string) []string {
+	t.Helper()
+	return narrow(t, append(more, "--sizes=64KiB,128KiB", "--threads=1,2")...)
+}
 
 // TestBandwidth: a row for each edge, load and state, with figures above 0.
 func TestBandwidth(t *testing.T) {
 	var doc report.Bandwidth
-	decode(t, succeed(t, append(slices.Clone(narrow), "--json=-")...).stdout, &doc)
+	decode(t, succeed(t, fourLoads(t, "--json=-")...).stdout, &doc)
 	if doc.Schema != report.Schema || doc.Command != "bandwidth" || doc.Env.GPU != "sim" || doc.Env.FileSystem == "" || !(doc.WallSeconds > 0) {
 		t.Errorf("%+v", doc)
 	}
@@ -56,7 +66,7 @@ func TestBandwidth(t *testing.T) {
 // file beside it.
 func TestBandwidthForPeople(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "b.json")
-	r := succeed(t, append(slices.Clone(narrow), "--pairs=12", "--json", path)...)
+	r := succeed(t, fourLoads(t, "--pairs=12", "--json", path)...)
 	for _, want := range []string{"gpu:0", "host:0", "disk:0", "64KiB", "128KiB", "fresh", "rewritten", "limit", "efficiency", "noise", "cv", "12 pairs a row", "sim"} {
 		if !strings.Contains(r.stdout, want) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
@@ -67,7 +77,7 @@ func TestBandwidthForPeople(t *testing.T) {
 		t.Fatal(err)
 	}
 	decode(t, string(text), new(report.Bandwidth))
-	if r := succeed(t, append(slices.Clone(narrow), "--quiet")...); r.stdout != "" {
+	if r := succeed(t, narrow(t, "--sizes=64KiB", "--threads=1", "--quiet")...); r.stdout != "" {
 		t.Errorf("quiet, it prints %q", r.stdout)
 	}
 }
@@ -110,7 +120,7 @@ func TestBandwidthInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	path := filepath.Join(t.TempDir(), "b.json")
-	if r := command(t, ctx, append(slices.Clone(narrow), "--json", path)...); r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
+	if r := command(t, ctx, fourLoads(t, "--json", path)...); r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
 		t.Errorf("ended with %d: %q", r.status, r.stderr)
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
@@ -198,10 +208,10 @@ func TestBandwidthErrors(t *testing.T) {
 // their limit: all bytes of both take as long as they should. Single figures say less, for
 // what a sleep was too long is made up for.
 func TestBandwidthThrottled(t *testing.T) {
-	const rate, size, pairs = 8 << 20, 64 << 10, 11
+	const rate, size, pairs = 16 << 20, 64 << 10, 11
 	var doc report.Bandwidth
 	begun := time.Now()
-	decode(t, succeed(t, "bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--codec=none", "--disk-throttle=8MiB", "--json=-").stdout, &doc)
+	decode(t, succeed(t, narrow(t, "--sizes=64KiB", "--threads=1", "--disk-throttle=16MiB", "--json=-")...).stdout, &doc)
 	took := time.Since(begun)
 	slow := 0
 	for _, r := range doc.Rows {
@@ -223,7 +233,7 @@ func TestBandwidthThrottled(t *testing.T) {
 // TestBandwidthFaults: a fault that is not survived has status 1, and is named; others
 // are counted.
 func TestBandwidthFaults(t *testing.T) {
-	one := []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--json=-"}
+	one := narrow(t, "--sizes=64KiB", "--threads=1", "--json=-")
 	for fault, want := range map[string]string{"op=write,kind=eio": "input/output error", "op=read,kind=bitflip": "corrupt", "op=copy,kind=eio": "input/output error"} {
 		r := command(t, t.Context(), append(slices.Clone(one), "--fault="+fault)...)
 		if r.status != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "--fault "+fault+", hits: ") || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
@@ -240,7 +250,7 @@ func TestBandwidthFaults(t *testing.T) {
 // TestBandwidthNotesTheCodec: what may be compressed is not compared with what is not
 // without a word.
 func TestBandwidthNotesTheCodec(t *testing.T) {
-	one := []string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1"}
+	one := narrow(t, "--sizes=64KiB", "--threads=1")
 	for codec, noted := range map[string]bool{"none": false, "s2": true, "auto": true} {
 		r := succeed(t, append(slices.Clone(one), "--codec="+codec)...)
 		if got := strings.Contains(r.stdout, "note: moves to disk may be compressed (--codec "+codec+")"); got != noted {
@@ -253,7 +263,7 @@ func TestBandwidthNotesTheCodec(t *testing.T) {
 // error.
 func TestBandwidthBetween(t *testing.T) {
 	var doc report.Bandwidth
-	decode(t, succeed(t, append(slices.Clone(narrow), "--between=gpu,host", "--json=-")...).stdout, &doc)
+	decode(t, succeed(t, fourLoads(t, "--between=gpu,host", "--json=-")...).stdout, &doc)
 	for _, r := range doc.Rows {
 		if r.State != "" || r.LimitOf != "memmove" || r.BothWays {
 			t.Errorf("%+v", r)

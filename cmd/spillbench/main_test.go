@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) {
 	if how := os.Getenv(commandChild); how != "" {
 		os.Exit(childCommand(how, os.Args[1:]))
 	}
+	debug.SetGCPercent(400) // the heap is small: to collect it at each doubling was a seventh of the time
 	// The goroutine that hears signals stays once there is one.
 	heard := make(chan os.Signal, 1)
 	signal.Notify(heard, os.Interrupt)
