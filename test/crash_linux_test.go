@@ -26,6 +26,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/repository"
@@ -377,6 +378,9 @@ func TestKilledEngines(t *testing.T) {
 			left := make([]int, killsAtOnce) // how many left something
 			for lane := range killsAtOnce {
 				dir := t.TempDir()
+				if lane%2 == 1 { // on the disk they wait for it more than they work
+					dir = memdir.New(t)
+				}
 				was := foreign(t, dir)
 				rng := rand.New(rand.NewPCG(uint64(lane), 5))
 				lanes.Go(func() {
@@ -496,6 +500,9 @@ func TestEnginesInOneDirectory(t *testing.T) {
 	for _, kinds := range [][2]bool{{true, true}, {false, true}} { // of files: named or not
 		t.Run(fmt.Sprintf("named=%v,%v", kinds[0], kinds[1]), func(t *testing.T) {
 			dir := t.TempDir()
+			if !kinds[0] { // the other two were on the disk
+				dir = memdir.New(t)
+			}
 			was := foreign(t, dir)
 			var beside, engines sync.WaitGroup
 			for i, named := range kinds {

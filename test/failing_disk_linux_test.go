@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -202,6 +203,7 @@ func (s *spill) drop() {
 // all that take room. Nothing hangs, is wrong, or is left, and the errors name the place.
 func TestDiskThatDies(t *testing.T) {
 	top := discover(t)
+	leavesNothing(t, t.TempDir()) // of all; in its directory each looks after each disk
 	step, first := testseed.Rounds(7, 41), int(testseed.One(t)%7)
 	takesRoom := []string{"open-anonymous", "create", "mkdir", "lock", "allocate", "write"}
 	for name, c := range map[string]struct {
@@ -215,15 +217,15 @@ func TestDiskThatDies(t *testing.T) {
 		"ENOSPC, named": {syscall.ENOSPC, takesRoom, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			leavesNothing(t, dir)
+			t.Parallel() // it waits for disks that are to be tried again
+			dir := memdir.New(t)
 			tried, told := 0, 0
 			for n := first; ; n += step {
 				var inner []faultfs.Rule
 				if c.named {
 					inner = append(inner, noAnonymous)
 				}
-				files := faultfs.New(faultfs.New(disk.OS(), 1, inner...), 1)
+				files := faultfs.New(faultfs.New(memdir.FS(dir, disk.OS()), 1, inner...), 1)
 				alive := files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Effect: faultfs.Fail(c.err)})
 				cfg := spillConfig(dir, files, top)
 				cfg.MonitorPeriod = 250 * time.Microsecond // it waits for 64 of them before it tries again

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -69,9 +70,12 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	kib := func(least, most int) int64 { return int64(least+rng.IntN(most-least)) << 10 }
 	dir := t.TempDir()
+	if cfg.GPUs[0].Backend != spillway.Sim { // which have been on the disk
+		dir = memdir.New(t)
+	}
 	cfg.GPUs[0].Memory = spillway.Bytes(kib(256, 1024))
 	cfg.HostMemory = spillway.Bytes(kib(384, 1024))
-	cfg.Disks = []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(256 << 20), Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
+	cfg.Disks = []spillway.DiskConfig{{Dir: dir, FS: memdir.FS(dir, nil), Capacity: spillway.Bytes(256 << 20), Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
 	cfg.MonitorPeriod = time.Millisecond
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	eng, err := spillway.Open(t.Context(), cfg)
