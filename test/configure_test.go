@@ -18,6 +18,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/treefile"
 	"github.com/spillway-db/spillway/reservation"
@@ -38,7 +39,7 @@ func recordedMachine(t testing.TB, name string) *topology.Topology {
 	t.Helper()
 	top, ok := discovered[name]
 	if !ok {
-		root := t.TempDir()
+		root := memdir.New(t)
 		if err := treefile.Unpack(filepath.Join("..", "topology", "testdata", name+".txtar"), root); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/treefile"
 )
 
@@ -92,7 +93,7 @@ func TestTopoMachines(t *testing.T) {
 	const recorded = "../../topology/testdata"
 	for _, machine := range []string{"dgx-a100", "workstation", "vm", "pod", "mig", "numa-unknown"} {
 		t.Run(machine, func(t *testing.T) {
-			root := t.TempDir()
+			root := memdir.New(t)
 			if err := treefile.Unpack(filepath.Join(recorded, machine+".txtar"), root); err != nil {
 				t.Fatal(err)
 			}
