@@ -52,8 +52,9 @@ type spaceState struct {
 	Pace    stripe.Pace
 	Refused int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
 
-	// Headroom is what is to stay free here for what consumers bring: see keep.
-	Headroom int64
+	// Headroom is what is to stay free here for what consumers bring: see keep. Arriving is in use for
+	// what will be batches at rest.
+	Headroom, Arriving int64
 	// Charge returns what a body that is charged so much elsewhere would be
 	// charged here; nil for the same.
 	Charge  func(int64) int64
@@ -328,7 +329,7 @@ func (s *spaceState) over() int64 { return s.pressure() - s.Trigger + 1 }
 // keep returns how many bytes moves of need bytes into the space leave free for its headroom. What
 // work keeps in use is no room.
 func (s *spaceState) keep(need int64) int64 {
-	return max(0, min(s.Headroom, s.Limit-s.Withheld-(s.Used-s.Rest)-need))
+	return max(0, min(s.Headroom, s.Limit-s.Withheld-max(0, s.Used-s.Rest-s.Arriving)-need))
 }
 
 // unrefused is how much of some room is not refused.

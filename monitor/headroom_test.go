@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -89,5 +91,37 @@ func TestHeadroomBesideAHugeBatch(t *testing.T) {
 		}
 		w.start()
 		w.end(small, huge, half)
+	})
+}
+
+// TestHeadroomBesidePutsAtOnce: what is being put is no work that ends. So puts at once leave the
+// same headroom as puts one after the other.
+func TestHeadroomBesidePutsAtOnce(t *testing.T) {
+	bubble(t, "two tiers", func(t *testing.T) {
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib}, nil)
+		all := []*batch.Batch{w.put(disk0, 10*kib, seq(0))}
+		var puts []reservation.Reservation
+		for i := range 8 {
+			n := w.mon.Headroom(host0, 7*kib)
+			if n != 10*kib {
+				t.Errorf("%d bytes are left free beside %d puts, want 10 KiB", n, i)
+			}
+			if w.spaces[host0].Available() < 7*kib+n {
+				break
+			}
+			r, err := w.res.TryReserve(specific(host0), 7*kib, reservation.Incoming())
+			if err != nil {
+				t.Fatal(err)
+			}
+			puts = append(puts, r)
+		}
+		for i, r := range puts {
+			all = append(all, w.fill(r, seq(i+1)))
+		}
+		if n := w.res.Arriving(host0); n != 0 || len(puts) != 7 {
+			t.Errorf("%d bytes are still arriving of %d puts", n, len(puts))
+		}
+		w.start()
+		w.end(all...)
 	})
 }

@@ -188,7 +188,7 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
-			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
+			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s), Arriving: m.cfg.Reservations.Arriving(s.ID()),
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {

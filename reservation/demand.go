@@ -82,6 +82,15 @@ func (d *Demand) add(other Demand) {
 	d.Bytes += min(other.Bytes, math.MaxInt64-d.Bytes)
 }
 
+// Arriving returns how many bytes of a space reservations have that left its headroom free. They are
+// no work that ends, but batches at rest before long. It may be somewhat more when they are.
+func (m *Manager) Arriving(id tier.ID) int64 {
+	if i := m.spaces.index(id); i >= 0 {
+		return m.lines[i].arriving.Load()
+	}
+	return 0
+}
+
 // OnDemand calls f whenever a request begins to wait, on its goroutine and with no lock held; f
 // must be quick and must not block. A panic of f is logged. The returned function ends that; a call
 // that has begun may still be running when it returns.

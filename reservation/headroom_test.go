@@ -326,3 +326,21 @@ func TestDeadlockBesideHeadroom(t *testing.T) {
 		release(t, held)
 	})
 }
+
+// TestArriving: what is open of reservations that left headroom free.
+func TestArriving(t *testing.T) {
+	m := withHeadroom(t, 30)
+	onHost := reservation.Specific(host)
+	all := []releaser{
+		mustTry(t, m, onHost, 10, reservation.Incoming()), mustTry(t, m, onHost, 5, reservation.MovedFrom(tier.GPU)),
+		mustTry(t, m, onHost, 1, reservation.MovedFrom(tier.Disk)), mustTry(t, m, onHost, 1, reservation.Consuming()),
+		mustTry(t, m, onHost, 1), mustTry(t, m, onGPU0, 7, reservation.Incoming()),
+	}
+	if h, g := m.Arriving(host), m.Arriving(gpu0); h != 15 || g != 7 {
+		t.Errorf("%d bytes arrive in host and %d in the GPU, want 15 and 7", h, g)
+	}
+	release(t, all...)
+	if n := m.Arriving(host) + m.Arriving(gpu0) + m.Arriving(tier.ID{Kind: tier.Disk}); n != 0 {
+		t.Errorf("%d bytes arrive after the release", n)
+	}
+}

@@ -26,6 +26,8 @@ type line struct {
 	// lowest is whether no space is of a slower tier, so that nothing is ever moved away.
 	lowest bool
 
+	arriving atomic.Int64 // see Arriving
+
 	records sync.Pool     // of *record, none of which is in use
 	made    atomic.Uint32 // records so far
 

@@ -41,6 +41,7 @@ type record struct {
 		growing                              []*waiter // Grow calls that wait
 		optioned                             bool      // there are options: most have none
 		options                              options
+		arriving                             int64            // its part of line.arriving
 		stack                                invariants.Trace // where it was taken; only in an invariants build
 	}
 }
@@ -60,6 +61,10 @@ func (r *record) open(bytes int64, o options) Reservation {
 	r.mu.promised, r.mu.released = bytes, false
 	if o != (options{}) {
 		r.mu.optioned, r.mu.options = true, o
+		if keeps, _ := o.policy.origin.of(r.line.space); keeps {
+			r.mu.arriving = bytes
+			r.line.arriving.Add(bytes)
+		}
 	}
 	if invariants.Enabled {
 		r.mu.stack = invariants.Stack()
@@ -510,7 +515,8 @@ func (r Reservation) Release() error {
 	unused, growing, promised, owner := rec.unusedLocked(), rec.mu.growing, rec.mu.promised, rec.mu.options.owner
 	rec.mu.released, rec.mu.growing = true, nil
 	if rec.mu.optioned {
-		rec.mu.optioned, rec.mu.options = false, options{}
+		line.arriving.Add(-rec.mu.arriving)
+		rec.mu.optioned, rec.mu.options, rec.mu.arriving = false, options{}, 0
 	}
 	rec.mu.gen++
 	idle := rec.idleLocked()
