@@ -164,21 +164,22 @@ type Batch struct {
 		bytes       int64         // the payload's
 		version     uint64        // changes so far
 		changed     chan struct{} // closed at the next change; nil without waiters
+		copies      *copyOf       // in other spaces; immutable, and some may be gone
 		store       Observer      // the repository that holds the batch; nil if none does
 		place       Place
 		lastUse     int64
-		pending     tasks
-		active      int32
+		tasks       tasks
 		subscribers int32
 		state       State
 		over        bool // the observers know that it was dropped
 	}
 }
 
-// tasks are the pending tasks of a batch.
+// tasks are the pending tasks of a batch, and those that have begun.
 type tasks struct {
-	first uint64 // number of the oldest; 0 if there is none
-	n     int32
+	first   uint64 // number of the oldest that is pending; 0 if there is none
+	pending int32
+	active  int32 // open handles
 }
 
 // created is the number of the last task of any batch.
@@ -186,18 +187,20 @@ var created atomic.Uint64
 
 func (t *tasks) add() {
 	made := created.Add(1)
-	if t.n == 0 {
+	if t.pending == 0 {
 		t.first = made
 	}
-	t.n++
+	t.pending++
 }
+
+func (t *tasks) cancel() { t.first, t.pending = 0, 0 }
 
 // remove takes one away. No numbers are kept of the others: without the oldest, they count as young
 // as can be. A task that is cancelled may be any, so the oldest counts still.
 func (t *tasks) remove(oldest bool) {
-	t.n--
+	t.pending--
 	switch {
-	case t.n == 0:
+	case t.pending == 0:
 		t.first = 0
 	case oldest:
 		t.first = created.Load()
@@ -312,7 +315,7 @@ func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
 func (b *Batch) infoLocked() Info {
 	info := Info{
 		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: b.mu.form, Bytes: b.mu.bytes,
-		Pending: int(b.mu.pending.n), Task: b.mu.pending.first, Active: int(b.mu.active), Subscribers: int(b.mu.subscribers),
+		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
 		Place: b.mu.place, LastUse: b.mu.lastUse,
 	}
 	if b.mu.space != nil {
@@ -394,6 +397,7 @@ type change struct {
 	waiting chan struct{} // closed then; nil without waiters
 	store   Observer      // nil if there is none
 	over    bool          // the observers know all that they need
+	copies  *copyOf       // that the batch has no use for
 }
 
 // changeLocked notes a change. The caller hands it to announce once the lock is free.
@@ -401,12 +405,16 @@ func (b *Batch) changeLocked() change {
 	b.mu.version++
 	c := change{now: b.infoLocked(), waiting: b.mu.changed, store: b.mu.store, over: b.mu.over}
 	b.mu.changed, b.mu.over = nil, b.mu.state == Released
+	if b.mu.over {
+		c.copies, b.mu.copies = b.mu.copies, nil
+	}
 	return c
 }
 
 // announce calls the observers of a change, with no lock held, and returns what it told them.
 func (b *Batch) announce(c change) (now Info) {
 	lockrank.AssertNone("a batch's observers are called")
+	c.copies.drop()
 	if !c.over {
 		now = b.asked(c.now)
 		if c.store != nil {
@@ -448,7 +456,7 @@ func (b *Batch) tell(o Observer, now Info) {
 
 // restLocked is the state of a batch that is neither read nor moved.
 func (b *Batch) restLocked() State {
-	if b.mu.pending.n > 0 {
+	if b.mu.tasks.pending > 0 {
 		return TaskCreated
 	}
 	return Idle
@@ -505,7 +513,7 @@ func (b *Batch) TryCreateTask() error {
 	if b.mu.state == Idle {
 		b.mu.state = TaskCreated
 	}
-	b.mu.pending.add()
+	b.mu.tasks.add()
 	c := b.changeLocked()
 	b.mu.Unlock()
 	b.announce(c)
@@ -520,11 +528,11 @@ func (b *Batch) CancelTask() error {
 	case b.mu.state == Released:
 		defer b.mu.Unlock()
 		return b.errorLocked(op, MissingData)
-	case b.mu.pending.n == 0:
+	case b.mu.tasks.pending == 0:
 		defer b.mu.Unlock()
 		return b.errorLocked(op, TaskNotCreated)
 	}
-	b.mu.pending.remove(false)
+	b.mu.tasks.remove(false)
 	if b.mu.state == TaskCreated {
 		b.mu.state = b.restLocked()
 	}
@@ -544,7 +552,8 @@ func (b *Batch) Drop() error {
 		b.mu.Unlock()
 		return err
 	}
-	b.mu.state, b.mu.pending = Released, tasks{}
+	b.mu.state = Released
+	b.mu.tasks.cancel()
 	payload := b.takePayloadLocked()
 	c := b.changeLocked()
 	b.mu.Unlock()
@@ -559,7 +568,7 @@ func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop)
 // takePayloadLocked empties a batch that was dropped when no handle is open any more. The caller
 // releases the payload, which may be nil, once the lock is free.
 func (b *Batch) takePayloadLocked() Payload {
-	if b.mu.active > 0 {
+	if b.mu.tasks.active > 0 {
 		return nil
 	}
 	payload := b.mu.payload

@@ -77,7 +77,7 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 	err := b.barLocked(op)
 	switch {
 	case err != nil:
-	case b.mu.pending.n == 0 && !o.own:
+	case b.mu.tasks.pending == 0 && !o.own:
 		err = b.errorLocked(op, TaskNotCreated)
 	case b.mu.space.ID() != o.space && !o.anywhere:
 		e := b.errorLocked(op, SpaceMismatch)
@@ -99,13 +99,14 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 // is free.
 func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	b.mu.state = Processing
-	if b.mu.pending.n > 0 && !o.beside {
-		b.mu.pending.remove(true)
+	if b.mu.tasks.pending > 0 && !o.beside {
+		b.mu.tasks.remove(true)
 	}
 	if o.last {
-		b.mu.state, b.mu.pending = Released, tasks{}
+		b.mu.state = Released
+		b.mu.tasks.cancel()
 	}
-	b.mu.active++
+	b.mu.tasks.active++
 	b.mu.lastUse = max(b.mu.lastUse, now)
 	return &Handle{b: b, payload: b.mu.payload, space: b.mu.space}, b.changeLocked()
 }
@@ -168,13 +169,13 @@ func (h *Handle) Close() error {
 	b := h.b
 	now := b.now()
 	b.mu.Lock()
-	b.mu.active--
+	b.mu.tasks.active--
 	b.mu.lastUse = max(b.mu.lastUse, now)
 	var payload Payload
 	switch {
 	case b.mu.state == Released:
 		payload = b.takePayloadLocked()
-	case b.mu.active == 0:
+	case b.mu.tasks.active == 0:
 		b.mu.state = b.restLocked()
 	}
 	c := b.changeLocked()

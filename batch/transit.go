@@ -18,6 +18,7 @@ type Transit struct {
 	b       *Batch
 	payload Payload
 	desc    *Descriptor // of the batch
+	keeps   bool        // a commit keeps the payload as a copy
 	ended   atomic.Bool
 }
 
@@ -74,7 +75,7 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	return t.commit(p, func() change {
 		b := t.b
 		if createTask {
-			b.mu.pending.add()
+			b.mu.tasks.add()
 		}
 		b.mu.state = b.restLocked()
 		return b.changeLocked()
@@ -120,14 +121,20 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	t.trace.end()
 	b := t.b
 	b.watch(p)
+	var kept *copyOf
+	if t.keeps && p != t.payload {
+		kept = keep(t.payload)
+	}
 	b.mu.Lock()
 	b.holdLocked(p, says)
+	over := b.addCopyLocked(kept)
 	c := end()
 	b.mu.Unlock()
 	defer b.announce(c)
-	if p != t.payload {
+	if p != t.payload && kept == nil {
 		t.releaseOld()
 	}
+	over.drop()
 	return nil
 }
 

@@ -54,6 +54,7 @@ type machineConfig struct {
 	fast            bool // pages touched ahead and huge
 	outside         bool // small dictionaries, too, are images of their own
 	events          Events
+	copies          bool  // are kept; else each move is one of bytes
 	codec           Codec // CodecAuto, the zero value, is CodecNone; auto is CodecAuto
 	auto            bool
 	wrap            func(tier.Device) tier.Device
@@ -138,6 +139,17 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		Streams: func(tier.ID) (*devpool.Streams, error) { return streams, nil },
 		Staging: func(int) (transfer.Staging, error) { return staging, nil },
 		Permits: m.permits,
+	}
+	if !cfg.copies {
+		moved := cfg.events.Moved
+		cfg.events.Moved = func(ev Moved) {
+			for _, s := range m.spaces {
+				s.Inside().DropCopies()
+			}
+			if moved != nil {
+				moved(ev)
+			}
+		}
 	}
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
 	check(err)

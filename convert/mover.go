@@ -48,7 +48,8 @@ type Events struct {
 type Moved struct {
 	Batch    batch.ID
 	From, To tier.ID
-	Bytes    int64 // of the body; 0 if it failed
+	Bytes    int64 // of the body; 0 if it failed, or found a copy
+	Copy     bool  // a copy lay there: see batch.Batch.Copies
 	Took     time.Duration
 	Reason   string
 	Err      error

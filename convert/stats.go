@@ -15,6 +15,8 @@ type EdgeStats struct {
 	From, To tier.ID
 	Batches  int64
 	Bytes    int64
+	Copies   int64            // of the batches, those that found a copy, so that no bytes were moved
+	Unmoved  int64            // the bytes of these copies
 	Busy     time.Duration    // sum over the moves; they may overlap
 	ByReason map[string]int64 // bytes
 }
@@ -25,22 +27,27 @@ type stats struct {
 	edges map[[2]tier.ID]*EdgeStats
 }
 
-func (s *stats) add(from, to tier.ID, bytes int64, took time.Duration, reason string) {
+// add counts a move of a body.
+func (s *stats) add(m *Moved, body int64, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := [2]tier.ID{from, to}
+	key := [2]tier.ID{m.From, m.To}
 	e := s.edges[key]
 	if e == nil {
 		if s.edges == nil {
 			s.edges = make(map[[2]tier.ID]*EdgeStats)
 		}
-		e = &EdgeStats{From: from, To: to, ByReason: make(map[string]int64)}
+		e = &EdgeStats{From: m.From, To: m.To, ByReason: make(map[string]int64)}
 		s.edges[key] = e
 	}
 	e.Batches++
-	e.Bytes += bytes
+	e.Bytes += m.Bytes
 	e.Busy += took
-	e.ByReason[reason] += bytes
+	e.ByReason[m.Reason] += m.Bytes
+	if m.Copy {
+		e.Copies++
+		e.Unmoved += body
+	}
 }
 
 func (s *stats) snapshot() []EdgeStats {

@@ -210,11 +210,19 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		return errThere
 	}
 	start := time.Now()
-	out, err := t.convert(ctx, transit, r)
+	out := t.b.Inside().Revive(t.form, r)
+	copied := out != nil
+	if !copied {
+		out, err = t.convert(ctx, transit, r)
+	}
 	if err = ofLost(err, from, to); err != nil {
+		distrust(err, from)
 		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), ofBatch(err, t.now.ID))
 	}
 	took := time.Since(start)
+	if to.Kind() < from.Kind() && !t.last {
+		t.b.Inside().Keep(transit)
+	}
 	switch {
 	case !t.opens:
 		err = transit.Commit(out, false)
@@ -226,9 +234,21 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	if err != nil { // then out is ours still
 		return errors.Join(&batch.UnmovableError{Batch: t.now.ID, Err: err}, release(out))
 	}
-	t.moved.From, t.moved.Bytes = from.ID(), t.what.body
-	m.stats.add(from.ID(), to.ID(), t.what.body, took, t.reason)
+	t.moved.From, t.moved.Copy = from.ID(), copied
+	if !copied {
+		t.moved.Bytes = t.what.body
+	}
+	m.stats.add(&t.moved, t.what.body, took)
 	return nil
+}
+
+// distrust frees the copies in a space where corrupt bytes were found: what was right when it was
+// read last may not be so any more.
+func distrust(err error, space *tier.Space) {
+	var c *image.CorruptError
+	if errors.As(err, &c) {
+		space.Inside().DropCopies()
+	}
 }
 
 // convert makes the batch's new form, in r.

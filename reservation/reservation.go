@@ -260,6 +260,27 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.B
 	return b, nil
 }
 
+// Revive is Alloc of bufs, of which a copy consists that lies in r's space. The caller has taken it;
+// see tier.Space.Revive. On an error they are a copy still.
+func (r Reservation) Revive(bufs []*tier.Buffer) error {
+	if r.rec == nil {
+		return errReleased("revive")
+	}
+	var charge int64
+	for _, b := range bufs {
+		charge += b.Charge()
+	}
+	grown, err := r.draw(charge)
+	if err != nil {
+		return err
+	}
+	r.rec.line.space.Inside().Revive(bufs, (*creditor)(r.rec))
+	if grown > 0 {
+		r.changed()
+	}
+	return nil
+}
+
 // draw moves charge bytes from unused to drawn, and makes them so that many are
 // there if the policy says so. It returns by how much the promise grew.
 func (r Reservation) draw(charge int64) (grown int64, err error) {

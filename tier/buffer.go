@@ -100,15 +100,18 @@ type Buffer struct {
 	account Account
 	stack   invariants.Trace
 
-	// holders is the bit owned, while the owner has not released the buffer, plus
-	// the number of leases. One word, so that no moment between the two shows; at
-	// 0 the memory is gone.
+	// holders is the bit owned, while the owner has not released the buffer, plus the bit cached,
+	// while the owner does not need it, plus the number of leases. One word, so that no moment
+	// between them shows; without owned and leases the memory is gone.
 	holders atomic.Int64
 
 	unleased atomic.Pointer[func()] // see OnUnleased
 }
 
-const owned = 1 << 62
+const (
+	owned  = 1 << 62
+	cached = 1 << 61
+)
 
 // Space returns where the buffer lies; nil for a nil buffer.
 func (b *Buffer) Space() *Space {
@@ -141,7 +144,7 @@ func (b *Buffer) Memory() Memory {
 	if b == nil {
 		return nil
 	}
-	if invariants.Enabled && b.holders.Load() == 0 {
+	if invariants.Enabled && b.holders.Load()&^cached == 0 {
 		panic("tier: the memory of a buffer is gone; it was taken at\n" + b.stack.String())
 	}
 	return b.mem
@@ -154,7 +157,7 @@ func (b *Buffer) Lease() (end func()) {
 	if b == nil {
 		return func() {}
 	}
-	if b.holders.Add(1) == 1 {
+	if b.holders.Add(1)&^cached == 1 {
 		b.holders.Add(-1)
 		panic("tier: a lease on a buffer whose memory is gone; it was taken at\n" + b.stack.String())
 	}
@@ -169,7 +172,7 @@ func (b *Buffer) TryLease() (end func(), ok bool) {
 	}
 	for {
 		n := b.holders.Load()
-		if n == 0 {
+		if n&^cached == 0 {
 			return nil, false
 		}
 		if b.holders.CompareAndSwap(n, n+1) {
@@ -186,7 +189,7 @@ func (b *Buffer) leaseEnd() func() {
 			return
 		}
 		switch b.holders.Add(-1) {
-		case 0:
+		case 0, cached:
 			b.space.free(b)
 		case owned: // the owner can free it, or move what lies in it, from now on
 			if f := b.unleased.Load(); f != nil {
@@ -214,7 +217,7 @@ func (b *Buffer) Leased() int {
 	if b == nil {
 		return 0
 	}
-	return int(b.holders.Load() &^ owned)
+	return int(b.holders.Load() &^ (owned | cached))
 }
 
 // Release gives the buffer up. A second release changes nothing and returns
@@ -230,7 +233,7 @@ func (b *Buffer) Release() error {
 			panic("tier: buffer released twice; it was taken at\n" + b.stack.String())
 		}
 		return ErrReleased
-	case before == owned:
+	case before&^cached == owned:
 		b.space.free(b)
 	}
 	return nil

@@ -56,8 +56,8 @@ func Example() {
 	fmt.Printf("%s: %+v\n", space.ID(), space.Usage())
 	fmt.Println(space.Inside().Reserve(1 << 20))
 	// Output:
-	// host:0: {Live:64 Retired:0 Reserved:0 Peak:64}
+	// host:0: {Live:64 Retired:0 Reserved:0 Cached:0 Peak:64}
 	// held in host memory
-	// host:0: {Live:0 Retired:0 Reserved:0 Peak:64}
+	// host:0: {Live:0 Retired:0 Reserved:0 Cached:0 Peak:64}
 	// host:0 has no space for 1048576 bytes: 943718 available
 }

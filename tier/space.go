@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/ledger"
@@ -52,7 +53,8 @@ type Space struct {
 	fresh   atomic.Pointer[atomic.Int64] // see CountRetired; may be nil
 
 	holds  holds.List // what keeps memory
-	panics guard.Log  // of the listeners
+	copies copies.List
+	panics guard.Log // of the listeners
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 
@@ -158,10 +160,16 @@ func (s *Space) SetLimit(n int64) error {
 	}
 	changed, err := s.swapLimit(n)
 	if changed {
-		s.ledger.LimitsChanged()
-		s.notify(released)
+		s.limitChanged()
 	}
 	return err
+}
+
+// limitChanged is called with no lock held.
+func (s *Space) limitChanged() {
+	s.ledger.LimitsChanged()
+	s.fitCopies()
+	s.notify(released)
 }
 
 // SetMarks changes all marks; zero fields mean the tier's defaults. Stop and trigger must be apart
@@ -182,8 +190,7 @@ func (s *Space) SetMarks(f Fractions) error {
 	if lost != nil {
 		return lost
 	}
-	s.ledger.LimitsChanged()
-	s.notify(released)
+	s.limitChanged()
 	s.tellPressure()
 	return nil
 }
@@ -212,6 +219,7 @@ type Usage struct {
 	Live     int64 // in buffers that are in use
 	Retired  int64 // freed, but the device may still be working on them
 	Reserved int64 // promised and not yet drawn
+	Cached   int64 // in copies of batches that lie elsewhere, which whoever needs the room gets; not in Used
 	Peak     int64 // largest Used since the start or the last ResetPeak
 }
 
@@ -383,8 +391,7 @@ func (s *Space) lose(why error) {
 	if !s.loseOnce(&LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
 		return
 	}
-	s.ledger.LimitsChanged()
-	s.notify(released)
+	s.limitChanged()
 }
 
 func (s *Space) loseOnce(lost *LostError) bool {

@@ -26,7 +26,7 @@ func (in inside) Draw(size int64, cuts []int64, account Account) (*Buffer, error
 	}
 	charge := in.Charge(size)
 	in.ledger.Draw(charge)
-	mem, err := in.alloc(size, cuts)
+	mem, err := in.allocBesideCopies(size, cuts)
 	if err != nil {
 		in.ledger.Undraw(charge)
 		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
@@ -87,9 +87,13 @@ func (s *Space) free(b *Buffer) {
 	s.mu.Lock()
 	delete(s.mu.buffers, b)
 	s.mu.Unlock()
-	s.ledger.Retire(b.charge)
-	charge, account, unsure := b.charge, b.account, s.Inside().Unsure()
-	fresh := s.fresh.Load()
+	charge, account, copied := b.charge, b.account, b.holders.Load()&cached != 0
+	unsure, fresh := s.Inside().Unsure(), s.fresh.Load()
+	if copied {
+		fresh = nil
+	} else {
+		s.ledger.Retire(charge)
+	}
 	if fresh != nil {
 		fresh.Add(charge)
 	}
@@ -98,6 +102,11 @@ func (s *Space) free(b *Buffer) {
 		free = func(_ Memory, reclaimed func()) { m.GiveBack(reclaimed) }
 	}
 	free(b.mem, func() {
+		if copied {
+			s.ledger.Forget(charge)
+			s.notify(released)
+			return
+		}
 		if fresh != nil {
 			fresh.Add(-charge)
 		}

@@ -19,6 +19,7 @@ type Usage struct {
 	Live     int64 // in buffers that are in use
 	Retired  int64 // freed, but the device may still be working on them
 	Reserved int64 // promised and not yet drawn
+	Cached   int64 // in copies, which anybody who needs the room takes it from; not in Used
 	Peak     int64 // largest Used since the start or the last ResetPeak
 }
 
@@ -26,15 +27,18 @@ type Usage struct {
 func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
 
 // Ledger keeps one space's books. Every byte of the space is either free or in
-// exactly one of three accounts:
+// exactly one of four accounts:
 //
 //	free ──Reserve──▶ reserved ──Draw──▶ live ──Retire──▶ retired ──Reap──▶ free
-//	     ◀─Unreserve─          ◀─Undraw─
+//	     ◀─Unreserve─          ◀─Undraw─                     │
+//	free ◀──Forget── cached ◀──────────Cache─────────────────┘
+//	     reserved ───Revive─▶ live, which takes as much out of cached
 //
 // Used is one word, changed by compare and swap: check and charge are one step, and it
 // is never over the capacity, not even for an instant. What is reserved is the rest of
 // it. So promises, which come and go far more often than memory does, touch nothing
-// else. Live and retired are changed under a lock and behind a sequence number that is
+// else, and need not know what is cached: bytes that are cached count as free until their
+// memory is needed. Live, retired and cached are changed under a lock and behind a sequence number that is
 // odd meanwhile: a reader that meets one tries again, and never locks. While it does not
 // change, any value of Used with the two of them is a cut that there was.
 // A change that would take an account below zero is a bug in a backend and
@@ -46,11 +50,12 @@ type Ledger struct {
 
 	used    atomic.Int64
 	peak    atomic.Int64  // raised just after used
-	seq     atomic.Uint64 // odd while live or retired is being written
+	seq     atomic.Uint64 // odd while live, retired or cached is being written
 	live    atomic.Int64
 	retired atomic.Int64
+	cached  atomic.Int64
 
-	mu lockrank.Mutex[lockrank.Ledger] // serializes writers of live and retired, and sweeps
+	mu lockrank.Mutex[lockrank.Ledger] // serializes writers of these three, and sweeps
 
 	park parking
 }
@@ -70,6 +75,9 @@ func (l *Ledger) Used() int64 {
 	return l.used.Load()
 }
 
+// Cached returns the bytes of copies.
+func (l *Ledger) Cached() int64 { return l.cached.Load() }
+
 // UsedOrParked is Used without taking back what is parked: it may be too high by that.
 func (l *Ledger) UsedOrParked() int64 { return l.used.Load() }
 
@@ -79,7 +87,10 @@ func (l *Ledger) Snapshot() Usage {
 	for tries := 1; ; tries++ {
 		before := l.seq.Load()
 		live, retired, used := l.live.Load(), l.retired.Load(), l.used.Load()
-		u := Usage{Live: live, Retired: retired, Reserved: used - live - retired, Peak: max(used, l.peak.Load())}
+		u := Usage{
+			Live: live, Retired: retired, Reserved: used - live - retired,
+			Cached: l.cached.Load(), Peak: max(used, l.peak.Load()),
+		}
 		if before&1 == 0 && l.seq.Load() == before {
 			return u
 		}
@@ -164,41 +175,72 @@ func (l *Ledger) lockToUnreserve(n int64) {
 // Draw turns n promised bytes into live ones.
 func (l *Ledger) Draw(n int64) {
 	l.lockToUnreserve(n)
-	l.changeAndUnlock(n, 0, 0)
+	l.changeAndUnlock(n, 0, 0, 0)
 }
 
 // Undraw turns n live bytes back into promised ones, after an allocation that
 // failed.
 func (l *Ledger) Undraw(n int64) {
 	l.lockToTake(&l.live, n, "live")
-	l.changeAndUnlock(-n, 0, 0)
+	l.changeAndUnlock(-n, 0, 0, 0)
 }
 
 // Retire marks n live bytes as freed by their owner and still in the device's
 // hands.
 func (l *Ledger) Retire(n int64) {
 	l.lockToTake(&l.live, n, "live")
-	l.changeAndUnlock(-n, n, 0)
+	l.changeAndUnlock(-n, n, 0, 0)
 }
 
 // Reap gives n retired bytes back: the device is done with them.
 func (l *Ledger) Reap(n int64) {
 	l.lockToTake(&l.retired, n, "retired")
-	l.changeAndUnlock(0, -n, -n)
+	l.changeAndUnlock(0, -n, 0, -n)
 }
 
 // Recall turns n retired bytes back into promised ones: the device is done with
 // them and the promise that they were drawn from takes them back.
 func (l *Ledger) Recall(n int64) {
 	l.lockToTake(&l.retired, n, "retired")
-	l.changeAndUnlock(0, -n, 0)
+	l.changeAndUnlock(0, -n, 0, 0)
+}
+
+// Cache turns n retired bytes, whose memory stays as it is, into cached ones.
+func (l *Ledger) Cache(n int64) {
+	l.lockToTake(&l.retired, n, "retired")
+	l.changeAndUnlock(0, -n, n, -n)
+}
+
+// CacheRecalled counts n bytes as cached that Recall has returned to their promise, although their
+// memory stays as it is.
+func (l *Ledger) CacheRecalled(n int64) {
+	mustNotBeNegative(n)
+	l.mu.Lock()
+	l.changeAndUnlock(0, 0, n, 0)
+}
+
+// Revive is Draw of n bytes onto the memory of a copy, which is charged as many.
+func (l *Ledger) Revive(n int64) {
+	l.lockToUnreserve(n)
+	if have := l.cached.Load(); n > have {
+		l.mu.Unlock()
+		panic(fmt.Sprintf("ledger: it revives %d of %d cached bytes", n, have))
+	}
+	l.changeAndUnlock(n, 0, -n, 0)
+}
+
+// Forget gives n cached bytes back: their memory is freed.
+func (l *Ledger) Forget(n int64) {
+	l.lockToTake(&l.cached, n, "cached")
+	l.changeAndUnlock(0, 0, -n, 0)
 }
 
 // changeAndUnlock adds to the accounts and to used, as one step for a Snapshot.
-func (l *Ledger) changeAndUnlock(live, retired, used int64) {
+func (l *Ledger) changeAndUnlock(live, retired, cached, used int64) {
 	l.seq.Add(1)
 	l.live.Add(live)
 	l.retired.Add(retired)
+	l.cached.Add(cached)
 	l.used.Add(used)
 	l.seq.Add(1)
 	l.mu.Unlock()

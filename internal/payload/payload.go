@@ -17,6 +17,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 
+	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lookup"
@@ -260,6 +261,16 @@ func (p *body) OnUnleased(f func()) {
 	for _, b := range p.bufs {
 		b.OnUnleased(last)
 	}
+}
+
+// KeepCopy gives the payload to whoever needs its room, after the batch has left it: see
+// tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep what
+// shares dictionaries, because these would stay in use.
+func (p *body) KeepCopy() *copies.Copy {
+	if len(p.bufs) == 0 || len(p.shared) > 0 && p.space.Kind() != tier.Disk {
+		return nil
+	}
+	return p.space.Inside().KeepCopy(p.bufs, len(p.shared) > 0, func() { _ = p.Release() })
 }
 
 // Buffers returns the payload's own memory, which stays the payload's. The slice must not be

@@ -1,0 +1,116 @@
+package batch
+
+import (
+	"github.com/spillway-db/spillway/internal/copies"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// copyOf is a form that the batch had in another space, and that is valid still. It goes when that
+// space needs the room.
+type copyOf struct {
+	payload copyable
+	held    *copies.Copy
+	next    *copyOf
+}
+
+// copyable is a payload that can become a copy.
+type copyable interface {
+	Payload
+	KeepCopy() *copies.Copy
+	Buffers() []*tier.Buffer
+}
+
+// Copies lists the spaces where, beside the one in which the batch lies, its data lies as a copy: a
+// move there moves no bytes. A copy counts as free room (tier.Usage.Cached). It goes when the room
+// is needed, and with the batch.
+func (b *Batch) Copies() (in []tier.ID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c := b.mu.copies; c != nil; c = c.next {
+		if c.held.Listed() {
+			in = append(in, c.payload.Space().ID())
+		}
+	}
+	return in
+}
+
+// EachCopy calls f with each copy that is there, with no lock held. It may be gone by then, so its
+// memory may be used under a lease only.
+func (b inside) EachCopy(f func(Payload)) {
+	b.mu.Lock()
+	first := b.mu.copies
+	b.mu.Unlock()
+	for c := first; c != nil; c = c.next {
+		if c.held.Listed() {
+			f(c.payload)
+		}
+	}
+}
+
+// Keep has the commit of a transit of b keep the old form as a copy, if its space does so.
+func (b inside) Keep(t *Transit) { t.keeps = true }
+
+// Revive returns the copy of a batch in transit that lies in r's space, drawn from r. form, unless
+// it is "", is the one that it must have. The caller must commit or release it. Revive returns nil
+// if there is none, or if r does not have the room.
+func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
+	c := b.takeCopy(form, r.Space())
+	if c == nil {
+		return nil
+	}
+	if err := r.Revive(c.payload.Buffers()); err != nil {
+		c.held.Release()
+		return nil
+	}
+	return c.payload
+}
+
+func (b inside) takeCopy(form PayloadType, space *tier.Space) *copyOf {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c := b.mu.copies; c != nil; c = c.next {
+		if c.payload.Space() == space && (form == "" || c.payload.Type() == form) && c.held.Take() {
+			return c
+		}
+	}
+	return nil
+}
+
+// keep makes a payload a copy; nil if that cannot be.
+func keep(p Payload) *copyOf {
+	if p, ok := p.(copyable); ok {
+		lockrank.AssertNone("a payload becomes a copy")
+		if c := p.KeepCopy(); c != nil {
+			return &copyOf{payload: p, held: c}
+		}
+	}
+	return nil
+}
+
+// addCopyLocked adds c, which may be nil, to the copies that are left, and returns those that the
+// caller must drop: they lie where the batch does.
+func (b *Batch) addCopyLocked(c *copyOf) (over *copyOf) {
+	left := c
+	for c := b.mu.copies; c != nil; {
+		next := c.next
+		switch {
+		case !c.held.Listed():
+		case c.payload.Space() == b.mu.space:
+			over = &copyOf{c.payload, c.held, over}
+		default:
+			left = &copyOf{c.payload, c.held, left}
+		}
+		c = next
+	}
+	b.mu.copies = left
+	return over
+}
+
+// drop drops a list of copies.
+func (c *copyOf) drop() {
+	for ; c != nil; c = c.next {
+		c.held.Drop()
+	}
+}

@@ -1,0 +1,112 @@
+package tier
+
+import (
+	"errors"
+
+	"github.com/spillway-db/spillway/internal/copies"
+)
+
+// KeepCopy gives the memory of bufs, which their owner has no use for, to whoever needs the room:
+// from now on it is cached, and counts as free. shares says that more memory stays in use for it.
+// Only the taker of the copy uses the memory again, with Revive, or frees it, with Copy.Release. It
+// calls release, which must release bufs. KeepCopy returns nil, and has done nothing, if a lease is
+// open, and in a space that does not keep copies: those with a quota do not, because others may be
+// waiting for the bytes.
+func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.Copy {
+	if in.cfg.Quota != nil || in.Lost() != nil {
+		return nil
+	}
+	var bytes int64
+	for i, b := range bufs {
+		if !b.holders.CompareAndSwap(owned, owned|cached) {
+			for _, b := range bufs[:i] {
+				b.holders.And(^int64(cached))
+			}
+			return nil
+		}
+		bytes += b.charge
+	}
+	for _, b := range bufs {
+		account := b.account
+		b.account = nil
+		in.ledger.Retire(b.charge)
+		if account != nil && account.Credit(b.charge) {
+			in.ledger.CacheRecalled(b.charge)
+		} else {
+			in.ledger.Cache(b.charge)
+		}
+	}
+	c := in.copies.Add(bytes, shares, release)
+	in.fitCopies() // the limit may have fallen, or the space may be lost
+	in.notify(released)
+	return c
+}
+
+// Revive is Draw onto the memory of a copy, which the caller has taken, for its promise of as many
+// bytes. bufs are those that KeepCopy got.
+func (in inside) Revive(bufs []*Buffer, account Account) {
+	for _, b := range bufs {
+		in.ledger.Revive(b.charge)
+		b.account = account
+		b.holders.And(^int64(cached))
+	}
+}
+
+// DropSharing frees the oldest copies that keep shared memory in use, until more than bytes are
+// free because of that or none is left.
+func (in inside) DropSharing(bytes int64) {
+	for before := in.Used(); in.ledger.Cached() > 0 && in.Used() > before-bytes; {
+		c := in.copies.TakeOldest(true)
+		if c == nil {
+			return
+		}
+		c.Release()
+	}
+}
+
+// DropCopies frees all copies, as far as they are listed now.
+func (in inside) DropCopies() {
+	for in.ledger.Cached() > 0 {
+		if in.dropCopies(1) == 0 {
+			return
+		}
+	}
+}
+
+// dropCopies frees the oldest copies, until n bytes are free or none is left, and returns how many
+// that were.
+func (s *Space) dropCopies(n int64) (dropped int64) {
+	for dropped < n {
+		c := s.copies.TakeOldest(false)
+		if c == nil {
+			break
+		}
+		c.Release()
+		dropped += c.Bytes()
+	}
+	return dropped
+}
+
+// fitCopies frees copies until all memory is within the limit. It is called when promised bytes are
+// to become memory, and where the limit falls.
+func (s *Space) fitCopies() {
+	for s.ledger.Cached() > 0 {
+		u := s.ledger.Snapshot()
+		over := u.Live + u.Retired + u.Cached - s.Limit()
+		if over <= 0 || s.dropCopies(over) == 0 {
+			return
+		}
+	}
+}
+
+// allocBesideCopies is alloc, and frees copies where the pool has no room for size bytes, or not in
+// one piece: more of them with each try.
+func (s *Space) allocBesideCopies(size int64, cuts []int64) (Memory, error) {
+	s.fitCopies()
+	for n := size; ; n *= 2 {
+		mem, err := s.alloc(size, cuts)
+		if !errors.Is(err, ErrNoSpace) || s.ledger.Cached() == 0 || s.dropCopies(n) == 0 {
+			return mem, err
+		}
+	}
+}
