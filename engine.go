@@ -305,10 +305,11 @@ func (e *Engine) Registry() *convert.Registry { return &e.registry }
 func (e *Engine) Topology() *topology.Topology { return e.topo }
 
 // Trim returns unused room to the system: free pages of the host spaces, unless a GPU's driver has
-// pinned them, and free room of the spill volumes. It returns how many bytes that were. The spaces
-// keep their sizes, and take the room again when they need it, which then costs more time. Calling
-// Trim is optional. It is for a program that keeps an idle engine open. It ends early with ctx's
-// error. A failing volume does not keep the others from being trimmed.
+// pinned them, and free room of the spill volumes. Copies of batches are unused room, except where
+// batches persist. Trim returns how many bytes that were. The spaces keep their sizes, and take the
+// room again when they need it, which then costs more time. Calling Trim is optional. It is for a
+// program that keeps an idle engine open. It ends early with ctx's error. A failing volume does not
+// keep the others from being trimmed.
 func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 	e.mu.Lock()
 	closed := e.closed
@@ -317,6 +318,7 @@ func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 		return 0, fmt.Errorf("spillway: %w", tier.ErrClosed)
 	}
 	for _, s := range e.spaces {
+		e.dropCopies(s)
 		if pool, ok := s.Pool().(interface {
 			Trim(context.Context) (int64, error)
 		}); ok && ctx.Err() == nil {
@@ -325,6 +327,13 @@ func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 		}
 	}
 	return bytes, cmp.Or(err, context.Cause(ctx))
+}
+
+// dropCopies frees the copies in a space, unless the next process may want them.
+func (e *Engine) dropCopies(s *tier.Space) {
+	if !e.recorder.Records(s.ID()) {
+		s.Inside().DropCopies()
+	}
 }
 
 func sortedIDs[V any](m map[tier.ID]V) []tier.ID {
@@ -398,6 +407,7 @@ func (e *Engine) release() error {
 		leaks = e.reservations.Leaks()
 	}
 	for _, s := range e.spaces {
+		e.dropCopies(s) // of batches that were not dropped
 		leaks = append(leaks, s.Leaks()...)
 		errs = append(errs, s.Close())
 	}

@@ -143,9 +143,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	if !cfg.copies {
 		moved := cfg.events.Moved
 		cfg.events.Moved = func(ev Moved) {
-			for _, s := range m.spaces {
-				s.Inside().DropCopies()
-			}
+			m.mover.Inside().DropCopies()
 			if moved != nil {
 				moved(ev)
 			}

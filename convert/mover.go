@@ -247,6 +247,13 @@ func (m *Mover) Inside() inside { return inside{m} }
 // Ended returns a context that ends, with tier.ErrClosed, once Close has ended all moves.
 func (m inside) Ended() context.Context { return m.ended }
 
+// DropCopies gives up all copies of batches, so that the next moves are moves of bytes.
+func (m inside) DropCopies() {
+	for _, s := range m.cfg.Reservations.Spaces().All() {
+		s.Inside().DropCopies()
+	}
+}
+
 // DictionaryBytes returns what the dictionaries that batches in a space share are
 // charged there. It is not part of the batches' own bytes.
 func (m inside) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dicts.Charged(space) }

@@ -468,8 +468,8 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 }
 
 // fit looks for room for v at the ends of edges [first, end) of space i, which
-// lead to one tier. Memory is taken where it is nearest; volumes are used side by
-// side: see preferred.
+// lead to one tier. Where a copy of v lies it moves no bytes. Else memory is taken where it is
+// nearest, and volumes are used side by side: see preferred.
 func (p *planner) fit(i, first, end int, v Victim, reason string) (edge int, now bool) {
 	edge = -1
 	for j := first; j < end; j++ {
@@ -479,8 +479,11 @@ func (p *planner) fit(i, first, end int, v Victim, reason string) (edge int, now
 			continue
 		}
 		free := p.slot(i, j, v, reason) >= 0
-		if to.ID.Kind != tier.Disk {
+		if v.copied.has(e.To) {
 			return j, free
+		}
+		if to.ID.Kind != tier.Disk && edge >= 0 {
+			continue
 		}
 		if edge < 0 || p.preferred(e.To, p.s.Spaces[i].Down[edge].To, free, now) {
 			edge, now = j, free

@@ -288,6 +288,9 @@ func (m *Monitor) step(ctx context.Context) {
 	// and the wait.
 	m.starved.Store(true)
 	m.stats.steps.Add(1)
+	for _, s := range m.spaces { // what only copies use is not worth a move, nor a refusal
+		s.Inside().DropSharing(s.PressureBytes() - s.Stop())
+	}
 	var long []int
 	for try := 0; ; {
 		state := m.observe(now, long)

@@ -31,8 +31,15 @@ type Victim struct {
 	Bytes int64 // what it is charged where it is, so what a move frees there
 	Key   Key
 
-	not kinds // the tiers that it cannot be converted for
+	not    kinds  // the tiers that it cannot be converted for
+	copied places // the spaces that have a copy of it
 }
+
+// places is a set of spaces, by their place in a snapshot; those from 64 on are in none.
+type places uint64
+
+func (s places) has(i int) bool    { return s&(1<<i) != 0 }
+func (s places) with(i int) places { return s | 1<<i }
 
 // Policy says which batches go down first. Its methods must be pure: the same
 // arguments give the same result, nothing is kept and nothing is waited for.

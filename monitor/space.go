@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -238,6 +239,7 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 			begin := len(m.shortlist)
 			m.shortlist, sp.More = m.index.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
 			sp.Victims = m.shortlist[begin:len(m.shortlist):len(m.shortlist)]
+			m.findCopies(sp)
 		}
 		sp.Rest = sum.rest
 		for j := range sp.Down {
@@ -248,6 +250,17 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 		if l := (life{sp.Withheld, sum.life}); l != s.seen {
 			s.seen, s.stillSince = l, time.Time{}
 		}
+	}
+}
+
+// findCopies notes of a space's victims where they have copies.
+func (m *Monitor) findCopies(sp *spaceState) {
+	if !slices.ContainsFunc(sp.Down, func(e edgeState) bool { return m.spaces[e.To].Inside().Cached() > 0 }) {
+		return
+	}
+	for k := range sp.Victims {
+		v := &sp.Victims[k]
+		v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.with(m.byID[p.Space().ID()]) })
 	}
 }
 

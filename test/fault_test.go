@@ -80,9 +80,14 @@ func (l *life) live(top *topology.Topology, records ...arrow.RecordBatch) {
 	for i, rec := range records {
 		l.put(repo, i, rec)
 	}
-	for _, to := range lifeMoves {
-		for _, b := range l.batches {
-			l.move(b, to)
+	for _, copies := range []bool{false, true} {
+		for _, to := range lifeMoves {
+			for _, b := range l.batches {
+				if !copies {
+					l.eng.Mover().Inside().DropCopies()
+				}
+				l.move(b, to)
+			}
 		}
 	}
 	for i, b := range l.batches {
@@ -185,21 +190,22 @@ func (l *life) whole() {
 	}
 }
 
-// books checks that every space holds the batches in it and no more.
+// books checks that every space holds the batches in it, and copies of others, and no more.
 func (l *life) books() {
 	l.t.Helper()
-	held := make(map[tier.ID]int64)
+	held, copied := make(map[tier.ID]int64), make(map[tier.ID]int64)
 	for id, n := range l.base {
 		held[id] = n
 	}
 	for _, b := range l.batches {
 		held[b.Info().Space] += b.Info().Bytes
+		b.Inside().EachCopy(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
 	}
 	for id, want := range held {
 		s, _ := l.eng.Reservations().Spaces().ByID(id)
 		settled(s)
-		if u := s.Usage(); u.Live != want || u.Used() != want {
-			l.t.Errorf("%s holds %+v, want %d live and no more", id, u, want)
+		if u := s.Usage(); u.Live != want || u.Used() != want || u.Cached != copied[id] {
+			l.t.Errorf("%s holds %+v, want %d live, %d in copies, and no more", id, u, want, copied[id])
 		}
 	}
 }

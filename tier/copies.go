@@ -52,10 +52,16 @@ func (in inside) Revive(bufs []*Buffer, account Account) {
 	}
 }
 
+// Cached returns the bytes of copies.
+func (in inside) Cached() int64 { return in.ledger.Cached() }
+
 // DropSharing frees the oldest copies that keep shared memory in use, until more than bytes are
-// free because of that or none is left.
+// free because of that or none is left. bytes may be 0 or less.
 func (in inside) DropSharing(bytes int64) {
-	for before := in.Used(); in.ledger.Cached() > 0 && in.Used() > before-bytes; {
+	if bytes <= 0 || in.Cached() == 0 {
+		return
+	}
+	for before := in.Used(); in.Used() > before-bytes; {
 		c := in.copies.TakeOldest(true)
 		if c == nil {
 			return

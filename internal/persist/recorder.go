@@ -45,7 +45,7 @@ const maxSchemas = 64
 
 // standing is what a record says that may change.
 type standing struct {
-	payload         batch.Payload // nil: on no disk where batches persist
+	payload         batch.Payload // the batch's or a copy; nil: on no disk where batches persist
 	space           tier.ID       // the payload's
 	plan, operator  string
 	port, partition int
@@ -87,6 +87,9 @@ func NewRecorder(logger *slog.Logger) *Recorder {
 // Add has what comes to a space recorded by its volume. It is called before there are batches.
 func (r *Recorder) Add(space tier.ID, volume *volumes.Volume) { r.volumes[space] = volume }
 
+// Records reports whether batches in a space are recorded.
+func (r *Recorder) Records(space tier.ID) bool { return r.volumes[space] != nil }
+
 func (r *Recorder) idle() bool { return len(r.volumes) == 0 }
 
 // NamePlan notes the name of a plan; empty: it is closed.
@@ -123,9 +126,10 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 	}
 	for {
 		now := b.Info() // the one passed in may be outdated
+		p, space := r.recorded(b, now)
 		r.mu.Lock()
 		rec := r.known[b]
-		want := r.standingLocked(rec, now)
+		want := r.standingLocked(rec, now.Place, p, space)
 		switch {
 		case rec == nil && want.payload == nil:
 			r.mu.Unlock()
@@ -158,19 +162,35 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 	}
 }
 
-// standingLocked is what the record of a batch should say. A batch without a place keeps
-// that which its record had.
-func (r *Recorder) standingLocked(rec *Record, now batch.Info) standing {
-	p, place := now.Payload, now.Place
-	if p == nil || now.State == batch.Released || r.volumes[now.Space] == nil {
+// recorded returns the form of a batch that a record can be of: the one that it has, or a copy that
+// it has left on disk, and where; nil if there is none.
+func (r *Recorder) recorded(b *batch.Batch, now batch.Info) (p batch.Payload, space tier.ID) {
+	switch {
+	case now.State == batch.Released:
+	case r.Records(now.Space):
+		return now.Payload, now.Space
+	default:
+		b.Inside().EachCopy(func(c batch.Payload) {
+			if at := c.Space().ID(); r.Records(at) {
+				p, space = c, at
+			}
+		})
+	}
+	return p, space
+}
+
+// standingLocked is what the record of a batch with a form should say. A batch without a place
+// keeps that which its record had.
+func (r *Recorder) standingLocked(rec *Record, place batch.Place, p batch.Payload, space tier.ID) standing {
+	if p == nil {
 		return standing{}
 	}
 	if place.Plan == 0 && rec != nil && rec.payload != nil {
 		s := rec.standing
-		s.payload, s.space = p, now.Space
+		s.payload, s.space = p, space
 		return s
 	}
-	return standing{p, now.Space, r.plans[place.Plan], place.Operator, place.Port, place.Partition}
+	return standing{p, space, r.plans[place.Plan], place.Operator, place.Port, place.Partition}
 }
 
 // write records a batch, or ends its record, and returns the new one.

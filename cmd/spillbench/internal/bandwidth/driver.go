@@ -232,7 +232,9 @@ func gain(atOnce, first, second []float64) float64 {
 	return median(all)
 }
 
+// moveSome moves batches, and leaves no copies, so that they can be moved back.
 func (b *bench) moveSome(ctx context.Context, some []*batch.Batch, to *tier.Space) error {
+	defer b.cfg.Engine.Mover().Inside().DropCopies()
 	where := reservation.Specific(to.ID())
 	return together(len(some), func(i int) error {
 		return b.cfg.Engine.Mover().Move(ctx, some[i], where)

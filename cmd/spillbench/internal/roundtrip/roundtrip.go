@@ -192,9 +192,10 @@ func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatc
 	return w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
 }
 
-// bring moves b, by way of an image where there is no direct one: between tables and what is
+// bring moves b's bytes, by way of an image where there is no direct one: between tables and what is
 // compressed.
 func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
+	w.eng.Mover().Inside().DropCopies()
 	there := reservation.Specific(to.ID())
 	err := w.eng.Mover().MoveAs(ctx, b, there, form)
 	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) && b.Info().Payload.Type() == batch.GPUTable && form != image {
