@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/size"
@@ -260,21 +261,17 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.B
 	return b, nil
 }
 
-// Revive is Alloc of bufs, of which a copy consists that lies in r's space. The caller has taken it;
-// see tier.Space.Revive. On an error they are a copy still.
-func (r Reservation) Revive(bufs []*tier.Buffer) error {
+// Revive is Alloc onto the memory of a copy that lies in r's space, which the caller has taken. bufs
+// are all that it consists of. On an error they are a copy still.
+func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if r.rec == nil {
 		return errReleased("revive")
 	}
-	var charge int64
-	for _, b := range bufs {
-		charge += b.Charge()
-	}
-	grown, err := r.draw(charge)
+	grown, err := r.draw(c.Bytes())
 	if err != nil {
 		return err
 	}
-	r.rec.line.space.Inside().Revive(bufs, (*creditor)(r.rec))
+	r.rec.line.space.Inside().Revive(c, bufs, (*creditor)(r.rec))
 	if grown > 0 {
 		r.changed()
 	}

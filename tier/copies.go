@@ -26,6 +26,7 @@ func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.C
 		}
 		bytes += b.charge
 	}
+	c := in.copies.New(bytes, shares, release)
 	for _, b := range bufs {
 		account := b.account
 		b.account = nil
@@ -36,7 +37,7 @@ func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.C
 			in.ledger.Cache(b.charge)
 		}
 	}
-	c := in.copies.Add(bytes, shares, release)
+	c.Add()
 	in.fitCopies() // the limit may have fallen, or the space may be lost
 	in.notify(released)
 	return c
@@ -44,7 +45,8 @@ func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.C
 
 // Revive is Draw onto the memory of a copy, which the caller has taken, for its promise of as many
 // bytes. bufs are those that KeepCopy got.
-func (in inside) Revive(bufs []*Buffer, account Account) {
+func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account Account) {
+	defer c.Used()
 	for _, b := range bufs {
 		in.ledger.Revive(b.charge)
 		b.account = account
@@ -99,7 +101,7 @@ func (s *Space) fitCopies() {
 	for s.ledger.Cached() > 0 {
 		u := s.ledger.Snapshot()
 		over := u.Live + u.Retired + u.Cached - s.Limit()
-		if over <= 0 || s.dropCopies(over) == 0 {
+		if over <= 0 || s.dropCopies(over) == 0 && !s.copies.Settle() {
 			return
 		}
 	}
@@ -111,7 +113,7 @@ func (s *Space) allocBesideCopies(size int64, cuts []int64) (Memory, error) {
 	s.fitCopies()
 	for n := size; ; n *= 2 {
 		mem, err := s.alloc(size, cuts)
-		if !errors.Is(err, ErrNoSpace) || s.ledger.Cached() == 0 || s.dropCopies(n) == 0 {
+		if !errors.Is(err, ErrNoSpace) || s.ledger.Cached() == 0 || s.dropCopies(n) == 0 && !s.copies.Settle() {
 			return mem, err
 		}
 	}

@@ -13,10 +13,13 @@ type List struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Space]
 		oldest, newest *Copy
+		taken          int           // and not yet listed, used or freed
+		settled        chan struct{} // closed when taken falls; nil without waiters
 	}
 }
 
-// Copy is memory that one caller takes out of its List: to use it again, or to give it back.
+// Copy is memory that one caller takes out of its List: to use it again, or to free it. It then
+// calls Used or Release.
 type Copy struct {
 	list         *List
 	older, newer *Copy
@@ -26,20 +29,29 @@ type Copy struct {
 	release      func()
 }
 
-// Add lists a copy that is charged bytes. shares says that it keeps memory in use that others share.
-// release frees the memory. It is called with no lock held, by who takes the copy and does not use
-// it.
-func (l *List) Add(bytes int64, shares bool, release func()) *Copy {
-	c := &Copy{list: l, listed: true, shares: shares, bytes: bytes, release: release}
+// New returns a copy that is charged bytes. It is the caller's, as if taken, until it is listed.
+// shares says that it keeps memory in use that others share. release frees the memory. It is called
+// with no lock held, by who takes the copy and does not use it.
+func (l *List) New(bytes int64, shares bool, release func()) *Copy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.mu.taken++
+	return &Copy{list: l, shares: shares, bytes: bytes, release: release}
+}
+
+// Add lists a new copy.
+func (c *Copy) Add() {
+	l := c.list
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c.listed = true
 	if c.older = l.mu.newest; c.older == nil {
 		l.mu.oldest = c
 	} else {
 		c.older.newer = c
 	}
 	l.mu.newest = c
-	return c
+	l.settleLocked()
 }
 
 // Bytes returns what the copy is charged.
@@ -52,7 +64,7 @@ func (c *Copy) Listed() bool {
 	return c.listed
 }
 
-// Take takes the copy for the caller. False means that another has taken it.
+// Take takes the copy for the caller, which calls Used or Release. False means that another has taken it.
 func (c *Copy) Take() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
@@ -75,11 +87,48 @@ func (c *Copy) takeLocked() bool {
 		c.newer.older = c.older
 	}
 	c.older, c.newer = nil, nil
+	c.list.mu.taken++
 	return true
 }
 
 // Release frees a copy that the caller has taken.
-func (c *Copy) Release() { c.release() }
+func (c *Copy) Release() {
+	defer c.Used()
+	c.release()
+}
+
+// Used says that a copy which the caller has taken is none any more.
+func (c *Copy) Used() {
+	c.list.mu.Lock()
+	defer c.list.mu.Unlock()
+	c.list.settleLocked()
+}
+
+// settleLocked notes that a copy is taken no more.
+func (l *List) settleLocked() {
+	l.mu.taken--
+	if l.mu.settled != nil {
+		close(l.mu.settled)
+		l.mu.settled = nil
+	}
+}
+
+// Settle waits for the end of a copy that is taken: until it is listed, used or freed. It reports whether
+// there was one. It must be called with no copy taken, and with no lock held.
+func (l *List) Settle() bool {
+	l.mu.Lock()
+	if l.mu.taken == 0 {
+		l.mu.Unlock()
+		return false
+	}
+	if l.mu.settled == nil {
+		l.mu.settled = make(chan struct{})
+	}
+	settled := l.mu.settled
+	l.mu.Unlock()
+	<-settled
+	return true
+}
 
 // Drop takes the copy and frees it, unless another has taken it.
 func (c *Copy) Drop() {
@@ -88,7 +137,7 @@ func (c *Copy) Drop() {
 	}
 }
 
-// TakeOldest takes the copy that was added first; nil if there is none. With sharing it is the
+// TakeOldest is Take of the copy that was added first; nil if there is none. With sharing it is the
 // first of those that keep shared memory.
 func (l *List) TakeOldest(sharing bool) *Copy {
 	l.mu.Lock()

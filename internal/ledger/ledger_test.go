@@ -58,6 +58,19 @@ func TestLedgerAccounts(t *testing.T) {
 	reserve(1, -5, false)
 	reserve(0, 40, true)
 	check("no more", ledger.Usage{Live: 20, Reserved: 20, Peak: 60})
+	l.Retire(15)
+	l.Cache(15)
+	check("caching 15", ledger.Usage{Live: 5, Reserved: 20, Cached: 15, Peak: 60})
+	reserve(75, 100, true) // what is cached counts as free
+	l.Unreserve(75)
+	l.Revive(8)
+	check("reviving 8", ledger.Usage{Live: 13, Reserved: 12, Cached: 7, Peak: 100})
+	l.Forget(7)
+	check("forgetting 7", ledger.Usage{Live: 13, Reserved: 12, Peak: 100})
+	l.Retire(3)
+	l.Recall(3)
+	l.CacheRecalled(3)
+	check("caching what a promise got back", ledger.Usage{Live: 10, Reserved: 15, Cached: 3, Peak: 100})
 }
 
 // TestLedgerRefusesToLie: what would take an account below zero panics, leaves
@@ -70,6 +83,10 @@ func TestLedgerRefusesToLie(t *testing.T) {
 		"retire":             func(l *ledger.Ledger) { l.Retire(21) },
 		"reap":               func(l *ledger.Ledger) { l.Reap(31) },
 		"recall":             func(l *ledger.Ledger) { l.Recall(31) },
+		"cache":              func(l *ledger.Ledger) { l.Cache(31) },
+		"revive":             func(l *ledger.Ledger) { l.Revive(1) },
+		"forget":             func(l *ledger.Ledger) { l.Forget(1) },
+		"negative cache":     func(l *ledger.Ledger) { l.CacheRecalled(-1) },
 		"negative reserve":   func(l *ledger.Ledger) { l.Reserve(-1, 100) },
 		"negative unreserve": func(l *ledger.Ledger) { l.Unreserve(-1) },
 		"negative draw":      func(l *ledger.Ledger) { l.Draw(-1) },
@@ -160,14 +177,14 @@ func TestLedgerRandom(t *testing.T) {
 	var writers, readers sync.WaitGroup
 	var stop atomic.Bool
 	var refused, granted atomic.Int64
-	type holding struct{ live, retired, reserved int64 }
+	type holding struct{ live, retired, reserved, cached int64 }
 	held := make([]holding, 4)
 	for g := range held {
 		writers.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(g)))
 			h := &held[g]
 			for range rounds(20000) {
-				switch part := func(n int64) int64 { return r.Int64N(n + 1) }; r.IntN(8) {
+				switch part := func(n int64) int64 { return r.Int64N(n + 1) }; r.IntN(11) {
 				case 0, 1:
 					if n := part(limit / 3); l.Reserve(n, limit) {
 						h.reserved += n
@@ -199,6 +216,18 @@ func TestLedgerRandom(t *testing.T) {
 					n := part(h.retired)
 					l.Recall(n)
 					h.retired, h.reserved = h.retired-n, h.reserved+n
+				case 8:
+					n := part(h.retired)
+					l.Cache(n)
+					h.retired, h.cached = h.retired-n, h.cached+n
+				case 9:
+					n := part(min(h.cached, h.reserved))
+					l.Revive(n)
+					h.reserved, h.cached, h.live = h.reserved-n, h.cached-n, h.live+n
+				case 10:
+					n := part(h.cached)
+					l.Forget(n)
+					h.cached -= n
 				}
 			}
 		})
@@ -208,7 +237,7 @@ func TestLedgerRandom(t *testing.T) {
 			if used := l.Used(); used > limit || used < 0 {
 				t.Errorf("Used is %d, the limit %d", used, limit)
 			}
-			if u := l.Snapshot(); u.Used() > limit || u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Peak < u.Used() || u.Peak > limit {
+			if u := l.Snapshot(); u.Used() > limit || u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Cached < 0 || u.Peak < u.Used() || u.Peak > limit {
 				t.Errorf("a cut shows %+v, the limit is %d", u, limit)
 			}
 			if t.Failed() {
@@ -224,6 +253,7 @@ func TestLedgerRandom(t *testing.T) {
 		want.Live += h.live
 		want.Retired += h.retired
 		want.Reserved += h.reserved
+		want.Cached += h.cached
 	}
 	got := l.Snapshot()
 	want.Peak = got.Peak
