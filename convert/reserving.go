@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -314,6 +315,28 @@ func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.
 	dst = w.Strategy.Candidates(all, dst)
 	kept := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(w.spaces, s) })
 	return dst[:n+len(kept)]
+}
+
+// copiesFirst is a strategy that lists of the spaces of each tier those first in which a copy lies.
+type copiesFirst struct {
+	reservation.Strategy
+	in []tier.ID
+}
+
+func (c copiesFirst) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	n := len(dst)
+	dst = c.Strategy.Candidates(all, dst)
+	for rest := dst[n:]; len(rest) > 0; {
+		end := slices.IndexFunc(rest, func(s *tier.Space) bool { return s.Kind() != rest[0].Kind() })
+		if end < 0 {
+			end = len(rest)
+		}
+		slices.SortStableFunc(rest[:end], func(a, b *tier.Space) int {
+			return cmp.Compare(slices.Index(c.in, b.ID()), slices.Index(c.in, a.ID())) // -1 where there is none
+		})
+		rest = rest[end:]
+	}
+	return dst
 }
 
 // refuses reports whether err means that a space does not give what it has promised. Its room is in

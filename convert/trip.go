@@ -130,7 +130,7 @@ func (t *trip) move(ctx context.Context) error {
 	carry := func(r reservation.Reservation) error { return t.carry(ctx, waits, r) }
 	var err error
 	if t.given.IsZero() {
-		err = m.inRoom(ctx, &errand{to: t.to, what: &t.what, origin: origin, waits: waits, until: t.vain, do: carry})
+		err = m.inRoom(ctx, &errand{to: t.toCopies(), what: &t.what, origin: origin, waits: waits, until: t.vain, do: carry})
 	} else if err = carry(t.given); errors.Is(err, errGone) {
 		err = m.tooLittle(t.given, &t.what)
 	}
@@ -147,6 +147,15 @@ func (t *trip) move(ctx context.Context) error {
 		m.panics.Do("Events.Moved", func() { m.cfg.Events.Moved(t.moved) })
 	}
 	return err
+}
+
+// toCopies is the strategy, and of the spaces of a tier those first that have a copy.
+func (t *trip) toCopies() reservation.Strategy {
+	var room [16]*tier.Space
+	if in := t.b.Copies(); len(in) > 0 && len(t.to.Candidates(t.m.cfg.Reservations.Spaces(), room[:0])) > 1 {
+		return copiesFirst{t.to, in}
+	}
+	return t.to
 }
 
 // vain returns a context that ends when waiting for room has become useless. Its cause is errThere

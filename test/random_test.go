@@ -152,7 +152,7 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 		t.Error(err)
 	}
 	for _, s := range eng.Stats().Spaces {
-		if s.Used() != 0 {
+		if s.Used() != 0 || s.Cached != 0 {
 			t.Errorf("%s ends with %+v", s.ID, s.Usage)
 		}
 	}
@@ -165,7 +165,7 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 // checkBooks looks at every space once.
 func checkBooks(t *testing.T, eng *spillway.Engine) {
 	for _, s := range eng.Stats().Spaces {
-		if s.Used() > s.Capacity || s.Peak > s.Capacity || s.Live < 0 || s.Retired < 0 || s.Reserved < 0 {
+		if s.Used() > s.Capacity || s.Peak > s.Capacity || s.Live < 0 || s.Retired < 0 || s.Reserved < 0 || s.Cached < 0 {
 			t.Errorf("%s breaks its books: %+v of %d", s.ID, s.Usage, s.Capacity)
 		}
 	}
@@ -177,16 +177,17 @@ func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[t
 	t.Helper()
 	for often := time.NewTicker(time.Millisecond); ; <-often.C {
 		wrong := ""
-		want := make(map[tier.ID]int64)
+		want, copied := make(map[tier.ID]int64), make(map[tier.ID]int64)
 		for p := range randomPartitions {
 			for b := range r.repo.Batches(p) {
 				want[b.Info().Space] += b.Info().Bytes
+				b.Inside().EachCopy(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
 			}
 		}
 		for _, s := range r.eng.Stats().Spaces {
 			n := want[s.ID] + held[s.ID] + r.eng.Mover().Inside().DictionaryBytes(s.ID)
-			if s.Live != n || s.Retired != 0 || s.Reserved != 0 {
-				wrong += fmt.Sprintf("%s holds %+v, its batches %d; ", s.ID, s.Usage, n)
+			if s.Live != n || s.Retired != 0 || s.Reserved != 0 || s.Cached != copied[s.ID] {
+				wrong += fmt.Sprintf("%s holds %+v, its batches %d, and copies %d; ", s.ID, s.Usage, n, copied[s.ID])
 			}
 		}
 		if wrong == "" {
@@ -219,6 +220,8 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 		err = r.shift(ctx, rng, partition)
 	case n < 95:
 		err = r.clone(ctx, rng, partition)
+	case n < 97:
+		err = r.limit()
 	default:
 		err = r.hold(ctx, rng)
 	}
@@ -226,6 +229,12 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 		return nil // given up, as asked
 	}
 	return err
+}
+
+// limit takes the room of copies on disk for a moment.
+func (r *randomRun) limit() error {
+	s, _ := r.eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
+	return errors.Join(s.SetLimit(max(1, s.Used()+s.Capacity()/2)), s.SetLimit(s.Used()+128<<20), s.SetLimit(s.Capacity()))
 }
 
 func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) error {
