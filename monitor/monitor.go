@@ -269,10 +269,14 @@ func (m *Monitor) step(ctx context.Context) {
 	m.last = now
 	m.demand = m.cfg.Reservations.Demand(m.demand[:0])
 	needed := len(m.demand) > 0
+	for _, d := range m.demand {
+		m.spaces[m.byID[d.Space]].Inside().DropSharing(d.Bytes)
+	}
 	for i, s := range m.spaces {
 		if m.isLost(s) {
 			continue
 		}
+		s.Inside().DropSharing(s.PressureBytes() - s.Stop()) // what copies keep is worth no move, and no warning
 		pressing, changed := s.pressing()
 		if changed {
 			m.tellPressure(i, s.high)
@@ -288,9 +292,6 @@ func (m *Monitor) step(ctx context.Context) {
 	// and the wait.
 	m.starved.Store(true)
 	m.stats.steps.Add(1)
-	for _, s := range m.spaces { // what only copies use is not worth a move, nor a refusal
-		s.Inside().DropSharing(s.PressureBytes() - s.Stop())
-	}
 	var long []int
 	for try := 0; ; {
 		state := m.observe(now, long)

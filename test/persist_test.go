@@ -127,7 +127,8 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 }
 
 // TestPersistChild is no test but the process that TestKilledProcessIsAdopted kills. It says
-// "+ n" when record n is on disk, and "- n" before it drops it.
+// "+ n" when record n is on disk, where every other one leaves a copy then, and "- n" before it
+// drops it.
 func TestPersistChild(t *testing.T) {
 	dir := os.Getenv(keepChildEnv)
 	if dir == "" {
@@ -155,6 +156,11 @@ func TestPersistChild(t *testing.T) {
 		}
 		b := putPersisted(t, eng, repo, n, n%4 != 0)
 		fmt.Println("+", n)
+		if n%2 == 0 {
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		there, numbers = append(there, b), append(numbers, n)
 		if len(there) > 12 {
 			fmt.Println("-", numbers[0])

@@ -90,7 +90,10 @@ func TestInputsStayWhateverTheirTaskWaitsFor(t *testing.T) {
 }
 
 func othersLeave(t *testing.T, rules admission.Rules) {
-	eng := openMarked(t, 64*mib, func(c *spillway.Config) { c.Limits.Admission = rules })
+	eng := openMarked(t, 64*mib, func(c *spillway.Config) {
+		c.Limits.Admission = rules
+		c.GPUMarks.Trigger = 1 // only demand makes batches leave
+	})
 	repos, all := olderAndYounger(t, eng)
 	running, err := eng.Admit(t.Context(), spillway.Estimate{Output: mib, Overhead: admission.None})
 	if err != nil {

@@ -221,7 +221,7 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 	case n < 95:
 		err = r.clone(ctx, rng, partition)
 	case n < 97:
-		err = r.limit()
+		r.eng.Mover().Inside().DropCopies()
 	default:
 		err = r.hold(ctx, rng)
 	}
@@ -229,12 +229,6 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 		return nil // given up, as asked
 	}
 	return err
-}
-
-// limit takes the room of copies on disk for a moment.
-func (r *randomRun) limit() error {
-	s, _ := r.eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
-	return errors.Join(s.SetLimit(max(1, s.Used()+s.Capacity()/2)), s.SetLimit(s.Used()+128<<20), s.SetLimit(s.Capacity()))
 }
 
 func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) error {

@@ -184,7 +184,7 @@ func edges(stats spillway.Stats) []report.Edge {
 	out := []report.Edge{}
 	for _, e := range stats.Edges {
 		out = append(out, report.Edge{
-			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes,
+			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
 			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
 		})
 	}

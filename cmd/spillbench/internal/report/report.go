@@ -139,6 +139,8 @@ type Edge struct {
 	To       string           `json:"to"`
 	Batches  int64            `json:"batches"`
 	Bytes    int64            `json:"bytes"`
+	Copies   int64            `json:"copies"`        // of the batches, those that had a copy there
+	Unmoved  int64            `json:"unmoved_bytes"` // of them: they are not in Bytes
 	Seconds  float64          `json:"seconds"`
 	GiBPerS  float64          `json:"gib_per_s"`
 	ByReason map[string]int64 `json:"by_reason"` // bytes

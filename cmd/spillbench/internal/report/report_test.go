@@ -65,7 +65,7 @@ func TestKeys(t *testing.T) {
 				"input.batches", "input.bytes", "input.rows", "input.sources[]",
 				"verify.batches", "verify.checked", "verify.mismatches",
 				"spaces[].backend", "spaces[].capacity_bytes", "spaces[].end_bytes", "spaces[].id", "spaces[].peak_bytes",
-				"edges[].batches", "edges[].by_reason.work", "edges[].bytes", "edges[].from", "edges[].gib_per_s", "edges[].seconds", "edges[].to",
+				"edges[].batches", "edges[].by_reason.work", "edges[].bytes", "edges[].copies", "edges[].from", "edges[].gib_per_s", "edges[].seconds", "edges[].to", "edges[].unmoved_bytes",
 				"waits.count", "waits.max", "waits.p50", "waits.p99",
 				"phases[].name", "phases[].seconds", "wall_seconds"})},
 		{&Verify{Header: warned, Config: disks, Files: []File{{}}},
@@ -105,14 +105,14 @@ func TestPrint(t *testing.T) {
 		Input:  Input{Sources: []string{"a.csv", "b.csv"}, Batches: 7, Bytes: 1 << 20},
 		Verify: Verification{Checked: true, Batches: 7, Mismatches: 2},
 		Edges: []Edge{{From: "gpu:0", To: "host:0", Batches: 3, Bytes: 1 << 20, ByReason: map[string]int64{"demand": 1 << 20}},
-			{From: "host:0", To: "gpu:0", Batches: 1, Bytes: 1 << 10, ByReason: map[string]int64{"work": 1 << 10}}},
+			{From: "host:0", To: "gpu:0", Batches: 2, Bytes: 1 << 10, Copies: 1, Unmoved: 3 << 20, ByReason: map[string]int64{"work": 1 << 10}}},
 		Waits: Waits{Count: 2, P50: 0.0015, P99: 2.5, Max: 2.5},
 	}
 	r.Env.GPU = "sim"
 	r.Config.Codec, r.Config.Encrypt = "s2", true
 	var b strings.Builder
 	r.Print(&b, []string{"take note"})
-	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "1.0 MiB", "note: take note", "half within 1.5ms", "codec s2, encrypted on disk,", "2.5s", "sim: no figure here is a real GPU's"} {
+	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "on a copy", "1.0 MiB", "3.0 MiB", "note: take note", "half within 1.5ms", "codec s2, encrypted on disk,", "2.5s", "sim: no figure here is a real GPU's"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}

@@ -120,10 +120,12 @@ func duration(seconds float64) time.Duration {
 	return d.Round(time.Microsecond)
 }
 
-// edgeRows has a column for each reason that moved anything.
+// edgeRows has a column for each reason that moved anything, and one for what had copies.
 func edgeRows(edges []Edge) [][]string {
 	var reasons []string
+	copies := false
 	for _, e := range edges {
+		copies = copies || e.Copies > 0
 		for r := range e.ByReason {
 			if !slices.Contains(reasons, r) {
 				reasons = append(reasons, r)
@@ -135,19 +137,28 @@ func edgeRows(edges []Edge) [][]string {
 	for _, r := range reasons {
 		head = append(head, "for "+r)
 	}
+	if copies {
+		head = append(head, "on a copy")
+	}
 	rows := [][]string{head}
 	for _, e := range edges {
 		row := []string{e.From, e.To, fmt.Sprint(e.Batches), size.Approx(e.Bytes), fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.2f", e.GiBPerS)}
 		for _, r := range reasons {
-			cell := ""
-			if n := e.ByReason[r]; n > 0 {
-				cell = size.Approx(n)
-			}
-			row = append(row, cell)
+			row = append(row, nonzero(e.ByReason[r]))
+		}
+		if copies {
+			row = append(row, nonzero(e.Unmoved))
 		}
 		rows = append(rows, row)
 	}
 	return rows
+}
+
+func nonzero(bytes int64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return size.Approx(bytes)
 }
 
 // Print writes what verify found for people.
