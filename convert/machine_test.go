@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/sim"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
@@ -25,6 +26,8 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
+
+func TestMain(m *testing.M) { testseed.Main(m) }
 
 // machine is all that a mover needs, small, with faults to be had everywhere.
 type machine struct {

@@ -24,6 +24,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+func TestMain(m *testing.M) { testseed.Main(m) }
+
 // LaidOut lays rec out in memory that was full of other bytes, in one extent, and
 // each of its dictionaries that are images of their own.
 func LaidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []byte, dicts [][]byte) {

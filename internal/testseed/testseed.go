@@ -13,10 +13,12 @@ package testseed
 
 import (
 	"encoding/binary"
+	"flag"
 	"fmt"
 	"iter"
 	"math/rand/v2"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -132,6 +134,17 @@ func Fill(p []byte, seed uint64) {
 		}
 		p = p[n:]
 	}
+}
+
+// Main is the TestMain of a package whose tests keep little and make much. The heap is collected at
+// five times its size, not at twice, which was up to a third of their time. Benchmarks measure with
+// the setting that programs have, and the race detector's heap also has all arenas.
+func Main(m *testing.M) {
+	flag.Parse()
+	if bench := flag.Lookup("test.bench"); !Raced && bench.Value.String() == "" {
+		debug.SetGCPercent(400)
+	}
+	os.Exit(m.Run())
 }
 
 // Raced says that the race detector is on, under which all takes ten times as long, and

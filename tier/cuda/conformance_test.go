@@ -8,10 +8,13 @@ import (
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
+
+func TestMain(m *testing.M) { testseed.Main(m) }
 
 // rig is an emulated driver; when the test ends nothing may be left in it.
 type rig struct {
