@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -20,6 +21,7 @@ const (
 	ReasonTrigger = "trigger" // a space is at its trigger or above
 	ReasonDemand  = "demand"  // there are waiters for room
 	ReasonWork    = "work"    // a task needs the batch
+	ReasonAhead   = "ahead"   // it will need it soon
 )
 
 // MoverConfig says what a Mover works with. Reservations, Registry and Builtin
@@ -67,6 +69,7 @@ type Mover struct {
 	panics     guard.Log // of events: the move has ended
 	// clearing has, for each space, a token for the goroutine that makes room in one piece there.
 	clearing map[tier.ID]chan struct{}
+	relieved map[tier.ID]*atomic.Int64 // when a batch was relieved from a space last: unix nanoseconds
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -83,10 +86,10 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{
 		cfg: cfg, operations: newOperations(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
-		clearing: make(map[tier.ID]chan struct{}),
+		clearing: make(map[tier.ID]chan struct{}), relieved: make(map[tier.ID]*atomic.Int64),
 	}
 	for _, s := range cfg.Reservations.Spaces().All() {
-		m.clearing[s.ID()] = make(chan struct{}, 1)
+		m.clearing[s.ID()], m.relieved[s.ID()] = make(chan struct{}, 1), new(atomic.Int64)
 	}
 	m.ended, m.end = context.WithCancelCause(context.Background())
 	return m, nil
@@ -128,6 +131,15 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 // the room is for, in Moved.
 func (m *Mover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
+	return err
+}
+
+// Ahead is Move for a batch that will be needed soon, by whoever brings it before. It waits for
+// nothing but the transfer, and takes room that nobody needs: the space must stay below its stop
+// mark, without waiters for room, and nothing may have been relieved there for a moment. Otherwise,
+// and where there is no room, the error is a *tier.NoSpaceError.
+func (m *Mover) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
+	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonAhead, ahead: true})
 	return err
 }
 

@@ -25,6 +25,7 @@ type trip struct {
 	reason string
 	// relieves is whether it is a monitor's, which waits for nothing.
 	relieves bool
+	ahead    bool                    // it is wanted later: it waits for nothing, and takes no room that others need
 	given    reservation.Reservation // what the room is drawn from; zero: it is reserved
 	opens    bool                    // a handle is opened on arrival
 	last     bool                    // and the batch is dropped
@@ -99,6 +100,29 @@ func (t *trip) there(p batch.Payload) bool {
 	return slices.Contains(t.to.Candidates(t.m.cfg.Reservations.Spaces(), room[:0]), p.Space())
 }
 
+func (t *trip) candidates(of reservation.Strategy) []*tier.Space {
+	return of.Candidates(t.m.cfg.Reservations.Spaces(), nil)
+}
+
+// quiet is for how long nothing is brought ahead to a space that a batch was relieved from.
+const quiet = 100 * time.Millisecond
+
+// errNeeded: the room for what is brought ahead is needed for something else.
+var errNeeded = errors.New("convert: nothing is brought ahead where the room is needed")
+
+// needed returns the spaces of the strategy whose room others need, or may need soon.
+func (t *trip) needed() (spaces []*tier.Space) {
+	demand, choices := t.m.cfg.Reservations.Waiting(nil, nil)
+	demand = append(demand, slices.Concat(choices...)...)
+	for _, s := range t.candidates(t.to) {
+		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
+		if waits || s.PressureBytes()+t.what.in(s) > s.Stop() || time.Since(time.Unix(0, t.m.relieved[s.ID()].Load())) < quiet {
+			spaces = append(spaces, s)
+		}
+	}
+	return spaces
+}
+
 // untilClosed waits for the batch to change, which is held elsewhere.
 func (t *trip) untilClosed(ctx context.Context) error {
 	changed := t.b.Changed()
@@ -116,21 +140,28 @@ func (t *trip) untilClosed(ctx context.Context) error {
 // move reserves room and moves the batch once.
 func (t *trip) move(ctx context.Context) error {
 	m := t.m
-	waits := !t.relieves
-	if !waits {
+	waits := !t.relieves && !t.ahead
+	if t.relieves {
 		ctx = transfer.ForMonitor(ctx)
 	}
 	start := time.Now()
 	t.moved = Moved{Batch: t.now.ID, From: t.now.Space, Reason: t.reason}
 	t.what = m.takes(t.now, t.form)
-	origin := reservation.MovedFrom(t.now.Space.Kind)
-	if t.opens {
+	origin, to := reservation.MovedFrom(t.now.Space.Kind), t.toCopies()
+	switch {
+	case t.opens:
 		origin = reservation.Consuming()
+	case t.ahead:
+		origin = reservation.Incoming() // it is not the next to consume
+		needed := t.needed()
+		if to = (without{to, needed}); len(needed) > 0 && len(t.candidates(to)) == 0 {
+			return &tier.NoSpaceError{Space: needed[0].ID(), Requested: t.what.in(needed[0]), Cause: errNeeded}
+		}
 	}
 	carry := func(r reservation.Reservation) error { return t.carry(ctx, waits, r) }
 	var err error
 	if t.given.IsZero() {
-		err = m.inRoom(ctx, &errand{to: t.toCopies(), what: &t.what, origin: origin, waits: waits, until: t.vain, do: carry})
+		err = m.inRoom(ctx, &errand{to: to, what: &t.what, origin: origin, waits: waits, until: t.vain, do: carry})
 	} else if err = carry(t.given); errors.Is(err, errGone) {
 		err = m.tooLittle(t.given, &t.what)
 	}
@@ -151,8 +182,7 @@ func (t *trip) move(ctx context.Context) error {
 
 // toCopies is the strategy, and of the spaces of a tier those first that have a copy.
 func (t *trip) toCopies() reservation.Strategy {
-	var room [16]*tier.Space
-	if in := t.b.Copies(); len(in) > 0 && len(t.to.Candidates(t.m.cfg.Reservations.Spaces(), room[:0])) > 1 {
+	if in := t.b.Copies(); len(in) > 0 && len(t.candidates(t.to)) > 1 {
 		return copiesFirst{t.to, in}
 	}
 	return t.to
@@ -248,6 +278,9 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		t.moved.Bytes = t.what.body
 	}
 	m.stats.add(&t.moved, t.what.body, took)
+	if t.relieves {
+		m.relieved[from.ID()].Store(time.Now().UnixNano())
+	}
 	return nil
 }
 

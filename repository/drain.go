@@ -29,7 +29,8 @@ import (
 // the repository and counts as dropped: its data goes with the last handle. To keep a batch, Take
 // it.
 //
-// Drain waits for room in the tier, and for batches that are in use elsewhere. If that fails the
+// While the caller works, the batches that come next are brought ahead, if there is room that nobody
+// needs: see ReadAhead. Drain waits for room in the tier, and for batches that are in use elsewhere. If that fails the
 // batch is whole in the repository, where it was; the error is yielded with a nil handle, and the
 // iteration ends. It may be begun again. A batch in a lost GPU fails each time with a
 // *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the batch is, and
@@ -46,6 +47,8 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 			yield(nil, fmt.Errorf("repository %s: draining to an invalid tier", r.key))
 			return
 		}
+		ahead := r.lookAhead(ctx, partition, to, o.ahead)
+		defer ahead.end()
 		for {
 			e, h, err := r.acquire(ctx, partition, w, func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
 				return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
@@ -58,9 +61,11 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 				return
 			}
 			r.remove(e)
+			ahead.begin()
 			if !yield(h, nil) {
 				return
 			}
+			ahead.worked()
 		}
 	}
 }
@@ -136,7 +141,8 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 	if schema == nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
 	}
-	rd := &reader{r: r, ctx: ctx, partition: partition, want: takeOptionsOf(opts).want(wantTask), schema: schema}
+	o := takeOptionsOf(opts)
+	rd := &reader{r: r, ctx: ctx, partition: partition, want: o.want(wantTask), schema: schema, ahead: r.lookAhead(ctx, partition, tier.Host, o.ahead)}
 	rd.refs.Store(1)
 	return rd, nil
 }
@@ -148,6 +154,7 @@ type reader struct {
 	want      want
 	schema    *arrow.Schema
 	refs      atomic.Int64
+	ahead     *lookahead
 
 	current arrow.RecordBatch
 	err     error
@@ -160,6 +167,7 @@ func (rd *reader) Retain() { rd.refs.Add(1) }
 func (rd *reader) Release() {
 	if rd.refs.Add(-1) == 0 {
 		rd.ended = true
+		rd.ahead.end()
 		rd.drop()
 	}
 }
@@ -181,9 +189,11 @@ func (rd *reader) Next() bool {
 	if rd.ended {
 		return false
 	}
+	rd.ahead.worked()
 	rec, err := rd.read()
 	if err != nil {
 		rd.ended = true
+		rd.ahead.end()
 		if errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -191,6 +201,7 @@ func (rd *reader) Next() bool {
 		return false
 	}
 	rd.current = rec
+	rd.ahead.begin()
 	return true
 }
 

@@ -15,9 +15,11 @@ type TakeOption func(*takeOptions)
 type takeOptions struct {
 	unordered, waitInput, waitClaims, noWait bool
 	transit                                  **batch.Transit
+	ahead                                    int // batches, or adaptive
 }
 
 func takeOptionsOf(opts []TakeOption) (o takeOptions) {
+	o.ahead = adaptive
 	for _, opt := range opts {
 		opt(&o)
 	}
@@ -49,6 +51,13 @@ func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true
 // NoWait makes Take, TakeByID and Claim return nil and no error if there is nothing that could be
 // had now, also because an older batch is in transit.
 func NoWait() TakeOption { return func(o *takeOptions) { o.noWait = true } }
+
+// ReadAhead sets how many batches Drain, and Reader for batches on disk, bring ahead at most while
+// the caller works: 0 stops that. Without it they are as many as the times of the last work and of
+// the last move ask for. A batch is brought ahead only while the tier stays below its stop mark,
+// nobody waits for room there, and nothing was moved out of there for demand or pressure a moment
+// ago.
+func ReadAhead(batches int) TakeOption { return func(o *takeOptions) { o.ahead = max(0, batches) } }
 
 // Into sets *t to the transit of a batch that Take or TakeByID takes as batch.InTransit. The caller
 // owns both.

@@ -1,0 +1,154 @@
+package repository
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// aheadMover is a Mover that can bring batches before they are needed.
+type aheadMover interface {
+	// Ahead moves b to a space of the strategy if nobody needs the room. It waits for nothing but
+	// the transfer.
+	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
+}
+
+// mostAhead is how many batches are brought ahead at most, if no option says so.
+const mostAhead = 8
+
+// adaptive says that as many batches are brought ahead as the times of work and of moves ask for.
+const adaptive = -1
+
+// lookahead brings the batches that a consumer of a partition gets next, while it works. One
+// goroutine brings one after the other, so that demand never waits for more than one of them. A nil
+// lookahead does nothing.
+type lookahead struct {
+	r     *Repository
+	p     *partition
+	mover aheadMover
+	to    tier.Kind
+	most  int // batches, or adaptive
+
+	ctx  context.Context
+	stop func()
+	done chan struct{} // closed while no goroutine runs
+
+	since time.Time // when the work began
+	// What the last work, and the last move, took: nanoseconds.
+	working, moving atomic.Int64
+}
+
+// lookAhead returns the lookahead of a consumer that wants batches in a tier. The caller must end
+// it.
+func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind, most int) *lookahead {
+	mover, ok := r.m.cfg.Mover.(aheadMover)
+	if !ok || most == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	p, err := r.partitionLocked(partition)
+	r.mu.Unlock()
+	if err != nil {
+		return nil
+	}
+	l := &lookahead{r: r, p: p, mover: mover, to: to, most: most, done: make(chan struct{})}
+	l.ctx, l.stop = r.within(ctx)
+	l.working.Store(math.MaxInt64) // not known yet
+	close(l.done)
+	return l
+}
+
+// begin is called when the consumer's work begins. It starts the goroutine, unless it runs or has
+// nothing to do. The goroutine may go on when the work has ended: what it is bringing then is what
+// comes next.
+func (l *lookahead) begin() {
+	if l == nil {
+		return
+	}
+	l.since = time.Now()
+	select {
+	case <-l.done:
+	default:
+		return
+	}
+	b := l.next(nil)
+	if b == nil {
+		return
+	}
+	done := make(chan struct{})
+	l.done = done
+	go func() {
+		defer close(done)
+		for ; b != nil; b = l.next(b) {
+			if l.bring(b) != nil {
+				return // there is no room, for example: the next work begins anew
+			}
+		}
+	}()
+}
+
+// worked is called when the work has ended.
+func (l *lookahead) worked() {
+	if l != nil && !l.since.IsZero() {
+		l.working.Store(int64(time.Since(l.since)))
+	}
+}
+
+func (l *lookahead) bring(b *batch.Batch) (err error) {
+	defer guard.Error(&err, "a mover")
+	start := time.Now()
+	err = l.mover.Ahead(l.ctx, b, reservation.AnyInTier(l.to))
+	l.moving.Store(int64(time.Since(start)))
+	return err
+}
+
+// end ends what is on its way.
+func (l *lookahead) end() {
+	if l != nil {
+		l.stop()
+		<-l.done
+	}
+}
+
+// depth is how many of the batches that come next should be there. One is enough if it is there
+// when the work ends. The longer moves take beside the work, the more are asked for, so that the
+// time of a longer work is used.
+func (l *lookahead) depth() int {
+	if l.most != adaptive {
+		return l.most
+	}
+	ratio := float64(l.moving.Load()) / float64(max(1, l.working.Load()))
+	return 1 + int(min(ratio, mostAhead-1))
+}
+
+// next returns the first of the batches that come next that is to be brought and is not last, or
+// nil.
+func (l *lookahead) next(last *batch.Batch) *batch.Batch {
+	depth := l.depth()
+	var coming []*entry
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {
+		n := 0
+		l.p.sets[c].Ascend(func(e *entry) bool {
+			coming = append(coming, e)
+			n++
+			return n < depth
+		})
+	}
+	slices.SortFunc(coming, func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
+	for _, e := range coming[:min(depth, len(coming))] {
+		if (e.class == idle || e.class == taskCreated) && e.kind > l.to && e.b != last {
+			return e.b
+		}
+	}
+	return nil
+}
