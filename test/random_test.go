@@ -212,8 +212,10 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 	switch n := rng.IntN(100); {
 	case n < 35:
 		err = r.put(ctx, rng, partition)
-	case n < 50:
+	case n < 45:
 		err = r.consume(ctx, rng, partition)
+	case n < 50:
+		err = r.drain(ctx, rng, partition)
 	case n < 75:
 		err = r.process(ctx, rng, partition)
 	case n < 90:
@@ -272,6 +274,23 @@ func (r *randomRun) consume(ctx context.Context, rng *rand.Rand, partition int) 
 }
 
 // process works on a batch in its place in the repository.
+// drain consumes a few batches, while those that come next are read ahead.
+func (r *randomRun) drain(ctx context.Context, rng *rand.Rand, partition int) error {
+	left := 1 + rng.IntN(3)
+	for h, err := range r.repo.Drain(ctx, partition, []tier.Kind{tier.GPU, tier.Host}[rng.IntN(2)], repository.Unordered()) {
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(r.compare(context.WithoutCancel(ctx), h, true), h.Close()); err != nil {
+			return err
+		}
+		if left--; left == 0 {
+			break
+		}
+	}
+	return nil
+}
+
 func (r *randomRun) process(ctx context.Context, rng *rand.Rand, partition int) error {
 	b := r.pick(rng, partition)
 	if b == nil {
