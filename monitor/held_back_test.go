@@ -61,7 +61,7 @@ func (q *fixedQuota) Limit() int64 { return q.limit }
 // headroom is no more than what is left beside the request.
 func TestHeadroomUnderQuota(t *testing.T) {
 	bubble(t, "others hold the rest", func(t *testing.T) {
-		var spaces []*tier.Space
+		w := worldOf(t, nil)
 		for id, q := range map[tier.ID]tier.Quota{host0: &fixedQuota{limit: 100 * kib, left: 20 * kib}, disk0: nil} {
 			sp, err := tier.NewSpace(tier.SpaceConfig{
 				ID: id, Capacity: 100 * kib, Node: -1, Backend: "phantom", Pool: &phantomPool{}, Quota: q,
@@ -70,23 +70,9 @@ func TestHeadroomUnderQuota(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			spaces = append(spaces, sp)
+			w.spaces[id] = sp
 		}
-		w := &world{t: t, pools: map[tier.ID]*phantomPool{}, spaces: map[tier.ID]*tier.Space{}, now: map[[2]tier.ID]int{}, most: map[[2]tier.ID]int{}}
-		for _, s := range spaces {
-			w.spaces[s.ID()] = s
-		}
-		var err error
-		if w.res, err = reservation.NewManager(reservation.Config{
-			Spaces: spaces, Movable: func(id tier.ID) bool { return w.mon.Movable(id) },
-			Headroom: func(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) },
-		}); err != nil {
-			t.Fatal(err)
-		}
-		w.mover = &slowMover{w: w, bytesA: time.Microsecond}
-		if w.mon, err = New(Config{Reservations: w.res, Mover: w.mover, Events: w.events(), StuckAfter: defaultPeriod}); err != nil {
-			t.Fatal(err)
-		}
+		w.build(w.headroom, nil)
 		b := w.put(disk0, 10*kib, seq(0))
 		w.start()
 		if n := w.mon.Headroom(host0, 15*kib); n > 5*kib {
@@ -134,6 +120,36 @@ func TestBrokenDiskRefuses(t *testing.T) {
 			w.end(all...)
 		})
 	}
+}
+
+// TestBrokenDiskKeepsHeadroom: with a broken disk, a Put that would fit without the headroom is
+// refused as soon as others are. A consumer still gets the headroom.
+func TestBrokenDiskKeepsHeadroom(t *testing.T) {
+	bubble(t, "batches on the disk can still be read", func(t *testing.T) {
+		w := newWorldWithHeadroom(t, sizes{host0: 64 * kib, disk0: 640 * kib}, func(c *Config, _ *world) {
+			c.StuckAfter = 30 * time.Second
+		})
+		w.mover.fault = func(_ *batch.Batch, _, _ tier.ID) error { return errors.New("the disk is broken") }
+		all := append(w.fillSpace(disk0, 2, 8*kib), w.fillSpace(host0, 14, 4*kib)...)
+		w.start()
+		begin := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		r, err := w.res.Reserve(ctx, specific(host0), 4*kib, reservation.Incoming())
+		var full *tier.NoSpaceError
+		if d := time.Since(begin); d > 10*time.Second || !errors.As(err, &full) || full.Available != 8*kib || full.Cause == nil {
+			t.Errorf("after %v and %d failures: %v", d, w.failures(), err)
+		}
+		if err == nil {
+			r.Release()
+		}
+		if r, err = w.res.Reserve(ctx, specific(host0), 8*kib, reservation.Consuming()); err != nil {
+			t.Errorf("a consumer: %v", err)
+		} else {
+			r.Release()
+		}
+		w.end(all...)
+	})
 }
 
 // TestOneDiskOfTwo: where one disk is broken and the other is full, a consumer of what is on the

@@ -369,7 +369,7 @@ func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
 // batches at rest that can go nowhere (see fullForGood). And for Config.StuckAfter there was no
 // sign of life in these spaces, or in those below: no batch came, left or was used, and no move
 // succeeded. Where moves have failed meanwhile, and there is no other disk, it takes a period only:
-// a consumer cannot mend a disk.
+// a consumer cannot mend a disk. Then the headroom stays free for consumers.
 func (m *Monitor) refuse(now time.Time, state snapshot) {
 	if !slices.ContainsFunc(state.Spaces, func(sp spaceState) bool { return sp.Waiting > 0 || sp.Wanted > 0 }) {
 		m.forgive()
@@ -377,6 +377,7 @@ func (m *Monitor) refuse(now time.Time, state snapshot) {
 	}
 	full := fullForGood(state)
 	var forGood []tier.ID
+	early := make(map[tier.ID]bool)           // of those in forGood: before Config.StuckAfter
 	for i := len(m.spaces) - 1; i >= 0; i-- { // slower spaces first
 		s, sp := m.spaces[i], &state.Spaces[i]
 		if sp.held() || s.stillSince.IsZero() {
@@ -393,18 +394,22 @@ func (m *Monitor) refuse(now time.Time, state snapshot) {
 				}
 			}
 		}
-		patience := m.cfg.StuckAfter
-		if broken && !others && patience > 0 {
-			patience = min(patience, m.cfg.Period)
+		patience, soon := m.cfg.StuckAfter, broken && !others && m.cfg.Period < m.cfg.StuckAfter
+		if soon {
+			patience = m.cfg.Period
 		}
 		if full[i] && patience >= 0 && now.Sub(since) >= patience {
 			forGood = append(forGood, s.ID())
+			early[s.ID()] = soon
 		}
 	}
 	if len(forGood) == 0 {
 		return
 	}
-	n := m.cfg.Reservations.Refuse(func(id tier.ID) bool { return slices.Contains(forGood, id) }, m.whyRefused(state, forGood))
+	n := m.cfg.Reservations.Refuse(func(id tier.ID) (full, soon bool) {
+		soon, full = early[id]
+		return full, soon
+	}, m.whyRefused(state, forGood))
 	if n > 0 {
 		m.stats.refused.Add(int64(n))
 		m.events.refused(Refused{Waiters: n, Spaces: forGood})

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -149,14 +151,31 @@ func (w *world) failures() int {
 	return len(w.failed)
 }
 
-// newWorld makes spaces with limit 1, trigger 0.8, stop 0.6.
+// newWorld makes spaces with limit 1, trigger 0.8, stop 0.6. No request leaves headroom free.
 func newWorld(t testing.TB, s sizes, change func(*Config, *world)) *world {
+	t.Helper()
+	w := worldOf(t, s)
+	w.build(nil, change)
+	return w
+}
+
+// newWorldWithHeadroom is newWorld, where requests leave the monitor's headroom free.
+func newWorldWithHeadroom(t testing.TB, s sizes, change func(*Config, *world)) *world {
+	t.Helper()
+	w := worldOf(t, s)
+	w.build(w.headroom, change)
+	return w
+}
+
+func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) }
+
+// worldOf makes the spaces of a world.
+func worldOf(t testing.TB, s sizes) *world {
 	t.Helper()
 	w := &world{
 		t: t, spaces: make(map[tier.ID]*tier.Space), pools: make(map[tier.ID]*phantomPool),
 		now: make(map[[2]tier.ID]int), most: make(map[[2]tier.ID]int),
 	}
-	var all []*tier.Space
 	for id, n := range s {
 		w.pools[id] = &phantomPool{}
 		sp, err := tier.NewSpace(tier.SpaceConfig{
@@ -167,13 +186,19 @@ func newWorld(t testing.TB, s sizes, change func(*Config, *world)) *world {
 			t.Fatal(err)
 		}
 		w.spaces[id] = sp
-		all = append(all, sp)
 	}
+	return w
+}
+
+// build makes the manager and the monitor of w's spaces.
+func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, *world)) {
+	w.t.Helper()
 	var err error
 	if w.res, err = reservation.NewManager(reservation.Config{
-		Spaces: all, Movable: func(id tier.ID) bool { return w.mon.Movable(id) },
+		Spaces: slices.Collect(maps.Values(w.spaces)), Headroom: headroom,
+		Movable: func(id tier.ID) bool { return w.mon.Movable(id) },
 	}); err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
 	w.mover = &slowMover{w: w, bytesA: time.Microsecond}
 	cfg := Config{Reservations: w.res, Mover: w.mover, Events: w.events(), StuckAfter: defaultPeriod}
@@ -181,9 +206,8 @@ func newWorld(t testing.TB, s sizes, change func(*Config, *world)) *world {
 		change(&cfg, w)
 	}
 	if w.mon, err = New(cfg); err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
-	return w
 }
 
 func (w *world) events() Events {

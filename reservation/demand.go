@@ -156,21 +156,27 @@ func (m *Manager) Reconsider() {
 // Refuse is for the monitor, when nothing can be moved away any more. It ends the waits whose
 // candidates are all full, with a tier.NoSpaceError that carries hint, and returns how many those
 // were. full is called once for each space with waiters, with no lock held. Waiters that came after
-// that, or fit by now, keep waiting.
-func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
+// that, or fit by now, keep waiting. So do those that fit into the headroom, which they may take
+// after Config.StuckAfter, unless full returns early as well: then nobody waits so long there.
+func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) int {
 	m.mu.Lock()
 	newest := m.mu.seq
 	lines := slices.DeleteFunc(slices.Clone(m.lines), func(l *line) bool { return l.waits.Len() == 0 })
 	m.mu.Unlock()
 	lockrank.AssertNone("full is asked")
-	lines = slices.DeleteFunc(lines, func(l *line) bool { return !full(l.space.ID()) })
-	if len(lines) == 0 {
+	early := make(map[*line]bool)
+	for _, l := range lines {
+		if is, soon := full(l.space.ID()); is {
+			early[l] = soon
+		}
+	}
+	if len(early) == 0 {
 		return 0
 	}
 	n := 0
 	m.end(func(done *over) {
 		for w := range m.waitersLocked() {
-			if w.seq <= newest && w.stuckLocked(lines) {
+			if w.seq <= newest && w.stuckLocked(early) {
 				m.failLocked(w, w.refusalLocked(hint), done)
 				n++
 			}
@@ -179,11 +185,16 @@ func (m *Manager) Refuse(full func(tier.ID) bool, hint string) int {
 	return n
 }
 
-// stuckLocked reports whether each line that w is in is full and has no room for it. The headroom
-// that w leaves is room: before long it leaves none, see Reconsider.
-func (w *waiter) stuckLocked(full []*line) bool {
+// stuckLocked reports whether each line that w is in is one of early, and has no room for it. The
+// headroom that w leaves is room where early is false: before long w leaves none, see Reconsider.
+func (w *waiter) stuckLocked(early map[*line]bool) bool {
 	for s := range w.placesLocked() {
-		if !slices.Contains(full, s.line) || s.line.space.Available() >= s.need {
+		soon, full := early[s.line]
+		least := s.need
+		if soon {
+			least = s.wants()
+		}
+		if !full || s.line.space.Available() >= least {
 			return false
 		}
 	}
@@ -196,5 +207,7 @@ func (w *waiter) refusalLocked(hint string) error {
 	if s == nil {
 		return w.first().exceeded()
 	}
-	return &tier.NoSpaceError{Space: s.line.space.ID(), Requested: s.need, Available: s.line.space.Available(), Hint: cmp.Or(hint, s.line.hint)}
+	e := s.full()
+	e.Hint = cmp.Or(hint, e.Hint)
+	return e
 }

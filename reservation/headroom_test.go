@@ -344,3 +344,29 @@ func TestArriving(t *testing.T) {
 		t.Errorf("%d bytes arrive after the release", n)
 	}
 }
+
+// TestRefuseBesideHeadroom: a Put that fits into the headroom is refused only where nobody waits
+// for Config.StuckAfter.
+func TestRefuseBesideHeadroom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := withHeadroom(t, 30)
+		full := mustTry(t, m, onGPU0, 80)
+		producer := startAs(m, 20, reservation.Incoming())
+		producer.waiting(t)
+		refuse := func(early bool, want int) {
+			t.Helper()
+			if n := m.Refuse(func(tier.ID) (bool, bool) { return true, early }, "hint"); n != want {
+				t.Errorf("%d were refused, want %d", n, want)
+			}
+		}
+		refuse(false, 0)
+		producer.waiting(t)
+		refuse(true, 1)
+		var e *tier.NoSpaceError
+		err := producer.failed(t, tier.ErrNoSpace)
+		if !errors.As(err, &e) || e.Available != 20 || e.Hint != "hint" || !strings.Contains(err.Error(), "kept for batches that consumers bring") {
+			t.Errorf("%+v", err)
+		}
+		release(t, full)
+	})
+}

@@ -276,7 +276,7 @@ func (l *line) exceeded(bytes int64) error {
 }
 
 // full is the error of a request that does not fit now.
-func (s *slot) full() error {
+func (s *slot) full() *tier.NoSpaceError {
 	l := s.line
 	e := &tier.NoSpaceError{Space: l.space.ID(), Requested: s.need, Available: l.space.Available(), Hint: l.hint}
 	switch {

@@ -361,11 +361,11 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 			c.waiting(t)
 		}
 		var asked []string
-		full := func(ids ...string) func(tier.ID) bool {
-			return func(id tier.ID) bool {
+		full := func(ids ...string) func(tier.ID) (bool, bool) {
+			return func(id tier.ID) (full, early bool) {
 				m.Demand(nil) // no lock is held: this must not deadlock
 				asked = append(asked, id.String())
-				return slices.Contains(ids, id.String())
+				return slices.Contains(ids, id.String()), false
 			}
 		}
 		if n := m.Refuse(full(), "hint"); n != 0 {
@@ -375,12 +375,12 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 			t.Errorf("asked about %v; want %v", asked, want)
 		}
 		var late *call
-		n := m.Refuse(func(id tier.ID) bool {
+		n := m.Refuse(func(id tier.ID) (full, early bool) {
 			if late == nil { // comes too late to be refused
 				late = startReserve(t.Context(), m, onGPU0, 7)
 				late.waiting(t)
 			}
-			return id == gpu0
+			return id == gpu0, false
 		}, "use a larger disk")
 		if n != 2 {
 			t.Errorf("%d were refused; want 2", n)
@@ -420,7 +420,7 @@ func TestRefuseServesThoseBehind(t *testing.T) {
 		large.waiting(t)
 		small := startReserve(t.Context(), m, onGPU0, 40)
 		small.waiting(t)
-		if n := m.Refuse(func(tier.ID) bool { return true }, ""); n != 1 {
+		if n := m.Refuse(func(tier.ID) (full, early bool) { return true, false }, ""); n != 1 {
 			t.Errorf("%d were refused; want 1", n)
 		}
 		large.failed(t, tier.ErrNoSpace)
