@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -371,11 +372,12 @@ const killsAtOnce = 4
 func TestKilledEngines(t *testing.T) {
 	tiertest.NoLeaks(t)
 	top := discover(t)
+	_, lock := lifeOfVolume(t)
 	kills := testseed.Rounds(120, 40)
 	for _, named := range []bool{false, true} {
 		t.Run(map[bool]string{false: "anonymous", true: "named"}[named], func(t *testing.T) {
 			var lanes sync.WaitGroup
-			left := make([]int, killsAtOnce) // how many left something
+			var random, met atomic.Int32 // kills at random, and how many of them left something
 			for lane := range killsAtOnce {
 				dir := t.TempDir()
 				if lane%2 == 1 { // on the disk they wait for it more than they work
@@ -390,11 +392,17 @@ func TestKilledEngines(t *testing.T) {
 							index = -1 - rng.IntN(400)
 						}
 						spillAndDie(t, dir, named, index)
-						if entries, _ := os.ReadDir(dir); len(entries) > topLevel(was, dir) {
-							left[lane]++
-						}
-						if !named {
+						entries, _ := os.ReadDir(dir)
+						switch left := len(entries) > topLevel(was, dir); {
+						case !named:
 							unchanged(t, was)
+						case index >= 0 && left != (index >= lock):
+							t.Errorf("it left something: %v, and its lock is made by operation %d", left, lock)
+						case index < 0:
+							random.Add(1)
+							if left {
+								met.Add(1)
+							}
 						}
 						openAndClose(t, dir, top)
 						unchanged(t, was)
@@ -406,13 +414,12 @@ func TestKilledEngines(t *testing.T) {
 				})
 			}
 			lanes.Wait()
-			total := 0
-			for _, n := range left {
-				total += n
+			if !named {
+				return
 			}
-			t.Logf("%d kills, %d left something", kills/2, total)
-			if named && total < kills/4 || !named && total > 0 {
-				t.Errorf("of %d processes that were killed %d left something", kills/2, total)
+			t.Logf("of %d processes that were killed at random %d left something", random.Load(), met.Load())
+			if met.Load() < random.Load()/4 { // some die between two lives
+				t.Error("too few of them met files")
 			}
 		})
 	}
@@ -428,17 +435,15 @@ func topLevel(was map[string]string, dir string) (n int) {
 	return n
 }
 
-// TestKilledWhileOpening: a process that dies between the making of its directory and of
-// its lock leaves one that the next engine knows for what it is; so does one that
-// dies before any other operation of opening and closing.
-func TestKilledWhileOpening(t *testing.T) {
-	top := discover(t)
-	var ops []string
+// lifeOfVolume returns the operations of a volume that is opened beside foreign files and closed,
+// and the index of the one that makes its lock: the first with a directory of the volume's.
+func lifeOfVolume(t *testing.T) (ops []string, lock int) {
+	t.Helper()
 	files := faultfs.New(faultfs.New(disk.OS(), 1, noAnonymous), 1,
 		faultfs.Rule{Effect: faultfs.Do(func(op string, _ string) { ops = append(ops, op) })})
-	alike := t.TempDir() // what is there is looked at, too
-	was := foreign(t, alike)
-	v, err := volumes.Open(volumes.Config{Dir: alike, Capacity: 4 << 20, FS: files})
+	dir := t.TempDir() // what is there is looked at, too
+	was := foreign(t, dir)
+	v, err := volumes.Open(volumes.Config{Dir: dir, Capacity: 4 << 20, FS: files})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -447,10 +452,19 @@ func TestKilledWhileOpening(t *testing.T) {
 		t.Fatal(err)
 	}
 	unchanged(t, was)
-	lock := slices.Index(ops, "mkdir") + 1
+	lock = slices.Index(ops, "mkdir") + 1
 	if lock < 1 || ops[lock] != "lock" || opening < lock+3 {
 		t.Fatalf("to open a volume is %v", ops[:opening])
 	}
+	return ops, lock
+}
+
+// TestKilledWhileOpening: a process that dies between the making of its directory and of
+// its lock leaves one that the next engine knows for what it is; so does one that
+// dies before any other operation of opening and closing.
+func TestKilledWhileOpening(t *testing.T) {
+	top := discover(t)
+	ops, lock := lifeOfVolume(t)
 	for _, c := range []struct {
 		at   int
 		left []string // in the directory of named files; nil: there is none
