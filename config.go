@@ -58,8 +58,8 @@ type Config struct {
 
 	// Policy chooses what the monitor moves down; nil means monitor.PlanOrder.
 	Policy monitor.Policy
-	// MonitorPeriod is how often the monitor looks without being woken, at least every
-	// monitor.MinPeriod; 0 means 50 ms.
+	// MonitorPeriod is how often the monitor looks without being woken while anything is needed, at
+	// least every monitor.MinPeriod; 0 means 50 ms.
 	MonitorPeriod time.Duration
 	// MovesPerEdge is how many moves the monitor has under way at once from one space to one other;
 	// 0 means 2, so that one reads while the other writes. At most monitor.MaxMovesPerEdge.

@@ -22,7 +22,7 @@ const (
 	// defaultPeriod is how often a monitor looks when nothing wakes it.
 	defaultPeriod = 50 * time.Millisecond
 	// MinPeriod is the shortest period. A look takes about a microsecond for each space, so
-	// with a shorter one an idle engine would take more than a few hundredths of a core.
+	// with a shorter one looks would take more than a few hundredths of a core.
 	MinPeriod = 100 * time.Microsecond
 	// defaultMovesPerEdge lets one move read while the other writes.
 	defaultMovesPerEdge = 2
@@ -45,7 +45,7 @@ type Config struct {
 	Reservations *reservation.Manager
 	Mover        Mover
 	Policy       Policy              // which batches go first; nil: PlanOrder
-	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms
+	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms. A second while nothing is needed
 	MovesPerEdge int                 // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
 	StuckAfter   time.Duration       // without a sign of life, before waiters for what batches at rest fill are refused; 0: 30 s, below 0: never
 	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
@@ -82,6 +82,7 @@ type Monitor struct {
 	wake    chan struct{} // there is a need: look at once
 	hint    chan struct{} // something has changed that may help a space that is stuck
 	starved atomic.Bool   // there is such a space
+	needed  bool          // the last step found that something is; Run's goroutine alone uses it
 	running atomic.Bool
 	outlook atomic.Pointer[outlook] // nil until a step has looked at what is needed
 	stats   counters
@@ -181,6 +182,10 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// idlePeriod is how often the monitor looks while it waits for nothing: what it must do then, it is
+// woken for.
+const idlePeriod = time.Second
+
 // hintsPerPeriod bounds how often changes that may help, but need not, make the
 // monitor look while a space is stuck.
 const hintsPerPeriod = 16
@@ -196,8 +201,15 @@ func (m *Monitor) watch(ctx context.Context) {
 	gap := m.cfg.Period / hintsPerPeriod
 	later := time.NewTimer(gap)
 	defer later.Stop()
+	wasIdle := false
 	for ctx.Err() == nil {
 		m.step(ctx)
+		if idle := m.idle(); idle != wasIdle {
+			wasIdle = idle
+			if period.Reset(m.cfg.Period); idle {
+				period.Reset(max(idlePeriod, m.cfg.Period))
+			}
+		}
 	wait:
 		for {
 			select {
@@ -217,6 +229,18 @@ func (m *Monitor) watch(ctx context.Context) {
 		}
 		m.drain()
 	}
+}
+
+// idle reports whether nothing is waited for that the passing of time may bring, or a quota, which
+// others share: with one, what may be used falls without a call. It is called after a step.
+func (m *Monitor) idle() bool {
+	if m.needed {
+		return false
+	}
+	m.index.mu.Lock()
+	later := !m.due.IsZero()
+	m.index.mu.Unlock()
+	return !later && !slices.ContainsFunc(m.spaces, func(s *space) bool { return s.high || s.Inside().Shared() })
 }
 
 // drain takes note of all moves that have ended, so that the step which follows
@@ -284,6 +308,8 @@ func (m *Monitor) step(ctx context.Context) {
 		needed = needed || pressing || s.Used() > s.Inside().Ceiling()
 	}
 	m.putBack(now)
+	m.needed = needed
+	m.stats.looks.Add(1)
 	if !needed {
 		m.rest()
 		return
@@ -466,6 +492,7 @@ var ErrEnding = errors.New("monitor: the monitor is ending")
 
 // Stats are counts since the monitor was made.
 type Stats struct {
+	Looks     int64 // at the spaces: each Config.Period, or each second while nothing is needed
 	Steps     int64 // looks that found something to do
 	Moves     int64 // that succeeded
 	Bytes     int64 // that those freed
@@ -480,13 +507,13 @@ type Stats struct {
 func (m *Monitor) Stats() Stats {
 	c := &m.stats
 	return Stats{
-		Steps: c.steps.Load(), Moves: c.moves.Load(), Bytes: c.bytes.Load(), NoRoom: c.noRoom.Load(),
+		Looks: c.looks.Load(), Steps: c.steps.Load(), Moves: c.moves.Load(), Bytes: c.bytes.Load(), NoRoom: c.noRoom.Load(),
 		Busy: c.busy.Load(), Unmovable: c.unmovable.Load(), Failed: c.failed.Load(), Refused: c.refused.Load(),
 	}
 }
 
 type counters struct {
-	steps, moves, bytes, noRoom, busy, unmovable, failed, refused atomic.Int64
+	looks, steps, moves, bytes, noRoom, busy, unmovable, failed, refused atomic.Int64
 }
 
 func (c *counters) count(kind outcome, bytes int64) {

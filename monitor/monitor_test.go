@@ -56,8 +56,8 @@ func TestTrigger(t *testing.T) {
 		w.start()
 		all := w.fillSpace(gpu0, 79, kib)
 		settle(5 * time.Minute)
-		if n := w.moved(); n != 0 || w.mon.Stats() != (Stats{}) {
-			t.Errorf("%d bytes moved; %+v", n, w.mon.Stats())
+		if n, s := w.moved(), w.mon.Stats(); n != 0 || s != (Stats{Looks: s.Looks}) {
+			t.Errorf("%d bytes moved; %+v", n, s)
 		}
 		w.end(all...)
 	})
@@ -551,6 +551,49 @@ func TestDemandThatHasGone(t *testing.T) {
 		settle(time.Second)
 		if n := w.moved() / kib; n > at+4*64 {
 			t.Errorf("%d KiB had left when the request was withdrawn, and %d in the end", at, n)
+		}
+		w.end(all...)
+	})
+}
+
+// TestIdleMonitorSleeps: while nothing is needed it looks once a second. A need is seen at once: a
+// limit below what is used, and the trigger.
+func TestIdleMonitorSleeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 400 * kib}, nil)
+		w.start()
+		gpu := w.spaces[gpu0]
+		var all []*batch.Batch
+		for range 5 {
+			all = append(all, w.put(gpu0, 10*kib, batch.Place{}))
+		}
+		settle(time.Minute)
+		if n := w.mon.Stats().Looks; n > 70 {
+			t.Errorf("%d looks in a minute", n)
+		}
+		at := func(what string, most int64) {
+			t.Helper()
+			settle(10 * time.Millisecond)
+			if n := gpu.Used(); n > most {
+				t.Errorf("%s: %d bytes are used", what, n)
+			}
+			settle(time.Minute)
+		}
+		if err := gpu.SetLimit(40 * kib); err != nil {
+			t.Fatal(err)
+		}
+		at("a lower limit", 40*kib)
+		if err := gpu.SetLimit(100 * kib); err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			all = append(all, w.put(gpu0, 10*kib, batch.Place{}))
+		}
+		at("the trigger", 79*kib)
+		n := w.mon.Stats().Looks
+		settle(time.Minute)
+		if n = w.mon.Stats().Looks - n; n > 61 {
+			t.Errorf("%d looks in a minute after there was something to do", n)
 		}
 		w.end(all...)
 	})

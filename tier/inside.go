@@ -30,6 +30,9 @@ func (in inside) Pace() stripe.Pace {
 	return in.paced.Pace().After(in.ledger.Snapshot().Reserved)
 }
 
+// Shared reports whether the space has a quota, which others may share.
+func (in inside) Shared() bool { return in.cfg.Quota != nil }
+
 // Hold says that n of the bytes in use stay so for as long as the space is open:
 // its owner's own, such as staging. They count as any others; only Room knows.
 func (in inside) Hold(n int64) { in.held.Add(n) }

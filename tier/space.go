@@ -161,6 +161,9 @@ func (s *Space) SetLimit(n int64) error {
 	changed, err := s.swapLimit(n)
 	if changed {
 		s.limitChanged()
+		if s.Used() > n { // also below the trigger
+			s.notify(pressed)
+		}
 	}
 	return err
 }
@@ -249,8 +252,9 @@ func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load(
 func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 
 // Subscribe calls f after each change, on the goroutine that made it and with no lock held.
-// pressed: used or foreign bytes rose, and the pressure is at the trigger or above it. Otherwise
-// they fell, or the limit changed; a waiter may fit now, or never more. f must be quick and must
+// pressed: used or foreign bytes rose, and the pressure is at the trigger or above it; or more is
+// used than a new limit allows. Otherwise they fell, or the limit changed; a waiter may fit now, or
+// never more. f must be quick and must
 // not block. A panic of f is logged, and ends there. The returned function ends the subscription; a
 // call that has begun may still be running when it returns.
 func (in inside) Subscribe(f func(s *Space, pressed bool)) (cancel func()) {
