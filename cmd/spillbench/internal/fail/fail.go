@@ -11,7 +11,6 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
@@ -61,10 +60,17 @@ func Environmentf(format string, args ...any) error {
 	return &Error{Status: Environment, Err: fmt.Errorf(format, args...)}
 }
 
+// misuse is an error of wrong use, unless it wraps one of the machine. *input.Error is one: to
+// import that package would link every decoder.
+type misuse interface {
+	error
+	Misuse() // marks it
+}
+
 // Status returns the exit status of err: that of the *Error in it, or one by its kind.
 func Status(err error) int {
 	var e *Error
-	var in *input.Error
+	var m misuse
 	switch {
 	case err == nil:
 		return Fine
@@ -74,7 +80,7 @@ func Status(err error) int {
 		return e.Status
 	case errors.Is(err, headroom.ErrTooSmall), errors.Is(err, headroom.ErrFull):
 		return Environment
-	case errors.As(err, &in), errors.Is(err, topology.ErrVisibleDevices):
+	case errors.As(err, &m), errors.Is(err, topology.ErrVisibleDevices):
 		return Usage
 	}
 	return Environment

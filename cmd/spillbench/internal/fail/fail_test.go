@@ -9,11 +9,17 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
+
+// wrongFile is what *input.Error is.
+type wrongFile struct{ error }
+
+func (e wrongFile) Unwrap() error { return e.error }
+
+func (wrongFile) Misuse() {}
 
 // TestStatus: each kind of error has its status and its advice, on one line,
 // wherever in a chain it stands.
@@ -29,7 +35,7 @@ func TestStatus(t *testing.T) {
 		{Wrongf("rows differ"), 1, "rows differ"},
 		{Environmentf("no device"), 3, "no device"},
 		{&Error{Status: 3, Err: io.EOF, Fix: "try again"}, 3, "EOF (try again)"},
-		{&input.Error{Path: "a.csv", Err: errors.New("is empty"), Fix: "fill it"}, 2, "a.csv: is empty (fill it)"},
+		{wrongFile{errors.New("is empty")}, 2, "is empty"},
 		{&convert.CorruptError{Batch: 3}, 1, ""},
 		{errors.Join(&tier.NoSpaceError{Space: gpu}, &convert.CorruptError{}), 1, ""},
 		{&tier.NoSpaceError{Space: disk, Requested: 10}, 3, "give --disk DIR=SIZE more room"},
@@ -43,7 +49,7 @@ func TestStatus(t *testing.T) {
 		{&tier.NoSpaceError{Space: disk, Cause: syscall.ENOSPC}, 3, "give --disk DIR=SIZE more room"},
 		{&headroom.TooSmallError{Spaces: 1 << 30, Limit: 1 << 30, Source: "memory.max", Fit: 900 << 20}, 3, "--host-memory 900.0 MiB together at most"},
 		{&headroom.TooSmallError{Limit: 1 << 20, Source: "memory.max"}, 3, "give the process more memory"},
-		{&input.Error{Path: "a.csv", Err: &headroom.FullError{Requested: 1 << 20}}, 3, "--rows-per-batch"},
+		{wrongFile{&headroom.FullError{Requested: 1 << 20}}, 3, "--rows-per-batch"},
 		{errors.New("anything\nelse"), 3, "anything else"},
 	} {
 		for _, err := range []error{c.err, wrap(c.err)} {

@@ -70,6 +70,9 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
+// Misuse marks errors of wrong use for package fail.
+func (e *Error) Misuse() {}
+
 // decoder is one format's reader. next returns a batch that the caller owns, or
 // io.EOF.
 type decoder interface {

@@ -19,6 +19,9 @@ import (
 	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/compress"
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 )
 
 var (
@@ -439,5 +442,23 @@ func TestClosingFails(t *testing.T) {
 	}
 	if err := s.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("closing what is closed: %v", err)
+	}
+}
+
+// TestErrorHasAStatus: a wrong file is wrong use, unless the machine has no memory to read it.
+func TestErrorHasAStatus(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		status int
+		want   string
+	}{
+		{&Error{Path: "a.csv", Err: errors.New("is empty"), Fix: "fill it"}, fail.Usage, "a.csv: is empty (fill it)"},
+		{&Error{Path: "a.csv", Err: &headroom.FullError{Requested: 1 << 20}}, fail.Environment, "--rows-per-batch"},
+	} {
+		for _, err := range []error{c.err, fmt.Errorf("running: %w", c.err)} {
+			if status, line := fail.Status(err), fail.Line(err); status != c.status || !strings.Contains(line, c.want) {
+				t.Errorf("status %d, want %d: %q, want %q", status, c.status, line, c.want)
+			}
+		}
 	}
 }
