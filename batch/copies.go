@@ -6,6 +6,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -82,10 +83,13 @@ func (b inside) takeCopy(form PayloadType, space *tier.Space) *copyOf {
 	return nil
 }
 
-// keep makes a payload a copy; nil if that cannot be.
+// keep makes a payload a copy; nil if that cannot be. A program's payload never is one, also if it
+// embeds one of ours: its Release is its own.
 func keep(p Payload) *copyOf {
-	if p, ok := p.(copyable); ok {
-		lockrank.AssertNone("a payload becomes a copy")
+	lockrank.AssertNone("a payload becomes a copy")
+	switch p.(type) {
+	case *payload.Image, *payload.Packed:
+		p := p.(copyable)
 		if c := p.KeepCopy(); c != nil {
 			return &copyOf{payload: p, held: c}
 		}
@@ -93,20 +97,23 @@ func keep(p Payload) *copyOf {
 	return nil
 }
 
-// addCopyLocked adds c, which may be nil, to the copies that are left, and returns those that the
-// caller must drop: they lie where the batch does.
-func (b *Batch) addCopyLocked(c *copyOf) (over *copyOf) {
+// addCopyLocked puts c, which may be nil, before the copies that are left, in their order. It
+// returns those that the caller must drop: they lie where the batch does, or are stale.
+func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
 	left := c
-	for c := b.mu.copies; c != nil; {
-		next := c.next
+	end := &left
+	if c != nil {
+		end = &c.next
+	}
+	for c := b.mu.copies; c != nil; c = c.next {
 		switch {
 		case !c.held.Listed():
-		case c.payload.Space() == b.mu.space:
+		case stale || c.payload.Space() == b.mu.space:
 			over = &copyOf{c.payload, c.held, over}
 		default:
-			left = &copyOf{c.payload, c.held, left}
+			*end = &copyOf{c.payload, c.held, nil}
+			end = &(*end).next
 		}
-		c = next
 	}
 	b.mu.copies = left
 	return over

@@ -121,13 +121,15 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	t.trace.end()
 	b := t.b
 	b.watch(p)
+	// The bytes of another descriptor may be others: copies are of those that the batch had.
+	stale := says.desc != nil && t.desc != nil && says.desc != t.desc
 	var kept *copyOf
-	if t.keeps && p != t.payload {
+	if t.keeps && p != t.payload && !stale {
 		kept = keep(t.payload)
 	}
 	b.mu.Lock()
 	b.holdLocked(p, says)
-	over := b.addCopyLocked(kept)
+	over := b.addCopyLocked(kept, stale)
 	c := end()
 	b.mu.Unlock()
 	defer b.announce(c)

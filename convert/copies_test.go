@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"syscall"
 	"testing"
@@ -268,11 +269,12 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 	}
 }
 
-// TestCopiesComeFirst: of the spaces of one tier those with a copy, in the order of the strategy.
+// TestCopiesComeFirst: of the spaces of a tier those with a copy, in the order of the strategy; where
+// the strategy says which space, that one.
 func TestCopiesComeFirst(t *testing.T) {
 	var spaces []*tier.Space
-	for _, id := range []tier.ID{{Kind: tier.GPU}, {Kind: tier.Host}, {Kind: tier.Host, Ordinal: 1}, {Kind: tier.Host, Ordinal: 2}, {Kind: tier.Disk}, {Kind: tier.Disk, Ordinal: 1}} {
-		s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 1 << 20, Pool: struct{ tier.Pool }{}})
+	for i := range 4 {
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: 1 << 20, Pool: struct{ tier.Pool }{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -283,11 +285,100 @@ func TestCopiesComeFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []int
-	first := copiesFirst{reservation.AnyInTiers(tier.Host, tier.GPU, tier.Disk), []tier.ID{{Kind: tier.Disk, Ordinal: 1}, {Kind: tier.Host, Ordinal: 1}, {Kind: tier.GPU}}}
-	for _, s := range first.Candidates(m.Spaces(), []*tier.Space{spaces[0]}) {
+	first := copiesFirst{reservation.AnyInTier(tier.Host), []tier.ID{{Kind: tier.Host, Ordinal: 2}, {Kind: tier.Disk}}}
+	for _, s := range first.Candidates(m.Spaces(), []*tier.Space{spaces[3]}) {
 		got = append(got, slices.Index(spaces, s))
 	}
-	if want := []int{0, 2, 1, 3, 0, 5, 4}; !slices.Equal(got, want) {
+	if want := []int{3, 2, 0, 1, 3}; !slices.Equal(got, want) {
 		t.Errorf("the candidates are %v, want %v", got, want)
+	}
+	b := newMachine(t, machineConfig{}).put(t, numbered(1, 10), tier.GPU)
+	for _, to := range []reservation.Strategy{reservation.AnyInTierPreferring(tier.Disk, 1), reservation.AnyInTiers(tier.Host, tier.Disk)} {
+		if got := (&trip{b: b, to: to}).toCopies(); fmt.Sprint(got) != fmt.Sprint(to) {
+			t.Errorf("%v became %v", to, got)
+		}
+	}
+}
+
+// TestCommitOfOtherBytesEndsCopies: what a program commits as the batch's form stays so.
+func TestCommitOfOtherBytesEndsCopies(t *testing.T) {
+	m, told := copyMachine(t, machineConfig{})
+	b, other := m.put(t, numbered(1, 20_000), tier.Disk), numbered(7, 20_000)
+	m.moves(t, b, told, tier.GPU)
+	p, err := m.mover.Ingest(t.Context(), other, reservation.AnyInTier(tier.GPU))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Commit(p, false); err != nil {
+		t.Fatal(err)
+	}
+	m.records[b.ID()] = other
+	if ev := m.moves(t, b, told, tier.Disk); ev.Copy {
+		t.Errorf("%+v", ev)
+	}
+	if err := m.same(t.Context(), b); err != nil {
+		t.Error(err)
+	}
+}
+
+// wrapper is a payload of a program's own: an image, and something else that it must give back.
+type wrapper struct {
+	*batch.Image
+	released *int
+}
+
+func (wrapper) Type() batch.PayloadType { return "wrapper" }
+func (w wrapper) Release() error {
+	*w.released++
+	return w.Image.Release()
+}
+
+// TestProgramsPayloadIsNoCopy: it is released when the batch leaves it, also if it embeds an image.
+func TestProgramsPayloadIsNoCopy(t *testing.T) {
+	m, told := copyMachine(t, machineConfig{})
+	p, err := m.mover.Ingest(t.Context(), numbered(1, 1000), reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.registry.Register("wrapper", batch.GPUImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return m.registry.convert(ctx, src.(wrapper).Image, batch.GPUImage, r)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	released := 0
+	b := m.adopt(t, numbered(1, 1000), wrapper{p.(*batch.Image), &released})
+	m.moves(t, b, told, tier.GPU)
+	if released != 1 || len(b.Copies()) != 0 {
+		t.Errorf("it was released %d times; copies in %v", released, b.Copies())
+	}
+}
+
+// TestMoveAfterMoveAsChoosesAgain: host memory gets the image, which is opened in place, and not what
+// was packed once.
+func TestMoveAfterMoveAsChoosesAgain(t *testing.T) {
+	m, told := copyMachine(t, machineConfig{codec: CodecZstd})
+	b := m.put(t, numbered(1, 72_000), tier.Host)
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
+		t.Fatal(err)
+	}
+	m.moves(t, b, told, tier.GPU)
+	m.moves(t, b, told, tier.Host)
+	if f := b.Info().Form; f != batch.HostImage {
+		t.Errorf("it is a %s", f)
+	}
+}
+
+// TestLateFullDiskGivesCopiesBack: so does one that notices when it is written that it is full.
+func TestLateFullDiskGivesCopiesBack(t *testing.T) {
+	m, told := copyMachine(t, machineConfig{rules: []faultfs.Rule{{Ops: []string{"allocate"}, Effect: faultfs.Fail(errors.ErrUnsupported)}}})
+	a, b := m.put(t, numbered(1, 30_000), tier.Disk), m.put(t, numbered(1, 30_000), tier.GPU)
+	m.moves(t, a, told, tier.Host)
+	defer m.files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
+	if ev := m.moves(t, b, told, tier.Disk); ev.Copy || len(a.Copies()) != 0 {
+		t.Errorf("%+v, and copies in %v", ev, a.Copies())
 	}
 }

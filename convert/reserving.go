@@ -317,7 +317,7 @@ func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.
 	return dst[:n+len(kept)]
 }
 
-// copiesFirst is a strategy that lists of the spaces of each tier those first in which a copy lies.
+// copiesFirst is a strategy for one tier that lists those spaces first in which a copy lies.
 type copiesFirst struct {
 	reservation.Strategy
 	in []tier.ID
@@ -326,16 +326,9 @@ type copiesFirst struct {
 func (c copiesFirst) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 	n := len(dst)
 	dst = c.Strategy.Candidates(all, dst)
-	for rest := dst[n:]; len(rest) > 0; {
-		end := slices.IndexFunc(rest, func(s *tier.Space) bool { return s.Kind() != rest[0].Kind() })
-		if end < 0 {
-			end = len(rest)
-		}
-		slices.SortStableFunc(rest[:end], func(a, b *tier.Space) int {
-			return cmp.Compare(slices.Index(c.in, b.ID()), slices.Index(c.in, a.ID())) // -1 where there is none
-		})
-		rest = rest[end:]
-	}
+	slices.SortStableFunc(dst[n:], func(a, b *tier.Space) int {
+		return cmp.Compare(slices.Index(c.in, b.ID()), slices.Index(c.in, a.ID())) // -1 where there is none
+	})
 	return dst
 }
 

@@ -180,10 +180,13 @@ func (t *trip) move(ctx context.Context) error {
 	return err
 }
 
-// toCopies is the strategy, and of the spaces of a tier those first that have a copy.
+// toCopies is the strategy, or one that lists the spaces of its tier with copies first, if it leaves
+// it to the mover which space of a tier that is.
 func (t *trip) toCopies() reservation.Strategy {
-	if in := t.b.Copies(); len(in) > 0 && len(t.candidates(t.to)) > 1 {
-		return copiesFirst{t.to, in}
+	if t.to == reservation.AnyInTier(tier.Disk) || t.to == reservation.AnyInTier(tier.Host) {
+		if in := t.b.Copies(); len(in) > 0 {
+			return copiesFirst{t.to, in}
+		}
 	}
 	return t.to
 }
@@ -249,13 +252,20 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		return errThere
 	}
 	start := time.Now()
-	out := t.b.Inside().Revive(t.form, r)
+	out := t.revive(src, r)
 	copied := out != nil
 	if !copied {
 		out, err = t.convert(ctx, transit, r)
+		if refuses(to, err) && to.Inside().Cached() > 0 { // a full disk may be noticed when it is written
+			to.Inside().DropCopies()
+			out, err = t.convert(ctx, transit, r)
+		}
 	}
 	if err = ofLost(err, from, to); err != nil {
-		distrust(err, from)
+		if distrusts(ctx, err) {
+			from.Inside().DropCopies()
+			to.Inside().DropCopies()
+		}
 		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), ofBatch(err, t.now.ID))
 	}
 	took := time.Since(start)
@@ -284,13 +294,23 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	return nil
 }
 
-// distrust frees the copies in a space where corrupt bytes were found: what was right when it was
-// read last may not be so any more.
-func distrust(err error, space *tier.Space) {
-	var c *image.CorruptError
-	if errors.As(err, &c) {
-		space.Inside().DropCopies()
+// revive returns the copy in r's space, nil if there is none. Host memory has the form that a move
+// makes there, unless the caller chooses one.
+func (t *trip) revive(src batch.Payload, r reservation.Reservation) batch.Payload {
+	form := t.form
+	if form == "" && r.Space().Kind() == tier.Host {
+		form = t.m.cfg.Builtin.Form(src, r.Space(), t.m.cfg.Registry.has)
 	}
+	return t.b.Inside().Revive(form, r)
+}
+
+// distrusts reports whether the copies in the spaces of a move that failed are to be freed. Where
+// bytes are corrupt, or a disk fails, what was right when it was read last may not be so any more.
+func distrusts(ctx context.Context, err error) bool {
+	var c *image.CorruptError
+	var se *batch.StateError
+	known := ctx.Err() != nil || errors.Is(err, tier.ErrNoSpace) || errors.Is(err, batch.ErrUnmovable) || errors.Is(err, errGone) || errors.As(err, &se)
+	return errors.As(err, &c) || !known
 }
 
 // convert makes the batch's new form, in r.

@@ -1,13 +1,19 @@
 package test
 
 import (
+	"errors"
+	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // writtenTo returns how many bytes batches have brought to disk, and how many were there already.
@@ -100,4 +106,66 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 		t.Error(err)
 	}
 	closeClean(t, eng)
+}
+
+// TestCopiesOnAFailingDiskAreNotUsed: when a disk has failed, neither moves nor the monitor leave a
+// batch to the copy that lies there.
+func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
+	for name, hostMemory := range map[string]int64{"moves": 8 * mib, "the monitor": 4 * mib} {
+		t.Run(name, func(t *testing.T) {
+			files := faultfs.New(disk.OS(), 1)
+			eng := openMarked(t, 8*mib, func(c *spillway.Config) {
+				c.GPUs, c.HostMemory = []spillway.GPUConfig{}, spillway.Bytes(hostMemory)
+				c.HostMarks = tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.6}
+				c.Disks[0].FS = files
+				c.Disks = append(c.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 * mib)})
+				c.Policy = monitor.LRU()
+			})
+			repo := scanOf(t, eng)
+			first := reservation.Specific(tier.ID{Kind: tier.Disk})
+			for n := range int64(4) {
+				if err := repo.Put(t.Context(), 0, numberedRecord(n, 10_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all := slices.Collect(repo.Batches(0))
+			for _, b := range all[:3] {
+				for _, to := range []reservation.Strategy{first, reservation.AnyInTier(tier.Host)} {
+					if err := eng.Mover().Move(t.Context(), b, to); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if len(b.Copies()) != 1 {
+					t.Fatalf("copies in %v", b.Copies())
+				}
+			}
+			files.Add(faultfs.Rule{Ops: []string{"read", "write", "allocate"}, Effect: faultfs.Fail(syscall.EIO)})
+			if err := eng.Mover().Move(t.Context(), all[3], first); !errors.Is(err, syscall.EIO) {
+				t.Fatalf("the disk works: %v", err)
+			}
+			if name == "moves" {
+				for _, b := range all[:3] {
+					_ = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)) // or it stays
+				}
+			} else {
+				for n := range int64(12) {
+					if err := repo.Put(t.Context(), 0, numberedRecord(20+n, 10_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, b := range all {
+				h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
+				if err != nil {
+					t.Errorf("batch %d in %s is lost: %v", b.ID(), b.Info().Space, err)
+				} else if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := repo.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			closeClean(t, eng)
+		})
+	}
 }
