@@ -95,25 +95,29 @@ func (s *Space) dropCopies(n int64) (dropped int64) {
 	return dropped
 }
 
-// fitCopies frees copies until all memory is within the limit. It is called when promised bytes are
-// to become memory, and where the limit falls.
+// fitCopies frees copies until all memory is within the limit, and no more of them. It is called
+// when promised bytes are to become memory, and where the limit falls.
 func (s *Space) fitCopies() {
-	for s.ledger.Cached() > 0 {
-		u := s.ledger.Snapshot()
-		over := u.Live + u.Retired + u.Cached - s.Limit()
-		if over <= 0 || s.dropCopies(over) == 0 && !s.copies.Settle() {
+	over := func() int64 { return s.ledger.Memory() - s.Limit() }
+	for s.ledger.Cached() > 0 && over() > 0 {
+		seen := s.copies.Changes()
+		if c := s.copies.TakeOver(over); c != nil {
+			c.Release()
+		} else if !s.copies.Settle() && s.copies.Changes() == seen {
 			return
 		}
 	}
 }
 
 // allocBesideCopies is alloc, and frees copies where the pool has no room for size bytes, or not in
-// one piece: more of them with each try.
+// one piece: more of them with each try. Memory that becomes a copy is in no account for a moment,
+// so what is cached does not count here.
 func (s *Space) allocBesideCopies(size int64, cuts []int64) (Memory, error) {
 	s.fitCopies()
-	for n := size; ; n *= 2 {
+	for n := size; ; n = min(2*n, s.cfg.Capacity) {
+		seen := s.copies.Changes()
 		mem, err := s.alloc(size, cuts)
-		if !errors.Is(err, ErrNoSpace) || s.ledger.Cached() == 0 || s.dropCopies(n) == 0 && !s.copies.Settle() {
+		if !errors.Is(err, ErrNoSpace) || s.dropCopies(n) == 0 && !s.copies.Settle() && s.copies.Changes() == seen {
 			return mem, err
 		}
 	}

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -201,6 +203,101 @@ func TestSharingCopiesGoFirst(t *testing.T) {
 	s.Inside().DropSharing(1)
 	wantUsage(t, s, 0, 0, 1)
 	s.Inside().DropCopies()
+}
+
+// TestSharingCopiesAreFoundAtOnce: the monitor frees them on its own goroutine, so it must not look at
+// all other copies for each.
+func TestSharingCopiesAreFoundAtOnce(t *testing.T) {
+	const plain, sharing = 50_000, 3000
+	s := copySpace(t, plain+sharing+10, nil)
+	for i := range plain + sharing {
+		b := drawn(t, s, 1)
+		s.Inside().KeepCopy([]*Buffer{b}, i >= plain, func() { _ = b.Release() })
+	}
+	runtime.GC()
+	start := time.Now()
+	s.Inside().DropSharing(1) // what they share has other users, too: nothing gets free
+	took := time.Since(start)
+	wantUsage(t, s, 0, 0, plain)
+	start = time.Now()
+	s.Inside().DropCopies()
+	if all := time.Since(start); took > 20*all {
+		t.Errorf("%v for %d copies, and %v for the %d others", took, sharing, all, plain)
+	}
+}
+
+// TestDrawersAtOnceFreeWhatTheyNeed: together, and not each as much as all.
+func TestDrawersAtOnceFreeWhatTheyNeed(t *testing.T) {
+	const drawers, held = 8, 400
+	for range 300 {
+		s := copySpace(t, held, nil)
+		for range held {
+			copied(t, s, false, drawn(t, s, 1))
+		}
+		var all sync.WaitGroup
+		start := make(chan struct{})
+		bufs := make([]*Buffer, drawers)
+		for i := range drawers {
+			if err := s.Inside().Reserve(4 * Page); err != nil {
+				t.Fatal(err)
+			}
+			all.Go(func() {
+				<-start
+				bufs[i], _ = s.Inside().Draw(4*Page, nil, nil)
+			})
+		}
+		close(start)
+		all.Wait()
+		wantUsage(t, s, drawers*4, 0, held-drawers*4)
+		for _, b := range bufs {
+			_ = b.Release()
+		}
+		s.Inside().DropCopies()
+	}
+}
+
+// recalling is a reservation that is open still: it takes the bytes back, and its holder, on another
+// goroutine, draws them at once.
+type recalling struct {
+	s    *Space
+	draw func()
+}
+
+func (a *recalling) Credit(n int64) bool {
+	a.s.Inside().Recall(n)
+	a.draw()
+	return true
+}
+
+// TestDrawWhileACopyIsMade: an open reservation gets the bytes of memory that becomes a copy. They can
+// be drawn before the copy is listed.
+func TestDrawWhileACopyIsMade(t *testing.T) {
+	s := copySpace(t, 10, nil)
+	if err := s.Inside().Reserve(10 * Page); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	a := &recalling{s: s, draw: func() {
+		go func() {
+			b, err := s.Inside().Draw(10*Page, nil, nil)
+			done <- errors.Join(err, b.Release())
+		}()
+		for range 1000 { // the other goroutine gets the processor first
+			if len(done) > 0 {
+				return
+			}
+			runtime.Gosched()
+		}
+	}}
+	b, err := s.Inside().Draw(10*Page, nil, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied(t, s, false, b)
+	if err := <-done; err != nil {
+		t.Errorf("promised and not there: %v", err)
+	}
+	wantUsage(t, s, 0, 0, 0)
 }
 
 // TestPromisesAreKeptBesideCopies: goroutines promise, draw, copy, revive and free at random. Who

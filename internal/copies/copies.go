@@ -2,29 +2,41 @@
 // so the image that it had in a slower tier stays valid when it moves up. It is kept while nobody
 // needs the room.
 //
-// The lock of a List is lockrank.Space, under which nothing is called.
+// The lock of a List is lockrank.Space, under which no lock is taken.
 package copies
 
-import "github.com/spillway-db/spillway/internal/lockrank"
+import (
+	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+)
 
 // List is the copies of one space, in the order in which they were added. The zero value is ready.
 // It is safe for concurrent use.
 type List struct {
-	mu struct {
+	changes atomic.Uint64 // see Changes
+	mu      struct {
 		lockrank.Mutex[lockrank.Space]
-		oldest, newest *Copy
+		added          uint64        // so many times
+		plain, sharing queue         // what is listed
 		taken          int           // and not yet listed, used or freed
+		freeing        int64         // the bytes of those that TakeOver has taken
 		settled        chan struct{} // closed when taken falls; nil without waiters
 	}
 }
+
+// queue is copies in the order in which they were added.
+type queue struct{ oldest, newest *Copy }
 
 // Copy is memory that one caller takes out of its List: to use it again, or to free it. It then
 // calls Used or Release.
 type Copy struct {
 	list         *List
+	in           *queue
 	older, newer *Copy
+	number       uint64 // less than that of each that was added later
 	listed       bool
-	shares       bool
+	excess       bool // taken by TakeOver
 	bytes        int64
 	release      func()
 }
@@ -36,21 +48,30 @@ func (l *List) New(bytes int64, shares bool, release func()) *Copy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.taken++
-	return &Copy{list: l, shares: shares, bytes: bytes, release: release}
+	l.changes.Add(1)
+	c := &Copy{list: l, in: &l.mu.plain, bytes: bytes, release: release}
+	if shares {
+		c.in = &l.mu.sharing
+	}
+	return c
 }
 
-// Add lists a new copy.
+// Changes returns a number that is another after each copy that was made, listed, used or freed.
+func (l *List) Changes() uint64 { return l.changes.Load() }
+
+// Add lists a copy that the caller has made or taken, as the newest.
 func (c *Copy) Add() {
 	l := c.list
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c.listed = true
-	if c.older = l.mu.newest; c.older == nil {
-		l.mu.oldest = c
+	l.mu.added++
+	c.number, c.listed = l.mu.added, true
+	if c.older = c.in.newest; c.older == nil {
+		c.in.oldest = c
 	} else {
 		c.older.newer = c
 	}
-	l.mu.newest = c
+	c.in.newest = c
 	l.settleLocked()
 }
 
@@ -64,7 +85,8 @@ func (c *Copy) Listed() bool {
 	return c.listed
 }
 
-// Take takes the copy for the caller, which calls Used or Release. False means that another has taken it.
+// Take takes the copy for the caller, which calls Used, Release or Add. False means that another has
+// taken it.
 func (c *Copy) Take() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
@@ -77,12 +99,12 @@ func (c *Copy) takeLocked() bool {
 	}
 	c.listed = false
 	if c.older == nil {
-		c.list.mu.oldest = c.newer
+		c.in.oldest = c.newer
 	} else {
 		c.older.newer = c.newer
 	}
 	if c.newer == nil {
-		c.list.mu.newest = c.older
+		c.in.newest = c.older
 	} else {
 		c.newer.older = c.older
 	}
@@ -101,12 +123,16 @@ func (c *Copy) Release() {
 func (c *Copy) Used() {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
+	if c.excess {
+		c.list.mu.freeing -= c.bytes
+	}
 	c.list.settleLocked()
 }
 
 // settleLocked notes that a copy is taken no more.
 func (l *List) settleLocked() {
 	l.mu.taken--
+	l.changes.Add(1)
 	if l.mu.settled != nil {
 		close(l.mu.settled)
 		l.mu.settled = nil
@@ -142,11 +168,32 @@ func (c *Copy) Drop() {
 func (l *List) TakeOldest(sharing bool) *Copy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for c := l.mu.oldest; c != nil; c = c.newer {
-		if c.shares || !sharing {
-			c.takeLocked()
-			return c
-		}
+	return l.takeOldestLocked(sharing)
+}
+
+// TakeOver is TakeOldest for a caller that frees the copy, if over returns more bytes than such
+// callers are about to free already. over must take no lock.
+func (l *List) TakeOver(over func() int64) *Copy {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if over() <= l.mu.freeing {
+		return nil
 	}
-	return nil
+	c := l.takeOldestLocked(false)
+	if c != nil {
+		c.excess = true
+		l.mu.freeing += c.bytes
+	}
+	return c
+}
+
+func (l *List) takeOldestLocked(sharing bool) *Copy {
+	c := l.mu.sharing.oldest
+	if p := l.mu.plain.oldest; !sharing && p != nil && (c == nil || p.number < c.number) {
+		c = p
+	}
+	if c != nil {
+		c.takeLocked()
+	}
+	return c
 }

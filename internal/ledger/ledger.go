@@ -78,6 +78,20 @@ func (l *Ledger) Used() int64 {
 // Cached returns the bytes of copies.
 func (l *Ledger) Cached() int64 { return l.cached.Load() }
 
+// Memory returns live + retired + cached: the bytes that are memory.
+func (l *Ledger) Memory() int64 {
+	for tries := 1; ; tries++ {
+		before := l.seq.Load()
+		n := l.live.Load() + l.retired.Load() + l.cached.Load()
+		if before&1 == 0 && l.seq.Load() == before {
+			return n
+		}
+		if tries%16 == 0 { // the writer may have lost its processor
+			runtime.Gosched()
+		}
+	}
+}
+
 // UsedOrParked is Used without taking back what is parked: it may be too high by that.
 func (l *Ledger) UsedOrParked() int64 { return l.used.Load() }
 
