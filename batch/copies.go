@@ -42,7 +42,7 @@ func (b *Batch) Copies() (in []tier.ID) {
 }
 
 // EachCopy calls f with each copy that is there, with no lock held. It may be gone by then, so its
-// memory may be used under a lease only.
+// memory may be used only while the payload's Hold keeps it.
 func (b inside) EachCopy(f func(Payload)) {
 	b.mu.Lock()
 	first := b.mu.copies

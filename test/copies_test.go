@@ -1,10 +1,12 @@
 package test
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
@@ -168,4 +170,64 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 			closeClean(t, eng)
 		})
 	}
+}
+
+// TestMoveWhileACopyIsRecorded: the place of a batch that is up is recorded anew, and a move needs the
+// room of its copy. The move waits for the record, and is not refused.
+func TestMoveWhileACopyIsRecorded(t *testing.T) {
+	persistNeedsLinux(t)
+	files := faultfs.New(disk.OS(), 1)
+	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) {
+		c.Disks[0].FS, c.Disks[0].Capacity = files, spillway.Bytes(1*mib)
+		c.Disks[0].Marks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+	})
+	repo := scanOf(t, eng)
+	var both [2]*batch.Batch
+	for n := range both {
+		if err := repo.Put(t.Context(), n, numberedRecord(int64(n), 16_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+			t.Fatal(err)
+		}
+		for b := range repo.Batches(n) {
+			both[n] = b
+		}
+	}
+	a, b := both[0], both[1]
+	for _, k := range []tier.Kind{tier.Disk, tier.Host} {
+		if err := eng.Mover().Move(t.Context(), a, reservation.AnyInTier(k)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
+	if n := s.Usage().Cached; n == 0 || n+b.Info().Bytes < s.Capacity() {
+		t.Fatalf("a batch and a copy fit: %+v, %d", s.Usage(), b.Info().Bytes)
+	}
+	writing, goOn := make(chan struct{}), make(chan struct{})
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
+		close(writing)
+		<-goOn
+	})})()
+	placed := make(chan struct{})
+	go func() {
+		defer close(placed)
+		got, err := repo.Take(t.Context(), 0, batch.Idle, repository.NoWait())
+		if err != nil || got != a {
+			t.Errorf("%v %v", got, err)
+			return
+		}
+		place := got.Info().Place
+		place.Partition++
+		got.SetPlace(place)
+	}()
+	<-writing
+	time.AfterFunc(200*time.Millisecond, func() { close(goOn) })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk)); err != nil {
+		t.Errorf("the disk holds a copy only, and yet: %v (%+v)", err, s.Usage())
+	}
+	<-placed
+	if err := errors.Join(a.Drop(), repo.Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+	closePersistent(t, eng)
 }

@@ -101,8 +101,9 @@ type Buffer struct {
 	stack   invariants.Trace
 
 	// holders is the bit owned, while the owner has not released the buffer, plus the bit cached,
-	// while the owner does not need it, plus the number of leases. One word, so that no moment
-	// between them shows; without owned and leases the memory is gone.
+	// while the owner does not need it, plus the number of leases, of which there are none beside
+	// cached. One word, so that no moment between them shows; without owned and leases the memory
+	// is gone.
 	holders atomic.Int64
 
 	unleased atomic.Pointer[func()] // see OnUnleased
@@ -165,14 +166,14 @@ func (b *Buffer) Lease() (end func()) {
 }
 
 // TryLease is Lease for callers that hold neither the buffer nor a lease: it returns false if the
-// memory is gone.
+// memory is gone. That of a copy, which may go at any moment, counts as gone.
 func (b *Buffer) TryLease() (end func(), ok bool) {
 	if b == nil {
 		return func() {}, true
 	}
 	for {
 		n := b.holders.Load()
-		if n&^cached == 0 {
+		if n == 0 || n&cached != 0 {
 			return nil, false
 		}
 		if b.holders.CompareAndSwap(n, n+1) {
@@ -189,7 +190,7 @@ func (b *Buffer) leaseEnd() func() {
 			return
 		}
 		switch b.holders.Add(-1) {
-		case 0, cached:
+		case 0:
 			b.space.free(b)
 		case owned: // the owner can free it, or move what lies in it, from now on
 			if f := b.unleased.Load(); f != nil {

@@ -36,6 +36,8 @@ type Copy struct {
 	older, newer *Copy
 	number       uint64 // less than that of each that was added later
 	listed       bool
+	held         bool // see Hold
+	dropped      bool // while it was held
 	excess       bool // taken by TakeOver
 	bytes        int64
 	release      func()
@@ -59,11 +61,15 @@ func (l *List) New(bytes int64, shares bool, release func()) *Copy {
 // Changes returns a number that is another after each copy that was made, listed, used or freed.
 func (l *List) Changes() uint64 { return l.changes.Load() }
 
-// Add lists a copy that the caller has made or taken, as the newest.
+// Add lists a new copy.
 func (c *Copy) Add() {
+	c.list.mu.Lock()
+	defer c.list.mu.Unlock()
+	c.addLocked()
+}
+
+func (c *Copy) addLocked() {
 	l := c.list
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.mu.added++
 	c.number, c.listed = l.mu.added, true
 	if c.older = c.in.newest; c.older == nil {
@@ -78,15 +84,40 @@ func (c *Copy) Add() {
 // Bytes returns what the copy is charged.
 func (c *Copy) Bytes() int64 { return c.bytes }
 
-// Listed reports whether nobody has taken the copy so far.
+// Listed reports whether nobody has taken the copy so far, other than to hold it.
 func (c *Copy) Listed() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
-	return c.listed
+	return c.listed || c.held && !c.dropped
 }
 
-// Take takes the copy for the caller, which calls Used, Release or Add. False means that another has
-// taken it.
+// Hold takes the copy for a moment, in which its memory stays: others cannot take it, and Settle waits.
+// The caller, which must not wait for room meanwhile, then calls Unhold with no lock held. False
+// means that another has taken it.
+func (c *Copy) Hold() bool {
+	c.list.mu.Lock()
+	defer c.list.mu.Unlock()
+	taken := c.takeLocked()
+	c.held = c.held || taken
+	return taken
+}
+
+// Unhold lists a copy that is held, as the newest, or frees it if it was dropped.
+func (c *Copy) Unhold() {
+	c.list.mu.Lock()
+	c.held = false
+	dropped := c.dropped
+	if !dropped {
+		c.addLocked()
+	}
+	c.list.mu.Unlock()
+	if dropped {
+		c.Release()
+	}
+}
+
+// Take takes the copy for the caller, which calls Used or Release. False means that another has taken or
+// holds it.
 func (c *Copy) Take() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
@@ -156,9 +187,13 @@ func (l *List) Settle() bool {
 	return true
 }
 
-// Drop takes the copy and frees it, unless another has taken it.
+// Drop takes the copy and frees it, unless another has taken it. Who holds it frees it then.
 func (c *Copy) Drop() {
-	if c.Take() {
+	c.list.mu.Lock()
+	c.dropped = c.held
+	taken := c.takeLocked()
+	c.list.mu.Unlock()
+	if taken {
 		c.Release()
 	}
 }

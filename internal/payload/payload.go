@@ -183,6 +183,7 @@ type body struct {
 	bufs     []*tier.Buffer
 	shared   []Shared
 	released atomic.Bool
+	copied   atomic.Pointer[copies.Copy] // what KeepCopy returned last
 }
 
 // check panics on parts that do not fit together, because that is a bug in a converter. name is for
@@ -270,7 +271,34 @@ func (p *body) KeepCopy() *copies.Copy {
 	if len(p.bufs) == 0 || len(p.shared) > 0 && p.space.Kind() != tier.Disk {
 		return nil
 	}
-	return p.space.Inside().KeepCopy(p.bufs, len(p.shared) > 0, func() { _ = p.Release() })
+	c := p.space.Inside().KeepCopy(p.bufs, len(p.shared) > 0, func() { _ = p.Release() })
+	p.copied.Store(c)
+	return c
+}
+
+// Hold keeps the payload's own memory for a moment, until end is called with no lock held: by leases,
+// or as copies.Copy.Hold does. ok is false if the memory is gone, or is a copy that others are
+// about to use or to free.
+func (p *body) Hold() (end func(), ok bool) {
+	var ends []func()
+	end = func() {
+		for _, end := range slices.Backward(ends) {
+			end()
+		}
+	}
+	for _, b := range p.bufs {
+		one, ok := b.TryLease()
+		if !ok {
+			end()
+			c := p.copied.Load()
+			if c == nil || !c.Hold() {
+				return nil, false
+			}
+			return c.Unhold, true
+		}
+		ends = append(ends, one)
+	}
+	return end, true
 }
 
 // Buffers returns the payload's own memory, which stays the payload's. The slice must not be

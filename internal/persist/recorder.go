@@ -237,6 +237,21 @@ func (l *leased) add(buf *tier.Buffer) bool {
 	return ok
 }
 
+// addBody adds the memory of a payload's own, which may be a copy.
+func (l *leased) addBody(p interface {
+	Hold() (end func(), ok bool)
+	Buffers() []*tier.Buffer
+}) bool {
+	end, ok := p.Hold()
+	if ok {
+		l.ends = append(l.ends, end)
+		for _, buf := range p.Buffers() {
+			l.memories = append(l.memories, buf.Memory())
+		}
+	}
+	return ok
+}
+
 func (l *leased) end() {
 	for _, end := range slices.Backward(l.ends) {
 		end()
@@ -254,12 +269,9 @@ func (r *Recorder) record(volume *volumes.Volume, id batch.ID, want standing) (_
 	whole := true
 	switch p := want.payload.(type) {
 	case *batch.Image:
-		whole, shared, desc = body.add(p.Buffer()), p.Shared(), p.Descriptor()
+		whole, shared, desc = body.addBody(p), p.Shared(), p.Descriptor()
 	case *payload.Packed:
-		for _, run := range p.Runs() {
-			whole = whole && body.add(run.Buffer)
-		}
-		shared, desc = p.Shared(), p.Descriptor()
+		whole, shared, desc = body.addBody(p), p.Shared(), p.Descriptor()
 	default:
 		return 0, tier.ErrNotSupported
 	}
