@@ -1,11 +1,14 @@
 package test
 
 import (
+	"sync"
 	"testing"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -58,4 +61,110 @@ func TestBatchesOfTwoProcesses(t *testing.T) {
 		}
 		closeClean(t, eng)
 	}
+}
+
+// changing changes a batch all the time, from n goroutines, until stop is called.
+func changing(b *batch.Batch, n int) (stop func()) {
+	over := make(chan struct{})
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					b.Subscribe()()
+				}
+			}
+		})
+	}
+	return func() {
+		close(over)
+		all.Wait()
+	}
+}
+
+// putAndMove puts a batch into host memory and moves it to one space after the other.
+func putAndMove(t *testing.T, eng *spillway.Engine, repo *repository.Repository, to ...tier.ID) *batch.Batch {
+	t.Helper()
+	rec := numberedRecord(1, 10_000, wordList(1, 10))
+	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+		t.Fatal(err)
+	}
+	for b := range repo.Batches(0) {
+		moveAlong(t, eng, b, to...)
+		return b
+	}
+	t.Fatal("no batch is there")
+	return nil
+}
+
+func moveAlong(t *testing.T, eng *spillway.Engine, b *batch.Batch, to ...tier.ID) {
+	t.Helper()
+	for _, to := range to {
+		if err := eng.Mover().Move(t.Context(), b, reservation.Specific(to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// persistIn counts what an engine would find, if this process was killed, on disks in these
+// directories.
+func persistIn(t *testing.T, dirs ...string) int {
+	t.Helper()
+	next := persistentEngine(t, t.TempDir(), func(c *spillway.Config) {
+		first := c.Disks[0]
+		c.Disks = nil
+		for _, dir := range dirs {
+			first.Dir = t.TempDir()
+			copytree.Copy(t, first.Dir, dir)
+			c.Disks = append(c.Disks, first)
+		}
+	})
+	found := next.Persisted()
+	for _, p := range found {
+		if err := next.ForgetPersisted(p); err != nil {
+			t.Error(err)
+		}
+	}
+	closePersistent(t, next)
+	return len(found)
+}
+
+var (
+	firstHost             = tier.ID{Kind: tier.Host}
+	firstDisk, secondDisk = tier.ID{Kind: tier.Disk}, tier.ID{Kind: tier.Disk, Ordinal: 1}
+)
+
+// TestRecordIsOfTheLatestChange: many goroutines change a batch while it moves. It has a record
+// afterwards, on disk or above its copy there.
+func TestRecordIsOfTheLatestChange(t *testing.T) {
+	persistNeedsLinux(t)
+	dir := t.TempDir()
+	eng := persistentEngine(t, dir)
+	repo := scanOf(t, eng)
+	b := putAndMove(t, eng, repo, firstDisk)
+	for round := range testseed.Rounds(80, 10) {
+		stop := changing(b, 3)
+		for range 5 {
+			moveAlong(t, eng, b, firstHost, firstDisk)
+		}
+		if round%2 == 0 {
+			moveAlong(t, eng, b, firstHost)
+		}
+		stop()
+		want := 1
+		if b.Info().Space != firstDisk && len(b.Copies()) == 0 { // it was being recorded when it moved up
+			want = 0
+		}
+		if n := persistIn(t, dir); n != want {
+			t.Errorf("round %d: %d persist; the batch is in %s, and copies in %v", round, n, b.Info().Space, b.Copies())
+			b.Subscribe()() // so that it is recorded again
+		}
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closePersistent(t, eng)
 }

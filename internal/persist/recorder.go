@@ -70,10 +70,11 @@ func samePayload(a, b batch.Payload) bool {
 // Record is what is known of a batch on a disk where batches persist.
 type Record struct {
 	standing
-	volume *volumes.Volume // nil: there is no record
-	key    uint64
-	busy   bool // it is being written
-	again  bool // and must look again
+	volume  *volumes.Volume // nil: there is no record
+	key     uint64
+	version uint64 // the batch's that it was compared with
+	busy    bool   // it is being written
+	again   bool   // and must look again
 }
 
 // NewRecorder returns a recorder without volumes, which records nothing.
@@ -141,11 +142,15 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 			rec.again = true
 			r.mu.Unlock()
 			return
+		case now.Version < rec.version: // another call has looked since
+			r.mu.Unlock()
+			return
 		case rec.same(want):
+			rec.version = now.Version
 			r.mu.Unlock()
 			return
 		}
-		rec.busy, rec.again = true, false
+		rec.busy, rec.again, rec.version = true, false, now.Version
 		old := *rec
 		r.mu.Unlock()
 		volume, key := r.write(b.ID(), want, old)
@@ -156,7 +161,8 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 			delete(r.known, b)
 		}
 		r.mu.Unlock()
-		if !again {
+		// The batch may have changed before this call made its record, which had no version then.
+		if !again && b.Info().Version == now.Version {
 			return
 		}
 	}
