@@ -12,6 +12,8 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // TestBatchesOfTwoProcesses: an engine with one disk finds what one of two processes has kept and
@@ -161,6 +163,71 @@ func TestRecordIsOfTheLatestChange(t *testing.T) {
 		if n := persistIn(t, dir); n != want {
 			t.Errorf("round %d: %d persist; the batch is in %s, and copies in %v", round, n, b.Info().Space, b.Copies())
 			b.Subscribe()() // so that it is recorded again
+		}
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closePersistent(t, eng)
+}
+
+// TestRecordOfACopyThatIsUsed: a batch moves down onto its recorded copy while others change it.
+// The record is not written again.
+func TestRecordOfACopyThatIsUsed(t *testing.T) {
+	persistNeedsLinux(t)
+	files := faultfs.New(disk.OS(), 1)
+	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) { c.Disks[0].FS = files })
+	repo := scanOf(t, eng)
+	b := putAndMove(t, eng, repo, firstDisk)
+	before := files.Count("write")
+	stop := changing(b, 1)
+	for range testseed.Rounds(200, 50) {
+		moveAlong(t, eng, b, firstHost, firstDisk)
+	}
+	stop()
+	if n := files.Count("write") - before; n != 0 {
+		t.Errorf("%d writes", n)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closePersistent(t, eng)
+}
+
+// TestRecordStaysWithItsCopy: of copies on two disks the one with the record keeps it. Once it is
+// gone, the next change of the batch has the other recorded.
+func TestRecordStaysWithItsCopy(t *testing.T) {
+	persistNeedsLinux(t)
+	files := faultfs.New(disk.OS(), 1)
+	dirs := []string{t.TempDir(), t.TempDir()}
+	eng := persistentEngine(t, dirs[0], func(c *spillway.Config) {
+		c.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(8 * mib)}}
+		c.Disks = append(c.Disks, c.Disks[0])
+		c.Disks[1].Dir = dirs[1]
+		c.Disks[0].FS, c.Disks[1].FS = files, files
+	})
+	repo := scanOf(t, eng)
+	b := putAndMove(t, eng, repo, firstDisk, firstHost, secondDisk)
+	before := files.Count("write")
+	moveAlong(t, eng, b, firstHost)
+	if len(b.Copies()) != 2 {
+		t.Fatalf("copies are in %v", b.Copies())
+	}
+	for range 4 {
+		moveAlong(t, eng, b, tier.ID{Kind: tier.GPU}, firstHost)
+	}
+	if n := files.Count("write") - before; n != 0 {
+		t.Errorf("%d writes for moves between memories; copies are in %v", n, b.Copies())
+	}
+	if n := persistIn(t, dirs...); n != 1 {
+		t.Errorf("%d persist; copies are in %v", n, b.Copies())
+	}
+	for _, gone := range []tier.ID{secondDisk, firstDisk} {
+		s, _ := eng.Reservations().Spaces().ByID(gone)
+		s.Inside().DropCopies()
+		b.Subscribe()()
+		if n := persistIn(t, dirs...); n != len(b.Copies()) {
+			t.Errorf("%s is without copies: %d persist; copies are in %v", gone, n, b.Copies())
 		}
 	}
 	if err := repo.Close(t.Context()); err != nil {

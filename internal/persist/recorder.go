@@ -51,9 +51,12 @@ type standing struct {
 	port, partition int
 }
 
+// sameForm reports whether two are of one payload.
+func (s standing) sameForm(other standing) bool { return samePayload(s.payload, other.payload) }
+
 // same is ==, but for the payloads.
 func (s standing) same(other standing) bool {
-	if !samePayload(s.payload, other.payload) {
+	if !s.sameForm(other) {
 		return false
 	}
 	s.payload, other.payload = nil, nil
@@ -126,11 +129,10 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 		return
 	}
 	for {
-		now := b.Info() // the one passed in may be outdated
-		p, space := r.recorded(b, now)
+		now, forms := r.forms(b) // what was passed in may be outdated
 		r.mu.Lock()
 		rec := r.known[b]
-		want := r.standingLocked(rec, now.Place, p, space)
+		want := r.standingLocked(rec, now, forms)
 		switch {
 		case rec == nil && want.payload == nil:
 			r.mu.Unlock()
@@ -168,35 +170,50 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 	}
 }
 
-// recorded returns the form of a batch that a record can be of: the one that it has, or a copy that
-// it has left on disk, and where; nil if there is none.
-func (r *Recorder) recorded(b *batch.Batch, now batch.Info) (p batch.Payload, space tier.ID) {
-	switch {
-	case now.State == batch.Released:
-	case r.Records(now.Space):
-		return now.Payload, now.Space
-	default:
+// forms returns a batch, and the forms that a record can be of: the one that it has, or else the
+// copies that it has left on disk.
+func (r *Recorder) forms(b *batch.Batch) (now batch.Info, forms []standing) {
+	for {
+		now = b.Info()
+		switch {
+		case now.State == batch.Released:
+			return now, nil
+		case r.Records(now.Space):
+			return now, []standing{{payload: now.Payload, space: now.Space}}
+		}
+		forms = nil
 		b.Inside().EachCopy(func(c batch.Payload) {
 			if at := c.Space().ID(); r.Records(at) {
-				p, space = c, at
+				forms = append(forms, standing{payload: c, space: at})
 			}
 		})
+		if b.Info().Version == now.Version { // else a transit that has begun since may have taken a copy
+			return now, forms
+		}
 	}
-	return p, space
 }
 
-// standingLocked is what the record of a batch with a form should say. A batch without a place
-// keeps that which its record had.
-func (r *Recorder) standingLocked(rec *Record, place batch.Place, p batch.Payload, space tier.ID) standing {
-	if p == nil {
+// standingLocked is what the record of a batch with these forms should say. It stays with the form
+// that it is of. In transit that may be a copy that is about to be the batch's form. The end of the
+// transit is one more change. A batch without a place keeps that which its record had.
+func (r *Recorder) standingLocked(rec *Record, now batch.Info, forms []standing) standing {
+	recorded := rec != nil && rec.payload != nil
+	var s standing
+	switch {
+	case recorded && (now.State == batch.InTransit && !r.Records(now.Space) || slices.ContainsFunc(forms, rec.sameForm)):
+		s = rec.standing
+	case len(forms) == 0:
 		return standing{}
+	case recorded:
+		s = rec.standing
+		s.payload, s.space = forms[0].payload, forms[0].space
+	default:
+		s = forms[0]
 	}
-	if place.Plan == 0 && rec != nil && rec.payload != nil {
-		s := rec.standing
-		s.payload, s.space = p, space
-		return s
+	if place := now.Place; !recorded || place.Plan != 0 {
+		s.plan, s.operator, s.port, s.partition = r.plans[place.Plan], place.Operator, place.Port, place.Partition
 	}
-	return standing{p, space, r.plans[place.Plan], place.Operator, place.Port, place.Partition}
+	return s
 }
 
 // write records a batch, or ends its record, and returns the new one.
