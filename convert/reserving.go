@@ -109,6 +109,9 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 	}
 	asked, piecemeal := e.what.of(to), reservation.WithoutClearing()
 	r, err := m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
+	if !wait && errors.Is(err, tier.ErrNoSpace) && m.dropSharing(asked, e.what) {
+		r, err = m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
+	}
 	if wait && errors.Is(err, tier.ErrNoSpace) {
 		if e.until != nil {
 			var done func()
@@ -121,6 +124,20 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 		return m.reserveSlower(ctx, e, to, err)
 	}
 	return r, err
+}
+
+// dropSharing frees copies that keep dictionaries in use, until the first space of a strategy has
+// room for what is taken there. Of who waits, the monitor knows. It reports whether it freed any.
+func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool) {
+	for _, s := range asked.Candidates(m.cfg.Reservations.Spaces(), nil) {
+		before, need := s.Used(), what.in(s)
+		s.Inside().DropSharing(need)
+		freed = freed || s.Used() < before
+		if s.Available() >= need {
+			break
+		}
+	}
+	return freed
 }
 
 // inRoom reserves and does the errand; the reservation is released then. A space that refuses then

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime/pprof"
 	"slices"
 	"sync"
@@ -330,6 +331,9 @@ func (m *Monitor) step(ctx context.Context) {
 			try++
 			continue // a batch was not what the index took it for, and now it is
 		}
+		if (len(d.Stuck) > 0 || d.Held) && m.dropSharing() {
+			continue
+		}
 		m.starved.Store(len(d.Stuck) > 0 || d.Held)
 		m.publish(state, d)
 		m.reportStuck(now, state, d.Stuck)
@@ -337,6 +341,22 @@ func (m *Monitor) step(ctx context.Context) {
 		m.cfg.Reservations.Reconsider()
 		return
 	}
+}
+
+// dropSharing frees the copies that keep shared memory in use in spaces slower than one with waiters:
+// what could go there finds no room. It reports whether there is more room now.
+func (m *Monitor) dropSharing() (freed bool) {
+	first := len(m.spaces) // with waiters
+	for _, d := range m.demand {
+		first = min(first, m.byID[d.Space])
+	}
+	for i := first + 1; i < len(m.spaces); i++ {
+		s := m.spaces[i]
+		before := s.Used()
+		s.Inside().DropSharing(math.MaxInt64)
+		freed = freed || s.Used() < before
+	}
+	return freed
 }
 
 // rest forgets what only counts while something is needed.

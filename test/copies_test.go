@@ -110,6 +110,67 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 	closeClean(t, eng)
 }
 
+// fillWithDictionariesOfCopies puts batches on disk that are mostly dictionary, and brings them up. All
+// that is used of the disk then is what copies keep.
+func fillWithDictionariesOfCopies(t *testing.T, eng *spillway.Engine, repo *repository.Repository, share float64) {
+	t.Helper()
+	disk := eng.Spaces()[2]
+	for i := int64(0); float64(disk.Used()) < share*float64(disk.Capacity()); i++ {
+		if err := repo.Put(t.Context(), 0, numberedRecord(i, 10, wordList(uint64(i), 6000)), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+			t.Fatal(err)
+		}
+		for b := range repo.Batches(0) {
+			if b.Info().Space.Kind != tier.Disk {
+				continue
+			}
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.GPU)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestPutWithoutWaitBesideDictionariesOfCopies: nothing else lies on the disk, so a Put that must not
+// wait finds room there.
+func TestPutWithoutWaitBesideDictionariesOfCopies(t *testing.T) {
+	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].Capacity = spillway.Bytes(2 * mib) })
+	repo := scanOf(t, eng)
+	fillWithDictionariesOfCopies(t, eng, repo, 0.7)
+	rec := numberedRecord(1000, 20_000, wordList(1000, 10))
+	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk)), repository.WithoutWait()); err != nil {
+		t.Errorf("the disk has only copies: %v", err)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestWaiterAboveDictionariesOfCopies: who waits for host memory is not refused while copies keep the
+// room on disk that batches in host memory need to leave.
+func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
+	eng := openMarked(t, 4*mib, func(c *spillway.Config) {
+		c.Disks[0].Capacity = spillway.Bytes(2 * mib)
+		c.StuckAfter = 2 * time.Second
+		c.HostMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+		c.GPUMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+	})
+	repo := scanOf(t, eng)
+	fillWithDictionariesOfCopies(t, eng, repo, 0.75)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for i := range int64(5) { // each of 0.8 MiB or so: it fits on disk only without the dictionaries
+		rec := numberedRecord(2000+i, 20_000, wordList(1, 10))
+		if err := repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+			t.Fatalf("put %d: refused although only copies fill the disk: %v", i, err)
+		}
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
 // TestCopiesOnAFailingDiskAreNotUsed: when a disk has failed, neither moves nor the monitor leave a
 // batch to the copy that lies there.
 func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
