@@ -224,6 +224,8 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 		err = r.clone(ctx, rng, partition)
 	case n < 97:
 		r.eng.Mover().Inside().DropCopies()
+	case n < 98:
+		err = r.limit(rng)
 	default:
 		err = r.hold(ctx, rng)
 	}
@@ -231,6 +233,17 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 		return nil // given up, as asked
 	}
 	return err
+}
+
+// limit lowers what the disk may use, not below what it does, or takes that back.
+func (r *randomRun) limit(rng *rand.Rand) error {
+	spaces := r.eng.Spaces()
+	disk := spaces[len(spaces)-1]
+	limit := disk.Capacity()
+	if least := max(disk.Used(), limit/2); rng.IntN(2) == 0 {
+		limit = least + rng.Int64N(limit-least+1)
+	}
+	return disk.SetLimit(limit)
 }
 
 func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) error {
