@@ -29,13 +29,13 @@ import (
 // the repository and counts as dropped: its data goes with the last handle. To keep a batch, Take
 // it.
 //
-// While the caller works, the batches that come next are brought ahead, if there is room that nobody
-// needs: see ReadAhead. Drain waits for room in the tier, and for batches that are in use elsewhere. If that fails the
-// batch is whole in the repository, where it was; the error is yielded with a nil handle, and the
-// iteration ends. It may be begun again. A batch in a lost GPU fails each time with a
-// *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the batch is, and
-// Take takes one out to drop it. Breaking off leaves the rest in the repository. Several
-// goroutines may drain one partition; each gets other batches, in ascending order.
+// While the caller works, the batches that come next are brought ahead, if there is room that
+// nobody needs: see ReadAhead. Drain waits for room in the tier, and for batches that are in use
+// elsewhere. If that fails the batch is whole in the repository, where it was; the error is yielded
+// with a nil handle, and the iteration ends. It may be begun again. A batch in a lost GPU fails
+// each time with a *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the
+// batch is, and Take takes one out to drop it. Breaking off leaves the rest in the repository.
+// Several goroutines may drain one partition; each gets other batches, in ascending order.
 func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...TakeOption) iter.Seq2[*batch.Handle, error] {
 	o := takeOptionsOf(opts)
 	w := o.want(wantRest)

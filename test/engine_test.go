@@ -318,7 +318,7 @@ func openWith(t *testing.T, gpu, host int64) (*spillway.Engine, *repository.Repo
 }
 
 // scanOf makes a plan with one repository.
-func scanOf(t *testing.T, eng *spillway.Engine) *repository.Repository {
+func scanOf(t testing.TB, eng *spillway.Engine) *repository.Repository {
 	t.Helper()
 	plan, err := eng.Plan("p")
 	if err != nil {

@@ -30,14 +30,7 @@ func onSlowDisk(t testing.TB, memory int64, batches int) (*spillway.Engine, *rep
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan, err := eng.Plan("p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo, err := plan.Repository("scan", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	repo := scanOf(t, eng)
 	words := wordList(1, 100)
 	for i := range int64(batches) {
 		if err := repo.Put(t.Context(), 0, numberedRecord(i, 20_000, words), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
