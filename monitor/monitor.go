@@ -137,7 +137,7 @@ func New(cfg Config) (*Monitor, error) {
 	for i, s := range cfg.Reservations.Spaces().All() {
 		ids = append(ids, s.ID())
 		m.byID[s.ID()] = i
-		sp := &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1)}
+		sp := &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1)}
 		sp.linger.begin(s, time.Now())
 		m.spaces = append(m.spaces, sp)
 	}
@@ -295,13 +295,13 @@ func (m *Monitor) step(ctx context.Context) {
 	m.demand = m.cfg.Reservations.Demand(m.demand[:0])
 	needed := len(m.demand) > 0
 	for _, d := range m.demand {
-		m.spaces[m.byID[d.Space]].Inside().DropSharing(d.Bytes)
+		m.dropSharingOf(m.spaces[m.byID[d.Space]], d.Bytes)
 	}
 	for i, s := range m.spaces {
 		if m.isLost(s) {
 			continue
 		}
-		s.Inside().DropSharing(s.PressureBytes() - s.Stop()) // what copies keep is worth no move, and no warning
+		m.dropSharingOf(s, s.PressureBytes()-s.Stop()) // what copies keep is worth no move, and no warning
 		pressing, changed := s.pressing()
 		if changed {
 			m.tellPressure(i, s.high)
@@ -353,10 +353,37 @@ func (m *Monitor) dropSharing() (freed bool) {
 	for i := first + 1; i < len(m.spaces); i++ {
 		s := m.spaces[i]
 		before := s.Used()
-		s.Inside().DropSharing(math.MaxInt64)
+		m.dropSharingOf(s, math.MaxInt64)
 		freed = freed || s.Used() < before
 	}
 	return freed
+}
+
+// dropSharingOf frees copies of one space that keep shared memory in use, until bytes are free. Those
+// of batches that persist wait for the disk's journal, so the monitor waits for a period at most. It
+// frees no others there until that has ended.
+func (m *Monitor) dropSharingOf(s *space, bytes int64) {
+	if bytes <= 0 || s.Inside().Cached() == 0 {
+		return
+	}
+	select {
+	case s.freeing <- struct{}{}:
+	default:
+		return
+	}
+	done := make(chan struct{})
+	m.executors.Add(1)
+	go func() {
+		defer m.executors.Done()
+		defer func() { <-s.freeing; close(done) }()
+		s.Inside().DropSharing(bytes)
+	}()
+	late := time.NewTimer(m.cfg.Period)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+	}
 }
 
 // rest forgets what only counts while something is needed.

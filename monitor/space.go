@@ -12,14 +12,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// space is what the loop remembers of a space from step to step. Only pressed,
-// gone and clearing are used by other goroutines than Run's.
+// space is what the loop remembers of a space from step to step. Only pressed, gone, clearing and
+// freeing are used by other goroutines than Run's.
 type space struct {
 	*tier.Space
 	pressed atomic.Bool // the loop knows that the trigger was reached
 	gone    atomic.Bool // the loop knows that the space is lost
 	// clearing has what a Clear of the space holds.
 	clearing chan struct{}
+	freeing  chan struct{} // has what frees copies of the space; see dropSharingOf
 
 	edges   map[int]*edge // by the index of the target
 	lower   kinds         // of the targets

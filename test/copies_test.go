@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -165,6 +167,47 @@ func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
 			t.Fatalf("put %d: refused although only copies fill the disk: %v", i, err)
 		}
 	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestMonitorGoesOnWhileAJournalHangs: the records of copies that are to be freed wait for a disk that
+// hangs. The monitor moves batches from the GPU to host memory meanwhile.
+func TestMonitorGoesOnWhileAJournalHangs(t *testing.T) {
+	persistNeedsLinux(t)
+	files := faultfs.New(disk.OS(), 1)
+	eng := openMarked(t, 8*mib, func(c *spillway.Config) {
+		c.Disks[0].Capacity, c.Disks[0].FS, c.Disks[0].Persist = spillway.Bytes(4*mib), files, true
+	})
+	repo := scanOf(t, eng)
+	fillWithDictionariesOfCopies(t, eng, repo, 0.5)
+	goOn := make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	defer release()
+	var hung atomic.Int64
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Effect: faultfs.Do(func(string, string) {
+		hung.Add(1)
+		<-goOn
+	})})()
+	if err := eng.Spaces()[2].SetMarks(tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.3}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	words := wordList(1, 10)
+	for i := range int64(25) {
+		rec := numberedRecord(2000+i, 10_000, words)
+		if err := repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
+			t.Errorf("put %d: %v", i, err)
+			break
+		}
+	}
+	if hung.Load() == 0 {
+		t.Error("no write to the journal hung: the test is too easy")
+	}
+	release()
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
