@@ -112,7 +112,7 @@ var errNeeded = errors.New("convert: nothing is brought ahead where the room is 
 
 // needed returns the spaces of the strategy whose room others need, or may need soon.
 func (t *trip) needed() (spaces []*tier.Space) {
-	demand, choices := t.m.cfg.Reservations.Waiting(nil, nil)
+	demand, choices := t.m.cfg.Reservations.Inside().Waiting(nil, nil)
 	demand = append(demand, slices.Concat(choices...)...)
 	for _, s := range t.candidates(t.to) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })

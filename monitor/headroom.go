@@ -19,7 +19,7 @@ func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	if n == 0 {
 		return 0
 	}
-	at := spaceState{Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i), Arriving: m.cfg.Reservations.Arriving(id), Headroom: n}
+	at := spaceState{Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i), Arriving: m.cfg.Reservations.Inside().Arriving(id), Headroom: n}
 	return at.keep(need)
 }
 

@@ -338,7 +338,7 @@ func (m *Monitor) step(ctx context.Context) {
 		m.publish(state, d)
 		m.reportStuck(now, state, d.Stuck)
 		m.refuse(now, state)
-		m.cfg.Reservations.Reconsider()
+		m.cfg.Reservations.Inside().Reconsider()
 		return
 	}
 }

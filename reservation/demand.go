@@ -10,6 +10,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// inside is a Manager as the monitor and copies see it, who make room.
+type inside struct{ *Manager }
+
+// Inside returns what only this module's packages do with reservations. Programs have no use for it.
+func (m *Manager) Inside() inside { return inside{m} }
+
 // Demand is what waits for one space.
 type Demand struct {
 	Space    tier.ID
@@ -42,7 +48,7 @@ type Choice []Demand
 // of the sums. They are appended to any, the oldest first, because room is needed in one of the
 // spaces only. A request that is just being served is left out: its bytes are in use already.
 // Headroom is no part of Bytes: it is needed once for all.
-func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
+func (m inside) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 	m.mu.Lock()
 	if m.mu.special == 0 && m.mu.served == nil {
 		m.mu.Unlock()
@@ -84,7 +90,7 @@ func (d *Demand) add(other Demand) {
 
 // Arriving returns how many bytes of a space reservations have that left its headroom free. They are
 // no work that ends, but batches at rest before long. It may be somewhat more when they are.
-func (m *Manager) Arriving(id tier.ID) int64 {
+func (m inside) Arriving(id tier.ID) int64 {
 	if i := m.spaces.index(id); i >= 0 {
 		return m.lines[i].arriving.Load()
 	}
@@ -104,10 +110,10 @@ func (m *Manager) announce() {
 	m.subscribers.Each(func(f func()) { m.panics.Do("a subscriber to demand", f) })
 }
 
-// Reconsider is for the monitor, while there are waiters: it asks anew how much headroom those
+// Reconsider, called while there are waiters, asks anew how much headroom those
 // leave free that do. A wait of more than Config.StuckAfter leaves none any more: consumers have
 // had their time. It must be called with no lock held.
-func (m *Manager) Reconsider() {
+func (m inside) Reconsider() {
 	if m.config.Headroom == nil {
 		return
 	}
@@ -153,12 +159,12 @@ func (m *Manager) Reconsider() {
 	m.serve()
 }
 
-// Refuse is for the monitor, when nothing can be moved away any more. It ends the waits whose
+// Refuse, called when nothing can be moved away any more, ends the waits whose
 // candidates are all full, with a tier.NoSpaceError that carries hint, and returns how many those
 // were. full is called once for each space with waiters, with no lock held. Waiters that came after
 // that, or fit by now, keep waiting. So do those that fit into the headroom, which they may take
 // after Config.StuckAfter, unless full returns early as well: then nobody waits so long there.
-func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) int {
+func (m inside) Refuse(full func(tier.ID) (full, early bool), hint string) int {
 	m.mu.Lock()
 	newest := m.mu.seq
 	lines := slices.DeleteFunc(slices.Clone(m.lines), func(l *line) bool { return l.waits.Len() == 0 })

@@ -60,9 +60,8 @@
 //
 // # Locks
 //
-// Four kinds of mutex have this package's rank and are never held together: the Manager's guards
-// the lines, that of its table of owners the owners, a Reservation's its books, and that of
-// Streams its counts. Under them only the ledger of a space is locked (that is below), never a
+// Three kinds of mutex have this package's rank and are never held together: the Manager's guards
+// the lines, that of its table of owners the owners, and a Reservation's its books. Under them only the ledger of a space is locked (that is below), never a
 // Space, which calls its listeners when it is charged:
 //
 //	… → Batch → Registry → Reservation → Space → Ledger → …

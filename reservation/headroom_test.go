@@ -114,7 +114,7 @@ func TestHeadroomIsDemandedOnce(t *testing.T) {
 		a, b := startAs(m, 10, reservation.Incoming()), startAs(m, 5, reservation.Incoming())
 		a.waiting(t)
 		b.waiting(t)
-		got, choices := m.Waiting(nil, nil)
+		got, choices := m.Inside().Waiting(nil, nil)
 		want := reservation.Demand{Space: tier.ID{Kind: tier.GPU}, Bytes: 15, Smallest: 5, Headroom: 30, Waiters: 2}
 		if len(got) != 1 || got[0] != want || len(choices) != 0 {
 			t.Errorf("%+v %+v, want %+v", got, choices, want)
@@ -169,7 +169,7 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 		first := startAs(m, 20, reservation.Incoming())
 		first.waiting(t)
 		n.Store(0) // the largest batch elsewhere was dropped
-		m.Reconsider()
+		m.Inside().Reconsider()
 		synctest.Wait()
 		if !first.over() {
 			t.Error("20 bytes still wait, with 40 free and no headroom to leave")
@@ -186,10 +186,10 @@ func TestHeadroomEnds(t *testing.T) {
 		held := mustTry(t, m, onGPU0, 60)
 		w := startAs(m, 20, reservation.Incoming())
 		time.Sleep(reservation.StuckAfter - time.Second)
-		m.Reconsider()
+		m.Inside().Reconsider()
 		w.waiting(t)
 		time.Sleep(time.Second)
-		m.Reconsider()
+		m.Inside().Reconsider()
 		release(t, w.served(t), held)
 	})
 }
@@ -299,7 +299,7 @@ func TestProducerBesideBusyConsumers(t *testing.T) {
 		producer := startAs(m, 45, reservation.Incoming())
 		for range 10 * 60 * 20 {
 			time.Sleep(50 * time.Millisecond)
-			m.Reconsider()
+			m.Inside().Reconsider()
 		}
 		synctest.Wait()
 		if !producer.over() {
@@ -336,11 +336,11 @@ func TestArriving(t *testing.T) {
 		mustTry(t, m, onHost, 1, reservation.MovedFrom(tier.Disk)), mustTry(t, m, onHost, 1, reservation.Consuming()),
 		mustTry(t, m, onHost, 1), mustTry(t, m, onGPU0, 7, reservation.Incoming()),
 	}
-	if h, g := m.Arriving(host), m.Arriving(gpu0); h != 15 || g != 7 {
+	if h, g := m.Inside().Arriving(host), m.Inside().Arriving(gpu0); h != 15 || g != 7 {
 		t.Errorf("%d bytes arrive in host and %d in the GPU, want 15 and 7", h, g)
 	}
 	release(t, all...)
-	if n := m.Arriving(host) + m.Arriving(gpu0) + m.Arriving(tier.ID{Kind: tier.Disk}); n != 0 {
+	if n := m.Inside().Arriving(host) + m.Inside().Arriving(gpu0) + m.Inside().Arriving(tier.ID{Kind: tier.Disk}); n != 0 {
 		t.Errorf("%d bytes arrive after the release", n)
 	}
 }
@@ -355,7 +355,7 @@ func TestRefuseBesideHeadroom(t *testing.T) {
 		producer.waiting(t)
 		refuse := func(early bool, want int) {
 			t.Helper()
-			if n := m.Refuse(func(tier.ID) (bool, bool) { return true, early }, "hint"); n != want {
+			if n := m.Inside().Refuse(func(tier.ID) (bool, bool) { return true, early }, "hint"); n != want {
 				t.Errorf("%d were refused, want %d", n, want)
 			}
 		}

@@ -189,7 +189,6 @@ func (r Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) {
 	return r.allocFor(size, cuts, (*creditor)(r.rec))
 }
 
-// allocFor is AllocCuts with another account in front of the reservation's.
 func (r Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
 	if r.rec == nil {
 		return nil, errReleased("alloc")
@@ -228,9 +227,26 @@ func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err 
 	return b, err
 }
 
+// drawer is a Reservation as conversions, copies and streams see it.
+type drawer struct{ Reservation }
+
+// Inside returns what only this module's packages do with a reservation.
+func (r Reservation) Inside() drawer { return drawer{r} }
+
+// IsOpen reports whether r has not been released.
+func (r drawer) IsOpen() bool {
+	_, open := r.settings()
+	return open
+}
+
+// AllocFor is Alloc with another account, which front returns, in front of the reservation's.
+func (r drawer) AllocFor(size int64, front func(tier.Account) tier.Account) (*tier.Buffer, error) {
+	return r.allocFor(size, nil, front((*creditor)(r.rec)))
+}
+
 // StopClearing does for r from now on what WithoutClearing does for a new reservation. After
 // Release it does nothing.
-func (r Reservation) StopClearing() {
+func (r drawer) StopClearing() {
 	if rec := r.lock(); rec != nil {
 		rec.mu.optioned, rec.mu.options.policy.asIs = true, true
 		rec.mu.Unlock()
@@ -263,7 +279,7 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.B
 
 // Revive is Alloc onto the memory of a copy that lies in r's space, which the caller has taken. bufs
 // are all that it consists of. On an error they are a copy still.
-func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
+func (r drawer) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if r.rec == nil {
 		return errReleased("revive")
 	}

@@ -193,7 +193,7 @@ func TestServedIsNoDemand(t *testing.T) {
 					return
 				}
 				looked = true
-				demand, choices := m.Waiting(nil, nil)
+				demand, choices := m.Inside().Waiting(nil, nil)
 				if len(demand) != 1 || demand[0].Bytes != 50 || demand[0].Waiters != 1 || len(choices) != 0 {
 					t.Errorf("while %s is served: %+v and %+v", strategy, demand, choices)
 				}
@@ -208,7 +208,7 @@ func TestServedIsNoDemand(t *testing.T) {
 			if !looked {
 				t.Error("the test shows nothing")
 			}
-			if demand, choices := m.Waiting(nil, nil); len(demand)+len(choices) > 0 {
+			if demand, choices := m.Inside().Waiting(nil, nil); len(demand)+len(choices) > 0 {
 				t.Errorf("nothing waits, but %+v and %+v", demand, choices)
 			}
 		})

@@ -368,14 +368,14 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 				return slices.Contains(ids, id.String()), false
 			}
 		}
-		if n := m.Refuse(full(), "hint"); n != 0 {
+		if n := m.Inside().Refuse(full(), "hint"); n != 0 {
 			t.Errorf("%d were refused though nothing is full", n)
 		}
 		if want := []string{"gpu:0", "gpu:1"}; !slices.Equal(asked, want) {
 			t.Errorf("asked about %v; want %v", asked, want)
 		}
 		var late *call
-		n := m.Refuse(func(id tier.ID) (full, early bool) {
+		n := m.Inside().Refuse(func(id tier.ID) (full, early bool) {
 			if late == nil { // comes too late to be refused
 				late = startReserve(t.Context(), m, onGPU0, 7)
 				late.waiting(t)
@@ -394,7 +394,7 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 		}
 		either.waiting(t)
 		other.waiting(t)
-		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 3 {
+		if n := m.Inside().Refuse(full("gpu:0", "gpu:1"), ""); n != 3 {
 			t.Errorf("%d were refused; want 3", n)
 		}
 		late.failed(t, tier.ErrNoSpace)
@@ -403,7 +403,7 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 		if !errors.As(err, &e) || e.Space != gpu1 || e.Available != 50 || e.Hint != "enlarge gpu:1" {
 			t.Errorf("%+v", err)
 		}
-		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 0 {
+		if n := m.Inside().Refuse(full("gpu:0", "gpu:1"), ""); n != 0 {
 			t.Errorf("%d were refused; want none", n)
 		}
 		release(t, a, b)
@@ -420,7 +420,7 @@ func TestRefuseServesThoseBehind(t *testing.T) {
 		large.waiting(t)
 		small := startReserve(t.Context(), m, onGPU0, 40)
 		small.waiting(t)
-		if n := m.Refuse(func(tier.ID) (full, early bool) { return true, false }, ""); n != 1 {
+		if n := m.Inside().Refuse(func(tier.ID) (full, early bool) { return true, false }, ""); n != 1 {
 			t.Errorf("%d were refused; want 1", n)
 		}
 		large.failed(t, tier.ErrNoSpace)

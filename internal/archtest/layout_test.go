@@ -30,6 +30,7 @@ var layout = []string{
 	"tier/faultdev",
 	"reservation",
 	"reservation/arrowmem",
+	"reservation/streams",
 	"reservation/permit",
 	"reservation/admission",
 	"reservation/budget",

@@ -1,4 +1,4 @@
-package reservation_test
+package streams_test
 
 import (
 	"errors"
@@ -11,13 +11,14 @@ import (
 
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/streams"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // simStreams returns Streams of a simulated GPU, some of its streams, and the
 // manager. A page is charged for each allocation.
-func simStreams(t *testing.T, capacity int64, n int) (*reservation.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
+func simStreams(t *testing.T, capacity int64, n int) (*streams.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
 	t.Helper()
 	dev, err := sim.New(sim.Config{Memory: capacity})
 	if err != nil {
@@ -36,8 +37,8 @@ func simStreams(t *testing.T, capacity int64, n int) (*reservation.Streams, []ti
 			t.Error(err)
 		}
 	})
-	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{space, spaceOf(t, "gpu:1", 100), spaceOf(t, "host:0", 100)}})
-	s, err := reservation.NewStreams(m, gpu0)
+	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{space, spaceOf(t, gpu1, 100), spaceOf(t, host, 100)}})
+	s, err := streams.New(m, gpu0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func simStreams(t *testing.T, capacity int64, n int) (*reservation.Streams, []ti
 
 const granule = 4096 // a multiple of the simulated GPU's
 
-func mustAllocOn(t testing.TB, s *reservation.Streams, on tier.Stream, size int64) *tier.Buffer {
+func mustAllocOn(t testing.TB, s *streams.Streams, on tier.Stream, size int64) *tier.Buffer {
 	t.Helper()
 	b, err := s.Alloc(on, size)
 	if err != nil {
@@ -70,7 +71,7 @@ func mustAllocOn(t testing.TB, s *reservation.Streams, on tier.Stream, size int6
 	return b
 }
 
-func wantStreamUsage(t testing.TB, what string, s *reservation.Streams, on tier.Stream, current, peak int64) {
+func wantStreamUsage(t testing.TB, what string, s *streams.Streams, on tier.Stream, current, peak int64) {
 	t.Helper()
 	if now, most := s.Usage(on); now != current*granule || most != peak*granule {
 		t.Errorf("%s: %d bytes, at most %d; want %d, %d", what, now, most, current*granule, peak*granule)
@@ -78,7 +79,7 @@ func wantStreamUsage(t testing.TB, what string, s *reservation.Streams, on tier.
 }
 
 // total is how many bytes are counted on all streams.
-func total(s *reservation.Streams) int64 {
+func total(s *streams.Streams) int64 {
 	now, _ := s.Usage(nil)
 	return now
 }
@@ -175,10 +176,10 @@ func TestAttachRefuses(t *testing.T) {
 	if err := s.Attach(on[0], gone); !errors.Is(err, tier.ErrReleased) {
 		t.Error(err)
 	}
-	if _, err := reservation.NewStreams(m, host); !errors.Is(err, tier.ErrNotSupported) {
+	if _, err := streams.New(m, host); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("streams of a host space: %v", err)
 	}
-	if _, err := reservation.NewStreams(m, tier.ID{Kind: tier.GPU, Ordinal: 7}); !errors.Is(err, reservation.ErrNoCandidate) {
+	if _, err := streams.New(m, tier.ID{Kind: tier.GPU, Ordinal: 7}); !errors.Is(err, reservation.ErrNoCandidate) {
 		t.Errorf("streams of no space: %v", err)
 	}
 }
@@ -186,8 +187,8 @@ func TestAttachRefuses(t *testing.T) {
 // Without a reservation an allocation neither waits nor takes what is kept for waiters.
 func TestStreamsHeedTheDoor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Bypass: -1})
-		s, err := reservation.NewStreams(m, gpu0)
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, gpu0, 100)}, Bypass: -1})
+		s, err := streams.New(m, gpu0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,8 +198,14 @@ func TestStreamsHeedTheDoor(t *testing.T) {
 			t.Errorf("no room: %v", err)
 		}
 		b := mustAllocOn(t, s, on, 10)
-		large := startReserve(t.Context(), m, onGPU0, 90)
-		large.waiting(t)
+		var large reservation.Reservation
+		served := make(chan error, 1)
+		go func() {
+			var err error
+			large, err = m.Reserve(t.Context(), onGPU0, 90)
+			served <- err
+		}()
+		synctest.Wait()
 		if _, err := s.Alloc(on, 10); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("what is kept for the oldest: %v", err)
 		}
@@ -206,7 +213,10 @@ func TestStreamsHeedTheDoor(t *testing.T) {
 			t.Errorf("failures were counted: %d bytes, at most %d", now, most)
 		}
 		release(t, held, b)
-		release(t, large.served(t))
+		if err := <-served; err != nil {
+			t.Fatal(err)
+		}
+		release(t, large)
 	})
 }
 
@@ -216,8 +226,8 @@ type namedStream struct{ tier.Stream }
 // A buffer that the device has not given back yet counts still, and is counted off before its bytes
 // can be reused.
 func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
-	m, space := one(t, 100, 0)
-	s, err := reservation.NewStreams(m, gpu0)
+	m, space := one(t, 100)
+	s, err := streams.New(m, gpu0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,8 +259,8 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 // What a stream frees of an overdrawn reservation goes to the space at once, and is counted off
 // before: a listener never finds more counted than used.
 func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
-	m, space := one(t, 100, 0)
-	s, err := reservation.NewStreams(m, gpu0)
+	m, space := one(t, 100)
+	s, err := streams.New(m, gpu0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,8 +291,8 @@ func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 func TestStreamsAtOnce(t *testing.T) {
 	const each, rounds = 8, 200
 	t.Run("memory that is back at once", func(t *testing.T) {
-		m, _ := one(t, 1024*granule, 0)
-		s, err := reservation.NewStreams(m, gpu0)
+		m, _ := one(t, 1024*granule)
+		s, err := streams.New(m, gpu0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -315,7 +325,7 @@ func TestStreamsAtOnce(t *testing.T) {
 	})
 }
 
-func streamsAtOnce(t *testing.T, s *reservation.Streams, m *reservation.Manager, on []tier.Stream, each, rounds int) {
+func streamsAtOnce(t *testing.T, s *streams.Streams, m *reservation.Manager, on []tier.Stream, each, rounds int) {
 	freed := make(chan func())
 	var allocators, freers, full sync.WaitGroup
 	full.Add(len(on))

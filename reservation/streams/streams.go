@@ -1,10 +1,15 @@
-package reservation
+// Package streams counts what is allocated on each stream of a GPU. The allocations of a stream may
+// draw from a reservation that is attached to it.
+//
+// Its lock has the rank of a reservation's, and is never held with another of this rank.
+package streams
 
 import (
 	"errors"
 	"fmt"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -15,14 +20,14 @@ import (
 // Streams owns nothing: the owner of an attached reservation releases it, and a stream that was
 // closed is forgotten with Forget. It is safe for concurrent use.
 type Streams struct {
-	manager  *Manager
+	manager  *reservation.Manager
 	space    *tier.Space
-	strategy Strategy
+	strategy reservation.Strategy
 
 	mu struct {
-		lockrank.Mutex[lockrank.Reservation] // never held with another of this rank
-		streams                              map[tier.Stream]*stream
-		total                                streamUsage
+		lockrank.Mutex[lockrank.Reservation]
+		streams map[tier.Stream]*stream
+		total   streamUsage
 	}
 }
 
@@ -38,19 +43,19 @@ func (u *streamUsage) add(n int64) {
 // Streams.mu.
 type stream struct {
 	usage    streamUsage
-	attached Reservation
+	attached reservation.Reservation
 }
 
-// NewStreams returns Streams of a GPU space of the manager.
-func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
+// New returns Streams of a GPU space of the manager.
+func New(m *reservation.Manager, id tier.ID) (*Streams, error) {
 	space, ok := m.Spaces().ByID(id)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("reservation: streams of %s: %w", id, ErrNoCandidate)
+		return nil, fmt.Errorf("reservation: streams of %s: %w", id, reservation.ErrNoCandidate)
 	case id.Kind != tier.GPU:
 		return nil, fmt.Errorf("reservation: %s has no streams: %w", id, tier.ErrNotSupported)
 	}
-	s := &Streams{manager: m, space: space, strategy: Specific(id)}
+	s := &Streams{manager: m, space: space, strategy: reservation.Specific(id)}
 	s.mu.streams = make(map[tier.Stream]*stream)
 	return s, nil
 }
@@ -58,13 +63,12 @@ func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
 // Attach makes allocations on a stream draw from r, which stays the caller's. A
 // stream can have one only, even if that was released meanwhile. r must be of the Streams' own
 // space and open.
-func (s *Streams) Attach(on tier.Stream, r Reservation) error {
-	_, open := r.settings()
+func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
 	switch {
 	case on == nil:
 		return errors.New("reservation: a stream is required")
-	case !open:
-		return errReleased("attach")
+	case !r.Inside().IsOpen():
+		return fmt.Errorf("reservation: attach: %w", tier.ErrReleased)
 	case r.Space() != s.space:
 		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s", r.Space().ID(), s.space.ID())
 	}
@@ -81,15 +85,15 @@ func (s *Streams) Attach(on tier.Stream, r Reservation) error {
 // Detach ends what Attach began and returns the reservation, which the caller may
 // release now; the zero value if there was none. Buffers that were drawn from it on the stream
 // are counted until they are freed.
-func (s *Streams) Detach(on tier.Stream) Reservation {
+func (s *Streams) Detach(on tier.Stream) reservation.Reservation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.mu.streams[on]
 	if st == nil {
-		return Reservation{}
+		return reservation.Reservation{}
 	}
 	r := st.attached
-	st.attached = Reservation{}
+	st.attached = reservation.Reservation{}
 	return r
 }
 
@@ -136,8 +140,8 @@ func (s *Streams) allocNow(st *stream, size int64) (*tier.Buffer, error) {
 	return b, errors.Join(err, r.Release())
 }
 
-func (s *Streams) allocFrom(r Reservation, st *stream, size int64) (*tier.Buffer, error) {
-	b, err := r.allocFor(size, nil, &streamAccount{s, st, (*creditor)(r.rec)})
+func (s *Streams) allocFrom(r reservation.Reservation, st *stream, size int64) (*tier.Buffer, error) {
+	b, err := r.Inside().AllocFor(size, func(a tier.Account) tier.Account { return &streamAccount{s, st, a} })
 	if err == nil {
 		// Not before, because a failed allocation is never visible. No goroutine can free it
 		// earlier.
