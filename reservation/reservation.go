@@ -26,8 +26,8 @@ type Reservation struct {
 // IsZero reports whether r is the zero value, and so no reservation.
 func (r Reservation) IsZero() bool { return r.rec == nil }
 
-// record holds the books of a reservation. When that is released, and nothing that was drawn from
-// it is out, another one uses the record: so reserving does not allocate. Its generation
+// record holds the books of a reservation. When that is released, another one uses the record: so
+// reserving does not allocate, and buffers that are out keep no records. Its generation
 // distinguishes them.
 type record struct {
 	line *line  // of all its reservations
@@ -37,7 +37,7 @@ type record struct {
 		lockrank.Mutex[lockrank.Reservation]        // never held with the manager's, which has the same rank
 		gen                                  uint64 // counts Releases
 		promised                             int64
-		drawn                                int64 // charged to buffers that are not reclaimed yet; with Ignore it may be above promised
+		drawn                                int64 // charged to its buffers that are not reclaimed yet; with Ignore it may be above promised
 		released                             bool
 		growing                              []*waiter // Grow calls that wait
 		optioned                             bool      // there are options: most have none
@@ -59,7 +59,7 @@ func (l *line) record() *record {
 func (r *record) open(bytes int64, o options) Reservation {
 	// Not locked: a reservation of an earlier generation reads only the generation, which stays.
 	v := Reservation{r, r.mu.gen}
-	r.mu.promised, r.mu.released = bytes, false
+	r.mu.promised, r.mu.drawn, r.mu.released = bytes, 0, false
 	if o != (options{}) {
 		r.mu.optioned, r.mu.options = true, o
 		if keeps, _ := o.policy.origin.of(r.line.space); keeps {
@@ -90,10 +90,6 @@ func (r Reservation) lock() *record {
 
 // goneLocked reports whether the reservation of that generation was released.
 func (r *record) goneLocked(gen uint64) bool { return r.mu.gen != gen || r.mu.released }
-
-// idleLocked reports whether another reservation may use r; the caller then calls recycle,
-// once.
-func (r *record) idleLocked() bool { return r.mu.released && r.mu.drawn == 0 }
 
 // recycle hands r on. An invariants build keeps each record as it was, for the stack of
 // a second release.
@@ -266,9 +262,9 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.B
 	if err != nil || size == 0 {
 		return nil, err
 	}
-	b, err := l.space.Inside().Draw(size, cuts, a)
+	b, err := l.space.Inside().DrawOf(size, cuts, a, r.gen)
 	if err != nil {
-		r.rec.undraw(charge, grown)
+		r.undraw(charge, grown)
 		return nil, err
 	}
 	if grown > 0 {
@@ -287,7 +283,7 @@ func (r drawer) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if err != nil {
 		return err
 	}
-	r.rec.line.space.Inside().Revive(c, bufs, (*creditor)(r.rec))
+	r.rec.line.space.Inside().Revive(c, bufs, (*creditor)(r.rec), r.gen)
 	if grown > 0 {
 		r.changed()
 	}
@@ -352,40 +348,31 @@ func (l *line) beyond(p LimitPolicy, shortfall int64) (int64, bool) {
 }
 
 // undraw is the reverse of draw.
-func (r *record) undraw(charge, grown int64) {
-	r.mu.Lock()
-	before := r.unusedLocked()
-	r.mu.drawn -= charge
-	r.mu.promised -= min(grown, r.unusedLocked())
-	spare := charge - (r.unusedLocked() - before)
-	idle := r.idleLocked()
-	r.mu.Unlock()
-	r.line.space.Inside().Unreserve(spare)
-	if idle {
-		r.recycle()
+func (r Reservation) undraw(charge, grown int64) {
+	spare := charge
+	if rec := r.lock(); rec != nil {
+		before := rec.unusedLocked()
+		rec.mu.drawn -= charge
+		rec.mu.promised -= min(grown, rec.unusedLocked())
+		spare -= rec.unusedLocked() - before
+		rec.mu.Unlock()
 	}
+	r.Space().Inside().Unreserve(spare)
 }
 
-// creditor is a record as the tier.Account of its buffers: while one of them is out, no other
-// reservation uses the record.
+// creditor is a record as the tier.Account of buffers, of all its reservations.
 type creditor record
 
 // Credit takes n bytes back that a buffer was charged and that are reclaimed. A
 // promise that was overdrawn gives the space its part first. After Release all
 // of it is the space's.
-func (a *creditor) Credit(n int64) bool {
-	r := (*record)(a)
-	r.mu.Lock()
-	before := r.unusedLocked()
-	r.mu.drawn -= n
-	if r.mu.released {
-		idle := r.idleLocked()
-		r.mu.Unlock()
-		if idle {
-			r.recycle()
-		}
+func (a *creditor) Credit(gen uint64, n int64) bool {
+	r := Reservation{(*record)(a), gen}.lock()
+	if r == nil {
 		return false
 	}
+	before := r.unusedLocked()
+	r.mu.drawn -= n
 	kept := r.unusedLocked() - before
 	r.line.space.Inside().Recall(n) // under the lock, so that a Release finds it in the books
 	r.mu.Unlock()
@@ -553,7 +540,6 @@ func (r Reservation) Release() error {
 		rec.mu.optioned, rec.mu.options, rec.mu.arriving = false, options{}, 0
 	}
 	rec.mu.gen++
-	idle := rec.idleLocked()
 	rec.mu.Unlock()
 	if invariants.Enabled {
 		line.m.open.Delete(r)
@@ -563,9 +549,7 @@ func (r Reservation) Release() error {
 	for _, w := range growing {
 		line.m.withdraw(w, errReleased("grow"))
 	}
-	if idle {
-		rec.recycle()
-	}
+	rec.recycle()
 	return nil
 }
 

@@ -98,6 +98,7 @@ type Buffer struct {
 	size    int64
 	charge  int64
 	account Account
+	of      uint64 // which of the account's promises
 	stack   invariants.Trace
 
 	// holders is the bit owned, while the owner has not released the buffer, plus the bit cached,

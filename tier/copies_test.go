@@ -114,7 +114,7 @@ func TestCopyCountsAsFree(t *testing.T) {
 	if err := s.Inside().Reserve(4 * Page); err != nil || !c.Take() {
 		t.Fatalf("the copy is not to be had: %v", err)
 	}
-	s.Inside().Revive(c, []*Buffer{young}, nil)
+	s.Inside().Revive(c, []*Buffer{young}, nil, 0)
 	wantUsage(t, s, 10, 0, 0)
 	if err := errors.Join(young.Release(), b.Release()); err != nil {
 		t.Error(err)
@@ -298,7 +298,7 @@ type recalling struct {
 	draw func()
 }
 
-func (a *recalling) Credit(n int64) bool {
+func (a *recalling) Credit(_ uint64, n int64) bool {
 	a.s.Inside().Recall(n)
 	a.draw()
 	return true
@@ -362,7 +362,7 @@ func TestPromisesAreKeptBesideCopies(t *testing.T) {
 								c.Drop()
 							case c.Take():
 								revived.Add(1)
-								s.Inside().Revive(c, bufs, nil)
+								s.Inside().Revive(c, bufs, nil, 0)
 								for _, b := range bufs {
 									if err := b.Release(); err != nil {
 										t.Error(err)

@@ -15,6 +15,11 @@ import (
 // promised still. A size of 0 gives a nil buffer and no error. account, which
 // may be nil, is offered the bytes when the buffer is gone.
 func (in inside) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
+	return in.DrawOf(size, cuts, account, 0)
+}
+
+// DrawOf is Draw for an account that serves several promises, one after the other: of is the one.
+func (in inside) DrawOf(size int64, cuts []int64, account Account, of uint64) (*Buffer, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", in.cfg.ID, size)
 	}
@@ -31,7 +36,7 @@ func (in inside) Draw(size int64, cuts []int64, account Account) (*Buffer, error
 		in.ledger.Undraw(charge)
 		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
 	}
-	b := &Buffer{space: in.Space, mem: mem, size: size, charge: charge, account: account, stack: invariants.Stack()}
+	b := &Buffer{space: in.Space, mem: mem, size: size, charge: charge, account: account, of: of, stack: invariants.Stack()}
 	b.holders.Store(owned)
 	in.mu.Lock()
 	in.mu.buffers[b] = struct{}{}
@@ -87,7 +92,7 @@ func (s *Space) free(b *Buffer) {
 	s.mu.Lock()
 	delete(s.mu.buffers, b)
 	s.mu.Unlock()
-	charge, account, copied := b.charge, b.account, b.holders.Load()&cached != 0
+	charge, account, of, copied := b.charge, b.account, b.of, b.holders.Load()&cached != 0
 	unsure, fresh := s.Inside().Unsure(), s.fresh.Load()
 	if copied {
 		fresh = nil
@@ -110,7 +115,7 @@ func (s *Space) free(b *Buffer) {
 		if fresh != nil {
 			fresh.Add(-charge)
 		}
-		if account != nil && account.Credit(charge) {
+		if account != nil && account.Credit(of, charge) {
 			return
 		}
 		s.ledger.Reap(charge)
@@ -125,8 +130,9 @@ func (s *Space) free(b *Buffer) {
 type Account interface {
 	// Credit is called with no lock held when n bytes, which a buffer was
 	// charged, are reclaimed. An account that keeps them for its own promise
-	// calls Space.Recall(n) and returns true; otherwise they become free.
-	Credit(n int64) bool
+	// calls Space.Recall(n) and returns true; otherwise they become free. of
+	// is what the buffer was drawn with.
+	Credit(of uint64, n int64) bool
 }
 
 // giver is memory of a space's device that other code has allocated, and wants back: the

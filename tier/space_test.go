@@ -521,7 +521,7 @@ type account struct {
 	sum   atomic.Int64
 }
 
-func (a *account) Credit(n int64) bool {
+func (a *account) Credit(_ uint64, n int64) bool {
 	lockrank.AssertNone("an account is credited")
 	a.sum.Add(n)
 	if a.keep.Load() {

@@ -283,7 +283,7 @@ type returns struct {
 	back  atomic.Bool
 }
 
-func (r *returns) Credit(n int64) bool {
+func (r *returns) Credit(_ uint64, n int64) bool {
 	if r.back.Load() {
 		r.space.Inside().Recall(n)
 	}

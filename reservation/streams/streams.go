@@ -192,7 +192,7 @@ type streamAccount struct {
 
 // Credit counts the bytes off before another request can have them. Otherwise a sum above the
 // capacity would be visible.
-func (a *streamAccount) Credit(n int64) bool {
+func (a *streamAccount) Credit(gen uint64, n int64) bool {
 	a.streams.count(a.stream, -n)
-	return a.Account.Credit(n)
+	return a.Account.Credit(gen, n)
 }
