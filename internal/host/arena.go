@@ -227,20 +227,43 @@ func (a *Arena) Stats() tier.HostStats {
 	}
 }
 
-// memory is what Alloc returns, except for small ones: whole pages.
+// memory is what Alloc returns, except for small ones: whole pages. A million are an object of 48
+// bytes each.
 type memory struct {
-	size    int64
+	size int64
+	at   atomic.Int64 // where its first range begins; gone once it was freed
+	one  [1][]byte    // its extent, if that is the only one
+	more *parts       // nil if it is
+}
+
+// parts are the extents of a memory in several pieces, and their ranges.
+type parts struct {
 	extents [][]byte
 	ranges  []piece
-	freed   atomic.Bool
 }
+
+const gone = -1
 
 // piece is a part of a memory; At is its offset in the arena. Its length there is
 // Len rounded up to a page.
 type piece = placement.Piece[int64]
 
-func (m *memory) Size() int64       { return m.size }
-func (m *memory) Extents() [][]byte { return m.extents }
+func (m *memory) Size() int64 { return m.size }
+
+func (m *memory) Extents() [][]byte {
+	if m.more != nil {
+		return m.more.extents
+	}
+	return m.one[:]
+}
+
+// ranges returns where a memory lies that begins at the offset at; it may use room.
+func (m *memory) ranges(room []piece, at int64) []piece {
+	if m.more != nil {
+		return m.more.ranges
+	}
+	return append(room[:0], piece{Len: m.size, At: at})
+}
 
 // round returns n rounded up to a multiple of 4096.
 func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
@@ -348,17 +371,22 @@ func (a *Arena) fullLocked(size int64) error {
 
 // handOut makes a memory of ranges that were taken.
 func (a *Arena) handOut(size int64, pieces []piece) (tier.Memory, error) {
-	m := &memory{size: size, ranges: pieces, extents: make([][]byte, len(pieces))}
+	m := &memory{size: size}
+	extents := m.one[:]
+	if m.at.Store(pieces[0].At); len(pieces) > 1 {
+		extents = make([][]byte, len(pieces))
+		m.more = &parts{extents, pieces}
+	}
 	for i, p := range pieces {
 		end := p.At + p.Len
-		m.extents[i] = a.mem[p.At:end:end]
+		extents[i] = a.mem[p.At:end:end]
 		a.mark(p.At, round(p.Len))
 		a.window.Reach(end)
 		if !poison {
 			continue
 		}
 		if err := a.space.show(a.mem[p.At : p.At+round(p.Len)]); err != nil {
-			a.freePages(m)
+			a.freePages(m, pieces[0].At)
 			return nil, fmt.Errorf("host: making %d bytes readable again: %w", p.Len, err)
 		}
 	}
@@ -383,48 +411,51 @@ func (a *Arena) stepLen(i int64) int64 { return min(step, a.cfg.Capacity-i*step)
 func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
 	switch m := mem.(type) {
 	case *small:
-		mustBeFirst(&m.freed)
+		mustBeFirst(m.freed.CompareAndSwap(false, true))
 		a.freeSmall(m, true)
 	case *memory:
-		mustBeFirst(&m.freed)
-		a.freePages(m)
+		at := m.at.Swap(gone)
+		mustBeFirst(at != gone)
+		a.freePages(m, at)
 	default:
 		panic(fmt.Sprintf("host: %T is no memory of an arena", mem))
 	}
 	reclaimed()
 }
 
-func mustBeFirst(freed *atomic.Bool) {
-	if !freed.CompareAndSwap(false, true) {
+func mustBeFirst(is bool) {
+	if !is {
 		panic("host: memory freed twice")
 	}
 }
 
-// freePages returns a memory's ranges to the free list.
-func (a *Arena) freePages(m *memory) {
+// freePages returns the ranges of a memory, which begins at the offset at, to the free list.
+func (a *Arena) freePages(m *memory, at int64) {
+	var room [1]piece
+	ranges := m.ranges(room[:], at)
 	if poison {
-		for _, p := range m.ranges {
+		for _, p := range ranges {
 			// Refused when the process has too many mappings; then the
 			// bytes stay readable, which only hides bugs.
 			_ = a.space.hide(a.mem[p.At : p.At+round(p.Len)])
 		}
 	}
-	if a.putBack(m) {
+	if a.putBack(m.size, ranges) {
 		a.unmap()
 	}
 }
 
-// putBack returns a memory's ranges to the free list and reports whether the caller
-// must unmap the arena.
-func (a *Arena) putBack(m *memory) (last bool) {
+// putBack returns the ranges of a memory to the free list and reports whether the caller must unmap
+// the arena.
+func (a *Arena) putBack(size int64, ranges []piece) (last bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, p := range m.ranges {
+	for _, p := range ranges {
 		a.mu.free.Free(p.At, round(p.Len))
 	}
-	charge := a.Charge(m.size)
+	charge := a.Charge(size)
 	a.mu.used -= charge
-	a.mu.tails -= round(m.size) - charge
+	a.mu.tails -= round(size) - charge
 	return a.lastLocked()
 }
 
