@@ -38,11 +38,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
+	"unique"
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -105,6 +108,26 @@ type Place struct {
 	Partition int
 }
 
+// placed is a Place as a batch keeps it: what those of one repository have in common is there once.
+type placed struct {
+	in        unique.Handle[Place] // without what follows
+	seq       uint64
+	partition int
+}
+
+func keepPlace(p Place) placed {
+	at := placed{seq: p.Seq, partition: p.Partition}
+	p.Seq, p.Partition = 0, 0
+	at.in = unique.Make(p)
+	return at
+}
+
+func (at placed) place() Place {
+	p := at.in.Value()
+	p.Seq, p.Partition = at.seq, at.partition
+	return p
+}
+
 // Options is what New needs: Payload, and either ID or IDs.
 type Options struct {
 	ID       ID           // the batch's, if it is not 0
@@ -153,12 +176,13 @@ type Batch struct {
 	clock    func() int64
 	// panics of observers, clocks and payloads are logged, and end there: the change has been made,
 	// and its waiters must be woken.
-	panics *guard.Log
+	panics  *guard.Log
+	watcher interface{ Unleased() } // *watching; here, so that no payload needs an object for it
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload     // nil when it is gone
-		form        PayloadType // the payload's; "" when it is gone
+		payload     Payload      // nil when it is gone
+		form        *PayloadType // the payload's; nil when it is gone
 		desc        *Descriptor
 		space       *tier.Space   // the payload's; nil when it is gone
 		bytes       int64         // the payload's
@@ -166,7 +190,7 @@ type Batch struct {
 		changed     chan struct{} // closed at the next change; nil without waiters
 		copies      *copyOf       // in other spaces; immutable, and some may be gone
 		store       Observer      // the repository that holds the batch; nil if none does
-		place       Place
+		place       placed
 		lastUse     int64
 		tasks       tasks
 		subscribers int32
@@ -222,8 +246,9 @@ func New(o Options) (*Batch, error) {
 		return nil, err
 	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock, panics: panicsOf(o.Observer)}
+	b.watcher = (*watching)(b)
 	b.holdLocked(o.Payload, says)
-	b.mu.place = o.Place
+	b.mu.place = keepPlace(o.Place)
 	b.mu.lastUse = b.now()
 	for {
 		if o.ID == 0 {
@@ -233,7 +258,7 @@ func New(o Options) (*Batch, error) {
 		if err == nil {
 			b.watch(o.Payload)
 			if leased && !b.Info().Leased { // the last lease may have ended before it was watched
-				b.unleased()
+				b.watcher.Unleased()
 			}
 			return b, nil
 		}
@@ -257,7 +282,7 @@ func (b *Batch) register() (leased bool, err error) {
 
 // said is what a payload says of itself.
 type said struct {
-	form  PayloadType
+	form  *PayloadType
 	space *tier.Space
 	bytes int64
 	desc  *Descriptor // nil if it has none
@@ -269,8 +294,18 @@ func ask(p Payload) (s said, err error) {
 	if d, ok := p.(described); ok {
 		s.desc = d.Descriptor()
 	}
-	s.form, s.space, s.bytes = p.Type(), p.Space(), p.Bytes()
+	s.form, s.space, s.bytes = keepForm(p.Type()), p.Space(), p.Bytes()
 	return s, nil
+}
+
+var builtin = [...]PayloadType{GPUImage, HostImage, DiskImage, HostPacked, DiskPacked, GPUTable}
+
+// keepForm returns where t is kept: once for all batches, unless it is a program's.
+func keepForm(t PayloadType) *PayloadType {
+	if i := slices.Index(builtin[:], t); i >= 0 {
+		return &builtin[i]
+	}
+	return &t
 }
 
 // holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p
@@ -285,12 +320,19 @@ func (b *Batch) holdLocked(p Payload, says said) {
 // watch makes the end of the last lease on p's memory a change of the batch, which can be
 // moved from then on.
 func (b *Batch) watch(p Payload) {
-	if w, ok := p.(leased); ok {
-		b.panics.Do("Payload.OnUnleased", func() { w.OnUnleased(b.unleased) })
+	switch w := p.(type) {
+	case *payload.Image: // not what embeds one: its OnUnleased is its own
+		w.Watch(&b.watcher)
+	case leased:
+		b.panics.Do("Payload.OnUnleased", func() { w.OnUnleased(b.watcher.Unleased) })
 	}
 }
 
-func (b *Batch) unleased() {
+// watching is a Batch as its payload's memory knows it.
+type watching Batch
+
+func (w *watching) Unleased() {
+	b := (*Batch)(w)
 	b.mu.Lock()
 	c := b.changeLocked()
 	b.mu.Unlock()
@@ -314,9 +356,12 @@ func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: b.mu.form, Bytes: b.mu.bytes,
+		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Bytes: b.mu.bytes,
 		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
-		Place: b.mu.place, LastUse: b.mu.lastUse,
+		Place: b.mu.place.place(), LastUse: b.mu.lastUse,
+	}
+	if b.mu.form != nil {
+		info.Form = *b.mu.form
 	}
 	if b.mu.space != nil {
 		info.Space = b.mu.space.ID()
@@ -372,10 +417,11 @@ func (b *Batch) SetPlace(p Place) {
 
 // setPlaceLocked returns the function that announces the change.
 func (b *Batch) setPlaceLocked(p Place) (tell func()) {
-	if b.mu.place == p {
+	at := keepPlace(p)
+	if b.mu.place == at {
 		return func() {}
 	}
-	b.mu.place = p
+	b.mu.place = at
 	c := b.changeLocked()
 	return func() { b.announce(c) }
 }

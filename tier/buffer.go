@@ -107,7 +107,7 @@ type Buffer struct {
 	// is gone.
 	holders atomic.Int64
 
-	unleased atomic.Pointer[func()] // see OnUnleased
+	unleased atomic.Pointer[interface{ Unleased() }] // see OnUnleased
 }
 
 const (
@@ -195,7 +195,7 @@ func (b *Buffer) leaseEnd() func() {
 			b.space.free(b)
 		case owned: // the owner can free it, or move what lies in it, from now on
 			if f := b.unleased.Load(); f != nil {
-				(*f)()
+				(*f).Unleased()
 			}
 		}
 	}
@@ -210,9 +210,15 @@ func (b *Buffer) OnUnleased(f func()) {
 	case f == nil:
 		b.unleased.Store(nil)
 	default:
-		b.unleased.Store(&f)
+		var u interface{ Unleased() } = calling(f)
+		b.unleased.Store(&u)
 	}
 }
+
+// calling is a function as what is called when a buffer is not leased any more.
+type calling func()
+
+func (f calling) Unleased() { f() }
 
 // Leased says how many leases are open.
 func (b *Buffer) Leased() int {

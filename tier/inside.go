@@ -33,6 +33,13 @@ func (in inside) Pace() stripe.Pace {
 // Shared reports whether the space has a quota, which others may share.
 func (in inside) Shared() bool { return in.cfg.Quota != nil }
 
+// Watch is OnUnleased of f.Unleased for a buffer, which may be nil. The caller keeps f as it is.
+func (inside) Watch(b *Buffer, f *interface{ Unleased() }) {
+	if b != nil {
+		b.unleased.Store(f)
+	}
+}
+
 // Hold says that n of the bytes in use stay so for as long as the space is open:
 // its owner's own, such as staging. They count as any others; only Room knows.
 func (in inside) Hold(n int64) { in.held.Add(n) }

@@ -53,10 +53,12 @@ type Packed struct {
 // runs, which are in space and contain the body in order. It also takes over a reference to each of
 // d's AllDictionaries, as NewImage does. It panics on arguments that break this.
 func NewPacked(d *Descriptor, runs []Run, space *tier.Space, shared ...Shared) *Packed {
-	p := &Packed{body{desc: d, space: space, shared: shared}, runs}
+	bufs := make([]*tier.Buffer, len(runs))
 	for i := range runs {
-		p.bufs = append(p.bufs, runs[i].Buffer)
+		bufs[i] = runs[i].Buffer
 	}
+	p := &Packed{body{desc: d, space: space}, runs}
+	p.hold(bufs, shared)
 	p.check("a packed image")
 	switch {
 	case PackedType(space.Kind()) == "":

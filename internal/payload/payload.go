@@ -177,13 +177,30 @@ type Shared interface {
 
 // body is what the built-in payloads have in common: owned buffers in one space, a descriptor, and
 // a reference to each dictionary, in the same space.
+// Most have one buffer and share nothing: a million are an object of 48 bytes each.
 type body struct {
 	desc     *Descriptor
 	space    *tier.Space
-	bufs     []*tier.Buffer
-	shared   []Shared
-	released atomic.Bool
+	one      [1]*tier.Buffer             // the only one; nil if there are none
+	many     *parts                      // nil if there is nothing beside one
 	copied   atomic.Pointer[copies.Copy] // what KeepCopy returned last
+	released atomic.Bool
+}
+
+// parts are the buffers of a body that does not have just one, and what it shares.
+type parts struct {
+	bufs   []*tier.Buffer
+	shared []Shared
+}
+
+// hold takes over what it is given.
+func (p *body) hold(bufs []*tier.Buffer, shared []Shared) {
+	if len(bufs) == 1 {
+		p.one[0], bufs = bufs[0], nil
+	}
+	if len(bufs)+len(shared) > 0 {
+		p.many = &parts{bufs, shared}
+	}
 }
 
 // check panics on parts that do not fit together, because that is a bug in a converter. name is for
@@ -192,17 +209,17 @@ func (p *body) check(name string) {
 	if p.desc == nil || p.space == nil {
 		panic("payload: " + name + " needs a descriptor and a space")
 	}
-	for _, b := range p.bufs {
+	for _, b := range p.Buffers() {
 		if b != nil && b.Space() != p.space {
 			panic("payload: a buffer of " + name + " lies in another space")
 		}
 	}
 	dicts := p.desc.AllDictionaries()
-	if len(dicts) != len(p.shared) {
+	if len(dicts) != len(p.Shared()) {
 		panic("payload: " + name + " does not have the dictionaries that it needs")
 	}
 	for i, dict := range dicts {
-		switch s := p.shared[i]; {
+		switch s := p.many.shared[i]; {
 		case s.Descriptor() != dict:
 			panic("payload: " + name + " has another dictionary than the one it needs")
 		case s.Buffer() != nil && s.Buffer().Space() != p.space:
@@ -217,7 +234,7 @@ func (p *body) Space() *tier.Space { return p.space }
 // Bytes returns what the payload's own buffers are charged in its space; dictionaries,
 // which it shares, do not count.
 func (p *body) Bytes() (n int64) {
-	for _, b := range p.bufs {
+	for _, b := range p.Buffers() {
 		n += b.Charge()
 	}
 	return n
@@ -229,11 +246,16 @@ func (p *body) Descriptor() *Descriptor { return p.desc }
 
 // Shared returns the dictionaries, in the order of Descriptor.AllDictionaries.
 // They stay the payload's, and must not be changed.
-func (p *body) Shared() []Shared { return p.shared }
+func (p *body) Shared() []Shared {
+	if p.many == nil {
+		return nil
+	}
+	return p.many.shared
+}
 
 // EachShared calls f with the memory of each dictionary.
 func (p *body) EachShared(f func(*tier.Buffer)) {
-	for _, s := range p.shared {
+	for _, s := range p.Shared() {
 		if b := s.Buffer(); b != nil { // not an empty dictionary's
 			f(b)
 		}
@@ -242,7 +264,7 @@ func (p *body) EachShared(f func(*tier.Buffer)) {
 
 // Leased returns how many readers hold the memory beyond the payload.
 func (p *body) Leased() (n int) {
-	for _, b := range p.bufs {
+	for _, b := range p.Buffers() {
 		n += b.Leased()
 	}
 	return n
@@ -251,27 +273,37 @@ func (p *body) Leased() (n int) {
 // OnUnleased sets what is called when no reader holds memory of any of the buffers any more; see
 // tier.Buffer.OnUnleased. Leases that end at the same moment on two goroutines may call it twice.
 func (p *body) OnUnleased(f func()) {
-	last := f
-	if len(p.bufs) > 1 && f != nil {
+	last, bufs := f, p.Buffers()
+	if len(bufs) > 1 && f != nil {
 		last = func() {
-			if !slices.ContainsFunc(p.bufs, func(b *tier.Buffer) bool { return b.Leased() > 0 }) {
+			if p.Leased() == 0 {
 				f()
 			}
 		}
 	}
-	for _, b := range p.bufs {
+	for _, b := range bufs {
 		b.OnUnleased(last)
 	}
+}
+
+// Watch is OnUnleased of f.Unleased, without an object for it.
+func (p *body) Watch(f *interface{ Unleased() }) {
+	if len(p.Buffers()) > 1 {
+		p.OnUnleased((*f).Unleased)
+		return
+	}
+	p.space.Inside().Watch(p.one[0], f)
 }
 
 // KeepCopy gives the payload to whoever needs its room, after the batch has left it: see
 // tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep what
 // shares dictionaries, because these would stay in use.
 func (p *body) KeepCopy() *copies.Copy {
-	if len(p.bufs) == 0 || len(p.shared) > 0 && p.space.Kind() != tier.Disk {
+	bufs, shares := p.Buffers(), len(p.Shared()) > 0
+	if len(bufs) == 0 || shares && p.space.Kind() != tier.Disk {
 		return nil
 	}
-	c := p.space.Inside().KeepCopy(p.bufs, len(p.shared) > 0, func() { _ = p.Release() })
+	c := p.space.Inside().KeepCopy(bufs, shares, func() { _ = p.Release() })
 	p.copied.Store(c)
 	return c
 }
@@ -286,7 +318,7 @@ func (p *body) Hold() (end func(), ok bool) {
 			end()
 		}
 	}
-	for _, b := range p.bufs {
+	for _, b := range p.Buffers() {
 		one, ok := b.TryLease()
 		if !ok {
 			end()
@@ -303,7 +335,15 @@ func (p *body) Hold() (end func(), ok bool) {
 
 // Buffers returns the payload's own memory, which stays the payload's. The slice must not be
 // changed.
-func (p *body) Buffers() []*tier.Buffer { return p.bufs }
+func (p *body) Buffers() []*tier.Buffer {
+	switch {
+	case p.one[0] != nil:
+		return p.one[:]
+	case p.many != nil:
+		return p.many.bufs
+	}
+	return nil
+}
 
 // Release gives the buffers and the references to dictionaries up; memory that
 // readers hold a lease on stays until the last lease ends. A second release changes nothing and
@@ -315,10 +355,10 @@ func (p *body) Release() (err error) {
 		}
 		return tier.ErrReleased
 	}
-	for _, b := range p.bufs {
+	for _, b := range p.Buffers() {
 		err = errors.Join(err, b.Release())
 	}
-	for _, s := range p.shared {
+	for _, s := range p.Shared() {
 		err = errors.Join(err, releaseShared(s))
 	}
 	return err
@@ -333,17 +373,12 @@ func releaseShared(s Shared) (err error) {
 // Image is the payload of all three built-in forms. It is the bytes of a batch in the one layout
 // that all tiers share, in a buffer of any space, and a reference to each dictionary that it needs,
 // in the same space.
-type Image struct {
-	body
-	buf [1]*tier.Buffer
-}
+type Image struct{ body }
 
 // NewImage is documented at batch.NewImage.
 func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shared) *Image {
-	p := &Image{body{desc: d, space: space, shared: shared}, [1]*tier.Buffer{buf}}
-	if buf != nil {
-		p.bufs = p.buf[:]
-	}
+	p := &Image{body{desc: d, space: space}}
+	p.hold([]*tier.Buffer{buf}, shared)
 	p.check("an image")
 	if buf.Size() < d.Body {
 		panic("payload: an image's buffer is shorter than its body")
@@ -356,4 +391,4 @@ func (p *Image) Type() Type { return ImageType(p.space.Kind()) }
 
 // Buffer returns the body's memory, nil if the body is empty. It stays the
 // image's.
-func (p *Image) Buffer() *tier.Buffer { return p.buf[0] }
+func (p *Image) Buffer() *tier.Buffer { return p.one[0] }

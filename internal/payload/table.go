@@ -66,7 +66,8 @@ type TableParts struct {
 // NewTable returns the table of these parts. It panics on parts that do not fit together, because
 // that is a bug in a converter.
 func NewTable(p TableParts) *Table {
-	t := &Table{body{desc: p.Descriptor, space: p.Space, bufs: p.Buffers, shared: p.Shared}, p.Ranges, p.Adjustments, p.Kept}
+	t := &Table{body{desc: p.Descriptor, space: p.Space}, p.Ranges, p.Adjustments, p.Kept}
+	t.hold(p.Buffers, p.Shared)
 	t.check("a table")
 	switch {
 	case p.Space.Kind() != tier.GPU:
@@ -104,8 +105,8 @@ func (p *Table) Adjustments() []Adjustment { return p.adjust }
 // Lease keeps the memory of all buffers until the returned function is called, also beyond
 // Release. The caller must hold the batch.
 func (p *Table) Lease() (end func()) {
-	ends := make([]func(), 0, len(p.bufs))
-	for _, b := range p.bufs {
+	ends := make([]func(), 0, len(p.Buffers()))
+	for _, b := range p.Buffers() {
 		ends = append(ends, b.Lease())
 	}
 	return func() {
