@@ -53,15 +53,21 @@ type Builtin struct {
 	Choose  codec.Chooser
 	coders  codec.Coders
 	Scratch scratch
+	alike   image.Alike
 	Outside bool // tests have no dictionary in a batch's body, however small
 }
 
 // Layout plans the image of a record.
-func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
+func (b *Builtin) Layout(rec arrow.RecordBatch) (l *image.Layout, err error) {
 	if b.Outside {
-		return image.NewLayoutInline(rec, 0)
+		l, err = image.NewLayoutInline(rec, 0)
+	} else {
+		l, err = image.NewLayout(rec)
 	}
-	return image.NewLayout(rec)
+	if err == nil {
+		b.alike.Share(l)
+	}
+	return l, err
 }
 
 // Adder registers a converter.
