@@ -19,12 +19,13 @@ import (
 )
 
 const (
-	defaultGPUMemory = 256 << 20
-	defaultStreams   = 16        // lent to one borrower at a time, so that many moves can run
-	stagingChunk     = 512 << 10 // what is in use of it stays in the caches; see host.Staging
-	stagingChunks    = 16        // two transfers between device and disk at full depth
-	stagingMaxShare  = 8         // staging takes at most 1/8 of a host space
-	defaultDiskShare = 0.5       // of the bytes that are free, without the reserve
+	defaultGPUMemory  = 256 << 20
+	defaultStreams    = 16        // lent to one borrower at a time, so that many moves can run
+	defaultWriteAhead = 64 << 20  // bytes a second: less than any disk that data is spilled to writes
+	stagingChunk      = 512 << 10 // what is in use of it stays in the caches; see host.Staging
+	stagingChunks     = 16        // two transfers between device and disk at full depth
+	stagingMaxShare   = 8         // staging takes at most 1/8 of a host space
+	defaultDiskShare  = 0.5       // of the bytes that are free, without the reserve
 )
 
 func (e *Engine) openSpaces(ctx context.Context) error {

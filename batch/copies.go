@@ -16,13 +16,14 @@ import (
 type copyOf struct {
 	payload copyable
 	held    *copies.Copy
+	ended   func(used bool) // called once, when it is used or freed; may be nil
 	next    *copyOf
 }
 
 // copyable is a payload that can become a copy.
 type copyable interface {
 	Payload
-	KeepCopy() *copies.Copy
+	KeepCopy(ended func(used bool)) *copies.Copy
 	Buffers() []*tier.Buffer
 }
 
@@ -69,6 +70,9 @@ func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
 		c.held.Release()
 		return nil
 	}
+	if c.ended != nil {
+		c.ended(true)
+	}
 	return c.payload
 }
 
@@ -83,15 +87,54 @@ func (b inside) takeCopy(form PayloadType, space *tier.Space) *copyOf {
 	return nil
 }
 
+// AddCopy makes p, which it takes over, a copy of a batch that lies elsewhere. of is what p's bytes
+// mean. ended is called once, with no lock held: with true when the copy is used, else when it is
+// freed. AddCopy reports whether p is a copy now. It is none if the batch was dropped, lies in p's
+// space, has other bytes, or has a copy there.
+func (b inside) AddCopy(p Payload, of *Descriptor, ended func(used bool)) (added bool) {
+	c := keep(p, ended)
+	if c == nil {
+		_ = release(p) // its memory is the caller's own
+		ended(false)
+		return false
+	}
+	var said change
+	var over *copyOf
+	b.mu.Lock()
+	if b.mu.state != Released && b.mu.desc == of && b.mu.space != p.Space() && !b.copiedInLocked(p.Space()) {
+		added = true
+		over = b.addCopyLocked(c, false)
+		said = b.changeLocked()
+	}
+	b.mu.Unlock()
+	if !added {
+		c.drop()
+		return false
+	}
+	b.announce(said)
+	over.drop()
+	return true
+}
+
+// copiedInLocked reports whether there is a copy in a space.
+func (b *Batch) copiedInLocked(space *tier.Space) bool {
+	for c := b.mu.copies; c != nil; c = c.next {
+		if c.payload.Space() == space && c.held.Listed() {
+			return true
+		}
+	}
+	return false
+}
+
 // keep makes a payload a copy; nil if that cannot be. A program's payload never is one, also if it
 // embeds one of ours: its Release is its own.
-func keep(p Payload) *copyOf {
+func keep(p Payload, ended func(used bool)) *copyOf {
 	lockrank.AssertNone("a payload becomes a copy")
 	switch p.(type) {
 	case *payload.Image, *payload.Packed:
 		p := p.(copyable)
-		if c := p.KeepCopy(); c != nil {
-			return &copyOf{payload: p, held: c}
+		if c := p.KeepCopy(ended); c != nil {
+			return &copyOf{payload: p, held: c, ended: ended}
 		}
 	}
 	return nil
@@ -109,9 +152,9 @@ func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
 		switch {
 		case !c.held.Listed():
 		case stale || c.payload.Space() == b.mu.space:
-			over = &copyOf{c.payload, c.held, over}
+			over = &copyOf{c.payload, c.held, c.ended, over}
 		default:
-			*end = &copyOf{c.payload, c.held, nil}
+			*end = &copyOf{c.payload, c.held, c.ended, nil}
 			end = &(*end).next
 		}
 	}

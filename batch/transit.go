@@ -125,7 +125,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	stale := says.desc != nil && t.desc != nil && says.desc != t.desc
 	var kept *copyOf
 	if t.keeps && p != t.payload && !stale {
-		kept = keep(t.payload)
+		kept = keep(t.payload, nil)
 	}
 	b.mu.Lock()
 	b.holdLocked(p, says)

@@ -15,10 +15,14 @@ type EdgeStats struct {
 	From, To tier.ID
 	Batches  int64
 	Bytes    int64
-	Copies   int64            // of the batches, those that found a copy, so that no bytes were moved
-	Unmoved  int64            // the bytes of these copies
-	Busy     time.Duration    // sum over the moves; they may overlap
-	ByReason map[string]int64 // bytes
+	Copies   int64 // of the batches, those that found a copy, so that no bytes were moved
+	Unmoved  int64 // the bytes of these copies
+	// Ahead counts bytes that were moved before they were needed, or, on the way to a disk, copied
+	// there while their batch stayed. AheadUsed are those that were used then. AheadInVain are those
+	// that left again, were freed or were dropped before that. The rest is there still.
+	Ahead, AheadUsed, AheadInVain int64
+	Busy                          time.Duration    // sum over the moves; they may overlap
+	ByReason                      map[string]int64 // bytes
 }
 
 // stats has a plain mutex: it is a leaf, held for a few additions.
@@ -31,15 +35,7 @@ type stats struct {
 func (s *stats) add(m *Moved, body int64, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := [2]tier.ID{m.From, m.To}
-	e := s.edges[key]
-	if e == nil {
-		if s.edges == nil {
-			s.edges = make(map[[2]tier.ID]*EdgeStats)
-		}
-		e = &EdgeStats{From: m.From, To: m.To, ByReason: make(map[string]int64)}
-		s.edges[key] = e
-	}
+	e := s.edgeLocked(m.From, m.To)
 	e.Batches++
 	e.Bytes += m.Bytes
 	e.Busy += took
@@ -47,6 +43,38 @@ func (s *stats) add(m *Moved, body int64, took time.Duration) {
 	if m.Copy {
 		e.Copies++
 		e.Unmoved += body
+	}
+}
+
+func (s *stats) edgeLocked(from, to tier.ID) *EdgeStats {
+	key := [2]tier.ID{from, to}
+	e := s.edges[key]
+	if e == nil {
+		if s.edges == nil {
+			s.edges = make(map[[2]tier.ID]*EdgeStats)
+		}
+		e = &EdgeStats{From: from, To: to, ByReason: make(map[string]int64)}
+		s.edges[key] = e
+	}
+	return e
+}
+
+// ahead counts bytes that were brought or copied ahead, and returns what is called when they are used,
+// or are to no avail.
+func (s *stats) ahead(from, to tier.ID, bytes int64) (ended func(used bool)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.edgeLocked(from, to).Ahead += bytes
+	return func(used bool) { s.aheadEnded(from, to, bytes, used) }
+}
+
+func (s *stats) aheadEnded(from, to tier.ID, bytes int64, used bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.edgeLocked(from, to); used {
+		e.AheadUsed += bytes
+	} else {
+		e.AheadInVain += bytes
 	}
 }
 

@@ -111,12 +111,14 @@ const quiet = 100 * time.Millisecond
 var errNeeded = errors.New("convert: nothing is brought ahead where the room is needed")
 
 // needed returns the spaces of the strategy whose room others need, or may need soon.
-func (t *trip) needed() (spaces []*tier.Space) {
-	demand, choices := t.m.cfg.Reservations.Inside().Waiting(nil, nil)
+func (t *trip) needed() []*tier.Space { return t.m.needed(t.to, &t.what) }
+
+func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Space) {
+	demand, choices := m.cfg.Reservations.Inside().Waiting(nil, nil)
 	demand = append(demand, slices.Concat(choices...)...)
-	for _, s := range t.candidates(t.to) {
+	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
-		if waits || s.PressureBytes()+t.what.in(s) > s.Stop() || time.Since(time.Unix(0, t.m.relieved[s.ID()].Load())) < quiet {
+		if waits || s.PressureBytes()+what.in(s) > s.Stop() || time.Since(time.Unix(0, m.relieved[s.ID()].Load())) < quiet {
 			spaces = append(spaces, s)
 		}
 	}
@@ -255,10 +257,10 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	out := t.revive(src, r)
 	copied := out != nil
 	if !copied {
-		out, err = t.convert(ctx, transit, r)
+		out, err = m.convert(ctx, src, t.form, &t.what, r)
 		if refuses(to, err) && to.Inside().Cached() > 0 { // a full disk may be noticed when it is written
 			to.Inside().DropCopies()
-			out, err = t.convert(ctx, transit, r)
+			out, err = m.convert(ctx, src, t.form, &t.what, r)
 		}
 	}
 	if err = ofLost(err, from, to); err != nil {
@@ -313,14 +315,13 @@ func distrusts(ctx context.Context, err error) bool {
 	return errors.As(err, &c) || !known
 }
 
-// convert makes the batch's new form, in r.
-func (t *trip) convert(ctx context.Context, transit *batch.Transit, r reservation.Reservation) (out batch.Payload, err error) {
-	m, form := t.m, t.form
+// convert makes a form of a payload in r; "" is whichever is best there.
+func (m *Mover) convert(ctx context.Context, src batch.Payload, form batch.PayloadType, what *takes, r reservation.Reservation) (out batch.Payload, err error) {
 	if form == "" {
-		form = m.cfg.Builtin.Form(transit.Payload(), r.Space(), m.cfg.Registry.has)
+		form = m.cfg.Builtin.Form(src, r.Space(), m.cfg.Registry.has)
 	}
-	err = m.pinned(r, &t.what, func() (err error) {
-		out, err = m.cfg.Registry.convert(ctx, transit.Payload(), form, r)
+	err = m.pinned(r, what, func() (err error) {
+		out, err = m.cfg.Registry.convert(ctx, src, form, r)
 		return err
 	})
 	if err == nil {

@@ -53,6 +53,13 @@ type Config struct {
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
 	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
+
+	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes that
+	// were; 0 without an error for one that is left out. An error that matches context.Canceled says
+	// that others use the disks, or have within the time quiet. AheadRate is how many bytes a second are copied so at most, while
+	// nothing is needed. Nil, or 0: none.
+	WriteAhead func(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error)
+	AheadRate  int64
 }
 
 func (c Config) validate() error {
@@ -96,6 +103,7 @@ type Monitor struct {
 	// The rest belongs to the goroutine of Run.
 	ended     chan []result // of an executor
 	executors sync.WaitGroup
+	writing   writing
 	last      time.Time // of the last step
 	demand    []reservation.Demand
 	again     []reservation.Demand
@@ -150,6 +158,7 @@ func New(cfg Config) (*Monitor, error) {
 		}
 	}
 	m.ended = make(chan []result, edges*cfg.MovesPerEdge) // room for all, so that no executor waits for Run
+	m.writing.ended = make(chan written, 1)
 	m.events.panics.Logger = cfg.Logger
 	m.index = newIndex(cfg.Policy, ids, func(i int) bool { return len(m.spaces[i].edges) == 0 }, m.help)
 	m.index.panics.Logger = cfg.Logger
@@ -220,6 +229,8 @@ func (m *Monitor) watch(ctx context.Context) {
 			case <-later.C:
 			case r := <-m.ended:
 				m.finish(r)
+			case w := <-m.writing.ended:
+				m.hasWritten(w)
 			case <-m.hint:
 				if early := gap - time.Since(m.last); early > 0 {
 					later.Reset(early)
@@ -235,7 +246,7 @@ func (m *Monitor) watch(ctx context.Context) {
 // idle reports whether nothing is waited for that the passing of time may bring, or a quota, which
 // others share: with one, what may be used falls without a call. It is called after a step.
 func (m *Monitor) idle() bool {
-	if m.needed {
+	if m.needed || m.writing.soon {
 		return false
 	}
 	m.index.mu.Lock()
@@ -261,6 +272,7 @@ func (m *Monitor) drain() {
 func (m *Monitor) finishAll() {
 	m.executors.Wait()
 	m.drain()
+	m.endWriting()
 	m.starved.Store(false)
 	m.outlook.Store(nil)
 	m.index.mu.Lock()
@@ -313,8 +325,10 @@ func (m *Monitor) step(ctx context.Context) {
 	m.stats.looks.Add(1)
 	if !needed {
 		m.rest()
+		m.writeAhead(ctx, now)
 		return
 	}
+	m.stopWriting()
 	// From here on changes are heard, so that none is missed between the look
 	// and the wait.
 	m.starved.Store(true)

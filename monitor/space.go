@@ -31,6 +31,8 @@ type space struct {
 	refusal refusal
 	linger  lingering
 
+	covered coverage // when all that is above the stop mark had copies
+
 	version    uint64    // of the index, at the last step
 	seen       life      // at the last step with waiters
 	stillSince time.Time // since when there have been waiters somewhere, and no life; zero if that is not so

@@ -47,6 +47,7 @@ func openSlowSpill(t *testing.T, marks tier.Fractions) *slowSpill {
 		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20), FS: s.files}},
 		Policy:        monitor.LRU(),
 		Codec:         convert.CodecNone,
+		WriteAhead:    -1, // what the monitor does is to be seen
 		MonitorPeriod: time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})

@@ -218,8 +218,10 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 		err = r.drain(ctx, rng, partition)
 	case n < 75:
 		err = r.process(ctx, rng, partition)
-	case n < 90:
+	case n < 87:
 		err = r.shift(ctx, rng, partition)
+	case n < 90:
+		err = r.ahead(ctx, rng, partition)
 	case n < 95:
 		err = r.clone(ctx, rng, partition)
 	case n < 97:
@@ -317,6 +319,19 @@ func (r *randomRun) process(ctx context.Context, rng *rand.Rand, partition int) 
 		return err
 	}
 	return errors.Join(r.compare(context.WithoutCancel(ctx), h, false), h.Close())
+}
+
+// ahead copies a batch to disk, if nobody uses that.
+func (r *randomRun) ahead(ctx context.Context, rng *rand.Rand, partition int) error {
+	b := r.pick(rng, partition)
+	if b == nil {
+		return nil
+	}
+	_, err := r.eng.Mover().Inside().WriteAhead(ctx, b, 0)
+	if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }
 
 // shift moves a batch up or down, as the monitor or as work would.

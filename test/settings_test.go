@@ -410,6 +410,16 @@ var settings = []setting{
 			return errors.Is(err, reservation.ErrDeadlock) && time.Since(start) < 4*time.Second
 		}
 	}},
+	{field: "WriteAhead", with: func(_ *testing.T, c *spillway.Config) {
+		c.HostMarks = tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.01}
+	}, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.WriteAhead = -1
+		return func(eng *spillway.Engine) bool {
+			b := putOn(t, eng, tier.Host, 2000)
+			time.Sleep(2 * time.Second)
+			return len(b.Copies()) == 0
+		}
+	}},
 	{field: "Codec", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Codec = convert.CodecS2
 		return func(eng *spillway.Engine) bool {

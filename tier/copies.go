@@ -54,6 +54,10 @@ func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account Account, of uint
 	}
 }
 
+// Evicted returns how many bytes of copies were freed so far because the pool had less room than the
+// space's books say.
+func (in inside) Evicted() int64 { return in.evicted.Load() }
+
 // Cached returns the bytes of copies.
 func (in inside) Cached() int64 { return in.ledger.Cached() }
 
@@ -117,7 +121,12 @@ func (s *Space) allocBesideCopies(size int64, cuts []int64) (Memory, error) {
 	for n := size; ; n = min(2*n, s.cfg.Capacity) {
 		seen := s.copies.Changes()
 		mem, err := s.alloc(size, cuts)
-		if !errors.Is(err, ErrNoSpace) || s.dropCopies(n) == 0 && !s.copies.Settle() && s.copies.Changes() == seen {
+		if !errors.Is(err, ErrNoSpace) {
+			return mem, err
+		}
+		dropped := s.dropCopies(n)
+		s.evicted.Add(dropped)
+		if dropped == 0 && !s.copies.Settle() && s.copies.Changes() == seen {
 			return mem, err
 		}
 	}

@@ -52,9 +52,10 @@ type Space struct {
 	lost    atomic.Pointer[LostError]
 	fresh   atomic.Pointer[atomic.Int64] // see CountRetired; may be nil
 
-	holds  holds.List // what keeps memory
-	copies copies.List
-	panics guard.Log // of the listeners
+	holds   holds.List // what keeps memory
+	copies  copies.List
+	evicted atomic.Int64 // see inside.Evicted
+	panics  guard.Log    // of the listeners
 
 	listeners atomic.Pointer[[]listener] // copied on write; called without locks
 

@@ -297,13 +297,19 @@ func (p *body) Watch(f *interface{ Unleased() }) {
 
 // KeepCopy gives the payload to whoever needs its room, after the batch has left it: see
 // tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep what
-// shares dictionaries, because these would stay in use.
-func (p *body) KeepCopy() *copies.Copy {
+// shares dictionaries, because these would stay in use. ended, which may be nil, is called when the
+// copy is freed.
+func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
 	bufs, shares := p.Buffers(), len(p.Shared()) > 0
 	if len(bufs) == 0 || shares && p.space.Kind() != tier.Disk {
 		return nil
 	}
-	c := p.space.Inside().KeepCopy(bufs, shares, func() { _ = p.Release() })
+	c := p.space.Inside().KeepCopy(bufs, shares, func() {
+		_ = p.Release()
+		if ended != nil {
+			ended(false)
+		}
+	})
 	p.copied.Store(c)
 	return c
 }

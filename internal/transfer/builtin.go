@@ -54,6 +54,7 @@ type Builtin struct {
 	coders  codec.Coders
 	Scratch scratch
 	alike   image.Alike
+	turns   turns
 	Outside bool // tests have no dictionary in a batch's body, however small
 }
 

@@ -17,6 +17,7 @@ const DiskUnderWay = StagedUnderWay << 20
 // already.
 type duty struct {
 	monitor       bool
+	spare         bool // nobody waits for it
 	reads, writes bool
 }
 
@@ -68,6 +69,11 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	if d.monitor {
 		r = r.ForMonitor()
 	}
+	if d.spare {
+		return b.inSpare(ctx, r, duty{spare: true, reads: true, writes: writes}, f)
+	}
+	b.turns.enter()
+	defer b.turns.leave()
 	return b.Permits.With(ctx, r, func(ctx context.Context, _ permit.Permit) error {
 		return f(context.WithValue(ctx, dutyKey{}, duty{reads: true, writes: writes}))
 	})

@@ -1,0 +1,224 @@
+package test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// aheadOf sums what was copied to disks ahead, and what was moved there.
+func aheadOf(eng *spillway.Engine) (sum convert.EdgeStats) {
+	for _, e := range eng.Stats().Edges {
+		if e.To.Kind == tier.Disk {
+			sum.Ahead += e.Ahead
+			sum.AheadUsed += e.AheadUsed
+			sum.AheadInVain += e.AheadInVain
+			sum.Bytes += e.Bytes
+			sum.Unmoved += e.Unmoved
+		}
+	}
+	return sum
+}
+
+// fillHost puts batches of about 100 KiB into host memory until so many bytes are used.
+func fillHost(t testing.TB, eng *spillway.Engine, repo *repository.Repository, bytes int64) {
+	t.Helper()
+	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
+	words := wordList(1, 10)
+	for i := int64(0); host.PressureBytes() < bytes; i++ {
+		if err := repo.Put(t.Context(), 0, numberedRecord(i, 2500, words), in(tier.Host)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// openWritingAhead opens an engine without a GPU that writes so many bytes a second ahead.
+func openWritingAhead(t *testing.T, rate int64) (*spillway.Engine, *repository.Repository, *tier.Space) {
+	t.Helper()
+	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.GPUs, c.WriteAhead, c.Policy = []spillway.GPUConfig{}, rate, monitor.LRU() })
+	return eng, scanOf(t, eng), eng.Spaces()[0]
+}
+
+func closeRepo(t *testing.T, eng *spillway.Engine, repo *repository.Repository) {
+	t.Helper()
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestWrittenInIdleTime: what is above the stop mark gets copies, the first victims first, and not
+// faster than the rate. Then the engine sleeps. What leaves later moves no bytes.
+func TestWrittenInIdleTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rate = mib / 4
+		eng, repo, host := openWritingAhead(t, rate)
+		fillHost(t, eng, repo, host.Trigger()-200<<10)
+		var all []*batch.Batch
+		for b := range repo.Batches(0) {
+			all = append(all, b)
+		}
+		one := all[0].Info().Bytes
+		start := time.Now()
+		for last := int64(-1); last < 0 || aheadOf(eng).Ahead > last; {
+			last = aheadOf(eng).Ahead
+			time.Sleep(2 * time.Second)
+			got, most := aheadOf(eng).Ahead, rate*int64(time.Since(start))/int64(time.Second)+one
+			if got > most || got == 0 {
+				t.Fatalf("%d bytes were written after %v: want at most %d", got, time.Since(start), most)
+			}
+		}
+		above := host.PressureBytes() - host.Stop()
+		if got := aheadOf(eng).Ahead; got < above || got >= above+one {
+			t.Errorf("%d bytes were written for %d above the stop mark", got, above)
+		}
+		for i, b := range all {
+			if want := int64(i)*one < above; want != (len(b.Copies()) == 1) {
+				t.Errorf("batch %d has copies in %v", b.Info().Place.Seq, b.Copies())
+			}
+		}
+		looks := eng.Stats().Monitor.Looks
+		time.Sleep(100 * time.Second)
+		if n := eng.Stats().Monitor.Looks - looks; n > 101 {
+			t.Errorf("the monitor looked %d times in 100 s", n)
+		}
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Trigger()+above/2-host.Used())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if s := aheadOf(eng); s.Bytes != 0 || s.Unmoved < above/2 || s.AheadUsed != s.Unmoved || s.AheadInVain != 0 {
+			t.Errorf("%+v", s)
+		}
+		if err := r.Release(); err != nil {
+			t.Error(err)
+		}
+		closeRepo(t, eng, repo)
+		if s := aheadOf(eng); s.Ahead != s.AheadUsed+s.AheadInVain {
+			t.Errorf("at the end %+v", s)
+		}
+	})
+}
+
+// TestNothingIsWrittenWhile somebody waits for room, or where it is switched off. It is when the wait
+// is over.
+func TestNothingIsWrittenWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		eng, repo, host := openWritingAhead(t, 64*mib)
+		fillHost(t, eng, repo, host.Stop()+mib/2)
+		var subscribed []func()
+		for b := range repo.Batches(0) {
+			subscribed = append(subscribed, b.Subscribe())
+		}
+		got := make(chan error)
+		go func() {
+			r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Available()+mib/2)
+			if err == nil {
+				err = r.Release()
+			}
+			got <- err
+		}()
+		time.Sleep(10 * time.Second)
+		if s := aheadOf(eng); s.Ahead != 0 {
+			t.Errorf("while somebody waits: %+v", s)
+		}
+		for _, cancel := range subscribed {
+			cancel()
+		}
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // moves that it asked for have ended
+		fillHost(t, eng, repo, host.Stop()+mib/2)
+		time.Sleep(3 * time.Second)
+		if s := aheadOf(eng); s.Ahead < mib/2 {
+			t.Errorf("when nobody waits any more: %+v", s)
+		}
+		closeRepo(t, eng, repo)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		eng, repo, host := openWritingAhead(t, -1)
+		fillHost(t, eng, repo, host.Stop()+mib/2)
+		time.Sleep(time.Minute)
+		if s := aheadOf(eng); s.Ahead != 0 {
+			t.Errorf("switched off: %+v", s)
+		}
+		closeRepo(t, eng, repo)
+	})
+}
+
+// TestBurstsLeaveNothingToMove: bursts of puts with pauses between them. Without writing ahead each
+// moves bytes while its producer waits, with it none does.
+func TestBurstsLeaveNothingToMove(t *testing.T) {
+	var moved [2]int64
+	for i, rate := range []int64{-1, 64 * mib} {
+		synctest.Test(t, func(t *testing.T) {
+			eng, repo, host := openWritingAhead(t, rate)
+			fillHost(t, eng, repo, host.Trigger()-200<<10)
+			for range 8 {
+				time.Sleep(5 * time.Second)
+				for n := range int64(8) {
+					if err := repo.Put(t.Context(), 0, numberedRecord(n, 2500, wordList(1, 10)), in(tier.Host)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			synctest.Wait()
+			moved[i] = aheadOf(eng).Bytes
+			t.Logf("rate %d: %+v", rate, aheadOf(eng))
+			closeRepo(t, eng, repo)
+		})
+	}
+	if moved[0] == 0 || moved[1] > moved[0]/10 {
+		t.Errorf("%d bytes were moved in bursts without writing ahead, %d with it", moved[0], moved[1])
+	}
+}
+
+// TestWrittenAheadSurvives: on a disk where batches persist, the copy of one that is in host memory is
+// recorded, and adopted after the process was killed.
+func TestWrittenAheadSurvives(t *testing.T) {
+	persistNeedsLinux(t)
+	const n = 6
+	dir, copied := t.TempDir(), t.TempDir()
+	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.WriteAhead = -1 })
+	plan, err := eng.Plan("query")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(n) {
+		repo, err := plan.Repository("join", int(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := repo.Put(t.Context(), int(i%3), persistedRecord(i), in(tier.Host)); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := repo.Peek(int(i % 3))
+		if bytes, err := eng.Mover().Inside().WriteAhead(t.Context(), b, 0); bytes == 0 || err != nil {
+			t.Fatalf("%d bytes, %v", bytes, err)
+		}
+	}
+	copytree.Copy(t, copied, dir) // as if it had been killed
+	closePersistent(t, eng)
+	wantNothingIn(t, dir)
+
+	eng = persistentEngine(t, copied)
+	found := make(map[int64]bool)
+	for _, p := range eng.Persisted() {
+		found[checkAdopted(t, eng, p)] = true
+	}
+	if len(found) != n {
+		t.Errorf("%d of %d batches were found", len(found), n)
+	}
+	closePersistent(t, eng)
+	wantNothingIn(t, copied)
+}
