@@ -165,6 +165,9 @@ type Info struct {
 	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
 	Place       Place
 	LastUse     int64 // by Options.Clock: when it was made, or a handle was last opened or closed
+	// NextUse is when the batch will be used again: as Hint said, or else after as long as lay
+	// between the uses so far. 0: it has not been used yet. Never and Stay are said by Hint alone.
+	NextUse int64
 }
 
 // A Batch is one Arrow record batch with a stable id, whose data is in one space at a time. All
@@ -192,6 +195,7 @@ type Batch struct {
 		store       Observer      // the repository that holds the batch; nil if none does
 		place       placed
 		lastUse     int64
+		nextUse     int64 // 0 if it is not known
 		tasks       tasks
 		subscribers int32
 		state       State
@@ -358,7 +362,7 @@ func (b *Batch) infoLocked() Info {
 	info := Info{
 		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Bytes: b.mu.bytes,
 		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
-		Place: b.mu.place.place(), LastUse: b.mu.lastUse,
+		Place: b.mu.place.place(), LastUse: b.mu.lastUse, NextUse: b.mu.nextUse,
 	}
 	if b.mu.form != nil {
 		info.Form = *b.mu.form

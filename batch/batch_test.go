@@ -125,7 +125,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 			if (got[i].Task > 0) != (got[i].Pending > 0) {
 				t.Errorf("%s: %d tasks are pending, the oldest is %d", s.name, got[i].Pending, got[i].Task)
 			}
-			got[i].Payload, got[i].Descriptor, got[i].LastUse, got[i].Task = nil, nil, 0, 0
+			got[i].Payload, got[i].Descriptor, got[i].LastUse, got[i].NextUse, got[i].Task = nil, nil, 0, 0, 0
 		}
 		if s.want == nil {
 			if len(got) != 0 {
@@ -367,6 +367,75 @@ func TestHandleClosesOnce(t *testing.T) {
 	}()
 	if err := h.Close(); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("second close: %v", err)
+	}
+}
+
+// TestNextUse: the next use is expected after as long as lay between those so far, or when a hint
+// says. A use ends a hint, but not that the batch stays.
+func TestNextUse(t *testing.T) {
+	gpu := newSpace(t, "gpu:0")
+	now := int64(100)
+	rec := &recorder{}
+	b, err := New(Options{ID: 1, Payload: &form{space: gpu}, Clock: func() int64 { return now }, Observer: rec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(at, until int64) {
+		t.Helper()
+		now = at
+		h, err := b.Open(t.Context(), gpu.ID(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := b.Open(t.Context(), gpu.ID(), false) // is part of the same use
+		if err != nil {
+			t.Fatal(err)
+		}
+		now = until
+		if err := errors.Join(h.Close(), again.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(what string, next int64) {
+		t.Helper()
+		if got := b.Info().NextUse; got != next {
+			t.Errorf("%s: the next use is %d, want %d", what, got, next)
+		}
+	}
+	want("made", 0)
+	use(180, 200)
+	want("after 80", 280)
+	use(240, 240)
+	want("after 40", 240+70) // (3*80+40)/4
+	b.Hint(1000)
+	want("told", 1000)
+	if told := rec.take(); told[len(told)-1].NextUse != 1000 {
+		t.Errorf("observers were told of %d", told[len(told)-1].NextUse)
+	}
+	use(1000, 1000)
+	want("used as told", 1760)
+	b.Hint(Never)
+	want("never", Never)
+	use(1100, 1200)
+	want("used all the same", 1300)
+	b.Hint(Stay)
+	use(1300, 1400)
+	want("it stays", Stay)
+	b.Hint(0)
+	want("nothing is known", 0)
+	use(1410, 1410)
+	want("used", 1420)
+	now = 1300 // a clock that goes back
+	use(1300, 1300)
+	if next := b.Info().NextUse; next <= 1410 || next > 1420 {
+		t.Errorf("after a clock that went back the next use is %d", next)
+	}
+	if err := b.Drop(); err != nil {
+		t.Fatal(err)
+	}
+	rec.take()
+	if b.Hint(5); len(rec.take()) > 0 {
+		t.Error("a hint for a dropped batch was announced")
 	}
 }
 

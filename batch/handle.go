@@ -2,7 +2,9 @@ package batch
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/invariants"
@@ -106,8 +108,10 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 		b.mu.state = Released
 		b.mu.tasks.cancel()
 	}
-	b.mu.tasks.active++
-	b.mu.lastUse = max(b.mu.lastUse, now)
+	if b.mu.tasks.active++; b.mu.tasks.active == 1 {
+		b.expectLocked(now)
+	}
+	b.usedLocked(now)
 	return &Handle{b: b, payload: b.mu.payload, space: b.mu.space}, b.changeLocked()
 }
 
@@ -170,7 +174,7 @@ func (h *Handle) Close() error {
 	now := b.now()
 	b.mu.Lock()
 	b.mu.tasks.active--
-	b.mu.lastUse = max(b.mu.lastUse, now)
+	b.usedLocked(now)
 	var payload Payload
 	switch {
 	case b.mu.state == Released:
@@ -182,4 +186,50 @@ func (h *Handle) Close() error {
 	b.mu.Unlock()
 	defer b.announce(c)
 	return release(payload)
+}
+
+// What Info.NextUse and Hint say besides a time.
+const (
+	Never = math.MaxInt64 // it will not be used again
+	Stay  = math.MinInt64 // it is to stay where it is as long as other batches can leave
+)
+
+// Hint tells when the batch will be used next, by Options.Clock: in unix nanoseconds, if that is
+// nil. Never and Stay are the other hints; 0 says that nothing is known. Policies that look at
+// Info.NextUse heed it. A use ends a hint, except Stay.
+func (b *Batch) Hint(next int64) {
+	b.mu.Lock()
+	if b.mu.nextUse == next || b.mu.state == Released {
+		b.mu.Unlock()
+		return
+	}
+	b.mu.nextUse = next
+	c := b.changeLocked()
+	b.mu.Unlock()
+	b.announce(c)
+}
+
+// longestGap bounds what is expected between two uses.
+const longestGap = int64(100 * 365 * 24 * time.Hour)
+
+// expectLocked is called when a use begins, before usedLocked. The next use is expected after as
+// long as lay between this and the last one, or between that and those before: the mean of both.
+func (b *Batch) expectLocked(now int64) {
+	if b.mu.nextUse == Stay {
+		return
+	}
+	gap := min(max(1, now-b.mu.lastUse), longestGap)
+	if before := b.mu.nextUse - b.mu.lastUse; b.mu.nextUse != 0 && before > 0 && before <= longestGap {
+		gap = (gap + 3*before) / 4
+	}
+	b.mu.nextUse = b.mu.lastUse + gap
+}
+
+// usedLocked notes that the batch is used until now. The next use is as far away as it was.
+func (b *Batch) usedLocked(now int64) {
+	later := max(0, now-b.mu.lastUse)
+	b.mu.lastUse += later
+	if next := b.mu.nextUse; next > 0 && next < Never-later {
+		b.mu.nextUse += later
+	}
 }

@@ -23,6 +23,35 @@ type EdgeStats struct {
 	Ahead, AheadUsed, AheadInVain int64
 	Busy                          time.Duration    // sum over the moves; they may overlap
 	ByReason                      map[string]int64 // bytes
+
+	lately struct { // as Bytes and Busy, of the last moves of bytes
+		bytes int64
+		busy  time.Duration
+	}
+}
+
+// latest is how much time of moves tells how fast an edge is. What is older counts half.
+const latest = time.Second
+
+// note counts a move of bytes for speed.
+func (e *EdgeStats) note(bytes int64, took time.Duration) {
+	if e.lately.busy > latest {
+		e.lately.bytes, e.lately.busy = e.lately.bytes/2, e.lately.busy/2
+	}
+	e.lately.bytes += bytes
+	e.lately.busy += took
+}
+
+// speed returns how many bytes a second the last moves between two spaces made, each by itself; 0 if
+// there was none.
+func (s *stats) speed(from, to tier.ID) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.edges[[2]tier.ID{from, to}]
+	if e == nil || e.lately.busy <= 0 {
+		return 0
+	}
+	return int64(float64(e.lately.bytes) / e.lately.busy.Seconds())
 }
 
 // stats has a plain mutex: it is a leaf, held for a few additions.
@@ -43,7 +72,9 @@ func (s *stats) add(m *Moved, body int64, took time.Duration) {
 	if m.Copy {
 		e.Copies++
 		e.Unmoved += body
+		return
 	}
+	e.note(m.Bytes, took)
 }
 
 func (s *stats) edgeLocked(from, to tier.ID) *EdgeStats {

@@ -88,13 +88,8 @@ func (m *Monitor) uncopied(i int) (job []Victim, seen coverage) {
 	if seen == s.covered {
 		return nil, seen
 	}
-	sp := spaceState{}
-	sp.Victims, _ = m.index.victims(nil, i, inEach(math.MaxInt64), shortlistMax)
-	for j := range s.edges {
-		sp.Down = append(sp.Down, edgeState{To: j})
-	}
-	m.findCopies(&sp)
-	for _, v := range sp.Victims {
+	victims, _ := m.victims(nil, i, inEach(math.MaxInt64), shortlistMax)
+	for _, v := range victims {
 		if above <= 0 {
 			break
 		}

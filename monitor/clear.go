@@ -40,7 +40,7 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	most := m.index.summary(i).count // batches may come as fast as others leave
 	for fresh := true; fresh && len(seen) < most; {
 		fresh = false
-		victims, _ := m.index.victims(nil, i, inEach(math.MaxInt64), shortlistMax)
+		victims, _ := m.victims(nil, i, inEach(math.MaxInt64), shortlistMax)
 		for _, v := range victims {
 			if seen[v.Batch] {
 				continue

@@ -461,27 +461,41 @@ func (s *spaceIndex) smallest() (bytes byKind) {
 	return bytes
 }
 
-// victims appends at most limit victims of a space to dst, in the policy's order, and reports
-// whether there are more. With a limit of shortlistMax, if none of the first ones is at most as
+// victims appends at most limit victims of a space to dst, those with the smallest keys first, and
+// reports whether there are more. Those that a policy with two ends finds at its other one follow. With a limit of shortlistMax, if none of the first ones is at most as
 // large as fit says of a tier, the smallest ones that are follow: a tier below that is nearly full
 // must not be the end while there is a batch that it could take.
-func (x *index) victims(dst []Victim, place int, fit byKind, limit int) (_ []Victim, more bool) {
+func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
 	begin := len(dst)
 	fitting, looked := false, 0
 	most := slices.Max(fit[:])
 	if limit >= shortlistMax {
-		limit = shortlistMax - smallMax
+		limit = shortlistMax - smallMax - staleMax
 	} else {
 		more = true // unless it ends before
 	}
 	x.mu.Lock()
 	s := &x.mu.spaces[place]
 	more = more && s.byKey.Len() > limit
-	s.byKey.Ascend(func(e *entry) bool {
+	var last *entry
+	add := func(e *entry) {
 		dst = append(dst, e.asVictim())
 		fitting = fitting || e.fits(fit)
+	}
+	s.byKey.Ascend(func(e *entry) bool {
+		add(e)
+		last = e
 		return len(dst)-begin < limit
 	})
+	if p, ok := x.policy.(costAware); ok && last != nil {
+		s.byKey.DescendLessOrEqual(afterUsed, func(e *entry) bool {
+			if len(dst)-begin >= limit+staleMax || !lessByKey(last, e) || !p.stale(e.key, now) {
+				return false
+			}
+			add(e)
+			return true
+		})
+	}
 	if !fitting && !more {
 		s.bySize.Ascend(func(e *entry) bool {
 			if e.bytes > most {
@@ -498,8 +512,12 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int) (_ []Vic
 		})
 	}
 	x.mu.Unlock()
-	x.panics.Do("Policy.Order", func() { x.policy.Order(dst[begin:]) })
 	return dst, more
+}
+
+// order has the policy arrange a shortlist.
+func (x *index) order(now int64, list []Victim) {
+	x.panics.Do("Policy.Order", func() { x.policy.Order(now, list) })
 }
 
 // keyOf calls the policy. A batch without a known key has the zero key.
@@ -507,6 +525,12 @@ func (x *index) keyOf(info batch.Info) (key Key) {
 	defer x.panics.Recover("Policy.Key")
 	return x.policy.Key(info)
 }
+
+// staleMax is how many victims beyond the policy's first ones are taken because they are stale.
+const staleMax = 32
+
+// afterUsed comes after all batches that costAware calls used.
+var afterUsed = &entry{facts: facts{key: Key{used + 1}}}
 
 // smallMax is how many victims beyond the policy's first ones are taken for
 // their size.

@@ -16,7 +16,7 @@ func (w *world) index(id tier.ID) summary { return w.mon.index.summary(w.mon.byI
 
 // shortlist returns the longest shortlist of the i-th space.
 func (w *world) shortlist(i int, fit byKind) []Victim {
-	v, _ := w.mon.index.victims(nil, i, fit, shortlistMax)
+	v, _ := w.mon.victims(nil, i, fit, shortlistMax)
 	return v
 }
 

@@ -53,11 +53,15 @@ type Config struct {
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
 	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
+	// Speed returns how many bytes a second a move makes from one space to another, 0 if that is not
+	// known; nil: it never is. Clock is that of the batches; nil: unix nanoseconds.
+	Speed func(from, to tier.ID) int64
+	Clock func() int64
 
 	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes that
 	// were; 0 without an error for one that is left out. An error that matches context.Canceled says
-	// that others use the disks, or have within the time quiet. AheadRate is how many bytes a second are copied so at most, while
-	// nothing is needed. Nil, or 0: none.
+	// that others use the disks, or have within the time quiet. AheadRate is how many bytes a second
+	// are copied so at most, while nothing is needed. Nil, or 0: none.
 	WriteAhead func(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error)
 	AheadRate  int64
 }
@@ -129,6 +133,12 @@ func New(cfg Config) (*Monitor, error) {
 	cfg.StuckAfter = cmp.Or(cfg.StuckAfter, reservation.StuckAfter)
 	if cfg.Base == nil {
 		cfg.Base = func(tier.ID) int64 { return 0 }
+	}
+	if cfg.Speed == nil {
+		cfg.Speed = func(from, to tier.ID) int64 { return 0 }
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = func() int64 { return time.Now().UnixNano() }
 	}
 	m := &Monitor{
 		cfg:    cfg,

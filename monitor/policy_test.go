@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 )
@@ -64,4 +66,80 @@ func TestByName(t *testing.T) {
 	if !slices.Contains(Names(), "lru") || !slices.Contains(Names(), "largest-first") {
 		t.Errorf("names are %v", Names())
 	}
+}
+
+// TestCostAwareOrder: what costs least for the most bytes and the longest rest goes first.
+func TestCostAwareOrder(t *testing.T) {
+	const now = 1000
+	type info = batch.Info
+	at := func(last, next int64) info { return info{LastUse: last, NextUse: next} }
+	one := func(i info) Victim { return Victim{Key: CostAware().Key(i), Bytes: 8, Down: 4, Up: 4} }
+	copied := func(v Victim) Victim { v.Down = 0; return v }
+	slow := func(v Victim) Victim { v.Up *= 10; return v }
+	plan := func(seq uint64) info { return info{Place: batch.Place{Plan: 1, Seq: seq}} }
+	output := func(seq uint64) info { return info{Place: batch.Place{Plan: 1, Seq: seq, Last: true}} }
+	queued := func(task uint64) info { return info{Pending: 1, Task: task, LastUse: 900, NextUse: 1500} }
+	for _, c := range []struct {
+		name string
+		want []Victim
+	}{
+		{"by what is known", []Victim{
+			one(at(10, batch.Never)), one(plan(9)), one(plan(2)), one(output(3)), one(output(1)),
+			one(at(900, 1500)), one(at(990, 1010)), one(queued(2)), one(queued(1)), one(at(990, batch.Stay)),
+		}},
+		{"late is late for as long again", []Victim{one(at(500, 1300)), one(at(600, 800)), one(at(700, 1100))}},
+		{"unused for much longer than between its uses", []Victim{one(at(100, 200)), one(plan(1)), one(at(999, 9000)), one(at(990, 1000))}},
+		{"a copy makes it half as dear", []Victim{copied(one(at(900, 1300))), one(at(900, 1500)), one(at(900, 1200))}},
+		{"from where it comes back slowly", []Victim{one(at(900, 1200)), slow(one(at(900, 1900)))}},
+	} {
+		for i := range c.want {
+			c.want[i].ID = batch.ID(i + 1)
+		}
+		got := slices.Clone(c.want)
+		slices.Reverse(got)
+		slices.SortStableFunc(got, func(a, b Victim) int { return a.Key.compare(b.Key) })
+		CostAware().Order(now, got)
+		for i, v := range got {
+			if v.ID != c.want[i].ID {
+				t.Errorf("%s: number %d goes in the place of %d", c.name, v.ID, i+1)
+			}
+		}
+	}
+}
+
+// TestStaleVictims: what a space has not used for long is in its shortlist, though much more is
+// expected later.
+func TestStaleVictims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = CostAware() })
+		use := func(b *batch.Batch) {
+			h, err := b.Open(t.Context(), gpu0, false)
+			if err == nil {
+				err = h.Close()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		all := w.fillSpace(gpu0, 2000, kib)
+		time.Sleep(time.Second)
+		stale := all[:10]
+		for _, b := range stale {
+			use(b)
+		}
+		time.Sleep(time.Minute)
+		for _, b := range all[10:] {
+			use(b)
+		}
+		list, _ := w.mon.victims(nil, 0, byKind{}, 50)
+		for i, v := range list {
+			if is := slices.Contains(stale, v.Batch); is != (i < len(stale)) {
+				t.Errorf("number %d of %d is stale: %v", i, len(list), is)
+			}
+		}
+		if len(list) != 60 {
+			t.Errorf("%d victims, want 50 and the stale ones", len(list))
+		}
+		w.end(all...)
+	})
 }

@@ -240,9 +240,8 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 				fit[to.ID.Kind] = max(fit[to.ID.Kind], to.room()-to.keep(0))
 			}
 			begin := len(m.shortlist)
-			m.shortlist, sp.More = m.index.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
+			m.shortlist, sp.More = m.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
 			sp.Victims = m.shortlist[begin:len(m.shortlist):len(m.shortlist)]
-			m.findCopies(sp)
 		}
 		sp.Rest = sum.rest
 		for j := range sp.Down {
@@ -256,21 +255,71 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 	}
 }
 
-// findCopies notes of a space's victims where they have copies.
-func (m *Monitor) findCopies(sp *spaceState) {
-	if !slices.ContainsFunc(sp.Down, func(e edgeState) bool { return m.spaces[e.To].Inside().Cached() > 0 }) {
-		return
+// victims appends victims of space i to dst, in the policy's order, and reports whether there are
+// more: see index.victims.
+func (m *Monitor) victims(dst []Victim, i int, fit byKind, limit int) ([]Victim, bool) {
+	begin, now := len(dst), m.cfg.Clock()
+	dst, more := m.index.victims(dst, i, fit, limit, now)
+	list := dst[begin:len(dst):len(dst)]
+	targets := m.spaces[i].below(m.cfg.Reservations.Spaces(), nil)
+	if slices.ContainsFunc(targets, func(to *tier.Space) bool { return to.Inside().Cached() > 0 }) {
+		for k := range list {
+			v := &list[k]
+			v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.with(m.byID[p.Space().ID()]) })
+		}
 	}
-	for k := range sp.Victims {
-		v := &sp.Victims[k]
-		v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.with(m.byID[p.Space().ID()]) })
+	if _, plain := m.cfg.Policy.(ordered); !plain {
+		m.weigh(m.spaces[i].ID(), targets, list)
 	}
+	m.index.order(now, list)
+	return dst, more
+}
+
+// weigh estimates what it costs to move victims from a space down and back: to the next tier, or
+// onto a copy.
+func (m *Monitor) weigh(from tier.ID, targets []*tier.Space, list []Victim) {
+	for k := range list {
+		v := &list[k]
+		for _, to := range targets {
+			id := to.ID()
+			copied := v.copied.has(m.byID[id])
+			if copied || v.Up == 0 && !v.not.has(id.Kind) {
+				v.Down, v.Up = m.takes(from, id, v.Bytes), m.takes(id, from, v.Bytes)
+			}
+			if copied {
+				v.Down = 0
+				break
+			}
+		}
+	}
+}
+
+// What moves are taken to need before there was one: a transfer between memories, or with a disk.
+const (
+	eachMove     = 20 * time.Microsecond
+	memorySpeed  = 8 << 30 // bytes a second
+	storageSpeed = 1 << 30
+)
+
+// takes estimates the time of a move.
+func (m *Monitor) takes(from, to tier.ID, bytes int64) time.Duration {
+	speed := m.cfg.Speed(from, to)
+	switch {
+	case speed > 0:
+	case from.Kind == tier.Disk || to.Kind == tier.Disk:
+		speed = storageSpeed
+	default:
+		speed = memorySpeed
+	}
+	return eachMove + time.Duration(float64(bytes)/float64(speed)*float64(time.Second))
 }
 
 // enough returns how many victims a shortlist should have, of batches as large as they are on
 // average.
 func (m *Monitor) enough(sp *spaceState, of summary, long bool) int {
-	if _, plain := m.cfg.Policy.(ordered); long || !plain {
+	_, plain := m.cfg.Policy.(ordered)
+	_, aware := m.cfg.Policy.(costAware)
+	if long || !plain && !aware {
 		return shortlistMax
 	}
 	need := max(0, sp.Waiting-sp.room(), sp.Wanted-sp.room(), 2*sp.over())

@@ -22,8 +22,8 @@ import (
 // badPolicy panics at each call.
 type badPolicy struct{ monitor.Policy }
 
-func (badPolicy) Key(batch.Info) monitor.Key { panic("no key") }
-func (badPolicy) Order([]monitor.Victim)     { panic("no order") }
+func (badPolicy) Key(batch.Info) monitor.Key    { panic("no key") }
+func (badPolicy) Order(int64, []monitor.Victim) { panic("no order") }
 
 func callbackEngine(t *testing.T, change func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{

@@ -83,7 +83,7 @@ type lookingPolicy struct {
 	looks *int
 }
 
-func (p lookingPolicy) Order(list []monitor.Victim) { *p.looks++; p.Policy.Order(list) }
+func (p lookingPolicy) Order(now int64, list []monitor.Victim) { *p.looks++; p.Policy.Order(now, list) }
 
 func watched(_ *testing.T, c *spillway.Config) {
 	c.Policy = lookingPolicy{monitor.PlanOrder(), new(int)}
