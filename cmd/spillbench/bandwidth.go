@@ -107,7 +107,7 @@ func (*sizesFlag) Type() string { return "sizes" }
 
 func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 	// What is compressed passes a disk faster than its limit, or slower.
-	f := bandwidthFlags{sizes: sizesFlag{1 << 20, 16 << 20, 64 << 20, 256 << 20}, engine: engineFlags{codec: convert.CodecNone.String()}}
+	f := bandwidthFlags{sizes: sizesFlag{1 << 20, 16 << 20, 64 << 20, 256 << 20}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
 		Short: "Measure every edge, next to what the machine can do",

@@ -119,7 +119,7 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, 
 		Policy:        policy,
 		Codec:         codec,
 		Limits:        spillway.Limits{Quota: limit},
-		MonitorPeriod: e.period, StuckAfter: e.stuckAfter,
+		MonitorPeriod: e.period, StuckAfter: e.stuckAfter, WriteAhead: int64(e.ahead),
 		Topology: top,
 	}
 	if err := cfg.Validate(); err != nil {
@@ -382,7 +382,7 @@ func (e *engineFlags) explain(ctx context.Context, err error) error {
 func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.DiskConfig) report.Config {
 	c := report.Config{
 		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
-		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), StuckAfterSeconds: e.stuckAfter.Seconds(), Disks: []report.Disk{}, Faults: []report.Fault{}, DiskThrottleBytesPerS: e.throttle.Bytes,
+		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), StuckAfterSeconds: e.stuckAfter.Seconds(), WriteAheadBytesPerS: max(0, int64(e.ahead)), Disks: []report.Disk{}, Faults: []report.Fault{}, DiskThrottleBytesPerS: e.throttle.Bytes,
 	}
 	for _, f := range e.faults {
 		c.Faults = append(c.Faults, report.Fault{Spec: f.Text})

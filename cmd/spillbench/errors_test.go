@@ -67,6 +67,7 @@ func TestErrors(t *testing.T) {
 		{"no fault", []string{"--fault="}, 2, []string{"--fault", "op=read,kind=eio,at=3"}},
 		{"bad fault", []string{"--fault=op=read,kind=boom"}, 2, []string{"--fault", "kind=boom", "bitflip"}},
 		{"fault that cannot be", []string{"verify", whole, "--fault=op=alloc,kind=bitflip"}, 2, []string{"bitflip cannot happen to an allocation", "kind=oom"}},
+		{"bad rate", []string{"--write-ahead=30%"}, 2, []string{"--write-ahead", "64MiB"}},
 		{"bad throttle", []string{"--disk-throttle=fast"}, 2, []string{"--disk-throttle", "fast"}},
 		{"no throttle", []string{"--disk-throttle=0"}, 2, []string{"--disk-throttle", "above zero"}},
 		{"share of a speed", []string{"verify", whole, "--disk-throttle=50%"}, 2, []string{"--disk-throttle 50%", "200MiB"}},

@@ -68,6 +68,7 @@ type engineFlags struct {
 	encrypt              bool
 	period               time.Duration
 	stuckAfter           time.Duration
+	ahead                rateFlag
 	throttle             tier.Amount
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
@@ -98,6 +99,8 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
 	f.DurationVar(&e.stuckAfter, "stuck-after", reservation.StuckAfter, "how long nothing may change before who waits for room in full memories is refused")
+	e.ahead = cmp.Or(e.ahead, 64<<20)
+	f.Var(&e.ahead, "write-ahead", "`SIZE` such as 64MiB that is copied to disk at most in a second while nothing else is needed, or off")
 	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
 }
@@ -143,6 +146,38 @@ func (e *engineFlags) validate() error {
 func (e *engineFlags) marks() tier.Fractions {
 	return tier.Fractions{Limit: e.limit, Trigger: e.trigger, Stop: e.stop}
 }
+
+// rateFlag is bytes a second, or off.
+type rateFlag int64
+
+const off rateFlag = -1
+
+// Set parses a size, or off.
+func (r *rateFlag) Set(s string) error {
+	if *r = off; s == "off" {
+		return nil
+	}
+	a, err := tier.ParseAmount(s)
+	if err == nil && a.Share != 0 {
+		err = errors.New("a share of a disk's speed is not known")
+	}
+	if err != nil {
+		return fmt.Errorf("want a size, such as 64MiB, or off: %w", err)
+	}
+	*r = rateFlag(a.Bytes)
+	return nil
+}
+
+// String prints what Set parses.
+func (r *rateFlag) String() string {
+	if *r < 0 {
+		return "off"
+	}
+	return tier.Amount{Bytes: int64(*r)}.String()
+}
+
+// Type names the value in a usage text.
+func (*rateFlag) Type() string { return "size" }
 
 // diskFlag is one --disk.
 type diskFlag struct {

@@ -185,6 +185,7 @@ func edges(stats spillway.Stats) []report.Edge {
 	for _, e := range stats.Edges {
 		out = append(out, report.Edge{
 			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
+			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
 			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
 		})
 	}

@@ -75,6 +75,8 @@ func TestEngineFlags(t *testing.T) {
 		{"--codec=s2", func(c spillway.Config) bool { return c.Codec == convert.CodecS2 }},
 		{"--encrypt", func(c spillway.Config) bool { return c.Disks[0].Encrypt }},
 		{"--stuck-after=7s", func(c spillway.Config) bool { return c.StuckAfter == 7*time.Second }},
+		{"--write-ahead=off", func(c spillway.Config) bool { return c.WriteAhead < 0 }},
+		{"--write-ahead=7MiB", func(c spillway.Config) bool { return c.WriteAhead == 7<<20 }},
 		{"--monitor-period=7ms", func(c spillway.Config) bool { return c.MonitorPeriod == 7*time.Millisecond }},
 		{"--disk-throttle=1MiB", func(c spillway.Config) bool { return c.Disks[0].FS != nil }},
 		{"--fault=op=write,kind=eio", func(c spillway.Config) bool { return c.Disks[0].FS != nil }},
@@ -309,7 +311,7 @@ func TestVerifyInterrupted(t *testing.T) {
 func TestConfigIsTold(t *testing.T) {
 	dir := t.TempDir()
 	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
-		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stuck-after=9s", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
+		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stuck-after=9s", "--write-ahead=5MiB", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
 	if r.status != 0 {
 		t.Fatalf("ended with %d: %s", r.status, r.stderr)
 	}
@@ -318,7 +320,7 @@ func TestConfigIsTold(t *testing.T) {
 	want := report.RunConfig{
 		Config: report.Config{
 			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20}},
-			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, StuckAfterSeconds: 9, Faults: []report.Fault{},
+			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, StuckAfterSeconds: 9, WriteAheadBytesPerS: 5 << 20, Faults: []report.Fault{},
 		},
 		Seed: 9, Repeat: 2, Passes: 3, Partitions: 4, Workers: 5, Place: "fits",
 	}

@@ -64,7 +64,8 @@ type Config struct {
 	Encrypt              bool    `json:"encrypt"` // what goes to disk
 	MonitorPeriodSeconds float64 `json:"monitor_period_seconds"`
 	StuckAfterSeconds    float64 `json:"stuck_after_seconds"`
-	RowsPerBatch         int64   `json:"rows_per_batch"` // 0: as the files have them
+	WriteAheadBytesPerS  int64   `json:"write_ahead_bytes_per_s"` // at most; 0: none
+	RowsPerBatch         int64   `json:"rows_per_batch"`          // 0: as the files have them
 	// DiskThrottleBytesPerS is the rate of each spill directory; 0: its own.
 	DiskThrottleBytesPerS int64   `json:"disk_throttle_bytes_per_s"`
 	Faults                []Fault `json:"faults"` // made on purpose
@@ -135,12 +136,18 @@ type Space struct {
 // of what they took, may be more than the wall's, and the rate is that of one
 // move at a time.
 type Edge struct {
-	From     string           `json:"from"`
-	To       string           `json:"to"`
-	Batches  int64            `json:"batches"`
-	Bytes    int64            `json:"bytes"`
-	Copies   int64            `json:"copies"`        // of the batches, those that had a copy there
-	Unmoved  int64            `json:"unmoved_bytes"` // of them: they are not in Bytes
+	From    string `json:"from"`
+	To      string `json:"to"`
+	Batches int64  `json:"batches"`
+	Bytes   int64  `json:"bytes"`
+	Copies  int64  `json:"copies"`        // of the batches, those that had a copy there
+	Unmoved int64  `json:"unmoved_bytes"` // of them: they are not in Bytes
+	// Ahead is what was moved before it was needed, or copied to a disk. Of it AheadUsed was used then,
+	// and AheadInVain never.
+	Ahead       int64 `json:"ahead_bytes"`
+	AheadUsed   int64 `json:"ahead_used_bytes"`
+	AheadInVain int64 `json:"ahead_in_vain_bytes"`
+
 	Seconds  float64          `json:"seconds"`
 	GiBPerS  float64          `json:"gib_per_s"`
 	ByReason map[string]int64 `json:"by_reason"` // bytes

@@ -51,7 +51,7 @@ func TestKeys(t *testing.T) {
 		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
 	warned := NewHeader("x", Env{}, []diag.Warning{{}})
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
-		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger",
+		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger", "config.write_ahead_bytes_per_s",
 		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
 	disks := Config{Disks: []Disk{{}}, Faults: []Fault{{}}}
 	for _, c := range []struct {
@@ -66,6 +66,7 @@ func TestKeys(t *testing.T) {
 				"verify.batches", "verify.checked", "verify.mismatches",
 				"spaces[].backend", "spaces[].capacity_bytes", "spaces[].end_bytes", "spaces[].id", "spaces[].peak_bytes",
 				"edges[].batches", "edges[].by_reason.work", "edges[].bytes", "edges[].copies", "edges[].from", "edges[].gib_per_s", "edges[].seconds", "edges[].to", "edges[].unmoved_bytes",
+				"edges[].ahead_bytes", "edges[].ahead_in_vain_bytes", "edges[].ahead_used_bytes",
 				"waits.count", "waits.max", "waits.p50", "waits.p99",
 				"phases[].name", "phases[].seconds", "wall_seconds"})},
 		{&Verify{Header: warned, Config: disks, Files: []File{{}}},

@@ -120,12 +120,13 @@ func duration(seconds float64) time.Duration {
 	return d.Round(time.Microsecond)
 }
 
-// edgeRows has a column for each reason that moved anything, and one for what had copies.
+// edgeRows has a column for each reason that moved anything, one for what had copies, and three
+// for what was moved or copied ahead.
 func edgeRows(edges []Edge) [][]string {
 	var reasons []string
-	copies := false
+	copies, ahead := false, false
 	for _, e := range edges {
-		copies = copies || e.Copies > 0
+		copies, ahead = copies || e.Copies > 0, ahead || e.Ahead > 0
 		for r := range e.ByReason {
 			if !slices.Contains(reasons, r) {
 				reasons = append(reasons, r)
@@ -140,6 +141,9 @@ func edgeRows(edges []Edge) [][]string {
 	if copies {
 		head = append(head, "on a copy")
 	}
+	if ahead {
+		head = append(head, "ahead", "used", "in vain")
+	}
 	rows := [][]string{head}
 	for _, e := range edges {
 		row := []string{e.From, e.To, fmt.Sprint(e.Batches), size.Approx(e.Bytes), fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.2f", e.GiBPerS)}
@@ -148,6 +152,9 @@ func edgeRows(edges []Edge) [][]string {
 		}
 		if copies {
 			row = append(row, nonzero(e.Unmoved))
+		}
+		if ahead {
+			row = append(row, nonzero(e.Ahead), nonzero(e.AheadUsed), nonzero(e.AheadInVain))
 		}
 		rows = append(rows, row)
 	}
