@@ -13,6 +13,8 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 // aheadOf sums what was copied to disks ahead, and what was moved there.
@@ -42,9 +44,9 @@ func fillHost(t testing.TB, eng *spillway.Engine, repo *repository.Repository, b
 }
 
 // openWritingAhead opens an engine without a GPU that writes so many bytes a second ahead.
-func openWritingAhead(t *testing.T, rate int64) (*spillway.Engine, *repository.Repository, *tier.Space) {
+func openWritingAhead(t *testing.T, rate int64, change ...func(*spillway.Config)) (*spillway.Engine, *repository.Repository, *tier.Space) {
 	t.Helper()
-	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.GPUs, c.WriteAhead, c.Policy = []spillway.GPUConfig{}, rate, monitor.LRU() })
+	eng := openMarked(t, 8*mib, append(change, func(c *spillway.Config) { c.GPUs, c.WriteAhead, c.Policy = []spillway.GPUConfig{}, rate, monitor.LRU() })...)
 	return eng, scanOf(t, eng), eng.Spaces()[0]
 }
 
@@ -156,31 +158,42 @@ func TestNothingIsWrittenWhile(t *testing.T) {
 	})
 }
 
-// TestBurstsLeaveNothingToMove: bursts of puts with pauses between them. Without writing ahead each
-// moves bytes while its producer waits, with it none does.
-func TestBurstsLeaveNothingToMove(t *testing.T) {
-	var moved [2]int64
-	for i, rate := range []int64{-1, 64 * mib} {
-		synctest.Test(t, func(t *testing.T) {
-			eng, repo, host := openWritingAhead(t, rate)
-			fillHost(t, eng, repo, host.Trigger()-200<<10)
-			for range 8 {
-				time.Sleep(5 * time.Second)
-				for n := range int64(8) {
-					if err := repo.Put(t.Context(), 0, numberedRecord(n, 2500, wordList(1, 10)), in(tier.Host)); err != nil {
-						t.Fatal(err)
-					}
-				}
+// TestBurstsAfterWritingAhead: bursts of puts with pauses between them, and a disk of 50 MiB a second.
+// Without writing ahead each burst moves bytes. With it one that is smaller than what lies above the
+// stop mark moves none, and the producer of a larger one waits for none.
+func TestBurstsAfterWritingAhead(t *testing.T) {
+	for puts, small := range map[int64]bool{8: true, 24: false} {
+		var moved [2]int64
+		var took [2]time.Duration
+		for i, rate := range []int64{-1, 64 * mib} {
+			synctest.Test(t, func(t *testing.T) { moved[i], took[i] = bursts(t, rate, puts) })
+		}
+		if moved[0] == 0 || moved[1] > moved[0]/2 || small && moved[1] != 0 || !small && took[0] < 50*time.Millisecond || took[1] > took[0]/10 {
+			t.Errorf("bursts of %d puts: %d bytes and %v without writing ahead, %d and %v with it", puts, moved[0], took[0], moved[1], took[1])
+		}
+	}
+}
+
+// bursts makes bursts of puts, and returns how many bytes were moved and how long the puts took.
+func bursts(t *testing.T, rate, puts int64) (moved int64, took time.Duration) {
+	files := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(50 * mib)})
+	eng, repo, host := openWritingAhead(t, rate, func(c *spillway.Config) { c.Disks[0].FS = files })
+	words := wordList(1, 10)
+	fillHost(t, eng, repo, host.Trigger()-200<<10)
+	for range 8 {
+		time.Sleep(5 * time.Second)
+		start := time.Now()
+		for n := range puts {
+			if err := repo.Put(t.Context(), 0, numberedRecord(n, 2500, words), in(tier.Host)); err != nil {
+				t.Fatal(err)
 			}
-			synctest.Wait()
-			moved[i] = aheadOf(eng).Bytes
-			t.Logf("rate %d: %+v", rate, aheadOf(eng))
-			closeRepo(t, eng, repo)
-		})
+		}
+		took += time.Since(start)
 	}
-	if moved[0] == 0 || moved[1] > moved[0]/10 {
-		t.Errorf("%d bytes were moved in bursts without writing ahead, %d with it", moved[0], moved[1])
-	}
+	time.Sleep(time.Second)
+	moved = aheadOf(eng).Bytes
+	closeRepo(t, eng, repo)
+	return moved, took
 }
 
 // TestWrittenAheadSurvives: on a disk where batches persist, the copy of one that is in host memory is
