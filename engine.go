@@ -197,6 +197,7 @@ var (
 func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.monitor.BatchChanged(b, now)
 	o.e.recorder.BatchChanged(b, now)
+	o.e.mover.Inside().BatchChanged(b, now)
 }
 
 // Panics is where the engine's batches log panics of observers and payloads.

@@ -70,6 +70,7 @@ type Mover struct {
 	// clearing has, for each space, a token for the goroutine that makes room in one piece there.
 	clearing map[tier.ID]chan struct{}
 	relieved map[tier.ID]*atomic.Int64 // when a batch was relieved from a space last: unix nanoseconds
+	early    early
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -131,15 +132,6 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 // the room is for, in Moved.
 func (m *Mover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
-	return err
-}
-
-// Ahead is Move for a batch that will be needed soon, by whoever brings it before. It waits for
-// nothing but the transfer, and takes room that nobody needs: the space must stay below its stop
-// mark, without waiters for room, and nothing may have been relieved there for a moment. Otherwise,
-// and where there is no room, the error is a *tier.NoSpaceError.
-func (m *Mover) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
-	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonAhead, ahead: true})
 	return err
 }
 
@@ -262,6 +254,15 @@ func (m inside) Ended() context.Context { return m.ended }
 // Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0 if
 // there was none.
 func (m inside) Speed(from, to tier.ID) int64 { return m.stats.speed(from, to) }
+
+// Ahead is Move for a batch that will be needed soon, by whoever brings it before. It waits for
+// nothing but the transfer, and takes room that nobody needs: the space must stay below its stop
+// mark, without waiters for room, and nothing may have been relieved there for a moment. Otherwise,
+// and where there is no room, the error is a *tier.NoSpaceError.
+func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
+	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonAhead, ahead: true})
+	return err
+}
 
 // DropCopies gives up all copies of batches, so that the next moves are moves of bytes.
 func (m inside) DropCopies() {

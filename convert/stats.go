@@ -5,8 +5,10 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -91,7 +93,7 @@ func (s *stats) edgeLocked(from, to tier.ID) *EdgeStats {
 }
 
 // ahead counts bytes that were brought or copied ahead, and returns what is called when they are used,
-// or are to no avail.
+// or can be used no more.
 func (s *stats) ahead(from, to tier.ID, bytes int64) (ended func(used bool)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,4 +125,45 @@ func (s *stats) snapshot() []EdgeStats {
 			cmp.Compare(a.To.Kind, b.To.Kind), cmp.Compare(a.To.Ordinal, b.To.Ordinal))
 	})
 	return out
+}
+
+// early knows the batches that were brought ahead, and were not used since.
+type early struct {
+	some atomic.Int64 // how many there are
+	mu   sync.Mutex   // a leaf
+	all  map[*batch.Batch]func(used bool)
+}
+
+// add notes a batch that is about to arrive. It has been used if it is known: it goes on from there.
+func (e *early) add(b *batch.Batch, ended func(used bool)) {
+	e.end(b, true)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.all == nil {
+		e.all = make(map[*batch.Batch]func(bool))
+	}
+	e.all[b] = ended
+	e.some.Store(int64(len(e.all)))
+}
+
+// end notes that a batch, which need not be known, was used, or that bringing it was in vain.
+func (e *early) end(b *batch.Batch, used bool) {
+	if e.some.Load() == 0 {
+		return
+	}
+	e.mu.Lock()
+	ended := e.all[b]
+	delete(e.all, b)
+	e.some.Store(int64(len(e.all)))
+	e.mu.Unlock()
+	if ended != nil {
+		ended(used)
+	}
+}
+
+// BatchChanged is for the observer of an engine's batches: it sees which are used or dropped.
+func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
+	if used := now.Active > 0; used || now.State == batch.Released {
+		m.early.end(b, used)
+	}
 }

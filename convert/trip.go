@@ -274,6 +274,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	if to.Kind() < from.Kind() && !t.last {
 		t.b.Inside().Keep(transit)
 	}
+	t.countAhead(from, to, copied)
 	switch {
 	case !t.opens:
 		err = transit.Commit(out, false)
@@ -294,6 +295,16 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		m.relieved[from.ID()].Store(time.Now().UnixNano())
 	}
 	return nil
+}
+
+// countAhead is called when the batch is about to arrive, and nobody can use it yet.
+func (t *trip) countAhead(from, to *tier.Space, copied bool) {
+	switch {
+	case t.ahead && !copied:
+		t.m.early.add(t.b, t.m.stats.ahead(from.ID(), to.ID(), t.what.body))
+	case to.Kind() > from.Kind() && !t.opens:
+		t.m.early.end(t.b, false)
+	}
 }
 
 // revive returns the copy in r's space, nil if there is none. Host memory has the form that a move

@@ -133,7 +133,7 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 		}
 		ahead := func(why string, want bool) {
 			t.Helper()
-			err := eng.Mover().Ahead(t.Context(), all[0], to)
+			err := eng.Mover().Inside().Ahead(t.Context(), all[0], to)
 			var full *tier.NoSpaceError
 			if there := all[0].Info().Space.Kind == tier.Host; there != want || (err == nil) != want || err != nil && !errors.As(err, &full) {
 				t.Errorf("%s: it is there: %v, %v", why, there, err)
@@ -190,6 +190,18 @@ func TestDrainThatIsBrokenOff(t *testing.T) {
 		}
 		break
 	}
+	ahead := func() (read, used, inVain int64) {
+		for _, e := range eng.Stats().Edges {
+			if e.To.Kind == tier.Host {
+				read, used, inVain = read+e.Ahead, used+e.AheadUsed, inVain+e.AheadInVain
+			}
+		}
+		return read, used, inVain
+	}
+	read, used, inVain := ahead()
+	if read == 0 || used != 0 || inVain != 0 {
+		t.Errorf("%d bytes were read ahead, %d used, %d in vain", read, used, inVain)
+	}
 	n := 0
 	for b := range repo.Batches(0) {
 		if now := b.Info(); now.State != batch.Idle {
@@ -200,7 +212,19 @@ func TestDrainThatIsBrokenOff(t *testing.T) {
 	if n != 5 {
 		t.Errorf("%d batches are left", n)
 	}
-	drained(t, repo, 0)
+	left := int64(0)
+	for b := range repo.Batches(0) {
+		if now := b.Info(); left == 0 && now.Space.Kind == tier.Host {
+			left = now.Descriptor.Body
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	drained(t, repo, 0, repository.ReadAhead(0))
+	if _, used, inVain := ahead(); left == 0 || inVain != left || used != read-left {
+		t.Errorf("%d bytes were read ahead, %d of it left again: %d are counted as used, %d as in vain", read, left, used, inVain)
+	}
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
