@@ -110,21 +110,26 @@ type Place struct {
 
 // placed is a Place as a batch keeps it: what those of one repository have in common is there once.
 type placed struct {
-	in        unique.Handle[Place] // without what follows
-	seq       uint64
-	partition int
+	in  unique.Handle[Place] // without the rest
+	seq uint64
 }
 
-func keepPlace(p Place) placed {
-	at := placed{seq: p.Seq, partition: p.Partition}
-	p.Seq, p.Partition = 0, 0
+// keepPlace returns p as it is kept. A partition beyond an int32 stays in the Place.
+func keepPlace(p Place) (at placed, partition int32) {
+	at.seq, p.Seq = p.Seq, 0
+	if partition = int32(p.Partition); int(partition) == p.Partition {
+		p.Partition = 0
+	} else {
+		partition = 0
+	}
 	at.in = unique.Make(p)
-	return at
+	return at, partition
 }
 
-func (at placed) place() Place {
-	p := at.in.Value()
-	p.Seq, p.Partition = at.seq, at.partition
+func (b *Batch) placeLocked() Place {
+	p := b.mu.place.in.Value()
+	p.Seq = b.mu.place.seq
+	p.Partition += int(b.mu.partition)
 	return p
 }
 
@@ -192,12 +197,14 @@ type Batch struct {
 		version     uint64        // changes so far
 		changed     chan struct{} // closed at the next change; nil without waiters
 		copies      *copyOf       // in other spaces; immutable, and some may be gone
-		store       Observer      // the repository that holds the batch; nil if none does
+		store       *Observer     // the repository that holds the batch; nil if none does
 		place       placed
 		lastUse     int64
 		nextUse     int64 // 0 if it is not known
 		tasks       tasks
+		partition   int32 // of place
 		subscribers int32
+		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
 		state       State
 		over        bool // the observers know that it was dropped
 	}
@@ -252,7 +259,7 @@ func New(o Options) (*Batch, error) {
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock, panics: panicsOf(o.Observer)}
 	b.watcher = (*watching)(b)
 	b.holdLocked(o.Payload, says)
-	b.mu.place = keepPlace(o.Place)
+	b.mu.place, b.mu.partition = keepPlace(o.Place)
 	b.mu.lastUse = b.now()
 	for {
 		if o.ID == 0 {
@@ -362,7 +369,7 @@ func (b *Batch) infoLocked() Info {
 	info := Info{
 		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Bytes: b.mu.bytes,
 		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
-		Place: b.mu.place.place(), LastUse: b.mu.lastUse, NextUse: b.mu.nextUse,
+		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.mu.nextUse,
 	}
 	if b.mu.form != nil {
 		info.Form = *b.mu.form
@@ -421,11 +428,11 @@ func (b *Batch) SetPlace(p Place) {
 
 // setPlaceLocked returns the function that announces the change.
 func (b *Batch) setPlaceLocked(p Place) (tell func()) {
-	at := keepPlace(p)
-	if b.mu.place == at {
+	at, partition := keepPlace(p)
+	if b.mu.place == at && b.mu.partition == partition {
 		return func() {}
 	}
-	b.mu.place = at
+	b.mu.place, b.mu.partition = at, partition
 	c := b.changeLocked()
 	return func() { b.announce(c) }
 }
@@ -445,7 +452,7 @@ func (b *Batch) Changed() <-chan struct{} {
 type change struct {
 	now     Info
 	waiting chan struct{} // closed then; nil without waiters
-	store   Observer      // nil if there is none
+	store   *Observer     // nil if there is none
 	over    bool          // the observers know all that they need
 	copies  *copyOf       // that the batch has no use for
 }
@@ -468,7 +475,7 @@ func (b *Batch) announce(c change) (now Info) {
 	if !c.over {
 		now = b.asked(c.now)
 		if c.store != nil {
-			b.tell(c.store, now)
+			b.tell(*c.store, now)
 		}
 		if b.observer != nil {
 			b.tell(b.observer, now)

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -13,6 +14,10 @@ type inside struct{ *Batch }
 // Inside returns what only this module's packages do with a batch. Programs have no use for it.
 func (b *Batch) Inside() inside { return inside{b} }
 
+// Mark is a number that one observer may keep in the batch, so that it need not search for what it
+// knows of it: who finds 0 and replaces it. It is 0 again when that observer forgets the batch.
+func (b inside) Mark() *atomic.Uint32 { return &b.mu.mark }
+
 // Cut is Info for callers that hold a lock, of a lower rank than a batch's. It calls nothing of the
 // payload, so Leased is false.
 func (b inside) Cut() Info {
@@ -21,11 +26,11 @@ func (b inside) Cut() Info {
 	return b.infoLocked()
 }
 
-// Store makes store the holder of the batch, and sets its place. A batch has one store at most, so
+// Store makes store, which is the same each time, the holder of the batch, and sets its place. A batch has one store at most, so
 // that it cannot be in two repositories, or in one twice: ErrStored. The store is called at changes
 // after the cut that Store returns, before the batch's own observer. The caller may hold its own
 // lock, and must call tell with no lock held.
-func (b inside) Store(store Observer, p Place) (now Info, tell func(), err error) {
+func (b inside) Store(store *Observer, p Place) (now Info, tell func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -41,7 +46,7 @@ func (b inside) Store(store Observer, p Place) (now Info, tell func(), err error
 
 // StoreAt changes the place of a batch that store still holds. No observer is called before tell
 // is: store may hold its own lock here, and must call tell with no lock held.
-func (b inside) StoreAt(store Observer, p Place) (tell func()) {
+func (b inside) StoreAt(store *Observer, p Place) (tell func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mu.store != store {
@@ -52,7 +57,7 @@ func (b inside) StoreAt(store Observer, p Place) (tell func()) {
 
 // Unstore ends what Store began; the batch keeps its place. If store does not hold
 // the batch, nothing happens.
-func (b inside) Unstore(store Observer) {
+func (b inside) Unstore(store *Observer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mu.store == store {

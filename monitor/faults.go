@@ -236,8 +236,8 @@ func (m *Monitor) othersTellLocked(b *batch.Batch, f *fault) bool {
 	if f.edge == nil || f.edge.failures == 0 {
 		return false
 	}
-	e := m.index.mu.entries[b]
-	return e != nil && m.index.mu.spaces[e.place].smallest()[f.to] > 0
+	e := m.index.entryLocked(b)
+	return e != nil && m.index.smallestLocked(int(e.place))[f.to] > 0
 }
 
 // putBack makes batches victims again that were skipped for long enough, and lets conversions be
@@ -272,7 +272,7 @@ func (m *Monitor) putBack(now time.Time) {
 			m.index.setAsideLocked(b, false)
 		}
 		if !now.Before(f.forget) {
-			if m.index.mu.entries[b] == nil || !f.told || formOf(b) != f.form {
+			if m.index.numberLocked(b) == 0 || !f.told || formOf(b) != f.form {
 				delete(m.faults, b)
 				continue
 			}
@@ -303,7 +303,7 @@ func (m *Monitor) aside() []int {
 	defer m.index.mu.Unlock()
 	n := make([]int, len(m.spaces))
 	for b, f := range m.faults {
-		if e := m.index.mu.entries[b]; e != nil && f.hopeful(e) {
+		if e := m.index.entryLocked(b); e != nil && f.hopeful(e) {
 			n[e.place]++
 		}
 	}
@@ -318,7 +318,7 @@ func (m *Monitor) cannotMove(i int) string {
 	var n, bytes int64
 	var why error
 	for b, f := range m.faults {
-		if e := m.index.mu.entries[b]; e != nil && e.not != 0 && e.place == i {
+		if e := m.index.entryLocked(b); e != nil && e.not != 0 && int(e.place) == i {
 			n++
 			bytes += f.form.bytes
 			why = f.why

@@ -5,9 +5,8 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/google/btree"
-
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -15,8 +14,8 @@ import (
 
 // index knows where all batches are and which of them could be moved down, in
 // the policy's order. It is the batch.Observer that an engine gives to its batches:
-// each change costs a look at that one batch and, if it became a victim or
-// ceased to be one, two steps in ordered trees. No part of it is ever scanned.
+// each change costs a look at that one batch and, if it became a victim or ceased
+// to be one, two steps in lists in order. No part of it is ever scanned.
 //
 // A victim is idle or only waited for by tasks, is not empty, and has a slower tier to go to. It
 // has neither subscribers nor leases of its memory. Batches in the slowest tier are only counted.
@@ -30,26 +29,31 @@ type index struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Monitor]
-		entries map[*batch.Batch]*entry
-		ids     map[batch.ID]*batch.Batch // the first of each id; a wrapper of the index may hide a second one
-		made    uint64                    // number of the last entry
+		entries compact.Table[*batch.Batch, entry]
+		others  map[*batch.Batch]uint32 // the numbers of batches that have another observer's mark
+		ids     compact.Set             // of batches; a wrapper of the index may hide a second one of an id
+		apart   map[uint32]apart        // by number
 		spaces  []spaceIndex
 	}
 }
 
-// entry is what is known of one batch.
+// entry is what is known of one batch. It has no pointers: there may be a million.
 type entry struct {
-	batch *batch.Batch
-	id    batch.ID
-	made  uint64 // its number: no two entries are equal in a tree
-	told  uint64 // version of the batch that the facts are of
+	id   batch.ID
+	told uint64 // version of the batch that the facts are of
 	facts
-	aside bool              // a move of it is under way, or failed a moment ago
-	kept  bool              // skipped after a failure, until its form is no longer that which failed
-	not   kinds             // the tiers that it cannot be converted for in this form
-	form  batch.PayloadType // that failed, where kept or not says so
-	keyed bool              // it is in byKey
-	sized bool              // it is in bySize
+	aside bool   // a move of it is under way, or failed a moment ago
+	kept  bool   // skipped after a failure, until its form is no longer that which failed
+	named bool   // it is the first of its id
+	not   kinds  // the tiers that it cannot be converted for in this form
+	keyed uint32 // in which block of byKey it is; 0 for none
+	sized uint32 // of bySize
+}
+
+// apart is what is known of few entries beyond that.
+type apart struct {
+	key  Key               // of a victim that is aside: byKey does not have it
+	form batch.PayloadType // that failed, where kept or not says so
 }
 
 // kinds is a set of tiers.
@@ -69,23 +73,22 @@ func inEach(n int64) (all byKind) {
 	return all
 }
 
-// facts are what the trees and sums are made from.
+// facts are what the orders and sums are made from, beside the key.
 type facts struct {
-	place  int // index in spaces
-	key    Key
 	bytes  int64
-	size   int64 // as an image
-	rest   bool  // it is not being read, moved or dropped
-	idle   bool  // and has no subscribers
-	leased bool  // but readers hold its memory
-	victim bool  // it could go down unless it is skipped
+	size   int64  // as an image
+	place  uint16 // index in spaces
+	rest   bool   // it is not being read, moved or dropped
+	idle   bool   // and has no subscribers
+	leased bool   // but readers hold its memory
+	victim bool   // it could go down unless it is skipped
 }
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
-	lowest  bool                  // nothing below: nothing is listed, only counted
-	byKey   *btree.BTreeG[*entry] // the victims
-	bySize  *btree.BTreeG[*entry] // all that could go down, also with subscribers
+	lowest  bool          // nothing below: nothing is listed, only counted
+	byKey   compact.Order // the victims
+	bySize  compact.Order // all that could go down, also with subscribers
 	count   int
 	bytes   int64
 	rest    int64 // bytes at rest
@@ -153,45 +156,36 @@ func (x *index) resting(place int) int64 {
 	return x.mu.spaces[place].rest
 }
 
-// treeDegree keeps a node of pointers at about 1 KiB.
-const treeDegree = 64
-
-func lessByKey(a, b *entry) bool {
-	if c := a.key.compare(b.key); c != 0 {
-		return c < 0
-	}
-	return earlier(a, b)
-}
-
-// earlier orders entries that are alike otherwise.
-func earlier(a, b *entry) bool {
-	if a.id != b.id {
-		return a.id < b.id
-	}
-	return a.made < b.made
-}
-
-func lessBySize(a, b *entry) bool {
-	if a.bytes != b.bytes {
-		return a.bytes < b.bytes
-	}
-	return earlier(a, b)
-}
-
 func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *index {
 	x := &index{policy: policy, places: make(map[tier.ID]int), gained: gained}
-	x.mu.entries = make(map[*batch.Batch]*entry)
-	x.mu.ids = make(map[batch.ID]*batch.Batch)
+	x.mu.others = make(map[*batch.Batch]uint32)
+	x.mu.apart = make(map[uint32]apart)
 	x.mu.spaces = make([]spaceIndex, len(ids))
 	for i, id := range ids {
 		x.places[id] = i
-		x.mu.spaces[i] = spaceIndex{
-			lowest: lowest(i),
-			byKey:  btree.NewG(treeDegree, lessByKey),
-			bySize: btree.NewG(treeDegree, lessBySize),
-		}
+		s := &x.mu.spaces[i]
+		s.lowest = lowest(i)
+		s.byKey.Block = func(n uint32) *uint32 { return &x.mu.entries.At(n).keyed }
+		s.byKey.Tie = func(n uint32) uint64 { return uint64(x.mu.entries.At(n).id) }
+		s.bySize.Block = func(n uint32) *uint32 { return &x.mu.entries.At(n).sized }
 	}
 	return x
+}
+
+// numberLocked returns the number of a batch's entry; 0 if it has none.
+func (x *index) numberLocked(b *batch.Batch) uint32 {
+	if n := b.Inside().Mark().Load(); n != 0 && x.mu.entries.Of(n) == b {
+		return n
+	}
+	return x.mu.others[b]
+}
+
+// entryLocked returns a batch's entry; nil if it has none. It is valid while the lock is held.
+func (x *index) entryLocked(b *batch.Batch) *entry {
+	if n := x.numberLocked(b); n != 0 {
+		return x.mu.entries.At(n)
+	}
+	return nil
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
@@ -216,7 +210,7 @@ func (x *index) Register(b *batch.Batch, now batch.Info) error {
 func (x *index) Knows(b *batch.Batch) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.mu.entries[b] != nil
+	return x.numberLocked(b) != 0
 }
 
 // note notes a cut through b and reports whether that makes b a victim which it was not before. A
@@ -231,45 +225,52 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	e := x.mu.entries[b]
+	n, e := x.numberLocked(b), x.entryLocked(b)
 	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Inside().Cut().Version {
 		return false, nil // a newer one was announced, or is about to be
 	}
 	place, known := x.places[now.Space]
 	if now.State == batch.Released || !known {
 		if e != nil {
-			x.removeLocked(e)
-			x.forgetLocked(e)
+			x.removeLocked(n, e)
 			x.mu.spaces[e.place].life++
+			x.forgetLocked(n, e)
 		}
 		return false, nil
 	}
-	if isNew && x.mu.ids[now.ID] != nil {
+	if isNew && x.mu.ids.Has(uint64(now.ID)) {
 		return false, batch.ErrDuplicateID
 	}
 	rest := (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	f := facts{
-		place: place, key: key, bytes: now.Bytes, size: imageSize(now), leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
+		place: uint16(place), bytes: now.Bytes, size: imageSize(now), leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
 		victim: x.victim(now) && !now.Leased && !x.mu.spaces[place].lowest,
+	}
+	if !f.victim {
+		key = Key{}
 	}
 	entered := e == nil
 	if entered {
-		e = x.enterLocked(b, now.ID)
-	} else if e.facts == f && !(e.failed() && e.form != now.Form) {
+		n, e = x.enterLocked(b, now.ID)
+	} else if same := x.keyLocked(n, e) == key; same && e.facts == f && !(e.failed() && x.mu.apart[n].form != now.Form) {
+		if s := &x.mu.spaces[place]; x.victim(now) && !f.victim && now.Version > e.told { // its key may be another
+			s.version++
+			s.life++
+		}
 		e.told = now.Version
 		return false, nil
 	} else if e.place == f.place {
-		// Most changes leave the place and the size as they are, and one tree of
+		// Most changes leave the place and the size as they are, and one order of
 		// the two.
-		if e.key != f.key {
-			x.unkeyLocked(e)
+		if !same {
+			x.unkeyLocked(n, e)
 		}
 		if e.bytes != f.bytes {
-			x.unsizeLocked(e)
+			x.unsizeLocked(n, e)
 		}
 		x.uncountLocked(e)
 	} else {
-		x.removeLocked(e)
+		x.removeLocked(n, e)
 	}
 	was := e.victim
 	arrives := entered || e.place != f.place || e.bytes != f.bytes
@@ -279,12 +280,13 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	if arrives || !e.aside || e.kept {
 		x.mu.spaces[f.place].life++
 	}
-	if e.failed() && (e.place != f.place || e.bytes != f.bytes || e.form != now.Form) {
+	form := x.mu.apart[n].form
+	if e.failed() && (e.place != f.place || e.bytes != f.bytes || form != now.Form) {
 		e.aside, e.kept, e.not, was = e.aside && !e.kept, false, 0, false
 	}
 	e.facts, e.told = f, now.Version
 	x.countLocked(e)
-	x.listLocked(e)
+	x.listLocked(n, e, key, form)
 	return f.victim && !was, nil
 }
 
@@ -299,21 +301,39 @@ func imageSize(now batch.Info) int64 {
 // failed reports whether something is remembered of e that holds for its form alone.
 func (e *entry) failed() bool { return e.kept || e.not != 0 }
 
-func (x *index) enterLocked(b *batch.Batch, id batch.ID) *entry {
-	x.mu.made++
-	e := &entry{batch: b, id: id, made: x.mu.made}
-	x.mu.entries[b] = e
-	if x.mu.ids[id] == nil {
-		x.mu.ids[id] = b
+func (x *index) enterLocked(b *batch.Batch, id batch.ID) (n uint32, e *entry) {
+	n = x.mu.entries.Add(b)
+	if !b.Inside().Mark().CompareAndSwap(0, n) {
+		x.mu.others[b] = n
 	}
-	return e
+	e = x.mu.entries.At(n)
+	e.id = id
+	if e.named = !x.mu.ids.Has(uint64(id)); e.named {
+		x.mu.ids.Add(uint64(id))
+	}
+	return n, e
 }
 
-func (x *index) forgetLocked(e *entry) {
-	delete(x.mu.entries, e.batch)
-	if x.mu.ids[e.id] == e.batch {
-		delete(x.mu.ids, e.id)
+func (x *index) forgetLocked(n uint32, e *entry) {
+	b := x.mu.entries.Of(n)
+	if e.named {
+		x.mu.ids.Remove(uint64(e.id))
 	}
+	if x.mu.others[b] == n {
+		delete(x.mu.others, b)
+	} else {
+		b.Inside().Mark().Store(0)
+	}
+	delete(x.mu.apart, n)
+	x.mu.entries.Remove(n)
+}
+
+// keyLocked returns the key of a victim, and the zero one of others.
+func (x *index) keyLocked(n uint32, e *entry) Key {
+	if e.keyed != 0 {
+		return Key(x.mu.spaces[e.place].byKey.Key(n))
+	}
+	return x.mu.apart[n].key
 }
 
 // victim reports whether a batch could be moved as far as its own state goes.
@@ -350,42 +370,43 @@ func (x *index) uncountLocked(e *entry) {
 	s.version++
 }
 
-func (x *index) removeLocked(e *entry) {
-	x.unkeyLocked(e)
-	x.unsizeLocked(e)
+func (x *index) removeLocked(n uint32, e *entry) {
+	x.unkeyLocked(n, e)
+	x.unsizeLocked(n, e)
 	x.uncountLocked(e)
 }
 
-// listLocked puts e into the trees that it belongs in and takes it out of the
-// others.
-func (x *index) listLocked(e *entry) {
+// listLocked puts an entry into the orders that it belongs in and takes it out of the others. key is
+// its key, and form what failed, if something did.
+func (x *index) listLocked(n uint32, e *entry, key Key, form batch.PayloadType) {
 	s := &x.mu.spaces[e.place]
 	listed := !e.aside && !s.lowest
 	if !listed || !e.victim {
-		x.unkeyLocked(e)
-	} else if !e.keyed {
-		e.keyed = true
-		s.byKey.ReplaceOrInsert(e)
+		x.unkeyLocked(n, e)
+	} else if e.keyed == 0 {
+		s.byKey.Insert(n, compact.Key(key))
 	}
 	if !listed || !e.rest || e.bytes == 0 {
-		x.unsizeLocked(e)
-	} else if !e.sized {
-		e.sized = true
-		s.bySize.ReplaceOrInsert(e)
+		x.unsizeLocked(n, e)
+	} else if e.sized == 0 {
+		s.bySize.Insert(n, compact.Key{uint64(e.bytes)})
+	}
+	if e.aside && e.victim || e.failed() {
+		x.mu.apart[n] = apart{key, form}
+	} else {
+		delete(x.mu.apart, n)
 	}
 }
 
-func (x *index) unkeyLocked(e *entry) {
-	if e.keyed {
-		e.keyed = false
-		x.mu.spaces[e.place].byKey.Delete(e)
+func (x *index) unkeyLocked(n uint32, e *entry) {
+	if e.keyed != 0 {
+		x.mu.spaces[e.place].byKey.Remove(n)
 	}
 }
 
-func (x *index) unsizeLocked(e *entry) {
-	if e.sized {
-		e.sized = false
-		x.mu.spaces[e.place].bySize.Delete(e)
+func (x *index) unsizeLocked(n uint32, e *entry) {
+	if e.sized != 0 {
+		x.mu.spaces[e.place].bySize.Remove(n)
 	}
 }
 
@@ -397,34 +418,36 @@ func (x *index) setAside(b *batch.Batch, aside bool) {
 }
 
 func (x *index) setAsideLocked(b *batch.Batch, aside bool) {
-	if e := x.mu.entries[b]; e != nil {
-		e.aside, e.kept = aside, false
-		x.listLocked(e)
-	}
+	x.changeLocked(b, func(e *entry, _ *batch.PayloadType) { e.aside, e.kept = aside, false })
 }
 
 // keepAsideLocked takes b out of the victims until it is put back or has another form, size or
 // place.
 func (x *index) keepAsideLocked(b *batch.Batch, form batch.PayloadType) {
-	if e := x.mu.entries[b]; e != nil {
-		e.aside, e.kept, e.form = true, true, form
-		x.listLocked(e)
-	}
+	x.changeLocked(b, func(e *entry, failed *batch.PayloadType) { e.aside, e.kept, *failed = true, true, form })
 }
 
 // excludeLocked keeps b out of some tiers until they are allowed again or it has another form,
 // size or place.
 func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not kinds) {
-	if e := x.mu.entries[b]; e != nil {
-		e.not, e.form = not, form
-	}
+	x.changeLocked(b, func(e *entry, failed *batch.PayloadType) { e.not, *failed = not, form })
 }
 
 // allowLocked ends the exclusion of b from all tiers but those in not.
 func (x *index) allowLocked(b *batch.Batch, not kinds) {
-	if e := x.mu.entries[b]; e != nil {
-		e.not &= not
+	x.changeLocked(b, func(e *entry, _ *batch.PayloadType) { e.not &= not })
+}
+
+// changeLocked changes what is remembered of b beside its facts, if it is there.
+func (x *index) changeLocked(b *batch.Batch, f func(e *entry, failed *batch.PayloadType)) {
+	n := x.numberLocked(b)
+	if n == 0 {
+		return
 	}
+	e := x.mu.entries.At(n)
+	key, form := x.keyLocked(n, e), x.mu.apart[n].form
+	f(e, &form)
+	x.listLocked(n, e, key, form)
 }
 
 // summary is a cut through one space's part of the index.
@@ -442,22 +465,25 @@ func (x *index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
-	return summary{count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: s.smallest(), version: s.version, life: s.life}
+	return summary{count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: x.smallestLocked(place), version: s.version, life: s.life}
 }
 
-// smallest looks past batches that are excluded from a tier: they are few, or all there are.
-func (s *spaceIndex) smallest() (bytes byKind) {
+// smallestLocked looks past batches that are excluded from a tier: they are few, or all there are.
+func (x *index) smallestLocked(place int) (bytes byKind) {
 	left := tier.Kinds()
 	open := left[:]
-	s.bySize.Ascend(func(e *entry) bool {
+	for n := range x.mu.spaces[place].bySize.All() {
+		e := x.mu.entries.At(n)
 		open = slices.DeleteFunc(open, func(k tier.Kind) bool {
 			if !e.not.has(k) {
 				bytes[k] = e.bytes
 			}
 			return !e.not.has(k)
 		})
-		return len(open) > 0
-	})
+		if len(open) == 0 {
+			break
+		}
+	}
 	return bytes
 }
 
@@ -477,39 +503,40 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int6
 	x.mu.Lock()
 	s := &x.mu.spaces[place]
 	more = more && s.byKey.Len() > limit
-	var last *entry
-	add := func(e *entry) {
-		dst = append(dst, e.asVictim())
-		fitting = fitting || e.fits(fit)
+	var last uint32
+	var lastKey Key
+	add := func(n uint32, key Key) {
+		dst = append(dst, x.victimLocked(n, key))
+		fitting = fitting || x.mu.entries.At(n).fits(fit)
 	}
-	s.byKey.Ascend(func(e *entry) bool {
-		add(e)
-		last = e
-		return len(dst)-begin < limit
-	})
-	if p, ok := x.policy.(costAware); ok && last != nil {
-		s.byKey.DescendLessOrEqual(afterUsed, func(e *entry) bool {
-			if len(dst)-begin >= limit+staleMax || !lessByKey(last, e) || !p.stale(e.key, now) {
-				return false
+	for n, key := range s.byKey.All() {
+		last, lastKey = n, Key(key)
+		if add(n, lastKey); len(dst)-begin >= limit {
+			break
+		}
+	}
+	if p, ok := x.policy.(costAware); ok && last != 0 && lastKey.compare(afterUsed) < 0 {
+		for n, key := range s.byKey.Before(compact.Key(afterUsed)) {
+			if len(dst)-begin >= limit+staleMax || n == last || !p.stale(Key(key), now) {
+				break
 			}
-			add(e)
-			return true
-		})
+			add(n, Key(key))
+		}
 	}
 	if !fitting && !more {
-		s.bySize.Ascend(func(e *entry) bool {
-			if e.bytes > most {
-				return false
+		for n := range s.bySize.All() {
+			e := x.mu.entries.At(n)
+			if e.bytes > most || looked >= shortlistMax || len(dst)-begin >= shortlistMax {
+				break
 			}
 			if !e.fits(fit) { // a tier that has the room is none for it
-				return true
+				continue
 			}
 			if e.victim {
-				dst = append(dst, e.asVictim())
+				dst = append(dst, x.victimLocked(n, x.keyLocked(n, e)))
 			}
 			looked++
-			return looked < shortlistMax && len(dst)-begin < shortlistMax
-		})
+		}
 	}
 	x.mu.Unlock()
 	return dst, more
@@ -530,14 +557,15 @@ func (x *index) keyOf(info batch.Info) (key Key) {
 const staleMax = 32
 
 // afterUsed comes after all batches that costAware calls used.
-var afterUsed = &entry{facts: facts{key: Key{used + 1}}}
+var afterUsed = Key{used + 1}
 
 // smallMax is how many victims beyond the policy's first ones are taken for
 // their size.
 const smallMax = 24
 
-func (e *entry) asVictim() Victim {
-	return Victim{Batch: e.batch, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
+func (x *index) victimLocked(n uint32, key Key) Victim {
+	e := x.mu.entries.At(n)
+	return Victim{Batch: x.mu.entries.Of(n), ID: e.id, Bytes: e.bytes, Key: key, not: e.not}
 }
 
 // fits reports whether a tier that e may go to has room for it.

@@ -95,6 +95,8 @@ type Repository struct {
 
 	ended chan struct{} // closed when the input is
 
+	store batch.Observer // *store: what batches have a pointer to
+
 	mu struct {
 		lockrank.Mutex[lockrank.Repository]
 		schema      *arrow.Schema
@@ -119,6 +121,7 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 		o.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
 	}
 	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{})}
+	r.store = (*store)(r)
 	r.life, r.end = context.WithCancelCause(context.Background())
 	r.mu.schema = o.Schema
 	r.mu.learned = make(chan struct{})
@@ -323,7 +326,7 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
-	now, tell, err := b.Inside().Store((*store)(r), r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
+	now, tell, err := b.Inside().Store(&r.store, r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
@@ -355,7 +358,7 @@ func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var tells []func()
 	for _, e := range r.mu.entries {
-		tells = append(tells, e.b.Inside().StoreAt((*store)(r), r.placeLocked(e.seq, e.part.number)))
+		tells = append(tells, e.b.Inside().StoreAt(&r.store, r.placeLocked(e.seq, e.part.number)))
 	}
 	r.mu.Unlock()
 	for _, tell := range tells {
@@ -435,7 +438,7 @@ func (r *Repository) remove(e *entry) {
 	r.takeOutLocked(e, &s)
 	e.part.matchLocked(r, &s)
 	r.unlock(&s)
-	e.b.Inside().Unstore((*store)(r))
+	e.b.Inside().Unstore(&r.store)
 }
 
 func (r *Repository) takeOutLocked(e *entry, s *signals) {
