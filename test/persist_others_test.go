@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"sync"
 	"testing"
 
@@ -189,6 +190,74 @@ func TestRecordOfACopyThatIsUsed(t *testing.T) {
 		t.Errorf("%d writes", n)
 	}
 	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closePersistent(t, eng)
+}
+
+// TestPlaceThatChangesAsACopyIsTaken: a batch gets another place when a move has taken its copy and
+// not drawn it yet. Its record has that place when the move has ended.
+func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
+	persistNeedsLinux(t)
+	dir := t.TempDir()
+	eng := persistentEngine(t, dir)
+	plan, err := eng.Plan("q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	join, err := plan.Repository("join", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scan := scanOf(t, eng)
+	putAndMove(t, eng, scan, firstDisk, firstHost)
+	b, err := scan.Take(t.Context(), 0, batch.Idle)
+	if err != nil || len(b.Copies()) != 1 {
+		t.Fatalf("no copy to begin with: %v", err)
+	}
+	// What a move does. The reservation grows as it draws, which tells listeners in the middle.
+	transit, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := eng.Reserve(t.Context(), reservation.Specific(firstDisk), tier.Page, reservation.WithPolicy(reservation.Increase(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
+	if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.001, Stop: 0.0005}); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	end := s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+		if pressed {
+			once.Do(func() { err = join.PutBatch(0, b) })
+		}
+	})
+	p := b.Inside().Revive("", r)
+	end()
+	if p == nil || err != nil || join.Len(0) != 1 {
+		t.Fatalf("%d batches in the other place, the copy is there: %v, %v", join.Len(0), p != nil, err)
+	}
+	if err := errors.Join(transit.Commit(p, false), r.Release()); err != nil {
+		t.Fatal(err)
+	}
+	copied := t.TempDir()
+	copytree.Copy(t, copied, dir)
+	next := persistentEngine(t, copied)
+	if n := len(next.Persisted()); n != 1 {
+		t.Errorf("%d batches persist", n)
+	}
+	for _, p := range next.Persisted() {
+		if p.Operator != "join" {
+			t.Errorf("the batch is in join, and its record says %q", p.Operator)
+		}
+		if err := next.ForgetPersisted(p); err != nil {
+			t.Error(err)
+		}
+	}
+	closePersistent(t, next)
+	if err := join.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	closePersistent(t, eng)

@@ -78,6 +78,7 @@ type Record struct {
 	version uint64 // the batch's that it was compared with
 	busy    bool   // it is being written
 	again   bool   // and must look again
+	missed  bool   // it is not what standing says: the memory was just being taken
 }
 
 // NewRecorder returns a recorder without volumes, which records nothing.
@@ -147,7 +148,7 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 		case now.Version < rec.version: // another call has looked since
 			r.mu.Unlock()
 			return
-		case rec.same(want):
+		case rec.same(want) && !rec.missed:
 			rec.version = now.Version
 			r.mu.Unlock()
 			return
@@ -155,9 +156,9 @@ func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
 		rec.busy, rec.again, rec.version = true, false, now.Version
 		old := *rec
 		r.mu.Unlock()
-		volume, key := r.write(b.ID(), want, old)
+		volume, key, missed := r.write(b.ID(), want, old)
 		r.mu.Lock()
-		rec.standing, rec.volume, rec.key, rec.busy = want, volume, key, false
+		rec.standing, rec.volume, rec.key, rec.missed, rec.busy = want, volume, key, missed, false
 		again := rec.again
 		if want.payload == nil { // also if it must be looked at again: there may be nothing new then
 			delete(r.known, b)
@@ -216,30 +217,32 @@ func (r *Recorder) standingLocked(rec *Record, now batch.Info, forms []standing)
 	return s
 }
 
-// write records a batch, or ends its record, and returns the new one.
-func (r *Recorder) write(id batch.ID, want standing, old Record) (*volumes.Volume, uint64) {
+// write records a batch, or ends its record, and returns the new one. Where another has just taken
+// the memory it has missed the batch: the next change, the end of a transit at the latest, writes.
+func (r *Recorder) write(id batch.ID, want standing, old Record) (_ *volumes.Volume, _ uint64, missed bool) {
 	if want.payload == nil {
 		if old.volume != nil {
 			old.volume.Forget(old.key)
 		}
-		return nil, 0
+		return nil, 0, false
 	}
 	volume := r.volumes[want.space]
 	key, err := r.record(volume, id, want)
-	if err != nil && !errors.Is(err, tier.ErrReleased) && !errors.Is(err, tier.ErrClosed) && !errors.Is(err, errToldBefore) {
+	missed = errors.Is(err, tier.ErrReleased)
+	if err != nil && !missed && !errors.Is(err, tier.ErrClosed) && !errors.Is(err, errToldBefore) {
 		r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(id),
 			"space", want.space.String(), "error", err)
 	}
 	if err != nil && samePayload(old.payload, want.payload) {
-		return old.volume, old.key // the bytes are where they were; only their place is another
+		return old.volume, old.key, missed // the bytes are where they were; only their place is another
 	}
 	if old.volume != nil && (err != nil || old.volume != volume || old.key != key) {
 		old.volume.Forget(old.key) // as a rule it is over already
 	}
 	if err != nil {
-		return nil, 0
+		return nil, 0, missed
 	}
-	return volume, key
+	return volume, key, false
 }
 
 // leased is memory that stays while it is recorded.
