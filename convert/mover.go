@@ -33,7 +33,8 @@ type MoverConfig struct {
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
 	Observer     batch.Observer // of clones for which no other is named; may be nil
 	Events       Events
-	Logger       *slog.Logger // logs events that panic, and what converters do wrong; nil means slog.Default
+	Persists     func(tier.ID) bool // what comes to a space is recorded for the next process; nil: nowhere
+	Logger       *slog.Logger       // logs events that panic, and what converters do wrong; nil means slog.Default
 }
 
 // Events are called as a Mover works; each may be nil. They are called with no lock held, on the
@@ -258,7 +259,8 @@ func (m inside) Speed(from, to tier.ID) int64 { return m.stats.speed(from, to) }
 // Ahead is Move for a batch that will be needed soon, by whoever brings it before. It waits for
 // nothing but the transfer, and takes room that nobody needs: the space must stay below its stop
 // mark, without waiters for room, and nothing may have been relieved there for a moment. Otherwise,
-// and where there is no room, the error is a *tier.NoSpaceError.
+// and where there is no room, the error is a *tier.NoSpaceError. A batch stays where it persists:
+// tier.ErrNotSupported.
 func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonAhead, ahead: true})
 	return err

@@ -131,7 +131,7 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool) {
 	for _, s := range asked.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		before, need := s.Used(), what.in(s)
-		s.Inside().DropSharing(need)
+		s.Inside().DropSharing(need - s.Available())
 		freed = freed || s.Used() < before
 		if s.Available() >= need {
 			break
@@ -204,6 +204,12 @@ func (t *try) next(ctx context.Context, wait bool) error {
 	}
 	need := r.Bytes()
 	t.last, t.err = r.Space(), t.doIn(r)
+	if t.refused() && t.last.Inside().Cached() > 0 { // a full disk may be noticed when it is written
+		t.last.Inside().DropCopies()
+		if r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.last.ID()), false); err == nil {
+			t.err = t.doIn(r)
+		}
+	}
 	t.left.spaces = append(t.left.spaces, t.last)
 	if t.pieces == nil && fragmented(t.err) {
 		t.pieces, t.need = t.last, need

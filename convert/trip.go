@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // trip is the way of one batch to a space of a strategy.
@@ -146,6 +147,9 @@ func (t *trip) move(ctx context.Context) error {
 	if t.relieves {
 		ctx = transfer.ForMonitor(ctx)
 	}
+	if t.ahead && m.cfg.Persists != nil && m.cfg.Persists(t.now.Space) {
+		return fmt.Errorf("moving batch %d ahead from %s, where it persists: %w", t.now.ID, t.now.Space, tier.ErrNotSupported)
+	}
 	start := time.Now()
 	t.moved = Moved{Batch: t.now.ID, From: t.now.Space, Reason: t.reason}
 	t.what = m.takes(t.now, t.form)
@@ -258,16 +262,9 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	copied := out != nil
 	if !copied {
 		out, err = m.convert(ctx, src, t.form, &t.what, r)
-		if refuses(to, err) && to.Inside().Cached() > 0 { // a full disk may be noticed when it is written
-			to.Inside().DropCopies()
-			out, err = m.convert(ctx, src, t.form, &t.what, r)
-		}
 	}
 	if err = ofLost(err, from, to); err != nil {
-		if distrusts(ctx, err) {
-			from.Inside().DropCopies()
-			to.Inside().DropCopies()
-		}
+		distrust(ctx, err, from, to)
 		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), ofBatch(err, t.now.ID))
 	}
 	took := time.Since(start)
@@ -317,13 +314,19 @@ func (t *trip) revive(src batch.Payload, r reservation.Reservation) batch.Payloa
 	return t.b.Inside().Revive(form, r)
 }
 
-// distrusts reports whether the copies in the spaces of a move that failed are to be freed. Where
-// bytes are corrupt, or a disk fails, what was right when it was read last may not be so any more.
-func distrusts(ctx context.Context, err error) bool {
-	var c *image.CorruptError
-	var se *batch.StateError
-	known := ctx.Err() != nil || errors.Is(err, tier.ErrNoSpace) || errors.Is(err, batch.ErrUnmovable) || errors.Is(err, errGone) || errors.As(err, &se)
-	return errors.As(err, &c) || !known
+// distrust frees the copies in both spaces of a move that found corrupt bytes, and those on a disk
+// that failed it: what was right when it was read last may not be so any more. Other failures, such
+// as that of a GPU, say nothing about copies.
+func distrust(ctx context.Context, err error, between ...*tier.Space) {
+	var corrupt *image.CorruptError
+	var failed *disk.IOError
+	bad := errors.As(err, &corrupt)
+	broken := errors.As(err, &failed) && !errors.Is(err, tier.ErrNoSpace) && ctx.Err() == nil
+	for _, s := range between {
+		if bad || broken && failed.Space == s.ID() {
+			s.Inside().DropCopies()
+		}
+	}
 }
 
 // convert makes a form of a payload in r; "" is whichever is best there.

@@ -117,9 +117,7 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	before := disk.Evicted()
 	out, err := m.convert(ctx, now.Payload, "", &what, r)
 	if err != nil {
-		if !errors.Is(err, context.Canceled) && distrusts(ctx, err) {
-			disk.DropCopies()
-		}
+		distrust(ctx, err, r.Space())
 		return 0, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), ofBatch(err, now.ID))
 	}
 	full := disk.Evicted() > before // before the space is

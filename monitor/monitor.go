@@ -355,7 +355,7 @@ func (m *Monitor) step(ctx context.Context) {
 			try++
 			continue // a batch was not what the index took it for, and now it is
 		}
-		if (len(d.Stuck) > 0 || d.Held) && m.dropSharing() {
+		if (len(d.Stuck) > 0 || d.Held) && m.dropSharing(state) {
 			continue
 		}
 		m.starved.Store(len(d.Stuck) > 0 || d.Held)
@@ -367,9 +367,10 @@ func (m *Monitor) step(ctx context.Context) {
 	}
 }
 
-// dropSharing frees the copies that keep shared memory in use in spaces slower than one with waiters:
-// what could go there finds no room. It reports whether there is more room now.
-func (m *Monitor) dropSharing() (freed bool) {
+// dropSharing frees copies that keep shared memory in use where the victims of a space with waiters,
+// or of a slower one, find no room: as many as one of them needs. It reports whether there is more
+// room now.
+func (m *Monitor) dropSharing(state snapshot) (freed bool) {
 	first := len(m.spaces) // with waiters
 	for _, d := range m.demand {
 		first = min(first, m.byID[d.Space])
@@ -377,10 +378,31 @@ func (m *Monitor) dropSharing() (freed bool) {
 	for i := first + 1; i < len(m.spaces); i++ {
 		s := m.spaces[i]
 		before := s.Used()
-		m.dropSharingOf(s, math.MaxInt64)
+		m.dropSharingOf(s, state.missing(first, i))
 		freed = freed || s.Used() < before
 	}
 	return freed
+}
+
+// missing returns how many more bytes space to would need for the victim of the faster spaces, from
+// the first on, that needs least there; 0 or less if there is room for it, or none may go there.
+func (s *snapshot) missing(first, to int) (bytes int64) {
+	t := &s.Spaces[to]
+	least := int64(math.MaxInt64)
+	for _, sp := range s.Spaces[first:to] {
+		if !slices.ContainsFunc(sp.Down, func(e edgeState) bool { return e.To == to }) {
+			continue
+		}
+		for _, v := range sp.Victims {
+			if need := t.charge(v.Bytes); !v.not.has(t.ID.Kind) {
+				least = min(least, need+t.keep(need))
+			}
+		}
+	}
+	if least == math.MaxInt64 {
+		return 0
+	}
+	return least - t.unrefused(t.room())
 }
 
 // dropSharingOf frees copies of one space that keep shared memory in use, until bytes are free. Those

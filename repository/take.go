@@ -56,7 +56,7 @@ func NoWait() TakeOption { return func(o *takeOptions) { o.noWait = true } }
 // the caller works: 0 stops that. Without it they are as many as the times of the last work and of
 // the last move ask for. A batch is brought ahead only while the tier stays below its stop mark,
 // nobody waits for room there, and nothing was moved out of there for demand or pressure a moment
-// ago.
+// ago. Nothing is brought ahead from a disk where batches persist.
 func ReadAhead(batches int) TakeOption { return func(o *takeOptions) { o.ahead = max(0, batches) } }
 
 // Into sets *t to the transit of a batch that Take or TakeByID takes as batch.InTransit. The caller

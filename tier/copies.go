@@ -76,8 +76,9 @@ func (in inside) DropSharing(bytes int64) {
 	}
 }
 
-// DropCopies frees all copies, as far as they are listed now.
+// DropCopies frees all copies that are listed now. Who holds one frees it then.
 func (in inside) DropCopies() {
+	in.copies.DropHeld()
 	for in.ledger.Cached() > 0 {
 		if in.dropCopies(1) == 0 {
 			return

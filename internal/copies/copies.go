@@ -17,10 +17,11 @@ type List struct {
 	changes atomic.Uint64 // see Changes
 	mu      struct {
 		lockrank.Mutex[lockrank.Space]
-		added          uint64        // so many times
-		plain, sharing queue         // what is listed
-		taken          int           // and not yet listed, used or freed
-		freeing        int64         // the bytes of those that TakeOver has taken
+		added          uint64 // so many times
+		plain, sharing queue  // what is listed
+		taken          int    // and not yet listed, used or freed
+		freeing        int64  // the bytes of those that TakeOver has taken
+		held           map[*Copy]struct{}
 		settled        chan struct{} // closed when taken falls; nil without waiters
 	}
 }
@@ -97,15 +98,22 @@ func (c *Copy) Listed() bool {
 func (c *Copy) Hold() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
-	taken := c.takeLocked()
-	c.held = c.held || taken
-	return taken
+	if !c.takeLocked() {
+		return false
+	}
+	c.held = true
+	if c.list.mu.held == nil {
+		c.list.mu.held = make(map[*Copy]struct{})
+	}
+	c.list.mu.held[c] = struct{}{}
+	return true
 }
 
 // Unhold lists a copy that is held, as the newest, or frees it if it was dropped.
 func (c *Copy) Unhold() {
 	c.list.mu.Lock()
 	c.held = false
+	delete(c.list.mu.held, c)
 	dropped := c.dropped
 	if !dropped {
 		c.addLocked()
@@ -195,6 +203,15 @@ func (c *Copy) Drop() {
 	c.list.mu.Unlock()
 	if taken {
 		c.Release()
+	}
+}
+
+// DropHeld has the copies that are held now freed by their holders.
+func (l *List) DropHeld() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.mu.held {
+		c.dropped = true
 	}
 }
 

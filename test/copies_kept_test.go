@@ -1,0 +1,252 @@
+package test
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/tier/faultdev"
+)
+
+// TestCopiesOutliveAFaultOfTheGPU: a GPU fails a move, or is lost. That says nothing about the
+// disk, so batches keep their copies there, and with them their records.
+func TestCopiesOutliveAFaultOfTheGPU(t *testing.T) {
+	persistNeedsLinux(t)
+	for _, name := range []string{"lost", "failed work"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			var gpu *faultdev.Device
+			eng := persistentEngine(t, dir, func(c *spillway.Config) {
+				c.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(8 * mib), Wrap: func(dev tier.Device) (tier.Device, error) {
+					gpu = faultdev.New(dev, 1)
+					return gpu, nil
+				}}}
+			})
+			repo := scanOf(t, eng)
+			var all []*batch.Batch
+			for n := range 2 {
+				if err := repo.Put(t.Context(), n, numberedRecord(int64(n), 16_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier([]tier.Kind{tier.Disk, tier.GPU}[n]))); err != nil {
+					t.Fatal(err)
+				}
+				b, _ := repo.Peek(n)
+				all = append(all, b)
+			}
+			a, b := all[0], all[1]
+			moveAlong(t, eng, a, tier.ID{Kind: tier.GPU})
+			if n := persistIn(t, dir); n != 1 || len(a.Copies()) != 1 {
+				t.Fatalf("%d persist, copies in %v", n, a.Copies())
+			}
+			rule := faultdev.Rule{Ops: []string{"copy-*"}, Times: 1, Effect: faultdev.FailWork(errors.New("one kernel failed"))}
+			if name == "lost" {
+				rule.Effect = faultdev.Do(func(string, int64) { gpu.Lose(errFellOff) })
+			}
+			gpu.Add(rule)
+			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err == nil {
+				t.Fatal("the move succeeded")
+			}
+			if n := persistIn(t, dir); n != 1 || len(a.Copies()) != 1 {
+				t.Errorf("%d persist; copies in %v: the disk has not failed", n, a.Copies())
+			}
+			if err := repo.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			_ = eng.Close()
+		})
+	}
+}
+
+// TestCopyThatIsRecordedWhenItsDiskFails: a copy is being recorded at the moment when its disk
+// fails a move. It goes, too, so that no batch is left to it.
+func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
+	persistNeedsLinux(t)
+	files := faultfs.New(disk.OS(), 1)
+	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) { c.Disks[0].FS = files })
+	repo := scanOf(t, eng)
+	var both [2]*batch.Batch
+	for n := range both {
+		if err := repo.Put(t.Context(), n, numberedRecord(int64(n), 16_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+			t.Fatal(err)
+		}
+		for b := range repo.Batches(n) {
+			both[n] = b
+		}
+	}
+	a, b := both[0], both[1]
+	moveAlong(t, eng, a, firstDisk, firstHost)
+	writing, goOn := make(chan struct{}), make(chan struct{})
+	end := files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
+		close(writing)
+		<-goOn
+	})})
+	placed := make(chan struct{})
+	go func() {
+		defer close(placed)
+		got, err := repo.Take(t.Context(), 0, batch.Idle, repository.NoWait())
+		if err != nil || got != a {
+			t.Errorf("%v %v", got, err)
+			return
+		}
+		place := got.Info().Place
+		place.Partition++
+		got.SetPlace(place)
+	}()
+	<-writing
+	broken := files.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+	if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("the disk works: %v", err)
+	}
+	close(goOn)
+	<-placed
+	broken()
+	end()
+	if in := a.Copies(); len(in) > 0 {
+		t.Errorf("a copy is left on the disk that failed: %v", in)
+	}
+	if err := errors.Join(a.Drop(), repo.Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+	closePersistent(t, eng)
+}
+
+// TestCopiesWithDictionariesWhereTheDiskHasRoom: somebody waits for the GPU, which is in use. The
+// disk is nearly empty: its copies are in nobody's way.
+func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
+	eng := openMarked(t, 8*mib)
+	repo := scanOf(t, eng)
+	words := wordList(1, 6000)
+	var up []*batch.Batch
+	for i := range int64(4) {
+		if err := repo.Put(t.Context(), int(i), numberedRecord(i, 10_000, words), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := repo.Peek(int(i))
+		moveAlong(t, eng, b, firstHost)
+		up = append(up, b)
+	}
+	copied := func() (n int) {
+		for _, b := range up {
+			n += len(b.Copies())
+		}
+		return n
+	}
+	if copied() != len(up) || eng.Mover().Inside().DictionaryBytes(firstDisk) == 0 {
+		t.Fatalf("%d copies", copied())
+	}
+	gpu := eng.Spaces()[0]
+	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.Room()) // work that goes on
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if w, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), mib); err == nil {
+		t.Error(w.Release(), "it need not wait")
+	}
+	disk := eng.Spaces()[2]
+	if n := copied(); n != len(up) {
+		t.Errorf("%d of %d copies are left; the disk has %d of %d bytes in use", n, len(up), disk.Used(), disk.Capacity())
+	}
+	if err := r.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestReadAheadKeepsWhatPersists: batches that were recorded and that nobody has consumed survive
+// the process, also while a Drain is under way and the disk fills.
+func TestReadAheadKeepsWhatPersists(t *testing.T) {
+	persistNeedsLinux(t)
+	for name, opts := range map[string][]repository.TakeOption{"none": {repository.ReadAhead(0)}, "two": {repository.ReadAhead(2)}, "as many as it takes": nil} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			eng := persistentEngine(t, dir, func(c *spillway.Config) {
+				c.Disks[0].Capacity = spillway.Bytes(4 * mib)
+				c.Disks[0].Marks = tier.Fractions{Limit: 1, Trigger: 0.99, Stop: 0.98}
+			})
+			repo := scanOf(t, eng)
+			put := func(partition int, n int64) error {
+				return repo.Put(t.Context(), partition, numberedRecord(n, 16_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Disk)), repository.WithoutWait())
+			}
+			for n := range int64(4) {
+				if err := put(0, n); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for h, err := range repo.Drain(t.Context(), 0, tier.Host, opts...) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(200 * time.Millisecond)
+				for n := int64(10); put(1, n) == nil; n++ {
+				}
+				copied := t.TempDir() // what a kill -9 leaves
+				copytree.Copy(t, copied, dir)
+				next := persistentEngine(t, t.TempDir(), func(c *spillway.Config) {
+					c.Disks[0].Dir, c.Disks[0].Capacity = copied, spillway.Bytes(16*mib)
+				})
+				found := 0
+				for _, p := range next.Persisted() {
+					if p.Partition == 0 {
+						found++
+					}
+					if err := next.ForgetPersisted(p); err != nil {
+						t.Error(err)
+					}
+				}
+				closePersistent(t, next)
+				if found != 3 {
+					t.Errorf("of 3 batches that nobody has consumed %d persist", found)
+				}
+				if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+				break
+			}
+			if err := repo.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			closePersistent(t, eng)
+		})
+	}
+}
+
+// TestPutOnALateFullDiskGivesCopiesBack: the file system is full only when a Put writes. The copies
+// are given back before the Put is refused.
+func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
+	files := faultfs.New(disk.OS(), 1)
+	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].FS = files })
+	repo := scanOf(t, eng)
+	onDisk := repository.WithPlacement(reservation.AnyInTier(tier.Disk))
+	for i := range 4 {
+		if err := repo.Put(t.Context(), i, numberedRecord(int64(i), 10_000, wordList(1, 10)), onDisk); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := repo.Peek(i)
+		moveAlong(t, eng, b, firstHost)
+	}
+	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
+	if s.Usage().Cached == 0 {
+		t.Fatal("no copies")
+	}
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
+	if err := repo.Put(t.Context(), 9, numberedRecord(9, 10_000, wordList(1, 10)), onDisk); err != nil {
+		t.Errorf("refused while copies have %d bytes: %v", s.Usage().Cached, err)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
