@@ -127,7 +127,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.monitor, err = monitor.New(monitor.Config{
-		Reservations: e.reservations, Mover: e.mover, Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge, StuckAfter: e.cfg.StuckAfter,
+		Reservations: e.reservations, Mover: e.mover.Inside(), Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge, StuckAfter: e.cfg.StuckAfter,
 		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Speed: e.mover.Inside().Speed, Changes: e.registry.Changes,
 		WriteAhead: e.mover.Inside().WriteAhead, AheadRate: cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
 	})

@@ -131,7 +131,7 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 // nothing: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to
 // disk it has the monitor's slot, and waits only for other transfers of monitors. reason says what
 // the room is for, in Moved.
-func (m *Mover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
+func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
 	return err
 }

@@ -124,7 +124,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
+	if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("without room: %v", err)
 	}
 	if err := all.Release(); err != nil {
@@ -134,7 +134,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonDemand); !errors.Is(err, batch.ErrState) {
+	if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonDemand); !errors.Is(err, batch.ErrState) {
 		t.Errorf("with an open handle: %v", err)
 	}
 	if err := h.Close(); err != nil {
@@ -425,7 +425,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 	stop := m.reservations.OnDemand(func() {
 		for _, b := range small {
 			if b.Info().Space.Kind == tier.GPU && gpu.Used() > 0 {
-				if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
+				if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
 					t.Error(err)
 				}
 			}

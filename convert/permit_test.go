@@ -310,7 +310,7 @@ func TestMonitorMovesPastUsers(t *testing.T) {
 					} else if err := moveTo(tier.Disk)(t.Context(), m, theirs); !errors.Is(err, reservation.ErrExceeded) {
 						t.Errorf("a user writes with the only slot: %v", err)
 					}
-					if err := m.mover.Relieve(t.Context(), mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
+					if err := m.mover.Inside().Relieve(t.Context(), mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
 						t.Fatal(err)
 					}
 					if k := mine.Info().Space.Kind; k != tier.Disk {
@@ -419,7 +419,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 		t.Errorf("%d bytes are available, with %d bodies of %d under way", n, slots, body)
 	}
 	own := m.start(t, func(ctx context.Context) error {
-		return m.mover.Relieve(ctx, last, tier.ID{Kind: tier.Disk}, ReasonTrigger)
+		return m.mover.Inside().Relieve(ctx, last, tier.ID{Kind: tier.Disk}, ReasonTrigger)
 	})
 	<-files.arrived // the monitor's comes in addition
 	if s := m.permits.Stats(); s.HeldSlots != slots+1 || s.MonitorSlots != 1 {

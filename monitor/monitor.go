@@ -32,7 +32,7 @@ const (
 	MaxMovesPerEdge = 1024
 )
 
-// Mover moves one batch. convert.Mover is one.
+// Mover moves one batch. What convert.Mover.Inside returns is one.
 type Mover interface {
 	// Relieve brings b to a space; reason is for events. It must not wait for room, nor for other
 	// users of the batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at

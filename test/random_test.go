@@ -345,7 +345,7 @@ func (r *randomRun) shift(ctx context.Context, rng *rand.Rand, partition int) er
 	if work {
 		err = r.eng.Mover().Move(ctx, b, reservation.AnyInTier(to))
 	} else {
-		err = r.eng.Mover().Relieve(ctx, b, tier.ID{Kind: to}, convert.ReasonDemand)
+		err = r.eng.Mover().Inside().Relieve(ctx, b, tier.ID{Kind: to}, convert.ReasonDemand)
 	}
 	if isState(err) || (!work && errors.Is(err, tier.ErrNoSpace)) {
 		return nil

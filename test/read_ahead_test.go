@@ -164,7 +164,7 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 		if err := eng.Mover().Move(t.Context(), all[1], to); err != nil {
 			t.Fatal(err)
 		}
-		if err := eng.Mover().Relieve(t.Context(), all[1], tier.ID{Kind: tier.Disk}, convert.ReasonTrigger); err != nil {
+		if err := eng.Mover().Inside().Relieve(t.Context(), all[1], tier.ID{Kind: tier.Disk}, convert.ReasonTrigger); err != nil {
 			t.Fatal(err)
 		}
 		ahead("a batch has just left", false)
