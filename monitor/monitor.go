@@ -92,7 +92,7 @@ type Monitor struct {
 	byID   map[tier.ID]int
 
 	wake    chan struct{} // there is a need: look at once
-	hint    chan struct{} // something has changed that may help a space that is stuck
+	hint    chan struct{} // something has changed that may help a space that is stuck, or crossed a mark: look soon
 	starved atomic.Bool   // there is such a space
 	needed  bool          // the last step found that something is; Run's goroutine alone uses it
 	running atomic.Bool
@@ -202,8 +202,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// idlePeriod is how often the monitor looks while it waits for nothing: what it must do then, it is
-// woken for.
+// idlePeriod is how often the monitor looks while nothing is needed: what it must do then, it is
+// woken for. What waits for time to pass, such as a batch that could not be moved, is looked at
+// first when something is needed again.
 const idlePeriod = time.Second
 
 // hintsPerPeriod bounds how often changes that may help, but need not, make the
@@ -213,7 +214,7 @@ const hintsPerPeriod = 16
 func (m *Monitor) watch(ctx context.Context) {
 	defer m.finishAll()
 	for _, s := range m.spaces {
-		defer s.Inside().Subscribe(m.changed)()
+		defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) { m.changed(s, pressed) })()
 	}
 	defer m.cfg.Reservations.OnDemand(func() { poke(m.wake) })()
 	period := time.NewTicker(m.cfg.Period)
@@ -224,7 +225,7 @@ func (m *Monitor) watch(ctx context.Context) {
 	wasIdle := false
 	for ctx.Err() == nil {
 		m.step(ctx)
-		if idle := m.idle(); idle != wasIdle {
+		if idle := !m.needed && !m.writing.soon; idle != wasIdle {
 			wasIdle = idle
 			if period.Reset(m.cfg.Period); idle {
 				period.Reset(max(idlePeriod, m.cfg.Period))
@@ -251,18 +252,6 @@ func (m *Monitor) watch(ctx context.Context) {
 		}
 		m.drain()
 	}
-}
-
-// idle reports whether nothing is waited for that the passing of time may bring, or a quota, which
-// others share: with one, what may be used falls without a call. It is called after a step.
-func (m *Monitor) idle() bool {
-	if m.needed || m.writing.soon {
-		return false
-	}
-	m.index.mu.Lock()
-	later := !m.due.IsZero()
-	m.index.mu.Unlock()
-	return !later && !slices.ContainsFunc(m.spaces, func(s *space) bool { return s.high || s.Inside().Shared() })
 }
 
 // drain takes note of all moves that have ended, so that the step which follows
@@ -295,19 +284,21 @@ func (m *Monitor) finishAll() {
 	m.due = time.Time{}
 }
 
-// changed hears of every change of a space's books, on whatever goroutine.
-func (m *Monitor) changed(s *tier.Space, pressed bool) {
-	if !pressed {
-		if s.Lost() != nil && !m.spaces[m.byID[s.ID()]].gone.Load() {
+// changed hears of every change of a space's books, on whatever goroutine. It wakes the monitor where
+// a space is lost, or a mark was reached, and where a quota was lowered below what is used.
+func (m *Monitor) changed(s *space, pressed bool) {
+	switch {
+	case pressed: // above the trigger every reservation says so; the first is enough
+		if !s.pressed.Swap(true) {
 			poke(m.wake)
 		}
-		m.help()
 		return
-	}
-	// Above the trigger every reservation says so; the first is enough.
-	if sp := m.spaces[m.byID[s.ID()]]; !sp.pressed.Swap(true) {
+	case s.Lost() != nil && !s.gone.Load():
 		poke(m.wake)
+	case s.high.Load() && s.PressureBytes() <= s.Stop(), s.Inside().Shared() && s.Used() > s.Inside().Ceiling():
+		poke(m.hint) // not at once, for it may be so for a while
 	}
+	m.help()
 }
 
 // step looks at the spaces, and if anything is needed decides and begins moves.
@@ -326,7 +317,7 @@ func (m *Monitor) step(ctx context.Context) {
 		m.dropSharingOf(s, s.PressureBytes()-s.Stop()) // what copies keep is worth no move, and no warning
 		pressing, changed := s.pressing()
 		if changed {
-			m.tellPressure(i, s.high)
+			m.tellPressure(i, s.high.Load())
 		}
 		needed = needed || pressing || s.Used() > s.Inside().Ceiling()
 	}

@@ -590,11 +590,65 @@ func TestIdleMonitorSleeps(t *testing.T) {
 			all = append(all, w.put(gpu0, 10*kib, batch.Place{}))
 		}
 		at("the trigger", 79*kib)
-		n := w.mon.Stats().Looks
-		settle(time.Minute)
-		if n = w.mon.Stats().Looks - n; n > 61 {
-			t.Errorf("%d looks in a minute after there was something to do", n)
-		}
+		w.mustSleep("after there was something to do")
 		w.end(all...)
 	})
+}
+
+// TestMonitorBetweenTheMarksSleeps: the pressure was at the trigger once, and stays between the marks,
+// because work goes on. Nothing is needed. That the stop mark is reached is seen at once.
+func TestMonitorBetweenTheMarksSleeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 400 * kib}, nil)
+		w.start()
+		r, err := w.res.Reserve(t.Context(), specific(gpu0), 70*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := w.put(gpu0, 10*kib, batch.Place{})
+		settle(time.Minute)
+		w.mustSleep("work goes on")
+		w.mustBeRelieved(gpu0)
+		settle(500 * time.Millisecond) // it looks about when a second is over
+		if err := r.Release(); err != nil {
+			t.Fatal(err)
+		}
+		settle(10 * time.Millisecond)
+		if n := len(w.press); n != 2 || w.press[1].Above {
+			t.Errorf("the events are %+v", w.press)
+		}
+		w.end(b)
+	})
+}
+
+// TestMonitorBesideAnUnmovableBatchSleeps: a batch could not be converted once, and nothing is needed
+// since.
+func TestMonitorBesideAnUnmovableBatchSleeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 400 * kib}, nil)
+		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error { return &batch.UnmovableError{Batch: b.ID()} }
+		w.start()
+		b := w.put(gpu0, 10*kib, batch.Place{})
+		r, err := w.res.Reserve(t.Context(), specific(gpu0), 75*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settle(time.Minute)
+		if err := r.Release(); err != nil {
+			t.Fatal(err)
+		}
+		settle(time.Minute)
+		w.mustSleep("a batch cannot be moved")
+		w.end(b)
+	})
+}
+
+// mustSleep fails the test if the monitor looks more than once a second.
+func (w *world) mustSleep(why string) {
+	w.t.Helper()
+	n := w.mon.Stats().Looks
+	settle(time.Minute)
+	if n = w.mon.Stats().Looks - n; n > 61 {
+		w.t.Errorf("%s: %d looks in a minute, in which nothing was needed", why, n)
+	}
 }

@@ -12,11 +12,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// space is what the loop remembers of a space from step to step. Only pressed, gone, clearing and
-// freeing are used by other goroutines than Run's.
+// space is what the loop remembers of a space from step to step. Only pressed, high, gone, clearing
+// and freeing are used by other goroutines than Run's.
 type space struct {
 	*tier.Space
 	pressed atomic.Bool // the loop knows that the trigger was reached
+	high    atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
 	gone    atomic.Bool // the loop knows that the space is lost
 	// clearing has what a Clear of the space holds.
 	clearing chan struct{}
@@ -24,7 +25,6 @@ type space struct {
 
 	edges   map[int]*edge // by the index of the target
 	lower   kinds         // of the targets
-	high    bool          // the pressure was at the trigger, and has not been at the stop mark since
 	leaving int64
 	moving  int
 	foreign int64
@@ -59,12 +59,13 @@ func (s *space) pressing() (is, changed bool) {
 		s.pressed.Store(false)
 		pressure = s.PressureBytes()
 	}
-	is, was := pressure >= s.Trigger(), s.high
+	is, was := pressure >= s.Trigger(), s.high.Load()
 	if is {
 		s.pressed.Store(true)
 	}
-	s.high = is || was && pressure > s.Stop()
-	return is, s.high != was
+	high := is || was && pressure > s.Stop()
+	s.high.Store(high)
+	return is, high != was
 }
 
 // sampleForeign works out what others hold on the device: the pressure less what
@@ -163,7 +164,7 @@ func (m *Monitor) isLost(s *space) bool {
 		return false
 	}
 	if !s.gone.Swap(true) {
-		s.high = false
+		s.high.Store(false)
 		m.events.lost(Lost{Space: s.ID(), Err: err})
 	}
 	return true
