@@ -33,6 +33,8 @@ type record struct {
 	line *line  // of all its reservations
 	at   uint32 // says where the space may keep the bytes for the next one
 
+	account tier.Account // *creditor: what its buffers have a pointer to
+
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]        // never held with the manager's, which has the same rank
 		gen                                  uint64 // counts Releases
@@ -52,7 +54,9 @@ func (l *line) record() *record {
 	if r, ok := l.records.Get().(*record); ok {
 		return r
 	}
-	return &record{line: l, at: l.made.Add(1)}
+	r := &record{line: l, at: l.made.Add(1)}
+	r.account = (*creditor)(r)
+	return r
 }
 
 // open opens a reservation of bytes that are charged.
@@ -182,13 +186,13 @@ func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCut
 // AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
 // of tier.Page below size. Only host and disk memory is ever split.
 func (r Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) {
-	return r.allocFor(size, cuts, (*creditor)(r.rec))
-}
-
-func (r Reservation) allocFor(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
 	if r.rec == nil {
 		return nil, errReleased("alloc")
 	}
+	return r.allocFor(size, cuts, &r.rec.account)
+}
+
+func (r Reservation) allocFor(size int64, cuts []int64, a *tier.Account) (*tier.Buffer, error) {
 	b, err := r.tryAlloc(size, cuts, a)
 	if err != nil && r.rec.line.m.config.Clear != nil && inPieces(err) {
 		b, err = r.allocCleared(size, cuts, a, err)
@@ -208,7 +212,7 @@ func inPieces(err error) bool {
 }
 
 // allocCleared has others moved out of the way of an allocation that failed with err.
-func (r Reservation) allocCleared(size int64, cuts []int64, a tier.Account, err error) (*tier.Buffer, error) {
+func (r Reservation) allocCleared(size int64, cuts []int64, a *tier.Account, err error) (*tier.Buffer, error) {
 	if o, open := r.settings(); !open || o.policy.asIs {
 		return nil, err
 	}
@@ -237,7 +241,11 @@ func (r drawer) IsOpen() bool {
 
 // AllocFor is Alloc with another account, which front returns, in front of the reservation's.
 func (r drawer) AllocFor(size int64, front func(tier.Account) tier.Account) (*tier.Buffer, error) {
-	return r.allocFor(size, nil, front((*creditor)(r.rec)))
+	if r.rec == nil {
+		return nil, errReleased("alloc")
+	}
+	a := front(r.rec.account)
+	return r.allocFor(size, nil, &a)
 }
 
 // StopClearing does for r from now on what WithoutClearing does for a new reservation. After
@@ -249,7 +257,7 @@ func (r drawer) StopClearing() {
 	}
 }
 
-func (r Reservation) tryAlloc(size int64, cuts []int64, a tier.Account) (*tier.Buffer, error) {
+func (r Reservation) tryAlloc(size int64, cuts []int64, a *tier.Account) (*tier.Buffer, error) {
 	l := r.rec.line
 	if size < 0 {
 		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", l.space.ID(), size)
@@ -283,7 +291,7 @@ func (r drawer) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if err != nil {
 		return err
 	}
-	r.rec.line.space.Inside().Revive(c, bufs, (*creditor)(r.rec), r.gen)
+	r.rec.line.space.Inside().Revive(c, bufs, &r.rec.account, r.gen)
 	if grown > 0 {
 		r.changed()
 	}

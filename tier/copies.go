@@ -31,7 +31,7 @@ func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.C
 		account := b.account
 		b.account = nil
 		in.ledger.Retire(b.charge)
-		if account != nil && account.Credit(b.of, b.charge) {
+		if account != nil && (*account).Credit(b.of, b.charge) {
 			in.ledger.CacheRecalled(b.charge)
 		} else {
 			in.ledger.Cache(b.charge)
@@ -45,7 +45,7 @@ func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.C
 
 // Revive is Draw onto the memory of a copy, which the caller has taken, for its promise of as many
 // bytes. bufs are those that KeepCopy got.
-func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account Account, of uint64) {
+func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account *Account, of uint64) {
 	defer c.Used()
 	for _, b := range bufs {
 		in.ledger.Revive(b.charge)

@@ -120,8 +120,8 @@ func (s *Space) Leaks() []Leak {
 func (s *Space) outstanding() []*Buffer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]*Buffer, 0, len(s.mu.buffers))
-	for b := range s.mu.buffers {
+	var out []*Buffer
+	for b := range s.mu.buffers.All() {
 		if b.holders.Load()&cached == 0 { // else its batch is what leaks, elsewhere
 			out = append(out, b)
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/holds"
@@ -63,8 +64,8 @@ type Space struct {
 		lockrank.Mutex[lockrank.Space]
 		nextListener int
 		closed       bool
-		cancels      []func()             // end the subscriptions to the quota and to the loss of the pool
-		buffers      map[*Buffer]struct{} // outstanding, for the leak report
+		cancels      []func()                         // end the subscriptions to the quota and to the loss of the pool
+		buffers      compact.Table[*Buffer, struct{}] // outstanding, for the leak report
 	}
 }
 
@@ -91,7 +92,6 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	s.panics.Logger = cfg.Logger
 	s.paced, _ = cfg.Pool.(paced)
 	s.mark(cfg.Fractions)
-	s.mu.buffers = make(map[*Buffer]struct{})
 	if cfg.Quota == nil { // a quota is called for each byte
 		s.ledger.AllowParking()
 	}

@@ -15,11 +15,19 @@ import (
 // promised still. A size of 0 gives a nil buffer and no error. account, which
 // may be nil, is offered the bytes when the buffer is gone.
 func (in inside) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
-	return in.DrawOf(size, cuts, account, 0)
+	return in.DrawOf(size, cuts, keptOf(account), 0)
+}
+
+// keptOf returns a pointer to an account, nil for none.
+func keptOf(account Account) *Account {
+	if account == nil {
+		return nil
+	}
+	return &account
 }
 
 // DrawOf is Draw for an account that serves several promises, one after the other: of is the one.
-func (in inside) DrawOf(size int64, cuts []int64, account Account, of uint64) (*Buffer, error) {
+func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (*Buffer, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", in.cfg.ID, size)
 	}
@@ -37,11 +45,16 @@ func (in inside) DrawOf(size int64, cuts []int64, account Account, of uint64) (*
 		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
 	}
 	b := &Buffer{space: in.Space, mem: mem, size: size, charge: charge, account: account, of: of, stack: invariants.Stack()}
-	b.holders.Store(owned)
-	in.mu.Lock()
-	in.mu.buffers[b] = struct{}{}
-	in.mu.Unlock()
+	in.list(b)
 	return b, nil
+}
+
+// list notes a new buffer, which its owner has.
+func (s *Space) list(b *Buffer) {
+	b.holders.Store(owned)
+	s.mu.Lock()
+	b.listed = s.mu.buffers.Add(b)
+	s.mu.Unlock()
 }
 
 // alloc asks the pool and makes a panic of a backend an error.
@@ -90,7 +103,7 @@ func (s *Space) name(full *NoSpaceError, size int64) {
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	s.mu.Lock()
-	delete(s.mu.buffers, b)
+	s.mu.buffers.Remove(b.listed)
 	s.mu.Unlock()
 	charge, account, of, copied := b.charge, b.account, b.of, b.holders.Load()&cached != 0
 	unsure, fresh := s.Inside().Unsure(), s.fresh.Load()
@@ -115,7 +128,7 @@ func (s *Space) free(b *Buffer) {
 		if fresh != nil {
 			fresh.Add(-charge)
 		}
-		if account != nil && account.Credit(of, charge) {
+		if account != nil && (*account).Credit(of, charge) {
 			return
 		}
 		s.ledger.Reap(charge)

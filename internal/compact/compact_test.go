@@ -44,7 +44,17 @@ func TestTable(t *testing.T) {
 				t.Fatalf("%d records, want %d", table.n, len(model))
 			}
 		}
+		all := make(map[string]int)
+		for s := range table.All() {
+			all[s]++
+		}
+		if len(all) != len(model) {
+			t.Errorf("%d records are listed, want %d", len(all), len(model))
+		}
 		for n, v := range model {
+			if all[fmt.Sprint(v)] != 1 {
+				t.Errorf("number %d is listed %d times", n, all[fmt.Sprint(v)])
+			}
 			if *table.At(n) != v || table.Of(n) != fmt.Sprint(v) {
 				t.Errorf("number %d has %d and %s, want %d", n, *table.At(n), table.Of(n), v)
 			}

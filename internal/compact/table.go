@@ -8,6 +8,11 @@
 // Nothing here has a lock: owners guard what they have.
 package compact
 
+import (
+	"iter"
+	"slices"
+)
+
 // chunkLen is how many records are one object. An owner of few has one.
 const chunkLen = 128
 
@@ -68,6 +73,19 @@ func (t *Table[P, R]) Of(number uint32) (p P) {
 		p = c.pointers[(number-1)%chunkLen]
 	}
 	return p
+}
+
+// All yields the Ps that are in use, without order. The Table must not be changed meanwhile.
+func (t *Table[P, R]) All() iter.Seq[P] {
+	return func(yield func(P) bool) {
+		for _, c := range t.chunks {
+			for i := 0; c != nil && i < int(c.used); i++ {
+				if !slices.Contains(c.free, uint8(i)) && !yield(c.pointers[i]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // chunkOf returns nil for a number that is not in use, and for some others that are not.

@@ -28,6 +28,7 @@ type extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
+	one    [1]piece    // what pieces are, if it is one
 	units  *seal.Units // nil if the volume does not encrypt
 
 	unwritten atomic.Int64 // bytes of it in the volume's backlog
@@ -217,6 +218,9 @@ func (v *Volume) reuse(size int64, cuts []int64, least int64) (*extents, error) 
 	}
 	v.mu.idle = min(v.mu.idle, v.mu.free)
 	e := &extents{v: v, size: size, pieces: pieces}
+	if len(pieces) == 1 {
+		e.pieces = append(e.one[:0], pieces[0])
+	}
 	e.refs.Store(1)
 	return e, nil
 }
