@@ -35,6 +35,8 @@ func TestLimitLoweredByAnother(t *testing.T) {
 		eng := open(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})), func(o quota.Over) { told = append(told, o) })
 		other := open(slog.New(slog.DiscardHandler), nil)
 		all := onGPU(t, eng, 40)
+		time.Sleep(time.Second)
+		synctest.Wait()
 		looks := eng.Stats().Monitor.Looks
 		time.Sleep(time.Minute)
 		if n := eng.Stats().Monitor.Looks - looks; n > 61 {
