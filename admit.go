@@ -38,6 +38,10 @@ type Task struct {
 	// this kind took before, and admission.None that there is none. What is stated here and fits
 	// no GPU beside the inputs is refused; what an estimator says is only a guess.
 	Output, Overhead int64
+	// ReadAhead is how many of the inputs are brought up at most while the task waits and others work;
+	// 0 means all, below 0 none. They come where the task needs them if it is clear which GPU that is,
+	// else to host memory. The rules are those of repository.ReadAhead.
+	ReadAhead int
 }
 
 // RunTask waits until the task may start, brings its inputs to the GPU that it is admitted to, and
@@ -88,13 +92,20 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
 	}
 	in.announce()
+	if in.ahead = len(in.batches); t.ReadAhead != 0 {
+		in.ahead = min(in.ahead, max(0, t.ReadAhead))
+	}
+	e.ahead.wait(in)
+	defer e.ahead.leave(in)
 	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead, Owner: owner}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) error {
+		e.ahead.leave(in)
 		if err := in.bring(ctx, g); err != nil {
 			return err
 		}
 		g.InputsHere()
-		if err := at.outside(func() error { return f(ctx, g, slices.Clone(in.handles)) }); err != nil {
+		work := func() error { return f(ctx, g, slices.Clone(in.handles)) }
+		if err := at.outside(func() error { return e.ahead.work(work) }); err != nil {
 			return err
 		}
 		// Now, so that the next task finds the room; and whatever goes wrong, the task is
@@ -178,6 +189,9 @@ type taskInputs struct {
 	batches []*batch.Batch
 	handles []*Handle // by batch; nil if it is not locked
 	pending []bool    // by batch; a task was created for it, until the end
+
+	ahead   int            // so many of the batches are brought ahead
+	skipped []*batch.Batch // but for these; for aheadOfTasks alone
 }
 
 // announce creates tasks for the batches: while the task waits, its inputs have their place in the

@@ -55,6 +55,7 @@ type Engine struct {
 	builtin      *transfer.Builtin
 	recorder     *persist.Recorder // of what comes to disks with DiskConfig.Persist
 	found        *persist.Found    // what was recorded there before
+	ahead        aheadOfTasks
 
 	panics      guard.Log // of functions of the configuration
 	batchPanics guard.Log // of the batches' payloads and observers
@@ -87,6 +88,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		base:    make(map[tier.ID]int64),
 		plans:   make(map[string]*Plan),
 	}
+	e.ahead = aheadOfTasks{e: e, poke: make(chan struct{}, 1)}
 	e.cfg.Logger = guard.Logger(cfg.Logger) // it is called from everywhere
 	e.panics.Logger, e.batchPanics.Logger = e.cfg.Logger, e.cfg.Logger
 	e.recorder, e.found = persist.NewRecorder(e.cfg.Logger), persist.NewFound()

@@ -20,13 +20,17 @@ const slowDisk = 200 * mib // bytes a second
 
 // onSlowDisk opens an engine with so much host memory, and puts batches on its disk, which reads
 // slowly from then on. It returns how long the disk takes for one.
-func onSlowDisk(t testing.TB, memory int64, batches int) (*spillway.Engine, *repository.Repository, time.Duration) {
+func onSlowDisk(t testing.TB, memory int64, batches int, change ...func(*spillway.Config)) (*spillway.Engine, *repository.Repository, time.Duration) {
 	t.Helper()
 	files := faultfs.New(disk.OS(), 1)
-	eng, err := spillway.Open(t.Context(), spillway.Config{
+	cfg := spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(memory), Codec: convert.CodecNone,
 		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 * mib), FS: files}},
-	})
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
