@@ -45,8 +45,8 @@ type written struct {
 // errNeeded ends writing ahead.
 var errNeeded = errors.New("monitor: something is needed")
 
-// quiet is for how long the disks must have been idle.
-func (m *Monitor) quiet() time.Duration { return 2 * m.cfg.Period }
+// quiet is for how long nothing must have been needed, and the disks idle, before anything is written.
+const quiet = 200 * time.Millisecond
 
 // writeAhead begins to copy batches, if there are some to be copied.
 func (m *Monitor) writeAhead(ctx context.Context, now time.Time) {
@@ -129,7 +129,7 @@ func (m *Monitor) copyAhead(ctx context.Context, i int, seen coverage, job []Vic
 		var n int64
 		func() {
 			defer guard.Error(&w.err, "Config.WriteAhead")
-			n, w.err = m.cfg.WriteAhead(ctx, v.Batch, m.quiet())
+			n, w.err = m.cfg.WriteAhead(ctx, v.Batch, quiet)
 		}()
 		w.bytes += n
 		if n > 0 || w.err != nil { // or a part of it may have been written
@@ -155,8 +155,9 @@ func pause(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// stopWriting ends writing ahead, because something is needed.
-func (m *Monitor) stopWriting() {
+// stopWriting ends writing ahead, because something is needed, and has it begin later.
+func (m *Monitor) stopWriting(now time.Time) {
+	m.writing.after = latest(m.writing.after, now.Add(quiet))
 	if m.writing.cancel != nil {
 		m.writing.cancel(errNeeded)
 	}
@@ -176,11 +177,18 @@ func (m *Monitor) hasWritten(r written) {
 			m.spaces[r.space].covered = r.seen
 		}
 	case errors.Is(r.err, context.Canceled) || errors.Is(r.err, errNeeded):
-		w.soon, w.after = true, now.Add(m.quiet())
+		w.soon, w.after = true, latest(w.after, now.Add(quiet))
 	default:
 		w.after = now.Add(backoff(idlePeriod, w.failures+1))
 		w.failures++
 	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // endWriting takes note of the end of a goroutine when Run ends.

@@ -213,6 +213,7 @@ const hintsPerPeriod = 16
 
 func (m *Monitor) watch(ctx context.Context) {
 	defer m.finishAll()
+	m.stopWriting(time.Now()) // it begins when the monitor has been idle for a while
 	for _, s := range m.spaces {
 		defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) { m.changed(s, pressed) })()
 	}
@@ -329,7 +330,7 @@ func (m *Monitor) step(ctx context.Context) {
 		m.writeAhead(ctx, now)
 		return
 	}
-	m.stopWriting()
+	m.stopWriting(now)
 	// From here on changes are heard, so that none is missed between the look
 	// and the wait.
 	m.starved.Store(true)
