@@ -21,8 +21,12 @@ type aheadMover interface {
 	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
 }
 
-// mostAhead is how many batches are brought ahead at most, if no option says so.
-const mostAhead = 8
+// mostAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the most
+// that an option may say: each look at what comes next goes through them.
+const (
+	mostAhead = 8
+	maxAhead  = 64
+)
 
 // adaptive says that as many batches are brought ahead as the times of work and of moves ask for.
 const adaptive = -1
@@ -59,7 +63,7 @@ func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind,
 	if err != nil {
 		return nil
 	}
-	l := &lookahead{r: r, p: p, mover: mover, to: to, most: most, done: make(chan struct{})}
+	l := &lookahead{r: r, p: p, mover: mover, to: to, most: min(most, maxAhead), done: make(chan struct{})}
 	l.ctx, l.stop = r.within(ctx)
 	l.working.Store(math.MaxInt64) // not known yet
 	close(l.done)
@@ -133,7 +137,7 @@ func (l *lookahead) depth() int {
 // nil.
 func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	depth := l.depth()
-	var coming []*entry
+	coming := make([]*entry, 0, depth)
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {

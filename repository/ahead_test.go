@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -96,9 +97,10 @@ func drains(t *testing.T, change func(*eager), work time.Duration, opts ...TakeO
 // TestAhead: as many batches are asked for as the option says, in order, and each once.
 func TestAhead(t *testing.T) {
 	for want, opts := range map[string][]TakeOption{
-		"[]":            {ReadAhead(0)},
-		"[1 2 3]":       {ReadAhead(2)}, // one more when the second is worked on
-		"[1 2 3 4 5 6]": {ReadAhead(5)},
+		"[]":                        {ReadAhead(0)},
+		"[1 2 3]":                   {ReadAhead(2)}, // one more when the second is worked on
+		"[1 2 3 4 5 6]":             {ReadAhead(5)},
+		"[1 2 3 4 5 6 7 8 9 10 11]": {ReadAhead(math.MaxInt)},
 	} {
 		t.Run(want, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -128,6 +130,23 @@ func TestAheadAdapts(t *testing.T) {
 		if got := l.depth(); got != c.want {
 			t.Errorf("%v of work, %v a move: %d ahead, want %d", c.working, c.moving, got, c.want)
 		}
+	}
+}
+
+// TestAheadHasALimit: what comes next is looked at for each batch, under the repository's lock.
+func TestAheadHasALimit(t *testing.T) {
+	manager := NewManager("p", 1, Config{Mover: &eager{fakeMover: newMover(t, 1, 1, 1)}})
+	r, err := manager.Create(Key{Operator: "scan"}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := r.lookAhead(t.Context(), 0, tier.Host, math.MaxInt)
+	if n := l.depth(); n != maxAhead {
+		t.Errorf("%d are to be ahead", n)
+	}
+	l.end()
+	if err := manager.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

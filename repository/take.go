@@ -53,10 +53,10 @@ func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true
 func NoWait() TakeOption { return func(o *takeOptions) { o.noWait = true } }
 
 // ReadAhead sets how many batches Drain, and Reader for batches on disk, bring ahead at most while
-// the caller works: 0 stops that. Without it they are as many as the times of the last work and of
-// the last move ask for. A batch is brought ahead only while the tier stays below its stop mark,
-// nobody waits for room there, and nothing was moved out of there for demand or pressure a moment
-// ago. Nothing is brought ahead from a disk where batches persist.
+// the caller works: 0 stops that, and more than 64 are 64. Without it they are as many as the times
+// of the last work and of the last move ask for, up to 8. A batch is brought ahead only while the
+// tier stays below its stop mark, nobody waits for room there, and nothing was moved out of there
+// for demand or pressure a moment ago. Nothing is brought ahead from a disk where batches persist.
 func ReadAhead(batches int) TakeOption { return func(o *takeOptions) { o.ahead = max(0, batches) } }
 
 // Into sets *t to the transit of a batch that Take or TakeByID takes as batch.InTransit. The caller
