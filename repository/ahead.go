@@ -109,8 +109,9 @@ func (l *lookahead) worked() {
 func (l *lookahead) bring(b *batch.Batch) (err error) {
 	defer guard.Error(&err, "a mover")
 	start := time.Now()
-	err = l.mover.Ahead(l.ctx, b, reservation.AnyInTier(l.to))
-	l.moving.Store(int64(time.Since(start)))
+	if err = l.mover.Ahead(l.ctx, b, reservation.AnyInTier(l.to)); err == nil { // a refusal takes no time
+		l.moving.Store(int64(time.Since(start)))
+	}
 	return err
 }
 

@@ -150,6 +150,23 @@ func TestAheadHasALimit(t *testing.T) {
 	}
 }
 
+// TestRefusalIsNoMove: how long a move takes is not known from one that was refused at once.
+func TestRefusalIsNoMove(t *testing.T) {
+	l := &lookahead{most: adaptive, mover: refusing{}, to: tier.Host}
+	l.working.Store(int64(time.Second))
+	l.moving.Store(int64(5 * time.Second))
+	if err := l.bring(nil); err == nil || l.depth() != 6 {
+		t.Errorf("%d batches are to be ahead after %v, 6 were before", l.depth(), err)
+	}
+}
+
+// refusing is a mover that brings nothing ahead.
+type refusing struct{}
+
+func (refusing) Ahead(context.Context, *batch.Batch, reservation.Strategy) error {
+	return &tier.NoSpaceError{}
+}
+
 // TestAheadThatFails: a refusal, an error or a panic is not the consumer's.
 func TestAheadThatFails(t *testing.T) {
 	for name, change := range map[string]func(*eager){
