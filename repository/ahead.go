@@ -5,6 +5,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,9 +42,10 @@ type lookahead struct {
 	to    tier.Kind
 	most  int // batches, or adaptive
 
-	ctx  context.Context
-	stop func()
-	done chan struct{} // closed while no goroutine runs
+	ctx     context.Context
+	stop    func()
+	runs    bool // the goroutine, which looks for more; guarded by r.mu
+	running sync.WaitGroup
 
 	since time.Time // when the work began
 	// What the last work, and the last move, took: nanoseconds.
@@ -63,10 +65,9 @@ func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind,
 	if err != nil {
 		return nil
 	}
-	l := &lookahead{r: r, p: p, mover: mover, to: to, most: min(most, maxAhead), done: make(chan struct{})}
+	l := &lookahead{r: r, p: p, mover: mover, to: to, most: min(most, maxAhead)}
 	l.ctx, l.stop = r.within(ctx)
 	l.working.Store(math.MaxInt64) // not known yet
-	close(l.done)
 	return l
 }
 
@@ -78,25 +79,21 @@ func (l *lookahead) begin() {
 		return
 	}
 	l.since = time.Now()
-	select {
-	case <-l.done:
-	default:
-		return
-	}
 	b := l.next(nil)
 	if b == nil {
 		return
 	}
-	done := make(chan struct{})
-	l.done = done
-	go func() {
-		defer close(done)
+	l.running.Go(func() {
 		for ; b != nil; b = l.next(b) {
-			if l.bring(b) != nil {
-				return // there is no room, for example: the next work begins anew
+			if l.bring(b) != nil || b.Info().Space.Kind > l.to {
+				// There is no room, for example: the next work begins anew.
+				l.r.mu.Lock()
+				l.runs = false
+				l.r.mu.Unlock()
+				return
 			}
 		}
-	}()
+	})
 }
 
 // worked is called when the work has ended.
@@ -119,7 +116,7 @@ func (l *lookahead) bring(b *batch.Batch) (err error) {
 func (l *lookahead) end() {
 	if l != nil {
 		l.stop()
-		<-l.done
+		l.running.Wait()
 	}
 }
 
@@ -135,12 +132,16 @@ func (l *lookahead) depth() int {
 }
 
 // next returns the first of the batches that come next that is to be brought and is not last, or
-// nil.
+// nil. Then the goroutine, if it is the caller, runs no more. It is nil for another caller while the
+// goroutine runs: last is nil for that.
 func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	depth := l.depth()
 	coming := make([]*entry, 0, depth)
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
+	if last == nil && l.runs {
+		return nil
+	}
 	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {
 		n := 0
 		l.p.sets[c].Ascend(func(e *entry) bool {
@@ -152,8 +153,10 @@ func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	slices.SortFunc(coming, func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
 	for _, e := range coming[:min(depth, len(coming))] {
 		if (e.class == idle || e.class == taskCreated) && e.kind > l.to && e.b != last {
+			l.runs = true
 			return e.b
 		}
 	}
+	l.runs = false
 	return nil
 }

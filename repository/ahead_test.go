@@ -23,17 +23,21 @@ type eager struct {
 	ahead []int64 // the numbers of the batches, as they were asked for
 	fails error
 	panic bool
+	stays bool // nothing is moved, and from the tenth call on that is an error
 }
 
 func (m *eager) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	m.mu.Lock()
 	m.ahead = append(m.ahead, m.numberOf(b))
 	err := m.fails
+	if m.stays && len(m.ahead) >= 10 {
+		err = errors.New("asked for ever")
+	}
 	m.mu.Unlock()
 	if m.panic {
 		panic("ahead")
 	}
-	if err != nil {
+	if err != nil || m.stays {
 		return err
 	}
 	select {
@@ -167,14 +171,16 @@ func (refusing) Ahead(context.Context, *batch.Batch, reservation.Strategy) error
 	return &tier.NoSpaceError{}
 }
 
-// TestAheadThatFails: a refusal, an error or a panic is not the consumer's.
+// TestAheadThatFails: a refusal, an error or a panic is not the consumer's. One try is enough for each
+// work, also if nothing is moved without an error.
 func TestAheadThatFails(t *testing.T) {
 	for name, change := range map[string]func(*eager){
 		"refused": func(m *eager) { m.fails = &tier.NoSpaceError{} }, "failed": func(m *eager) { m.fails = errors.New("failed") }, "panic": func(m *eager) { m.panic = true },
+		"nothing is moved": func(m *eager) { m.stays = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				if got := fmt.Sprint(drains(t, change, time.Minute).asked()); got != "[1 2]" {
+				if got := fmt.Sprint(drains(t, change, time.Minute, ReadAhead(5)).asked()); got != "[1 2]" {
 					t.Errorf("%s were asked for: want one each time", got)
 				}
 			})
