@@ -66,3 +66,19 @@ func BenchmarkStepUnderPressure(b *testing.B) {
 		})
 	}
 }
+
+// The cost of the longest shortlist of victims.
+func BenchmarkVictims(b *testing.B) {
+	for _, n := range []int{1000, 1000000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			w, all := manyBatches(b, n)
+			b.ReportAllocs()
+			for b.Loop() {
+				if v := w.shortlist(w.mon.byID[gpu0], inEach(0)); len(v) == 0 {
+					b.Fatal("there are no victims")
+				}
+			}
+			w.end(all...)
+		})
+	}
+}

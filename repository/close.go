@@ -73,8 +73,8 @@ func (r *Repository) shut() bool {
 func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
 	left.Key = r.key
 	var failed []error
-	for _, b := range r.all() {
-		dropped, bytes, err := r.drop(ctx, b, awaitClaimed)
+	for _, e := range r.all() {
+		dropped, bytes, err := r.drop(ctx, e, awaitClaimed)
 		if dropped {
 			left.Batches++
 			left.Bytes += bytes
@@ -96,11 +96,12 @@ const (
 )
 
 // drop drops one batch, if the repository holds it still, as soon as it is not being moved.
-func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (dropped bool, bytes int64, _ error) {
+func (r *Repository) drop(ctx context.Context, e *entry, leave bool) (dropped bool, bytes int64, _ error) {
+	b := e.b
 	for {
-		e, changed, ended := r.claimToDrop(b, leave)
+		bytes, changed, ended := r.claimToDrop(e, leave)
 		switch {
-		case e != nil:
+		case bytes >= 0:
 		case changed == nil:
 			return false, 0, nil // gone
 		default:
@@ -112,40 +113,75 @@ func (r *Repository) drop(ctx context.Context, b *batch.Batch, leave bool) (drop
 			}
 			continue
 		}
-		bytes = b.Info().Bytes
-		err := b.Drop()
-		se, ok := err.(*batch.StateError) // not wrapped; else it is the payload's
-		switch {
-		case !ok:
-			r.remove(e)
-			return true, bytes, err
-		case se.State == batch.Released || r.m.ended.Err() != nil:
-			r.remove(e)
-			return false, 0, nil
+		if dropped, again, err := r.dropClaimed(e); !again {
+			if !dropped {
+				bytes = 0
+			}
+			return dropped, bytes, err
 		}
-		r.putBack(e) // in transit since
 	}
 }
 
-// claimToDrop claims b for its end, or returns what to wait for, either of two; neither if it is
-// gone.
-func (r *Repository) claimToDrop(b *batch.Batch, leave bool) (_ *entry, changed, ended <-chan struct{}) {
+// dropClaimed drops a batch whose entry is claimed, and says if that must be tried again: the batch
+// is in transit since.
+func (r *Repository) dropClaimed(e *entry) (dropped, again bool, _ error) {
+	e.b.Inside().Unstore(&r.store) // which need not hear of what it does itself
+	err := e.b.Drop()
+	se, ok := err.(*batch.StateError) // not wrapped; else it is the payload's
+	switch {
+	case !ok:
+		r.remove(e)
+		return true, false, err
+	case se.State == batch.Released || r.m.ended.Err() != nil || !r.storeAgain(e):
+		r.remove(e)
+		return false, false, nil
+	}
+	r.putBack(e)
+	return false, true, nil
+}
+
+// takeBack drops a batch that was put by a call which failed, unless a consumer has it.
+func (r *Repository) takeBack(ctx context.Context, b *batch.Batch) error {
+	r.mu.Lock()
+	e := r.mu.entries[b.ID()]
+	r.mu.Unlock()
+	if e == nil || e.b != b {
+		return nil
+	}
+	_, _, err := r.drop(context.WithoutCancel(ctx), e, leaveClaimed)
+	return err
+}
+
+// storeAgain makes the repository the holder of a batch that it has not let go of. It reports whether
+// it could: the batch may be in another by now, or dropped.
+func (r *Repository) storeAgain(e *entry) bool {
+	r.mu.Lock()
+	_, tell, err := e.b.Inside().Store(&r.store, r.placeLocked(e.seq, e.part.number))
+	r.mu.Unlock()
+	if err == nil {
+		tell()
+	}
+	return err == nil
+}
+
+// claimToDrop claims an entry for its end, and returns its bytes. Else they are -1, and it returns
+// what to wait for, either of two; neither if it is gone.
+func (r *Repository) claimToDrop(e *entry, leave bool) (bytes int64, changed, ended <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.mu.entries[b.ID()]
 	switch {
-	case e == nil || e.b != b || leave && e.class == claimed:
-		return nil, nil, nil
+	case e.gone || leave && e.class == claimed:
+		return -1, nil, nil
 	case e.holder != nil && r.mu.closed: // its holder may keep it for ever, and will find out
 		e.holdLocked(nil)
-		return e, nil, nil
+		return e.bytes, nil, nil
 	case e.class == inTransit && r.m.ended.Err() == nil:
-		return nil, e.waitLocked(), r.m.ended.Done()
+		return -1, e.waitLocked(), r.m.ended.Done()
 	case e.class == claimed:
-		return nil, e.waitLocked(), nil
+		return -1, e.waitLocked(), nil
 	}
 	e.part.moveLocked(e, claimed)
-	return e, nil, nil
+	return e.bytes, nil, nil
 }
 
 // waitLocked returns what is closed when the entry changes.

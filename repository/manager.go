@@ -252,8 +252,7 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 	fail := func(inserted int, err error) error {
 		for i, c := range copies {
 			if i < inserted {
-				_, _, e := ports[i].drop(context.WithoutCancel(ctx), c.b, leaveClaimed)
-				err = errors.Join(err, e)
+				err = errors.Join(err, ports[i].takeBack(ctx, c.b))
 			} else {
 				err = errors.Join(err, m.discard(c.b))
 			}

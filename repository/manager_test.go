@@ -420,12 +420,14 @@ func TestClearMeetsTransit(t *testing.T) {
 		b, err := batch.New(batch.Options{ID: 1, Payload: p})
 		check(t, err)
 		check(t, r.PutBatch(0, b))
-		var transit *batch.Transit
-		p.hook = func() { // Clear asks for the size, and so for all, when it has claimed the batch
-			p.hook = nil
-			if transit, err = b.TryTransit(); err != nil {
-				t.Error(err)
-			}
+		e := r.mu.entries[1]
+		if n, _, _ := r.claimToDrop(e, awaitClaimed); n < 0 {
+			t.Fatal("it cannot be claimed")
+		}
+		transit, err := b.TryTransit()
+		check(t, err)
+		if dropped, again, err := r.dropClaimed(e); dropped || !again || err != nil {
+			t.Fatal(dropped, again, err)
 		}
 		done := make(chan []Leftover, 1)
 		go func() {

@@ -20,6 +20,7 @@ type entry struct {
 	seq  uint64 // order of arrival within the plan
 
 	class   class
+	gone    bool      // the repository does not hold it any more
 	kind    tier.Kind // where the data was last seen; 0 when it is gone
 	bytes   int64     // charged there; 0 for a batch that was dropped
 	told    uint64    // the version of the batch that this is of
@@ -163,8 +164,8 @@ func (p *partition) firstLocked(w want) *entry {
 
 func older(a, b *entry) int { return cmp.Compare(a.seq, b.seq) }
 
-// allLocked returns the batches in order of arrival.
-func (p *partition) allLocked() []*batch.Batch {
+// allLocked returns the entries in order of arrival.
+func (p *partition) allLocked() []*entry {
 	entries := make([]*entry, 0, p.lenLocked())
 	for _, s := range p.sets {
 		s.Ascend(func(e *entry) bool {
@@ -175,11 +176,7 @@ func (p *partition) allLocked() []*batch.Batch {
 	if !slices.IsSortedFunc(entries, older) { // it is when all are in one state
 		slices.SortFunc(entries, older)
 	}
-	batches := make([]*batch.Batch, len(entries))
-	for i, e := range entries {
-		batches[i] = e.b
-	}
-	return batches
+	return entries
 }
 
 func (p *partition) moveLocked(e *entry, to class) {
@@ -281,7 +278,7 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 		return true
 	}
 	for n := len(g.awaited); n > 0; n-- { // only the last is looked at: there may be many
-		if e := g.awaited[n-1]; e.holder != g.claim && r.mu.entries[e.b.ID()] == e {
+		if e := g.awaited[n-1]; e.holder != g.claim && !e.gone {
 			return false
 		}
 		g.awaited = g.awaited[:n-1]

@@ -104,6 +104,7 @@ type Repository struct {
 		parts       map[int]*partition
 		nodes       *btree.FreeListG[*entry] // shared by all partitions
 		entries     map[batch.ID]*entry
+		many        bool                 // there were many entries since there were none
 		bytes       [tier.Disk + 1]int64 // by kind
 		rank        int
 		last        bool
@@ -333,6 +334,7 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 	p.last = seq
 	e := &entry{b: b, part: p, seq: seq, class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes, told: now.Version}
 	r.mu.entries[b.ID()] = e
+	r.mu.many = r.mu.many || len(r.mu.entries) > 1000
 	r.mu.bytes[e.kind] += e.bytes
 	p.sets[e.class].ReplaceOrInsert(e)
 	if r.mu.schema == nil && schema != nil {
@@ -367,14 +369,13 @@ func (r *Repository) settleAll() {
 }
 
 // all returns what the repository holds, by partition.
-func (r *Repository) all() []*batch.Batch {
+func (r *Repository) all() (entries []*entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var batches []*batch.Batch
 	for _, n := range slices.Sorted(maps.Keys(r.mu.parts)) {
-		batches = append(batches, r.mu.parts[n].allLocked()...)
+		entries = append(entries, r.mu.parts[n].allLocked()...)
 	}
-	return batches
+	return entries
 }
 
 // store is a Repository as the batches in it know it.
@@ -442,7 +443,11 @@ func (r *Repository) remove(e *entry) {
 }
 
 func (r *Repository) takeOutLocked(e *entry, s *signals) {
+	e.gone = true
 	delete(r.mu.entries, e.b.ID())
+	if len(r.mu.entries) == 0 && r.mu.many { // a map does not shrink
+		r.mu.entries, r.mu.many = make(map[batch.ID]*entry), false
+	}
 	r.mu.bytes[e.kind] -= e.bytes
 	e.part.sets[e.class].Delete(e)
 	s.add(e.changed)
@@ -508,13 +513,13 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
 	return func(yield func(*batch.Batch) bool) {
 		r.mu.Lock()
-		var batches []*batch.Batch
+		var entries []*entry
 		if p := r.mu.parts[partition]; p != nil {
-			batches = p.allLocked()
+			entries = p.allLocked()
 		}
 		r.mu.Unlock()
-		for _, b := range batches {
-			if !yield(b) {
+		for _, e := range entries {
+			if !yield(e.b) {
 				return
 			}
 		}
