@@ -25,6 +25,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -54,6 +55,7 @@ type randomRun struct {
 
 	words   arrow.Array // the dictionary of every other record
 	numbers atomic.Int64
+	lowered atomic.Bool // a limit was lowered
 	mu      sync.Mutex
 	sources map[int64]*source // by the number in column 0
 }
@@ -77,6 +79,7 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	cfg.HostMemory = spillway.Bytes(kib(384, 1024))
 	cfg.Disks = []spillway.DiskConfig{{Dir: dir, FS: memdir.FS(dir, nil), Capacity: spillway.Bytes(256 << 20), Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
 	cfg.MonitorPeriod = time.Millisecond
+	cfg.Policy, _ = monitor.ByName(monitor.Names()[seed%uint64(len(monitor.Names()))])
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
@@ -130,6 +133,11 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 		return
 	}
 
+	for _, s := range eng.Spaces() {
+		if err := s.SetLimit(s.Capacity()); err != nil {
+			t.Fatal(err)
+		}
+	}
 	run.checkConserved(ctx, t, held)
 
 	// Everything that is left must come out once, and be what was put.
@@ -224,6 +232,8 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 		err = r.ahead(ctx, rng, partition)
 	case n < 95:
 		err = r.clone(ctx, rng, partition)
+	case n < 96:
+		r.hint(rng, partition)
 	case n < 97:
 		r.eng.Mover().Inside().DropCopies()
 	case n < 98:
@@ -234,18 +244,22 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		return nil // given up, as asked
 	}
+	if r.lowered.Load() && errors.Is(err, reservation.ErrExceeded) {
+		return nil // it may be more than a limit
+	}
 	return err
 }
 
-// limit lowers what the disk may use, not below what it does, or takes that back.
+// limit lowers what a space may use, not below what it does, or takes that back.
 func (r *randomRun) limit(rng *rand.Rand) error {
 	spaces := r.eng.Spaces()
-	disk := spaces[len(spaces)-1]
-	limit := disk.Capacity()
-	if least := max(disk.Used(), limit/2); rng.IntN(2) == 0 {
+	s := spaces[rng.IntN(len(spaces))]
+	limit := s.Capacity()
+	if least := max(s.Used(), limit/4*3); rng.IntN(2) == 0 {
+		r.lowered.Store(true)
 		limit = least + rng.Int64N(limit-least+1)
 	}
-	return disk.SetLimit(limit)
+	return s.SetLimit(limit)
 }
 
 func (r *randomRun) put(ctx context.Context, rng *rand.Rand, partition int) error {
@@ -332,6 +346,14 @@ func (r *randomRun) ahead(ctx context.Context, rng *rand.Rand, partition int) er
 		return nil
 	}
 	return err
+}
+
+// hint says something of a batch's next use, true or not.
+func (r *randomRun) hint(rng *rand.Rand, partition int) {
+	if b := r.pick(rng, partition); b != nil {
+		soon := time.Now().Add(time.Duration(rng.IntN(1000)) * time.Millisecond).UnixNano()
+		b.Hint([]int64{0, soon, batch.Never, batch.Stay}[rng.IntN(4)])
+	}
 }
 
 // shift moves a batch up or down, as the monitor or as work would.
