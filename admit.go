@@ -38,9 +38,9 @@ type Task struct {
 	// this kind took before, and admission.None that there is none. What is stated here and fits
 	// no GPU beside the inputs is refused; what an estimator says is only a guess.
 	Output, Overhead int64
-	// ReadAhead is how many of the inputs are brought up at most while the task waits and others work;
-	// 0 means all, below 0 none. They come where the task needs them if it is clear which GPU that is,
-	// else to host memory. The rules are those of repository.ReadAhead.
+	// ReadAhead is how many of the inputs are brought up at most while the task waits and others
+	// work; 0 means all, below 0 none. They come where the task needs them if it is clear which GPU
+	// that is, else to host memory. The rules are those of repository.ReadAhead.
 	ReadAhead int
 }
 

@@ -19,9 +19,9 @@ const tasksAhead = 2
 // convert.Mover is over.
 const aheadAgain = 100 * time.Millisecond
 
-// aheadOfTasks brings the inputs of tasks that wait to be admitted, those of the oldest first, while
-// other tasks work. One goroutine brings one batch after the other, so that demand never waits for
-// more than one of them. It ends when no task waits, or none works.
+// aheadOfTasks brings the inputs of tasks that wait to be admitted, those of the oldest first,
+// while other tasks work. One goroutine brings one batch after the other, so that demand never
+// waits for more than one of them. It ends when no task waits, or none works.
 type aheadOfTasks struct {
 	e    *Engine
 	poke chan struct{} // there is something new

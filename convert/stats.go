@@ -20,8 +20,8 @@ type EdgeStats struct {
 	Copies   int64 // of the batches, those that found a copy, so that no bytes were moved
 	Unmoved  int64 // the bytes of these copies
 	// Ahead counts bytes that were moved before they were needed, or, on the way to a disk, copied
-	// there while their batch stayed. AheadUsed are those that were used then. AheadInVain are those
-	// that left again, were freed or were dropped before that. The rest is there still.
+	// there while their batch stayed. AheadUsed are those that were used then. AheadInVain are
+	// those that left again, were freed or were dropped before that. The rest is there still.
 	Ahead, AheadUsed, AheadInVain int64
 	Busy                          time.Duration    // sum over the moves; they may overlap
 	ByReason                      map[string]int64 // bytes
@@ -44,8 +44,8 @@ func (e *EdgeStats) note(bytes int64, took time.Duration) {
 	e.lately.busy += took
 }
 
-// speed returns how many bytes a second the last moves between two spaces made, each by itself; 0 if
-// there was none.
+// speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
+// if there was none.
 func (s *stats) speed(from, to tier.ID) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,8 +92,8 @@ func (s *stats) edgeLocked(from, to tier.ID) *EdgeStats {
 	return e
 }
 
-// ahead counts bytes that were brought or copied ahead, and returns what is called when they are used,
-// or can be used no more.
+// ahead counts bytes that were brought or copied ahead, and returns what is called when they are
+// used, or can be used no more.
 func (s *stats) ahead(from, to tier.ID, bytes int64) (ended func(used bool)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +134,8 @@ type early struct {
 	all  map[*batch.Batch]func(used bool)
 }
 
-// add notes a batch that is about to arrive. It has been used if it is known: it goes on from there.
+// add notes a batch that is about to arrive. It has been used if it is known: it goes on from
+// there.
 func (e *early) add(b *batch.Batch, ended func(used bool)) {
 	e.end(b, true)
 	e.mu.Lock()

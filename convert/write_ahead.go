@@ -16,14 +16,16 @@ import (
 // errChanged: a batch that is copied is being moved, or was dropped.
 var errChanged = errors.New("convert: the batch is being moved")
 
-// WriteAhead copies b to a disk while it stays where it is, so that a later move there moves no bytes.
-// The batch may be used, moved and dropped meanwhile: what is copied is only leased. It returns the
-// bytes of the copy, and 0 without an error if b has one, is in use, or cannot be copied.
+// WriteAhead copies b to a disk while it stays where it is, so that a later move there moves no
+// bytes. The batch may be used, moved and dropped meanwhile: what is copied is only leased. It
+// returns the bytes of the copy, and 0 without an error if b has one, is in use, or cannot be
+// copied.
 //
-// The copy takes room that nobody needs: the disk must stay below its stop mark, without waiters for
-// room, and no other copy goes for it. Otherwise the error is a *tier.NoSpaceError. It is written
-// while no other transfer with a disk is under way, nor was within the time quiet. The error matches
-// context.Canceled if there is one, or if one begins: then the pieces under way are the last.
+// The copy takes room that nobody needs: the disk must stay below its stop mark, without waiters
+// for room, and no other copy goes for it. Otherwise the error is a *tier.NoSpaceError. It is
+// written while no other transfer with a disk is under way, nor was within the time quiet. The
+// error matches context.Canceled if there is one, or if one begins: then the pieces under way are
+// the last.
 func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -58,8 +60,8 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	return bytes, err
 }
 
-// lease keeps the memory of a built-in image, and of its dictionaries, until end is called. ok is false
-// for other payloads, and where memory is gone.
+// lease keeps the memory of a built-in image, and of its dictionaries, until end is called. ok is
+// false for other payloads, and where memory is gone.
 func (m *Mover) lease(p batch.Payload) (end func(), ok bool) {
 	var ends []func()
 	end = func() {

@@ -101,8 +101,8 @@ func (m *machine) wantAhead(t *testing.T, written, used, inVain int64) {
 }
 
 // TestNothingIsWrittenAheadOf: of a batch that is in use, or a form that is not the engine's; while
-// others use a disk, or have just done so, or wait for a permit; and where a disk has no room but that
-// of other copies.
+// others use a disk, or have just done so, or wait for a permit; and where a disk has no room but
+// that of other copies.
 func TestNothingIsWrittenAheadOf(t *testing.T) {
 	inBubble(t, "all", func(t *testing.T) {
 		m, _ := copyMachine(t, machineConfig{disk: 640 << 10, permits: permit.Config{Slots: new(3)}})
@@ -172,8 +172,8 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 	})
 }
 
-// TestWritingAheadGivesWay: what somebody waits for, a move of the batch and its drop end a transfer
-// between two pieces. The batch is whole, and the books are right.
+// TestWritingAheadGivesWay: what somebody waits for, a move of the batch and its drop end a
+// transfer between two pieces. The batch is whole, and the books are right.
 func TestWritingAheadGivesWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(ctx context.Context, m *machine, b, other *batch.Batch) error
@@ -280,8 +280,8 @@ func TestEveryOperationFailsOnceAhead(t *testing.T) {
 	}
 }
 
-// TestDamagedCopyAhead: what the disk has altered is never served, and the batch is whole while it is
-// elsewhere.
+// TestDamagedCopyAhead: what the disk has altered is never served, and the batch is whole while it
+// is elsewhere.
 func TestDamagedCopyAhead(t *testing.T) {
 	inBubble(t, "flip", func(t *testing.T) {
 		m, told := copyMachine(t, machineConfig{})

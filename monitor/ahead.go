@@ -10,12 +10,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Writing ahead: while nothing is needed, the batches that would be the first to leave a space that is
-// above its stop mark are copied to a disk. There are so many that the space would be at its stop mark
-// without them. One goroutine copies one batch after the other. It ends when anything is needed.
+// Writing ahead: while nothing is needed, the batches that would be the first to leave a space that
+// is above its stop mark are copied to a disk. There are so many that the space would be at its
+// stop mark without them. One goroutine copies one batch after the other. It ends when anything is
+// needed.
 //
-// A space is looked at again when its batches, its pressure or the copies on disks have changed. So an
-// engine in which all copies are made sleeps.
+// A space is looked at again when its batches, its pressure or the copies on disks have changed. So
+// an engine in which all copies are made sleeps.
 
 // writing is what the monitor remembers of that. It is for Run's goroutine alone, except for ended.
 type writing struct {
@@ -45,7 +46,8 @@ type written struct {
 // errNeeded ends writing ahead.
 var errNeeded = errors.New("monitor: something is needed")
 
-// quiet is for how long nothing must have been needed, and the disks idle, before anything is written.
+// quiet is for how long nothing must have been needed, and the disks idle, before anything is
+// written.
 const quiet = 200 * time.Millisecond
 
 // writeAhead begins to copy batches, if there are some to be copied.
@@ -163,9 +165,9 @@ func (m *Monitor) stopWriting(now time.Time) {
 	}
 }
 
-// hasWritten notes the end of a goroutine. A space of which nothing could be copied is left until it has
-// changed. After an error there is a pause: a short one if others use the disks, and else longer ones,
-// because a disk that is full or broken stays so for a while.
+// hasWritten notes the end of a goroutine. A space of which nothing could be copied is left until
+// it has changed. After an error there is a pause: a short one if others use the disks, and else
+// longer ones, because a disk that is full or broken stays so for a while.
 func (m *Monitor) hasWritten(r written) {
 	w, now := &m.writing, time.Now()
 	w.cancel(nil)

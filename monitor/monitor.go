@@ -53,15 +53,15 @@ type Config struct {
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
 	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
-	// Speed returns how many bytes a second a move makes from one space to another, 0 if that is not
-	// known; nil: it never is. Clock is that of the batches; nil: unix nanoseconds.
+	// Speed returns how many bytes a second a move makes from one space to another, 0 if that is
+	// not known; nil: it never is. Clock is that of the batches; nil: unix nanoseconds.
 	Speed func(from, to tier.ID) int64
 	Clock func() int64
 
-	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes that
-	// were; 0 without an error for one that is left out. An error that matches context.Canceled says
-	// that others use the disks, or have within the time quiet. AheadRate is how many bytes a second
-	// are copied so at most, while nothing is needed. Nil, or 0: none.
+	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes
+	// that were; 0 without an error for one that is left out. An error that matches
+	// context.Canceled says that others use the disks, or have within the time quiet. AheadRate is
+	// how many bytes a second are copied so at most, while nothing is needed. Nil, or 0: none.
 	WriteAhead func(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error)
 	AheadRate  int64
 }
@@ -285,8 +285,8 @@ func (m *Monitor) finishAll() {
 	m.due = time.Time{}
 }
 
-// changed hears of every change of a space's books, on whatever goroutine. It wakes the monitor where
-// a space is lost, or a mark was reached, and where a quota was lowered below what is used.
+// changed hears of every change of a space's books, on whatever goroutine. It wakes the monitor
+// where a space is lost, or a mark was reached, and where a quota was lowered below what is used.
 func (m *Monitor) changed(s *space, pressed bool) {
 	switch {
 	case pressed: // above the trigger every reservation says so; the first is enough
@@ -359,9 +359,9 @@ func (m *Monitor) step(ctx context.Context) {
 	}
 }
 
-// dropSharing frees copies that keep shared memory in use where the victims of a space with waiters,
-// or of a slower one, find no room: as many as one of them needs. It reports whether there is more
-// room now.
+// dropSharing frees copies that keep shared memory in use where the victims of a space with
+// waiters, or of a slower one, find no room: as many as one of them needs. It reports whether there
+// is more room now.
 func (m *Monitor) dropSharing(state snapshot) (freed bool) {
 	first := len(m.spaces) // with waiters
 	for _, d := range m.demand {
@@ -397,9 +397,9 @@ func (s *snapshot) missing(first, to int) (bytes int64) {
 	return least - t.unrefused(t.room())
 }
 
-// dropSharingOf frees copies of one space that keep shared memory in use, until bytes are free. Those
-// of batches that persist wait for the disk's journal, so the monitor waits for a period at most. It
-// frees no others there until that has ended.
+// dropSharingOf frees copies of one space that keep shared memory in use, until bytes are free.
+// Those of batches that persist wait for the disk's journal, so the monitor waits for a period at
+// most. It frees no others there until that has ended.
 func (m *Monitor) dropSharingOf(s *space, bytes int64) {
 	if bytes <= 0 || s.Inside().Cached() == 0 {
 		return

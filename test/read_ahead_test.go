@@ -235,8 +235,9 @@ func TestDrainThatIsBrokenOff(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// BenchmarkReadAhead drains batches from the disk, of 200 MiB a second, with as much work on each as
-// its reading takes: with read-ahead and without, in turns. The metric is how many times as fast.
+// BenchmarkReadAhead drains batches from the disk, of 200 MiB a second, with as much work on each
+// as its reading takes: with read-ahead and without, in turns. The metric is how many times as
+// fast.
 func BenchmarkReadAhead(b *testing.B) {
 	const batches = 40
 	var took [2]time.Duration

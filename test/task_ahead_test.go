@@ -24,8 +24,8 @@ func oneByOne(memory int64) func(*spillway.Config) {
 	}
 }
 
-// tasksOf runs a task on each batch, in their order, with some work on each. It returns how long they
-// took together.
+// tasksOf runs a task on each batch, in their order, with some work on each. It returns how long
+// they took together.
 func tasksOf(t testing.TB, eng *spillway.Engine, repo *repository.Repository, batches, each int, work time.Duration, ahead int) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -67,8 +67,8 @@ func aheadTo(eng *spillway.Engine, k tier.Kind) (read, used, inVain int64) {
 	return read, used, inVain
 }
 
-// TestTasksReadAhead: the inputs of tasks that wait come up while another task works. So tasks whose
-// work takes as long as the disk's take half of the time, because both go on at once.
+// TestTasksReadAhead: the inputs of tasks that wait come up while another task works. So tasks
+// whose work takes as long as the disk's take half of the time, because both go on at once.
 func TestTasksReadAhead(t *testing.T) {
 	const batches = 20
 	for name, share := range map[string]float64{"as long": 1, "shorter": 0.3, "longer": 3} {
@@ -98,9 +98,9 @@ func TestTasksReadAhead(t *testing.T) {
 	}
 }
 
-// TestTasksReadAheadOf: the nearest tasks come first, no more of each than it says, and nothing beyond
-// the stop mark. Where the GPU has no room for that, inputs come to host memory. Nothing comes while
-// no task works.
+// TestTasksReadAheadOf: the nearest tasks come first, no more of each than it says, and nothing
+// beyond the stop mark. Where the GPU has no room for that, inputs come to host memory. Nothing
+// comes while no task works.
 func TestTasksReadAheadOf(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -184,8 +184,8 @@ func TestTasksReadAheadOf(t *testing.T) {
 	}
 }
 
-// TestTasksReadAheadEnds with the engine, and with the wait of the task. What was brought for a task
-// that gives up was in vain when it leaves.
+// TestTasksReadAheadEnds with the engine, and with the wait of the task. What was brought for a
+// task that gives up was in vain when it leaves.
 func TestTasksReadAheadEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, _ := onSlowDisk(t, 32*mib, 4, oneByOne(64*mib))
@@ -225,9 +225,9 @@ func TestTasksReadAheadEnds(t *testing.T) {
 	})
 }
 
-// BenchmarkTasksReadAhead runs tasks on batches from a disk of 200 MiB a second, with as much work on
-// each as its reading takes: with read-ahead and without, in turns. The metric is how many times as
-// fast.
+// BenchmarkTasksReadAhead runs tasks on batches from a disk of 200 MiB a second, with as much work
+// on each as its reading takes: with read-ahead and without, in turns. The metric is how many times
+// as fast.
 func BenchmarkTasksReadAhead(b *testing.B) {
 	const batches = 40
 	var took [2]time.Duration

@@ -111,8 +111,8 @@ func TestWrittenInIdleTime(t *testing.T) {
 	})
 }
 
-// TestNothingIsWrittenWhile somebody waits for room, or where it is switched off. It is when the wait
-// is over.
+// TestNothingIsWrittenWhile somebody waits for room, or where it is switched off. It is when the
+// wait is over.
 func TestNothingIsWrittenWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, 64*mib)
@@ -158,9 +158,9 @@ func TestNothingIsWrittenWhile(t *testing.T) {
 	})
 }
 
-// TestBurstsAfterWritingAhead: bursts of puts with pauses between them, and a disk of 50 MiB a second.
-// Without writing ahead each burst moves bytes. With it one that is smaller than what lies above the
-// stop mark moves none, and the producer of a larger one waits for none.
+// TestBurstsAfterWritingAhead: bursts of puts with pauses between them, and a disk of 50 MiB a
+// second. Without writing ahead each burst moves bytes. With it one that is smaller than what lies
+// above the stop mark moves none, and the producer of a larger one waits for none.
 func TestBurstsAfterWritingAhead(t *testing.T) {
 	for puts, small := range map[int64]bool{8: true, 24: false} {
 		var moved [2]int64
@@ -168,6 +168,7 @@ func TestBurstsAfterWritingAhead(t *testing.T) {
 		for i, rate := range []int64{-1, 64 * mib} {
 			synctest.Test(t, func(t *testing.T) { moved[i], took[i] = bursts(t, rate, puts) })
 		}
+		t.Logf("bursts of %d puts: %d bytes and %v without writing ahead, %d and %v with it", puts, moved[0], took[0], moved[1], took[1])
 		if moved[0] == 0 || moved[1] > moved[0]/2 || small && moved[1] != 0 || !small && took[0] < 50*time.Millisecond || took[1] > took[0]/10 {
 			t.Errorf("bursts of %d puts: %d bytes and %v without writing ahead, %d and %v with it", puts, moved[0], took[0], moved[1], took[1])
 		}
@@ -196,8 +197,8 @@ func bursts(t *testing.T, rate, puts int64) (moved int64, took time.Duration) {
 	return moved, took
 }
 
-// TestWrittenAheadSurvives: on a disk where batches persist, the copy of one that is in host memory is
-// recorded, and adopted after the process was killed.
+// TestWrittenAheadSurvives: on a disk where batches persist, the copy of one that is in host memory
+// is recorded, and adopted after the process was killed.
 func TestWrittenAheadSurvives(t *testing.T) {
 	persistNeedsLinux(t)
 	const n = 6

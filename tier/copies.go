@@ -54,8 +54,8 @@ func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account *Account, of uin
 	}
 }
 
-// Evicted returns how many bytes of copies were freed so far because the pool had less room than the
-// space's books say.
+// Evicted returns how many bytes of copies were freed so far because the pool had less room than
+// the space's books say.
 func (in inside) Evicted() int64 { return in.evicted.Load() }
 
 // Cached returns the bytes of copies.

@@ -314,9 +314,9 @@ func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
 	return c
 }
 
-// Hold keeps the payload's own memory for a moment, until end is called with no lock held: by leases,
-// or as copies.Copy.Hold does. ok is false if the memory is gone, or is a copy that others are
-// about to use or to free.
+// Hold keeps the payload's own memory for a moment, until end is called with no lock held: by
+// leases, or as copies.Copy.Hold does. ok is false if the memory is gone, or is a copy that others
+// are about to use or to free.
 func (p *body) Hold() (end func(), ok bool) {
 	var ends []func()
 	end = func() {

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 )
 
-// turns knows of the transfers with disks that somebody waits for. One transfer at a time may be made
-// in the time that they spare. The zero value is ready.
+// turns knows of the transfers with disks that somebody waits for. One transfer at a time may be
+// made in the time that they spare. The zero value is ready.
 type turns struct {
 	mu     sync.Mutex
 	others int                     // that are under way, or wait for a permit
@@ -38,10 +38,10 @@ func (t *turns) leave() {
 	t.last = time.Now()
 }
 
-// Spare returns a context for a transfer that nobody waits for: it takes a permit only if one is free.
-// The context ends as soon as another transfer with a disk begins, or waits for a permit. An error,
-// which matches context.Canceled, says that there has been one within the time quiet, or that the
-// pool of permits has waiters, which may be another engine's. end must be called.
+// Spare returns a context for a transfer that nobody waits for: it takes a permit only if one is
+// free. The context ends as soon as another transfer with a disk begins, or waits for a permit. An
+// error, which matches context.Canceled, says that there has been one within the time quiet, or
+// that the pool of permits has waiters, which may be another engine's. end must be called.
 func (b *Builtin) Spare(ctx context.Context, quiet time.Duration) (_ context.Context, end func(), err error) {
 	if b.Permits.Stats().Waiting > 0 {
 		return nil, nil, errTurn

@@ -142,8 +142,8 @@ type Edge struct {
 	Bytes   int64  `json:"bytes"`
 	Copies  int64  `json:"copies"`        // of the batches, those that had a copy there
 	Unmoved int64  `json:"unmoved_bytes"` // of them: they are not in Bytes
-	// Ahead is what was moved before it was needed, or copied to a disk. Of it AheadUsed was used then,
-	// and AheadInVain never.
+	// Ahead is what was moved before it was needed, or copied to a disk. Of it AheadUsed was used
+	// then, and AheadInVain never.
 	Ahead       int64 `json:"ahead_bytes"`
 	AheadUsed   int64 `json:"ahead_used_bytes"`
 	AheadInVain int64 `json:"ahead_in_vain_bytes"`
