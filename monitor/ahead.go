@@ -78,7 +78,7 @@ func (m *Monitor) writeAhead(ctx context.Context, now time.Time) {
 func (m *Monitor) uncopied(i int) (job []Victim, seen coverage) {
 	s := m.spaces[i]
 	above := s.PressureBytes() - s.Stop()
-	if above <= 0 || !s.lower.has(tier.Disk) || m.isLost(s) {
+	if above <= 0 || !s.lower.Has(tier.Disk) || m.isLost(s) {
 		return nil, seen
 	}
 	seen = coverage{version: m.index.summary(i).version, above: above}
@@ -96,7 +96,7 @@ func (m *Monitor) uncopied(i int) (job []Victim, seen coverage) {
 			break
 		}
 		above -= v.Bytes
-		if !v.not.has(tier.Disk) && !m.onDisk(v) {
+		if !v.not.Has(tier.Disk) && !m.onDisk(v) {
 			job = append(job, v)
 		}
 	}
@@ -109,7 +109,7 @@ func (m *Monitor) uncopied(i int) (job []Victim, seen coverage) {
 // onDisk reports whether there is a copy of v on a disk.
 func (m *Monitor) onDisk(v Victim) bool {
 	for i, s := range m.spaces {
-		if s.Kind() == tier.Disk && v.copied.has(i) {
+		if s.Kind() == tier.Disk && v.copied.Has(i) {
 			return true
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 )
 
 // manyBatches is a world with n batches in GPU memory that is a tenth full.
@@ -58,7 +59,7 @@ func BenchmarkStepUnderPressure(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				s := w.mon.observe(w.mon.last, nil)
-				if d := decide(s); len(d.Moves) > 0 {
+				if d := decide.Decide(s); len(d.Moves) > 0 {
 					b.Fatal("there should be nothing to do")
 				}
 			}

@@ -4,108 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
 var gpu1 = tier.ID{Kind: tier.GPU, Ordinal: 1}
-
-// chosen is s with each choice waiting where room is made for it.
-func chosen(s snapshot) snapshot {
-	p := planStep(s)
-	s = cloneState(s)
-	s.Choices = nil
-	for i := range s.Spaces {
-		s.Spaces[i].Waiting = p.sp[i].waiting
-	}
-	return s
-}
-
-// TestChoices: room for a request that several spaces may serve is made in one of them.
-func TestChoices(t *testing.T) {
-	gpu2 := tier.ID{Kind: tier.GPU, Ordinal: 2}
-	ids := []tier.ID{gpu0, gpu1, gpu2, host0}
-	ten := []int64{10, 10, 10}
-	all := func(n int64) []want { return []want{{0, n}, {1, n}, {2, n}} }
-	for _, tt := range []struct {
-		name    string
-		state   []shape
-		choices [][]want
-		want    []int64 // where they wait
-	}{
-		{"one request", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{30, 0, 0, 0}},
-		{"what lacks least", []shape{{used: 79, victims: ten}, {used: 75, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"where something can leave", []shape{{used: 79}, {used: 79, victims: []int64{5}}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 0, 30, 0}},
-		{"where there is room", []shape{{used: 79, victims: ten}, {used: 70}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"where room is coming", []shape{{used: 79, victims: ten}, {used: 79, leaving: 10}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"one each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30), all(30), all(30)}, []int64{30, 30, 30, 0}},
-		{"beside one for one space", []shape{{used: 79, waiting: 30, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{all(30)}, []int64{30, 30, 0, 0}},
-		{"a need of its own in each", []shape{{used: 79, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}}, [][]want{{{0, 40}, {2, 30}}}, []int64{0, 0, 30, 0}},
-		{"what leaves for another is enough", []shape{{used: 100, victims: []int64{25}}, {used: 100, victims: ten}, {used: 100, victims: ten}, {}},
-			[][]want{all(10), all(10), all(5), all(5)}, []int64{25, 5, 0, 0}},
-		{"what leaves for a waiter is enough", []shape{{used: 100, victims: ten}, {used: 100, waiting: 1, victims: ten}, {used: 99, victims: ten}, {}},
-			[][]want{all(9)}, []int64{0, 10, 0, 0}},
-		{"what would leave has no place", []shape{{used: 100, waiting: 10, victims: []int64{25}}, {used: 100, victims: []int64{10}}, {used: 100, victims: []int64{5}}, {used: 85}},
-			[][]want{all(10)}, []int64{10, 10, 0, 0}},
-		{"bytes that linger are no room", []shape{{used: 79, retired: 10, lingering: 10, victims: ten}, {used: 78, victims: ten}, {used: 79, victims: []int64{5}}, {}},
-			[][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"where some do not linger", []shape{{used: 79, retired: 10, lingering: 1, victims: ten}, {used: 79, victims: ten}, {used: 79, victims: ten}, {}},
-			[][]want{all(30)}, []int64{30, 0, 0, 0}},
-		{"at least they linger", []shape{{used: 79}, {used: 79, retired: 10, lingering: 10}, {used: 78}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-		{"nowhere", []shape{{used: 79}, {used: 78}, {used: 79}, {}}, [][]want{all(30)}, []int64{0, 30, 0, 0}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := build(ids, tt.state...)
-			s.Choices = tt.choices
-			for i, sp := range chosen(s).Spaces {
-				if sp.Waiting != tt.want[i] {
-					t.Errorf("%d bytes wait in %s, want %d", sp.Waiting, sp.ID, tt.want[i])
-				}
-			}
-		})
-	}
-}
-
-// TestChoicesAreNotStuckAvoidably: where room for a choice cannot be made, something can leave none
-// of its spaces.
-func TestChoicesAreNotStuckAvoidably(t *testing.T) {
-	stuck := 0
-	for seed := range testseed.Each(t, 20000) {
-		r := rand.New(rand.NewPCG(seed, 77))
-		s := randomState(r)
-		if len(s.Choices) == 0 {
-			continue
-		}
-		s.Choices = s.Choices[:1]
-		d := decide(s)
-		at := planStep(s).chosen[0]
-		if d.Held || !slices.ContainsFunc(d.Stuck, func(w shortage) bool { return w.Space == at && w.Reason == reasonDemand }) {
-			continue
-		}
-		stuck++
-		for _, w := range s.Choices[0] {
-			alone := cloneState(s)
-			alone.Choices = nil
-			alone.Spaces[w.Space].Waiting += w.Bytes
-			other := decide(alone)
-			if slices.ContainsFunc(other.Moves, func(c choice) bool { return c.From == w.Space && w.Space != at && c.Reason == reasonDemand }) {
-				t.Errorf("seed %d: it is stuck in %s, but something could leave %s: %s\n%+v", seed, s.Spaces[at].ID, s.Spaces[w.Space].ID, other.text(s), s)
-				break
-			}
-		}
-	}
-	if stuck == 0 {
-		t.Error("no choice was stuck: the test shows nothing")
-	}
-}
 
 // TestChoiceIsServed: a request for any GPU is served where room can be made, whatever keeps
 // the others.

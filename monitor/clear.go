@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -74,10 +75,10 @@ func (c *clearing) move(ctx context.Context, v Victim) bool {
 		}
 	}()
 	for _, to := range c.targets {
-		if not.has(to.Kind()) || to.Lost() != nil || c.failures[to.ID()] >= giveUp {
+		if not.Has(to.Kind()) || to.Lost() != nil || c.failures[to.ID()] >= giveUp {
 			continue
 		}
-		err := m.move(ctx, v, c.from.ID(), to.ID(), reasonDemand)
+		err := m.move(ctx, v, c.from.ID(), to.ID(), decide.Demand)
 		kind := kindOf(err, to.ID())
 		m.stats.count(kind, v.Bytes)
 		switch kind {

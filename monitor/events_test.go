@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -80,7 +81,7 @@ func TestSlogEvents(t *testing.T) {
 			return a
 		},
 	})))
-	m := Move{Batch: 7, From: gpu0, To: host0, Bytes: 4096, Reason: reasonDemand}
+	m := Move{Batch: 7, From: gpu0, To: host0, Bytes: 4096, Reason: decide.Demand}
 	e.MoveBegun(m)
 	e.MoveEnded(m, time.Second, nil)
 	e.MoveEnded(m, time.Second, &tier.NoSpaceError{Space: host0})
@@ -97,8 +98,8 @@ func TestSlogEvents(t *testing.T) {
 	e.Pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
 	e.Pressure(Pressure{Space: disk0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
 	e.Pressure(Pressure{Space: host0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.Stuck(Stuck{Space: gpu0, Reason: reasonDemand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
-	e.Stuck(Stuck{Space: gpu0, Reason: reasonTrigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
+	e.Stuck(Stuck{Space: gpu0, Reason: decide.Demand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
+	e.Stuck(Stuck{Space: gpu0, Reason: decide.Trigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
 	e.Refused(Refused{Waiters: 2, Spaces: []tier.ID{disk0, gpu0}})
 	const want = `level=DEBUG msg="spillway: a move begins" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand
 level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -44,12 +45,12 @@ func (e *edge) fail(now time.Time, period time.Duration) {
 
 func (e *edge) broken() bool { return e.failures >= giveUp }
 
-func (e *edge) state(to int, now time.Time, perEdge int) edgeState {
+func (e *edge) state(to int, now time.Time, perEdge int) decide.Edge {
 	joint := jointly
 	if e.failures > 0 {
-		perEdge, joint = 1, load{} // one try shows whether it works again
+		perEdge, joint = 1, decide.Load{} // one try shows whether it works again
 	}
-	return edgeState{
+	return decide.Edge{
 		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay), Joint: joint,
 		Blocked: now.Before(e.until), Broken: e.broken(),
 	}
@@ -57,7 +58,7 @@ func (e *edge) state(to int, now time.Time, perEdge int) edgeState {
 
 // jointly is what one executor moves at most: several, because to decide on a
 // move and to wait for its end takes longer than to move 4 KiB.
-var jointly = load{batches: 64, bytes: 4 << 20}
+var jointly = decide.Load{Batches: 64, Bytes: 4 << 20}
 
 // jointlyFor is after which time an executor takes no other batch. So a slow disk does not keep the
 // batches that it would move next from being moved elsewhere.
@@ -74,7 +75,7 @@ type fault struct {
 	back     bool // it is a victim, and only its failures are remembered
 
 	own  [tier.Disk + 1]refused // conversions, by the tier that they were for
-	not  kinds                  // the tiers of own whose pause is not over
+	not  decide.Kinds           // the tiers of own whose pause is not over
 	why  error                  // of the last of own; nil if there was none
 	told bool                   // an Unmovable was sent
 }
@@ -104,7 +105,7 @@ func (f *fault) hopeful(e *entry) bool {
 		return true
 	}
 	for k, r := range f.own {
-		if e.not.has(tier.Kind(k)) && r.failures < giveUp {
+		if e.not.Has(tier.Kind(k)) && r.failures < giveUp {
 			return true
 		}
 	}
@@ -113,7 +114,7 @@ func (f *fault) hopeful(e *entry) bool {
 
 // refused notes a failed conversion for a tier, of those in lower, and reports whether there is
 // none left to convert the batch for.
-func (f *fault) refused(to tier.Kind, lower kinds, now time.Time, period time.Duration, why error) (all bool) {
+func (f *fault) refused(to tier.Kind, lower decide.Kinds, now time.Time, period time.Duration, why error) (all bool) {
 	r := &f.own[to]
 	r.failures++
 	r.until = now.Add(period << min(r.failures, unmovableMax))
@@ -123,10 +124,10 @@ func (f *fault) refused(to tier.Kind, lower kinds, now time.Time, period time.Du
 	}
 	f.until, f.failures, f.edge = r.until, r.failures, nil
 	for k, r := range f.own {
-		if f.not.has(tier.Kind(k)) && r.until.Before(f.until) {
+		if f.not.Has(tier.Kind(k)) && r.until.Before(f.until) {
 			f.until = r.until
 		}
-		if f.not.has(tier.Kind(k)) {
+		if f.not.Has(tier.Kind(k)) {
 			f.failures = min(f.failures, r.failures)
 		}
 	}
@@ -134,10 +135,10 @@ func (f *fault) refused(to tier.Kind, lower kinds, now time.Time, period time.Du
 }
 
 // pausing returns the tiers that the batch is not to be converted for now.
-func (f *fault) pausing(now time.Time) (not kinds) {
+func (f *fault) pausing(now time.Time) (not decide.Kinds) {
 	for k, r := range f.own {
 		if now.Before(r.until) {
-			not = not.with(tier.Kind(k))
+			not = not.With(tier.Kind(k))
 		}
 	}
 	return not
@@ -161,7 +162,7 @@ func (f *fault) due() time.Time {
 		due = f.until
 	}
 	for k, r := range f.own {
-		if f.not.has(tier.Kind(k)) && r.until.Before(due) {
+		if f.not.Has(tier.Kind(k)) && r.until.Before(due) {
 			due = r.until
 		}
 	}
@@ -170,7 +171,7 @@ func (f *fault) due() time.Time {
 
 // fault records what went wrong with the batch of r. It returns the tiers that the batch is not to
 // be converted for, and whether it is skipped for a while.
-func (m *Monitor) fault(r result, kind outcome, now time.Time) (not kinds, aside bool) {
+func (m *Monitor) fault(r result, kind outcome, now time.Time) (not decide.Kinds, aside bool) {
 	m.index.mu.Lock()
 	f, tell := m.faultLocked(r, kind, now)
 	not, aside = f.not, !f.back

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -119,11 +120,11 @@ func TestExecutorGivesBack(t *testing.T) {
 				return nil
 			}
 			var all []*batch.Batch
-			var moves []choice
+			var moves []decide.Move
 			for i := range 4 {
 				b := w.put(gpu0, kib, seq(i))
 				all = append(all, b)
-				moves = append(moves, choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, To: 1, Reason: reasonTrigger})
+				moves = append(moves, w.chosen(b, decide.Trigger))
 			}
 			if w.mon.begin(t.Context(), moves) {
 				t.Fatal("the moves are outdated")
@@ -148,6 +149,12 @@ func TestExecutorGivesBack(t *testing.T) {
 	}
 }
 
+// chosen is a move of a batch of a KiB to the second space, as a step decides on it.
+func (w *world) chosen(b *batch.Batch, reason string) decide.Move {
+	w.mon.shortlist = append(w.mon.shortlist, Victim{Batch: b, ID: b.ID(), Bytes: kib})
+	return decide.Move{Victim: decide.Victim{N: len(w.mon.shortlist) - 1, Bytes: kib}, To: 1, Reason: reason}
+}
+
 // TestExecutorLooksAgain: a batch that an executor has yet to move stays where it is if it was
 // moved meanwhile, or has a subscriber.
 func TestExecutorLooksAgain(t *testing.T) {
@@ -157,7 +164,7 @@ func TestExecutorLooksAgain(t *testing.T) {
 		place tier.ID
 	}{
 		{"moved", func(t *testing.T, w *world, b *batch.Batch) {
-			if err := (&slowMover{w: w}).Relieve(t.Context(), b, disk0, reasonDemand); err != nil {
+			if err := (&slowMover{w: w}).Relieve(t.Context(), b, disk0, decide.Demand); err != nil {
 				t.Error(err)
 			}
 		}, disk0},
@@ -174,10 +181,7 @@ func TestExecutorLooksAgain(t *testing.T) {
 				}
 				return nil
 			}
-			w.mon.begin(t.Context(), []choice{
-				{Victim: Victim{Batch: first, ID: first.ID(), Bytes: kib}, To: 1, Reason: reasonDemand},
-				{Victim: Victim{Batch: second, ID: second.ID(), Bytes: kib}, To: 1, Reason: reasonDemand},
-			})
+			w.mon.begin(t.Context(), []decide.Move{w.chosen(first, decide.Demand), w.chosen(second, decide.Demand)})
 			w.mon.executors.Wait()
 			w.mon.drain()
 			if at := second.Info().Space; at != c.place || w.mon.Stats().Moves != 1 {

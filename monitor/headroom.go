@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -19,8 +20,8 @@ func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	if n == 0 {
 		return 0
 	}
-	at := spaceState{Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i), Arriving: m.cfg.Reservations.Inside().Arriving(id), Headroom: n}
-	return at.keep(need)
+	at := decide.Space{Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i), Arriving: m.cfg.Reservations.Inside().Arriving(id), Headroom: n}
+	return at.Keep(need)
 }
 
 // headroom returns what the largest batch of the other spaces would take in s, of those that take

@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -42,12 +43,12 @@ type entry struct {
 	id   batch.ID
 	told uint64 // version of the batch that the facts are of
 	facts
-	aside bool   // a move of it is under way, or failed a moment ago
-	kept  bool   // skipped after a failure, until its form is no longer that which failed
-	named bool   // it is the first of its id
-	not   kinds  // the tiers that it cannot be converted for in this form
-	keyed uint32 // in which block of byKey it is; 0 for none
-	sized uint32 // of bySize
+	aside bool         // a move of it is under way, or failed a moment ago
+	kept  bool         // skipped after a failure, until its form is no longer that which failed
+	named bool         // it is the first of its id
+	not   decide.Kinds // the tiers that it cannot be converted for in this form
+	keyed uint32       // in which block of byKey it is; 0 for none
+	sized uint32       // of bySize
 }
 
 // apart is what is known of few entries beyond that.
@@ -55,12 +56,6 @@ type apart struct {
 	key  Key               // of a victim that is aside: byKey does not have it
 	form batch.PayloadType // that failed, where kept or not says so
 }
-
-// kinds is a set of tiers.
-type kinds uint8
-
-func (s kinds) has(k tier.Kind) bool   { return s&(1<<k) != 0 }
-func (s kinds) with(k tier.Kind) kinds { return s | 1<<k }
 
 // byKind has a number of bytes for each tier.
 type byKind [tier.Disk + 1]int64
@@ -429,12 +424,12 @@ func (x *index) keepAsideLocked(b *batch.Batch, form batch.PayloadType) {
 
 // excludeLocked keeps b out of some tiers until they are allowed again or it has another form,
 // size or place.
-func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not kinds) {
+func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not decide.Kinds) {
 	x.changeLocked(b, func(e *entry, failed *batch.PayloadType) { e.not, *failed = not, form })
 }
 
 // allowLocked ends the exclusion of b from all tiers but those in not.
-func (x *index) allowLocked(b *batch.Batch, not kinds) {
+func (x *index) allowLocked(b *batch.Batch, not decide.Kinds) {
 	x.changeLocked(b, func(e *entry, _ *batch.PayloadType) { e.not &= not })
 }
 
@@ -475,10 +470,10 @@ func (x *index) smallestLocked(place int) (bytes byKind) {
 	for n := range x.mu.spaces[place].bySize.All() {
 		e := x.mu.entries.At(n)
 		open = slices.DeleteFunc(open, func(k tier.Kind) bool {
-			if !e.not.has(k) {
+			if !e.not.Has(k) {
 				bytes[k] = e.bytes
 			}
-			return !e.not.has(k)
+			return !e.not.Has(k)
 		})
 		if len(open) == 0 {
 			break
@@ -571,7 +566,7 @@ func (x *index) victimLocked(n uint32, key Key) Victim {
 // fits reports whether a tier that e may go to has room for it.
 func (e *entry) fits(room byKind) bool {
 	for _, k := range tier.Kinds() {
-		if e.bytes <= room[k] && !e.not.has(k) {
+		if e.bytes <= room[k] && !e.not.Has(k) {
 			return true
 		}
 	}

@@ -11,52 +11,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLingeringChoicesShareWhatLeaves: eight requests for any GPU lack 1 byte each, or what those
-// before them lack. One batch of 25 bytes is enough for all, also where a byte lingers in each GPU.
-func TestLingeringChoicesShareWhatLeaves(t *testing.T) {
-	for _, lingering := range []int64{0, 1} {
-		var ids []tier.ID
-		var shapes []shape
-		var any []want
-		for i := range 8 {
-			ids = append(ids, tier.ID{Kind: tier.GPU, Ordinal: i})
-			shapes = append(shapes, shape{used: 79, limit: 79, retired: lingering, lingering: lingering, victims: []int64{25, 25, 25}})
-			any = append(any, want{i, 2})
-		}
-		s := build(append(ids, host0), append(shapes, shape{limit: 10000})...)
-		for range 8 {
-			s.Choices = append(s.Choices, any)
-		}
-		moved := int64(0)
-		for _, m := range planStep(s).out.Moves {
-			moved += m.Victim.Bytes
-		}
-		if moved > 25 {
-			t.Errorf("with %d bytes that linger in each GPU %d bytes leave for eight requests of 2, want 25", lingering, moved)
-		}
-	}
-}
-
-// TestAByteLingers: a GPU in which one of 10 retired bytes lingers, and a small batch leaving is
-// enough, is better than one that must move much more.
-func TestAByteLingers(t *testing.T) {
-	s := build([]tier.ID{gpu0, gpu1, host0},
-		shape{used: 99, retired: 1, lingering: 1, victims: []int64{5, 5}},
-		shape{used: 100, victims: []int64{30, 30, 30}},
-		shape{limit: 10000})
-	for i := range s.Spaces[:2] {
-		s.Spaces[i].Trigger = 101
-	}
-	s.Choices = [][]want{{{0, 5}, {1, 5}}}
-	moved := int64(0)
-	for _, m := range planStep(s).out.Moves {
-		moved += m.Victim.Bytes
-	}
-	if moved > 5 {
-		t.Errorf("%d bytes leave, and 5 are enough", moved)
-	}
-}
-
 // TestWorldSharesWhatLeaves is TestChoicesShareWhatLeaves where a KiB that was freed lingers in
 // each GPU.
 func TestWorldSharesWhatLeaves(t *testing.T) {
@@ -224,18 +178,4 @@ func TestChoiceLeavesASlowDevice(t *testing.T) {
 		settle(time.Hour)
 		w.end(all...)
 	})
-}
-
-// TestVictimPassesALingeringHost: a victim does not wait for bytes that linger in host memory where
-// a disk has room.
-func TestVictimPassesALingeringHost(t *testing.T) {
-	s := build([]tier.ID{gpu0, host0, disk0},
-		shape{used: 100, waiting: 10, victims: []int64{10, 10}},
-		shape{used: 100, retired: 20, lingering: 20},
-		shape{limit: 10000})
-	s.Spaces[0].Trigger, s.Spaces[1].Trigger = 101, 101
-	d := planStep(s).out
-	if len(d.Moves) == 0 {
-		t.Errorf("nothing moves: %s", d.text(s))
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"runtime/pprof"
 	"slices"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -163,7 +163,7 @@ func New(cfg Config) (*Monitor, error) {
 	for _, s := range m.spaces {
 		for _, to := range s.below(cfg.Reservations.Spaces(), nil) {
 			s.edges[m.byID[to.ID()]] = &edge{}
-			s.lower = s.lower.with(to.Kind())
+			s.lower = s.lower.With(to.Kind())
 			edges++
 		}
 	}
@@ -338,7 +338,7 @@ func (m *Monitor) step(ctx context.Context) {
 	var long []int
 	for try := 0; ; {
 		state := m.observe(now, long)
-		d := decide(state)
+		d := decide.Decide(state)
 		if len(d.Cut) > 0 {
 			long = append(long, d.Cut...)
 			continue
@@ -362,7 +362,7 @@ func (m *Monitor) step(ctx context.Context) {
 // dropSharing frees copies that keep shared memory in use where the victims of a space with
 // waiters, or of a slower one, find no room: as many as one of them needs. It reports whether there
 // is more room now.
-func (m *Monitor) dropSharing(state snapshot) (freed bool) {
+func (m *Monitor) dropSharing(state decide.Snapshot) (freed bool) {
 	first := len(m.spaces) // with waiters
 	for _, d := range m.demand {
 		first = min(first, m.byID[d.Space])
@@ -370,31 +370,10 @@ func (m *Monitor) dropSharing(state snapshot) (freed bool) {
 	for i := first + 1; i < len(m.spaces); i++ {
 		s := m.spaces[i]
 		before := s.Used()
-		m.dropSharingOf(s, state.missing(first, i))
+		m.dropSharingOf(s, state.Missing(first, i))
 		freed = freed || s.Used() < before
 	}
 	return freed
-}
-
-// missing returns how many more bytes space to would need for the victim of the faster spaces, from
-// the first on, that needs least there; 0 or less if there is room for it, or none may go there.
-func (s *snapshot) missing(first, to int) (bytes int64) {
-	t := &s.Spaces[to]
-	least := int64(math.MaxInt64)
-	for _, sp := range s.Spaces[first:to] {
-		if !slices.ContainsFunc(sp.Down, func(e edgeState) bool { return e.To == to }) {
-			continue
-		}
-		for _, v := range sp.Victims {
-			if need := t.charge(v.Bytes); !v.not.has(t.ID.Kind) {
-				least = min(least, need+t.keep(need))
-			}
-		}
-	}
-	if least == math.MaxInt64 {
-		return 0
-	}
-	return least - t.unrefused(t.room())
 }
 
 // dropSharingOf frees copies of one space that keep shared memory in use, until bytes are free.
@@ -435,14 +414,15 @@ func (m *Monitor) rest() {
 }
 
 // begin starts moves. It returns whether one was not possible any more.
-func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
+func (m *Monitor) begin(ctx context.Context, moves []decide.Move) (outdated bool) {
 	var jobs [][]choice
 	type executor struct {
 		edge *edge
 		slot int
 	}
 	at := make(map[executor]int, 2) // their jobs
-	for _, c := range moves {
+	for _, move := range moves {
+		c := choice{m.shortlist[move.Victim.N], move.From, move.To, move.Reason}
 		b := c.Victim.Batch
 		from, to := m.spaces[c.From], m.spaces[c.To]
 		e := from.edges[c.To]
@@ -455,12 +435,12 @@ func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
 		from.leaving += c.Victim.Bytes
 		from.moving++
 		to.moving++
-		if i, ok := at[executor{e, c.Slot}]; ok {
+		if i, ok := at[executor{e, move.Slot}]; ok {
 			jobs[i] = append(jobs[i], c)
 			continue
 		}
 		e.underWay++
-		at[executor{e, c.Slot}] = len(jobs)
+		at[executor{e, move.Slot}] = len(jobs)
 		jobs = append(jobs, []choice{c})
 	}
 	for _, job := range jobs {
@@ -468,6 +448,13 @@ func (m *Monitor) begin(ctx context.Context, moves []choice) (outdated bool) {
 		go m.execute(ctx, job)
 	}
 	return outdated
+}
+
+// choice is a move that was decided on.
+type choice struct {
+	Victim   Victim
+	From, To int // indexes in Monitor.spaces
+	Reason   string
 }
 
 // result is the end of a move.
@@ -502,7 +489,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 // wanted reports whether there are waiters still for what c makes room for: in its space or in one
 // that is as fast, or faster. It takes each move on account of the trigger for wanted.
 func (m *Monitor) wanted(c choice) bool {
-	return c.Reason != reasonDemand || slices.ContainsFunc(m.cfg.Reservations.Demand(nil), func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From })
+	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Demand(nil), func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From })
 }
 
 // canLeave reports whether a batch may still be moved out of a space.

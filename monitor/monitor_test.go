@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -82,7 +83,7 @@ func TestTrigger(t *testing.T) {
 			}
 			w.mustBeRelieved(gpu0)
 			for _, m := range w.ended {
-				if m.Reason != reasonTrigger || m.From != gpu0 || m.To != host0 {
+				if m.Reason != decide.Trigger || m.From != gpu0 || m.To != host0 {
 					t.Errorf("a move %+v", m)
 				}
 			}
@@ -205,7 +206,7 @@ func TestDemand(t *testing.T) {
 			t.Errorf("%d bytes were moved, want %d", got, 15*kib)
 		}
 		for _, m := range w.ended {
-			if m.Reason != reasonDemand {
+			if m.Reason != decide.Demand {
 				t.Errorf("a move %+v", m)
 			}
 		}

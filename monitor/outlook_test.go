@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,37 +9,6 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
-
-func TestNewOutlook(t *testing.T) {
-	two := []tier.ID{gpu0, disk0}
-	victims := []int64{10}
-	for _, tt := range []struct {
-		name string
-		sp   spaceState
-		d    decision
-		want []bool
-	}{
-		{"nothing", spaceState{}, decision{}, []bool{false, false}},
-		{"a move was chosen", spaceState{}, decision{Moves: []choice{{From: 0, To: 1}}}, []bool{true, false}},
-		{"a move is under way", spaceState{Moving: 1}, decision{}, []bool{true, false}},
-		{"a batch is leaving", spaceState{Leaving: 1}, decision{}, []bool{true, false}},
-		{"the device holds some", spaceState{Retired: 1}, decision{}, []bool{true, false}},
-		{"a batch was set aside", spaceState{Aside: 1}, decision{}, []bool{true, false}},
-		{"held back, and nothing moves", spaceState{}, decision{Held: true}, []bool{false, false}},
-		{"held back until something has moved", spaceState{}, decision{Held: true, Moves: []choice{{From: 1}}}, []bool{true, true}},
-	} {
-		s := build(two, shape{victims: victims}, shape{})
-		tt.sp.Victims = s.Spaces[0].Victims
-		s.Spaces[0] = tt.sp
-		var got []bool
-		for _, p := range newOutlook(s, tt.d) {
-			got = append(got, p.relief)
-		}
-		if !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
-		}
-	}
-}
 
 // owned is a task of these tests.
 type owned struct {

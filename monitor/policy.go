@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 )
 
 // Key places a batch in the order of victims. Keys are compared word by word;
@@ -35,15 +36,9 @@ type Victim struct {
 	// it has a copy in a slower space.
 	Down, Up time.Duration
 
-	not    kinds  // the tiers that it cannot be converted for
-	copied places // the spaces that have a copy of it
+	not    decide.Kinds  // the tiers that it cannot be converted for
+	copied decide.Places // the spaces that have a copy of it
 }
-
-// places is a set of spaces, by their place in a snapshot; those from 64 on are in none.
-type places uint64
-
-func (s places) has(i int) bool    { return s&(1<<i) != 0 }
-func (s places) with(i int) places { return s | 1<<i }
 
 // Policy says which batches go down first. Its methods must be pure: the same
 // arguments give the same result, nothing is kept and nothing is waited for.

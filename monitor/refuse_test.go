@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -334,7 +335,7 @@ func TestStuckIsToldOnce(t *testing.T) {
 		settle(time.Minute)
 		var mine []Stuck
 		for _, s := range w.stuck {
-			if s.Space == gpu0 && s.Reason == reasonDemand {
+			if s.Space == gpu0 && s.Reason == decide.Demand {
 				mine = append(mine, s)
 			}
 		}
@@ -373,7 +374,7 @@ func TestStuckIsToldOnce(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		out := w.reserve(ctx, gpu0, 8*kib)
 		settle(time.Minute)
-		i := slices.IndexFunc(w.stuck, func(s Stuck) bool { return s.Space == gpu0 && s.Reason == reasonDemand })
+		i := slices.IndexFunc(w.stuck, func(s Stuck) bool { return s.Space == gpu0 && s.Reason == decide.Demand })
 		if i < 0 || w.stuck[i].Resting != 0 || strings.Contains(log.String(), "need=8192") {
 			t.Errorf("stuck: %+v\n%s", w.stuck, log)
 		}

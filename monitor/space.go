@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -24,7 +25,7 @@ type space struct {
 	freeing  chan struct{} // has what frees copies of the space; see dropSharingOf
 
 	edges   map[int]*edge // by the index of the target
-	lower   kinds         // of the targets
+	lower   decide.Kinds  // of the targets
 	leaving int64
 	moving  int
 	foreign int64
@@ -176,8 +177,8 @@ func (m *Monitor) isLost(s *space) bool {
 //
 // Shortlists are as long as what is needed asks for. Those of the spaces in long, and of policies
 // that may rearrange them, have shortlistMax.
-func (m *Monitor) observe(now time.Time, long []int) snapshot {
-	state := snapshot{Spaces: make([]spaceState, len(m.spaces))}
+func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
+	state := decide.Snapshot{Spaces: make([]decide.Space, len(m.spaces))}
 	aside := m.aside()
 	for i, s := range m.spaces {
 		unsure := s.Inside().Unsure() // first: they were retired before
@@ -185,10 +186,10 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 		retired := max(0, u.Retired-unsure)
 		sp := &state.Spaces[i]
 		if m.isLost(s) { // no room, no need, and no way down
-			*sp = spaceState{ID: s.ID(), Moving: s.moving}
+			*sp = decide.Space{ID: s.ID(), Moving: s.moving}
 			continue
 		}
-		*sp = spaceState{
+		*sp = decide.Space{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
 			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
@@ -209,10 +210,10 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 		}
 	}
 	for _, c := range m.choices {
-		var of []want
+		var of []decide.Want
 		for _, d := range c {
 			i := m.byID[d.Space]
-			of = append(of, want{i, d.Bytes + d.Headroom})
+			of = append(of, decide.Want{Space: i, Bytes: d.Bytes + d.Headroom})
 			state.Spaces[i].Wanted += min(d.Bytes+d.Headroom, math.MaxInt64-state.Spaces[i].Wanted)
 		}
 		state.Choices = append(state.Choices, of)
@@ -223,14 +224,14 @@ func (m *Monitor) observe(now time.Time, long []int) snapshot {
 
 // observeBatches adds what the index knows. Shortlists are only made if something may be needed of
 // the space: it needs room, or a faster space does.
-func (m *Monitor) observeBatches(state *snapshot, long []int) {
+func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 	m.shortlist = m.shortlist[:0]
 	wanted, lacking := false, false
 	for i, s := range m.spaces {
 		sp := &state.Spaces[i]
 		sum := m.index.summary(i)
-		lacking = lacking || sp.Waiting > 0 || sp.Wanted > 0 || sp.room() < 0
-		wanted = wanted || lacking || sp.over() > 0
+		lacking = lacking || sp.Waiting > 0 || sp.Wanted > 0 || sp.Room() < 0
+		wanted = wanted || lacking || sp.Over() > 0
 		late, before := s.linger.note(s.Space, m.last, m.cfg.Period, lacking)
 		unsure := s.Inside().Unsure()
 		sp.Late, sp.Lingering = min(sp.Retired, max(0, late-unsure)), min(sp.Retired, max(0, before-unsure))
@@ -238,11 +239,13 @@ func (m *Monitor) observeBatches(state *snapshot, long []int) {
 			var fit byKind
 			for _, e := range sp.Down {
 				to := &state.Spaces[e.To]
-				fit[to.ID.Kind] = max(fit[to.ID.Kind], to.room()-to.keep(0))
+				fit[to.ID.Kind] = max(fit[to.ID.Kind], to.Room()-to.Keep(0))
 			}
 			begin := len(m.shortlist)
 			m.shortlist, sp.More = m.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
-			sp.Victims = m.shortlist[begin:len(m.shortlist):len(m.shortlist)]
+			for n, v := range m.shortlist[begin:] {
+				sp.Victims = append(sp.Victims, decide.Victim{N: begin + n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied})
+			}
 		}
 		sp.Rest = sum.rest
 		for j := range sp.Down {
@@ -266,7 +269,7 @@ func (m *Monitor) victims(dst []Victim, i int, fit byKind, limit int) ([]Victim,
 	if slices.ContainsFunc(targets, func(to *tier.Space) bool { return to.Inside().Cached() > 0 }) {
 		for k := range list {
 			v := &list[k]
-			v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.with(m.byID[p.Space().ID()]) })
+			v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
 		}
 	}
 	if _, plain := m.cfg.Policy.(ordered); !plain {
@@ -283,8 +286,8 @@ func (m *Monitor) weigh(from tier.ID, targets []*tier.Space, list []Victim) {
 		v := &list[k]
 		for _, to := range targets {
 			id := to.ID()
-			copied := v.copied.has(m.byID[id])
-			if copied || v.Up == 0 && !v.not.has(id.Kind) {
+			copied := v.copied.Has(m.byID[id])
+			if copied || v.Up == 0 && !v.not.Has(id.Kind) {
 				v.Down, v.Up = m.takes(from, id, v.Bytes), m.takes(id, from, v.Bytes)
 			}
 			if copied {
@@ -317,13 +320,13 @@ func (m *Monitor) takes(from, to tier.ID, bytes int64) time.Duration {
 
 // enough returns how many victims a shortlist should have, of batches as large as they are on
 // average.
-func (m *Monitor) enough(sp *spaceState, of summary, long bool) int {
+func (m *Monitor) enough(sp *decide.Space, of summary, long bool) int {
 	_, plain := m.cfg.Policy.(ordered)
 	_, aware := m.cfg.Policy.(costAware)
 	if long || !plain && !aware {
 		return shortlistMax
 	}
-	need := max(0, sp.Waiting-sp.room(), sp.Wanted-sp.room(), 2*sp.over())
+	need := max(0, sp.Waiting-sp.Room(), sp.Wanted-sp.Room(), 2*sp.Over())
 	return min(shortlistMax, fewVictims+int(min(shortlistMax, need/max(1, of.bytes/int64(max(1, of.count))))))
 }
 
@@ -346,9 +349,9 @@ func (m *Monitor) tellPressure(i int, above bool) {
 // reportStuck reports once that a space is stuck, when it has been so for a period: a shorter time
 // is only two steps that followed each other closely. It reports it again if work in progress was
 // to free room then, and the batches at rest are not in use now.
-func (m *Monitor) reportStuck(now time.Time, state snapshot, stuck []shortage) {
+func (m *Monitor) reportStuck(now time.Time, state decide.Snapshot, stuck []decide.Shortage) {
 	for i, s := range m.spaces {
-		at := slices.IndexFunc(stuck, func(w shortage) bool { return w.Space == i })
+		at := slices.IndexFunc(stuck, func(w decide.Shortage) bool { return w.Space == i })
 		if at < 0 {
 			s.stuckSince, s.stuckFor, s.stuckIdle = time.Time{}, "", false
 			continue
@@ -358,11 +361,11 @@ func (m *Monitor) reportStuck(now time.Time, state snapshot, stuck []shortage) {
 			s.stuckSince = now
 		}
 		resting := m.index.summary(i).idle
-		told := (s.stuckFor == w.Reason || s.stuckFor == reasonDemand) && (s.stuckIdle || resting == 0)
+		told := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || resting == 0)
 		if told || now.Sub(s.stuckSince) < m.cfg.Period {
 			continue
 		}
-		if s.stuckFor != reasonDemand {
+		if s.stuckFor != decide.Demand {
 			s.stuckFor = w.Reason
 		}
 		s.stuckIdle = s.stuckIdle || resting > 0
@@ -377,7 +380,7 @@ func (m *Monitor) reportStuck(now time.Time, state snapshot, stuck []shortage) {
 		}
 		for _, e := range sp.Down {
 			to := &state.Spaces[e.To]
-			ev.Below = append(ev.Below, Room{Space: to.ID, Available: max(0, to.room())})
+			ev.Below = append(ev.Below, Room{Space: to.ID, Available: max(0, to.Room())})
 		}
 		m.events.stuck(ev)
 	}
@@ -388,13 +391,13 @@ const refuseHint = "batches at rest fill it, and no slower tier has room for the
 
 // whyRefused returns refuseHint, or, where moves out of the full spaces fail, why: then
 // larger tiers would not help, and what is wrong is known here alone.
-func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
+func (m *Monitor) whyRefused(state decide.Snapshot, full []tier.ID) string {
 	for i, s := range m.spaces {
 		if !slices.Contains(full, s.ID()) {
 			continue
 		}
 		cannot := m.cannotMove(i)
-		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, func(e edgeState) bool { return e.Smallest > 0 }) {
+		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, func(e decide.Edge) bool { return e.Smallest > 0 }) {
 			return "all that is left there at rest cannot be moved: " + cannot + ": register a converter, or consume or drop them"
 		}
 		if cannot != "" {
@@ -423,17 +426,17 @@ func (m *Monitor) whyRefused(state snapshot, full []tier.ID) string {
 // sign of life in these spaces, or in those below: no batch came, left or was used, and no move
 // succeeded. Where moves have failed meanwhile, and there is no other disk, it takes a period only:
 // a consumer cannot mend a disk. Then the headroom stays free for consumers.
-func (m *Monitor) refuse(now time.Time, state snapshot) {
-	if !slices.ContainsFunc(state.Spaces, func(sp spaceState) bool { return sp.Waiting > 0 || sp.Wanted > 0 }) {
+func (m *Monitor) refuse(now time.Time, state decide.Snapshot) {
+	if !slices.ContainsFunc(state.Spaces, func(sp decide.Space) bool { return sp.Waiting > 0 || sp.Wanted > 0 }) {
 		m.forgive()
 		return
 	}
-	full := fullForGood(state)
+	full := decide.FullForGood(state)
 	var forGood []tier.ID
 	early := make(map[tier.ID]bool)           // of those in forGood: before Config.StuckAfter
 	for i := len(m.spaces) - 1; i >= 0; i-- { // slower spaces first
 		s, sp := m.spaces[i], &state.Spaces[i]
-		if sp.held() || s.stillSince.IsZero() {
+		if sp.Held() || s.stillSince.IsZero() {
 			s.stillSince = now
 		}
 		since, broken, others := s.stillSince, false, false
@@ -486,26 +489,6 @@ type prospect struct {
 	version uint64 // of the index
 }
 
-// newOutlook reports of each space whether bytes may leave it without a release: they are on their
-// way already, a move was chosen, or a skipped batch will be tried again. A batch that is held back
-// until a slower space is relieved counts while anything moves at all.
-func newOutlook(s snapshot, d decision) outlook {
-	o := make(outlook, len(s.Spaces))
-	for _, c := range d.Moves {
-		o[c.From].relief = true
-	}
-	busy := len(d.Moves) > 0
-	for i := range s.Spaces {
-		sp := &s.Spaces[i]
-		o[i].relief = o[i].relief || sp.Moving > 0 || sp.coming() > 0 || sp.Aside > 0
-		busy = busy || o[i].relief
-	}
-	for i := range o {
-		o[i].relief = o[i].relief || d.Held && busy && len(s.Spaces[i].Victims) > 0
-	}
-	return o
-}
-
 // Movable reports whether bytes of a space with waiters may become free because batches move: a
 // reservation.Config needs that. It is false only if the last step found nothing, and no batch
 // there has changed since. Unknown spaces, lost ones, and all while Run is not running, have
@@ -520,10 +503,10 @@ func (m *Monitor) Movable(id tier.ID) bool {
 }
 
 // publish makes the step's result the outlook.
-func (m *Monitor) publish(s snapshot, d decision) {
-	o := newOutlook(s, d)
-	for i, sp := range m.spaces {
-		o[i].version = sp.version
+func (m *Monitor) publish(s decide.Snapshot, d decide.Decision) {
+	o := make(outlook, len(m.spaces))
+	for i, relief := range decide.Relief(s, d) {
+		o[i] = prospect{relief, m.spaces[i].version}
 	}
 	m.outlook.Store(&o)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -349,14 +350,14 @@ func TestUnmovableToATier(t *testing.T) {
 		tries := unmovableTo(w, tier.Host, 0)
 		b := w.put(gpu0, 4*kib, seq(1))
 		mv := result{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}, From: w.mon.byID[gpu0], To: w.mon.byID[host0]}, err: batch.ErrUnmovable}
-		if not, aside := w.mon.fault(mv, unmovable, time.Now()); not != kinds(0).with(tier.Host) || aside {
+		if not, aside := w.mon.fault(mv, unmovable, time.Now()); not != decide.Kinds(0).With(tier.Host) || aside {
 			t.Errorf("it is not to go to %b; aside %v", not, aside)
 		}
-		if err := w.mover.Relieve(t.Context(), b, disk0, reasonDemand); err != nil {
+		if err := w.mover.Relieve(t.Context(), b, disk0, decide.Demand); err != nil {
 			t.Fatal(err)
 		}
 		w.mover.heal()
-		if err := w.mover.Relieve(t.Context(), b, gpu0, reasonDemand); err != nil {
+		if err := w.mover.Relieve(t.Context(), b, gpu0, decide.Demand); err != nil {
 			t.Fatal(err)
 		}
 		v := w.shortlist(w.mon.byID[gpu0], inEach(0))

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/loss"
+	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -108,7 +109,7 @@ func (m *slowMover) heal() {
 }
 
 func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
-	if reason != reasonTrigger && reason != reasonDemand {
+	if reason != decide.Trigger && reason != decide.Demand {
 		return fmt.Errorf("the reason %q is unknown", reason)
 	}
 	info := b.Info()

@@ -47,6 +47,7 @@ var layout = []string{
 	"convert",
 	"convert/cdevice",
 	"repository",
+	"monitor/internal/decide",
 	"monitor",
 	".",
 	"test",

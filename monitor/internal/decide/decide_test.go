@@ -1,4 +1,4 @@
-package monitor
+package decide
 
 import (
 	"fmt"
@@ -8,9 +8,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
+)
+
+const kib = 1 << 10
+
+var (
+	gpu0  = tier.ID{Kind: tier.GPU}
+	gpu1  = tier.ID{Kind: tier.GPU, Ordinal: 1}
+	host0 = tier.ID{Kind: tier.Host}
+	disk0 = tier.ID{Kind: tier.Disk}
+	disk1 = tier.ID{Kind: tier.Disk, Ordinal: 1}
 )
 
 // shape writes a state in few words. Spaces have a limit of 100, a trigger of 80
@@ -26,11 +35,11 @@ type shape struct {
 	withheld                                 int64
 }
 
-func build(ids []tier.ID, shapes ...shape) snapshot {
-	var s snapshot
-	next := batch.ID(0)
+func build(ids []tier.ID, shapes ...shape) Snapshot {
+	var s Snapshot
+	next := 0
 	for i, sh := range shapes {
-		sp := spaceState{
+		sp := Space{
 			ID: ids[i], Limit: 100, Trigger: 80, Stop: 60, Used: sh.used, Waiting: sh.waiting, Retired: sh.retired,
 			Leaving: sh.leaving, Foreign: sh.foreign, Refused: sh.refused,
 			Withheld: sh.withheld, Late: sh.lingering, Lingering: sh.lingering,
@@ -42,7 +51,7 @@ func build(ids []tier.ID, shapes ...shape) snapshot {
 			if ids[j].Kind <= ids[i].Kind {
 				continue
 			}
-			e := edgeState{To: j, Free: 2}
+			e := Edge{To: j, Free: 2}
 			if n := len(sp.Down); n < len(sh.underWay) {
 				e.UnderWay, e.Free = sh.underWay[n], 2-sh.underWay[n]
 			}
@@ -53,17 +62,17 @@ func build(ids []tier.ID, shapes ...shape) snapshot {
 		}
 		for n, bytes := range sh.victims {
 			next++
-			sp.Victims = append(sp.Victims, Victim{ID: next, Bytes: bytes, Key: Key{sh.first + uint64(n)}})
+			sp.Victims = append(sp.Victims, Victim{N: next, Bytes: bytes, Key: [4]uint64{sh.first + uint64(n)}})
 		}
 		s.Spaces = append(s.Spaces, sp)
 	}
 	return s
 }
 
-func (d decision) text(s snapshot) string {
+func (d Decision) text(s Snapshot) string {
 	var out []string
 	for _, c := range d.Moves {
-		out = append(out, fmt.Sprintf("%d:%s>%s %s", c.Victim.ID, s.Spaces[c.From].ID, s.Spaces[c.To].ID, c.Reason))
+		out = append(out, fmt.Sprintf("%d:%s>%s %s", c.Victim.N, s.Spaces[c.From].ID, s.Spaces[c.To].ID, c.Reason))
 	}
 	for _, w := range d.Stuck {
 		out = append(out, fmt.Sprintf("stuck %s %d %s", s.Spaces[w.Space].ID, w.Bytes, w.Reason))
@@ -148,7 +157,7 @@ func TestStep(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := build(tt.ids, tt.state...)
-			got := decide(s).text(s)
+			got := Decide(s).text(s)
 			want := strings.TrimSuffix(tt.want, ", stuck")
 			if got != want {
 				t.Errorf("\n got %s\nwant %s", got, want)
@@ -158,7 +167,7 @@ func TestStep(t *testing.T) {
 }
 
 // randomState makes a state that could be, with room for everything strange.
-func randomState(r *rand.Rand) snapshot {
+func randomState(r *rand.Rand) Snapshot {
 	all := []tier.ID{gpu0, {Kind: tier.GPU, Ordinal: 1}, host0, {Kind: tier.Host, Ordinal: 1}, disk0, disk1}
 	var ids []tier.ID
 	for _, id := range all {
@@ -218,15 +227,15 @@ func randomState(r *rand.Rand) snapshot {
 		}
 		for j := range s.Spaces[i].Victims {
 			if r.IntN(8) == 0 {
-				s.Spaces[i].Victims[j].not = kinds(0).with([]tier.Kind{tier.Host, tier.Disk}[r.IntN(2)])
+				s.Spaces[i].Victims[j].Not = Kinds(0).With([]tier.Kind{tier.Host, tier.Disk}[r.IntN(2)])
 			}
 		}
 	}
 	for range r.IntN(4) {
-		var c []want
+		var c []Want
 		for i := range s.Spaces {
 			if r.IntN(2) == 0 {
-				c = append(c, want{i, 1 + r.Int64N(60)})
+				c = append(c, Want{i, 1 + r.Int64N(60)})
 			}
 		}
 		if len(c) > 1 {
@@ -236,7 +245,7 @@ func randomState(r *rand.Rand) snapshot {
 	return s
 }
 
-func cloneState(s snapshot) snapshot {
+func cloneState(s Snapshot) Snapshot {
 	s.Spaces = slices.Clone(s.Spaces)
 	for i := range s.Spaces {
 		s.Spaces[i].Down = slices.Clone(s.Spaces[i].Down)
@@ -246,7 +255,7 @@ func cloneState(s snapshot) snapshot {
 }
 
 // ownNeed is what a space needs, worked out another way than Step does.
-func ownNeed(sp *spaceState) int64 {
+func ownNeed(sp *Space) int64 {
 	need := int64(0)
 	going := sp.Leaving + sp.Retired
 	if limit := sp.Limit - sp.Withheld; sp.Waiting > 0 || sp.Used > limit && len(sp.Down) > 0 {
@@ -265,18 +274,18 @@ func TestStepProperties(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s := randomState(r)
 		before := cloneState(s)
-		d := decide(s)
+		d := Decide(s)
 		if !reflect.DeepEqual(s, before) {
 			t.Fatalf("seed %d: the state was changed", seed)
 		}
-		if again := decide(s); !reflect.DeepEqual(d, again) {
+		if again := Decide(s); !reflect.DeepEqual(d, again) {
 			t.Fatalf("seed %d: another outcome the second time", seed)
 		}
 		alone := chosen(s)
 		if err := checkDecision(alone, d); err != nil {
 			t.Fatalf("seed %d: %v\n%s\n%+v", seed, err, d.text(s), s)
 		}
-		if other := decide(alone); !reflect.DeepEqual(d, other) {
+		if other := Decide(alone); !reflect.DeepEqual(d, other) {
 			t.Fatalf("seed %d: with the choices made it decides %s, else %s\n%+v", seed, other.text(s), d.text(s), s)
 		}
 		runs, moves, stuck = runs+1, moves+len(d.Moves), stuck+len(d.Stuck)
@@ -289,33 +298,33 @@ func TestStepProperties(t *testing.T) {
 	}
 }
 
-func checkDecision(s snapshot, d decision) error {
+func checkDecision(s Snapshot, d Decision) error {
 	out, in, last := make([]int64, len(s.Spaces)), make([]int64, len(s.Spaces)), make([]int64, len(s.Spaces))
 	keep := make([]int64, len(s.Spaces))
 	used := make(map[[2]int]int)
-	seen := make(map[batch.ID]bool)
+	seen := make(map[int]bool)
 	for _, c := range d.Moves {
 		from := &s.Spaces[c.From]
-		if !slices.Contains(from.Victims, c.Victim) || seen[c.Victim.ID] {
-			return fmt.Errorf("batch %d is no victim of %s, or twice", c.Victim.ID, from.ID)
+		if !slices.Contains(from.Victims, c.Victim) || seen[c.Victim.N] {
+			return fmt.Errorf("batch %d is no victim of %s, or twice", c.Victim.N, from.ID)
 		}
-		seen[c.Victim.ID] = true
-		at := slices.IndexFunc(from.Down, func(e edgeState) bool { return e.To == c.To })
+		seen[c.Victim.N] = true
+		at := slices.IndexFunc(from.Down, func(e Edge) bool { return e.To == c.To })
 		if at < 0 || from.Down[at].Blocked {
 			return fmt.Errorf("there is no way from %s to %d", from.ID, c.To)
 		}
-		if c.Victim.not.has(s.Spaces[c.To].ID.Kind) {
-			return fmt.Errorf("batch %d goes to %s, for which it cannot be converted", c.Victim.ID, s.Spaces[c.To].ID)
+		if c.Victim.Not.Has(s.Spaces[c.To].ID.Kind) {
+			return fmt.Errorf("batch %d goes to %s, for which it cannot be converted", c.Victim.N, s.Spaces[c.To].ID)
 		}
 		if used[[2]int{c.From, c.To}]++; used[[2]int{c.From, c.To}] > from.Down[at].Free {
 			return fmt.Errorf("too many moves from %s to %s", from.ID, s.Spaces[c.To].ID)
 		}
 		if r := s.Spaces[c.To].Refused; r > 0 && c.Victim.Bytes >= r {
-			return fmt.Errorf("batch %d of %d bytes goes to where %d were refused", c.Victim.ID, c.Victim.Bytes, r)
+			return fmt.Errorf("batch %d of %d bytes goes to where %d were refused", c.Victim.N, c.Victim.Bytes, r)
 		}
 		out[c.From] += c.Victim.Bytes
 		last[c.From] = max(last[c.From], c.Victim.Bytes)
-		if k := s.Spaces[c.To].keep(c.Victim.Bytes); in[c.To] == 0 || k < keep[c.To] {
+		if k := s.Spaces[c.To].Keep(c.Victim.Bytes); in[c.To] == 0 || k < keep[c.To] {
 			keep[c.To] = k
 		}
 		in[c.To] += c.Victim.Bytes
@@ -341,7 +350,7 @@ func checkDecision(s snapshot, d decision) error {
 			}
 			upstream += need + largest
 			// Everything that is needed is done, on its way, waited for, or reported.
-			told := slices.ContainsFunc(d.Stuck, func(w shortage) bool { return w.Space == i })
+			told := slices.ContainsFunc(d.Stuck, func(w Shortage) bool { return w.Space == i })
 			idle := out[i] == 0 && sp.Leaving == 0 && sp.Retired == 0
 			urgent := sp.Waiting > 0 && need == min(sp.Waiting, sp.Limit)-(sp.Limit-sp.Withheld-sp.Used) || sp.Used+sp.Foreign >= sp.Trigger
 			if idle && urgent && !told && !d.Held && !busyBelow(sp) {
@@ -355,8 +364,8 @@ func checkDecision(s snapshot, d decision) error {
 	return nil
 }
 
-func busyBelow(sp *spaceState) bool {
-	return slices.ContainsFunc(sp.Down, func(e edgeState) bool { return e.Free == 0 })
+func busyBelow(sp *Space) bool {
+	return slices.ContainsFunc(sp.Down, func(e Edge) bool { return e.Free == 0 })
 }
 
 // Carrying out the decisions of Step must come to an end, with every need met or reported: each
@@ -370,18 +379,18 @@ func TestStepEnds(t *testing.T) {
 			sp.Used -= sp.Leaving + sp.Retired
 			sp.Leaving, sp.Retired, sp.Refused = 0, 0, 0
 			for j := range sp.Down {
-				sp.Down[j] = edgeState{To: sp.Down[j].To, Free: 2}
+				sp.Down[j] = Edge{To: sp.Down[j].To, Free: 2}
 			}
 		}
 		for step := 0; ; step++ {
-			d := decide(s)
+			d := Decide(s)
 			if len(d.Moves) == 0 {
 				if d.Held {
 					t.Fatalf("seed %d: something is held back and nothing moves\n%+v", seed, s)
 				}
 				for i := range s.Spaces {
 					sp := &s.Spaces[i]
-					told := slices.ContainsFunc(d.Stuck, func(w shortage) bool { return w.Space == i })
+					told := slices.ContainsFunc(d.Stuck, func(w Shortage) bool { return w.Space == i })
 					if need := ownNeed(sp); sp.Waiting > 0 && sp.Used+min(sp.Waiting, sp.Limit) > sp.Limit && !told {
 						t.Fatalf("seed %d: %s needs %d in the end and nobody says so\n%+v", seed, sp.ID, need, s)
 					}
@@ -393,12 +402,12 @@ func TestStepEnds(t *testing.T) {
 			}
 			for _, c := range d.Moves {
 				from, to := &s.Spaces[c.From], &s.Spaces[c.To]
-				from.Victims = slices.DeleteFunc(slices.Clone(from.Victims), func(v Victim) bool { return v.ID == c.Victim.ID })
+				from.Victims = slices.DeleteFunc(slices.Clone(from.Victims), func(v Victim) bool { return v.N == c.Victim.N })
 				from.Used -= c.Victim.Bytes
 				to.Used += c.Victim.Bytes
 				if len(to.Down) > 0 {
 					to.Victims = append(slices.Clone(to.Victims), c.Victim)
-					slices.SortFunc(to.Victims, func(a, b Victim) int { return a.Key.compare(b.Key) })
+					slices.SortFunc(to.Victims, func(a, b Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
 				}
 			}
 		}
@@ -436,15 +445,15 @@ func TestFull(t *testing.T) {
 		{"no batch is larger than nothing", space{used: 100, rest: 100}, at(50), true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var s snapshot
+			var s Snapshot
 			for i, sp := range []space{tt.gpu, tt.disk} {
-				s.Spaces = append(s.Spaces, spaceState{
+				s.Spaces = append(s.Spaces, Space{
 					ID: []tier.ID{gpu0, disk0}[i], Limit: 100, Used: sp.used, Rest: sp.rest, Base: sp.base,
 					Retired: sp.retired, Refused: sp.refused, Waiting: sp.waiting, Moving: sp.moving,
 				})
 			}
-			s.Spaces[0].Down = []edgeState{{To: 1, Free: 2, Broken: tt.gpu.broken, Smallest: tt.gpu.smallest}}
-			if full := fullForGood(s); full[0] != tt.wantG || full[1] != tt.wantD {
+			s.Spaces[0].Down = []Edge{{To: 1, Free: 2, Broken: tt.gpu.broken, Smallest: tt.gpu.smallest}}
+			if full := FullForGood(s); full[0] != tt.wantG || full[1] != tt.wantD {
 				t.Errorf("full is %v, want %v %v", full, tt.wantG, tt.wantD)
 			}
 		})
@@ -459,17 +468,17 @@ func TestShortShortlists(t *testing.T) {
 		s := randomState(r)
 		for i := range s.Spaces {
 			for j := range s.Spaces[i].Down {
-				s.Spaces[i].Down[j].Joint = load{batches: r.IntN(4), bytes: r.Int64N(60)}
+				s.Spaces[i].Down[j].Joint = Load{Batches: r.IntN(4), Bytes: r.Int64N(60)}
 			}
 		}
-		want := decide(s)
-		few := snapshot{slices.Clone(s.Spaces), s.Choices}
+		want := Decide(s)
+		few := Snapshot{slices.Clone(s.Spaces), s.Choices}
 		for i := range few.Spaces {
 			if v := few.Spaces[i].Victims; len(v) > 0 && r.IntN(3) > 0 {
 				few.Spaces[i].Victims, few.Spaces[i].More = v[:r.IntN(len(v))], true
 			}
 		}
-		got := decide(few)
+		got := Decide(few)
 		if len(got.Cut) > 0 {
 			cut++
 			continue
@@ -488,16 +497,43 @@ func TestShortShortlists(t *testing.T) {
 func TestSmallBatchesMoveJointly(t *testing.T) {
 	s := build([]tier.ID{gpu0, host0}, shape{used: 90, waiting: 80, victims: []int64{10, 10, 10, 10, 10, 10, 10}}, shape{})
 	for _, c := range []struct {
-		joint load
+		joint Load
 		want  []int
-	}{{load{}, []int{0, 1}}, {load{3, 25}, []int{0, 1, 0, 1}}, {load{3, 1000}, []int{0, 1, 0, 1, 0, 1}}} {
+	}{{Load{}, []int{0, 1}}, {Load{3, 25}, []int{0, 1, 0, 1}}, {Load{3, 1000}, []int{0, 1, 0, 1, 0, 1}}} {
 		s.Spaces[0].Down[0].Joint = c.joint
 		var slots []int
-		for _, c := range decide(s).Moves {
+		for _, c := range Decide(s).Moves {
 			slots = append(slots, c.Slot)
 		}
 		if !slices.Equal(slots, c.want) {
 			t.Errorf("%+v: the executors are %v, want %v", c.joint, slots, c.want)
+		}
+	}
+}
+
+func TestRelief(t *testing.T) {
+	two := []tier.ID{gpu0, disk0}
+	victims := []int64{10}
+	for _, tt := range []struct {
+		name string
+		sp   Space
+		d    Decision
+		want []bool
+	}{
+		{"nothing", Space{}, Decision{}, []bool{false, false}},
+		{"a move was chosen", Space{}, Decision{Moves: []Move{{From: 0, To: 1}}}, []bool{true, false}},
+		{"a move is under way", Space{Moving: 1}, Decision{}, []bool{true, false}},
+		{"a batch is leaving", Space{Leaving: 1}, Decision{}, []bool{true, false}},
+		{"the device holds some", Space{Retired: 1}, Decision{}, []bool{true, false}},
+		{"a batch was set aside", Space{Aside: 1}, Decision{}, []bool{true, false}},
+		{"held back, and nothing moves", Space{}, Decision{Held: true}, []bool{false, false}},
+		{"held back until something has moved", Space{}, Decision{Held: true, Moves: []Move{{From: 1}}}, []bool{true, true}},
+	} {
+		s := build(two, shape{victims: victims}, shape{})
+		tt.sp.Victims = s.Spaces[0].Victims
+		s.Spaces[0] = tt.sp
+		if got := Relief(s, tt.d); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
 }

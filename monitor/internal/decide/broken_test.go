@@ -1,4 +1,4 @@
-package monitor
+package decide
 
 import (
 	"slices"
@@ -29,7 +29,7 @@ func TestBrokenEdgeIsNotPreferred(t *testing.T) {
 				shape{used: 80, victims: c.victims, first: 10},
 				shape{})
 			s.Spaces[0].Down[1].Broken = c.broken
-			d := decide(s)
+			d := Decide(s)
 			if len(d.Moves) == 0 || d.Held != c.held || !slices.Equal([]int{d.Moves[0].From, d.Moves[0].To}, c.want[:]) {
 				t.Errorf("decided on %+v", d)
 			}

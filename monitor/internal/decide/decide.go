@@ -1,4 +1,6 @@
-package monitor
+// Package decide says which batches are moved down now, and where to: [Decide] is a pure function over
+// a [Snapshot] of all spaces. What it does not know are clocks, locks and batches: see package monitor.
+package decide
 
 import (
 	"math"
@@ -10,26 +12,26 @@ import (
 
 // Why a batch is moved: passed to Mover.Relieve, and part of events.
 const (
-	reasonTrigger = "trigger" // its space is at the trigger, or above a limit that was lowered
-	reasonDemand  = "demand"  // there are waiters for room in its space, or a faster space needs room there
+	Trigger = "trigger" // its space is at the trigger, or above a limit that was lowered
+	Demand  = "demand"  // there are waiters for room in its space, or a faster space needs room there
 )
 
-// snapshot is all that a step looks at: one cut through the spaces, what waits and
+// Snapshot is all that a step looks at: one cut through the spaces, what waits and
 // what is under way. It holds no clock; what depends on time, such as backing off
 // after an error, is in it as a fact.
-type snapshot struct {
-	Spaces  []spaceState // fastest tier first; edges name spaces by their place here
-	Choices [][]want     // requests that any of several spaces may serve, the oldest first
+type Snapshot struct {
+	Spaces  []Space  // fastest tier first; edges name spaces by their place here
+	Choices [][]Want // requests that any of several spaces may serve, the oldest first
 }
 
-// want is what a request needs in a space that may serve it.
-type want struct {
-	Space int // index in snapshot.Spaces
+// Want is what a request needs in a space that may serve it.
+type Want struct {
+	Space int // index in Snapshot.Spaces
 	Bytes int64
 }
 
-// spaceState is one space's part of a snapshot. All sizes are bytes.
-type spaceState struct {
+// Space is one space's part of a snapshot. All sizes are bytes.
+type Space struct {
 	ID      tier.ID
 	Limit   int64
 	Trigger int64
@@ -52,64 +54,88 @@ type spaceState struct {
 	Pace    stripe.Pace
 	Refused int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
 
-	// Headroom is what is to stay free here for what consumers bring: see keep. Arriving is in use for
+	// Headroom is what is to stay free here for what consumers bring: see Keep. Arriving is in use for
 	// what will be batches at rest.
 	Headroom, Arriving int64
 	// Charge returns what a body that is charged so much elsewhere would be
 	// charged here; nil for the same.
 	Charge  func(int64) int64
-	Down    []edgeState // to where its batches may go: next tier first, nearest space first within a tier
-	Victims []Victim    // the shortlist, in the policy's order
-	More    bool        // there are victims behind the last of the shortlist
+	Down    []Edge   // to where its batches may go: next tier first, nearest space first within a tier
+	Victims []Victim // the shortlist, in the policy's order
+	More    bool     // there are victims behind the last of the shortlist
 
-	// What fullForGood looks at.
-	Rest int64 // charged for batches that are not being read, moved or dropped; keep needs it, too
+	// What FullForGood looks at.
+	Rest int64 // charged for batches that are not being read, moved or dropped; Keep needs it, too
 	Base int64 // held by the engine itself, or shared by batches: in no batch's bytes
 }
 
-// edgeState is a way down from one space to another.
-type edgeState struct {
-	To       int  // index in snapshot.Spaces
+// Victim is a batch that could be moved down.
+type Victim struct {
+	N      int       // the caller's number for it
+	Bytes  int64     // what it is charged where it is, so what a move frees there
+	Key    [4]uint64 // the smallest goes down first; compared word by word
+	Not    Kinds     // the tiers that it cannot be converted for
+	Copied Places    // the spaces that have a copy of it
+}
+
+// goesBefore reports whether v goes down no later than other.
+func (v Victim) goesBefore(other Victim) bool { return slices.Compare(v.Key[:], other.Key[:]) <= 0 }
+
+// Kinds is a set of tiers.
+type Kinds uint8
+
+func (s Kinds) Has(k tier.Kind) bool   { return s&(1<<k) != 0 }
+func (s Kinds) With(k tier.Kind) Kinds { return s | 1<<k }
+
+// Places is a set of spaces, by their place in a snapshot; those from 64 on are in none.
+type Places uint64
+
+func (s Places) Has(i int) bool    { return s&(1<<i) != 0 }
+func (s Places) With(i int) Places { return s | 1<<i }
+
+// Edge is a way down from one space to another.
+type Edge struct {
+	To       int  // index in Snapshot.Spaces
 	UnderWay int  // moves on this edge
 	Free     int  // how many more may begin
-	Joint    load // what a move may carry of several victims, one after the other; zero: one each
+	Joint    Load // what a move may carry of several victims, one after the other; zero: one each
 	Blocked  bool
 	Broken   bool  // it failed so often that waiting for it is no use
 	Smallest int64 // bytes of the smallest batch at rest that could go there, also of those that are no victims; 0 if there is none
 }
 
-// load is how much one executor moves.
-type load struct {
-	batches int
-	bytes   int64
+// Load is how much one executor moves.
+type Load struct {
+	Batches int
+	Bytes   int64
 }
 
 // takes reports whether a move that has carried l may carry v, too.
-func (most load) takes(l load, v Victim) bool {
-	return l.batches < most.batches && l.bytes+v.Bytes <= most.bytes
+func (most Load) takes(l Load, v Victim) bool {
+	return l.Batches < most.Batches && l.Bytes+v.Bytes <= most.Bytes
 }
 
-// choice is one move that a step decided on.
-type choice struct {
+// Move is one move that a step decided on.
+type Move struct {
 	Victim Victim
-	From   int // index in snapshot.Spaces
+	From   int // index in Snapshot.Spaces
 	To     int
 	Reason string
 	Slot   int // which of the executors that begin on this edge moves it, after its other victims
 }
 
-// shortage is what a space still needs and gets no nearer to: nothing is on its way
+// Shortage is what a space still needs and gets no nearer to: nothing is on its way
 // out and nothing can be moved.
-type shortage struct {
-	Space  int // index in snapshot.Spaces
+type Shortage struct {
+	Space  int // index in Snapshot.Spaces
 	Bytes  int64
 	Reason string
 }
 
-// decision is the outcome of a step.
-type decision struct {
-	Moves []choice
-	Stuck []shortage
+// Decision is the outcome of a step.
+type Decision struct {
+	Moves []Move
+	Stuck []Shortage
 	// Held says that a batch is kept back until the space that it should go to
 	// has been relieved.
 	Held bool
@@ -118,7 +144,7 @@ type decision struct {
 	Cut []int
 }
 
-// decide decides what to move now. It is a pure function.
+// Decide says what to move now. It is a pure function.
 //
 // For each space it computes how many bytes must leave beyond those that already do. First come
 // what waiters lack, and what is above a lowered limit. Then comes what is above the trigger. When
@@ -135,12 +161,12 @@ type decision struct {
 //
 // Room for a request that several spaces may serve is made in one of them: see choose. If that one
 // is stuck, another is tried.
-func decide(s snapshot) decision { return planStep(s).out }
+func Decide(s Snapshot) Decision { return planStep(s).out }
 
 // planStep works a step out, and again without the spaces that turn out to be stuck, as long as
 // there are others for the choices that would wait there. It returns what strands the fewest of
 // them. A longer shortlist of any space that was tried might change that.
-func planStep(s snapshot) *planner {
+func planStep(s Snapshot) *planner {
 	best := newPlanner(s)
 	best.work()
 	left := best.stranded()
@@ -150,7 +176,7 @@ func planStep(s snapshot) *planner {
 		others := false
 		for _, k := range now {
 			if c := s.Choices[k]; len(c) > 1 {
-				s.Choices[k] = slices.DeleteFunc(slices.Clone(c), func(w want) bool { return w.Space == p.chosen[k] })
+				s.Choices[k] = slices.DeleteFunc(slices.Clone(c), func(w Want) bool { return w.Space == p.chosen[k] })
 				others = true
 			}
 		}
@@ -174,11 +200,11 @@ func (p *planner) work() {
 	s := &p.s
 	for i := range s.Spaces {
 		p.relieve(i, p.lack(i), p.lackReason(i))
-		p.relieve(i, p.above(i, false), reasonTrigger)
+		p.relieve(i, p.above(i, false), Trigger)
 	}
 	for i := range s.Spaces {
 		p.relieve(i, p.lack(i), p.lackReason(i)) // what the spare of faster spaces asks of this one
-		p.relieve(i, p.above(i, true), reasonTrigger)
+		p.relieve(i, p.above(i, true), Trigger)
 	}
 	for i := range s.Spaces {
 		p.stuck(i)
@@ -188,7 +214,7 @@ func (p *planner) work() {
 // stranded lists the choices that wait for room in a space that is stuck.
 func (p *planner) stranded() (choices []int) {
 	for k, i := range p.chosen {
-		if slices.ContainsFunc(p.out.Stuck, func(w shortage) bool { return w.Space == i && w.Reason == reasonDemand }) {
+		if slices.ContainsFunc(p.out.Stuck, func(w Shortage) bool { return w.Space == i && w.Reason == Demand }) {
 			choices = append(choices, k)
 		}
 	}
@@ -197,8 +223,8 @@ func (p *planner) stranded() (choices []int) {
 
 // planner holds what changes while a step is worked out.
 type planner struct {
-	s      snapshot
-	out    decision
+	s      Snapshot
+	out    Decision
 	sp     []plan
 	chosen []int // the space of each choice
 }
@@ -225,15 +251,15 @@ type plan struct {
 
 // slot is an executor that begins to move victims.
 type slot struct {
-	load
+	Load
 	reason string
 }
 
-func newPlanner(s snapshot) *planner {
+func newPlanner(s Snapshot) *planner {
 	p := &planner{s: s, sp: make([]plan, len(s.Spaces))}
 	for i := range s.Spaces {
 		sp := &s.Spaces[i]
-		p.sp[i].balance = sp.room()
+		p.sp[i].balance = sp.Room()
 		p.wait(i, sp.Waiting)
 		p.sp[i].pace = sp.Pace
 		p.sp[i].free, p.sp[i].begun = make([]int, len(sp.Down)), make([][]slot, len(sp.Down))
@@ -251,7 +277,7 @@ func newPlanner(s snapshot) *planner {
 		p.chosen = append(p.chosen, w.Space)
 	}
 	for i := range p.sp {
-		p.sp[i].balance = s.Spaces[i].unrefused(p.sp[i].balance)
+		p.sp[i].balance = s.Spaces[i].Unrefused(p.sp[i].balance)
 	}
 	return p
 }
@@ -269,11 +295,11 @@ func (p *planner) wait(i int, bytes int64) {
 // the first is chosen. Else it is the one that lacks least: of those where what leaves for others
 // is enough, of those from where enough can leave, or something, or of all. Late bytes count as
 // something, and as a lack: what leaves there may be late, too, and room be made sooner elsewhere.
-func (p *planner) choose(c []want) want {
+func (p *planner) choose(c []Want) Want {
 	best, least, most := c[0], int64(math.MaxInt64), -1
 	for _, w := range c {
 		sp, pl := &p.s.Spaces[w.Space], &p.sp[w.Space]
-		lack := w.Bytes - sp.unrefused(pl.balance) - sp.coming() + sp.Late
+		lack := w.Bytes - sp.Unrefused(pl.balance) - sp.Coming() + sp.Late
 		if lack <= 0 {
 			return w
 		}
@@ -311,47 +337,47 @@ func (p *planner) leaves(i int, lack int64) int64 {
 	return pl.covered
 }
 
-func (s *spaceState) charge(n int64) int64 {
+func (s *Space) Charged(n int64) int64 {
 	if s.Charge == nil {
 		return n
 	}
 	return s.Charge(n)
 }
 
-// room is what could be promised now.
-func (s *spaceState) room() int64 { return s.Limit - s.Withheld - s.Used }
+// Room is what could be promised now.
+func (s *Space) Room() int64 { return s.Limit - s.Withheld - s.Used }
 
-func (s *spaceState) pressure() int64 { return s.Used + s.Foreign }
+func (s *Space) pressure() int64 { return s.Used + s.Foreign }
 
-// over is by how much the pressure is too high, if it is above 0: at the trigger already.
-func (s *spaceState) over() int64 { return s.pressure() - s.Trigger + 1 }
+// Over is by how much the pressure is too high, if it is above 0: at the trigger already.
+func (s *Space) Over() int64 { return s.pressure() - s.Trigger + 1 }
 
-// keep returns how many bytes moves of need bytes into the space leave free for its headroom. What
+// Keep returns how many bytes moves of need bytes into the space leave free for its headroom. What
 // work keeps in use is no room.
-func (s *spaceState) keep(need int64) int64 {
+func (s *Space) Keep(need int64) int64 {
 	return max(0, min(s.Headroom, s.Limit-s.Withheld-max(0, s.Used-s.Rest-s.Arriving)-need))
 }
 
-// unrefused is how much of some room is not refused.
-func (s *spaceState) unrefused(room int64) int64 {
+// Unrefused is how much of some room is not refused.
+func (s *Space) Unrefused(room int64) int64 {
 	if s.Refused > 0 {
 		return min(room, s.Refused-1)
 	}
 	return room
 }
 
-// coming is what will be free without any more moves.
-func (s *spaceState) coming() int64 { return s.Retired + s.Leaving }
+// Coming is what will be free without any more moves.
+func (s *Space) Coming() int64 { return s.Retired + s.Leaving }
 
-// soon is coming, less what lingers: waiters do not wait for that while something else can leave.
+// soon is Coming, less what lingers: waiters do not wait for that while something else can leave.
 // What left for them counts, however long it takes: else as much would leave again, each period.
-func (s *spaceState) soon() int64 { return s.coming() - s.Lingering }
+func (s *Space) soon() int64 { return s.Coming() - s.Lingering }
 
 // lack returns how many more bytes must leave space i for three needs: its waiters, the batches
 // that faster spaces hold back for it, and its limit.
 func (p *planner) lack(i int) int64 {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
-	if pl.waiting == 0 && !pl.asked && sp.room() >= 0 {
+	if pl.waiting == 0 && !pl.asked && sp.Room() >= 0 {
 		return 0
 	}
 	return pl.keep - pl.balance - sp.soon() - pl.planned
@@ -359,23 +385,23 @@ func (p *planner) lack(i int) int64 {
 
 func (p *planner) lackReason(i int) string {
 	if p.sp[i].waiting > 0 || p.sp[i].urgent {
-		return reasonDemand
+		return Demand
 	}
-	return reasonTrigger
+	return Trigger
 }
 
 // above returns how many more bytes must leave for the pressure to be under the trigger, or, with
 // spare, as far under it as it is above, but not under the stop mark.
 func (p *planner) above(i int, spare bool) int64 {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
-	over := sp.over()
+	over := sp.Over()
 	if len(sp.Down) == 0 || over <= 0 {
 		return 0 // nowhere to go to, or no need
 	}
 	if spare {
 		over = max(over, min(2*over, sp.pressure()-sp.Stop))
 	}
-	return over - sp.coming() - pl.planned
+	return over - sp.Coming() - pl.planned
 }
 
 // relieve chooses victims of space i until need bytes are covered.
@@ -390,7 +416,7 @@ func (p *planner) relieve(i int, need int64, reason string) {
 			continue // no place for it; a smaller one may find one
 		}
 		to := sp.Down[edge].To
-		p.sp[to].balance -= p.s.Spaces[to].charge(v.Bytes)
+		p.sp[to].balance -= p.s.Spaces[to].Charged(v.Bytes)
 		p.sp[to].pace = p.sp[to].pace.After(v.Bytes)
 		pl.planned += v.Bytes
 		need -= v.Bytes
@@ -401,9 +427,9 @@ func (p *planner) relieve(i int, need int64, reason string) {
 				pl.free[edge]--
 				p.sp[to].busy++
 			}
-			pl.begun[edge][n].batches++
-			pl.begun[edge][n].bytes += v.Bytes
-			p.out.Moves = append(p.out.Moves, choice{Victim: v, From: i, To: to, Reason: reason, Slot: n})
+			pl.begun[edge][n].Batches++
+			pl.begun[edge][n].Bytes += v.Bytes
+			p.out.Moves = append(p.out.Moves, Move{Victim: v, From: i, To: to, Reason: reason, Slot: n})
 		}
 	}
 	if need > 0 {
@@ -419,7 +445,7 @@ func (p *planner) slot(i, edge int, v Victim, reason string) int {
 		return len(begun)
 	}
 	for n, s := range begun {
-		if s.reason == reason && p.s.Spaces[i].Down[edge].Joint.takes(s.load, v) && (best < 0 || s.batches < begun[best].batches) {
+		if s.reason == reason && p.s.Spaces[i].Down[edge].Joint.takes(s.Load, v) && (best < 0 || s.Batches < begun[best].Batches) {
 			best = n
 		}
 	}
@@ -475,11 +501,11 @@ func (p *planner) fit(i, first, end int, v Victim, reason string) (edge int, now
 	for j := first; j < end; j++ {
 		e := p.s.Spaces[i].Down[j]
 		to := &p.s.Spaces[e.To]
-		if need := to.charge(v.Bytes); e.Blocked || v.not.has(to.ID.Kind) || need > p.sp[e.To].balance-to.keep(need) {
+		if need := to.Charged(v.Bytes); e.Blocked || v.Not.Has(to.ID.Kind) || need > p.sp[e.To].balance-to.Keep(need) {
 			continue
 		}
 		free := p.slot(i, j, v, reason) >= 0
-		if v.copied.has(e.To) {
+		if v.Copied.Has(e.To) {
 			return j, free
 		}
 		if to.ID.Kind != tier.Disk && edge >= 0 {
@@ -514,18 +540,18 @@ func (p *planner) relievable(i, first, end int, v Victim) (edge int, better bool
 	for j := first; j < end; j++ {
 		e := p.s.Spaces[i].Down[j]
 		to, pl := &p.s.Spaces[e.To], &p.sp[e.To]
-		if e.Blocked || v.not.has(to.ID.Kind) || len(to.Down) == 0 {
+		if e.Blocked || v.Not.Has(to.ID.Kind) || len(to.Down) == 0 {
 			continue
 		}
-		need, soon := to.charge(v.Bytes), to.soon()+pl.planned
-		room := pl.balance + soon - to.keep(need)
+		need, soon := to.Charged(v.Bytes), to.soon()+pl.planned
+		room := pl.balance + soon - to.Keep(need)
 		if need <= room && soon > 0 {
 			return j, true
 		}
 		sheds := need <= room+pl.rest && p.sheds(e.To)
 		if !sheds { // it could never fit there, or not now
 			p.cut(e.To)
-		} else if to.Victims[pl.next].Key.compare(v.Key) <= 0 {
+		} else if to.Victims[pl.next].goesBefore(v) {
 			return j, true
 		}
 		if edge < 0 && (sheds || to.Lingering > 0 && need <= room+to.Lingering) {
@@ -552,8 +578,8 @@ func (p *planner) hold(i, edge int, v Victim, reason string) {
 	e := &p.s.Spaces[i].Down[edge]
 	to, sp := &p.sp[e.To], &p.s.Spaces[e.To]
 	to.asked = true
-	to.keep = max(to.keep, sp.keep(sp.charge(v.Bytes)))
-	to.urgent = to.urgent || reason == reasonDemand
+	to.keep = max(to.keep, sp.Keep(sp.Charged(v.Bytes)))
+	to.urgent = to.urgent || reason == Demand
 	p.sp[i].held = true
 	p.out.Held = true
 }
@@ -561,35 +587,35 @@ func (p *planner) hold(i, edge int, v Victim, reason string) {
 // stuck notes what space i needs if nothing is done about it.
 func (p *planner) stuck(i int) {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
-	if sp.coming() > 0 || pl.planned > 0 {
+	if sp.Coming() > 0 || pl.planned > 0 {
 		return
 	}
 	if need := p.lack(i); need > 0 && pl.waiting > 0 {
-		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonDemand})
+		p.out.Stuck = append(p.out.Stuck, Shortage{Space: i, Bytes: need, Reason: Demand})
 	} else if need := p.above(i, false); need > 0 {
-		p.out.Stuck = append(p.out.Stuck, shortage{Space: i, Bytes: need, Reason: reasonTrigger})
+		p.out.Stuck = append(p.out.Stuck, Shortage{Space: i, Bytes: need, Reason: Trigger})
 	}
 }
 
-// held reports whether some of the space is neither a batch's at rest nor the engine's for good.
+// Held reports whether some of the space is neither a batch's at rest nor the engine's for good.
 // While batches are moved, that cannot be told.
-func (s *spaceState) held() bool {
-	return s.Moving == 0 && s.coming() == 0 && s.Used > s.Rest+s.Base
+func (s *Space) Held() bool {
+	return s.Moving == 0 && s.Coming() == 0 && s.Used > s.Rest+s.Base
 }
 
-// fullForGood reports for each space whether nothing will be free there unless batches at rest are
+// FullForGood reports for each space whether nothing will be free there unless batches at rest are
 // dropped. That is so if all that is used there is theirs, or the engine's for good, and nothing is
 // on its way out. None of them can go down either, because each slower space is full too and has no
 // room for even the smallest. It is a pure function.
-func fullForGood(s snapshot) []bool {
+func FullForGood(s Snapshot) []bool {
 	full := make([]bool, len(s.Spaces))
 	for i := len(s.Spaces) - 1; i >= 0; i-- { // slower spaces first
 		sp := &s.Spaces[i]
-		full[i] = sp.Moving == 0 && sp.coming() == 0 && !sp.held()
+		full[i] = sp.Moving == 0 && sp.Coming() == 0 && !sp.Held()
 		for _, e := range sp.Down {
 			if to := &s.Spaces[e.To]; !e.Broken && e.Smallest > 0 { // else there is none to go there
-				need := to.charge(e.Smallest)
-				fits := need <= to.lasting()-to.keep(need)
+				need := to.Charged(e.Smallest)
+				fits := need <= to.lasting()-to.Keep(need)
 				full[i] = full[i] && full[e.To] && !fits
 			}
 		}
@@ -599,9 +625,50 @@ func fullForGood(s snapshot) []bool {
 
 // lasting is the room that would be there without waiters. A refusal counts only if it was not for
 // the sake of waiters.
-func (s *spaceState) lasting() int64 {
+func (s *Space) lasting() int64 {
 	if s.Waiting > 0 || s.Wanted > 0 {
-		return s.room()
+		return s.Room()
 	}
-	return s.unrefused(s.room())
+	return s.Unrefused(s.Room())
+}
+
+// Missing returns how many more bytes space to would need for the victim of the faster spaces, from
+// the first on, that needs least there; 0 or less if there is room for it, or none may go there.
+func (s *Snapshot) Missing(first, to int) (bytes int64) {
+	t := &s.Spaces[to]
+	least := int64(math.MaxInt64)
+	for _, sp := range s.Spaces[first:to] {
+		if !slices.ContainsFunc(sp.Down, func(e Edge) bool { return e.To == to }) {
+			continue
+		}
+		for _, v := range sp.Victims {
+			if need := t.Charged(v.Bytes); !v.Not.Has(t.ID.Kind) {
+				least = min(least, need+t.Keep(need))
+			}
+		}
+	}
+	if least == math.MaxInt64 {
+		return 0
+	}
+	return least - t.Unrefused(t.Room())
+}
+
+// Relief reports of each space whether bytes may leave it without a release: they are on their
+// way already, a move was chosen, or a skipped batch will be tried again. A batch that is held back
+// until a slower space is relieved counts while anything moves at all.
+func Relief(s Snapshot, d Decision) []bool {
+	o := make([]bool, len(s.Spaces))
+	for _, c := range d.Moves {
+		o[c.From] = true
+	}
+	busy := len(d.Moves) > 0
+	for i := range s.Spaces {
+		sp := &s.Spaces[i]
+		o[i] = o[i] || sp.Moving > 0 || sp.Coming() > 0 || sp.Aside > 0
+		busy = busy || o[i]
+	}
+	for i := range o {
+		o[i] = o[i] || d.Held && busy && len(s.Spaces[i].Victims) > 0
+	}
+	return o
 }

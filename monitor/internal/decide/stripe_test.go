@@ -1,4 +1,4 @@
-package monitor
+package decide
 
 import (
 	"testing"
@@ -36,7 +36,7 @@ func TestStepStripesVolumes(t *testing.T) {
 				s.Spaces[1+i].Pace = tt.paces[i]
 			}
 			var got [2]int
-			for _, c := range decide(s).Moves {
+			for _, c := range Decide(s).Moves {
 				got[c.To-1]++
 			}
 			if got != tt.want {
