@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
 
 	"github.com/spillway-db/spillway/batch"
 )
@@ -69,11 +71,36 @@ func (r *Repository) shut() bool {
 	return true
 }
 
+// From manyEntries on, a few goroutines drop what a repository holds: a million take one of them 1 to
+// 2 s.
+const manyEntries = 10_000
+
 // clear drops all that the repository holds now, and returns how much that was.
 func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
+	all := r.all()
+	if len(all) < manyEntries {
+		return r.dropEach(ctx, all)
+	}
+	n := min(runtime.GOMAXPROCS(0), 4)
+	lefts, failed := make([]Leftover, n), make([]error, n)
+	var workers sync.WaitGroup
+	for i := range n {
+		workers.Go(func() { lefts[i], failed[i] = r.dropEach(ctx, all[i*len(all)/n:(i+1)*len(all)/n]) })
+	}
+	workers.Wait()
+	left.Key = r.key
+	for _, l := range lefts {
+		left.Batches += l.Batches
+		left.Bytes += l.Bytes
+	}
+	return left, errors.Join(failed...)
+}
+
+// dropEach drops those of the entries that the repository holds still.
+func (r *Repository) dropEach(ctx context.Context, entries []*entry) (left Leftover, err error) {
 	left.Key = r.key
 	var failed []error
-	for _, e := range r.all() {
+	for _, e := range entries {
 		dropped, bytes, err := r.drop(ctx, e, awaitClaimed)
 		if dropped {
 			left.Batches++

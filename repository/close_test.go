@@ -136,3 +136,47 @@ func TestCloseWakesAllRepositories(t *testing.T) {
 		wantError(t, err, tier.ErrClosed)
 	})
 }
+
+// TestClearMany: several goroutines drop what is much, each batch once, and wait for one in transit.
+func TestClearMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 10, 10, 10)
+		plan := newPlan(t, m)
+		r := ensure(t, plan, "join")
+		const n = manyEntries + 7
+		var all []*batch.Batch
+		for i := range n {
+			b, err := batch.New(batch.Options{ID: batch.ID(i + 1), Payload: &form{m.space(tier.Host)}})
+			check(t, err)
+			check(t, r.PutBatch(i%3, b))
+			all = append(all, b)
+		}
+		transit, err := all[n/2].TryTransit()
+		check(t, err)
+		check(t, all[1].Drop())
+		done := make(chan []Leftover, 1)
+		go func() {
+			report, err := plan.Clear(background)
+			if err != nil {
+				t.Error(err)
+			}
+			done <- report
+		}()
+		synctest.Wait()
+		if len(done) != 0 || r.Total() == 0 {
+			t.Fatalf("%d are left with one in transit", r.Total())
+		}
+		check(t, transit.Abort())
+		if report := <-done; len(report) != 1 || report[0].Batches != n-1 {
+			t.Errorf("%+v, want %d batches", report, n-1)
+		}
+		for _, b := range all {
+			if s := b.Info().State; s != batch.Released {
+				t.Fatalf("batch %d is %s", b.ID(), s)
+			}
+		}
+		if r.Total() != 0 || r.Bytes(tier.Host) != 0 {
+			t.Errorf("%d batches and %d bytes are left", r.Total(), r.Bytes(tier.Host))
+		}
+	})
+}

@@ -67,11 +67,11 @@ func BenchmarkManyBatches(b *testing.B) {
 				}
 				put := worked(b) - begin
 				full, fullGC := collected(b)
-				before := worked(b)
+				before, begun := worked(b), time.Now()
 				if err := plan.Close(); err != nil {
 					b.Fatal(err)
 				}
-				closing := worked(b) - before
+				closing, passed := worked(b)-before, time.Since(begun)
 				after, _ := collected(b)
 				each := func(of func(runtime.MemStats) uint64, m runtime.MemStats) float64 {
 					return (float64(of(m)) - float64(of(empty))) / float64(c.n)
@@ -82,6 +82,7 @@ func BenchmarkManyBatches(b *testing.B) {
 				b.ReportMetric(each(bytes, after), "left-B/batch")
 				b.ReportMetric(float64(fullGC-emptyGC)/float64(time.Millisecond), "collection-ms")
 				b.ReportMetric(closing.Seconds(), "close-s")
+				b.ReportMetric(passed.Seconds(), "close-wall-s")
 				b.ReportMetric(put.Seconds()/float64(c.n)*1e6, "put-us")
 			}
 		})
