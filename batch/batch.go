@@ -200,7 +200,8 @@ type Batch struct {
 		store       *Observer     // the repository that holds the batch; nil if none does
 		place       placed
 		lastUse     int64
-		nextUse     int64 // 0 if it is not known
+		gap         int64 // between uses, on average; 0 before the first
+		hint        int64 // 0 if there is none
 		tasks       tasks
 		partition   int32 // of place
 		subscribers int32
@@ -369,7 +370,7 @@ func (b *Batch) infoLocked() Info {
 	info := Info{
 		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Bytes: b.mu.bytes,
 		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
-		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.mu.nextUse,
+		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(),
 	}
 	if b.mu.form != nil {
 		info.Form = *b.mu.form

@@ -414,23 +414,31 @@ func TestNextUse(t *testing.T) {
 		t.Errorf("observers were told of %d", told[len(told)-1].NextUse)
 	}
 	use(1000, 1000)
-	want("used as told", 1760)
+	want("used as told", 1000+242) // (3*70+760)/4
 	b.Hint(Never)
 	want("never", Never)
 	use(1100, 1200)
-	want("used all the same", 1300)
+	want("used all the same", 1200+206) // (3*242+100)/4
 	b.Hint(Stay)
 	use(1300, 1400)
 	want("it stays", Stay)
 	b.Hint(0)
-	want("nothing is known", 0)
-	use(1410, 1410)
-	want("used", 1420)
-	now = 1300 // a clock that goes back
-	use(1300, 1300)
-	if next := b.Info().NextUse; next <= 1410 || next > 1420 {
+	want("taken back", 1400+179) // (3*206+100)/4
+	use(1300, 1300)              // by a clock that goes back
+	if next := b.Info().NextUse; next <= 1400 || next > 1400+179 {
 		t.Errorf("after a clock that went back the next use is %d", next)
 	}
+	now = 1500
+	h, err := b.Open(t.Context(), gpu.ID(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Hint(9000)
+	now = 5000
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want("told while it was used", 9000)
 	if err := b.Drop(); err != nil {
 		t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	if b.mu.tasks.active++; b.mu.tasks.active == 1 {
 		b.expectLocked(now)
 	}
-	b.usedLocked(now)
+	b.mu.lastUse = max(b.mu.lastUse, now)
 	return &Handle{b: b, payload: b.mu.payload, space: b.mu.space}, b.changeLocked()
 }
 
@@ -174,7 +174,7 @@ func (h *Handle) Close() error {
 	now := b.now()
 	b.mu.Lock()
 	b.mu.tasks.active--
-	b.usedLocked(now)
+	b.mu.lastUse = max(b.mu.lastUse, now)
 	var payload Payload
 	switch {
 	case b.mu.state == Released:
@@ -195,15 +195,15 @@ const (
 )
 
 // Hint tells when the batch will be used next, by Options.Clock: in unix nanoseconds, if that is
-// nil. Never and Stay are the other hints; 0 says that nothing is known. Policies that look at
-// Info.NextUse heed it. A use ends a hint, except Stay.
+// nil. Never and Stay are the other hints; 0 takes a hint back. Policies that look at Info.NextUse
+// heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
 	b.mu.Lock()
-	if b.mu.nextUse == next || b.mu.state == Released {
+	if b.mu.hint == next || b.mu.state == Released {
 		b.mu.Unlock()
 		return
 	}
-	b.mu.nextUse = next
+	b.mu.hint = next
 	c := b.changeLocked()
 	b.mu.Unlock()
 	b.announce(c)
@@ -212,24 +212,23 @@ func (b *Batch) Hint(next int64) {
 // longestGap bounds what is expected between two uses.
 const longestGap = int64(100 * 365 * 24 * time.Hour)
 
-// expectLocked is called when a use begins, before usedLocked. The next use is expected after as
-// long as lay between this and the last one, or between that and those before: the mean of both.
+// expectLocked is called when a use begins at now. Between uses lies the mean of what has lain there
+// so far; the last counts for a quarter.
 func (b *Batch) expectLocked(now int64) {
-	if b.mu.nextUse == Stay {
-		return
+	if b.mu.hint != Stay {
+		b.mu.hint = 0
 	}
 	gap := min(max(1, now-b.mu.lastUse), longestGap)
-	if before := b.mu.nextUse - b.mu.lastUse; b.mu.nextUse != 0 && before > 0 && before <= longestGap {
-		gap = (gap + 3*before) / 4
+	if b.mu.gap > 0 {
+		gap = (gap + 3*b.mu.gap) / 4
 	}
-	b.mu.nextUse = b.mu.lastUse + gap
+	b.mu.gap = gap
 }
 
-// usedLocked notes that the batch is used until now. The next use is as far away as it was.
-func (b *Batch) usedLocked(now int64) {
-	later := max(0, now-b.mu.lastUse)
-	b.mu.lastUse += later
-	if next := b.mu.nextUse; next > 0 && next < Never-later {
-		b.mu.nextUse += later
+// nextUseLocked is Info.NextUse.
+func (b *Batch) nextUseLocked() int64 {
+	if b.mu.hint != 0 || b.mu.gap == 0 {
+		return b.mu.hint
 	}
+	return min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
 }

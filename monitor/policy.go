@@ -164,7 +164,7 @@ const patience = 4
 // it seems to be unneeded. One that is late may come soon, or as late again.
 func (k Key) rest(now int64) (ns int64, stale bool) {
 	next, last := unsigned(^k[1]), unsigned(k[2])
-	return max(1, next-now, now-next), (now-last)/patience > next-last
+	return max(1, next-now, now-next), next > last && (now-last)/patience > next-last
 }
 
 // stale is an end of the order: of the batches before it, those that were not used for longest are
