@@ -44,9 +44,19 @@ func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (
 		in.ledger.Undraw(charge)
 		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
 	}
-	b := &Buffer{space: in.Space, mem: mem, size: size, charge: charge, account: account, of: of, stack: invariants.Stack()}
+	b := roomIn(mem)
+	b.space, b.mem, b.size, b.charge, b.account, b.of, b.stack = in.Space, mem, size, charge, account, of, invariants.Stack()
 	in.list(b)
 	return b, nil
+}
+
+// roomIn returns a zero Buffer: in the object of the memory, if it has one there, so that both are
+// one object. A pool's Memory may have the method Room for that; nothing else calls it.
+func roomIn(mem Memory) *Buffer {
+	if r, ok := mem.(interface{ Room() *Buffer }); ok {
+		return r.Room()
+	}
+	return new(Buffer)
 }
 
 // list notes a new buffer, which its owner has.

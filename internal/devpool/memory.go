@@ -42,10 +42,14 @@ type refusedFree struct {
 }
 
 type allocation struct {
+	room         tier.Buffer
 	dev          tier.Device
 	addr         tier.Addr
 	size, charge int64
 }
+
+// Room returns where tier.Space puts the buffer of the memory.
+func (m *allocation) Room() *tier.Buffer { return &m.room }
 
 func (m *allocation) Size() int64         { return m.size }
 func (m *allocation) Device() tier.Device { return m.dev }
@@ -93,7 +97,7 @@ func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 		return nil, err
 	}
 	<-ready.Done()
-	m := &allocation{p.dev, addr, size, charge}
+	m := &allocation{dev: p.dev, addr: addr, size: size, charge: charge}
 	if err := ready.Err(); err != nil {
 		m.charge = 0 // its bytes were never drawn
 		p.Free(m, func() {})

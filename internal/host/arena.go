@@ -227,9 +227,10 @@ func (a *Arena) Stats() tier.HostStats {
 	}
 }
 
-// memory is what Alloc returns, except for small ones: whole pages. A million are an object of 48
-// bytes each.
+// memory is what Alloc returns, except for small ones: whole pages. A million are an object of 128
+// bytes each, with the buffer that is drawn.
 type memory struct {
+	room tier.Buffer
 	size int64
 	at   atomic.Int64 // where its first range begins; gone once it was freed
 	one  [1][]byte    // its extent, if that is the only one
@@ -249,6 +250,9 @@ const gone = -1
 type piece = placement.Piece[int64]
 
 func (m *memory) Size() int64 { return m.size }
+
+// Room returns where tier.Space puts the buffer of the memory.
+func (m *memory) Room() *tier.Buffer { return &m.room }
 
 func (m *memory) Extents() [][]byte {
 	if m.more != nil {

@@ -25,6 +25,7 @@ const growStep = 64 << 20
 // tier.FileMemory, and safe for concurrent use; transfers that overlap have no
 // order.
 type extents struct {
+	room   tier.Buffer
 	v      *Volume
 	size   int64
 	pieces []piece
@@ -53,6 +54,9 @@ type place struct {
 type piece = placement.Piece[place]
 
 var _ tier.FileMemory = (*extents)(nil)
+
+// Room returns where tier.Space puts the buffer of the memory.
+func (e *extents) Room() *tier.Buffer { return &e.room }
 
 // Size implements tier.Memory.
 func (e *extents) Size() int64 { return e.size }
