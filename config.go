@@ -2,6 +2,7 @@ package spillway
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"time"
 
@@ -97,6 +98,10 @@ type Config struct {
 	// MoveEvents and MonitorEvents are called at events; all may be nil.
 	MoveEvents    convert.Events
 	MonitorEvents monitor.Events
+	// Trace, if set, gets a record of what the engine is asked to do and what it moves, for
+	// spillbench trace. It is written from a goroutine of its own, and never waited for but by
+	// Close: of a slow writer events are lost, and counted. Close returns the writer's error.
+	Trace io.Writer
 }
 
 // GPUConfig configures one GPU space.

@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/persist"
+	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
@@ -56,6 +57,7 @@ type Engine struct {
 	recorder     *persist.Recorder // of what comes to disks with DiskConfig.Persist
 	found        *persist.Found    // what was recorded there before
 	ahead        aheadOfTasks
+	trace        *trace.Recorder // nil without Config.Trace
 
 	panics      guard.Log // of functions of the configuration
 	batchPanics guard.Log // of the batches' payloads and observers
@@ -122,15 +124,16 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		}
 	}
 	e.builtin = &transfer.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
+	e.trace = e.newTrace()
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(), Persists: e.recorder.Records, Logger: e.cfg.Logger,
+		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(), Trace: e.trace, Persists: e.recorder.Records, Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
 	e.monitor, err = monitor.New(monitor.Config{
 		Reservations: e.reservations, Mover: e.mover.Inside(), Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge, StuckAfter: e.cfg.StuckAfter,
-		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Speed: e.mover.Inside().Speed, Changes: e.registry.Changes,
+		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Trace: e.trace, Speed: e.mover.Inside().Speed, Changes: e.registry.Changes,
 		WriteAhead: e.mover.Inside().WriteAhead, AheadRate: cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
 	})
 	if err != nil {
@@ -141,6 +144,20 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.start()
 	return e, nil
+}
+
+// newTrace begins the trace that the configuration asks for.
+func (e *Engine) newTrace() *trace.Recorder {
+	if e.cfg.Trace == nil {
+		return nil
+	}
+	h := trace.Header{Policy: cmp.Or(e.cfg.Policy, monitor.PlanOrder()).Name(), Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge}
+	for _, s := range e.reservations.Spaces().All() {
+		h.Spaces = append(h.Spaces, trace.Space{
+			ID: s.ID(), Node: s.Node(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(), Held: s.Inside().Held(),
+		})
+	}
+	return trace.NewRecorder(e.cfg.Trace, h)
 }
 
 // start starts the monitor, and what samples foreign bytes.
@@ -200,7 +217,11 @@ func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.monitor.BatchChanged(b, now)
 	o.e.recorder.BatchChanged(b, now)
 	o.e.mover.Inside().BatchChanged(b, now)
+	o.e.trace.State(now)
 }
+
+// Gone is called when the last handle of a batch is closed that had been dropped before.
+func (o observer) Gone(id batch.ID) { o.e.trace.Gone(id) }
 
 // Panics is where the engine's batches log panics of observers and payloads.
 func (o observer) Panics() *guard.Log { return &o.e.batchPanics }
@@ -216,6 +237,7 @@ func (o observer) Register(b *batch.Batch, now batch.Info) error {
 		return err
 	}
 	o.e.recorder.BatchChanged(b, now)
+	o.e.trace.State(now)
 	return nil
 }
 
@@ -418,7 +440,7 @@ func (e *Engine) release() error {
 	for _, d := range e.devices {
 		errs = append(errs, d.Close())
 	}
-	errs = append(errs, e.limits.close())
+	errs = append(errs, e.limits.close(), e.trace.Close())
 	if len(leaks) > 0 {
 		errs = append(errs, &LeakError{Leaks: leaks})
 	}

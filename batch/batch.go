@@ -38,6 +38,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -482,6 +483,14 @@ func (b *Batch) announce(c change) (now Info) {
 			b.tell(b.observer, now)
 		}
 	}
+	if c.over && c.now.Payload == nil {
+		for o := range observers(b.observer) {
+			if o, ok := o.(interface{ Gone(id ID) }); ok {
+				o.Gone(b.id)
+				break
+			}
+		}
+	}
 	if c.waiting != nil {
 		close(c.waiting)
 	}
@@ -491,18 +500,25 @@ func (b *Batch) announce(c change) (now Info) {
 // unobserved is the log of batches whose observer has none.
 var unobserved guard.Log
 
-// panicsOf returns the log of the first that has one, as an engine's does, of an observer and those
-// that it wraps.
+// observers yields an observer and those that it wraps. An engine's has methods of its own.
+func observers(o Observer) iter.Seq[Observer] {
+	return func(yield func(Observer) bool) {
+		for o != nil && yield(o) {
+			w, ok := o.(interface{ Unwrap() Observer })
+			if !ok {
+				return
+			}
+			o = w.Unwrap()
+		}
+	}
+}
+
+// panicsOf returns the log of the first of the observers that has one.
 func panicsOf(o Observer) *guard.Log {
-	for o != nil {
+	for o := range observers(o) {
 		if l, ok := o.(interface{ Panics() *guard.Log }); ok {
 			return l.Panics()
 		}
-		w, ok := o.(interface{ Unwrap() Observer })
-		if !ok {
-			break
-		}
-		o = w.Unwrap()
 	}
 	return &unobserved
 }

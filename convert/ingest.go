@@ -3,12 +3,14 @@ package convert
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -43,6 +45,10 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 		return nil, err
 	}
 	defer l.Close()
+	if m.cfg.Trace != nil {
+		m.cfg.Trace.Begin(trace.Put, 0, l.Size(), to.Candidates(m.cfg.Reservations.Spaces(), nil))
+		defer func() { m.cfg.Trace.End(err) }()
+	}
 	for afresh := false; ; {
 		p, err := m.ingest(ctx, l, to, waits, afresh)
 		switch {
@@ -68,6 +74,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: waits, slower: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
+			defer m.cfg.Trace.Laid(space.ID(), l.Size(), time.Now())
 			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err

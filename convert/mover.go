@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -33,6 +34,7 @@ type MoverConfig struct {
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
 	Observer     batch.Observer // of clones for which no other is named; may be nil
 	Events       Events
+	Trace        *trace.Recorder    // of calls and moves; may be nil
 	Persists     func(tier.ID) bool // what comes to a space is recorded for the next process; nil: nowhere
 	Logger       *slog.Logger       // logs events that panic, and what converters do wrong; nil means slog.Default
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -51,6 +52,28 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 	}
 	defer end()
 	t.m = m
+	if m.cfg.Trace == nil || t.relieves || t.ahead {
+		return t.arrive(ctx)
+	}
+	m.cfg.Trace.Begin(t.kind(), t.b.ID(), 0, t.candidates(t.to))
+	h, err := t.arrive(ctx)
+	m.cfg.Trace.End(err)
+	return h, err
+}
+
+// kind is what a trace calls the trip.
+func (t *trip) kind() trace.Kind {
+	switch {
+	case t.last:
+		return trace.Consume
+	case t.opens:
+		return trace.Open
+	}
+	return trace.Bring
+}
+
+// arrive is bring once the trip has begun.
+func (t *trip) arrive(ctx context.Context) (*batch.Handle, error) {
 	for {
 		t.now = t.b.Info()
 		switch err := lostWith(t.now); {
@@ -288,6 +311,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		t.moved.Bytes = t.what.body
 	}
 	m.stats.add(&t.moved, t.what.body, took)
+	m.cfg.Trace.Moved(trace.Event{Batch: t.now.ID, From: from.ID(), Space: to.ID(), Bytes: t.what.body, Took: took, Reason: t.reason, Copy: copied})
 	if t.relieves {
 		m.relieved[from.ID()].Store(time.Now().UnixNano())
 	}

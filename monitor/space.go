@@ -202,7 +202,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 			sp.Down = append(sp.Down, s.edges[j].state(j, now, m.cfg.MovesPerEdge))
 		}
 	}
-	m.again, m.choices = m.cfg.Reservations.Inside().Waiting(m.again[:0], m.choices[:0])
+	m.again, m.choices = m.demander.Waiting(m.again[:0], m.choices[:0])
 	for _, d := range m.demand {
 		i := slices.IndexFunc(m.again, func(a reservation.Demand) bool { return a.Space == d.Space })
 		if i >= 0 {

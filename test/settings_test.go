@@ -608,6 +608,14 @@ var settings = []setting{
 			return told == 1
 		}
 	}},
+	{field: "Trace", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		var file syncBuffer
+		c.Trace = &file
+		return func(*spillway.Engine) bool {
+			synctest.Wait()
+			return strings.HasPrefix(file.String(), "spillway trace")
+		}
+	}},
 }
 
 // defaultLog makes the default logger write to what it returns until the test ends.

@@ -38,6 +38,7 @@ var layout = []string{
 	"internal/leases",
 	"internal/payload",
 	"batch",
+	"internal/trace",
 	"internal/codec",
 	"internal/image",
 	"internal/image/columns",
@@ -49,6 +50,7 @@ var layout = []string{
 	"repository",
 	"monitor/internal/decide",
 	"monitor",
+	"internal/replay",
 	".",
 	"test",
 }

@@ -21,9 +21,9 @@ const (
 	BlockSize = payload.RunSize + payload.RunSize/4 + payload.FrameSize
 	// layingSize is that of a lane that lays out, too: a block, and a run as it is.
 	layingSize = BlockSize + payload.RunSize
-	// scratchShare is the part of host memory that all blocks may take together: an eighth, as
+	// ScratchShare is the part of host memory that all blocks may take together: an eighth, as
 	// staging does. leastBlocks are had in any case: one compresses while the other is written.
-	scratchShare = 8
+	ScratchShare = 8
 	LeastBlocks  = 2
 	// mostBlocks are enough where there is much memory, or two for each processor: two transfers
 	// at full depth.
@@ -73,7 +73,7 @@ func (s *scratch) Bind(m *reservation.Manager) {
 		s.hosts = append(s.hosts, &hostScratch{space: h, from: m})
 		total += h.Limit()
 	}
-	s.most = min(total/scratchShare, int64(max(mostBlocks, 2*runtime.GOMAXPROCS(0)))*BlockSize)
+	s.most = min(total/ScratchShare, int64(max(mostBlocks, 2*runtime.GOMAXPROCS(0)))*BlockSize)
 }
 
 // borrow waits for n bytes near a NUMA node. The caller must give them back.

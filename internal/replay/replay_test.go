@@ -1,0 +1,225 @@
+package replay_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/replay"
+	"github.com/spillway-db/spillway/internal/trace"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/tier"
+)
+
+var update = flag.Bool("update", false, "write what the policies do into testdata/policies.txt")
+
+// traces are a hash join in two phases, repeated scans, and skewed accesses. TestRecordTraces of
+// package test has recorded them.
+var traces = []string{"join", "scan", "skew"}
+
+func read(t *testing.T, name string) *trace.Trace {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", name+".trace"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := trace.Read(bytes.NewReader(data))
+	if err != nil || tr.CutOff || tr.Lost > 0 {
+		t.Fatal(name, err)
+	}
+	return tr
+}
+
+func run(t *testing.T, tr *trace.Trace, s replay.Setting) *replay.Result {
+	t.Helper()
+	r, err := replay.Run(t.Context(), tr, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestPolicies: no policy moves more, or takes longer, than testdata/policies.txt says. A policy that
+// has become better, or is new, gets its figures with -update.
+func TestPolicies(t *testing.T) {
+	const file = "testdata/policies.txt"
+	var now strings.Builder
+	fmt.Fprintln(&now, "trace  policy         bytes      time")
+	text, err := os.ReadFile(file)
+	if err != nil && !*update {
+		t.Fatal(err)
+	}
+	limits := make(map[string][2]int64)
+	for _, line := range strings.Split(string(text), "\n")[1:] {
+		var name, policy, took string
+		var bytes int64
+		if _, err := fmt.Sscan(line, &name, &policy, &bytes, &took); err == nil {
+			d, _ := time.ParseDuration(took)
+			limits[name+" "+policy] = [2]int64{bytes, int64(d)}
+		}
+	}
+	for _, name := range traces {
+		tr := read(t, name)
+		for _, policy := range monitor.Names() {
+			p, err := monitor.ByName(policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := run(t, tr, replay.Setting{Policy: p})
+			fmt.Fprintf(&now, "%-6s %-14s %-10d %v\n", name, policy, r.Bytes(), r.Took.Round(time.Microsecond))
+			most, known := limits[name+" "+policy]
+			switch {
+			case *update:
+			case !known:
+				t.Errorf("%s has no figures for %s: run the test with -update", file, policy)
+			case r.Bytes() > most[0] || int64(r.Took) > most[1]+most[1]/50:
+				t.Errorf("%s: %s moves %d bytes in %v, at most %d in %v before", name, policy, r.Bytes(), r.Took, most[0], time.Duration(most[1]))
+			}
+		}
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(now.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestDeterministic: a replay ends the same each time.
+func TestDeterministic(t *testing.T) {
+	for _, name := range traces {
+		tr := read(t, name)
+		first := run(t, tr, replay.Setting{})
+		for range 5 {
+			if again := run(t, tr, replay.Setting{}); !reflect.DeepEqual(first, again) {
+				t.Errorf("%s: %+v, and then %+v", name, first, again)
+			}
+		}
+	}
+}
+
+// TestRecorded: a replay in the setting of the trace moves what was moved then, and takes as long.
+func TestRecorded(t *testing.T) {
+	for _, name := range traces {
+		tr := read(t, name)
+		r, m := run(t, tr, replay.Setting{}), replay.Measured(tr)
+		if !near(float64(r.Bytes()), float64(m.Bytes()), 0.02) || !near(r.Took.Seconds(), m.Took.Seconds(), 0.15) || r.Accesses != m.Accesses {
+			t.Errorf("%s: %d bytes in %v and %d accesses were replayed, %d in %v and %d recorded", name, r.Bytes(), r.Took, r.Accesses, m.Bytes(), m.Took, m.Accesses)
+		}
+	}
+}
+
+func near(a, b, share float64) bool { return a-b <= share*b && b-a <= share*b }
+
+// TestSettings: more memory moves less, a slower disk takes longer, and what has no room is stuck.
+func TestSettings(t *testing.T) {
+	tr := read(t, "scan")
+	plain := run(t, tr, replay.Setting{})
+	if r := run(t, tr, replay.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 30}}); r.Bytes() != 0 || r.Found != r.Accesses {
+		t.Errorf("with a large GPU %d bytes are moved, and %d of %d batches found", r.Bytes(), r.Found, r.Accesses)
+	}
+	if r := run(t, tr, replay.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 30}}); r.Bytes() == 0 || r.Bytes() >= plain.Bytes() {
+		t.Errorf("with much host memory %d bytes are moved, %d else", r.Bytes(), plain.Bytes())
+	}
+	slow := replay.Edge{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}}
+	r := run(t, tr, replay.Setting{Speed: map[replay.Edge]float64{slow: 50 << 20}})
+	for _, m := range r.Moves {
+		if m.From == slow.From && r.Took < time.Duration(float64(m.Bytes)/(50<<20)*1e9) {
+			t.Errorf("%d bytes from a disk of 50 MiB/s take %v", m.Bytes, r.Took)
+		}
+	}
+	if _, err := replay.Run(t.Context(), tr, replay.Setting{Capacity: map[tier.Kind]int64{tier.Disk: 8 << 20}}); !errors.Is(err, replay.ErrStuck) {
+		t.Errorf("with a small disk: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := replay.Run(ctx, tr, replay.Setting{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+}
+
+// TestIncomplete: a trace that lacks its end, or events from its middle, is replayed as far as that
+// goes, or ends with an error.
+func TestIncomplete(t *testing.T) {
+	for _, name := range traces {
+		tr := read(t, name)
+		all := tr.Events
+		for n := 0; n < len(all); n += 1 + len(all)/12 {
+			tr.Events = all[:n]
+			if _, err := replay.Run(t.Context(), tr, replay.Setting{}); err != nil {
+				t.Errorf("%s: the first %d events: %v", name, n, err)
+			}
+			tr.Events = append(append([]trace.Event{}, all[:n]...), all[min(n+30, len(all)):]...)
+			if _, err := replay.Run(t.Context(), tr, replay.Setting{}); err != nil && !errors.Is(err, replay.ErrStuck) {
+				t.Errorf("%s without 30 events from the %dth: %v", name, n, err)
+			}
+		}
+	}
+}
+
+// TestOps: tasks, subscriptions, batches that were there before, and such that are opened where they
+// lie, are replayed.
+func TestOps(t *testing.T) {
+	gpu, host := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Host}
+	at := time.Duration(0)
+	state := func(id batch.ID, s batch.State, pending, active, subscribers int, space tier.ID) trace.Event {
+		at += time.Millisecond
+		return trace.Event{Kind: trace.State, At: at, Batch: id, State: s, Pending: pending, Active: active, Subscribers: subscribers, Space: space, Bytes: 4096, Body: 4096}
+	}
+	tr := &trace.Trace{Header: trace.Header{Policy: "lru", Spaces: []trace.Space{
+		{ID: gpu, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384},
+		{ID: host, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384, Held: 4096},
+	}}}
+	tr.Events = []trace.Event{
+		state(1, batch.Idle, 0, 0, 0, gpu), // it is there
+		state(1, batch.TaskCreated, 2, 0, 0, gpu),
+		state(1, batch.TaskCreated, 1, 0, 0, gpu), // one is cancelled
+		state(1, batch.TaskCreated, 1, 0, 2, gpu),
+		state(1, batch.TaskCreated, 1, 0, 0, gpu),
+		state(1, batch.Processing, 0, 1, 0, gpu), // opened in place, for the task
+		state(1, batch.Processing, 0, 2, 0, gpu),
+		state(1, batch.Idle, 0, 0, 0, gpu),
+		{Kind: trace.Open, At: at + 1, Batch: 1, To: []tier.ID{host}},
+		state(1, batch.Processing, 0, 1, 0, host),
+		{Kind: trace.End, At: at + 1, OK: true},
+		state(1, batch.Released, 0, 1, 0, host),
+		{Kind: trace.Gone, At: at + 1, Batch: 1},
+		state(2, batch.Idle, 0, 0, 0, host),
+		{Kind: trace.Bring, At: at + 1, Batch: 2, To: []tier.ID{gpu}},
+		{Kind: trace.End, At: at + 2, OK: true},
+		state(2, batch.Idle, 0, 0, 0, gpu),
+		{Kind: trace.Put, At: at + 1, Bytes: 4096, To: []tier.ID{gpu}},
+		{Kind: trace.End, At: at + 2},
+		state(2, batch.Released, 0, 0, 0, gpu),
+	}
+	r := run(t, tr, replay.Setting{})
+	if len(r.Moves) != 2 || r.Bytes() != 8192 || r.Accesses != 3 || r.Found != 2 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// BenchmarkReplay is what an event costs.
+func BenchmarkReplay(b *testing.B) {
+	data, err := os.ReadFile(filepath.Join("testdata", "scan.trace"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	tr, err := trace.Read(bytes.NewReader(data))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := replay.Run(b.Context(), tr, replay.Setting{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(tr.Events)), "ns/event")
+}
