@@ -57,7 +57,7 @@ labelled sim.`
 	root.SilenceUsage = true
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr))
+	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr))
 	root.SetHelpCommand(newHelp())
 	return root
 }
@@ -70,7 +70,7 @@ func rootArgs(_ *cobra.Command, args []string) error {
 	if _, err := os.Stat(args[0]); err == nil {
 		return fail.Usagef("%q is not a command (to run on a file: spillbench run --input %s)", args[0], args[0])
 	}
-	return fail.Usagef("%q is not a command (want run, verify, bandwidth, compare, reserve, quota or topo; see spillbench --help)", args[0])
+	return fail.Usagef("%q is not a command (want run, verify, bandwidth, compare, reserve, quota, topo or trace; see spillbench --help)", args[0])
 }
 
 // newHelp is cobra's help command, but that asking for help on what does not
@@ -84,7 +84,7 @@ func newHelp() *cobra.Command {
 			for _, name := range args {
 				i := slices.IndexFunc(about.Commands(), func(c *cobra.Command) bool { return c.Name() == name })
 				if i < 0 {
-					return fail.Usagef("there is no help on %q (want run, verify, bandwidth, compare, reserve, quota or topo)", strings.Join(args, " "))
+					return fail.Usagef("there is no help on %q (want run, verify, bandwidth, compare, reserve, quota, topo or trace)", strings.Join(args, " "))
 				}
 				about = about.Commands()[i]
 			}

@@ -30,12 +30,12 @@ func TestErrors(t *testing.T) {
 		{"unknown flag of run", []string{"run", "--html=x"}, 2, []string{"--html"}},
 		{"run flag of verify", []string{"verify", "--passes=2", whole}, 2, []string{"--passes"}},
 		{"engine flag of topo", []string{"topo", "--gpu=sim"}, 2, []string{"--gpu"}},
-		{"unknown command", []string{"bench"}, 2, []string{"bench", "run, verify, bandwidth, compare, reserve, quota or topo"}},
+		{"unknown command", []string{"bench"}, 2, []string{"bench", "run, verify, bandwidth, compare, reserve, quota, topo or trace"}},
 		{"file for a command", []string{whole}, 2, []string{"--input " + whole}},
 		{"argument of run", []string{"run", whole}, 2, []string{"--input"}},
 		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
 
-		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "run, verify, bandwidth, compare, reserve, quota or topo"}},
+		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "run, verify, bandwidth, compare, reserve, quota, topo or trace"}},
 		{"help on too much", []string{"help", "run", "nope"}, 2, []string{"run nope"}},
 		{"no result file", []string{"--json="}, 2, []string{"--json", "want FILE or -"}},
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -81,6 +82,7 @@ type engineFlags struct {
 	diskOf func(ctx context.Context, dir string, opt topology.Options) (topology.Location, error)
 	// watch returns the file system of a volume that has neither faults nor a rate; may be nil.
 	watch func(disk int) disk.FS
+	trace io.Writer // gets what happens in the engine; may be nil
 }
 
 // register adds the flags; a codec that is set is the default.

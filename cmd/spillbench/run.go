@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
@@ -50,7 +51,11 @@ header, is wrong use: there would be nothing to do.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), &f, stdout, stderr) },
 	}
-	fs := cmd.Flags()
+	f.register(cmd.Flags())
+	return cmd
+}
+
+func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 	f.input.register(fs, "load", "GPU and host memory together")
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
@@ -60,7 +65,6 @@ header, is wrong use: there would be nothing to do.`,
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
-	return cmd
 }
 
 func (f *runFlags) validate() error {

@@ -81,6 +81,8 @@ func TestKeys(t *testing.T) {
 			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
 			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",
 		})},
+		{&Trace{Header: warned, Traces: []Replayed{{Recorded: Outcome{Edges: []Edge{{ByReason: map[string]int64{"work": 1}}}}, Replays: []Outcome{{Edges: []Edge{{ByReason: map[string]int64{"work": 1}}}}}}}},
+			slices.Concat(header, []string{"traces[].file", "traces[].events", "traces[].lost_events", "traces[].cut_off"}, outcome("traces[].recorded."), outcome("traces[].replays[]."))},
 		{&Topo{Header: warned}, slices.Concat(header, []string{"topology", "paths.devices", "paths.paths"})},
 	} {
 		slices.Sort(c.want)
@@ -88,6 +90,15 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%T has the keys\n%q, want\n%q", c.document, got, c.want)
 		}
 	}
+}
+
+// outcome lists the keys of an Outcome.
+func outcome(prefix string) (keys []string) {
+	for _, k := range []string{"policy", "error", "bytes", "seconds", "stalled_seconds", "accesses", "found", "edges[].batches", "edges[].by_reason.work", "edges[].bytes",
+		"edges[].copies", "edges[].ahead_bytes", "edges[].ahead_used_bytes", "edges[].ahead_in_vain_bytes", "edges[].from", "edges[].gib_per_s", "edges[].seconds", "edges[].to", "edges[].unmoved_bytes"} {
+		keys = append(keys, prefix+k)
+	}
+	return keys
 }
 
 // TestRate: GiB a second, and nothing from nothing.

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/replay"
+	"github.com/spillway-db/spillway/internal/trace"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
+)
+
+func newTrace(stdout, stderr io.Writer) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "trace",
+		Short: "Record a run, and replay it with other policies, memories and speeds",
+		Long: `Record a run, and replay it with other policies, memories and speeds.
+
+A trace has what an engine was asked to do, when, and what it moved. A replay does the
+same again on a virtual clock. The monitor's own code decides what is moved; only the
+memory and the time are not real. Moves take as long as they took in the trace, beside
+as many others, unless --bandwidth says otherwise.
+
+Programs record traces with Config.Trace. Not replayed are what is read or written ahead,
+hints, what programs reserve themselves, and dictionaries that batches share.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			return fail.Usagef("want trace record, replay or compare (see spillbench trace --help)")
+		},
+		RunE: func(*cobra.Command, []string) error { return nil },
+	}
+	cmd.AddCommand(newRecord(stdout, stderr), newReplay(stdout, stderr), newTraceCompare(stdout, stderr))
+	return cmd
+}
+
+func newRecord(stdout, stderr io.Writer) *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "record FILE",
+		Short: "Do what run does, and write its trace to FILE",
+		Args:  files(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if err := f.validate(); err != nil {
+				return err
+			}
+			to, err := os.Create(args[0])
+			if err != nil {
+				return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", args[0], pathless(err))
+			}
+			f.engine.trace = to
+			return errors.Join(run(cmd.Context(), &f, stdout, stderr), to.Close())
+		},
+	}
+	f.register(cmd.Flags())
+	return cmd
+}
+
+// replayFlags are the flags of trace replay and compare.
+type replayFlags struct {
+	output  outputFlags
+	policy  string
+	sizes   [tier.Disk + 1]tier.Amount // 0: as recorded
+	speeds  []string
+	setting replay.Setting
+}
+
+func (f *replayFlags) register(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.SortFlags = false
+	for _, k := range tier.Kinds() {
+		fs.TextVar(&f.sizes[k], k.String()+"-memory", tier.Amount{}, fmt.Sprintf("`SIZE` of each %s space, such as 512MiB (default as recorded)", k))
+	}
+	fs.StringArrayVar(&f.speeds, "bandwidth", nil, "what a way between two spaces passes in a second, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB (repeatable; default as recorded)")
+	f.output.register(fs)
+}
+
+// validate makes the setting.
+func (f *replayFlags) validate() (err error) {
+	f.setting = replay.Setting{Capacity: make(map[tier.Kind]int64), Speed: make(map[replay.Edge]float64)}
+	for _, k := range tier.Kinds() {
+		if f.sizes[k].Share != 0 {
+			return fail.Usagef("--%s-memory %s: a trace does not know of what that is a share (give a size, such as 512MiB)", k, f.sizes[k])
+		}
+		f.setting.Capacity[k] = f.sizes[k].Bytes
+	}
+	for _, s := range f.speeds {
+		way, amount, _ := strings.Cut(s, "=")
+		from, to, _ := strings.Cut(way, "-")
+		var e replay.Edge
+		size, err := tier.ParseAmount(amount)
+		if err = errors.Join(err, e.From.UnmarshalText([]byte(from)), e.To.UnmarshalText([]byte(to))); err != nil || size.Bytes <= 0 {
+			return fail.Usagef("--bandwidth %q: want FROM-TO=SIZE, such as disk:0-gpu:0=2GiB", s)
+		}
+		f.setting.Speed[e] = float64(size.Bytes)
+	}
+	if f.policy != "" {
+		if f.setting.Policy, err = monitor.ByName(f.policy); err != nil {
+			return fail.Usagef("--policy %q is unknown (want one of %s)", f.policy, strings.Join(monitor.Names(), ", "))
+		}
+	}
+	return nil
+}
+
+func newReplay(stdout, stderr io.Writer) *cobra.Command {
+	var f replayFlags
+	cmd := &cobra.Command{
+		Use:   "replay FILE",
+		Short: "Predict what is moved, and the time, with a setting",
+		Args:  files(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
+		},
+	}
+	cmd.Flags().StringVar(&f.policy, "policy", "", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
+	f.register(cmd)
+	return cmd
+}
+
+func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
+	var f replayFlags
+	cmd := &cobra.Command{
+		Use:   "compare FILE...",
+		Short: "Predict what is moved, and the time, with each policy",
+		Args:  files(1, 1<<20),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.run(cmd.Context(), "trace compare", args, true, stdout, stderr)
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// files wants names of traces.
+func files(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return fail.Usagef("%s wants the name of a trace's file (see %s --help)", strings.TrimPrefix(cmd.CommandPath(), "spillbench "), cmd.CommandPath())
+		}
+		return nil
+	}
+}
+
+// run replays traces, each with the setting or with all policies.
+func (f *replayFlags) run(ctx context.Context, command string, names []string, all bool, stdout, stderr io.Writer) (err error) {
+	if err := f.validate(); err != nil {
+		return err
+	}
+	out, err := f.output.open(stdout, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	top, err := topology.Discover(ctx, topology.Options{})
+	if err != nil {
+		return err
+	}
+	doc := &report.Trace{Header: report.NewHeader(command, report.MachineEnv(top), nil)}
+	for _, name := range names {
+		t, err := readTrace(name)
+		if err != nil {
+			return err
+		}
+		of := report.Replayed{
+			File: name, Events: len(t.Events), Lost: t.Lost, CutOff: t.CutOff,
+			Recorded: outcome(t.Policy, replay.Measured(t), nil),
+		}
+		policies := []string{f.policy}
+		if all {
+			policies = monitor.Names()
+		}
+		for _, p := range policies {
+			s := f.setting
+			if all {
+				s.Policy, _ = monitor.ByName(p) // it is of Names
+			} else if p == "" {
+				p = t.Policy
+			}
+			res, err := replay.Run(ctx, t, s)
+			if err != nil && !errors.Is(err, replay.ErrStuck) {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			of.Replays = append(of.Replays, outcome(p, res, err))
+		}
+		doc.Traces = append(doc.Traces, of)
+	}
+	return errors.Join(out.write(doc), out.print(doc.Print))
+}
+
+func readTrace(name string) (*trace.Trace, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fail.Usagef("%s cannot be read: %w (name a file that trace record wrote)", name, pathless(err))
+	}
+	defer f.Close()
+	t, err := trace.Read(f)
+	if err != nil {
+		return nil, fail.Usagef("%s: %w (name a file that trace record wrote)", name, err)
+	}
+	return t, nil
+}
+
+// outcome is what became of a workload, or why nothing did.
+func outcome(policy string, r *replay.Result, err error) report.Outcome {
+	o := report.Outcome{Policy: policy, Edges: []report.Edge{}}
+	if err != nil {
+		o.Error = err.Error()
+		return o
+	}
+	o.Seconds, o.StalledSeconds, o.Accesses, o.Found, o.Bytes = r.Took.Seconds(), r.Stalled.Seconds(), r.Accesses, r.Found, r.Bytes()
+	for _, m := range r.Moves {
+		o.Edges = append(o.Edges, report.Edge{
+			From: m.From.String(), To: m.To.String(), Batches: m.Batches, Bytes: m.Bytes, Copies: m.Copies, Unmoved: m.Unmoved,
+			Seconds: m.Busy.Seconds(), GiBPerS: report.Rate(m.Bytes, m.Busy.Seconds()), ByReason: m.ByReason,
+		})
+	}
+	return o
+}

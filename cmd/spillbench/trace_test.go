@@ -1,0 +1,59 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/monitor"
+)
+
+// TestTrace: a run that is recorded is replayed, and compared by all policies.
+func TestTrace(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "run.trace")
+	var stdout, stderr strings.Builder
+	try := func(args ...string) (status int) {
+		stdout.Reset()
+		stderr.Reset()
+		return Main(t.Context(), args, &stdout, &stderr)
+	}
+	if status := try("trace", "record", file, "--gpu", "sim", "--gpu-memory", "4MiB", "--host-memory", "4MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
+		t.Fatal(status, stderr.String())
+	}
+	if status := try("trace", "replay", file); status != fail.Fine || !strings.Contains(stdout.String(), "recorded:") || !strings.Contains(stdout.String(), "for work") {
+		t.Errorf("%d: %s\n%s", status, &stdout, &stderr)
+	}
+	var doc report.Trace
+	if status := try("trace", "replay", file, "--policy", "lru", "--gpu-memory", "1GiB", "--bandwidth", "disk:0-gpu:0=1GiB", "--json", "-"); status != fail.Fine {
+		t.Fatal(status, stderr.String())
+	}
+	decode(t, stdout.String(), &doc)
+	if of := doc.Traces[0]; doc.Command != "trace replay" || of.File != file || of.Events == 0 || of.CutOff || of.Recorded.Policy != "plan-order" || of.Recorded.Bytes == 0 ||
+		of.Replays[0].Policy != "lru" || of.Replays[0].Bytes != 0 || of.Replays[0].Found != of.Replays[0].Accesses {
+		t.Errorf("%+v", doc)
+	}
+	if status := try("trace", "compare", file, file, "--json", "-"); status != fail.Fine {
+		t.Fatal(status, stderr.String())
+	}
+	decode(t, stdout.String(), &doc)
+	if len(doc.Traces) != 2 || len(doc.Traces[1].Replays) != len(monitor.Names()) {
+		t.Errorf("%+v", doc)
+	}
+	if status := try("trace", "replay", file, "--disk-memory", "1MiB"); status != fail.Fine || !strings.Contains(stdout.String(), "cannot go on") {
+		t.Errorf("%d: %s\n%s", status, &stdout, &stderr)
+	}
+	if err := os.WriteFile(file, []byte("no trace"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{}, {"replay"}, {"replay", file}, {"replay", file + "x"}, {"record"}, {"compare"}, {"record", file, "--passes", "-1"}, {"record", filepath.Join(file, "x")}, {"sideways"},
+		{"replay", file, "--policy", "none"}, {"replay", file, "--gpu-memory", "10%"}, {"replay", file, "--bandwidth", "disk:0=1GiB"}, {"replay", file, "--bandwidth", "disk:0-gpu:0=fast"},
+	} {
+		if status := try(append([]string{"trace"}, args...)...); status != fail.Usage || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%q: %d: %s", args, status, &stderr)
+		}
+	}
+}
