@@ -72,7 +72,8 @@ type Mover struct {
 	panics     guard.Log // of events: the move has ended
 	// clearing has, for each space, a token for the goroutine that makes room in one piece there.
 	clearing map[tier.ID]chan struct{}
-	relieved map[tier.ID]*atomic.Int64 // when a batch was relieved from a space last: unix nanoseconds
+	begun    time.Time                 // the time quiet before the mover was made: nothing has been relieved then
+	relieved map[tier.ID]*atomic.Int64 // when a batch was relieved from a space last: nanoseconds since begun
 	early    early
 }
 
@@ -90,7 +91,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{
 		cfg: cfg, operations: newOperations(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
-		clearing: make(map[tier.ID]chan struct{}), relieved: make(map[tier.ID]*atomic.Int64),
+		clearing: make(map[tier.ID]chan struct{}), relieved: make(map[tier.ID]*atomic.Int64), begun: time.Now().Add(-quiet),
 	}
 	for _, s := range cfg.Reservations.Spaces().All() {
 		m.clearing[s.ID()], m.relieved[s.ID()] = make(chan struct{}, 1), new(atomic.Int64)

@@ -527,3 +527,16 @@ func TestVerifyNeedsADisk(t *testing.T) {
 		}
 	}
 }
+
+// TestQuietIsNotByTheWallClock: the time since a batch was relieved has a monotonic clock. So nothing
+// changes when the system's clock is set.
+func TestQuietIsNotByTheWallClock(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	if begun := m.mover.begun; begun == begun.Round(0) {
+		t.Errorf("%v has no monotonic reading", begun)
+	}
+	b := m.put(t, numbered(1, 30_000), tier.Disk)
+	if err := m.mover.Inside().Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
+		t.Errorf("at the beginning: %v", err)
+	}
+}

@@ -142,7 +142,7 @@ func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Spa
 	demand = append(demand, slices.Concat(choices...)...)
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
-		if waits || s.PressureBytes()+what.in(s) > s.Stop() || time.Since(time.Unix(0, m.relieved[s.ID()].Load())) < quiet {
+		if waits || s.PressureBytes()+what.in(s) > s.Stop() || time.Since(m.begun)-time.Duration(m.relieved[s.ID()].Load()) < quiet {
 			spaces = append(spaces, s)
 		}
 	}
@@ -184,7 +184,7 @@ func (t *trip) move(ctx context.Context) error {
 		origin = reservation.Incoming() // it is not the next to consume
 		needed := t.needed()
 		if to = (without{to, needed}); len(needed) > 0 && len(t.candidates(to)) == 0 {
-			return &tier.NoSpaceError{Space: needed[0].ID(), Requested: t.what.in(needed[0]), Cause: errNeeded}
+			return &tier.NoSpaceError{Space: needed[0].ID(), Requested: t.what.in(needed[0]), Available: needed[0].Available(), Cause: errNeeded}
 		}
 	}
 	carry := func(r reservation.Reservation) error { return t.carry(ctx, waits, r) }
@@ -313,7 +313,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	m.stats.add(&t.moved, t.what.body, took)
 	m.cfg.Trace.Moved(trace.Event{Batch: t.now.ID, From: from.ID(), Space: to.ID(), Bytes: t.what.body, Took: took, Reason: t.reason, Copy: copied})
 	if t.relieves {
-		m.relieved[from.ID()].Store(time.Now().UnixNano())
+		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
 	}
 	return nil
 }
