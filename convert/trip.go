@@ -181,7 +181,7 @@ func (t *trip) move(ctx context.Context) error {
 	case t.opens:
 		origin = reservation.Consuming()
 	case t.ahead:
-		origin = reservation.Incoming() // it is not the next to consume
+		origin = reservation.Early() // it is not the next to consume
 		needed := t.needed()
 		if to = (without{to, needed}); len(needed) > 0 && len(t.candidates(to)) == 0 {
 			return &tier.NoSpaceError{Space: needed[0].ID(), Requested: t.what.in(needed[0]), Available: needed[0].Available(), Cause: errNeeded}

@@ -66,6 +66,48 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
+// TestEarly: what nobody needs yet leaves free what is above the stop mark, or the headroom if that is
+// more, also where many ask at once.
+func TestEarly(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		headroom, foreign int64
+		most              int64
+	}{
+		{"nothing else", 0, 0, 60},
+		{"a small headroom", 30, 0, 60},
+		{"a large headroom", 50, 0, 50},
+		{"others on the device", 0, 20, 40},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := withHeadroom(t, c.headroom)
+			s, _ := m.Spaces().ByID(tier.ID{Kind: tier.GPU})
+			if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+				t.Fatal(err)
+			}
+			s.Inside().SetForeign(c.foreign)
+			var all sync.WaitGroup
+			got := make([]reservation.Reservation, 200)
+			for i := range got {
+				all.Go(func() {
+					var err error
+					if got[i], err = m.TryReserve(onGPU0, 1, reservation.Early()); err != nil && !errors.Is(err, tier.ErrNoSpace) {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			if n := s.Used(); n != c.most {
+				t.Errorf("%d bytes are used, want %d", n, c.most)
+			}
+			release(t, mustTry(t, m, onGPU0, 100-c.most)) // the rest is for others
+			for _, r := range got {
+				release(t, r)
+			}
+		})
+	}
+}
+
 // TestHeadroomOfALargeRequest: a request that cannot leave the headroom free waits for all there
 // is, and not for ever.
 func TestHeadroomOfALargeRequest(t *testing.T) {

@@ -280,16 +280,19 @@ func (q *scratch) place(wait bool, least, most int64) (*line, int64, *waiter, er
 	return nil, 0, newWaiter(q.slots, least, most), nil
 }
 
-// addHeadroom notes which of the slots leave headroom free, and which may use it.
+// addHeadroom notes which of the slots leave headroom free, or what is above the stop mark, and which
+// may use headroom.
 func (m *Manager) addHeadroom(slots []slot, o origin) {
-	if o == unknown || m.config.Headroom == nil {
-		return
-	}
 	for i := range slots {
 		s := &slots[i]
-		s.keeps, s.upward = o.of(s.line.space)
+		if o != unknown && m.config.Headroom != nil {
+			s.keeps, s.upward = o.of(s.line.space)
+		}
 		if s.keeps && s.need < nothing {
 			s.spare = m.headroom(s.line, s.need)
+		}
+		if sp := s.line.space; o == early {
+			s.spare = max(s.spare, sp.Limit()-sp.Stop()+sp.Foreign())
 		}
 	}
 }

@@ -22,6 +22,7 @@ type origin uint8
 const (
 	unknown   origin = iota // a reservation for work, or whose maker does not say
 	incoming                // from outside
+	early                   // for what nobody needs yet
 	consuming               // for what somebody works on
 	within                  // within + k: from tier k
 )
@@ -30,7 +31,7 @@ const (
 // use it ahead of those that keep it.
 func (o origin) of(s *tier.Space) (keeps, uses bool) {
 	if o < within {
-		return o == incoming, o == consuming
+		return o == incoming || o == early, o == consuming
 	}
 	from := tier.Kind(o - within)
 	return from < s.Kind(), from > s.Kind()
@@ -108,6 +109,13 @@ func WithoutClearing() Option {
 // it when all tiers are full of incoming data.
 func Incoming() Option {
 	return func(o options) options { o.policy.origin = incoming; return o }
+}
+
+// Early is Incoming for what somebody will need soon, and is meant for TryReserve. The pressure of the
+// space stays at its stop mark at most, also if several such requests come at once. Only one that is
+// larger may have the space alone.
+func Early() Option {
+	return func(o options) options { o.policy.origin = early; return o }
 }
 
 // Consuming says that the bytes are for a batch that somebody opens. The request may use the

@@ -2,6 +2,7 @@ package test
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -181,6 +182,48 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 		}
 		closeClean(t, eng)
 	})
+}
+
+// meeting is a strategy whose users meet when a move ahead has looked at the room, and is about to
+// ask for it.
+type meeting struct {
+	reservation.Strategy
+	all   *sync.WaitGroup
+	calls int
+}
+
+func (m *meeting) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	if m.calls++; m.calls == 3 { // it was asked where the batch is to be, and what room is needed
+		m.all.Done()
+		m.all.Wait()
+	}
+	return m.Strategy.Candidates(all, dst)
+}
+
+// TestReadAheadAtOnce: several consumers read ahead at the same moment. Together they stay below the
+// stop mark.
+func TestReadAheadAtOnce(t *testing.T) {
+	eng, repo, _ := onSlowDisk(t, 4*mib, 16, func(c *spillway.Config) { c.HostMarks = tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6} })
+	host := eng.Spaces()[0]
+	var meet, done sync.WaitGroup
+	meet.Add(16)
+	for b := range repo.Batches(0) {
+		done.Go(func() {
+			var full *tier.NoSpaceError
+			err := eng.Mover().Inside().Ahead(t.Context(), b, &meeting{Strategy: reservation.AnyInTier(tier.Host), all: &meet})
+			if err != nil && !errors.As(err, &full) {
+				t.Error(err)
+			}
+		})
+	}
+	done.Wait()
+	if n := repo.Bytes(tier.Host); n == 0 || host.Usage().Peak > host.Stop() {
+		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d", n, host.Usage().Peak, host.Stop())
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
 }
 
 // TestDrainThatIsBrokenOff leaves the rest whole, and nothing that goes on.
