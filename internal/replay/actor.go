@@ -200,25 +200,26 @@ func (a *actor) bring(o *op, t *thing) {
 			origin = reservation.Consuming()
 		}
 		r, err := a.reserve(t, o.to, origin, false, there)
-		if err != nil {
-			if !errors.Is(err, errThere) {
-				return // it can never fit there
-			}
-			continue
-		}
-		if now := a.settled(t); there() || now.State == batch.Processing {
-			_ = r.Release()
-			continue
-		}
-		transit, err := t.b.TryTransit()
 		if err == nil {
-			err = a.move(t, transit, r, "work", o)
+			err = a.into(r, t, o, there)
 		}
-		_ = r.Release()
-		if err != nil || o.what != bring {
-			return
+		if !errors.Is(err, errThere) && (err != nil || o.what != bring) {
+			return // it is open, or can never fit there
 		}
 	}
+}
+
+// into moves a batch into r, unless another actor has brought it or opened it: errThere.
+func (a *actor) into(r reservation.Reservation, t *thing, o *op, there func() bool) error {
+	defer func() { _ = r.Release() }()
+	if now := a.settled(t); there() || now.State == batch.Processing {
+		return errThere
+	}
+	transit, err := t.b.TryTransit()
+	if err != nil {
+		return err
+	}
+	return a.move(t, transit, r, "work", o)
 }
 
 // move moves a batch in transit into r, and opens it if o says so.
@@ -262,6 +263,12 @@ func (a *actor) move(t *thing, transit *batch.Transit, r reservation.Reservation
 func (a *actor) transfer(t *thing, k Edge) {
 	w := a.w
 	var scratch []reservation.Reservation
+	defer func() {
+		for _, r := range scratch {
+			w.scratch -= r.Bytes()
+			_ = r.Release()
+		}
+	}()
 	if packs := t.packedIn(k.From) || t.packedIn(k.To); packs {
 		runs := int((t.desc.Body + payload.RunSize - 1) / payload.RunSize)
 		for range min(runs, transfer.StagedUnderWay) {
@@ -278,10 +285,6 @@ func (a *actor) transfer(t *thing, k Edge) {
 		}
 	}
 	w.path(k.path()).carry(a, w.cost(k, t.desc.Body))
-	for _, r := range scratch {
-		w.scratch -= r.Bytes()
-		_ = r.Release()
-	}
 }
 
 // packedIn reports whether the batch is packed in a space.

@@ -285,11 +285,22 @@ func (w *world) close() error {
 		a.stop()
 	}
 	var errs []error
+	for _, t := range w.things {
+		for _, h := range t.handles {
+			errs = append(errs, h.Close())
+		}
+		if t.b.Info().State != batch.Released {
+			errs = append(errs, t.b.Drop())
+		}
+	}
 	for _, r := range w.own {
 		errs = append(errs, r.Release())
 	}
 	errs = append(errs, w.res.Close())
 	for _, s := range w.spaces {
+		if n := s.Used() + s.Inside().Cached(); n > 0 {
+			errs = append(errs, fmt.Errorf("%d bytes of %s are in use in the end", n, s.ID()))
+		}
 		errs = append(errs, s.Close())
 	}
 	return errors.Join(errs...)
