@@ -183,10 +183,7 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
-	// panics of observers, clocks and payloads are logged, and end there: the change has been made,
-	// and its waiters must be woken.
-	panics  *guard.Log
-	watcher interface{ Unleased() } // *watching; here, so that no payload needs an object for it
+	watcher  interface{ Unleased() } // *watching; here, so that no payload needs an object for it
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
@@ -258,7 +255,7 @@ func New(o Options) (*Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock, panics: panicsOf(o.Observer)}
+	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
 	b.watcher = (*watching)(b)
 	b.holdLocked(o.Payload, says)
 	b.mu.place, b.mu.partition = keepPlace(o.Place)
@@ -337,7 +334,7 @@ func (b *Batch) watch(p Payload) {
 	case *payload.Image: // not what embeds one: its OnUnleased is its own
 		w.Watch(&b.watcher)
 	case leased:
-		b.panics.Do("Payload.OnUnleased", func() { w.OnUnleased(b.watcher.Unleased) })
+		b.panics().Do("Payload.OnUnleased", func() { w.OnUnleased(b.watcher.Unleased) })
 	}
 }
 
@@ -355,7 +352,7 @@ func (w *watching) Unleased() {
 func (b *Batch) now() int64 {
 	now := time.Now().UnixNano()
 	if b.clock != nil {
-		b.panics.Do("a clock of batches", func() { now = b.clock() })
+		b.panics().Do("a clock of batches", func() { now = b.clock() })
 	}
 	return now
 }
@@ -396,7 +393,7 @@ func (b *Batch) asked(i Info) Info {
 
 // leases is 0 if the payload panics, because the batch has changed by then.
 func (b *Batch) leases(l leased) (n int) {
-	defer b.panics.Recover("Payload.Leased")
+	defer b.panics().Recover("Payload.Leased")
 	return l.Leased()
 }
 
@@ -513,9 +510,11 @@ func observers(o Observer) iter.Seq[Observer] {
 	}
 }
 
-// panicsOf returns the log of the first of the observers that has one.
-func panicsOf(o Observer) *guard.Log {
-	for o := range observers(o) {
+// panics returns where panics of observers, clocks and payloads are logged, which end there: the
+// change has been made, and its waiters must be woken. It is the log of the first of the observers
+// that has one.
+func (b *Batch) panics() *guard.Log {
+	for o := range observers(b.observer) {
 		if l, ok := o.(interface{ Panics() *guard.Log }); ok {
 			return l.Panics()
 		}
@@ -524,7 +523,7 @@ func panicsOf(o Observer) *guard.Log {
 }
 
 func (b *Batch) tell(o Observer, now Info) {
-	defer b.panics.Recover("an observer of batches")
+	defer b.panics().Recover("an observer of batches")
 	o.BatchChanged(b, now)
 }
 

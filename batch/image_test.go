@@ -43,12 +43,12 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestSize holds the record to what a million batches may cost.
+// TestSize holds the record to what a million batches may cost. On 32 bits it is less.
 func TestSize(t *testing.T) {
 	size := reflect.TypeFor[Batch]().Size()
 	t.Logf("a batch is %d bytes, a handle %d, a transit %d, a descriptor %d", size,
 		reflect.TypeFor[Handle]().Size(), reflect.TypeFor[Transit]().Size(), reflect.TypeFor[Descriptor]().Size())
-	if size > 256 {
-		t.Errorf("a batch is %d bytes, limit 256", size)
+	if size > 208 { // the allocator's next size is 224
+		t.Errorf("a batch is %d bytes, limit 208", size)
 	}
 }

@@ -146,7 +146,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 func (t *Transit) releaseOld() {
 	if !invariants.Enabled {
 		lockrank.AssertNone("a payload is released")
-		t.b.panics.Do("Payload.Release", func() { _ = t.payload.Release() })
+		t.b.panics().Do("Payload.Release", func() { _ = t.payload.Release() })
 	} else if err := release(t.payload); err != nil {
 		panic("batch: the old payload was released by other code: " + err.Error())
 	}
