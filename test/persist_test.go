@@ -127,8 +127,8 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 }
 
 // TestPersistChild is no test but the process that TestKilledProcessIsAdopted kills. It says
-// "+ n" when record n is on disk, where every other one leaves a copy then, and "- n" before it
-// drops it.
+// "+ n" when record n is on disk, and "- n" before it drops it. Every other one leaves a copy on disk
+// then, and every fourth has only one there that was written ahead.
 func TestPersistChild(t *testing.T) {
 	dir := os.Getenv(keepChildEnv)
 	if dir == "" {
@@ -154,7 +154,12 @@ func TestPersistChild(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := putPersisted(t, eng, repo, n, n%4 != 0)
+		var b *batch.Batch
+		if n%4 == 1 {
+			b = putAhead(t, eng, repo, n)
+		} else {
+			b = putPersisted(t, eng, repo, n, n%4 != 0)
+		}
 		fmt.Println("+", n)
 		if n%2 == 0 {
 			if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
@@ -179,18 +184,36 @@ func putPersisted(t testing.TB, eng *spillway.Engine, repo *repository.Repositor
 	if throughHost {
 		first = tier.Host
 	}
+	b := putNumbered(t, repo, n, first)
+	if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// putAhead puts record n into host memory, with a copy on disk.
+func putAhead(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n int64) *batch.Batch {
+	t.Helper()
+	b := putNumbered(t, repo, n, tier.Host)
+	for len(b.Copies()) == 0 { // the monitor may be copying another
+		if _, err := eng.Mover().Inside().WriteAhead(t.Context(), b, 0); err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// putNumbered puts record n into a tier.
+func putNumbered(t testing.TB, repo *repository.Repository, n int64, k tier.Kind) *batch.Batch {
+	t.Helper()
 	before := slices.Collect(repo.Batches(int(n % 3)))
-	if err := repo.Put(t.Context(), int(n%3), persistedRecord(n), repository.WithPlacement(reservation.AnyInTier(first))); err != nil {
+	if err := repo.Put(t.Context(), int(n%3), persistedRecord(n), in(k)); err != nil {
 		t.Fatal(err)
 	}
 	for b := range repo.Batches(int(n % 3)) {
-		if slices.Contains(before, b) {
-			continue
+		if !slices.Contains(before, b) {
+			return b
 		}
-		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
-			t.Fatal(err)
-		}
-		return b
 	}
 	t.Fatal("what was put is not there")
 	return nil

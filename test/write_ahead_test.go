@@ -8,7 +8,6 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -195,44 +194,4 @@ func bursts(t *testing.T, rate, puts int64) (moved int64, took time.Duration) {
 	moved = aheadOf(eng).Bytes
 	closeRepo(t, eng, repo)
 	return moved, took
-}
-
-// TestWrittenAheadSurvives: on a disk where batches persist, the copy of one that is in host memory
-// is recorded, and adopted after the process was killed.
-func TestWrittenAheadSurvives(t *testing.T) {
-	persistNeedsLinux(t)
-	const n = 6
-	dir, copied := t.TempDir(), t.TempDir()
-	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.WriteAhead = -1 })
-	plan, err := eng.Plan("query")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range int64(n) {
-		repo, err := plan.Repository("join", int(i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := repo.Put(t.Context(), int(i%3), persistedRecord(i), in(tier.Host)); err != nil {
-			t.Fatal(err)
-		}
-		b, _ := repo.Peek(int(i % 3))
-		if bytes, err := eng.Mover().Inside().WriteAhead(t.Context(), b, 0); bytes == 0 || err != nil {
-			t.Fatalf("%d bytes, %v", bytes, err)
-		}
-	}
-	copytree.Copy(t, copied, dir) // as if it had been killed
-	closePersistent(t, eng)
-	wantNothingIn(t, dir)
-
-	eng = persistentEngine(t, copied)
-	found := make(map[int64]bool)
-	for _, p := range eng.Persisted() {
-		found[checkAdopted(t, eng, p)] = true
-	}
-	if len(found) != n {
-		t.Errorf("%d of %d batches were found", len(found), n)
-	}
-	closePersistent(t, eng)
-	wantNothingIn(t, copied)
 }
