@@ -68,8 +68,8 @@ type Config struct {
 
 	// WriteAhead is how many bytes a second are copied to disks at most, while nothing else uses
 	// these, of the batches that would be the first to leave a space that is above its stop mark.
-	// Such a batch stays where it is, and leaves without a transfer later. 0 means 64 MiB; below 0
-	// there is none.
+	// Such a batch stays where it is, and leaves without a transfer later. 0 means 64 MiB, and nothing
+	// to disks with Persist: a copy there persists, too. Below 0 there is none.
 	WriteAhead int64
 
 	// StuckAfter is how long nothing may change before a stuck wait for room, as of Put, Acquire or

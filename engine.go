@@ -126,7 +126,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.builtin = &transfer.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
 	e.trace = e.newTrace()
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(), Trace: e.trace, Persists: e.recorder.Records, Logger: e.cfg.Logger,
+		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(), Trace: e.trace, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err

@@ -36,6 +36,7 @@ type MoverConfig struct {
 	Events       Events
 	Trace        *trace.Recorder    // of calls and moves; may be nil
 	Persists     func(tier.ID) bool // what comes to a space is recorded for the next process; nil: nowhere
+	PersistAhead bool               // batches are written ahead there, too, and so are recorded though they are up
 	Logger       *slog.Logger       // logs events that panic, and what converters do wrong; nil means slog.Default
 }
 

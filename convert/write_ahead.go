@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -18,11 +19,10 @@ var errChanged = errors.New("convert: the batch is being moved")
 
 // WriteAhead copies b to a disk while it stays where it is, so that a later move there moves no
 // bytes. The batch may be used, moved and dropped meanwhile: what is copied is only leased. It
-// returns the bytes of the copy, and 0 without an error if b has one, is in use, or cannot be
-// copied.
-//
-// The copy takes room that nobody needs: the disk must stay below its stop mark, without waiters
-// for room, and no other copy goes for it. Otherwise the error is a *tier.NoSpaceError. It is
+// returns the bytes that were written, in vain if the batch was moved or dropped, and 0 without an
+// error if b has a copy, is in use, cannot be copied, or finds no room. That is room which nobody
+// needs: the disk must stay below its stop mark, without waiters for room, and no other copy goes
+// for it. If the disk is full nevertheless, the error is a *tier.NoSpaceError. The copy is
 // written while no other transfer with a disk is under way, nor was within the time quiet. The
 // error matches context.Canceled if there is one, or if one begins: then the pieces under way are
 // the last.
@@ -51,13 +51,17 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	ctx, watched := m.untilVain(ctx, b, now.Payload.Space(), is, errChanged)
 	defer watched()
 	bytes, err = m.writeAhead(ctx, b, now)
-	if err != nil && errors.Is(context.Cause(ctx), errChanged) || errors.Is(err, errGone) || errors.Is(err, batch.ErrUnmovable) {
+	switch {
+	case err == nil || errors.Is(err, errNeeded):
+		return bytes, err
+	case errors.Is(context.Cause(ctx), errChanged):
+		return bytes, nil
+	case errors.Is(err, errGone) || errors.Is(err, batch.ErrUnmovable):
 		return 0, nil
-	}
-	if err != nil && ctx.Err() != nil {
+	case ctx.Err() != nil:
 		err = fmt.Errorf("%w: %w", context.Canceled, err)
 	}
-	return bytes, err
+	return 0, err
 }
 
 // lease keeps the memory of a built-in image, and of its dictionaries, until end is called. ok is
@@ -106,11 +110,14 @@ func (m *Mover) lease(p batch.Payload) (end func(), ok bool) {
 // writeAhead copies the payload that the batch was seen with.
 func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) (bytes int64, err error) {
 	what := m.takes(now, "")
-	to, err := m.toSpare(&what)
-	if err != nil {
-		return 0, err
+	to, ok := m.toSpare(&what)
+	if !ok {
+		return 0, nil
 	}
 	r, err := m.cfg.Reservations.TryReserve(what.of(to), what.body, reservation.WithoutClearing(), reservation.Incoming())
+	if errors.Is(err, tier.ErrNoSpace) {
+		return 0, nil
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -118,9 +125,13 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	disk := r.Space().Inside()
 	before := disk.Evicted()
 	out, err := m.convert(ctx, now.Payload, "", &what, r)
+	var corrupt *image.CorruptError
+	if errors.As(err, &corrupt) { // who uses the batch will notice; the disk has done nothing
+		return 0, nil
+	}
 	if err != nil {
 		distrust(ctx, err, r.Space())
-		return 0, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), ofBatch(err, now.ID))
+		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), ofBatch(err, now.ID))
 	}
 	full := disk.Evicted() > before // before the space is
 	b.Inside().AddCopy(out, now.Descriptor, m.stats.ahead(now.Space, disk.ID(), what.body))
@@ -130,19 +141,17 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	return what.body, nil
 }
 
-// toSpare is the strategy for disks that have room for a copy beside all others.
-func (m *Mover) toSpare(what *takes) (reservation.Strategy, error) {
+// toSpare is the strategy for disks that have room for a copy beside all others, if there are any.
+func (m *Mover) toSpare(what *takes) (_ reservation.Strategy, ok bool) {
 	to := reservation.AnyInTier(tier.Disk)
 	taken := m.needed(to, what)
 	all := to.Candidates(m.cfg.Reservations.Spaces(), nil)
 	for _, s := range all {
-		if s.Used()+s.Inside().Cached()+what.in(s) > s.Limit() {
+		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
+		if persists || s.Used()+s.Inside().Cached()+what.in(s) > s.Limit() {
 			taken = append(taken, s)
 		}
 	}
 	left := without{to, taken}
-	if len(left.Candidates(m.cfg.Reservations.Spaces(), nil)) == 0 {
-		return nil, &tier.NoSpaceError{Space: tier.ID{Kind: tier.Disk}, Requested: what.body, Cause: errNeeded}
-	}
-	return left, nil
+	return left, len(left.Candidates(m.cfg.Reservations.Spaces(), nil)) > 0
 }

@@ -162,7 +162,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(quiet)
-		none("there is no room beside the other copy", tier.ErrNoSpace)
+		none("there is no room beside the other copy", nil)
 		if len(other.Copies()) != 1 {
 			t.Error("the other copy is gone")
 		}
@@ -208,7 +208,7 @@ func TestWritingAheadGivesWay(t *testing.T) {
 			}()
 			n, err := m.ahead(ctx, b)
 			<-done
-			if n != 0 || !errors.Is(err, c.want) || failed != nil {
+			if c.want != nil && n != 0 || !errors.Is(err, c.want) || failed != nil || len(b.Copies()) > 0 {
 				t.Errorf("%d bytes were written, %v; %v", n, err, failed)
 			}
 			if n := m.files.Count("write") - writes; n == 0 || n > 11 { // of 14

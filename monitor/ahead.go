@@ -3,7 +3,6 @@ package monitor
 import (
 	"context"
 	"errors"
-	"math"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/guard"
@@ -15,8 +14,9 @@ import (
 // stop mark without them. One goroutine copies one batch after the other. It ends when anything is
 // needed.
 //
-// A space is looked at again when its batches, its pressure or the copies on disks have changed. So
-// an engine in which all copies are made sleeps.
+// What is to be copied is searched for by the second: as much as the rate allows in that. A space
+// that was searched in vain is looked at again when its batches, its pressure or the copies on disks
+// have changed. So an engine in which all copies are made sleeps.
 
 // writing is what the monitor remembers of that. It is for Run's goroutine alone, except for ended.
 type writing struct {
@@ -26,18 +26,31 @@ type writing struct {
 	after    time.Time               // nothing is begun before
 	next     time.Time               // nor anything written, because of the rate
 	failures int                     // in a row
+	turns    int                     // in a row that others used the disks
 }
 
 // coverage is what a space was like when all that is above its stop mark had copies.
 type coverage struct {
-	version       uint64 // of the index
-	above, cached int64
+	version uint64 // of the index
+	above   int64
+	used    int64 // of disks, with copies
 }
+
+// search is how far a space was searched for batches to copy, in the policy's order of keys.
+type search struct {
+	after  Victim // the last that was looked at; zero at the beginning
+	passed int64  // the bytes up to there
+	wrote  bool   // something was copied since the beginning
+}
+
+// pagesMax is how many shortlists are searched at a look. A batch takes about 100 ns.
+const pagesMax = 16
 
 // written is what became of a goroutine that wrote ahead.
 type written struct {
 	space int
 	seen  coverage // when it began
+	last  bool     // the search was over, and nothing was copied before
 	bytes int64
 	next  time.Time
 	err   error // why it ended early
@@ -58,7 +71,7 @@ func (m *Monitor) writeAhead(ctx context.Context, now time.Time) {
 	}
 	w.soon = false
 	for i := len(m.spaces) - 1; i >= 0; i-- { // what is nearest to a disk goes there first
-		job, seen := m.uncopied(i)
+		job, begin := m.uncopied(i)
 		if len(job) == 0 {
 			continue
 		}
@@ -68,42 +81,62 @@ func (m *Monitor) writeAhead(ctx context.Context, now time.Time) {
 		m.executors.Add(1)
 		go func() {
 			defer m.executors.Done()
-			w.ended <- m.copyAhead(ctx, i, seen, job, next)
+			begin.next = next
+			w.ended <- m.copyAhead(ctx, begin, job)
 		}()
 		return
 	}
 }
 
-// uncopied returns the batches of a space that are to be copied, the coldest first.
-func (m *Monitor) uncopied(i int) (job []Victim, seen coverage) {
+// uncopied returns the batches of a space that are to be copied next, the coldest first, and with
+// what their writing begins.
+func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 	s := m.spaces[i]
 	above := s.PressureBytes() - s.Stop()
 	if above <= 0 || !s.lower.Has(tier.Disk) || m.isLost(s) {
-		return nil, seen
+		s.search = search{}
+		return nil, w
 	}
-	seen = coverage{version: m.index.summary(i).version, above: above}
+	w = written{space: i, seen: coverage{version: m.index.summary(i).version, above: above}}
 	for _, to := range m.spaces {
 		if to.Kind() == tier.Disk {
-			seen.cached += to.Inside().Cached()
+			w.seen.used += to.Used() + to.Inside().Cached()
 		}
 	}
-	if seen == s.covered {
-		return nil, seen
+	if w.seen == s.covered {
+		return nil, w
 	}
-	victims, _ := m.victims(nil, i, inEach(math.MaxInt64), shortlistMax)
-	for _, v := range victims {
-		if above <= 0 {
-			break
+	disks := m.cfg.Reservations.Spaces().InTier(tier.Disk)
+	bytes := int64(0)
+	for range pagesMax {
+		list := m.index.from(s.search.after, i)
+		m.findCopies(disks, list)
+		for _, v := range list {
+			if s.search.passed >= above {
+				break
+			}
+			s.search.after, s.search.passed = Victim{ID: v.ID, Key: v.Key}, s.search.passed+v.Bytes
+			if v.not.Has(tier.Disk) || m.onDisk(v) {
+				continue
+			}
+			job, bytes = append(job, v), bytes+v.Bytes
+			if bytes >= m.cfg.AheadRate {
+				return job, w
+			}
 		}
-		above -= v.Bytes
-		if !v.not.Has(tier.Disk) && !m.onDisk(v) {
-			job = append(job, v)
+		if len(list) < shortlistMax || s.search.passed >= above {
+			if w.last = !s.search.wrote; w.last && len(job) == 0 {
+				s.covered = w.seen
+			}
+			s.search = search{}
+			return job, w
+		}
+		if len(job) > 0 {
+			return job, w
 		}
 	}
-	if len(job) == 0 {
-		s.covered = seen
-	}
-	return job, seen
+	m.writing.soon = true // it goes on at the next look
+	return nil, w
 }
 
 // onDisk reports whether there is a copy of v on a disk.
@@ -117,9 +150,8 @@ func (m *Monitor) onDisk(v Victim) bool {
 }
 
 // copyAhead copies batches as fast as the rate allows, until one fails.
-func (m *Monitor) copyAhead(ctx context.Context, i int, seen coverage, job []Victim, next time.Time) written {
-	s := m.spaces[i]
-	w := written{space: i, seen: seen, next: next}
+func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) written {
+	s := m.spaces[w.space]
 	for _, v := range job {
 		if w.err = pause(ctx, time.Until(w.next)); w.err != nil || s.PressureBytes() <= s.Stop() {
 			break
@@ -159,27 +191,33 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // stopWriting ends writing ahead, because something is needed, and has it begin later.
 func (m *Monitor) stopWriting(now time.Time) {
-	m.writing.after = latest(m.writing.after, now.Add(quiet))
+	m.writing.after, m.writing.turns = latest(m.writing.after, now.Add(quiet)), 0
 	if m.writing.cancel != nil {
 		m.writing.cancel(errNeeded)
 	}
 }
 
-// hasWritten notes the end of a goroutine. A space of which nothing could be copied is left until
-// it has changed. After an error there is a pause: a short one if others use the disks, and else
-// longer ones, because a disk that is full or broken stays so for a while.
+// hasWritten notes the end of a goroutine. A space that was searched in vain is left until it has
+// changed. After an error there is a pause, a longer one each time: others that use the
+// disks may go on for long, and a disk that is full or broken stays so for a while.
 func (m *Monitor) hasWritten(r written) {
 	w, now := &m.writing, time.Now()
 	w.cancel(nil)
 	w.cancel, w.next = nil, r.next
+	s := m.spaces[r.space]
+	s.search.wrote = s.search.wrote || r.bytes > 0
 	switch {
 	case r.err == nil:
-		w.failures = 0
-		if r.bytes == 0 {
-			m.spaces[r.space].covered = r.seen
+		w.failures, w.turns = 0, 0
+		if r.bytes == 0 && r.last {
+			s.covered = r.seen
 		}
 	case errors.Is(r.err, context.Canceled) || errors.Is(r.err, errNeeded):
-		w.soon, w.after = true, latest(w.after, now.Add(quiet))
+		if w.turns++; r.bytes > 0 {
+			w.turns = 1
+		}
+		pause := quiet << min(w.turns-1, 6)
+		w.soon, w.after = pause < idlePeriod, latest(w.after, now.Add(pause))
 	default:
 		w.after = now.Add(backoff(idlePeriod, w.failures+1))
 		w.failures++

@@ -482,10 +482,29 @@ func (x *index) smallestLocked(place int) (bytes byKind) {
 	return bytes
 }
 
+// from returns the victims of a space that come after one, or the first ones if that is the zero
+// Victim, those with the smallest keys first: shortlistMax at most.
+func (x *index) from(after Victim, place int) (list []Victim) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	order := &x.mu.spaces[place].byKey
+	all := order.All()
+	if after.ID != 0 {
+		all = order.After(compact.Key(after.Key), uint64(after.ID))
+	}
+	for n, key := range all {
+		if list = append(list, x.victimLocked(n, Key(key))); len(list) >= shortlistMax {
+			break
+		}
+	}
+	return list
+}
+
 // victims appends at most limit victims of a space to dst, those with the smallest keys first, and
-// reports whether there are more. Those that a policy with two ends finds at its other one follow. With a limit of shortlistMax, if none of the first ones is at most as
-// large as fit says of a tier, the smallest ones that are follow: a tier below that is nearly full
-// must not be the end while there is a batch that it could take.
+// reports whether there are more. Those that a policy with two ends finds at its other one follow.
+// With a limit of shortlistMax, if none of the first ones is at most as large as fit says of a tier,
+// the smallest ones that are follow: a tier below that is nearly full must not be the end while
+// there is a batch that it could take.
 func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
 	begin := len(dst)
 	fitting, looked := false, 0

@@ -33,6 +33,7 @@ type space struct {
 	linger  lingering
 
 	covered coverage // when all that is above the stop mark had copies
+	search  search   // for batches to copy ahead
 
 	version    uint64    // of the index, at the last step
 	seen       life      // at the last step with waiters
@@ -266,17 +267,23 @@ func (m *Monitor) victims(dst []Victim, i int, fit byKind, limit int) ([]Victim,
 	dst, more := m.index.victims(dst, i, fit, limit, now)
 	list := dst[begin:len(dst):len(dst)]
 	targets := m.spaces[i].below(m.cfg.Reservations.Spaces(), nil)
-	if slices.ContainsFunc(targets, func(to *tier.Space) bool { return to.Inside().Cached() > 0 }) {
-		for k := range list {
-			v := &list[k]
-			v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
-		}
-	}
+	m.findCopies(targets, list)
 	if _, plain := m.cfg.Policy.(ordered); !plain {
 		m.weigh(m.spaces[i].ID(), targets, list)
 	}
 	m.index.order(now, list)
 	return dst, more
+}
+
+// findCopies notes of victims in which of the spaces they have copies.
+func (m *Monitor) findCopies(in []*tier.Space, list []Victim) {
+	if !slices.ContainsFunc(in, func(s *tier.Space) bool { return s.Inside().Cached() > 0 }) {
+		return
+	}
+	for k := range list {
+		v := &list[k]
+		v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
+	}
 }
 
 // weigh estimates what it costs to move victims from a space down and back: to the next tier, or

@@ -300,6 +300,22 @@ func (o *Order) All() iter.Seq2[uint32, Key] {
 	}
 }
 
+// After is All of those that come after a key and a tie.
+func (o *Order) After(key Key, tie uint64) iter.Seq2[uint32, Key] {
+	return func(yield func(uint32, Key) bool) {
+		from := spot{key, tie}
+		at, _ := slices.BinarySearchFunc(o.heads, from, func(h, s spot) int { return h.compare(&s) })
+		for at = max(0, at-1); at < len(o.blocks); at++ {
+			b := o.blocks[at]
+			for i := o.after(b, &from); i < len(b.numbers); i++ {
+				if !yield(b.numbers[i], b.key(i)) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Before is All of those whose keys are below key, descending.
 func (o *Order) Before(key Key) iter.Seq2[uint32, Key] {
 	return func(yield func(uint32, Key) bool) {
