@@ -139,7 +139,8 @@ func TestPersistChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	eng := persistentEngine(t, dir, func(c *spillway.Config) {
-		if c.Codec = codec; os.Getenv(keepSealEnv) == "true" {
+		c.Codec, c.WriteAhead = codec, mib // to disks where batches persist, too
+		if os.Getenv(keepSealEnv) == "true" {
 			sealed(c)
 		}
 	})
