@@ -204,11 +204,13 @@ func (t *try) next(ctx context.Context, wait bool) error {
 	}
 	need := r.Bytes()
 	t.last, t.err = r.Space(), t.doIn(r)
-	if t.refused() && t.last.Inside().Cached() > 0 { // a full disk may be noticed when it is written
-		t.last.Inside().DropCopies()
-		if r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.last.ID()), false); err == nil {
-			t.err = t.doIn(r)
+	// A full disk may be noticed when it is written. Copies are given back until it is not full.
+	for n := need; t.refused() && t.last.Inside().DropOldest(n); n *= 2 {
+		r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.last.ID()), false)
+		if err != nil {
+			break
 		}
+		t.err = t.doIn(r)
 	}
 	t.left.spaces = append(t.left.spaces, t.last)
 	if t.pieces == nil && fragmented(t.err) {

@@ -176,12 +176,12 @@ func (t *trip) move(ctx context.Context) error {
 	start := time.Now()
 	t.moved = Moved{Batch: t.now.ID, From: t.now.Space, Reason: t.reason}
 	t.what = m.takes(t.now, t.form)
-	origin, to := reservation.MovedFrom(t.now.Space.Kind), t.toCopies()
+	origin, to := m.cfg.Reservations.Inside().MovedFrom(t.now.Space.Kind), t.toCopies()
 	switch {
 	case t.opens:
 		origin = reservation.Consuming()
 	case t.ahead:
-		origin = reservation.Early() // it is not the next to consume
+		origin = m.cfg.Reservations.Inside().Early() // it is not the next to consume
 		needed := t.needed()
 		if to = (without{to, needed}); len(needed) > 0 && len(t.candidates(to)) == 0 {
 			return &tier.NoSpaceError{Space: needed[0].ID(), Requested: t.what.in(needed[0]), Available: needed[0].Available(), Cause: errNeeded}

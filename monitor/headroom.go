@@ -10,7 +10,7 @@ import (
 // consumers can bring batches there when all tiers are full of batches at rest. That is room for
 // the largest batch elsewhere, of those that take at most half of the space. Nothing is brought to
 // a disk. A reservation.Config needs it.
-func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
+func (m inside) Headroom(id tier.ID, need int64) int64 {
 	i, known := m.byID[id]
 	if !known {
 		return 0

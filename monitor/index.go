@@ -530,11 +530,14 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int6
 		}
 	}
 	if p, ok := x.policy.(costAware); ok && last != 0 && lastKey.compare(afterUsed) < 0 {
+		looked := 0
 		for n, key := range s.byKey.Before(compact.Key(afterUsed)) {
-			if len(dst)-begin >= limit+staleMax || n == last || !p.stale(Key(key), now) {
+			if looked++; len(dst)-begin >= limit+staleMax || n == last || looked > 4*staleMax {
 				break
 			}
-			add(n, Key(key))
+			if p.stale(Key(key), now) {
+				add(n, Key(key))
+			}
 		}
 	}
 	if !fitting && !more {
@@ -567,7 +570,8 @@ func (x *index) keyOf(info batch.Info) (key Key) {
 	return x.policy.Key(info)
 }
 
-// staleMax is how many victims beyond the policy's first ones are taken because they are stale.
+// staleMax is how many victims beyond the policy's first ones are taken because they are stale. What
+// is only late may stand between them.
 const staleMax = 32
 
 // afterUsed comes after all batches that costAware calls used.

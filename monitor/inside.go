@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// inside is a Monitor as a replay of a trace sees it, which lets time pass itself.
+// inside is a Monitor as reservations see it, and a replay of a trace, which lets time pass itself.
 type inside struct{ *Monitor }
 
 // Inside returns what only this module's packages do with a monitor. Programs have no use for it.
@@ -20,8 +20,9 @@ type demander interface {
 	Waiting(dst []reservation.Demand, any []reservation.Choice) ([]reservation.Demand, []reservation.Choice)
 }
 
-// Drive makes the caller's goroutine the one that calls Look, in place of Run. Nothing is written ahead. now is its clock,
-// spawn begins what moves batches, and d is asked for what waits. It must be called once, before all else.
+// Drive makes the caller's goroutine the one that calls Look, in place of Run. Nothing is written
+// ahead. now is its clock, spawn begins what moves batches, and d is asked for what waits. It must be
+// called once, before all else.
 func (in inside) Drive(now func() time.Time, spawn func(func()), d demander) {
 	in.now, in.spawn, in.demander, in.last = now, spawn, d, now()
 	for _, s := range in.spaces {

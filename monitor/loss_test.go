@@ -29,7 +29,7 @@ func TestLostSpace(t *testing.T) {
 		if len(told) != 1 || told[0].Space != gpu0 || !errors.Is(told[0].Err, tier.ErrLost) || !errors.Is(told[0].Err, errGone) {
 			t.Errorf("told: %+v", told)
 		}
-		if w.mon.Movable(gpu0) {
+		if w.mon.Inside().Movable(gpu0) {
 			t.Error("something could be moved from there, it says")
 		}
 		all = append(all, w.fillSpace(host0, 95, kib)...)

@@ -150,28 +150,28 @@ func TestOwnersAndTheMonitor(t *testing.T) {
 func TestMovable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, all := fullWorld(t, func(_ *Config, w *world) {})
-		if w.mon.Movable(disk1) {
+		if w.mon.Inside().Movable(disk1) {
 			t.Error("a space that it does not have")
 		}
 		end := lockOne(t, all[0]) // so that no waiter is refused
 		out := w.reserve(t.Context(), gpu0, 8*kib)
 		settle(time.Second)
-		if w.mon.Movable(gpu0) {
+		if w.mon.Inside().Movable(gpu0) {
 			t.Error("it has looked and found nothing")
 		}
 		all[len(all)-1].SetPlace(seq(1000))
-		if !w.mon.Movable(gpu0) {
+		if !w.mon.Inside().Movable(gpu0) {
 			t.Error("a batch has changed since it looked")
 		}
 		settle(time.Second)
-		if w.mon.Movable(gpu0) {
+		if w.mon.Inside().Movable(gpu0) {
 			t.Error("it has looked again")
 		}
 		end()
 		got(t, out, tier.ErrNoSpace)
 		w.stop()
 		w.stop = nil
-		if w.mon.Movable(gpu0) {
+		if w.mon.Inside().Movable(gpu0) {
 			t.Error("it has ended")
 		}
 		w.end(all...)

@@ -167,14 +167,27 @@ func (k Key) rest(now int64) (ns int64, stale bool) {
 	return max(1, next-now, now-next), next > last && (now-last)/patience > next-last
 }
 
-// stale is an end of the order: of the batches before it, those that were not used for longest are
-// the last.
+// stale reports whether a batch seems to be unneeded. Of those that were used, they are among the
+// last in the order of keys.
 func (costAware) stale(k Key, now int64) bool {
 	if k[0] != used {
 		return false
 	}
 	_, stale := k.rest(now)
 	return stale
+}
+
+// across is the key by which batches of several spaces are compared: what is needed last goes down
+// first, whatever that costs, because one of them will.
+func (costAware) across(k Key, now int64) Key {
+	if k[0] *= 2; k[0] != 2*used {
+		return k
+	}
+	rest, stale := Key{used, k[1], k[2]}.rest(now)
+	if stale {
+		k[0] = 2*unneeded + 1
+	}
+	return Key{k[0], descending(uint64(rest))}
 }
 
 func (costAware) Order(now int64, list []Victim) {

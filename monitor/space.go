@@ -244,8 +244,13 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 			}
 			begin := len(m.shortlist)
 			m.shortlist, sp.More = m.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
+			now := m.cfg.Clock()
 			for n, v := range m.shortlist[begin:] {
-				sp.Victims = append(sp.Victims, decide.Victim{N: begin + n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied})
+				key := v.Key
+				if p, ok := m.cfg.Policy.(costAware); ok {
+					key = p.across(key, now)
+				}
+				sp.Victims = append(sp.Victims, decide.Victim{N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied})
 			}
 		}
 		sp.Rest = sum.rest
@@ -500,7 +505,7 @@ type prospect struct {
 // reservation.Config needs that. It is false only if the last step found nothing, and no batch
 // there has changed since. Unknown spaces, lost ones, and all while Run is not running, have
 // nothing that moves. It must be called with no lock held.
-func (m *Monitor) Movable(id tier.ID) bool {
+func (m inside) Movable(id tier.ID) bool {
 	i, known := m.byID[id]
 	if !known || !m.running.Load() || m.spaces[i].Lost() != nil {
 		return false

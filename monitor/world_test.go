@@ -168,7 +168,7 @@ func newWorldWithHeadroom(t testing.TB, s sizes, change func(*Config, *world)) *
 	return w
 }
 
-func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) }
+func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Inside().Headroom(id, need) }
 
 // worldOf makes the spaces of a world.
 func worldOf(t testing.TB, s sizes) *world {
@@ -197,7 +197,7 @@ func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, 
 	var err error
 	if w.res, err = reservation.NewManager(reservation.Config{
 		Spaces: slices.Collect(maps.Values(w.spaces)), Headroom: headroom,
-		Movable: func(id tier.ID) bool { return w.mon.Movable(id) },
+		Movable: func(id tier.ID) bool { return w.mon.Inside().Movable(id) },
 	}); err != nil {
 		w.t.Fatal(err)
 	}

@@ -33,6 +33,7 @@ func startAs(m *reservation.Manager, bytes int64, origin reservation.Option) *ca
 // others may have it.
 func TestHeadroom(t *testing.T) {
 	onHost := reservation.Specific(tier.ID{Kind: tier.Host})
+	var origin *reservation.Manager // makes options
 	for _, c := range []struct {
 		name   string
 		to     reservation.Strategy
@@ -42,10 +43,10 @@ func TestHeadroom(t *testing.T) {
 		{"work", onGPU0, reservation.WithPolicy(reservation.Fail()), false},
 		{"incoming", onGPU0, reservation.Incoming(), true},
 		{"consuming", onGPU0, reservation.Consuming(), false},
-		{"moved up", onGPU0, reservation.MovedFrom(tier.Disk), false},
-		{"moved up to host", onHost, reservation.MovedFrom(tier.Disk), false},
-		{"moved within a tier", onHost, reservation.MovedFrom(tier.Host), false},
-		{"moved down", onHost, reservation.MovedFrom(tier.GPU), true},
+		{"moved up", onGPU0, origin.Inside().MovedFrom(tier.Disk), false},
+		{"moved up to host", onHost, origin.Inside().MovedFrom(tier.Disk), false},
+		{"moved within a tier", onHost, origin.Inside().MovedFrom(tier.Host), false},
+		{"moved down", onHost, origin.Inside().MovedFrom(tier.GPU), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, 30)
@@ -91,7 +92,7 @@ func TestEarly(t *testing.T) {
 			for i := range got {
 				all.Go(func() {
 					var err error
-					if got[i], err = m.TryReserve(onGPU0, 1, reservation.Early()); err != nil && !errors.Is(err, tier.ErrNoSpace) {
+					if got[i], err = m.TryReserve(onGPU0, 1, m.Inside().Early()); err != nil && !errors.Is(err, tier.ErrNoSpace) {
 						t.Error(err)
 					}
 				})
@@ -374,8 +375,8 @@ func TestArriving(t *testing.T) {
 	m := withHeadroom(t, 30)
 	onHost := reservation.Specific(host)
 	all := []releaser{
-		mustTry(t, m, onHost, 10, reservation.Incoming()), mustTry(t, m, onHost, 5, reservation.MovedFrom(tier.GPU)),
-		mustTry(t, m, onHost, 1, reservation.MovedFrom(tier.Disk)), mustTry(t, m, onHost, 1, reservation.Consuming()),
+		mustTry(t, m, onHost, 10, reservation.Incoming()), mustTry(t, m, onHost, 5, m.Inside().MovedFrom(tier.GPU)),
+		mustTry(t, m, onHost, 1, m.Inside().MovedFrom(tier.Disk)), mustTry(t, m, onHost, 1, reservation.Consuming()),
 		mustTry(t, m, onHost, 1), mustTry(t, m, onGPU0, 7, reservation.Incoming()),
 	}
 	if h, g := m.Inside().Arriving(host), m.Inside().Arriving(gpu0); h != 15 || g != 7 {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -237,5 +238,50 @@ func TestReleaseAtOnceHappensOnce(t *testing.T) {
 		if t.Failed() {
 			return
 		}
+	}
+}
+
+// TestUseOfAReleasedReservation: who still uses a reservation that another has released does not touch
+// the next one, which has its record. The race detector looks on.
+func TestUseOfAReleasedReservation(t *testing.T) {
+	m, spaces := machine(t)
+	s := spaces["gpu:0"]
+	var wg sync.WaitGroup
+	handed := make(chan reservation.Reservation, 64)
+	for range 3 {
+		wg.Go(func() {
+			for r := range handed {
+				_ = r.TryGrow(40)
+				_ = r.Shrink(40)
+				if b, err := r.Alloc(40); err == nil && b != nil {
+					_ = r.Shrink(1)
+					_ = b.Release()
+				}
+				r.Bytes()
+				r.Unused()
+			}
+		})
+	}
+	for i := range testseed.Rounds(60_000, 10_000) {
+		r, err := m.TryReserve(onGPU0, 80)
+		if err != nil {
+			continue
+		}
+		handed <- r
+		if i%3 == 0 {
+			r2 := r
+			b, _ := r2.Alloc(80)
+			_ = r.Release()
+			if b != nil {
+				_ = b.Release()
+			}
+			continue
+		}
+		_ = r.Release()
+	}
+	close(handed)
+	wg.Wait()
+	if u := s.Usage(); u.Used() != 0 || u.Reserved != 0 {
+		t.Errorf("%+v", u)
 	}
 }

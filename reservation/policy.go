@@ -114,7 +114,7 @@ func Incoming() Option {
 // Early is Incoming for what somebody will need soon, and is meant for TryReserve. The pressure of the
 // space stays at its stop mark at most, also if several such requests come at once. Only one that is
 // larger may have the space alone.
-func Early() Option {
+func (inside) Early() Option {
 	return func(o options) options { o.policy.origin = early; return o }
 }
 
@@ -126,7 +126,7 @@ func Consuming() Option {
 
 // MovedFrom says that the bytes are for a batch from another tier. In slower tiers the request
 // leaves the headroom free, as with Incoming. In faster ones it may use it, as with Consuming.
-func MovedFrom(k tier.Kind) Option {
+func (inside) MovedFrom(k tier.Kind) Option {
 	return func(o options) options { o.policy.origin = within + origin(k); return o }
 }
 

@@ -463,10 +463,13 @@ func (r Reservation) tellGrowing() {
 	rec := r.rec
 	for told := int64(-1); ; {
 		rec.mu.Lock()
+		if rec.goneLocked(r.gen) { // the next reservation may be using the record
+			rec.mu.Unlock()
+			return
+		}
 		promised, growing := rec.mu.promised, slices.Clone(rec.mu.growing)
-		gone := rec.goneLocked(r.gen)
 		rec.mu.Unlock()
-		if gone || len(growing) == 0 || promised == told {
+		if len(growing) == 0 || promised == told {
 			return
 		}
 		rec.line.m.setHeld(growing, promised)

@@ -250,3 +250,35 @@ func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
 	}
 	closeClean(t, eng)
 }
+
+// TestLateFullDiskKeepsOtherCopies: a disk that is full when it is written gives as many copies back as are needed, not all.
+func TestLateFullDiskKeepsOtherCopies(t *testing.T) {
+	files := faultfs.New(disk.OS(), 1)
+	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].FS = files })
+	repo := scanOf(t, eng)
+	onDisk := repository.WithPlacement(reservation.AnyInTier(tier.Disk))
+	var all []*batch.Batch
+	for i := range 8 {
+		if err := repo.Put(t.Context(), i, numberedRecord(int64(i), 10_000, wordList(1, 10)), onDisk); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := repo.Peek(i)
+		moveAlong(t, eng, b, firstHost)
+		all = append(all, b)
+	}
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
+	if err := repo.Put(t.Context(), 9, numberedRecord(9, 2_500, wordList(1, 10)), onDisk); err != nil {
+		t.Fatal(err)
+	}
+	left := 0
+	for _, b := range all {
+		left += len(b.Copies())
+	}
+	if left < 6 {
+		t.Errorf("for a quarter of a batch %d of 8 copies were freed", 8-left)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}

@@ -86,6 +86,10 @@ func (in inside) DropCopies() {
 	}
 }
 
+// DropOldest frees the oldest copies, until n bytes are free or none is left. It reports whether it
+// freed any.
+func (in inside) DropOldest(n int64) bool { return in.dropCopies(n) > 0 }
+
 // dropCopies frees the oldest copies, until n bytes are free or none is left, and returns how many
 // that were.
 func (s *Space) dropCopies(n int64) (dropped int64) {

@@ -195,7 +195,7 @@ func (a *actor) bring(o *op, t *thing) {
 			continue
 		}
 		found = false
-		origin := reservation.MovedFrom(now.Space.Kind)
+		origin := a.w.res.Inside().MovedFrom(now.Space.Kind)
 		if o.what != bring {
 			origin = reservation.Consuming()
 		}
@@ -295,7 +295,7 @@ func (t *thing) packedIn(id tier.ID) bool {
 // Relieve implements monitor.Mover.
 func (w *world) Relieve(_ context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	t := w.things[b.ID()]
-	r, err := w.res.TryReserve(sized{reservation.Specific(to), t}, t.desc.Body, reservation.MovedFrom(b.Info().Space.Kind))
+	r, err := w.res.TryReserve(sized{reservation.Specific(to), t}, t.desc.Body, w.res.Inside().MovedFrom(b.Info().Space.Kind))
 	if err != nil {
 		return err
 	}
@@ -357,7 +357,7 @@ func (o *waiter) wants() reservation.Choice {
 	for _, s := range o.to {
 		d := reservation.Demand{Space: s.ID(), Bytes: o.thing.in(s.ID()), Waiters: 1}
 		if o.keeps {
-			d.Headroom = max(0, min(o.thing.w.mon.Headroom(s.ID(), d.Bytes), s.Room()-d.Bytes))
+			d.Headroom = max(0, min(o.thing.w.mon.Inside().Headroom(s.ID(), d.Bytes), s.Room()-d.Bytes))
 		}
 		c = append(c, d)
 	}

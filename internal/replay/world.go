@@ -192,7 +192,7 @@ func newWorld(t *trace.Trace, s Setting) (*world, error) {
 		}
 	}
 	var err error
-	w.res, err = reservation.NewManager(reservation.Config{Spaces: w.spaces, Headroom: func(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) }})
+	w.res, err = reservation.NewManager(reservation.Config{Spaces: w.spaces, Headroom: func(id tier.ID, need int64) int64 { return w.mon.Inside().Headroom(id, need) }})
 	if err != nil {
 		return nil, err
 	}

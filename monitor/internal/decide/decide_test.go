@@ -12,8 +12,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-const kib = 1 << 10
-
 var (
 	gpu0  = tier.ID{Kind: tier.GPU}
 	gpu1  = tier.ID{Kind: tier.GPU, Ordinal: 1}
