@@ -212,8 +212,8 @@ func (b *Batch) Hint(next int64) {
 // longestGap bounds what is expected between two uses.
 const longestGap = int64(100 * 365 * 24 * time.Hour)
 
-// expectLocked is called when a use begins at now. Between uses lies the mean of what has lain there
-// so far; the last counts for a quarter.
+// expectLocked is called when a use begins at now. Between uses lies the mean of what has lain
+// there so far; the last counts for a quarter.
 func (b *Batch) expectLocked(now int64) {
 	if b.mu.hint != Stay {
 		b.mu.hint = 0

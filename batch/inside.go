@@ -26,10 +26,10 @@ func (b inside) Cut() Info {
 	return b.infoLocked()
 }
 
-// Store makes store, which is the same each time, the holder of the batch, and sets its place. A batch has one store at most, so
-// that it cannot be in two repositories, or in one twice: ErrStored. The store is called at changes
-// after the cut that Store returns, before the batch's own observer. The caller may hold its own
-// lock, and must call tell with no lock held.
+// Store makes store, which is the same each time, the holder of the batch, and sets its place. A
+// batch has one store at most, so that it cannot be in two repositories, or in one twice:
+// ErrStored. The store is called at changes after the cut that Store returns, before the batch's
+// own observer. The caller may hold its own lock, and must call tell with no lock held.
 func (b inside) Store(store *Observer, p Place) (now Info, tell func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

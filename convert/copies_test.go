@@ -133,8 +133,8 @@ func TestCopyGoes(t *testing.T) {
 	}
 }
 
-// TestLeasedMemoryIsNoCopy: who reads it in host memory keeps it there after the batch has left, and
-// its end frees the memory.
+// TestLeasedMemoryIsNoCopy: who reads it in host memory keeps it there after the batch has left,
+// and its end frees the memory.
 func TestLeasedMemoryIsNoCopy(t *testing.T) {
 	m, told := copyMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 20_000), tier.Host)
@@ -199,8 +199,8 @@ func TestFullDiskGivesCopiesBack(t *testing.T) {
 	}
 }
 
-// TestEveryOperationFailsOnceWithCopies: the batch is whole where it was, and so are the books, when
-// a transfer fails or is cancelled while copies are kept, used and given up.
+// TestEveryOperationFailsOnceWithCopies: the batch is whole where it was, and so are the books,
+// when a transfer fails or is cancelled while copies are kept, used and given up.
 func TestEveryOperationFailsOnceWithCopies(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]error{"EIO": syscall.EIO, "flip": image.ErrCorrupt, "cancel": context.Canceled} {
@@ -269,8 +269,8 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 	}
 }
 
-// TestCopiesComeFirst: of the spaces of a tier those with a copy, in the order of the strategy; where
-// the strategy says which space, that one.
+// TestCopiesComeFirst: of the spaces of a tier those with a copy, in the order of the strategy;
+// where the strategy says which space, that one.
 func TestCopiesComeFirst(t *testing.T) {
 	var spaces []*tier.Space
 	for i := range 4 {
@@ -357,8 +357,8 @@ func TestProgramsPayloadIsNoCopy(t *testing.T) {
 	}
 }
 
-// TestMoveAfterMoveAsChoosesAgain: host memory gets the image, which is opened in place, and not what
-// was packed once.
+// TestMoveAfterMoveAsChoosesAgain: host memory gets the image, which is opened in place, and not
+// what was packed once.
 func TestMoveAfterMoveAsChoosesAgain(t *testing.T) {
 	m, told := copyMachine(t, machineConfig{codec: CodecZstd})
 	b := m.put(t, numbered(1, 72_000), tier.Host)

@@ -256,8 +256,8 @@ func (m *Mover) Inside() inside { return inside{m} }
 // Ended returns a context that ends, with tier.ErrClosed, once Close has ended all moves.
 func (m inside) Ended() context.Context { return m.ended }
 
-// Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0 if
-// there was none.
+// Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
+// if there was none.
 func (m inside) Speed(from, to tier.ID) int64 { return m.stats.speed(from, to) }
 
 // Ahead is Move for a batch that will be needed soon, by whoever brings it before. It waits for

@@ -528,8 +528,8 @@ func TestVerifyNeedsADisk(t *testing.T) {
 	}
 }
 
-// TestQuietIsNotByTheWallClock: the time since a batch was relieved has a monotonic clock. So nothing
-// changes when the system's clock is set.
+// TestQuietIsNotByTheWallClock: the time since a batch was relieved has a monotonic clock. So
+// nothing changes when the system's clock is set.
 func TestQuietIsNotByTheWallClock(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	if begun := m.mover.begun; begun == begun.Round(0) {

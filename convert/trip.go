@@ -209,8 +209,8 @@ func (t *trip) move(ctx context.Context) error {
 	return err
 }
 
-// toCopies is the strategy, or one that lists the spaces of its tier with copies first, if it leaves
-// it to the mover which space of a tier that is.
+// toCopies is the strategy, or one that lists the spaces of its tier with copies first, if it
+// leaves it to the mover which space of a tier that is.
 func (t *trip) toCopies() reservation.Strategy {
 	if t.to == reservation.AnyInTier(tier.Disk) || t.to == reservation.AnyInTier(tier.Host) {
 		if in := t.b.Copies(); len(in) > 0 {

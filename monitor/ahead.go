@@ -15,8 +15,8 @@ import (
 // needed.
 //
 // What is to be copied is searched for by the second: as much as the rate allows in that. A space
-// that was searched in vain is looked at again when its batches, its pressure or the copies on disks
-// have changed. So an engine in which all copies are made sleeps.
+// that was searched in vain is looked at again when its batches, its pressure or the copies on
+// disks have changed. So an engine in which all copies are made sleeps.
 
 // writing is what the monitor remembers of that. It is for Run's goroutine alone, except for ended.
 type writing struct {

@@ -107,8 +107,8 @@ func TestChoiceIsServed(t *testing.T) {
 	})
 }
 
-// TestLingering: what has been retired for a period is late. What was so before somebody needed room
-// lingers.
+// TestLingering: what has been retired for a period is late. What was so before somebody needed
+// room lingers.
 func TestLingering(t *testing.T) {
 	const period = 50 * time.Millisecond
 	bubble(t, "one space", func(t *testing.T) {

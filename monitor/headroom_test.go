@@ -54,8 +54,8 @@ func TestMonitorHeadroom(t *testing.T) {
 	})
 }
 
-// TestHeadroomForTheLost: what lies in a lost GPU can be brought nowhere, so nothing is left free for
-// it.
+// TestHeadroomForTheLost: what lies in a lost GPU can be brought nowhere, so nothing is left free
+// for it.
 func TestHeadroomForTheLost(t *testing.T) {
 	bubble(t, "two GPUs", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, gpu1: 64 * kib, host0: 64 * kib}, nil)
@@ -75,8 +75,8 @@ func TestHeadroomForTheLost(t *testing.T) {
 	})
 }
 
-// TestHeadroomBesideAHugeBatch: one batch that is larger than half a GPU gets no headroom there. All
-// others still do.
+// TestHeadroomBesideAHugeBatch: one batch that is larger than half a GPU gets no headroom there.
+// All others still do.
 func TestHeadroomBesideAHugeBatch(t *testing.T) {
 	bubble(t, "three tiers", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 640 * kib, disk0: 640 * kib}, nil)

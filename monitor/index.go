@@ -371,8 +371,8 @@ func (x *index) removeLocked(n uint32, e *entry) {
 	x.uncountLocked(e)
 }
 
-// listLocked puts an entry into the orders that it belongs in and takes it out of the others. key is
-// its key, and form what failed, if something did.
+// listLocked puts an entry into the orders that it belongs in and takes it out of the others. key
+// is its key, and form what failed, if something did.
 func (x *index) listLocked(n uint32, e *entry, key Key, form batch.PayloadType) {
 	s := &x.mu.spaces[e.place]
 	listed := !e.aside && !s.lowest
@@ -502,9 +502,9 @@ func (x *index) from(after Victim, place int) (list []Victim) {
 
 // victims appends at most limit victims of a space to dst, those with the smallest keys first, and
 // reports whether there are more. Those that a policy with two ends finds at its other one follow.
-// With a limit of shortlistMax, if none of the first ones is at most as large as fit says of a tier,
-// the smallest ones that are follow: a tier below that is nearly full must not be the end while
-// there is a batch that it could take.
+// With a limit of shortlistMax, if none of the first ones is at most as large as fit says of a
+// tier, the smallest ones that are follow: a tier below that is nearly full must not be the end
+// while there is a batch that it could take.
 func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
 	begin := len(dst)
 	fitting, looked := false, 0
@@ -570,8 +570,8 @@ func (x *index) keyOf(info batch.Info) (key Key) {
 	return x.policy.Key(info)
 }
 
-// staleMax is how many victims beyond the policy's first ones are taken because they are stale. What
-// is only late may stand between them.
+// staleMax is how many victims beyond the policy's first ones are taken because they are stale.
+// What is only late may stand between them.
 const staleMax = 32
 
 // afterUsed comes after all batches that costAware calls used.

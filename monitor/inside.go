@@ -21,8 +21,8 @@ type demander interface {
 }
 
 // Drive makes the caller's goroutine the one that calls Look, in place of Run. Nothing is written
-// ahead. now is its clock, spawn begins what moves batches, and d is asked for what waits. It must be
-// called once, before all else.
+// ahead. now is its clock, spawn begins what moves batches, and d is asked for what waits. It must
+// be called once, before all else.
 func (in inside) Drive(now func() time.Time, spawn func(func()), d demander) {
 	in.now, in.spawn, in.demander, in.last = now, spawn, d, now()
 	for _, s := range in.spaces {

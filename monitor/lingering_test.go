@@ -121,8 +121,8 @@ func TestLingeringDoesNotEmptyTheSpace(t *testing.T) {
 	})
 }
 
-// TestChurnIsNotLingering: bytes come back 20 ms after they were freed, each time. A request of 10 KiB
-// comes every 5 ms. No more leaves than they lack.
+// TestChurnIsNotLingering: bytes come back 20 ms after they were freed, each time. A request of 10
+// KiB comes every 5 ms. No more leaves than they lack.
 func TestChurnIsNotLingering(t *testing.T) {
 	for _, lag := range []time.Duration{0, 20 * time.Millisecond} {
 		bubble(t, lag.String(), func(t *testing.T) {

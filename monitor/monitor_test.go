@@ -596,8 +596,8 @@ func TestIdleMonitorSleeps(t *testing.T) {
 	})
 }
 
-// TestMonitorBetweenTheMarksSleeps: the pressure was at the trigger once, and stays between the marks,
-// because work goes on. Nothing is needed. That the stop mark is reached is seen at once.
+// TestMonitorBetweenTheMarksSleeps: the pressure was at the trigger once, and stays between the
+// marks, because work goes on. Nothing is needed. That the stop mark is reached is seen at once.
 func TestMonitorBetweenTheMarksSleeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 400 * kib}, nil)
@@ -622,8 +622,8 @@ func TestMonitorBetweenTheMarksSleeps(t *testing.T) {
 	})
 }
 
-// TestMonitorBesideAnUnmovableBatchSleeps: a batch could not be converted once, and nothing is needed
-// since.
+// TestMonitorBesideAnUnmovableBatchSleeps: a batch could not be converted once, and nothing is
+// needed since.
 func TestMonitorBesideAnUnmovableBatchSleeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 400 * kib}, nil)

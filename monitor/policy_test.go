@@ -144,7 +144,8 @@ func TestStaleVictims(t *testing.T) {
 	})
 }
 
-// TestStaleBehindALateOne: one batch that is a little late does not hide those that are not used any more.
+// TestStaleBehindALateOne: one batch that is a little late does not hide those that are not used
+// any more.
 func TestStaleBehindALateOne(t *testing.T) {
 	for _, shield := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -191,7 +192,8 @@ func TestStaleBehindALateOne(t *testing.T) {
 	}
 }
 
-// TestStaleBelowMakesRoom: a batch of the host's that is not used any more makes room for one of the GPU's that is.
+// TestStaleBelowMakesRoom: a batch of the host's that is not used any more makes room for one of
+// the GPU's that is.
 func TestStaleBelowMakesRoom(t *testing.T) {
 	for name, p := range map[string]Policy{"lru": LRU(), "cost-aware": CostAware()} {
 		bubble(t, name, func(t *testing.T) {

@@ -22,8 +22,8 @@ type aheadMover interface {
 	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
 }
 
-// mostAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the most
-// that an option may say: each look at what comes next goes through them.
+// mostAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the
+// most that an option may say: each look at what comes next goes through them.
 const (
 	mostAhead = 8
 	maxAhead  = 64
@@ -132,8 +132,8 @@ func (l *lookahead) depth() int {
 }
 
 // next returns the first of the batches that come next that is to be brought and is not last, or
-// nil. Then the goroutine, if it is the caller, runs no more. It is nil for another caller while the
-// goroutine runs: last is nil for that.
+// nil. Then the goroutine, if it is the caller, runs no more. It is nil for another caller while
+// the goroutine runs: last is nil for that.
 func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	depth := l.depth()
 	coming := make([]*entry, 0, depth)

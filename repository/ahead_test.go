@@ -171,8 +171,8 @@ func (refusing) Ahead(context.Context, *batch.Batch, reservation.Strategy) error
 	return &tier.NoSpaceError{}
 }
 
-// TestAheadThatFails: a refusal, an error or a panic is not the consumer's. One try is enough for each
-// work, also if nothing is moved without an error.
+// TestAheadThatFails: a refusal, an error or a panic is not the consumer's. One try is enough for
+// each work, also if nothing is moved without an error.
 func TestAheadThatFails(t *testing.T) {
 	for name, change := range map[string]func(*eager){
 		"refused": func(m *eager) { m.fails = &tier.NoSpaceError{} }, "failed": func(m *eager) { m.fails = errors.New("failed") }, "panic": func(m *eager) { m.panic = true },

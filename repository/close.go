@@ -71,7 +71,8 @@ func (r *Repository) shut() bool {
 	return true
 }
 
-// From manyEntries on, a few goroutines drop what a repository holds: a million take one of them 1 to
+// From manyEntries on, a few goroutines drop what a repository holds: a million take one of them 1
+// to
 // 2 s.
 const manyEntries = 10_000
 
@@ -179,8 +180,8 @@ func (r *Repository) takeBack(ctx context.Context, b *batch.Batch) error {
 	return err
 }
 
-// storeAgain makes the repository the holder of a batch that it has not let go of. It reports whether
-// it could: the batch may be in another by now, or dropped.
+// storeAgain makes the repository the holder of a batch that it has not let go of. It reports
+// whether it could: the batch may be in another by now, or dropped.
 func (r *Repository) storeAgain(e *entry) bool {
 	r.mu.Lock()
 	_, tell, err := e.b.Inside().Store(&r.store, r.placeLocked(e.seq, e.part.number))

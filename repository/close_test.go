@@ -137,7 +137,8 @@ func TestCloseWakesAllRepositories(t *testing.T) {
 	})
 }
 
-// TestClearMany: several goroutines drop what is much, each batch once, and wait for one in transit.
+// TestClearMany: several goroutines drop what is much, each batch once, and wait for one in
+// transit.
 func TestClearMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 10, 10, 10)

@@ -13,7 +13,8 @@ import (
 // inside is a Manager as the monitor and copies see it, who make room.
 type inside struct{ *Manager }
 
-// Inside returns what only this module's packages do with reservations. Programs have no use for it.
+// Inside returns what only this module's packages do with reservations. Programs have no use for
+// it.
 func (m *Manager) Inside() inside { return inside{m} }
 
 // Demand is what waits for one space.
@@ -88,8 +89,8 @@ func (d *Demand) add(other Demand) {
 	d.Bytes += min(other.Bytes, math.MaxInt64-d.Bytes)
 }
 
-// Arriving returns how many bytes of a space reservations have that left its headroom free. They are
-// no work that ends, but batches at rest before long. It may be somewhat more when they are.
+// Arriving returns how many bytes of a space reservations have that left its headroom free. They
+// are no work that ends, but batches at rest before long. It may be somewhat more when they are.
 func (m inside) Arriving(id tier.ID) int64 {
 	if i := m.spaces.index(id); i >= 0 {
 		return m.lines[i].arriving.Load()

@@ -61,8 +61,9 @@
 // # Locks
 //
 // Three kinds of mutex have this package's rank and are never held together: the Manager's guards
-// the lines, that of its table of owners the owners, and a Reservation's its books. Under them only the ledger of a space is locked (that is below), never a
-// Space, which calls its listeners when it is charged:
+// the lines, that of its table of owners the owners, and a Reservation's its books. Under them only
+// the ledger of a space is locked (that is below), never a Space, which calls its listeners when it
+// is charged:
 //
 //	… → Batch → Registry → Reservation → Space → Ledger → …
 //

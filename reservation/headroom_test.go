@@ -67,8 +67,8 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
-// TestEarly: what nobody needs yet leaves free what is above the stop mark, or the headroom if that is
-// more, also where many ask at once.
+// TestEarly: what nobody needs yet leaves free what is above the stop mark, or the headroom if that
+// is more, also where many ask at once.
 func TestEarly(t *testing.T) {
 	for _, c := range []struct {
 		name              string
@@ -354,8 +354,8 @@ func TestProducerBesideBusyConsumers(t *testing.T) {
 	})
 }
 
-// TestDeadlockBesideHeadroom: the error of a wait that cannot end says how many bytes were asked for,
-// not how many with the headroom.
+// TestDeadlockBesideHeadroom: the error of a wait that cannot end says how many bytes were asked
+// for, not how many with the headroom.
 func TestDeadlockBesideHeadroom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newTask(t, withHeadroom(t, 30), "a")

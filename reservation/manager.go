@@ -280,8 +280,8 @@ func (q *scratch) place(wait bool, least, most int64) (*line, int64, *waiter, er
 	return nil, 0, newWaiter(q.slots, least, most), nil
 }
 
-// addHeadroom notes which of the slots leave headroom free, or what is above the stop mark, and which
-// may use headroom.
+// addHeadroom notes which of the slots leave headroom free, or what is above the stop mark, and
+// which may use headroom.
 func (m *Manager) addHeadroom(slots []slot, o origin) {
 	for i := range slots {
 		s := &slots[i]

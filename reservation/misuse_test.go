@@ -241,8 +241,8 @@ func TestReleaseAtOnceHappensOnce(t *testing.T) {
 	}
 }
 
-// TestUseOfAReleasedReservation: who still uses a reservation that another has released does not touch
-// the next one, which has its record. The race detector looks on.
+// TestUseOfAReleasedReservation: who still uses a reservation that another has released does not
+// touch the next one, which has its record. The race detector looks on.
 func TestUseOfAReleasedReservation(t *testing.T) {
 	m, spaces := machine(t)
 	s := spaces["gpu:0"]

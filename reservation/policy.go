@@ -111,9 +111,9 @@ func Incoming() Option {
 	return func(o options) options { o.policy.origin = incoming; return o }
 }
 
-// Early is Incoming for what somebody will need soon, and is meant for TryReserve. The pressure of the
-// space stays at its stop mark at most, also if several such requests come at once. Only one that is
-// larger may have the space alone.
+// Early is Incoming for what somebody will need soon, and is meant for TryReserve. The pressure of
+// the space stays at its stop mark at most, also if several such requests come at once. Only one
+// that is larger may have the space alone.
 func (inside) Early() Option {
 	return func(o options) options { o.policy.origin = early; return o }
 }

@@ -281,8 +281,8 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a *tier.Account) (*tier.
 	return b, nil
 }
 
-// Revive is Alloc onto the memory of a copy that lies in r's space, which the caller has taken. bufs
-// are all that it consists of. On an error they are a copy still.
+// Revive is Alloc onto the memory of a copy that lies in r's space, which the caller has taken.
+// bufs are all that it consists of. On an error they are a copy still.
 func (r drawer) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if r.rec == nil {
 		return errReleased("revive")

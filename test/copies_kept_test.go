@@ -251,7 +251,8 @@ func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestLateFullDiskKeepsOtherCopies: a disk that is full when it is written gives as many copies back as are needed, not all.
+// TestLateFullDiskKeepsOtherCopies: a disk that is full when it is written gives as many copies
+// back as are needed, not all.
 func TestLateFullDiskKeepsOtherCopies(t *testing.T) {
 	files := faultfs.New(disk.OS(), 1)
 	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].FS = files })

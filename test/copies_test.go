@@ -82,8 +82,8 @@ func TestPassesWriteOnce(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestDictionariesOfCopiesMakeRoom: copies on disk keep dictionaries in use there. These go before a
-// batch finds no room.
+// TestDictionariesOfCopiesMakeRoom: copies on disk keep dictionaries in use there. These go before
+// a batch finds no room.
 func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].Capacity = spillway.Bytes(2 * mib) })
 	repo := scanOf(t, eng)
@@ -112,8 +112,8 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// fillWithDictionariesOfCopies puts batches on disk that are mostly dictionary, and brings them up. All
-// that is used of the disk then is what copies keep.
+// fillWithDictionariesOfCopies puts batches on disk that are mostly dictionary, and brings them up.
+// All that is used of the disk then is what copies keep.
 func fillWithDictionariesOfCopies(t *testing.T, eng *spillway.Engine, repo *repository.Repository, share float64) {
 	t.Helper()
 	disk := eng.Spaces()[2]
@@ -132,8 +132,8 @@ func fillWithDictionariesOfCopies(t *testing.T, eng *spillway.Engine, repo *repo
 	}
 }
 
-// TestPutWithoutWaitBesideDictionariesOfCopies: nothing else lies on the disk, so a Put that must not
-// wait finds room there.
+// TestPutWithoutWaitBesideDictionariesOfCopies: nothing else lies on the disk, so a Put that must
+// not wait finds room there.
 func TestPutWithoutWaitBesideDictionariesOfCopies(t *testing.T) {
 	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].Capacity = spillway.Bytes(2 * mib) })
 	repo := scanOf(t, eng)
@@ -148,8 +148,8 @@ func TestPutWithoutWaitBesideDictionariesOfCopies(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestWaiterAboveDictionariesOfCopies: who waits for host memory is not refused while copies keep the
-// room on disk that batches in host memory need to leave.
+// TestWaiterAboveDictionariesOfCopies: who waits for host memory is not refused while copies keep
+// the room on disk that batches in host memory need to leave.
 func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
 	eng := openMarked(t, 4*mib, func(c *spillway.Config) {
 		c.Disks[0].Capacity = spillway.Bytes(2 * mib)
@@ -173,8 +173,8 @@ func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestMonitorGoesOnWhileAJournalHangs: the records of copies that are to be freed wait for a disk that
-// hangs. The monitor moves batches from the GPU to host memory meanwhile.
+// TestMonitorGoesOnWhileAJournalHangs: the records of copies that are to be freed wait for a disk
+// that hangs. The monitor moves batches from the GPU to host memory meanwhile.
 func TestMonitorGoesOnWhileAJournalHangs(t *testing.T) {
 	persistNeedsLinux(t)
 	files := faultfs.New(disk.OS(), 1)
@@ -276,8 +276,8 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 	}
 }
 
-// TestMoveWhileACopyIsRecorded: the place of a batch that is up is recorded anew, and a move needs the
-// room of its copy. The move waits for the record, and is not refused.
+// TestMoveWhileACopyIsRecorded: the place of a batch that is up is recorded anew, and a move needs
+// the room of its copy. The move waits for the record, and is not refused.
 func TestMoveWhileACopyIsRecorded(t *testing.T) {
 	persistNeedsLinux(t)
 	files := faultfs.New(disk.OS(), 1)

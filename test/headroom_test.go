@@ -155,8 +155,8 @@ func TestOutputWhileHoldingInput(t *testing.T) {
 	eng.Close()
 }
 
-// TestConsumersBesideAHugeBatch: all tiers are full. Consumers of batches of 96 KiB go on in 1 MiB of
-// host memory, also if one batch on the disk is larger than half of it.
+// TestConsumersBesideAHugeBatch: all tiers are full. Consumers of batches of 96 KiB go on in 1 MiB
+// of host memory, also if one batch on the disk is larger than half of it.
 func TestConsumersBesideAHugeBatch(t *testing.T) {
 	for _, rows := range []int{12_000, 80_000} {
 		eng := openHostAndDisk(t, 3*mib, time.Second)

@@ -127,8 +127,8 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 }
 
 // TestPersistChild is no test but the process that TestKilledProcessIsAdopted kills. It says
-// "+ n" when record n is on disk, and "- n" before it drops it. Every other one leaves a copy on disk
-// then, and every fourth has only one there that was written ahead.
+// "+ n" when record n is on disk, and "- n" before it drops it. Every other one leaves a copy on
+// disk then, and every fourth has only one there that was written ahead.
 func TestPersistChild(t *testing.T) {
 	dir := os.Getenv(keepChildEnv)
 	if dir == "" {

@@ -220,8 +220,9 @@ func replayed(t *testing.T, f func(*testing.T, *tracing)) (predicted, moved int6
 	return got.Bytes(), moved
 }
 
-// BenchmarkTraced is what recording costs: small batches are put on a GPU that is full, so that as many
-// leave it, and are drained again, by engines that are recorded and engines that are not, in turns.
+// BenchmarkTraced is what recording costs: small batches are put on a GPU that is full, so that as
+// many leave it, and are drained again, by engines that are recorded and engines that are not, in
+// turns.
 func BenchmarkTraced(b *testing.B) {
 	for _, rows := range []int{512, 8 << 10, 128 << 10} {
 		b.Run(fmt.Sprintf("%dKiB", rows*8>>10), func(b *testing.B) {

@@ -45,7 +45,8 @@ func TestManySmallBatchesAreWrittenAhead(t *testing.T) {
 	})
 }
 
-// TestWritingAheadFollowsThePressure: what is copied is what lies above the stop mark now, not when a job was begun.
+// TestWritingAheadFollowsThePressure: what is copied is what lies above the stop mark now, not when
+// a job was begun.
 func TestWritingAheadFollowsThePressure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, mib, hostOf(128*mib))
@@ -120,8 +121,8 @@ func TestRateOfWhatIsDropped(t *testing.T) {
 	})
 }
 
-// TestNoRecordOfWhatWasWrittenAhead: what is in host memory is changed and dropped without waiting for
-// a disk that hangs and persists.
+// TestNoRecordOfWhatWasWrittenAhead: what is in host memory is changed and dropped without waiting
+// for a disk that hangs and persists.
 func TestNoRecordOfWhatWasWrittenAhead(t *testing.T) {
 	persistNeedsLinux(t)
 	for name, ahead := range map[string]bool{"with": true, "without": false} {

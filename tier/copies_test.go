@@ -240,8 +240,8 @@ func TestSharingCopiesGoFirst(t *testing.T) {
 	s.Inside().DropCopies()
 }
 
-// TestSharingCopiesAreFoundAtOnce: the monitor frees them on its own goroutine, so it must not look at
-// all other copies for each.
+// TestSharingCopiesAreFoundAtOnce: the monitor frees them on its own goroutine, so it must not look
+// at all other copies for each.
 func TestSharingCopiesAreFoundAtOnce(t *testing.T) {
 	const plain, sharing = 50_000, 3000
 	s := copySpace(t, plain+sharing+10, nil)
@@ -291,8 +291,8 @@ func TestDrawersAtOnceFreeWhatTheyNeed(t *testing.T) {
 	}
 }
 
-// recalling is a reservation that is open still: it takes the bytes back, and its holder, on another
-// goroutine, draws them at once.
+// recalling is a reservation that is open still: it takes the bytes back, and its holder, on
+// another goroutine, draws them at once.
 type recalling struct {
 	s    *Space
 	draw func()
@@ -304,8 +304,8 @@ func (a *recalling) Credit(_ uint64, n int64) bool {
 	return true
 }
 
-// TestDrawWhileACopyIsMade: an open reservation gets the bytes of memory that becomes a copy. They can
-// be drawn before the copy is listed.
+// TestDrawWhileACopyIsMade: an open reservation gets the bytes of memory that becomes a copy. They
+// can be drawn before the copy is listed.
 func TestDrawWhileACopyIsMade(t *testing.T) {
 	s := copySpace(t, 10, nil)
 	if err := s.Inside().Reserve(10 * Page); err != nil {

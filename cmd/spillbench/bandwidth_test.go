@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// narrow is bandwidth with the flags that make it shortest. The disk is small because, for each time
-// that fresh room is measured, a file of its size is made and trimmed.
+// narrow is bandwidth with the flags that make it shortest. The disk is small because, for each
+// time that fresh room is measured, a file of its size is made and trimmed.
 func narrow(t *testing.T, more ...string) []string {
 	t.Helper()
 	return append([]string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk=" + t.TempDir() + "=2MiB"}, more...)

@@ -26,9 +26,9 @@ func (k *Key) compare(other *Key) int {
 // million it finds the block among a few thousand: both are quick, however many there are.
 const blockLen = 256
 
-// Order is numbers above 0, ascending by key, and those of equal keys by Tie. It is a list of blocks.
-// A block has once what is the same in the keys of all its numbers, so that a number costs 12 bytes
-// as a rule. The zero value is ready once Block is set.
+// Order is numbers above 0, ascending by key, and those of equal keys by Tie. It is a list of
+// blocks. A block has once what is the same in the keys of all its numbers, so that a number costs
+// 12 bytes as a rule. The zero value is ready once Block is set.
 type Order struct {
 	// Block returns where the owner keeps, for the Order, which block a number is in: 0, unless the
 	// Order changes it, for none. It must be there for as long as the number is.

@@ -1,5 +1,6 @@
 // Package compact keeps what there may be a million of in few objects, most of them without
-// pointers, so that it costs the garbage collector little and gives its memory back when it is gone.
+// pointers, so that it costs the garbage collector little and gives its memory back when it is
+// gone.
 //
 //	Table   records by number
 //	Order   numbers of records, by key

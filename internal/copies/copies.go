@@ -92,9 +92,9 @@ func (c *Copy) Listed() bool {
 	return c.listed || c.held && !c.dropped
 }
 
-// Hold takes the copy for a moment, in which its memory stays: others cannot take it, and Settle waits.
-// The caller, which must not wait for room meanwhile, then calls Unhold with no lock held. False
-// means that another has taken it.
+// Hold takes the copy for a moment, in which its memory stays: others cannot take it, and Settle
+// waits. The caller, which must not wait for room meanwhile, then calls Unhold with no lock held.
+// False means that another has taken it.
 func (c *Copy) Hold() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
@@ -124,8 +124,8 @@ func (c *Copy) Unhold() {
 	}
 }
 
-// Take takes the copy for the caller, which calls Used or Release. False means that another has taken or
-// holds it.
+// Take takes the copy for the caller, which calls Used or Release. False means that another has
+// taken or holds it.
 func (c *Copy) Take() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
@@ -178,8 +178,8 @@ func (l *List) settleLocked() {
 	}
 }
 
-// Settle waits for the end of a copy that is taken: until it is listed, used or freed. It reports whether
-// there was one. It must be called with no copy taken, and with no lock held.
+// Settle waits for the end of a copy that is taken: until it is listed, used or freed. It reports
+// whether there was one. It must be called with no copy taken, and with no lock held.
 func (l *List) Settle() bool {
 	l.mu.Lock()
 	if l.mu.taken == 0 {

@@ -171,8 +171,8 @@ func (a *Alike) Share(l *Layout) {
 // recent is lists of which each may have taken the place of another that was there.
 type recent[T comparable] [16]atomic.Pointer[[]T]
 
-// of returns a list that is equal to s, which is immutable from now on. Lists with the same hint may
-// be equal.
+// of returns a list that is equal to s, which is immutable from now on. Lists with the same hint
+// may be equal.
 func (r *recent[T]) of(s []T, hint int64) []T {
 	at := &r[(uint64(len(s))+uint64(hint))%uint64(len(r))]
 	if p := at.Load(); p != nil && slices.Equal(*p, s) {

@@ -38,11 +38,10 @@ func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
 // is never over the capacity, not even for an instant. What is reserved is the rest of
 // it. So promises, which come and go far more often than memory does, touch nothing
 // else, and need not know what is cached: bytes that are cached count as free until their
-// memory is needed. Live, retired and cached are changed under a lock and behind a sequence number that is
-// odd meanwhile: a reader that meets one tries again, and never locks. While it does not
-// change, any value of Used with the two of them is a cut that there was.
-// A change that would take an account below zero is a bug in a backend and
-// panics: books that are wrong would be worse.
+// memory is needed. Live, retired and cached are changed under a lock and behind a sequence number
+// that is odd meanwhile: a reader that meets one tries again, and never locks. While it does not
+// change, any value of Used with the two of them is a cut that there was. A change that would take
+// an account below zero is a bug in a backend and panics: books that are wrong would be worse.
 //
 // A Ledger is safe for concurrent use.
 type Ledger struct {

@@ -27,8 +27,9 @@ func (e Edge) path() tier.ID {
 	return e.To
 }
 
-// costs is what moves of an edge took, in seconds a byte: of the path's time, which moves share that
-// are under way at once. Sizes are apart by powers of two, because small batches take more a byte.
+// costs is what moves of an edge took, in seconds a byte: of the path's time, which moves share
+// that are under way at once. Sizes are apart by powers of two, because small batches take more a
+// byte.
 type costs [65]samples[float64]
 
 func (c *costs) add(bytes int64, seconds float64) {

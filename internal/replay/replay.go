@@ -1,6 +1,6 @@
 // Package replay does what a trace tells again, on a virtual clock: with the policy, the memories
-// and the speeds of a Setting. What is moved is decided by the monitor's own code, and the books are
-// kept by the engine's own spaces, reservations and batches; only memory and time are not real.
+// and the speeds of a Setting. What is moved is decided by the monitor's own code, and the books
+// are kept by the engine's own spaces, reservations and batches; only memory and time are not real.
 //
 //	trace.Trace ─▶ program ─▶ world ─▶ Result
 //	                            │
@@ -11,7 +11,8 @@
 // A replay is deterministic: one actor runs at a time, and none but by the order of events.
 //
 // What is not replayed: what is read or written ahead, hints, what a program reserves itself,
-// dictionaries that batches share, and errors. An order that goroutines agreed on during an epoch is not known either: see program.
+// dictionaries that batches share, and errors. An order that goroutines agreed on during an epoch
+// is not known either: see program.
 package replay
 
 import (
@@ -118,8 +119,8 @@ func Measured(t *trace.Trace) *Result {
 	return r
 }
 
-// ErrStuck is matched by the error of a replay that cannot go on: what waits for room will never get
-// it.
+// ErrStuck is matched by the error of a replay that cannot go on: what waits for room will never
+// get it.
 var ErrStuck = errors.New("the workload cannot go on")
 
 // Run replays a trace.

@@ -48,8 +48,8 @@ func run(t *testing.T, tr *trace.Trace, s replay.Setting) *replay.Result {
 	return r
 }
 
-// TestPolicies: no policy moves more, or takes longer, than testdata/policies.txt says. A policy that
-// has become better, or is new, gets its figures with -update.
+// TestPolicies: no policy moves more, or takes longer, than testdata/policies.txt says. A policy
+// that has become better, or is new, gets its figures with -update.
 func TestPolicies(t *testing.T) {
 	const file = "testdata/policies.txt"
 	var now strings.Builder
@@ -165,8 +165,8 @@ func TestIncomplete(t *testing.T) {
 	}
 }
 
-// TestOps: tasks, subscriptions, batches that were there before, and such that are opened where they
-// lie, are replayed.
+// TestOps: tasks, subscriptions, batches that were there before, and such that are opened where
+// they lie, are replayed.
 func TestOps(t *testing.T) {
 	gpu, host := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Host}
 	at := time.Duration(0)

@@ -49,7 +49,8 @@ type world struct {
 	scratch, mostScratch int64 // of host memory, that transfers have
 }
 
-// event is something that happens at a time; those of one time in the order in which they were made.
+// event is something that happens at a time; those of one time in the order in which they were
+// made.
 type event struct {
 	at   time.Duration
 	made int

@@ -212,8 +212,8 @@ func mustHoldAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
 	}
 }
 
-// all copies between memories of one pool and bytes of the host: on a device on one stream, else one
-// after the other.
+// all copies between memories of one pool and bytes of the host: on a device on one stream, else
+// one after the other.
 func all(ms []tier.Memory, data [][]byte, one func(tier.Memory, []byte, int64) error, onStream func(tier.Device, tier.Stream, tier.Addr, []byte) error) error {
 	if len(ms) == 0 {
 		return nil

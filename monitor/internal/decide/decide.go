@@ -1,5 +1,6 @@
-// Package decide says which batches are moved down now, and where to: [Decide] is a pure function over
-// a [Snapshot] of all spaces. What it does not know are clocks, locks and batches: see package monitor.
+// Package decide says which batches are moved down now, and where to: [Decide] is a pure function
+// over a [Snapshot] of all spaces. What it does not know are clocks, locks and batches: see package
+// monitor.
 package decide
 
 import (

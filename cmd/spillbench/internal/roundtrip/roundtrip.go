@@ -192,8 +192,8 @@ func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatc
 	return w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
 }
 
-// bring moves b's bytes, by way of an image where there is no direct one: between tables and what is
-// compressed.
+// bring moves b's bytes, by way of an image where there is no direct one: between tables and what
+// is compressed.
 func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
 	w.eng.Mover().Inside().DropCopies()
 	there := reservation.Specific(to.ID())
