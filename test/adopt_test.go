@@ -18,6 +18,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -375,4 +376,64 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 			return
 		}
 	}
+}
+
+// TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where
+// it stood.
+func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
+	persistNeedsLinux(t)
+	dir := crashed(t, 2)
+	eng := persistentEngine(t, dir)
+	var adopted []*batch.Batch
+	for _, k := range eng.Persisted() {
+		b, err := eng.Adopt(t.Context(), k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		adopted = append(adopted, b)
+	}
+	copied := t.TempDir()
+	copytree.Copy(t, copied, dir)
+	for _, b := range adopted {
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+	}
+	closePersistent(t, eng)
+	eng = persistentEngine(t, copied)
+	if n := len(eng.Persisted()); n != 2 {
+		t.Errorf("%d are kept, want 2", n)
+	}
+	for _, k := range eng.Persisted() {
+		checkAdopted(t, eng, k)
+	}
+	closePersistent(t, eng)
+}
+
+// TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room until it is adopted; then it is
+// a batch's, which can be dropped.
+func TestAdoptedBytesAreTheBatchs(t *testing.T) {
+	persistNeedsLinux(t)
+	eng := persistentEngine(t, crashed(t, 3))
+	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]
+	if room, held := space.Room(), onDisk(eng); held == 0 || room != space.Limit()-held {
+		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.Limit(), room, held)
+	}
+	var adopted []*batch.Batch
+	for _, k := range eng.Persisted() {
+		b, err := eng.Adopt(t.Context(), k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		adopted = append(adopted, b)
+	}
+	if room := space.Room(); room != space.Limit() {
+		t.Errorf("of %d bytes there is room for %d when all is adopted", space.Limit(), room)
+	}
+	for _, b := range adopted {
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+	}
+	closePersistent(t, eng)
 }

@@ -83,24 +83,7 @@ func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
 	}
 	a, b := both[0], both[1]
 	moveAlong(t, eng, a, firstDisk, firstHost)
-	writing, goOn := make(chan struct{}), make(chan struct{})
-	end := files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
-		close(writing)
-		<-goOn
-	})})
-	placed := make(chan struct{})
-	go func() {
-		defer close(placed)
-		got, err := repo.Take(t.Context(), 0, batch.Idle, repository.NoWait())
-		if err != nil || got != a {
-			t.Errorf("%v %v", got, err)
-			return
-		}
-		place := got.Info().Place
-		place.Partition++
-		got.SetPlace(place)
-	}()
-	<-writing
+	goOn, placed := recordsAnew(t, repo, files, a)
 	broken := files.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 	if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("the disk works: %v", err)
@@ -108,7 +91,6 @@ func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
 	close(goOn)
 	<-placed
 	broken()
-	end()
 	if in := a.Copies(); len(in) > 0 {
 		t.Errorf("a copy is left on the disk that failed: %v", in)
 	}

@@ -276,6 +276,31 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 	}
 }
 
+// recordsAnew takes b out of the repository and gives it another place, so that it is recorded anew.
+// It returns when that is being written. The write goes on when goOn is closed, and placed is closed
+// at its end.
+func recordsAnew(t *testing.T, repo *repository.Repository, files *faultfs.FS, b *batch.Batch) (goOn, placed chan struct{}) {
+	t.Helper()
+	writing, goOn, placed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	t.Cleanup(files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
+		close(writing)
+		<-goOn
+	})}))
+	go func() {
+		defer close(placed)
+		got, err := repo.Take(t.Context(), 0, batch.Idle, repository.NoWait())
+		if err != nil || got != b {
+			t.Errorf("%v %v", got, err)
+			return
+		}
+		place := got.Info().Place
+		place.Partition++
+		got.SetPlace(place)
+	}()
+	<-writing
+	return goOn, placed
+}
+
 // TestMoveWhileACopyIsRecorded: the place of a batch that is up is recorded anew, and a move needs
 // the room of its copy. The move waits for the record, and is not refused.
 func TestMoveWhileACopyIsRecorded(t *testing.T) {
@@ -305,24 +330,7 @@ func TestMoveWhileACopyIsRecorded(t *testing.T) {
 	if n := s.Usage().Cached; n == 0 || n+b.Info().Bytes < s.Capacity() {
 		t.Fatalf("a batch and a copy fit: %+v, %d", s.Usage(), b.Info().Bytes)
 	}
-	writing, goOn := make(chan struct{}), make(chan struct{})
-	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
-		close(writing)
-		<-goOn
-	})})()
-	placed := make(chan struct{})
-	go func() {
-		defer close(placed)
-		got, err := repo.Take(t.Context(), 0, batch.Idle, repository.NoWait())
-		if err != nil || got != a {
-			t.Errorf("%v %v", got, err)
-			return
-		}
-		place := got.Info().Place
-		place.Partition++
-		got.SetPlace(place)
-	}()
-	<-writing
+	goOn, placed := recordsAnew(t, repo, files, a)
 	time.AfterFunc(200*time.Millisecond, func() { close(goOn) })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

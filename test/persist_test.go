@@ -505,38 +505,6 @@ func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 	wantNothingIn(t, dir)
 }
 
-// TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where
-// it stood.
-func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
-	persistNeedsLinux(t)
-	dir := crashed(t, 2)
-	eng := persistentEngine(t, dir)
-	var adopted []*batch.Batch
-	for _, k := range eng.Persisted() {
-		b, err := eng.Adopt(t.Context(), k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		adopted = append(adopted, b)
-	}
-	copied := t.TempDir()
-	copytree.Copy(t, copied, dir)
-	for _, b := range adopted {
-		if err := b.Drop(); err != nil {
-			t.Error(err)
-		}
-	}
-	closePersistent(t, eng)
-	eng = persistentEngine(t, copied)
-	if n := len(eng.Persisted()); n != 2 {
-		t.Errorf("%d are kept, want 2", n)
-	}
-	for _, k := range eng.Persisted() {
-		checkAdopted(t, eng, k)
-	}
-	closePersistent(t, eng)
-}
-
 // TestBatchWithoutBytesHasOneRecord: no memory of such a batch ends its record, so that the engine
 // does, when the batch gets another place and when it is dropped. A place that changes while the
 // record is written is written, too.
@@ -662,34 +630,6 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	}
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
-}
-
-// TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room until it is adopted; then it is
-// a batch's, which can be dropped.
-func TestAdoptedBytesAreTheBatchs(t *testing.T) {
-	persistNeedsLinux(t)
-	eng := persistentEngine(t, crashed(t, 3))
-	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]
-	if room, held := space.Room(), onDisk(eng); held == 0 || room != space.Limit()-held {
-		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.Limit(), room, held)
-	}
-	var adopted []*batch.Batch
-	for _, k := range eng.Persisted() {
-		b, err := eng.Adopt(t.Context(), k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		adopted = append(adopted, b)
-	}
-	if room := space.Room(); room != space.Limit() {
-		t.Errorf("of %d bytes there is room for %d when all is adopted", space.Limit(), room)
-	}
-	for _, b := range adopted {
-		if err := b.Drop(); err != nil {
-			t.Error(err)
-		}
-	}
-	closePersistent(t, eng)
 }
 
 // TestFailedOpenLeavesWhatPersists: an engine that finds kept batches and then cannot be opened

@@ -167,7 +167,7 @@ func (w *tracing) end(t *testing.T) *trace.Trace {
 // TestRecordTraces records the traces of package replay, with the folder that -record names.
 func TestRecordTraces(t *testing.T) {
 	if *recordTo == "" {
-		t.Skip("it needs -record")
+		t.Skip("needs -record FOLDER, to write the traces of internal/replay there")
 	}
 	for name, f := range workloads {
 		w := openTracing(t, "lru")
