@@ -205,7 +205,9 @@ func (m *Monitor) hasWritten(r written) {
 	w.cancel(nil)
 	w.cancel, w.next = nil, r.next
 	s := m.spaces[r.space]
-	s.search.wrote = s.search.wrote || r.bytes > 0
+	if s.search.wrote = s.search.wrote || r.bytes > 0; r.err != nil {
+		s.search = search{} // what was not written is looked for again
+	}
 	switch {
 	case r.err == nil:
 		w.failures, w.turns = 0, 0

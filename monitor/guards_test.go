@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -190,4 +191,34 @@ func TestExecutorLooksAgain(t *testing.T) {
 			w.end(first, second)
 		})
 	}
+}
+
+// TestWritingAheadComesBack: others use the disks when a batch is to be written ahead, and none of
+// those behind it can be copied. It is tried again, though nothing has changed.
+func TestWritingAheadComesBack(t *testing.T) {
+	bubble(t, "one batch", func(t *testing.T) {
+		var first batch.ID
+		tries := 0
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = kib // a job has one batch
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				if b.ID() != first {
+					return 0, nil
+				}
+				if tries++; tries == 1 {
+					return 0, context.Canceled
+				}
+				return kib, nil
+			}
+		})
+		all := w.fillSpace(gpu0, 75, kib) // between the marks
+		list, _ := w.mon.victims(nil, 0, byKind{}, 1)
+		first = list[0].ID
+		w.start()
+		settle(5 * time.Minute)
+		if tries < 2 {
+			t.Errorf("it was tried %d times", tries)
+		}
+		w.end(all...)
+	})
 }
