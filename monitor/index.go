@@ -155,6 +155,7 @@ func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func
 	x := &index{policy: policy, places: make(map[tier.ID]int), gained: gained}
 	x.mu.others = make(map[*batch.Batch]uint32)
 	x.mu.apart = make(map[uint32]apart)
+	x.mu.entries.Moved = x.movedLocked
 	x.mu.spaces = make([]spaceIndex, len(ids))
 	for i, id := range ids {
 		x.places[id] = i
@@ -321,6 +322,27 @@ func (x *index) forgetLocked(n uint32, e *entry) {
 	}
 	delete(x.mu.apart, n)
 	x.mu.entries.Remove(n)
+}
+
+// movedLocked is told that an entry has another number.
+func (x *index) movedLocked(b *batch.Batch, from, to uint32) {
+	if x.mu.others[b] == from {
+		x.mu.others[b] = to
+	} else {
+		b.Inside().Mark().Store(to)
+	}
+	if a, ok := x.mu.apart[from]; ok {
+		delete(x.mu.apart, from)
+		x.mu.apart[to] = a
+	}
+	e := x.mu.entries.At(to)
+	s := &x.mu.spaces[e.place]
+	if e.keyed != 0 {
+		s.byKey.Renumber(from, to)
+	}
+	if e.sized != 0 {
+		s.bySize.Renumber(from, to)
+	}
 }
 
 // keyLocked returns the key of a victim, and the zero one of others.

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -251,6 +252,64 @@ func TestIndexConverges(t *testing.T) {
 		t.Errorf("the sums are %+v", s)
 	}
 	w.end(all...)
+}
+
+// TestIndexOfFewOfMany: when few of many batches are left, the index knows of these what it knew,
+// also of those whose mark is another's and of those set aside.
+func TestIndexOfFewOfMany(t *testing.T) {
+	const n = 2000
+	w := newWorld(t, sizes{gpu0: n * 10 * kib, disk0: n * 10 * kib}, nil)
+	x := w.mon.index
+	r := rand.New(rand.NewPCG(1, 4))
+	var all, left []*batch.Batch
+	aside := make(map[*batch.Batch]bool)
+	for i := range n {
+		b := w.put(gpu0, int64(1+r.IntN(3))*kib, seq(i))
+		all = append(all, b)
+		if r.IntN(10) == 0 {
+			x.setAside(b, true)
+			aside[b] = true
+		}
+		if mark := b.Inside().Mark(); r.IntN(10) == 0 {
+			x.mu.others[b] = mark.Load()
+			mark.Store(1 << 20)
+		}
+	}
+	for _, i := range r.Perm(n) {
+		if b := all[i]; r.IntN(20) == 0 {
+			left = append(left, b)
+		} else if err := b.Drop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.SortFunc(left, func(a, b *batch.Batch) int { return cmp.Compare(b.Info().Place.Seq, a.Info().Place.Seq) })
+	check := func(what string) {
+		t.Helper()
+		var want []batch.ID
+		bytes := int64(0)
+		for _, b := range left {
+			if bytes += b.Info().Bytes; !aside[b] {
+				want = append(want, b.ID())
+			}
+			if !x.Knows(b) {
+				t.Errorf("%s: batch %d is not known", what, b.ID())
+			}
+		}
+		want = want[:min(len(want), shortlistMax-smallMax-staleMax)]
+		if got := w.victims(gpu0, 1<<40); !slices.Equal(got, want) {
+			t.Errorf("%s: the victims are %v, want %v", what, got, want)
+		}
+		if s := w.index(gpu0); s.count != len(left) || s.bytes != bytes {
+			t.Errorf("%s: the sums are %+v of %d batches of %d bytes", what, s, len(left), bytes)
+		}
+	}
+	check("few are left")
+	for b := range aside {
+		x.setAside(b, false)
+		delete(aside, b)
+	}
+	check("none is aside")
+	w.end(left...)
 }
 
 // meddling is a policy that changes the batch while it is called, as other code may.

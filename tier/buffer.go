@@ -100,7 +100,7 @@ type Buffer struct {
 	account *Account // its owner keeps it as it is; nil if there is none
 	of      uint64   // which of the account's promises
 	stack   invariants.Trace
-	listed  uint32 // its number in Space.mu.buffers
+	listed  uint32 // its number in Space.mu.buffers; guarded as those are
 
 	// holders is the bit owned, while the owner has not released the buffer, plus the bit cached,
 	// while the owner does not need it, plus the number of leases, of which there are none beside

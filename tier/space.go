@@ -90,6 +90,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	}
 	s := &Space{cfg: cfg, ledger: ledger.New(cfg.Capacity)}
 	s.panics.Logger = cfg.Logger
+	s.mu.buffers.Moved = func(b *Buffer, _, to uint32) { b.listed = to }
 	s.paced, _ = cfg.Pool.(paced)
 	s.mark(cfg.Fractions)
 	if cfg.Quota == nil { // a quota is called for each byte

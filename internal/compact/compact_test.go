@@ -14,9 +14,18 @@ import (
 func TestTable(t *testing.T) {
 	for seed := range testseed.Each(t, 4) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		var table Table[string, int]
 		var numbers []uint32
 		model := make(map[uint32]int)
+		moves := 0
+		table := Table[string, int]{Moved: func(p string, from, to uint32) {
+			if _, ok := model[to]; ok || p != fmt.Sprint(model[from]) {
+				t.Fatalf("%s moves from %d to %d", p, from, to)
+			}
+			model[to] = model[from]
+			delete(model, from)
+			numbers[slices.Index(numbers, from)] = to
+			moves++
+		}}
 		for step := range 20_000 {
 			if grow := step%10_000 < 5_000; len(numbers) == 0 || r.IntN(10) < 4 || grow && r.IntN(2) == 0 {
 				n := table.Add(fmt.Sprint(step))
@@ -31,18 +40,24 @@ func TestTable(t *testing.T) {
 				numbers = append(numbers, n)
 			} else {
 				i := r.IntN(len(numbers))
-				n := numbers[i]
-				table.Remove(n)
+				n, v := numbers[i], fmt.Sprint(model[numbers[i]])
 				delete(model, n)
 				numbers[i] = numbers[len(numbers)-1]
 				numbers = numbers[:len(numbers)-1]
-				if s := table.Of(n); s != "" {
+				table.Remove(n)
+				if s := table.Of(n); s == v {
 					t.Fatalf("number %d has %q after its end", n, s)
 				}
 			}
-			if table.n != len(model) {
-				t.Fatalf("%d records, want %d", table.n, len(model))
+			if table.Len() != len(model) {
+				t.Fatalf("%d records, want %d", table.Len(), len(model))
 			}
+			if chunks := len(table.chunks) - len(table.vacant); chunks > 2+len(model)/(sparse-1) {
+				t.Fatalf("%d chunks for %d records", chunks, len(model))
+			}
+		}
+		if moves == 0 {
+			t.Error("no record was moved")
 		}
 		all := make(map[string]int)
 		for s := range table.All() {
@@ -165,7 +180,18 @@ func TestOrder(t *testing.T) {
 						t.Fatalf("%d numbers, %d in order, want %d", o.Len(), len(got), len(model))
 					}
 				}
+				next := uint32(0)
 				for step := range 6000 {
+					if len(model) > 0 && r.IntN(10) == 0 {
+						i := r.IntN(len(model))
+						next += 7 // what Tie looks at is the same
+						to := next<<16 + model[i].number%7
+						to -= (next << 16) % 7
+						blocks[to] = blocks[model[i].number]
+						delete(blocks, model[i].number)
+						o.Renumber(model[i].number, to)
+						model[i].number = to
+					}
 					if shrink := step%3000 > 2000; len(model) == 0 || !shrink && r.IntN(3) > 0 {
 						it := item{shape(r, step), uint32(step + 1)}
 						i, _ := slices.BinarySearchFunc(model, it, func(a, b item) int {
@@ -214,18 +240,24 @@ func TestGivesBack(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	type record struct{ block uint32 }
-	var table Table[*int, record]
+	numbers := make([]uint32, n)
 	var set Set
-	o := Order{Block: func(n uint32) *uint32 { return &table.At(n).block }}
+	var o Order
+	table := Table[*uint32, record]{Moved: func(p *uint32, from, to uint32) {
+		*p = to
+		o.Renumber(from, to)
+	}}
+	o = Order{Block: func(n uint32) *uint32 { return &table.At(n).block }}
 	before := used()
 	for i := range uint64(n) {
-		o.Insert(table.Add(nil), Key{1, 2, i * 7919 % n})
+		numbers[i] = table.Add(&numbers[i])
+		o.Insert(numbers[i], Key{1, 2, i * 7919 % n})
 		set.Add(i)
 	}
 	full := used()
-	for i := range uint32(n) {
-		o.Remove(i + 1)
-		table.Remove(i + 1)
+	for i, number := range numbers {
+		o.Remove(number)
+		table.Remove(number)
 		set.Remove(uint64(i))
 	}
 	after := used()
@@ -236,8 +268,58 @@ func TestGivesBack(t *testing.T) {
 		t.Errorf("%d bytes are left", left)
 	}
 	runtime.KeepAlive(&table)
+	runtime.KeepAlive(numbers)
 	runtime.KeepAlive(&o)
 	runtime.KeepAlive(&set)
+}
+
+// TestFewOfMany: where few of many are left, wherever they were, most of the memory is free.
+func TestFewOfMany(t *testing.T) {
+	const n, most = 200_000, 50 // of 1000
+	type record [4]uint64
+	used := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	numbers := make([]uint32, n)
+	places := make([]int, n)
+	table := Table[*int, record]{Moved: func(p *int, _, to uint32) { numbers[*p] = to }}
+	before := used()
+	for i := range n {
+		places[i] = i
+		numbers[i] = table.Add(&places[i])
+		table.At(numbers[i])[0] = uint64(i)
+	}
+	full := used() - before
+	left := 0
+	for i := range n {
+		if r.IntN(100) == 0 {
+			left++
+			continue
+		}
+		table.Remove(numbers[i])
+		numbers[i] = 0
+	}
+	if now := used() - before; now > full*most/1000 {
+		t.Errorf("of %d records %d are left, and of %d bytes %d", n, left, full, now)
+	}
+	for i, number := range numbers {
+		if number != 0 && (table.Of(number) != &places[i] || table.At(number)[0] != uint64(i)) {
+			t.Fatalf("number %d is of another record than %d", number, i)
+		}
+	}
+	for _, number := range numbers {
+		if number != 0 {
+			left--
+		}
+	}
+	if left != 0 {
+		t.Errorf("%d records are missing", left)
+	}
+	runtime.KeepAlive(&table)
 }
 
 // BenchmarkOrder is a change of one key, of a thousand and of a million.

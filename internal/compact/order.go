@@ -231,6 +231,13 @@ func (o *Order) Key(number uint32) Key {
 	return b.key(i)
 }
 
+// Renumber gives a number that is there another one. Block, which is asked for the latter, says what
+// it said for the former, and so does Tie.
+func (o *Order) Renumber(from, to uint32) {
+	b := o.names[*o.Block(to)-1]
+	b.numbers[slices.Index(b.numbers, from)] = to
+}
+
 // Remove removes a number that is there.
 func (o *Order) Remove(number uint32) {
 	b, i := o.find(number)

@@ -11,17 +11,26 @@ package compact
 
 import (
 	"iter"
-	"slices"
+	"math/bits"
 )
 
 // chunkLen is how many records are one object. An owner of few has one.
 const chunkLen = 128
 
+// sparse is how many records of a chunk are so few that they move to others.
+const sparse = chunkLen / 4
+
 // Table is records, each with a number above 0 for as long as it is there: a P, which may have
-// pointers, and an R, which should not. The zero value is ready.
+// pointers, and an R, which should not. Where few of many are left, Remove gives them other numbers,
+// so that the memory of the others is free. The zero value is ready once Moved is set.
 type Table[P, R any] struct {
+	// Moved tells the owner of a record that was moved by Remove. Its number was from, and is to.
+	// Meanwhile the Table must not be changed.
+	Moved func(p P, from, to uint32)
+
 	chunks []*chunk[P, R] // nil where no record is
-	open   []uint32       // indices of those that are not full
+	open   []uint32       // indices of those that are there and not full
+	vacant []uint32       // indices of those that are nil
 	spare  *chunk[P, R]   // an empty one; may be nil
 	n      int
 }
@@ -29,49 +38,107 @@ type Table[P, R any] struct {
 type chunk[P, R any] struct {
 	pointers [chunkLen]P
 	records  *[chunkLen]R
-	free     []uint8 // places that were in use
-	used     uint8   // places that were in use at some time
-	open     bool    // it is in Table.open
+	used     [chunkLen / 64]uint64 // a bit for each place
+	opened   uint32                // its place in Table.open, plus 1; 0 if it is full
 }
 
-func (c *chunk[P, R]) full() bool { return c.used == chunkLen && len(c.free) == 0 }
+func (c *chunk[P, R]) len() (n int) {
+	for _, u := range c.used {
+		n += bits.OnesCount64(u)
+	}
+	return n
+}
 
-func (c *chunk[P, R]) empty() bool { return int(c.used) == len(c.free) }
+// take takes the first free place, of which there is one.
+func (c *chunk[P, R]) take() (place uint32) {
+	for i, u := range c.used {
+		if u != ^uint64(0) {
+			bit := bits.TrailingZeros64(^u)
+			c.used[i] |= 1 << bit
+			return uint32(64*i + bit)
+		}
+	}
+	panic("compact: a chunk that is full")
+}
+
+// clear ends the use of a place.
+func (c *chunk[P, R]) clear(place uint32) {
+	var (
+		noP P
+		noR R
+	)
+	c.pointers[place], c.records[place] = noP, noR
+	c.used[place/64] &^= 1 << (place % 64)
+}
+
+// places yields those in use, ascending, as they were at the begin.
+func (c *chunk[P, R]) places() iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for i, u := range c.used {
+			for ; u != 0; u &= u - 1 {
+				if !yield(uint32(64*i + bits.TrailingZeros64(u))) {
+					return
+				}
+			}
+		}
+	}
+}
 
 // Add makes a record of p and the zero R.
 func (t *Table[P, R]) Add(p P) (number uint32) {
 	if len(t.open) == 0 {
-		t.open = append(t.open, uint32(len(t.chunks)))
-		t.chunks = append(t.chunks, nil)
+		t.begin()
 	}
-	at := t.open[len(t.open)-1]
-	c := t.chunks[at]
-	if c == nil {
-		if c, t.spare = t.spare, nil; c == nil {
-			c = &chunk[P, R]{records: new([chunkLen]R)}
-		}
-		c.open = true
-		t.chunks[at] = c
-	}
-	place := c.used
-	if last := len(c.free) - 1; last >= 0 {
-		place, c.free = c.free[last], c.free[:last]
-	} else {
-		c.used++
-	}
-	if c.full() {
-		c.open = false
-		t.open = t.open[:len(t.open)-1]
-	}
-	c.pointers[place] = p
 	t.n++
-	return at*chunkLen + uint32(place) + 1
+	return t.place(p, len(t.open)-1)
 }
 
-// Of returns the P of a number that Add returned at some time; the zero P if it is not in use.
+// begin adds an empty chunk.
+func (t *Table[P, R]) begin() {
+	c := t.spare
+	if t.spare = nil; c == nil {
+		c = &chunk[P, R]{records: new([chunkLen]R)}
+	}
+	at := uint32(len(t.chunks))
+	if last := len(t.vacant) - 1; last >= 0 {
+		at, t.vacant = t.vacant[last], t.vacant[:last]
+		t.chunks[at] = c
+	} else {
+		t.chunks = append(t.chunks, c)
+	}
+	t.reopen(at, c)
+}
+
+// reopen lists a chunk that is not full.
+func (t *Table[P, R]) reopen(at uint32, c *chunk[P, R]) {
+	t.open = append(t.open, at)
+	c.opened = uint32(len(t.open))
+}
+
+// shut ends what reopen began.
+func (t *Table[P, R]) shut(c *chunk[P, R]) {
+	last := len(t.open) - 1
+	moved := t.open[last]
+	t.open[c.opened-1], t.chunks[moved].opened = moved, c.opened
+	t.open, c.opened = t.open[:last], 0
+}
+
+// place puts p into the chunk at that place of open.
+func (t *Table[P, R]) place(p P, open int) (number uint32) {
+	at := t.open[open]
+	c := t.chunks[at]
+	place := c.take()
+	c.pointers[place] = p
+	if c.len() == chunkLen {
+		t.shut(c)
+	}
+	return at*chunkLen + place + 1
+}
+
+// Of returns the P of a number that Add or Moved gave at some time; the zero P if it is not in use.
 func (t *Table[P, R]) Of(number uint32) (p P) {
-	if c := t.chunkOf(number); c != nil {
-		p = c.pointers[(number-1)%chunkLen]
+	if at := (number - 1) / chunkLen; number > 0 && int(at) < len(t.chunks) && t.chunks[at] != nil {
+		p = t.chunks[at].pointers[(number-1)%chunkLen]
 	}
 	return p
 }
@@ -80,8 +147,11 @@ func (t *Table[P, R]) Of(number uint32) (p P) {
 func (t *Table[P, R]) All() iter.Seq[P] {
 	return func(yield func(P) bool) {
 		for _, c := range t.chunks {
-			for i := 0; c != nil && i < int(c.used); i++ {
-				if !slices.Contains(c.free, uint8(i)) && !yield(c.pointers[i]) {
+			if c == nil {
+				continue
+			}
+			for i := range c.places() {
+				if !yield(c.pointers[i]) {
 					return
 				}
 			}
@@ -89,43 +159,52 @@ func (t *Table[P, R]) All() iter.Seq[P] {
 	}
 }
 
-// chunkOf returns nil for a number that is not in use, and for some others that are not.
-func (t *Table[P, R]) chunkOf(number uint32) *chunk[P, R] {
-	if at := (number - 1) / chunkLen; number > 0 && int(at) < len(t.chunks) {
-		return t.chunks[at]
-	}
-	return nil
-}
+// Len returns how many records there are.
+func (t *Table[P, R]) Len() int { return t.n }
 
-// At returns the R of a number that is in use, to be read and changed until it is removed.
+// At returns the R of a number that is in use, to be read and changed until a record is removed.
 func (t *Table[P, R]) At(number uint32) *R {
 	return &t.chunks[(number-1)/chunkLen].records[(number-1)%chunkLen]
 }
 
-// Remove ends the use of a number. Another record may get it.
+// Remove ends the use of a number. Another record may get it, also one that is there.
 func (t *Table[P, R]) Remove(number uint32) {
-	var (
-		at    = (number - 1) / chunkLen
-		place = (number - 1) % chunkLen
-		c     = t.chunks[at]
-		noP   P
-		noR   R
-	)
-	c.pointers[place], c.records[place] = noP, noR
-	c.free = append(c.free, uint8(place))
+	at := (number - 1) / chunkLen
+	c := t.chunks[at]
+	c.clear((number - 1) % chunkLen)
 	if t.n--; t.n == 0 {
-		c.free, c.used, c.open = nil, 0, false
-		*t = Table[P, R]{spare: c}
+		c.opened = 0
+		*t = Table[P, R]{Moved: t.Moved, spare: c}
 		return
 	}
-	if !c.open {
-		c.open = true
-		t.open = append(t.open, at)
+	if c.opened == 0 {
+		t.reopen(at, c)
 	}
-	if c.empty() {
-		c.free, c.used = nil, 0
-		t.chunks[at], t.spare = nil, c
+	if c.len() < sparse {
+		t.spread(at, c)
 	}
+}
+
+// spread moves what a sparse chunk has to others, as far as they have room. So a chunk that is
+// emptied costs the removal of three quarters of it, and its other records one move each.
+func (t *Table[P, R]) spread(at uint32, c *chunk[P, R]) {
+	for from := range c.places() {
+		to := len(t.open) - 1
+		if t.open[to] == at {
+			to--
+		}
+		if to < 0 {
+			return // no other has room
+		}
+		p, r := c.pointers[from], c.records[from]
+		c.clear(from)
+		number := t.place(p, to)
+		*t.At(number) = r
+		t.Moved(p, at*chunkLen+from+1, number)
+	}
+	t.shut(c)
+	t.chunks[at], t.spare = nil, c
+	t.vacant = append(t.vacant, at)
 }
 
 // pageLen is how many ids that follow each other are one object.
