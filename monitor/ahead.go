@@ -15,8 +15,8 @@ import (
 // needed.
 //
 // What is to be copied is searched for by the second: as much as the rate allows in that. A space
-// that was searched in vain is looked at again when its batches, its pressure or the copies on
-// disks have changed. So an engine in which all copies are made sleeps.
+// that was searched in vain is looked at again when its batches, its pressure or what disks have
+// of copies and room has changed. So an engine in which all copies are made sleeps.
 
 // writing is what the monitor remembers of that. It is for Run's goroutine alone, except for ended.
 type writing struct {
@@ -32,15 +32,17 @@ type writing struct {
 // coverage is what a space was like when all that is above its stop mark had copies.
 type coverage struct {
 	version uint64 // of the index
+	victims int    // those that are kept back do not count
 	above   int64
-	used    int64 // of disks, with copies
+	room    int64 // of disks, to their marks, without copies
 }
 
 // search is how far a space was searched for batches to copy, in the policy's order of keys.
 type search struct {
-	after  Victim // the last that was looked at; zero at the beginning
-	passed int64  // the bytes up to there
-	wrote  bool   // something was copied since the beginning
+	after  Victim   // the last that was looked at; zero at the beginning
+	seen   coverage // at the beginning: what changes meanwhile may be behind it
+	passed int64    // the bytes up to there
+	wrote  bool     // something was copied since the beginning
 }
 
 // pagesMax is how many shortlists are searched at a look. A batch takes about 100 ns.
@@ -49,7 +51,7 @@ const pagesMax = 16
 // written is what became of a goroutine that wrote ahead.
 type written struct {
 	space int
-	seen  coverage // when it began
+	seen  coverage // when its search began
 	last  bool     // the search was over, and nothing was copied before
 	bytes int64
 	next  time.Time
@@ -97,16 +99,18 @@ func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 		s.search = search{}
 		return nil, w
 	}
-	w = written{space: i, seen: coverage{version: m.index.summary(i).version, above: above}}
-	for _, to := range m.spaces {
-		if to.Kind() == tier.Disk {
-			w.seen.used += to.Used() + to.Inside().Cached()
-		}
+	disks, sum := m.cfg.Reservations.Spaces().InTier(tier.Disk), m.index.summary(i)
+	seen := coverage{version: sum.version, victims: sum.victims, above: above}
+	for _, to := range disks {
+		seen.room += to.Stop() + to.Limit() - to.Used() - to.Inside().Cached()
 	}
-	if w.seen == s.covered {
+	if seen == s.covered {
 		return nil, w
 	}
-	disks := m.cfg.Reservations.Spaces().InTier(tier.Disk)
+	if s.search.after.ID == 0 {
+		s.search.seen = seen
+	}
+	w = written{space: i, seen: s.search.seen}
 	bytes := int64(0)
 	for range pagesMax {
 		list := m.index.from(s.search.after, i)
@@ -153,10 +157,15 @@ func (m *Monitor) onDisk(v Victim) bool {
 func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) written {
 	s := m.spaces[w.space]
 	for _, v := range job {
-		if w.err = pause(ctx, time.Until(w.next)); w.err != nil || s.PressureBytes() <= s.Stop() {
+		if w.err = pause(ctx, time.Until(w.next)); w.err != nil {
 			break
 		}
-		if !m.canLeave(v.Batch.Info(), s.ID()) {
+		if s.PressureBytes() <= s.Stop() {
+			w.last = false // it may rise again
+			break
+		}
+		if now := v.Batch.Info(); !m.canLeave(now, s.ID()) {
+			_, _ = m.index.note(v.Batch, now, false) // leases begin without an announcement
 			continue
 		}
 		start := time.Now()

@@ -474,6 +474,7 @@ type summary struct {
 	rest     int64
 	idle     int64
 	smallest byKind // bytes of the smallest batch that could go to a tier; 0 if there is none
+	victims  int    // without those that are set aside
 	version  uint64
 	life     uint64
 }
@@ -482,7 +483,9 @@ func (x *index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
-	return summary{count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: x.smallestLocked(place), version: s.version, life: s.life}
+	return summary{
+		count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: x.smallestLocked(place), victims: s.byKey.Len(), version: s.version, life: s.life,
+	}
 }
 
 // smallestLocked looks past batches that are excluded from a tier: they are few, or all there are.

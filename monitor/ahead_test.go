@@ -1,0 +1,201 @@
+package monitor
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestWhatChangesDuringASearch for batches to copy ahead is looked at again when it is over.
+func TestWhatChangesDuringASearch(t *testing.T) {
+	bubble(t, "the first", func(t *testing.T) {
+		var first batch.ID
+		var all []*batch.Batch
+		tries := 0
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = kib // a job has one batch
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				switch {
+				case b.ID() == first:
+					tries++
+				case tries == 1: // once
+					tries++
+					for _, b := range all {
+						if b.ID() == first {
+							h, err := b.Open(t.Context(), gpu0, false)
+							if err == nil {
+								err = h.Close()
+							}
+							if err != nil {
+								t.Error(err)
+							}
+						}
+					}
+				}
+				return 0, nil
+			}
+		})
+		all = w.fillSpace(gpu0, 75, kib) // between the marks
+		list, _ := w.mon.victims(nil, 0, byKind{}, 1)
+		first = list[0].ID
+		w.start()
+		settle(5 * time.Minute)
+		if tries < 3 {
+			t.Errorf("it was not tried again")
+		}
+		w.end(all...)
+	})
+}
+
+// TestWrittenWhenADiskHasRoom: a disk's marks are raised, and nothing else changes.
+func TestWrittenWhenADiskHasRoom(t *testing.T) {
+	bubble(t, "marks", func(t *testing.T) {
+		var room atomic.Bool
+		var copied atomic.Int64
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = 1000 * kib
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				if !room.Load() {
+					return 0, nil
+				}
+				copied.Add(1)
+				return kib, nil
+			}
+		})
+		if err := w.spaces[disk0].SetMarks(tier.Fractions{Limit: 1, Trigger: 0.02, Stop: 0.01}); err != nil {
+			t.Fatal(err)
+		}
+		all := w.fillSpace(gpu0, 75, kib) // between the marks
+		w.start()
+		settle(time.Minute)
+		room.Store(true)
+		if err := w.spaces[disk0].SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+			t.Fatal(err)
+		}
+		settle(3 * time.Second)
+		if copied.Load() == 0 {
+			t.Error("nothing was copied")
+		}
+		w.end(all...)
+	})
+}
+
+// TestWrittenWhenPutBack: a batch that was in use when it was to be moved is copied ahead when it
+// may be moved again.
+func TestWrittenWhenPutBack(t *testing.T) {
+	bubble(t, "busy", func(t *testing.T) {
+		var inUse batch.ID
+		var tries, others atomic.Int64
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, w *world) {
+			c.AheadRate = 1000 * kib
+			c.Period = 3 * time.Second
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				if others.Add(1); b.ID() == inUse {
+					tries.Add(1)
+				}
+				return 0, nil
+			}
+			w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
+				if b.ID() == inUse {
+					return &batch.StateError{Batch: b.ID()}
+				}
+				return nil
+			}
+		})
+		all := w.fillSpace(gpu0, 70, kib) // between the marks
+		list, _ := w.mon.victims(nil, 0, byKind{}, 1)
+		inUse = list[0].ID
+		w.start()
+		r, err := w.res.Reserve(t.Context(), specific(gpu0), 31*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Release(); err != nil {
+			t.Fatal(err)
+		}
+		settle(time.Millisecond)
+		for w.spaces[gpu0].Used() < 70*kib {
+			all = append(all, w.put(gpu0, kib, seq(0))) // is no victim before it
+		}
+		settle(time.Second)
+		w.mon.wakeUp()
+		settle(time.Second)
+		if tries.Load() > 0 || others.Load() == 0 {
+			t.Errorf("%d tries to copy it, of %d", tries.Load(), others.Load())
+		}
+		settle(10 * time.Second)
+		if tries.Load() == 0 {
+			t.Error("it was not copied")
+		}
+		w.end(all...)
+	})
+}
+
+// TestWrittenWhenNoLongerLeased: a batch whose memory is leased, and no other, can be copied.
+func TestWrittenWhenNoLongerLeased(t *testing.T) {
+	bubble(t, "leased", func(t *testing.T) {
+		var first batch.ID
+		var tries atomic.Int64
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = 1000 * kib
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				if b.ID() == first {
+					tries.Add(1)
+				}
+				return 0, nil
+			}
+		})
+		all := w.fillSpace(gpu0, 75, kib) // between the marks
+		list, _ := w.mon.victims(nil, 0, byKind{}, 1)
+		first = list[0].ID
+		end, ok := imageOf(t, list[0].Batch).Buffers()[0].TryLease()
+		if !ok {
+			t.Fatal("no lease")
+		}
+		w.start()
+		settle(time.Minute)
+		if end(); tries.Load() > 0 {
+			t.Error("it was tried")
+		}
+		settle(time.Minute)
+		if tries.Load() == 0 {
+			t.Error("it was not tried")
+		}
+		w.end(all...)
+	})
+}
+
+// TestWrittenAfterLessPressure: the pressure falls below the stop mark for a moment.
+func TestWrittenAfterLessPressure(t *testing.T) {
+	bubble(t, "falls", func(t *testing.T) {
+		var all []*batch.Batch
+		var r reservation.Reservation
+		seen := make(map[batch.ID]int)
+		var w *world
+		w = newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = 1000 * kib
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				if len(seen) == 0 {
+					_ = r.Release()
+					time.AfterFunc(time.Millisecond, func() { r, _ = w.res.TryReserve(specific(gpu0), 5*kib) })
+				}
+				seen[b.ID()]++
+				return 0, nil
+			}
+		})
+		all = w.fillSpace(gpu0, 57, kib)
+		r, _ = w.res.TryReserve(specific(gpu0), 5*kib)
+		w.start()
+		settle(time.Minute)
+		if len(seen) < 2 {
+			t.Errorf("%d batches were tried", len(seen))
+		}
+		_ = r.Release()
+		w.end(all...)
+	})
+}
