@@ -39,6 +39,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -187,25 +188,49 @@ type Batch struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload      // nil when it is gone
-		form        *PayloadType // the payload's; nil when it is gone
+		payload     Payload // nil when it is gone
 		desc        *Descriptor
-		space       *tier.Space   // the payload's; nil when it is gone
-		bytes       int64         // the payload's
-		version     uint64        // changes so far
-		changed     chan struct{} // closed at the next change; nil without waiters
-		copies      *copyOf       // in other spaces; immutable, and some may be gone
-		store       *Observer     // the repository that holds the batch; nil if none does
+		space       *tier.Space // the payload's; nil when it is gone
+		bytes       int64       // the payload's
+		version     uint64      // changes so far
+		rare        *rare       // see rareLocked
+		store       *Observer   // the repository that holds the batch; nil if none does
 		place       placed
 		lastUse     int64
 		gap         int64 // between uses, on average; 0 before the first
-		hint        int64 // 0 if there is none
 		tasks       tasks
 		partition   int32 // of place
 		subscribers int32
 		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
+		form        uint8         // the payload's, as formOf says
 		state       State
 		over        bool // the observers know that it was dropped
+	}
+}
+
+// rare is what most batches at rest do not have.
+type rare struct {
+	changed chan struct{} // closed at the next change; nil without waiters
+	copies  *copyOf       // in other spaces; immutable, and some may be gone
+	hint    int64         // 0 if there is none
+	form    PayloadType   // if it is a program's own
+}
+
+func (b *Batch) rareLocked() rare {
+	if b.mu.rare == nil {
+		return rare{}
+	}
+	return *b.mu.rare
+}
+
+func (b *Batch) setRareLocked(r rare) {
+	switch {
+	case r == rare{}:
+		b.mu.rare = nil
+	case b.mu.rare == nil:
+		b.mu.rare = &r
+	default:
+		*b.mu.rare = r
 	}
 }
 
@@ -292,7 +317,7 @@ func (b *Batch) register() (leased bool, err error) {
 
 // said is what a payload says of itself.
 type said struct {
-	form  *PayloadType
+	form  PayloadType
 	space *tier.Space
 	bytes int64
 	desc  *Descriptor // nil if it has none
@@ -304,24 +329,51 @@ func ask(p Payload) (s said, err error) {
 	if d, ok := p.(described); ok {
 		s.desc = d.Descriptor()
 	}
-	s.form, s.space, s.bytes = keepForm(p.Type()), p.Space(), p.Bytes()
+	s.form, s.space, s.bytes = p.Type(), p.Space(), p.Bytes()
 	return s, nil
 }
 
+// builtin are the forms that a batch keeps as a number: the place here, plus 1.
 var builtin = [...]PayloadType{GPUImage, HostImage, DiskImage, HostPacked, DiskPacked, GPUTable}
 
-// keepForm returns where t is kept: once for all batches, unless it is a program's.
-func keepForm(t PayloadType) *PayloadType {
-	if i := slices.Index(builtin[:], t); i >= 0 {
-		return &builtin[i]
+// own is the number of a program's own form.
+const own = math.MaxUint8
+
+// formLocked returns the payload's form; "" when it is gone.
+func (b *Batch) formLocked() PayloadType {
+	switch b.mu.form {
+	case 0:
+		return ""
+	case own:
+		return b.mu.rare.form
 	}
-	return &t
+	return builtin[b.mu.form-1]
+}
+
+func (b *Batch) setFormLocked(t PayloadType) {
+	was := b.mu.form
+	switch i := slices.Index(builtin[:], t); {
+	case t == "":
+		b.mu.form = 0
+	case i >= 0:
+		b.mu.form = uint8(i + 1)
+	default:
+		b.mu.form = own
+	}
+	if was == own || b.mu.form == own {
+		r := b.rareLocked()
+		if r.form = ""; b.mu.form == own {
+			r.form = t
+		}
+		b.setRareLocked(r)
+	}
 }
 
 // holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p
 // has none.
 func (b *Batch) holdLocked(p Payload, says said) {
-	b.mu.payload, b.mu.form, b.mu.space, b.mu.bytes = p, says.form, says.space, says.bytes
+	b.mu.payload, b.mu.space, b.mu.bytes = p, says.space, says.bytes
+	b.setFormLocked(says.form)
 	if says.desc != nil {
 		b.mu.desc = says.desc
 	}
@@ -366,12 +418,9 @@ func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Bytes: b.mu.bytes,
+		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: b.formLocked(), Bytes: b.mu.bytes,
 		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
 		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(),
-	}
-	if b.mu.form != nil {
-		info.Form = *b.mu.form
 	}
 	if b.mu.space != nil {
 		info.Space = b.mu.space.ID()
@@ -441,10 +490,12 @@ func (b *Batch) setPlaceLocked(p Place) (tell func()) {
 func (b *Batch) Changed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.mu.changed == nil {
-		b.mu.changed = make(chan struct{})
+	r := b.rareLocked()
+	if r.changed == nil {
+		r.changed = make(chan struct{})
+		b.setRareLocked(r)
 	}
-	return b.mu.changed
+	return r.changed
 }
 
 // change is what is announced of a change, once the lock is free.
@@ -459,11 +510,17 @@ type change struct {
 // changeLocked notes a change. The caller hands it to announce once the lock is free.
 func (b *Batch) changeLocked() change {
 	b.mu.version++
-	c := change{now: b.infoLocked(), waiting: b.mu.changed, store: b.mu.store, over: b.mu.over}
-	b.mu.changed, b.mu.over = nil, b.mu.state == Released
-	if b.mu.over {
-		c.copies, b.mu.copies = b.mu.copies, nil
+	c := change{now: b.infoLocked(), store: b.mu.store, over: b.mu.over}
+	b.mu.over = b.mu.state == Released
+	if b.mu.rare == nil {
+		return c
 	}
+	r := b.rareLocked()
+	c.waiting, r.changed = r.changed, nil
+	if b.mu.over {
+		c.copies, r.copies = r.copies, nil
+	}
+	b.setRareLocked(r)
 	return c
 }
 

@@ -33,7 +33,7 @@ type copyable interface {
 func (b *Batch) Copies() (in []tier.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for c := b.mu.copies; c != nil; c = c.next {
+	for c := b.rareLocked().copies; c != nil; c = c.next {
 		if c.held.Listed() {
 			in = append(in, c.payload.Space().ID())
 		}
@@ -46,7 +46,7 @@ func (b *Batch) Copies() (in []tier.ID) {
 // memory may be used only while the payload's Hold keeps it.
 func (b inside) EachCopy(f func(Payload)) {
 	b.mu.Lock()
-	first := b.mu.copies
+	first := b.rareLocked().copies
 	b.mu.Unlock()
 	for c := first; c != nil; c = c.next {
 		if c.held.Listed() {
@@ -79,7 +79,7 @@ func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
 func (b inside) takeCopy(form PayloadType, space *tier.Space) *copyOf {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for c := b.mu.copies; c != nil; c = c.next {
+	for c := b.rareLocked().copies; c != nil; c = c.next {
 		if c.payload.Space() == space && (form == "" || c.payload.Type() == form) && c.held.Take() {
 			return c
 		}
@@ -118,7 +118,7 @@ func (b inside) AddCopy(p Payload, of *Descriptor, ended func(used bool)) (added
 
 // copiedInLocked reports whether there is a copy in a space.
 func (b *Batch) copiedInLocked(space *tier.Space) bool {
-	for c := b.mu.copies; c != nil; c = c.next {
+	for c := b.rareLocked().copies; c != nil; c = c.next {
 		if c.payload.Space() == space && c.held.Listed() {
 			return true
 		}
@@ -143,12 +143,13 @@ func keep(p Payload, ended func(used bool)) *copyOf {
 // addCopyLocked puts c, which may be nil, before the copies that are left, in their order. It
 // returns those that the caller must drop: they lie where the batch does, or are stale.
 func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
+	r := b.rareLocked()
 	left := c
 	end := &left
 	if c != nil {
 		end = &c.next
 	}
-	for c := b.mu.copies; c != nil; c = c.next {
+	for c := r.copies; c != nil; c = c.next {
 		switch {
 		case !c.held.Listed():
 		case stale || c.payload.Space() == b.mu.space:
@@ -158,7 +159,8 @@ func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
 			end = &(*end).next
 		}
 	}
-	b.mu.copies = left
+	r.copies = left
+	b.setRareLocked(r)
 	return over
 }
 

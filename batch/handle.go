@@ -199,11 +199,13 @@ const (
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
 	b.mu.Lock()
-	if b.mu.hint == next || b.mu.state == Released {
+	r := b.rareLocked()
+	if r.hint == next || b.mu.state == Released {
 		b.mu.Unlock()
 		return
 	}
-	b.mu.hint = next
+	r.hint = next
+	b.setRareLocked(r)
 	c := b.changeLocked()
 	b.mu.Unlock()
 	b.announce(c)
@@ -215,8 +217,9 @@ const longestGap = int64(100 * 365 * 24 * time.Hour)
 // expectLocked is called when a use begins at now. Between uses lies the mean of what has lain
 // there so far; the last counts for a quarter.
 func (b *Batch) expectLocked(now int64) {
-	if b.mu.hint != Stay {
-		b.mu.hint = 0
+	if r := b.rareLocked(); r.hint != 0 && r.hint != Stay {
+		r.hint = 0
+		b.setRareLocked(r)
 	}
 	gap := min(max(1, now-b.mu.lastUse), longestGap)
 	if b.mu.gap > 0 {
@@ -227,8 +230,8 @@ func (b *Batch) expectLocked(now int64) {
 
 // nextUseLocked is Info.NextUse.
 func (b *Batch) nextUseLocked() int64 {
-	if b.mu.hint != 0 || b.mu.gap == 0 {
-		return b.mu.hint
+	if hint := b.rareLocked().hint; hint != 0 || b.mu.gap == 0 {
+		return hint
 	}
 	return min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
 }
