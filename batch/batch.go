@@ -202,6 +202,7 @@ type Batch struct {
 		partition   int32 // of place
 		subscribers int32
 		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
+		slot        atomic.Uint32 // see Slot; guarded by the store's lock
 		form        uint8         // the payload's, as formOf says
 		state       State
 		over        bool // the observers know that it was dropped
@@ -676,11 +677,17 @@ func (b *Batch) CancelTask() error {
 // closed. Pending tasks are gone with it. While the batch is in transit Drop fails with a
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
-func (b *Batch) Drop() error {
+func (b *Batch) Drop() error { return b.drop(nil) }
+
+// drop is Drop. from, which may be nil, is a store that ceases to hold the batch with it.
+func (b *Batch) drop(from *Observer) error {
 	b.mu.Lock()
 	if err := b.barLocked("drop"); err != nil {
 		b.mu.Unlock()
 		return err
+	}
+	if b.mu.store == from {
+		b.mu.store = nil
 	}
 	b.mu.state = Released
 	b.mu.tasks.cancel()

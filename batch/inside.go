@@ -18,6 +18,10 @@ func (b *Batch) Inside() inside { return inside{b} }
 // knows of it: who finds 0 and replaces it. It is 0 again when that observer forgets the batch.
 func (b inside) Mark() *atomic.Uint32 { return &b.mu.mark }
 
+// Slot is a number that the store that holds the batch may keep in it, under its own lock. Another
+// store may have replaced it when the batch is not in the former any more.
+func (b inside) Slot() *atomic.Uint32 { return &b.mu.slot }
+
 // Cut is Info for callers that hold a lock, of a lower rank than a batch's. It calls nothing of the
 // payload, so Leased is false.
 func (b inside) Cut() Info {
@@ -64,6 +68,10 @@ func (b inside) Unstore(store *Observer) {
 		b.mu.store = nil
 	}
 }
+
+// DropFrom is Drop by the store that holds the batch. The store is not called, and holds the batch
+// no longer, unless there is a StateError.
+func (b inside) DropFrom(store *Observer) error { return b.drop(store) }
 
 // Describe is for tier.Space.Leaks and the like: it says where in which plan the batch is.
 func (b inside) Describe(h *tier.Holding) {

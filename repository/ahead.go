@@ -1,7 +1,6 @@
 package repository
 
 import (
-	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -136,7 +135,7 @@ func (l *lookahead) depth() int {
 // the goroutine runs: last is nil for that.
 func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	depth := l.depth()
-	coming := make([]*entry, 0, depth)
+	coming := make([]entry, 0, depth)
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	if last == nil && l.runs {
@@ -144,15 +143,17 @@ func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	}
 	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {
 		n := 0
-		l.p.sets[c].Ascend(func(e *entry) bool {
+		for e := range l.p.entriesLocked(c) {
 			coming = append(coming, e)
-			n++
-			return n < depth
-		})
+			if n++; n >= depth {
+				break
+			}
+		}
 	}
-	slices.SortFunc(coming, func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
+	slices.SortFunc(coming, older)
 	for _, e := range coming[:min(depth, len(coming))] {
-		if (e.class == idle || e.class == taskCreated) && e.kind > l.to && e.b != last {
+		_, rec := l.r.recordLocked(e)
+		if (rec.class == idle || rec.class == taskCreated) && rec.kind > l.to && e.b != last {
 			l.runs = true
 			return e.b
 		}

@@ -22,8 +22,8 @@ import (
 type Claim struct {
 	r       *Repository
 	part    *partition
-	entries []*entry // in order of arrival
-	ended   bool     // guarded by the repository's lock
+	entries []entry // in order of arrival
+	ended   bool    // guarded by the repository's lock
 }
 
 // Claim claims between 1 and most batches of the partition, in the order of arrival, for
@@ -46,7 +46,7 @@ func (r *Repository) Claim(ctx context.Context, partition, most int, opts ...Tak
 	}
 	for {
 		first, err := r.claim(ctx, partition, w, !o.noWait)
-		if first == nil {
+		if first.b == nil {
 			return nil, err
 		}
 		c, err := r.holdMost(first, w, most)
@@ -122,40 +122,41 @@ func (r *Repository) giveUpAll(p *partition, wt *waiter, at *list.Element) {
 
 // claimedErrorLocked says what of the partition open claims hold.
 func (p *partition) claimedErrorLocked(r *Repository) error {
-	return &ClaimedError{Key: r.key, Partition: p.number, Claimed: p.held, Batches: p.lenLocked()}
+	return &ClaimedError{Key: r.key, Partition: p.number, Claimed: p.held, Batches: p.n}
 }
 
 // addLocked adds an entry that is claimed.
-func (c *Claim) addLocked(e *entry) {
-	e.holdLocked(c)
+func (c *Claim) addLocked(e entry, rec *facts, h holder) {
+	c.part.holdLocked(rec, h)
 	c.entries = append(c.entries, e)
 }
 
 // holdMost makes a Claim of an entry that is claimed and of those that can be had
 // beside it; nil if the former was dropped meanwhile.
-func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
+func (r *Repository) holdMost(first entry, w want, most int) (*Claim, error) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
+	_, rec := r.recordLocked(first) // it is claimed, so it is there
+	p := r.mu.list[rec.part]
 	if r.mu.closed || first.b.Inside().Cut().State == batch.Released {
 		r.unclaimLocked(first, &s)
-		first.part.matchLocked(r, &s)
+		p.matchLocked(r, &s)
 		if r.mu.closed {
 			return nil, r.closedError()
 		}
 		return nil, nil
 	}
-	c := &Claim{r: r, part: first.part}
-	c.addLocked(first)
+	c := &Claim{r: r, part: p}
+	c.addLocked(first, rec, claimOpen)
 	for len(c.entries) < most {
-		e := c.part.firstLocked(w)
-		if e == nil {
+		e := p.firstLocked(w)
+		if e.b == nil {
 			break
 		}
-		c.part.moveLocked(e, claimed)
-		c.addLocked(e)
+		c.addLocked(e, p.claimLocked(e), claimOpen)
 	}
-	c.part.matchLocked(r, &s) // other claims may now wait in vain
+	p.matchLocked(r, &s) // other claims may now wait in vain
 	// The first may have waited for its taker, while older ones came back.
 	slices.SortFunc(c.entries, older)
 	return c, nil
@@ -188,11 +189,21 @@ func (c *Claim) Restore() error {
 	return nil
 }
 
+// letGoLocked ends the hold on an entry that is claimed still, and reports whether there was one:
+// the end of the repository takes it away.
+func (c *Claim) letGoLocked(e entry) bool {
+	_, rec := c.r.recordLocked(e)
+	if rec == nil || rec.holder == unheld {
+		return false
+	}
+	c.part.holdLocked(rec, unheld)
+	return true
+}
+
 // giveBackLocked leaves it to the caller to serve the waiters.
 func (c *Claim) giveBackLocked(s *signals) {
 	for _, e := range c.entries {
-		if e.holder == c {
-			e.holdLocked(nil)
+		if c.letGoLocked(e) {
 			c.r.unclaimLocked(e, s)
 		}
 	}
@@ -200,11 +211,11 @@ func (c *Claim) giveBackLocked(s *signals) {
 
 // leaveDroppedLocked takes out batches that were dropped in place.
 func (c *Claim) leaveDroppedLocked(s *signals) {
-	c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool {
+	c.entries = slices.DeleteFunc(c.entries, func(e entry) bool {
 		if e.b.Inside().Cut().State != batch.Released {
 			return false
 		}
-		e.holdLocked(nil)
+		c.letGoLocked(e)
 		c.r.unclaimLocked(e, s)
 		return true
 	})
@@ -221,10 +232,9 @@ func (c *Claim) Consume() error {
 		r.mu.Unlock()
 		return err
 	}
-	var own []*entry
+	var own []entry
 	for _, e := range c.entries {
-		if e.holder == c {
-			e.holdLocked(nil)
+		if c.letGoLocked(e) {
 			own = append(own, e) // and it is claimed still, for what follows
 		}
 	}

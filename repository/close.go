@@ -39,7 +39,7 @@ func (r *Repository) Close(ctx context.Context) error {
 	_, err := r.clear(ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mu.emptied = len(r.mu.entries) == 0
+	r.mu.emptied = r.mu.records.Len() == 0
 	return err
 }
 
@@ -71,10 +71,12 @@ func (r *Repository) shut() bool {
 	return true
 }
 
-// From manyEntries on, a few goroutines drop what a repository holds: a million take one of them 1
-// to
-// 2 s.
+// From manyEntries on, a few goroutines drop what a repository holds: a million take one of them
+// about a second.
 const manyEntries = 10_000
+
+// atOnce is how many entries are claimed, and removed, under the lock in one go.
+const atOnce = 256
 
 // clear drops all that the repository holds now, and returns how much that was.
 func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
@@ -98,11 +100,10 @@ func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
 }
 
 // dropEach drops those of the entries that the repository holds still.
-func (r *Repository) dropEach(ctx context.Context, entries []*entry) (left Leftover, err error) {
+func (r *Repository) dropEach(ctx context.Context, entries []entry) (left Leftover, err error) {
 	left.Key = r.key
 	var failed []error
-	for _, e := range entries {
-		dropped, bytes, err := r.drop(ctx, e, awaitClaimed)
+	count := func(dropped bool, bytes int64, err error) {
 		if dropped {
 			left.Batches++
 			left.Bytes += bytes
@@ -110,11 +111,70 @@ func (r *Repository) dropEach(ctx context.Context, entries []*entry) (left Lefto
 		if err != nil {
 			failed = append(failed, err)
 		}
-		if ctx.Err() != nil && !dropped {
-			break
+	}
+	for len(entries) > 0 {
+		done, others := r.dropAtOnce(entries[:min(atOnce, len(entries))], count)
+		entries = entries[done:]
+		if len(entries) > 0 && done < atOnce {
+			others = append(others, entries[0])
+			entries = entries[1:]
+		}
+		for _, e := range others {
+			dropped, bytes, err := r.drop(ctx, e, awaitClaimed)
+			count(dropped, bytes, err)
+			if ctx.Err() != nil && !dropped {
+				return left, errors.Join(failed...)
+			}
 		}
 	}
 	return left, errors.Join(failed...)
+}
+
+// dropAtOnce drops entries up to the first that must be waited for, and returns how many those are.
+// others, which are among them, were not dropped: they are in transit since they were claimed.
+func (r *Repository) dropAtOnce(entries []entry, count func(dropped bool, bytes int64, err error)) (done int, others []entry) {
+	var s signals
+	own := make([]entry, 0, len(entries))
+	bytes := make([]int64, 0, len(entries))
+	r.mu.Lock()
+	for _, e := range entries {
+		n, rec := r.recordLocked(e)
+		if n != 0 && (rec.class == claimed || rec.class == inTransit) {
+			break
+		}
+		if done++; n != 0 {
+			r.mu.list[rec.part].moveLocked(n, rec, claimed)
+			own, bytes = append(own, e), append(bytes, rec.bytes)
+		}
+	}
+	r.mu.Unlock()
+	gone := own[:0]
+	for i, e := range own {
+		dropped, again, err := r.dropClaimed(e)
+		if again {
+			others = append(others, e)
+			continue
+		}
+		if !dropped {
+			r.remove(e)
+			continue
+		}
+		count(true, bytes[i], err)
+		gone = append(gone, e)
+	}
+	r.mu.Lock()
+	defer r.unlock(&s)
+	var p *partition
+	for _, e := range gone {
+		n, rec := r.recordLocked(e) // it is claimed, so it is there
+		if next := r.mu.list[rec.part]; next != p {
+			p.matchIfLocked(r, &s)
+			p = next
+		}
+		r.takeOutLocked(n, &s)
+	}
+	p.matchIfLocked(r, &s)
+	return done, others
 }
 
 // What drop does about a batch that a taker is about to take.
@@ -124,7 +184,7 @@ const (
 )
 
 // drop drops one batch, if the repository holds it still, as soon as it is not being moved.
-func (r *Repository) drop(ctx context.Context, e *entry, leave bool) (dropped bool, bytes int64, _ error) {
+func (r *Repository) drop(ctx context.Context, e entry, leave bool) (dropped bool, bytes int64, _ error) {
 	b := e.b
 	for {
 		bytes, changed, ended := r.claimToDrop(e, leave)
@@ -142,6 +202,7 @@ func (r *Repository) drop(ctx context.Context, e *entry, leave bool) (dropped bo
 			continue
 		}
 		if dropped, again, err := r.dropClaimed(e); !again {
+			r.remove(e)
 			if !dropped {
 				bytes = 0
 			}
@@ -150,18 +211,16 @@ func (r *Repository) drop(ctx context.Context, e *entry, leave bool) (dropped bo
 	}
 }
 
-// dropClaimed drops a batch whose entry is claimed, and says if that must be tried again: the batch
-// is in transit since.
-func (r *Repository) dropClaimed(e *entry) (dropped, again bool, _ error) {
-	e.b.Inside().Unstore(&r.store) // which need not hear of what it does itself
-	err := e.b.Drop()
+// dropClaimed drops a batch whose entry is claimed. again says that this must be tried again,
+// because the batch is in transit since; then the entry is not claimed any more. Else the caller
+// removes it.
+func (r *Repository) dropClaimed(e entry) (dropped, again bool, _ error) {
+	err := e.b.Inside().DropFrom(&r.store)
 	se, ok := err.(*batch.StateError) // not wrapped; else it is the payload's
 	switch {
 	case !ok:
-		r.remove(e)
 		return true, false, err
-	case se.State == batch.Released || r.m.ended.Err() != nil || !r.storeAgain(e):
-		r.remove(e)
+	case se.State == batch.Released || r.m.ended.Err() != nil:
 		return false, false, nil
 	}
 	r.putBack(e)
@@ -171,51 +230,36 @@ func (r *Repository) dropClaimed(e *entry) (dropped, again bool, _ error) {
 // takeBack drops a batch that was put by a call which failed, unless a consumer has it.
 func (r *Repository) takeBack(ctx context.Context, b *batch.Batch) error {
 	r.mu.Lock()
-	e := r.mu.entries[b.ID()]
-	r.mu.Unlock()
-	if e == nil || e.b != b {
+	n := r.numberLocked(b)
+	if n == 0 {
+		r.mu.Unlock()
 		return nil
 	}
+	e := entry{b, r.mu.records.At(n).seq}
+	r.mu.Unlock()
 	_, _, err := r.drop(context.WithoutCancel(ctx), e, leaveClaimed)
 	return err
 }
 
-// storeAgain makes the repository the holder of a batch that it has not let go of. It reports
-// whether it could: the batch may be in another by now, or dropped.
-func (r *Repository) storeAgain(e *entry) bool {
-	r.mu.Lock()
-	_, tell, err := e.b.Inside().Store(&r.store, r.placeLocked(e.seq, e.part.number))
-	r.mu.Unlock()
-	if err == nil {
-		tell()
-	}
-	return err == nil
-}
-
 // claimToDrop claims an entry for its end, and returns its bytes. Else they are -1, and it returns
 // what to wait for, either of two; neither if it is gone.
-func (r *Repository) claimToDrop(e *entry, leave bool) (bytes int64, changed, ended <-chan struct{}) {
+func (r *Repository) claimToDrop(e entry, leave bool) (bytes int64, changed, ended <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case e.gone || leave && e.class == claimed:
+	n, rec := r.recordLocked(e)
+	if rec == nil || leave && rec.class == claimed {
 		return -1, nil, nil
-	case e.holder != nil && r.mu.closed: // its holder may keep it for ever, and will find out
-		e.holdLocked(nil)
-		return e.bytes, nil, nil
-	case e.class == inTransit && r.m.ended.Err() == nil:
-		return -1, e.waitLocked(), r.m.ended.Done()
-	case e.class == claimed:
-		return -1, e.waitLocked(), nil
 	}
-	e.part.moveLocked(e, claimed)
-	return e.bytes, nil, nil
-}
-
-// waitLocked returns what is closed when the entry changes.
-func (e *entry) waitLocked() <-chan struct{} {
-	if e.changed == nil {
-		e.changed = make(chan struct{})
+	p := r.mu.list[rec.part]
+	switch {
+	case rec.holder != unheld && r.mu.closed: // its holder may keep it for ever, and will find out
+		p.holdLocked(rec, unheld)
+		return rec.bytes, nil, nil
+	case rec.class == inTransit && r.m.ended.Err() == nil:
+		return -1, r.awaitLocked(e.b), r.m.ended.Done()
+	case rec.class == claimed:
+		return -1, r.awaitLocked(e.b), nil
 	}
-	return e.changed
+	p.moveLocked(n, rec, claimed)
+	return rec.bytes, nil, nil
 }

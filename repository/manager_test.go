@@ -420,7 +420,7 @@ func TestClearMeetsTransit(t *testing.T) {
 		b, err := batch.New(batch.Options{ID: 1, Payload: p})
 		check(t, err)
 		check(t, r.PutBatch(0, b))
-		e := r.mu.entries[1]
+		e := r.all()[0]
 		if n, _, _ := r.claimToDrop(e, awaitClaimed); n < 0 {
 			t.Fatal("it cannot be claimed")
 		}

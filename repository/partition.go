@@ -4,37 +4,51 @@ import (
 	"cmp"
 	"container/list"
 	"io"
+	"iter"
 	"slices"
 
-	"github.com/google/btree"
-
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// entry is a batch that a repository holds. All fields but b, part and seq are
-// guarded by the repository's lock.
+// entry is a batch for as long as it is in a repository: if it is put again, seq is another. The
+// zero entry is none.
 type entry struct {
-	b    *batch.Batch
-	part *partition
-	seq  uint64 // order of arrival within the plan
-
-	class   class
-	gone    bool      // the repository does not hold it any more
-	kind    tier.Kind // where the data was last seen; 0 when it is gone
-	bytes   int64     // charged there; 0 for a batch that was dropped
-	told    uint64    // the version of the batch that this is of
-	changed chan struct{}
-	holder  *Claim // has claimed it for longer than a call; nil: none. See holdLocked
+	b   *batch.Batch
+	seq uint64 // order of arrival within the plan
 }
 
-// holdLocked makes c the holder of a claimed entry; nil ends that.
-func (e *entry) holdLocked(c *Claim) {
-	if e.holder != nil {
-		e.part.held--
+// facts are what a repository knows of an entry that it holds. They have no pointers: there may be
+// a million. Their number is in the batch's slot, and changes when others are removed.
+type facts struct {
+	seq    uint64
+	bytes  int64  // charged where the data was last seen; 0 for a batch that was dropped
+	told   uint32 // the lower half of the version of the batch that this is of
+	part   uint32 // index in list
+	listed uint32 // in which block of its partition's set it is
+	named  uint32 // in which block of ids
+	class  class
+	kind   tier.Kind // where the data was last seen; 0 when it is gone
+	holder holder
+}
+
+// holder is what has claimed an entry for longer than a call.
+type holder uint8
+
+const (
+	unheld    holder = iota
+	claimOpen        // a Claim
+	gatherer         // the partition's gathering
+)
+
+// holdLocked makes h the holder of a claimed entry.
+func (p *partition) holdLocked(rec *facts, h holder) {
+	if rec.holder != unheld {
+		p.held--
 	}
-	if e.holder = c; c != nil {
-		e.part.held++
+	if rec.holder = h; h != unheld {
+		p.held++
 	}
 }
 
@@ -85,14 +99,17 @@ var eligible = [wants][]class{
 //
 // Invariant: no waiter could be served. Every change calls matchLocked.
 type partition struct {
+	r         *Repository
 	number    int
-	sets      [classes]*btree.BTreeG[*entry]
-	held      int               // of those that are claimed: in Claims
-	last      uint64            // the largest seq that was put
-	queues    [queues]list.List // of *waiter, in order of arrival
-	waiting   int               // in all queues
-	arrived   uint64            // number of the last waiter
-	gathering *gathering        // of the first that waits for all; nil: it has not begun
+	index     uint32                 // in list
+	n         int                    // of all entries, claimed ones too: their taker may fail
+	sets      [classes]compact.Order // numbers of records, by seq
+	held      int                    // of those that are claimed: in Claims
+	last      uint64                 // the largest seq that was put
+	queues    [queues]list.List      // of *waiter, in order of arrival
+	waiting   int                    // in all queues
+	arrived   uint64                 // number of the last waiter
+	gathering *gathering             // of the first that waits for all; nil: it has not begun
 }
 
 // waiter is a taker that waits. The repository's lock guards e, all and err until
@@ -100,7 +117,7 @@ type partition struct {
 type waiter struct {
 	arrival uint64
 	ready   chan struct{}
-	e       *entry // claimed for it
+	e       entry  // claimed for it
 	all     *Claim // or this, if it wants all
 	err     error
 }
@@ -109,69 +126,74 @@ type waiter struct {
 // it has, so that it waits for each batch once. There is one at a time in a partition: two
 // would wait for each other.
 type gathering struct {
-	claim   *Claim   // what it has
-	last    uint64   // the largest seq that it wants
-	awaited []*entry // in transit, or in the hands of a call, when it began; some are gone since
+	claim   *Claim  // what it has
+	last    uint64  // the largest seq that it wants
+	awaited []entry // in transit, or in the hands of a call, when it began; some are gone since
 }
 
-func newPartition(number int, nodes *btree.FreeListG[*entry]) *partition {
-	p := &partition{number: number}
+func newPartition(r *Repository, number int, index uint32) *partition {
+	p := &partition{r: r, number: number, index: index}
 	for i := range p.sets {
-		p.sets[i] = btree.NewWithFreeListG(16, func(a, b *entry) bool { return a.seq < b.seq }, nodes)
+		p.sets[i].Block = r.listed
 	}
 	return p
 }
 
-// lenLocked counts all entries, claimed ones too: their taker may fail.
-func (p *partition) lenLocked() int {
-	n := 0
-	for _, s := range p.sets {
-		n += s.Len()
-	}
-	return n
-}
+// listed is where a record has its place in a partition's set.
+func (r *Repository) listed(n uint32) *uint32 { return &r.mu.records.At(n).listed }
 
-// oldestLocked returns the oldest entry of the classes, nil if there is none.
-func (p *partition) oldestLocked(of ...class) *entry {
-	var oldest *entry
-	for _, c := range of {
-		if e, ok := p.sets[c].Min(); ok && (oldest == nil || e.seq < oldest.seq) {
-			oldest = e
+// entriesLocked yields the entries of a class in order of arrival.
+func (p *partition) entriesLocked(c class) iter.Seq[entry] {
+	return func(yield func(entry) bool) {
+		for n, key := range p.sets[c].All() {
+			if !yield(entry{p.r.mu.records.Of(n), key[0]}) {
+				return
+			}
 		}
 	}
-	return oldest
 }
 
-// firstLocked returns the entry for a taker; nil if there is none now. It is the oldest in a state
+// oldestLocked returns the oldest entry of the classes, none if there is none.
+func (p *partition) oldestLocked(of ...class) entry {
+	var (
+		oldest uint32
+		seq    uint64
+	)
+	for _, c := range of {
+		if n, key := p.sets[c].First(); n != 0 && (oldest == 0 || key[0] < seq) {
+			oldest, seq = n, key[0]
+		}
+	}
+	return entry{p.r.mu.records.Of(oldest), seq}
+}
+
+// firstLocked returns the entry for a taker; none if there is none now. It is the oldest in a state
 // that the batch can move from. A batch in transit is back in such a state in a moment: until then,
 // takers that want the order get no younger one.
-func (p *partition) firstLocked(w want) *entry {
+func (p *partition) firstLocked(w want) entry {
 	e := p.oldestLocked(eligible[w&^unordered]...)
 	switch {
-	case e == nil || w&unordered != 0:
+	case e.b == nil || w&unordered != 0:
 		return e
 	case w == wantAll:
 		if p.gathering == nil || e.seq > p.gathering.last {
-			return nil
+			return entry{}
 		}
 		return e
 	}
-	if moving, ok := p.sets[inTransit].Min(); ok && moving.seq < e.seq {
-		return nil
+	if n, moving := p.sets[inTransit].First(); n != 0 && moving[0] < e.seq {
+		return entry{}
 	}
 	return e
 }
 
-func older(a, b *entry) int { return cmp.Compare(a.seq, b.seq) }
+func older(a, b entry) int { return cmp.Compare(a.seq, b.seq) }
 
 // allLocked returns the entries in order of arrival.
-func (p *partition) allLocked() []*entry {
-	entries := make([]*entry, 0, p.lenLocked())
-	for _, s := range p.sets {
-		s.Ascend(func(e *entry) bool {
-			entries = append(entries, e)
-			return true
-		})
+func (p *partition) allLocked() []entry {
+	entries := make([]entry, 0, p.n)
+	for c := range classes {
+		entries = slices.AppendSeq(entries, p.entriesLocked(c))
 	}
 	if !slices.IsSortedFunc(entries, older) { // it is when all are in one state
 		slices.SortFunc(entries, older)
@@ -179,10 +201,21 @@ func (p *partition) allLocked() []*entry {
 	return entries
 }
 
-func (p *partition) moveLocked(e *entry, to class) {
-	p.sets[e.class].Delete(e)
-	e.class = to
-	p.sets[to].ReplaceOrInsert(e)
+// claimLocked makes an entry a claimed one.
+func (p *partition) claimLocked(e entry) *facts {
+	n, rec := p.r.recordLocked(e)
+	p.moveLocked(n, rec, claimed)
+	return rec
+}
+
+func (p *partition) moveLocked(n uint32, rec *facts, to class) {
+	p.sets[rec.class].Remove(n)
+	rec.class = to
+	p.listLocked(n, rec)
+}
+
+func (p *partition) listLocked(n uint32, rec *facts) {
+	p.sets[rec.class].Insert(n, compact.Key{rec.seq})
 }
 
 // waitLocked queues a taker.
@@ -207,7 +240,7 @@ func (p *partition) leaveLocked(w want, at *list.Element) *waiter {
 func (p *partition) matchLocked(r *Repository, s *signals) {
 	for p.waiting > 0 {
 		var (
-			best  *entry
+			best  entry
 			queue want
 			since uint64
 		)
@@ -217,22 +250,22 @@ func (p *partition) matchLocked(r *Repository, s *signals) {
 				continue
 			}
 			arrival := front.Value.(*waiter).arrival
-			if best != nil && since < arrival {
+			if best.b != nil && since < arrival {
 				continue
 			}
-			if e := p.firstLocked(w); e != nil {
+			if e := p.firstLocked(w); e.b != nil {
 				best, queue, since = e, w, arrival
 			}
 		}
-		if best == nil {
+		if best.b == nil {
 			if !p.gatherLocked(r, s) {
 				break
 			}
 			continue
 		}
-		p.moveLocked(best, claimed)
+		rec := p.claimLocked(best)
 		if queue == wantAll {
-			p.gathering.claim.addLocked(best)
+			p.gathering.claim.addLocked(best, rec, gatherer)
 			continue
 		}
 		wt := p.leaveLocked(queue, p.queues[queue].Front())
@@ -245,6 +278,13 @@ func (p *partition) matchLocked(r *Repository, s *signals) {
 				p.endWaitsLocked(w, err, s)
 			}
 		}
+	}
+}
+
+// matchIfLocked is matchLocked of a partition that may be nil.
+func (p *partition) matchIfLocked(r *Repository, s *signals) {
+	if p != nil {
+		p.matchLocked(r, s)
 	}
 }
 
@@ -261,15 +301,15 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 		}
 		g = &gathering{claim: &Claim{r: r, part: p}, last: p.last}
 		for _, c := range []class{inTransit, claimed} { // of which none is held
-			p.sets[c].Ascend(func(e *entry) bool {
-				g.awaited = append(g.awaited, e)
-				return true
-			})
+			g.awaited = slices.AppendSeq(g.awaited, p.entriesLocked(c))
 		}
 		p.gathering = g
 		return true
 	}
-	others := func(e *entry) bool { return e.holder != nil && e.holder != g.claim }
+	others := func(e entry) bool {
+		_, rec := r.recordLocked(e)
+		return rec != nil && rec.holder == claimOpen
+	}
 	if p.held > len(g.claim.entries) && slices.ContainsFunc(g.awaited, others) {
 		wt := p.leaveLocked(wantAll, at)
 		g.claim.giveBackLocked(s)
@@ -278,7 +318,7 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 		return true
 	}
 	for n := len(g.awaited); n > 0; n-- { // only the last is looked at: there may be many
-		if e := g.awaited[n-1]; e.holder != g.claim && !e.gone {
+		if _, rec := r.recordLocked(g.awaited[n-1]); rec != nil && rec.holder != gatherer {
 			return false
 		}
 		g.awaited = g.awaited[:n-1]
@@ -287,6 +327,10 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 	g.claim.leaveDroppedLocked(s)
 	if len(g.claim.entries) > 0 { // else it begins again
 		slices.SortFunc(g.claim.entries, older)
+		for _, e := range g.claim.entries {
+			_, rec := r.recordLocked(e)
+			rec.holder = claimOpen
+		}
 		wt := p.leaveLocked(wantAll, at)
 		wt.all = g.claim
 		s.add(wt.ready)
@@ -297,7 +341,7 @@ func (p *partition) gatherLocked(r *Repository, s *signals) bool {
 // endLocked returns why a taker that finds nothing now need not wait; nil if it must.
 func (p *partition) endLocked(r *Repository, w want) error {
 	w &^= unordered
-	switch n := p.lenLocked(); {
+	switch n := p.n; {
 	case n == 0 && (r.mu.inputClosed || w == wantRest || w == wantAll):
 		return io.EOF
 	case p.held > 0 && w == wantAll && p.gathering == nil:

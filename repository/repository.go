@@ -47,9 +47,9 @@ import (
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -102,10 +102,11 @@ type Repository struct {
 		schema      *arrow.Schema
 		learned     chan struct{} // closed when the schema is known or never will be
 		parts       map[int]*partition
-		nodes       *btree.FreeListG[*entry] // shared by all partitions
-		entries     map[batch.ID]*entry
-		many        bool                 // there were many entries since there were none
-		bytes       [tier.Disk + 1]int64 // by kind
+		list        []*partition // all of parts, as records name them
+		records     compact.Table[*batch.Batch, facts]
+		ids         compact.Order                  // of the records, by the batches' ids
+		changed     map[*batch.Batch]chan struct{} // closed when its record changes
+		bytes       [tier.Disk + 1]int64           // by kind
 		rank        int
 		last        bool
 		inputClosed bool
@@ -130,8 +131,9 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 		close(r.mu.learned)
 	}
 	r.mu.parts = make(map[int]*partition)
-	r.mu.nodes = btree.NewFreeListG[*entry](btree.DefaultFreeListSize)
-	r.mu.entries = make(map[batch.ID]*entry)
+	r.mu.records.Moved = r.movedLocked
+	r.mu.ids.Block = func(n uint32) *uint32 { return &r.mu.records.At(n).named }
+	r.mu.changed = make(map[*batch.Batch]chan struct{})
 	return r
 }
 
@@ -167,8 +169,9 @@ func (r *Repository) partitionLocked(n int) (*partition, error) {
 	}
 	p := r.mu.parts[n]
 	if p == nil {
-		p = newPartition(n, r.mu.nodes)
+		p = newPartition(r, n, uint32(len(r.mu.list)))
 		r.mu.parts[n] = p
+		r.mu.list = append(r.mu.list, p)
 	}
 	return p, nil
 }
@@ -321,7 +324,8 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 	if err != nil {
 		return nil, err
 	}
-	if e := r.mu.entries[b.ID()]; e != nil && e.b != b {
+	id := compact.Key{uint64(b.ID())}
+	if n := r.mu.ids.Find(id); n != 0 && r.mu.records.Of(n) != b {
 		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicate)
 	}
 	if seq <= p.last {
@@ -332,11 +336,14 @@ func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (te
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
 	p.last = seq
-	e := &entry{b: b, part: p, seq: seq, class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes, told: now.Version}
-	r.mu.entries[b.ID()] = e
-	r.mu.many = r.mu.many || len(r.mu.entries) > 1000
-	r.mu.bytes[e.kind] += e.bytes
-	p.sets[e.class].ReplaceOrInsert(e)
+	n := r.mu.records.Add(b)
+	b.Inside().Slot().Store(n)
+	rec := r.mu.records.At(n)
+	*rec = facts{seq: seq, part: p.index, class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes, told: uint32(now.Version)}
+	r.mu.ids.Insert(n, id)
+	r.mu.bytes[rec.kind] += rec.bytes
+	p.n++
+	p.listLocked(n, rec)
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
 		s.add(r.mu.learned)
@@ -359,8 +366,9 @@ func (r *Repository) setRank(rank int, last bool) (changed bool) {
 func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var tells []func()
-	for _, e := range r.mu.entries {
-		tells = append(tells, e.b.Inside().StoreAt(&r.store, r.placeLocked(e.seq, e.part.number)))
+	for b := range r.mu.records.All() {
+		rec := r.mu.records.At(r.numberLocked(b))
+		tells = append(tells, b.Inside().StoreAt(&r.store, r.placeLocked(rec.seq, r.mu.list[rec.part].number)))
 	}
 	r.mu.Unlock()
 	for _, tell := range tells {
@@ -369,7 +377,7 @@ func (r *Repository) settleAll() {
 }
 
 // all returns what the repository holds, by partition.
-func (r *Repository) all() (entries []*entry) {
+func (r *Repository) all() (entries []entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, n := range slices.Sorted(maps.Keys(r.mu.parts)) {
@@ -387,71 +395,131 @@ func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
-	if e := r.mu.entries[b.ID()]; e != nil && e.b == b && now.Version > e.told && r.noteLocked(e, now, e.class == claimed, &s) {
-		e.part.matchLocked(r, &s)
+	n := r.numberLocked(b)
+	if n == 0 {
+		return
+	}
+	rec := r.mu.records.At(n)
+	p := r.mu.list[rec.part]
+	if int32(uint32(now.Version)-rec.told) > 0 && r.noteLocked(n, now, rec.class == claimed, &s) {
+		p.matchLocked(r, &s)
 	}
 }
 
-// noteLocked records a cut through the batch of an entry. It leaves it to the caller to serve the
+// numberLocked returns the number of a batch's record; 0 if the repository does not hold it.
+func (r *Repository) numberLocked(b *batch.Batch) uint32 {
+	if n := b.Inside().Slot().Load(); r.mu.records.Of(n) == b {
+		return n
+	}
+	return 0
+}
+
+// recordLocked returns the number and the record of an entry; 0 and nil if it is gone.
+func (r *Repository) recordLocked(e entry) (n uint32, rec *facts) {
+	if n = r.numberLocked(e.b); n == 0 {
+		return 0, nil
+	}
+	if rec = r.mu.records.At(n); rec.seq != e.seq { // it was taken, and put again
+		return 0, nil
+	}
+	return n, rec
+}
+
+// movedLocked is told that a record has another number. Its batch is the repository's, and so is
+// the batch's slot.
+func (r *Repository) movedLocked(b *batch.Batch, from, to uint32) {
+	b.Inside().Slot().Store(to)
+	rec := r.mu.records.At(to)
+	r.mu.ids.Renumber(from, to)
+	r.mu.list[rec.part].sets[rec.class].Renumber(from, to)
+}
+
+// noteLocked records a cut through the batch of a record. It leaves it to the caller to serve the
 // waiters, and reports whether that must be done. A dropped batch is removed, unless it is claimed
 // and its claimer will find out.
-func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool, s *signals) bool {
-	r.mu.bytes[e.kind] -= e.bytes
-	e.kind, e.bytes, e.told = now.Space.Kind, now.Bytes, now.Version
+func (r *Repository) noteLocked(n uint32, now batch.Info, isClaimed bool, s *signals) bool {
+	rec := r.mu.records.At(n)
+	r.mu.bytes[rec.kind] -= rec.bytes
+	rec.kind, rec.bytes, rec.told = now.Space.Kind, now.Bytes, uint32(now.Version)
 	if now.State == batch.Released { // there may be no further call, when its memory is free
-		e.bytes = 0
+		rec.bytes = 0
 	}
-	r.mu.bytes[e.kind] += e.bytes
-	s.add(e.changed)
-	e.changed = nil
+	r.mu.bytes[rec.kind] += rec.bytes
+	r.signalLocked(r.mu.records.Of(n), s)
 	switch c := class(now.State); {
 	case isClaimed:
 		return false
 	case now.State == batch.Released:
-		r.takeOutLocked(e, s)
-	case c == e.class:
+		r.takeOutLocked(n, s)
+	case c == rec.class:
 		return false
 	default:
-		e.part.moveLocked(e, c)
+		r.mu.list[rec.part].moveLocked(n, rec, c)
 	}
 	return true
 }
 
 // unclaimLocked ends a claim whose taker has failed: the batch is where it was, unless it was
 // dropped. It leaves it to the caller to serve the waiters.
-func (r *Repository) unclaimLocked(e *entry, s *signals) {
-	r.noteLocked(e, e.b.Inside().Cut(), false, s)
+func (r *Repository) unclaimLocked(e entry, s *signals) {
+	if n, _ := r.recordLocked(e); n != 0 {
+		r.noteLocked(n, e.b.Inside().Cut(), false, s)
+	}
 }
 
 // putBack ends the claim of a call that has failed.
-func (r *Repository) putBack(e *entry) {
+func (r *Repository) putBack(e entry) {
 	var s signals
 	r.mu.Lock()
 	defer r.unlock(&s)
-	r.unclaimLocked(e, &s)
-	e.part.matchLocked(r, &s)
+	if _, rec := r.recordLocked(e); rec != nil {
+		p := r.mu.list[rec.part]
+		r.unclaimLocked(e, &s)
+		p.matchLocked(r, &s)
+	}
 }
 
 // remove ends a claim whose taker has the batch now.
-func (r *Repository) remove(e *entry) {
+func (r *Repository) remove(e entry) {
 	var s signals
 	r.mu.Lock()
-	r.takeOutLocked(e, &s)
-	e.part.matchLocked(r, &s)
+	if n, rec := r.recordLocked(e); n != 0 {
+		p := r.mu.list[rec.part]
+		r.takeOutLocked(n, &s)
+		p.matchLocked(r, &s)
+	}
 	r.unlock(&s)
 	e.b.Inside().Unstore(&r.store)
 }
 
-func (r *Repository) takeOutLocked(e *entry, s *signals) {
-	e.gone = true
-	delete(r.mu.entries, e.b.ID())
-	if len(r.mu.entries) == 0 && r.mu.many { // a map does not shrink
-		r.mu.entries, r.mu.many = make(map[batch.ID]*entry), false
+// takeOutLocked forgets a record. Others may get its number, or have other ones from then on.
+func (r *Repository) takeOutLocked(n uint32, s *signals) {
+	b, rec := r.mu.records.Of(n), r.mu.records.At(n)
+	p := r.mu.list[rec.part]
+	p.sets[rec.class].Remove(n)
+	p.n--
+	r.mu.ids.Remove(n)
+	r.mu.bytes[rec.kind] -= rec.bytes
+	r.mu.records.Remove(n)
+	r.signalLocked(b, s)
+}
+
+// signalLocked wakes who waits for a change of a batch's record.
+func (r *Repository) signalLocked(b *batch.Batch, s *signals) {
+	if len(r.mu.changed) > 0 {
+		s.add(r.mu.changed[b])
+		delete(r.mu.changed, b)
 	}
-	r.mu.bytes[e.kind] -= e.bytes
-	e.part.sets[e.class].Delete(e)
-	s.add(e.changed)
-	e.changed = nil
+}
+
+// awaitLocked returns what is closed when the record of a batch changes.
+func (r *Repository) awaitLocked(b *batch.Batch) <-chan struct{} {
+	ch := r.mu.changed[b]
+	if ch == nil {
+		ch = make(chan struct{})
+		r.mu.changed[b] = ch
+	}
+	return ch
 }
 
 // Len returns how many batches a partition holds: 0 if it is not in use.
@@ -459,7 +527,7 @@ func (r *Repository) Len(partition int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p := r.mu.parts[partition]; p != nil {
-		return p.lenLocked()
+		return p.n
 	}
 	return 0
 }
@@ -468,7 +536,7 @@ func (r *Repository) Len(partition int) int {
 func (r *Repository) Total() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.mu.entries)
+	return r.mu.records.Len()
 }
 
 // Bytes returns how many bytes the repository's batches are charged in a tier. A batch that was
@@ -500,10 +568,7 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 		return nil, false
 	}
 	e := p.oldestLocked(idle, taskCreated, processing, inTransit, claimed)
-	if e == nil {
-		return nil, false
-	}
-	return e.b, true
+	return e.b, e.b != nil
 }
 
 // Batches goes through the batches that a partition holds when the iteration
@@ -513,7 +578,7 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
 	return func(yield func(*batch.Batch) bool) {
 		r.mu.Lock()
-		var entries []*entry
+		var entries []entry
 		if p := r.mu.parts[partition]; p != nil {
 			entries = p.allLocked()
 		}

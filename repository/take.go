@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/compact"
 )
 
 // TakeOption changes how batches leave a repository. An option that a method does not
@@ -92,7 +94,7 @@ func (r *Repository) Take(ctx context.Context, partition int, to batch.State, op
 	}
 	for {
 		e, err := r.claim(ctx, partition, o.want(w), !o.noWait)
-		if e == nil {
+		if e.b == nil {
 			return nil, err
 		}
 		if err := r.finish(e, move); err == nil {
@@ -142,9 +144,9 @@ func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, 
 		switch {
 		case err != nil:
 			return nil, err
-		case e == nil && o.noWait:
+		case e.b == nil && o.noWait:
 			return nil, nil
-		case e == nil:
+		case e.b == nil:
 			select {
 			case <-changed:
 			case <-r.life.Done():
@@ -162,27 +164,27 @@ func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, 
 	}
 }
 
-func (r *Repository) claimByID(id batch.ID, w want) (*entry, <-chan struct{}, error) {
+// claimByID claims the batch of an id, or returns what to wait for.
+func (r *Repository) claimByID(id batch.ID, w want) (entry, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.mu.entries[id]
+	n := r.mu.ids.Find(compact.Key{uint64(id)})
 	switch {
 	case r.mu.closed:
-		return nil, nil, r.closedError()
-	case e == nil:
-		return nil, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
+		return entry{}, nil, r.closedError()
+	case n == 0:
+		return entry{}, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
 	}
-	for _, c := range eligible[w] {
-		if e.class == c {
-			e.part.moveLocked(e, claimed)
-			return e, nil, nil
-		}
+	b, rec := r.mu.records.Of(n), r.mu.records.At(n)
+	if !slices.Contains(eligible[w], rec.class) {
+		return entry{}, r.awaitLocked(b), nil
 	}
-	return nil, e.waitLocked(), nil
+	r.mu.list[rec.part].moveLocked(n, rec, claimed)
+	return entry{b, rec.seq}, nil, nil
 }
 
 // finish moves what was claimed and takes it out, or puts it back.
-func (r *Repository) finish(e *entry, move func(*batch.Batch) error) error {
+func (r *Repository) finish(e entry, move func(*batch.Batch) error) error {
 	if err := move(e.b); err != nil {
 		r.putBack(e)
 		return err
@@ -192,31 +194,31 @@ func (r *Repository) finish(e *entry, move func(*batch.Batch) error) error {
 }
 
 // claim waits for the oldest entry that the taker can have; without wait it
-// returns nil if there is none. The caller must end the claim, by remove or
+// returns none if there is none. The caller must end the claim, by remove or
 // putBack.
-func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (*entry, error) {
+func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (entry, error) {
 	r.mu.Lock()
 	p, err := r.partitionLocked(partition)
 	switch {
 	case err != nil:
 		r.mu.Unlock()
-		return nil, err
+		return entry{}, err
 	case r.mu.closed:
 		r.mu.Unlock()
-		return nil, r.closedError()
+		return entry{}, r.closedError()
 	}
-	if e := p.firstLocked(w); e != nil {
-		p.moveLocked(e, claimed)
+	if e := p.firstLocked(w); e.b != nil {
+		p.claimLocked(e)
 		r.mu.Unlock()
 		return e, nil
 	}
 	if err := p.endLocked(r, w); err != nil {
 		r.mu.Unlock()
-		return nil, err
+		return entry{}, err
 	}
 	if !wait {
 		r.mu.Unlock()
-		return nil, nil
+		return entry{}, nil
 	}
 	wt, at := p.waitLocked(w)
 	r.mu.Unlock()
@@ -230,11 +232,11 @@ func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool
 	r.mu.Lock()
 	defer r.unlock(&s)
 	switch {
-	case wt.e != nil: // handed over just now, to a waiter that has given up
+	case wt.e.b != nil: // handed over just now, to a waiter that has given up
 		r.unclaimLocked(wt.e, &s)
 		p.matchLocked(r, &s)
 	case wt.err == nil:
 		p.leaveLocked(w, at)
 	}
-	return nil, context.Cause(ctx)
+	return entry{}, context.Cause(ctx)
 }

@@ -231,6 +231,33 @@ func (o *Order) Key(number uint32) Key {
 	return b.key(i)
 }
 
+// First returns the first number and its key; 0 if there is none.
+func (o *Order) First() (number uint32, key Key) {
+	for _, b := range o.blocks {
+		if len(b.numbers) > 0 {
+			return b.numbers[0], b.key(0)
+		}
+	}
+	return 0, Key{}
+}
+
+// Find returns a number of that key; 0 if there is none. It is for Orders without Tie.
+func (o *Order) Find(key Key) (number uint32) {
+	s := spot{key: key}
+	at, exact := slices.BinarySearchFunc(o.heads, s, func(h, s spot) int { return h.compare(&s) })
+	if !exact {
+		at--
+	}
+	if at < 0 {
+		return 0
+	}
+	b := o.blocks[at]
+	if i := o.after(b, &s); i > 0 && b.key(i-1) == key {
+		return b.numbers[i-1]
+	}
+	return 0
+}
+
 // Renumber gives a number that is there another one. Block, which is asked for the latter, says what
 // it said for the former, and so does Tie.
 func (o *Order) Renumber(from, to uint32) {
