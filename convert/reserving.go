@@ -203,9 +203,12 @@ func (t *try) next(ctx context.Context, wait bool) error {
 		return err
 	}
 	need := r.Bytes()
-	t.last, t.err = r.Space(), t.doIn(r)
+	t.last = r.Space()
+	seen := t.last.Inside().CopyChanges()
+	t.err = t.doIn(r)
 	// A full disk may be noticed when it is written. Copies are given back until it is not full.
-	for n := need; t.refused() && t.last.Inside().DropOldest(n); n *= 2 {
+	for n := max(1, need); t.refused() && n/2 < t.last.Capacity() && t.last.Inside().DropOldest(n, seen); n *= 2 {
+		seen = t.last.Inside().CopyChanges()
 		r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.last.ID()), false)
 		if err != nil {
 			break

@@ -265,3 +265,31 @@ func TestLateFullDiskKeepsOtherCopies(t *testing.T) {
 	}
 	closeClean(t, eng)
 }
+
+// TestLateFullDiskWhoseCopiesOthersFree: the copies are gone when a Put notices that the disk is
+// full, and so is the reason.
+func TestLateFullDiskWhoseCopiesOthersFree(t *testing.T) {
+	files := faultfs.New(disk.OS(), 1)
+	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].FS = files })
+	repo := scanOf(t, eng)
+	onDisk := repository.WithPlacement(reservation.AnyInTier(tier.Disk))
+	if err := repo.Put(t.Context(), 0, numberedRecord(0, 10_000, wordList(1, 10)), onDisk); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := repo.Peek(0)
+	moveAlong(t, eng, b, firstHost)
+	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
+	if s.Usage().Cached == 0 {
+		t.Fatal("no copies")
+	}
+	drop := faultfs.Do(func(string, string) { s.Inside().DropCopies() })
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: drop, Times: 1})()
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
+	if err := repo.Put(t.Context(), 9, numberedRecord(9, 75_000, wordList(1, 10)), onDisk); err != nil {
+		t.Errorf("refused: %v", err)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}

@@ -86,9 +86,15 @@ func (in inside) DropCopies() {
 	}
 }
 
-// DropOldest frees the oldest copies, until n bytes are free or none is left. It reports whether it
-// freed any.
-func (in inside) DropOldest(n int64) bool { return in.dropCopies(n) > 0 }
+// CopyChanges returns a number that is another after each change of the space's copies.
+func (in inside) CopyChanges() uint64 { return in.copies.Changes() }
+
+// DropOldest frees the oldest copies, until n bytes are free or none is left. It reports whether any
+// were freed, by it or, since CopyChanges was seen, by others. If others are about to free the last
+// ones, it waits for that.
+func (in inside) DropOldest(n int64, seen uint64) bool {
+	return in.dropCopies(n) > 0 || in.copies.Settle() || in.copies.Changes() != seen
+}
 
 // dropCopies frees the oldest copies, until n bytes are free or none is left, and returns how many
 // that were.
