@@ -95,7 +95,6 @@ type Pool interface {
 type Buffer struct {
 	space   *Space
 	mem     Memory
-	size    int64
 	charge  int64
 	account *Account // its owner keeps it as it is; nil if there is none
 	of      uint64   // which of the account's promises
@@ -129,7 +128,7 @@ func (b *Buffer) Size() int64 {
 	if b == nil {
 		return 0
 	}
-	return b.size
+	return b.mem.Size()
 }
 
 // Charge returns the number of bytes counted in the space's ledger.

@@ -132,7 +132,7 @@ func (in inside) Occupy(n int64) error {
 func (in inside) Adopt(mem Memory, account Account) *Buffer {
 	charge := in.Charge(mem.Size())
 	in.ledger.Draw(charge)
-	b := &Buffer{space: in.Space, mem: mem, size: mem.Size(), charge: charge, account: keptOf(account), stack: invariants.Stack()}
+	b := &Buffer{space: in.Space, mem: mem, charge: charge, account: keptOf(account), stack: invariants.Stack()}
 	in.list(b)
 	return b
 }

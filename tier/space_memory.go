@@ -45,7 +45,7 @@ func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (
 		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
 	}
 	b := roomIn(mem)
-	b.space, b.mem, b.size, b.charge, b.account, b.of, b.stack = in.Space, mem, size, charge, account, of, invariants.Stack()
+	b.space, b.mem, b.charge, b.account, b.of, b.stack = in.Space, mem, charge, account, of, invariants.Stack()
 	in.list(b)
 	return b, nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -42,14 +43,11 @@ type refusedFree struct {
 }
 
 type allocation struct {
-	room         tier.Buffer
+	payload.Home
 	dev          tier.Device
 	addr         tier.Addr
 	size, charge int64
 }
-
-// Room returns where tier.Space puts the buffer of the memory.
-func (m *allocation) Room() *tier.Buffer { return &m.room }
 
 func (m *allocation) Size() int64         { return m.size }
 func (m *allocation) Device() tier.Device { return m.dev }

@@ -58,6 +58,7 @@ import (
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -227,11 +228,10 @@ func (a *Arena) Stats() tier.HostStats {
 	}
 }
 
-// memory is what Alloc returns, except for small ones: whole pages. A million are an object of 128
-// bytes each, with the buffer that is drawn.
+// memory is what Alloc returns, except for small ones: whole pages. A million are an object of 160
+// bytes each, with the buffer that is drawn and the image in that.
 type memory struct {
-	room tier.Buffer
-	size int64
+	payload.Home
 	at   atomic.Int64 // where its first range begins; gone once it was freed
 	one  [1][]byte    // its extent, if that is the only one
 	more *parts       // nil if it is
@@ -239,6 +239,7 @@ type memory struct {
 
 // parts are the extents of a memory in several pieces, and their ranges.
 type parts struct {
+	size    int64
 	extents [][]byte
 	ranges  []piece
 }
@@ -249,10 +250,12 @@ const gone = -1
 // Len rounded up to a page.
 type piece = placement.Piece[int64]
 
-func (m *memory) Size() int64 { return m.size }
-
-// Room returns where tier.Space puts the buffer of the memory.
-func (m *memory) Room() *tier.Buffer { return &m.room }
+func (m *memory) Size() int64 {
+	if m.more != nil {
+		return m.more.size
+	}
+	return int64(len(m.one[0]))
+}
 
 func (m *memory) Extents() [][]byte {
 	if m.more != nil {
@@ -266,7 +269,7 @@ func (m *memory) ranges(room []piece, at int64) []piece {
 	if m.more != nil {
 		return m.more.ranges
 	}
-	return append(room[:0], piece{Len: m.size, At: at})
+	return append(room[:0], piece{Len: m.Size(), At: at})
 }
 
 // round returns n rounded up to a multiple of 4096.
@@ -375,11 +378,11 @@ func (a *Arena) fullLocked(size int64) error {
 
 // handOut makes a memory of ranges that were taken.
 func (a *Arena) handOut(size int64, pieces []piece) (tier.Memory, error) {
-	m := &memory{size: size}
+	m := new(memory)
 	extents := m.one[:]
 	if m.at.Store(pieces[0].At); len(pieces) > 1 {
 		extents = make([][]byte, len(pieces))
-		m.more = &parts{extents, pieces}
+		m.more = &parts{size, extents, pieces}
 	}
 	for i, p := range pieces {
 		end := p.At + p.Len
@@ -444,7 +447,7 @@ func (a *Arena) freePages(m *memory, at int64) {
 			_ = a.space.hide(a.mem[p.At : p.At+round(p.Len)])
 		}
 	}
-	if a.putBack(m.size, ranges) {
+	if a.putBack(m.Size(), ranges) {
 		a.unmap()
 	}
 }

@@ -383,13 +383,35 @@ type Image struct{ body }
 
 // NewImage is documented at batch.NewImage.
 func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shared) *Image {
-	p := &Image{body{desc: d, space: space}}
+	p := imageIn(buf)
+	p.body.desc, p.body.space = d, space
 	p.hold([]*tier.Buffer{buf}, shared)
 	p.check("an image")
 	if buf.Size() < d.Body {
 		panic("payload: an image's buffer is shorter than its body")
 	}
 	return p
+}
+
+// Home is where a pool's memory has the buffer that is drawn on it and the image in that, so that
+// all three are one object. The memory embeds it.
+type Home struct {
+	buffer tier.Buffer
+	image  Image
+}
+
+// Room returns where tier.Space puts the buffer of the memory.
+func (h *Home) Room() *tier.Buffer { return &h.buffer }
+
+func (h *Home) imageRoom() *Image { return &h.image }
+
+// imageIn returns a zero Image: in the object of the buffer's memory, if that has a Home whose image
+// was not used.
+func imageIn(buf *tier.Buffer) *Image {
+	if h, ok := buf.Memory().(interface{ imageRoom() *Image }); ok && h.imageRoom().desc == nil {
+		return h.imageRoom()
+	}
+	return new(Image)
 }
 
 // Type returns the form's name by the tier of its space.
