@@ -106,6 +106,7 @@ func numberOf(ctx context.Context, eng *spillway.Engine, h *spillway.Handle, row
 // their input. All complete, every batch is processed by a task that succeeded, once and
 // with its bytes, what the estimator says in the end is enough, and the books end at zero.
 func TestTasksOnMoreThanTheGPU(t *testing.T) {
+	t.Parallel()
 	const records, rows, times = 120, 1200, 6
 	eng, repo := openTasks(t, 1<<20, 1<<20, records/2, rows)
 	var total atomic.Int64
@@ -361,6 +362,7 @@ func TestAdmissionMakesRoom(t *testing.T) {
 // TestLargeTaskBesideAFullGPU: a task larger than the threshold waits for the GPU in which a task
 // runs, also if nothing can leave the other GPU, in which none runs.
 func TestLargeTaskBesideAFullGPU(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, 64*mib, func(c *spillway.Config) {
 			c.GPUs = append(c.GPUs, c.GPUs[0])

@@ -199,6 +199,7 @@ var inOrder = map[string]func(ctx context.Context, s *slowSpill, got func(int)) 
 // TestRowsComeInOrder: while the monitor moves out what comes next, and more is put, a
 // consumer gets everything in the order in which it was put.
 func TestRowsComeInOrder(t *testing.T) {
+	t.Parallel()
 	for name, consume := range inOrder {
 		t.Run(name, func(t *testing.T) {
 			s := openSlowSpill(t, tier.Fractions{})

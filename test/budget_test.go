@@ -85,6 +85,7 @@ func noBytesLeft(t *testing.T, b *budget.Budget) {
 // A budget below the GPU's space, in any order with logging: what finds no room is
 // spilled, and everything comes back through the GPU.
 func TestGPUBudgetBelowTheSpace(t *testing.T) {
+	t.Parallel()
 	const limit = 512 << 10
 	log := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	for name, wrap := range map[string]func(*budget.Budget, tier.Device) (tier.Device, error){
@@ -147,6 +148,7 @@ func drainAll(ctx context.Context, t *testing.T, run *randomRun, k tier.Kind) {
 // Two engines that share a budget do everything at once. Together they are never over it. A caller
 // without room spills or gets an error; nothing is lost.
 func TestTwoEnginesShareABudget(t *testing.T) {
+	t.Parallel()
 	seed := testseed.One(t)
 	const limit = 1 << 20
 	b := newBudget(t, limit)
@@ -213,6 +215,7 @@ func TestTwoEnginesShareABudget(t *testing.T) {
 // What one engine holds of a shared budget sends the other's batches to the next tier
 // and ends its waits, and is there for it when it is released.
 func TestBudgetHeldByAnotherEngine(t *testing.T) {
+	t.Parallel()
 	const limit = 512 << 10
 	b := newBudget(t, limit)
 	defer noBytesLeft(t, b)

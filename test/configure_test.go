@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -32,11 +33,16 @@ import (
 var recorded = []string{"laptop", "workstation", "vm", "pod", "cgroup-v1", "mig", "numa-unknown", "server", "dgx-a100"}
 
 // discovered has the topology of each recorded machine that was asked for, by name.
-var discovered = make(map[string]topology.Topology)
+var (
+	discoveredMu sync.Mutex
+	discovered   = make(map[string]topology.Topology)
+)
 
 // recordedMachine returns a recorded machine. The caller may change its GPUs.
 func recordedMachine(t testing.TB, name string) *topology.Topology {
 	t.Helper()
+	discoveredMu.Lock()
+	defer discoveredMu.Unlock()
 	top, ok := discovered[name]
 	if !ok {
 		root := memdir.New(t)
@@ -440,6 +446,7 @@ func TestConfigurePlacesErrors(t *testing.T) {
 // TestConfiguredEngines: Open takes the configuration of each machine; data moves down to what
 // is near, and comes back whole.
 func TestConfiguredEngines(t *testing.T) {
+	t.Parallel()
 	for i, machine := range recorded {
 		for k, perGPU := range []bool{false, true} {
 			if testseed.Hurried() && i%2 != k {

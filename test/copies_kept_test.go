@@ -21,6 +21,7 @@ import (
 // TestCopiesOutliveAFaultOfTheGPU: a GPU fails a move, or is lost. That says nothing about the
 // disk, so batches keep their copies there, and with them their records.
 func TestCopiesOutliveAFaultOfTheGPU(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	for _, name := range []string{"lost", "failed work"} {
 		t.Run(name, func(t *testing.T) {
@@ -103,6 +104,7 @@ func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
 // TestCopiesWithDictionariesWhereTheDiskHasRoom: somebody waits for the GPU, which is in use. The
 // disk is nearly empty: its copies are in nobody's way.
 func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
+	t.Parallel()
 	eng := openMarked(t, 8*mib)
 	repo := scanOf(t, eng)
 	words := wordList(1, 6000)
@@ -150,6 +152,7 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 // TestReadAheadKeepsWhatPersists: batches that were recorded and that nobody has consumed survive
 // the process, also while a Drain is under way and the disk fills.
 func TestReadAheadKeepsWhatPersists(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	for name, opts := range map[string][]repository.TakeOption{"none": {repository.ReadAhead(0)}, "two": {repository.ReadAhead(2)}, "as many as it takes": nil} {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,7 @@ func writtenTo(eng *spillway.Engine, k tier.Kind) (written, unmoved int64) {
 // TestPassesWriteOnce: data of three times the GPU and host memory is worked on in three passes. No
 // byte of it is written to disk twice.
 func TestPassesWriteOnce(t *testing.T) {
+	t.Parallel()
 	eng := openMarked(t, 4*mib)
 	repo := scanOf(t, eng)
 	words := wordList(1, 100)
@@ -135,6 +136,7 @@ func fillWithDictionariesOfCopies(t *testing.T, eng *spillway.Engine, repo *repo
 // TestPutWithoutWaitBesideDictionariesOfCopies: nothing else lies on the disk, so a Put that must
 // not wait finds room there.
 func TestPutWithoutWaitBesideDictionariesOfCopies(t *testing.T) {
+	t.Parallel()
 	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].Capacity = spillway.Bytes(2 * mib) })
 	repo := scanOf(t, eng)
 	fillWithDictionariesOfCopies(t, eng, repo, 0.7)
@@ -151,6 +153,7 @@ func TestPutWithoutWaitBesideDictionariesOfCopies(t *testing.T) {
 // TestWaiterAboveDictionariesOfCopies: who waits for host memory is not refused while copies keep
 // the room on disk that batches in host memory need to leave.
 func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
+	t.Parallel()
 	eng := openMarked(t, 4*mib, func(c *spillway.Config) {
 		c.Disks[0].Capacity = spillway.Bytes(2 * mib)
 		c.StuckAfter = 2 * time.Second
@@ -176,6 +179,7 @@ func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
 // TestMonitorGoesOnWhileAJournalHangs: the records of copies that are to be freed wait for a disk
 // that hangs. The monitor moves batches from the GPU to host memory meanwhile.
 func TestMonitorGoesOnWhileAJournalHangs(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	files := faultfs.New(disk.OS(), 1)
 	eng := openMarked(t, 8*mib, func(c *spillway.Config) {
@@ -217,6 +221,7 @@ func TestMonitorGoesOnWhileAJournalHangs(t *testing.T) {
 // TestCopiesOnAFailingDiskAreNotUsed: when a disk has failed, neither moves nor the monitor leave a
 // batch to the copy that lies there.
 func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
+	t.Parallel()
 	for name, hostMemory := range map[string]int64{"moves": 8 * mib, "the monitor": 4 * mib} {
 		t.Run(name, func(t *testing.T) {
 			files := faultfs.New(disk.OS(), 1)
@@ -304,6 +309,7 @@ func recordsAnew(t *testing.T, repo *repository.Repository, files *faultfs.FS, b
 // TestMoveWhileACopyIsRecorded: the place of a batch that is up is recorded anew, and a move needs
 // the room of its copy. The move waits for the record, and is not refused.
 func TestMoveWhileACopyIsRecorded(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	files := faultfs.New(disk.OS(), 1)
 	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) {

@@ -463,6 +463,7 @@ func lifeOfVolume(t *testing.T) (ops []string, lock int) {
 // its lock leaves one that the next engine knows for what it is; so does one that
 // dies before any other operation of opening and closing.
 func TestKilledWhileOpening(t *testing.T) {
+	t.Parallel()
 	top := discover(t)
 	ops, lock := lifeOfVolume(t)
 	for _, c := range []struct {

@@ -40,6 +40,7 @@ func emulated(t *testing.T, cfg cudatest.Config) *cudatest.Emulator {
 
 // TestBackendOfAGPUSpace: the backend of a space, and the message where a simulated GPU is used.
 func TestBackendOfAGPUSpace(t *testing.T) {
+	t.Parallel()
 	nowhere := filepath.Join(t.TempDir(), "libcuda.so.1")
 	for name, c := range map[string]struct {
 		library func(t *testing.T) string
@@ -135,6 +136,7 @@ func emulator(cfg cudatest.Config) func(t *testing.T) string {
 
 // TestRandomOperationsOnCUDA is TestRandomOperations on an emulated GPU.
 func TestRandomOperationsOnCUDA(t *testing.T) {
+	t.Parallel()
 	kinds := map[string]cudatest.Config{
 		"CUDA 12.8":     {Devices: 1},
 		"without pools": {Devices: 1, Version: 11010, Without: []string{"cuMemAllocAsync", "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"}},
@@ -174,6 +176,7 @@ func TestEveryCallOfTheDriverOfAnEngineFailsOnce(t *testing.T) {
 // TestHostMemoryThatCannotBePinned: everything works nevertheless, and the memory is locked
 // instead.
 func TestHostMemoryThatCannotBePinned(t *testing.T) {
+	t.Parallel()
 	e := emulated(t, cudatest.Config{})
 	e.Fail("cuMemHostRegister_v2", 0, cuda.ErrOutOfMemory, -1)
 	cfg := spillway.Config{CUDALibrary: e.Path, GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA}}}
@@ -276,6 +279,7 @@ func TestShareOfACard(t *testing.T) {
 // TestLyingPeers: between GPUs that do not copy to each other as their driver promises
 // batches go through host memory, rows are right, and there is a warning.
 func TestLyingPeers(t *testing.T) {
+	t.Parallel()
 	for lying, want := range []int{0, 1, 1, 1} {
 		t.Run(fmt.Sprint(lying), func(t *testing.T) {
 			e := emulated(t, cudatest.Config{Devices: 2, LyingPeer: lying})

@@ -61,6 +61,7 @@ func TestOwnersWaitForTheMonitor(t *testing.T) {
 // Two tasks work on a batch each and want more room than is left. One of them gets the error,
 // closes its batch, and begins again when the other is done.
 func TestDeadlockThroughTheEngine(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
 	eng, batches, space := twoOnGPU(ctx, t)

@@ -24,6 +24,7 @@ import (
 // that is larger than they are. A waiter for room then gets an error, instead of waiting for ever,
 // and nothing is lost.
 func TestFullOfDictionaries(t *testing.T) {
+	t.Parallel()
 	one := wordList(1, 1500)
 	for name, words := range map[string]func(n int) arrow.Array{
 		"shared": func(int) arrow.Array { return one },
@@ -113,6 +114,7 @@ func TestFullOfDictionaries(t *testing.T) {
 // TestSharedDictionaryFillsTheGPU: a dictionary that is in the GPU already takes no room there
 // again, so that batches which share a large one fill the GPU before host memory is used.
 func TestSharedDictionaryFillsTheGPU(t *testing.T) {
+	t.Parallel()
 	const batches = 50
 	eng, _ := openSmall(t, 64<<20, 128<<20)
 	defer closeClean(t, eng)

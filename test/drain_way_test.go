@@ -105,6 +105,7 @@ func TestDrainTellsOnce(t *testing.T) {
 // arrival and the end of the record, however many runs the packed image has. A record that is
 // written again, because the batch changed meanwhile, ends once more.
 func TestSpillIsAnnouncedOnce(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	for codec, form := range map[convert.Codec]batch.PayloadType{convert.CodecNone: batch.DiskImage, convert.CodecS2: batch.DiskPacked} {
 		t.Run(string(form), func(t *testing.T) {

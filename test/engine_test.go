@@ -56,6 +56,7 @@ func openSmall(t *testing.T, gpu, host int64) (*spillway.Engine, string) {
 // error of a closed engine, nothing crashes or hangs, and when they have released what they held
 // every byte is back.
 func TestCloseUnderLoad(t *testing.T) {
+	t.Parallel()
 	for seed := range testseed.Each(t, testseed.Rounds(6, 2)) {
 		eng, dir := openSmall(t, 1<<20, 1<<20)
 		plan, err := eng.Plan("load")
@@ -117,6 +118,7 @@ func TestCloseUnderLoad(t *testing.T) {
 // TestTrim: what was used and is free goes back to the system, what is in use stays, and
 // the spaces can be used as before.
 func TestTrim(t *testing.T) {
+	t.Parallel()
 	const n = 32 << 20
 	eng, _ := openSmall(t, 1<<20, 2*n)
 	defer eng.Close()
@@ -455,6 +457,7 @@ func TestOpenWithTheLeast(t *testing.T) {
 
 // An engine that is closed while a plan is being closed waits for it.
 func TestCloseWhileAPlanCloses(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		eng, _ := openSmall(t, 1<<20, 1<<20)
 		plan, err := eng.Plan("p")

@@ -73,6 +73,7 @@ func dropAll(t *testing.T, all []*batch.Batch) {
 // that nothing converts. Others are moved in their place, and when there are no others,
 // waiters get an error that says why.
 func TestBatchesThatCannotBeConverted(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer // written by the monitor's goroutine alone, until Close
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(64 << 20),
@@ -169,6 +170,7 @@ func TestErrnoOfAProgramsConverter(t *testing.T) {
 // TestBatchesForTheDiskAlone: batches on a GPU for which the program has a converter to disk, and
 // none to host memory, go to disk.
 func TestBatchesForTheDiskAlone(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer // read after Close
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(16 << 20)}}, HostMemory: spillway.Bytes(64 << 20),

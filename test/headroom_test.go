@@ -70,6 +70,7 @@ var placedOnDisk = repository.WithPlacement(reservation.AnyInTier(tier.Disk))
 // TestPackedHeadroom: the headroom of host is room for a batch as large as it is there, not as it
 // is packed on the disk.
 func TestPackedHeadroom(t *testing.T) {
+	t.Parallel()
 	for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecZstd} {
 		t.Run(fmt.Sprint(codec), func(t *testing.T) {
 			eng, err := spillway.Open(t.Context(), spillway.Config{
@@ -122,6 +123,7 @@ func TestPackedHeadroom(t *testing.T) {
 // TestOutputWhileHoldingInput: an operator holds its input open and puts its output, for which
 // there is room. Nobody else frees anything.
 func TestOutputWhileHoldingInput(t *testing.T) {
+	t.Parallel()
 	eng := openHostAndDisk(t, 2*mib, 100*time.Millisecond)
 	repo := scanOf(t, eng)
 	putRuns(t, repo, 12_000)
@@ -158,6 +160,7 @@ func TestOutputWhileHoldingInput(t *testing.T) {
 // TestConsumersBesideAHugeBatch: all tiers are full. Consumers of batches of 96 KiB go on in 1 MiB
 // of host memory, also if one batch on the disk is larger than half of it.
 func TestConsumersBesideAHugeBatch(t *testing.T) {
+	t.Parallel()
 	for _, rows := range []int{12_000, 80_000} {
 		eng := openHostAndDisk(t, 3*mib, time.Second)
 		plan, _ := eng.Plan("p")
@@ -191,6 +194,7 @@ func TestConsumersBesideAHugeBatch(t *testing.T) {
 // TestTasksBesideAWaitingPut: all tiers are full, and a Put waits. Tasks that fit into the headroom
 // of the GPU run one after the other.
 func TestTasksBesideAWaitingPut(t *testing.T) {
+	t.Parallel()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(mib)}}, HostMemory: spillway.Bytes(mib),
 		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
@@ -225,6 +229,7 @@ func TestTasksBesideAWaitingPut(t *testing.T) {
 // TestPutThatFitsWithoutHeadroom: everything is full but for the headroom of host, and nothing is
 // open. A Put that fits there has it when it has waited for StuckAfter, and is not refused then.
 func TestPutThatFitsWithoutHeadroom(t *testing.T) {
+	t.Parallel()
 	for range 3 {
 		eng := openHostAndDisk(t, 2*mib, 100*time.Millisecond)
 		repo := scanOf(t, eng)

@@ -15,6 +15,7 @@ import (
 // directory until it is closed, an engine is closed without an error and leaves nothing, also one
 // that keeps, and one that takes over what was kept.
 func TestEngineWhereRemovedFilesStay(t *testing.T) {
+	t.Parallel()
 	top, err := topology.Discover(t.Context(), topology.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -50,6 +50,7 @@ func fillGPU(ctx context.Context, t *testing.T, eng *spillway.Engine, repo *repo
 // TestHoldAndWaitOnHandles: sixteen goroutines hold a batch on the GPU each and acquire another
 // one. Those with the deadlock error give way, and all finish.
 func TestHoldAndWaitOnHandles(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
 	eng, repo, gpu := fullGPU(ctx, t, 2*crowdSize)
@@ -102,6 +103,7 @@ func TestHoldAndWaitOnHandles(t *testing.T) {
 // TestTasksHoldAndWait: the same with tasks, which have an input each and acquire another batch.
 // They are owners without WithOwner; one with the error is retried.
 func TestTasksHoldAndWait(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
 	const tasks = 2

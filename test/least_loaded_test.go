@@ -23,6 +23,7 @@ import (
 // in use there, by those in the node's ledger, by the holders, then by UUID. GPUs that are named
 // are not touched by that.
 func TestLeastLoadedGPU(t *testing.T) {
+	t.Parallel()
 	const gib = 1 << 30
 	pci := func(i int) string { return fmt.Sprintf("0000:e%d:00.0", i) }
 	uuid := func(i int) string { return fmt.Sprintf("GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee0%d", i) }

@@ -17,6 +17,7 @@ import (
 
 // TestQuietLog: an engine that works as it should, and spills, has nothing to say to a person.
 func TestQuietLog(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	crossings := 0
 	cfg := spillway.Config{

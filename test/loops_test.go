@@ -170,6 +170,7 @@ func edgeBytes(eng *spillway.Engine) (n [2]int64) {
 // used at random, and there are no hints, that is for who does not know what comes next. Copies
 // stay below, so that less goes down.
 func TestWorkingSetAboveTheTrigger(t *testing.T) {
+	t.Parallel()
 	const rounds = 12
 	for _, c := range []struct {
 		name      string

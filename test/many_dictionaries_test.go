@@ -15,6 +15,7 @@ import (
 // TestPersistedBatchOfManyDictionaries: to find what a kept batch needs takes about four times as
 // many steps if it has four times as many dictionaries, and it comes back whole.
 func TestPersistedBatchOfManyDictionaries(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	found := func(n int) int64 {
 		rec := arrowgen.Coded(n)

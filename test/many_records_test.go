@@ -19,6 +19,7 @@ import (
 // TestReleaseAmongManyRecords: with many open records, each on a batch that stays, a waiter for the
 // room of one has it once that is released: before the monitor's next period begins.
 func TestReleaseAmongManyRecords(t *testing.T) {
+	t.Parallel()
 	records := testseed.Rounds(10000, 1000)
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(128 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}})

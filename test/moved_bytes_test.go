@@ -40,6 +40,7 @@ func openMarked(t *testing.T, memory int64, change ...func(*spillway.Config)) *s
 
 // TestLoadingMovesNothing: what is put goes where nothing must leave for it.
 func TestLoadingMovesNothing(t *testing.T) {
+	t.Parallel()
 	eng := openMarked(t, 8*mib)
 	repo := scanOf(t, eng)
 	words := wordList(1, 100)
@@ -69,6 +70,7 @@ func TestLoadingMovesNothing(t *testing.T) {
 // TestNothingMovesAfterASpike: when the pressure has been at the trigger for a moment, work at a
 // pressure between the marks moves nothing any more.
 func TestNothingMovesAfterASpike(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, 64*mib)
 		gpu := eng.Spaces()[0]
@@ -107,6 +109,7 @@ func TestNothingMovesAfterASpike(t *testing.T) {
 
 // TestNoCliff: below the trigger nothing moves, and above it not much more than what is too much.
 func TestNoCliff(t *testing.T) {
+	t.Parallel()
 	const trigger = 51.2
 	for _, times := range []float64{0.5, 0.98, 1.01, 1.1, 1.2} {
 		t.Run(fmt.Sprint(times), func(t *testing.T) {
@@ -130,6 +133,7 @@ func TestNoCliff(t *testing.T) {
 // TestTaskOnOneOfFourGPUs: for a task that may run on any of four GPUs, no more moves than with
 // one.
 func TestTaskOnOneOfFourGPUs(t *testing.T) {
+	t.Parallel()
 	var ofOne int64
 	for _, n := range []int{1, 4} {
 		synctest.Test(t, func(t *testing.T) {

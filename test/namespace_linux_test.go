@@ -66,6 +66,7 @@ var namespaceJobs = map[string]func(dir string) error{
 // TestRealFileSystems: on a file system that is really full, or read-only, and in a directory that
 // really has another owner.
 func TestRealFileSystems(t *testing.T) {
+	t.Parallel()
 	for name := range namespaceJobs {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -41,6 +41,7 @@ func fillUp(t *testing.T, eng *spillway.Engine, k tier.Kind) (all []*batch.Batch
 // TestOwnerWaitsForSlowMoves: an owner that holds something and waits for what moves bring is no
 // deadlock, however long they take.
 func TestOwnerWaitsForSlowMoves(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1)
 		eng, host := openOnHost(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20), FS: files})

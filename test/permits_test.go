@@ -85,6 +85,7 @@ func untilWaiting(t *testing.T, p *permit.Pool, n int, ended <-chan error) {
 // Users that hold all permits that they can have, and wait for more, do not stop the monitor: many
 // times the memory is put, and comes back.
 func TestMonitorSpillsWhileUsersHoldAllPermits(t *testing.T) {
+	t.Parallel()
 	for _, slots := range []int{2, 5} {
 		eng := openPermits(t, spillway.Config{Limits: spillway.Limits{Permits: permit.Config{Slots: new(slots)}}})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

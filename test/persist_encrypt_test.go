@@ -27,7 +27,8 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// sealPersisted is set while TestPersistingOnEncryptedDisks runs the other tests.
+// sealPersisted is set while TestPersistingOnEncryptedDisks runs the other tests. So neither it nor
+// they run in parallel with others.
 var sealPersisted bool
 
 // persistKey is the key of disks that encrypt and keep.
@@ -99,6 +100,7 @@ func filesIn(t testing.TB, dir string) map[string][]byte {
 // TestPersistedNeedsItsKey: an engine with another key, or none, is not opened and says why; a disk
 // beside keeps what it has, and the key adopts all.
 func TestPersistedNeedsItsKey(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	for name, c := range map[string]struct {
 		kept, opened func(*spillway.Config)
@@ -146,6 +148,7 @@ func TestPersistedNeedsItsKey(t *testing.T) {
 // plans and operators nothing is in any file, compressed or not; and adopted batches have them.
 // Without encryption they are found.
 func TestNothingPlainPersists(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	secrets := []string{"the salary of nobody else", "a word of a dictionary", "salaries", "quarterly-plan", "sum-of-salaries"}
 	for name, c := range map[string]struct {

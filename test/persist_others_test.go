@@ -143,6 +143,7 @@ var (
 // TestRecordIsOfTheLatestChange: many goroutines change a batch while it moves. It has a record
 // afterwards, on disk or above its copy there.
 func TestRecordIsOfTheLatestChange(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := t.TempDir()
 	eng := persistentEngine(t, dir)
@@ -175,6 +176,7 @@ func TestRecordIsOfTheLatestChange(t *testing.T) {
 // TestRecordOfACopyThatIsUsed: a batch moves down onto its recorded copy while others change it.
 // The record is not written again.
 func TestRecordOfACopyThatIsUsed(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	files := faultfs.New(disk.OS(), 1)
 	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) { c.Disks[0].FS = files })
@@ -266,6 +268,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 // TestRecordStaysWithItsCopy: of copies on two disks the one with the record keeps it. Once it is
 // gone, the next change of the batch has the other recorded.
 func TestRecordStaysWithItsCopy(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	files := faultfs.New(disk.OS(), 1)
 	dirs := []string{t.TempDir(), t.TempDir()}

@@ -36,6 +36,7 @@ func wideRecord(first int64) arrow.RecordBatch {
 // TestSchemaIsRecordedOnce: for all batches that have it, also where each has an equal one of its
 // own, and also in the manifest of the engine that finds them. There they are one schema again.
 func TestSchemaIsRecordedOnce(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	const batches = 30
 	dir, copied := t.TempDir(), t.TempDir()

@@ -36,6 +36,7 @@ func openPlain(t *testing.T, cfg spillway.Config) (*spillway.Engine, *repository
 // it returned before, by their bodies or by their dictionaries. Its error names the holders, and
 // its batch stays.
 func TestPlainReaderInItsOwnWay(t *testing.T) {
+	t.Parallel()
 	for name, one := range map[string]func() arrow.RecordBatch{
 		"numbers":            func() arrow.RecordBatch { return arrowgen.Ints(1, 7000, 1) },
 		"a dictionary each":  func() arrow.RecordBatch { return arrowgen.Coded(18) },

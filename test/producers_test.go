@@ -57,6 +57,7 @@ func putUntilFull(t *testing.T, repo *repository.Repository, rows func() int) (n
 // TestProducersAreHeldBack: when all tiers are full, consumers still bring up what they need, and
 // who puts more waits until they have freed room.
 func TestProducersAreHeldBack(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		to   tier.Kind
@@ -121,6 +122,7 @@ func rowsUpTo(most int) func() int {
 
 // TestNobodyIsLeft: where nobody frees anything, the error comes after StuckAfter, and says so.
 func TestNobodyIsLeft(t *testing.T) {
+	t.Parallel()
 	eng := openSmallTiers(t, 100*time.Millisecond)
 	repo := scanOf(t, eng)
 	rows := func() int { return 1000 }
@@ -150,6 +152,7 @@ var errEnough = errors.New("enough")
 // TestHeadroomIsNoLoss: what is kept free for batches on their way up can be had by a reservation,
 // and while slower tiers have room nothing is kept.
 func TestHeadroomIsNoLoss(t *testing.T) {
+	t.Parallel()
 	eng := openSmallTiers(t, 100*time.Millisecond)
 	repo := scanOf(t, eng)
 	putUntilFull(t, repo, func() int { return 1000 })

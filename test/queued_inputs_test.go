@@ -85,6 +85,7 @@ func TestInputsOfAQueuedTaskStay(t *testing.T) {
 // TestInputsStayWhateverTheirTaskWaitsFor: so they do while it waits for a thread, or behind a task
 // that none may pass.
 func TestInputsStayWhateverTheirTaskWaitsFor(t *testing.T) {
+	t.Parallel()
 	for name, rules := range map[string]admission.Rules{"a thread": {Threads: 1}, "no passing": {Threads: 8, Bypass: -1}} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { othersLeave(t, rules) }) })
 	}

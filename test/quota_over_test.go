@@ -18,6 +18,7 @@ import (
 // TestLimitLoweredByAnother: when another process of the group lowers its limit, batches move
 // down soon, though the monitor sleeps, and one warning says by how much the limit is exceeded.
 func TestLimitLoweredByAnother(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ledger := t.TempDir()
 		var log bytes.Buffer

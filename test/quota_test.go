@@ -299,6 +299,7 @@ func TestRemovedLedgerIsTold(t *testing.T) {
 // TestEnginesShareALimit: engines under one quota, or in one group of a ledger, never
 // take more than it together, and lose nothing.
 func TestEnginesShareALimit(t *testing.T) {
+	t.Parallel()
 	seed := testseed.One(t)
 	const limit = 1 << 20
 	shared, err := quota.New(quota.Config{Limit: limit})

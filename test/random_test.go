@@ -36,6 +36,7 @@ import (
 // budgets and cancellations, while the books are checked all the time. At the
 // end every batch that was put and not consumed must be there, with its bytes.
 func TestRandomOperations(t *testing.T) {
+	t.Parallel()
 	for seed := range testseed.Each(t, testseed.Rounds(6, 1)) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			runRandomOperations(t, seed, spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim}}})

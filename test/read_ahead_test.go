@@ -72,6 +72,7 @@ func drained(t testing.TB, repo *repository.Repository, work time.Duration, opts
 // TestDrainReadsAhead: a consumer whose work takes as long as the disk's takes half of the time,
 // because both go on at once; with the disk's time alone if its work is shorter, or its own.
 func TestDrainReadsAhead(t *testing.T) {
+	t.Parallel()
 	const batches = 20
 	for name, share := range map[string]float64{"as long": 1, "shorter": 0.3, "longer": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -98,6 +99,7 @@ func TestDrainReadsAhead(t *testing.T) {
 
 // TestReaderReadsAhead: so do Arrow records.
 func TestReaderReadsAhead(t *testing.T) {
+	t.Parallel()
 	const batches = 20
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, one := onSlowDisk(t, 32*mib, batches)

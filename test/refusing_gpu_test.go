@@ -215,6 +215,7 @@ func TestGPUThatRefuses(t *testing.T) {
 // for room. That costs no Put an error while another volume has room. Without another, the error is
 // that of the full one.
 func TestFullVolumeBesideAnother(t *testing.T) {
+	t.Parallel()
 	for _, op := range []string{"write", "allocate"} {
 		for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {
 			for _, count := range []int{10, 900} { // the dictionary is in the body, or an image of its own

@@ -88,6 +88,7 @@ func (p *pieces) same(t *testing.T) {
 // between batches at rest, which are moved out of the way; no more of them than need be, and those
 // in use stay.
 func TestPromisedRoomInPieces(t *testing.T) {
+	t.Parallel()
 	reserve := func(t *testing.T, p *pieces, bytes int64) reservation.Reservation {
 		r, err := p.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), bytes)
 		if err != nil {

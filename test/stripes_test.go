@@ -200,6 +200,7 @@ func wantRatio(t *testing.T, n []int64, want float64) {
 
 // For any mover and strategy, two volumes of which one is three times as fast get bytes 3:1.
 func TestStripedByBandwidth(t *testing.T) {
+	t.Parallel()
 	for i, test := range []struct {
 		name   string
 		rates  [2]int64
@@ -235,6 +236,7 @@ func TestStripedByBandwidth(t *testing.T) {
 }
 
 func TestStripedEqualVolumesShareEqually(t *testing.T) {
+	t.Parallel()
 	for _, movers := range []int{1, 5} {
 		synctest.Test(t, func(t *testing.T) {
 			s := openStriped(t, spillway.Config{}, 320, 320, 320)
@@ -247,6 +249,7 @@ func TestStripedEqualVolumesShareEqually(t *testing.T) {
 
 // What a volume is worth is what it does now: rates that change are followed.
 func TestStripedFollowsBandwidth(t *testing.T) {
+	t.Parallel()
 	for _, movers := range []int{1, 4} {
 		synctest.Test(t, func(t *testing.T) {
 			s := openStriped(t, spillway.Config{}, 480, 160)
@@ -263,6 +266,7 @@ func TestStripedFollowsBandwidth(t *testing.T) {
 // A volume without room gets nothing and the other all; when it has room again it gets
 // its share, and makes up for no more than a second.
 func TestStripedFullVolume(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := openStriped(t, spillway.Config{}, 24, 24)
 		space, _ := s.eng.Reservations().Spaces().ByID(diskAt(0))
@@ -298,6 +302,7 @@ func TestStripedFillsUpOne(t *testing.T) {
 // If a volume's file system is full, though the books of its space have room, there is no error:
 // another takes the batch.
 func TestStripedFileSystemFull(t *testing.T) {
+	t.Parallel()
 	for _, op := range []string{"allocate", "write"} {
 		for _, movers := range []int{1, 4} {
 			synctest.Test(t, func(t *testing.T) {
@@ -403,6 +408,7 @@ func TestStripedObeysWhoNamesAVolume(t *testing.T) {
 // Reserved room on a volume that is not written to is waited for once: after that both get their
 // share.
 func TestStripedBesideAReservation(t *testing.T) {
+	t.Parallel()
 	for held := range 2 {
 		synctest.Test(t, func(t *testing.T) {
 			s := openStriped(t, spillway.Config{}, 48, 16)
@@ -425,6 +431,7 @@ func TestStripedBesideAReservation(t *testing.T) {
 // for which others wait, whether it has more to move than the volumes take or now and then
 // one batch.
 func TestStripedMonitor(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		pause  time.Duration // between two batches
@@ -457,6 +464,7 @@ func TestStripedMonitor(t *testing.T) {
 
 // A volume that cannot write holds the monitor up for no more than a few moves.
 func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		failed := 0
@@ -481,6 +489,7 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 // Random operations on volumes that fail now and then, of which one is small: what is read
 // is what was put, and in the end nothing is handed out or expected to be written.
 func TestStripedRandomOperationsUnderFaults(t *testing.T) {
+	t.Parallel()
 	for seed := range testseed.Each(t, testseed.Rounds(2, 1)) {
 		fail := faultfs.Rule{Ops: []string{"write"}, Skip: 4, Probability: 0.05, Effect: faultfs.Fail(syscall.EIO)}
 		full := faultfs.Rule{Ops: []string{"allocate"}, Skip: 1, Probability: 0.5, Effect: faultfs.Fail(syscall.ENOSPC)}

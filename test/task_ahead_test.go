@@ -70,6 +70,7 @@ func aheadTo(eng *spillway.Engine, k tier.Kind) (read, used, inVain int64) {
 // TestTasksReadAhead: the inputs of tasks that wait come up while another task works. So tasks
 // whose work takes as long as the disk's take half of the time, because both go on at once.
 func TestTasksReadAhead(t *testing.T) {
+	t.Parallel()
 	const batches = 20
 	for name, share := range map[string]float64{"as long": 1, "shorter": 0.3, "longer": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -102,6 +103,7 @@ func TestTasksReadAhead(t *testing.T) {
 // beyond the stop mark. Where the GPU has no room for that, inputs come to host memory. Nothing
 // comes while no task works.
 func TestTasksReadAheadOf(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name      string
 		memory    int64 // of the GPU

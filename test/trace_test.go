@@ -182,6 +182,7 @@ func TestRecordTraces(t *testing.T) {
 // TestReplayPredicts: a replay moves what the run moved. Where other programs use the processors, a
 // run may race for the last room once; not each time.
 func TestReplayPredicts(t *testing.T) {
+	t.Parallel()
 	for name, f := range workloads {
 		t.Run(name, func(t *testing.T) {
 			for try := 1; ; try++ {

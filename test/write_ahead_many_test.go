@@ -23,6 +23,7 @@ func hostOf(n int64) func(*spillway.Config) {
 
 // TestManySmallBatchesAreWrittenAhead: as many get copies as lie above the stop mark.
 func TestManySmallBatchesAreWrittenAhead(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, 1<<30, hostOf(64*mib))
 		words := wordList(1, 10)
@@ -48,6 +49,7 @@ func TestManySmallBatchesAreWrittenAhead(t *testing.T) {
 // TestWritingAheadFollowsThePressure: what is copied is what lies above the stop mark now, not when
 // a job was begun.
 func TestWritingAheadFollowsThePressure(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, mib, hostOf(128*mib))
 		words := wordList(1, 10)
@@ -80,6 +82,7 @@ func TestWritingAheadFollowsThePressure(t *testing.T) {
 
 // TestRateOfWhatIsDropped: a batch that is dropped while it is written counts for the rate.
 func TestRateOfWhatIsDropped(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(100 * time.Millisecond)})
 		eng, repo, host := openWritingAhead(t, mib, hostOf(128*mib), func(c *spillway.Config) { c.Disks[0].FS = files })

@@ -161,6 +161,7 @@ func TestNothingIsWrittenWhile(t *testing.T) {
 // second. Without writing ahead each burst moves bytes. With it one that is smaller than what lies
 // above the stop mark moves none, and the producer of a larger one waits for none.
 func TestBurstsAfterWritingAhead(t *testing.T) {
+	t.Parallel()
 	for puts, small := range map[int64]bool{8: true, 24: false} {
 		var moved [2]int64
 		var took [2]time.Duration

@@ -16,6 +16,7 @@ var leakPatience = 5 * time.Second
 // ended, for goroutines that run this module's code and were not there at the call of NoLeaks. Call
 // it first, and not in tests that run in parallel with others.
 func NoLeaks(t testing.TB) {
+	t.Setenv("SPILLWAY_TEST_ALONE", "") // it panics in a test that runs in parallel with others
 	t.Helper()
 	before := make(map[string]bool)
 	for id := range goroutines() {
