@@ -141,7 +141,8 @@ func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch
 		}
 		kind := spaces[0].Kind()
 		resting := now.State == batch.Idle || now.State == batch.TaskCreated
-		if !resting || now.Space.Kind <= kind || full[kind] || kind == tier.GPU && len(spaces) > 1 {
+		there := slices.ContainsFunc(spaces, func(s *tier.Space) bool { return s.ID() == now.Space })
+		if !resting || there || now.Space.Kind <= kind || full[kind] || kind == tier.GPU && len(spaces) > 1 {
 			continue
 		}
 		err := a.e.mover.Inside().Ahead(ctx, b, to)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -222,6 +223,59 @@ func TestTasksReadAheadEnds(t *testing.T) {
 		}
 		if read, used, inVain = aheadTo(eng, tier.GPU); used != 0 || inVain != read {
 			t.Errorf("%d bytes were read ahead, %d used, %d in vain", read, used, inVain)
+		}
+		closeClean(t, eng)
+	})
+}
+
+// countedStrategy is a strategy that counts, and takes some time.
+type countedStrategy struct {
+	reservation.Strategy
+	calls *atomic.Int64
+}
+
+func (c countedStrategy) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	c.calls.Add(1)
+	time.Sleep(time.Microsecond)
+	return c.Strategy.Candidates(all, dst)
+}
+
+// TestTasksReadAheadOfSeveralTiers: tasks may run where their inputs are, or in a faster tier.
+func TestTasksReadAheadOfSeveralTiers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := countedStrategy{reservation.AnyInTiers(tier.Host, tier.Disk), new(atomic.Int64)}
+		eng, repo, _ := onSlowDisk(t, 32*mib, 4, func(c *spillway.Config) {
+			c.GPUs, c.Limits.Admission.Strategy, c.Limits.Admission.Threads = []spillway.GPUConfig{}, to, 1
+		})
+		done, ended := make(chan error, 2), make(chan struct{})
+		var claims []*repository.Claim
+		for range 2 {
+			c := mustClaim(t, repo, 2)
+			claims = append(claims, c)
+			go func() {
+				task := spillway.Task{Inputs: []*repository.Claim{c}, Output: tier.Page, Overhead: admission.None}
+				done <- eng.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { <-ended; return nil })
+			}()
+			time.Sleep(time.Second)
+		}
+		before := to.calls.Load()
+		time.Sleep(10 * time.Second)
+		if n := to.calls.Load() - before; n > 1000 {
+			t.Errorf("the strategy was asked %d times in 10 s", n)
+		}
+		for _, b := range claims[1].Batches() {
+			if in := b.Info().Space; in.Kind != tier.Host {
+				t.Errorf("an input of the task that waits is in %s", in)
+			}
+		}
+		close(ended)
+		for range 2 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if err := repo.Close(t.Context()); err != nil {
+			t.Error(err)
 		}
 		closeClean(t, eng)
 	})
