@@ -255,6 +255,7 @@ func (a *actor) move(t *thing, transit *batch.Transit, r reservation.Reservation
 		t.handles = append(t.handles, h)
 	}
 	w.result.add(Edge{from, to}, t.desc.Body, w.now-begin, copied, reason)
+	w.vain = 0
 	return nil
 }
 
@@ -377,12 +378,15 @@ func (a *actor) reserve(t *thing, ids []tier.ID, origin reservation.Option, keep
 			o.to = append(o.to, s)
 		}
 	}
-	for i := 0; len(o.to) == 0 && keeps && i < len(w.spaces); i++ { // what never fits is put into a slower tier
+	for i := 0; len(o.to) == 0 && keeps && len(ids) > 0 && i < len(w.spaces); i++ { // what never fits is put into a slower tier
 		if s := w.spaces[i]; s.ID().Kind > ids[0].Kind && t.in(s.ID()) <= s.Room() {
 			o.to = append(o.to, s)
 		}
 	}
 	if len(o.to) == 0 {
+		if len(ids) > 0 { // else nobody knows what was asked for
+			w.never = fmt.Errorf("%w: a batch of %d bytes never fits in %v", ErrStuck, t.in(ids[0]), ids)
+		}
 		return r, reservation.ErrExceeded
 	}
 	slices.SortStableFunc(o.to, func(x, y *tier.Space) int { return slices.Index(ids, x.ID()) - slices.Index(ids, y.ID()) })

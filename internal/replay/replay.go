@@ -22,6 +22,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/monitor"
@@ -33,6 +34,33 @@ type Setting struct {
 	Policy   monitor.Policy      // nil: the one of the trace's name
 	Capacity map[tier.Kind]int64 // of each space of a tier, in bytes; the marks stay the same shares
 	Speed    map[Edge]float64    // bytes a second that an edge passes, whatever number of moves it has
+}
+
+// ErrSetting is matched by the error of a setting that the trace's engine could not have been
+// opened with.
+var ErrSetting = errors.New("the engine cannot have this setting")
+
+// fits returns an error if a setting is about spaces that the trace has not.
+func (s *Setting) fits(t *trace.Trace) error {
+	has := func(like func(tier.ID) bool) bool {
+		return slices.ContainsFunc(t.Spaces, func(of trace.Space) bool { return like(of.ID) })
+	}
+	for _, k := range tier.Kinds() {
+		if s.Capacity[k] != 0 && !has(func(id tier.ID) bool { return id.Kind == k }) {
+			return fmt.Errorf("%w: it had no %s space", ErrSetting, k)
+		}
+	}
+	for e := range s.Speed {
+		for _, end := range [...]tier.ID{e.From, e.To} {
+			if !has(func(id tier.ID) bool { return id == end }) {
+				return fmt.Errorf("%w: it had no space %s", ErrSetting, end)
+			}
+		}
+		if e.From == e.To {
+			return fmt.Errorf("%w: nothing moves from %s to itself", ErrSetting, e.From)
+		}
+	}
+	return nil
 }
 
 // Result is what became of a workload.
@@ -79,6 +107,7 @@ func Measured(t *trace.Trace) *Result {
 		laid  time.Duration
 	}
 	calls := make(map[uint64]*call)
+	active := make(map[batch.ID]int) // handles; those of calls, too
 	first, last := time.Duration(-1), time.Duration(0)
 	for i := range t.Events {
 		e := &t.Events[i]
@@ -98,8 +127,15 @@ func Measured(t *trace.Trace) *Result {
 			} else if c != nil && e.Batch == c.event.Batch && e.Reason == "work" {
 				c.moved = true
 			}
+		case trace.State:
+			before, known := active[e.Batch]
+			if active[e.Batch] = e.Active; known && e.Active > before && (c == nil || c.event.Batch != e.Batch || c.event.Kind < trace.Open) {
+				r.Accesses++ // without a call: it was opened where it lay
+				r.Found++
+			}
 		case trace.End:
 			last = e.At
+			delete(calls, e.Stream)
 			if c == nil || !e.OK {
 				continue
 			}
@@ -112,7 +148,6 @@ func Measured(t *trace.Trace) *Result {
 					r.Found++
 				}
 			}
-			delete(calls, e.Stream)
 		}
 	}
 	r.Took = last - max(0, first)

@@ -204,6 +204,98 @@ func TestOps(t *testing.T) {
 	if len(r.Moves) != 2 || r.Bytes() != 8192 || r.Accesses != 3 || r.Found != 2 {
 		t.Errorf("%+v", r)
 	}
+	if m := replay.Measured(tr); m.Accesses != 3 {
+		t.Errorf("measured: %+v", m)
+	}
+}
+
+// TestPauses: what takes hours is not stuck, neither a program's work while others wait for room, nor
+// a move.
+func TestPauses(t *testing.T) {
+	gpu, host := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Host}
+	tr := &trace.Trace{Header: trace.Header{Policy: "lru", Spaces: []trace.Space{
+		{ID: gpu, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384},
+		{ID: host, Node: -1, Capacity: 819200, Limit: 819200, Trigger: 655360, Stop: 327680},
+	}}}
+	state := func(at time.Duration, stream uint64, id batch.ID, s batch.State, active int, space tier.ID) trace.Event {
+		return trace.Event{Kind: trace.State, At: at, Stream: stream, Batch: id, State: s, Active: active, Space: space, Bytes: 28672, Body: 28672}
+	}
+	tr.Events = []trace.Event{
+		state(1, 1, 1, batch.Idle, 0, gpu),
+		state(2, 1, 2, batch.Idle, 0, host),
+		state(3, 1, 1, batch.Processing, 1, gpu),
+		{Kind: trace.Open, At: 4, Stream: 2, Batch: 2, To: []tier.ID{gpu}}, // waits
+		state(time.Hour, 1, 1, batch.Idle, 0, gpu),
+		{Kind: trace.Moved, At: time.Hour + 1, Stream: 3, Batch: 1, From: gpu, Space: host, Bytes: 28672, Took: 1, Reason: "demand"},
+		state(time.Hour+1, 3, 1, batch.Idle, 0, host),
+		{Kind: trace.Moved, At: time.Hour + 2, Stream: 2, Batch: 2, From: host, Space: gpu, Bytes: 28672, Took: 1, Reason: "work"},
+		state(time.Hour+2, 2, 2, batch.Processing, 1, gpu),
+		{Kind: trace.End, At: time.Hour + 2, Stream: 2, OK: true},
+	}
+	if r := run(t, tr, replay.Setting{}); r.Bytes() != 2*28672 || r.Took < time.Hour-time.Second || r.Took > time.Hour+time.Second {
+		t.Errorf("with a pause of an hour: %+v", r)
+	}
+	slow := replay.Setting{Speed: map[replay.Edge]float64{{From: gpu, To: host}: 1}}
+	if r := run(t, tr, slow); r.Took < 28672*time.Second {
+		t.Errorf("with a byte a second: %+v", r)
+	}
+}
+
+// TestVainMoves: a replay in which the monitor tries a move again and again for which there is never
+// room, because the batch is larger on disk, is stuck.
+func TestVainMoves(t *testing.T) {
+	gpu, disk := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Disk}
+	tr := &trace.Trace{Header: trace.Header{Policy: "lru", Spaces: []trace.Space{
+		{ID: gpu, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384},
+		{ID: disk, Node: -1, Capacity: 262144, Limit: 262144, Trigger: 200000, Stop: 100000},
+	}}}
+	state := func(at time.Duration, id batch.ID, space tier.ID, bytes int64) trace.Event {
+		return trace.Event{Kind: trace.State, At: at, Batch: id, State: batch.Idle, Space: space, Bytes: bytes, Body: 28672}
+	}
+	tr.Events = []trace.Event{
+		state(1, 1, gpu, 28672),
+		state(2, 1, disk, 300000),
+		{Kind: trace.Put, At: 3, Bytes: 28672, To: []tier.ID{gpu}},
+		{Kind: trace.End, At: 4, OK: true},
+		state(5, 2, gpu, 28672),
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := replay.Run(ctx, tr, replay.Setting{}); !errors.Is(err, replay.ErrStuck) {
+		t.Error(err)
+	}
+}
+
+// TestNeverFits: what has no room in a setting at all is no prediction, but an error that says so.
+func TestNeverFits(t *testing.T) {
+	tr := read(t, "scan")
+	_, err := replay.Run(t.Context(), tr, replay.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 19}})
+	if !errors.Is(err, replay.ErrStuck) || !strings.Contains(err.Error(), "never fits in [gpu:0]") {
+		t.Errorf("with half a batch: %v", err)
+	}
+}
+
+// TestNoSetting: a setting that the trace's engine cannot have is refused.
+func TestNoSetting(t *testing.T) {
+	tr := read(t, "scan")
+	gpu, disk := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Disk}
+	bare := *tr
+	bare.Spaces = bare.Spaces[:1]
+	for _, test := range []struct {
+		tr   *trace.Trace
+		s    replay.Setting
+		want string
+	}{
+		{tr, replay.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1}}, "gpu:0"},
+		{tr, replay.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 19}}, "host:0 of 524288 bytes has no room for the engine's own 2097152"},
+		{&bare, replay.Setting{Capacity: map[tier.Kind]int64{tier.Disk: 1 << 30}}, "no disk space"},
+		{tr, replay.Setting{Speed: map[replay.Edge]float64{{From: disk, To: tier.ID{Kind: tier.GPU, Ordinal: 1}}: 1}}, "gpu:1"},
+		{tr, replay.Setting{Speed: map[replay.Edge]float64{{From: gpu, To: gpu}: 1}}, "gpu:0 to itself"},
+	} {
+		if _, err := replay.Run(t.Context(), test.tr, test.s); !errors.Is(err, replay.ErrSetting) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v, want %q", err, test.want)
+		}
+	}
 }
 
 // BenchmarkReplay is what an event costs.

@@ -45,6 +45,8 @@ type world struct {
 	waiters []*waiter       // for room
 	look    time.Duration   // when the monitor looks that was woken; 0 if it was not
 	chosen  []*actor        // moves that it has chosen
+	vain    int             // how often it has looked since something happened
+	never   error           // what no replay of this setting can do
 
 	scratch, mostScratch int64 // of host memory, that transfers have
 }
@@ -170,6 +172,9 @@ func newWorld(t *trace.Trace, s Setting) (*world, error) {
 	w := &world{
 		program: p, costs: costsOf(t), paths: make(map[tier.ID]*path), things: make(map[batch.ID]*thing), left: slices.Clone(p.epochs),
 	}
+	if err := s.fits(t); err != nil {
+		return nil, err
+	}
 	for e, speed := range s.Speed {
 		w.costs[e] = new(costs)
 		w.costs[e].add(1, 1/speed)
@@ -182,7 +187,10 @@ func newWorld(t *trace.Trace, s Setting) (*world, error) {
 			Fractions: tier.Fractions{Limit: share(of.Limit), Trigger: share(of.Trigger), Stop: share(of.Stop)},
 		})
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", ErrSetting, err)
+		}
+		if of.Held > sp.Limit() {
+			return nil, fmt.Errorf("%w: %s of %d bytes has no room for the engine's own %d", ErrSetting, of.ID, sp.Capacity(), of.Held)
 		}
 		w.spaces = append(w.spaces, sp)
 		held[of.ID] = of.Held
@@ -222,8 +230,8 @@ func newWorld(t *trace.Trace, s Setting) (*world, error) {
 // clock is that of the batches. 0 would be no time.
 func (w *world) clock() int64 { return int64(w.now) + 1 }
 
-// patience is how often the monitor may look in vain before a replay is stuck. It tries moves that
-// found no room again after up to 64 periods.
+// patience is how often the monitor may look in vain before time jumps to what comes next; if nothing
+// does, the replay is stuck. It tries moves that found no room again after up to 64 periods.
 const patience = 1000
 
 // run lets time pass until all streams have ended.
@@ -238,10 +246,10 @@ func (w *world) run(ctx context.Context) error {
 			w.going--
 		}))
 	}
-	for vain := 0; ; {
+	for {
 		w.serve()
-		if w.going == 0 {
-			return nil
+		if w.going == 0 || w.never != nil {
+			return w.never
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -253,19 +261,23 @@ func (w *world) run(ctx context.Context) error {
 		if w.look > 0 {
 			look = min(look, w.look)
 		}
-		if len(w.coming.list) > 0 && w.coming.list[0].at <= look {
+		if len(w.coming.list) > 0 && (w.coming.list[0].at <= look || w.vain >= patience) {
 			e := heap.Pop(&w.coming).(event)
-			w.now, vain = e.at, 0
+			w.now, w.vain = e.at, 0
 			e.do()
 			continue
 		}
-		if vain++; vain > patience {
+		if w.vain++; w.vain > patience {
 			return w.stuck()
 		}
 		w.now, w.look = look, 0
 		w.mon.Inside().Look(ctx)
 		for i, a := range slices.Backward(w.chosen) { // Go runs what was begun last first
-			w.after(w.program.late[len(w.chosen)-1-i].next(), func() { w.resume(a) })
+			vain := w.vain
+			w.after(w.program.late[len(w.chosen)-1-i].next(), func() {
+				w.vain = vain // until it has moved something
+				w.resume(a)
+			})
 		}
 		w.chosen = w.chosen[:0]
 	}
