@@ -7,6 +7,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
@@ -46,7 +47,7 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 	}
 	defer l.Close()
 	if m.cfg.Trace != nil {
-		m.cfg.Trace.Begin(trace.Put, 0, l.Size(), to.Candidates(m.cfg.Reservations.Spaces(), nil))
+		m.cfg.Trace.Begin(trace.Put, 0, l.Size(), m.asked(to))
 		defer func() { m.cfg.Trace.End(err) }()
 	}
 	for afresh := false; ; {
@@ -59,6 +60,14 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 			return p, err
 		}
 	}
+}
+
+// asked returns the spaces of a strategy for the trace. If the strategy panics there are none, and the
+// reservation returns that as an error.
+func (m *Mover) asked(to reservation.Strategy) (spaces []*tier.Space) {
+	var err error
+	defer guard.Error(&err, "a strategy")
+	return to.Candidates(m.cfg.Reservations.Spaces(), nil)
 }
 
 func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, waits, afresh bool) (_ batch.Payload, err error) {
@@ -74,7 +83,12 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: waits, slower: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
-			defer m.cfg.Trace.Laid(space.ID(), l.Size(), time.Now())
+			begin := time.Now()
+			defer func() {
+				if err == nil {
+					m.cfg.Trace.Laid(space.ID(), l.Size(), begin)
+				}
+			}()
 			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err

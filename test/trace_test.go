@@ -2,14 +2,15 @@ package test
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
-
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +25,8 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
 var recordTo = flag.String("record", "", "record the traces that policies are tested with into this `folder`")
@@ -82,6 +85,7 @@ type tracing struct {
 	eng   *spillway.Engine
 	repos [2]*repository.Repository
 	file  bytes.Buffer
+	files *faultfs.FS // of its disk
 }
 
 // batchRows are a bit less than a MiB.
@@ -89,12 +93,12 @@ const batchRows = 1 << 17
 
 func openTracing(t *testing.T, policy string) *tracing {
 	t.Helper()
-	w := new(tracing)
+	w := &tracing{files: faultfs.New(disk.OS(), 1)}
 	p, err := monitor.ByName(policy)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.eng = openMarked(t, 16*mib, func(c *spillway.Config) { c.Trace, c.Policy = &w.file, p })
+	w.eng = openMarked(t, 16*mib, func(c *spillway.Config) { c.Trace, c.Policy, c.Disks[0].FS = &w.file, p, w.files })
 	plan, err := w.eng.Plan("traced")
 	if err != nil {
 		t.Fatal(err)
@@ -219,6 +223,53 @@ func replayed(t *testing.T, f func(*testing.T, *tracing)) (predicted, moved int6
 	t.Logf("%d bytes predicted, %d moved; %v predicted, %v measured; %d of %d found, %d were; stalled %v, was %v",
 		got.Bytes(), moved, got.Took, real.Took, got.Found, got.Accesses, real.Found, got.Stalled, real.Stalled)
 	return got.Bytes(), moved
+}
+
+// wrong is a strategy that panics, or names no space.
+type wrong bool
+
+func (panics wrong) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	if panics {
+		panic("no idea")
+	}
+	return append(dst, nil)
+}
+
+func (wrong) String() string { return "wrong" }
+
+// TestTracedFailures: what fails without a trace fails with one the same way, and the trace has no
+// figures of it.
+func TestTracedFailures(t *testing.T) {
+	w := openTracing(t, "lru")
+	rec := arrowgen.Ints(1, batchRows-512, 1)
+	defer rec.Release()
+	for _, panics := range []wrong{false, true} {
+		if _, err := w.eng.Mover().Ingest(t.Context(), rec, panics); err == nil {
+			t.Errorf("a strategy that is wrong (it panics: %v) is no error", panics)
+		}
+	}
+	b := w.put(t, 0)
+	if err := w.eng.Mover().Move(t.Context(), b, wrong(false)); err == nil {
+		t.Error("a batch was moved nowhere")
+	}
+	w.files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EIO)})
+	if _, err := w.eng.Mover().Ingest(t.Context(), rec, reservation.AnyInTier(tier.Disk)); !errors.Is(err, syscall.EIO) {
+		t.Errorf("laying out on a broken disk: %v", err)
+	}
+	calls, laid := 0, 0
+	for _, e := range w.end(t).Events {
+		switch {
+		case e.Kind == trace.Put || e.Kind == trace.Bring:
+			calls++
+		case e.Kind == trace.End:
+			calls--
+		case e.Kind == trace.Moved:
+			laid++
+		}
+	}
+	if calls != 0 || laid != 1 {
+		t.Errorf("%d calls have not ended, and %d times something was laid out; want 0, and once", calls, laid)
+	}
 }
 
 // BenchmarkTraced is what recording costs: small batches are put on a GPU that is full, so that as

@@ -30,11 +30,12 @@ const (
 func Read(from io.Reader) (*Trace, error) {
 	r := bufio.NewReader(from)
 	var line [len(magic)]byte
-	if _, err := io.ReadFull(r, line[:]); err != nil && !ended(err) {
+	n, err := io.ReadFull(r, line[:])
+	if err != nil && !ended(err) {
 		return nil, err
 	}
-	if string(line[:]) != magic {
-		return nil, fmt.Errorf("%w: it begins with %q, want %q", ErrFormat, line[:], magic)
+	if begin := line[:n]; string(begin) != magic {
+		return nil, fmt.Errorf("%w: it begins with %q, want %q", ErrFormat, begin, magic)
 	}
 	head, err := block(r, mostHeader, false)
 	if err != nil {

@@ -43,13 +43,19 @@ type Recorder struct {
 	streams   map[uintptr]uint64 // numbers of goroutines; those that have ended give theirs to new ones
 	goroutine uintptr            // of the last event
 	stream    uint64             // and its number
-	places    [1 << 10]placed    // that were recorded lately, by id
+	lately    [1 << 10]recorded  // batches that were, by id
 	closed    bool
+}
+
+// recorded is what was recorded of a batch last.
+type recorded struct {
+	id      batch.ID
+	version uint64
+	placed
 }
 
 // placed is the place of a batch, less what is only for messages.
 type placed struct {
-	id   batch.ID
 	plan uint64
 	rank int
 	last bool
@@ -195,7 +201,9 @@ func (r *Recorder) Begin(k Kind, id batch.ID, bytes int64, to []*tier.Space) {
 	var room [8]tier.ID
 	ids := room[:0]
 	for _, s := range to {
-		ids = append(ids, s.ID())
+		if s != nil { // what a program's strategy names may be wrong
+			ids = append(ids, s.ID())
+		}
 	}
 	r.append(Event{Kind: k, Batch: id, Bytes: bytes, To: ids})
 }
@@ -222,7 +230,8 @@ func (r *Recorder) Laid(at tier.ID, bytes int64, begun time.Time) {
 	}
 }
 
-// State records what a batch is like after a change, except while it is in transit.
+// State records what a batch is like after a change, except while it is in transit. Changes come
+// out of order; one that is older than what was recorded is left out.
 func (r *Recorder) State(now batch.Info) {
 	if r == nil || now.State == batch.InTransit {
 		return
@@ -231,18 +240,20 @@ func (r *Recorder) State(now batch.Info) {
 	if now.Descriptor != nil && now.Version <= 1 {
 		e.Body = now.Descriptor.Body
 	}
-	p := placed{now.ID, now.Place.Plan, now.Place.Rank, now.Place.Last, now.Place.Seq}
+	p := placed{now.Place.Plan, now.Place.Rank, now.Place.Last, now.Place.Seq}
 	g := goid.Living()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
+	at := &r.lately[now.ID%batch.ID(len(r.lately))]
+	known := at.id == now.ID
+	if r.closed || known && now.Version < at.version {
 		return
 	}
 	r.appendLocked(g, &e)
-	if at := &r.places[now.ID%batch.ID(len(r.places))]; *at != p {
-		*at = p
+	if !known || at.placed != p {
 		r.appendLocked(g, &Event{Kind: Place, Batch: now.ID, Place: now.Place})
 	}
+	*at = recorded{now.ID, now.Version, p}
 }
 
 // Late records how long after its cause the monitor Looked, or moves Began before others that were

@@ -220,6 +220,43 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// TestOutOfOrder: of changes that come out of order the last one recorded is the newest.
+func TestOutOfOrder(t *testing.T) {
+	var file bytes.Buffer
+	r := NewRecorder(&file, header)
+	for _, v := range []uint64{1, 2, 5, 4, 3, 5, 7, 6} {
+		r.State(batch.Info{ID: 5, Version: v, State: batch.Processing, Active: int(v)})
+		r.State(batch.Info{ID: 6, Version: 9 - v, Active: int(v)})
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(&file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(map[batch.ID][]int)
+	for _, e := range got.Events {
+		if e.Kind == State {
+			seen[e.Batch] = append(seen[e.Batch], e.Active)
+		}
+	}
+	if want := []int{1, 2, 5, 5, 7}; !reflect.DeepEqual(seen[5], want) || !reflect.DeepEqual(seen[6], []int{1}) {
+		t.Errorf("%v was recorded, want %v and the first of the other", seen, want)
+	}
+}
+
+// TestNoTrace: what is no trace is said as it is.
+func TestNoTrace(t *testing.T) {
+	for data, want := range map[string]string{
+		"": `begins with "", want`, "spill": `begins with "spill", want`, "spillway trace 2\n{}": `begins with "spillway trace 2\n", want`, magic: "EOF", magic + "\x05{": "EOF",
+	} {
+		if _, err := Read(strings.NewReader(data)); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", data, err, want)
+		}
+	}
+}
+
 // FuzzRead: no bytes make Read panic or take all memory.
 func FuzzRead(f *testing.F) {
 	var file bytes.Buffer
