@@ -40,9 +40,9 @@ type index struct {
 
 // entry is what is known of one batch. It has no pointers: there may be a million.
 type entry struct {
-	id   batch.ID
-	told uint64 // version of the batch that the facts are of
+	id batch.ID
 	facts
+	told  uint32       // the lower half of the version of the batch that the facts are of
 	aside bool         // a move of it is under way, or failed a moment ago
 	kept  bool         // skipped after a failure, until its form is no longer that which failed
 	named bool         // it is the first of its id
@@ -50,6 +50,9 @@ type entry struct {
 	keyed uint32       // in which block of byKey it is; 0 for none
 	sized uint32       // of bySize
 }
+
+// newer is above 0 if a cut is newer than the facts, and below if it is older.
+func (e *entry) newer(now batch.Info) int32 { return int32(uint32(now.Version) - e.told) }
 
 // apart is what is known of few entries beyond that.
 type apart struct {
@@ -222,7 +225,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	n, e := x.numberLocked(b), x.entryLocked(b)
-	if e != nil && now.Version < e.told || e == nil && !isNew && now.Version != b.Inside().Cut().Version {
+	if e != nil && e.newer(now) < 0 || e == nil && !isNew && now.Version != b.Inside().Cut().Version {
 		return false, nil // a newer one was announced, or is about to be
 	}
 	place, known := x.places[now.Space]
@@ -249,11 +252,11 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	if entered {
 		n, e = x.enterLocked(b, now.ID)
 	} else if same := x.keyLocked(n, e) == key; same && e.facts == f && !(e.failed() && x.mu.apart[n].form != now.Form) {
-		if s := &x.mu.spaces[place]; x.victim(now) && !f.victim && now.Version > e.told { // its key may be another
+		if s := &x.mu.spaces[place]; x.victim(now) && !f.victim && e.newer(now) > 0 { // its key may be another
 			s.version++
 			s.life++
 		}
-		e.told = now.Version
+		e.told = uint32(now.Version)
 		return false, nil
 	} else if e.place == f.place {
 		// Most changes leave the place and the size as they are, and one order of
@@ -280,7 +283,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	if e.failed() && (e.place != f.place || e.bytes != f.bytes || form != now.Form) {
 		e.aside, e.kept, e.not, was = e.aside && !e.kept, false, 0, false
 	}
-	e.facts, e.told = f, now.Version
+	e.facts, e.told = f, uint32(now.Version)
 	x.countLocked(e)
 	x.listLocked(n, e, key, form)
 	return f.victim && !was, nil

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/compact"
 )
 
 // CloseInput says that nothing more will be put: a take from an empty partition
@@ -53,6 +54,7 @@ func (r *Repository) shut() bool {
 	}
 	if !r.mu.closed {
 		r.mu.closed = true
+		r.mu.ids = compact.Order{} // who asks by id gets an error
 		if r.mu.schema == nil && !r.mu.inputClosed {
 			s.add(r.mu.learned)
 		}

@@ -104,7 +104,7 @@ type Repository struct {
 		parts       map[int]*partition
 		list        []*partition // all of parts, as records name them
 		records     compact.Table[*batch.Batch, facts]
-		ids         compact.Order                  // of the records, by the batches' ids
+		ids         compact.Order                  // of the records, by the batches' ids; empty when it is closed
 		changed     map[*batch.Batch]chan struct{} // closed when its record changes
 		bytes       [tier.Disk + 1]int64           // by kind
 		rank        int
@@ -430,7 +430,9 @@ func (r *Repository) recordLocked(e entry) (n uint32, rec *facts) {
 func (r *Repository) movedLocked(b *batch.Batch, from, to uint32) {
 	b.Inside().Slot().Store(to)
 	rec := r.mu.records.At(to)
-	r.mu.ids.Renumber(from, to)
+	if !r.mu.closed {
+		r.mu.ids.Renumber(from, to)
+	}
 	r.mu.list[rec.part].sets[rec.class].Renumber(from, to)
 }
 
@@ -498,7 +500,9 @@ func (r *Repository) takeOutLocked(n uint32, s *signals) {
 	p := r.mu.list[rec.part]
 	p.sets[rec.class].Remove(n)
 	p.n--
-	r.mu.ids.Remove(n)
+	if !r.mu.closed {
+		r.mu.ids.Remove(n)
+	}
 	r.mu.bytes[rec.kind] -= rec.bytes
 	r.mu.records.Remove(n)
 	r.signalLocked(b, s)

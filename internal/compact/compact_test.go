@@ -275,7 +275,7 @@ func TestGivesBack(t *testing.T) {
 
 // TestFewOfMany: where few of many are left, wherever they were, most of the memory is free.
 func TestFewOfMany(t *testing.T) {
-	const n, most = 200_000, 50 // of 1000
+	const n, most = 200_000, 80 // of 1000
 	type record [4]uint64
 	used := func() int64 {
 		runtime.GC()

@@ -265,6 +265,9 @@ func (o *Order) Renumber(from, to uint32) {
 	b.numbers[slices.Index(b.numbers, from)] = to
 }
 
+// mergeEach is after how many removals a block looks at its neighbours, which takes a search.
+const mergeEach = 16
+
 // Remove removes a number that is there.
 func (o *Order) Remove(number uint32) {
 	b, i := o.find(number)
@@ -280,6 +283,8 @@ func (o *Order) Remove(number uint32) {
 		if cap(b.numbers) > blockLen/4 {
 			b.numbers, b.words = slices.Clone(b.numbers), slices.Clone(b.words)
 		}
+		return
+	case len(b.numbers)%mergeEach > 0:
 		return
 	}
 	at := o.place(b)

@@ -18,7 +18,7 @@ import (
 const chunkLen = 128
 
 // sparse is how many records of a chunk are so few that they move to others.
-const sparse = chunkLen / 4
+const sparse = chunkLen / 8
 
 // Table is records, each with a number above 0 for as long as it is there: a P, which may have
 // pointers, and an R, which should not. Where few of many are left, Remove gives them other numbers,
@@ -186,7 +186,7 @@ func (t *Table[P, R]) Remove(number uint32) {
 }
 
 // spread moves what a sparse chunk has to others, as far as they have room. So a chunk that is
-// emptied costs the removal of three quarters of it, and its other records one move each.
+// emptied costs the removal of most of its records, and one move of each other.
 func (t *Table[P, R]) spread(at uint32, c *chunk[P, R]) {
 	for from := range c.places() {
 		to := len(t.open) - 1
