@@ -184,7 +184,7 @@ func (h *hosts) same(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch)
 	defer hd.Close()
 	if img, ok := hd.Payload().(*batch.Image); ok && img.Descriptor().Body > 0 {
 		off := int64(0)
-		v := transfer.NewVerifier(img.Descriptor(), nowhere{})
+		v := image.NewVerifier(img.Descriptor(), nowhere{})
 		for _, e := range img.Buffer().Memory().(tier.HostMemory).Extents() {
 			if err := v.Check(e, off); err != nil {
 				return err

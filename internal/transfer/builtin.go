@@ -251,7 +251,7 @@ func DiskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, 
 		return err
 	}
 	for _, at := range split {
-		if err := NewVerifier(desc, s).checkIn(d.Extents(), at, min(desc.Body-at, payload.SumChunk), at); err != nil {
+		if err := image.NewVerifier(desc, s).CheckIn(d.Extents(), at, min(desc.Body-at, payload.SumChunk), at); err != nil {
 			return err
 		}
 	}
@@ -270,7 +270,7 @@ func (h hostPiece) read(ctx context.Context, desc *batch.Descriptor, s tier.File
 	if begin >= end {
 		return nil
 	}
-	return NewVerifier(desc, s).Check(h.p[begin-h.off:end-h.off], begin)
+	return image.NewVerifier(desc, s).Check(h.p[begin-h.off:end-h.off], begin)
 }
 
 // hostToHost copies extent by extent, in pieces so that it can be cancelled.

@@ -154,7 +154,7 @@ func (c *ColumnReader) readPiece(ctx context.Context, file tier.FileMemory, r co
 	if err != nil {
 		return err
 	}
-	return NewVerifier(c.Src.Descriptor(), file).checkIn(extents, r.At, r.N, r.Off)
+	return image.NewVerifier(c.Src.Descriptor(), file).CheckIn(extents, r.At, r.N, r.Off)
 }
 
 // ReadBounds looks offsets up. Each chunk that has some of them passes once through a
@@ -209,7 +209,7 @@ func readChunk(ctx context.Context, src Imaged, file tier.FileMemory, pool Stagi
 		return fmt.Errorf("convert: staging in chunks of %d bytes", pool.Chunk())
 	}
 	desc := src.Descriptor()
-	v := NewVerifier(desc, file)
+	v := image.NewVerifier(desc, file)
 	off := bounds[0].At / payload.SumChunk * payload.SumChunk
 	for end := min(off+payload.SumChunk, desc.Body); off < end; off += int64(len(p)) {
 		p = p[:min(int64(len(p)), end-off)]

@@ -99,7 +99,7 @@ func fileFrames(desc *batch.Descriptor, m tier.FileMemory) frames {
 		if err := m.ReadAt(ctx, frame[:n], off); err != nil {
 			return nil, err
 		}
-		return frame[:n], NewVerifier(desc, m).Check(frame[:n], off)
+		return frame[:n], image.NewVerifier(desc, m).Check(frame[:n], off)
 	}}
 }
 

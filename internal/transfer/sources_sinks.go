@@ -87,7 +87,7 @@ func (b *Builtin) fromBuffer(desc *batch.Descriptor, buf *tier.Buffer, space *ti
 		s.device = image.WholeOf(m.Addr(), m.Size())
 	case tier.FileMemory:
 		s.file = b.metered(space, m)
-		s.check, s.ordered = NewVerifier(desc, s.file).Check, true
+		s.check, s.ordered = image.NewVerifier(desc, s.file).Check, true
 	default:
 		return nil, fmt.Errorf("convert: reading %T: %w", m, tier.ErrNotSupported)
 	}
