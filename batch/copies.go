@@ -55,6 +55,13 @@ func (b inside) EachCopy(f func(Payload)) {
 	}
 }
 
+// CopiedIn reports whether a copy lies in a space, which is not the one where the batch lies.
+func (b inside) CopiedIn(s *tier.Space) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.copiedInLocked(s)
+}
+
 // Keep has the commit of a transit of b keep the old form as a copy, if its space does so.
 func (b inside) Keep(t *Transit) { t.keeps = true }
 

@@ -61,6 +61,7 @@ type pair struct{ from, to batch.PayloadType }
 type entry struct {
 	direct  Func              // nil for a composed edge without a wrapper
 	builtin bool              // direct is Spillway's own, or wraps one
+	wrapped bool              // it wraps one
 	via     batch.PayloadType // of a composed edge
 	reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
 }
@@ -84,6 +85,12 @@ func (g *Registry) registerBuiltin(b *transfer.Builtin) error {
 func (g *Registry) has(from, to batch.PayloadType) bool {
 	_, err := g.lookup(from, to)
 	return err == nil
+}
+
+// plain reports whether Spillway's own converter, without a wrapper, is used for a pair.
+func (g *Registry) plain(from, to batch.PayloadType) bool {
+	e, err := g.lookup(from, to)
+	return err == nil && e.builtin && !e.wrapped
 }
 
 // Compose declares that from is turned into to by way of via, with two
@@ -163,7 +170,7 @@ func (g *Registry) Wrap(from, to batch.PayloadType, wrapper func(inner Func) Fun
 	if g.mu.table[pair{from, to}] != old {
 		return fmt.Errorf("convert: the converter from %s to %s was replaced while it was being wrapped", from, to)
 	}
-	g.mu.table[pair{from, to}] = &entry{direct: f, builtin: old.builtin, via: old.via}
+	g.mu.table[pair{from, to}] = &entry{direct: f, builtin: old.builtin, wrapped: true, via: old.via}
 	g.mu.changes++
 	return nil
 }

@@ -58,7 +58,7 @@ func (e *edge) state(to int, now time.Time, perEdge int) decide.Edge {
 
 // jointly is what one executor moves at most: several, because to decide on a
 // move and to wait for its end takes longer than to move 4 KiB.
-var jointly = decide.Load{Batches: 64, Bytes: 4 << 20}
+var jointly = decide.Load{Batches: 256, Bytes: 4 << 20}
 
 // jointlyFor is after which time an executor takes no other batch. So a slow disk does not keep the
 // batches that it would move next from being moved elsewhere.

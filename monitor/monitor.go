@@ -499,13 +499,19 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 	labels := pprof.Labels("spillway", "move", "edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
 		begin := m.now()
+		joint := m.jointOf(job)
 		for i, c := range job {
 			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
+			if joint.done[i] {
+				continue
+			}
 			if i > 0 && (results[i-1].err != nil || m.now().Sub(begin) > jointlyFor || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from)) {
 				results[i].err = errGivenBack
 				continue
 			}
-			results[i].err = m.move(ctx, c.Victim, from, to, c.Reason)
+			if !joint.move(ctx, i) {
+				results[i].err = m.move(ctx, c.Victim, from, to, c.Reason)
+			}
 		}
 	})
 	m.ended <- results
@@ -535,12 +541,17 @@ func (m *Monitor) move(ctx context.Context, v Victim, from, to tier.ID, reason s
 		defer guard.Error(&err, "the mover")
 		return m.cfg.Mover.Relieve(ctx, v.Batch, to, reason)
 	}()
-	if err != nil && ctx.Err() != nil {
-		// The error's own text is no evidence: a file system may return
-		// context.Canceled for reasons of its own.
-		err = fmt.Errorf("%w: %w", ErrEnding, err)
-	}
+	err = ofEnding(ctx, err)
 	m.events.moveEnded(mv, m.now().Sub(start), err)
+	return err
+}
+
+// ofEnding marks the error of a move if ctx has ended. The error's own text is no evidence: a file
+// system may return context.Canceled for reasons of its own.
+func ofEnding(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", ErrEnding, err)
+	}
 	return err
 }
 

@@ -206,3 +206,44 @@ type paced interface {
 	// skipped.
 	Promised(n int64)
 }
+
+// splitter is what a Pool implements that can make several memories of one: a spill volume.
+type splitter interface {
+	Together() int64
+	Split(m Memory, sizes []int64) []Memory
+}
+
+// Together returns how many bytes are best drawn as one buffer now, to be written at once and then
+// split; 0 where buffers cannot be.
+func (in inside) Together() int64 {
+	if pool, ok := in.cfg.Pool.(splitter); ok {
+		return pool.Together()
+	}
+	return 0
+}
+
+// Split makes several buffers of b, with the bytes that are in it: of so many bytes each, in order,
+// which are whole pages and add up to all of it. They are charged together what b is. Only the
+// caller may know of b, which is gone then. Where the pool cannot, Split returns nil, and b is as it
+// was.
+func (in inside) Split(b *Buffer, sizes []int64) []*Buffer {
+	mems := in.cfg.Pool.(splitter).Split(b.mem, sizes)
+	if mems == nil {
+		return nil
+	}
+	b.holders.Store(0)
+	parts := make([]*Buffer, len(mems))
+	for i, mem := range mems {
+		p := roomIn(mem)
+		p.space, p.mem, p.charge, p.account, p.of, p.stack = in.Space, mem, sizes[i], b.account, b.of, b.stack
+		p.holders.Store(owned)
+		parts[i] = p
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.mu.buffers.Remove(b.listed)
+	for _, p := range parts {
+		p.listed = in.mu.buffers.Add(p)
+	}
+	return parts
+}

@@ -1,0 +1,193 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/trace"
+	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// together is the way of small batches from one space to a disk. They are written side by side, so
+// that one request writes many. Then each has a buffer of its own.
+type together struct {
+	m        *Mover
+	from, to *tier.Space
+	reason   string
+	moved    []Moved
+
+	// Of the batches in transit:
+	of     []int // which of those that were given
+	ways   []*batch.Transit
+	images []*batch.Image
+	sizes  []int64
+	bytes  int64 // all sizes
+}
+
+// Together returns how many batches, from the first on, RelieveTogether would move to a disk now:
+// as many as there is room for in one piece. They lie in one space, share no dictionaries, have no
+// copy there, and go byte for byte, by Spillway's own converter.
+func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
+	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
+	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {
+		return 0
+	}
+	t := &together{m: m.Mover, to: disk}
+	room := min(disk.Available(), disk.Inside().Together())
+	for _, b := range all {
+		img := t.image(b.Inside().Cut().Payload)
+		if img == nil || b.Inside().CopiedIn(disk) || t.bytes+img.Descriptor().Body > room {
+			break
+		}
+		t.from = img.Space()
+		t.add(img)
+		n++
+	}
+	if n == 0 || !m.cfg.Registry.plain(batch.ImageType(t.from.Kind()), batch.DiskImage) {
+		return 0
+	}
+	return n
+}
+
+// RelieveTogether is Relieve for the batches that Together has counted, and returns the error of each. One that is
+// not that of a batch's own state is of all that were written together, though one of them may be
+// the cause: Relieve finds out.
+func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+	errs := make([]error, len(all))
+	ctx, end, err := m.operations.begin(ctx)
+	if err == nil {
+		defer end()
+		disk, _ := m.cfg.Reservations.Spaces().ByID(to)
+		t := &together{m: m.Mover, to: disk, reason: reason}
+		err = t.move(transfer.ForMonitor(ctx), all, errs)
+		for _, moved := range t.moved { // when none is in transit: the program may wait for one
+			if f := m.cfg.Events.Moved; f != nil {
+				m.panics.Do("Events.Moved", func() { f(moved) })
+			}
+		}
+	}
+	for i := range errs {
+		if errs[i] == nil {
+			errs[i] = err
+		}
+	}
+	return errs
+}
+
+// image returns a payload if it may be moved together with what is in t.from; else nil.
+func (t *together) image(p batch.Payload) *batch.Image {
+	img, ok := p.(*batch.Image)
+	if !ok || t.from != nil && img.Space() != t.from || img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
+		return nil
+	}
+	desc := img.Descriptor()
+	if len(desc.Dictionaries) > 0 || desc.Body == 0 || t.m.cfg.Builtin.Form(img, t.to, t.m.cfg.Registry.has) != batch.DiskImage {
+		return nil
+	}
+	return img
+}
+
+func (t *together) add(img *batch.Image) {
+	n := img.Descriptor().Body
+	t.sizes, t.bytes = append(t.sizes, n), t.bytes+n
+}
+
+// move moves batches. It notes the errors of their own in errs, and returns that of all others.
+func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) error {
+	var room int64
+	for _, b := range all {
+		if img, ok := b.Inside().Cut().Payload.(*batch.Image); ok {
+			room += img.Descriptor().Body
+		}
+	}
+	if room == 0 {
+		return errLone
+	}
+	origin := t.m.cfg.Reservations.Inside().MovedFrom(tier.Host) // as from any faster tier
+	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, reservation.WithoutClearing(), origin)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Release() }() // nobody else has it
+	defer func() {
+		for _, way := range t.ways {
+			_ = way.Abort() // changes nothing after a Commit
+		}
+	}()
+	t.lock(all, errs)
+	if len(t.ways) == 0 {
+		return errLone
+	}
+	start := time.Now()
+	out, err := t.write(ctx, r)
+	if err = ofLost(err, t.from, t.to); err != nil {
+		distrust(ctx, err, t.from, t.to)
+		return fmt.Errorf("moving %d batches from %s to %s: %w", len(t.ways), t.from.ID(), t.to.ID(), err)
+	}
+	took := time.Since(start) / time.Duration(len(out))
+	for k, i := range t.of {
+		errs[i] = t.arrive(all[i], k, out[k], took)
+	}
+	t.m.relieved[t.from.ID()].Store(int64(time.Since(t.m.begun)))
+	return nil
+}
+
+// errLone: what is left of the batches cannot be written together, or not with others.
+var errLone = errors.New("convert: the batch is not moved together with others")
+
+// lock takes batches in transit.
+func (t *together) lock(all []*batch.Batch, errs []error) {
+	n := len(all)
+	t.of, t.ways, t.images, t.sizes = make([]int, 0, n), make([]*batch.Transit, 0, n), make([]*batch.Image, 0, n), make([]int64, 0, n)
+	for i, b := range all {
+		way, err := b.TryTransit()
+		if err != nil {
+			errs[i] = err
+			continue
+		}
+		img := t.image(way.Payload())
+		if img == nil { // it has another form since
+			errs[i] = errors.Join(errLone, way.Abort())
+			continue
+		}
+		t.from = img.Space()
+		t.of, t.ways, t.images = append(t.of, i), append(t.ways, way), append(t.images, img)
+		t.add(img)
+	}
+}
+
+// write writes the images to r's space, and returns the buffers that they are in.
+func (t *together) write(ctx context.Context, r reservation.Reservation) ([]*tier.Buffer, error) {
+	buf, err := r.Alloc(t.bytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.m.cfg.Builtin.Together(ctx, buf, t.images); err != nil {
+		return nil, errors.Join(err, buf.Release())
+	}
+	out := t.to.Inside().Split(buf, t.sizes)
+	if out == nil {
+		return nil, errors.Join(errLone, buf.Release())
+	}
+	return out, nil
+}
+
+// arrive ends the move of the k-th batch in transit.
+func (t *together) arrive(b *batch.Batch, k int, buf *tier.Buffer, took time.Duration) error {
+	m, body := t.m, t.sizes[k]
+	m.early.end(b, false)
+	out := batch.NewImage(t.images[k].Descriptor(), buf, t.to)
+	if err := t.ways[k].Commit(out, false); err != nil {
+		return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: err}, release(out))
+	}
+	moved := Moved{Batch: b.ID(), From: t.from.ID(), To: t.to.ID(), Bytes: body, Took: took, Reason: t.reason}
+	t.moved = append(t.moved, moved)
+	m.stats.add(&moved, body, took)
+	m.cfg.Trace.Moved(trace.Event{Batch: moved.Batch, From: moved.From, Space: moved.To, Bytes: body, Took: took, Reason: t.reason})
+	return nil
+}
