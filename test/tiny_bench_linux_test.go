@@ -1,0 +1,106 @@
+package test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// BenchmarkTinySpill is what it takes the monitor to move batches to a disk, from host memory and
+// from a GPU, for a request for all of it: time of the processor, of all cores together, and time
+// that passes. Of batches that are larger there are fewer.
+func BenchmarkTinySpill(b *testing.B) {
+	for _, from := range []tier.Kind{tier.Host, tier.GPU} {
+		for _, c := range []struct {
+			size int64
+			n    int
+		}{{4 << 10, 20_000}, {16 << 10, 8000}, {64 << 10, 2000}, {128 << 10, 1000}, {1 << 20, 128}} {
+			b.Run(fmt.Sprintf("%s/%dKiB", from, c.size>>10), func(b *testing.B) { tinySpill(b, from, c.size, c.n) })
+		}
+	}
+}
+
+func tinySpill(b *testing.B, from tier.Kind, size int64, n int) {
+	total := int64(n) * (size + tier.Page) * 5 / 4
+	room := map[tier.Kind]int64{tier.GPU: 8 << 20, tier.Host: 8 << 20}
+	room[from] = total
+	eng, err := spillway.Open(b.Context(), spillway.Config{
+		GPUs:     []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(room[tier.GPU])}},
+		Hosts:    []spillway.HostConfig{{Memory: spillway.Bytes(room[tier.Host])}},
+		Disks:    []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(2 * total)}},
+		GPUMarks: tier.Fractions{Limit: 1}, HostMarks: tier.Fractions{Limit: 1},
+		WriteAhead: -1,
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := eng.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
+	defer bld.Release()
+	bld.Field(0).(*array.Int64Builder).AppendValues(make([]int64, size/8), nil)
+	rec := bld.NewRecordBatch()
+	defer rec.Release()
+	plan, err := eng.Plan("plan")
+	if err != nil {
+		b.Fatal(err)
+	}
+	at := tier.ID{Kind: from}
+	if from == tier.GPU { // what leaves it finds no room in host memory
+		full, err := eng.Reserve(b.Context(), spillway.Specific(tier.ID{Kind: tier.Host}), 7<<20)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer full.Release()
+	}
+	space := eng.Spaces()[0]
+	if from == tier.Host {
+		space = eng.Spaces()[1]
+	}
+	var cores, passed time.Duration
+	rounds := 0
+	for b.Loop() {
+		repo, err := plan.Repository("operator", rounds)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for range n {
+			if err := repo.Put(b.Context(), 0, rec, repository.WithPlacement(spillway.Specific(at))); err != nil {
+				b.Fatal(err)
+			}
+		}
+		before, begin := worked(b), time.Now()
+		r, err := eng.Reserve(b.Context(), spillway.Specific(at), space.Room())
+		if err != nil {
+			b.Fatal(err)
+		}
+		cores += worked(b) - before
+		passed += time.Since(begin)
+		if err := r.Release(); err != nil {
+			b.Fatal(err)
+		}
+		if left := repo.Bytes(from); left > 0 {
+			b.Fatalf("%d bytes are left", left)
+		}
+		if err := repo.Close(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		rounds++
+	}
+	all := float64(n * rounds)
+	b.ReportMetric(cores.Seconds()*1e6/all, "cpu-us/batch")
+	b.ReportMetric(passed.Seconds()*1e6/all, "us/batch")
+	b.ReportMetric(all*float64(size)/passed.Seconds()/(1<<20), "MiB/s")
+	b.ReportMetric(all*float64(size)/cores.Seconds()/(1<<20), "MiB/core-s")
+}
