@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/oneline"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
@@ -25,7 +26,7 @@ const growStep = 64 << 20
 // tier.FileMemory, and safe for concurrent use; transfers that overlap have no
 // order.
 type extents struct {
-	room   tier.Buffer
+	payload.Home
 	v      *Volume
 	size   int64
 	pieces []piece
@@ -54,9 +55,6 @@ type place struct {
 type piece = placement.Piece[place]
 
 var _ tier.FileMemory = (*extents)(nil)
-
-// Room returns where tier.Space puts the buffer of the memory.
-func (e *extents) Room() *tier.Buffer { return &e.room }
 
 // Size implements tier.Memory.
 func (e *extents) Size() int64 { return e.size }
