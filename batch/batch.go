@@ -39,8 +39,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 	"unique"
@@ -190,11 +188,9 @@ type Batch struct {
 		lockrank.Mutex[lockrank.Batch]
 		payload     Payload // nil when it is gone
 		desc        *Descriptor
-		space       *tier.Space // the payload's; nil when it is gone
-		bytes       int64       // the payload's
-		version     uint64      // changes so far
-		rare        *rare       // see rareLocked
-		store       *Observer   // the repository that holds the batch; nil if none does
+		version     uint64    // changes so far
+		rare        *rare     // see rareLocked
+		store       *Observer // the repository that holds the batch; nil if none does
 		place       placed
 		lastUse     int64
 		gap         int64 // between uses, on average; 0 before the first
@@ -203,7 +199,6 @@ type Batch struct {
 		subscribers int32
 		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
 		slot        atomic.Uint32 // see Slot; guarded by the store's lock
-		form        uint8         // the payload's, as formOf says
 		state       State
 		over        bool // the observers know that it was dropped
 	}
@@ -214,7 +209,7 @@ type rare struct {
 	changed chan struct{} // closed at the next change; nil without waiters
 	copies  *copyOf       // in other spaces; immutable, and some may be gone
 	hint    int64         // 0 if there is none
-	form    PayloadType   // if it is a program's own
+	own     said          // of a payload that is a program's own
 }
 
 func (b *Batch) rareLocked() rare {
@@ -334,49 +329,37 @@ func ask(p Payload) (s said, err error) {
 	return s, nil
 }
 
-// builtin are the forms that a batch keeps as a number: the place here, plus 1.
-var builtin = [...]PayloadType{GPUImage, HostImage, DiskImage, HostPacked, DiskPacked, GPUTable}
-
-// own is the number of a program's own form.
-const own = math.MaxUint8
-
-// formLocked returns the payload's form; "" when it is gone.
-func (b *Batch) formLocked() PayloadType {
-	switch b.mu.form {
-	case 0:
-		return ""
-	case own:
-		return b.mu.rare.form
+// saysLocked returns what the payload says of itself, without its descriptor. Only built-in
+// payloads are asked, because they call nothing.
+func (b *Batch) saysLocked() said {
+	switch p := b.mu.payload.(type) {
+	case nil:
+		return said{}
+	case *payload.Image:
+		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
+	case *payload.Packed:
+		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
+	case *payload.Table:
+		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
 	}
-	return builtin[b.mu.form-1]
-}
-
-func (b *Batch) setFormLocked(t PayloadType) {
-	was := b.mu.form
-	switch i := slices.Index(builtin[:], t); {
-	case t == "":
-		b.mu.form = 0
-	case i >= 0:
-		b.mu.form = uint8(i + 1)
-	default:
-		b.mu.form = own
-	}
-	if was == own || b.mu.form == own {
-		r := b.rareLocked()
-		if r.form = ""; b.mu.form == own {
-			r.form = t
-		}
-		b.setRareLocked(r)
-	}
+	return b.rareLocked().own
 }
 
 // holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p
 // has none.
 func (b *Batch) holdLocked(p Payload, says said) {
-	b.mu.payload, b.mu.space, b.mu.bytes = p, says.space, says.bytes
-	b.setFormLocked(says.form)
+	b.mu.payload = p
 	if says.desc != nil {
 		b.mu.desc = says.desc
+	}
+	says.desc = nil
+	switch p.(type) {
+	case nil, *payload.Image, *payload.Packed, *payload.Table:
+		says = said{}
+	}
+	if r := b.rareLocked(); r.own != says {
+		r.own = says
+		b.setRareLocked(r)
 	}
 }
 
@@ -418,13 +401,14 @@ func (b *Batch) ID() ID { return b.id }
 func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
 
 func (b *Batch) infoLocked() Info {
+	says := b.saysLocked()
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: b.formLocked(), Bytes: b.mu.bytes,
+		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: says.form, Bytes: says.bytes,
 		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
 		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(),
 	}
-	if b.mu.space != nil {
-		info.Space = b.mu.space.ID()
+	if says.space != nil {
+		info.Space = says.space.ID()
 	}
 	if b.mu.desc != nil {
 		info.Descriptor, info.Rows = b.mu.desc, b.mu.desc.Rows

@@ -108,7 +108,7 @@ func (b inside) AddCopy(p Payload, of *Descriptor, ended func(used bool)) (added
 	var said change
 	var over *copyOf
 	b.mu.Lock()
-	if b.mu.state != Released && b.mu.desc == of && b.mu.space != p.Space() && !b.copiedInLocked(p.Space()) {
+	if b.mu.state != Released && b.mu.desc == of && b.saysLocked().space != p.Space() && !b.copiedInLocked(p.Space()) {
 		added = true
 		over = b.addCopyLocked(c, false)
 		said = b.changeLocked()
@@ -150,7 +150,7 @@ func keep(p Payload, ended func(used bool)) *copyOf {
 // addCopyLocked puts c, which may be nil, before the copies that are left, in their order. It
 // returns those that the caller must drop: they lie where the batch does, or are stale.
 func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
-	r := b.rareLocked()
+	r, space := b.rareLocked(), b.saysLocked().space
 	left := c
 	end := &left
 	if c != nil {
@@ -159,7 +159,7 @@ func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
 	for c := r.copies; c != nil; c = c.next {
 		switch {
 		case !c.held.Listed():
-		case stale || c.payload.Space() == b.mu.space:
+		case stale || c.payload.Space() == space:
 			over = &copyOf{c.payload, c.held, c.ended, over}
 		default:
 			*end = &copyOf{c.payload, c.held, c.ended, nil}

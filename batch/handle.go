@@ -77,13 +77,14 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 	now := b.now() // a callback, so before the lock is taken
 	b.mu.Lock()
 	err := b.barLocked(op)
+	in := b.saysLocked().space
 	switch {
 	case err != nil:
 	case b.mu.tasks.pending == 0 && !o.own:
 		err = b.errorLocked(op, TaskNotCreated)
-	case b.mu.space.ID() != o.space && !o.anywhere:
+	case in.ID() != o.space && !o.anywhere:
 		e := b.errorLocked(op, SpaceMismatch)
-		e.Space, e.Want = b.mu.space.ID(), o.space
+		e.Space, e.Want = in.ID(), o.space
 		err = e
 	}
 	if err != nil {
@@ -112,7 +113,7 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 		b.expectLocked(now)
 	}
 	b.mu.lastUse = max(b.mu.lastUse, now)
-	return &Handle{b: b, payload: b.mu.payload, space: b.mu.space}, b.changeLocked()
+	return &Handle{b: b, payload: b.mu.payload, space: b.saysLocked().space}, b.changeLocked()
 }
 
 // begin enters the handle into the account of its space. It calls nothing of the payload, which

@@ -189,6 +189,7 @@ type body struct {
 
 // parts are the buffers of a body that does not have just one, and what it shares.
 type parts struct {
+	bytes  int64 // what bufs are charged
 	bufs   []*tier.Buffer
 	shared []Shared
 }
@@ -199,7 +200,10 @@ func (p *body) hold(bufs []*tier.Buffer, shared []Shared) {
 		p.one[0], bufs = bufs[0], nil
 	}
 	if len(bufs)+len(shared) > 0 {
-		p.many = &parts{bufs, shared}
+		p.many = &parts{bufs: bufs, shared: shared}
+		for _, b := range bufs {
+			p.many.bytes += b.Charge()
+		}
 	}
 }
 
@@ -234,10 +238,10 @@ func (p *body) Space() *tier.Space { return p.space }
 // Bytes returns what the payload's own buffers are charged in its space; dictionaries,
 // which it shares, do not count.
 func (p *body) Bytes() (n int64) {
-	for _, b := range p.Buffers() {
-		n += b.Charge()
+	if p.many != nil {
+		n = p.many.bytes
 	}
-	return n
+	return n + p.one[0].Charge()
 }
 
 // Descriptor returns what the bytes mean. Its spans are places in an image that is not
