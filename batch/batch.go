@@ -171,8 +171,9 @@ type Info struct {
 	Place       Place
 	LastUse     int64 // by Options.Clock: when it was made, or a handle was last opened or closed
 	// NextUse is when the batch will be used again: as Hint said, or else after as long as lay
-	// between the uses so far. 0: it has not been used yet. Never and Stay are said by Hint alone.
+	// between the uses so far. 0: there were fewer than two. Never and Stay are said by Hint alone.
 	NextUse int64
+	Uses    uint8 // how many handles were opened so far while no other was; 255 at most
 }
 
 // A Batch is one Arrow record batch with a stable id, whose data is in one space at a time. All
@@ -193,14 +194,15 @@ type Batch struct {
 		store       *Observer // the repository that holds the batch; nil if none does
 		place       placed
 		lastUse     int64
-		gap         int64 // between uses, on average; 0 before the first
+		gap         int64 // between uses, on average; 0 before the second
 		tasks       tasks
 		partition   int32 // of place
 		subscribers int32
 		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
 		slot        atomic.Uint32 // see Slot; guarded by the store's lock
 		state       State
-		over        bool // the observers know that it was dropped
+		uses        uint8 // see Info.Uses
+		over        bool  // the observers know that it was dropped
 	}
 }
 
@@ -405,7 +407,7 @@ func (b *Batch) infoLocked() Info {
 	info := Info{
 		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: says.form, Bytes: says.bytes,
 		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
-		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(),
+		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(), Uses: b.mu.uses,
 	}
 	if says.space != nil {
 		info.Space = says.space.ID()

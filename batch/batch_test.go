@@ -125,7 +125,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 			if (got[i].Task > 0) != (got[i].Pending > 0) {
 				t.Errorf("%s: %d tasks are pending, the oldest is %d", s.name, got[i].Pending, got[i].Task)
 			}
-			got[i].Payload, got[i].Descriptor, got[i].LastUse, got[i].NextUse, got[i].Task = nil, nil, 0, 0, 0
+			got[i].Payload, got[i].Descriptor, got[i].LastUse, got[i].NextUse, got[i].Uses, got[i].Task = nil, nil, 0, 0, 0, 0
 		}
 		if s.want == nil {
 			if len(got) != 0 {
@@ -405,28 +405,31 @@ func TestNextUse(t *testing.T) {
 	}
 	want("made", 0)
 	use(180, 200)
-	want("after 80", 280)
+	want("used once", 0)
 	use(240, 240)
-	want("after 40", 240+70) // (3*80+40)/4
+	want("after 40", 240+40)
 	b.Hint(1000)
 	want("told", 1000)
 	if told := rec.take(); told[len(told)-1].NextUse != 1000 {
 		t.Errorf("observers were told of %d", told[len(told)-1].NextUse)
 	}
 	use(1000, 1000)
-	want("used as told", 1000+242) // (3*70+760)/4
+	want("used as told", 1000+220) // (3*40+760)/4
 	b.Hint(Never)
 	want("never", Never)
 	use(1100, 1200)
-	want("used all the same", 1200+206) // (3*242+100)/4
+	want("used all the same", 1200+190) // (3*220+100)/4
 	b.Hint(Stay)
 	use(1300, 1400)
 	want("it stays", Stay)
 	b.Hint(0)
-	want("taken back", 1400+179) // (3*206+100)/4
+	want("taken back", 1400+167) // (3*190+100)/4
 	use(1300, 1300)              // by a clock that goes back
-	if next := b.Info().NextUse; next <= 1400 || next > 1400+179 {
+	if next := b.Info().NextUse; next <= 1400 || next > 1400+167 {
 		t.Errorf("after a clock that went back the next use is %d", next)
+	}
+	if n := b.Info().Uses; n != 6 {
+		t.Errorf("%d uses, want 6", n)
 	}
 	now = 1500
 	h, err := b.Open(t.Context(), gpu.ID(), false)

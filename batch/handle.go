@@ -215,13 +215,18 @@ func (b *Batch) Hint(next int64) {
 // longestGap bounds what is expected between two uses.
 const longestGap = int64(100 * 365 * 24 * time.Hour)
 
-// expectLocked is called when a use begins at now. Between uses lies the mean of what has lain
-// there so far; the last counts for a quarter.
+// expectLocked is called when a use begins at now. The next is expected after the mean of what has
+// lain between uses so far; the last counts for a quarter.
 func (b *Batch) expectLocked(now int64) {
 	if r := b.rareLocked(); r.hint != 0 && r.hint != Stay {
 		r.hint = 0
 		b.setRareLocked(r)
 	}
+	if b.mu.uses == 0 {
+		b.mu.uses = 1
+		return
+	}
+	b.mu.uses += min(1, math.MaxUint8-b.mu.uses)
 	gap := min(max(1, now-b.mu.lastUse), longestGap)
 	if b.mu.gap > 0 {
 		gap = (gap + 3*b.mu.gap) / 4

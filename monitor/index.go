@@ -35,6 +35,7 @@ type index struct {
 		ids     compact.Set             // of batches; a wrapper of the index may hide a second one of an id
 		apart   map[uint32]apart        // by number
 		spaces  []spaceIndex
+		habits  habits // of the batches in entries
 	}
 }
 
@@ -80,6 +81,8 @@ type facts struct {
 	idle   bool   // and has no subscribers
 	leased bool   // but readers hold its memory
 	victim bool   // it could go down unless it is skipped
+	active bool   // it has open handles
+	uses   uint8  // see batch.Info.Uses
 }
 
 // spaceIndex is the part of an index that belongs to one space.
@@ -229,8 +232,12 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 		return false, nil // a newer one was announced, or is about to be
 	}
 	place, known := x.places[now.Space]
+	if e != nil {
+		x.useLocked(e, now)
+	}
 	if now.State == batch.Released || !known {
 		if e != nil {
+			x.mu.habits.count[useOf(e.uses)]--
 			x.removeLocked(n, e)
 			x.mu.spaces[e.place].life++
 			x.forgetLocked(n, e)
@@ -243,7 +250,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	rest := (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	f := facts{
 		place: uint16(place), bytes: now.Bytes, size: imageSize(now), leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
-		victim: x.victim(now) && !now.Leased && !x.mu.spaces[place].lowest,
+		victim: x.victim(now) && !now.Leased && !x.mu.spaces[place].lowest, active: now.Active > 0, uses: now.Uses,
 	}
 	if !f.victim {
 		key = Key{}
@@ -251,6 +258,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	entered := e == nil
 	if entered {
 		n, e = x.enterLocked(b, now.ID)
+		x.mu.habits.count[useOf(now.Uses)]++
 	} else if same := x.keyLocked(n, e) == key; same && e.facts == f && !(e.failed() && x.mu.apart[n].form != now.Form) {
 		if s := &x.mu.spaces[place]; x.victim(now) && !f.victim && e.newer(now) > 0 { // its key may be another
 			s.version++
@@ -360,6 +368,16 @@ func (x *index) keyLocked(n uint32, e *entry) Key {
 func (x *index) victim(info batch.Info) bool {
 	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
+}
+
+// useLocked notes whether a batch is in use, and how often it was.
+func (x *index) useLocked(e *entry, now batch.Info) {
+	if now.Active > 0 && !e.active {
+		x.mu.habits.use(e.uses, now.LastUse)
+	}
+	x.mu.habits.count[useOf(e.uses)]--
+	e.active, e.uses = now.Active > 0, now.Uses
+	x.mu.habits.count[useOf(e.uses)]++
 }
 
 func (x *index) countLocked(e *entry) {
@@ -528,46 +546,49 @@ func (x *index) from(after Victim, place int) (list []Victim) {
 	return list
 }
 
-// victims appends at most limit victims of a space to dst, those with the smallest keys first, and
-// reports whether there are more. Those that a policy with two ends finds at its other one follow.
-// With a limit of shortlistMax, if none of the first ones is at most as large as fit says of a
-// tier, the smallest ones that are follow: a tier below that is nearly full must not be the end
-// while there is a batch that it could take.
+// victims appends victims of a space to dst, those with the smallest keys first, and reports whether
+// there are more. It takes limit of them, and as many of each other class of CostAware. With a limit
+// of shortlistMax, if none of the first ones is at most as large as fit says of a tier, the smallest
+// ones that are follow: a tier below that is nearly full must not be the end while there is a batch
+// that it could take.
 func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
 	begin := len(dst)
 	fitting, looked := false, 0
 	most := slices.Max(fit[:])
-	if limit >= shortlistMax {
+	_, aware := x.policy.(costAware)
+	if more = limit < shortlistMax; !more { // it ends there all the same
 		limit = shortlistMax - smallMax - staleMax
-	} else {
-		more = true // unless it ends before
+		if aware {
+			limit /= 3
+		}
 	}
 	x.mu.Lock()
 	s := &x.mu.spaces[place]
-	more = more && s.byKey.Len() > limit
 	var last uint32
 	var lastKey Key
 	add := func(n uint32, key Key) {
 		dst = append(dst, x.victimLocked(n, key))
 		fitting = fitting || x.mu.entries.At(n).fits(fit)
+		last, lastKey = n, key
 	}
 	for n, key := range s.byKey.All() {
-		last, lastKey = n, Key(key)
-		if add(n, lastKey); len(dst)-begin >= limit {
+		if add(n, Key(key)); len(dst)-begin >= limit {
 			break
 		}
 	}
-	if p, ok := x.policy.(costAware); ok && last != 0 && lastKey.compare(afterUsed) < 0 {
-		looked := 0
-		for n, key := range s.byKey.Before(compact.Key(afterUsed)) {
-			if looked++; len(dst)-begin >= limit+staleMax || n == last || looked > 4*staleMax {
-				break
-			}
-			if p.stale(Key(key), now) {
+	if aware && last != 0 {
+		for _, class := range []uint64{once, used} {
+			listed, begin := lastKey[0] >= class, len(dst)
+			for n, key := range s.byKey.After(compact.Key{class}, 0) {
+				if listed || key[0] != class || len(dst)-begin >= limit {
+					break
+				}
 				add(n, Key(key))
 			}
 		}
+		x.staleLocked(s, last, now, add)
 	}
+	more = more && s.byKey.Len() > len(dst)-begin
 	if !fitting && !more {
 		for n := range s.bySize.All() {
 			e := x.mu.entries.At(n)
@@ -587,8 +608,30 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int6
 	return dst, more
 }
 
+// staleLocked adds victims of a space that are stale, behind the last one that was added. Of those
+// that were used, they are among the last in the order of keys.
+func (x *index) staleLocked(s *spaceIndex, last uint32, now int64, add func(uint32, Key)) {
+	looked, found := 0, 0
+	for n, key := range s.byKey.Before(compact.Key{used + 1}) {
+		if looked++; looked > 4*staleMax || found >= staleMax || n == last {
+			return
+		}
+		if x.mu.habits.stale(Key(key), now) {
+			add(n, Key(key))
+			found++
+		}
+	}
+}
+
 // order has the policy arrange a shortlist.
 func (x *index) order(now int64, list []Victim) {
+	if p, ok := x.policy.(costAware); ok {
+		x.mu.Lock()
+		habits := x.mu.habits
+		x.mu.Unlock()
+		p.order(now, list, &habits)
+		return
+	}
 	x.panics.Do("Policy.Order", func() { x.policy.Order(now, list) })
 }
 
@@ -598,12 +641,9 @@ func (x *index) keyOf(info batch.Info) (key Key) {
 	return x.policy.Key(info)
 }
 
-// staleMax is how many victims beyond the policy's first ones are taken because they are stale.
-// What is only late may stand between them.
+// staleMax is how many victims are taken at most because they are stale: a fourth of those looked
+// at, as what is only late may stand between them.
 const staleMax = 32
-
-// afterUsed comes after all batches that costAware calls used.
-var afterUsed = Key{used + 1}
 
 // smallMax is how many victims beyond the policy's first ones are taken for
 // their size.

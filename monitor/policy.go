@@ -36,6 +36,8 @@ type Victim struct {
 	// it has a copy in a slower space.
 	Down, Up time.Duration
 
+	rank   Key           // by which victims of several spaces are compared
+	worth  float64       // see costAware
 	not    decide.Kinds  // the tiers that it cannot be converted for
 	copied decide.Places // the spaces that have a copy of it
 }
@@ -113,105 +115,6 @@ func LRU() Policy {
 // LargestFirst moves the largest batches first: the fewest moves for the bytes.
 func LargestFirst() Policy {
 	return ordered{"largest-first", func(info batch.Info) Key { return Key{descending(uint64(max(0, info.Bytes)))} }}
-}
-
-// costAware is CostAware.
-type costAware struct{}
-
-// CostAware moves first what takes the least time for the most bytes and the longest rest. Batches
-// of which nothing is known but their place in a plan go as PlanOrder says, and before those that
-// were used, which will be again. Of these, the time until the next use is multiplied by the bytes
-// that are freed, and divided by the time for going and coming back: a batch that has a copy goes
-// for nothing. The next use is expected after as long as between the last ones, see
-// batch.Info.NextUse. What has not been used for much longer than that goes before all these, and
-// what Batch.Hint says is not used again before all. The inputs of queued tasks go last, as in
-// PlanOrder, and then what a hint keeps.
-func CostAware() Policy { return costAware{} }
-
-func (costAware) Name() string   { return "cost-aware" }
-func (costAware) String() string { return "cost-aware" }
-
-// The first words of costAware's keys. Between unused and used lie the classes of planKey.
-const (
-	unneeded = 0
-	unused   = 1
-	used     = 3
-	queued   = 4
-	kept     = 5
-)
-
-func (costAware) Key(info batch.Info) Key {
-	switch {
-	case info.NextUse == batch.Stay:
-		return Key{kept, signed(info.LastUse)}
-	case info.Pending > 0:
-		return Key{queued, descending(info.Task)}
-	case info.NextUse == batch.Never:
-		return Key{unneeded, signed(info.LastUse)}
-	case info.NextUse == 0:
-		k := planKey(info)
-		k[0] += unused
-		return k
-	}
-	return Key{used, descending(signed(info.NextUse)), signed(info.LastUse)}
-}
-
-// patience is for how many times the expected gap between uses a batch may have been unused before
-// it counts as unneeded.
-const patience = 4
-
-// rest returns for how long a batch that was used will not be, as far as can be told, and whether
-// it seems to be unneeded. One that is late may come soon, or as late again.
-func (k Key) rest(now int64) (ns int64, stale bool) {
-	next, last := unsigned(^k[1]), unsigned(k[2])
-	return max(1, next-now, now-next), next > last && (now-last)/patience > next-last
-}
-
-// stale reports whether a batch seems to be unneeded. Of those that were used, they are among the
-// last in the order of keys.
-func (costAware) stale(k Key, now int64) bool {
-	if k[0] != used {
-		return false
-	}
-	_, stale := k.rest(now)
-	return stale
-}
-
-// across is the key by which batches of several spaces are compared: what is needed last goes down
-// first, whatever that costs, because one of them will.
-func (costAware) across(k Key, now int64) Key {
-	if k[0] *= 2; k[0] != 2*used {
-		return k
-	}
-	rest, stale := Key{used, k[1], k[2]}.rest(now)
-	if stale {
-		k[0] = 2*unneeded + 1
-	}
-	return Key{k[0], descending(uint64(rest))}
-}
-
-func (costAware) Order(now int64, list []Victim) {
-	type rank struct {
-		class float64
-		worth float64
-	}
-	ranks := make(map[batch.ID]rank, len(list))
-	for i := range list {
-		v := &list[i]
-		r := rank{class: float64(v.Key[0])}
-		if v.Key[0] == used {
-			rest, stale := v.Key.rest(now)
-			if stale {
-				r.class = unneeded + 0.5
-			}
-			r.worth = float64(rest) * float64(v.Bytes) / float64(max(1, v.Down+v.Up))
-		}
-		ranks[v.ID] = r
-	}
-	slices.SortStableFunc(list, func(a, b Victim) int {
-		x, y := ranks[a.ID], ranks[b.ID]
-		return cmp.Or(cmp.Compare(x.class, y.class), cmp.Compare(y.worth, x.worth))
-	})
 }
 
 // policies lists what ByName knows, the default first.

@@ -2,7 +2,9 @@ package monitor
 
 import (
 	"cmp"
+	"math"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,6 +109,68 @@ func TestCostAwareOrder(t *testing.T) {
 	}
 }
 
+// TestHabits: what was used never or once is expected as those like it are.
+func TestHabits(t *testing.T) {
+	const gap = 10
+	type uses = []uint8 // how often each batch had been used that was used now
+	many := func(u uint8, n int) (all uses) { return slices.Repeat(uses{u}, n) }
+	for _, c := range []struct {
+		name  string
+		uses  uses
+		count [3]int
+		want  string // in which order go one never used, one used once, and one that is expected in 100 gaps
+	}{
+		{"each is used once", many(0, 100), [3]int{50, 50, 1}, "once used never"},
+		{"each is used again", slices.Concat(many(0, 100), many(1, 10)), [3]int{0, 50, 1}, "used once"},
+		{"some are used again and again", slices.Concat(many(0, 10), many(1, 10), many(2, 500)), [3]int{50, 50, 1}, "once never used"},
+		{"half of the uses are second ones", slices.Repeat(uses{0, 1}, 200), [3]int{10, 60, 1}, "once used never"},
+	} {
+		h := habits{count: c.count}
+		now := int64(0)
+		for _, u := range c.uses {
+			now += gap
+			h.use(u, now)
+		}
+		p := CostAware().(costAware)
+		list := []Victim{
+			{ID: 1, Key: p.Key(batch.Info{})},
+			{ID: 2, Key: p.Key(batch.Info{Uses: 1, LastUse: now})},
+			{ID: 3, Key: p.Key(batch.Info{Uses: 2, LastUse: now, NextUse: now + 100*gap})},
+		}
+		list = slices.DeleteFunc(list, func(v Victim) bool { return v.ID == 1 && c.count[0] == 0 })
+		for i := range list {
+			list[i].Bytes, list[i].Down, list[i].Up = 8, 1, 1
+		}
+		p.order(now, list, &h)
+		var got []string
+		for i, v := range list {
+			got = append(got, [...]string{"never", "once", "used"}[v.ID-1])
+			if i > 0 && list[i-1].rank.compare(v.rank) > 0 {
+				t.Errorf("%s: number %d goes before number %d in another space", c.name, v.ID, list[i-1].ID)
+			}
+		}
+		if got := strings.Join(got, " "); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+// TestHabitsForget: a pause, a clock that goes back or an end of all batches leave estimates finite.
+func TestHabitsForget(t *testing.T) {
+	h := habits{count: [3]int{3, 0, 0}}
+	for _, at := range []int64{math.MaxInt64, 5, 0, -7, math.MinInt64, math.MaxInt64} {
+		h.use(0, at)
+		for u := range 2 {
+			if r := h.rest(u, 5); !(r >= 1 && r <= longest) {
+				t.Errorf("after a use at %d a batch is expected in %v ns", at, r)
+			}
+		}
+		if r := h.round(); !(r >= 1 && r < math.MaxInt64*1e3) {
+			t.Errorf("after a use at %d all are used within %v ns", at, r)
+		}
+	}
+}
+
 // TestStaleVictims: what a space has not used for long is in its shortlist, though much more is
 // expected later.
 func TestStaleVictims(t *testing.T) {
@@ -124,8 +188,11 @@ func TestStaleVictims(t *testing.T) {
 		all := w.fillSpace(gpu0, 2000, kib)
 		time.Sleep(time.Second)
 		stale := all[:10]
-		for _, b := range stale {
-			use(b)
+		for range 2 {
+			for _, b := range stale {
+				use(b)
+			}
+			time.Sleep(time.Second)
 		}
 		time.Sleep(time.Minute)
 		for _, b := range all[10:] {

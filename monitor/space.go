@@ -244,11 +244,10 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 			}
 			begin := len(m.shortlist)
 			m.shortlist, sp.More = m.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
-			now := m.cfg.Clock()
 			for n, v := range m.shortlist[begin:] {
 				key := v.Key
-				if p, ok := m.cfg.Policy.(costAware); ok {
-					key = p.across(key, now)
+				if _, ok := m.cfg.Policy.(costAware); ok {
+					key = v.rank
 				}
 				sp.Victims = append(sp.Victims, decide.Victim{N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied})
 			}

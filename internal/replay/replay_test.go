@@ -93,6 +93,21 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+// TestCostAwareMovesLeast: no policy moves fewer bytes in a join or in skewed accesses, nor in scans
+// beyond 3 %. It never takes longer than the others, beyond 1 %.
+func TestCostAwareMovesLeast(t *testing.T) {
+	for name, slack := range map[string]float64{"join": 1, "scan": 1.03, "skew": 1} {
+		tr := read(t, name)
+		aware := run(t, tr, replay.Setting{Policy: monitor.CostAware()})
+		for _, p := range []monitor.Policy{monitor.PlanOrder(), monitor.LRU(), monitor.LargestFirst()} {
+			other := run(t, tr, replay.Setting{Policy: p})
+			if float64(aware.Bytes()) > slack*float64(other.Bytes()) || float64(aware.Took) > 1.01*float64(other.Took) {
+				t.Errorf("%s: %d bytes in %v, %s %d in %v", name, aware.Bytes(), aware.Took, p.Name(), other.Bytes(), other.Took)
+			}
+		}
+	}
+}
+
 // TestDeterministic: a replay ends the same each time.
 func TestDeterministic(t *testing.T) {
 	for _, name := range traces {

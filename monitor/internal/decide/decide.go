@@ -158,7 +158,8 @@ type Decision struct {
 //
 // A victim goes to the next tier if that has room without waiters. If not, and that tier holds a
 // batch that should go before this one, that batch goes down to make room; otherwise the victim
-// skips the tier.
+// skips the tier. It also skips a tier that it would bring to its trigger if it has a copy further
+// down, and that tier holds nothing that should go before it: it would soon follow.
 //
 // Room for a request that several spaces may serve is made in one of them: see choose. If that one
 // is stuck, another is tried.
@@ -233,21 +234,22 @@ type planner struct {
 type plan struct {
 	waiting int64 // what reservations wait for here, at most the limit
 	// balance is the room that is not asked for; below 0 it is what waiters and faster spaces lack.
-	balance int64
-	asked   bool  // a faster space needs room here
-	keep    int64 // and so much more is to stay free
-	urgent  bool  // and there are waiters for that
-	planned int64
-	held    bool     // some of planned waits for relief of a slower space
-	next    int      // the first victim not looked at
-	rest    int64    // bytes of the victims from next on
-	shed    int      // no victim before this one has a place: room below only shrinks within a step
-	covered int64    // what leaves for those that wait so far: whole victims
-	cover   int      // the first victim that is not counted in it
-	free    []int    // moves that may still begin, for each edge
-	begun   [][]slot // that were decided on, for each edge
-	busy    int      // moves towards this space
-	pace    stripe.Pace
+	balance  int64
+	asked    bool  // a faster space needs room here
+	keep     int64 // and so much more is to stay free
+	urgent   bool  // and there are waiters for that
+	planned  int64
+	arriving int64    // what comes here by moves of this step
+	held     bool     // some of planned waits for relief of a slower space
+	next     int      // the first victim not looked at
+	rest     int64    // bytes of the victims from next on
+	shed     int      // no victim before this one has a place: room below only shrinks within a step
+	covered  int64    // what leaves for those that wait so far: whole victims
+	cover    int      // the first victim that is not counted in it
+	free     []int    // moves that may still begin, for each edge
+	begun    [][]slot // that were decided on, for each edge
+	busy     int      // moves towards this space
+	pace     stripe.Pace
 }
 
 // slot is an executor that begins to move victims.
@@ -418,6 +420,7 @@ func (p *planner) relieve(i int, need int64, reason string) {
 		}
 		to := sp.Down[edge].To
 		p.sp[to].balance -= p.s.Spaces[to].Charged(v.Bytes)
+		p.sp[to].arriving += p.s.Spaces[to].Charged(v.Bytes)
 		p.sp[to].pace = p.sp[to].pace.After(v.Bytes)
 		pl.planned += v.Bytes
 		need -= v.Bytes
@@ -465,6 +468,7 @@ func (p *planner) cut(i int) {
 func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 	down := p.s.Spaces[i].Down
 	fallback := -1
+	copied, begin := p.copied(i, v, reason)
 	for first := 0; first < len(down); {
 		kind := p.s.Spaces[down[first].To].ID.Kind
 		end := first + 1
@@ -474,6 +478,9 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 		if edge, now := p.fit(i, first, end, v, reason); edge >= 0 {
 			if down[edge].Broken && fallback >= 0 {
 				break // it would fail again, and whether a nearer tier can be relieved would stay unknown
+			}
+			if copied >= end && p.passes(down[edge].To, v) {
+				return copied, begin
 			}
 			return edge, now
 		}
@@ -492,6 +499,32 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 		p.hold(i, fallback, v, reason)
 	}
 	return fallback, false
+}
+
+// copied returns the first edge of space i to where v has a copy, -1 if there is none, and whether
+// it may begin now.
+func (p *planner) copied(i int, v Victim, reason string) (edge int, now bool) {
+	if v.Copied == 0 {
+		return -1, false
+	}
+	for j, e := range p.s.Spaces[i].Down {
+		if v.Copied.Has(e.To) && !e.Broken {
+			if edge, now := p.fit(i, j, j+1, v, reason); edge >= 0 {
+				return edge, now
+			}
+		}
+	}
+	return -1, false
+}
+
+// passes reports whether v, which has a copy further down, is not to be moved to space i: it would
+// be among the next to leave that.
+func (p *planner) passes(i int, v Victim) bool {
+	sp, pl := &p.s.Spaces[i], &p.sp[i]
+	if len(sp.Down) == 0 || sp.Over()+pl.arriving+sp.Charged(v.Bytes)-sp.Coming()-pl.planned <= 0 {
+		return false
+	}
+	return pl.next >= len(sp.Victims) || slices.Compare(sp.Victims[pl.next].Key[:], v.Key[:]) >= 0
 }
 
 // fit looks for room for v at the ends of edges [first, end) of space i, which

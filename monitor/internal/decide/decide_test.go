@@ -227,6 +227,9 @@ func randomState(r *rand.Rand) Snapshot {
 			if r.IntN(8) == 0 {
 				s.Spaces[i].Victims[j].Not = Kinds(0).With([]tier.Kind{tier.Host, tier.Disk}[r.IntN(2)])
 			}
+			if r.IntN(3) == 0 {
+				s.Spaces[i].Victims[j].Copied = Places(0).With(r.IntN(len(s.Spaces)))
+			}
 		}
 	}
 	for range r.IntN(4) {
