@@ -57,7 +57,7 @@ type Config struct {
 	// its own, and they can be changed while the engine runs (tier.Space.SetMarks).
 	GPUMarks, HostMarks, DiskMarks tier.Fractions
 
-	// Policy chooses what the monitor moves down; nil means monitor.PlanOrder.
+	// Policy chooses what the monitor moves down; nil means monitor.CostAware.
 	Policy monitor.Policy
 	// MonitorPeriod is how often the monitor looks without being woken while anything is needed, at
 	// least every monitor.MinPeriod; 0 means 50 ms.

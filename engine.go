@@ -151,7 +151,7 @@ func (e *Engine) newTrace() *trace.Recorder {
 	if e.cfg.Trace == nil {
 		return nil
 	}
-	h := trace.Header{Policy: cmp.Or(e.cfg.Policy, monitor.PlanOrder()).Name(), Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge}
+	h := trace.Header{Policy: cmp.Or(e.cfg.Policy, monitor.CostAware()).Name(), Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge}
 	for _, s := range e.reservations.Spaces().All() {
 		h.Spaces = append(h.Spaces, trace.Space{
 			ID: s.ID(), Node: s.Node(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(), Held: s.Inside().Held(),

@@ -46,7 +46,7 @@ type Mover interface {
 type Config struct {
 	Reservations *reservation.Manager
 	Mover        Mover
-	Policy       Policy              // which batches go first; nil: PlanOrder
+	Policy       Policy              // which batches go first; nil: CostAware
 	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms. A second while nothing is needed
 	MovesPerEdge int                 // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
 	StuckAfter   time.Duration       // without a sign of life, before waiters for what batches at rest fill are refused; 0: 30 s, below 0: never
@@ -130,7 +130,7 @@ func New(cfg Config) (*Monitor, error) {
 		return nil, err
 	}
 	if cfg.Policy == nil {
-		cfg.Policy = PlanOrder()
+		cfg.Policy = CostAware()
 	}
 	if cfg.Period == 0 {
 		cfg.Period = defaultPeriod

@@ -118,10 +118,10 @@ func LargestFirst() Policy {
 }
 
 // policies lists what ByName knows, the default first.
-func policies() []Policy { return []Policy{PlanOrder(), LRU(), LargestFirst(), CostAware()} }
+func policies() []Policy { return []Policy{CostAware(), PlanOrder(), LRU(), LargestFirst()} }
 
 // ByName returns the policy of that name: "plan-order", "lru",
-// "largest-first" or "cost-aware". The empty name means the default, PlanOrder.
+// "largest-first" or "cost-aware". The empty name means the default, CostAware.
 func ByName(name string) (Policy, error) {
 	all := policies()
 	if name == "" {

@@ -59,7 +59,7 @@ func TestByName(t *testing.T) {
 			t.Errorf("ByName(%q) is %v, %v", name, p, err)
 		}
 	}
-	if p, err := ByName(""); err != nil || p.Name() != "plan-order" {
+	if p, err := ByName(""); err != nil || p.Name() != "cost-aware" {
 		t.Errorf("the default is %v, %v", p, err)
 	}
 	if _, err := ByName("random"); err == nil {

@@ -31,7 +31,7 @@ func TestTrace(t *testing.T) {
 		t.Fatal(status, stderr.String())
 	}
 	decode(t, stdout.String(), &doc)
-	if of := doc.Traces[0]; doc.Command != "trace replay" || of.File != file || of.Events == 0 || of.CutOff || of.Recorded.Policy != "plan-order" || of.Recorded.Bytes == 0 ||
+	if of := doc.Traces[0]; doc.Command != "trace replay" || of.File != file || of.Events == 0 || of.CutOff || of.Recorded.Policy != "cost-aware" || of.Recorded.Bytes == 0 ||
 		of.Replays[0].Policy != "lru" || of.Replays[0].Bytes != 0 || of.Replays[0].Found != of.Replays[0].Accesses {
 		t.Errorf("%+v", doc)
 	}
