@@ -100,7 +100,8 @@ type Config struct {
 	MonitorEvents monitor.Events
 	// Trace, if set, gets a record of what the engine is asked to do and what it moves, for
 	// spillbench trace. It is written from a goroutine of its own, and never waited for but by
-	// Close: of a slow writer events are lost, and counted. Close returns the writer's error.
+	// Close: of a slow writer events are lost, and counted. Close returns the writer's error. It must
+	// be this engine's alone, because each engine begins a trace of its own.
 	Trace io.Writer
 }
 

@@ -31,7 +31,8 @@ memory and the time are not real. Moves take as long as they took in the trace, 
 as many others, unless --bandwidth says otherwise.
 
 Programs record traces with Config.Trace. Not replayed are what is read or written ahead,
-hints, what programs reserve themselves, and dictionaries that batches share.`,
+hints, what programs reserve themselves, dictionaries that batches share, calls that
+failed, marks and limits that were changed meanwhile, and what others took of a GPU.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			return fail.Usagef("want trace record, replay or compare (see spillbench trace --help)")
 		},
@@ -51,6 +52,9 @@ func newRecord(stdout, stderr io.Writer) *cobra.Command {
 			if err := f.validate(); err != nil {
 				return err
 			}
+			if err := replaceable(args[0]); err != nil {
+				return err
+			}
 			to, err := os.Create(args[0])
 			if err != nil {
 				return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", args[0], pathless(err))
@@ -61,6 +65,19 @@ func newRecord(stdout, stderr io.Writer) *cobra.Command {
 	}
 	f.register(cmd.Flags())
 	return cmd
+}
+
+// replaceable refuses a file that has something else than a trace: it may be what was meant to be
+// read.
+func replaceable(name string) error {
+	info, err := os.Stat(name)
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil
+	}
+	if _, err = readTrace(name); errors.Is(err, trace.ErrFormat) {
+		return fail.Usagef("%s exists and is no trace (name a new file; --input names what is loaded)", name)
+	}
+	return nil
 }
 
 // replayFlags are the flags of trace replay and compare.
@@ -184,6 +201,9 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 				p = t.Policy
 			}
 			res, err := replay.Run(ctx, t, s)
+			if errors.Is(err, replay.ErrSetting) {
+				return fail.Usagef("%s: %w", name, err)
+			}
 			if err != nil && !errors.Is(err, replay.ErrStuck) {
 				return fmt.Errorf("%s: %w", name, err)
 			}

@@ -45,15 +45,26 @@ func TestTrace(t *testing.T) {
 	if status := try("trace", "replay", file, "--disk-memory", "1MiB"); status != fail.Fine || !strings.Contains(stdout.String(), "cannot go on") {
 		t.Errorf("%d: %s\n%s", status, &stdout, &stderr)
 	}
+	whole := file + "2"
+	if status := try("trace", "record", whole, "--gpu", "sim", "--gpu-memory", "4MiB", "--host-memory", "4MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
+		t.Fatal(status, stderr.String())
+	}
+	if status := try("trace", "replay", whole, "--gpu-memory", "64KiB"); status != fail.Fine || !strings.Contains(stdout.String(), "never fits in") {
+		t.Errorf("%d: %s\n%s", status, &stdout, &stderr)
+	}
 	if err := os.WriteFile(file, []byte("no trace"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{
 		{}, {"replay"}, {"replay", file}, {"replay", file + "x"}, {"record"}, {"compare"}, {"record", file, "--passes", "-1"}, {"record", filepath.Join(file, "x")}, {"sideways"},
+		{"record", file}, {"replay", whole, "--gpu-memory", "4KiB", "--host-memory", "4KiB"}, {"replay", whole, "--bandwidth", "disk:9-gpu:0=1GiB"},
 		{"replay", file, "--policy", "none"}, {"replay", file, "--gpu-memory", "10%"}, {"replay", file, "--bandwidth", "disk:0=1GiB"}, {"replay", file, "--bandwidth", "disk:0-gpu:0=fast"},
 	} {
 		if status := try(append([]string{"trace"}, args...)...); status != fail.Usage || strings.Count(stderr.String(), "\n") != 1 {
 			t.Errorf("%q: %d: %s", args, status, &stderr)
 		}
+	}
+	if data, err := os.ReadFile(file); string(data) != "no trace" {
+		t.Errorf("record has written over %q, %v", data, err)
 	}
 }

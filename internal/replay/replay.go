@@ -11,7 +11,8 @@
 // A replay is deterministic: one actor runs at a time, and none but by the order of events.
 //
 // What is not replayed: what is read or written ahead, hints, what a program reserves itself,
-// dictionaries that batches share, and errors. An order that goroutines agreed on during an epoch
+// dictionaries that batches share, calls that failed, marks and limits that were changed meanwhile,
+// and what others took of a GPU. An order that goroutines agreed on during an epoch
 // is not known either: see program.
 package replay
 
@@ -162,8 +163,8 @@ var ErrStuck = errors.New("the workload cannot go on")
 func Run(ctx context.Context, t *trace.Trace, s Setting) (*Result, error) {
 	if s.Policy == nil {
 		var err error
-		if s.Policy, err = monitor.ByName(t.Policy); err != nil {
-			return nil, err
+		if s.Policy, err = monitor.ByName(t.Policy); err != nil { // a program's own
+			return nil, fmt.Errorf("replay: %w: %w", ErrSetting, err)
 		}
 	}
 	w, err := newWorld(t, s)
