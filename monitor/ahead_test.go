@@ -18,7 +18,8 @@ func TestWhatChangesDuringASearch(t *testing.T) {
 		var all []*batch.Batch
 		tries := 0
 		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
-			c.AheadRate = kib // a job has one batch
+			c.Policy = PlanOrder() // a use changes no place
+			c.AheadRate = kib      // a job has one batch
 			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
 				switch {
 				case b.ID() == first:

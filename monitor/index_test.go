@@ -199,7 +199,7 @@ func TestIndexShortlist(t *testing.T) {
 
 // Notifications that overlap and come out of order end with the truth.
 func TestIndexConverges(t *testing.T) {
-	w := newWorld(t, sizes{gpu0: 1000 * kib, disk0: 1000 * kib}, nil)
+	w := newWorld(t, sizes{gpu0: 1000 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { c.Policy = PlanOrder() }) // which Order does not change
 	var all []*batch.Batch
 	for i := range 8 {
 		all = append(all, w.put(gpu0, 4*kib, seq(i)))

@@ -501,7 +501,7 @@ func TestConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.cfg.Period != defaultPeriod || m.cfg.MovesPerEdge != defaultMovesPerEdge || m.cfg.Policy.Name() != "plan-order" {
+	if m.cfg.Period != defaultPeriod || m.cfg.MovesPerEdge != defaultMovesPerEdge || m.cfg.Policy.Name() != "cost-aware" {
 		t.Errorf("the defaults are %+v", m.cfg)
 	}
 	w.end()
