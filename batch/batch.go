@@ -313,58 +313,6 @@ func (b *Batch) register() (leased bool, err error) {
 	return now.Leased, r.Register(b, now)
 }
 
-// said is what a payload says of itself.
-type said struct {
-	form  PayloadType
-	space *tier.Space
-	bytes int64
-	desc  *Descriptor // nil if it has none
-}
-
-// ask asks a payload that is offered, before anything changes. A panic is an error.
-func ask(p Payload) (s said, err error) {
-	defer guard.Error(&err, "a method of a payload")
-	if d, ok := p.(described); ok {
-		s.desc = d.Descriptor()
-	}
-	s.form, s.space, s.bytes = p.Type(), p.Space(), p.Bytes()
-	return s, nil
-}
-
-// saysLocked returns what the payload says of itself, without its descriptor. Only built-in
-// payloads are asked, because they call nothing.
-func (b *Batch) saysLocked() said {
-	switch p := b.mu.payload.(type) {
-	case nil:
-		return said{}
-	case *payload.Image:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	case *payload.Packed:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	case *payload.Table:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	}
-	return b.rareLocked().own
-}
-
-// holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p
-// has none.
-func (b *Batch) holdLocked(p Payload, says said) {
-	b.mu.payload = p
-	if says.desc != nil {
-		b.mu.desc = says.desc
-	}
-	says.desc = nil
-	switch p.(type) {
-	case nil, *payload.Image, *payload.Packed, *payload.Table:
-		says = said{}
-	}
-	if r := b.rareLocked(); r.own != says {
-		r.own = says
-		b.setRareLocked(r)
-	}
-}
-
 // watch makes the end of the last lease on p's memory a change of the batch, which can be
 // moved from then on.
 func (b *Batch) watch(p Payload) {

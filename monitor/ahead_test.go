@@ -17,7 +17,8 @@ func TestWhatChangesDuringASearch(t *testing.T) {
 		var first batch.ID
 		var all []*batch.Batch
 		tries := 0
-		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+		var w *world
+		w = newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
 			c.Policy = PlanOrder() // a use changes no place
 			c.AheadRate = kib      // a job has one batch
 			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
@@ -28,13 +29,7 @@ func TestWhatChangesDuringASearch(t *testing.T) {
 					tries++
 					for _, b := range all {
 						if b.ID() == first {
-							h, err := b.Open(t.Context(), gpu0, false)
-							if err == nil {
-								err = h.Close()
-							}
-							if err != nil {
-								t.Error(err)
-							}
+							w.use(b)
 						}
 					}
 				}

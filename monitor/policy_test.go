@@ -176,27 +176,18 @@ func TestHabitsForget(t *testing.T) {
 func TestStaleVictims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = CostAware() })
-		use := func(b *batch.Batch) {
-			h, err := b.Open(t.Context(), gpu0, false)
-			if err == nil {
-				err = h.Close()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
 		all := w.fillSpace(gpu0, 2000, kib)
 		time.Sleep(time.Second)
 		stale := all[:10]
 		for range 2 {
 			for _, b := range stale {
-				use(b)
+				w.use(b)
 			}
 			time.Sleep(time.Second)
 		}
 		time.Sleep(time.Minute)
 		for _, b := range all[10:] {
-			use(b)
+			w.use(b)
 		}
 		list, _ := w.mon.victims(nil, 0, byKind{}, 50)
 		for i, v := range list {
@@ -217,32 +208,23 @@ func TestStaleBehindALateOne(t *testing.T) {
 	for _, shield := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = CostAware() })
-			use := func(b *batch.Batch) {
-				h, err := b.Open(t.Context(), gpu0, false)
-				if err == nil {
-					err = h.Close()
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
 			all := w.fillSpace(gpu0, 2000, kib)
 			late := all[1999]
 			time.Sleep(8 * time.Second)
 			if shield {
-				use(late) // again in eight seconds, as far as can be told
+				w.use(late) // again in eight seconds, as far as can be told
 			}
 			time.Sleep(7 * time.Second)
 			stale := all[:10]
 			for range 200 {
 				for _, b := range stale {
-					use(b)
+					w.use(b)
 				}
 				time.Sleep(10 * time.Millisecond)
 			}
 			time.Sleep(20 * time.Second)
 			for _, b := range all[10:1999] {
-				use(b) // again in some forty seconds
+				w.use(b) // again in some forty seconds
 			}
 			list, _ := w.mon.victims(nil, 0, [4]int64{}, 50)
 			n := 0
@@ -265,27 +247,18 @@ func TestStaleBelowMakesRoom(t *testing.T) {
 	for name, p := range map[string]Policy{"lru": LRU(), "cost-aware": CostAware()} {
 		bubble(t, name, func(t *testing.T) {
 			w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { c.Policy = p })
-			use := func(b *batch.Batch) {
-				h, err := b.Open(t.Context(), b.Info().Space, false)
-				if err == nil {
-					err = h.Close()
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
 			hot, cold := w.fillSpace(gpu0, 2, 35*kib), w.fillSpace(host0, 7, 10*kib)
 			time.Sleep(time.Second)
 			for range 50 { // not used for long after this
 				for _, b := range cold {
-					use(b)
+					w.use(b)
 				}
 				time.Sleep(100 * time.Millisecond)
 			}
 			for range 60 {
 				time.Sleep(time.Minute)
 				for _, b := range hot {
-					use(b)
+					w.use(b)
 				}
 			}
 			w.start()

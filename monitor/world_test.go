@@ -294,6 +294,18 @@ func (w *world) put(id tier.ID, n int64, place batch.Place) *batch.Batch {
 	return w.fill(r, place)
 }
 
+// use opens and closes a batch where it is.
+func (w *world) use(b *batch.Batch) {
+	w.t.Helper()
+	h, err := b.Open(w.t.Context(), b.Info().Space, false)
+	if err == nil {
+		err = h.Close()
+	}
+	if err != nil {
+		w.t.Error(err)
+	}
+}
+
 // fill makes a batch out of all that r promises, and releases r.
 func (w *world) fill(r reservation.Reservation, place batch.Place) *batch.Batch {
 	w.t.Helper()

@@ -23,10 +23,7 @@ import (
 // and to be drained from there again.
 func BenchmarkSmallBatches(b *testing.B) {
 	const round, full = 2000, 1000
-	bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
-	defer bld.Release()
-	bld.Field(0).(*array.Int64Builder).AppendValues(make([]int64, 512), nil)
-	rec := bld.NewRecordBatch()
+	rec := zeros(512)
 	defer rec.Release()
 	for _, c := range []struct {
 		name      string
@@ -119,10 +116,7 @@ func BenchmarkRelief(b *testing.B) {
 					b.Error(err)
 				}
 			}()
-			bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
-			defer bld.Release()
-			bld.Field(0).(*array.Int64Builder).AppendValues(make([]int64, (size-64)/8), nil)
-			rec := bld.NewRecordBatch()
+			rec := zeros((size - 64) / 8)
 			defer rec.Release()
 			plan, err := eng.Plan("plan")
 			if err != nil {
@@ -184,4 +178,12 @@ func BenchmarkRelief(b *testing.B) {
 			b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "ratio")
 		})
 	}
+}
+
+// zeros returns a record of n numbers.
+func zeros(n int64) arrow.RecordBatch {
+	bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
+	defer bld.Release()
+	bld.Field(0).(*array.Int64Builder).AppendValues(make([]int64, n), nil)
+	return bld.NewRecordBatch()
 }

@@ -5,10 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/apache/arrow-go/v18/arrow/array"
-	"github.com/apache/arrow-go/v18/arrow/memory"
-
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/tier"
@@ -47,10 +43,7 @@ func tinySpill(b *testing.B, from tier.Kind, size int64, n int) {
 			b.Error(err)
 		}
 	}()
-	bld := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
-	defer bld.Release()
-	bld.Field(0).(*array.Int64Builder).AppendValues(make([]int64, size/8), nil)
-	rec := bld.NewRecordBatch()
+	rec := zeros(size / 8)
 	defer rec.Release()
 	plan, err := eng.Plan("plan")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // by itself, in any order, beside other memory. In the end nothing is handed out.
 func TestSplit(t *testing.T) {
 	if encrypted {
-		t.Skip("parts of memory that is encrypted as a whole cannot be told apart")
+		t.Skip("needs volumes that are not encrypted: sealed memory is read as a whole, not in parts")
 	}
 	for seed := range testseed.Each(t, 4) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -88,7 +88,7 @@ func TestSplit(t *testing.T) {
 // free in pieces, and are when little is.
 func TestTogetherOfPieces(t *testing.T) {
 	if encrypted {
-		t.Skip("encrypted memory is not split")
+		t.Skip("needs volumes that are not encrypted: sealed memory is not split")
 	}
 	v := open(t, volumes.Config{Capacity: 256 * mib, SegmentSize: 256 * mib})
 	request := v.Stats().Request
