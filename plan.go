@@ -33,7 +33,7 @@ func (p *Plan) Owner() *reservation.Owner { return p.owner }
 // new. Repositories stand in the order in which they are made, from the scans to
 // the output, unless Order says otherwise.
 func (p *Plan) Repository(operator string, port int) (*repository.Repository, error) {
-	return p.manager.Ensure(repository.Key{Operator: operator, Port: port})
+	return p.manager.Inside().Ensure(repository.Key{Operator: operator, Port: port})
 }
 
 // Manager returns the plan's repository manager, for fan-out, order, and

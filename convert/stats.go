@@ -120,11 +120,13 @@ func (s *stats) snapshot() []EdgeStats {
 		c.ByReason = maps.Clone(e.ByReason)
 		out = append(out, c)
 	}
-	slices.SortFunc(out, func(a, b EdgeStats) int {
-		return cmp.Or(cmp.Compare(a.From.Kind, b.From.Kind), cmp.Compare(a.From.Ordinal, b.From.Ordinal),
-			cmp.Compare(a.To.Kind, b.To.Kind), cmp.Compare(a.To.Ordinal, b.To.Ordinal))
-	})
+	slices.SortFunc(out, func(a, b EdgeStats) int { return cmp.Or(order(a.From, b.From), order(a.To, b.To)) })
 	return out
+}
+
+// order sorts spaces, the fastest tier first.
+func order(a, b tier.ID) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
 }
 
 // early knows the batches that were brought ahead, and were not used since.

@@ -249,7 +249,7 @@ func newPlan(t testing.TB, m Mover) *Manager {
 
 func ensure(t testing.TB, plan *Manager, operator string) *Repository {
 	t.Helper()
-	r, err := plan.Ensure(Key{Operator: operator})
+	r, err := plan.Inside().Ensure(Key{Operator: operator})
 	check(t, err)
 	return r
 }

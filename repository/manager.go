@@ -112,12 +112,6 @@ func (m *Manager) Create(key Key, o Options) (*Repository, error) {
 	return m.create(key, o, false)
 }
 
-// Ensure returns the repository of a key, and makes it, with the default options,
-// if there is none.
-func (m *Manager) Ensure(key Key) (*Repository, error) {
-	return m.create(key, Options{}, true)
-}
-
 func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
 	if err := errors.Join(key.validate(), o.validate()); err != nil {
 		return nil, err
@@ -335,6 +329,11 @@ type inside struct{ *Manager }
 
 // Inside returns what only an engine does with its managers. Programs have no use for it.
 func (m *Manager) Inside() inside { return inside{m} }
+
+// Ensure returns the repository of a key, and makes it, with the default options, if there is none.
+func (m inside) Ensure(key Key) (*Repository, error) {
+	return m.create(key, Options{}, true)
+}
 
 // CountIn counts in g the calls that have memory in their hands, of Put, FanOut and readers. The
 // engine shuts g, and waits for these calls when all plans are closed. CountIn comes before any

@@ -30,13 +30,13 @@ func TestKeys(t *testing.T) {
 	wantError(t, err, ErrUnknown)
 	wantError(t, plan.Order(Key{"scan", 0}), ErrUnknown)
 	wantError(t, plan.FanOut(background, record(1), 0, Key{"scan", 0}), ErrUnknown)
-	for name, find := range map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Ensure} {
+	for name, find := range map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Inside().Ensure} {
 		if got, err := find(Key{"join", 1}); got != r || err != nil {
 			t.Errorf("%s: %p, %v", name, got, err)
 		}
 	}
 	for _, key := range []Key{{"", 0}, {"join", -1}} {
-		if _, err := plan.Ensure(key); err == nil {
+		if _, err := plan.Inside().Ensure(key); err == nil {
 			t.Errorf("the key %v is no error", key)
 		}
 	}
@@ -195,7 +195,7 @@ func TestOrderRacesPut(t *testing.T) {
 	keys := []Key{{"a", 0}, {"b", 0}, {"c", 0}}
 	var all []*Repository
 	for _, key := range keys {
-		r, err := plan.Ensure(key)
+		r, err := plan.Inside().Ensure(key)
 		check(t, err)
 		all = append(all, r)
 	}
@@ -252,7 +252,7 @@ func TestOrdersRace(t *testing.T) {
 	plan := newPlan(t, m)
 	a, b := Key{"a", 0}, Key{"b", 0}
 	for i, key := range []Key{a, b} {
-		r, err := plan.Ensure(key)
+		r, err := plan.Inside().Ensure(key)
 		check(t, err)
 		for n := range 4 {
 			check(t, r.PutBatch(0, newBatch(t, batch.ID(10*i+n+1), m.space(tier.GPU))))
@@ -285,7 +285,7 @@ func TestFanOut(t *testing.T) {
 	plan := newPlan(t, m)
 	keys := []Key{{"a", 0}, {"a", 1}, {"b", 0}}
 	for _, key := range keys {
-		_, err := plan.Ensure(key)
+		_, err := plan.Inside().Ensure(key)
 		check(t, err)
 	}
 	check(t, plan.FanOut(background, record(3), 2, keys...))
@@ -371,7 +371,7 @@ func TestFailedFanOutLeavesConsumers(t *testing.T) {
 		var all []*Repository
 		for i := range 3 {
 			keys = append(keys, Key{"join", i})
-			r, err := plan.Ensure(keys[i])
+			r, err := plan.Inside().Ensure(keys[i])
 			check(t, err)
 			all = append(all, r)
 		}

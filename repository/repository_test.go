@@ -592,7 +592,7 @@ func TestCloseCanBeTriedAgain(t *testing.T) {
 	wantError(t, plan.Close(ctx), context.Canceled)
 	_, err = r.Take(background, 0, batch.Idle)
 	wantError(t, err, tier.ErrClosed)
-	_, err = plan.Ensure(Key{Operator: "late"})
+	_, err = plan.Inside().Ensure(Key{Operator: "late"})
 	wantError(t, err, tier.ErrClosed)
 	check(t, transit.Abort())
 	check(t, plan.Close(background))

@@ -1,0 +1,86 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Measure moves a batch of rec's data from each space to each other one, some times after a first
+// time that does not count. It returns an entry for each pair of spaces, ordered by them: Bytes is
+// what was moved at a time, Took the median. Where a batch cannot go, Err says why: a
+// *NoConverterError, or a *reservation.ExceededError if rec is too large for one of the two.
+//
+// The moves count in Stats, and so teach the monitor how fast each edge is. They wait for room as
+// others do, and Took has these waits in it: the engine should be idle. What they took is given
+// back. Measure ends early only with ctx and with the mover.
+func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (edges []Moved, err error) {
+	if times < 1 {
+		return nil, fmt.Errorf("convert: measuring %d times", times)
+	}
+	ctx, end, err := m.operations.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	spaces := m.cfg.Reservations.Spaces().All()
+	for _, from := range spaces {
+		for _, to := range spaces {
+			if from == to {
+				continue
+			}
+			e := m.measure(ctx, rec, times, from, to)
+			if ctx.Err() != nil {
+				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", e.From, e.To, context.Cause(ctx))
+			}
+			edges = append(edges, e)
+		}
+	}
+	return edges, nil
+}
+
+// measure is Measure for one pair of spaces.
+func (m *Mover) measure(ctx context.Context, rec arrow.RecordBatch, times int, from, to *tier.Space) Moved {
+	var took []time.Duration
+	var one Moved
+	for range times + 1 {
+		var err error
+		if one, err = m.moveAnew(ctx, rec, from, to); err != nil {
+			return Moved{From: from.ID(), To: to.ID(), Reason: ReasonWork, Err: err}
+		}
+		took = append(took, one.Took)
+	}
+	took = took[1:]
+	slices.Sort(took)
+	one.Batch, one.Took = 0, (took[(len(took)-1)/2]+took[len(took)/2])/2
+	return one
+}
+
+// moveAnew moves a batch that it makes. No monitor knows the batch, so none moves it.
+func (m *Mover) moveAnew(ctx context.Context, rec arrow.RecordBatch, from, to *tier.Space) (_ Moved, err error) {
+	p, err := m.Ingest(ctx, rec, reservation.Specific(from.ID()))
+	if err != nil {
+		return Moved{}, err
+	}
+	b, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p})
+	if err != nil {
+		return Moved{}, errors.Join(err, release(p))
+	}
+	defer func() { err = errors.Join(err, b.Drop()) }()
+	if err := from.Lost(); err != nil {
+		return Moved{}, err
+	}
+	if p.Space() != from { // it never fits there
+		return Moved{}, &reservation.ExceededError{Space: from.ID(), Requested: p.Bytes(), Available: from.Available(), Limit: from.Capacity()}
+	}
+	t := trip{b: b, to: reservation.Specific(to.ID()), reason: ReasonWork}
+	_, err = m.bring(ctx, &t)
+	return t.moved, err
+}
