@@ -61,7 +61,7 @@ func (e *edge) state(to int, kind tier.Kind, now time.Time, perEdge int) decide.
 
 // jointly is what one executor moves at most: several, because to decide on a
 // move and to wait for its end takes longer than to move 4 KiB.
-var jointly = decide.Load{Batches: 64, Bytes: 4 << 20}
+var jointly = decide.Load{Batches: 256, Bytes: 4 << 20}
 
 // jointlyToDisk is the same for a disk, where small ones are moved together: 1 MiB of 4 KiB each.
 var jointlyToDisk = decide.Load{Batches: 256, Bytes: jointly.Bytes}

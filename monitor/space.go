@@ -293,13 +293,17 @@ func (m *Monitor) findCopies(in []*tier.Space, list []Victim) {
 // weigh estimates what it costs to move victims from a space down and back: to the next tier, or
 // onto a copy.
 func (m *Monitor) weigh(from tier.ID, targets []*tier.Space, list []Victim) {
+	speeds := make([][2]int64, 0, len(targets)) // down and up
+	for _, to := range targets {
+		speeds = append(speeds, [2]int64{m.speed(from, to.ID()), m.speed(to.ID(), from)})
+	}
 	for k := range list {
 		v := &list[k]
-		for _, to := range targets {
+		for j, to := range targets {
 			id := to.ID()
 			copied := v.copied.Has(m.byID[id])
 			if copied || v.Up == 0 && !v.not.Has(id.Kind) {
-				v.Down, v.Up = m.takes(from, id, v.Bytes), m.takes(id, from, v.Bytes)
+				v.Down, v.Up = takes(speeds[j][0], v.Bytes), takes(speeds[j][1], v.Bytes)
 			}
 			if copied {
 				v.Down = 0
@@ -316,16 +320,19 @@ const (
 	storageSpeed = 1 << 30
 )
 
-// takes estimates the time of a move.
-func (m *Monitor) takes(from, to tier.ID, bytes int64) time.Duration {
-	speed := m.cfg.Speed(from, to)
-	switch {
-	case speed > 0:
-	case from.Kind == tier.Disk || to.Kind == tier.Disk:
-		speed = storageSpeed
-	default:
-		speed = memorySpeed
+// speed returns how many bytes a second moves make from one space to another.
+func (m *Monitor) speed(from, to tier.ID) int64 {
+	if known := m.cfg.Speed(from, to); known > 0 {
+		return known
 	}
+	if from.Kind == tier.Disk || to.Kind == tier.Disk {
+		return storageSpeed
+	}
+	return memorySpeed
+}
+
+// takes estimates the time of a move.
+func takes(speed, bytes int64) time.Duration {
 	return eachMove + time.Duration(float64(bytes)/float64(speed)*float64(time.Second))
 }
 
