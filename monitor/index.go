@@ -586,7 +586,9 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int6
 				add(n, Key(key))
 			}
 		}
-		x.staleLocked(s, last, now, add)
+		if lastKey[0] <= used { // else all that were used are listed
+			x.staleLocked(s, last, now, add)
+		}
 	}
 	more = more && s.byKey.Len() > len(dst)-begin
 	if !fitting && !more {

@@ -202,6 +202,35 @@ func TestStaleVictims(t *testing.T) {
 	})
 }
 
+// TestStaleVictimsOnce: a stale batch is in the shortlist once, also where that ends with a batch
+// that goes after all that were used.
+func TestStaleVictimsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = CostAware() })
+		all := w.fillSpace(gpu0, 6, kib)
+		time.Sleep(time.Second)
+		for range 3 {
+			for _, b := range all[:5] {
+				w.use(b)
+			}
+			time.Sleep(time.Second)
+		}
+		all[5].Hint(batch.Stay)
+		time.Sleep(time.Hour)
+		list, _ := w.mon.victims(nil, 0, byKind{}, 50)
+		seen := map[batch.ID]int{}
+		for _, v := range list {
+			if seen[v.ID]++; seen[v.ID] > 1 {
+				t.Errorf("batch %d is listed twice", v.ID)
+			}
+		}
+		if len(list) != len(all) {
+			t.Errorf("%d victims of %d", len(list), len(all))
+		}
+		w.end(all...)
+	})
+}
+
 // TestStaleBehindALateOne: one batch that is a little late does not hide those that are not used
 // any more.
 func TestStaleBehindALateOne(t *testing.T) {
