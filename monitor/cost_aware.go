@@ -71,7 +71,7 @@ func (costAware) order(now int64, list []Victim, h *habits) {
 			if h.stale(v.Key, now) {
 				v.rank[0] = stale
 			}
-		case uses >= unused && uses <= once && h.seen > 0:
+		case uses >= unused && uses <= once && h.gap > 0:
 			n := 0
 			if uses == once {
 				n = 1
@@ -84,7 +84,7 @@ func (costAware) order(now int64, list []Victim, h *habits) {
 		}
 		v.rank = Key{v.rank[0], descending(uint64(rest))}
 		back := float64(v.Up)
-		if most := h.round(); h.seen > 0 && rest > most { // it may not come back
+		if most := h.round(); h.gap > 0 && rest > most { // it may not come back
 			back *= most / rest
 		}
 		v.worth = rest * float64(v.Bytes) / max(1, float64(v.Down)+back)
@@ -106,12 +106,12 @@ func (k Key) rest(now int64) float64 {
 type habits struct {
 	seen  int        // uses
 	last  int64      // when the last was
-	gap   float64    // ns between two
+	gap   float64    // ns between two; 0 before the second
 	share [3]float64 // of each kind in the uses
 	count [3]int     // the batches whose next use is of that kind
 }
 
-// recent is how many uses habits remember, about.
+// recent is how many uses habits remember, about. For the gap it is as many as there are batches.
 const recent = 64
 
 // useOf returns which kind the next use of a batch is of.
@@ -127,10 +127,11 @@ func (h *habits) use(uses uint8, at int64) {
 		h.share[i] *= 1 - part
 	}
 	h.share[useOf(uses)] += part
+	among := min(max(recent, h.batches()), float64(h.seen+2)) // a task may use all batches at once
 	if gap := float64(max(1, at-h.last)); h.seen == 1 {
 		h.gap = gap
 	} else if h.seen > 1 {
-		h.gap += (min(gap, 16*h.gap) - h.gap) * part // a pause is no habit
+		h.gap += (min(gap, 4*among*h.gap) - h.gap) / among // a long pause is no habit
 	}
 	h.seen, h.last = h.seen+1, max(h.last, at)
 }
@@ -152,10 +153,11 @@ func (h *habits) rest(uses, before int) float64 {
 	return max(1, min(longest*n/float64(max(1, h.count[uses])), n*h.gap*of/(h.share[uses]+none)))
 }
 
+// batches returns how many there are.
+func (h *habits) batches() float64 { return float64(h.count[0] + h.count[1] + h.count[2]) }
+
 // round returns how long it takes to use as many batches as there are.
-func (h *habits) round() float64 {
-	return max(1, float64(h.count[0]+h.count[1]+h.count[2])*h.gap)
-}
+func (h *habits) round() float64 { return max(1, h.batches()*h.gap) }
 
 // patience is for how many times the expected gap between uses a batch may have been unused before
 // it counts as unneeded.

@@ -171,6 +171,48 @@ func TestHabitsForget(t *testing.T) {
 	}
 }
 
+// TestHabitsOfTasks: tasks that use many batches at once are as far apart as they are.
+func TestHabitsOfTasks(t *testing.T) {
+	for _, inputs := range []int{1, 10, 20, 64, 200} {
+		const gap = 1e7
+		h := habits{count: [3]int{100, 0, 100}}
+		now := int64(0)
+		for h.seen < 5000 {
+			now += int64(inputs) * gap
+			for range inputs {
+				h.use(0, now)
+			}
+		}
+		if h.gap < gap/3 || h.gap > 3*gap {
+			t.Errorf("tasks of %d inputs: %v ns between uses, want about %v", inputs, h.gap, gap)
+		}
+		before := h.gap
+		if h.use(0, now+1e15); h.gap > 6*before {
+			t.Errorf("tasks of %d inputs: %v ns between uses after a pause, %v before", inputs, h.gap, before)
+		}
+	}
+}
+
+// TestHabitsBegin: however few uses there were, what a hint says is used soon goes last.
+func TestHabitsBegin(t *testing.T) {
+	for seen := range 4 {
+		h := habits{count: [3]int{10, 0, 0}}
+		now := int64(0)
+		for range seen {
+			now += 1e6
+			h.use(0, now)
+		}
+		p := CostAware().(costAware)
+		list := []Victim{
+			{ID: 1, Key: p.Key(batch.Info{}), Bytes: 8, Down: 1, Up: 1},
+			{ID: 2, Key: p.Key(batch.Info{NextUse: now + 10}), Bytes: 8, Down: 1, Up: 1},
+		}
+		if p.order(now, list, &h); list[0].ID != 1 {
+			t.Errorf("after %d uses what is used in 10 ns goes first", seen)
+		}
+	}
+}
+
 // TestStaleVictims: what a space has not used for long is in its shortlist, though much more is
 // expected later.
 func TestStaleVictims(t *testing.T) {
