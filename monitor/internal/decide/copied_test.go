@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier"
@@ -29,6 +30,9 @@ func TestCopyFurtherDown(t *testing.T) {
 		{"there is a copy in host, too", Places(0).With(host).With(disk), 1, shape{used: 70, victims: ten, first: 5}, shape{}, "1:gpu:0>host:0 trigger"},
 		{"there is no copy", 0, 1, shape{used: 70, victims: ten, first: 5}, shape{}, "1:gpu:0>host:0 trigger"},
 		{"what leaves host makes room", Places(0).With(disk), 1, shape{used: 75, leaving: 10, underWay: []int{1}, victims: ten, first: 5}, shape{}, "1:gpu:0>host:0 trigger"},
+		{"host is full, and room is coming", Places(0).With(disk), 1, shape{used: 100, leaving: 20, underWay: []int{2}, victims: ten, first: 5}, shape{}, "1:gpu:0>disk:0 trigger"},
+		{"and has what is needed later", Places(0).With(disk), 9, shape{used: 100, leaving: 20, underWay: []int{2}, victims: ten, first: 5}, shape{}, "held"},
+		{"enough is coming", Places(0).With(disk), 1, shape{used: 100, leaving: 40, underWay: []int{2}, victims: ten, first: 5}, shape{}, "held"},
 		{"no room on disk", Places(0).With(disk), 1, shape{used: 70, victims: ten, first: 5}, shape{used: 95}, "1:gpu:0>host:0 trigger"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -54,6 +58,16 @@ func TestCopyFurtherDown(t *testing.T) {
 		}
 		if got, want := Decide(s).text(s), "1:gpu:0>host:0 trigger, 2:gpu:0>disk:0 trigger"; got != want {
 			t.Errorf("\n got %s\nwant %s", got, want)
+		}
+	})
+	t.Run("what follows in host is not known", func(t *testing.T) {
+		s := build(three, shape{used: 89, victims: []int64{10, 10}, first: 5}, shape{used: 80, victims: ten}, shape{})
+		for i := range s.Spaces[0].Victims {
+			s.Spaces[0].Victims[i].Copied = Places(0).With(disk)
+		}
+		s.Spaces[host].Victims, s.Spaces[host].More = s.Spaces[host].Victims[:1], true
+		if d := Decide(s); !slices.Contains(d.Cut, host) {
+			t.Errorf("decided without it: %s", d.text(s))
 		}
 	})
 }

@@ -485,6 +485,9 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 			return edge, now
 		}
 		if edge, better := p.relievable(i, first, end, v); edge >= 0 {
+			if better && copied >= end && p.passes(down[edge].To, v) {
+				return copied, begin
+			}
 			if better {
 				p.hold(i, edge, v, reason)
 				return edge, false
@@ -524,7 +527,11 @@ func (p *planner) passes(i int, v Victim) bool {
 	if len(sp.Down) == 0 || sp.Over()+pl.arriving+sp.Charged(v.Bytes)-sp.Coming()-pl.planned <= 0 {
 		return false
 	}
-	return pl.next >= len(sp.Victims) || slices.Compare(sp.Victims[pl.next].Key[:], v.Key[:]) >= 0
+	if pl.next >= len(sp.Victims) {
+		p.cut(i)
+		return true
+	}
+	return slices.Compare(sp.Victims[pl.next].Key[:], v.Key[:]) >= 0
 }
 
 // fit looks for room for v at the ends of edges [first, end) of space i, which
