@@ -32,7 +32,7 @@ func TestRandomPressure(t *testing.T) {
 				s[tier.ID{Kind: tier.GPU, Ordinal: 1}] = 64 * kib
 			}
 			w := newWorld(t, s, func(c *Config, w *world) {
-				c.Policy, _ = ByName(Names()[seed%3])
+				c.Policy, _ = ByName(Names()[seed/3%uint64(len(Names()))])
 				c.MovesPerEdge = 1 + r.IntN(3)
 				w.mover.bytesA = time.Duration(r.IntN(100)) * time.Microsecond
 			})
