@@ -189,8 +189,8 @@ func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
 				{[]int{1, 2}, 0, 100}, {[]int{3}, 513, 514}, {[]int{3, 2, 1, 0}, rec.NumRows() - 1, rec.NumRows()},
 				{[]int{1}, 700, 700}, {[]int{}, 5, 9},
 			} {
-				if n%3 > 0 && payload.PackedType(k) == f.form {
-					continue // it is the same way, but for uncompressing
+				if n%3 > 0 && payload.PackedType(k) == f.form || n > 1 && (n+i+int(k))%2 > 0 {
+					continue // packed, it is the same way, but for uncompressing; types and tiers take turns
 				}
 				m.picked(t, b, s.fields, s.from, s.to)
 				if t.Failed() {

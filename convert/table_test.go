@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
@@ -75,8 +77,8 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 	}
 }
 
-// longStrings returns a record that takes three asynchronous copies. It is made once.
-func longStrings(t *testing.T) arrow.RecordBatch {
+// longTable returns a record that takes three asynchronous copies. It is made once.
+func longTable(t *testing.T) arrow.RecordBatch {
 	t.Helper()
 	rec := threePieces()
 	if l, err := image.NewLayout(rec); err != nil || l.Size() < 2*transfer.MaxPiece {
@@ -87,14 +89,19 @@ func longStrings(t *testing.T) arrow.RecordBatch {
 	return rec
 }
 
-var threePieces = sync.OnceValue(func() arrow.RecordBatch { return arrowgen.Strings(1, 500_000, 3) })
+var threePieces = sync.OnceValue(func() arrow.RecordBatch {
+	const rows = 100_000
+	numbers, strings := arrowgen.Ints(1, rows, 20), arrowgen.Strings(1, rows, 1) // strings take long to compare
+	return array.NewRecordBatch(arrowgen.Schema(append(slices.Repeat([]arrow.DataType{arrow.PrimitiveTypes.Int64}, 20), arrow.BinaryTypes.String)...),
+		append(numbers.Columns(), strings.Column(0)), rows)
+})
 
 // A table that is larger than what one copy carries, and packed images as its source.
 func TestLargeTables(t *testing.T) { onEachGPUPinnedOrNot(t, largeTables) }
 
 func largeTables(t *testing.T, g gpus) {
 	m := newMachine(t, machineConfig{gpus: g, onDisk: true, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
-	rec := longStrings(t)
+	rec := longTable(t)
 	b := m.laid(t, rec)
 	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
 	m.as(t, b, toHost, batch.HostImage, tier.Host)
@@ -207,7 +214,7 @@ func TestTableMoveIsCancelled(t *testing.T) { onEachGPU(t, 1, tableMoveIsCancell
 func tableMoveIsCancelled(t *testing.T, g gpus) {
 	var dev *faultdev.Device
 	m := newMachine(t, machineConfig{gpus: g, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
-	rec := longStrings(t)
+	rec := longTable(t)
 	b := m.laid(t, rec)
 	defer m.drop(t, b)
 	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)

@@ -3,4 +3,4 @@
 package reservation_test
 
 // mostGoroutines is how many a test may start.
-const mostGoroutines = 100_000
+const mostGoroutines = 30_000

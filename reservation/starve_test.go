@@ -360,9 +360,9 @@ func TestPassThatComesBackIsNoticed(t *testing.T) {
 	})
 }
 
-// A hundred thousand waiters are served in the order in which they came. One in the
+// Thirty thousand waiters are served in the order in which they came. One in the
 // midst of them that is cancelled is gone at once, and Close ends the rest.
-func TestHundredThousandWaiters(t *testing.T) {
+func TestThirtyThousandWaiters(t *testing.T) {
 	n := mostGoroutines
 	if testing.Short() || invariants.Enabled {
 		n /= 20

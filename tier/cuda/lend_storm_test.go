@@ -21,7 +21,7 @@ import (
 // closed, all at the same time, while what is lent comes back on threads of others, also when a
 // context is lost: everything ends, and nothing is left.
 func TestLendStorm(t *testing.T) {
-	for seed := range testseed.Each(t, 8) {
+	for seed := range testseed.Each(t, 4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			lose := seed%2 == 1
 			r := &rig{Emulator: cudatest.New(t, cudatest.Config{Devices: 2, Memory: 32 << 20})}

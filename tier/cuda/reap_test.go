@@ -94,7 +94,7 @@ func TestEventsAreRefusedWhileOthersReap(t *testing.T) {
 		t.Fatal(err)
 	}
 	reaping(d, func() {
-		for i := range 800 {
+		for i := range 200 {
 			b, err := d.Alloc(s, n)
 			if err != nil {
 				t.Fatal(err)

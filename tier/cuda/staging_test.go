@@ -73,7 +73,7 @@ func TestStagingIsUsedAgain(t *testing.T) {
 // before the memory goes that was staged for it.
 func TestClosedBeforeItsEventsAreSeen(t *testing.T) {
 	for _, lose := range []bool{false, true} {
-		for range 5 {
+		for range 2 {
 			e := cudatest.New(t, cudatest.Config{Memory: 64 << 20})
 			lib, err := cuda.Load(e.Path)
 			must(t, err)

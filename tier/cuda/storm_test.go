@@ -137,7 +137,7 @@ func (u *user) work() error {
 // work. They fail in all ways, and are closed in the middle of it: all waits end, and nothing is
 // left.
 func TestManyUseDevicesThatFailAndAreClosed(t *testing.T) {
-	for seed := range testseed.Each(t, 6) {
+	for seed := range testseed.Each(t, 3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := load(t, cudatest.Config{Devices: 2, Delay: time.Duration(seed%3) * 10 * time.Microsecond})
 			s := &storm{events: make(chan tier.Event, 64), stop: make(chan struct{})}

@@ -308,7 +308,7 @@ func byPlace(ms []tier.Memory) []tier.Memory {
 func testPoolCuts(t *testing.T, p *poolUnderTest) {
 	r := rand.New(rand.NewPCG(2, 3))
 	had := 0
-	for range 30 {
+	for range 10 {
 		var held []tier.Memory
 		for {
 			m, err := p.Alloc(tier.Page*(1+r.Int64N(8)), nil)
@@ -355,7 +355,7 @@ func testPoolCuts(t *testing.T, p *poolUnderTest) {
 // it, makes holes and fills those: none of it is refused. In the end all of the
 // pool can be had for something large.
 func testPoolSmall(t *testing.T, p *poolUnderTest) {
-	sizes, rounds := []int64{1000, 3000, 5000}, 3
+	sizes, rounds := []int64{1000, 3000, 5000}, 2
 	if testing.Short() {
 		sizes, rounds = sizes[1:2], 1
 	}
@@ -465,7 +465,7 @@ func testPoolRandom(t *testing.T, p *poolUnderTest) {
 	r := rand.New(rand.NewPCG(4, 5))
 	var held []piece
 	var charged int64
-	for step := range uint64(600) {
+	for step := range uint64(300) {
 		if r.IntN(2) == 0 {
 			size := 1 + r.Int64N(poolCapacity/8)
 			cuts := pages(size)
@@ -520,7 +520,7 @@ func testPoolConcurrent(t *testing.T, p *poolUnderTest) {
 	for g := range uint64(4) {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(g, 9))
-			for i := range uint64(60) {
+			for i := range uint64(40) {
 				if err := drawAndCheck(space, 1+r.Int64N(poolCapacity/6), g<<16|i); err != nil {
 					t.Error(err)
 					return
