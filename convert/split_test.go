@@ -41,8 +41,8 @@ func cutAt(n int64, cuts ...int64) (m inExtents) {
 // memory are compared with their checksums wherever the extents end: a change of any part of a
 // chunk that two or three of them share is found, and located where the chunk begins.
 func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
-	m := newMachine(t, machineConfig{onDisk: true, disk: 32 << 20})
-	b := m.put(t, numbered(1, 150000), tier.Disk) // 3.5 MiB
+	m := newMachine(t, machineConfig{disk: 32 << 20})
+	b := m.put(t, numbered(1, 60_000), tier.Disk) // 1.4 MiB
 	img, ok := b.Info().Payload.(*batch.Image)
 	if !ok || b.Info().Descriptor.Body < 3*payload.SumChunk+4*tier.Page {
 		t.Fatalf("%s of %d bytes", b.Info().Payload.Type(), b.Info().Descriptor.Body)

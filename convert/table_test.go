@@ -274,7 +274,7 @@ func tableFaults(t *testing.T, gpu gpus) {
 		var dev *faultdev.Device
 		m := newMachine(t, machineConfig{gpus: gpu, wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
 		g := arrowgen.New(9)
-		rec := g.Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean, arrow.ListOf(arrow.PrimitiveTypes.Int16)), 6_000) // several chunks
+		rec := g.Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.FixedWidthTypes.Boolean, arrow.ListOf(arrow.PrimitiveTypes.Int16)), 3_000) // several chunks
 		defer rec.Release()
 		for _, own := range []bool{true, false} {
 			for _, to := range []struct {

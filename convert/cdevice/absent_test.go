@@ -75,7 +75,7 @@ func TestNoBufferIsMissing(t *testing.T) {
 	lib := buildConsumer(t)
 	r := newRig(t, nil)
 	tried := 0
-	first, step := testseed.Share(t, 4)
+	first, step := testseed.Half(t, 4)
 	for i, dt := range arrowgen.Types() {
 		if nestedExtension(dt) || hasExtension(dt) {
 			continue

@@ -52,7 +52,7 @@ func TestRoundTripOfEveryType(t *testing.T) {
 		}
 		defer func() { _ = arrow.UnregisterExtensionType(name) }()
 	}
-	first, step := testseed.Share(t, 4)
+	first, step := testseed.Half(t, 4)
 	for i, dt := range arrowgen.Types() {
 		if nestedExtension(dt) {
 			continue

@@ -51,7 +51,7 @@ func spoil(a *Array, rng *rand.Rand) {
 func TestImportOfSpoiltStructs(t *testing.T) {
 	r := newRig(t, nil)
 	runs, refused, taken := 0, 0, 0
-	all := testseed.Rounds(3000, 750)
+	all := testseed.Rounds(1500, 750)
 	for seed := range testseed.Each(t, all) {
 		runs++
 		rng := rand.New(rand.NewPCG(seed, 7))

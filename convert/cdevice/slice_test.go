@@ -36,7 +36,7 @@ var cuts = [][2]int{{0, 100}, {3, 97}, {8, 100}, {13, 14}, {64, 71}, {99, 100}, 
 func TestSlicesOfEveryType(t *testing.T) {
 	lib := buildConsumer(t)
 	r := newRig(t, nil)
-	first, step := testseed.Share(t, 3)
+	first, step := testseed.Half(t, 3)
 	for i, dt := range arrowgen.Types() {
 		if nestedExtension(dt) || hasExtension(dt) {
 			continue

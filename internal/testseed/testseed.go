@@ -109,6 +109,17 @@ func Share(t testing.TB, part int) (first, step int) {
 	return int(One(t) % uint64(part)), part
 }
 
+// Half is Share for products of many types with what is done to each: pairs whose indices add up to
+// first, modulo step. They are every other pair, which a seed of One chooses, so that each type and
+// each thing is tried in each run. Hurried tests try one of part.
+func Half(t testing.TB, part int) (first, step int) {
+	t.Helper()
+	if Hurried() {
+		return Share(t, part)
+	}
+	return int(One(t) % 2), 2
+}
+
 func hint(t testing.TB, seed uint64) string {
 	name, _, _ := strings.Cut(t.Name(), "/")
 	return fmt.Sprintf("the seed was %d; to repeat: %s=%d go test -run '^%s$' in this package", seed, Variable, seed, name)

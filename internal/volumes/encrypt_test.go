@@ -155,7 +155,7 @@ func roundTrips(t *testing.T, e tier.FileMemory) {
 		}
 		return min(limit, max(0, n))
 	}
-	for i := range uint64(150) {
+	for i := range uint64(80) {
 		off := edge(size - 1)
 		n := edge(size - off)
 		p := random(n+int64(i%3), i)[i%3:] // not aligned, often

@@ -353,7 +353,7 @@ func TestRandomPersisting(t *testing.T) {
 		closeVolume(t, v)
 		wantEmpty(t, work)
 	}
-	for step := range uint64(testseed.Rounds(400, 100)) {
+	for step := range uint64(testseed.Rounds(200, 100)) {
 		switch k := r.IntN(10); {
 		case k < 5 && v.Stats().Used < 8*mib:
 			sizes := []int64{page * (1 + r.Int64N(64))}
