@@ -1,4 +1,4 @@
-package spillway_test
+package main_test
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 func Example_parquet() {
 	ctx := context.Background()
 	err := func() (err error) {
-		f, err := file.OpenParquetFile("testdata/flights.parquet", false)
+		f, err := file.OpenParquetFile("../../testdata/flights.parquet", false)
 		if err != nil {
 			return err
 		}
