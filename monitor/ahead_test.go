@@ -11,6 +11,23 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// aheadWorld has a GPU and a disk, and copies ahead with write. change may change its settings.
+func aheadWorld(t *testing.T, write func(b *batch.Batch) int64, change ...func(c *Config)) *world {
+	return newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+		c.AheadRate = 1000 * kib
+		c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) { return write(b), nil }
+		for _, f := range change {
+			f(c)
+		}
+	})
+}
+
+// firstVictim is the batch that is to leave the GPU first.
+func (w *world) firstVictim() *batch.Batch {
+	list, _ := w.mon.victims(nil, 0, byKind{}, 1)
+	return list[0].Batch
+}
+
 // TestWhatChangesDuringASearch for batches to copy ahead is looked at again when it is over.
 func TestWhatChangesDuringASearch(t *testing.T) {
 	bubble(t, "the first", func(t *testing.T) {
@@ -18,27 +35,25 @@ func TestWhatChangesDuringASearch(t *testing.T) {
 		var all []*batch.Batch
 		tries := 0
 		var w *world
-		w = newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
-			c.Policy = PlanOrder() // a use changes no place
-			c.AheadRate = kib      // a job has one batch
-			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
-				switch {
-				case b.ID() == first:
-					tries++
-				case tries == 1: // once
-					tries++
-					for _, b := range all {
-						if b.ID() == first {
-							w.use(b)
-						}
+		w = aheadWorld(t, func(b *batch.Batch) int64 {
+			switch {
+			case b.ID() == first:
+				tries++
+			case tries == 1: // once
+				tries++
+				for _, b := range all {
+					if b.ID() == first {
+						w.use(b)
 					}
 				}
-				return 0, nil
 			}
+			return 0
+		}, func(c *Config) {
+			c.Policy = PlanOrder() // a use changes no place
+			c.AheadRate = kib      // a job has one batch
 		})
 		all = w.fillSpace(gpu0, 75, kib) // between the marks
-		list, _ := w.mon.victims(nil, 0, byKind{}, 1)
-		first = list[0].ID
+		first = w.firstVictim().ID()
 		w.start()
 		settle(5 * time.Minute)
 		if tries < 3 {
@@ -53,15 +68,12 @@ func TestWrittenWhenADiskHasRoom(t *testing.T) {
 	bubble(t, "marks", func(t *testing.T) {
 		var room atomic.Bool
 		var copied atomic.Int64
-		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
-			c.AheadRate = 1000 * kib
-			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
-				if !room.Load() {
-					return 0, nil
-				}
-				copied.Add(1)
-				return kib, nil
+		w := aheadWorld(t, func(*batch.Batch) int64 {
+			if !room.Load() {
+				return 0
 			}
+			copied.Add(1)
+			return kib
 		})
 		if err := w.spaces[disk0].SetMarks(tier.Fractions{Limit: 1, Trigger: 0.02, Stop: 0.01}); err != nil {
 			t.Fatal(err)
@@ -87,25 +99,20 @@ func TestWrittenWhenPutBack(t *testing.T) {
 	bubble(t, "busy", func(t *testing.T) {
 		var inUse batch.ID
 		var tries, others atomic.Int64
-		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, w *world) {
-			c.AheadRate = 1000 * kib
-			c.Period = 3 * time.Second
-			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
-				if others.Add(1); b.ID() == inUse {
-					tries.Add(1)
-				}
-				return 0, nil
+		w := aheadWorld(t, func(b *batch.Batch) int64 {
+			if others.Add(1); b.ID() == inUse {
+				tries.Add(1)
 			}
-			w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
-				if b.ID() == inUse {
-					return &batch.StateError{Batch: b.ID()}
-				}
-				return nil
+			return 0
+		}, func(c *Config) { c.Period = 3 * time.Second })
+		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
+			if b.ID() == inUse {
+				return &batch.StateError{Batch: b.ID()}
 			}
-		})
+			return nil
+		}
 		all := w.fillSpace(gpu0, 70, kib) // between the marks
-		list, _ := w.mon.victims(nil, 0, byKind{}, 1)
-		inUse = list[0].ID
+		inUse = w.firstVictim().ID()
 		w.start()
 		r, err := w.res.Reserve(t.Context(), specific(gpu0), 31*kib)
 		if err != nil {
@@ -137,19 +144,16 @@ func TestWrittenWhenNoLongerLeased(t *testing.T) {
 	bubble(t, "leased", func(t *testing.T) {
 		var first batch.ID
 		var tries atomic.Int64
-		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
-			c.AheadRate = 1000 * kib
-			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
-				if b.ID() == first {
-					tries.Add(1)
-				}
-				return 0, nil
+		w := aheadWorld(t, func(b *batch.Batch) int64 {
+			if b.ID() == first {
+				tries.Add(1)
 			}
+			return 0
 		})
 		all := w.fillSpace(gpu0, 75, kib) // between the marks
-		list, _ := w.mon.victims(nil, 0, byKind{}, 1)
-		first = list[0].ID
-		end, ok := imageOf(t, list[0].Batch).Buffers()[0].TryLease()
+		victim := w.firstVictim()
+		first = victim.ID()
+		end, ok := imageOf(t, victim).Buffers()[0].TryLease()
 		if !ok {
 			t.Fatal("no lease")
 		}
@@ -173,16 +177,13 @@ func TestWrittenAfterLessPressure(t *testing.T) {
 		var r reservation.Reservation
 		seen := make(map[batch.ID]int)
 		var w *world
-		w = newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
-			c.AheadRate = 1000 * kib
-			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
-				if len(seen) == 0 {
-					_ = r.Release()
-					time.AfterFunc(time.Millisecond, func() { r, _ = w.res.TryReserve(specific(gpu0), 5*kib) })
-				}
-				seen[b.ID()]++
-				return 0, nil
+		w = aheadWorld(t, func(b *batch.Batch) int64 {
+			if len(seen) == 0 {
+				_ = r.Release()
+				time.AfterFunc(time.Millisecond, func() { r, _ = w.res.TryReserve(specific(gpu0), 5*kib) })
 			}
+			seen[b.ID()]++
+			return 0
 		})
 		all = w.fillSpace(gpu0, 57, kib)
 		r, _ = w.res.TryReserve(specific(gpu0), 5*kib)

@@ -48,6 +48,16 @@ func run(t *testing.T, tr *trace.Trace, s replay.Setting) *replay.Result {
 	return r
 }
 
+// lruOn returns a trace without events of an engine with these spaces.
+func lruOn(spaces ...trace.Space) *trace.Trace {
+	return &trace.Trace{Header: trace.Header{Policy: "lru", Spaces: spaces}}
+}
+
+// space has its trigger at four fifths and its stop mark at two.
+func space(id tier.ID, capacity int64) trace.Space {
+	return trace.Space{ID: id, Node: -1, Capacity: capacity, Limit: capacity, Trigger: capacity / 5 * 4, Stop: capacity / 5 * 2}
+}
+
 // TestPolicies: no policy moves more, or takes longer, than testdata/policies.txt says. A policy
 // that has become better, or is new, gets its figures with -update.
 func TestPolicies(t *testing.T) {
@@ -189,10 +199,9 @@ func TestOps(t *testing.T) {
 		at += time.Millisecond
 		return trace.Event{Kind: trace.State, At: at, Batch: id, State: s, Pending: pending, Active: active, Subscribers: subscribers, Space: space, Bytes: 4096, Body: 4096}
 	}
-	tr := &trace.Trace{Header: trace.Header{Policy: "lru", Spaces: []trace.Space{
-		{ID: gpu, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384},
-		{ID: host, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384, Held: 4096},
-	}}}
+	below := space(host, 40960)
+	below.Held = 4096
+	tr := lruOn(space(gpu, 40960), below)
 	tr.Events = []trace.Event{
 		state(1, batch.Idle, 0, 0, 0, gpu), // it is there
 		state(1, batch.TaskCreated, 2, 0, 0, gpu),
@@ -228,10 +237,7 @@ func TestOps(t *testing.T) {
 // a move.
 func TestPauses(t *testing.T) {
 	gpu, host := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Host}
-	tr := &trace.Trace{Header: trace.Header{Policy: "lru", Spaces: []trace.Space{
-		{ID: gpu, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384},
-		{ID: host, Node: -1, Capacity: 819200, Limit: 819200, Trigger: 655360, Stop: 327680},
-	}}}
+	tr := lruOn(space(gpu, 40960), space(host, 819200))
 	state := func(at time.Duration, stream uint64, id batch.ID, s batch.State, active int, space tier.ID) trace.Event {
 		return trace.Event{Kind: trace.State, At: at, Stream: stream, Batch: id, State: s, Active: active, Space: space, Bytes: 28672, Body: 28672}
 	}
@@ -260,10 +266,7 @@ func TestPauses(t *testing.T) {
 // room, because the batch is larger on disk, is stuck.
 func TestVainMoves(t *testing.T) {
 	gpu, disk := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Disk}
-	tr := &trace.Trace{Header: trace.Header{Policy: "lru", Spaces: []trace.Space{
-		{ID: gpu, Node: -1, Capacity: 40960, Limit: 40960, Trigger: 32768, Stop: 16384},
-		{ID: disk, Node: -1, Capacity: 262144, Limit: 262144, Trigger: 200000, Stop: 100000},
-	}}}
+	tr := lruOn(space(gpu, 40960), space(disk, 262144))
 	state := func(at time.Duration, id batch.ID, space tier.ID, bytes int64) trace.Event {
 		return trace.Event{Kind: trace.State, At: at, Batch: id, State: batch.Idle, Space: space, Bytes: bytes, Body: 28672}
 	}
