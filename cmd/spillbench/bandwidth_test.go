@@ -32,6 +32,7 @@ func fourLoads(t *testing.T, more ...string) []string {
 
 // TestBandwidth: a row for each edge, load and state, with figures above 0.
 func TestBandwidth(t *testing.T) {
+	t.Parallel()
 	var doc report.Bandwidth
 	decode(t, succeed(t, fourLoads(t, "--json=-")...).stdout, &doc)
 	if doc.Schema != report.Schema || doc.Command != "bandwidth" || doc.Env.GPU != "sim" || doc.Env.FileSystem == "" || !(doc.WallSeconds > 0) {
@@ -65,6 +66,7 @@ func TestBandwidth(t *testing.T) {
 // TestBandwidthForPeople: a table that names all that was measured, and the document in a
 // file beside it.
 func TestBandwidthForPeople(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "b.json")
 	r := succeed(t, fourLoads(t, "--pairs=12", "--json", path)...)
 	for _, want := range []string{"gpu:0", "host:0", "disk:0", "64KiB", "128KiB", "fresh", "rewritten", "limit", "efficiency", "noise", "cv", "12 pairs a row", "sim"} {
@@ -84,6 +86,7 @@ func TestBandwidthForPeople(t *testing.T) {
 
 // TestBandwidthDefaults: of the default sizes those that do not fit are left out, and noted.
 func TestBandwidthDefaults(t *testing.T) {
+	t.Parallel()
 	var doc report.Bandwidth
 	r := command(t, t.Context(), "bandwidth", "--gpu-memory=2MiB", "--host-memory=4MiB", "--json=-")
 	if r.status != 0 {
@@ -103,6 +106,7 @@ func TestBandwidthDefaults(t *testing.T) {
 // TestBandwidthTooLarge: what was asked for and does not fit is not left out in silence; and to
 // measure nothing is no success.
 func TestBandwidthTooLarge(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{
 		{"--sizes=64KiB,1MiB", "--threads=1"},
 		{"--threads=8", "--sizes=128KiB"},
@@ -117,6 +121,7 @@ func TestBandwidthTooLarge(t *testing.T) {
 
 // TestBandwidthInterrupted: it ends with 130, writes no result, and leaves nothing.
 func TestBandwidthInterrupted(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	path := filepath.Join(t.TempDir(), "b.json")
@@ -175,6 +180,7 @@ func TestBandwidthNoConverter(t *testing.T) {
 
 // TestBandwidthErrors: wrong use is reported in one line, with what to do.
 func TestBandwidthErrors(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		arg  string
 		want []string
@@ -208,10 +214,11 @@ func TestBandwidthErrors(t *testing.T) {
 // their limit: all bytes of both take as long as they should. Single figures say less, for
 // what a sleep was too long is made up for.
 func TestBandwidthThrottled(t *testing.T) {
-	const rate, size, pairs = 16 << 20, 64 << 10, 11
+	t.Parallel()
+	const rate, size, pairs = 32 << 20, 64 << 10, 11
 	var doc report.Bandwidth
 	begun := time.Now()
-	decode(t, succeed(t, narrow(t, "--sizes=64KiB", "--threads=1", "--disk-throttle=16MiB", "--json=-")...).stdout, &doc)
+	decode(t, succeed(t, narrow(t, "--sizes=64KiB", "--threads=1", "--disk-throttle=32MiB", "--json=-")...).stdout, &doc)
 	took := time.Since(begun)
 	slow := 0
 	for _, r := range doc.Rows {
@@ -233,6 +240,7 @@ func TestBandwidthThrottled(t *testing.T) {
 // TestBandwidthFaults: a fault that is not survived has status 1, and is named; others
 // are counted.
 func TestBandwidthFaults(t *testing.T) {
+	t.Parallel()
 	one := narrow(t, "--sizes=64KiB", "--threads=1", "--json=-")
 	for fault, want := range map[string]string{"op=write,kind=eio": "input/output error", "op=read,kind=bitflip": "corrupt", "op=copy,kind=eio": "input/output error"} {
 		r := command(t, t.Context(), append(slices.Clone(one), "--fault="+fault)...)
@@ -250,6 +258,7 @@ func TestBandwidthFaults(t *testing.T) {
 // TestBandwidthNotesTheCodec: what may be compressed is not compared with what is not
 // without a word.
 func TestBandwidthNotesTheCodec(t *testing.T) {
+	t.Parallel()
 	one := narrow(t, "--sizes=64KiB", "--threads=1")
 	for codec, noted := range map[string]bool{"none": false, "s2": true, "auto": true} {
 		r := succeed(t, append(slices.Clone(one), "--codec="+codec)...)
@@ -262,6 +271,7 @@ func TestBandwidthNotesTheCodec(t *testing.T) {
 // TestBandwidthBetween: what is not requested is not measured, and an unknown kind of space is an
 // error.
 func TestBandwidthBetween(t *testing.T) {
+	t.Parallel()
 	var doc report.Bandwidth
 	decode(t, succeed(t, fourLoads(t, "--between=gpu,host", "--json=-")...).stdout, &doc)
 	for _, r := range doc.Rows {

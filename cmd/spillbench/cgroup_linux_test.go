@@ -81,7 +81,7 @@ func TestMemoryOfContainers(t *testing.T) {
 	}{
 		"the defaults":                 {256, []string{"run", "--input", table, "--repeat=7"}, 0, nil},
 		"a generated table":            {112, []string{"run", "--gpu-memory=16MiB", "--host-memory=16MiB"}, 0, nil},
-		"a large share for the spaces": {320, []string{"run", "--input", table, "--repeat=11", "--gpu-memory=120MiB", "--host-memory=120MiB"}, 0, nil},
+		"a large share for the spaces": {240, []string{"run", "--input", table, "--repeat=8", "--gpu-memory=80MiB", "--host-memory=80MiB"}, 0, nil},
 		"many workers":                 {256, []string{"run", "--input", table, "--repeat=6", "--workers=32", "--partitions=32"}, 0, nil},
 		"encrypted":                    {192, append([]string{"run", "--input", table, "--repeat=6", "--encrypt"}, tight...), 0, nil},
 		"verified":                     {256, []string{"verify", one, "--gpu-memory=64MiB", "--host-memory=64MiB"}, 0, nil},

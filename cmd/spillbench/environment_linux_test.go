@@ -55,11 +55,11 @@ func childCommand(how string, args []string) int {
 }
 
 // inNamespace runs spillbench in a process that has file systems of its own, for which
-// no privilege is needed where the system lets users have name spaces.
-func inNamespace(t *testing.T, id int, how string, args ...string) ran {
+// no privilege is needed where the system lets users have name spaces. Its temp directory is tmp.
+func inNamespace(t *testing.T, id int, how, tmp string, args ...string) ran {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(os.Environ(), commandChild+"="+how)
+	cmd.Env = append(os.Environ(), commandChild+"="+how+" "+tmp, "TMPDIR="+tmp)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: id, HostID: os.Getuid(), Size: 1}},
@@ -82,6 +82,7 @@ func inNamespace(t *testing.T, id int, how string, args ...string) ran {
 // TestRealDirectories: spill directories that are really read-only, another user's, full, or gone
 // in the middle end with the status and the line that the contract names.
 func TestRealDirectories(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		how    string
@@ -99,19 +100,19 @@ func TestRealDirectories(t *testing.T) {
 		{"full", "mount", 0, []string{soon, "--disk=DIR/a=3584KiB", "--disk=DIR/b=3584KiB", "--gpu-memory=1MiB", "--host-memory=1MiB", "--rows-per-batch=1000"}, 3,
 			[]string{"no space left on device", "make room there, or name another directory", "DIR/"}},
 		{"larger than what is free", "mount", 0, []string{"--disk=DIR/a=1GiB"}, 3, []string{"DIR/a", "capacity 1073741824", "make room there, or name another directory"}},
-		{"enough", "mount", 0, []string{soon, "--disk=DIR/a=3584KiB", "--gpu-memory=512KiB", "--host-memory=512KiB"}, 0, nil},
+		{"enough", "mount", 0, []string{"--disk=DIR/a=3584KiB", "--gpu-memory=512KiB", "--host-memory=512KiB"}, 0, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			dir := t.TempDir()
 			if err := os.Chmod(dir, 0o555); err != nil { // a user that mounts there does not mind
 				t.Fatal(err)
 			}
-			t.Setenv("TMPDIR", dir)
 			args := []string{"run", "--quiet"}
 			for _, a := range c.args {
 				args = append(args, strings.ReplaceAll(a, "DIR", dir))
 			}
-			r := inNamespace(t, c.id, c.how+" "+dir, args...)
+			r := inNamespace(t, c.id, c.how, dir, args...)
 			if r.status != c.status || strings.Count(r.stderr, "\n") != min(1, r.status) {
 				t.Errorf("ended with %d, want %d: %q", r.status, c.status, r.stderr)
 			}
@@ -130,6 +131,7 @@ func TestRealDirectories(t *testing.T) {
 // TestSpillDirectoryVanishes while a run is under way: nothing is wrong with what is
 // open, or the line names the directory.
 func TestSpillDirectoryVanishes(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "spill")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 // TestErrors: everything that can be given wrongly ends with the status that the
 // help names, and one line that says what to do.
 func TestErrors(t *testing.T) {
+	t.Parallel()
 	whole := writeTable(t, "t.parquet", 2, 5000)
 	content, err := os.ReadFile(whole)
 	if err != nil {
@@ -118,6 +119,7 @@ func TestErrors(t *testing.T) {
 // TestUnwritableSpillDirectory: even for a user that may do all, there are directories in which no
 // file can be made.
 func TestUnwritableSpillDirectory(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux's /proc")
 	}
@@ -137,6 +139,7 @@ func TestNoTempDirectory(t *testing.T) {
 
 // TestHelp: every command explains itself on standard output.
 func TestHelp(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"topo", "--help"}, {"reserve", "--help"}, {"help", "run"}} {
 		if r := succeed(t, args...); !strings.Contains(r.stdout, "--json FILE") && !strings.Contains(r.stdout, "--json `FILE`") {
 			t.Errorf("%q printed %q", args, r.stdout)

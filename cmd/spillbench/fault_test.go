@@ -14,6 +14,7 @@ import (
 // TestFaults: every fault ends as the contract says, with everything given back: survived,
 // or found, with status 1 and a line that says what failed and why.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	const survived, found, either = 0, 1, -1
 	for _, c := range []struct {
 		fault  string
@@ -82,6 +83,7 @@ func TestFaults(t *testing.T) {
 // TestFaultIsNamed where it is the reason, and its status is that of wrong data whatever
 // the error would have otherwise.
 func TestFaultIsNamed(t *testing.T) {
+	t.Parallel()
 	r := command(t, t.Context(), append(small, soon, "--fault=op=write,kind=enospc")...)
 	if r.status != 1 || !strings.Contains(r.stderr, "--fault op=write,kind=enospc, hits: ") {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
@@ -99,6 +101,7 @@ func TestFaultIsNamed(t *testing.T) {
 }
 
 func TestSeveralFaults(t *testing.T) {
+	t.Parallel()
 	doc := runJSON(t, append(small, "--quiet", "--fault=op=read,kind=short,p=0.5", "--fault=op=write,kind=slow:0.1", "--fault=op=copy,kind=slow:0.1,times=3")...)
 	f := doc.Config.Faults
 	if len(f) != 3 || f[0].Hits == 0 || f[1].Hits == 0 || f[2] != (report.Fault{Spec: "op=copy,kind=slow:0.1,times=3", Hits: 3}) {
@@ -149,6 +152,7 @@ func chanceOfSeed(t *testing.T, args ...string) ran {
 // TestSeedOfFaults: chance is that of --seed. TestCompareFaults and TestBandwidthFaults show
 // the same of their commands.
 func TestSeedOfFaults(t *testing.T) {
+	t.Parallel()
 	var doc report.Run
 	decode(t, chanceOfSeed(t, append([]string{"run", "--rows-per-batch=500"}, small...)...).stdout, &doc)
 	if f := doc.Config.Faults; len(f) != 1 || f[0].Hits == 0 {
@@ -158,6 +162,7 @@ func TestSeedOfFaults(t *testing.T) {
 
 // TestFaultsAreNoted for people, also those that hit nothing.
 func TestFaultsAreNoted(t *testing.T) {
+	t.Parallel()
 	r := succeed(t, append(small, "--fault=op=read,kind=slow:0.1,times=2", "--fault=op=read,kind=eio,at=1000000")...)
 	for _, want := range []string{"--fault op=read,kind=slow:0.1,times=2, hits: 2 of ", "--fault op=read,kind=eio,at=1000000, hits: 0 of "} {
 		if !strings.Contains(r.stdout, want) {
@@ -168,6 +173,7 @@ func TestFaultsAreNoted(t *testing.T) {
 
 // TestVerifyFindsFaults: verify goes along every edge, so that each fault meets it.
 func TestVerifyFindsFaults(t *testing.T) {
+	t.Parallel()
 	path := writeTable(t, "t.arrow", 1, 2000)
 	for fault, want := range map[string]string{
 		"op=read,kind=eio,at=2":      "input/output error",
@@ -199,6 +205,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 // TestThrottle: the rate is kept, and shown; that it is exact is tested in faultfs. A
 // faster disk than this cannot have been.
 func TestThrottle(t *testing.T) {
+	t.Parallel()
 	doc := runJSON(t, append(small, "--disk-throttle=20MiB")...)
 	if doc.Config.DiskThrottleBytesPerS != 20<<20 || !slices.Equal(doc.Config.Faults, []report.Fault{}) {
 		t.Errorf("%+v", doc.Config)

@@ -81,6 +81,7 @@ func TestInterruptibleReturns(t *testing.T) {
 // back within a second, wherever it is. The second is of a bubble's clock, which only
 // waiting moves on: what the machine is doing besides is not measured.
 func TestInterruptedOnASlowDisk(t *testing.T) {
+	t.Parallel()
 	table := writeTable(t, "t.arrow", 8, 100_000)
 	turn := int(testseed.One(t) % 3) // of the moments, where not all are tried
 	for name, args := range map[string][]string{

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -24,9 +26,12 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
-// TestMain checks that nothing that a command started outlives it.
+// TestMain checks that commands leave nothing: no goroutine, no open descriptor, and no file in the
+// temp directory, which is their spill directory too. All tests share one, so that they can be
+// parallel.
 func TestMain(m *testing.M) {
 	if os.Getenv(deafChild) != "" {
 		os.Exit(interruptible(beDeaf))
@@ -35,11 +40,20 @@ func TestMain(m *testing.M) {
 		os.Exit(childCommand(how, os.Args[1:]))
 	}
 	debug.SetGCPercent(400) // the heap is small: to collect it at each doubling was a seventh of the time
+	if testseed.Raced {     // arenas are of Go's heap then, which would otherwise grow to twice the largest ones
+		debug.SetMemoryLimit(1 << 30)
+	}
 	// The goroutine that hears signals stays once there is one.
 	heard := make(chan os.Signal, 1)
 	signal.Notify(heard, os.Interrupt)
 	signal.Stop(heard)
-	before := runtime.NumGoroutine()
+	tmp, err := os.MkdirTemp("", "spillbench-test-")
+	must(errors.Join(err, os.Setenv("TMPDIR", tmp)))
+	before, files := runtime.NumGoroutine(), openFiles()
+	flag.Parse()
+	if flag.Lookup("test.cpuprofile").Value.String() != "" {
+		files++ // the profile stays open
+	}
 	code := m.Run()
 	// Ending goroutines may need a moment to be gone.
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(deadline); {
@@ -50,11 +64,21 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "%d goroutines are left of %d:\n%s\n", n, before, buf[:runtime.Stack(buf, true)])
 		code = 1
 	}
+	if n := openFiles(); n > files && code == 0 {
+		fmt.Fprintf(os.Stderr, "%d descriptors are left open, %d were before\n", n, files)
+		code = 1
+	}
+	if err := os.Remove(tmp); err != nil { // which a directory that is not empty does not allow
+		left, _ := os.ReadDir(tmp)
+		fmt.Fprintln(os.Stderr, "left in the temp directory:", left, err)
+		os.RemoveAll(tmp)
+		code = 1
+	}
 	os.Exit(code)
 }
 
 // soon makes commands end soon that wait for room in vain.
-const soon = "--stuck-after=500ms"
+const soon = "--stuck-after=50ms"
 
 // small are the memories of most tests: large enough to work, small enough that
 // a table overflows them at once.
@@ -81,30 +105,12 @@ func openFiles() (n int) {
 	return n
 }
 
-// command runs spillbench in this process, and checks that it leaves nothing in
-// the temp directory, which is its spill directory too, and no descriptor. So only
-// tests whose commands are processes of their own are parallel.
+// command runs spillbench in this process. What it must not leave is checked by TestMain.
 func command(t *testing.T, ctx context.Context, args ...string) ran {
 	t.Helper()
-	tmp := filepath.Join(t.TempDir(), "tmp")
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("TMPDIR", tmp)
 	var stdout, stderr bytes.Buffer
-	before := openFiles()
 	r := ran{status: Main(ctx, args, &stdout, &stderr)}
-	if n := openFiles(); n != before {
-		t.Errorf("%q left %d descriptors open, %d were before", args, n, before)
-	}
 	r.stdout, r.stderr = stdout.String(), stderr.String()
-	left, err := os.ReadDir(tmp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range left {
-		t.Errorf("%q left %s in the temp directory", args, e.Name())
-	}
 	return r
 }
 

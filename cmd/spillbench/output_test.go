@@ -17,6 +17,7 @@ import (
 // TestResultFile: a result replaces what was there, a link to it stays a link, a
 // failed command changes nothing, and nothing is left beside it.
 func TestResultFile(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	real, link := filepath.Join(dir, "real.json"), filepath.Join(dir, "link.json")
 	if err := os.WriteFile(real, []byte("old"), 0o600); err != nil {
@@ -48,6 +49,7 @@ func TestResultFile(t *testing.T) {
 
 // TestResultToDevice: a device is written to and not replaced.
 func TestResultToDevice(t *testing.T) {
+	t.Parallel()
 	succeed(t, "topo", "--quiet", "--json", os.DevNull)
 	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
 		t.Errorf("%s is %v, %v", os.DevNull, info, err)
@@ -140,7 +142,7 @@ func (full) Write([]byte) (int, error) {
 // TestFullOutput: a result that could not be written is an error, of the machine,
 // and one line.
 func TestFullOutput(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
+	t.Parallel()
 	table := writeTable(t, "t.arrow", 1, 100)
 	for _, args := range [][]string{append([]string{"run"}, small...), {"verify", table}, {"topo"}} {
 		try := func(stdout io.Writer, want string, more ...string) {

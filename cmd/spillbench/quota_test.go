@@ -71,6 +71,7 @@ func TestQuotaShowsHolders(t *testing.T) {
 // TestQuotaOfABrokenLedger: a ledger whose files were removed is reported, and so is an unreadable
 // one; the holders are shown all the same.
 func TestQuotaOfABrokenLedger(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
 		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
 	}

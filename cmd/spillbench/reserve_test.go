@@ -70,6 +70,7 @@ func TestReserve(t *testing.T) {
 
 // TestReserveInterrupted: it ends with 130 and writes nothing.
 func TestReserveInterrupted(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	path := filepath.Join(t.TempDir(), "r.json")

@@ -62,6 +62,7 @@ func runJSON(t *testing.T, args ...string) report.Run {
 // TestGeneratedTable: with no input, a table several times larger than the GPU
 // goes down to the disk and comes back.
 func TestGeneratedTable(t *testing.T) {
+	t.Parallel()
 	doc := runJSON(t, append(small, "--passes=2")...)
 	if doc.Input.Bytes < 5<<19 || doc.Input.Rows < 1 {
 		t.Errorf("%d bytes, %d rows in 1 MiB of memory", doc.Input.Bytes, doc.Input.Rows)
@@ -89,6 +90,7 @@ func TestGeneratedTable(t *testing.T) {
 // changes what it gives is not survived: nothing is read, and where small chunks are parts
 // of what is sealed as a whole nothing can be written either.
 func TestEncrypt(t *testing.T) {
+	t.Parallel()
 	if doc := runJSON(t, small...); doc.Config.Encrypt {
 		t.Error("nobody asked for encryption")
 	}
@@ -110,6 +112,7 @@ func TestEncrypt(t *testing.T) {
 
 // TestSeed: the same seed is the same table, another is another.
 func TestSeed(t *testing.T) {
+	t.Parallel()
 	a := runJSON(t, append(small, "--passes=0", "--seed=5")...)
 	b := runJSON(t, append(small, "--passes=0", "--seed=5", "--rows-per-batch=1000")...)
 	c := runJSON(t, append(small, "--passes=0", "--seed=6")...)
@@ -162,6 +165,7 @@ func TestSources(t *testing.T) {
 
 // TestInputs: every format, cut, repeated, in partitions, placed both ways.
 func TestInputs(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"t.parquet", "t.arrow", "t.arrows", "t.csv"} {
 		t.Run(name, func(t *testing.T) {
 			path := writeTable(t, name, 2, 3000)
@@ -179,6 +183,7 @@ func TestInputs(t *testing.T) {
 
 // TestSeveralInputs: files of different schemas go side by side.
 func TestSeveralInputs(t *testing.T) {
+	t.Parallel()
 	other := writeFile(t, "other.csv", "a,b,c\n1,2.5,x\n2,,y\n")
 	doc := runJSON(t, append(small, "--input", writeTable(t, "t.arrow", 1, 100), "--input", other)...)
 	if doc.Input.Rows != 102 || doc.Input.Batches != 2 || len(doc.Input.Sources) != 2 {
@@ -189,6 +194,7 @@ func TestSeveralInputs(t *testing.T) {
 // TestOversizedBatch: what can never fit the GPU is worked on where it fits, and
 // that is said.
 func TestOversizedBatch(t *testing.T) {
+	t.Parallel()
 	path := writeTable(t, "t.arrow", 1, 60_000) // over 2 MiB
 	args := []string{"run", "--input", path, "--gpu-memory=1MiB", "--host-memory=8MiB"}
 	runJSON := command(t, t.Context(), append(args, "--json=-")...)
@@ -202,6 +208,7 @@ func TestOversizedBatch(t *testing.T) {
 
 // TestSummary: the tables for people name what matters, and quiet means quiet.
 func TestSummary(t *testing.T) {
+	t.Parallel()
 	r := succeed(t, small...)
 	for _, want := range []string{"load", "pass-1", "drain", "gpu:0", "host:0", "disk:0", "sim", "verified: all"} {
 		if !strings.Contains(r.stdout, want) {
@@ -227,6 +234,7 @@ func TestVerdict(t *testing.T) {
 // TestInterrupted: a run that is cancelled before it begins, or while it loads,
 // ends with 130 and leaves nothing.
 func TestInterrupted(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if r := command(t, ctx, small...); r.status != 130 || strings.Count(r.stderr, "\n") != 1 {
@@ -278,6 +286,7 @@ func holdsFileIn(dir string) bool {
 
 // TestFailureIsOneLine: the notes of a run that failed are not printed beside its error.
 func TestFailureIsOneLine(t *testing.T) {
+	t.Parallel()
 	noted := writeTable(t, "t.arrow", 1, 60_000) // too large for the GPU, which is a note
 	whole, err := os.ReadFile(writeTable(t, "t.arrows", 40, 100))
 	if err != nil {
@@ -299,6 +308,7 @@ func TestFailureIsOneLine(t *testing.T) {
 // TestNoBatches: where there is nothing to do, run is used wrongly, and verify,
 // which was asked whether the file is right, says that it was read and no more.
 func TestNoBatches(t *testing.T) {
+	t.Parallel()
 	path := writeFile(t, "header.csv", "a,b\n")
 	if r := command(t, t.Context(), "run", "--input", path); r.status != 2 || !strings.Contains(r.stderr, "no batches") {
 		t.Errorf("run ended with %d: %q", r.status, r.stderr)
@@ -315,6 +325,7 @@ func TestNoBatches(t *testing.T) {
 // TestRunWithoutPasses: what was not checked is not said to be, and a peak is what was in
 // use and not what there is.
 func TestRunWithoutPasses(t *testing.T) {
+	t.Parallel()
 	doc := runJSON(t, append(small, "--passes=0")...)
 	if doc.Verify.Checked || doc.Verify.Batches != 0 {
 		t.Errorf("nothing was checked: %+v", doc.Verify)

@@ -273,6 +273,7 @@ func TestNotes(t *testing.T) {
 // TestVerifyTellsTheFirst: of several files the first that comes back wrong is reported, before one
 // that could not be read.
 func TestVerifyTellsTheFirst(t *testing.T) {
+	t.Parallel()
 	broken := writeFile(t, "broken.arrow", "ARROW1\x00\x00")
 	one, two := writeTable(t, "one.arrow", 1, 200), writeTable(t, "two.arrow", 1, 200)
 	r := command(t, t.Context(), "verify", broken, one, two, "--json=-", "--rows-per-batch=100", "--gpu-memory=1MiB", "--host-memory=1MiB", "--fault=op=copy,kind=bitflip")
@@ -309,6 +310,7 @@ func TestVerifyInterrupted(t *testing.T) {
 
 // TestConfigIsTold: the document has what the engine was opened with.
 func TestConfigIsTold(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
 		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stuck-after=9s", "--write-ahead=5MiB", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")

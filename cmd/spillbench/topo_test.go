@@ -15,6 +15,7 @@ import (
 
 // TestTopo: this machine has a CPU and a node, in the table and in the document.
 func TestTopo(t *testing.T) {
+	t.Parallel()
 	if r := succeed(t, "topo"); !strings.Contains(r.stdout, "NUMA nodes") {
 		t.Errorf("printed %q", r.stdout)
 	}
@@ -28,6 +29,7 @@ func TestTopo(t *testing.T) {
 
 // TestTopoRoot: a recorded machine is printed, not this one.
 func TestTopoRoot(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	for name, content := range map[string]string{
 		"proc/meminfo": "MemTotal: 1234567 kB\nMemFree: 1000 kB\nMemAvailable: 1000 kB\nSwapTotal: 0 kB\n",
@@ -59,6 +61,7 @@ func TestTopoRoot(t *testing.T) {
 // TestTopoOfNoMachine: a directory that holds no machine is wrong use. Of one with few facts,
 // nothing is printed that is this machine's.
 func TestTopoOfNoMachine(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	for _, dir := range []string{root, filepath.Join(root, "missing")} {
 		r := command(t, t.Context(), "topo", "--root", dir)
@@ -78,6 +81,7 @@ func TestTopoOfNoMachine(t *testing.T) {
 
 // TestTopoTellsDiskAsRunDoes: the same directory is the same disk to both.
 func TestTopoTellsDiskAsRunDoes(t *testing.T) {
+	t.Parallel()
 	var told report.Topo
 	decode(t, succeed(t, "topo", "--json=-").stdout, &told)
 	used := runJSON(t, append(small, "--passes=0")...)
@@ -90,6 +94,7 @@ func TestTopoTellsDiskAsRunDoes(t *testing.T) {
 // TestTopoMachines: of each recorded machine the command prints what the topology
 // says, as table and matrix, and in the document.
 func TestTopoMachines(t *testing.T) {
+	t.Parallel()
 	const recorded = "../../topology/testdata"
 	for _, machine := range []string{"dgx-a100", "workstation", "vm", "pod", "mig", "numa-unknown"} {
 		t.Run(machine, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 // TestTrace: a run that is recorded is replayed, and compared by all policies.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "run.trace")
 	var stdout, stderr strings.Builder
 	try := func(args ...string) (status int) {

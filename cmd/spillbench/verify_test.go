@@ -16,6 +16,7 @@ import (
 // TestVerifyFiles: every format along every edge; a file that cannot be read does
 // not keep the others from being verified.
 func TestVerifyFiles(t *testing.T) {
+	t.Parallel()
 	var args []string
 	for _, name := range []string{"t.parquet", "t.arrow", "t.arrows", "t.csv"} {
 		args = append(args, writeTable(t, name, 2, 500))
@@ -41,6 +42,7 @@ func TestVerifyFiles(t *testing.T) {
 
 // TestVerifyRealFiles: real files, which other programs could have written, survive every edge.
 func TestVerifyRealFiles(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("../../testdata/flights.*")
 	if err != nil || len(files) != 3 {
 		t.Fatal(files, err)
@@ -57,6 +59,7 @@ func TestVerifyRealFiles(t *testing.T) {
 
 // TestVerifySpaces: with two disks there are edges between them, too.
 func TestVerifySpaces(t *testing.T) {
+	t.Parallel()
 	r := succeed(t, "verify", "--json=-", "--disk", t.TempDir(), "--disk", t.TempDir()+"=64MiB", writeTable(t, "t.arrow", 1, 500))
 	var doc report.Verify
 	decode(t, r.stdout, &doc)
@@ -73,6 +76,7 @@ func TestVerifySpaces(t *testing.T) {
 // TestVerifyEveryType: all Arrow types that an IPC file can hold survive every
 // edge.
 func TestVerifyEveryType(t *testing.T) {
+	t.Parallel()
 	g := arrowgen.New(11)
 	g.Plain = true // IPC writers cannot write all slices
 	var types []arrow.DataType

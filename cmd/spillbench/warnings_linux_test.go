@@ -33,9 +33,8 @@ func TestWarnings(t *testing.T) {
 	}()
 	run := func(args ...string) ran {
 		dir := t.TempDir()
-		t.Setenv("TMPDIR", dir)
 		args = append([]string{"run", "--gpu-memory=512KiB", "--host-memory=512KiB", "--disk=" + dir + "/a=3584KiB"}, args...)
-		r := inNamespace(t, 0, "mount "+dir, args...)
+		r := inNamespace(t, 0, "mount", dir, args...)
 		if r.status != 0 {
 			t.Fatalf("ended with %d: %s", r.status, r.stderr)
 		}
@@ -93,6 +92,7 @@ func TestWarnings(t *testing.T) {
 
 // TestNoWarningsAreAList: commands that open no engine have an empty list.
 func TestNoWarningsAreAList(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{{"topo", "--json=-"}, {"quota", "--json=-"}} {
 		r := succeed(t, args...)
 		if !strings.Contains(r.stdout, "\"warnings\": []") {
