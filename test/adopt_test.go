@@ -31,6 +31,7 @@ import (
 // TestDamagedBytesAreNotAdopted: with a byte of a segment changed the batch, or those that share
 // the dictionary, that it is of cannot be adopted, and stay; the others can.
 func TestDamagedBytesAreNotAdopted(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {
 		t.Run(codec.String(), func(t *testing.T) {
@@ -125,6 +126,7 @@ func adoptDamaged(t *testing.T, dir string) (refused int) {
 // TestDamagedManifestCostsWhatItSaid: with a byte of the manifest changed, what is adopted is
 // what was put.
 func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 4)
 	manifests, err := filepath.Glob(filepath.Join(dir, "*", "manifest-*"))
@@ -177,6 +179,7 @@ func TestDamagedManifestCostsWhatItSaid(t *testing.T) {
 // TestTwoEnginesPersistApart: two engines with one directory have each its own, and adopt only what
 // no other engine uses.
 func TestTwoEnginesPersistApart(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
 	one := persistentEngine(t, dir)
@@ -195,6 +198,7 @@ func TestTwoEnginesPersistApart(t *testing.T) {
 // TestPersistingIsOffByDefault: without Persist there is nothing to find, and no kept directory is
 // touched. With it a capacity is needed.
 func TestPersistingIsOffByDefault(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
 	off := func(c *spillway.Config) { c.Disks[0].Persist = false }
@@ -221,7 +225,7 @@ func TestPersistingIsOffByDefault(t *testing.T) {
 	}
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
-	if _, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { c.Disks[0].Capacity = spillway.Amount{} }); err == nil || !strings.Contains(err.Error(), "capacity") {
+	if _, err := openPersistent(t, dir, func(c *spillway.Config) { c.Disks[0].Capacity = spillway.Amount{} }); err == nil || !strings.Contains(err.Error(), "capacity") {
 		t.Errorf("without a capacity: %v", err)
 	}
 }
@@ -230,6 +234,7 @@ func TestPersistingIsOffByDefault(t *testing.T) {
 // at the same time, some by a context that has ended, while the engine closes: what is not
 // adopted stays, and what is, is whole.
 func TestAdoptBesideEachOther(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 24)
 	ended, cancel := context.WithCancel(t.Context())
@@ -314,6 +319,7 @@ func TestAdoptBesideEachOther(t *testing.T) {
 // TestAdoptingSurvivesEveryFault: with any operation of the file system failing once while an
 // engine opens, adopts and closes, each batch is adopted whole, or kept still.
 func TestAdoptingSurvivesEveryFault(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 3)
 	for i := 0; ; i += testseed.Rounds(1, 4) {
@@ -321,7 +327,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 		copytree.Copy(t, work, dir)
 		at := ""
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
-		eng, err := openPersistent(t.Context(), work, func(c *spillway.Config) { c.Disks[0].FS = files })
+		eng, err := openPersistent(t, work, func(c *spillway.Config) { c.Disks[0].FS = files })
 		adopted := make(map[int64]bool)
 		if err == nil {
 			for _, k := range eng.Persisted() {
@@ -381,6 +387,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 // TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where
 // it stood.
 func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
 	eng := persistentEngine(t, dir)
@@ -413,6 +420,7 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 // TestAdoptedBytesAreTheBatchs: what is kept takes of a disk's room until it is adopted; then it is
 // a batch's, which can be dropped.
 func TestAdoptedBytesAreTheBatchs(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	eng := persistentEngine(t, crashed(t, 3))
 	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]

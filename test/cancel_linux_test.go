@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -102,17 +103,18 @@ func TestCancelledMoveEnds(t *testing.T) {
 		underWay = 2 * volumes.DefaultRequest * volumes.DefaultDepth // two transfers at full depth
 	)
 	top := discover(t)
+	leavesNothing(t, t.TempDir()) // of all; in its directory each looks itself
 	rec := halfRandom(size)
-	defer rec.Release()
+	t.Cleanup(rec.Release)
 	for i, codec := range []convert.Codec{convert.CodecNone, convert.CodecS2} {
 		for j, edge := range [][2]tier.Kind{{tier.Host, tier.Disk}, {tier.GPU, tier.Disk}, {tier.Disk, tier.Host}, {tier.Disk, tier.GPU}} {
 			if testseed.Hurried() && j%3 != i {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s %s to %s", codec, edge[0], edge[1]), func(t *testing.T) {
+				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					dir := t.TempDir()
-					leavesNothing(t, dir)
 					files := faultfs.New(disk.OS(), 1)
 					m := &meter{FS: files}
 					cfg := spillConfig(dir, m, top)
@@ -152,6 +154,9 @@ func TestCancelledMoveEnds(t *testing.T) {
 					}
 					s.whole()
 					s.close()
+					if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+						t.Errorf("%v is left, %v", left, err)
+					}
 				})
 			})
 		}

@@ -376,6 +376,7 @@ func TestKilledEngines(t *testing.T) {
 	kills := testseed.Rounds(120, 40)
 	for _, named := range []bool{false, true} {
 		t.Run(map[bool]string{false: "anonymous", true: "named"}[named], func(t *testing.T) {
+			t.Parallel() // processes wait for the disk
 			var lanes sync.WaitGroup
 			var random, met atomic.Int32 // kills at random, and how many of them left something
 			for lane := range killsAtOnce {
@@ -514,6 +515,7 @@ func TestEnginesInOneDirectory(t *testing.T) {
 	lives, kills := testseed.Rounds(12, 2), testseed.Rounds(12, 3)
 	for _, kinds := range [][2]bool{{true, true}, {false, true}} { // of files: named or not
 		t.Run(fmt.Sprintf("named=%v,%v", kinds[0], kinds[1]), func(t *testing.T) {
+			t.Parallel() // engines wait for the disk
 			dir := t.TempDir()
 			if !kinds[0] { // the other two were on the disk
 				dir = memdir.New(t)

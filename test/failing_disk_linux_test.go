@@ -32,8 +32,6 @@ type spill struct {
 	failed  []error
 }
 
-// patience is what only a wait that never ends takes.
-
 func openSpill(t *testing.T, cfg spillway.Config) *spill {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), cfg)
@@ -137,6 +135,7 @@ func (f fullFS) Usage(string) (disk.Usage, error) {
 // well again, so is the engine.
 func TestDiskFailsWhileRunning(t *testing.T) {
 	top := discover(t)
+	leavesNothing(t, t.TempDir()) // of all; in its directory each looks itself
 	another := "another directory"
 	for name, c := range map[string]struct {
 		err   error
@@ -157,15 +156,17 @@ func TestDiskFailsWhileRunning(t *testing.T) {
 		"all fails, named":      {err: syscall.EIO, named: true, says: []string{"input/output error"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits for disks that are to be tried again
 			dir := t.TempDir()
-			leavesNothing(t, dir)
 			var rules []faultfs.Rule
 			if c.named {
 				rules = append(rules, noAnonymous)
 			}
 			inner := faultfs.New(disk.OS(), 1, rules...)
 			files := faultfs.New(inner, 1)
-			s := openSpill(t, spillConfig(dir, files, top))
+			cfg := spillConfig(dir, files, top)
+			cfg.MonitorPeriod = 250 * time.Microsecond // it waits for 64 of them before it tries again
+			s := openSpill(t, cfg)
 			well := files.Add(faultfs.Rule{Ops: c.ops, Effect: faultfs.Fail(c.err)})
 			s.putAndMove(t.Context())
 			if len(s.failed) != 2 {
@@ -181,6 +182,9 @@ func TestDiskFailsWhileRunning(t *testing.T) {
 				t.Errorf("when all is well again: %v", s.failed)
 			}
 			s.close()
+			if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+				t.Errorf("%v is left, %v", left, err)
+			}
 		})
 	}
 }

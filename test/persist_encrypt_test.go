@@ -27,9 +27,10 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// sealPersisted is set while TestPersistingOnEncryptedDisks runs the other tests. So neither it nor
-// they run in parallel with others.
-var sealPersisted bool
+// onEncryptedDisks reports whether t runs for TestPersistingOnEncryptedDisks.
+func onEncryptedDisks(t testing.TB) bool {
+	return strings.HasPrefix(t.Name(), "TestPersistingOnEncryptedDisks/")
+}
 
 // persistKey is the key of disks that encrypt and keep.
 var persistKey = []byte("a key of 32 bytes, for the tests")
@@ -58,6 +59,7 @@ var persistSuite = map[string]func(*testing.T){
 // TestPersistingOnEncryptedDisks runs the tests of kept batches once more. No test of those files
 // may be forgotten here.
 func TestPersistingOnEncryptedDisks(t *testing.T) {
+	t.Parallel()
 	for _, file := range []string{"persist_test.go", "adopt_test.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
@@ -70,8 +72,6 @@ func TestPersistingOnEncryptedDisks(t *testing.T) {
 			}
 		}
 	}
-	sealPersisted = true
-	defer func() { sealPersisted = false }()
 	left := testseed.Rounds(len(persistSuite), 4) // in each run it may be others
 	for name, test := range persistSuite {
 		if left--; left >= 0 {
@@ -112,7 +112,7 @@ func TestPersistedNeedsItsKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, beside := crashed(t, 4, c.kept), crashed(t, 2)
 			before := filesIn(t, dir)
-			_, err := openPersistent(t.Context(), dir, c.opened, func(cfg *spillway.Config) {
+			_, err := openPersistent(t, dir, c.opened, func(cfg *spillway.Config) {
 				cfg.Disks = []spillway.DiskConfig{{Dir: beside, Capacity: spillway.Bytes(64 << 20), Persist: true}, cfg.Disks[0]}
 			})
 			var e *disk.KeyError

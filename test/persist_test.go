@@ -48,29 +48,29 @@ const (
 // persistentEngine is an engine with one disk that keeps.
 func persistentEngine(t testing.TB, dir string, change ...func(*spillway.Config)) *spillway.Engine {
 	t.Helper()
-	eng, err := openPersistent(t.Context(), dir, change...)
+	eng, err := openPersistent(t, dir, change...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return eng
 }
 
-func openPersistent(ctx context.Context, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
+func openPersistent(t testing.TB, dir string, change ...func(*spillway.Config)) (*spillway.Engine, error) {
 	cfg := spillway.Config{
 		GPUs:       []spillway.GPUConfig{},
-		HostMemory: spillway.Bytes(8 << 20),
+		HostMemory: spillway.Bytes(4 << 20),
 		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(16 << 20), Persist: true}},
 		Codec:      convert.CodecNone,
 		Topology:   thisMachine(),
 		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
-	if sealPersisted {
+	if onEncryptedDisks(t) {
 		sealed(&cfg)
 	}
 	for _, c := range change {
 		c(&cfg)
 	}
-	return spillway.Open(ctx, cfg)
+	return spillway.Open(t.Context(), cfg)
 }
 
 // persistTypes are the types of the records that are kept: all whose schema Arrow IPC can say.
@@ -229,7 +229,7 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 		t.Fatal(err)
 	}
 	child := exec.Command(exe, "-test.run=^TestPersistChild$")
-	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(sealPersisted))
+	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(onEncryptedDisks(t)))
 	var failed bytes.Buffer
 	child.Stderr = &failed
 	stdout, err := child.StdoutPipe()
@@ -363,6 +363,7 @@ func persistNeedsLinux(t testing.TB) {
 // TestKilledProcessIsAdopted kills a process that spills, at random moments. The next engine
 // has all that were on disk, whole and nothing else; in the end nothing is left.
 func TestKilledProcessIsAdopted(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	lives := testseed.Rounds(30, 4)
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -441,6 +442,7 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 // TestPersistedBatchesStayUntilAdopted: what is neither adopted nor forgotten is there again, and
 // an adopted batch that is put somewhere is kept under its new place.
 func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 6)
 	eng := persistentEngine(t, dir)
@@ -509,6 +511,7 @@ func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 // does, when the batch gets another place and when it is dropped. A place that changes while the
 // record is written is written, too.
 func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := t.TempDir()
 	files := faultfs.New(disk.OS(), 1)
@@ -582,6 +585,7 @@ func (h mute) WithGroup(string) slog.Handler      { return h }
 // TestRecordThatCannotBeWritten: the batch keeps the record of its old place, and is recorded
 // with the next. That the log's handler panics at the warning changes nothing.
 func TestRecordThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := t.TempDir()
 	files := faultfs.New(disk.OS(), 1)
@@ -635,9 +639,10 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 // TestFailedOpenLeavesWhatPersists: an engine that finds kept batches and then cannot be opened
 // returns the reason, and reports no leaked buffers; the next engine finds them.
 func TestFailedOpenLeavesWhatPersists(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	dir := crashed(t, 3)
-	_, err := openPersistent(t.Context(), dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
+	_, err := openPersistent(t, dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
 		c.HostMemory, c.HostMarks = spillway.Bytes(64*tier.Page), tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
 	})
 	var leak *spillway.LeakError

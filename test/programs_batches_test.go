@@ -24,6 +24,7 @@ type hiding struct{ batch.Observer }
 // itself, with an id that it picked or with the engine's. After a kill both are there, or the one
 // that was not dropped.
 func TestBatchesOfAProgramPersist(t *testing.T) {
+	t.Parallel()
 	persistNeedsLinux(t)
 	for name, make := range map[string]struct {
 		observer func(*spillway.Engine) batch.Observer // nil: the engine makes the batch
