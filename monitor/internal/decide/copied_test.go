@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -60,6 +61,15 @@ func TestCopyFurtherDown(t *testing.T) {
 			t.Errorf("\n got %s\nwant %s", got, want)
 		}
 	})
+	for waiting, want := range map[int64]string{0: "", 10: "1:gpu:0>host:0 demand"} {
+		t.Run(fmt.Sprintf("the edge to disk is busy and %d bytes are waited for", waiting), func(t *testing.T) {
+			s := build(three, shape{used: 80 + 2*waiting, waiting: waiting, victims: []int64{10}, underWay: []int{0, 2}}, shape{used: 70}, shape{})
+			s.Spaces[0].Victims[0].Copied = Places(0).With(disk)
+			if got := Decide(s).text(s); got != want {
+				t.Errorf("\n got %s\nwant %s", got, want)
+			}
+		})
+	}
 	t.Run("what follows in host is not known", func(t *testing.T) {
 		s := build(three, shape{used: 89, victims: []int64{10, 10}, first: 5}, shape{used: 80, victims: ten}, shape{})
 		for i := range s.Spaces[0].Victims {

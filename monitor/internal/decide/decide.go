@@ -159,7 +159,8 @@ type Decision struct {
 // A victim goes to the next tier if that has room without waiters. If not, and that tier holds a
 // batch that should go before this one, that batch goes down to make room; otherwise the victim
 // skips the tier. It also skips a tier that it would bring to its trigger if it has a copy further
-// down, and that tier holds nothing that should go before it: it would soon follow.
+// down, and that tier holds nothing that should go before it: it would soon follow. It does not
+// while somebody waits and the edge to the copy is busy.
 //
 // Room for a request that several spaces may serve is made in one of them: see choose. If that one
 // is stuck, another is tried.
@@ -479,7 +480,7 @@ func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 			if down[edge].Broken && fallback >= 0 {
 				break // it would fail again, and whether a nearer tier can be relieved would stay unknown
 			}
-			if copied >= end && p.passes(down[edge].To, v) {
+			if copied >= end && (begin || !now || reason != Demand) && p.passes(down[edge].To, v) {
 				return copied, begin
 			}
 			return edge, now
