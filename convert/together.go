@@ -137,8 +137,9 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 	return nil
 }
 
-// errLone: what is left of the batches cannot be written together, or not with others.
-var errLone = errors.New("convert: the batch is not moved together with others")
+// errLone: what is left of the batches cannot be written together, or not with others. Nothing has
+// failed.
+var errLone = fmt.Errorf("convert: the batch is not moved together with others: %w", tier.ErrNotSupported)
 
 // lock takes batches in transit.
 func (t *together) lock(all []*batch.Batch, errs []error) {

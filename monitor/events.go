@@ -154,10 +154,11 @@ func (l *eventList) lost(s Lost) {
 
 // slogEvents returns events that are logged. Normal events are at debug level: moves, moves that
 // find no room or a batch in use, crossed marks, and needs that work in progress will meet. Events
-// that need an action are at warning level: failed moves, batches that cannot be converted,
-// refusals, and tiers that are too small. When a space without a tier below reaches its trigger,
-// that is at warning level once, and then at debug level. A lost space is at debug level, and so
-// are the moves that this has ended, because the opener of the space warns of it.
+// that need an action are at warning level: failed moves (once for those that failed together),
+// batches that cannot be converted, refusals, and tiers that are too small. When a space without a
+// tier below reaches its trigger, that is at warning level once, and then at debug level. A lost
+// space is at debug level, and so are the moves that this has ended, because the opener of the
+// space warns of it.
 func slogEvents(l *slog.Logger) Events {
 	ctx := context.Background()
 	var full sync.Map // the lowest spaces of which there was a warning
@@ -171,13 +172,13 @@ func slogEvents(l *slog.Logger) Events {
 				return
 			}
 			level, text := slog.LevelDebug, "spillway: a move failed; the batch stays where it is"
-			switch kindOf(err, m.To) {
-			case cancelled:
+			switch kind := kindOf(err, m.To); {
+			case kind == cancelled:
 				text = "spillway: a move was broken off; the batch stays where it is"
-			case failed:
-				if !errors.Is(err, tier.ErrLost) {
-					level = slog.LevelWarn
-				}
+			case errors.Is(err, ErrTogether):
+				text = "spillway: batches were not moved together; each is moved alone"
+			case kind == failed && !errors.Is(err, tier.ErrLost):
+				level = slog.LevelWarn
 			}
 			l.LogAttrs(ctx, level, text,
 				append(m.attrs(), slog.Duration("took", took), slog.Any("error", err))...)

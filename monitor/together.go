@@ -2,6 +2,8 @@ package monitor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -67,7 +69,7 @@ func (j *joint) move(ctx context.Context, i int) bool {
 		defer guard.Error(&panicked, "the mover")
 		errs = mover.RelieveTogether(ctx, all, to, c.Reason)
 	}()
-	took := j.m.now().Sub(start)
+	took, told := j.m.now().Sub(start), false
 	for k := range all {
 		err := panicked
 		if err == nil {
@@ -76,10 +78,23 @@ func (j *joint) move(ctx context.Context, i int) bool {
 		if j.done[i+k] = err == nil; err != nil {
 			j.mover = nil
 		}
+		switch kindOf(err, to) {
+		case noRoom, unmovable, failed: // it is the error of all, and told once
+			if told || errors.Is(err, tier.ErrNotSupported) {
+				err = fmt.Errorf("%w: %w", ErrTogether, err)
+			} else {
+				told = true
+			}
+		}
 		j.m.events.moveEnded(moves[k], took, err)
 	}
 	return j.done[i]
 }
+
+// ErrTogether is matched by the error of a move that says nothing about the batch: several were
+// moved together, and that was not possible, or its error is that of another batch. Each is moved
+// alone then, or later.
+var ErrTogether = errors.New("monitor: the batch was not moved together with others")
 
 // following returns the batches from the i-th on that can be moved together. One with a copy on the
 // disk moves no bytes, and ends them: the batches leave in order, and it may be enough.

@@ -78,6 +78,7 @@ func TestMovesTogether(t *testing.T) {
 		"to memory":           {tiny, host0, &joiningMover{most: 100}, 0, true, 0},
 		"all fail":            {tiny, disk0, &joiningMover{most: 100, fail: func(*batch.Batch) error { return injected }}, 1, true, 2},
 		"some fail":           {tiny, disk0, &joiningMover{most: 8, fail: func(b *batch.Batch) error { return map[bool]error{true: injected}[b.ID()%4 == 0] }}, 1, true, 1},
+		"not supported":       {tiny, disk0, &joiningMover{most: 100, fail: func(*batch.Batch) error { return tier.ErrNotSupported }}, 1, true, -1},
 		"it panics":           {tiny, disk0, &joiningMover{most: 100, panics: "RelieveTogether"}, 1, true, 2},
 		"the counting panics": {tiny, disk0, &joiningMover{most: 100, panics: "Together"}, 0, true, 0},
 	} {
@@ -124,6 +125,10 @@ func TestMovesTogether(t *testing.T) {
 				}
 				if len(w.failed) < c.failed || c.failed == 0 && len(w.failed) > 0 || len(w.begun) != len(w.ended)+len(w.failed) {
 					t.Errorf("%d begun, %d ended, %d failed", len(w.begun), len(w.ended), len(w.failed))
+				}
+				plain := slices.DeleteFunc(slices.Clone(w.failed), func(err error) bool { return errors.Is(err, ErrTogether) })
+				if len(plain) > len(mover.groups) || (c.failed > 0) != (len(plain) > 0) {
+					t.Errorf("%d groups told %d errors as those of batches", len(mover.groups), len(plain))
 				}
 				w.most = nil // those of a group are under way together
 				w.mu.Unlock()

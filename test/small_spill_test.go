@@ -1,10 +1,11 @@
 package test
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -44,10 +45,11 @@ func TestSmallBatchesSpill(t *testing.T) {
 			dir := memdir.New(t)
 			l := &life{t: t, dir: dir, ctx: t.Context(), files: faultfs.New(memdir.FS(dir, disk.OS()), 1), seal: c.encrypt}
 			var err error
+			var log bytes.Buffer // the handler writes one line at a time
 			l.eng, err = spillway.Open(t.Context(), spillway.Config{
 				GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(4 << 20), HostMarks: tier.Fractions{Limit: 1}, Topology: top, WriteAhead: -1,
 				Disks:  []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(c.disk), FS: l.files, Encrypt: c.encrypt}},
-				Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+				Logger: slog.New(slog.NewTextHandler(&log, nil)),
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -61,6 +63,9 @@ func TestSmallBatchesSpill(t *testing.T) {
 				t.Error(err)
 			}
 			l.gone()
+			if n := strings.Count(log.String(), "a move failed"); c.fault == nil && n > 0 || c.fault != nil && (n == 0 || n > c.fault.Times) {
+				t.Errorf("%d warnings of failed moves", n)
+			}
 		})
 	}
 }
