@@ -152,7 +152,7 @@ func (t *together) lock(all []*batch.Batch, errs []error) {
 			continue
 		}
 		img := t.image(way.Payload())
-		if img == nil { // it has another form since
+		if img == nil || b.Inside().CopiedIn(t.to) { // it has another form, or a copy, since
 			errs[i] = errors.Join(errLone, way.Abort())
 			continue
 		}

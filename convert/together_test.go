@@ -350,3 +350,27 @@ func TestDamagedTogether(t *testing.T) {
 	}
 	m.copyBooks(t, all...)
 }
+
+// TestCopiedBeforeItIsMovedTogether: a batch that has got a copy on the disk, since those that go
+// together were counted, is not written again.
+func TestCopiedBeforeItIsMovedTogether(t *testing.T) {
+	t.Parallel()
+	m, told := copyMachine(t, machineConfig{})
+	all := m.small(t, 6, tier.Host)
+	if n := m.mover.Inside().Together(all, theDisk); n != len(all) {
+		t.Fatalf("%d go together", n)
+	}
+	if n, err := m.ahead(t.Context(), all[2]); n == 0 || err != nil {
+		t.Fatalf("%d bytes were written ahead, %v", n, err)
+	}
+	*told = nil
+	for i, err := range m.mover.Inside().RelieveTogether(t.Context(), all, theDisk, ReasonTrigger) {
+		if (err != nil) != (i == 2) || i == 2 && !errors.Is(err, errLone) {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	m.alone(t, all)
+	if last := (*told)[len(*told)-1]; len(*told) != 6 || last.Batch != all[2].ID() || !last.Copy {
+		t.Errorf("moves: %+v", *told)
+	}
+}
