@@ -19,13 +19,13 @@ var errChanged = errors.New("convert: the batch is being moved")
 
 // WriteAhead copies b to a disk while it stays where it is, so that a later move there moves no
 // bytes. The batch may be used, moved and dropped meanwhile: what is copied is only leased. It
-// returns the bytes that were written, in vain if the batch was moved or dropped, and 0 without an
-// error if b has a copy, is in use, cannot be copied, or finds no room. That is room which nobody
-// needs: the disk must stay below its stop mark, without waiters for room, and no other copy goes
-// for it. If the disk is full nevertheless, the error is a *tier.NoSpaceError. The copy is
-// written while no other transfer with a disk is under way, nor was within the time quiet. The
-// error matches context.Canceled if there is one, or if one begins: then the pieces under way are
-// the last.
+// returns the bytes that were written, in vain if the batch was moved or dropped; with an error
+// those that may have been. It returns 0 without an error if b has a copy, is in use, cannot be
+// copied, or finds no room. That is room which nobody needs: the disk must stay below its stop
+// mark, without waiters for room, and no other copy goes for it. If the disk is full nevertheless,
+// the error is a *tier.NoSpaceError. The copy is written while no other transfer with a disk is
+// under way, nor was within the time quiet. The error matches context.Canceled if there is one, or
+// if one begins: then the pieces under way are the last.
 func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -61,7 +61,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	case ctx.Err() != nil:
 		err = fmt.Errorf("%w: %w", context.Canceled, err)
 	}
-	return 0, err
+	return bytes, err
 }
 
 // lease keeps the memory of a built-in image, and of its dictionaries, until end is called. ok is
@@ -131,6 +131,9 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	}
 	if err != nil {
 		distrust(ctx, err, r.Space())
+		if errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun
+			what.body = 0
+		}
 		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), ofBatch(err, now.ID))
 	}
 	full := disk.Evicted() > before // before the space is

@@ -206,9 +206,10 @@ func TestWritingAheadGivesWay(t *testing.T) {
 				}
 				failed = c.do(t.Context(), m, b, other)
 			}()
+			body := b.Info().Descriptor.Body
 			n, err := m.ahead(ctx, b)
 			<-done
-			if c.want != nil && n != 0 || !errors.Is(err, c.want) || failed != nil || len(b.Copies()) > 0 {
+			if n != body || !errors.Is(err, c.want) || failed != nil || len(b.Copies()) > 0 {
 				t.Errorf("%d bytes were written, %v; %v", n, err, failed)
 			}
 			if n := m.files.Count("write") - writes; n == 0 || n > 11 { // of 14

@@ -174,15 +174,21 @@ func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) writte
 			defer guard.Error(&w.err, "Config.WriteAhead")
 			n, w.err = m.cfg.WriteAhead(ctx, v.Batch, quiet)
 		}()
-		w.bytes += n
-		if n > 0 || w.err != nil { // or a part of it may have been written
-			w.next = start.Add(time.Duration(float64(v.Bytes) / float64(m.cfg.AheadRate) * float64(time.Second)))
+		if n > 0 { // with an error a part of it may have been written
+			w.next = start.Add(m.aheadTakes(v.Bytes))
 		}
 		if w.err != nil {
 			break
 		}
+		w.bytes += n
 	}
 	return w
+}
+
+// aheadTakes is how long the rate allows nothing else after so many bytes: a century at most.
+func (m *Monitor) aheadTakes(bytes int64) time.Duration {
+	const century = 100 * 365 * 24 * time.Hour
+	return time.Duration(min(float64(bytes)/float64(m.cfg.AheadRate)*float64(time.Second), float64(century)))
 }
 
 // pause waits, and returns why ctx has ended.

@@ -196,3 +196,45 @@ func TestWrittenAfterLessPressure(t *testing.T) {
 		w.end(all...)
 	})
 }
+
+// TestAheadKeepsTheRate: a batch that takes longer than a time.Duration can be is one all the same.
+// What was not written, because others use the disks, is not charged.
+func TestAheadKeepsTheRate(t *testing.T) {
+	bubble(t, "slow", func(t *testing.T) {
+		var tries atomic.Int64
+		w := newWorld(t, sizes{gpu0: 100 << 30, disk0: 1000 << 30}, func(c *Config, _ *world) {
+			c.AheadRate = 1
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				tries.Add(1)
+				return b.Info().Bytes, nil
+			}
+		})
+		all := w.fillSpace(gpu0, 7, 10<<30) // between the marks
+		w.start()
+		settle(time.Hour)
+		if n := tries.Load(); n != 1 {
+			t.Errorf("%d batches were written in an hour, at a byte a second", n)
+		}
+		w.end(all...)
+	})
+	bubble(t, "turns", func(t *testing.T) {
+		var tries, written atomic.Int64
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = 1
+			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
+				if tries.Add(1) < 3 {
+					return 0, context.Canceled
+				}
+				written.Add(1)
+				return b.Info().Bytes, nil
+			}
+		})
+		all := w.fillSpace(gpu0, 75, kib)
+		w.start()
+		settle(10 * time.Second)
+		if n := written.Load(); n != 1 {
+			t.Errorf("%d batches were written after %d tries", n, tries.Load())
+		}
+		w.end(all...)
+	})
+}

@@ -61,9 +61,10 @@ type Config struct {
 	Clock func() int64
 
 	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes
-	// that were; 0 without an error for one that is left out. An error that matches
-	// context.Canceled says that others use the disks, or have within the time quiet. AheadRate is
-	// how many bytes a second are copied so at most, while nothing is needed. Nil, or 0: none.
+	// that were, or with an error may have been; 0 without an error for one that is left out. An
+	// error that matches context.Canceled says that others use the disks, or have within the time
+	// quiet. AheadRate is how many bytes a second are copied so at most, while nothing is needed.
+	// Nil, or 0: none.
 	WriteAhead func(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error)
 	AheadRate  int64
 }
