@@ -116,7 +116,7 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 // ingestImage lays a record out as it is. It does so while there is a reservation, because
 // the file system of a volume may turn out to be full only when it is written to.
 func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
-	buf, err := r.AllocCuts(l.Size(), l.Cuts())
+	buf, err := transfer.AllocBody(r, l.Size(), l.Cuts())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -164,7 +164,7 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*t
 	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range l.Dictionaries() {
 		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
-			buf, err := r.AllocCuts(sub.Size(), sub.Cuts())
+			buf, err := transfer.AllocBody(r, sub.Size(), sub.Cuts())
 			if err != nil {
 				return nil, nil, err
 			}

@@ -540,3 +540,42 @@ func TestQuietIsNotByTheWallClock(t *testing.T) {
 		t.Errorf("at the beginning: %v", err)
 	}
 }
+
+// TestADiskInPieces: what is free on a disk lies in pieces of two pages, and there is enough. A
+// batch goes there, also one that is laid out there, and is whole when it comes back.
+func TestADiskInPieces(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]machineConfig{
+		"plain": {disk: 1 << 20}, "encrypted": {disk: 1 << 20, encrypt: true}, "dictionaries": {disk: 1 << 20, outside: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _ := copyMachine(t, cfg)
+			disk := m.spaces[tier.Disk]
+			var all, rest []*batch.Batch
+			for i := int64(0); disk.Available() >= 2*tier.Page; i++ {
+				all = append(all, m.put(t, numbered(i, 400), tier.Disk))
+			}
+			for i, b := range all {
+				if i%2 == 1 {
+					rest = append(rest, b)
+				} else if err := b.Drop(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, from := range []tier.Kind{tier.Host, tier.GPU, tier.Disk} {
+				b := m.put(t, coded(int64(i), 3_000), from)
+				m.move(t, b, tier.Disk)
+				rest = append(rest, b)
+			}
+			for _, b := range rest {
+				if err := m.same(t.Context(), b); err != nil {
+					t.Error(err)
+				}
+			}
+			m.move(t, rest[len(rest)-1], tier.Host)
+			if err := m.same(t.Context(), rest[len(rest)-1]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

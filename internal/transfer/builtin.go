@@ -137,7 +137,7 @@ func (b *Builtin) image(ctx context.Context, src batch.Payload, r reservation.Re
 
 func (b *Builtin) copyImage(ctx context.Context, from Imaged, r reservation.Reservation) (batch.Payload, error) {
 	desc := from.Descriptor()
-	buf, err := r.AllocCuts(desc.Body, desc.Cuts())
+	buf, err := AllocBody(r, desc.Body, desc.Cuts())
 	if err != nil {
 		return nil, err
 	}
@@ -160,6 +160,18 @@ func (b *Builtin) copyImage(ctx context.Context, from Imaged, r reservation.Rese
 		return nil, errors.Join(err, ReleaseAll(shared), buf.Release())
 	}
 	return batch.NewImage(desc, buf, r.Space(), shared...), nil
+}
+
+// AllocBody draws memory for a body from r, which may be split at cuts. On a disk, where what is free
+// may lie in many pieces, it may be split at any page if nothing else is left: files are not used in
+// place.
+func AllocBody(r reservation.Reservation, size int64, cuts []int64) (*tier.Buffer, error) {
+	buf, err := r.AllocCuts(size, cuts)
+	var full *tier.NoSpaceError
+	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind() == tier.Disk {
+		return r.AllocCuts(size, pages(size))
+	}
+	return buf, err
 }
 
 // Share returns the dictionaries of src in the space of r, for an image of the
@@ -190,7 +202,7 @@ func (b *Builtin) share(ctx context.Context, src Imaged, r reservation.Reservati
 		}
 		c, err := from.Dict.Store.Acquire(ctx, from.Dict, r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
 			desc := from.Dict.desc
-			buf, err := r.AllocCuts(desc.Body, desc.Cuts())
+			buf, err := AllocBody(r, desc.Body, desc.Cuts())
 			if err != nil {
 				return nil, nil, err
 			}
