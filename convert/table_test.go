@@ -100,7 +100,7 @@ var threePieces = sync.OnceValue(func() arrow.RecordBatch {
 func TestLargeTables(t *testing.T) { onEachGPUPinnedOrNot(t, largeTables) }
 
 func largeTables(t *testing.T, g gpus) {
-	m := newMachine(t, machineConfig{gpus: g, onDisk: true, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
+	m := newMachine(t, machineConfig{gpus: g, onDisk: g.emulator == nil, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
 	rec := longTable(t)
 	b := m.laid(t, rec)
 	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)

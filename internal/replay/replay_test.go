@@ -177,7 +177,7 @@ func TestIncomplete(t *testing.T) {
 	for _, name := range traces {
 		tr := read(t, name)
 		all := tr.Events
-		for n := 0; n < len(all); n += 1 + len(all)/12 {
+		for n := 0; n < len(all); n += 1 + len(all)/8 {
 			tr.Events = all[:n]
 			if _, err := replay.Run(t.Context(), tr, replay.Setting{}); err != nil {
 				t.Errorf("%s: the first %d events: %v", name, n, err)

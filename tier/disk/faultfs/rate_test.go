@@ -33,11 +33,11 @@ func (r *rate) transfer(total, request, depth int, io time.Duration) time.Durati
 	return time.Since(begin)
 }
 
-// TestRateIsKept: 64 MiB take what they should within 3 %, whatever the requests
+// TestRateIsKept: 32 MiB take what they should within 3 %, whatever the requests
 // are, how many of them are under way, what the disk itself takes, and by how much
 // sleeps are too long.
 func TestRateIsKept(t *testing.T) {
-	const total = 64 * mib
+	const total = 32 * mib
 	for _, rateMiB := range []int{50, 200, 1000} {
 		for _, request := range []int{4 << 10, 100_000, 2 * mib} {
 			for _, depth := range []int{1, 4, 16} {
