@@ -384,6 +384,19 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 	}
 }
 
+// adoptAll adopts all that an engine has found.
+func adoptAll(t *testing.T, eng *spillway.Engine) (all []*batch.Batch) {
+	t.Helper()
+	for _, k := range eng.Persisted() {
+		b, err := eng.Adopt(t.Context(), k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
 // TestAdoptedBatchKeepsItsRecord until it is put somewhere: after the next kill it is found where
 // it stood.
 func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
@@ -391,21 +404,10 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 2)
 	eng := persistentEngine(t, dir)
-	var adopted []*batch.Batch
-	for _, k := range eng.Persisted() {
-		b, err := eng.Adopt(t.Context(), k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		adopted = append(adopted, b)
-	}
+	adopted := adoptAll(t, eng)
 	copied := t.TempDir()
 	copytree.Copy(t, copied, dir)
-	for _, b := range adopted {
-		if err := b.Drop(); err != nil {
-			t.Error(err)
-		}
-	}
+	dropAll(t, adopted)
 	closePersistent(t, eng)
 	eng = persistentEngine(t, copied)
 	if n := len(eng.Persisted()); n != 2 {
@@ -427,21 +429,10 @@ func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 	if room, held := space.Room(), onDisk(eng); held == 0 || room != space.Limit()-held {
 		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.Limit(), room, held)
 	}
-	var adopted []*batch.Batch
-	for _, k := range eng.Persisted() {
-		b, err := eng.Adopt(t.Context(), k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		adopted = append(adopted, b)
-	}
+	adopted := adoptAll(t, eng)
 	if room := space.Room(); room != space.Limit() {
 		t.Errorf("of %d bytes there is room for %d when all is adopted", space.Limit(), room)
 	}
-	for _, b := range adopted {
-		if err := b.Drop(); err != nil {
-			t.Error(err)
-		}
-	}
+	dropAll(t, adopted)
 	closePersistent(t, eng)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apache/arrow-go/v18/arrow"
+
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/copytree"
@@ -107,24 +109,9 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 	t.Parallel()
 	eng := openMarked(t, 8*mib)
 	repo := scanOf(t, eng)
-	words := wordList(1, 6000)
-	var up []*batch.Batch
-	for i := range int64(4) {
-		if err := repo.Put(t.Context(), int(i), numberedRecord(i, 10_000, words), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
-			t.Fatal(err)
-		}
-		b, _ := repo.Peek(int(i))
-		moveAlong(t, eng, b, firstHost)
-		up = append(up, b)
-	}
-	copied := func() (n int) {
-		for _, b := range up {
-			n += len(b.Copies())
-		}
-		return n
-	}
-	if copied() != len(up) || eng.Mover().Inside().DictionaryBytes(firstDisk) == 0 {
-		t.Fatalf("%d copies", copied())
+	up := putWithCopies(t, eng, repo, 4, wordList(1, 6000))
+	if eng.Mover().Inside().DictionaryBytes(firstDisk) == 0 {
+		t.Fatal("no dictionaries")
 	}
 	gpu := eng.Spaces()[0]
 	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.Room()) // work that goes on
@@ -137,16 +124,13 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 		t.Error(w.Release(), "it need not wait")
 	}
 	disk := eng.Spaces()[2]
-	if n := copied(); n != len(up) {
+	if n := copiesOf(up); n != len(up) {
 		t.Errorf("%d of %d copies are left; the disk has %d of %d bytes in use", n, len(up), disk.Used(), disk.Capacity())
 	}
 	if err := r.Release(); err != nil {
 		t.Error(err)
 	}
-	if err := repo.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	closeClean(t, eng)
+	closeBoth(t, repo, eng)
 }
 
 // TestReadAheadKeepsWhatPersists: batches that were recorded and that nobody has consumed survive
@@ -208,91 +192,88 @@ func TestReadAheadKeepsWhatPersists(t *testing.T) {
 	}
 }
 
-// TestPutOnALateFullDiskGivesCopiesBack: the file system is full only when a Put writes. The copies
-// are given back before the Put is refused.
-func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
+// onFaultyDisk opens an engine whose disk may have faults, with a repository.
+func onFaultyDisk(t *testing.T) (*spillway.Engine, *repository.Repository, *faultfs.FS) {
+	t.Helper()
 	files := faultfs.New(disk.OS(), 1)
 	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].FS = files })
-	repo := scanOf(t, eng)
-	onDisk := repository.WithPlacement(reservation.AnyInTier(tier.Disk))
-	for i := range 4 {
-		if err := repo.Put(t.Context(), i, numberedRecord(int64(i), 10_000, wordList(1, 10)), onDisk); err != nil {
-			t.Fatal(err)
-		}
-		b, _ := repo.Peek(i)
-		moveAlong(t, eng, b, firstHost)
-	}
-	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
-	if s.Usage().Cached == 0 {
-		t.Fatal("no copies")
-	}
-	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
-	if err := repo.Put(t.Context(), 9, numberedRecord(9, 10_000, wordList(1, 10)), onDisk); err != nil {
-		t.Errorf("refused while copies have %d bytes: %v", s.Usage().Cached, err)
-	}
-	if err := repo.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	closeClean(t, eng)
+	return eng, scanOf(t, eng), files
 }
 
-// TestLateFullDiskKeepsOtherCopies: a disk that is full when it is written gives as many copies
-// back as are needed, not all.
-func TestLateFullDiskKeepsOtherCopies(t *testing.T) {
-	files := faultfs.New(disk.OS(), 1)
-	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].FS = files })
-	repo := scanOf(t, eng)
-	onDisk := repository.WithPlacement(reservation.AnyInTier(tier.Disk))
-	var all []*batch.Batch
-	for i := range 8 {
-		if err := repo.Put(t.Context(), i, numberedRecord(int64(i), 10_000, wordList(1, 10)), onDisk); err != nil {
+// putWithCopies puts n batches on disk, each into a partition of its own, and moves them to host
+// memory. Their copies stay on the disk.
+func putWithCopies(t *testing.T, eng *spillway.Engine, repo *repository.Repository, n int, words arrow.Array) (all []*batch.Batch) {
+	t.Helper()
+	for i := range n {
+		if err := repo.Put(t.Context(), i, numberedRecord(int64(i), 10_000, words), in(tier.Disk)); err != nil {
 			t.Fatal(err)
 		}
 		b, _ := repo.Peek(i)
 		moveAlong(t, eng, b, firstHost)
 		all = append(all, b)
 	}
-	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
-	if err := repo.Put(t.Context(), 9, numberedRecord(9, 2_500, wordList(1, 10)), onDisk); err != nil {
-		t.Fatal(err)
+	if have := copiesOf(all); have != n {
+		t.Fatalf("%d copies of %d batches", have, n)
 	}
-	left := 0
+	return all
+}
+
+// copiesOf counts the copies of batches.
+func copiesOf(all []*batch.Batch) (n int) {
 	for _, b := range all {
-		left += len(b.Copies())
+		n += len(b.Copies())
 	}
-	if left < 6 {
-		t.Errorf("for a quarter of a batch %d of 8 copies were freed", 8-left)
-	}
+	return n
+}
+
+// closeBoth closes a repository and its engine, which has nothing in use then.
+func closeBoth(t *testing.T, repo *repository.Repository, eng *spillway.Engine) {
+	t.Helper()
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	closeClean(t, eng)
 }
 
+// TestPutOnALateFullDiskGivesCopiesBack: the file system is full only when a Put writes. The copies
+// are given back before the Put is refused.
+func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
+	eng, repo, files := onFaultyDisk(t)
+	putWithCopies(t, eng, repo, 4, wordList(1, 10))
+	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
+	if err := repo.Put(t.Context(), 9, numberedRecord(9, 10_000, wordList(1, 10)), in(tier.Disk)); err != nil {
+		t.Errorf("refused while copies have %d bytes: %v", s.Usage().Cached, err)
+	}
+	closeBoth(t, repo, eng)
+}
+
+// TestLateFullDiskKeepsOtherCopies: a disk that is full when it is written gives as many copies
+// back as are needed, not all.
+func TestLateFullDiskKeepsOtherCopies(t *testing.T) {
+	eng, repo, files := onFaultyDisk(t)
+	all := putWithCopies(t, eng, repo, 8, wordList(1, 10))
+	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
+	if err := repo.Put(t.Context(), 9, numberedRecord(9, 2_500, wordList(1, 10)), in(tier.Disk)); err != nil {
+		t.Fatal(err)
+	}
+	if left := copiesOf(all); left < 6 {
+		t.Errorf("for a quarter of a batch %d of 8 copies were freed", 8-left)
+	}
+	closeBoth(t, repo, eng)
+}
+
 // TestLateFullDiskWhoseCopiesOthersFree: the copies are gone when a Put notices that the disk is
 // full, and so is the reason.
 func TestLateFullDiskWhoseCopiesOthersFree(t *testing.T) {
-	files := faultfs.New(disk.OS(), 1)
-	eng := openMarked(t, 8*mib, func(c *spillway.Config) { c.Disks[0].FS = files })
-	repo := scanOf(t, eng)
-	onDisk := repository.WithPlacement(reservation.AnyInTier(tier.Disk))
-	if err := repo.Put(t.Context(), 0, numberedRecord(0, 10_000, wordList(1, 10)), onDisk); err != nil {
-		t.Fatal(err)
-	}
-	b, _ := repo.Peek(0)
-	moveAlong(t, eng, b, firstHost)
+	eng, repo, files := onFaultyDisk(t)
+	putWithCopies(t, eng, repo, 1, wordList(1, 10))
 	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
-	if s.Usage().Cached == 0 {
-		t.Fatal("no copies")
-	}
 	drop := faultfs.Do(func(string, string) { s.Inside().DropCopies() })
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: drop, Times: 1})()
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
-	if err := repo.Put(t.Context(), 9, numberedRecord(9, 75_000, wordList(1, 10)), onDisk); err != nil {
+	if err := repo.Put(t.Context(), 9, numberedRecord(9, 75_000, wordList(1, 10)), in(tier.Disk)); err != nil {
 		t.Errorf("refused: %v", err)
 	}
-	if err := repo.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	closeClean(t, eng)
+	closeBoth(t, repo, eng)
 }

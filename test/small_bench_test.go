@@ -36,23 +36,7 @@ func BenchmarkSmallBatches(b *testing.B) {
 		{"disk", 4 << 20, 4 << 20, 2 * full, tier.Disk},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			eng, err := spillway.Open(b.Context(), spillway.Config{
-				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(c.gpu)}},
-				Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(c.host)}},
-				Disks: []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
-			})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() {
-				if err := eng.Close(); err != nil {
-					b.Error(err)
-				}
-			}()
-			plan, err := eng.Plan("plan")
-			if err != nil {
-				b.Fatal(err)
-			}
+			_, plan := benchEngine(b, c.gpu, c.host, 64<<20)
 			var put, drain time.Duration
 			rounds := 0
 			for b.Loop() {
@@ -102,26 +86,9 @@ func BenchmarkRelief(b *testing.B) {
 	const total = 16 << 20
 	for _, size := range []int64{8 << 10, 64 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
-			eng, err := spillway.Open(b.Context(), spillway.Config{
-				GPUs:     []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(3 * total)}},
-				Hosts:    []spillway.HostConfig{{Memory: spillway.Bytes(3 * total)}},
-				Disks:    []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
-				GPUMarks: tier.Fractions{Limit: 1}, HostMarks: tier.Fractions{Limit: 1},
-			})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() {
-				if err := eng.Close(); err != nil {
-					b.Error(err)
-				}
-			}()
+			eng, plan := benchEngine(b, 3*total, 3*total, 64<<20, handsOutAll)
 			rec := zeros((size - 64) / 8)
 			defer rec.Release()
-			plan, err := eng.Plan("plan")
-			if err != nil {
-				b.Fatal(err)
-			}
 			gpu := eng.Spaces()[0]
 			monitor := func([]*batch.Batch) error {
 				r, err := eng.Reserve(b.Context(), spillway.Specific(gpu.ID()), gpu.Room())
@@ -178,6 +145,38 @@ func BenchmarkRelief(b *testing.B) {
 			b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "ratio")
 		})
 	}
+}
+
+// benchEngine opens an engine with so many bytes in each tier, and a plan. It is closed when b ends.
+func benchEngine(b *testing.B, gpu, host, disk int64, change ...func(*spillway.Config)) (*spillway.Engine, *spillway.Plan) {
+	b.Helper()
+	cfg := spillway.Config{
+		GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(gpu)}},
+		Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(host)}},
+		Disks: []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(disk)}},
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	eng, err := spillway.Open(b.Context(), cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := eng.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	plan, err := eng.Plan("plan")
+	if err != nil {
+		b.Fatal(err)
+	}
+	return eng, plan
+}
+
+// handsOutAll has the engine hand out all of its memory.
+func handsOutAll(c *spillway.Config) {
+	c.GPUMarks, c.HostMarks = tier.Fractions{Limit: 1}, tier.Fractions{Limit: 1}
 }
 
 // zeros returns a record of n numbers.

@@ -28,27 +28,9 @@ func tinySpill(b *testing.B, from tier.Kind, size int64, n int) {
 	total := int64(n) * (size + tier.Page) * 5 / 4
 	room := map[tier.Kind]int64{tier.GPU: 8 << 20, tier.Host: 8 << 20}
 	room[from] = total
-	eng, err := spillway.Open(b.Context(), spillway.Config{
-		GPUs:     []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(room[tier.GPU])}},
-		Hosts:    []spillway.HostConfig{{Memory: spillway.Bytes(room[tier.Host])}},
-		Disks:    []spillway.DiskConfig{{Dir: b.TempDir(), Capacity: spillway.Bytes(2 * total)}},
-		GPUMarks: tier.Fractions{Limit: 1}, HostMarks: tier.Fractions{Limit: 1},
-		WriteAhead: -1,
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() {
-		if err := eng.Close(); err != nil {
-			b.Error(err)
-		}
-	}()
+	eng, plan := benchEngine(b, room[tier.GPU], room[tier.Host], 2*total, handsOutAll, func(c *spillway.Config) { c.WriteAhead = -1 })
 	rec := zeros(size / 8)
 	defer rec.Release()
-	plan, err := eng.Plan("plan")
-	if err != nil {
-		b.Fatal(err)
-	}
 	at := tier.ID{Kind: from}
 	if from == tier.GPU { // what leaves it finds no room in host memory
 		full, err := eng.Reserve(b.Context(), spillway.Specific(tier.ID{Kind: tier.Host}), 7<<20)
