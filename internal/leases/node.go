@@ -285,9 +285,10 @@ func (n *node) create(name string, h head, limit int64) (_ *ownLease, err error)
 	return l, nil
 }
 
-// close gives the lock up.
+// close gives the lock up, also where a child process that is being started has the file open, too.
 func (l *ownLease) close() {
 	_ = unix.Munmap(l.page)
+	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
 	_ = l.file.Close()
 }
 

@@ -83,7 +83,16 @@ func (osFS) Lock(path string, create bool) (Lock, error) {
 	if err := lockOpen(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return f, nil
+	return locked{f}, nil
+}
+
+// locked is a file that this process has locked.
+type locked struct{ *os.File }
+
+// Close ends the lock at once. To close the file is not enough: a child process that another
+// goroutine is starting has it open, too, until it becomes another program.
+func (l locked) Close() error {
+	return errors.Join(control(l.File, func(fd int) error { return unix.Flock(fd, unix.LOCK_UN) }), l.File.Close())
 }
 
 func lockOpen(f *os.File) error {

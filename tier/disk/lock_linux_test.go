@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestLockThatHasLostItsName: who opened it before, and gets it when the one who removed it
@@ -36,5 +38,32 @@ func TestLockThatHasLostItsName(t *testing.T) {
 		if err := f.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A child process that is being started has all files open for a moment.
+func TestLockEndsBesideACopyOfItsFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := OS().Lock(path, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := -1
+	if err := control(first.(locked).File, func(fd int) error { copied, err = unix.Dup(fd); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(copied)
+	if _, err := OS().Lock(path, false); !errors.Is(err, ErrLocked) {
+		t.Errorf("while it is held: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := OS().Lock(path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
 	}
 }
