@@ -175,7 +175,7 @@ func slogEvents(l *slog.Logger) Events {
 			switch kind := kindOf(err, m.To); {
 			case kind == cancelled:
 				text = "spillway: a move was broken off; the batch stays where it is"
-			case errors.Is(err, ErrTogether):
+			case errors.Is(err, errTogether):
 				text = "spillway: batches were not moved together; each is moved alone"
 			case kind == failed && !errors.Is(err, tier.ErrLost):
 				level = slog.LevelWarn

@@ -45,11 +45,8 @@ func (e *edge) fail(now time.Time, period time.Duration) {
 
 func (e *edge) broken() bool { return e.failures >= giveUp }
 
-func (e *edge) state(to int, kind tier.Kind, now time.Time, perEdge int) decide.Edge {
+func (e *edge) state(to int, now time.Time, perEdge int) decide.Edge {
 	joint := jointly
-	if kind == tier.Disk {
-		joint = jointlyToDisk
-	}
 	if e.failures > 0 {
 		perEdge, joint = 1, decide.Load{} // one try shows whether it works again
 	}
@@ -59,12 +56,9 @@ func (e *edge) state(to int, kind tier.Kind, now time.Time, perEdge int) decide.
 	}
 }
 
-// jointly is what one executor moves at most: several, because to decide on a
-// move and to wait for its end takes longer than to move 4 KiB.
+// jointly is what one executor moves at most: several, because to decide on a move and to wait for
+// its end takes longer than to move 4 KiB. To a disk small ones are moved together: 1 MiB of these.
 var jointly = decide.Load{Batches: 256, Bytes: 4 << 20}
-
-// jointlyToDisk is the same for a disk, where small ones are moved together: 1 MiB of 4 KiB each.
-var jointlyToDisk = decide.Load{Batches: 256, Bytes: jointly.Bytes}
 
 // jointlyFor is after which time an executor takes no other batch. So a slow disk does not keep the
 // batches that it would move next from being moved elsewhere.

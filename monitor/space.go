@@ -200,7 +200,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {
 			j := m.byID[to.ID()]
-			sp.Down = append(sp.Down, s.edges[j].state(j, to.Kind(), now, m.cfg.MovesPerEdge))
+			sp.Down = append(sp.Down, s.edges[j].state(j, now, m.cfg.MovesPerEdge))
 		}
 	}
 	m.again, m.choices = m.demander.Waiting(m.again[:0], m.choices[:0])

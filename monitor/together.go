@@ -81,7 +81,7 @@ func (j *joint) move(ctx context.Context, i int) bool {
 		switch kindOf(err, to) {
 		case noRoom, unmovable, failed: // it is the error of all, and told once
 			if told || errors.Is(err, tier.ErrNotSupported) {
-				err = fmt.Errorf("%w: %w", ErrTogether, err)
+				err = fmt.Errorf("%w: %w", errTogether, err)
 			} else {
 				told = true
 			}
@@ -91,10 +91,10 @@ func (j *joint) move(ctx context.Context, i int) bool {
 	return j.done[i]
 }
 
-// ErrTogether is matched by the error of a move that says nothing about the batch: several were
+// errTogether is matched by the error of a move that says nothing about the batch: several were
 // moved together, and that was not possible, or its error is that of another batch. Each is moved
 // alone then, or later.
-var ErrTogether = errors.New("monitor: the batch was not moved together with others")
+var errTogether = errors.New("monitor: the batch was not moved together with others")
 
 // following returns the batches from the i-th on that can be moved together. One with a copy on the
 // disk moves no bytes, and ends them: the batches leave in order, and it may be enough.

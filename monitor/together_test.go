@@ -126,7 +126,7 @@ func TestMovesTogether(t *testing.T) {
 				if len(w.failed) < c.failed || c.failed == 0 && len(w.failed) > 0 || len(w.begun) != len(w.ended)+len(w.failed) {
 					t.Errorf("%d begun, %d ended, %d failed", len(w.begun), len(w.ended), len(w.failed))
 				}
-				plain := slices.DeleteFunc(slices.Clone(w.failed), func(err error) bool { return errors.Is(err, ErrTogether) })
+				plain := slices.DeleteFunc(slices.Clone(w.failed), func(err error) bool { return errors.Is(err, errTogether) })
 				if len(plain) > len(mover.groups) || (c.failed > 0) != (len(plain) > 0) {
 					t.Errorf("%d groups told %d errors as those of batches", len(mover.groups), len(plain))
 				}
