@@ -64,7 +64,7 @@
 //
 // A Monitor owns no memory. The goroutines that move batches are Run's: they
 // bear pprof labels, there are at most Config.MovesPerEdge for each pair of spaces, and
-// when Run has returned all of them have ended. One of them moves up to 64 small batches, one
+// when Run has returned all of them have ended. One of them moves up to 256 small batches, one
 // after the other, as long as that is quick. The index keeps a pointer to each
 // batch from its making until it is dropped.
 //
