@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +22,7 @@ import (
 func newQuota(stdout, stderr io.Writer) *cobra.Command {
 	var flags outputFlags
 	var ledger string
+	var share []string
 	cmd := &cobra.Command{
 		Use:   "quota",
 		Short: "Print the limits of this process, and the holders on this node",
@@ -31,6 +35,10 @@ processes hold how much by the node's ledger. The limit comes from the environme
   SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger
   SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is
 
+A ledger is for one user's processes. Root can make one that all users may join, with
+--share and the UUID of each GPU. Every user who reaches its directory can put false
+numbers in it: make it where only those do who are to share.
+
 A ledger that is broken is told, with exit status 3: what cannot be read, and that
 somebody removed its files while processes use them.
 
@@ -38,13 +46,31 @@ The first three are also read with NVSHARE_ in the place of SPILLWAY_, and the
 ratio without MEMORY_, too.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printQuota(cmd.Context(), &flags, ledger, stdout, stderr)
+			return printQuota(cmd.Context(), &flags, ledger, share, stdout, stderr)
 		},
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&ledger, "ledger", "", "the node's ledger is in `DIR`, whatever the environment says")
+	cmd.Flags().StringArrayVar(&share, "share", nil, "let all users join the node's ledger for `GPU`, and remove what dead processes left (repeatable; needs root)")
 	flags.register(cmd.Flags())
 	return cmd
+}
+
+// shareLedger is --share.
+func shareLedger(dir string, gpus []string) error {
+	if dir == "" {
+		return &fail.Error{Status: fail.Usage, Err: errors.New("--share needs a ledger"), Fix: "name its directory with --ledger DIR"}
+	}
+	if slices.Contains(gpus, "") {
+		return fail.Usagef("--share: a GPU without a name")
+	}
+	switch err := leases.Share(dir, gpus...); {
+	case errors.Is(err, fs.ErrPermission):
+		return &fail.Error{Status: fail.Environment, Err: err, Fix: "run it as root"}
+	case err != nil:
+		return &fail.Error{Status: fail.Environment, Err: err}
+	}
+	return nil
 }
 
 // quotaSettings are what the environment says; what is wrong there is wrong use.
@@ -56,10 +82,15 @@ func quotaSettings() (*quota.Settings, error) {
 	return &s, nil
 }
 
-func printQuota(ctx context.Context, flags *outputFlags, ledger string, stdout, stderr io.Writer) (err error) {
+func printQuota(ctx context.Context, flags *outputFlags, ledger string, share []string, stdout, stderr io.Writer) (err error) {
 	s, err := quotaSettings()
 	if err != nil {
 		return err
+	}
+	if share != nil {
+		if err := shareLedger(cmp.Or(ledger, s.Ledger), share); err != nil {
+			return err
+		}
 	}
 	if ledger != "" {
 		if !isDir(ledger) {

@@ -130,3 +130,38 @@ func TestRunUnderAQuota(t *testing.T) {
 		}
 	}
 }
+
+func TestQuotaShares(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "ledger")
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{"--share", "GPU-1"}, 2, "--ledger"},
+		{[]string{"--ledger", dir, "--share", ""}, 2, "without a name"},
+	} {
+		if r := command(t, t.Context(), append([]string{"quota"}, c.args...)...); r.status != c.status || !strings.Contains(r.stderr, c.says) {
+			t.Errorf("%q: %d, %q", c.args, r.status, r.stderr)
+		}
+	}
+	r := command(t, t.Context(), "quota", "--ledger", dir, "--share", "GPU-1", "--share", "GPU-2")
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		if r.status != 3 || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("without root: %d, %q", r.status, r.stderr)
+		}
+		return
+	}
+	info, err := os.Stat(filepath.Join(dir, "GPU-2"))
+	if r.status != 0 || err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
+		t.Errorf("%d, %q: %v, %v", r.status, r.stderr, info, err)
+	}
+	all := t.TempDir()
+	if err := os.Chmod(all, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if r := command(t, t.Context(), "quota", "--ledger", all, "--share", "GPU-1"); r.status != 3 || !strings.Contains(r.stderr, "written to by others") {
+		t.Errorf("a directory that others could write to: %d, %q", r.status, r.stderr)
+	}
+}

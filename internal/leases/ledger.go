@@ -31,8 +31,8 @@ import (
 // required.
 type Terms struct {
 	// Dir is the ledger's directory. It is made if it is not there, for this user only. It must not
-	// be a link. It must be this user's or root's own, writable by no other user, and on a local
-	// file system.
+	// be a link. It must be this user's or root's own, writable by no other user unless root has
+	// shared it (see Share), and on a local file system.
 	Dir string
 	// Device says which GPU it is, by UUID. GPUs have books of their own.
 	Device string

@@ -36,6 +36,7 @@ type node struct {
 	genPage    []byte
 	genFile    *os.File
 	genID      fileID
+	shared     bool // all users may join: see Share
 }
 
 // fileID distinguishes a file from others of its name.
@@ -97,18 +98,22 @@ func (n *node) checkGeneration() error {
 // openNode opens the directory of a device. With create it is made if it is not there.
 func openNode(dir, device string, create bool) (_ *node, err error) {
 	dir = filepath.Clean(dir) // for with a slash behind it a link is taken for what it names
-	n := &node{path: filepath.Join(dir, deviceDir(device))}
+	n := &node{path: filepath.Join(dir, deviceDir(device)), shared: isShared(dir)}
 	if n.path, err = filepath.Abs(n.path); err != nil {
 		return nil, err
 	}
 	for _, d := range []string{dir, n.path} {
-		if create {
+		if create && !n.shared {
 			err = os.MkdirAll(d, 0o700)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if err := checkDir(d); err != nil {
+		err := checkDir(d, n.shared)
+		if n.shared && errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("root shares it, but has not named %s: %w", device, err)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -123,8 +128,9 @@ func openNode(dir, device string, create bool) (_ *node, err error) {
 	return n, nil
 }
 
-// checkDir refuses a directory in which others could put something.
-func checkDir(path string) error {
+// checkDir refuses a directory in which others could put something, unless it is part of a ledger
+// that is shared. Then it must be root's, and keep users from removing what others put there.
+func checkDir(path string, shared bool) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return err
@@ -138,6 +144,7 @@ func checkDir(path string) error {
 		return fmt.Errorf("%s is a link: name the directory itself", path)
 	case !info.IsDir():
 		return fmt.Errorf("%s is no directory", path)
+	case shared && st.Uid == 0 && info.Mode()&fs.ModeSticky != 0:
 	case int(st.Uid) != os.Geteuid() && st.Uid != 0:
 		return fmt.Errorf("%s belongs to user %d, who could change what it says: name a directory of this user's", path, st.Uid)
 	case info.Mode().Perm()&0o022 != 0:
@@ -264,6 +271,11 @@ func (n *node) create(name string, h head, limit int64) (_ *ownLease, err error)
 			err = errors.Join(err, f.Close(), n.dir.Remove(draft))
 		}
 	}()
+	if n.shared {
+		if err := f.Chmod(0o644); err != nil { // others read it
+			return nil, err
+		}
+	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, lockError(n.path, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -151,8 +152,21 @@ type child struct {
 
 func start(t *testing.T, dir string, share int64, env ...string) *child {
 	t.Helper()
+	c := launch(t, nil, dir, share, env...)
+	if got := c.read(t); got != "joined" {
+		t.Fatalf("the process says %q", got)
+	}
+	return c
+}
+
+// launch starts a process, which says first whether it has joined, as some user.
+func launch(t *testing.T, user *syscall.Credential, dir string, share int64, env ...string) *child {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // it ends by itself, whatever happens here
 	cmd := exec.CommandContext(ctx, os.Args[0], dir, strconv.FormatInt(share, 10))
+	if user != nil { // who may not reach the folder of the program by its name
+		cmd.Path, cmd.SysProcAttr = "/proc/self/exe", &syscall.SysProcAttr{Credential: user}
+	}
 	cmd.Env = append(append(os.Environ(), childEnv+"=lease"), env...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -172,9 +186,6 @@ func start(t *testing.T, dir string, share int64, env ...string) *child {
 		_ = cmd.Wait()
 		cancel()
 	})
-	if got := c.read(t); got != "joined" {
-		t.Fatalf("the process says %q", got)
-	}
 	return c
 }
 

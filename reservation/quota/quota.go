@@ -34,8 +34,8 @@
 // process notices at its next charge, or when it looks at the ledger. It warns, and puts its lease
 // back. Until then the others do not see what it holds. A process that may write to the directory
 // can break the rules, or end another process by truncating its lease. So a ledger is for one
-// user's processes, which trust each other. Containers can share it if they share the directory and
-// run as the same user.
+// user's processes, which trust each other, or for those that reach one that root has made for all
+// users. Containers share it as a mount.
 //
 // # Ownership
 //

@@ -1,0 +1,166 @@
+//go:build linux
+
+package leases_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/leases"
+)
+
+var users = [...]*syscall.Credential{{Uid: 12345, Gid: 12345}, {Uid: 23456, Gid: 23456}}
+
+// sharedLedger returns a ledger that all users may join, in a directory that they reach.
+func sharedLedger(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it starts processes of other users")
+	}
+	dir := filepath.Join(t.TempDir(), "ledger")
+	if err := os.Chmod(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil { // the test's own
+		t.Fatal(err)
+	}
+	for p := filepath.Dir(dir); p != "/"; p = filepath.Dir(p) {
+		if info, err := os.Stat(p); err != nil || info.Mode().Perm()&1 == 0 {
+			t.Skipf("needs a temporary directory that all users reach: %s, %v", p, err)
+		}
+	}
+	if err := leases.Share(dir, device); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestUsersShareAQuota: processes of two users and root never hold more than a quota, see each
+// other, and find free what one held that was killed. They cannot remove each other's files.
+func TestUsersShareAQuota(t *testing.T) {
+	dir := sharedLedger(t)
+	var all []*child
+	for _, u := range append(users[:], nil) {
+		c := launch(t, u, dir, 1000)
+		if got := c.read(t); got != "joined" {
+			t.Fatalf("user %+v: %s", u, got)
+		}
+		all = append(all, c)
+	}
+	all[0].must(t, "charge 600")
+	for _, c := range all[1:] {
+		if got := c.ask(t, "charge 401"); !strings.Contains(got, "no room") {
+			t.Errorf("above the quota: %s", got)
+		}
+	}
+	all[1].must(t, "charge 400")
+	held, err := leases.Holders(dir)
+	if err != nil || len(held) != 3 {
+		t.Fatalf("held: %+v, %v", held, err)
+	}
+	all[0].kill(t)
+	all[1].must(t, "charge 500")
+	if got := leaseFiles(t, dir); len(got) != 3 {
+		t.Errorf("a user removed what is another's: %q", got)
+	}
+	all[2].must(t, "charge 100")
+	if err := leases.Share(dir, device, "GPU-2"); err != nil {
+		t.Fatal(err)
+	}
+	if got := leaseFiles(t, dir); len(got) != 2 {
+		t.Errorf("once root has made room: %q", got)
+	}
+	if got := all[1].ask(t, "charge 1"); !strings.Contains(got, "no room") {
+		t.Errorf("above the quota, once another GPU is shared: %s", got)
+	}
+	if err := os.Chmod(filepath.Dir(dir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := launch(t, users[0], dir, 1000).read(t); !strings.Contains(got, "permission denied") {
+		t.Errorf("who does not reach the ledger: %s", got)
+	}
+}
+
+// What root has not made is no shared ledger.
+func TestNoSharedLedger(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(dir string) error
+		says   string
+	}{
+		"another's mark":      {func(dir string) error { return os.Chown(filepath.Join(dir, "shared"), 12345, -1) }, "written to by others"},
+		"a mark others write": {func(dir string) error { return os.Chmod(filepath.Join(dir, "shared"), 0o666) }, "written to by others"},
+		"a mark of two names": {func(dir string) error { return os.Link(filepath.Join(dir, "shared"), filepath.Join(dir, "too")) }, "written to by others"},
+		"another text":        {func(dir string) error { return os.WriteFile(filepath.Join(dir, "shared"), []byte("root:x:0"), 0o644) }, "written to by others"},
+		"more text":           {func(dir string) error { return appendTo(filepath.Join(dir, "shared")) }, "written to by others"},
+		"no mark":             {func(dir string) error { return os.Remove(filepath.Join(dir, "shared")) }, "written to by others"},
+		"another's directory": {func(dir string) error { return os.Chown(dir, 23456, -1) }, "belongs to user 23456"},
+		"not sticky":          {func(dir string) error { return os.Chmod(dir, 0o777) }, "written to by others"},
+		"another's GPU":       {func(dir string) error { return os.Chown(filepath.Join(dir, device), 23456, -1) }, "belongs to user 23456"},
+		"a GPU that is a link": {func(dir string) error {
+			return errors.Join(os.Rename(filepath.Join(dir, device), filepath.Join(dir, "x")), os.Symlink("x", filepath.Join(dir, device)))
+		}, "link"},
+		"a GPU that is not there": {func(dir string) error { return os.RemoveAll(filepath.Join(dir, device)) }, "has not named " + device},
+	} {
+		dir := sharedLedger(t)
+		if err := c.change(dir); err != nil {
+			t.Fatal(err)
+		}
+		if got := launch(t, users[0], dir, 1000).read(t); !strings.Contains(got, c.says) {
+			t.Errorf("%s: %s; want %q", name, got, c.says)
+		}
+	}
+}
+
+func appendTo(path string) error {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("x")
+	return errors.Join(err, f.Close())
+}
+
+// Share makes nothing shared where others could have put something before.
+func TestShareRefuses(t *testing.T) {
+	base := filepath.Dir(sharedLedger(t))
+	mk := func(name string, mode fs.FileMode, uid int) string {
+		p := filepath.Join(base, name)
+		if err := errors.Join(os.Mkdir(p, 0o700), os.Chmod(p, mode), os.Chown(p, uid, -1)); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for name, dir := range map[string]string{
+		"sticky":    mk("sticky", 0o777|fs.ModeSticky, 0),
+		"writable":  mk("writable", 0o720, 0),
+		"another's": mk("theirs", 0o700, 12345),
+	} {
+		if err := leases.Share(dir, device); err == nil {
+			t.Errorf("%s: it is shared", name)
+		}
+		if got := leaseDirs(t, dir); len(got) != 0 {
+			t.Errorf("%s: left: %q", name, got)
+		}
+	}
+	mine := mk("mine", 0o755, 0)
+	me := join(t, terms(mine, "g", 1000, 1000))
+	charge(t, me, 1)
+	if err := errors.Join(leases.Share(mine, device), leases.Share(mine, device)); err != nil {
+		t.Error(err)
+	}
+	charge(t, me, 999) // a lease from before goes on
+}
+
+func leaseDirs(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
