@@ -163,11 +163,21 @@ func (n *node) openGeneration() error {
 		return err
 	}
 	defer unlock()
-	f, err := n.dir.OpenFile(genName, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	// Where all users may write, Linux lets nobody open another's file with O_CREATE.
+	f, err := n.dir.OpenFile(genName, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	isNew := errors.Is(err, fs.ErrNotExist)
+	if isNew {
+		f, err = n.dir.OpenFile(genName, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	}
 	if err != nil {
 		return err
 	}
 	n.genFile = f // closed with the node
+	if isNew && n.shared {
+		if err := f.Chmod(0o666); err != nil {
+			return err
+		}
+	}
 	info, err := f.Stat()
 	if err != nil {
 		return err

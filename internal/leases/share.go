@@ -61,33 +61,61 @@ func share(dir string, devices []string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	if err := checkAbove(dir); err != nil {
+		return err
+	}
 	was := isShared(dir)
 	if err := checkDir(dir, was); err != nil {
 		return err
 	}
-	for _, d := range devices {
-		if err := shareDevice(dir, d, was); err != nil {
+	// The mark comes first, while only root can write here. So an interrupted call can be repeated.
+	mark := filepath.Join(dir, sharedName)
+	if !was {
+		if err := os.WriteFile(mark, []byte(sharedMagic), 0o644); err != nil {
 			return err
 		}
 	}
-	if was {
-		return nil
-	}
-	// The mark is complete before others can write beside it.
-	mark := filepath.Join(dir, sharedName)
-	if err := os.WriteFile(mark, []byte(sharedMagic), 0o644); err != nil {
+	if err := os.Chmod(mark, 0o644); err != nil { // whatever the umask is
 		return err
 	}
-	return errors.Join(os.Chmod(mark, 0o644), os.Chmod(dir, 0o777|fs.ModeSticky))
+	for _, d := range devices {
+		if err := shareDevice(dir, d); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(dir, 0o777|fs.ModeSticky)
+}
+
+// checkAbove refuses a directory that others could replace, or one above it, while root opens it.
+func checkAbove(dir string) error {
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	if path, err = filepath.EvalSymlinks(filepath.Dir(path)); err != nil {
+		return err
+	}
+	for ; ; path = filepath.Dir(path) {
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return &fs.PathError{Op: "lstat", Path: path, Err: err}
+		}
+		if st.Uid != 0 || st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0 {
+			return fmt.Errorf("users other than root can write to %s, and so replace what is in it: name a directory below one that only root writes to", path)
+		}
+		if path == filepath.Dir(path) {
+			return nil
+		}
+	}
 }
 
 // shareDevice opens one GPU's part to all users.
-func shareDevice(dir, device string, was bool) (err error) {
+func shareDevice(dir, device string) (err error) {
 	path := filepath.Join(dir, deviceDir(device))
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if err := checkDir(path, was); err != nil {
+	if err := checkDir(path, true); err != nil {
 		return err
 	}
 	n := &node{path: path, shared: true}

@@ -164,3 +164,65 @@ func leaseDirs(t *testing.T, dir string) (names []string) {
 	}
 	return names
 }
+
+// A call of Share that was interrupted, or failed at one of its GPUs, can be repeated.
+func TestShareAgain(t *testing.T) {
+	for name, undo := range map[string]func(dir string) error{
+		"no mark yet":    func(dir string) error { return os.Remove(filepath.Join(dir, "shared")) },
+		"an empty mark":  func(dir string) error { return os.Truncate(filepath.Join(dir, "shared"), 0) },
+		"a private mark": func(dir string) error { return os.Chmod(filepath.Join(dir, "shared"), 0o600) },
+		"a private GPU":  func(dir string) error { return os.Chmod(filepath.Join(dir, device), 0o700) },
+		"nothing opened": func(string) error { return nil },
+	} {
+		dir := sharedLedger(t)
+		if err := errors.Join(os.Chmod(dir, 0o700), undo(dir)); err != nil {
+			t.Fatal(err)
+		}
+		if err := leases.Share(dir, device); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if got := launch(t, users[0], dir, 1000).read(t); got != "joined" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// What a user's process puts back, the others can use.
+func TestUsersPutBack(t *testing.T) {
+	dir := sharedLedger(t)
+	a, b := launch(t, users[0], dir, 1000), launch(t, users[1], dir, 1000)
+	a.read(t)
+	b.read(t)
+	a.must(t, "charge 600")
+	if err := os.Remove(filepath.Join(dir, device, "generation")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []*child{a, b} {
+		if got := c.ask(t, "charge 1"); !strings.Contains(got, "removed") || strings.Contains(got, "put back") {
+			t.Errorf("once the generation is removed: %s", got)
+		}
+	}
+	b.must(t, "charge 400")
+	if got := a.ask(t, "charge 1"); !strings.Contains(got, "no room") {
+		t.Errorf("above the quota: %s", got)
+	}
+	if err := leases.Share(dir, device); err != nil {
+		t.Error(err)
+	}
+}
+
+// Where another user can replace the directory, root opens none.
+func TestShareBelowAnothers(t *testing.T) {
+	base := filepath.Dir(sharedLedger(t))
+	for name, c := range map[string]struct {
+		mode fs.FileMode
+		uid  int
+	}{"writable": {0o777, 0}, "another's": {0o755, 12345}} {
+		above := filepath.Join(base, name)
+		if err := errors.Join(os.Mkdir(above, 0o700), os.Chmod(above, c.mode), os.Chown(above, c.uid, -1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := leases.Share(filepath.Join(above, "x", "ledger"), device); err == nil || !strings.Contains(err.Error(), "replace") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
