@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,8 +46,9 @@ func isShared(dir string) bool {
 
 // Share makes a ledger that all users may join, for the GPUs that are named, and removes what dead
 // processes left there. Only root can. A directory that is there must be root's. It must be shared
-// already, or writable by root alone. Who is to be kept from joining must not reach the directory:
-// each user who does can put false numbers in it.
+// already, or writable by root alone. Nobody else may be able to replace it: the directories above
+// are root's, and writable by root alone or sticky. Who is to be kept from joining must not reach
+// the directory: each user who does can put false numbers in it. A call that failed can be repeated.
 func Share(dir string, devices ...string) error {
 	if err := share(filepath.Clean(dir), devices); err != nil {
 		return fmt.Errorf("quota: sharing the ledger in %s: %w", dir, err)
@@ -57,6 +59,9 @@ func Share(dir string, devices ...string) error {
 func share(dir string, devices []string) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("user %d is not root: %w", os.Geteuid(), fs.ErrPermission)
+	}
+	if slices.Contains(devices, sharedName) {
+		return fmt.Errorf("%q is no name for a GPU", sharedName)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -101,7 +106,8 @@ func checkAbove(dir string) error {
 			return &fs.PathError{Op: "lstat", Path: path, Err: err}
 		}
 		if st.Uid != 0 || st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0 {
-			return fmt.Errorf("users other than root can write to %s, and so replace what is in it: name a directory below one that only root writes to", path)
+			return fmt.Errorf("users other than root can write to %s, and so replace what is in it: "+
+				"name a directory below one that only root writes to", path)
 		}
 		if path == filepath.Dir(path) {
 			return nil

@@ -140,9 +140,12 @@ func TestShareRefuses(t *testing.T) {
 		if err := leases.Share(dir, device); err == nil {
 			t.Errorf("%s: it is shared", name)
 		}
-		if got := leaseDirs(t, dir); len(got) != 0 {
-			t.Errorf("%s: left: %q", name, got)
+		if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+			t.Errorf("%s: left: %v, %v", name, left, err)
 		}
+	}
+	if err := leases.Share(filepath.Join(base, "new"), device, "shared"); err == nil || !strings.Contains(err.Error(), "no name for a GPU") {
+		t.Errorf("a GPU that is called as the mark is: %v", err)
 	}
 	mine := mk("mine", 0o755, 0)
 	me := join(t, terms(mine, "g", 1000, 1000))
@@ -151,18 +154,6 @@ func TestShareRefuses(t *testing.T) {
 		t.Error(err)
 	}
 	charge(t, me, 999) // a lease from before goes on
-}
-
-func leaseDirs(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
 }
 
 // A call of Share that was interrupted, or failed at one of its GPUs, can be repeated.
