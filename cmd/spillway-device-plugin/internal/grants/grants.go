@@ -1,0 +1,178 @@
+// Package grants keeps what containers may use: for each of them a directory with their limits, and
+// the node's ledger, in which the processes of all containers count together.
+//
+//	ROOT                        root's alone (0700): who reaches what is below got it as a mount
+//	ROOT/ledger                 the node's ledger, see internal/leases; mounted into all
+//	ROOT/grants/NAME/limits     what one grant's processes obey, mounted into its containers
+//
+// A grant's name is also its group in the ledger. So what its processes hold is found by that name,
+// whatever users they have and in however many containers they run.
+//
+// The same limits are in the environment of the containers. The directory holds for those processes
+// that do not have it, such as a login session.
+package grants
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/internal/nodelimits"
+)
+
+// Grant is what a container, or those that share a claim, may use.
+type Grant struct {
+	Name  string     // of at most 63 letters, digits and dashes; no other grant of the node has it
+	GPUs  []gpus.GPU // at least one
+	Limit int64      // bytes of GPU memory, whole MiB; 0: all of the GPUs
+}
+
+// Holder is who has a grant: a container of a pod, or a claim, whose pods may be several.
+type Holder struct {
+	Grant
+	Namespace string
+	Pod       string
+	Container string // of a container
+	Claim     string // of a claim
+}
+
+// Mount is a directory of the node that a container gets.
+type Mount struct {
+	Host      string
+	Container string
+	ReadOnly  bool
+}
+
+// Access is what a container needs for a grant.
+type Access struct {
+	Env    map[string]string
+	Mounts []Mount
+}
+
+// Store is the directory with all grants of a node. Its methods may be called at the same time.
+type Store struct {
+	root  string
+	ratio *big.Rat
+}
+
+// Open makes the directory, and shares the ledger for the GPUs. What is there stays. What dead
+// processes left in the ledger is removed. The ratio is how much of a GPU's memory may be promised;
+// nil means 1. It must be called as root.
+func Open(root string, ratio *big.Rat, list []gpus.GPU) (*Store, error) {
+	if !filepath.IsAbs(root) {
+		return nil, fmt.Errorf("the directory for the ledger, %q, is not an absolute path", root)
+	}
+	s := &Store{root: filepath.Clean(root), ratio: ratio}
+	if err := os.MkdirAll(s.root, 0o700); err != nil {
+		return nil, err
+	}
+	// A container runtime makes what it has to mount and does not find, and lets others enter it.
+	if err := os.Chmod(s.root, 0o700); err != nil {
+		return nil, err
+	}
+	uuids := make([]string, len(list))
+	for i, g := range list {
+		uuids[i] = g.UUID
+	}
+	if err := leases.Share(s.Ledger(), uuids...); err != nil {
+		return nil, err
+	}
+	return s, os.MkdirAll(s.grants(), 0o700)
+}
+
+// Ledger is where the ledger is on the node.
+func (s *Store) Ledger() string { return filepath.Join(s.root, "ledger") }
+
+func (s *Store) grants() string         { return filepath.Join(s.root, "grants") }
+func (s *Store) dir(name string) string { return filepath.Join(s.grants(), name) }
+
+// Put makes a grant's directory, and returns what its containers need. It may be repeated: the
+// same grant gives the same access.
+func (s *Store) Put(g Grant) (Access, error) {
+	if err := checkName(g.Name); err != nil {
+		return Access{}, err
+	}
+	env := s.environment(g)
+	limits := filepath.Join(s.dir(g.Name), "limits")
+	if err := os.MkdirAll(limits, 0o755); err != nil {
+		return Access{}, err
+	}
+	if err := nodelimits.Write(limits, env); err != nil {
+		return Access{}, err
+	}
+	uuids := make([]string, len(g.GPUs))
+	for i, gpu := range g.GPUs {
+		uuids[i] = gpu.UUID
+	}
+	env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids, ",")
+	return Access{Env: env, Mounts: []Mount{
+		{Host: s.Ledger(), Container: nodelimits.Ledger},
+		{Host: limits, Container: nodelimits.Dir, ReadOnly: true},
+	}}, nil
+}
+
+// environment is the limits of a grant, by the variables that the engine reads.
+func (s *Store) environment(g Grant) map[string]string {
+	env := map[string]string{
+		"SPILLWAY_GPU_QUOTA_DIR":   nodelimits.Ledger,
+		"SPILLWAY_GPU_QUOTA_GROUP": g.Name,
+	}
+	both := func(name, value string) {
+		env["SPILLWAY_"+name] = value
+		env["NVSHARE_"+name] = value
+	}
+	if g.Limit > 0 {
+		both("GPU_MEMORY_LIMIT", strconv.FormatInt(g.Limit>>20, 10)+"Mi")
+	}
+	if s.ratio != nil {
+		both("GPU_MEMORY_OVERSUB_RATIO", s.ratio.FloatString(6))
+	}
+	// All processes of a GPU must give the same size. Of GPUs that differ it is left to each.
+	same := func(o gpus.GPU) bool { return o.Memory == g.GPUs[0].Memory }
+	if !slices.ContainsFunc(g.GPUs, func(o gpus.GPU) bool { return !same(o) }) {
+		both("GPU_PHYSICAL_MEMORY_MB", strconv.FormatInt(g.GPUs[0].Memory>>20, 10))
+	}
+	return env
+}
+
+// Remove removes a grant's directory. Processes that still use it keep what they have read. A grant
+// that is not there is no error.
+func (s *Store) Remove(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	return os.RemoveAll(s.dir(name))
+}
+
+// Names returns the names of all grants, in order.
+func (s *Store) Names() ([]string, error) {
+	entries, err := os.ReadDir(s.grants())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	names := map[string]bool{}
+	for _, e := range entries {
+		names[e.Name()] = true
+	}
+	return slices.Sorted(maps.Keys(names)), err
+}
+
+func checkName(name string) error {
+	ok := len(name) > 0 && len(name) <= 63
+	for _, r := range name {
+		ok = ok && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-')
+	}
+	if !ok {
+		return fmt.Errorf("%.100q is no name for a grant: want up to 63 letters, digits and dashes", name)
+	}
+	return nil
+}

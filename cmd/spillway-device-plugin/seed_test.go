@@ -1,0 +1,28 @@
+package main
+
+import (
+	_ "github.com/fsnotify/fsnotify"
+	_ "github.com/prometheus/client_golang/prometheus"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/prometheus/client_golang/prometheus/testutil"
+	_ "github.com/spf13/cobra"
+	_ "github.com/spillway-db/spillway/internal/leases"
+	_ "go.etcd.io/etcd/server/v3/embed"
+	_ "google.golang.org/grpc"
+	_ "google.golang.org/protobuf/proto"
+	_ "k8s.io/api/core/v1"
+	_ "k8s.io/client-go/kubernetes"
+	_ "k8s.io/client-go/kubernetes/fake"
+	_ "k8s.io/dynamic-resource-allocation/kubeletplugin"
+	_ "k8s.io/dynamic-resource-allocation/structured"
+	_ "k8s.io/klog/v2"
+	_ "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	_ "k8s.io/kubelet/pkg/apis/podresources/v1"
+	_ "k8s.io/kubernetes/cmd/kube-apiserver/app/testing"
+	_ "k8s.io/kubernetes/pkg/kubelet/apis/podresources"
+	_ "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
+	_ "k8s.io/kubernetes/pkg/kubelet/cm/dra"
+	_ "sigs.k8s.io/yaml"
+	_ "tags.cncf.io/container-device-interface/pkg/cdi"
+	_ "tags.cncf.io/container-device-interface/specs-go"
+)

@@ -1,0 +1,112 @@
+// Package nodelimits is the limits that a node gives a container as a file. A process obeys them
+// even if it does not have the container's environment, as in a login session.
+//
+//	Dir/environment   lines NAME=value; root's alone to write
+//	Ledger            where the node's ledger is mounted
+//
+//	Write ──▶ the file ──▶ Lookup: the file's variables before those of the environment
+package nodelimits
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+const (
+	// Dir is where containers have the directory with the limits.
+	Dir = "/run/spillway/limits"
+	// Ledger is where containers have the ledger.
+	Ledger = "/run/spillway/ledger"
+
+	fileName = "environment"
+	maxFile  = 64 << 10
+)
+
+// Write replaces the limits in a directory by the variables of env. Processes see all of them or
+// the ones before.
+func Write(dir string, env map[string]string) error {
+	var text bytes.Buffer
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if strings.ContainsAny(name, "=\n\x00") || name == "" || strings.ContainsAny(env[name], "\n\x00") {
+			return fmt.Errorf("%q=%q does not fit into a line", name, env[name])
+		}
+		fmt.Fprintf(&text, "%s=%s\n", name, env[name])
+	}
+	f, err := os.CreateTemp(dir, ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text.Bytes())
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), filepath.Join(dir, fileName))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// Lookup returns how variables are found: first in the limits of the node in Dir, then by env. Where
+// there is no such file, that is env.
+func Lookup(env func(string) (string, bool)) (func(string) (string, bool), error) {
+	return lookup(Dir, env)
+}
+
+func lookup(dir string, env func(string) (string, bool)) (func(string) (string, bool), error) {
+	limits, err := read(filepath.Join(dir, fileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return env, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the node's limits: %w", err)
+	}
+	return func(name string) (string, bool) {
+		if value, ok := limits[name]; ok {
+			return value, true
+		}
+		return env(name)
+	}, nil
+}
+
+// read reads a file that only root can have written.
+func read(path string) (map[string]string, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || !info.Mode().IsRegular() || st.Uid != 0 || info.Mode()&0o022 != 0 {
+		return nil, fmt.Errorf("%s is not a file that only root can write to", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	}
+	limits := map[string]string{}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		name, value, ok := strings.Cut(lines.Text(), "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("%s: %.60q is no NAME=value", path, lines.Text())
+		}
+		limits[name] = value
+	}
+	return limits, nil
+}
