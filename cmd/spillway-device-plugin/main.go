@@ -1,4 +1,86 @@
-// Command spillway-device-plugin gives GPU memory to the containers of a Kubernetes node.
+// Command spillway-device-plugin gives the memory of a node's GPUs to containers of Kubernetes, in
+// units of 256 MiB or whole, and sees to it that Spillway's processes stay within what they got.
+//
+//	--mode plugin   a device plugin: containers ask for so many units of an extended resource
+//	--mode dra      a driver for dynamic resource allocation: pods claim bytes, and may share a claim
+//
+// It runs on each node, as root. docs/kubernetes.md shows how. Its exit status is 0 after SIGINT or
+// SIGTERM, 2 for wrong use, and 1 for all else. An error is one line on standard error.
 package main
 
-func main() {}
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// usageError is wrong use of the command.
+type usageError struct{ error }
+
+// Main runs the command with args until ctx ends, and returns its exit status.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot(stderr)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	var usage usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "spillway-device-plugin: %s\n", oneLine(err))
+		return 2
+	}
+	fmt.Fprintf(stderr, "spillway-device-plugin: %s\n", oneLine(err))
+	return 1
+}
+
+// oneLine joins the lines of an error that has several causes.
+func oneLine(err error) string {
+	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}
+
+func newRoot(stderr io.Writer) *cobra.Command {
+	var f flags
+	root := &cobra.Command{
+		Use:   "spillway-device-plugin",
+		Short: "Give the memory of a node's GPUs to containers",
+		Long: `Give the memory of a node's GPUs to containers of Kubernetes.
+
+It runs on each node, as root: deploy/ has the manifests, docs/kubernetes.md says how.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("%q is no flag: there are no other arguments", args[0])}
+			}
+			return nil
+		},
+		SilenceErrors: true, // Main prints them
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := f.settings(os.LookupEnv)
+			if err != nil {
+				return usageError{err}
+			}
+			return s.run(cmd.Context(), slog.New(slog.NewTextHandler(stderr, nil)))
+		},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.CompletionOptions.HiddenDefaultCmd = true
+	f.add(root.Flags())
+	return root
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bytes"
+	"math/big"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func settingsOf(t *testing.T, env map[string]string, args ...string) (*settings, error) {
+	t.Helper()
+	var f flags
+	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	f.add(set)
+	if err := set.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return f.settings(func(name string) (string, bool) { value, ok := env[name]; return value, ok })
+}
+
+func TestSettings(t *testing.T) {
+	s, err := settingsOf(t, nil)
+	if err != nil || s.unit != 256<<20 || s.reserve != 1<<30 || s.ratio != nil || s.simCount != 0 {
+		t.Errorf("the defaults are %+v: %v", s, err)
+	}
+	s, err = settingsOf(t, nil, "--unit", "1GiB", "--reserve", "0", "--ratio", "1.5", "--sim", "8x16Gi", "--cdi-dir", "", "--metrics", "", "--whole-resource", "")
+	if err != nil || s.unit != 1<<30 || s.reserve != 0 || s.ratio.Cmp(big.NewRat(3, 2)) != 0 || s.simCount != 8 || s.simMemory != 16<<30 {
+		t.Errorf("%+v: %v", s, err)
+	}
+	s, err = settingsOf(t, map[string]string{"NODE_NAME": "a"}, "--mode", "dra")
+	if err != nil || s.node != "a" {
+		t.Errorf("the node of the environment is %+v: %v", s, err)
+	}
+	if s, err = settingsOf(t, nil, "--ratio", "1.0"); err != nil || s.ratio != nil {
+		t.Errorf("a ratio of 1.0 is %v: %v", s.ratio, err)
+	}
+}
+
+// What says nothing sensible is refused in one line that names the flag and what to do.
+func TestBadFlags(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--mode", "both"}, `--mode: "both" is neither plugin nor dra`},
+		{[]string{"--unit", "0"}, "--unit: "},
+		{[]string{"--unit", "-1Gi"}, "--unit: "},
+		{[]string{"--unit", "256m"}, "--unit: "},
+		{[]string{"--unit", "1000"}, "not a whole number of MiB: try 256Mi"},
+		{[]string{"--unit", "99999999Ti"}, "--unit: "},
+		{[]string{"--reserve", "much"}, "--reserve: "},
+		{[]string{"--ratio", "0"}, `--ratio: "0" is not a ratio: want a number above 0, such as 1.5`},
+		{[]string{"--ratio", "-1.5"}, "--ratio: "},
+		{[]string{"--ratio", "NaN"}, "--ratio: "},
+		{[]string{"--ratio", "Inf"}, "--ratio: "},
+		{[]string{"--ratio", "3/2"}, "--ratio: "},
+		{[]string{"--ratio", "1e400"}, "--ratio: "},
+		{[]string{"--ratio", ""}, "--ratio: "},
+		{[]string{"--sim", "8"}, "--sim: "},
+		{[]string{"--sim", "0x16Gi"}, "--sim: "},
+		{[]string{"--sim", "65x16Gi"}, "--sim: "},
+		{[]string{"--sim", "8x"}, "--sim: "},
+		{[]string{"--resource", "gpu-memory"}, "want DOMAIN/NAME, such as example.com/gpu-memory"},
+		{[]string{"--resource", "a.kubernetes.io/gpu"}, "--resource: "},
+		{[]string{"--resource", "example.com/gpu memory"}, "--resource: "},
+		{[]string{"--resource", "example.com/" + strings.Repeat("x", 64)}, "--resource: "},
+		{[]string{"--whole-resource", "spillway-db.github.io/gpu-memory"}, "is the name of the units, too"},
+		{[]string{"--dir", "run"}, `--dir: "run" is not an absolute path`},
+		{[]string{"--kubelet-dir", ""}, "--kubelet-dir: "},
+		{[]string{"--cdi-dir", "cdi"}, "--cdi-dir: "},
+		{[]string{"--metrics", "9817"}, "want HOST:PORT, such as 127.0.0.1:9817"},
+		{[]string{"--metrics", "127.0.0.1:99817"}, "--metrics: "},
+		{[]string{"--mode", "dra"}, "--node: "},
+		{[]string{"--mode", "dra", "--node", "a", "--cdi-dir", ""}, "--cdi-dir: "},
+		{[]string{"--mode", "dra", "--node", "a", "--driver", "Gpu"}, "--driver: "},
+		{[]string{"--nonsense"}, "unknown flag: --nonsense"},
+		{[]string{"start"}, `"start" is no flag`},
+	} {
+		var stdout, stderr bytes.Buffer
+		status := Main(t.Context(), c.args, &stdout, &stderr)
+		if got := stderr.String(); status != 2 || !strings.Contains(got, c.want) || strings.Count(got, "\n") != 1 {
+			t.Errorf("%q ends with status %d and says %q, not one line with %q", c.args, status, got, c.want)
+		}
+	}
+}
