@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -126,8 +127,10 @@ func (e *Engine) readLimits() error {
 		e.limits.settings = *e.cfg.Limits.Quota
 		return nil
 	}
-	var err error
-	e.limits.settings, err = quota.FromEnv(os.LookupEnv)
+	lookup, err := nodelimits.Lookup(os.LookupEnv)
+	if err == nil {
+		e.limits.settings, err = quota.FromEnv(lookup)
+	}
 	return err
 }
 

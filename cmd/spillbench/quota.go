@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -75,7 +76,11 @@ func shareLedger(dir string, gpus []string) error {
 
 // quotaSettings are what the environment says; what is wrong there is wrong use.
 func quotaSettings() (*quota.Settings, error) {
-	s, err := quota.FromEnv(os.LookupEnv)
+	lookup, err := nodelimits.Lookup(os.LookupEnv)
+	if err != nil {
+		return nil, &fail.Error{Status: fail.Environment, Err: err}
+	}
+	s, err := quota.FromEnv(lookup)
 	if err != nil {
 		return nil, &fail.Error{Status: fail.Usage, Err: err, Fix: "correct or unset the variable; see spillbench quota --help"}
 	}

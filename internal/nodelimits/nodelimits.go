@@ -18,8 +18,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/spillway-db/spillway/internal/size"
 )
 
 const (
@@ -57,8 +60,9 @@ func Write(dir string, env map[string]string) error {
 	return nil
 }
 
-// Lookup returns how variables are found: first in the limits of the node in Dir, then by env. Where
-// there is no such file, that is env.
+// Lookup returns how variables are found: in the limits of the node in Dir, and by env what those do
+// not say. A process may have a lower limit than the node's, never a higher one. Without such a file
+// that is env. A file that others than root can write to, or that cannot be read, is an error.
 func Lookup(env func(string) (string, bool)) (func(string) (string, bool), error) {
 	return lookup(Dir, env)
 }
@@ -69,7 +73,10 @@ func lookup(dir string, env func(string) (string, bool)) (func(string) (string, 
 		return env, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the node's limits: %w", err)
+		return nil, fmt.Errorf("quota: the node's limits: %w", err)
+	}
+	if own, ok := ownLimit(limits, env); ok {
+		limits[limitVar] = own
 	}
 	return func(name string) (string, bool) {
 		if value, ok := limits[name]; ok {
@@ -77,6 +84,45 @@ func lookup(dir string, env func(string) (string, bool)) (func(string) (string, 
 		}
 		return env(name)
 	}, nil
+}
+
+const (
+	limitVar        = "SPILLWAY_GPU_MEMORY_LIMIT"
+	otherLimitVar   = "NVSHARE_GPU_MEMORY_LIMIT"
+	physicalVar     = "SPILLWAY_GPU_PHYSICAL_MEMORY_MB"
+	mebi            = 1 << 20
+	largestPhysical = 1 << 43 // MiB
+)
+
+// ownLimit returns the limit of the environment, if it counts: it is below the node's, or says nothing
+// sensible, which is then refused as it is without a node's.
+func ownLimit(limits map[string]string, env func(string) (string, bool)) (string, bool) {
+	most, err := size.Parse(limits[limitVar])
+	if err != nil {
+		return "", false // the node has none, or one that will be refused
+	}
+	own, ok := env(limitVar)
+	if !ok {
+		own, ok = env(otherLimitVar)
+	}
+	if !ok {
+		return "", false
+	}
+	n, err := size.Parse(own)
+	if err != nil {
+		share, err := size.ParseShare(own)
+		if err != nil {
+			return own, true
+		}
+		physical, err := strconv.ParseInt(limits[physicalVar], 10, 64)
+		if err != nil || physical <= 0 || physical >= largestPhysical {
+			return "", false
+		}
+		if n, err = size.Part(share, physical*mebi); err != nil {
+			return own, true
+		}
+	}
+	return own, n < most
 }
 
 // read reads a file that only root can have written.

@@ -1,0 +1,91 @@
+package nodelimits
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestLookup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the file is root's")
+	}
+	node := map[string]string{
+		"SPILLWAY_GPU_MEMORY_LIMIT": "1024Mi", "NVSHARE_GPU_MEMORY_LIMIT": "1024Mi",
+		"SPILLWAY_GPU_PHYSICAL_MEMORY_MB": "4096", "SPILLWAY_GPU_QUOTA_DIR": Ledger, "SPILLWAY_GPU_QUOTA_GROUP": "g",
+	}
+	whole := map[string]string{"SPILLWAY_GPU_QUOTA_DIR": Ledger}
+	for name, c := range map[string]struct {
+		node, env  map[string]string
+		what, want string
+	}{
+		"no environment":        {node, nil, limitVar, "1024Mi"},
+		"a higher limit":        {node, map[string]string{limitVar: "2Gi"}, limitVar, "1024Mi"},
+		"a lower one":           {node, map[string]string{limitVar: "512Mi"}, limitVar, "512Mi"},
+		"a lower one, nvshare":  {node, map[string]string{otherLimitVar: "512Mi"}, limitVar, "512Mi"},
+		"ours before nvshare's": {node, map[string]string{limitVar: "2Gi", otherLimitVar: "1Mi"}, limitVar, "1024Mi"},
+		"a lower share":         {node, map[string]string{limitVar: "20%"}, limitVar, "20%"},
+		"a higher share":        {node, map[string]string{limitVar: "26%"}, limitVar, "1024Mi"},
+		"nonsense":              {node, map[string]string{limitVar: "much"}, limitVar, "much"},
+		"nothing":               {node, map[string]string{limitVar: ""}, limitVar, ""},
+		"another ledger":        {node, map[string]string{"SPILLWAY_GPU_QUOTA_DIR": "/tmp"}, "SPILLWAY_GPU_QUOTA_DIR", Ledger},
+		"another group":         {node, map[string]string{"SPILLWAY_GPU_QUOTA_GROUP": "h"}, "SPILLWAY_GPU_QUOTA_GROUP", "g"},
+		"a limit of its own":    {whole, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
+		"not the node's":        {node, map[string]string{"HOME": "/root"}, "HOME", "/root"},
+	} {
+		dir := t.TempDir()
+		if err := Write(dir, c.node); err != nil {
+			t.Fatal(err)
+		}
+		found, err := lookup(dir, func(name string) (string, bool) { v, ok := c.env[name]; return v, ok })
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got, ok := found(c.what); !ok || got != c.want {
+			t.Errorf("%s: %s is %q, %v; want %q", name, c.what, got, ok, c.want)
+		}
+	}
+}
+
+// A file that says nothing sure never means "no limit".
+func TestLookupRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the file is root's")
+	}
+	env := func(string) (string, bool) { return "", false }
+	if _, err := lookup(filepath.Join(t.TempDir(), "none"), env); err != nil {
+		t.Errorf("no directory: %v", err)
+	}
+	for name, spoil := range map[string]func(path string) error{
+		"others can write": func(path string) error { return os.Chmod(path, 0o666) },
+		"another's":        func(path string) error { return os.Chown(path, 1001, 0) },
+		"no line":          func(path string) error { return os.WriteFile(path, []byte("A=b\nnonsense\n"), 0o644) },
+		"too long":         func(path string) error { return os.WriteFile(path, []byte("A="+strings.Repeat("b", maxFile)), 0o644) },
+		"a directory":      func(path string) error { return os.Mkdir(path+"x", 0o755) },
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, fileName)
+		if err := Write(dir, map[string]string{"A": "b"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := spoil(path); err != nil {
+			t.Fatal(err)
+		}
+		if name == "a directory" {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(path+"x", path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := lookup(dir, env); err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := Write(t.TempDir(), map[string]string{"A": "b\nSPILLWAY_X=1"}); err == nil {
+		t.Error("a value of two lines is written")
+	}
+}
