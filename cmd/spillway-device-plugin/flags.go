@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,40 +14,25 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// The modes.
-const (
-	modePlugin = "plugin"
-	modeDRA    = "dra"
-)
-
 // flags are the command's flags as they were given.
 type flags struct {
-	mode, unit, ratio, reserve  string
-	resource, whole, driver     string
-	sim, nvml                   string
-	hostRoot, dir, cdi, kubelet string
-	metrics                     string
-	node, kubeconfig            string
+	unit, ratio, reserve string
+	resource, whole      string
+	sim, nvml            string
+	dir, kubelet         string
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
 	set.SortFlags = false
-	set.StringVar(&f.mode, "mode", modePlugin, "plugin: a device plugin; dra: a driver for dynamic resource allocation")
 	set.StringVar(&f.unit, "unit", "256Mi", "GPU memory is given in units of this size, whole MiB")
 	set.StringVar(&f.ratio, "ratio", "1", "units may promise that multiple of a GPU's memory; what does not fit spills")
 	set.StringVar(&f.reserve, "reserve", "1Gi", "memory of each GPU that is not given, for CUDA's own needs; none of a simulated GPU's")
-	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: name of the units")
-	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "plugin: name of whole GPUs; empty: none are given whole")
-	set.StringVar(&f.driver, "driver", "gpu.spillway-db.github.io", "dra: name of the driver")
+	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "name of the units")
+	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "name of whole GPUs; empty: none are given whole")
 	set.StringVar(&f.sim, "sim", "", "offer simulated GPUs in place of real ones: 8x16Gi are eight of 16 GiB")
-	set.StringVar(&f.nvml, "nvml", "", "NVIDIA's management library; empty: found below --host-root, or by the dynamic linker")
-	set.StringVar(&f.hostRoot, "host-root", "/", "where the node's root directory is")
+	set.StringVar(&f.nvml, "nvml", "", "NVIDIA's management library; empty: libnvidia-ml.so.1, where the dynamic linker finds it")
 	set.StringVar(&f.dir, "dir", "/run/spillway", "directory of the ledger and of the grants, the same on the node and here")
-	set.StringVar(&f.cdi, "cdi-dir", "/var/run/cdi", "directory for CDI specs; empty: none are written")
 	set.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's directory, with its sockets")
-	set.StringVar(&f.metrics, "metrics", "127.0.0.1:9817", "address of /metrics and /healthz; empty: none")
-	set.StringVar(&f.node, "node", "", "dra: name of the node; empty: what NODE_NAME says")
-	set.StringVar(&f.kubeconfig, "kubeconfig", "", "dra: how to reach the API server; empty: as the cluster tells its pods")
 }
 
 // settings are what the flags ask for.
@@ -61,14 +45,11 @@ type settings struct {
 }
 
 // settings reads the flags. The error has one line for each that says nothing sensible.
-func (f *flags) settings(lookup func(string) (string, bool)) (*settings, error) {
+func (f *flags) settings() (*settings, error) {
 	s := &settings{flags: *f}
 	var errs []error
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: "+format, append([]any{flag}, args...)...))
-	}
-	if f.mode != modePlugin && f.mode != modeDRA {
-		bad("mode", "%q is neither %s nor %s", f.mode, modePlugin, modeDRA)
 	}
 	var err error
 	if s.unit, err = size.Parse(f.unit); err != nil {
@@ -89,40 +70,18 @@ func (f *flags) settings(lookup func(string) (string, bool)) (*settings, error) 
 			bad("sim", "%w", err)
 		}
 	}
-	if f.mode == modePlugin {
-		if err := checkResource(f.resource); err != nil {
-			bad("resource", "%w", err)
-		}
-		if err := checkResource(f.whole); f.whole != "" && err != nil {
-			bad("whole-resource", "%w", err)
-		}
-		if f.whole == f.resource {
-			bad("whole-resource", "%s is the name of the units, too", f.whole)
-		}
+	if err := checkResource(f.resource); err != nil {
+		bad("resource", "%w", err)
 	}
-	if f.mode == modeDRA {
-		if wrong := validation.IsDNS1123Subdomain(f.driver); len(wrong) > 0 || len(f.driver) > 63 {
-			bad("driver", "%q is no name for a driver: want a domain of at most 63 characters, such as gpu.example.com", f.driver)
-		}
-		if s.node == "" {
-			s.node, _ = lookup("NODE_NAME")
-		}
-		if s.node == "" {
-			bad("node", "the node has no name: give it, or set NODE_NAME from spec.nodeName")
-		}
-		if f.cdi == "" {
-			bad("cdi-dir", "claims are handed out as CDI devices: name a directory, such as /var/run/cdi")
-		}
+	if err := checkResource(f.whole); f.whole != "" && err != nil {
+		bad("whole-resource", "%w", err)
 	}
-	for _, p := range []struct{ flag, path string }{{"host-root", f.hostRoot}, {"dir", f.dir}, {"cdi-dir", f.cdi}, {"kubelet-dir", f.kubelet}} {
-		if !filepath.IsAbs(p.path) && !(p.path == "" && p.flag == "cdi-dir") {
+	if f.whole == f.resource {
+		bad("whole-resource", "%s is the name of the units, too", f.whole)
+	}
+	for _, p := range []struct{ flag, path string }{{"dir", f.dir}, {"kubelet-dir", f.kubelet}} {
+		if !filepath.IsAbs(p.path) {
 			bad(p.flag, "%q is not an absolute path", p.path)
-		}
-	}
-	if f.metrics != "" {
-		_, port, err := net.SplitHostPort(f.metrics)
-		if _, number := strconv.ParseUint(port, 10, 16); err != nil || number != nil {
-			bad("metrics", "%q is no address: want HOST:PORT, such as 127.0.0.1:9817", f.metrics)
 		}
 	}
 	return s, errors.Join(errs...)

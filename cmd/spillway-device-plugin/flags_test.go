@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func settingsOf(t *testing.T, env map[string]string, args ...string) (*settings, error) {
+func settingsOf(t *testing.T, args ...string) (*settings, error) {
 	t.Helper()
 	var f flags
 	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
@@ -17,23 +17,19 @@ func settingsOf(t *testing.T, env map[string]string, args ...string) (*settings,
 	if err := set.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	return f.settings(func(name string) (string, bool) { value, ok := env[name]; return value, ok })
+	return f.settings()
 }
 
 func TestSettings(t *testing.T) {
-	s, err := settingsOf(t, nil)
+	s, err := settingsOf(t)
 	if err != nil || s.unit != 256<<20 || s.reserve != 1<<30 || s.ratio != nil || s.simCount != 0 {
 		t.Errorf("the defaults are %+v: %v", s, err)
 	}
-	s, err = settingsOf(t, nil, "--unit", "1GiB", "--reserve", "0", "--ratio", "1.5", "--sim", "8x16Gi", "--cdi-dir", "", "--metrics", "", "--whole-resource", "")
+	s, err = settingsOf(t, "--unit", "1GiB", "--reserve", "0", "--ratio", "1.5", "--sim", "8x16Gi", "--whole-resource", "")
 	if err != nil || s.unit != 1<<30 || s.reserve != 0 || s.ratio.Cmp(big.NewRat(3, 2)) != 0 || s.simCount != 8 || s.simMemory != 16<<30 {
 		t.Errorf("%+v: %v", s, err)
 	}
-	s, err = settingsOf(t, map[string]string{"NODE_NAME": "a"}, "--mode", "dra")
-	if err != nil || s.node != "a" {
-		t.Errorf("the node of the environment is %+v: %v", s, err)
-	}
-	if s, err = settingsOf(t, nil, "--ratio", "1.0"); err != nil || s.ratio != nil {
+	if s, err = settingsOf(t, "--ratio", "1.0"); err != nil || s.ratio != nil {
 		t.Errorf("a ratio of 1.0 is %v: %v", s.ratio, err)
 	}
 }
@@ -44,7 +40,6 @@ func TestBadFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--mode", "both"}, `--mode: "both" is neither plugin nor dra`},
 		{[]string{"--unit", "0"}, "--unit: "},
 		{[]string{"--unit", "-1Gi"}, "--unit: "},
 		{[]string{"--unit", "256m"}, "--unit: "},
@@ -69,12 +64,6 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--whole-resource", "spillway-db.github.io/gpu-memory"}, "is the name of the units, too"},
 		{[]string{"--dir", "run"}, `--dir: "run" is not an absolute path`},
 		{[]string{"--kubelet-dir", ""}, "--kubelet-dir: "},
-		{[]string{"--cdi-dir", "cdi"}, "--cdi-dir: "},
-		{[]string{"--metrics", "9817"}, "want HOST:PORT, such as 127.0.0.1:9817"},
-		{[]string{"--metrics", "127.0.0.1:99817"}, "--metrics: "},
-		{[]string{"--mode", "dra"}, "--node: "},
-		{[]string{"--mode", "dra", "--node", "a", "--cdi-dir", ""}, "--cdi-dir: "},
-		{[]string{"--mode", "dra", "--node", "a", "--driver", "Gpu"}, "--driver: "},
 		{[]string{"--nonsense"}, "unknown flag: --nonsense"},
 		{[]string{"start"}, `"start" is no flag`},
 	} {

@@ -1,9 +1,7 @@
 // Command spillway-device-plugin gives the memory of a node's GPUs to containers of Kubernetes, in
 // units of 256 MiB or whole, and sees to it that Spillway's processes stay within what they got.
 //
-//	--mode plugin   a device plugin: containers ask for so many units of an extended resource
-//	--mode dra      a driver for dynamic resource allocation: pods claim bytes, and may share a claim
-//
+// It is a device plugin of the kubelet: containers ask for so many units of an extended resource.
 // It runs on each node, as root. docs/kubernetes.md shows how. Its exit status is 0 after SIGINT or
 // SIGTERM, 2 for wrong use, and 1 for all else. An error is one line on standard error.
 package main
@@ -62,7 +60,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 		Short: "Give the memory of a node's GPUs to containers",
 		Long: `Give the memory of a node's GPUs to containers of Kubernetes.
 
-It runs on each node, as root: deploy/ has the manifests, docs/kubernetes.md says how.`,
+It runs on each node, as root: docs/kubernetes.md says how.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("%q is no flag: there are no other arguments", args[0])}
@@ -72,7 +70,7 @@ It runs on each node, as root: deploy/ has the manifests, docs/kubernetes.md say
 		SilenceErrors: true, // Main prints them
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := f.settings(os.LookupEnv)
+			s, err := f.settings()
 			if err != nil {
 				return usageError{err}
 			}

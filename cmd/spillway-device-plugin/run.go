@@ -3,6 +3,56 @@ package main
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
+	"sync"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/deviceplugin"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 )
 
-func (s *settings) run(ctx context.Context, log *slog.Logger) error { return nil }
+// run serves the kubelet until ctx ends.
+func (s *settings) run(ctx context.Context, log *slog.Logger) error {
+	list := gpus.Sim(s.simCount, s.simMemory)
+	watch := func(context.Context, *gpus.Inventory, *slog.Logger) {}
+	if s.simCount == 0 {
+		driver, err := gpus.OpenNVML(s.nvml, s.reserve)
+		if err != nil {
+			return err
+		}
+		defer driver.Close()
+		if list, err = driver.List(); err != nil {
+			return err
+		}
+		watch = driver.Watch
+	}
+	for _, g := range list {
+		log.Info("found", "gpu", g.UUID, "name", g.Name, "bytes", g.Memory)
+	}
+	inventory := gpus.NewInventory(list)
+	store, err := grants.Open(s.dir, s.ratio, list)
+	if err != nil {
+		return err
+	}
+	plugin, err := deviceplugin.New(deviceplugin.Config{
+		Dir:       filepath.Join(s.kubelet, "device-plugins"),
+		Resource:  s.resource,
+		Whole:     s.whole,
+		Layout:    units.Layout{Unit: s.unit, Ratio: s.ratio},
+		Inventory: inventory,
+		Store:     store,
+		Pods:      podresources.Client{Socket: filepath.Join(s.kubelet, "pod-resources", "kubelet.sock")},
+		Log:       log,
+	})
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	wg.Go(func() { watch(ctx, inventory, log) })
+	return plugin.Run(ctx)
+}

@@ -25,6 +25,8 @@ type GPU struct {
 	Minor  int    // of /dev/nvidia<Minor>; below 0: there is no such file
 	Node   int    // NUMA node that it is nearest to; below 0: not known
 
+	Simulated bool
+
 	// Of a MIG instance only: Parent is the GPU's UUID, empty for a whole GPU.
 	Parent          string
 	GPUInstance     int
@@ -94,7 +96,7 @@ func (v *Inventory) Changed() <-chan struct{} {
 func Sim(n int, memory int64) []GPU {
 	list := make([]GPU, n)
 	for i := range list {
-		list[i] = GPU{UUID: "sim-" + strconv.Itoa(i), Name: "simulated GPU", Index: i, Memory: memory, Minor: -1, Node: -1}
+		list[i] = GPU{UUID: "sim-" + strconv.Itoa(i), Name: "simulated GPU", Index: i, Memory: memory, Minor: -1, Node: -1, Simulated: true}
 	}
 	return list
 }

@@ -113,7 +113,9 @@ func (s *Store) Put(g Grant) (Access, error) {
 	for i, gpu := range g.GPUs {
 		uuids[i] = gpu.UUID
 	}
-	env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids, ",")
+	if env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids, ","); g.GPUs[0].Simulated {
+		env["NVIDIA_VISIBLE_DEVICES"] = "void" // for NVIDIA's runtime: none of its GPUs
+	}
 	return Access{Env: env, Mounts: []Mount{
 		{Host: s.Ledger(), Container: nodelimits.Ledger},
 		{Host: limits, Container: nodelimits.Dir, ReadOnly: true},
@@ -133,9 +135,12 @@ func (s *Store) environment(g Grant) map[string]string {
 	if g.Limit > 0 {
 		both("GPU_MEMORY_LIMIT", strconv.FormatInt(g.Limit>>20, 10)+"Mi")
 	}
+	ratio := "1" // said always: another one in a container's environment must not count
 	if s.ratio != nil {
-		both("GPU_MEMORY_OVERSUB_RATIO", s.ratio.FloatString(6))
+		ratio = strings.TrimRight(s.ratio.FloatString(12), "0")
+		ratio = strings.TrimRight(ratio, ".")
 	}
+	both("GPU_MEMORY_OVERSUB_RATIO", ratio)
 	// All processes of a GPU must give the same size. Of GPUs that differ it is left to each.
 	same := func(o gpus.GPU) bool { return o.Memory == g.GPUs[0].Memory }
 	if !slices.ContainsFunc(g.GPUs, func(o gpus.GPU) bool { return !same(o) }) {

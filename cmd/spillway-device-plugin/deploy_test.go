@@ -1,0 +1,116 @@
+package main
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/yaml"
+)
+
+const deploy = "../../deploy"
+
+// Each manifest is of a published type, and has no field that the type has not.
+func TestManifests(t *testing.T) {
+	paths, err := filepath.Glob(deploy + "/*.yaml")
+	if err != nil || len(paths) < 2 {
+		t.Fatal(paths, err)
+	}
+	names := map[string]bool{}
+	for _, resource := range []string{"resource", "whole-resource"} {
+		names[newRoot(io.Discard).Flags().Lookup(resource).DefValue] = true
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, doc := range strings.Split(string(text), "\n---\n") {
+			var kind metav1.TypeMeta
+			if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {
+				t.Errorf("%s: %v", path, err)
+				continue
+			}
+			switch kind.APIVersion + " " + kind.Kind {
+			case "apps/v1 DaemonSet":
+				var set appsv1.DaemonSet
+				if err := yaml.UnmarshalStrict([]byte(doc), &set); err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
+				checkDaemonSet(t, &set)
+			case "v1 Pod":
+				var pod v1.Pod
+				if err := yaml.UnmarshalStrict([]byte(doc), &pod); err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
+				for _, c := range pod.Spec.Containers {
+					for name := range c.Resources.Limits {
+						if !names[string(name)] {
+							t.Errorf("%s: %s is no resource of the plugin", pod.Name, name)
+						}
+					}
+				}
+			default:
+				t.Errorf("%s: there is no check for %s %s", path, kind.APIVersion, kind.Kind)
+			}
+		}
+	}
+}
+
+// checkDaemonSet looks at what the types do not say: flags, labels and mounts.
+func checkDaemonSet(t *testing.T, set *appsv1.DaemonSet) {
+	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
+	if err != nil || !selector.Matches(labels.Set(set.Spec.Template.Labels)) {
+		t.Errorf("%s does not select its own pods: %v", set.Name, err)
+	}
+	volumes := map[string]string{}
+	for _, v := range set.Spec.Template.Spec.Volumes {
+		volumes[v.Name] = v.HostPath.Path
+	}
+	for _, c := range set.Spec.Template.Spec.Containers {
+		if err := newRoot(io.Discard).ParseFlags(c.Args); err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+		}
+		for _, m := range c.VolumeMounts {
+			if volumes[m.Name] != m.MountPath { // what the kubelet is told must be the node's path
+				t.Errorf("%s: %s is at %s, and %s on the node", c.Name, m.Name, m.MountPath, volumes[m.Name])
+			}
+		}
+	}
+}
+
+// The steps that build the images are run, so that they cannot rot.
+func TestContainerfile(t *testing.T) {
+	text, err := os.ReadFile(deploy + "/Containerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, ran := t.TempDir(), 0
+	for line := range strings.Lines(string(text)) {
+		step, ok := strings.CutPrefix(strings.TrimSpace(line), "RUN ")
+		if !ok {
+			continue
+		}
+		ran++
+		cmd := exec.Command("sh", "-c", strings.ReplaceAll(step, "/out/", out+"/"))
+		cmd.Dir = "../.."
+		if said, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", step, err, said)
+		}
+	}
+	if ran != 2 {
+		t.Fatalf("%d steps", ran)
+	}
+	for _, name := range []string{"spillway-device-plugin", "spillbench"} {
+		if said, err := exec.Command(filepath.Join(out, name), "--help").CombinedOutput(); err != nil || !strings.Contains(string(said), "Usage:") {
+			t.Errorf("%s --help: %v: %s", name, err, said)
+		}
+	}
+}

@@ -1,0 +1,311 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/deviceplugin"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+	"github.com/spillway-db/spillway/internal/leases"
+)
+
+// job is a process as a container runtime starts it: with mounts and a user of its own.
+type job struct {
+	Mounts map[string]string // from the container's path to the host's
+	User   int
+	Args   []string
+}
+
+const jobVar = "SPILLWAY_TEST_JOB"
+
+// runJob becomes the process of the job. It returns only what went wrong.
+func runJob(text string) error {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return err
+	}
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755"); err != nil {
+		return err
+	}
+	for to, from := range j.Mounts {
+		if err := os.MkdirAll(to, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+	}
+	for _, err := range []error{syscall.Setgroups(nil), syscall.Setgid(j.User), syscall.Setuid(j.User), os.Unsetenv(jobVar)} {
+		if err != nil {
+			return err
+		}
+	}
+	return syscall.Exec(j.Args[0], j.Args, os.Environ())
+}
+
+// fakeLister is a kubelet without pods.
+type fakeLister struct{}
+
+func (fakeLister) List(context.Context, ...string) ([]podresources.Holding, error) { return nil, nil }
+
+// pods gives containers of one simulated GPU of 96 MiB, in units of 16.
+type pods struct {
+	t      *testing.T
+	client pluginapi.DevicePluginClient
+	store  *grants.Store
+	bench  string
+}
+
+func newPods(t *testing.T) *pods {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the ledger is root's, and containers have other users")
+	}
+	open, err := os.MkdirTemp("", "spillway-test-") // which other users reach, unlike t.TempDir
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(open) })
+	if err := os.Chmod(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := &pods{t: t, bench: filepath.Join(open, "spillbench")}
+	build := exec.Command("go", "build", "-o", p.bench, "./cmd/spillbench")
+	build.Dir = "../../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	list := gpus.Sim(1, 96<<20)
+	if p.store, err = grants.Open(filepath.Join(open, "node"), nil, list); err != nil {
+		t.Fatal(err)
+	}
+	plugins := t.TempDir()
+	plugin, err := deviceplugin.New(deviceplugin.Config{
+		Dir: plugins, Resource: unitName, Layout: units.Layout{Unit: 16 << 20}, Inventory: gpus.NewInventory(list),
+		Store: p.store, Pods: fakeLister{}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- plugin.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	socket := filepath.Join(plugins, strings.ReplaceAll(unitName, "/", "_")+".sock")
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	p.client = pluginapi.NewDevicePluginClient(conn)
+	return p
+}
+
+// allocate returns what a container with units from to (exclusive) gets.
+func (p *pods) allocate(from, to int) *pluginapi.ContainerAllocateResponse {
+	p.t.Helper()
+	var ids []string
+	for n := from; n < to; n++ {
+		ids = append(ids, units.ID("sim-0", n))
+	}
+	r, err := p.client.Allocate(p.t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}, grpc.WaitForReady(true))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return r.ContainerResponses[0]
+}
+
+// command is spillbench in a container that has what was allocated; nil: nothing of it.
+func (p *pods) command(c *pluginapi.ContainerAllocateResponse, env map[string]string, user int, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	j := job{Mounts: map[string]string{}, User: user, Args: append([]string{p.bench}, args...)}
+	for _, m := range c.GetMounts() {
+		j.Mounts[m.ContainerPath] = m.HostPath
+	}
+	text, err := json.Marshal(j)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{jobVar + "=" + string(text), "PATH=" + os.Getenv("PATH"), "TMPDIR=/tmp"}
+	for name, value := range env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	return cmd, &out
+}
+
+func runArgs(more ...string) []string {
+	return append([]string{"run", "--gpu", "sim", "--gpu-memory", "96MiB", "--host-memory", "16MiB", "--codec", "none", "--quiet"}, more...)
+}
+
+// live returns how much each group holds, and which quotas its processes have.
+func (p *pods) live() (held map[string]int64, quotas map[string]int64, users int) {
+	holders, err := leases.Holders(p.store.Ledger())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	held, quotas = map[string]int64{}, map[string]int64{}
+	for _, h := range holders {
+		held[h.Group] += h.Live
+		quotas[h.Group] = h.Quota
+	}
+	return held, quotas, len(holders)
+}
+
+// within fails the test if groups hold more than they may. A process writes a charge down before it knows
+// whether there is room. So what is too much for a moment is looked at again.
+func (p *pods) within(limits map[string]int64, gpu int64) {
+	p.t.Helper()
+	var over string
+	for range 50 {
+		over = ""
+		held, _, _ := p.live()
+		sum := int64(0)
+		for group, n := range held {
+			sum += n
+			if n > limits[group] {
+				over = fmt.Sprintf("%s holds %d of %d", group, n, limits[group])
+			}
+		}
+		if sum > gpu {
+			over = fmt.Sprintf("all hold %d of %d", sum, gpu)
+		}
+		if over == "" {
+			return
+		}
+	}
+	p.t.Error(over)
+}
+
+func start(t *testing.T, cmd *exec.Cmd) <-chan error {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		if os.IsPermission(err) {
+			t.Skip("needs mounts of its own: ", err)
+		}
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return ended
+}
+
+// Two processes of different users in one container, and one in another pod: together never above what
+// was allocated, and all verify what they loaded.
+func TestContainers(t *testing.T) {
+	p := newPods(t)
+	one, other := p.allocate(0, 4), p.allocate(4, 6)
+	limits := map[string]int64{one.Envs["SPILLWAY_GPU_QUOTA_GROUP"]: 64 << 20, other.Envs["SPILLWAY_GPU_QUOTA_GROUP"]: 32 << 20}
+	if len(limits) != 2 {
+		t.Fatalf("both have the group %v", limits)
+	}
+	asked := map[string]string{}
+	for name, value := range one.Envs {
+		asked[name] = value
+	}
+	asked["SPILLWAY_GPU_MEMORY_LIMIT"] = "96Mi" // a container's own environment cannot raise its limit
+	a, outA := p.command(one, asked, 1001, runArgs()...)
+	b, outB := p.command(one, nil, 1002, runArgs()...) // as a session opened into it: without the environment
+	c, outC := p.command(other, other.Envs, 1001, runArgs()...)
+	running := map[string]<-chan error{"a": start(t, a), "b": start(t, b), "c": start(t, c)}
+	outs := map[string]*bytes.Buffer{"a": outA, "b": outB, "c": outC}
+	most := 0
+	for len(running) > 0 {
+		p.within(limits, 96<<20)
+		_, quotas, users := p.live()
+		most = max(most, users)
+		for group, quota := range quotas {
+			if quota != limits[group] {
+				t.Fatalf("a process of %q has a quota of %d, not %d", group, quota, limits[group])
+			}
+		}
+		for name, ended := range running {
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Errorf("%s: %v: %s", name, err, outs[name])
+				}
+				delete(running, name)
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	if most != 3 {
+		t.Errorf("at most %d processes ran side by side, of 3", most)
+	}
+}
+
+// What a killed process held is free at once, for one of another user.
+func TestContainerIsKilled(t *testing.T) {
+	p := newPods(t)
+	c := p.allocate(0, 4)
+	group := c.Envs["SPILLWAY_GPU_QUOTA_GROUP"]
+	cmd, out := p.command(c, c.Envs, 1001, runArgs("--passes", "1000")...)
+	ended := start(t, cmd)
+	eventually(t, func() error {
+		if held, _, _ := p.live(); held[group] < 32<<20 {
+			return fmt.Errorf("it holds %d: %s", held[group], out)
+		}
+		return nil
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if held, _, users := p.live(); held[group] != 0 || users != 0 {
+		t.Errorf("a killed process holds %d", held[group])
+	}
+	next, out := p.command(c, c.Envs, 1002, runArgs()...)
+	if err := <-start(t, next); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// Who did not get the mounts cannot join, even if he knows the ledger's place on the node.
+func TestStranger(t *testing.T) {
+	p := newPods(t)
+	c := p.allocate(0, 4)
+	for name, dir := range map[string]string{"the container's path": "/run/spillway/ledger", "the node's": p.store.Ledger()} {
+		env := map[string]string{}
+		for name, value := range c.Envs {
+			env[name] = value
+		}
+		env["SPILLWAY_GPU_QUOTA_DIR"] = dir
+		cmd, out := p.command(nil, env, 1003, runArgs()...)
+		if err := <-start(t, cmd); err == nil || !strings.Contains(out.String(), "permission denied") {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+	if _, _, users := p.live(); users != 0 {
+		t.Errorf("%d strangers joined", users)
+	}
+}
