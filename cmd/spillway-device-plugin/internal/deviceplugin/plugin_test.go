@@ -1,0 +1,424 @@
+package deviceplugin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+)
+
+// lister is a kubelet's list that the test sets.
+type lister struct {
+	mu   sync.Mutex
+	list []podresources.Holding
+	err  error
+}
+
+func (l *lister) List(context.Context, ...string) ([]podresources.Holding, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.list), l.err
+}
+
+func (l *lister) set(err error, list ...podresources.Holding) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list, l.err = list, err
+}
+
+// text is a log that goroutines write to.
+type text struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (x *text) Write(p []byte) (int, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.b.Write(p)
+}
+
+func (x *text) String() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.b.String()
+}
+
+type rig struct {
+	*Plugin
+	t    *testing.T
+	pods *lister
+	log  *text
+}
+
+// newRig is a plugin with two GPUs of 4 units, that does not run.
+func newRig(t *testing.T) *rig {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the ledger is root's")
+	}
+	r := &rig{t: t, pods: &lister{}, log: &text{}}
+	list := gpus.Sim(2, 1<<30)
+	store, err := grants.Open(filepath.Join(t.TempDir(), "node"), nil, list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Plugin, err = New(Config{
+		Dir: t.TempDir(), Resource: "example.com/memory", Whole: "example.com/gpu", Layout: units.Layout{Unit: 256 << 20},
+		Inventory: gpus.NewInventory(list), Store: store, Pods: r.pods, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// run runs the plugin until the test ends, or stop is called.
+func (r *rig) run() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.t.Error(err)
+		}
+	})
+	r.t.Cleanup(stop)
+	return stop
+}
+
+func (r *rig) allocate(whole bool, ids ...string) error {
+	i := 0
+	if whole {
+		i = 1
+	}
+	_, err := r.resources[i].Allocate(r.t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+	return err
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(what)
+		}
+	}
+}
+
+func TestAllocateRefuses(t *testing.T) {
+	r := newRig(t)
+	r.cfg.Inventory.SetSick("sim-1", "it fell off the bus")
+	for name, c := range map[string]struct {
+		whole bool
+		ids   []string
+		want  string
+	}{
+		"none":            {false, nil, "none or some of them twice"},
+		"twice":           {false, []string{"sim-0::1", "sim-0::1"}, "twice"},
+		"two GPUs":        {false, []string{"sim-0::1", "sim-1::1"}, "one GPU only"},
+		"an unknown GPU":  {false, []string{"sim-7::1"}, `"sim-7" is no GPU of this node`},
+		"an unknown unit": {false, []string{"sim-0::4"}, "only 4 units"},
+		"no unit":         {false, []string{"sim-0"}, "is no unit"},
+		"a sick GPU":      {false, []string{"sim-1::0"}, "sim-1 is not healthy: it fell off the bus"},
+		"whole, unknown":  {true, []string{"sim-0::1"}, "is no GPU of this node"},
+		"whole, sick":     {true, []string{"sim-0", "sim-1"}, "not healthy"},
+		"whole, none":     {true, nil, "none or some"},
+	} {
+		if err := r.allocate(c.whole, c.ids...); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if names, err := r.cfg.Store.Names(); len(names) > 0 || err != nil {
+		t.Errorf("what was refused left %v, %v", names, err)
+	}
+	if len(r.alloc.all()) > 0 {
+		t.Error("what was refused counts")
+	}
+}
+
+// A GPU is given in units or whole; what the kubelet lists decides.
+func TestOneWayAtATime(t *testing.T) {
+	r := newRig(t)
+	if err := r.allocate(false, "sim-0::0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.allocate(true, "sim-0"); err == nil || !strings.Contains(err.Error(), "one way at a time") {
+		t.Errorf("a GPU of which a unit is given is given whole: %v", err)
+	}
+	if err := r.allocate(true, "sim-1"); err != nil {
+		t.Error(err)
+	}
+	if err := r.allocate(false, "sim-1::0"); err == nil {
+		t.Error("a unit of a GPU that is given whole is given")
+	}
+	health := map[string]string{}
+	for _, res := range r.resources {
+		for _, d := range res.devices() {
+			health[d.ID] = d.Health
+		}
+	}
+	for id, want := range map[string]string{"sim-0::3": pluginapi.Healthy, "sim-1::0": pluginapi.Unhealthy, "sim-0": pluginapi.Unhealthy, "sim-1": pluginapi.Healthy} {
+		if health[id] != want {
+			t.Errorf("%s is %s", id, health[id])
+		}
+	}
+	// The pod is gone, which the plugin learns when it matters.
+	r.alloc.replace(nil, time.Now().Add(2*pendingFor))
+	if err := r.allocate(true, "sim-0"); err != nil {
+		t.Errorf("after its units were given back: %v", err)
+	}
+}
+
+// What was just given counts although it is not listed, and its directory stays; later both go. What
+// was there before this process stays as long as it is listed, and while there is no list.
+func TestGrantsFollowTheList(t *testing.T) {
+	r := newRig(t)
+	ids := []string{"sim-0::0", "sim-0::1"}
+	name := grantName(false, ids)
+	has := func() bool {
+		names, err := r.cfg.Store.Names()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Contains(names, name)
+	}
+	if err := r.allocate(false, ids...); err != nil {
+		t.Fatal(err)
+	}
+	r.refresh(t.Context())
+	if !has() || len(r.Holders()) != 1 {
+		t.Error("what was just given is forgotten")
+	}
+	r.pods.set(errors.New("no answer"))
+	r.alloc.replace(nil, time.Now().Add(2*pendingFor))
+	r.refresh(t.Context())
+	r.refresh(t.Context())
+	if !has() {
+		t.Error("without an answer grants are removed")
+	}
+	if n := strings.Count(r.log.String(), "no answer"); n != 1 {
+		t.Errorf("it is said %d times that the kubelet does not answer", n)
+	}
+	r.pods.set(nil, podresources.Holding{Namespace: "n", Pod: "p", Container: "c", Resource: "example.com/memory", IDs: ids})
+	r.refresh(t.Context())
+	if h := r.Holders(); !has() || len(h) != 1 || h[0].Pod != "p" || h[0].Limit != 512<<20 || h[0].Name != name {
+		t.Errorf("%+v", r.Holders())
+	}
+	r.pods.set(nil)
+	r.refresh(t.Context())
+	if has() || len(r.Holders()) != 0 {
+		t.Error("what nobody has stays")
+	}
+	// A container that is started again after a reboot.
+	if _, err := r.resources[0].PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: ids}); err != nil || !has() {
+		t.Errorf("the directory is not made again: %v", err)
+	}
+}
+
+// An init container is not listed; the container that has its units after it is.
+func TestInitContainersAreKept(t *testing.T) {
+	a := newAllocations()
+	now := time.Now()
+	a.add(false, []string{"g::0"}, now)
+	a.replace([]holding{{Holding: podresources.Holding{IDs: []string{"g::0", "g::1"}}}}, now.Add(time.Hour))
+	if n := len(a.all()); n != 2 {
+		t.Errorf("%d grants, not 2", n)
+	}
+	if u := a.uses()["g"]; u.Units != 2 {
+		t.Errorf("%d units are given, not 2", u.Units)
+	}
+	a.replace(nil, now.Add(time.Hour))
+	if n := len(a.all()); n != 0 {
+		t.Errorf("%d grants of a pod that is gone", n)
+	}
+}
+
+func TestTooManyUnits(t *testing.T) {
+	list := gpus.Sim(8, 80<<30)
+	for i := range list {
+		list[i].UUID = fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i)
+	}
+	inventory := gpus.NewInventory(list)
+	_, err := New(Config{Resource: "example.com/memory", Layout: units.Layout{Unit: 1 << 20}, Inventory: inventory})
+	if err == nil || !strings.Contains(err.Error(), "use --unit ") {
+		t.Fatalf("%v", err)
+	}
+	if _, err := New(Config{Resource: "example.com/memory", Layout: units.Layout{Unit: 1}, Inventory: inventory}); err == nil {
+		t.Error("units of a byte fit")
+	}
+	// The unit that it names is large enough, and half of it is not.
+	for unit, fits := range map[int64]bool{8 << 20: false, 16 << 20: true} {
+		_, err := New(Config{Resource: "example.com/memory", Layout: units.Layout{Unit: unit}, Inventory: inventory})
+		if (err == nil) != fits {
+			t.Errorf("units of %d: %v", unit, err)
+		}
+		if err != nil && !strings.HasSuffix(err.Error(), "use --unit 16MiB") {
+			t.Error(err)
+		}
+	}
+}
+
+func TestSockets(t *testing.T) {
+	r := newRig(t)
+	path := filepath.Join(r.cfg.Dir, "example.com_memory.sock")
+	// One that a killed plugin left.
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	stop := r.run()
+	eventually(t, "no socket is served", func() bool {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	// It waits for a kubelet, and says so once.
+	eventually(t, "it does not say that there is no kubelet", func() bool { return strings.Count(r.log.String(), "it does not run") == 2 })
+	if err := r.Ready(); err == nil || !strings.Contains(err.Error(), "is not registered") {
+		t.Errorf("it is ready: %v", err)
+	}
+	// A second one does not take its place.
+	second, err := New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another plugin serves") {
+		t.Errorf("two plugins with one socket: %v", err)
+	}
+	stop()
+	if left, _ := os.ReadDir(r.cfg.Dir); len(left) > 0 {
+		t.Errorf("%v is left", left)
+	}
+	third := r.cfg
+	third.Dir = filepath.Join(t.TempDir(), "none")
+	p, err := New(third)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "is it mounted?") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("no directory: %v", err)
+	}
+}
+
+// registry is a kubelet that refuses some times.
+type registry struct {
+	pluginapi.UnimplementedRegistrationServer
+	mu      sync.Mutex
+	refuse  int
+	entries []string
+}
+
+func (g *registry) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.refuse > 0 {
+		g.refuse--
+		return nil, fmt.Errorf("not today")
+	}
+	g.entries = append(g.entries, r.ResourceName)
+	return &pluginapi.Empty{}, nil
+}
+
+func (g *registry) count() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.entries)
+}
+
+// The kubelet refuses for a while, and later starts again and removes all sockets.
+func TestRegistersAgain(t *testing.T) {
+	r := newRig(t)
+	socket := filepath.Join(r.cfg.Dir, "kubelet.sock")
+	serve := func(g *registry) *grpc.Server {
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer()
+		pluginapi.RegisterRegistrationServer(server, g)
+		go func() { _ = server.Serve(l) }()
+		return server
+	}
+	first := &registry{refuse: 3}
+	server := serve(first)
+	r.run()
+	eventually(t, "it does not register", func() bool { return first.count() == 2 && r.Ready() == nil })
+	if n := strings.Count(r.log.String(), "not today"); n != 2 { // of either resource, once
+		t.Errorf("it is said %d times that the kubelet refuses", n)
+	}
+	server.Stop()
+	own, err := filepath.Glob(r.cfg.Dir + "/example*.sock")
+	if err != nil || len(own) != 2 {
+		t.Fatal(own, err)
+	}
+	for _, path := range own {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	next := &registry{}
+	server = serve(next)
+	defer server.Stop()
+	eventually(t, "it does not register again", func() bool { return next.count() >= 2 && r.Ready() == nil })
+	for _, path := range own {
+		conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := pluginapi.NewDevicePluginClient(conn).GetDevicePluginOptions(t.Context(), &pluginapi.Empty{}, grpc.WaitForReady(true))
+		if err != nil || !o.PreStartRequired || !o.GetPreferredAllocationAvailable {
+			t.Errorf("%s: %v, %v", path, o, err)
+		}
+		conn.Close()
+	}
+}
+
+// Whole GPUs are of one NUMA node where one has enough.
+func TestChooseWhole(t *testing.T) {
+	var list []gpus.GPU
+	for i, node := range []int{0, 1, 1, 0, 1} {
+		list = append(list, gpus.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Node: node, Memory: 1 << 30})
+	}
+	r := &resource{whole: true, p: &Plugin{cfg: Config{Inventory: gpus.NewInventory(list)}}}
+	all := []string{"GPU-4", "GPU-0", "GPU-1", "GPU-2", "GPU-3"}
+	for _, c := range []struct {
+		available, must []string
+		n               int
+		want            []string
+	}{
+		{all, nil, 2, []string{"GPU-0", "GPU-3"}},
+		{all, nil, 3, []string{"GPU-1", "GPU-2", "GPU-4"}},
+		{all, []string{"GPU-2"}, 2, []string{"GPU-1", "GPU-2"}},
+		{all, nil, 5, []string{"GPU-0", "GPU-1", "GPU-2", "GPU-3", "GPU-4"}},
+		{all[:2], nil, 3, nil},
+		{[]string{"GPU-9"}, nil, 1, nil},
+	} {
+		got, err := r.chooseWhole(c.available, c.must, c.n)
+		slices.Sort(got)
+		if !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
+			t.Errorf("%d of %v with %v: %v, %v; want %v", c.n, c.available, c.must, got, err, c.want)
+		}
+	}
+}
