@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,6 +21,7 @@ type flags struct {
 	resource, whole      string
 	sim, nvml            string
 	dir, kubelet         string
+	metrics              string
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -33,6 +35,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.nvml, "nvml", "", "NVIDIA's management library; empty: libnvidia-ml.so.1, where the dynamic linker finds it")
 	set.StringVar(&f.dir, "dir", "/run/spillway", "directory of the ledger and of the grants, the same on the node and here")
 	set.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's directory, with its sockets")
+	set.StringVar(&f.metrics, "metrics", "127.0.0.1:9817", "address of /metrics and /healthz; empty: none")
 }
 
 // settings are what the flags ask for.
@@ -82,6 +85,12 @@ func (f *flags) settings() (*settings, error) {
 	for _, p := range []struct{ flag, path string }{{"dir", f.dir}, {"kubelet-dir", f.kubelet}} {
 		if !filepath.IsAbs(p.path) {
 			bad(p.flag, "%q is not an absolute path", p.path)
+		}
+	}
+	if f.metrics != "" {
+		_, port, err := net.SplitHostPort(f.metrics)
+		if _, number := strconv.ParseUint(port, 10, 16); err != nil || number != nil {
+			bad("metrics", "%q is no address: want HOST:PORT, such as 127.0.0.1:9817", f.metrics)
 		}
 	}
 	return s, errors.Join(errs...)

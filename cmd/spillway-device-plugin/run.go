@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/deviceplugin"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/metrics"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 )
@@ -36,11 +37,12 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	layout := units.Layout{Unit: s.unit, Ratio: s.ratio}
 	plugin, err := deviceplugin.New(deviceplugin.Config{
 		Dir:       filepath.Join(s.kubelet, "device-plugins"),
 		Resource:  s.resource,
 		Whole:     s.whole,
-		Layout:    units.Layout{Unit: s.unit, Ratio: s.ratio},
+		Layout:    layout,
 		Inventory: inventory,
 		Store:     store,
 		Pods:      podresources.Client{Socket: filepath.Join(s.kubelet, "pod-resources", "kubelet.sock")},
@@ -53,6 +55,14 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
+	if s.metrics != "" {
+		l, err := metrics.Listen(s.metrics)
+		if err != nil {
+			return err
+		}
+		shown := metrics.Source{Inventory: inventory, Layout: layout, Holders: plugin.Holders, Ledger: store.Ledger(), Ready: plugin.Ready}
+		wg.Go(func() { shown.Serve(ctx, l, log) })
+	}
 	wg.Go(func() { watch(ctx, inventory, log) })
 	return plugin.Run(ctx)
 }

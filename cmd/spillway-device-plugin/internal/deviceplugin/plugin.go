@@ -171,8 +171,8 @@ func (p *Plugin) say(about, text string) {
 	}
 }
 
-// again says that the sockets must be made anew.
-var again = errors.New("again")
+// errAgain says that the sockets must be made anew.
+var errAgain = errors.New("the sockets must be made anew")
 
 // Run serves the kubelet until ctx ends, and then returns nil. Its sockets are gone after it.
 func (p *Plugin) Run(ctx context.Context) error {
@@ -201,19 +201,24 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer stop()
 	for {
-		if err := p.serve(ctx, w); err != again {
+		if err := p.serve(ctx, w); err != errAgain {
 			return err
 		}
 	}
 }
 
-// serve makes the sockets and registers them. It returns again when they must be made anew: the
+// serve makes the sockets and registers them. It returns errAgain when they must be made anew: the
 // kubelet's socket is new, or it has removed ours, as it does when it starts.
 func (p *Plugin) serve(ctx context.Context, w *fsnotify.Watcher) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer stop()
+	defer func() {
+		stop()
+		wg.Wait()
+		for _, r := range p.resources {
+			p.setRegistered(r.name, false)
+		}
+	}()
 	var own []string
 	for _, r := range p.resources {
 		path := filepath.Join(p.cfg.Dir, strings.ReplaceAll(r.name, "/", "_")+".sock")
@@ -238,11 +243,11 @@ func (p *Plugin) serve(ctx context.Context, w *fsnotify.Watcher) error {
 		case e := <-w.Events:
 			if e.Name == kubelet && e.Has(fsnotify.Create) {
 				p.cfg.Log.Info("the kubelet's socket is new: registering again")
-				return again
+				return errAgain
 			}
 			if slices.Contains(own, e.Name) && e.Has(fsnotify.Remove) {
 				if _, err := os.Lstat(e.Name); err != nil { // the event may be of an earlier one
-					return again
+					return errAgain
 				}
 			}
 		}
@@ -269,8 +274,6 @@ func listen(path string) (net.Listener, error) {
 
 // register tells the kubelet of a resource, until it agrees or ctx ends.
 func (p *Plugin) register(ctx context.Context, r *resource, endpoint string) {
-	p.setRegistered(r.name, false)
-	defer context.AfterFunc(ctx, func() { p.setRegistered(r.name, false) })
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		err := p.registerOnce(ctx, r, endpoint)
 		if err == nil {

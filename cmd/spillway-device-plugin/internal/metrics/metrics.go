@@ -1,0 +1,161 @@
+// Package metrics shows what becomes of the GPUs' memory: over HTTP, for Prometheus.
+//
+//	Serve ──▶ /metrics   Collector: the inventory, who was granted what, and the ledger
+//	      └─▶ /healthz   200, or 503 and why the kubelet does not know the plugin
+//
+// What a container was granted and what its processes hold are joined by the grant's name, which is their
+// group in the ledger. Nothing is kept between scrapes, which may overlap.
+package metrics
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+	"github.com/spillway-db/spillway/internal/leases"
+)
+
+// Source is what is shown. All fields are required.
+type Source struct {
+	Inventory *gpus.Inventory
+	Layout    units.Layout
+	Holders   func() []grants.Holder
+	Ledger    string
+	Ready     func() error // nil: the kubelet knows the plugin
+}
+
+var (
+	byGPU       = []string{"gpu"}
+	byContainer = []string{"gpu", "namespace", "pod", "container"}
+
+	healthy    = prometheus.NewDesc("spillway_gpu_healthy", "Whether a GPU gets new containers: 1, or 0.", byGPU, nil)
+	capacity   = prometheus.NewDesc("spillway_gpu_memory_capacity_bytes", "Memory of a GPU, less what is held back.", byGPU, nil)
+	advertised = prometheus.NewDesc("spillway_gpu_memory_advertised_bytes", "Memory of a GPU that the kubelet may give away, by the ratio.", byGPU, nil)
+	allocated  = prometheus.NewDesc("spillway_gpu_memory_allocated_bytes", "Memory of a GPU that a container was given. Without a pod: it is not listed by the kubelet yet.", byContainer, nil)
+	used       = prometheus.NewDesc("spillway_gpu_memory_used_bytes", "Memory of a GPU that a container's processes hold through Spillway. Without a pod: their container is not known.", byContainer, nil)
+	over       = prometheus.NewDesc("spillway_gpu_memory_over_limit_bytes", "Memory that a container's processes hold beyond what it was given.", byContainer, nil)
+	processes  = prometheus.NewDesc("spillway_gpu_processes", "Processes of a container that joined the ledger for a GPU.", byContainer, nil)
+	readable   = prometheus.NewDesc("spillway_ledger_readable", "Whether all of the node's ledger could be read: 1, or 0.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (s Source) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{healthy, capacity, advertised, allocated, used, over, processes, readable} {
+		to <- d
+	}
+}
+
+// owner is the labels of a container.
+type owner struct{ gpu, namespace, pod, container string }
+
+// part is a container's part of a GPU.
+type part struct {
+	given, used, processes int64
+	granted                bool
+}
+
+// Collect implements prometheus.Collector.
+func (s Source) Collect(to chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value int64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+	}
+	for _, g := range s.Inventory.GPUs() {
+		well := int64(1)
+		if s.Inventory.Sick(g.UUID) != "" {
+			well = 0
+		}
+		gauge(healthy, well, g.UUID)
+		gauge(capacity, g.Memory, g.UUID)
+		if n, err := s.Layout.Count(g); err == nil {
+			gauge(advertised, int64(n)*s.Layout.Unit, g.UUID)
+		}
+	}
+	parts, err := s.parts()
+	for o, p := range parts {
+		labels := []string{o.gpu, o.namespace, o.pod, o.container}
+		gauge(allocated, p.given, labels...)
+		gauge(used, p.used, labels...)
+		gauge(processes, p.processes, labels...)
+		if p.granted {
+			gauge(over, max(0, p.used-p.given), labels...)
+		}
+	}
+	all := int64(1)
+	if err != nil {
+		all = 0
+	}
+	gauge(readable, all)
+}
+
+// parts joins grants and the ledger. Beside an error it has what could be read.
+func (s Source) parts() (map[owner]part, error) {
+	parts := map[owner]part{}
+	owners := map[string]owner{} // by the grant's name
+	for _, h := range s.Holders() {
+		o := owner{namespace: h.Namespace, pod: h.Pod, container: cmp.Or(h.Container, h.Claim)}
+		owners[h.Name] = o
+		for _, g := range h.GPUs {
+			o.gpu = g.UUID
+			p := parts[o]
+			p.given += cmp.Or(h.Limit, g.Memory)
+			p.granted = true
+			parts[o] = p
+		}
+	}
+	held, err := leases.Holders(s.Ledger)
+	for _, h := range held {
+		o := owners[h.Group]
+		o.gpu = h.Device
+		p := parts[o]
+		p.used += h.Live
+		p.processes++
+		parts[o] = p
+	}
+	return parts, err
+}
+
+// Handler answers /metrics and /healthz.
+func (s Source) Handler() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
+// Serve answers at an address until ctx ends.
+func (s Source) Serve(ctx context.Context, l net.Listener, log *slog.Logger) {
+	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 5 * time.Second}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		log.Error("metrics end", "error", err)
+	}
+}
+
+// Listen takes an address such as 127.0.0.1:9817.
+func Listen(address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w (choose another address by --metrics, or none by --metrics '')", err)
+	}
+	return l, nil
+}

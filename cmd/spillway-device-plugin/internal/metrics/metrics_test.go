@@ -1,0 +1,169 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+	"github.com/spillway-db/spillway/internal/leases"
+)
+
+func newSource(t *testing.T) Source {
+	list := gpus.Sim(2, 1<<30)
+	return Source{
+		Inventory: gpus.NewInventory(list), Layout: units.Layout{Unit: 256 << 20, Ratio: big.NewRat(3, 2)},
+		Ledger: filepath.Join(t.TempDir(), "ledger"), Ready: func() error { return nil },
+		Holders: func() []grants.Holder {
+			return []grants.Holder{
+				{Grant: grants.Grant{Name: "a", GPUs: list[:1], Limit: 256 << 20}, Namespace: "n", Pod: "p", Container: "c"},
+				{Grant: grants.Grant{Name: "whole", GPUs: list[1:]}, Namespace: "n", Pod: "q", Container: "c"},
+				// Two that the kubelet does not list yet have the same labels.
+				{Grant: grants.Grant{Name: "new-1", GPUs: list[:1], Limit: 1 << 20}},
+				{Grant: grants.Grant{Name: "new-2", GPUs: list[:1], Limit: 2 << 20}},
+			}
+		},
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	s := newSource(t)
+	join := func(group, device string, quota, hold int64) *leases.Lease {
+		l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: device, Group: group, Physical: 1 << 30, Advertised: 3 << 29, Quota: quota})
+		if err == nil {
+			err = l.Charge(hold)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	join("a", "sim-0", 256<<20, 100<<20)
+	a := join("a", "sim-0", 256<<20, 150<<20)
+	join("unknown", "sim-0", 1<<20, 1<<19)
+	if err := a.SetLimit(200 << 20); err != nil { // which revokes nothing, and here the grant is the larger one
+		t.Fatal(err)
+	}
+	s.Inventory.SetSick("sim-1", "for the test")
+	const want = `
+# HELP spillway_gpu_healthy Whether a GPU gets new containers: 1, or 0.
+# TYPE spillway_gpu_healthy gauge
+spillway_gpu_healthy{gpu="sim-0"} 1
+spillway_gpu_healthy{gpu="sim-1"} 0
+# HELP spillway_gpu_memory_advertised_bytes Memory of a GPU that the kubelet may give away, by the ratio.
+# TYPE spillway_gpu_memory_advertised_bytes gauge
+spillway_gpu_memory_advertised_bytes{gpu="sim-0"} 1.610612736e+09
+spillway_gpu_memory_advertised_bytes{gpu="sim-1"} 1.610612736e+09
+# HELP spillway_gpu_memory_allocated_bytes Memory of a GPU that a container was given. Without a pod: it is not listed by the kubelet yet.
+# TYPE spillway_gpu_memory_allocated_bytes gauge
+spillway_gpu_memory_allocated_bytes{container="",gpu="sim-0",namespace="",pod=""} 3.145728e+06
+spillway_gpu_memory_allocated_bytes{container="c",gpu="sim-0",namespace="n",pod="p"} 2.68435456e+08
+spillway_gpu_memory_allocated_bytes{container="c",gpu="sim-1",namespace="n",pod="q"} 1.073741824e+09
+# HELP spillway_gpu_memory_used_bytes Memory of a GPU that a container's processes hold through Spillway. Without a pod: their container is not known.
+# TYPE spillway_gpu_memory_used_bytes gauge
+spillway_gpu_memory_used_bytes{container="",gpu="sim-0",namespace="",pod=""} 524288
+spillway_gpu_memory_used_bytes{container="c",gpu="sim-0",namespace="n",pod="p"} 2.62144e+08
+spillway_gpu_memory_used_bytes{container="c",gpu="sim-1",namespace="n",pod="q"} 0
+# HELP spillway_gpu_processes Processes of a container that joined the ledger for a GPU.
+# TYPE spillway_gpu_processes gauge
+spillway_gpu_processes{container="",gpu="sim-0",namespace="",pod=""} 1
+spillway_gpu_processes{container="c",gpu="sim-0",namespace="n",pod="p"} 2
+spillway_gpu_processes{container="c",gpu="sim-1",namespace="n",pod="q"} 0
+# HELP spillway_ledger_readable Whether all of the node's ledger could be read: 1, or 0.
+# TYPE spillway_ledger_readable gauge
+spillway_ledger_readable 1
+`
+	if err := testutil.CollectAndCompare(s, strings.NewReader(want), "spillway_gpu_healthy", "spillway_gpu_memory_advertised_bytes",
+		"spillway_gpu_memory_allocated_bytes", "spillway_gpu_memory_used_bytes", "spillway_gpu_processes", "spillway_ledger_readable"); err != nil {
+		t.Error(err)
+	}
+	problems, err := testutil.CollectAndLint(s)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+}
+
+// More than a container was given is shown; a ledger that cannot be read spoils nothing else.
+func TestOverLimitAndBrokenLedger(t *testing.T) {
+	s := newSource(t)
+	l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "sim-0", Group: "a", Physical: 1 << 30, Advertised: 1 << 30})
+	if err == nil {
+		err = l.Charge(300 << 20)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := testutil.CollectAndCompare(s, strings.NewReader(`
+# HELP spillway_gpu_memory_over_limit_bytes Memory that a container's processes hold beyond what it was given.
+# TYPE spillway_gpu_memory_over_limit_bytes gauge
+spillway_gpu_memory_over_limit_bytes{container="",gpu="sim-0",namespace="",pod=""} 0
+spillway_gpu_memory_over_limit_bytes{container="c",gpu="sim-0",namespace="n",pod="p"} 4.6137344e+07
+spillway_gpu_memory_over_limit_bytes{container="c",gpu="sim-1",namespace="n",pod="q"} 0
+`), "spillway_gpu_memory_over_limit_bytes"); err != nil {
+		t.Error(err)
+	}
+	s.Ledger = filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(s.Ledger, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := testutil.CollectAndCompare(s, strings.NewReader(`
+# HELP spillway_ledger_readable Whether all of the node's ledger could be read: 1, or 0.
+# TYPE spillway_ledger_readable gauge
+spillway_ledger_readable 0
+`), "spillway_ledger_readable"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestServe(t *testing.T) {
+	s := newSource(t)
+	var ready error = errors.New("it is not registered")
+	s.Ready = func() error { return ready }
+	l, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(l.Addr().String()); err == nil || !strings.Contains(err.Error(), "--metrics") {
+		t.Errorf("an address that is taken: %v", err)
+	}
+	ask := func(path string) (int, string) {
+		r, err := http.Get("http://" + l.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(body)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.Serve(ctx, l, slog.New(slog.DiscardHandler)) }()
+	if status, body := ask("/healthz"); status != 503 || body != "it is not registered\n" {
+		t.Errorf("%d %s", status, body)
+	}
+	ready = nil
+	if status, body := ask("/healthz"); status != 200 || body != "ok\n" {
+		t.Errorf("%d %s", status, body)
+	}
+	if status, body := ask("/metrics"); status != 200 || !strings.Contains(body, `spillway_gpu_healthy{gpu="sim-0"} 1`) {
+		t.Errorf("%d %s", status, body)
+	}
+	cancel()
+	<-ended
+}
