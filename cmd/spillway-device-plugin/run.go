@@ -4,7 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/deviceplugin"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
@@ -17,7 +18,7 @@ import (
 // run serves the kubelet until ctx ends.
 func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	list := gpus.Sim(s.simCount, s.simMemory)
-	watch := func(context.Context, *gpus.Inventory, *slog.Logger) {}
+	watch := func(context.Context, *gpus.Inventory, *slog.Logger) error { return nil }
 	if s.simCount == 0 {
 		driver, err := gpus.OpenNVML(s.nvml, s.reserve)
 		if err != nil {
@@ -51,18 +52,16 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer stop()
+	work, ctx := errgroup.WithContext(ctx)
 	if s.metrics != "" {
 		l, err := metrics.Listen(s.metrics)
 		if err != nil {
 			return err
 		}
 		shown := metrics.Source{Inventory: inventory, Layout: layout, Holders: plugin.Holders, Ledger: store.Ledger(), Ready: plugin.Ready}
-		wg.Go(func() { shown.Serve(ctx, l, log) })
+		work.Go(func() error { shown.Serve(ctx, l, log); return nil })
 	}
-	wg.Go(func() { watch(ctx, inventory, log) })
-	return plugin.Run(ctx)
+	work.Go(func() error { return watch(ctx, inventory, log) })
+	work.Go(func() error { return plugin.Run(ctx) })
+	return work.Wait()
 }

@@ -5,6 +5,7 @@
 //	Open(path) ──▶ Library ── Count, Device(i) ──▶ Device ── Name, UUID, PCI, Memory, … of a GPU
 //	                  │                              │ Instance(k)
 //	                  │                              └─────▶ Device, a MIG instance of it
+//	                  ├─ Events ──▶ what happens to GPUs
 //	                  └─ Close
 //
 // A function is looked up when it is called. One that the library does not have (it is older, or
@@ -142,6 +143,7 @@ const (
 	ErrNotFound         Code = 6
 	ErrInsufficientSize Code = 7
 	ErrDriverNotLoaded  Code = 9
+	ErrTimeout          Code = 10
 	ErrFunctionNotFound Code = 13
 )
 

@@ -355,6 +355,8 @@ func TestEveryFunction(t *testing.T) {
 		had++
 		switch word {
 		case "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString":
+		case "nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents":
+			// TestEvents asks them: they need one another
 		default:
 			if questions[word] == nil {
 				t.Errorf("%s is not asked", word)

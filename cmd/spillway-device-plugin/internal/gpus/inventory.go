@@ -21,16 +21,13 @@ type GPU struct {
 	Name   string // the product's
 	Index  int    // NVML's number of the GPU, from 0
 	Memory int64  // bytes that may be given away: those of the hardware, less what is held back
-	PCI    string // the address, in the kernel's form; empty if it has none
-	Minor  int    // of /dev/nvidia<Minor>; below 0: there is no such file
 	Node   int    // NUMA node that it is nearest to; below 0: not known
 
 	Simulated bool
 
 	// Of a MIG instance only: Parent is the GPU's UUID, empty for a whole GPU.
-	Parent          string
-	GPUInstance     int
-	ComputeInstance int
+	Parent      string
+	GPUInstance int
 }
 
 // Inventory is the GPUs of a node with their health. It starts with all of them healthy.
@@ -96,7 +93,7 @@ func (v *Inventory) Changed() <-chan struct{} {
 func Sim(n int, memory int64) []GPU {
 	list := make([]GPU, n)
 	for i := range list {
-		list[i] = GPU{UUID: "sim-" + strconv.Itoa(i), Name: "simulated GPU", Index: i, Memory: memory, Minor: -1, Node: -1, Simulated: true}
+		list[i] = GPU{UUID: "sim-" + strconv.Itoa(i), Name: "simulated GPU", Index: i, Memory: memory, Node: -1, Simulated: true}
 	}
 	return list
 }
