@@ -321,6 +321,9 @@ const (
 // deviceDir is the name of a GPU's directory: its own, with what a file name cannot
 // have written as URLs do.
 func deviceDir(device string) string {
+	if digits, ok := strings.CutPrefix(device, "MIG-"); ok {
+		device = "GPU-" + digits // as CUDA calls the instance that NVML calls MIG-…
+	}
 	name := url.PathEscape(device)
 	if strings.HasPrefix(name, ".") {
 		name = "%2E" + name[1:]

@@ -217,3 +217,20 @@ func TestShareBelowAnothers(t *testing.T) {
 		}
 	}
 }
+
+// A MIG instance has one part of the ledger, by whichever name it is called.
+func TestInstanceHasOnePart(t *testing.T) {
+	const digits = "8932f937-d72c-4106-c12f-20bd9faed9f6"
+	dir := t.TempDir()
+	for _, name := range []string{"MIG-" + digits, "GPU-" + digits} {
+		l, err := leases.Join(leases.Terms{Dir: dir, Device: name, Group: name, Physical: 1 << 30, Advertised: 1 << 30, Quota: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	holders, err := leases.Holders(dir)
+	if err != nil || len(holders) != 2 || holders[0].Device != holders[1].Device {
+		t.Errorf("%+v, %v", holders, err)
+	}
+}

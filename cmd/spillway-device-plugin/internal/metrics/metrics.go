@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/leases"
 )
 
@@ -117,13 +118,23 @@ func (s Source) parts() (map[owner]part, error) {
 	held, err := leases.Holders(s.Ledger)
 	for _, h := range held {
 		o := owners[h.Group]
-		o.gpu = h.Device
+		o.gpu = s.name(h.Device)
 		p := parts[o]
 		p.used += h.Live
 		p.processes++
 		parts[o] = p
 	}
 	return parts, err
+}
+
+// name returns what the inventory calls a GPU of the ledger. There an instance has CUDA's name.
+func (s Source) name(device string) string {
+	for _, g := range s.Inventory.GPUs() {
+		if gpuid.SameUUID(g.UUID, device) {
+			return g.UUID
+		}
+	}
+	return device
 }
 
 // Handler answers /metrics and /healthz.

@@ -167,3 +167,29 @@ func TestServe(t *testing.T) {
 	cancel()
 	<-ended
 }
+
+// The ledger has CUDA's name of a MIG instance, the inventory NVML's.
+func TestInstance(t *testing.T) {
+	const digits = "8932f937-d72c-4106-c12f-20bd9faed9f6"
+	s := newSource(t)
+	list := []gpus.GPU{{UUID: "MIG-" + digits, Memory: 1 << 30}}
+	s.Inventory = gpus.NewInventory(list)
+	s.Holders = func() []grants.Holder {
+		return []grants.Holder{{Grant: grants.Grant{Name: "a", GPUs: list, Limit: 256 << 20}, Pod: "p"}}
+	}
+	l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "GPU-" + digits, Group: "a", Physical: 1 << 30, Advertised: 1 << 30})
+	if err == nil {
+		err = l.Charge(1 << 20)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := testutil.CollectAndCompare(s, strings.NewReader(`
+# HELP spillway_gpu_memory_used_bytes Memory of a GPU that a container's processes hold through Spillway. Without a pod: their container is not known.
+# TYPE spillway_gpu_memory_used_bytes gauge
+spillway_gpu_memory_used_bytes{container="",gpu="MIG-8932f937-d72c-4106-c12f-20bd9faed9f6",namespace="",pod="p"} 1.048576e+06
+`), "spillway_gpu_memory_used_bytes"); err != nil {
+		t.Error(err)
+	}
+}
