@@ -303,7 +303,7 @@ func Loads(dir string, devices []string) ([]Load, error) {
 	for i, d := range devices {
 		out[i].UUID = d
 		for _, h := range held {
-			if h.Device == d {
+			if deviceDir(h.Device) == deviceDir(d) {
 				out[i].Bytes = add(out[i].Bytes, h.Live)
 				out[i].Count++
 			}
@@ -318,8 +318,8 @@ const (
 	genName     = "generation"
 )
 
-// deviceDir is the name of a GPU's directory: its own, with what a file name cannot
-// have written as URLs do.
+// deviceDir is the name of a GPU's directory: its own, with what a file name cannot have written as
+// URLs do.
 func deviceDir(device string) string {
 	if digits, ok := strings.CutPrefix(device, "MIG-"); ok {
 		device = "GPU-" + digits // as CUDA calls the instance that NVML calls MIG-…
