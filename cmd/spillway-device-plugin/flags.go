@@ -22,6 +22,7 @@ type flags struct {
 	sim, nvml            string
 	dir, kubelet         string
 	metrics              string
+	cdi, hostRoot        string
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -35,6 +36,8 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.nvml, "nvml", "", "NVIDIA's management library; empty: libnvidia-ml.so.1, where the dynamic linker finds it")
 	set.StringVar(&f.dir, "dir", "/run/spillway", "directory of the ledger and of the grants, the same on the node and here")
 	set.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's directory, with its sockets")
+	set.StringVar(&f.cdi, "cdi-dir", "", "describe the GPUs there for runtimes without NVIDIA's, as in /var/run/cdi; empty: leave devices to NVIDIA's runtime")
+	set.StringVar(&f.hostRoot, "host-root", "/", "where the node's root directory is, for --cdi-dir")
 	set.StringVar(&f.metrics, "metrics", "127.0.0.1:9817", "address of /metrics and /healthz; empty: none")
 }
 
@@ -82,8 +85,8 @@ func (f *flags) settings() (*settings, error) {
 	if f.whole == f.resource {
 		bad("whole-resource", "%s is the name of the units, too", f.whole)
 	}
-	for _, p := range []struct{ flag, path string }{{"dir", f.dir}, {"kubelet-dir", f.kubelet}} {
-		if !filepath.IsAbs(p.path) {
+	for _, p := range []struct{ flag, path string }{{"dir", f.dir}, {"kubelet-dir", f.kubelet}, {"cdi-dir", f.cdi}, {"host-root", f.hostRoot}} {
+		if !filepath.IsAbs(p.path) && (p.path != "" || p.flag != "cdi-dir") {
 			bad(p.flag, "%q is not an absolute path", p.path)
 		}
 	}

@@ -64,6 +64,8 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--whole-resource", "spillway-db.github.io/gpu-memory"}, "is the name of the units, too"},
 		{[]string{"--dir", "run"}, `--dir: "run" is not an absolute path`},
 		{[]string{"--kubelet-dir", ""}, "--kubelet-dir: "},
+		{[]string{"--cdi-dir", "cdi"}, "--cdi-dir: "},
+		{[]string{"--host-root", ""}, "--host-root: "},
 		{[]string{"--metrics", "9817"}, "want HOST:PORT, such as 127.0.0.1:9817"},
 		{[]string{"--metrics", "127.0.0.1:99817"}, "--metrics: "},
 		{[]string{"--nonsense"}, "unknown flag: --nonsense"},

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/cdispec"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/deviceplugin"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
@@ -38,6 +39,13 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	var cdiName func(string) string
+	if s.cdi != "" {
+		if err := cdispec.Write(s.cdi, s.hostRoot, list); err != nil {
+			return err
+		}
+		cdiName = cdispec.Name
+	}
 	layout := units.Layout{Unit: s.unit, Ratio: s.ratio}
 	plugin, err := deviceplugin.New(deviceplugin.Config{
 		Dir:       filepath.Join(s.kubelet, "device-plugins"),
@@ -48,6 +56,7 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 		Store:     store,
 		Pods:      podresources.Client{Socket: filepath.Join(s.kubelet, "pod-resources", "kubelet.sock")},
 		Log:       log,
+		CDIName:   cdiName,
 	})
 	if err != nil {
 		return err

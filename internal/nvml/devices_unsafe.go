@@ -55,6 +55,9 @@ func (l *Library) Count() (int, error) {
 	return int(n), err
 }
 
+// Minor returns the number of a GPU's file, /dev/nvidia<number>.
+func (l *Library) Minor(d Device) (int, error) { return l.number("nvmlDeviceGetMinorNumber", d) }
+
 // Device returns a GPU by its index, from 0.
 func (l *Library) Device(index int) (Device, error) {
 	var d Device

@@ -23,6 +23,7 @@ var questions = map[string]func(l *nvml.Library, gpu, part nvml.Device) (any, er
 	"nvmlDeviceGetName":                  func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.Name(d) },
 	"nvmlDeviceGetUUID":                  func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.UUID(d) },
 	"nvmlDeviceGetPciInfo_v3":            func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.PCI(d) },
+	"nvmlDeviceGetMinorNumber":           func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.Minor(d) },
 	"nvmlDeviceGetMemoryInfo":            func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.Memory(d) },
 	"nvmlDeviceGetMaxPcieLinkGeneration": func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.PCIeGeneration(d) },
 	"nvmlDeviceGetCurrPcieLinkWidth":     func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.PCIeWidth(d) },

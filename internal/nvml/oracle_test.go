@@ -162,6 +162,7 @@ func compare(t *testing.T, who string, l *Library, a Device, b oracle.Device) {
 		"generation":       {l.PCIeGeneration, b.GetMaxPcieLinkGeneration},
 		"width":            {l.PCIeWidth, b.GetCurrPcieLinkWidth},
 		"node":             {l.Node, b.GetNumaNodeId},
+		"minor":            {l.Minor, b.GetMinorNumber},
 		"instances":        {l.MaxInstances, b.GetMaxMigDeviceCount},
 		"GPU instance":     {l.GPUInstance, b.GetGpuInstanceId},
 		"compute instance": {l.ComputeInstance, b.GetComputeInstanceId},

@@ -21,13 +21,15 @@ type GPU struct {
 	Name   string // the product's
 	Index  int    // NVML's number of the GPU, from 0
 	Memory int64  // bytes that may be given away: those of the hardware, less what is held back
+	Minor  int    // of /dev/nvidia<Minor>; of a MIG instance its GPU's. A simulated GPU has no file
 	Node   int    // NUMA node that it is nearest to; below 0: not known
 
 	Simulated bool
 
 	// Of a MIG instance only: Parent is the GPU's UUID, empty for a whole GPU.
-	Parent      string
-	GPUInstance int
+	Parent          string
+	GPUInstance     int
+	ComputeInstance int
 }
 
 // Inventory is the GPUs of a node with their health. It starts with all of them healthy.

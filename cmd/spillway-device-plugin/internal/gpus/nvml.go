@@ -80,6 +80,9 @@ func (d *Driver) list(i int) ([]GPU, error) {
 	if err != nil {
 		return nil, err
 	}
+	if gpu.Minor, err = d.lib.Minor(dev); err != nil {
+		return nil, err
+	}
 	divided, err := d.lib.MIG(dev)
 	if err != nil && !errors.Is(err, nvml.ErrNotSupported) {
 		return nil, err
@@ -140,10 +143,13 @@ func (d *Driver) instances(dev nvml.Device, gpu GPU) ([]GPU, error) {
 		if err == nil {
 			g.GPUInstance, err = d.lib.GPUInstance(part)
 		}
+		if err == nil {
+			g.ComputeInstance, err = d.lib.ComputeInstance(part)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("MIG instance %d: %w", k, err)
 		}
-		g.Parent, g.Name, g.Node = gpu.UUID, gpu.Name, gpu.Node
+		g.Parent, g.Name, g.Node, g.Minor = gpu.UUID, gpu.Name, gpu.Node, gpu.Minor
 		if gpuid.SameUUID(g.UUID, gpu.UUID) {
 			return nil, fmt.Errorf("MIG instance %d has no UUID of its own: it needs a newer driver", k)
 		}

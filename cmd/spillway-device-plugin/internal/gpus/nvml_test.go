@@ -85,7 +85,7 @@ func TestList(t *testing.T) {
 	}
 	for i, g := range list {
 		divided := i < 2
-		if strings.HasPrefix(g.UUID, "MIG-") != divided || (g.Parent != "") != divided || (g.GPUInstance != 0) != divided {
+		if strings.HasPrefix(g.UUID, "MIG-") != divided || (g.Parent != "") != divided || (g.GPUInstance != 0) != divided || (g.ComputeInstance != 0) != divided || g.Minor != 30+g.Index {
 			t.Errorf("%+v", g)
 		}
 	}

@@ -247,6 +247,13 @@ API nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, unsigned in
 	return NVML_SUCCESS;
 }
 
+API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minorNumber) {
+	ENTER(device, minorNumber);
+	GPU_ONLY(device);
+	*minorNumber = 30 + device.handle->gpu;
+	return NVML_SUCCESS;
+}
+
 API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node) {
 	ENTER(device, node);
 	if (device.handle->gpu == 0)

@@ -1,0 +1,203 @@
+// Package cdispec describes GPUs to container runtimes in the Container Device Interface's format
+// (CDI, github.com/cncf-tags/container-device-interface). With it containerd and CRI-O give a
+// container a GPU without NVIDIA's runtime.
+//
+//	Write ──▶ DIR/spillway-db.github.io-gpu.json ◀── the runtime, which the kubelet tells Name(uuid)
+//
+// A container gets the GPU's device files, those of the driver, and the driver's libraries for CUDA. The
+// libraries are mounted where the dynamic linkers of Debian's and of Red Hat's family look by
+// themselves, so no hook has to run.
+package cdispec
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+)
+
+const (
+	vendor = "spillway-db.github.io"
+	class  = "gpu"
+	file   = vendor + "-" + class + ".json"
+)
+
+// Name returns what runtimes call a GPU.
+func Name(uuid string) string { return parser.QualifiedName(vendor, class, uuid) }
+
+// Write describes GPUs in a file in dir, which the runtimes look into, in place of what was there. The
+// node's root directory is at root.
+func Write(dir, root string, list []gpus.GPU) error {
+	spec := &specs.Spec{Kind: vendor + "/" + class}
+	real := false
+	for _, g := range list {
+		device, err := describe(root, g)
+		if err != nil {
+			return err
+		}
+		spec.Devices = append(spec.Devices, device)
+		real = real || !g.Simulated
+	}
+	// NVIDIA's runtime, if it is there, adds nothing to what is described here.
+	spec.ContainerEdits.Env = []string{"NVIDIA_VISIBLE_DEVICES=void"}
+	if real {
+		for _, path := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"} {
+			if _, err := os.Lstat(filepath.Join(root, path)); err == nil {
+				spec.ContainerEdits.DeviceNodes = append(spec.ContainerEdits.DeviceNodes, node(root, path))
+			}
+		}
+		mounts, err := libraries(root)
+		if err != nil {
+			return err
+		}
+		spec.ContainerEdits.Mounts = mounts
+	}
+	version, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return err
+	}
+	spec.Version = version
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return err
+	}
+	if err := cache.WriteSpec(spec, file); err != nil {
+		return fmt.Errorf("describing the GPUs in %s: %w", filepath.Join(dir, file), err)
+	}
+	return nil
+}
+
+// node is a device file. Where root is the runtime's own, it finds the numbers itself.
+func node(root, path string) *specs.DeviceNode {
+	n := &specs.DeviceNode{Path: path}
+	if filepath.Clean(root) != "/" {
+		n.HostPath = path
+	}
+	return n
+}
+
+// describe is what a container needs of one GPU.
+func describe(root string, g gpus.GPU) (specs.Device, error) {
+	d := specs.Device{Name: g.UUID}
+	d.ContainerEdits.Env = []string{"SPILLWAY_GPU_UUID=" + g.UUID} // a device must have something
+	if g.Simulated {
+		return d, nil
+	}
+	paths := []string{"/dev/nvidia" + strconv.Itoa(g.Minor)}
+	if g.Parent != "" {
+		dir := fmt.Sprintf("/proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", g.Minor, g.GPUInstance)
+		for _, access := range []string{dir + "/access", fmt.Sprintf("%s/ci%d/access", dir, g.ComputeInstance)} {
+			minor, err := capability(filepath.Join(root, access))
+			if err != nil {
+				return d, fmt.Errorf("MIG instance %s: %w (mount the node's root directory, and name it by --host-root)", g.UUID, err)
+			}
+			paths = append(paths, "/dev/nvidia-caps/nvidia-cap"+strconv.Itoa(minor))
+		}
+	}
+	for _, path := range paths {
+		d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, node(root, path))
+	}
+	return d, nil
+}
+
+// capability reads the number of the device file by which a process may use a MIG instance.
+func capability(path string) (int, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if digits, ok := strings.CutPrefix(lines.Text(), "DeviceFileMinor: "); ok {
+			return strconv.Atoi(strings.TrimSpace(digits))
+		}
+	}
+	return 0, fmt.Errorf("%s has no DeviceFileMinor", path)
+}
+
+var (
+	// hostDirs are where distributions, and NVIDIA's driver in a container, have libraries.
+	hostDirs = []string{
+		"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
+		"/run/nvidia/driver/usr/lib/x86_64-linux-gnu", "/run/nvidia/driver/usr/lib/aarch64-linux-gnu", "/run/nvidia/driver/usr/lib64",
+	}
+	// needed are the driver's libraries for CUDA and NVML, as NVIDIA's container toolkit has them for its
+	// capabilities "compute" and "utility".
+	needed = []string{
+		"libcuda", "libcudadebugger", "libnvidia-ml", "libnvidia-cfg", "libnvidia-ptxjitcompiler", "libnvidia-nvvm",
+		"libnvidia-gpucomp", "libnvidia-opencl", "libnvidia-allocator", "libnvidia-pkcs11", "libnvidia-pkcs11-openssl3",
+	}
+)
+
+// libraries mounts the driver's libraries. They lie in one directory, with the driver's version at the end
+// of their names, and links to them by which programs look for them.
+func libraries(root string) ([]*specs.Mount, error) {
+	for _, dir := range hostDirs {
+		target, err := os.Readlink(filepath.Join(root, dir, "libcuda.so.1"))
+		version, ok := strings.CutPrefix(filepath.Base(target), "libcuda.so.")
+		if err != nil || !ok {
+			continue
+		}
+		return mounts(root, dir, version)
+	}
+	return nil, fmt.Errorf("the driver's libcuda.so.1 is in none of %s below %s (name the node's root directory by --host-root, "+
+		"or leave devices to NVIDIA's runtime by --cdi-dir '')", strings.Join(hostDirs, ", "), root)
+}
+
+func mounts(root, dir, version string) ([]*specs.Mount, error) {
+	entries, err := os.ReadDir(filepath.Join(root, dir))
+	if err != nil {
+		return nil, err
+	}
+	family := []string{"/usr/lib64", "/usr/lib/" + multiarch(root, dir)}
+	var list []*specs.Mount
+	for _, e := range entries {
+		name, ending, _ := strings.Cut(e.Name(), ".so.")
+		if !slices.Contains(needed, name) || ending == "" {
+			continue
+		}
+		real := name + ".so." + version
+		if e.Type()&fs.ModeSymlink != 0 {
+			if target, err := os.Readlink(filepath.Join(root, dir, e.Name())); err != nil || filepath.Base(target) != real {
+				continue // of another driver
+			}
+		} else if e.Name() != real {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(root, dir, real)); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		for _, to := range family {
+			list = append(list, &specs.Mount{
+				HostPath: filepath.Join(dir, real), ContainerPath: filepath.Join(to, e.Name()),
+				Options: []string{"ro", "nosuid", "nodev", "bind"},
+			})
+		}
+	}
+	return list, nil
+}
+
+// multiarch is Debian's name for the machine.
+func multiarch(root, dir string) string {
+	if strings.Contains(dir, "aarch64") {
+		return "aarch64-linux-gnu"
+	}
+	if _, err := os.Lstat(filepath.Join(root, "/lib/ld-linux-aarch64.so.1")); err == nil {
+		return "aarch64-linux-gnu"
+	}
+	return "x86_64-linux-gnu"
+}

@@ -1,0 +1,148 @@
+package cdispec
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+)
+
+// host makes up a node's root directory.
+func host(t *testing.T, files ...string) string {
+	root := t.TempDir()
+	for _, f := range files {
+		path, content, _ := strings.Cut(f, "=")
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if target, ok := strings.CutPrefix(content, "->"); ok {
+			err = os.Symlink(target, path)
+		} else {
+			err = os.WriteFile(path, []byte(content), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// inject gives a container devices, as a runtime does.
+func inject(t *testing.T, dir string, uuids ...string) *oci.Spec {
+	t.Helper()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if errs := cache.GetErrors(); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	var names []string
+	for _, uuid := range uuids {
+		names = append(names, Name(uuid))
+	}
+	spec := &oci.Spec{Process: &oci.Process{}, Linux: &oci.Linux{}}
+	if missing, err := cache.InjectDevices(spec, names...); err != nil {
+		t.Fatal(missing, err)
+	}
+	return spec
+}
+
+func TestSimulated(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cdi")
+	for range 2 { // it replaces what is there
+		if err := Write(dir, "/nonexistent", gpus.Sim(2, 1<<30)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spec := inject(t, dir, "sim-1")
+	if want := []string{"NVIDIA_VISIBLE_DEVICES=void", "SPILLWAY_GPU_UUID=sim-1"}; !slices.Equal(slices.Sorted(slices.Values(spec.Process.Env)), want) || len(spec.Mounts) > 0 {
+		t.Errorf("%v, %v", spec.Process.Env, spec.Mounts)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+func TestLibraries(t *testing.T) {
+	const lib = "/usr/lib/x86_64-linux-gnu/"
+	root := host(t,
+		lib+"libcuda.so.1=->libcuda.so.570.1", lib+"libcuda.so=->libcuda.so.1", lib+"libcuda.so.570.1=x",
+		lib+"libnvidia-ml.so.1=->libnvidia-ml.so.570.1", lib+"libnvidia-ml.so.570.1=x",
+		lib+"libnvidia-gpucomp.so.570.1=x",
+		lib+"libnvidia-nvvm.so.4=->libnvidia-nvvm.so.550.9", lib+"libnvidia-nvvm.so.550.9=x", // an old driver's
+		lib+"libnvidia-cfg.so.1=->libnvidia-cfg.so.570.1", // to nowhere
+		lib+"libother.so.1=x")
+	list, err := libraries(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, m := range list {
+		got[m.ContainerPath] = m.HostPath
+		if !slices.Contains(m.Options, "ro") {
+			t.Errorf("%s can be written to", m.ContainerPath)
+		}
+	}
+	want := map[string]string{}
+	for _, dir := range []string{lib, "/usr/lib64/"} {
+		for name, real := range map[string]string{
+			"libcuda.so.1": "libcuda.so.570.1", "libcuda.so.570.1": "libcuda.so.570.1",
+			"libnvidia-ml.so.1": "libnvidia-ml.so.570.1", "libnvidia-ml.so.570.1": "libnvidia-ml.so.570.1",
+			"libnvidia-gpucomp.so.570.1": "libnvidia-gpucomp.so.570.1",
+		} {
+			want[dir+name] = lib + real
+		}
+	}
+	for path, from := range want {
+		if got[path] != from {
+			t.Errorf("%s is %q, want %q", path, got[path], from)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d mounts, want %d: %v", len(got), len(want), got)
+	}
+	if _, err := libraries(host(t)); err == nil || !strings.Contains(err.Error(), "--host-root") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("no driver: %v", err)
+	}
+}
+
+// The device files are in the spec; that they are injected needs files that only root can make.
+func TestDevices(t *testing.T) {
+	const caps = "/proc/driver/nvidia/capabilities/gpu3/mig/gi7"
+	root := host(t, caps+"/access=DeviceFileMinor: 66\nDeviceFileMode: 292\n", caps+"/ci0/access=DeviceFileMinor: 67\n", "/proc/driver/nvidia/capabilities/gpu3/mig/gi8/access=nothing")
+	paths := func(g gpus.GPU) (list []string) {
+		d, err := describe(root, g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range d.ContainerEdits.DeviceNodes {
+			if n.HostPath != n.Path {
+				t.Errorf("%+v", n)
+			}
+			list = append(list, n.Path)
+		}
+		return list
+	}
+	if got := paths(gpus.GPU{UUID: "GPU-1", Minor: 2}); !slices.Equal(got, []string{"/dev/nvidia2"}) {
+		t.Error(got)
+	}
+	instance := gpus.GPU{UUID: "MIG-1", Parent: "GPU-1", Minor: 3, GPUInstance: 7}
+	if got := paths(instance); !slices.Equal(got, []string{"/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67"}) {
+		t.Error(got)
+	}
+	for _, gi := range []int{8, 9} {
+		instance.GPUInstance = gi
+		if _, err := describe(root, instance); err == nil {
+			t.Errorf("instance %d has files", gi)
+		}
+	}
+}
