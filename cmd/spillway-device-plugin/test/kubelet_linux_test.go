@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -95,15 +96,28 @@ type kubelet struct {
 	manager *devicemanager.ManagerImpl
 	server  *grpc.Server
 	socket  string
+	asked   atomic.Int64 // how often List was called
 
-	mu   sync.Mutex
-	pods []*v1.Pod
+	mu      sync.Mutex
+	pods    []*v1.Pod
+	unaware bool // it was just started, and has not heard of its pods
 }
 
-type ready struct{}
+// AddSource implements the kubelet's SourcesReady.
+func (k *kubelet) AddSource(string) {}
 
-func (ready) AddSource(string) {}
-func (ready) AllReady() bool   { return true }
+// AllReady reports whether the kubelet has heard of its pods.
+func (k *kubelet) AllReady() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.unaware
+}
+
+func (k *kubelet) setUnaware(is bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.unaware = is
+}
 
 // start starts the device manager and its PodResources server, as a kubelet does that (re)starts.
 func (k *kubelet) start() {
@@ -111,7 +125,7 @@ func (k *kubelet) start() {
 	logger := klog.Background()
 	m, err := devicemanager.NewManagerImpl(logger, nil, topologymanager.NewFakeManager(logger))
 	if err == nil {
-		err = m.Start(logger, k.GetActivePods, ready{}, containermap.NewContainerMap(), sets.New[string]())
+		err = m.Start(logger, k.GetActivePods, k, containermap.NewContainerMap(), sets.New[string]())
 	}
 	if err != nil {
 		k.t.Fatal(err)
@@ -136,6 +150,9 @@ func (k *kubelet) stop() {
 func (k *kubelet) GetActivePods() []*v1.Pod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.unaware {
+		return nil
+	}
 	return append([]*v1.Pod(nil), k.pods...)
 }
 func (k *kubelet) GetPods() []*v1.Pod { return k.GetActivePods() }
@@ -150,7 +167,10 @@ func (k *kubelet) GetPodByName(namespace, name string) (*v1.Pod, bool) {
 
 type devices struct{ k *kubelet }
 
-func (d devices) UpdateAllocatedDevices(l klog.Logger) { d.k.manager.UpdateAllocatedDevices(l) }
+func (d devices) UpdateAllocatedDevices(l klog.Logger) {
+	d.k.asked.Add(1)
+	d.k.manager.UpdateAllocatedDevices(l)
+}
 func (d devices) GetAllocatableDevices(klog.Logger) []*podresourcesapi.ContainerDevices {
 	return nil
 }
@@ -287,6 +307,7 @@ func (n *node) run() {
 	n.plugin, err = deviceplugin.New(deviceplugin.Config{
 		Dir: pluginsDir, Resource: unitName, Whole: wholeName, Layout: units.Layout{Unit: 256 << 20, Ratio: n.ratio},
 		Inventory: n.inventory, Store: n.store, Pods: podresources.Client{Socket: n.k.socket},
+		Refresh: 20 * time.Millisecond,
 		Log:     slog.New(slog.NewTextHandler(io.Discard, nil)),
 		CDIName: func(uuid string) string { return "spillway-db.github.io/gpu=" + uuid },
 	})
@@ -406,9 +427,6 @@ func TestKubelet(t *testing.T) {
 	n.stop()
 	n.run() // it asks the kubelet when it starts
 	n.k.allocatable(wholeName, 8)
-	if names, err := n.store.Names(); err != nil || len(names) > 0 {
-		t.Errorf("grants that nobody has are left: %v, %v", names, err)
-	}
 	options, err = n.k.admit("whole", nil, container("main", wholeName, 2))
 	if err != nil {
 		t.Fatal(err)
@@ -418,6 +436,44 @@ func TestKubelet(t *testing.T) {
 		t.Errorf("two whole GPUs come as %v, %v", env, options["main"].CDIDevices)
 	}
 	n.k.allocatable(unitName, 6*16)
+}
+
+// A kubelet that starts again answers before it has heard of its pods. A container that runs keeps its
+// limits, and its GPU is not offered whole.
+func TestKubeletKnowsNoPodsYet(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	n := newNode(t, nil)
+	n.k.allocatable(unitName, 8*16)
+	options, err := n.k.admit("a", nil, container("main", unitName, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.k.stop()
+	n.k.setUnaware(true)
+	n.k.start()
+	n.k.allocatable(unitName, 8*16)
+	before := n.k.asked.Load()
+	eventually(t, func() error { // it has taken the first answers when it asks again
+		if n.k.asked.Load() < before+3 {
+			return fmt.Errorf("the plugin does not ask who has what")
+		}
+		return nil
+	})
+	n.k.allocatable(wholeName, 7)
+	for _, m := range options["main"].Mounts {
+		if _, err := os.Stat(m.HostPath); err != nil {
+			t.Errorf("a container that runs has lost a directory: %v", err)
+		}
+	}
+	n.k.setUnaware(false)
+	n.stop()
+	n.run()
+	n.k.allocatable(wholeName, 7)
+	if h := n.plugin.Holders(); len(h) != 1 || h[0].Pod != "a" {
+		t.Errorf("%+v", h)
+	}
 }
 
 func TestKubeletRatio(t *testing.T) {

@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,19 +29,20 @@ func grantName(whole bool, ids []string) string {
 	return unitsPrefix + hex.EncodeToString(sum[:8])
 }
 
-// holding is a container's part of one resource.
+// holding is a container's part of one resource. Until the kubelet lists it, it has no pod.
 type holding struct {
 	podresources.Holding
 	whole bool
-	since time.Time // of what was allocated here
+	seen  time.Time // when it was given, or listed the last time
 }
 
 const (
-	// pendingFor is how long an allocation counts that the kubelet does not list. It lists a pod as
-	// soon as it is admitted. A pod that is refused after its allocation is never listed.
-	pendingFor = time.Minute
-	// initFor is the same where a listed container has some of its ids: then it is for an init
-	// container, which is not listed.
+	// keepFor is how long a holding counts that the kubelet does not list. It lists a pod when it is
+	// admitted, and never one that it refuses after the allocation. A kubelet that was just started
+	// may answer before it knows its pods.
+	keepFor = time.Minute
+	// initFor is the same for one that was never listed and has ids of a container that is: then it is
+	// an init container's, which is not listed.
 	initFor = 24 * time.Hour
 )
 
@@ -48,42 +50,41 @@ const (
 // for concurrent use.
 type allocations struct {
 	mu      sync.Mutex
-	listed  map[string]holding // by the grant's name
-	pending map[string]holding
-	changed chan struct{} // closed at a change
+	held    map[string]holding // by the grant's name
+	changed chan struct{}      // closed at a change
 }
 
 func newAllocations() *allocations {
-	return &allocations{listed: map[string]holding{}, pending: map[string]holding{}, changed: make(chan struct{})}
+	return &allocations{held: map[string]holding{}, changed: make(chan struct{})}
 }
 
 // add notes what is given to a container that the kubelet does not list yet.
 func (a *allocations) add(whole bool, ids []string, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.pending[grantName(whole, ids)] = holding{podresources.Holding{IDs: slices.Clone(ids)}, whole, now}
+	a.held[grantName(whole, ids)] = holding{podresources.Holding{IDs: slices.Clone(ids)}, whole, now}
 	a.tell()
 }
 
-// replace takes the kubelet's list, which it was asked for at a moment.
-func (a *allocations) replace(list []holding, asked time.Time) {
+// list takes the kubelet's list, which it was asked for at a moment.
+func (a *allocations) list(list []holding, asked time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.listed = map[string]holding{}
 	given := map[string]bool{}
 	for _, h := range list {
-		a.listed[grantName(h.whole, h.IDs)] = h
+		h.seen = asked
+		a.held[grantName(h.whole, h.IDs)] = h
 		for _, id := range h.IDs {
 			given[id] = true
 		}
 	}
-	for name, h := range a.pending {
-		most := pendingFor
-		if slices.ContainsFunc(h.IDs, func(id string) bool { return given[id] }) {
+	for name, h := range a.held {
+		most := keepFor
+		if h.Pod == "" && slices.ContainsFunc(h.IDs, func(id string) bool { return given[id] }) {
 			most = initFor
 		}
-		if _, ok := a.listed[name]; ok || asked.Sub(h.since) > most {
-			delete(a.pending, name)
+		if asked.Sub(h.seen) > most {
+			delete(a.held, name)
 		}
 	}
 	a.tell()
@@ -105,14 +106,7 @@ func (a *allocations) waiting() <-chan struct{} {
 func (a *allocations) all() map[string]holding {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	all := map[string]holding{}
-	for name, h := range a.pending {
-		all[name] = h
-	}
-	for name, h := range a.listed {
-		all[name] = h
-	}
-	return all
+	return maps.Clone(a.held)
 }
 
 // use is how a GPU is given away.

@@ -13,6 +13,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -43,7 +45,7 @@ type Lister interface {
 	List(ctx context.Context, resources ...string) ([]podresources.Holding, error)
 }
 
-// Config is what a plugin needs. All fields but Whole and CDIName are required.
+// Config is what a plugin needs. All fields but Whole, Refresh and CDIName are required.
 type Config struct {
 	Dir       string // with the kubelet's socket, and the plugin's
 	Resource  string // name of the units
@@ -53,10 +55,11 @@ type Config struct {
 	Store     *grants.Store
 	Pods      Lister
 	Log       *slog.Logger
+	Refresh   time.Duration            // how often the kubelet is asked who has what; 0: every 10 s
 	CDIName   func(uuid string) string // of a GPU; nil: containers get no CDI devices
 }
 
-// refreshEvery is how often the kubelet is asked who has what.
+// refreshEvery is the default of Config.Refresh.
 const refreshEvery = 10 * time.Second
 
 // Plugin is a device plugin. New makes it, and Run runs it once.
@@ -65,7 +68,8 @@ type Plugin struct {
 	alloc     *allocations
 	resources []*resource
 
-	putting sync.Mutex // held while a grant's directory is made, and while others are removed
+	putting sync.Mutex           // held while a grant's directory is made, and while others are removed
+	unused  map[string]time.Time // grants that nobody has, since when; guarded by putting
 
 	mu         sync.Mutex
 	registered map[string]bool   // by resource
@@ -78,7 +82,7 @@ const maxMessage = 4 << 20
 // New checks the configuration. More units than fit into one message are an error: the kubelet would
 // drop the connection without a word.
 func New(cfg Config) (*Plugin, error) {
-	p := &Plugin{cfg: cfg, alloc: newAllocations(), registered: map[string]bool{}, said: map[string]string{}}
+	p := &Plugin{cfg: cfg, alloc: newAllocations(), unused: map[string]time.Time{}, registered: map[string]bool{}, said: map[string]string{}}
 	memory := &resource{p: p, name: cfg.Resource}
 	list := cfg.Inventory.GPUs()
 	if len(list) == 0 {
@@ -184,14 +188,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err := w.Add(p.cfg.Dir); err != nil {
 		return fmt.Errorf("watching the kubelet's directory %s: %w (is it mounted? see --kubelet-dir)", p.cfg.Dir, err)
 	}
-	p.refresh(ctx)
+	p.refresh(ctx, time.Now())
 	refreshing, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for tick := time.NewTicker(refreshEvery); ; {
+		for tick := time.NewTicker(cmp.Or(p.cfg.Refresh, refreshEvery)); ; {
 			select {
-			case <-tick.C:
-				p.refresh(refreshing)
+			case now := <-tick.C:
+				p.refresh(refreshing, now)
 			case <-refreshing.Done():
 				tick.Stop()
 				return
@@ -313,17 +317,16 @@ func (p *Plugin) registerOnce(ctx context.Context, r *resource, endpoint string)
 
 // refresh asks the kubelet who has what, and removes the grants that nobody has. Without an answer
 // nothing is removed.
-func (p *Plugin) refresh(ctx context.Context) {
+func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	asked := time.Now()
 	names := []string{p.cfg.Resource}
 	if p.cfg.Whole != "" {
 		names = append(names, p.cfg.Whole)
 	}
 	list, err := p.cfg.Pods.List(ctx, names...)
 	if err != nil {
-		if !errors.Is(err, context.Canceled) && ctx.Err() != context.Canceled {
+		if ctx.Err() != context.Canceled {
 			p.say("list", err.Error())
 		}
 		return
@@ -333,19 +336,49 @@ func (p *Plugin) refresh(ctx context.Context) {
 	for i, h := range list {
 		holdings[i] = holding{Holding: h, whole: h.Resource == p.cfg.Whole}
 	}
-	p.alloc.replace(holdings, asked)
+	p.alloc.list(holdings, now)
+	if err := p.sweep(now); err != nil {
+		p.say("grants", "removing grants that nobody has: "+err.Error())
+		return
+	}
+	p.say("grants", "")
+}
 
+// removeAfter is how long nobody must have had a grant until its directory is removed. A directory is
+// small, and a container that runs cannot get its own again.
+const removeAfter = time.Hour
+
+// sweep removes the directories of grants that nobody has had for long. One whose processes are in
+// the ledger stays, whatever the kubelet lists.
+func (p *Plugin) sweep(now time.Time) error {
 	p.putting.Lock()
 	defer p.putting.Unlock()
 	there, err := p.cfg.Store.Names()
-	has := p.alloc.all()
-	for _, name := range there {
-		ours := strings.HasPrefix(name, unitsPrefix) || strings.HasPrefix(name, wholePrefix)
-		if _, ok := has[name]; ours && !ok {
-			err = errors.Join(err, p.cfg.Store.Remove(name))
-		}
-	}
 	if err != nil {
-		p.say("grants", "removing grants that nobody has: "+err.Error())
+		return err
 	}
+	inLedger, err := leases.Holders(p.cfg.Store.Ledger())
+	if err != nil {
+		return err
+	}
+	has := p.alloc.all()
+	unused := map[string]time.Time{}
+	for _, name := range there {
+		_, held := has[name]
+		ours := strings.HasPrefix(name, unitsPrefix) || strings.HasPrefix(name, wholePrefix)
+		if held || !ours || slices.ContainsFunc(inLedger, func(h leases.Holder) bool { return h.Group == name }) {
+			continue
+		}
+		since, ok := p.unused[name]
+		if !ok {
+			since = now
+		}
+		if now.Sub(since) <= removeAfter {
+			unused[name] = since
+			continue
+		}
+		err = errors.Join(err, p.cfg.Store.Remove(name))
+	}
+	p.unused = unused
+	return err
 }

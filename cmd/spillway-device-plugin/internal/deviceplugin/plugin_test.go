@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+	"github.com/spillway-db/spillway/internal/leases"
 )
 
 // lister is a kubelet's list that the test sets.
@@ -180,56 +181,69 @@ func TestOneWayAtATime(t *testing.T) {
 			t.Errorf("%s is %s", id, health[id])
 		}
 	}
-	// The pod is gone, which the plugin learns when it matters.
-	r.alloc.replace(nil, time.Now().Add(2*pendingFor))
+	r.alloc.list(nil, time.Now().Add(2*keepFor)) // the pod is gone
 	if err := r.allocate(true, "sim-0"); err != nil {
 		t.Errorf("after its units were given back: %v", err)
 	}
 }
 
-// What was just given counts although it is not listed, and its directory stays; later both go. What
-// was there before this process stays as long as it is listed, and while there is no list.
+// What was just given counts although it is not listed, and so does what is missing from a list. Its
+// directory stays for longer, while its processes live, and while there is no list.
 func TestGrantsFollowTheList(t *testing.T) {
 	r := newRig(t)
 	ids := []string{"sim-0::0", "sim-0::1"}
 	name := grantName(false, ids)
-	has := func() bool {
+	now := time.Now()
+	check := func(when string, after time.Duration, holders int, directory bool) {
+		t.Helper()
+		now = now.Add(after)
+		r.refresh(t.Context(), now)
 		names, err := r.cfg.Store.Names()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Contains(names, name)
+		if got := r.Holders(); len(got) != holders || slices.Contains(names, name) != directory {
+			t.Errorf("%s: %+v, %v", when, got, names)
+		}
 	}
 	if err := r.allocate(false, ids...); err != nil {
 		t.Fatal(err)
 	}
-	r.refresh(t.Context())
-	if !has() || len(r.Holders()) != 1 {
-		t.Error("what was just given is forgotten")
+	check("just given", 0, 1, true)
+	r.pods.set(nil, podresources.Holding{Namespace: "n", Pod: "p", Container: "c", Resource: "example.com/memory", IDs: ids})
+	check("listed", 2*keepFor, 1, true)
+	if h := r.Holders()[0]; h.Pod != "p" || h.Limit != 512<<20 || h.Name != name {
+		t.Errorf("%+v", h)
 	}
+	// A kubelet that was just started knows no pods yet.
+	r.pods.set(nil)
+	check("missing once", 10*time.Second, 1, true)
 	r.pods.set(errors.New("no answer"))
-	r.alloc.replace(nil, time.Now().Add(2*pendingFor))
-	r.refresh(t.Context())
-	r.refresh(t.Context())
-	if !has() {
-		t.Error("without an answer grants are removed")
-	}
+	check("no answer", 2*removeAfter, 1, true)
+	check("no answer", 2*removeAfter, 1, true)
 	if n := strings.Count(r.log.String(), "no answer"); n != 1 {
 		t.Errorf("it is said %d times that the kubelet does not answer", n)
 	}
-	r.pods.set(nil, podresources.Holding{Namespace: "n", Pod: "p", Container: "c", Resource: "example.com/memory", IDs: ids})
-	r.refresh(t.Context())
-	if h := r.Holders(); !has() || len(h) != 1 || h[0].Pod != "p" || h[0].Limit != 512<<20 || h[0].Name != name {
-		t.Errorf("%+v", r.Holders())
-	}
 	r.pods.set(nil)
-	r.refresh(t.Context())
-	if has() || len(r.Holders()) != 0 {
-		t.Error("what nobody has stays")
+	check("gone", 2*keepFor, 0, true)
+	// A process of it still runs: the pods are not all listed.
+	lease, err := leases.Join(leases.Terms{Dir: r.cfg.Store.Ledger(), Device: "sim-0", Group: name, Physical: 1 << 30, Advertised: 1 << 30, Quota: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
 	}
+	check("alive", 2*removeAfter, 0, true)
+	if err := lease.Close(); err != nil {
+		t.Fatal(err)
+	}
+	check("ended", time.Second, 0, true)
+	check("ended for long", removeAfter+time.Second, 0, false)
 	// A container that is started again after a reboot.
-	if _, err := r.resources[0].PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: ids}); err != nil || !has() {
-		t.Errorf("the directory is not made again: %v", err)
+	if _, err := r.resources[0].PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: ids}); err != nil {
+		t.Error(err)
+	}
+	names, err := r.cfg.Store.Names()
+	if err != nil || !slices.Contains(names, name) {
+		t.Errorf("the directory is not made again: %v, %v", names, err)
 	}
 }
 
@@ -238,14 +252,14 @@ func TestInitContainersAreKept(t *testing.T) {
 	a := newAllocations()
 	now := time.Now()
 	a.add(false, []string{"g::0"}, now)
-	a.replace([]holding{{Holding: podresources.Holding{IDs: []string{"g::0", "g::1"}}}}, now.Add(time.Hour))
+	a.list([]holding{{Holding: podresources.Holding{Pod: "p", IDs: []string{"g::0", "g::1"}}}}, now.Add(time.Hour))
 	if n := len(a.all()); n != 2 {
 		t.Errorf("%d grants, not 2", n)
 	}
 	if u := a.uses()["g"]; u.Units != 2 {
 		t.Errorf("%d units are given, not 2", u.Units)
 	}
-	a.replace(nil, now.Add(time.Hour))
+	a.list(nil, now.Add(time.Hour+2*keepFor))
 	if n := len(a.all()); n != 0 {
 		t.Errorf("%d grants of a pod that is gone", n)
 	}

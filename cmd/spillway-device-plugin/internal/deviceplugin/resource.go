@@ -164,7 +164,14 @@ func (r *resource) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 // PreStartContainer implements the API. A container that is started again is not allocated again. But
 // what it mounts may be gone, as it is after a reboot.
 func (r *resource) PreStartContainer(_ context.Context, request *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
-	if _, err := r.put(request.GetDevicesIds()); err != nil {
+	g, err := r.p.grant(r.whole, request.GetDevicesIds())
+	if err == nil {
+		if _, ok := r.p.alloc.all()[g.Name]; !ok {
+			r.p.alloc.add(r.whole, request.GetDevicesIds(), time.Now())
+		}
+		_, err = r.put(g)
+	}
+	if err != nil {
 		return nil, refused(codes.FailedPrecondition, r, err)
 	}
 	return &pluginapi.PreStartContainerResponse{}, nil
@@ -187,12 +194,13 @@ func (r *resource) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 		}
 	}
 	if other := r.taken(g); other != "" {
-		r.p.refresh(ctx) // it may have been given back
+		r.p.refresh(ctx, time.Now()) // it may have been given back
 		if other = r.taken(g); other != "" {
 			return nil, fmt.Errorf("%s is given away already, whole or in units: a GPU is given one way at a time", other)
 		}
 	}
-	access, err := r.put(ids)
+	r.p.alloc.add(r.whole, ids, time.Now()) // first: so nothing removes its directory
+	access, err := r.put(g)
 	if err != nil {
 		return nil, err
 	}
@@ -219,17 +227,10 @@ func (r *resource) taken(g grants.Grant) string {
 	return ""
 }
 
-// put makes the grant of ids.
-func (r *resource) put(ids []string) (grants.Access, error) {
-	g, err := r.p.grant(r.whole, ids)
-	if err != nil {
-		return grants.Access{}, err
-	}
+// put makes a grant's directory.
+func (r *resource) put(g grants.Grant) (grants.Access, error) {
 	r.p.putting.Lock()
 	defer r.p.putting.Unlock()
-	if _, ok := r.p.alloc.all()[g.Name]; !ok {
-		r.p.alloc.add(r.whole, ids, time.Now())
-	}
 	return r.p.cfg.Store.Put(g)
 }
 
