@@ -66,13 +66,17 @@ type Store struct {
 
 // Open makes the directory, and shares the ledger for the GPUs. What is there stays. What dead
 // processes left in the ledger is removed. The ratio is how much of a GPU's memory may be promised;
-// nil means 1. It must be called as root.
+// nil means 1. It must be called as root. A directory that has anything else in it is refused, as its
+// mode is changed.
 func Open(root string, ratio *big.Rat, list []gpus.GPU) (*Store, error) {
 	if !filepath.IsAbs(root) {
 		return nil, fmt.Errorf("the directory for the ledger, %q, is not an absolute path", root)
 	}
 	s := &Store{root: filepath.Clean(root), ratio: ratio}
 	if err := os.MkdirAll(s.root, 0o700); err != nil {
+		return nil, err
+	}
+	if err := s.checkOwn(); err != nil {
 		return nil, err
 	}
 	// A container runtime makes what it has to mount and does not find, and lets others enter it.
@@ -87,6 +91,27 @@ func Open(root string, ratio *big.Rat, list []gpus.GPU) (*Store, error) {
 		return nil, err
 	}
 	return s, os.MkdirAll(s.grants(), 0o700)
+}
+
+// checkOwn refuses a directory that is used for something else.
+func (s *Store) checkOwn() error {
+	info, err := os.Lstat(s.root)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no directory: name one for the ledger alone by --dir", s.root)
+	}
+	entries, err := os.ReadDir(s.root)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if path := filepath.Join(s.root, e.Name()); path != s.Ledger() && path != s.grants() {
+			return fmt.Errorf("%s has other things in it, such as %s: name a directory for the ledger alone by --dir", s.root, e.Name())
+		}
+	}
+	return nil
 }
 
 // Ledger is where the ledger is on the node.
@@ -104,6 +129,9 @@ func (s *Store) Put(g Grant) (Access, error) {
 	env := s.environment(g)
 	limits := filepath.Join(s.dir(g.Name), "limits")
 	if err := os.MkdirAll(limits, 0o755); err != nil {
+		return Access{}, err
+	}
+	if err := os.Chmod(limits, 0o755); err != nil { // whatever the umask is
 		return Access{}, err
 	}
 	if err := nodelimits.Write(limits, env); err != nil {

@@ -1,0 +1,149 @@
+package grants
+
+import (
+	"maps"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+)
+
+func open(t *testing.T, root string, ratio *big.Rat) *Store {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the ledger is root's")
+	}
+	s, err := Open(root, ratio, gpus.Sim(2, 1<<30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestPut(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "node")
+	s := open(t, root, big.NewRat(3, 2))
+	g := Grant{Name: "units-1", GPUs: gpus.Sim(1, 1<<30), Limit: 256 << 20}
+	first, err := s.Put(g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"SPILLWAY_GPU_MEMORY_LIMIT": "256Mi", "NVSHARE_GPU_MEMORY_LIMIT": "256Mi", "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO": "1.5",
+		"NVSHARE_GPU_PHYSICAL_MEMORY_MB": "1024", "SPILLWAY_GPU_QUOTA_GROUP": "units-1", "NVIDIA_VISIBLE_DEVICES": "void",
+	} {
+		if first.Env[name] != want {
+			t.Errorf("%s is %q, not %q", name, first.Env[name], want)
+		}
+	}
+	// It may be repeated, by a process that was started again and beside others.
+	again := open(t, root, big.NewRat(3, 2))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			a, err := again.Put(g)
+			if err != nil || !maps.Equal(a.Env, first.Env) || !slices.Equal(a.Mounts, first.Mounts) {
+				t.Errorf("%+v, %v; before %+v", a, err, first)
+			}
+		})
+	}
+	all.Wait()
+	entries, err := os.ReadDir(first.Mounts[1].Host)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("%v is left beside the limits, %v", entries, err)
+	}
+	if names, err := s.Names(); err != nil || !slices.Equal(names, []string{"units-1"}) {
+		t.Errorf("%v, %v", names, err)
+	}
+	for range 2 {
+		if err := s.Remove("units-1"); err != nil {
+			t.Error(err)
+		}
+	}
+	if names, err := s.Names(); err != nil || len(names) > 0 {
+		t.Errorf("%v, %v", names, err)
+	}
+}
+
+func TestWholeAndRealGPUs(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "node"), nil)
+	a, err := s.Put(Grant{Name: "gpus-1", GPUs: []gpus.GPU{{UUID: "GPU-1", Memory: 1 << 30}, {UUID: "GPU-2", Memory: 2 << 30}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"SPILLWAY_GPU_MEMORY_LIMIT", "SPILLWAY_GPU_PHYSICAL_MEMORY_MB"} {
+		if value, ok := a.Env[name]; ok {
+			t.Errorf("%s is %s for whole GPUs of two sizes", name, value)
+		}
+	}
+	if a.Env["NVIDIA_VISIBLE_DEVICES"] != "GPU-1,GPU-2" || a.Env["SPILLWAY_GPU_MEMORY_OVERSUB_RATIO"] != "1" {
+		t.Errorf("%v", a.Env)
+	}
+}
+
+// Whatever the umask is and whoever made the directories, others reach what is mounted and nothing else.
+func TestModes(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077))
+	root := filepath.Join(t.TempDir(), "node")
+	if err := os.MkdirAll(filepath.Join(root, "ledger"), 0o777); err != nil { // as a container runtime does
+		t.Fatal(err)
+	}
+	if err := os.Chmod(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, root, nil)
+	a, err := s.Put(Grant{Name: "units-1", GPUs: gpus.Sim(1, 1<<30), Limit: 256 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := a.Mounts[1].Host
+	for path, want := range map[string]os.FileMode{root: 0o700, s.Ledger(): 0o777, limits: 0o755, filepath.Join(limits, "environment"): 0o644} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want %v", path, info.Mode(), err, want)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "node"), nil)
+	for _, name := range []string{"", ".", "..", "a/b", "../a", "a b", "a\n", strings.Repeat("a", 64)} {
+		if _, err := s.Put(Grant{Name: name, GPUs: gpus.Sim(1, 1<<30)}); err == nil {
+			t.Errorf("%q is put", name)
+		}
+		if err := s.Remove(name); err == nil {
+			t.Errorf("%q is removed", name)
+		}
+	}
+}
+
+// A directory that is used for something else keeps its mode, and is refused.
+func TestOpenRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the ledger is root's")
+	}
+	used := t.TempDir()
+	if err := os.Chmod(used, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(used, "x"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(used, link); err != nil {
+		t.Fatal(err)
+	}
+	for root, want := range map[string]string{used: "such as x", link: "is no directory", "run": "is not an absolute path"} {
+		if _, err := Open(root, nil, nil); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", root, err)
+		}
+	}
+	if info, err := os.Stat(used); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
