@@ -63,8 +63,8 @@ type owner struct{ gpu, namespace, pod, container string }
 
 // part is a container's part of a GPU.
 type part struct {
-	given, used, processes int64
-	granted                bool
+	given, used, over, processes int64
+	granted                      bool
 }
 
 // Collect implements prometheus.Collector.
@@ -90,7 +90,7 @@ func (s Source) Collect(to chan<- prometheus.Metric) {
 		gauge(used, p.used, labels...)
 		gauge(processes, p.processes, labels...)
 		if p.granted {
-			gauge(over, max(0, p.used-p.given), labels...)
+			gauge(over, p.over, labels...)
 		}
 	}
 	all := int64(1)
@@ -100,29 +100,39 @@ func (s Source) Collect(to chan<- prometheus.Metric) {
 	gauge(readable, all)
 }
 
-// parts joins grants and the ledger. Beside an error it has what could be read.
+// parts joins grants and the ledger, by grant and GPU: containers without a name have the same labels.
+// Beside an error it has what could be read.
 func (s Source) parts() (map[owner]part, error) {
-	parts := map[owner]part{}
+	type key struct{ group, gpu string }
+	byGrant := map[key]part{}
 	owners := map[string]owner{} // by the grant's name
 	for _, h := range s.Holders() {
-		o := owner{namespace: h.Namespace, pod: h.Pod, container: cmp.Or(h.Container, h.Claim)}
-		owners[h.Name] = o
+		owners[h.Name] = owner{namespace: h.Namespace, pod: h.Pod, container: cmp.Or(h.Container, h.Claim)}
 		for _, g := range h.GPUs {
-			o.gpu = g.UUID
-			p := parts[o]
-			p.given += cmp.Or(h.Limit, g.Memory)
-			p.granted = true
-			parts[o] = p
+			byGrant[key{h.Name, g.UUID}] = part{given: cmp.Or(h.Limit, g.Memory), granted: true}
 		}
 	}
 	held, err := leases.Holders(s.Ledger)
 	for _, h := range held {
-		o := owners[h.Group]
-		o.gpu = s.name(h.Device)
-		p := parts[o]
+		k := key{h.Group, s.name(h.Device)}
+		p := byGrant[k]
 		p.used += h.Live
 		p.processes++
-		parts[o] = p
+		byGrant[k] = p
+	}
+	parts := map[owner]part{}
+	for k, p := range byGrant {
+		o := owners[k.group]
+		o.gpu = k.gpu
+		sum := parts[o]
+		sum.given += p.given
+		sum.used += p.used
+		sum.processes += p.processes
+		sum.granted = sum.granted || p.granted
+		if p.granted {
+			sum.over += max(0, p.used-p.given)
+		}
+		parts[o] = sum
 	}
 	return parts, err
 }

@@ -98,7 +98,7 @@ spillway_ledger_readable 1
 // More than a container was given is shown; a ledger that cannot be read spoils nothing else.
 func TestOverLimitAndBrokenLedger(t *testing.T) {
 	s := newSource(t)
-	l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "sim-0", Group: "a", Physical: 1 << 30, Advertised: 1 << 30})
+	l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "sim-0", Group: "a", Physical: 1 << 30, Advertised: 2 << 30, Quota: 1 << 30})
 	if err == nil {
 		err = l.Charge(300 << 20)
 	}
@@ -106,6 +106,15 @@ func TestOverLimitAndBrokenLedger(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	// One whose limit is not known is not over it.
+	unknown, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "sim-0", Group: "unknown", Physical: 1 << 30, Advertised: 2 << 30, Quota: 1 << 30})
+	if err == nil {
+		err = unknown.Charge(500 << 20)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unknown.Close()
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
 # HELP spillway_gpu_memory_over_limit_bytes Memory that a container's processes hold beyond what it was given.
 # TYPE spillway_gpu_memory_over_limit_bytes gauge
