@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -52,9 +53,13 @@ func Write(dir, root string, list []gpus.GPU) error {
 	// NVIDIA's runtime, if it is there, adds nothing to what is described here.
 	spec.ContainerEdits.Env = []string{"NVIDIA_VISIBLE_DEVICES=void"}
 	if real {
-		for _, path := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"} {
-			if _, err := os.Lstat(filepath.Join(root, path)); err == nil {
-				spec.ContainerEdits.DeviceNodes = append(spec.ContainerEdits.DeviceNodes, node(root, path))
+		for _, f := range driverFiles {
+			_, err := os.Lstat(filepath.Join(root, f.path))
+			if err != nil && f.needed {
+				return fmt.Errorf("%w (CUDA needs it: run nvidia-modprobe -c 0 -u on the node)", err)
+			}
+			if err == nil {
+				spec.ContainerEdits.DeviceNodes = append(spec.ContainerEdits.DeviceNodes, node(root, f.path))
 			}
 		}
 		mounts, err := libraries(root)
@@ -80,6 +85,12 @@ func Write(dir, root string, list []gpus.GPU) error {
 	}
 	return nil
 }
+
+// driverFiles are the driver's device files, beside those of the GPUs.
+var driverFiles = []struct {
+	path   string
+	needed bool
+}{{"/dev/nvidiactl", true}, {"/dev/nvidia-uvm", true}, {"/dev/nvidia-uvm-tools", false}}
 
 // node is a device file. Where root is the runtime's own, it finds the numbers itself.
 func node(root, path string) *specs.DeviceNode {
@@ -143,49 +154,76 @@ var (
 	}
 )
 
-// libraries mounts the driver's libraries. They lie in one directory, with the driver's version at the end
-// of their names, and links to them by which programs look for them.
+// libraries mounts the driver's libraries. Their files have the driver's version at the end of their names.
+// Programs look for them by links, which may lead through other directories.
 func libraries(root string) ([]*specs.Mount, error) {
 	for _, dir := range hostDirs {
-		target, err := os.Readlink(filepath.Join(root, dir, "libcuda.so.1"))
-		version, ok := strings.CutPrefix(filepath.Base(target), "libcuda.so.")
-		if err != nil || !ok {
+		file, err := resolve(root, filepath.Join(dir, "libcuda.so.1"))
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		return mounts(root, dir, version)
+		if err != nil {
+			return nil, err
+		}
+		version, ok := strings.CutPrefix(filepath.Base(file), "libcuda.so.")
+		if !ok {
+			return nil, fmt.Errorf("%s leads to %s, whose name does not say the driver's version", filepath.Join(dir, "libcuda.so.1"), file)
+		}
+		return mounts(root, version, dir, filepath.Dir(file))
 	}
-	return nil, fmt.Errorf("the driver's libcuda.so.1 is in none of %s below %s (name the node's root directory by --host-root, "+
-		"or leave devices to NVIDIA's runtime by --cdi-dir '')", strings.Join(hostDirs, ", "), root)
+	return nil, fmt.Errorf("the driver's libcuda.so.1 is in none of %s below %s, or leads to nothing (name the node's root directory by "+
+		"--host-root, or leave devices to NVIDIA's runtime by --cdi-dir '')", strings.Join(hostDirs, ", "), root)
 }
 
-func mounts(root, dir, version string) ([]*specs.Mount, error) {
-	entries, err := os.ReadDir(filepath.Join(root, dir))
-	if err != nil {
-		return nil, err
+// resolve follows links below root, and returns the path of the file as the node has it.
+func resolve(root, path string) (string, error) {
+	for range 20 {
+		target, err := os.Readlink(filepath.Join(root, path))
+		if errors.Is(err, syscall.EINVAL) { // it is no link
+			return path, nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(filepath.Dir(path), target)
+		}
+		path = target
 	}
-	family := []string{"/usr/lib64", "/usr/lib/" + multiarch(root, dir)}
+	return "", fmt.Errorf("%s: too many links", path)
+}
+
+// mounts returns the driver's libraries of a version that are in some directories.
+func mounts(root, version string, dirs ...string) ([]*specs.Mount, error) {
+	family := []string{"/usr/lib64", "/usr/lib/" + multiarch(root, dirs[0])}
 	var list []*specs.Mount
-	for _, e := range entries {
-		name, ending, _ := strings.Cut(e.Name(), ".so.")
-		if !slices.Contains(needed, name) || ending == "" {
-			continue
+	found := map[string]bool{} // by the name that programs look for
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(filepath.Join(root, dir))
+		if err != nil {
+			return nil, err
 		}
-		real := name + ".so." + version
-		if e.Type()&fs.ModeSymlink != 0 {
-			if target, err := os.Readlink(filepath.Join(root, dir, e.Name())); err != nil || filepath.Base(target) != real {
-				continue // of another driver
+		for _, e := range entries {
+			name, ending, _ := strings.Cut(e.Name(), ".so.")
+			if !slices.Contains(needed, name) || ending == "" || found[e.Name()] {
+				continue
 			}
-		} else if e.Name() != real {
-			continue
+			file, err := resolve(root, filepath.Join(dir, e.Name()))
+			if err != nil || filepath.Base(file) != name+".so."+version {
+				continue // of another driver, or leads to nothing
+			}
+			found[e.Name()] = true
+			for _, to := range family {
+				list = append(list, &specs.Mount{
+					HostPath: file, ContainerPath: filepath.Join(to, e.Name()),
+					Options: []string{"ro", "nosuid", "nodev", "bind"},
+				})
+			}
 		}
-		if _, err := os.Lstat(filepath.Join(root, dir, real)); errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		for _, to := range family {
-			list = append(list, &specs.Mount{
-				HostPath: filepath.Join(dir, real), ContainerPath: filepath.Join(to, e.Name()),
-				Options: []string{"ro", "nosuid", "nodev", "bind"},
-			})
+	}
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if !found[name] {
+			return nil, fmt.Errorf("%s in %s is not of version %s, as libcuda.so.1 is: finish the driver's installation", name, dirs[0], version)
 		}
 	}
 	return list, nil

@@ -110,8 +110,66 @@ func TestLibraries(t *testing.T) {
 	if len(got) != len(want) {
 		t.Errorf("%d mounts, want %d: %v", len(got), len(want), got)
 	}
-	if _, err := libraries(host(t)); err == nil || !strings.Contains(err.Error(), "--host-root") || strings.Contains(err.Error(), "\n") {
-		t.Errorf("no driver: %v", err)
+}
+
+// Debian's own packages link through /etc/alternatives to a directory of the driver's.
+func TestLibrariesOfDebian(t *testing.T) {
+	const (
+		lib  = "/usr/lib/x86_64-linux-gnu/"
+		real = lib + "nvidia/current/"
+	)
+	var files []string
+	for _, name := range []string{"libcuda.so", "libnvidia-ml.so"} {
+		files = append(files, lib+name+".1=->/etc/alternatives/"+name+".1", "/etc/alternatives/"+name+".1=->"+real+name+".1",
+			real+name+".1=->"+name+".550.1", real+name+".550.1=x")
+	}
+	list, err := libraries(host(t, files...))
+	if err != nil || len(list) != 8 { // two libraries by two names, for two families
+		t.Fatalf("%d mounts, %v", len(list), err)
+	}
+	for _, m := range list {
+		if filepath.Dir(m.HostPath)+"/" != real || !strings.HasSuffix(m.HostPath, ".550.1") {
+			t.Errorf("%+v", m)
+		}
+	}
+}
+
+// A driver that is not there, or half of it, is one line that says what to do.
+func TestNoLibraries(t *testing.T) {
+	const lib = "/usr/lib64/"
+	for name, c := range map[string]struct {
+		files []string
+		want  string
+	}{
+		"none":          {nil, "--host-root"},
+		"leads nowhere": {[]string{lib + "libcuda.so.1=->libcuda.so.550.1"}, "leads to nothing"},
+		"a circle":      {[]string{lib + "libcuda.so.1=->libcuda.so.1"}, "too many links"},
+		"no version":    {[]string{lib + "libcuda.so.1=->other", lib + "other=x"}, "does not say the driver's version"},
+		"no NVML":       {[]string{lib + "libcuda.so.1=->libcuda.so.550.1", lib + "libcuda.so.550.1=x"}, "finish the driver's installation"},
+		"half upgraded": {[]string{lib + "libcuda.so.1=->libcuda.so.550.1", lib + "libcuda.so.550.1=x", lib + "libnvidia-ml.so.1=->libnvidia-ml.so.570.1", lib + "libnvidia-ml.so.570.1=x"}, "libnvidia-ml.so.1 in /usr/lib64 is not of version 550.1"},
+	} {
+		list, err := libraries(host(t, c.files...))
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %d mounts, %v", name, len(list), err)
+		}
+	}
+}
+
+// Without the file that CUDA needs nothing is described.
+func TestDriverFiles(t *testing.T) {
+	const lib = "/usr/lib64/"
+	files := []string{lib + "libcuda.so.1=->libcuda.so.550.1", lib + "libcuda.so.550.1=x", lib + "libnvidia-ml.so.1=->libnvidia-ml.so.550.1",
+		lib + "libnvidia-ml.so.550.1=x", "/dev/nvidiactl=x", "/dev/nvidia0=x"}
+	dir := t.TempDir()
+	list := []gpus.GPU{{UUID: "GPU-1"}}
+	if err := Write(dir, host(t, files...), list); err == nil || !strings.Contains(err.Error(), "nvidia-modprobe") {
+		t.Errorf("without nvidia-uvm: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+	if err := Write(dir, host(t, append(files, "/dev/nvidia-uvm=x")...), list); err != nil {
+		t.Error(err)
 	}
 }
 
