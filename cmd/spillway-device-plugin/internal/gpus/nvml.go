@@ -84,7 +84,7 @@ func (d *Driver) list(i int) ([]GPU, error) {
 		return nil, err
 	}
 	divided, err := d.lib.MIG(dev)
-	if err != nil && !errors.Is(err, nvml.ErrNotSupported) {
+	if err != nil && !errors.Is(err, nvml.ErrNotSupported) && !errors.Is(err, nvml.ErrFunctionNotFound) { // older than MIG
 		return nil, err
 	}
 	parts := []GPU{gpu}

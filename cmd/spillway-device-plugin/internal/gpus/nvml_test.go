@@ -94,6 +94,18 @@ func TestList(t *testing.T) {
 	}
 }
 
+// A driver that is older than MIG has GPUs all the same.
+func TestListWithoutMIG(t *testing.T) {
+	d, err := OpenNVML(nvmltest.New(t, "nvmlDeviceGetMigMode").Path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if list, err := d.List(); err != nil || len(list) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
 // One of eight GPUs fails while the plugin runs.
 func TestOneOfEightFails(t *testing.T) {
 	fake, d, v := driver(t, 8, false)
@@ -201,7 +213,7 @@ func TestDriverIsLost(t *testing.T) {
 	}
 }
 
-// Events that cannot be waited for are asked for again; GPUs are asked anyway.
+// A GPU that tells no events is said to be, and asked all the same.
 func TestNoEvents(t *testing.T) {
 	fake, d, v := driver(t, 2, false)
 	fake.Fail("nvmlDeviceGetSupportedEventTypes", 3)
