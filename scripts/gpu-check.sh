@@ -18,6 +18,10 @@ export LC_ALL=C
 
 tests=(internal/cuda tier/cuda convert convert/cdevice test)
 
+# The tests of convert that have a part for CUDA. Others would run whole, or wait for parts of theirs that are left out.
+gpu_tests='AdoptTable(Faults|RefusesNonsense)|Clone|ColumnsOfEveryType|DigestIsTheSameEverywhere|ForeignTable(BecomesTheSameImage|Lacks)|IngestIntoEveryTier'
+gpu_tests+='|Large(TableIsPacked|Tables)|RoomInOnePiece|ShapeOfLongArrays|SharedMemoryIsChargedOnce|Table(IsOneCopy|MoveIsCancelled|sOfEveryTypeArePacked)'
+
 # binary names the test binary of a package.
 binary() {
 	echo "${1//\//-}.test"
@@ -278,7 +282,7 @@ run() {
 		# A table three times as large as both memories: 18 GiB.
 		step run json 180 spillbench run --gpu cuda --gpu-memory 2GiB --host-memory 4GiB "${disk[@]}" --quiet --json @JSON
 		step scenarios test 60 test.test '-test.run=^TestReal'
-		step convert test 90 convert.test '-test.run=^Test[^/]*$/^cuda'
+		step convert test 90 convert.test "-test.run=^Test($gpu_tests)\$/^cuda"
 		step cdevice test 30 convert-cdevice.test
 		step bench-internal-cuda bench 40 internal-cuda.test '-test.bench=^BenchmarkReal' -test.benchtime=300ms
 		step bench-tier-cuda bench 60 tier-cuda.test '-test.bench=^BenchmarkReal' -test.benchtime=300ms

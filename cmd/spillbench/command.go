@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,10 +21,12 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	before := debug.SetMemoryLimit(-1) // commands lower it; see headroom.Plan
 	defer debug.SetMemoryLimit(before)
 	root := newRoot(stdout, stderr)
+	var profiles profileFlags
+	profiles.register(root)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	return end(ctx, root.ExecuteContext(ctx), stderr)
+	return end(ctx, errors.Join(root.ExecuteContext(ctx), profiles.stop()), stderr)
 }
 
 // end prints how a command ended, and returns its exit status. Wrong data counts also if the
