@@ -40,7 +40,7 @@ build() {
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	case $dir in /*) ;; *) dir=$OLDPWD/$dir ;; esac
 	mkdir -p "$dir"
-	local flags=('-ldflags=-s -w')
+	local flags=(-trimpath '-ldflags=-s -w')
 	for p in "${tests[@]}"; do
 		CGO_ENABLED=0 go test -c "${flags[@]}" -o "$dir/$(binary "$p")" "./$p"
 	done

@@ -130,13 +130,17 @@ func (t *tree) nodeIDs() Set {
 }
 
 // compare warns if the nodes have much less memory than the machine says that
-// it has: memory that can still be plugged in, or a table of the firmware that
-// leaves some out. The other way round is usual in containers that are shown a
-// smaller machine.
+// it has: memory that was plugged in, or a table of the firmware that leaves some
+// out. A machine's only node has all of it. The other way round is usual in
+// containers that are shown a smaller machine.
 func (t *tree) compare(nodes []Node, m Memory) {
 	const tolerated = 8 // an eighth
 	sum := memoryOf(nodes, idsOf(nodes))
-	if sum > 0 && sum < m.TotalBytes-m.TotalBytes/tolerated {
+	switch {
+	case sum <= 0 || sum >= m.TotalBytes-m.TotalBytes/tolerated:
+	case len(nodes) == 1:
+		nodes[0].MemoryBytes, nodes[0].FreeBytes = m.TotalBytes, m.FreeBytes
+	default:
 		t.warnf(systemNodes, "the nodes have %s of the %s of memory that %s has", size.Approx(sum), size.Approx(m.TotalBytes), systemMemory)
 	}
 }
