@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,28 +16,41 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
+// The modes.
+const (
+	modePlugin = "plugin"
+	modeDRA    = "dra"
+)
+
 // flags are the command's flags as they were given.
 type flags struct {
+	mode                 string
 	unit, ratio, reserve string
 	resource, whole      string
 	sim, nvml            string
 	dir, kubelet         string
 	metrics              string
 	cdi, hostRoot        string
+
+	driver, node, kubeconfig string // of modeDRA
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
 	set.SortFlags = false
+	set.StringVar(&f.mode, "mode", modePlugin, "plugin: a device plugin; dra: a driver for dynamic resource allocation")
 	set.StringVar(&f.unit, "unit", "256Mi", "GPU memory is given in units of this size, whole MiB")
 	set.StringVar(&f.ratio, "ratio", "1", "units may promise that multiple of a GPU's memory; what does not fit spills")
 	set.StringVar(&f.reserve, "reserve", "1Gi", "memory of each GPU that is not given, for CUDA's own needs; none of a simulated GPU's")
-	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "name of the units")
-	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "name of whole GPUs; empty: none are given whole")
+	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: name of the units")
+	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "plugin: name of whole GPUs; empty: none are given whole")
+	set.StringVar(&f.driver, "driver", "gpu.spillway-db.github.io", "dra: name of the driver")
+	set.StringVar(&f.node, "node", "", "dra: name of the node; empty: what NODE_NAME says")
+	set.StringVar(&f.kubeconfig, "kubeconfig", "", "dra: file that names the API server; empty: as the cluster tells its pods")
 	set.StringVar(&f.sim, "sim", "", "offer simulated GPUs in place of real ones: 8x16Gi are eight of 16 GiB")
 	set.StringVar(&f.nvml, "nvml", "", "NVIDIA's management library; empty: libnvidia-ml.so.1, where the dynamic linker finds it")
 	set.StringVar(&f.dir, "dir", "/run/spillway", "directory of the ledger and of the grants, the same on the node and here")
 	set.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's directory, with its sockets")
-	set.StringVar(&f.cdi, "cdi-dir", "", "describe the GPUs there for runtimes without NVIDIA's, as in /var/run/cdi; empty: leave devices to NVIDIA's runtime")
+	set.StringVar(&f.cdi, "cdi-dir", "", "describe the GPUs there for runtimes without NVIDIA's, as in /var/run/cdi; empty: leave devices to NVIDIA's runtime; dra needs it")
 	set.StringVar(&f.hostRoot, "host-root", "/", "where the node's root directory is, for --cdi-dir")
 	set.StringVar(&f.metrics, "metrics", "127.0.0.1:9817", "address of /metrics and /healthz; empty: none")
 }
@@ -76,14 +90,34 @@ func (f *flags) settings() (*settings, error) {
 			bad("sim", "%w", err)
 		}
 	}
-	if err := checkResource(f.resource); err != nil {
-		bad("resource", "%w", err)
-	}
-	if err := checkResource(f.whole); f.whole != "" && err != nil {
-		bad("whole-resource", "%w", err)
-	}
-	if f.whole == f.resource {
-		bad("whole-resource", "%s is the name of the units, too", f.whole)
+	switch f.mode {
+	case modePlugin:
+		if err := checkResource(f.resource); err != nil {
+			bad("resource", "%w", err)
+		}
+		if err := checkResource(f.whole); f.whole != "" && err != nil {
+			bad("whole-resource", "%w", err)
+		}
+		if f.whole == f.resource {
+			bad("whole-resource", "%s is the name of the units, too", f.whole)
+		}
+	case modeDRA:
+		if wrong := validation.IsDNS1123Subdomain(f.driver); len(wrong) > 0 || len(f.driver) > maxDriver {
+			bad("driver", "%.100q is no name for a driver: want a domain of at most %d bytes, such as gpu.example.com", f.driver, maxDriver)
+		}
+		if s.node == "" {
+			s.node = os.Getenv("NODE_NAME")
+		}
+		if s.node == "" {
+			bad("node", "the node has no name: give it, or NODE_NAME in the environment from the pod's spec.nodeName")
+		} else if wrong := validation.IsDNS1123Subdomain(s.node); len(wrong) > 0 {
+			bad("node", "%.100q is no name of a node: kubectl get nodes lists them", s.node)
+		}
+		if f.cdi == "" {
+			bad("cdi-dir", "claims are given by CDI: name the directory that the runtime reads, such as /var/run/cdi")
+		}
+	default:
+		bad("mode", "%.60q is neither %s nor %s", f.mode, modePlugin, modeDRA)
 	}
 	for _, p := range []struct{ flag, path string }{{"dir", f.dir}, {"kubelet-dir", f.kubelet}, {"cdi-dir", f.cdi}, {"host-root", f.hostRoot}} {
 		if !filepath.IsAbs(p.path) && (p.path != "" || p.flag != "cdi-dir") {
@@ -111,6 +145,9 @@ func parseRatio(text string) (*big.Rat, error) {
 	}
 	return f, nil
 }
+
+// maxDriver is how long Kubernetes lets a driver's name be.
+const maxDriver = 63
 
 // maxSim is more GPUs than a node has.
 const maxSim = 64

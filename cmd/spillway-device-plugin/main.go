@@ -1,9 +1,10 @@
 // Command spillway-device-plugin gives the memory of a node's GPUs to containers of Kubernetes, in
 // units of 256 MiB or whole, and sees to it that Spillway's processes stay within what they got.
 //
-// It is a device plugin of the kubelet: containers ask for so many units of an extended resource.
-// It runs on each node, as root. docs/kubernetes.md shows how. Its exit status is 0 after SIGINT or
-// SIGTERM, 2 for wrong use, and 1 for all else. An error is one line on standard error.
+// It is a device plugin of the kubelet: containers ask for so many units of an extended resource. Or,
+// with --mode dra, it is a driver for dynamic resource allocation: pods ask by claims. It runs on
+// each node, as root. docs/kubernetes.md shows how. Its exit status is 0 after SIGINT or SIGTERM, 2
+// for wrong use, and 1 for all else. An error is one line on standard error.
 package main
 
 import (

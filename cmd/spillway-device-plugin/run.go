@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/cdispec"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/deviceplugin"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/dra"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/metrics"
@@ -47,19 +48,34 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 		cdiName = cdispec.Name
 	}
 	layout := units.Layout{Unit: s.unit, Ratio: s.ratio}
-	plugin, err := deviceplugin.New(deviceplugin.Config{
-		Dir:       filepath.Join(s.kubelet, "device-plugins"),
-		Resource:  s.resource,
-		Whole:     s.whole,
-		Layout:    layout,
-		Inventory: inventory,
-		Store:     store,
-		Pods:      podresources.Client{Socket: filepath.Join(s.kubelet, "pod-resources", "kubelet.sock")},
-		Log:       log,
-		CDIName:   cdiName,
-	})
-	if err != nil {
-		return err
+	var served server
+	if s.mode == modeDRA {
+		client, err := dra.Connect(s.kubeconfig)
+		if err != nil {
+			return err
+		}
+		served, err = dra.New(dra.Config{
+			Driver: s.driver, Node: s.node, Kubelet: s.kubelet, CDIDir: s.cdi, Client: client,
+			Layout: layout, Inventory: inventory, Store: store, Log: log,
+		})
+		if err != nil {
+			return err
+		}
+	} else {
+		served, err = deviceplugin.New(deviceplugin.Config{
+			Dir:       filepath.Join(s.kubelet, "device-plugins"),
+			Resource:  s.resource,
+			Whole:     s.whole,
+			Layout:    layout,
+			Inventory: inventory,
+			Store:     store,
+			Pods:      podresources.Client{Socket: filepath.Join(s.kubelet, "pod-resources", "kubelet.sock")},
+			Log:       log,
+			CDIName:   cdiName,
+		})
+		if err != nil {
+			return err
+		}
 	}
 	work, ctx := errgroup.WithContext(ctx)
 	if s.metrics != "" {
@@ -67,10 +83,17 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 		if err != nil {
 			return err
 		}
-		shown := metrics.Source{Inventory: inventory, Layout: layout, Holders: plugin.Holders, Ledger: store.Ledger(), Ready: plugin.Ready}
+		shown := metrics.Source{Inventory: inventory, Layout: layout, Holders: served.Holders, Ledger: store.Ledger(), Ready: served.Ready}
 		work.Go(func() error { shown.Serve(ctx, l, log); return nil })
 	}
 	work.Go(func() error { return watch(ctx, inventory, log) })
-	work.Go(func() error { return plugin.Run(ctx) })
+	work.Go(func() error { return served.Run(ctx) })
 	return work.Wait()
+}
+
+// server serves the kubelet in one of the modes.
+type server interface {
+	Run(context.Context) error
+	Holders() []grants.Holder
+	Ready() error
 }

@@ -2,7 +2,8 @@
 // (CDI, github.com/cncf-tags/container-device-interface). With it containerd and CRI-O give a
 // container a GPU without NVIDIA's runtime.
 //
-//	Write ──▶ DIR/spillway-db.github.io-gpu.json ◀── the runtime, which the kubelet tells Name(uuid)
+//	Write      ──▶ DIR/spillway-db.github.io-gpu.json          ◀─┐ the runtime, which the kubelet
+//	WriteGrant ──▶ DIR/spillway-db.github.io-grant_NAME.json   ◀─┘ tells Name(uuid), GrantName(name)
 //
 // A container gets the GPU's device files, those of the driver, and the driver's libraries for CUDA. The
 // libraries are mounted where the dynamic linkers of Debian's and of Red Hat's family look by
@@ -68,11 +69,17 @@ func Write(dir, root string, list []gpus.GPU) error {
 		}
 		spec.ContainerEdits.Mounts = mounts
 	}
+	return write(filepath.Join(dir, file), spec)
+}
+
+// write puts a description into a file, in place of what was there, and makes its directory.
+func write(path string, spec *specs.Spec) error {
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return err
 	}
 	spec.Version = version
+	dir, name := filepath.Split(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -80,8 +87,8 @@ func Write(dir, root string, list []gpus.GPU) error {
 	if err != nil {
 		return err
 	}
-	if err := cache.WriteSpec(spec, file); err != nil {
-		return fmt.Errorf("describing the GPUs in %s: %w", filepath.Join(dir, file), err)
+	if err := cache.WriteSpec(spec, name); err != nil {
+		return fmt.Errorf("describing what containers get in %s: %w", path, err)
 	}
 	return nil
 }

@@ -1,0 +1,339 @@
+// Package dra gives GPU memory to claims: a driver for Kubernetes' dynamic resource allocation.
+//
+//	Driver.Run ──▶ ResourceSlices: the node's pool, a device for each GPU, with memory as capacity
+//	   │           the scheduler allocates parts of it to ResourceClaims
+//	   └── two sockets ◀── the kubelet: registration, NodePrepareResources, NodeUnprepareResources,
+//	                       NodeWatchResources
+//
+// What a claim was prepared with is two things by its UID: a grant's directory, and a CDI file that
+// mounts it. The file has a note of what the claim holds, so a driver that was started again knows it.
+package dra
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+)
+
+// Config is what a driver needs. All fields but Refresh are required.
+type Config struct {
+	Driver    string               // its name, a domain
+	Node      string               // the node's name, and the pool's
+	Kubelet   string               // the kubelet's directory
+	CDIDir    string               // of the claims' descriptions; the GPUs' are there, too
+	Client    kubernetes.Interface // of the API server
+	Layout    units.Layout
+	Inventory *gpus.Inventory
+	Store     *grants.Store
+	Log       *slog.Logger
+	Refresh   time.Duration // how often it is asked whether claims are gone; 0: every 10 minutes
+}
+
+// Driver is a driver. New makes it, and Run runs it once.
+type Driver struct {
+	cfg     Config
+	api     *draclient.Client
+	devices map[string]gpus.GPU // by the names of the devices
+
+	mu     sync.Mutex // held while the files of claims are changed, too: there is one writer
+	claims map[types.UID]claim
+
+	again chan struct{} // has one when the pool must be published anew
+	fail  chan error    // what ends Run
+
+	stateMu    sync.Mutex
+	exclusive  bool              // the API server does not know how devices are shared
+	registered bool              // with the kubelet
+	published  bool              // the API server has the pool as it is
+	said       map[string]string // the last thing that was logged about something
+}
+
+// New checks the configuration, and reads what an earlier driver prepared.
+func New(cfg Config) (*Driver, error) {
+	list := cfg.Inventory.GPUs()
+	if len(list) == 0 {
+		return nil, errors.New("there is no GPU to give: try --sim 1x16Gi on a node without one")
+	}
+	devices, err := byDevice(list)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := pool(cfg.Inventory, cfg.Layout, false); err != nil {
+		return nil, err
+	}
+	d := &Driver{
+		cfg: cfg, api: draclient.New(cfg.Client), devices: devices, claims: map[types.UID]claim{},
+		again: make(chan struct{}, 1), fail: make(chan error, 1), said: map[string]string{},
+	}
+	return d, d.load()
+}
+
+// Ready returns why no claims are given yet; nil: they are.
+func (d *Driver) Ready() error {
+	d.stateMu.Lock()
+	defer d.stateMu.Unlock()
+	switch {
+	case !d.registered:
+		return fmt.Errorf("the kubelet has not registered %s: %s", d.cfg.Driver, cmp.Or(d.said["kubelet"], "it did not ask yet"))
+	case !d.published:
+		return fmt.Errorf("the API server does not have the node's GPUs: %s", cmp.Or(d.said["publish"], "it was not seen yet"))
+	}
+	return nil
+}
+
+// say logs what is wrong, once until it is something else. An empty text: it is well again.
+func (d *Driver) say(about, text string) {
+	d.stateMu.Lock()
+	defer d.stateMu.Unlock()
+	if d.said[about] == text {
+		return
+	}
+	d.said[about] = text
+	if text != "" {
+		d.cfg.Log.Warn(text)
+	}
+}
+
+// refreshEvery is the default of Config.Refresh.
+const refreshEvery = 10 * time.Minute
+
+// Run serves the kubelet and publishes the GPUs until ctx ends, and then returns nil. Its sockets are
+// gone after it. The ResourceSlices stay: the node's GPUs are the same when it is started again.
+func (d *Driver) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(klog.NewContext(ctx, logr.FromSlogHandler(d.cfg.Log.Handler())))
+	defer stop()
+	options, err := d.sockets()
+	if err != nil {
+		return err
+	}
+	options = append(options, kubeletplugin.DriverName(d.cfg.Driver), kubeletplugin.NodeName(d.cfg.Node),
+		kubeletplugin.KubeClient(d.cfg.Client), kubeletplugin.GRPCInterceptor(d.seen))
+	node, err := d.cfg.Client.CoreV1().Nodes().Get(ctx, d.cfg.Node, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("the cluster has no node %s: give the node's name by --node, or NODE_NAME", d.cfg.Node)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the API server refuses the driver: %w (deploy/dra-driver.yaml has the rights that it needs)", err)
+	case err != nil: // it may come later, and prepared claims can be unprepared without it
+		d.say("publish", fmt.Sprintf("the API server does not answer: %v; trying again (see --kubeconfig)", err))
+	default:
+		options = append(options, kubeletplugin.NodeUID(node.UID))
+	}
+	helper, err := kubeletplugin.Start(ctx, d, options...)
+	if err != nil {
+		return fmt.Errorf("serving the kubelet: %w (see --kubelet-dir)", err)
+	}
+	defer helper.Stop()
+	return d.keep(ctx, helper)
+}
+
+// keep publishes the pool whenever it changes, and removes claims that are gone.
+func (d *Driver) keep(ctx context.Context, helper *kubeletplugin.Helper) error {
+	tick := time.NewTicker(cmp.Or(d.cfg.Refresh, refreshEvery))
+	defer tick.Stop()
+	d.sweep(ctx)
+	for {
+		sick := d.cfg.Inventory.Changed()
+		want, err := d.publish(ctx, helper)
+		if err != nil {
+			return err
+		}
+		look, wait := time.After(0), 50*time.Millisecond
+		for changed := false; !changed; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case err := <-d.fail:
+				return err
+			case <-sick:
+				changed = true
+			case <-d.again:
+				changed = true
+			case <-tick.C:
+				d.sweep(ctx)
+				look = time.After(0) // somebody may have deleted them
+			case <-look:
+				look = nil
+				if !d.look(ctx, want) {
+					look, wait = time.After(wait), min(2*wait, 30*time.Second)
+				}
+			}
+		}
+	}
+}
+
+// publish hands the pool to what writes it to the API server, and returns its devices.
+func (d *Driver) publish(ctx context.Context, helper *kubeletplugin.Helper) ([]resourceapi.Device, error) {
+	d.stateMu.Lock()
+	exclusive := d.exclusive
+	d.published = false
+	d.stateMu.Unlock()
+	p, err := pool(d.cfg.Inventory, d.cfg.Layout, exclusive)
+	if err != nil {
+		return nil, err
+	}
+	var devices []resourceapi.Device
+	for _, s := range p.Slices {
+		devices = append(devices, s.Devices...)
+	}
+	pools := map[string]resourceslice.Pool{d.cfg.Node: p}
+	return devices, helper.PublishResources(ctx, resourceslice.DriverResources{Pools: pools})
+}
+
+// look asks the API server whether it has the devices, and reports that.
+func (d *Driver) look(ctx context.Context, want []resourceapi.Device) bool {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	list, err := d.api.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+		resourceapi.ResourceSliceSelectorDriver:   d.cfg.Driver,
+		resourceapi.ResourceSliceSelectorNodeName: d.cfg.Node,
+	}.String()})
+	if err != nil {
+		d.say("publish", fmt.Sprintf("the API server does not tell its ResourceSlices: %v; trying again", err))
+		return false
+	}
+	slices.SortFunc(list.Items, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
+	var has []resourceapi.Device
+	for _, s := range list.Items {
+		has = append(has, s.Spec.Devices...)
+	}
+	same := len(list.Items) > 0 && resourceslice.DevicesDeepEqual(has, want)
+	d.stateMu.Lock()
+	news := same && !d.published
+	d.published = same
+	d.stateMu.Unlock()
+	if news {
+		d.say("publish", "")
+		d.cfg.Log.Info("published", "driver", d.cfg.Driver, "pool", d.cfg.Node, "devices", len(want))
+	}
+	return same
+}
+
+// sockets makes the directory for the driver's sockets, and refuses what could not work.
+func (d *Driver) sockets() ([]kubeletplugin.Option, error) {
+	registry := filepath.Join(d.cfg.Kubelet, "plugins_registry")
+	if info, err := os.Stat(registry); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("the kubelet's directory %s is not there: is it mounted? see --kubelet-dir", registry)
+	}
+	own := filepath.Join(d.cfg.Kubelet, "plugins", d.cfg.Driver)
+	if err := os.MkdirAll(own, 0o750); err != nil {
+		return nil, err
+	}
+	for _, path := range []string{filepath.Join(registry, d.cfg.Driver+"-reg.sock"), filepath.Join(own, "dra.sock")} {
+		if len(path) > maxSocket {
+			return nil, fmt.Errorf("%s: a socket's path has at most %d bytes: choose a shorter --driver", path, maxSocket)
+		}
+		if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			conn.Close()
+			return nil, fmt.Errorf("another driver serves %s: end it, or choose another name by --driver", path)
+		}
+	}
+	return []kubeletplugin.Option{kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(own)}, nil
+}
+
+// maxSocket is how long a socket's path may be.
+const maxSocket = 107
+
+// seen takes what the kubelet says of the registration.
+func (d *Driver) seen(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if s, ok := request.(*registerapi.RegistrationStatus); ok {
+		d.stateMu.Lock()
+		d.registered = s.GetPluginRegistered()
+		d.stateMu.Unlock()
+		if s.GetPluginRegistered() {
+			d.say("kubelet", "")
+			d.cfg.Log.Info("registered", "driver", d.cfg.Driver)
+		} else {
+			d.say("kubelet", fmt.Sprintf("the kubelet does not take %s: %s", d.cfg.Driver, s.GetError()))
+		}
+	}
+	return handler(ctx, request)
+}
+
+// HandleError implements kubeletplugin.DRAPlugin: what goes wrong behind it.
+func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
+	var dropped *resourceslice.DroppedFieldsError
+	switch {
+	case ctx.Err() != nil:
+		return
+	case errors.As(err, &dropped) && slices.Contains(dropped.DisabledFeatures(), "DRAConsumableCapacity"):
+		d.stateMu.Lock()
+		news := !d.exclusive
+		d.exclusive = true
+		d.stateMu.Unlock()
+		if news {
+			d.cfg.Log.Warn("the API server does not share devices: each GPU goes whole to one claim (enable DRAConsumableCapacity, then restart the driver)")
+		}
+		select { // not here: what calls this waits for itself then
+		case d.again <- struct{}{}:
+		default:
+		}
+	case errors.Is(err, kubeletplugin.ErrRecoverable):
+		d.say("publish", fmt.Sprintf("publishing the node's GPUs: %s: %v; trying again", msg, err))
+	default:
+		select {
+		case d.fail <- fmt.Errorf("%s: %w", msg, err):
+		default:
+		}
+	}
+}
+
+// tellEvery is how often the kubelet is told of the GPUs' health. It forgets it after 30 seconds.
+const tellEvery = 10 * time.Second
+
+// WatchHealthStatus implements kubeletplugin.DRAPlugin: the health of all GPUs, sick ones too.
+func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for {
+		changed := d.cfg.Inventory.Changed()
+		var report kubeletplugin.DeviceHealthReport
+		for _, g := range d.cfg.Inventory.GPUs() {
+			health := kubeletplugin.DeviceHealth{
+				PoolName: d.cfg.Node, DeviceName: deviceName(g.UUID), Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now(),
+			}
+			if health.Message = d.cfg.Inventory.Sick(g.UUID); health.Message != "" {
+				health.Health = kubeletplugin.HealthStatusUnhealthy
+			}
+			report.Devices = append(report.Devices, health)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case reports <- report:
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-tick.C:
+		}
+	}
+}
