@@ -1,15 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
@@ -27,6 +31,11 @@ func TestManifests(t *testing.T) {
 	for _, resource := range []string{"resource", "whole-resource"} {
 		names[newRoot(io.Discard).Flags().Lookup(resource).DefValue] = true
 	}
+	var class resourceapi.DeviceClass
+	var account v1.ServiceAccount
+	var role rbacv1.ClusterRole
+	var binding rbacv1.ClusterRoleBinding
+	claims, offered := map[string]string{}, map[string]resourceapi.ResourceClaimSpec{} // by name
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -57,11 +66,68 @@ func TestManifests(t *testing.T) {
 						}
 					}
 				}
+				for _, c := range pod.Spec.Containers {
+					for _, of := range c.Resources.Claims {
+						if !slices.ContainsFunc(pod.Spec.ResourceClaims, func(p v1.PodResourceClaim) bool { return p.Name == of.Name }) {
+							t.Errorf("%s: the pod has no claim %s", pod.Name, of.Name)
+						}
+					}
+				}
+				for _, c := range pod.Spec.ResourceClaims {
+					claims[cmp.Or(value(c.ResourceClaimName), value(c.ResourceClaimTemplateName))] = "wanted"
+				}
+			case "resource.k8s.io/v1 DeviceClass":
+				strict(t, path, doc, &class)
+			case "resource.k8s.io/v1 ResourceClaim":
+				var claim resourceapi.ResourceClaim
+				strict(t, path, doc, &claim)
+				offered[claim.Name] = claim.Spec
+			case "resource.k8s.io/v1 ResourceClaimTemplate":
+				var template resourceapi.ResourceClaimTemplate
+				strict(t, path, doc, &template)
+				offered[template.Name] = template.Spec.Spec
+			case "v1 ServiceAccount":
+				strict(t, path, doc, &account)
+			case "rbac.authorization.k8s.io/v1 ClusterRole":
+				strict(t, path, doc, &role)
+			case "rbac.authorization.k8s.io/v1 ClusterRoleBinding":
+				strict(t, path, doc, &binding)
 			default:
 				t.Errorf("%s: there is no check for %s %s", path, kind.APIVersion, kind.Kind)
 			}
 		}
 	}
+	driver := newRoot(io.Discard).Flags().Lookup("driver").DefValue
+	if len(class.Spec.Selectors) != 1 || class.Spec.Selectors[0].CEL.Expression != `device.driver == "`+driver+`"` {
+		t.Errorf("the class is %+v, not of the driver %s", class.Spec, driver)
+	}
+	if binding.RoleRef.Name != role.Name || binding.Subjects[0].Name != account.Name || binding.Subjects[0].Namespace != account.Namespace {
+		t.Errorf("%+v does not join %s and %s", binding, role.Name, account.Name)
+	}
+	if len(claims) == 0 || len(claims) != len(offered) {
+		t.Errorf("pods want %v, and there are %v", claims, offered)
+	}
+	for name := range claims {
+		spec, ok := offered[name]
+		if !ok || len(spec.Devices.Requests) != 1 || spec.Devices.Requests[0].Exactly.DeviceClassName != class.Name {
+			t.Errorf("%s is no claim of the class %s: %+v", name, class.Name, spec)
+		}
+	}
+}
+
+// strict decodes a manifest that has no field that its type has not.
+func strict(t *testing.T, path, doc string, into any) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
+		t.Errorf("%s: %v", path, err)
+	}
+}
+
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 // checkDaemonSet looks at what the types do not say: flags, labels and mounts.
@@ -75,11 +141,14 @@ func checkDaemonSet(t *testing.T, set *appsv1.DaemonSet) {
 		volumes[v.Name] = v.HostPath.Path
 	}
 	for _, c := range set.Spec.Template.Spec.Containers {
-		if err := newRoot(io.Discard).ParseFlags(c.Args); err != nil {
+		for _, e := range c.Env {
+			t.Setenv(e.Name, cmp.Or(e.Value, "node-1")) // a field of the pod is the node's name
+		}
+		if _, err := settingsOf(t, c.Args...); err != nil {
 			t.Errorf("%s: %v", c.Name, err)
 		}
 		for _, m := range c.VolumeMounts {
-			if volumes[m.Name] != m.MountPath { // what the kubelet is told must be the node's path
+			if volumes[m.Name] != m.MountPath && m.MountPath != "/host" { // what the kubelet is told must be the node's path
 				t.Errorf("%s: %s is at %s, and %s on the node", c.Name, m.Name, m.MountPath, volumes[m.Name])
 			}
 		}

@@ -29,6 +29,10 @@ func TestSettings(t *testing.T) {
 	if err != nil || s.unit != 1<<30 || s.reserve != 0 || s.ratio.Cmp(big.NewRat(3, 2)) != 0 || s.simCount != 8 || s.simMemory != 16<<30 {
 		t.Errorf("%+v: %v", s, err)
 	}
+	t.Setenv("NODE_NAME", "node-1")
+	if s, err = settingsOf(t, "--mode", "dra", "--cdi-dir", "/cdi"); err != nil || s.node != "node-1" {
+		t.Errorf("%+v: %v", s, err)
+	}
 	if s, err = settingsOf(t, "--ratio", "1.0"); err != nil || s.ratio != nil {
 		t.Errorf("a ratio of 1.0 is %v: %v", s.ratio, err)
 	}
@@ -36,6 +40,10 @@ func TestSettings(t *testing.T) {
 
 // What says nothing sensible is refused in one line that names the flag and what to do.
 func TestBadFlags(t *testing.T) {
+	t.Setenv("NODE_NAME", "")
+	dra := func(args ...string) []string { // what is last counts
+		return append([]string{"--mode", "dra", "--node", "node-1", "--cdi-dir", "/var/run/cdi"}, args...)
+	}
 	for _, c := range []struct {
 		args []string
 		want string
@@ -68,6 +76,12 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--host-root", ""}, "--host-root: "},
 		{[]string{"--metrics", "9817"}, "want HOST:PORT, such as 127.0.0.1:9817"},
 		{[]string{"--metrics", "127.0.0.1:99817"}, "--metrics: "},
+		{[]string{"--mode", "both"}, `--mode: "both" is neither plugin nor dra`},
+		{dra("--driver", "GPU_1"), "want a domain of at most 63 bytes, such as gpu.example.com"},
+		{dra("--driver", strings.Repeat("x", 64)), "--driver: "},
+		{dra("--node", ""), "--node: the node has no name: give it, or NODE_NAME"},
+		{dra("--node", "a b"), "kubectl get nodes lists them"},
+		{dra("--cdi-dir", ""), "--cdi-dir: claims are given by CDI: name the directory that the runtime reads"},
 		{[]string{"--nonsense"}, "unknown flag: --nonsense"},
 		{[]string{"start"}, `"start" is no flag`},
 	} {
