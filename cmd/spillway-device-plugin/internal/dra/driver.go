@@ -135,7 +135,9 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	options = append(options, kubeletplugin.DriverName(d.cfg.Driver), kubeletplugin.NodeName(d.cfg.Node),
 		kubeletplugin.KubeClient(d.cfg.Client), kubeletplugin.GRPCInterceptor(d.seen))
-	node, err := d.cfg.Client.CoreV1().Nodes().Get(ctx, d.cfg.Node, metav1.GetOptions{})
+	asking, cancel := context.WithTimeout(ctx, 10*time.Second) // the kubelet waits
+	node, err := d.cfg.Client.CoreV1().Nodes().Get(asking, d.cfg.Node, metav1.GetOptions{})
+	cancel()
 	switch {
 	case apierrors.IsNotFound(err):
 		return fmt.Errorf("the cluster has no node %s: give the node's name by --node, or NODE_NAME", d.cfg.Node)
@@ -161,7 +163,10 @@ func (d *Driver) keep(ctx context.Context, helper *kubeletplugin.Helper) error {
 	d.sweep(ctx)
 	for {
 		sick := d.cfg.Inventory.Changed()
-		want, err := d.publish(ctx, helper)
+		want, err := d.publish(ctx, helper) // waits until the API server answers
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
 			return err
 		}

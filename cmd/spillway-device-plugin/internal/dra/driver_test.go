@@ -355,6 +355,36 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
+// Without an answer of the API server a driver waits, and still ends without an error.
+func TestNoAnswer(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.client.PrependReactor("*", "*", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("no answer")
+	})
+	d, err := New(n.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	registration := filepath.Join(n.cfg.Kubelet, "plugins_registry", driverName+"-reg.sock")
+	n.until("the socket for registration", func() bool { _, err := os.Lstat(registration); return err == nil })
+	n.until("the driver asked for the slices", func() bool {
+		return slices.ContainsFunc(n.client.Actions(), func(a k8stesting.Action) bool { return a.Matches("list", "resourceslices") })
+	})
+	if err := d.Ready(); err == nil {
+		t.Error("it is ready")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(n.log.String(), "the API server does not answer: no answer; trying again") {
+		t.Error(n.log)
+	}
+}
+
 func TestConnect(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := Connect(""); err == nil || !strings.Contains(err.Error(), "name a file by --kubeconfig") {

@@ -168,7 +168,7 @@ func (n *node) start() {
 	conn := n.dial(registration)
 	defer conn.Close()
 	client := registerapi.NewRegistrationClient(conn)
-	info, err := client.GetInfo(n.t.Context(), &registerapi.InfoRequest{})
+	info, err := client.GetInfo(n.t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true)) // a socket's file is there before it listens
 	if err != nil || info.Type != registerapi.DRAPlugin || info.Name != driverName || !slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
 		n.t.Fatal(info, err)
 	}
