@@ -1,0 +1,64 @@
+package cdispec
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
+)
+
+// A grant's file has its environment and mounts, and its note. NVIDIA's runtime must not read the GPUs
+// from it: they are described beside it.
+func TestGrants(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cdi")
+	access := grants.Access{
+		Env:    map[string]string{"A": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-1"},
+		Mounts: []grants.Mount{{Host: "/ledger", Container: "/l"}, {Host: "/limits", Container: "/m", ReadOnly: true}},
+	}
+	if notes, err := Grants(dir); err != nil || len(notes) > 0 {
+		t.Errorf("%v, %v", notes, err)
+	}
+	for _, note := range []string{"first", "second"} {
+		if err := WriteGrant(dir, "claim-1", access, note); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := &oci.Spec{Process: &oci.Process{}}
+	if missing, err := cache.InjectDevices(spec, GrantName("claim-1")); err != nil {
+		t.Fatal(missing, err)
+	}
+	if !slices.Equal(spec.Process.Env, []string{"A=1"}) || len(spec.Mounts) != 2 ||
+		!slices.Contains(spec.Mounts[0].Options, "rw") || !slices.Contains(spec.Mounts[1].Options, "ro") {
+		t.Errorf("%v, %+v", spec.Process.Env, spec.Mounts)
+	}
+	broken := filepath.Join(dir, grantFile+"claim-2.json")
+	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if notes, err := Grants(dir); err == nil || !strings.Contains(err.Error(), broken) || len(notes) != 1 || notes["claim-1"] != "second" {
+		t.Errorf("%v, %v", notes, err)
+	}
+	for _, name := range []string{"claim-1", "claim-2", "claim-2"} { // one that is not there is no error
+		if err := RemoveGrant(dir, name); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+	for _, name := range []string{"", "..", "../x", "a/b"} {
+		if WriteGrant(dir, name, access, "") == nil || RemoveGrant(dir, name) == nil {
+			t.Errorf("%q is taken for a name", name)
+		}
+	}
+}
