@@ -56,8 +56,9 @@ func (x *text) String() string {
 	return x.b.String()
 }
 
-// apiServer is client-go's fake, for now: a real one is not built here. It names and counts the
-// versions of ResourceSlices as a real one does. One that is old drops what shares devices.
+// apiServer is client-go's fake, which the tests here can make fail; package test has the real one. It
+// names and counts the versions of ResourceSlices as that does. One that is old drops what shares
+// devices.
 func apiServer(old bool) *fake.Clientset {
 	client := fake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})
 	var mu sync.Mutex
