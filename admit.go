@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
@@ -80,7 +81,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		if !done {
 			ending = in.end(t.Inputs, (*repository.Claim).Restore)
 		}
-		err = errors.Join(err, ending)
+		err = errors.Join(e.heldBy(err), ending)
 	}()
 	if !at.inside {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, tier.ErrClosed)
@@ -97,9 +98,16 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	}
 	e.ahead.wait(in)
 	defer e.ahead.leave(in)
+	waiting := time.Now()
+	ended := func(error) {}
+	defer func() { ended(err) }()
 	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead, Owner: owner}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) error {
 		e.ahead.leave(in)
+		if e.cfg.Events != nil {
+			ended(errAgain)
+			ended = e.tellTask(owner, in.batches, time.Since(waiting))
+		}
 		if err := in.bring(ctx, g); err != nil {
 			return err
 		}
@@ -114,6 +122,9 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		return nil
 	})
 }
+
+// errAgain: a task ran out of memory, and is tried again.
+var errAgain = errors.New("spillway: the task is tried again")
 
 // stay is a call's stay in a gate.
 type stay struct {

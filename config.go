@@ -95,9 +95,10 @@ type Config struct {
 	Topology *topology.Topology
 	// Logger gets warnings; nil means slog.Default. A line is lost when its handler panics.
 	Logger *slog.Logger
-	// MoveEvents and MonitorEvents are called at events; all may be nil.
-	MoveEvents    convert.Events
-	MonitorEvents monitor.Events
+	// Events is called as the engine works: for moves, waits, copies, disks, tasks and all else that
+	// package events lists, on the goroutine that does it. It must be quick, and must not wait for
+	// what the engine does. A panic is logged. Nil costs nothing. Tee joins several.
+	Events func(Event)
 	// Trace, if set, gets a record of what the engine is asked to do and what it moves, for
 	// spillbench trace. It is written from a goroutine of its own, and never waited for but by
 	// Close: of a slow writer events are lost, and counted. Close returns the writer's error. It must

@@ -111,7 +111,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Inside().Movable(id) }, // no wait begins before there is a monitor
 		Headroom:   func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
-		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Logger: e.cfg.Logger,
+		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Events: e.sayer(), Logger: e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}
@@ -124,9 +124,12 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		}
 	}
 	e.builtin = &transfer.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
+	if e.cfg.Events != nil {
+		e.builtin.Choose.Chosen = e.codecChosen
+	}
 	e.trace = e.newTrace()
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.moveEvents(), Trace: e.trace, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
+		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.sayer(), Trace: e.trace, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -253,33 +256,6 @@ func (e *Engine) clear(id tier.ID, enough func() bool) {
 // that share a dictionary bring them back when they are released.
 func (e *Engine) held(id tier.ID) int64 {
 	return e.base[id] + e.mover.Inside().DictionaryBytes(id) + e.found.Held(id)
-}
-
-// moveEvents adds the engine's warning to the configured events.
-func (e *Engine) moveEvents() convert.Events {
-	ev := e.cfg.MoveEvents
-	told := ev.Oversized
-	ev.Oversized = func(bytes int64, wanted reservation.Strategy, got tier.ID) {
-		e.cfg.Logger.Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
-			"bytes", bytes, "wanted", wanted.String(), "got", got.String())
-		if told != nil {
-			told(bytes, wanted, got) // the mover catches a panic
-		}
-	}
-	return ev
-}
-
-// monitorEvents adds to the configured events that a lost GPU is warned of at once.
-func (e *Engine) monitorEvents() monitor.Events {
-	ev := e.cfg.MonitorEvents
-	told := ev.Lost
-	ev.Lost = func(l monitor.Lost) {
-		e.logWarnings()
-		if told != nil {
-			told(l)
-		}
-	}
-	return ev
 }
 
 func (e *Engine) streamPool(id tier.ID) (*devpool.Streams, error) {

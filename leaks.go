@@ -128,8 +128,3 @@ func (e *Engine) warnOfWait(w reservation.LongWait) {
 		slog.Group("wait", "space", w.Space.String(), "requested", w.Requested, "waited", w.Waited, "owner", w.Owner,
 			"waiters", w.Waiters, "waiting", w.Waiting, "available", w.Holdings.Available, "held", w.Holdings.String()))
 }
-
-// Holdings lists the holders of a space's bytes: the handles, records and reservations that are
-// open there, by plan, operator and owner. The other bytes belong to batches at rest or in transit.
-// False means that the engine has no such space.
-func (e *Engine) Holdings(id tier.ID) (tier.Holdings, bool) { return e.reservations.Holdings(id) }

@@ -284,7 +284,7 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	}
 	volume, err := volumes.Open(volumes.Config{
 		Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS,
-		Encrypt: d.Encrypt, Key: d.Key, Persist: d.Persist, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe,
+		Encrypt: d.Encrypt, Key: d.Key, Persist: d.Persist, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe, Events: e.sayer(),
 	})
 	e.cfg.Disks[i].Key = nil // the caller's, and not to be kept
 	if err != nil {

@@ -1,8 +1,17 @@
 package spillway
 
 import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/host"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
@@ -18,7 +27,9 @@ import (
 type Stats struct {
 	Spaces    []SpaceStats
 	Edges     []convert.EdgeStats   // what was moved, a pair of spaces each
+	Work      []convert.WorkStats   // the same by plan and operator, and what was moved down in vain
 	Waits     reservation.WaitStats // for room
+	Blocked   []reservation.Blocked // the same by task, the longest first
 	Monitor   monitor.Stats
 	Admission admission.Stats
 	Permits   permit.Stats // also of a pool that engines share
@@ -40,7 +51,7 @@ type SpaceStats struct {
 // Stats returns the present numbers. It may be called at any time, also after Close.
 func (e *Engine) Stats() Stats {
 	s := Stats{
-		Edges: e.mover.Stats(), Waits: e.reservations.Waits(), Monitor: e.monitor.Stats(),
+		Edges: e.mover.Stats(), Work: e.mover.Work(), Waits: e.reservations.Waits(), Blocked: e.reservations.Blocked(), Monitor: e.monitor.Stats(),
 		Admission: e.admitter.Stats(), Permits: e.permits.Stats(),
 	}
 	if e.limits.quota != nil {
@@ -71,3 +82,87 @@ func statsOf(space *tier.Space) SpaceStats {
 
 // Spaces returns the engine's spaces, ordered by tier and number.
 func (e *Engine) Spaces() []*tier.Space { return e.reservations.Spaces().All() }
+
+// String returns the figures as tables, for people. Sizes are rounded.
+func (s Stats) String() string {
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	row := func(cells ...any) {
+		for i, c := range cells {
+			if i > 0 {
+				fmt.Fprint(t, "\t")
+			}
+			fmt.Fprint(t, c)
+		}
+		fmt.Fprintln(t)
+	}
+	next := func(cells ...any) {
+		t.Flush()
+		if b.Len() > 0 {
+			b.WriteByte('\n')
+		}
+		row(cells...)
+	}
+	next("space", "backend", "capacity", "used", "reserved", "copies", "peak", "foreign")
+	for _, p := range s.Spaces {
+		row(p.ID, p.Backend, size.Approx(p.Capacity), size.Approx(p.Used()), size.Approx(p.Reserved), size.Approx(p.Cached), size.Approx(p.Peak), size.Approx(p.Foreign))
+	}
+	if len(s.Edges) > 0 {
+		next("from", "to", "batches", "bytes", "GiB/s", "half within", "99 % within", "longest", "reasons")
+		for _, e := range s.Edges {
+			rate := "-"
+			if e.Busy > 0 {
+				rate = fmt.Sprintf("%.2f", float64(e.Bytes)/(1<<30)/e.Busy.Seconds())
+			}
+			row(e.From, e.To, e.Batches, size.Approx(e.Bytes), rate, rounded(e.P50), rounded(e.P99), rounded(e.Longest), reasons(e.ByReason))
+		}
+	}
+	if len(s.Work) > 0 {
+		next("plan", "operator", "moved down", "moved up", "down and never used", "reasons")
+		for _, w := range s.Work {
+			operator := "-"
+			if w.Operator != "" {
+				operator = fmt.Sprintf("%s:%d", w.Operator, w.Port)
+			}
+			row(cmp.Or(w.Plan, "-"), operator, size.Approx(w.Down.Bytes), size.Approx(w.Up.Bytes), size.Approx(w.Unread), reasons(w.ByReason))
+		}
+	}
+	if len(s.Blocked) > 0 {
+		next("task", "waits", "waited", "longest")
+		for _, o := range s.Blocked {
+			row(cmp.Or(o.Owner, "-"), o.Waits, rounded(o.Total), rounded(o.Longest))
+		}
+	}
+	t.Flush()
+	fmt.Fprintf(&b, "\nwaits for room: %d, half within %s, 99 %% within %s, the longest %s\n", s.Waits.Count, rounded(s.Waits.P50), rounded(s.Waits.P99), rounded(s.Waits.Max))
+	fmt.Fprintf(&b, "tasks: %d running, %d waiting, %d admitted, %d tried again\n", s.Admission.Running, s.Admission.Waiting, s.Admission.Admitted, s.Admission.Retried)
+	fmt.Fprintf(&b, "monitor: %d moves of %s, %d found no room, %d failed, %d waiters refused\n",
+		s.Monitor.Moves, size.Approx(s.Monitor.Bytes), s.Monitor.NoRoom, s.Monitor.Failed, s.Monitor.Refused)
+	if q := s.Quota; q != nil {
+		fmt.Fprintf(&b, "quota %s: %s of %s used, %s at the peak\n", q.Name, size.Approx(q.Used), size.Approx(q.Limit), size.Approx(q.Peak))
+	}
+	return b.String()
+}
+
+// reasons returns the bytes by reason, the most first.
+func reasons(by map[string]int64) string {
+	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
+	var parts []string
+	for _, n := range names {
+		if by[n] > 0 {
+			parts = append(parts, n+" "+size.Approx(by[n]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// rounded returns a duration with three digits or so.
+func rounded(d time.Duration) time.Duration {
+	switch {
+	case d >= time.Second:
+		return d.Round(time.Millisecond)
+	case d >= time.Millisecond:
+		return d.Round(time.Microsecond)
+	}
+	return d
+}

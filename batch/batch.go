@@ -201,8 +201,10 @@ type Batch struct {
 		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
 		slot        atomic.Uint32 // see Slot; guarded by the store's lock
 		state       State
-		uses        uint8 // see Info.Uses
-		over        bool  // the observers know that it was dropped
+		uses        uint8   // see Info.Uses
+		why         arrival // see Arrival
+		over        bool    // the observers know that it was dropped
+		came        ticks   // see Arrival
 	}
 }
 
@@ -283,6 +285,7 @@ func New(o Options) (*Batch, error) {
 	b.holdLocked(o.Payload, says)
 	b.mu.place, b.mu.partition = keepPlace(o.Place)
 	b.mu.lastUse = b.now()
+	b.mu.came = ticksOf(b.mu.lastUse)
 	for {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()

@@ -62,8 +62,12 @@ func (b inside) CopiedIn(s *tier.Space) bool {
 	return b.copiedInLocked(s)
 }
 
-// Keep has the commit of a transit of b keep the old form as a copy, if its space does so.
-func (b inside) Keep(t *Transit) { t.keeps = true }
+// Keep has the commit of a transit of b keep the old form as a copy, if its space does so. ended,
+// which may be nil, is called as that of AddCopy.
+func (b inside) Keep(t *Transit, ended func(used bool)) { t.keeps, t.copied = true, ended }
+
+// Kept reports whether the commit of a transit of b has kept the old form as a copy.
+func (b inside) Kept(t *Transit) bool { return t.kept }
 
 // Revive returns the copy of a batch in transit that lies in r's space, drawn from r. form, unless
 // it is "", is the one that it must have. The caller must commit or release it. Revive returns nil

@@ -14,7 +14,7 @@ import (
 
 // A Handle lets its holder read a batch's data where it is. Many handles may be open at once; while
 // any is, the data stays. It must be closed once; it is safe for concurrent use. While it is open
-// it is part of the account of its space (tier.Leak, Engine.Holdings), with the owner that its
+// it is part of the account of its space (tier.Leak, Engine.Holders), with the owner that its
 // context named (reservation.Owner.Context).
 type Handle struct {
 	trace   trace
@@ -113,6 +113,7 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 		b.expectLocked(now)
 	}
 	b.mu.lastUse = max(b.mu.lastUse, now)
+	b.mu.why &^= unread
 	return &Handle{b: b, payload: b.mu.payload, space: b.saysLocked().space}, b.changeLocked()
 }
 

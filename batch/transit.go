@@ -19,6 +19,9 @@ type Transit struct {
 	payload Payload
 	desc    *Descriptor // of the batch
 	keeps   bool        // a commit keeps the payload as a copy
+	copied  func(used bool)
+	kept    bool    // it did
+	why     arrival // that a commit notes; 0: nothing is
 	ended   atomic.Bool
 }
 
@@ -120,15 +123,23 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	}
 	t.trace.end()
 	b := t.b
+	var now int64
+	if t.why != 0 {
+		now = b.now()
+	}
 	b.watch(p)
 	// The bytes of another descriptor may be others: copies are of those that the batch had.
 	stale := says.desc != nil && t.desc != nil && says.desc != t.desc
 	var kept *copyOf
 	if t.keeps && p != t.payload && !stale {
-		kept = keep(t.payload, nil)
+		kept = keep(t.payload, t.copied)
+		t.kept = kept != nil
 	}
 	b.mu.Lock()
 	b.holdLocked(p, says)
+	if t.why != 0 {
+		b.mu.came, b.mu.why = ticksOf(now), t.why|b.mu.why&unread
+	}
 	over := b.addCopyLocked(kept, stale)
 	c := end()
 	b.mu.Unlock()

@@ -88,7 +88,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 			err = errMoved
 		}
 	}
-	return out, ofBatch(err, now.ID)
+	return out, m.ofBatch(ctx, err, b)
 }
 
 // cloneForm says what a clone of a payload in a space is, and where.

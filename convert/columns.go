@@ -52,7 +52,7 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selec
 	}
 	rec, err := m.open(ctx, openedBy(ctx, h), payload, want)
 	if err != nil {
-		return nil, ofBatch(err, h.Batch().ID())
+		return nil, m.ofBatch(ctx, err, h.Batch())
 	}
 	return rec, nil
 }

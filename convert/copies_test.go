@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -19,7 +20,7 @@ import (
 )
 
 // moves moves b and returns what the mover said of it.
-func (m *machine) moves(t *testing.T, b *batch.Batch, told *[]Moved, k tier.Kind) Moved {
+func (m *machine) moves(t *testing.T, b *batch.Batch, told *[]events.Event, k tier.Kind) events.Event {
 	t.Helper()
 	*told = nil
 	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k)); err != nil {
@@ -31,10 +32,10 @@ func (m *machine) moves(t *testing.T, b *batch.Batch, told *[]Moved, k tier.Kind
 	return (*told)[0]
 }
 
-func copyMachine(t *testing.T, cfg machineConfig) (*machine, *[]Moved) {
-	told := new([]Moved)
+func copyMachine(t *testing.T, cfg machineConfig) (*machine, *[]events.Event) {
+	told := new([]events.Event)
 	cfg.copies = true
-	cfg.events.Moved = func(ev Moved) { *told = append(*told, ev) }
+	cfg.events = ended(func(ev events.Event) { *told = append(*told, ev) })
 	return newMachine(t, cfg), told
 }
 

@@ -44,7 +44,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 						return err
 					}
 					_, _, err = m.mover.Digest(t.Context(), h)
-					return errors.Join(ofBatch(err, b.ID()), h.Close())
+					return errors.Join(err, h.Close())
 				},
 			}
 			for name, read := range readers {

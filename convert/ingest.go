@@ -20,7 +20,7 @@ import (
 // Ingest lays rec out as an image, and returns that, which the caller owns. It goes to the first
 // space of the strategy that stays below its trigger, or else the first that has room, and waits
 // for that. What can never fit in a space of the strategy goes to the first slower tier where it
-// fits, and Events.Oversized is called. A space that is lost meanwhile is skipped. The record is
+// fits, which is said (events.Oversized). A space that is lost meanwhile is skipped. The record is
 // only read.
 //
 // A dictionary of more than 4 KiB that is in the space already is not copied again:
@@ -227,8 +227,8 @@ func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Str
 			err = failed // the last tier's word is the one that matters
 			continue
 		}
-		if failed == nil && m.cfg.Events.Oversized != nil {
-			m.panics.Do("Events.Oversized", func() { m.cfg.Events.Oversized(r.Bytes(), to, r.Space().ID()) })
+		if failed == nil {
+			m.sayOversized(ctx, r.Bytes(), to, r.Space().ID())
 		}
 		return r, failed
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/host"
@@ -56,13 +57,22 @@ type machineConfig struct {
 	permits         permit.Config
 	fast            bool // pages touched ahead and huge
 	outside         bool // small dictionaries, too, are images of their own
-	events          Events
+	events          func(events.Event)
 	copies          bool  // are kept; else each move is one of bytes
 	codec           Codec // CodecAuto, the zero value, is CodecNone; auto is CodecAuto
 	auto            bool
 	wrap            func(tier.Device) tier.Device
 	encrypt         bool            // the volume does
 	closing         func(err error) // is called with the errors of closing; by default the test is
+}
+
+// ended calls f for moves that have ended.
+func ended(f func(events.Event)) func(events.Event) {
+	return func(e events.Event) {
+		if e.Kind == events.MoveEnded {
+			f(e)
+		}
+	}
 }
 
 func newMachine(t testing.TB, cfg machineConfig) *machine {
@@ -144,13 +154,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		Permits: m.permits,
 	}
 	if !cfg.copies {
-		moved := cfg.events.Moved
-		cfg.events.Moved = func(ev Moved) {
-			m.mover.Inside().DropCopies()
-			if moved != nil {
-				moved(ev)
-			}
-		}
+		cfg.events = events.Tee(ended(func(events.Event) { m.mover.Inside().DropCopies() }), cfg.events)
 	}
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
 	check(err)

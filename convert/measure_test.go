@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -74,7 +75,7 @@ func TestMeasureEnds(t *testing.T) {
 	}
 	stop := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	m.mover.cfg.Events.Moved = func(Moved) { cancel(stop) }
+	m.mover.cfg.Events = ended(func(events.Event) { cancel(stop) })
 	if edges, err := m.mover.Measure(ctx, rec, 1); !errors.Is(err, stop) || edges != nil {
 		t.Errorf("cancelled at its first move, Measure returned %v, %v", edges, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/trace"
@@ -33,21 +34,13 @@ type MoverConfig struct {
 	Builtin      *transfer.Builtin
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
 	Observer     batch.Observer // of clones for which no other is named; may be nil
-	Events       Events
+	// Events is called as the mover works: for moves, copies, what is brought ahead, corrupt bytes
+	// and batches that fit nowhere else. It may be nil; see package events.
+	Events       func(events.Event)
 	Trace        *trace.Recorder    // of calls and moves; may be nil
 	Persists     func(tier.ID) bool // what comes to a space is recorded for the next process; nil: nowhere
 	PersistAhead bool               // batches are written ahead there, too, and so are recorded though they are up
 	Logger       *slog.Logger       // logs events that panic, and what converters do wrong; nil means slog.Default
-}
-
-// Events are called as a Mover works; each may be nil. They are called with no lock held, on the
-// goroutine that moves, and must be quick.
-type Events struct {
-	// Moved is called at the end of a move.
-	Moved func(Moved)
-	// Oversized is called when a batch was put into a slower tier than asked
-	// for, because it can never fit there.
-	Oversized func(bytes int64, wanted reservation.Strategy, got tier.ID)
 }
 
 // Moved describes a move that has ended.
@@ -225,7 +218,7 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 		return d, false, fmt.Errorf("convert: %s has no digest", payload.Type())
 	}
 	d, onDevice, err = m.cfg.Builtin.Digest(ctx, img)
-	return d, onDevice, ofLost(err, img.Space())
+	return d, onDevice, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
 }
 
 // OnDisk runs f, which reads bytes from a disk or, if writes is set, writes bytes to one, when it

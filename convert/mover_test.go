@@ -12,6 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/reservation"
@@ -94,10 +95,10 @@ func TestOversizedGoesToTheFirstTierWhereItFits(t *testing.T) {
 	}{{64 << 10, 4 << 20, tier.Host}, {64 << 10, 256 << 10, tier.Disk}} {
 		t.Run(c.want.String(), func(t *testing.T) {
 			var told []string
-			m := newMachine(t, machineConfig{gpu: c.gpu, host: c.host, events: Events{
-				Oversized: func(n int64, wanted reservation.Strategy, got tier.ID) {
-					told = append(told, fmt.Sprint(n > c.gpu, got.Kind))
-				},
+			m := newMachine(t, machineConfig{gpu: c.gpu, host: c.host, events: func(e events.Event) {
+				if e.Kind == events.Oversized {
+					told = append(told, fmt.Sprint(e.Bytes > c.gpu, e.To.Kind))
+				}
 			}})
 			b := m.put(t, numbered(1, 30_000), tier.GPU)
 			m.whole(t, b, c.want)

@@ -38,7 +38,7 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	}
 	img, err := m.hostImage(ctx, payload)
 	if err != nil {
-		return nil, ofBatch(err, h.Batch().ID())
+		return nil, m.ofBatch(ctx, err, h.Batch())
 	}
 	return openImage(openedBy(ctx, h), img, img)
 }

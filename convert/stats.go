@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/histogram"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -24,8 +25,14 @@ type EdgeStats struct {
 	// those that left again, were freed or were dropped before that. The rest is there still.
 	Ahead, AheadUsed, AheadInVain int64
 	Busy                          time.Duration    // sum over the moves; they may overlap
+	P50, P99, Longest             time.Duration    // of moves of bytes; percentiles are at most 1/16 too high
 	ByReason                      map[string]int64 // bytes
+}
 
+// edge is what is counted of two spaces.
+type edge struct {
+	EdgeStats
+	times  histogram.Durations
 	lately struct { // as Bytes and Busy, of the last moves of bytes
 		bytes int64
 		busy  time.Duration
@@ -36,7 +43,7 @@ type EdgeStats struct {
 const latest = time.Second
 
 // note counts a move of bytes for speed.
-func (e *EdgeStats) note(bytes int64, took time.Duration) {
+func (e *edge) note(bytes int64, took time.Duration) {
 	if e.lately.busy > latest {
 		e.lately.bytes, e.lately.busy = e.lately.bytes/2, e.lately.busy/2
 	}
@@ -59,13 +66,15 @@ func (s *stats) speed(from, to tier.ID) int64 {
 // stats has a plain mutex: it is a leaf, held for a few additions.
 type stats struct {
 	mu    sync.Mutex
-	edges map[[2]tier.ID]*EdgeStats
+	edges map[[2]tier.ID]*edge
+	work  works
 }
 
-// add counts a move of a body.
-func (s *stats) add(m *Moved, body int64, took time.Duration) {
+// add counts a move of a body, which is that of a batch in a place.
+func (s *stats) add(m *Moved, body int64, took time.Duration, at batch.Place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.work.of(at).add(m, took)
 	e := s.edgeLocked(m.From, m.To)
 	e.Batches++
 	e.Bytes += m.Bytes
@@ -76,17 +85,25 @@ func (s *stats) add(m *Moved, body int64, took time.Duration) {
 		e.Unmoved += body
 		return
 	}
+	e.times.Record(took)
 	e.note(m.Bytes, took)
 }
 
-func (s *stats) edgeLocked(from, to tier.ID) *EdgeStats {
+// unread counts the bytes of a batch that moved to a slower tier, and was dropped unused.
+func (s *stats) unread(at batch.Place, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.work.of(at).Unread += bytes
+}
+
+func (s *stats) edgeLocked(from, to tier.ID) *edge {
 	key := [2]tier.ID{from, to}
 	e := s.edges[key]
 	if e == nil {
 		if s.edges == nil {
-			s.edges = make(map[[2]tier.ID]*EdgeStats)
+			s.edges = make(map[[2]tier.ID]*edge)
 		}
-		e = &EdgeStats{From: from, To: to, ByReason: make(map[string]int64)}
+		e = &edge{EdgeStats: EdgeStats{From: from, To: to, ByReason: make(map[string]int64)}}
 		s.edges[key] = e
 	}
 	return e
@@ -116,8 +133,8 @@ func (s *stats) snapshot() []EdgeStats {
 	defer s.mu.Unlock()
 	out := make([]EdgeStats, 0, len(s.edges))
 	for _, e := range s.edges {
-		c := *e
-		c.ByReason = maps.Clone(e.ByReason)
+		c, times := e.EdgeStats, e.times.Summary()
+		c.P50, c.P99, c.Longest, c.ByReason = times.P50, times.P99, times.Max, maps.Clone(e.ByReason)
 		out = append(out, c)
 	}
 	slices.SortFunc(out, func(a, b EdgeStats) int { return cmp.Or(order(a.From, b.From), order(a.To, b.To)) })
@@ -168,5 +185,8 @@ func (e *early) end(b *batch.Batch, used bool) {
 func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
 	if used := now.Active > 0; used || now.State == batch.Released {
 		m.early.end(b, used)
+		if !used && now.Descriptor != nil && b.Inside().Unread() {
+			m.stats.unread(now.Place, now.Descriptor.Body)
+		}
 	}
 }

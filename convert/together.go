@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -19,7 +20,7 @@ type together struct {
 	m        *Mover
 	from, to *tier.Space
 	reason   string
-	moved    []Moved
+	moved    []movedTogether
 
 	// Of the batches in transit:
 	of     []int // which of those that were given
@@ -27,6 +28,12 @@ type together struct {
 	images []*batch.Image
 	sizes  []int64
 	bytes  int64 // all sizes
+}
+
+// movedTogether is the move of one of them.
+type movedTogether struct {
+	Moved
+	origin events.Origin
 }
 
 // Together returns how many batches, from the first on, RelieveTogether would move to a disk now:
@@ -66,9 +73,7 @@ func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier
 		t := &together{m: m.Mover, to: disk, reason: reason}
 		err = t.move(transfer.ForMonitor(ctx), all, errs)
 		for _, moved := range t.moved { // when none is in transit: the program may wait for one
-			if f := m.cfg.Events.Moved; f != nil {
-				m.panics.Do("Events.Moved", func() { f(moved) })
-			}
+			m.sayMoved(&moved.Moved, moved.origin)
 		}
 	}
 	for i := range errs {
@@ -182,13 +187,17 @@ func (t *together) write(ctx context.Context, r reservation.Reservation) ([]*tie
 func (t *together) arrive(b *batch.Batch, k int, buf *tier.Buffer, took time.Duration) error {
 	m, body := t.m, t.sizes[k]
 	m.early.end(b, false)
+	b.Inside().Arrives(t.ways[k], t.reason, true)
+	place := b.Inside().Cut().Place
 	out := batch.NewImage(t.images[k].Descriptor(), buf, t.to)
 	if err := t.ways[k].Commit(out, false); err != nil {
 		return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: err}, release(out))
 	}
 	moved := Moved{Batch: b.ID(), From: t.from.ID(), To: t.to.ID(), Bytes: body, Took: took, Reason: t.reason}
-	t.moved = append(t.moved, moved)
-	m.stats.add(&moved, body, took)
+	if m.cfg.Events != nil { // they are said when none is in transit
+		t.moved = append(t.moved, movedTogether{moved, originOf(context.Background(), place)})
+	}
+	m.stats.add(&moved, body, took, place)
 	m.cfg.Trace.Moved(trace.Event{Batch: moved.Batch, From: moved.From, Space: moved.To, Bytes: body, Took: took, Reason: t.reason})
 	return nil
 }

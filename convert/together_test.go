@@ -53,7 +53,7 @@ func TestTogether(t *testing.T) {
 				t.Fatalf("batch %d is %+v", i, now)
 			}
 			bytes += now.Bytes
-			if ev := (*told)[i]; ev.Batch != all[i].ID() || ev.Bytes != now.Bytes || ev.From.Kind != from || ev.To != theDisk || ev.Reason != ReasonDemand || ev.Err != nil {
+			if ev := (*told)[i]; batch.ID(ev.Batch) != all[i].ID() || ev.Bytes != now.Bytes || ev.From.Kind != from || ev.To != theDisk || ev.Reason != ReasonDemand || ev.Err != nil {
 				t.Errorf("batch %d is told as %+v", i, ev)
 			}
 		}
@@ -370,7 +370,7 @@ func TestCopiedBeforeItIsMovedTogether(t *testing.T) {
 		}
 	}
 	m.alone(t, all)
-	if last := (*told)[len(*told)-1]; len(*told) != 6 || last.Batch != all[2].ID() || !last.Copy {
+	if last := (*told)[len(*told)-1]; len(*told) != 6 || batch.ID(last.Batch) != all[2].ID() || !last.Copy {
 		t.Errorf("moves: %+v", *told)
 	}
 }

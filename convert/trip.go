@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	exec "runtime/trace"
 	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/trace"
@@ -34,6 +36,7 @@ type trip struct {
 	beside   bool                    // and pending tasks stay pending
 
 	now    batch.Info // of the batch, at the last look
+	origin events.Origin
 	what   takes
 	handle *batch.Handle // that was opened
 	moved  Moved         // by the last move
@@ -128,6 +131,15 @@ func (t *trip) candidates(of reservation.Strategy) []*tier.Space {
 	return of.Candidates(t.m.cfg.Reservations.Spaces(), nil)
 }
 
+// traced begins a region of an execution trace (runtime/trace) for the move of a batch, if one is
+// recorded, and returns its end.
+func traced(ctx context.Context, from, to *tier.Space) (end func()) {
+	if !exec.IsEnabled() {
+		return func() {}
+	}
+	return exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End
+}
+
 // quiet is for how long nothing is brought ahead to a space that a batch was relieved from.
 const quiet = 100 * time.Millisecond
 
@@ -175,6 +187,10 @@ func (t *trip) move(ctx context.Context) error {
 	}
 	start := time.Now()
 	t.moved = Moved{Batch: t.now.ID, From: t.now.Space, Reason: t.reason}
+	if m.cfg.Events != nil {
+		t.origin = originOf(ctx, t.now.Place)
+		ctx = events.With(ctx, t.origin)
+	}
 	t.what = m.takes(t.now, t.form)
 	origin, to := m.cfg.Reservations.Inside().MovedFrom(t.now.Space.Kind), t.toCopies()
 	switch {
@@ -203,9 +219,7 @@ func (t *trip) move(ctx context.Context) error {
 		return err
 	}
 	t.moved.Err, t.moved.Took = err, time.Since(start)
-	if m.cfg.Events.Moved != nil {
-		m.panics.Do("Events.Moved", func() { m.cfg.Events.Moved(t.moved) })
-	}
+	m.sayMoved(&t.moved, t.origin)
 	return err
 }
 
@@ -280,21 +294,28 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	if t.there(src) { // another caller brought it while we waited
 		return errThere
 	}
+	if m.cfg.Events != nil {
+		m.say(events.Event{Kind: events.MoveBegun, Origin: t.origin, Batch: uint64(t.now.ID), From: from.ID(), To: to.ID(), Bytes: t.what.body, Reason: t.reason})
+	}
+	defer traced(ctx, from, to)()
 	start := time.Now()
 	out := t.revive(src, r)
-	copied := out != nil
-	if !copied {
+	revived := out != nil
+	if !revived {
 		out, err = m.convert(ctx, src, t.form, &t.what, r)
 	}
 	if err = ofLost(err, from, to); err != nil {
 		distrust(ctx, err, from, to)
-		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), ofBatch(err, t.now.ID))
+		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), m.ofBatch(ctx, err, t.b))
 	}
 	took := time.Since(start)
+	var left *copied
 	if to.Kind() < from.Kind() && !t.last {
-		t.b.Inside().Keep(transit)
+		left = m.copies(ctx, t.now, to.ID(), from.ID(), t.what.body, false)
+		t.b.Inside().Keep(transit, left.whenEnded())
 	}
-	t.countAhead(from, to, copied)
+	t.b.Inside().Arrives(transit, t.reason, to.Kind() > from.Kind())
+	t.countAhead(ctx, from, to, revived)
 	switch {
 	case !t.opens:
 		err = transit.Commit(out, false)
@@ -306,12 +327,15 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	if err != nil { // then out is ours still
 		return errors.Join(&batch.UnmovableError{Batch: t.now.ID, Err: err}, release(out))
 	}
-	t.moved.From, t.moved.Copy = from.ID(), copied
-	if !copied {
+	if t.b.Inside().Kept(transit) {
+		left.made()
+	}
+	t.moved.From, t.moved.Copy = from.ID(), revived
+	if !revived {
 		t.moved.Bytes = t.what.body
 	}
-	m.stats.add(&t.moved, t.what.body, took)
-	m.cfg.Trace.Moved(trace.Event{Batch: t.now.ID, From: from.ID(), Space: to.ID(), Bytes: t.what.body, Took: took, Reason: t.reason, Copy: copied})
+	m.stats.add(&t.moved, t.what.body, took, t.now.Place)
+	m.cfg.Trace.Moved(trace.Event{Batch: t.now.ID, From: from.ID(), Space: to.ID(), Bytes: t.what.body, Took: took, Reason: t.reason, Copy: revived})
 	if t.relieves {
 		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
 	}
@@ -319,10 +343,10 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 }
 
 // countAhead is called when the batch is about to arrive, and nobody can use it yet.
-func (t *trip) countAhead(from, to *tier.Space, copied bool) {
+func (t *trip) countAhead(ctx context.Context, from, to *tier.Space, revived bool) {
 	switch {
-	case t.ahead && !copied:
-		t.m.early.add(t.b, t.m.stats.ahead(from.ID(), to.ID(), t.what.body))
+	case t.ahead && !revived:
+		t.m.early.add(t.b, t.m.ahead(ctx, t.now, from.ID(), to.ID(), t.what.body))
 	case to.Kind() > from.Kind() && !t.opens:
 		t.m.early.end(t.b, false)
 	}
@@ -394,17 +418,4 @@ func spaceOf(p batch.Payload) (_ *tier.Space, err error) {
 func release(p batch.Payload) (err error) {
 	defer guard.Error(&err, "Payload.Release")
 	return p.Release()
-}
-
-// ofBatch adds to an error about a batch, or about corrupt bytes, whose it is.
-func ofBatch(err error, id batch.ID) error {
-	var own *batch.UnmovableError
-	if errors.As(err, &own) {
-		own.Batch = id
-	}
-	var c *image.CorruptError
-	if errors.As(err, &c) {
-		c.Batch = id
-	}
-	return err
 }

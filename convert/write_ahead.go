@@ -134,10 +134,16 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 		if errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun
 			what.body = 0
 		}
-		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), ofBatch(err, now.ID))
+		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), m.ofBatch(ctx, err, b))
 	}
 	full := disk.Evicted() > before // before the space is
-	b.Inside().AddCopy(out, now.Descriptor, m.stats.ahead(now.Space, disk.ID(), what.body))
+	copied, counted := m.copies(ctx, now, now.Space, disk.ID(), what.body, true), m.ahead(ctx, now, now.Space, disk.ID(), what.body)
+	if b.Inside().AddCopy(out, now.Descriptor, func(used bool) {
+		counted(used)
+		copied.ended(used)
+	}) {
+		copied.made()
+	}
 	if full {
 		return what.body, &tier.NoSpaceError{Space: disk.ID(), Requested: what.body, Cause: errNeeded}
 	}

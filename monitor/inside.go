@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -64,3 +65,29 @@ func (in inside) Look(ctx context.Context) {
 
 // Wake wakes the monitor.
 func (in inside) Wake() { in.wakeUp() }
+
+// walkStep is how many batches are looked up at a time: some ten microseconds.
+const walkStep = 4096
+
+// Each calls f with all batches that the monitor knows, with no lock held. Those that come, or go,
+// meanwhile may be left out.
+func (in inside) Each(f func(*batch.Batch)) {
+	var some []*batch.Batch
+	for from := uint32(1); ; from += walkStep {
+		some = some[:0]
+		in.index.mu.Lock()
+		most := in.index.mu.entries.Numbers()
+		for n := from; n < from+walkStep && n <= most; n++ {
+			if b := in.index.mu.entries.Of(n); b != nil {
+				some = append(some, b)
+			}
+		}
+		in.index.mu.Unlock()
+		for _, b := range some {
+			f(b)
+		}
+		if from+walkStep > most {
+			return
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/histogram"
@@ -59,6 +60,9 @@ type Config struct {
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
 	// call Close. It may be nil.
 	LongWait func(LongWait)
+	// Events is called when a wait begins and when it has ended (events.WaitBegun, WaitEnded), on
+	// the goroutine that waits. It may be nil.
+	Events func(events.Event)
 	// Logger gets the panics of the program's functions; nil means slog.Default.
 	Logger *slog.Logger
 }
@@ -83,6 +87,7 @@ type Manager struct {
 	closed   atomic.Bool
 	serving  atomic.Int64 // calls of serve that are not answered yet; see serve
 	waits    histogram.Durations
+	blocked  blocked
 	made     time.Time
 	scratch  sync.Pool // of *scratch
 	bells    sync.Pool // of the bells of waiters, which may have been rung

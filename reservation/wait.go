@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/waitline"
 )
 
@@ -189,6 +190,8 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 	}
 	if !w.over.Load() {
 		m.announce()
+		m.say(ctx, w, events.WaitBegun, 0)
+		defer func() { m.say(ctx, w, events.WaitEnded, time.Since(m.made)-w.begun) }()
 	}
 	for !w.over.Load() {
 		select {
@@ -198,7 +201,9 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 			m.withdraw(w, m.ended(ctx, w))
 		}
 	}
-	m.waits.Record(time.Since(m.made) - w.begun)
+	took := time.Since(m.made) - w.begun
+	m.waits.Record(took)
+	m.blocked.add(w.owner, took)
 	m.bells.Put(w.bell) // a late ring wakes another waiter, which looks and waits on
 	if w.err == nil {
 		w.owner.gotPast(w.charged)

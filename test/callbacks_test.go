@@ -10,7 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
@@ -18,6 +18,15 @@ import (
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
+
+// on calls f for events of a kind.
+func on(kind events.Kind, f func(spillway.Event)) func(spillway.Event) {
+	return func(e spillway.Event) {
+		if e.Kind == kind {
+			f(e)
+		}
+	}
+}
 
 // badPolicy panics at each call.
 type badPolicy struct{ monitor.Policy }
@@ -40,11 +49,7 @@ func callbackEngine(t *testing.T, change func(*spillway.Config)) (*spillway.Engi
 func TestPanickingCallbacks(t *testing.T) {
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
 		c.Policy = badPolicy{monitor.PlanOrder()}
-		c.MonitorEvents = monitor.Events{
-			MoveBegun: func(monitor.Move) { panic("begun") },
-			Pressure:  func(monitor.Pressure) { panic("pressure") },
-		}
-		c.MoveEvents = convert.Events{Moved: func(convert.Moved) { panic("moved") }}
+		c.Events = func(e spillway.Event) { panic(e.Kind) }
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -98,13 +103,12 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	pressed := make(chan struct{})
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
 		c.Policy = badPolicy{monitor.PlanOrder()}
-		c.MonitorEvents = monitor.Events{Pressure: func(p monitor.Pressure) {
-			if p.Above {
+		c.Events = func(e spillway.Event) {
+			if e.Kind == events.PressureRose {
 				close(pressed)
 			}
-			panic("pressure")
-		}}
-		c.MoveEvents = convert.Events{Moved: func(convert.Moved) { panic("moved") }}
+			panic(e.Kind)
+		}
 		c.Limits.Quota = &quota.Settings{Limit: limitOf(t, "1Mi")}
 		c.Limits.QuotaOver = func(quota.Over) { panic("over") }
 		c.Limits.Admission = admission.Rules{Estimator: badEstimator{}}
@@ -113,7 +117,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Policy.Key", "Events.Pressure", "Events.Moved", "Limits.QuotaOver", "Estimator.Observe", "a subscriber to demand"}
+	want := []string{"Policy.Key", "Config.Events", "Limits.QuotaOver", "Estimator.Observe", "a subscriber to demand"}
 	nothing := func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Output: 4096}, nothing); err != nil {
 		t.Error(err)
@@ -195,7 +199,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 	opened, waits, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	first := true
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
-		c.MonitorEvents = monitor.Events{Pressure: func(monitor.Pressure) { // on the monitor's goroutine
+		c.Events = on(events.PressureRose, func(spillway.Event) { // on the monitor's goroutine
 			if !first {
 				return
 			}
@@ -206,7 +210,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 			defer cancel()
 			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.Room()/4096*4096)
 			ended <- errors.Join(err, r.Release())
-		}}
+		})
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/repository"
@@ -278,11 +279,11 @@ func TestCloseDoesNotWaitForATasksFunction(t *testing.T) {
 func TestPlanClosedByAnEventOfPut(t *testing.T) {
 	var plan atomic.Pointer[spillway.Plan]
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
-		c.MoveEvents = convert.Events{Oversized: func(int64, reservation.Strategy, tier.ID) {
+		c.Events = on(events.Oversized, func(spillway.Event) {
 			if err := plan.Load().Close(); err != nil {
 				t.Error(err)
 			}
-		}}
+		})
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -22,9 +22,9 @@ func TestQuietLog(t *testing.T) {
 	crossings := 0
 	cfg := spillway.Config{
 		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(4 << 20),
-		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
-		Logger:        slog.New(slog.NewTextHandler(&log, nil)),
-		MonitorEvents: monitor.Events{Pressure: func(monitor.Pressure) { crossings++ }},
+		Disks:  []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Events: on(events.PressureRose, func(spillway.Event) { crossings++ }),
 	}
 	s := openSpill(t, cfg)
 	for i := range 60 {

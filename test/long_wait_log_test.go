@@ -53,11 +53,11 @@ func testLongWaitIsLogged(t *testing.T) {
 		defer h.Close()
 	}
 	gpu := tier.ID{Kind: tier.GPU}
-	account, ok := eng.Holdings(gpu)
+	account, ok := eng.Holders(gpu)
 	if !ok || len(account.Holders) != 1 || account.Holders[0].Plan != "query-17" || account.Holders[0].Owner != "query-17" || account.Holders[0].Count != 1 {
 		t.Errorf("the account is %+v", account)
 	}
-	if _, ok := eng.Holdings(tier.ID{Kind: tier.GPU, Ordinal: 7}); ok {
+	if _, ok := eng.Holders(tier.ID{Kind: tier.GPU, Ordinal: 7}); ok {
 		t.Error("there is an account of a space that there is not")
 	}
 	ctx, cancel := context.WithCancel(t.Context())

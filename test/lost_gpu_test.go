@@ -17,9 +17,9 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -40,7 +40,7 @@ type losable struct {
 	eng  *spillway.Engine
 	repo *repository.Repository
 	gpus []*faultdev.Device
-	told chan monitor.Lost
+	told chan spillway.Event
 	log  *syncBuffer
 }
 
@@ -77,11 +77,11 @@ func (s *syncBuffer) count(what string) (n int) {
 func openLosable(t *testing.T, gpus int, memory int64, rules ...faultdev.Rule) *losable {
 	t.Helper()
 	tiertest.NoLeaks(t)
-	l := &losable{t: t, told: make(chan monitor.Lost, 8), log: new(syncBuffer)}
+	l := &losable{t: t, told: make(chan spillway.Event, 8), log: new(syncBuffer)}
 	cfg := spillway.Config{
 		HostMemory: spillway.Bytes(2 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}, MonitorPeriod: time.Millisecond,
-		Logger:        slog.New(slog.NewTextHandler(l.log, nil)),
-		MonitorEvents: monitor.Events{Lost: func(lost monitor.Lost) { l.told <- lost }},
+		Logger: slog.New(slog.NewTextHandler(l.log, nil)),
+		Events: on(events.Lost, func(lost spillway.Event) { l.told <- lost }),
 	}
 	for range gpus {
 		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(memory), Wrap: func(dev tier.Device) (tier.Device, error) {
@@ -221,7 +221,7 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 		l.same(batches[i], records[i])
 	}
 
-	if lost := <-l.told; lost.Space != lostGPU || !errors.Is(lost.Err, errFellOff) {
+	if lost := <-l.told; lost.To != lostGPU || !errors.Is(lost.Err, errFellOff) {
 		t.Errorf("the monitor tells of %+v", lost)
 	}
 	if n := l.log.count("lost"); n != 1 {

@@ -42,7 +42,7 @@ func TestReleaseAmongManyRecords(t *testing.T) {
 			open = append(open, r)
 		}
 		host := tier.ID{Kind: tier.Host}
-		account, _ := eng.Holdings(host)
+		account, _ := eng.Holders(host)
 		one := account.Holders[0].Bytes / int64(records)
 		full, err := eng.Reserve(t.Context(), reservation.Specific(host), account.Available/4096*4096)
 		if err != nil {

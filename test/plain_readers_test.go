@@ -87,7 +87,7 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 	if waited := time.Since(begun); waited < 10*time.Second || waited > 15*time.Second {
 		t.Errorf("it ended after %v", waited)
 	}
-	account, _ := eng.Holdings(tier.ID{Kind: tier.Host})
+	account, _ := eng.Holders(tier.ID{Kind: tier.Host})
 	if len(account.Holders) != 1 || account.Holders[0].Bytes+account.Engine != account.Used {
 		t.Errorf("what keeps the memory is not explained by %+v", account)
 	}

@@ -18,13 +18,13 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
-	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/budget"
@@ -563,36 +563,36 @@ var settings = []setting{
 		log := defaultLog(t)
 		return func(*spillway.Engine) bool { return strings.Contains(log.String(), "the test hides it") }
 	}},
-	{field: "MoveEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "Events", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		told := 0
-		c.MoveEvents.Moved = func(convert.Moved) { told++ }
+		c.Events = on(events.MoveEnded, func(spillway.Event) { told++ })
 		return func(eng *spillway.Engine) bool {
 			b := putOn(t, eng, tier.GPU, 100)
 			err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host))
 			return err == nil && told == 1
 		}
 	}},
-	{field: "MoveEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "Events", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		told := 0
 		var log syncBuffer
-		c.MoveEvents.Oversized = func(int64, reservation.Strategy, tier.ID) { told++ }
+		c.Events = on(events.Oversized, func(spillway.Event) { told++ })
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		return func(eng *spillway.Engine) bool {
 			p, err := eng.Mover().Ingest(t.Context(), arrowgen.Ints(1, 1<<18, 1), reservation.AnyInTier(tier.GPU))
 			return err == nil && p.Release() == nil && told == 1 && log.count("larger than the space") == 1
 		}
 	}},
-	{field: "MonitorEvents", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "Events", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		told := 0
-		c.MonitorEvents.Pressure = func(monitor.Pressure) { told++ }
+		c.Events = on(events.PressureRose, func(spillway.Event) { told++ })
 		return func(eng *spillway.Engine) bool {
 			pressed(t, eng, time.Second)
 			return told > 0
 		}
 	}},
-	{field: "MonitorEvents", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "Events", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		told := 0
-		c.MonitorEvents.Lost = func(monitor.Lost) { told++ }
+		c.Events = on(events.Lost, func(spillway.Event) { told++ })
 		var gpu *faultdev.Device
 		c.GPUs[0].Wrap = func(dev tier.Device) (tier.Device, error) {
 			gpu = faultdev.New(dev, 1)

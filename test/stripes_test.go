@@ -19,9 +19,9 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
-	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -468,13 +468,13 @@ func TestStripedMonitorGoesPastAFailingVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		failed := 0
-		cfg := spillway.Config{HostMemory: spillway.Bytes(2 << 20), MonitorEvents: monitor.Events{MoveEnded: func(_ monitor.Move, _ time.Duration, err error) {
-			if err != nil {
+		cfg := spillway.Config{HostMemory: spillway.Bytes(2 << 20), Events: on(events.MoveEnded, func(e spillway.Event) {
+			if e.Err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				failed++
 			}
-		}}}
+		})}
 		s := openStriped(t, cfg, 480, 160)
 		s.refuseWrites(0, syscall.EIO)
 		s.inHost(300) // four times what host memory has; 1.6 s

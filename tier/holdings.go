@@ -18,13 +18,19 @@ type Holdings struct {
 	Limit     int64
 	Reserved  int64    // promised, and in no buffer
 	Engine    int64    // the engine's own for as long as it is open, such as staging
+	Retired   int64    // freed, but the device may still read it
+	Foreign   int64    // what others hold on the device, as it was sampled; not part of Used
+	Cached    int64    // copies, which go when the room is needed; not part of Used
 	Holders   []Holder // the largest first
+	// Batches are those at rest and in transit, by plan and operator: what the monitor could move,
+	// or moves. Engine.Holders alone fills them in.
+	Batches []Holder
 }
 
 // Holder is a part of Holdings: what one owner, or one operator of a plan, keeps by one
 // kind of holds. Those on the same memory count once.
 type Holder struct {
-	What     string // "handle", "record" or "reservation"
+	What     string // "handle", "record" or "reservation"; of Batches "batch"
 	Owner    string // the task; "" if that is unknown
 	Plan     string
 	Operator string
@@ -38,7 +44,7 @@ type Holder struct {
 func (h Holder) text() string {
 	s := "1 " + h.What
 	if h.Count != 1 {
-		s = fmt.Sprintf("%d %ss", h.Count, h.What)
+		s = fmt.Sprintf("%d %s", h.Count, plural(h.What))
 	}
 	if h.Plan != "" {
 		s += fmt.Sprintf(" of plan %q", h.Plan)
@@ -59,6 +65,13 @@ func (h Holder) text() string {
 	return s + fmt.Sprintf(": %d bytes", h.Bytes)
 }
 
+func plural(what string) string {
+	if strings.HasSuffix(what, "ch") {
+		return what + "es"
+	}
+	return what + "s"
+}
+
 // String returns the holdings as one line.
 func (a Holdings) String() string {
 	var b strings.Builder
@@ -66,19 +79,27 @@ func (a Holdings) String() string {
 	if a.Reserved > 0 {
 		fmt.Fprintf(&b, ", %d promised", a.Reserved)
 	}
-	if a.Engine > 0 {
-		fmt.Fprintf(&b, ", %d the engine's own", a.Engine)
-	}
-	for i, h := range a.Holders {
-		if i == mostHolders {
-			fmt.Fprintf(&b, ", and %d more", len(a.Holders)-i)
-			break
+	for _, part := range []struct {
+		bytes int64
+		what  string
+	}{{a.Engine, "the engine's own"}, {a.Retired, "freed and not yet back"}, {a.Foreign, "held by others on the device"}, {a.Cached, "in copies, which go when the room is needed"}} {
+		if part.bytes > 0 {
+			fmt.Fprintf(&b, ", %d %s", part.bytes, part.what)
 		}
-		b.WriteString(", " + h.text())
 	}
-	if len(a.Holders) == 0 {
+	list := func(all []Holder) {
+		for i, h := range all {
+			if i == mostHolders {
+				fmt.Fprintf(&b, ", and %d more", len(all)-i)
+				break
+			}
+			b.WriteString(", " + h.text())
+		}
+	}
+	if list(a.Holders); len(a.Holders) == 0 {
 		b.WriteString(", no open handle or record keeps any")
 	}
+	list(a.Batches)
 	return b.String()
 }
 
@@ -87,8 +108,10 @@ func (a Holdings) String() string {
 func (in inside) Holdings(promises []Holder) Holdings {
 	a := Holdings{
 		Space: in.ID(), Used: in.Used(), Available: in.Available(), Limit: in.Limit(),
-		Reserved: in.Usage().Reserved, Engine: in.Held(),
+		Engine: in.Held(), Foreign: in.Foreign(), Cached: in.Cached(),
 	}
+	u := in.Usage()
+	a.Reserved, a.Retired = u.Reserved, u.Retired
 	byKey := make(map[Holder]*Holder)
 	holder := func(key Holder) *Holder {
 		h := byKey[key]

@@ -16,6 +16,7 @@ var layout = []string{
 	"internal/causes",
 	"topology",
 	"tier",
+	"events",
 	"internal/payload",
 	"internal/devpool",
 	"tier/tiertest",
@@ -64,7 +65,7 @@ var testOnly = []string{"tier/tiertest", "internal/hidingfs", "internal/memdir",
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.
-var programsMay = []string{"diag", "topology", "tier", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
+var programsMay = []string{"diag", "topology", "tier", "events", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
 
 // rootMay lists the packages of internal that the root package alone wires, of all that programs
 // could import.
@@ -72,7 +73,7 @@ var rootMay = []string{"internal/host", "internal/sim"}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"diag", "topology", "tier", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
+var examplesMay = []string{"diag", "topology", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
 
 // embedding is the file that shows what most programs need, with one import of the module's.
 const embedding = "example_test.go"

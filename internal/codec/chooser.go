@@ -35,6 +35,11 @@ import (
 //
 // The zero value knows nothing. It is safe for concurrent use.
 type Chooser struct {
+	// Chosen is called, with no lock held, when what goes to a disk is compressed with another codec
+	// from now on. cost is what a byte is expected to cost there and back, as a share of what it
+	// costs as it is. Set it before the first call; nil: nobody is told.
+	Chosen func(disk tier.ID, k Codec, cost float64)
+
 	mu    sync.Mutex // guards what follows; nothing is done while it is held
 	disks map[tier.ID]*gauges
 	of    [codecs]rates
@@ -79,6 +84,8 @@ type rates struct {
 // gauges are what is known of a disk: what a byte costs to be written and read, with
 // each codec, and what is tried now.
 type gauges struct {
+	disk tier.ID
+
 	write, read [codecs]meter
 
 	mu    sync.Mutex
@@ -107,7 +114,7 @@ func (c *Chooser) Disk(id tier.ID) *gauges {
 		if c.disks == nil {
 			c.disks = make(map[tier.ID]*gauges)
 		}
-		g = new(gauges)
+		g = &gauges{disk: id}
 		c.disks[id] = g
 	}
 	return g
@@ -162,9 +169,21 @@ func (c *Chooser) best(g *gauges, bytes int64, w power) Codec {
 		return None
 	}
 	promised, cost := c.promises(write, read, w)
+	was, now, cost := c.decide(g, bytes, w, promised, cost)
+	if was != now && was != Auto && c.Chosen != nil {
+		c.Chosen(g.disk, now, cost/(write+read))
+	}
+	return now
+}
+
+// decide returns what a disk's bytes were compressed with, what the next ones are, and what a byte
+// is expected to cost with that.
+func (c *Chooser) decide(g *gauges, bytes int64, w power, promised Codec, cost float64) (was, now Codec, costs float64) {
+	write, read := g.plain()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t := &g.trial
+	was = t.codec
 	t.moved += bytes
 	switch {
 	case t.codec == Auto || t.codec == None:
@@ -182,7 +201,10 @@ func (c *Chooser) best(g *gauges, bytes int64, w power) Codec {
 			*t = trial{codec: None, patience: meterWindow, next: leastPatience}
 		}
 	}
-	return t.codec
+	if t.codec == None {
+		cost = write + read
+	}
+	return was, t.codec, cost
 }
 
 // outcome returns what a byte came to with a codec, to the disk and, as far as that is known,

@@ -143,6 +143,9 @@ func (t *Table[P, R]) Of(number uint32) (p P) {
 	return p
 }
 
+// Numbers returns the largest number that may be in use.
+func (t *Table[P, R]) Numbers() uint32 { return uint32(len(t.chunks)) * chunkLen }
+
 // All yields the Ps that are in use, without order. The Table must not be changed meanwhile.
 func (t *Table[P, R]) All() iter.Seq[P] {
 	return func(yield func(P) bool) {

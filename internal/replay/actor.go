@@ -237,7 +237,7 @@ func (a *actor) move(t *thing, transit *batch.Transit, r reservation.Reservation
 	}
 	opens, last := o != nil && o.what != bring, o != nil && o.what == consume
 	if to.Kind < from.Kind && !last {
-		t.b.Inside().Keep(transit)
+		t.b.Inside().Keep(transit, nil)
 	}
 	var h *batch.Handle
 	switch {

@@ -148,9 +148,11 @@ func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
 	if err := v.window.Enter(ctx, n, write); err != nil {
 		return err
 	}
+	end := e.watch(ctx, r, write)
 	if !write {
 		err := e.do(ctx, r, false)
 		v.window.Leave(n, false, err == nil)
+		end(err)
 		return err
 	}
 	v.pacer.Begin()
@@ -162,6 +164,7 @@ func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
 	// A request that gives up waiting for another's turn has found no fault with the volume.
 	failed := err != nil && !errors.Is(err, context.Cause(ctx))
 	v.pacer.End(n, e.wrote(n), failed)
+	end(err)
 	return err
 }
 

@@ -51,6 +51,7 @@ type Volume struct {
 
 	pacer  *pace.Pacer
 	window pace.Window
+	told   told
 
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot

@@ -1,0 +1,135 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// say calls MoverConfig.Events, which is not nil. The caller holds no lock.
+func (m *Mover) say(e events.Event) {
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
+	m.panics.Do("Events", func() { m.cfg.Events(e) })
+}
+
+// originOf says what the work of a context with a batch is for.
+func originOf(ctx context.Context, p batch.Place) events.Origin {
+	o := events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
+	if owner := reservation.OwnerOf(ctx); owner != nil {
+		o.Task = owner.Name()
+	}
+	return o
+}
+
+// sayMoved says that a move is over.
+func (m *Mover) sayMoved(moved *Moved, o events.Origin) {
+	if m.cfg.Events == nil {
+		return
+	}
+	m.say(events.Event{
+		Kind: events.MoveEnded, Origin: o, Batch: uint64(moved.Batch), From: moved.From, To: moved.To,
+		Bytes: moved.Bytes, Took: moved.Took, Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
+	})
+}
+
+// ofBatch adds to an error about a batch, or about corrupt bytes, whose it is, and says that such
+// bytes were found.
+func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
+	var own *batch.UnmovableError
+	if errors.As(err, &own) {
+		own.Batch = b.ID()
+	}
+	var c *image.CorruptError
+	if errors.As(err, &c) {
+		c.Batch = b.ID()
+		if m.cfg.Events != nil {
+			now := b.Info()
+			m.say(events.Event{Kind: events.Corrupt, Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), To: now.Space, Err: c})
+		}
+	}
+	return err
+}
+
+// copied is what follows a copy: nil without events.
+type copied struct {
+	m *Mover
+	e events.Event
+}
+
+// copies returns what says of a copy of a batch, which is or will be elsewhere, what becomes of it.
+func (m *Mover) copies(ctx context.Context, now batch.Info, from, in tier.ID, bytes int64, ahead bool) *copied {
+	if m.cfg.Events == nil {
+		return nil
+	}
+	return &copied{m, events.Event{Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), From: from, To: in, Bytes: bytes, Ahead: ahead}}
+}
+
+// made says that there is a copy now.
+func (c *copied) made() {
+	if c == nil {
+		return
+	}
+	e := c.e
+	e.Kind = events.CopyMade
+	c.m.say(e)
+}
+
+// ended says that it was used, or is gone.
+func (c *copied) ended(used bool) {
+	if c == nil {
+		return
+	}
+	e := c.e
+	if e.Kind = events.CopyDropped; used {
+		e.Kind = events.CopyUsed
+	}
+	c.m.say(e)
+}
+
+// whenEnded is ended, or nil.
+func (c *copied) whenEnded() func(used bool) {
+	if c == nil {
+		return nil
+	}
+	return c.ended
+}
+
+// ahead counts bytes that were brought or copied ahead, and returns what is called when they are
+// used, or can be used no more.
+func (m *Mover) ahead(ctx context.Context, now batch.Info, from, to tier.ID, bytes int64) (ended func(used bool)) {
+	counted := m.stats.ahead(from, to, bytes)
+	if m.cfg.Events == nil {
+		return counted
+	}
+	e := events.Event{Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), From: from, To: to, Bytes: bytes}
+	return func(used bool) {
+		counted(used)
+		of := e
+		if of.Kind = events.AheadWasted; used {
+			of.Kind = events.AheadUsed
+		}
+		m.say(of)
+	}
+}
+
+// sayOversized says that a batch went to a slower tier than asked for.
+func (m *Mover) sayOversized(ctx context.Context, bytes int64, wanted reservation.Strategy, got tier.ID) {
+	guard.Logger(m.cfg.Logger).Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
+		"bytes", bytes, "wanted", wanted.String(), "got", got.String())
+	if m.cfg.Events != nil {
+		m.say(events.Event{
+			Kind: events.Oversized, Origin: events.From(ctx), To: got, Bytes: bytes,
+			Text: fmt.Sprintf("it was to go to %s", wanted),
+		})
+	}
+}

@@ -1,0 +1,48 @@
+package convert
+
+import (
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// However many operators there are, what was moved for all of them is counted, the last ones apart.
+func TestWorkIsBounded(t *testing.T) {
+	var w works
+	down := &Moved{From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Disk}, Bytes: 3, Reason: ReasonTrigger}
+	up := &Moved{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}, Bytes: 2, Reason: ReasonWork}
+	const operators = 3 * mostWorks
+	first := batch.Place{Plan: 1, Name: "kept"}
+	for i := range operators {
+		at := batch.Place{Plan: uint64(i + 2), Name: "q", Operator: "scan"}
+		w.of(at).add(down, time.Millisecond)
+		w.of(at).add(up, time.Millisecond)
+		w.of(at).Unread += 5
+		w.of(first).add(down, 0) // which is used all the time
+	}
+	if len(w.by) > mostWorks+1 {
+		t.Errorf("%d operators are kept", len(w.by))
+	}
+	var sum WorkStats
+	sum.ByReason = map[string]int64{}
+	for _, of := range w.by {
+		sum.Down.plus(of.Down)
+		sum.Up.plus(of.Up)
+		sum.Unread += of.Unread
+		for reason, n := range of.ByReason {
+			sum.ByReason[reason] += n
+		}
+		if of.Plan == "kept" && of.Down.Batches != operators {
+			t.Errorf("what is used all the time: %+v", of.WorkStats)
+		}
+	}
+	if sum.Down.Bytes != 6*operators || sum.Up.Bytes != 2*operators || sum.Up.Busy != operators*time.Millisecond || sum.Unread != 5*operators ||
+		sum.ByReason[ReasonTrigger] != 6*operators || sum.ByReason[ReasonWork] != 2*operators {
+		t.Errorf("in all %+v", sum)
+	}
+	if others := w.by[othersKey]; others == nil || others.Plan != OthersPlan || others.Down.Batches < operators-mostWorks {
+		t.Errorf("the others: %+v", others)
+	}
+}

@@ -1,0 +1,116 @@
+package spillway
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Event is one thing that happened in an engine; see Config.Events and package events.
+type Event = events.Event
+
+// Tee returns a function that calls all functions that are not nil, in their order.
+func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
+
+// LogEvents returns a function for Config.Events that writes each event to l as one line, at debug
+// level. What needs an action is at warning level: failing, slow and full disks, corruption, lost
+// spaces, and what cannot be moved or served. The engine's own Logger gets such warnings anyway.
+func LogEvents(l *slog.Logger) func(Event) { return events.Log(l) }
+
+// say calls Config.Events, which is not nil. A panic is logged.
+func (e *Engine) say(ev Event) {
+	if ev.At.IsZero() {
+		ev.At = time.Now()
+	}
+	e.panics.Do("Config.Events", func() { e.cfg.Events(ev) })
+}
+
+// sayer is say, or nil if nobody listens.
+func (e *Engine) sayer() func(Event) {
+	if e.cfg.Events == nil {
+		return nil
+	}
+	return e.say
+}
+
+// codecChosen says that what goes to a disk is compressed otherwise from now on.
+func (e *Engine) codecChosen(disk tier.ID, k convert.Codec, cost float64) {
+	e.say(Event{Kind: events.CodecChosen, To: disk, Text: fmt.Sprintf("%s, which should cost %.2f of what bytes cost as they are", k, cost)})
+}
+
+// monitorEvents are the monitor's as Config.Events has them, and that a lost GPU is warned of at once.
+// Moves are the mover's to tell.
+func (e *Engine) monitorEvents() monitor.Events {
+	lost := func(monitor.Lost) { e.logWarnings() }
+	if e.cfg.Events == nil {
+		return monitor.Events{Lost: lost}
+	}
+	return monitor.Events{
+		Lost: func(l monitor.Lost) {
+			lost(l)
+			e.say(Event{Kind: events.Lost, To: l.Space, Err: l.Err})
+		},
+		Pressure: func(p monitor.Pressure) {
+			ev := Event{Kind: events.PressureFell, To: p.Space, Bytes: p.Bytes}
+			if p.Above {
+				ev.Kind = events.PressureRose
+			}
+			if p.Above && p.Lowest {
+				ev.Text = "there is no slower tier"
+			}
+			e.say(ev)
+		},
+		Stuck: func(s monitor.Stuck) {
+			text := fmt.Sprintf("%d wait, %d bytes are used of %d, %d of them in batches at rest", s.Waiters, s.Used, s.Limit, s.Resting)
+			for _, r := range s.Below {
+				text += fmt.Sprintf(", %s has %d", r.Space, r.Available)
+			}
+			e.say(Event{Kind: events.Stuck, To: s.Space, Bytes: s.Need, Reason: s.Reason, Text: text})
+		},
+		Refused: func(r monitor.Refused) {
+			var full []string
+			for _, id := range r.Spaces {
+				full = append(full, id.String())
+			}
+			e.say(Event{Kind: events.Refused, Text: fmt.Sprintf("%d waiters; full for good: %s", r.Waiters, strings.Join(full, ", "))})
+		},
+		Unmovable: func(u monitor.Unmovable) {
+			e.say(Event{Kind: events.Unmovable, Batch: uint64(u.Batch), From: u.Space, To: u.To, Bytes: u.Bytes, Text: string(u.Form), Err: u.Err})
+		},
+	}
+}
+
+// lookAtDisks has the volumes say whether their file systems have room.
+func (e *Engine) lookAtDisks() {
+	for _, s := range e.spaces {
+		if v, ok := s.Pool().(*volumes.Volume); ok {
+			v.LookAtRoom()
+		}
+	}
+}
+
+// tellTask says that a task has begun, and returns what says that it has ended.
+func (e *Engine) tellTask(owner *reservation.Owner, inputs []*batch.Batch, waited time.Duration) (ended func(error)) {
+	if e.cfg.Events == nil {
+		return func(error) {}
+	}
+	o := events.Origin{Task: owner.Name()}
+	if len(inputs) > 0 {
+		p := inputs[0].Info().Place
+		o.Plan, o.Operator, o.Port, o.Partition = p.Name, p.Operator, p.Port, p.Partition
+	}
+	begun := time.Now()
+	e.say(Event{Kind: events.TaskBegun, At: begun, Origin: o, Took: waited})
+	return func(err error) {
+		e.say(Event{Kind: events.TaskEnded, Origin: o, Took: time.Since(begun), Err: err})
+	}
+}

@@ -1,0 +1,223 @@
+// Package events says what happens in an engine while it happens, to programs that watch it.
+//
+//	reservation ─ waits ──┐
+//	convert ───── moves ──┤
+//	monitor ── pressure ──┼──▶ func(Event) ──▶ Tee ──▶ Log, a recorder, a program's own
+//	volumes ───── disks ──┤
+//	engine ────── tasks ──┘
+//
+// One function gets all events, and each says by its Kind what it is about. With no function nothing
+// is measured and nothing is made. The function is called with no lock held, on the goroutine that
+// does the work, by many at once. It must be quick, and must not call the engine's Close.
+package events
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Kind says what an Event is.
+type Kind uint8
+
+// The kinds, with the fields that each has beside Kind, At and Origin. To is the space that an event
+// is about where nothing else is said.
+const (
+	// MoveBegun: the bytes of Batch begin to move, up or down. From, To, Bytes, Reason.
+	MoveBegun Kind = iota + 1
+	// MoveEnded: a move is over. From, To, Bytes, Took, Reason; Copy if a copy lay there, so that no
+	// bytes were moved; Err if the batch stayed. What found no room has no MoveBegun before it.
+	MoveEnded
+	// WaitBegun: a request for room waits. To, the first space where it may be, and Bytes.
+	WaitBegun
+	// WaitEnded: it does not any more. Took; Err if it was not served.
+	WaitEnded
+	// CopyMade: Batch left its form in To as a copy when it moved up, or was copied there ahead.
+	// From is where the batch is, and Bytes what the copy has. Ahead if it was written ahead.
+	CopyMade
+	// CopyUsed: a move found the copy. CopyDropped: the copy is gone, for the room or with its batch.
+	CopyUsed
+	CopyDropped
+	// AheadUsed: what was brought or copied before it was needed was used then. From, To, Bytes.
+	AheadUsed
+	// AheadWasted: it was not used before it left again.
+	AheadWasted
+	// CodecChosen: what goes to a disk is compressed otherwise from now on. Text has the codec's name
+	// and what it promises.
+	CodecChosen
+	// Corrupt: Batch has bytes on a disk that are not those which were written. Err is a
+	// *convert.CorruptError.
+	Corrupt
+	// DiskSlow: a request has been under way for Took. Text says which. It is said again when it has
+	// ended, with the time that it took in all.
+	DiskSlow
+	// DiskNearlyFull: the file system has less room than the volume may still take. Bytes is what is
+	// left.
+	DiskNearlyFull
+	// DiskFailing: a request failed, and other disks come first for a while. Err.
+	DiskFailing
+	// DiskWell: a disk that failed, or was nearly full, is as before.
+	DiskWell
+	// PressureRose: a space has reached its trigger; Bytes is what is used. Text says so if there is
+	// no slower tier.
+	PressureRose
+	// PressureFell: it fell to its stop mark.
+	PressureFell
+	// Stuck: a space needs Bytes, and nothing there can be moved. Reason, Text.
+	Stuck
+	// Refused: waiters were sent away, because all tiers are full for good. Text.
+	Refused
+	// Unmovable: Batch, in From, cannot be converted for To. Err.
+	Unmovable
+	// Lost: a space's device is lost. Err.
+	Lost
+	// Oversized: a batch of Bytes went to a slower tier, because it never fits where it was to go. Text.
+	Oversized
+	// TaskBegun: a task has been admitted. Took is how long it waited for that.
+	TaskBegun
+	// TaskEnded: it is over. Took; Err.
+	TaskEnded
+	kinds
+)
+
+var names = [kinds]string{
+	MoveBegun: "move begun", MoveEnded: "move ended", WaitBegun: "wait begun", WaitEnded: "wait ended",
+	CopyMade: "copy made", CopyUsed: "copy used", CopyDropped: "copy dropped", AheadUsed: "ahead used", AheadWasted: "ahead wasted",
+	CodecChosen: "codec chosen", Corrupt: "corruption found", DiskSlow: "disk slow", DiskNearlyFull: "disk nearly full",
+	DiskFailing: "disk failing", DiskWell: "disk well", PressureRose: "pressure rose", PressureFell: "pressure fell", Stuck: "stuck",
+	Refused: "waiters refused", Unmovable: "batch unmovable", Lost: "space lost", Oversized: "batch oversized",
+	TaskBegun: "task begun", TaskEnded: "task ended",
+}
+
+// Kinds returns all kinds, in their order.
+func Kinds() []Kind {
+	all := make([]Kind, 0, kinds-1)
+	for k := Kind(1); k < kinds; k++ {
+		all = append(all, k)
+	}
+	return all
+}
+
+// String returns the kind in words, as "move begun".
+func (k Kind) String() string {
+	if k == 0 || k >= kinds {
+		return fmt.Sprintf("Kind(%d)", uint8(k))
+	}
+	return names[k]
+}
+
+// Origin says what an event is for. What is not known, or is none, is empty.
+type Origin struct {
+	Plan      string
+	Operator  string
+	Port      int
+	Partition int
+	Task      string
+}
+
+// Event is one thing that happened. Its Kind says which of the other fields it has. It belongs to who
+// gets it.
+type Event struct {
+	Kind Kind
+	At   time.Time // of what took time: when it was over
+	Origin
+	Batch    uint64 // a batch.ID; 0: none
+	From, To tier.ID
+	Bytes    int64
+	Took     time.Duration
+	Reason   string // of a move: as convert.ReasonTrigger
+	Copy     bool
+	Ahead    bool
+	Text     string // for people
+	Err      error
+}
+
+// String returns the event as one line.
+func (e Event) String() string {
+	var b strings.Builder
+	b.WriteString(e.Kind.String())
+	if e.Batch != 0 {
+		fmt.Fprintf(&b, ": batch %d", e.Batch)
+	}
+	if e.From.Valid() {
+		b.WriteString(" from " + e.From.String())
+	}
+	if e.To.Valid() {
+		b.WriteString(" to " + e.To.String())
+	}
+	if e.Bytes != 0 {
+		fmt.Fprintf(&b, ", %d bytes", e.Bytes)
+	}
+	if e.Reason != "" {
+		b.WriteString(", for " + e.Reason)
+	}
+	if e.Copy {
+		b.WriteString(", onto a copy")
+	}
+	if e.Took != 0 {
+		fmt.Fprintf(&b, ", %v", e.Took)
+	}
+	if o := e.Origin.String(); o != "" {
+		b.WriteString(", " + o)
+	}
+	if e.Text != "" {
+		b.WriteString(", " + e.Text)
+	}
+	if e.Err != nil {
+		b.WriteString(": " + e.Err.Error())
+	}
+	return b.String()
+}
+
+// String returns, for example, `plan "q", operator join:0, task "probe"`.
+func (o Origin) String() string {
+	var parts []string
+	if o.Plan != "" {
+		parts = append(parts, fmt.Sprintf("plan %q", o.Plan))
+	}
+	if o.Operator != "" {
+		parts = append(parts, fmt.Sprintf("operator %s:%d", o.Operator, o.Port))
+	}
+	if o.Task != "" {
+		parts = append(parts, fmt.Sprintf("task %q", o.Task))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Tee returns a function that calls all that are not nil, in their order; nil if none is left.
+func Tee(to ...func(Event)) func(Event) {
+	var all []func(Event)
+	for _, f := range to {
+		if f != nil {
+			all = append(all, f)
+		}
+	}
+	switch len(all) {
+	case 0:
+		return nil
+	case 1:
+		return all[0]
+	}
+	return func(e Event) {
+		for _, f := range all {
+			f(e)
+		}
+	}
+}
+
+// originKey is what a context has an Origin under.
+type originKey struct{}
+
+// With returns a context whose work, such as waiting for room, is for o.
+func With(ctx context.Context, o Origin) context.Context {
+	return context.WithValue(ctx, originKey{}, o)
+}
+
+// From returns what the work of a context is for.
+func From(ctx context.Context) Origin {
+	o, _ := ctx.Value(originKey{}).(Origin)
+	return o
+}

@@ -1,0 +1,89 @@
+package events
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+var (
+	gpu  = tier.ID{Kind: tier.GPU}
+	disk = tier.ID{Kind: tier.Disk, Ordinal: 1}
+)
+
+// Each kind has a name of its own, in words.
+func TestKinds(t *testing.T) {
+	seen := map[string]bool{}
+	for _, k := range Kinds() {
+		name := k.String()
+		if name == "" || seen[name] || strings.Contains(name, "Kind(") {
+			t.Errorf("kind %d is called %q", k, name)
+		}
+		seen[name] = true
+	}
+	if len(seen) != int(kinds)-1 || Kind(0).String() != "Kind(0)" || kinds.String() == "" {
+		t.Errorf("%d names, %s, %s", len(seen), Kind(0), kinds)
+	}
+}
+
+func TestString(t *testing.T) {
+	e := Event{
+		Kind: MoveEnded, Origin: Origin{Plan: "q", Operator: "join", Port: 1, Task: "probe"}, Batch: 7, From: gpu, To: disk,
+		Bytes: 4096, Took: time.Millisecond, Reason: "demand", Copy: true, Err: errors.New("no"),
+	}
+	want := `move ended: batch 7 from gpu:0 to disk:1, 4096 bytes, for demand, onto a copy, 1ms, plan "q", operator join:1, task "probe": no`
+	if got := e.String(); got != want {
+		t.Errorf("%s\nnot\n%s", got, want)
+	}
+}
+
+// Tee calls those that are there, in their order, and is nil if none is.
+func TestTee(t *testing.T) {
+	if Tee() != nil || Tee(nil, nil) != nil {
+		t.Error("a Tee of nothing is a function")
+	}
+	var got []int
+	add := func(i int) func(Event) { return func(Event) { got = append(got, i) } }
+	Tee(nil, add(1), nil, add(2), Tee(add(3), add(4)))(Event{})
+	Tee(nil, add(5))(Event{})
+	if !slices.Equal(got, []int{1, 2, 3, 4, 5}) {
+		t.Error(got)
+	}
+}
+
+// A context has the origin that it was given, and no other.
+func TestContext(t *testing.T) {
+	o := Origin{Plan: "p", Task: "t"}
+	if From(context.Background()) != (Origin{}) || From(With(context.Background(), o)) != o {
+		t.Error(From(With(context.Background(), o)))
+	}
+}
+
+// What needs an action is logged as a warning, all else is for who debugs.
+func TestLog(t *testing.T) {
+	for level, want := range map[slog.Level][]Kind{
+		slog.LevelWarn: {Corrupt, DiskSlow, DiskNearlyFull, DiskFailing, Refused, Unmovable, Lost, Oversized},
+	} {
+		var b bytes.Buffer
+		log := Log(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: level})))
+		for _, k := range Kinds() {
+			b.Reset()
+			log(Event{Kind: k, Origin: Origin{Plan: "p"}, Batch: 3, To: disk, Err: errors.New("why")})
+			if logged := b.Len() > 0; logged != slices.Contains(want, k) {
+				t.Errorf("%s at %s: %q", k, level, &b)
+			}
+			for _, part := range []string{k.String(), "batch=3", "to=disk:1", "plan=p", "error=why"} {
+				if b.Len() > 0 && !strings.Contains(b.String(), part) {
+					t.Errorf("%s: %q lacks %s", k, &b, part)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package spillway
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Explanation says where a batch is, why, since when, and what it would cost to bring it elsewhere.
+type Explanation struct {
+	Batch batch.ID
+	State batch.State
+	Space SpaceID // zero: its data is gone
+	Form  batch.PayloadType
+	Bytes int64 // charged there
+	// Why is the reason of the last move, as in Event.Reason; "put": there was none. Since is when
+	// that was, to some 17 ms.
+	Why   string
+	Since time.Time
+
+	Plan, Operator  string // "": it is in none
+	Port, Partition int
+	Tasks           int // created for it, and not begun
+	Handles         int // open
+	LastUse         time.Time
+	Copies          []SpaceID // where its data lies beside: a move there moves no bytes
+
+	// Ways are the spaces of faster tiers, or all others if there is no faster one.
+	Ways []Way
+}
+
+// Way says what it would cost to bring a batch to a space.
+type Way struct {
+	To   SpaceID
+	Took time.Duration // at the speed of the last moves between the two; 0: there were none
+	Copy bool          // a copy lies there: no bytes would be moved
+	Room bool          // there is room at present: it would not wait
+}
+
+// Explain says where a batch is, why, since when, and what it would cost to bring it up. The parts
+// are looked up one after the other.
+func (e *Engine) Explain(b *Batch) Explanation {
+	now := b.Info()
+	why, since := b.Inside().Arrival()
+	x := Explanation{
+		Batch: now.ID, State: now.State, Space: now.Space, Form: now.Form, Bytes: now.Bytes, Why: why, Since: time.Unix(0, since),
+		Plan: now.Place.Name, Operator: now.Place.Operator, Port: now.Place.Port, Partition: now.Place.Partition,
+		Tasks: now.Pending, Handles: now.Active, LastUse: time.Unix(0, now.LastUse), Copies: b.Copies(),
+	}
+	if !now.Space.Valid() {
+		return x
+	}
+	size := now.Bytes
+	if now.Descriptor != nil {
+		size = now.Descriptor.Body
+	}
+	way := func(s *tier.Space) Way {
+		w := Way{To: s.ID(), Copy: slices.Contains(x.Copies, s.ID()), Room: s.Available() >= s.Charge(size)}
+		if speed := e.mover.Inside().Speed(now.Space, s.ID()); speed > 0 {
+			w.Took = time.Duration(float64(size) / float64(speed) * float64(time.Second))
+		}
+		return w
+	}
+	var slower []Way
+	for _, s := range e.spaces {
+		switch {
+		case s.ID() == now.Space || s.Lost() != nil:
+		case s.Kind() < now.Space.Kind:
+			x.Ways = append(x.Ways, way(s))
+		default:
+			slower = append(slower, way(s))
+		}
+	}
+	if x.Ways == nil {
+		x.Ways = slower
+	}
+	return x
+}
+
+// String returns the explanation as one line.
+func (x Explanation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "batch %d", x.Batch)
+	if x.Plan != "" {
+		fmt.Fprintf(&b, " of plan %q, operator %s:%d", x.Plan, x.Operator, x.Port)
+	}
+	if !x.Space.Valid() {
+		b.WriteString(" is gone")
+		return b.String()
+	}
+	fmt.Fprintf(&b, " is %s in %s (%s, %d bytes)", x.State, x.Space, x.Form, x.Bytes)
+	since := x.Since.Format("15:04:05.000")
+	if x.Why == "put" {
+		b.WriteString(", where it was put at " + since)
+	} else {
+		fmt.Fprintf(&b, ", where it came for %s at %s", x.Why, since)
+	}
+	if x.Handles > 0 || x.Tasks > 0 {
+		fmt.Fprintf(&b, "; %d handles are open, %d tasks wait for it", x.Handles, x.Tasks)
+	}
+	for _, id := range x.Copies {
+		fmt.Fprintf(&b, "; a copy is in %s", id)
+	}
+	for _, w := range x.Ways {
+		fmt.Fprintf(&b, "; to %s ", w.To)
+		switch {
+		case w.Copy:
+			b.WriteString("it moves no bytes")
+		case w.Took > 0:
+			fmt.Fprintf(&b, "it takes about %v", w.Took.Round(time.Microsecond))
+		default:
+			b.WriteString("nothing was moved yet")
+		}
+		if !w.Room {
+			b.WriteString(", after a wait for room")
+		}
+	}
+	return b.String()
+}

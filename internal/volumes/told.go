@@ -1,0 +1,123 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// slowRequest is after how long a request counts as slow. The window lets no more in than takes a
+// quarter of a second together, so this is four times what a disk takes that is as fast as ever.
+const slowRequest = time.Second
+
+// A file system is nearly full when a volume could not take what it may still take, and less than
+// 1/nearlyFull of its capacity is left. It is well again with half as much more.
+const nearlyFull = 10
+
+// told is what was said of a volume last, so that nothing is said twice.
+type told struct {
+	lockrank.Mutex[lockrank.Device]
+	failing [2]bool // reads, writes
+	full    bool
+}
+
+// say calls Config.Events, which is not nil.
+func (v *Volume) say(e events.Event) {
+	e.At, e.To = time.Now(), v.cfg.Space
+	lockrank.AssertNone("an event is said")
+	v.cfg.Events(e)
+}
+
+// watch says when the request takes too long, while it does and, by the function that it returns,
+// when it is over. That is also told how it ended.
+func (e *extents) watch(ctx context.Context, r request, write bool) (end func(error)) {
+	v := e.v
+	if v.cfg.Events == nil {
+		return func(error) {}
+	}
+	begun := time.Now()
+	say := func(how string) {
+		what := "reading"
+		if write {
+			what = "writing"
+		}
+		v.say(events.Event{Kind: events.DiskSlow, Origin: events.From(ctx), Bytes: int64(len(r.p)), Took: time.Since(begun),
+			Text: fmt.Sprintf("%s %s at %d %s", what, r.at.seg.name, r.off, how)})
+	}
+	said := make(chan struct{})
+	timer := time.AfterFunc(slowRequest, func() {
+		defer close(said)
+		say("is not over yet")
+	})
+	return func(err error) {
+		if !timer.Stop() {
+			<-said // so that nothing is said when the volume is closed
+			say("is over")
+		}
+		v.ended(ctx, write, err)
+	}
+}
+
+// ended says when requests begin to fail, and when one succeeds again. A request that gives up
+// waiting, and bytes that were changed, say nothing of the disk.
+func (v *Volume) ended(ctx context.Context, write bool, err error) {
+	var altered *tier.AlteredError
+	if err != nil && (errors.Is(err, context.Cause(ctx)) || errors.As(err, &altered)) {
+		return
+	}
+	of := 0
+	if write {
+		of = 1
+	}
+	v.told.Lock()
+	changed := v.told.failing[of] != (err != nil)
+	v.told.failing[of] = err != nil
+	v.told.Unlock()
+	switch {
+	case !changed:
+	case err != nil:
+		v.say(events.Event{Kind: events.DiskFailing, Err: err})
+	default:
+		v.say(events.Event{Kind: events.DiskWell, Text: "a request has succeeded again"})
+	}
+}
+
+// LookAtRoom says when the file system has become nearly full, and when it has room again. It asks
+// the file system, and does nothing without Config.Events.
+func (v *Volume) LookAtRoom() {
+	if v.cfg.Events == nil {
+		return
+	}
+	u, err := v.cfg.FS.Usage(v.dir)
+	if err != nil {
+		return // transfers will say
+	}
+	left, s := max(0, u.Free-v.cfg.Reserve), v.Stats()
+	v.told.Lock()
+	was := v.told.full
+	v.told.full = isNearlyFull(left, s, was)
+	is := v.told.full
+	v.told.Unlock()
+	switch {
+	case is && !was:
+		v.say(events.Event{Kind: events.DiskNearlyFull, Bytes: left,
+			Text: fmt.Sprintf("%s may take %d bytes more than it has (free room there, or lower DiskConfig.Capacity)", v.cfg.Dir, s.Capacity-s.Backed)})
+	case was && !is:
+		v.say(events.Event{Kind: events.DiskWell, Bytes: left, Text: "the file system has room again"})
+	}
+}
+
+// isNearlyFull reports whether left bytes of a file system are too few; was is what it reported last.
+func isNearlyFull(left int64, s disk.Stats, was bool) bool {
+	enough := s.Capacity / nearlyFull
+	if was {
+		enough += enough / 2
+	}
+	return left < s.Capacity-s.Backed && left < enough
+}
