@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -240,7 +241,10 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 // defaults it is left out, and noted.
 func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.Config, asked bool) ([]report.BandwidthRow, error) {
 	skipped, err := bandwidth.Fit(cfg)
-	if err != nil {
+	switch {
+	case errors.Is(err, bandwidth.ErrNoEdges):
+		return nil, &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--between %s: %w", f.between.String(), err), Fix: "name more kinds of spaces, such as --between gpu,host"}
+	case err != nil:
 		return nil, err
 	}
 	if len(skipped) > 0 && (asked || len(skipped) == len(f.sizes)*len(f.threads)) {

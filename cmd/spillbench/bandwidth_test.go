@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // narrow is bandwidth with the flags that make it shortest. The disk is small because, for each
@@ -284,6 +285,31 @@ func TestBandwidthBetween(t *testing.T) {
 	}
 	if r := command(t, t.Context(), "bandwidth", "--between=gpu,tape"); r.status != 2 || !strings.Contains(r.stderr, `"tape"`) {
 		t.Errorf("it ends with %d: %s", r.status, r.stderr)
+	}
+}
+
+// TestBandwidthWithoutEdges: kinds of spaces of which there are no two are wrong use, not an empty
+// table.
+func TestBandwidthWithoutEdges(t *testing.T) {
+	t.Parallel()
+	top, err := topology.Discover(t.Context(), topology.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--between=host":                             "--between host: there is nothing to measure: there is one such space only, host:0, and an edge needs two",
+		"--between=disk":                             "one such space only, disk:0",
+		"--between=disk --disk=" + t.TempDir():       "edges between two disks are not measured (disk:0, disk:1)",
+		"--between=host --json=-":                    "--between gpu,host",
+		"--between=gpu,gpu --sizes=64KiB --quiet -q": "one such space only, gpu:0",
+	} {
+		if len(top.Nodes) > 1 && strings.Contains(args, "=host") {
+			continue // each node has a host space
+		}
+		r := command(t, t.Context(), narrow(t, strings.Fields(args)...)...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, want) || r.stdout != "" {
+			t.Errorf("%s ends with %d: %q, %q", args, r.status, r.stderr, r.stdout)
+		}
 	}
 }
 

@@ -46,6 +46,15 @@ func (f *outputFlags) open(stdout, stderr io.Writer) (*output, error) {
 	return o, nil
 }
 
+// something refuses --quiet of a command that only prints, if nothing else is asked for: its name is
+// that of the command.
+func (f *outputFlags) something(command string) error {
+	if f.quiet && f.json == "" {
+		return fail.Usagef("%s --quiet has no result (give --json FILE as well, or leave --quiet out)", command)
+	}
+	return nil
+}
+
 // forPeople reports whether tables are wanted: not with --quiet, and not where
 // standard output is the document's.
 func (o *output) forPeople() bool { return !o.flags.quiet && o.flags.json != "-" }

@@ -34,6 +34,9 @@ them this process may use.`,
 }
 
 func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr io.Writer) (err error) {
+	if err := flags.something("topo"); err != nil {
+		return err
+	}
 	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
 		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
 	}

@@ -167,7 +167,7 @@ func files(least, most int) cobra.PositionalArgs {
 
 // run replays traces, each with the setting or with all policies.
 func (f *replayFlags) run(ctx context.Context, command string, names []string, all bool, stdout, stderr io.Writer) (err error) {
-	if err := f.validate(); err != nil {
+	if err := errors.Join(f.validate(), f.output.something(command)); err != nil {
 		return err
 	}
 	out, err := f.output.open(stdout, stderr)

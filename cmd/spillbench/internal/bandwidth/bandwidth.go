@@ -147,6 +147,10 @@ func (s Skip) Error() string {
 // Unwrap returns what lacks: a *tier.NoSpaceError, if it is a space that is too small.
 func (s Skip) Unwrap() error { return s.Err }
 
+// ErrNoEdges reports that there is no pair of spaces to measure. The error that wraps it names the
+// spaces that there are.
+var ErrNoEdges = errors.New("there is nothing to measure")
+
 func (c Config) validate() error {
 	if c.Engine == nil || len(c.Sizes) == 0 || len(c.Threads) == 0 || c.Pairs < 1 {
 		return errors.New("bandwidth: an engine, sizes, threads and pairs are required")
@@ -171,10 +175,14 @@ type load struct {
 
 func (l load) total() int64 { return l.bytes * int64(l.threads) }
 
-// Fit returns what Run would leave out.
+// Fit returns what Run would leave out. Without any pair of spaces to measure it returns an
+// ErrNoEdges.
 func Fit(cfg Config) ([]Skip, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
+	}
+	if links, missing := cfg.within(linksOf(cfg.Engine)); len(links)+len(missing) == 0 {
+		return nil, cfg.noEdges()
 	}
 	_, skipped, err := cfg.fit()
 	return skipped, err

@@ -23,14 +23,14 @@ import (
 )
 
 // MachineEnv describes the machine without an engine: the GPU is the first of the topology, by its
-// PCI number if its name is not known, or what an engine has where there is none.
+// PCI number if its name is not known. It is empty where there is none: only an engine has a
+// simulated one.
 func MachineEnv(t *topology.Topology) Env {
 	e := Env{
 		CPU:    t.CPU.Model,
 		Cores:  t.Limits.CPUs,
 		Memory: t.Limits.MemoryBytes,
 		Kernel: kernel(),
-		GPU:    simulated,
 		Commit: commit(),
 	}
 	if e.Cores == 0 {

@@ -23,7 +23,7 @@ type Quota struct {
 
 // Print writes the limit and the holders for people.
 func (q *Quota) Print(w io.Writer) {
-	fmt.Fprintf(w, "spillbench quota: %s\n\n", q.Env.line())
+	fmt.Fprintf(w, "spillbench quota: %s\n\n", q.Env.lineWithoutDisk())
 	switch {
 	case q.Limit == "":
 		fmt.Fprintln(w, "limit of GPU memory: none (SPILLWAY_GPU_MEMORY_LIMIT is not set)")

@@ -44,7 +44,7 @@ type Env struct {
 	Kernel     string `json:"kernel"`      // name and release
 	FileSystem string `json:"file_system"` // of the spill directories, joined by commas
 	DirectIO   bool   `json:"direct_io"`   // all spill volumes use it
-	GPU        string `json:"gpu"`         // "sim" for the simulated one
+	GPU        string `json:"gpu"`         // "sim" for an engine's simulated one
 	Driver     string `json:"driver"`      // of the GPU
 	PCIeLink   string `json:"pcie_link"`   // as "PCIe 4 x16"
 	Commit     string `json:"commit"`      // of this program, "+dirty" if changed since

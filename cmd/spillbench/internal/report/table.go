@@ -30,20 +30,28 @@ func table(w io.Writer, rows [][]string) {
 	_ = tw.Flush() // reports what w did, which the caller's own writes will too
 }
 
+// line describes the machine and what is spilled to.
 func (e Env) line() string {
-	gpu := e.GPU
-	switch gpu {
-	case "":
-		gpu = "no GPU"
-	case "sim":
-		gpu = "simulated GPU (sim: no figure here is a real GPU's)"
-	}
 	io := "buffered I/O"
 	if e.DirectIO {
 		io = "direct I/O"
 	}
-	return fmt.Sprintf("%s, %d cores, %s; %s; %s, %s; %s",
-		orUnknown(e.CPU, "unknown CPU"), e.Cores, size.Approx(e.Memory), gpu, orUnknown(e.FileSystem, "unknown file system"), io, e.Kernel)
+	return fmt.Sprintf("%s; %s, %s; %s", e.processors(), orUnknown(e.FileSystem, "unknown file system"), io, e.Kernel)
+}
+
+// lineWithoutDisk describes the machine for commands that spill nothing.
+func (e Env) lineWithoutDisk() string { return e.processors() + "; " + e.Kernel }
+
+// processors describes CPU, memory and GPU.
+func (e Env) processors() string {
+	gpu := e.GPU
+	switch gpu {
+	case "":
+		gpu = "no GPU"
+	case simulated:
+		gpu = "simulated GPU (sim: no figure here is a real GPU's)"
+	}
+	return fmt.Sprintf("%s, %d cores, %s; %s", orUnknown(e.CPU, "unknown CPU"), e.Cores, size.Approx(e.Memory), gpu)
 }
 
 func orUnknown(s, other string) string {
