@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
@@ -89,7 +92,7 @@ func TestBandwidthForPeople(t *testing.T) {
 func TestBandwidthDefaults(t *testing.T) {
 	t.Parallel()
 	var doc report.Bandwidth
-	r := command(t, t.Context(), "bandwidth", "--gpu-memory=2MiB", "--host-memory=4MiB", "--json=-")
+	r := command(t, t.Context(), "bandwidth", "--thorough", "--gpu-memory=2MiB", "--host-memory=4MiB", "--json=-")
 	if r.status != 0 {
 		t.Fatal(r.status, r.stderr)
 	}
@@ -104,6 +107,87 @@ func TestBandwidthDefaults(t *testing.T) {
 	}
 }
 
+// TestQuickPlan: without flags at most 2 GiB are moved, by the plan, whatever the machine has; what
+// is asked for in addition makes the batches smaller, or is as large as it was asked for.
+func TestQuickPlan(t *testing.T) {
+	for _, c := range []struct {
+		args  string
+		disks int
+		sizes sizesFlag
+		quick bool
+	}{
+		{"", 1, quickSizes, true},
+		{"--threads=1,2", 1, sizesFlag{256 << 10, 1 << 20}, true},
+		{"", 3, quickSizes, true},
+		{"--pairs=1000", 1, sizesFlag{64 << 10}, false}, // that is what it takes
+		{"--sizes=8MiB", 1, sizesFlag{8 << 20}, false},
+	} {
+		var f bandwidthFlags
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		f.register(fs)
+		f.engine.codec = convert.CodecNone.String()
+		f.engine.register(fs, 64<<20)
+		args := strings.Fields(c.args)
+		for range c.disks {
+			args = append(args, "--disk="+t.TempDir()+"=64MiB")
+		}
+		if err := errors.Join(fs.Parse(append(args, "--gpu=sim")), f.validate()); err != nil {
+			t.Fatal(err)
+		}
+		m, err := f.engine.open(t.Context(), &notes{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes, threads := f.loads()
+		cfg := bandwidth.Config{Engine: m.engine, Sizes: sizes, Threads: threads, Pairs: f.pairs, OneOfEach: f.extent() == quick}
+		planned, err := f.cut(&cfg)
+		if err := errors.Join(err, m.engine.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if (planned <= quickMost) != c.quick || planned < quickMost/8 || !slices.Equal(cfg.Sizes, c.sizes) {
+			t.Errorf("%q, %d disks: batches of %v, %d bytes are moved", c.args, c.disks, cfg.Sizes, planned)
+		}
+	}
+}
+
+// TestBandwidthQuick: it is the default, and says so.
+func TestBandwidthQuick(t *testing.T) {
+	t.Parallel()
+	var doc report.Bandwidth
+	r := succeed(t, "bandwidth", "--gpu=sim", "--gpu-memory=16MiB", "--host-memory=16MiB", "--disk="+t.TempDir()+"=64MiB", "--json=-")
+	decode(t, r.stdout, &doc)
+	if c := doc.Config; c.Extent != "quick" || c.PlannedBytes <= 0 || c.PlannedBytes > quickMost || !slices.Equal(c.Sizes, quickSizes) || !slices.Equal(c.Threads, []int{1}) {
+		t.Errorf("%+v", c)
+	}
+	for _, row := range doc.Rows {
+		if row.Inconclusive != (math.Abs(row.Efficiency-1) <= row.Noise) {
+			t.Errorf("%+v", row)
+		}
+	}
+	var text strings.Builder
+	doc.Print(&text, nil)
+	if !strings.Contains(text.String(), "quick: 1.8 GiB were moved; --thorough") {
+		t.Errorf("it does not say that it is quick:\n%s", &text)
+	}
+}
+
+// TestInconclusiveRows: a row that is within the limit's own variation is marked, and counted.
+func TestInconclusiveRows(t *testing.T) {
+	doc := report.Bandwidth{Rows: bandwidthRows([]bandwidth.Row{
+		{Efficiency: 0.9, Noise: 0.2}, {Efficiency: 1.1, Noise: 0.2}, {Efficiency: 0.7, Noise: 0.2}, {Err: convert.ErrNoConverter},
+	})}
+	var text strings.Builder
+	doc.Print(&text, nil)
+	if n := strings.Count(text.String(), "says nothing\n"); n != 2 || !strings.Contains(text.String(), "\n2 of 4 rows say nothing: ") {
+		t.Errorf("%d rows are marked:\n%s", n, &text)
+	}
+	doc.Rows = doc.Rows[2:]
+	text.Reset()
+	if doc.Print(&text, nil); strings.Contains(text.String(), "nothing") {
+		t.Errorf("marked:\n%s", &text)
+	}
+}
+
 // TestBandwidthTooLarge: what was asked for and does not fit is not left out in silence; and to
 // measure nothing is no success.
 func TestBandwidthTooLarge(t *testing.T) {
@@ -111,7 +195,7 @@ func TestBandwidthTooLarge(t *testing.T) {
 	for _, args := range [][]string{
 		{"--sizes=64KiB,1MiB", "--threads=1"},
 		{"--threads=8", "--sizes=128KiB"},
-		{}, // no default fits
+		{"--thorough"}, // no default fits
 	} {
 		r := command(t, t.Context(), append([]string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB"}, args...)...)
 		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "gpu:0") || !strings.Contains(r.stderr, "raise --gpu-memory") {
@@ -190,6 +274,8 @@ func TestBandwidthErrors(t *testing.T) {
 		{"--threads=0", []string{"--threads", "1 to"}},
 		{"--threads=65", []string{"--threads", "1 to 64"}},
 		{"--threads=", []string{"--threads"}},
+		{"--quick --thorough", []string{"--quick and --thorough"}},
+		{"--quick --sizes=1MiB", []string{"--quick", "--sizes"}},
 		{"--threads=x", []string{"--threads"}},
 		{"--sizes=", []string{"--sizes"}},
 		{"--sizes=1MiB,,", []string{"--sizes"}},
@@ -199,7 +285,7 @@ func TestBandwidthErrors(t *testing.T) {
 		{"--passes=2", []string{"--passes"}},
 		{"file", []string{"no arguments"}},
 	} {
-		r := command(t, t.Context(), "bandwidth", c.arg)
+		r := command(t, t.Context(), append([]string{"bandwidth"}, strings.Fields(c.arg)...)...)
 		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%s ends with %d: %s", c.arg, r.status, r.stderr)
 		}

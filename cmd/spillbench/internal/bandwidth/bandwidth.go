@@ -88,7 +88,10 @@ type Config struct {
 	Pairs   int     // of ours and raw, for each figure
 	// Between are the kinds of spaces that are measured; nil: all.
 	Between []tier.Kind
-	Seed    uint64 // of the table that batches are of
+	// OneOfEach measures the first pair of spaces of each pair of kinds only: one GPU and one disk,
+	// not each GPU and each disk.
+	OneOfEach bool
+	Seed      uint64 // of the table that batches are of
 	// Spare is how many bytes of memory may be taken beside the engine's, for the table
 	// and the regions; 0: as many as are needed.
 	Spare int64

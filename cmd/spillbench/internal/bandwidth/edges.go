@@ -37,6 +37,9 @@ func limitOf(from, to *tier.Space) LimitOf {
 
 // within keeps the pairs with both ends of the requested kinds.
 func (c Config) within(links []link, missing []Row) ([]link, []Row) {
+	if c.OneOfEach {
+		links = oneOfEach(links)
+	}
 	if len(c.Between) == 0 {
 		return links, missing
 	}

@@ -18,6 +18,10 @@ type Bandwidth struct {
 // BandwidthConfig is what bandwidth ran with. What did not fit is left out of the rows.
 type BandwidthConfig struct {
 	Config
+	Extent string `json:"extent"` // "quick", "thorough", or "sizes" if those were given
+	// PlannedBytes is how much was to be moved, ours and the limit's, in memory and on disk.
+	PlannedBytes int64 `json:"planned_bytes"`
+
 	Seed    uint64  `json:"seed"`
 	Pairs   int     `json:"pairs"` // for each row
 	Sizes   []int64 `json:"sizes_bytes"`
@@ -39,6 +43,9 @@ type BandwidthRow struct {
 	Efficiency   float64 `json:"efficiency"`
 	Noise        float64 `json:"noise"`
 	CV           float64 `json:"cv"` // coefficient of variation of the rates
+	// Inconclusive: the efficiency is no further from 1 than the noise, so the row does not tell ours
+	// from the limit.
+	Inconclusive bool `json:"inconclusive"`
 	// BothWays: one half of the moves went the other way at the same time. Gain is how many times
 	// as fast that was as one half after the other, and LimitGain that of the limit.
 	BothWays  bool    `json:"both_ways,omitempty"`
@@ -50,7 +57,8 @@ type BandwidthRow struct {
 // Print writes what bandwidth measured for people.
 func (b *Bandwidth) Print(w io.Writer, notes []string) {
 	fmt.Fprintf(w, "spillbench bandwidth: %s\n\n", b.Env.line())
-	rows := [][]string{{"from", "to", "batch", "moves", "state", "GiB/s", "limit", "efficiency", "noise", "cv"}}
+	rows := [][]string{{"from", "to", "batch", "moves", "state", "GiB/s", "limit", "efficiency", "noise", "cv", ""}}
+	unclear := 0
 	for _, r := range b.Rows {
 		if r.Error != "" {
 			rows = append(rows, []string{r.From, r.To, r.Error})
@@ -60,9 +68,14 @@ func (b *Bandwidth) Print(w io.Writer, notes []string) {
 		if r.BothWays {
 			state = "both ways"
 		}
+		says := ""
+		if r.Inconclusive {
+			unclear++
+			says = "says nothing"
+		}
 		rows = append(rows, []string{
 			r.From, r.To, size.Format(r.Bytes), fmt.Sprint(r.Threads), state, fmt.Sprintf("%.2f", r.GiBPerS),
-			fmt.Sprintf("%.2f", r.LimitGiBPerS), fmt.Sprintf("%.2f", r.Efficiency), fmt.Sprintf("%.3f", r.Noise), fmt.Sprintf("%.3f", r.CV),
+			fmt.Sprintf("%.2f", r.LimitGiBPerS), fmt.Sprintf("%.2f", r.Efficiency), fmt.Sprintf("%.3f", r.Noise), fmt.Sprintf("%.3f", r.CV), says,
 		})
 	}
 	table(w, rows)
@@ -73,6 +86,10 @@ func (b *Bandwidth) Print(w io.Writer, notes []string) {
 	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are %s, a thread for each move, and with a disk %s on a file in the same state;\n",
 		b.Config.Pairs, duration(b.WallSeconds), b.memoryLimit(), io)
 	fmt.Fprintln(w, "efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
+	if unclear > 0 {
+		fmt.Fprintf(w, "%d of %d rows say nothing: ours is no further from the limit than the limit from itself (more --pairs, larger --sizes or an idle machine help)\n", unclear, len(b.Rows))
+	}
+	fmt.Fprintln(w, b.extent())
 	for _, r := range b.Rows {
 		if r.BothWays {
 			fmt.Fprintf(w, "%s and %s, %s: both ways at once are %.2f times as fast as one after the other, and the limit %.2f times\n",
@@ -82,6 +99,18 @@ func (b *Bandwidth) Print(w io.Writer, notes []string) {
 	for _, n := range notes {
 		fmt.Fprintf(w, "note: %s\n", n)
 	}
+}
+
+// extent says how much was measured.
+func (b *Bandwidth) extent() string {
+	moved := size.Approx(b.Config.PlannedBytes) + " were moved"
+	switch b.Config.Extent {
+	case "quick":
+		return "quick: " + moved + "; --thorough measures larger batches, several moves at a time, and all spaces"
+	case "thorough":
+		return "thorough: " + moved
+	}
+	return moved
 }
 
 // memoryLimit says what the limit is between memories.

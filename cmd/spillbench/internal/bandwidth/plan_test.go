@@ -1,0 +1,64 @@
+package bandwidth
+
+import (
+	"testing"
+
+	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// TestPlan: of our side as much is moved as was planned, but for batches that were already where an
+// edge begins, whether or not the limit is measured in the volume's file.
+func TestPlan(t *testing.T) {
+	for _, watched := range []bool{false, true} {
+		w := NewWatch()
+		eng := engine(t)
+		cfg := small(eng)
+		if watched {
+			eng = engineOn(t, w, convert.CodecNone)
+			cfg = small(eng)
+			cfg.Watched = map[tier.ID]*Watch{{Kind: tier.Disk}: w}
+		}
+		planned, limit, err := Plan(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := Run(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		moved := int64(0)
+		for _, e := range eng.Stats().Edges {
+			moved += e.Bytes
+		}
+		links, _ := linksOf(eng)
+		slack := int64(len(links)) * 3 * (64 + 256) << 10
+		if moved > planned || moved < planned-slack {
+			t.Errorf("watched %t: %d bytes were moved, and %d planned", watched, moved, planned)
+		}
+		if limit < planned { // it is measured twice in each round
+			t.Errorf("watched %t: %d bytes of the limit, and %d of ours", watched, limit, planned)
+		}
+	}
+}
+
+// TestOneOfEach: of several spaces of a kind the first is measured.
+func TestOneOfEach(t *testing.T) {
+	space := func(k tier.Kind, n int) *tier.Space {
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: k, Ordinal: n}, Capacity: tier.Page, Node: -1, Backend: "none", Pool: nowhere{}, Fractions: tier.Fractions{Limit: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	a, b, c, d := space(tier.GPU, 0), space(tier.GPU, 1), space(tier.Host, 0), space(tier.Host, 1)
+	got := oneOfEach([]link{{from: a, to: b}, {from: a, to: c}, {from: a, to: d}, {from: b, to: c}, {from: c, to: d}})
+	if len(got) != 3 || got[0].to != b || got[1].to != c || got[2].to != d {
+		t.Errorf("%d links are kept: %v", len(got), got)
+	}
+}
+
+// nowhere is a pool of nothing.
+type nowhere struct{ tier.Pool }
+
+func (nowhere) Close() error { return nil }
