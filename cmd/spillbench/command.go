@@ -9,15 +9,18 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
 // Main runs the command with args and returns its exit status. It ends soon
 // after ctx does, with everything given back.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	ctx = call{args: args, began: time.Now()}.in(ctx)
 	before := debug.SetMemoryLimit(-1) // commands lower it; see headroom.Plan
 	defer debug.SetMemoryLimit(before)
 	root := newRoot(stdout, stderr)
@@ -27,6 +30,25 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	return end(ctx, errors.Join(root.ExecuteContext(ctx), profiles.stop()), stderr)
+}
+
+// call is one call of the program: what its documents say of it.
+type call struct {
+	args  []string
+	began time.Time
+}
+
+type callKey struct{}
+
+// in returns a context of the call.
+func (c call) in(ctx context.Context) context.Context { return context.WithValue(ctx, callKey{}, c) }
+
+// callOf returns the call that ctx is of; of none, one that begins now.
+func callOf(ctx context.Context) call {
+	if c, ok := ctx.Value(callKey{}).(call); ok {
+		return c
+	}
+	return call{began: time.Now()}
 }
 
 // end prints how a command ended, and returns its exit status. Wrong data counts also if the
@@ -60,9 +82,26 @@ labelled sim.`
 	root.SilenceUsage = true
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
+	addVersion(root, stdout)
 	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr))
 	root.SetHelpCommand(newHelp())
 	return root
+}
+
+// addVersion adds --version, which prints the version in the place of doing anything. Cobra's own
+// would ask git for the commit also where nobody wants it.
+func addVersion(root *cobra.Command, stdout io.Writer) {
+	version := root.Flags().Bool("version", false, "print the version of spillbench, its commit and its Go")
+	do := root.RunE
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if !*version {
+			return do(cmd, args)
+		}
+		if _, err := fmt.Fprintln(stdout, report.VersionLine()); err != nil {
+			return fail.Environmentf("writing standard output: %w", pathless(err))
+		}
+		return nil
+	}
 }
 
 // rootArgs explains what is not a subcommand.

@@ -105,7 +105,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
@@ -18,12 +20,13 @@ type output struct {
 	flags          *outputFlags
 	stdout, stderr io.Writer
 	target         string   // the file that JSON goes to; empty: none
+	call           call     // of the program
 	device         *os.File // instead of target where that is no regular file: written to, never replaced
 }
 
-// open prepares the output. The caller must close it.
-func (f *outputFlags) open(stdout, stderr io.Writer) (*output, error) {
-	o := &output{flags: f, stdout: stdout, stderr: stderr}
+// open prepares the output of the call that ctx is of. The caller must close it.
+func (f *outputFlags) open(ctx context.Context, stdout, stderr io.Writer) (*output, error) {
+	o := &output{flags: f, stdout: stdout, stderr: stderr, call: callOf(ctx)}
 	path := string(f.json)
 	if path == "" || path == "-" {
 		return o, nil
@@ -63,6 +66,9 @@ func (o *output) forPeople() bool { return !o.flags.quiet && o.flags.json != "-"
 func (o *output) write(document any) error {
 	if o.flags.json == "" {
 		return nil
+	}
+	if d, ok := document.(interface{ Stamp([]string, time.Time) }); ok {
+		d.Stamp(o.call.args, o.call.began)
 	}
 	var b bytes.Buffer
 	err := report.Write(&b, document)

@@ -103,7 +103,7 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, share []
 		}
 		s.Ledger = ledger
 	}
-	out, err := flags.open(stdout, stderr)
+	out, err := flags.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}

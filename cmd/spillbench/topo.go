@@ -40,7 +40,7 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
 		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
 	}
-	out, err := flags.open(stdout, stderr)
+	out, err := flags.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}

@@ -170,7 +170,7 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 	if err := errors.Join(f.validate(), f.output.something(command)); err != nil {
 		return err
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,8 @@ package report
 import (
 	"encoding/json"
 	"io"
+	"runtime"
+	"time"
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/topology"
@@ -28,11 +30,26 @@ type Header struct {
 	// Warnings are the engine's: what the machine refused or does not report. Commands that open
 	// none have none.
 	Warnings []diag.Warning `json:"warnings"`
+
+	Version   string    `json:"version"`    // of the module, "(devel)" if it is not known
+	GoVersion string    `json:"go_version"` // that built the program, such as "go1.26.0"
+	Args      []string  `json:"args"`       // of the command line, as given
+	Time      time.Time `json:"time"`       // when the command began, in UTC
 }
 
-// NewHeader returns the header of a command's document.
+// NewHeader returns the header of a command's document that began now, without arguments.
 func NewHeader(command string, env Env, warnings []diag.Warning) Header {
-	return Header{Schema: Schema, Command: command, Env: env, Warnings: append([]diag.Warning{}, warnings...)}
+	h := Header{
+		Schema: Schema, Command: command, Env: env, Warnings: append([]diag.Warning{}, warnings...),
+		Version: Version(), GoVersion: runtime.Version(),
+	}
+	h.Stamp(nil, time.Now())
+	return h
+}
+
+// Stamp sets the arguments of the command line, which it copies, and when the command began.
+func (h *Header) Stamp(args []string, began time.Time) {
+	h.Args, h.Time = append([]string{}, args...), began.UTC().Truncate(time.Millisecond)
 }
 
 // Env describes the machine that figures were measured on. What is not known is

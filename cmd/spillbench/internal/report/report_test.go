@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/leases"
@@ -46,10 +47,11 @@ func keys(t *testing.T, document any) []string {
 
 // TestKeys: the schema's keys are what programs read; a change is a new version.
 func TestKeys(t *testing.T) {
-	header := []string{"command", "schema",
+	header := []string{"command", "schema", "version", "go_version", "args[]", "time",
 		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link",
 		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
 	warned := NewHeader("x", Env{}, []diag.Warning{{}})
+	warned.Stamp([]string{"--quiet"}, time.Unix(0, 0))
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
 		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger", "config.write_ahead_bytes_per_s",
 		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
