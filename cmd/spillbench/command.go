@@ -105,14 +105,33 @@ func addVersion(root *cobra.Command, stdout io.Writer) {
 }
 
 // rootArgs explains what is not a subcommand.
-func rootArgs(_ *cobra.Command, args []string) error {
+func rootArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
 	if _, err := os.Stat(args[0]); err == nil {
-		return fail.Usagef("%q is not a command (to run on a file: spillbench run --input %s)", args[0], args[0])
+		return fail.Usagef("%q is not a command (to run on a file: spillbench run %s)", args[0], strings.Join(args, " "))
 	}
-	return fail.Usagef("%q is not a command (want run, verify, bandwidth, compare, reserve, quota, topo or trace; see spillbench --help)", args[0])
+	return fail.Usagef("%q is not a command (want %s; see spillbench --help)", args[0], either(commandsOf(cmd)))
+}
+
+// commandsOf returns the names of a command's own commands: not those that cobra adds, and none that
+// is hidden.
+func commandsOf(cmd *cobra.Command) (names []string) {
+	for _, c := range cmd.Commands() {
+		if !c.Hidden && c.Name() != "help" && c.Name() != "completion" {
+			names = append(names, c.Name())
+		}
+	}
+	return names
+}
+
+// either lists what there is to choose from: "a, b or c".
+func either(names []string) string {
+	if n := len(names) - 1; n > 0 {
+		return strings.Join(names[:n], ", ") + " or " + names[n]
+	}
+	return strings.Join(names, "")
 }
 
 // newHelp is cobra's help command, but that asking for help on what does not
@@ -126,7 +145,7 @@ func newHelp() *cobra.Command {
 			for _, name := range args {
 				i := slices.IndexFunc(about.Commands(), func(c *cobra.Command) bool { return c.Name() == name })
 				if i < 0 {
-					return fail.Usagef("there is no help on %q (want run, verify, bandwidth, compare, reserve, quota, topo or trace)", strings.Join(args, " "))
+					return fail.Usagef("there is no help on %q (want %s)", strings.Join(args, " "), either(commandsOf(cmd.Root())))
 				}
 				about = about.Commands()[i]
 			}
@@ -140,9 +159,6 @@ func newHelp() *cobra.Command {
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
-	}
-	if cmd.Name() == "run" {
-		return fail.Usagef("run takes no arguments, and got %q (name files with --input FILE)", args[0])
 	}
 	return fail.Usagef("%s takes no arguments, and got %q (see spillbench %s --help)", cmd.Name(), args[0], cmd.Name())
 }

@@ -3,7 +3,7 @@
 // through all tiers, are worked on, and are verified.
 //
 //	spillbench                      a generated table, end to end
-//	spillbench run --input F        the same with Parquet, Arrow or CSV files
+//	spillbench run F…               the same with Parquet, Arrow or CSV files
 //	spillbench verify F…            every batch along every edge and back
 //	spillbench bandwidth            every edge, next to what the machine can do
 //	spillbench reserve              how fast bytes are reserved and released

@@ -39,17 +39,23 @@ type runFlags struct {
 func newRun(stdout, stderr io.Writer) *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
-		Use:   "run",
+		Use:   "run [FILE]...",
 		Short: "Load a table through all tiers, work on it, verify it",
 		Long: `Load a table through all tiers, work on it, verify it.
+
+Each FILE (Parquet, Arrow or CSV) is loaded, as those of --input are, which come
+first. Without any a table is generated.
 
 All batches are put into the GPU tier, which holds only a part of them: the rest
 moves down to host memory and disk. Each pass then brings every batch back to the
 GPU, computes a digest over every byte there, and compares it with that of the
 record that was loaded. Input without any batch, such as a CSV file of only a
 header, is wrong use: there would be nothing to do.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), &f, stdout, stderr) },
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.input.files = append(f.input.files, args...)
+			return run(cmd.Context(), &f, stdout, stderr)
+		},
 	}
 	f.register(cmd.Flags())
 	return cmd
