@@ -38,7 +38,7 @@ const (
 
 func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 	// What is compressed passes a disk faster than its limit, or slower.
-	f := bandwidthFlags{engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
+	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
 		Short: "Measure every edge, next to what the machine can do",
@@ -132,7 +132,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	doc.Header, doc.Config.Config = report.NewHeader("bandwidth", m.env, m.warnings()), m.config
 	doc.WallSeconds = time.Since(start).Seconds()
 	lines := m.notes.lines()
-	err = errors.Join(out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = out.show(doc, lines)
 	if err == nil {
 		out.warn(lines)
 	}

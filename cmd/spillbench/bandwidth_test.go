@@ -165,7 +165,7 @@ func TestBandwidthQuick(t *testing.T) {
 		}
 	}
 	var text strings.Builder
-	doc.Print(&text, nil)
+	doc.Page(nil).Write(&text, report.Table)
 	if !strings.Contains(text.String(), "quick: 1.8 GiB were moved; --thorough") {
 		t.Errorf("it does not say that it is quick:\n%s", &text)
 	}
@@ -177,13 +177,13 @@ func TestInconclusiveRows(t *testing.T) {
 		{Efficiency: 0.9, Noise: 0.2}, {Efficiency: 1.1, Noise: 0.2}, {Efficiency: 0.7, Noise: 0.2}, {Err: convert.ErrNoConverter},
 	})}
 	var text strings.Builder
-	doc.Print(&text, nil)
+	doc.Page(nil).Write(&text, report.Table)
 	if n := strings.Count(text.String(), "says nothing\n"); n != 2 || !strings.Contains(text.String(), "\n2 of 4 rows say nothing: ") {
 		t.Errorf("%d rows are marked:\n%s", n, &text)
 	}
 	doc.Rows = doc.Rows[2:]
 	text.Reset()
-	if doc.Print(&text, nil); strings.Contains(text.String(), "nothing") {
+	if must(doc.Page(nil).Write(&text, report.Table)); strings.Contains(text.String(), "nothing") {
 		t.Errorf("marked:\n%s", &text)
 	}
 }
@@ -255,8 +255,8 @@ func TestBandwidthNoConverter(t *testing.T) {
 	}})
 	doc := report.Bandwidth{Rows: rows}
 	var text strings.Builder
-	doc.Print(&text, []string{"a note"})
-	for _, want := range []string{"gpu:0  disk:0  convert: no converter from gpu-image to disk-image", "note: a note"} {
+	doc.Page([]string{"a note"}).Write(&text, report.Table)
+	for _, want := range []string{"  gpu:0  disk:0  ", "convert: no converter from gpu-image to disk-image", "note: a note"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}
@@ -405,7 +405,7 @@ func TestBandwidthBothWays(t *testing.T) {
 	(&report.Bandwidth{Rows: bandwidthRows([]bandwidth.Row{{
 		From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Host}, Bytes: 1 << 20, Threads: 2, LimitOf: bandwidth.CopyOfDriver,
 		GiBPerS: 90, Limit: 92, BothWays: true, Gain: 1.93, LimitGain: 1.95,
-	}})}).Print(&text, nil)
+	}})}).Page(nil).Write(&text, report.Table)
 	for _, want := range []string{"both ways", "gpu:0 and host:0, 1MiB: ", "1.93 times", "the limit 1.95 times", "limits are the driver's asynchronous copy"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())

@@ -36,7 +36,7 @@ type compareFlags struct {
 }
 
 func newCompare(stdout, stderr io.Writer) *cobra.Command {
-	var f compareFlags
+	f := compareFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "compare --peer NAME",
 		Short: "Spill the same data with and without Spillway",
@@ -133,7 +133,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = time.Since(start).Seconds()
 	lines := m.notes.lines()
-	err = errors.Join(out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = out.show(doc, lines)
 	if err == nil {
 		out.warn(lines)
 	}

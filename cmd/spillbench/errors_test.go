@@ -43,6 +43,13 @@ func TestErrors(t *testing.T) {
 		{"help on too much", []string{"help", "run", "nope"}, 2, []string{"run nope"}},
 		{"no result file", []string{"--json="}, 2, []string{"--json", "want FILE or -"}},
 
+		{"unknown format", []string{"--format=xml"}, 2, []string{"--format", "table, json, csv, markdown or benchfmt"}},
+		{"no format", []string{"topo", "--format="}, 2, []string{"--format", "table"}},
+		{"two results on standard output", []string{"--format=csv", "--json=-"}, 2, []string{"--json -", "--format csv", "--json FILE"}},
+		{"one result twice", []string{"topo", "--format=json", "--json=-"}, 2, []string{"--json -", "--format json"}},
+		{"a quiet table", []string{"--format=table", "--quiet"}, 2, []string{"--quiet", "--format table"}},
+		{"figures of no measurement", []string{"verify", whole, "--format=benchfmt"}, 2, []string{"--format benchfmt", "run, bandwidth, compare and reserve", "csv or markdown"}},
+
 		{"bad size", []string{"--gpu-memory=12x"}, 2, []string{"12x", "--gpu-memory"}},
 		{"negative size", []string{"--host-memory=-1"}, 2, []string{"-1", "negative"}},
 		{"zero size", []string{"--gpu-memory=0"}, 2, []string{"above zero"}},

@@ -27,36 +27,6 @@ import (
 // few MiB.
 const defaultMemory = 64 << 20
 
-// outputFlags say where results go; every command has them.
-type outputFlags struct {
-	json  jsonFlag
-	quiet bool
-}
-
-func (o *outputFlags) register(f *pflag.FlagSet) {
-	f.Var(&o.json, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing for people: no table, no notes, no progress")
-}
-
-// jsonFlag is the value of --json. Empty means that the flag was not given, and cannot be given: an
-// unset variable in a script must not lose a result.
-type jsonFlag string
-
-// Set takes a path or -.
-func (j *jsonFlag) Set(s string) error {
-	if s == "" {
-		return errors.New("want FILE or -")
-	}
-	*j = jsonFlag(s)
-	return nil
-}
-
-// String returns what Set took.
-func (j *jsonFlag) String() string { return string(*j) }
-
-// Type names the value in a usage text.
-func (*jsonFlag) Type() string { return "string" }
-
 // engineFlags describe the engine that a command opens.
 type engineFlags struct {
 	gpu                  string

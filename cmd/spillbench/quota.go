@@ -133,5 +133,5 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, share []
 	if broken != nil {
 		broken = &fail.Error{Status: fail.Environment, Err: broken, Fix: "keep whatever removes old files away from the directory"}
 	}
-	return errors.Join(out.write(doc), out.print(doc.Print), broken)
+	return errors.Join(out.show(doc, nil), broken)
 }

@@ -39,7 +39,7 @@ type reserveFlags struct {
 }
 
 func newReserve(stdout, stderr io.Writer) *cobra.Command {
-	var f reserveFlags
+	f := reserveFlags{output: outputFlags{figures: true}}
 	f.crowd, f.releases = contend.Crowd()
 	cmd := &cobra.Command{
 		Use:   "reserve",
@@ -125,7 +125,7 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	}
 	f.fill(doc, res)
 	doc.WallSeconds = time.Since(start).Seconds()
-	return errors.Join(out.write(doc), out.print(doc.Print))
+	return out.show(doc, nil)
 }
 
 // fill puts what was measured into the document.

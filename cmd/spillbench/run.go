@@ -37,7 +37,7 @@ type runFlags struct {
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
-	var f runFlags
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "run [FILE]...",
 		Short: "Load a table through all tiers, work on it, verify it",
@@ -133,7 +133,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	doc.WallSeconds = time.Since(start).Seconds()
 	lines := m.notes.lines()
 	// The verdict goes first: it decides the status.
-	err = errors.Join(verdict(res), out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = errors.Join(verdict(res), out.show(doc, lines))
 	if err == nil {
 		out.warn(lines)
 	}

@@ -57,5 +57,5 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 		env.Kernel, env.Cores = "", top.Limits.CPUs // not this machine's if the recorded one's are not known
 	}
 	doc := &report.Topo{Header: report.NewHeader("topo", env, nil), Topology: top, Paths: top.Matrix()}
-	return errors.Join(out.write(doc), out.print(doc.Print))
+	return out.show(doc, nil)
 }

@@ -43,7 +43,7 @@ failed, marks and limits that were changed meanwhile, and what others took of a 
 }
 
 func newRecord(stdout, stderr io.Writer) *cobra.Command {
-	var f runFlags
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
@@ -211,7 +211,7 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 		}
 		doc.Traces = append(doc.Traces, of)
 	}
-	return errors.Join(out.write(doc), out.print(doc.Print))
+	return out.show(doc, nil)
 }
 
 func readTrace(name string) (*trace.Trace, error) {

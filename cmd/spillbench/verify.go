@@ -75,7 +75,7 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	doc.Header = report.NewHeader("verify", m.env, m.warnings())
 	lines := m.notes.lines()
 	// What is wrong with the data goes first: it decides the status.
-	err = errors.Join(m.blame(ctx, errors.Join(failed, closing)), out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = errors.Join(m.blame(ctx, errors.Join(failed, closing)), out.show(doc, lines))
 	if err == nil {
 		out.warn(lines)
 	}

@@ -1,11 +1,6 @@
 package report
 
-import (
-	"fmt"
-	"io"
-
-	"github.com/spillway-db/spillway/internal/size"
-)
+import "github.com/spillway-db/spillway/internal/size"
 
 // Bandwidth is the document of bandwidth.
 type Bandwidth struct {
@@ -54,51 +49,52 @@ type BandwidthRow struct {
 	Error     string  `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
 }
 
-// Print writes what bandwidth measured for people.
-func (b *Bandwidth) Print(w io.Writer, notes []string) {
-	fmt.Fprintf(w, "spillbench bandwidth: %s\n\n", b.Env.line())
-	rows := [][]string{{"from", "to", "batch", "moves", "state", "GiB/s", "limit", "efficiency", "noise", "cv", ""}}
+// Page shows what bandwidth measured. notes are lines of their own.
+func (b *Bandwidth) Page(notes []string) *Page {
+	p := new(Page)
+	p.linef("spillbench bandwidth: %s", b.Env.line())
+	p.linef("")
+	rows := &sheet{columns: []column{{head: "from", key: "from"}, {head: "to", key: "to"}, {head: "batch", key: "bytes"}, {head: "moves", key: "threads"}, {head: "state", key: "state"}, {head: "GiB/s", key: "gib_per_s"},
+		{head: "limit", key: "limit_gib_per_s"}, {head: "efficiency", key: "efficiency"}, {head: "noise", key: "noise"}, {head: "cv", key: "cv"}, {only: people},
+		{key: "limit_of", only: programs}, {key: "inconclusive", only: programs}, {key: "both_ways", only: programs}, {key: "gain", only: programs}, {key: "limit_gain", only: programs}, {key: "error", only: programs}}}
 	unclear := 0
 	for _, r := range b.Rows {
 		if r.Error != "" {
-			rows = append(rows, []string{r.From, r.To, r.Error})
+			rows.add(r.From, r.To, nil, nil, nil, nil, nil, nil, nil, nil, r.Error, nil, nil, nil, nil, nil, r.Error)
 			continue
 		}
-		state := orUnknown(r.State, "-")
+		state, says := named{orUnknown(r.State, "-"), r.State}, ""
 		if r.BothWays {
-			state = "both ways"
+			state.text = "both ways"
 		}
-		says := ""
 		if r.Inconclusive {
 			unclear++
 			says = "says nothing"
 		}
-		rows = append(rows, []string{
-			r.From, r.To, size.Format(r.Bytes), fmt.Sprint(r.Threads), state, fmt.Sprintf("%.2f", r.GiBPerS),
-			fmt.Sprintf("%.2f", r.LimitGiBPerS), fmt.Sprintf("%.2f", r.Efficiency), fmt.Sprintf("%.3f", r.Noise), fmt.Sprintf("%.3f", r.CV), says,
-		})
+		rows.add(r.From, r.To, exact(r.Bytes), r.Threads, state, two(r.GiBPerS), two(r.LimitGiBPerS), two(r.Efficiency), three(r.Noise), three(r.CV), says,
+			r.LimitOf, r.Inconclusive, r.BothWays, two(r.Gain), two(r.LimitGain))
 	}
-	table(w, rows)
+	p.table(rows)
 	io := "buffered I/O" // as the volumes do it
 	if b.Env.DirectIO {
 		io = "direct I/O"
 	}
-	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are %s, a thread for each move, and with a disk %s on a file in the same state;\n",
+	p.linef("")
+	p.linef("%d pairs a row, in %s; limits are %s, a thread for each move, and with a disk %s on a file in the same state;",
 		b.Config.Pairs, duration(b.WallSeconds), b.memoryLimit(), io)
-	fmt.Fprintln(w, "efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
+	p.linef("efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
 	if unclear > 0 {
-		fmt.Fprintf(w, "%d of %d rows say nothing: ours is no further from the limit than the limit from itself (more --pairs, larger --sizes or an idle machine help)\n", unclear, len(b.Rows))
+		p.linef("%d of %d rows say nothing: ours is no further from the limit than the limit from itself (more --pairs, larger --sizes or an idle machine help)", unclear, len(b.Rows))
 	}
-	fmt.Fprintln(w, b.extent())
+	p.linef("%s", b.extent())
 	for _, r := range b.Rows {
 		if r.BothWays {
-			fmt.Fprintf(w, "%s and %s, %s: both ways at once are %.2f times as fast as one after the other, and the limit %.2f times\n",
+			p.linef("%s and %s, %s: both ways at once are %.2f times as fast as one after the other, and the limit %.2f times",
 				r.From, r.To, size.Format(r.Bytes), r.Gain, r.LimitGain)
 		}
 	}
-	for _, n := range notes {
-		fmt.Fprintf(w, "note: %s\n", n)
-	}
+	p.notes(notes)
+	return p
 }
 
 // extent says how much was measured.

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/topology"
 )
 
 // Schema names the documents' version.
@@ -51,6 +50,8 @@ func NewHeader(command string, env Env, warnings []diag.Warning) Header {
 func (h *Header) Stamp(args []string, began time.Time) {
 	h.Args, h.Time = append([]string{}, args...), began.UTC().Truncate(time.Millisecond)
 }
+
+func (h *Header) machine() Env { return h.Env }
 
 // Env describes the machine that figures were measured on. What is not known is
 // empty or 0.
@@ -200,13 +201,6 @@ type File struct {
 	Error      string `json:"error"` // the first difference, or why the file was not finished; else empty
 }
 
-// Topo is the document of topo.
-type Topo struct {
-	Header
-	Topology *topology.Topology `json:"topology"`
-	Paths    topology.Matrix    `json:"paths"` // between GPUs, NICs and disks
-}
-
 // Reserve is the document of reserve. Times are in nanoseconds, as its keys say.
 type Reserve struct {
 	Header
@@ -247,6 +241,13 @@ type Waiters struct {
 	SemaphoreNsPerRelease float64 `json:"semaphore_ns_per_release"`
 	NsPerTurn             float64 `json:"ns_per_turn"`
 	SemaphoreNsPerTurn    float64 `json:"semaphore_ns_per_turn"`
+}
+
+// Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Reserve, Quota,
+// Topo and Trace. Page shows it; notes are lines of their own.
+type Document interface {
+	Stamp(args []string, began time.Time)
+	Page(notes []string) *Page
 }
 
 // Write writes a document as indented JSON.
