@@ -27,8 +27,6 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var profiles profileFlags
 	profiles.register(root)
 	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
 	return end(ctx, errors.Join(root.ExecuteContext(ctx), profiles.stop()), stderr)
 }
 
@@ -80,12 +78,38 @@ labelled sim.`
 	root.Args = rootArgs
 	root.SilenceErrors = true // Main prints them
 	root.SilenceUsage = true
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
 	addVersion(root, stdout)
 	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr))
 	root.SetHelpCommand(newHelp())
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	addCompletionCommand(root)
+	addCompletion(root)
 	return root
+}
+
+// addCompletionCommand adds cobra's command that prints scripts for shells, but that what it does not
+// know is wrong use.
+func addCompletionCommand(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Short = "Print the script that completes commands and flags in a shell"
+		c.Args = func(c *cobra.Command, args []string) error {
+			var shells []string
+			for _, shell := range c.Commands() {
+				shells = append(shells, shell.Name())
+			}
+			return fail.Usagef("completion wants the name of a shell: %s (see spillbench completion --help)", either(shells))
+		}
+		c.RunE = func(*cobra.Command, []string) error { return nil }
+		for _, shell := range c.Commands() {
+			shell.Args = noArgs
+		}
+	}
 }
 
 // addVersion adds --version, which prints the version in the place of doing anything. Cobra's own
@@ -140,6 +164,13 @@ func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [COMMAND]",
 		Short: "Print help on a command",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			about, _, err := cmd.Root().Find(args)
+			if err != nil {
+				about = cmd.Root()
+			}
+			return commandsOf(about), cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			about := cmd.Root()
 			for _, name := range args {
@@ -160,7 +191,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return fail.Usagef("%s takes no arguments, and got %q (see spillbench %s --help)", cmd.Name(), args[0], cmd.Name())
+	return fail.Usagef("%s takes no arguments, and got %q (see %s --help)", strings.TrimPrefix(cmd.CommandPath(), "spillbench "), args[0], cmd.CommandPath())
 }
 
 // flagError is what a flag that is unknown, or whose value makes no sense, ends

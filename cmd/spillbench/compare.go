@@ -89,10 +89,11 @@ func (f *compareFlags) validate() error {
 	switch {
 	case f.peer == "":
 		return fail.Usagef("compare needs a peer (--peer %s)", peer.ArrowIPC)
-	case f.peer != peer.ArrowIPC:
-		return fail.Usagef("--peer %q is unknown (want %s)", f.peer, peer.ArrowIPC)
 	case f.rounds < 1 || f.rounds > maxCompareRounds:
 		return fail.Usagef("--rounds %d is out of range (want 1 to %d)", f.rounds, maxCompareRounds)
+	}
+	if err := chosen("peer", f.peer); err != nil {
+		return err
 	}
 	if err := f.input.validate(); err != nil {
 		return err

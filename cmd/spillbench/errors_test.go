@@ -27,7 +27,7 @@ func TestErrors(t *testing.T) {
 		want   []string
 	}{
 		{"unknown flag", []string{"--html=x"}, 2, []string{"--html", "--help"}},
-		{"unknown codec", []string{"--codec=lz4"}, 2, []string{"lz4", "auto, none, s2, zstd, bitpack"}},
+		{"unknown codec", []string{"--codec=lz4"}, 2, []string{"lz4", "auto, none, s2, zstd or bitpack"}},
 		{"unknown flag of run", []string{"run", "--html=x"}, 2, []string{"--html"}},
 		{"run flag of verify", []string{"verify", "--passes=2", whole}, 2, []string{"--passes"}},
 		{"engine flag of topo", []string{"topo", "--gpu=sim"}, 2, []string{"--gpu"}},

@@ -86,19 +86,13 @@ func must(err error) {
 
 // validate says what is wrong with the flags by themselves.
 func (e *engineFlags) validate() error {
-	switch e.gpu {
-	case "auto", "sim", "cuda":
-	default:
-		return fail.Usagef("--gpu %q is unknown (want auto, cuda or sim)", e.gpu)
+	for _, flag := range [][2]string{{"gpu", e.gpu}, {"policy", e.policy}, {"codec", e.codec}} {
+		if err := chosen(flag[0], flag[1]); err != nil {
+			return err
+		}
 	}
 	if err := e.marks().Validate(); err != nil {
 		return fail.Usagef("%s (set --stop < --trigger <= --limit <= 1)", strings.TrimPrefix(err.Error(), "tier: "))
-	}
-	if _, err := monitor.ByName(e.policy); err != nil || e.policy == "" {
-		return fail.Usagef("--policy %q is unknown (want one of %s)", e.policy, strings.Join(monitor.Names(), ", "))
-	}
-	if _, err := convert.ParseCodec(e.codec); err != nil {
-		return fail.Usagef("--codec: %s", strings.TrimPrefix(err.Error(), "convert: "))
 	}
 	if e.period < monitor.MinPeriod {
 		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)

@@ -82,8 +82,8 @@ func (f *runFlags) validate() error {
 			return err
 		}
 	}
-	if f.place != "gpu" && f.place != "fits" {
-		return fail.Usagef("--place %q is unknown (want gpu or fits)", f.place)
+	if err := chosen("place", f.place); err != nil {
+		return err
 	}
 	if err := f.input.validate(); err != nil {
 		return err

@@ -119,11 +119,12 @@ func (f *replayFlags) validate() (err error) {
 		f.setting.Speed[e] = float64(size.Bytes)
 	}
 	if f.policy != "" {
-		if f.setting.Policy, err = monitor.ByName(f.policy); err != nil {
-			return fail.Usagef("--policy %q is unknown (want one of %s)", f.policy, strings.Join(monitor.Names(), ", "))
+		if err := chosen("policy", f.policy); err != nil {
+			return err
 		}
+		f.setting.Policy, err = monitor.ByName(f.policy)
 	}
-	return nil
+	return err
 }
 
 func newReplay(stdout, stderr io.Writer) *cobra.Command {

@@ -201,3 +201,39 @@ func (s *Specs) String() string {
 
 // Type implements pflag.Value.
 func (*Specs) Type() string { return "spec" }
+
+// Complete returns what a spec may become with its last field complete, or with one more: what a
+// shell offers. Its first fields are op and kind.
+func Complete(text string) (all []string) {
+	before := text[:strings.LastIndexByte(text, ',')+1]
+	seen := make(map[string]string)
+	for field := range strings.SplitSeq(before, ",") {
+		key, value, _ := strings.Cut(field, "=")
+		seen[key] = value
+	}
+	op := find(seen["op"])
+	var fields []string
+	switch {
+	case op.name == "":
+		for _, op := range operations {
+			fields = append(fields, "op="+op.name+",")
+		}
+	case seen["kind"] == "":
+		for _, kind := range op.kinds {
+			fields = append(fields, "kind="+kind)
+		}
+	default:
+		fields = []string{"p=", "at=", "times="}
+		if s := (Spec{Op: op.name}); s.onDisk() {
+			fields = append(fields, "path=")
+		}
+	}
+	for _, f := range fields {
+		key, _, _ := strings.Cut(f, "=")
+		excluded := key == "p" && seen["at"] != "" || key == "at" && seen["p"] != ""
+		if _, twice := seen[key]; !twice && !excluded {
+			all = append(all, before+f)
+		}
+	}
+	return all
+}
