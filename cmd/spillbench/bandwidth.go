@@ -44,20 +44,27 @@ func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Measure every edge, next to what the machine can do",
 		Long: `Measure every edge, next to what the machine can do.
 
-Batches of each size move along every edge, there and back, alone and several at a
-time. Each move is timed beside the limit, pair by pair, alternately: memmove between two
-regions of memory, for a GPU one asynchronous copy of its driver between the same memories, and where a disk takes part direct I/O at the same place, while nothing of
-the engine's is there, or on a file of the same kind. Fresh is room that was set aside and never written; rewritten is room
-that has been written before. The limit is also timed against itself, so that it is known what
-a difference means. With a GPU an even number of moves is also measured with half of them in each direction
-at once. Files have no names, and are gone with the process. What
---disk-throttle makes slow is slow for the limit, too; --fault happens to moves alone.
-Nothing is compressed, unless --codec says so.
+Batches of each size move along every edge, there and back, alone and several at a time.
+Each move is timed beside the limit, pair by pair, alternately: memmove between two
+regions of memory, for a GPU one asynchronous copy of its driver between the same
+memories, and where a disk takes part direct I/O at the same place, while nothing of the
+engine's is there, or on a file of the same kind. Fresh is room that was set aside and
+never written; rewritten is room that has been written before. The limit is also timed
+against itself, so that it is known what a difference means. With a GPU an even number
+of moves is also measured with half of them in each direction at once. Files have no
+names, and are gone with the process. What --disk-throttle makes slow is slow for the
+limit, too; --fault happens to moves alone. Nothing is compressed, unless --codec says
+so.
 
-A row whose efficiency is no further from 1 than the limit is from itself says nothing, and is
-marked. The default is --quick: it moves at most 2 GiB, ours and the limit's together. --thorough
-measures batches as large as engines make them, and moves some 280 GiB to and from each disk.
-That takes minutes on a fast one; on a slow one, and where writing wears, choose --sizes.`,
+A row whose efficiency is no further from 1 than the limit is from itself says nothing,
+and is marked. The default is --quick: it moves at most 2 GiB, ours and the limit's
+together. --thorough measures batches as large as engines make them, and moves some 280
+GiB to and from each disk. That takes minutes on a fast one; on a slow one, and where
+writing wears, choose --sizes.`,
+		Example: `  spillbench bandwidth
+  spillbench bandwidth --thorough --disk /mnt/nvme --json bandwidth.json
+  spillbench bandwidth --between gpu,host --sizes 16MiB,64MiB --threads 1,4
+  spillbench bandwidth --format benchfmt    # for benchstat`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return measureBandwidth(cmd.Context(), &f, cmd.Flags(), stdout, stderr)

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
@@ -58,7 +59,7 @@ func chosen(flag, value string) error {
 	if slices.Contains(known, value) {
 		return nil
 	}
-	return fail.Usagef("--%s %q is unknown (want %s)", flag, value, either(known))
+	return fail.Usagef("--%s %q is unknown (%swant %s)", flag, value, suggest.Hint(value, "", known), either(known))
 }
 
 // addCompletion gives every flag and argument of a command and of those below it what shells offer

@@ -7,14 +7,15 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 )
 
 // Main runs the command with args and returns its exit status. It ends soon
@@ -75,12 +76,17 @@ Without a subcommand it does what run does: a table several times larger than
 the GPU's memory is pushed through all tiers, worked on and verified. Without a
 GPU that Spillway can use, a simulated one stands in, and every figure is
 labelled sim.`
+	root.Example = `  spillbench                                # a generated table through all tiers
+  spillbench run data.parquet --passes 2    # your own file
+  spillbench --gpu-memory 1GiB --json result.json`
 	root.Args = rootArgs
 	root.SilenceErrors = true // Main prints them
 	root.SilenceUsage = true
 	root.SetFlagErrorFunc(flagError)
+	root.SetUsageFunc(usage)
+	root.DisableAutoGenTag = true // of man pages
 	addVersion(root, stdout)
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr))
+	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr), newMan())
 	root.SetHelpCommand(newHelp())
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -136,7 +142,7 @@ func rootArgs(cmd *cobra.Command, args []string) error {
 	if _, err := os.Stat(args[0]); err == nil {
 		return fail.Usagef("%q is not a command (to run on a file: spillbench run %s)", args[0], strings.Join(args, " "))
 	}
-	return fail.Usagef("%q is not a command (want %s; see spillbench --help)", args[0], either(commandsOf(cmd)))
+	return fail.Usagef("%q is not a command (%swant %s; see spillbench --help)", args[0], suggest.Hint(args[0], "", commandsOf(cmd)), either(commandsOf(cmd)))
 }
 
 // commandsOf returns the names of a command's own commands: not those that cobra adds, and none that
@@ -158,34 +164,6 @@ func either(names []string) string {
 	return strings.Join(names, "")
 }
 
-// newHelp is cobra's help command, but that asking for help on what does not
-// exist is wrong use.
-func newHelp() *cobra.Command {
-	return &cobra.Command{
-		Use:   "help [COMMAND]",
-		Short: "Print help on a command",
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			about, _, err := cmd.Root().Find(args)
-			if err != nil {
-				about = cmd.Root()
-			}
-			return commandsOf(about), cobra.ShellCompDirectiveNoFileComp
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			about := cmd.Root()
-			for _, name := range args {
-				i := slices.IndexFunc(about.Commands(), func(c *cobra.Command) bool { return c.Name() == name })
-				if i < 0 {
-					return fail.Usagef("there is no help on %q (want %s)", strings.Join(args, " "), either(commandsOf(cmd.Root())))
-				}
-				about = about.Commands()[i]
-			}
-			about.InitDefaultHelpFlag()
-			return about.Help()
-		},
-	}
-}
-
 // noArgs refuses arguments that are no flags.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
@@ -197,5 +175,20 @@ func noArgs(cmd *cobra.Command, args []string) error {
 // flagError is what a flag that is unknown, or whose value makes no sense, ends
 // with.
 func flagError(cmd *cobra.Command, err error) error {
-	return fail.Usagef("%w (see %s --help)", err, cmd.CommandPath())
+	hint := ""
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		typed := unknown.GetSpecifiedName()
+		if all := unknown.GetSpecifiedShortnames(); len(all) > 1 {
+			typed = all // -passes, as Go's own commands take it
+		}
+		var known []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				known = append(known, f.Name)
+			}
+		})
+		hint = suggest.Hint(typed, "--", known)
+	}
+	return fail.Usagef("%w (%ssee %s --help)", err, hint, cmd.CommandPath())
 }

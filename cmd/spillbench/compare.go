@@ -42,29 +42,31 @@ func newCompare(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Spill the same data with and without Spillway",
 		Long: `Spill the same data with and without Spillway.
 
-Batches go from host memory to disk and back, and the same are written by the peer
-as a Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read
-back by ipc.FileReader, both by one goroutine, as they demand; ours are moved and
-read by --workers. Both sides hash every byte that they have read, and both have as
-much memory, --host-memory; what is larger streams through. Round by round each has
-its turn, who is first changes, ours on an empty disk volume. Before the peer reads, its file is dropped from the
-page cache, as it would be if other data had come, and so is what it has read; "warm" is its writing without the
-sync, and its reading of what it has just written, from the cache. Once, before
-anything is measured, every batch that comes back is compared with the input. In each
-round the peer does its work once untimed, so that the memory of the page cache is
-not fetched from the host of a virtual machine in its time.
+Batches go from host memory to disk and back, and the same are written by the peer as a
+Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read back by
+ipc.FileReader, both by one goroutine, as they demand; ours are moved and read by
+--workers. Both sides hash every byte that they have read, and both have as much memory,
+--host-memory; what is larger streams through. Round by round each has its turn, who is
+first changes, ours on an empty disk volume. Before the peer reads, its file is dropped
+from the page cache, as it would be if other data had come, and so is what it has read;
+"warm" is its writing without the sync, and its reading of what it has just written,
+from the cache. Once, before anything is measured, every batch that comes back is
+compared with the input. In each round the peer does its work once untimed, so that the
+memory of the page cache is not fetched from the host of a virtual machine in its time.
 
-Laying batches out in host memory is done once, when they are put, and not in what
-is compared; it is counted in a figure of its own. Spill files are of no use after a
-crash, so a direct write to them ends when the disk has the data, without telling it
-to flush its own cache, as the peer's sync does.
+Laying batches out in host memory is done once, when they are put, and not in what is
+compared; it is counted in a figure of its own. Spill files are of no use after a crash,
+so a direct write to them ends when the disk has the data, without telling it to flush
+its own cache, as the peer's sync does.
 
 With --disk-throttle the disk is that slow for both: for the peer as for a page cache
-that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults
-of --fault happen to our side alone, also while it opens its volumes.
+that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults of
+--fault happen to our side alone, also while it opens its volumes.
 
-No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and
-change nothing.`,
+No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and change
+nothing.`,
+		Example: `  spillbench compare --peer arrow-ipc
+  spillbench compare --peer arrow-ipc --input data.parquet --repeat 8 --host-memory 1GiB`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return compare(cmd.Context(), &f, stdout, stderr) },
 	}

@@ -67,7 +67,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop at the latest")
 	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
-	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
+	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed, by `NAME`: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
 	f.DurationVar(&e.stuckAfter, "stuck-after", reservation.StuckAfter, "how long nothing may change before who waits for room in full memories is refused")

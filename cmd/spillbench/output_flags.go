@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 )
 
 // outputFlags say where results go and in which form; every command that has results has them.
@@ -72,7 +73,7 @@ type formatFlag report.Format
 // Set takes the name of a format.
 func (f *formatFlag) Set(s string) error {
 	if !slices.Contains(report.Formats(), s) {
-		return errors.New("want " + either(report.Formats()))
+		return errors.New(suggest.Hint(s, "", report.Formats()) + "want " + either(report.Formats()))
 	}
 	*f = formatFlag(s)
 	return nil

@@ -43,8 +43,11 @@ numbers in it: make it where only those do who are to share.
 A ledger that is broken is told, with exit status 3: what cannot be read, and that
 somebody removed its files while processes use them.
 
-The first three are also read with NVSHARE_ in the place of SPILLWAY_, and the
-ratio without MEMORY_, too.`,
+The first three are also read with NVSHARE_ in the place of SPILLWAY_, and the ratio
+without MEMORY_, too.`,
+		Example: `  spillbench quota
+  spillbench quota --ledger /run/spillway/ledger
+  spillbench quota --ledger /run/spillway/ledger --share GPU-4f7a    # as root`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printQuota(cmd.Context(), &flags, ledger, share, stdout, stderr)

@@ -52,6 +52,8 @@ semaphore of golang.org/x/sync does the same work in turn with the manager, roun
 by round. Last, a crowd waits for one unit, and each release is timed until the next
 in line has it; 100,000 goroutines take some 250 MiB. No other memory is allocated,
 and no GPU used.`,
+		Example: `  spillbench reserve
+  spillbench reserve --goroutines 64 --rounds 21 --format csv`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return reserve(cmd.Context(), &f, stdout, stderr) },
 	}

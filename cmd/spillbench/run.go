@@ -51,6 +51,10 @@ moves down to host memory and disk. Each pass then brings every batch back to th
 GPU, computes a digest over every byte there, and compares it with that of the
 record that was loaded. Input without any batch, such as a CSV file of only a
 header, is wrong use: there would be nothing to do.`,
+		Example: `  spillbench run data.parquet more.csv --passes 3
+  spillbench run data.arrow --repeat 8 --gpu-memory 1GiB --host-memory 2GiB --disk /mnt/nvme
+  spillbench run --policy lru --codec s2 --json result.json
+  spillbench run --fault op=read,kind=bitflip,at=20    # ends with 1: the corruption is found`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.input.files = append(f.input.files, args...)
@@ -67,7 +71,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
 	f.input.registerWorkers(fs, "how many batches are worked on at once")
-	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded: gpu (each waits for room there) or fits (the fastest tier with room)")
+	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)

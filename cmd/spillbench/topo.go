@@ -24,6 +24,9 @@ func newTopo(stdout, stderr io.Writer) *cobra.Command {
 disks, what lies between them (NV#: NVLinks, PIX: one PCI switch, PXB: several,
 PHB: a host bridge, NODE: two of one NUMA node, SYS: two nodes), and how much of
 them this process may use.`,
+		Example: `  spillbench topo
+  spillbench topo --format json
+  spillbench topo --root recorded/    # another machine's`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return topo(cmd.Context(), &flags, root, stdout, stderr) },
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 	"github.com/spillway-db/spillway/internal/replay"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/monitor"
@@ -33,8 +34,11 @@ as many others, unless --bandwidth says otherwise.
 Programs record traces with Config.Trace. Not replayed are what is read or written ahead,
 hints, what programs reserve themselves, dictionaries that batches share, calls that
 failed, marks and limits that were changed meanwhile, and what others took of a GPU.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			return fail.Usagef("want trace record, replay or compare (see spillbench trace --help)")
+		Example: `  spillbench trace record run.trace --passes 3
+  spillbench trace replay run.trace --policy lru
+  spillbench trace compare run.trace`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return fail.Usagef("want trace %s (%ssee spillbench trace --help)", either(commandsOf(cmd)), suggest.Hint(strings.Join(args, " "), "", commandsOf(cmd)))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -47,7 +51,10 @@ func newRecord(stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
-		Args:  files(1, 1),
+		Long: `Do what run does, with all its flags, and write its trace to FILE, which is replaced if it
+is a trace.`,
+		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
+		Args:    files(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if err := f.validate(); err != nil {
 				return err
@@ -132,7 +139,11 @@ func newReplay(stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Predict what is moved, and the time, with a setting",
-		Args:  files(1, 1),
+		Long: `Predict what is moved, and the time, with a setting, beside what was measured when FILE
+was recorded.`,
+		Example: `  spillbench trace replay run.trace
+  spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
+		Args: files(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
 		},
@@ -147,7 +158,11 @@ func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare FILE...",
 		Short: "Predict what is moved, and the time, with each policy",
-		Args:  files(1, 1<<20),
+		Long: `Predict what is moved, and the time, with each policy, beside what was measured when each
+FILE was recorded.`,
+		Example: `  spillbench trace compare run.trace
+  spillbench trace compare a.trace b.trace --format markdown`,
+		Args: files(1, 1<<20),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), "trace compare", args, true, stdout, stderr)
 		},

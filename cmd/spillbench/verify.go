@@ -35,6 +35,8 @@ Each batch of each file (Parquet, Arrow, CSV) is moved between every pair of
 memories for which there is a converter, and compared value by value with what
 was read. The first difference is named. A file without any batch is fine if it can
 be read; that nothing was verified is noted.`,
+		Example: `  spillbench verify data.parquet
+  spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
