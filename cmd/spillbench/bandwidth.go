@@ -186,6 +186,7 @@ func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
 			From: r.From.String(), To: r.To.String(), Bytes: r.Bytes, Threads: r.Threads, GiBPerS: r.GiBPerS, State: string(r.State),
 			LimitGiBPerS: r.Limit, LimitOf: string(r.LimitOf), Efficiency: r.Efficiency, Noise: r.Noise, CV: r.CV,
 			BothWays: r.BothWays, Gain: r.Gain, LimitGain: r.LimitGain,
+			Samples:      report.BandwidthSamples{GiBPerS: list(r.Samples.Ours), LimitGiBPerS: list(r.Samples.Limit), LimitAgainGiBPerS: list(r.Samples.Again)},
 			Inconclusive: r.Err == nil && math.Abs(r.Efficiency-1) <= r.Noise,
 		}
 		if r.Err != nil {
@@ -195,3 +196,6 @@ func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
 	}
 	return out
 }
+
+// list is empty in JSON where there is nothing, and not null.
+func list(v []float64) []float64 { return append([]float64{}, v...) }

@@ -53,6 +53,16 @@ func TestBandwidth(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		}
+		k, ratios := r.Samples, []float64{}
+		if len(k.GiBPerS) != 11 || len(k.LimitGiBPerS) != 11 || len(k.LimitAgainGiBPerS) != 11 {
+			t.Fatalf("%+v", k)
+		}
+		for i, v := range k.GiBPerS {
+			ratios = append(ratios, v/k.LimitGiBPerS[i])
+		}
+		if median(k.GiBPerS) != r.GiBPerS || math.Abs(median(ratios)-r.Efficiency) > 1e-9 {
+			t.Errorf("the figures are not those of the samples: %+v", r)
+		}
 	}
 	for _, edge := range []string{
 		"gpu:0-host:0 ", "host:0-gpu:0 ", "gpu:0-disk:0 fresh", "gpu:0-disk:0 rewritten", "disk:0-gpu:0 rewritten",

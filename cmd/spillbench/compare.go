@@ -235,11 +235,28 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 		read = append(read, res.Peer[i].Read.Seconds()/t.Read.Seconds())
 	}
 	doc.Ours.PutWriteGiBPerS = report.Rate(res.Bytes, median(both).Seconds())
+	doc.Samples = samples(res)
 	doc.Ratio = report.Ratios{
 		Write: median(write), WriteMin: slices.Min(write), WriteMax: slices.Max(write),
 		Read: median(read), ReadMin: slices.Min(read), ReadMax: slices.Max(read),
 	}
 	return doc
+}
+
+// samples are the rates of each round.
+func samples(res peer.Result) []report.RoundRates {
+	out := make([]report.RoundRates, len(res.Ours))
+	of := func(all []peer.Times, i int) report.Rates {
+		if i >= len(all) {
+			return report.Rates{}
+		}
+		return rates(res.Bytes, all[i:i+1])
+	}
+	for i, t := range res.Ours {
+		out[i] = report.RoundRates{Ours: report.OurRates{Rates: of(res.Ours, i), Rewritten: of(res.Rewritten, i)}, Peer: of(res.Peer, i), Warm: of(res.Warm, i)}
+		out[i].Ours.PutWriteGiBPerS = report.Rate(res.Bytes, (t.Write + res.Put[i]).Seconds())
+	}
+	return out
 }
 
 // rates are the medians over the rounds.

@@ -136,10 +136,14 @@ func (f *reserveFlags) fill(doc *report.Reserve, res contend.Result) {
 	for _, c := range res.Contended {
 		doc.Contended = append(doc.Contended, report.Contended{
 			Scenario: c.Scenario, Goroutines: f.goroutines, OpsPerS: c.OpsPerS, SemaphoreOpsPerS: c.SemaphoreOpsPerS,
-			Ratio: c.Ratio, RatioMin: c.RatioMin, RatioMax: c.RatioMax,
+			Ratio: c.Ratio, RatioMin: c.RatioMin, RatioMax: c.RatioMax, Samples: report.ContendedSamples(c.Samples),
 		})
 	}
 	for _, w := range res.Waiters {
-		doc.Waiters = append(doc.Waiters, report.Waiters(w))
+		doc.Waiters = append(doc.Waiters, report.Waiters{
+			Waiters: w.Waiters, NsPerRelease: w.NsPerRelease, SemaphoreNsPerRelease: w.SemaphoreNsPerRelease,
+			NsPerTurn: w.NsPerTurn, SemaphoreNsPerTurn: w.SemaphoreNsPerTurn, Samples: report.WaitersSamples(w.Samples),
+		})
 	}
+	doc.Samples = report.ReserveSamples(res.Samples)
 }

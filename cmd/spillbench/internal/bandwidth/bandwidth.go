@@ -128,6 +128,7 @@ type Row struct {
 	Efficiency float64 // median of the pairs' ratios, ours by raw
 	Noise      float64 // median of how far raw by raw is from 1
 	CV         float64 // coefficient of variation of our rates
+	Samples    Samples // what the figures were made of
 	// BothWays says that one half of the moves went from From to To, and the other in the opposite
 	// direction at the same time. Gain is how many times as fast that was as one half after the
 	// other, and LimitGain that of raw.
@@ -135,6 +136,10 @@ type Row struct {
 	Gain, LimitGain float64
 	Err             error // why nothing was measured: a *convert.NoConverterError; then the figures are 0
 }
+
+// Samples are rates in GiB/s, one a pair in the order in which they were measured: ours, the limit's
+// beside it, and the limit's once more, which shows its noise.
+type Samples struct{ Ours, Limit, Again []float64 }
 
 // Skip is what was left out because there is no room for it.
 type Skip struct {

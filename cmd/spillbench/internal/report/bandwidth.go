@@ -43,10 +43,20 @@ type BandwidthRow struct {
 	Inconclusive bool `json:"inconclusive"`
 	// BothWays: one half of the moves went the other way at the same time. Gain is how many times
 	// as fast that was as one half after the other, and LimitGain that of the limit.
-	BothWays  bool    `json:"both_ways,omitempty"`
-	Gain      float64 `json:"gain,omitempty"`
-	LimitGain float64 `json:"limit_gain,omitempty"`
-	Error     string  `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
+	BothWays  bool             `json:"both_ways,omitempty"`
+	Gain      float64          `json:"gain,omitempty"`
+	LimitGain float64          `json:"limit_gain,omitempty"`
+	Samples   BandwidthSamples `json:"samples"`
+
+	Error string `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
+}
+
+// BandwidthSamples are the rates that a row's figures are made of, one a pair in the order in which they
+// were measured: of ours, of the limit, and of the limit once more.
+type BandwidthSamples struct {
+	GiBPerS           []float64 `json:"gib_per_s"`
+	LimitGiBPerS      []float64 `json:"limit_gib_per_s"`
+	LimitAgainGiBPerS []float64 `json:"limit_again_gib_per_s"`
 }
 
 // Page shows what bandwidth measured. notes are lines of their own.

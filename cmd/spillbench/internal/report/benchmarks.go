@@ -95,7 +95,7 @@ func (r *Run) Benchmarks() (all []Benchmark) {
 	return all
 }
 
-// Benchmarks has a line for each row that was measured.
+// Benchmarks has a line for each pair of each row.
 func (b *Bandwidth) Benchmarks() (all []Benchmark) {
 	for _, r := range b.Rows {
 		if r.Error != "" {
@@ -108,38 +108,50 @@ func (b *Bandwidth) Benchmarks() (all []Benchmark) {
 		if r.BothWays {
 			name += "/both-ways"
 		}
-		all = append(all, once(name, Value{r.GiBPerS, "GiB/s"}, Value{r.LimitGiBPerS, "limit-GiB/s"}))
+		for i, v := range r.Samples.GiBPerS {
+			all = append(all, once(name, Value{v, "GiB/s"}, Value{r.Samples.LimitGiBPerS[i], "limit-GiB/s"}))
+		}
 	}
 	return all
 }
 
-// Benchmarks has two lines for each side: writing and reading.
+// Benchmarks has two lines for each side and round: writing and reading.
 func (c *Compare) Benchmarks() (all []Benchmark) {
 	add := func(side string, r Rates) {
 		all = append(all, once("Compare/side="+side+"/op=write", Value{r.WriteGiBPerS, "GiB/s"}), once("Compare/side="+side+"/op=read", Value{r.ReadGiBPerS, "GiB/s"}))
 	}
-	add("spillway", c.Ours.Rates)
-	all = append(all, once("Compare/side=spillway-laid-out/op=write", Value{c.Ours.PutWriteGiBPerS, "GiB/s"}))
-	add("spillway-rewritten", c.Ours.Rewritten)
-	add(c.Peer.Name, c.Peer.Rates)
-	add(c.Peer.Name+"-warm", c.Peer.Warm)
+	for _, round := range c.Samples {
+		add("spillway", round.Ours.Rates)
+		all = append(all, once("Compare/side=spillway-laid-out/op=write", Value{round.Ours.PutWriteGiBPerS, "GiB/s"}))
+		add("spillway-rewritten", round.Ours.Rewritten)
+		add(c.Peer.Name, round.Peer)
+		add(c.Peer.Name+"-warm", round.Warm)
+	}
 	return all
 }
 
-// Benchmarks has two lines for each scenario: the manager's and the semaphore's.
-func (r *Reserve) Benchmarks() []Benchmark {
-	all := []Benchmark{
-		once("Reserve/room=alone/side=manager", Value{r.UncontendedNs, "ns/op"}, Value{r.AllocsPerOp, "allocs/op"}),
-		once("Reserve/room=alone/side=semaphore", Value{r.SemaphoreUncontendedNs, "ns/op"}),
+// Benchmarks has a line for each round of each side. Allocations are the least of all rounds.
+func (r *Reserve) Benchmarks() (all []Benchmark) {
+	add := func(name, unit string, samples []float64) {
+		for _, v := range samples {
+			all = append(all, once("Reserve/"+name, Value{v, unit}))
+		}
 	}
+	for _, v := range r.Samples.UncontendedNs {
+		all = append(all, once("Reserve/room=alone/side=manager", Value{v, "ns/op"}, Value{r.AllocsPerOp, "allocs/op"}))
+	}
+	add("room=alone/side=semaphore", "ns/op", r.Samples.SemaphoreUncontendedNs)
 	for _, c := range r.Contended {
-		name := fmt.Sprintf("Reserve/room=%s/goroutines=%d", c.Scenario, c.Goroutines)
-		all = append(all, once(name+"/side=manager", Value{c.OpsPerS, "ops/s"}), once(name+"/side=semaphore", Value{c.SemaphoreOpsPerS, "ops/s"}))
+		name := fmt.Sprintf("room=%s/goroutines=%d", c.Scenario, c.Goroutines)
+		add(name+"/side=manager", "ops/s", c.Samples.OpsPerS)
+		add(name+"/side=semaphore", "ops/s", c.Samples.SemaphoreOpsPerS)
 	}
 	for _, c := range r.Waiters {
-		name := fmt.Sprintf("Reserve/waiters=%d", c.Waiters)
-		all = append(all, once(name+"/side=manager", Value{c.NsPerRelease, "ns/release"}, Value{c.NsPerTurn, "ns/turn"}),
-			once(name+"/side=semaphore", Value{c.SemaphoreNsPerRelease, "ns/release"}, Value{c.SemaphoreNsPerTurn, "ns/turn"}))
+		name := fmt.Sprintf("waiters=%d", c.Waiters)
+		add(name+"/side=manager", "ns/release", c.Samples.NsPerRelease)
+		add(name+"/side=semaphore", "ns/release", c.Samples.SemaphoreNsPerRelease)
+		add(name+"/side=manager", "ns/turn", c.Samples.NsPerTurn)
+		add(name+"/side=semaphore", "ns/turn", c.Samples.SemaphoreNsPerTurn)
 	}
 	return all
 }

@@ -15,6 +15,7 @@ type Compare struct {
 	Ours        OurRates      `json:"ours"`
 	Peer        PeerRates     `json:"peer"`
 	Ratio       Ratios        `json:"ratio"`
+	Samples     []RoundRates  `json:"samples"` // what the medians are of, one a round
 	WallSeconds float64       `json:"wall_seconds"`
 }
 
@@ -46,6 +47,13 @@ type PeerRates struct {
 	Name  string `json:"name"`
 	Rates        // synced, and read without the page cache
 	Warm  Rates  `json:"warm"` // not synced, and read from it
+}
+
+// RoundRates are the rates of one round.
+type RoundRates struct {
+	Ours OurRates `json:"ours"`
+	Peer Rates    `json:"peer"`
+	Warm Rates    `json:"warm"` // the peer's
 }
 
 // Ratios are our rates by the peer's: the medians of the pairs of rounds, with the

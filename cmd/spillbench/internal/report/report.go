@@ -211,6 +211,28 @@ type Reserve struct {
 	Contended              []Contended   `json:"contended"`
 	Waiters                []Waiters     `json:"waiters"`
 	WallSeconds            float64       `json:"wall_seconds"`
+
+	Samples ReserveSamples `json:"samples"`
+}
+
+// ReserveSamples are what one goroutine took in each round. Samples are in the order of the rounds.
+type ReserveSamples struct {
+	UncontendedNs          []float64 `json:"uncontended_ns"`
+	SemaphoreUncontendedNs []float64 `json:"semaphore_uncontended_ns"`
+}
+
+// ContendedSamples are the rates of a scenario in each round.
+type ContendedSamples struct {
+	OpsPerS          []float64 `json:"ops_per_s"`
+	SemaphoreOpsPerS []float64 `json:"semaphore_ops_per_s"`
+}
+
+// WaitersSamples are what a crowd took in each round.
+type WaitersSamples struct {
+	NsPerRelease          []float64 `json:"ns_per_release"`
+	SemaphoreNsPerRelease []float64 `json:"semaphore_ns_per_release"`
+	NsPerTurn             []float64 `json:"ns_per_turn"`
+	SemaphoreNsPerTurn    []float64 `json:"semaphore_ns_per_turn"`
 }
 
 // ReserveConfig is what reserve ran with.
@@ -231,6 +253,8 @@ type Contended struct {
 	Ratio            float64 `json:"ratio"`
 	RatioMin         float64 `json:"ratio_min"`
 	RatioMax         float64 `json:"ratio_max"`
+
+	Samples ContendedSamples `json:"samples"`
 }
 
 // Waiters is a crowd that waits for one unit: what the call that releases it takes, and
@@ -241,6 +265,8 @@ type Waiters struct {
 	SemaphoreNsPerRelease float64 `json:"semaphore_ns_per_release"`
 	NsPerTurn             float64 `json:"ns_per_turn"`
 	SemaphoreNsPerTurn    float64 `json:"semaphore_ns_per_turn"`
+
+	Samples WaitersSamples `json:"samples"`
 }
 
 // Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Reserve, Quota,
