@@ -139,6 +139,9 @@ func rootArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
+	if args[0] == "version" {
+		return fail.Usagef("%q is not a command (did you mean --version?)", args[0])
+	}
 	if _, err := os.Stat(args[0]); err == nil {
 		return fail.Usagef("%q is not a command (to run on a file: spillbench run %s)", args[0], strings.Join(args, " "))
 	}

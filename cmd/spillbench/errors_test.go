@@ -48,6 +48,7 @@ func TestErrors(t *testing.T) {
 		{"flag as Go has it", []string{"run", "-passes", "2"}, 2, []string{"did you mean --passes?"}},
 		{"mistyped flag of all commands", []string{"topo", "--cpu-profile=x"}, 2, []string{"did you mean --cpuprofile?"}},
 		{"hidden flag, mistyped", []string{"compare", "--gpu-memry=1MiB"}, 2, []string{"unknown flag: --gpu-memry (see"}},
+		{"version as a command", []string{"version"}, 2, []string{"did you mean --version?"}},
 		{"mistyped command", []string{"verfiy", whole}, 2, []string{"verfiy", "did you mean verify?"}},
 		{"mistyped command of trace", []string{"trace", "reply"}, 2, []string{"did you mean replay?", "compare, record or replay"}},
 		{"mistyped help", []string{"help", "bandwith"}, 2, []string{"did you mean bandwidth?"}},

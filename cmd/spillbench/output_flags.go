@@ -49,7 +49,7 @@ func (o *outputFlags) validate() error {
 // that of the command.
 func (o *outputFlags) something(command string) error {
 	if o.quiet && o.json == "" && o.format == "" {
-		return fail.Usagef("%s --quiet has no result (give --json FILE as well, or leave --quiet out)", command)
+		return fail.Usagef("%s --quiet has no result (give --json FILE or --format json as well, or leave --quiet out)", command)
 	}
 	return nil
 }

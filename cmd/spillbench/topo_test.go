@@ -84,7 +84,7 @@ func TestNothingAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"topo"}, {"trace", "replay", "absent"}, {"trace", "compare", "absent"}} {
 		r := command(t, t.Context(), append(args, "-q")...)
-		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--quiet has no result (give --json FILE") || r.stdout != "" {
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--quiet has no result (give --json FILE or --format json") || r.stdout != "" {
 			t.Errorf("%q: status %d, %q, %q", args, r.status, r.stderr, r.stdout)
 		}
 	}

@@ -8,36 +8,41 @@ import (
 )
 
 // TestPlan: of our side as much is moved as was planned, but for batches that were already where an
-// edge begins, whether or not the limit is measured in the volume's file.
+// edge begins, whatever the limit is.
 func TestPlan(t *testing.T) {
-	for _, watched := range []bool{false, true} {
-		w := NewWatch()
-		eng := engine(t)
-		cfg := small(eng)
-		if watched {
-			eng = engineOn(t, w, convert.CodecNone)
-			cfg = small(eng)
+	for name, config := range map[string]func(*testing.T) Config{
+		"files of its own": func(t *testing.T) Config { return small(engine(t)) },
+		"the volume's file": func(t *testing.T) Config {
+			w := NewWatch()
+			cfg := small(engineOn(t, w, convert.CodecNone))
 			cfg.Watched = map[tier.ID]*Watch{{Kind: tier.Disk}: w}
-		}
-		planned, limit, err := Plan(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := Run(t.Context(), cfg); err != nil {
-			t.Fatal(err)
-		}
-		moved := int64(0)
-		for _, e := range eng.Stats().Edges {
-			moved += e.Bytes
-		}
-		links, _ := linksOf(eng)
-		slack := int64(len(links)) * 3 * (64 + 256) << 10
-		if moved > planned || moved < planned-slack {
-			t.Errorf("watched %t: %d bytes were moved, and %d planned", watched, moved, planned)
-		}
-		if limit < planned { // it is measured twice in each round
-			t.Errorf("watched %t: %d bytes of the limit, and %d of ours", watched, limit, planned)
-		}
+			return cfg
+		},
+		"a driver's copies": func(t *testing.T) Config { return small(emulated(t)) },
+	} {
+		t.Run(name, func(t *testing.T) { testPlan(t, config(t)) })
+	}
+}
+
+func testPlan(t *testing.T, cfg Config) {
+	planned, limit, err := Plan(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	moved := int64(0)
+	for _, e := range cfg.Engine.Stats().Edges {
+		moved += e.Bytes
+	}
+	links, _ := linksOf(cfg.Engine)
+	slack := int64(len(links)) * 3 * (64 + 256) << 10 // each load, on each link
+	if moved > planned || moved < planned-slack {
+		t.Errorf("%d bytes were moved, and %d planned", moved, planned)
+	}
+	if limit < planned { // it is measured twice in each round
+		t.Errorf("%d bytes of the limit, and %d of ours", limit, planned)
 	}
 }
 

@@ -1,8 +1,12 @@
 // Package report holds what spillbench prints: the documents that --json writes, the description of
-// the machine in each of them, and the tables for people.
+// the machine in each of them, and how --format shows them.
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
 //	Reserve ── reserve  Quota ── quota      Topo ── topo              each with Header: schema, command, Env
+//
+//	Document ── Page ───────▶ lines and tables: table, Markdown, CSV
+//	         ── Benchmarks ─▶ Go's benchmark format
+//	         ── Write ──────▶ JSON, as JSONSchema says
 //
 // The documents are plain values and belong to the caller. Their keys are the
 // schema spillway.spillbench/v1 and do not change: sizes are in bytes, times in
@@ -10,6 +14,7 @@
 package report
 
 import (
+	_ "embed"
 	"encoding/json"
 	"io"
 	"runtime"
@@ -20,6 +25,13 @@ import (
 
 // Schema names the documents' version.
 const Schema = "spillway.spillbench/v1"
+
+//go:embed schema/spillbench.v1.schema.json
+var jsonSchema string
+
+// JSONSchema returns the JSON Schema (draft 2020-12) of all documents of version Schema. It has each
+// key that they have, and allows no other.
+func JSONSchema() string { return jsonSchema }
 
 // Header begins every document.
 type Header struct {
