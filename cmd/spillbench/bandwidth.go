@@ -3,8 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
-	"strings"
+	"math"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +16,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
@@ -36,95 +36,35 @@ const (
 	maxLoads = 64
 )
 
-// bandwidthFlags are the flags of bandwidth.
-type bandwidthFlags struct {
-	output  outputFlags
-	engine  engineFlags
-	sizes   sizesFlag
-	threads []int
-	pairs   int
-	seed    uint64
-	between kindsFlag
-}
-
-// kindsFlag is the value of --between.
-type kindsFlag []tier.Kind
-
-// Set takes kinds of spaces with commas between them, in the place of those before.
-func (k *kindsFlag) Set(text string) error {
-	var all []tier.Kind
-	for part := range strings.SplitSeq(text, ",") {
-		kind, err := tier.ParseKind(part)
-		if err != nil {
-			return errors.New(strings.TrimPrefix(err.Error(), "tier: "))
-		}
-		all = append(all, kind)
-	}
-	*k = all
-	return nil
-}
-
-// String prints what Set takes.
-func (k *kindsFlag) String() string {
-	var parts []string
-	for _, kind := range *k {
-		parts = append(parts, kind.String())
-	}
-	return strings.Join(parts, ",")
-}
-
-// Type names the value in a usage text.
-func (*kindsFlag) Type() string { return "kinds" }
-
-// sizesFlag is the value of --sizes.
-type sizesFlag []int64
-
-// Set takes sizes with commas between them, in the place of those before.
-func (s *sizesFlag) Set(text string) error {
-	var all []int64
-	for part := range strings.SplitSeq(text, ",") {
-		n, err := size.Parse(part)
-		if err != nil {
-			return err
-		}
-		all = append(all, n)
-	}
-	*s = all
-	return nil
-}
-
-// String prints what Set takes.
-func (s *sizesFlag) String() string {
-	var parts []string
-	for _, n := range *s {
-		parts = append(parts, size.Format(n))
-	}
-	return strings.Join(parts, ",")
-}
-
-// Type names the value in a usage text.
-func (*sizesFlag) Type() string { return "sizes" }
-
 func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 	// What is compressed passes a disk faster than its limit, or slower.
-	f := bandwidthFlags{sizes: sizesFlag{1 << 20, 16 << 20, 64 << 20, 256 << 20}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
+	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
 		Short: "Measure every edge, next to what the machine can do",
 		Long: `Measure every edge, next to what the machine can do.
 
-Batches of each size move along every edge, there and back, alone and several at a
-time. Each move is timed beside the limit, pair by pair, alternately: memmove between two
-regions of memory, for a GPU one asynchronous copy of its driver between the same memories, and where a disk takes part direct I/O at the same place, while nothing of
-the engine's is there, or on a file of the same kind. Fresh is room that was set aside and never written; rewritten is room
-that has been written before. The limit is also timed against itself, so that it is known what
-a difference means. With a GPU an even number of moves is also measured with half of them in each direction
-at once. Files have no names, and are gone with the process. What
---disk-throttle makes slow is slow for the limit, too; --fault happens to moves alone.
-Nothing is compressed, unless --codec says so.
+Batches of each size move along every edge, there and back, alone and several at a time.
+Each move is timed beside the limit, pair by pair, alternately: memmove between two
+regions of memory, for a GPU one asynchronous copy of its driver between the same
+memories, and where a disk takes part direct I/O at the same place, while nothing of the
+engine's is there, or on a file of the same kind. Fresh is room that was set aside and
+never written; rewritten is room that has been written before. The limit is also timed
+against itself, so that it is known what a difference means. With a GPU an even number
+of moves is also measured with half of them in each direction at once. Files have no
+names, and are gone with the process. What --disk-throttle makes slow is slow for the
+limit, too; --fault happens to moves alone. Nothing is compressed, unless --codec says
+so.
 
-With the defaults some 280 GiB go to and from the disk, which takes minutes on a fast one; on
-a slow one, and where writing wears, choose smaller --sizes.`,
+A row whose efficiency is no further from 1 than the limit is from itself says nothing,
+and is marked. The default is --quick: it moves at most 2 GiB, ours and the limit's
+together. --thorough measures batches as large as engines make them, and moves some 280
+GiB to and from each disk. That takes minutes on a fast one; on a slow one, and where
+writing wears, choose --sizes.`,
+		Example: `  spillbench bandwidth
+  spillbench bandwidth --thorough --disk /mnt/nvme --json bandwidth.json
+  spillbench bandwidth --between gpu,host --sizes 16MiB,64MiB --threads 1,4
+  spillbench bandwidth --format benchfmt    # for benchstat`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return measureBandwidth(cmd.Context(), &f, cmd.Flags(), stdout, stderr)
@@ -132,38 +72,10 @@ a slow one, and where writing wears, choose smaller --sizes.`,
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.Var(&f.sizes, "sizes", "`SIZES` of the batches, with commas between; by default those for which there is room")
-	fs.IntSliceVar(&f.threads, "threads", []int{1, 2}, "how many batches move at the same time, as `NUMBERS` with commas between")
-	fs.IntVar(&f.pairs, "pairs", minPairs, "pairs of a move and its limit for each figure")
-	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
-	fs.Var(&f.between, "between", "measure only edges between these `KINDS` of spaces, such as gpu,host (default all)")
+	f.register(fs)
 	f.engine.register(fs, bandwidthMemory)
 	f.output.register(fs)
 	return cmd
-}
-
-func (f *bandwidthFlags) validate() error {
-	if f.pairs < minPairs || f.pairs > maxPairs {
-		return fail.Usagef("--pairs %d is out of range (want %d to %d)", f.pairs, minPairs, maxPairs)
-	}
-	if len(f.threads) == 0 {
-		return fail.Usagef("--threads is empty (want numbers from 1 to %d)", maxMoves)
-	}
-	for _, n := range f.threads {
-		if n < 1 || n > maxMoves {
-			return fail.Usagef("--threads %d is out of range (want 1 to %d)", n, maxMoves)
-		}
-	}
-	for _, n := range f.sizes {
-		if n < bandwidth.SmallestBatch || n > bandwidth.LargestBatch || n%tier.Page != 0 {
-			return fail.Usagef("--sizes %s is out of range (want multiples of 4KiB from %s to %s)",
-				size.Format(n), size.Format(bandwidth.SmallestBatch), size.Format(bandwidth.LargestBatch))
-		}
-	}
-	if len(f.sizes)*len(f.threads) > maxLoads {
-		return fail.Usagef("--sizes and --threads name %d combinations (want at most %d)", len(f.sizes)*len(f.threads), maxLoads)
-	}
-	return f.engine.validate()
 }
 
 // suit makes memories without a given size small enough for the machine.
@@ -186,7 +98,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -213,44 +125,50 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
-	rows, err := f.measure(ctx, m, bandwidth.Config{
-		Engine: m.engine, Sizes: f.sizes, Threads: f.threads, Pairs: f.pairs, Seed: f.seed, Between: f.between, Spare: f.engine.beside, Progress: drawn,
-		Files: m.faults.Slow, Watched: watched,
-	}, flags.Changed("sizes") || flags.Changed("threads"))
+	doc := &report.Bandwidth{Config: report.BandwidthConfig{Seed: f.seed, Pairs: f.pairs, Extent: string(f.extent())}}
+	sizes, threads := f.loads()
+	err = f.measure(ctx, m, bandwidth.Config{
+		Engine: m.engine, Sizes: sizes, Threads: threads, Pairs: f.pairs, Seed: f.seed, Between: f.between, OneOfEach: f.extent() == quick,
+		Spare: f.engine.beside, Progress: drawn, Files: m.faults.Slow, Watched: watched,
+	}, flags.Changed("sizes") || flags.Changed("threads"), doc)
 	drawn.Close()
 	if err := errors.Join(err, m.engine.Close()); err != nil {
 		return m.blame(ctx, err)
 	}
 	m.settle()
-	doc := &report.Bandwidth{
-		Header: report.NewHeader("bandwidth", m.env, m.warnings()),
-		Config: report.BandwidthConfig{Config: m.config, Seed: f.seed, Pairs: f.pairs, Sizes: f.sizes, Threads: f.threads},
-		Rows:   rows,
-	}
+	doc.Header, doc.Config.Config = report.NewHeader("bandwidth", m.env, m.warnings()), m.config
 	doc.WallSeconds = time.Since(start).Seconds()
 	lines := m.notes.lines()
-	err = errors.Join(out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = out.show(doc, lines)
 	if err == nil {
 		out.warn(lines)
 	}
 	return err
 }
 
-// measure runs the measurement. What was asked for and does not fit is an error; of the
-// defaults it is left out, and noted.
-func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.Config, asked bool) ([]report.BandwidthRow, error) {
+// measure runs the measurement and puts what it did into doc. What was asked for and does not fit is
+// an error; of the defaults it is left out, and noted.
+func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.Config, asked bool, doc *report.Bandwidth) error {
 	skipped, err := bandwidth.Fit(cfg)
-	if err != nil {
-		return nil, err
-	}
-	if len(skipped) > 0 && (asked || len(skipped) == len(f.sizes)*len(f.threads)) {
-		return nil, &fail.Error{Status: fail.Usage, Err: skipped[0],
+	switch {
+	case errors.Is(err, bandwidth.ErrNoEdges):
+		return &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--between %s: %w", f.between.String(), err), Fix: "name more kinds of spaces, such as --between gpu,host"}
+	case err != nil:
+		return err
+	case len(skipped) > 0 && (asked || len(skipped) == len(cfg.Sizes)*len(cfg.Threads)):
+		return &fail.Error{Status: fail.Usage, Err: skipped[0],
 			Fix: "choose smaller --sizes or fewer --threads, or raise --gpu-memory, --host-memory or the size of --disk"}
 	}
+	planned, err := f.cut(&cfg)
+	if err != nil {
+		return err
+	}
+	doc.Config.Sizes, doc.Config.Threads, doc.Config.PlannedBytes = cfg.Sizes, cfg.Threads, planned
 	rows, skipped, err := bandwidth.Run(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	doc.Rows = bandwidthRows(rows)
 	for _, s := range skipped {
 		m.notes.add(s.Error(), "left out: "+s.Error())
 	}
@@ -258,7 +176,7 @@ func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.
 		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+
 			"): rates are those of the bytes before, and an efficiency above 1 can be the codec's; --codec none moves the bytes as the limit does")
 	}
-	return bandwidthRows(rows), nil
+	return nil
 }
 
 func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
@@ -268,6 +186,8 @@ func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
 			From: r.From.String(), To: r.To.String(), Bytes: r.Bytes, Threads: r.Threads, GiBPerS: r.GiBPerS, State: string(r.State),
 			LimitGiBPerS: r.Limit, LimitOf: string(r.LimitOf), Efficiency: r.Efficiency, Noise: r.Noise, CV: r.CV,
 			BothWays: r.BothWays, Gain: r.Gain, LimitGain: r.LimitGain,
+			Samples:      report.BandwidthSamples{GiBPerS: list(r.Samples.Ours), LimitGiBPerS: list(r.Samples.Limit), LimitAgainGiBPerS: list(r.Samples.Again)},
+			Inconclusive: r.Err == nil && math.Abs(r.Efficiency-1) <= r.Noise,
 		}
 		if r.Err != nil {
 			row.Error = fail.Line(r.Err)
@@ -276,3 +196,6 @@ func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
 	}
 	return out
 }
+
+// list is empty in JSON where there is nothing, and not null.
+func list(v []float64) []float64 { return append([]float64{}, v...) }

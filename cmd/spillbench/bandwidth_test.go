@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -11,10 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // narrow is bandwidth with the flags that make it shortest. The disk is small because, for each
@@ -48,6 +52,16 @@ func TestBandwidth(t *testing.T) {
 			if !(v > 0) || math.IsInf(v, 0) {
 				t.Errorf("%+v", r)
 			}
+		}
+		k, ratios := r.Samples, []float64{}
+		if len(k.GiBPerS) != 11 || len(k.LimitGiBPerS) != 11 || len(k.LimitAgainGiBPerS) != 11 {
+			t.Fatalf("%+v", k)
+		}
+		for i, v := range k.GiBPerS {
+			ratios = append(ratios, v/k.LimitGiBPerS[i])
+		}
+		if median(k.GiBPerS) != r.GiBPerS || math.Abs(median(ratios)-r.Efficiency) > 1e-9 {
+			t.Errorf("the figures are not those of the samples: %+v", r)
 		}
 	}
 	for _, edge := range []string{
@@ -88,7 +102,7 @@ func TestBandwidthForPeople(t *testing.T) {
 func TestBandwidthDefaults(t *testing.T) {
 	t.Parallel()
 	var doc report.Bandwidth
-	r := command(t, t.Context(), "bandwidth", "--gpu-memory=2MiB", "--host-memory=4MiB", "--json=-")
+	r := command(t, t.Context(), "bandwidth", "--thorough", "--gpu-memory=2MiB", "--host-memory=4MiB", "--json=-")
 	if r.status != 0 {
 		t.Fatal(r.status, r.stderr)
 	}
@@ -103,6 +117,87 @@ func TestBandwidthDefaults(t *testing.T) {
 	}
 }
 
+// TestQuickPlan: without flags at most 2 GiB are moved, by the plan, whatever the machine has; what
+// is asked for in addition makes the batches smaller, or is as large as it was asked for.
+func TestQuickPlan(t *testing.T) {
+	for _, c := range []struct {
+		args  string
+		disks int
+		sizes sizesFlag
+		quick bool
+	}{
+		{"", 1, quickSizes, true},
+		{"--threads=1,2", 1, sizesFlag{256 << 10, 1 << 20}, true},
+		{"", 3, quickSizes, true},
+		{"--pairs=1000", 1, sizesFlag{64 << 10}, false}, // that is what it takes
+		{"--sizes=8MiB", 1, sizesFlag{8 << 20}, false},
+	} {
+		var f bandwidthFlags
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		f.register(fs)
+		f.engine.codec = convert.CodecNone.String()
+		f.engine.register(fs, 64<<20)
+		args := strings.Fields(c.args)
+		for range c.disks {
+			args = append(args, "--disk="+t.TempDir()+"=64MiB")
+		}
+		if err := errors.Join(fs.Parse(append(args, "--gpu=sim")), f.validate()); err != nil {
+			t.Fatal(err)
+		}
+		m, err := f.engine.open(t.Context(), &notes{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes, threads := f.loads()
+		cfg := bandwidth.Config{Engine: m.engine, Sizes: sizes, Threads: threads, Pairs: f.pairs, OneOfEach: f.extent() == quick}
+		planned, err := f.cut(&cfg)
+		if err := errors.Join(err, m.engine.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if (planned <= quickMost) != c.quick || planned < quickMost/8 || !slices.Equal(cfg.Sizes, c.sizes) {
+			t.Errorf("%q, %d disks: batches of %v, %d bytes are moved", c.args, c.disks, cfg.Sizes, planned)
+		}
+	}
+}
+
+// TestBandwidthQuick: it is the default, and says so.
+func TestBandwidthQuick(t *testing.T) {
+	t.Parallel()
+	var doc report.Bandwidth
+	r := succeed(t, "bandwidth", "--gpu=sim", "--gpu-memory=16MiB", "--host-memory=16MiB", "--disk="+t.TempDir()+"=64MiB", "--json=-")
+	decode(t, r.stdout, &doc)
+	if c := doc.Config; c.Extent != "quick" || c.PlannedBytes <= 0 || c.PlannedBytes > quickMost || !slices.Equal(c.Sizes, quickSizes) || !slices.Equal(c.Threads, []int{1}) {
+		t.Errorf("%+v", c)
+	}
+	for _, row := range doc.Rows {
+		if row.Inconclusive != (math.Abs(row.Efficiency-1) <= row.Noise) {
+			t.Errorf("%+v", row)
+		}
+	}
+	var text strings.Builder
+	doc.Page(nil).Write(&text, report.Table)
+	if !strings.Contains(text.String(), "quick: 1.8 GiB were moved; --thorough") {
+		t.Errorf("it does not say that it is quick:\n%s", &text)
+	}
+}
+
+// TestInconclusiveRows: a row that is within the limit's own variation is marked, and counted.
+func TestInconclusiveRows(t *testing.T) {
+	doc := report.Bandwidth{Rows: bandwidthRows([]bandwidth.Row{
+		{Efficiency: 0.9, Noise: 0.2}, {Efficiency: 1.1, Noise: 0.2}, {Efficiency: 0.7, Noise: 0.2}, {Err: convert.ErrNoConverter},
+	})}
+	var text strings.Builder
+	doc.Page(nil).Write(&text, report.Table)
+	if n := strings.Count(text.String(), "says nothing\n"); n != 2 || !strings.Contains(text.String(), "\n2 of 4 rows say nothing: ") {
+		t.Errorf("%d rows are marked:\n%s", n, &text)
+	}
+	doc.Rows = doc.Rows[2:]
+	text.Reset()
+	if must(doc.Page(nil).Write(&text, report.Table)); strings.Contains(text.String(), "nothing") {
+		t.Errorf("marked:\n%s", &text)
+	}
+}
+
 // TestBandwidthTooLarge: what was asked for and does not fit is not left out in silence; and to
 // measure nothing is no success.
 func TestBandwidthTooLarge(t *testing.T) {
@@ -110,7 +205,7 @@ func TestBandwidthTooLarge(t *testing.T) {
 	for _, args := range [][]string{
 		{"--sizes=64KiB,1MiB", "--threads=1"},
 		{"--threads=8", "--sizes=128KiB"},
-		{}, // no default fits
+		{"--thorough"}, // no default fits
 	} {
 		r := command(t, t.Context(), append([]string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB"}, args...)...)
 		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "gpu:0") || !strings.Contains(r.stderr, "raise --gpu-memory") {
@@ -170,8 +265,8 @@ func TestBandwidthNoConverter(t *testing.T) {
 	}})
 	doc := report.Bandwidth{Rows: rows}
 	var text strings.Builder
-	doc.Print(&text, []string{"a note"})
-	for _, want := range []string{"gpu:0  disk:0  convert: no converter from gpu-image to disk-image", "note: a note"} {
+	doc.Page([]string{"a note"}).Write(&text, report.Table)
+	for _, want := range []string{"  gpu:0  disk:0  ", "convert: no converter from gpu-image to disk-image", "note: a note"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}
@@ -189,6 +284,8 @@ func TestBandwidthErrors(t *testing.T) {
 		{"--threads=0", []string{"--threads", "1 to"}},
 		{"--threads=65", []string{"--threads", "1 to 64"}},
 		{"--threads=", []string{"--threads"}},
+		{"--quick --thorough", []string{"--quick and --thorough"}},
+		{"--quick --sizes=1MiB", []string{"--quick", "--sizes"}},
 		{"--threads=x", []string{"--threads"}},
 		{"--sizes=", []string{"--sizes"}},
 		{"--sizes=1MiB,,", []string{"--sizes"}},
@@ -198,7 +295,7 @@ func TestBandwidthErrors(t *testing.T) {
 		{"--passes=2", []string{"--passes"}},
 		{"file", []string{"no arguments"}},
 	} {
-		r := command(t, t.Context(), "bandwidth", c.arg)
+		r := command(t, t.Context(), append([]string{"bandwidth"}, strings.Fields(c.arg)...)...)
 		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%s ends with %d: %s", c.arg, r.status, r.stderr)
 		}
@@ -287,13 +384,38 @@ func TestBandwidthBetween(t *testing.T) {
 	}
 }
 
+// TestBandwidthWithoutEdges: kinds of spaces of which there are no two are wrong use, not an empty
+// table.
+func TestBandwidthWithoutEdges(t *testing.T) {
+	t.Parallel()
+	top, err := topology.Discover(t.Context(), topology.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--between=host":                             "--between host: there is nothing to measure: there is one such space only, host:0, and an edge needs two",
+		"--between=disk":                             "one such space only, disk:0",
+		"--between=disk --disk=" + t.TempDir():       "edges between two disks are not measured (disk:0, disk:1)",
+		"--between=host --json=-":                    "--between gpu,host",
+		"--between=gpu,gpu --sizes=64KiB --quiet -q": "one such space only, gpu:0",
+	} {
+		if len(top.Nodes) > 1 && strings.Contains(args, "=host") {
+			continue // each node has a host space
+		}
+		r := command(t, t.Context(), narrow(t, strings.Fields(args)...)...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, want) || r.stdout != "" {
+			t.Errorf("%s ends with %d: %q, %q", args, r.status, r.stderr, r.stdout)
+		}
+	}
+}
+
 // TestBandwidthBothWays: the table shows how much is gained, and what the limit is.
 func TestBandwidthBothWays(t *testing.T) {
 	var text strings.Builder
 	(&report.Bandwidth{Rows: bandwidthRows([]bandwidth.Row{{
 		From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Host}, Bytes: 1 << 20, Threads: 2, LimitOf: bandwidth.CopyOfDriver,
 		GiBPerS: 90, Limit: 92, BothWays: true, Gain: 1.93, LimitGain: 1.95,
-	}})}).Print(&text, nil)
+	}})}).Page(nil).Write(&text, report.Table)
 	for _, want := range []string{"both ways", "gpu:0 and host:0, 1MiB: ", "1.93 times", "the limit 1.95 times", "limits are the driver's asynchronous copy"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())

@@ -7,26 +7,47 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 )
 
 // Main runs the command with args and returns its exit status. It ends soon
 // after ctx does, with everything given back.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	ctx = call{args: args, began: time.Now()}.in(ctx)
 	before := debug.SetMemoryLimit(-1) // commands lower it; see headroom.Plan
 	defer debug.SetMemoryLimit(before)
 	root := newRoot(stdout, stderr)
 	var profiles profileFlags
 	profiles.register(root)
 	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
 	return end(ctx, errors.Join(root.ExecuteContext(ctx), profiles.stop()), stderr)
+}
+
+// call is one call of the program: what its documents say of it.
+type call struct {
+	args  []string
+	began time.Time
+}
+
+type callKey struct{}
+
+// in returns a context of the call.
+func (c call) in(ctx context.Context) context.Context { return context.WithValue(ctx, callKey{}, c) }
+
+// callOf returns the call that ctx is of; of none, one that begins now.
+func callOf(ctx context.Context) call {
+	if c, ok := ctx.Value(callKey{}).(call); ok {
+		return c
+	}
+	return call{began: time.Now()}
 }
 
 // end prints how a command ended, and returns its exit status. Wrong data counts also if the
@@ -55,46 +76,95 @@ Without a subcommand it does what run does: a table several times larger than
 the GPU's memory is pushed through all tiers, worked on and verified. Without a
 GPU that Spillway can use, a simulated one stands in, and every figure is
 labelled sim.`
+	root.Example = `  spillbench                                # a generated table through all tiers
+  spillbench run data.parquet --passes 2    # your own file
+  spillbench --gpu-memory 1GiB --json result.json`
 	root.Args = rootArgs
 	root.SilenceErrors = true // Main prints them
 	root.SilenceUsage = true
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr))
+	root.SetUsageFunc(usage)
+	root.DisableAutoGenTag = true // of man pages
+	addVersion(root, stdout)
+	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr), newSchema(stdout), newMan())
 	root.SetHelpCommand(newHelp())
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	addCompletionCommand(root)
+	addCompletion(root)
 	return root
 }
 
+// addCompletionCommand adds cobra's command that prints scripts for shells, but that what it does not
+// know is wrong use.
+func addCompletionCommand(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Short = "Print the script that completes commands and flags in a shell"
+		c.Args = func(c *cobra.Command, args []string) error {
+			var shells []string
+			for _, shell := range c.Commands() {
+				shells = append(shells, shell.Name())
+			}
+			return fail.Usagef("completion wants the name of a shell: %s (see spillbench completion --help)", either(shells))
+		}
+		c.RunE = func(*cobra.Command, []string) error { return nil }
+		for _, shell := range c.Commands() {
+			shell.Args = noArgs
+		}
+	}
+}
+
+// addVersion adds --version, which prints the version in the place of doing anything. Cobra's own
+// would ask git for the commit also where nobody wants it.
+func addVersion(root *cobra.Command, stdout io.Writer) {
+	version := root.Flags().Bool("version", false, "print the version of spillbench, its commit and its Go")
+	do := root.RunE
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if !*version {
+			return do(cmd, args)
+		}
+		if _, err := fmt.Fprintln(stdout, report.VersionLine()); err != nil {
+			return fail.Environmentf("writing standard output: %w", pathless(err))
+		}
+		return nil
+	}
+}
+
 // rootArgs explains what is not a subcommand.
-func rootArgs(_ *cobra.Command, args []string) error {
+func rootArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	if _, err := os.Stat(args[0]); err == nil {
-		return fail.Usagef("%q is not a command (to run on a file: spillbench run --input %s)", args[0], args[0])
+	if args[0] == "version" {
+		return fail.Usagef("%q is not a command (did you mean --version?)", args[0])
 	}
-	return fail.Usagef("%q is not a command (want run, verify, bandwidth, compare, reserve, quota, topo or trace; see spillbench --help)", args[0])
+	if _, err := os.Stat(args[0]); err == nil {
+		return fail.Usagef("%q is not a command (to run on a file: spillbench run %s)", args[0], strings.Join(args, " "))
+	}
+	return fail.Usagef("%q is not a command (%swant %s; see spillbench --help)", args[0], suggest.Hint(args[0], "", commandsOf(cmd)), either(commandsOf(cmd)))
 }
 
-// newHelp is cobra's help command, but that asking for help on what does not
-// exist is wrong use.
-func newHelp() *cobra.Command {
-	return &cobra.Command{
-		Use:   "help [COMMAND]",
-		Short: "Print help on a command",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			about := cmd.Root()
-			for _, name := range args {
-				i := slices.IndexFunc(about.Commands(), func(c *cobra.Command) bool { return c.Name() == name })
-				if i < 0 {
-					return fail.Usagef("there is no help on %q (want run, verify, bandwidth, compare, reserve, quota, topo or trace)", strings.Join(args, " "))
-				}
-				about = about.Commands()[i]
-			}
-			about.InitDefaultHelpFlag()
-			return about.Help()
-		},
+// commandsOf returns the names of a command's own commands: not those that cobra adds, and none that
+// is hidden.
+func commandsOf(cmd *cobra.Command) (names []string) {
+	for _, c := range cmd.Commands() {
+		if !c.Hidden && c.Name() != "help" && c.Name() != "completion" {
+			names = append(names, c.Name())
+		}
 	}
+	return names
+}
+
+// either lists what there is to choose from: "a, b or c".
+func either(names []string) string {
+	if n := len(names) - 1; n > 0 {
+		return strings.Join(names[:n], ", ") + " or " + names[n]
+	}
+	return strings.Join(names, "")
 }
 
 // noArgs refuses arguments that are no flags.
@@ -102,14 +172,26 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	if cmd.Name() == "run" {
-		return fail.Usagef("run takes no arguments, and got %q (name files with --input FILE)", args[0])
-	}
-	return fail.Usagef("%s takes no arguments, and got %q (see spillbench %s --help)", cmd.Name(), args[0], cmd.Name())
+	return fail.Usagef("%s takes no arguments, and got %q (see %s --help)", strings.TrimPrefix(cmd.CommandPath(), "spillbench "), args[0], cmd.CommandPath())
 }
 
 // flagError is what a flag that is unknown, or whose value makes no sense, ends
 // with.
 func flagError(cmd *cobra.Command, err error) error {
-	return fail.Usagef("%w (see %s --help)", err, cmd.CommandPath())
+	hint := ""
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		typed := unknown.GetSpecifiedName()
+		if all := unknown.GetSpecifiedShortnames(); len(all) > 1 {
+			typed = all // -passes, as Go's own commands take it
+		}
+		var known []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				known = append(known, f.Name)
+			}
+		})
+		hint = suggest.Hint(typed, "--", known)
+	}
+	return fail.Usagef("%w (%ssee %s --help)", err, hint, cmd.CommandPath())
 }

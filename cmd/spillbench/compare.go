@@ -36,35 +36,37 @@ type compareFlags struct {
 }
 
 func newCompare(stdout, stderr io.Writer) *cobra.Command {
-	var f compareFlags
+	f := compareFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "compare --peer NAME",
 		Short: "Spill the same data with and without Spillway",
 		Long: `Spill the same data with and without Spillway.
 
-Batches go from host memory to disk and back, and the same are written by the peer
-as a Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read
-back by ipc.FileReader, both by one goroutine, as they demand; ours are moved and
-read by --workers. Both sides hash every byte that they have read, and both have as
-much memory, --host-memory; what is larger streams through. Round by round each has
-its turn, who is first changes, ours on an empty disk volume. Before the peer reads, its file is dropped from the
-page cache, as it would be if other data had come, and so is what it has read; "warm" is its writing without the
-sync, and its reading of what it has just written, from the cache. Once, before
-anything is measured, every batch that comes back is compared with the input. In each
-round the peer does its work once untimed, so that the memory of the page cache is
-not fetched from the host of a virtual machine in its time.
+Batches go from host memory to disk and back, and the same are written by the peer as a
+Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read back by
+ipc.FileReader, both by one goroutine, as they demand; ours are moved and read by
+--workers. Both sides hash every byte that they have read, and both have as much memory,
+--host-memory; what is larger streams through. Round by round each has its turn, who is
+first changes, ours on an empty disk volume. Before the peer reads, its file is dropped
+from the page cache, as it would be if other data had come, and so is what it has read;
+"warm" is its writing without the sync, and its reading of what it has just written,
+from the cache. Once, before anything is measured, every batch that comes back is
+compared with the input. In each round the peer does its work once untimed, so that the
+memory of the page cache is not fetched from the host of a virtual machine in its time.
 
-Laying batches out in host memory is done once, when they are put, and not in what
-is compared; it is counted in a figure of its own. Spill files are of no use after a
-crash, so a direct write to them ends when the disk has the data, without telling it
-to flush its own cache, as the peer's sync does.
+Laying batches out in host memory is done once, when they are put, and not in what is
+compared; it is counted in a figure of its own. Spill files are of no use after a crash,
+so a direct write to them ends when the disk has the data, without telling it to flush
+its own cache, as the peer's sync does.
 
 With --disk-throttle the disk is that slow for both: for the peer as for a page cache
-that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults
-of --fault happen to our side alone, also while it opens its volumes.
+that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults of
+--fault happen to our side alone, also while it opens its volumes.
 
-No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and
-change nothing.`,
+No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and change
+nothing.`,
+		Example: `  spillbench compare --peer arrow-ipc
+  spillbench compare --peer arrow-ipc --input data.parquet --repeat 8 --host-memory 1GiB`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return compare(cmd.Context(), &f, stdout, stderr) },
 	}
@@ -89,10 +91,11 @@ func (f *compareFlags) validate() error {
 	switch {
 	case f.peer == "":
 		return fail.Usagef("compare needs a peer (--peer %s)", peer.ArrowIPC)
-	case f.peer != peer.ArrowIPC:
-		return fail.Usagef("--peer %q is unknown (want %s)", f.peer, peer.ArrowIPC)
 	case f.rounds < 1 || f.rounds > maxCompareRounds:
 		return fail.Usagef("--rounds %d is out of range (want 1 to %d)", f.rounds, maxCompareRounds)
+	}
+	if err := chosen("peer", f.peer); err != nil {
+		return err
 	}
 	if err := f.input.validate(); err != nil {
 		return err
@@ -105,7 +108,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -133,7 +136,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = time.Since(start).Seconds()
 	lines := m.notes.lines()
-	err = errors.Join(out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = out.show(doc, lines)
 	if err == nil {
 		out.warn(lines)
 	}
@@ -232,11 +235,28 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 		read = append(read, res.Peer[i].Read.Seconds()/t.Read.Seconds())
 	}
 	doc.Ours.PutWriteGiBPerS = report.Rate(res.Bytes, median(both).Seconds())
+	doc.Samples = samples(res)
 	doc.Ratio = report.Ratios{
 		Write: median(write), WriteMin: slices.Min(write), WriteMax: slices.Max(write),
 		Read: median(read), ReadMin: slices.Min(read), ReadMax: slices.Max(read),
 	}
 	return doc
+}
+
+// samples are the rates of each round.
+func samples(res peer.Result) []report.RoundRates {
+	out := make([]report.RoundRates, len(res.Ours))
+	of := func(all []peer.Times, i int) report.Rates {
+		if i >= len(all) {
+			return report.Rates{}
+		}
+		return rates(res.Bytes, all[i:i+1])
+	}
+	for i, t := range res.Ours {
+		out[i] = report.RoundRates{Ours: report.OurRates{Rates: of(res.Ours, i), Rewritten: of(res.Rewritten, i)}, Peer: of(res.Peer, i), Warm: of(res.Warm, i)}
+		out[i].Ours.PutWriteGiBPerS = report.Rate(res.Bytes, (t.Write + res.Put[i]).Seconds())
+	}
+	return out
 }
 
 // rates are the medians over the rounds.

@@ -152,6 +152,17 @@ func TestCompareFigures(t *testing.T) {
 	if want := (report.Ratios{Write: 3, WriteMin: 1, WriteMax: 4, Read: 2, ReadMin: 1, ReadMax: 5}); doc.Ratio != want {
 		t.Errorf("ratios %+v, want %+v", doc.Ratio, want)
 	}
+	if len(doc.Samples) != 3 {
+		t.Fatalf("%+v", doc.Samples)
+	}
+	if got, want := doc.Samples[1], (report.RoundRates{
+		Ours: report.OurRates{Rates: report.Rates{WriteGiBPerS: 4, ReadGiBPerS: 8}, PutWriteGiBPerS: 2}, Peer: report.Rates{WriteGiBPerS: 8.0 / 6, ReadGiBPerS: 1.6},
+	}); got != want {
+		t.Errorf("the second round is %+v, want %+v", got, want)
+	}
+	if got := doc.Samples[0]; got.Ours.Rewritten.WriteGiBPerS != 1 || got.Warm.ReadGiBPerS != 0.125 {
+		t.Errorf("the first round is %+v", got)
+	}
 	if doc.Verify != (report.Verification{Checked: true, Batches: 7}) || doc.Input.Bytes != 8*gib || doc.Input.Batches != 3 || doc.Input.Rows != 5 {
 		t.Errorf("%+v, %+v", doc.Verify, doc.Input)
 	}

@@ -34,7 +34,7 @@ func TestNoNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := outputFlags{json: jsonFlag(filepath.Join(dir, "r.json"))}
-	o, err := flags.open(nil, nil)
+	o, err := flags.open(t.Context(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

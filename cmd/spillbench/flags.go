@@ -27,36 +27,6 @@ import (
 // few MiB.
 const defaultMemory = 64 << 20
 
-// outputFlags say where results go; every command has them.
-type outputFlags struct {
-	json  jsonFlag
-	quiet bool
-}
-
-func (o *outputFlags) register(f *pflag.FlagSet) {
-	f.Var(&o.json, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing for people: no table, no notes, no progress")
-}
-
-// jsonFlag is the value of --json. Empty means that the flag was not given, and cannot be given: an
-// unset variable in a script must not lose a result.
-type jsonFlag string
-
-// Set takes a path or -.
-func (j *jsonFlag) Set(s string) error {
-	if s == "" {
-		return errors.New("want FILE or -")
-	}
-	*j = jsonFlag(s)
-	return nil
-}
-
-// String returns what Set took.
-func (j *jsonFlag) String() string { return string(*j) }
-
-// Type names the value in a usage text.
-func (*jsonFlag) Type() string { return "string" }
-
 // engineFlags describe the engine that a command opens.
 type engineFlags struct {
 	gpu                  string
@@ -97,7 +67,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop at the latest")
 	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
-	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed: none, s2, zstd, bitpack, or auto for whichever is fastest here")
+	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed, by `NAME`: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
 	f.DurationVar(&e.stuckAfter, "stuck-after", reservation.StuckAfter, "how long nothing may change before who waits for room in full memories is refused")
@@ -116,19 +86,13 @@ func must(err error) {
 
 // validate says what is wrong with the flags by themselves.
 func (e *engineFlags) validate() error {
-	switch e.gpu {
-	case "auto", "sim", "cuda":
-	default:
-		return fail.Usagef("--gpu %q is unknown (want auto, cuda or sim)", e.gpu)
+	for _, flag := range [][2]string{{"gpu", e.gpu}, {"policy", e.policy}, {"codec", e.codec}} {
+		if err := chosen(flag[0], flag[1]); err != nil {
+			return err
+		}
 	}
 	if err := e.marks().Validate(); err != nil {
 		return fail.Usagef("%s (set --stop < --trigger <= --limit <= 1)", strings.TrimPrefix(err.Error(), "tier: "))
-	}
-	if _, err := monitor.ByName(e.policy); err != nil || e.policy == "" {
-		return fail.Usagef("--policy %q is unknown (want one of %s)", e.policy, strings.Join(monitor.Names(), ", "))
-	}
-	if _, err := convert.ParseCodec(e.codec); err != nil {
-		return fail.Usagef("--codec: %s", strings.TrimPrefix(err.Error(), "convert: "))
 	}
 	if e.period < monitor.MinPeriod {
 		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)

@@ -3,13 +3,14 @@
 // through all tiers, are worked on, and are verified.
 //
 //	spillbench                      a generated table, end to end
-//	spillbench run --input F        the same with Parquet, Arrow or CSV files
+//	spillbench run F…               the same with Parquet, Arrow or CSV files
 //	spillbench verify F…            every batch along every edge and back
 //	spillbench bandwidth            every edge, next to what the machine can do
 //	spillbench reserve              how fast bytes are reserved and released
 //	spillbench compare --peer P     the same data spilled without Spillway
 //	spillbench topo                 what the machine has
 //	spillbench trace                a run again, by other policies and on other machines
+//	spillbench schema               what the JSON of all of them has
 //
 // Its exit status is 0 if all is well, 1 if data was wrong or a fault made with --fault was not
 // survived, 2 for wrong use, 3 if the machine cannot do it, and 130 if it was interrupted. An error

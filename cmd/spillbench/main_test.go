@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +25,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -140,10 +144,29 @@ func besidesTheMachine(text string) string {
 	return rest.String()
 }
 
-// decode reads a document strictly: a key that the schema does not have is an
-// error.
+// schema is the JSON Schema of all documents.
+var schema = sync.OnceValue(func() *jsonschema.Schema {
+	parsed, err := jsonschema.UnmarshalJSON(strings.NewReader(report.JSONSchema()))
+	must(err)
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	must(c.AddResource("schema.json", parsed))
+	return c.MustCompile("schema.json")
+})
+
+// decode reads a document strictly: a key that its type does not have is an error, and whatever the
+// schema does not allow.
 func decode(t *testing.T, text string, into any) {
 	t.Helper()
+	if _, ok := into.(report.Document); ok {
+		v, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+		if err == nil {
+			err = schema().Validate(v)
+		}
+		if err != nil {
+			t.Errorf("the schema does not allow\n%s\n%v", text, err)
+		}
+	}
 	dec := json.NewDecoder(strings.NewReader(text))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(into); err != nil {

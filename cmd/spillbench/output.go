@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,12 +20,16 @@ type output struct {
 	flags          *outputFlags
 	stdout, stderr io.Writer
 	target         string   // the file that JSON goes to; empty: none
+	call           call     // of the program
 	device         *os.File // instead of target where that is no regular file: written to, never replaced
 }
 
-// open prepares the output. The caller must close it.
-func (f *outputFlags) open(stdout, stderr io.Writer) (*output, error) {
-	o := &output{flags: f, stdout: stdout, stderr: stderr}
+// open prepares the output of the call that ctx is of. The caller must close it.
+func (f *outputFlags) open(ctx context.Context, stdout, stderr io.Writer) (*output, error) {
+	if err := f.validate(); err != nil {
+		return nil, err
+	}
+	o := &output{flags: f, stdout: stdout, stderr: stderr, call: callOf(ctx)}
 	path := string(f.json)
 	if path == "" || path == "-" {
 		return o, nil
@@ -46,25 +52,23 @@ func (f *outputFlags) open(stdout, stderr io.Writer) (*output, error) {
 	return o, nil
 }
 
-// forPeople reports whether tables are wanted: not with --quiet, and not where
-// standard output is the document's.
-func (o *output) forPeople() bool { return !o.flags.quiet && o.flags.json != "-" }
+// show writes the document where --json says, and prints it as --format says.
+func (o *output) show(document report.Document, notes []string) error {
+	return errors.Join(o.write(document), o.print(document, notes))
+}
 
-// write writes the document, if one was asked for, and puts it in its place.
+// write writes the document to the file that --json names, if there is one, and puts it in its place.
 func (o *output) write(document any) error {
-	if o.flags.json == "" {
+	if o.flags.json == "" || o.flags.json == "-" {
 		return nil
 	}
-	var b bytes.Buffer
-	err := report.Write(&b, document)
+	text, err := o.encode(document)
 	switch {
 	case err != nil:
-	case o.flags.json == "-":
-		return o.toStdout(b.Bytes())
 	case o.device != nil:
-		_, err = o.device.Write(b.Bytes())
+		_, err = o.device.Write(text)
 	default:
-		err = storeFile(o.target, b.Bytes())
+		err = storeFile(o.target, text)
 	}
 	if err != nil {
 		return fail.Environmentf("writing --json %s: %w", string(o.flags.json), pathless(err))
@@ -72,14 +76,36 @@ func (o *output) write(document any) error {
 	return nil
 }
 
-// print writes to standard output what draw draws, if tables are wanted.
-func (o *output) print(draw func(io.Writer)) error {
-	if !o.forPeople() {
-		return nil
+// encode returns the document as JSON, with what it says of the call.
+func (o *output) encode(document any) ([]byte, error) {
+	if d, ok := document.(report.Document); ok {
+		d.Stamp(o.call.args, o.call.began)
 	}
 	var b bytes.Buffer
-	draw(&b)
-	return o.toStdout(b.Bytes())
+	err := report.Write(&b, document)
+	return b.Bytes(), err
+}
+
+// print writes the document to standard output in the format that was asked for.
+func (o *output) print(document report.Document, notes []string) (err error) {
+	var b bytes.Buffer
+	var text []byte
+	switch format := o.flags.printed(); format {
+	case "":
+		return nil
+	case report.JSON:
+		text, err = o.encode(document)
+	case report.BenchFmt:
+		err = report.WriteBenchmarks(&b, document.(report.Measured)) // as outputFlags.figures says
+		text = b.Bytes()
+	default:
+		err = document.Page(notes).Write(&b, format)
+		text = b.Bytes()
+	}
+	if err != nil {
+		return err
+	}
+	return o.toStdout(text)
 }
 
 // toStdout writes to standard output. A failed write of a result is an error.
@@ -100,10 +126,10 @@ func (o *output) close() error {
 	return f.Close()
 }
 
-// warn prints notes where no table carries them. It is for commands that went
-// well: an error is one line.
+// warn prints notes where what is printed has none. It is for commands that went well: an error is
+// one line.
 func (o *output) warn(lines []string) {
-	if o.flags.quiet || o.forPeople() {
+	if f := o.flags.printed(); o.flags.quiet || f == report.Table || f == report.Markdown {
 		return
 	}
 	for _, l := range lines {

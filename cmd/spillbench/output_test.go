@@ -1,15 +1,19 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
@@ -65,7 +69,7 @@ func TestWhereNotesGo(t *testing.T) {
 		{json: "-", quiet: true}: "",
 	} {
 		var stderr strings.Builder
-		o, err := flags.open(io.Discard, &stderr)
+		o, err := flags.open(t.Context(), io.Discard, &stderr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +88,7 @@ func TestResultHasNoOtherName(t *testing.T) {
 	for _, what := range []string{"new", "replaced"} {
 		flags := outputFlags{json: jsonFlag(path)}
 		before, _ := os.ReadDir(dir)
-		o, err := flags.open(io.Discard, io.Discard)
+		o, err := flags.open(t.Context(), io.Discard, io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,6 +133,38 @@ func TestWriteNamed(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
 		t.Errorf("left %v", entries)
+	}
+}
+
+// TestHeader: every document says which program made it, from what arguments, and when.
+func TestHeader(t *testing.T) {
+	t.Parallel()
+	began := time.Now().Truncate(time.Millisecond)
+	args := []string{"topo", "-q", "--json=-", "--cpuprofile", os.DevNull}
+	var doc report.Topo
+	decode(t, succeed(t, args...).stdout, &doc)
+	if doc.Version == "" || doc.GoVersion != runtime.Version() || !slices.Equal(doc.Args, args) || doc.Time.Before(began) || doc.Time.After(time.Now()) {
+		t.Errorf("%+v, begun %v", doc.Header, began)
+	}
+	var raw struct{ Time string }
+	text, err := json.Marshal(doc)
+	must(errors.Join(err, json.Unmarshal(text, &raw)))
+	if _, err := time.Parse(time.RFC3339, raw.Time); err != nil || !strings.HasSuffix(raw.Time, "Z") {
+		t.Errorf("the time is %q: %v", raw.Time, err)
+	}
+}
+
+// TestVersion: one line with the version, the commit and Go's version; nothing is run.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	r := succeed(t, "--version", "--passes=2")
+	line := regexp.MustCompile(`^spillbench \S+, commit \S+, ` + regexp.QuoteMeta(runtime.Version()+", "+runtime.GOOS+"/"+runtime.GOARCH) + "\n$")
+	if !line.MatchString(r.stdout) {
+		t.Errorf("printed %q", r.stdout)
+	}
+	var stderr strings.Builder
+	if status := Main(t.Context(), []string{"--version"}, full{}, &stderr); status != 3 || strings.Count(stderr.String(), "\n") != 1 {
+		t.Errorf("without room for it: %d, %q", status, &stderr)
 	}
 }
 

@@ -43,8 +43,11 @@ numbers in it: make it where only those do who are to share.
 A ledger that is broken is told, with exit status 3: what cannot be read, and that
 somebody removed its files while processes use them.
 
-The first three are also read with NVSHARE_ in the place of SPILLWAY_, and the
-ratio without MEMORY_, too.`,
+The first three are also read with NVSHARE_ in the place of SPILLWAY_, and the ratio
+without MEMORY_, too.`,
+		Example: `  spillbench quota
+  spillbench quota --ledger /run/spillway/ledger
+  spillbench quota --ledger /run/spillway/ledger --share GPU-4f7a    # as root`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printQuota(cmd.Context(), &flags, ledger, share, stdout, stderr)
@@ -103,7 +106,7 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, share []
 		}
 		s.Ledger = ledger
 	}
-	out, err := flags.open(stdout, stderr)
+	out, err := flags.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -133,5 +136,5 @@ func printQuota(ctx context.Context, flags *outputFlags, ledger string, share []
 	if broken != nil {
 		broken = &fail.Error{Status: fail.Environment, Err: broken, Fix: "keep whatever removes old files away from the directory"}
 	}
-	return errors.Join(out.write(doc), out.print(doc.Print), broken)
+	return errors.Join(out.show(doc, nil), broken)
 }

@@ -16,6 +16,8 @@ import (
 func TestQuotaOfTheEnvironment(t *testing.T) {
 	if r := succeed(t, "quota"); !strings.Contains(r.stdout, "limit of GPU memory: none") || !strings.Contains(r.stdout, "ledger: none") {
 		t.Errorf("printed %q", r.stdout)
+	} else if strings.Contains(r.stdout, "file system") || strings.Contains(r.stdout, "I/O") {
+		t.Errorf("it describes a disk, of which it knows nothing: %q", r.stdout)
 	}
 	t.Setenv("NVSHARE_GPU_MEMORY_LIMIT", "1536Mi")
 	t.Setenv("NVSHARE_GPU_MEMORY_OVERSUB_RATIO", "1.5")

@@ -39,7 +39,7 @@ type reserveFlags struct {
 }
 
 func newReserve(stdout, stderr io.Writer) *cobra.Command {
-	var f reserveFlags
+	f := reserveFlags{output: outputFlags{figures: true}}
 	f.crowd, f.releases = contend.Crowd()
 	cmd := &cobra.Command{
 		Use:   "reserve",
@@ -52,6 +52,8 @@ semaphore of golang.org/x/sync does the same work in turn with the manager, roun
 by round. Last, a crowd waits for one unit, and each release is timed until the next
 in line has it; 100,000 goroutines take some 250 MiB. No other memory is allocated,
 and no GPU used.`,
+		Example: `  spillbench reserve
+  spillbench reserve --goroutines 64 --rounds 21 --format csv`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return reserve(cmd.Context(), &f, stdout, stderr) },
 	}
@@ -92,7 +94,7 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -125,7 +127,7 @@ func reserve(ctx context.Context, f *reserveFlags, stdout, stderr io.Writer) (er
 	}
 	f.fill(doc, res)
 	doc.WallSeconds = time.Since(start).Seconds()
-	return errors.Join(out.write(doc), out.print(doc.Print))
+	return out.show(doc, nil)
 }
 
 // fill puts what was measured into the document.
@@ -134,10 +136,14 @@ func (f *reserveFlags) fill(doc *report.Reserve, res contend.Result) {
 	for _, c := range res.Contended {
 		doc.Contended = append(doc.Contended, report.Contended{
 			Scenario: c.Scenario, Goroutines: f.goroutines, OpsPerS: c.OpsPerS, SemaphoreOpsPerS: c.SemaphoreOpsPerS,
-			Ratio: c.Ratio, RatioMin: c.RatioMin, RatioMax: c.RatioMax,
+			Ratio: c.Ratio, RatioMin: c.RatioMin, RatioMax: c.RatioMax, Samples: report.ContendedSamples(c.Samples),
 		})
 	}
 	for _, w := range res.Waiters {
-		doc.Waiters = append(doc.Waiters, report.Waiters(w))
+		doc.Waiters = append(doc.Waiters, report.Waiters{
+			Waiters: w.Waiters, NsPerRelease: w.NsPerRelease, SemaphoreNsPerRelease: w.SemaphoreNsPerRelease,
+			NsPerTurn: w.NsPerTurn, SemaphoreNsPerTurn: w.SemaphoreNsPerTurn, Samples: report.WaitersSamples(w.Samples),
+		})
 	}
+	doc.Samples = report.ReserveSamples(res.Samples)
 }

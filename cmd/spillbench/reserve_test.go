@@ -58,6 +58,25 @@ func TestReserve(t *testing.T) {
 	for _, w := range doc.Waiters {
 		figures = append(figures, w.NsPerRelease, w.SemaphoreNsPerRelease, w.NsPerTurn, w.SemaphoreNsPerTurn)
 	}
+	type sampled struct {
+		of     []float64
+		figure float64
+	}
+	samples := map[string]sampled{
+		"uncontended":           {doc.Samples.UncontendedNs, doc.UncontendedNs},
+		"uncontended semaphore": {doc.Samples.SemaphoreUncontendedNs, doc.SemaphoreUncontendedNs},
+	}
+	for _, c := range doc.Contended {
+		samples[c.Scenario] = sampled{c.Samples.OpsPerS, c.OpsPerS}
+	}
+	for _, w := range doc.Waiters {
+		samples[fmt.Sprint(w.Waiters)] = sampled{w.Samples.NsPerTurn, w.NsPerTurn}
+	}
+	for name, s := range samples {
+		if len(s.of) != minReserveRounds || median(s.of) != s.figure {
+			t.Errorf("%s: %v is not the median of %v", name, s.figure, s.of)
+		}
+	}
 	for i, v := range figures {
 		if !(v > 0) || math.IsInf(v, 0) {
 			t.Errorf("figure %d is %v: %+v", i, v, doc)

@@ -37,19 +37,29 @@ type runFlags struct {
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
-	var f runFlags
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
-		Use:   "run",
+		Use:   "run [FILE]...",
 		Short: "Load a table through all tiers, work on it, verify it",
 		Long: `Load a table through all tiers, work on it, verify it.
+
+Each FILE (Parquet, Arrow or CSV) is loaded, as those of --input are, which come
+first. Without any a table is generated.
 
 All batches are put into the GPU tier, which holds only a part of them: the rest
 moves down to host memory and disk. Each pass then brings every batch back to the
 GPU, computes a digest over every byte there, and compares it with that of the
 record that was loaded. Input without any batch, such as a CSV file of only a
 header, is wrong use: there would be nothing to do.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), &f, stdout, stderr) },
+		Example: `  spillbench run data.parquet more.csv --passes 3
+  spillbench run data.arrow --repeat 8 --gpu-memory 1GiB --host-memory 2GiB --disk /mnt/nvme
+  spillbench run --policy lru --codec s2 --json result.json
+  spillbench run --fault op=read,kind=bitflip,at=20    # ends with 1: the corruption is found`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.input.files = append(f.input.files, args...)
+			return run(cmd.Context(), &f, stdout, stderr)
+		},
 	}
 	f.register(cmd.Flags())
 	return cmd
@@ -61,7 +71,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
 	f.input.registerWorkers(fs, "how many batches are worked on at once")
-	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded: gpu (each waits for room there) or fits (the fastest tier with room)")
+	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
@@ -76,8 +86,8 @@ func (f *runFlags) validate() error {
 			return err
 		}
 	}
-	if f.place != "gpu" && f.place != "fits" {
-		return fail.Usagef("--place %q is unknown (want gpu or fits)", f.place)
+	if err := chosen("place", f.place); err != nil {
+		return err
 	}
 	if err := f.input.validate(); err != nil {
 		return err
@@ -92,7 +102,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -127,7 +137,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	doc.WallSeconds = time.Since(start).Seconds()
 	lines := m.notes.lines()
 	// The verdict goes first: it decides the status.
-	err = errors.Join(verdict(res), out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = errors.Join(verdict(res), out.show(doc, lines))
 	if err == nil {
 		out.warn(lines)
 	}

@@ -110,6 +110,16 @@ func TestEncrypt(t *testing.T) {
 	}
 }
 
+// TestRunFiles: files are loaded whether they are arguments or --input's, all of them.
+func TestRunFiles(t *testing.T) {
+	t.Parallel()
+	a, b := writeTable(t, "a.arrow", 2, 500), writeTable(t, "b.parquet", 1, 300)
+	doc := runJSON(t, append([]string{"run", a, "--input", b, a}, small...)...)
+	if want := []string{b, a, a}; !slices.Equal(doc.Input.Sources, want) || doc.Input.Rows != 2*1000+300 {
+		t.Errorf("%+v, want %q", doc.Input, want)
+	}
+}
+
 // TestSeed: the same seed is the same table, another is another.
 func TestSeed(t *testing.T) {
 	t.Parallel()

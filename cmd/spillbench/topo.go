@@ -24,6 +24,9 @@ func newTopo(stdout, stderr io.Writer) *cobra.Command {
 disks, what lies between them (NV#: NVLinks, PIX: one PCI switch, PXB: several,
 PHB: a host bridge, NODE: two of one NUMA node, SYS: two nodes), and how much of
 them this process may use.`,
+		Example: `  spillbench topo
+  spillbench topo --format json
+  spillbench topo --root recorded/    # another machine's`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return topo(cmd.Context(), &flags, root, stdout, stderr) },
 	}
@@ -34,10 +37,13 @@ them this process may use.`,
 }
 
 func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr io.Writer) (err error) {
+	if err := flags.something("topo"); err != nil {
+		return err
+	}
 	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
 		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
 	}
-	out, err := flags.open(stdout, stderr)
+	out, err := flags.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -54,5 +60,5 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 		env.Kernel, env.Cores = "", top.Limits.CPUs // not this machine's if the recorded one's are not known
 	}
 	doc := &report.Topo{Header: report.NewHeader("topo", env, nil), Topology: top, Paths: top.Matrix()}
-	return errors.Join(out.write(doc), out.print(doc.Print))
+	return out.show(doc, nil)
 }

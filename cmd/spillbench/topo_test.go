@@ -74,8 +74,36 @@ func TestTopoOfNoMachine(t *testing.T) {
 	}
 	var doc report.Topo
 	decode(t, succeed(t, "topo", "--root", root, "--json=-").stdout, &doc)
-	if e := doc.Env; e.Cores != 0 || e.Memory != 0 || e.CPU != "" || e.GPU != "sim" || len(doc.Topology.Warnings) == 0 {
+	if e := doc.Env; e.Cores != 0 || e.Memory != 0 || e.CPU != "" || e.GPU != "" || len(doc.Topology.Warnings) == 0 {
 		t.Errorf("got %+v", doc)
+	}
+}
+
+// TestNothingAskedFor: commands that only print refuse --quiet without a document.
+func TestNothingAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"topo"}, {"trace", "replay", "absent"}, {"trace", "compare", "absent"}} {
+		r := command(t, t.Context(), append(args, "-q")...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--quiet has no result (give --json FILE or --format json") || r.stdout != "" {
+			t.Errorf("%q: status %d, %q, %q", args, r.status, r.stderr, r.stdout)
+		}
+	}
+	if r := succeed(t, "topo", "-q", "--json=-"); !strings.Contains(r.stdout, `"topology"`) {
+		t.Errorf("printed %q", r.stdout)
+	}
+}
+
+// TestMachineWithoutAGPU: commands that open no engine name no simulated GPU.
+func TestMachineWithoutAGPU(t *testing.T) {
+	t.Parallel()
+	root := memdir.New(t)
+	if err := treefile.Unpack("../../topology/testdata/vm.txtar", root); err != nil {
+		t.Fatal(err)
+	}
+	var doc report.Topo
+	decode(t, succeed(t, "topo", "--root", root, "--json=-").stdout, &doc)
+	if len(doc.Topology.GPUs) != 0 || doc.Env.GPU != "" {
+		t.Errorf("the GPU is %q of %d", doc.Env.GPU, len(doc.Topology.GPUs))
 	}
 }
 

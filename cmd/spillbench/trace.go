@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 	"github.com/spillway-db/spillway/internal/replay"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/monitor"
@@ -33,8 +34,11 @@ as many others, unless --bandwidth says otherwise.
 Programs record traces with Config.Trace. Not replayed are what is read or written ahead,
 hints, what programs reserve themselves, dictionaries that batches share, calls that
 failed, marks and limits that were changed meanwhile, and what others took of a GPU.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			return fail.Usagef("want trace record, replay or compare (see spillbench trace --help)")
+		Example: `  spillbench trace record run.trace --passes 3
+  spillbench trace replay run.trace --policy lru
+  spillbench trace compare run.trace`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return fail.Usagef("want trace %s (%ssee spillbench trace --help)", either(commandsOf(cmd)), suggest.Hint(strings.Join(args, " "), "", commandsOf(cmd)))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -43,11 +47,14 @@ failed, marks and limits that were changed meanwhile, and what others took of a 
 }
 
 func newRecord(stdout, stderr io.Writer) *cobra.Command {
-	var f runFlags
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
-		Args:  files(1, 1),
+		Long: `Do what run does, with all its flags, and write its trace to FILE, which is replaced if it
+is a trace.`,
+		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
+		Args:    files(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if err := f.validate(); err != nil {
 				return err
@@ -119,11 +126,12 @@ func (f *replayFlags) validate() (err error) {
 		f.setting.Speed[e] = float64(size.Bytes)
 	}
 	if f.policy != "" {
-		if f.setting.Policy, err = monitor.ByName(f.policy); err != nil {
-			return fail.Usagef("--policy %q is unknown (want one of %s)", f.policy, strings.Join(monitor.Names(), ", "))
+		if err := chosen("policy", f.policy); err != nil {
+			return err
 		}
+		f.setting.Policy, err = monitor.ByName(f.policy)
 	}
-	return nil
+	return err
 }
 
 func newReplay(stdout, stderr io.Writer) *cobra.Command {
@@ -131,7 +139,11 @@ func newReplay(stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Predict what is moved, and the time, with a setting",
-		Args:  files(1, 1),
+		Long: `Predict what is moved, and the time, with a setting, beside what was measured when FILE
+was recorded.`,
+		Example: `  spillbench trace replay run.trace
+  spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
+		Args: files(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
 		},
@@ -146,7 +158,11 @@ func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare FILE...",
 		Short: "Predict what is moved, and the time, with each policy",
-		Args:  files(1, 1<<20),
+		Long: `Predict what is moved, and the time, with each policy, beside what was measured when each
+FILE was recorded.`,
+		Example: `  spillbench trace compare run.trace
+  spillbench trace compare a.trace b.trace --format markdown`,
+		Args: files(1, 1<<20),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), "trace compare", args, true, stdout, stderr)
 		},
@@ -167,10 +183,10 @@ func files(least, most int) cobra.PositionalArgs {
 
 // run replays traces, each with the setting or with all policies.
 func (f *replayFlags) run(ctx context.Context, command string, names []string, all bool, stdout, stderr io.Writer) (err error) {
-	if err := f.validate(); err != nil {
+	if err := errors.Join(f.validate(), f.output.something(command)); err != nil {
 		return err
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -211,7 +227,7 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 		}
 		doc.Traces = append(doc.Traces, of)
 	}
-	return errors.Join(out.write(doc), out.print(doc.Print))
+	return out.show(doc, nil)
 }
 
 func readTrace(name string) (*trace.Trace, error) {

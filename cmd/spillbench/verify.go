@@ -35,6 +35,8 @@ Each batch of each file (Parquet, Arrow, CSV) is moved between every pair of
 memories for which there is a converter, and compared value by value with what
 was read. The first difference is named. A file without any batch is fine if it can
 be read; that nothing was verified is noted.`,
+		Example: `  spillbench verify data.parquet
+  spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
@@ -55,7 +57,7 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	if f.rowsPerBatch < 0 || f.rowsPerBatch > maxRows {
 		return fail.Usagef("--rows-per-batch %d is out of range (want 0 to %d)", f.rowsPerBatch, int64(maxRows))
 	}
-	out, err := f.output.open(stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -75,7 +77,7 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	doc.Header = report.NewHeader("verify", m.env, m.warnings())
 	lines := m.notes.lines()
 	// What is wrong with the data goes first: it decides the status.
-	err = errors.Join(m.blame(ctx, errors.Join(failed, closing)), out.write(doc), out.print(func(w io.Writer) { doc.Print(w, lines) }))
+	err = errors.Join(m.blame(ctx, errors.Join(failed, closing)), out.show(doc, lines))
 	if err == nil {
 		out.warn(lines)
 	}

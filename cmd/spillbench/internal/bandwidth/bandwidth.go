@@ -88,7 +88,10 @@ type Config struct {
 	Pairs   int     // of ours and raw, for each figure
 	// Between are the kinds of spaces that are measured; nil: all.
 	Between []tier.Kind
-	Seed    uint64 // of the table that batches are of
+	// OneOfEach measures the first pair of spaces of each pair of kinds only: one GPU and one disk,
+	// not each GPU and each disk.
+	OneOfEach bool
+	Seed      uint64 // of the table that batches are of
 	// Spare is how many bytes of memory may be taken beside the engine's, for the table
 	// and the regions; 0: as many as are needed.
 	Spare int64
@@ -125,6 +128,7 @@ type Row struct {
 	Efficiency float64 // median of the pairs' ratios, ours by raw
 	Noise      float64 // median of how far raw by raw is from 1
 	CV         float64 // coefficient of variation of our rates
+	Samples    Samples // what the figures were made of
 	// BothWays says that one half of the moves went from From to To, and the other in the opposite
 	// direction at the same time. Gain is how many times as fast that was as one half after the
 	// other, and LimitGain that of raw.
@@ -132,6 +136,10 @@ type Row struct {
 	Gain, LimitGain float64
 	Err             error // why nothing was measured: a *convert.NoConverterError; then the figures are 0
 }
+
+// Samples are rates in GiB/s, one a pair in the order in which they were measured: ours, the limit's
+// beside it, and the limit's once more, which shows its noise.
+type Samples struct{ Ours, Limit, Again []float64 }
 
 // Skip is what was left out because there is no room for it.
 type Skip struct {
@@ -146,6 +154,10 @@ func (s Skip) Error() string {
 
 // Unwrap returns what lacks: a *tier.NoSpaceError, if it is a space that is too small.
 func (s Skip) Unwrap() error { return s.Err }
+
+// ErrNoEdges reports that there is no pair of spaces to measure. The error that wraps it names the
+// spaces that there are.
+var ErrNoEdges = errors.New("there is nothing to measure")
 
 func (c Config) validate() error {
 	if c.Engine == nil || len(c.Sizes) == 0 || len(c.Threads) == 0 || c.Pairs < 1 {
@@ -171,10 +183,14 @@ type load struct {
 
 func (l load) total() int64 { return l.bytes * int64(l.threads) }
 
-// Fit returns what Run would leave out.
+// Fit returns what Run would leave out. Without any pair of spaces to measure it returns an
+// ErrNoEdges.
 func Fit(cfg Config) ([]Skip, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
+	}
+	if links, missing := cfg.within(linksOf(cfg.Engine)); len(links)+len(missing) == 0 {
+		return nil, cfg.noEdges()
 	}
 	_, skipped, err := cfg.fit()
 	return skipped, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
@@ -36,6 +37,9 @@ func limitOf(from, to *tier.Space) LimitOf {
 
 // within keeps the pairs with both ends of the requested kinds.
 func (c Config) within(links []link, missing []Row) ([]link, []Row) {
+	if c.OneOfEach {
+		links = oneOfEach(links)
+	}
 	if len(c.Between) == 0 {
 		return links, missing
 	}
@@ -43,6 +47,23 @@ func (c Config) within(links []link, missing []Row) ([]link, []Row) {
 	links = slices.DeleteFunc(links, func(k link) bool { return out(k.from.Kind(), k.to.Kind()) })
 	missing = slices.DeleteFunc(missing, func(r Row) bool { return out(r.From.Kind, r.To.Kind) })
 	return links, missing
+}
+
+// noEdges says why no pair of spaces is measured.
+func (c Config) noEdges() error {
+	var names []string
+	for _, s := range c.Engine.Spaces() {
+		if len(c.Between) == 0 || slices.Contains(c.Between, s.Kind()) {
+			names = append(names, s.ID().String())
+		}
+	}
+	switch len(names) {
+	case 0:
+		return fmt.Errorf("%w: there is no such space", ErrNoEdges)
+	case 1:
+		return fmt.Errorf("%w: there is one such space only, %s, and an edge needs two", ErrNoEdges, names[0])
+	}
+	return fmt.Errorf("%w: edges between two disks are not measured (%s)", ErrNoEdges, strings.Join(names, ", "))
 }
 
 // linksOf returns the pairs of spaces that have a converter one way at least, and a row for each

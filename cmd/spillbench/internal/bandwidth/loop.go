@@ -115,13 +115,15 @@ func (l loop) turn(ctx context.Context, s side) (took [figures]float64, err erro
 // fill puts the figures of a load into r.
 func (t timings) fill(r *Row, l load) {
 	gib := float64(l.total()) / (1 << 30)
-	var rates, ratios, noise []float64
+	var ratios, noise []float64
+	rates := make([]float64, 0, len(t.ours))
 	for i, s := range t.ours {
 		rates = append(rates, gib/s)
+		r.Samples.Limit, r.Samples.Again = append(r.Samples.Limit, gib/t.raw[i]), append(r.Samples.Again, gib/t.again[i])
 		ratios = append(ratios, t.raw[i]/s)
 		noise = append(noise, math.Abs(t.raw[i]/t.again[i]-1))
 	}
-	r.CV = variation(rates)
+	r.CV, r.Samples.Ours = variation(rates), rates
 	r.GiBPerS, r.Efficiency, r.Noise = median(rates), median(ratios), median(noise)
 	r.Limit = gib / median(append(slices.Clone(t.raw), t.again...))
 }

@@ -152,6 +152,9 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%s is %v; want %v", c.name, c.got, c.want)
 		}
 	}
+	if k := r.Samples; !slices.Equal(k.Ours, []float64{1, 0.5, 0.25}) || !slices.Equal(k.Limit, []float64{2, 0.5, 1}) || !slices.Equal(k.Again, []float64{1, 0.5, 0.5}) {
+		t.Errorf("the samples are %+v", k)
+	}
 	if !slices.Equal(s.ours, []float64{1, 2, 4}) || !slices.Equal(s.raw, []float64{0.5, 2, 1}) {
 		t.Errorf("the samples have changed: %+v", s)
 	}

@@ -65,14 +65,25 @@ type silent struct{}
 func (silent) Begin(string, int64) {}
 func (silent) Step()               {}
 
-// Result is what was measured.
+// Result is what was measured: figures, and the samples that they are made of, one a round in the
+// order of the rounds.
 type Result struct {
 	UncontendedNs          float64 // reserve and release, by one goroutine
 	SemaphoreUncontendedNs float64
 	AllocsPerOp            float64 // of the manager's, on the Go heap
 	Contended              []Contended
 	Waiters                []Waiters
+	Samples                Samples
 }
+
+// Samples are what one goroutine took, in ns.
+type Samples struct{ UncontendedNs, SemaphoreUncontendedNs []float64 }
+
+// ContendedSamples are rates.
+type ContendedSamples struct{ OpsPerS, SemaphoreOpsPerS []float64 }
+
+// WaitersSamples are times in ns. Calls and turns are measured in rounds of their own.
+type WaitersSamples struct{ NsPerRelease, SemaphoreNsPerRelease, NsPerTurn, SemaphoreNsPerTurn []float64 }
 
 // Contended is one scenario. Rates are medians; the ratio is the median of the
 // pairs' ratios, so that what disturbs the machine for a while disturbs both sides.
@@ -82,6 +93,7 @@ type Contended struct {
 	SemaphoreOpsPerS   float64
 	Ratio              float64
 	RatioMin, RatioMax float64 // of the pairs
+	Samples            ContendedSamples
 }
 
 // Waiters is a crowd: what the call that releases takes, and what a whole turn does:
@@ -92,6 +104,7 @@ type Waiters struct {
 	SemaphoreNsPerRelease float64
 	NsPerTurn             float64
 	SemaphoreNsPerTurn    float64
+	Samples               WaitersSamples
 }
 
 // scenarios are how many fit at once; 0 is all.
@@ -218,9 +231,9 @@ func (numbers) Free(_ tier.Memory, reclaimed func()) { reclaimed() }
 
 func (numbers) Close() error { return nil }
 
-// median returns the middle of what it sorts.
+// median returns the middle of v, which stays as it is.
 func median(v []float64) float64 {
-	slices.Sort(v)
+	v = slices.Sorted(slices.Values(v))
 	if n := len(v); n%2 == 0 {
 		return (v[n/2-1] + v[n/2]) / 2
 	}

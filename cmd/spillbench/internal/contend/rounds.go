@@ -49,7 +49,7 @@ func measureAlone(ctx context.Context, cfg Config, res *Result) error {
 	if err := errors.Join(err, b.close()); err != nil {
 		return err
 	}
-	res.UncontendedNs, res.SemaphoreUncontendedNs = median(ns), median(other)
+	res.UncontendedNs, res.SemaphoreUncontendedNs, res.Samples = median(ns), median(other), Samples{ns, other}
 	// Others in the process allocate at times, so the least is what op does.
 	res.AllocsPerOp = math.Round(100*slices.Min(allocs)) / 100
 	return nil
@@ -111,7 +111,7 @@ func measureContended(ctx context.Context, cfg Config, capacity int64) (c Conten
 	}
 	c = Contended{
 		OpsPerS: median(ours), SemaphoreOpsPerS: median(theirs), Ratio: median(ratios),
-		RatioMin: slices.Min(ratios), RatioMax: slices.Max(ratios),
+		RatioMin: slices.Min(ratios), RatioMax: slices.Max(ratios), Samples: ContendedSamples{ours, theirs},
 	}
 	return c, nil
 }

@@ -33,7 +33,7 @@ func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err erro
 		release: func(r reservation.Reservation) error { return r.Release() },
 		all:     func() bool { d := b.manager.Demand(nil); return len(d) == 1 && d[0].Waiters == n },
 	}
-	w.NsPerRelease, w.NsPerTurn, err = crowd(ctx, cfg, n, ours)
+	w.Samples.NsPerRelease, w.Samples.NsPerTurn, err = crowd(ctx, cfg, n, ours)
 	if err := errors.Join(err, b.close()); err != nil {
 		return w, err
 	}
@@ -43,19 +43,25 @@ func measureWaiters(ctx context.Context, cfg Config, n int) (w Waiters, err erro
 		release: func(struct{}) error { sem.Release(1); return nil },
 		all:     func() bool { return true }, // it does not report waiters; all that is known is that each has come
 	}
-	w.SemaphoreNsPerRelease, w.SemaphoreNsPerTurn, err = crowd(ctx, cfg, n, theirs)
-	return w, err
+	w.Samples.SemaphoreNsPerRelease, w.Samples.SemaphoreNsPerTurn, err = crowd(ctx, cfg, n, theirs)
+	if err != nil {
+		return w, err
+	}
+	s := w.Samples
+	w.NsPerRelease, w.NsPerTurn = median(s.NsPerRelease), median(s.NsPerTurn)
+	w.SemaphoreNsPerRelease, w.SemaphoreNsPerTurn = median(s.SemaphoreNsPerRelease), median(s.SemaphoreNsPerTurn)
+	return w, nil
 }
 
 // crowd holds the slot while n goroutines wait for it, and then releases it again
 // and again. Each that is served hands the slot over to be released, and waits anew,
-// so that the crowd stays as large. The results are what the call that releases takes,
+// so that the crowd stays as large. The samples are what the call that releases takes,
 // and what it takes until the next one has the slot, in ns; each is measured in rounds of
 // its own, because looking at the clock takes time too.
-func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (release, turn float64, err error) {
+func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (calls, turns []float64, err error) {
 	held, err := s.acquire(ctx)
 	if err != nil {
-		return 0, 0, err
+		return nil, nil, err
 	}
 	waiting, cancel := context.WithCancel(ctx)
 	served := make(chan T)
@@ -85,15 +91,14 @@ func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (release, t
 	}()
 	for int(came.Load()) < n || !s.all() {
 		if err := ctx.Err(); err != nil {
-			return 0, 0, errors.Join(err, s.release(held))
+			return nil, nil, errors.Join(err, s.release(held))
 		}
 		runtime.Gosched()
 	}
 	runtime.GC() // so that the stacks of the crowd are not scanned in the midst of it
-	var calls, turns []float64
 	for round := range 2 * cfg.Rounds {
 		if err := ctx.Err(); err != nil {
-			return 0, 0, errors.Join(err, s.release(held))
+			return nil, nil, errors.Join(err, s.release(held))
 		}
 		var inCalls time.Duration
 		begun := time.Now()
@@ -103,14 +108,14 @@ func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (release, t
 				call = time.Now()
 			}
 			if err := s.release(held); err != nil {
-				return 0, 0, err
+				return nil, nil, err
 			}
 			if round%2 == 0 {
 				inCalls += time.Since(call)
 			}
 			var ok bool
 			if held, ok = next(ctx, served); !ok {
-				return 0, 0, context.Cause(ctx)
+				return nil, nil, context.Cause(ctx)
 			}
 		}
 		if round%2 == 0 {
@@ -120,7 +125,7 @@ func crowd[T any](ctx context.Context, cfg Config, n int, s slot[T]) (release, t
 		}
 		cfg.Progress.Step()
 	}
-	return median(calls), median(turns), s.release(held)
+	return calls, turns, s.release(held)
 }
 
 // next returns what was served, or false if ctx ends the wait for it.

@@ -1,11 +1,6 @@
 package report
 
-import (
-	"fmt"
-	"io"
-
-	"github.com/spillway-db/spillway/internal/size"
-)
+import "github.com/spillway-db/spillway/internal/size"
 
 // Bandwidth is the document of bandwidth.
 type Bandwidth struct {
@@ -18,6 +13,10 @@ type Bandwidth struct {
 // BandwidthConfig is what bandwidth ran with. What did not fit is left out of the rows.
 type BandwidthConfig struct {
 	Config
+	Extent string `json:"extent"` // "quick", "thorough", or "sizes" if those were given
+	// PlannedBytes is how much was to be moved, ours and the limit's, in memory and on disk.
+	PlannedBytes int64 `json:"planned_bytes"`
+
 	Seed    uint64  `json:"seed"`
 	Pairs   int     `json:"pairs"` // for each row
 	Sizes   []int64 `json:"sizes_bytes"`
@@ -39,49 +38,85 @@ type BandwidthRow struct {
 	Efficiency   float64 `json:"efficiency"`
 	Noise        float64 `json:"noise"`
 	CV           float64 `json:"cv"` // coefficient of variation of the rates
+	// Inconclusive: the efficiency is no further from 1 than the noise, so the row does not tell ours
+	// from the limit.
+	Inconclusive bool `json:"inconclusive"`
 	// BothWays: one half of the moves went the other way at the same time. Gain is how many times
 	// as fast that was as one half after the other, and LimitGain that of the limit.
-	BothWays  bool    `json:"both_ways,omitempty"`
-	Gain      float64 `json:"gain,omitempty"`
-	LimitGain float64 `json:"limit_gain,omitempty"`
-	Error     string  `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
+	BothWays  bool             `json:"both_ways,omitempty"`
+	Gain      float64          `json:"gain,omitempty"`
+	LimitGain float64          `json:"limit_gain,omitempty"`
+	Samples   BandwidthSamples `json:"samples"`
+
+	Error string `json:"error,omitempty"` // why the edge was not measured; then the figures are 0
 }
 
-// Print writes what bandwidth measured for people.
-func (b *Bandwidth) Print(w io.Writer, notes []string) {
-	fmt.Fprintf(w, "spillbench bandwidth: %s\n\n", b.Env.line())
-	rows := [][]string{{"from", "to", "batch", "moves", "state", "GiB/s", "limit", "efficiency", "noise", "cv"}}
+// BandwidthSamples are the rates that a row's figures are made of, one a pair in the order in which they
+// were measured: of ours, of the limit, and of the limit once more.
+type BandwidthSamples struct {
+	GiBPerS           []float64 `json:"gib_per_s"`
+	LimitGiBPerS      []float64 `json:"limit_gib_per_s"`
+	LimitAgainGiBPerS []float64 `json:"limit_again_gib_per_s"`
+}
+
+// Page shows what bandwidth measured. notes are lines of their own.
+func (b *Bandwidth) Page(notes []string) *Page {
+	p := new(Page)
+	p.linef("spillbench bandwidth: %s", b.Env.line())
+	p.linef("")
+	rows := &sheet{columns: []column{{head: "from", key: "from"}, {head: "to", key: "to"}, {head: "batch", key: "bytes"}, {head: "moves", key: "threads"}, {head: "state", key: "state"}, {head: "GiB/s", key: "gib_per_s"},
+		{head: "limit", key: "limit_gib_per_s"}, {head: "efficiency", key: "efficiency"}, {head: "noise", key: "noise"}, {head: "cv", key: "cv"}, {only: people},
+		{key: "limit_of", only: programs}, {key: "inconclusive", only: programs}, {key: "both_ways", only: programs}, {key: "gain", only: programs}, {key: "limit_gain", only: programs}, {key: "error", only: programs}}}
+	unclear := 0
 	for _, r := range b.Rows {
 		if r.Error != "" {
-			rows = append(rows, []string{r.From, r.To, r.Error})
+			rows.add(r.From, r.To, nil, nil, nil, nil, nil, nil, nil, nil, r.Error, nil, nil, nil, nil, nil, r.Error)
 			continue
 		}
-		state := orUnknown(r.State, "-")
+		state, says := named{orUnknown(r.State, "-"), r.State}, ""
 		if r.BothWays {
-			state = "both ways"
+			state.text = "both ways"
 		}
-		rows = append(rows, []string{
-			r.From, r.To, size.Format(r.Bytes), fmt.Sprint(r.Threads), state, fmt.Sprintf("%.2f", r.GiBPerS),
-			fmt.Sprintf("%.2f", r.LimitGiBPerS), fmt.Sprintf("%.2f", r.Efficiency), fmt.Sprintf("%.3f", r.Noise), fmt.Sprintf("%.3f", r.CV),
-		})
+		if r.Inconclusive {
+			unclear++
+			says = "says nothing"
+		}
+		rows.add(r.From, r.To, exact(r.Bytes), r.Threads, state, two(r.GiBPerS), two(r.LimitGiBPerS), two(r.Efficiency), three(r.Noise), three(r.CV), says,
+			r.LimitOf, r.Inconclusive, r.BothWays, two(r.Gain), two(r.LimitGain))
 	}
-	table(w, rows)
+	p.table(rows)
 	io := "buffered I/O" // as the volumes do it
 	if b.Env.DirectIO {
 		io = "direct I/O"
 	}
-	fmt.Fprintf(w, "\n%d pairs a row, in %s; limits are %s, a thread for each move, and with a disk %s on a file in the same state;\n",
+	p.linef("")
+	p.linef("%d pairs a row, in %s; limits are %s, a thread for each move, and with a disk %s on a file in the same state;",
 		b.Config.Pairs, duration(b.WallSeconds), b.memoryLimit(), io)
-	fmt.Fprintln(w, "efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
+	p.linef("efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
+	if unclear > 0 {
+		p.linef("%d of %d rows say nothing: ours is no further from the limit than the limit from itself (more --pairs, larger --sizes or an idle machine help)", unclear, len(b.Rows))
+	}
+	p.linef("%s", b.extent())
 	for _, r := range b.Rows {
 		if r.BothWays {
-			fmt.Fprintf(w, "%s and %s, %s: both ways at once are %.2f times as fast as one after the other, and the limit %.2f times\n",
+			p.linef("%s and %s, %s: both ways at once are %.2f times as fast as one after the other, and the limit %.2f times",
 				r.From, r.To, size.Format(r.Bytes), r.Gain, r.LimitGain)
 		}
 	}
-	for _, n := range notes {
-		fmt.Fprintf(w, "note: %s\n", n)
+	p.notes(notes)
+	return p
+}
+
+// extent says how much was measured.
+func (b *Bandwidth) extent() string {
+	moved := size.Approx(b.Config.PlannedBytes) + " were moved"
+	switch b.Config.Extent {
+	case "quick":
+		return "quick: " + moved + "; --thorough measures larger batches, several moves at a time, and all spaces"
+	case "thorough":
+		return "thorough: " + moved
 	}
+	return moved
 }
 
 // memoryLimit says what the limit is between memories.

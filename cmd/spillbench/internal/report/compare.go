@@ -1,8 +1,6 @@
 package report
 
 import (
-	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/size"
@@ -17,6 +15,7 @@ type Compare struct {
 	Ours        OurRates      `json:"ours"`
 	Peer        PeerRates     `json:"peer"`
 	Ratio       Ratios        `json:"ratio"`
+	Samples     []RoundRates  `json:"samples"` // what the medians are of, one a round
 	WallSeconds float64       `json:"wall_seconds"`
 }
 
@@ -50,6 +49,13 @@ type PeerRates struct {
 	Warm  Rates  `json:"warm"` // not synced, and read from it
 }
 
+// RoundRates are the rates of one round.
+type RoundRates struct {
+	Ours OurRates `json:"ours"`
+	Peer Rates    `json:"peer"`
+	Warm Rates    `json:"warm"` // the peer's
+}
+
 // Ratios are our rates by the peer's: the medians of the pairs of rounds, with the
 // least and the largest of them.
 type Ratios struct {
@@ -61,32 +67,30 @@ type Ratios struct {
 	ReadMax  float64 `json:"read_max"`
 }
 
-// Print writes what compare measured for people. notes are lines of their own.
-func (c *Compare) Print(w io.Writer, notes []string) {
-	fmt.Fprintf(w, "spillbench compare: %s\n", c.Env.line())
-	fmt.Fprintf(w, "%s of %s in %d batches (%d rows), through %s of memory; ours with codec %s%s\n\n",
+// Page shows what compare measured. notes are lines of their own.
+func (c *Compare) Page(notes []string) *Page {
+	p := new(Page)
+	p.linef("spillbench compare: %s", c.Env.line())
+	p.linef("%s of %s in %d batches (%d rows), through %s of memory; ours with codec %s%s",
 		size.Approx(c.Input.Bytes), strings.Join(c.Input.Sources, ", "), c.Input.Batches, c.Input.Rows, size.Approx(c.Config.HostMemoryBytes),
 		c.Config.Codec, strings.TrimSuffix(","+onDisk(c.Config.Encrypt), ","))
-	row := func(name string, r Rates) []string {
-		return []string{name, fmt.Sprintf("%.2f", r.WriteGiBPerS), fmt.Sprintf("%.2f", r.ReadGiBPerS)}
-	}
-	table(w, [][]string{
-		{"", "write GiB/s", "read GiB/s"},
-		row("spillway", c.Ours.Rates),
-		{"  and laid out", fmt.Sprintf("%.2f", c.Ours.PutWriteGiBPerS), ""},
-		row("  in room used before", c.Ours.Rewritten),
-		row(c.Peer.Name, c.Peer.Rates),
-		row("  warm", c.Peer.Warm),
-	})
-	fmt.Fprintln(w)
-	table(w, [][]string{
-		{"spillway by " + c.Peer.Name, "ratio", "from", "to"},
-		{"write", fmt.Sprintf("%.2f", c.Ratio.Write), fmt.Sprintf("%.2f", c.Ratio.WriteMin), fmt.Sprintf("%.2f", c.Ratio.WriteMax)},
-		{"read", fmt.Sprintf("%.2f", c.Ratio.Read), fmt.Sprintf("%.2f", c.Ratio.ReadMin), fmt.Sprintf("%.2f", c.Ratio.ReadMax)},
-	})
-	fmt.Fprintf(w, "\n%d rounds; the peer's file is synced, and dropped from the page cache before it is read; warm: neither\n", c.Config.Rounds)
-	for _, n := range notes {
-		fmt.Fprintf(w, "note: %s\n", n)
-	}
-	fmt.Fprintf(w, "verified: %d batches of both sides are those of the input\n", c.Verify.Batches)
+	p.linef("")
+	rates := &sheet{columns: []column{{key: "side"}, {head: "write GiB/s", key: "write_gib_per_s"}, {head: "read GiB/s", key: "read_gib_per_s"}}}
+	row := func(name any, r Rates) { rates.add(name, two(r.WriteGiBPerS), two(r.ReadGiBPerS)) }
+	row("spillway", c.Ours.Rates)
+	rates.add(named{"  and laid out", "spillway, laid out"}, two(c.Ours.PutWriteGiBPerS))
+	row(named{"  in room used before", "spillway, rewritten"}, c.Ours.Rewritten)
+	row(c.Peer.Name, c.Peer.Rates)
+	row(named{"  warm", c.Peer.Name + ", warm"}, c.Peer.Warm)
+	p.table(rates)
+	p.linef("")
+	ratios := &sheet{columns: []column{{head: "spillway by " + c.Peer.Name, key: "of"}, {head: "ratio", key: "ratio"}, {head: "from", key: "ratio_min"}, {head: "to", key: "ratio_max"}}}
+	ratios.add("write", two(c.Ratio.Write), two(c.Ratio.WriteMin), two(c.Ratio.WriteMax))
+	ratios.add("read", two(c.Ratio.Read), two(c.Ratio.ReadMin), two(c.Ratio.ReadMax))
+	p.table(ratios)
+	p.linef("")
+	p.linef("%d rounds; the peer's file is synced, and dropped from the page cache before it is read; warm: neither", c.Config.Rounds)
+	p.notes(notes)
+	p.linef("verified: %d batches of both sides are those of the input", c.Verify.Batches)
+	return p
 }

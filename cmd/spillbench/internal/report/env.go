@@ -2,17 +2,11 @@ package report
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/devpool"
@@ -23,14 +17,14 @@ import (
 )
 
 // MachineEnv describes the machine without an engine: the GPU is the first of the topology, by its
-// PCI number if its name is not known, or what an engine has where there is none.
+// PCI number if its name is not known. It is empty where there is none: only an engine has a
+// simulated one.
 func MachineEnv(t *topology.Topology) Env {
 	e := Env{
 		CPU:    t.CPU.Model,
 		Cores:  t.Limits.CPUs,
 		Memory: t.Limits.MemoryBytes,
 		Kernel: kernel(),
-		GPU:    simulated,
 		Commit: commit(),
 	}
 	if e.Cores == 0 {
@@ -112,55 +106,4 @@ func link(g topology.GPU) string {
 		return ""
 	}
 	return fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
-}
-
-// commit returns the revision that the program was built from, which does not change while it runs.
-// `go run` stamps none. Then git is queried, and without git it stays unknown.
-var commit = sync.OnceValue(func() string {
-	var revision, modified string
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				revision = s.Value
-			case "vcs.modified":
-				modified = s.Value
-			}
-		}
-	}
-	if revision == "" {
-		return gitCommit()
-	}
-	if modified == "true" {
-		revision += "+dirty"
-	}
-	return revision
-})
-
-// gitPatience bounds what a description of the machine may cost.
-const gitPatience = 500 * time.Millisecond
-
-func gitCommit() string {
-	ctx, cancel := context.WithTimeout(context.Background(), gitPatience)
-	defer cancel()
-	git := func(args ...string) string {
-		out, err := exec.CommandContext(ctx, "git", args...).Output()
-		if err != nil {
-			return ""
-		}
-		return strings.TrimSpace(string(out))
-	}
-	top, revision, ok := strings.Cut(git("rev-parse", "--show-toplevel", "HEAD"), "\n")
-	if !ok {
-		return ""
-	}
-	// Only in a checkout of this program: another repository's commit would be a lie.
-	mod, err := os.ReadFile(filepath.Join(top, "go.mod"))
-	if err != nil || !strings.HasPrefix(string(mod), "module github.com/spillway-db/spillway\n") {
-		return ""
-	}
-	if git("status", "--porcelain", "--untracked-files=no") != "" {
-		revision += "+dirty"
-	}
-	return revision
 }

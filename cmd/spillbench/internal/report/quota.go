@@ -1,9 +1,6 @@
 package report
 
 import (
-	"fmt"
-	"io"
-
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/size"
 )
@@ -21,46 +18,57 @@ type Quota struct {
 	Holders       []leases.Holder `json:"holders"` // the live holders of leases
 }
 
-// Print writes the limit and the holders for people.
-func (q *Quota) Print(w io.Writer) {
-	fmt.Fprintf(w, "spillbench quota: %s\n\n", q.Env.line())
+// Page shows the limit and the holders.
+func (q *Quota) Page(notes []string) *Page {
+	p := new(Page)
+	p.linef("spillbench quota: %s", q.Env.lineWithoutDisk())
+	p.linef("")
 	switch {
 	case q.Limit == "":
-		fmt.Fprintln(w, "limit of GPU memory: none (SPILLWAY_GPU_MEMORY_LIMIT is not set)")
+		p.linef("limit of GPU memory: none (SPILLWAY_GPU_MEMORY_LIMIT is not set)")
 	case q.LimitBytes == 0:
-		fmt.Fprintf(w, "limit of GPU memory: %s of all GPUs, by %s\n", q.Limit, q.Source)
+		p.linef("limit of GPU memory: %s of all GPUs, by %s", q.Limit, q.Source)
 	default:
-		fmt.Fprintf(w, "limit of GPU memory: %s, by %s\n", q.Limit, q.Source)
+		p.linef("limit of GPU memory: %s, by %s", q.Limit, q.Source)
 	}
 	if q.Ratio != 0 {
-		fmt.Fprintf(w, "oversubscription ratio: %g\n", q.Ratio)
+		p.linef("oversubscription ratio: %g", q.Ratio)
 	}
 	if q.PhysicalBytes != 0 {
-		fmt.Fprintf(w, "each GPU counts as having: %s\n", size.Approx(q.PhysicalBytes))
+		p.linef("each GPU counts as having: %s", size.Approx(q.PhysicalBytes))
 	}
+	limit := &sheet{columns: []column{{key: "limit"}, {key: "limit_bytes"}, {key: "source"}, {key: "ratio"}, {key: "physical_bytes"}, {key: "ledger"}, {key: "group"}}}
+	limit.add(q.Limit, q.LimitBytes, q.Source, decimal{value: q.Ratio}, q.PhysicalBytes, q.Ledger, q.Group)
+	p.parts = append(p.parts, part{sheet: limit, only: programs})
+	q.holders(p)
+	p.notes(notes)
+	return p
+}
+
+// holders adds who holds what.
+func (q *Quota) holders(p *Page) {
 	if q.Ledger == "" {
-		fmt.Fprintln(w, "ledger: none (SPILLWAY_GPU_QUOTA_DIR is not set): other processes are not asked")
+		p.linef("ledger: none (SPILLWAY_GPU_QUOTA_DIR is not set): other processes are not asked")
 		return
 	}
-	fmt.Fprintf(w, "ledger: %s", q.Ledger)
+	group := ""
 	if q.Group != "" {
-		fmt.Fprintf(w, ", group %s", q.Group)
+		group = ", group " + q.Group
 	}
-	fmt.Fprint(w, "\n\n")
+	p.linef("ledger: %s%s", q.Ledger, group)
+	p.linef("")
 	if len(q.Holders) == 0 {
-		fmt.Fprintln(w, "no process has a lease")
+		p.linef("no process has a lease")
 		return
 	}
-	rows := [][]string{{"GPU", "group", "process", "since", "quota", "holds", "peak"}}
+	all := &sheet{columns: []column{{head: "GPU", key: "device"}, {head: "group", key: "group"}, {head: "process", key: "pid"}, {head: "since", key: "started"}, {head: "quota", key: "quota"}, {head: "holds", key: "live"}, {head: "peak", key: "peak"}}}
 	for _, h := range q.Holders {
-		rows = append(rows, []string{
-			h.Device, h.Group, fmt.Sprint(h.PID), h.Started.Format("2006-01-02 15:04:05"), size.Approx(h.Quota), size.Approx(h.Live), size.Approx(h.Peak),
-		})
+		all.add(h.Device, h.Group, h.PID, h.Started, approx(h.Quota), approx(h.Live), approx(h.Peak))
 	}
-	table(w, rows)
+	p.table(all)
 	for _, h := range q.Holders {
 		if h.Lost > 0 {
-			fmt.Fprintf(w, "process %d: files of the ledger were removed %d times under it\n", h.PID, h.Lost)
+			p.linef("process %d: files of the ledger were removed %d times under it", h.PID, h.Lost)
 		}
 	}
 }

@@ -1,8 +1,12 @@
 // Package report holds what spillbench prints: the documents that --json writes, the description of
-// the machine in each of them, and the tables for people.
+// the machine in each of them, and how --format shows them.
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
 //	Reserve ── reserve  Quota ── quota      Topo ── topo              each with Header: schema, command, Env
+//
+//	Document ── Page ───────▶ lines and tables: table, Markdown, CSV
+//	         ── Benchmarks ─▶ Go's benchmark format
+//	         ── Write ──────▶ JSON, as JSONSchema says
 //
 // The documents are plain values and belong to the caller. Their keys are the
 // schema spillway.spillbench/v1 and do not change: sizes are in bytes, times in
@@ -10,15 +14,24 @@
 package report
 
 import (
+	_ "embed"
 	"encoding/json"
 	"io"
+	"runtime"
+	"time"
 
 	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/topology"
 )
 
 // Schema names the documents' version.
 const Schema = "spillway.spillbench/v1"
+
+//go:embed schema/spillbench.v1.schema.json
+var jsonSchema string
+
+// JSONSchema returns the JSON Schema (draft 2020-12) of all documents of version Schema. It has each
+// key that they have, and allows no other.
+func JSONSchema() string { return jsonSchema }
 
 // Header begins every document.
 type Header struct {
@@ -28,12 +41,29 @@ type Header struct {
 	// Warnings are the engine's: what the machine refused or does not report. Commands that open
 	// none have none.
 	Warnings []diag.Warning `json:"warnings"`
+
+	Version   string    `json:"version"`    // of the module, "(devel)" if it is not known
+	GoVersion string    `json:"go_version"` // that built the program, such as "go1.26.0"
+	Args      []string  `json:"args"`       // of the command line, as given
+	Time      time.Time `json:"time"`       // when the command began, in UTC
 }
 
-// NewHeader returns the header of a command's document.
+// NewHeader returns the header of a command's document that began now, without arguments.
 func NewHeader(command string, env Env, warnings []diag.Warning) Header {
-	return Header{Schema: Schema, Command: command, Env: env, Warnings: append([]diag.Warning{}, warnings...)}
+	h := Header{
+		Schema: Schema, Command: command, Env: env, Warnings: append([]diag.Warning{}, warnings...),
+		Version: Version(), GoVersion: runtime.Version(),
+	}
+	h.Stamp(nil, time.Now())
+	return h
 }
+
+// Stamp sets the arguments of the command line, which it copies, and when the command began.
+func (h *Header) Stamp(args []string, began time.Time) {
+	h.Args, h.Time = append([]string{}, args...), began.UTC().Truncate(time.Millisecond)
+}
+
+func (h *Header) machine() Env { return h.Env }
 
 // Env describes the machine that figures were measured on. What is not known is
 // empty or 0.
@@ -44,7 +74,7 @@ type Env struct {
 	Kernel     string `json:"kernel"`      // name and release
 	FileSystem string `json:"file_system"` // of the spill directories, joined by commas
 	DirectIO   bool   `json:"direct_io"`   // all spill volumes use it
-	GPU        string `json:"gpu"`         // "sim" for the simulated one
+	GPU        string `json:"gpu"`         // "sim" for an engine's simulated one
 	Driver     string `json:"driver"`      // of the GPU
 	PCIeLink   string `json:"pcie_link"`   // as "PCIe 4 x16"
 	Commit     string `json:"commit"`      // of this program, "+dirty" if changed since
@@ -183,13 +213,6 @@ type File struct {
 	Error      string `json:"error"` // the first difference, or why the file was not finished; else empty
 }
 
-// Topo is the document of topo.
-type Topo struct {
-	Header
-	Topology *topology.Topology `json:"topology"`
-	Paths    topology.Matrix    `json:"paths"` // between GPUs, NICs and disks
-}
-
 // Reserve is the document of reserve. Times are in nanoseconds, as its keys say.
 type Reserve struct {
 	Header
@@ -200,6 +223,28 @@ type Reserve struct {
 	Contended              []Contended   `json:"contended"`
 	Waiters                []Waiters     `json:"waiters"`
 	WallSeconds            float64       `json:"wall_seconds"`
+
+	Samples ReserveSamples `json:"samples"`
+}
+
+// ReserveSamples are what one goroutine took in each round. Samples are in the order of the rounds.
+type ReserveSamples struct {
+	UncontendedNs          []float64 `json:"uncontended_ns"`
+	SemaphoreUncontendedNs []float64 `json:"semaphore_uncontended_ns"`
+}
+
+// ContendedSamples are the rates of a scenario in each round.
+type ContendedSamples struct {
+	OpsPerS          []float64 `json:"ops_per_s"`
+	SemaphoreOpsPerS []float64 `json:"semaphore_ops_per_s"`
+}
+
+// WaitersSamples are what a crowd took in each round.
+type WaitersSamples struct {
+	NsPerRelease          []float64 `json:"ns_per_release"`
+	SemaphoreNsPerRelease []float64 `json:"semaphore_ns_per_release"`
+	NsPerTurn             []float64 `json:"ns_per_turn"`
+	SemaphoreNsPerTurn    []float64 `json:"semaphore_ns_per_turn"`
 }
 
 // ReserveConfig is what reserve ran with.
@@ -220,6 +265,8 @@ type Contended struct {
 	Ratio            float64 `json:"ratio"`
 	RatioMin         float64 `json:"ratio_min"`
 	RatioMax         float64 `json:"ratio_max"`
+
+	Samples ContendedSamples `json:"samples"`
 }
 
 // Waiters is a crowd that waits for one unit: what the call that releases it takes, and
@@ -230,6 +277,15 @@ type Waiters struct {
 	SemaphoreNsPerRelease float64 `json:"semaphore_ns_per_release"`
 	NsPerTurn             float64 `json:"ns_per_turn"`
 	SemaphoreNsPerTurn    float64 `json:"semaphore_ns_per_turn"`
+
+	Samples WaitersSamples `json:"samples"`
+}
+
+// Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Reserve, Quota,
+// Topo and Trace. Page shows it; notes are lines of their own.
+type Document interface {
+	Stamp(args []string, began time.Time)
+	Page(notes []string) *Page
 }
 
 // Write writes a document as indented JSON.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/leases"
@@ -46,10 +47,11 @@ func keys(t *testing.T, document any) []string {
 
 // TestKeys: the schema's keys are what programs read; a change is a new version.
 func TestKeys(t *testing.T) {
-	header := []string{"command", "schema",
+	header := []string{"command", "schema", "version", "go_version", "args[]", "time",
 		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link",
 		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
 	warned := NewHeader("x", Env{}, []diag.Warning{{}})
+	warned.Stamp([]string{"--quiet"}, time.Unix(0, 0))
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
 		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger", "config.write_ahead_bytes_per_s",
 		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
@@ -76,7 +78,9 @@ func TestKeys(t *testing.T) {
 			"uncontended_ns", "semaphore_uncontended_ns", "allocs_per_op",
 			"contended[].goroutines", "contended[].ops_per_s", "contended[].ratio", "contended[].ratio_max", "contended[].ratio_min",
 			"contended[].scenario", "contended[].semaphore_ops_per_s",
-			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].ns_per_turn", "waiters[].semaphore_ns_per_turn", "waiters[].waiters", "wall_seconds"})},
+			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].ns_per_turn", "waiters[].semaphore_ns_per_turn", "waiters[].waiters", "wall_seconds",
+			"samples.uncontended_ns", "samples.semaphore_uncontended_ns", "contended[].samples.ops_per_s", "contended[].samples.semaphore_ops_per_s",
+			"waiters[].samples.ns_per_release", "waiters[].samples.semaphore_ns_per_release", "waiters[].samples.ns_per_turn", "waiters[].samples.semaphore_ns_per_turn"})},
 		{&Quota{Header: warned, Holders: []leases.Holder{{Group: "x"}}}, slices.Concat(header, []string{
 			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
 			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",
@@ -123,7 +127,7 @@ func TestPrint(t *testing.T) {
 	r.Env.GPU = "sim"
 	r.Config.Codec, r.Config.Encrypt = "s2", true
 	var b strings.Builder
-	r.Print(&b, []string{"take note"})
+	r.Page([]string{"take note"}).Write(&b, Table)
 	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "on a copy", "1.0 MiB", "3.0 MiB", "note: take note", "half within 1.5ms", "codec s2, encrypted on disk,", "2.5s", "sim: no figure here is a real GPU's"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
@@ -145,7 +149,7 @@ func TestMachineEnv(t *testing.T) {
 	if e := MachineEnv(top); e.GPU != "10de:2330" {
 		t.Errorf("of a GPU without a name: %+v", e)
 	}
-	if e := MachineEnv(new(topology.Topology)); e.Cores < 1 || e.GPU != "sim" || e.PCIeLink != "" {
+	if e := MachineEnv(new(topology.Topology)); e.Cores < 1 || e.GPU != "" || e.PCIeLink != "" {
 		t.Errorf("of nothing: %+v", e)
 	}
 }

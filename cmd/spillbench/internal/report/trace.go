@@ -1,11 +1,6 @@
 package report
 
-import (
-	"fmt"
-	"io"
-
-	"github.com/spillway-db/spillway/internal/size"
-)
+import "fmt"
 
 // Trace is the document of trace replay and trace compare.
 type Trace struct {
@@ -35,42 +30,51 @@ type Outcome struct {
 	Found          int64   `json:"found"` // of the accesses, those whose batch was where it was wanted
 }
 
-// Print writes the outcomes for people: with one replay of a trace by edge, else side by side.
-func (t *Trace) Print(w io.Writer) {
+// Page shows the outcomes: with one replay of a trace by edge, else side by side.
+func (t *Trace) Page(notes []string) *Page {
+	p := new(Page)
 	for i, r := range t.Traces {
 		if i > 0 {
-			fmt.Fprintln(w)
+			p.linef("")
 		}
-		fmt.Fprintf(w, "%s: %d events", r.File, r.Events)
+		state := ""
 		if r.Lost > 0 {
-			fmt.Fprintf(w, ", %d were lost", r.Lost)
+			state += fmt.Sprintf(", %d were lost", r.Lost)
 		}
 		if r.CutOff {
-			fmt.Fprint(w, ", the end is missing")
+			state += ", the end is missing"
 		}
-		fmt.Fprint(w, "\n\n")
-		rows := [][]string{{"", "policy", "moved", "seconds", "stalled", "accesses", "found"}, r.Recorded.row("recorded")}
+		p.linef("%s: %d events%s", r.File, r.Events, state)
+		p.linef("")
+		all := &sheet{columns: []column{{key: "file", only: programs}, {key: "outcome"}, {head: "policy", key: "policy"}, {head: "moved", key: "bytes"}, {head: "seconds", key: "seconds"},
+			{head: "stalled", key: "stalled_seconds"}, {head: "accesses", key: "accesses"}, {head: "found", key: "found"}, {key: "error", only: programs}}}
+		r.Recorded.add(all, r.File, "recorded")
 		for _, o := range r.Replays {
-			rows = append(rows, o.row("replayed"))
+			o.add(all, r.File, "replayed")
 		}
-		table(w, rows)
+		p.table(all)
 		for _, o := range r.Replays {
 			if o.Error != "" {
-				fmt.Fprintf(w, "%s: %s\n", o.Policy, o.Error)
+				p.linef("%s: %s", o.Policy, o.Error)
 			}
 		}
 		if len(r.Replays) == 1 && r.Replays[0].Error == "" {
-			fmt.Fprintln(w)
-			table(w, edgeRows(r.Replays[0].Edges))
-			fmt.Fprint(w, "\nrecorded:\n")
-			table(w, edgeRows(r.Recorded.Edges))
+			p.linef("")
+			p.table(edgeSheet(r.Replays[0].Edges))
+			p.linef("")
+			p.linef("recorded:")
+			p.table(edgeSheet(r.Recorded.Edges))
 		}
 	}
+	p.notes(notes)
+	return p
 }
 
-func (o *Outcome) row(name string) []string {
+// add adds the outcome to a table of them.
+func (o *Outcome) add(to *sheet, file, name string) {
 	if o.Error != "" {
-		return []string{name, o.Policy, "stuck"}
+		to.add(file, name, o.Policy, "stuck", nil, nil, nil, nil, o.Error)
+		return
 	}
-	return []string{name, o.Policy, size.Approx(o.Bytes), fmt.Sprintf("%.3f", o.Seconds), fmt.Sprintf("%.3f", o.StalledSeconds), fmt.Sprint(o.Accesses), fmt.Sprint(o.Found)}
+	to.add(file, name, o.Policy, approx(o.Bytes), three(o.Seconds), three(o.StalledSeconds), o.Accesses, o.Found)
 }

@@ -14,7 +14,7 @@ func TestVerdictOfVerify(t *testing.T) {
 		"nothing was verified":    {{}},
 	} {
 		var b strings.Builder
-		(&Verify{Files: files}).Print(&b, nil)
+		(&Verify{Files: files}).Page(nil).Write(&b, Table)
 		if lines := strings.Split(strings.TrimSpace(b.String()), "\n"); !strings.HasPrefix(lines[len(lines)-1], want) {
 			t.Errorf("%v: the last line is %q, want %q", files, lines[len(lines)-1], want)
 		}

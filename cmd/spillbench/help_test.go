@@ -1,0 +1,169 @@
+package main
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// ofCobra reports whether a command is cobra's own: its help is, too.
+func ofCobra(cmd *cobra.Command) bool {
+	return strings.HasPrefix(cmd.CommandPath(), "spillbench completion") || cmd.Name() == "help"
+}
+
+// TestHelpOfEveryCommand: the help of each command has an example, each of its flags once, under a
+// heading, and the exit codes.
+func TestHelpOfEveryCommand(t *testing.T) {
+	t.Parallel()
+	var unused []string
+	for _, g := range groups {
+		unused = append(unused, g.flags...)
+	}
+	everyCommand(func(cmd *cobra.Command) {
+		if cmd.Name() == "help" {
+			return
+		}
+		text := succeed(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...).stdout
+		if !strings.HasSuffix(text, "\n\n"+exitCodes) || !strings.Contains(text, "\nUsage:\n  spillbench") {
+			t.Errorf("%s: the usage or the exit codes are missing in\n%s", cmd.CommandPath(), text)
+		}
+		if !ofCobra(cmd) && (cmd.Example == "" || cmd.Long == "" || !strings.Contains(text, "\nExamples:\n"+cmd.Example+"\n\n")) {
+			t.Errorf("%s has no example, or no description", cmd.CommandPath())
+		}
+		for line := range strings.Lines(text) {
+			if !strings.Contains(line, "op=read|write|alloc|copy") && len([]rune(line)) > helpWidth+6 {
+				t.Errorf("%s: a long line: %q", cmd.CommandPath(), line)
+			}
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			unused = slices.DeleteFunc(unused, func(s string) bool { return s == f.Name })
+			want := 1
+			if f.Hidden {
+				want = 0
+			}
+			n := 0
+			for line := range strings.Lines(text) {
+				if fields := strings.Fields(line); strings.HasPrefix(line, "  ") && len(fields) > 1 && (fields[0] == "--"+f.Name || fields[1] == "--"+f.Name && strings.HasSuffix(fields[0], ",")) {
+					n++
+				}
+			}
+			if n != want {
+				t.Errorf("%s: --%s is there %d times, want %d", cmd.CommandPath(), f.Name, n, want)
+			}
+		})
+	})
+	unused = slices.DeleteFunc(unused, func(s string) bool { return slices.Contains([]string{"cpuprofile", "memprofile", "trace", "help"}, s) })
+	if len(unused) > 0 {
+		t.Errorf("no command has the flags %q of the groups", unused)
+	}
+}
+
+// TestHelpGroups: flags are under the heading that they belong to.
+func TestHelpGroups(t *testing.T) {
+	t.Parallel()
+	text := succeed(t, "run", "--help").stdout
+	last := -1
+	for _, want := range []string{"\nFlags:\n", "--passes", "\nInput:\n", "--input", "\nMemories:\n", "--gpu-memory", "\nMoves and waits:\n", "--policy", "\nFaults and slow disks:\n", "--disk-throttle", "\nOutput:\n", "--format NAME", "\nProfiles:\n", "--cpuprofile", "\nOther:\n", "-h, --help", "\nExit codes:\n"} {
+		at := strings.LastIndex(text, want)
+		if at <= last {
+			t.Errorf("%q is not behind what should be before it in\n%s", want, text)
+		}
+		last = at
+	}
+}
+
+// TestExamples: what the help and the documentation tell people to type is understood.
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	type typed struct{ where, line string }
+	var all []typed
+	everyCommand(func(cmd *cobra.Command) {
+		for line := range strings.Lines(cmd.Example) {
+			if !ofCobra(cmd) {
+				all = append(all, typed{cmd.CommandPath(), line})
+			}
+		}
+	})
+	for _, page := range []string{"../../README.md", "../../docs/spillbench.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code := false
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "```") {
+				code = !code
+			} else if rest, ok := strings.CutPrefix(line, "go run ./cmd/spillbench"); ok && code {
+				all = append(all, typed{page, "spillbench" + rest})
+			}
+		}
+	}
+	if len(all) < 40 {
+		t.Errorf("only %d lines were found", len(all))
+	}
+	for _, c := range all {
+		line, _, _ := strings.Cut(c.line, " #")
+		line, _, _ = strings.Cut(line, " >")
+		words := strings.Fields(line)
+		if len(words) == 0 || words[0] != "spillbench" {
+			t.Errorf("%s: %q is no call of spillbench", c.where, c.line)
+			continue
+		}
+		cmd, args, err := newRoot(io.Discard, io.Discard).Find(words[1:])
+		if err == nil {
+			err = cmd.ParseFlags(args)
+		}
+		if err == nil && cmd.Args != nil {
+			err = cmd.Args(cmd, cmd.Flags().Args())
+		}
+		if err != nil && line != "spillbench trace  " && strings.TrimSpace(line) != "spillbench trace" { // which says what it has
+			t.Errorf("%s: %q: %v", c.where, strings.TrimSpace(line), err)
+		}
+	}
+}
+
+// TestManPages: there is one for each command that help lists, with what its help has.
+func TestManPages(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "made", "man1")
+	succeed(t, "man", dir)
+	var want []string
+	everyCommand(func(cmd *cobra.Command) {
+		if cmd.Name() == "help" || cmd.Hidden {
+			return
+		}
+		name := strings.ReplaceAll(cmd.CommandPath(), " ", "-") + ".1"
+		want = append(want, name)
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, part := range []string{".SH NAME", "Exit codes", "all is well"} {
+			if !strings.Contains(string(text), part) {
+				t.Errorf("%s has no %q", name, part)
+			}
+		}
+		if !ofCobra(cmd) && !strings.Contains(string(text), ".SH EXAMPLE") {
+			t.Errorf("%s has no example", name)
+		}
+	})
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != len(want) || len(want) < 16 {
+		t.Errorf("%d pages of %d: %v, %v", len(entries), len(want), entries, err)
+	}
+	for _, args := range [][]string{{"man"}, {"man", dir, dir}, {"man", filepath.Join(dir, want[0])}} {
+		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%q: %d, %q", args, r.status, r.stderr)
+		}
+	}
+	if r := succeed(t, "--help"); strings.Contains(r.stdout, "\n  man ") {
+		t.Error("the help lists it")
+	}
+}

@@ -1,0 +1,157 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Measured is a Document with figures for benchstat: Run, Bandwidth, Compare and Reserve.
+type Measured interface {
+	Document
+	machine() Env
+	Benchmarks() []Benchmark
+}
+
+// Benchmark is one line of Go's benchmark format: a name such as "Run/phase=load" without spaces, how
+// often it was done, and what was measured.
+type Benchmark struct {
+	Name   string
+	Times  int64
+	Values []Value
+}
+
+// Value is a figure and its unit.
+type Value struct {
+	Value float64
+	Unit  string
+}
+
+// units are those of Value whose direction benchstat does not know, and whether more of it is better.
+var units = map[string]bool{
+	"GiB/s": true, "limit-GiB/s": true, "ops/s": true, "ns/release": false, "ns/turn": false,
+}
+
+// WriteBenchmarks writes the figures of a document in Go's benchmark format, which benchstat reads.
+func WriteBenchmarks(w io.Writer, document Measured) error {
+	var b strings.Builder
+	env, benchmarks := document.machine(), document.Benchmarks()
+	for _, key := range [][2]string{
+		{"goos", runtime.GOOS}, {"goarch", runtime.GOARCH}, {"pkg", "github.com/spillway-db/spillway/cmd/spillbench"},
+		{"cpu", env.CPU}, {"gpu", env.GPU}, {"filesystem", env.FileSystem}, {"commit", env.Commit},
+	} {
+		if key[1] != "" {
+			fmt.Fprintf(&b, "%s: %s\n", key[0], strings.Join(strings.Fields(key[1]), " "))
+		}
+	}
+	var told []string
+	for _, m := range benchmarks {
+		for _, v := range m.Values {
+			if more, own := units[v.Unit]; own && !slices.Contains(told, v.Unit) {
+				told = append(told, v.Unit)
+				better := "lower"
+				if more {
+					better = "higher"
+				}
+				fmt.Fprintf(&b, "Unit %s better=%s\n", v.Unit, better)
+			}
+		}
+	}
+	for _, m := range benchmarks {
+		fmt.Fprintf(&b, "Benchmark%s %d", m.Name, max(1, m.Times))
+		for _, v := range m.Values {
+			fmt.Fprintf(&b, " %s %s", strconv.FormatFloat(math.Round(v.Value*1e6)/1e6, 'f', -1, 64), v.Unit)
+		}
+		b.WriteString("\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// once is a benchmark that was done once.
+func once(name string, values ...Value) Benchmark {
+	return Benchmark{Name: name, Times: 1, Values: values}
+}
+
+// Benchmarks has a line for each phase, and one for each edge.
+func (r *Run) Benchmarks() (all []Benchmark) {
+	for _, p := range r.Phases {
+		values := []Value{{p.Seconds * 1e9, "ns/op"}}
+		if p.Name != drain {
+			values = append(values, Value{Rate(r.Input.Bytes, p.Seconds), "GiB/s"})
+		}
+		all = append(all, once("Run/phase="+p.Name, values...))
+	}
+	all = append(all, once("Run/phase=all", Value{r.WallSeconds * 1e9, "ns/op"}))
+	for _, e := range r.Edges {
+		if e.Batches > 0 {
+			all = append(all, Benchmark{"Run/from=" + e.From + "/to=" + e.To, e.Batches, []Value{{e.Seconds * 1e9 / float64(e.Batches), "ns/op"}, {e.GiBPerS, "GiB/s"}}})
+		}
+	}
+	return all
+}
+
+// Benchmarks has a line for each pair of each row.
+func (b *Bandwidth) Benchmarks() (all []Benchmark) {
+	for _, r := range b.Rows {
+		if r.Error != "" {
+			continue
+		}
+		name := fmt.Sprintf("Bandwidth/from=%s/to=%s/bytes=%d/moves=%d", r.From, r.To, r.Bytes, r.Threads)
+		if r.State != "" {
+			name += "/state=" + r.State
+		}
+		if r.BothWays {
+			name += "/both-ways"
+		}
+		for i, v := range r.Samples.GiBPerS {
+			all = append(all, once(name, Value{v, "GiB/s"}, Value{r.Samples.LimitGiBPerS[i], "limit-GiB/s"}))
+		}
+	}
+	return all
+}
+
+// Benchmarks has two lines for each side and round: writing and reading.
+func (c *Compare) Benchmarks() (all []Benchmark) {
+	add := func(side string, r Rates) {
+		all = append(all, once("Compare/side="+side+"/op=write", Value{r.WriteGiBPerS, "GiB/s"}), once("Compare/side="+side+"/op=read", Value{r.ReadGiBPerS, "GiB/s"}))
+	}
+	for _, round := range c.Samples {
+		add("spillway", round.Ours.Rates)
+		all = append(all, once("Compare/side=spillway-laid-out/op=write", Value{round.Ours.PutWriteGiBPerS, "GiB/s"}))
+		add("spillway-rewritten", round.Ours.Rewritten)
+		add(c.Peer.Name, round.Peer)
+		add(c.Peer.Name+"-warm", round.Warm)
+	}
+	return all
+}
+
+// Benchmarks has a line for each round of each side. Allocations are the least of all rounds.
+func (r *Reserve) Benchmarks() (all []Benchmark) {
+	add := func(name, unit string, samples []float64) {
+		for _, v := range samples {
+			all = append(all, once("Reserve/"+name, Value{v, unit}))
+		}
+	}
+	for _, v := range r.Samples.UncontendedNs {
+		all = append(all, once("Reserve/room=alone/side=manager", Value{v, "ns/op"}, Value{r.AllocsPerOp, "allocs/op"}))
+	}
+	add("room=alone/side=semaphore", "ns/op", r.Samples.SemaphoreUncontendedNs)
+	for _, c := range r.Contended {
+		name := fmt.Sprintf("room=%s/goroutines=%d", c.Scenario, c.Goroutines)
+		add(name+"/side=manager", "ops/s", c.Samples.OpsPerS)
+		add(name+"/side=semaphore", "ops/s", c.Samples.SemaphoreOpsPerS)
+	}
+	for _, c := range r.Waiters {
+		name := fmt.Sprintf("waiters=%d", c.Waiters)
+		add(name+"/side=manager", "ns/release", c.Samples.NsPerRelease)
+		add(name+"/side=semaphore", "ns/release", c.Samples.SemaphoreNsPerRelease)
+		add(name+"/side=manager", "ns/turn", c.Samples.NsPerTurn)
+		add(name+"/side=semaphore", "ns/turn", c.Samples.SemaphoreNsPerTurn)
+	}
+	return all
+}

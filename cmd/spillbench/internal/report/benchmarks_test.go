@@ -1,0 +1,76 @@
+package report
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/perf/benchfmt"
+)
+
+// TestBenchmarks: benchstat's own reader takes each line, with the unit and the direction that it has,
+// and there is a line for each sample.
+func TestBenchmarks(t *testing.T) {
+	pairs := BandwidthSamples{[]float64{1, 2}, []float64{3, 4}, []float64{5, 6}}
+	rates := Rates{WriteGiBPerS: 2, ReadGiBPerS: 3}
+	header := NewHeader("x", Env{CPU: "A  CPU\n(R)", GPU: "sim"}, nil)
+	for _, c := range []struct {
+		document Measured
+		names    int
+		lines    int
+		units    []string
+	}{
+		{&Run{Header: header, Phases: []Phase{{"load", 1.5}, {"drain", 0}}, Edges: []Edge{{From: "gpu:0", To: "host:0", Batches: 3, Seconds: 0.25, GiBPerS: 4}, {From: "a", To: "b"}}},
+			4, 4, []string{"GiB/s", "ns/op"}},
+		{&Bandwidth{Header: header, Rows: []BandwidthRow{{From: "gpu:0", To: "disk:0", Bytes: 4096, Threads: 2, State: "fresh", Samples: pairs}, {From: "gpu:0", To: "host:0", Samples: pairs}, {From: "gpu:0", To: "host:0", BothWays: true, Samples: pairs}, {Error: "none"}}},
+			3, 6, []string{"GiB/s", "limit-GiB/s"}},
+		{&Compare{Header: header, Peer: PeerRates{Name: "arrow-ipc"}, Samples: []RoundRates{{Ours: OurRates{Rates: rates, Rewritten: rates}, Peer: rates, Warm: rates}, {}, {}}},
+			9, 27, []string{"GiB/s"}},
+		{&Reserve{Header: header, Samples: ReserveSamples{[]float64{90.5, 91}, []float64{1, 2}}, Contended: []Contended{{Scenario: "fits", Goroutines: 16, Samples: ContendedSamples{[]float64{1, 2}, []float64{3, 4}}}},
+			Waiters: []Waiters{{Waiters: 100, Samples: WaitersSamples{[]float64{1}, []float64{2}, []float64{3}, []float64{4}}}}},
+			6, 12, []string{"allocs/op", "ns/op", "ns/release", "ns/turn", "ops/s"}},
+	} {
+		var b strings.Builder
+		if err := WriteBenchmarks(&b, c.document); err != nil {
+			t.Fatal(err)
+		}
+		lines := 0
+		names, found := map[string]bool{}, map[string]bool{}
+		r := benchfmt.NewReader(strings.NewReader(b.String()), "")
+		for r.Scan() {
+			switch rec := r.Result().(type) {
+			case *benchfmt.Result:
+				lines++
+				names[rec.Name.String()] = true
+				if cpu := rec.GetConfig("cpu"); cpu != "A CPU (R)" {
+					t.Errorf("the CPU is %q", cpu)
+				}
+				for _, v := range rec.Values {
+					unit := v.OrigUnit
+					if unit == "" {
+						unit = v.Unit
+					}
+					found[unit] = true
+				}
+			case *benchfmt.SyntaxError:
+				t.Errorf("%v in\n%s", rec, &b)
+			}
+		}
+		if err := r.Err(); err != nil {
+			t.Error(err)
+		}
+		for unit, more := range units {
+			want := -1
+			if more {
+				want = 1
+			}
+			if got := r.Units().GetBetter(unit); found[unit] && got != want {
+				t.Errorf("the direction of %s is %d, want %d", unit, got, want)
+			}
+		}
+		if len(names) != c.names || lines != c.lines || !slices.Equal(slices.Sorted(maps.Keys(found)), c.units) {
+			t.Errorf("%d lines of %d names, units %q in\n%s", lines, len(names), slices.Sorted(maps.Keys(found)), &b)
+		}
+	}
+}

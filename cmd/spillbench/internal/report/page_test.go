@@ -1,0 +1,65 @@
+package report
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestPageFormats: what each format shows of a page: numbers are to the right for people, and whole
+// for programs.
+func TestPageFormats(t *testing.T) {
+	p := new(Page)
+	p.linef("title: %d", 1)
+	p.linef("")
+	s := &sheet{columns: []column{{head: "name", key: "id"}, {head: "size", key: "bytes"}, {head: "batch", key: "batch"}, {head: "GiB/s", key: "rate"}, {head: "M/s", key: "ops"}, {head: "unmoved", key: "unmoved"}, {head: "since", key: "began"}, {only: people}, {key: "more", only: programs}}}
+	began := time.Date(2026, 11, 25, 12, 30, 0, 0, time.UTC)
+	s.add(named{"  a", "a"}, approx(3<<19), exact(64<<10), two(1.256), million(2e6), some(0), began, "says", true)
+	s.add("b,\"c\"|", approx(12<<20), exact(4<<20), two(10), million(3.14159e7), some(1<<20))
+	p.table(s)
+	p.linef("")
+	p.table(&sheet{columns: []column{{head: "n", key: "n"}}, rows: [][]any{{7}}})
+	p.notes([]string{"a note"})
+	p.parts = append(p.parts, part{line: "for readers", only: readers})
+	for format, want := range map[Format]string{
+		Table: `title: 1
+
+  name        size  batch  GiB/s    M/s  unmoved  since
+    a      1.5 MiB  64KiB   1.26   2.00           2026-11-25 12:30:00  says
+  b,"c"|  12.0 MiB   4MiB  10.00  31.42  1.0 MiB
+
+  n
+  7
+note: a note
+for readers
+`,
+		Markdown: `title: 1
+
+| name | size | batch | GiB/s | M/s | unmoved | since |  |
+|:--- | ---:| ---:| ---:| ---:| ---:|:--- |:--- |
+|   a | 1.5 MiB | 64KiB | 1.26 | 2.00 |  | 2026-11-25 12:30:00 | says |
+| b,"c"\| | 12.0 MiB | 4MiB | 10.00 | 31.42 | 1.0 MiB |  |  |
+
+| n |
+| ---:|
+| 7 |
+
+note: a note
+`,
+		CSV: `id,bytes,batch,rate,ops,unmoved,began,more
+a,1572864,65536,1.256,2000000,0,2026-11-25T12:30:00Z,true
+"b,""c""|",12582912,4194304,10,31415900,1048576,,
+
+n
+7
+`,
+	} {
+		var b strings.Builder
+		if err := p.Write(&b, format); err != nil {
+			t.Fatal(err)
+		}
+		if b.String() != want {
+			t.Errorf("%s:\n%s\nwant\n%s", format, &b, want)
+		}
+	}
+}

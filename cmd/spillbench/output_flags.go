@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
+)
+
+// outputFlags say where results go and in which form; every command that has results has them.
+type outputFlags struct {
+	json   jsonFlag
+	format formatFlag
+	quiet  bool
+
+	// figures says that the command measures something that benchstat can compare.
+	figures bool
+}
+
+func (o *outputFlags) register(f *pflag.FlagSet) {
+	formats := report.Formats()
+	if !o.figures {
+		formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.BenchFmt) })
+	}
+	f.Var(&o.format, "format", "how the result is printed, by `NAME`: "+either(formats)+" (default table)")
+	f.Var(&o.json, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but what --json and --format ask for: no table, no notes, no progress")
+}
+
+// validate refuses flags that contradict each other.
+func (o *outputFlags) validate() error {
+	switch {
+	case o.format == "":
+	case o.json == "-":
+		return fail.Usagef("--json - and --format %s both want standard output (give one of them, or --json FILE)", o.format)
+	case o.quiet && o.format == formatFlag(report.Table):
+		return fail.Usagef("--quiet and --format table exclude each other (give one of them)")
+	case o.format == formatFlag(report.BenchFmt) && !o.figures:
+		return fail.Usagef("--format benchfmt is for commands that measure: run, bandwidth, compare and reserve (want table, json, csv or markdown)")
+	}
+	return nil
+}
+
+// something refuses --quiet of a command that only prints, if nothing else is asked for: its name is
+// that of the command.
+func (o *outputFlags) something(command string) error {
+	if o.quiet && o.json == "" && o.format == "" {
+		return fail.Usagef("%s --quiet has no result (give --json FILE or --format json as well, or leave --quiet out)", command)
+	}
+	return nil
+}
+
+// printed is the format of what goes to standard output; empty: nothing does.
+func (o *outputFlags) printed() report.Format {
+	switch {
+	case o.json == "-":
+		return report.JSON
+	case o.format != "":
+		return report.Format(o.format)
+	case o.quiet:
+		return ""
+	}
+	return report.Table
+}
+
+// formatFlag is the value of --format. Empty means that the flag was not given.
+type formatFlag report.Format
+
+// Set takes the name of a format.
+func (f *formatFlag) Set(s string) error {
+	if !slices.Contains(report.Formats(), s) {
+		return errors.New(suggest.Hint(s, "", report.Formats()) + "want " + either(report.Formats()))
+	}
+	*f = formatFlag(s)
+	return nil
+}
+
+// String returns what Set took.
+func (f *formatFlag) String() string { return string(*f) }
+
+// Type names the value in a usage text.
+func (*formatFlag) Type() string { return "name" }
+
+// jsonFlag is the value of --json. Empty means that the flag was not given, and cannot be given: an
+// unset variable in a script must not lose a result.
+type jsonFlag string
+
+// Set takes a path or -.
+func (j *jsonFlag) Set(s string) error {
+	if s == "" {
+		return errors.New("want FILE or -")
+	}
+	*j = jsonFlag(s)
+	return nil
+}
+
+// String returns what Set took.
+func (j *jsonFlag) String() string { return string(*j) }
+
+// Type names the value in a usage text.
+func (*jsonFlag) Type() string { return "string" }

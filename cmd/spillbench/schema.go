@@ -1,0 +1,29 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+)
+
+func newSchema(stdout io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON Schema of what --json writes",
+		Long: `Print the JSON Schema (draft 2020-12) of what all commands write with --json and --format
+json: each key, its type and its unit. It has no other keys than the documents of this
+program, so validators refuse those of newer ones that have more.`,
+		Example: `  spillbench schema > spillbench.schema.json`,
+		Args:    noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if _, err := fmt.Fprint(stdout, report.JSONSchema()); err != nil {
+				return fail.Environmentf("writing standard output: %w", pathless(err))
+			}
+			return nil
+		},
+	}
+}
