@@ -75,7 +75,7 @@ func (e *Engine) newPlan(name string) (*Plan, error) {
 		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
 	}
 	e.plan++
-	manager := repository.NewManager(name, e.plan, repository.Config{Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer()})
+	manager := repository.NewManager(name, e.plan, repository.Config{Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil})
 	manager.Inside().CountIn(&e.calls)
 	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: manager}
 	e.plans[name] = p

@@ -67,6 +67,9 @@ type Config struct {
 	// Clock is what the batches read their last use from; nil for unix
 	// nanoseconds.
 	Clock func() int64
+	// Origins has each Put say in its context which operator it is for (events.From), so that its
+	// waits for room can be told from others. It costs an allocation.
+	Origins bool
 }
 
 // Manager owns the repositories of one plan, and knows their order. It is safe

@@ -49,6 +49,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
@@ -242,6 +243,9 @@ func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.Record
 	}
 	inside, done := r.within(ctx)
 	defer done()
+	if r.m.cfg.Origins {
+		inside = events.With(inside, events.Origin{Plan: place.Name, Operator: place.Operator, Port: place.Port, Partition: partition})
+	}
 	ingest := mover.Ingest
 	if o.noWait {
 		ingest = mover.TryIngest

@@ -168,6 +168,11 @@ func TestEventsAgreeWithStats(t *testing.T) {
 	if int64(len(waits)) > stats.Waits.Count || len(r.of(events.WaitBegun)) != len(waits) || len(waits) == 0 {
 		t.Errorf("%d waits began, %d ended, %d are counted", len(r.of(events.WaitBegun)), len(waits), stats.Waits.Count)
 	}
+	for _, w := range waits { // those of Put
+		if w.Operator == "" || w.Bytes == 0 || w.Took <= 0 || !w.To.Valid() {
+			t.Errorf("it is not said what a wait was for: %+v", w)
+		}
+	}
 	for _, text := range []string{"gpu:0", "disk:0", "query-2", "probe:0", "down and never used", "half within", "waits for room: "} {
 		if !strings.Contains(stats.String(), text) {
 			t.Errorf("the figures as text lack %q:\n%s", text, stats)
