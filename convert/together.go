@@ -20,7 +20,8 @@ type together struct {
 	m        *Mover
 	from, to *tier.Space
 	reason   string
-	moved    []movedTogether
+	moved    []movedTogether // empty without events
+	begun    time.Time
 
 	// Of the batches in transit:
 	of     []int // which of those that were given
@@ -73,6 +74,10 @@ func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier
 		t := &together{m: m.Mover, to: disk, reason: reason}
 		err = t.move(transfer.ForMonitor(ctx), all, errs)
 		for _, moved := range t.moved { // when none is in transit: the program may wait for one
+			m.say(events.Event{
+				Kind: events.MoveBegun, At: t.begun, Origin: moved.origin, Batch: uint64(moved.Batch), From: moved.From, To: moved.To,
+				Bytes: moved.Bytes, Reason: moved.Reason,
+			})
 			m.sayMoved(&moved.Moved, moved.origin)
 		}
 	}
@@ -128,13 +133,13 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 	if len(t.ways) == 0 {
 		return errLone
 	}
-	start := time.Now()
+	t.begun = time.Now()
 	out, err := t.write(ctx, r)
 	if err = ofLost(err, t.from, t.to); err != nil {
 		distrust(ctx, err, t.from, t.to)
 		return fmt.Errorf("moving %d batches from %s to %s: %w", len(t.ways), t.from.ID(), t.to.ID(), err)
 	}
-	took := time.Since(start) / time.Duration(len(out))
+	took := time.Since(t.begun) / time.Duration(len(out))
 	for k, i := range t.of {
 		errs[i] = t.arrive(all[i], k, out[k], took)
 	}

@@ -26,7 +26,8 @@ type Kind uint8
 // The kinds, with the fields that each has beside Kind, At and Origin. To is the space that an event
 // is about where nothing else is said.
 const (
-	// MoveBegun: the bytes of Batch begin to move, up or down. From, To, Bytes, Reason.
+	// MoveBegun: the bytes of Batch begin to move, up or down. From, To, Bytes, Reason. Of small
+	// batches that move together it is told when they have moved, with the time when they began.
 	MoveBegun Kind = iota + 1
 	// MoveEnded: a move is over. From, To, Bytes, Took, Reason; Copy if a copy lay there, so that no
 	// bytes were moved; Err if the batch stayed. What found no room has no MoveBegun before it.
