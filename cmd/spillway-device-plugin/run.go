@@ -40,6 +40,7 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	defer store.Close()
 	var cdiName func(string) string
 	if s.cdi != "" {
 		if err := cdispec.Write(s.cdi, s.hostRoot, list); err != nil {

@@ -250,6 +250,7 @@ func (c *cluster) newDriver() {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	c.t.Cleanup(func() { store.Close() })
 	specs := filepath.Join(c.dir, "cdi")
 	if err := cdispec.Write(specs, "/nonexistent", list); err != nil {
 		c.t.Fatal(err)

@@ -264,7 +264,7 @@ func (p *Plugin) kubelet() string { return filepath.Join(p.cfg.Dir, "kubelet.soc
 func listen(path string) (net.Listener, error) {
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
-		return nil, fmt.Errorf("another plugin serves %s: end it, or choose another name by --resource", path)
+		return nil, fmt.Errorf("another plugin serves %s: end it", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

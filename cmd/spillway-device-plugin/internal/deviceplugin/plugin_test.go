@@ -81,6 +81,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { store.Close() })
 	r.Plugin, err = New(Config{
 		Dir: t.TempDir(), Resource: "example.com/memory", Whole: "example.com/gpu", Layout: units.Layout{Unit: 256 << 20},
 		Inventory: gpus.NewInventory(list), Store: store, Pods: r.pods, Log: slog.New(slog.NewTextHandler(r.log, nil)),

@@ -257,7 +257,7 @@ func (d *Driver) sockets() ([]kubeletplugin.Option, error) {
 		}
 		if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			conn.Close()
-			return nil, fmt.Errorf("another driver serves %s: end it, or choose another name by --driver", path)
+			return nil, fmt.Errorf("another driver serves %s: end it", path)
 		}
 	}
 	return []kubeletplugin.Option{kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(own)}, nil

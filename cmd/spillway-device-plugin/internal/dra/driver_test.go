@@ -341,7 +341,7 @@ func TestRunFails(t *testing.T) {
 			})
 		}, "deploy/dra-driver.yaml has the rights"},
 		"a long name": {func(n *node) { n.cfg.Driver = strings.Repeat("x", 60); n.cfg.Kubelet += strings.Repeat("/.", 40) }, "choose a shorter --driver"},
-		"another one": {func(n *node) { n.start() }, "end it, or choose another name by --driver"},
+		"another one": {func(n *node) { n.start() }, "-reg.sock: end it"},
 	} {
 		n := newNode(t, apiServer(false))
 		c.change(n)

@@ -122,6 +122,7 @@ func newNode(t *testing.T, client *fake.Clientset, list ...gpus.GPU) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { store.Close() })
 	cdi := filepath.Join(dir, "cdi")
 	if err := cdispec.Write(cdi, "/nonexistent", list); err != nil {
 		t.Fatal(err)
