@@ -6,7 +6,8 @@
 //	                       NodeWatchResources
 //
 // What a claim was prepared with is two things by its UID: a grant's directory, and a CDI file that
-// mounts it. The file has a note of what the claim holds, so a driver that was started again knows it.
+// mounts it. The grant has a note of what the claim holds, so a driver that was started again knows it. The
+// CDI file is made again from that.
 package dra
 
 import (
@@ -62,8 +63,9 @@ type Driver struct {
 	api     *draclient.Client
 	devices map[string]gpus.GPU // by the names of the devices
 
-	mu     sync.Mutex // held while the files of claims are changed, too: there is one writer
-	claims map[types.UID]claim
+	mu      sync.Mutex // held while the files of claims are changed, too: there is one writer
+	claims  map[types.UID]claim
+	unknown map[types.UID]bool // claims that were prepared, and whose notes cannot be read
 
 	again chan struct{} // has one when the pool must be published anew
 	fail  chan error    // what ends Run
@@ -89,7 +91,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		cfg: cfg, api: draclient.New(cfg.Client), devices: devices, claims: map[types.UID]claim{},
+		cfg: cfg, api: draclient.New(cfg.Client), devices: devices, claims: map[types.UID]claim{}, unknown: map[types.UID]bool{},
 		again: make(chan struct{}, 1), fail: make(chan error, 1), said: map[string]string{},
 	}
 	return d, d.load()
@@ -160,7 +162,7 @@ func (d *Driver) Run(ctx context.Context) error {
 func (d *Driver) keep(ctx context.Context, helper *kubeletplugin.Helper) error {
 	tick := time.NewTicker(cmp.Or(d.cfg.Refresh, refreshEvery))
 	defer tick.Stop()
-	d.sweep(ctx)
+	d.sweep(ctx, "")
 	for {
 		sick := d.cfg.Inventory.Changed()
 		want, err := d.publish(ctx, helper) // waits until the API server answers
@@ -182,7 +184,7 @@ func (d *Driver) keep(ctx context.Context, helper *kubeletplugin.Helper) error {
 			case <-d.again:
 				changed = true
 			case <-tick.C:
-				d.sweep(ctx)
+				d.sweep(ctx, "")
 				look = time.After(0) // somebody may have deleted them
 			case <-look:
 				look = nil

@@ -172,7 +172,7 @@ func TestRefused(t *testing.T) {
 		"two-parts":    {parts: []part{{"sim-0", 256}, {"sim-1", 256}}, want: "add the constraint matchAttribute: " + driverName + "/uuid"},
 		"part-whole":   {parts: []part{{"sim-0", 256}, {"sim-1", 1024}}, want: "part of a GPU is given alone"},
 		"no-device":    {parts: []part{{"sim-7", 256}}, want: "is no GPU of the node node-1: delete the claim's pods"},
-		"too-much":     {parts: []part{{"sim-0", 2048}}, want: "too much of a GPU"},
+		"too-much":     {parts: []part{{"sim-0", 2048}}, want: "has 2Gi of sim-0, which has 1.0 GiB to give: delete the claim"},
 		"another-pool": {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) { r.Devices.Results[0].Pool = "node-2" }, want: "is no GPU of the node"},
 		"admin":        {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) { r.Devices.Results[0].AdminAccess = &yes }, want: "adminAccess"},
 		"nothing": {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) {
@@ -261,7 +261,7 @@ func TestSick(t *testing.T) {
 	if _, there := n.published()["sim-1"]; !there {
 		t.Error(n.published())
 	}
-	if _, refusal := n.prepare(n.claim("b", part{"sim-0", 256})); refusal != "sim-0 is not healthy: XID 79" {
+	if _, refusal := n.prepare(n.claim("b", part{"sim-0", 256})); refusal != "sim-0 is not healthy: XID 79: delete the claim and its pods, so that another GPU is found" {
 		t.Errorf("%q", refusal)
 	}
 	n.prepared(a)
@@ -300,7 +300,7 @@ func TestRights(t *testing.T) {
 	used := map[string]bool{"resourceslices list": true, "resourceslices watch": true, "resourceslices create": true, "resourceclaims get": true, "nodes get": true}
 	n.cfg.Inventory.SetSick("sim-0", "gone")
 	n.until("published anew", func() bool { return n.driver.Ready() == nil && strings.Count(n.log.String(), "msg=published") > 1 })
-	n.driver.sweep(t.Context())
+	n.driver.sweep(t.Context(), "")
 	for _, a := range n.client.Actions() {
 		used[a.GetResource().Resource+" "+a.GetVerb()] = true
 	}

@@ -295,9 +295,14 @@ func (n *node) kept() []string {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	notes, err := cdispec.Grants(n.cfg.CDIDir)
-	if err != nil || len(notes) != len(names) {
-		n.t.Errorf("%v, but %v: %v", notes, names, err)
+	for _, name := range names {
+		if err := cdispec.CheckGrant(n.cfg.CDIDir, name); err != nil {
+			n.t.Error(err)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(n.cfg.CDIDir, "*grant_*"))
+	if err != nil || len(files) != len(names) {
+		n.t.Errorf("%v, but %v: %v", files, names, err)
 	}
 	return names
 }
