@@ -215,7 +215,8 @@ type Holder struct {
 
 // Holders returns the holders on all GPUs of a ledger, by GPU, group and process. It joins nothing
 // and changes nothing. The error names what cannot be read and is left out, and what live processes
-// need and is missing. A directory that is not there is an empty ledger.
+// need and is missing. A directory that is not there is an empty ledger. In one that root shares,
+// directories that root has not made are no part of it; see Strangers.
 func Holders(dir string) ([]Holder, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -224,11 +225,15 @@ func Holders(dir string) ([]Holder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("quota: the ledger: %w", err)
 	}
+	strange, err := Strangers(dir)
+	if err != nil {
+		return nil, err
+	}
 	var out []Holder
 	var errs []error
 	for _, e := range entries {
 		device, err := url.PathUnescape(e.Name())
-		if err != nil || !e.IsDir() || deviceDir(device) != e.Name() {
+		if err != nil || !e.IsDir() || deviceDir(device) != e.Name() || slices.Contains(strange, e.Name()) {
 			continue // not ours
 		}
 		held, err := holders(dir, device)

@@ -337,6 +337,7 @@ func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 		holdings[i] = holding{Holding: h, whole: h.Resource == p.cfg.Whole}
 	}
 	p.alloc.list(holdings, now)
+	p.say("ledger", p.cfg.Store.Strangers())
 	if err := p.sweep(now); err != nil {
 		p.say("grants", "removing grants that nobody has: "+err.Error())
 		return

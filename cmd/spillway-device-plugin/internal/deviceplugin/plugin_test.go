@@ -236,8 +236,16 @@ func TestGrantsFollowTheList(t *testing.T) {
 	if err := lease.Close(); err != nil {
 		t.Fatal(err)
 	}
+	// What a container's user made in the ledger stops nothing.
+	strange := filepath.Join(r.cfg.Store.Ledger(), "strange")
+	if err := errors.Join(os.Mkdir(strange, 0o700), os.Chown(strange, 12345, -1)); err != nil {
+		t.Fatal(err)
+	}
 	check("ended", time.Second, 0, true)
 	check("ended for long", removeAfter+time.Second, 0, false)
+	if n := strings.Count(r.log.String(), "such as \\\"strange\\\""); n != 1 {
+		t.Errorf("%d lines tell of the strange directory:\n%s", n, r.log)
+	}
 	// A container that is started again after a reboot.
 	if _, err := r.resources[0].PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: ids}); err != nil {
 		t.Error(err)

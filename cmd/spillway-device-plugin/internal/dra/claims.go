@@ -438,6 +438,7 @@ func (d *Driver) sweep(ctx context.Context, gpu string) {
 	if err := d.removeGone(gone); err != nil {
 		failed = err
 	}
+	d.say("ledger", d.cfg.Store.Strangers())
 	switch {
 	case failed == nil:
 		d.say("sweep", "")

@@ -151,6 +151,16 @@ func (s *Store) checkOwn() error {
 // Ledger is where the ledger is on the node.
 func (s *Store) Ledger() string { return filepath.Join(s.root, "ledger") }
 
+// Strangers says in a line what containers have put into the ledger that is no part of it; empty: nothing.
+func (s *Store) Strangers() string {
+	names, err := leases.Strangers(s.Ledger())
+	if err != nil || len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("containers have made %d directories in %s, such as %.60q: they do not count, and are removed at the next start",
+		len(names), s.Ledger(), names[0])
+}
+
 func (s *Store) grants() string         { return filepath.Join(s.root, "grants") }
 func (s *Store) dir(name string) string { return filepath.Join(s.grants(), name) }
 
