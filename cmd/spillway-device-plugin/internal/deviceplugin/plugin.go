@@ -165,12 +165,10 @@ func (p *Plugin) setRegistered(name string, is bool) {
 // say logs what is wrong, once until it is something else. An empty text: it is well again.
 func (p *Plugin) say(about, text string) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.said[about] == text {
-		return
-	}
+	news := p.said[about] != text
 	p.said[about] = text
-	if text != "" {
+	p.mu.Unlock()
+	if news && text != "" {
 		p.cfg.Log.Warn(text)
 	}
 }

@@ -445,3 +445,24 @@ func TestChooseWhole(t *testing.T) {
 		}
 	}
 }
+
+// asker is a log that looks at the plugin with each line: a lock that is held would never be free.
+type asker struct {
+	slog.Handler
+	ask func()
+}
+
+func (a asker) Handle(ctx context.Context, r slog.Record) error {
+	a.ask()
+	return a.Handler.Handle(ctx, r)
+}
+
+// Nothing is logged while a lock is held.
+func TestLogsWithoutLocks(t *testing.T) {
+	r := newRig(t)
+	r.cfg.Log = slog.New(asker{slog.NewTextHandler(r.log, nil), func() { _ = r.Ready() }})
+	r.say("list", "wrong")
+	if !strings.Contains(r.log.String(), "wrong") {
+		t.Error(r.log)
+	}
+}

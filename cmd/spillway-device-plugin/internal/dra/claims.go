@@ -170,6 +170,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	for _, c := range claims {
 		devices, err := d.prepare(ctx, c)
 		if err != nil {
+			err = errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")) // a line of the pod's events
 			d.cfg.Log.Warn("refused", "claim", c.Namespace+"/"+c.Name, "error", err)
 		}
 		results[c.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}

@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,9 +12,11 @@ import (
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
@@ -382,6 +385,158 @@ func TestNoAnswer(t *testing.T) {
 	}
 	if !strings.Contains(n.log.String(), "the API server does not answer: no answer; trying again") {
 		t.Error(n.log)
+	}
+}
+
+// runs runs a driver, and returns what its end sends to. It waits until both sockets are there.
+func (n *node) runs(ctx context.Context) <-chan error {
+	n.t.Helper()
+	d := n.again()
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	n.until("the sockets", func() bool {
+		return !slices.ContainsFunc(d.socketPaths(), func(path string) bool { _, err := os.Lstat(path); return err != nil })
+	})
+	return ended
+}
+
+// What would leave a driver useless ends it, whatever it waits for: it is started again then.
+func TestEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, then func(*node)
+		want         string
+	}{
+		"a server failed while the API server was down": {
+			func(n *node) {
+				n.client.PrependReactor("*", "*", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no answer") })
+			},
+			func(n *node) { n.driver.HandleError(t.Context(), errors.New("accept: bad file"), "serving") }, "serving: accept: bad file",
+		},
+		"the registration socket is removed": {nil, func(n *node) { os.Remove(n.driver.socketPaths()[0]) }, "-reg.sock was removed"},
+		"the other socket is removed":        {nil, func(n *node) { os.Remove(n.driver.socketPaths()[1]) }, "dra.sock was removed"},
+		"the node was made anew": {nil, func(n *node) {
+			n.until("the first look", func() bool { return strings.Contains(n.log.String(), "msg=published") })
+			node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "another"}}
+			if _, err := n.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			n.cfg.Inventory.SetSick("sim-0", "for the test")
+		}, "the node node-1 was made anew"},
+	} {
+		n := newNode(t, apiServer(false))
+		if c.before != nil {
+			c.before(n)
+		}
+		ended := n.runs(t.Context())
+		c.then(n)
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left, err := filepath.Glob(n.cfg.Kubelet + "/*/*.sock"); err != nil || len(left) > 0 {
+			t.Errorf("%s: %v is left, %v", name, left, err)
+		}
+	}
+}
+
+// Each outage of the API server is logged, not only the first.
+func TestOutages(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.start()
+	down := false
+	n.client.PrependReactor("list", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if down {
+			return true, nil, errors.New("no leader")
+		}
+		return false, nil, nil
+	})
+	p, err := pool(n.cfg.Inventory, n.cfg.Layout, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		down = true
+		for range 2 {
+			if n.driver.look(t.Context(), p.Slices[0].Devices) {
+				t.Error("it has seen the slices without an answer")
+			}
+		}
+		if got := strings.Count(n.log.String(), "no leader"); got != i+1 {
+			t.Errorf("outage %d: %d lines", i+1, got)
+		}
+		down = false
+		if !n.driver.look(t.Context(), p.Slices[0].Devices) {
+			t.Error("it has not seen the slices")
+		}
+	}
+}
+
+// The GPUs are published before the API server is asked about old claims.
+func TestPublishesFirst(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.again()
+	n.gives(n.claim("a", part{"sim-0", 256}))
+	n.client.ClearActions()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := n.runs(ctx)
+	at := func(verb, resource string) int {
+		return slices.IndexFunc(n.client.Actions(), func(a k8stesting.Action) bool { return a.Matches(verb, resource) })
+	}
+	n.until("asked about the claim", func() bool { return at("get", "resourceclaims") >= 0 })
+	if list := at("list", "resourceslices"); list < 0 || list > at("get", "resourceclaims") {
+		t.Errorf("%v", n.client.Actions())
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// asker is a log that looks at the driver with each line: a lock that is held would never be free.
+type asker struct {
+	slog.Handler
+	ask func()
+}
+
+func (a asker) Handle(ctx context.Context, r slog.Record) error {
+	a.ask()
+	return a.Handler.Handle(ctx, r)
+}
+
+// Nothing is logged while a lock is held.
+func TestLogsWithoutLocks(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.cfg.Log = slog.New(asker{slog.NewTextHandler(n.log, nil), func() {
+		if n.driver != nil {
+			n.driver.Ready()
+			n.driver.Holders()
+		}
+	}})
+	n.again()
+	c := n.claim("a", part{"sim-0", 256})
+	n.gives(c)
+	n.delete(c)
+	n.driver.sweep(t.Context(), "")
+	n.driver.say("publish", "wrong")
+	for _, line := range []string{"a claim is gone", "wrong"} {
+		if !strings.Contains(n.log.String(), line) {
+			t.Errorf("%q is not logged: %s", line, n.log)
+		}
+	}
+}
+
+// A node's claims are asked about without waiting for client-go's own limit.
+func TestRate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte(`{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],
+		"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	client, err := Connect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if qps := client.ResourceV1().RESTClient().GetRateLimiter().QPS(); qps != perSecond {
+		t.Errorf("%v in a second", qps)
 	}
 }
 
