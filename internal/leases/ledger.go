@@ -211,6 +211,9 @@ type Holder struct {
 	Live    int64     `json:"live"`            // promised or allocated now
 	Peak    int64     `json:"peak"`            // largest Live so far
 	Lost    int64     `json:"lost,omitempty"`  // how often its files were removed while it used them
+
+	Physical   int64 `json:"-"` // what it says that the GPU has: see Terms
+	Advertised int64 `json:"-"`
 }
 
 // Holders returns the holders on all GPUs of a ledger, by GPU, group and process. It joins nothing
@@ -270,6 +273,7 @@ func holders(dir, device string) (out []Holder, err error) {
 		out = append(out, Holder{
 			Device: device, Group: p.head.group, PID: int(p.head.pid), Started: p.head.started,
 			Quota: p.words.limit.Load(), Live: p.words.live.Load(), Peak: p.words.peak.Load(), Lost: p.words.lost.Load(),
+			Physical: p.head.physical, Advertised: p.head.advertised,
 		})
 		p.close()
 	}

@@ -30,8 +30,10 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/nodelimits"
+	"github.com/spillway-db/spillway/internal/size"
 )
 
 // Grant is what a container, or those that share a claim, may use.
@@ -150,6 +152,35 @@ func (s *Store) checkOwn() error {
 
 // Ledger is where the ledger is on the node.
 func (s *Store) Ledger() string { return filepath.Join(s.root, "ledger") }
+
+// Outdated says in a line what of the GPUs is in use with another ratio or size than it has now; empty:
+// nothing. All processes of a GPU must say the same, so new containers could not use it.
+func (s *Store) Outdated(list []gpus.GPU) (string, error) {
+	held, err := leases.Holders(s.Ledger())
+	var first string
+	found := map[string]bool{}
+	for _, h := range held {
+		i := slices.IndexFunc(list, func(g gpus.GPU) bool { return gpuid.SameUUID(g.UUID, h.Device) })
+		if i < 0 {
+			continue
+		}
+		physical := list[i].Memory &^ (1<<20 - 1)
+		advertised, e := leases.Advertised(physical, s.ratio)
+		if e != nil || h.Physical == physical && h.Advertised == advertised {
+			continue
+		}
+		found[list[i].UUID] = true
+		if first == "" {
+			first = fmt.Sprintf("%s, of which processes may promise %s of %s, now %s of %s", list[i].UUID,
+				size.Approx(h.Advertised), size.Approx(h.Physical), size.Approx(advertised), size.Approx(physical))
+		}
+	}
+	if len(found) == 0 {
+		return "", err
+	}
+	return fmt.Sprintf("GPUs in use with another --ratio or --reserve: %d, such as %s: new containers cannot use them until those "+
+		"that run there have ended (drain the node before you change these flags)", len(found), first), err
+}
 
 // Strangers says in a line what containers have put into the ledger that is no part of it; empty: nothing.
 func (s *Store) Strangers() string {

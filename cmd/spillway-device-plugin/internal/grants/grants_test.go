@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/internal/leases"
 )
 
 func open(t *testing.T, root string, ratio *big.Rat) *Store {
@@ -219,4 +220,32 @@ func TestNote(t *testing.T) {
 	if note, err := s.Note(g.Name); note != "second" || err != nil {
 		t.Errorf("%q, %v", note, err)
 	}
+}
+
+// Processes that count with another ratio or size than the flags say are found before a new container fails.
+func TestOutdated(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "node")
+	s := open(t, root, big.NewRat(3, 2))
+	list := gpus.Sim(2, 1<<30+1<<19) // a process is told whole MiB
+	check := func(want string) {
+		t.Helper()
+		got, err := s.Outdated(list)
+		if err != nil || want == "" && got != "" || !strings.Contains(got, want) || strings.Contains(got, "\n") {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
+	}
+	check("")
+	l, err := leases.Join(leases.Terms{Dir: s.Ledger(), Device: "sim-1", Group: "units-1", Physical: 1 << 30, Advertised: 3 << 29})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	check("")
+	s.Close()
+	s = open(t, root, nil)
+	check("GPUs in use with another --ratio or --reserve: 1, such as sim-1, of which processes may promise 1.5 GiB of 1.0 GiB, now 1.0 GiB of 1.0 GiB")
+	s.Close()
+	s = open(t, root, big.NewRat(3, 2))
+	list[1].Memory = 512 << 20
+	check("now 768.0 MiB of 512.0 MiB")
 }
