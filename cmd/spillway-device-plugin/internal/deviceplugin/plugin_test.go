@@ -220,8 +220,8 @@ func TestGrantsFollowTheList(t *testing.T) {
 	r.pods.set(nil)
 	check("missing once", 10*time.Second, 1, true)
 	r.pods.set(errors.New("no answer"))
-	check("no answer", 2*removeAfter, 1, true)
-	check("no answer", 2*removeAfter, 1, true)
+	check("no answer", 2*grants.RemoveAfter, 1, true)
+	check("no answer", 2*grants.RemoveAfter, 1, true)
 	if n := strings.Count(r.log.String(), "no answer"); n != 1 {
 		t.Errorf("it is said %d times that the kubelet does not answer", n)
 	}
@@ -232,7 +232,7 @@ func TestGrantsFollowTheList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check("alive", 2*removeAfter, 0, true)
+	check("alive", 2*grants.RemoveAfter, 0, true)
 	if err := lease.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -241,8 +241,14 @@ func TestGrantsFollowTheList(t *testing.T) {
 	if err := errors.Join(os.Mkdir(strange, 0o700), os.Chown(strange, 12345, -1)); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := r.cfg.Store.Put(grants.Grant{Name: "claim-1", GPUs: gpus.Sim(1, 1<<30)}); err != nil { // of the other mode
+		t.Fatal(err)
+	}
 	check("ended", time.Second, 0, true)
-	check("ended for long", removeAfter+time.Second, 0, false)
+	check("ended for long", grants.RemoveAfter+time.Second, 0, false)
+	if names, err := r.cfg.Store.Names(); err != nil || len(names) > 0 {
+		t.Errorf("%v, %v", names, err)
+	}
 	if n := strings.Count(r.log.String(), "such as \\\"strange\\\""); n != 1 {
 		t.Errorf("%d lines tell of the strange directory:\n%s", n, r.log)
 	}

@@ -491,6 +491,19 @@ func (d *Driver) removeGone(gone []claim) error {
 	return err
 }
 
+// removeOthers removes what the other mode left, once nobody has used it for long.
+func (d *Driver) removeOthers(now time.Time) {
+	removed, err := d.cfg.Store.RemoveUnused(now, func(name string) bool { return strings.HasPrefix(name, grantPrefix) })
+	if len(removed) > 0 {
+		d.cfg.Log.Info("what the device plugin gave is removed: nobody uses it", "grants", len(removed))
+	}
+	if err != nil {
+		d.say("others", fmt.Sprintf("what the device plugin gave is not removed: %v; trying again", err))
+		return
+	}
+	d.say("others", "")
+}
+
 // removeIf removes a claim if it is as it was when the API server was asked.
 func (d *Driver) removeIf(c claim) (bool, error) {
 	d.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -397,5 +398,41 @@ func TestSweep(t *testing.T) {
 	n.driver.sweep(t.Context(), "")
 	if len(asked) != 4 {
 		t.Errorf("asked about %v", asked)
+	}
+}
+
+// What a device plugin left on the node is removed when nobody has used it for long; claims are not.
+func TestOtherMode(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	for _, name := range []string{"units-1", "gpus-2"} {
+		if _, err := n.cfg.Store.Put(grants.Grant{Name: name, GPUs: gpus.Sim(1, 1<<30)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := leases.Join(leases.Terms{Dir: n.cfg.Store.Ledger(), Device: "sim-0", Group: "units-1", Physical: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	n.again()
+	n.gives(n.claim("a", part{"sim-0", 256}))
+	now := time.Now()
+	for _, c := range []struct {
+		after time.Duration
+		left  []string
+	}{
+		{0, []string{"claim-0000-a", "gpus-2", "units-1"}},
+		{grants.RemoveAfter, []string{"claim-0000-a", "gpus-2", "units-1"}},
+		{time.Second, []string{"claim-0000-a", "units-1"}},
+		{100 * time.Hour, []string{"claim-0000-a", "units-1"}},
+	} {
+		now = now.Add(c.after)
+		n.driver.removeOthers(now)
+		if names, err := n.cfg.Store.Names(); err != nil || !slices.Equal(names, c.left) {
+			t.Errorf("%v after: %v, %v", c.after, names, err)
+		}
+	}
+	if got := strings.Count(n.log.String(), "what the device plugin gave is removed"); got != 1 {
+		t.Errorf("%d lines say so", got)
 	}
 }

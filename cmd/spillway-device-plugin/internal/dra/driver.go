@@ -224,6 +224,7 @@ func (d *Driver) sweeps(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		d.sweep(ctx, "")
+		d.removeOthers(time.Now())
 		select {
 		case <-ctx.Done():
 			return

@@ -27,7 +27,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/internal/gpuid"
@@ -72,6 +74,9 @@ type Store struct {
 	root  string
 	ratio *big.Rat
 	lock  *os.File
+
+	mu     sync.Mutex
+	unused map[string]time.Time // since when a grant is not wanted
 }
 
 // Open makes the directory, and shares the ledger for the GPUs. What is there stays. What dead
@@ -305,6 +310,49 @@ func (s *Store) Remove(name string) error {
 		return err
 	}
 	return os.RemoveAll(s.dir(name))
+}
+
+// RemoveAfter is how long a grant must not have been wanted until RemoveUnused removes it. It is small, and
+// a container that runs cannot get its own again.
+const RemoveAfter = time.Hour
+
+// RemoveUnused removes the grants that have not been wanted for long, and returns their names. One that
+// has a process in the ledger stays. It is to be called again and again: it counts from the first call.
+func (s *Store) RemoveUnused(now time.Time, wanted func(name string) bool) (removed []string, err error) {
+	names, err := s.Names()
+	if err != nil {
+		return nil, err
+	}
+	held, err := leases.Holders(s.Ledger())
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	before, unused := s.unused, map[string]time.Time{}
+	var old []string
+	for _, name := range names {
+		if wanted(name) || slices.ContainsFunc(held, func(h leases.Holder) bool { return h.Group == name }) {
+			continue
+		}
+		since, ok := before[name]
+		if !ok {
+			since = now
+		}
+		unused[name] = since
+		if now.Sub(since) > RemoveAfter {
+			old = append(old, name)
+		}
+	}
+	s.unused = unused
+	s.mu.Unlock()
+	for _, name := range old {
+		if e := s.Remove(name); e != nil {
+			err = e
+			continue
+		}
+		removed = append(removed, name)
+	}
+	return removed, err
 }
 
 // Names returns the names of all grants, in order.
