@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/big"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/kubernetes"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/events"
@@ -235,18 +237,42 @@ func (c *cluster) pods() (list []*v1.Pod) {
 	return list
 }
 
-// newDriver makes a driver of two GPUs with 2 GiB, which has the rights that deploy/ gives it.
-func (c *cluster) newDriver() {
+const account = "spillway-dra-driver"
+
+// as returns a client with a token of the driver's account: that of a pod, or without one.
+func (c *cluster) as(pod *v1.Pod) kubernetes.Interface {
 	c.t.Helper()
-	token, err := c.client.CoreV1().ServiceAccounts("kube-system").CreateToken(c.ctx, "spillway-dra-driver",
-		&authv1.TokenRequest{}, metav1.CreateOptions{})
+	request := &authv1.TokenRequest{}
+	if pod != nil {
+		request.Spec.BoundObjectRef = &authv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
+	}
+	token, err := c.client.CoreV1().ServiceAccounts("kube-system").CreateToken(c.ctx, account, request, metav1.CreateOptions{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	config := rest.AnonymousClientConfig(c.config)
 	config.BearerToken = token.Status.Token
-	list := gpus.Sim(2, 2<<30)
-	store, err := grants.Open(filepath.Join(c.dir, "node"), nil, list)
+	return kubernetes.NewForConfigOrDie(config)
+}
+
+// driverPod makes the pod on the node whose token the driver has.
+func (c *cluster) driverPod() *v1.Pod {
+	c.t.Helper()
+	pod, err := c.client.CoreV1().Pods("kube-system").Create(c.ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver"},
+		Spec: v1.PodSpec{NodeName: clusterNode, ServiceAccountName: account, Containers: []v1.Container{{Name: "driver", Image: "driver"}}}}, metav1.CreateOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return pod
+}
+
+// newDriver makes a driver of GPUs, or of two with 2 GiB. It has the rights that deploy/ gives it.
+func (c *cluster) newDriver(ratio *big.Rat, list ...gpus.GPU) {
+	c.t.Helper()
+	if len(list) == 0 {
+		list = gpus.Sim(2, 2<<30)
+	}
+	store, err := grants.Open(filepath.Join(c.dir, "node"), ratio, list)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -256,8 +282,8 @@ func (c *cluster) newDriver() {
 		c.t.Fatal(err)
 	}
 	c.cfg = dra.Config{
-		Driver: driverName, Node: clusterNode, Kubelet: c.dir, CDIDir: specs, Client: kubernetes.NewForConfigOrDie(config),
-		Layout: units.Layout{Unit: 256 << 20}, Inventory: gpus.NewInventory(list), Store: store,
+		Driver: driverName, Node: clusterNode, Kubelet: c.dir, CDIDir: specs, Client: c.as(c.driverPod()),
+		Layout: units.Layout{Unit: 256 << 20, Ratio: ratio}, Inventory: gpus.NewInventory(list), Store: store,
 		Log: slog.New(slog.NewTextHandler(&c.log, nil)),
 	}
 }
@@ -410,6 +436,68 @@ func (c *cluster) create(name, like, memory string) {
 	}
 }
 
+// checkPolicy waits until the driver may change the slices of its node and of no other, nor those of another
+// driver. Its role alone lets it change all.
+func (c *cluster) checkPolicy() {
+	c.t.Helper()
+	slice := func(name, node, driver string) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}}}
+	}
+	all := slice("all", "", driverName)
+	yes := true
+	all.Spec.NodeName, all.Spec.AllNodes, all.Spec.Pool.Name = nil, &yes, "all"
+	theirs, err := c.client.ResourceV1().ResourceSlices().Create(c.ctx, slice("theirs", "node-2", driverName), metav1.CreateOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	theirs.Labels = map[string]string{"a": "b"}
+	try := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	for _, of := range []struct {
+		what string
+		do   func(resourceclient.ResourceSliceInterface) error
+		by   kubernetes.Interface
+		says string
+	}{
+		{"a slice of another node", func(s resourceclient.ResourceSliceInterface) error {
+			_, err := s.Create(c.ctx, slice("x", "node-2", driverName), try)
+			return err
+		}, c.cfg.Client, "The driver of the node node-1 may change only the ResourceSlices of that node."},
+		{"a slice of all nodes", func(s resourceclient.ResourceSliceInterface) error {
+			_, err := s.Create(c.ctx, all, try)
+			return err
+		}, c.cfg.Client, "may change only the ResourceSlices of that node."},
+		{"a change of another node's", func(s resourceclient.ResourceSliceInterface) error {
+			_, err := s.Update(c.ctx, theirs, metav1.UpdateOptions{DryRun: try.DryRun})
+			return err
+		}, c.cfg.Client, "may change only the ResourceSlices of that node."},
+		{"the end of another node's", func(s resourceclient.ResourceSliceInterface) error {
+			return s.Delete(c.ctx, "theirs", metav1.DeleteOptions{DryRun: try.DryRun})
+		}, c.cfg.Client, "may change only the ResourceSlices of that node."},
+		{"another driver's", func(s resourceclient.ResourceSliceInterface) error {
+			_, err := s.Create(c.ctx, slice("x", clusterNode, "gpu.example.com"), try)
+			return err
+		}, c.cfg.Client, "The driver may change only its own ResourceSlices."},
+		{"a token without a pod", func(s resourceclient.ResourceSliceInterface) error {
+			_, err := s.Create(c.ctx, slice("x", clusterNode, driverName), try)
+			return err
+		}, c.as(nil), "The driver's token names no node."},
+	} {
+		eventually(c.t, func() error { // the API server takes a policy in its own time
+			if err := of.do(of.by.ResourceV1().ResourceSlices()); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), of.says) {
+				return fmt.Errorf("%s: %v", of.what, err)
+			}
+			return nil
+		})
+	}
+	if _, err := c.cfg.Client.ResourceV1().ResourceSlices().Create(c.ctx, slice("x", clusterNode, driverName), try); err != nil {
+		c.t.Errorf("a slice of the node: %v", err)
+	}
+	if err := c.client.ResourceV1().ResourceSlices().Delete(c.ctx, "theirs", metav1.DeleteOptions{}); err != nil {
+		c.t.Error(err)
+	}
+}
+
 // The driver, with the rights that deploy/ gives it, beside Kubernetes' own API server, scheduler and
 // kubelet: the examples of deploy/ run, what has no room waits, and restarts forget nothing.
 func TestCluster(t *testing.T) {
@@ -418,7 +506,8 @@ func TestCluster(t *testing.T) {
 		c.apply(file)
 	}
 	c.startKubelet()
-	c.newDriver()
+	c.newDriver(nil)
+	c.checkPolicy() // which is at work from here on
 	c.startDriver()
 	devices := c.devices()
 	if names := slices.Sorted(maps.Keys(devices)); !slices.Equal(names, []string{"sim-0", "sim-1"}) {
@@ -487,7 +576,7 @@ func TestClusterDoesNotShare(t *testing.T) {
 	c := newCluster(t, "--feature-gates=DRAConsumableCapacity=false")
 	c.apply("dra-driver.yaml")
 	c.startKubelet()
-	c.newDriver()
+	c.newDriver(nil)
 	c.startDriver()
 	for name, d := range c.devices() {
 		if d.AllowMultipleAllocations != nil {
