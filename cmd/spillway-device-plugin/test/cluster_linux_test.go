@@ -594,3 +594,32 @@ func TestClusterDoesNotShare(t *testing.T) {
 	c.create("second", "spillway-shared", "1Gi")
 	c.waits("second")
 }
+
+// MIG instances, with a ratio: the scheduler gives more of them than they have, and no more than the ratio says.
+func TestClusterRatio(t *testing.T) {
+	c := newCluster(t)
+	c.apply("dra-driver.yaml")
+	c.startKubelet()
+	const parent = "GPU-5d6c0b1e-9f0a-4b7f-8a1e-0e7f1c2d3b4a"
+	instance := func(uuid string) gpus.GPU {
+		return gpus.GPU{UUID: uuid, Name: "MIG 1g.10gb", Memory: 1 << 30, Node: 0, Parent: parent, Simulated: true}
+	}
+	c.newDriver(big.NewRat(3, 2), instance("MIG-8932f937-d72c-4106-c12f-20bd9faed9f6"), instance("MIG-1c9a0b3e-5d1f-4c55-9a37-1f6e2f8f1b60"))
+	c.startDriver()
+	for name, d := range c.devices() {
+		if d.Attributes["type"].StringValue == nil || *d.Attributes["type"].StringValue != "mig" || *d.Attributes["parentUUID"].StringValue != parent {
+			t.Errorf("%s: %+v", name, d.Attributes)
+		}
+	}
+	c.apply("example-claims.yaml")
+	one, whole := c.run("spillway-shared")["one"], c.run("spillway-claimed-whole")["main"]
+	if one["SPILLWAY_GPU_MEMORY_LIMIT"] != "1024Mi" || one["SPILLWAY_GPU_MEMORY_OVERSUB_RATIO"] != "1.5" || whole["SPILLWAY_GPU_MEMORY_LIMIT"] != "" {
+		t.Errorf("%v and %v", one, whole)
+	}
+	c.create("second", "spillway-shared", "512Mi")
+	if second := c.run("second")["one"]; second["SPILLWAY_GPU_UUID"] != one["SPILLWAY_GPU_UUID"] || second["SPILLWAY_GPU_MEMORY_LIMIT"] != "512Mi" {
+		t.Errorf("%v", second)
+	}
+	c.create("third", "spillway-shared", "256Mi")
+	c.waits("third")
+}

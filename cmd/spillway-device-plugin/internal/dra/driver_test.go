@@ -294,10 +294,14 @@ func TestExclusive(t *testing.T) {
 	}
 }
 
-// The driver's role has the rights that it uses, and no other.
+// The driver's role has the rights that it uses, and no other. A node of more GPUs than a slice takes has
+// several slices; one is deleted when there are fewer.
 func TestRights(t *testing.T) {
-	n := newNode(t, apiServer(false))
+	n := newNode(t, apiServer(false), gpus.Sim(resourceapi.ResourceSliceMaxDevices+1, 1<<30)...)
 	n.start()
+	if got := len(n.published()); got != resourceapi.ResourceSliceMaxDevices+1 || n.slices() != 2 {
+		t.Fatalf("%d devices in %d slices", got, n.slices())
+	}
 	n.prepared(n.claim("a", part{"sim-0", 256}))
 	n.client.ClearActions() // from here on nothing is the test's own, and before it what is allowed below
 	used := map[string]bool{"resourceslices list": true, "resourceslices watch": true, "resourceslices create": true, "resourceclaims get": true, "nodes get": true}
@@ -307,7 +311,9 @@ func TestRights(t *testing.T) {
 	for _, a := range n.client.Actions() {
 		used[a.GetResource().Resource+" "+a.GetVerb()] = true
 	}
-	used["resourceslices delete"] = true // with fewer slices than before: 128 GPUs are too many for a test
+	if got := len(n.published()); got != resourceapi.ResourceSliceMaxDevices || n.slices() != 1 {
+		t.Errorf("%d devices in %d slices", got, n.slices())
+	}
 	text, err := os.ReadFile("../../../../deploy/dra-driver.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -211,6 +211,15 @@ func (n *node) published() map[string]resourceapi.Device {
 	return devices
 }
 
+// slices returns how many ResourceSlices the API server has.
+func (n *node) slices() int {
+	list, err := n.client.ResourceV1().ResourceSlices().List(n.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return len(list.Items)
+}
+
 // part is a result of the scheduler: so many MiB of a device; 0: all, of one that is not shared.
 type part struct {
 	device string
