@@ -4,14 +4,19 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"math/big"
+	"net"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -30,6 +35,8 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -48,6 +55,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
+	"github.com/spillway-db/spillway/internal/leases"
 )
 
 const (
@@ -241,6 +249,10 @@ const account = "spillway-dra-driver"
 
 // as returns a client with a token of the driver's account: that of a pod, or without one.
 func (c *cluster) as(pod *v1.Pod) kubernetes.Interface {
+	return kubernetes.NewForConfigOrDie(c.configOf(pod))
+}
+
+func (c *cluster) configOf(pod *v1.Pod) *rest.Config {
 	c.t.Helper()
 	request := &authv1.TokenRequest{}
 	if pod != nil {
@@ -252,7 +264,7 @@ func (c *cluster) as(pod *v1.Pod) kubernetes.Interface {
 	}
 	config := rest.AnonymousClientConfig(c.config)
 	config.BearerToken = token.Status.Token
-	return kubernetes.NewForConfigOrDie(config)
+	return config
 }
 
 // driverPod makes the pod on the node whose token the driver has.
@@ -622,4 +634,92 @@ func TestClusterRatio(t *testing.T) {
 	}
 	c.create("third", "spillway-shared", "256Mi")
 	c.waits("third")
+}
+
+// The command itself, with a file that names the API server: it becomes ready, a pod gets its claim, a second
+// one on the node is refused, and it ends with status 0. One with another ratio says what is in use with the old one.
+func TestClusterCommand(t *testing.T) {
+	c := newCluster(t)
+	c.apply("dra-driver.yaml")
+	c.startKubelet()
+	command := filepath.Join(c.dir, "spillway-device-plugin")
+	build := exec.Command("go", "build", "-o", command, ".")
+	build.Dir = ".."
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	config := c.configOf(c.driverPod())
+	file := clientcmdapi.NewConfig()
+	file.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData, CertificateAuthority: config.CAFile, TLSServerName: config.ServerName}
+	file.AuthInfos["driver"] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
+	file.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "driver"}
+	file.CurrentContext = "c"
+	kubeconfig := filepath.Join(c.dir, "kubeconfig")
+	if err := clientcmd.WriteToFile(*file, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0") // for a port that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	start := func(more ...string) *exec.Cmd {
+		cmd := exec.Command(command, append([]string{"--mode=dra", "--sim=2x2Gi", "--node=" + clusterNode, "--kubelet-dir=" + c.dir, "--kubeconfig=" + kubeconfig,
+			"--dir=" + filepath.Join(c.dir, "node"), "--cdi-dir=" + filepath.Join(c.dir, "cdi"), "--metrics=" + address}, more...)...)
+		cmd.Stderr = &c.log
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return cmd
+	}
+	ready := func() {
+		t.Helper()
+		eventually(t, func() error {
+			r, err := http.Get("http://" + address + "/healthz")
+			if err != nil {
+				return fmt.Errorf("%w; the log is\n%s", err, &c.log)
+			}
+			defer r.Body.Close()
+			if body, err := io.ReadAll(r.Body); r.StatusCode != http.StatusOK {
+				return fmt.Errorf("%d %s %v; the log is\n%s", r.StatusCode, body, err, &c.log)
+			}
+			return nil
+		})
+	}
+	end := func(cmd *exec.Cmd) {
+		t.Helper()
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%v; the log is\n%s", err, &c.log)
+		}
+	}
+	first := start()
+	ready()
+	if n := len(c.devices()); n != 2 {
+		t.Errorf("%d GPUs are published", n)
+	}
+	c.apply("example-claims.yaml")
+	c.cfg.CDIDir = filepath.Join(c.dir, "cdi")
+	if one := c.run("spillway-shared")["one"]; one["SPILLWAY_GPU_MEMORY_LIMIT"] != "1024Mi" {
+		t.Errorf("%v", one)
+	}
+	if err := start("--metrics=").Wait(); err == nil || !strings.Contains(c.log.String(), "another one runs with --dir") {
+		t.Errorf("a second one: %v; the log is\n%s", err, &c.log)
+	}
+	end(first)
+	lease, err := leases.Join(leases.Terms{Dir: filepath.Join(c.dir, "node", "ledger"), Device: "sim-0", Group: "x", Physical: 2 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Close()
+	second := start("--ratio=1.5")
+	ready()
+	if !strings.Contains(c.log.String(), "in use with another --ratio or --reserve: 1, such as sim-0") {
+		t.Errorf("the log is\n%s", &c.log)
+	}
+	end(second)
 }

@@ -184,10 +184,16 @@ func (d *Driver) prepare(ctx context.Context, rc *resourceapi.ResourceClaim) ([]
 	if err != nil {
 		return nil, err
 	}
-	err = d.give(c)
-	if full := (*fullError)(nil); errors.As(err, &full) { // claims that are gone may have it
-		d.sweep(ctx, full.uuid)
-		err = d.give(c)
+	asking, cancel := context.WithTimeout(ctx, sweepFor)
+	defer cancel()
+	asked := map[string]bool{}
+	for err = d.give(c); ; err = d.give(c) {
+		var full *fullError
+		if !errors.As(err, &full) || asked[full.uuid] {
+			break
+		}
+		asked[full.uuid] = true
+		d.sweep(asking, full.uuid) // claims that are gone may have it
 	}
 	if err != nil {
 		return nil, err

@@ -401,6 +401,20 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// A claim of several GPUs gets the room of claims that are gone on each of them.
+func TestRoomOnSeveral(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.again()
+	for name, device := range map[string]string{"a": "sim-0", "b": "sim-1"} {
+		c := n.claim(name, part{device, 1024})
+		n.gives(c)
+		n.delete(c)
+	}
+	if limit := n.gives(n.claim("both", part{"sim-0", 1024}, part{"sim-1", 1024})); limit != "none" {
+		t.Error(limit)
+	}
+}
+
 // What a device plugin left on the node is removed when nobody has used it for long; claims are not.
 func TestOtherMode(t *testing.T) {
 	n := newNode(t, apiServer(false))
