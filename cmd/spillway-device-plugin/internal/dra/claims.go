@@ -305,19 +305,17 @@ func (d *Driver) measure(c *claim) error {
 		all[p.GPU] = most
 		bytes := most
 		if p.Memory != "" {
-			q, err := resource.ParseQuantity(p.Memory)
+			q, err := resource.ParseQuantity(p.Memory) // at most the largest number
 			if err != nil {
 				return err
-			}
-			if q.CmpInt64(most) > 0 {
-				return d.tooLarge(p.GPU, q.String(), most)
 			}
 			if bytes = q.Value() &^ (1<<20 - 1); bytes <= 0 {
 				return fmt.Errorf("the request %s has %s of %s: ask for %s at least", p.Request, q.String(), p.GPU, size.Format(d.cfg.Layout.Unit))
 			}
 		}
 		if bytes > most-c.GPUs[p.GPU] {
-			return d.tooLarge(p.GPU, size.Approx(add(bytes, c.GPUs[p.GPU])), most)
+			return fmt.Errorf("the claim has %s of %s, which has %s to give: delete the claim and its pods, and ask for less",
+				size.Approx(add(bytes, c.GPUs[p.GPU])), p.GPU, size.Approx(most))
 		}
 		c.GPUs[p.GPU] += bytes
 	}
@@ -332,10 +330,6 @@ func (d *Driver) measure(c *claim) error {
 		c.Limit = c.GPUs[uuid]
 	}
 	return nil
-}
-
-func (d *Driver) tooLarge(uuid, wants string, all int64) error {
-	return fmt.Errorf("the claim has %s of %s, which has %s to give: delete the claim and its pods, and ask for less", wants, uuid, size.Approx(all))
 }
 
 // all is how much of a GPU may be given.

@@ -160,13 +160,14 @@ func TestTooLarge(t *testing.T) {
 	n := newNode(t, apiServer(false))
 	n.again()
 	for name, sizes := range map[string][]string{
-		"one":      {"2Gi"},
-		"sum":      {"768Mi", "512Mi"},
-		"largest":  {resource.NewQuantity(math.MaxInt64, resource.BinarySI).String()},
-		"larger":   {"100Ei"},
-		"wraps":    {"4Ei", "4Ei"},
-		"wraps-up": {"4Ei", "4Ei", "4Ei", "4Ei", "256Mi"},
-		"negative": {"-256Mi"},
+		"one":       {"2Gi"},
+		"sum":       {"768Mi", "512Mi"},
+		"largest":   {resource.NewQuantity(math.MaxInt64, resource.BinarySI).String()},
+		"larger":    {"100Ei"},
+		"wraps":     {"4Ei", "4Ei"},
+		"wraps-up":  {"4Ei", "4Ei", "4Ei", "4Ei", "256Mi"},
+		"after-one": {"256Mi", "100Ei"},
+		"negative":  {"-256Mi"},
 	} {
 		c := n.claim(name, make([]part, len(sizes))...)
 		for i := range c.Status.Allocation.Devices.Results {

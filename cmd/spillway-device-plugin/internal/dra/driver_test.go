@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -175,7 +176,7 @@ func TestRefused(t *testing.T) {
 		"two-parts":    {parts: []part{{"sim-0", 256}, {"sim-1", 256}}, want: "add the constraint matchAttribute: " + driverName + "/uuid"},
 		"part-whole":   {parts: []part{{"sim-0", 256}, {"sim-1", 1024}}, want: "part of a GPU is given alone"},
 		"no-device":    {parts: []part{{"sim-7", 256}}, want: "is no GPU of the node node-1: delete the claim's pods"},
-		"too-much":     {parts: []part{{"sim-0", 2048}}, want: "has 2Gi of sim-0, which has 1.0 GiB to give: delete the claim"},
+		"too-much":     {parts: []part{{"sim-0", 2048}}, want: "has 2.0 GiB of sim-0, which has 1.0 GiB to give: delete the claim"},
 		"another-pool": {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) { r.Devices.Results[0].Pool = "node-2" }, want: "is no GPU of the node"},
 		"admin":        {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) { r.Devices.Results[0].AdminAccess = &yes }, want: "adminAccess"},
 		"nothing": {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) {
@@ -482,6 +483,15 @@ func TestPublishesFirst(t *testing.T) {
 	n.again()
 	n.gives(n.claim("a", part{"sim-0", 256}))
 	n.client.ClearActions()
+	// A lease that makes no sense, of a process that lives: what the other mode left is looked for, and stays.
+	lease, err := os.Create(filepath.Join(n.cfg.Store.Ledger(), "sim-0", "lease-x"))
+	if err == nil {
+		err = syscall.Flock(int(lease.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := n.runs(ctx)
 	at := func(verb, resource string) int {
@@ -491,6 +501,7 @@ func TestPublishesFirst(t *testing.T) {
 	if list := at("list", "resourceslices"); list < 0 || list > at("get", "resourceclaims") {
 		t.Errorf("%v", n.client.Actions())
 	}
+	n.until("the other mode's grants are looked for", func() bool { return strings.Contains(n.log.String(), "what the device plugin gave is not removed") })
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

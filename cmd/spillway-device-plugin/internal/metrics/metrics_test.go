@@ -208,7 +208,7 @@ spillway_gpu_memory_used_bytes{claim="",container="",gpu="MIG-8932f937-d72c-4106
 // What containers can write to the ledger becomes no label: a name that is no text, or any other GPU.
 func TestStrangeNames(t *testing.T) {
 	s := newSource(t)
-	for _, device := range []string{"\xff", "made-up-1", "made-up-2"} {
+	for _, device := range []string{"\xff", "made-up-1", "made-up-2", "made-up-3"} {
 		l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: device, Group: "x", Physical: math.MaxInt64 - 1, Quota: math.MaxInt64 - 2})
 		if err == nil {
 			err = l.Charge(math.MaxInt64 - 2)
