@@ -643,8 +643,9 @@ func TestClusterCommand(t *testing.T) {
 	c.apply("dra-driver.yaml")
 	c.startKubelet()
 	command := filepath.Join(c.dir, "spillway-device-plugin")
-	build := exec.Command("go", "build", "-o", command, ".")
+	build := exec.Command("go", "build", "-trimpath", "-o", command, ".") // as deploy/Containerfile does
 	build.Dir = ".."
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

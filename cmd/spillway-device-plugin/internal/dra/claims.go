@@ -107,11 +107,8 @@ func (d *Driver) load() error {
 			continue
 		}
 		d.claims[uid] = c
-		if err := cdispec.CheckGrant(d.cfg.CDIDir, name); err != nil {
-			d.cfg.Log.Warn("a claim's CDI file is made again", "claim", c.Namespace+"/"+c.Name, "error", err)
-			if err := d.put(c); err != nil {
-				d.cfg.Log.Warn("a claim has no CDI file", "claim", c.Namespace+"/"+c.Name, "error", err)
-			}
+		if err := d.keepFiles(c); err != nil {
+			d.cfg.Log.Warn("a claim lacks its limits or its CDI file", "claim", c.Namespace+"/"+c.Name, "error", err)
 		}
 	}
 	return nil
@@ -164,6 +161,16 @@ func (d *Driver) put(c claim) error {
 	return cdispec.WriteGrant(d.cfg.CDIDir, g.Name, access)
 }
 
+// keepFiles makes again what is gone of a claim that was prepared. What is there stays as it is: its
+// processes agree on the ratio and the size that they read there.
+func (d *Driver) keepFiles(c claim) error {
+	name := grantName(c.UID)
+	if d.cfg.Store.Has(name) && cdispec.CheckGrant(d.cfg.CDIDir, name) == nil {
+		return nil
+	}
+	return d.put(c)
+}
+
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin.
 func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
@@ -208,7 +215,7 @@ func (d *Driver) give(c claim) error {
 	defer d.mu.Unlock()
 	before, again := d.claims[c.UID]
 	if again && slices.Equal(before.Results, c.Results) {
-		return d.put(before)
+		return d.keepFiles(before)
 	}
 	if again {
 		held, err := leases.Holders(d.cfg.Store.Ledger())

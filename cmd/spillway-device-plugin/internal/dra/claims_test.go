@@ -113,6 +113,10 @@ func TestFlagsChange(t *testing.T) {
 	}
 	n.cfg.Layout.Ratio, n.cfg.Inventory = nil, gpus.NewInventory(gpus.Sim(2, 600<<20))
 	check("less memory")
+	file, err := os.ReadFile(filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", "claim-0000-a", "limits", "environment"))
+	if err != nil || !strings.Contains(string(file), "SPILLWAY_GPU_PHYSICAL_MEMORY_MB=1024\n") {
+		t.Errorf("its processes do not agree any more: %s, %v", file, err)
+	}
 }
 
 // A claim that was allocated anew, and not unprepared before, is judged anew; not while processes of it
@@ -225,6 +229,10 @@ func TestFilesAreMadeAgain(t *testing.T) {
 		}
 	}
 	check()
+	if err := os.RemoveAll(filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", "claim-0000-a", "limits")); err != nil {
+		t.Fatal(err)
+	}
+	check()
 	n.cfg.CDIDir = filepath.Join(t.TempDir(), "other")
 	if err := cdispec.Write(n.cfg.CDIDir, "/nonexistent", n.cfg.Inventory.GPUs()); err != nil {
 		t.Fatal(err)
@@ -232,7 +240,7 @@ func TestFilesAreMadeAgain(t *testing.T) {
 	check()
 	n.cfg.CDIDir = files[0] // a file: none can be written or read
 	n.again()
-	if n.limit(a) != "768Mi" || len(n.driver.Holders()) != 2 || !strings.Contains(n.log.String(), "a claim has no CDI file") {
+	if n.limit(a) != "768Mi" || len(n.driver.Holders()) != 2 || !strings.Contains(n.log.String(), "a claim lacks its limits or its CDI file") {
 		t.Errorf("%s, %+v: %s", n.limit(a), n.driver.Holders(), n.log)
 	}
 }

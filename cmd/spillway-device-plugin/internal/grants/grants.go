@@ -267,6 +267,15 @@ func writeFile(path, text string) error {
 	return err
 }
 
+// Has reports whether a grant is there with the limits that its containers mount.
+func (s *Store) Has(name string) bool {
+	if checkName(name) != nil {
+		return false
+	}
+	info, err := os.Lstat(filepath.Join(s.dir(name), "limits", nodelimits.File))
+	return err == nil && info.Mode().IsRegular()
+}
+
 // Note returns the note of a grant. Without one the error is fs.ErrNotExist.
 func (s *Store) Note(name string) (string, error) {
 	if err := checkName(name); err != nil {
