@@ -139,7 +139,7 @@ func TestAllocateRefuses(t *testing.T) {
 		"an unknown GPU":  {false, []string{"sim-7::1"}, `"sim-7" is no GPU of this node`},
 		"an unknown unit": {false, []string{"sim-0::4"}, "only 4 units"},
 		"no unit":         {false, []string{"sim-0"}, "is no unit"},
-		"a sick GPU":      {false, []string{"sim-1::0"}, "sim-1 is not healthy: it fell off the bus"},
+		"a sick GPU":      {false, []string{"sim-1::0"}, "sim-1 is not healthy: it fell off the bus: delete the pod"},
 		"whole, unknown":  {true, []string{"sim-0::1"}, "is no GPU of this node"},
 		"whole, sick":     {true, []string{"sim-0", "sim-1"}, "not healthy"},
 		"whole, none":     {true, nil, "none or some"},
