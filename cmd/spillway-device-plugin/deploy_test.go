@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -35,6 +36,8 @@ func TestManifests(t *testing.T) {
 	var account v1.ServiceAccount
 	var role rbacv1.ClusterRole
 	var binding rbacv1.ClusterRoleBinding
+	var policy admissionv1.ValidatingAdmissionPolicy
+	var enforced admissionv1.ValidatingAdmissionPolicyBinding
 	claims, offered := map[string]string{}, map[string]resourceapi.ResourceClaimSpec{} // by name
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
@@ -92,6 +95,10 @@ func TestManifests(t *testing.T) {
 				strict(t, path, doc, &role)
 			case "rbac.authorization.k8s.io/v1 ClusterRoleBinding":
 				strict(t, path, doc, &binding)
+			case "admissionregistration.k8s.io/v1 ValidatingAdmissionPolicy":
+				strict(t, path, doc, &policy)
+			case "admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBinding":
+				strict(t, path, doc, &enforced)
 			default:
 				t.Errorf("%s: there is no check for %s %s", path, kind.APIVersion, kind.Kind)
 			}
@@ -103,6 +110,14 @@ func TestManifests(t *testing.T) {
 	}
 	if binding.RoleRef.Name != role.Name || binding.Subjects[0].Name != account.Name || binding.Subjects[0].Namespace != account.Namespace {
 		t.Errorf("%+v does not join %s and %s", binding, role.Name, account.Name)
+	}
+	user := `request.userInfo.username == "system:serviceaccount:` + account.Namespace + ":" + account.Name + `"`
+	if len(policy.Spec.MatchConditions) != 1 || policy.Spec.MatchConditions[0].Expression != user {
+		t.Errorf("the policy is for %+v, not for %s", policy.Spec.MatchConditions, user)
+	}
+	if !strings.Contains(policy.String(), driver) || enforced.Spec.PolicyName != policy.Name ||
+		!slices.Contains(enforced.Spec.ValidationActions, admissionv1.Deny) {
+		t.Errorf("%+v does not enforce %s for %s", enforced.Spec, policy.Name, driver)
 	}
 	if len(claims) == 0 || len(claims) != len(offered) {
 		t.Errorf("pods want %v, and there are %v", claims, offered)

@@ -33,10 +33,13 @@ type flags struct {
 	cdi, hostRoot        string
 
 	driver, node, kubeconfig string // of modeDRA
+
+	given func(flag string) bool // whether the command line has it
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
 	set.SortFlags = false
+	f.given = set.Changed
 	set.StringVar(&f.mode, "mode", modePlugin, "plugin: a device plugin; dra: a driver for dynamic resource allocation")
 	set.StringVar(&f.unit, "unit", "256Mi", "GPU memory is given in units of this size, whole MiB")
 	set.StringVar(&f.ratio, "ratio", "1", "units may promise that multiple of a GPU's memory; what does not fit spills")
@@ -118,6 +121,23 @@ func (f *flags) settings() (*settings, error) {
 		}
 	default:
 		bad("mode", "%.60q is neither %s nor %s", f.mode, modePlugin, modeDRA)
+	}
+	for _, of := range []struct {
+		flag string
+		mode string
+	}{
+		{"resource", modePlugin}, {"whole-resource", modePlugin},
+		{"driver", modeDRA}, {"node", modeDRA}, {"kubeconfig", modeDRA},
+	} {
+		if known := f.mode == modePlugin || f.mode == modeDRA; known && f.given(of.flag) && f.mode != of.mode {
+			bad(of.flag, "it says nothing with --mode=%s: leave it out, or choose --mode=%s", f.mode, of.mode)
+		}
+	}
+	if f.given("host-root") && f.cdi == "" {
+		bad("host-root", "only descriptions for --cdi-dir need it: give that, too, or leave it out")
+	}
+	if f.nvml != "" && f.sim != "" {
+		bad("nvml", "simulated GPUs need no library: leave out --nvml, or --sim")
 	}
 	for _, p := range []struct{ flag, path string }{{"dir", f.dir}, {"kubelet-dir", f.kubelet}, {"cdi-dir", f.cdi}, {"host-root", f.hostRoot}} {
 		if !filepath.IsAbs(p.path) && (p.path != "" || p.flag != "cdi-dir") {

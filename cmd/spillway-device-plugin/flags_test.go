@@ -82,6 +82,13 @@ func TestBadFlags(t *testing.T) {
 		{dra("--node", ""), "--node: the node has no name: give it, or NODE_NAME"},
 		{dra("--node", "a b"), "kubectl get nodes lists them"},
 		{dra("--cdi-dir", ""), "--cdi-dir: claims are given by CDI: name the directory that the runtime reads"},
+		{dra("--resource", "example.com/memory"), "--resource: it says nothing with --mode=dra: leave it out, or choose --mode=plugin"},
+		{dra("--whole-resource", ""), "--whole-resource: it says nothing with --mode=dra"},
+		{[]string{"--driver", "gpu.example.com"}, "--driver: it says nothing with --mode=plugin: leave it out, or choose --mode=dra"},
+		{[]string{"--node", "node-1"}, "--node: it says nothing with --mode=plugin"},
+		{[]string{"--kubeconfig", "/config"}, "--kubeconfig: it says nothing with --mode=plugin"},
+		{[]string{"--host-root", "/host"}, "--host-root: only descriptions for --cdi-dir need it"},
+		{[]string{"--sim", "1x1Gi", "--nvml", "/lib.so"}, "--nvml: simulated GPUs need no library: leave out --nvml, or --sim"},
 		{[]string{"--nonsense"}, "unknown flag: --nonsense"},
 		{[]string{"start"}, `"start" is no flag`},
 	} {

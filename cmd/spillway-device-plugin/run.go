@@ -40,6 +40,14 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	defer store.Close()
+	outdated, err := store.Outdated(list)
+	if err != nil {
+		log.Warn("not all of the ledger can be read", "error", err)
+	}
+	if outdated != "" {
+		log.Warn(outdated)
+	}
 	var cdiName func(string) string
 	if s.cdi != "" {
 		if err := cdispec.Write(s.cdi, s.hostRoot, list); err != nil {

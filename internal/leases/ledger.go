@@ -211,11 +211,15 @@ type Holder struct {
 	Live    int64     `json:"live"`            // promised or allocated now
 	Peak    int64     `json:"peak"`            // largest Live so far
 	Lost    int64     `json:"lost,omitempty"`  // how often its files were removed while it used them
+
+	Physical   int64 `json:"-"` // what it says that the GPU has: see Terms
+	Advertised int64 `json:"-"`
 }
 
 // Holders returns the holders on all GPUs of a ledger, by GPU, group and process. It joins nothing
 // and changes nothing. The error names what cannot be read and is left out, and what live processes
-// need and is missing. A directory that is not there is an empty ledger.
+// need and is missing. A directory that is not there is an empty ledger. In one that root shares,
+// directories that root has not made are no part of it; see Strangers.
 func Holders(dir string) ([]Holder, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -224,11 +228,15 @@ func Holders(dir string) ([]Holder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("quota: the ledger: %w", err)
 	}
+	strange, err := Strangers(dir)
+	if err != nil {
+		return nil, err
+	}
 	var out []Holder
 	var errs []error
 	for _, e := range entries {
 		device, err := url.PathUnescape(e.Name())
-		if err != nil || !e.IsDir() || deviceDir(device) != e.Name() {
+		if err != nil || !e.IsDir() || deviceDir(device) != e.Name() || slices.Contains(strange, e.Name()) {
 			continue // not ours
 		}
 		held, err := holders(dir, device)
@@ -265,6 +273,7 @@ func holders(dir, device string) (out []Holder, err error) {
 		out = append(out, Holder{
 			Device: device, Group: p.head.group, PID: int(p.head.pid), Started: p.head.started,
 			Quota: p.words.limit.Load(), Live: p.words.live.Load(), Peak: p.words.peak.Load(), Lost: p.words.lost.Load(),
+			Physical: p.head.physical, Advertised: p.head.advertised,
 		})
 		p.close()
 	}

@@ -53,6 +53,9 @@ func (n *node) sweep()                                        {}
 func (l *ownLease) close() {}
 func (p *peer) close()     {}
 
+// Strangers are not there without a shared ledger.
+func Strangers(string) ([]string, error) { return nil, nil }
+
 // Share is not there without the locks.
 func Share(string, ...string) error {
 	return fmt.Errorf("this system has no such file locks: %w", tier.ErrNotSupported)

@@ -44,8 +44,33 @@ func isShared(dir string) bool {
 	return string(text[:n]) == sharedMagic
 }
 
+// Strangers returns the names of the directories in a ledger that root shares which root has not made. All
+// users who reach it can make some, and no process takes one for a GPU's: they are only in the way. In
+// a ledger that is not shared there are none: others cannot write there.
+func Strangers(dir string) ([]string, error) {
+	if !isShared(dir) {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("quota: the ledger: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		var st unix.Stat_t
+		switch err := unix.Lstat(filepath.Join(dir, e.Name()), &st); {
+		case err == unix.ENOENT: // removed in the meantime
+		case err != nil:
+			return nil, fmt.Errorf("quota: the ledger: %w", &fs.PathError{Op: "lstat", Path: filepath.Join(dir, e.Name()), Err: err})
+		case st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Uid != 0:
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
 // Share makes a ledger that all users may join, for the GPUs that are named, and removes what dead
-// processes left there. Only root can. A directory that is there must be root's. It must be shared
+// processes and strangers left there. Only root can. A directory that is there must be root's. It must be shared
 // already, or writable by root alone. Nobody else may be able to replace it: the directories above
 // are root's, and writable by root alone or sticky. Who is to be kept from joining must not reach
 // the directory: each user who does can put false numbers in it. A call that failed can be repeated.
@@ -82,6 +107,14 @@ func share(dir string, devices []string) error {
 	}
 	if err := os.Chmod(mark, 0o644); err != nil { // whatever the umask is
 		return err
+	}
+	strange, err := Strangers(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range strange {
+		// No link is followed. Who fills it again meanwhile has it left; it is no part of the ledger.
+		_ = os.RemoveAll(filepath.Join(dir, name))
 	}
 	for _, d := range devices {
 		if err := shareDevice(dir, d); err != nil {

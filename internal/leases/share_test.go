@@ -234,3 +234,49 @@ func TestInstanceHasOnePart(t *testing.T) {
 		t.Errorf("%+v, %v", holders, err)
 	}
 }
+
+// Directories that a user makes in a shared ledger hide nothing of it, also one that has a GPU's name before
+// root shares that. Root removes them when it shares the ledger again; what they lead to stays.
+func TestStrangersDirectories(t *testing.T) {
+	dir := sharedLedger(t)
+	l := join(t, terms(dir, "g", 1000, 1000))
+	charge(t, l, 10)
+	outside := filepath.Join(filepath.Dir(dir), "outside")
+	if err := errors.Join(os.Mkdir(outside, 0o777), os.WriteFile(filepath.Join(outside, "x"), nil, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	const next = "GPU-next"
+	for _, name := range []string{next, "%FF"} {
+		p := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Join(p, "a", "b"), 0o777), os.Symlink(outside, filepath.Join(p, "link")),
+			os.Symlink(outside, filepath.Join(p, "a", "link")), os.WriteFile(filepath.Join(p, "lease-1"), nil, 0o666), os.Chown(p, 12345, -1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := leases.Holders(dir)
+	if err != nil || len(held) != 1 || held[0].Live != 10 {
+		t.Errorf("%+v, %v", held, err)
+	}
+	if names, err := leases.Strangers(dir); err != nil || len(names) != 2 || names[1] != next {
+		t.Errorf("%v, %v", names, err)
+	}
+	if err := leases.Share(dir, device, next); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := leases.Strangers(dir); err != nil || len(names) > 0 {
+		t.Errorf("%v, %v", names, err)
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) != 1 {
+		t.Errorf("outside: %v, %v", left, err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 { // the mark, and two GPUs
+		t.Errorf("%v, %v", left, err)
+	}
+	if got := launch(t, users[0], dir, 1000).read(t); got != "joined" {
+		t.Error(got)
+	}
+	own := t.TempDir()
+	if names, err := leases.Strangers(own); err != nil || len(names) > 0 {
+		t.Errorf("%v, %v", names, err)
+	}
+}

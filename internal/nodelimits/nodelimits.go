@@ -31,8 +31,10 @@ const (
 	// Ledger is where containers have the ledger.
 	Ledger = "/run/spillway/ledger"
 
-	fileName = "environment"
-	maxFile  = 64 << 10
+	// File is the name of the file with the limits in such a directory.
+	File = "environment"
+
+	maxFile = 64 << 10
 )
 
 // Write replaces the limits in a directory by the variables of env. Processes see all of them or
@@ -52,7 +54,7 @@ func Write(dir string, env map[string]string) error {
 	_, err = f.Write(text.Bytes())
 	err = errors.Join(err, f.Chmod(0o644), f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, fileName))
+		err = os.Rename(f.Name(), filepath.Join(dir, File))
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
@@ -68,7 +70,7 @@ func Lookup(env func(string) (string, bool)) (func(string) (string, bool), error
 }
 
 func lookup(dir string, env func(string) (string, bool)) (func(string) (string, bool), error) {
-	limits, err := read(filepath.Join(dir, fileName))
+	limits, err := read(filepath.Join(dir, File))
 	if errors.Is(err, fs.ErrNotExist) {
 		return env, nil
 	}

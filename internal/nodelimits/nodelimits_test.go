@@ -66,7 +66,7 @@ func TestLookupRefuses(t *testing.T) {
 		"a directory":      func(path string) error { return os.Mkdir(path+"x", 0o755) },
 	} {
 		dir := t.TempDir()
-		path := filepath.Join(dir, fileName)
+		path := filepath.Join(dir, File)
 		if err := Write(dir, map[string]string{"A": "b"}); err != nil {
 			t.Fatal(err)
 		}

@@ -100,6 +100,7 @@ func newPods(t *testing.T) *pods {
 	if p.store, err = grants.Open(filepath.Join(open, "node"), nil, list); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { p.store.Close() })
 	plugins := t.TempDir()
 	plugin, err := deviceplugin.New(deviceplugin.Config{
 		Dir: plugins, Resource: unitName, Layout: units.Layout{Unit: 16 << 20}, Inventory: gpus.NewInventory(list),

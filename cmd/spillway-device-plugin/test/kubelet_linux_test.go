@@ -318,6 +318,7 @@ func (n *node) run() {
 	ended := make(chan error, 1)
 	go func() { ended <- n.plugin.Run(ctx) }()
 	n.stop = sync.OnceFunc(func() {
+		defer n.store.Close()
 		cancel()
 		if err := <-ended; err != nil {
 			n.t.Error("the plugin ended: ", err)

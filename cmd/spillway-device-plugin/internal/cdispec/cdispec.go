@@ -12,6 +12,7 @@ package cdispec
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,8 +40,11 @@ const (
 func Name(uuid string) string { return parser.QualifiedName(vendor, class, uuid) }
 
 // Write describes GPUs in a file in dir, which the runtimes look into, in place of what was there. The
-// node's root directory is at root.
+// node's root directory is at root. It comes first: what an earlier process left half is removed.
 func Write(dir, root string, list []gpus.GPU) error {
+	if err := removeDrafts(dir); err != nil {
+		return err
+	}
 	spec := &specs.Spec{Kind: vendor + "/" + class}
 	real := false
 	for _, g := range list {
@@ -72,25 +76,70 @@ func Write(dir, root string, list []gpus.GPU) error {
 	return write(filepath.Join(dir, file), spec)
 }
 
-// write puts a description into a file, in place of what was there, and makes its directory.
-func write(path string, spec *specs.Spec) error {
-	version, err := specs.MinimumRequiredVersion(spec)
+// draft is how the files are called that are being written. Runtimes read names that end in .json.
+const draft = "." + vendor + "-*.tmp"
+
+// write puts a description into a file, in place of what was there, and makes its directory. After a
+// crash the file is the old one or the new one. It is one that runtimes take.
+func write(path string, spec *specs.Spec) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("describing what containers get in %s: %w", path, err)
+		}
+	}()
+	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
+		return err
+	}
+	text, err := json.Marshal(spec)
 	if err != nil {
 		return err
 	}
-	spec.Version = version
-	dir, name := filepath.Split(path)
+	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	f, err := os.CreateTemp(dir, draft)
 	if err != nil {
 		return err
 	}
-	if err := cache.WriteSpec(spec, name); err != nil {
-		return fmt.Errorf("describing what containers get in %s: %w", path, err)
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
 	}
-	return nil
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := cdi.ReadSpec(f.Name(), 0); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// removeDrafts removes what a process left that was killed while it wrote.
+func removeDrafts(dir string) error {
+	left, err := filepath.Glob(filepath.Join(dir, draft))
+	for _, path := range left {
+		if e := os.Remove(path); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = e
+		}
+	}
+	return err
 }
 
 // driverFiles are the driver's device files, beside those of the GPUs.

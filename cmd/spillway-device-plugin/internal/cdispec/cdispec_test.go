@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -202,5 +203,53 @@ func TestDevices(t *testing.T) {
 		if _, err := describe(root, instance); err == nil {
 			t.Errorf("instance %d has files", gi)
 		}
+	}
+}
+
+// A disk that is full, or a process that is killed, leaves nothing, and the old description as it is.
+func TestHalfWritten(t *testing.T) {
+	dir := t.TempDir()
+	if err := Write(dir, "/nonexistent", gpus.Sim(1, 1<<30)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "."+vendor+"-17.tmp"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(dir, "spec.17.tmp") // as another vendor's may be called
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var old syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 200, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	err := Write(dir, "/nonexistent", gpus.Sim(8, 1<<30))
+	if e := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old); e != nil {
+		t.Fatal(e)
+	}
+	if err == nil || !strings.Contains(err.Error(), "describing what containers get in "+filepath.Join(dir, file)) {
+		t.Errorf("written in spite of the disk: %v", err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 2 {
+		t.Errorf("%v, %v", entries, err)
+	}
+	if _, err := os.Lstat(foreign); err != nil {
+		t.Error(err)
+	}
+	inject(t, dir, "sim-0")
+}
+
+// What runtimes would not take replaces nothing.
+func TestNotTaken(t *testing.T) {
+	dir := t.TempDir()
+	if err := Write(dir, "/nonexistent", nil); err == nil {
+		t.Error("a description of no GPU is written")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -20,15 +19,14 @@ import (
 const (
 	grantClass = "grant"
 	grantFile  = vendor + "-" + grantClass + "_" // with the grant's name and .json after it
-	noteKey    = vendor + "/note"
 )
 
 // GrantName returns what runtimes call a grant.
 func GrantName(name string) string { return parser.QualifiedName(vendor, grantClass, name) }
 
 // WriteGrant describes in dir what containers need for a grant beside the GPUs: the environment and
-// the mounts. The note is kept for Grants. It may be repeated; the last one counts.
-func WriteGrant(dir, name string, access grants.Access, note string) error {
+// the mounts. It may be repeated; the last one counts.
+func WriteGrant(dir, name string, access grants.Access) error {
 	path, err := grantPath(dir, name)
 	if err != nil {
 		return err
@@ -48,9 +46,7 @@ func WriteGrant(dir, name string, access grants.Access, note string) error {
 			HostPath: m.Host, ContainerPath: m.Container, Options: []string{mode, "nosuid", "nodev", "noexec", "bind"},
 		})
 	}
-	return write(path, &specs.Spec{
-		Kind: vendor + "/" + grantClass, Annotations: map[string]string{noteKey: note}, Devices: []specs.Device{device},
-	})
+	return write(path, &specs.Spec{Kind: vendor + "/" + grantClass, Devices: []specs.Device{device}})
 }
 
 // RemoveGrant removes what WriteGrant wrote. It is no error if there is nothing.
@@ -65,29 +61,13 @@ func RemoveGrant(dir, name string) error {
 	return nil
 }
 
-// Grants returns the notes of all grants in dir, by their names. Beside an error it has those that
-// could be read.
-func Grants(dir string) (map[string]string, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+// CheckGrant returns why runtimes cannot read what WriteGrant wrote; nil: they can.
+func CheckGrant(dir, name string) error {
+	path, err := grantPath(dir, name)
+	if err == nil {
+		_, err = cdi.ReadSpec(path, 0)
 	}
-	errs := []error{err}
-	notes := map[string]string{}
-	for _, e := range entries {
-		name, ours := strings.CutPrefix(e.Name(), grantFile)
-		name, json := strings.CutSuffix(name, ".json")
-		if !ours || !json {
-			continue
-		}
-		spec, err := cdi.ReadSpec(filepath.Join(dir, e.Name()), 0)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		notes[name] = spec.Annotations[noteKey]
-	}
-	return notes, errors.Join(errs...)
+	return err
 }
 
 // grantPath is the file of a grant. Each has its own.

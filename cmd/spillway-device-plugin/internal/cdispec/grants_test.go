@@ -1,6 +1,8 @@
 package cdispec
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +15,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 )
 
-// A grant's file has its environment and mounts, and its note. NVIDIA's runtime must not read the GPUs
+// A grant's file has its environment and mounts. NVIDIA's runtime must not read the GPUs
 // from it: they are described beside it.
 func TestGrants(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cdi")
@@ -21,13 +23,16 @@ func TestGrants(t *testing.T) {
 		Env:    map[string]string{"A": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-1"},
 		Mounts: []grants.Mount{{Host: "/ledger", Container: "/l"}, {Host: "/limits", Container: "/m", ReadOnly: true}},
 	}
-	if notes, err := Grants(dir); err != nil || len(notes) > 0 {
-		t.Errorf("%v, %v", notes, err)
+	if err := CheckGrant(dir, "claim-1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
 	}
-	for _, note := range []string{"first", "second"} {
-		if err := WriteGrant(dir, "claim-1", access, note); err != nil {
+	for range 2 {
+		if err := WriteGrant(dir, "claim-1", access); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := CheckGrant(dir, "claim-1"); err != nil {
+		t.Error(err)
 	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
 	if err != nil {
@@ -45,8 +50,8 @@ func TestGrants(t *testing.T) {
 	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if notes, err := Grants(dir); err == nil || !strings.Contains(err.Error(), broken) || len(notes) != 1 || notes["claim-1"] != "second" {
-		t.Errorf("%v, %v", notes, err)
+	if err := CheckGrant(dir, "claim-2"); err == nil || !strings.Contains(err.Error(), broken) {
+		t.Error(err)
 	}
 	for _, name := range []string{"claim-1", "claim-2", "claim-2"} { // one that is not there is no error
 		if err := RemoveGrant(dir, name); err != nil {
@@ -57,7 +62,7 @@ func TestGrants(t *testing.T) {
 		t.Errorf("%v, %v", left, err)
 	}
 	for _, name := range []string{"", "..", "../x", "a/b"} {
-		if WriteGrant(dir, name, access, "") == nil || RemoveGrant(dir, name) == nil {
+		if WriteGrant(dir, name, access) == nil || CheckGrant(dir, name) == nil || RemoveGrant(dir, name) == nil {
 			t.Errorf("%q is taken for a name", name)
 		}
 	}

@@ -36,7 +36,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
-	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -68,8 +67,7 @@ type Plugin struct {
 	alloc     *allocations
 	resources []*resource
 
-	putting sync.Mutex           // held while a grant's directory is made, and while others are removed
-	unused  map[string]time.Time // grants that nobody has, since when; guarded by putting
+	putting sync.Mutex // held while a grant's directory is made, and while others are removed
 
 	mu         sync.Mutex
 	registered map[string]bool   // by resource
@@ -82,7 +80,7 @@ const maxMessage = 4 << 20
 // New checks the configuration. More units than fit into one message are an error: the kubelet would
 // drop the connection without a word.
 func New(cfg Config) (*Plugin, error) {
-	p := &Plugin{cfg: cfg, alloc: newAllocations(), unused: map[string]time.Time{}, registered: map[string]bool{}, said: map[string]string{}}
+	p := &Plugin{cfg: cfg, alloc: newAllocations(), registered: map[string]bool{}, said: map[string]string{}}
 	memory := &resource{p: p, name: cfg.Resource}
 	list := cfg.Inventory.GPUs()
 	if len(list) == 0 {
@@ -165,12 +163,10 @@ func (p *Plugin) setRegistered(name string, is bool) {
 // say logs what is wrong, once until it is something else. An empty text: it is well again.
 func (p *Plugin) say(about, text string) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.said[about] == text {
-		return
-	}
+	news := p.said[about] != text
 	p.said[about] = text
-	if text != "" {
+	p.mu.Unlock()
+	if news && text != "" {
 		p.cfg.Log.Warn(text)
 	}
 }
@@ -264,7 +260,7 @@ func (p *Plugin) kubelet() string { return filepath.Join(p.cfg.Dir, "kubelet.soc
 func listen(path string) (net.Listener, error) {
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
-		return nil, fmt.Errorf("another plugin serves %s: end it, or choose another name by --resource", path)
+		return nil, fmt.Errorf("another plugin serves %s: end it", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -337,6 +333,7 @@ func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 		holdings[i] = holding{Holding: h, whole: h.Resource == p.cfg.Whole}
 	}
 	p.alloc.list(holdings, now)
+	p.say("ledger", p.cfg.Store.Strangers())
 	if err := p.sweep(now); err != nil {
 		p.say("grants", "removing grants that nobody has: "+err.Error())
 		return
@@ -344,41 +341,11 @@ func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 	p.say("grants", "")
 }
 
-// removeAfter is how long nobody must have had a grant until its directory is removed. A directory is
-// small, and a container that runs cannot get its own again.
-const removeAfter = time.Hour
-
-// sweep removes the directories of grants that nobody has had for long. One whose processes are in
-// the ledger stays, whatever the kubelet lists.
+// sweep removes the directories of grants that nobody has had for long, those of the other mode, too.
 func (p *Plugin) sweep(now time.Time) error {
 	p.putting.Lock()
 	defer p.putting.Unlock()
-	there, err := p.cfg.Store.Names()
-	if err != nil {
-		return err
-	}
-	inLedger, err := leases.Holders(p.cfg.Store.Ledger())
-	if err != nil {
-		return err
-	}
 	has := p.alloc.all()
-	unused := map[string]time.Time{}
-	for _, name := range there {
-		_, held := has[name]
-		ours := strings.HasPrefix(name, unitsPrefix) || strings.HasPrefix(name, wholePrefix)
-		if held || !ours || slices.ContainsFunc(inLedger, func(h leases.Holder) bool { return h.Group == name }) {
-			continue
-		}
-		since, ok := p.unused[name]
-		if !ok {
-			since = now
-		}
-		if now.Sub(since) <= removeAfter {
-			unused[name] = since
-			continue
-		}
-		err = errors.Join(err, p.cfg.Store.Remove(name))
-	}
-	p.unused = unused
+	_, err := p.cfg.Store.RemoveUnused(now, func(name string) bool { _, held := has[name]; return held })
 	return err
 }

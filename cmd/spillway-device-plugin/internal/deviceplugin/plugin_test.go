@@ -81,6 +81,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { store.Close() })
 	r.Plugin, err = New(Config{
 		Dir: t.TempDir(), Resource: "example.com/memory", Whole: "example.com/gpu", Layout: units.Layout{Unit: 256 << 20},
 		Inventory: gpus.NewInventory(list), Store: store, Pods: r.pods, Log: slog.New(slog.NewTextHandler(r.log, nil)),
@@ -138,7 +139,7 @@ func TestAllocateRefuses(t *testing.T) {
 		"an unknown GPU":  {false, []string{"sim-7::1"}, `"sim-7" is no GPU of this node`},
 		"an unknown unit": {false, []string{"sim-0::4"}, "only 4 units"},
 		"no unit":         {false, []string{"sim-0"}, "is no unit"},
-		"a sick GPU":      {false, []string{"sim-1::0"}, "sim-1 is not healthy: it fell off the bus"},
+		"a sick GPU":      {false, []string{"sim-1::0"}, "sim-1 is not healthy: it fell off the bus: delete the pod"},
 		"whole, unknown":  {true, []string{"sim-0::1"}, "is no GPU of this node"},
 		"whole, sick":     {true, []string{"sim-0", "sim-1"}, "not healthy"},
 		"whole, none":     {true, nil, "none or some"},
@@ -219,8 +220,8 @@ func TestGrantsFollowTheList(t *testing.T) {
 	r.pods.set(nil)
 	check("missing once", 10*time.Second, 1, true)
 	r.pods.set(errors.New("no answer"))
-	check("no answer", 2*removeAfter, 1, true)
-	check("no answer", 2*removeAfter, 1, true)
+	check("no answer", 2*grants.RemoveAfter, 1, true)
+	check("no answer", 2*grants.RemoveAfter, 1, true)
 	if n := strings.Count(r.log.String(), "no answer"); n != 1 {
 		t.Errorf("it is said %d times that the kubelet does not answer", n)
 	}
@@ -231,12 +232,26 @@ func TestGrantsFollowTheList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check("alive", 2*removeAfter, 0, true)
+	check("alive", 2*grants.RemoveAfter, 0, true)
 	if err := lease.Close(); err != nil {
 		t.Fatal(err)
 	}
+	// What a container's user made in the ledger stops nothing.
+	strange := filepath.Join(r.cfg.Store.Ledger(), "strange")
+	if err := errors.Join(os.Mkdir(strange, 0o700), os.Chown(strange, 12345, -1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.cfg.Store.Put(grants.Grant{Name: "claim-1", GPUs: gpus.Sim(1, 1<<30)}); err != nil { // of the other mode
+		t.Fatal(err)
+	}
 	check("ended", time.Second, 0, true)
-	check("ended for long", removeAfter+time.Second, 0, false)
+	check("ended for long", grants.RemoveAfter+time.Second, 0, false)
+	if names, err := r.cfg.Store.Names(); err != nil || len(names) > 0 {
+		t.Errorf("%v, %v", names, err)
+	}
+	if n := strings.Count(r.log.String(), "such as \\\"strange\\\""); n != 1 {
+		t.Errorf("%d lines tell of the strange directory:\n%s", n, r.log)
+	}
 	// A container that is started again after a reboot.
 	if _, err := r.resources[0].PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: ids}); err != nil {
 		t.Error(err)
@@ -434,5 +449,26 @@ func TestChooseWhole(t *testing.T) {
 		if !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
 			t.Errorf("%d of %v with %v: %v, %v; want %v", c.n, c.available, c.must, got, err, c.want)
 		}
+	}
+}
+
+// asker is a log that looks at the plugin with each line: a lock that is held would never be free.
+type asker struct {
+	slog.Handler
+	ask func()
+}
+
+func (a asker) Handle(ctx context.Context, r slog.Record) error {
+	a.ask()
+	return a.Handler.Handle(ctx, r)
+}
+
+// Nothing is logged while a lock is held.
+func TestLogsWithoutLocks(t *testing.T) {
+	r := newRig(t)
+	r.cfg.Log = slog.New(asker{slog.NewTextHandler(r.log, nil), func() { _ = r.Ready() }})
+	r.say("list", "wrong")
+	if !strings.Contains(r.log.String(), "wrong") {
+		t.Error(r.log)
 	}
 }

@@ -190,7 +190,7 @@ func (r *resource) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	}
 	for _, gpu := range g.GPUs {
 		if why := r.p.cfg.Inventory.Sick(gpu.UUID); why != "" {
-			return nil, fmt.Errorf("%s is not healthy: %s", gpu.UUID, why)
+			return nil, fmt.Errorf("%s is not healthy: %s: delete the pod, so that it gets another GPU", gpu.UUID, why)
 		}
 	}
 	if other := r.taken(g); other != "" {

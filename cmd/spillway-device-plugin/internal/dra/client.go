@@ -9,6 +9,13 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
+// What one node may ask of the API server. client-go's own limit, of 5 in a second, would let a sweep over
+// the claims of a full node hold up the kubelet's requests.
+const (
+	perSecond = 50
+	atOnce    = 100
+)
+
 // Connect returns a client of the API server that a kubeconfig file names; empty: of the cluster that
 // this process is a pod of. The server is not asked yet.
 func Connect(kubeconfig string) (kubernetes.Interface, error) {
@@ -25,6 +32,7 @@ func Connect(kubeconfig string) (kubernetes.Interface, error) {
 	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 		return nil, fmt.Errorf("the API server: %w (see --kubeconfig)", err)
 	}
+	config.QPS, config.Burst = perSecond, atOnce
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("the API server: %w (see --kubeconfig)", err)

@@ -6,7 +6,8 @@
 //	                       NodeWatchResources
 //
 // What a claim was prepared with is two things by its UID: a grant's directory, and a CDI file that
-// mounts it. The file has a note of what the claim holds, so a driver that was started again knows it.
+// mounts it. The grant has a note of what the claim holds, so a driver that was started again knows it. The
+// CDI file is made again from that.
 package dra
 
 import (
@@ -14,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -23,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
@@ -62,11 +65,13 @@ type Driver struct {
 	api     *draclient.Client
 	devices map[string]gpus.GPU // by the names of the devices
 
-	mu     sync.Mutex // held while the files of claims are changed, too: there is one writer
-	claims map[types.UID]claim
+	mu      sync.Mutex // held while the files of claims are changed, too: there is one writer
+	claims  map[types.UID]claim
+	unknown map[types.UID]bool // claims that were prepared, and whose notes cannot be read
 
 	again chan struct{} // has one when the pool must be published anew
 	fail  chan error    // what ends Run
+	node  types.UID     // of the node that owns the ResourceSlices; empty: not known yet
 
 	stateMu    sync.Mutex
 	exclusive  bool              // the API server does not know how devices are shared
@@ -89,7 +94,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		cfg: cfg, api: draclient.New(cfg.Client), devices: devices, claims: map[types.UID]claim{},
+		cfg: cfg, api: draclient.New(cfg.Client), devices: devices, claims: map[types.UID]claim{}, unknown: map[types.UID]bool{},
 		again: make(chan struct{}, 1), fail: make(chan error, 1), said: map[string]string{},
 	}
 	return d, d.load()
@@ -111,12 +116,10 @@ func (d *Driver) Ready() error {
 // say logs what is wrong, once until it is something else. An empty text: it is well again.
 func (d *Driver) say(about, text string) {
 	d.stateMu.Lock()
-	defer d.stateMu.Unlock()
-	if d.said[about] == text {
-		return
-	}
+	news := d.said[about] != text
 	d.said[about] = text
-	if text != "" {
+	d.stateMu.Unlock()
+	if news && text != "" {
 		d.cfg.Log.Warn(text)
 	}
 }
@@ -146,50 +149,120 @@ func (d *Driver) Run(ctx context.Context) error {
 	case err != nil: // it may come later, and prepared claims can be unprepared without it
 		d.say("publish", fmt.Sprintf("the API server does not answer: %v; trying again (see --kubeconfig)", err))
 	default:
+		d.node = node.UID
 		options = append(options, kubeletplugin.NodeUID(node.UID))
 	}
+	var running sync.WaitGroup
+	defer running.Wait()
 	helper, err := kubeletplugin.Start(ctx, d, options...)
 	if err != nil {
 		return fmt.Errorf("serving the kubelet: %w (see --kubelet-dir)", err)
 	}
-	defer helper.Stop()
-	return d.keep(ctx, helper)
+	defer helper.Stop() // which ends what waits for the API server, too
+	defer stop()
+	running.Go(func() { d.keep(ctx, helper) })
+	running.Go(func() { d.watchSockets(ctx) })
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-d.fail:
+		return err
+	}
+}
+
+// end ends Run with an error. The first one counts.
+func (d *Driver) end(err error) {
+	select {
+	case d.fail <- err:
+	default:
+	}
 }
 
 // keep publishes the pool whenever it changes, and removes claims that are gone.
-func (d *Driver) keep(ctx context.Context, helper *kubeletplugin.Helper) error {
+func (d *Driver) keep(ctx context.Context, helper *kubeletplugin.Helper) {
+	var sweeping sync.WaitGroup
+	defer sweeping.Wait()
 	tick := time.NewTicker(cmp.Or(d.cfg.Refresh, refreshEvery))
 	defer tick.Stop()
-	d.sweep(ctx)
-	for {
+	for first := true; ; first = false {
 		sick := d.cfg.Inventory.Changed()
 		want, err := d.publish(ctx, helper) // waits until the API server answers
 		if ctx.Err() != nil {
-			return nil
+			return
 		}
 		if err != nil {
-			return err
+			d.end(err)
+			return
+		}
+		if first {
+			sweeping.Go(func() { d.sweeps(ctx) })
 		}
 		look, wait := time.After(0), 50*time.Millisecond
 		for changed := false; !changed; {
 			select {
 			case <-ctx.Done():
-				return nil
-			case err := <-d.fail:
-				return err
+				return
 			case <-sick:
 				changed = true
 			case <-d.again:
 				changed = true
-			case <-tick.C:
-				d.sweep(ctx)
-				look = time.After(0) // somebody may have deleted them
+			case <-tick.C: // they may have been deleted
+				look, wait = time.After(0), 50*time.Millisecond
 			case <-look:
 				look = nil
 				if !d.look(ctx, want) {
 					look, wait = time.After(wait), min(2*wait, 30*time.Second)
 				}
 			}
+		}
+	}
+}
+
+// sweeps removes claims that are gone, until ctx ends.
+func (d *Driver) sweeps(ctx context.Context) {
+	tick := time.NewTicker(cmp.Or(d.cfg.Refresh, refreshEvery))
+	defer tick.Stop()
+	for {
+		d.sweep(ctx, "")
+		d.removeOthers(time.Now())
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// watchSockets ends Run when a socket is removed: the kubelet would forget the driver, which must be started
+// again then.
+func (d *Driver) watchSockets(ctx context.Context) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		d.end(fmt.Errorf("watching the driver's sockets: %w", err))
+		return
+	}
+	defer w.Close()
+	paths := d.socketPaths()
+	for _, path := range paths {
+		if err := w.Add(filepath.Dir(path)); err != nil {
+			d.end(fmt.Errorf("watching the driver's sockets: %w", err))
+			return
+		}
+	}
+	for {
+		for _, path := range paths { // the first time, too: it may have been before the watch
+			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
+				d.end(fmt.Errorf("the socket %s was removed, and the kubelet does not know the driver any more: start it again", path))
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case err := <-w.Errors:
+			d.end(fmt.Errorf("watching the driver's sockets: %w", err))
+			return
+		case <-w.Events:
 		}
 	}
 }
@@ -229,21 +302,49 @@ func (d *Driver) look(ctx context.Context, want []resourceapi.Device) bool {
 	for _, s := range list.Items {
 		has = append(has, s.Spec.Devices...)
 	}
+	d.checkNode(ctx)
 	same := len(list.Items) > 0 && resourceslice.DevicesDeepEqual(has, want)
 	d.stateMu.Lock()
 	news := same && !d.published
 	d.published = same
 	d.stateMu.Unlock()
-	if news {
+	if same {
 		d.say("publish", "")
+	}
+	if news {
 		d.cfg.Log.Info("published", "driver", d.cfg.Driver, "pool", d.cfg.Node, "devices", len(want))
 	}
 	return same
 }
 
+// checkNode ends Run if the node was made anew: the slices have the old one as their owner, and the API
+// server removes them with it.
+func (d *Driver) checkNode(ctx context.Context) {
+	node, err := d.cfg.Client.CoreV1().Nodes().Get(ctx, d.cfg.Node, metav1.GetOptions{})
+	if err != nil {
+		return // it is asked again
+	}
+	if d.node == "" {
+		d.node = node.UID
+	}
+	if node.UID != d.node {
+		d.end(fmt.Errorf("the node %s was made anew, and the ResourceSlices belong to the old one: start the driver again", d.cfg.Node))
+	}
+}
+
+// socketPaths are where the kubelet finds the driver: to register it, and to use it.
+func (d *Driver) socketPaths() []string {
+	return []string{
+		filepath.Join(d.cfg.Kubelet, registryDir, d.cfg.Driver+"-reg.sock"),
+		filepath.Join(d.cfg.Kubelet, "plugins", d.cfg.Driver, "dra.sock"),
+	}
+}
+
+const registryDir = "plugins_registry"
+
 // sockets makes the directory for the driver's sockets, and refuses what could not work.
 func (d *Driver) sockets() ([]kubeletplugin.Option, error) {
-	registry := filepath.Join(d.cfg.Kubelet, "plugins_registry")
+	registry := filepath.Join(d.cfg.Kubelet, registryDir)
 	if info, err := os.Stat(registry); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("the kubelet's directory %s is not there: is it mounted? see --kubelet-dir", registry)
 	}
@@ -251,13 +352,13 @@ func (d *Driver) sockets() ([]kubeletplugin.Option, error) {
 	if err := os.MkdirAll(own, 0o750); err != nil {
 		return nil, err
 	}
-	for _, path := range []string{filepath.Join(registry, d.cfg.Driver+"-reg.sock"), filepath.Join(own, "dra.sock")} {
+	for _, path := range d.socketPaths() {
 		if len(path) > maxSocket {
 			return nil, fmt.Errorf("%s: a socket's path has at most %d bytes: choose a shorter --driver", path, maxSocket)
 		}
 		if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			conn.Close()
-			return nil, fmt.Errorf("another driver serves %s: end it, or choose another name by --driver", path)
+			return nil, fmt.Errorf("another driver serves %s: end it", path)
 		}
 	}
 	return []kubeletplugin.Option{kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(own)}, nil
@@ -303,10 +404,7 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 	case errors.Is(err, kubeletplugin.ErrRecoverable):
 		d.say("publish", fmt.Sprintf("publishing the node's GPUs: %s: %v; trying again", msg, err))
 	default:
-		select {
-		case d.fail <- fmt.Errorf("%s: %w", msg, err):
-		default:
-		}
+		d.end(fmt.Errorf("%s: %w", msg, err))
 	}
 }
 

@@ -3,17 +3,21 @@ package dra
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
@@ -172,7 +176,7 @@ func TestRefused(t *testing.T) {
 		"two-parts":    {parts: []part{{"sim-0", 256}, {"sim-1", 256}}, want: "add the constraint matchAttribute: " + driverName + "/uuid"},
 		"part-whole":   {parts: []part{{"sim-0", 256}, {"sim-1", 1024}}, want: "part of a GPU is given alone"},
 		"no-device":    {parts: []part{{"sim-7", 256}}, want: "is no GPU of the node node-1: delete the claim's pods"},
-		"too-much":     {parts: []part{{"sim-0", 2048}}, want: "too much of a GPU"},
+		"too-much":     {parts: []part{{"sim-0", 2048}}, want: "has 2.0 GiB of sim-0, which has 1.0 GiB to give: delete the claim"},
 		"another-pool": {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) { r.Devices.Results[0].Pool = "node-2" }, want: "is no GPU of the node"},
 		"admin":        {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) { r.Devices.Results[0].AdminAccess = &yes }, want: "adminAccess"},
 		"nothing": {parts: []part{{"sim-0", 256}}, change: func(r *resourceapi.AllocationResult) {
@@ -261,7 +265,7 @@ func TestSick(t *testing.T) {
 	if _, there := n.published()["sim-1"]; !there {
 		t.Error(n.published())
 	}
-	if _, refusal := n.prepare(n.claim("b", part{"sim-0", 256})); refusal != "sim-0 is not healthy: XID 79" {
+	if _, refusal := n.prepare(n.claim("b", part{"sim-0", 256})); refusal != "sim-0 is not healthy: XID 79: delete the claim and its pods, so that another GPU is found" {
 		t.Errorf("%q", refusal)
 	}
 	n.prepared(a)
@@ -291,20 +295,26 @@ func TestExclusive(t *testing.T) {
 	}
 }
 
-// The driver's role has the rights that it uses, and no other.
+// The driver's role has the rights that it uses, and no other. A node of more GPUs than a slice takes has
+// several slices; one is deleted when there are fewer.
 func TestRights(t *testing.T) {
-	n := newNode(t, apiServer(false))
+	n := newNode(t, apiServer(false), gpus.Sim(resourceapi.ResourceSliceMaxDevices+1, 1<<30)...)
 	n.start()
+	if got := len(n.published()); got != resourceapi.ResourceSliceMaxDevices+1 || n.slices() != 2 {
+		t.Fatalf("%d devices in %d slices", got, n.slices())
+	}
 	n.prepared(n.claim("a", part{"sim-0", 256}))
 	n.client.ClearActions() // from here on nothing is the test's own, and before it what is allowed below
 	used := map[string]bool{"resourceslices list": true, "resourceslices watch": true, "resourceslices create": true, "resourceclaims get": true, "nodes get": true}
 	n.cfg.Inventory.SetSick("sim-0", "gone")
 	n.until("published anew", func() bool { return n.driver.Ready() == nil && strings.Count(n.log.String(), "msg=published") > 1 })
-	n.driver.sweep(t.Context())
+	n.driver.sweep(t.Context(), "")
 	for _, a := range n.client.Actions() {
 		used[a.GetResource().Resource+" "+a.GetVerb()] = true
 	}
-	used["resourceslices delete"] = true // with fewer slices than before: 128 GPUs are too many for a test
+	if got := len(n.published()); got != resourceapi.ResourceSliceMaxDevices || n.slices() != 1 {
+		t.Errorf("%d devices in %d slices", got, n.slices())
+	}
 	text, err := os.ReadFile("../../../../deploy/dra-driver.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +351,7 @@ func TestRunFails(t *testing.T) {
 			})
 		}, "deploy/dra-driver.yaml has the rights"},
 		"a long name": {func(n *node) { n.cfg.Driver = strings.Repeat("x", 60); n.cfg.Kubelet += strings.Repeat("/.", 40) }, "choose a shorter --driver"},
-		"another one": {func(n *node) { n.start() }, "end it, or choose another name by --driver"},
+		"another one": {func(n *node) { n.start() }, "-reg.sock: end it"},
 	} {
 		n := newNode(t, apiServer(false))
 		c.change(n)
@@ -382,6 +392,168 @@ func TestNoAnswer(t *testing.T) {
 	}
 	if !strings.Contains(n.log.String(), "the API server does not answer: no answer; trying again") {
 		t.Error(n.log)
+	}
+}
+
+// runs runs a driver, and returns what its end sends to. It waits until both sockets are there.
+func (n *node) runs(ctx context.Context) <-chan error {
+	n.t.Helper()
+	d := n.again()
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	n.until("the sockets", func() bool {
+		return !slices.ContainsFunc(d.socketPaths(), func(path string) bool { _, err := os.Lstat(path); return err != nil })
+	})
+	return ended
+}
+
+// What would leave a driver useless ends it, whatever it waits for: it is started again then.
+func TestEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, then func(*node)
+		want         string
+	}{
+		"a server failed while the API server was down": {
+			func(n *node) {
+				n.client.PrependReactor("*", "*", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no answer") })
+			},
+			func(n *node) { n.driver.HandleError(t.Context(), errors.New("accept: bad file"), "serving") }, "serving: accept: bad file",
+		},
+		"the registration socket is removed": {nil, func(n *node) { os.Remove(n.driver.socketPaths()[0]) }, "-reg.sock was removed"},
+		"the other socket is removed":        {nil, func(n *node) { os.Remove(n.driver.socketPaths()[1]) }, "dra.sock was removed"},
+		"the node was made anew": {nil, func(n *node) {
+			n.until("the first look", func() bool { return strings.Contains(n.log.String(), "msg=published") })
+			node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "another"}}
+			if _, err := n.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			n.cfg.Inventory.SetSick("sim-0", "for the test")
+		}, "the node node-1 was made anew"},
+	} {
+		n := newNode(t, apiServer(false))
+		if c.before != nil {
+			c.before(n)
+		}
+		ended := n.runs(t.Context())
+		c.then(n)
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left, err := filepath.Glob(n.cfg.Kubelet + "/*/*.sock"); err != nil || len(left) > 0 {
+			t.Errorf("%s: %v is left, %v", name, left, err)
+		}
+	}
+}
+
+// Each outage of the API server is logged, not only the first.
+func TestOutages(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.start()
+	down := false
+	n.client.PrependReactor("list", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if down {
+			return true, nil, errors.New("no leader")
+		}
+		return false, nil, nil
+	})
+	p, err := pool(n.cfg.Inventory, n.cfg.Layout, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		down = true
+		for range 2 {
+			if n.driver.look(t.Context(), p.Slices[0].Devices) {
+				t.Error("it has seen the slices without an answer")
+			}
+		}
+		if got := strings.Count(n.log.String(), "no leader"); got != i+1 {
+			t.Errorf("outage %d: %d lines", i+1, got)
+		}
+		down = false
+		if !n.driver.look(t.Context(), p.Slices[0].Devices) {
+			t.Error("it has not seen the slices")
+		}
+	}
+}
+
+// The GPUs are published before the API server is asked about old claims.
+func TestPublishesFirst(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.again()
+	n.gives(n.claim("a", part{"sim-0", 256}))
+	n.client.ClearActions()
+	// A lease that makes no sense, of a process that lives: what the other mode left is looked for, and stays.
+	lease, err := os.Create(filepath.Join(n.cfg.Store.Ledger(), "sim-0", "lease-x"))
+	if err == nil {
+		err = syscall.Flock(int(lease.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := n.runs(ctx)
+	at := func(verb, resource string) int {
+		return slices.IndexFunc(n.client.Actions(), func(a k8stesting.Action) bool { return a.Matches(verb, resource) })
+	}
+	n.until("asked about the claim", func() bool { return at("get", "resourceclaims") >= 0 })
+	if list := at("list", "resourceslices"); list < 0 || list > at("get", "resourceclaims") {
+		t.Errorf("%v", n.client.Actions())
+	}
+	n.until("the other mode's grants are looked for", func() bool { return strings.Contains(n.log.String(), "what the device plugin gave is not removed") })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// asker is a log that looks at the driver with each line: a lock that is held would never be free.
+type asker struct {
+	slog.Handler
+	ask func()
+}
+
+func (a asker) Handle(ctx context.Context, r slog.Record) error {
+	a.ask()
+	return a.Handler.Handle(ctx, r)
+}
+
+// Nothing is logged while a lock is held.
+func TestLogsWithoutLocks(t *testing.T) {
+	n := newNode(t, apiServer(false))
+	n.cfg.Log = slog.New(asker{slog.NewTextHandler(n.log, nil), func() {
+		if n.driver != nil {
+			n.driver.Ready()
+			n.driver.Holders()
+		}
+	}})
+	n.again()
+	c := n.claim("a", part{"sim-0", 256})
+	n.gives(c)
+	n.delete(c)
+	n.driver.sweep(t.Context(), "")
+	n.driver.say("publish", "wrong")
+	for _, line := range []string{"a claim is gone", "wrong"} {
+		if !strings.Contains(n.log.String(), line) {
+			t.Errorf("%q is not logged: %s", line, n.log)
+		}
+	}
+}
+
+// A node's claims are asked about without waiting for client-go's own limit.
+func TestRate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte(`{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],
+		"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	client, err := Connect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if qps := client.ResourceV1().RESTClient().GetRateLimiter().QPS(); qps != perSecond {
+		t.Errorf("%v in a second", qps)
 	}
 }
 

@@ -122,6 +122,7 @@ func newNode(t *testing.T, client *fake.Clientset, list ...gpus.GPU) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { store.Close() })
 	cdi := filepath.Join(dir, "cdi")
 	if err := cdispec.Write(cdi, "/nonexistent", list); err != nil {
 		t.Fatal(err)
@@ -210,6 +211,15 @@ func (n *node) published() map[string]resourceapi.Device {
 	return devices
 }
 
+// slices returns how many ResourceSlices the API server has.
+func (n *node) slices() int {
+	list, err := n.client.ResourceV1().ResourceSlices().List(n.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return len(list.Items)
+}
+
 // part is a result of the scheduler: so many MiB of a device; 0: all, of one that is not shared.
 type part struct {
 	device string
@@ -294,9 +304,14 @@ func (n *node) kept() []string {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	notes, err := cdispec.Grants(n.cfg.CDIDir)
-	if err != nil || len(notes) != len(names) {
-		n.t.Errorf("%v, but %v: %v", notes, names, err)
+	for _, name := range names {
+		if err := cdispec.CheckGrant(n.cfg.CDIDir, name); err != nil {
+			n.t.Error(err)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(n.cfg.CDIDir, "*grant_*"))
+	if err != nil || len(files) != len(names) {
+		n.t.Errorf("%v, but %v: %v", files, names, err)
 	}
 	return names
 }

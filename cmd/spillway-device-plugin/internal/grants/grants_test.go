@@ -1,6 +1,8 @@
 package grants
 
 import (
+	"errors"
+	"io/fs"
 	"maps"
 	"math/big"
 	"os"
@@ -12,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
+	"github.com/spillway-db/spillway/internal/leases"
 )
 
 func open(t *testing.T, root string, ratio *big.Rat) *Store {
@@ -23,6 +26,7 @@ func open(t *testing.T, root string, ratio *big.Rat) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { s.Close() })
 	return s
 }
 
@@ -43,6 +47,7 @@ func TestPut(t *testing.T) {
 		}
 	}
 	// It may be repeated, by a process that was started again and beside others.
+	s.Close()
 	again := open(t, root, big.NewRat(3, 2))
 	var all sync.WaitGroup
 	for range 8 {
@@ -146,4 +151,101 @@ func TestOpenRefuses(t *testing.T) {
 	if info, err := os.Stat(used); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
+}
+
+// A directory has one Store at a time, so two processes cannot give the same memory.
+func TestOneStore(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "node")
+	s := open(t, root, nil)
+	if _, err := Open(root, nil, gpus.Sim(1, 1<<30)); err == nil || !strings.Contains(err.Error(), "another one runs with --dir "+root+": end it") {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	open(t, root, nil)
+}
+
+// A grant's note is kept beside what its containers see. Without GPUs there is no grant, and of one that
+// could not be made nothing is left.
+func TestNote(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "node"), nil)
+	g := Grant{Name: "claim-1", GPUs: gpus.Sim(1, 1<<30), Note: "first"}
+	for _, g.Note = range []string{"first", "second"} {
+		a, err := s.Put(g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if note, err := s.Note(g.Name); note != g.Note || err != nil {
+			t.Errorf("%q, %v", note, err)
+		}
+		for _, m := range a.Mounts {
+			if _, err := os.Stat(filepath.Join(m.Host, "note")); err == nil {
+				t.Errorf("containers see the note in %s", m.Host)
+			}
+		}
+	}
+	if entries, err := os.ReadDir(s.dir(g.Name)); err != nil || len(entries) != 2 {
+		t.Errorf("%v, %v", entries, err)
+	}
+	if _, err := s.Note("claim-2"); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	none := Grant{Name: "claim-2"}
+	if _, err := s.Put(none); err == nil || !strings.Contains(err.Error(), "has no GPU") {
+		t.Error(err)
+	}
+	bad := Grant{Name: "claim-3", GPUs: gpus.Sim(1, 1<<30), Note: strings.Repeat("x", 1<<20)}
+	var old syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 1 << 16, Max: old.Max}); err != nil { // as a full disk
+		t.Fatal(err)
+	}
+	_, err := s.Put(bad)
+	_, again := s.Put(Grant{Name: g.Name, GPUs: g.GPUs, Note: bad.Note})
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err == nil || again == nil {
+		t.Errorf("put in spite of the disk: %v, %v", err, again)
+	}
+	if names, err := s.Names(); err != nil || !slices.Equal(names, []string{"claim-1"}) {
+		t.Errorf("%v, %v", names, err)
+	}
+	if entries, err := os.ReadDir(s.dir(g.Name)); err != nil || len(entries) != 2 {
+		t.Errorf("%v, %v", entries, err)
+	}
+	if note, err := s.Note(g.Name); note != "second" || err != nil {
+		t.Errorf("%q, %v", note, err)
+	}
+}
+
+// Processes that count with another ratio or size than the flags say are found before a new container fails.
+func TestOutdated(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "node")
+	s := open(t, root, big.NewRat(3, 2))
+	list := gpus.Sim(2, 1<<30+1<<19) // a process is told whole MiB
+	check := func(want string) {
+		t.Helper()
+		got, err := s.Outdated(list)
+		if err != nil || want == "" && got != "" || !strings.Contains(got, want) || strings.Contains(got, "\n") {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
+	}
+	check("")
+	l, err := leases.Join(leases.Terms{Dir: s.Ledger(), Device: "sim-1", Group: "units-1", Physical: 1 << 30, Advertised: 3 << 29})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	check("")
+	s.Close()
+	s = open(t, root, nil)
+	check("GPUs in use with another --ratio or --reserve: 1, such as sim-1, of which processes may promise 1.5 GiB of 1.0 GiB, now 1.0 GiB of 1.0 GiB")
+	s.Close()
+	s = open(t, root, big.NewRat(3, 2))
+	list[1].Memory = 512 << 20
+	check("now 768.0 MiB of 512.0 MiB")
 }

@@ -4,15 +4,16 @@
 //	      └─▶ /healthz   200, or 503 and why the kubelet does not know the plugin
 //
 // What a container was granted and what its processes hold are joined by the grant's name, which is their
-// group in the ledger. Nothing is kept between scrapes, which may overlap.
+// group in the ledger. Nothing is kept between scrapes, which may overlap. Containers can write to the
+// ledger: no name that is only there becomes a label.
 package metrics
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"time"
@@ -37,17 +38,20 @@ type Source struct {
 	Ready     func() error // nil: the kubelet knows the plugin
 }
 
+// otherGPU is the label of what the ledger has of GPUs that are not the node's.
+const otherGPU = "other"
+
 var (
-	byGPU       = []string{"gpu"}
-	byContainer = []string{"gpu", "namespace", "pod", "container"}
+	byGPU   = []string{"gpu"}
+	byOwner = []string{"gpu", "namespace", "pod", "container", "claim"}
 
 	healthy    = prometheus.NewDesc("spillway_gpu_healthy", "Whether a GPU gets new containers: 1, or 0.", byGPU, nil)
 	capacity   = prometheus.NewDesc("spillway_gpu_memory_capacity_bytes", "Memory of a GPU, less what is held back.", byGPU, nil)
-	advertised = prometheus.NewDesc("spillway_gpu_memory_advertised_bytes", "Memory of a GPU that the kubelet may give away, by the ratio.", byGPU, nil)
-	allocated  = prometheus.NewDesc("spillway_gpu_memory_allocated_bytes", "Memory of a GPU that a container was given. Without a pod: it is not listed by the kubelet yet.", byContainer, nil)
-	used       = prometheus.NewDesc("spillway_gpu_memory_used_bytes", "Memory of a GPU that a container's processes hold through Spillway. Without a pod: their container is not known.", byContainer, nil)
-	over       = prometheus.NewDesc("spillway_gpu_memory_over_limit_bytes", "Memory that a container's processes hold beyond what it was given.", byContainer, nil)
-	processes  = prometheus.NewDesc("spillway_gpu_processes", "Processes of a container that joined the ledger for a GPU.", byContainer, nil)
+	advertised = prometheus.NewDesc("spillway_gpu_memory_advertised_bytes", "Memory of a GPU that may be given away, by the ratio.", byGPU, nil)
+	allocated  = prometheus.NewDesc("spillway_gpu_memory_allocated_bytes", "Memory of a GPU that a container or a claim was given. Without a name: the kubelet does not list the container yet.", byOwner, nil)
+	used       = prometheus.NewDesc("spillway_gpu_memory_used_bytes", "Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.", byOwner, nil)
+	over       = prometheus.NewDesc("spillway_gpu_memory_over_limit_bytes", "Memory that the processes of a container or a claim hold beyond its limit.", byOwner, nil)
+	processes  = prometheus.NewDesc("spillway_gpu_processes", "Processes of a container or a claim that joined the ledger for a GPU.", byOwner, nil)
 	readable   = prometheus.NewDesc("spillway_ledger_readable", "Whether all of the node's ledger could be read: 1, or 0.", nil, nil)
 )
 
@@ -58,19 +62,22 @@ func (s Source) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// owner is the labels of a container.
-type owner struct{ gpu, namespace, pod, container string }
+// owner is the labels of a container, or of a claim, which may have several.
+type owner struct{ gpu, namespace, pod, container, claim string }
 
-// part is a container's part of a GPU.
+// part is an owner's part of a GPU.
 type part struct {
 	given, used, over, processes int64
+	limit                        int64 // 0: none
 	granted                      bool
 }
 
 // Collect implements prometheus.Collector.
 func (s Source) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value int64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+		if m, err := prometheus.NewConstMetric(d, prometheus.GaugeValue, float64(value), labels...); err == nil {
+			to <- m // else a label is no text
+		}
 	}
 	for _, g := range s.Inventory.GPUs() {
 		well := int64(1)
@@ -85,7 +92,7 @@ func (s Source) Collect(to chan<- prometheus.Metric) {
 	}
 	parts, err := s.parts()
 	for o, p := range parts {
-		labels := []string{o.gpu, o.namespace, o.pod, o.container}
+		labels := []string{o.gpu, o.namespace, o.pod, o.container, o.claim}
 		gauge(allocated, p.given, labels...)
 		gauge(used, p.used, labels...)
 		gauge(processes, p.processes, labels...)
@@ -100,6 +107,14 @@ func (s Source) Collect(to chan<- prometheus.Metric) {
 	gauge(readable, all)
 }
 
+// add is the sum of a, and of b if that is above 0; at most the largest number.
+func add(a, b int64) int64 {
+	if b = max(0, b); a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
+
 // parts joins grants and the ledger, by grant and GPU: containers without a name have the same labels.
 // Beside an error it has what could be read.
 func (s Source) parts() (map[owner]part, error) {
@@ -107,16 +122,20 @@ func (s Source) parts() (map[owner]part, error) {
 	byGrant := map[key]part{}
 	owners := map[string]owner{} // by the grant's name
 	for _, h := range s.Holders() {
-		owners[h.Name] = owner{namespace: h.Namespace, pod: h.Pod, container: cmp.Or(h.Container, h.Claim)}
+		owners[h.Name] = owner{namespace: h.Namespace, pod: h.Pod, container: h.Container, claim: h.Claim}
 		for _, g := range h.GPUs {
-			byGrant[key{h.Name, g.UUID}] = part{given: cmp.Or(h.Limit, g.Memory), granted: true}
+			p := part{given: h.Limit, limit: h.Limit, granted: true}
+			if n, err := s.Layout.Count(g); h.Limit == 0 && err == nil {
+				p.given = int64(n) * s.Layout.Unit // all that may be given away of it
+			}
+			byGrant[key{h.Name, g.UUID}] = p
 		}
 	}
 	held, err := leases.Holders(s.Ledger)
 	for _, h := range held {
 		k := key{h.Group, s.name(h.Device)}
 		p := byGrant[k]
-		p.used += h.Live
+		p.used = add(p.used, h.Live)
 		p.processes++
 		byGrant[k] = p
 	}
@@ -125,26 +144,26 @@ func (s Source) parts() (map[owner]part, error) {
 		o := owners[k.group]
 		o.gpu = k.gpu
 		sum := parts[o]
-		sum.given += p.given
-		sum.used += p.used
+		sum.given = add(sum.given, p.given)
+		sum.used = add(sum.used, p.used)
 		sum.processes += p.processes
 		sum.granted = sum.granted || p.granted
-		if p.granted {
-			sum.over += max(0, p.used-p.given)
+		if p.limit > 0 {
+			sum.over = add(sum.over, p.used-p.limit)
 		}
 		parts[o] = sum
 	}
 	return parts, err
 }
 
-// name returns what the inventory calls a GPU of the ledger. There an instance has CUDA's name.
+// name returns what the inventory calls a GPU of the ledger, if it has it. There an instance has CUDA's name.
 func (s Source) name(device string) string {
 	for _, g := range s.Inventory.GPUs() {
 		if gpuid.SameUUID(g.UUID, device) {
 			return g.UUID
 		}
 	}
-	return device
+	return otherGPU
 }
 
 // Handler answers /metrics and /healthz.

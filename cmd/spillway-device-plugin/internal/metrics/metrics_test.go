@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math"
 	"math/big"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
@@ -62,25 +64,25 @@ func TestMetrics(t *testing.T) {
 # TYPE spillway_gpu_healthy gauge
 spillway_gpu_healthy{gpu="sim-0"} 1
 spillway_gpu_healthy{gpu="sim-1"} 0
-# HELP spillway_gpu_memory_advertised_bytes Memory of a GPU that the kubelet may give away, by the ratio.
+# HELP spillway_gpu_memory_advertised_bytes Memory of a GPU that may be given away, by the ratio.
 # TYPE spillway_gpu_memory_advertised_bytes gauge
 spillway_gpu_memory_advertised_bytes{gpu="sim-0"} 1.610612736e+09
 spillway_gpu_memory_advertised_bytes{gpu="sim-1"} 1.610612736e+09
-# HELP spillway_gpu_memory_allocated_bytes Memory of a GPU that a container was given. Without a pod: it is not listed by the kubelet yet.
+# HELP spillway_gpu_memory_allocated_bytes Memory of a GPU that a container or a claim was given. Without a name: the kubelet does not list the container yet.
 # TYPE spillway_gpu_memory_allocated_bytes gauge
-spillway_gpu_memory_allocated_bytes{container="",gpu="sim-0",namespace="",pod=""} 3.145728e+06
-spillway_gpu_memory_allocated_bytes{container="c",gpu="sim-0",namespace="n",pod="p"} 2.68435456e+08
-spillway_gpu_memory_allocated_bytes{container="c",gpu="sim-1",namespace="n",pod="q"} 1.073741824e+09
-# HELP spillway_gpu_memory_used_bytes Memory of a GPU that a container's processes hold through Spillway. Without a pod: their container is not known.
+spillway_gpu_memory_allocated_bytes{claim="",container="",gpu="sim-0",namespace="",pod=""} 3.145728e+06
+spillway_gpu_memory_allocated_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 2.68435456e+08
+spillway_gpu_memory_allocated_bytes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 1.610612736e+09
+# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
 # TYPE spillway_gpu_memory_used_bytes gauge
-spillway_gpu_memory_used_bytes{container="",gpu="sim-0",namespace="",pod=""} 524288
-spillway_gpu_memory_used_bytes{container="c",gpu="sim-0",namespace="n",pod="p"} 2.62144e+08
-spillway_gpu_memory_used_bytes{container="c",gpu="sim-1",namespace="n",pod="q"} 0
-# HELP spillway_gpu_processes Processes of a container that joined the ledger for a GPU.
+spillway_gpu_memory_used_bytes{claim="",container="",gpu="sim-0",namespace="",pod=""} 524288
+spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 2.62144e+08
+spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 0
+# HELP spillway_gpu_processes Processes of a container or a claim that joined the ledger for a GPU.
 # TYPE spillway_gpu_processes gauge
-spillway_gpu_processes{container="",gpu="sim-0",namespace="",pod=""} 1
-spillway_gpu_processes{container="c",gpu="sim-0",namespace="n",pod="p"} 2
-spillway_gpu_processes{container="c",gpu="sim-1",namespace="n",pod="q"} 0
+spillway_gpu_processes{claim="",container="",gpu="sim-0",namespace="",pod=""} 1
+spillway_gpu_processes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 2
+spillway_gpu_processes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 0
 # HELP spillway_ledger_readable Whether all of the node's ledger could be read: 1, or 0.
 # TYPE spillway_ledger_readable gauge
 spillway_ledger_readable 1
@@ -116,11 +118,11 @@ func TestOverLimitAndBrokenLedger(t *testing.T) {
 	}
 	defer unknown.Close()
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
-# HELP spillway_gpu_memory_over_limit_bytes Memory that a container's processes hold beyond what it was given.
+# HELP spillway_gpu_memory_over_limit_bytes Memory that the processes of a container or a claim hold beyond its limit.
 # TYPE spillway_gpu_memory_over_limit_bytes gauge
-spillway_gpu_memory_over_limit_bytes{container="",gpu="sim-0",namespace="",pod=""} 0
-spillway_gpu_memory_over_limit_bytes{container="c",gpu="sim-0",namespace="n",pod="p"} 4.6137344e+07
-spillway_gpu_memory_over_limit_bytes{container="c",gpu="sim-1",namespace="n",pod="q"} 0
+spillway_gpu_memory_over_limit_bytes{claim="",container="",gpu="sim-0",namespace="",pod=""} 0
+spillway_gpu_memory_over_limit_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 4.6137344e+07
+spillway_gpu_memory_over_limit_bytes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 0
 `), "spillway_gpu_memory_over_limit_bytes"); err != nil {
 		t.Error(err)
 	}
@@ -195,10 +197,62 @@ func TestInstance(t *testing.T) {
 	}
 	defer l.Close()
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
-# HELP spillway_gpu_memory_used_bytes Memory of a GPU that a container's processes hold through Spillway. Without a pod: their container is not known.
+# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
 # TYPE spillway_gpu_memory_used_bytes gauge
-spillway_gpu_memory_used_bytes{container="",gpu="MIG-8932f937-d72c-4106-c12f-20bd9faed9f6",namespace="",pod="p"} 1.048576e+06
+spillway_gpu_memory_used_bytes{claim="",container="",gpu="MIG-8932f937-d72c-4106-c12f-20bd9faed9f6",namespace="",pod="p"} 1.048576e+06
 `), "spillway_gpu_memory_used_bytes"); err != nil {
 		t.Error(err)
 	}
+}
+
+// What containers can write to the ledger becomes no label: a name that is no text, or any other GPU.
+func TestStrangeNames(t *testing.T) {
+	s := newSource(t)
+	for _, device := range []string{"\xff", "made-up-1", "made-up-2", "made-up-3"} {
+		l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: device, Group: "x", Physical: math.MaxInt64 - 1, Quota: math.MaxInt64 - 2})
+		if err == nil {
+			err = l.Charge(math.MaxInt64 - 2)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	if err := testutil.CollectAndCompare(s, strings.NewReader(`
+# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
+# TYPE spillway_gpu_memory_used_bytes gauge
+spillway_gpu_memory_used_bytes{claim="",container="",gpu="other",namespace="",pod=""} 9.223372036854775807e+18
+spillway_gpu_memory_used_bytes{claim="",container="",gpu="sim-0",namespace="",pod=""} 0
+spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 0
+spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 0
+`), "spillway_gpu_memory_used_bytes"); err != nil {
+		t.Error(err)
+	}
+	s.Holders = func() []grants.Holder {
+		return []grants.Holder{{Grant: grants.Grant{Name: "a", GPUs: gpus.Sim(1, 1<<30)}, Pod: "\xff"}}
+	}
+	if n, err := testutil.GatherAndCount(registry(s), "spillway_gpu_healthy"); err != nil || n != 2 {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// A claim has a label of its own. Several pods may share it.
+func TestClaim(t *testing.T) {
+	s := newSource(t)
+	s.Holders = func() []grants.Holder {
+		return []grants.Holder{{Grant: grants.Grant{Name: "claim-1", GPUs: gpus.Sim(1, 1<<30), Limit: 1 << 20}, Namespace: "n", Claim: "shared"}}
+	}
+	if err := testutil.CollectAndCompare(s, strings.NewReader(`
+# HELP spillway_gpu_memory_allocated_bytes Memory of a GPU that a container or a claim was given. Without a name: the kubelet does not list the container yet.
+# TYPE spillway_gpu_memory_allocated_bytes gauge
+spillway_gpu_memory_allocated_bytes{claim="shared",container="",gpu="sim-0",namespace="n",pod=""} 1.048576e+06
+`), "spillway_gpu_memory_allocated_bytes"); err != nil {
+		t.Error(err)
+	}
+}
+
+func registry(s Source) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(s)
+	return r
 }
