@@ -109,6 +109,10 @@ func (m *Mover) Close() error {
 // ordered by them.
 func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 
+// Corrupt returns how often a batch was found with other bytes than were written: each is a
+// CorruptError that some caller got.
+func (m *Mover) Corrupt() int64 { return m.stats.corrupt.Load() }
+
 // Move brings b to the first space of the strategy that stays below its trigger, or else the first
 // that has room: it reserves there, locks the batch for transit, converts, commits, and releases
 // the source. On any failure the batch is whole where it was and everything taken is given back. A

@@ -52,6 +52,7 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	var c *image.CorruptError
 	if errors.As(err, &c) {
 		c.Batch = b.ID()
+		m.stats.corrupt.Add(1)
 		if m.cfg.Events != nil {
 			now := b.Info()
 			m.say(events.Event{Kind: events.Corrupt, Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), To: now.Space, Err: c})

@@ -135,6 +135,9 @@ func TestEventsAgreeWithStats(t *testing.T) {
 			t.Errorf("from %s to %s: %d bytes were told, %d counted", e.From, e.To, got, e.Bytes)
 		}
 		batches -= e.Batches
+		if e.Moving > e.Busy || e.Batches > e.Copies && e.Moving < e.Longest || e.Batches == e.Copies && e.Moving != 0 {
+			t.Errorf("from %s to %s: %v of %v moved bytes", e.From, e.To, e.Moving, e.Busy)
+		}
 		if e.Bytes > 0 && (e.P50 <= 0 || e.P99 < e.P50 || e.Longest < e.P50) {
 			t.Errorf("from %s to %s: half within %v, 99 %% within %v, the longest %v", e.From, e.To, e.P50, e.P99, e.Longest)
 		}
@@ -240,6 +243,9 @@ func TestDiskEvents(t *testing.T) {
 		t.Error(err)
 	}
 	closeEngine(t, eng)
+	if n := eng.Stats().Corrupt; n != 1 {
+		t.Errorf("corruption is counted %d times", n)
+	}
 	var kinds []events.Kind
 	for _, e := range r.of(events.Corrupt, events.DiskFailing, events.DiskWell) {
 		if e.To != (tier.ID{Kind: tier.Disk}) || e.Kind == events.Corrupt && e.Batch != uint64(b.ID()) {
