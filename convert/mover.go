@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -185,7 +186,10 @@ func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), 
 		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(o.life, func() { cancel(context.Cause(o.life)) })
+	stop := context.AfterFunc(o.life, func() {
+		labels.Cancel.Set()
+		cancel(context.Cause(o.life))
+	})
 	return ctx, func() {
 		stop()
 		cancel(nil)
