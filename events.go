@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -98,19 +99,17 @@ func (e *Engine) lookAtDisks() {
 	}
 }
 
-// tellTask says that a task has begun, and returns what says that it has ended.
-func (e *Engine) tellTask(owner *reservation.Owner, inputs []*batch.Batch, waited time.Duration) (ended func(error)) {
-	if e.cfg.Events == nil {
-		return func(error) {}
-	}
-	o := events.Origin{Task: owner.Name()}
+// tellTask says that a task has begun, and returns what says that it has ended. Config.Events is not
+// nil. What is done with the context is the task's.
+func (e *Engine) tellTask(ctx context.Context, owner *reservation.Owner, inputs []*batch.Batch, waited time.Duration) (_ context.Context, ended func(error)) {
+	o := events.Origin{Task: owner.Name(), TaskID: e.tasks.Add(1)}
 	if len(inputs) > 0 {
 		p := inputs[0].Info().Place
 		o.Plan, o.Operator, o.Port, o.Partition = p.Name, p.Operator, p.Port, p.Partition
 	}
 	begun := time.Now()
 	e.say(Event{Kind: events.TaskBegun, At: begun, Origin: o, Took: waited})
-	return func(err error) {
+	return events.With(ctx, o), func(err error) {
 		e.say(Event{Kind: events.TaskEnded, Origin: o, Took: time.Since(begun), Err: err})
 	}
 }

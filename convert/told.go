@@ -28,6 +28,9 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 	if owner := reservation.OwnerOf(ctx); owner != nil {
 		o.Task = owner.Name()
 	}
+	if of := events.From(ctx); of.Task == o.Task {
+		o.TaskID = of.TaskID
+	}
 	return o
 }
 

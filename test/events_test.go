@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -304,12 +305,19 @@ func TestTaskEvents(t *testing.T) {
 	}
 	closeEngine(t, eng)
 	var tasks []string
+	ids := map[uint64]int{}
+	for _, e := range r.of(events.MoveEnded) {
+		if (e.Task != "") != (e.TaskID != 0) {
+			t.Errorf("a move of task %q has the id %d", e.Task, e.TaskID)
+		}
+	}
 	for _, e := range r.of(events.TaskBegun, events.TaskEnded) {
+		ids[e.TaskID]++
 		tasks = append(tasks, fmt.Sprint(e.Task, " ", e.Kind, " ", e.Err != nil))
 	}
 	want := []string{"sort task begun false", "sort task ended false", "hash task begun false", "hash task ended true", "hash task begun false", "hash task ended true"}
-	if !slices.Equal(tasks, want) {
-		t.Errorf("%q", tasks)
+	if !slices.Equal(tasks, want) || !maps.Equal(ids, map[uint64]int{1: 2, 2: 2, 3: 2}) {
+		t.Errorf("%q, of the attempts %v", tasks, ids)
 	}
 }
 
