@@ -25,9 +25,10 @@ type nowhere struct{}
 func (nowhere) ExportSpans(context.Context, []sdk.ReadOnlySpan) error { return nil }
 func (nowhere) Shutdown(context.Context) error                        { return nil }
 
-// BenchmarkEvents is what it costs to listen: batches are put on a simulated GPU, moved to host memory and
-// brought back, with no function for events, with one that does nothing, and with spans, which a batching
-// processor takes. The three take turns in each round; the figures are medians of the rounds.
+// BenchmarkEvents is what it costs to listen: batches are put on a simulated GPU, moved to host
+// memory and brought back, with no function for events, with one that does nothing, with spans as
+// they are by default, and with all spans. A batching processor takes them. The four take turns in
+// each round; the figures are medians of the rounds.
 func BenchmarkEvents(b *testing.B) {
 	for _, of := range []struct {
 		name    string
@@ -37,7 +38,7 @@ func BenchmarkEvents(b *testing.B) {
 		b.Run(of.name, func(b *testing.B) {
 			provider := sdk.NewTracerProvider(sdk.WithBatcher(nowhere{}))
 			defer provider.Shutdown(context.Background())
-			ways := []func(spillway.Event){nil, func(spillway.Event) {}, Spans(provider)}
+			ways := []func(spillway.Event){nil, func(spillway.Event) {}, Spans(provider, SpanOptions{}), Spans(provider, SpanOptions{Shortest: -1})}
 			repos := make([]*spillway.Repository, len(ways))
 			engines := make([]*spillway.Engine, len(ways))
 			for i, hear := range ways {
@@ -79,16 +80,19 @@ func BenchmarkEvents(b *testing.B) {
 			b.ReportMetric(off, "ns/batch")
 			b.ReportMetric(median(times[1])/off, "ignored/off")
 			b.ReportMetric(median(times[2])/off, "spans/off")
+			b.ReportMetric(median(times[3])/off, "all/off")
 			b.ReportMetric(idle, "cpu-ns/batch")
 			b.ReportMetric(median(busy[1])/idle, "ignored/off-cpu")
 			b.ReportMetric(median(busy[2])/idle, "spans/off-cpu")
+			b.ReportMetric(median(busy[3])/idle, "all/off-cpu")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
 }
 
-// processor returns the time of processors that the process has used. That of the goroutine which takes the
-// spans is in it, and other programs on the machine disturb it less than they disturb the clock.
+// processor returns the time of processors that the process has used. That of the goroutine which
+// takes the spans is in it, and other programs on the machine disturb it less than they disturb the
+// clock.
 func processor() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

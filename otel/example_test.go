@@ -31,7 +31,7 @@ func Example() {
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
 		HostMemory: spillway.Bytes(2 << 20),
 		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(16 << 20)}},
-		Events:     otel.Spans(traces), // spillway.Tee joins it with others
+		Events:     otel.Spans(traces, otel.SpanOptions{}), // spillway.Tee joins it with others
 	})
 	if err != nil {
 		log.Fatal(err)

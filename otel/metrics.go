@@ -15,7 +15,8 @@ import (
 
 // Options say what Metrics observes. The zero value means all.
 type Options struct {
-	// Attributes are on all metrics, such as an engine's name. They tell the engines of one process apart.
+	// Attributes are on all metrics, such as an engine's name. They tell the engines of one process
+	// apart.
 	Attributes []attribute.KeyValue
 	// WithoutWork leaves out what was moved for each plan and operator: some ten series each, of which
 	// an engine keeps 1,024 apart.
@@ -36,9 +37,9 @@ type instruments struct {
 }
 
 // Metrics registers instruments with a meter of p that observe what stats returns, which is an
-// Engine's Stats: sizes in By, durations in s. stats is called once each time that a reader collects,
-// on the reader's goroutine. The caller calls Unregister of what is returned; after the engine's Close
-// the last figures are observed until then. On an error nothing is registered.
+// Engine's Stats: sizes in By, durations in s. stats is called once each time that a reader
+// collects, on the reader's goroutine. The caller calls Unregister of what is returned; after the
+// engine's Close the last figures are observed until then. On an error nothing is registered.
 func Metrics(p metric.MeterProvider, stats func() spillway.Stats, options Options) (metric.Registration, error) {
 	options.Attributes = slices.Clone(options.Attributes)
 	meter := p.Meter(scope)

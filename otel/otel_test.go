@@ -30,9 +30,7 @@ import (
 // recorded returns a function that makes spans, and what has those that have ended.
 func recorded() (*spans, *tracetest.SpanRecorder) {
 	r := tracetest.NewSpanRecorder()
-	s := &spans{tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(r)).Tracer(scope)}
-	s.mu.tasks = make(map[uint64]context.Context)
-	return s, r
+	return newSpans(sdk.NewTracerProvider(sdk.WithSpanProcessor(r)), SpanOptions{Shortest: -1}), r
 }
 
 // attrs returns the attributes of a span.
@@ -44,8 +42,8 @@ func attrs(s sdk.ReadOnlySpan) map[string]string {
 	return all
 }
 
-// The spans of a real run are what its events say: one for each move, wait and task that has ended, those
-// of tasks below their tasks, and the bytes of Stats in them.
+// The spans of a real run are what its events say: one for each move, wait and task that has ended,
+// those of tasks below their tasks, and the bytes of Stats in them.
 func TestSpansOfARun(t *testing.T) {
 	s, r := recorded()
 	var mu sync.Mutex
@@ -184,6 +182,22 @@ func TestErrorsAndMoments(t *testing.T) {
 	}
 }
 
+// Moves and waits that are over at once have no span, unless they fail or all are asked for.
+func TestShortest(t *testing.T) {
+	for given, want := range map[time.Duration]int{0: 4, -1: 6, time.Second: 2} {
+		r := tracetest.NewSpanRecorder()
+		hear := Spans(sdk.NewTracerProvider(sdk.WithSpanProcessor(r)), SpanOptions{Shortest: given})
+		for _, k := range []events.Kind{events.MoveEnded, events.WaitEnded} {
+			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: shortest})
+			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: shortest - 1})
+			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: 1, Err: context.Canceled})
+		}
+		if n := len(r.Ended()); n != want {
+			t.Errorf("%v: %d spans, want %d", given, n, want)
+		}
+	}
+}
+
 // However many tasks begin and never end, the memory is bounded, and each kind of event is taken.
 func TestBounded(t *testing.T) {
 	s, r := recorded()
@@ -252,8 +266,8 @@ func collect(t *testing.T, r *metric.ManualReader) map[string]float64 {
 	return all
 }
 
-// The metrics of a real run agree with Stats to the byte, before and after Close, until they are taken
-// out; readers may collect while the engine works.
+// The metrics of a real run agree with Stats to the byte, before and after Close, until they are
+// taken out; readers may collect while the engine works.
 func TestMetrics(t *testing.T) {
 	reader := metric.NewManualReader()
 	provider := metric.NewMeterProvider(metric.WithReader(reader))

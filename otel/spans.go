@@ -1,29 +1,32 @@
-// Package otel shows what an engine does to OpenTelemetry: its work as spans, its figures as metrics. It
-// is a module of its own, so that programs without OpenTelemetry need none of it. It uses the API of
-// OpenTelemetry alone; the program brings the SDK and exporters.
+// Package otel shows what an engine does to OpenTelemetry: its work as spans, its figures as
+// metrics. It is a module of its own, so that programs without OpenTelemetry need none of it. It
+// uses the API of OpenTelemetry alone; the program brings the SDK and exporters.
 //
 //	Config.Events ──▶ Spans   ──▶ trace.Tracer   tasks, and their moves and waits below them
 //	Engine.Stats  ──▶ Metrics ──▶ metric.Meter   observed whenever a reader asks
 //
 // # Spans
 //
-// A move, a wait for room and a task is a span each, with the times of the event. Spans of moves and
-// waits are made when these are over, so they need no memory until then. Those of a task are below its
-// span; others are roots, such as the moves of the monitor. What takes no time, such as corruption or a
-// disk that fails, is an event of the task's span where there is one, and else a span without length.
+// A move, a wait for room and a task is a span each, with the times of the event. Spans of moves
+// and waits are made when these are over, so they need no memory until then. Those of a task are
+// below its span; others are roots, such as the moves of the monitor. What takes no time, such as
+// corruption or a disk that fails, is an event of the task's span where there is one, and else a
+// span without length. Moves and waits that are over at once have none: see SpanOptions.
 //
 // # Metrics
 //
 // They are observed from Stats and not counted from events. So they cost nothing while nobody reads
 // them, agree with Stats to the byte, and need no function for events. They are those of module
-// prometheus: spillway_edge_moved_bytes_total is spillway.edge.moved here, in the unit By. A summary
-// becomes three instruments, because OpenTelemetry has none for it: …duration is a gauge with the
-// attribute quantile, …duration.count and …duration.sum are counters.
+// prometheus: spillway_edge_moved_bytes_total is spillway.edge.moved here, in the unit By. A
+// summary becomes three instruments, because OpenTelemetry has none for it: …duration is a gauge
+// with the attribute quantile, …duration.count and …duration.sum are counters.
 package otel
 
 import (
+	"cmp"
 	"context"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -36,28 +39,44 @@ import (
 // scope is the name of the tracer and of the meter.
 const scope = "github.com/spillway-db/spillway/otel"
 
-// mostTasks bounds the tasks whose spans are open at once: more than an engine admits. Of those beyond,
-// the spans are made at their end, and what they do is not below them.
+// mostTasks bounds the tasks whose spans are open at once: more than an engine admits. Of those
+// beyond, the spans are made at their end, and what they do is not below them.
 const mostTasks = 4096
 
-// Spans returns a function for Config.Events that makes spans with a tracer of p. spillway.Tee joins it
-// with others. It is one engine's alone, because tasks have the engine's numbers. It may be called by
-// many goroutines at once, and holds a span for each task that runs, of 4,096 tasks at most. A tracer
-// that does not record costs a call for each event.
+// shortest is Shortest by default. A span took 5 µs (2026-11-25, one of 2 hyperthreads of an Intel
+// Xeon, with the SDK and a batching processor): so spans take a fiftieth of the time that they
+// show, at most.
+const shortest = 250 * time.Microsecond
+
+// SpanOptions say which spans are made. The zero value is for engines at work.
+type SpanOptions struct {
+	// Shortest is how long a move or a wait takes at least that has a span. Shorter ones have none
+	// unless they fail. 0 means 250 µs, because a span takes some 5 µs; below 0 all have one.
+	Shortest time.Duration
+}
+
+// Spans returns a function for Config.Events that makes spans with a tracer of p. spillway.Tee
+// joins it with others. It is one engine's alone, because tasks have the engine's numbers. It may
+// be called by many goroutines at once, and holds a span for each task that runs, of 4,096 tasks at
+// most. A tracer that does not record costs a call for each event.
 //
 // Spans have the attributes that their kind has of these: spillway.batch, spillway.space.from and
-// spillway.space.to, spillway.reason, spillway.bytes, spillway.copy, spillway.plan, spillway.operator,
-// spillway.port, spillway.partition, spillway.task and spillway.task.id. Sizes are in bytes. A failure
-// is recorded as an error with the status Error. Copies that are made and dropped make no spans.
-func Spans(p trace.TracerProvider) func(spillway.Event) {
-	s := &spans{tracer: p.Tracer(scope)}
+// spillway.space.to, spillway.reason, spillway.bytes, spillway.copy, spillway.plan,
+// spillway.operator, spillway.port, spillway.partition, spillway.task and spillway.task.id. Sizes
+// are in bytes. A failure is recorded as an error with the status Error. Copies that are made and
+// dropped make no spans.
+func Spans(p trace.TracerProvider, o SpanOptions) func(spillway.Event) { return newSpans(p, o).hear }
+
+func newSpans(p trace.TracerProvider, o SpanOptions) *spans {
+	s := &spans{tracer: p.Tracer(scope), shortest: cmp.Or(o.Shortest, shortest)}
 	s.mu.tasks = make(map[uint64]context.Context)
-	return s.hear
+	return s
 }
 
 // spans makes the spans of one engine.
 type spans struct {
-	tracer trace.Tracer
+	tracer   trace.Tracer
+	shortest time.Duration // below 0: all
 
 	mu struct {
 		sync.Mutex
@@ -70,10 +89,14 @@ func (s *spans) hear(e spillway.Event) {
 	switch e.Kind {
 	case events.MoveBegun, events.WaitBegun: // their ends have all
 	case events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted, events.CodecChosen, events.PressureFell, events.DiskWell:
-	case events.MoveEnded:
-		s.ended("spillway move", e)
-	case events.WaitEnded:
-		s.ended("spillway wait", e)
+	case events.MoveEnded, events.WaitEnded:
+		name := "spillway move"
+		if e.Kind == events.WaitEnded {
+			name = "spillway wait"
+		}
+		if e.Took >= s.shortest || e.Err != nil {
+			s.ended(name, e)
+		}
 	case events.TaskBegun:
 		s.taskBegun(e)
 	case events.TaskEnded:
@@ -83,7 +106,8 @@ func (s *spans) hear(e spillway.Event) {
 	}
 }
 
-// of returns the context with the span of the event's task; an empty one if it has none that is open.
+// of returns the context with the span of the event's task; an empty one if it has none that is
+// open.
 func (s *spans) of(e spillway.Event) context.Context {
 	if e.TaskID != 0 {
 		s.mu.Lock()
