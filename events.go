@@ -25,6 +25,11 @@ func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
 // LogEvents returns a function for Config.Events that writes each event to l as one line, at debug
 // level. What needs an action is at warning level: failing, slow and full disks, corruption, lost
 // spaces, and what cannot be moved or served. The engine's own Logger gets such warnings anyway.
+//
+// The message is the kind, as "spillway: move ended". A line has the attributes that the event has
+// of these: batch, from, to, bytes, took, reason, copy, ahead, plan, operator, port, partition,
+// task, taskID, text and error. They are made only for levels that l takes, so at warning level a
+// move costs two calls. The function is safe for concurrent use if l's handler is.
 func LogEvents(l *slog.Logger) func(Event) { return events.Log(l) }
 
 // say calls Config.Events, which is not nil. A panic is logged.
