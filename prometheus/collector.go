@@ -1,16 +1,18 @@
-// Package prometheus shows what an engine does to Prometheus, by github.com/prometheus/client_golang.
-// It is a module of its own, so that programs without Prometheus need none of it.
+// Package prometheus shows what an engine does to Prometheus, by
+// github.com/prometheus/client_golang. It is a module of its own, so that programs without
+// Prometheus need none of it.
 //
 //	Engine.Stats ──▶ Collector ──▶ a prometheus.Registry of the program's ──▶ promhttp
 //
 // A Collector reads Engine.Stats once in each scrape and keeps nothing, so between scrapes it costs
-// nothing. All of Stats is there: sizes in bytes, times in seconds, counters as _total. Counters are
-// those of one engine: they begin anew with the next. The table of docs/operating.md has all metrics.
+// nothing. All of Stats is there: sizes in bytes, times in seconds, counters as _total. Counters
+// are those of one engine: they begin anew with the next. The table of docs/operating.md has all
+// metrics.
 //
 // # How many series there are
 //
-// A space has some twenty series, and a pair of spaces between which batches move some fifteen: with
-// one GPU, host memory and a disk that is about 150. Two parts grow with what a program does:
+// A space has some twenty series, and a pair of spaces between which batches move some fifteen:
+// with one GPU, host memory and a disk that is about 150. Two parts grow with what a program does:
 //
 //   - spillway_work_… has about ten series for each plan, operator and port. The engine keeps 1,024
 //     of these apart, and counts the rest with the plan "(others)". A program that names each plan
@@ -80,7 +82,8 @@ func (c *Collector) Collect(to chan<- client.Metric) {
 	measures.Each(&s, c.options.wants, func(s measures.Sample) { to <- c.metric(s) })
 }
 
-// metric returns a sample as Prometheus has it; what is wrong with it, if anything, fails the scrape.
+// metric returns a sample as Prometheus has it; what is wrong with it, if anything, fails the
+// scrape.
 func (c *Collector) metric(s measures.Sample) client.Metric {
 	d := c.descs[s.Measure]
 	var m client.Metric

@@ -29,7 +29,8 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 )
 
-// sample is one value of an exposition. Those of a summary have the names that they have in the text.
+// sample is one value of an exposition. Those of a summary have the names that they have in the
+// text.
 type sample struct {
 	name   string
 	labels map[string]string
@@ -196,8 +197,8 @@ func (s sample) key() string {
 	return key
 }
 
-// exported finds for each field of Stats the metric that has it, by giving each a number of its own.
-// Fields that none has must be in leftOut.
+// exported finds for each field of Stats the metric that has it, by giving each a number of its
+// own. Fields that none has must be in leftOut.
 func exported(t *testing.T) (metric map[string]string) {
 	var s spillway.Stats
 	next := int64(1000)
@@ -249,7 +250,8 @@ func TestAllOfStats(t *testing.T) {
 	}
 }
 
-// compare holds an exposition against Stats: each metric has the values that its fields have, exactly.
+// compare holds an exposition against Stats: each metric has the values that its fields have,
+// exactly.
 func compare(t *testing.T, s spillway.Stats, samples []sample) {
 	t.Helper()
 	want, have := map[string][]float64{}, map[string][]float64{}

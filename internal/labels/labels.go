@@ -1,11 +1,13 @@
-// Package labels names the goroutines that an engine starts, for profiles (runtime/pprof). Each has the
-// label "spillway", and as its value what it does. So a CPU profile shows what the engine itself works on:
+// Package labels names the goroutines that an engine starts, for profiles (runtime/pprof). Each has
+// the label "spillway", and as its value what it does. So a CPU profile shows what the engine
+// itself works on:
 //
 //	go tool pprof -tagfocus 'spillway=move' …
 //
-// A function that runs as a goroutine begins with Set. That stores one pointer, and allocates nothing,
-// so it is cheap enough for goroutines that work on a single request. It replaces the labels that the
-// goroutine has from the one that started it. A test of internal/archtest asks for it.
+// A function that runs as a goroutine begins with Set. That stores one pointer, and allocates
+// nothing, so it is cheap enough for goroutines that work on a single request. It replaces the
+// labels that the goroutine has from the one that started it. A test of internal/archtest asks for
+// it.
 package labels
 
 import (
@@ -32,8 +34,8 @@ func value(does string) Label {
 	return Label{pprof.WithLabels(context.Background(), pprof.Labels(Key, does))}
 }
 
-// What goroutines do. A goroutine that moves batches for the monitor has "move" with the labels "edge"
-// and "reason".
+// What goroutines do. A goroutine that moves batches for the monitor has "move" with the labels
+// "edge" and "reason".
 var (
 	Monitor    = value("monitor")     // looks at the memories, and decides
 	Move       = value("move")        // moves batches for the monitor

@@ -1,12 +1,12 @@
-// Package measures is the one table of an engine's figures as metrics. Each row has a name, a unit, a
-// help text and labels, and takes its value from spillway.Stats.
+// Package measures is the one table of an engine's figures as metrics. Each row has a name, a unit,
+// a help text and labels, and takes its value from spillway.Stats.
 //
 //	spillway.Stats ── Each ──▶ Sample ──┬──▶ module prometheus
 //	                                    └──▶ module otel
 //
 // So both modules, the table of docs/operating.md and the dashboard have the same metrics. A new
-// figure of Stats is one row in table.go; a test of module prometheus asks for it. The package has no
-// state, and its functions may be called by many goroutines at once.
+// figure of Stats is one row in table.go; a test of module prometheus asks for it. The package has
+// no state, and its functions may be called by many goroutines at once.
 package measures
 
 import (
@@ -20,8 +20,8 @@ import (
 // Kind says how a metric behaves.
 type Kind uint8
 
-// A Gauge goes up and down. A Counter only grows while its engine lives. A Summary has a count, a sum
-// and quantiles of durations.
+// A Gauge goes up and down. A Counter only grows while its engine lives. A Summary has a count, a
+// sum and quantiles of durations.
 const (
 	Gauge Kind = iota + 1
 	Counter
@@ -31,7 +31,8 @@ const (
 // String returns "gauge", "counter" or "summary".
 func (k Kind) String() string { return [...]string{"", "gauge", "counter", "summary"}[k] }
 
-// Unit is a unit as UCUM writes it: "By", "s", "By/s", "1", or a word in braces for what is counted.
+// Unit is a unit as UCUM writes it: "By", "s", "By/s", "1", or a word in braces for what is
+// counted.
 type Unit string
 
 // Units with a suffix in the names of Prometheus.
@@ -196,8 +197,8 @@ func one[T any, N int | int64 | float64](of func(*T) N) func(*T, emit) {
 	return func(t *T, to emit) { to(Sample{Value: float64(of(t))}) }
 }
 
-// flag emits 1 or 0.
-func flag[T any](of func(*T) bool) func(*T, emit) {
+// whether emits 1 or 0.
+func whether[T any](of func(*T) bool) func(*T, emit) {
 	return func(t *T, to emit) { to(Sample{Value: truth(of(t))}) }
 }
 

@@ -62,7 +62,7 @@ var spaces = labelled(Main, "space", []string{"space", "tier"},
 		}, "kind"),
 	gauge("foreign", Bytes, "Bytes that others hold on the space's device, sampled each second.", one(func(s *space) int64 { return s.Foreign })),
 	gauge("peak", Bytes, "Largest sum of live, retired and reserved bytes so far.", one(func(s *space) int64 { return s.Peak })),
-	gauge("lost", "1", "Whether the space's device is lost: 1, or 0.", flag(func(s *space) bool { return s.Lost })),
+	gauge("lost", "1", "Whether the space's device is lost: 1, or 0.", whether(func(s *space) bool { return s.Lost })),
 	gauge("warnings", "{warning}", "Warnings about a space that cost something: see Engine.Warnings.", one(func(s *space) int {
 		n := 0
 		if s.Host != nil {
@@ -119,7 +119,7 @@ var disks = labelled(Main, "disk", []string{"space"},
 	gauge("write_bandwidth", BytesPerSecond, "How many bytes a second a volume wrote of late, while it wrote.", one(func(d *disk.Stats) int64 { return d.Bandwidth })),
 	gauge("backlog", Bytes, "Bytes of a volume that are handed out, and not written since.", one(func(d *disk.Stats) int64 { return d.Backlog })),
 	counter("writing", Seconds, "Seconds in which at least one write to a volume was under way.", one(func(d *disk.Stats) float64 { return d.Writing.Seconds() })),
-	gauge("ailing", "1", "Whether a volume failed, or had no room, a moment ago, so that others come first: 1, or 0.", flag(func(d *disk.Stats) bool { return d.Ailing })),
+	gauge("ailing", "1", "Whether a volume failed, or had no room, a moment ago, so that others come first: 1, or 0.", whether(func(d *disk.Stats) bool { return d.Ailing })),
 )
 
 type edge = convert.EdgeStats

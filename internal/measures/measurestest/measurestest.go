@@ -1,5 +1,5 @@
-// Package measurestest has an engine at work, for tests of what watches engines: metrics and traces,
-// which are modules of their own.
+// Package measurestest has an engine at work, for tests of what watches engines: metrics and
+// traces, which are modules of their own.
 package measurestest
 
 import (
@@ -50,9 +50,9 @@ func Open(t testing.TB, change func(*spillway.Config)) *spillway.Engine {
 // Workers is how many goroutines Work has, and so how many tasks run at once at most.
 const Workers = 4
 
-// Work puts, moves, drains and runs tasks at random, each worker as often as steps says, on more data
-// than GPU and host memory hold. When it returns nothing is under way that it began; batches are left
-// in the repositories of two plans, which the engine's Close takes.
+// Work puts, moves, drains and runs tasks at random, each worker as often as steps says, on more
+// data than GPU and host memory hold. When it returns nothing is under way that it began; batches
+// are left in the repositories of two plans, which the engine's Close takes.
 func Work(ctx context.Context, eng *spillway.Engine, seed uint64, steps int) error {
 	var repos []*spillway.Repository
 	for i := range 2 {

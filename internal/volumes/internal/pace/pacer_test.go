@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// The time of writing never falls, whoever begins, ends and looks at once: it is shown as a counter.
+// The time of writing never falls, whoever begins, ends and looks at once: it is shown as a
+// counter.
 func TestWritingNeverFalls(t *testing.T) {
 	p := NewPacer(nil)
 	var writers sync.WaitGroup
