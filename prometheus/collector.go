@@ -12,7 +12,8 @@
 // # How many series there are
 //
 // A space has some twenty series, and a pair of spaces between which batches move some fifteen:
-// with one GPU, host memory and a disk that is about 150. Two parts grow with what a program does:
+// with one GPU, host memory and a disk that is less than 200. Two parts grow with what a program
+// does:
 //
 //   - spillway_work_… has about ten series for each plan, operator and port. The engine keeps 1,024
 //     of these apart, and counts the rest with the plan "(others)". A program that names each plan

@@ -187,8 +187,8 @@ func read(t *testing.T, name string) []byte {
 	return text
 }
 
-// Each query of the dashboard asks for metrics and labels that an engine has, each legend for labels
-// that the query's result has, and each panel takes its data from the variable.
+// Each query of the dashboard asks for metrics and labels that an engine has, each legend for
+// labels that the query's result has, and each panel takes its data from the variable.
 func TestDashboard(t *testing.T) {
 	x := exposed(t)
 	type source struct{ Type, UID string }
@@ -345,5 +345,23 @@ func TestRules(t *testing.T) {
 				t.Errorf("%s: its %s is %q: %v", r.Alert, name, r.Annotations[name], err)
 			}
 		}
+	}
+}
+
+// docs/operating.md says of each alert what to do, and has no other.
+func TestDocsOfAlerts(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "docs", "operating.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, have []string
+	for _, r := range rules(t) {
+		want = append(want, r.Alert+" "+r.Labels["severity"])
+	}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(Spillway\\w+)` \\| (\\w+) \\|").FindAllSubmatch(page, -1) {
+		have = append(have, string(m[1])+" "+string(m[2]))
+	}
+	if !slices.Equal(have, want) {
+		t.Errorf("the page has %q, not %q", have, want)
 	}
 }

@@ -2,6 +2,8 @@ package labels
 
 import (
 	"bytes"
+	"os"
+	"regexp"
 	"runtime/pprof"
 	"strings"
 	"testing"
@@ -37,5 +39,28 @@ func BenchmarkGoroutine(b *testing.B) {
 	for b.Loop() {
 		go func() { done <- struct{}{} }()
 		<-done
+	}
+}
+
+// docs/operating.md has the labels, and no other.
+func TestDocs(t *testing.T) {
+	code, err := os.ReadFile("labels.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../docs/operating.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "## Profiles\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	all := regexp.MustCompile(`= value\("(.+)"\)`).FindAllStringSubmatch(string(code), -1)
+	for _, m := range all {
+		if !strings.Contains(section, "| `"+m[1]+"` |") {
+			t.Errorf("the page lacks %s", m[1])
+		}
+	}
+	if rows := strings.Count(section, "\n| `") - 1; rows != len(all) || rows == 0 {
+		t.Errorf("%d rows for %d labels", rows, len(all))
 	}
 }
