@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	exec "runtime/trace"
 	"slices"
 	"time"
 
@@ -74,6 +75,11 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	at := stay{gate: &e.calls}
 	at.begin()
 	defer at.end()
+	if exec.IsEnabled() {
+		task, end := exec.NewTask(ctx, "spillway task "+owner.Name())
+		ctx = task
+		defer end.End()
+	}
 	in := &taskInputs{mover: e.mover, owner: owner}
 	var ending error
 	done := false
@@ -99,14 +105,17 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	e.ahead.wait(in)
 	defer e.ahead.leave(in)
 	waiting := time.Now()
-	ended := func(error) {}
-	defer func() { ended(err) }()
 	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead, Owner: owner}
-	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) error {
+	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) (err error) {
 		e.ahead.leave(in)
 		if e.cfg.Events != nil {
-			ended(errAgain)
-			ended = e.tellTask(owner, in.batches, time.Since(waiting))
+			var ended func(error)
+			ctx, ended = e.tellTask(ctx, owner, in.batches, time.Since(waiting))
+			err = errPanicked // until it returns something
+			defer func() {
+				ended(err)
+				waiting = time.Now() // for the next attempt
+			}()
 		}
 		if err := in.bring(ctx, g); err != nil {
 			return err
@@ -123,8 +132,8 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	})
 }
 
-// errAgain: a task ran out of memory, and is tried again.
-var errAgain = errors.New("spillway: the task is tried again")
+// errPanicked is what an event says of a task that panicked.
+var errPanicked = errors.New("spillway: the task panicked")
 
 // stay is a call's stay in a gate.
 type stay struct {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
@@ -14,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
@@ -34,6 +36,7 @@ type Engine struct {
 	machine machine
 
 	spaces  []*tier.Space
+	tasks   atomic.Uint64 // attempts of tasks that events have told of
 	streams map[tier.ID]*devpool.Streams
 	staging map[int]*host.Staging // by NUMA node
 	base    map[tier.ID]int64     // bytes that staging holds
@@ -169,10 +172,12 @@ func (e *Engine) start() {
 	e.stop, e.watching = stop, make(chan struct{})
 	foreign := make(chan struct{})
 	go func() {
+		labels.WatchGPUs.Set()
 		defer close(foreign)
 		e.watchGPUs(watch)
 	}()
 	go func() {
+		labels.Monitor.Set()
 		defer func() {
 			<-foreign
 			close(e.watching)

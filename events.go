@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -24,6 +25,11 @@ func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
 // LogEvents returns a function for Config.Events that writes each event to l as one line, at debug
 // level. What needs an action is at warning level: failing, slow and full disks, corruption, lost
 // spaces, and what cannot be moved or served. The engine's own Logger gets such warnings anyway.
+//
+// The message is the kind, as "spillway: move ended". A line has the attributes that the event has
+// of these: batch, from, to, bytes, took, reason, copy, ahead, plan, operator, port, partition,
+// task, taskID, text and error. They are made only for levels that l takes, so at warning level a
+// move costs two calls. The function is safe for concurrent use if l's handler is.
 func LogEvents(l *slog.Logger) func(Event) { return events.Log(l) }
 
 // say calls Config.Events, which is not nil. A panic is logged.
@@ -98,19 +104,17 @@ func (e *Engine) lookAtDisks() {
 	}
 }
 
-// tellTask says that a task has begun, and returns what says that it has ended.
-func (e *Engine) tellTask(owner *reservation.Owner, inputs []*batch.Batch, waited time.Duration) (ended func(error)) {
-	if e.cfg.Events == nil {
-		return func(error) {}
-	}
-	o := events.Origin{Task: owner.Name()}
+// tellTask says that a task has begun, and returns what says that it has ended. Config.Events is not
+// nil. What is done with the context is the task's.
+func (e *Engine) tellTask(ctx context.Context, owner *reservation.Owner, inputs []*batch.Batch, waited time.Duration) (_ context.Context, ended func(error)) {
+	o := events.Origin{Task: owner.Name(), TaskID: e.tasks.Add(1)}
 	if len(inputs) > 0 {
 		p := inputs[0].Info().Place
 		o.Plan, o.Operator, o.Port, o.Partition = p.Name, p.Operator, p.Port, p.Partition
 	}
 	begun := time.Now()
 	e.say(Event{Kind: events.TaskBegun, At: begun, Origin: o, Took: waited})
-	return func(err error) {
+	return events.With(ctx, o), func(err error) {
 		e.say(Event{Kind: events.TaskEnded, Origin: o, Took: time.Since(begun), Err: err})
 	}
 }

@@ -28,6 +28,7 @@ type Stats struct {
 	Spaces    []SpaceStats
 	Edges     []convert.EdgeStats   // what was moved, a pair of spaces each
 	Work      []convert.WorkStats   // the same by plan and operator, and what was moved down in vain
+	Corrupt   int64                 // how often a batch was found with other bytes than were written
 	Waits     reservation.WaitStats // for room
 	Blocked   []reservation.Blocked // the same by task, the longest first
 	Monitor   monitor.Stats
@@ -41,8 +42,10 @@ type SpaceStats struct {
 	ID       tier.ID
 	Backend  string
 	Capacity int64
-	Foreign  int64 // what others hold of it on the device, sampled each second; part of the pressure
-	Lost     bool  // its device is lost, with what is in use here; see tier.Space.Lost
+	// Limit, Trigger and Stop are the marks, in bytes; see tier.Fractions.
+	Limit, Trigger, Stop int64
+	Foreign              int64 // what others hold of it on the device, sampled each second; part of the pressure
+	Lost                 bool  // its device is lost, with what is in use here; see tier.Space.Lost
 	tier.Usage
 	Host *tier.HostStats // of host memory; else nil
 	Disk *disk.Stats     // of a spill volume; else nil
@@ -51,7 +54,7 @@ type SpaceStats struct {
 // Stats returns the present numbers. It may be called at any time, also after Close.
 func (e *Engine) Stats() Stats {
 	s := Stats{
-		Edges: e.mover.Stats(), Work: e.mover.Work(), Waits: e.reservations.Waits(), Blocked: e.reservations.Blocked(), Monitor: e.monitor.Stats(),
+		Edges: e.mover.Stats(), Work: e.mover.Work(), Corrupt: e.mover.Corrupt(), Waits: e.reservations.Waits(), Blocked: e.reservations.Blocked(), Monitor: e.monitor.Stats(),
 		Admission: e.admitter.Stats(), Permits: e.permits.Stats(),
 	}
 	if e.limits.quota != nil {
@@ -66,7 +69,7 @@ func (e *Engine) Stats() Stats {
 
 func statsOf(space *tier.Space) SpaceStats {
 	s := SpaceStats{
-		ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(),
+		ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(), Limit: space.Limit(), Trigger: space.Trigger(), Stop: space.Stop(),
 		Foreign: space.Foreign(), Lost: space.Lost() != nil, Usage: space.Usage(),
 	}
 	switch pool := space.Pool().(type) {

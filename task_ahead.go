@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -77,6 +78,7 @@ func (a *aheadOfTasks) look() {
 		return
 	}
 	go func() {
+		labels.TaskAhead.Set()
 		defer a.e.calls.Leave()
 		for a.pass() {
 		}

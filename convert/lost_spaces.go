@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -77,7 +78,10 @@ func (m *Mover) untilLost(ctx context.Context, s *tier.Space) (_ context.Context
 	if life.Err() != nil {
 		cancel(errLost)
 	}
-	stop := context.AfterFunc(life, func() { cancel(errLost) })
+	stop := context.AfterFunc(life, func() {
+		labels.Cancel.Set()
+		cancel(errLost)
+	})
 	return ctx, func() {
 		stop()
 		cancel(nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -109,6 +110,10 @@ func (m *Mover) Close() error {
 // ordered by them.
 func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 
+// Corrupt returns how often a batch was found with other bytes than were written: each is a
+// CorruptError that some caller got.
+func (m *Mover) Corrupt() int64 { return m.stats.corrupt.Load() }
+
 // Move brings b to the first space of the strategy that stays below its trigger, or else the first
 // that has room: it reserves there, locks the batch for transit, converts, commits, and releases
 // the source. On any failure the batch is whole where it was and everything taken is given back. A
@@ -181,7 +186,10 @@ func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), 
 		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(o.life, func() { cancel(context.Cause(o.life)) })
+	stop := context.AfterFunc(o.life, func() {
+		labels.Cancel.Set()
+		cancel(context.Cause(o.life))
+	})
 	return ctx, func() {
 		stop()
 		cancel(nil)

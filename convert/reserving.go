@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -316,6 +317,7 @@ func (m *Mover) demand(ctx context.Context, space *tier.Space, n int64, released
 	enough := errors.New("convert: something was released")
 	over := make(chan struct{})
 	go func() {
+		labels.Watch.Set()
 		defer close(over)
 		select {
 		case <-released:

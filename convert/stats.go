@@ -25,6 +25,7 @@ type EdgeStats struct {
 	// those that left again, were freed or were dropped before that. The rest is there still.
 	Ahead, AheadUsed, AheadInVain int64
 	Busy                          time.Duration    // sum over the moves; they may overlap
+	Moving                        time.Duration    // of Busy, that of moves of bytes: those that found no copy
 	P50, P99, Longest             time.Duration    // of moves of bytes; percentiles are at most 1/16 too high
 	ByReason                      map[string]int64 // bytes
 }
@@ -68,6 +69,8 @@ type stats struct {
 	mu    sync.Mutex
 	edges map[[2]tier.ID]*edge
 	work  works
+
+	corrupt atomic.Int64 // batches that were found with other bytes than were written, each time
 }
 
 // add counts a move of a body, which is that of a batch in a place.
@@ -134,7 +137,8 @@ func (s *stats) snapshot() []EdgeStats {
 	out := make([]EdgeStats, 0, len(s.edges))
 	for _, e := range s.edges {
 		c, times := e.EdgeStats, e.times.Summary()
-		c.P50, c.P99, c.Longest, c.ByReason = times.P50, times.P99, times.Max, maps.Clone(e.ByReason)
+		c.Moving, c.P50, c.P99, c.Longest = times.Total, times.P50, times.P99, times.Max
+		c.ByReason = maps.Clone(e.ByReason)
 		out = append(out, c)
 	}
 	slices.SortFunc(out, func(a, b EdgeStats) int { return cmp.Or(order(a.From, b.From), order(a.To, b.To)) })

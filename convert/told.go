@@ -28,6 +28,9 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 	if owner := reservation.OwnerOf(ctx); owner != nil {
 		o.Task = owner.Name()
 	}
+	if of := events.From(ctx); of.Task == o.Task {
+		o.TaskID = of.TaskID
+	}
 	return o
 }
 
@@ -52,6 +55,7 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	var c *image.CorruptError
 	if errors.As(err, &c) {
 		c.Batch = b.ID()
+		m.stats.corrupt.Add(1)
 		if m.cfg.Events != nil {
 			now := b.Info()
 			m.say(events.Event{Kind: events.Corrupt, Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), To: now.Space, Err: c})

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -254,6 +255,7 @@ func (m *Mover) untilVain(ctx context.Context, b *batch.Batch, space *tier.Space
 		return now.State == batch.Released || is(now), nil
 	}
 	go func() {
+		labels.Watch.Set()
 		defer close(watched)
 		for {
 			changed := b.Changed()

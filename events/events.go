@@ -117,6 +117,9 @@ type Origin struct {
 	Port      int
 	Partition int
 	Task      string
+	// TaskID tells the tasks of one engine apart that have the same name, and the attempts of one. 0:
+	// no task, or one that RunTask does not run.
+	TaskID uint64
 }
 
 // Event is one thing that happened. Its Kind says which of the other fields it has. It belongs to who

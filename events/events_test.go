@@ -75,11 +75,11 @@ func TestLog(t *testing.T) {
 		log := Log(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: level})))
 		for _, k := range Kinds() {
 			b.Reset()
-			log(Event{Kind: k, Origin: Origin{Plan: "p"}, Batch: 3, To: disk, Err: errors.New("why")})
+			log(Event{Kind: k, Origin: Origin{Plan: "p", Operator: "o", Partition: 5, TaskID: 9}, Batch: 3, To: disk, Err: errors.New("why")})
 			if logged := b.Len() > 0; logged != slices.Contains(want, k) {
 				t.Errorf("%s at %s: %q", k, level, &b)
 			}
-			for _, part := range []string{k.String(), "batch=3", "to=disk:1", "plan=p", "error=why"} {
+			for _, part := range []string{k.String(), "batch=3", "to=disk:1", "plan=p", "operator=o", "partition=5", "taskID=9", "error=why"} {
 				if b.Len() > 0 && !strings.Contains(b.String(), part) {
 					t.Errorf("%s: %q lacks %s", k, &b, part)
 				}

@@ -40,7 +40,9 @@ func (e Event) attrs() (all []slog.Attr) {
 	add(e.Plan != "", slog.String("plan", e.Plan))
 	add(e.Operator != "", slog.String("operator", e.Operator))
 	add(e.Operator != "", slog.Int("port", e.Port))
+	add(e.Operator != "", slog.Int("partition", e.Partition))
 	add(e.Task != "", slog.String("task", e.Task))
+	add(e.TaskID != 0, slog.Uint64("taskID", e.TaskID))
 	add(e.Text != "", slog.String("text", e.Text))
 	add(e.Err != nil, slog.Any("error", e.Err))
 	return all

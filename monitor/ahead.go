@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -82,6 +83,7 @@ func (m *Monitor) writeAhead(ctx context.Context, now time.Time) {
 		next := w.next
 		m.executors.Add(1)
 		go func() {
+			labels.WriteAhead.Set()
 			defer m.executors.Done()
 			begin.next = next
 			w.ended <- m.copyAhead(ctx, begin, job)

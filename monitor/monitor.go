@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
@@ -156,7 +157,7 @@ func New(cfg Config) (*Monitor, error) {
 		wake:   make(chan struct{}, 1),
 		hint:   make(chan struct{}, 1),
 		faults: make(map[*batch.Batch]*fault),
-		now:    time.Now, spawn: func(f func()) { go f() }, demander: cfg.Reservations.Inside(),
+		now:    time.Now, spawn: spawn, demander: cfg.Reservations.Inside(),
 	}
 	if cfg.Logger != nil {
 		m.events.all = append(m.events.all, slogEvents(cfg.Logger))
@@ -217,7 +218,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		return errors.New("monitor: Run is running already")
 	}
 	defer m.running.Store(false)
-	pprof.Do(ctx, pprof.Labels("spillway", "monitor"), m.watch)
+	pprof.Do(ctx, pprof.Labels(labels.Key, labels.Monitor.String()), m.watch)
 	return context.Cause(ctx)
 }
 
@@ -413,6 +414,7 @@ func (m *Monitor) dropSharingOf(s *space, bytes int64) {
 	done := make(chan struct{})
 	m.executors.Add(1)
 	go func() {
+		labels.DropCopies.Set()
 		defer m.executors.Done()
 		defer func() { <-s.freeing; close(done) }()
 		s.Inside().DropSharing(bytes)
@@ -483,6 +485,14 @@ type choice struct {
 	Reason   string
 }
 
+// spawn begins a goroutine that moves batches.
+func spawn(f func()) {
+	go func() {
+		labels.Move.Set()
+		f()
+	}()
+}
+
 // result is the end of a move.
 type result struct {
 	choice
@@ -497,8 +507,8 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 	defer m.executors.Done()
 	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
 	results := make([]result, len(job))
-	labels := pprof.Labels("spillway", "move", "edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
-	pprof.Do(ctx, labels, func(ctx context.Context) {
+	of := pprof.Labels(labels.Key, labels.Move.String(), "edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
+	pprof.Do(ctx, of, func(ctx context.Context) {
 		begin := m.now()
 		joint := m.jointOf(job)
 		for i, c := range job {

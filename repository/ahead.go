@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -83,6 +84,7 @@ func (l *lookahead) begin() {
 		return
 	}
 	l.running.Go(func() {
+		labels.ReadAhead.Set()
 		for ; b != nil; b = l.next(b) {
 			if l.bring(b) != nil || b.Info().Space.Kind > l.to {
 				// There is no room, for example: the next work begins anew.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/compact"
+	"github.com/spillway-db/spillway/internal/labels"
 )
 
 // CloseInput says that nothing more will be put: a take from an empty partition
@@ -90,7 +91,10 @@ func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
 	lefts, failed := make([]Leftover, n), make([]error, n)
 	var workers sync.WaitGroup
 	for i := range n {
-		workers.Go(func() { lefts[i], failed[i] = r.dropEach(ctx, all[i*len(all)/n:(i+1)*len(all)/n]) })
+		workers.Go(func() {
+			labels.Drop.Set()
+			lefts[i], failed[i] = r.dropEach(ctx, all[i*len(all)/n:(i+1)*len(all)/n])
+		})
 	}
 	workers.Wait()
 	left.Key = r.key

@@ -51,6 +51,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/compact"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -150,7 +151,10 @@ func (r *Repository) closedError() error {
 // caller must call done.
 func (r *Repository) within(ctx context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(r.life, func() { cancel(context.Cause(r.life)) })
+	stop := context.AfterFunc(r.life, func() {
+		labels.Cancel.Set()
+		cancel(context.Cause(r.life))
+	})
 	return ctx, func() {
 		stop()
 		cancel(nil)

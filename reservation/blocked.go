@@ -80,8 +80,8 @@ func (m *Manager) say(ctx context.Context, w *waiter, kind events.Kind, took tim
 	e := events.Event{
 		Kind: kind, At: time.Now(), Origin: events.From(ctx), To: s.line.space.ID(), Bytes: s.need, Took: took,
 	}
-	if w.owner != nil {
-		e.Task = w.owner.name
+	if w.owner != nil && w.owner.name != e.Task {
+		e.Task, e.TaskID = w.owner.name, 0
 	}
 	if kind == events.WaitEnded {
 		e.Err = w.err

@@ -359,6 +359,7 @@ func exceeded(slots []slot) error {
 // wait are not counted.
 type WaitStats struct {
 	Count         int64
+	Total         time.Duration // of all together; they may overlap
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	exec "runtime/trace"
 	"sync/atomic"
 	"time"
 
@@ -189,6 +190,9 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 		return nil, 0, err
 	}
 	if !w.over.Load() {
+		if exec.IsEnabled() {
+			defer exec.StartRegion(ctx, "spillway wait for "+w.first().line.space.ID().String()).End()
+		}
 		m.announce()
 		m.say(ctx, w, events.WaitBegun, 0)
 		defer func() { m.say(ctx, w, events.WaitEnded, time.Since(m.made)-w.begun) }()

@@ -228,7 +228,7 @@ func TestDeadlineEndsWaitOnTime(t *testing.T) {
 		if _, err := m.Reserve(ctx, onGPU0, 1); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a request after the deadline: %v", err)
 		}
-		if got, want := m.Waits(), (reservation.WaitStats{Count: 1, P50: 3 * time.Second, P99: 3 * time.Second, Max: 3 * time.Second}); got != want {
+		if got, want := m.Waits(), (reservation.WaitStats{Count: 1, Total: 3 * time.Second, P50: 3 * time.Second, P99: 3 * time.Second, Max: 3 * time.Second}); got != want {
 			t.Errorf("waits are %+v; want %+v", got, want)
 		}
 	})
@@ -443,7 +443,7 @@ func TestWaitStats(t *testing.T) {
 			release(t, c.served(t))
 		}
 		got := m.Waits()
-		if got.Count != 100 || got.Max != 100*time.Millisecond {
+		if got.Count != 100 || got.Total != 5050*time.Millisecond || got.Max != 100*time.Millisecond {
 			t.Errorf("waits are %+v", got)
 		}
 		for name, p := range map[string][2]time.Duration{"P50": {got.P50, 50 * time.Millisecond}, "P99": {got.P99, 99 * time.Millisecond}} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -135,6 +136,9 @@ func TestEventsAgreeWithStats(t *testing.T) {
 			t.Errorf("from %s to %s: %d bytes were told, %d counted", e.From, e.To, got, e.Bytes)
 		}
 		batches -= e.Batches
+		if e.Moving > e.Busy || e.Batches > e.Copies && e.Moving < e.Longest || e.Batches == e.Copies && e.Moving != 0 {
+			t.Errorf("from %s to %s: %v of %v moved bytes", e.From, e.To, e.Moving, e.Busy)
+		}
 		if e.Bytes > 0 && (e.P50 <= 0 || e.P99 < e.P50 || e.Longest < e.P50) {
 			t.Errorf("from %s to %s: half within %v, 99 %% within %v, the longest %v", e.From, e.To, e.P50, e.P99, e.Longest)
 		}
@@ -245,6 +249,9 @@ func TestDiskEvents(t *testing.T) {
 		t.Error(err)
 	}
 	closeEngine(t, eng)
+	if n := eng.Stats().Corrupt; n != 1 {
+		t.Errorf("corruption is counted %d times", n)
+	}
 	var kinds []events.Kind
 	for _, e := range r.of(events.Corrupt, events.DiskFailing, events.DiskWell) {
 		if e.To != (tier.ID{Kind: tier.Disk}) || e.Kind == events.Corrupt && e.Batch != uint64(b.ID()) {
@@ -303,12 +310,19 @@ func TestTaskEvents(t *testing.T) {
 	}
 	closeEngine(t, eng)
 	var tasks []string
+	ids := map[uint64]int{}
+	for _, e := range r.of(events.MoveEnded) {
+		if (e.Task != "") != (e.TaskID != 0) {
+			t.Errorf("a move of task %q has the id %d", e.Task, e.TaskID)
+		}
+	}
 	for _, e := range r.of(events.TaskBegun, events.TaskEnded) {
+		ids[e.TaskID]++
 		tasks = append(tasks, fmt.Sprint(e.Task, " ", e.Kind, " ", e.Err != nil))
 	}
 	want := []string{"sort task begun false", "sort task ended false", "hash task begun false", "hash task ended true", "hash task begun false", "hash task ended true"}
-	if !slices.Equal(tasks, want) {
-		t.Errorf("%q", tasks)
+	if !slices.Equal(tasks, want) || !maps.Equal(ids, map[uint64]int{1: 2, 2: 2, 3: 2}) {
+		t.Errorf("%q, of the attempts %v", tasks, ids)
 	}
 }
 

@@ -68,7 +68,7 @@ func TestStatsOfAllParts(t *testing.T) {
 	if m := s.Monitor; m.Moves != 1 || m.Bytes != size || m.Steps == 0 {
 		t.Errorf("the monitor has done %+v, want a move of %d bytes", m, size)
 	}
-	if s.Waits.Count != 1 {
+	if s.Waits.Count != 1 || s.Waits.Total != s.Waits.Max {
 		t.Errorf("%d waits have ended, want 1", s.Waits.Count)
 	}
 	if a := s.Admission; a.Running != 1 || a.Waiting != 1 || a.Admitted != 1 {
@@ -78,7 +78,10 @@ func TestStatsOfAllParts(t *testing.T) {
 	if p := s.Permits; p.HeldSlots != 1 || len(p.Budgets) != 2 || p.Budgets[1] != host {
 		t.Errorf("of the permits it says %+v", p)
 	}
-	for _, space := range s.Spaces {
+	for i, space := range s.Spaces {
+		if of := eng.Spaces()[i]; space.Limit != of.Limit() || space.Trigger != of.Trigger() || space.Stop != of.Stop() || space.Stop == 0 {
+			t.Errorf("%s: its marks are %d, %d and %d", space.ID, space.Limit, space.Trigger, space.Stop)
+		}
 		if is := space.ID.Kind == tier.Host; is != (space.Host != nil) || is && space.Host.Used != space.Used()-space.Reserved {
 			t.Errorf("%s: %+v, %+v", space.ID, space.Usage, space.Host)
 		}

@@ -53,15 +53,17 @@ var layout = []string{
 	"monitor",
 	"internal/replay",
 	".",
+	"internal/measures",
+	"internal/measures/measurestest",
 	"test",
 }
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
+var testRigs = []string{"internal/measures/measurestest", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
-var testOnly = []string{"tier/tiertest", "internal/hidingfs", "internal/memdir", "internal/image/imagetest"}
+var testOnly = []string{"internal/measures/measurestest", "tier/tiertest", "internal/hidingfs", "internal/memdir", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.

@@ -15,6 +15,7 @@ var rules = map[string]func([]source) []string{
 	"gofmt":   formatRule,
 	"docs":    docRule,
 	"unsafe":  unsafeRule,
+	"labels":  labelRule,
 }
 
 // The module keeps all the rules.
@@ -102,6 +103,15 @@ func TestRulesCanFail(t *testing.T) {
 		"another's doc":    {"docs", "tier/a.go", "// Package layer is a test.\npackage tier\n", true},
 		"doc of a command": {"docs", "cmd/x/a.go", "// Command x runs.\npackage main\n", false},
 		"doc in tests":     {"docs", "tier/a_test.go", file("tier"), true},
+
+		"a goroutine with a label":    {"labels", "tier/a.go", file("tier") + "\nfunc f() { go func() { labels.Move.Set(); g() }() }\n", false},
+		"a goroutine without one":     {"labels", "tier/a.go", file("tier") + "\nfunc f() { go func() { g() }() }\n", true},
+		"a goroutine of a function":   {"labels", "tier/a.go", file("tier") + "\nfunc f() { go g() }\n", true},
+		"one of a group with a label": {"labels", "tier/a.go", file("tier") + "\nfunc f() { wg.Go(func() { labels.Move.Set() }) }\n", false},
+		"one of a group without":      {"labels", "tier/a.go", file("tier") + "\nfunc f() { wg.Go(func() {}) }\n", true},
+		"one of a timer without":      {"labels", "tier/a.go", file("tier") + "\nfunc f() { time.AfterFunc(d, g) }\n", true},
+		"one of a test":               {"labels", "tier/a_test.go", file("tier") + "\nfunc f() { go g() }\n", false},
+		"one of a command":            {"labels", "cmd/x/a.go", file("x") + "\nfunc f() { go g() }\n", false},
 
 		"unsafe where named":   {"unsafe", "tier/a_unsafe.go", file("tier", `"unsafe"`), false},
 		"unsafe in a test":     {"unsafe", "tier/a_unsafe_test.go", file("tier", `"unsafe"`), false},

@@ -3,6 +3,7 @@ package archtest
 import (
 	"bytes"
 	"fmt"
+	"go/ast"
 	"go/format"
 	"go/parser"
 	"go/token"
@@ -201,4 +202,64 @@ func unsafeRule(files []source) []string {
 		}
 	}
 	return broken
+}
+
+// labelRule wants every goroutine of an engine to begin with its label: see internal/labels.
+func labelRule(files []source) []string {
+	var broken []string
+	for _, f := range files {
+		top, _, _ := strings.Cut(f.path, "/")
+		if f.test || top == "cmd" || top == "examples" || top == "scripts" || slices.Contains(testOnly, f.dir()) {
+			continue
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, f.path, f.text, parser.SkipObjectResolution)
+		if err != nil {
+			broken = append(broken, fmt.Sprintf("%s: %v", f.path, err))
+			continue
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			var begins ast.Expr // what runs as a goroutine
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				begins = n.Call.Fun
+			case *ast.CallExpr:
+				called, ok := n.Fun.(*ast.SelectorExpr)
+				if ok && (called.Sel.Name == "Go" && len(n.Args) == 1 || called.Sel.Name == "AfterFunc" && len(n.Args) == 2) {
+					begins = n.Args[len(n.Args)-1]
+				}
+			}
+			if begins != nil && !setsLabel(begins) {
+				broken = append(broken, fmt.Sprintf("%s: the goroutine does not begin with labels.….Set()", set.Position(n.Pos())))
+			}
+			return true
+		})
+	}
+	return broken
+}
+
+// setsLabel reports whether a function is written here, and begins with labels.….Set().
+func setsLabel(f ast.Expr) bool {
+	written, ok := f.(*ast.FuncLit)
+	if !ok || len(written.Body.List) == 0 {
+		return false
+	}
+	first, ok := written.Body.List[0].(*ast.ExprStmt)
+	if !ok {
+		return false
+	}
+	call, ok := first.X.(*ast.CallExpr)
+	if !ok {
+		return false
+	}
+	set, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || set.Sel.Name != "Set" {
+		return false
+	}
+	label, ok := set.X.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	from, ok := label.X.(*ast.Ident)
+	return ok && from.Name == "labels"
 }

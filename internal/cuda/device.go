@@ -56,6 +56,8 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"github.com/spillway-db/spillway/internal/labels"
 )
 
 // Device is a device, a context of it, and the thread that has it current. It is safe for
@@ -102,7 +104,10 @@ func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
 	d.queue.wake = make(chan struct{}, 1)
 	d.replies.New = func() any { return &reply{done: make(chan struct{}, 1)} }
 	ready := make(chan error, 1)
-	go d.thread(ready)
+	go func() {
+		labels.GPU.Set()
+		d.thread(ready)
+	}()
 	if err := <-ready; err != nil {
 		<-d.stopped
 		return nil, fmt.Errorf("cuda: device %d: %w", ordinal, err)

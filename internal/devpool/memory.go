@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -210,6 +211,7 @@ func (p *Memory) free(f refusedFree) (wait <-chan struct{}) {
 		return done
 	default:
 		p.retired.Go(func() { // ends with the device's work; Close waits for it
+			labels.Free.Set()
 			<-done
 			f.reclaimed()
 		})

@@ -8,6 +8,8 @@ package gate
 import (
 	"sync"
 	"time"
+
+	"github.com/spillway-db/spillway/internal/labels"
 )
 
 // Gate is open until it is shut, once and for all. The zero value is open. It is safe for
@@ -84,6 +86,7 @@ func (a *Alarm) Start(after time.Duration, f func()) {
 	a.calls.Add(1)
 	if a.timer == nil {
 		a.timer = time.AfterFunc(after, func() {
+			labels.Alarm.Set()
 			defer a.calls.Done()
 			f()
 		})

@@ -10,6 +10,7 @@ import (
 // Summary says how long what was recorded took.
 type Summary struct {
 	Count         int64
+	Total         time.Duration // of all together
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
 }
 
@@ -18,6 +19,7 @@ type Summary struct {
 // written here because the libraries that do this lock or need to be locked. It is safe for
 // concurrent use.
 type Durations struct {
+	total   atomic.Int64
 	max     atomic.Int64
 	buckets [(64 - subBits) << subBits]atomic.Int64 // 7.5 KiB
 }
@@ -52,6 +54,7 @@ func (h *Durations) Record(d time.Duration) {
 			break
 		}
 	}
+	h.total.Add(int64(d))
 	h.buckets[bucketOf(uint64(d))].Add(1)
 }
 
@@ -63,7 +66,7 @@ func (h *Durations) Summary() Summary {
 		counts[i] = h.buckets[i].Load()
 		s.Count += counts[i]
 	}
-	s.Max = time.Duration(h.max.Load())
+	s.Total, s.Max = time.Duration(h.total.Load()), time.Duration(h.max.Load())
 	quantile := func(percent int64) time.Duration {
 		rank := (s.Count*percent + 99) / 100
 		for i, n := range counts {

@@ -41,8 +41,12 @@ func TestPercentiles(t *testing.T) {
 	all = append(all, 0)
 	slices.Sort(all)
 	s := h.Summary()
-	if s.Count != 5001 || s.Max != all[5000] {
-		t.Errorf("%+v; want 5001 up to %v", s, all[5000])
+	var total time.Duration
+	for _, d := range all {
+		total += d
+	}
+	if s.Count != 5001 || s.Max != all[5000] || s.Total != total {
+		t.Errorf("%+v; want 5001 up to %v, %v together", s, all[5000], total)
 	}
 	for name, p := range map[string][2]time.Duration{"P50": {s.P50, all[2500]}, "P99": {s.P99, all[4950]}} {
 		if p[0] < p[1] || p[0] > p[1]+p[1]/16 {
@@ -54,7 +58,7 @@ func TestPercentiles(t *testing.T) {
 func TestOnePercentile(t *testing.T) {
 	var h Durations
 	h.Record(time.Second)
-	if s := h.Summary(); s != (Summary{1, time.Second, time.Second, time.Second}) {
+	if s := h.Summary(); s != (Summary{1, time.Second, time.Second, time.Second, time.Second}) {
 		t.Errorf("%+v", s)
 	}
 }

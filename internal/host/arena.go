@@ -57,6 +57,7 @@ import (
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/placement"
@@ -167,7 +168,10 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 	a.mu.slabs.reuse = !invariants.Enabled // a page of a spare slab could be read
 	a.advise()
 	if cfg.Touch {
-		go a.touchAhead()
+		go func() {
+			labels.Touch.Set()
+			a.touchAhead()
+		}()
 	} else {
 		close(a.touchDone)
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/notify"
@@ -259,7 +260,10 @@ func (l *Lease) Subscribe(f func()) (cancel func()) {
 	defer l.mu.Unlock()
 	if !l.mu.closed && !l.mu.polls {
 		l.mu.polls = true
-		l.polling.Go(l.poll)
+		l.polling.Go(func() {
+			labels.Quota.Set()
+			l.poll()
+		})
 	}
 	return cancel
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 )
 
 // Panicked is the What of a guard.PanicError that Run returns because a function of a job panicked.
@@ -170,7 +171,10 @@ func (l *run[R]) invite() {
 		l.mu.Lock()
 		l.mu.lanes++
 		l.mu.Unlock()
-		l.others.Go(func() { l.lane(func() (R, error) { return r, nil }, false) })
+		l.others.Go(func() {
+			labels.Transfer.Set()
+			l.lane(func() (R, error) { return r, nil }, false)
+		})
 	}
 }
 

@@ -40,6 +40,7 @@ import (
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -167,7 +168,10 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	d.mu.streams = make(map[*stream]struct{})
 	d.mu.lent = 1
 	if cfg.Touch {
-		d.touching.Go(func() { a.touch(d.window, d.stopTouching) })
+		d.touching.Go(func() {
+			labels.Touch.Set()
+			a.touch(d.window, d.stopTouching)
+		})
 	}
 	return d, nil
 }

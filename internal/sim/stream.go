@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -63,7 +64,10 @@ func (s *stream) put(w work) error {
 	start := s.putLocked(w)
 	s.mu.Unlock()
 	if start {
-		go s.run()
+		go func() {
+			labels.SimGPU.Set()
+			s.run()
+		}()
 	}
 	return nil
 }

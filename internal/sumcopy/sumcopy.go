@@ -21,6 +21,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/racemark"
 )
 
@@ -93,7 +94,10 @@ func Spread(dst, src []byte) int {
 	}
 	var wg sync.WaitGroup
 	for range helpers {
-		wg.Go(work)
+		wg.Go(func() {
+			labels.Copy.Set()
+			work()
+		})
 	}
 	work()
 	wg.Wait()
@@ -137,7 +141,10 @@ func Gather(copies []Copy) {
 	}
 	var wg sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), total/(2*spreadPart)) - 1 {
-		wg.Go(work)
+		wg.Go(func() {
+			labels.Copy.Set()
+			work()
+		})
 	}
 	work()
 	wg.Wait()

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/goid"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -73,7 +74,10 @@ func newRecorder(w io.Writer, h Header, now func() time.Duration) *Recorder {
 		now: now, chunks: make(chan []byte, chunksWaiting), free: make(chan []byte, chunksWaiting), done: make(chan error, 1),
 		streams: make(map[uintptr]uint64),
 	}
-	go func() { r.done <- r.write(w, h) }()
+	go func() {
+		labels.Trace.Set()
+		r.done <- r.write(w, h)
+	}()
 	return r
 }
 

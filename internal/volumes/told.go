@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -52,6 +53,7 @@ func (e *extents) watch(ctx context.Context, r request, write bool) (end func(er
 	}
 	said := make(chan struct{})
 	timer := time.AfterFunc(slowRequest, func() {
+		labels.SlowDisk.Set()
 		defer close(said)
 		say("is not over yet")
 	})

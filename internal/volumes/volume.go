@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/stripe"
@@ -166,7 +167,10 @@ func Open(cfg Config) (*Volume, error) {
 		v.mu.segments = append(v.mu.segments, s)
 	}
 	if v.cfg.Idle > 0 {
-		v.trimmer.Go(v.trimIdle)
+		v.trimmer.Go(func() {
+			labels.Trim.Set()
+			v.trimIdle()
+		})
 	}
 	return v, nil
 }

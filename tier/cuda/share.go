@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -78,7 +79,10 @@ func (d *gpu) AwaitShared(ctx context.Context, event uintptr) error {
 		err = tier.Wait(ctx, done)
 	}
 	// Closing a stream waits for what it waits for: not here, and not after ctx's end.
-	d.waits.Go(func() { _ = s.Close() }) // ends with the event; the device's Close waits for it
+	d.waits.Go(func() { // ends with the event; the device's Close waits for it
+		labels.GPU.Set()
+		_ = s.Close()
+	})
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -158,6 +159,7 @@ func (g *staging) put(chunk []byte) {
 		// Not here, which may be the device's thread: a driver may wait for the GPU before it
 		// frees.
 		g.dev.waits.Go(func() { // ends with the driver's calls; the device's Close waits for it
+			labels.GPU.Set()
 			_ = g.dev.surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
 		})
 	}

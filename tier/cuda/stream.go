@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -256,6 +257,7 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 	s.last = e.mark
 	if e.tail != nil {
 		s.dev.waits.Go(func() { // ends with the events that the stream waits for; the device's Close waits for it
+			labels.GPU.Set()
 			<-e.mark.Done()
 			e.finish(e.mark.Err(), w)
 		})
@@ -276,7 +278,10 @@ func (s *stream) giveUp(e *event, w *pending, err error) {
 		e.finish(err, w)
 		return
 	}
-	s.dev.waits.Go(func() { e.finish(err, w) }) // ends with the events that the stream waits for
+	s.dev.waits.Go(func() { // ends with the events that the stream waits for
+		labels.GPU.Set()
+		e.finish(err, w)
+	})
 }
 
 // settle waits until the work on the stream is done, in place of an event that the driver refuses.
@@ -510,6 +515,7 @@ func (s *stream) waitForeign(e tier.Event) error {
 	before, now := s.waited, make(chan struct{})
 	s.waits, s.waited = n, now
 	d.waits.Go(func() { // ends with the event; the device's Close waits for it
+		labels.GPU.Set()
 		if before != nil {
 			<-before
 		}

@@ -149,9 +149,9 @@ func (p *Pacer) Settle(n int64) {
 
 // Begin says that a write begins.
 func (p *Pacer) Begin() {
-	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now := time.Now() // see Stats
 	if p.mu.writing == 0 {
 		p.mu.since = now
 	}
@@ -163,9 +163,9 @@ func (p *Pacer) Begin() {
 // of how fast the volume writes: a disk that gives a write up after half a minute would
 // count as one of a byte a second.
 func (p *Pacer) End(n, settled int64, failed bool) {
-	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now := time.Now() // see Stats
 	took := now.Sub(p.mu.since)
 	p.mu.since = now
 	p.mu.busy += took
@@ -209,9 +209,9 @@ type Stats struct {
 
 // Stats returns the figures.
 func (p *Pacer) Stats() Stats {
-	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now := time.Now() // with the mutex held: since never goes back, nor does the time of writing
 	s := Stats{Bandwidth: p.bandwidthLocked(), Backlog: p.mu.backlog, Writing: p.mu.busy, Ailing: p.ailingLocked(now)}
 	if p.mu.writing > 0 {
 		s.Writing += now.Sub(p.mu.since)

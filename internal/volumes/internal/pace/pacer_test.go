@@ -1,0 +1,37 @@
+package pace
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+// The time of writing never falls, whoever begins, ends and looks at once: it is shown as a
+// counter.
+func TestWritingNeverFalls(t *testing.T) {
+	p := NewPacer(nil)
+	var writers sync.WaitGroup
+	for range 4 {
+		writers.Go(func() {
+			for range 5000 {
+				p.Begin()
+				p.End(1, 0, false)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { writers.Wait(); close(done) }()
+	var last time.Duration
+	for over := false; !over; {
+		select {
+		case <-done:
+			over = true
+		default:
+		}
+		now := p.Stats().Writing
+		if now < last {
+			t.Fatalf("it fell from %v to %v", last, now)
+		}
+		last = now
+	}
+}

@@ -1,0 +1,104 @@
+// Package prometheus shows what an engine does to Prometheus, by
+// github.com/prometheus/client_golang. It is a module of its own, so that programs without
+// Prometheus need none of it.
+//
+//	Engine.Stats ──▶ Collector ──▶ a prometheus.Registry of the program's ──▶ promhttp
+//
+// A Collector reads Engine.Stats once in each scrape and keeps nothing, so between scrapes it costs
+// nothing. All of Stats is there: sizes in bytes, times in seconds, counters as _total. Counters
+// are those of one engine: they begin anew with the next. The table of docs/operating.md has all
+// metrics.
+//
+// # How many series there are
+//
+// A space has some twenty series, and a pair of spaces between which batches move some fifteen:
+// with one GPU, host memory and a disk that is less than 200. Two parts grow with what a program
+// does:
+//
+//   - spillway_work_… has about ten series for each plan, operator and port. The engine keeps 1,024
+//     of these apart, and counts the rest with the plan "(others)". A program that names each plan
+//     anew makes new series with each; Options.WithoutWork leaves them out.
+//   - spillway_blocked_… has three series for each name of a task that has waited. The engine keeps
+//     1,024 names apart, and counts the rest as "(others)". Options.WithoutBlocked leaves them out.
+package prometheus
+
+import (
+	"maps"
+
+	client "github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/measures"
+)
+
+// Options say what a Collector shows. The zero value means all.
+type Options struct {
+	// Labels are on all metrics, such as {"engine": "etl"}. They tell the engines of one registry
+	// apart. None may be one of the metrics' own labels; then Register returns an error.
+	Labels client.Labels
+	// WithoutWork leaves out what was moved for each plan and operator.
+	WithoutWork bool
+	// WithoutBlocked leaves out how long tasks have waited for room, by their names.
+	WithoutBlocked bool
+}
+
+// wants reports whether a metric is shown.
+func (o Options) wants(m *measures.Measure) bool {
+	return !(o.WithoutWork && m.Part == measures.Work || o.WithoutBlocked && m.Part == measures.Blocked)
+}
+
+// Collector is a prometheus.Collector of one engine. It is safe for concurrent use, and needs no
+// closing. After the engine's Close it shows the last figures; Unregister takes it out.
+type Collector struct {
+	stats   func() spillway.Stats
+	options Options
+	descs   map[*measures.Measure]*client.Desc
+}
+
+var _ client.Collector = (*Collector)(nil)
+
+// NewCollector returns a Collector of what stats returns, which is an Engine's Stats. It registers
+// nothing: the caller passes it to Register of a registry.
+func NewCollector(stats func() spillway.Stats, options Options) *Collector {
+	options.Labels = maps.Clone(options.Labels)
+	c := &Collector{stats: stats, options: options, descs: make(map[*measures.Measure]*client.Desc)}
+	for _, m := range measures.All() {
+		if options.wants(m) {
+			c.descs[m] = client.NewDesc(m.Prometheus(), m.Help, m.Labels, options.Labels)
+		}
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(to chan<- *client.Desc) {
+	for _, d := range c.descs {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector. It calls Engine.Stats once.
+func (c *Collector) Collect(to chan<- client.Metric) {
+	s := c.stats()
+	measures.Each(&s, c.options.wants, func(s measures.Sample) { to <- c.metric(s) })
+}
+
+// metric returns a sample as Prometheus has it; what is wrong with it, if anything, fails the
+// scrape.
+func (c *Collector) metric(s measures.Sample) client.Metric {
+	d := c.descs[s.Measure]
+	var m client.Metric
+	var err error
+	switch s.Kind {
+	case measures.Summary:
+		m, err = client.NewConstSummary(d, s.Count, s.Value, s.Quantiles, s.Values...)
+	case measures.Counter:
+		m, err = client.NewConstMetric(d, client.CounterValue, s.Value, s.Values...)
+	default:
+		m, err = client.NewConstMetric(d, client.GaugeValue, s.Value, s.Values...)
+	}
+	if err != nil {
+		return client.NewInvalidMetric(d, err)
+	}
+	return m
+}
