@@ -95,6 +95,8 @@ type Config struct {
 	MonitorPeriodSeconds float64 `json:"monitor_period_seconds"`
 	StuckAfterSeconds    float64 `json:"stuck_after_seconds"`
 	WriteAheadBytesPerS  int64   `json:"write_ahead_bytes_per_s"` // at most; 0: none
+	MovesPerEdge         int     `json:"moves_per_edge"`          // of the monitor, at once
+	DiskSlots            int     `json:"disk_slots"`              // transfers with disks at once, at most
 	RowsPerBatch         int64   `json:"rows_per_batch"`          // 0: as the files have them
 	// DiskThrottleBytesPerS is the rate of each spill directory; 0: its own.
 	DiskThrottleBytesPerS int64   `json:"disk_throttle_bytes_per_s"`
