@@ -86,7 +86,7 @@ func completionOf(cmd *cobra.Command, flag string) cobra.CompletionFunc {
 	switch flag {
 	case "input", "config", "cpuprofile", "memprofile", "trace":
 		return offer(cobra.ShellCompDirectiveDefault)
-	case "json":
+	case "json", "yaml":
 		return offer(cobra.ShellCompDirectiveDefault, "-")
 	case "disk", "root", "ledger":
 		return offer(cobra.ShellCompDirectiveFilterDirs)

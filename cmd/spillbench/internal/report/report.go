@@ -2,7 +2,8 @@
 // the machine in each of them, and how --format shows them.
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
-//	Reserve ── reserve  Quota ── quota      Topo ── topo              each with Header: schema, command, Env
+//	Reserve ── reserve  Quota ── quota      Topo ── topo    Tune ── tune
+//	each with Header: schema, command, Env
 //
 //	Document ── Page ───────▶ lines and tables: table, Markdown, CSV
 //	         ── Benchmarks ─▶ Go's benchmark format
@@ -284,7 +285,7 @@ type Waiters struct {
 }
 
 // Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Reserve, Quota,
-// Topo and Trace. Page shows it; notes are lines of their own.
+// Topo, Tune and Trace. Page shows it; notes are lines of their own.
 type Document interface {
 	Stamp(args []string, began time.Time)
 	Page(notes []string) *Page
