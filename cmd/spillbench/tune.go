@@ -269,7 +269,9 @@ func (t *tuning) measure(ctx context.Context, c tune.Choice) (tune.Sample, error
 	}
 	t.bar.Begin("tuning: "+t.words(c), -1)
 	r, err := t.once(ctx, v)
-	if s := fail.Status(err); err != nil && ctx.Err() == nil && (s == fail.Usage || s == fail.Environment) {
+	// What is wrong with the default, and wrong data, is no matter of the values.
+	isDefault := !slices.ContainsFunc(c, func(v int) bool { return v != 0 })
+	if s := fail.Status(err); err != nil && ctx.Err() == nil && !isDefault && (s == fail.Usage || s == fail.Environment) {
 		err = fmt.Errorf("%w: %w", tune.ErrRefused, err)
 	}
 	return tune.Sample{Seconds: r.seconds, Bytes: r.written}, err
@@ -390,6 +392,9 @@ func (t *tuning) verdict(res *tune.Result) string {
 			fmt.Sprintf("%.1f %%", 100*res.Last.Median), median(res.LastChosen), median(res.LastDefault), len(res.LastChosen), 100*res.Last.Low, 100*res.Last.High)
 	case len(res.LastChosen) > 0:
 		return fmt.Sprintf("Nothing is better than the default: what looked faster was %s in the last comparison, which is within what runs vary. The configuration is the default.", res.Last)
+	}
+	if res.Open > 0 {
+		return fmt.Sprintf("Nothing is known to be better than the default: the budget ended while %d values still looked faster, in too few runs (give more --budget, or stop what else runs). The configuration is the default.", res.Open)
 	}
 	return "Nothing is better than the default: no value was faster by more than runs vary. The configuration is the default."
 }

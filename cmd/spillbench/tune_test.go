@@ -121,6 +121,17 @@ func TestTuneFindsWrongData(t *testing.T) {
 	}
 }
 
+// TestTuneOnAFullDisk: what the default cannot do is an error of the machine, as of run.
+func TestTuneOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	args := append([]string{"--disk", t.TempDir() + "=64KiB", soon, "-q"}, small...)
+	want := command(t, t.Context(), append([]string{"run"}, args...)...)
+	r := command(t, t.Context(), append([]string{"tune"}, args...)...)
+	if r.status != 3 || want.status != 3 || strings.Count(r.stderr, "\n") != 1 || strings.Contains(r.stderr, tune.ErrRefused.Error()) {
+		t.Errorf("ended with %d: %q, and run with %d: %q", r.status, r.stderr, want.status, want.stderr)
+	}
+}
+
 // tuningOf is a search that has not begun, with these flags.
 func tuningOf(t *testing.T, args ...string) (*tuning, *pflag.FlagSet) {
 	t.Helper()

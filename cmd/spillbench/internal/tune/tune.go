@@ -124,6 +124,8 @@ type Result struct {
 	Default   []float64 // seconds of all runs of the default but the first
 	Runs      int
 	Bytes     int64 // written
+	// Open is how many values still looked faster when the budget had no room for more rounds.
+	Open int
 	// Short says that the budget was too small to try anything. Needed is then one that is not.
 	Short  bool
 	Needed time.Duration
@@ -249,8 +251,8 @@ func (s *search) first(runs int) (trials []int) {
 // rounds measures values beside the default, until it is known which are faster.
 func (s *search) rounds(ctx context.Context) error {
 	room := func() int { return s.affordable() - 2*s.pairs() }
-	in := s.first(room())
-	for round := 0; len(in) > 0 && round < mostRounds && roundOf(len(in)) < room(); round++ {
+	in, round := s.first(room()), 0
+	for ; len(in) > 0 && round < mostRounds && roundOf(len(in)) < room(); round++ {
 		slices.Sort(in)
 		turned := slices.Concat(in[round%len(in):], in[:round%len(in)])
 		if round%2 == 1 {
@@ -264,6 +266,9 @@ func (s *search) rounds(ctx context.Context) error {
 		for len(in) > 1 && (leastRounds-round-1)*roundOf(len(in)) >= room() {
 			in = in[:len(in)-1]
 		}
+	}
+	if round < leastRounds {
+		s.res.Open = len(in)
 	}
 	for t := range s.res.Trials {
 		s.judge(&s.res.Trials[t])

@@ -199,6 +199,28 @@ func TestSmallBudgetTriesTheFirst(t *testing.T) {
 	}
 }
 
+// TestOpen: a search whose budget ends while something still looks faster says so, and keeps the
+// default; one that ends by itself leaves nothing open.
+func TestOpen(t *testing.T) {
+	for _, c := range []struct {
+		slower float64 // of each run after the tenth
+		open   bool
+	}{{0, false}, {3, true}} {
+		m := &machine{effect: map[[2]int]float64{{0, 1}: 0.3}}
+		slower := c.slower
+		r, err := Search(t.Context(), Config{Settings: settings(3), Budget: time.Minute, Elapsed: m.elapsed, Bytes: 1 << 40}, func(ctx context.Context, c Choice) (Sample, error) {
+			s, err := m.measure(ctx, c)
+			if m.runs > 10 {
+				m.now += time.Duration(slower * float64(time.Second))
+			}
+			return s, err
+		})
+		if err != nil || (r.Open > 0) != c.open || r.Better == c.open {
+			t.Errorf("%+v: %+v, %v", c, r, err)
+		}
+	}
+}
+
 // TestRefused: a value that cannot be used is left out, also the best together; any other error, and
 // one of the default, ends the search.
 func TestRefused(t *testing.T) {
