@@ -2,7 +2,7 @@
 // says how sure that is. It knows neither the work nor the clock: both are given to Search.
 //
 //	Settings ─▶ rounds: default, a, b, default, c, d, default …     each value beside the default
-//	              │ half of the values leave after each round
+//	              │ what is slower leaves, and what the budget has no room for
 //	              ▼
 //	            those that are faster by more than the variation ─▶ together
 //	              │
@@ -49,7 +49,7 @@ const (
 	between = 2
 	// recent is of how many runs, about, the mean is that says how long the next will take.
 	recent = 8
-	// few is how many values may stay in for all rounds.
+	// few is how many values are tried at least.
 	few = 3
 )
 
@@ -124,7 +124,7 @@ type Result struct {
 	Default   []float64 // seconds of all runs of the default but the first
 	Runs      int
 	Bytes     int64 // written
-	// Open is how many values still looked faster when the budget had no room for more rounds.
+	// Open is how many values looked faster in too few runs when the budget had no room for more.
 	Open int
 	// Short says that the budget was too small to try anything. Needed is then one that is not.
 	Short  bool
@@ -146,6 +146,7 @@ type search struct {
 	res     Result
 	apart   []float64 // logarithms of one run of the default by the next
 	each    float64   // seconds of a run, with all beside it: the least of the first ones, then a mean
+	rounded int       // rounds so far
 	before  float64   // seconds of the last run of the default in the rounds; 0 before the first
 }
 
@@ -250,25 +251,21 @@ func (s *search) first(runs int) (trials []int) {
 
 // rounds measures values beside the default, until it is known which are faster.
 func (s *search) rounds(ctx context.Context) error {
-	room := func() int { return s.affordable() - 2*s.pairs() }
-	in, round := s.first(room()), 0
-	for ; len(in) > 0 && round < mostRounds && roundOf(len(in)) < room(); round++ {
+	for in := s.first(s.room()); len(in) > 0 && roundOf(len(in)) < s.room(); in = s.promising() {
 		slices.Sort(in)
-		turned := slices.Concat(in[round%len(in):], in[:round%len(in)])
-		if round%2 == 1 {
+		turn := s.rounded % len(in)
+		turned := slices.Concat(in[turn:], in[:turn])
+		if s.rounded++; s.rounded%2 == 0 {
 			slices.Reverse(turned)
 		}
 		if err := s.round(ctx, turned); err != nil {
 			return err
 		}
-		in = s.promising(in)
-		// A machine that has become slow leaves room for fewer: they must come to enough rounds.
-		for len(in) > 1 && (leastRounds-round-1)*roundOf(len(in)) >= room() {
-			in = in[:len(in)-1]
-		}
 	}
-	if round < leastRounds {
-		s.res.Open = len(in)
+	for _, t := range s.res.Trials {
+		if n := len(t.Gain.Samples); t.Outcome != Refused && t.Gain.Median > 0 && n < leastRounds {
+			s.res.Open++
+		}
 	}
 	for t := range s.res.Trials {
 		s.judge(&s.res.Trials[t])
@@ -315,17 +312,31 @@ func (s *search) round(ctx context.Context, trials []int) error {
 	return nil
 }
 
-// promising returns which trials stay in: those that were faster, and half of them at most, until they
-// are few.
-func (s *search) promising(in []int) (stay []int) {
-	for _, t := range in {
-		if trial := s.res.Trials[t]; trial.Outcome != Refused && trial.Gain.Median > 0 {
-			stay = append(stay, t)
+// promising returns the trials of the next round: those that were faster so far and are not known well
+// enough, the best of them, as many as there is room for until enough is known of them.
+func (s *search) promising() (in []int) {
+	for t, trial := range s.res.Trials {
+		if n := len(trial.Gain.Samples); trial.Outcome != Refused && trial.Gain.Median > 0 && n < mostRounds {
+			in = append(in, t)
 		}
 	}
-	slices.SortFunc(stay, s.byGain)
-	return stay[:min(len(stay), max(few, (len(in)+1)/2))]
+	slices.SortFunc(in, s.byGain)
+	for len(in) > 1 && s.missing(in)*roundOf(len(in)) >= s.room() {
+		in = in[:len(in)-1]
+	}
+	return in
 }
+
+// missing is how many more rounds the trials need until enough is known of them all.
+func (s *search) missing(trials []int) (rounds int) {
+	for _, t := range trials {
+		rounds = max(rounds, leastRounds-len(s.res.Trials[t].Gain.Samples))
+	}
+	return rounds
+}
+
+// room is how many runs there are beside those of the last comparison.
+func (s *search) room() int { return s.affordable() - 2*s.pairs() }
 
 // byGain has the largest gain first.
 func (s *search) byGain(a, b int) int {
