@@ -84,9 +84,9 @@ func takesFiles(cmd *cobra.Command) bool { return strings.Contains(cmd.Use, "FIL
 // completionOf returns what a shell offers for a flag.
 func completionOf(cmd *cobra.Command, flag string) cobra.CompletionFunc {
 	switch flag {
-	case "input", "cpuprofile", "memprofile", "trace":
+	case "input", "config", "cpuprofile", "memprofile", "trace":
 		return offer(cobra.ShellCompDirectiveDefault)
-	case "json":
+	case "json", "yaml":
 		return offer(cobra.ShellCompDirectiveDefault, "-")
 	case "disk", "root", "ledger":
 		return offer(cobra.ShellCompDirectiveFilterDirs)

@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -119,8 +120,8 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, 
 		HostMarks:     e.marks(),
 		Policy:        policy,
 		Codec:         codec,
-		Limits:        spillway.Limits{Quota: limit},
-		MonitorPeriod: e.period, StuckAfter: e.stuckAfter, WriteAhead: int64(e.ahead),
+		Limits:        spillway.Limits{Quota: limit, Permits: permit.Config{Slots: new(e.diskSlots)}},
+		MonitorPeriod: e.period, MovesPerEdge: e.movesPerEdge, StuckAfter: e.stuckAfter, WriteAhead: int64(e.ahead),
 		Topology: top,
 	}
 	if err := cfg.Validate(); err != nil {
@@ -383,7 +384,7 @@ func (e *engineFlags) explain(ctx context.Context, err error) error {
 func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.DiskConfig) report.Config {
 	c := report.Config{
 		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
-		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), StuckAfterSeconds: e.stuckAfter.Seconds(), WriteAheadBytesPerS: max(0, int64(e.ahead)), Disks: []report.Disk{}, Faults: []report.Fault{}, DiskThrottleBytesPerS: e.throttle.Bytes,
+		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt, MonitorPeriodSeconds: e.period.Seconds(), StuckAfterSeconds: e.stuckAfter.Seconds(), WriteAheadBytesPerS: max(0, int64(e.ahead)), MovesPerEdge: e.movesPerEdge, DiskSlots: e.diskSlots, Disks: []report.Disk{}, Faults: []report.Fault{}, DiskThrottleBytesPerS: e.throttle.Bytes,
 	}
 	for _, f := range e.faults {
 		c.Faults = append(c.Faults, report.Fault{Spec: f.Text})

@@ -27,6 +27,15 @@ import (
 // few MiB.
 const defaultMemory = 64 << 20
 
+// What the engine has where nothing else is asked for; see spillway.Config.MovesPerEdge and
+// permit.Config.Slots.
+const (
+	defaultMovesPerEdge = 2
+	defaultDiskSlots    = 16
+	leastDiskSlots      = 2 // one is the monitor's
+	mostDiskSlots       = 1 << 16
+)
+
 // engineFlags describe the engine that a command opens.
 type engineFlags struct {
 	gpu                  string
@@ -40,6 +49,9 @@ type engineFlags struct {
 	period               time.Duration
 	stuckAfter           time.Duration
 	ahead                rateFlag
+	movesPerEdge         int
+	diskSlots            int
+	config               string // the file that readConfig has read
 	throttle             tier.Amount
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
@@ -73,8 +85,11 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.DurationVar(&e.stuckAfter, "stuck-after", reservation.StuckAfter, "how long nothing may change before who waits for room in full memories is refused")
 	e.ahead = cmp.Or(e.ahead, 64<<20)
 	f.Var(&e.ahead, "write-ahead", "`SIZE` such as 64MiB that is copied to disk at most in a second while nothing else is needed, or off")
+	f.IntVar(&e.movesPerEdge, "moves-per-edge", defaultMovesPerEdge, "how many moves the monitor has under way from one space to one other, as `N`")
+	f.IntVar(&e.diskSlots, "disk-slots", defaultDiskSlots, "how many transfers with disks are under way at most, as `N`; one of them is the monitor's")
 	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
+	registerConfig(f, &e.config)
 }
 
 // must panics on an error that only a wrong constant can make.
@@ -96,6 +111,14 @@ func (e *engineFlags) validate() error {
 	}
 	if e.period < monitor.MinPeriod {
 		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)
+	}
+	for _, n := range []bounded{
+		{"moves-per-edge", int64(e.movesPerEdge), 1, monitor.MaxMovesPerEdge},
+		{"disk-slots", int64(e.diskSlots), leastDiskSlots, mostDiskSlots},
+	} {
+		if err := n.validate(); err != nil {
+			return err
+		}
 	}
 	if e.stuckAfter <= 0 {
 		return fail.Usagef("--stuck-after %v must be above 0 (such as 30s)", e.stuckAfter)

@@ -31,9 +31,10 @@ var groups = []struct {
 	{"Flags", nil},
 	{"Input", []string{"input", "repeat", "rows-per-batch", "seed"}},
 	{"Memories", []string{"gpu", "gpu-memory", "host-memory", "disk-memory", "disk", "limit", "trigger", "stop"}},
-	{"Moves and waits", []string{"policy", "codec", "encrypt", "monitor-period", "stuck-after", "write-ahead"}},
+	{"Moves and waits", []string{"policy", "codec", "encrypt", "monitor-period", "stuck-after", "write-ahead", "moves-per-edge", "disk-slots"}},
 	{"Faults and slow disks", []string{"fault", "disk-throttle"}},
-	{"Output", []string{"format", "json", "quiet"}},
+	{"Configuration", []string{"config"}},
+	{"Output", []string{"format", "json", "yaml", "quiet"}},
 	{"Profiles", []string{"cpuprofile", "memprofile", "trace"}},
 	{"Other", []string{"help", "version"}},
 }

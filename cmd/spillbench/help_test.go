@@ -90,7 +90,7 @@ func TestExamples(t *testing.T) {
 			}
 		}
 	})
-	for _, page := range []string{"../../README.md", "../../docs/spillbench.md"} {
+	for _, page := range []string{"../../README.md", "../../docs/spillbench.md", "../../docs/tuning.md"} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)

@@ -56,7 +56,7 @@ func TestEngineFlags(t *testing.T) {
 		return fs, cfg
 	}
 	flags, plain := configOf()
-	tested := make(map[string]bool)
+	tested := map[string]bool{configName: true} // by TestConfigFile
 	for _, c := range []struct {
 		args   string
 		heeded func(c spillway.Config) bool
@@ -77,6 +77,8 @@ func TestEngineFlags(t *testing.T) {
 		{"--stuck-after=7s", func(c spillway.Config) bool { return c.StuckAfter == 7*time.Second }},
 		{"--write-ahead=off", func(c spillway.Config) bool { return c.WriteAhead < 0 }},
 		{"--write-ahead=7MiB", func(c spillway.Config) bool { return c.WriteAhead == 7<<20 }},
+		{"--moves-per-edge=7", func(c spillway.Config) bool { return c.MovesPerEdge == 7 }},
+		{"--disk-slots=7", func(c spillway.Config) bool { return *c.Limits.Permits.Slots == 7 }},
 		{"--monitor-period=7ms", func(c spillway.Config) bool { return c.MonitorPeriod == 7*time.Millisecond }},
 		{"--disk-throttle=1MiB", func(c spillway.Config) bool { return c.Disks[0].FS != nil }},
 		{"--fault=op=write,kind=eio", func(c spillway.Config) bool { return c.Disks[0].FS != nil }},
@@ -313,7 +315,7 @@ func TestConfigIsTold(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
-		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stuck-after=9s", "--write-ahead=5MiB", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
+		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stuck-after=9s", "--write-ahead=5MiB", "--moves-per-edge=6", "--disk-slots=7", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
 	if r.status != 0 {
 		t.Fatalf("ended with %d: %s", r.status, r.stderr)
 	}
@@ -322,7 +324,7 @@ func TestConfigIsTold(t *testing.T) {
 	want := report.RunConfig{
 		Config: report.Config{
 			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20}},
-			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, StuckAfterSeconds: 9, WriteAheadBytesPerS: 5 << 20, Faults: []report.Fault{},
+			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, StuckAfterSeconds: 9, WriteAheadBytesPerS: 5 << 20, MovesPerEdge: 6, DiskSlots: 7, Faults: []report.Fault{},
 		},
 		Seed: 9, Repeat: 2, Passes: 3, Partitions: 4, Workers: 5, Place: "fits",
 	}

@@ -2,7 +2,8 @@
 // the machine in each of them, and how --format shows them.
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
-//	Reserve ── reserve  Quota ── quota      Topo ── topo              each with Header: schema, command, Env
+//	Reserve ── reserve  Quota ── quota      Topo ── topo    Tune ── tune
+//	each with Header: schema, command, Env
 //
 //	Document ── Page ───────▶ lines and tables: table, Markdown, CSV
 //	         ── Benchmarks ─▶ Go's benchmark format
@@ -95,6 +96,8 @@ type Config struct {
 	MonitorPeriodSeconds float64 `json:"monitor_period_seconds"`
 	StuckAfterSeconds    float64 `json:"stuck_after_seconds"`
 	WriteAheadBytesPerS  int64   `json:"write_ahead_bytes_per_s"` // at most; 0: none
+	MovesPerEdge         int     `json:"moves_per_edge"`          // of the monitor, at once
+	DiskSlots            int     `json:"disk_slots"`              // transfers with disks at once, at most
 	RowsPerBatch         int64   `json:"rows_per_batch"`          // 0: as the files have them
 	// DiskThrottleBytesPerS is the rate of each spill directory; 0: its own.
 	DiskThrottleBytesPerS int64   `json:"disk_throttle_bytes_per_s"`
@@ -282,7 +285,7 @@ type Waiters struct {
 }
 
 // Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Reserve, Quota,
-// Topo and Trace. Page shows it; notes are lines of their own.
+// Topo, Tune and Trace. Page shows it; notes are lines of their own.
 type Document interface {
 	Stamp(args []string, began time.Time)
 	Page(notes []string) *Page

@@ -53,8 +53,8 @@ func TestKeys(t *testing.T) {
 	warned := NewHeader("x", Env{}, []diag.Warning{{}})
 	warned.Stamp([]string{"--quiet"}, time.Unix(0, 0))
 	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
-		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger", "config.write_ahead_bytes_per_s",
-		"config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
+		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.moves_per_edge", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger", "config.write_ahead_bytes_per_s",
+		"config.disk_slots", "config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
 	disks := Config{Disks: []Disk{{}}, Faults: []Fault{{}}}
 	for _, c := range []struct {
 		document any

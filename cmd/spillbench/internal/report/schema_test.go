@@ -14,11 +14,11 @@ import (
 )
 
 // since are the keys that documents of older programs of this version of the schema do not have.
-var since = []string{"version", "go_version", "args", "time", "extent", "planned_bytes", "inconclusive", "samples"}
+var since = []string{"version", "go_version", "args", "time", "extent", "planned_bytes", "inconclusive", "samples", "moves_per_edge", "disk_slots"}
 
 // documents are the commands and what they write.
 var documents = map[string]Document{
-	"run": &Run{}, "verify": &Verify{}, "bandwidth": &Bandwidth{}, "reserve": &Reserve{}, "compare": &Compare{}, "quota": &Quota{}, "topo": &Topo{},
+	"run": &Run{}, "verify": &Verify{}, "bandwidth": &Bandwidth{}, "reserve": &Reserve{}, "compare": &Compare{}, "quota": &Quota{}, "topo": &Topo{}, "tune": &Tune{},
 	"trace replay": &Trace{}, "trace compare": &Trace{},
 }
 
@@ -180,7 +180,7 @@ func TestSchemaRefuses(t *testing.T) {
 		"a key less":          {func(v map[string]any) { delete(v, "files") }, false},
 		"another type":        {func(v map[string]any) { v["files"] = "none" }, false},
 		"another schema":      {func(v map[string]any) { v["schema"] = "spillway.spillbench/v2" }, false},
-		"another command":     {func(v map[string]any) { v["command"] = "tune" }, false},
+		"another command":     {func(v map[string]any) { v["command"] = "dance" }, false},
 		"no command":          {func(v map[string]any) { delete(v, "command") }, false},
 		"of another command":  {func(v map[string]any) { v["command"] = "run" }, false},
 		"no time":             {func(v map[string]any) { v["time"] = "today" }, false},

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/configfile"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/tune"
+	"github.com/spillway-db/spillway/monitor"
+)
+
+// tuneBriefly is a tune of runs of some milliseconds.
+func tuneBriefly(t *testing.T, args ...string) []string {
+	t.Helper()
+	return append(append([]string{"tune", writeTable(t, "t.arrow", 32, 2000), "--budget=3s"}, small...), args...)
+}
+
+// TestTune: it says of each setting what was tried, its YAML is a file for --config, with which run has
+// the values that were chosen, and the whole is better than the default or is the default.
+func TestTune(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "tuned.yaml")
+	spill := t.TempDir()
+	var doc report.Tune
+	decode(t, succeed(t, tuneBriefly(t, "--yaml", file, "--disk", spill+"=64MiB", "--codec=zstd", "--format=json", "-q")...).stdout, &doc)
+	if doc.Runs < 2 || doc.DefaultSeconds <= 0 || len(doc.Settings) == 0 || doc.Verdict == "" {
+		t.Errorf("%+v", doc)
+	}
+	if !doc.Better && !strings.Contains(doc.Verdict, "The configuration is the default.") || doc.Better && doc.Comparison.GainLow <= 0 {
+		t.Errorf("better %v: %s", doc.Better, doc.Verdict)
+	}
+	for _, s := range doc.Settings {
+		if s.Reason == "" || s.Name == "codec" || len(s.Tried) == 0 || !doc.Better && s.Chosen != s.Default {
+			t.Errorf("%+v", s)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || string(text) != doc.Chosen.YAML {
+		t.Fatalf("%q, %v, want %q", text, err, doc.Chosen.YAML)
+	}
+	var ran report.Run
+	decode(t, succeed(t, "run", "--config", file, "--format=json", "-q").stdout, &ran)
+	c := ran.Config
+	if c.Codec != "zstd" || c.GPUMemoryBytes != 512<<10 || len(c.Disks) != 1 || c.Disks[0].Dir != spill || c.Disks[0].CapacityBytes != 64<<20 {
+		t.Errorf("the file gives %+v", c)
+	}
+	for _, args := range [][]string{{"verify", writeTable(t, "v.arrow", 1, 100)}, {"compare", "--peer=arrow-ipc", "--rounds=1", "--gpu-memory=512KiB", "--host-memory=4MiB"}, {"trace", "record", filepath.Join(t.TempDir(), "r.trace")}} {
+		succeed(t, append(args, "--config", file, "-q")...)
+	}
+}
+
+// TestTuneYAMLAlone: --yaml - prints nothing else, so that it can be piped.
+func TestTuneYAMLAlone(t *testing.T) {
+	t.Parallel()
+	r := succeed(t, tuneBriefly(t, "--yaml=-", "--budget=1ms")...)
+	entries, err := configfile.Parse([]byte(r.stdout))
+	if err != nil || len(entries) < 15 {
+		t.Errorf("%v, %v in %q", entries, err, r.stdout)
+	}
+}
+
+// TestTuneOfASmallBudget: it says that nothing was tried, and which budget is enough.
+func TestTuneOfASmallBudget(t *testing.T) {
+	t.Parallel()
+	r := succeed(t, tuneBriefly(t, "--budget=1ms")...)
+	for _, want := range []string{"Nothing was tried", "give --budget ", "The configuration is the default.", "\nflags:\n", "\nYAML, for --config FILE:\n", "\nGo:\n", "  var config = spillway.Config{\n"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+}
+
+// TestTuneRefuses: wrong use is one line.
+func TestTuneRefuses(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--budget=0s":                "--budget 0s is out of range",
+		"--most-written=5%":          "--most-written 5%: a share",
+		"--yaml=- --format=json":     "both want standard output",
+		"--yaml=":                    "want FILE or -",
+		"--yaml=/nowhere/t.yaml":     "--yaml /nowhere/t.yaml cannot be written",
+		"--workers=0":                "--workers 0 is out of range",
+		"--policy=newest":            `--policy "newest" is unknown`,
+		"--input=/nowhere/x.parquet": "/nowhere/x.parquet",
+		"--format=benchfmt":          "--format",
+	} {
+		r := command(t, t.Context(), append([]string{"tune"}, strings.Fields(args)...)...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, want) || r.stdout != "" {
+			t.Errorf("%s: %d, %q, want %q", args, r.status, r.stderr, want)
+		}
+	}
+}
+
+// TestTuneInterrupted: an interrupted tune gives everything back; TestMain sees what it leaves.
+func TestTuneInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	time.AfterFunc(300*time.Millisecond, cancel)
+	if r := command(t, ctx, tuneBriefly(t, "--budget=5m", "--disk-throttle=8MiB", "-q")...); r.status != 130 || r.stdout != "" {
+		t.Errorf("ended with %d: %q", r.status, r.stderr)
+	}
+}
+
+// TestTuneFindsWrongData: wrong bytes are not a slow setting.
+func TestTuneFindsWrongData(t *testing.T) {
+	t.Parallel()
+	if r := command(t, t.Context(), tuneBriefly(t, "--fault=op=read,kind=bitflip,p=1", "-q")...); r.status != 1 {
+		t.Errorf("ended with %d: %q", r.status, r.stderr)
+	}
+}
+
+// TestTuneOnAFullDisk: what the default cannot do is an error of the machine, as of run.
+func TestTuneOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	args := append([]string{"--disk", t.TempDir() + "=64KiB", soon, "-q"}, small...)
+	want := command(t, t.Context(), append([]string{"run"}, args...)...)
+	r := command(t, t.Context(), append([]string{"tune"}, args...)...)
+	if r.status != 3 || want.status != 3 || strings.Count(r.stderr, "\n") != 1 || strings.Contains(r.stderr, tune.ErrRefused.Error()) {
+		t.Errorf("ended with %d: %q, and run with %d: %q", r.status, r.stderr, want.status, want.stderr)
+	}
+}
+
+// tuningOf is a search that has not begun, with these flags.
+func tuningOf(t *testing.T, args ...string) (*tuning, *pflag.FlagSet) {
+	t.Helper()
+	var f tuneFlags
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	f.run.register(fs)
+	if err := errors.Join(fs.Parse(args), f.run.validate()); err != nil {
+		t.Fatal(err)
+	}
+	tu := &tuning{flags: &f, log: &notes{}}
+	tu.knobs = f.knobs(fs, job.Result{Rows: 1000, Batches: 10})
+	for _, k := range tu.knobs {
+		tu.names = append(tu.names, k.setting())
+	}
+	return tu, fs
+}
+
+// TestKnobs: each value of each setting is one that run takes and is not the default; what was given is
+// left alone.
+func TestKnobs(t *testing.T) {
+	tu, fs := tuningOf(t)
+	if len(tu.knobs) < 10 {
+		t.Errorf("only %d settings", len(tu.knobs))
+	}
+	for i, k := range tu.knobs {
+		for v := range k.values {
+			c := make(tune.Choice, len(tu.knobs))
+			c[i] = v + 1
+			flags, set, err := tu.with(c)
+			if err == nil {
+				err = flags.validate()
+			}
+			if err != nil {
+				t.Errorf("%s: %v", tu.words(c), err)
+				continue
+			}
+			set.VisitAll(func(f *pflag.Flag) {
+				changed := f.Value.String() != fs.Lookup(f.Name).Value.String()
+				if changed && !slices.Contains(k.flags, f.Name) {
+					t.Errorf("%s changes --%s to %s", tu.words(c), f.Name, f.Value)
+				}
+			})
+			if got := tu.words(c); got == "the default" || strings.HasSuffix(got, " "+tu.names[i].Default) {
+				t.Errorf("%s is the default", got)
+			}
+		}
+	}
+	given, _ := tuningOf(t, "--workers=3", "--policy=lru", "--limit=0.95")
+	for _, s := range given.names {
+		if slices.Contains([]string{"workers", "policy", "trigger/stop"}, s.Name) {
+			t.Errorf("%s was given, and is tried", s.Name)
+		}
+	}
+	if len(given.names) != len(tu.names)-3 {
+		t.Errorf("%d settings of %d", len(given.names), len(tu.names))
+	}
+}
+
+// TestFormsAgree: flags, YAML and Go of a configuration are the same one.
+func TestFormsAgree(t *testing.T) {
+	spill := t.TempDir()
+	tu, fs := tuningOf(t, "--gpu=sim", "--gpu-memory=3MiB", "--host-memory=5MB", "--disk="+spill+"=9MiB", "--encrypt", "--stuck-after=7s")
+	c := make(tune.Choice, len(tu.knobs))
+	for i := range c {
+		c[i] = 1
+	}
+	res := tune.Result{Choice: c, Better: true, Last: tune.Gain{Median: 0.1}, LastDefault: []float64{1}, LastChosen: []float64{2}}
+	doc, err := tu.document(fs, once{machine: &machine{warnings: func() []spillway.Warning { return nil }}}, &res)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var byFlags, byFile runFlags
+	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	byFlags.register(set)
+	if err := errors.Join(set.Parse(doc.Chosen.Flags), byFlags.validate()); err != nil {
+		t.Fatalf("%q: %v", doc.Chosen.Flags, err)
+	}
+	set = pflag.NewFlagSet("test", pflag.ContinueOnError)
+	byFile.register(set)
+	entries, err := configfile.Parse([]byte(doc.Chosen.YAML))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		for _, v := range e.Values {
+			if err := set.Set(e.Key, v); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, name := range configured {
+		want, _, err := tu.with(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := func(f *runFlags) string {
+			fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+			var v runFlags
+			v.register(fs)
+			v = *f
+			return fs.Lookup(name).Value.String()
+		}
+		if text(&byFlags) != text(want) || text(&byFile) != text(want) {
+			t.Errorf("%s: %q by flags, %q by the file, want %q", name, text(&byFlags), text(&byFile), text(want))
+		}
+	}
+}
+
+// TestGoNames: each value of a flag has a name in Go.
+func TestGoNames(t *testing.T) {
+	for flag, names := range map[string]map[string]string{"gpu": goBackends, "policy": goPolicies, "codec": goCodecs} {
+		for _, v := range choices(flag) {
+			if names[v] == "" {
+				t.Errorf("--%s %s has no name in Go", flag, v)
+			}
+		}
+	}
+	for name := range goPolicies {
+		if _, err := monitor.ByName(name); err != nil {
+			t.Error(err)
+		}
+	}
+}
