@@ -70,6 +70,20 @@ func TestTyped(t *testing.T) {
 	}
 }
 
+// TestNamed: the tests and files that pages name are there.
+func TestNamed(t *testing.T) {
+	t.Parallel()
+	tests, err := Tests(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pages(t) {
+		for _, wrong := range Named(root, tests, p) {
+			t.Error(wrong)
+		}
+	}
+}
+
 // TestStyle: lines of prose are short enough to be read in a terminal.
 func TestStyle(t *testing.T) {
 	t.Parallel()
@@ -108,6 +122,11 @@ func TestRotIsFound(t *testing.T) {
 	}
 	links := func(p Page) []string { return Links(root, p) }
 	typed := func(p Page) []string { return Typed(root, p) }
+	tests, err := Tests(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(p Page) []string { return Named(root, tests, p) }
 	const head = "package main\nimport \"github.com/spillway-db/spillway\"\n"
 	for _, tt := range []struct {
 		what, text string
@@ -135,6 +154,9 @@ func TestRotIsFound(t *testing.T) {
 		{"a test that is gone", "```sh\ngo test -run '^TestGone$' ./repository\n```\n", typed, "nothing there is called TestGone"},
 		{"a script that is gone", "```sh\nscripts/gone.sh build\n```\n", typed, "no such script"},
 		{"a command that no test knows", "```console\n$ spilbench run\n```\n", typed, "no test knows"},
+		{"names", "`TestRotIsFound`, `internal/docstest/rules.go`, `Test`, `x.go`\n", named, ""},
+		{"the name of a test that is gone", "`TestGone`\n", named, "TestGone: no such test"},
+		{"the name of a file that is gone", "`internal/gone.go`\n", named, "no such file"},
 		{"a line of 100 columns", strings.Repeat("five ", 20) + "\n| " + strings.Repeat("five ", 30) + "|\n", Style, ""},
 		{"a line of 101 columns", strings.Repeat("five ", 20) + "!\n", Style, "101 columns"},
 		{"a registry", "```sh\npodman pull docker.io/x\n```\n", Style, "docker.io"},

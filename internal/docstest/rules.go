@@ -210,3 +210,46 @@ func declared(root string, packages []string, below bool, of, want *regexp.Regex
 	}
 	return false
 }
+
+var (
+	testName = regexp.MustCompile(`^(Test|Benchmark|Example|Fuzz)\w+$`)
+	fileName = regexp.MustCompile(`^[\w.-]+(/[\w.-]+)+\.(go|md|sh|json|yaml)$`)
+	function = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Example|Fuzz)\w+)\(`)
+)
+
+// Tests returns the names of all tests, benchmarks and examples of the module whose root is a
+// directory, those of nested modules too.
+func Tests(root string) (map[string]bool, error) {
+	names := make(map[string]bool)
+	err := filepath.WalkDir(root, func(name string, d os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		for _, m := range function.FindAllSubmatch(text, -1) {
+			names[string(m[1])] = true
+		}
+		return err
+	})
+	return names, err
+}
+
+// Named returns the tests and files that a page names between backquotes, and that are not there.
+func Named(root string, tests map[string]bool, p Page) []string {
+	var wrong []string
+	for _, l := range p.Prose {
+		for _, m := range inlineCode.FindAllStringSubmatch(l.Text, -1) {
+			switch {
+			case testName.MatchString(m[1]) && !tests[m[1]]:
+				wrong = append(wrong, fmt.Sprintf("%s:%d: %s: no such test", p.Name, l.Number, m[1]))
+			case fileName.MatchString(m[1]):
+				_, err := os.Stat(filepath.Join(root, m[1]))
+				_, beside := os.Stat(filepath.Join(root, path.Dir(p.Name), m[1]))
+				if err != nil && beside != nil {
+					wrong = append(wrong, fmt.Sprintf("%s:%d: %s: no such file", p.Name, l.Number, m[1]))
+				}
+			}
+		}
+	}
+	return wrong
+}
