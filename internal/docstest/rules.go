@@ -99,7 +99,7 @@ func Style(p Page) []string {
 var known = map[string]func(root string, words []string) error{
 	"go":         goCommand,
 	"spillbench": nil, // by the tests of that command
-	"mkdir":      nil, "cd": nil, "git": nil, "kubectl": nil, "podman": nil, "benchstat": nil, "echo": nil, "ulimit": nil, "mount": nil, "umount": nil, "mv": nil,
+	"mkdir":      nil, "cd": nil, "git": nil, "kubectl": nil, "podman": nil, "benchstat": nil, "echo": nil, "ulimit": nil, "mount": nil, "umount": nil, "mv": nil, "export": nil,
 }
 
 // Typed returns what is wrong with commands: words that no test knows, packages and scripts that are
@@ -139,7 +139,7 @@ func goCommand(root string, words []string) error {
 	if len(words) > 2 && words[0] == "-C" {
 		root, words = filepath.Join(root, words[1]), words[2:]
 	}
-	if len(words) == 0 || !slices.Contains([]string{"test", "run", "build", "vet", "get", "mod", "version"}, words[0]) {
+	if len(words) == 0 || !slices.Contains([]string{"test", "run", "build", "vet", "get", "mod", "version", "install"}, words[0]) {
 		return fmt.Errorf("no test knows that")
 	}
 	var packages []string

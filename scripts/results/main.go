@@ -91,7 +91,7 @@ type Figures struct {
 // Figure is one number.
 type Figure struct {
 	Name    string    `json:"name"` // of the benchmark, or of what else has measured it
-	Unit    string    `json:"unit"` // as the benchmark prints it
+	Unit    string    `json:"unit"` // as the benchmark prints it; of ns/op benchfmt makes sec/op
 	Median  float64   `json:"median"`
 	Samples []float64 `json:"samples,omitempty"`
 	Date    string    `json:"date,omitempty"` // if it is not that of the file
@@ -164,7 +164,7 @@ var rows = []row{
 	{"64 MiB batch, disk → host", "{} of the limit", []string{"Move/disk-host/64MiB of-limit"}, 2, 0, moves, "the same"},
 	{"64 MiB batch, GPU (simulated) → disk, and back", "{} and {} of the limit", []string{"Move/gpu-disk/64MiB of-limit", "Move/disk-gpu/64MiB of-limit"}, 2, 0, moves, "the same"},
 	{"64 MiB batch, GPU (simulated) → host, and back", "{} and {} of the limit", []string{"Move/gpu-host/64MiB of-limit", "Move/host-gpu/64MiB of-limit"}, 2, 0, moves, "the same"},
-	{"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs", []string{"SmallBatches/host ns/put", "SmallBatches/disk ns/put"}, 0, 1e-3, small, ""},
+	{"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs", []string{"SmallBatches/host sec/put", "SmallBatches/disk sec/put"}, 0, 1e6, small, ""},
 	{"4 KiB batches, spilled from host memory to disk", "{} MiB/s", []string{"TinySpill/host/4KiB MiB/s"}, 0, 0, tiny, ""},
 	{"the same, time of a core for each", "{} µs", []string{"TinySpill/host/4KiB cpu-us/batch"}, 1, 0, tiny, "the same"},
 	{"reserve and release", "{} ns", []string{"ReserveRelease/specific sec/op"}, 0, 1e9, reserve, ""},

@@ -99,6 +99,7 @@ pkg: github.com/spillway-db/spillway/convert
 BenchmarkMove/host-disk/64MiB-2         	       5	         1.128 GiB/s	         2.048 limit-GiB/s	         0.7371 of-limit
 BenchmarkMove/host-disk/64MiB-2         	       5	         1.128 GiB/s	         2.048 limit-GiB/s	         0.9 of-limit
 BenchmarkReserveRelease/specific         	 7383480	       178.7 ns/op	       0 B/op	       0 allocs/op
+BenchmarkSmallBatches/host-2         	     200	  58848598 ns/op	      6802 ns/drain	     29000 ns/put
 PASS
 `
 	if err := ofBenchmarks([]byte(printed), samples); err != nil {
@@ -108,7 +109,7 @@ PASS
 		t.Fatal(err)
 	}
 	for key, want := range map[string]float64{
-		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
+		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9, "SmallBatches/host sec/put": 29e-6, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
 	} {
 		if got := samples[key]; len(got) == 0 || median(got) < want*0.999 || median(got) > want*1.001 {
 			t.Errorf("%s is %v, not %v", key, got, want)
