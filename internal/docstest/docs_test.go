@@ -181,6 +181,9 @@ func TestRotIsFound(t *testing.T) {
 func TestPrints(t *testing.T) {
 	t.Parallel()
 	const page = "gpu:0  sim  64.0 MiB   12.5 s\n…\nverified: all 97 digests\n"
+	if !Prints("sum …, of 10\n", "sum f7, of 20\n") { // a comma behind a figure is no part of it
+		t.Error("a sum that ends with a figure")
+	}
 	for printed, want := range map[string]bool{
 		page: true,
 		"gpu:0 sim 1.5 GiB 3 ms\n\nmore\nand more\nverified: all 9 digests\n": true,
@@ -188,6 +191,7 @@ func TestPrints(t *testing.T) {
 		"gpu:0 sim 1.5 GiB 3 ms\nmore\nfailed: all 9 digests\n":               false,
 		"gpu:0 cuda 1.5 GiB 3 ms\nmore\nverified: all 9 digests\n":            false,
 		"": false,
+		"gpu:0 sim 64.0 MiB 12.5 s\nsum f0, of\nverified: all 97 digests\n": true,
 	} {
 		if Prints(page, printed) != want {
 			t.Errorf("%q: not %v", printed, want)

@@ -170,7 +170,7 @@ func (b Block) Steps() []Step {
 }
 
 var (
-	figure = regexp.MustCompile(`[0-9][0-9.,:]*( ?(B|KiB|MiB|GiB|ns|µs|ms|s|%)\b)?`)
+	figure = regexp.MustCompile(`[0-9]+([.,:][0-9]+)*( ?(B|KiB|MiB|GiB|ns|µs|ms|s|%)\b)?`)
 	blanks = regexp.MustCompile(`[ \t]+`)
 	row    = regexp.MustCompile(`0( 0)+\b`) // figures of a table, of which some are empty now and then
 )
