@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -31,7 +32,19 @@ var given = []struct{ name, of string }{
 	{"use", "func(*spillway.Handle)"},
 	{"shared", "*spillway.Budget"},
 	{"key", "[]byte"},
-	{"log", "*slog.Logger"},
+	{"log, logger", "*slog.Logger"},
+	{"cfg", "spillway.Config"},
+}
+
+// nested are modules of this repository that programs import, with what fragments may use where a
+// page uses them.
+var nested = []struct {
+	dir     string
+	imports []string
+	given   string
+}{
+	{"prometheus", []string{`"` + module + `/prometheus"`, `client "github.com/prometheus/client_golang/prometheus"`}, "registry *client.Registry, "},
+	{"otel", []string{`"` + module + `/otel"`, `"go.opentelemetry.io/otel/metric"`, `"go.opentelemetry.io/otel/trace"`}, "meterProvider metric.MeterProvider, tracerProvider trace.TracerProvider, "},
 }
 
 // imported are the packages that fragments may use without importing them, by their names.
@@ -48,24 +61,41 @@ const module = "github.com/spillway-db/spillway"
 type Checker struct {
 	fset    *token.FileSet
 	imports types.Importer
+	nested  map[string]bool // those that there are
 }
 
 // NewChecker asks the go tool for the packages of the module whose root is a directory.
 func NewChecker(root string) (*Checker, error) {
-	list := exec.Command("go", append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "log"}, imported...)...)
-	list.Dir = root
-	var failed bytes.Buffer
-	list.Stderr = &failed
-	out, err := list.Output()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s", err, failed.String())
-	}
 	files := make(map[string]string)
-	for line := range strings.Lines(string(out)) {
-		name, file, _ := strings.Cut(strings.TrimSpace(line), " ")
-		files[name] = file
+	add := func(dir string, packages ...string) error {
+		list := exec.Command("go", append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}"}, packages...)...)
+		list.Dir = dir
+		var failed bytes.Buffer
+		list.Stderr = &failed
+		out, err := list.Output()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, failed.String())
+		}
+		for line := range strings.Lines(string(out)) {
+			if name, file, _ := strings.Cut(strings.TrimSpace(line), " "); files[name] == "" {
+				files[name] = file
+			}
+		}
+		return nil
 	}
-	c := &Checker{fset: token.NewFileSet()}
+	if err := add(root, append([]string{"log"}, imported...)...); err != nil {
+		return nil, err
+	}
+	c := &Checker{fset: token.NewFileSet(), nested: make(map[string]bool)}
+	for _, n := range nested {
+		if _, err := os.Stat(filepath.Join(root, n.dir, "go.mod")); err != nil {
+			continue
+		}
+		if err := add(filepath.Join(root, n.dir), "."); err != nil {
+			return nil, err
+		}
+		c.nested[n.dir] = true
+	}
 	c.imports = importer.ForCompiler(c.fset, "gc", func(name string) (io.ReadCloser, error) {
 		if files[name] == "" {
 			return nil, fmt.Errorf("no page may import %s: add it to the list in code.go", name)
@@ -94,9 +124,16 @@ func (c *Checker) Check(name string, b Block) []string {
 		for _, p := range imported {
 			fmt.Fprintf(&head, "import %q\n", p)
 		}
-		head.WriteString("func _(")
+		params := ""
+		for _, n := range nested {
+			if c.nested[n.dir] && strings.Contains(text, n.dir+".") {
+				head.WriteString("import (\n" + strings.Join(n.imports, "\n") + "\n)\n")
+				params += n.given
+			}
+		}
+		head.WriteString("func _(" + params)
 		for _, g := range given {
-			if g.name == "log" && strings.Contains(text, "log.Fatal") {
+			if strings.HasPrefix(g.name, "log") && strings.Contains(text, "log.Fatal") {
 				continue
 			}
 			head.WriteString(g.name + " " + g.of + ", ")
