@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/spillway-db/spillway/internal/docstest"
 )
 
 // ofCobra reports whether a command is cobra's own: its help is, too.
@@ -90,17 +93,23 @@ func TestExamples(t *testing.T) {
 			}
 		}
 	})
-	for _, page := range []string{"../../README.md", "../../docs/spillbench.md", "../../docs/tuning.md"} {
-		text, err := os.ReadFile(page)
+	const root = "../.."
+	names, err := docstest.Names(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		page, err := docstest.Read(root, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		code := false
-		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "```") {
-				code = !code
-			} else if rest, ok := strings.CutPrefix(line, "go run ./cmd/spillbench"); ok && code {
-				all = append(all, typed{page, "spillbench" + rest})
+		for _, l := range page.Commands("go run ./cmd/spillbench", "spillbench") {
+			line := strings.Replace(l.Text, "go run ./cmd/spillbench", "spillbench", 1)
+			inConsole := slices.ContainsFunc(page.Blocks, func(b docstest.Block) bool { // which TestConsole runs
+				return b.Language == "console" && slices.ContainsFunc(b.Lines, func(of docstest.Line) bool { return of.Number == l.Number })
+			})
+			if !inConsole && strings.HasPrefix(line, "spillbench") && !strings.HasPrefix(line, "spillbench run: ") { // which is what it prints
+				all = append(all, typed{fmt.Sprintf("%s:%d", name, l.Number), line})
 			}
 		}
 	}

@@ -55,6 +55,8 @@ func TestRulesCanFail(t *testing.T) {
 		rule, path, text string
 		broken           bool
 	}{
+		"a program of scripts":          {"layout", "scripts/a/a.go", file("main"), false},
+		"one that imports":              {"imports", "scripts/a/a.go", file("main", own("tier")), true},
 		"up":                            {"imports", "batch/a.go", file("batch", own("tier")), false},
 		"down":                          {"imports", "tier/a.go", file("tier", own("batch")), true},
 		"down, in a file for darwin":    {"imports", "tier/a_darwin.go", "//go:build darwin\n\n" + file("tier", own("batch")), true},

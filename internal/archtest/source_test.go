@@ -126,13 +126,14 @@ func importRule(files []source) []string {
 	return broken
 }
 
-// layoutRule wants a place in the layout for every public package.
+// layoutRule wants a place in the layout for every public package. Programs have none: nothing
+// imports them, and those of scripts import nothing of the module.
 func layoutRule(files []source) []string {
 	var broken []string
 	for _, f := range files {
 		dir := f.dir()
 		top, _, _ := strings.Cut(dir, "/")
-		if isInternal(dir) || top == "cmd" || top == "examples" || slices.Contains(layout, dir) {
+		if isInternal(dir) || top == "cmd" || top == "examples" || top == "scripts" || slices.Contains(layout, dir) {
 			continue
 		}
 		line := dir + ": the package has no place in the layout"

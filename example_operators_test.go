@@ -1,0 +1,142 @@
+package spillway_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
+)
+
+// What docs/embedding.md shows of operators, run.
+
+// operators opens an engine with little memory, and a repository for each input of an operator,
+// into which it puts batches.
+func operators(ctx context.Context, dir string, batches int) (*spillway.Engine, []*spillway.Repository) {
+	eng := check(spillway.Open(ctx, spillway.Config{
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
+	}))
+	plan := check(eng.Plan("query-17"))
+	var inputs []*spillway.Repository
+	for port := range 2 {
+		repo := check(plan.Repository("join", port))
+		for range batches {
+			for rec, err := range numbers {
+				check(0, errors.Join(err, repo.Put(ctx, 0, rec)))
+			}
+		}
+		repo.CloseInput()
+		inputs = append(inputs, repo)
+	}
+	return eng, inputs
+}
+
+// A hash join holds the build side on the GPU while the batches of the probe side pass by. Its owner
+// makes the engine find deadlocks with others, and says in Holders who has the memory.
+func ExampleEngine_Holders() {
+	ctx := context.Background()
+	dir := check(os.MkdirTemp("", "spillway"))
+	defer os.RemoveAll(dir)
+	eng, inputs := operators(ctx, dir, 4)
+	build, probe := inputs[0], inputs[1]
+
+	owner := reservation.NewOwner("probe")
+	own := owner.Context(ctx)
+	var held []*spillway.Handle
+	for b := range build.Batches(0) { // they stay in the repository
+		held = append(held, check(eng.Mover().Acquire(own, b, spillway.AnyInTier(spillway.GPU))))
+	}
+	probed := 0
+	for h, err := range probe.Drain(own, 0, spillway.GPU) {
+		check(0, err)
+		probed++
+		if probed == 1 {
+			holders, _ := eng.Holders(h.Space().ID())
+			of := holders.Holders[0]
+			fmt.Printf("%d %ss of %s:%d, owner %s\n", of.Count, of.What, of.Operator, of.Port, of.Owner)
+		}
+		check(0, h.Close())
+	}
+	for _, h := range held {
+		check(0, h.Close())
+	}
+	fmt.Println("probed", probed)
+	check(0, eng.Close())
+	// Output:
+	// 4 handles of join:0, owner probe
+	// probed 4
+}
+
+// A sort takes as many batches as it may and makes a sorted run of them. A run is put away when
+// RunTask has returned, because the function may be called again.
+func ExampleEngine_RunTask_sort() {
+	ctx := context.Background()
+	dir := check(os.MkdirTemp("", "spillway"))
+	defer os.RemoveAll(dir)
+	eng, inputs := operators(ctx, dir, 10)
+	for run := 0; ; run++ {
+		claim, err := inputs[0].Claim(ctx, 0, 8)
+		if err == io.EOF {
+			break
+		}
+		check(0, err)
+		rows := 0
+		task := spillway.Task{Operator: "sort", Inputs: []*spillway.Claim{claim}, Output: spillway.None, Overhead: spillway.None}
+		check(0, eng.RunTask(ctx, task, func(_ context.Context, _ *spillway.Grant, in []*spillway.Handle) error {
+			rows = 0 // also when it is called again
+			for _, h := range in {
+				rows += int(h.Batch().Info().Descriptor.Rows)
+			}
+			return nil
+		}))
+		fmt.Println("run", run, "of", rows, "rows")
+	}
+	check(0, eng.Close())
+	// Output:
+	// run 0 of 65536 rows
+	// run 1 of 16384 rows
+}
+
+// A group-by builds its groups in a reservation, with Arrow's own builders. When the promise is used
+// up it gets an error, and puts the groups away.
+func ExampleEngine_Reserve() {
+	ctx := context.Background()
+	dir := check(os.MkdirTemp("", "spillway"))
+	defer os.RemoveAll(dir)
+	eng, _ := operators(ctx, dir, 0)
+	promise := check(eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 64<<10))
+	alloc := check(arrowmem.New(promise))
+	groups := array.NewInt64Builder(alloc)
+	err := arrowmem.Guard(func() error {
+		for i := int64(0); ; i++ {
+			groups.Append(i)
+		}
+	})
+	fmt.Println(errors.Is(err, spillway.ErrExceeded), groups.Len(), "groups")
+	groups.Release()
+	check(0, alloc.Close())
+	check(0, promise.Release())
+	check(0, eng.Close())
+	// Output: true 4096 groups
+}
+
+// numbers yields one batch of 8,192 rows.
+func numbers(yield func(arrow.RecordBatch, error) bool) {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil))
+	defer b.Release()
+	for i := range int64(8192) {
+		b.Field(0).(*array.Int64Builder).Append(i)
+	}
+	rec := b.NewRecordBatch()
+	defer rec.Release()
+	yield(rec, nil)
+}

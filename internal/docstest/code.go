@@ -1,0 +1,168 @@
+package docstest
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// given are the names that fragments of Go code may use without declaring them. A page that uses one
+// says what it is, or the name does.
+var given = []struct{ name, of string }{
+	{"ctx", "context.Context"},
+	{"eng", "*spillway.Engine"},
+	{"plan", "*spillway.Plan"},
+	{"repo, build, probe, runs, groups", "*spillway.Repository"},
+	{"rec", "arrow.RecordBatch"},
+	{"scan", "iter.Seq2[arrow.RecordBatch, error]"},
+	{"b", "*spillway.Batch"},
+	{"h", "*spillway.Handle"},
+	{"partition, partitions", "int"},
+	{"use", "func(*spillway.Handle)"},
+	{"shared", "*spillway.Budget"},
+	{"key", "[]byte"},
+	{"log, logger", "*slog.Logger"},
+	{"cfg", "spillway.Config"},
+}
+
+// nested are modules of this repository that programs import, with what fragments may use where a
+// page uses them.
+var nested = []struct {
+	dir     string
+	imports []string
+	given   string
+}{
+	{"prometheus", []string{`"` + module + `/prometheus"`, `client "github.com/prometheus/client_golang/prometheus"`}, "registry *client.Registry, "},
+	{"otel", []string{`"` + module + `/otel"`, `"go.opentelemetry.io/otel/metric"`, `"go.opentelemetry.io/otel/trace"`}, "meterProvider metric.MeterProvider, tracerProvider trace.TracerProvider, "},
+}
+
+// imported are the packages that fragments may use without importing them, by their names.
+var imported = []string{
+	"context", "errors", "fmt", "io", "iter", "log/slog", "os", "slices", "syscall", "time",
+	"github.com/apache/arrow-go/v18/arrow", "github.com/apache/arrow-go/v18/arrow/array", "github.com/apache/arrow-go/v18/arrow/memory",
+	module, module + "/batch", module + "/convert", module + "/convert/cdevice", module + "/events", module + "/monitor", module + "/repository",
+	module + "/reservation", module + "/reservation/admission", module + "/reservation/arrowmem", module + "/reservation/permit", module + "/tier", module + "/tier/cuda", module + "/tier/disk", module + "/tier/disk/faultfs", module + "/tier/faultdev",
+}
+
+const module = "github.com/spillway-db/spillway"
+
+// Checker checks Go code of pages against the module's packages.
+type Checker struct {
+	fset    *token.FileSet
+	imports types.Importer
+	nested  map[string]bool // those that there are
+}
+
+// NewChecker asks the go tool for the packages of the module whose root is a directory.
+func NewChecker(root string) (*Checker, error) {
+	files := make(map[string]string)
+	add := func(dir string, packages ...string) error {
+		list := exec.Command("go", append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}"}, packages...)...)
+		list.Dir = dir
+		var failed bytes.Buffer
+		list.Stderr = &failed
+		out, err := list.Output()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, failed.String())
+		}
+		for line := range strings.Lines(string(out)) {
+			if name, file, _ := strings.Cut(strings.TrimSpace(line), " "); files[name] == "" {
+				files[name] = file
+			}
+		}
+		return nil
+	}
+	if err := add(root, append([]string{"log"}, imported...)...); err != nil {
+		return nil, err
+	}
+	c := &Checker{fset: token.NewFileSet(), nested: make(map[string]bool)}
+	for _, n := range nested {
+		if _, err := os.Stat(filepath.Join(root, n.dir, "go.mod")); err != nil {
+			continue
+		}
+		if err := add(filepath.Join(root, n.dir), "."); err != nil {
+			return nil, err
+		}
+		c.nested[n.dir] = true
+	}
+	c.imports = importer.ForCompiler(c.fset, "gc", func(name string) (io.ReadCloser, error) {
+		if files[name] == "" {
+			return nil, fmt.Errorf("no page may import %s: add it to the list in code.go", name)
+		}
+		return os.Open(files[name])
+	})
+	return c, nil
+}
+
+// Check returns what the compiler would say of a block of Go code: of a file as it is, and of a
+// fragment as if it were the body of a function whose parameters are the given names. What a
+// fragment does not use is no mistake.
+func (c *Checker) Check(name string, b Block) []string {
+	text := b.Text()
+	first := 0
+	if len(b.Lines) > 0 {
+		first = b.Lines[0].Number
+	}
+	// A line directive makes the compiler speak of lines of the page.
+	at := fmt.Sprintf("//line %s:%d\n", name, first)
+	whole := slices.ContainsFunc(b.Lines, func(l Line) bool { return strings.HasPrefix(l.Text, "package ") })
+	source := at + text
+	if !whole {
+		var head strings.Builder
+		head.WriteString("package fragment\n")
+		for _, p := range imported {
+			fmt.Fprintf(&head, "import %q\n", p)
+		}
+		params := ""
+		for _, n := range nested {
+			if c.nested[n.dir] && strings.Contains(text, n.dir+".") {
+				head.WriteString("import (\n" + strings.Join(n.imports, "\n") + "\n)\n")
+				params += n.given
+			}
+		}
+		head.WriteString("func _(" + params)
+		for _, g := range given {
+			if strings.HasPrefix(g.name, "log") && strings.Contains(text, "log.Fatal") {
+				continue
+			}
+			head.WriteString(g.name + " " + g.of + ", ")
+		}
+		source = head.String() + ") error {\n{\n" + at + text + "\n}\nreturn nil\n}\n"
+		if _, err := parser.ParseFile(c.fset, name, source, 0); err != nil { // declarations, perhaps
+			declared := head.String()
+			declared = declared[:strings.Index(declared, "func _(")] + at + text
+			if _, err := parser.ParseFile(c.fset, name, declared, 0); err == nil {
+				source = declared
+			}
+		}
+	}
+	file, err := parser.ParseFile(c.fset, name, source, parser.ParseComments)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var wrong []string
+	conf := types.Config{
+		Importer: c.imports, GoVersion: "go1.26",
+		Error: func(err error) {
+			if e, ok := err.(types.Error); !ok || whole || !e.Soft {
+				wrong = append(wrong, err.Error())
+			}
+		},
+	}
+	if whole {
+		name = path.Join(name, file.Name.Name)
+	}
+	_, _ = conf.Check(name, c.fset, []*ast.File{file}, nil) // Error has got what is wrong
+	return wrong
+}
