@@ -17,6 +17,7 @@ var layout = []string{
 	"topology",
 	"tier",
 	"events",
+	"internal/timeline",
 	"internal/payload",
 	"internal/devpool",
 	"tier/tiertest",
