@@ -33,7 +33,7 @@ var groups = []struct {
 	{"Memories", []string{"gpu", "gpu-memory", "host-memory", "disk-memory", "disk", "limit", "trigger", "stop"}},
 	{"Moves and waits", []string{"policy", "codec", "encrypt", "monitor-period", "stuck-after", "write-ahead"}},
 	{"Faults and slow disks", []string{"fault", "disk-throttle"}},
-	{"Output", []string{"format", "json", "quiet"}},
+	{"Output", []string{"format", "json", "html", "perfetto", "listen", "quiet"}},
 	{"Profiles", []string{"cpuprofile", "memprofile", "trace"}},
 	{"Other", []string{"help", "version"}},
 }

@@ -20,6 +20,9 @@ import (
 // moves under way find some, too.
 const batchesInGPU = 16
 
+// mostTasks is how many tasks a document names that waited for room.
+const mostTasks = 50
+
 // Bounds of what may be asked for: far above sense, far below overflow.
 const (
 	maxPartitions = 1 << 16
@@ -34,10 +37,12 @@ type runFlags struct {
 	place      string
 	partitions int
 	passes     int
+	listen     string
+	perfetto   string
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
-	f := runFlags{output: outputFlags{figures: true}}
+	f := runFlags{output: outputFlags{figures: true, pictured: true}}
 	cmd := &cobra.Command{
 		Use:   "run [FILE]...",
 		Short: "Load a table through all tiers, work on it, verify it",
@@ -108,10 +113,14 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
 	f.engine.seed = f.input.seed
+	rec := f.record()
+	defer rec.end()
+	f.engine.events = rec.events()
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
 	}
+	rec.watch(m.engine)
 	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/batchesInGPU)
 	var bar progress.Bar
 	drawn := &bar
@@ -119,9 +128,17 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
 	cfg := f.job(m)
-	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, drawn
+	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, rec.progress(drawn)
 	res, err := job.Run(ctx, cfg)
 	drawn.Close()
+	rec.end()
+	took := time.Since(start)
+	line := rec.snapshot() // before limits are measured
+	var limits []report.Limit
+	if err == nil && (f.output.html != "" || f.listen != "") {
+		limits = m.limits(ctx, f.input.seed)
+	}
+	began := time.Now()
 	err = errors.Join(err, m.engine.Close())
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
@@ -134,7 +151,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		m.notes.add("on host", "the GPU cannot compute digests here: the bytes were copied back and digested in host memory")
 	}
 	doc := f.document(m, sources, res)
-	doc.WallSeconds = time.Since(start).Seconds()
+	doc.WallSeconds = (took + time.Since(began)).Seconds()
+	doc.Limits, doc.Timeline = limits, line
 	lines := m.notes.lines()
 	// The verdict goes first: it decides the status.
 	err = errors.Join(verdict(res), out.show(doc, lines))
@@ -178,6 +196,12 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		},
 	}
 	doc.Config.RowsPerBatch = f.input.rowsPerBatch
+	for _, w := range stats.Work {
+		doc.Work = append(doc.Work, report.Work{Plan: w.Plan, Operator: w.Operator, Port: w.Port, DownBytes: w.Down.Bytes, UpBytes: w.Up.Bytes, Unread: w.Unread})
+	}
+	for _, o := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
+		doc.Tasks = append(doc.Tasks, report.Task{Name: o.Owner, Waits: o.Waits, Total: o.Total.Seconds(), Longest: o.Longest.Seconds()})
+	}
 	for _, p := range res.Phases {
 		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
 	}
@@ -201,6 +225,7 @@ func edges(stats spillway.Stats) []report.Edge {
 			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
 			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
 			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
+			P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
 		})
 	}
 	return out

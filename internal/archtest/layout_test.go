@@ -18,6 +18,7 @@ var layout = []string{
 	"tier",
 	"events",
 	"internal/timeline",
+	"internal/page",
 	"internal/payload",
 	"internal/devpool",
 	"tier/tiertest",

@@ -45,6 +45,7 @@ type Recorder struct {
 			running, ended, failed series
 			now                    int64
 		}
+		copies  Copies
 		phases  []phase
 		notes   []Note
 		leftOut int64
@@ -79,8 +80,7 @@ func newAt(began time.Time) *Recorder {
 // Event records an event. It is for Config.Events.
 func (r *Recorder) Event(e events.Event) {
 	switch e.Kind {
-	case events.MoveBegun, events.WaitBegun, events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted,
-		events.PressureRose, events.PressureFell:
+	case events.MoveBegun, events.WaitBegun, events.AheadUsed, events.AheadWasted, events.PressureRose, events.PressureFell:
 		return
 	}
 	r.mu.Lock()
@@ -91,6 +91,18 @@ func (r *Recorder) Event(e events.Event) {
 		if e.Err == nil {
 			r.movedLocked(e, at)
 		}
+		return
+	case events.CopyMade:
+		r.mu.copies.Made += e.Bytes
+		if e.Ahead {
+			r.mu.copies.Ahead += e.Bytes
+		}
+		return
+	case events.CopyUsed:
+		r.mu.copies.Used += e.Bytes
+		return
+	case events.CopyDropped:
+		r.mu.copies.Dropped += e.Bytes
 		return
 	case events.WaitEnded:
 		w := &r.mu.waits
@@ -398,6 +410,7 @@ func (r *Recorder) Snapshot(points, most int) *Timeline {
 	slices.SortFunc(t.Causes, func(a, b Cause) int { return cmp.Compare(a.Name, b.Name) })
 	t.Waits = Waits{Ended: sum(&r.mu.waits.ended), Total: seconds(sum(&r.mu.waits.total)), Longest: seconds(level(&r.mu.waits.longest))}
 	t.Tasks = Tasks{Running: level(&r.mu.tasks.running), Ended: sum(&r.mu.tasks.ended), Failed: sum(&r.mu.tasks.failed)}
+	t.Copies = r.mu.copies
 	for _, p := range r.mu.phases {
 		end := r.mu.last
 		if !p.end.IsZero() {

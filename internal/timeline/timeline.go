@@ -13,7 +13,11 @@
 // additions.
 package timeline
 
-import "time"
+import (
+	"time"
+
+	"github.com/spillway-db/spillway/tier"
+)
 
 // Timeline is a recording, as plain values. Each series has one value for each interval.
 type Timeline struct {
@@ -25,6 +29,7 @@ type Timeline struct {
 	Causes          []Cause   `json:"causes"`
 	Waits           Waits     `json:"waits"`
 	Tasks           Tasks     `json:"tasks"`
+	Copies          Copies    `json:"copies"`
 	Phases          []Phase   `json:"phases"`
 	Notes           []Note    `json:"notes"`
 	NotesLeftOut    int64     `json:"notes_left_out"` // there was no room for them
@@ -62,6 +67,14 @@ type Waits struct {
 	Ended   []int64   `json:"ended"`           // how many
 	Total   []float64 `json:"total_seconds"`   // spent in this interval by all that waited
 	Longest []float64 `json:"longest_seconds"` // of those that ended
+}
+
+// Copies are those of batches that lie elsewhere, in bytes.
+type Copies struct {
+	Made    int64 `json:"made_bytes"`
+	Ahead   int64 `json:"ahead_bytes"` // of them, those that were written before their room was needed
+	Used    int64 `json:"used_bytes"`
+	Dropped int64 `json:"dropped_bytes"`
 }
 
 // Tasks are the tasks that ran.
@@ -107,4 +120,13 @@ func (t *Timeline) Values() (n int) {
 		n += len(c.Moves) + len(c.Bytes)
 	}
 	return n + 3*len(t.Waits.Ended) + 3*len(t.Tasks.Running)
+}
+
+// StateOf returns how full a space is.
+func StateOf(s *tier.Space) State {
+	u := s.Usage()
+	return State{
+		ID: s.ID().String(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
+		Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: s.Foreign(),
+	}
 }
