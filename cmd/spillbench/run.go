@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/page"
 )
 
 // batchesInGPU is how many generated batches the GPU space has room for: so workers and
@@ -80,6 +81,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
+	fs.StringVar(&f.perfetto, "perfetto", "", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
+	fs.StringVar(&f.listen, "listen", "", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
 
 func (f *runFlags) validate() error {
@@ -92,6 +95,9 @@ func (f *runFlags) validate() error {
 		}
 	}
 	if err := chosen("place", f.place); err != nil {
+		return err
+	}
+	if _, err := listenAddress(f.listen); err != nil {
 		return err
 	}
 	if err := f.input.validate(); err != nil {
@@ -113,6 +119,11 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
 	f.engine.seed = f.input.seed
+	live, err := f.serve(stderr)
+	if err != nil {
+		return err
+	}
+	defer live.close()
 	rec := f.record()
 	defer rec.end()
 	f.engine.events = rec.events()
@@ -122,6 +133,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	rec.watch(m.engine)
 	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/batchesInGPU)
+	live.show(func() *page.Report { return f.now(m, rec, sources, start, out.call.args) })
 	var bar progress.Bar
 	drawn := &bar
 	if !f.output.quiet && progress.OnTerminal(stderr) {
@@ -139,6 +151,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		limits = m.limits(ctx, f.input.seed)
 	}
 	began := time.Now()
+	live.hold() // what is shown must not read what changes now
 	err = errors.Join(err, m.engine.Close())
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
@@ -153,6 +166,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
 	doc.Limits, doc.Timeline = limits, line
+	live.end(ctx, doc, out.call)
 	lines := m.notes.lines()
 	// The verdict goes first: it decides the status.
 	err = errors.Join(verdict(res), out.show(doc, lines))

@@ -55,6 +55,7 @@ var layout = []string{
 	"monitor",
 	"internal/replay",
 	".",
+	"httpui",
 	"test",
 }
 
@@ -75,7 +76,7 @@ var rootMay = []string{"internal/host", "internal/sim"}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"diag", "topology", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
+var examplesMay = []string{"diag", "topology", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", ".", "httpui"}
 
 // embedding is the file that shows what most programs need, with one import of the module's.
 const embedding = "example_test.go"

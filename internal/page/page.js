@@ -44,7 +44,7 @@
     return uPlot.join(parts);
   }
   function line(name, color, format, more) {
-    return Object.assign({ label: name, stroke: color, width: 1.5, value: function (_, v) { return format(v); }, spanGaps: true, points: { show: false } }, more || {});
+    return Object.assign({ label: name, stroke: color, width: 1.5, value: function (_, v) { return v == null ? "" : " " + format(v); }, spanGaps: true, points: { show: false } }, more || {});
   }
   function mark(name, color, format) { return line(name, color, format, { width: 1, dash: [5, 4] }); }
 
@@ -64,7 +64,7 @@
         var end = u.valToPos(Math.min(p.end_seconds, u.scales.x.max), "x", true), wide = c.measureText(p.name).width;
         if (x > last && end - x > wide + 6 * devicePixelRatio) {
           c.fillStyle = css("--soft"); c.textBaseline = "bottom";
-          c.fillText(p.name, x + 4 * devicePixelRatio, u.bbox.top - 2 * devicePixelRatio);
+          c.fillText(p.name, x + 4 * devicePixelRatio, u.bbox.top - 7 * devicePixelRatio);
           last = x + wide;
         }
       });
@@ -110,7 +110,7 @@
     m = m || p.make();
     p.width = Math.max(200, Math.floor(p.hold.clientWidth));
     p.u = new uPlot({
-      width: p.width, height: m.height || 190, padding: [16, 8, 0, 0], series: [{ label: "at", value: function (_, v) { return time(v); } }].concat(m.series.slice(1)),
+      width: p.width, height: m.height || 190, padding: [22, 8, 0, 0], series: [{ label: "time", value: function (_, v) { return v == null ? "" : " " + time(v); } }].concat(m.series.slice(1)),
       axes: m.axes, scales: m.scales, bands: m.bands, hooks: { drawClear: m.under || [], draw: m.over || [] },
       cursor: { sync: { key: "time" }, points: { size: 5 }, y: false }, legend: { live: true, markers: { width: 2 } },
     }, m.data, p.hold);
@@ -181,7 +181,7 @@
         limits.forEach(function (l) {
           series.push(mark(l[0], l[2], perSecond));
           data = data.concat([data[0].map(function () { return l[1]; })]);
-          high = Math.max(high, Math.min(l[1], 4 * high)); // of a limit far away the curve keeps a quarter
+          if (l[1] < 2.5 * high) high = Math.max(high, l[1]); // one far away is in the words above alone
         });
         return { data: data, series: series, axes: axes(perSecond, true), over: [phases(of[0].r)], height: 160, scales: { x: { time: false }, y: { range: [0, Math.max(high * 1.1, 1)] } } };
       });
@@ -308,12 +308,13 @@
       return r.json();
     }).then(function (next) {
       told.classList.remove("late");
-      told.textContent = next.data.live ? "live" : "ended";
+      var word = next.data.live ? "live" : "ended";
+      if (told.textContent !== word) told.textContent = word;
       if (!printing && !getSelection().toString()) refresh(next);
       if (next.data.live) setTimeout(poll, 1000);
     }).catch(function () {
       told.classList.add("late");
-      told.textContent = "no answer: what is shown is the last that came";
+      told.textContent = "no answer: this is the last that came";
       setTimeout(poll, 3000);
     });
   }

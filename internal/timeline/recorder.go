@@ -42,8 +42,8 @@ type Recorder struct {
 		causes   map[string]*cause
 		waits    struct{ ended, total, longest series } // times in nanoseconds
 		tasks    struct {
-			running, ended, failed series
-			now                    int64
+			running       level
+			ended, failed series
 		}
 		copies  Copies
 		phases  []phase
@@ -55,9 +55,31 @@ type Recorder struct {
 // series has a value for each interval, up to the last one with any.
 type series struct{ v []int64 }
 
+// level is a series of what is there at a time. Intervals in which nobody looked have what was seen
+// last.
+type level struct {
+	series
+	now int64
+	at  int // the interval in which was looked last
+}
+
+// see records what is there now.
+func (l *level) see(i int, n int64) {
+	l.until(i)
+	l.now, l.at = n, max(l.at, i)
+	l.atLeast(i, n)
+}
+
+// until fills the intervals up to i.
+func (l *level) until(i int) {
+	for k := l.at + 1; k <= i && len(l.v) > 0; k++ {
+		l.atLeast(k, l.now)
+	}
+}
+
 type space struct {
 	State
-	used, reserved, copies, foreign series
+	used, reserved, copies, foreign level
 }
 
 type cause struct{ moves, bytes series }
@@ -112,13 +134,11 @@ func (r *Recorder) Event(e events.Event) {
 		return
 	case events.TaskBegun:
 		t := &r.mu.tasks
-		t.now++
-		t.running.atLeast(at, t.now)
+		t.running.see(at, t.running.now+1)
 		return
 	case events.TaskEnded:
 		t := &r.mu.tasks
-		t.running.atLeast(at, t.now)
-		t.now = max(0, t.now-1)
+		t.running.see(at, max(0, t.running.now-1))
 		t.ended.add(at, 1)
 		if e.Err == nil {
 			return
@@ -195,10 +215,10 @@ func (r *Recorder) Sample(at time.Time, spaces []State) {
 		}
 		s := r.mu.spaces[k]
 		s.State = now
-		s.used.atLeast(i, now.Used)
-		s.reserved.atLeast(i, now.Reserved)
-		s.copies.atLeast(i, now.Copies)
-		s.foreign.atLeast(i, now.Foreign)
+		s.used.see(i, now.Used)
+		s.reserved.see(i, now.Reserved)
+		s.copies.see(i, now.Copies)
+		s.foreign.see(i, now.Foreign)
 	}
 }
 
@@ -293,18 +313,27 @@ func (r *Recorder) indexLocked(at time.Time) int {
 	since := max(0, at.Sub(r.began))
 	for since/r.mu.interval >= intervals {
 		r.mu.interval *= 2
-		r.eachLocked(func(s *series, level bool) { s.merge(level) })
+		r.eachLocked((*series).merge)
+		for _, l := range r.levelsLocked() {
+			l.at /= 2
+		}
 	}
 	return int(since / r.mu.interval)
+}
+
+func (r *Recorder) levelsLocked() []*level {
+	all := []*level{&r.mu.tasks.running}
+	for _, s := range r.mu.spaces {
+		all = append(all, &s.used, &s.reserved, &s.copies, &s.foreign)
+	}
+	return all
 }
 
 // eachLocked calls f for all series; level says that the largest value of several counts, and not
 // their sum.
 func (r *Recorder) eachLocked(f func(s *series, level bool)) {
-	for _, s := range r.mu.spaces {
-		for _, one := range []*series{&s.used, &s.reserved, &s.copies, &s.foreign} {
-			f(one, true)
-		}
+	for _, l := range r.levelsLocked() {
+		f(&l.series, true)
 	}
 	for _, e := range r.mu.edges {
 		f(e, false)
@@ -316,7 +345,6 @@ func (r *Recorder) eachLocked(f func(s *series, level bool)) {
 	f(&r.mu.waits.ended, false)
 	f(&r.mu.waits.total, false)
 	f(&r.mu.waits.longest, true)
-	f(&r.mu.tasks.running, true)
 	f(&r.mu.tasks.ended, false)
 	f(&r.mu.tasks.failed, false)
 }
@@ -374,6 +402,10 @@ func (r *Recorder) Snapshot(points, most int) *Timeline {
 		t.Notes = []Note{}
 	}
 	last := r.indexLocked(r.mu.last)
+	for _, l := range r.levelsLocked() {
+		l.until(last)
+		l.at = max(l.at, last)
+	}
 	all := 0
 	r.eachLocked(func(*series, bool) { all++ })
 	times := 1 // intervals that become one
@@ -383,12 +415,12 @@ func (r *Recorder) Snapshot(points, most int) *Timeline {
 	interval := time.Duration(times) * r.mu.interval
 	t.IntervalSeconds = interval.Seconds()
 	count := last/times + 1
-	level := func(s *series) []int64 { return s.in(count, times, true) }
+	top := func(s *series) []int64 { return s.in(count, times, true) }
 	sum := func(s *series) []int64 { return s.in(count, times, false) }
 	for _, s := range r.mu.spaces {
 		t.Spaces = append(t.Spaces, Space{
 			ID: s.ID, Capacity: s.Capacity, Limit: s.Limit, Trigger: s.Trigger, Stop: s.Stop,
-			Used: level(&s.used), Reserved: level(&s.reserved), Copies: level(&s.copies), Foreign: level(&s.foreign),
+			Used: top(&s.used.series), Reserved: top(&s.reserved.series), Copies: top(&s.copies.series), Foreign: top(&s.foreign.series),
 		})
 	}
 	byID := func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal)) }
@@ -408,8 +440,8 @@ func (r *Recorder) Snapshot(points, most int) *Timeline {
 		t.Causes = append(t.Causes, Cause{Name: name, Moves: sum(&c.moves), Bytes: sum(&c.bytes)})
 	}
 	slices.SortFunc(t.Causes, func(a, b Cause) int { return cmp.Compare(a.Name, b.Name) })
-	t.Waits = Waits{Ended: sum(&r.mu.waits.ended), Total: seconds(sum(&r.mu.waits.total)), Longest: seconds(level(&r.mu.waits.longest))}
-	t.Tasks = Tasks{Running: level(&r.mu.tasks.running), Ended: sum(&r.mu.tasks.ended), Failed: sum(&r.mu.tasks.failed)}
+	t.Waits = Waits{Ended: sum(&r.mu.waits.ended), Total: seconds(sum(&r.mu.waits.total)), Longest: seconds(top(&r.mu.waits.longest))}
+	t.Tasks = Tasks{Running: top(&r.mu.tasks.running.series), Ended: sum(&r.mu.tasks.ended), Failed: sum(&r.mu.tasks.failed)}
 	t.Copies = r.mu.copies
 	for _, p := range r.mu.phases {
 		end := r.mu.last

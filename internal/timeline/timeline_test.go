@@ -160,6 +160,26 @@ func TestTasks(t *testing.T) {
 	}
 }
 
+// Where nobody looked, a space is as full as it was seen last, also after intervals have been merged.
+func TestLevelsStay(t *testing.T) {
+	began := time.Unix(1000, 0)
+	r := newAt(began)
+	r.Sample(began, []State{{ID: "gpu:0", Used: 5}})
+	r.Sample(began.Add(4*shortest), []State{{ID: "gpu:0", Used: 7}})
+	r.Event(events.Event{Kind: events.TaskBegun, At: began.Add(6 * shortest)})
+	if got := r.Snapshot(intervals, 1<<20).Spaces[0].Used; !slices.Equal(got, []int64{5, 5, 5, 5, 7, 7, 7}) {
+		t.Error(got)
+	}
+	r.Sample(began.Add(2*intervals*shortest), []State{{ID: "gpu:0", Used: 1}})
+	s := r.Snapshot(intervals, 1<<20)
+	if got := s.Spaces[0].Used; slices.Min(got[:len(got)-1]) != 5 || got[2] != 7 || got[len(got)-2] != 7 || got[len(got)-1] != 7 && got[len(got)-1] != 1 {
+		t.Error(got)
+	}
+	if got := s.Tasks.Running; got[len(got)-1] != 1 {
+		t.Error(got)
+	}
+}
+
 // All calls may be made at once.
 func TestTogether(t *testing.T) {
 	r := New()

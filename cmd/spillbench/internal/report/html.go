@@ -152,7 +152,7 @@ func (r *Run) run() page.Run {
 	var left []string
 	for _, s := range r.Spaces {
 		p.Spaces = append(p.Spaces, page.Space{ID: s.ID, Backend: s.Backend, Capacity: s.CapacityBytes, Peak: s.PeakBytes, End: s.EndBytes})
-		if s.EndBytes != 0 {
+		if s.EndBytes != 0 && r.Verify.Checked {
 			left = append(left, s.ID)
 		}
 	}
