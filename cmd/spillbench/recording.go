@@ -3,14 +3,18 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/perfetto"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/page"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/timeline"
 )
 
@@ -23,27 +27,60 @@ const inDocument = 240
 // recording is what happens in a run, over time. A nil one records nothing.
 type recording struct {
 	timeline *timeline.Recorder
-	trace    sink // of single events; may be nil
+	trace    *perfetto.Writer // of single events; may be nil
+	file     *stream          // that it is written to
+	to       *destination     // which that is
 
 	stop chan struct{} // nil: not watching
 	done sync.WaitGroup
 }
 
-// sink gets each event, and how full the spaces are.
-type sink interface {
-	Event(spillway.Event)
-	Sample(at time.Time, spaces []timeline.State)
-	// Flush writes what has been collected. It is called by one goroutine at a time.
-	Flush() error
-}
-
-// record returns a recording of what the flags want to show.
-func (f *runFlags) record() *recording {
+// record returns a recording of what the flags want to show; nil if they want none. The caller must
+// call finish.
+func (f *runFlags) record() (*recording, error) {
 	o := &f.output
 	if o.json == "" && o.html == "" && o.printed() != report.JSON && f.listen == "" && f.perfetto == "" {
+		return nil, nil
+	}
+	r := &recording{timeline: timeline.New()}
+	if f.perfetto == "" {
+		return r, nil
+	}
+	var err error
+	if r.to, err = newDestination("--perfetto", f.perfetto); err != nil {
+		return nil, err
+	}
+	if r.file, err = r.to.stream(); err != nil {
+		return nil, errors.Join(fail.Environmentf("%s: %w", r.to.flag, pathless(err)), r.to.close())
+	}
+	r.trace = perfetto.New(r.file, perfetto.Most)
+	return r, nil
+}
+
+// finish ends the recording, and puts the trace in its place if it is to be kept. Nothing may happen
+// in the engine any more. A second call does nothing.
+func (r *recording) finish(keep bool, log *notes) error {
+	r.end()
+	if r == nil || r.file == nil {
 		return nil
 	}
-	return &recording{timeline: timeline.New()}
+	file := r.file
+	r.file = nil
+	defer r.to.close()
+	if !keep {
+		return file.drop()
+	}
+	left, err := r.trace.Close()
+	if err != nil {
+		return errors.Join(fail.Environmentf("writing %s: %w", r.to.flag, pathless(err)), file.drop())
+	}
+	if left > 0 {
+		log.add("trace is full", fmt.Sprintf("of the trace %d events were left out: it has %s at most", left, size.Approx(perfetto.Most)))
+	}
+	if err := file.keep(); err != nil {
+		return fail.Environmentf("writing %s: %w", r.to.flag, pathless(err))
+	}
+	return nil
 }
 
 // event is for Config.Events.

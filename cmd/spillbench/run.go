@@ -124,8 +124,11 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer live.close()
-	rec := f.record()
-	defer rec.end()
+	rec, err := f.record()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rec.finish(false, nil)) }()
 	f.engine.events = rec.events()
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
@@ -153,6 +156,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	began := time.Now()
 	live.hold() // what is shown must not read what changes now
 	err = errors.Join(err, m.engine.Close())
+	err = errors.Join(err, rec.finish(ctx.Err() == nil, m.notes)) // also of a run that failed: it may show why
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}

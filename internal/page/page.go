@@ -35,6 +35,9 @@ const (
 	Numbers = 50_000
 )
 
+// mostAdvice is how much advice a page has. What comes later matters less.
+const mostAdvice = 6
+
 // Report is what a page shows: one run, or two that are compared.
 type Report struct {
 	Title string
@@ -248,7 +251,8 @@ func (r *Report) view() (view, error) {
 		v.Differ = differ(&r.Runs[0], &r.Runs[1])
 	}
 	for i := range r.Runs {
-		for _, a := range advise(&r.Runs[i]) {
+		found := advise(&r.Runs[i])
+		for _, a := range found[:min(len(found), mostAdvice/len(r.Runs))] {
 			if v.Two {
 				a.What = letter(i) + ": " + a.What
 			}

@@ -63,8 +63,8 @@
         c.beginPath(); c.moveTo(x, u.bbox.top); c.lineTo(x, u.bbox.top + u.bbox.height); c.stroke();
         var end = u.valToPos(Math.min(p.end_seconds, u.scales.x.max), "x", true), wide = c.measureText(p.name).width;
         if (x > last && end - x > wide + 6 * devicePixelRatio) {
-          c.fillStyle = css("--soft"); c.textBaseline = "bottom";
-          c.fillText(p.name, x + 4 * devicePixelRatio, u.bbox.top - 7 * devicePixelRatio);
+          c.fillStyle = css("--soft"); c.textBaseline = "bottom"; c.textAlign = "left";
+          c.fillText(p.name, x + 2 * devicePixelRatio, u.bbox.top - 7 * devicePixelRatio);
           last = x + wide;
         }
       });
@@ -78,8 +78,8 @@
   function axes(format, bytes) {
     var ink = css("--soft"), grid = { stroke: css("--grid"), width: 1 }, ticks = { stroke: css("--grid"), width: 1, size: 4 }, font = "11px system-ui, sans-serif";
     return [
-      { stroke: ink, grid: { show: false }, ticks: ticks, font: font, size: 30, values: function (_, v) { return v.map(time); } },
-      Object.assign({ stroke: ink, grid: grid, ticks: ticks, font: font, size: 68, values: function (_, v) { return v.map(format); } }, bytes ? { incrs: powers } : {}),
+      { stroke: ink, grid: { show: false }, ticks: ticks, font: font, size: 30, values: function (_, v) { return v.map(function (x) { return time(x); }); } },
+      Object.assign({ stroke: ink, grid: grid, ticks: ticks, font: font, size: 68, values: function (_, v) { return v.map(function (x) { return format(x); }); } }, bytes ? { incrs: powers } : {}),
     ];
   }
 
