@@ -52,7 +52,9 @@ func differ(a, b *Run) (all []Difference) {
 		}
 	}
 	order := []string{"time", "configuration", "phases", "limits", "moves", "results", "waits", "machine"}
-	slices.SortStableFunc(all, func(a, b Difference) int { return cmp.Compare(slices.Index(order, a.About), slices.Index(order, b.About)) })
+	slices.SortStableFunc(all, func(a, b Difference) int {
+		return cmp.Compare(slices.Index(order, a.About), slices.Index(order, b.About))
+	})
 	return all
 }
 

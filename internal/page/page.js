@@ -177,11 +177,12 @@
           series.push(line(label(o.r, "moved"), color, perSecond, { fill: faint(color, two() ? 0.08 : 0.22) }));
           if (o.r.limits[name]) limits.push([label(o.r, "raw limit"), o.r.limits[name], two() ? color : css("--mark")]);
         });
-        var data = align(parts);
+        var data = align(parts), curve = high;
         limits.forEach(function (l) {
+          if (l[1] > 2.5 * curve) return; // one far away is in the words above alone
           series.push(mark(l[0], l[2], perSecond));
           data = data.concat([data[0].map(function () { return l[1]; })]);
-          if (l[1] < 2.5 * high) high = Math.max(high, l[1]); // one far away is in the words above alone
+          high = Math.max(high, l[1]);
         });
         return { data: data, series: series, axes: axes(perSecond, true), over: [phases(of[0].r)], height: 160, scales: { x: { time: false }, y: { range: [0, Math.max(high * 1.1, 1)] } } };
       });

@@ -4,6 +4,7 @@ package pagetest
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -51,7 +52,16 @@ func Start(t testing.TB) *Browser {
 	if path == "" {
 		t.Skip("there is no chromium, chromium-browser or google-chrome in PATH (apt-get install chromium)")
 	}
-	dir := t.TempDir()
+	// The path of a socket in it has 108 bytes at most, for which a test's own directory is too long.
+	dir, err := os.MkdirTemp("/tmp", "spillway-chromium-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	theirs, to, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -65,6 +75,8 @@ func Start(t testing.TB) *Browser {
 		"--remote-debugging-pipe", "--user-data-dir="+dir+"/profile", "about:blank")
 	cmd.ExtraFiles = []*os.File{theirs, ours}
 	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_CONFIG_HOME="+dir, "XDG_CACHE_HOME="+dir)
+	said := new(bytes.Buffer) // read only after the browser has ended
+	cmd.Stderr = said
 	if err := cmd.Start(); err != nil {
 		t.Skipf("%s does not start: %v", path, err)
 	}
@@ -98,6 +110,9 @@ func Start(t testing.TB) *Browser {
 		case <-time.After(patience):
 			_ = cmd.Process.Kill()
 			<-ended
+		}
+		if t.Failed() {
+			t.Logf("the browser said: %s", said)
 		}
 		_ = to.Close()
 		_ = from.Close()

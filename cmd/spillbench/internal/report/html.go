@@ -126,10 +126,10 @@ func (c Config) settings() []page.Setting {
 		s("written ahead, a second", perSecond(c.WriteAheadBytesPerS), "--write-ahead", "WriteAhead"),
 		s("disk slowed down to, a second", perSecond(c.DiskThrottleBytesPerS), "--disk-throttle", ""),
 	}
-	if len(faults) > 0 {
-		all = append(all, s("faults", strings.Join(faults, ", "), "--fault", ""))
+	if len(faults) == 0 {
+		faults = []string{"none"}
 	}
-	return all
+	return append(all, s("faults", strings.Join(faults, ", "), "--fault", ""))
 }
 
 // seconds writes a time as flags take it.
