@@ -200,7 +200,7 @@ func TestInBrowser(t *testing.T) {
 		if err := os.WriteFile(path, page.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		for _, how := range []pagetest.How{{Width: 1200, Height: 900}, {Width: 1200, Height: 900, Dark: true}, {Width: 380, Height: 800, Dark: name == "two"}} {
+		for _, how := range []pagetest.How{{Width: 1200, Height: 900}, {Width: 1200, Height: 900, Dark: true}, {Width: 380, Height: 800, Dark: name == "two"}, {Width: 760, Height: 1000, Print: true}} {
 			s := b.Look("file://"+path, how)
 			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Injected {
 				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, injected %v", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Injected)

@@ -184,6 +184,7 @@ func (b *Browser) await(what string, is func(message) bool) {
 type How struct {
 	Width, Height int
 	Dark          bool
+	Print         bool   // as it is printed
 	Until         string // an expression that is to become true before the page is looked at; may be empty
 }
 
@@ -215,7 +216,11 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 	if how.Dark {
 		theme = "dark"
 	}
-	b.call(id, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": theme}}}, nil)
+	media := ""
+	if how.Print {
+		media = "print"
+	}
+	b.call(id, "Emulation.setEmulatedMedia", map[string]any{"media": media, "features": []map[string]string{{"name": "prefers-color-scheme", "value": theme}}}, nil)
 	b.call(id, "Emulation.setDeviceMetricsOverride", map[string]any{"width": how.Width, "height": how.Height, "deviceScaleFactor": 1, "mobile": how.Width < 500}, nil)
 	b.seen = nil
 	b.call(id, "Page.navigate", map[string]any{"url": url}, nil)
