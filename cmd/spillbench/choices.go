@@ -84,12 +84,14 @@ func takesFiles(cmd *cobra.Command) bool { return strings.Contains(cmd.Use, "FIL
 // completionOf returns what a shell offers for a flag.
 func completionOf(cmd *cobra.Command, flag string) cobra.CompletionFunc {
 	switch flag {
-	case "input", "config", "cpuprofile", "memprofile", "trace":
+	case "input", "config", "cpuprofile", "memprofile", "trace", "perfetto":
 		return offer(cobra.ShellCompDirectiveDefault)
-	case "json", "yaml":
+	case "json", "html", "yaml":
 		return offer(cobra.ShellCompDirectiveDefault, "-")
 	case "disk", "root", "ledger":
 		return offer(cobra.ShellCompDirectiveFilterDirs)
+	case "listen":
+		return offer(cobra.ShellCompDirectiveNoFileComp, "127.0.0.1:0", "localhost:8080")
 	case "write-ahead":
 		return offer(cobra.ShellCompDirectiveNoFileComp, "off", "64MiB")
 	case "between":

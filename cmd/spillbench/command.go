@@ -86,7 +86,7 @@ labelled sim.`
 	root.SetUsageFunc(usage)
 	root.DisableAutoGenTag = true // of man pages
 	addVersion(root, stdout)
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTune(stdout, stderr), newTrace(stdout, stderr), newSchema(stdout), newMan())
+	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTune(stdout, stderr), newTrace(stdout, stderr), newReport(stdout, stderr), newSchema(stdout), newMan())
 	root.SetHelpCommand(newHelp())
 	root.SetOut(stdout)
 	root.SetErr(stderr)

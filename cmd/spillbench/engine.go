@@ -52,7 +52,7 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 		return nil, err
 	}
 	cfg.Logger = slog.New(log)
-	cfg.Trace = e.trace
+	cfg.Trace, cfg.Events = e.trace, e.events
 	faults, err := e.inject(&cfg)
 	if err != nil {
 		return nil, err

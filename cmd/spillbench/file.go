@@ -82,3 +82,63 @@ func renameOr(from, to string) error {
 	}
 	return nil
 }
+
+// stream is a file that is written bit by bit. It has its name when it is whole: a process killed
+// before leaves nothing, where files without a name can be.
+type stream struct {
+	to *destination
+	f  *os.File // the device, or a file
+	// temporary is the name that the file has until it is whole; empty: none.
+	temporary string
+}
+
+// stream begins to write to the destination.
+func (d *destination) stream() (*stream, error) {
+	if d.device != nil {
+		return &stream{to: d, f: d.device}, nil
+	}
+	f, err := system.OpenNameless(filepath.Dir(d.path))
+	if err == nil {
+		return &stream{to: d, f: f}, nil
+	}
+	if f, err = os.CreateTemp(filepath.Dir(d.path), ".spillbench-*"); err != nil {
+		return nil, err
+	}
+	return &stream{to: d, f: f, temporary: f.Name()}, nil
+}
+
+// Write writes more.
+func (s *stream) Write(p []byte) (int, error) { return s.f.Write(p) }
+
+// keep puts what was written in its place, and drop leaves what was there before. One of them must be
+// called.
+func (s *stream) keep() error {
+	if s.to.device != nil {
+		return nil // who opened it closes it
+	}
+	err := s.f.Chmod(0o644)
+	switch {
+	case err != nil:
+	case s.temporary != "":
+		err = os.Rename(s.temporary, s.to.path)
+		if err == nil {
+			s.temporary = ""
+		}
+	default:
+		if err = system.GiveName(s.f, s.to.path); errors.Is(err, fs.ErrExist) {
+			err = replaceBy(s.f, s.to.path)
+		}
+	}
+	return errors.Join(err, s.drop())
+}
+
+func (s *stream) drop() error {
+	if s.to.device != nil {
+		return nil
+	}
+	err := s.f.Close()
+	if s.temporary != "" {
+		err = errors.Join(err, os.Remove(s.temporary))
+	}
+	return err
+}

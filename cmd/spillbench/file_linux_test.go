@@ -33,7 +33,7 @@ func TestNoNames(t *testing.T) {
 	if err := new(engineFlags).usableDir(dir); err != nil {
 		t.Fatal(err)
 	}
-	flags := outputFlags{json: jsonFlag(filepath.Join(dir, "r.json"))}
+	flags := outputFlags{json: fileFlag(filepath.Join(dir, "r.json"))}
 	o, err := flags.open(t.Context(), nil, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/convert"
@@ -63,8 +64,9 @@ type engineFlags struct {
 	probe  func(dir string) error
 	diskOf func(ctx context.Context, dir string, opt topology.Options) (topology.Location, error)
 	// watch returns the file system of a volume that has neither faults nor a rate; may be nil.
-	watch func(disk int) disk.FS
-	trace io.Writer // gets what happens in the engine; may be nil
+	watch  func(disk int) disk.FS
+	trace  io.Writer            // gets what happens in the engine; may be nil
+	events func(spillway.Event) // the same, as it happens; may be nil
 }
 
 // register adds the flags; a codec that is set is the default.

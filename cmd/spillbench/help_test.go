@@ -124,7 +124,9 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s: %q is no call of spillbench", c.where, c.line)
 			continue
 		}
-		cmd, args, err := newRoot(io.Discard, io.Discard).Find(words[1:])
+		root := newRoot(io.Discard, io.Discard)
+		new(profileFlags).register(root)
+		cmd, args, err := root.Find(words[1:])
 		if err == nil {
 			err = cmd.ParseFlags(args)
 		}

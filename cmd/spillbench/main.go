@@ -11,6 +11,7 @@
 //	spillbench topo                 what the machine has
 //	spillbench tune                 settings with which a run is faster here
 //	spillbench trace                a run again, by other policies and on other machines
+//	spillbench report A [B]         a page of a result, or of two compared
 //	spillbench schema               what the JSON of all of them has
 //
 // Its exit status is 0 if all is well, 1 if data was wrong or a fault made with --fault was not

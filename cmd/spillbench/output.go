@@ -19,9 +19,57 @@ import (
 type output struct {
 	flags          *outputFlags
 	stdout, stderr io.Writer
-	target         string   // the file that JSON goes to; empty: none
-	call           call     // of the program
-	device         *os.File // instead of target where that is no regular file: written to, never replaced
+	json, html     *destination // nil: none, or standard output
+	call           call         // of the program
+}
+
+// destination is a file that something is written to.
+type destination struct {
+	flag   string   // that named it, with the name
+	path   string   // a link stays, and what it leads to is replaced
+	device *os.File // instead of path where that is no regular file: written to, never replaced
+}
+
+// newDestination checks that a file can be written. The caller must close it.
+func newDestination(flag, name string) (*destination, error) {
+	d := &destination{flag: flag + " " + name, path: name}
+	if real, err := filepath.EvalSymlinks(name); err == nil {
+		d.path = real
+	}
+	info, err := os.Stat(d.path)
+	switch {
+	case err == nil && !info.Mode().IsRegular(): // a directory cannot be opened so
+		d.device, err = os.OpenFile(d.path, os.O_WRONLY, 0)
+	default:
+		err = probeDir(filepath.Dir(d.path))
+	}
+	if err != nil {
+		return nil, fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", d.flag, pathless(err))
+	}
+	return d, nil
+}
+
+// write writes the text, and puts it in its place.
+func (d *destination) write(text []byte) (err error) {
+	if d.device != nil {
+		_, err = d.device.Write(text)
+	} else {
+		err = storeFile(d.path, text)
+	}
+	if err != nil {
+		return fail.Environmentf("writing %s: %w", d.flag, pathless(err))
+	}
+	return nil
+}
+
+// close closes the device, if there is one.
+func (d *destination) close() error {
+	if d == nil || d.device == nil {
+		return nil
+	}
+	f := d.device
+	d.device = nil
+	return f.Close()
 }
 
 // open prepares the output of the call that ctx is of. The caller must close it.
@@ -30,50 +78,54 @@ func (f *outputFlags) open(ctx context.Context, stdout, stderr io.Writer) (*outp
 		return nil, err
 	}
 	o := &output{flags: f, stdout: stdout, stderr: stderr, call: callOf(ctx)}
-	path := string(f.json)
-	if path == "" || path == "-" {
-		return o, nil
-	}
-	o.target = path
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		o.target = real // a link stays, and what it leads to is replaced
-	}
-	info, err := os.Stat(o.target)
-	switch {
-	case err == nil && !info.Mode().IsRegular(): // a directory cannot be opened so
-		o.device, err = os.OpenFile(o.target, os.O_WRONLY, 0)
-		o.target = ""
-	default:
-		err = probeDir(filepath.Dir(o.target))
-	}
-	if err != nil {
-		return nil, fail.Usagef("--json %s cannot be written: %w (name a file in a directory that you may write to)", path, pathless(err))
+	for _, to := range []struct {
+		flag, name string
+		where      **destination
+	}{{"--json", string(f.json), &o.json}, {"--html", string(f.html), &o.html}} {
+		if to.name == "" || to.name == "-" {
+			continue
+		}
+		d, err := newDestination(to.flag, to.name)
+		if err != nil {
+			return nil, errors.Join(err, o.close())
+		}
+		*to.where = d
 	}
 	return o, nil
 }
 
-// show writes the document where --json says, and prints it as --format says.
+// show writes the document where --json and --html say, and prints it as --format says.
 func (o *output) show(document report.Document, notes []string) error {
-	return errors.Join(o.write(document), o.print(document, notes))
+	return errors.Join(o.write(document), o.picture(document), o.print(document, notes))
 }
 
-// write writes the document to the file that --json names, if there is one, and puts it in its place.
+// write writes the document to the file that --json names, if there is one.
 func (o *output) write(document any) error {
-	if o.flags.json == "" || o.flags.json == "-" {
+	if o.json == nil {
 		return nil
 	}
 	text, err := o.encode(document)
-	switch {
-	case err != nil:
-	case o.device != nil:
-		_, err = o.device.Write(text)
-	default:
-		err = storeFile(o.target, text)
-	}
 	if err != nil {
-		return fail.Environmentf("writing --json %s: %w", string(o.flags.json), pathless(err))
+		return err
 	}
-	return nil
+	return o.json.write(text)
+}
+
+// picture writes the page that --html asks for.
+func (o *output) picture(document report.Document) error {
+	if o.flags.html == "" {
+		return nil
+	}
+	doc := document.(report.Pictured) // as outputFlags.pictured says
+	doc.Stamp(o.call.args, o.call.began)
+	var b bytes.Buffer
+	if err := report.WriteHTML(&b, nil, doc); err != nil {
+		return err
+	}
+	if o.html == nil {
+		return o.toStdout(b.Bytes())
+	}
+	return o.html.write(b.Bytes())
 }
 
 // encode returns the document as JSON, with what it says of the call.
@@ -116,15 +168,8 @@ func (o *output) toStdout(text []byte) error {
 	return nil
 }
 
-// close closes the device, if there is one.
-func (o *output) close() error {
-	f := o.device
-	o.device = nil
-	if f == nil {
-		return nil
-	}
-	return f.Close()
-}
+// close closes what is open.
+func (o *output) close() error { return errors.Join(o.json.close(), o.html.close()) }
 
 // warn prints notes where what is printed has none. It is for commands that went well: an error is
 // one line.

@@ -13,12 +13,15 @@ import (
 
 // outputFlags say where results go and in which form; every command that has results has them.
 type outputFlags struct {
-	json   jsonFlag
+	json   fileFlag
+	html   fileFlag
 	format formatFlag
 	quiet  bool
 
 	// figures says that the command measures something that benchstat can compare.
 	figures bool
+	// pictured says that there is a page about its results.
+	pictured bool
 }
 
 func (o *outputFlags) register(f *pflag.FlagSet) {
@@ -28,12 +31,17 @@ func (o *outputFlags) register(f *pflag.FlagSet) {
 	}
 	f.Var(&o.format, "format", "how the result is printed, by `NAME`: "+either(formats)+" (default table)")
 	f.Var(&o.json, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
+	if o.pictured {
+		f.Var(&o.html, "html", "write a page about the result to `FILE`, or to standard output if it is -: one file that needs nothing else")
+	}
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but what --json and --format ask for: no table, no notes, no progress")
 }
 
 // validate refuses flags that contradict each other.
 func (o *outputFlags) validate() error {
 	switch {
+	case o.html == "-" && (o.json == "-" || o.format != ""):
+		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
 	case o.format == "":
 	case o.json == "-":
 		return fail.Usagef("--json - and --format %s both want standard output (give one of them, or --json FILE)", o.format)
@@ -57,6 +65,8 @@ func (o *outputFlags) something(command string) error {
 // printed is the format of what goes to standard output; empty: nothing does.
 func (o *outputFlags) printed() report.Format {
 	switch {
+	case o.html == "-":
+		return ""
 	case o.json == "-":
 		return report.JSON
 	case o.format != "":
@@ -85,21 +95,21 @@ func (f *formatFlag) String() string { return string(*f) }
 // Type names the value in a usage text.
 func (*formatFlag) Type() string { return "name" }
 
-// jsonFlag is the value of --json. Empty means that the flag was not given, and cannot be given: an
+// fileFlag is the value of --json and --html. Empty means that the flag was not given, and cannot be given: an
 // unset variable in a script must not lose a result.
-type jsonFlag string
+type fileFlag string
 
 // Set takes a path or -.
-func (j *jsonFlag) Set(s string) error {
+func (j *fileFlag) Set(s string) error {
 	if s == "" {
 		return errors.New("want FILE or -")
 	}
-	*j = jsonFlag(s)
+	*j = fileFlag(s)
 	return nil
 }
 
 // String returns what Set took.
-func (j *jsonFlag) String() string { return string(*j) }
+func (j *fileFlag) String() string { return string(*j) }
 
 // Type names the value in a usage text.
-func (*jsonFlag) Type() string { return "string" }
+func (*fileFlag) Type() string { return "string" }

@@ -86,7 +86,7 @@ func TestResultHasNoOtherName(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "r.json")
 	for _, what := range []string{"new", "replaced"} {
-		flags := outputFlags{json: jsonFlag(path)}
+		flags := outputFlags{json: fileFlag(path)}
 		before, _ := os.ReadDir(dir)
 		o, err := flags.open(t.Context(), io.Discard, io.Discard)
 		if err != nil {

@@ -21,7 +21,7 @@ var quickly = []string{"reserve", "--duration=1ms", "--goroutines=4"}
 func TestReserve(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r.json")
 	const largest = 1234 // TestMemoryOfContainers has a crowd of as many as there is memory for
-	f := reserveFlags{output: outputFlags{json: jsonFlag(path)}, goroutines: 4, rounds: minReserveRounds, duration: minRound, crowd: largest, releases: 50}
+	f := reserveFlags{output: outputFlags{json: fileFlag(path)}, goroutines: 4, rounds: minReserveRounds, duration: minRound, crowd: largest, releases: 50}
 	var stdout, stderr strings.Builder
 	if err := reserve(t.Context(), &f, &stdout, &stderr); err != nil || stderr.Len() > 0 {
 		t.Fatal(err, stderr.String())

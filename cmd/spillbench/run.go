@@ -14,11 +14,15 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/page"
 )
 
 // batchesInGPU is how many generated batches the GPU space has room for: so workers and
 // moves under way find some, too.
 const batchesInGPU = 16
+
+// mostTasks is how many tasks a document names that waited for room.
+const mostTasks = 50
 
 // Bounds of what may be asked for: far above sense, far below overflow.
 const (
@@ -34,10 +38,12 @@ type runFlags struct {
 	place      string
 	partitions int
 	passes     int
+	listen     string
+	perfetto   string
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
-	f := runFlags{output: outputFlags{figures: true}}
+	f := runFlags{output: outputFlags{figures: true, pictured: true}}
 	cmd := &cobra.Command{
 		Use:   "run [FILE]...",
 		Short: "Load a table through all tiers, work on it, verify it",
@@ -62,6 +68,7 @@ header, is wrong use: there would be nothing to do.`,
 		},
 	}
 	f.register(cmd.Flags())
+	f.registerWatching(cmd.Flags())
 	return cmd
 }
 
@@ -77,6 +84,12 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	f.output.register(fs)
 }
 
+// registerWatching registers the flags by which one run is watched.
+func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
+	fs.StringVar(&f.perfetto, "perfetto", "", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
+	fs.StringVar(&f.listen, "listen", "", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
+}
+
 func (f *runFlags) validate() error {
 	for _, n := range []bounded{
 		{"partitions", int64(f.partitions), 1, maxPartitions},
@@ -87,6 +100,9 @@ func (f *runFlags) validate() error {
 		}
 	}
 	if err := chosen("place", f.place); err != nil {
+		return err
+	}
+	if _, err := listenAddress(f.listen); err != nil {
 		return err
 	}
 	if err := f.input.validate(); err != nil {
@@ -108,21 +124,44 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
 	f.engine.seed = f.input.seed
+	live, err := f.serve(stderr)
+	if err != nil {
+		return err
+	}
+	defer live.close()
+	rec, err := f.record()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rec.finish(false, nil)) }()
+	f.engine.events = rec.events()
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
 	}
+	rec.watch(m.engine)
 	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/batchesInGPU)
+	live.show(func() *page.Report { return f.now(m, rec, sources, start, out.call.args) })
 	var bar progress.Bar
 	drawn := &bar
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
 	cfg := f.job(m)
-	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, drawn
+	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, rec.progress(drawn)
 	res, err := job.Run(ctx, cfg)
 	drawn.Close()
+	rec.end()
+	took := time.Since(start)
+	line := rec.snapshot() // before limits are measured
+	var limits []report.Limit
+	if err == nil && (f.output.html != "" || f.listen != "") {
+		limits = m.limits(ctx, f.input.seed)
+	}
+	began := time.Now()
+	live.hold() // what is shown must not read what changes now
 	err = errors.Join(err, m.engine.Close())
+	err = errors.Join(err, rec.finish(ctx.Err() == nil, m.notes)) // also of a run that failed: it may show why
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
@@ -134,7 +173,9 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		m.notes.add("on host", "the GPU cannot compute digests here: the bytes were copied back and digested in host memory")
 	}
 	doc := f.document(m, sources, res)
-	doc.WallSeconds = time.Since(start).Seconds()
+	doc.WallSeconds = (took + time.Since(began)).Seconds()
+	doc.Limits, doc.Timeline = limits, line
+	live.end(ctx, doc, out.call)
 	lines := m.notes.lines()
 	// The verdict goes first: it decides the status.
 	err = errors.Join(verdict(res), out.show(doc, lines))
@@ -178,6 +219,12 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		},
 	}
 	doc.Config.RowsPerBatch = f.input.rowsPerBatch
+	for _, w := range stats.Work {
+		doc.Work = append(doc.Work, report.Work{Plan: w.Plan, Operator: w.Operator, Port: w.Port, DownBytes: w.Down.Bytes, UpBytes: w.Up.Bytes, Unread: w.Unread})
+	}
+	for _, o := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
+		doc.Tasks = append(doc.Tasks, report.Task{Name: o.Owner, Waits: o.Waits, Total: o.Total.Seconds(), Longest: o.Longest.Seconds()})
+	}
 	for _, p := range res.Phases {
 		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
 	}
@@ -201,6 +248,7 @@ func edges(stats spillway.Stats) []report.Edge {
 			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
 			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
 			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
+			P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
 		})
 	}
 	return out

@@ -47,14 +47,14 @@ failed, marks and limits that were changed meanwhile, and what others took of a 
 }
 
 func newRecord(stdout, stderr io.Writer) *cobra.Command {
-	f := runFlags{output: outputFlags{figures: true}}
+	f := runFlags{output: outputFlags{figures: true, pictured: true}}
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
 		Long: `Do what run does, with all its flags, and write its trace to FILE, which is replaced if it
 is a trace.`,
 		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
-		Args:    files(1, 1),
+		Args:    files(1, 1, "a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if err := f.validate(); err != nil {
 				return err
@@ -71,6 +71,7 @@ is a trace.`,
 		},
 	}
 	f.register(cmd.Flags())
+	f.registerWatching(cmd.Flags())
 	return cmd
 }
 
@@ -143,7 +144,7 @@ func newReplay(stdout, stderr io.Writer) *cobra.Command {
 was recorded.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
-		Args: files(1, 1),
+		Args: files(1, 1, "a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
 		},
@@ -162,7 +163,7 @@ func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
 FILE was recorded.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
-		Args: files(1, 1<<20),
+		Args: files(1, 1<<20, "a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), "trace compare", args, true, stdout, stderr)
 		},
@@ -171,11 +172,11 @@ FILE was recorded.`,
 	return cmd
 }
 
-// files wants names of traces.
-func files(least, most int) cobra.PositionalArgs {
+// files wants so many names; what says of what.
+func files(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return fail.Usagef("%s wants the name of a trace's file (see %s --help)", strings.TrimPrefix(cmd.CommandPath(), "spillbench "), cmd.CommandPath())
+			return fail.Usagef("%s wants the name of %s (see %s --help)", strings.TrimPrefix(cmd.CommandPath(), "spillbench "), what, cmd.CommandPath())
 		}
 		return nil
 	}

@@ -38,7 +38,7 @@ type tuneFlags struct {
 	run         runFlags
 	budget      time.Duration
 	mostWritten tier.Amount
-	yaml        jsonFlag // a path or -
+	yaml        fileFlag // a path or -
 }
 
 func newTune(stdout, stderr io.Writer) *cobra.Command {

@@ -17,6 +17,8 @@ var layout = []string{
 	"topology",
 	"tier",
 	"events",
+	"internal/timeline",
+	"internal/page",
 	"internal/payload",
 	"internal/devpool",
 	"tier/tiertest",
@@ -55,6 +57,7 @@ var layout = []string{
 	".",
 	"internal/measures",
 	"internal/measures/measurestest",
+	"httpui",
 	"test",
 }
 
@@ -75,7 +78,7 @@ var rootMay = []string{"internal/host", "internal/sim"}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"diag", "topology", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", "."}
+var examplesMay = []string{"diag", "topology", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", ".", "httpui"}
 
 // embedding is the file that shows what most programs need, with one import of the module's.
 const embedding = "example_test.go"

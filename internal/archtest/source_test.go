@@ -205,12 +205,13 @@ func unsafeRule(files []source) []string {
 	return broken
 }
 
-// labelRule wants every goroutine of an engine to begin with its label: see internal/labels.
+// labelRule wants every goroutine of an engine to begin with its label: see internal/labels. Rigs of
+// tests, whose packages are called so, need none.
 func labelRule(files []source) []string {
 	var broken []string
 	for _, f := range files {
 		top, _, _ := strings.Cut(f.path, "/")
-		if f.test || top == "cmd" || top == "examples" || top == "scripts" || slices.Contains(testOnly, f.dir()) {
+		if f.test || top == "cmd" || top == "examples" || top == "scripts" || strings.HasSuffix(f.dir(), "test") || slices.Contains(testOnly, f.dir()) {
 			continue
 		}
 		set := token.NewFileSet()

@@ -49,9 +49,9 @@ var nested = []struct {
 
 // imported are the packages that fragments may use without importing them, by their names.
 var imported = []string{
-	"context", "errors", "fmt", "io", "iter", "log/slog", "os", "slices", "syscall", "time",
+	"context", "errors", "fmt", "io", "iter", "log/slog", "net/http", "os", "slices", "syscall", "time",
 	"github.com/apache/arrow-go/v18/arrow", "github.com/apache/arrow-go/v18/arrow/array", "github.com/apache/arrow-go/v18/arrow/memory",
-	module, module + "/batch", module + "/convert", module + "/convert/cdevice", module + "/events", module + "/monitor", module + "/repository",
+	module, module + "/batch", module + "/convert", module + "/convert/cdevice", module + "/events", module + "/httpui", module + "/monitor", module + "/repository",
 	module + "/reservation", module + "/reservation/admission", module + "/reservation/arrowmem", module + "/reservation/permit", module + "/tier", module + "/tier/cuda", module + "/tier/disk", module + "/tier/disk/faultfs", module + "/tier/faultdev",
 }
 

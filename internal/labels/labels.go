@@ -56,6 +56,7 @@ var (
 	Free       = value("free")        // frees device memory when the device is done with it
 	GPU        = value("gpu")         // makes a GPU's driver calls, or waits for its work
 	SimGPU     = value("simulated gpu")
-	Quota      = value("quota") // looks at the ledger that processes share
-	Trace      = value("trace") // writes Config.Trace
+	Quota      = value("quota")  // looks at the ledger that processes share
+	Trace      = value("trace")  // writes Config.Trace
+	Report     = value("report") // samples what httpui shows
 )

@@ -1,5 +1,5 @@
-// Package progress draws how far a run is, and how full the tiers are, on a
-// terminal.
+// Package progress draws how far a run is on a terminal: the phase, the bytes in each tier, the rate at
+// which bytes move between them, the time that is left, and the share that is done.
 //
 // It uses schollz/progressbar, which knows widths, escape sequences and the
 // terminals of Windows, and draws one line, which is all that is wanted here.
@@ -12,14 +12,17 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -32,9 +35,16 @@ type Bar struct {
 	w     io.Writer
 	stats func() spillway.Stats
 
-	mu    sync.Mutex
-	bar   *progressbar.ProgressBar // of the phase; nil before the first
-	phase string
+	mu             sync.Mutex
+	bar            *progressbar.ProgressBar // of the phase; nil before the first
+	phase          string
+	begun          time.Time // of the phase
+	steps, stepped int64     // of it; steps -1: not known
+
+	// Only the goroutine that draws uses these.
+	moved int64 // when the rate was taken last
+	taken time.Time
+	rate  float64 // bytes a second
 
 	stop chan struct{}
 	done sync.WaitGroup
@@ -72,10 +82,10 @@ func (b *Bar) Begin(phase string, steps int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.clearLocked()
-	b.phase = phase
+	b.phase, b.begun, b.steps, b.stepped = phase, time.Now(), steps, 0
 	b.bar = progressbar.NewOptions64(steps,
 		progressbar.OptionSetWriter(b.w),
-		progressbar.OptionSetWidth(20),
+		progressbar.OptionSetWidth(10),
 		progressbar.OptionThrottle(refresh),
 		progressbar.OptionShowCount(),
 		progressbar.OptionClearOnFinish(),
@@ -92,6 +102,7 @@ func (b *Bar) Step() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.bar != nil {
+		b.stepped++
 		_ = b.bar.Add(1) // drawing is all that can fail
 	}
 }
@@ -116,16 +127,90 @@ func (b *Bar) clearLocked() {
 }
 
 func (b *Bar) describe() {
-	text := occupancy(b.stats())
+	stats, now := b.stats(), time.Now()
+	b.measure(stats, now)
+	wide := columns(b.w)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.bar != nil {
-		b.bar.Describe(b.phase + " " + text)
+		b.bar.Describe(fitting(wide, b.phase, held(stats), occupancy(stats), speed(b.rate), left(now.Sub(b.begun), b.stepped, b.steps)))
 	}
+}
+
+// measured is how long a rate is taken over: shorter would flicker.
+const measured = 500 * time.Millisecond
+
+// measure takes the rate at which bytes move between tiers.
+func (b *Bar) measure(stats spillway.Stats, now time.Time) {
+	since := now.Sub(b.taken)
+	if since < measured {
+		return
+	}
+	moved := int64(0)
+	for _, e := range stats.Edges {
+		moved += e.Bytes
+	}
+	if !b.taken.IsZero() {
+		b.rate = max(0, float64(moved-b.moved)) / since.Seconds()
+	}
+	b.moved, b.taken = moved, now
+}
+
+// beside is how many columns the bar itself takes, with its share and its count.
+const beside = 36
+
+// columns returns the width of the terminal.
+func columns(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if wide, _, err := term.GetSize(int(f.Fd())); err == nil && wide > 0 {
+			return wide
+		}
+	}
+	return 80
+}
+
+// fitting joins what there is room for on one line: bytes give way to shares, then the rate, then the
+// time that is left.
+func fitting(wide int, phase, bytes, shares, rate, left string) (text string) {
+	for _, parts := range [][]string{{phase, bytes, rate, left}, {phase, shares, rate, left}, {phase, shares, left}, {phase, shares}, {phase}} {
+		parts = slices.DeleteFunc(parts, func(s string) bool { return s == "" })
+		if text = strings.Join(parts, ", "); utf8.RuneCountInString(text)+beside <= wide {
+			break
+		}
+	}
+	return text
+}
+
+func speed(rate float64) string {
+	if rate <= 0 {
+		return ""
+	}
+	return size.Approx(int64(rate)) + "/s"
+}
+
+// left says how long a phase will take, if it goes on as it did.
+func left(since time.Duration, done, steps int64) string {
+	if done <= 0 || steps <= 0 || done >= steps || since < measured {
+		return ""
+	}
+	rest := time.Duration(float64(since) / float64(done) * float64(steps-done))
+	return fmt.Sprintf("%v left", max(time.Second, rest.Round(time.Second)))
+}
+
+// held says how many bytes are in each tier: "gpu 57.1 MiB host 60.2 MiB disk 120.0 MiB".
+func held(s spillway.Stats) string {
+	return tiers(s, func(k tier.Kind, used, _ int64) string { return fmt.Sprintf("%s %s", k, size.Approx(used)) })
 }
 
 // occupancy says how full each tier is: "gpu 90% host 94% disk 3%".
 func occupancy(s spillway.Stats) string {
+	return tiers(s, func(k tier.Kind, used, capacity int64) string {
+		return fmt.Sprintf("%s %.0f%%", k, 100*float64(used)/float64(capacity))
+	})
+}
+
+// tiers says something of each tier that there is.
+func tiers(s spillway.Stats, say func(k tier.Kind, used, capacity int64) string) string {
 	var parts []string
 	for _, k := range tier.Kinds() {
 		used, capacity := int64(0), int64(0)
@@ -136,7 +221,7 @@ func occupancy(s spillway.Stats) string {
 			}
 		}
 		if capacity > 0 {
-			parts = append(parts, fmt.Sprintf("%s %.0f%%", k, 100*float64(used)/float64(capacity)))
+			parts = append(parts, say(k, used, capacity))
 		}
 	}
 	return strings.Join(parts, " ")

@@ -2,13 +2,16 @@ package progress
 
 import (
 	"bytes"
+	"math"
 	"os"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -24,6 +27,52 @@ func stats() spillway.Stats {
 func TestOccupancy(t *testing.T) {
 	if got := occupancy(stats()); got != "gpu 50% host 25%" {
 		t.Errorf("got %q", got)
+	}
+	if got := held(stats()); got != "gpu 50 B host 50 B" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestFitting: what has no room on the line is left out, the least important first.
+func TestFitting(t *testing.T) {
+	for wide, want := range map[int]string{
+		200: "load, gpu 57.1 MiB disk 1.0 GiB, 1.2 GiB/s, 3s left", 80: "load, gpu 90% disk 3%, 1.2 GiB/s, 3s left", 70: "load, gpu 90% disk 3%, 3s left",
+		60: "load, gpu 90% disk 3%", 40: "load", 10: "load",
+	} {
+		if got := fitting(wide, "load", "gpu 57.1 MiB disk 1.0 GiB", "gpu 90% disk 3%", "1.2 GiB/s", "3s left"); got != want {
+			t.Errorf("%d columns: %q, want %q", wide, got, want)
+		}
+	}
+	if got := fitting(80, "load", "gpu 1 B", "gpu 1%", "", ""); got != "load, gpu 1 B" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestLeft: the time that is left is a guess only when something has been done.
+func TestLeft(t *testing.T) {
+	for _, c := range []struct {
+		since       time.Duration
+		done, steps int64
+		want        string
+	}{
+		{10 * time.Second, 25, 100, "30s left"}, {10 * time.Second, 99, 100, "1s left"}, {10 * time.Second, 0, 100, ""},
+		{10 * time.Second, 5, -1, ""}, {10 * time.Second, 100, 100, ""}, {time.Millisecond, 5, 100, ""},
+	} {
+		if got := left(c.since, c.done, c.steps); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
+// TestRate: it is what was moved in the time between two looks.
+func TestRate(t *testing.T) {
+	b, at, s := new(Bar), time.Unix(100, 0), stats()
+	for i, want := range []float64{0, 100, 100, 250} { // the third look is too soon
+		at = at.Add([]time.Duration{0, time.Second, time.Millisecond, 2 * time.Second}[i])
+		s.Edges = []convert.EdgeStats{{Bytes: []int64{1000, 1100, 1100, 1600}[i]}}
+		if b.measure(s, at); math.Abs(b.rate-want) > 1 {
+			t.Errorf("look %d: %v bytes a second, want %v", i, b.rate, want)
+		}
 	}
 }
 

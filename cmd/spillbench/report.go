@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+)
+
+// defaultPage is where report writes without --html.
+const defaultPage = "report.html"
+
+func newReport(stdout, stderr io.Writer) *cobra.Command {
+	var html fileFlag
+	var quiet bool
+	cmd := &cobra.Command{
+		Use:   "report FILE [FILE]",
+		Short: "Make a page of a result, or of two that are compared",
+		Long: `Make a page of a result, or of two that are compared.
+
+Each FILE is what run, bandwidth or compare wrote with --json. The page is one file that
+needs nothing else, and can be sent by mail. With two results of one command it says in
+words what differs, and shows both curves.`,
+		Example: `  spillbench run --json a.json
+  spillbench report a.json                  # writes report.html
+  spillbench run --disk-throttle 100MiB --json b.json
+  spillbench report a.json b.json --html slow.html`,
+		Args: files(1, 2, "one or two files that --json wrote"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return makeReport(args, string(html), quiet, stdout, stderr)
+		},
+	}
+	fs := cmd.Flags()
+	fs.SortFlags = false
+	fs.Var(&html, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+")")
+	fs.BoolVarP(&quiet, "quiet", "q", false, "do not print where the page is")
+	return cmd
+}
+
+func makeReport(names []string, html string, quiet bool, stdout, stderr io.Writer) (err error) {
+	var docs []report.Pictured
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
+		}
+		doc, err := report.Read(text)
+		if err != nil {
+			return fail.Usagef("%s: %w (name what run, bandwidth or compare wrote with --json)", name, err)
+		}
+		docs = append(docs, doc)
+	}
+	if len(docs) == 2 && report.CommandOf(docs[0]) != report.CommandOf(docs[1]) {
+		return fail.Usagef("%s is of %s and %s of %s (give two results of one command)", names[0], report.CommandOf(docs[0]), names[1], report.CommandOf(docs[1]))
+	}
+	var b bytes.Buffer
+	if err := report.WriteHTML(&b, names, docs...); err != nil {
+		return err
+	}
+	if html == "-" {
+		if _, err := stdout.Write(b.Bytes()); err != nil {
+			return fail.Environmentf("writing standard output: %w", pathless(err))
+		}
+		return nil
+	}
+	if html == "" {
+		html = defaultPage
+		if err := replaceablePage(html); err != nil {
+			return err
+		}
+	}
+	to, err := newDestination("--html", html)
+	if err != nil {
+		return err
+	}
+	if err := to.write(b.Bytes()); err != nil {
+		_ = to.close() // says nothing that matters beside it
+		return err
+	}
+	if !quiet {
+		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", html)
+	}
+	return to.close()
+}
+
+// replaceablePage refuses a file that is no page of ours: the name is ours, and not the user's.
+func replaceablePage(name string) error {
+	text, err := os.ReadFile(name)
+	if err != nil || strings.Contains(string(text[:min(len(text), 2000)]), `<meta name="generator" content="spillway">`) {
+		return nil
+	}
+	return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", name)
+}

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/page/pagetest"
+)
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// A page is a whole document that names what it is about, of each command that has one; on standard
+// output it is alone.
+func TestHTML(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, args := range map[string][]string{
+		"run":       append([]string{"run"}, small...),
+		"bandwidth": {"bandwidth", "--sizes=64KiB", "--threads=1", "--pairs=11", "--gpu-memory=1MiB", "--host-memory=1MiB"},
+		"compare":   {"compare", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
+	} {
+		path, result := filepath.Join(dir, name+".html"), filepath.Join(dir, name+".json")
+		succeed(t, append(args, "-q", "--html="+path, "--json="+result)...)
+		text := readFile(t, path)
+		for _, part := range []string{"<!doctype html>", "<title>spillbench " + name, "Content-Security-Policy", "Configuration and machine", "</html>"} {
+			if !strings.Contains(text, part) {
+				t.Errorf("%s lacks %q", name, part)
+			}
+		}
+		again := succeed(t, "report", result, "--html=-")
+		if !strings.HasPrefix(again.stdout, "<!doctype html>") || !strings.Contains(again.stdout, "<title>spillbench "+name) {
+			t.Errorf("report of %s: %.100q", name, again.stdout)
+		}
+	}
+	if r := succeed(t, append([]string{"run", "-q", "--html=-"}, small...)...); !strings.HasPrefix(r.stdout, "<!doctype html>") || strings.Count(r.stdout, "</html>") != 1 {
+		t.Errorf("%.200q", r.stdout)
+	}
+	var doc report.Run
+	decode(t, readFile(t, filepath.Join(dir, "run.json")), &doc)
+	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > inDocument || len(doc.Limits) == 0 || len(doc.Timeline.Phases) != 3 {
+		t.Errorf("%+v, %d limits", doc.Timeline, len(doc.Limits))
+	}
+	for _, e := range doc.Edges {
+		moved := int64(0)
+		for _, line := range doc.Timeline.Edges {
+			if line.From == e.From && line.To == e.To {
+				for _, n := range line.Bytes {
+					moved += n
+				}
+			}
+		}
+		if moved != e.Bytes {
+			t.Errorf("%s to %s: %d bytes over time, %d in all", e.From, e.To, moved, e.Bytes)
+		}
+	}
+}
+
+// What report cannot read, compare or write is wrong use, and a file of the user's is never replaced
+// unless it is named.
+func TestReportRefuses(t *testing.T) {
+	t.Chdir(t.TempDir())
+	run := writeFile(t, "run.json", `{"schema":"spillway.spillbench/v1","command":"run"}`)
+	band := writeFile(t, "b.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
+	for want, args := range map[string][]string{
+		"one or two files":                            {},
+		"no such file":                                {"none.json"},
+		"is no JSON":                                  {writeFile(t, "x.json", "x")},
+		`its schema is "other"`:                       {writeFile(t, "s.json", `{"schema":"other"}`)},
+		`it is one of "topo"`:                         {writeFile(t, "t.json", `{"schema":"spillway.spillbench/v1","command":"topo"}`)},
+		"give two results of one command":             {run, band},
+		"--html no/such/dir/x.html cannot be written": {run, "--html=no/such/dir/x.html"},
+	} {
+		r := command(t, t.Context(), append([]string{"report"}, args...)...)
+		if r.status != 2 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
+		}
+	}
+	if r := command(t, t.Context(), "report", run); r.status != 0 || !strings.Contains(r.stderr, "report.html") {
+		t.Errorf("%d, %s", r.status, r.stderr)
+	}
+	if r := command(t, t.Context(), "report", run); r.status != 0 { // its own page is replaced
+		t.Errorf("%d, %s", r.status, r.stderr)
+	}
+	if err := os.WriteFile(defaultPage, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := command(t, t.Context(), "report", run); r.status != 2 || readFile(t, defaultPage) != "mine" {
+		t.Errorf("%d, %s", r.status, r.stderr)
+	}
+	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--perfetto=no/such/x.json"}} {
+		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
+		}
+	}
+}
+
+// The page of a real run, and that of it beside one with a slow disk, are drawn in a browser without an
+// error or a request; the second says in words what changed.
+func TestReportInBrowser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a browser takes seconds")
+	}
+	b := pagetest.Start(t)
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	// Enough is spilled that a slow disk matters, whatever this one does.
+	args := []string{"run", "-q", "--gpu-memory=8MiB", "--host-memory=8MiB", "--codec=none"}
+	succeed(t, append(args, "--json="+file("fast.json"), "--html="+file("fast.html"))...)
+	succeed(t, append(args, "--json="+file("slow.json"), "--html="+file("slow.html"), "--disk-throttle=100MiB", "--fault=op=write,kind=slow:5,p=0.5")...)
+	succeed(t, "report", "-q", file("fast.json"), file("slow.json"), "--html="+file("both.html"))
+	for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 1160, Height: 900, Dark: true}, {Width: 380, Height: 800}} {
+		for _, name := range []string{"fast.html", "both.html"} {
+			s := b.Look("file://"+file(name), how)
+			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Plots < 3+3+2+1 {
+				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, %d plots", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Plots)
+			}
+			want := []string{"All is well", "What to change", "gpu:0", "Waits for room"}
+			if name == "both.html" {
+				want = append(want, "What differs", "disk slowed down to, a second: 100.0 MiB in B, off in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB a second on purpose")
+			}
+			for _, part := range want {
+				if !strings.Contains(s.Text, part) {
+					t.Errorf("%s at %+v lacks %q", name, how, part)
+				}
+			}
+			if slower := regexp.MustCompile(`→ (disk|gpu|host):0 got [0-9.]+ times slower: a move ran at`); name == "both.html" && !slower.MatchString(s.Text) {
+				t.Errorf("%s at %+v does not say which edge got slower:\n%s", name, how, s.Text)
+			}
+		}
+	}
+}
+
+// A trace for Perfetto is JSON, and has each move that the result counts.
+func TestPerfetto(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "trace.json")
+	r := succeed(t, append([]string{"run", "--json=-", "--perfetto=" + path}, small...)...)
+	var doc report.Run
+	decode(t, r.stdout, &doc)
+	var trace struct {
+		TraceEvents []struct{ Ph, Cat, ID, Name string }
+	}
+	if err := json.Unmarshal([]byte(readFile(t, path)), &trace); err != nil {
+		t.Fatal(err)
+	}
+	batches, begun, ended, counters := int64(0), map[string]int64{}, map[string]int64{}, 0
+	for _, e := range doc.Edges {
+		batches += e.Batches
+	}
+	for _, e := range trace.TraceEvents {
+		switch e.Ph {
+		case "b":
+			begun[e.Cat]++
+		case "e":
+			ended[e.Cat]++
+		case "C":
+			counters++
+		}
+	}
+	if begun["move"] < batches || begun["wait"] < doc.Waits.Count || counters == 0 {
+		t.Errorf("%v of %d moves and %d waits, %d counters", begun, batches, doc.Waits.Count, counters)
+	}
+	for category, n := range begun {
+		if ended[category] != n {
+			t.Errorf("%d of %d %ss end", ended[category], n, category)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// lines is a standard error from which a test reads where the report is.
+type lines struct {
+	mu    sync.Mutex
+	text  strings.Builder
+	first chan string
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.text.Len() == 0 {
+		l.first <- string(p)
+	}
+	return l.text.Write(p)
+}
+
+// While a run lasts its report is served: to this machine, for reading, and its end to who is looking.
+func TestListen(t *testing.T) {
+	t.Parallel()
+	stderr := &lines{first: make(chan string, 1)}
+	status := make(chan int, 1)
+	go func() {
+		status <- Main(t.Context(), append([]string{"run", "-q", "--listen=127.0.0.1:0", "--passes=30"}, small...), io.Discard, stderr)
+	}()
+	url := regexp.MustCompile(`http://127\.0\.0\.1:[0-9]+/`).FindString(<-stderr.first)
+	if url == "" {
+		t.Fatal("no address")
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	ask := func(method, query, host string) (int, string) {
+		req, err := http.NewRequest(method, url+query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		answer, err := client.Do(req)
+		if err != nil {
+			return 0, "" // the run is over
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		return answer.StatusCode, string(text)
+	}
+	if code, text := ask("GET", "", ""); code != 200 || !strings.Contains(text, "spillbench run") {
+		t.Errorf("%d, %.200s", code, text)
+	}
+	if code, _ := ask("POST", "", ""); code != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d", code)
+	}
+	if code, _ := ask("GET", "", "evil.example"); code != http.StatusForbidden {
+		t.Errorf("by another name: %d", code)
+	}
+	// Who asks until the end gets the result.
+	for last := ""; ; {
+		code, text := ask("GET", "?data", "")
+		if code == 0 {
+			if !strings.Contains(last, "All is well") || strings.Contains(last, `"live":true`) {
+				t.Errorf("the last was %.300s", last)
+			}
+			break
+		}
+		last = text
+	}
+	if got := <-status; got != 0 {
+		t.Errorf("%d, %s", got, &stderr.text)
+	}
+}

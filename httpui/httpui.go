@@ -1,0 +1,196 @@
+// Package httpui shows what an engine does, live, as a page of a program's own HTTP server.
+//
+//	ui := httpui.New()
+//	eng, err := spillway.Open(ctx, spillway.Config{Events: ui.Event}) // spillway.Tee, if there are others
+//	defer ui.Watch(eng)()
+//	http.Handle("/spillway/", ui)
+//
+// The page shows how full the tiers are over time, the throughput of each edge, waits, why bytes moved,
+// for which plans and operators, and what to change. It reads alone: it answers GET and HEAD, and
+// changes nothing. It ignores the path, and works behind any prefix. It asks nothing of other hosts, and
+// its policy allows its own script alone.
+//
+// It has no access control. It names plans, operators, tasks and directories: serve it where only
+// those may come who should see them.
+//
+// What is recorded is bounded: some 100 KB for an engine with a GPU and a disk, however long it runs.
+// An older recording is coarser. An event costs some 150 ns.
+package httpui
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/labels"
+	"github.com/spillway-db/spillway/internal/page"
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/internal/timeline"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// sampled is how often is looked how full the spaces are. A look takes a microsecond or so a space.
+const sampled = 20 * time.Millisecond
+
+// mostTasks is how many tasks are shown that waited for room.
+const mostTasks = 50
+
+// Recorder records what an engine does, and serves the page about it. New makes one; it is for one
+// engine. All its methods may be called by several goroutines at once.
+type Recorder struct {
+	timeline *timeline.Recorder
+	began    time.Time
+
+	mu struct {
+		sync.Mutex // a leaf
+		engine     *spillway.Engine
+		over       bool
+	}
+}
+
+// New returns a Recorder whose recording begins now.
+func New() *Recorder { return &Recorder{timeline: timeline.New(), began: time.Now()} }
+
+// Event records an event. It is for spillway.Config.Events.
+func (r *Recorder) Event(e spillway.Event) { r.timeline.Event(e) }
+
+// Watch begins to look how full the engine's spaces are. The function that it returns ends that, and
+// waits until it has; the page shows what was recorded until then. Call it before the engine is
+// closed, or after. A second Watch has no effect.
+func (r *Recorder) Watch(eng *spillway.Engine) (stop func()) {
+	r.mu.Lock()
+	first := r.mu.engine == nil
+	if first {
+		r.mu.engine = eng
+	}
+	r.mu.Unlock()
+	if !first {
+		return func() {}
+	}
+	ended := make(chan struct{})
+	var done sync.WaitGroup
+	r.sample(eng)
+	done.Go(func() {
+		labels.Report.Set()
+		tick := time.NewTicker(sampled)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+				r.sample(eng)
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(ended)
+		done.Wait()
+		r.sample(eng)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.mu.over = true
+	})
+}
+
+func (r *Recorder) sample(eng *spillway.Engine) {
+	spaces := eng.Spaces()
+	states := make([]timeline.State, len(spaces))
+	for i, s := range spaces {
+		states[i] = timeline.StateOf(s)
+	}
+	r.timeline.Sample(time.Now(), states)
+}
+
+// ServeHTTP serves the page.
+func (r *Recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	page.Serve(w, req, func() *page.Report {
+		r.mu.Lock()
+		eng, over := r.mu.engine, r.mu.over
+		r.mu.Unlock()
+		return r.report(eng, over)
+	})
+}
+
+// report is what the page shows. The engine may be nil.
+func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
+	name := filepath.Base(os.Args[0])
+	run := page.Run{
+		Name: name, Began: r.began, Level: page.Good, Timeline: r.timeline.Snapshot(page.Points, page.Numbers),
+		Machine: []page.Pair{{Name: "process", Value: name + ", pid " + strconv.Itoa(os.Getpid())}, {Name: "cores", Value: strconv.Itoa(runtime.GOMAXPROCS(0))}, {Name: "Go", Value: runtime.Version()}},
+	}
+	run.Seconds = run.Timeline.Seconds
+	out := &page.Report{Title: "Spillway in " + name, Live: !over}
+	if eng == nil {
+		run.Headline, run.Level = "There is no engine yet: the program has not called Watch.", page.Warn
+		out.Runs = []page.Run{run}
+		return out
+	}
+	stats := eng.Stats()
+	run.Headline, run.Level = verdict(stats, over)
+	var down, up int64
+	for _, s := range stats.Spaces {
+		run.Spaces = append(run.Spaces, page.Space{ID: s.ID.String(), Backend: s.Backend, Capacity: s.Capacity, Peak: s.Peak, End: s.Used(), Now: true})
+	}
+	for _, e := range stats.Edges {
+		run.Edges = append(run.Edges, page.Edge{
+			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved, Ahead: e.Ahead,
+			AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain, Seconds: e.Busy.Seconds(), P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(), ByReason: e.ByReason,
+		})
+		if e.From.Kind < e.To.Kind {
+			down += e.Bytes
+		} else {
+			up += e.Bytes
+		}
+	}
+	for _, w := range stats.Work {
+		run.Work = append(run.Work, page.Work{Plan: w.Plan, Operator: w.Operator, Port: w.Port, Down: w.Down.Bytes, Up: w.Up.Bytes, Unread: w.Unread})
+	}
+	for _, b := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
+		run.Tasks = append(run.Tasks, page.Task{Name: b.Owner, Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds()})
+	}
+	run.Waits = page.Waits{Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds()}
+	run.Facts = []page.Pair{
+		{Name: "recorded", Value: time.Duration(run.Seconds * 1e9).Round(time.Second).String()}, {Name: "moved down", Value: size.Approx(down)}, {Name: "moved up", Value: size.Approx(up)},
+		{Name: "waits for room", Value: strconv.FormatInt(stats.Waits.Count, 10)}, {Name: "tasks running", Value: strconv.Itoa(stats.Admission.Running)}, {Name: "tasks waiting", Value: strconv.Itoa(stats.Admission.Waiting)},
+	}
+	for _, s := range eng.Spaces() {
+		mark := fmt.Sprintf("%s of %s: stop %s, trigger %s, limit %s", s.Backend(), size.Approx(s.Capacity()), size.Approx(s.Stop()), size.Approx(s.Trigger()), size.Approx(s.Limit()))
+		field := map[tier.Kind]string{tier.GPU: "GPUs, GPUMarks", tier.Host: "HostMemory, HostMarks", tier.Disk: "Disks, DiskMarks"}[s.Kind()]
+		run.Settings = append(run.Settings, page.Setting{Name: s.ID().String(), Value: mark, Field: field})
+	}
+	for _, w := range eng.Warnings() {
+		run.Warnings = append(run.Warnings, page.Warning{What: w.What, Remedy: w.Remedy, Info: w.Info})
+	}
+	out.Runs = []page.Run{run}
+	return out
+}
+
+// verdict says in a sentence how the engine is.
+func verdict(stats spillway.Stats, over bool) (string, page.Level) {
+	for _, s := range stats.Spaces {
+		if s.Lost {
+			return fmt.Sprintf("%s is lost, with what was in it.", s.ID), page.Bad
+		}
+	}
+	text := ""
+	for i, s := range stats.Spaces {
+		if i > 0 {
+			text += ", "
+		}
+		text += fmt.Sprintf("%s %.0f %%", s.ID, 100*float64(s.Used())/float64(max(1, s.Capacity)))
+	}
+	switch {
+	case over:
+		return "The engine is no longer watched. At the end it was full to: " + text + ".", page.Good
+	case stats.Monitor.Refused > 0:
+		return fmt.Sprintf("%d waiters were refused, because all tiers were full. Full to: %s.", stats.Monitor.Refused, text), page.Warn
+	}
+	return "Full to: " + text + ".", page.Good
+}
