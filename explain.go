@@ -92,7 +92,11 @@ func (x Explanation) String() string {
 		b.WriteString(" is gone")
 		return b.String()
 	}
-	fmt.Fprintf(&b, " is %s in %s (%s, %d bytes)", x.State, x.Space, x.Form, x.Bytes)
+	if x.State == batch.Released {
+		fmt.Fprintf(&b, " is dropped, and still held in %s (%s, %d bytes)", x.Space, x.Form, x.Bytes)
+	} else {
+		fmt.Fprintf(&b, " is %s in %s (%s, %d bytes)", x.State, x.Space, x.Form, x.Bytes)
+	}
 	since := x.Since.Format("15:04:05.000")
 	if x.Why == "put" {
 		b.WriteString(", where it was put at " + since)
@@ -100,7 +104,7 @@ func (x Explanation) String() string {
 		fmt.Fprintf(&b, ", where it came for %s at %s", x.Why, since)
 	}
 	if x.Handles > 0 || x.Tasks > 0 {
-		fmt.Fprintf(&b, "; %d handles are open, %d tasks wait for it", x.Handles, x.Tasks)
+		fmt.Fprintf(&b, "; open: %s; waiting for it: %s", count(int64(x.Handles), "handle"), count(int64(x.Tasks), "task"))
 	}
 	for _, id := range x.Copies {
 		fmt.Fprintf(&b, "; a copy is in %s", id)

@@ -219,8 +219,8 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		},
 	}
 	doc.Config.RowsPerBatch = f.input.rowsPerBatch
-	for _, w := range stats.Work {
-		doc.Work = append(doc.Work, report.Work{Plan: w.Plan, Operator: w.Operator, Port: w.Port, DownBytes: w.Down.Bytes, UpBytes: w.Up.Bytes, Unread: w.Unread})
+	for _, w := range stats.Work { // of one operator: what the end drops would have been used by another pass
+		doc.Work = append(doc.Work, report.Work{Plan: w.Plan, Operator: w.Operator, Port: w.Port, DownBytes: w.Down.Bytes, UpBytes: w.Up.Bytes, Unread: min(w.Unread, res.Unread)})
 	}
 	for _, o := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
 		doc.Tasks = append(doc.Tasks, report.Task{Name: o.Owner, Waits: o.Waits, Total: o.Total.Seconds(), Longest: o.Longest.Seconds()})

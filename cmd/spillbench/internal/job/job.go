@@ -81,6 +81,7 @@ type Result struct {
 	Mismatches int64
 	OnHost     bool   // the device cannot compute: digests were made of what was copied back
 	First      string // the first mismatch, in words; empty if there is none
+	Unread     int64  // bytes that had moved down, and were dropped unused, before all was dropped at the end
 	Phases     []Phase
 }
 
@@ -127,6 +128,9 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 		if err := j.phase(name, res.Batches, func() error { return j.pass(ctx) }); err != nil {
 			return res, err
 		}
+	}
+	for _, w := range cfg.Engine.Mover().Work() {
+		res.Unread += w.Unread
 	}
 	err = j.phase("drain", -1, func() error { return j.drain(ctx) })
 	return res, err

@@ -78,6 +78,8 @@ func (r *Run) Page(notes []string) *Page {
 	if len(r.Edges) > 0 {
 		p.linef("")
 		p.table(edgeSheet(r.Edges))
+	} else if r.Input.Batches > 0 {
+		p.linef("nothing was moved: the input fits where it was loaded (--gpu-memory makes that smaller)")
 	}
 	p.linef("")
 	waits := ""

@@ -155,7 +155,7 @@ type Work struct {
 	Port      int    `json:"port"`
 	DownBytes int64  `json:"down_bytes"`
 	UpBytes   int64  `json:"up_bytes"`
-	Unread    int64  `json:"unread_bytes"` // moved down, and dropped without having been used since
+	Unread    int64  `json:"unread_bytes"` // moved down, and dropped without having been used since, before the end dropped all
 }
 
 // Task is how long the tasks of a name waited for room.
