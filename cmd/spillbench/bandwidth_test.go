@@ -162,6 +162,7 @@ func TestQuickPlan(t *testing.T) {
 
 // TestBandwidthQuick: it is the default, and says so.
 func TestBandwidthQuick(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	var doc report.Bandwidth
 	r := succeed(t, "bandwidth", "--gpu=sim", "--gpu-memory=16MiB", "--host-memory=16MiB", "--disk="+t.TempDir()+"=64MiB", "--json=-")

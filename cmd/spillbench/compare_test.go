@@ -52,6 +52,7 @@ func TestCompare(t *testing.T) {
 // TestCompareFiles: the keys are the contract's, the files go through, and a
 // table goes to people beside the document.
 func TestCompareFiles(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "c.json")
 	args := append(slices.Clone(briefly), "--rows-per-batch=2000", "--json", path)
@@ -234,6 +235,7 @@ func TestMedian(t *testing.T) {
 // measurement. Each figure is of 94 ms. A sleep that was too long before, by up to 50 ms, may be
 // made up for.
 func TestCompareThrottled(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	const rate = 32 << 20
 	var doc report.Compare
@@ -252,6 +254,7 @@ func TestCompareThrottled(t *testing.T) {
 
 // TestCompareFaults: the faults of --fault happen, and are reported.
 func TestCompareFaults(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	for fault, want := range map[string]string{
 		"op=write,kind=eio":         "input/output error",

@@ -19,6 +19,7 @@ import (
 // change the module. "go run ./cmd/spillbench" is this test program, and a new module that replaces
 // spillway by ../spillway gets the real one.
 func TestConsole(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("the pages show what Linux says")

@@ -42,6 +42,7 @@ func printing(t *testing.T) map[string]struct {
 
 // TestFormats: each command prints its result in each format, and what reads that format can.
 func TestFormats(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	for name, c := range printing(t) {
 		t.Run(name, func(t *testing.T) {

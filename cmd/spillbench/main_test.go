@@ -265,3 +265,12 @@ func writeFile(t *testing.T, name, content string) string {
 	}
 	return path
 }
+
+// unlessShort skips a test that takes seconds and whose goroutines are those of others, too: the race
+// detector would take half a minute for it.
+func unlessShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+}

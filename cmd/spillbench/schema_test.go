@@ -18,6 +18,7 @@ import (
 // TestDocumentsOfEveryCommand: what each command writes is what the schema says. All other tests
 // that read a document check it too.
 func TestDocumentsOfEveryCommand(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	into := map[string]report.Document{
 		"run": &report.Run{}, "trace record": &report.Run{}, "verify": &report.Verify{}, "bandwidth": &report.Bandwidth{}, "compare": &report.Compare{},

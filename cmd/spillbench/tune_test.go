@@ -29,6 +29,7 @@ func tuneBriefly(t *testing.T, args ...string) []string {
 // TestTune: it says of each setting what was tried, its YAML is a file for --config, with which run has
 // the values that were chosen, and the whole is better than the default or is the default.
 func TestTune(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "tuned.yaml")
 	spill := t.TempDir()
@@ -62,6 +63,7 @@ func TestTune(t *testing.T) {
 
 // TestTuneYAMLAlone: --yaml - prints nothing else, so that it can be piped.
 func TestTuneYAMLAlone(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	r := succeed(t, tuneBriefly(t, "--yaml=-", "--budget=1ms")...)
 	entries, err := configfile.Parse([]byte(r.stdout))
@@ -72,6 +74,7 @@ func TestTuneYAMLAlone(t *testing.T) {
 
 // TestTuneOfASmallBudget: it says that nothing was tried, and which budget is enough.
 func TestTuneOfASmallBudget(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	r := succeed(t, tuneBriefly(t, "--budget=1ms")...)
 	for _, want := range []string{"Nothing was tried", "give --budget ", "The configuration is the default.", "\nflags:\n", "\nYAML, for --config FILE:\n", "\nGo:\n", "  var config = spillway.Config{\n"} {
