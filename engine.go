@@ -176,10 +176,17 @@ func (e *Engine) start() {
 		defer close(foreign)
 		e.watchGPUs(watch)
 	}()
+	disks := make(chan struct{})
+	go func() { // by itself: a file system that does not answer must not keep others from being looked at
+		labels.WatchDisks.Set()
+		defer close(disks)
+		e.watchDisks(watch)
+	}()
 	go func() {
 		labels.Monitor.Set()
 		defer func() {
 			<-foreign
+			<-disks
 			close(e.watching)
 		}()
 		if err := e.monitor.Run(watch); err != nil && !errors.Is(err, tier.ErrClosed) {

@@ -95,11 +95,24 @@ func (e *Engine) monitorEvents() monitor.Events {
 	}
 }
 
-// lookAtDisks has the volumes say whether their file systems have room.
-func (e *Engine) lookAtDisks() {
-	for _, s := range e.spaces {
-		if v, ok := s.Pool().(*volumes.Volume); ok {
-			v.LookAtRoom()
+// watchDisks has the volumes say whether their file systems have room, if somebody listens, until
+// ctx ends.
+func (e *Engine) watchDisks(ctx context.Context) {
+	if e.cfg.Events == nil {
+		return
+	}
+	tick := time.NewTicker(watchPeriod)
+	defer tick.Stop()
+	for {
+		for _, s := range e.spaces {
+			if v, ok := s.Pool().(*volumes.Volume); ok {
+				v.LookAtRoom()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
 		}
 	}
 }

@@ -245,7 +245,7 @@ const watchPeriod = time.Second
 // driver may take its time to answer.
 func (e *Engine) watchGPUs(ctx context.Context) {
 	gpus := e.gpuSpaces()
-	if len(gpus) == 0 && e.cfg.Events == nil {
+	if len(gpus) == 0 {
 		return
 	}
 	tick := time.NewTicker(watchPeriod)
@@ -260,7 +260,6 @@ func (e *Engine) watchGPUs(ctx context.Context) {
 			}
 			e.panics.Do("Device.NewStream or Stream.Close", s.Pool().(*devpool.Memory).Retry)
 		}
-		e.lookAtDisks()
 		select {
 		case <-ctx.Done():
 			return

@@ -38,6 +38,7 @@ type trip struct {
 
 	now    batch.Info // of the batch, at the last look
 	origin events.Origin
+	begun  bool // MoveBegun was told, and its end was not
 	what   takes
 	handle *batch.Handle // that was opened
 	moved  Moved         // by the last move
@@ -216,10 +217,15 @@ func (t *trip) move(ctx context.Context) error {
 			err = fmt.Errorf("moving batch %d: %w", t.now.ID, lostWith(t.b.Info()))
 		}
 	}
+	t.moved.Err, t.moved.Took = err, time.Since(start)
 	if errors.Is(err, errThere) || errors.Is(err, errGone) {
+		if t.begun { // it is tried again
+			t.begun = false
+			m.sayMoved(&t.moved, t.origin)
+		}
 		return err
 	}
-	t.moved.Err, t.moved.Took = err, time.Since(start)
+	t.begun = false
 	m.sayMoved(&t.moved, t.origin)
 	return err
 }
@@ -297,6 +303,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		return errThere
 	}
 	if m.cfg.Events != nil {
+		t.begun = true
 		m.say(events.Event{Kind: events.MoveBegun, Origin: t.origin, Batch: uint64(t.now.ID), From: from.ID(), To: to.ID(), Bytes: t.what.body, Reason: t.reason})
 	}
 	defer traced(ctx, from, to)()

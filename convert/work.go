@@ -35,9 +35,10 @@ const mostWorks = 1024
 // OthersPlan is the plan of WorkStats that stand for several.
 const OthersPlan = "(others)"
 
-// workKey is what WorkStats are counted by. A plan's number is its own, its name may come again.
+// workKey is what WorkStats are counted by. Plans of one name, one after the other, count together: else
+// what is shown of them would fall when one is counted with others.
 type workKey struct {
-	plan     uint64
+	plan     string
 	operator string
 	port     int
 }
@@ -56,7 +57,7 @@ type works struct {
 
 // of returns what is counted for batches of a place.
 func (w *works) of(at batch.Place) *work {
-	key := workKey{at.Plan, at.Operator, at.Port}
+	key := workKey{at.Name, at.Operator, at.Port}
 	w.counts++
 	of := w.by[key]
 	if of == nil {
@@ -73,8 +74,8 @@ func (w *works) of(at batch.Place) *work {
 	return of
 }
 
-// othersKey is no plan's: their numbers are small.
-var othersKey = workKey{plan: ^uint64(0)}
+// othersKey is what those are counted by that are not kept apart.
+var othersKey = workKey{plan: OthersPlan}
 
 // fold counts what was not counted for the longest time with others.
 func (w *works) fold() {

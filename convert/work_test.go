@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -15,8 +16,15 @@ func TestWorkIsBounded(t *testing.T) {
 	up := &Moved{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}, Bytes: 2, Reason: ReasonWork}
 	const operators = 3 * mostWorks
 	first := batch.Place{Plan: 1, Name: "kept"}
+	again := batch.Place{Name: "again", Operator: "scan"} // of many plans with one name
 	for i := range operators {
-		at := batch.Place{Plan: uint64(i + 2), Name: "q", Operator: "scan"}
+		at := batch.Place{Plan: uint64(i + 2), Name: fmt.Sprint("q-", i), Operator: "scan"}
+		again.Plan = uint64(i + 2)
+		before := w.of(again).Down.Bytes
+		w.of(again).add(down, 0)
+		if now := w.of(again).Down.Bytes; now != before+down.Bytes {
+			t.Fatalf("what is counted for a name went from %d to %d", before, now)
+		}
 		w.of(at).add(down, time.Millisecond)
 		w.of(at).add(up, time.Millisecond)
 		w.of(at).Unread += 5
@@ -38,8 +46,8 @@ func TestWorkIsBounded(t *testing.T) {
 			t.Errorf("what is used all the time: %+v", of.WorkStats)
 		}
 	}
-	if sum.Down.Bytes != 6*operators || sum.Up.Bytes != 2*operators || sum.Up.Busy != operators*time.Millisecond || sum.Unread != 5*operators ||
-		sum.ByReason[ReasonTrigger] != 6*operators || sum.ByReason[ReasonWork] != 2*operators {
+	if sum.Down.Bytes != 9*operators || sum.Up.Bytes != 2*operators || sum.Up.Busy != operators*time.Millisecond || sum.Unread != 5*operators ||
+		sum.ByReason[ReasonTrigger] != 9*operators || sum.ByReason[ReasonWork] != 2*operators {
 		t.Errorf("in all %+v", sum)
 	}
 	if others := w.by[othersKey]; others == nil || others.Plan != OthersPlan || others.Down.Batches < operators-mostWorks {

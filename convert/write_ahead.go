@@ -138,12 +138,11 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	}
 	full := disk.Evicted() > before // before the space is
 	copied, counted := m.copies(ctx, now, now.Space, disk.ID(), what.body, true), m.ahead(ctx, now, now.Space, disk.ID(), what.body)
-	if b.Inside().AddCopy(out, now.Descriptor, func(used bool) {
+	copied.made() // before somebody can use or drop it
+	b.Inside().AddCopy(out, now.Descriptor, func(used bool) {
 		counted(used)
 		copied.ended(used)
-	}) {
-		copied.made()
-	}
+	})
 	if full {
 		return what.body, &tier.NoSpaceError{Space: disk.ID(), Requested: what.body, Cause: errNeeded}
 	}

@@ -8,7 +8,10 @@
 //
 // One function gets all events, and each says by its Kind what it is about. With no function nothing
 // is measured and nothing is made. The function is called with no lock held, on the goroutine that
-// does the work, by many at once. It must be quick, and must not call the engine's Close.
+// does the work, by many at once. It must be quick, and must not wait for what the engine does: a
+// batch that an event is about may be in transit until the function returns, so calls that wait for
+// it, such as dropping it, hang. It must not call the engine's Close either. What only looks, such as
+// Stats, Holders and Explain, may be called.
 package events
 
 import (

@@ -11,23 +11,28 @@
 // its policy allows its own script alone.
 //
 // It has no access control. It names plans, operators, tasks and directories: serve it where only
-// those may come who should see them.
+// those may come who should see them, and check the Host header if that is this machine alone: a page of
+// another site can have a browser ask it otherwise.
 //
 // What is recorded is bounded: some 100 KB for an engine with a GPU and a disk, however long it runs.
 // An older recording is coarser. An event costs some 150 ns.
 package httpui
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/page"
 	"github.com/spillway-db/spillway/internal/size"
@@ -149,11 +154,12 @@ func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
 			up += e.Bytes
 		}
 	}
-	for _, w := range stats.Work {
-		run.Work = append(run.Work, page.Work{Plan: w.Plan, Operator: w.Operator, Port: w.Port, Down: w.Down.Bytes, Up: w.Up.Bytes, Unread: w.Unread})
+	slices.SortStableFunc(stats.Work, func(a, b convert.WorkStats) int { return cmp.Compare(b.Down.Bytes, a.Down.Bytes) })
+	for _, w := range stats.Work[:min(len(stats.Work), mostTasks)] {
+		run.Work = append(run.Work, page.Work{Plan: cut(w.Plan), Operator: cut(w.Operator), Port: w.Port, Down: w.Down.Bytes, Up: w.Up.Bytes, Unread: w.Unread})
 	}
 	for _, b := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
-		run.Tasks = append(run.Tasks, page.Task{Name: b.Owner, Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds()})
+		run.Tasks = append(run.Tasks, page.Task{Name: cut(b.Owner), Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds()})
 	}
 	run.Waits = page.Waits{Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds()}
 	run.Facts = []page.Pair{
@@ -170,6 +176,18 @@ func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
 	}
 	out.Runs = []page.Run{run}
 	return out
+}
+
+// longestName is how many bytes of a name are shown: some programs name plans by their SQL, and the page is
+// sent anew each second.
+const longestName = 200
+
+// cut returns a name that is not too long.
+func cut(name string) string {
+	if len(name) <= longestName {
+		return name
+	}
+	return strings.ToValidUTF8(name[:longestName], "") + "…"
 }
 
 // verdict says in a sentence how the engine is.

@@ -189,7 +189,8 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 	if err != nil {
 		return nil, 0, err
 	}
-	if !w.over.Load() {
+	waits := !w.over.Load()
+	if waits {
 		if exec.IsEnabled() {
 			defer exec.StartRegion(ctx, "spillway wait for "+w.first().line.space.ID().String()).End()
 		}
@@ -205,9 +206,11 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 			m.withdraw(w, m.ended(ctx, w))
 		}
 	}
-	took := time.Since(m.made) - w.begun
-	m.waits.Record(took)
-	m.blocked.add(w.owner, took)
+	if waits {
+		took := time.Since(m.made) - w.begun
+		m.waits.Record(took)
+		m.blocked.add(w.owner, took)
+	}
 	m.bells.Put(w.bell) // a late ring wakes another waiter, which looks and waits on
 	if w.err == nil {
 		w.owner.gotPast(w.charged)

@@ -170,7 +170,7 @@ func (c *Chooser) best(g *gauges, bytes int64, w power) Codec {
 	}
 	promised, cost := c.promises(write, read, w)
 	was, now, cost := c.decide(g, bytes, w, promised, cost)
-	if was != now && was != Auto && c.Chosen != nil {
+	if was != now && !(was == Auto && now == None) && c.Chosen != nil {
 		c.Chosen(g.disk, now, cost/(write+read))
 	}
 	return now

@@ -41,7 +41,8 @@ var (
 	Move       = value("move")        // moves batches for the monitor
 	WriteAhead = value("write ahead") // copies batches to disks before they have to leave
 	DropCopies = value("drop copies") // frees copies
-	WatchGPUs  = value("watch gpus")  // samples what others hold of them, and the disks' room
+	WatchGPUs  = value("watch gpus")  // samples what others hold of them
+	WatchDisks = value("watch disks") // asks their file systems for room
 	Transfer   = value("transfer")    // moves pieces of a batch beside the one that moves it
 	Copy       = value("copy")        // copies parts of memory beside the one that copies it
 	ReadAhead  = value("read ahead")  // brings the next batches of a Drain or a Reader

@@ -77,6 +77,16 @@ func (v *Volume) ended(ctx context.Context, write bool, err error) {
 	if write {
 		of = 1
 	}
+	if errors.Is(err, tier.ErrNoSpace) { // the device is well
+		v.told.Lock()
+		was := v.told.full
+		v.told.full = true
+		v.told.Unlock()
+		if !was {
+			v.say(events.Event{Kind: events.DiskNearlyFull, Text: "a write found no room", Err: err})
+		}
+		return
+	}
 	v.told.Lock()
 	changed := v.told.failing[of] != (err != nil)
 	v.told.failing[of] = err != nil
@@ -85,8 +95,10 @@ func (v *Volume) ended(ctx context.Context, write bool, err error) {
 	case !changed:
 	case err != nil:
 		v.say(events.Event{Kind: events.DiskFailing, Err: err})
+	case write:
+		v.say(events.Event{Kind: events.DiskWell, Text: "writes succeed again"})
 	default:
-		v.say(events.Event{Kind: events.DiskWell, Text: "a request has succeeded again"})
+		v.say(events.Event{Kind: events.DiskWell, Text: "reads succeed again"})
 	}
 }
 

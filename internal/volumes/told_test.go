@@ -1,6 +1,7 @@
 package volumes_test
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -112,6 +113,32 @@ func TestFailingDiskIsTold(t *testing.T) {
 		if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskWell}) {
 			t.Errorf("%s succeeds: %v", op, all)
 		}
+	}
+}
+
+// A write that finds no room says nothing against the disk. It is told as a full one, once.
+func TestNoRoomIsTold(t *testing.T) {
+	files, h := faultfs.New(disk.OS(), 1), new(heard)
+	v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, FS: files, Events: h.add})
+	m, err := v.Alloc(mib, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Free(m, func() {})
+	at, p := m.(tier.FileMemory), make([]byte, 8<<10)
+	remove := files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC)})
+	for range 2 {
+		if err := at.WriteAt(t.Context(), p, 0); !errors.Is(err, tier.ErrNoSpace) {
+			t.Fatal(err)
+		}
+	}
+	if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskNearlyFull}) || !errors.Is(all[0].Err, tier.ErrNoSpace) {
+		t.Errorf("a full disk is told as %v", all)
+	}
+	remove()
+	v.LookAtRoom()
+	if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskWell}) {
+		t.Errorf("with room it is told as %v", all)
 	}
 }
 
