@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -390,5 +391,40 @@ func TestFailuresAreNoWork(t *testing.T) {
 	_ = c.Timed(Auto, disk, Zstd, true, 1<<20, well)
 	if c.usage.own.Load() == 0 {
 		t.Error("what went well counts as none")
+	}
+}
+
+// Each time that another codec is chosen is told, with what it should cost; that nothing is compressed at
+// first is not.
+func TestChosenIsTold(t *testing.T) {
+	for name, first := range map[string]Codec{"later": None, "at once": S2} {
+		c := known(rates{ratio: 1, encode: 1000, decode: 2000}, rates{ratio: 0.4, encode: 400, decode: 1400})
+		var told []Codec
+		c.Chosen = func(_ tier.ID, k Codec, cost float64) {
+			if told = append(told, k); (k == None) != (cost == 1) || cost <= 0 || cost > 1 {
+				t.Errorf("%s: %s should cost %.2f", name, k, cost)
+			}
+		}
+		g := written(50, 50)
+		if first == None {
+			g.trial.patience = 8 << 20
+		}
+		var want []Codec
+		last := None
+		for range 64 << 10 {
+			k := c.best(g, 1<<20, power{processors: 1, busy: 1})
+			if k != last {
+				want, last = append(want, k), k
+			}
+			if m := &g.write[k]; k != None {
+				if m.bytes += 1 << 20; m.bytes >= meterWindow {
+					m.windows[0], m.bytes = perMiB/45, 0 // which is worse
+				}
+				g.read[k].windows[0] = perMiB / 45
+			}
+		}
+		if len(want) < 3 || !slices.Equal(told, want) {
+			t.Errorf("%s: %v was chosen, and %v told", name, want, told)
+		}
 	}
 }
