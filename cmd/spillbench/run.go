@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -111,11 +112,21 @@ func (f *runFlags) validate() error {
 	return f.engine.validate()
 }
 
+// places are the files that are written, and reads those that are read.
+func (f *runFlags) places() []place {
+	return append(f.output.places(), place{"--perfetto " + f.perfetto, f.perfetto})
+}
+
+func (f *runFlags) reads() []string { return append(slices.Clone(f.input.files), f.engine.config) }
+
 // run does the main job and reports it. Whatever happens, the engine is closed
 // and nothing is left behind.
 func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
 	if err := f.validate(); err != nil {
+		return err
+	}
+	if err := apart(f.places(), readings(f.reads()...)); err != nil {
 		return err
 	}
 	out, err := f.output.open(ctx, stdout, stderr)
