@@ -102,7 +102,7 @@ func TestReportRefuses(t *testing.T) {
 	if r := command(t, t.Context(), "report", run); r.status != 2 || readFile(t, defaultPage) != "mine" {
 		t.Errorf("%d, %s", r.status, r.stderr)
 	}
-	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--perfetto=no/such/x.json"}} {
+	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--listen="}, {"run", "--perfetto="}, {"run", "--perfetto=-"}, {"run", "--perfetto=no/such/x.json"}} {
 		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
@@ -183,6 +183,25 @@ func TestPerfetto(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// TestPerfettoFull: a trace that cannot be written to the end costs nothing else of the result.
+func TestPerfettoFull(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("no /dev/full")
+	}
+	dir := t.TempDir()
+	json, html := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.html")
+	r := command(t, t.Context(), append([]string{"run", "--perfetto=/dev/full", "--json=" + json, "--html=" + html}, small...)...)
+	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "writing --perfetto /dev/full: no space left") || !strings.Contains(r.stdout, "verified: all") {
+		t.Errorf("%d, %q, %q", r.status, r.stderr, r.stdout)
+	}
+	var doc report.Run
+	decode(t, readFile(t, json), &doc)
+	if !strings.HasSuffix(strings.TrimSpace(readFile(t, html)), "</html>") {
+		t.Error("no page")
 	}
 }
 

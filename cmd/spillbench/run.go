@@ -87,8 +87,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 
 // registerWatching registers the flags by which one run is watched.
 func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
-	fs.StringVar(&f.perfetto, "perfetto", "", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
-	fs.StringVar(&f.listen, "listen", "", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
+	fs.Var(&valueFlag{&f.perfetto, "FILE", true}, "perfetto", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
+	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0", false}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
 
 func (f *runFlags) validate() error {
@@ -172,12 +172,12 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	began := time.Now()
 	live.hold() // what is shown must not read what changes now
 	err = errors.Join(err, m.engine.Close())
-	err = errors.Join(err, rec.finish(ctx.Err() == nil, m.notes)) // also of a run that failed: it may show why
+	untraced := rec.finish(ctx.Err() == nil, m.notes) // also of a run that failed: it may show why
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
 	if err != nil {
-		return m.blame(ctx, err)
+		return m.blame(ctx, errors.Join(err, untraced))
 	}
 	m.settle()
 	if res.OnHost {
@@ -188,8 +188,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	doc.Limits, doc.Timeline = limits, line
 	live.end(ctx, doc, out.call)
 	lines := m.notes.lines()
-	// The verdict goes first: it decides the status.
-	err = errors.Join(verdict(res), out.show(doc, lines))
+	// The verdict goes first: it decides the status. A trace that could not be written costs no result.
+	err = errors.Join(verdict(res), out.show(doc, lines), untraced)
 	if err == nil {
 		out.warn(lines)
 	}
