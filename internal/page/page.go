@@ -54,6 +54,7 @@ type Run struct {
 	Level    Level
 	Facts    []Pair // the figures that matter most
 	Seconds  float64
+	Follows  bool // the data is as large as the memories make it
 
 	Timeline *timeline.Timeline
 	Spaces   []Space

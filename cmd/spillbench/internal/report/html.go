@@ -139,11 +139,15 @@ func setting(name string, value any, flag string) page.Setting {
 	return page.Setting{Name: name, Value: fmt.Sprint(value), Flag: flag}
 }
 
+// Generated begins the name of an input that is no file, and so many times as large as the memories.
+const Generated = "a generated table"
+
 func (r *Run) run() page.Run {
 	p := page.Run{
 		Name: "run", Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline,
 		Waits: page.Waits{Count: r.Waits.Count, P50: r.Waits.P50, P99: r.Waits.P99, Max: r.Waits.Max},
 	}
+	p.Follows = len(r.Input.Sources) > 0 && strings.HasPrefix(r.Input.Sources[0], Generated)
 	if r.Timeline != nil && r.Timeline.Seconds > 0 {
 		p.Seconds = r.Timeline.Seconds // without opening, closing and measuring limits
 	}
