@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -89,6 +90,11 @@ func (f *tuneFlags) validate() error {
 		return fail.Usagef("--most-written %s: a share of what is not known (give a size, such as 16GiB)", f.mostWritten)
 	case f.yaml == "-" && (f.run.output.json == "-" || f.run.output.format != ""):
 		return fail.Usagef("--yaml - and --json - or --format both want standard output (give one of them, or --yaml FILE)")
+	}
+	for _, d := range f.run.engine.disks {
+		if dir := absolute(d.dir); !utf8.ValidString(dir) {
+			return fail.Usagef("--disk %q: its path is not UTF-8, and so cannot be in the configuration that comes out (name another directory, or a link to it)", dir)
+		}
 	}
 	return f.run.validate()
 }

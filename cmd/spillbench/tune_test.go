@@ -302,3 +302,17 @@ func TestTuneYAMLFile(t *testing.T) {
 		t.Errorf("%q, %q, %v", table, json, err)
 	}
 }
+
+// TestTuneRefusesPaths: a directory whose path no YAML and no JSON can have is refused before the
+// search.
+func TestTuneRefusesPaths(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "a\xffb")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Skip("the file system has UTF-8 only: ", err)
+	}
+	r := command(t, t.Context(), tuneBriefly(t, "--budget=1s", "--disk", dir)...)
+	if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "not UTF-8") {
+		t.Errorf("%d, %q", r.status, r.stderr)
+	}
+}
