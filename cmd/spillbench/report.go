@@ -52,7 +52,7 @@ func makeReport(names []string, html string, quiet bool, stdout, stderr io.Write
 	}
 	var docs []report.Pictured
 	for _, name := range names {
-		text, err := os.ReadFile(name)
+		text, err := readResult(name)
 		if err != nil {
 			return fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
 		}
@@ -90,6 +90,23 @@ func makeReport(names []string, html string, quiet bool, stdout, stderr io.Write
 		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", html)
 	}
 	return to.close()
+}
+
+// maxResult is how large a result may be: hundreds of times the largest that we know.
+const maxResult = 64 << 20
+
+// readResult reads a result's file; one without an end, such as a device, not to its end.
+func readResult(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxResult+1))
+	if err == nil && len(text) > maxResult {
+		err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
+	}
+	return text, err
 }
 
 // replaceablePage refuses a file that is no page of ours: report takes names of files, and so one that

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
@@ -8,6 +9,20 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/timeline"
 )
+
+// TestIncompleteTimeline: a page's script gets a list where a document had null or nothing.
+func TestIncompleteTimeline(t *testing.T) {
+	r := &Report{Runs: []Run{{Timeline: &timeline.Timeline{
+		IntervalSeconds: 1, Waits: timeline.Waits{Ended: []int64{0, 1}}, Spaces: []timeline.Space{{ID: "gpu:0"}}, Edges: []timeline.Edge{{}}, Causes: []timeline.Cause{{}},
+	}}, {Timeline: &timeline.Timeline{}}}}
+	text, err := json.Marshal(r.data())
+	if err != nil || strings.Contains(string(text), "null") || strings.Count(string(text), "[0,0]") != 4+1+2+2+3 {
+		t.Errorf("%s, %v", text, err)
+	}
+	if r.Runs[0].Timeline.Spaces[0].Used != nil {
+		t.Error("the timeline was changed")
+	}
+}
 
 // spilled is a run of which half came back from a disk that did little.
 func spilled() *Run {

@@ -47,7 +47,10 @@ func Read(text []byte) (Pictured, error) {
 	default:
 		return nil, fmt.Errorf("%w: it is one of %q", ErrNotPictured, head.Command)
 	}
-	return doc, json.Unmarshal(text, doc)
+	if err := json.Unmarshal(text, doc); err != nil {
+		return nil, fmt.Errorf("%w: %w", errInsane, err)
+	}
+	return doc, sane(doc)
 }
 
 // WriteHTML writes a page about a document, or about two of one command that are compared. names are
