@@ -94,6 +94,7 @@ func TestReportRefuses(t *testing.T) {
 		"has 2 values, and not 1":                     of("run", `"timeline":{"interval_seconds":1,"waits":{"ended":[1]},"edges":[{"bytes":[1,2]}]}`),
 		"cannot unmarshal string":                     of("run", `"edges":"x"`),
 		"its ratio is 0 and 0":                        of("compare", `"ratio":{}`),
+		"its ratio is 1e-310 and 1":                   of("compare", `"ratio":{"write":1e-310,"read":1}`),
 		"one or two files":                            {},
 		"no such file":                                {"none.json"},
 		"is no JSON":                                  {writeFile(t, "x.json", "x")},

@@ -27,7 +27,7 @@ func sane(d Pictured) error {
 	if err := saneNumbers("", reflect.ValueOf(d)); err != nil {
 		return fmt.Errorf("%w: %w", errInsane, err)
 	}
-	if c, ok := d.(*Compare); ok && (c.Ratio.Write <= 0 || c.Ratio.Read <= 0) {
+	if c, ok := d.(*Compare); ok && (c.Ratio.Write < leastFloat || c.Ratio.Read < leastFloat) {
 		return fmt.Errorf("%w: its ratio is %v and %v", errInsane, c.Ratio.Write, c.Ratio.Read)
 	}
 	if r, ok := d.(*Run); ok && r.Timeline != nil {
