@@ -98,7 +98,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr, f.engine.config)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func registerConfig(f *pflag.FlagSet, name *string) {
 var notInFiles = []string{configName, "help", "version", "cpuprofile", "memprofile", "trace"}
 
 // pathFlags are the flags whose values begin with a path.
-var pathFlags = []string{"disk", "input", "json", "yaml"}
+var pathFlags = []string{"disk", "input", "json", "html", "perfetto", "yaml"}
 
 // readConfig sets the flags of a command that its --config has, but for those that the command line
 // has. A key that another command knows is not used, so that one file serves all.

@@ -4,10 +4,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
@@ -103,6 +105,29 @@ func TestConfigOnEveryEngine(t *testing.T) {
 	if keys := configKeys(newRoot(io.Discard, io.Discard)); with < 6 || len(keys) < 30 {
 		t.Errorf("%d commands, keys %q", with, keys)
 	}
+}
+
+// TestConfigFiles: each file that a file of --config names begins at its directory.
+func TestConfigFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "c.yaml")
+	if err := os.WriteFile(file, []byte("json: a.json\nhtml: b.html\nperfetto: c.json\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	succeed(t, append([]string{"run", "-q", "--config", file}, small...)...)
+	for _, name := range []string{"a.json", "b.html", "c.json"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	everyCommand(func(cmd *cobra.Command) {
+		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+			if strings.Contains(f.Usage, "`FILE`") && cmd.LocalNonPersistentFlags().Lookup(configName) != nil && f.Name != configName && !slices.Contains(pathFlags, f.Name) {
+				t.Errorf("%s --%s: its path begins elsewhere than those of other flags", cmd.CommandPath(), f.Name)
+			}
+		})
+	})
 }
 
 // TestConfigPaths: relative paths of a file begin at its directory, and keep what follows them.

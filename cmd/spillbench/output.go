@@ -72,9 +72,18 @@ func (d *destination) close() error {
 	return f.Close()
 }
 
-// open prepares the output of the call that ctx is of. The caller must close it.
-func (f *outputFlags) open(ctx context.Context, stdout, stderr io.Writer) (*output, error) {
+// places are the files that results go to.
+func (f *outputFlags) places() []place {
+	return []place{{"--json " + string(f.json), string(f.json)}, {"--html " + string(f.html), string(f.html)}}
+}
+
+// open prepares the output of the call that ctx is of, which reads these files. The caller must close
+// it.
+func (f *outputFlags) open(ctx context.Context, stdout, stderr io.Writer, reads ...string) (*output, error) {
 	if err := f.validate(); err != nil {
+		return nil, err
+	}
+	if err := apart(f.places(), readings(reads...)); err != nil {
 		return nil, err
 	}
 	o := &output{flags: f, stdout: stdout, stderr: stderr, call: callOf(ctx)}

@@ -113,3 +113,31 @@ func (j *fileFlag) String() string { return string(*j) }
 
 // Type names the value in a usage text.
 func (*fileFlag) Type() string { return "string" }
+
+// valueFlag is the value of a flag that cannot be given empty: an unset variable in a script is not
+// what was meant.
+type valueFlag struct {
+	to   *string
+	want string
+	file bool // and so not -, which would be a file of that name
+}
+
+// Set takes a value.
+func (v *valueFlag) Set(s string) error {
+	if s == "" || v.file && s == "-" {
+		return errors.New("want " + v.want)
+	}
+	*v.to = s
+	return nil
+}
+
+// String returns what Set took.
+func (v *valueFlag) String() string {
+	if v.to == nil { // as pflag makes one, to compare defaults
+		return ""
+	}
+	return *v.to
+}
+
+// Type names the value in a usage text.
+func (*valueFlag) Type() string { return "string" }

@@ -196,3 +196,40 @@ func TestFullOutput(t *testing.T) {
 		}
 	}
 }
+
+// TestPlacesApart: a result does not replace what was read, nor another result, whatever names of one
+// file are given, and nothing is done before that is known.
+func TestPlacesApart(t *testing.T) {
+	t.Chdir(t.TempDir())
+	table := filepath.Base(writeTable(t, "t.arrow", 1, 100))
+	for name, text := range map[string]string{table: readFile(t, writeTable(t, "t.arrow", 1, 100)), "a.json": `{"schema":"spillway.spillbench/v1","command":"run"}`, "c.yaml": "passes: 1", "mine.txt": "mine"} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Link("a.json", "hard.json"), os.Symlink("new.json", "link.json"), os.Mkdir("d", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	was := map[string]string{table: readFile(t, table), "a.json": readFile(t, "a.json"), "c.yaml": "passes: 1", "mine.txt": "mine"}
+	for _, line := range []string{
+		"report --html a.json a.json", "report a.json --html a.json", "report a.json --html ./a.json", "report a.json --html hard.json", "report a.json --html mine.txt",
+		"run t.arrow --html t.arrow", "run --input t.arrow --json t.arrow", "run t.arrow --perfetto t.arrow", "run --json x --html x", "run --json x --html ./d/../x",
+		"run --json link.json --html new.json", "run --json x --perfetto x", "run --html x --perfetto x", "run --config c.yaml --json c.yaml",
+		"verify t.arrow --json t.arrow", "compare --peer arrow-ipc --input t.arrow --json t.arrow", "bandwidth --json x --html x",
+		"tune --json x --yaml x", "tune t.arrow --yaml t.arrow", "tune --config c.yaml --yaml c.yaml", "trace record x --json x", "trace record x --perfetto x",
+	} {
+		r := command(t, t.Context(), strings.Fields(line)...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "name another file") || r.stdout != "" {
+			t.Errorf("%s: %d, %q", line, r.status, r.stderr)
+		}
+	}
+	for name, text := range was {
+		if now := readFile(t, name); now != text {
+			t.Errorf("%s is now %q", name, now)
+		}
+	}
+	if _, err := os.Stat("x"); err == nil {
+		t.Error("something was written")
+	}
+	succeed(t, append([]string{"run", "--json=" + os.DevNull, "--html=" + os.DevNull, "-q"}, small...)...) // a device may be shared
+}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"io"
 	"os"
 	"runtime"
 	"runtime/pprof"
@@ -41,16 +43,16 @@ func (p *profileFlags) register(root *cobra.Command) {
 // start makes the files and begins to write what is written as it happens.
 func (p *profileFlags) start() error {
 	return errors.Join(
-		p.begin("cpuprofile", p.cpu, func(f *os.File) error { return pprof.StartCPUProfile(f) }, func(*os.File) error { pprof.StopCPUProfile(); return nil }),
-		p.begin("trace", p.trace, func(f *os.File) error { return trace.Start(f) }, func(*os.File) error { trace.Stop(); return nil }),
-		p.begin("memprofile", p.memory, func(*os.File) error { return nil }, func(f *os.File) error {
+		p.begin("cpuprofile", p.cpu, pprof.StartCPUProfile, func(io.Writer) error { pprof.StopCPUProfile(); return nil }),
+		p.begin("trace", p.trace, trace.Start, func(io.Writer) error { trace.Stop(); return nil }),
+		p.begin("memprofile", p.memory, func(io.Writer) error { return nil }, func(w io.Writer) error {
 			runtime.GC() // the profile is of the last collection
-			return pprof.Lookup("allocs").WriteTo(f, 0)
+			return pprof.Lookup("allocs").WriteTo(w, 0)
 		}))
 }
 
 // begin makes one file, if it has a name, and notes how it is finished.
-func (p *profileFlags) begin(flag, name string, start, end func(*os.File) error) error {
+func (p *profileFlags) begin(flag, name string, start, end func(io.Writer) error) error {
 	if name == "" {
 		return nil
 	}
@@ -58,16 +60,31 @@ func (p *profileFlags) begin(flag, name string, start, end func(*os.File) error)
 	if err != nil {
 		return fail.Usagef("--%s: %w", flag, err)
 	}
-	if err := start(f); err != nil {
+	w := &remembering{w: f}
+	if err := start(w); err != nil {
 		return errors.Join(fail.Usagef("--%s: %w", flag, err), f.Close())
 	}
 	p.ends = append(p.ends, func() error {
-		if err := errors.Join(end(f), f.Close()); err != nil {
-			return fail.Usagef("--%s: %w", flag, err)
+		err := end(w)
+		if err = errors.Join(cmp.Or(w.err, err), f.Close()); err != nil {
+			return fail.Environmentf("--%s: %w", flag, err)
 		}
 		return nil
 	})
 	return nil
+}
+
+// remembering keeps the first error of its writer: what Go's runtime writes profiles with drops it.
+// It is read when writing has ended.
+type remembering struct {
+	w   io.Writer
+	err error
+}
+
+func (r *remembering) Write(p []byte) (int, error) {
+	n, err := r.w.Write(p)
+	r.err = cmp.Or(r.err, err)
+	return n, err
 }
 
 // stop finishes the files.

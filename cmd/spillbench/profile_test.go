@@ -52,3 +52,17 @@ func TestProfilesThatCannotBe(t *testing.T) {
 		}
 	}
 }
+
+// TestProfilesOnFullDisk: a profile that could not be written is an error of the machine, in one line.
+func TestProfilesOnFullDisk(t *testing.T) {
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("no /dev/full")
+	}
+	for _, flag := range []string{"--cpuprofile", "--memprofile", "--trace"} {
+		var stderr bytes.Buffer
+		status := Main(t.Context(), []string{"topo", "--quiet", "--format=json", flag, "/dev/full"}, io.Discard, &stderr)
+		if status != fail.Environment || strings.Count(stderr.String(), "\n") != 1 || !strings.Contains(stderr.String(), flag+": ") || !strings.Contains(stderr.String(), "no space left") {
+			t.Errorf("%s: status %d, %q", flag, status, stderr.String())
+		}
+	}
+}

@@ -44,9 +44,15 @@ words what differs, and shows both curves.`,
 }
 
 func makeReport(names []string, html string, quiet bool, stdout, stderr io.Writer) (err error) {
+	if html == "" {
+		html = defaultPage
+	}
+	if err := apart([]place{{"--html " + html, html}}, readings(names...)); err != nil {
+		return err
+	}
 	var docs []report.Pictured
 	for _, name := range names {
-		text, err := os.ReadFile(name)
+		text, err := readResult(name)
 		if err != nil {
 			return fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
 		}
@@ -69,11 +75,8 @@ func makeReport(names []string, html string, quiet bool, stdout, stderr io.Write
 		}
 		return nil
 	}
-	if html == "" {
-		html = defaultPage
-		if err := replaceablePage(html); err != nil {
-			return err
-		}
+	if err := replaceablePage(html); err != nil {
+		return err
 	}
 	to, err := newDestination("--html", html)
 	if err != nil {
@@ -89,10 +92,36 @@ func makeReport(names []string, html string, quiet bool, stdout, stderr io.Write
 	return to.close()
 }
 
-// replaceablePage refuses a file that is no page of ours: the name is ours, and not the user's.
+// maxResult is how large a result may be: hundreds of times the largest that we know.
+const maxResult = 64 << 20
+
+// readResult reads a result's file; one without an end, such as a device, not to its end.
+func readResult(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxResult+1))
+	if err == nil && len(text) > maxResult {
+		err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
+	}
+	return text, err
+}
+
+// replaceablePage refuses a file that is no page of ours: report takes names of files, and so one that
+// was meant to be read is easily named as the page. What is no regular file is not replaced.
 func replaceablePage(name string) error {
-	text, err := os.ReadFile(name)
-	if err != nil || strings.Contains(string(text[:min(len(text), 2000)]), `<meta name="generator" content="spillway">`) {
+	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil // to replace it takes no right to read it
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, 2000))
+	if err == nil && strings.Contains(string(text), `<meta name="generator" content="spillway">`) {
 		return nil
 	}
 	return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", name)

@@ -76,7 +76,25 @@ func TestReportRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	run := writeFile(t, "run.json", `{"schema":"spillway.spillbench/v1","command":"run"}`)
 	band := writeFile(t, "b.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
+	endless := "/dev/zero"
+	if _, err := os.Stat(endless); err != nil {
+		endless = writeFile(t, "endless.json", strings.Repeat(" ", maxResult+1))
+	}
+	of := func(command, more string) []string {
+		return []string{writeFile(t, "o.json", `{"schema":"spillway.spillbench/v1","command":"`+command+`",`+more+`}`)}
+	}
 	for want, args := range map[string][]string{
+		"larger than the 64 MiB":                      {endless},
+		"its wall_seconds is 1e+300":                  of("run", `"wall_seconds":1e300`),
+		"its wall_seconds is -1":                      of("run", `"wall_seconds":-1`),
+		"its seconds is 1e-300":                       of("run", `"edges":[{"bytes":1,"seconds":1e-300}]`),
+		"its bytes is -5":                             of("run", `"edges":[{"bytes":-5}]`),
+		"its capacity_bytes is 9223372036854775807":   of("run", `"spaces":[{"capacity_bytes":9223372036854775807}]`),
+		"its interval_seconds is 0":                   of("run", `"timeline":{"waits":{"ended":[1]}}`),
+		"has 2 values, and not 1":                     of("run", `"timeline":{"interval_seconds":1,"waits":{"ended":[1]},"edges":[{"bytes":[1,2]}]}`),
+		"cannot unmarshal string":                     of("run", `"edges":"x"`),
+		"its ratio is 0 and 0":                        of("compare", `"ratio":{}`),
+		"its ratio is 1e-310 and 1":                   of("compare", `"ratio":{"write":1e-310,"read":1}`),
 		"one or two files":                            {},
 		"no such file":                                {"none.json"},
 		"is no JSON":                                  {writeFile(t, "x.json", "x")},
@@ -86,7 +104,7 @@ func TestReportRefuses(t *testing.T) {
 		"--html no/such/dir/x.html cannot be written": {run, "--html=no/such/dir/x.html"},
 	} {
 		r := command(t, t.Context(), append([]string{"report"}, args...)...)
-		if r.status != 2 || !strings.Contains(r.stderr, want) {
+		if r.status != 2 || !strings.Contains(r.stderr, want) || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
 	}
@@ -102,7 +120,7 @@ func TestReportRefuses(t *testing.T) {
 	if r := command(t, t.Context(), "report", run); r.status != 2 || readFile(t, defaultPage) != "mine" {
 		t.Errorf("%d, %s", r.status, r.stderr)
 	}
-	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--perfetto=no/such/x.json"}} {
+	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--listen="}, {"run", "--perfetto="}, {"run", "--perfetto=-"}, {"run", "--perfetto=no/such/x.json"}} {
 		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
@@ -183,6 +201,25 @@ func TestPerfetto(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// TestPerfettoFull: a trace that cannot be written to the end costs nothing else of the result.
+func TestPerfettoFull(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("no /dev/full")
+	}
+	dir := t.TempDir()
+	json, html := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.html")
+	r := command(t, t.Context(), append([]string{"run", "--perfetto=/dev/full", "--json=" + json, "--html=" + html}, small...)...)
+	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "writing --perfetto /dev/full: no space left") || !strings.Contains(r.stdout, "verified: all") {
+		t.Errorf("%d, %q, %q", r.status, r.stderr, r.stdout)
+	}
+	var doc report.Run
+	decode(t, readFile(t, json), &doc)
+	if !strings.HasSuffix(strings.TrimSpace(readFile(t, html)), "</html>") {
+		t.Error("no page")
 	}
 }
 

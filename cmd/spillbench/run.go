@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -86,8 +87,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 
 // registerWatching registers the flags by which one run is watched.
 func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
-	fs.StringVar(&f.perfetto, "perfetto", "", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
-	fs.StringVar(&f.listen, "listen", "", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
+	fs.Var(&valueFlag{&f.perfetto, "FILE", true}, "perfetto", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
+	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0", false}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
 
 func (f *runFlags) validate() error {
@@ -111,11 +112,21 @@ func (f *runFlags) validate() error {
 	return f.engine.validate()
 }
 
+// places are the files that are written, and reads those that are read.
+func (f *runFlags) places() []place {
+	return append(f.output.places(), place{"--perfetto " + f.perfetto, f.perfetto})
+}
+
+func (f *runFlags) reads() []string { return append(slices.Clone(f.input.files), f.engine.config) }
+
 // run does the main job and reports it. Whatever happens, the engine is closed
 // and nothing is left behind.
 func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
 	if err := f.validate(); err != nil {
+		return err
+	}
+	if err := apart(f.places(), readings(f.reads()...)); err != nil {
 		return err
 	}
 	out, err := f.output.open(ctx, stdout, stderr)
@@ -161,12 +172,12 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	began := time.Now()
 	live.hold() // what is shown must not read what changes now
 	err = errors.Join(err, m.engine.Close())
-	err = errors.Join(err, rec.finish(ctx.Err() == nil, m.notes)) // also of a run that failed: it may show why
+	untraced := rec.finish(ctx.Err() == nil, m.notes) // also of a run that failed: it may show why
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
 	if err != nil {
-		return m.blame(ctx, err)
+		return m.blame(ctx, errors.Join(err, untraced))
 	}
 	m.settle()
 	if res.OnHost {
@@ -177,8 +188,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	doc.Limits, doc.Timeline = limits, line
 	live.end(ctx, doc, out.call)
 	lines := m.notes.lines()
-	// The verdict goes first: it decides the status.
-	err = errors.Join(verdict(res), out.show(doc, lines))
+	// The verdict goes first: it decides the status. A trace that could not be written costs no result.
+	err = errors.Join(verdict(res), out.show(doc, lines), untraced)
 	if err == nil {
 		out.warn(lines)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
 const (
@@ -107,7 +108,7 @@ func (f *inputFlags) validate() error {
 func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, names []string, batches int64) {
 	if len(f.files) == 0 {
 		cfg := f.table(m.config.GPUMemoryBytes+m.config.HostMemoryBytes, batchBytes)
-		name := fmt.Sprintf("a generated table (seed %d)", f.seed)
+		name := fmt.Sprintf(report.Generated+" (seed %d)", f.seed)
 		first := sync.OnceValues(func() (*gen.Table, error) { return gen.New(cfg) })
 		open := func(context.Context) (job.Source, error) {
 			table, err := first()

@@ -62,6 +62,9 @@ is a trace.`,
 			if err := replaceable(args[0]); err != nil {
 				return err
 			}
+			if err := apart(append(f.places(), place{"the trace " + args[0], args[0]}), readings(f.reads()...)); err != nil {
+				return err
+			}
 			to, err := os.Create(args[0])
 			if err != nil {
 				return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", args[0], pathless(err))
@@ -187,7 +190,7 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 	if err := errors.Join(f.validate(), f.output.something(command)); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr)
+	out, err := f.output.open(ctx, stdout, stderr, names...)
 	if err != nil {
 		return err
 	}

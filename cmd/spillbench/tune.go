@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -91,6 +91,11 @@ func (f *tuneFlags) validate() error {
 	case f.yaml == "-" && (f.run.output.json == "-" || f.run.output.format != ""):
 		return fail.Usagef("--yaml - and --json - or --format both want standard output (give one of them, or --yaml FILE)")
 	}
+	for _, d := range f.run.engine.disks {
+		if dir := absolute(d.dir); !utf8.ValidString(dir) {
+			return fail.Usagef("--disk %q: its path is not UTF-8, and so cannot be in the configuration that comes out (name another directory, or a link to it)", dir)
+		}
+	}
 	return f.run.validate()
 }
 
@@ -100,15 +105,20 @@ func (f *tuneFlags) tune(ctx context.Context, fs *pflag.FlagSet, stdout, stderr 
 	if err := f.validate(); err != nil {
 		return err
 	}
+	if err := apart(append(f.run.places(), place{"--yaml " + string(f.yaml), string(f.yaml)}), readings(f.run.reads()...)); err != nil {
+		return err
+	}
 	out, err := f.run.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
+	var yaml *destination
 	if f.yaml != "" && f.yaml != "-" {
-		if err := probeDir(filepath.Dir(string(f.yaml))); err != nil {
-			return fail.Usagef("--yaml %s cannot be written: %w (name a file in a directory that you may write to)", string(f.yaml), pathless(err))
+		if yaml, err = newDestination("--yaml", string(f.yaml)); err != nil {
+			return err
 		}
+		defer func() { err = errors.Join(err, yaml.close()) }()
 	}
 	f.run.engine.seed = f.run.input.seed
 	var bar progress.Bar
@@ -140,20 +150,19 @@ func (f *tuneFlags) tune(ctx context.Context, fs *pflag.FlagSet, stdout, stderr 
 		return err
 	}
 	doc.WallSeconds = time.Since(start).Seconds()
-	return f.show(out, doc, t.log.lines())
+	return f.show(out, yaml, doc, t.log.lines())
 }
 
-// show prints the result, and writes the YAML.
-func (f *tuneFlags) show(out *output, doc *report.Tune, lines []string) error {
+// show prints the result, and writes the YAML. One that cannot be written costs nothing else: the
+// result took long.
+func (f *tuneFlags) show(out *output, yaml *destination, doc *report.Tune, lines []string) (err error) {
 	if f.yaml == "-" {
 		return errors.Join(out.write(doc), out.toStdout([]byte(doc.Chosen.YAML)))
 	}
-	if f.yaml != "" {
-		if err := storeFile(string(f.yaml), []byte(doc.Chosen.YAML)); err != nil {
-			return fail.Environmentf("writing --yaml %s: %w", string(f.yaml), pathless(err))
-		}
+	if yaml != nil {
+		err = yaml.write([]byte(doc.Chosen.YAML))
 	}
-	err := out.show(doc, lines)
+	err = errors.Join(out.show(doc, lines), err)
 	if err == nil {
 		out.warn(lines)
 	}

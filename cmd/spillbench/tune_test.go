@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/configfile"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/tune"
@@ -256,5 +257,62 @@ func TestGoNames(t *testing.T) {
 		if _, err := monitor.ByName(name); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestTuneYAMLFile: the YAML's file is looked at before the search, a link and a device stay what they
+// are, and one that cannot be written to the end costs neither the table nor the JSON.
+func TestTuneYAMLFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if r := command(t, t.Context(), "tune", "--yaml", dir); r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--yaml") {
+		t.Errorf("a directory: %d, %q", r.status, r.stderr)
+	}
+	real, link := filepath.Join(dir, "real.yaml"), filepath.Join(dir, "link.yaml")
+	if err := errors.Join(os.WriteFile(real, []byte("old"), 0o600), os.Symlink("real.yaml", link)); err != nil {
+		t.Fatal(err)
+	}
+	show := func(name string) (string, string, error) {
+		to, err := newDestination("--yaml", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer to.close()
+		var stdout strings.Builder
+		json := filepath.Join(dir, "result.json")
+		f := tuneFlags{yaml: fileFlag(name), run: runFlags{output: outputFlags{json: fileFlag(json)}}}
+		out, err := f.run.output.open(t.Context(), &stdout, &strings.Builder{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.close()
+		err = f.show(out, to, &report.Tune{Chosen: report.TuneChosen{YAML: "passes: 1\n"}}, nil)
+		return stdout.String(), readFile(t, json), err
+	}
+	if _, _, err := show(link); err != nil || readFile(t, real) != "passes: 1\n" {
+		t.Errorf("%q, %v", readFile(t, real), err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is %v, %v", info, err)
+	}
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("no /dev/full")
+	}
+	if table, json, err := show("/dev/full"); fail.Status(err) != fail.Environment || table == "" || json == "" {
+		t.Errorf("%q, %q, %v", table, json, err)
+	}
+}
+
+// TestTuneRefusesPaths: a directory whose path no YAML and no JSON can have is refused before the
+// search.
+func TestTuneRefusesPaths(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "a\xffb")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Skip("the file system has UTF-8 only: ", err)
+	}
+	r := command(t, t.Context(), tuneBriefly(t, "--budget=1s", "--disk", dir)...)
+	if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "not UTF-8") {
+		t.Errorf("%d, %q", r.status, r.stderr)
 	}
 }

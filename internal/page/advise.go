@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/size"
@@ -97,13 +98,26 @@ func failing(r *Run, _ int64) (Advice, bool) {
 	}
 	for _, n := range r.Timeline.Notes {
 		switch n.Kind {
-		case "corruption found", "disk failing", "space lost":
+		case "disk failing":
+			if isFull(n.Text) {
+				return Advice{fmt.Sprintf("%s was full at %s", n.Space, took(n.At)), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
+			}
+			return Advice{fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, took(n.At)), "replace the device, or leave it out", "--disk DIR", "Disks"}, true
+		case "corruption found", "space lost":
 			return Advice{fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, took(n.At)), "replace the device, or leave it out", "--disk DIR", "Disks"}, true
 		case "disk nearly full":
-			return Advice{fmt.Sprintf("%s is nearly full", n.Space), "make room there, name another directory, or set its size", "--disk DIR=SIZE", "Disks[].Capacity"}, true
+			return Advice{fmt.Sprintf("%s is nearly full", n.Space), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
 		}
 	}
 	return Advice{}, false
+}
+
+const moreRoom = "give it more room: make some there, name another directory, or set its size"
+
+// isFull reports whether the text of an error says that a disk, or a quota of it, is full: that is no
+// matter of the device.
+func isFull(text string) bool {
+	return strings.Contains(text, "no space left on device") || strings.Contains(text, "quota exceeded")
 }
 
 func throttled(r *Run, _ int64) (Advice, bool) {
@@ -146,7 +160,7 @@ func slowOfDisk(r *Run, moved int64) (Advice, bool) {
 		}
 		a := Advice{
 			What:   fmt.Sprintf("%s → %s reached %s at most, of the %s that the disk can do (%s)", e.From, e.To, speed(peak), speed(e.Limit), percent(peak/e.Limit)),
-			Change: "do more at once", Flag: "--workers", Field: "MovesPerEdge",
+			Change: "do more at once", Flag: "--moves-per-edge", Field: "MovesPerEdge",
 		}
 		if codec := r.setting("--codec"); codec == "zstd" || codec == "s2" || codec == "bitpack" {
 			a.Change, a.Flag, a.Field = "leave the choice of the codec to the engine, which measures", "--codec auto", "Codec"
@@ -156,9 +170,30 @@ func slowOfDisk(r *Run, moved int64) (Advice, bool) {
 	return Advice{}, false
 }
 
+// usualTrigger is what Config has without being told.
+const usualTrigger = 0.85
+
+// hostTrigger is how full, as a part, host memory gets before batches go to disk.
+func (r *Run) hostTrigger() float64 {
+	if r.Timeline != nil {
+		for _, s := range r.Timeline.Spaces {
+			if strings.HasPrefix(s.ID, "host:") && s.Trigger > 0 && s.Trigger <= s.Capacity {
+				return float64(s.Trigger) / float64(s.Capacity)
+			}
+		}
+	}
+	if v, err := strconv.ParseFloat(r.setting("--trigger"), 64); err == nil && v > 0 && v <= 1 {
+		return v
+	}
+	return usualTrigger
+}
+
 // hostTooSmall: what came back from the disk would have fitted into host memory beside the machine's
-// own.
+// own. Of input that is as large as the memories make it that is never so.
 func hostTooSmall(r *Run, moved int64) (Advice, bool) {
+	if r.Follows {
+		return Advice{}, false
+	}
 	var back, host, disk int64
 	for _, e := range r.Edges {
 		if isDisk(e.From) {
@@ -175,7 +210,7 @@ func hostTooSmall(r *Run, moved int64) (Advice, bool) {
 	}
 	return Advice{
 		What:   fmt.Sprintf("%s came back from disk, %s of all that was moved; the disk held %s at most", size.Approx(back), share(back, moved), size.Approx(disk)),
-		Change: fmt.Sprintf("with %s of host memory instead of %s nothing would have to go to disk", size.Approx((host+disk)*10/9), size.Approx(host)),
+		Change: fmt.Sprintf("with %s of host memory instead of %s nothing would have to go to disk", size.Approx(int64(float64(host+disk)/r.hostTrigger())), size.Approx(host)),
 		Flag:   "--host-memory", Field: "HostMemory",
 	}, host > 0 && float64(back) >= 0.2*float64(moved)
 }

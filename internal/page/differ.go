@@ -155,6 +155,9 @@ func differInFigures(a, b *Run) (all []Difference) {
 			continue
 		}
 		o := a.Figures[i]
+		if f.Value <= 0 || o.Value <= 0 {
+			continue // not measured: nothing is so many times as fast
+		}
 		if near(o.Value, f.Value, max(sameTime, f.Noise, o.Noise)) {
 			same++
 			continue

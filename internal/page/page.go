@@ -54,6 +54,7 @@ type Run struct {
 	Level    Level
 	Facts    []Pair // the figures that matter most
 	Seconds  float64
+	Follows  bool // the data is as large as the memories make it
 
 	Timeline *timeline.Timeline
 	Spaces   []Space
@@ -231,7 +232,7 @@ type dataRun struct {
 func (r *Report) data() data {
 	d := data{Live: r.Live}
 	for _, run := range r.Runs {
-		one := dataRun{Name: run.Name, Timeline: run.Timeline, Limits: map[string]float64{}}
+		one := dataRun{Name: run.Name, Timeline: complete(run.Timeline), Limits: map[string]float64{}}
 		for _, e := range run.Edges {
 			if e.Limit > 0 {
 				one.Limits[e.From+" → "+e.To] = e.Limit * gib
@@ -240,6 +241,38 @@ func (r *Report) data() data {
 		d.Runs = append(d.Runs, one)
 	}
 	return d
+}
+
+// complete returns a timeline that has each list, and in each series a value for each interval: what
+// another program wrote may lack some, and a script cannot go through null.
+func complete(t *timeline.Timeline) *timeline.Timeline {
+	if t == nil {
+		return nil
+	}
+	c, n := *t, len(t.Waits.Ended)
+	c.Spaces, c.Edges, c.Causes = append([]timeline.Space{}, t.Spaces...), append([]timeline.Edge{}, t.Edges...), append([]timeline.Cause{}, t.Causes...)
+	c.Phases, c.Notes = append([]timeline.Phase{}, t.Phases...), append([]timeline.Note{}, t.Notes...)
+	c.Waits = timeline.Waits{Ended: filled(t.Waits.Ended, n), Total: filled(t.Waits.Total, n), Longest: filled(t.Waits.Longest, n)}
+	c.Tasks = timeline.Tasks{Running: filled(t.Tasks.Running, n), Ended: filled(t.Tasks.Ended, n), Failed: filled(t.Tasks.Failed, n)}
+	for i := range c.Spaces {
+		s := &c.Spaces[i]
+		s.Used, s.Reserved, s.Copies, s.Foreign = filled(s.Used, n), filled(s.Reserved, n), filled(s.Copies, n), filled(s.Foreign, n)
+	}
+	for i := range c.Edges {
+		c.Edges[i].Bytes = filled(c.Edges[i].Bytes, n)
+	}
+	for i := range c.Causes {
+		c.Causes[i].Moves, c.Causes[i].Bytes = filled(c.Causes[i].Moves, n), filled(c.Causes[i].Bytes, n)
+	}
+	return &c
+}
+
+// filled is a series, or n zeros.
+func filled[T int64 | float64](series []T, n int) []T {
+	if len(series) == 0 {
+		return make([]T, n)
+	}
+	return series
 }
 
 const gib = 1 << 30

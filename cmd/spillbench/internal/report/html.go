@@ -47,7 +47,10 @@ func Read(text []byte) (Pictured, error) {
 	default:
 		return nil, fmt.Errorf("%w: it is one of %q", ErrNotPictured, head.Command)
 	}
-	return doc, json.Unmarshal(text, doc)
+	if err := json.Unmarshal(text, doc); err != nil {
+		return nil, fmt.Errorf("%w: %w", errInsane, err)
+	}
+	return doc, sane(doc)
 }
 
 // WriteHTML writes a page about a document, or about two of one command that are compared. names are
@@ -139,11 +142,15 @@ func setting(name string, value any, flag string) page.Setting {
 	return page.Setting{Name: name, Value: fmt.Sprint(value), Flag: flag}
 }
 
+// Generated begins the name of an input that is no file, and so many times as large as the memories.
+const Generated = "a generated table"
+
 func (r *Run) run() page.Run {
 	p := page.Run{
 		Name: "run", Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline,
 		Waits: page.Waits{Count: r.Waits.Count, P50: r.Waits.P50, P99: r.Waits.P99, Max: r.Waits.Max},
 	}
+	p.Follows = len(r.Input.Sources) > 0 && strings.HasPrefix(r.Input.Sources[0], Generated)
 	if r.Timeline != nil && r.Timeline.Seconds > 0 {
 		p.Seconds = r.Timeline.Seconds // without opening, closing and measuring limits
 	}

@@ -1,0 +1,115 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/timeline"
+)
+
+// What a page can show. A number beyond is of no run, and sums and quotients of such are nonsense.
+const (
+	mostCount  = 1 << 58                                       // bytes, or whatever is counted
+	mostFloat  = float64(math.MaxInt64) / float64(time.Second) // seconds that a time.Duration holds
+	leastFloat = 1e-12
+)
+
+// errInsane begins what sane says.
+var errInsane = errors.New("it is no result that a page can show")
+
+// sane checks what a page does arithmetic with. A document can come from anywhere, and need not be
+// what the schema says: what is missing counts as 0 or nothing.
+func sane(d Pictured) error {
+	if err := saneNumbers("", reflect.ValueOf(d)); err != nil {
+		return fmt.Errorf("%w: %w", errInsane, err)
+	}
+	if c, ok := d.(*Compare); ok && (c.Ratio.Write < leastFloat || c.Ratio.Read < leastFloat) {
+		return fmt.Errorf("%w: its ratio is %v and %v", errInsane, c.Ratio.Write, c.Ratio.Read)
+	}
+	if r, ok := d.(*Run); ok && r.Timeline != nil {
+		if err := saneTimeline(r.Timeline); err != nil {
+			return fmt.Errorf("%w: %w", errInsane, err)
+		}
+	}
+	return nil
+}
+
+// saneNumbers checks all numbers of a value. key is that of the document that it is at.
+func saneNumbers(key string, v reflect.Value) error {
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			return saneNumbers(key, v.Elem())
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			if err := saneNumbers(key, v.Index(i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Map:
+		for it := v.MapRange(); it.Next(); {
+			if err := saneNumbers(key, it.Value()); err != nil {
+				return err
+			}
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name == "-" || !f.IsExported() {
+				continue
+			}
+			if name == "" {
+				name = key // embedded
+			}
+			if err := saneNumbers(name, v.Field(i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Float64:
+		n := v.Float()
+		if most := math.Abs(n); most > mostFloat || n != 0 && most < leastFloat && divides(key) || n < 0 && strings.HasSuffix(key, "seconds") {
+			return fmt.Errorf("its %s is %v", key, n)
+		}
+	case reflect.Int64:
+		if n := v.Int(); n < -mostCount || n > mostCount || n < 0 && strings.HasSuffix(key, "bytes") {
+			return fmt.Errorf("its %s is %d", key, n)
+		}
+	}
+	return nil
+}
+
+// divides reports whether a page may divide by what is at the key. Elsewhere a tiny number is what is
+// left of a difference.
+func divides(key string) bool {
+	return strings.HasSuffix(key, "seconds") || strings.HasSuffix(key, "_per_s")
+}
+
+// saneTimeline checks that series have as many values as there are intervals, or none.
+func saneTimeline(t *timeline.Timeline) error {
+	n := len(t.Waits.Ended)
+	if n > 0 && t.IntervalSeconds <= 0 {
+		return fmt.Errorf("its interval_seconds is %v", t.IntervalSeconds)
+	}
+	lengths := []int{len(t.Waits.Total), len(t.Waits.Longest), len(t.Tasks.Running), len(t.Tasks.Ended), len(t.Tasks.Failed)}
+	for _, s := range t.Spaces {
+		lengths = append(lengths, len(s.Used), len(s.Reserved), len(s.Copies), len(s.Foreign))
+	}
+	for _, e := range t.Edges {
+		lengths = append(lengths, len(e.Bytes))
+	}
+	for _, c := range t.Causes {
+		lengths = append(lengths, len(c.Moves), len(c.Bytes))
+	}
+	for _, have := range lengths {
+		if have != 0 && have != n {
+			return fmt.Errorf("a series of its timeline has %d values, and not %d", have, n)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package page
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/timeline"
+)
+
+// TestIncompleteTimeline: a page's script gets a list where a document had null or nothing.
+func TestIncompleteTimeline(t *testing.T) {
+	r := &Report{Runs: []Run{{Timeline: &timeline.Timeline{
+		IntervalSeconds: 1, Waits: timeline.Waits{Ended: []int64{0, 1}}, Spaces: []timeline.Space{{ID: "gpu:0"}}, Edges: []timeline.Edge{{}}, Causes: []timeline.Cause{{}},
+	}}, {Timeline: &timeline.Timeline{}}}}
+	text, err := json.Marshal(r.data())
+	if err != nil || strings.Contains(string(text), "null") || strings.Count(string(text), "[0,0]") != 4+1+2+2+3 {
+		t.Errorf("%s, %v", text, err)
+	}
+	if r.Runs[0].Timeline.Spaces[0].Used != nil {
+		t.Error("the timeline was changed")
+	}
+}
+
+// spilled is a run of which half came back from a disk that did little.
+func spilled() *Run {
+	return &Run{
+		Seconds: 10,
+		Spaces:  []Space{{ID: "host:0", Capacity: 50 << 30, Peak: 40 << 30}, {ID: "disk:0", Capacity: 1 << 40, Peak: 35 << 30}},
+		Edges:   []Edge{{From: "host:0", To: "disk:0", Bytes: 35 << 30, Limit: 5}, {From: "disk:0", To: "host:0", Bytes: 35 << 30, Limit: 5}},
+		Timeline: &timeline.Timeline{
+			Seconds: 10, IntervalSeconds: 10, Edges: []timeline.Edge{{From: "host:0", To: "disk:0", Bytes: []int64{10 << 30}}},
+		},
+	}
+}
+
+func find(r *Run, text string) *Advice {
+	for _, a := range advise(r) {
+		if strings.Contains(a.What+a.Change, text) {
+			return &a
+		}
+	}
+	return nil
+}
+
+// TestAdviceOnHostMemory: the memory that would be enough is what has room for the data below the
+// trigger, which is what the run had; of a table that grows with the memory nothing is said.
+func TestAdviceOnHostMemory(t *testing.T) {
+	const text = "nothing would have to go to disk"
+	for want, change := range map[string]func(*Run){
+		"with 100.0 GiB of host memory": func(*Run) {},
+		"with 170.0 GiB of host memory": func(r *Run) { r.Settings = []Setting{{Flag: "--trigger", Value: "0.5"}} },
+		"with 340.0 GiB of host memory": func(r *Run) {
+			r.Timeline.Spaces = []timeline.Space{{ID: "host:0", Capacity: 100, Trigger: 25}}
+		},
+	} {
+		r := spilled()
+		change(r)
+		if a := find(r, text); a == nil || !strings.Contains(a.Change, want) {
+			t.Errorf("%s: %+v", want, a)
+		}
+		r.Follows = true
+		if a := find(r, text); a != nil {
+			t.Errorf("of a generated table: %+v", a)
+		}
+	}
+}
+
+// TestAdviceOnFullDisk: a device that is full is not one to be replaced.
+func TestAdviceOnFullDisk(t *testing.T) {
+	for _, c := range []struct {
+		kind, text string
+		full       bool
+	}{
+		{"disk failing", "write: input/output error", false},
+		{"disk failing", "write: no space left on device", true},
+		{"disk failing", "write: disk quota exceeded", true},
+		{"disk nearly full", "", true},
+	} {
+		r := spilled()
+		r.Timeline.Notes = []timeline.Note{{Kind: c.kind, Space: "disk:0", Text: c.text, At: 1}}
+		a := advise(r)[0]
+		if replace := strings.Contains(a.Change, "replace"); replace == c.full || (a.Flag == "--disk DIR=SIZE") != c.full {
+			t.Errorf("%+v: %+v", c, a)
+		}
+	}
+}
+
+// TestAdviceOnMoves: the flag sets the field that is beside it.
+func TestAdviceOnMoves(t *testing.T) {
+	a := find(spilled(), "do more at once")
+	if a == nil || a.Flag != "--moves-per-edge" || a.Field != "MovesPerEdge" {
+		t.Fatalf("%+v", a)
+	}
+	if _, ok := reflect.TypeFor[spillway.Config]().FieldByName(a.Field); !ok {
+		t.Errorf("there is no %s", a.Field)
+	}
+}
+
+// TestDifferOfNothing: a figure of 0 is not said to be so many times slower.
+func TestDifferOfNothing(t *testing.T) {
+	a, b := &Run{Figures: []Figure{{Name: "x"}}}, &Run{Figures: []Figure{{Name: "x", Value: 1}}}
+	if all := append(differ(a, b), differ(b, a)...); len(all) > 0 {
+		t.Errorf("%+v", all)
+	}
+}
