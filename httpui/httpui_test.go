@@ -115,7 +115,7 @@ func TestRecorder(t *testing.T) {
 // The page of an engine works in a browser, behind a prefix, and asks its own address alone.
 func TestInBrowser(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a browser takes seconds")
+		t.Skip("needs seconds and Chromium: run without -short")
 	}
 	b := pagetest.Start(t)
 	ui := httpui.New()

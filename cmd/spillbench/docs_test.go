@@ -22,7 +22,7 @@ func TestConsole(t *testing.T) {
 	unlessShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("the pages show what Linux says")
+		t.Skip("needs Linux: the pages show what the command says there")
 	}
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -271,6 +271,6 @@ func writeFile(t *testing.T, name, content string) string {
 func unlessShort(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("takes seconds")
+		t.Skip("needs seconds: run without -short")
 	}
 }

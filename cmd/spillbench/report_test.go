@@ -131,7 +131,7 @@ func TestReportRefuses(t *testing.T) {
 // error or a request; the second says in words what changed.
 func TestReportInBrowser(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a browser takes seconds")
+		t.Skip("needs seconds and Chromium: run without -short")
 	}
 	b := pagetest.Start(t)
 	dir := t.TempDir()
@@ -208,7 +208,7 @@ func TestPerfetto(t *testing.T) {
 func TestPerfettoFull(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/dev/full"); err != nil {
-		t.Skip("no /dev/full")
+		t.Skip("needs /dev/full, which Linux has: ", err)
 	}
 	dir := t.TempDir()
 	json, html := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.html")

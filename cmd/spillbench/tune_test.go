@@ -296,7 +296,7 @@ func TestTuneYAMLFile(t *testing.T) {
 		t.Errorf("the link is %v, %v", info, err)
 	}
 	if _, err := os.Stat("/dev/full"); err != nil {
-		t.Skip("no /dev/full")
+		t.Skip("needs /dev/full, which Linux has: ", err)
 	}
 	if table, json, err := show("/dev/full"); fail.Status(err) != fail.Environment || table == "" || json == "" {
 		t.Errorf("%q, %q, %v", table, json, err)
@@ -309,7 +309,7 @@ func TestTuneRefusesPaths(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "a\xffb")
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Skip("the file system has UTF-8 only: ", err)
+		t.Skip("needs a file system that takes names which are not UTF-8: ", err)
 	}
 	r := command(t, t.Context(), tuneBriefly(t, "--budget=1s", "--disk", dir)...)
 	if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "not UTF-8") {

@@ -185,7 +185,7 @@ func TestServe(t *testing.T) {
 // wide as the window, whatever the texts are.
 func TestInBrowser(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a browser takes seconds")
+		t.Skip("needs seconds and Chromium: run without -short")
 	}
 	b := pagetest.Start(t)
 	for name, r := range map[string]*Report{
@@ -220,7 +220,7 @@ func TestInBrowser(t *testing.T) {
 // A live page asks its own address for what is new, behind any prefix, and shows it.
 func TestLiveInBrowser(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a browser takes seconds")
+		t.Skip("needs seconds and Chromium: run without -short")
 	}
 	b := pagetest.Start(t)
 	run, asked := long(5, "live"), 0
