@@ -80,16 +80,23 @@ func TestSlowRequestIsTold(t *testing.T) {
 	})
 }
 
-// That requests fail is told once, for reads and for writes, and that they succeed again, too.
-func TestFailingDiskIsTold(t *testing.T) {
+// telling opens a volume whose files may be made to fail and whose events are heard, and takes memory of it.
+func telling(t *testing.T) (*volumes.Volume, tier.FileMemory, *faultfs.FS, *heard) {
+	t.Helper()
 	files, h := faultfs.New(disk.OS(), 1), new(heard)
 	v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, FS: files, Events: h.add})
 	m, err := v.Alloc(mib, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer v.Free(m, func() {})
-	at, p := m.(tier.FileMemory), make([]byte, 8<<10)
+	t.Cleanup(func() { v.Free(m, func() {}) })
+	return v, m.(tier.FileMemory), files, h
+}
+
+// That requests fail is told once, for reads and for writes, and that they succeed again, too.
+func TestFailingDiskIsTold(t *testing.T) {
+	_, at, files, h := telling(t)
+	p := make([]byte, 8<<10)
 	do := func(op string) {
 		if op == "read" {
 			_ = at.ReadAt(t.Context(), p, 0)
@@ -118,14 +125,8 @@ func TestFailingDiskIsTold(t *testing.T) {
 
 // A write that finds no room says nothing against the disk. It is told as a full one, once.
 func TestNoRoomIsTold(t *testing.T) {
-	files, h := faultfs.New(disk.OS(), 1), new(heard)
-	v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, FS: files, Events: h.add})
-	m, err := v.Alloc(mib, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer v.Free(m, func() {})
-	at, p := m.(tier.FileMemory), make([]byte, 8<<10)
+	v, at, files, h := telling(t)
+	p := make([]byte, 8<<10)
 	remove := files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC)})
 	for range 2 {
 		if err := at.WriteAt(t.Context(), p, 0); !errors.Is(err, tier.ErrNoSpace) {
