@@ -28,6 +28,9 @@ type EdgeStats struct {
 	Moving                        time.Duration    // of Busy, that of moves of bytes: those that found no copy
 	P50, P99, Longest             time.Duration    // of moves of bytes; percentiles are at most 1/16 too high
 	ByReason                      map[string]int64 // bytes
+	// Within is a histogram of moves of bytes: how many took less than so long, for the powers of two
+	// of nanoseconds from 4 µs to 34 s.
+	Within map[time.Duration]int64
 }
 
 // edge is what is counted of two spaces.
@@ -138,6 +141,7 @@ func (s *stats) snapshot() []EdgeStats {
 	for _, e := range s.edges {
 		c, times := e.EdgeStats, e.times.Summary()
 		c.Moving, c.P50, c.P99, c.Longest = times.Total, times.P50, times.P99, times.Max
+		c.Within = times.Within
 		c.ByReason = maps.Clone(e.ByReason)
 		out = append(out, c)
 	}

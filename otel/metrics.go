@@ -31,7 +31,8 @@ func (o Options) wants(m *measures.Measure) bool {
 	return !(o.WithoutWork && m.Part == measures.Work || o.WithoutBlocked && m.Part == measures.Blocked)
 }
 
-// instruments are those of one metric. A summary has all three, the others value.
+// instruments are those of one metric. A histogram has all three, the others value: what is observed
+// in a callback can be no histogram, so it is a gauge of percentiles, a count and a sum.
 type instruments struct {
 	value, count, sum metric.Observable
 }
@@ -78,7 +79,7 @@ func instrument(meter metric.Meter, m *measures.Measure) (i instruments, err err
 	name, help, unit := m.OpenTelemetry(), metric.WithDescription(m.Help), metric.WithUnit(string(m.Unit))
 	whole := m.Unit != measures.Seconds
 	switch {
-	case m.Kind == measures.Summary:
+	case m.Kind == measures.Histogram:
 		var errs [3]error
 		i.value, errs[0] = meter.Float64ObservableGauge(name, help, unit)
 		i.count, errs[1] = meter.Int64ObservableCounter(name+".count", help, metric.WithUnit("1"))
@@ -107,11 +108,11 @@ func (i instruments) observe(to metric.Observer, s measures.Sample, more []attri
 	case metric.Int64Observable:
 		to.ObserveInt64(o, int64(s.Value), set)
 	case metric.Float64Observable:
-		if s.Kind != measures.Summary {
+		if s.Kind != measures.Histogram {
 			to.ObserveFloat64(o, s.Value, set)
 			return
 		}
-		for q, v := range s.Quantiles {
+		for q, v := range map[float64]float64{0.5: s.P50, 0.99: s.P99} {
 			to.ObserveFloat64(o, v, metric.WithAttributes(append(slices.Clone(labels), attribute.Float64("quantile", q))...))
 		}
 		to.ObserveInt64(i.count.(metric.Int64Observable), int64(s.Count), set)

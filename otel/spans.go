@@ -18,7 +18,7 @@
 // They are observed from Stats and not counted from events. So they cost nothing while nobody reads
 // them, agree with Stats to the byte, and need no function for events. They are those of module
 // prometheus: spillway_edge_moved_bytes_total is spillway.edge.moved here, in the unit By. A
-// summary becomes three instruments, because OpenTelemetry has none for it: …duration is a gauge
+// histogram becomes three instruments, because OpenTelemetry cannot observe one: …duration is a gauge
 // with the attribute quantile, …duration.count and …duration.sum are counters.
 package otel
 

@@ -29,7 +29,7 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 )
 
-// sample is one value of an exposition. Those of a summary have the names that they have in the
+// sample is one value of an exposition. Those of a histogram have the names that they have in the
 // text.
 type sample struct {
 	name   string
@@ -78,15 +78,21 @@ func parse(t *testing.T, text string) (all []sample) {
 				all = append(all, sample{name, labels, m.Counter.GetValue()})
 			case m.Gauge != nil:
 				all = append(all, sample{name, labels, m.Gauge.GetValue()})
-			case m.Summary != nil:
-				all = append(all, sample{name + "_count", labels, float64(m.Summary.GetSampleCount())}, sample{name + "_sum", labels, m.Summary.GetSampleSum()})
-				for _, q := range m.Summary.Quantile {
+			case m.Histogram != nil:
+				all = append(all, sample{name + "_count", labels, float64(m.Histogram.GetSampleCount())}, sample{name + "_sum", labels, m.Histogram.GetSampleSum()})
+				for _, b := range m.Histogram.Bucket {
 					of := maps.Clone(labels)
-					of["quantile"] = fmt.Sprint(q.GetQuantile())
-					all = append(all, sample{name, of, q.GetValue()})
+					of["le"] = fmt.Sprint(b.GetUpperBound())
+					if math.IsInf(b.GetUpperBound(), 1) {
+						if b.GetCumulativeCount() != m.Histogram.GetSampleCount() {
+							t.Errorf("%s: %d in all buckets, of %d", name, b.GetCumulativeCount(), m.Histogram.GetSampleCount())
+						}
+						continue
+					}
+					all = append(all, sample{name + "_bucket", of, float64(b.GetCumulativeCount())})
 				}
 			default:
-				t.Fatalf("%s is neither a counter, a gauge nor a summary", name)
+				t.Fatalf("%s is neither a counter, a gauge nor a histogram", name)
 			}
 		}
 	}
@@ -107,6 +113,10 @@ var leftOut = map[string]string{
 	"Edges[].To.Kind":         "in the label to",
 	"Edges[].To.Ordinal":      "in the label to",
 	"Edges[].Bytes":           "the sum of ByReason, which is there",
+	"Edges[].P50":             "in the histogram",
+	"Edges[].P99":             "in the histogram",
+	"Waits.P50":               "in the histogram",
+	"Waits.P99":               "in the histogram",
 	"Work[].Port":             "the label port",
 	// Warnings are texts; spillway_space_warnings counts those that cost something.
 	"Spaces[].Host.Warnings[].Info": "what costs nothing is not counted",
@@ -171,7 +181,11 @@ func leaves(path string, v reflect.Value, next *int64) (all []leaf) {
 		if next != nil {
 			*next++
 			v.Set(reflect.MakeMap(v.Type()))
-			v.SetMapIndex(reflect.ValueOf("a reason"), reflect.ValueOf(*next))
+			var key any = "a reason"
+			if v.Type().Key() == reflect.TypeFor[time.Duration]() {
+				key = time.Millisecond
+			}
+			v.SetMapIndex(reflect.ValueOf(key), reflect.ValueOf(*next))
 		}
 		for _, k := range v.MapKeys() {
 			all = append(all, leaves(path+"[]", v.MapIndex(k), nil)...)
@@ -189,7 +203,7 @@ func leaves(path string, v reflect.Value, next *int64) (all []leaf) {
 // key is the metric, with the label that the group does not have, that a field is exported as.
 func (s sample) key() string {
 	key := s.name
-	for _, l := range []string{"kind", "direction", "outcome", "state", "quantile"} {
+	for _, l := range []string{"kind", "direction", "outcome", "state"} {
 		if v, ok := s.labels[l]; ok {
 			key += " " + v
 		}
@@ -203,6 +217,9 @@ func exported(t *testing.T) (metric map[string]string) {
 	var s spillway.Stats
 	next := int64(1000)
 	all := leaves("", reflect.ValueOf(&s).Elem(), &next)
+	const batches = 9000 // more than Copies, as they are some of them
+	s.Edges[0].Batches = batches
+	all[slices.IndexFunc(all, func(l leaf) bool { return l.path == "Edges[].Batches" })].value = batches
 	metric = map[string]string{}
 	missing := map[string]bool{}
 	samples := parse(t, serve(t, prometheus.NewCollector(func() spillway.Stats { return s }, prometheus.Options{})))
@@ -214,7 +231,7 @@ func exported(t *testing.T) (metric map[string]string) {
 			}
 		}
 		switch {
-		case l.path == "Edges[].Batches" || l.path == "Edges[].Copies": // the count of a summary is their difference
+		case l.path == "Edges[].Batches" || l.path == "Edges[].Copies": // the count of a histogram is their difference
 			found = slices.DeleteFunc(found, func(s string) bool { return strings.HasSuffix(s, "_count") })
 		case leftOut[l.path] != "":
 			missing[l.path] = true
@@ -242,7 +259,7 @@ func TestAllOfStats(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"Spaces[].Usage.Cached": "spillway_space_held_bytes cached", "Work[].Up.Busy": "spillway_work_busy_seconds_total up",
-		"Waits.P99": "spillway_wait_duration_seconds 0.99", "Spaces[].Disk.Ailing": "spillway_disk_ailing",
+		"Waits.Max": "spillway_wait_longest_seconds", "Waits.Within[]": "spillway_wait_duration_seconds_bucket", "Spaces[].Disk.Ailing": "spillway_disk_ailing",
 	} {
 		if metric[path] != want {
 			t.Errorf("%s is %q, not %q", path, metric[path], want)
@@ -343,6 +360,9 @@ func compare(t *testing.T, s spillway.Stats, samples []sample) {
 	for _, e := range s.Edges {
 		for reason, n := range e.ByReason {
 			check(value("spillway_edge_moved_bytes_total", "from", e.From.String(), "to", e.To.String(), "reason", reason), n, e.From, e.To, reason)
+		}
+		for bound, n := range e.Within {
+			check(value("spillway_edge_move_duration_seconds_bucket", "from", e.From.String(), "to", e.To.String(), "le", fmt.Sprint(bound.Seconds())), n, e.From, e.To, bound)
 		}
 	}
 	for _, w := range s.Work {

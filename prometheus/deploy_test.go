@@ -219,7 +219,7 @@ func TestDashboard(t *testing.T) {
 	values := regexp.MustCompile(`^label_values\((.*), (\w+)\)$`)
 	for _, v := range board.Templating.List {
 		variable[v.Name] = true
-		if v.Type == "datasource" {
+		if v.Type == "datasource" || v.Type == "adhoc" && v.Datasource.UID == "${datasource}" {
 			continue
 		}
 		m := values.FindStringSubmatch(v.Definition)

@@ -361,6 +361,9 @@ type WaitStats struct {
 	Count         int64
 	Total         time.Duration // of all together; they may overlap
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
+	// Within is a histogram: how many took less than so long, for the powers of two of nanoseconds
+	// from 4 µs to 34 s.
+	Within map[time.Duration]int64
 }
 
 // Waits returns how long finished waits took.

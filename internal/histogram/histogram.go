@@ -12,7 +12,14 @@ type Summary struct {
 	Count         int64
 	Total         time.Duration // of all together
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
+	// Within has how many took less than so long, for the powers of two of nanoseconds from 4 µs to
+	// 34 s.
+	Within map[time.Duration]int64
 }
+
+// The bounds of Summary.Within are 1<<firstBound ns to 1<<lastBound ns: what is below one is in whole
+// buckets.
+const firstBound, lastBound = 12, 35
 
 // Durations counts durations in buckets whose width is 1/16 of the power of two below them. So a
 // percentile is at most 1/16 too high, and the memory is the same for any number of samples. It is
@@ -78,6 +85,14 @@ func (h *Durations) Summary() Summary {
 	}
 	if s.Count > 0 {
 		s.P50, s.P99 = quantile(50), quantile(99)
+	}
+	s.Within = make(map[time.Duration]int64, lastBound-firstBound+1)
+	below, next := int64(0), 0
+	for i := firstBound; i <= lastBound; i++ {
+		for end := bucketOf(1 << i); next < end; next++ {
+			below += counts[next]
+		}
+		s.Within[1<<i] = below
 	}
 	return s
 }

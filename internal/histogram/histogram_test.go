@@ -58,7 +58,37 @@ func TestPercentiles(t *testing.T) {
 func TestOnePercentile(t *testing.T) {
 	var h Durations
 	h.Record(time.Second)
-	if s := h.Summary(); s != (Summary{1, time.Second, time.Second, time.Second, time.Second}) {
+	if s := h.Summary(); s.Count != 1 || s.Total != time.Second || s.P50 != time.Second || s.P99 != time.Second || s.Max != time.Second {
 		t.Errorf("%+v", s)
+	}
+}
+
+// Within counts what is less than its bounds, exactly.
+func TestWithin(t *testing.T) {
+	var h Durations
+	rng := rand.New(rand.NewPCG(5, 6))
+	var all []time.Duration
+	for range 5000 {
+		d := time.Duration(math.Exp(rng.Float64() * 27))
+		if rng.IntN(2) == 0 {
+			d = 1<<rng.IntN(40) + time.Duration(rng.IntN(3)-1) // about a bound
+		}
+		all = append(all, d)
+		h.Record(d)
+	}
+	within := h.Summary().Within
+	if len(within) != 24 || within[4096] == 0 || within[1<<35] == 0 || within[1<<35] == 5000 {
+		t.Error(within)
+	}
+	for bound, have := range within {
+		want := int64(0)
+		for _, d := range all {
+			if d < bound {
+				want++
+			}
+		}
+		if have != want {
+			t.Errorf("%d are below %v, not %d", want, bound, have)
+		}
 	}
 }

@@ -20,16 +20,16 @@ import (
 // Kind says how a metric behaves.
 type Kind uint8
 
-// A Gauge goes up and down. A Counter only grows while its engine lives. A Summary has a count, a
-// sum and quantiles of durations.
+// A Gauge goes up and down. A Counter only grows while its engine lives. A Histogram counts
+// durations.
 const (
 	Gauge Kind = iota + 1
 	Counter
-	Summary
+	Histogram
 )
 
-// String returns "gauge", "counter" or "summary".
-func (k Kind) String() string { return [...]string{"", "gauge", "counter", "summary"}[k] }
+// String returns "gauge", "counter" or "histogram".
+func (k Kind) String() string { return [...]string{"", "gauge", "counter", "histogram"}[k] }
 
 // Unit is a unit as UCUM writes it: "By", "s", "By/s", "1", or a word in braces for what is
 // counted.
@@ -98,10 +98,12 @@ func (m *Measure) OpenTelemetry() string {
 type Sample struct {
 	*Measure
 	Values []string // of Labels, in their order; valid UTF-8
-	Value  float64  // of a summary: the sum
-	Count  uint64   // of a summary
-	// Quantiles are a summary's: 0.5, 0.99, and 1 for the longest.
-	Quantiles map[float64]float64
+	Value  float64  // of a histogram: the sum
+	Count  uint64   // of a histogram
+	// Within has a histogram's counts of what took less than so many seconds.
+	Within map[float64]uint64
+	// P50 and P99 are a histogram's percentiles since the start, in seconds.
+	P50, P99 float64
 }
 
 // All returns all metrics, in their order. They must not be changed.

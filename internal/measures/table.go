@@ -28,13 +28,17 @@ func counter[T any](name string, unit Unit, help string, value func(*T, emit), l
 	return row[T]{Measure{Name: name, Unit: unit, Kind: Counter, Help: help, Labels: labels}, value}
 }
 
-func summary[T any](name, help string, value func(*T, emit)) row[T] {
-	return row[T]{Measure{Name: name, Unit: Seconds, Kind: Summary, Help: help}, value}
+func histogram[T any](name, help string, of func(*T) Sample) row[T] {
+	return row[T]{Measure{Name: name, Unit: Seconds, Kind: Histogram, Help: help}, func(t *T, to emit) { to(of(t)) }}
 }
 
-// quantiles are those that the figures of Stats have.
-func quantiles(half, most, longest time.Duration) map[float64]float64 {
-	return map[float64]float64{0.5: half.Seconds(), 0.99: most.Seconds(), 1: longest.Seconds()}
+// durations makes the sample of a histogram.
+func durations(count int64, sum, half, most time.Duration, within map[time.Duration]int64) Sample {
+	s := Sample{Count: uint64(count), Value: sum.Seconds(), P50: half.Seconds(), P99: most.Seconds(), Within: make(map[float64]uint64, len(within))}
+	for bound, n := range within {
+		s.Within[bound.Seconds()] = uint64(n)
+	}
+	return s
 }
 
 type space = spillway.SpaceStats
@@ -139,9 +143,10 @@ var edges = labelled(Main, "edge", []string{"from", "to"},
 	counter("ahead_used", Bytes, "Bytes of those ahead that were used then.", one(func(e *edge) int64 { return e.AheadUsed })),
 	counter("ahead_wasted", Bytes, "Bytes of those ahead that left again unused.", one(func(e *edge) int64 { return e.AheadInVain })),
 	counter("busy", Seconds, "Seconds that moves took, added up; they may overlap.", one(func(e *edge) float64 { return e.Busy.Seconds() })),
-	summary("move_duration", "How many seconds moves of bytes took, without those onto copies. Quantiles are since the start; 1 is the longest.", func(e *edge, to emit) {
-		to(Sample{Count: uint64(e.Batches - e.Copies), Value: e.Moving.Seconds(), Quantiles: quantiles(e.P50, e.P99, e.Longest)})
+	histogram("move_duration", "How many seconds moves of bytes took, without those onto copies.", func(e *edge) Sample {
+		return durations(e.Batches-e.Copies, e.Moving, e.P50, e.P99, e.Within)
 	}),
+	gauge("longest_move", Seconds, "The longest move of bytes so far, in seconds.", one(func(e *edge) float64 { return e.Longest.Seconds() })),
 )
 
 type worked = convert.WorkStats
@@ -174,10 +179,9 @@ var work = labelled(Work, "work", []string{"plan", "operator", "port"},
 
 var waits = labelled(Main, "wait", nil,
 	func(s *spillway.Stats, to func(*reservation.WaitStats, ...string)) { to(&s.Waits) },
-	summary("duration", "How many seconds requests waited for room that had to wait, however it ended. Quantiles are since the start; 1 is the longest.",
-		func(w *reservation.WaitStats, to emit) {
-			to(Sample{Count: uint64(w.Count), Value: w.Total.Seconds(), Quantiles: quantiles(w.P50, w.P99, w.Max)})
-		}),
+	histogram("duration", "How many seconds requests waited for room that had to wait, however it ended.",
+		func(w *reservation.WaitStats) Sample { return durations(w.Count, w.Total, w.P50, w.P99, w.Within) }),
+	gauge("longest", Seconds, "The longest wait for room so far, in seconds.", one(func(w *reservation.WaitStats) float64 { return w.Max.Seconds() })),
 )
 
 var blocked = labelled(Blocked, "blocked", []string{"task"},
