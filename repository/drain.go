@@ -88,7 +88,9 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, open op
 		if err == nil {
 			return e, h, nil
 		}
-		if e.b.Info().State != batch.Released { // else it was dropped in place
+		// A batch that was dropped in place is passed over. One that failed is not, though a Clear may
+		// have dropped it since.
+		if !errors.Is(err, batch.ErrState) || e.b.Info().State != batch.Released {
 			return entry{}, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
 		}
 	}

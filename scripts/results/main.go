@@ -2,7 +2,7 @@
 //
 //	go run ./scripts/results                    write the table from the newest file of figures
 //	go run ./scripts/results -check             end with 1 if the table is another
-//	go run ./scripts/results -measure FILE      measure three times, and write FILE; an hour on two cores
+//	go run ./scripts/results -measure FILE      measure seven times, and write FILE; ten minutes on two cores
 //
 // docs/results/readme has a file of figures for each day. What -measure cannot measure, because it
 // needs a program or data of others, is taken over from the newest file, with its date.
@@ -31,7 +31,7 @@ func main() {
 	root := flag.String("root", ".", "directory of the module")
 	check := flag.Bool("check", false, "write nothing; end with 1 if README's table is not that of the figures")
 	measureTo := flag.String("measure", "", "measure, and write the figures to this file")
-	rounds := flag.Int("rounds", 3, "with -measure: how often")
+	rounds := flag.Int("rounds", 7, "with -measure: how often")
 	machine := flag.String("machine", "", "with -measure: the machine, in words; empty: as before")
 	flag.Parse()
 	if err := run(*root, *check, *measureTo, *rounds, *machine); err != nil {
