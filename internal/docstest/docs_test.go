@@ -153,6 +153,7 @@ func TestRotIsFound(t *testing.T) {
 		{"a benchmark that is gone", "| `go test ./convert -run xxx -bench Gone` |\n", typed, "nothing there is called Gone"},
 		{"a test that is gone", "```sh\ngo test -run '^TestWhichIsNotThere$' ./repository\n```\n", typed, "nothing there is called TestWhichIsNotThere"},
 		{"a script that is gone", "```sh\nscripts/gone.sh build\n```\n", typed, "no such script"},
+		{"a file for a cluster that is gone", "```sh\nkubectl apply -f deploy/gone.yaml\n```\n", typed, "no such file"},
 		{"a command that no test knows", "```console\n$ spilbench run\n```\n", typed, "no test knows"},
 		{"names", "`TestRotIsFound`, `internal/docstest/rules.go`, `Test`, `x.go`\n", named, ""},
 		{"the name of a test that is gone", "`TestWhichIsNotThere`\n", named, "TestWhichIsNotThere: no such test"},
