@@ -6,7 +6,7 @@
 //	                                       └─ Prose     the other lines
 //
 // Its own tests check all pages: Go code against the module, links, commands of the go tool, and
-// the lines of prose. Those of cmd/spillbench run the commands, and hold what they print to
+// the lines of prose. They run fragments of Go code. Those of cmd/spillbench run the commands, and hold what they print to
 // blocks of the language console. It takes no locks.
 package docstest
 
