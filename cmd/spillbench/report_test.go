@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/perf/benchfmt"
+
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/page/pagetest"
 )
@@ -76,6 +78,7 @@ func TestReportRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	run := writeFile(t, "run.json", `{"schema":"spillway.spillbench/v1","command":"run"}`)
 	band := writeFile(t, "b.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
+	reserve := writeFile(t, "r.json", `{"schema":"spillway.spillbench/v1","command":"reserve"}`)
 	endless := "/dev/zero"
 	if _, err := os.Stat(endless); err != nil {
 		endless = writeFile(t, "endless.json", strings.Repeat(" ", maxResult+1))
@@ -101,6 +104,12 @@ func TestReportRefuses(t *testing.T) {
 		`its schema is "other"`:                       {writeFile(t, "s.json", `{"schema":"other"}`)},
 		`it is one of "topo"`:                         {writeFile(t, "t.json", `{"schema":"spillway.spillbench/v1","command":"topo"}`)},
 		"give two results of one command":             {run, band},
+		"a row has 1 samples, and 2 of its limit":     of("bandwidth", `"rows":[{"samples":{"gib_per_s":[1],"limit_gib_per_s":[1,2]}}]`),
+		"o.json is of reserve, of which there is no":  of("reserve", `"config":{}`),
+		"two results of reserve are compared by":      {reserve, reserve, "--format=csv"},
+		"--format json is what FILE has already":      {run, "--format=json"},
+		"--html - wants standard output for itself":   {run, "--format=csv", "--html=-"},
+		"did you mean csv?":                           {run, "--format=csw"},
 		"--html no/such/dir/x.html cannot be written": {run, "--html=no/such/dir/x.html"},
 	} {
 		r := command(t, t.Context(), append([]string{"report"}, args...)...)
@@ -124,6 +133,54 @@ func TestReportRefuses(t *testing.T) {
 		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
+	}
+}
+
+// TestReportFormats: a stored result is printed as its command prints it, and of two what differs, or
+// the figures of both for benchstat. There is a page only if it is asked for, too.
+func TestReportFormats(t *testing.T) {
+	t.Chdir(t.TempDir())
+	bare := writeFile(t, "bare.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
+	for name, args := range map[string][]string{
+		"run":     append([]string{"run", "--format=markdown"}, small...),
+		"compare": {"compare", "--format=csv", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
+		"reserve": {"reserve", "--format=benchfmt", "--goroutines=2", "--duration=1ms"},
+	} {
+		file := name + ".json"
+		printed := command(t, t.Context(), append(args, "--json="+file)...).stdout
+		if again := succeed(t, "report", file, args[1]).stdout; again != printed || printed == "" {
+			t.Errorf("%s of %s: report prints\n%s\nand the command\n%s", args[1], name, again, printed)
+		}
+		for _, format := range []string{"table", "csv", "markdown", "benchfmt"} {
+			succeed(t, "report", bare, "--format="+format) // what is missing is nothing
+			succeed(t, "report", file, "--format="+format)
+		}
+		both := succeed(t, "report", file, writeFile(t, "other.json", readFile(t, file)), "--format=benchfmt").stdout
+		lines := map[string]int{}
+		for r := benchfmt.NewReader(strings.NewReader(both), name); r.Scan(); {
+			if rec, ok := r.Result().(*benchfmt.Result); ok {
+				lines[filepath.Base(rec.GetConfig("result"))]++
+			} else if rec, ok := r.Result().(*benchfmt.SyntaxError); ok {
+				t.Error(rec)
+			}
+		}
+		if len(lines) != 2 || lines[file] == 0 || lines[file] != lines["other.json"] {
+			t.Errorf("%s: the lines of each are %v in\n%s", name, lines, both)
+		}
+	}
+	slow := writeFile(t, "slow.json", strings.Replace(readFile(t, "run.json"), `"disk_throttle_bytes_per_s": 0`, `"disk_throttle_bytes_per_s": 1048576`, 1))
+	const differs = "\nconfiguration,,\"disk slowed down to, a second: 1.0 MiB in B, off in A (--disk-throttle).\"\n"
+	if r := succeed(t, "report", "run.json", slow, "--format=csv", "-q"); !strings.HasPrefix(r.stdout, "about,b_is,text\n") || !strings.Contains(r.stdout, differs) {
+		t.Errorf("what differs is\n%s", r.stdout)
+	}
+	if r := succeed(t, "report", "run.json", "run.json", "--format=table"); !strings.Contains(r.stdout, "Both took about as long") {
+		t.Errorf("what differs is\n%s", r.stdout)
+	}
+	if _, err := os.Stat(defaultPage); err == nil {
+		t.Error("a page was written")
+	}
+	if r := command(t, t.Context(), "report", "run.json", "--format=csv", "--html=page.html"); r.status != 0 || !strings.HasPrefix(r.stdout, "name,seconds") || !strings.Contains(r.stderr, "page.html") || !strings.Contains(readFile(t, "page.html"), "</html>") {
+		t.Errorf("%q, %q", r.stdout, r.stderr)
 	}
 }
 

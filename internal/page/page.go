@@ -1,7 +1,7 @@
 // Package page makes reports of engines as one HTML page.
 //
 //	Run (plain values) ─┬─▶ advise: what to change ─┐
-//	Run ────────────────┴─▶ differ: what differs ───┼──▶ Write: a file    Serve: a live page
+//	Run ────────────────┴─▶ Differ: what differs ───┼──▶ Write: a file    Serve: a live page
 //	timeline.Timeline ─────▶ plots ─────────────────┘
 //
 // A page has all that it needs in itself: style, script, and data as JSON. It makes no request, except
@@ -281,7 +281,7 @@ func (r *Report) view() (view, error) {
 	text, err := json.Marshal(r.data()) // which escapes <, > and &
 	v := view{Report: r, Style: fixed().Style, Script: fixed().Script, Policy: fixed().Inner, Data: template.JS(text), Two: len(r.Runs) == 2}
 	if v.Two {
-		v.Differ = differ(&r.Runs[0], &r.Runs[1])
+		v.Differ = Differ(&r.Runs[0], &r.Runs[1])
 	}
 	for i := range r.Runs {
 		found := advise(&r.Runs[i])
