@@ -184,8 +184,8 @@ func TestReportFormats(t *testing.T) {
 	}
 }
 
-// The page of a real run, and that of it beside one with a slow disk, are drawn in a browser without an
-// error or a request; the second says in words what changed.
+// The page of a real run, that of it beside one with a slow disk, and those of measurements are drawn in
+// a browser without an error or a request. The second says in words what changed.
 func TestReportInBrowser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs seconds and Chromium: run without -short")
@@ -198,6 +198,27 @@ func TestReportInBrowser(t *testing.T) {
 	succeed(t, append(args, "--json="+file("fast.json"), "--html="+file("fast.html"))...)
 	succeed(t, append(args, "--json="+file("slow.json"), "--html="+file("slow.html"), "--disk-throttle=100MiB", "--fault=op=write,kind=slow:5,p=0.5")...)
 	succeed(t, "report", "-q", file("fast.json"), file("slow.json"), "--html="+file("both.html"))
+	succeed(t, "bandwidth", "-q", "--sizes=64KiB", "--threads=1", "--gpu-memory=1MiB", "--host-memory=1MiB", "--html="+file("bandwidth.html"))
+	succeed(t, append(briefly, "-q", "--html="+file("compare.html"))...)
+	for name, page := range map[string]struct {
+		bars int
+		text []string
+	}{
+		"bandwidth.html": {2 * 8, []string{"of 8 rows reach 90 %", "host:0 → disk:0", "64KiB, rewritten", "memmove", "disk I/O"}},
+		"compare.html":   {2 * 4, []string{"With the same 1.0 MiB of memory Spillway wrote", "write ratio", "Reading", "arrow-ipc, warm"}},
+	} {
+		for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 900, Height: 700, Dark: true}, {Width: 380, Height: 800}, {Width: 720, Height: 1000, Print: true}} {
+			s := b.Look("file://"+file(name), how)
+			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Bars != page.bars || how.Width > 380 && len(s.Hidden) > 0 {
+				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, hidden parts of %q, %d bars", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Hidden, s.Bars)
+			}
+			for _, part := range page.text {
+				if !strings.Contains(s.Text, part) {
+					t.Errorf("%s at %+v lacks %q", name, how, part)
+				}
+			}
+		}
+	}
 	for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 1160, Height: 900, Dark: true}, {Width: 380, Height: 800}} {
 		for _, name := range []string{"fast.html", "both.html"} {
 			s := b.Look("file://"+file(name), how)

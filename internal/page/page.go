@@ -200,7 +200,7 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "percent": percent, "count": count,
-		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "add": func(a, b int) int { return a + b },
+		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "figure": figure, "add": func(a, b int) int { return a + b },
 	}).Parse(htmlText))
 	return f
 })
@@ -344,6 +344,22 @@ func speed(v float64) string {
 		return fmt.Sprintf("%.2f GiB/s", v)
 	}
 	return fmt.Sprintf("%.1f GiB/s", v)
+}
+
+// figure writes a number for people, with three digits or so: in a column they are compared by their
+// lengths, too.
+func figure(v float64) string {
+	switch {
+	case v >= 99.95:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 0.9995:
+		return fmt.Sprintf("%.2f", v)
+	case v >= 0.01:
+		return fmt.Sprintf("%.3f", v)
+	}
+	return fmt.Sprintf("%.2g", v)
 }
 
 // took writes seconds for people, with three digits or so.

@@ -308,8 +308,8 @@ func (c *Compare) run() page.Run {
 			page.Figure{Name: way.name + ", Spillway", Value: way.ours, Unit: "GiB/s"}, page.Figure{Name: way.name + ", " + c.Peer.Name, Value: way.peer, Unit: "GiB/s"})
 	}
 	p.Facts = []page.Pair{
-		{Name: "data", Value: size.Approx(c.Input.Bytes)}, {Name: "write ratio", Value: fmt.Sprintf("%.2f (%.2f–%.2f)", c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax)},
-		{Name: "read ratio", Value: fmt.Sprintf("%.2f (%.2f–%.2f)", c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax)}, {Name: "rounds", Value: strconv.Itoa(c.Config.Rounds)}, {Name: "time", Value: shortly(c.WallSeconds)},
+		{Name: "data", Value: size.Approx(c.Input.Bytes)}, {Name: "write ratio", Value: fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax)},
+		{Name: "read ratio", Value: fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax)}, {Name: "rounds", Value: strconv.Itoa(c.Config.Rounds)}, {Name: "time", Value: shortly(c.WallSeconds)},
 	}
 	p.Settings = append(c.Config.settings(), setting("peer", c.Config.Peer, "--peer"), setting("repeat", c.Config.Repeat, "--repeat"), setting("rounds", c.Config.Rounds, "--rounds"), setting("workers", c.Config.Workers, "--workers"), setting("seed", c.Config.Seed, "--seed"))
 	return p
