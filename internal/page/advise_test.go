@@ -102,7 +102,7 @@ func TestAdviceOnMoves(t *testing.T) {
 // TestDifferOfNothing: a figure of 0 is not said to be so many times slower.
 func TestDifferOfNothing(t *testing.T) {
 	a, b := &Run{Figures: []Figure{{Name: "x"}}}, &Run{Figures: []Figure{{Name: "x", Value: 1}}}
-	if all := append(differ(a, b), differ(b, a)...); len(all) > 0 {
+	if all := append(Differ(a, b), Differ(b, a)...); len(all) > 0 {
 		t.Errorf("%+v", all)
 	}
 }

@@ -24,8 +24,8 @@ const (
 	leastLag = 0.02 // seconds
 )
 
-// differ says in what b differs from a, the outcome first, and then what may be the reason.
-func differ(a, b *Run) (all []Difference) {
+// Differ says in what b differs from a, the outcome first, and then what may be the reason.
+func Differ(a, b *Run) (all []Difference) {
 	add := func(about string, worse bool, format string, args ...any) {
 		all = append(all, Difference{About: about, Text: fmt.Sprintf(format, args...), Worse: worse})
 	}

@@ -193,7 +193,9 @@ type Seen struct {
 	Errors   []string // of its script, and what its policy refused
 	Requests []string // all that were made, but for the page's own
 	Plots    int      // canvases
-	Blank    []string // canvases on which nothing is drawn
+	Bars     int      // of figures beside each other
+	Blank    []string // canvases on which nothing is drawn, and bars that have no length
+	Hidden   []string // tables that are wider than their place, by their first heading
 	Overflow int      // by how many pixels the page is wider than the window
 	Text     string   // as read
 	Injected bool     // a text became an element or ran
@@ -261,8 +263,11 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 			for (let i = 0; i < d.length && colors.size < 4; i += 4) if (d[i+3]) colors.add((d[i] << 16) + (d[i+1] << 8) + d[i+2]);
 			if (colors.size < 3) blank.push(name);
 		});
+		const bars = document.querySelectorAll(".bar rect");
+		bars.forEach(r => { if (!r.getBoundingClientRect().width) blank.push(r.closest(".bar").textContent); });
+		const hidden = [...document.querySelectorAll(".wide")].filter(w => w.scrollWidth > w.clientWidth).map(w => w.querySelector("th").textContent);
 		return {
-			Plots: all.length, Blank: blank, Overflow: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
+			Plots: all.length, Bars: bars.length, Blank: blank, Hidden: hidden, Overflow: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
 			Text: document.body.innerText, Injected: window.injected === true || document.querySelector("[data-injected]") !== null,
 		};
 	})()`, &s)
