@@ -43,6 +43,8 @@ const (
 	// From is where the batch is, and Bytes what the copy has. Ahead if it was written ahead.
 	CopyMade
 	// CopyUsed: a move found the copy. CopyDropped: the copy is gone, for the room or with its batch.
+	// Either is told after the call with the copy's CopyMade has returned. If others use or free the
+	// copy before that, the goroutine that tells CopyMade tells it.
 	CopyUsed
 	CopyDropped
 	// AheadUsed: what was brought or copied before it was needed was used then. From, To, Bytes.
