@@ -107,6 +107,16 @@ func (b *Bar) Step() {
 	}
 }
 
+// Say prints a line above the bar to w, where the bar is drawn if there is one.
+func (b *Bar) Say(w io.Writer, line string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.bar != nil {
+		_ = b.bar.Clear() // the next look draws it again
+	}
+	fmt.Fprintln(w, line)
+}
+
 // Close ends the drawing and clears the line.
 func (b *Bar) Close() {
 	if b.w == nil {

@@ -164,6 +164,8 @@ func (r *Run) run() page.Run {
 		}
 	}
 	switch {
+	case r.Error != "":
+		p.Level, p.Failed, p.Headline = page.Bad, true, "The run failed: "+r.Error
 	case r.Verify.Mismatches > 0:
 		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %d of %d batches came back with other bytes than were loaded. %s.", r.Verify.Mismatches, r.Verify.Batches, data)
 	case len(left) > 0:
@@ -196,9 +198,13 @@ func (r *Run) run() page.Run {
 	for _, t := range r.Tasks {
 		p.Tasks = append(p.Tasks, page.Task{Name: t.Name, Waits: t.Waits, Total: t.Total, Longest: t.Longest})
 	}
-	for _, ph := range r.Phases {
+	for _, h := range r.Held {
+		p.Held = append(p.Held, page.Pair{Name: h.Space, Value: h.Text})
+	}
+	for i, ph := range r.Phases {
 		one := page.Phase{Name: ph.Name, Seconds: ph.Seconds}
-		if ph.Name != drain {
+		cutShort := p.Failed && i > 0 && i == len(r.Phases)-1 // what was loaded is known, and not what was worked on
+		if ph.Name != drain && !cutShort {
 			one.Bytes = r.Input.Bytes
 		}
 		p.Phases = append(p.Phases, one)
