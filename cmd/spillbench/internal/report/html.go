@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,8 +30,14 @@ var ErrNotPictured = errors.New("it is no result of run, bandwidth or compare")
 
 // Read reads a document that a page can show.
 func Read(text []byte) (Pictured, error) {
-	var head struct{ Schema, Command string }
+	var head struct {
+		Schema  string `json:"schema"`
+		Command string `json:"command"`
+	}
 	if err := json.Unmarshal(text, &head); err != nil {
+		if wrong := mistyped(err); wrong != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNotPictured, wrong)
+		}
 		return nil, fmt.Errorf("it is no JSON: %w", err)
 	}
 	if head.Schema != Schema {
@@ -48,9 +55,52 @@ func Read(text []byte) (Pictured, error) {
 		return nil, fmt.Errorf("%w: it is one of %q", ErrNotPictured, head.Command)
 	}
 	if err := json.Unmarshal(text, doc); err != nil {
-		return nil, fmt.Errorf("%w: %w", errInsane, err)
+		return nil, fmt.Errorf("%w: %w", errInsane, cmp.Or(mistyped(err), err))
 	}
 	return doc, sane(doc)
+}
+
+// mistyped says in plain words which value of a document is of another type than the schema says; nil
+// of other errors.
+func mistyped(err error) error {
+	var wrong *json.UnmarshalTypeError
+	var when *time.ParseError
+	switch {
+	case errors.As(err, &when):
+		return fmt.Errorf("%s is no time such as 2026-11-25T12:30:00Z", strings.Trim(when.Value, `"`))
+	case !errors.As(err, &wrong):
+		return nil
+	}
+	kind, value, _ := strings.Cut(wrong.Value, " ")
+	is := map[string]string{"array": "a list", "object": "an object", "string": "a text", "bool": "true or false", "number": "a number"}[kind]
+	if value != "" {
+		is = "the number " + value
+	}
+	// Keys are in small letters, and the names of embedded types, which are in the path too, are not.
+	path := slices.DeleteFunc(strings.Split(wrong.Field, "."), func(s string) bool { return s == "" || strings.ToLower(s) != s })
+	if len(path) == 0 {
+		path = []string{"it"}
+	}
+	return fmt.Errorf("%s is %s, and not %s", strings.Join(path, "."), is, expected(wrong.Type))
+}
+
+// expected is what a value of a type is in JSON.
+func expected(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.String:
+		return "a text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	case reflect.Uint, reflect.Uint64:
+		return "a whole number from 0 up"
+	}
+	return "an object"
 }
 
 // WriteHTML writes a page about a document, or about two of one command that are compared. names are
