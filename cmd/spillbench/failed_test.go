@@ -194,3 +194,12 @@ func TestStall(t *testing.T) {
 		t.Error("a nil one wants events")
 	}
 }
+
+// TestPassesAreCounted: the progress says which of how many passes it is, and else what the phase is.
+func TestPassesAreCounted(t *testing.T) {
+	for phase, want := range map[string]string{"pass-3": "pass 3 of 10", "load": "load", "drain": "drain"} {
+		if got := (ofPasses{passes: 10}).named(phase); got != want {
+			t.Errorf("%s: %q, want %q", phase, got, want)
+		}
+	}
+}

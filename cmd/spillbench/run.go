@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -81,7 +82,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
 	f.input.registerWorkers(fs, "how many batches are worked on at once")
-	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
+	fs.Var(choice(&f.place, "place", "gpu"), "place", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
@@ -163,7 +164,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
 	cfg := f.job(m)
-	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, rec.progress(drawn)
+	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, rec.progress(ofPasses{drawn, f.passes})
 	var held []report.Held
 	cfg.Failed = func() { held = holders(m.engine) }
 	still.watch(m.engine.Spaces())
@@ -217,6 +218,22 @@ func (f *runFlags) job(m *machine) job.Config {
 		Engine: m.engine, Repeat: f.input.repeat, Fits: f.place == "fits",
 		Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers, Held: m.plan.Held(),
 	}
+}
+
+// ofPasses says of a pass how many there are: "pass 3 of 10".
+type ofPasses struct {
+	job.Progress
+	passes int
+}
+
+// Begin starts a phase.
+func (p ofPasses) Begin(phase string, steps int64) { p.Progress.Begin(p.named(phase), steps) }
+
+func (p ofPasses) named(phase string) string {
+	if n, found := strings.CutPrefix(phase, "pass-"); found {
+		return fmt.Sprintf("pass %s of %d", n, p.passes)
+	}
+	return phase
 }
 
 // stall returns what says that nothing moves; nil if nobody wants to read it, or the run ends sooner.
