@@ -334,6 +334,24 @@ func TestTaskEvents(t *testing.T) {
 	}
 }
 
+// TestExplanationOfWays: what a move would cost is not said as if it had been one.
+func TestExplanationOfWays(t *testing.T) {
+	gpu := tier.ID{Kind: tier.GPU}
+	for want, way := range map[string]spillway.Way{
+		"a move to gpu:0 would have to wait for room; its speed is not known yet": {To: gpu},
+		"a move to gpu:0 would not have to wait; its speed is not known yet":      {To: gpu, Room: true},
+		"a move to gpu:0 would have to wait for room, and then take about 2ms":    {To: gpu, Took: 2 * time.Millisecond},
+		"a move to gpu:0 would take about 2ms":                                    {To: gpu, Took: 2 * time.Millisecond, Room: true},
+		"a move to gpu:0 would have to wait for room, and then move no bytes":     {To: gpu, Copy: true},
+		"a move to gpu:0 would move no bytes":                                     {To: gpu, Copy: true, Room: true},
+	} {
+		x := spillway.Explanation{Space: tier.ID{Kind: tier.Host}, Why: "put", Ways: []spillway.Way{way}}
+		if got := x.String(); !strings.HasSuffix(got, "; "+want) {
+			t.Errorf("%q does not end with %q", got, want)
+		}
+	}
+}
+
 // A batch that was never moved, and one that is gone, can be explained, too.
 func TestExplain(t *testing.T) {
 	t.Parallel()
@@ -350,7 +368,7 @@ func TestExplain(t *testing.T) {
 			}
 		}
 	}
-	if x = eng.Explain(b); !x.Ways[0].Copy && x.Ways[0].Took <= 0 || !strings.Contains(x.String(), "to gpu:0 it") {
+	if x = eng.Explain(b); !x.Ways[0].Copy && x.Ways[0].Took <= 0 || !strings.Contains(x.String(), "; a move to gpu:0 would ") {
 		t.Errorf("%+v: %s", x, x)
 	}
 	if err := b.Drop(); err != nil {

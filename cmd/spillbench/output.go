@@ -108,6 +108,16 @@ func (o *output) show(document report.Document, notes []string) error {
 	return errors.Join(o.write(document), o.picture(document), o.print(document, notes))
 }
 
+// showFailed writes the document of a command that failed where --json and --html say, and prints it
+// if JSON was asked for. For people the error is enough.
+func (o *output) showFailed(document report.Document) error {
+	err := errors.Join(o.write(document), o.picture(document))
+	if o.flags.printed() == report.JSON {
+		err = errors.Join(err, o.print(document, nil))
+	}
+	return err
+}
+
 // write writes the document to the file that --json names, if there is one.
 func (o *output) write(document any) error {
 	if o.json == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -30,9 +31,9 @@ func newReport(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Make a page of a result, or of two that are compared",
 		Long: `Make a page of a result, or of two that are compared.
 
-Each FILE is what run, bandwidth or compare wrote with --json. The page is one file that
-needs nothing else, and can be sent by mail. With two results of one command it says in
-words what differs, and shows both curves.
+Each FILE is what run, bandwidth or compare wrote with --json, and - is standard input. The
+page is one file that needs nothing else, and can be sent by mail. With two results of one
+command it says in words what differs, and shows both curves.
 
 With --format it prints instead: a result as its command would have, or what differs
 between two. For benchfmt, FILE may also be of reserve. Of two it prints the figures of
@@ -76,6 +77,7 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	if err := apart([]place{{"--html " + html, html}}, readings(names...)); err != nil {
 		return err
 	}
+	names = slices.Clone(names)
 	docs, err := readResults(names)
 	if err != nil {
 		return err
@@ -114,10 +116,16 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	return toStdout(stdout, b.Bytes())
 }
 
-// readResults reads one result, or two of one command.
+// readResults reads one result, or two of one command. In names, - becomes what a reader knows.
 func readResults(names []string) (docs []report.Measured, err error) {
-	for _, name := range names {
+	if len(names) == 2 && names[0] == "-" && names[1] == "-" {
+		return nil, fail.Usagef("standard input can be read once (give - once, and a file)")
+	}
+	for i, name := range names {
 		text, err := readResult(name)
+		if name == "-" {
+			name, names[i] = "standard input", "standard input"
+		}
 		if err != nil {
 			return nil, fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
 		}
@@ -162,14 +170,16 @@ func writePage(html string, names []string, docs []report.Pictured, quiet bool, 
 // maxResult is how large a result may be: hundreds of times the largest that we know.
 const maxResult = 64 << 20
 
-// readResult reads a result's file; one without an end, such as a device, not to its end.
-func readResult(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
+// readResult reads a result's file, or standard input; one without an end, such as a device, not to its end.
+func readResult(name string) (text []byte, err error) {
+	f := os.Stdin
+	if name != "-" {
+		if f, err = os.Open(name); err != nil {
+			return nil, err
+		}
+		defer f.Close()
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxResult+1))
+	text, err = io.ReadAll(io.LimitReader(f, maxResult+1))
 	if err == nil && len(text) > maxResult {
 		err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
 	}

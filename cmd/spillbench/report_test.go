@@ -3,10 +3,14 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -95,7 +99,7 @@ func TestReportRefuses(t *testing.T) {
 		"its capacity_bytes is 9223372036854775807":   of("run", `"spaces":[{"capacity_bytes":9223372036854775807}]`),
 		"its interval_seconds is 0":                   of("run", `"timeline":{"waits":{"ended":[1]}}`),
 		"has 2 values, and not 1":                     of("run", `"timeline":{"interval_seconds":1,"waits":{"ended":[1]},"edges":[{"bytes":[1,2]}]}`),
-		"cannot unmarshal string":                     of("run", `"edges":"x"`),
+		"edges is a text, and not a list":             of("run", `"edges":"x"`),
 		"its ratio is 0 and 0":                        of("compare", `"ratio":{}`),
 		"its ratio is 1e-310 and 1":                   of("compare", `"ratio":{"write":1e-310,"read":1}`),
 		"one or two files":                            {},
@@ -298,6 +302,47 @@ func TestPerfettoFull(t *testing.T) {
 	decode(t, readFile(t, json), &doc)
 	if !strings.HasSuffix(strings.TrimSpace(readFile(t, html)), "</html>") {
 		t.Error("no page")
+	}
+}
+
+// TestReportFromStandardInput: - is standard input, once.
+func TestReportFromStandardInput(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs a child process, which is Linux's")
+	}
+	json := succeed(t, append([]string{"--json=-", "-q"}, small...)...).stdout
+	other := writeFile(t, "b.json", json)
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"-"}, 0, "All is well"},
+		{[]string{"-", other}, 0, "standard input"},
+		{[]string{"-", "-"}, 2, "standard input can be read once"},
+	} {
+		cmd := exec.Command(os.Args[0], append([]string{"report", "--html=-"}, c.args...)...)
+		cmd.Env = append(os.Environ(), commandChild+"=plain "+t.TempDir())
+		cmd.Stdin = strings.NewReader(json)
+		out, err := cmd.CombinedOutput()
+		if status := cmd.ProcessState.ExitCode(); status != c.status || !strings.Contains(string(out), c.want) {
+			t.Errorf("%q ended with %d (%v): %.300s", c.args, status, err, out)
+		}
+	}
+}
+
+// TestAddresses: what is printed can be opened, and says who else can.
+func TestAddresses(t *testing.T) {
+	for at, want := range map[string]string{"0.0.0.0:80": "localhost:80", "[::]:80": "localhost:80", "127.0.0.1:80": "127.0.0.1:80", "[::1]:80": "[::1]:80"} {
+		if got := reachable(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))); got != want {
+			t.Errorf("%s is at %s, want %s", at, got, want)
+		}
+	}
+	for local, want := range map[bool]string{true: "", false: "other machines reach it"} {
+		if got := (&live{local: local}).reach(); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("local %v: %q", local, got)
+		}
 	}
 }
 

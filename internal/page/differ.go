@@ -11,7 +11,7 @@ import (
 
 // Difference is one between two runs, in words.
 type Difference struct {
-	About string // "time", "phases", "moves", "waits", "limits", "results", "configuration", "machine"
+	About string // "failure", "time", "phases", "moves", "waits", "limits", "results", "configuration", "machine"
 	Text  string
 	Worse bool // in the second run
 	Plain bool // neither better nor worse
@@ -29,7 +29,16 @@ func Differ(a, b *Run) (all []Difference) {
 	add := func(about string, worse bool, format string, args ...any) {
 		all = append(all, Difference{About: about, Text: fmt.Sprintf(format, args...), Worse: worse})
 	}
-	if a.Seconds > 0 && b.Seconds > 0 && len(a.Figures)+len(b.Figures) == 0 {
+	failed := a.Failed || b.Failed // a time is then how long it took to fail
+	switch {
+	case a.Failed && b.Failed:
+		all = append(all, Difference{About: "failure", Plain: true, Text: "Both runs failed, so their times are not compared."})
+	case b.Failed:
+		add("failure", true, "B failed, and A did not, so their times are not compared.")
+	case a.Failed:
+		add("failure", false, "A failed, and B did not, so their times are not compared.")
+	}
+	if !failed && a.Seconds > 0 && b.Seconds > 0 && len(a.Figures)+len(b.Figures) == 0 {
 		switch {
 		case near(a.Seconds, b.Seconds, sameTime):
 			all = append(all, Difference{About: "time", Plain: true, Text: fmt.Sprintf("Both took about as long: A %s, B %s.", took(a.Seconds), took(b.Seconds))})
@@ -40,7 +49,9 @@ func Differ(a, b *Run) (all []Difference) {
 		}
 	}
 	all = append(all, differInSettings(a, b)...)
-	all = append(all, differInPhases(a, b)...)
+	if !failed {
+		all = append(all, differInPhases(a, b)...)
+	}
 	all = append(all, differInEdges(a, b)...)
 	all = append(all, differInFigures(a, b)...)
 	all = append(all, differInWaits(a, b)...)
@@ -51,7 +62,7 @@ func Differ(a, b *Run) (all []Difference) {
 			}
 		}
 	}
-	order := []string{"time", "configuration", "phases", "limits", "moves", "results", "waits", "machine"}
+	order := []string{"failure", "time", "configuration", "phases", "limits", "moves", "results", "waits", "machine"}
 	slices.SortStableFunc(all, func(a, b Difference) int {
 		return cmp.Compare(slices.Index(order, a.About), slices.Index(order, b.About))
 	})

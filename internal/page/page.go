@@ -52,6 +52,8 @@ type Run struct {
 	Began    time.Time
 	Headline string // the verdict in words
 	Level    Level
+	Failed   bool   // it has an error in place of a result
+	Held     []Pair // what was in use of each space when it failed, and by whom
 	Facts    []Pair // the figures that matter most
 	Seconds  float64
 	Follows  bool // the data is as large as the memories make it

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,8 +27,14 @@ var ErrNotMeasured = errors.New("it is no result of run, bandwidth, compare or r
 
 // Read reads a document that has figures.
 func Read(text []byte) (Measured, error) {
-	var head struct{ Schema, Command string }
+	var head struct {
+		Schema  string `json:"schema"`
+		Command string `json:"command"`
+	}
 	if err := json.Unmarshal(text, &head); err != nil {
+		if wrong := mistyped(err); wrong != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNotMeasured, wrong)
+		}
 		return nil, fmt.Errorf("it is no JSON: %w", err)
 	}
 	if head.Schema != Schema {
@@ -47,9 +54,52 @@ func Read(text []byte) (Measured, error) {
 		return nil, fmt.Errorf("%w: it is one of %q", ErrNotMeasured, head.Command)
 	}
 	if err := json.Unmarshal(text, doc); err != nil {
-		return nil, fmt.Errorf("%w: %w", errInsane, err)
+		return nil, fmt.Errorf("%w: %w", errInsane, cmp.Or(mistyped(err), err))
 	}
 	return doc, sane(doc)
+}
+
+// mistyped says in plain words which value of a document is of another type than the schema says; nil
+// of other errors.
+func mistyped(err error) error {
+	var wrong *json.UnmarshalTypeError
+	var when *time.ParseError
+	switch {
+	case errors.As(err, &when):
+		return fmt.Errorf("%s is no time such as 2026-11-25T12:30:00Z", strings.Trim(when.Value, `"`))
+	case !errors.As(err, &wrong):
+		return nil
+	}
+	kind, value, _ := strings.Cut(wrong.Value, " ")
+	is := map[string]string{"array": "a list", "object": "an object", "string": "a text", "bool": "true or false", "number": "a number"}[kind]
+	if value != "" {
+		is = "the number " + value
+	}
+	// Keys are in small letters, and the names of embedded types, which are in the path too, are not.
+	path := slices.DeleteFunc(strings.Split(wrong.Field, "."), func(s string) bool { return s == "" || strings.ToLower(s) != s })
+	if len(path) == 0 {
+		path = []string{"it"}
+	}
+	return fmt.Errorf("%s is %s, and not %s", strings.Join(path, "."), is, expected(wrong.Type))
+}
+
+// expected is what a value of a type is in JSON.
+func expected(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.String:
+		return "a text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	case reflect.Uint, reflect.Uint64:
+		return "a whole number from 0 up"
+	}
+	return "an object"
 }
 
 // WriteHTML writes a page about a document, or about two of one command that are compared. names are
@@ -163,6 +213,8 @@ func (r *Run) run() page.Run {
 		}
 	}
 	switch {
+	case r.Error != "":
+		p.Level, p.Failed, p.Headline = page.Bad, true, "The run failed: "+r.Error
 	case r.Verify.Mismatches > 0:
 		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %d of %d batches came back with other bytes than were loaded. %s.", r.Verify.Mismatches, r.Verify.Batches, data)
 	case len(left) > 0:
@@ -195,9 +247,13 @@ func (r *Run) run() page.Run {
 	for _, t := range r.Tasks {
 		p.Tasks = append(p.Tasks, page.Task{Name: t.Name, Waits: t.Waits, Total: t.Total, Longest: t.Longest})
 	}
-	for _, ph := range r.Phases {
+	for _, h := range r.Held {
+		p.Held = append(p.Held, page.Pair{Name: h.Space, Value: h.Text})
+	}
+	for i, ph := range r.Phases {
 		one := page.Phase{Name: ph.Name, Seconds: ph.Seconds}
-		if ph.Name != drain {
+		cutShort := p.Failed && i > 0 && i == len(r.Phases)-1 // what was loaded is known, and not what was worked on
+		if ph.Name != drain && !cutShort {
 			one.Bytes = r.Input.Bytes
 		}
 		p.Phases = append(p.Phases, one)

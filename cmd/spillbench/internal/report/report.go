@@ -144,10 +144,22 @@ type Run struct {
 	Phases      []Phase      `json:"phases"`
 	WallSeconds float64      `json:"wall_seconds"`
 
+	// Error is why the run failed; empty: it did not. Then the figures are of what was done so far.
+	Error string `json:"error,omitempty"`
+	Held  []Held `json:"held,omitempty"` // when a run failed
+
 	Work     []Work             `json:"work,omitempty"`
 	Tasks    []Task             `json:"tasks,omitempty"`    // that waited for room, the longest first
 	Limits   []Limit            `json:"limits,omitempty"`   // measured with --html and --listen
 	Timeline *timeline.Timeline `json:"timeline,omitempty"` // of the run; recorded for JSON and pages
+}
+
+// Held is what was in use of a space, and who held it.
+type Held struct {
+	Space     string `json:"space"`
+	Used      int64  `json:"used_bytes"`
+	Available int64  `json:"available_bytes"`
+	Text      string `json:"text"` // for people, as Engine.Holders says it
 }
 
 // Work is what was moved for the batches of an operator.
