@@ -149,7 +149,7 @@ func TestReportInBrowser(t *testing.T) {
 			}
 			want := []string{"All is well", "What to change", "gpu:0", "Waits for room"}
 			if name == "both.html" {
-				want = append(want, "What differs", "disk slowed down to, a second: 100.0 MiB in B, off in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB a second on purpose")
+				want = append(want, "What differs", "the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB/s on purpose")
 			}
 			for _, part := range want {
 				if !strings.Contains(s.Text, part) {

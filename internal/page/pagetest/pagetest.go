@@ -194,6 +194,10 @@ type Seen struct {
 	Requests []string // all that were made, but for the page's own
 	Plots    int      // canvases
 	Blank    []string // canvases on which nothing is drawn
+	Labels   []string // of plots, as they are read out
+	Clipped  []string // canvases with ink at their right edge: what was to be there is cut
+	Wide     []string // tables that are wider than their place, by their first heading
+	Unmarked []string // those of them that do not show that they go on
 	Overflow int      // by how many pixels the page is wider than the window
 	Text     string   // as read
 	Injected bool     // a text became an element or ran
@@ -252,7 +256,7 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 		look();
 	})`, condition), &done)
 	eval(`(() => {
-		const blank = [];
+		const blank = [], clipped = [], wide = [], unmarked = [];
 		const all = document.querySelectorAll("canvas");
 		all.forEach(c => {
 			const name = c.closest("figure") ? c.closest("figure").querySelector("figcaption").textContent : "?";
@@ -260,9 +264,17 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 			const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data, colors = new Set();
 			for (let i = 0; i < d.length && colors.size < 4; i += 4) if (d[i+3]) colors.add((d[i] << 16) + (d[i+1] << 8) + d[i+2]);
 			if (colors.size < 3) blank.push(name);
+			for (let i = 4 * (c.width - 1); i < d.length; i += 4 * c.width) if (d[i+3]) { clipped.push(name); break; }
+		});
+		document.querySelectorAll("table").forEach(t => {
+			const hold = t.parentElement, s = getComputedStyle(hold);
+			if (t.closest(".uplot") || t.scrollWidth <= hold.clientWidth) return;
+			const name = t.querySelector("th").textContent;
+			wide.push(name);
+			if (s.overflowX !== "auto" || !s.backgroundAttachment.includes("local")) unmarked.push(name);
 		});
 		return {
-			Plots: all.length, Blank: blank, Overflow: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
+			Plots: all.length, Blank: blank, Labels: Array.from(document.querySelectorAll(".hold[aria-label]"), e => e.getAttribute("aria-label")), Clipped: clipped, Wide: wide, Unmarked: unmarked, Overflow: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
 			Text: document.body.innerText, Injected: window.injected === true || document.querySelector("[data-injected]") !== null,
 		};
 	})()`, &s)
