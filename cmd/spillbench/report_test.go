@@ -55,6 +55,9 @@ func TestHTML(t *testing.T) {
 	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > inDocument || len(doc.Limits) == 0 || len(doc.Timeline.Phases) != 3 {
 		t.Errorf("%+v, %d limits", doc.Timeline, len(doc.Limits))
 	}
+	if disk := doc.Spaces[2]; disk.WrittenBytes <= 0 || disk.ReadBytes <= 0 || doc.Config.Disks[0].CapacityGiven {
+		t.Errorf("%+v, %+v", disk, doc.Config.Disks)
+	}
 	for _, e := range doc.Edges {
 		moved := int64(0)
 		for _, line := range doc.Timeline.Edges {

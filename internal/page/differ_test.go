@@ -270,3 +270,14 @@ func TestTasks(t *testing.T) {
 		}
 	}
 }
+
+// TestNumbersOfBars have as many digits as those of a comparison.
+func TestNumbersOfBars(t *testing.T) {
+	var b bytes.Buffer
+	if err := Write(&b, &Report{Runs: []Run{{Bars: []Bars{{Title: "t", Unit: "GiB/s", Groups: []Group{{Bars: []Bar{{Value: 1}, {Value: 12345}}}}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if text := b.String(); !strings.Contains(text, "<b>1.00 <small>GiB/s") || !strings.Contains(text, "<b>12345 <small>GiB/s") {
+		t.Error("the bars have other numbers")
+	}
+}

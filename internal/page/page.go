@@ -235,7 +235,7 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "percent": percent, "count": count,
-		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "few": few, "more": more, "named": named, "limited": limited, "add": func(a, b int) int { return a + b },
+		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "digits": digits, "few": few, "more": more, "named": named, "limited": limited, "add": func(a, b int) int { return a + b },
 	}).Parse(htmlText))
 	return f
 })
