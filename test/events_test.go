@@ -254,8 +254,16 @@ func TestDiskEvents(t *testing.T) {
 	}
 	var kinds []events.Kind
 	for _, e := range r.of(events.Corrupt, events.DiskFailing, events.DiskWell) {
-		if e.To != (tier.ID{Kind: tier.Disk}) || e.Kind == events.Corrupt && e.Batch != uint64(b.ID()) {
+		if e.To != (tier.ID{Kind: tier.Disk}) {
 			t.Errorf("%+v", e)
+		}
+		if e.Kind == events.Corrupt {
+			var c *convert.CorruptError
+			if !errors.As(e.Err, &c) || c.Batch != b.ID() || c.Volume == "" {
+				t.Errorf("the error is %v", e.Err)
+			}
+			of := events.Origin{Plan: "settings", Operator: "scan"}
+			noted(t, e, spillway.Event{Kind: e.Kind, Origin: of, Batch: uint64(b.ID()), To: e.To, Err: convert.ErrCorrupt})
 		}
 		kinds = append(kinds, e.Kind)
 	}

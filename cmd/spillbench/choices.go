@@ -104,8 +104,8 @@ func completionOf(cmd *cobra.Command, flag string) cobra.CompletionFunc {
 		}
 	}
 	values := choices(flag)
-	if flag == "format" && !strings.Contains(cmd.Flag(flag).Usage, string(report.BenchFmt)) {
-		values = slices.DeleteFunc(values, func(s string) bool { return s == string(report.BenchFmt) })
+	if flag == "format" { // not each command has all of them
+		values = slices.DeleteFunc(values, func(s string) bool { return !strings.Contains(cmd.Flag(flag).Usage, s) })
 	}
 	return offer(cobra.ShellCompDirectiveNoFileComp, values...)
 }

@@ -57,7 +57,7 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	if root == "" {
 		env.ProbeDisk(os.TempDir()) // where run spills by default
 	} else {
-		env.Kernel, env.Cores = "", top.Limits.CPUs // not this machine's if the recorded one's are not known
+		env.Kernel, env.GOOS, env.GOARCH, env.Cores = "", "", "", top.Limits.CPUs // not this machine's if the recorded one's are not known
 	}
 	doc := &report.Topo{Header: report.NewHeader("topo", env, nil), Topology: top, Paths: top.Matrix()}
 	return out.show(doc, nil)

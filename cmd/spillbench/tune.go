@@ -157,7 +157,7 @@ func (f *tuneFlags) tune(ctx context.Context, fs *pflag.FlagSet, stdout, stderr 
 // result took long.
 func (f *tuneFlags) show(out *output, yaml *destination, doc *report.Tune, lines []string) (err error) {
 	if f.yaml == "-" {
-		return errors.Join(out.write(doc), out.toStdout([]byte(doc.Chosen.YAML)))
+		return errors.Join(out.write(doc), toStdout(out.stdout, []byte(doc.Chosen.YAML)))
 	}
 	if yaml != nil {
 		err = yaml.write([]byte(doc.Chosen.YAML))

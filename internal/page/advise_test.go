@@ -102,7 +102,7 @@ func TestAdviceOnMoves(t *testing.T) {
 // TestDifferOfNothing: a figure of 0 is not said to be so many times slower.
 func TestDifferOfNothing(t *testing.T) {
 	a, b := &Run{Figures: []Figure{{Name: "x"}}}, &Run{Figures: []Figure{{Name: "x", Value: 1}}}
-	if all := append(differ(a, b), differ(b, a)...); len(all) > 0 {
+	if all := append(Differ(a, b), Differ(b, a)...); len(all) > 0 {
 		t.Errorf("%+v", all)
 	}
 }
@@ -119,7 +119,7 @@ func TestAdviceOnCompressedBytes(t *testing.T) {
 		want          string // empty: none
 	}{
 		{"half of it", "auto", 17 * gigabyte, 17 * gigabyte, 2, "writing to disk:0 bounds the run: 1.70 GiB/s on average after compression, of the 2.00 GiB/s that the disk can do"},
-		{"so little that the disk has time", "auto", 3 * gigabyte, 3 * gigabyte, 5, "host:0 → disk:0 reached 0.0857 GiB/s at most after compression, of the 5.00 GiB/s that the disk can do (2 %)"},
+		{"so little that the disk has time", "auto", 3 * gigabyte, 3 * gigabyte, 5, "host:0 → disk:0 reached 0.086 GiB/s at most after compression, of the 5.00 GiB/s that the disk can do (2 %)"},
 		{"not known", "auto", 0, 0, 4, ""},
 		{"not compressed", "none", 0, 0, 4, "writing to disk:0 bounds the run: 3.50 GiB/s on average, of the 4.00 GiB/s that the disk can do"},
 	} {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/spillway-db/spillway/internal/size"
 )
@@ -31,9 +30,9 @@ const (
 	leastBusy = 0.05 // seconds that an edge must have moved for, or its rate is chance
 )
 
-// differ says in what b differs from a. Where nothing differs that could be the reason, nothing is
+// Differ says in what b differs from a. Where nothing differs that could be the reason, nothing is
 // called better or worse.
-func differ(a, b *Run) (all []Difference) {
+func Differ(a, b *Run) (all []Difference) {
 	verified := differInVerification(a, b)
 	reasons := slices.Concat(differInInput(a, b), differInSettings(a, b), differInMachine(a, b))
 	outcome := slices.Concat(differInTime(a, b), differInPhases(a, b), differInEdges(a, b), differInFigures(a, b), differInWaits(a, b))
@@ -393,20 +392,7 @@ var (
 func alike(scale []unit, a, b float64) (string, string) {
 	i := slices.IndexFunc(scale, func(u unit) bool { return max(a, b) >= u.from })
 	u := scale[max(0, i)]
-	return digits(a/u.of) + " " + u.name, digits(b/u.of) + " " + u.name
-}
-
-// digits writes a number with three digits, and never with an exponent.
-func digits(v float64) string {
-	switch {
-	case v >= 100 || v == 0:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 10:
-		return fmt.Sprintf("%.1f", v)
-	case v >= 0.1:
-		return fmt.Sprintf("%.2f", v)
-	}
-	return strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.4f", v), "0"), ".")
+	return figure(a/u.of) + " " + u.name, figure(b/u.of) + " " + u.name
 }
 
 func speeds(a, b float64) (string, string) { return alike(inRates, a, b) }
@@ -426,5 +412,5 @@ func measured(a, b float64, of string) (string, string) {
 	if of == "GiB/s" {
 		return speeds(a, b)
 	}
-	return digits(a) + " " + of, digits(b) + " " + of
+	return figure(a) + " " + of, figure(b) + " " + of
 }

@@ -66,7 +66,7 @@ func texts(all []Difference) string {
 func TestDifferInNoise(t *testing.T) {
 	a, b := ran(), slower()
 	b.Settings[1].Value, b.Settings[2].Value = "x (4 hits)", "/tmp (21.5 GiB)"
-	all := differ(&a, &b)
+	all := Differ(&a, &b)
 	if len(all) < 5 || all[0].Text != "Nothing that you set differs: what follows may be noise. Repeat each run." {
 		t.Fatal(texts(all))
 	}
@@ -74,12 +74,12 @@ func TestDifferInNoise(t *testing.T) {
 		t.Error(texts(all))
 	}
 	b.Settings[0].Value = "2"
-	all = differ(&a, &b)
+	all = Differ(&a, &b)
 	if text := texts(all); strings.Contains(text, "noise") || !strings.Contains(text, "time worse: ") || !strings.Contains(text, "moves worse: host:0 → disk:0 got 3.0 times slower: a move ran at 33.3 MiB/s instead of 100 MiB/s.") {
 		t.Error(text)
 	}
 	b = ran()
-	if text := texts(differ(&a, &b)); text != "time plain: Both took about as long: A 10.0 s, B 10.0 s.\n" {
+	if text := texts(Differ(&a, &b)); text != "time plain: Both took about as long: A 10.0 s, B 10.0 s.\n" {
 		t.Errorf("of two equal runs: %s", text)
 	}
 }
@@ -89,7 +89,7 @@ func TestDifferOfLittle(t *testing.T) {
 	a, b := ran(), slower()
 	b.Settings[0].Value = "2"
 	b.Edges = append(b.Edges, Edge{From: "gpu:0", To: "disk:0", Bytes: 1 << 10, Seconds: 1})
-	if text := texts(differ(&a, &b)); strings.Contains(text, "host:0 → gpu:0") || strings.Contains(text, "disk:0 → gpu:0") || strings.Contains(text, "gpu:0 → disk:0") {
+	if text := texts(Differ(&a, &b)); strings.Contains(text, "host:0 → gpu:0") || strings.Contains(text, "disk:0 → gpu:0") || strings.Contains(text, "gpu:0 → disk:0") {
 		t.Error(text)
 	}
 }
@@ -100,8 +100,8 @@ func TestDifferInData(t *testing.T) {
 	b.Input = Input{Sources: "x.parquet", Rows: 5000, Batches: 270, Bytes: 1126 << 20}
 	b.Seconds, b.Phases[0] = 30, Phase{"load", 26, 1126 << 20}
 	b.Edges[0].Bytes, b.Waits.P99 = 900<<20, 1
-	all := differ(&a, &b)
-	if len(all) == 0 || all[0].Text != "B had 1.10 GiB of x.parquet, A 0.39 GiB of a generated table (seed 1); in 270 batches and not 97." {
+	all := Differ(&a, &b)
+	if len(all) == 0 || all[0].Text != "B had 1.10 GiB of x.parquet, A 0.391 GiB of a generated table (seed 1); in 270 batches and not 97." {
 		t.Fatal(texts(all))
 	}
 	text := texts(all)
@@ -112,13 +112,13 @@ func TestDifferInData(t *testing.T) {
 		t.Error(text)
 	}
 	b.Seconds = 60
-	if text := texts(differ(&a, &b)); !strings.Contains(text, "time worse: B went through its data at 18.8 MiB/s instead of 40.0 MiB/s: 2.1 times slower.") {
+	if text := texts(Differ(&a, &b)); !strings.Contains(text, "time worse: B went through its data at 18.8 MiB/s instead of 40.0 MiB/s: 2.1 times slower.") {
 		t.Error(text)
 	}
 	b = ran()
 	b.Input.Sources = "y.parquet" // of the same size: times can be compared
 	b.Seconds = 20
-	if text := texts(differ(&a, &b)); !strings.Contains(text, "time worse: B took 20.0 s instead of 10.0 s: 2.0 times as long as A.") || strings.Contains(text, "noise") {
+	if text := texts(Differ(&a, &b)); !strings.Contains(text, "time worse: B took 20.0 s instead of 10.0 s: 2.0 times as long as A.") || strings.Contains(text, "noise") {
 		t.Error(text)
 	}
 }
@@ -136,7 +136,7 @@ func TestDifferInVerification(t *testing.T) {
 		{&b, &b, "verification worse: Both were wrong: in A 5 of 97 batches came back with other bytes, in B 5 of 97 batches came back with other bytes.\n"},
 		{&a, &Run{}, "verification plain: B was not checked, A was.\n"},
 	} {
-		if text := texts(differ(c.a, c.b)); !strings.HasPrefix(text, c.want) {
+		if text := texts(Differ(c.a, c.b)); !strings.HasPrefix(text, c.want) {
 			t.Errorf("%s, want %s", text, c.want)
 		}
 	}
@@ -154,7 +154,7 @@ func TestDifferInSettings(t *testing.T) {
 		{&a, &b, same + "configuration plain: the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle).\nmachine plain: commit: not known in B, abc in A.\n"},
 		{&b, &a, same + "configuration plain: the disk was slowed to 100.0 MiB/s in A, not in B (--disk-throttle).\nmachine plain: commit: abc in B, not known in A.\n"},
 	} {
-		if text := texts(differ(c.a, c.b)); text != c.want {
+		if text := texts(Differ(c.a, c.b)); text != c.want {
 			t.Errorf("%s, want %s", text, c.want)
 		}
 	}
@@ -171,10 +171,10 @@ func TestDifferInLimits(t *testing.T) {
 	b.Settings, a.Settings = []Setting{{Name: "pairs", Value: "2"}}, []Setting{{Name: "pairs", Value: "1"}}
 	const want = `configuration plain: pairs: 2 in B, 1 in A.
 limits plain: The machine's own speed of writing to disk:0 was 2.0 times lower, the median of 4 rows.
-results worse: y: 50 % of the limit instead of 90 %, at 0.50 GiB/s instead of 1.80 GiB/s (noise 3 %).
+results worse: y: 50 % of the limit instead of 90 %, at 0.500 GiB/s instead of 1.80 GiB/s (noise 3 %).
 results plain: In 3 rows the share of the limit differs by no more than noise.
 `
-	if text := texts(differ(a, b)); text != want {
+	if text := texts(Differ(a, b)); text != want {
 		t.Errorf("%s, want %s", text, want)
 	}
 }
@@ -183,12 +183,12 @@ results plain: In 3 rows the share of the limit differs by no more than noise.
 func TestOneUnit(t *testing.T) {
 	for _, c := range []struct{ got, want [2]string }{
 		{pairOf(speeds(0.15, 100.7/1024)), [2]string{"154 MiB/s", "101 MiB/s"}},
-		{pairOf(speeds(5.57, 0.05)), [2]string{"5.57 GiB/s", "0.05 GiB/s"}},
+		{pairOf(speeds(5.57, 0.05)), [2]string{"5.57 GiB/s", "0.050 GiB/s"}},
 		{pairOf(speeds(0, 1e-6)), [2]string{"0 MiB/s", "0.001 MiB/s"}},
-		{pairOf(tooks(0.9, 1.25)), [2]string{"0.90 s", "1.25 s"}},
+		{pairOf(tooks(0.9, 1.25)), [2]string{"0.900 s", "1.25 s"}},
 		{pairOf(tooks(90, 300)), [2]string{"1.50 min", "5.00 min"}},
 		{pairOf(tooks(1e9, 2)), [2]string{"277778 h", "0.0006 h"}},
-		{pairOf(sizes(1<<30, 512<<20)), [2]string{"1.00 GiB", "0.50 GiB"}},
+		{pairOf(sizes(1<<30, 512<<20)), [2]string{"1.00 GiB", "0.500 GiB"}},
 		{pairOf(sizes(1<<30, 1<<30+1)), [2]string{"1073741824 B", "1073741825 B"}},
 		{pairOf(sizes(0, 0)), [2]string{"0 B", "0 B"}},
 	} {

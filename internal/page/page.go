@@ -1,7 +1,7 @@
 // Package page makes reports of engines as one HTML page.
 //
 //	Run (plain values) ─┬─▶ advise: what to change ─┐
-//	Run ────────────────┴─▶ differ: what differs ───┼──▶ Write: a file    Serve: a live page
+//	Run ────────────────┴─▶ Differ: what differs ───┼──▶ Write: a file    Serve: a live page
 //	timeline.Timeline ─────▶ plots ─────────────────┘
 //
 // A page has all that it needs in itself: style, script, and data as JSON. It makes no request, except
@@ -235,7 +235,7 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "percent": percent, "count": count,
-		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "digits": digits, "few": few, "more": more, "named": named, "limited": limited, "add": func(a, b int) int { return a + b },
+		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "figure": figure, "few": few, "more": more, "named": named, "limited": limited, "add": func(a, b int) int { return a + b },
 	}).Parse(htmlText))
 	return f
 })
@@ -338,7 +338,7 @@ func (r *Report) view() (view, error) {
 	text, err := json.Marshal(r.data()) // which escapes <, > and &
 	v := view{Report: r, Style: fixed().Style, Script: fixed().Script, Policy: fixed().Inner, Data: template.JS(text), Two: len(r.Runs) == 2}
 	if v.Two {
-		v.Differ = differ(&r.Runs[0], &r.Runs[1])
+		v.Differ = Differ(&r.Runs[0], &r.Runs[1])
 	}
 	for i := range r.Runs {
 		found := advise(&r.Runs[i])
@@ -416,6 +416,25 @@ func speed(v float64) string {
 		return fmt.Sprintf("%.2f GiB/s", v)
 	}
 	return fmt.Sprintf("%.1f GiB/s", v)
+}
+
+// figure writes a number for people, with three digits or so: in a column they are compared by their
+// lengths, too.
+func figure(v float64) string {
+	switch {
+	case v >= 99.95:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 0.9995:
+		return fmt.Sprintf("%.2f", v)
+	case v >= 0.01:
+		return fmt.Sprintf("%.3f", v)
+	}
+	if v == 0 {
+		return "0"
+	}
+	return strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.4f", v), "0"), ".") // without an exponent
 }
 
 // took writes seconds for people, with three digits or so.

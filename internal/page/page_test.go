@@ -254,10 +254,10 @@ func TestFitsInBrowser(t *testing.T) {
 		if len(s.Clipped)+len(s.Unmarked) > 0 || s.Overflow > 0 {
 			t.Errorf("%d: cut are %q, cut without a sign %q, %d pixels too wide", width, s.Clipped, s.Unmarked, s.Overflow)
 		}
-		if width == 1200 && (slices.Contains(s.Wide, "setting") || slices.Contains(s.Wide, "machine")) {
-			t.Errorf("%d: too wide are %q", width, s.Wide)
+		if width == 1200 && (slices.Contains(s.Hidden, "setting") || slices.Contains(s.Hidden, "machine")) {
+			t.Errorf("%d: too wide are %q", width, s.Hidden)
 		}
-		if width == 380 && len(s.Wide) == 0 {
+		if width == 380 && len(s.Hidden) == 0 {
 			t.Errorf("%d: no table is too wide, so this says nothing", width)
 		}
 		has := func(part string) bool {

@@ -17,26 +17,23 @@ import (
 
 // Pictured is a Document that a page of its own shows: Run, Bandwidth and Compare.
 type Pictured interface {
-	Document
-	header() *Header
+	Measured
 	run() page.Run
 }
 
-func (h *Header) header() *Header { return h }
+// ErrNotMeasured reports a document that Read does not read.
+var ErrNotMeasured = errors.New("it is no result of run, bandwidth, compare or reserve")
 
-// ErrNotPictured reports a document that is none of those.
-var ErrNotPictured = errors.New("it is no result of run, bandwidth or compare")
-
-// Read reads a document that a page can show.
-func Read(text []byte) (Pictured, error) {
+// Read reads a document that has figures.
+func Read(text []byte) (Measured, error) {
 	var head struct{ Schema, Command string }
 	if err := json.Unmarshal(text, &head); err != nil {
 		return nil, fmt.Errorf("it is no JSON: %w", err)
 	}
 	if head.Schema != Schema {
-		return nil, fmt.Errorf("%w: its schema is %q, and not %q", ErrNotPictured, head.Schema, Schema)
+		return nil, fmt.Errorf("%w: its schema is %q, and not %q", ErrNotMeasured, head.Schema, Schema)
 	}
-	var doc Pictured
+	var doc Measured
 	switch head.Command {
 	case "run":
 		doc = new(Run)
@@ -44,8 +41,10 @@ func Read(text []byte) (Pictured, error) {
 		doc = new(Bandwidth)
 	case "compare":
 		doc = new(Compare)
+	case "reserve":
+		doc = new(Reserve)
 	default:
-		return nil, fmt.Errorf("%w: it is one of %q", ErrNotPictured, head.Command)
+		return nil, fmt.Errorf("%w: it is one of %q", ErrNotMeasured, head.Command)
 	}
 	if err := json.Unmarshal(text, doc); err != nil {
 		return nil, fmt.Errorf("%w: %w", errInsane, err)
@@ -378,8 +377,8 @@ func (c *Compare) run() page.Run {
 		})
 	}
 	p.Facts = []page.Pair{
-		{Name: "data", Value: size.Approx(c.Input.Bytes)}, {Name: "write ratio", Value: fmt.Sprintf("%.2f (%.2f–%.2f)", c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax)},
-		{Name: "read ratio", Value: fmt.Sprintf("%.2f (%.2f–%.2f)", c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax)}, {Name: "rounds", Value: strconv.Itoa(c.Config.Rounds)}, {Name: "time", Value: shortly(c.WallSeconds)},
+		{Name: "data", Value: size.Approx(c.Input.Bytes)}, {Name: "write ratio", Value: fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax)},
+		{Name: "read ratio", Value: fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax)}, {Name: "rounds", Value: strconv.Itoa(c.Config.Rounds)}, {Name: "time", Value: shortly(c.WallSeconds)},
 	}
 	p.Settings = append(c.Config.settings(), setting("peer", c.Config.Peer, "--peer"), setting("repeat", c.Config.Repeat, "--repeat"), setting("rounds", c.Config.Rounds, "--rounds"), setting("workers", c.Config.Workers, "--workers"), setting("seed", c.Config.Seed, "--seed"))
 	return p
@@ -397,4 +396,37 @@ func shortly(seconds float64) string {
 }
 
 // CommandOf returns the command that a document is of.
-func CommandOf(d Pictured) string { return d.header().Command }
+func CommandOf(d Measured) string { return d.header().Command }
+
+// NotesOf returns the notes that a stored document still has: the warnings that its command noted.
+func NotesOf(d Measured) (notes []string) {
+	for _, w := range d.header().Warnings {
+		notes = append(notes, w.String())
+	}
+	return notes
+}
+
+// PageOfTwo shows what differs between two documents of one command, A and B, in words.
+func PageOfTwo(names []string, a, b Pictured) *Page {
+	p := new(Page)
+	p.linef("spillbench report: A is %s, B is %s, both of %s", names[0], names[1], CommandOf(a))
+	p.linef("")
+	s := &sheet{columns: []column{{head: "about", key: "about"}, {head: "B is", key: "b_is"}, {head: "what differs", key: "text"}}}
+	was, is := PageOf(a), PageOf(b)
+	for _, d := range page.Differ(&was, &is) {
+		verdict := "better"
+		if d.Plain {
+			verdict = ""
+		} else if d.Worse {
+			verdict = "worse"
+		}
+		s.add(d.About, verdict, d.Text)
+	}
+	if len(s.rows) == 0 {
+		p.linef("nothing differs by more than two equal runs do")
+		p.parts = append(p.parts, part{sheet: s, only: programs}) // its keys
+		return p
+	}
+	p.table(s)
+	return p
+}

@@ -67,7 +67,7 @@ func (h *Header) Stamp(args []string, began time.Time) {
 	h.Args, h.Time = append([]string{}, args...), began.UTC().Truncate(time.Millisecond)
 }
 
-func (h *Header) machine() Env { return h.Env }
+func (h *Header) header() *Header { return h }
 
 // Env describes the machine that figures were measured on. What is not known is
 // empty or 0.
@@ -82,6 +82,8 @@ type Env struct {
 	Driver     string `json:"driver"`      // of the GPU
 	PCIeLink   string `json:"pcie_link"`   // as "PCIe 4 x16"
 	Commit     string `json:"commit"`      // of this program, "+dirty" if changed since
+	GOOS       string `json:"goos"`        // the system that this program was built for, by Go's name
+	GOARCH     string `json:"goarch"`      // and the processor
 }
 
 // Config is what a command ran with, defaults filled in.
