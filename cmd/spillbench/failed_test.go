@@ -74,6 +74,9 @@ func TestFailedRunIsReported(t *testing.T) {
 		if len(c.args) == 2 && strings.Contains(text, "as long as A") {
 			t.Errorf("%q: the time of a run that failed is compared", c.args)
 		}
+		if len(c.args) < 2 && strings.Contains(text, "What to change") {
+			t.Errorf("%q: the page has advice on the speed of a run that failed", c.args)
+		}
 	}
 }
 

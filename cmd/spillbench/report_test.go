@@ -61,6 +61,9 @@ func TestHTML(t *testing.T) {
 	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > inDocument || len(doc.Limits) == 0 || len(doc.Timeline.Phases) != 3 {
 		t.Errorf("%+v, %d limits", doc.Timeline, len(doc.Limits))
 	}
+	if disk := doc.Spaces[2]; disk.WrittenBytes <= 0 || disk.ReadBytes <= 0 || doc.Config.Disks[0].CapacityGiven {
+		t.Errorf("%+v, %+v", disk, doc.Config.Disks)
+	}
 	for _, e := range doc.Edges {
 		moved := int64(0)
 		for _, line := range doc.Timeline.Edges {
@@ -173,7 +176,7 @@ func TestReportFormats(t *testing.T) {
 		}
 	}
 	slow := writeFile(t, "slow.json", strings.Replace(readFile(t, "run.json"), `"disk_throttle_bytes_per_s": 0`, `"disk_throttle_bytes_per_s": 1048576`, 1))
-	const differs = "\nconfiguration,,\"disk slowed down to, a second: 1.0 MiB in B, off in A (--disk-throttle).\"\n"
+	const differs = "\nconfiguration,,\"the disk was slowed to 1.0 MiB/s in B, not in A (--disk-throttle).\"\n"
 	if r := succeed(t, "report", "run.json", slow, "--format=csv", "-q"); !strings.HasPrefix(r.stdout, "about,b_is,text\n") || !strings.Contains(r.stdout, differs) {
 		t.Errorf("what differs is\n%s", r.stdout)
 	}
@@ -231,7 +234,7 @@ func TestReportInBrowser(t *testing.T) {
 			}
 			want := []string{"All is well", "What to change", "gpu:0", "Waits for room"}
 			if name == "both.html" {
-				want = append(want, "What differs", "disk slowed down to, a second: 100.0 MiB in B, off in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB a second on purpose")
+				want = append(want, "What differs", "the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB/s on purpose")
 			}
 			for _, part := range want {
 				if !strings.Contains(s.Text, part) {

@@ -297,9 +297,13 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 func spaces(stats spillway.Stats) []report.Space {
 	out := []report.Space{}
 	for _, s := range stats.Spaces {
-		out = append(out, report.Space{
+		space := report.Space{
 			ID: s.ID.String(), Backend: s.Backend, CapacityBytes: s.Capacity, PeakBytes: s.Peak, EndBytes: s.Used(),
-		})
+		}
+		if s.Disk != nil {
+			space.WrittenBytes, space.ReadBytes = s.Disk.Written, s.Disk.Read
+		}
+		out = append(out, space)
 	}
 	return out
 }

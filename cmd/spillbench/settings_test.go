@@ -323,7 +323,7 @@ func TestConfigIsTold(t *testing.T) {
 	decode(t, r.stdout, &doc)
 	want := report.RunConfig{
 		Config: report.Config{
-			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20}},
+			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20, CapacityGiven: true}},
 			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, StuckAfterSeconds: 9, WriteAheadBytesPerS: 5 << 20, MovesPerEdge: 6, DiskSlots: 7, Faults: []report.Fault{},
 		},
 		Seed: 9, Repeat: 2, Passes: 3, Partitions: 4, Workers: 5, Place: "fits",

@@ -20,6 +20,8 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -57,6 +59,8 @@ type Run struct {
 	Facts    []Pair // the figures that matter most
 	Seconds  float64
 	Follows  bool // the data is as large as the memories make it
+	Input    Input
+	Verified Verified
 
 	Timeline *timeline.Timeline
 	Spaces   []Space
@@ -86,8 +90,31 @@ const (
 // Pair is a name and a value.
 type Pair struct{ Name, Value string }
 
+// Input is the data that went through. The zero value says nothing.
+type Input struct {
+	Sources              string
+	Rows, Batches, Bytes int64
+}
+
+// Verified is how many batches were checked, and how many of them were wrong.
+type Verified struct {
+	Checked             bool
+	Batches, Mismatches int64
+}
+
 // Setting is one of the configuration, with the flag and the field of Config that set it.
-type Setting struct{ Name, Value, Flag, Field string }
+type Setting struct {
+	Name, Value, Flag, Field string
+	// Same is what is compared instead of Value, where that has more than was set: what the machine
+	// has free, or what happened.
+	Same string
+	// Says begins a sentence that the value ends, such as "the disk was slowed to". A value Off is its
+	// contrary.
+	Says string
+}
+
+// Off is the value of a setting that does nothing.
+const Off = "off"
 
 // Warning is what the machine refused.
 type Warning struct {
@@ -99,7 +126,8 @@ type Warning struct {
 type Space struct {
 	ID, Backend         string
 	Capacity, Peak, End int64
-	Now                 bool // End is what is used now, and not a leak
+	Now                 bool  // End is what is used now, and not a leak
+	Written, Read       int64 // of a disk: what went through its file system, after compression; 0: not known
 }
 
 // Edge is what was moved between two spaces. Seconds is the sum over moves, which overlap.
@@ -149,6 +177,13 @@ type Figure struct {
 	Value float64
 	Unit  string
 	Noise float64
+
+	// Of a figure that has a limit: its share of it, in words such as "of the limit", and the limit in
+	// the same unit, in words such as "The machine's own speed of writing to disk:0".
+	Share, ShareNoise float64
+	ShareOf           string
+	Limit             float64
+	LimitOf           string
 }
 
 // Bars is a picture of figures beside each other.
@@ -202,7 +237,7 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "percent": percent, "count": count,
-		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "figure": figure, "add": func(a, b int) int { return a + b },
+		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "figure": figure, "few": few, "more": more, "named": named, "limited": limited, "add": func(a, b int) int { return a + b },
 	}).Parse(htmlText))
 	return f
 })
@@ -229,16 +264,20 @@ type dataRun struct {
 	Name     string             `json:"name"`
 	Timeline *timeline.Timeline `json:"timeline"`
 	Limits   map[string]float64 `json:"limits"` // of edges, bytes a second
+	Peaks    map[string]int64   `json:"peaks"`  // of spaces, bytes
 }
 
 func (r *Report) data() data {
 	d := data{Live: r.Live}
 	for _, run := range r.Runs {
-		one := dataRun{Name: run.Name, Timeline: complete(run.Timeline), Limits: map[string]float64{}}
-		for _, e := range run.Edges {
+		one := dataRun{Name: run.Name, Timeline: complete(run.Timeline), Limits: map[string]float64{}, Peaks: map[string]int64{}}
+		for _, e := range run.Edges[:min(len(run.Edges), mostRows)] {
 			if e.Limit > 0 {
 				one.Limits[e.From+" → "+e.To] = e.Limit * gib
 			}
+		}
+		for _, s := range run.Spaces[:min(len(run.Spaces), mostRows)] {
+			one.Peaks[s.ID] = s.Peak
 		}
 		d.Runs = append(d.Runs, one)
 	}
@@ -252,8 +291,8 @@ func complete(t *timeline.Timeline) *timeline.Timeline {
 		return nil
 	}
 	c, n := *t, len(t.Waits.Ended)
-	c.Spaces, c.Edges, c.Causes = append([]timeline.Space{}, t.Spaces...), append([]timeline.Edge{}, t.Edges...), append([]timeline.Cause{}, t.Causes...)
-	c.Phases, c.Notes = append([]timeline.Phase{}, t.Phases...), append([]timeline.Note{}, t.Notes...)
+	c.Spaces, c.Edges, c.Causes = first(t.Spaces), first(t.Edges), first(t.Causes)
+	c.Phases, c.Notes = first(t.Phases), []timeline.Note{} // notes are a table
 	c.Waits = timeline.Waits{Ended: filled(t.Waits.Ended, n), Total: filled(t.Waits.Total, n), Longest: filled(t.Waits.Longest, n)}
 	c.Tasks = timeline.Tasks{Running: filled(t.Tasks.Running, n), Ended: filled(t.Tasks.Ended, n), Failed: filled(t.Tasks.Failed, n)}
 	for i := range c.Spaces {
@@ -268,6 +307,24 @@ func complete(t *timeline.Timeline) *timeline.Timeline {
 	}
 	return &c
 }
+
+// mostRows bounds a table, and what is plotted: nobody reads more, and a page of a file that somebody
+// made up stays one that a browser opens. A machine with eight GPUs has fewer edges.
+const mostRows = 250
+
+// first copies the first of a list, as many as are shown.
+func first[T any](list []T) []T { return append([]T{}, list[:min(len(list), mostRows)]...) }
+
+// few is that of any list, for the template.
+func few(list any) any {
+	if v := reflect.ValueOf(list); v.Len() > mostRows {
+		return v.Slice(0, mostRows).Interface()
+	}
+	return list
+}
+
+// more is how many few leaves out.
+func more(list any) int64 { return int64(max(0, reflect.ValueOf(list).Len()-mostRows)) }
 
 // filled is a series, or n zeros.
 func filled[T int64 | float64](series []T, n int) []T {
@@ -335,6 +392,21 @@ func rate(bytes int64, seconds float64) float64 {
 	return float64(bytes) / gib / seconds
 }
 
+// limited reports whether the raw limit of an edge is known.
+func limited(runs []Run) bool {
+	return slices.ContainsFunc(runs, func(r Run) bool {
+		return slices.ContainsFunc(r.Edges, func(e Edge) bool { return e.Limit > 0 })
+	})
+}
+
+// named are the tasks, unless all that waited was of no task: its waits are those of the run.
+func named(all []Task) []Task {
+	if len(all) == 1 && all[0].Name == "" {
+		return nil
+	}
+	return all
+}
+
 // speed writes a rate in GiB/s for people.
 func speed(v float64) string {
 	switch {
@@ -361,7 +433,10 @@ func figure(v float64) string {
 	case v >= 0.01:
 		return fmt.Sprintf("%.3f", v)
 	}
-	return fmt.Sprintf("%.2g", v)
+	if v == 0 {
+		return "0"
+	}
+	return strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.4f", v), "0"), ".") // without an exponent
 }
 
 // took writes seconds for people, with three digits or so.
@@ -442,9 +517,14 @@ func sumBytes(by map[string]int64) (all int64) {
 
 // reasons writes the bytes by reason, the most first.
 func reasons(by map[string]int64) string {
+	const most = 12
 	var parts []string
-	for _, n := range sorted(by) {
+	names := sorted(by)
+	for _, n := range names[:min(len(names), most)] {
 		parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
+	}
+	if left := len(names) - most; left > 0 {
+		parts = append(parts, count(int64(left))+" more")
 	}
 	return strings.Join(parts, ", ")
 }

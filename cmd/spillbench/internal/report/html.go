@@ -147,18 +147,23 @@ func machineOf(h *Header) []page.Pair {
 
 // settings are those of all commands.
 func (c Config) settings() []page.Setting {
-	var dirs, faults []string
+	var dirs, faults, setDirs, setFaults []string // set: without what the machine has free, and what happened
 	for _, d := range c.Disks {
 		dirs = append(dirs, d.Dir+" ("+size.Approx(d.CapacityBytes)+")")
+		setDirs = append(setDirs, d.Dir)
+		if d.CapacityGiven {
+			setDirs = append(setDirs, size.Approx(d.CapacityBytes))
+		}
 	}
 	for _, f := range c.Faults {
 		faults = append(faults, fmt.Sprintf("%s (%d hits)", f.Spec, f.Hits))
+		setFaults = append(setFaults, f.Spec)
 	}
 	perSecond := func(n int64) string {
 		if n <= 0 {
-			return "off"
+			return page.Off
 		}
-		return size.Approx(n)
+		return size.Approx(n) + "/s"
 	}
 	encrypt := "no"
 	if c.Encrypt {
@@ -169,19 +174,29 @@ func (c Config) settings() []page.Setting {
 	}
 	all := []page.Setting{
 		s("GPU", c.GPU, "--gpu", "GPUs[].Backend"), s("GPU memory", size.Approx(c.GPUMemoryBytes), "--gpu-memory", "GPUMemory"),
-		s("host memory", size.Approx(c.HostMemoryBytes), "--host-memory", "HostMemory"), s("spill directories", strings.Join(dirs, ", "), "--disk", "Disks"),
+		s("host memory", size.Approx(c.HostMemoryBytes), "--host-memory", "HostMemory"), {Name: "spill directories", Value: strings.Join(dirs, ", "), Same: strings.Join(setDirs, ", "), Flag: "--disk", Field: "Disks"},
 		s("limit", strconv.FormatFloat(c.Limit, 'g', 3, 64), "--limit", "GPUMarks.Limit"),
 		s("trigger", strconv.FormatFloat(c.Trigger, 'g', 3, 64), "--trigger", "GPUMarks.Trigger"),
 		s("stop", strconv.FormatFloat(c.Stop, 'g', 3, 64), "--stop", "GPUMarks.Stop"),
 		s("policy", c.Policy, "--policy", "Policy"), s("codec", c.Codec, "--codec", "Codec"), s("encryption", encrypt, "--encrypt", "Disks[].Encrypt"),
 		s("monitor period", seconds(c.MonitorPeriodSeconds), "--monitor-period", "MonitorPeriod"),
-		s("written ahead, a second", perSecond(c.WriteAheadBytesPerS), "--write-ahead", "WriteAhead"),
-		s("disk slowed down to, a second", perSecond(c.DiskThrottleBytesPerS), "--disk-throttle", ""),
+		{Name: "written ahead", Says: "batches were written ahead at up to", Value: perSecond(c.WriteAheadBytesPerS), Flag: "--write-ahead", Field: "WriteAhead"},
+		{Name: "disk slowed to", Says: "the disk was slowed to", Value: perSecond(c.DiskThrottleBytesPerS), Flag: "--disk-throttle"},
+	}
+	// Documents of older programs do not have these.
+	if c.MovesPerEdge > 0 {
+		all = append(all, s("moves an edge", strconv.Itoa(c.MovesPerEdge), "--moves-per-edge", "MovesPerEdge"))
+	}
+	if c.DiskSlots > 0 {
+		all = append(all, s("transfers with disks", strconv.Itoa(c.DiskSlots), "--disk-slots", "Limits.Permits.Slots"))
+	}
+	if c.StuckAfterSeconds > 0 {
+		all = append(all, s("stuck after", shortly(c.StuckAfterSeconds), "--stuck-after", "StuckAfter"))
 	}
 	if len(faults) == 0 {
 		faults = []string{"none"}
 	}
-	return append(all, s("faults", strings.Join(faults, ", "), "--fault", ""))
+	return append(all, page.Setting{Name: "faults", Value: strings.Join(faults, ", "), Same: strings.Join(setFaults, ", "), Flag: "--fault"})
 }
 
 // seconds writes a time as flags take it.
@@ -191,6 +206,22 @@ func setting(name string, value any, flag string) page.Setting {
 	return page.Setting{Name: name, Value: fmt.Sprint(value), Flag: flag}
 }
 
+// rowsPerBatch writes how many rows a batch has.
+func (r *Run) rowsPerBatch(generated bool) string {
+	switch {
+	case r.Config.RowsPerBatch > 0:
+		return strconv.FormatInt(r.Config.RowsPerBatch, 10)
+	case generated:
+		return "as suits the GPU memory"
+	}
+	return "as the files have them"
+}
+
+// sourced is the input of a page.
+func (i Input) sourced() page.Input {
+	return page.Input{Sources: shortened(i.Sources), Rows: i.Rows, Batches: i.Batches, Bytes: i.Bytes}
+}
+
 // Generated begins the name of an input that is no file, and so many times as large as the memories.
 const Generated = "a generated table"
 
@@ -198,6 +229,7 @@ func (r *Run) run() page.Run {
 	p := page.Run{
 		Name: "run", Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline,
 		Waits: page.Waits{Count: r.Waits.Count, P50: r.Waits.P50, P99: r.Waits.P99, Max: r.Waits.Max},
+		Input: r.Input.sourced(), Verified: page.Verified(r.Verify),
 	}
 	p.Follows = len(r.Input.Sources) > 0 && strings.HasPrefix(r.Input.Sources[0], Generated)
 	if r.Timeline != nil && r.Timeline.Seconds > 0 {
@@ -207,7 +239,7 @@ func (r *Run) run() page.Run {
 		size.Approx(r.Input.Bytes), shortened(r.Input.Sources), size.Approx(r.Config.GPUMemoryBytes), size.Approx(r.Config.HostMemoryBytes), shortly(p.Seconds))
 	var left []string
 	for _, s := range r.Spaces {
-		p.Spaces = append(p.Spaces, page.Space{ID: s.ID, Backend: s.Backend, Capacity: s.CapacityBytes, Peak: s.PeakBytes, End: s.EndBytes})
+		p.Spaces = append(p.Spaces, page.Space{ID: s.ID, Backend: s.Backend, Capacity: s.CapacityBytes, Peak: s.PeakBytes, End: s.EndBytes, Written: s.WrittenBytes, Read: s.ReadBytes})
 		if s.EndBytes != 0 && r.Verify.Checked {
 			left = append(left, s.ID)
 		}
@@ -258,13 +290,17 @@ func (r *Run) run() page.Run {
 		}
 		p.Phases = append(p.Phases, one)
 	}
+	verified := fmt.Sprintf("%d batches", r.Verify.Batches)
+	if wrong := r.Verify.Mismatches; wrong > 0 {
+		verified = fmt.Sprintf("%d of %d", r.Verify.Batches-wrong, r.Verify.Batches)
+	}
 	p.Facts = []page.Pair{
 		{Name: "time", Value: shortly(p.Seconds)}, {Name: "data", Value: size.Approx(r.Input.Bytes)}, {Name: "batches", Value: strconv.FormatInt(r.Input.Batches, 10)},
 		{Name: "moved down", Value: size.Approx(down)}, {Name: "moved up", Value: size.Approx(up)}, {Name: "waits for room", Value: strconv.FormatInt(r.Waits.Count, 10)},
-		{Name: "verified", Value: fmt.Sprintf("%d batches", r.Verify.Batches)},
+		{Name: "verified", Value: verified},
 	}
 	p.Settings = append(r.Config.settings(),
-		setting("rows a batch", r.Config.RowsPerBatch, "--rows-per-batch"), setting("seed", r.Config.Seed, "--seed"), setting("place", r.Config.Place, "--place"),
+		setting("rows a batch", r.rowsPerBatch(p.Follows), "--rows-per-batch"), setting("seed", r.Config.Seed, "--seed"), setting("place", r.Config.Place, "--place"),
 		setting("repeat", r.Config.Repeat, "--repeat"), setting("partitions", r.Config.Partitions, "--partitions"), setting("passes", r.Config.Passes, "--passes"),
 		setting("workers", r.Config.Workers, "--workers"))
 	return p
@@ -319,7 +355,10 @@ func (b *Bandwidth) run() page.Run {
 		by[edge].Groups = append(by[edge].Groups, page.Group{Name: name, Bars: []page.Bar{
 			{Name: "Spillway", Value: r.GiBPerS}, {Name: r.LimitOf, Value: r.LimitGiBPerS, Other: true},
 		}})
-		p.Figures = append(p.Figures, page.Figure{Name: edge + ", " + name, Value: r.GiBPerS, Unit: "GiB/s", Noise: max(r.Noise, r.CV)})
+		p.Figures = append(p.Figures, page.Figure{
+			Name: edge + ", " + name, Value: r.GiBPerS, Unit: "GiB/s", Noise: max(r.Noise, r.CV),
+			Share: r.Efficiency, ShareNoise: r.Noise, ShareOf: "of the limit", Limit: r.LimitGiBPerS, LimitOf: "The machine's own speed of " + r.limit(),
+		})
 	}
 	for _, edge := range order {
 		p.Bars = append(p.Bars, *by[edge])
@@ -333,12 +372,39 @@ func (b *Bandwidth) run() page.Run {
 		p.Headline += fmt.Sprintf(" %d rows were not measured.", failed)
 	}
 	p.Facts = []page.Pair{{Name: "rows", Value: strconv.Itoa(len(b.Rows))}, {Name: "pairs a row", Value: strconv.Itoa(b.Config.Pairs)}, {Name: "moved", Value: size.Approx(b.Config.PlannedBytes)}, {Name: "time", Value: shortly(b.WallSeconds)}}
-	p.Settings = append(b.Config.settings(), setting("extent", b.Config.Extent, "--thorough"), setting("pairs", b.Config.Pairs, "--pairs"), setting("seed", b.Config.Seed, "--seed"))
+	p.Settings = append(b.Config.settings(), setting("extent", b.Config.Extent, "--thorough"), setting("pairs", b.Config.Pairs, "--pairs"), setting("sizes", sizes(b.Config.Sizes), "--sizes"), setting("moves at once", numbersOf(b.Config.Threads), "--threads"), setting("seed", b.Config.Seed, "--seed"))
 	return p
 }
 
+func sizes(all []int64) string {
+	texts := make([]string, len(all))
+	for i, n := range all {
+		texts[i] = size.Format(n)
+	}
+	return strings.Join(texts, ", ")
+}
+
+func numbersOf(all []int) string {
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(all)), ", "), "[]")
+}
+
+// limit says what the row's limit is the speed of.
+func (r BandwidthRow) limit() string {
+	switch {
+	case r.BothWays:
+		return "moving both ways between " + r.From + " and " + r.To
+	case rank(r.To) == rank("disk:0"):
+		return "writing to " + r.To
+	case rank(r.From) == rank("disk:0"):
+		return "reading from " + r.From
+	case r.LimitOf == "memmove":
+		return "copying memory"
+	}
+	return "copying from " + r.From + " to " + r.To
+}
+
 func (c *Compare) run() page.Run {
-	p := page.Run{Name: "compare", Seconds: c.WallSeconds, Level: page.Good}
+	p := page.Run{Name: "compare", Seconds: c.WallSeconds, Level: page.Good, Input: c.Input.sourced(), Verified: page.Verified(c.Verify)}
 	word := func(ratio float64) string {
 		if ratio >= 1 {
 			return fmt.Sprintf("%.1f times as fast as %s", ratio, c.Peer.Name)
@@ -352,16 +418,19 @@ func (c *Compare) run() page.Run {
 	for _, way := range []struct {
 		name                        string
 		ours, rewritten, peer, warm float64
+		ratio, least, most          float64
 	}{
-		{"Writing", c.Ours.WriteGiBPerS, c.Ours.Rewritten.WriteGiBPerS, c.Peer.WriteGiBPerS, c.Peer.Warm.WriteGiBPerS},
-		{"Reading", c.Ours.ReadGiBPerS, c.Ours.Rewritten.ReadGiBPerS, c.Peer.ReadGiBPerS, c.Peer.Warm.ReadGiBPerS},
+		{"Writing", c.Ours.WriteGiBPerS, c.Ours.Rewritten.WriteGiBPerS, c.Peer.WriteGiBPerS, c.Peer.Warm.WriteGiBPerS, c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax},
+		{"Reading", c.Ours.ReadGiBPerS, c.Ours.Rewritten.ReadGiBPerS, c.Peer.ReadGiBPerS, c.Peer.Warm.ReadGiBPerS, c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax},
 	} {
 		p.Bars = append(p.Bars, page.Bars{Title: way.name, Unit: "GiB/s", Groups: []page.Group{
 			{Name: "to and from the disk", Bars: []page.Bar{{Name: "Spillway", Value: way.ours}, {Name: c.Peer.Name, Value: way.peer, Other: true}}},
 			{Name: "in room used before; the peer in its page cache", Bars: []page.Bar{{Name: "Spillway", Value: way.rewritten}, {Name: c.Peer.Name + ", warm", Value: way.warm, Other: true}}},
 		}})
-		p.Figures = append(p.Figures,
-			page.Figure{Name: way.name + ", Spillway", Value: way.ours, Unit: "GiB/s"}, page.Figure{Name: way.name + ", " + c.Peer.Name, Value: way.peer, Unit: "GiB/s"})
+		p.Figures = append(p.Figures, page.Figure{
+			Name: way.name, Value: way.ours, Unit: "GiB/s", Share: way.ratio, ShareNoise: max(0, way.most-way.least) / 2 / way.ratio,
+			ShareOf: "of the speed of " + c.Peer.Name, Limit: way.peer, LimitOf: "The speed of " + c.Peer.Name + " in " + strings.ToLower(way.name),
+		})
 	}
 	p.Facts = []page.Pair{
 		{Name: "data", Value: size.Approx(c.Input.Bytes)}, {Name: "write ratio", Value: fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax)},

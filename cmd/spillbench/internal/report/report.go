@@ -130,6 +130,7 @@ type RunConfig struct {
 type Disk struct {
 	Dir           string `json:"dir"`
 	CapacityBytes int64  `json:"capacity_bytes"`
+	CapacityGiven bool   `json:"capacity_given,omitempty"` // else it is what was free, and differs from run to run
 }
 
 // Run is the document of run.
@@ -212,6 +213,10 @@ type Space struct {
 	CapacityBytes int64  `json:"capacity_bytes"`
 	PeakBytes     int64  `json:"peak_bytes"`
 	EndBytes      int64  `json:"end_bytes"` // when everything was closed; anything but 0 is a leak
+
+	// What went through a spill directory's file system, after compression.
+	WrittenBytes int64 `json:"written_bytes,omitempty"`
+	ReadBytes    int64 `json:"read_bytes,omitempty"`
 }
 
 // Edge is what was moved between two spaces. Moves overlap, so Seconds, the sum
