@@ -188,6 +188,9 @@ func (full) Write([]byte) (int, error) {
 // TestFullOutput: a result that could not be written is an error, of the machine,
 // and one line.
 func TestFullOutput(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
 	t.Parallel()
 	table := writeTable(t, "t.arrow", 1, 100)
 	for _, args := range [][]string{append([]string{"run"}, small...), {"verify", table}, {"topo"}} {

@@ -312,6 +312,9 @@ func TestVerifyInterrupted(t *testing.T) {
 
 // TestConfigIsTold: the document has what the engine was opened with.
 func TestConfigIsTold(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
 	t.Parallel()
 	dir := t.TempDir()
 	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
