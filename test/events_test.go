@@ -275,7 +275,7 @@ func TestTaskEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Inputs: []*spillway.Claim{claim}, Output: 300_000},
-		func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }); err != nil {
+		func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error { return waitingPut(ctx, t, eng, r, repo) }); err != nil {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
@@ -311,10 +311,17 @@ func TestTaskEvents(t *testing.T) {
 	closeEngine(t, eng)
 	var tasks []string
 	ids := map[uint64]int{}
-	for _, e := range r.of(events.MoveEnded) {
+	waits := 0
+	for _, e := range r.of(events.Kinds()...) {
 		if (e.Task != "") != (e.TaskID != 0) {
-			t.Errorf("a move of task %q has the id %d", e.Task, e.TaskID)
+			t.Errorf("of task %q, with the id %d: %s", e.Task, e.TaskID, e)
 		}
+		if e.Kind == events.WaitEnded && e.Task == "sort" {
+			waits++
+		}
+	}
+	if waits != 1 {
+		t.Errorf("the task put once, and %d waits are its", waits)
 	}
 	for _, e := range r.of(events.TaskBegun, events.TaskEnded) {
 		ids[e.TaskID]++
@@ -324,6 +331,22 @@ func TestTaskEvents(t *testing.T) {
 	if !slices.Equal(tasks, want) || !maps.Equal(ids, map[uint64]int{1: 2, 2: 2, 3: 2}) {
 		t.Errorf("%q, of the attempts %v", tasks, ids)
 	}
+}
+
+// waitingPut puts a batch on a disk that is full until the wait has begun.
+func waitingPut(ctx context.Context, t *testing.T, eng *spillway.Engine, r *heard, repo *spillway.Repository) error {
+	disk, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
+	free := full(t, disk, eng)
+	before := len(r.of(events.WaitBegun))
+	go func() {
+		for len(r.of(events.WaitBegun)) == before && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		free()
+	}()
+	rec := arrowgen.Ints(1, 40_000, 1)
+	defer rec.Release()
+	return repo.Put(ctx, 0, rec, in(tier.Disk))
 }
 
 // A batch that was never moved, and one that is gone, can be explained, too.
