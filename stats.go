@@ -131,13 +131,16 @@ func (s Stats) String() string {
 		}
 	}
 	if len(s.Blocked) > 0 {
-		next("task", "waits", "waited", "longest")
+		next("task", "waits", "waited", "longest", "waiting now", "so far")
 		for _, o := range s.Blocked {
-			row(cmp.Or(o.Owner, "-"), o.Waits, rounded(o.Total), rounded(o.Longest))
+			row(cmp.Or(o.Owner, "-"), o.Waits, rounded(o.Total), rounded(o.Longest), o.Waiting, rounded(o.SoFar))
 		}
 	}
 	t.Flush()
 	fmt.Fprintf(&b, "\nwaits for room: %d, half within %s, 99 %% within %s, the longest %s\n", s.Waits.Count, rounded(s.Waits.P50), rounded(s.Waits.P99), rounded(s.Waits.Max))
+	if w := s.Waits; w.Waiting > 0 {
+		fmt.Fprintf(&b, "waiting for room now: %d, the oldest for %s\n", w.Waiting, rounded(w.Oldest))
+	}
 	fmt.Fprintf(&b, "tasks: %d running, %d waiting, %d admitted, %d tried again\n", s.Admission.Running, s.Admission.Waiting, s.Admission.Admitted, s.Admission.Retried)
 	fmt.Fprintf(&b, "monitor: %d moves of %s, %d found no room, %d failed, %d waiters refused\n",
 		s.Monitor.Moves, size.Approx(s.Monitor.Bytes), s.Monitor.NoRoom, s.Monitor.Failed, s.Monitor.Refused)

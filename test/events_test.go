@@ -275,7 +275,9 @@ func TestTaskEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Inputs: []*spillway.Claim{claim}, Output: 300_000},
-		func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error { return waitingPut(ctx, t, eng, r, repo) }); err != nil {
+		func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error {
+			return waitingPut(ctx, t, eng, r, repo)
+		}); err != nil {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)

@@ -2,7 +2,9 @@ package test
 
 import (
 	"context"
+	"errors"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway"
@@ -100,5 +102,38 @@ func TestStatsOfAllParts(t *testing.T) {
 	}
 	if s := eng.Stats(); s.Permits.HeldSlots != 0 || s.Admission.Running != 0 || s.Admission.Waiting != 0 {
 		t.Errorf("in the end it says %+v and %+v", s.Permits, s.Admission)
+	}
+}
+
+// TestStatsOfAWait: a request that waits is in the figures while it waits, with its task.
+func TestStatsOfAWait(t *testing.T) {
+	t.Parallel()
+	eng, _ := telling(t, nil)
+	free := full(t, gpuOf(t, eng), eng)
+	done := make(chan error)
+	go func() {
+		r, err := eng.Reserve(reservation.NewOwner("sort").Context(t.Context()), reservation.AnyInTier(tier.GPU), 600_000)
+		done <- errors.Join(err, r.Release())
+	}()
+	for eng.Stats().Waits.Waiting == 0 {
+		runtime.Gosched()
+	}
+	s := eng.Stats()
+	if w := s.Waits; w.Waiting != 1 || w.Oldest <= 0 || w.Count != 0 {
+		t.Errorf("of the waits it says %+v", w)
+	}
+	if b := s.Blocked; len(b) != 1 || b[0].Owner != "sort" || b[0].Waiting != 1 || b[0].SoFar < s.Waits.Oldest || b[0].Waits != 0 {
+		t.Errorf("of the tasks it says %+v", b)
+	}
+	if text := s.String(); !strings.Contains(text, "\nwaiting for room now: 1, the oldest for ") || !strings.Contains(text, "sort") {
+		t.Errorf("the figures as text lack the wait:\n%s", text)
+	}
+	free()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	closeEngine(t, eng)
+	if s := eng.Stats(); s.Waits.Waiting != 0 || s.Waits.Oldest != 0 || strings.Contains(s.String(), "waiting for room now") {
+		t.Errorf("nothing waits at the end:\n%s", s)
 	}
 }
