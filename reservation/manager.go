@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -56,6 +58,9 @@ type Config struct {
 	// MovedFrom a faster tier, leaves free for what is brought there to be opened. It is called
 	// with no lock held, and must not call Close. Nil means 0.
 	Headroom func(space tier.ID, need int64) int64
+	// Holders says who holds the bytes of a space, for LongWait and for errors of waits that took
+	// long. It is called with no lock held, and must not call Close. Nil means Manager.Holdings.
+	Holders func(tier.ID) (tier.Holdings, bool)
 	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
 	// call Close. It may be nil.
@@ -89,8 +94,9 @@ type Manager struct {
 	waits    histogram.Durations
 	blocked  blocked
 	made     time.Time
-	scratch  sync.Pool // of *scratch
-	bells    sync.Pool // of the bells of waiters, which may have been rung
+	scratch  sync.Pool          // of *scratch
+	looks    singleflight.Group // for the holders of spaces
+	bells    sync.Pool          // of the bells of waiters, which may have been rung
 	progress progress
 	patience gate.Alarm // for reportLong, while there are waiters
 	panics   guard.Log  // of what the configuration and subscribers call
