@@ -75,18 +75,27 @@ func (m *Manager) ended(ctx context.Context, w *waiter) error {
 	return e
 }
 
-// recent returns the holdings of the line's space, at most a second old.
+// recent returns the holdings of the line's space, at most a second old. Of many waits that end at once
+// one looks, and the others wait for that.
 func (m *Manager) recent(l *line) *dated {
-	now := time.Since(m.made)
-	if d := l.holdings.Load(); d != nil && now-d.at < longWaitGap {
-		return d
+	var d *dated
+	for {
+		if d = l.holdings.Load(); d != nil && time.Since(m.made)-d.at < longWaitGap {
+			return d
+		}
+		looked := make(chan struct{})
+		if l.looking.CompareAndSwap(nil, &looked) {
+			defer close(looked)
+			break
+		}
+		if other := l.looking.Load(); other != nil {
+			<-*other
+		}
 	}
-	d, _, _ := m.looks.Do(l.space.ID().String(), func() (any, error) { // many waits may end at once
-		d := &dated{m.holders(l.space.ID()), time.Since(m.made)}
-		l.holdings.Store(d)
-		return d, nil
-	})
-	return d.(*dated)
+	defer l.looking.Store(nil)
+	d = &dated{m.holders(l.space.ID()), time.Since(m.made)}
+	l.holdings.Store(d)
+	return d
 }
 
 // holders asks Config.Holders.

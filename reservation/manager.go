@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -94,9 +92,8 @@ type Manager struct {
 	waits    histogram.Durations
 	blocked  blocked
 	made     time.Time
-	scratch  sync.Pool          // of *scratch
-	looks    singleflight.Group // for the holders of spaces
-	bells    sync.Pool          // of the bells of waiters, which may have been rung
+	scratch  sync.Pool // of *scratch
+	bells    sync.Pool // of the bells of waiters, which may have been rung
 	progress progress
 	patience gate.Alarm // for reportLong, while there are waiters
 	panics   guard.Log  // of what the configuration and subscribers call

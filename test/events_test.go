@@ -351,7 +351,7 @@ func waitingPut(ctx context.Context, t *testing.T, eng *spillway.Engine, r *hear
 	return repo.Put(ctx, 0, rec, in(tier.Disk))
 }
 
-// A batch that was never moved, and one that is gone, can be explained, too.
+// A batch that was never moved, one of another engine, and one that is gone, can be explained, too.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	eng, _ := telling(t, nil)
@@ -369,6 +369,14 @@ func TestExplain(t *testing.T) {
 	}
 	if x = eng.Explain(b); !x.Ways[0].Copy && x.Ways[0].Took <= 0 || !strings.Contains(x.String(), "to gpu:0 it") {
 		t.Errorf("%+v: %s", x, x)
+	}
+	other, _ := telling(t, nil)
+	if x = other.Explain(b); !x.Foreign || x.Ways != nil || !strings.Contains(x.String(), "is another engine's: there it is") {
+		t.Errorf("of another engine: %+v: %s", x, x)
+	}
+	closeEngine(t, other)
+	if x = eng.Explain(nil); x.State != batch.Released || !strings.Contains(x.String(), "is gone") {
+		t.Errorf("of nil: %+v: %s", x, x)
 	}
 	if err := b.Drop(); err != nil {
 		t.Error(err)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -136,4 +138,34 @@ func TestStatsOfAWait(t *testing.T) {
 	if s := eng.Stats(); s.Waits.Waiting != 0 || s.Waits.Oldest != 0 || strings.Contains(s.String(), "waiting for room now") {
 		t.Errorf("nothing waits at the end:\n%s", s)
 	}
+}
+
+// TestStatsOfOddNames: names that break lines or reach a terminal, and very long ones, break no table,
+// and no other text. Numbers end at the same place.
+func TestStatsOfOddNames(t *testing.T) {
+	t.Parallel()
+	eng, _ := telling(t, nil)
+	odd := "SELECT a,\n\tb\x1b[31m FROM t"
+	_, repo := putMany(t, eng, odd, "op\tx", 40)
+	putMany(t, eng, strings.Repeat("long ", 1000), "op", 1)
+	b, _ := repo.Peek(0)
+	held, _ := eng.Holders(b.Info().Space)
+	quoted := `"SELECT a,\n\tb\x1b[31m FROM t"`
+	for _, text := range []string{eng.Stats().String(), held.String(), eng.Explain(b).String(), events.Origin{Plan: odd, Operator: "op\tx", Task: odd}.String()} {
+		if strings.ContainsAny(text, "\t\x1b") || !strings.Contains(text, quoted) || !strings.Contains(text, `"op\tx":0`) {
+			t.Errorf("%s", text)
+		}
+	}
+	lines := strings.Split(eng.Stats().String(), "\n")
+	i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "plan ") })
+	end := strings.Index(lines[i], "moved down") + len("moved down")
+	if row := lines[i+1]; !strings.HasPrefix(row, quoted) || len(row) < end+2 || !strings.HasSuffix(row[:end], "iB") || row[end:end+2] != "  " {
+		t.Errorf("the column ends elsewhere than at %d:\n%s\n%s", end, lines[i], row)
+	}
+	for _, l := range lines {
+		if len(l) > 400 {
+			t.Errorf("a line of %d bytes", len(l))
+		}
+	}
+	closeEngine(t, eng)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // mostHolders is how many holders Holdings.String names.
@@ -55,13 +57,13 @@ func (h Holder) text() string {
 		s = fmt.Sprintf("%d %s", h.Count, plural(h.What))
 	}
 	if h.Plan != "" {
-		s += fmt.Sprintf(" of plan %q", h.Plan)
+		s += " of plan " + named.Quoted(h.Plan)
 	}
 	if h.Operator != "" {
-		s += fmt.Sprintf(", operator %s:%d", h.Operator, h.Port)
+		s += fmt.Sprintf(", operator %s:%d", named.Plain(h.Operator), h.Port)
 	}
 	if h.Owner != "" {
-		s += fmt.Sprintf(", owner %q", h.Owner)
+		s += ", owner " + named.Quoted(h.Owner)
 	}
 	if h.Batch != 0 {
 		s += fmt.Sprintf(" (batch %d", h.Batch)
