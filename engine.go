@@ -114,7 +114,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Inside().Movable(id) }, // no wait begins before there is a monitor
 		Headroom:   func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
-		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Events: e.sayer(), Logger: e.cfg.Logger,
+		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Holders: e.Holders, Events: e.sayer(), Logger: e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}

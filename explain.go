@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -14,9 +15,11 @@ import (
 type Explanation struct {
 	Batch batch.ID
 	State batch.State
-	Space SpaceID // zero: its data is gone
-	Form  batch.PayloadType
-	Bytes int64 // charged there
+	// Foreign: it lies in another engine's memory, of which Space and Copies are. There are no Ways.
+	Foreign bool
+	Space   SpaceID // zero: its data is gone
+	Form    batch.PayloadType
+	Bytes   int64 // charged there
 	// Why is the reason of the last move, as in Event.Reason; "put": there was none. Since is when
 	// that was, to some 17 ms.
 	Why   string
@@ -42,8 +45,11 @@ type Way struct {
 }
 
 // Explain says where a batch is, why, since when, and what it would cost to bring it up. The parts
-// are looked up one after the other.
+// are looked up one after the other. Nil is explained as a batch that is gone.
 func (e *Engine) Explain(b *Batch) Explanation {
+	if b == nil {
+		return Explanation{State: batch.Released}
+	}
 	now := b.Info()
 	why, since := b.Inside().Arrival()
 	x := Explanation{
@@ -52,6 +58,10 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		Tasks: now.Pending, Handles: now.Active, LastUse: time.Unix(0, now.LastUse), Copies: b.Copies(),
 	}
 	if !now.Space.Valid() {
+		return x
+	}
+	if s, ok := e.reservations.Spaces().ByID(now.Space); !ok || now.Payload != nil && now.Payload.Space() != s {
+		x.Foreign = true
 		return x
 	}
 	size := now.Bytes
@@ -86,11 +96,14 @@ func (x Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "batch %d", x.Batch)
 	if x.Plan != "" {
-		fmt.Fprintf(&b, " of plan %q, operator %s:%d", x.Plan, x.Operator, x.Port)
+		fmt.Fprintf(&b, " of plan %s, operator %s:%d", named.Quoted(x.Plan), named.Plain(x.Operator), x.Port)
 	}
 	if !x.Space.Valid() {
 		b.WriteString(" is gone")
 		return b.String()
+	}
+	if x.Foreign {
+		b.WriteString(" is another engine's: there it")
 	}
 	if x.State == batch.Released {
 		fmt.Fprintf(&b, " is dropped, and still held in %s (%s, %d bytes)", x.Space, x.Form, x.Bytes)

@@ -1,10 +1,8 @@
 package spillway
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
@@ -13,41 +11,21 @@ import (
 )
 
 // Holders answers why a space is full: who holds its bytes. These are the handles, records and
-// reservations that are open there, by plan, operator and owner; the batches at rest and in transit,
-// by plan and operator; the engine's own; and what others hold on the device. False means that the
-// engine has no such space. It looks at every batch of the engine: with a million of them it takes
-// some tenths of a second.
+// reservations that are open there, by plan, operator and owner; the buffers of programs; the batches
+// at rest and in transit, by plan and operator; the engine's own; and what others hold on the device.
+// Each byte is counted once. False means that the engine has no such space. It looks at every batch of
+// the engine: with a million of them it takes some tenths of a second.
 func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
-	all, ok := e.reservations.Holdings(id)
-	if !ok {
-		return all, false
-	}
-	by := make(map[tier.Holder]*tier.Holder)
-	e.monitor.Inside().Each(func(b *batch.Batch) {
-		now := b.Inside().Cut()
-		if now.Space != id || now.Active > 0 || now.State == batch.Released {
-			return
-		}
-		key := tier.Holder{What: "batch", Plan: now.Place.Name, Operator: now.Place.Operator, Port: now.Place.Port}
-		of := by[key]
-		if of == nil {
-			one := key
-			of = &one
-			by[key] = of
-		}
-		of.Count++
-		of.Bytes += now.Bytes
-		if of.Batch == 0 || uint64(now.ID) < of.Batch {
-			of.Batch = uint64(now.ID)
-		}
+	return e.reservations.Inside().Holdings(id, func(add func(tier.Holder, any, int64)) {
+		e.monitor.Inside().Each(func(b *batch.Batch) {
+			now := b.Inside().Cut()
+			if now.Space != id || now.Active > 0 || now.State == batch.Released {
+				return
+			}
+			at := now.Place
+			add(tier.Holder{What: "batch", Plan: at.Name, Operator: at.Operator, Port: at.Port, Batch: uint64(now.ID)}, now.Payload, now.Bytes)
+		})
 	})
-	for _, of := range by {
-		all.Batches = append(all.Batches, *of)
-	}
-	slices.SortFunc(all.Batches, func(a, b tier.Holder) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Plan, b.Plan), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port))
-	})
-	return all, true
 }
 
 // heldBy adds to the final error of a task that ran out of memory who holds the space that it wanted.

@@ -347,7 +347,7 @@ func (e *Engine) openStaging() error {
 		if err := errors.Join(err, r.Release()); err != nil {
 			return err
 		}
-		s.Inside().Hold(buf.Charge())
+		s.Inside().HoldBuffer(buf)
 		e.base[s.ID()] = buf.Charge()
 		e.staging[s.Node()] = host.NewStaging(buf, chunk)
 	}

@@ -80,7 +80,7 @@ type stats struct {
 func (s *stats) add(m *Moved, body int64, took time.Duration, at batch.Place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.work.of(at).add(m, took)
+	s.work.of(at).moved(m, took)
 	e := s.edgeLocked(m.From, m.To)
 	e.Batches++
 	e.Bytes += m.Bytes

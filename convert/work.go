@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/tally"
 )
 
 // WorkStats counts what was moved for the batches of one operator's port, or of those that are in no
@@ -28,11 +29,8 @@ type MoveStats struct {
 	Busy    time.Duration // sum over the moves; they may overlap
 }
 
-// mostWorks is how many operators are counted apart. When there are more, what was moved for the
-// longest ago is counted with others, under OthersPlan.
-const mostWorks = 1024
-
-// OthersPlan is the plan of WorkStats that stand for several.
+// OthersPlan is the plan of WorkStats that stand for several. At most tally.Most operators are counted
+// apart.
 const OthersPlan = "(others)"
 
 // workKey is what WorkStats are counted by. Plans of one name, one after the other, count together: else
@@ -43,59 +41,28 @@ type workKey struct {
 	port     int
 }
 
-type work struct {
-	WorkStats
-	key  workKey
-	last uint64 // when something was counted last, in counts
-}
-
-// works is guarded by its owner.
-type works struct {
-	by     map[workKey]*work
-	counts uint64
-}
-
-// of returns what is counted for batches of a place.
-func (w *works) of(at batch.Place) *work {
-	key := workKey{at.Name, at.Operator, at.Port}
-	w.counts++
-	of := w.by[key]
-	if of == nil {
-		if w.by == nil {
-			w.by = make(map[workKey]*work)
-		}
-		if len(w.by) >= mostWorks {
-			w.fold()
-		}
-		of = &work{WorkStats: WorkStats{Plan: at.Name, Operator: at.Operator, Port: at.Port, ByReason: make(map[string]int64)}, key: key}
-		w.by[key] = of
-	}
-	of.last = w.counts
-	return of
-}
-
 // othersKey is what those are counted by that are not kept apart.
 var othersKey = workKey{plan: OthersPlan}
 
-// fold counts what was not counted for the longest time with others.
-func (w *works) fold() {
-	var oldest *work
-	for _, of := range w.by {
-		if of.key != othersKey && (oldest == nil || of.last < oldest.last) {
-			oldest = of
-		}
-	}
-	delete(w.by, oldest.key)
-	others := w.by[othersKey]
-	if others == nil {
-		others = &work{WorkStats: WorkStats{Plan: OthersPlan, ByReason: make(map[string]int64)}, key: othersKey}
-		w.by[othersKey] = others
-	}
-	others.Down.plus(oldest.Down)
-	others.Up.plus(oldest.Up)
-	others.Unread += oldest.Unread
-	for reason, bytes := range oldest.ByReason {
-		others.ByReason[reason] += bytes
+type work struct{ WorkStats }
+
+// works is guarded by its owner.
+type works struct{ tally.Table[workKey, *work] }
+
+// of returns what is counted for batches of a place.
+func (w *works) of(at batch.Place) *work {
+	return w.Of(workKey{at.Name, at.Operator, at.Port}, othersKey, func(key workKey) *work {
+		return &work{WorkStats{Plan: key.plan, Operator: key.operator, Port: key.port, ByReason: make(map[string]int64)}}
+	})
+}
+
+// Add counts with of what another has counted.
+func (of *work) Add(o *work) {
+	of.Down.plus(o.Down)
+	of.Up.plus(o.Up)
+	of.Unread += o.Unread
+	for reason, bytes := range o.ByReason {
+		of.ByReason[reason] += bytes
 	}
 }
 
@@ -105,7 +72,7 @@ func (s *MoveStats) plus(o MoveStats) {
 	s.Busy += o.Busy
 }
 
-func (of *work) add(m *Moved, took time.Duration) {
+func (of *work) moved(m *Moved, took time.Duration) {
 	one := MoveStats{Batches: 1, Bytes: m.Bytes, Busy: took}
 	switch {
 	case m.To.Kind > m.From.Kind:
@@ -122,8 +89,8 @@ func (m *Mover) Work() []WorkStats {
 	s := &m.stats
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]WorkStats, 0, len(s.work.by))
-	for _, of := range s.work.by {
+	out := make([]WorkStats, 0, s.work.Len())
+	for _, of := range s.work.All() {
 		c := of.WorkStats
 		c.ByReason = maps.Clone(of.ByReason)
 		out = append(out, c)

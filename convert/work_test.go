@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/tally"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -14,28 +15,28 @@ func TestWorkIsBounded(t *testing.T) {
 	var w works
 	down := &Moved{From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Disk}, Bytes: 3, Reason: ReasonTrigger}
 	up := &Moved{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}, Bytes: 2, Reason: ReasonWork}
-	const operators = 3 * mostWorks
+	const operators = 3 * tally.Most
 	first := batch.Place{Plan: 1, Name: "kept"}
 	again := batch.Place{Name: "again", Operator: "scan"} // of many plans with one name
 	for i := range operators {
 		at := batch.Place{Plan: uint64(i + 2), Name: fmt.Sprint("q-", i), Operator: "scan"}
 		again.Plan = uint64(i + 2)
 		before := w.of(again).Down.Bytes
-		w.of(again).add(down, 0)
+		w.of(again).moved(down, 0)
 		if now := w.of(again).Down.Bytes; now != before+down.Bytes {
 			t.Fatalf("what is counted for a name went from %d to %d", before, now)
 		}
-		w.of(at).add(down, time.Millisecond)
-		w.of(at).add(up, time.Millisecond)
+		w.of(at).moved(down, time.Millisecond)
+		w.of(at).moved(up, time.Millisecond)
 		w.of(at).Unread += 5
-		w.of(first).add(down, 0) // which is used all the time
+		w.of(first).moved(down, 0) // which is used all the time
 	}
-	if len(w.by) > mostWorks+1 {
-		t.Errorf("%d operators are kept", len(w.by))
+	if w.Len() > tally.Most+1 {
+		t.Errorf("%d operators are kept", w.Len())
 	}
 	var sum WorkStats
 	sum.ByReason = map[string]int64{}
-	for _, of := range w.by {
+	for _, of := range w.All() {
 		sum.Down.plus(of.Down)
 		sum.Up.plus(of.Up)
 		sum.Unread += of.Unread
@@ -50,7 +51,7 @@ func TestWorkIsBounded(t *testing.T) {
 		sum.ByReason[ReasonTrigger] != 9*operators || sum.ByReason[ReasonWork] != 2*operators {
 		t.Errorf("in all %+v", sum)
 	}
-	if others := w.by[othersKey]; others == nil || others.Plan != OthersPlan || others.Down.Batches < operators-mostWorks {
+	if others := w.of(batch.Place{Name: OthersPlan}); others.Down.Batches < operators-tally.Most {
 		t.Errorf("the others: %+v", others)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -185,13 +186,13 @@ func (e Event) String() string {
 func (o Origin) String() string {
 	var parts []string
 	if o.Plan != "" {
-		parts = append(parts, fmt.Sprintf("plan %q", o.Plan))
+		parts = append(parts, "plan "+named.Quoted(o.Plan))
 	}
 	if o.Operator != "" {
-		parts = append(parts, fmt.Sprintf("operator %s:%d", o.Operator, o.Port))
+		parts = append(parts, fmt.Sprintf("operator %s:%d", named.Plain(o.Operator), o.Port))
 	}
 	if o.Task != "" {
-		parts = append(parts, fmt.Sprintf("task %q", o.Task))
+		parts = append(parts, "task "+named.Quoted(o.Task))
 	}
 	return strings.Join(parts, ", ")
 }

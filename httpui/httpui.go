@@ -159,9 +159,9 @@ func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
 		run.Work = append(run.Work, page.Work{Plan: cut(w.Plan), Operator: cut(w.Operator), Port: w.Port, Down: w.Down.Bytes, Up: w.Up.Bytes, Unread: w.Unread})
 	}
 	for _, b := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
-		run.Tasks = append(run.Tasks, page.Task{Name: cut(b.Owner), Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds()})
+		run.Tasks = append(run.Tasks, page.Task{Name: cut(b.Owner), Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds(), Waiting: b.Waiting, SoFar: b.SoFar.Seconds()})
 	}
-	run.Waits = page.Waits{Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds()}
+	run.Waits = page.Waits{Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds(), Waiting: stats.Waits.Waiting, Oldest: stats.Waits.Oldest.Seconds()}
 	run.Facts = []page.Pair{
 		{Name: "recorded", Value: time.Duration(run.Seconds * 1e9).Round(time.Second).String()}, {Name: "moved down", Value: size.Approx(down)}, {Name: "moved up", Value: size.Approx(up)},
 		{Name: "waits for room", Value: strconv.FormatInt(stats.Waits.Count, 10)}, {Name: "tasks running", Value: strconv.Itoa(stats.Admission.Running)}, {Name: "tasks waiting", Value: strconv.Itoa(stats.Admission.Waiting)},
@@ -190,6 +190,9 @@ func cut(name string) string {
 	return strings.ToValidUTF8(name[:longestName], "") + "…"
 }
 
+// stuckAfter is how long a wait takes before the verdict says so. Moves that make room are over by then.
+const stuckAfter = 10 * time.Second
+
 // verdict says in a sentence how the engine is.
 func verdict(stats spillway.Stats, over bool) (string, page.Level) {
 	for _, s := range stats.Spaces {
@@ -207,6 +210,8 @@ func verdict(stats spillway.Stats, over bool) (string, page.Level) {
 	switch {
 	case over:
 		return "The engine is no longer watched. At the end it was full to: " + text + ".", page.Good
+	case stats.Waits.Oldest >= stuckAfter:
+		return fmt.Sprintf("%d requests wait for room, the oldest for %s. Full to: %s.", stats.Waits.Waiting, stats.Waits.Oldest.Round(time.Second), text), page.Warn
 	case stats.Monitor.Refused > 0:
 		return fmt.Sprintf("%d waiters were refused, because all tiers were full. Full to: %s.", stats.Monitor.Refused, text), page.Warn
 	}

@@ -2,10 +2,12 @@ package httpui_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/httpui"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/page/pagetest"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -109,6 +112,34 @@ func TestRecorder(t *testing.T) {
 	stop()
 	if got := text(t, get(t, ui, "GET", "/?data")); !strings.Contains(got, `"live":false`) || !strings.Contains(got, "no longer watched") {
 		t.Errorf("%.300s", got)
+	}
+}
+
+// A request that waits is seen while it waits, and who waits.
+func TestWaiting(t *testing.T) {
+	ui := httpui.New()
+	eng := spill(t, ui)
+	defer ui.Watch(eng)()
+	held, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 600_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		r, err := eng.Reserve(reservation.NewOwner("sort").Context(t.Context()), reservation.AnyInTier(tier.GPU), 600_000)
+		done <- errors.Join(err, r.Release())
+	}()
+	for eng.Stats().Waits.Waiting == 0 {
+		runtime.Gosched()
+	}
+	got := text(t, get(t, ui, "GET", "/"))
+	for _, part := range []string{"No wait for room is over.", "1 wait now, the oldest for ", `<th scope="row">sort</th><td class="n">0</td>`} {
+		if !strings.Contains(got, part) {
+			t.Errorf("the page lacks %q", part)
+		}
+	}
+	if err := errors.Join(held.Release(), <-done); err != nil {
+		t.Error(err)
 	}
 }
 

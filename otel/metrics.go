@@ -21,7 +21,7 @@ type Options struct {
 	// WithoutWork leaves out what was moved for each plan and operator: some ten series each, of which
 	// an engine keeps 1,024 apart.
 	WithoutWork bool
-	// WithoutBlocked leaves out how long tasks have waited for room: three series for each name, of
+	// WithoutBlocked leaves out how long tasks have waited for room: five series for each name, of
 	// which an engine keeps 1,024 apart.
 	WithoutBlocked bool
 }

@@ -66,6 +66,9 @@ func TestSpansOfARun(t *testing.T) {
 	}
 	want := map[string]int{}
 	for _, e := range heard {
+		if (e.Task == "sort" || e.Task == "hash") != (e.TaskID != 0) { // those that RunTask runs
+			t.Errorf("the task of %q has the id %d", e, e.TaskID)
+		}
 		switch e.Kind {
 		case events.MoveEnded:
 			want["spillway move"]++
@@ -112,7 +115,7 @@ func TestSpansOfARun(t *testing.T) {
 			bytes[a["spillway.space.from"]+a["spillway.space.to"]] += n
 		}
 	}
-	if children["spillway move"] == 0 || children["spillway admission"] == 0 {
+	if children["spillway move"] == 0 || children["spillway wait"] == 0 || children["spillway admission"] == 0 {
 		t.Errorf("below tasks are %v", children)
 	}
 	for _, e := range eng.Stats().Edges {

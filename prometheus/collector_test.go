@@ -509,7 +509,7 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%s: %v", name, few[name])
 		}
 	}
-	if len(few) == 0 || len(all) != len(few)+8 {
+	if len(few) == 0 || len(all) != len(few)+10 {
 		t.Errorf("%d of %d are left", len(few), len(all))
 	}
 }

@@ -139,9 +139,31 @@ func ended(ctx context.Context, what string) error {
 type longError struct {
 	error
 	holdings *tier.Holdings // of what was waited for
+	hint     string         // the setting that would make the space larger; may be empty
 }
 
-func (e *longError) Error() string { return e.error.Error() + "; " + e.holdings.String() }
+func (e *longError) Error() string {
+	return fmt.Sprintf("%s; in %s %s (%s)", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint))
+}
+
+// lever says what would make room where that is held, with the hint of the space.
+func lever(h *tier.Holdings, hint string) string {
+	sum := func(all []tier.Holder) (n int64) {
+		for _, one := range all {
+			n += one.Bytes
+		}
+		return n
+	}
+	text := "close handles, and release records, buffers and reservations there"
+	if sum(h.Batches) > sum(h.Holders) {
+		text = "use up or drop batches, or give the slower memories more room for them"
+	}
+	if hint != "" {
+		text += "; " + hint
+	}
+	return text
+}
+
 func (e *longError) Unwrap() error { return e.error }
 
 // errKept is the cause of a refusal while there is room.

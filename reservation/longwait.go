@@ -29,22 +29,25 @@ type LongWait struct {
 }
 
 // Holdings lists the holders of a space's bytes; false if the manager does not have the space. It
-// takes time in proportion to the handles and records that are open there.
-func (m *Manager) Holdings(id tier.ID) (tier.Holdings, bool) {
+// takes time in proportion to the buffers there. Batches are Engine.Holders' to tell.
+func (m *Manager) Holdings(id tier.ID) (tier.Holdings, bool) { return m.Inside().Holdings(id, nil) }
+
+// Holdings is Manager.Holdings with the batches of the space; see tier.Space.Holdings.
+func (m inside) Holdings(id tier.ID, batches func(add func(by tier.Holder, memory any, bytes int64))) (tier.Holdings, bool) {
 	i := m.spaces.index(id)
 	if i < 0 {
 		return tier.Holdings{}, false
 	}
-	return m.lines[i].space.Inside().Holdings(m.ownedIn(m.lines[i])), true
+	return m.lines[i].space.Inside().Holdings(m.ownedIn(m.lines[i]), batches), true
 }
 
-// ownedIn returns what the reservations of owners promise in a line.
+// ownedIn returns what the reservations of owners promise in a line, and have in no buffer.
 func (m *Manager) ownedIn(l *line) (promises []tier.Holder) {
 	open, _ := m.progress.owners.reservations()
 	for o, all := range open {
 		for _, r := range all {
 			if r.rec.line == l {
-				promises = append(promises, tier.Holder{Owner: o.name, Bytes: r.Bytes()})
+				promises = append(promises, tier.Holder{Owner: o.name, Bytes: r.Unused()})
 			}
 		}
 	}
@@ -59,29 +62,53 @@ func (m *Manager) ended(ctx context.Context, w *waiter) error {
 		return err
 	}
 	e, kept := &longError{error: err}, int64(-1)
-	for i := range w.slots { // of the candidates the one where handles and records keep most
+	for i := range w.slots { // of the candidates the one where holders keep most
 		d := m.recent(w.slots[i].line)
 		var n int64
 		for _, h := range d.Holders {
 			n += h.Bytes
 		}
 		if n > kept {
-			kept, e.holdings = n, &d.Holdings
+			kept, e.holdings, e.hint = n, &d.Holdings, w.slots[i].line.space.Inside().Hint()
 		}
 	}
 	return e
 }
 
-// recent returns the holdings of the line's space, at most a second old.
+// recent returns the holdings of the line's space, at most a second old. Of many waits that end at once
+// one looks, and the others wait for that.
 func (m *Manager) recent(l *line) *dated {
-	now := time.Since(m.made)
-	if d := l.holdings.Load(); d != nil && now-d.at < longWaitGap {
-		return d
+	var d *dated
+	for {
+		if d = l.holdings.Load(); d != nil && time.Since(m.made)-d.at < longWaitGap {
+			return d
+		}
+		looked := make(chan struct{})
+		if l.looking.CompareAndSwap(nil, &looked) {
+			defer close(looked)
+			break
+		}
+		if other := l.looking.Load(); other != nil {
+			<-*other
+		}
 	}
-	h, _ := m.Holdings(l.space.ID())
-	d := &dated{h, now}
+	defer l.looking.Store(nil)
+	d = &dated{m.holders(l.space.ID()), time.Since(m.made)}
 	l.holdings.Store(d)
 	return d
+}
+
+// holders asks Config.Holders.
+func (m *Manager) holders(id tier.ID) (h tier.Holdings) {
+	lockrank.AssertNone("the holders of a space are looked up")
+	ok := false
+	if m.config.Holders != nil {
+		m.panics.Do("Config.Holders", func() { h, ok = m.config.Holders(id) })
+	}
+	if !ok {
+		h, _ = m.Holdings(id)
+	}
+	return h
 }
 
 // dated is the holdings of a space and when, since Manager.made, it was looked up.
@@ -113,7 +140,7 @@ func (m *Manager) reportLong() {
 	}
 	m.mu.Unlock()
 	for _, one := range all {
-		one.Holdings, _ = m.Holdings(one.Space)
+		one.Holdings = m.holders(one.Space)
 		m.panics.Do("Config.LongWait", func() { m.config.LongWait(one) })
 	}
 	m.mu.Lock()

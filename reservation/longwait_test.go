@@ -1,6 +1,7 @@
 package reservation_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -91,5 +92,44 @@ func TestLongWaitBesideHeadroom(t *testing.T) {
 		}
 		release(t, held)
 		release(t, w.served(t))
+	})
+}
+
+// TestHoldersAreLookedUpOnce: of many waits that end at once each says what Config.Holders says, which
+// is called once, and with no lock held.
+func TestHoldersAreLookedUpOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m *reservation.Manager
+		calls := 0
+		m = managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Holders: func(id tier.ID) (tier.Holdings, bool) {
+				calls++
+				time.Sleep(time.Millisecond) // so that the others come
+				all, ok := m.Holdings(id)
+				all.Batches = []tier.Holder{{What: "batch", Plan: "q", Operator: "join", Count: 2, Bytes: 100}}
+				return all, ok && m.Waits().Count == 0
+			},
+		})
+		held := mustTry(t, m, onGPU0, 90)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		waits := make([]*call, 10)
+		for i := range waits {
+			waits[i] = startReserve(ctx, m, onGPU0, 20)
+		}
+		time.Sleep(3 * time.Second)
+		for _, c := range waits {
+			err := c.failed(t, context.DeadlineExceeded)
+			for _, part := range []string{"in gpu:0 10 of 100 bytes are available", `2 batches of plan "q", operator join:0: 100 bytes`, "reservations without an owner: 90 bytes", "use up or drop batches"} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the error lacks %q: %v", part, err)
+				}
+			}
+		}
+		if calls != 1 {
+			t.Errorf("it was looked up %d times", calls)
+		}
+		release(t, held)
 	})
 }

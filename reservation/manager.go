@@ -56,6 +56,9 @@ type Config struct {
 	// MovedFrom a faster tier, leaves free for what is brought there to be opened. It is called
 	// with no lock held, and must not call Close. Nil means 0.
 	Headroom func(space tier.ID, need int64) int64
+	// Holders says who holds the bytes of a space, for LongWait and for errors of waits that took
+	// long. It is called with no lock held, and must not call Close. Nil means Manager.Holdings.
+	Holders func(tier.ID) (tier.Holdings, bool)
 	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
 	// call Close. It may be nil.
@@ -102,6 +105,7 @@ type Manager struct {
 		lockrank.Mutex[lockrank.Reservation]
 		seq     uint64   // of the youngest waiter
 		ring    waiter   // is none: the oldest is next, and the youngest before
+		waiting int64    // how many are in the ring
 		served  *waiter  // that waits still, though its bytes may be charged already
 		special int      // waiters with several candidates, or with headroom
 		cancels []func() // ends the subscriptions to the spaces
@@ -355,19 +359,30 @@ func exceeded(slots []slot) error {
 	return best.line.exceeded(best.need)
 }
 
-// WaitStats says how long finished waits took, however they ended. Requests that did not have to
-// wait are not counted.
+// WaitStats says how long finished waits took, however they ended, and how many are not over. Requests
+// that did not have to wait are not counted.
 type WaitStats struct {
 	Count         int64
 	Total         time.Duration // of all together; they may overlap
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
 	// Within is a histogram: how many took less than so long, for the powers of two of nanoseconds
 	// from 4 µs to 34 s.
-	Within map[time.Duration]int64
+	Within  map[time.Duration]int64
+	Waiting int64         // that are not over
+	Oldest  time.Duration // how long the oldest of them has taken so far
 }
 
-// Waits returns how long finished waits took.
-func (m *Manager) Waits() WaitStats { return WaitStats(m.waits.Summary()) }
+// Waits returns how long finished waits took, and how many are not over.
+func (m *Manager) Waits() WaitStats {
+	sum := m.waits.Summary()
+	s := WaitStats{Count: sum.Count, Total: sum.Total, P50: sum.P50, P99: sum.P99, Max: sum.Max, Within: sum.Within}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.Waiting = m.mu.waiting; s.Waiting > 0 {
+		s.Oldest = max(0, time.Since(m.made)-m.mu.ring.next.begun)
+	}
+	return s
+}
 
 // Close ends all waits with tier.ErrClosed and refuses requests from now on.
 // Reservations stay good and must be released. A second Close returns

@@ -113,7 +113,7 @@ func TestPlainWaitsThatAreLeft(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				err := c.failed(t, context.DeadlineExceeded)
 				for _, want := range []string{
-					map[bool]string{true: fmt.Sprintf("1 handle of plan \"q\", operator join:0 (batch 1): %d bytes", tt.handle), false: "no open handle or record keeps any"}[tt.handle > 0],
+					map[bool]string{true: fmt.Sprintf("1 handle of plan \"q\", operator join:0 (batch 1): %d bytes", tt.handle), false: fmt.Sprintf("reservations without an owner: %d bytes", tt.rest)}[tt.handle > 0],
 					fmt.Sprintf("%d of 100 bytes are available", 100-tt.handle-tt.rest),
 				} {
 					if !strings.Contains(err.Error(), want) {

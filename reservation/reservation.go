@@ -388,6 +388,13 @@ func (a *creditor) Credit(gen uint64, n int64) bool {
 	return true
 }
 
+// OwnerOf returns the name of the owner of the reservation of a generation, "" if it has none or was
+// released.
+func (a *creditor) OwnerOf(gen uint64) string {
+	o, _ := Reservation{(*record)(a), gen}.settings()
+	return o.owner.label()
+}
+
 // Grow promises n bytes more, rounded as the space charges them, and waits for
 // them as Reserve does: in the reservation's own space, and last in line. An error leaves the
 // reservation as it was. One that could never be so large is an ExceededError, also when that

@@ -243,6 +243,7 @@ func (m *Manager) enqueue(w *waiter) error {
 	w.seq = m.mu.seq
 	w.prev, w.next = m.mu.ring.prev, &m.mu.ring
 	w.prev.next, w.next.prev = w, w
+	m.mu.waiting++
 	if w.special() {
 		m.mu.special++
 	}
@@ -265,6 +266,7 @@ func (m *Manager) enqueue(w *waiter) error {
 func (m *Manager) leaveLocked(w *waiter, done *over) {
 	done.add(w)
 	w.prev.next, w.next.prev = w.next, w.prev
+	m.mu.waiting--
 	if w.special() {
 		m.mu.special--
 	}

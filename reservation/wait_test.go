@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -452,5 +454,65 @@ func TestWaitStats(t *testing.T) {
 				t.Errorf("%s is %v; want %v or up to a sixteenth more", name, p[0], p[1])
 			}
 		}
+	})
+}
+
+// TestWaitsThatAreNotOver: they are counted while they wait, and by their owners, and not afterwards.
+func TestWaitsThatAreNotOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		held := mustTry(t, m, onGPU0, 100)
+		first := startReserve(reservation.NewOwner("sort").Context(t.Context()), m, onGPU0, 1)
+		first.waiting(t)
+		time.Sleep(3 * time.Second)
+		second := startReserve(t.Context(), m, onGPU0, 1)
+		second.waiting(t)
+		third := startReserve(t.Context(), m, onGPU0, 1)
+		third.waiting(t)
+		time.Sleep(time.Second)
+		if w := m.Waits(); w.Waiting != 3 || w.Oldest != 4*time.Second || w.Count != 0 {
+			t.Errorf("waits are %+v", w)
+		}
+		want := []reservation.Blocked{{Owner: "sort", Waiting: 1, SoFar: 4 * time.Second}, {Waiting: 2, SoFar: 2 * time.Second}}
+		if b := m.Blocked(); !slices.Equal(b, want) {
+			t.Errorf("%+v wait; want %+v", b, want)
+		}
+		release(t, held)
+		release(t, first.served(t), second.served(t), third.served(t))
+		if w := m.Waits(); w.Waiting != 0 || w.Oldest != 0 || w.Count != 3 {
+			t.Errorf("waits are %+v at the end", w)
+		}
+		want = []reservation.Blocked{{Owner: "sort", Waits: 1, Total: 4 * time.Second, Longest: 4 * time.Second}, {Waits: 2, Total: 2 * time.Second, Longest: time.Second}}
+		if b := m.Blocked(); !slices.Equal(b, want) {
+			t.Errorf("%+v have waited; want %+v", b, want)
+		}
+	})
+}
+
+// TestManyNamesWait: however many owners wait, a thousand or so are told apart.
+func TestManyNamesWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		held := mustTry(t, m, onGPU0, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		const waiters = 3000
+		var all sync.WaitGroup
+		for i := range waiters {
+			all.Go(func() {
+				_, _ = m.Reserve(ctx, onGPU0, 1, reservation.WithOwner(reservation.NewOwner(fmt.Sprint("task-", i))))
+			})
+		}
+		synctest.Wait()
+		var waiting int64
+		names := m.Blocked()
+		for _, b := range names {
+			waiting += b.Waiting
+		}
+		if n := m.Waits().Waiting; waiting != waiters || n != waiters || len(names) > 1025 {
+			t.Errorf("of %d waiters %d are counted, and %d by %d names", waiters, n, waiting, len(names))
+		}
+		cancel()
+		all.Wait()
+		release(t, held)
 	})
 }

@@ -283,7 +283,9 @@ func TestTaskEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Inputs: []*spillway.Claim{claim}, Output: 300_000},
-		func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }); err != nil {
+		func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error {
+			return waitingPut(ctx, t, eng, r, repo)
+		}); err != nil {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
@@ -319,10 +321,17 @@ func TestTaskEvents(t *testing.T) {
 	closeEngine(t, eng)
 	var tasks []string
 	ids := map[uint64]int{}
-	for _, e := range r.of(events.MoveEnded) {
+	waits := 0
+	for _, e := range r.of(events.Kinds()...) {
 		if (e.Task != "") != (e.TaskID != 0) {
-			t.Errorf("a move of task %q has the id %d", e.Task, e.TaskID)
+			t.Errorf("of task %q, with the id %d: %s", e.Task, e.TaskID, e)
 		}
+		if e.Kind == events.WaitEnded && e.Task == "sort" {
+			waits++
+		}
+	}
+	if waits != 1 {
+		t.Errorf("the task put once, and %d waits are its", waits)
 	}
 	for _, e := range r.of(events.TaskBegun, events.TaskEnded) {
 		ids[e.TaskID]++
@@ -352,7 +361,23 @@ func TestExplanationOfWays(t *testing.T) {
 	}
 }
 
-// A batch that was never moved, and one that is gone, can be explained, too.
+// waitingPut puts a batch on a disk that is full until the wait has begun.
+func waitingPut(ctx context.Context, t *testing.T, eng *spillway.Engine, r *heard, repo *spillway.Repository) error {
+	disk, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
+	free := full(t, disk, eng)
+	before := len(r.of(events.WaitBegun))
+	go func() {
+		for len(r.of(events.WaitBegun)) == before && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		free()
+	}()
+	rec := arrowgen.Ints(1, 40_000, 1)
+	defer rec.Release()
+	return repo.Put(ctx, 0, rec, in(tier.Disk))
+}
+
+// A batch that was never moved, one of another engine, and one that is gone, can be explained, too.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	eng, _ := telling(t, nil)
@@ -370,6 +395,14 @@ func TestExplain(t *testing.T) {
 	}
 	if x = eng.Explain(b); !x.Ways[0].Copy && x.Ways[0].Took <= 0 || !strings.Contains(x.String(), "; a move to gpu:0 would ") {
 		t.Errorf("%+v: %s", x, x)
+	}
+	other, _ := telling(t, nil)
+	if x = other.Explain(b); !x.Foreign || x.Ways != nil || !strings.Contains(x.String(), "is another engine's: there it is") {
+		t.Errorf("of another engine: %+v: %s", x, x)
+	}
+	closeEngine(t, other)
+	if x = eng.Explain(nil); x.State != batch.Released || !strings.Contains(x.String(), "is gone") {
+		t.Errorf("of nil: %+v: %s", x, x)
 	}
 	if err := b.Drop(); err != nil {
 		t.Error(err)

@@ -2,10 +2,14 @@ package test
 
 import (
 	"context"
+	"errors"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -101,4 +105,67 @@ func TestStatsOfAllParts(t *testing.T) {
 	if s := eng.Stats(); s.Permits.HeldSlots != 0 || s.Admission.Running != 0 || s.Admission.Waiting != 0 {
 		t.Errorf("in the end it says %+v and %+v", s.Permits, s.Admission)
 	}
+}
+
+// TestStatsOfAWait: a request that waits is in the figures while it waits, with its task.
+func TestStatsOfAWait(t *testing.T) {
+	t.Parallel()
+	eng, _ := telling(t, nil)
+	free := full(t, gpuOf(t, eng), eng)
+	done := make(chan error)
+	go func() {
+		r, err := eng.Reserve(reservation.NewOwner("sort").Context(t.Context()), reservation.AnyInTier(tier.GPU), 600_000)
+		done <- errors.Join(err, r.Release())
+	}()
+	for eng.Stats().Waits.Waiting == 0 {
+		runtime.Gosched()
+	}
+	s := eng.Stats()
+	if w := s.Waits; w.Waiting != 1 || w.Oldest <= 0 || w.Count != 0 {
+		t.Errorf("of the waits it says %+v", w)
+	}
+	if b := s.Blocked; len(b) != 1 || b[0].Owner != "sort" || b[0].Waiting != 1 || b[0].SoFar < s.Waits.Oldest || b[0].Waits != 0 {
+		t.Errorf("of the tasks it says %+v", b)
+	}
+	if text := s.String(); !strings.Contains(text, "\nwaiting for room now: 1, the oldest for ") || !strings.Contains(text, "sort") {
+		t.Errorf("the figures as text lack the wait:\n%s", text)
+	}
+	free()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	closeEngine(t, eng)
+	if s := eng.Stats(); s.Waits.Waiting != 0 || s.Waits.Oldest != 0 || strings.Contains(s.String(), "waiting for room now") {
+		t.Errorf("nothing waits at the end:\n%s", s)
+	}
+}
+
+// TestStatsOfOddNames: names that break lines or reach a terminal, and very long ones, break no table,
+// and no other text. Numbers end at the same place.
+func TestStatsOfOddNames(t *testing.T) {
+	t.Parallel()
+	eng, _ := telling(t, nil)
+	odd := "SELECT a,\n\tb\x1b[31m FROM t"
+	_, repo := putMany(t, eng, odd, "op\tx", 40)
+	putMany(t, eng, strings.Repeat("long ", 1000), "op", 1)
+	b, _ := repo.Peek(0)
+	held, _ := eng.Holders(b.Info().Space)
+	quoted := `"SELECT a,\n\tb\x1b[31m FROM t"`
+	for _, text := range []string{eng.Stats().String(), held.String(), eng.Explain(b).String(), events.Origin{Plan: odd, Operator: "op\tx", Task: odd}.String()} {
+		if strings.ContainsAny(text, "\t\x1b") || !strings.Contains(text, quoted) || !strings.Contains(text, `"op\tx":0`) {
+			t.Errorf("%s", text)
+		}
+	}
+	lines := strings.Split(eng.Stats().String(), "\n")
+	i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "plan ") })
+	end := strings.Index(lines[i], "moved down") + len("moved down")
+	if row := lines[i+1]; !strings.HasPrefix(row, quoted) || len(row) < end+2 || !strings.HasSuffix(row[:end], "iB") || row[end:end+2] != "  " {
+		t.Errorf("the column ends elsewhere than at %d:\n%s\n%s", end, lines[i], row)
+	}
+	for _, l := range lines {
+		if len(l) > 400 {
+			t.Errorf("a line of %d bytes", len(l))
+		}
+	}
+	closeEngine(t, eng)
 }

@@ -96,7 +96,7 @@ type Buffer struct {
 	space   *Space
 	mem     Memory
 	charge  int64
-	account *Account // its owner keeps it as it is; nil if there is none
+	account *Account // its owner keeps it as it is; nil if there is none; once listed it changes under Space.mu
 	of      uint64   // which of the account's promises
 	stack   invariants.Trace
 	listed  uint32 // its number in Space.mu.buffers; guarded as those are

@@ -29,7 +29,9 @@ func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.C
 	c := in.copies.New(bytes, shares, release)
 	for _, b := range bufs {
 		account := b.account
+		in.mu.Lock() // for those who look whose it is
 		b.account = nil
+		in.mu.Unlock()
 		in.ledger.Retire(b.charge)
 		if account != nil && (*account).Credit(b.of, b.charge) {
 			in.ledger.CacheRecalled(b.charge)
@@ -49,7 +51,9 @@ func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account *Account, of uin
 	defer c.Used()
 	for _, b := range bufs {
 		in.ledger.Revive(b.charge)
+		in.mu.Lock()
 		b.account, b.of = account, of
+		in.mu.Unlock()
 		b.holders.And(^int64(cached))
 	}
 }

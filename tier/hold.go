@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // Holding describes one hold on memory, an open handle or an open record, for people.
@@ -32,13 +33,13 @@ func (h Holding) String() string {
 		fmt.Fprintf(&b, " on batch %d", h.Batch)
 	}
 	if h.Plan != "" {
-		fmt.Fprintf(&b, " of plan %q", h.Plan)
+		b.WriteString(" of plan " + named.Quoted(h.Plan))
 	}
 	if h.Operator != "" {
-		fmt.Fprintf(&b, ", operator %s:%d, partition %d", h.Operator, h.Port, h.Partition)
+		fmt.Fprintf(&b, ", operator %s:%d, partition %d", named.Plain(h.Operator), h.Port, h.Partition)
 	}
 	if h.Owner != "" {
-		fmt.Fprintf(&b, ", owner %q", h.Owner)
+		b.WriteString(", owner " + named.Quoted(h.Owner))
 	}
 	return b.String()
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // mostHolders is how many holders Holdings.String names.
@@ -19,41 +21,49 @@ type Holdings struct {
 	Reserved  int64    // promised, and in no buffer
 	Engine    int64    // the engine's own for as long as it is open, such as staging
 	Retired   int64    // freed, but the device may still read it
+	Others    int64    // used, and in no other part: what is being moved, or changes hands just now
 	Foreign   int64    // what others hold on the device, as it was sampled; not part of Used
 	Cached    int64    // copies, which go when the room is needed; not part of Used
 	Holders   []Holder // the largest first
 	// Batches are those at rest and in transit, by plan and operator: what the monitor could move,
-	// or moves. Engine.Holders alone fills them in.
+	// or moves. A manager that is no engine's does not know them: there they are buffers.
 	Batches []Holder
 }
 
 // Holder is a part of Holdings: what one owner, or one operator of a plan, keeps by one
-// kind of holds. Those on the same memory count once.
+// kind of holds. Memory is counted with one holder alone, so with Engine, Retired and Others
+// the Bytes of all make up Used.
 type Holder struct {
-	What     string // "handle", "record" or "reservation"; of Batches "batch"
+	// What is "handle", "record", "reservation" for what is promised and in no buffer, or "buffer"
+	// for what a program has drawn from a reservation; of Batches "batch".
+	What     string
 	Owner    string // the task; "" if that is unknown
 	Plan     string
 	Operator string
 	Port     int
-	Count    int
-	Bytes    int64  // what the memory is charged, or what reservations promise, drawn or not
+	Count    int    // 0 if that is unknown, as of reservations without an owner
+	Bytes    int64  // what the memory is charged, or what is promised
+	Shared   int64  // bytes that it keeps, too, and that are counted with another holder
 	Batch    uint64 // one of the batches; 0 if there is none
 }
 
 // text returns, for example, `3 handles of plan "q", operator join:0: 4096 bytes`.
 func (h Holder) text() string {
 	s := "1 " + h.What
-	if h.Count != 1 {
+	switch {
+	case h.Count == 0:
+		s = plural(h.What) + " without an owner"
+	case h.Count > 1:
 		s = fmt.Sprintf("%d %s", h.Count, plural(h.What))
 	}
 	if h.Plan != "" {
-		s += fmt.Sprintf(" of plan %q", h.Plan)
+		s += " of plan " + named.Quoted(h.Plan)
 	}
 	if h.Operator != "" {
-		s += fmt.Sprintf(", operator %s:%d", h.Operator, h.Port)
+		s += fmt.Sprintf(", operator %s:%d", named.Plain(h.Operator), h.Port)
 	}
 	if h.Owner != "" {
-		s += fmt.Sprintf(", owner %q", h.Owner)
+		s += ", owner " + named.Quoted(h.Owner)
 	}
 	if h.Batch != 0 {
 		s += fmt.Sprintf(" (batch %d", h.Batch)
@@ -62,7 +72,11 @@ func (h Holder) text() string {
 		}
 		s += ")"
 	}
-	return s + fmt.Sprintf(": %d bytes", h.Bytes)
+	s += fmt.Sprintf(": %d bytes", h.Bytes)
+	if h.Shared > 0 {
+		s += fmt.Sprintf(", and %d that others of these hold, too", h.Shared)
+	}
+	return s
 }
 
 func plural(what string) string {
@@ -96,62 +110,180 @@ func (a Holdings) String() string {
 			b.WriteString(", " + h.text())
 		}
 	}
-	if list(a.Holders); len(a.Holders) == 0 {
-		b.WriteString(", no open handle or record keeps any")
-	}
+	list(a.Holders)
 	list(a.Batches)
+	if a.Others > 0 {
+		fmt.Fprintf(&b, ", %d being moved or changing hands", a.Others)
+	}
+	if a.Used == 0 {
+		b.WriteString(", nothing is held")
+	}
 	return b.String()
 }
 
-// Holdings lists the holders of the space's used bytes, and adds promises, which are reservations
-// with an owner. It takes time in proportion to the handles and records that are open in the space.
-func (in inside) Holdings(promises []Holder) Holdings {
-	a := Holdings{
-		Space: in.ID(), Used: in.Used(), Available: in.Available(), Limit: in.Limit(),
-		Engine: in.Held(), Foreign: in.Foreign(), Cached: in.Cached(),
-	}
+// eachBatch calls add for each batch that lies in a space: with whose it is and its id, with its memory,
+// and with what that is charged, for memory that does not say which buffers it has.
+type eachBatch = func(add func(by Holder, memory any, bytes int64))
+
+// Holdings lists the holders of the space's used bytes. promises are reservations with an owner, with
+// what is in no buffer; batches, which may be nil, yields the batches that lie in the space. It takes
+// time in proportion to the buffers of the space.
+func (in inside) Holdings(promises []Holder, batches eachBatch) Holdings {
 	u := in.Usage()
-	a.Reserved, a.Retired = u.Reserved, u.Retired
-	byKey := make(map[Holder]*Holder)
-	holder := func(key Holder) *Holder {
-		h := byKey[key]
-		if h == nil {
-			one := key
-			h = &one
-			byKey[key] = h
-		}
-		h.Count++
-		return h
+	a := Holdings{
+		Space: in.ID(), Used: u.Used(), Available: in.Available(), Limit: in.Limit(), Reserved: u.Reserved, Retired: u.Retired,
+		Engine: in.held.Load(), Foreign: in.Foreign(), Cached: u.Cached,
 	}
-	type kept struct {
-		memory any
-		by     Holder
-	}
-	seen := make(map[kept]bool)
-	for _, v := range in.Holds().Append(nil) {
+	c := claims{space: in.Space, by: make(map[Holder]*Holder), claimed: make(map[*Buffer]*Holder)}
+	for _, v := range slices.Backward(in.Holds().Append(nil)) { // the oldest first
 		d := in.Describe(&v)
-		key := Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
-		h := holder(key)
-		if h.Batch == 0 || d.Batch < h.Batch {
-			h.Batch = d.Batch
-		}
-		in.EachKept(&v, func(memory any, bytes int64) {
-			if k := (kept{memory, key}); !seen[k] {
-				seen[k] = true
-				h.Bytes += bytes
-			}
+		c.keep(c.holder(Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}, d.Batch), v.Memory, v.Bytes)
+	}
+	if batches != nil {
+		batches(func(by Holder, memory any, bytes int64) {
+			id := by.Batch
+			by.Batch = 0
+			c.keep(c.holder(by, id), memory, bytes)
 		})
 	}
+	unowned := u.Reserved
 	for _, p := range promises {
 		if p.Bytes > 0 {
-			holder(Holder{What: "reservation", Owner: p.Owner}).Bytes += p.Bytes
+			c.holder(Holder{What: "reservation", Owner: p.Owner}, 0).Bytes += p.Bytes
+			unowned -= p.Bytes
 		}
 	}
-	for _, h := range byKey {
-		a.Holders = append(a.Holders, *h)
+	own := c.rest()
+	if unowned -= max(0, a.Engine-own); unowned > 0 {
+		h := c.holder(Holder{What: "reservation"}, 0)
+		h.Count, h.Bytes = 0, unowned
 	}
-	slices.SortFunc(a.Holders, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Operator, b.Operator))
-	})
+	a.Others = a.Used - a.Engine - a.Retired
+	for _, h := range c.by {
+		a.Others -= h.Bytes
+		if h.What == "batch" {
+			a.Batches = append(a.Batches, *h)
+		} else {
+			a.Holders = append(a.Holders, *h)
+		}
+	}
+	a.Others = max(0, a.Others)
+	for _, all := range [][]Holder{a.Holders, a.Batches} {
+		slices.SortFunc(all, func(a, b Holder) int {
+			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Plan, b.Plan), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port))
+		})
+	}
 	return a
+}
+
+// claims says which holder the buffers of a space are counted with: the first that has claimed it.
+type claims struct {
+	space   *Space
+	by      map[Holder]*Holder
+	claimed map[*Buffer]*Holder
+	opaque  int64 // bytes of memory that does not say which buffers it has
+	others  map[claim]struct{}
+}
+
+// claim is one of memory that is counted with another holder, or that has no buffers.
+type claim struct {
+	memory any
+	by     *Holder
+}
+
+// holder counts one more for a holder.
+func (c *claims) holder(key Holder, batch uint64) *Holder {
+	h := c.by[key]
+	if h == nil {
+		one := key
+		h = &one
+		c.by[key] = h
+	}
+	if h.Count++; h.Batch == 0 || batch < h.Batch {
+		h.Batch = batch
+	}
+	return h
+}
+
+// keep counts memory with h, and what it shares.
+func (c *claims) keep(h *Holder, memory any, bytes int64) {
+	c.space.panics.Do("a payload", func() {
+		switch m := memory.(type) {
+		case *Buffer:
+			c.claim(h, m)
+		case interface{ Buffers() []*Buffer }:
+			for _, b := range m.Buffers() {
+				c.claim(h, b)
+			}
+		default:
+			if c.first(memory, h) {
+				h.Bytes += bytes
+				c.opaque += bytes
+			}
+		}
+		if m, ok := memory.(interface{ EachShared(func(*Buffer)) }); ok {
+			m.EachShared(func(b *Buffer) { c.claim(h, b) })
+		}
+	})
+}
+
+func (c *claims) claim(h *Holder, b *Buffer) {
+	if b == nil || b.space != c.space {
+		return
+	}
+	switch by := c.claimed[b]; {
+	case by == nil:
+		c.claimed[b] = h
+		h.Bytes += b.charge
+	case by != h && c.first(b, h):
+		h.Shared += b.charge
+	}
+}
+
+// first reports whether a claim is not one that there was.
+func (c *claims) first(memory any, by *Holder) bool {
+	k := claim{memory, by}
+	if _, ok := c.others[k]; ok {
+		return false
+	}
+	if c.others == nil {
+		c.others = make(map[claim]struct{})
+	}
+	c.others[k] = struct{}{}
+	return true
+}
+
+// rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
+// that they were drawn from. It returns what the engine's own have.
+func (c *claims) rest() (own int64) {
+	type drawn struct {
+		bytes   int64
+		account *Account
+		of      uint64
+	}
+	var all []drawn
+	c.space.mu.Lock()
+	for b := range c.space.mu.buffers.All() {
+		switch {
+		case b.holders.Load()&cached != 0:
+		case b.account == &itsOwn:
+			own += b.charge
+		case c.claimed[b] == nil:
+			all = append(all, drawn{b.charge, b.account, b.of})
+		}
+	}
+	c.space.mu.Unlock()
+	for _, b := range all {
+		key := Holder{What: "buffer"}
+		if b.account != nil {
+			if o, ok := (*b.account).(interface{ OwnerOf(of uint64) string }); ok {
+				key.Owner = o.OwnerOf(b.of)
+			}
+		}
+		c.holder(key, 0).Bytes += b.bytes
+	}
+	if h := c.by[Holder{What: "buffer"}]; h != nil {
+		h.Bytes = max(0, h.Bytes-c.opaque)
+	}
+	return own
 }

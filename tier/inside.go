@@ -44,6 +44,22 @@ func (inside) Watch(b *Buffer, f *interface{ Unleased() }) {
 // its owner's own, such as staging. They count as any others; only Room knows.
 func (in inside) Hold(n int64) { in.held.Add(n) }
 
+// HoldBuffer says of a buffer what Hold says of bytes. Nobody else may know of it yet; what it was
+// drawn from must be released.
+func (in inside) HoldBuffer(b *Buffer) {
+	in.mu.Lock()
+	b.account = &itsOwn
+	in.mu.Unlock()
+	in.Hold(b.charge)
+}
+
+// itsOwn is the account of buffers that stay with a space's owner: it takes no bytes back.
+var itsOwn Account = nobody{}
+
+type nobody struct{}
+
+func (nobody) Credit(uint64, int64) bool { return false }
+
 // Held returns how many bytes stay in use for as long as the space is open; see
 // Hold and Unsure. Room()+Held() is how many may be in use at once.
 func (in inside) Held() int64 { return in.held.Load() + in.Unsure() }

@@ -182,6 +182,9 @@ var waits = labelled(Main, "wait", nil,
 	histogram("duration", "How many seconds requests waited for room that had to wait, however it ended.",
 		func(w *reservation.WaitStats) Sample { return durations(w.Count, w.Total, w.P50, w.P99, w.Within) }),
 	gauge("longest", Seconds, "The longest wait for room so far, in seconds.", one(func(w *reservation.WaitStats) float64 { return w.Max.Seconds() })),
+	gauge("waiting", "{request}", "Requests that wait for room now.", one(func(w *reservation.WaitStats) int64 { return w.Waiting })),
+	gauge("oldest", Seconds, "How many seconds the oldest request that waits now has waited so far; 0 if none waits.",
+		one(func(w *reservation.WaitStats) float64 { return w.Oldest.Seconds() })),
 )
 
 var blocked = labelled(Blocked, "blocked", []string{"task"},
@@ -193,6 +196,8 @@ var blocked = labelled(Blocked, "blocked", []string{"task"},
 	counter("waits", "{wait}", "Waits for room that have ended, of tasks of one name.", one(func(b *reservation.Blocked) int64 { return b.Waits })),
 	counter("", Seconds, "Seconds that tasks of one name waited for room, added up; waits may overlap.", one(func(b *reservation.Blocked) float64 { return b.Total.Seconds() })),
 	gauge("longest", Seconds, "The longest wait for room of tasks of one name, in seconds.", one(func(b *reservation.Blocked) float64 { return b.Longest.Seconds() })),
+	gauge("waiting", "{request}", "Requests of tasks of one name that wait for room now.", one(func(b *reservation.Blocked) int64 { return b.Waiting })),
+	gauge("so_far", Seconds, "Seconds that these have waited so far, added up.", one(func(b *reservation.Blocked) float64 { return b.SoFar.Seconds() })),
 )
 
 var corrupt = labelled(Main, "batch", nil,

@@ -155,12 +155,16 @@ type Task struct {
 	Name           string
 	Waits          int64
 	Total, Longest float64 // seconds
+	Waiting        int64   // that are not over
+	SoFar          float64 // how long these have taken, added up
 }
 
 // Waits are the waits for room, in seconds.
 type Waits struct {
 	Count         int64
 	P50, P99, Max float64
+	Waiting       int64 // that are not over
+	Oldest        float64
 }
 
 // Phase is a part of a run.

@@ -92,9 +92,7 @@ func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, 
 	kinds := []tier.Kind{tier.GPU, tier.Host, tier.Disk}
 	switch {
 	case what < 4:
-		rec := arrowgen.Ints(rng.Uint64(), 1000+rng.IntN(15000), 1)
-		defer rec.Release()
-		return repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(kinds[rng.IntN(2)])))
+		return put(ctx, repo, rng, kinds[rng.IntN(2)])
 	case what < 5:
 		left := 1 + rng.IntN(3)
 		for h, err := range repo.Drain(ctx, 0, kinds[rng.IntN(2)], repository.NoWait()) {
@@ -129,12 +127,22 @@ func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, 
 	return r.Release()
 }
 
-// task runs one on some batches.
+// put puts a batch of some size.
+func put(ctx context.Context, repo *spillway.Repository, rng *rand.Rand, k tier.Kind) error {
+	rec := arrowgen.Ints(rng.Uint64(), 1000+rng.IntN(15000), 1)
+	defer rec.Release()
+	return repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(k)))
+}
+
+// task runs one on some batches, which puts another into host memory. That waits for nothing that tasks
+// hold.
 func task(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, rng *rand.Rand) error {
 	claim, err := repo.Claim(ctx, 0, 1+rng.IntN(3), repository.NoWait(), repository.Unordered())
 	if err != nil || claim == nil {
 		return err
 	}
 	return eng.RunTask(ctx, spillway.Task{Operator: []string{"sort", "hash"}[rng.IntN(2)], Inputs: []*spillway.Claim{claim}, Output: int64(rng.IntN(100_000))},
-		func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil })
+		func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error {
+			return put(ctx, repo, rng, tier.Host)
+		})
 }

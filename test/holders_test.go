@@ -1,0 +1,198 @@
+package test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/measures/measurestest"
+	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// account returns the holders of a space at a moment when nothing changes hands. The sum of the parts
+// must be what is used.
+func account(t *testing.T, eng *spillway.Engine, id tier.ID) tier.Holdings {
+	t.Helper()
+	for try := 0; ; try++ {
+		all, ok := eng.Holders(id)
+		if !ok {
+			t.Fatalf("there is no %s", id)
+		}
+		sum := all.Engine + all.Retired + all.Others
+		for _, h := range slices.Concat(all.Holders, all.Batches) {
+			sum += h.Bytes
+		}
+		s, _ := eng.Reservations().Spaces().ByID(id)
+		if all.Others == 0 && sum == all.Used && s.Used() == sum {
+			return all
+		}
+		if try == 10_000 {
+			t.Fatalf("%d are used, and the parts are %d: %s", all.Used, sum, all)
+		}
+		time.Sleep(time.Millisecond) // the monitor may be at work
+	}
+}
+
+// holder returns the part of a kind and an owner.
+func holder(all []tier.Holder, what, owner string) (h tier.Holder) {
+	for _, one := range all {
+		if one.What == what && one.Owner == owner {
+			return one
+		}
+	}
+	return h
+}
+
+// TestHoldersOfReservations: what programs reserve and draw is theirs, with an owner and without one,
+// before and after the reservation is released.
+func TestHoldersOfReservations(t *testing.T) {
+	t.Parallel()
+	eng, _ := telling(t, nil)
+	defer closeEngine(t, eng)
+	const promised, drawn = 25 * tier.Page, 10 * tier.Page
+	gpu := gpuOf(t, eng)
+	var all [2]reservation.Reservation
+	var bufs [2]*tier.Buffer
+	for i, o := range []*reservation.Owner{nil, reservation.NewOwner("me")} {
+		var err error
+		if all[i], err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), promised, reservation.WithOwner(o)); err != nil {
+			t.Fatal(err)
+		}
+		if bufs[i], err = all[i].Alloc(drawn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := account(t, eng, gpu.ID())
+	for _, owner := range []string{"", "me"} {
+		if r, b := holder(held.Holders, "reservation", owner), holder(held.Holders, "buffer", owner); r.Bytes != promised-drawn || b.Bytes != drawn || b.Count != 1 {
+			t.Errorf("of owner %q: %+v, %+v", owner, r, b)
+		}
+	}
+	for _, text := range []string{"reservations without an owner: 61440 bytes", `1 reservation, owner "me": 61440 bytes`, "1 buffer: 40960 bytes", `1 buffer, owner "me": 40960 bytes`} {
+		if !strings.Contains(held.String(), text) {
+			t.Errorf("%q lacks %q", held, text)
+		}
+	}
+	release(t, all[0], all[1])
+	held = account(t, eng, gpu.ID())
+	if b := holder(held.Holders, "buffer", ""); b.Bytes != 2*drawn || b.Count != 2 || len(held.Holders) != 1 {
+		t.Errorf("buffers whose reservations are released: %s", held)
+	}
+	for _, b := range bufs {
+		if err := b.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	if held = account(t, eng, gpu.ID()); len(held.Holders) != 0 || held.Used != held.Engine || !strings.HasSuffix(held.String(), "nothing is held") {
+		t.Errorf("at the end: %s", held)
+	}
+}
+
+// TestHoldersOfSharedMemory: two tasks hold one batch, whose bytes count once.
+func TestHoldersOfSharedMemory(t *testing.T) {
+	t.Parallel()
+	eng, _ := telling(t, nil)
+	defer closeEngine(t, eng)
+	_, repo := putMany(t, eng, "q", "op", 2)
+	b, _ := repo.Peek(0)
+	gpu := gpuOf(t, eng)
+	for _, owner := range []string{"a", "b"} {
+		h, err := b.Open(reservation.NewOwner(owner).Context(t.Context()), gpu.ID(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.SetOwner(reservation.NewOwner(owner))
+		defer h.Close()
+	}
+	held := account(t, eng, gpu.ID())
+	first, second := holder(held.Holders, "handle", "a"), holder(held.Holders, "handle", "b")
+	if first.Bytes == 0 || first.Shared != 0 || second.Bytes != 0 || second.Shared != first.Bytes || len(held.Batches) != 1 || held.Batches[0].Count != 1 {
+		t.Errorf("%+v and %+v: %s", first, second, held)
+	}
+	if text := fmt.Sprintf("0 bytes, and %d that others of these hold, too", first.Bytes); !strings.Contains(held.String(), text) {
+		t.Errorf("%q lacks %q", held, text)
+	}
+}
+
+// TestHoldersAddUp: after random work, and with open handles and dictionaries, the parts are what is
+// used, in each space.
+func TestHoldersAddUp(t *testing.T) {
+	t.Parallel()
+	eng := measurestest.Open(t, nil)
+	defer closeEngine(t, eng)
+	if err := measurestest.Work(t.Context(), eng, testseed.One(t), testseed.Rounds(80, 30)); err != nil {
+		t.Fatal(err)
+	}
+	p, err := eng.Plan("words")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := p.Repository("op", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Flights(1, 500)
+	defer rec.Release()
+	for range 3 {
+		if err := repo.Put(t.Context(), 0, rec, in(tier.Host)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for h, err := range repo.Drain(t.Context(), 0, tier.Host) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		break
+	}
+	n := 0
+	for _, s := range eng.Spaces() {
+		all := account(t, eng, s.ID())
+		n += len(all.Batches)
+	}
+	if n == 0 {
+		t.Error("there are no batches: the test shows nothing")
+	}
+}
+
+// TestErrorOfALongWait: the error of a request whose time is over names the space, what holds it, and
+// what would help, also where batches at rest do.
+func TestErrorOfALongWait(t *testing.T) {
+	t.Parallel()
+	eng, _ := telling(t, func(c *spillway.Config) {
+		c.Disks[0].Capacity = spillway.Bytes(2 << 20)
+		c.WriteAhead = -1
+	})
+	defer closeEngine(t, eng)
+	p, err := eng.Plan("query")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := p.Repository("build", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Ints(1, 10_000, 1)
+	defer rec.Release()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	for err == nil {
+		err = repo.Put(ctx, 0, rec, in(tier.Disk))
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"in disk:0 ", `batches of plan "query", operator build:0`, "use up or drop batches", "a larger disk capacity"} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("the error lacks %q: %v", text, err)
+		}
+	}
+}
