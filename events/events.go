@@ -58,12 +58,14 @@ const (
 	// DiskSlow: a request has been under way for Took. Text says which. It is said again when it has
 	// ended, with the time that it took in all.
 	DiskSlow
-	// DiskNearlyFull: the file system has less room than the volume may still take. Bytes is what is
-	// left.
+	// DiskNearlyFull: the file system has less room than the volume may still take, and Bytes is what
+	// is left; or it refused room to a write or to the taking of room, as a quota does too. Err.
 	DiskNearlyFull
-	// DiskFailing: a request failed, and other disks come first for a while. Err.
+	// DiskFailing: reads, writes or the taking of room begin to fail, and other disks come first for a
+	// while. Err.
 	DiskFailing
-	// DiskWell: a disk that failed, or was nearly full, is as before.
+	// DiskWell: what failed succeeds again; or neither the file system nor a write nor the taking of
+	// room says any more that there is no room. Text says which.
 	DiskWell
 	// PressureRose: a space has reached its trigger; Bytes is what is used. Text says so if there is
 	// no slower tier.
