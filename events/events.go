@@ -128,10 +128,16 @@ type Origin struct {
 }
 
 // Event is one thing that happened. Its Kind says which of the other fields it has. It belongs to who
-// gets it.
+// gets it, except for its Context.
 type Event struct {
 	Kind Kind
 	At   time.Time // of what took time: when it was over
+	// Context is that of the call that the event is about, with the values that the program gave it,
+	// such as a trace's span. It is there for moves, waits, tasks, requests to disks, corruption and
+	// Oversized. What the engine does by itself, such as the monitor's moves, has one without values of
+	// the program's. In an event of an engine it is never nil. It must not be kept when the function
+	// has returned, because it holds what the program has put there. It may have ended.
+	Context context.Context
 	Origin
 	Batch    uint64 // a batch.ID; 0: none
 	From, To tier.ID
@@ -196,7 +202,8 @@ func (o Origin) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Tee returns a function that calls all that are not nil, in their order; nil if none is left.
+// Tee returns a function that calls all that are not nil, in their order; nil if none is left. Those
+// after one that panics are called, too, and then the panic goes on.
 func Tee(to ...func(Event)) func(Event) {
 	var all []func(Event)
 	for _, f := range to {
@@ -210,10 +217,19 @@ func Tee(to ...func(Event)) func(Event) {
 	case 1:
 		return all[0]
 	}
-	return func(e Event) {
-		for _, f := range all {
-			f(e)
+	return func(e Event) { callAll(all, e) }
+}
+
+func callAll(all []func(Event), e Event) {
+	done := 0
+	defer func() {
+		if done < len(all) { // that one panics
+			callAll(all[done+1:], e)
 		}
+	}()
+	for _, f := range all {
+		f(e)
+		done++
 	}
 }
 

@@ -248,7 +248,9 @@ func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.Record
 	inside, done := r.within(ctx)
 	defer done()
 	if r.m.cfg.Origins {
-		inside = events.With(inside, events.Origin{Plan: place.Name, Operator: place.Operator, Port: place.Port, Partition: partition})
+		of := events.From(ctx) // the task stays that of the caller
+		of.Plan, of.Operator, of.Port, of.Partition = place.Name, place.Operator, place.Port, partition
+		inside = events.With(inside, of)
 	}
 	ingest := mover.Ingest
 	if o.noWait {

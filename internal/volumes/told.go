@@ -65,8 +65,8 @@ func (e *extents) watch(ctx context.Context, r request, write bool) (end func(er
 		if write {
 			what = "writing"
 		}
-		v.say(events.Event{Kind: events.DiskSlow, Origin: events.From(ctx), Bytes: int64(len(r.p)), Took: time.Since(begun),
-			Text: fmt.Sprintf("%s %s at %d %s", what, r.at.seg.name, r.off, how)})
+		v.say(events.Event{Kind: events.DiskSlow, Context: ctx, Origin: events.From(ctx), Bytes: int64(len(r.p)),
+			Took: time.Since(begun), Text: fmt.Sprintf("%s %s at %d %s", what, r.at.seg.name, r.off, how)})
 	}
 	said := make(chan struct{})
 	timer := time.AfterFunc(slowRequest, func() {
@@ -114,15 +114,15 @@ func (v *Volume) ended(ctx context.Context, what asking, err error) {
 	v.told.Unlock()
 	switch {
 	case fails && !failed:
-		v.say(events.Event{Kind: events.DiskFailing, Err: err})
+		v.say(events.Event{Kind: events.DiskFailing, Context: ctx, Err: err})
 	case failed && !fails:
-		v.say(events.Event{Kind: events.DiskWell, Text: [askings]string{"reads succeed again", "writes succeed again", "room can be taken again"}[what]})
+		v.say(events.Event{Kind: events.DiskWell, Context: ctx, Text: [askings]string{"reads succeed again", "writes succeed again", "room can be taken again"}[what]})
 	}
 	switch {
 	case isFull && !wasFull:
-		v.say(events.Event{Kind: events.DiskNearlyFull, Text: [askings]string{toWrite: "a write found no room", toTakeRoom: "no room could be taken"}[what], Err: err})
+		v.say(events.Event{Kind: events.DiskNearlyFull, Context: ctx, Text: [askings]string{toWrite: "a write found no room", toTakeRoom: "no room could be taken"}[what], Err: err})
 	case wasFull && !isFull:
-		v.say(events.Event{Kind: events.DiskWell, Text: "it has room again"})
+		v.say(events.Event{Kind: events.DiskWell, Context: ctx, Text: "it has room again"})
 	}
 }
 
