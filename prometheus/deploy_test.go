@@ -48,7 +48,7 @@ func exposed(t *testing.T) exposition {
 
 // check returns what is wrong with an expression, and the labels that its result has.
 func (x exposition) check(expr string) (wrong []string, result map[string]bool) {
-	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
+	parsed, err := parser.ParseExpr(expr)
 	if err != nil {
 		return []string{err.Error()}, nil
 	}
@@ -274,7 +274,7 @@ func TestDashboard(t *testing.T) {
 
 // filled returns a query with values for Grafana's variables.
 func filled(query string) string {
-	return strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$instance", ".*", "$space", "gpu:0").Replace(query)
+	return strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$instance", ".*", "$engine", ".*", "$space", "gpu:0").Replace(query)
 }
 
 // rule is one alert of deploy/prometheus-rules.yaml.
