@@ -110,17 +110,22 @@ func (x Explanation) String() string {
 		fmt.Fprintf(&b, "; a copy is in %s", id)
 	}
 	for _, w := range x.Ways {
-		fmt.Fprintf(&b, "; to %s ", w.To)
+		fmt.Fprintf(&b, "; a move to %s would ", w.To)
+		if !w.Room {
+			b.WriteString("have to wait for room")
+			if w.Copy || w.Took > 0 {
+				b.WriteString(", and then ")
+			}
+		}
 		switch {
 		case w.Copy:
-			b.WriteString("it moves no bytes")
+			b.WriteString("move no bytes")
 		case w.Took > 0:
-			fmt.Fprintf(&b, "it takes about %v", w.Took.Round(time.Microsecond))
+			fmt.Fprintf(&b, "take about %v", w.Took.Round(time.Microsecond))
+		case w.Room:
+			b.WriteString("not have to wait; its speed is not known yet")
 		default:
-			b.WriteString("nothing was moved yet")
-		}
-		if !w.Room {
-			b.WriteString(", after a wait for room")
+			b.WriteString("; its speed is not known yet")
 		}
 	}
 	return b.String()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -64,21 +65,26 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	return err
 }
 
-// copied is what follows a copy: nil without events.
+// copied is what follows a copy: nil without events. A copy is used or dropped by whoever is first,
+// also before it has been told that there is one. What has become of it is then told after that.
 type copied struct {
-	m *Mover
-	e events.Event
+	m    *Mover
+	e    events.Event
+	late atomic.Pointer[events.Event] // that made is to tell; &wasMade: it has told all
 }
+
+// wasMade is where copied.late points when it was told that there is a copy.
+var wasMade events.Event
 
 // copies returns what says of a copy of a batch, which is or will be elsewhere, what becomes of it.
 func (m *Mover) copies(ctx context.Context, now batch.Info, from, in tier.ID, bytes int64, ahead bool) *copied {
 	if m.cfg.Events == nil {
 		return nil
 	}
-	return &copied{m, events.Event{Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), From: from, To: in, Bytes: bytes, Ahead: ahead}}
+	return &copied{m: m, e: events.Event{Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), From: from, To: in, Bytes: bytes, Ahead: ahead}}
 }
 
-// made says that there is a copy now.
+// made says that there is a copy now, and then what has become of it meanwhile.
 func (c *copied) made() {
 	if c == nil {
 		return
@@ -86,9 +92,12 @@ func (c *copied) made() {
 	e := c.e
 	e.Kind = events.CopyMade
 	c.m.say(e)
+	if !c.late.CompareAndSwap(nil, &wasMade) {
+		c.m.say(*c.late.Load())
+	}
 }
 
-// ended says that it was used, or is gone.
+// ended says that it was used, or is gone; or leaves that to made.
 func (c *copied) ended(used bool) {
 	if c == nil {
 		return
@@ -97,7 +106,9 @@ func (c *copied) ended(used bool) {
 	if e.Kind = events.CopyDropped; used {
 		e.Kind = events.CopyUsed
 	}
-	c.m.say(e)
+	if !c.late.CompareAndSwap(nil, &e) {
+		c.m.say(e)
+	}
 }
 
 // whenEnded is ended, or nil.

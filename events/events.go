@@ -43,6 +43,8 @@ const (
 	// From is where the batch is, and Bytes what the copy has. Ahead if it was written ahead.
 	CopyMade
 	// CopyUsed: a move found the copy. CopyDropped: the copy is gone, for the room or with its batch.
+	// Either is told after the call with the copy's CopyMade has returned. If others use or free the
+	// copy before that, the goroutine that tells CopyMade tells it.
 	CopyUsed
 	CopyDropped
 	// AheadUsed: what was brought or copied before it was needed was used then. From, To, Bytes.
@@ -67,16 +69,16 @@ const (
 	// DiskWell: what failed succeeds again; or neither the file system nor a write nor the taking of
 	// room says any more that there is no room. Text says which.
 	DiskWell
-	// PressureRose: a space has reached its trigger; Bytes is what is used. Text says so if there is
-	// no slower tier.
+	// PressureRose: a space has reached its trigger; Bytes is what is used, by others too. Text says so
+	// if there is no slower tier.
 	PressureRose
-	// PressureFell: it fell to its stop mark.
+	// PressureFell: it fell to its stop mark. Bytes. If it is lost meanwhile, Lost is told instead.
 	PressureFell
 	// Stuck: a space needs Bytes, and nothing there can be moved. Reason, Text.
 	Stuck
 	// Refused: waiters were sent away, because all tiers are full for good. Text.
 	Refused
-	// Unmovable: Batch, in From, cannot be converted for To. Err.
+	// Unmovable: Batch, in From, cannot be converted for To. Bytes, Err. Text is its form.
 	Unmovable
 	// Lost: a space's device is lost. Err.
 	Lost

@@ -16,7 +16,7 @@
 // should see it. A proxy on this machine passes on what others ask: it has to check them.
 //
 // What is recorded is bounded: some 100 KB for an engine with a GPU and a disk, however long it runs.
-// An older recording is coarser. An event costs some 150 ns.
+// An older recording is coarser. An event costs some 120 ns.
 package httpui
 
 import (

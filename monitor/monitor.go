@@ -339,9 +339,9 @@ func (m *Monitor) step(ctx context.Context) {
 			continue
 		}
 		m.dropSharingOf(s, s.PressureBytes()-s.Stop()) // what copies keep is worth no move, and no warning
-		pressing, changed := s.pressing()
+		pressure, pressing, changed := s.pressing()
 		if changed {
-			m.tellPressure(i, s.high.Load())
+			m.tellPressure(i, pressure, s.high.Load())
 		}
 		needed = needed || pressing || s.Used() > s.Inside().Ceiling()
 	}

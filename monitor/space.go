@@ -52,22 +52,23 @@ func (s *space) below(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Spa
 	return dst
 }
 
-// pressing returns whether the pressure is at the trigger. It updates high, and reports whether
-// that changed.
-func (s *space) pressing() (is, changed bool) {
-	pressure := s.PressureBytes()
+// pressing returns the pressure, and whether it is at the trigger. It updates high, and reports
+// whether that changed.
+func (s *space) pressing() (pressure int64, is, changed bool) {
+	pressure = s.PressureBytes()
 	if pressure < s.Trigger() && s.pressed.Load() {
 		// A crossing of the trigger from now on wakes the monitor. An earlier one is seen here.
 		s.pressed.Store(false)
 		pressure = s.PressureBytes()
 	}
-	is, was := pressure >= s.Trigger(), s.high.Load()
+	is = pressure >= s.Trigger()
+	was := s.high.Load()
 	if is {
 		s.pressed.Store(true)
 	}
 	high := is || was && pressure > s.Stop()
 	s.high.Store(high)
-	return is, high != was
+	return pressure, is, high != was
 }
 
 // sampleForeign works out what others hold on the device: the pressure less what
@@ -355,11 +356,11 @@ type life struct {
 	changes  uint64
 }
 
-// tellPressure says that space i crossed a mark.
-func (m *Monitor) tellPressure(i int, above bool) {
+// tellPressure says that space i crossed a mark with so many bytes.
+func (m *Monitor) tellPressure(i int, pressure int64, above bool) {
 	s := m.spaces[i]
 	m.events.pressure(Pressure{
-		Space: s.ID(), Bytes: s.PressureBytes(), Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
+		Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
 		Above: above, Lowest: len(s.edges) == 0,
 	})
 }

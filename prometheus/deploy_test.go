@@ -256,6 +256,9 @@ func TestDashboard(t *testing.T) {
 					t.Errorf("%s: there is no variable %s", q.Expr, name)
 				}
 			}
+			if strings.Count(q.Expr, "spillway_") != strings.Count(q.Expr, `{instance=~"$instance", engine=~"$engine"`) {
+				t.Errorf("%s: not all is of the instances and engines that are chosen", q.Expr)
+			}
 			wrong, has := x.check(filled(q.Expr))
 			for _, w := range wrong {
 				t.Errorf("the panel %q: %s", p.Title, w)

@@ -254,8 +254,16 @@ func TestDiskEvents(t *testing.T) {
 	}
 	var kinds []events.Kind
 	for _, e := range r.of(events.Corrupt, events.DiskFailing, events.DiskWell) {
-		if e.To != (tier.ID{Kind: tier.Disk}) || e.Kind == events.Corrupt && e.Batch != uint64(b.ID()) {
+		if e.To != (tier.ID{Kind: tier.Disk}) {
 			t.Errorf("%+v", e)
+		}
+		if e.Kind == events.Corrupt {
+			var c *convert.CorruptError
+			if !errors.As(e.Err, &c) || c.Batch != b.ID() || c.Volume == "" {
+				t.Errorf("the error is %v", e.Err)
+			}
+			of := events.Origin{Plan: "settings", Operator: "scan"}
+			noted(t, e, spillway.Event{Kind: e.Kind, Origin: of, Batch: uint64(b.ID()), To: e.To, Err: convert.ErrCorrupt})
 		}
 		kinds = append(kinds, e.Kind)
 	}
@@ -374,6 +382,24 @@ func TestEventsHaveTheCallsContext(t *testing.T) {
 	}
 }
 
+// TestExplanationOfWays: what a move would cost is not said as if it had been one.
+func TestExplanationOfWays(t *testing.T) {
+	gpu := tier.ID{Kind: tier.GPU}
+	for want, way := range map[string]spillway.Way{
+		"a move to gpu:0 would have to wait for room; its speed is not known yet": {To: gpu},
+		"a move to gpu:0 would not have to wait; its speed is not known yet":      {To: gpu, Room: true},
+		"a move to gpu:0 would have to wait for room, and then take about 2ms":    {To: gpu, Took: 2 * time.Millisecond},
+		"a move to gpu:0 would take about 2ms":                                    {To: gpu, Took: 2 * time.Millisecond, Room: true},
+		"a move to gpu:0 would have to wait for room, and then move no bytes":     {To: gpu, Copy: true},
+		"a move to gpu:0 would move no bytes":                                     {To: gpu, Copy: true, Room: true},
+	} {
+		x := spillway.Explanation{Space: tier.ID{Kind: tier.Host}, Why: "put", Ways: []spillway.Way{way}}
+		if got := x.String(); !strings.HasSuffix(got, "; "+want) {
+			t.Errorf("%q does not end with %q", got, want)
+		}
+	}
+}
+
 // A batch that was never moved, and one that is gone, can be explained, too.
 func TestExplain(t *testing.T) {
 	t.Parallel()
@@ -390,7 +416,7 @@ func TestExplain(t *testing.T) {
 			}
 		}
 	}
-	if x = eng.Explain(b); !x.Ways[0].Copy && x.Ways[0].Took <= 0 || !strings.Contains(x.String(), "to gpu:0 it") {
+	if x = eng.Explain(b); !x.Ways[0].Copy && x.Ways[0].Took <= 0 || !strings.Contains(x.String(), "; a move to gpu:0 would ") {
 		t.Errorf("%+v: %s", x, x)
 	}
 	if err := b.Drop(); err != nil {

@@ -37,18 +37,22 @@ const (
 	ownSizes extent = "sizes"    // what --sizes says
 )
 
-// quickMost is how many bytes a quick measurement moves at most, ours and the limit's, in memory and
-// on disk. Ten seconds have room for them where a disk passes 200 MiB/s.
-const quickMost = 2 << 30
+// A quick measurement moves at most so many bytes, ours and the limit's: quickMost in memory and on disk,
+// and quickDisk of them to and from the disk. It ends within ten seconds where a disk passes 100 MiB/s,
+// with two of them for all else. The default takes 657 MiB of the disk.
+const (
+	quickMost = 1 << 30
+	quickDisk = 800 << 20
+)
 
 var (
-	quickSizes    = sizesFlag{256 << 10, 4 << 20}
+	quickSizes    = sizesFlag{256 << 10, 2 << 20}
 	thoroughSizes = sizesFlag{1 << 20, 16 << 20, 64 << 20, 256 << 20}
 )
 
 // register adds the flags that are bandwidth's own.
 func (f *bandwidthFlags) register(fs *pflag.FlagSet) {
-	fs.BoolVar(&f.quick, "quick", false, "measure two sizes, one move at a time, one space of each kind: at most "+size.Format(quickMost)+" are moved (default)")
+	fs.BoolVar(&f.quick, "quick", false, "measure two sizes, one move at a time, one space of each kind: at most "+size.Format(quickMost)+" are moved, of them "+size.Format(quickDisk)+" on the disk (default)")
 	fs.BoolVar(&f.thorough, "thorough", false, "measure sizes to 256MiB, one and two moves at a time, all spaces: takes minutes, and moves some 280 GiB to and from each disk")
 	fs.Var(&f.sizes, "sizes", fmt.Sprintf("`SIZES` of the batches, with commas between, in the place of %s (quick) or %s (thorough, as far as there is room)", &quickSizes, &thoroughSizes))
 	fs.IntSliceVar(&f.threads, "threads", nil, "how many batches move at the same time, as `NUMBERS` with commas between, in the place of 1 (quick) or 1,2")
@@ -68,8 +72,7 @@ func (f *bandwidthFlags) extent() extent {
 	return quick
 }
 
-// loads are the sizes and numbers of moves that the flags ask for, those of quick not yet cut to
-// quickMost.
+// loads are the sizes and numbers of moves that the flags ask for, those of quick not yet cut.
 func (f *bandwidthFlags) loads() (sizes sizesFlag, threads []int) {
 	sizes, threads = f.sizes, f.threads
 	if len(threads) == 0 {
@@ -87,17 +90,17 @@ func (f *bandwidthFlags) loads() (sizes sizesFlag, threads []int) {
 	return slices.Clone(sizes), threads
 }
 
-// cut makes the largest batches of a quick measurement smaller until it moves at most quickMost: more
-// kinds of edges, pairs or moves at a time need more. It returns how many bytes are moved then.
-func (f *bandwidthFlags) cut(cfg *bandwidth.Config) (planned int64, err error) {
+// cut makes the largest batches of a quick measurement smaller until it moves at most quickMost and
+// quickDisk: more kinds of edges, pairs or moves at a time need more. It returns what is moved then.
+func (f *bandwidthFlags) cut(cfg *bandwidth.Config) (planned bandwidth.Planned, err error) {
 	for {
-		ours, limit, err := bandwidth.Plan(*cfg)
+		planned, err = bandwidth.Plan(*cfg)
 		if err != nil {
-			return 0, err
+			return planned, err
 		}
-		planned = ours + limit
 		last := len(cfg.Sizes) - 1
-		if f.extent() != quick || planned <= quickMost || cfg.Sizes[last] == bandwidth.SmallestBatch {
+		small := planned.Ours+planned.Limit <= quickMost && planned.Disk <= quickDisk
+		if f.extent() != quick || small || cfg.Sizes[last] == bandwidth.SmallestBatch {
 			cfg.Sizes = slices.Compact(cfg.Sizes)
 			return planned, nil
 		}

@@ -117,7 +117,8 @@ func TestBandwidthDefaults(t *testing.T) {
 	}
 }
 
-// TestQuickPlan: without flags at most 2 GiB are moved, by the plan, whatever the machine has; what
+// TestQuickPlan: without flags at most 1 GiB is moved, by the plan, whatever the machine has, and so much
+// on a disk that one of 100 MiB/s leaves two of ten seconds for all else; what
 // is asked for in addition makes the batches smaller, or is as large as it was asked for.
 func TestQuickPlan(t *testing.T) {
 	for _, c := range []struct {
@@ -127,7 +128,9 @@ func TestQuickPlan(t *testing.T) {
 		quick bool
 	}{
 		{"", 1, quickSizes, true},
-		{"--threads=1,2", 1, sizesFlag{256 << 10, 1 << 20}, true},
+		{"--threads=1,2", 1, sizesFlag{256 << 10, 512 << 10}, true},
+		{"--between=host,disk --threads=1,4", 1, sizesFlag{256 << 10, 512 << 10}, true}, // all of it on the disk
+		{"--between=gpu,host --threads=1,2", 1, quickSizes, true},                       // nothing of it
 		{"", 3, quickSizes, true},
 		{"--pairs=1000", 1, sizesFlag{64 << 10}, false}, // that is what it takes
 		{"--sizes=8MiB", 1, sizesFlag{8 << 20}, false},
@@ -149,13 +152,14 @@ func TestQuickPlan(t *testing.T) {
 			t.Fatal(err)
 		}
 		sizes, threads := f.loads()
-		cfg := bandwidth.Config{Engine: m.engine, Sizes: sizes, Threads: threads, Pairs: f.pairs, OneOfEach: f.extent() == quick}
+		cfg := bandwidth.Config{Engine: m.engine, Sizes: sizes, Threads: threads, Pairs: f.pairs, Between: f.between, OneOfEach: f.extent() == quick}
 		planned, err := f.cut(&cfg)
 		if err := errors.Join(err, m.engine.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if (planned <= quickMost) != c.quick || planned < quickMost/8 || !slices.Equal(cfg.Sizes, c.sizes) {
-			t.Errorf("%q, %d disks: batches of %v, %d bytes are moved", c.args, c.disks, cfg.Sizes, planned)
+		const disk, most = 100 << 20, 8 // bytes a second, and seconds
+		if all := planned.Ours + planned.Limit; (all <= quickMost) != c.quick || (planned.Disk <= most*disk) != c.quick || all < quickMost/8 || !slices.Equal(cfg.Sizes, c.sizes) {
+			t.Errorf("%q, %d disks: batches of %v, %+v are moved", c.args, c.disks, cfg.Sizes, planned)
 		}
 	}
 }
@@ -177,7 +181,7 @@ func TestBandwidthQuick(t *testing.T) {
 	}
 	var text strings.Builder
 	doc.Page(nil).Write(&text, report.Table)
-	if !strings.Contains(text.String(), "quick: 1.8 GiB were moved; --thorough") {
+	if !strings.Contains(text.String(), "quick: 987.8 MiB were moved; --thorough") {
 		t.Errorf("it does not say that it is quick:\n%s", &text)
 	}
 }

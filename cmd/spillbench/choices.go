@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -53,6 +54,39 @@ func codecs() (names []string) {
 	}
 }
 
+// choiceFlag is the value of a flag that takes one of its choices.
+type choiceFlag struct {
+	to   *string
+	flag string
+}
+
+// choice returns the value of a flag that has a default, which may be empty.
+func choice(to *string, flag, value string) *choiceFlag {
+	*to = value
+	return &choiceFlag{to, flag}
+}
+
+// Set takes one of the choices.
+func (c *choiceFlag) Set(s string) error {
+	known := choices(c.flag)
+	if !slices.Contains(known, s) {
+		return errors.New(suggest.Hint(s, "", known) + "want " + either(known))
+	}
+	*c.to = s
+	return nil
+}
+
+// String returns what Set took.
+func (c *choiceFlag) String() string {
+	if c.to == nil { // as pflag makes one, to compare defaults
+		return ""
+	}
+	return *c.to
+}
+
+// Type names the value in a usage text.
+func (*choiceFlag) Type() string { return "string" }
+
 // chosen refuses a value that is none of the flag's choices.
 func chosen(flag, value string) error {
 	known := choices(flag)
@@ -104,8 +138,8 @@ func completionOf(cmd *cobra.Command, flag string) cobra.CompletionFunc {
 		}
 	}
 	values := choices(flag)
-	if flag == "format" && !strings.Contains(cmd.Flag(flag).Usage, string(report.BenchFmt)) {
-		values = slices.DeleteFunc(values, func(s string) bool { return s == string(report.BenchFmt) })
+	if flag == "format" { // not each command has all of them
+		values = slices.DeleteFunc(values, func(s string) bool { return !strings.Contains(cmd.Flag(flag).Usage, s) })
 	}
 	return offer(cobra.ShellCompDirectiveNoFileComp, values...)
 }

@@ -28,7 +28,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var profiles profileFlags
 	profiles.register(root)
 	root.SetArgs(args)
-	return end(ctx, errors.Join(root.ExecuteContext(ctx), profiles.stop()), stderr)
+	printed := &helped{remembering{w: stdout}}
+	root.SetOut(printed)
+	return end(ctx, errors.Join(root.ExecuteContext(ctx), printed.failed(), profiles.stop()), stderr)
 }
 
 // call is one call of the program: what its documents say of it.
@@ -85,12 +87,14 @@ labelled sim.`
 	root.SetFlagErrorFunc(flagError)
 	root.SetUsageFunc(usage)
 	root.DisableAutoGenTag = true // of man pages
-	addVersion(root, stdout)
 	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newReserve(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTune(stdout, stderr), newTrace(stdout, stderr), newReport(stdout, stderr), newSchema(stdout), newMan())
-	root.SetHelpCommand(newHelp())
+	help := newHelp()
+	addVersion(help, stdout) // it is no command of the root yet
+	root.SetHelpCommand(help)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	addCompletionCommand(root)
+	addVersion(root, stdout)
 	addCompletion(root)
 	return root
 }
@@ -118,20 +122,54 @@ func addCompletionCommand(root *cobra.Command) {
 	}
 }
 
-// addVersion adds --version, which prints the version in the place of doing anything. Cobra's own
-// would ask git for the commit also where nobody wants it.
-func addVersion(root *cobra.Command, stdout io.Writer) {
-	version := root.Flags().Bool("version", false, "print the version of spillbench, its commit and its Go")
-	do := root.RunE
-	root.RunE = func(cmd *cobra.Command, args []string) error {
-		if !*version {
-			return do(cmd, args)
+// addVersion adds --version to a command and to those below it: it prints the version in the place of
+// doing anything. Cobra's own would ask git for the commit also where nobody wants it.
+func addVersion(cmd *cobra.Command, stdout io.Writer) {
+	version := cmd.Flags().Bool("version", false, "print the version of spillbench, its commit and its Go")
+	args, do, run := cmd.Args, cmd.RunE, cmd.Run
+	if args != nil {
+		cmd.Args = func(cmd *cobra.Command, given []string) error {
+			if *version {
+				return nil
+			}
+			return args(cmd, given)
 		}
-		if _, err := fmt.Fprintln(stdout, report.VersionLine()); err != nil {
-			return fail.Environmentf("writing standard output: %w", pathless(err))
+	}
+	cmd.RunE = func(cmd *cobra.Command, given []string) error {
+		switch {
+		case *version:
+			if _, err := fmt.Fprintln(stdout, report.VersionLine()); err != nil {
+				return fail.Environmentf("writing standard output: %w", pathless(err))
+			}
+		case do != nil:
+			return do(cmd, given)
+		case run != nil:
+			run(cmd, given)
 		}
 		return nil
 	}
+	for _, c := range cmd.Commands() {
+		addVersion(c, stdout)
+	}
+}
+
+// helped is standard output for what cobra prints, such as help, without a look at errors: the first
+// one is kept, and what comes after it is dropped.
+type helped struct{ remembering }
+
+func (h *helped) Write(p []byte) (int, error) {
+	if h.err == nil {
+		_, _ = h.remembering.Write(p)
+	}
+	return len(p), nil
+}
+
+// failed returns the error that was kept, as one of the machine.
+func (h *helped) failed() error {
+	if h.err == nil {
+		return nil
+	}
+	return fail.Environmentf("writing standard output: %w", pathless(h.err))
 }
 
 // rootArgs explains what is not a subcommand.

@@ -72,7 +72,7 @@ nothing.`,
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.StringVar(&f.peer, "peer", "", "what to compare with, by `NAME`: "+peer.ArrowIPC)
+	fs.Var(choice(&f.peer, "peer", ""), "peer", "what to compare with, by `NAME`: "+peer.ArrowIPC)
 	f.input.register(fs, "spill", "the host memory")
 	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, alternately")
 	f.input.registerWorkers(fs, "how many of our batches are moved at once")

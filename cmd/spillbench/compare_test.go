@@ -97,7 +97,7 @@ func TestCompareErrors(t *testing.T) {
 		want   []string
 	}{
 		{"no peer", []string{"compare"}, 2, []string{"--peer arrow-ipc"}},
-		{"another peer", []string{"compare", "--peer=duckdb"}, 2, []string{`--peer "duckdb"`, "want arrow-ipc"}},
+		{"another peer", []string{"compare", "--peer=duckdb"}, 2, []string{`"duckdb" for "--peer"`, "want arrow-ipc"}},
 		{"no rounds", append(slices.Clone(briefly), "--rounds=0"), 2, []string{"--rounds 0", "1 to 1000"}},
 		{"no repeats", append(slices.Clone(briefly), "--repeat=0"), 2, []string{"--repeat 0"}},
 		{"no workers", append(slices.Clone(briefly), "--workers=0"), 2, []string{"--workers 0"}},

@@ -71,7 +71,7 @@ func TestConfigRefuses(t *testing.T) {
 		"policy: [lru, lru]":       "line 1: policy takes one value, and not a list",
 		"passes: many":             `line 1: passes "many": strconv`,
 		"gpu-memory: -1":           `line 1: gpu-memory "-1": `,
-		"policy: newest":           `--policy "newest" is unknown (want `,
+		"policy: newest":           `policy "newest": want `,
 		"moves-per-edge: 0":        "--moves-per-edge 0 is out of range (want 1 to 1024)",
 		"disk-slots: 1":            "--disk-slots 1 is out of range (want 2 to ",
 		"disk: nowhere":            "no such directory",

@@ -141,6 +141,9 @@ func TestBandwidthOnCUDA(t *testing.T) {
 // line that names what is missing and what to do. Otherwise the GPU is simulated, and the output
 // says that and its reason.
 func TestNoCUDA(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
 	t.Parallel()
 	none := cudatest.Config{Devices: -1}
 	old := cudatest.Config{Version: 10020}

@@ -7,88 +7,231 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/docstest"
 )
 
-// TestConsole: the console blocks of all pages print what the pages say. Each page begins in a
+// little makes runs small.
+const little = " --gpu sim --gpu-memory 1MiB --host-memory 1MiB"
+
+// typed says how TestCommands runs the commands of pages, by what they begin with; the longest
+// counts. Calls of spillbench that begin with nothing here are run as they are, and console blocks
+// always are.
+var typed = []struct {
+	begins string
+	flags  string // appended
+	first  string // run before
+	not    string // why it is not run
+}{
+	{begins: "spillbench run", flags: little},
+	{begins: "spillbench run --gpu cuda"},                                          // little would ask for a simulated one
+	{begins: "spillbench run --config spill.yaml", flags: little + " --disk made"}, // the file has a disk that is not here
+	{begins: "spillbench run --passes 50", flags: little + " --passes 2"},
+	{begins: "spillbench run --fault op=write,kind=enospc", flags: little + " --stuck-after 50ms"},
+	{begins: "spillbench verify", flags: little},
+	{begins: "spillbench bandwidth", flags: " --gpu sim --gpu-memory 8MiB --host-memory 8MiB --sizes 64KiB --threads 1"},
+	{begins: "spillbench bandwidth --quick", flags: " --gpu sim --gpu-memory 32MiB --host-memory 32MiB --between gpu,host"}, // has sizes of its own
+	{begins: "spillbench reserve", flags: " --duration 1ms --goroutines 2"},
+	{begins: "spillbench compare", flags: " --host-memory 1MiB --rounds 1"},
+	{begins: "spillbench tune", flags: little + " --budget 1s"},
+	{begins: "spillbench trace record", flags: little},
+	{begins: "spillbench trace compare run.trace other.trace", first: "cp run.trace other.trace"},
+	{begins: "spillbench report a.json b.json", first: "spillbench run --json a.json" + little + "; cp a.json b.json"},
+	{begins: "spillbench report a.json b.json --html both.html"}, // the page has made them
+	{begins: "spillbench quota --ledger run/ledger", first: "mkdir -m 700 -p run/ledger"},
+	{begins: "spillbench quota --ledger run/ledger --share", not: "needs root; TestQuotaShares does it"},
+	{begins: "spillbench quota --share UUID", not: "the same"},
+	{begins: "mkdir -m 700 run"},
+
+	// TestTyped of internal/docstest looks whether the packages, tests and files that these name are
+	// there.
+	{begins: "go test", not: "takes minutes, or is a test that runs anyway"},
+	{begins: "go -C", not: "takes minutes"},
+	{begins: ".ci/run", not: "takes minutes, and runs this test"},
+	{begins: "go run ./scripts/results", not: "TestReadme there holds what it prints; with -measure it takes minutes"},
+	{begins: "go tool pprof", not: "needs a profile; TestProfiles makes some"},
+	{begins: "scripts/gpu-check.sh", not: "builds all tests"},
+	{begins: "gpu-check/gpu-check.sh", not: "needs a GPU"},
+	{begins: "scripts/duckdb", not: "needs DuckDB"},
+	{begins: "benchstat", not: "is no part of this module; TestFormats holds the form of its input"},
+	{begins: "kubectl", not: "needs a cluster"},
+	{begins: "podman", not: "needs podman and the network"},
+	{begins: "go get", not: "needs the network"},
+	{begins: "go install", not: "needs the network"},
+	{begins: "go mod tidy", not: "needs the network"},
+	{begins: "git clone https://github.com/spillway-db/spillway", not: "needs the network"},
+	{begins: "cd spillway", not: "goes to that clone"},
+	{begins: "git clone --bare", not: "is of a release, as are the next ones"},
+	{begins: "git -C /tmp/spillway.git", not: "as above"},
+	{begins: "export", not: "as above"},
+	{begins: "mkdir /tmp/user", not: "as above"},
+}
+
+// asTyped puts what is here in the place of what readers have.
+var asTyped = strings.NewReplacer("go run ./cmd/spillbench", "spillbench", "--trace FILE", "--trace run.out", " FILE...", " testdata/flights.*",
+	" FILE", " testdata/flights.parquet", " DIR", " made", "/run/spillway", "run")
+
+var statusNote = regexp.MustCompile(` # .*(?:exit|status) (\d+)`)
+
+func moduleRoot() string {
+	root, err := filepath.Abs("../..")
+	must(err)
+	return root
+}
+
+// TestCommands: the commands of all pages run. Those of console blocks print what the pages say; the
+// others end with the status that the comment behind them names, or with 0. Each page begins in a
 // directory called spillway that has the module's testdata and nothing else, so that no command can
 // change the module. "go run ./cmd/spillbench" is this test program, and a new module that replaces
-// spillway by ../spillway gets the real one.
-func TestConsole(t *testing.T) {
+// spillway by ../spillway gets the real one. What prose has between backquotes is run once.
+func TestCommands(t *testing.T) {
 	unlessShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux: the pages show what the command says there")
 	}
-	root, err := filepath.Abs("../..")
+	names, err := docstest.Names(moduleRoot())
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	names, err := docstest.Names(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	steps := 0
+	met := make(map[string]bool) // what typed begins with, and what prose has
+	ran := 0
 	for _, name := range names {
-		page, err := docstest.Read(root, name)
+		page, err := docstest.Read(moduleRoot(), name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dir := t.TempDir()
-		tmp := filepath.Join(dir, "tmp")
-		checkout := filepath.Join(dir, "spillway")
-		must(errors.Join(os.Mkdir(tmp, 0o700), os.Mkdir(checkout, 0o700), os.Symlink(filepath.Join(root, "testdata"), filepath.Join(checkout, "testdata"))))
-		script := fmt.Sprintf("#!/bin/sh\n%s='plain %s' TMPDIR=%s exec '%s' \"$@\"\n", commandChild, tmp, tmp, self)
-		must(os.WriteFile(filepath.Join(dir, "spillbench"), []byte(script), 0o700))
-		at := checkout
-	blocks:
-		for _, b := range page.Blocks {
-			if b.Note != "" {
-				must(os.WriteFile(filepath.Join(at, b.Note), []byte(b.Text()), 0o600))
+		ran += runPage(t, page, met)
+	}
+	for _, k := range typed {
+		if !met[k.begins] {
+			t.Errorf("no page has a command that begins with %q", k.begins)
+		}
+	}
+	if ran < 60 {
+		t.Errorf("only %d commands were run", ran)
+	}
+}
+
+// runPage runs the commands of a page, and returns how many.
+func runPage(t *testing.T, page docstest.Page, met map[string]bool) (ran int) {
+	t.Helper()
+	dir := t.TempDir()
+	tmp, at := filepath.Join(dir, "tmp"), filepath.Join(dir, "spillway")
+	must(errors.Join(os.Mkdir(tmp, 0o700), os.MkdirAll(filepath.Join(at, "made"), 0o700)))
+	must(os.CopyFS(filepath.Join(at, "testdata"), os.DirFS(filepath.Join(moduleRoot(), "testdata"))))
+	self, err := os.Executable()
+	must(err)
+	script := fmt.Sprintf("#!/bin/sh\n%s='plain %s' TMPDIR=%s exec '%s' \"$@\"\n", commandChild, tmp, tmp, self)
+	must(os.WriteFile(filepath.Join(dir, "spillbench"), []byte(script), 0o700))
+	raw, console := make(map[int]string), make(map[int]string) // lines of blocks, and what commands print, by number
+	for _, b := range page.Blocks {
+		if b.Note != "" {
+			must(os.WriteFile(filepath.Join(at, b.Note), []byte(b.Text()), 0o600))
+		}
+		for _, l := range b.Lines {
+			raw[l.Number] = l.Text
+		}
+		if b.Language == "console" {
+			for _, step := range b.Steps() {
+				console[step.Number] = step.Output
 			}
-			if b.Language != "console" {
+		}
+	}
+	commands := page.Commands("go", "spillbench", "benchstat", "gpu-check/gpu-check.sh", "scripts/gpu-check.sh", "scripts/duckdb", ".ci/run")
+	slices.SortStableFunc(commands, func(a, b docstest.Line) int { return a.Number - b.Number })
+	for _, c := range commands {
+		line := asTyped.Replace(c.Text)
+		output, inConsole := console[c.Number]
+		status := 0
+		if m := statusNote.FindStringSubmatch(raw[c.Number]); m != nil {
+			status, _ = strconv.Atoi(m[1])
+		}
+		if !inConsole {
+			if raw[c.Number] == "" && met[line] {
 				continue
 			}
-			for _, step := range b.Steps() {
-				steps++
-				typed, _, _ := strings.Cut(step.Text, " #")
-				typed = strings.ReplaceAll(typed, "go run ./cmd/spillbench", "spillbench")
-				// The module by its own path, under which it has been compiled already.
-				typed = strings.ReplaceAll(typed, "=../spillway", "="+root)
-				where := filepath.Join(dir, "where")
-				sh := exec.Command("sh", "-c", "cd '"+at+"' || exit\n"+typed+"\nstatus=$?\npwd >'"+where+"'\n(exit $status)")
-				sh.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "TMPDIR="+tmp, "GOPROXY=off", "GONOSUMDB=*", "GOFLAGS=", "GOTOOLCHAIN=local")
-				var printed bytes.Buffer
-				sh.Stdout, sh.Stderr = &printed, &printed
-				var exit *exec.ExitError
-				if err := sh.Run(); err != nil && !errors.As(err, &exit) {
-					t.Fatal(err)
-				}
-				if now, err := os.ReadFile(where); err == nil {
-					at = strings.TrimSpace(string(now))
-				}
-				if status := sh.ProcessState.ExitCode(); status != 0 && strings.HasPrefix(step.Text, "go run ./cmd/spillbench") {
-					fmt.Fprintf(&printed, "exit status %d\n", status) // as "go run" does
-				}
-				if !docstest.Prints(step.Output, printed.String()) {
-					t.Errorf("%s:%d: %s prints\n%s\nand not\n%s", name, step.Number, step.Text, printed.String(), step.Output)
-					break blocks // what comes after it may need it
-				}
+			met[line] = true
+			var ok bool
+			if line, ok = smaller(line, met); !ok {
+				t.Errorf("%s:%d: %q is in no row of the table of what is run, and what not", page.Name, c.Number, c.Text)
+			}
+			if line == "" {
+				continue
 			}
 		}
-		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-			t.Errorf("%s: left %v (%v)", name, left, err)
+		ran++
+		// The module by its own path, under which it has been compiled already.
+		line = strings.ReplaceAll(line, "=../spillway", "="+moduleRoot())
+		where := filepath.Join(dir, "where")
+		sh := exec.Command("sh", "-c", "cd '"+at+"' || exit\n"+line+"\nstatus=$?\npwd >'"+where+"'\n(exit $status)")
+		sh.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "TMPDIR="+tmp, "CUDA_VISIBLE_DEVICES=", // as where there is no GPU
+			"GOPROXY=off", "GONOSUMDB=*", "GOFLAGS=", "GOTOOLCHAIN=local")
+		var printed bytes.Buffer
+		sh.Stdout, sh.Stderr = &printed, &printed
+		var exit *exec.ExitError
+		if err := sh.Run(); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		if now, err := os.ReadFile(where); err == nil {
+			at = strings.TrimSpace(string(now))
+		}
+		ended := sh.ProcessState.ExitCode()
+		if ended != 0 && strings.HasPrefix(line, "spillbench") {
+			fmt.Fprintf(&printed, "exit status %d\n", ended) // as "go run" does
+		}
+		if inConsole && !docstest.Prints(output, printed.String()) {
+			t.Errorf("%s:%d: %s prints\n%s\nand not\n%s", page.Name, c.Number, c.Text, printed.String(), output)
+			break // what comes after it may need it
+		}
+		if !inConsole && ended != status {
+			t.Errorf("%s:%d: %s ends with %d, and not with %d\n%s", page.Name, c.Number, line, ended, status, printed.String())
+			break
 		}
 	}
-	if steps < 5 {
-		t.Errorf("only %d commands were found", steps)
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("%s: left %v (%v)", page.Name, left, err)
 	}
+	return ran
+}
+
+// smaller returns a command as it is run here; empty: it is not. It is false if typed has to say how,
+// and does not.
+func smaller(line string, met map[string]bool) (string, bool) {
+	key := line
+	if line == "spillbench" || strings.HasPrefix(line, "spillbench -") {
+		key = "spillbench run" + strings.TrimPrefix(line, "spillbench")
+	}
+	found := -1
+	for i, k := range typed {
+		if strings.HasPrefix(key+" ", k.begins+" ") && (found < 0 || len(k.begins) > len(typed[found].begins)) {
+			found = i
+		}
+	}
+	if found < 0 {
+		if !strings.HasPrefix(line, "spillbench") {
+			return "", false
+		}
+		return line, true
+	}
+	k := typed[found]
+	met[k.begins] = true
+	if k.not != "" {
+		return "", true
+	}
+	line, to, redirected := strings.Cut(line, " >")
+	line += k.flags
+	if redirected {
+		line += " >" + to
+	}
+	if k.first != "" {
+		line = k.first + "\n" + line
+	}
+	return line, true
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/spillway-db/spillway"
@@ -396,7 +397,9 @@ func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.DiskConfig
 		case tier.Host:
 			c.HostMemoryBytes += s.Capacity()
 		case tier.Disk:
-			c.Disks = append(c.Disks, report.Disk{Dir: disks[s.ID().Ordinal].Dir, CapacityBytes: s.Capacity()})
+			dir := disks[s.ID().Ordinal].Dir
+			given := slices.ContainsFunc(e.disks, func(f diskFlag) bool { return f.dir == dir && !f.capacity.IsZero() })
+			c.Disks = append(c.Disks, report.Disk{Dir: dir, CapacityBytes: s.Capacity(), CapacityGiven: given})
 		}
 	}
 	return c

@@ -53,6 +53,7 @@ func TestErrors(t *testing.T) {
 		{"mistyped command of trace", []string{"trace", "reply"}, 2, []string{"did you mean replay?", "compare, record or replay"}},
 		{"mistyped help", []string{"help", "bandwith"}, 2, []string{"did you mean bandwidth?"}},
 		{"mistyped policy", []string{"--policy=lur"}, 2, []string{"lur", "did you mean lru?"}},
+		{"where the choices are", []string{"run", "--policy=mru"}, 2, []string{"--policy", "see spillbench run --help"}},
 		{"mistyped codec", []string{"--codec=zst"}, 2, []string{"did you mean zstd?"}},
 		{"mistyped peer", []string{"compare", "--peer=arow-ipc"}, 2, []string{"did you mean arrow-ipc?"}},
 		{"mistyped format", []string{"topo", "--format=jsno"}, 2, []string{"did you mean json?"}},

@@ -17,7 +17,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
@@ -27,6 +26,10 @@ import (
 // a table several times larger goes through any disk in seconds, and large enough for batches of a
 // few MiB.
 const defaultMemory = 64 << 20
+
+// stuckAfter is shorter than an engine's own patience: while a run loads nobody consumes, so what is
+// full stays full.
+const stuckAfter = 5 * time.Second
 
 // What the engine has where nothing else is asked for; see spillway.Config.MovesPerEdge and
 // permit.Config.Slots.
@@ -73,18 +76,18 @@ type engineFlags struct {
 func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	each := tier.Amount{Bytes: memory}
 	def := tier.Fractions{}.In(tier.GPU)
-	f.StringVar(&e.gpu, "gpu", "auto", "GPU backend `NAME`: auto (a real one if there is one for it, else sim), cuda or sim")
+	f.Var(choice(&e.gpu, "gpu", "auto"), "gpu", "GPU backend `NAME`: auto (a real one if there is one for it, else sim), cuda or sim")
 	f.TextVar(&e.gpuMemory, "gpu-memory", each, "`SIZE` of the GPU space, such as 512MiB or, of a real GPU, 25% of what the card has")
 	f.TextVar(&e.hostMemory, "host-memory", each, "`SIZE` of the pinned host memory, such as 512MiB or 25% of what the process may use")
 	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`, with at most so much in it, as bytes or a share of what is free (repeatable; default the temp directory, half of what is free)")
 	f.Float64Var(&e.limit, "limit", def.Limit, "largest share of GPU and host memory that is handed out")
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop at the latest")
-	f.StringVar(&e.policy, "policy", monitor.Names()[0], "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
-	f.StringVar(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String()), "how what goes to disk is compressed, by `NAME`: none, s2, zstd, bitpack, or auto for whichever is fastest here")
+	f.Var(choice(&e.policy, "policy", monitor.Names()[0]), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
+	f.Var(choice(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String())), "codec", "how what goes to disk is compressed, by `NAME`: none, s2, zstd, bitpack, or auto for whichever is fastest here")
 	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
-	f.DurationVar(&e.stuckAfter, "stuck-after", reservation.StuckAfter, "how long nothing may change before who waits for room in full memories is refused")
+	f.DurationVar(&e.stuckAfter, "stuck-after", stuckAfter, "how long nothing may change before who waits for room in full memories is refused")
 	e.ahead = cmp.Or(e.ahead, 64<<20)
 	f.Var(&e.ahead, "write-ahead", "`SIZE` such as 64MiB that is copied to disk at most in a second while nothing else is needed, or off")
 	f.IntVar(&e.movesPerEdge, "moves-per-edge", defaultMovesPerEdge, "how many moves the monitor has under way from one space to one other, as `N`")

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -65,8 +66,25 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 	l.mu.report = func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} }
 	l.server = &http.Server{Handler: l, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16}
 	l.done.Go(func() { _ = l.server.Serve(at) }) // which ends with close
-	fmt.Fprintf(stderr, "spillbench: the report is at http://%s/ while the run lasts\n", at.Addr())
+	fmt.Fprintf(stderr, "spillbench: the report is at http://%s/ while the run lasts%s\n", reachable(at.Addr().(*net.TCPAddr)), l.reach())
 	return l, nil
+}
+
+// reachable is an address that a browser on this machine can open: one that stands for all addresses
+// is none.
+func reachable(at *net.TCPAddr) string {
+	if at.IP.IsUnspecified() {
+		return net.JoinHostPort("localhost", strconv.Itoa(at.Port))
+	}
+	return at.String()
+}
+
+// reach says who else can ask.
+func (l *live) reach() string {
+	if l.local {
+		return ""
+	}
+	return "; other machines reach it by this one's name or address, without a password"
 }
 
 // ServeHTTP serves the page. Where only this machine may ask, a name that leads here from another

@@ -108,6 +108,16 @@ func (o *output) show(document report.Document, notes []string) error {
 	return errors.Join(o.write(document), o.picture(document), o.print(document, notes))
 }
 
+// showFailed writes the document of a command that failed where --json and --html say, and prints it
+// if JSON was asked for. For people the error is enough.
+func (o *output) showFailed(document report.Document) error {
+	err := errors.Join(o.write(document), o.picture(document))
+	if o.flags.printed() == report.JSON {
+		err = errors.Join(err, o.print(document, nil))
+	}
+	return err
+}
+
 // write writes the document to the file that --json names, if there is one.
 func (o *output) write(document any) error {
 	if o.json == nil {
@@ -132,7 +142,7 @@ func (o *output) picture(document report.Document) error {
 		return err
 	}
 	if o.html == nil {
-		return o.toStdout(b.Bytes())
+		return toStdout(o.stdout, b.Bytes())
 	}
 	return o.html.write(b.Bytes())
 }
@@ -157,7 +167,7 @@ func (o *output) print(document report.Document, notes []string) (err error) {
 	case report.JSON:
 		text, err = o.encode(document)
 	case report.BenchFmt:
-		err = report.WriteBenchmarks(&b, document.(report.Measured)) // as outputFlags.figures says
+		err = report.WriteBenchmarks(&b, nil, document.(report.Measured)) // as outputFlags.figures says
 		text = b.Bytes()
 	default:
 		err = document.Page(notes).Write(&b, format)
@@ -166,12 +176,12 @@ func (o *output) print(document report.Document, notes []string) (err error) {
 	if err != nil {
 		return err
 	}
-	return o.toStdout(text)
+	return toStdout(o.stdout, text)
 }
 
 // toStdout writes to standard output. A failed write of a result is an error.
-func (o *output) toStdout(text []byte) error {
-	if _, err := o.stdout.Write(text); err != nil {
+func toStdout(stdout io.Writer, text []byte) error {
+	if _, err := stdout.Write(text); err != nil {
 		return fail.Environmentf("writing standard output: %w", pathless(err))
 	}
 	return nil

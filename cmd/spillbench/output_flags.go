@@ -22,6 +22,8 @@ type outputFlags struct {
 	figures bool
 	// pictured says that there is a page about its results.
 	pictured bool
+	// prints says that to print its result is all that the command does.
+	prints bool
 }
 
 func (o *outputFlags) register(f *pflag.FlagSet) {
@@ -34,7 +36,11 @@ func (o *outputFlags) register(f *pflag.FlagSet) {
 	if o.pictured {
 		f.Var(&o.html, "html", "write a page about the result to `FILE`, or to standard output if it is -: one file that needs nothing else")
 	}
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but what --json and --format ask for: no table, no notes, no progress")
+	quiet := "print nothing but what --json and --format ask for: no table, no notes, no progress"
+	if o.prints {
+		quiet = "print nothing but the result; with --json FILE not even that"
+	}
+	f.BoolVarP(&o.quiet, "quiet", "q", false, quiet)
 }
 
 // validate refuses flags that contradict each other.
@@ -45,19 +51,10 @@ func (o *outputFlags) validate() error {
 	case o.format == "":
 	case o.json == "-":
 		return fail.Usagef("--json - and --format %s both want standard output (give one of them, or --json FILE)", o.format)
-	case o.quiet && o.format == formatFlag(report.Table):
+	case o.quiet && !o.prints && o.format == formatFlag(report.Table):
 		return fail.Usagef("--quiet and --format table exclude each other (give one of them)")
 	case o.format == formatFlag(report.BenchFmt) && !o.figures:
 		return fail.Usagef("--format benchfmt is for commands that measure: run, bandwidth, compare and reserve (want table, json, csv or markdown)")
-	}
-	return nil
-}
-
-// something refuses --quiet of a command that only prints, if nothing else is asked for: its name is
-// that of the command.
-func (o *outputFlags) something(command string) error {
-	if o.quiet && o.json == "" && o.format == "" {
-		return fail.Usagef("%s --quiet has no result (give --json FILE or --format json as well, or leave --quiet out)", command)
 	}
 	return nil
 }
@@ -71,7 +68,7 @@ func (o *outputFlags) printed() report.Format {
 		return report.JSON
 	case o.format != "":
 		return report.Format(o.format)
-	case o.quiet:
+	case o.quiet && (!o.prints || o.json != ""):
 		return ""
 	}
 	return report.Table

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
@@ -162,6 +164,14 @@ func TestVersion(t *testing.T) {
 	if !line.MatchString(r.stdout) {
 		t.Errorf("printed %q", r.stdout)
 	}
+	everyCommand(func(cmd *cobra.Command) { // whatever else it wants
+		if got := succeed(t, append(strings.Fields(cmd.CommandPath())[1:], "--version")...).stdout; got != r.stdout {
+			t.Errorf("%s --version printed %q", cmd.CommandPath(), got)
+		}
+	})
+	if got := succeed(t, "help", "--version").stdout; got != r.stdout {
+		t.Errorf("help --version printed %q", got)
+	}
 	var stderr strings.Builder
 	if status := Main(t.Context(), []string{"--version"}, full{}, &stderr); status != 3 || strings.Count(stderr.String(), "\n") != 1 {
 		t.Errorf("without room for it: %d, %q", status, &stderr)
@@ -178,6 +188,9 @@ func (full) Write([]byte) (int, error) {
 // TestFullOutput: a result that could not be written is an error, of the machine,
 // and one line.
 func TestFullOutput(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
 	t.Parallel()
 	table := writeTable(t, "t.arrow", 1, 100)
 	for _, args := range [][]string{append([]string{"run"}, small...), {"verify", table}, {"topo"}} {
@@ -193,6 +206,18 @@ func TestFullOutput(t *testing.T) {
 		try(full{}, "standard output", "--json=-")
 		if runtime.GOOS == "linux" {
 			try(io.Discard, "--json /dev/full", "--json=/dev/full")
+		}
+	}
+}
+
+// TestFullHelp: help that could not be written is an error as well.
+func TestFullHelp(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"--help", "run --help", "help tune", "report -h", "completion bash"} {
+		var stderr strings.Builder
+		status := Main(t.Context(), strings.Fields(line), full{}, &stderr)
+		if got := stderr.String(); status != 3 || strings.Count(got, "\n") != 1 || !strings.Contains(got, syscall.ENOSPC.Error()) {
+			t.Errorf("%s ended with %d: %q", line, status, got)
 		}
 	}
 }

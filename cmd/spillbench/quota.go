@@ -21,7 +21,7 @@ import (
 )
 
 func newQuota(stdout, stderr io.Writer) *cobra.Command {
-	var flags outputFlags
+	flags := outputFlags{prints: true}
 	var ledger string
 	var share []string
 	cmd := &cobra.Command{

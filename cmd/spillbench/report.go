@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,64 +17,138 @@ import (
 // defaultPage is where report writes without --html.
 const defaultPage = "report.html"
 
+// reportFlags are the flags of report.
+type reportFlags struct {
+	html   fileFlag
+	format formatFlag
+	quiet  bool
+}
+
 func newReport(stdout, stderr io.Writer) *cobra.Command {
-	var html fileFlag
-	var quiet bool
+	var f reportFlags
 	cmd := &cobra.Command{
 		Use:   "report FILE [FILE]",
 		Short: "Make a page of a result, or of two that are compared",
 		Long: `Make a page of a result, or of two that are compared.
 
-Each FILE is what run, bandwidth or compare wrote with --json. The page is one file that
-needs nothing else, and can be sent by mail. With two results of one command it says in
-words what differs, and shows both curves.`,
+Each FILE is what run, bandwidth or compare wrote with --json, and - is standard input. The
+page is one file that needs nothing else, and can be sent by mail. With two results of one
+command it says in words what differs, and shows both curves.
+
+With --format it prints instead: a result as its command would have, or what differs
+between two. For benchfmt, FILE may also be of reserve. Of two it prints the figures of
+both, each with its FILE as "result".`,
 		Example: `  spillbench run --json a.json
   spillbench report a.json                  # writes report.html
   spillbench run --disk-throttle 100MiB --json b.json
-  spillbench report a.json b.json --html slow.html`,
+  spillbench report a.json b.json --html slow.html
+  spillbench report a.json b.json --format markdown
+  spillbench report a.json b.json --format benchfmt    # for benchstat -col result`,
 		Args: files(1, 2, "one or two files that --json wrote"),
-		RunE: func(_ *cobra.Command, args []string) error {
-			return makeReport(args, string(html), quiet, stdout, stderr)
-		},
+		RunE: func(_ *cobra.Command, args []string) error { return makeReport(args, f, stdout, stderr) },
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.Var(&html, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+")")
-	fs.BoolVarP(&quiet, "quiet", "q", false, "do not print where the page is")
+	fs.Var(&f.format, "format", "print in the place of a page, by `NAME`: table, csv, markdown or benchfmt")
+	fs.Var(&f.html, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
+	fs.BoolVarP(&f.quiet, "quiet", "q", false, "do not print where the page is")
 	return cmd
 }
 
-func makeReport(names []string, html string, quiet bool, stdout, stderr io.Writer) (err error) {
-	if html == "" {
+// validate refuses flags that contradict each other.
+func (f reportFlags) validate() error {
+	switch {
+	case f.format == formatFlag(report.JSON):
+		return fail.Usagef("--format json is what FILE has already (want table, csv, markdown or benchfmt)")
+	case f.format != "" && f.html == "-":
+		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
+	}
+	return nil
+}
+
+func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
+	if err := f.validate(); err != nil {
+		return err
+	}
+	html := string(f.html)
+	if html == "" && f.format == "" {
 		html = defaultPage
 	}
 	if err := apart([]place{{"--html " + html, html}}, readings(names...)); err != nil {
 		return err
 	}
-	var docs []report.Pictured
-	for _, name := range names {
+	names = slices.Clone(names)
+	docs, err := readResults(names)
+	if err != nil {
+		return err
+	}
+	var pictured []report.Pictured
+	for _, d := range docs {
+		if p, ok := d.(report.Pictured); ok {
+			pictured = append(pictured, p)
+		}
+	}
+	if html != "" {
+		if len(pictured) == 0 {
+			return fail.Usagef("%s is of %s, of which there is no page (give --format benchfmt, or table for one result, and no --html)", names[0], report.CommandOf(docs[0]))
+		}
+		if err := writePage(html, names, pictured, f.quiet, stdout, stderr); err != nil {
+			return err
+		}
+	}
+	if f.format == "" {
+		return nil
+	}
+	var b bytes.Buffer
+	switch {
+	case f.format == formatFlag(report.BenchFmt):
+		err = report.WriteBenchmarks(&b, names, docs...)
+	case len(docs) == 1:
+		err = docs[0].Page(report.NotesOf(docs[0])).Write(&b, report.Format(f.format))
+	case len(pictured) == 2:
+		err = report.PageOfTwo(names, pictured[0], pictured[1]).Write(&b, report.Format(f.format))
+	default:
+		return fail.Usagef("two results of %s are compared by benchstat (give --format benchfmt)", report.CommandOf(docs[0]))
+	}
+	if err != nil {
+		return err
+	}
+	return toStdout(stdout, b.Bytes())
+}
+
+// readResults reads one result, or two of one command. In names, - becomes what a reader knows.
+func readResults(names []string) (docs []report.Measured, err error) {
+	if len(names) == 2 && names[0] == "-" && names[1] == "-" {
+		return nil, fail.Usagef("standard input can be read once (give - once, and a file)")
+	}
+	for i, name := range names {
 		text, err := readResult(name)
+		if name == "-" {
+			name, names[i] = "standard input", "standard input"
+		}
 		if err != nil {
-			return fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
+			return nil, fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
 		}
 		doc, err := report.Read(text)
 		if err != nil {
-			return fail.Usagef("%s: %w (name what run, bandwidth or compare wrote with --json)", name, err)
+			return nil, fail.Usagef("%s: %w (name what run, bandwidth, compare or reserve wrote with --json)", name, err)
 		}
 		docs = append(docs, doc)
 	}
 	if len(docs) == 2 && report.CommandOf(docs[0]) != report.CommandOf(docs[1]) {
-		return fail.Usagef("%s is of %s and %s of %s (give two results of one command)", names[0], report.CommandOf(docs[0]), names[1], report.CommandOf(docs[1]))
+		return nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)", names[0], report.CommandOf(docs[0]), names[1], report.CommandOf(docs[1]))
 	}
+	return docs, nil
+}
+
+// writePage writes the page to the file html, or to standard output.
+func writePage(html string, names []string, docs []report.Pictured, quiet bool, stdout, stderr io.Writer) error {
 	var b bytes.Buffer
 	if err := report.WriteHTML(&b, names, docs...); err != nil {
 		return err
 	}
 	if html == "-" {
-		if _, err := stdout.Write(b.Bytes()); err != nil {
-			return fail.Environmentf("writing standard output: %w", pathless(err))
-		}
-		return nil
+		return toStdout(stdout, b.Bytes())
 	}
 	if err := replaceablePage(html); err != nil {
 		return err
@@ -95,14 +170,16 @@ func makeReport(names []string, html string, quiet bool, stdout, stderr io.Write
 // maxResult is how large a result may be: hundreds of times the largest that we know.
 const maxResult = 64 << 20
 
-// readResult reads a result's file; one without an end, such as a device, not to its end.
-func readResult(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
+// readResult reads a result's file, or standard input; one without an end, such as a device, not to its end.
+func readResult(name string) (text []byte, err error) {
+	f := os.Stdin
+	if name != "-" {
+		if f, err = os.Open(name); err != nil {
+			return nil, err
+		}
+		defer f.Close()
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxResult+1))
+	text, err = io.ReadAll(io.LimitReader(f, maxResult+1))
 	if err == nil && len(text) > maxResult {
 		err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
 	}

@@ -3,13 +3,19 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/perf/benchfmt"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/page/pagetest"
@@ -55,6 +61,9 @@ func TestHTML(t *testing.T) {
 	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > inDocument || len(doc.Limits) == 0 || len(doc.Timeline.Phases) != 3 {
 		t.Errorf("%+v, %d limits", doc.Timeline, len(doc.Limits))
 	}
+	if disk := doc.Spaces[2]; disk.WrittenBytes <= 0 || disk.ReadBytes <= 0 || doc.Config.Disks[0].CapacityGiven {
+		t.Errorf("%+v, %+v", disk, doc.Config.Disks)
+	}
 	for _, e := range doc.Edges {
 		moved := int64(0)
 		for _, line := range doc.Timeline.Edges {
@@ -76,6 +85,7 @@ func TestReportRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	run := writeFile(t, "run.json", `{"schema":"spillway.spillbench/v1","command":"run"}`)
 	band := writeFile(t, "b.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
+	reserve := writeFile(t, "r.json", `{"schema":"spillway.spillbench/v1","command":"reserve"}`)
 	endless := "/dev/zero"
 	if _, err := os.Stat(endless); err != nil {
 		endless = writeFile(t, "endless.json", strings.Repeat(" ", maxResult+1))
@@ -92,7 +102,7 @@ func TestReportRefuses(t *testing.T) {
 		"its capacity_bytes is 9223372036854775807":   of("run", `"spaces":[{"capacity_bytes":9223372036854775807}]`),
 		"its interval_seconds is 0":                   of("run", `"timeline":{"waits":{"ended":[1]}}`),
 		"has 2 values, and not 1":                     of("run", `"timeline":{"interval_seconds":1,"waits":{"ended":[1]},"edges":[{"bytes":[1,2]}]}`),
-		"cannot unmarshal string":                     of("run", `"edges":"x"`),
+		"edges is a text, and not a list":             of("run", `"edges":"x"`),
 		"its ratio is 0 and 0":                        of("compare", `"ratio":{}`),
 		"its ratio is 1e-310 and 1":                   of("compare", `"ratio":{"write":1e-310,"read":1}`),
 		"one or two files":                            {},
@@ -101,6 +111,12 @@ func TestReportRefuses(t *testing.T) {
 		`its schema is "other"`:                       {writeFile(t, "s.json", `{"schema":"other"}`)},
 		`it is one of "topo"`:                         {writeFile(t, "t.json", `{"schema":"spillway.spillbench/v1","command":"topo"}`)},
 		"give two results of one command":             {run, band},
+		"a row has 1 samples, and 2 of its limit":     of("bandwidth", `"rows":[{"samples":{"gib_per_s":[1],"limit_gib_per_s":[1,2]}}]`),
+		"o.json is of reserve, of which there is no":  of("reserve", `"config":{}`),
+		"two results of reserve are compared by":      {reserve, reserve, "--format=csv"},
+		"--format json is what FILE has already":      {run, "--format=json"},
+		"--html - wants standard output for itself":   {run, "--format=csv", "--html=-"},
+		"did you mean csv?":                           {run, "--format=csw"},
 		"--html no/such/dir/x.html cannot be written": {run, "--html=no/such/dir/x.html"},
 	} {
 		r := command(t, t.Context(), append([]string{"report"}, args...)...)
@@ -127,8 +143,56 @@ func TestReportRefuses(t *testing.T) {
 	}
 }
 
-// The page of a real run, and that of it beside one with a slow disk, are drawn in a browser without an
-// error or a request; the second says in words what changed.
+// TestReportFormats: a stored result is printed as its command prints it, and of two what differs, or
+// the figures of both for benchstat. There is a page only if it is asked for, too.
+func TestReportFormats(t *testing.T) {
+	t.Chdir(t.TempDir())
+	bare := writeFile(t, "bare.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
+	for name, args := range map[string][]string{
+		"run":     append([]string{"run", "--format=markdown"}, small...),
+		"compare": {"compare", "--format=csv", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
+		"reserve": {"reserve", "--format=benchfmt", "--goroutines=2", "--duration=1ms"},
+	} {
+		file := name + ".json"
+		printed := command(t, t.Context(), append(args, "--json="+file)...).stdout
+		if again := succeed(t, "report", file, args[1]).stdout; again != printed || printed == "" {
+			t.Errorf("%s of %s: report prints\n%s\nand the command\n%s", args[1], name, again, printed)
+		}
+		for _, format := range []string{"table", "csv", "markdown", "benchfmt"} {
+			succeed(t, "report", bare, "--format="+format) // what is missing is nothing
+			succeed(t, "report", file, "--format="+format)
+		}
+		both := succeed(t, "report", file, writeFile(t, "other.json", readFile(t, file)), "--format=benchfmt").stdout
+		lines := map[string]int{}
+		for r := benchfmt.NewReader(strings.NewReader(both), name); r.Scan(); {
+			if rec, ok := r.Result().(*benchfmt.Result); ok {
+				lines[filepath.Base(rec.GetConfig("result"))]++
+			} else if rec, ok := r.Result().(*benchfmt.SyntaxError); ok {
+				t.Error(rec)
+			}
+		}
+		if len(lines) != 2 || lines[file] == 0 || lines[file] != lines["other.json"] {
+			t.Errorf("%s: the lines of each are %v in\n%s", name, lines, both)
+		}
+	}
+	slow := writeFile(t, "slow.json", strings.Replace(readFile(t, "run.json"), `"disk_throttle_bytes_per_s": 0`, `"disk_throttle_bytes_per_s": 1048576`, 1))
+	const differs = "\nconfiguration,,\"the disk was slowed to 1.0 MiB/s in B, not in A (--disk-throttle).\"\n"
+	if r := succeed(t, "report", "run.json", slow, "--format=csv", "-q"); !strings.HasPrefix(r.stdout, "about,b_is,text\n") || !strings.Contains(r.stdout, differs) {
+		t.Errorf("what differs is\n%s", r.stdout)
+	}
+	if r := succeed(t, "report", "run.json", "run.json", "--format=table"); !strings.Contains(r.stdout, "Both took about as long") {
+		t.Errorf("what differs is\n%s", r.stdout)
+	}
+	if _, err := os.Stat(defaultPage); err == nil {
+		t.Error("a page was written")
+	}
+	if r := command(t, t.Context(), "report", "run.json", "--format=csv", "--html=page.html"); r.status != 0 || !strings.HasPrefix(r.stdout, "name,seconds") || !strings.Contains(r.stderr, "page.html") || !strings.Contains(readFile(t, "page.html"), "</html>") {
+		t.Errorf("%q, %q", r.stdout, r.stderr)
+	}
+}
+
+// The page of a real run, that of it beside one with a slow disk, and those of measurements are drawn in
+// a browser without an error or a request. The second says in words what changed.
 func TestReportInBrowser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs seconds and Chromium: run without -short")
@@ -141,6 +205,27 @@ func TestReportInBrowser(t *testing.T) {
 	succeed(t, append(args, "--json="+file("fast.json"), "--html="+file("fast.html"))...)
 	succeed(t, append(args, "--json="+file("slow.json"), "--html="+file("slow.html"), "--disk-throttle=100MiB", "--fault=op=write,kind=slow:5,p=0.5")...)
 	succeed(t, "report", "-q", file("fast.json"), file("slow.json"), "--html="+file("both.html"))
+	succeed(t, "bandwidth", "-q", "--sizes=64KiB", "--threads=1", "--gpu-memory=1MiB", "--host-memory=1MiB", "--html="+file("bandwidth.html"))
+	succeed(t, append(briefly, "-q", "--html="+file("compare.html"))...)
+	for name, page := range map[string]struct {
+		bars int
+		text []string
+	}{
+		"bandwidth.html": {2 * 8, []string{"of 8 rows reach 90 %", "host:0 → disk:0", "64KiB, rewritten", "memmove", "disk I/O"}},
+		"compare.html":   {2 * 4, []string{"With the same 1.0 MiB of memory Spillway wrote", "write ratio", "Reading", "arrow-ipc, warm"}},
+	} {
+		for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 900, Height: 700, Dark: true}, {Width: 380, Height: 800}, {Width: 720, Height: 1000, Print: true}} {
+			s := b.Look("file://"+file(name), how)
+			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Bars != page.bars || how.Width > 380 && len(s.Hidden) > 0 {
+				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, hidden parts of %q, %d bars", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Hidden, s.Bars)
+			}
+			for _, part := range page.text {
+				if !strings.Contains(s.Text, part) {
+					t.Errorf("%s at %+v lacks %q", name, how, part)
+				}
+			}
+		}
+	}
 	for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 1160, Height: 900, Dark: true}, {Width: 380, Height: 800}} {
 		for _, name := range []string{"fast.html", "both.html"} {
 			s := b.Look("file://"+file(name), how)
@@ -149,7 +234,7 @@ func TestReportInBrowser(t *testing.T) {
 			}
 			want := []string{"All is well", "What to change", "gpu:0", "Waits for room"}
 			if name == "both.html" {
-				want = append(want, "What differs", "disk slowed down to, a second: 100.0 MiB in B, off in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB a second on purpose")
+				want = append(want, "What differs", "the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB/s on purpose")
 			}
 			for _, part := range want {
 				if !strings.Contains(s.Text, part) {
@@ -220,6 +305,47 @@ func TestPerfettoFull(t *testing.T) {
 	decode(t, readFile(t, json), &doc)
 	if !strings.HasSuffix(strings.TrimSpace(readFile(t, html)), "</html>") {
 		t.Error("no page")
+	}
+}
+
+// TestReportFromStandardInput: - is standard input, once.
+func TestReportFromStandardInput(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs a child process, which is Linux's")
+	}
+	json := succeed(t, append([]string{"--json=-", "-q"}, small...)...).stdout
+	other := writeFile(t, "b.json", json)
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"-"}, 0, "All is well"},
+		{[]string{"-", other}, 0, "standard input"},
+		{[]string{"-", "-"}, 2, "standard input can be read once"},
+	} {
+		cmd := exec.Command(os.Args[0], append([]string{"report", "--html=-"}, c.args...)...)
+		cmd.Env = append(os.Environ(), commandChild+"=plain "+t.TempDir())
+		cmd.Stdin = strings.NewReader(json)
+		out, err := cmd.CombinedOutput()
+		if status := cmd.ProcessState.ExitCode(); status != c.status || !strings.Contains(string(out), c.want) {
+			t.Errorf("%q ended with %d (%v): %.300s", c.args, status, err, out)
+		}
+	}
+}
+
+// TestAddresses: what is printed can be opened, and says who else can.
+func TestAddresses(t *testing.T) {
+	for at, want := range map[string]string{"0.0.0.0:80": "localhost:80", "[::]:80": "localhost:80", "127.0.0.1:80": "127.0.0.1:80", "[::1]:80": "[::1]:80"} {
+		if got := reachable(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))); got != want {
+			t.Errorf("%s is at %s, want %s", at, got, want)
+		}
+	}
+	for local, want := range map[bool]string{true: "", false: "other machines reach it"} {
+		if got := (&live{local: local}).reach(); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("local %v: %q", local, got)
+		}
 	}
 }
 

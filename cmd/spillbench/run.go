@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,6 +43,7 @@ type runFlags struct {
 	passes     int
 	listen     string
 	perfetto   string
+	stallAfter time.Duration // how long nothing moves before a note says so
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
@@ -79,7 +82,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
 	f.input.registerWorkers(fs, "how many batches are worked on at once")
-	fs.StringVar(&f.place, "place", "gpu", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
+	fs.Var(choice(&f.place, "place", "gpu"), "place", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
@@ -87,6 +90,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 
 // registerWatching registers the flags by which one run is watched.
 func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
+	f.stallAfter = stallAfter
 	fs.Var(&valueFlag{&f.perfetto, "FILE", true}, "perfetto", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
 	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0", false}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
@@ -145,7 +149,10 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, rec.finish(false, nil)) }()
-	f.engine.events = rec.events()
+	var bar progress.Bar
+	drawn := &bar
+	still := f.stall(func(line string) { drawn.Say(stderr, line) })
+	f.engine.events = spillway.Tee(rec.events(), still.events())
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
@@ -153,14 +160,16 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	rec.watch(m.engine)
 	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/batchesInGPU)
 	live.show(func() *page.Report { return f.now(m, rec, sources, start, out.call.args) })
-	var bar progress.Bar
-	drawn := &bar
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, m.engine.Stats)
 	}
 	cfg := f.job(m)
-	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, rec.progress(drawn)
+	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, rec.progress(ofPasses{drawn, f.passes})
+	var held []report.Held
+	cfg.Failed = func() { held = holders(m.engine) }
+	still.watch(m.engine.Spaces())
 	res, err := job.Run(ctx, cfg)
+	still.end()
 	drawn.Close()
 	rec.end()
 	took := time.Since(start)
@@ -176,8 +185,9 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
-	if err != nil {
-		return m.blame(ctx, errors.Join(err, untraced))
+	err = m.blame(ctx, err)
+	if err != nil && (ctx.Err() != nil || fail.Status(err) == fail.Usage) {
+		return errors.Join(err, untraced)
 	}
 	m.settle()
 	if res.OnHost {
@@ -186,7 +196,13 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
 	doc.Limits, doc.Timeline = limits, line
+	if err != nil {
+		doc.Error, doc.Held = fail.Line(err), held
+	}
 	live.end(ctx, doc, out.call)
+	if err != nil {
+		return errors.Join(err, out.showFailed(doc), untraced)
+	}
 	lines := m.notes.lines()
 	// The verdict goes first: it decides the status. A trace that could not be written costs no result.
 	err = errors.Join(verdict(res), out.show(doc, lines), untraced)
@@ -202,6 +218,42 @@ func (f *runFlags) job(m *machine) job.Config {
 		Engine: m.engine, Repeat: f.input.repeat, Fits: f.place == "fits",
 		Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers, Held: m.plan.Held(),
 	}
+}
+
+// ofPasses says of a pass how many there are: "pass 3 of 10".
+type ofPasses struct {
+	job.Progress
+	passes int
+}
+
+// Begin starts a phase.
+func (p ofPasses) Begin(phase string, steps int64) { p.Progress.Begin(p.named(phase), steps) }
+
+func (p ofPasses) named(phase string) string {
+	if n, found := strings.CutPrefix(phase, "pass-"); found {
+		return fmt.Sprintf("pass %s of %d", n, p.passes)
+	}
+	return phase
+}
+
+// stall returns what says that nothing moves; nil if nobody wants to read it, or the run ends sooner.
+func (f *runFlags) stall(say func(line string)) *stall {
+	if f.output.quiet || f.stallAfter <= 0 || f.engine.stuckAfter <= f.stallAfter {
+		return nil
+	}
+	return newStall(f.stallAfter, func(why string) {
+		say(fmt.Sprintf("spillbench: note: nothing moves: %s; the run ends after %v of that (--stuck-after)", why, f.engine.stuckAfter))
+	})
+}
+
+// holders is who holds what in the spaces of an engine.
+func holders(eng *spillway.Engine) (all []report.Held) {
+	for _, s := range eng.Spaces() {
+		if h, ok := eng.Holders(s.ID()); ok {
+			all = append(all, report.Held{Space: s.ID().String(), Used: h.Used, Available: h.Available, Text: h.String()})
+		}
+	}
+	return all
 }
 
 // verdict is what a finished run ends with.
@@ -245,9 +297,13 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 func spaces(stats spillway.Stats) []report.Space {
 	out := []report.Space{}
 	for _, s := range stats.Spaces {
-		out = append(out, report.Space{
+		space := report.Space{
 			ID: s.ID.String(), Backend: s.Backend, CapacityBytes: s.Capacity, PeakBytes: s.Peak, EndBytes: s.Used(),
-		})
+		}
+		if s.Disk != nil {
+			space.WrittenBytes, space.ReadBytes = s.Disk.Written, s.Disk.Read
+		}
+		out = append(out, space)
 	}
 	return out
 }

@@ -312,6 +312,9 @@ func TestVerifyInterrupted(t *testing.T) {
 
 // TestConfigIsTold: the document has what the engine was opened with.
 func TestConfigIsTold(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
 	t.Parallel()
 	dir := t.TempDir()
 	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
@@ -323,7 +326,7 @@ func TestConfigIsTold(t *testing.T) {
 	decode(t, r.stdout, &doc)
 	want := report.RunConfig{
 		Config: report.Config{
-			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20}},
+			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20, CapacityGiven: true}},
 			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, StuckAfterSeconds: 9, WriteAheadBytesPerS: 5 << 20, MovesPerEdge: 6, DiskSlots: 7, Faults: []report.Fault{},
 		},
 		Seed: 9, Repeat: 2, Passes: 3, Partitions: 4, Workers: 5, Place: "fits",

@@ -15,7 +15,7 @@ import (
 )
 
 func newTopo(stdout, stderr io.Writer) *cobra.Command {
-	var flags outputFlags
+	flags := outputFlags{prints: true}
 	var root string
 	cmd := &cobra.Command{
 		Use:   "topo",
@@ -37,9 +37,6 @@ them this process may use.`,
 }
 
 func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr io.Writer) (err error) {
-	if err := flags.something("topo"); err != nil {
-		return err
-	}
 	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
 		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
 	}
@@ -57,7 +54,7 @@ func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr i
 	if root == "" {
 		env.ProbeDisk(os.TempDir()) // where run spills by default
 	} else {
-		env.Kernel, env.Cores = "", top.Limits.CPUs // not this machine's if the recorded one's are not known
+		env.Kernel, env.GOOS, env.GOARCH, env.Cores = "", "", "", top.Limits.CPUs // not this machine's if the recorded one's are not known
 	}
 	doc := &report.Topo{Header: report.NewHeader("topo", env, nil), Topology: top, Paths: top.Matrix()}
 	return out.show(doc, nil)

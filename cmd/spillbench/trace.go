@@ -139,7 +139,7 @@ func (f *replayFlags) validate() (err error) {
 }
 
 func newReplay(stdout, stderr io.Writer) *cobra.Command {
-	var f replayFlags
+	f := replayFlags{output: outputFlags{prints: true}}
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Predict what is moved, and the time, with a setting",
@@ -152,13 +152,13 @@ was recorded.`,
 			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
 		},
 	}
-	cmd.Flags().StringVar(&f.policy, "policy", "", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
+	cmd.Flags().Var(choice(&f.policy, "policy", ""), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
 	f.register(cmd)
 	return cmd
 }
 
 func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
-	var f replayFlags
+	f := replayFlags{output: outputFlags{prints: true}}
 	cmd := &cobra.Command{
 		Use:   "compare FILE...",
 		Short: "Predict what is moved, and the time, with each policy",
@@ -187,7 +187,7 @@ func files(least, most int, what string) cobra.PositionalArgs {
 
 // run replays traces, each with the setting or with all policies.
 func (f *replayFlags) run(ctx context.Context, command string, names []string, all bool, stdout, stderr io.Writer) (err error) {
-	if err := errors.Join(f.validate(), f.output.something(command)); err != nil {
+	if err := f.validate(); err != nil {
 		return err
 	}
 	out, err := f.output.open(ctx, stdout, stderr, names...)

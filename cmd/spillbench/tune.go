@@ -157,7 +157,7 @@ func (f *tuneFlags) tune(ctx context.Context, fs *pflag.FlagSet, stdout, stderr 
 // result took long.
 func (f *tuneFlags) show(out *output, yaml *destination, doc *report.Tune, lines []string) (err error) {
 	if f.yaml == "-" {
-		return errors.Join(out.write(doc), out.toStdout([]byte(doc.Chosen.YAML)))
+		return errors.Join(out.write(doc), toStdout(out.stdout, []byte(doc.Chosen.YAML)))
 	}
 	if yaml != nil {
 		err = yaml.write([]byte(doc.Chosen.YAML))
@@ -376,6 +376,7 @@ func (t *tuning) document(fs *pflag.FlagSet, first once, res *tune.Result) (*rep
 				setting.Tried = append(setting.Tried, report.TuneTrial{
 					Value: s.Values[trial.Value], Outcome: string(trial.Outcome),
 					Gain: trial.Gain.Median, GainLow: trial.Gain.Low, GainHigh: trial.Gain.High, Samples: append([]float64{}, trial.Gain.Samples...),
+					Vague: trial.Gain.Vague(res.Variation),
 				})
 			}
 		}
@@ -396,11 +397,13 @@ func (t *tuning) verdict(res *tune.Result) string {
 		return "Nothing was tried: all settings were given. The configuration is what was given."
 	case res.Short:
 		return fmt.Sprintf("Nothing was tried: the budget has no room for enough runs (give --budget %v at least, or --most-written more). The configuration is the default.", max(time.Second, res.Needed.Round(time.Second)))
+	case res.Better && res.Last.Vague(res.Variation):
+		return fmt.Sprintf("The chosen configuration is faster than the default, in the median of %d pairs of runs that nothing was chosen by. The runs vary too much for a figure.", len(res.LastChosen))
 	case res.Better:
 		return fmt.Sprintf("The chosen configuration is %s faster than the default: %.3f s instead of %.3f s (medians of %d pairs of runs that nothing was chosen by; %.1f to %.1f %%).",
 			fmt.Sprintf("%.1f %%", 100*res.Last.Median), median(res.LastChosen), median(res.LastDefault), len(res.LastChosen), 100*res.Last.Low, 100*res.Last.High)
 	case len(res.LastChosen) > 0:
-		return fmt.Sprintf("Nothing is better than the default: what looked faster was %s in the last comparison, which is within what runs vary. The configuration is the default.", res.Last)
+		return fmt.Sprintf("Nothing is better than the default: what looked faster was %s in the last comparison, which is within what runs vary. The configuration is the default.", res.Last.Words(res.Variation))
 	}
 	if res.Open > 0 {
 		return fmt.Sprintf("Nothing is known to be better than the default: the budget ended while %d values still looked faster, in too few runs (give more --budget, or stop what else runs). The configuration is the default.", res.Open)

@@ -163,7 +163,9 @@ func (c configuration) goText() (string, error) {
 	line("MonitorPeriod: %s,", goDuration(e.period))
 	line("MovesPerEdge: %d,", e.movesPerEdge)
 	line("WriteAhead: %d, // %s", int64(e.ahead), e.ahead.String())
-	line("StuckAfter: %s,", goDuration(e.stuckAfter))
+	if c.given.Changed("stuck-after") { // the default is for runs, in which nobody comes to free room
+		line("StuckAfter: %s,", goDuration(e.stuckAfter))
+	}
 	line("Limits: spillway.Limits{Permits: permit.Config{Slots: new(%d)}},", e.diskSlots)
 	line("}")
 	text, err := format.Source([]byte(b.String()))

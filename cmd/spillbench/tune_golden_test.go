@@ -24,7 +24,6 @@ var tunedConfig = spillway.Config{
 	MonitorPeriod: 10 * time.Millisecond,
 	MovesPerEdge:  4,
 	WriteAhead:    -1, // off
-	StuckAfter:    30 * time.Second,
 	Limits:        spillway.Limits{Permits: permit.Config{Slots: new(4)}},
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/tune"
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/monitor"
 )
 
@@ -95,7 +96,7 @@ func TestTuneRefuses(t *testing.T) {
 		"--yaml=":                    "want FILE or -",
 		"--yaml=/nowhere/t.yaml":     "--yaml /nowhere/t.yaml cannot be written",
 		"--workers=0":                "--workers 0 is out of range",
-		"--policy=newest":            `--policy "newest" is unknown`,
+		"--policy=newest":            `"newest" for "--policy" flag: want `,
 		"--input=/nowhere/x.parquet": "/nowhere/x.parquet",
 		"--format=benchfmt":          "--format",
 	} {
@@ -314,5 +315,57 @@ func TestTuneRefusesPaths(t *testing.T) {
 	r := command(t, t.Context(), tuneBriefly(t, "--budget=1s", "--disk", dir)...)
 	if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "not UTF-8") {
 		t.Errorf("%d, %q", r.status, r.stderr)
+	}
+}
+
+// TestTuneWithoutFigures: a gain that is of one run, or of runs that vary too much, has no percentage in
+// the table, in the YAML and in Go.
+func TestTuneWithoutFigures(t *testing.T) {
+	gain := func(samples ...float64) tune.Gain {
+		g := tune.Gain{Samples: samples}
+		for i, v := range samples {
+			if i == 0 {
+				g.Low, g.High = v, v
+			}
+			g.Low, g.High = min(g.Low, v), max(g.High, v)
+		}
+		g.Median = (g.Low + g.High) / 2
+		return g
+	}
+	for name, c := range map[string]struct {
+		gain, last tune.Gain
+		variation  float64
+		figures    bool
+	}{
+		"sure":     {gain(0.1, 0.2), gain(0.1, 0.2), 0.1, true},
+		"one run":  {gain(1.777), gain(1.777), 0.1, false},
+		"far away": {gain(0.1, 0.8), gain(0.1, 0.8), 0.1, false},
+		"noise":    {gain(0.1, 0.2), gain(0.1, 0.2), 0.6, false},
+	} {
+		f := &tuneFlags{}
+		fs := pflag.NewFlagSet("tune", pflag.ContinueOnError)
+		f.run.register(fs)
+		knobs := f.knobs(fs, job.Result{Rows: 100, Batches: 10})
+		tu := &tuning{flags: f, knobs: knobs[1:2]} // workers
+		tu.names = []tune.Setting{tu.knobs[0].setting()}
+		res := &tune.Result{
+			Choice: tune.Choice{1}, Better: true, Last: c.last, LastDefault: []float64{2, 2}, LastChosen: []float64{1, 1}, Default: []float64{2}, Variation: c.variation,
+			Trials: []tune.Trial{{Outcome: tune.Kept, Gain: c.gain}},
+		}
+		m := &machine{warnings: func() []diag.Warning { return nil }}
+		doc, err := tu.document(fs, once{machine: m}, res)
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc.Variation = 0 // which is said in the head, and is no gain
+		var b strings.Builder
+		if err := doc.Page(nil).Write(&b, report.Table); err != nil {
+			t.Fatal(err)
+		}
+		for form, text := range map[string]string{"table": b.String(), "YAML": doc.Chosen.YAML, "Go": doc.Chosen.Go} {
+			if strings.Contains(text, " %") != c.figures || !strings.Contains(text, "faster") {
+				t.Errorf("%s, %s: %s", name, form, text)
+			}
+		}
 	}
 }

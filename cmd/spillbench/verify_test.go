@@ -16,6 +16,9 @@ import (
 // TestVerifyFiles: every format along every edge; a file that cannot be read does
 // not keep the others from being verified.
 func TestVerifyFiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
 	t.Parallel()
 	var args []string
 	for _, name := range []string{"t.parquet", "t.arrow", "t.arrows", "t.csv"} {
@@ -76,6 +79,9 @@ func TestVerifySpaces(t *testing.T) {
 // TestVerifyEveryType: all Arrow types that an IPC file can hold survive every
 // edge.
 func TestVerifyEveryType(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
 	t.Parallel()
 	g := arrowgen.New(11)
 	g.Plain = true // IPC writers cannot write all slices

@@ -39,12 +39,24 @@ var given = []struct{ name, of string }{
 // nested are modules of this repository that programs import, with what fragments may use where a
 // page uses them.
 var nested = []struct {
-	dir     string
-	imports []string
-	given   string
+	dir           string
+	imports       []string
+	given         string
+	names, values string   // those of given, and code that makes them
+	forValues     []string // imports of that
 }{
-	{"prometheus", []string{`"` + module + `/prometheus"`, `client "github.com/prometheus/client_golang/prometheus"`}, "registry *client.Registry, "},
-	{"otel", []string{`"` + module + `/otel"`, `"go.opentelemetry.io/otel/metric"`, `"go.opentelemetry.io/otel/trace"`}, "meterProvider metric.MeterProvider, tracerProvider trace.TracerProvider, "},
+	{
+		"prometheus",
+		[]string{`"` + module + `/prometheus"`, `client "github.com/prometheus/client_golang/prometheus"`},
+		"registry *client.Registry, ", "registry, ", "registry := client.NewRegistry()", nil,
+	},
+	{
+		"otel",
+		[]string{`"` + module + `/otel"`, `"go.opentelemetry.io/otel/metric"`, `"go.opentelemetry.io/otel/trace"`},
+		"meterProvider metric.MeterProvider, tracerProvider trace.TracerProvider, ", "meterProvider, tracerProvider, ",
+		"meterProvider, tracerProvider := nometrics.NewMeterProvider(), notraces.NewTracerProvider()",
+		[]string{`nometrics "go.opentelemetry.io/otel/metric/noop"`, `notraces "go.opentelemetry.io/otel/trace/noop"`},
+	},
 }
 
 // imported are the packages that fragments may use without importing them, by their names.

@@ -1,6 +1,10 @@
 package docstest
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -47,6 +51,74 @@ func TestGo(t *testing.T) {
 	}
 	if checked < 3 {
 		t.Errorf("only %d blocks were found", checked)
+	}
+}
+
+// TestFragmentsRun: the fragments of Go code of all pages do what they say without an error. A whole
+// file is in a console block, too, which TestCommands of cmd/spillbench runs.
+func TestFragmentsRun(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("needs seconds: run without -short")
+	}
+	if runtime.GOOS != "linux" {
+		t.Skip("needs Linux: what persists does")
+	}
+	all := pages(t)
+	dir, spill := t.TempDir(), t.TempDir()
+	here := strings.NewReplacer(`"/var/spill"`, `"`+spill+`"`, `"/fast/spill"`, `"`+spill+`"`, "1 << 40", "1 << 24")
+	for _, p := range all {
+		for _, b := range p.Blocks {
+			for i, l := range b.Lines {
+				b.Lines[i].Text = here.Replace(l.Text)
+			}
+		}
+	}
+	programs, err := Programs(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, p := range programs {
+		if _, err := os.Stat(filepath.Join(root, p.Dir, "go.mod")); err != nil {
+			continue // as TestGo does
+		}
+		ran += p.Calls
+		file, tmp := filepath.Join(dir, "main.go"), t.TempDir()
+		if err := os.WriteFile(file, []byte(p.Source), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		run := exec.Command("go", "run", file)
+		run.Dir = filepath.Join(root, p.Dir)
+		run.Env = append(os.Environ(), "TMPDIR="+tmp, "CUDA_VISIBLE_DEVICES=") // as where there is no GPU
+		if printed, err := run.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, printed)
+		}
+		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+			t.Errorf("left %v (%v)", left, err)
+		}
+	}
+	if ran < 10 {
+		t.Errorf("only %d fragments were run", ran)
+	}
+}
+
+// TestChecked: fragments get the checks that pages leave out, and no others.
+func TestChecked(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ text, want string }{
+		{"x := 1", "x := 1; _ = x"},
+		{"x, err := f() // why", "x, err := f(); _ = x; _ = err; if err != nil { return err } // why"},
+		{"err = f()\nif err == io.EOF {\n}", "err = f(); _ = err\nif err == io.EOF {\n}"},
+		{"err = f()\nif x {\n}", "err = f(); _ = err; if err != nil { return err }\nif x {\n}"},
+		{"for x, err := range f {\n\tuse(x)\n}", "for x, err := range f { _ = x; _ = err; if err != nil { return err };\n\tuse(x)\n}"},
+	} {
+		if got, err := checked(tt.text); err != nil || got != tt.want {
+			t.Errorf("%q becomes\n%s\nand not\n%s\n(%v)", tt.text, got, tt.want, err)
+		}
+	}
+	if _, err := checked("func f() {}"); err == nil {
+		t.Error("a declaration is taken for a fragment")
 	}
 }
 
@@ -153,6 +225,7 @@ func TestRotIsFound(t *testing.T) {
 		{"a benchmark that is gone", "| `go test ./convert -run xxx -bench Gone` |\n", typed, "nothing there is called Gone"},
 		{"a test that is gone", "```sh\ngo test -run '^TestWhichIsNotThere$' ./repository\n```\n", typed, "nothing there is called TestWhichIsNotThere"},
 		{"a script that is gone", "```sh\nscripts/gone.sh build\n```\n", typed, "no such script"},
+		{"a file for a cluster that is gone", "```sh\nkubectl apply -f deploy/gone.yaml\n```\n", typed, "no such file"},
 		{"a command that no test knows", "```console\n$ spilbench run\n```\n", typed, "no test knows"},
 		{"names", "`TestRotIsFound`, `internal/docstest/rules.go`, `Test`, `x.go`\n", named, ""},
 		{"the name of a test that is gone", "`TestWhichIsNotThere`\n", named, "TestWhichIsNotThere: no such test"},

@@ -6,8 +6,8 @@
 //	                                       └─ Prose     the other lines
 //
 // Its own tests check all pages: Go code against the module, links, commands of the go tool, and
-// the lines of prose. Those of cmd/spillbench check what the pages say of that command, and run
-// what stands in blocks of the language console. It takes no locks.
+// the lines of prose. They run fragments of Go code. Those of cmd/spillbench run the commands, and hold what they print to
+// blocks of the language console. It takes no locks.
 package docstest
 
 import (

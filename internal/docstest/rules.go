@@ -99,7 +99,7 @@ func Style(p Page) []string {
 var known = map[string]func(root string, words []string) error{
 	"go":         goCommand,
 	"spillbench": nil, // by the tests of that command
-	"mkdir":      nil, "cd": nil, "git": nil, "kubectl": nil, "podman": nil, "benchstat": nil, "echo": nil, "ulimit": nil, "mount": nil, "umount": nil, "mv": nil, "export": nil,
+	"mkdir":      nil, "cd": nil, "git": nil, "kubectl": fileArguments, "podman": fileArguments, "benchstat": nil, "echo": nil, "ulimit": nil, "mount": nil, "umount": nil, "mv": nil, "export": nil,
 }
 
 // Typed returns what is wrong with commands: words that no test knows, packages and scripts that are
@@ -131,6 +131,18 @@ func Typed(root string, p Page) []string {
 		}
 	}
 	return wrong
+}
+
+// fileArguments looks whether the files are there that flags -f name.
+func fileArguments(root string, words []string) error {
+	for i, word := range words {
+		if word == "-f" && i+1 < len(words) {
+			if _, err := os.Stat(filepath.Join(root, words[i+1])); err != nil {
+				return fmt.Errorf("%s: no such file", words[i+1])
+			}
+		}
+	}
+	return nil
 }
 
 // goCommand checks a command of the go tool: its packages, and the tests and benchmarks that it

@@ -83,7 +83,11 @@ func advise(r *Run) (all []Advice) {
 	if moved == 0 {
 		return nil
 	}
-	for _, rule := range []func(*Run, int64) (Advice, bool){failing, throttled, boundByDisk, slowOfDisk, hostTooSmall, aheadInVain, neverRead, waits} {
+	rules := []func(*Run, int64) (Advice, bool){failing, throttled, boundByDisk, slowOfDisk, hostTooSmall, aheadInVain, neverRead, waits}
+	if r.Failed { // how fast it was says nothing; its error says what to do
+		rules = rules[:1]
+	}
+	for _, rule := range rules {
 		if a, found := rule(r, moved); found {
 			all = append(all, a)
 		}
@@ -122,25 +126,55 @@ func isFull(text string) bool {
 
 func throttled(r *Run, _ int64) (Advice, bool) {
 	v := r.setting("--disk-throttle")
-	return Advice{"each spill directory was slowed to " + v + " a second on purpose", "leave the flag out to see the disk's own speed", "--disk-throttle", "Disks[].FS"}, v != "" && v != "off"
+	return Advice{"each spill directory was slowed to " + v + " on purpose", "leave the flag out to see the disk's own speed", "--disk-throttle", "Disks[].FS"}, v != "" && v != Off
+}
+
+// traffic is what was written to a disk and read from it, as its file system saw it, and which part
+// that is of what the engine moved: compression makes it less.
+type traffic struct {
+	written               int64
+	writtenPart, readPart float64
+	known                 bool
+}
+
+func (r *Run) onDisk(disk string) traffic {
+	var there, back int64
+	for _, e := range r.Edges {
+		if e.To == disk {
+			there += e.Bytes
+		}
+		if e.From == disk {
+			back += e.Bytes
+		}
+	}
+	for _, s := range r.Spaces {
+		if s.ID == disk && s.Written+s.Read > 0 {
+			part := func(of, whole int64) float64 { return min(1, float64(of)/float64(max(1, whole))) }
+			return traffic{s.Written, part(s.Written, there), part(s.Read, back), true}
+		}
+	}
+	codec := r.setting("--codec")
+	return traffic{there, 1, 1, codec == "" || codec == "none"}
 }
 
 // boundByDisk: what was written took most of what the disk can do.
 func boundByDisk(r *Run, _ int64) (Advice, bool) {
-	written, limit := make(map[string]int64), make(map[string]float64)
+	moved, limit := make(map[string]int64), make(map[string]float64)
 	for _, e := range r.Edges {
 		if isDisk(e.To) && e.Limit > 0 {
-			written[e.To] += e.Bytes
+			moved[e.To] += e.Bytes
 			limit[e.To] = e.Limit
 		}
 	}
-	for _, disk := range sorted(written) {
-		mean := rate(written[disk], r.Seconds)
-		if mean < busyDisk*limit[disk] {
+	for _, disk := range first(sorted(moved)) {
+		disks := r.onDisk(disk)
+		mean := rate(disks.written, r.Seconds)
+		if !disks.known || mean < busyDisk*limit[disk] {
 			continue
 		}
+		is, most := speeds(mean, limit[disk])
 		a := Advice{
-			What:   fmt.Sprintf("writing to %s bounds the run: %s on average, of the %s that the disk can do", disk, speed(mean), speed(limit[disk])),
+			What:   fmt.Sprintf("writing to %s bounds the run: %s on average%s, of the %s that the disk can do", disk, is, compressed(disks.writtenPart), most),
 			Change: "add a second spill directory on another disk", Flag: "--disk DIR", Field: "Disks",
 		}
 		if r.setting("--codec") == "none" {
@@ -151,15 +185,33 @@ func boundByDisk(r *Run, _ int64) (Advice, bool) {
 	return Advice{}, false
 }
 
+// compressed says that a rate is that of compressed bytes, where that makes it another one.
+func compressed(part float64) string {
+	if part > 0.95 {
+		return ""
+	}
+	return " after compression"
+}
+
 // slowOfDisk: an edge with a disk never came near to what the disk can do.
 func slowOfDisk(r *Run, moved int64) (Advice, bool) {
-	for _, e := range r.Edges {
-		peak := r.peakOf(e.From, e.To)
-		if !isDisk(e.From) && !isDisk(e.To) || e.Limit <= 0 || peak <= 0 || peak >= slowDisk*e.Limit || float64(e.Bytes) < worthwhile*float64(moved) {
+	for _, e := range first(r.Edges) {
+		if !isDisk(e.From) && !isDisk(e.To) || e.Limit <= 0 || float64(e.Bytes) < worthwhile*float64(moved) {
 			continue
 		}
+		of := r.onDisk(e.To)
+		part := of.writtenPart
+		if !isDisk(e.To) {
+			of = r.onDisk(e.From)
+			part = of.readPart
+		}
+		peak := r.peakOf(e.From, e.To) * part
+		if !of.known || peak <= 0 || peak >= slowDisk*e.Limit {
+			continue
+		}
+		is, most := speeds(peak, e.Limit)
 		a := Advice{
-			What:   fmt.Sprintf("%s → %s reached %s at most, of the %s that the disk can do (%s)", e.From, e.To, speed(peak), speed(e.Limit), percent(peak/e.Limit)),
+			What:   fmt.Sprintf("%s → %s reached %s at most%s, of the %s that the disk can do (%s)", e.From, e.To, is, compressed(part), most, percent(peak/e.Limit)),
 			Change: "do more at once", Flag: "--moves-per-edge", Field: "MovesPerEdge",
 		}
 		if codec := r.setting("--codec"); codec == "zstd" || codec == "s2" || codec == "bitpack" {

@@ -102,7 +102,36 @@ func TestAdviceOnMoves(t *testing.T) {
 // TestDifferOfNothing: a figure of 0 is not said to be so many times slower.
 func TestDifferOfNothing(t *testing.T) {
 	a, b := &Run{Figures: []Figure{{Name: "x"}}}, &Run{Figures: []Figure{{Name: "x", Value: 1}}}
-	if all := append(differ(a, b), differ(b, a)...); len(all) > 0 {
+	if all := append(Differ(a, b), Differ(b, a)...); len(all) > 0 {
 		t.Errorf("%+v", all)
+	}
+}
+
+// TestAdviceOnCompressedBytes: what a disk does is compared with what was written to it, which is less
+// than what the engine moved, and both have one unit. Where it is not known nothing is said.
+func TestAdviceOnCompressedBytes(t *testing.T) {
+	const gigabyte = 1 << 30
+	for _, c := range []struct {
+		name          string
+		codec         string
+		written, read int64
+		limit         float64
+		want          string // empty: none
+	}{
+		{"half of it", "auto", 17 * gigabyte, 17 * gigabyte, 2, "writing to disk:0 bounds the run: 1.70 GiB/s on average after compression, of the 2.00 GiB/s that the disk can do"},
+		{"so little that the disk has time", "auto", 3 * gigabyte, 3 * gigabyte, 5, "host:0 → disk:0 reached 0.086 GiB/s at most after compression, of the 5.00 GiB/s that the disk can do (2 %)"},
+		{"not known", "auto", 0, 0, 4, ""},
+		{"not compressed", "none", 0, 0, 4, "writing to disk:0 bounds the run: 3.50 GiB/s on average, of the 4.00 GiB/s that the disk can do"},
+	} {
+		r := spilled()
+		r.Settings = []Setting{{Flag: "--codec", Value: c.codec}}
+		r.Spaces[1].Written, r.Spaces[1].Read = c.written, c.read
+		for i := range r.Edges {
+			r.Edges[i].Limit = c.limit
+		}
+		a := find(r, "that the disk can do")
+		if a == nil && c.want != "" || a != nil && a.What != c.want {
+			t.Errorf("%s: %+v, want %q", c.name, a, c.want)
+		}
 	}
 }

@@ -1,7 +1,7 @@
 // Package page makes reports of engines as one HTML page.
 //
 //	Run (plain values) ─┬─▶ advise: what to change ─┐
-//	Run ────────────────┴─▶ differ: what differs ───┼──▶ Write: a file    Serve: a live page
+//	Run ────────────────┴─▶ Differ: what differs ───┼──▶ Write: a file    Serve: a live page
 //	timeline.Timeline ─────▶ plots ─────────────────┘
 //
 // A page has all that it needs in itself: style, script, and data as JSON. It makes no request, except
@@ -20,6 +20,8 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -52,9 +54,13 @@ type Run struct {
 	Began    time.Time
 	Headline string // the verdict in words
 	Level    Level
+	Failed   bool   // it has an error in place of a result
+	Held     []Pair // what was in use of each space when it failed, and by whom
 	Facts    []Pair // the figures that matter most
 	Seconds  float64
 	Follows  bool // the data is as large as the memories make it
+	Input    Input
+	Verified Verified
 
 	Timeline *timeline.Timeline
 	Spaces   []Space
@@ -84,8 +90,31 @@ const (
 // Pair is a name and a value.
 type Pair struct{ Name, Value string }
 
+// Input is the data that went through. The zero value says nothing.
+type Input struct {
+	Sources              string
+	Rows, Batches, Bytes int64
+}
+
+// Verified is how many batches were checked, and how many of them were wrong.
+type Verified struct {
+	Checked             bool
+	Batches, Mismatches int64
+}
+
 // Setting is one of the configuration, with the flag and the field of Config that set it.
-type Setting struct{ Name, Value, Flag, Field string }
+type Setting struct {
+	Name, Value, Flag, Field string
+	// Same is what is compared instead of Value, where that has more than was set: what the machine
+	// has free, or what happened.
+	Same string
+	// Says begins a sentence that the value ends, such as "the disk was slowed to". A value Off is its
+	// contrary.
+	Says string
+}
+
+// Off is the value of a setting that does nothing.
+const Off = "off"
 
 // Warning is what the machine refused.
 type Warning struct {
@@ -97,7 +126,8 @@ type Warning struct {
 type Space struct {
 	ID, Backend         string
 	Capacity, Peak, End int64
-	Now                 bool // End is what is used now, and not a leak
+	Now                 bool  // End is what is used now, and not a leak
+	Written, Read       int64 // of a disk: what went through its file system, after compression; 0: not known
 }
 
 // Edge is what was moved between two spaces. Seconds is the sum over moves, which overlap.
@@ -147,6 +177,13 @@ type Figure struct {
 	Value float64
 	Unit  string
 	Noise float64
+
+	// Of a figure that has a limit: its share of it, in words such as "of the limit", and the limit in
+	// the same unit, in words such as "The machine's own speed of writing to disk:0".
+	Share, ShareNoise float64
+	ShareOf           string
+	Limit             float64
+	LimitOf           string
 }
 
 // Bars is a picture of figures beside each other.
@@ -200,7 +237,7 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "percent": percent, "count": count,
-		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "add": func(a, b int) int { return a + b },
+		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "figure": figure, "few": few, "more": more, "named": named, "limited": limited, "add": func(a, b int) int { return a + b },
 	}).Parse(htmlText))
 	return f
 })
@@ -227,16 +264,20 @@ type dataRun struct {
 	Name     string             `json:"name"`
 	Timeline *timeline.Timeline `json:"timeline"`
 	Limits   map[string]float64 `json:"limits"` // of edges, bytes a second
+	Peaks    map[string]int64   `json:"peaks"`  // of spaces, bytes
 }
 
 func (r *Report) data() data {
 	d := data{Live: r.Live}
 	for _, run := range r.Runs {
-		one := dataRun{Name: run.Name, Timeline: complete(run.Timeline), Limits: map[string]float64{}}
-		for _, e := range run.Edges {
+		one := dataRun{Name: run.Name, Timeline: complete(run.Timeline), Limits: map[string]float64{}, Peaks: map[string]int64{}}
+		for _, e := range run.Edges[:min(len(run.Edges), mostRows)] {
 			if e.Limit > 0 {
 				one.Limits[e.From+" → "+e.To] = e.Limit * gib
 			}
+		}
+		for _, s := range run.Spaces[:min(len(run.Spaces), mostRows)] {
+			one.Peaks[s.ID] = s.Peak
 		}
 		d.Runs = append(d.Runs, one)
 	}
@@ -250,8 +291,8 @@ func complete(t *timeline.Timeline) *timeline.Timeline {
 		return nil
 	}
 	c, n := *t, len(t.Waits.Ended)
-	c.Spaces, c.Edges, c.Causes = append([]timeline.Space{}, t.Spaces...), append([]timeline.Edge{}, t.Edges...), append([]timeline.Cause{}, t.Causes...)
-	c.Phases, c.Notes = append([]timeline.Phase{}, t.Phases...), append([]timeline.Note{}, t.Notes...)
+	c.Spaces, c.Edges, c.Causes = first(t.Spaces), first(t.Edges), first(t.Causes)
+	c.Phases, c.Notes = first(t.Phases), []timeline.Note{} // notes are a table
 	c.Waits = timeline.Waits{Ended: filled(t.Waits.Ended, n), Total: filled(t.Waits.Total, n), Longest: filled(t.Waits.Longest, n)}
 	c.Tasks = timeline.Tasks{Running: filled(t.Tasks.Running, n), Ended: filled(t.Tasks.Ended, n), Failed: filled(t.Tasks.Failed, n)}
 	for i := range c.Spaces {
@@ -267,6 +308,24 @@ func complete(t *timeline.Timeline) *timeline.Timeline {
 	return &c
 }
 
+// mostRows bounds a table, and what is plotted: nobody reads more, and a page of a file that somebody
+// made up stays one that a browser opens. A machine with eight GPUs has fewer edges.
+const mostRows = 250
+
+// first copies the first of a list, as many as are shown.
+func first[T any](list []T) []T { return append([]T{}, list[:min(len(list), mostRows)]...) }
+
+// few is that of any list, for the template.
+func few(list any) any {
+	if v := reflect.ValueOf(list); v.Len() > mostRows {
+		return v.Slice(0, mostRows).Interface()
+	}
+	return list
+}
+
+// more is how many few leaves out.
+func more(list any) int64 { return int64(max(0, reflect.ValueOf(list).Len()-mostRows)) }
+
 // filled is a series, or n zeros.
 func filled[T int64 | float64](series []T, n int) []T {
 	if len(series) == 0 {
@@ -281,7 +340,7 @@ func (r *Report) view() (view, error) {
 	text, err := json.Marshal(r.data()) // which escapes <, > and &
 	v := view{Report: r, Style: fixed().Style, Script: fixed().Script, Policy: fixed().Inner, Data: template.JS(text), Two: len(r.Runs) == 2}
 	if v.Two {
-		v.Differ = differ(&r.Runs[0], &r.Runs[1])
+		v.Differ = Differ(&r.Runs[0], &r.Runs[1])
 	}
 	for i := range r.Runs {
 		found := advise(&r.Runs[i])
@@ -333,6 +392,21 @@ func rate(bytes int64, seconds float64) float64 {
 	return float64(bytes) / gib / seconds
 }
 
+// limited reports whether the raw limit of an edge is known.
+func limited(runs []Run) bool {
+	return slices.ContainsFunc(runs, func(r Run) bool {
+		return slices.ContainsFunc(r.Edges, func(e Edge) bool { return e.Limit > 0 })
+	})
+}
+
+// named are the tasks, unless all that waited was of no task: its waits are those of the run.
+func named(all []Task) []Task {
+	if len(all) == 1 && all[0].Name == "" {
+		return nil
+	}
+	return all
+}
+
 // speed writes a rate in GiB/s for people.
 func speed(v float64) string {
 	switch {
@@ -344,6 +418,25 @@ func speed(v float64) string {
 		return fmt.Sprintf("%.2f GiB/s", v)
 	}
 	return fmt.Sprintf("%.1f GiB/s", v)
+}
+
+// figure writes a number for people, with three digits or so: in a column they are compared by their
+// lengths, too.
+func figure(v float64) string {
+	switch {
+	case v >= 99.95:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 0.9995:
+		return fmt.Sprintf("%.2f", v)
+	case v >= 0.01:
+		return fmt.Sprintf("%.3f", v)
+	}
+	if v == 0 {
+		return "0"
+	}
+	return strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.4f", v), "0"), ".") // without an exponent
 }
 
 // took writes seconds for people, with three digits or so.
@@ -424,9 +517,14 @@ func sumBytes(by map[string]int64) (all int64) {
 
 // reasons writes the bytes by reason, the most first.
 func reasons(by map[string]int64) string {
+	const most = 12
 	var parts []string
-	for _, n := range sorted(by) {
+	names := sorted(by)
+	for _, n := range names[:min(len(names), most)] {
 		parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
+	}
+	if left := len(names) - most; left > 0 {
+		parts = append(parts, count(int64(left))+" more")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -31,7 +31,7 @@
 
   // The runs that have a timeline, each with its seconds.
   function runs() {
-    return state.runs.map(function (r, i) { return { i: i, name: r.name, t: r.timeline, limits: r.limits }; }).filter(function (r) { return r.t && r.t.waits.ended.length; });
+    return state.runs.map(function (r, i) { return { i: i, name: r.name, t: r.timeline, limits: r.limits, peaks: r.peaks }; }).filter(function (r) { return r.t && r.t.waits.ended.length; });
   }
   function xs(t) { return t.waits.ended.map(function (_, i) { return Math.min((i + 0.5) * t.interval_seconds, Math.max(t.seconds, t.interval_seconds)); }); }
   var two = function () { return state.runs.length === 2; };
@@ -100,18 +100,19 @@
     var s = document.createElement("small");
     s.textContent = small; p.cap.append(s);
     p.hold.setAttribute("aria-label", title + ": " + alt);
-    var m = make(), shape = m.series.map(function (x) { return x.label; }).join("|");
+    var m = make(), shape = m.series.map(function (x) { return x.label; }).join("|") + JSON.stringify(m.scales);
+    p.m = m;
     if (p.u && p.shape === shape) { p.u.setData(m.data); return; }
     p.shape = shape;
     draw(p, m);
   }
   function draw(p, m) {
     if (p.u) p.u.destroy();
-    m = m || p.make();
+    p.m = m = m || p.make();
     p.width = Math.max(200, Math.floor(p.hold.clientWidth));
     p.u = new uPlot({
-      width: p.width, height: m.height || 190, padding: [22, 8, 0, 0], series: [{ label: "time", value: function (_, v) { return v == null ? "" : " " + time(v); } }].concat(m.series.slice(1)),
-      axes: m.axes, scales: m.scales, bands: m.bands, hooks: { drawClear: m.under || [], draw: m.over || [] },
+      width: p.width, height: m.height || 190, padding: [22, 30, 0, 0], series: [{ label: "time", value: function (_, v) { return v == null ? "" : " " + time(v); } }].concat(m.series.slice(1)),
+      axes: m.axes, scales: m.scales, bands: m.bands, hooks: { draw: [function (u) { p.m.over.forEach(function (f) { f(u); }); }] },
       cursor: { sync: { key: "time" }, points: { size: 5 }, y: false }, legend: { live: true, markers: { width: 2 } },
     }, m.data, p.hold);
   }
@@ -121,8 +122,11 @@
     all.forEach(function (r) { r.t.spaces.forEach(function (s) { if (ids.indexOf(s.id) < 0) ids.push(s.id); }); });
     ids.slice(0, 24).forEach(function (id) {
       var of = all.map(function (r) { return { r: r, s: r.t.spaces.find(function (s) { return s.id === id; }) }; }).filter(function (o) { return o.s; });
-      var first = of[0].s, peak = Math.max.apply(null, of.map(function (o) { return most(o.s.used_bytes); }));
-      var small = "at most " + binary(peak) + " of " + binary(first.capacity_bytes);
+      var first = of[0].s; // the books see each peak, and a look now and then does not
+      var same = of.every(function (o) { return o.s.capacity_bytes === first.capacity_bytes; });
+      var small = "at most " + of.map(function (o) {
+        return label(o.r, binary(o.r.peaks[id] || most(o.s.used_bytes))) + (same ? "" : " of " + binary(o.s.capacity_bytes));
+      }).join(", ") + (same ? " of " + binary(first.capacity_bytes) : "");
       plot("occupancy", id, id, small, small, function () {
         var series = [{ label: id }], parts = [], high = 0;
         of.forEach(function (o) {
@@ -165,9 +169,15 @@
     if (names.length > 12) names = names.sort(function (a, b) { return ways[b] - ways[a]; }).slice(0, 12).sort();
     names.forEach(function (name) {
       var of = all.map(function (r) { return { r: r, e: r.t.edges.find(function (e) { return e.from + " → " + e.to === name; }) }; }).filter(function (o) { return o.e; });
-      var peak = Math.max.apply(null, of.map(function (o) { return most(o.e.bytes) / o.r.t.interval_seconds; })), limit = of[0].r.limits[name];
-      var small = "at most " + perSecond(peak) + (limit ? ", raw limit " + perSecond(limit) : "");
-      plot("edges", name, name, small, small, function () {
+      var peak = Math.max.apply(null, of.map(function (o) { return most(o.e.bytes) / o.r.t.interval_seconds; }));
+      var known = of.filter(function (o) { return o.r.limits[name]; }), far = function (v) { return v > 2.5 * peak; }; // then the curve would be flat
+      var words = function (all) { // what is off the scale has its number in the plot
+        var told = known.filter(function (o) { return all || !far(o.r.limits[name]); });
+        return "at most " + perSecond(peak) + (told.length ? ", raw limit " + told.map(function (o) {
+          return label(o.r, perSecond(o.r.limits[name])) + (far(o.r.limits[name]) ? " (off the scale)" : "");
+        }).join(", ") : "");
+      };
+      plot("edges", name, name, words(false), words(true), function () {
         var series = [{ label: name }], high = 0, parts = [], limits = [];
         of.forEach(function (o) {
           var color = two() ? runColor(o.r) : tierColor(name.split(" → ")[1]);
@@ -177,16 +187,30 @@
           series.push(line(label(o.r, "moved"), color, perSecond, { fill: faint(color, two() ? 0.08 : 0.22) }));
           if (o.r.limits[name]) limits.push([label(o.r, "raw limit"), o.r.limits[name], two() ? color : css("--mark")]);
         });
-        var data = align(parts), curve = high;
+        var data = align(parts), above = [];
         limits.forEach(function (l) {
-          if (l[1] > 2.5 * curve) return; // one far away is in the words above alone
+          if (far(l[1])) { above.push(l); return; }
           series.push(mark(l[0], l[2], perSecond));
           data = data.concat([data[0].map(function () { return l[1]; })]);
           high = Math.max(high, l[1]);
         });
-        return { data: data, series: series, axes: axes(perSecond, true), over: [phases(of[0].r)], height: 160, scales: { x: { time: false }, y: { range: [0, Math.max(high * 1.1, 1)] } } };
+        return { data: data, series: series, axes: axes(perSecond, true), over: [phases(of[0].r), beyond(above)], height: 160, scales: { x: { time: false }, y: { range: [0, Math.max(high * (1.1 + 0.14 * above.length), 1)] } } };
       });
     });
+  }
+
+  // beyond writes at the top edge the limits that lie above it, each as name, value and color.
+  function beyond(limits) {
+    return function (u) {
+      var c = u.ctx, d = devicePixelRatio;
+      c.save();
+      c.font = 11 * d + "px system-ui, sans-serif"; c.textBaseline = "top"; c.textAlign = "right";
+      limits.forEach(function (l, i) {
+        c.fillStyle = l[2];
+        c.fillText("↑ " + l[0] + " " + perSecond(l[1]), u.bbox.left + u.bbox.width - 4 * d, u.bbox.top + (3 + 15 * i) * d);
+      });
+      c.restore();
+    };
   }
 
   function waits() {

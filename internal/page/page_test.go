@@ -67,7 +67,7 @@ func long(seconds int, name string) Run {
 	for _, id := range ids {
 		run.Spaces = append(run.Spaces, Space{ID: id.String(), Backend: name, Capacity: 80 << 30, Peak: 60 << 30})
 	}
-	run.Settings = []Setting{{name, name, "--" + name, name}, {Name: "disk slowed down to, a second", Value: "100.0 MiB", Flag: "--disk-throttle"}}
+	run.Settings = []Setting{{Name: name, Value: name, Flag: "--" + name, Field: name}, {Name: "disk slowed to", Value: "100.0 MiB/s", Flag: "--disk-throttle"}}
 	run.Machine = []Pair{{name, name}}
 	run.Warnings = []Warning{{What: name, Remedy: name}}
 	run.Waits = Waits{Count: 100, P50: 0.01, P99: 0.2, Max: 1}
@@ -213,6 +213,58 @@ func TestInBrowser(t *testing.T) {
 					t.Errorf("%s at %+v lacks %q", name, how, part)
 				}
 			}
+		}
+	}
+}
+
+// TestFitsInBrowser: on a desktop no table of the configuration is cut, on a phone one that is shows
+// that it goes on, nothing at the right edge of a plot is cut, and a limit that is off the scale has its
+// number there.
+func TestFitsInBrowser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs seconds and Chromium: run without -short")
+	}
+	run := long(60, "a.json")
+	for i := range run.Edges {
+		run.Edges[i].Limit = 1000
+	}
+	run.Timeline.Seconds = 60           // so that the last tick is at the end
+	run.Spaces[0].Peak = 79<<30 + 1<<29 // more than was seen
+	run.Settings = nil
+	for _, s := range []Setting{
+		{Name: "spill directories", Value: "/mnt/nvme0/spill (421.4 GiB), /mnt/nvme1/spill (421.4 GiB)", Flag: "--disk", Field: "Disks"},
+		{Name: "encryption", Value: "no", Flag: "--encrypt", Field: "Disks[].Encrypt"}, {Name: "monitor period", Value: "50ms", Flag: "--monitor-period", Field: "MonitorPeriod"},
+		{Name: "monitor of all that moves", Value: "cost-aware", Flag: "--policy-of-the-monitor", Field: "Monitor.Policy.CostAware.Moves"},
+		{Name: "transfers with disks", Value: "16", Flag: "--disk-slots", Field: "Limits.Permits.Slots"}, {Name: "faults", Value: "op=write,kind=slow:5,p=0.5 (35 hits)", Flag: "--fault"},
+	} {
+		run.Settings = append(run.Settings, s)
+	}
+	run.Machine = []Pair{{"processor", "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"}, {"kernel", "Linux 6.18.44-generic-long"}, {"commit", strings.Repeat("0123456789", 4) + "+dirty"}}
+	path := filepath.Join(t.TempDir(), "fits.html")
+	var page bytes.Buffer
+	if err := Write(&page, &Report{Title: "fits", Runs: []Run{run}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, page.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := pagetest.Start(t)
+	for _, width := range []int{1200, 900, 380} {
+		s := b.Look("file://"+path, pagetest.How{Width: width, Height: 900})
+		if len(s.Clipped)+len(s.Unmarked) > 0 || s.Overflow > 0 {
+			t.Errorf("%d: cut are %q, cut without a sign %q, %d pixels too wide", width, s.Clipped, s.Unmarked, s.Overflow)
+		}
+		if width == 1200 && (slices.Contains(s.Hidden, "setting") || slices.Contains(s.Hidden, "machine")) {
+			t.Errorf("%d: too wide are %q", width, s.Hidden)
+		}
+		if width == 380 && len(s.Hidden) == 0 {
+			t.Errorf("%d: no table is too wide, so this says nothing", width)
+		}
+		has := func(part string) bool {
+			return slices.ContainsFunc(s.Labels, func(l string) bool { return strings.Contains(l, part) })
+		}
+		if !has("gpu:0: at most 79.5 GiB of 80 GiB") || !has(", raw limit 1000 GiB/s (off the scale)") {
+			t.Errorf("%d: plots are read out as %q", width, s.Labels)
 		}
 	}
 }

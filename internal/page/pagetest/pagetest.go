@@ -193,7 +193,12 @@ type Seen struct {
 	Errors   []string // of its script, and what its policy refused
 	Requests []string // all that were made, but for the page's own
 	Plots    int      // canvases
-	Blank    []string // canvases on which nothing is drawn
+	Bars     int      // of figures beside each other
+	Blank    []string // canvases on which nothing is drawn, and bars that have no length
+	Hidden   []string // tables that are wider than their place, by their first heading
+	Unmarked []string // those of them that do not show that they go on
+	Labels   []string // of plots, as they are read out
+	Clipped  []string // canvases with ink at their right edge: what was to be there is cut
 	Overflow int      // by how many pixels the page is wider than the window
 	Text     string   // as read
 	Injected bool     // a text became an element or ran
@@ -252,7 +257,7 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 		look();
 	})`, condition), &done)
 	eval(`(() => {
-		const blank = [];
+		const blank = [], clipped = [];
 		const all = document.querySelectorAll("canvas");
 		all.forEach(c => {
 			const name = c.closest("figure") ? c.closest("figure").querySelector("figcaption").textContent : "?";
@@ -260,9 +265,15 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 			const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data, colors = new Set();
 			for (let i = 0; i < d.length && colors.size < 4; i += 4) if (d[i+3]) colors.add((d[i] << 16) + (d[i+1] << 8) + d[i+2]);
 			if (colors.size < 3) blank.push(name);
+			for (let i = 4 * (c.width - 1); i < d.length; i += 4 * c.width) if (d[i+3]) { clipped.push(name); break; }
 		});
+		const bars = document.querySelectorAll(".bar rect");
+		bars.forEach(r => { if (!r.getBoundingClientRect().width) blank.push(r.closest(".bar").textContent); });
+		const hidden = [...document.querySelectorAll(".wide")].filter(w => w.scrollWidth > w.clientWidth);
+		const unmarked = hidden.filter(w => !getComputedStyle(w).backgroundAttachment.includes("local")).map(w => w.querySelector("th").textContent);
 		return {
-			Plots: all.length, Blank: blank, Overflow: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
+			Plots: all.length, Bars: bars.length, Blank: blank, Hidden: hidden.map(w => w.querySelector("th").textContent), Unmarked: unmarked, Clipped: clipped,
+			Labels: Array.from(document.querySelectorAll(".hold[aria-label]"), e => e.getAttribute("aria-label")), Overflow: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
 			Text: document.body.innerText, Injected: window.injected === true || document.querySelector("[data-injected]") !== null,
 		};
 	})()`, &s)

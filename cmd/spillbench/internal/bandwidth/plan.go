@@ -6,26 +6,34 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Plan returns how many bytes Run would move at most: ours and those of the limit, along all edges,
-// with what is not timed. Rounds that are repeated because the disk's room was not in the state that
+// Planned is how many bytes a measurement moves.
+type Planned struct {
+	Ours, Limit int64
+	Disk        int64 // of both, along edges with a disk
+}
+
+// Plan returns how many bytes Run would move at most, along all edges, with what is not timed. Rounds that are repeated because the disk's room was not in the state that
 // was to be measured are not in it; there are as many as pairs at most. What does not fit is left
 // out, as Run does.
-func Plan(cfg Config) (ours, limit int64, err error) {
+func Plan(cfg Config) (p Planned, err error) {
 	if err := cfg.validate(); err != nil {
-		return 0, 0, err
+		return p, err
 	}
 	loads, _, err := cfg.fit()
 	if err != nil {
-		return 0, 0, err
+		return p, err
 	}
 	links, _ := cfg.within(linksOf(cfg.Engine))
 	for _, l := range loads {
 		for _, k := range links {
-			o, r := cfg.moved(k, l)
-			ours, limit = ours+o, limit+r
+			ours, limit := cfg.moved(k, l)
+			p.Ours, p.Limit = p.Ours+ours, p.Limit+limit
+			if limitOf(k.from, k.to) == RequestsOfDisk {
+				p.Disk += ours + limit
+			}
 		}
 	}
-	return ours, limit, nil
+	return p, nil
 }
 
 // moved is Plan for one link and one load. It counts what the loops of byLoad do.

@@ -1,6 +1,7 @@
 package bandwidth
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/spillway-db/spillway/convert"
@@ -25,7 +26,7 @@ func TestPlan(t *testing.T) {
 }
 
 func testPlan(t *testing.T, cfg Config) {
-	planned, limit, err := Plan(cfg)
+	plan, err := Plan(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,11 +39,21 @@ func testPlan(t *testing.T, cfg Config) {
 	}
 	links, _ := linksOf(cfg.Engine)
 	slack := int64(len(links)) * 3 * (64 + 256) << 10 // each load, on each link
-	if moved > planned || moved < planned-slack {
-		t.Errorf("%d bytes were moved, and %d planned", moved, planned)
+	if moved > plan.Ours || moved < plan.Ours-slack {
+		t.Errorf("%d bytes were moved, and %d planned", moved, plan.Ours)
 	}
-	if limit < planned { // it is measured twice in each round
-		t.Errorf("%d bytes of the limit, and %d of ours", limit, planned)
+	if plan.Limit < plan.Ours { // it is measured twice in each round
+		t.Errorf("%d bytes of the limit, and %d of ours", plan.Limit, plan.Ours)
+	}
+	memories := cfg
+	memories.Between = []tier.Kind{tier.GPU, tier.Host}
+	rest, err := Plan(memories)
+	if err != nil {
+		t.Fatal(err)
+	}
+	disks := slices.ContainsFunc(cfg.Engine.Spaces(), func(s *tier.Space) bool { return s.Kind() == tier.Disk })
+	if all := plan.Ours + plan.Limit; rest.Disk != 0 || (plan.Disk > 0) != disks || plan.Disk != all-rest.Ours-rest.Limit {
+		t.Errorf("%d of %d bytes are planned for the disk, and without it %+v", plan.Disk, all, rest)
 	}
 }
 

@@ -52,7 +52,7 @@ type Progress interface {
 	Step()
 }
 
-// Config says what to do. All fields but Held, Batches and Progress are required.
+// Config says what to do. All fields but Held, Batches, Progress and Failed are required.
 type Config struct {
 	Engine     *spillway.Engine
 	Inputs     []Input
@@ -64,6 +64,7 @@ type Config struct {
 	Held       int64 // most bytes of decoded batches that wait to be put when the next is decoded; 0: any
 	Batches    int64 // how many there will be, for the progress; 0 if that is not known
 	Progress   Progress
+	Failed     func() // called after an error while the batches are still there, unless ctx has ended
 }
 
 // Phase is a part of the job and how long it took.
@@ -114,6 +115,9 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	defer func() {
 		if ctx.Err() != nil {
 			return // closing the plan would wait for moves, which closing the engine ends
+		}
+		if err != nil && cfg.Failed != nil {
+			cfg.Failed()
 		}
 		if e := plan.Close(); err == nil {
 			err = e

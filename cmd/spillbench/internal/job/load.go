@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -66,9 +67,23 @@ func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Inp
 		return j.decode(ctx, in, queues)
 	})
 	if err := group.Wait(); err != nil {
+		for partition := range wants {
+			for b := range repo.Batches(partition) {
+				j.count(b)
+			}
+		}
 		return err
 	}
 	return j.collect(repo, wants)
+}
+
+// count counts a batch that was put.
+func (j *job) count(b *batch.Batch) {
+	if d := b.Info().Descriptor; d != nil { // else its data is gone
+		j.res.Rows += d.Rows
+		j.res.Bytes += d.Body
+	}
+	j.res.Batches++
 }
 
 // decode reads the input once, works out what each batch must digest to, and
@@ -183,11 +198,8 @@ func (j *job) collect(repo *repository.Repository, wants [][]expectation) error 
 			if i == len(want) {
 				return fmt.Errorf("partition %d holds more batches than the %d that were put", partition, len(want))
 			}
-			d := b.Info().Descriptor
 			j.items = append(j.items, item{b, want[i]})
-			j.res.Rows += d.Rows
-			j.res.Bytes += d.Body
-			j.res.Batches++
+			j.count(b)
 			i++
 		}
 		if i < len(want) {

@@ -2,6 +2,7 @@
 // ui.perfetto.dev opens.
 //
 //	moves    a track for each edge, overlapping moves below each other     b, e
+//	         those that found no room have a track for each space
 //	waits    a track for each space                                        b, e
 //	tasks    a track for each name, with the wait for admission            b, e
 //	memory   how many bytes each space has in use, reserved and in copies  C
@@ -138,9 +139,20 @@ func (t *Writer) Event(e events.Event) {
 	case events.MoveBegun, events.WaitBegun, events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted,
 		events.PressureRose, events.PressureFell:
 	case events.MoveEnded:
-		t.pairLocked(moves, "move", e.From.String()+" → "+e.To.String(), e.At, e.Took, args(e))
+		category, to := "move", e.To.String()
+		if e.Err != nil {
+			category = "failed move"
+		}
+		if !e.To.Valid() { // it found no room anywhere
+			to = "no room"
+		}
+		t.pairLocked(moves, category, e.From.String()+" → "+to, e.At, e.Took, args(e))
 	case events.WaitEnded:
-		t.pairLocked(waits, "wait", "wait for "+e.To.String(), e.At, e.Took, args(e))
+		where := "room" // in any of a tier
+		if e.To.Valid() {
+			where = e.To.String()
+		}
+		t.pairLocked(waits, "wait", "wait for "+where, e.At, e.Took, args(e))
 	case events.TaskBegun:
 		if e.Took > 0 {
 			t.pairLocked(tasks, "admission", "admission of "+name(e), e.At, e.Took, args(e))

@@ -76,13 +76,34 @@ func TestTrace(t *testing.T) {
 		t.Fatal(left, err)
 	}
 	got := read(t, b.Bytes())
-	for what, want := range map[string]int{"b move": 200, "e move": 200, "b wait": 200, "b task": 200, "b admission": 200, "M": 15} {
+	for what, want := range map[string]int{"b failed move": 200, "e failed move": 200, "b wait": 200, "b task": 200, "b admission": 200, "M": 15} {
 		if got[what] != want {
 			t.Errorf("%d of %q, want %d of %v", got[what], what, want, got)
 		}
 	}
 	if got["C"] < 50 || got["i note"] < 200 {
 		t.Error(got)
+	}
+}
+
+// TestFailedMoves: a move that found no room has no place where it went to, and none is made up.
+func TestFailedMoves(t *testing.T) {
+	var b bytes.Buffer
+	w := New(&b, Most)
+	from, to := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Host}
+	w.Event(events.Event{Kind: events.MoveEnded, At: time.Now(), From: from, Err: errors.New("no room")})
+	w.Event(events.Event{Kind: events.MoveEnded, At: time.Now(), From: from, To: to, Err: errors.New("a fault")})
+	w.Event(events.Event{Kind: events.MoveEnded, At: time.Now(), From: from, To: to})
+	w.Event(events.Event{Kind: events.WaitEnded, At: time.Now()})
+	if _, err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := read(t, b.Bytes())
+	if got["b failed move"] != 2 || got["b move"] != 1 {
+		t.Error(got)
+	}
+	if text := b.String(); strings.Contains(text, "invalid") || !strings.Contains(text, `"gpu:0 → no room"`) || !strings.Contains(text, `"wait for room"`) {
+		t.Error(text)
 	}
 }
 

@@ -40,6 +40,7 @@ type Bar struct {
 	phase          string
 	begun          time.Time // of the phase
 	steps, stepped int64     // of it; steps -1: not known
+	beside         int       // columns that the bar takes beside its text
 
 	// Only the goroutine that draws uses these.
 	moved int64 // when the rate was taken last
@@ -83,11 +84,16 @@ func (b *Bar) Begin(phase string, steps int64) {
 	defer b.mu.Unlock()
 	b.clearLocked()
 	b.phase, b.begun, b.steps, b.stepped = phase, time.Now(), steps, 0
+	width, count := 10, progressbar.OptionShowCount()
+	b.beside = besideWide
+	if columns(b.w) < wide {
+		width, count, b.beside = 4, func(*progressbar.ProgressBar) {}, besideNarrow
+	}
 	b.bar = progressbar.NewOptions64(steps,
 		progressbar.OptionSetWriter(b.w),
-		progressbar.OptionSetWidth(10),
+		progressbar.OptionSetWidth(width),
 		progressbar.OptionThrottle(refresh),
-		progressbar.OptionShowCount(),
+		count,
 		progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetPredictTime(false),
 		progressbar.OptionSetElapsedTime(false),
@@ -105,6 +111,16 @@ func (b *Bar) Step() {
 		b.stepped++
 		_ = b.bar.Add(1) // drawing is all that can fail
 	}
+}
+
+// Say prints a line above the bar to w, where the bar is drawn if there is one.
+func (b *Bar) Say(w io.Writer, line string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.bar != nil {
+		_ = b.bar.Clear() // the next look draws it again
+	}
+	fmt.Fprintln(w, line)
 }
 
 // Close ends the drawing and clears the line.
@@ -129,11 +145,11 @@ func (b *Bar) clearLocked() {
 func (b *Bar) describe() {
 	stats, now := b.stats(), time.Now()
 	b.measure(stats, now)
-	wide := columns(b.w)
+	room := columns(b.w)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.bar != nil {
-		b.bar.Describe(fitting(wide, b.phase, held(stats), occupancy(stats), speed(b.rate), left(now.Sub(b.begun), b.stepped, b.steps)))
+		b.bar.Describe(fitting(room-b.beside, b.phase, stats, b.rate, left(now.Sub(b.begun), b.stepped, b.steps)))
 	}
 }
 
@@ -156,8 +172,13 @@ func (b *Bar) measure(stats spillway.Stats, now time.Time) {
 	b.moved, b.taken = moved, now
 }
 
-// beside is how many columns the bar itself takes, with its share and its count.
-const beside = 36
+// On a terminal of fewer columns than wide the bar is shorter and has no count, so that its text has
+// more room.
+const (
+	wide         = 100
+	besideWide   = 36 // columns of the bar with its share and its count
+	besideNarrow = 14 // of the short one with its share
+)
 
 // columns returns the width of the terminal.
 func columns(w io.Writer) int {
@@ -169,23 +190,36 @@ func columns(w io.Writer) int {
 	return 80
 }
 
-// fitting joins what there is room for on one line: bytes give way to shares, then the rate, then the
-// time that is left.
-func fitting(wide int, phase, bytes, shares, rate, left string) (text string) {
-	for _, parts := range [][]string{{phase, bytes, rate, left}, {phase, shares, rate, left}, {phase, shares, left}, {phase, shares}, {phase}} {
+// fitting joins what there is room for in so many columns: sizes get shorter, bytes give way to shares,
+// then the rate goes, and then the time that is left.
+func fitting(room int, phase string, stats spillway.Stats, rate float64, left string) (text string) {
+	shares := occupancy(stats)
+	for _, parts := range [][]string{
+		{phase, held(stats, size.Approx), speed(rate, size.Approx), left}, {phase, held(stats, brief), speed(rate, brief), left},
+		{phase, shares, speed(rate, brief), left}, {phase, shares, left}, {phase, shares}, {phase},
+	} {
 		parts = slices.DeleteFunc(parts, func(s string) bool { return s == "" })
-		if text = strings.Join(parts, ", "); utf8.RuneCountInString(text)+beside <= wide {
+		if text = strings.Join(parts, ", "); utf8.RuneCountInString(text) <= room {
 			break
 		}
 	}
 	return text
 }
 
-func speed(rate float64) string {
+// brief prints a size in four characters or so: 57M, 1.2G.
+func brief(n int64) string {
+	number, unit, _ := strings.Cut(size.Approx(n), " ")
+	if len(number) > 3 { // a digit behind the point says little beside two before it
+		number, _, _ = strings.Cut(number, ".")
+	}
+	return number + strings.TrimSuffix(unit, "iB")
+}
+
+func speed(rate float64, print func(int64) string) string {
 	if rate <= 0 {
 		return ""
 	}
-	return size.Approx(int64(rate)) + "/s"
+	return print(int64(rate)) + "/s"
 }
 
 // left says how long a phase will take, if it goes on as it did.
@@ -198,8 +232,8 @@ func left(since time.Duration, done, steps int64) string {
 }
 
 // held says how many bytes are in each tier: "gpu 57.1 MiB host 60.2 MiB disk 120.0 MiB".
-func held(s spillway.Stats) string {
-	return tiers(s, func(k tier.Kind, used, _ int64) string { return fmt.Sprintf("%s %s", k, size.Approx(used)) })
+func held(s spillway.Stats, print func(int64) string) string {
+	return tiers(s, func(k tier.Kind, used, _ int64) string { return fmt.Sprintf("%s %s", k, print(used)) })
 }
 
 // occupancy says how full each tier is: "gpu 90% host 94% disk 3%".

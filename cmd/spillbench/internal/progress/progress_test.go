@@ -9,9 +9,11 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -28,23 +30,86 @@ func TestOccupancy(t *testing.T) {
 	if got := occupancy(stats()); got != "gpu 50% host 25%" {
 		t.Errorf("got %q", got)
 	}
-	if got := held(stats()); got != "gpu 50 B host 50 B" {
+	if got := held(stats(), size.Approx); got != "gpu 50 B host 50 B" {
 		t.Errorf("got %q", got)
 	}
 }
 
-// TestFitting: what has no room on the line is left out, the least important first.
+// TestFitting: what has no room on the line is shortened or left out, the least important first.
 func TestFitting(t *testing.T) {
-	for wide, want := range map[int]string{
-		200: "load, gpu 57.1 MiB disk 1.0 GiB, 1.2 GiB/s, 3s left", 80: "load, gpu 90% disk 3%, 1.2 GiB/s, 3s left", 70: "load, gpu 90% disk 3%, 3s left",
-		60: "load, gpu 90% disk 3%", 40: "load", 10: "load",
+	full := spillway.Stats{Spaces: []spillway.SpaceStats{
+		{ID: tier.ID{Kind: tier.GPU}, Capacity: 64 << 20, Usage: tier.Usage{Live: 57 << 20}},
+		{ID: tier.ID{Kind: tier.Host}, Capacity: 64 << 20, Usage: tier.Usage{Live: 60 << 20}},
+		{ID: tier.ID{Kind: tier.Disk}, Capacity: 10 << 30, Usage: tier.Usage{Live: 1234 << 20}},
+	}}
+	rate := 1.25 * (1 << 30)
+	for room, want := range map[int]string{
+		200: "pass 3 of 10, gpu 57.0 MiB host 60.0 MiB disk 1.2 GiB, 1.2 GiB/s, 12s left",
+		66:  "pass 3 of 10, gpu 57M host 60M disk 1.2G, 1.2G/s, 12s left", // of 80 columns
+		56:  "pass 3 of 10, gpu 89% host 94% disk 12%, 12s left",
+		40:  "pass 3 of 10, gpu 89% host 94% disk 12%",
+		20:  "pass 3 of 10", 5: "pass 3 of 10",
 	} {
-		if got := fitting(wide, "load", "gpu 57.1 MiB disk 1.0 GiB", "gpu 90% disk 3%", "1.2 GiB/s", "3s left"); got != want {
-			t.Errorf("%d columns: %q, want %q", wide, got, want)
+		if got := fitting(room, "pass 3 of 10", full, rate, "12s left"); got != want {
+			t.Errorf("%d columns: %q, want %q", room, got, want)
 		}
 	}
-	if got := fitting(80, "load", "gpu 1 B", "gpu 1%", "", ""); got != "load, gpu 1 B" {
+	if got := fitting(66, "pass 10 of 10", full, rate, "1h2m3s left"); !strings.Contains(got, "1.2G/s, 1h2m3s left") || !strings.Contains(got, "disk 1.2G") {
+		t.Errorf("a long one: %q", got)
+	}
+	if got := fitting(66, "load", stats(), 0, ""); got != "load, gpu 50 B host 50 B" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestBrief: sizes have four characters or so.
+func TestBrief(t *testing.T) {
+	for n, want := range map[int64]string{0: "0B", 50: "50B", 1023: "1023B", 1 << 20: "1.0M", 57<<20 + 1: "57M", 999 << 20: "999M", 1234 << 20: "1.2G"} {
+		if got := brief(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+}
+
+// TestNarrow: at 80 columns the line has the share, the bytes in each tier, the rate and the time left,
+// and no more columns than there are.
+func TestNarrow(t *testing.T) {
+	var w lockedBuffer
+	b := &Bar{w: &w, stats: stats}
+	b.Begin("pass 10 of 10", 1000)
+	b.mu.Lock()
+	b.bar.Describe(strings.Repeat("x", 80-b.beside))
+	b.mu.Unlock()
+	for range 1000 - 1 {
+		b.Step()
+	}
+	b.mu.Lock()
+	_ = b.bar.RenderBlank()
+	b.mu.Unlock()
+	out := w.String()
+	if !strings.Contains(out, "%") {
+		t.Errorf("no share in %q", out)
+	}
+	for line := range strings.SplitSeq(out, "\r") {
+		if n := utf8.RuneCountInString(line); n > 80 {
+			t.Errorf("%d columns: %q", n, line)
+		}
+	}
+}
+
+// TestSay: a line goes where the bar is, which is cleared before.
+func TestSay(t *testing.T) {
+	var w lockedBuffer
+	b := &Bar{w: &w, stats: stats}
+	b.Begin("load", 10)
+	b.Step()
+	b.Say(&w, "a note")
+	if out := w.String(); !strings.HasSuffix(out, "\ra note\n") {
+		t.Errorf("drew %q", out)
+	}
+	var plain lockedBuffer
+	if new(Bar).Say(&plain, "a note"); plain.String() != "a note\n" {
+		t.Errorf("without a bar: %q", plain.String())
 	}
 }
 

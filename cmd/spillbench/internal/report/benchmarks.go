@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -13,7 +11,7 @@ import (
 // Measured is a Document with figures for benchstat: Run, Bandwidth, Compare and Reserve.
 type Measured interface {
 	Document
-	machine() Env
+	header() *Header
 	Benchmarks() []Benchmark
 }
 
@@ -36,37 +34,47 @@ var units = map[string]bool{
 	"GiB/s": true, "limit-GiB/s": true, "ops/s": true, "ns/release": false, "ns/turn": false,
 }
 
-// WriteBenchmarks writes the figures of a document in Go's benchmark format, which benchstat reads.
-func WriteBenchmarks(w io.Writer, document Measured) error {
+// WriteBenchmarks writes the figures of documents in Go's benchmark format, which benchstat reads. Two
+// have their names as the value of the key "result", by which benchstat tells them apart.
+func WriteBenchmarks(w io.Writer, names []string, documents ...Measured) error {
 	var b strings.Builder
-	env, benchmarks := document.machine(), document.Benchmarks()
-	for _, key := range [][2]string{
-		{"goos", runtime.GOOS}, {"goarch", runtime.GOARCH}, {"pkg", "github.com/spillway-db/spillway/cmd/spillbench"},
-		{"cpu", env.CPU}, {"gpu", env.GPU}, {"filesystem", env.FileSystem}, {"commit", env.Commit},
-	} {
-		if key[1] != "" {
-			fmt.Fprintf(&b, "%s: %s\n", key[0], strings.Join(strings.Fields(key[1]), " "))
+	stated := make(map[string]bool) // keys, which are valid for all lines below, and units
+	for i, document := range documents {
+		env, benchmarks, result := document.header().Env, document.Benchmarks(), ""
+		if len(documents) > 1 {
+			result = names[i]
 		}
-	}
-	var told []string
-	for _, m := range benchmarks {
-		for _, v := range m.Values {
-			if more, own := units[v.Unit]; own && !slices.Contains(told, v.Unit) {
-				told = append(told, v.Unit)
-				better := "lower"
-				if more {
-					better = "higher"
-				}
-				fmt.Fprintf(&b, "Unit %s better=%s\n", v.Unit, better)
+		for _, key := range [][2]string{
+			{"result", result}, {"goos", env.GOOS}, {"goarch", env.GOARCH}, {"pkg", "github.com/spillway-db/spillway/cmd/spillbench"},
+			{"cpu", env.CPU}, {"gpu", env.GPU}, {"filesystem", env.FileSystem}, {"commit", env.Commit},
+		} {
+			if value := strings.Join(strings.Fields(key[1]), " "); value != "" {
+				fmt.Fprintf(&b, "%s: %s\n", key[0], value)
+				stated[key[0]] = true
+			} else if stated[key[0]] {
+				fmt.Fprintf(&b, "%s:\n", key[0]) // takes back what was said of the document before
 			}
 		}
-	}
-	for _, m := range benchmarks {
-		fmt.Fprintf(&b, "Benchmark%s %d", m.Name, max(1, m.Times))
-		for _, v := range m.Values {
-			fmt.Fprintf(&b, " %s %s", strconv.FormatFloat(math.Round(v.Value*1e6)/1e6, 'f', -1, 64), v.Unit)
+		for _, m := range benchmarks {
+			for _, v := range m.Values {
+				if more, own := units[v.Unit]; own && !stated[v.Unit] {
+					stated[v.Unit] = true
+					better := "lower"
+					if more {
+						better = "higher"
+					}
+					fmt.Fprintf(&b, "Unit %s better=%s\n", v.Unit, better)
+				}
+			}
 		}
-		b.WriteString("\n")
+		for _, m := range benchmarks {
+			// A stored document may have any text where a name is made of.
+			fmt.Fprintf(&b, "Benchmark%s %d", strings.Join(strings.Fields(m.Name), "-"), max(1, m.Times))
+			for _, v := range m.Values {
+				fmt.Fprintf(&b, " %s %s", strconv.FormatFloat(math.Round(v.Value*1e6)/1e6, 'f', -1, 64), v.Unit)
+			}
+			b.WriteString("\n")
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -9,6 +9,30 @@ import (
 	"golang.org/x/perf/benchfmt"
 )
 
+// TestBenchmarksOfTwo: two documents in one text are told apart by their names, and what is known of the
+// first machine alone is not said of the second.
+func TestBenchmarksOfTwo(t *testing.T) {
+	of := func(gpu string) Measured {
+		return &Run{Header: NewHeader("run", Env{CPU: "x", GPU: gpu}, nil), Edges: []Edge{{From: "a b\nc", To: "d", Batches: 1}}}
+	}
+	var b strings.Builder
+	if err := WriteBenchmarks(&b, []string{"a.json", "b.json"}, of("sim"), of("")); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for r := benchfmt.NewReader(strings.NewReader(b.String()), ""); r.Scan(); {
+		if rec, ok := r.Result().(*benchfmt.Result); ok {
+			got = append(got, strings.Join([]string{rec.GetConfig("result"), rec.GetConfig("cpu"), rec.GetConfig("gpu"), rec.Name.String()}, "|"))
+		} else if rec, ok := r.Result().(*benchfmt.SyntaxError); ok {
+			t.Error(rec)
+		}
+	}
+	want := []string{"a.json|x|sim|Run/phase=all", "a.json|x|sim|Run/from=a-b-c/to=d", "b.json|x||Run/phase=all", "b.json|x||Run/from=a-b-c/to=d"}
+	if !slices.Equal(got, want) || strings.Count(b.String(), "Unit GiB/s") != 1 {
+		t.Errorf("%q, want %q, in\n%s", got, want, &b)
+	}
+}
+
 // TestBenchmarks: benchstat's own reader takes each line, with the unit and the direction that it has,
 // and there is a line for each sample.
 func TestBenchmarks(t *testing.T) {
@@ -32,7 +56,7 @@ func TestBenchmarks(t *testing.T) {
 			6, 12, []string{"allocs/op", "ns/op", "ns/release", "ns/turn", "ops/s"}},
 	} {
 		var b strings.Builder
-		if err := WriteBenchmarks(&b, c.document); err != nil {
+		if err := WriteBenchmarks(&b, nil, c.document); err != nil {
 			t.Fatal(err)
 		}
 		lines := 0

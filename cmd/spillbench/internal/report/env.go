@@ -26,6 +26,8 @@ func MachineEnv(t *topology.Topology) Env {
 		Memory: t.Limits.MemoryBytes,
 		Kernel: kernel(),
 		Commit: commit(),
+		GOOS:   runtime.GOOS,
+		GOARCH: runtime.GOARCH,
 	}
 	if e.Cores == 0 {
 		e.Cores = runtime.GOMAXPROCS(0)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,26 +18,29 @@ import (
 
 // Pictured is a Document that a page of its own shows: Run, Bandwidth and Compare.
 type Pictured interface {
-	Document
-	header() *Header
+	Measured
 	run() page.Run
 }
 
-func (h *Header) header() *Header { return h }
+// ErrNotMeasured reports a document that Read does not read.
+var ErrNotMeasured = errors.New("it is no result of run, bandwidth, compare or reserve")
 
-// ErrNotPictured reports a document that is none of those.
-var ErrNotPictured = errors.New("it is no result of run, bandwidth or compare")
-
-// Read reads a document that a page can show.
-func Read(text []byte) (Pictured, error) {
-	var head struct{ Schema, Command string }
+// Read reads a document that has figures.
+func Read(text []byte) (Measured, error) {
+	var head struct {
+		Schema  string `json:"schema"`
+		Command string `json:"command"`
+	}
 	if err := json.Unmarshal(text, &head); err != nil {
+		if wrong := mistyped(err); wrong != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNotMeasured, wrong)
+		}
 		return nil, fmt.Errorf("it is no JSON: %w", err)
 	}
 	if head.Schema != Schema {
-		return nil, fmt.Errorf("%w: its schema is %q, and not %q", ErrNotPictured, head.Schema, Schema)
+		return nil, fmt.Errorf("%w: its schema is %q, and not %q", ErrNotMeasured, head.Schema, Schema)
 	}
-	var doc Pictured
+	var doc Measured
 	switch head.Command {
 	case "run":
 		doc = new(Run)
@@ -44,13 +48,58 @@ func Read(text []byte) (Pictured, error) {
 		doc = new(Bandwidth)
 	case "compare":
 		doc = new(Compare)
+	case "reserve":
+		doc = new(Reserve)
 	default:
-		return nil, fmt.Errorf("%w: it is one of %q", ErrNotPictured, head.Command)
+		return nil, fmt.Errorf("%w: it is one of %q", ErrNotMeasured, head.Command)
 	}
 	if err := json.Unmarshal(text, doc); err != nil {
-		return nil, fmt.Errorf("%w: %w", errInsane, err)
+		return nil, fmt.Errorf("%w: %w", errInsane, cmp.Or(mistyped(err), err))
 	}
 	return doc, sane(doc)
+}
+
+// mistyped says in plain words which value of a document is of another type than the schema says; nil
+// of other errors.
+func mistyped(err error) error {
+	var wrong *json.UnmarshalTypeError
+	var when *time.ParseError
+	switch {
+	case errors.As(err, &when):
+		return fmt.Errorf("%s is no time such as 2026-11-25T12:30:00Z", strings.Trim(when.Value, `"`))
+	case !errors.As(err, &wrong):
+		return nil
+	}
+	kind, value, _ := strings.Cut(wrong.Value, " ")
+	is := map[string]string{"array": "a list", "object": "an object", "string": "a text", "bool": "true or false", "number": "a number"}[kind]
+	if value != "" {
+		is = "the number " + value
+	}
+	// Keys are in small letters, and the names of embedded types, which are in the path too, are not.
+	path := slices.DeleteFunc(strings.Split(wrong.Field, "."), func(s string) bool { return s == "" || strings.ToLower(s) != s })
+	if len(path) == 0 {
+		path = []string{"it"}
+	}
+	return fmt.Errorf("%s is %s, and not %s", strings.Join(path, "."), is, expected(wrong.Type))
+}
+
+// expected is what a value of a type is in JSON.
+func expected(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.String:
+		return "a text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	case reflect.Uint, reflect.Uint64:
+		return "a whole number from 0 up"
+	}
+	return "an object"
 }
 
 // WriteHTML writes a page about a document, or about two of one command that are compared. names are
@@ -98,18 +147,23 @@ func machineOf(h *Header) []page.Pair {
 
 // settings are those of all commands.
 func (c Config) settings() []page.Setting {
-	var dirs, faults []string
+	var dirs, faults, setDirs, setFaults []string // set: without what the machine has free, and what happened
 	for _, d := range c.Disks {
 		dirs = append(dirs, d.Dir+" ("+size.Approx(d.CapacityBytes)+")")
+		setDirs = append(setDirs, d.Dir)
+		if d.CapacityGiven {
+			setDirs = append(setDirs, size.Approx(d.CapacityBytes))
+		}
 	}
 	for _, f := range c.Faults {
 		faults = append(faults, fmt.Sprintf("%s (%d hits)", f.Spec, f.Hits))
+		setFaults = append(setFaults, f.Spec)
 	}
 	perSecond := func(n int64) string {
 		if n <= 0 {
-			return "off"
+			return page.Off
 		}
-		return size.Approx(n)
+		return size.Approx(n) + "/s"
 	}
 	encrypt := "no"
 	if c.Encrypt {
@@ -120,19 +174,29 @@ func (c Config) settings() []page.Setting {
 	}
 	all := []page.Setting{
 		s("GPU", c.GPU, "--gpu", "GPUs[].Backend"), s("GPU memory", size.Approx(c.GPUMemoryBytes), "--gpu-memory", "GPUMemory"),
-		s("host memory", size.Approx(c.HostMemoryBytes), "--host-memory", "HostMemory"), s("spill directories", strings.Join(dirs, ", "), "--disk", "Disks"),
+		s("host memory", size.Approx(c.HostMemoryBytes), "--host-memory", "HostMemory"), {Name: "spill directories", Value: strings.Join(dirs, ", "), Same: strings.Join(setDirs, ", "), Flag: "--disk", Field: "Disks"},
 		s("limit", strconv.FormatFloat(c.Limit, 'g', 3, 64), "--limit", "GPUMarks.Limit"),
 		s("trigger", strconv.FormatFloat(c.Trigger, 'g', 3, 64), "--trigger", "GPUMarks.Trigger"),
 		s("stop", strconv.FormatFloat(c.Stop, 'g', 3, 64), "--stop", "GPUMarks.Stop"),
 		s("policy", c.Policy, "--policy", "Policy"), s("codec", c.Codec, "--codec", "Codec"), s("encryption", encrypt, "--encrypt", "Disks[].Encrypt"),
 		s("monitor period", seconds(c.MonitorPeriodSeconds), "--monitor-period", "MonitorPeriod"),
-		s("written ahead, a second", perSecond(c.WriteAheadBytesPerS), "--write-ahead", "WriteAhead"),
-		s("disk slowed down to, a second", perSecond(c.DiskThrottleBytesPerS), "--disk-throttle", ""),
+		{Name: "written ahead", Says: "batches were written ahead at up to", Value: perSecond(c.WriteAheadBytesPerS), Flag: "--write-ahead", Field: "WriteAhead"},
+		{Name: "disk slowed to", Says: "the disk was slowed to", Value: perSecond(c.DiskThrottleBytesPerS), Flag: "--disk-throttle"},
+	}
+	// Documents of older programs do not have these.
+	if c.MovesPerEdge > 0 {
+		all = append(all, s("moves an edge", strconv.Itoa(c.MovesPerEdge), "--moves-per-edge", "MovesPerEdge"))
+	}
+	if c.DiskSlots > 0 {
+		all = append(all, s("transfers with disks", strconv.Itoa(c.DiskSlots), "--disk-slots", "Limits.Permits.Slots"))
+	}
+	if c.StuckAfterSeconds > 0 {
+		all = append(all, s("stuck after", shortly(c.StuckAfterSeconds), "--stuck-after", "StuckAfter"))
 	}
 	if len(faults) == 0 {
 		faults = []string{"none"}
 	}
-	return append(all, s("faults", strings.Join(faults, ", "), "--fault", ""))
+	return append(all, page.Setting{Name: "faults", Value: strings.Join(faults, ", "), Same: strings.Join(setFaults, ", "), Flag: "--fault"})
 }
 
 // seconds writes a time as flags take it.
@@ -142,6 +206,22 @@ func setting(name string, value any, flag string) page.Setting {
 	return page.Setting{Name: name, Value: fmt.Sprint(value), Flag: flag}
 }
 
+// rowsPerBatch writes how many rows a batch has.
+func (r *Run) rowsPerBatch(generated bool) string {
+	switch {
+	case r.Config.RowsPerBatch > 0:
+		return strconv.FormatInt(r.Config.RowsPerBatch, 10)
+	case generated:
+		return "as suits the GPU memory"
+	}
+	return "as the files have them"
+}
+
+// sourced is the input of a page.
+func (i Input) sourced() page.Input {
+	return page.Input{Sources: shortened(i.Sources), Rows: i.Rows, Batches: i.Batches, Bytes: i.Bytes}
+}
+
 // Generated begins the name of an input that is no file, and so many times as large as the memories.
 const Generated = "a generated table"
 
@@ -149,6 +229,7 @@ func (r *Run) run() page.Run {
 	p := page.Run{
 		Name: "run", Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline,
 		Waits: page.Waits{Count: r.Waits.Count, P50: r.Waits.P50, P99: r.Waits.P99, Max: r.Waits.Max},
+		Input: r.Input.sourced(), Verified: page.Verified(r.Verify),
 	}
 	p.Follows = len(r.Input.Sources) > 0 && strings.HasPrefix(r.Input.Sources[0], Generated)
 	if r.Timeline != nil && r.Timeline.Seconds > 0 {
@@ -158,12 +239,14 @@ func (r *Run) run() page.Run {
 		size.Approx(r.Input.Bytes), shortened(r.Input.Sources), size.Approx(r.Config.GPUMemoryBytes), size.Approx(r.Config.HostMemoryBytes), shortly(p.Seconds))
 	var left []string
 	for _, s := range r.Spaces {
-		p.Spaces = append(p.Spaces, page.Space{ID: s.ID, Backend: s.Backend, Capacity: s.CapacityBytes, Peak: s.PeakBytes, End: s.EndBytes})
+		p.Spaces = append(p.Spaces, page.Space{ID: s.ID, Backend: s.Backend, Capacity: s.CapacityBytes, Peak: s.PeakBytes, End: s.EndBytes, Written: s.WrittenBytes, Read: s.ReadBytes})
 		if s.EndBytes != 0 && r.Verify.Checked {
 			left = append(left, s.ID)
 		}
 	}
 	switch {
+	case r.Error != "":
+		p.Level, p.Failed, p.Headline = page.Bad, true, "The run failed: "+r.Error
 	case r.Verify.Mismatches > 0:
 		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %d of %d batches came back with other bytes than were loaded. %s.", r.Verify.Mismatches, r.Verify.Batches, data)
 	case len(left) > 0:
@@ -197,20 +280,28 @@ func (r *Run) run() page.Run {
 	for _, t := range r.Tasks {
 		p.Tasks = append(p.Tasks, page.Task{Name: t.Name, Waits: t.Waits, Total: t.Total, Longest: t.Longest})
 	}
-	for _, ph := range r.Phases {
+	for _, h := range r.Held {
+		p.Held = append(p.Held, page.Pair{Name: h.Space, Value: h.Text})
+	}
+	for i, ph := range r.Phases {
 		one := page.Phase{Name: ph.Name, Seconds: ph.Seconds}
-		if ph.Name != drain {
+		cutShort := p.Failed && i > 0 && i == len(r.Phases)-1 // what was loaded is known, and not what was worked on
+		if ph.Name != drain && !cutShort {
 			one.Bytes = r.Input.Bytes
 		}
 		p.Phases = append(p.Phases, one)
 	}
+	verified := fmt.Sprintf("%d batches", r.Verify.Batches)
+	if wrong := r.Verify.Mismatches; wrong > 0 {
+		verified = fmt.Sprintf("%d of %d", r.Verify.Batches-wrong, r.Verify.Batches)
+	}
 	p.Facts = []page.Pair{
 		{Name: "time", Value: shortly(p.Seconds)}, {Name: "data", Value: size.Approx(r.Input.Bytes)}, {Name: "batches", Value: strconv.FormatInt(r.Input.Batches, 10)},
 		{Name: "moved down", Value: size.Approx(down)}, {Name: "moved up", Value: size.Approx(up)}, {Name: "waits for room", Value: strconv.FormatInt(r.Waits.Count, 10)},
-		{Name: "verified", Value: fmt.Sprintf("%d batches", r.Verify.Batches)},
+		{Name: "verified", Value: verified},
 	}
 	p.Settings = append(r.Config.settings(),
-		setting("rows a batch", r.Config.RowsPerBatch, "--rows-per-batch"), setting("seed", r.Config.Seed, "--seed"), setting("place", r.Config.Place, "--place"),
+		setting("rows a batch", r.rowsPerBatch(p.Follows), "--rows-per-batch"), setting("seed", r.Config.Seed, "--seed"), setting("place", r.Config.Place, "--place"),
 		setting("repeat", r.Config.Repeat, "--repeat"), setting("partitions", r.Config.Partitions, "--partitions"), setting("passes", r.Config.Passes, "--passes"),
 		setting("workers", r.Config.Workers, "--workers"))
 	return p
@@ -265,7 +356,10 @@ func (b *Bandwidth) run() page.Run {
 		by[edge].Groups = append(by[edge].Groups, page.Group{Name: name, Bars: []page.Bar{
 			{Name: "Spillway", Value: r.GiBPerS}, {Name: r.LimitOf, Value: r.LimitGiBPerS, Other: true},
 		}})
-		p.Figures = append(p.Figures, page.Figure{Name: edge + ", " + name, Value: r.GiBPerS, Unit: "GiB/s", Noise: max(r.Noise, r.CV)})
+		p.Figures = append(p.Figures, page.Figure{
+			Name: edge + ", " + name, Value: r.GiBPerS, Unit: "GiB/s", Noise: max(r.Noise, r.CV),
+			Share: r.Efficiency, ShareNoise: r.Noise, ShareOf: "of the limit", Limit: r.LimitGiBPerS, LimitOf: "The machine's own speed of " + r.limit(),
+		})
 	}
 	for _, edge := range order {
 		p.Bars = append(p.Bars, *by[edge])
@@ -279,12 +373,39 @@ func (b *Bandwidth) run() page.Run {
 		p.Headline += fmt.Sprintf(" %d rows were not measured.", failed)
 	}
 	p.Facts = []page.Pair{{Name: "rows", Value: strconv.Itoa(len(b.Rows))}, {Name: "pairs a row", Value: strconv.Itoa(b.Config.Pairs)}, {Name: "moved", Value: size.Approx(b.Config.PlannedBytes)}, {Name: "time", Value: shortly(b.WallSeconds)}}
-	p.Settings = append(b.Config.settings(), setting("extent", b.Config.Extent, "--thorough"), setting("pairs", b.Config.Pairs, "--pairs"), setting("seed", b.Config.Seed, "--seed"))
+	p.Settings = append(b.Config.settings(), setting("extent", b.Config.Extent, "--thorough"), setting("pairs", b.Config.Pairs, "--pairs"), setting("sizes", sizes(b.Config.Sizes), "--sizes"), setting("moves at once", numbersOf(b.Config.Threads), "--threads"), setting("seed", b.Config.Seed, "--seed"))
 	return p
 }
 
+func sizes(all []int64) string {
+	texts := make([]string, len(all))
+	for i, n := range all {
+		texts[i] = size.Format(n)
+	}
+	return strings.Join(texts, ", ")
+}
+
+func numbersOf(all []int) string {
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(all)), ", "), "[]")
+}
+
+// limit says what the row's limit is the speed of.
+func (r BandwidthRow) limit() string {
+	switch {
+	case r.BothWays:
+		return "moving both ways between " + r.From + " and " + r.To
+	case rank(r.To) == rank("disk:0"):
+		return "writing to " + r.To
+	case rank(r.From) == rank("disk:0"):
+		return "reading from " + r.From
+	case r.LimitOf == "memmove":
+		return "copying memory"
+	}
+	return "copying from " + r.From + " to " + r.To
+}
+
 func (c *Compare) run() page.Run {
-	p := page.Run{Name: "compare", Seconds: c.WallSeconds, Level: page.Good}
+	p := page.Run{Name: "compare", Seconds: c.WallSeconds, Level: page.Good, Input: c.Input.sourced(), Verified: page.Verified(c.Verify)}
 	word := func(ratio float64) string {
 		if ratio >= 1 {
 			return fmt.Sprintf("%.1f times as fast as %s", ratio, c.Peer.Name)
@@ -298,20 +419,23 @@ func (c *Compare) run() page.Run {
 	for _, way := range []struct {
 		name                        string
 		ours, rewritten, peer, warm float64
+		ratio, least, most          float64
 	}{
-		{"Writing", c.Ours.WriteGiBPerS, c.Ours.Rewritten.WriteGiBPerS, c.Peer.WriteGiBPerS, c.Peer.Warm.WriteGiBPerS},
-		{"Reading", c.Ours.ReadGiBPerS, c.Ours.Rewritten.ReadGiBPerS, c.Peer.ReadGiBPerS, c.Peer.Warm.ReadGiBPerS},
+		{"Writing", c.Ours.WriteGiBPerS, c.Ours.Rewritten.WriteGiBPerS, c.Peer.WriteGiBPerS, c.Peer.Warm.WriteGiBPerS, c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax},
+		{"Reading", c.Ours.ReadGiBPerS, c.Ours.Rewritten.ReadGiBPerS, c.Peer.ReadGiBPerS, c.Peer.Warm.ReadGiBPerS, c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax},
 	} {
 		p.Bars = append(p.Bars, page.Bars{Title: way.name, Unit: "GiB/s", Groups: []page.Group{
 			{Name: "to and from the disk", Bars: []page.Bar{{Name: "Spillway", Value: way.ours}, {Name: c.Peer.Name, Value: way.peer, Other: true}}},
 			{Name: "in room used before; the peer in its page cache", Bars: []page.Bar{{Name: "Spillway", Value: way.rewritten}, {Name: c.Peer.Name + ", warm", Value: way.warm, Other: true}}},
 		}})
-		p.Figures = append(p.Figures,
-			page.Figure{Name: way.name + ", Spillway", Value: way.ours, Unit: "GiB/s"}, page.Figure{Name: way.name + ", " + c.Peer.Name, Value: way.peer, Unit: "GiB/s"})
+		p.Figures = append(p.Figures, page.Figure{
+			Name: way.name, Value: way.ours, Unit: "GiB/s", Share: way.ratio, ShareNoise: max(0, way.most-way.least) / 2 / way.ratio,
+			ShareOf: "of the speed of " + c.Peer.Name, Limit: way.peer, LimitOf: "The speed of " + c.Peer.Name + " in " + strings.ToLower(way.name),
+		})
 	}
 	p.Facts = []page.Pair{
-		{Name: "data", Value: size.Approx(c.Input.Bytes)}, {Name: "write ratio", Value: fmt.Sprintf("%.2f (%.2f–%.2f)", c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax)},
-		{Name: "read ratio", Value: fmt.Sprintf("%.2f (%.2f–%.2f)", c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax)}, {Name: "rounds", Value: strconv.Itoa(c.Config.Rounds)}, {Name: "time", Value: shortly(c.WallSeconds)},
+		{Name: "data", Value: size.Approx(c.Input.Bytes)}, {Name: "write ratio", Value: fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax)},
+		{Name: "read ratio", Value: fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax)}, {Name: "rounds", Value: strconv.Itoa(c.Config.Rounds)}, {Name: "time", Value: shortly(c.WallSeconds)},
 	}
 	p.Settings = append(c.Config.settings(), setting("peer", c.Config.Peer, "--peer"), setting("repeat", c.Config.Repeat, "--repeat"), setting("rounds", c.Config.Rounds, "--rounds"), setting("workers", c.Config.Workers, "--workers"), setting("seed", c.Config.Seed, "--seed"))
 	return p
@@ -329,4 +453,37 @@ func shortly(seconds float64) string {
 }
 
 // CommandOf returns the command that a document is of.
-func CommandOf(d Pictured) string { return d.header().Command }
+func CommandOf(d Measured) string { return d.header().Command }
+
+// NotesOf returns the notes that a stored document still has: the warnings that its command noted.
+func NotesOf(d Measured) (notes []string) {
+	for _, w := range d.header().Warnings {
+		notes = append(notes, w.String())
+	}
+	return notes
+}
+
+// PageOfTwo shows what differs between two documents of one command, A and B, in words.
+func PageOfTwo(names []string, a, b Pictured) *Page {
+	p := new(Page)
+	p.linef("spillbench report: A is %s, B is %s, both of %s", names[0], names[1], CommandOf(a))
+	p.linef("")
+	s := &sheet{columns: []column{{head: "about", key: "about"}, {head: "B is", key: "b_is"}, {head: "what differs", key: "text"}}}
+	was, is := PageOf(a), PageOf(b)
+	for _, d := range page.Differ(&was, &is) {
+		verdict := "better"
+		if d.Plain {
+			verdict = ""
+		} else if d.Worse {
+			verdict = "worse"
+		}
+		s.add(d.About, verdict, d.Text)
+	}
+	if len(s.rows) == 0 {
+		p.linef("nothing differs by more than two equal runs do")
+		p.parts = append(p.parts, part{sheet: s, only: programs}) // its keys
+		return p
+	}
+	p.table(s)
+	return p
+}

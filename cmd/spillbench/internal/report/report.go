@@ -67,7 +67,7 @@ func (h *Header) Stamp(args []string, began time.Time) {
 	h.Args, h.Time = append([]string{}, args...), began.UTC().Truncate(time.Millisecond)
 }
 
-func (h *Header) machine() Env { return h.Env }
+func (h *Header) header() *Header { return h }
 
 // Env describes the machine that figures were measured on. What is not known is
 // empty or 0.
@@ -82,6 +82,8 @@ type Env struct {
 	Driver     string `json:"driver"`      // of the GPU
 	PCIeLink   string `json:"pcie_link"`   // as "PCIe 4 x16"
 	Commit     string `json:"commit"`      // of this program, "+dirty" if changed since
+	GOOS       string `json:"goos"`        // the system that this program was built for, by Go's name
+	GOARCH     string `json:"goarch"`      // and the processor
 }
 
 // Config is what a command ran with, defaults filled in.
@@ -128,6 +130,7 @@ type RunConfig struct {
 type Disk struct {
 	Dir           string `json:"dir"`
 	CapacityBytes int64  `json:"capacity_bytes"`
+	CapacityGiven bool   `json:"capacity_given,omitempty"` // else it is what was free, and differs from run to run
 }
 
 // Run is the document of run.
@@ -142,10 +145,22 @@ type Run struct {
 	Phases      []Phase      `json:"phases"`
 	WallSeconds float64      `json:"wall_seconds"`
 
+	// Error is why the run failed; empty: it did not. Then the figures are of what was done so far.
+	Error string `json:"error,omitempty"`
+	Held  []Held `json:"held,omitempty"` // when a run failed
+
 	Work     []Work             `json:"work,omitempty"`
 	Tasks    []Task             `json:"tasks,omitempty"`    // that waited for room, the longest first
 	Limits   []Limit            `json:"limits,omitempty"`   // measured with --html and --listen
 	Timeline *timeline.Timeline `json:"timeline,omitempty"` // of the run; recorded for JSON and pages
+}
+
+// Held is what was in use of a space, and who held it.
+type Held struct {
+	Space     string `json:"space"`
+	Used      int64  `json:"used_bytes"`
+	Available int64  `json:"available_bytes"`
+	Text      string `json:"text"` // for people, as Engine.Holders says it
 }
 
 // Work is what was moved for the batches of an operator.
@@ -198,6 +213,10 @@ type Space struct {
 	CapacityBytes int64  `json:"capacity_bytes"`
 	PeakBytes     int64  `json:"peak_bytes"`
 	EndBytes      int64  `json:"end_bytes"` // when everything was closed; anything but 0 is a leak
+
+	// What went through a spill directory's file system, after compression.
+	WrittenBytes int64 `json:"written_bytes,omitempty"`
+	ReadBytes    int64 `json:"read_bytes,omitempty"`
 }
 
 // Edge is what was moved between two spaces. Moves overlap, so Seconds, the sum

@@ -48,7 +48,7 @@ func keys(t *testing.T, document any) []string {
 // TestKeys: the schema's keys are what programs read; a change is a new version.
 func TestKeys(t *testing.T) {
 	header := []string{"command", "schema", "version", "go_version", "args[]", "time",
-		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.gpu", "env.kernel", "env.memory", "env.pcie_link",
+		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.goarch", "env.goos", "env.gpu", "env.kernel", "env.memory", "env.pcie_link",
 		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
 	warned := NewHeader("x", Env{}, []diag.Warning{{}})
 	warned.Stamp([]string{"--quiet"}, time.Unix(0, 0))

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/internal/timeline"
 )
 
-// What a page can show. A number beyond is of no run, and sums and quotients of such are nonsense.
+// What can be shown. A number beyond is of no run, and sums and quotients of such are nonsense.
 const (
 	mostCount  = 1 << 58                                       // bytes, or whatever is counted
 	mostFloat  = float64(math.MaxInt64) / float64(time.Second) // seconds that a time.Duration holds
@@ -19,16 +19,23 @@ const (
 )
 
 // errInsane begins what sane says.
-var errInsane = errors.New("it is no result that a page can show")
+var errInsane = errors.New("it is no result that can be shown")
 
-// sane checks what a page does arithmetic with. A document can come from anywhere, and need not be
+// sane checks what is used in arithmetic. A document can come from anywhere, and need not be
 // what the schema says: what is missing counts as 0 or nothing.
-func sane(d Pictured) error {
+func sane(d Measured) error {
 	if err := saneNumbers("", reflect.ValueOf(d)); err != nil {
 		return fmt.Errorf("%w: %w", errInsane, err)
 	}
 	if c, ok := d.(*Compare); ok && (c.Ratio.Write < leastFloat || c.Ratio.Read < leastFloat) {
 		return fmt.Errorf("%w: its ratio is %v and %v", errInsane, c.Ratio.Write, c.Ratio.Read)
+	}
+	if b, ok := d.(*Bandwidth); ok {
+		for _, r := range b.Rows {
+			if ours, limits := len(r.Samples.GiBPerS), len(r.Samples.LimitGiBPerS); ours != limits && r.Error == "" {
+				return fmt.Errorf("%w: a row has %d samples, and %d of its limit", errInsane, ours, limits)
+			}
+		}
 	}
 	if r, ok := d.(*Run); ok && r.Timeline != nil {
 		if err := saneTimeline(r.Timeline); err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // since are the keys that documents of older programs of this version of the schema do not have.
-var since = []string{"version", "go_version", "args", "time", "extent", "planned_bytes", "inconclusive", "samples", "moves_per_edge", "disk_slots"}
+var since = []string{"version", "go_version", "args", "time", "extent", "planned_bytes", "inconclusive", "samples", "moves_per_edge", "disk_slots", "goos", "goarch"}
 
 // documents are the commands and what they write.
 var documents = map[string]Document{

@@ -44,6 +44,8 @@ type TuneTrial struct {
 	GainLow  float64   `json:"gain_low"`
 	GainHigh float64   `json:"gain_high"`
 	Samples  []float64 `json:"samples"` // gains, one a run
+
+	Vague bool `json:"-"` // its figures are not for people: they are of one run, or noise
 }
 
 // TuneComparison is the last one: the default beside what was chosen, in pairs of runs.
@@ -91,7 +93,7 @@ func (t *Tune) Page(notes []string) *Page {
 		for _, s := range t.Settings {
 			row := []any{s.Name, s.Default, s.Chosen, nil, nil, nil, s.Reason}
 			for _, trial := range s.Tried {
-				if s.Chosen != s.Default && trial.Value == s.Chosen {
+				if s.Chosen != s.Default && trial.Value == s.Chosen && !trial.Vague {
 					row[3], row[4], row[5] = percent(trial.Gain), percent(trial.GainLow), percent(trial.GainHigh)
 				}
 			}

@@ -28,6 +28,15 @@ func (g *Gain) add(log, level float64) {
 	g.Low, g.High = math.Expm1(sorted[k-1]), math.Expm1(sorted[len(sorted)-k])
 }
 
+// mostNoise is the variation beyond which a gain has no percentage: the figure would be of the noise.
+const mostNoise = 0.5
+
+// Vague reports whether a gain is no figure to print: it is of one comparison, its bounds are far
+// apart, or two runs of the default, one after the other, differ by as much as variation.
+func (g Gain) Vague(variation float64) bool {
+	return len(g.Samples) < 2 || variation > mostNoise || (1+g.High)/(1+g.Low)-1 > mostNoise
+}
+
 // rank returns the largest k so that the k-th smallest of n comparisons is above the true median with
 // a chance of at most level; 0 if there is none. It is that of k-1 heads or fewer of n coins.
 func rank(n int, level float64) (k int) {

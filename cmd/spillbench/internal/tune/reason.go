@@ -31,10 +31,10 @@ func (r *Result) Reason(settings []Setting, setting int) string {
 	case best == nil:
 		return strings.Join(refused, "; ")
 	}
-	value, measured := set.Values[best.Value], best.Gain.String()
+	value, measured := set.Values[best.Value], best.Gain.Words(r.Variation)
 	switch best.Outcome {
 	case Kept:
-		parts = append(parts, fmt.Sprintf("%s was %s than %s", value, measured, set.Default))
+		parts = append(parts, fmt.Sprintf("%s was %s", value, best.Gain.words(r.Variation, set.Default)))
 	case Unsure:
 		parts = append(parts, fmt.Sprintf("%s was %s at first, but not in the last comparison", value, measured))
 	case Slower, Tie:
@@ -55,8 +55,14 @@ func rating(t *Trial) int {
 	return slices.Index([]Outcome{Slower, Tie, Second, Unsure, Kept}, t.Outcome)
 }
 
-// String says it in words: "6.1 % faster (2.0 to 8.8 % in 7 runs)".
-func (g Gain) String() string {
+// Words says it in words: "6.1 % faster (2.0 to 8.8 % in 7 runs)", and without figures if it is vague.
+func (g Gain) Words(variation float64) string { return g.words(variation, "") }
+
+// words says it beside another value, if there is one.
+func (g Gain) words(variation float64, than string) string {
+	if than != "" {
+		than = " than " + than
+	}
 	word := "faster"
 	median, low, high := g.Median, g.Low, g.High
 	if median < 0 { // in time: 25 % slower takes 125 seconds for 100
@@ -64,8 +70,12 @@ func (g Gain) String() string {
 		slower := func(gain float64) float64 { return 1/(1+gain) - 1 }
 		median, low, high = slower(median), slower(high), slower(low)
 	}
-	if n := len(g.Samples); n > 1 {
-		return fmt.Sprintf("%.1f %% %s (%.1f to %.1f %% in %d runs)", 100*median, word, 100*low, 100*high, n)
+	switch n := len(g.Samples); {
+	case n < 2:
+		return word + than + " in the only run"
+	case g.Vague(variation):
+		return fmt.Sprintf("%s%s in the median of %d runs, which vary too much for a figure", word, than, n)
+	default:
+		return fmt.Sprintf("%.1f %% %s (%.1f to %.1f %% in %d runs)%s", 100*median, word, 100*low, 100*high, n, than)
 	}
-	return fmt.Sprintf("%.1f %% %s (1 run)", 100*median, word)
 }

@@ -285,13 +285,19 @@ func TestReasons(t *testing.T) {
 		want          string
 	}{
 		{Trial{Outcome: Kept, Gain: gain(0.1, 0.1, 0.1, 0.1, 0.1)}, Trial{Value: 1, Outcome: Slower, Gain: gain(-0.2)}, "8 was 10.5 % faster (10.5 to 10.5 % in 5 runs) than 4"},
-		{Trial{Outcome: Slower, Gain: gain(-0.3)}, Trial{Value: 1, Outcome: Slower, Gain: gain(-0.2)}, "2 was 22.1 % slower (1 run)"},
+		{Trial{Outcome: Slower, Gain: gain(-0.3)}, Trial{Value: 1, Outcome: Slower, Gain: gain(-0.2)}, "2 was slower in the only run"},
 		{Trial{Outcome: Tie, Gain: gain(0.01, -0.01)}, Trial{Value: 1, Outcome: Untried}, "no value was faster by more than runs vary; the best, 8, was 0.0 % faster (-1.0 to 1.0 % in 2 runs); 1 more not tried"},
+		{Trial{Outcome: Kept, Gain: gain(0.1, 0.9, 0.2, 0.3, 0.2, 0.3)}, Trial{Value: 1, Outcome: Second, Gain: gain(0.1)}, "8 was faster than 4 in the median of 6 runs, which vary too much for a figure"},
+		{Trial{Outcome: Kept, Gain: gain(1.02)}, Trial{Value: 1, Outcome: Untried}, "8 was faster than 4 in the only run; 1 more not tried"},
 		{Trial{Outcome: Unsure, Gain: gain(0.1, 0.2)}, Trial{Value: 1, Outcome: Second, Gain: gain(0.1)}, "8 was 16.2 % faster (10.5 to 22.1 % in 2 runs) at first, but not in the last comparison"},
 	} {
 		r := Result{Trials: []Trial{c.first, c.second}}
 		if got := r.Reason(set, 0); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
+		}
+		r.Variation = 0.6
+		if got := r.Reason(set, 0); strings.Contains(got, "%") {
+			t.Errorf("of figures that are noise: %q", got)
 		}
 	}
 }

@@ -1,0 +1,88 @@
+package report
+
+import (
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/page"
+)
+
+func settingOf(t *testing.T, r page.Run, name string) page.Setting {
+	t.Helper()
+	for _, s := range r.Settings {
+		if s.Name == name {
+			return s
+		}
+	}
+	t.Fatalf("there is no setting %q", name)
+	return page.Setting{}
+}
+
+// TestPageOfRun: a page has the input and what was verified, and no settings that nobody set.
+func TestPageOfRun(t *testing.T) {
+	doc := &Run{
+		Input:  Input{Sources: []string{"x.parquet"}, Rows: 10, Batches: 97, Bytes: 1 << 30},
+		Verify: Verification{Checked: true, Batches: 97, Mismatches: 5},
+		Spaces: []Space{{ID: "disk:0", WrittenBytes: 7, ReadBytes: 8}},
+	}
+	doc.Config.Disks = []Disk{{Dir: "/a", CapacityBytes: 1 << 30}, {Dir: "/b", CapacityBytes: 2 << 30, CapacityGiven: true}}
+	doc.Config.Faults = []Fault{{Spec: "op=read", Hits: 3}}
+	r := PageOf(doc)
+	if want := (page.Input{Sources: "x.parquet", Rows: 10, Batches: 97, Bytes: 1 << 30}); r.Input != want {
+		t.Errorf("the input is %+v", r.Input)
+	}
+	if want := (page.Verified{Checked: true, Batches: 97, Mismatches: 5}); r.Verified != want {
+		t.Errorf("verified are %+v", r.Verified)
+	}
+	if s := r.Spaces[0]; s.Written != 7 || s.Read != 8 {
+		t.Errorf("the disk is %+v", s)
+	}
+	if last := r.Facts[len(r.Facts)-1]; last != (page.Pair{Name: "verified", Value: "92 of 97"}) {
+		t.Errorf("beside wrong batches stands %+v", last)
+	}
+	if s := settingOf(t, r, "spill directories"); s.Value != "/a (1.0 GiB), /b (2.0 GiB)" || s.Same != "/a, /b, 2.0 GiB" {
+		t.Errorf("%+v", s)
+	}
+	if s := settingOf(t, r, "faults"); s.Value != "op=read (3 hits)" || s.Same != "op=read" {
+		t.Errorf("%+v", s)
+	}
+	if s := settingOf(t, r, "rows a batch"); s.Value != "as the files have them" {
+		t.Errorf("%+v", s)
+	}
+	if s := settingOf(t, r, "disk slowed to"); s.Value != page.Off || s.Says == "" {
+		t.Errorf("%+v", s)
+	}
+	doc.Input.Sources = []string{Generated + " (seed 1)"}
+	doc.Config.DiskThrottleBytesPerS = 100 << 20
+	r = PageOf(doc)
+	if s := settingOf(t, r, "rows a batch"); s.Value != "as suits the GPU memory" {
+		t.Errorf("%+v", s)
+	}
+	if s := settingOf(t, r, "disk slowed to"); s.Value != "100.0 MiB/s" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestPageOfBandwidth: each row has its share of the limit, and the limit says what it is of.
+func TestPageOfBandwidth(t *testing.T) {
+	doc := &Bandwidth{}
+	for _, r := range []BandwidthRow{{From: "host:0", To: "disk:0"}, {From: "disk:0", To: "gpu:0"}, {From: "gpu:0", To: "host:0", LimitOf: "memmove"}, {From: "gpu:0", To: "host:0", LimitOf: "driver's copy"}, {From: "gpu:0", To: "host:0", BothWays: true}} {
+		r.GiBPerS, r.LimitGiBPerS, r.Efficiency, r.Noise = 1, 2, 0.5, 0.01
+		doc.Rows = append(doc.Rows, r)
+	}
+	want := []string{"writing to disk:0", "reading from disk:0", "copying memory", "copying from gpu:0 to host:0", "moving both ways between gpu:0 and host:0"}
+	for i, f := range PageOf(doc).Figures {
+		if f.Share != 0.5 || f.ShareNoise != 0.01 || f.Limit != 2 || f.LimitOf != "The machine's own speed of "+want[i] {
+			t.Errorf("%+v, want %s", f, want[i])
+		}
+	}
+}
+
+// TestPageOfCompare: the peer is what our rates are shares of.
+func TestPageOfCompare(t *testing.T) {
+	doc := &Compare{Ratio: Ratios{Write: 2, WriteMin: 1.8, WriteMax: 2.2, Read: 3, ReadMin: 3, ReadMax: 3}}
+	doc.Peer.Name, doc.Peer.WriteGiBPerS, doc.Ours.WriteGiBPerS = "p", 1, 2
+	f := PageOf(doc).Figures
+	if len(f) != 2 || f[0].Share != 2 || f[0].ShareNoise < 0.099 || f[0].ShareNoise > 0.101 || f[0].ShareOf != "of the speed of p" || f[0].Limit != 1 {
+		t.Errorf("%+v", f)
+	}
+}
