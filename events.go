@@ -37,6 +37,9 @@ func (e *Engine) say(ev Event) {
 	if ev.At.IsZero() {
 		ev.At = time.Now()
 	}
+	if ev.Context == nil {
+		ev.Context = context.Background()
+	}
 	e.panics.Do("Config.Events", func() { e.cfg.Events(ev) })
 }
 
@@ -125,9 +128,9 @@ func (e *Engine) tellTask(ctx context.Context, owner *reservation.Owner, inputs 
 		p := inputs[0].Info().Place
 		o.Plan, o.Operator, o.Port, o.Partition = p.Name, p.Operator, p.Port, p.Partition
 	}
-	begun := time.Now()
-	e.say(Event{Kind: events.TaskBegun, At: begun, Origin: o, Took: waited})
-	return events.With(ctx, o), func(err error) {
-		e.say(Event{Kind: events.TaskEnded, Origin: o, Took: time.Since(begun), Err: err})
+	begun, ctx := time.Now(), events.With(ctx, o)
+	e.say(Event{Kind: events.TaskBegun, At: begun, Context: ctx, Origin: o, Took: waited})
+	return ctx, func(err error) {
+		e.say(Event{Kind: events.TaskEnded, Context: ctx, Origin: o, Took: time.Since(begun), Err: err})
 	}
 }

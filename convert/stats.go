@@ -29,7 +29,7 @@ type EdgeStats struct {
 	P50, P99, Longest             time.Duration    // of moves of bytes; percentiles are at most 1/16 too high
 	ByReason                      map[string]int64 // bytes
 	// Within is a histogram of moves of bytes: how many took less than so long, for the powers of two
-	// of nanoseconds from 4 µs to 34 s.
+	// of nanoseconds from 4 µs to 18 minutes.
 	Within map[time.Duration]int64
 }
 

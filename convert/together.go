@@ -75,10 +75,10 @@ func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier
 		err = t.move(transfer.ForMonitor(ctx), all, errs)
 		for _, moved := range t.moved { // when none is in transit: the program may wait for one
 			m.say(events.Event{
-				Kind: events.MoveBegun, At: t.begun, Origin: moved.origin, Batch: uint64(moved.Batch), From: moved.From, To: moved.To,
-				Bytes: moved.Bytes, Reason: moved.Reason,
+				Kind: events.MoveBegun, At: t.begun, Context: ctx, Origin: moved.origin, Batch: uint64(moved.Batch),
+				From: moved.From, To: moved.To, Bytes: moved.Bytes, Reason: moved.Reason,
 			})
-			m.sayMoved(&moved.Moved, moved.origin)
+			m.sayMoved(ctx, &moved.Moved, moved.origin)
 		}
 	}
 	for i := range errs {

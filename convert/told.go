@@ -36,12 +36,12 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 }
 
 // sayMoved says that a move is over.
-func (m *Mover) sayMoved(moved *Moved, o events.Origin) {
+func (m *Mover) sayMoved(ctx context.Context, moved *Moved, o events.Origin) {
 	if m.cfg.Events == nil {
 		return
 	}
 	m.say(events.Event{
-		Kind: events.MoveEnded, Origin: o, Batch: uint64(moved.Batch), From: moved.From, To: moved.To,
+		Kind: events.MoveEnded, Context: ctx, Origin: o, Batch: uint64(moved.Batch), From: moved.From, To: moved.To,
 		Bytes: moved.Bytes, Took: moved.Took, Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
 	})
 }
@@ -59,7 +59,7 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 		m.stats.corrupt.Add(1)
 		if m.cfg.Events != nil {
 			now := b.Info()
-			m.say(events.Event{Kind: events.Corrupt, Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), To: now.Space, Err: c})
+			m.say(events.Event{Kind: events.Corrupt, Context: ctx, Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), To: now.Space, Err: c})
 		}
 	}
 	return err
@@ -143,7 +143,7 @@ func (m *Mover) sayOversized(ctx context.Context, bytes int64, wanted reservatio
 		"bytes", bytes, "wanted", wanted.String(), "got", got.String())
 	if m.cfg.Events != nil {
 		m.say(events.Event{
-			Kind: events.Oversized, Origin: events.From(ctx), To: got, Bytes: bytes,
+			Kind: events.Oversized, Context: ctx, Origin: events.From(ctx), To: got, Bytes: bytes,
 			Text: fmt.Sprintf("it was to go to %s", wanted),
 		})
 	}

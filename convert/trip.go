@@ -221,12 +221,12 @@ func (t *trip) move(ctx context.Context) error {
 	if errors.Is(err, errThere) || errors.Is(err, errGone) {
 		if t.begun { // it is tried again
 			t.begun = false
-			m.sayMoved(&t.moved, t.origin)
+			m.sayMoved(ctx, &t.moved, t.origin)
 		}
 		return err
 	}
 	t.begun = false
-	m.sayMoved(&t.moved, t.origin)
+	m.sayMoved(ctx, &t.moved, t.origin)
 	return err
 }
 
@@ -304,7 +304,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	}
 	if m.cfg.Events != nil {
 		t.begun = true
-		m.say(events.Event{Kind: events.MoveBegun, Origin: t.origin, Batch: uint64(t.now.ID), From: from.ID(), To: to.ID(), Bytes: t.what.body, Reason: t.reason})
+		m.say(events.Event{Kind: events.MoveBegun, Context: ctx, Origin: t.origin, Batch: uint64(t.now.ID), From: from.ID(), To: to.ID(), Bytes: t.what.body, Reason: t.reason})
 	}
 	defer traced(ctx, from, to)()
 	start := time.Now()

@@ -61,12 +61,14 @@ const (
 	// DiskSlow: a request has been under way for Took. Text says which. It is said again when it has
 	// ended, with the time that it took in all.
 	DiskSlow
-	// DiskNearlyFull: the file system has less room than the volume may still take. Bytes is what is
-	// left.
+	// DiskNearlyFull: the file system has less room than the volume may still take, and Bytes is what
+	// is left; or it refused room to a write or to the taking of room, as a quota does too. Err.
 	DiskNearlyFull
-	// DiskFailing: a request failed, and other disks come first for a while. Err.
+	// DiskFailing: reads, writes or the taking of room begin to fail, and other disks come first for a
+	// while. Err.
 	DiskFailing
-	// DiskWell: a disk that failed, or was nearly full, is as before.
+	// DiskWell: what failed succeeds again; or neither the file system nor a write nor the taking of
+	// room says any more that there is no room. Text says which.
 	DiskWell
 	// PressureRose: a space has reached its trigger; Bytes is what is used, by others too. Text says so
 	// if there is no slower tier.
@@ -129,10 +131,16 @@ type Origin struct {
 }
 
 // Event is one thing that happened. Its Kind says which of the other fields it has. It belongs to who
-// gets it.
+// gets it, except for its Context.
 type Event struct {
 	Kind Kind
 	At   time.Time // of what took time: when it was over
+	// Context is that of the call that the event is about, with the values that the program gave it,
+	// such as a trace's span. It is there for moves, waits, tasks, requests to disks, corruption and
+	// Oversized. What the engine does by itself, such as the monitor's moves, has one without values of
+	// the program's. In an event of an engine it is never nil. It must not be kept when the function
+	// has returned, because it holds what the program has put there. It may have ended.
+	Context context.Context
 	Origin
 	Batch    uint64 // a batch.ID; 0: none
 	From, To tier.ID
@@ -197,7 +205,8 @@ func (o Origin) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Tee returns a function that calls all that are not nil, in their order; nil if none is left.
+// Tee returns a function that calls all that are not nil, in their order; nil if none is left. Those
+// after one that panics are called, too, and then the panic goes on.
 func Tee(to ...func(Event)) func(Event) {
 	var all []func(Event)
 	for _, f := range to {
@@ -211,10 +220,19 @@ func Tee(to ...func(Event)) func(Event) {
 	case 1:
 		return all[0]
 	}
-	return func(e Event) {
-		for _, f := range all {
-			f(e)
+	return func(e Event) { callAll(all, e) }
+}
+
+func callAll(all []func(Event), e Event) {
+	done := 0
+	defer func() {
+		if done < len(all) { // that one panics
+			callAll(all[done+1:], e)
 		}
+	}()
+	for _, f := range all {
+		f(e)
+		done++
 	}
 }
 

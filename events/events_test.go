@@ -58,11 +58,49 @@ func TestTee(t *testing.T) {
 	}
 }
 
+// A function that panics takes no event from those after it, and the panic goes on.
+func TestTeePanics(t *testing.T) {
+	var got []int
+	add := func(i int, panics bool) func(Event) {
+		return func(Event) {
+			if got = append(got, i); panics {
+				panic(i)
+			}
+		}
+	}
+	func() {
+		defer func() { got = append(got, recover().(int)) }()
+		Tee(add(1, false), add(2, true), add(3, false), add(4, true), add(5, false))(Event{})
+	}()
+	if !slices.Equal(got, []int{1, 2, 3, 4, 5, 4}) {
+		t.Error(got)
+	}
+}
+
 // A context has the origin that it was given, and no other.
 func TestContext(t *testing.T) {
 	o := Origin{Plan: "p", Task: "t"}
 	if From(context.Background()) != (Origin{}) || From(With(context.Background(), o)) != o {
 		t.Error(From(With(context.Background(), o)))
+	}
+}
+
+// traced is a handler that adds what the context has.
+type traced struct{ slog.Handler }
+
+func (h traced) Handle(ctx context.Context, r slog.Record) error {
+	r.AddAttrs(slog.Any("trace", ctx.Value(traced{})))
+	return h.Handler.Handle(ctx, r)
+}
+
+// A log's handler gets the context of the event, so that it can add the trace that it is in.
+func TestLogContext(t *testing.T) {
+	var b bytes.Buffer
+	log := Log(slog.New(traced{slog.NewTextHandler(&b, nil)}))
+	log(Event{Kind: Corrupt, Context: context.WithValue(t.Context(), traced{}, "of a query")})
+	log(Event{Kind: Corrupt})
+	if lines := strings.Split(b.String(), "\n"); len(lines) != 3 || !strings.Contains(lines[0], `trace="of a query"`) || !strings.Contains(lines[1], "trace=<nil>") {
+		t.Errorf("%q", lines)
 	}
 }
 

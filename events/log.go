@@ -6,7 +6,7 @@ import (
 )
 
 // Log returns a function that writes each event to l as one line: at warning level what needs an
-// action, and at debug level the rest.
+// action, and at debug level the rest. The handler gets the event's Context.
 func Log(l *slog.Logger) func(Event) {
 	return func(e Event) {
 		level := slog.LevelDebug
@@ -14,7 +14,10 @@ func Log(l *slog.Logger) func(Event) {
 		case Corrupt, DiskSlow, DiskNearlyFull, DiskFailing, Refused, Unmovable, Lost, Oversized:
 			level = slog.LevelWarn
 		}
-		ctx := context.Background()
+		ctx := e.Context
+		if ctx == nil { // it is no engine's
+			ctx = context.Background()
+		}
 		if !l.Enabled(ctx, level) {
 			return
 		}

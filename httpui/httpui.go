@@ -10,9 +10,10 @@
 // changes nothing. It ignores the path, and works behind any prefix. It asks nothing of other hosts, and
 // its policy allows its own script alone.
 //
-// It has no access control. It names plans, operators, tasks and directories: serve it where only
-// those may come who should see them, and check the Host header if that is this machine alone: a page of
-// another site can have a browser ask it otherwise.
+// It has no password, and names plans, operators, tasks and directories. So it answers only this
+// machine, asked by a loopback address or as localhost: neither other machines, nor a page of another
+// site that has a browser ask. Recorder.Public lifts that; then serve it where only those come who
+// should see it. A proxy on this machine passes on what others ask: it has to check them.
 //
 // What is recorded is bounded: some 100 KB for an engine with a GPU and a disk, however long it runs.
 // An older recording is coarser. An event costs some 120 ns.
@@ -49,6 +50,9 @@ const mostTasks = 50
 // Recorder records what an engine does, and serves the page about it. New makes one; it is for one
 // engine. All its methods may be called by several goroutines at once.
 type Recorder struct {
+	// Public has it answer all who reach it, and not this machine alone. It is set before requests come.
+	Public bool
+
 	timeline *timeline.Recorder
 	began    time.Time
 
@@ -113,8 +117,12 @@ func (r *Recorder) sample(eng *spillway.Engine) {
 	r.timeline.Sample(time.Now(), states)
 }
 
-// ServeHTTP serves the page.
+// ServeHTTP serves the page; to others than this machine only if Public is set.
 func (r *Recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if !r.Public && !page.IsLocal(req) {
+		http.Error(w, "only this machine is served, by a loopback address or localhost (the program can set httpui.Recorder.Public)", http.StatusForbidden)
+		return
+	}
 	page.Serve(w, req, func() *page.Report {
 		r.mu.Lock()
 		eng, over := r.mu.engine, r.mu.over
@@ -139,7 +147,7 @@ func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
 	}
 	stats := eng.Stats()
 	run.Headline, run.Level = verdict(stats, over)
-	var down, up int64
+	var down, up, within int64
 	for _, s := range stats.Spaces {
 		run.Spaces = append(run.Spaces, page.Space{ID: s.ID.String(), Backend: s.Backend, Capacity: s.Capacity, Peak: s.Peak, End: s.Used(), Now: true})
 	}
@@ -148,10 +156,13 @@ func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
 			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved, Ahead: e.Ahead,
 			AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain, Seconds: e.Busy.Seconds(), P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(), ByReason: e.ByReason,
 		})
-		if e.From.Kind < e.To.Kind {
+		switch cmp.Compare(e.From.Kind, e.To.Kind) {
+		case -1:
 			down += e.Bytes
-		} else {
+		case 1:
 			up += e.Bytes
+		default: // as from one GPU to another
+			within += e.Bytes
 		}
 	}
 	slices.SortStableFunc(stats.Work, func(a, b convert.WorkStats) int { return cmp.Compare(b.Down.Bytes, a.Down.Bytes) })
@@ -165,6 +176,9 @@ func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
 	run.Facts = []page.Pair{
 		{Name: "recorded", Value: time.Duration(run.Seconds * 1e9).Round(time.Second).String()}, {Name: "moved down", Value: size.Approx(down)}, {Name: "moved up", Value: size.Approx(up)},
 		{Name: "waits for room", Value: strconv.FormatInt(stats.Waits.Count, 10)}, {Name: "tasks running", Value: strconv.Itoa(stats.Admission.Running)}, {Name: "tasks waiting", Value: strconv.Itoa(stats.Admission.Waiting)},
+	}
+	if within > 0 {
+		run.Facts = append(run.Facts, page.Pair{Name: "moved within a tier", Value: size.Approx(within)})
 	}
 	for _, s := range eng.Spaces() {
 		mark := fmt.Sprintf("%s of %s: stop %s, trigger %s, limit %s", s.Backend(), size.Approx(s.Capacity()), size.Approx(s.Stop()), size.Approx(s.Trigger()), size.Approx(s.Limit()))

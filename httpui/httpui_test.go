@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/spillway-db/spillway/httpui"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/page/pagetest"
+	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -70,8 +73,14 @@ func work(t *testing.T, eng *spillway.Engine) {
 func get(t *testing.T, h http.Handler, method, target string) *http.Response {
 	t.Helper()
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(method, target, nil))
+	h.ServeHTTP(w, from(httptest.NewRequest(method, target, nil), "127.0.0.1:50000", "localhost:8080"))
 	return w.Result()
+}
+
+// from returns the request as it comes from an address, with a Host.
+func from(r *http.Request, remote, host string) *http.Request {
+	r.RemoteAddr, r.Host = remote, host
+	return r
 }
 
 func text(t *testing.T, r *http.Response) string {
@@ -143,6 +152,85 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
+// Only this machine is answered, asked as this machine, unless the program wants it otherwise.
+func TestOnlyThisMachine(t *testing.T) {
+	ui := httpui.New()
+	for _, c := range []struct {
+		remote, host string
+		ok           bool
+	}{
+		{"127.0.0.1:5000", "127.0.0.1:8080", true},
+		{"127.0.0.1:5000", "localhost", true},
+		{"[::1]:5000", "[::1]:8080", true},
+		{"[::ffff:127.0.0.1]:5000", "LocalHost:8080", true},
+		{"@", "localhost", true},                       // a socket of a file
+		{"127.0.0.1:5000", "evil.example:8080", false}, // which leads here
+		{"127.0.0.1:5000", "localhost.evil.example", false},
+		{"127.0.0.1:5000", "192.0.2.1", false},
+		{"127.0.0.1:5000", "", false},
+		{"192.0.2.7:5000", "localhost:8080", false},
+		{"[2001:db8::1]:5000", "localhost:8080", false},
+		{"nonsense", "localhost", false},
+	} {
+		for _, target := range []string{"/", "/?data"} {
+			w := httptest.NewRecorder()
+			ui.Public = false
+			ui.ServeHTTP(w, from(httptest.NewRequest("GET", target, nil), c.remote, c.host))
+			if want := map[bool]int{true: http.StatusOK, false: http.StatusForbidden}[c.ok]; w.Code != want || !c.ok && strings.Contains(w.Body.String(), "Spillway in") {
+				t.Errorf("%s asks %s of %q: %d", c.remote, target, c.host, w.Code)
+			}
+			w = httptest.NewRecorder()
+			ui.Public = true
+			if ui.ServeHTTP(w, from(httptest.NewRequest("GET", target, nil), c.remote, c.host)); w.Code != http.StatusOK {
+				t.Errorf("in public, %s asks %s of %q: %d", c.remote, target, c.host, w.Code)
+			}
+		}
+	}
+}
+
+// A move from one GPU to another is neither up nor down, as in Stats.
+func TestMovesWithinATier(t *testing.T) {
+	ui := httpui.New()
+	gpu := spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(4 << 20)}
+	eng, err := spillway.Open(t.Context(), spillway.Config{
+		GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: spillway.Bytes(4 << 20), Disks: []spillway.DiskConfig{},
+		Logger: slog.New(slog.DiscardHandler), Events: ui.Event,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer eng.Close()
+	defer ui.Watch(eng)()
+	p, err := eng.Plan("q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := p.Repository("join", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := arrowgen.Ints(1, 5000, 1)
+	defer rec.Release()
+	first := tier.ID{Kind: tier.GPU}
+	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.Specific(first))); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := repo.Peek(0)
+	if err := eng.Mover().Move(t.Context(), b, reservation.Specific(tier.ID{Kind: tier.GPU, Ordinal: 1})); err != nil {
+		t.Fatal(err)
+	}
+	var facts []string
+	for _, m := range regexp.MustCompile(`<dt>(moved [a-z ]+)</dt><dd>([^<]+)</dd>`).FindAllStringSubmatch(text(t, get(t, ui, "GET", "/")), -1) {
+		facts = append(facts, m[1]+" "+m[2])
+	}
+	if !slices.Equal(facts, []string{"moved down 0 B", "moved up 0 B", "moved within a tier 40.0 KiB"}) {
+		t.Errorf("%q", facts)
+	}
+	if w := eng.Stats().Work; len(w) != 1 || w[0].Up.Bytes != 0 || w[0].Down.Bytes != 0 {
+		t.Errorf("%+v", w)
+	}
+}
+
 // The page of an engine works in a browser, behind a prefix, and asks its own address alone.
 func TestInBrowser(t *testing.T) {
 	if testing.Short() {
@@ -173,5 +261,6 @@ func ExampleNew() {
 	}
 	defer eng.Close()
 	defer ui.Watch(eng)()
-	http.Handle("/spillway/", ui) // GET http://localhost:…/spillway/ shows the page
+	// GET http://localhost:…/spillway/ shows the page, on this machine; ui.Public is for others.
+	http.Handle("/spillway/", ui)
 }

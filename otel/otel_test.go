@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -18,12 +19,16 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/measures"
 	"github.com/spillway-db/spillway/internal/measures/measurestest"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -122,6 +127,134 @@ func TestSpansOfARun(t *testing.T) {
 		if n := bytes[e.From.String()+e.To.String()]; n != e.Bytes {
 			t.Errorf("from %s to %s: the spans have %d bytes, Stats %d", e.From, e.To, n, e.Bytes)
 		}
+	}
+}
+
+// What a query does is in the query's trace: its tasks, and its own moves and waits, are below its
+// span, and what a task does is below the task's. The monitor's moves are roots. What the program put
+// into the context is not kept. All texts are UTF-8, whatever plans are called.
+func TestSpansOfAQuery(t *testing.T) {
+	r := tracetest.NewSpanRecorder()
+	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(r))
+	s := newSpans(provider, SpanOptions{Shortest: -1})
+	eng := measurestest.Open(t, func(c *spillway.Config) { c.Events = s.hear })
+	plan, err := eng.Plan("q\xff\xfe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := plan.Repository("join\xff", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(ctx context.Context, n int) error {
+		rec := arrowgen.Ints(1, 10_000, 1)
+		defer rec.Release()
+		for range n {
+			if err := repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	ctx, query := provider.Tracer("a program").Start(t.Context(), "query")
+	if err := eng.RunTask(ctx, spillway.Task{Operator: "sort\xff"}, func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error { return put(ctx, 40) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := put(ctx, 40); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := repo.Peek(0)
+	for _, to := range []tier.Kind{tier.Disk, tier.Host} {
+		if err := eng.Mover().Move(ctx, b, reservation.AnyInTier(to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	query.End()
+	if err := eng.Close(); err != nil {
+		t.Error(err)
+	}
+	names := map[trace.SpanID]string{}
+	for _, span := range r.Ended() {
+		names[span.SpanContext().SpanID()] = span.Name()
+	}
+	below := map[string]int{}
+	for _, span := range r.Ended() {
+		parent := "no span"
+		if span.Parent().IsValid() {
+			parent = names[span.Parent().SpanID()]
+			if span.SpanContext().TraceID() != query.SpanContext().TraceID() {
+				t.Errorf("%s is in another trace", span.Name())
+			}
+		}
+		below[span.Name()+" below "+parent]++
+		for key, value := range attrs(span) {
+			if !utf8.ValidString(value) {
+				t.Errorf("%s: %s is %q", span.Name(), key, value)
+			}
+		}
+	}
+	for _, want := range []string{
+		"spillway task below query", "spillway admission below spillway task", "spillway wait below spillway task", "spillway wait below query",
+		"spillway move below query", "spillway move below no span",
+	} {
+		if below[want] == 0 {
+			t.Errorf("no %s, but %v", want, below)
+		}
+	}
+	if n := below["spillway task below no span"] + below["spillway wait below no span"]; n > 0 {
+		t.Errorf("of the query are %v", below)
+	}
+}
+
+// A sampler that asks the parent drops what belongs to a query that it dropped.
+func TestSampledWithTheQuery(t *testing.T) {
+	for _, sampled := range []bool{true, false} {
+		r := tracetest.NewSpanRecorder()
+		s := newSpans(sdk.NewTracerProvider(sdk.WithSpanProcessor(r), sdk.WithSampler(sdk.ParentBased(sdk.NeverSample()))), SpanOptions{Shortest: -1})
+		of := trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}}
+		if sampled {
+			of.TraceFlags = trace.FlagsSampled
+		}
+		ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(of))
+		task := events.Origin{Task: "sort", TaskID: 3}
+		for _, k := range []events.Kind{events.TaskBegun, events.MoveEnded, events.Corrupt, events.TaskEnded} {
+			s.hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Context: ctx, Origin: task})
+		}
+		want := 0
+		if sampled {
+			want = 2
+		}
+		if n := len(r.Ended()); n != want {
+			t.Errorf("sampled %v: %d spans", sampled, n)
+		}
+	}
+}
+
+// What is no UTF-8 is replaced in all texts of a span.
+func TestTextsAreUTF8(t *testing.T) {
+	s, r := recorded()
+	bad := "\xff"
+	for _, k := range events.Kinds() {
+		s.hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Origin: events.Origin{Plan: bad, Operator: bad, Task: bad, TaskID: 1}, Reason: bad, Text: bad, Err: errors.New(bad)})
+	}
+	texts := 0
+	check := func(text string) {
+		if texts++; !utf8.ValidString(text) {
+			t.Errorf("%q", text)
+		}
+	}
+	for _, span := range r.Ended() {
+		check(span.Status().Description)
+		all := span.Attributes()
+		for _, e := range span.Events() {
+			all = append(all, e.Attributes...)
+		}
+		for _, a := range all {
+			check(a.Value.String())
+		}
+	}
+	if texts < 100 {
+		t.Errorf("%d texts: those are not all", texts)
 	}
 }
 

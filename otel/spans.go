@@ -8,10 +8,18 @@
 // # Spans
 //
 // A move, a wait for room and a task is a span each, with the times of the event. Spans of moves
-// and waits are made when these are over, so they need no memory until then. Those of a task are
-// below its span; others are roots, such as the moves of the monitor. What takes no time, such as
-// corruption or a disk that fails, is an event of the task's span where there is one, and else a
-// span without length. Moves and waits that are over at once have none: see SpanOptions.
+// and waits are made when these are over, so they need no memory until then.
+//
+//	a span of the program's ──▶ task ──▶ admission, moves, waits
+//	a span of the program's ──▶ moves and waits of a call, such as Put, outside of tasks
+//	(root)                  ──▶ moves of the monitor
+//
+// They are in the program's own trace: below the span that the context of the program's call has.
+// So a sampler that asks the parent keeps or drops them with their query. Moves and waits of a task
+// are below the task's span. A span that a task's function makes itself is beside that span, because
+// the function's context has the program's span. What takes no time, such as corruption or a disk
+// that fails, is an event of the task's span where there is one, and else a span without length.
+// Moves and waits that are over at once have none: see SpanOptions.
 //
 // # Metrics
 //
@@ -25,8 +33,11 @@ package otel
 import (
 	"cmp"
 	"context"
+	"errors"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -69,7 +80,7 @@ func Spans(p trace.TracerProvider, o SpanOptions) func(spillway.Event) { return 
 
 func newSpans(p trace.TracerProvider, o SpanOptions) *spans {
 	s := &spans{tracer: p.Tracer(scope), shortest: cmp.Or(o.Shortest, shortest)}
-	s.mu.tasks = make(map[uint64]context.Context)
+	s.mu.tasks = make(map[uint64]trace.Span)
 	return s
 }
 
@@ -80,7 +91,7 @@ type spans struct {
 
 	mu struct {
 		sync.Mutex
-		tasks map[uint64]context.Context // with their spans, by Origin.TaskID
+		tasks map[uint64]trace.Span // by Origin.TaskID
 	}
 }
 
@@ -106,22 +117,27 @@ func (s *spans) hear(e spillway.Event) {
 	}
 }
 
-// of returns the context with the span of the event's task; an empty one if it has none that is
-// open.
-func (s *spans) of(e spillway.Event) context.Context {
+// of returns a context for what belongs below: the event's, with the span of its task if that is
+// open, which is nil if it is not.
+func (s *spans) of(e spillway.Event) (_ context.Context, task trace.Span) {
+	ctx := e.Context
+	if ctx == nil { // it is no engine's
+		ctx = context.Background()
+	}
 	if e.TaskID != 0 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if ctx := s.mu.tasks[e.TaskID]; ctx != nil {
-			return ctx
+		if task = s.mu.tasks[e.TaskID]; task != nil {
+			ctx = trace.ContextWithSpan(ctx, task)
 		}
 	}
-	return context.Background()
+	return ctx, task
 }
 
 // ended makes the span of what took time and is over.
 func (s *spans) ended(name string, e spillway.Event) {
-	_, span := s.tracer.Start(s.of(e), name, trace.WithTimestamp(e.At.Add(-e.Took)))
+	ctx, _ := s.of(e)
+	_, span := s.tracer.Start(ctx, name, trace.WithTimestamp(e.At.Add(-e.Took)))
 	finish(span, e)
 }
 
@@ -138,9 +154,17 @@ func fail(span trace.Span, e spillway.Event) {
 	if e.Err == nil {
 		return
 	}
-	span.RecordError(e.Err, trace.WithTimestamp(e.At))
-	span.SetStatus(codes.Error, e.Err.Error())
+	err := e.Err
+	if text := err.Error(); !utf8.ValidString(text) {
+		err = errors.New(valid(text))
+	}
+	span.RecordError(err, trace.WithTimestamp(e.At))
+	span.SetStatus(codes.Error, err.Error())
 }
+
+// valid returns a text in which what is no UTF-8 is replaced: one such attribute makes a collector
+// refuse all spans that are sent with it.
+func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
 // taskBegun begins a task's span, and makes that of its wait for admission.
 func (s *spans) taskBegun(e spillway.Event) {
@@ -150,7 +174,8 @@ func (s *spans) taskBegun(e spillway.Event) {
 	if full {
 		return
 	}
-	ctx, span := s.tracer.Start(context.Background(), "spillway task", trace.WithTimestamp(e.At.Add(-e.Took)))
+	ctx, _ := s.of(e)
+	ctx, span := s.tracer.Start(ctx, "spillway task", trace.WithTimestamp(e.At.Add(-e.Took)))
 	if span.IsRecording() {
 		span.SetAttributes(attributes(e)...)
 	}
@@ -160,31 +185,30 @@ func (s *spans) taskBegun(e spillway.Event) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.tasks[e.TaskID] = ctx
+	s.mu.tasks[e.TaskID] = span
 }
 
 // taskEnded ends it.
 func (s *spans) taskEnded(e spillway.Event) {
 	s.mu.Lock()
-	ctx := s.mu.tasks[e.TaskID]
+	span := s.mu.tasks[e.TaskID]
 	delete(s.mu.tasks, e.TaskID)
 	s.mu.Unlock()
-	if ctx == nil {
+	if span == nil {
 		s.ended("spillway task", e)
 		return
 	}
-	span := trace.SpanFromContext(ctx)
 	fail(span, e)
 	span.End(trace.WithTimestamp(e.At))
 }
 
 // happened notes what takes no time.
 func (s *spans) happened(e spillway.Event) {
-	ctx := s.of(e)
+	ctx, task := s.of(e)
 	name := "spillway " + e.Kind.String()
-	if span := trace.SpanFromContext(ctx); span.SpanContext().IsValid() {
-		if span.IsRecording() {
-			span.AddEvent(name, trace.WithTimestamp(e.At), trace.WithAttributes(attributes(e)...), trace.WithAttributes(said(e)...))
+	if task != nil && task.SpanContext().IsValid() {
+		if task.IsRecording() {
+			task.AddEvent(name, trace.WithTimestamp(e.At), trace.WithAttributes(attributes(e)...), trace.WithAttributes(said(e)...))
 		}
 		return
 	}
@@ -198,10 +222,10 @@ func (s *spans) happened(e spillway.Event) {
 // said are the texts of an event that takes no time.
 func said(e spillway.Event) (all []attribute.KeyValue) {
 	if e.Text != "" {
-		all = append(all, attribute.String("spillway.text", e.Text))
+		all = append(all, attribute.String("spillway.text", valid(e.Text)))
 	}
 	if e.Err != nil {
-		all = append(all, attribute.String("spillway.error", e.Err.Error()))
+		all = append(all, attribute.String("spillway.error", valid(e.Err.Error())))
 	}
 	return all
 }
@@ -214,7 +238,7 @@ func attributes(e spillway.Event) []attribute.KeyValue {
 			all = append(all, a)
 		}
 	}
-	text := func(key, value string) { add(value != "", attribute.String(key, value)) }
+	text := func(key, value string) { add(value != "", attribute.String(key, valid(value))) }
 	add(e.Batch != 0, attribute.Int64("spillway.batch", int64(e.Batch)))
 	if e.From.Valid() {
 		text("spillway.space.from", e.From.String())

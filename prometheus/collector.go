@@ -12,7 +12,7 @@
 // # How many series there are
 //
 // A space has some twenty series, and a pair of spaces between which batches move some forty, as
-// its histogram has 25: with one GPU, host memory and a disk that is less than 400. Two parts grow
+// its histogram has 30: with one GPU, host memory and a disk that is less than 400. Two parts grow
 // with what a program does:
 //
 //   - spillway_work_… has about ten series for each plan, operator and port. The engine keeps 1,024
@@ -23,6 +23,7 @@
 package prometheus
 
 import (
+	"fmt"
 	"maps"
 
 	client "github.com/prometheus/client_golang/prometheus"
@@ -34,7 +35,8 @@ import (
 // Options say what a Collector shows. The zero value means all.
 type Options struct {
 	// Labels are on all metrics, such as {"engine": "etl"}. They tell the engines of one registry
-	// apart. None may be one of the metrics' own labels; then Register returns an error.
+	// apart. None may be one of the metrics' own labels, nor le, which is that of buckets: Register
+	// returns an error then.
 	Labels client.Labels
 	// WithoutWork leaves out what was moved for each plan and operator.
 	WithoutWork bool
@@ -57,13 +59,21 @@ type Collector struct {
 
 var _ client.Collector = (*Collector)(nil)
 
+// le is the label of a histogram's buckets.
+const le = "le"
+
 // NewCollector returns a Collector of what stats returns, which is an Engine's Stats. It registers
 // nothing: the caller passes it to Register of a registry.
 func NewCollector(stats func() spillway.Stats, options Options) *Collector {
 	options.Labels = maps.Clone(options.Labels)
 	c := &Collector{stats: stats, options: options, descs: make(map[*measures.Measure]*client.Desc)}
 	for _, m := range measures.All() {
-		if options.wants(m) {
+		_, ofBuckets := options.Labels[le]
+		switch {
+		case !options.wants(m):
+		case m.Kind == measures.Histogram && ofBuckets: // client_golang does not look at it
+			c.descs[m] = client.NewInvalidDesc(fmt.Errorf("%s has the label %s by itself: Options.Labels must not have it", m.Prometheus(), le))
+		default:
 			c.descs[m] = client.NewDesc(m.Prometheus(), m.Help, m.Labels, options.Labels)
 		}
 	}

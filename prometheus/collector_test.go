@@ -486,8 +486,11 @@ func TestSeveralEngines(t *testing.T) {
 	if n != 6 {
 		t.Errorf("%d spaces", n)
 	}
-	if err := registry.Register(prometheus.NewCollector(nil, prometheus.Options{Labels: client.Labels{"space": "mine"}})); err == nil {
-		t.Error("a label of the metrics can be taken")
+	for _, own := range []string{"space", "reason", "plan", "le"} {
+		registry := client.NewPedanticRegistry()
+		if err := registry.Register(prometheus.NewCollector(nil, prometheus.Options{Labels: client.Labels{own: "mine"}})); err == nil {
+			t.Errorf("%s, a label of the metrics', can be replaced", own)
+		}
 	}
 }
 

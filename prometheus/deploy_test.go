@@ -48,7 +48,7 @@ func exposed(t *testing.T) exposition {
 
 // check returns what is wrong with an expression, and the labels that its result has.
 func (x exposition) check(expr string) (wrong []string, result map[string]bool) {
-	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
+	parsed, err := parser.ParseExpr(expr)
 	if err != nil {
 		return []string{err.Error()}, nil
 	}
@@ -256,6 +256,9 @@ func TestDashboard(t *testing.T) {
 					t.Errorf("%s: there is no variable %s", q.Expr, name)
 				}
 			}
+			if strings.Count(q.Expr, "spillway_") != strings.Count(q.Expr, `{instance=~"$instance", engine=~"$engine"`) {
+				t.Errorf("%s: not all is of the instances and engines that are chosen", q.Expr)
+			}
 			wrong, has := x.check(filled(q.Expr))
 			for _, w := range wrong {
 				t.Errorf("the panel %q: %s", p.Title, w)
@@ -274,7 +277,7 @@ func TestDashboard(t *testing.T) {
 
 // filled returns a query with values for Grafana's variables.
 func filled(query string) string {
-	return strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$instance", ".*", "$space", "gpu:0").Replace(query)
+	return strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$instance", ".*", "$engine", ".*", "$space", "gpu:0").Replace(query)
 }
 
 // rule is one alert of deploy/prometheus-rules.yaml.

@@ -102,7 +102,7 @@ func (m *Manager) say(ctx context.Context, w *waiter, kind events.Kind, took tim
 	}
 	s := w.first()
 	e := events.Event{
-		Kind: kind, At: time.Now(), Origin: events.From(ctx), To: s.line.space.ID(), Bytes: s.need, Took: took,
+		Kind: kind, At: time.Now(), Context: ctx, Origin: events.From(ctx), To: s.line.space.ID(), Bytes: s.need, Took: took,
 	}
 	if w.owner != nil && w.owner.name != e.Task {
 		e.Task, e.TaskID = w.owner.name, 0

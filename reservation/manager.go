@@ -366,7 +366,7 @@ type WaitStats struct {
 	Total         time.Duration // of all together; they may overlap
 	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
 	// Within is a histogram: how many took less than so long, for the powers of two of nanoseconds
-	// from 4 µs to 34 s.
+	// from 4 µs to 18 minutes.
 	Within  map[time.Duration]int64
 	Waiting int64         // that are not over
 	Oldest  time.Duration // how long the oldest of them has taken so far

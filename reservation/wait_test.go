@@ -434,7 +434,7 @@ func TestRefuseServesThoseBehind(t *testing.T) {
 func TestWaitStats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		if got := m.Waits(); got.Count != 0 || got.Total != 0 || got.Max != 0 || got.Within[1<<35] != 0 {
+		if got := m.Waits(); got.Count != 0 || got.Total != 0 || got.Max != 0 || got.Within[1<<40] != 0 {
 			t.Errorf("waits are %+v at the start", got)
 		}
 		for i := range 100 {

@@ -343,6 +343,54 @@ func TestTaskEvents(t *testing.T) {
 	}
 }
 
+// Events of what a program calls have the context of its call; what the engine does by itself has one
+// without the program's values. None is nil.
+func TestEventsHaveTheCallsContext(t *testing.T) {
+	t.Parallel()
+	eng, r := telling(t, nil)
+	type key struct{}
+	_, repo := putMany(t, eng, "query", "build", 30)
+	ctx := context.WithValue(t.Context(), key{}, "the program's")
+	if err := eng.RunTask(ctx, spillway.Task{Operator: "sort"}, func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error {
+		for range 30 {
+			rec := arrowgen.Ints(1, 10_000, 1)
+			err := repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU)))
+			rec.Release()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := repo.Peek(0)
+	for _, to := range []tier.Kind{tier.Disk, tier.Host} {
+		if err := eng.Mover().Move(ctx, b, reservation.AnyInTier(to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeEngine(t, eng)
+	called, own := map[events.Kind]int{}, map[events.Kind]int{}
+	for _, e := range r.of(events.Kinds()...) {
+		if e.Context == nil {
+			t.Fatalf("%s has no context", e)
+		}
+		of := own
+		if e.Context.Value(key{}) != nil {
+			of = called
+		}
+		of[e.Kind]++
+		if (e.Kind == events.WaitBegun || e.Kind == events.WaitEnded) && (e.Task != "") != (e.TaskID != 0) {
+			t.Errorf("%s has the id %d", e, e.TaskID)
+		}
+	}
+	if called[events.MoveBegun] < 2 || called[events.MoveEnded] < 2 || called[events.WaitEnded] == 0 || called[events.WaitBegun] != called[events.WaitEnded] ||
+		called[events.TaskBegun] != 1 || called[events.TaskEnded] != 1 || own[events.MoveBegun] == 0 || own[events.MoveEnded] == 0 {
+		t.Errorf("with the call's context are %v, without %v", called, own)
+	}
+}
+
 // TestExplanationOfWays: what a move would cost is not said as if it had been one.
 func TestExplanationOfWays(t *testing.T) {
 	gpu := tier.ID{Kind: tier.GPU}

@@ -27,7 +27,10 @@ func noted(t *testing.T, e, want spillway.Event) {
 	if e.At.IsZero() || e.At.After(time.Now()) || (e.Err == nil) != (want.Err == nil) || !errors.Is(e.Err, want.Err) {
 		t.Errorf("at %v with the error %v, want %v", e.At, e.Err, want.Err)
 	}
-	e.At, e.Err, want.Err = time.Time{}, nil, nil
+	if e.Context == nil {
+		t.Error("it has no context")
+	}
+	e.At, e.Context, e.Err, want.Err = time.Time{}, nil, nil, nil
 	if e != want {
 		t.Errorf("%+v, want %+v", e, want)
 	}

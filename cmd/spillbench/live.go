@@ -7,9 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -92,7 +90,7 @@ func (l *live) reach() string {
 // ServeHTTP serves the page. Where only this machine may ask, a name that leads here from another
 // site's page is refused: that site would read the answer.
 func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	if l.local && !isLocal(req.Host) {
+	if l.local && !page.IsLocal(req) {
 		http.Error(w, "only this machine is served", http.StatusForbidden)
 		return
 	}
@@ -108,15 +106,6 @@ func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 		return l.mu.report()
 	})
-}
-
-func isLocal(host string) bool {
-	name, _, err := net.SplitHostPort(host)
-	if err != nil {
-		name = strings.Trim(host, "[]")
-	}
-	ip, err := netip.ParseAddr(name)
-	return name == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // show changes what is shown. The function is called with a lock held that is a leaf but for the

@@ -69,15 +69,15 @@ func TestWithin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	var all []time.Duration
 	for range 5000 {
-		d := time.Duration(math.Exp(rng.Float64() * 27))
+		d := time.Duration(math.Exp(rng.Float64() * 30))
 		if rng.IntN(2) == 0 {
-			d = 1<<rng.IntN(40) + time.Duration(rng.IntN(3)-1) // about a bound
+			d = 1<<rng.IntN(43) + time.Duration(rng.IntN(3)-1) // about a bound
 		}
 		all = append(all, d)
 		h.Record(d)
 	}
 	within := h.Summary().Within
-	if len(within) != 24 || within[4096] == 0 || within[1<<35] == 0 || within[1<<35] == 5000 {
+	if len(within) != 29 || within[4096] == 0 || within[1<<40] == 0 || within[1<<40] == 5000 {
 		t.Error(within)
 	}
 	for bound, have := range within {

@@ -2,9 +2,32 @@ package page
 
 import (
 	"bytes"
+	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
+	"strings"
 )
+
+// IsLocal reports whether a request is one of this machine to this machine. The Host must be, too: a
+// page of another site can have a browser ask a name of its own that leads here, and would read the
+// answer. What a proxy on this machine passes on is local by that.
+func IsLocal(req *http.Request) bool { return fromHere(req.RemoteAddr) && isHere(req.Host) }
+
+// fromHere is for an address as package net/http has it. That of a socket of a file has no port.
+func fromHere(remote string) bool {
+	at, err := netip.ParseAddrPort(remote)
+	return err == nil && at.Addr().Unmap().IsLoopback() || strings.HasPrefix(remote, "@") || remote == ""
+}
+
+func isHere(host string) bool {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = strings.Trim(host, "[]")
+	}
+	ip, err := netip.ParseAddr(name)
+	return strings.EqualFold(name, "localhost") || err == nil && ip.Unmap().IsLoopback()
+}
 
 // Serve answers a request with the page, and with its data if the query is "data". It ignores the
 // path, so that it works behind any prefix: the page asks its own address. Nothing but GET and HEAD is

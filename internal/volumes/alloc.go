@@ -140,7 +140,9 @@ func (s source) Largest() (largest int64) {
 // piece. No room, in the volume or on the file system, is a *tier.NoSpaceError, with the system's
 // error as its cause.
 func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
-	e, err := v.take(size, cuts)
+	var asked growth
+	e, err := v.take(size, cuts, &asked)
+	v.asked(asked)
 	if err != nil {
 		return nil, err
 	}
@@ -152,8 +154,14 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	return e, nil
 }
 
-// take is Alloc except for the backlog.
-func (v *Volume) take(size int64, cuts []int64) (*extents, error) {
+// growth is what became of asking the file system for room.
+type growth struct {
+	had   bool  // it gave some
+	cause error // it refused in the end
+}
+
+// take is Alloc except for the backlog. In asked it leaves what the file system answered.
+func (v *Volume) take(size int64, cuts []int64, asked *growth) (*extents, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("disk: volume %s: cannot allocate %d bytes", v.cfg.Dir, size)
 	}
@@ -173,8 +181,10 @@ func (v *Volume) take(size int64, cuts []int64) (*extents, error) {
 		}
 		grown, cause := v.grow(round(size))
 		if grown {
+			asked.had = true
 			continue
 		}
+		asked.cause = cause
 		// Nothing more to be had: small pieces are better than none.
 		e, err = v.reuse(size, allowed, 0)
 		if e != nil || err != nil {

@@ -75,8 +75,8 @@ type Config struct {
 	// Idle is how long freed space that nothing needs stays written, for reuse,
 	// before it is given back to the file system. Negative: until Trim or Close.
 	Idle time.Duration
-	// Events is called when requests are slow or fail, and with LookAtRoom; see package events. It
-	// may be nil, and must not panic.
+	// Events is called when requests are slow or fail, when no room can be taken, and with
+	// LookAtRoom; see package events. It may be nil, and must not panic.
 	Events func(events.Event)
 	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in units
 	// of 64 KiB: Request is a multiple of that then. What was changed on the disk, or put in

@@ -21,12 +21,29 @@ const slowRequest = time.Second
 // 1/nearlyFull of its capacity is left. It is well again with half as much more.
 const nearlyFull = 10
 
-// told is what was said of a volume last, so that nothing is said twice.
+// asking is what a volume asks of its file system.
+type asking int
+
+const (
+	toRead asking = iota
+	toWrite
+	toTakeRoom
+	askings
+)
+
+// told is what was said of a volume last, so that nothing is said twice. Room is refused to writes
+// and to the taking of room one by one: a write of room that was taken before succeeds on a disk
+// that has no more. Such a refusal ends when the same succeeds, and not with what the file system
+// says of itself: a user's quota is in no statfs.
 type told struct {
 	lockrank.Mutex[lockrank.Device]
-	failing [2]bool // reads, writes
-	full    bool
+	failing [askings]bool
+	refused [askings]bool // for want of room
+	full    bool          // by what the file system says of itself
 }
+
+// noRoomLocked reports whether anything says that there is no room.
+func (t *told) noRoomLocked() bool { return t.full || t.refused[toWrite] || t.refused[toTakeRoom] }
 
 // say calls Config.Events, which is not nil.
 func (v *Volume) say(e events.Event) {
@@ -48,8 +65,8 @@ func (e *extents) watch(ctx context.Context, r request, write bool) (end func(er
 		if write {
 			what = "writing"
 		}
-		v.say(events.Event{Kind: events.DiskSlow, Origin: events.From(ctx), Bytes: int64(len(r.p)), Took: time.Since(begun),
-			Text: fmt.Sprintf("%s %s at %d %s", what, r.at.seg.name, r.off, how)})
+		v.say(events.Event{Kind: events.DiskSlow, Context: ctx, Origin: events.From(ctx), Bytes: int64(len(r.p)),
+			Took: time.Since(begun), Text: fmt.Sprintf("%s %s at %d %s", what, r.at.seg.name, r.off, how)})
 	}
 	said := make(chan struct{})
 	timer := time.AfterFunc(slowRequest, func() {
@@ -62,43 +79,50 @@ func (e *extents) watch(ctx context.Context, r request, write bool) (end func(er
 			<-said // so that nothing is said when the volume is closed
 			say("is over")
 		}
-		v.ended(ctx, write, err)
+		what := toRead
+		if write {
+			what = toWrite
+		}
+		v.ended(ctx, what, err)
+	}
+}
+
+// asked is told what became of asking for room. The change token is not held.
+func (v *Volume) asked(g growth) {
+	if v.cfg.Events != nil && (g.had || g.cause != nil) {
+		v.ended(context.Background(), toTakeRoom, g.cause)
 	}
 }
 
 // ended says when requests begin to fail, and when one succeeds again. A request that gives up
 // waiting, and bytes that were changed, say nothing of the disk.
-func (v *Volume) ended(ctx context.Context, write bool, err error) {
+func (v *Volume) ended(ctx context.Context, what asking, err error) {
 	var altered *tier.AlteredError
 	if err != nil && (errors.Is(err, context.Cause(ctx)) || errors.As(err, &altered)) {
 		return
 	}
-	of := 0
-	if write {
-		of = 1
-	}
-	if errors.Is(err, tier.ErrNoSpace) { // the device is well
-		v.told.Lock()
-		was := v.told.full
-		v.told.full = true
-		v.told.Unlock()
-		if !was {
-			v.say(events.Event{Kind: events.DiskNearlyFull, Text: "a write found no room", Err: err})
-		}
-		return
-	}
+	noRoom := err != nil && (errors.Is(err, tier.ErrNoSpace) || outOfRoom(err)) // the device is well
 	v.told.Lock()
-	changed := v.told.failing[of] != (err != nil)
-	v.told.failing[of] = err != nil
+	failed, wasFull := v.told.failing[what], v.told.noRoomLocked()
+	if !noRoom {
+		v.told.failing[what] = err != nil
+	}
+	if noRoom || err == nil {
+		v.told.refused[what] = noRoom
+	}
+	fails, isFull := v.told.failing[what], v.told.noRoomLocked()
 	v.told.Unlock()
 	switch {
-	case !changed:
-	case err != nil:
-		v.say(events.Event{Kind: events.DiskFailing, Err: err})
-	case write:
-		v.say(events.Event{Kind: events.DiskWell, Text: "writes succeed again"})
-	default:
-		v.say(events.Event{Kind: events.DiskWell, Text: "reads succeed again"})
+	case fails && !failed:
+		v.say(events.Event{Kind: events.DiskFailing, Context: ctx, Err: err})
+	case failed && !fails:
+		v.say(events.Event{Kind: events.DiskWell, Context: ctx, Text: [askings]string{"reads succeed again", "writes succeed again", "room can be taken again"}[what]})
+	}
+	switch {
+	case isFull && !wasFull:
+		v.say(events.Event{Kind: events.DiskNearlyFull, Context: ctx, Text: [askings]string{toWrite: "a write found no room", toTakeRoom: "no room could be taken"}[what], Err: err})
+	case wasFull && !isFull:
+		v.say(events.Event{Kind: events.DiskWell, Context: ctx, Text: "it has room again"})
 	}
 }
 
@@ -114,9 +138,9 @@ func (v *Volume) LookAtRoom() {
 	}
 	left, s := max(0, u.Free-v.cfg.Reserve), v.Stats()
 	v.told.Lock()
-	was := v.told.full
-	v.told.full = isNearlyFull(left, s, was)
-	is := v.told.full
+	was := v.told.noRoomLocked()
+	v.told.full = isNearlyFull(left, s, v.told.full)
+	is := v.told.noRoomLocked()
 	v.told.Unlock()
 	switch {
 	case is && !was:

@@ -123,23 +123,117 @@ func TestFailingDiskIsTold(t *testing.T) {
 	}
 }
 
-// A write that finds no room says nothing against the disk. It is told as a full one, once.
+// A write that finds no room says nothing against the disk. It is told as a full one, once, whatever
+// the file system says of itself, until a write succeeds: a quota is in no statfs.
 func TestNoRoomIsTold(t *testing.T) {
-	v, at, files, h := telling(t)
-	p := make([]byte, 8<<10)
-	remove := files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC)})
-	for range 2 {
-		if err := at.WriteAt(t.Context(), p, 0); !errors.Is(err, tier.ErrNoSpace) {
+	for _, refusal := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		v, at, files, h := telling(t)
+		p := make([]byte, 8<<10)
+		remove := files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(refusal)})
+		for range 3 {
+			if err := at.WriteAt(t.Context(), p, 0); !errors.Is(err, tier.ErrNoSpace) {
+				t.Fatal(err)
+			}
+			v.LookAtRoom()
+		}
+		if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskNearlyFull}) || !errors.Is(all[0].Err, refusal) {
+			t.Errorf("%v: told as %v", refusal, all)
+		}
+		remove()
+		_ = at.ReadAt(t.Context(), p, 0) // says nothing of writes
+		if v.LookAtRoom(); len(h.take()) > 0 {
+			t.Errorf("%v: well before a write has succeeded", refusal)
+		}
+		for range 2 {
+			if err := at.WriteAt(t.Context(), p, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskWell}) {
+			t.Errorf("%v: with room it is told as %v", refusal, all)
+		}
+	}
+}
+
+// That no room can be taken is told once, as a full disk or as one that fails, until some is taken:
+// a write of room that was taken before does not end it.
+func TestRoomThatIsRefusedIsTold(t *testing.T) {
+	for refusal, want := range map[error]events.Kind{
+		syscall.ENOSPC: events.DiskNearlyFull, syscall.EDQUOT: events.DiskNearlyFull, syscall.EIO: events.DiskFailing,
+	} {
+		files, h := faultfs.New(disk.OS(), 1), new(heard)
+		v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 8 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
+		first, err := v.Alloc(4*mib, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		remove := files.Add(faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(refusal)})
+		for range 3 {
+			if _, err := v.Alloc(mib, nil); !errors.Is(err, refusal) {
+				t.Fatal(err)
+			}
+			if err := first.(tier.FileMemory).WriteAt(t.Context(), make([]byte, 8<<10), 0); err != nil {
+				t.Fatal(err)
+			}
+			v.LookAtRoom()
+		}
+		if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{want}) || !errors.Is(all[0].Err, refusal) {
+			t.Errorf("%v: told as %v", refusal, all)
+		}
+		remove()
+		for range 4 {
+			m, err := v.Alloc(mib, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer v.Free(m, func() {})
+		}
+		if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskWell}) {
+			t.Errorf("%v: with room it is told as %v", refusal, all)
+		}
+		if _, err := v.Alloc(mib, nil); !errors.Is(err, tier.ErrNoSpace) || len(h.take()) > 0 {
+			t.Errorf("a volume that is used up is told as a full disk: %v", err)
+		}
+		v.Free(first, func() {})
+	}
+}
+
+// A disk is well when neither its file system nor a write says that it is full.
+func TestFullTwiceIsToldOnce(t *testing.T) {
+	h, room := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
+	files := faultfs.New(room, 1)
+	v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
+	m, err := v.Alloc(mib, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Free(m, func() {})
+	write := func(refuse bool) {
+		if refuse {
+			defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC)})()
+		}
+		if err := m.(tier.FileMemory).WriteAt(t.Context(), make([]byte, 8<<10), 0); (err != nil) != refuse {
 			t.Fatal(err)
 		}
 	}
-	if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskNearlyFull}) || !errors.Is(all[0].Err, tier.ErrNoSpace) {
-		t.Errorf("a full disk is told as %v", all)
-	}
-	remove()
-	v.LookAtRoom()
-	if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskWell}) {
-		t.Errorf("with room it is told as %v", all)
+	look := func(free int64) { room.free = free; v.LookAtRoom() }
+	for i, step := range []struct {
+		do   func()
+		want []events.Kind
+	}{
+		{func() { write(true) }, []events.Kind{events.DiskNearlyFull}},
+		{func() { look(0) }, nil},
+		{func() { write(false) }, nil}, // the file system still says so
+		{func() { look(1 << 40) }, []events.Kind{events.DiskWell}},
+		{func() { look(0) }, []events.Kind{events.DiskNearlyFull}},
+		{func() { write(true) }, nil},
+		{func() { look(1 << 40) }, nil}, // the write still says so
+		{func() { write(false) }, []events.Kind{events.DiskWell}},
+	} {
+		step.do()
+		if all := h.take(); !slices.Equal(kindsOf(all), step.want) {
+			t.Errorf("step %d is told as %v", i, all)
+		}
 	}
 }
 

@@ -267,9 +267,10 @@ func (r *Run) run() page.Run {
 			From: e.From, To: e.To, Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved, Ahead: e.Ahead, AheadUsed: e.AheadUsed,
 			AheadInVain: e.AheadInVain, Seconds: e.Seconds, P50: e.P50, P99: e.P99, Longest: e.Longest, ByReason: e.ByReason, Limit: l.GiBPerS, LimitOf: l.LimitOf,
 		})
-		if rank(e.From) < rank(e.To) {
+		switch from, to := rank(e.From), rank(e.To); { // neither is from one GPU to another
+		case from < to:
 			down += e.Bytes
-		} else {
+		case from > to:
 			up += e.Bytes
 		}
 	}
