@@ -106,9 +106,13 @@ func (c *copied) ended(used bool) {
 	if e.Kind = events.CopyDropped; used {
 		e.Kind = events.CopyUsed
 	}
-	if !c.late.CompareAndSwap(nil, &e) {
-		c.m.say(e)
+	if c.late.Load() == nil {
+		late := e // which is on the heap, and e is not
+		if c.late.CompareAndSwap(nil, &late) {
+			return
+		}
 	}
+	c.m.say(e)
 }
 
 // whenEnded is ended, or nil.
