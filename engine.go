@@ -114,7 +114,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if e.reservations, err = reservation.NewManager(reservation.Config{
 		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Inside().Movable(id) }, // no wait begins before there is a monitor
 		Headroom:   func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
-		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Holders: e.Holders, Events: e.sayer(), Logger: e.cfg.Logger,
+		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Holders: e.Holders, Events: e.cfg.Events, Logger: e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.trace = e.newTrace()
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.sayer(), Trace: e.trace, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
+		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.cfg.Events, Trace: e.trace, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err

@@ -20,7 +20,10 @@ func (m *Mover) say(e events.Event) {
 	if e.At.IsZero() {
 		e.At = time.Now()
 	}
-	m.panics.Do("Events", func() { m.cfg.Events(e) })
+	if e.Context == nil {
+		e.Context = context.Background()
+	}
+	m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
 }
 
 // originOf says what the work of a context with a batch is for.

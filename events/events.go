@@ -240,12 +240,25 @@ func callAll(all []func(Event), e Event) {
 type originKey struct{}
 
 // With returns a context whose work, such as waiting for room, is for o.
-func With(ctx context.Context, o Origin) context.Context {
-	return context.WithValue(ctx, originKey{}, o)
+func With(ctx context.Context, o Origin) context.Context { return &originContext{ctx, o} }
+
+// originContext is context.WithValue in one piece of memory: each move has one.
+type originContext struct {
+	context.Context
+	origin Origin
+}
+
+func (c *originContext) Value(key any) any {
+	if key == (originKey{}) {
+		return &c.origin
+	}
+	return c.Context.Value(key)
 }
 
 // From returns what the work of a context is for.
 func From(ctx context.Context) Origin {
-	o, _ := ctx.Value(originKey{}).(Origin)
-	return o
+	if o, ok := ctx.Value(originKey{}).(*Origin); ok {
+		return *o
+	}
+	return Origin{}
 }

@@ -110,5 +110,5 @@ func (m *Manager) say(ctx context.Context, w *waiter, kind events.Kind, took tim
 	if kind == events.WaitEnded {
 		e.Err = w.err
 	}
-	m.panics.Do("Events", func() { m.config.Events(e) })
+	m.panics.Do("Config.Events", func() { m.config.Events(e) })
 }
