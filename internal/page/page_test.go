@@ -230,14 +230,11 @@ func TestFitsInBrowser(t *testing.T) {
 	}
 	run.Timeline.Seconds = 60           // so that the last tick is at the end
 	run.Spaces[0].Peak = 79<<30 + 1<<29 // more than was seen
-	run.Settings = nil
-	for _, s := range []Setting{
+	run.Settings = []Setting{
 		{Name: "spill directories", Value: "/mnt/nvme0/spill (421.4 GiB), /mnt/nvme1/spill (421.4 GiB)", Flag: "--disk", Field: "Disks"},
 		{Name: "encryption", Value: "no", Flag: "--encrypt", Field: "Disks[].Encrypt"}, {Name: "monitor period", Value: "50ms", Flag: "--monitor-period", Field: "MonitorPeriod"},
 		{Name: "monitor of all that moves", Value: "cost-aware", Flag: "--policy-of-the-monitor", Field: "Monitor.Policy.CostAware.Moves"},
 		{Name: "transfers with disks", Value: "16", Flag: "--disk-slots", Field: "Limits.Permits.Slots"}, {Name: "faults", Value: "op=write,kind=slow:5,p=0.5 (35 hits)", Flag: "--fault"},
-	} {
-		run.Settings = append(run.Settings, s)
 	}
 	run.Machine = []Pair{{"processor", "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"}, {"kernel", "Linux 6.18.44-generic-long"}, {"commit", strings.Repeat("0123456789", 4) + "+dirty"}}
 	path := filepath.Join(t.TempDir(), "fits.html")
