@@ -1,3 +1,7 @@
+// The race detector would compile the engine of Prometheus once more, and no goroutines meet here.
+
+//go:build !race
+
 package prometheus_test
 
 import (
