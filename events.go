@@ -93,7 +93,10 @@ func (e *Engine) monitorEvents() monitor.Events {
 			e.say(Event{Kind: events.Refused, Text: fmt.Sprintf("%d waiters; full for good: %s", r.Waiters, strings.Join(full, ", "))})
 		},
 		Unmovable: func(u monitor.Unmovable) {
-			e.say(Event{Kind: events.Unmovable, Batch: uint64(u.Batch), From: u.Space, To: u.To, Bytes: u.Bytes, Text: string(u.Form), Err: u.Err})
+			e.say(Event{
+				Kind: events.Unmovable, Origin: ofPlace(u.Place), Batch: uint64(u.Batch), From: u.Space, To: u.To, Bytes: u.Bytes,
+				Text: string(u.Form), Err: u.Err,
+			})
 		},
 	}
 }
@@ -123,14 +126,19 @@ func (e *Engine) watchDisks(ctx context.Context) {
 // tellTask says that a task has begun, and returns what says that it has ended. Config.Events is not
 // nil. What is done with the context is the task's.
 func (e *Engine) tellTask(ctx context.Context, owner *reservation.Owner, inputs []*batch.Batch, waited time.Duration) (_ context.Context, ended func(error)) {
-	o := events.Origin{Task: owner.Name(), TaskID: e.tasks.Add(1)}
+	var o events.Origin
 	if len(inputs) > 0 {
-		p := inputs[0].Info().Place
-		o.Plan, o.Operator, o.Port, o.Partition = p.Name, p.Operator, p.Port, p.Partition
+		o = ofPlace(inputs[0].Info().Place)
 	}
+	o.Task, o.TaskID = owner.Name(), e.tasks.Add(1)
 	begun, ctx := time.Now(), events.With(ctx, o)
 	e.say(Event{Kind: events.TaskBegun, At: begun, Context: ctx, Origin: o, Took: waited})
 	return ctx, func(err error) {
 		e.say(Event{Kind: events.TaskEnded, Context: ctx, Origin: o, Took: time.Since(begun), Err: err})
 	}
+}
+
+// ofPlace is the origin of what is done for a batch by no task.
+func ofPlace(p batch.Place) events.Origin {
+	return events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 }

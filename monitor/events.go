@@ -65,7 +65,8 @@ type Refused struct {
 // at once, as all are when a converter is added or removed.
 type Unmovable struct {
 	Batch     batch.ID
-	Space, To tier.ID // where it is, and where it should have gone last
+	Place     batch.Place // whose it is
+	Space, To tier.ID     // where it is, and where it should have gone last
 	Form      batch.PayloadType
 	Bytes     int64 // charged in Space
 	Err       error // matches batch.ErrUnmovable

@@ -53,7 +53,7 @@ func inTier(t *testing.T, eng *spillway.Engine, k tier.Kind, id batch.ID, n int6
 	if !own {
 		p = batch.NewImage(&batch.Descriptor{Rows: 1, Body: n}, buf, buf.Space())
 	}
-	b, err := batch.New(batch.Options{ID: id, Payload: p, Observer: eng.Observer(), Place: batch.Place{Plan: 1, Seq: uint64(id)}})
+	b, err := batch.New(batch.Options{ID: id, Payload: p, Observer: eng.Observer(), Place: batch.Place{Plan: 1, Name: "of a program", Operator: "op", Seq: uint64(id)}})
 	if err != nil {
 		t.Fatal(err)
 	}

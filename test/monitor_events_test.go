@@ -244,7 +244,7 @@ func TestUnmovableEvents(t *testing.T) {
 					t.Errorf("batch %d: %v", bad[k].ID(), e.Err)
 				}
 				noted(t, e, spillway.Event{
-					Kind: events.Unmovable, Batch: uint64(bad[k].ID()), From: host.ID(), To: tier.ID{Kind: tier.Disk},
+					Kind: events.Unmovable, Origin: events.Origin{Plan: "of a program", Operator: "op"}, Batch: uint64(bad[k].ID()), From: host.ID(), To: tier.ID{Kind: tier.Disk},
 					Bytes: bad[k].Info().Bytes, Text: string(ownForm{}.Type()), Err: batch.ErrUnmovable,
 				})
 			}
