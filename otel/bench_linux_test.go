@@ -101,7 +101,7 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// cycle puts batches, moves each down and up, and drains them: three moves are told of each.
+// cycle puts batches, moves each down and up, and drains them: two moves are told of each, as begun and as ended.
 func cycle(b *testing.B, eng *spillway.Engine, repo *spillway.Repository, rec arrow.RecordBatch, batches int) {
 	for range batches {
 		if err := repo.Put(b.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
