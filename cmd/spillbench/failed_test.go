@@ -74,8 +74,32 @@ func TestFailedRunIsReported(t *testing.T) {
 		if len(c.args) == 2 && strings.Contains(text, "as long as A") {
 			t.Errorf("%q: the time of a run that failed is compared", c.args)
 		}
-		if len(c.args) < 2 && strings.Contains(text, "What to change") {
-			t.Errorf("%q: the page has advice on the speed of a run that failed", c.args)
+		if len(c.args) < 2 && (!strings.Contains(text, "all memory above it") || strings.Contains(text, "move batches down sooner") || strings.Contains(text, "do more at once")) {
+			t.Errorf("%q: the page has no advice on the failure, or some on the speed of a run that failed", c.args)
+		}
+	}
+}
+
+// TestFailedRunPrinted: what report prints of a run that failed says so, and has no figures for benchstat.
+func TestFailedRunPrinted(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "bad.json")
+	line := strings.TrimPrefix(command(t, t.Context(), append(noRoom(t), "-q", "--json="+file)...).stderr, "spillbench: ")
+	for format, want := range map[string]struct {
+		status         int
+		stdout, stderr string // ends
+	}{
+		"table":    {0, "\nFAILED: " + line, ""},
+		"markdown": {0, "FAILED: " + line, ""},
+		"csv":      {0, "", "bad.json is of a run that failed: " + line},
+		"benchfmt": {2, "", "nothing to compare: " + line},
+	} {
+		r := command(t, t.Context(), "report", file, "--format="+format)
+		if r.status != want.status || !strings.HasSuffix(strings.TrimSpace(r.stdout), strings.TrimSpace(want.stdout)) || !strings.HasSuffix(r.stderr, want.stderr) {
+			t.Errorf("%s ended with %d: %q, %q", format, r.status, r.stdout, r.stderr)
+		}
+		if format == "table" && !strings.Contains(r.stdout, `in host:0 `) {
+			t.Errorf("who held the memories is not in %q", r.stdout)
 		}
 	}
 }

@@ -99,6 +99,14 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	if f.format == "" {
 		return nil
 	}
+	for i, d := range docs {
+		switch why := report.FailureOf(d); {
+		case why != "" && f.format == formatFlag(report.BenchFmt):
+			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
+		case why != "" && len(docs) == 1 && f.format == formatFlag(report.CSV): // which has tables alone
+			fmt.Fprintf(stderr, "spillbench: note: %s is of a run that failed: %s\n", names[i], why)
+		}
+	}
 	var b bytes.Buffer
 	switch {
 	case f.format == formatFlag(report.BenchFmt):

@@ -205,7 +205,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	lines := m.notes.lines()
 	// The verdict goes first: it decides the status. A trace that could not be written costs no result.
-	err = errors.Join(verdict(res), out.show(doc, lines), untraced)
+	err = errors.Join(m.blame(ctx, verdict(res)), out.show(doc, lines), untraced)
 	if err == nil {
 		out.warn(lines)
 	}
@@ -259,9 +259,13 @@ func holders(eng *spillway.Engine) (all []report.Held) {
 // verdict is what a finished run ends with.
 func verdict(res job.Result) error {
 	if res.Mismatches > 0 {
-		return fail.Wrongf("%d of %d digests are wrong; the first: %s", res.Mismatches, res.Checked, res.First)
+		return fail.Wrongf("%s; the first: %s", page.Verified(verification(res)).Wrong(), res.First)
 	}
 	return nil
+}
+
+func verification(res job.Result) report.Verification {
+	return report.Verification{Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches, Corrupt: res.Corrupt}
 }
 
 // document is the result; the engine is closed by now.
@@ -274,7 +278,7 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 			Partitions: f.partitions, Passes: f.passes, Workers: f.input.workers,
 		},
 		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
-		Verify: report.Verification{Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches},
+		Verify: verification(res),
 		Spaces: spaces(stats),
 		Edges:  edges(stats),
 		Waits: report.Waits{

@@ -101,16 +101,19 @@ func failing(r *Run, _ int64) (Advice, bool) {
 		return Advice{}, false
 	}
 	for _, n := range r.Timeline.Notes {
-		switch n.Kind {
-		case "disk failing":
-			if isFull(n.Text) {
-				return Advice{fmt.Sprintf("%s was full at %s", n.Space, took(n.At)), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
+		what := fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, took(n.At))
+		switch kind := n.Kind; {
+		case kind == "disk failing" && isFull(n.Text):
+			return Advice{fmt.Sprintf("%s was full at %s", n.Space, took(n.At)), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
+		case kind == "disk failing" || kind == "corruption found" || kind == "space lost":
+			if v := r.setting("--fault"); v != "" && v != Off {
+				return Advice{what, "leave the flag out: the fault was made on purpose", "--fault", "Disks[].FS"}, true
 			}
-			return Advice{fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, took(n.At)), "replace the device, or leave it out", "--disk DIR", "Disks"}, true
-		case "corruption found", "space lost":
-			return Advice{fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, took(n.At)), "replace the device, or leave it out", "--disk DIR", "Disks"}, true
-		case "disk nearly full":
+			return Advice{what, "replace the device, or leave it out", "--disk DIR", "Disks"}, true
+		case kind == "disk nearly full":
 			return Advice{fmt.Sprintf("%s is nearly full", n.Space), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
+		case kind == "waiters refused":
+			return Advice{fmt.Sprintf("the disk was full at %s, and so was all memory above it", took(n.At)), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
 		}
 	}
 	return Advice{}, false
@@ -193,7 +196,8 @@ func compressed(part float64) string {
 	return " after compression"
 }
 
-// slowOfDisk: an edge with a disk never came near to what the disk can do.
+// slowOfDisk: an edge with a disk never came near to what the disk can do. Where the engine compresses as
+// it finds best, processors may be what bounds it, and more moves at once would take them too.
 func slowOfDisk(r *Run, moved int64) (Advice, bool) {
 	for _, e := range first(r.Edges) {
 		if !isDisk(e.From) && !isDisk(e.To) || e.Limit <= 0 || float64(e.Bytes) < worthwhile*float64(moved) {
@@ -216,6 +220,8 @@ func slowOfDisk(r *Run, moved int64) (Advice, bool) {
 		}
 		if codec := r.setting("--codec"); codec == "zstd" || codec == "s2" || codec == "bitpack" {
 			a.Change, a.Flag, a.Field = "leave the choice of the codec to the engine, which measures", "--codec auto", "Codec"
+		} else if compressed(part) != "" {
+			continue
 		}
 		return a, true
 	}

@@ -68,22 +68,27 @@ func TestAdviceOnHostMemory(t *testing.T) {
 	}
 }
 
-// TestAdviceOnFullDisk: a device that is full is not one to be replaced.
-func TestAdviceOnFullDisk(t *testing.T) {
-	for _, c := range []struct {
-		kind, text string
-		full       bool
-	}{
-		{"disk failing", "write: input/output error", false},
-		{"disk failing", "write: no space left on device", true},
-		{"disk failing", "write: disk quota exceeded", true},
-		{"disk nearly full", "", true},
+// TestAdviceOnFailingDisk: a device that is full, or fails on purpose, is not one to be replaced.
+func TestAdviceOnFailingDisk(t *testing.T) {
+	const broken, full = "replace the device, or leave it out", moreRoom
+	for _, c := range []struct{ kind, text, fault, change, flag string }{
+		{"disk failing", "write: input/output error", Off, broken, "--disk DIR"},
+		{"corruption found", "", "", broken, "--disk DIR"},
+		{"disk failing", "write: no space left on device", "", full, "--disk DIR=SIZE"},
+		{"disk failing", "write: disk quota exceeded", "", full, "--disk DIR=SIZE"},
+		{"disk nearly full", "", "", full, "--disk DIR=SIZE"},
+		{"waiters refused", "", "", full, "--disk DIR=SIZE"},
+		{"disk failing", "write: input/output error", "op=write (hits: 3)", "leave the flag out: the fault was made on purpose", "--fault"},
+		{"corruption found", "", "op=read (hits: 1)", "leave the flag out: the fault was made on purpose", "--fault"},
 	} {
-		r := spilled()
-		r.Timeline.Notes = []timeline.Note{{Kind: c.kind, Space: "disk:0", Text: c.text, At: 1}}
-		a := advise(r)[0]
-		if replace := strings.Contains(a.Change, "replace"); replace == c.full || (a.Flag == "--disk DIR=SIZE") != c.full {
-			t.Errorf("%+v: %+v", c, a)
+		for _, failed := range []bool{false, true} {
+			r := spilled()
+			r.Failed = failed
+			r.Settings = append(r.Settings, Setting{Flag: "--fault", Value: c.fault})
+			r.Timeline.Notes = []timeline.Note{{Kind: c.kind, Space: "disk:0", Text: c.text, At: 1}}
+			if a := advise(r)[0]; a.Change != c.change || a.Flag != c.flag {
+				t.Errorf("%+v: %+v", c, a)
+			}
 		}
 	}
 }
@@ -119,7 +124,8 @@ func TestAdviceOnCompressedBytes(t *testing.T) {
 		want          string // empty: none
 	}{
 		{"half of it", "auto", 17 * gigabyte, 17 * gigabyte, 2, "writing to disk:0 bounds the run: 1.70 GiB/s on average after compression, of the 2.00 GiB/s that the disk can do"},
-		{"so little that the disk has time", "auto", 3 * gigabyte, 3 * gigabyte, 5, "host:0 → disk:0 reached 0.086 GiB/s at most after compression, of the 5.00 GiB/s that the disk can do (2 %)"},
+		{"processors compress as the engine finds best", "auto", 3 * gigabyte, 3 * gigabyte, 5, ""},
+		{"so little that the disk has time", "zstd", 3 * gigabyte, 3 * gigabyte, 5, "host:0 → disk:0 reached 0.086 GiB/s at most after compression, of the 5.00 GiB/s that the disk can do (2 %)"},
 		{"not known", "auto", 0, 0, 4, ""},
 		{"not compressed", "none", 0, 0, 4, "writing to disk:0 bounds the run: 3.50 GiB/s on average, of the 4.00 GiB/s that the disk can do"},
 	} {

@@ -44,6 +44,12 @@ func Differ(a, b *Run) (all []Difference) {
 	verified := differInVerification(a, b)
 	reasons := slices.Concat(differInInput(a, b), differInSettings(a, b), differInMachine(a, b))
 	outcome := slices.Concat(differInTime(a, b), differInPhases(a, b), differInEdges(a, b), differInFigures(a, b), differInWaits(a, b))
+	if a.Verified.Mismatches > 0 || b.Verified.Mismatches > 0 { // who is wrong is not better for being fast
+		for i := range outcome {
+			outcome[i].Plain = true
+		}
+		return ordered(slices.Concat(verified, reasons, outcome))
+	}
 	expected := func(d Difference) bool { return d.About == "time" && d.Plain } // both took as long
 	if len(reasons) == 0 && slices.ContainsFunc(outcome, func(d Difference) bool { return !expected(d) }) {
 		for i := range outcome {
@@ -79,17 +85,14 @@ func otherData(a, b *Run) bool {
 
 func differInVerification(a, b *Run) []Difference {
 	x, y := a.Verified, b.Verified
-	wrong := func(v Verified) string {
-		return fmt.Sprintf("%s of %s batches came back with other bytes", count(v.Mismatches), count(v.Batches))
-	}
 	d := Difference{About: "verification"}
 	switch {
 	case x.Mismatches > 0 && y.Mismatches > 0:
-		d.Worse, d.Text = true, fmt.Sprintf("Both were wrong: in A %s, in B %s.", wrong(x), wrong(y))
+		d.Worse, d.Text = true, fmt.Sprintf("Both were wrong: in A %s, in B %s.", x.Wrong(), y.Wrong())
 	case y.Mismatches > 0:
-		d.Worse, d.Text = true, "B was wrong: "+wrong(y)+"."
+		d.Worse, d.Text = true, "B was wrong: "+y.Wrong()+"."
 	case x.Mismatches > 0:
-		d.Text = "A was wrong: " + wrong(x) + "."
+		d.Text = "A was wrong: " + x.Wrong() + "."
 	case x.Checked != y.Checked:
 		d.Plain, d.Text = true, "B was checked, A was not."
 		if x.Checked {

@@ -127,13 +127,19 @@ func TestDifferInData(t *testing.T) {
 func TestDifferInVerification(t *testing.T) {
 	a, b := ran(), ran()
 	b.Verified.Mismatches = 5
+	refused, both := ran(), ran()
+	refused.Seconds, refused.Verified.Mismatches, refused.Verified.Corrupt = 2, 1, 1
+	both.Verified.Mismatches, both.Verified.Corrupt = 3, 1
 	for _, c := range []struct {
 		a, b *Run
 		want string
 	}{
-		{&a, &b, "verification worse: B was wrong: 5 of 97 batches came back with other bytes.\n"},
-		{&b, &a, "verification better: A was wrong: 5 of 97 batches came back with other bytes.\n"},
-		{&b, &b, "verification worse: Both were wrong: in A 5 of 97 batches came back with other bytes, in B 5 of 97 batches came back with other bytes.\n"},
+		{&a, &b, "verification worse: B was wrong: 5 of 97 batches came back with other bytes than were loaded.\n"},
+		{&b, &a, "verification better: A was wrong: 5 of 97 batches came back with other bytes than were loaded.\n"},
+		{&b, &b, "verification worse: Both were wrong: in A 5 of 97 batches came back with other bytes than were loaded, in B 5 of 97 batches came back with other bytes than were loaded.\n"},
+		{&a, &refused, "verification worse: B was wrong: 1 of 97 batches was found corrupt when read, and refused.\ntime plain: B took 2.00 s instead of 10.0 s"},
+		{&refused, &a, "verification better: A was wrong: 1 of 97 batches was found corrupt when read, and refused.\ntime plain: B took 10.0 s instead of 2.00 s"},
+		{&a, &both, "verification worse: B was wrong: 3 of 97 batches were wrong: 1 was found corrupt when read, and refused, and 2 came back with other bytes than were loaded.\n"},
 		{&a, &Run{}, "verification plain: B was not checked, A was.\n"},
 	} {
 		if text := texts(Differ(c.a, c.b)); !strings.HasPrefix(text, c.want) {

@@ -96,10 +96,31 @@ type Input struct {
 	Rows, Batches, Bytes int64
 }
 
-// Verified is how many batches were checked, and how many of them were wrong.
+// Verified is how many batches were checked, how many of them were wrong, and of how many of these the
+// engine found that itself, and gave out nothing.
 type Verified struct {
-	Checked             bool
-	Batches, Mismatches int64
+	Checked                      bool
+	Batches, Mismatches, Corrupt int64
+}
+
+// Wrong says what was wrong with those that were: Mismatches is above 0.
+func (v Verified) Wrong() string {
+	were := func(n int64, one, more string) string {
+		if n == 1 {
+			return one
+		}
+		return more
+	}
+	of := fmt.Sprintf("%s of %s batches ", count(v.Mismatches), count(v.Batches))
+	other := v.Mismatches - v.Corrupt
+	switch {
+	case v.Corrupt <= 0:
+		return of + "came back with other bytes than were loaded"
+	case other <= 0:
+		return of + were(v.Mismatches, "was", "were") + " found corrupt when read, and refused"
+	}
+	return of + fmt.Sprintf("were wrong: %s %s found corrupt when read, and refused, and %s came back with other bytes than were loaded",
+		count(v.Corrupt), were(v.Corrupt, "was", "were"), count(other))
 }
 
 // Setting is one of the configuration, with the flag and the field of Config that set it.

@@ -80,6 +80,7 @@ type Result struct {
 	Bytes      int64 // of the images
 	Checked    int64 // digests compared
 	Mismatches int64
+	Corrupt    int64  // of these, batches that the engine refused because it found them corrupt
 	OnHost     bool   // the device cannot compute: digests were made of what was copied back
 	First      string // the first mismatch, in words; empty if there is none
 	Unread     int64  // bytes that had moved down, and were dropped unused, before all was dropped at the end

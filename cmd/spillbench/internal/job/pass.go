@@ -101,6 +101,7 @@ type findings struct {
 	mu         sync.Mutex
 	checked    int64
 	mismatches int64
+	corrupt    int64 // of these
 	first      string
 	onHost     bool
 }
@@ -117,6 +118,9 @@ func (f *findings) mismatch(err error) {
 	defer f.mu.Unlock()
 	f.checked++
 	f.mismatches++
+	if errors.Is(err, convert.ErrCorrupt) {
+		f.corrupt++
+	}
 	if f.first == "" {
 		f.first = err.Error()
 	}
@@ -127,6 +131,7 @@ func (f *findings) addTo(r *Result) {
 	defer f.mu.Unlock()
 	r.Checked += f.checked
 	r.Mismatches += f.mismatches
+	r.Corrupt += f.corrupt
 	r.OnHost = r.OnHost || f.onHost
 	if r.First == "" {
 		r.First = f.first

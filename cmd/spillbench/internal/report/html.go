@@ -156,7 +156,7 @@ func (c Config) settings() []page.Setting {
 		}
 	}
 	for _, f := range c.Faults {
-		faults = append(faults, fmt.Sprintf("%s (%d hits)", f.Spec, f.Hits))
+		faults = append(faults, fmt.Sprintf("%s (hits: %d)", f.Spec, f.Hits))
 		setFaults = append(setFaults, f.Spec)
 	}
 	perSecond := func(n int64) string {
@@ -248,7 +248,7 @@ func (r *Run) run() page.Run {
 	case r.Error != "":
 		p.Level, p.Failed, p.Headline = page.Bad, true, "The run failed: "+r.Error
 	case r.Verify.Mismatches > 0:
-		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %d of %d batches came back with other bytes than were loaded. %s.", r.Verify.Mismatches, r.Verify.Batches, data)
+		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %s. %s.", page.Verified(r.Verify).Wrong(), data)
 	case len(left) > 0:
 		p.Level, p.Headline = page.Warn, fmt.Sprintf("%s were not empty at the end. %s.", strings.Join(left, ", "), data)
 	case r.Verify.Checked:
@@ -406,16 +406,18 @@ func (r BandwidthRow) limit() string {
 
 func (c *Compare) run() page.Run {
 	p := page.Run{Name: "compare", Seconds: c.WallSeconds, Level: page.Good, Input: c.Input.sourced(), Verified: page.Verified(c.Verify)}
-	word := func(ratio float64) string {
-		if ratio >= 1 {
+	word := func(ratio, least, most float64) string {
+		switch {
+		case least <= 1 && most >= 1 && len(c.Samples) > 1:
+			return fmt.Sprintf("about as fast as %s (%.2f to %.2f times)", c.Peer.Name, least, most)
+		case ratio >= 1:
 			return fmt.Sprintf("%.1f times as fast as %s", ratio, c.Peer.Name)
 		}
+		p.Level = page.Warn
 		return fmt.Sprintf("%.1f times slower than %s", 1/ratio, c.Peer.Name)
 	}
-	p.Headline = fmt.Sprintf("With the same %s of memory Spillway wrote %s, and read %s.", size.Approx(c.Config.HostMemoryBytes), word(c.Ratio.Write), word(c.Ratio.Read))
-	if c.Ratio.Write < 1 || c.Ratio.Read < 1 {
-		p.Level = page.Warn
-	}
+	p.Headline = fmt.Sprintf("With the same %s of memory Spillway wrote %s, and read %s.", size.Approx(c.Config.HostMemoryBytes),
+		word(c.Ratio.Write, c.Ratio.WriteMin, c.Ratio.WriteMax), word(c.Ratio.Read, c.Ratio.ReadMin, c.Ratio.ReadMax))
 	for _, way := range []struct {
 		name                        string
 		ours, rewritten, peer, warm float64
@@ -454,6 +456,14 @@ func shortly(seconds float64) string {
 
 // CommandOf returns the command that a document is of.
 func CommandOf(d Measured) string { return d.header().Command }
+
+// FailureOf returns why what a document is of failed; empty: it did not.
+func FailureOf(d Measured) string {
+	if r, ok := d.(*Run); ok {
+		return r.Error
+	}
+	return ""
+}
 
 // NotesOf returns the notes that a stored document still has: the warnings that its command noted.
 func NotesOf(d Measured) (notes []string) {

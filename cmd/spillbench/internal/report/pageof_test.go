@@ -42,7 +42,7 @@ func TestPageOfRun(t *testing.T) {
 	if s := settingOf(t, r, "spill directories"); s.Value != "/a (1.0 GiB), /b (2.0 GiB)" || s.Same != "/a, /b, 2.0 GiB" {
 		t.Errorf("%+v", s)
 	}
-	if s := settingOf(t, r, "faults"); s.Value != "op=read (3 hits)" || s.Same != "op=read" {
+	if s := settingOf(t, r, "faults"); s.Value != "op=read (hits: 3)" || s.Same != "op=read" {
 		t.Errorf("%+v", s)
 	}
 	if s := settingOf(t, r, "rows a batch"); s.Value != "as the files have them" {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/page"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -89,12 +90,17 @@ func (r *Run) Page(notes []string) *Page {
 	p.linef("waits for room: %d%s", r.Waits.Count, waits)
 	p.notes(notes)
 	switch {
+	case r.Error != "":
+		for _, h := range r.Held {
+			p.linef("in %s %s", h.Space, h.Text)
+		}
+		p.linef("FAILED: %s", r.Error)
 	case !r.Verify.Checked:
 		p.linef("nothing was checked: there were no passes or no batches")
 	case r.Verify.Mismatches == 0:
 		p.linef("verified: all %d digests are those of what was loaded", r.Verify.Batches)
 	default:
-		p.linef("FAILED: %d of %d digests are not those of what was loaded", r.Verify.Mismatches, r.Verify.Batches)
+		p.linef("FAILED: %s", page.Verified(r.Verify).Wrong())
 	}
 	return p
 }

@@ -204,6 +204,7 @@ type Verification struct {
 	Checked    bool  `json:"checked"`
 	Batches    int64 `json:"batches"`
 	Mismatches int64 `json:"mismatches"`
+	Corrupt    int64 `json:"corrupt,omitempty"` // of Mismatches: the engine found it, and refused the batch
 }
 
 // Space is one space's books.
