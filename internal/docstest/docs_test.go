@@ -260,6 +260,7 @@ func TestPrints(t *testing.T) {
 	for printed, want := range map[string]bool{
 		page: true,
 		"gpu:0 sim 1.5 GiB 3 ms\n\nmore\nand more\nverified: all 9 digests\n": true,
+		"gpu:0 sim 1.5 GiB 3 ms\nverified: all 9 digests\n":                   true,
 		"gpu:0 sim\nverified: all 9 digests\n":                                false,
 		"gpu:0 sim 1.5 GiB 3 ms\nmore\nfailed: all 9 digests\n":               false,
 		"gpu:0 cuda 1.5 GiB 3 ms\nmore\nverified: all 9 digests\n":            false,

@@ -176,7 +176,8 @@ var (
 )
 
 // Prints reports whether what a command printed is what a page says. Figures with their units, how
-// many stand side by side, and the width of columns may differ. "…" in the page stands for anything, also for several lines.
+// many stand side by side, and the width of columns may differ. "…" in the page stands for anything, also
+// for several lines; at the beginning of a line also for none.
 func Prints(page, printed string) bool {
 	plain := func(s string) string {
 		var kept []string
@@ -188,7 +189,7 @@ func Prints(page, printed string) bool {
 		return strings.Join(kept, "\n")
 	}
 	var pattern strings.Builder
-	for i, part := range strings.Split(plain(page), "…") {
+	for i, part := range strings.Split(strings.ReplaceAll(plain(page), "\n…", "…"), "…") {
 		if i > 0 {
 			pattern.WriteString(`(?s:.*)`)
 		}

@@ -219,8 +219,8 @@ type Bars struct {
 
 // Group is some bars under one name.
 type Group struct {
-	Name string
-	Bars []Bar
+	Name, Text string // Text says more, with figures
+	Bars       []Bar
 }
 
 // Bar is one of them.

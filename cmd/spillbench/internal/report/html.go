@@ -353,7 +353,11 @@ func (b *Bandwidth) run() page.Run {
 			by[edge] = &page.Bars{Title: edge, Unit: "GiB/s"}
 			order = append(order, edge)
 		}
-		by[edge].Groups = append(by[edge].Groups, page.Group{Name: name, Bars: []page.Bar{
+		says := fmt.Sprintf("%.0f %% of the limit", 100*r.Efficiency)
+		if r.Inconclusive {
+			says = "cannot be told from the limit"
+		}
+		by[edge].Groups = append(by[edge].Groups, page.Group{Name: name, Text: fmt.Sprintf("%s, which varies by %.0f %%", says, 100*r.Noise), Bars: []page.Bar{
 			{Name: "Spillway", Value: r.GiBPerS}, {Name: r.LimitOf, Value: r.LimitGiBPerS, Other: true},
 		}})
 		p.Figures = append(p.Figures, page.Figure{
@@ -364,7 +368,7 @@ func (b *Bandwidth) run() page.Run {
 	for _, edge := range order {
 		p.Bars = append(p.Bars, *by[edge])
 	}
-	p.Headline = fmt.Sprintf("%d of %d rows reach 90 %% of the machine's own limit or more; of %d ours cannot be told from the limit.", near, len(b.Rows), unclear)
+	p.Headline = fmt.Sprintf("Of %d rows %d reach 90 %% of the machine's own limit or more, and %d cannot be told from it.", len(b.Rows), near, unclear)
 	if slowest != nil {
 		p.Headline += fmt.Sprintf(" The lowest efficiency is %.2f: %s → %s with batches of %s.", slowest.Efficiency, slowest.From, slowest.To, size.Format(slowest.Bytes))
 	}

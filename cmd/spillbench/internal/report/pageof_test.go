@@ -1,6 +1,7 @@
 package report
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/page"
@@ -75,6 +76,13 @@ func TestPageOfBandwidth(t *testing.T) {
 			t.Errorf("%+v, want %s", f, want[i])
 		}
 	}
+	doc.Rows[1].Inconclusive = true
+	bars := PageOf(doc).Bars
+	for i, want := range []string{"50 % of the limit, which varies by 1 %", "cannot be told from the limit, which varies by 1 %"} {
+		if text := bars[i].Groups[0].Text; text != want {
+			t.Errorf("%q, want %q", text, want)
+		}
+	}
 }
 
 // TestPageOfCompare: the peer is what our rates are shares of.
@@ -84,5 +92,20 @@ func TestPageOfCompare(t *testing.T) {
 	f := PageOf(doc).Figures
 	if len(f) != 2 || f[0].Share != 2 || f[0].ShareNoise < 0.099 || f[0].ShareNoise > 0.101 || f[0].ShareOf != "of the speed of p" || f[0].Limit != 1 {
 		t.Errorf("%+v", f)
+	}
+	doc.Samples = make([]RoundRates, 3)
+	for _, c := range []struct {
+		ratio, least, most float64
+		want               string
+		level              page.Level
+	}{
+		{2, 1.8, 2.2, "wrote 2.0 times as fast as p, and read 3.0 times as fast as p.", page.Good},
+		{1.2, 0.9, 2.2, "wrote about as fast as p (0.90 to 2.20 times), and read 3.0 times as fast as p.", page.Good},
+		{0.5, 0.4, 0.6, "wrote 2.0 times slower than p, and read 3.0 times as fast as p.", page.Warn},
+	} {
+		doc.Ratio.Write, doc.Ratio.WriteMin, doc.Ratio.WriteMax = c.ratio, c.least, c.most
+		if p := PageOf(doc); !strings.HasSuffix(p.Headline, c.want) || p.Level != c.level {
+			t.Errorf("%q, %v", p.Headline, p.Level)
+		}
 	}
 }
