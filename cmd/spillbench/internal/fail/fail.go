@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -86,9 +87,10 @@ func Status(err error) int {
 	return Environment
 }
 
-// Line returns err as one line, with the flag that would help where it is known.
+// Line returns err as one line, with the flag that would help where it is known. Names in it may have
+// what a terminal acts on: that is escaped.
 func Line(err error) string {
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := named.Inert(strings.Join(strings.Fields(err.Error()), " "))
 	if fix := fix(err); fix != "" {
 		text += "; " + fix
 	}

@@ -51,6 +51,7 @@ func TestStatus(t *testing.T) {
 		{&headroom.TooSmallError{Limit: 1 << 20, Source: "memory.max"}, 3, "give the process more memory"},
 		{wrongFile{&headroom.FullError{Requested: 1 << 20}}, 3, "--rows-per-batch"},
 		{errors.New("anything\nelse"), 3, "anything else"},
+		{errors.New("no\x1b[31m \u202efile"), 3, `no\x1b[31m \u202efile`},
 	} {
 		for _, err := range []error{c.err, wrap(c.err)} {
 			if got := Status(err); got != c.status {
