@@ -227,7 +227,7 @@ func TestFullHelp(t *testing.T) {
 func TestPlacesApart(t *testing.T) {
 	t.Chdir(t.TempDir())
 	table := filepath.Base(writeTable(t, "t.arrow", 1, 100))
-	for name, text := range map[string]string{table: readFile(t, writeTable(t, "t.arrow", 1, 100)), "a.json": `{"schema":"spillway.spillbench/v1","command":"run"}`, "c.yaml": "passes: 1", "mine.txt": "mine"} {
+	for name, text := range map[string]string{table: readFile(t, writeTable(t, "t.arrow", 1, 100)), "a.json": hollow["run"], "c.yaml": "passes: 1", "mine.txt": "mine"} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
