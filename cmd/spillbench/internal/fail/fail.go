@@ -119,6 +119,8 @@ func fix(err error) string {
 		return "make the batches smaller with --rows-per-batch, or " + larger(exceeded.Space.Kind)
 	case errors.Is(err, syscall.EDQUOT):
 		return "have your disk quota raised, or give --disk another directory"
+	case errors.Is(err, syscall.EFBIG): // there may be room, and not in one file
+		return "raise the limit of file sizes (ulimit -f), or give --disk a directory whose file system takes larger files"
 	case errors.Is(err, tier.ErrOutOfBudget):
 		return "raise SPILLWAY_GPU_MEMORY_LIMIT, or wait until the holders that spillbench quota lists hold less"
 	case errors.As(err, &full) && full.Space.Kind != tier.Disk:
