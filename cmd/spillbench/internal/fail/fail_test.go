@@ -47,7 +47,7 @@ func TestStatus(t *testing.T) {
 		{&tier.NoSpaceError{Space: gpu, Cause: &tier.OutOfBudgetError{}}, 3, "raise SPILLWAY_GPU_MEMORY_LIMIT"},
 		{&tier.NoSpaceError{Space: disk, Cause: syscall.EDQUOT}, 3, "have your disk quota raised"},
 		{&tier.NoSpaceError{Space: disk, Cause: syscall.EFBIG}, 3, "raise the limit of file sizes (ulimit -f)"},
-		{&tier.NoSpaceError{Space: gpu, Cause: &tier.NoSpaceError{Space: disk, Cause: syscall.EFBIG}}, 3, "raise the limit of file sizes (ulimit -f)"},
+		{&tier.NoSpaceError{Space: gpu, Hint: fmt.Sprint("batches cannot be moved down: ", syscall.EFBIG)}, 3, "raise the limit of file sizes (ulimit -f)"},
 		{&tier.NoSpaceError{Space: disk, Cause: syscall.ENOSPC}, 3, "give --disk DIR=SIZE more room"},
 		{&headroom.TooSmallError{Spaces: 1 << 30, Limit: 1 << 30, Source: "memory.max", Fit: 900 << 20}, 3, "--host-memory 900.0 MiB together at most"},
 		{&headroom.TooSmallError{Limit: 1 << 20, Source: "memory.max"}, 3, "give the process more memory"},
