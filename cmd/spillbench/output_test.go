@@ -258,3 +258,17 @@ func TestPlacesApart(t *testing.T) {
 	}
 	succeed(t, append([]string{"run", "--json=" + os.DevNull, "--html=" + os.DevNull, "-q"}, small...)...) // a device may be shared
 }
+
+// TestNotesAreInert: a note is one line beside what is printed for programs, whatever names are in it.
+func TestNotesAreInert(t *testing.T) {
+	var stderr strings.Builder
+	(&output{flags: &outputFlags{format: "csv"}, stderr: &stderr}).warn([]string{"no batches in a\n\x1b[31m\u202e"})
+	if want := "spillbench: note: no batches in a" + `\n\x1b[31m\u202e` + "\n"; stderr.String() != want {
+		t.Errorf("%q, want %q", stderr.String(), want)
+	}
+	t.Chdir(t.TempDir())
+	r := command(t, t.Context(), "report", writeFile(t, "r.json", hollow["run"]), "--html=\x1b[31m\n.html")
+	if want := "spillbench: the report is in " + `\x1b[31m\n.html` + "\n"; r.status != 0 || r.stderr != want {
+		t.Errorf("%q, want %q", r.stderr, want)
+	}
+}
