@@ -36,6 +36,8 @@ func TestErrors(t *testing.T) {
 		{"files for a command", []string{whole, file, "--passes=2"}, 2, []string{"spillbench run " + whole + " " + file + ")"}},
 		{"argument of run", []string{"run", missing}, 2, []string{missing, "no such file"}},
 		{"second argument of run", []string{"run", whole, missing}, 2, []string{missing, "no such file"}},
+		{"a terminal's command in a name", []string{"run", missing + "\n\x1b[31m\u202e"}, 2, []string{missing + ` \x1b[31m\u202e`}},
+		{"a terminal's command in a flag", []string{"run", "--\x1b[31m"}, 2, []string{`--\x1b[31m`}},
 		{"empty argument of run", []string{"run", ""}, 2, nil},
 		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
 

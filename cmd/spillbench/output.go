@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // output is where a command's results go. It is checked before the work begins, so that a result is
@@ -197,6 +198,6 @@ func (o *output) warn(lines []string) {
 		return
 	}
 	for _, l := range lines {
-		fmt.Fprintf(o.stderr, "spillbench: note: %s\n", l)
+		fmt.Fprintf(o.stderr, "spillbench: note: %s\n", named.Inert(l))
 	}
 }

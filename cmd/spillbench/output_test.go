@@ -227,7 +227,7 @@ func TestFullHelp(t *testing.T) {
 func TestPlacesApart(t *testing.T) {
 	t.Chdir(t.TempDir())
 	table := filepath.Base(writeTable(t, "t.arrow", 1, 100))
-	for name, text := range map[string]string{table: readFile(t, writeTable(t, "t.arrow", 1, 100)), "a.json": `{"schema":"spillway.spillbench/v1","command":"run"}`, "c.yaml": "passes: 1", "mine.txt": "mine"} {
+	for name, text := range map[string]string{table: readFile(t, writeTable(t, "t.arrow", 1, 100)), "a.json": hollow["run"], "c.yaml": "passes: 1", "mine.txt": "mine"} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -257,4 +257,18 @@ func TestPlacesApart(t *testing.T) {
 		t.Error("something was written")
 	}
 	succeed(t, append([]string{"run", "--json=" + os.DevNull, "--html=" + os.DevNull, "-q"}, small...)...) // a device may be shared
+}
+
+// TestNotesAreInert: a note is one line beside what is printed for programs, whatever names are in it.
+func TestNotesAreInert(t *testing.T) {
+	var stderr strings.Builder
+	(&output{flags: &outputFlags{format: "csv"}, stderr: &stderr}).warn([]string{"no batches in a\n\x1b[31m\u202e"})
+	if want := "spillbench: note: no batches in a" + `\n\x1b[31m\u202e` + "\n"; stderr.String() != want {
+		t.Errorf("%q, want %q", stderr.String(), want)
+	}
+	t.Chdir(t.TempDir())
+	r := command(t, t.Context(), "report", writeFile(t, "r.json", hollow["run"]), "--html=\x1b[31m\n.html")
+	if want := "spillbench: the report is in " + `\x1b[31m\n.html` + "\n"; r.status != 0 || r.stderr != want {
+		t.Errorf("%q, want %q", r.stderr, want)
+	}
 }

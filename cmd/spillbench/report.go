@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // defaultPage is where report writes without --html.
@@ -170,7 +171,7 @@ func writePage(html string, names []string, docs []report.Pictured, quiet bool, 
 		return err
 	}
 	if !quiet {
-		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", html)
+		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", named.Inert(html))
 	}
 	return to.close()
 }

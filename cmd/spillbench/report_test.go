@@ -79,13 +79,23 @@ func TestHTML(t *testing.T) {
 	}
 }
 
+// hollow are documents with nothing but what is always there, by command.
+var hollow = map[string]string{
+	"run":       `{"schema":"spillway.spillbench/v1","command":"run","env":{"cores":1},"warnings":[],"config":{},"input":{},"verify":{},"spaces":[{}],"edges":[],"waits":{},"phases":[{}],"wall_seconds":0}`,
+	"bandwidth": `{"schema":"spillway.spillbench/v1","command":"bandwidth","env":{"cores":1},"warnings":[],"config":{},"rows":[{"error":"x"}],"wall_seconds":0}`,
+	"compare": `{"schema":"spillway.spillbench/v1","command":"compare","env":{"cores":1},"warnings":[],"config":{},"input":{},"verify":{},"ours":{},"peer":{},
+		"ratio":{"write":1,"read":1},"wall_seconds":0}`,
+	"reserve": `{"schema":"spillway.spillbench/v1","command":"reserve","env":{"cores":1},"warnings":[],"config":{},"uncontended_ns":0,"semaphore_uncontended_ns":0,"allocs_per_op":0,
+		"contended":[{}],"waiters":[],"wall_seconds":0}`,
+}
+
 // What report cannot read, compare or write is wrong use, and a file of the user's is never replaced
 // unless it is named.
 func TestReportRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
-	run := writeFile(t, "run.json", `{"schema":"spillway.spillbench/v1","command":"run"}`)
-	band := writeFile(t, "b.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
-	reserve := writeFile(t, "r.json", `{"schema":"spillway.spillbench/v1","command":"reserve"}`)
+	run := writeFile(t, "run.json", hollow["run"])
+	band := writeFile(t, "b.json", hollow["bandwidth"])
+	reserve := writeFile(t, "r.json", hollow["reserve"])
 	endless := "/dev/zero"
 	if _, err := os.Stat(endless); err != nil {
 		endless = writeFile(t, "endless.json", strings.Repeat(" ", maxResult+1))
@@ -93,7 +103,24 @@ func TestReportRefuses(t *testing.T) {
 	of := func(command, more string) []string {
 		return []string{writeFile(t, "o.json", `{"schema":"spillway.spillbench/v1","command":"`+command+`",`+more+`}`)}
 	}
+	less := func(command, old, new string) []string {
+		text := strings.Replace(hollow[command], old, new, 1)
+		if text == hollow[command] {
+			t.Fatalf("no %s in that of %s", old, command)
+		}
+		return []string{writeFile(t, "o.json", text)}
+	}
 	for want, args := range map[string][]string{
+		"it has no env":                               of("run", `"warnings":[]`),
+		"it has no config":                            less("bandwidth", `"config":{},`, ""),
+		"it has no rows":                              less("bandwidth", `[{"error":"x"}]`, "null"),
+		"it has no ours":                              less("compare", `"ours":{},`, ""),
+		"it has no waiters":                           less("reserve", `"waiters":[],`, ""),
+		"there is nothing in its env":                 less("run", `{"cores":1}`, "{}"),
+		"there is nothing in its phases":              less("run", `"phases":[{}]`, `"phases":[]`),
+		"there is nothing in its spaces":              less("run", `"spaces":[{}]`, `"spaces":[]`),
+		"there is nothing in its rows":                less("bandwidth", `[{"error":"x"}]`, "[]"),
+		"there is nothing in its contended":           less("reserve", `[{}]`, "[]"),
 		"larger than the 64 MiB":                      {endless},
 		"its wall_seconds is 1e+300":                  of("run", `"wall_seconds":1e300`),
 		"its wall_seconds is -1":                      of("run", `"wall_seconds":-1`),
@@ -112,7 +139,7 @@ func TestReportRefuses(t *testing.T) {
 		`it is one of "topo"`:                         {writeFile(t, "t.json", `{"schema":"spillway.spillbench/v1","command":"topo"}`)},
 		"give two results of one command":             {run, band},
 		"a row has 1 samples, and 2 of its limit":     of("bandwidth", `"rows":[{"samples":{"gib_per_s":[1],"limit_gib_per_s":[1,2]}}]`),
-		"o.json is of reserve, of which there is no":  of("reserve", `"config":{}`),
+		"o.json is of reserve, of which there is no":  less("reserve", `"waiters":[]`, `"waiters":[{}]`),
 		"two results of reserve are compared by":      {reserve, reserve, "--format=csv"},
 		"--format json is what FILE has already":      {run, "--format=json"},
 		"--html - wants standard output for itself":   {run, "--format=csv", "--html=-"},
@@ -123,6 +150,9 @@ func TestReportRefuses(t *testing.T) {
 		if r.status != 2 || !strings.Contains(r.stderr, want) || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
+	}
+	if r := command(t, t.Context(), append([]string{"report", "--html=-"}, less("run", `"spaces":[{}],`, `"error":"no room","spaces":[],`)...)...); r.status != 0 {
+		t.Errorf("of a run that failed: %d, %s", r.status, r.stderr)
 	}
 	if r := command(t, t.Context(), "report", run); r.status != 0 || !strings.Contains(r.stderr, "report.html") {
 		t.Errorf("%d, %s", r.status, r.stderr)
@@ -147,7 +177,6 @@ func TestReportRefuses(t *testing.T) {
 // the figures of both for benchstat. There is a page only if it is asked for, too.
 func TestReportFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
-	bare := writeFile(t, "bare.json", `{"schema":"spillway.spillbench/v1","command":"bandwidth"}`)
 	for name, args := range map[string][]string{
 		"run":     append([]string{"run", "--format=markdown"}, small...),
 		"compare": {"compare", "--format=csv", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
@@ -159,7 +188,7 @@ func TestReportFormats(t *testing.T) {
 			t.Errorf("%s of %s: report prints\n%s\nand the command\n%s", args[1], name, again, printed)
 		}
 		for _, format := range []string{"table", "csv", "markdown", "benchfmt"} {
-			succeed(t, "report", bare, "--format="+format) // what is missing is nothing
+			succeed(t, "report", writeFile(t, "bare.json", hollow[name]), "--format="+format) // what is missing deeper down is nothing
 			succeed(t, "report", file, "--format="+format)
 		}
 		both := succeed(t, "report", file, writeFile(t, "other.json", readFile(t, file)), "--format=benchfmt").stdout

@@ -23,3 +23,22 @@ func TestNamed(t *testing.T) {
 		}
 	}
 }
+
+// TestInert: what a terminal would act on is seen, and all else stays as it is.
+func TestInert(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                 "",
+		`größe "3" \ → 日本 � ` + "`":        `größe "3" \ → 日本 � ` + "`",
+		"a\tb\r\nc\x00\x7f":                `a\tb\r\nc\x00\x7f`,
+		"\x1b[31mred":                      `\x1b[31mred`,
+		"\u0085\u009b1m":                   `\u0085\u009b1m`,
+		"a\u2028b\u2029":                   `a\u2028b\u2029`,
+		"\u061c\u200e\u202ex\u2066y\u2069": `\u061c\u200e\u202ex\u2066y\u2069`,
+		"ä\xff\xc3":                        `ä\xff\xc3`,
+		"\xed\xa0\x80":                     `\xed\xa0\x80`,
+	} {
+		if got := Inert(text); got != want || Inert(got) != got {
+			t.Errorf("%q is %s, not %s", text, got, want)
+		}
+	}
+}

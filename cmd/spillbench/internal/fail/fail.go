@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -86,9 +87,10 @@ func Status(err error) int {
 	return Environment
 }
 
-// Line returns err as one line, with the flag that would help where it is known.
+// Line returns err as one line, with the flag that would help where it is known. Names in it may have
+// what a terminal acts on: that is escaped.
 func Line(err error) string {
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := named.Inert(strings.Join(strings.Fields(err.Error()), " "))
 	if fix := fix(err); fix != "" {
 		text += "; " + fix
 	}
@@ -115,8 +117,10 @@ func fix(err error) string {
 		return ""
 	case errors.As(err, &exceeded):
 		return "make the batches smaller with --rows-per-batch, or " + larger(exceeded.Space.Kind)
-	case errors.Is(err, syscall.EDQUOT):
+	case tells(err, syscall.EDQUOT):
 		return "have your disk quota raised, or give --disk another directory"
+	case tells(err, syscall.EFBIG): // there may be room, and not in one file
+		return "raise the limit of file sizes (ulimit -f), or give --disk a directory whose file system takes larger files"
 	case errors.Is(err, tier.ErrOutOfBudget):
 		return "raise SPILLWAY_GPU_MEMORY_LIMIT, or wait until the holders that spillbench quota lists hold less"
 	case errors.As(err, &full) && full.Space.Kind != tier.Disk:
@@ -128,6 +132,13 @@ func fix(err error) string {
 		return "name GPUs of this machine, or unset it"
 	}
 	return ""
+}
+
+// tells reports whether an error is one of the system, or comes of moves that failed with it: the
+// monitor tells those in a hint, as text.
+func tells(err error, cause syscall.Errno) bool {
+	var full *tier.NoSpaceError
+	return errors.Is(err, cause) || errors.As(err, &full) && strings.Contains(full.Hint, cause.Error())
 }
 
 func larger(k tier.Kind) string {

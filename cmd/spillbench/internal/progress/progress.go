@@ -22,6 +22,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -83,6 +84,7 @@ func (b *Bar) Begin(phase string, steps int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.clearLocked()
+	phase = named.Inert(phase)
 	b.phase, b.begun, b.steps, b.stepped = phase, time.Now(), steps, 0
 	width, count := 10, progressbar.OptionShowCount()
 	b.beside = besideWide
@@ -120,7 +122,7 @@ func (b *Bar) Say(w io.Writer, line string) {
 	if b.bar != nil {
 		_ = b.bar.Clear() // the next look draws it again
 	}
-	fmt.Fprintln(w, line)
+	fmt.Fprintln(w, named.Inert(line))
 }
 
 // Close ends the drawing and clears the line.

@@ -108,7 +108,7 @@ func TestSay(t *testing.T) {
 		t.Errorf("drew %q", out)
 	}
 	var plain lockedBuffer
-	if new(Bar).Say(&plain, "a note"); plain.String() != "a note\n" {
+	if new(Bar).Say(&plain, "a note of \x1b[31m"); plain.String() != `a note of \x1b[31m`+"\n" {
 		t.Errorf("without a bar: %q", plain.String())
 	}
 }

@@ -73,7 +73,7 @@ func (b *Bandwidth) Page(notes []string) *Page {
 			rows.add(r.From, r.To, nil, nil, nil, nil, nil, nil, nil, nil, r.Error, nil, nil, nil, nil, nil, r.Error)
 			continue
 		}
-		state, says := named{orUnknown(r.State, "-"), r.State}, ""
+		state, says := worded{orUnknown(r.State, "-"), r.State}, ""
 		if r.BothWays {
 			state.text = "both ways"
 		}

@@ -6,6 +6,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // Measured is a Document with figures for benchstat: Run, Bandwidth, Compare and Reserve.
@@ -48,7 +50,7 @@ func WriteBenchmarks(w io.Writer, names []string, documents ...Measured) error {
 			{"result", result}, {"goos", env.GOOS}, {"goarch", env.GOARCH}, {"pkg", "github.com/spillway-db/spillway/cmd/spillbench"},
 			{"cpu", env.CPU}, {"gpu", env.GPU}, {"filesystem", env.FileSystem}, {"commit", env.Commit},
 		} {
-			if value := strings.Join(strings.Fields(key[1]), " "); value != "" {
+			if value := named.Inert(strings.Join(strings.Fields(key[1]), " ")); value != "" {
 				fmt.Fprintf(&b, "%s: %s\n", key[0], value)
 				stated[key[0]] = true
 			} else if stated[key[0]] {
@@ -69,7 +71,7 @@ func WriteBenchmarks(w io.Writer, names []string, documents ...Measured) error {
 		}
 		for _, m := range benchmarks {
 			// A stored document may have any text where a name is made of.
-			fmt.Fprintf(&b, "Benchmark%s %d", strings.Join(strings.Fields(m.Name), "-"), max(1, m.Times))
+			fmt.Fprintf(&b, "Benchmark%s %d", named.Inert(strings.Join(strings.Fields(m.Name), "-")), max(1, m.Times))
 			for _, v := range m.Values {
 				fmt.Fprintf(&b, " %s %s", strconv.FormatFloat(math.Round(v.Value*1e6)/1e6, 'f', -1, 64), v.Unit)
 			}

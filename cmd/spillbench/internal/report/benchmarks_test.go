@@ -13,7 +13,7 @@ import (
 // first machine alone is not said of the second.
 func TestBenchmarksOfTwo(t *testing.T) {
 	of := func(gpu string) Measured {
-		return &Run{Header: NewHeader("run", Env{CPU: "x", GPU: gpu}, nil), Edges: []Edge{{From: "a b\nc", To: "d", Batches: 1}}}
+		return &Run{Header: NewHeader("run", Env{CPU: "x", GPU: gpu}, nil), Edges: []Edge{{From: "a b\nc\u202e", To: "d", Batches: 1}}}
 	}
 	var b strings.Builder
 	if err := WriteBenchmarks(&b, []string{"a.json", "b.json"}, of("sim"), of("")); err != nil {
@@ -27,7 +27,7 @@ func TestBenchmarksOfTwo(t *testing.T) {
 			t.Error(rec)
 		}
 	}
-	want := []string{"a.json|x|sim|Run/phase=all", "a.json|x|sim|Run/from=a-b-c/to=d", "b.json|x||Run/phase=all", "b.json|x||Run/from=a-b-c/to=d"}
+	want := []string{"a.json|x|sim|Run/phase=all", "a.json|x|sim|Run/from=a-b-c\\u202e/to=d", "b.json|x||Run/phase=all", "b.json|x||Run/from=a-b-c\\u202e/to=d"}
 	if !slices.Equal(got, want) || strings.Count(b.String(), "Unit GiB/s") != 1 {
 		t.Errorf("%q, want %q, in\n%s", got, want, &b)
 	}
@@ -38,7 +38,7 @@ func TestBenchmarksOfTwo(t *testing.T) {
 func TestBenchmarks(t *testing.T) {
 	pairs := BandwidthSamples{[]float64{1, 2}, []float64{3, 4}, []float64{5, 6}}
 	rates := Rates{WriteGiBPerS: 2, ReadGiBPerS: 3}
-	header := NewHeader("x", Env{CPU: "A  CPU\n(R)", GPU: "sim"}, nil)
+	header := NewHeader("x", Env{CPU: "A  CPU\n(R)\x1b[31m", GPU: "sim"}, nil)
 	for _, c := range []struct {
 		document Measured
 		names    int
@@ -67,7 +67,7 @@ func TestBenchmarks(t *testing.T) {
 			case *benchfmt.Result:
 				lines++
 				names[rec.Name.String()] = true
-				if cpu := rec.GetConfig("cpu"); cpu != "A CPU (R)" {
+				if cpu := rec.GetConfig("cpu"); cpu != `A CPU (R)\x1b[31m` {
 					t.Errorf("the CPU is %q", cpu)
 				}
 				for _, v := range rec.Values {

@@ -78,10 +78,10 @@ func (c *Compare) Page(notes []string) *Page {
 	rates := &sheet{columns: []column{{key: "side"}, {head: "write GiB/s", key: "write_gib_per_s"}, {head: "read GiB/s", key: "read_gib_per_s"}}}
 	row := func(name any, r Rates) { rates.add(name, two(r.WriteGiBPerS), two(r.ReadGiBPerS)) }
 	row("spillway", c.Ours.Rates)
-	rates.add(named{"  and laid out", "spillway, laid out"}, two(c.Ours.PutWriteGiBPerS))
-	row(named{"  in room used before", "spillway, rewritten"}, c.Ours.Rewritten)
+	rates.add(worded{"  and laid out", "spillway, laid out"}, two(c.Ours.PutWriteGiBPerS))
+	row(worded{"  in room used before", "spillway, rewritten"}, c.Ours.Rewritten)
 	row(c.Peer.Name, c.Peer.Rates)
-	row(named{"  warm", c.Peer.Name + ", warm"}, c.Peer.Warm)
+	row(worded{"  warm", c.Peer.Name + ", warm"}, c.Peer.Warm)
 	p.table(rates)
 	p.linef("")
 	ratios := &sheet{columns: []column{{head: "spillway by " + c.Peer.Name, key: "of"}, {head: "ratio", key: "ratio"}, {head: "from", key: "ratio_min"}, {head: "to", key: "ratio_max"}}}

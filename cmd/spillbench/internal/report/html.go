@@ -56,7 +56,10 @@ func Read(text []byte) (Measured, error) {
 	if err := json.Unmarshal(text, doc); err != nil {
 		return nil, fmt.Errorf("%w: %w", errInsane, cmp.Or(mistyped(err), err))
 	}
-	return doc, sane(doc)
+	if err := sane(doc); err != nil {
+		return nil, err
+	}
+	return doc, whole(text, doc)
 }
 
 // mistyped says in plain words which value of a document is of another type than the schema says; nil

@@ -10,6 +10,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -86,9 +87,10 @@ func (s *sheet) add(cells ...any) {
 	s.rows = append(s.rows, append(cells, make([]any, len(s.columns)-len(cells))...))
 }
 
-// linef adds a line for people. An empty one parts what is around it.
+// linef adds a line for people. An empty one parts what is around it. It stays one line, whatever the
+// names in it are.
 func (p *Page) linef(format string, args ...any) {
-	p.parts = append(p.parts, part{line: fmt.Sprintf(format, args...), only: people})
+	p.parts = append(p.parts, part{line: named.Inert(fmt.Sprintf(format, args...)), only: people})
 }
 
 // notes adds a line for each.
@@ -103,7 +105,12 @@ func (p *Page) notes(notes []string) {
 func (p *Page) code(heading, language, code string) {
 	p.linef("")
 	p.linef("%s:", heading)
-	p.parts = append(p.parts, part{code: strings.TrimSuffix(code, "\n"), language: language, only: people})
+	lines := strings.Split(strings.TrimSuffix(code, "\n"), "\n")
+	for i, line := range lines {
+		text := strings.TrimLeft(line, "\t") // Go is indented by tabs
+		lines[i] = line[:len(line)-len(text)] + named.Inert(text)
+	}
+	p.parts = append(p.parts, part{code: strings.Join(lines, "\n"), language: language, only: people})
 }
 
 func (p *Page) table(s *sheet) { p.parts = append(p.parts, part{sheet: s}) }
@@ -117,8 +124,8 @@ type (
 		value  float64
 		digits int
 	}
-	// named is a text that programs have another word for.
-	named struct{ text, key string }
+	// worded is a text that programs have another word for.
+	worded struct{ text, key string }
 )
 
 func (n approx) String() string  { return size.Approx(int64(n)) }
@@ -133,7 +140,7 @@ func render(cell any, f Format) string {
 	switch c := cell.(type) {
 	case nil:
 		return ""
-	case named:
+	case worded:
 		if f == CSV {
 			return c.key
 		}
@@ -171,6 +178,19 @@ func render(cell any, f Format) string {
 	return fmt.Sprint(cell)
 }
 
+// literal escapes what Markdown takes for the begin of HTML or of code. Entities do not depend on what
+// is before them, as a backslash would.
+var literal = strings.NewReplacer("&", "&amp;", "<", "&lt;", "`", "&#96;")
+
+// inert is what a format shows of a cell's text. A table escapes the lines between its columns itself.
+func inert(text string, f Format) string {
+	text = named.Inert(text)
+	if f == Markdown {
+		return literal.Replace(text)
+	}
+	return text
+}
+
 // isNumber reports whether a cell is aligned to the right.
 func isNumber(cell any) bool {
 	switch cell.(type) {
@@ -198,7 +218,9 @@ func (p *Page) Write(w io.Writer, f Format) error {
 			b.WriteString("```" + part.language + "\n" + part.code + "\n```\n")
 		case part.code != "":
 			b.WriteString("  " + strings.ReplaceAll(part.code, "\n", "\n  ") + "\n")
-		case f != Markdown || part.line != "":
+		case f == Markdown && part.line != "":
+			b.WriteString(literal.Replace(part.line) + "\n")
+		case f != Markdown:
 			b.WriteString(part.line + "\n")
 		}
 	}
@@ -217,9 +239,9 @@ func (s *sheet) render(f Format) string {
 		}
 		shown = append(shown, i)
 		if f == CSV {
-			head = append(head, c.key)
+			head = append(head, inert(c.key, f))
 		} else {
-			head = append(head, c.head)
+			head = append(head, inert(c.head, f))
 		}
 		align := text.AlignLeft
 		for _, r := range s.rows {
@@ -233,7 +255,7 @@ func (s *sheet) render(f Format) string {
 	for _, r := range s.rows {
 		var row table.Row
 		for _, i := range shown {
-			row = append(row, render(r[i], f))
+			row = append(row, inert(render(r[i], f), f))
 		}
 		t.AppendRow(row)
 	}

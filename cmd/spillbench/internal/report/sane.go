@@ -1,6 +1,7 @@
 package report
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -22,7 +23,7 @@ const (
 var errInsane = errors.New("it is no result that can be shown")
 
 // sane checks what is used in arithmetic. A document can come from anywhere, and need not be
-// what the schema says: what is missing counts as 0 or nothing.
+// what the schema says.
 func sane(d Measured) error {
 	if err := saneNumbers("", reflect.ValueOf(d)); err != nil {
 		return fmt.Errorf("%w: %w", errInsane, err)
@@ -43,6 +44,64 @@ func sane(d Measured) error {
 		}
 	}
 	return nil
+}
+
+// whole checks that a document has what its command always writes, and that something was measured. A run
+// that failed may have no figures. Deeper down, what is missing counts as 0 or nothing.
+func whole(text []byte, d Measured) error {
+	var has map[string]json.RawMessage
+	if err := json.Unmarshal(text, &has); err != nil {
+		return fmt.Errorf("%w: %w", errInsane, err)
+	}
+	keys, err := required(d)
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if value := string(has[key]); value == "" || value == "null" {
+			return fmt.Errorf("%w: it has no %s", errInsane, key)
+		}
+	}
+	empty := ""
+	switch d := d.(type) {
+	case *Run:
+		if d.Error != "" {
+			break
+		}
+		if len(d.Phases) == 0 {
+			empty = "phases"
+		} else if len(d.Spaces) == 0 {
+			empty = "spaces"
+		}
+	case *Bandwidth:
+		if len(d.Rows) == 0 {
+			empty = "rows"
+		}
+	case *Reserve:
+		if len(d.Contended) == 0 {
+			empty = "contended"
+		}
+	}
+	if d.header().Env == (Env{}) {
+		empty = "env"
+	}
+	if empty != "" {
+		return fmt.Errorf("%w: there is nothing in its %s", errInsane, empty)
+	}
+	return nil
+}
+
+// required lists the keys that the schema wants of a document.
+func required(d Measured) ([]string, error) {
+	var schema struct {
+		Defs map[string]struct {
+			Required []string `json:"required"`
+		} `json:"$defs"`
+	}
+	if err := json.Unmarshal([]byte(jsonSchema), &schema); err != nil {
+		return nil, err
+	}
+	return schema.Defs[reflect.TypeOf(d).Elem().Name()].Required, nil
 }
 
 // saneNumbers checks all numbers of a value. key is that of the document that it is at.
