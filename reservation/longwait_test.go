@@ -95,8 +95,8 @@ func TestLongWaitBesideHeadroom(t *testing.T) {
 	})
 }
 
-// TestHoldersAreLookedUpOnce: of many waits that end at once each says what Config.Holders says, which
-// is called once, and with no lock held.
+// TestHoldersAreLookedUpOnce: of many waits that end at once one says what Config.Holders says, which is
+// called once, and with no lock held. So does one that ends within a second.
 func TestHoldersAreLookedUpOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m *reservation.Manager
@@ -108,7 +108,7 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 				time.Sleep(time.Millisecond) // so that the others come
 				all, ok := m.Holdings(id)
 				all.Batches = []tier.Holder{{What: "batch", Plan: "q", Operator: "join", Count: 2, Bytes: 100}}
-				return all, ok && m.Waits().Count == 0
+				return all, ok && len(m.Demand(nil)) == 1
 			},
 		})
 		held := mustTry(t, m, onGPU0, 90)
@@ -118,18 +118,64 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 		for i := range waits {
 			waits[i] = startReserve(ctx, m, onGPU0, 20)
 		}
+		later, cancelLater := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+		defer cancelLater()
+		last := startReserve(later, m, onGPU0, 20)
 		time.Sleep(3 * time.Second)
-		for _, c := range waits {
-			err := c.failed(t, context.DeadlineExceeded)
+		says := func(err error) bool {
 			for _, part := range []string{"in gpu:0 10 of 100 bytes are available", `2 batches of plan "q", operator join:0: 100 bytes`, "reservations without an owner: 90 bytes", "use up or drop batches"} {
 				if !strings.Contains(err.Error(), part) {
-					t.Errorf("the error lacks %q: %v", part, err)
+					return false
 				}
 			}
+			return true
+		}
+		n := 0
+		for _, c := range waits {
+			if says(c.failed(t, context.DeadlineExceeded)) {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d errors name the holders", n)
+		}
+		if err := last.failed(t, context.DeadlineExceeded); !says(err) {
+			t.Errorf("the last error does not name the holders: %v", err)
 		}
 		if calls != 1 {
 			t.Errorf("it was looked up %d times", calls)
 		}
+		release(t, held)
+	})
+}
+
+// TestHoldersThatDoNotAnswer: while holders are looked up, the wait is in no line, and others end.
+func TestHoldersThatDoNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := make(chan struct{})
+		m := managerOf(t, reservation.Config{
+			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Holders: func(tier.ID) (tier.Holdings, bool) { <-answer; return tier.Holdings{}, false },
+		})
+		held := mustTry(t, m, onGPU0, 90)
+		ctx, cancel := context.WithCancel(t.Context())
+		first := startReserve(ctx, m, onGPU0, 20)
+		others, cancelOthers := context.WithCancel(t.Context())
+		second := startReserve(others, m, onGPU0, 20)
+		time.Sleep(2 * time.Second)
+		cancel()
+		synctest.Wait()
+		if d := m.Demand(nil); first.over() || len(d) != 1 || d[0].Waiters != 1 {
+			t.Errorf("a wait whose holders are looked up is in line: %+v", d)
+		}
+		cancelOthers()
+		synctest.Wait()
+		if !second.over() {
+			t.Error("a wait does not end while the holders are looked up")
+		}
+		close(answer)
+		_ = first.failed(t, context.Canceled)
+		_ = second.failed(t, context.Canceled)
 		release(t, held)
 	})
 }
