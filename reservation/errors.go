@@ -146,7 +146,7 @@ func (e *longError) Error() string {
 	return fmt.Sprintf("%s; in %s %s (%s)", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint))
 }
 
-// lever says what would make room where that is held, with the hint of the space.
+// lever says what would make room where that is held, by the largest part, with the hint of the space.
 func lever(h *tier.Holdings, hint string) string {
 	sum := func(all []tier.Holder) (n int64) {
 		for _, one := range all {
@@ -154,9 +154,21 @@ func lever(h *tier.Holdings, hint string) string {
 		}
 		return n
 	}
-	text := "close handles, and release records, buffers and reservations there"
-	if sum(h.Batches) > sum(h.Holders) {
-		text = "use up or drop batches, or give the slower memories more room for them"
+	text, most := "", int64(-1)
+	for _, part := range [...]struct {
+		bytes int64
+		helps string
+	}{
+		{sum(h.Holders), "close handles, and release records, buffers and reservations there"},
+		{sum(h.Batches), "use up or drop batches, or give the slower memories more room for them"},
+		{h.Others, "try again when what is being moved has arrived"},
+		{h.Retired, "try again when the device has ended the work that may still read what was freed"},
+		{h.Engine, "give the space more memory than the engine's own needs"},
+		{h.Foreign, "end what else holds memory of the device, such as other programs"},
+	} {
+		if part.bytes > most {
+			text, most = part.helps, part.bytes
+		}
 	}
 	if hint != "" {
 		text += "; " + hint

@@ -179,3 +179,36 @@ func TestHoldersThatDoNotAnswer(t *testing.T) {
 		release(t, held)
 	})
 }
+
+// TestErrorSaysWhatHelps: by what holds most of the space.
+func TestErrorSaysWhatHelps(t *testing.T) {
+	some := func(bytes int64) []tier.Holder { return []tier.Holder{{What: "handle", Count: 1, Bytes: bytes}} }
+	for _, c := range []struct {
+		held  tier.Holdings
+		helps string
+	}{
+		{tier.Holdings{}, "(close handles, and release records"},
+		{tier.Holdings{Holders: some(30), Batches: some(20), Others: 20, Engine: 20, Foreign: 20}, "(close handles, and release records"},
+		{tier.Holdings{Holders: some(10), Batches: some(30), Foreign: 20}, "(use up or drop batches"},
+		{tier.Holdings{Holders: some(10), Batches: some(20), Others: 30}, "(try again when what is being moved has arrived"},
+		{tier.Holdings{Holders: some(10), Others: 20, Retired: 30}, "(try again when the device has ended the work"},
+		{tier.Holdings{Holders: some(10), Others: 20, Engine: 30}, "(give the space more memory"},
+		{tier.Holdings{Holders: some(10), Engine: 20, Foreign: 30}, "(end what else holds memory of the device"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := managerOf(t, reservation.Config{
+				Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
+				Holders: func(tier.ID) (tier.Holdings, bool) { return c.held, true },
+			})
+			held := mustTry(t, m, onGPU0, 100)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			w := startReserve(ctx, m, onGPU0, 20)
+			time.Sleep(3 * time.Second)
+			if err := w.failed(t, context.DeadlineExceeded); !strings.Contains(err.Error(), c.helps) || !strings.HasSuffix(err.Error(), "; enlarge gpu:0)") {
+				t.Errorf("%+v: %v", c.held, err)
+			}
+			release(t, held)
+		})
+	}
+}
