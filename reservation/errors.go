@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -104,11 +105,11 @@ func (e *DeadlockError) Error() string {
 	case e.Owner == "":
 		s += "close the handles and release the records that you hold, and begin again"
 	case e.Split:
-		s += fmt.Sprintf("rolling back has not helped, so %q should split its work", e.Owner)
+		s += fmt.Sprintf("rolling back has not helped, so %s should split its work", named.Quoted(e.Owner))
 	case e.Held == 0:
-		s += fmt.Sprintf("%q, which holds nothing, should begin again when others have gone on", e.Owner)
+		s += fmt.Sprintf("%s, which holds nothing, should begin again when others have gone on", named.Quoted(e.Owner))
 	default:
-		s += fmt.Sprintf("%q should release the %d bytes that it holds and begin again", e.Owner, e.Held)
+		s += fmt.Sprintf("%s should release the %d bytes that it holds and begin again", named.Quoted(e.Owner), e.Held)
 	}
 	for i, h := range e.Holders {
 		if i == 0 {
