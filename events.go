@@ -19,7 +19,8 @@ import (
 // Event is one thing that happened in an engine; see Config.Events and package events.
 type Event = events.Event
 
-// Tee returns a function that calls all functions that are not nil, in their order.
+// Tee returns a function that calls all functions that are not nil, in their order; nil if none is left.
+// Those after one that panics are called, too, and then the panic goes on.
 func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
 
 // LogEvents returns a function for Config.Events that writes each event to l as one line, at debug

@@ -60,7 +60,7 @@ func (e *Engine) Explain(b *Batch) Explanation {
 	if !now.Space.Valid() {
 		return x
 	}
-	if s, ok := e.reservations.Spaces().ByID(now.Space); !ok || now.Payload != nil && now.Payload.Space() != s {
+	if s := b.Inside().Space(); s != nil && !slices.Contains(e.spaces, s) {
 		x.Foreign = true
 		return x
 	}

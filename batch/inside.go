@@ -30,6 +30,14 @@ func (b inside) Cut() Info {
 	return b.infoLocked()
 }
 
+// Space returns the space that the batch lies in, nil if it is gone. It calls nothing of a program's
+// payload, which was asked when it came.
+func (b inside) Space() *tier.Space {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.saysLocked().space
+}
+
 // Store makes store, which is the same each time, the holder of the batch, and sets its place. A
 // batch has one store at most, so that it cannot be in two repositories, or in one twice:
 // ErrStored. The store is called at changes after the cut that Store returns, before the batch's

@@ -12,7 +12,7 @@
 // # How many series there are
 //
 // A space has some twenty series, and a pair of spaces between which batches move some forty, as
-// its histogram has 30: with one GPU, host memory and a disk that is less than 400. Two parts grow
+// its histogram has 32: with one GPU, host memory and a disk that is less than 400. Two parts grow
 // with what a program does:
 //
 //   - spillway_work_… has about ten series for each plan, operator and port. The engine keeps 1,024

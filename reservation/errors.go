@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -104,11 +105,11 @@ func (e *DeadlockError) Error() string {
 	case e.Owner == "":
 		s += "close the handles and release the records that you hold, and begin again"
 	case e.Split:
-		s += fmt.Sprintf("rolling back has not helped, so %q should split its work", e.Owner)
+		s += fmt.Sprintf("rolling back has not helped, so %s should split its work", named.Quoted(e.Owner))
 	case e.Held == 0:
-		s += fmt.Sprintf("%q, which holds nothing, should begin again when others have gone on", e.Owner)
+		s += fmt.Sprintf("%s, which holds nothing, should begin again when others have gone on", named.Quoted(e.Owner))
 	default:
-		s += fmt.Sprintf("%q should release the %d bytes that it holds and begin again", e.Owner, e.Held)
+		s += fmt.Sprintf("%s should release the %d bytes that it holds and begin again", named.Quoted(e.Owner), e.Held)
 	}
 	for i, h := range e.Holders {
 		if i == 0 {
@@ -146,7 +147,7 @@ func (e *longError) Error() string {
 	return fmt.Sprintf("%s; in %s %s (%s)", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint))
 }
 
-// lever says what would make room where that is held, with the hint of the space.
+// lever says what would make room where that is held, by the largest part, with the hint of the space.
 func lever(h *tier.Holdings, hint string) string {
 	sum := func(all []tier.Holder) (n int64) {
 		for _, one := range all {
@@ -154,9 +155,21 @@ func lever(h *tier.Holdings, hint string) string {
 		}
 		return n
 	}
-	text := "close handles, and release records, buffers and reservations there"
-	if sum(h.Batches) > sum(h.Holders) {
-		text = "use up or drop batches, or give the slower memories more room for them"
+	text, most := "", int64(-1)
+	for _, part := range [...]struct {
+		bytes int64
+		helps string
+	}{
+		{sum(h.Holders), "close handles, and release records, buffers and reservations there"},
+		{sum(h.Batches), "use up or drop batches, or give the slower memories more room for them"},
+		{h.Others, "try again when what is being moved has arrived"},
+		{h.Retired, "try again when the device has ended the work that may still read what was freed"},
+		{h.Engine, "give the space more memory than the engine's own needs"},
+		{h.Foreign, "end what else holds memory of the device, such as other programs"},
+	} {
+		if part.bytes > most {
+			text, most = part.helps, part.bytes
+		}
 	}
 	if hint != "" {
 		text += "; " + hint

@@ -38,8 +38,8 @@ type line struct {
 	dirty atomic.Bool
 	limit atomic.Int64 // the space's limit when the line was last filled; written under Manager.mu
 
-	holdings atomic.Pointer[dated]         // the last that an error names
-	looking  atomic.Pointer[chan struct{}] // closed when the one who looks them up has done so; nil if nobody does
+	holdings atomic.Pointer[dated] // the last that an error names
+	looking  atomic.Bool           // somebody looks them up
 
 	attending bool // there are waiters, and the space knows; guarded by Manager.mu
 }

@@ -54,16 +54,19 @@ func (m *Manager) ownedIn(l *line) (promises []tier.Holder) {
 	return promises
 }
 
-// ended is the error of a wait that its context ended. After a second it names the holders of the
-// room.
-func (m *Manager) ended(ctx context.Context, w *waiter) error {
+// giveUp ends a wait that its context has ended. After a second its error names the holders of the
+// room. They are looked up when the wait is in no line any more, because that may take long.
+func (m *Manager) giveUp(ctx context.Context, w *waiter) {
 	err := ended(ctx, w.String())
-	if time.Since(m.made)-w.begun < longWaitGap {
-		return err
+	if !m.withdraw(w, err) || time.Since(m.made)-w.begun < longWaitGap {
+		return
 	}
 	e, kept := &longError{error: err}, int64(-1)
 	for i := range w.slots { // of the candidates the one where holders keep most
 		d := m.recent(w.slots[i].line)
+		if d == nil {
+			continue
+		}
 		var n int64
 		for _, h := range d.Holders {
 			n += h.Bytes
@@ -72,30 +75,32 @@ func (m *Manager) ended(ctx context.Context, w *waiter) error {
 			kept, e.holdings, e.hint = n, &d.Holdings, w.slots[i].line.space.Inside().Hint()
 		}
 	}
-	return e
+	if e.holdings != nil {
+		w.err = e
+	}
 }
 
 // recent returns the holdings of the line's space, at most a second old. Of many waits that end at once
-// one looks, and the others wait for that.
+// one looks. For the others it returns nil: a payload that does not answer must hold up no more.
 func (m *Manager) recent(l *line) *dated {
-	var d *dated
-	for {
-		if d = l.holdings.Load(); d != nil && time.Since(m.made)-d.at < longWaitGap {
-			return d
-		}
-		looked := make(chan struct{})
-		if l.looking.CompareAndSwap(nil, &looked) {
-			defer close(looked)
-			break
-		}
-		if other := l.looking.Load(); other != nil {
-			<-*other
-		}
+	if d := l.known(); d != nil || !l.looking.CompareAndSwap(false, true) {
+		return d
 	}
-	defer l.looking.Store(nil)
-	d = &dated{m.holders(l.space.ID()), time.Since(m.made)}
+	defer l.looking.Store(false)
+	if d := l.known(); d != nil { // another has looked just now
+		return d
+	}
+	d := &dated{m.holders(l.space.ID()), time.Since(m.made)}
 	l.holdings.Store(d)
 	return d
+}
+
+// known returns the holdings that were looked up last, nil if that is more than a second ago.
+func (l *line) known() *dated {
+	if d := l.holdings.Load(); d != nil && time.Since(l.m.made)-d.at < longWaitGap {
+		return d
+	}
+	return nil
 }
 
 // holders asks Config.Holders.

@@ -95,8 +95,8 @@ func TestLongWaitBesideHeadroom(t *testing.T) {
 	})
 }
 
-// TestHoldersAreLookedUpOnce: of many waits that end at once each says what Config.Holders says, which
-// is called once, and with no lock held.
+// TestHoldersAreLookedUpOnce: of many waits that end at once one says what Config.Holders says, which is
+// called once, and with no lock held. So does one that ends within a second.
 func TestHoldersAreLookedUpOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m *reservation.Manager
@@ -108,7 +108,7 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 				time.Sleep(time.Millisecond) // so that the others come
 				all, ok := m.Holdings(id)
 				all.Batches = []tier.Holder{{What: "batch", Plan: "q", Operator: "join", Count: 2, Bytes: 100}}
-				return all, ok && m.Waits().Count == 0
+				return all, ok && len(m.Demand(nil)) == 1
 			},
 		})
 		held := mustTry(t, m, onGPU0, 90)
@@ -118,18 +118,107 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 		for i := range waits {
 			waits[i] = startReserve(ctx, m, onGPU0, 20)
 		}
+		later, cancelLater := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+		defer cancelLater()
+		last := startReserve(later, m, onGPU0, 20)
 		time.Sleep(3 * time.Second)
-		for _, c := range waits {
-			err := c.failed(t, context.DeadlineExceeded)
+		says := func(err error) bool {
 			for _, part := range []string{"in gpu:0 10 of 100 bytes are available", `2 batches of plan "q", operator join:0: 100 bytes`, "reservations without an owner: 90 bytes", "use up or drop batches"} {
 				if !strings.Contains(err.Error(), part) {
-					t.Errorf("the error lacks %q: %v", part, err)
+					return false
 				}
 			}
+			return true
+		}
+		n := 0
+		for _, c := range waits {
+			if says(c.failed(t, context.DeadlineExceeded)) {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d errors name the holders", n)
+		}
+		if err := last.failed(t, context.DeadlineExceeded); !says(err) {
+			t.Errorf("the last error does not name the holders: %v", err)
 		}
 		if calls != 1 {
 			t.Errorf("it was looked up %d times", calls)
 		}
 		release(t, held)
 	})
+}
+
+// TestHoldersThatDoNotAnswer: while holders are looked up, the wait is in no line, and others end.
+func TestHoldersThatDoNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := make(chan struct{})
+		m := managerOf(t, reservation.Config{
+			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Holders: func(tier.ID) (tier.Holdings, bool) { <-answer; return tier.Holdings{}, false },
+		})
+		held := mustTry(t, m, onGPU0, 90)
+		ctx, cancel := context.WithCancel(t.Context())
+		first := startReserve(ctx, m, onGPU0, 20)
+		others, cancelOthers := context.WithCancel(t.Context())
+		second := startReserve(others, m, onGPU0, 20)
+		time.Sleep(2 * time.Second)
+		cancel()
+		synctest.Wait()
+		if d := m.Demand(nil); first.over() || len(d) != 1 || d[0].Waiters != 1 {
+			t.Errorf("a wait whose holders are looked up is in line: %+v", d)
+		}
+		cancelOthers()
+		synctest.Wait()
+		if !second.over() {
+			t.Error("a wait does not end while the holders are looked up")
+		}
+		close(answer)
+		_ = first.failed(t, context.Canceled)
+		_ = second.failed(t, context.Canceled)
+		release(t, held)
+	})
+}
+
+// TestErrorSaysWhatHelps: by what holds most of the space.
+func TestErrorSaysWhatHelps(t *testing.T) {
+	some := func(bytes int64) []tier.Holder { return []tier.Holder{{What: "handle", Count: 1, Bytes: bytes}} }
+	for _, c := range []struct {
+		held  tier.Holdings
+		helps string
+	}{
+		{tier.Holdings{}, "(close handles, and release records"},
+		{tier.Holdings{Holders: some(30), Batches: some(20), Others: 20, Engine: 20, Foreign: 20}, "(close handles, and release records"},
+		{tier.Holdings{Holders: some(10), Batches: some(30), Foreign: 20}, "(use up or drop batches"},
+		{tier.Holdings{Holders: some(10), Batches: some(20), Others: 30}, "(try again when what is being moved has arrived"},
+		{tier.Holdings{Holders: some(10), Others: 20, Retired: 30}, "(try again when the device has ended the work"},
+		{tier.Holdings{Holders: some(10), Others: 20, Engine: 30}, "(give the space more memory"},
+		{tier.Holdings{Holders: some(10), Engine: 20, Foreign: 30}, "(end what else holds memory of the device"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := managerOf(t, reservation.Config{
+				Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
+				Holders: func(tier.ID) (tier.Holdings, bool) { return c.held, true },
+			})
+			held := mustTry(t, m, onGPU0, 100)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			w := startReserve(ctx, m, onGPU0, 20)
+			time.Sleep(3 * time.Second)
+			if err := w.failed(t, context.DeadlineExceeded); !strings.Contains(err.Error(), c.helps) || !strings.HasSuffix(err.Error(), "; enlarge gpu:0)") {
+				t.Errorf("%+v: %v", c.held, err)
+			}
+			release(t, held)
+		})
+	}
+}
+
+// TestDeadlocksCutNames: an owner may be named by its whole query.
+func TestDeadlocksCutNames(t *testing.T) {
+	for _, e := range []reservation.DeadlockError{{}, {Split: true}, {Held: 1}} {
+		e.Owner = strings.Repeat("SELECT ", 1000)
+		if text := e.Error(); !strings.Contains(text, `"SELECT SELECT`) || len(text) > 500 {
+			t.Error(text)
+		}
+	}
 }

@@ -203,7 +203,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 		case <-w.bell:
 			m.serve()
 		case <-ctx.Done():
-			m.withdraw(w, m.ended(ctx, w))
+			m.giveUp(ctx, w)
 		}
 	}
 	if waits {

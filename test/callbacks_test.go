@@ -284,3 +284,33 @@ func TestPanicsOfPayloadsAreInTheConfiguredLog(t *testing.T) {
 		})
 	}
 }
+
+// TestExplainAsksNoPayload: where a batch lies is known since its payload came.
+func TestExplainAsksNoPayload(t *testing.T) {
+	eng, err := callbackEngine(t, func(*spillway.Config) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(4096)
+	if err := errors.Join(err, r.Release()); err != nil {
+		t.Fatal(err)
+	}
+	p := &panickySpace{asIs: &asIs{nil, buf}}
+	b, err := eng.NewBatch(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.armed.Store(true)
+	if x := eng.Explain(b); x.Foreign || x.Space != buf.Space().ID() || len(x.Ways) == 0 {
+		t.Errorf("%+v", x)
+	}
+	p.armed.Store(false)
+	if err := b.Drop(); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}

@@ -260,6 +260,14 @@ func (v *Volume) full(size int64, cause error) error {
 // errReserve says why a volume does not take what the file system has.
 var errReserve = errors.New("the file system's free space is down to the reserve")
 
+// shortError: by what the file system says of itself, it has less than need bytes to take.
+type shortError struct {
+	error
+	need int64
+}
+
+func (e *shortError) Unwrap() error { return e.error }
+
 // outOfRoom reports whether err means that the file system is full.
 func outOfRoom(err error) bool {
 	return errors.Is(err, errReserve) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
@@ -378,9 +386,9 @@ func (v *Volume) checkReserve(n int64) error {
 	case err != nil:
 		return fmt.Errorf("the free space is not known: %w", bare(err))
 	case v.cfg.Reserve == 0 && u.Free < n:
-		return fmt.Errorf("%w: %d bytes are free", syscall.ENOSPC, u.Free)
+		return &shortError{fmt.Errorf("%w: %d bytes are free", syscall.ENOSPC, u.Free), n}
 	case u.Free-v.cfg.Reserve < n:
-		return fmt.Errorf("%w: %d bytes are free and %d are to stay free", errReserve, u.Free, v.cfg.Reserve)
+		return &shortError{fmt.Errorf("%w: %d bytes are free and %d are to stay free", errReserve, u.Free, v.cfg.Reserve), n}
 	}
 	return nil
 }

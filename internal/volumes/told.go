@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/spillway-db/spillway/events"
@@ -33,13 +34,29 @@ const (
 
 // told is what was said of a volume last, so that nothing is said twice. Room is refused to writes
 // and to the taking of room one by one: a write of room that was taken before succeeds on a disk
-// that has no more. Such a refusal ends when the same succeeds, and not with what the file system
-// says of itself: a user's quota is in no statfs.
+// that has no more. Such a refusal ends when the same succeeds. One to take room ends also with what the
+// file system says of itself, except for a quota: that is in no statfs.
 type told struct {
 	lockrank.Mutex[lockrank.Device]
 	failing [askings]bool
 	refused [askings]bool // for want of room
+	taking  *refusal      // the last one to take room; nil: it was not refused
 	full    bool          // by what the file system says of itself
+}
+
+// refusal is why room could not be taken.
+type refusal struct {
+	short int64 // the file system said that it has less than these bytes; 0: it was asked for them, and refused
+	quota bool  // because of a quota
+}
+
+// refusalOf returns why err, which is want of room, was returned.
+func refusalOf(err error) *refusal {
+	var short *shortError
+	if errors.As(err, &short) {
+		return &refusal{short: short.need}
+	}
+	return &refusal{quota: errors.Is(err, syscall.EDQUOT)}
 }
 
 // noRoomLocked reports whether anything says that there is no room.
@@ -109,6 +126,11 @@ func (v *Volume) ended(ctx context.Context, what asking, err error) {
 	}
 	if noRoom || err == nil {
 		v.told.refused[what] = noRoom
+		if what == toTakeRoom {
+			if v.told.taking = nil; noRoom {
+				v.told.taking = refusalOf(err)
+			}
+		}
 	}
 	fails, isFull := v.told.failing[what], v.told.noRoomLocked()
 	v.told.Unlock()
@@ -132,14 +154,21 @@ func (v *Volume) LookAtRoom() {
 	if v.cfg.Events == nil {
 		return
 	}
+	v.told.Lock()
+	refused := v.told.taking
+	v.told.Unlock()
 	u, err := v.cfg.FS.Usage(v.dir)
 	if err != nil {
 		return // transfers will say
 	}
 	left, s := max(0, u.Free-v.cfg.Reserve), v.Stats()
 	v.told.Lock()
-	was := v.told.noRoomLocked()
-	v.told.full = isNearlyFull(left, s, v.told.full)
+	was, wasFull := v.told.noRoomLocked(), v.told.full
+	v.told.full = isNearlyFull(left, s, wasFull)
+	// A refusal since the file system was asked is younger than its answer.
+	if refused != nil && refused == v.told.taking && refused.isOver(left, s, wasFull && !v.told.full) {
+		v.told.taking, v.told.refused[toTakeRoom] = nil, false
+	}
 	is := v.told.noRoomLocked()
 	v.told.Unlock()
 	switch {
@@ -149,6 +178,16 @@ func (v *Volume) LookAtRoom() {
 	case was && !is:
 		v.say(events.Event{Kind: events.DiskWell, Bytes: left, Text: "the file system has room again"})
 	}
+}
+
+// isOver reports whether a file system that has left bytes would no longer refuse; again is whether it
+// has just ceased to be nearly full. A refusal that its free space does not explain is not over as long
+// as that stays the same: else each look would end it, and the next refusal begin it.
+func (r *refusal) isOver(left int64, s disk.Stats, again bool) bool {
+	if r.short > 0 {
+		return left >= r.short && !isNearlyFull(left, s, true)
+	}
+	return again && !r.quota
 }
 
 // isNearlyFull reports whether left bytes of a file system are too few; was is what it reported last.

@@ -272,3 +272,72 @@ func TestNearlyFullIsTold(t *testing.T) {
 		}
 	}
 }
+
+// Room that the volume leaves to the file system, or that is missing there, can be taken again when the
+// file system has it: a volume that works on in its room takes none, and is told as well all the same.
+func TestRoomIsBackWithoutTakingSome(t *testing.T) {
+	refusing := func(err error) *faultfs.Rule {
+		return &faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(err)}
+	}
+	for _, c := range []struct {
+		name    string
+		reserve int64
+		refuse  *faultfs.Rule
+		ends    bool
+	}{
+		{"the reserve", 1 << 30, nil, true},
+		{"free space", 0, nil, true},
+		{"the file system", 0, refusing(syscall.ENOSPC), true},
+		{"a quota", 0, refusing(syscall.EDQUOT), false},
+	} {
+		h, room := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
+		files := faultfs.New(room, 1)
+		v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, SegmentSize: 4 * mib, Reserve: c.reserve, FS: files, Events: h.add})
+		m, err := v.Alloc(4*mib, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := func() {
+			v.LookAtRoom()
+			v.Free(m, func() {})
+			if m, err = v.Alloc(4*mib, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		refused := func() {
+			t.Helper()
+			if c.refuse != nil {
+				defer files.Add(*c.refuse)()
+			}
+			if _, err := v.Alloc(4*mib, nil); !errors.Is(err, tier.ErrNoSpace) {
+				t.Fatal(c.name, err)
+			}
+		}
+		if c.refuse == nil {
+			room.free = c.reserve + 3*mib // not nearly full, and too little
+		}
+		for range 3 {
+			refused()
+			again()
+		}
+		room.free = c.reserve
+		again()
+		if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskNearlyFull}) {
+			t.Errorf("%s: refused, it is told as %v", c.name, all)
+		}
+		room.free = 1 << 40
+		again()
+		again()
+		all := h.take()
+		if c.ends != slices.Equal(kindsOf(all), []events.Kind{events.DiskWell}) || !c.ends && len(all) > 0 {
+			t.Errorf("%s: with room it is told as %v", c.name, all)
+		}
+		if room.free = 0; c.ends {
+			again()
+			if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskNearlyFull}) {
+				t.Errorf("%s: full again, it is told as %v", c.name, all)
+			}
+		}
+		v.Free(m, func() {})
+	}
+}

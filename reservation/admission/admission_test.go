@@ -429,6 +429,25 @@ func TestNegativeEstimates(t *testing.T) {
 	}
 }
 
+// TestErrorsCutNames: a task may be named by its whole query, of which an error has the beginning.
+func TestErrorsCutNames(t *testing.T) {
+	name := strings.Repeat("SELECT ", 1000)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		first := w.admit(admission.Estimate{Input: 1000}).runs()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, late := w.Admit(ctx, admission.Estimate{Operator: name, Input: 1000})
+		_, negative := w.Admit(t.Context(), admission.Estimate{Operator: name, Input: -1})
+		w.end(first)
+		for _, err := range []error{late, negative, &admission.AttemptsError{Operator: name, Err: tier.ErrNoSpace}} {
+			if err == nil || !strings.Contains(err.Error(), `task "SELECT SELECT`) || len(err.Error()) > 500 {
+				t.Errorf("%v", err)
+			}
+		}
+	})
+}
+
 func TestValidate(t *testing.T) {
 	w := newWorld(t, setup{cap: 10})
 	for name, c := range map[string]admission.Config{

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -74,7 +75,7 @@ func (e *Estimate) validate() error {
 		none  bool
 	}{{"input", e.Input, false}, {"output", e.Output, true}, {"overhead", e.Overhead, true}, {"least", e.Least, false}} {
 		if f.bytes < 0 && !(f.none && f.bytes == None) {
-			return fmt.Errorf("admission: task %q: %s of %d bytes makes no sense", e.Operator, f.name, f.bytes)
+			return fmt.Errorf("admission: task %s: %s of %d bytes makes no sense", named.Quoted(e.Operator), f.name, f.bytes)
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -24,8 +25,8 @@ type AttemptsError struct {
 }
 
 func (e *AttemptsError) Error() string {
-	return fmt.Sprintf("admission: task %q ran out of memory %d times; last in %s, with %d bytes reserved for a need of %d and %d drawn at most: %v "+
-		"(give the task less input, or the space more memory)", e.Operator, e.Attempts, e.Space, e.Reserved, e.Need, e.Peak, e.Err)
+	return fmt.Sprintf("admission: task %s ran out of memory %d times; last in %s, with %d bytes reserved for a need of %d and %d drawn at most: %v "+
+		"(give the task less input, or the space more memory)", named.Quoted(e.Operator), e.Attempts, e.Space, e.Reserved, e.Need, e.Peak, e.Err)
 }
 
 // Unwrap returns the error of the last attempt.

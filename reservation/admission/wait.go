@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -518,5 +519,5 @@ func (a *Admitter) changed(space *tier.Space, pressed bool) {
 
 // ended is the error of a wait that its context has ended.
 func ended(ctx context.Context, e *Estimate) error {
-	return waitline.Ended(ctx, fmt.Sprintf("admission: task %q was not admitted", e.Operator))
+	return waitline.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", named.Quoted(e.Operator)))
 }
