@@ -253,37 +253,63 @@ func (c *claims) first(memory any, by *Holder) bool {
 	return true
 }
 
-// rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
-// that they were drawn from. It returns what the engine's own have.
-func (c *claims) rest() (own int64) {
-	type drawn struct {
-		bytes   int64
-		account *Account
-		of      uint64
-	}
-	var all []drawn
-	c.space.mu.Lock()
-	for b := range c.space.mu.buffers.All() {
-		switch {
-		case b.holders.Load()&cached != 0:
-		case b.account == &itsOwn:
-			own += b.charge
-		case c.claimed[b] == nil:
-			all = append(all, drawn{b.charge, b.account, b.of})
-		}
-	}
-	c.space.mu.Unlock()
-	for _, b := range all {
-		key := Holder{What: "buffer"}
-		if b.account != nil {
-			if o, ok := (*b.account).(interface{ OwnerOf(of uint64) string }); ok {
-				key.Owner = o.OwnerOf(b.of)
+// walkStep is how many buffers are looked up at a time: some ten microseconds.
+const walkStep = 1024
+
+// listed is what is read of a buffer under the lock.
+type listed struct {
+	b       *Buffer
+	bytes   int64
+	account *Account
+	of      uint64
+}
+
+// eachDrawn calls f with the buffers of the space that are no copies, with no lock held. Those that
+// come, or go, meanwhile may be left out. One that gets another number meanwhile may show twice.
+func (s *Space) eachDrawn(f func(listed)) {
+	var some []listed
+	for from := uint32(1); ; from += walkStep {
+		some = some[:0]
+		s.mu.Lock()
+		most := s.mu.buffers.Numbers()
+		for n := from; n < from+walkStep && n <= most; n++ {
+			if b := s.mu.buffers.Of(n); b != nil && b.holders.Load()&cached == 0 {
+				some = append(some, listed{b, b.charge, b.account, b.of})
 			}
 		}
-		c.holder(key, 0).Bytes += b.bytes
+		s.mu.Unlock()
+		for _, d := range some {
+			f(d)
+		}
+		if from+walkStep > most {
+			return
+		}
 	}
+}
+
+// rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
+// that they were drawn from. It returns what the engine's own have.
+func (c *claims) rest() int64 {
+	var own Holder
+	c.space.eachDrawn(func(d listed) {
+		if c.claimed[d.b] != nil {
+			return
+		}
+		h := &own
+		if d.account != &itsOwn {
+			key := Holder{What: "buffer"}
+			if d.account != nil {
+				if o, ok := (*d.account).(interface{ OwnerOf(of uint64) string }); ok {
+					key.Owner = o.OwnerOf(d.of)
+				}
+			}
+			h = c.holder(key, 0)
+		}
+		h.Bytes += d.bytes
+		c.claimed[d.b] = h // it may show again
+	})
 	if h := c.by[Holder{What: "buffer"}]; h != nil {
 		h.Bytes = max(0, h.Bytes-c.opaque)
 	}
-	return own
+	return own.Bytes
 }
