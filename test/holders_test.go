@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/measures/measurestest"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -119,6 +120,104 @@ func TestHoldersOfSharedMemory(t *testing.T) {
 	}
 	if text := fmt.Sprintf("0 bytes, and %d that others of these hold, too", first.Bytes); !strings.Contains(held.String(), text) {
 		t.Errorf("%q lacks %q", held, text)
+	}
+}
+
+// split is a program's own form with two buffers.
+type split struct {
+	asIs
+	more *tier.Buffer
+}
+
+func (p *split) Bytes() int64   { return p.asIs.Bytes() + p.more.Charge() }
+func (p *split) Release() error { return errors.Join(p.asIs.Release(), p.more.Release()) }
+
+// TestHoldersOfAProgramsOwnForm: its bytes count once, with the batch or with the first of its handles,
+// whoever has the reservation that its buffers are drawn from.
+func TestHoldersOfAProgramsOwnForm(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"", "me"} {
+		for _, two := range []bool{false, true} {
+			eng, _ := openSmall(t, 1<<20, 4<<20)
+			defer closeEngine(t, eng)
+			p, err := eng.Plan("p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			repo, err := p.Repository("op", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const charge = 128 << 10
+			var owner *reservation.Owner
+			if name != "" {
+				owner = reservation.NewOwner(name)
+			}
+			r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 4*charge, reservation.WithOwner(owner))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var bufs [3]*tier.Buffer // the last one stays the program's
+			for i := range bufs {
+				size := int64(charge)
+				if i == 2 {
+					size /= 2
+				}
+				if bufs[i], err = r.Alloc(size); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rec := numberedRecord(0, 100, wordList(1, 10))
+			own, bytes := batch.Payload(&asIs{rec, bufs[0]}), int64(charge)
+			if two {
+				own, bytes = &split{asIs{rec, bufs[0]}, bufs[1]}, 2*charge
+			}
+			b, err := eng.NewBatch(own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := repo.PutBatch(1, b); err != nil {
+				t.Fatal(err)
+			}
+			id := bufs[0].Space().ID()
+			check := func(when, name string, others int64, count int) {
+				t.Helper()
+				held := account(t, eng, id)
+				if h := holder(held.Holders, "buffer", name); h.Bytes != others || h.Count != count {
+					t.Errorf("%s, owner %q, two buffers: %v: %+v in %s", when, name, two, h, held)
+				}
+			}
+			rest, count := int64(charge+charge/2), 2
+			if two {
+				rest, count = charge/2, 1
+			}
+			check("at rest", name, rest, count)
+			release(t, r)
+			check("the reservation released", "", rest, count)
+			for _, owner := range []string{"a", "b"} {
+				h, err := b.Open(t.Context(), id, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				h.SetOwner(reservation.NewOwner(owner))
+				defer h.Close()
+			}
+			check("two handles", "", rest, count)
+			held := account(t, eng, id)
+			if first, second := holder(held.Holders, "handle", "a"), holder(held.Holders, "handle", "b"); first.Bytes != bytes || first.Shared != 0 || second.Bytes != 0 || second.Shared != bytes {
+				t.Errorf("%+v and %+v: %s", first, second, held)
+			}
+			for i := range bufs {
+				if i == 2 || i == 1 && !two {
+					if err := bufs[i].Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if held = account(t, eng, id); len(held.Holders) != 2 {
+				t.Errorf("with no other buffers: %s", held)
+			}
+		}
 	}
 }
 

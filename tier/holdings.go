@@ -3,6 +3,7 @@ package tier
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -181,11 +182,17 @@ type claims struct {
 	space   *Space
 	by      map[Holder]*Holder
 	claimed map[*Buffer]*Holder
-	opaque  int64 // bytes of memory that does not say which buffers it has
+	opaque  map[any]claimed // memory that does not say which buffers it has
 	others  map[claim]struct{}
 }
 
-// claim is one of memory that is counted with another holder, or that has no buffers.
+// claimed says which holder memory is counted with, and its bytes.
+type claimed struct {
+	by    *Holder
+	bytes int64
+}
+
+// claim is one of memory that is counted with another holder.
 type claim struct {
 	memory any
 	by     *Holder
@@ -216,10 +223,7 @@ func (c *claims) keep(h *Holder, memory any, bytes int64) {
 				c.claim(h, b)
 			}
 		default:
-			if c.first(memory, h) {
-				h.Bytes += bytes
-				c.opaque += bytes
-			}
+			c.claimOpaque(h, memory, bytes)
 		}
 		if m, ok := memory.(interface{ EachShared(func(*Buffer)) }); ok {
 			m.EachShared(func(b *Buffer) { c.claim(h, b) })
@@ -237,6 +241,19 @@ func (c *claims) claim(h *Holder, b *Buffer) {
 		h.Bytes += b.charge
 	case by != h && c.first(b, h):
 		h.Shared += b.charge
+	}
+}
+
+func (c *claims) claimOpaque(h *Holder, memory any, bytes int64) {
+	switch of, ok := c.opaque[memory]; {
+	case !ok:
+		if c.opaque == nil {
+			c.opaque = make(map[any]claimed)
+		}
+		c.opaque[memory] = claimed{h, bytes}
+		h.Bytes += bytes
+	case of.by != h && c.first(memory, h):
+		h.Shared += of.bytes
 	}
 }
 
@@ -287,29 +304,76 @@ func (s *Space) eachDrawn(f func(listed)) {
 	}
 }
 
+// alike is buffers that nobody has claimed, of one owner and one charge.
+type alike struct {
+	owner string
+	bytes int64
+}
+
 // rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
 // that they were drawn from. It returns what the engine's own have.
-func (c *claims) rest() int64 {
-	var own Holder
+func (c *claims) rest() (own int64) {
+	var counted Holder
+	left := make(map[alike]int)
 	c.space.eachDrawn(func(d listed) {
 		if c.claimed[d.b] != nil {
 			return
 		}
-		h := &own
-		if d.account != &itsOwn {
-			key := Holder{What: "buffer"}
-			if d.account != nil {
-				if o, ok := (*d.account).(interface{ OwnerOf(of uint64) string }); ok {
-					key.Owner = o.OwnerOf(d.of)
-				}
-			}
-			h = c.holder(key, 0)
+		c.claimed[d.b] = &counted // it may show again
+		if d.account == &itsOwn {
+			own += d.bytes
+			return
 		}
-		h.Bytes += d.bytes
-		c.claimed[d.b] = h // it may show again
+		key := alike{bytes: d.bytes}
+		if d.account != nil {
+			if o, ok := (*d.account).(interface{ OwnerOf(of uint64) string }); ok {
+				key.owner = o.OwnerOf(d.of)
+			}
+		}
+		left[key]++
 	})
-	if h := c.by[Holder{What: "buffer"}]; h != nil {
-		h.Bytes = max(0, h.Bytes-c.opaque)
+	over := c.takeOpaque(left)
+	for key, n := range left {
+		if n > 0 {
+			h := c.holder(Holder{What: "buffer", Owner: key.owner}, 0)
+			h.Count += n - 1
+			h.Bytes += int64(n)*key.bytes - over[key]
+		}
 	}
-	return own.Bytes
+	return own
+}
+
+// takeOpaque takes the buffers of opaque memory out of those that are left, best those without an
+// owner, whose reservations are released. over says how many bytes of some more are such memory's.
+func (c *claims) takeOpaque(left map[alike]int) (over map[alike]int64) {
+	if len(c.opaque) == 0 {
+		return nil
+	}
+	order := slices.SortedFunc(maps.Keys(left), func(a, b alike) int {
+		return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(b.bytes, a.bytes)) // no owner first, then the largest
+	})
+	sizes := make(map[int64]int64) // how many of opaque memory have so many bytes
+	for _, of := range c.opaque {
+		sizes[of.bytes]++
+	}
+	var more int64
+	for _, key := range order { // most have one buffer each
+		n := min(int64(left[key]), sizes[key.bytes])
+		left[key] -= int(n)
+		sizes[key.bytes] -= n
+	}
+	for bytes, n := range sizes {
+		more += n * bytes
+	}
+	for _, key := range order {
+		n := min(int64(left[key]), more/key.bytes)
+		left[key] -= int(n)
+		more -= n * key.bytes
+	}
+	for _, key := range order { // in what is left each buffer has more bytes than this
+		if left[key] > 0 && more > 0 {
+			return map[alike]int64{key: more}
+		}
+	}
+	return nil
 }
