@@ -221,6 +221,54 @@ func TestHoldersOfAProgramsOwnForm(t *testing.T) {
 	}
 }
 
+// TestHoldersOfDictionariesOfCopies: what copies on disk share is theirs, and no program's buffer. While
+// a batch there has it, it is the batch's.
+func TestHoldersOfDictionariesOfCopies(t *testing.T) {
+	t.Parallel()
+	eng, _ := openSmall(t, 1<<20, 4<<20)
+	defer closeEngine(t, eng)
+	p, err := eng.Plan("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := p.Repository("op", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, disk := numberedRecord(0, 1000, wordList(1, 5000)), tier.ID{Kind: tier.Disk}
+	const n = 3
+	for i := range n {
+		if err := repo.Put(t.Context(), i, rec, in(tier.Disk)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range n {
+		b, _ := repo.Peek(i)
+		h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		held := account(t, eng, disk)
+		got := holder(held.Holders, "copy", "")
+		switch {
+		case len(held.Holders) != 1 || got.Count != i+1 || got.Plan != "p" || got.Operator != "op":
+			t.Errorf("with %d copies: %s", i+1, held)
+		case i < n-1 && (got.Bytes != 0 || got.Shared == 0):
+			t.Errorf("with %d copies, and batches beside them: %s", i+1, held)
+		case i == n-1 && (got.Bytes != held.Used || got.Shared != 0 || len(held.Batches) != 0 || !strings.Contains(held.String(), `3 copies of plan "p", operator op:0`)):
+			t.Errorf("with copies alone: %s", held)
+		}
+	}
+	space, _ := eng.Reservations().Spaces().ByID(disk)
+	space.Inside().DropCopies()
+	if held := account(t, eng, disk); held.Used != 0 || len(held.Holders) != 0 {
+		t.Errorf("without copies: %s", held)
+	}
+}
+
 // TestHoldersAddUp: after random work, and with open handles and dictionaries, the parts are what is
 // used, in each space.
 func TestHoldersAddUp(t *testing.T) {

@@ -35,8 +35,9 @@ type Holdings struct {
 // kind of holds. Memory is counted with one holder alone, so with Engine, Retired and Others
 // the Bytes of all make up Used.
 type Holder struct {
-	// What is "handle", "record", "reservation" for what is promised and in no buffer, or "buffer"
-	// for what a program has drawn from a reservation; of Batches "batch".
+	// What is "handle", "record", "reservation" for what is promised and in no buffer, "buffer" for
+	// what a program has drawn from a reservation, or "copy" for dictionaries of copies, which no batch
+	// there has and which go with them; of Batches "batch".
 	What     string
 	Owner    string // the task; "" if that is unknown
 	Plan     string
@@ -81,8 +82,11 @@ func (h Holder) text() string {
 }
 
 func plural(what string) string {
-	if strings.HasSuffix(what, "ch") {
+	switch {
+	case strings.HasSuffix(what, "ch"):
 		return what + "es"
+	case strings.HasSuffix(what, "py"):
+		return strings.TrimSuffix(what, "y") + "ies"
 	}
 	return what + "s"
 }
