@@ -13,7 +13,8 @@ import (
 // Holders answers why a space is full: who holds its bytes. These are the handles, records and
 // reservations that are open there, by plan, operator and owner; the buffers of programs; the batches
 // at rest and in transit, and dictionaries of copies, by plan and operator; the engine's own; and what
-// others hold on the device. Each byte is counted once. False means that the engine has no such space.
+// others hold on the device. Each byte is counted once, as long as nothing moves; tier.Holdings
+// says what shows then. False means that the engine has no such space.
 // It looks at every batch of the engine: with a million of them it takes some tenths of a second.
 func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
 	space, ok := e.reservations.Spaces().ByID(id)

@@ -269,6 +269,52 @@ func TestHoldersOfDictionariesOfCopies(t *testing.T) {
 	}
 }
 
+// TestHoldersWhileDataMoves: what a move writes is no program's buffer.
+func TestHoldersWhileDataMoves(t *testing.T) {
+	t.Parallel()
+	eng, _ := openSmall(t, 1<<20, 4<<20)
+	defer closeEngine(t, eng)
+	var held tier.Holdings
+	var written int64
+	err := eng.Registry().Register("as-is", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		img, err := imageOf(ctx, src, r)
+		if err == nil {
+			written = img.Bytes()
+			held, _ = eng.Holders(img.Space().ID())
+		}
+		return img, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := eng.Plan("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := p.Repository("op", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := repo.Put(t.Context(), 0, numberedRecord(0, 100, wordList(1, 10))); err != nil { // the Reader takes its schema
+		t.Fatal(err)
+	}
+	putAsIs(t, eng, repo, func(own *asIs) batch.Payload { return own })
+	repo.CloseInput()
+	rd, err := repo.Reader(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rd.Release()
+	for range 2 {
+		if !rd.Next() {
+			t.Fatal(rd.Err())
+		}
+	}
+	if b := holder(held.Holders, "buffer", ""); b.Count != 0 || written == 0 || held.Others != written {
+		t.Errorf("%d bytes are being written: %+v in %s", written, b, held)
+	}
+}
+
 // TestHoldersAddUp: after random work, and with open handles and dictionaries, the parts are what is
 // used, in each space.
 func TestHoldersAddUp(t *testing.T) {

@@ -13,7 +13,9 @@ import (
 // mostHolders is how many holders Holdings.String names.
 const mostHolders = 8
 
-// Holdings lists the holders of the used bytes of a space. Sizes are bytes.
+// Holdings lists the holders of the used bytes of a space. Sizes are bytes. The parts are looked up one
+// after the other, so they add up to Used while nothing is put, moved or given back. Else they may be
+// some more or less.
 type Holdings struct {
 	Space     ID
 	Used      int64 // in all
@@ -22,7 +24,7 @@ type Holdings struct {
 	Reserved  int64    // promised, and in no buffer
 	Engine    int64    // the engine's own for as long as it is open, such as staging
 	Retired   int64    // freed, but the device may still read it
-	Others    int64    // used, and in no other part: what is being moved, or changes hands just now
+	Others    int64    // used, and in no other part: where data is being moved to, or what changes hands just now
 	Foreign   int64    // what others hold on the device, as it was sampled; not part of Used
 	Cached    int64    // copies, which go when the room is needed; not part of Used
 	Holders   []Holder // the largest first
@@ -33,11 +35,11 @@ type Holdings struct {
 
 // Holder is a part of Holdings: what one owner, or one operator of a plan, keeps by one
 // kind of holds. Memory is counted with one holder alone, so with Engine, Retired and Others
-// the Bytes of all make up Used.
+// the Bytes of all make up Used while nothing moves.
 type Holder struct {
-	// What is "handle", "record", "reservation" for what is promised and in no buffer, "buffer" for
-	// what a program has drawn from a reservation, or "copy" for dictionaries of copies, which no batch
-	// there has and which go with them; of Batches "batch".
+	// What is "handle", "record", "reservation" for what is promised and in no buffer, also to moves,
+	// "buffer" for what a program has drawn from a reservation, or "copy" for dictionaries of copies,
+	// which no batch there has and which go with them; of Batches "batch".
 	What     string
 	Owner    string // the task; "" if that is unknown
 	Plan     string
@@ -328,13 +330,17 @@ func (c *claims) rest() (own int64) {
 			own += d.bytes
 			return
 		}
-		key := alike{bytes: d.bytes}
+		key, moves := alike{bytes: d.bytes}, false
 		if d.account != nil {
-			if o, ok := (*d.account).(interface{ OwnerOf(of uint64) string }); ok {
-				key.owner = o.OwnerOf(d.of)
+			if o, ok := (*d.account).(interface {
+				OwnerOf(of uint64) (owner string, moves bool)
+			}); ok {
+				key.owner, moves = o.OwnerOf(d.of)
 			}
 		}
-		left[key]++
+		if !moves { // else it is in Others
+			left[key]++
+		}
 	})
 	over := c.takeOpaque(left)
 	for key, n := range left {

@@ -7,12 +7,12 @@ type asked struct{ first func() }
 
 func (*asked) Credit(uint64, int64) bool { return false }
 
-func (a *asked) OwnerOf(uint64) string {
+func (a *asked) OwnerOf(uint64) (owner string, moves bool) {
 	if f := a.first; f != nil {
 		a.first = nil
 		f()
 	}
-	return "me"
+	return "me", false
 }
 
 // TestHoldersAreLookedUpInSteps: others free buffers between two steps, and buffers that get other
