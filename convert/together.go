@@ -119,7 +119,7 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 		return errLone
 	}
 	origin := t.m.cfg.Reservations.Inside().MovedFrom(tier.Host) // as from any faster tier
-	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, reservation.WithoutClearing(), origin)
+	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, t.m.cfg.Reservations.Inside().Moving(), origin)
 	if err != nil {
 		return err
 	}

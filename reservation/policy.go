@@ -12,6 +12,7 @@ import (
 type LimitPolicy struct {
 	kind    policyKind
 	asIs    bool // see options
+	moves   bool // see inside.Moving
 	origin  origin
 	padding float64
 }
@@ -79,7 +80,7 @@ func (p LimitPolicy) hint() string {
 type Option func(options) options
 
 // options are four words, so that they stay in registers: five make a reservation a tenth
-// slower. Hence policy.asIs and policy.origin, which are no part of a policy. With asIs,
+// slower. Hence asIs, moves and origin in policy, which are no part of a policy. With asIs,
 // allocations fail at once where room is in pieces.
 type options struct {
 	policy LimitPolicy
@@ -91,7 +92,7 @@ type options struct {
 // default.
 func WithPolicy(p LimitPolicy) Option {
 	return func(o options) options {
-		p.asIs, p.origin = o.policy.asIs, o.policy.origin
+		p.asIs, p.moves, p.origin = o.policy.asIs, o.policy.moves, o.policy.origin
 		o.policy = p
 		return o
 	}
@@ -102,6 +103,12 @@ func WithPolicy(p LimitPolicy) Option {
 // such moving themselves.
 func WithoutClearing() Option {
 	return func(o options) options { o.policy.asIs = true; return o }
+}
+
+// Moving is WithoutClearing for data that is written to the space just now: what is drawn from the
+// reservation is no program's buffer while that is open (tier.Holdings.Others).
+func (inside) Moving() Option {
+	return func(o options) options { o.policy.asIs, o.policy.moves = true, true; return o }
 }
 
 // Incoming says that the bytes are for data from outside. The request leaves the headroom of a

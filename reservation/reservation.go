@@ -389,10 +389,10 @@ func (a *creditor) Credit(gen uint64, n int64) bool {
 }
 
 // OwnerOf returns the name of the owner of the reservation of a generation, "" if it has none or was
-// released.
-func (a *creditor) OwnerOf(gen uint64) string {
+// released, and whether data is moved into it.
+func (a *creditor) OwnerOf(gen uint64) (owner string, moves bool) {
 	o, _ := Reservation{(*record)(a), gen}.settings()
-	return o.owner.label()
+	return o.owner.label(), o.policy.moves
 }
 
 // Grow promises n bytes more, rounded as the space charges them, and waits for

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/measures/measurestest"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -119,6 +120,198 @@ func TestHoldersOfSharedMemory(t *testing.T) {
 	}
 	if text := fmt.Sprintf("0 bytes, and %d that others of these hold, too", first.Bytes); !strings.Contains(held.String(), text) {
 		t.Errorf("%q lacks %q", held, text)
+	}
+}
+
+// split is a program's own form with two buffers.
+type split struct {
+	asIs
+	more *tier.Buffer
+}
+
+func (p *split) Bytes() int64   { return p.asIs.Bytes() + p.more.Charge() }
+func (p *split) Release() error { return errors.Join(p.asIs.Release(), p.more.Release()) }
+
+// TestHoldersOfAProgramsOwnForm: its bytes count once, with the batch or with the first of its handles,
+// whoever has the reservation that its buffers are drawn from.
+func TestHoldersOfAProgramsOwnForm(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"", "me"} {
+		for _, two := range []bool{false, true} {
+			eng, _ := openSmall(t, 1<<20, 4<<20)
+			defer closeEngine(t, eng)
+			p, err := eng.Plan("p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			repo, err := p.Repository("op", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const charge = 128 << 10
+			var owner *reservation.Owner
+			if name != "" {
+				owner = reservation.NewOwner(name)
+			}
+			r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 4*charge, reservation.WithOwner(owner))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var bufs [3]*tier.Buffer // the last one stays the program's
+			for i := range bufs {
+				size := int64(charge)
+				if i == 2 {
+					size /= 2
+				}
+				if bufs[i], err = r.Alloc(size); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rec := numberedRecord(0, 100, wordList(1, 10))
+			own, bytes := batch.Payload(&asIs{rec, bufs[0]}), int64(charge)
+			if two {
+				own, bytes = &split{asIs{rec, bufs[0]}, bufs[1]}, 2*charge
+			}
+			b, err := eng.NewBatch(own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := repo.PutBatch(1, b); err != nil {
+				t.Fatal(err)
+			}
+			id := bufs[0].Space().ID()
+			check := func(when, name string, others int64, count int) {
+				t.Helper()
+				held := account(t, eng, id)
+				if h := holder(held.Holders, "buffer", name); h.Bytes != others || h.Count != count {
+					t.Errorf("%s, owner %q, two buffers: %v: %+v in %s", when, name, two, h, held)
+				}
+			}
+			rest, count := int64(charge+charge/2), 2
+			if two {
+				rest, count = charge/2, 1
+			}
+			check("at rest", name, rest, count)
+			release(t, r)
+			check("the reservation released", "", rest, count)
+			for _, owner := range []string{"a", "b"} {
+				h, err := b.Open(t.Context(), id, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				h.SetOwner(reservation.NewOwner(owner))
+				defer h.Close()
+			}
+			check("two handles", "", rest, count)
+			held := account(t, eng, id)
+			if first, second := holder(held.Holders, "handle", "a"), holder(held.Holders, "handle", "b"); first.Bytes != bytes || first.Shared != 0 || second.Bytes != 0 || second.Shared != bytes {
+				t.Errorf("%+v and %+v: %s", first, second, held)
+			}
+			for i := range bufs {
+				if i == 2 || i == 1 && !two {
+					if err := bufs[i].Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if held = account(t, eng, id); len(held.Holders) != 2 {
+				t.Errorf("with no other buffers: %s", held)
+			}
+		}
+	}
+}
+
+// TestHoldersOfDictionariesOfCopies: what copies on disk share is theirs, and no program's buffer. While
+// a batch there has it, it is the batch's.
+func TestHoldersOfDictionariesOfCopies(t *testing.T) {
+	t.Parallel()
+	eng, _ := openSmall(t, 1<<20, 4<<20)
+	defer closeEngine(t, eng)
+	p, err := eng.Plan("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := p.Repository("op", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, disk := numberedRecord(0, 1000, wordList(1, 5000)), tier.ID{Kind: tier.Disk}
+	const n = 3
+	for i := range n {
+		if err := repo.Put(t.Context(), i, rec, in(tier.Disk)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range n {
+		b, _ := repo.Peek(i)
+		h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		held := account(t, eng, disk)
+		got := holder(held.Holders, "copy", "")
+		switch {
+		case len(held.Holders) != 1 || got.Count != i+1 || got.Plan != "p" || got.Operator != "op":
+			t.Errorf("with %d copies: %s", i+1, held)
+		case i < n-1 && (got.Bytes != 0 || got.Shared == 0):
+			t.Errorf("with %d copies, and batches beside them: %s", i+1, held)
+		case i == n-1 && (got.Bytes != held.Used || got.Shared != 0 || len(held.Batches) != 0 || !strings.Contains(held.String(), `3 copies of plan "p", operator op:0`)):
+			t.Errorf("with copies alone: %s", held)
+		}
+	}
+	space, _ := eng.Reservations().Spaces().ByID(disk)
+	space.Inside().DropCopies()
+	if held := account(t, eng, disk); held.Used != 0 || len(held.Holders) != 0 {
+		t.Errorf("without copies: %s", held)
+	}
+}
+
+// TestHoldersWhileDataMoves: what a move writes is no program's buffer.
+func TestHoldersWhileDataMoves(t *testing.T) {
+	t.Parallel()
+	eng, _ := openSmall(t, 1<<20, 4<<20)
+	defer closeEngine(t, eng)
+	var held tier.Holdings
+	var written int64
+	err := eng.Registry().Register("as-is", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		img, err := imageOf(ctx, src, r)
+		if err == nil {
+			written = img.Bytes()
+			held, _ = eng.Holders(img.Space().ID())
+		}
+		return img, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := eng.Plan("p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := p.Repository("op", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := repo.Put(t.Context(), 0, numberedRecord(0, 100, wordList(1, 10))); err != nil { // the Reader takes its schema
+		t.Fatal(err)
+	}
+	putAsIs(t, eng, repo, func(own *asIs) batch.Payload { return own })
+	repo.CloseInput()
+	rd, err := repo.Reader(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rd.Release()
+	for range 2 {
+		if !rd.Next() {
+			t.Fatal(rd.Err())
+		}
+	}
+	if b := holder(held.Holders, "buffer", ""); b.Count != 0 || written == 0 || held.Others != written {
+		t.Errorf("%d bytes are being written: %+v in %s", written, b, held)
 	}
 }
 

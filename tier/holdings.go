@@ -3,6 +3,7 @@ package tier
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -12,7 +13,9 @@ import (
 // mostHolders is how many holders Holdings.String names.
 const mostHolders = 8
 
-// Holdings lists the holders of the used bytes of a space. Sizes are bytes.
+// Holdings lists the holders of the used bytes of a space. Sizes are bytes. The parts are looked up one
+// after the other, so they add up to Used while nothing is put, moved or given back. Else they may be
+// some more or less.
 type Holdings struct {
 	Space     ID
 	Used      int64 // in all
@@ -21,7 +24,7 @@ type Holdings struct {
 	Reserved  int64    // promised, and in no buffer
 	Engine    int64    // the engine's own for as long as it is open, such as staging
 	Retired   int64    // freed, but the device may still read it
-	Others    int64    // used, and in no other part: what is being moved, or changes hands just now
+	Others    int64    // used, and in no other part: where data is being moved to, or what changes hands just now
 	Foreign   int64    // what others hold on the device, as it was sampled; not part of Used
 	Cached    int64    // copies, which go when the room is needed; not part of Used
 	Holders   []Holder // the largest first
@@ -32,10 +35,11 @@ type Holdings struct {
 
 // Holder is a part of Holdings: what one owner, or one operator of a plan, keeps by one
 // kind of holds. Memory is counted with one holder alone, so with Engine, Retired and Others
-// the Bytes of all make up Used.
+// the Bytes of all make up Used while nothing moves.
 type Holder struct {
-	// What is "handle", "record", "reservation" for what is promised and in no buffer, or "buffer"
-	// for what a program has drawn from a reservation; of Batches "batch".
+	// What is "handle", "record", "reservation" for what is promised and in no buffer, also to moves,
+	// "buffer" for what a program has drawn from a reservation, or "copy" for dictionaries of copies,
+	// which no batch there has and which go with them; of Batches "batch".
 	What     string
 	Owner    string // the task; "" if that is unknown
 	Plan     string
@@ -80,8 +84,11 @@ func (h Holder) text() string {
 }
 
 func plural(what string) string {
-	if strings.HasSuffix(what, "ch") {
+	switch {
+	case strings.HasSuffix(what, "ch"):
 		return what + "es"
+	case strings.HasSuffix(what, "py"):
+		return strings.TrimSuffix(what, "y") + "ies"
 	}
 	return what + "s"
 }
@@ -181,11 +188,17 @@ type claims struct {
 	space   *Space
 	by      map[Holder]*Holder
 	claimed map[*Buffer]*Holder
-	opaque  int64 // bytes of memory that does not say which buffers it has
+	opaque  map[any]claimed // memory that does not say which buffers it has
 	others  map[claim]struct{}
 }
 
-// claim is one of memory that is counted with another holder, or that has no buffers.
+// claimed says which holder memory is counted with, and its bytes.
+type claimed struct {
+	by    *Holder
+	bytes int64
+}
+
+// claim is one of memory that is counted with another holder.
 type claim struct {
 	memory any
 	by     *Holder
@@ -216,10 +229,7 @@ func (c *claims) keep(h *Holder, memory any, bytes int64) {
 				c.claim(h, b)
 			}
 		default:
-			if c.first(memory, h) {
-				h.Bytes += bytes
-				c.opaque += bytes
-			}
+			c.claimOpaque(h, memory, bytes)
 		}
 		if m, ok := memory.(interface{ EachShared(func(*Buffer)) }); ok {
 			m.EachShared(func(b *Buffer) { c.claim(h, b) })
@@ -240,6 +250,19 @@ func (c *claims) claim(h *Holder, b *Buffer) {
 	}
 }
 
+func (c *claims) claimOpaque(h *Holder, memory any, bytes int64) {
+	switch of, ok := c.opaque[memory]; {
+	case !ok:
+		if c.opaque == nil {
+			c.opaque = make(map[any]claimed)
+		}
+		c.opaque[memory] = claimed{h, bytes}
+		h.Bytes += bytes
+	case of.by != h && c.first(memory, h):
+		h.Shared += of.bytes
+	}
+}
+
 // first reports whether a claim is not one that there was.
 func (c *claims) first(memory any, by *Holder) bool {
 	k := claim{memory, by}
@@ -253,37 +276,114 @@ func (c *claims) first(memory any, by *Holder) bool {
 	return true
 }
 
+// walkStep is how many buffers are looked up at a time: some ten microseconds.
+const walkStep = 1024
+
+// listed is what is read of a buffer under the lock.
+type listed struct {
+	b       *Buffer
+	bytes   int64
+	account *Account
+	of      uint64
+}
+
+// eachDrawn calls f with the buffers of the space that are no copies, with no lock held. Those that
+// come, or go, meanwhile may be left out. One that gets another number meanwhile may show twice.
+func (s *Space) eachDrawn(f func(listed)) {
+	var some []listed
+	for from := uint32(1); ; from += walkStep {
+		some = some[:0]
+		s.mu.Lock()
+		most := s.mu.buffers.Numbers()
+		for n := from; n < from+walkStep && n <= most; n++ {
+			if b := s.mu.buffers.Of(n); b != nil && b.holders.Load()&cached == 0 {
+				some = append(some, listed{b, b.charge, b.account, b.of})
+			}
+		}
+		s.mu.Unlock()
+		for _, d := range some {
+			f(d)
+		}
+		if from+walkStep > most {
+			return
+		}
+	}
+}
+
+// alike is buffers that nobody has claimed, of one owner and one charge.
+type alike struct {
+	owner string
+	bytes int64
+}
+
 // rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
 // that they were drawn from. It returns what the engine's own have.
 func (c *claims) rest() (own int64) {
-	type drawn struct {
-		bytes   int64
-		account *Account
-		of      uint64
-	}
-	var all []drawn
-	c.space.mu.Lock()
-	for b := range c.space.mu.buffers.All() {
-		switch {
-		case b.holders.Load()&cached != 0:
-		case b.account == &itsOwn:
-			own += b.charge
-		case c.claimed[b] == nil:
-			all = append(all, drawn{b.charge, b.account, b.of})
+	var counted Holder
+	left := make(map[alike]int)
+	c.space.eachDrawn(func(d listed) {
+		if c.claimed[d.b] != nil {
+			return
 		}
-	}
-	c.space.mu.Unlock()
-	for _, b := range all {
-		key := Holder{What: "buffer"}
-		if b.account != nil {
-			if o, ok := (*b.account).(interface{ OwnerOf(of uint64) string }); ok {
-				key.Owner = o.OwnerOf(b.of)
+		c.claimed[d.b] = &counted // it may show again
+		if d.account == &itsOwn {
+			own += d.bytes
+			return
+		}
+		key, moves := alike{bytes: d.bytes}, false
+		if d.account != nil {
+			if o, ok := (*d.account).(interface {
+				OwnerOf(of uint64) (owner string, moves bool)
+			}); ok {
+				key.owner, moves = o.OwnerOf(d.of)
 			}
 		}
-		c.holder(key, 0).Bytes += b.bytes
-	}
-	if h := c.by[Holder{What: "buffer"}]; h != nil {
-		h.Bytes = max(0, h.Bytes-c.opaque)
+		if !moves { // else it is in Others
+			left[key]++
+		}
+	})
+	over := c.takeOpaque(left)
+	for key, n := range left {
+		if n > 0 {
+			h := c.holder(Holder{What: "buffer", Owner: key.owner}, 0)
+			h.Count += n - 1
+			h.Bytes += int64(n)*key.bytes - over[key]
+		}
 	}
 	return own
+}
+
+// takeOpaque takes the buffers of opaque memory out of those that are left, best those without an
+// owner, whose reservations are released. over says how many bytes of some more are such memory's.
+func (c *claims) takeOpaque(left map[alike]int) (over map[alike]int64) {
+	if len(c.opaque) == 0 {
+		return nil
+	}
+	order := slices.SortedFunc(maps.Keys(left), func(a, b alike) int {
+		return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(b.bytes, a.bytes)) // no owner first, then the largest
+	})
+	sizes := make(map[int64]int64) // how many of opaque memory have so many bytes
+	for _, of := range c.opaque {
+		sizes[of.bytes]++
+	}
+	var more int64
+	for _, key := range order { // most have one buffer each
+		n := min(int64(left[key]), sizes[key.bytes])
+		left[key] -= int(n)
+		sizes[key.bytes] -= n
+	}
+	for bytes, n := range sizes {
+		more += n * bytes
+	}
+	for _, key := range order {
+		n := min(int64(left[key]), more/key.bytes)
+		left[key] -= int(n)
+		more -= n * key.bytes
+	}
+	for _, key := range order { // in what is left each buffer has more bytes than this
+		if left[key] > 0 && more > 0 {
+			return map[alike]int64{key: more}
+		}
+	}
+	return nil
 }
