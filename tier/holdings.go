@@ -376,7 +376,7 @@ func (c *claims) takeOpaque(left map[alike]int) (over map[alike]int64) {
 		more += n * bytes
 	}
 	for _, key := range order {
-		n := min(int64(left[key]), more/key.bytes)
+		n := min(int64(left[key]), more/max(1, key.bytes))
 		left[key] -= int(n)
 		more -= n * key.bytes
 	}
