@@ -143,7 +143,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	defer live.close()
+	defer live.close(ctx)
 	rec, err := f.record()
 	if err != nil {
 		return err
