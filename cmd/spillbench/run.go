@@ -242,7 +242,7 @@ func (f *runFlags) stall(say func(line string)) *stall {
 		return nil
 	}
 	return newStall(f.stallAfter, func(why string) {
-		say(fmt.Sprintf("spillbench: note: nothing moves: %s; the run ends after %v of that (--stuck-after)", why, f.engine.stuckAfter))
+		say(fmt.Sprintf("spillbench: note: nothing moves: %s; the run ends after %v of that, or twice as long (--stuck-after)", why, f.engine.stuckAfter))
 	})
 }
 
