@@ -95,7 +95,7 @@ func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Ver
 	var wrong, failed error
 	for _, path := range paths {
 		res, err := f.verifyFile(ctx, m, edges, path)
-		file := report.File{Path: path, Batches: res.Batches, Edges: len(edges), Mismatches: res.Mismatches}
+		file := report.File{Path: path, Batches: res.Batches, Edges: res.Edges, Mismatches: res.Mismatches}
 		switch {
 		case res.First != nil:
 			file.Error = fail.Line(res.First)
