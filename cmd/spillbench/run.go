@@ -91,6 +91,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 // registerWatching registers the flags by which one run is watched.
 func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
 	f.stallAfter = stallAfter
+	fs.Lookup("quiet").Usage += "; where --listen serves is said all the same"
 	fs.Var(&valueFlag{&f.perfetto, "FILE", true}, "perfetto", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
 	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0", false}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
