@@ -39,6 +39,7 @@ func TestErrors(t *testing.T) {
 		{"empty argument of run", []string{"run", ""}, 2, []string{"want FILE"}},
 		{"empty input", []string{"--input="}, 2, []string{"want FILE", "--input"}},
 		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
+		{"verify no name", []string{"verify", whole, ""}, 2, []string{"needs a file"}},
 
 		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "bandwidth, compare, quota, report, reserve, run, schema, topo, trace, tune or verify"}},
 		{"help on too much", []string{"help", "run", "nope"}, 2, []string{"run nope"}},

@@ -39,7 +39,7 @@ be read; that nothing was verified is noted.`,
 		Example: `  spillbench verify data.parquet
   spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			if len(args) == 0 || slices.Contains(args, "") {
 				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
 			}
 			return nil
