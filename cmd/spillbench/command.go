@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
@@ -118,6 +119,13 @@ func addCompletionCommand(root *cobra.Command) {
 		c.RunE = func(*cobra.Command, []string) error { return nil }
 		for _, shell := range c.Commands() {
 			shell.Args = noArgs
+			print := shell.RunE
+			shell.RunE = func(cmd *cobra.Command, args []string) error {
+				if err := print(cmd, args); err != nil { // only writing fails
+					return fail.Environmentf("writing standard output: %w", pathless(err))
+				}
+				return nil
+			}
 		}
 	}
 }
@@ -231,5 +239,35 @@ func flagError(cmd *cobra.Command, err error) error {
 		})
 		hint = suggest.Hint(typed, "--", known)
 	}
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		if cause := invalid.Unwrap(); wanted(invalid.GetFlag(), cause) != cause {
+			err = fmt.Errorf("%s%w", strings.TrimSuffix(err.Error(), cause.Error()), wanted(invalid.GetFlag(), cause))
+		}
+	}
 	return fail.Usagef("%w (%ssee %s --help)", err, hint, cmd.CommandPath())
+}
+
+// wanted says what a flag wants that refused a value with err. What Go's parsers say is for programmers,
+// and so is not shown.
+func wanted(f *pflag.Flag, err error) error {
+	var number *strconv.NumError
+	isNumber, kind := errors.As(err, &number), f.Value.Type()
+	switch {
+	case isNumber && errors.Is(err, strconv.ErrRange):
+		return errors.New("the number is too large or too small")
+	case isNumber && kind == "bool":
+		return errors.New("want true or false")
+	case isNumber && kind == "float64":
+		return errors.New("want a number, such as 0.9")
+	case isNumber && kind == "intSlice":
+		return errors.New("want whole numbers, with commas between")
+	case isNumber && kind == "uint64":
+		return errors.New("want a whole number, 0 or more")
+	case isNumber:
+		return errors.New("want a whole number")
+	case kind == "duration":
+		return errors.New("want a time with its unit, such as 50ms or 30s")
+	}
+	return err
 }

@@ -62,7 +62,7 @@ func readConfig(cmd *cobra.Command) error {
 				v = besideFile(name, v)
 			}
 			if err := f.Value.Set(v); err != nil {
-				return fail.Usagef("--config %s, line %d: %s %q: %w (see %s --help)", name, e.Line, e.Key, v, err, cmd.CommandPath())
+				return fail.Usagef("--config %s, line %d: %s %q: %w (see %s --help)", name, e.Line, e.Key, v, wanted(f, err), cmd.CommandPath())
 			}
 		}
 		f.Changed = true

@@ -69,7 +69,7 @@ func TestConfigRefuses(t *testing.T) {
 		"config: b.yaml":           `"config" is unknown`,
 		"cpuprofile: a":            `"cpuprofile" is unknown`,
 		"policy: [lru, lru]":       "line 1: policy takes one value, and not a list",
-		"passes: many":             `line 1: passes "many": strconv`,
+		"passes: many":             `line 1: passes "many": want a whole number (see`,
 		"gpu-memory: -1":           `line 1: gpu-memory "-1": `,
 		"policy: newest":           `policy "newest": want `,
 		"moves-per-edge: 0":        "--moves-per-edge 0 is out of range (want 1 to 1024)",

@@ -329,6 +329,9 @@ func (e *engineFlags) spillDisk(ctx context.Context, f diskFlag) (d spillway.Dis
 	if d.Capacity.Bytes, err = f.capacity.Of(where.FreeBytes); err != nil {
 		return d, fail.Usagef("--disk %s: %w", f.dir, err)
 	}
+	if !f.capacity.IsZero() && d.Capacity.Bytes < tier.Page {
+		return d, fail.Usagef("--disk %s=%s is less than any batch takes (give at least 4KiB)", f.dir, f.capacity)
+	}
 	return d, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,8 +17,25 @@ import (
 	"github.com/spillway-db/spillway/internal/testseed"
 )
 
-// deafChild makes this test program a command that does not hear its context.
-const deafChild = "SPILLBENCH_TEST_DEAF"
+// deafChild makes this test program a command that does not hear its context; as underNohup one that
+// ends at once, with 0 if it would not hear SIGHUP.
+const (
+	deafChild  = "SPILLBENCH_TEST_DEAF"
+	underNohup = "nohup"
+)
+
+func deafCommand(how string) int {
+	if how != underNohup {
+		return interruptible(beDeaf)
+	}
+	signal.Ignore(syscall.SIGHUP)
+	return interruptible(func(context.Context) int {
+		if signal.Ignored(syscall.SIGHUP) {
+			return 0
+		}
+		return 1
+	})
+}
 
 // beDeaf never ends.
 func beDeaf(context.Context) int {
@@ -28,9 +46,12 @@ func beDeaf(context.Context) int {
 // TestSignalEndsDeafCommand: what cannot be cut short does not keep the process.
 func TestSignalEndsDeafCommand(t *testing.T) {
 	t.Parallel()
-	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
 			t.Parallel()
+			if signal.Ignored(sig) {
+				t.Skip("nohup started this, and the child would not hear it either")
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only so that a failure ends
 			defer cancel()
 			child := exec.CommandContext(ctx, os.Args[0])
@@ -74,6 +95,17 @@ func TestInterruptibleReturns(t *testing.T) {
 	})
 	if status != 8 {
 		t.Errorf("ended with %d", status)
+	}
+}
+
+// TestHangupStaysIgnored: what nohup started goes on when its terminal closes. To ignore a signal cannot
+// be undone in a process, so a child does it.
+func TestHangupStaysIgnored(t *testing.T) {
+	t.Parallel()
+	child := exec.CommandContext(t.Context(), os.Args[0])
+	child.Env = append(os.Environ(), deafChild+"="+underNohup)
+	if out, err := child.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

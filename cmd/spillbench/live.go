@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -29,6 +28,7 @@ type live struct {
 		asked  time.Time     // when a page asked for data last
 		final  chan struct{} // closed when a page has got the end
 		ended  bool
+		silent map[net.Conn]bool // connections that have asked for nothing yet; nil: they are closed at once
 	}
 }
 
@@ -61,13 +61,19 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 	if err != nil {
 		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)", f.listen, err)
 	}
-	l := &live{local: at.Addr().(*net.TCPAddr).IP.IsLoopback()}
-	l.mu.final = make(chan struct{})
-	l.mu.report = func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} }
-	l.server = &http.Server{Handler: l, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16}
-	l.done.Go(func() { _ = l.server.Serve(at) }) // which ends with close
+	l := newLive(at, at.Addr().(*net.TCPAddr).IP.IsLoopback())
 	fmt.Fprintf(stderr, "spillbench: the report is at http://%s/ while the run lasts%s\n", reachable(at.Addr().(*net.TCPAddr)), l.reach())
 	return l, nil
+}
+
+// newLive begins to serve those who come to at.
+func newLive(at net.Listener, local bool) *live {
+	l := &live{local: local}
+	l.mu.final, l.mu.silent = make(chan struct{}), make(map[net.Conn]bool)
+	l.mu.report = func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} }
+	l.server = &http.Server{Handler: l, ConnState: l.note, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16}
+	l.done.Go(func() { _ = l.server.Serve(at) }) // which ends with close
+	return l
 }
 
 // reachable is an address that a browser on this machine can open: one that stands for all addresses
@@ -153,14 +159,40 @@ func (l *live) end(ctx context.Context, doc *report.Run, c call) {
 	}
 }
 
-// close ends serving; what is being answered is finished.
-func (l *live) close() {
+// note keeps which connections have asked for nothing. Browsers open some ahead, and the server would
+// wait seconds for each to ask.
+func (l *live) note(conn net.Conn, state http.ConnState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case state != http.StateNew:
+		delete(l.mu.silent, conn)
+	case l.mu.silent == nil:
+		_ = conn.Close()
+	default:
+		l.mu.silent[conn] = true
+	}
+}
+
+// hush closes the connections that have asked for nothing, and those that are still to come.
+func (l *live) hush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for conn := range l.mu.silent {
+		_ = conn.Close()
+	}
+	l.mu.silent = nil
+}
+
+// close ends serving; what is being answered is finished, unless ctx ends.
+func (l *live) close(ctx context.Context) {
 	if l == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	l.hush()
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if err := l.server.Shutdown(ctx); errors.Is(err, context.DeadlineExceeded) {
+	if err := l.server.Shutdown(ctx); err != nil {
 		_ = l.server.Close()
 	}
 	l.done.Wait()

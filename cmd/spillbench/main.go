@@ -44,12 +44,16 @@ func main() {
 // take longer and cannot be cut short.
 const patience = 700 * time.Millisecond
 
-// interruptible runs f with a context that the first SIGINT or SIGTERM cancels.
+// interruptible runs f with a context that the first SIGINT, SIGTERM or SIGHUP cancels.
 // If f does not end soon after that, the process does all the same: spill files
 // have no names, so nothing of them stays; where they must have names, the next
 // volume that is opened in their directory removes them.
 func interruptible(f func(context.Context) int) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup wants it: the command outlives its terminal
+		signals = append(signals, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
 	ended := make(chan struct{})
 	defer close(ended)

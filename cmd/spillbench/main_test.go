@@ -37,8 +37,8 @@ import (
 // temp directory, which is their spill directory too. All tests share one, so that they can be
 // parallel.
 func TestMain(m *testing.M) {
-	if os.Getenv(deafChild) != "" {
-		os.Exit(interruptible(beDeaf))
+	if how := os.Getenv(deafChild); how != "" {
+		os.Exit(deafCommand(how))
 	}
 	if how := os.Getenv(commandChild); how != "" {
 		os.Exit(childCommand(how, os.Args[1:]))

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -31,12 +32,15 @@ func (o *outputFlags) register(f *pflag.FlagSet) {
 	if !o.figures {
 		formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.BenchFmt) })
 	}
-	f.Var(&o.format, "format", "how the result is printed, by `NAME`: "+either(formats)+" (default table)")
+	f.Var(&formatChoice{&o.format, formats}, "format", "how the result is printed, by `NAME`: "+either(formats)+" (default table)")
 	f.Var(&o.json, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
 	if o.pictured {
 		f.Var(&o.html, "html", "write a page about the result to `FILE`, or to standard output if it is -: one file that needs nothing else")
 	}
 	quiet := "print nothing but what --json and --format ask for: no table, no notes, no progress"
+	if o.pictured {
+		quiet = strings.Replace(quiet, "--json and", "--json, --html and", 1)
+	}
 	if o.prints {
 		quiet = "print nothing but the result; with --json FILE not even that"
 	}
@@ -77,20 +81,31 @@ func (o *outputFlags) printed() report.Format {
 // formatFlag is the value of --format. Empty means that the flag was not given.
 type formatFlag report.Format
 
-// Set takes the name of a format.
-func (f *formatFlag) Set(s string) error {
+// formatChoice is the flag that sets it.
+type formatChoice struct {
+	to    *formatFlag
+	known []string // that the command has
+}
+
+// Set takes the name of a format, also of one that the command does not have: who validates says why.
+func (f *formatChoice) Set(s string) error {
 	if !slices.Contains(report.Formats(), s) {
-		return errors.New(suggest.Hint(s, "", report.Formats()) + "want " + either(report.Formats()))
+		return errors.New(suggest.Hint(s, "", f.known) + "want " + either(f.known))
 	}
-	*f = formatFlag(s)
+	*f.to = formatFlag(s)
 	return nil
 }
 
 // String returns what Set took.
-func (f *formatFlag) String() string { return string(*f) }
+func (f *formatChoice) String() string {
+	if f.to == nil { // as pflag makes one, to compare defaults
+		return ""
+	}
+	return string(*f.to)
+}
 
 // Type names the value in a usage text.
-func (*formatFlag) Type() string { return "name" }
+func (*formatChoice) Type() string { return "name" }
 
 // fileFlag is the value of --json and --html. Empty means that the flag was not given, and cannot be given: an
 // unset variable in a script must not lose a result.

@@ -50,7 +50,8 @@ both, each with its FILE as "result".`,
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.Var(&f.format, "format", "print in the place of a page, by `NAME`: table, csv, markdown or benchfmt")
+	formats := slices.DeleteFunc(report.Formats(), func(s string) bool { return s == string(report.JSON) }) // FILE is that
+	fs.Var(&formatChoice{&f.format, formats}, "format", "print in the place of a page, by `NAME`: "+either(formats))
 	fs.Var(&f.html, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
 	fs.BoolVarP(&f.quiet, "quiet", "q", false, "do not print where the page is")
 	return cmd

@@ -91,6 +91,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 // registerWatching registers the flags by which one run is watched.
 func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
 	f.stallAfter = stallAfter
+	fs.Lookup("quiet").Usage += "; where --listen serves is said all the same"
 	fs.Var(&valueFlag{&f.perfetto, "FILE", true}, "perfetto", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
 	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0", false}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
@@ -143,7 +144,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	defer live.close()
+	defer live.close(ctx)
 	rec, err := f.record()
 	if err != nil {
 		return err
@@ -242,7 +243,7 @@ func (f *runFlags) stall(say func(line string)) *stall {
 		return nil
 	}
 	return newStall(f.stallAfter, func(why string) {
-		say(fmt.Sprintf("spillbench: note: nothing moves: %s; the run ends after %v of that (--stuck-after)", why, f.engine.stuckAfter))
+		say(fmt.Sprintf("spillbench: note: nothing moves: %s; the run ends after %v of that, or twice as long (--stuck-after)", why, f.engine.stuckAfter))
 	})
 }
 

@@ -96,6 +96,9 @@ func (f *inputFlags) validate() error {
 		}
 	}
 	for _, path := range f.files { // before anything is done with the first of them
+		if path == "" {
+			return fail.Usagef("an input has no name: want FILE (give it as an argument or with --input)")
+		}
 		if err := input.Check(path); err != nil {
 			return err
 		}

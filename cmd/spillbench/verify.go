@@ -39,7 +39,7 @@ be read; that nothing was verified is noted.`,
 		Example: `  spillbench verify data.parquet
   spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			if len(args) == 0 || slices.Contains(args, "") {
 				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
 			}
 			return nil
@@ -95,7 +95,7 @@ func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Ver
 	var wrong, failed error
 	for _, path := range paths {
 		res, err := f.verifyFile(ctx, m, edges, path)
-		file := report.File{Path: path, Batches: res.Batches, Edges: len(edges), Mismatches: res.Mismatches}
+		file := report.File{Path: path, Batches: res.Batches, Edges: res.Edges, Mismatches: res.Mismatches}
 		switch {
 		case res.First != nil:
 			file.Error = fail.Line(res.First)

@@ -31,7 +31,7 @@ func TestVerifyFiles(t *testing.T) {
 	}
 	var doc report.Verify
 	decode(t, r.stdout, &doc)
-	if len(doc.Files) != 5 || doc.Files[0].Error == "" || doc.Files[0].Path != broken {
+	if len(doc.Files) != 5 || doc.Files[0].Error == "" || doc.Files[0].Edges != 0 || doc.Files[0].Path != broken {
 		t.Fatalf("%s", r.stdout)
 	}
 	for _, f := range doc.Files[1:] {

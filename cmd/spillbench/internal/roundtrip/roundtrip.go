@@ -76,6 +76,7 @@ type Source interface {
 // Result is what came out. On an error it holds what was done so far.
 type Result struct {
 	Batches    int64
+	Edges      int // that a batch was moved along, or was to be when it failed
 	Mismatches int64
 	First      error // the first difference; nil if there is none
 }
@@ -133,7 +134,8 @@ func (w *walker) walk(ctx context.Context, rec arrow.RecordBatch) (err error) {
 	}
 	defer b.Subscribe()() // the monitor leaves it alone
 	defer func() { err = errors.Join(err, b.Discard(ctx)) }()
-	for _, e := range w.edges {
+	for i, e := range w.edges {
+		w.res.Edges = max(w.res.Edges, i+1)
 		if err := w.edge(ctx, b, rec, e); err != nil {
 			return fmt.Errorf("%s: %w", e, err)
 		}
