@@ -262,14 +262,7 @@ func TestPanicsOfPayloadsAreInTheConfiguredLog(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 4096)
-			if err != nil {
-				t.Fatal(err)
-			}
-			buf, err := r.Alloc(4096)
-			if err := errors.Join(err, r.Release()); err != nil {
-				t.Fatal(err)
-			}
+			buf := drawn(t, eng, tier.Host, 4096)
 			b, err := make(eng, panickyLeases{ownForm{buf}})
 			if err == nil {
 				err = b.Drop()
@@ -291,14 +284,7 @@ func TestExplainAsksNoPayload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 4096)
-	if err != nil {
-		t.Fatal(err)
-	}
-	buf, err := r.Alloc(4096)
-	if err := errors.Join(err, r.Release()); err != nil {
-		t.Fatal(err)
-	}
+	buf := drawn(t, eng, tier.Host, 4096)
 	p := &panickySpace{asIs: &asIs{nil, buf}}
 	b, err := eng.NewBatch(p)
 	if err != nil {

@@ -38,8 +38,8 @@ func inHost(t *testing.T, eng *spillway.Engine, id batch.ID, n int64, own bool) 
 	return inTier(t, eng, tier.Host, id, n, own)
 }
 
-// inTier makes a batch of n bytes: an image, or in the program's own form.
-func inTier(t *testing.T, eng *spillway.Engine, k tier.Kind, id batch.ID, n int64, own bool) *batch.Batch {
+// drawn is a buffer of the program's, of n bytes.
+func drawn(t *testing.T, eng *spillway.Engine, k tier.Kind, n int64) *tier.Buffer {
 	t.Helper()
 	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(k), n)
 	if err != nil {
@@ -49,6 +49,13 @@ func inTier(t *testing.T, eng *spillway.Engine, k tier.Kind, id batch.ID, n int6
 	if err := errors.Join(err, r.Release()); err != nil {
 		t.Fatal(err)
 	}
+	return buf
+}
+
+// inTier makes a batch of n bytes: an image, or in the program's own form.
+func inTier(t *testing.T, eng *spillway.Engine, k tier.Kind, id batch.ID, n int64, own bool) *batch.Batch {
+	t.Helper()
+	buf := drawn(t, eng, k, n)
 	var p batch.Payload = ownForm{buf}
 	if !own {
 		p = batch.NewImage(&batch.Descriptor{Rows: 1, Body: n}, buf, buf.Space())

@@ -140,14 +140,7 @@ func TestHoldersOfAProgramsOwnForm(t *testing.T) {
 		for _, two := range []bool{false, true} {
 			eng, _ := openSmall(t, 1<<20, 4<<20)
 			defer closeEngine(t, eng)
-			p, err := eng.Plan("p")
-			if err != nil {
-				t.Fatal(err)
-			}
-			repo, err := p.Repository("op", 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			repo := scanOf(t, eng)
 			const charge = 128 << 10
 			var owner *reservation.Owner
 			if name != "" {
@@ -227,14 +220,7 @@ func TestHoldersOfDictionariesOfCopies(t *testing.T) {
 	t.Parallel()
 	eng, _ := openSmall(t, 1<<20, 4<<20)
 	defer closeEngine(t, eng)
-	p, err := eng.Plan("p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo, err := p.Repository("op", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	repo := scanOf(t, eng)
 	rec, disk := numberedRecord(0, 1000, wordList(1, 5000)), tier.ID{Kind: tier.Disk}
 	const n = 3
 	for i := range n {
@@ -254,11 +240,11 @@ func TestHoldersOfDictionariesOfCopies(t *testing.T) {
 		held := account(t, eng, disk)
 		got := holder(held.Holders, "copy", "")
 		switch {
-		case len(held.Holders) != 1 || got.Count != i+1 || got.Plan != "p" || got.Operator != "op":
+		case len(held.Holders) != 1 || got.Count != i+1 || got.Plan != "p" || got.Operator != "scan":
 			t.Errorf("with %d copies: %s", i+1, held)
 		case i < n-1 && (got.Bytes != 0 || got.Shared == 0):
 			t.Errorf("with %d copies, and batches beside them: %s", i+1, held)
-		case i == n-1 && (got.Bytes != held.Used || got.Shared != 0 || len(held.Batches) != 0 || !strings.Contains(held.String(), `3 copies of plan "p", operator op:0`)):
+		case i == n-1 && (got.Bytes != held.Used || got.Shared != 0 || len(held.Batches) != 0 || !strings.Contains(held.String(), `3 copies of plan "p", operator scan:0`)):
 			t.Errorf("with copies alone: %s", held)
 		}
 	}
@@ -287,14 +273,7 @@ func TestHoldersWhileDataMoves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := eng.Plan("p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	repo, err := p.Repository("op", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	repo := scanOf(t, eng)
 	if err := repo.Put(t.Context(), 0, numberedRecord(0, 100, wordList(1, 10))); err != nil { // the Reader takes its schema
 		t.Fatal(err)
 	}

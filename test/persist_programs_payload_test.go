@@ -34,14 +34,7 @@ func TestPayloadPanicsWherePersisted(t *testing.T) {
 	repo := scanOf(t, eng)
 	rec := arrowgen.Ints(1, 1000, 1)
 	defer rec.Release()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 4096)
-	if err != nil {
-		t.Fatal(err)
-	}
-	buf, err := r.Alloc(4096)
-	if err := errors.Join(err, r.Release()); err != nil {
-		t.Fatal(err)
-	}
+	buf := drawn(t, eng, tier.Host, 4096)
 	p := &panickySpace{asIs: &asIs{nil, buf}}
 	b, err := eng.NewBatch(p)
 	if err != nil {

@@ -102,6 +102,10 @@ func TestFailedRunPrinted(t *testing.T) {
 			t.Errorf("who held the memories is not in %q", r.stdout)
 		}
 	}
+	forged := writeFile(t, "forged.json", strings.Replace(readFile(t, file), `"error": "`, `"error": "\u001b[31m`, 1))
+	if r := command(t, t.Context(), "report", forged, "--format=csv"); r.status != 0 || !strings.Contains(r.stderr, ` failed: \x1b[31m`) {
+		t.Errorf("what a terminal acts on is told as %q", r.stderr)
+	}
 }
 
 // TestFailedRunPrintsJSON where that was asked for, and nothing else of a run that failed.

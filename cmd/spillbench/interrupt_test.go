@@ -50,7 +50,7 @@ func TestSignalEndsDeafCommand(t *testing.T) {
 		t.Run(sig.String(), func(t *testing.T) {
 			t.Parallel()
 			if signal.Ignored(sig) {
-				t.Skip("nohup started this, and the child would not hear it either")
+				t.Skipf("needs to hear %v: start the tests without nohup", sig)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only so that a failure ends
 			defer cancel()

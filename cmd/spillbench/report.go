@@ -106,7 +106,7 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 		case why != "" && f.format == formatFlag(report.BenchFmt):
 			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
 		case why != "" && len(docs) == 1 && f.format == formatFlag(report.CSV): // which has tables alone
-			fmt.Fprintf(stderr, "spillbench: note: %s is of a run that failed: %s\n", names[i], why)
+			fmt.Fprintf(stderr, "spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
 		}
 	}
 	var b bytes.Buffer
