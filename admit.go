@@ -160,8 +160,8 @@ func (s *stay) outside(f func() error) error {
 // noneIsLost refuses inputs that are lost: there is nothing to wait for.
 func (e *Engine) noneIsLost(in *taskInputs) error {
 	for _, b := range in.batches {
-		if p := b.Info().Payload; p != nil && p.Space().Lost() != nil {
-			return fmt.Errorf("bringing batch %d: %w", b.ID(), p.Space().Lost())
+		if s := b.Inside().Space(); s != nil && s.Lost() != nil {
+			return fmt.Errorf("bringing batch %d: %w", b.ID(), s.Lost())
 		}
 	}
 	return nil
