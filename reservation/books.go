@@ -28,7 +28,7 @@ func (m *Manager) observe() *deadlock.Books {
 	m.mu.Unlock()
 	for i, l := range m.lines {
 		v := b.Lines[i]
-		v.Used, v.Available, v.Ever, v.Own = l.space.Used(), l.space.Available(), l.space.Room(), l.space.Inside().Held()
+		v.Used, v.Available, v.Ever = l.space.Used(), l.space.Available(), l.space.Room()
 	}
 	b.Settled = m.progress.owners.changes.Load() == b.Changes
 	b.Settle()

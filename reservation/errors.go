@@ -96,7 +96,7 @@ func (e *DeadlockError) Error() string {
 	who := fmt.Sprintf("all %d waiters wait for each other", e.Waiters)
 	switch {
 	case e.Still > 0:
-		who = fmt.Sprintf("nothing has changed for %v (%d wait)", e.Still.Round(time.Second), e.Waiters)
+		who = fmt.Sprintf("nothing has changed for %v (%d wait)", e.Still.Round(100*time.Millisecond), e.Waiters)
 	case e.Waiters == 1:
 		who = "nothing else can make room"
 	}

@@ -77,11 +77,13 @@ func TestPlainWaitsThatAreLeft(t *testing.T) {
 	const long = 10 * time.Minute
 	for name, tt := range map[string]struct {
 		handle, rest int64 // bytes that a handle keeps, and a reservation
+		own          int64 // of rest, what is the engine's own
 		after        time.Duration
 		busy         bool // other handles on the batch are opened and closed
 	}{
 		"a reservation holds all":   {rest: 100},
 		"the handle's would not do": {handle: 40, rest: 60},
+		"the engine has much":       {rest: 100, own: 45},
 		"the program wants it":      {handle: 100, after: -1},
 		"not for so long":           {handle: 100, after: 2 * long},
 		"there are other handles":   {handle: 80, busy: true},
@@ -93,6 +95,7 @@ func TestPlainWaitsThatAreLeft(t *testing.T) {
 				var rest reservation.Reservation
 				if tt.rest > 0 {
 					rest = mustTry(t, m, onGPU0, tt.rest)
+					gpu.Inside().Hold(tt.own)
 				}
 				var handle *kept
 				if tt.handle > 0 {
@@ -113,7 +116,7 @@ func TestPlainWaitsThatAreLeft(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				err := c.failed(t, context.DeadlineExceeded)
 				for _, want := range []string{
-					map[bool]string{true: fmt.Sprintf("1 handle of plan \"q\", operator join:0 (batch 1): %d bytes", tt.handle), false: fmt.Sprintf("reservations without an owner: %d bytes", tt.rest)}[tt.handle > 0],
+					map[bool]string{true: fmt.Sprintf("1 handle of plan \"q\", operator join:0 (batch 1): %d bytes", tt.handle), false: fmt.Sprintf("reservations without an owner: %d bytes", tt.rest-tt.own)}[tt.handle > 0],
 					fmt.Sprintf("%d of 100 bytes are available", 100-tt.handle-tt.rest),
 				} {
 					if !strings.Contains(err.Error(), want) {

@@ -93,11 +93,12 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 		t.Fatal(err)
 	}
 	const size = 1 << 20
+	host := eng.Spaces()[0]
+	empty := host.Used() // the engine's own
 	var all []*batch.Batch
 	for i := range 32 {
 		all = append(all, inHost(t, eng, batch.ID(1000+i), size, i >= 30))
 	}
-	host := eng.Spaces()[0]
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
 	defer cancel()
 	// 12 MiB more than there are.
@@ -114,6 +115,8 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 		}
 	}
 	dropAll(t, all[:30])
+	// What was moved is in the disk's memory a moment before it leaves the host's.
+	untilUsage(host, func(u tier.Usage) bool { return u.Used() == empty+2*size })
 	// With another converter they are tried, and reported, once more.
 	if err := eng.Registry().Register("something", "else", func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
 		return nil, errors.New("it is not called")

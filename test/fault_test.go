@@ -242,6 +242,14 @@ func settled(s *tier.Space) {
 	if s.Usage().Retired == 0 {
 		return
 	}
+	if mem, err := s.Pool().Alloc(1, nil); err == nil {
+		s.Pool().Free(mem, func() {})
+	}
+	untilUsage(s, func(u tier.Usage) bool { return u.Retired == 0 })
+}
+
+// untilUsage waits until a space's usage is as is says.
+func untilUsage(s *tier.Space, is func(tier.Usage) bool) {
 	changed := make(chan struct{}, 1)
 	defer s.Inside().Subscribe(func(*tier.Space, bool) {
 		select {
@@ -249,10 +257,7 @@ func settled(s *tier.Space) {
 		default:
 		}
 	})()
-	if mem, err := s.Pool().Alloc(1, nil); err == nil {
-		s.Pool().Free(mem, func() {})
-	}
-	for s.Usage().Retired != 0 {
+	for !is(s.Usage()) {
 		<-changed
 	}
 }

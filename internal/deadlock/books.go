@@ -29,8 +29,7 @@ type Line struct {
 	Index     int // in Books.Lines
 	Used      int64
 	Available int64
-	Ever      int64  // what would be available if nothing were held
-	Own       int64  // what the engine has for as long as it is open
+	Ever      int64  // what would be available if nothing were held but the engine's own
 	Holds     uint64 // changes with each handle and record that is opened or closed
 	Shut      bool   // only the head may be served
 	Head      *Wait
@@ -399,5 +398,5 @@ func (w *Wait) MostKept() Slot {
 // pinned reports whether w cannot be served before handles or records of unknown owners are closed,
 // whatever else becomes free.
 func (w *Wait) pinned() bool {
-	return !slices.ContainsFunc(w.Slots, func(s Slot) bool { return s.Need <= s.Line.Ever-s.Line.Own-s.Line.unknown })
+	return !slices.ContainsFunc(w.Slots, func(s Slot) bool { return s.Need <= s.Line.Ever-s.Line.unknown })
 }
