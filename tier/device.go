@@ -27,7 +27,7 @@ type DeviceInfo struct {
 // Work is put on a stream and done later, in the order in which it was put
 // there; work on different streams has no order but what events give it. Every call returns without
 // waiting for work, except for Close, and for work put on a stream on which some 1,000 pieces of it
-// wait already: then the call may wait for the first of them, and so may calls for other streams.
+// wait already: then the call may wait for the first of them. Calls for other streams go on.
 //
 // An error of a call means that nothing was put on the stream. A mistake in its arguments has no
 // other effect: an address that is not inside an allocation, a range that leaves it, memory that

@@ -173,6 +173,7 @@ func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	if len(copies) == 0 {
 		return nil
 	}
+	s.makeRoom(len(copies) - 1)
 	if d.driver.lib.Batch() != "" && len(copies) > 1 {
 		return s.put(work, func(c *cuda.Calls) error { return c.CopyBatch(s.handle, copies) })
 	}

@@ -291,8 +291,8 @@ func firstOf(errs []error) error {
 	return nil
 }
 
-// own returns s as an open stream of this device, and holds the device open until the caller leaves
-// the gate, unless there is an error.
+// own returns s as an open stream of this device that has room for work, and holds the device open
+// until the caller leaves the gate, unless there is an error.
 func (d *gpu) own(s tier.Stream) (*stream, error) {
 	mine, ok := s.(*stream)
 	if !ok || mine == nil || mine.dev != d {
@@ -305,6 +305,7 @@ func (d *gpu) own(s tier.Stream) (*stream, error) {
 		d.gate.Leave()
 		return nil, fmt.Errorf("cuda: the stream is %w", tier.ErrClosed)
 	}
+	mine.makeRoom(1)
 	return mine, nil
 }
 

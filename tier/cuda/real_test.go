@@ -313,86 +313,94 @@ type held struct{ done chan struct{} }
 func (h held) Done() <-chan struct{} { return h.done }
 func (h held) Err() error            { return nil }
 
-// TestRealFullStream: who puts more work on a stream that does not get on than the driver queues
-// keeps nobody else waiting.
+// TestRealFullStream is TestFullStream on a real GPU.
 func TestRealFullStream(t *testing.T) {
 	driver, infos := realDriver(t)
 	for name, onePiece := range realKinds(infos) {
 		t.Run(name, func(t *testing.T) {
-			d := openReal(t, driver, cuda.Config{Memory: 1 << 20, OnePiece: onePiece})
-			full, other := newWork(t, d), newWork(t, d)
-			at, there, n := full.alloc(512), other.alloc(1<<16), 6000
-			pinned := full.pinned(4096)
-			in, out := pinned[:1024], make([]byte, 1024)
-			fillRandom(in, 1)
-			e := held{make(chan struct{})}
-			full.ok(full.WaitEvent(full.s, e))
-			var put atomic.Int64
-			var filled errgroup.Group
-			filled.Go(func() error {
-				for i := range n {
-					if err := full.CopyToDevice(full.s, at+tier.Addr(i%512), in[i%512:i%512+1]); err != nil {
-						return err
-					}
-					put.Add(1)
-				}
-				return nil
-			})
-			for last := int64(-1); put.Load() != last; time.Sleep(100 * time.Millisecond) {
-				last = put.Load()
-			}
-			t.Logf("the driver has taken %d of %d copies", put.Load(), n)
-			var rest errgroup.Group
-			steps := make(chan string, 10)
-			rest.Go(func() error {
-				defer close(steps)
-				for i := range 4 {
-					if err := errors.Join(other.CopyToDevice(other.s, there, in), other.CopyToHost(other.s, out, there)); err != nil {
-						return err
-					}
-					steps <- fmt.Sprint("copies ", i)
-					ev, err := other.Record(other.s)
-					if err != nil {
-						return err
-					}
-					steps <- fmt.Sprint("record ", i)
-					if err := tier.Wait(context.Background(), ev); err != nil {
-						return err
-					}
-				}
-				s, err := other.NewStream()
-				if err != nil {
-					return err
-				}
-				return s.Close()
-			})
-			last, hang := "nothing", time.After(10*time.Second)
-		watch:
-			for {
-				select {
-				case s, ok := <-steps:
-					if !ok {
-						break watch
-					}
-					last = s
-				case <-hang:
-					t.Errorf("work on another stream waits for the one that is full, after %s", last)
-					break watch
-				}
-			}
-			close(e.done)
-			full.ok(errors.Join(filled.Wait(), rest.Wait()))
-			if !bytes.Equal(in, out) {
-				t.Error("what came back beside a full stream is not what was sent")
-			}
-			full.wait()
-			got := make([]byte, 512)
-			full.ok(full.CopyToHost(full.s, got, at))
-			full.wait()
-			if !bytes.Equal(got, in[:512]) {
-				t.Error("what was put on the full stream is not there")
-			}
+			fullStream(t, openReal(t, driver, cuda.Config{Memory: 1 << 20, OnePiece: onePiece}))
 		})
+	}
+}
+
+// TestFullStream: who puts more work on a stream that does not get on than the driver queues keeps
+// nobody else waiting.
+func TestFullStream(t *testing.T) {
+	fullStream(t, load(t, cudatest.Config{}).open(t, cuda.Config{Memory: 1 << 20}))
+}
+
+func fullStream(t *testing.T, d *cuda.Device) {
+	full, other := newWork(t, d), newWork(t, d)
+	at, there, n := full.alloc(512), other.alloc(1<<16), 6000
+	pinned := full.pinned(4096)
+	in, out := pinned[:1024], make([]byte, 1024)
+	fillRandom(in, 1)
+	e := held{make(chan struct{})}
+	full.ok(full.WaitEvent(full.s, e))
+	var put atomic.Int64
+	var filled errgroup.Group
+	filled.Go(func() error {
+		for i := range n {
+			if err := full.CopyToDevice(full.s, at+tier.Addr(i%512), in[i%512:i%512+1]); err != nil {
+				return err
+			}
+			put.Add(1)
+		}
+		return nil
+	})
+	for last := int64(-1); put.Load() != last; time.Sleep(100 * time.Millisecond) {
+		last = put.Load()
+	}
+	t.Logf("%d of %d copies are put", put.Load(), n)
+	var rest errgroup.Group
+	steps := make(chan string, 10)
+	rest.Go(func() error {
+		defer close(steps)
+		for i := range 4 {
+			if err := errors.Join(other.CopyToDevice(other.s, there, in), other.CopyToHost(other.s, out, there)); err != nil {
+				return err
+			}
+			steps <- fmt.Sprint("copies ", i)
+			ev, err := other.Record(other.s)
+			if err != nil {
+				return err
+			}
+			steps <- fmt.Sprint("record ", i)
+			if err := tier.Wait(context.Background(), ev); err != nil {
+				return err
+			}
+		}
+		s, err := other.NewStream()
+		if err != nil {
+			return err
+		}
+		return s.Close()
+	})
+	last, hang := "nothing", time.After(10*time.Second)
+watch:
+	for {
+		select {
+		case s, ok := <-steps:
+			if !ok {
+				break watch
+			}
+			last = s
+		case <-hang:
+			t.Errorf("work on another stream waits for the one that is full, after %s", last)
+			break watch
+		}
+	}
+	close(e.done)
+	full.ok(errors.Join(filled.Wait(), rest.Wait()))
+	if !bytes.Equal(in, out) {
+		t.Error("what came back beside a full stream is not what was sent")
+	}
+	full.wait()
+	got := make([]byte, 512)
+	full.ok(full.CopyToHost(full.s, got, at))
+	full.wait()
+	if !bytes.Equal(got, in[:512]) {
+		t.Error("what was put on the full stream is not there")
 	}
 }
 

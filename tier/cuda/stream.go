@@ -21,6 +21,8 @@ type stream struct {
 	last *cuda.Mark // the last one recorded, by either
 
 	closed bool
+	queued int          // pieces of work put there since paced, or a little later
+	paced  tier.Event   // the last event that makeRoom has recorded; nil if there is none
 	err    error        // the first failure that is known
 	busy   bool         // work that takes time was put on it since the last event
 	open   int          // events that are not reached yet
@@ -72,6 +74,38 @@ func (d *gpu) NewStream() (tier.Stream, error) {
 	defer d.mu.Unlock()
 	d.mu.streams[s] = struct{}{}
 	return s, nil
+}
+
+// mostQueued is about how many pieces of work wait on a stream at most. A driver that has no room
+// for more has its callers wait, also those with work for other streams. An H100 has room for some
+// 2,000 (driver 580).
+const mostQueued = 1024
+
+// makeRoom counts pieces of work that are about to be put on the stream. It waits while too many
+// are there. So nobody waits in the driver.
+func (s *stream) makeRoom(pieces int) {
+	d := s.dev
+	d.mu.Lock()
+	s.queued += pieces
+	full := s.queued >= mostQueued/2
+	if full {
+		s.queued = 0
+	}
+	d.mu.Unlock()
+	if !full {
+		return
+	}
+	e, err := s.record()
+	if err != nil {
+		return // it is tried again with the next half
+	}
+	d.mu.Lock()
+	before := s.paced
+	s.paced = e
+	d.mu.Unlock()
+	if before != nil {
+		<-before.Done()
+	}
 }
 
 func (s *stream) isClosed() bool {

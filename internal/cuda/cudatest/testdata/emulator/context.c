@@ -214,6 +214,8 @@ void devices_reset(void)
 context *current(int *result)
 {
 	context *c = depth ? stack[depth - 1] : NULL;
+	while (emu.initialized && c && c->full)
+		pthread_cond_wait(&emu.changed, &emu.lock);
 	if (!emu.initialized)
 		*result = NOT_INITIALIZED;
 	else if (!c || !c->id)

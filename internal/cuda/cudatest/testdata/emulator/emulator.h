@@ -39,7 +39,7 @@ typedef uint64_t handle; // what callers hold: a kind, and a number never given 
 
 enum kind { CONTEXT, STREAM, EVENT, POOL, MODULE, FUNCTION, ALLOCATION, REGISTRATION, HOST_ALLOCATION, PHYSICAL, ADDRESS_RANGE, KINDS };
 
-enum { MAX_DEVICES = 16, MAX_STACK = 4096, MAX_FAILURES = 64, GRANULE = 512 };
+enum { MAX_DEVICES = 16, MAX_STACK = 4096, MAX_FAILURES = 64, GRANULE = 512, MAX_QUEUED = 2000 };
 
 // Device addresses carry the device in their upper 16 bits. No process has
 // memory there, so whoever takes one for a pointer crashes.
@@ -66,6 +66,7 @@ typedef struct context {
 	int error;   // what every call returns once work has failed for good
 	int workers; // threads of its streams, those of destroyed ones too
 	int leaving; // of these, those of destroyed ones
+	int full;    // calls that wait for room on a stream
 	bool ending;
 	bool peer[MAX_DEVICES];
 } context;
@@ -222,7 +223,8 @@ int enter(const char *symbol, bool counts);
 int leave(int result);
 // count counts what is no call.
 void count(const char *what);
-// current returns the thread's context or NULL; *result says why.
+// current returns the thread's context or NULL; *result says why. While a call waits for room on a stream, all others of
+// its context wait, too: a driver has a lock then that they need.
 context *current(int *result);
 void context_clear(context *c);
 void devices_reset(void);

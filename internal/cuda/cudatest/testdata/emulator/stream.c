@@ -158,8 +158,16 @@ static bool at_once(const stream *s, const work *w)
 	       (w->kind == WAIT_EVENT && w->event->completed >= w->seq);
 }
 
+// stream_put puts work on s, on which there is room for so much.
 int stream_put(stream *s, work from)
 {
+	if (s->put - s->done >= MAX_QUEUED) {
+		s->ctx->full++;
+		while (s->put - s->done >= MAX_QUEUED)
+			pthread_cond_wait(&emu.changed, &emu.lock);
+		s->ctx->full--;
+		pthread_cond_broadcast(&emu.changed);
+	}
 	if (at_once(s, &from)) {
 		run(s, &from);
 		s->put++;
@@ -385,6 +393,8 @@ EXPORT int cuEventQuery(handle he)
 	REQUIRE(!emu.capturing || capture_mode, STREAM_CAPTURE_UNSUPPORTED);
 	event *e = object(EVENT, he);
 	REQUIRE(e, INVALID_HANDLE);
+	while (e->ctx->full)
+		pthread_cond_wait(&emu.changed, &emu.lock);
 	REQUIRE(!e->ctx->error, e->ctx->error);
 	return leave(e->completed < e->recorded ? NOT_READY : e->error);
 }
