@@ -40,7 +40,7 @@ build() {
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	case $dir in /*) ;; *) dir=$OLDPWD/$dir ;; esac
 	mkdir -p "$dir"
-	local flags=(-trimpath '-ldflags=-s -w')
+	local flags=(-trimpath -buildvcs=auto '-ldflags=-s -w')
 	for p in "${tests[@]}"; do
 		CGO_ENABLED=0 go test -c "${flags[@]}" -o "$dir/$(binary "$p")" "./$p"
 	done
@@ -125,7 +125,8 @@ bounded() {
 }
 
 # step NAME KIND SECONDS PROGRAM ARGUMENT... runs one step and adds what came of it to the document. KIND: test and bench
-# are a test binary's; json writes a document to the file $json.
+# are a test binary's; json and facts write a document to the file $json. That of facts says more of the machine than
+# others need to know, such as what is mounted: it stays with the logs.
 step() {
 	local name=$1 kind=$2 limit=$3 called=$4 left=$((deadline - SECONDS)) log=$logs/$1.log begun took result=null lines=() line
 	local -i passed=0 failed=0 skipped=0
@@ -168,7 +169,7 @@ step() {
 		[ ${#lines[@]} -le 40 ] || lines=("${lines[@]:0:20}" "${lines[@]:21}")
 	done <"$log"
 	document=
-	if [ "$kind" = json ] && [ -s "$json" ]; then
+	if [[ $kind == json || $kind == facts ]] && [ -s "$json" ]; then
 		document=$(<"$json")
 		[[ $document == '{'*'}' ]] && result=$document || document=
 	fi
@@ -264,7 +265,7 @@ run() {
 	export SPILLWAY_CUDA=real
 	[ -z "${GPU_CHECK_DISK:-}" ] || disk=(--disk "$GPU_CHECK_DISK")
 
-	step topo json 30 spillbench topo --quiet --json @JSON
+	step topo facts 30 spillbench topo --quiet --json @JSON
 	topo=$document
 	if [ -n "${GPU_CHECK_SMALL:-}" ]; then
 		step tier-cuda test 60 tier-cuda.test '-test.run=^TestReal' -test.short

@@ -29,7 +29,7 @@ func TestPicture(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.html")
 	succeed(t, "report", "-q", pictured, "--html="+path)
 	const width, height = 1160, 1006 // as far as the alternative text goes
-	s := b.Look("file://"+path, pagetest.How{Width: width, Height: height})
+	s := b.Look("file://"+path, pagetest.How{Width: width, Height: height, Picture: *update})
 	if len(s.Errors)+len(s.Requests)+len(s.Blank)+len(s.Clipped) > 0 || s.Overflow > 0 || s.Plots < 3+3+2+1 {
 		t.Errorf("errors %q, requests %q, blank %q, cut %q, %d pixels too wide, %d plots", s.Errors, s.Requests, s.Blank, s.Clipped, s.Overflow, s.Plots)
 	}

@@ -238,7 +238,7 @@ func TestReportInBrowser(t *testing.T) {
 	// Enough is spilled that a slow disk matters, whatever this one does.
 	args := []string{"run", "-q", "--gpu-memory=8MiB", "--host-memory=8MiB", "--codec=none"}
 	succeed(t, append(args, "--json="+file("fast.json"), "--html="+file("fast.html"))...)
-	succeed(t, append(args, "--json="+file("slow.json"), "--html="+file("slow.html"), "--disk-throttle=100MiB", "--fault=op=write,kind=slow:5,p=0.5")...)
+	succeed(t, append(args, "--json="+file("slow.json"), "--html="+file("slow.html"), "--disk-throttle=100MiB", "--fault=op=write,kind=slow:20,p=0.5")...)
 	succeed(t, "report", "-q", file("fast.json"), file("slow.json"), "--html="+file("both.html"))
 	succeed(t, "bandwidth", "-q", "--sizes=64KiB", "--threads=1", "--gpu-memory=1MiB", "--host-memory=1MiB", "--html="+file("bandwidth.html"))
 	succeed(t, append(briefly, "-q", "--html="+file("compare.html"))...)
@@ -269,7 +269,7 @@ func TestReportInBrowser(t *testing.T) {
 			}
 			want := []string{"All is well", "What to change", "gpu:0", "Waits for room"}
 			if name == "both.html" {
-				want = append(want, "What differs", "the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)", "faults: op=write,kind=slow:5,p=0.5", "was slowed to 100.0 MiB/s on purpose")
+				want = append(want, "What differs", "the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)", "faults: op=write,kind=slow:20,p=0.5", "was slowed to 100.0 MiB/s on purpose")
 			}
 			for _, part := range want {
 				if !strings.Contains(s.Text, part) {

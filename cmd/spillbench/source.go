@@ -118,7 +118,7 @@ func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, 
 			if err != nil {
 				return nil, err
 			}
-			return table.Again(), nil
+			return generated{table.Again()}, nil
 		}
 		batches = (cfg.Rows + cfg.RowsPerBatch - 1) / cfg.RowsPerBatch * int64(f.repeat)
 		return []job.Input{{Name: name, Open: open}}, []string{name}, batches
@@ -130,6 +130,11 @@ func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, 
 	}
 	return inputs, f.files, 0
 }
+
+// generated is a table that several goroutines can make.
+type generated struct{ *gen.Table }
+
+func (g generated) Part(number, of int64) job.Source { return g.Table.Part(number, of) }
 
 // reading says how to read a file in batches of so many rows.
 func (m *machine) reading(rowsPerBatch int64) input.Options {

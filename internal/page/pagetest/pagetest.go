@@ -185,6 +185,7 @@ type How struct {
 	Width, Height int
 	Dark          bool
 	Print         bool   // as it is printed
+	Picture       bool   // with a picture of it
 	Until         string // an expression that is to become true before the page is looked at; may be empty
 }
 
@@ -202,7 +203,7 @@ type Seen struct {
 	Overflow int      // by how many pixels the page is wider than the window
 	Text     string   // as read
 	Injected bool     // a text became an element or ran
-	Picture  []byte   // PNG of the whole page
+	Picture  []byte   // PNG of the whole page, if that is asked for
 }
 
 // Look opens a page and returns what it shows.
@@ -277,9 +278,11 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 			Text: document.body.innerText, Injected: window.injected === true || document.querySelector("[data-injected]") !== null,
 		};
 	})()`, &s)
-	var picture struct{ Data string }
-	b.call(id, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "png"}, &picture)
-	s.Picture, _ = base64.StdEncoding.DecodeString(picture.Data)
+	if how.Picture {
+		var picture struct{ Data string }
+		b.call(id, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "png"}, &picture)
+		s.Picture, _ = base64.StdEncoding.DecodeString(picture.Data)
+	}
 	for _, m := range b.seen {
 		if m.SessionID != id {
 			continue

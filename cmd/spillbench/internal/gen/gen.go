@@ -7,7 +7,7 @@
 // cut into batches.
 //
 // A Table belongs to one goroutine and takes no locks. Its batches belong to
-// the caller.
+// the caller. Several goroutines can each make a part of the same table.
 package gen
 
 import (
@@ -36,6 +36,7 @@ type Config struct {
 type Table struct {
 	cfg  Config
 	next int64
+	step int64 // from the first row of a batch to that of the next
 	text text
 	dict dictionaries
 }
@@ -45,12 +46,20 @@ func New(cfg Config) (*Table, error) {
 	if cfg.Rows < 0 || cfg.RowsPerBatch <= 0 {
 		return nil, fmt.Errorf("gen: %d rows in batches of %d", cfg.Rows, cfg.RowsPerBatch)
 	}
-	return &Table{cfg: cfg, text: newText(cfg.Seed), dict: newDictionaries()}, nil
+	return &Table{cfg: cfg, step: cfg.RowsPerBatch, text: newText(cfg.Seed), dict: newDictionaries()}, nil
 }
 
 // Again returns the same table at its first row, which may be read at the same time. It takes no
 // time, as New does for the text.
-func (t *Table) Again() *Table { return &Table{cfg: t.cfg, text: t.text, dict: t.dict} }
+func (t *Table) Again() *Table { return t.Part(0, 1) }
+
+// Part is Again for every of-th batch from number on, which is 0 for the first.
+func (t *Table) Part(number, of int64) *Table {
+	return &Table{cfg: t.cfg, next: number * t.cfg.RowsPerBatch, step: of * t.cfg.RowsPerBatch, text: t.text, dict: t.dict}
+}
+
+// BatchBytes returns about how many bytes a batch takes as Arrow.
+func (t *Table) BatchBytes() int64 { return min(t.cfg.Rows, t.cfg.RowsPerBatch) * RowBytes }
 
 // Schema returns the schema of all batches.
 func (t *Table) Schema() *arrow.Schema { return schema }
@@ -65,7 +74,7 @@ func (t *Table) Next(ctx context.Context) (arrow.RecordBatch, error) {
 	}
 	n := min(t.cfg.RowsPerBatch, t.cfg.Rows-t.next)
 	rec := t.batch(t.next, int(n))
-	t.next += n
+	t.next += t.step
 	return rec, nil
 }
 

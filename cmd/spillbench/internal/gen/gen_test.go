@@ -49,6 +49,10 @@ func TestAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	want, again := read(t, cfg), rest(t, table.Again())
+	parts := slices.Concat(rest(t, table.Part(0, 2)), rest(t, table.Part(1, 2)), rest(t, table.Part(3, 4)))
+	if want := []arrow.RecordBatch{want[0], want[2], want[1]}; !slices.EqualFunc(parts, want, func(a, b arrow.RecordBatch) bool { return array.RecordEqual(a, b) }) {
+		t.Errorf("the parts have %d batches, want %d, or others", len(parts), len(want))
+	}
 	if len(again) != 3 || !slices.EqualFunc(again, want, func(a, b arrow.RecordBatch) bool { return array.RecordEqual(a, b) }) {
 		t.Errorf("%d batches, want %d", len(again), len(want))
 	}

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// held bounds the bytes of decoded batches that wait to be put. It is safe for concurrent
+// held bounds the bytes of batches that are decoded or wait to be put. It is safe for concurrent
 // use.
 type held struct {
 	most int64 // 0: any
@@ -16,11 +16,12 @@ type held struct {
 	less  chan struct{} // closed when there is less; nil without waiters
 }
 
-// wait waits until so many bytes more fit, or nothing is held.
+// wait waits until so many bytes more fit, or nothing is held, and counts them as held.
 func (h *held) wait(ctx context.Context, bytes int64) error {
-	for h.most > 0 {
+	for {
 		h.mu.Lock()
-		if h.bytes == 0 || bytes <= h.most-h.bytes {
+		if h.most == 0 || h.bytes == 0 || bytes <= h.most-h.bytes {
+			h.bytes += bytes
 			h.mu.Unlock()
 			return nil
 		}
@@ -35,7 +36,6 @@ func (h *held) wait(ctx context.Context, bytes int64) error {
 			return context.Cause(ctx)
 		}
 	}
-	return nil
 }
 
 func (h *held) add(bytes int64) {
@@ -48,10 +48,10 @@ func (h *held) add(bytes int64) {
 	}
 }
 
-// take counts bytes as held until each of its users has called the function that it
-// returns.
-func (h *held) take(bytes int64, users int) (done func()) {
-	h.add(bytes)
+// take counts bytes as held, in place of what was waited for, until each of its users has called the
+// function that it returns.
+func (h *held) take(bytes, waited int64, users int) (done func()) {
+	h.add(bytes - waited)
 	var left atomic.Int64
 	left.Store(int64(users))
 	return func() {

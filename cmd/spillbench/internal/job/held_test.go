@@ -24,10 +24,14 @@ func TestHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &held{most: 10}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		one := h.take(6, 2)
+		if err := h.wait(ctx, 5); err != nil {
+			t.Fatal(err)
+		}
+		one := h.take(6, 5, 2)
 		if err := h.wait(ctx, 4); err != nil {
 			t.Fatal(err)
 		}
+		four := h.take(4, 4, 1)
 		waits := make(chan error, 2)
 		go func() { waits <- h.wait(ctx, 5) }()
 		go func() { waits <- h.wait(ctx, 50) }()
@@ -35,23 +39,30 @@ func TestHeld(t *testing.T) {
 		if one(); len(waits) != 0 {
 			t.Fatal("woken before its last user had put it")
 		}
-		two := h.take(6, 1)
+		two := h.take(6, 0, 1)
 		one()
 		synctest.Wait()
 		if len(waits) != 0 {
-			t.Fatalf("%d were woken beside 6 of 10 bytes", len(waits))
+			t.Fatalf("%d were woken beside 10 of 10 bytes", len(waits))
 		}
 		two()
+		four()
 		synctest.Wait()
-		if len(waits) != 2 {
-			t.Fatalf("%d of 2 were woken", len(waits))
+		if len(waits) != 1 {
+			t.Fatalf("%d of 2 were woken: they do not fit together", len(waits))
+		}
+		last := h.bytes
+		h.add(-last)
+		synctest.Wait()
+		if len(waits) != 2 || last+h.bytes != 55 {
+			t.Fatalf("%d of 2 were woken, the last one beside %d bytes, with %d", len(waits), last, h.bytes)
 		}
 		for range 2 {
 			if err := <-waits; err != nil {
 				t.Error(err)
 			}
 		}
-		defer h.take(10, 1)()
+		h.add(10)
 		why := errors.New("enough")
 		go func() { waits <- h.wait(ctx, 1) }()
 		synctest.Wait()

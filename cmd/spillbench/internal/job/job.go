@@ -38,6 +38,15 @@ type Source interface {
 	Close() error
 }
 
+// Divided is a Source that several goroutines can read at once, each a part of it.
+type Divided interface {
+	Source
+	// Part returns every of-th batch from number on, which is 0 for the first.
+	Part(number, of int64) Source
+	// BatchBytes returns about how many bytes a batch takes.
+	BatchBytes() int64
+}
+
 // Input is one source under a name. Open is called when its turn comes.
 type Input struct {
 	Name string
@@ -148,7 +157,7 @@ type job struct {
 	res  *Result
 	held held // of decoded batches
 
-	puts  int64  // handed out for putting; the decoder's alone
+	puts  int64  // handed out for putting, of the inputs before
 	items []item // in the order of loading
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -99,6 +100,39 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// divided is a table that several goroutines make.
+type divided struct{ *gen.Table }
+
+func (d divided) Part(number, of int64) Source { return d.Table.Part(number, of) }
+
+// TestDivided: what several goroutines have made is what one does, also of two inputs and with little
+// that may be held.
+func TestDivided(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
+	load := func(wrap func(Source) Source) (wants []expectation) {
+		cfg := config(engine(t, spillway.GPUConfig{}))
+		open := func(ctx context.Context) (Source, error) {
+			src, err := table().Open(ctx)
+			return wrap(src), err
+		}
+		cfg.Inputs = []Input{{"a", open}, {"b", open}}
+		cfg.Repeat, cfg.Partitions, cfg.Held = 2, 5, 300<<10
+		j := start(t, cfg)
+		for _, it := range j.items {
+			wants = append(wants, it.want)
+		}
+		if j.held.bytes != 0 {
+			t.Errorf("%d bytes are held at the end", j.held.bytes)
+		}
+		return wants
+	}
+	one := load(func(src Source) Source { return src })
+	several := load(func(src Source) Source { return divided{src.(*gen.Table)} })
+	if len(one) != 2*2*32 || !slices.Equal(one, several) {
+		t.Errorf("one goroutine reads\n%v\nand several make\n%v", one, several)
+	}
+}
+
 // plain hides that the simulated GPU computes, and dull denies it.
 type (
 	plain struct{ tier.Device }
@@ -186,7 +220,7 @@ func start(t *testing.T, cfg Config) *job {
 			t.Errorf("closing the plan: %v", err)
 		}
 	})
-	j := &job{cfg: cfg, plan: plan, res: new(Result)}
+	j := &job{cfg: cfg, plan: plan, res: new(Result), held: held{most: cfg.Held}}
 	if err := j.load(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
+	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"golang.org/x/sync/errgroup"
@@ -45,9 +47,8 @@ func (p parcel) done() {
 	p.put()
 }
 
-// loadInput decodes on one goroutine and puts on one for each partition, at most
-// Workers at once: a partition's batches arrive in the order of its putter,
-// which is how the expectations find their batches again.
+// loadInput puts on one goroutine for each partition, at most Workers at once: a partition's
+// batches arrive in the order of its putter, which is how the expectations find their batches again.
 func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Input) error {
 	group, ctx := errgroup.WithContext(ctx)
 	putters := min(j.cfg.Workers, j.cfg.Partitions)
@@ -64,7 +65,7 @@ func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Inp
 				close(q)
 			}
 		}()
-		return j.decode(ctx, in, queues)
+		return j.decodeAll(ctx, in, queues)
 	})
 	if err := group.Wait(); err != nil {
 		for partition := range wants {
@@ -86,9 +87,9 @@ func (j *job) count(b *batch.Batch) {
 	j.res.Batches++
 }
 
-// decode reads the input once, works out what each batch must digest to, and
-// hands it out as often as asked for.
-func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err error) {
+// decodeAll reads the input once: on one goroutine, or one for each putter and processor where the
+// source can be divided.
+func (j *job) decodeAll(ctx context.Context, in Input, queues []chan parcel) (err error) {
 	src, err := in.Open(ctx)
 	if err != nil {
 		return err
@@ -98,29 +99,63 @@ func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err e
 			err = e
 		}
 	}()
-	digester := newDigester()
-	size := int64(0) // of the last one: the next will be about as large
-	for number := int64(1); ; number++ {
-		if err := j.held.wait(ctx, size); err != nil {
+	parts := []part{{Source: src, of: 1}}
+	if d, ok := src.(Divided); ok {
+		parts = parts[:0]
+		of := int64(min(len(queues), runtime.GOMAXPROCS(0)))
+		for i := range of {
+			parts = append(parts, part{d.Part(i, of), i, of, d.BatchBytes()})
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	var batches atomic.Int64
+	for _, p := range parts {
+		group.Go(func() error {
+			n, err := j.decode(ctx, in.Name, p, queues)
+			batches.Add(n)
 			return err
+		})
+	}
+	err = group.Wait()
+	j.puts += batches.Load() * int64(j.cfg.Repeat)
+	return err
+}
+
+// part is what one goroutine reads of a source: every of-th batch from number on.
+type part struct {
+	Source
+	number, of int64
+	size       int64 // of a batch, about; 0 if that is not known
+}
+
+// decode reads a part, works out what each batch must digest to, and hands it out as often as
+// asked for. It returns how many batches there were.
+func (j *job) decode(ctx context.Context, name string, src part, queues []chan parcel) (batches int64, err error) {
+	digester := newDigester()
+	size := src.size // of the last one: the next will be about as large
+	for number := src.number; ; number += src.of {
+		if err := j.held.wait(ctx, size); err != nil {
+			return batches, err
 		}
 		rec, err := src.Next(ctx)
-		if err == io.EOF {
-			return nil
-		}
 		if err != nil {
-			return err
+			j.held.add(-size)
+			if err == io.EOF {
+				err = nil
+			}
+			return batches, err
 		}
-		want := expectation{name: in.Name, number: number}
+		batches++
+		want := expectation{name: name, number: number + 1}
 		want.digest, err = digester.digest(rec)
+		waited := size
 		size = convert.LogicalBytes(rec)
-		put := j.held.take(size, j.cfg.Repeat+1)
-		for range j.cfg.Repeat {
+		put := j.held.take(size, waited, j.cfg.Repeat+1)
+		for i := range j.cfg.Repeat {
 			if err != nil {
 				break
 			}
-			want.seq = j.puts
-			j.puts++
+			want.seq = j.puts + number*int64(j.cfg.Repeat) + int64(i)
 			rec.Retain()
 			p := parcel{rec, want, put}
 			select {
@@ -132,7 +167,7 @@ func (j *job) decode(ctx context.Context, in Input, queues []chan parcel) (err e
 		}
 		parcel{rec, want, put}.done()
 		if err != nil {
-			return named(err, want)
+			return batches, named(err, want)
 		}
 	}
 }
