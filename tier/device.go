@@ -3,6 +3,8 @@ package tier
 import (
 	"context"
 	"iter"
+
+	"github.com/spillway-db/spillway/internal/thread"
 )
 
 // Addr is an address in a device's memory: a handle, never a Go pointer. The
@@ -143,13 +145,12 @@ type Computer interface {
 // Wait waits for e and returns its error, or ctx's if that ends first; the
 // work goes on in that case, and what it uses must be left alone until Done.
 func Wait(ctx context.Context, e Event) error {
-	select {
-	case <-e.Done():
+	done := e.Done()
+	if thread.Look(done) {
 		return e.Err()
-	default:
 	}
 	select {
-	case <-e.Done():
+	case <-done:
 		return e.Err()
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -77,6 +77,7 @@ type Device struct {
 
 	calls   Calls
 	watches watches // the thread's
+	woken   bool    // the thread has ended a mark whose waiters may sleep
 	capture int32   // what it minded of others' graphs before it was the thread of the device
 	kernels kernels
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
+
+	"github.com/spillway-db/spillway/internal/thread"
 )
 
 // Mark is a point in a stream's work.
@@ -13,6 +15,7 @@ type Mark struct {
 	dev   *Device
 	event Event
 	then  func(error) error // may be nil
+	since time.Time         // when the thread was given it
 	// The users of the event: the thread that watches it, and goroutines that make a stream wait
 	// for it. The last user returns it for reuse.
 	users atomic.Int32
@@ -88,7 +91,7 @@ func (c *Calls) recorded(s Stream) (Event, error) {
 
 // watched makes a mark of an event of s, for the thread to look at.
 func (c *Calls) watched(s Stream, e Event, then func(error) error) *Mark {
-	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e, then: then}
+	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e, then: then, since: time.Now()}
 	m.users.Store(1)
 	c.dev.queue.watch(watch{s, m})
 	return m
@@ -190,6 +193,7 @@ func (d *Device) pollStream(marks []*Mark) int {
 			m.then = nil // and what it holds
 		}
 		close(m.done)
+		d.woken = d.woken || time.Since(m.since) > thread.LookFor
 		m.drop()
 	}
 	return len(marks)

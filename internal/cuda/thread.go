@@ -63,6 +63,7 @@ func (d *Device) work() {
 			d.watches.add(w)
 		}
 		if reached := d.poll(); reached || len(tasks)+len(marks) > 0 {
+			d.letGo()
 			progress = time.Now()
 			continue
 		}
@@ -70,12 +71,37 @@ func (d *Device) work() {
 	}
 }
 
+// letGo leaves the thread's processor to a goroutine that it has just woken. As long as the thread
+// goes on working, another processor waits for some time before it takes the goroutine: 55 µs on a
+// virtual machine.
+func (d *Device) letGo() {
+	if d.woken && thread.Spare() {
+		runtime.Gosched()
+	}
+	d.woken = false
+}
+
+// keen returns for how long the thread looks without a pause. With processors to spare it does so
+// for as long as a copy of some 64 MiB takes, as a nap may take 60 µs, however short it should be.
+// It then also looks out for marks to come, which may follow at once.
+func keen(watching bool) time.Duration {
+	switch {
+	case !thread.Spare() && watching:
+		return keenFor
+	case !thread.Spare():
+		return 0
+	case watching:
+		return 2 * time.Millisecond
+	}
+	return 100 * time.Microsecond
+}
+
 // rest waits until there is a task or a mark, or it is time to look at the events again.
 func (d *Device) rest(waited time.Duration, alarm *time.Timer) {
 	watching := len(d.watches.streams) > 0
 	pause := min(max(waited/pauseShare, shortestRest), longestRest)
 	switch {
-	case watching && waited < keenFor:
+	case waited < keen(watching):
 	case watching && pause <= longestNap:
 		thread.Nap(pause)
 	case !d.queue.doze():

@@ -4,6 +4,7 @@
 //	Start ──▶ Stopwatch ── Stop ──▶ the processor's time for a goroutine
 //	ProcessTime                     the processors' time for the process
 //	WakePromptly, Nap               short sleeps that end on time
+//	Look                            none at all, where there are processors to spare
 package thread
 
 import (

@@ -123,8 +123,7 @@ func await(e tier.Event, err error) error {
 	if e == nil || err != nil {
 		return err
 	}
-	<-e.Done()
-	return e.Err()
+	return tier.Wait(context.Background(), e) // the copy uses memory that the caller takes back
 }
 
 // recorded returns the event after a copy that is on the stream, unless err says that it is not.

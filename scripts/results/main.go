@@ -1,10 +1,11 @@
-// Command results writes README's table of figures, which are measured and never typed.
+// Command results writes README's tables of figures, which are measured and never typed.
 //
-//	go run ./scripts/results                    write the table from the newest file of figures
-//	go run ./scripts/results -check             end with 1 if the table is another
+//	go run ./scripts/results                    write the tables from the newest files of figures
+//	go run ./scripts/results -check             end with 1 if a table is another
 //	go run ./scripts/results -measure FILE      measure seven times, and write FILE; ten minutes on two cores
 //
-// docs/results/readme has a file of figures for each day. What -measure cannot measure, because it
+// docs/results has a file for each check of a real GPU, by scripts/gpu-check.sh, and
+// docs/results/readme one of figures for each day. What -measure cannot measure, because it
 // needs a program or data of others, is taken over from the newest file, with its date.
 package main
 
@@ -21,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/perf/benchfmt"
 )
@@ -63,7 +65,13 @@ func run(root string, check bool, measureTo string, rounds int, machine string) 
 	if err != nil {
 		return err
 	}
-	made, err := replace(string(old), figures)
+	made, err := replace(string(old), begin, func() (string, error) { return table(figures) })
+	if err == nil {
+		var c *Check
+		if c, err = newestCheck(root); c != nil {
+			made, err = replace(made, beginGPU, func() (string, error) { return gpuTable(c) })
+		}
+	}
 	switch {
 	case err != nil:
 		return err
@@ -181,15 +189,7 @@ func table(f *Figures) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	line := ""
-	for word := range strings.FieldsSeq("Measured on " + day.Format("2 January 2006") + ": " + f.Machine + ".") {
-		if len(line)+1+len(word) > 100 {
-			b.WriteString(line + "\n")
-			line = ""
-		}
-		line = strings.TrimSpace(line + " " + word)
-	}
-	b.WriteString(line + "\n\n| | Spillway | command |\n|---|---|---|\n")
+	b.WriteString(wrapped("Measured on "+day.Format("2 January 2006")+": "+f.Machine+".") + "\n| | Spillway | command |\n|---|---|---|\n")
 	for _, r := range rows {
 		text, dates := r.text, ""
 		for _, key := range r.figures {
@@ -215,20 +215,35 @@ func table(f *Figures) (string, error) {
 	return b.String(), nil
 }
 
+// wrapped returns text in lines of at most 100 columns.
+func wrapped(text string) string {
+	var b strings.Builder
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > 100 {
+			b.WriteString(line + "\n")
+			line = ""
+		}
+		line = strings.TrimSpace(line + " " + word)
+	}
+	return b.String() + line + "\n"
+}
+
 // The marks in README around what this program writes.
 const (
-	begin = "<!-- figures: go run ./scripts/results -->\n"
-	end   = "<!-- end of figures -->\n"
+	begin    = "<!-- figures: go run ./scripts/results -->\n"
+	beginGPU = "<!-- figures of a real GPU: go run ./scripts/results -->\n"
+	end      = "<!-- end of figures -->\n"
 )
 
-// replace puts the table of figures into a page.
-func replace(page string, f *Figures) (string, error) {
+// replace puts a table of figures into a page.
+func replace(page, begin string, table func() (string, error)) (string, error) {
 	before, rest, ok := strings.Cut(page, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		return "", errors.New("README has no marks for the table")
+		return "", fmt.Errorf("README has no marks for the table: %s", strings.TrimSpace(begin))
 	}
-	made, err := table(f)
+	made, err := table()
 	return before + begin + made + end + after, err
 }
 
