@@ -2,7 +2,10 @@
 
 package cuda
 
-import "unsafe"
+import (
+	"sync"
+	"unsafe"
+)
 
 // The functions of the driver for which gorgonia.org/cu has a name as well are called
 // here, and with the tag gorgonia in calls_gorgonia_unsafe.go.
@@ -33,11 +36,16 @@ func (l *Library) pushContext(ctx Context) error { return l.call(&l.sym.ctxPush,
 
 func (l *Library) popContext() error { return l.call(&l.sym.ctxPop, 0) }
 
-// ask calls e, for which ErrNotReady is no error but the answer no.
-//
-//go:uintptrescapes
-func (l *Library) ask(e *entry, args ...uintptr) (bool, error) {
-	switch code := invoke(e.fn, args); code {
+// asked are the arguments of ask, which purego has escape to the heap.
+var asked = sync.Pool{New: func() any { return new([1]uintptr) }}
+
+// ask calls e, for which ErrNotReady is no error but the answer no. It allocates nothing: the thread
+// of a device may call it a million times a second.
+func (l *Library) ask(e *entry, handle uintptr) (bool, error) {
+	args := asked.Get().(*[1]uintptr)
+	defer asked.Put(args)
+	args[0] = handle
+	switch code := invoke(e.fn, args[:]); code {
 	case 0:
 		return true, nil
 	case ErrNotReady:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/racemark"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -266,4 +267,25 @@ func TestMistakes(t *testing.T) {
 		}
 	}
 	ok(t, r.wait(d, s))
+}
+
+// TestQueriesAllocateNothing: the thread of a device looks at events without a pause.
+func TestQueriesAllocateNothing(t *testing.T) {
+	if racemark.Enabled || cuda.Linked {
+		t.Skip("needs a build without -race, which drops what is pooled, and without the tag gorgonia")
+	}
+	open(t, cudatest.Config{}).do(func(c *cuda.Calls) error {
+		s, err := c.NewStream()
+		if err != nil {
+			return err
+		}
+		ev, err := c.NewEvent()
+		if err != nil {
+			return err
+		}
+		if n := testing.AllocsPerRun(1000, func() { _, err = c.EventDone(ev) }); n >= 1 {
+			t.Errorf("a query allocates %v times", n)
+		}
+		return errors.Join(err, c.DestroyEvent(ev), c.DestroyStream(s))
+	})
 }
