@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// say calls MoverConfig.Events, which is not nil. The caller holds no lock.
+// say calls MoverConfig.Events, which must not be nil. The caller must hold no lock.
 func (m *Mover) say(e events.Event) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -26,7 +26,7 @@ func (m *Mover) say(e events.Event) {
 	m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
 }
 
-// originOf says what the work of a context with a batch is for.
+// originOf returns what the work of a context is for: the place of the batch, and the task.
 func originOf(ctx context.Context, p batch.Place) events.Origin {
 	o := events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 	if owner := reservation.OwnerOf(ctx); owner != nil {
@@ -38,14 +38,27 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 	return o
 }
 
-// sayMoved says that a move is over.
-func (m *Mover) sayMoved(ctx context.Context, moved *Moved, o events.Origin) {
+// emitBegun emits MoveBegun for a batch that is in transit. The context has the origin of the move.
+// Each call needs one of emitEnded before the transit ends, so that the events of a batch alternate.
+func (m *Mover) emitBegun(ctx context.Context, moved *Moved, bytes int64) {
 	if m.cfg.Events == nil {
 		return
 	}
 	m.say(events.Event{
-		Kind: events.MoveEnded, Context: ctx, Origin: o, Batch: uint64(moved.Batch), From: moved.From, To: moved.To,
-		Bytes: moved.Bytes, Took: moved.Took, Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
+		Kind: events.MoveBegun, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
+		From: moved.From, To: moved.To, Bytes: bytes, Reason: moved.Reason,
+	})
+}
+
+// emitEnded emits MoveEnded, with the context of emitBegun and while the batch is in transit still.
+func (m *Mover) emitEnded(ctx context.Context, moved *Moved) {
+	if m.cfg.Events == nil {
+		return
+	}
+	m.say(events.Event{
+		Kind: events.MoveEnded, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
+		From: moved.From, To: moved.To, Bytes: moved.Bytes, Took: moved.Took,
+		Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
 	})
 }
 
