@@ -76,12 +76,13 @@ func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
 	persistNeedsLinux(t)
 	for name, c := range map[string]struct {
 		from, to tier.ID // the move of the other batch
-		rule     faultfs.Rule
+		op       string
+		effect   faultfs.Effect
 		want     error
 	}{
-		"a write fails": {firstHost, firstDisk, faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EIO)}, syscall.EIO},
-		"a read fails":  {firstDisk, firstHost, faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Fail(syscall.EIO)}, syscall.EIO},
-		"a bit flips":   {firstDisk, firstHost, faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.BitFlip()}, convert.ErrCorrupt},
+		"a write fails": {firstHost, firstDisk, "write", faultfs.Fail(syscall.EIO), syscall.EIO},
+		"a read fails":  {firstDisk, firstHost, "read", faultfs.Fail(syscall.EIO), syscall.EIO},
+		"a bit flips":   {firstDisk, firstHost, "read", faultfs.BitFlip(), convert.ErrCorrupt},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := faultfs.New(disk.OS(), 1)
@@ -89,7 +90,8 @@ func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
 			repo := scanOf(t, eng)
 			var both [2]*batch.Batch
 			for n := range both {
-				if err := repo.Put(t.Context(), n, numberedRecord(int64(n), 16_000, wordList(1, 10)), in(tier.Host)); err != nil {
+				rec := numberedRecord(int64(n), 16_000, wordList(1, 10))
+				if err := repo.Put(t.Context(), n, rec, in(tier.Host)); err != nil {
 					t.Fatal(err)
 				}
 				both[n], _ = repo.Peek(n)
@@ -98,8 +100,7 @@ func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
 			moveAlong(t, eng, a, firstDisk, firstHost)
 			moveAlong(t, eng, b, c.from)
 			goOn, placed := recordsAnew(t, repo, files, a)
-			c.rule.Times = 1
-			works := files.Add(c.rule)
+			works := files.Add(faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: c.effect})
 			if err := eng.Mover().Move(t.Context(), b, reservation.Specific(c.to)); !errors.Is(err, c.want) {
 				t.Errorf("the move ended with %v, want %v", err, c.want)
 			}
