@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// together is the way of small batches from one space to a disk. They are written side by side, so
-// that one request writes many. Then each has a buffer of its own.
+// together is one move of small batches from one space to a disk. One request writes many of them,
+// side by side. Then each has a buffer of its own.
 type together struct {
 	m        *Mover
 	from, to *tier.Space
@@ -56,9 +56,9 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 	return n
 }
 
-// RelieveTogether is Relieve for the batches that Together has counted, and returns the error of each. One that is
-// not that of a batch's own state is of all that were written together, though one of them may be
-// the cause: Relieve finds out.
+// RelieveTogether is Relieve for the batches that Together has counted, and returns the error of
+// each. An error of the write is returned for all batches of it, though one of them may be the cause:
+// the caller finds out with Relieve.
 func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
 	errs := make([]error, len(all))
 	ctx, end, err := m.operations.begin(ctx)
@@ -94,7 +94,7 @@ func (t *together) add(img *batch.Image) {
 	t.sizes, t.bytes = append(t.sizes, n), t.bytes+n
 }
 
-// move moves batches. It notes the errors of their own in errs, and returns that of all others.
+// move moves batches. It stores the errors of single batches in errs, and returns that of all others.
 func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) error {
 	var room int64
 	for _, b := range all {
@@ -142,11 +142,10 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 	return nil
 }
 
-// errLone: what is left of the batches cannot be written together, or not with others. Nothing has
-// failed.
+// errLone is returned for batches that cannot be written together with others. Nothing has failed.
 var errLone = fmt.Errorf("convert: the batch is not moved together with others: %w", tier.ErrNotSupported)
 
-// lock takes batches in transit.
+// lock puts the batches that can be written together in transit.
 func (t *together) lock(all []*batch.Batch, errs []error) {
 	n := len(all)
 	t.of, t.ways, t.images, t.sizes = make([]int, 0, n), make([]*batch.Transit, 0, n), make([]*batch.Image, 0, n), make([]int64, 0, n)

@@ -62,8 +62,8 @@ func (m *Mover) emitEnded(ctx context.Context, moved *Moved) {
 	})
 }
 
-// ofBatch adds to an error about a batch, or about corrupt bytes, whose it is, and says that such
-// bytes were found.
+// ofBatch adds the id of b to an error about a batch or about corrupt bytes. For corrupt bytes it
+// also counts them and emits Corrupt.
 func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	var own *batch.UnmovableError
 	if errors.As(err, &own) {
@@ -81,18 +81,18 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	return err
 }
 
-// copied is what follows a copy: nil without events. A copy is used or dropped by whoever is first,
-// also before it has been told that there is one. What has become of it is then told after that.
+// copied emits the events of one copy; it is nil without events. Another goroutine may use or drop the
+// copy before made has emitted CopyMade. Then made also emits the event of that.
 type copied struct {
 	m    *Mover
 	e    events.Event
-	late atomic.Pointer[events.Event] // that made is to tell; &wasMade: it has told all
+	late atomic.Pointer[events.Event] // what made has to emit, too; &wasMade: made has returned
 }
 
-// wasMade is where copied.late points when it was told that there is a copy.
+// wasMade is where copied.late points when made has emitted CopyMade.
 var wasMade events.Event
 
-// copies returns what says of a copy of a batch, which is or will be elsewhere, what becomes of it.
+// copies returns the emitter for a copy of a batch that is, or will be, in another space.
 func (m *Mover) copies(ctx context.Context, now batch.Info, from, in tier.ID, bytes int64, ahead bool) *copied {
 	if m.cfg.Events == nil {
 		return nil
@@ -100,7 +100,7 @@ func (m *Mover) copies(ctx context.Context, now batch.Info, from, in tier.ID, by
 	return &copied{m: m, e: events.Event{Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), From: from, To: in, Bytes: bytes, Ahead: ahead}}
 }
 
-// made says that there is a copy now, and then what has become of it meanwhile.
+// made emits CopyMade, and then CopyUsed or CopyDropped if the copy has ended meanwhile.
 func (c *copied) made() {
 	if c == nil {
 		return
@@ -113,7 +113,7 @@ func (c *copied) made() {
 	}
 }
 
-// ended says that it was used, or is gone; or leaves that to made.
+// ended emits CopyUsed or CopyDropped, or leaves that to made.
 func (c *copied) ended(used bool) {
 	if c == nil {
 		return
@@ -157,7 +157,7 @@ func (m *Mover) ahead(ctx context.Context, now batch.Info, from, to tier.ID, byt
 	}
 }
 
-// sayOversized says that a batch went to a slower tier than asked for.
+// sayOversized logs, and emits as an event, that a batch went to a slower tier than asked for.
 func (m *Mover) sayOversized(ctx context.Context, bytes int64, wanted reservation.Strategy, got tier.ID) {
 	guard.Logger(m.cfg.Logger).Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
 		"bytes", bytes, "wanted", wanted.String(), "got", got.String())

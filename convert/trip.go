@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// trip is the way of one batch to a space of a strategy.
+// trip brings one batch to a space of a strategy: a retry loop around single moves.
 type trip struct {
 	m      *Mover
 	b      *batch.Batch
@@ -359,7 +359,7 @@ func unfit(b *batch.Batch, out batch.Payload, why error) error {
 	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
 }
 
-// countAhead is called when the batch is about to arrive, and nobody can use it yet.
+// countAhead counts what was brought ahead. The caller has the batch in transit, so nobody uses it yet.
 func (t *trip) countAhead(ctx context.Context, from, to *tier.Space, revived bool) {
 	switch {
 	case t.ahead && !revived:
