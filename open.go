@@ -197,8 +197,8 @@ func wrapWith(g GPUConfig, dev tier.Device) (wrapped tier.Device, err error) {
 
 // spaceOn returns the size of the space on a device: at most what the device, its budgets and its
 // quota have. A larger space would promise memory that it cannot give, and would never reach its
-// marks. spaceOn warns if the space gets less than was asked for. It does not warn of less than a page
-// or the device's granule: devices round their memory to those.
+// marks. spaceOn warns if the space gets less than was asked for. It does not warn of less than a
+// page or the device's granule: devices round their memory to those.
 func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64, error) {
 	total := e.limits.physical(dev)
 	size := g.Memory.Bytes

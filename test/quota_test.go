@@ -151,8 +151,8 @@ type coarseDevice struct {
 
 func (d coarseDevice) Charge(n int64) int64 { return (n + d.granule - 1) / d.granule * d.granule }
 
-// TestGPUSizeWarning: a size that is only rounded, to pages or to the device's granule, is not worth
-// a warning; a size that is not granted is.
+// TestGPUSizeWarning: a size that is only rounded, to pages or to the device's granule, is not
+// worth a warning; a size that is not granted is.
 func TestGPUSizeWarning(t *testing.T) {
 	const (
 		mib     = 1 << 20

@@ -15,9 +15,9 @@ type Amount struct {
 	Share float64 // above 0, up to 1
 }
 
-// ParseAmount reads a size such as 512MiB, 500MB, 1e9 or 4096, or a share such as 25%. The units and
-// exponents of sizes are those of Kubernetes' quantities, and a B may follow a unit. Everything else
-// is an error that quotes the text, including 0, a negative number and an empty text.
+// ParseAmount reads a size such as 512MiB, 500MB, 1e9 or 4096, or a share such as 25%. The units
+// and exponents of sizes are those of Kubernetes' quantities, and a B may follow a unit. Everything
+// else is an error that quotes the text, including 0, a negative number and an empty text.
 func ParseAmount(s string) (a Amount, err error) {
 	if strings.HasSuffix(s, "%") {
 		a.Share, err = size.ParseShare(s)
@@ -44,8 +44,8 @@ func (a Amount) Validate() error {
 }
 
 // Of returns the amount in bytes. A share is of total bytes, rounded down. A number of bytes may be
-// larger than total. An unset amount is 0. Of returns an error if the amount is not valid, if a share
-// is less than a byte, or if the amount is a share and total is not above 0.
+// larger than total. An unset amount is 0. Of returns an error if the amount is not valid, if a
+// share is less than a byte, or if the amount is a share and total is not above 0.
 func (a Amount) Of(total int64) (int64, error) {
 	if err := a.Validate(); err != nil || a.Share == 0 {
 		return a.Bytes, err
