@@ -47,6 +47,7 @@ func New(t testing.TB, cfg Config) *Emulator {
 	}
 	again := linked.take(t)
 	e := bind(t, cuda.DefaultPath)
+	t.Cleanup(func() { e.reset() }) // for tests that open the driver which they find, without New
 	switch refused := e.reset() != 0; {
 	case refused && again:
 		t.Skip("needs two CUDA emulators at once, and a build without the tag gorgonia, which has one")
