@@ -32,6 +32,7 @@ type Emulator struct {
 	abandoned     func(kind string) int64
 	settle        func()
 	reset         func() int32
+	start         func(flags uint32) int32 // as gorgonia.org/cu does when the program starts; it may refuse
 }
 
 // New makes a library for the test. It skips the test where no library can be compiled. A program
@@ -47,7 +48,10 @@ func New(t testing.TB, cfg Config) *Emulator {
 	}
 	again := linked.take(t)
 	e := bind(t, cuda.DefaultPath)
-	t.Cleanup(func() { e.reset() }) // for tests that open the driver which they find, without New
+	t.Cleanup(func() { // for tests that work with the driver which they find, without New
+		e.reset()
+		e.start(0)
+	})
 	switch refused := e.reset() != 0; {
 	case refused && again:
 		t.Skip("needs two CUDA emulators at once, and a build without the tag gorgonia, which has one")
@@ -55,6 +59,7 @@ func New(t testing.TB, cfg Config) *Emulator {
 		t.Fatal("the CUDA emulator is still in use by a test before")
 	}
 	cfg.set(e.Set)
+	e.start(0)
 	return e
 }
 
@@ -84,7 +89,7 @@ func bind(t testing.TB, path string) *Emulator {
 	for name, f := range map[string]any{
 		"emu_set": &e.set, "emu_fail": &e.fail, "emu_fail_work": &e.failWork, "emu_clear_failures": &e.clearFailures,
 		"emu_calls": &e.calls, "emu_live": &e.live, "emu_abandoned": &e.abandoned, "emu_settle": &e.settle,
-		"emu_reset": &e.reset,
+		"emu_reset": &e.reset, "cuInit": &e.start,
 	} {
 		dynlib.Bind(lib, name, f)
 	}
