@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds and tests the module with the tag gorgonia, with which internal/cuda calls the driver through
-# gorgonia.org/cu.
+# Builds and tests the module with the tag gorgonia, with which internal/cuda calls the driver
+# through gorgonia.org/cu.
 #
 #   scripts/gorgonia-check.sh             tests it on the emulator, which needs no GPU
-#   scripts/gorgonia-check.sh build DIR   builds tier-cuda-gorgonia.test into DIR, for scripts/gpu-check.sh
+#   scripts/gorgonia-check.sh build DIR   builds tier-cuda-gorgonia.test into DIR, for gpu-check.sh
 #
-# cu needs NVIDIA's cuda.h, of CUDA 11 or 12. Where it is not found and cannot be fetched, the script prints
-# the reason and does nothing, with status 0. It leaves nothing behind but Go's caches.
+# cu needs NVIDIA's cuda.h, of CUDA 11 or 12. Where it is not found and cannot be fetched, the script
+# prints the reason and does nothing, with status 0. It leaves nothing behind but Go's caches.
 set -euo pipefail
 out=
 case ${1:-}:$# in
@@ -59,9 +59,9 @@ member() {
 	return 1
 }
 
-# fetch_header extracts the header from Debian's package, from the mirror that apt is configured for. It has
-# package lists of its own, so apt's stay as they are. The package has 770 MB, and the header is within the
-# first two. apt's checksum is of the whole, so the header is checked by one of its own.
+# fetch_header extracts the header from Debian's package, from the mirror that apt is configured for.
+# It has package lists of its own, so apt's stay as they are. The package has 770 MB, and the header
+# is within the first two. apt's checksum is of the whole, so the header is checked by one of its own.
 fetch_header() {
 	local suite=bookworm sum=55639151a971a10c28d627a98dcd406c6320a5b4e5b67dd9d229056ed5c8e045
 	local ID='' VERSION_CODENAME='' program mirror uri apt=$own/apt
@@ -97,16 +97,16 @@ include=$(find_header) || {
 }
 
 # The program is linked with a stub that has all functions of the header. They are never called: the
-# driver, or the emulator, takes the stub's place when the program runs. The emulator has only the functions that
-# the module calls, so the others are resolved at their first call, which never comes.
+# driver, or the emulator, takes the stub's place when the program runs. The emulator has only the
+# functions that the module calls. The others are resolved at their first call, which never comes.
 mkdir "$own/lib" "$own/stub"
 "$cc" -E -P "$include/cuda.h" | grep -oE '\bcu[A-Z][A-Za-z0-9_]*[[:space:]]*\(' | tr -d ' \t(' | sort -u |
 	sed 's/.*/void &(void) {}/' >"$own/stub/stub.c"
 "$cc" -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$own/stub/libcuda.so" "$own/stub/stub.c"
 unset LD_BIND_NOW
 export CGO_ENABLED=1 CPATH=$include LIBRARY_PATH=$own/stub CGO_LDFLAGS="-O2 -g -Wl,-z,lazy"
-# Go does not know of these paths. The header's checksum is in the flags so that Go's cache has no object
-# that was compiled with another header.
+# Go does not know of these paths. The header's checksum is in the flags so that Go does not take an
+# object from its cache that was compiled with another header.
 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations -DSPILLWAY_CUDA_H=$(sha256sum <"$include/cuda.h" | cut -c 1-16)"
 export CGO_CFLAGS
 
@@ -121,6 +121,7 @@ export LD_LIBRARY_PATH=$own/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 go vet -tags gorgonia ./internal/cuda/... ./tier/cuda/...
 go build -tags gorgonia ./...
-# Besides the driver's tests: the backend's and those of all that works with it, up to whole engines. The tests
-# of a program share its one emulator, also those that open the GPU which they find; so one runs at a time.
+# Besides the driver's tests: the backend's, and those of all that works with it, up to whole engines.
+# The tests of a program share its one emulator, also those that open the GPU that they find. So they
+# run one at a time.
 go test -tags gorgonia -vet=off -short -parallel 1 . ./internal/cuda/... ./tier/cuda/... ./convert/... ./test

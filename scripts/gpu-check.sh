@@ -12,8 +12,9 @@
 #   GPU_CHECK_DISK=DIR   where to spill, in place of the temporary directory: 32 GB should be free there, half of which is used
 #   GPU_CHECK_PLAIN=1    build: leave the binaries uncompressed, for machines without gzip
 #
-# build adds the test with gorgonia.org/cu if it finds, or can fetch, NVIDIA's header: see gorgonia-check.sh. That
-# binary needs a C compiler to build, and glibc 2.34 or newer where it runs; run leaves it out where it is not in DIR.
+# build adds the test with gorgonia.org/cu if there is a C compiler and it finds, or can fetch, NVIDIA's
+# header (see gorgonia-check.sh). That binary needs glibc 2.34 or newer. run leaves the step out where
+# the binary is not in DIR.
 #
 # It changes nothing about the GPU: no clocks, modes or MIG.
 set -uo pipefail

@@ -42,7 +42,8 @@
 // package tier/cuda/gorgonia. Functions that cu has no name for are still bound at run time:
 // kernels, pools, pinned memory, batches of copies, the newer waits for words. Such a program is
 // linked with libcuda.so.1, exits at its start where there is no device, and can load no other
-// library. The build needs cuda.h of CUDA 11 or 12. Where cu cannot be built, the tag has no effect.
+// library. The build needs cuda.h of CUDA 11 or 12. Where cu cannot be built, the tag has no
+// effect.
 //
 // Its mutexes have the rank Device, the last in the order, and are held for a few
 // instructions only, never while the driver is called. What Do and Post run is run without

@@ -35,7 +35,8 @@ func TestExampleKernel(t *testing.T) {
 	text := examplePTX(t)
 	k, err := parsePTX(text)
 	ok(t, err)
-	if v, err := strconv.ParseFloat(k.version, 64); err != nil || v > 7.0 || k.target != "sm_50" { // what CUDA 11.0 came with
+	// CUDA 11.0 came with PTX 7.0.
+	if v, err := strconv.ParseFloat(k.version, 64); err != nil || v > 7.0 || k.target != "sm_50" {
 		t.Errorf("the text is PTX %s for %s", k.version, k.target)
 	}
 	r := open(t, cudatest.Config{})

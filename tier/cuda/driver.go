@@ -32,10 +32,10 @@
 //	CUdeviceptr  tier.Borrower            tier.Addr, the same number; tier.Lender keeps it
 //
 // Each side destroys what it has made, and only that. Handles are numbers here; package
-// tier/cuda/gorgonia converts them for programs that use gorgonia.org/cu. A device makes its context
-// current only for the length of a call, on the thread that makes the call, and restores what was
-// current there. So other code may have any context current on any thread, and must make the
-// device's current itself before it works with the device's streams.
+// tier/cuda/gorgonia converts them for programs that use gorgonia.org/cu. A device makes its
+// context current only for the length of a call, on the thread that makes the call, and restores
+// what was current there. So other code may have any context current on any thread, and must make
+// the device's current itself before it works with the device's streams.
 //
 // A device queries the driver whether borrowed memory is there. While memory of the device is lent,
 // Close leaves its memory, its context and its shared events, and no thread. The last loan to end

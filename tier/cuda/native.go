@@ -95,8 +95,8 @@ func ShareEvent(s tier.Stream) (event uintptr, end func() error, err error) {
 // AdoptEvent makes work put on s afterwards wait for event, a CUevent of the program's in any
 // context, and returns an event behind it, to wait for on the host or on another stream. The
 // CUevent stays the program's, which may destroy it, or record it again, when AdoptEvent has
-// returned. One that was never recorded holds up nothing. If the work before it fails in the context
-// of s, s fails, too.
+// returned. One that was never recorded holds up nothing. If the work before it fails in the
+// context of s, s fails, too.
 func AdoptEvent(s tier.Stream, event uintptr) (tier.Event, error) {
 	mine, err := ours(s)
 	if err != nil {

@@ -74,7 +74,8 @@ func TestStreamOfBothSides(t *testing.T) {
 				must(t, d.CopyToHost(s, got[:], a))
 				p.do(func(c *driver.Calls) error { return c.Fill(handle, driver.Ptr(a), 255, nativeBytes) })
 				must(t, s.Sync())
-				if want := append([]byte{i}, bytes.Repeat([]byte{i + 100}, nativeBytes-1)...); !bytes.Equal(got[:], want) {
+				want := append([]byte{i}, bytes.Repeat([]byte{i + 100}, nativeBytes-1)...)
+				if !bytes.Equal(got[:], want) {
 					t.Fatalf("round %d: read %d, %d … %d", i, got[0], got[1], got[nativeBytes-1])
 				}
 			}
@@ -153,7 +154,8 @@ func TestEventOfBothSides(t *testing.T) {
 	sh.pull()
 	<-last.Done()
 	<-e.Done()
-	if err := errors.Join(e.Err(), last.Err(), end(), s.Sync(), s.Close(), other.Close(), sh.stream.Close()); err != nil || got[0] != 7 {
+	err = errors.Join(e.Err(), last.Err(), end(), s.Sync(), s.Close(), other.Close(), sh.stream.Close())
+	if err != nil || got[0] != 7 {
 		t.Errorf("read %d, want 7: %v", got[0], err)
 	}
 }

@@ -167,7 +167,8 @@ func TestBorrow(t *testing.T) {
 	for _, onePiece := range []bool{false, true} {
 		t.Run(fmt.Sprintf("one piece=%t", onePiece), func(t *testing.T) {
 			r := load(t, cudatest.Config{Memory: 4 << 20})
-			owner, d := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, OnePiece: onePiece})
+			owner := r.open(t, cuda.Config{Memory: 1 << 20})
+			d := r.open(t, cuda.Config{Memory: 1 << 20, OnePiece: onePiece})
 			so, err := owner.NewStream()
 			if err != nil {
 				t.Fatal(err)

@@ -44,7 +44,7 @@ func New(t testing.TB, cfg Config) *Emulator {
 		return NewApart(t, cfg)
 	}
 	if len(cfg.Without) > 0 {
-		t.Skipf("needs a driver without %v, and a build without the tag gorgonia, which links one that has them", cfg.Without)
+		t.Skipf("needs a driver without %v, and a build without the tag gorgonia, which links one with all", cfg.Without)
 	}
 	again := linked.take(t)
 	e := bind(t, cuda.DefaultPath)

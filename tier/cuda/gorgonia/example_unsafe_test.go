@@ -37,8 +37,8 @@ func check[T any](v T, err error) T {
 	return v
 }
 
-// A program has a context of cu's, in which an engine works, too. It runs a kernel of its own on the
-// batches that a Drain brings to the GPU.
+// A program has a context of cu's, in which an engine works, too. It runs a kernel of its own on
+// the batches that a Drain brings to the GPU.
 func Example() {
 	ctx := context.Background()
 	mine := cu.NewContext(cu.Device(0), cu.SchedAuto) // it has a thread, on which its methods work
@@ -62,7 +62,8 @@ func Example() {
 	}
 	scan.CloseInput()
 
-	// The stream is Spillway's, so what Spillway puts there is behind the kernel that cu puts there.
+	// The stream is Spillway's, so what Spillway puts there is behind the kernel that cu puts
+	// there.
 	stream := check(dev.NewStream())
 	queue := check(gorgonia.Stream(stream))
 	for h, err := range scan.Drain(ctx, 0, tier.GPU) {

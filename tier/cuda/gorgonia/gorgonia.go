@@ -23,7 +23,8 @@ func Open(ctx cu.CUContext, cfg cuda.Config) (tier.Device, error) {
 	}
 	cfg.Context = uintptr(driver.ContextOf(ctx))
 	if cfg.Context == 0 {
-		return nil, errors.New("gorgonia: opening a device: ctx is no context: make one with cu.Device.MakeContext or cu.NewContext")
+		return nil, errors.New("gorgonia: opening a device: ctx is no context: " +
+			"make one with cu.Device.MakeContext or cu.NewContext")
 	}
 	lib, err := cuda.Load("")
 	if err != nil {
@@ -33,8 +34,8 @@ func Open(ctx cu.CUContext, cfg cuda.Config) (tier.Device, error) {
 }
 
 // Context returns the context that dev works in, to be made current for cu's functions: see
-// cuda.ContextOf. The device of an engine is DeviceMemory.Device of any buffer in its GPU memory, also
-// where the engine has opened it.
+// cuda.ContextOf. The device of an engine is DeviceMemory.Device of any buffer in its GPU memory,
+// also where the engine has opened it.
 func Context(dev tier.Device) (cu.CUContext, error) {
 	ctx, err := cuda.ContextOf(dev)
 	return driver.CUContextOf(driver.Context(ctx)), err

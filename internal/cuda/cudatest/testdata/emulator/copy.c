@@ -203,10 +203,10 @@ static int example_add(context *c, const uint64_t *args)
 	return OK;
 }
 
-// The emulator does not interpret PTX. It knows kernels by their names, and has a function in C for each
-// that computes what the kernel's text does: the digest's, and that of the example of tier/cuda/gorgonia.
-// Tests in internal/cuda interpret both texts. Modules with other kernels can be loaded, but the kernels
-// are not found.
+// The emulator does not interpret PTX. It knows kernels by their names, and has a function in C for
+// each that computes what the kernel's text does: the digest's, and that of the example of
+// tier/cuda/gorgonia. Tests in internal/cuda interpret both texts. Modules with other kernels can be
+// loaded, but their kernels are not found.
 static const kernel kernels[] = {
 	{"spillway_digest", 256, 4, {8, 8, 8, 8}, digest},
 	{"spillway_example_add", 256, 4, {8, 8, 8, 8}, example_add},
