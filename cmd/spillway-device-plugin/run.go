@@ -22,7 +22,7 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	list := gpus.Sim(s.simCount, s.simMemory)
 	watch := func(context.Context, *gpus.Inventory, *slog.Logger) error { return nil }
 	if s.simCount == 0 {
-		driver, err := gpus.OpenNVML(s.nvml, s.reserve)
+		driver, err := gpus.Open(gpus.Library(s.nvml), gpus.Options{Reserve: s.reserve})
 		if err != nil {
 			return err
 		}
