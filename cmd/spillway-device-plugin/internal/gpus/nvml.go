@@ -33,7 +33,16 @@ type Driver struct {
 
 // Options change how much of a GPU's memory is given away.
 type Options struct {
-	Reserve int64 // bytes of each GPU that are held back
+	Reserve  int64 // bytes of each GPU that are held back
+	Physical int64 // bytes that each GPU counts as having, if it does not have less; 0: all
+}
+
+// Cap returns how much of memory, in bytes, may be given away if nothing is held back.
+func (o Options) Cap(memory int64) int64 {
+	if o.Physical > 0 {
+		return min(memory, o.Physical)
+	}
+	return memory
 }
 
 // Library returns NVIDIA's management library at path, or, if that is empty, where the dynamic linker
@@ -134,7 +143,7 @@ func (d *Driver) list(i int) ([]GPU, error) {
 		if parts[k].Memory <= d.opts.Reserve {
 			return nil, fmt.Errorf("%s has %s, and --reserve leaves nothing of it", parts[k].UUID, size.Approx(parts[k].Memory))
 		}
-		parts[k].Memory -= d.opts.Reserve
+		parts[k].Memory = d.opts.Cap(parts[k].Memory - d.opts.Reserve)
 	}
 	d.parts[dev] = parts
 	return parts, nil

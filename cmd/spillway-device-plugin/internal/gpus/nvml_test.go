@@ -237,6 +237,20 @@ func TestList(t *testing.T) {
 	}
 }
 
+// A GPU counts as having no more memory than Physical, after the reserve.
+func TestPhysical(t *testing.T) {
+	for physical, want := range map[int64]int64{0: 39 << 30, 8 << 30: 8 << 30, 39 << 30: 39 << 30, 40 << 30: 39 << 30} {
+		d, err := Open(newFake(1), Options{Reserve: 1 << 30, Physical: physical})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list, err := d.List(); err != nil || list[0].Memory != want {
+			t.Errorf("%d: %+v, %v; want %d bytes", physical, list, err, want)
+		}
+		d.Close()
+	}
+}
+
 // A driver that is older than MIG has GPUs all the same: its functions are not called.
 func TestListWithoutMIG(t *testing.T) {
 	f := newFake(2)

@@ -285,7 +285,10 @@ func (s *Store) Note(name string) (string, error) {
 	return string(text), err
 }
 
-// environment is the limits of a grant, by the variables that the engine reads.
+// mebibytes writes a size in the form that the engine reads.
+func mebibytes(bytes int64) string { return strconv.FormatInt(bytes>>20, 10) + "Mi" }
+
+// environment returns the limits of a grant, by the variables that the engine reads.
 func (s *Store) environment(g Grant) map[string]string {
 	env := map[string]string{
 		"SPILLWAY_GPU_QUOTA_DIR":   nodelimits.Ledger,
@@ -296,12 +299,12 @@ func (s *Store) environment(g Grant) map[string]string {
 		env["NVSHARE_"+name] = value
 	}
 	if g.Limit > 0 {
-		both("GPU_MEMORY_LIMIT", strconv.FormatInt(g.Limit>>20, 10)+"Mi")
+		both("GPU_MEMORY_LIMIT", mebibytes(g.Limit))
 	}
-	ratio := "1" // said always: another one in a container's environment must not count
+	ratio := "1" // always set: a ratio in a container's own environment must not count
 	if s.ratio != nil {
-		ratio = strings.TrimRight(s.ratio.FloatString(12), "0")
-		ratio = strings.TrimRight(ratio, ".")
+		digits, _ := s.ratio.FloatPrec() // it was read from a decimal number, so these are all digits
+		ratio = s.ratio.FloatString(digits)
 	}
 	both("GPU_MEMORY_OVERSUB_RATIO", ratio)
 	// All processes of a GPU must give the same size. Of GPUs that differ it is left to each.
