@@ -28,6 +28,8 @@ type flags struct {
 	mode                 string
 	unit, ratio, reserve string
 	resource, whole      string
+	shared               string
+	shares               int
 	sim, nvml            string
 	dir, kubelet         string
 	metrics              string
@@ -47,6 +49,8 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.reserve, "reserve", "1Gi", "memory of each GPU that is not given, for CUDA's own needs; none of a simulated GPU's")
 	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: name of the units")
 	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "plugin: name of whole GPUs; empty: none are given whole")
+	set.StringVar(&f.shared, "shared-resource", "spillway-db.github.io/shared-gpu", "plugin: name of shares of a GPU, for containers that set SPILLWAY_GPU_MEMORY_LIMIT themselves; empty: none are given")
+	set.IntVar(&f.shares, "shares", 10, "plugin: shares of each GPU; a container that sets no limit gets that part of it")
 	set.StringVar(&f.driver, "driver", "gpu.spillway-db.github.io", "dra: name of the driver")
 	set.StringVar(&f.node, "node", "", "dra: name of the node; empty: what NODE_NAME says")
 	set.StringVar(&f.kubeconfig, "kubeconfig", "", "dra: file that names the API server; empty: as the cluster tells its pods")
@@ -113,8 +117,17 @@ func (f *flags) settings() (*settings, error) {
 		if err := checkResource(f.whole); f.whole != "" && err != nil {
 			bad("whole-resource", "%w", err)
 		}
+		if err := checkResource(f.shared); f.shared != "" && err != nil {
+			bad("shared-resource", "%w", err)
+		}
 		if f.whole == f.resource {
 			bad("whole-resource", "%s is the name of the units, too", f.whole)
+		}
+		if f.shared != "" && (f.shared == f.resource || f.shared == f.whole) {
+			bad("shared-resource", "%s is the name of another resource, too", f.shared)
+		}
+		if f.shares < 1 || f.shares > maxShares {
+			bad("shares", "%d shares of a GPU: want from 1 to %d", f.shares, maxShares)
 		}
 	case modeDRA:
 		if wrong := validation.IsDNS1123Subdomain(f.driver); len(wrong) > 0 || len(f.driver) > maxDriver {
@@ -138,7 +151,7 @@ func (f *flags) settings() (*settings, error) {
 		flag string
 		mode string
 	}{
-		{"resource", modePlugin}, {"whole-resource", modePlugin},
+		{"resource", modePlugin}, {"whole-resource", modePlugin}, {"shared-resource", modePlugin}, {"shares", modePlugin},
 		{"driver", modeDRA}, {"node", modeDRA}, {"kubeconfig", modeDRA},
 	} {
 		if known := f.mode == modePlugin || f.mode == modeDRA; known && f.given(of.flag) && f.mode != of.mode {
@@ -164,6 +177,9 @@ func (f *flags) settings() (*settings, error) {
 	}
 	return s, errors.Join(errs...)
 }
+
+// maxShares keeps the list of shares within one message to the kubelet.
+const maxShares = 100
 
 // maxDriver is how long Kubernetes lets a driver's name be.
 const maxDriver = 63

@@ -75,6 +75,8 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 			Dir:       filepath.Join(s.kubelet, "device-plugins"),
 			Resource:  s.resource,
 			Whole:     s.whole,
+			Shared:    s.shared,
+			Shares:    s.shares,
 			Layout:    layout,
 			Inventory: inventory,
 			Store:     store,
