@@ -22,7 +22,8 @@ func TestTopoGoNVML(t *testing.T) {
 			docs[i].Topology.GPUs[k].CPUs = nil
 		}
 	}
-	if a, b := docs[0].Topology, docs[1].Topology; len(a.GPUs) != 2 || len(a.GPUs[0].MIG) != 2 || !reflect.DeepEqual(a.GPUs, b.GPUs) {
-		t.Errorf("%+v\n%+v", a.GPUs, b.GPUs)
+	a, b := docs[0].Topology.GPUs, docs[1].Topology.GPUs
+	if len(a) != 2 || len(a[0].MIG) != 2 || !reflect.DeepEqual(a, b) {
+		t.Errorf("%+v\n%+v", a, b)
 	}
 }

@@ -45,11 +45,14 @@ func (f *flags) add(set *pflag.FlagSet) {
 	f.given = set.Changed
 	set.StringVar(&f.mode, "mode", modePlugin, "plugin: a device plugin; dra: a driver for dynamic resource allocation")
 	set.StringVar(&f.unit, "unit", "256Mi", "GPU memory is given in units of this size, whole MiB")
-	set.StringVar(&f.ratio, "ratio", "", "units may promise that multiple of a GPU's memory; what does not fit spills; empty: SPILLWAY_GPU_MEMORY_OVERSUB_RATIO, or 1")
+	set.StringVar(&f.ratio, "ratio", "",
+		"units may promise that multiple of a GPU's memory; what does not fit spills; "+
+			"empty: SPILLWAY_GPU_MEMORY_OVERSUB_RATIO, or 1")
 	set.StringVar(&f.reserve, "reserve", "1Gi", "memory of each GPU that is not given, for CUDA's own needs; none of a simulated GPU's")
 	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: name of the units")
 	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "plugin: name of whole GPUs; empty: none are given whole")
-	set.StringVar(&f.shared, "shared-resource", "spillway-db.github.io/shared-gpu", "plugin: name of shares of a GPU, for containers that set SPILLWAY_GPU_MEMORY_LIMIT themselves; empty: none are given")
+	set.StringVar(&f.shared, "shared-resource", "spillway-db.github.io/shared-gpu",
+		"plugin: name of shares of a GPU, for containers that set SPILLWAY_GPU_MEMORY_LIMIT themselves; empty: none are given")
 	set.IntVar(&f.shares, "shares", 10, "plugin: shares of each GPU; a container that sets no limit gets that part of it")
 	set.StringVar(&f.driver, "driver", "gpu.spillway-db.github.io", "dra: name of the driver")
 	set.StringVar(&f.node, "node", "", "dra: name of the node; empty: what NODE_NAME says")

@@ -149,7 +149,8 @@ func (p *pods) allocateBy(client pluginapi.DevicePluginClient, from, to int) *pl
 	for n := from; n < to; n++ {
 		ids = append(ids, units.ID("sim-0", n))
 	}
-	r, err := client.Allocate(p.t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}, grpc.WaitForReady(true))
+	request := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}
+	r, err := client.Allocate(p.t.Context(), request, grpc.WaitForReady(true))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -295,7 +296,9 @@ func TestOwnLimits(t *testing.T) {
 		},
 		"units": {
 			func(p *pods) pluginapi.DevicePluginClient { return p.client },
-			[]map[string]string{{"SPILLWAY_GPU_MEMORY_LIMIT": "15Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "14Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "90Mi"}},
+			[]map[string]string{
+				{"SPILLWAY_GPU_MEMORY_LIMIT": "15Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "14Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "90Mi"},
+			},
 			[]int64{15, 14, 16},
 		},
 	} {

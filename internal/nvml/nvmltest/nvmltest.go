@@ -46,7 +46,9 @@ func New(t testing.TB, without ...string) *Fake {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, fn := range map[string]any{"fake_set": &f.set, "fake_fail": &f.fail, "fake_calls": &f.calls, "fake_initialized": &f.initialized} {
+	for name, fn := range map[string]any{
+		"fake_set": &f.set, "fake_fail": &f.fail, "fake_calls": &f.calls, "fake_initialized": &f.initialized,
+	} {
 		dynlib.Bind(lib, name, fn)
 	}
 	return f

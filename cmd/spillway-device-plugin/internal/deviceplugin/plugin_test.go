@@ -397,7 +397,9 @@ func TestSockets(t *testing.T) {
 		return err == nil
 	})
 	// It waits for a kubelet, and says so once.
-	eventually(t, "it does not say that there is no kubelet", func() bool { return strings.Count(r.log.String(), "it does not run") == len(r.resources) })
+	eventually(t, "it does not say that there is no kubelet", func() bool {
+		return strings.Count(r.log.String(), "it does not run") == len(r.resources)
+	})
 	if err := r.Ready(); err == nil || !strings.Contains(err.Error(), "is not registered") {
 		t.Errorf("it is ready: %v", err)
 	}

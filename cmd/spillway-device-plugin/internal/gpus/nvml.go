@@ -260,7 +260,7 @@ const (
 // Errors of Watch after which the process must start again.
 var (
 	ErrOtherGPUs   = errors.New("gpus: the node has other GPUs than before: this process lists them when it starts again")
-	ErrOtherDriver = errors.New("gpus: the node has another version of the driver than before: this process loads it when it starts again")
+	ErrOtherDriver = errors.New("gpus: the node's driver has another version than before: this process loads it when it starts again")
 )
 
 // Watch keeps the health of GPUs up to date until ctx ends, and then returns nil. List must have been
