@@ -12,45 +12,24 @@ import (
 	"github.com/spillway-db/spillway/internal/nvml"
 )
 
-// nvmlLibrary is the used part of NVIDIA's library: nvml.Library, or one of the tests.
-type nvmlLibrary interface {
-	Count() (int, error)
-	Device(index int) (nvml.Device, error)
-	Name(nvml.Device) (string, error)
-	UUID(nvml.Device) (string, error)
-	PCI(nvml.Device) (nvml.PCI, error)
-	Memory(nvml.Device) (nvml.Memory, error)
-	PCIeGeneration(nvml.Device) (int, error)
-	PCIeWidth(nvml.Device) (int, error)
-	Node(nvml.Device) (int, error)
-	NodeAffinity(nvml.Device) ([]uint64, error)
-	CPUAffinity(nvml.Device) ([]uint64, error)
-	LinkUp(d nvml.Device, link int) (bool, error)
-	LinkRemote(d nvml.Device, link int) (nvml.PCI, error)
-	LinkKind(d nvml.Device, link int) (nvml.LinkKind, error)
-	MIG(nvml.Device) (bool, error)
-	MaxInstances(nvml.Device) (int, error)
-	Instance(d nvml.Device, k int) (nvml.Device, error)
-	GPUInstance(nvml.Device) (int, error)
-	ComputeInstance(nvml.Device) (int, error)
-	Close()
+// NVML returns a source for [Options].GPUs that opens a library of NVIDIA's at each query, lists its
+// GPUs and closes it. Several goroutines may use the source at a time. An Interface is internal to
+// this module: programs that have a library of their own use package gonvml, or write a source.
+func NVML(open func() (nvml.Interface, error)) func(context.Context) ([]GPU, error) {
+	return func(ctx context.Context) ([]GPU, error) { return nvmlGPUs(ctx, open) }
 }
 
-// nvmlAt returns the source of GPUs that queries NVIDIA's library (NVML) at path. The library is
-// looked for at each query: there is an error if the driver is not installed. It is initialized and
-// shut down at each call. Several goroutines may use the source at a time.
+// nvmlAt returns the source of GPUs that binds NVIDIA's library at path when it is queried. It fails
+// if the driver is not installed.
 func nvmlAt(path string) gpuSource {
-	return func(ctx context.Context) ([]GPU, error) {
-		return nvmlGPUs(ctx, func() (nvmlLibrary, error) { return nvml.Open(path) })
-	}
+	return NVML(func() (nvml.Interface, error) { return nvml.Open(path) })
 }
 
-// maxGPUs bounds what a library that lies can make us ask; the driver's own limit
-// is 64.
+// maxGPUs bounds the number of queries, whatever count a library returns. The driver's own limit is 64.
 const maxGPUs = 256
 
 // nvmlGPUs lists the GPUs of a library.
-func nvmlGPUs(ctx context.Context, open func() (nvmlLibrary, error)) (gpus []GPU, err error) {
+func nvmlGPUs(ctx context.Context, open func() (nvml.Interface, error)) (gpus []GPU, err error) {
 	lib, err := open()
 	switch {
 	case errors.Is(err, nvml.ErrNoLibrary):
@@ -88,15 +67,15 @@ func nvmlGPUs(ctx context.Context, open func() (nvmlLibrary, error)) (gpus []GPU
 	return gpus, errors.Join(r.problems...)
 }
 
-// nvmlReader reads GPUs and collects what cannot be read.
+// nvmlReader reads GPUs and collects the errors of queries that failed.
 type nvmlReader struct {
-	lib      nvmlLibrary
+	lib      nvml.Interface
 	index    int // of the GPU
 	problems []error
 }
 
-// told reports whether a call of the library returned something. A GPU without the thing, or a
-// driver too old for the query, is no problem.
+// told reports whether a call of the library succeeded. If the GPU does not have the property, or the
+// driver is too old for the query, the failure is not a problem to report.
 func (r *nvmlReader) told(err error) bool {
 	if err == nil {
 		return true
@@ -109,7 +88,7 @@ func (r *nvmlReader) told(err error) bool {
 	return false
 }
 
-// read calls a function of the library and stores its result, if there is one.
+// read calls a function of the library and stores its result in to, unless the call failed.
 func read[T any](r *nvmlReader, to *T, call func(nvml.Device) (T, error), dev nvml.Device) bool {
 	value, err := call(dev)
 	if !r.told(err) {
@@ -119,7 +98,7 @@ func read[T any](r *nvmlReader, to *T, call func(nvml.Device) (T, error), dev nv
 	return true
 }
 
-// readAt does so for one of several things of a device.
+// readAt is read for functions with an index: one of several links or instances of a device.
 func readAt[T any](r *nvmlReader, to *T, call func(nvml.Device, int) (T, error), dev nvml.Device, k int) bool {
 	return read(r, to, func(dev nvml.Device) (T, error) { return call(dev, k) }, dev)
 }
@@ -162,7 +141,7 @@ func (r *nvmlReader) memory(total, free *int64, dev nvml.Device) {
 	}
 }
 
-// setOf returns the bits that are set.
+// setOf returns the numbers of the bits that are set: bit k of word i is 64i+k.
 func setOf(words []uint64) Set {
 	set := Set{}
 	for i, w := range words {
@@ -173,12 +152,12 @@ func setOf(words []uint64) Set {
 	return set
 }
 
-// links adds up the NVLinks that are up, by what is at their other end.
+// links counts the NVLinks that are up, by the device at their other end.
 func (r *nvmlReader) links(dev nvml.Device, g *GPU) {
 	for link := range nvml.MaxLinks {
 		var up bool
 		if !readAt(r, &up, r.lib.LinkUp, dev, link) || !up {
-			continue // one that fails does not hide those behind it
+			continue // a failed query of one link does not hide the links after it
 		}
 		l := Link{Count: 1}
 		var remote nvml.PCI
@@ -190,8 +169,8 @@ func (r *nvmlReader) links(dev nvml.Device, g *GPU) {
 		if kind == nvml.LinkToProcessor {
 			continue
 		}
-		// A virtual machine is not shown the switches. NCCL takes what is linked and not to be seen
-		// for one, too.
+		// A virtual machine does not see the switches. Like NCCL, take an unknown device that is
+		// linked and not on the bus for a switch.
 		l.Switch = kind == nvml.LinkToSwitch || kind == nvml.LinkUnknown && l.Remote == ""
 		g.Links = addLink(g.Links, l)
 	}
@@ -214,7 +193,7 @@ func (r *nvmlReader) instances(dev nvml.Device, g *GPU) {
 	for k := range min(most, maxGPUs) {
 		var part nvml.Device
 		if !readAt(r, &part, r.lib.Instance, dev, k) || part == 0 {
-			continue // places that no instance is in
+			continue // no instance has this place
 		}
 		m := MIGInstance{}
 		read(r, &m.UUID, r.lib.UUID, part)
@@ -226,8 +205,8 @@ func (r *nvmlReader) instances(dev nvml.Device, g *GPU) {
 	}
 }
 
-// addressOf returns the PCI address of a device; empty if it is not known, or the device is not
-// visible.
+// addressOf returns the PCI address of a device, or "" if the library does not know it or the device
+// is not visible.
 func addressOf(info nvml.PCI) string {
 	if info.Domain == math.MaxUint32 {
 		return ""

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"testing"
 
 	"github.com/spillway-db/spillway/internal/nvml"
 	"github.com/spillway-db/spillway/topology"
@@ -44,18 +45,30 @@ type fakeGPU struct {
 	gpuInstance, partInstance int
 }
 
-// source is the fake as Options.GPUs.
-func (l *fakeLibrary) source() func(context.Context) ([]topology.GPU, error) {
-	return topology.NVML(func() (topology.Library, error) {
-		err := l.call("nvmlInit_v2")
-		if err == nil && l.open != nil {
-			err = l.open
-		}
-		if err == nil {
-			l.opened++
-		}
-		return l, err
-	})
+// binding makes a source for Options.GPUs that calls a fake library.
+type binding = func(*fakeLibrary) func(context.Context) ([]topology.GPU, error)
+
+// direct calls the fake as topology calls the run-time binding.
+func direct(l *fakeLibrary) func(context.Context) ([]topology.GPU, error) {
+	return topology.NVML(func() (nvml.Interface, error) { return l, l.init() })
+}
+
+// eachBinding runs a test with each binding: the results must be the same.
+func eachBinding(t *testing.T, test func(*testing.T, binding)) {
+	for name, b := range bindings {
+		t.Run(name, func(t *testing.T) { test(t, b) })
+	}
+}
+
+func (l *fakeLibrary) init() error {
+	err := l.call("nvmlInit_v2")
+	if err == nil && l.open != nil {
+		err = l.open
+	}
+	if err == nil {
+		l.opened++
+	}
+	return err
 }
 
 func (l *fakeLibrary) call(name string) error {

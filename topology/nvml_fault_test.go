@@ -12,9 +12,11 @@ import (
 
 // TestNVMLFailsAtEachCall: whichever call fails, as a lost GPU's do or as unknown things do, there
 // is a warning, the matrix is the same from both sides, and the GPU that did not fail is as it was.
-func TestNVMLFailsAtEachCall(t *testing.T) {
+func TestNVMLFailsAtEachCall(t *testing.T) { eachBinding(t, testNVMLFailsAtEachCall) }
+
+func testNVMLFailsAtEachCall(t *testing.T, bind binding) {
 	root := readOnly(t, "mig")
-	whole := discover(t, topology.Options{Root: root, GPUs: migs().source()})
+	whole := discover(t, topology.Options{Root: root, GPUs: bind(migs())})
 	for _, code := range []nvml.Code{errLost, errUnknown, nvml.ErrNotSupported} {
 		calls := 0
 		first, step := testseed.Share(t, 5)
@@ -26,7 +28,7 @@ func TestNVMLFailsAtEachCall(t *testing.T) {
 				}
 				return nil
 			}
-			top := discover(t, topology.Options{Root: root, GPUs: lib.source()})
+			top := discover(t, topology.Options{Root: root, GPUs: bind(lib)})
 			calls = max(calls, called)
 			where := fmt.Sprintf("call %d of %d: %v", at, calls, code)
 			if at > 0 && len(top.Warnings) == 0 && code != nvml.ErrNotSupported {

@@ -59,7 +59,7 @@ func TestOldLibrary(t *testing.T) {
 }
 
 // TestSystemLibrary: a program finds the library by its name, also where the loader must find all
-// symbols at once.
+// symbols at once. With go-nvml linked it would not start then.
 func TestSystemLibrary(t *testing.T) {
 	const variable = "TOPOLOGY_TEST_LISTS"
 	list := func(source func(context.Context) ([]topology.GPU, error)) string {
@@ -78,7 +78,10 @@ func TestSystemLibrary(t *testing.T) {
 	f := nvmltest.New(t)
 	out := filepath.Join(t.TempDir(), "gpus.json")
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSystemLibrary$")
-	cmd.Env = append(os.Environ(), variable+"="+out, "LD_LIBRARY_PATH="+filepath.Dir(f.Path), "LD_BIND_NOW=1")
+	cmd.Env = append(os.Environ(), variable+"="+out, "LD_LIBRARY_PATH="+filepath.Dir(f.Path))
+	if len(bindings) == 1 {
+		cmd.Env = append(cmd.Env, "LD_BIND_NOW=1")
+	}
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}

@@ -3,7 +3,7 @@
 // of tiers; what to make of a machine is decided above it.
 //
 //	              Discover(ctx, Options{Root, GPUs, LookupEnv})
-//	                            │ reads below Root, and asks NVIDIA's library (NVML)
+//	                            │ reads below Root, and calls NVIDIA's library (NVML)
 //	                            ▼
 //	Topology ─┬─ CPU            online, allowed, model
 //	          ├─ Memory         total, free, available, swap
@@ -24,8 +24,8 @@
 // GPUs are those that the process sees: CUDA_VISIBLE_DEVICES is honoured. Those that another driver
 // has come last, as CUDA does not count them. NVML is bound at run time, on Linux on amd64 and
 // arm64, with cgo or without. It is opened for a query, and closed again. Without it (no driver of
-// NVIDIA's is installed, or the system is another) GPUs are known from the PCI bus, and a warning
-// says so.
+// NVIDIA's is installed, or the system is another) Discover lists the GPUs on the PCI bus, and adds a
+// warning. Package gonvml reads through go-nvml instead, or through one of its mocks.
 //
 // Everything is read from the /proc and /sys of Linux below [Options].Root, so that a recorded tree
 // represents a whole machine. Elsewhere the same calls return what is known, which is nothing, and
@@ -60,11 +60,12 @@ type Options struct {
 	// are not followed.
 	Root string
 
-	// GPUs returns the GPUs that a driver knows, in its order. Node, Driver, CPUs and the PCIe
-	// fields that are zero are filled in from the PCI bus. An error beside some GPUs describes what
-	// is not known of them, with errors.Join for more than one thing. An error alone means that the
-	// driver cannot be queried. Nil means what NVIDIA's library (NVML) says if Root is "/", and
-	// those that are found on the PCI bus, with what the bus knows of them, otherwise.
+	// GPUs returns the GPUs that a driver knows, in its order; package gonvml makes such a function
+	// of go-nvml. Node, Driver, CPUs and the PCIe fields that are zero are filled in from the PCI
+	// bus. An error beside some GPUs describes what is not known of them, with errors.Join for more
+	// than one thing. An error alone means that the driver cannot be queried. If GPUs is nil, Discover
+	// binds NVIDIA's library (NVML) at run time if Root is "/", and otherwise lists the GPUs on the
+	// PCI bus, with the properties that the bus has.
 	GPUs func(context.Context) ([]GPU, error)
 
 	// LookupEnv returns environment variables: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. Nil

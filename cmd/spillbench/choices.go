@@ -33,6 +33,8 @@ func choices(flag string) []string {
 		return report.Formats()
 	case "peer":
 		return []string{peer.ArrowIPC}
+	case "nvml":
+		return []string{nvmlRunTime, nvmlGoNVML}
 	case "between":
 		var kinds []string
 		for _, k := range tier.Kinds() {

@@ -71,6 +71,7 @@ func TestCompletion(t *testing.T) {
 		{"run|--cpuprofile|", files, ""},
 		{"run|--disk|", dirs, ""},
 		{"topo|--root|", dirs, ""},
+		{"topo|--nvml|", nothing, "run-time go-nvml"},
 		{"quota|--ledger|", dirs, ""},
 		{"run|--passes|", nothing, ""},
 		{"topo|", nothing, ""},

@@ -47,6 +47,7 @@ var typed = []struct {
 	{begins: "spillbench quota --ledger run/ledger", first: "mkdir -m 700 -p run/ledger"},
 	{begins: "spillbench quota --ledger run/ledger --share", not: "needs root; TestQuotaShares does it"},
 	{begins: "spillbench quota --share UUID", not: "the same"},
+	{begins: "spillbench topo --nvml go-nvml", not: "needs the tag gonvml; TestTopoGoNVML does it"},
 	{begins: "mkdir -m 700 run"},
 
 	// TestTyped of internal/docstest looks whether the packages, tests and files that these name are

@@ -14,9 +14,15 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
+// The values of --nvml: how NVIDIA's management library is called.
+const (
+	nvmlRunTime = "run-time"
+	nvmlGoNVML  = "go-nvml"
+)
+
 func newTopo(stdout, stderr io.Writer) *cobra.Command {
 	flags := outputFlags{prints: true}
-	var root string
+	var root, binding string
 	cmd := &cobra.Command{
 		Use:   "topo",
 		Short: "Print what this machine has",
@@ -28,24 +34,38 @@ them this process may use.`,
   spillbench topo --format json
   spillbench topo --root recorded/    # another machine's`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return topo(cmd.Context(), &flags, root, stdout, stderr) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return topo(cmd.Context(), &flags, root, binding, stdout, stderr)
+		},
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&root, "root", "", "read `DIR`/proc and DIR/sys, a recorded machine, instead of this machine's")
+	cmd.Flags().Var(choice(&binding, "nvml", nvmlRunTime), "nvml",
+		"call NVIDIA's management library by `HOW`: run-time, or go-nvml in a build with the tag gonvml")
 	flags.register(cmd.Flags())
 	return cmd
 }
 
-func topo(ctx context.Context, flags *outputFlags, root string, stdout, stderr io.Writer) (err error) {
+func topo(ctx context.Context, flags *outputFlags, root, binding string, stdout, stderr io.Writer) (err error) {
 	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
 		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
+	}
+	opt := topology.Options{Root: root}
+	if binding == nvmlGoNVML {
+		if root != "" {
+			return fail.Usagef("--nvml %s with --root: a recorded machine has no library (leave one of them out)", binding)
+		}
+		if goNVML == nil {
+			return fail.Usagef("--nvml %s: this spillbench is built without go-nvml (with cgo: "+
+				"go build -tags gonvml -ldflags '-extldflags=-Wl,-z,lazy' ./cmd/spillbench)", binding)
+		}
+		opt.GPUs = goNVML
 	}
 	out, err := flags.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
-	opt := topology.Options{Root: root}
 	top, err := topology.Discover(ctx, opt)
 	if err != nil {
 		return err

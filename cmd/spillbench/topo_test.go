@@ -163,3 +163,27 @@ func TestTopoVisibleDevices(t *testing.T) {
 		}
 	}
 }
+
+// TestTopoNVML: a build with go-nvml prints the same through it, and one without names the build
+// that has it.
+func TestTopoNVML(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "proc"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"recorded machine has no library": {"topo", "--nvml", "go-nvml", "--root", root},
+		"want run-time or go-nvml":        {"topo", "--nvml", "cgo"},
+	} {
+		if r := command(t, t.Context(), args...); r.status != 2 || !strings.Contains(r.stderr, want) || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%q: status %d, %q, want %q", args, r.status, r.stderr, want)
+		}
+	}
+	if goNVML == nil {
+		r := command(t, t.Context(), "topo", "--nvml", "go-nvml")
+		if r.status != 2 || !strings.Contains(r.stderr, "go build -tags gonvml -ldflags '-extldflags=-Wl,-z,lazy' ./cmd/spillbench") {
+			t.Errorf("status %d, %q", r.status, r.stderr)
+		}
+	}
+}

@@ -29,7 +29,7 @@ func TestManifests(t *testing.T) {
 		t.Fatal(paths, err)
 	}
 	names := map[string]bool{}
-	for _, resource := range []string{"resource", "whole-resource"} {
+	for _, resource := range []string{"resource", "whole-resource", "shared-resource"} {
 		names[newRoot(io.Discard).Flags().Lookup(resource).DefValue] = true
 	}
 	var class resourceapi.DeviceClass

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/reservation/quota"
 )
 
 // The modes.
@@ -27,6 +28,8 @@ type flags struct {
 	mode                 string
 	unit, ratio, reserve string
 	resource, whole      string
+	shared               string
+	shares               int
 	sim, nvml            string
 	dir, kubelet         string
 	metrics              string
@@ -42,10 +45,15 @@ func (f *flags) add(set *pflag.FlagSet) {
 	f.given = set.Changed
 	set.StringVar(&f.mode, "mode", modePlugin, "plugin: a device plugin; dra: a driver for dynamic resource allocation")
 	set.StringVar(&f.unit, "unit", "256Mi", "GPU memory is given in units of this size, whole MiB")
-	set.StringVar(&f.ratio, "ratio", "1", "units may promise that multiple of a GPU's memory; what does not fit spills")
+	set.StringVar(&f.ratio, "ratio", "",
+		"units may promise that multiple of a GPU's memory; what does not fit spills; "+
+			"empty: SPILLWAY_GPU_MEMORY_OVERSUB_RATIO, or 1")
 	set.StringVar(&f.reserve, "reserve", "1Gi", "memory of each GPU that is not given, for CUDA's own needs; none of a simulated GPU's")
 	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: name of the units")
 	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "plugin: name of whole GPUs; empty: none are given whole")
+	set.StringVar(&f.shared, "shared-resource", "spillway-db.github.io/shared-gpu",
+		"plugin: name of shares of a GPU, for containers that set SPILLWAY_GPU_MEMORY_LIMIT themselves; empty: none are given")
+	set.IntVar(&f.shares, "shares", 10, "plugin: shares of each GPU; a container that sets no limit gets that part of it")
 	set.StringVar(&f.driver, "driver", "gpu.spillway-db.github.io", "dra: name of the driver")
 	set.StringVar(&f.node, "node", "", "dra: name of the node; empty: what NODE_NAME says")
 	set.StringVar(&f.kubeconfig, "kubeconfig", "", "dra: file that names the API server; empty: as the cluster tells its pods")
@@ -58,16 +66,17 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.metrics, "metrics", "127.0.0.1:9817", "address of /metrics and /healthz; empty: none")
 }
 
-// settings are what the flags ask for.
+// settings are the values of the flags, and of the environment where no flag is given.
 type settings struct {
 	flags
 	unit, reserve int64
 	ratio         *big.Rat // nil: 1
+	physical      int64    // bytes that each GPU counts as having, if it does not have less; 0: all
 	simCount      int      // 0: real GPUs
 	simMemory     int64
 }
 
-// settings reads the flags. The error has one line for each that says nothing sensible.
+// settings reads the flags and the environment. The error has one line for each bad value.
 func (f *flags) settings() (*settings, error) {
 	s := &settings{flags: *f}
 	var errs []error
@@ -85,8 +94,18 @@ func (f *flags) settings() (*settings, error) {
 			bad("reserve", "%w", err)
 		}
 	}
-	if s.ratio, err = parseRatio(f.ratio); err != nil {
-		bad("ratio", "%w", err)
+	env, err := quota.FromEnv(os.LookupEnv) // as the engine reads it
+	if err != nil {
+		errs = append(errs, err)
+	}
+	s.ratio, s.physical = env.Ratio, env.Physical
+	if f.given("ratio") {
+		if s.ratio, err = quota.ParseRatio(f.ratio); err != nil {
+			bad("ratio", "%w", err)
+		}
+	}
+	if s.ratio != nil && s.ratio.Cmp(big.NewRat(1, 1)) == 0 {
+		s.ratio = nil
 	}
 	if f.sim != "" {
 		if s.simCount, s.simMemory, err = parseSim(f.sim); err != nil {
@@ -101,8 +120,17 @@ func (f *flags) settings() (*settings, error) {
 		if err := checkResource(f.whole); f.whole != "" && err != nil {
 			bad("whole-resource", "%w", err)
 		}
+		if err := checkResource(f.shared); f.shared != "" && err != nil {
+			bad("shared-resource", "%w", err)
+		}
 		if f.whole == f.resource {
 			bad("whole-resource", "%s is the name of the units, too", f.whole)
+		}
+		if f.shared != "" && (f.shared == f.resource || f.shared == f.whole) {
+			bad("shared-resource", "%s is the name of another resource, too", f.shared)
+		}
+		if f.shares < 1 || f.shares > maxShares {
+			bad("shares", "%d shares of a GPU: want from 1 to %d", f.shares, maxShares)
 		}
 	case modeDRA:
 		if wrong := validation.IsDNS1123Subdomain(f.driver); len(wrong) > 0 || len(f.driver) > maxDriver {
@@ -126,7 +154,7 @@ func (f *flags) settings() (*settings, error) {
 		flag string
 		mode string
 	}{
-		{"resource", modePlugin}, {"whole-resource", modePlugin},
+		{"resource", modePlugin}, {"whole-resource", modePlugin}, {"shared-resource", modePlugin}, {"shares", modePlugin},
 		{"driver", modeDRA}, {"node", modeDRA}, {"kubeconfig", modeDRA},
 	} {
 		if known := f.mode == modePlugin || f.mode == modeDRA; known && f.given(of.flag) && f.mode != of.mode {
@@ -153,18 +181,8 @@ func (f *flags) settings() (*settings, error) {
 	return s, errors.Join(errs...)
 }
 
-// parseRatio reads how much of a GPU's memory may be promised. nil means 1.
-func parseRatio(text string) (*big.Rat, error) {
-	f, ok := new(big.Rat).SetString(text)
-	plain := strings.Trim(text, "0123456789.") == "" && len(text) <= 12
-	if !ok || !plain || f.Sign() <= 0 {
-		return nil, fmt.Errorf("%.60q is not a ratio: want a number above 0, such as 1.5", text)
-	}
-	if f.Cmp(big.NewRat(1, 1)) == 0 {
-		return nil, nil
-	}
-	return f, nil
-}
+// maxShares keeps the list of shares within one message to the kubelet.
+const maxShares = 100
 
 // maxDriver is how long Kubernetes lets a driver's name be.
 const maxDriver = 63

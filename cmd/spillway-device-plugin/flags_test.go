@@ -59,6 +59,53 @@ func TestSizesAreQuantities(t *testing.T) {
 	}
 }
 
+// The plugin reads the environment as the engine does, with all names and the same order. A flag comes
+// first.
+func TestEnvironment(t *testing.T) {
+	for name, c := range map[string]struct {
+		env, args []string
+		ratio     *big.Rat
+		physical  int64
+	}{
+		"nothing":          {nil, nil, nil, 0},
+		"ratio":            {[]string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.5"}, nil, big.NewRat(3, 2), 0},
+		"short name":       {[]string{"SPILLWAY_GPU_OVERSUB_RATIO=15e-1"}, nil, big.NewRat(3, 2), 0},
+		"nvshare's name":   {[]string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=2"}, nil, big.NewRat(2, 1), 0},
+		"ours comes first": {[]string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=2", "SPILLWAY_GPU_OVERSUB_RATIO=3"}, nil, big.NewRat(3, 1), 0},
+		"the flag wins":    {[]string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.5"}, []string{"--ratio=2"}, big.NewRat(2, 1), 0},
+		"and takes it off": {[]string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.5"}, []string{"--ratio=1"}, nil, 0},
+		"a ratio of 1":     {[]string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.0"}, nil, nil, 0},
+		"physical":         {[]string{"SPILLWAY_GPU_PHYSICAL_MEMORY_MB=8192"}, nil, nil, 8 << 30},
+		"nvshare's size":   {[]string{"NVSHARE_GPU_PHYSICAL_MEMORY_MB=512"}, nil, nil, 512 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, e := range c.env {
+				variable, value, _ := strings.Cut(e, "=")
+				t.Setenv(variable, value)
+			}
+			s, err := settingsOf(t, c.args...)
+			same := err == nil && (s.ratio == nil) == (c.ratio == nil) && (c.ratio == nil || s.ratio.Cmp(c.ratio) == 0)
+			if !same || s.physical != c.physical {
+				t.Errorf("%+v, %v; want the ratio %v of %d bytes", s, err, c.ratio, c.physical)
+			}
+		})
+	}
+	for _, e := range []string{
+		"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=0", "NVSHARE_GPU_OVERSUB_RATIO=3/2", "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=",
+		"SPILLWAY_GPU_PHYSICAL_MEMORY_MB=8Gi", "NVSHARE_GPU_PHYSICAL_MEMORY_MB=0",
+	} {
+		t.Run(e, func(t *testing.T) {
+			variable, value, _ := strings.Cut(e, "=")
+			t.Setenv(variable, value)
+			var stdout, stderr bytes.Buffer
+			status := Main(t.Context(), []string{"--sim=1x1Gi"}, &stdout, &stderr)
+			if got := stderr.String(); status != 2 || !strings.Contains(got, variable+`: "`+value+`"`) || strings.Count(got, "\n") != 1 {
+				t.Errorf("status %d, %q", status, got)
+			}
+		})
+	}
+}
+
 // What says nothing sensible is refused in one line that names the flag and what to do.
 func TestBadFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "")
@@ -94,6 +141,10 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--resource", "example.com/gpu memory"}, "--resource: "},
 		{[]string{"--resource", "example.com/" + strings.Repeat("x", 64)}, "--resource: "},
 		{[]string{"--whole-resource", "spillway-db.github.io/gpu-memory"}, "is the name of the units, too"},
+		{[]string{"--shared-resource", "spillway-db.github.io/gpu"}, "is the name of another resource, too"},
+		{[]string{"--shared-resource", "gpu"}, "--shared-resource: "},
+		{[]string{"--shares", "0"}, "--shares: 0 shares of a GPU: want from 1 to 100"},
+		{[]string{"--shares", "101"}, "--shares: "},
 		{[]string{"--dir", "run"}, `--dir: "run" is not an absolute path`},
 		{[]string{"--kubelet-dir", ""}, "--kubelet-dir: "},
 		{[]string{"--cdi-dir", "cdi"}, "--cdi-dir: "},
@@ -107,6 +158,7 @@ func TestBadFlags(t *testing.T) {
 		{dra("--node", "a b"), "kubectl get nodes lists them"},
 		{dra("--cdi-dir", ""), "--cdi-dir: claims are given by CDI: name the directory that the runtime reads"},
 		{dra("--resource", "example.com/memory"), "--resource: it says nothing with --mode=dra: leave it out, or choose --mode=plugin"},
+		{dra("--shares", "2"), "--shares: it says nothing with --mode=dra"},
 		{dra("--whole-resource", ""), "--whole-resource: it says nothing with --mode=dra"},
 		{[]string{"--driver", "gpu.example.com"}, "--driver: it says nothing with --mode=plugin: leave it out, or choose --mode=dra"},
 		{[]string{"--node", "node-1"}, "--node: it says nothing with --mode=plugin"},

@@ -63,7 +63,7 @@ func TestRun(t *testing.T) {
 	if _, body := ask("/metrics"); !strings.Contains(body, `spillway_gpu_memory_advertised_bytes{gpu="sim-1"} 1.073741824e+09`) {
 		t.Error(body)
 	}
-	if sockets, err := filepath.Glob(plugins + "/*.sock"); err != nil || len(sockets) != 2 {
+	if sockets, err := filepath.Glob(plugins + "/*.sock"); err != nil || len(sockets) != 3 {
 		t.Errorf("%v, %v", sockets, err)
 	}
 	if files, err := os.ReadDir(cdi); err != nil || len(files) != 1 {

@@ -19,10 +19,11 @@ import (
 
 // run serves the kubelet until ctx ends.
 func (s *settings) run(ctx context.Context, log *slog.Logger) error {
-	list := gpus.Sim(s.simCount, s.simMemory)
+	opts := gpus.Options{Reserve: s.reserve, Physical: s.physical}
+	list := gpus.Sim(s.simCount, opts.Cap(s.simMemory))
 	watch := func(context.Context, *gpus.Inventory, *slog.Logger) error { return nil }
 	if s.simCount == 0 {
-		driver, err := gpus.OpenNVML(s.nvml, s.reserve)
+		driver, err := gpus.Open(gpus.Library(s.nvml), opts)
 		if err != nil {
 			return err
 		}
@@ -74,6 +75,8 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 			Dir:       filepath.Join(s.kubelet, "device-plugins"),
 			Resource:  s.resource,
 			Whole:     s.whole,
+			Shared:    s.shared,
+			Shares:    s.shares,
 			Layout:    layout,
 			Inventory: inventory,
 			Store:     store,

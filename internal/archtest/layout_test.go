@@ -60,18 +60,19 @@ var layout = []string{
 	"internal/measures/measurestest",
 	"httpui",
 	"test",
+	"topology/gonvml",
 }
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"internal/measures/measurestest", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
+var testRigs = []string{"topology/gonvml", "internal/measures/measurestest", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
 var testOnly = []string{"internal/measures/measurestest", "tier/tiertest", "internal/hidingfs", "internal/memdir", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.
-var programsMay = []string{"diag", "topology", "tier", "events", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
+var programsMay = []string{"diag", "topology", "topology/gonvml", "tier", "events", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
 
 // rootMay lists the packages of internal that the root package alone wires, of all that programs
 // could import.
@@ -79,7 +80,7 @@ var rootMay = []string{"internal/host", "internal/sim"}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"diag", "topology", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", ".", "httpui"}
+var examplesMay = []string{"diag", "topology", "topology/gonvml", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", ".", "httpui"}
 
 // embedding is the file that shows what most programs need, with one import of the module's.
 const embedding = "example_test.go"

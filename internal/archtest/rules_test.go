@@ -16,6 +16,7 @@ var rules = map[string]func([]source) []string{
 	"docs":    docRule,
 	"unsafe":  unsafeRule,
 	"labels":  labelRule,
+	"go-nvml": goNVMLRule,
 }
 
 // The module keeps all the rules.
@@ -114,6 +115,10 @@ func TestRulesCanFail(t *testing.T) {
 		"one of a timer without":      {"labels", "tier/a.go", file("tier") + "\nfunc f() { time.AfterFunc(d, g) }\n", true},
 		"one of a test":               {"labels", "tier/a_test.go", file("tier") + "\nfunc f() { go g() }\n", false},
 		"one of a command":            {"labels", "cmd/x/a.go", file("x") + "\nfunc f() { go g() }\n", false},
+
+		"go-nvml in its adapter": {"go-nvml", "topology/gonvml/a.go", file("gonvml", `"`+goNVML+`pkg/nvml"`), false},
+		"go-nvml in a test":      {"go-nvml", "topology/a_test.go", file("topology", `"`+goNVML+`pkg/nvml"`), false},
+		"go-nvml in topology":    {"go-nvml", "topology/a.go", file("topology", `"`+goNVML+`pkg/nvml"`), true},
 
 		"unsafe where named":   {"unsafe", "tier/a_unsafe.go", file("tier", `"unsafe"`), false},
 		"unsafe in a test":     {"unsafe", "tier/a_unsafe_test.go", file("tier", `"unsafe"`), false},

@@ -126,6 +126,24 @@ func importRule(files []source) []string {
 	return broken
 }
 
+// goNVML needs cgo, and a program that links it needs options of the linker.
+const goNVML = "github.com/NVIDIA/go-nvml/"
+
+// goNVMLRule keeps go-nvml out of all packages but its adapter and the command, so that no program
+// links it unless its author wants to.
+func goNVMLRule(files []source) []string {
+	var broken []string
+	for _, f := range files {
+		may := f.test || f.dir() == "topology/gonvml" || f.dir() == "cmd/spillbench"
+		for _, i := range f.imports {
+			if strings.HasPrefix(i, goNVML) && !may {
+				broken = append(broken, fmt.Sprintf("%s: it imports %s, which topology/gonvml does", f.path, i))
+			}
+		}
+	}
+	return broken
+}
+
 // layoutRule wants a place in the layout for every public package. Programs have none: nothing
 // imports them, and those of scripts import nothing of the module.
 func layoutRule(files []source) []string {

@@ -1,5 +1,5 @@
-// Package nodelimits is the limits that a node gives a container as a file. A process obeys them
-// even if it does not have the container's environment, as in a login session.
+// Package nodelimits reads and writes the limits that a node gives a container as a file. A process
+// obeys them even if it does not have the container's environment, as in a login session.
 //
 //	Dir/environment   lines NAME=value; root's alone to write
 //	Ledger            where the node's ledger is mounted
@@ -62,9 +62,9 @@ func Write(dir string, env map[string]string) error {
 	return nil
 }
 
-// Lookup returns how variables are found: in the limits of the node in Dir, and by env what those do
-// not say. A process may have a lower limit than the node's, never a higher one. Without such a file
-// that is env. A file that others than root can write to, or that cannot be read, is an error.
+// Lookup returns a function that finds variables in the node's limits in Dir, or else by env. A process
+// may have a lower limit than the node's, never a higher one. Without a file of limits Lookup returns
+// env. A file that users other than root can write to, or that cannot be read, is an error.
 func Lookup(env func(string) (string, bool)) (func(string) (string, bool), error) {
 	return lookup(Dir, env)
 }
@@ -96,16 +96,19 @@ const (
 	largestPhysical = 1 << 43 // MiB
 )
 
-// ownLimit returns the limit of the environment, if it counts: it is below the node's, or says nothing
-// sensible, which is then refused as it is without a node's.
+// ownLimit returns the process's own limit, from the environment, if it counts: because it is below the
+// node's, or because it is not a limit, and is to be refused as it is without a node's. The node sets
+// both variables for a container, so one that has the node's value is not the process's own.
 func ownLimit(limits map[string]string, env func(string) (string, bool)) (string, bool) {
 	most, err := size.Parse(limits[limitVar])
 	if err != nil {
 		return "", false // the node has none, or one that will be refused
 	}
 	own, ok := env(limitVar)
-	if !ok {
-		own, ok = env(otherLimitVar)
+	if !ok || own == limits[limitVar] {
+		if other, set := env(otherLimitVar); set {
+			own, ok = other, true
+		}
 	}
 	if !ok {
 		return "", false
@@ -127,7 +130,7 @@ func ownLimit(limits map[string]string, env func(string) (string, bool)) (string
 	return own, n < most
 }
 
-// read reads a file that only root can have written.
+// read reads a file of variables. Only root may be able to write to it.
 func read(path string) (map[string]string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -26,6 +26,7 @@ func TestLookup(t *testing.T) {
 		"a lower one, nvshare":  {node, map[string]string{otherLimitVar: "512Mi"}, limitVar, "512Mi"},
 		"a lower power of ten":  {node, map[string]string{limitVar: "1e9"}, limitVar, "1e9"},
 		"a higher power of ten": {node, map[string]string{limitVar: "1.1E9"}, limitVar, "1024Mi"},
+		"nvshare's, the node's": {node, map[string]string{limitVar: "1024Mi", otherLimitVar: "512Mi"}, limitVar, "512Mi"},
 		"ours before nvshare's": {node, map[string]string{limitVar: "2Gi", otherLimitVar: "1Mi"}, limitVar, "1024Mi"},
 		"a lower share":         {node, map[string]string{limitVar: "20%"}, limitVar, "20%"},
 		"a higher share":        {node, map[string]string{limitVar: "26%"}, limitVar, "1024Mi"},
@@ -51,7 +52,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// A file that says nothing sure never means "no limit".
+// A file that cannot be trusted is an error, and never "no limit".
 func TestLookupRefuses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the file is root's")

@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
-// Device is a GPU, or a MIG instance of one, as the library knows it.
+// Device is the library's handle of a GPU, or of a MIG instance of one.
 type Device uintptr
 
 // pciInfo is nvmlPciInfo_t.
@@ -16,8 +16,8 @@ type pciInfo struct {
 	address                                [32]byte
 }
 
-// PCI is where a device is on the PCI bus. What is at the other end of a link and not to be seen
-// has a Domain of all ones.
+// PCI is the place of a device on the PCI bus. A device at the other end of a link that this machine
+// does not see has a Domain of all ones.
 type PCI struct {
 	Address             string // such as 00000000:3B:00.0
 	Domain, Bus, Device uint32
@@ -27,7 +27,7 @@ type PCI struct {
 // Memory is nvmlMemory_t: bytes of a device's memory.
 type Memory struct{ Total, Free, Used uint64 }
 
-// LinkKind is what an NVLink leads to.
+// LinkKind is the kind of device at the other end of an NVLink.
 type LinkKind int
 
 // The kinds, by the library's numbers.
@@ -38,25 +38,22 @@ const (
 	LinkUnknown     LinkKind = 0xff
 )
 
-// Numbers of the library that stay inside.
+// Numbers of the library that callers do not need.
 const (
 	linkEnabled = 1
 	migEnabled  = 1
 	scopeNode   = 0
 )
 
-// MaxLinks is how many NVLinks a device may have.
+// MaxLinks is the most NVLinks that a device may have.
 const MaxLinks = 18
 
-// Count returns how many GPUs there are, with those that cannot be asked.
+// Count returns the number of GPUs, lost ones included.
 func (l *Library) Count() (int, error) {
 	var n uint32
 	err := l.call("nvmlDeviceGetCount_v2", uintptr(unsafe.Pointer(&n)))
 	return int(n), err
 }
-
-// Minor returns the number of a GPU's file, /dev/nvidia<number>.
-func (l *Library) Minor(d Device) (int, error) { return l.number("nvmlDeviceGetMinorNumber", d) }
 
 // Device returns a GPU by its index, from 0.
 func (l *Library) Device(index int) (Device, error) {
@@ -68,10 +65,10 @@ func (l *Library) Device(index int) (Device, error) {
 // Name returns the product's name.
 func (l *Library) Name(d Device) (string, error) { return l.text("nvmlDeviceGetName", d) }
 
-// UUID returns the GPU's or instance's own name.
+// UUID returns the UUID of the GPU or the instance.
 func (l *Library) UUID(d Device) (string, error) { return l.text("nvmlDeviceGetUUID", d) }
 
-// PCI returns where the GPU is.
+// PCI returns the place of the GPU.
 func (l *Library) PCI(d Device) (PCI, error) {
 	var info pciInfo
 	err := l.call("nvmlDeviceGetPciInfo_v3", uintptr(d), uintptr(unsafe.Pointer(&info)))
@@ -82,28 +79,28 @@ func (p *pciInfo) told() PCI {
 	return PCI{Address: dynlib.Text(p.address[:]), Domain: p.domain, Bus: p.bus, Device: p.device, DeviceID: p.deviceID}
 }
 
-// Memory returns how much memory there is, and is free.
+// Memory returns the total and free memory.
 func (l *Library) Memory(d Device) (Memory, error) {
 	var m Memory
 	err := l.call("nvmlDeviceGetMemoryInfo", uintptr(d), uintptr(unsafe.Pointer(&m)))
 	return m, err
 }
 
-// PCIeGeneration returns the generation that the GPU and its slot can do.
+// PCIeGeneration returns the highest generation that the GPU and its slot support.
 func (l *Library) PCIeGeneration(d Device) (int, error) {
 	return l.number("nvmlDeviceGetMaxPcieLinkGeneration", d)
 }
 
-// PCIeWidth returns the lanes that are in use.
+// PCIeWidth returns the number of lanes in use.
 func (l *Library) PCIeWidth(d Device) (int, error) {
 	return l.number("nvmlDeviceGetCurrPcieLinkWidth", d)
 }
 
-// Node returns the NUMA node whose memory is the GPU's own. Where that is none, drivers do not
-// support the question, or say all ones.
+// Node returns the NUMA node whose memory is the GPU's own. If there is none, drivers do not support
+// the query, or return all ones.
 func (l *Library) Node(d Device) (int, error) { return l.number("nvmlDeviceGetNumaNodeId", d) }
 
-// How many nodes and CPUs are queried: as many as Linux can have, by words of 64.
+// The words of 64 bits that hold as many nodes and CPUs as Linux can have.
 const (
 	askedNodes = 1024 / 64
 	askedCPUs  = 8192 / 64
@@ -129,14 +126,14 @@ func (l *Library) LinkUp(d Device, link int) (bool, error) {
 	return state == linkEnabled, err
 }
 
-// LinkRemote returns where the other end of an NVLink is.
+// LinkRemote returns the place of the device at the other end of an NVLink.
 func (l *Library) LinkRemote(d Device, link int) (PCI, error) {
 	var info pciInfo
 	err := l.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", uintptr(d), uintptr(link), uintptr(unsafe.Pointer(&info)))
 	return info.told(), err
 }
 
-// LinkKind returns what is at the other end of an NVLink.
+// LinkKind returns the kind of device at the other end of an NVLink.
 func (l *Library) LinkKind(d Device, link int) (LinkKind, error) {
 	kind, err := l.numberAt("nvmlDeviceGetNvLinkRemoteDeviceType", d, link)
 	return LinkKind(kind), err
@@ -149,24 +146,24 @@ func (l *Library) MIG(d Device) (bool, error) {
 	return current == migEnabled, err
 }
 
-// MaxInstances returns how many places there are for instances, some of which may be empty.
+// MaxInstances returns the number of places for instances. Some may be empty.
 func (l *Library) MaxInstances(d Device) (int, error) {
 	return l.number("nvmlDeviceGetMaxMigDeviceCount", d)
 }
 
-// Instance returns the instance in place k, from 0; ErrNotFound: there is none.
+// Instance returns the instance in place k, from 0. If the place is empty, the error is ErrNotFound.
 func (l *Library) Instance(d Device, k int) (Device, error) {
 	var part Device
 	err := l.call("nvmlDeviceGetMigDeviceHandleByIndex", uintptr(d), uintptr(k), uintptr(unsafe.Pointer(&part)))
 	return part, err
 }
 
-// GPUInstance returns which GPU instance an instance belongs to.
+// GPUInstance returns the number of the GPU instance that a MIG instance belongs to.
 func (l *Library) GPUInstance(part Device) (int, error) {
 	return l.number("nvmlDeviceGetGpuInstanceId", part)
 }
 
-// ComputeInstance returns which compute instance of it an instance is.
+// ComputeInstance returns the number of the compute instance in its GPU instance.
 func (l *Library) ComputeInstance(part Device) (int, error) {
 	return l.number("nvmlDeviceGetComputeInstanceId", part)
 }

@@ -1,24 +1,23 @@
-// Package nvml asks NVIDIA's management library (NVML, libnvidia-ml.so.1) what GPUs there are and
-// how they are linked. It is bound at run time, without cgo, so that one binary serves machines
-// with NVIDIA's driver and without.
+// Package nvml reads GPUs and their links from NVIDIA's management library (NVML, libnvidia-ml.so.1).
+// It binds the library at run time, without cgo, so that one binary serves machines with NVIDIA's
+// driver and without.
 //
 //	Open(path) ──▶ Library ── Count, Device(i) ──▶ Device ── Name, UUID, PCI, Memory, … of a GPU
 //	                  │                              │ Instance(k)
 //	                  │                              └─────▶ Device, a MIG instance of it
-//	                  ├─ Events ──▶ what happens to GPUs
 //	                  └─ Close
 //
-// A function is looked up when it is called. One that the library does not have (it is older, or
-// the name has another version) is an *Error of that call with ErrFunctionNotFound, and nothing
-// else is the worse for it. Which version of a name is called fits the structs of this package:
-// later versions of the same name take others.
+// A Library looks a function up when it calls it. If the library does not have the function (it is
+// older, or the name has another version), the call fails with an *Error that has
+// ErrFunctionNotFound; other calls are not affected. The versions in the names fit the structs of this
+// package: later versions of the same name take others.
 //
 // The library counts its initializations, keeps no state of a thread, and may be called by several
 // goroutines at a time. So may a Library, until it is closed. Devices are valid until then. The
 // package takes no locks.
 //
-// Package nvmltest has a library in C for tests. With the tag gonvml the tests compare layouts,
-// numbers and answers with those of github.com/NVIDIA/go-nvml, which is made from NVIDIA's header.
+// Interface is the part that package topology uses. Package topology/gonvml implements it with
+// github.com/NVIDIA/go-nvml, and its tests compare both. Package nvmltest has a library in C for tests.
 package nvml
 
 import (
@@ -29,18 +28,18 @@ import (
 	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
-// DefaultPath is what the dynamic linker finds the library by.
+// DefaultPath is the name by which the dynamic linker finds the library.
 const DefaultPath = "libnvidia-ml.so.1"
 
-// ErrNoLibrary is in Open's error if there is no library to call.
+// ErrNoLibrary is in Open's error if the library cannot be loaded.
 var ErrNoLibrary = errors.New("it cannot be loaded")
 
 // Library is the library, open and initialized.
 type Library struct{ from dynlib.Library }
 
-// Open opens the library at path, empty for DefaultPath, and initializes it. An error is
-// ErrNoLibrary with what the dynamic linker said, or an *Error. ErrDriverNotLoaded is that of a
-// machine whose kernel has no driver.
+// Open opens the library at path, or at DefaultPath if path is empty, and initializes it. An error is
+// ErrNoLibrary with the dynamic linker's message, or an *Error: ErrDriverNotLoaded on a machine whose
+// kernel has no driver.
 func Open(path string) (*Library, error) {
 	if path == "" {
 		path = DefaultPath
@@ -57,7 +56,7 @@ func Open(path string) (*Library, error) {
 	return l, nil
 }
 
-// Close shuts the library down and gives it up. Its errors have no use.
+// Close shuts the library down and unloads it. Errors are ignored: a caller could not act on them.
 func (l *Library) Close() {
 	_ = l.call("nvmlShutdown")
 	l.from.Close()
@@ -78,7 +77,7 @@ func (l *Library) call(name string, args ...uintptr) error {
 	return nil
 }
 
-// describe asks the library for a text that is its own.
+// describe returns the library's text for a code.
 func (l *Library) describe(code Code) string {
 	fn := l.from.Find("nvmlErrorString")
 	if fn == 0 {
@@ -99,15 +98,14 @@ func (l *Library) number(name string, d Device) (int, error) {
 	return int(n), err
 }
 
-// numberAt calls one of those that have an index.
+// numberAt is number for functions with an index.
 func (l *Library) numberAt(name string, d Device, index int) (int, error) {
 	var n uint32
 	err := l.call(name, uintptr(d), uintptr(index), uintptr(unsafe.Pointer(&n)))
 	return int(n), err
 }
 
-// fill calls with buffers of n elements and more until the library says no more that it needs a
-// larger one.
+// fill calls with buffers of n elements, and larger ones as long as the library needs them.
 func fill[T any](n int, call func(buffer []T) error) ([]T, error) {
 	for most := 16 * n; ; n *= 2 {
 		buffer := make([]T, n)
@@ -143,7 +141,6 @@ const (
 	ErrNotFound         Code = 6
 	ErrInsufficientSize Code = 7
 	ErrDriverNotLoaded  Code = 9
-	ErrTimeout          Code = 10
 	ErrFunctionNotFound Code = 13
 )
 
@@ -153,7 +150,7 @@ func (c Code) Error() string { return fmt.Sprintf("NVML result %d", int32(c)) }
 type Error struct {
 	Call string // the library's function
 	Code Code
-	Text string // what the library says of the code; may be empty
+	Text string // the library's text for the code; may be empty
 }
 
 func (e *Error) Error() string {

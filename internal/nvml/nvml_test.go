@@ -23,7 +23,6 @@ var questions = map[string]func(l *nvml.Library, gpu, part nvml.Device) (any, er
 	"nvmlDeviceGetName":                  func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.Name(d) },
 	"nvmlDeviceGetUUID":                  func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.UUID(d) },
 	"nvmlDeviceGetPciInfo_v3":            func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.PCI(d) },
-	"nvmlDeviceGetMinorNumber":           func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.Minor(d) },
 	"nvmlDeviceGetMemoryInfo":            func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.Memory(d) },
 	"nvmlDeviceGetMaxPcieLinkGeneration": func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.PCIeGeneration(d) },
 	"nvmlDeviceGetCurrPcieLinkWidth":     func(l *nvml.Library, d, _ nvml.Device) (any, error) { return l.PCIeWidth(d) },
@@ -356,8 +355,6 @@ func TestEveryFunction(t *testing.T) {
 		had++
 		switch word {
 		case "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString":
-		case "nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents":
-			// TestEvents asks them: they need one another
 		default:
 			if questions[word] == nil {
 				t.Errorf("%s is not asked", word)

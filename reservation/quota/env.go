@@ -73,7 +73,7 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 		return ""
 	}
 	s.Source = read(func(text string) (err error) { s.Limit, err = tier.ParseAmount(text); return err }, limitVar)
-	read(func(text string) (err error) { s.Ratio, err = parseRatio(text); return err }, ratioVar, shortRatioVar)
+	read(func(text string) (err error) { s.Ratio, err = ParseRatio(text); return err }, ratioVar, shortRatioVar)
 	read(func(text string) (err error) { s.Physical, err = parseMiB(text); return err }, physicalVar)
 	for _, v := range []struct {
 		name string
@@ -107,8 +107,8 @@ func namesOf(names []string) []string {
 	return all
 }
 
-// parseRatio reads an oversubscription ratio: a decimal number above 0, exactly.
-func parseRatio(s string) (*big.Rat, error) {
+// ParseRatio parses an oversubscription ratio: a decimal number above 0, exactly.
+func ParseRatio(s string) (*big.Rat, error) {
 	plain := strings.Trim(s, "0123456789.eE+-") == "" // big.Rat reads fractions and other bases too
 	f, err := strconv.ParseFloat(s, 64)               // which also bounds the exponent
 	if !plain || err != nil || f <= 0 {

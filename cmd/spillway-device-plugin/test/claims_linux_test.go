@@ -224,7 +224,7 @@ func TestClusterCommand(t *testing.T) {
 	command := filepath.Join(c.dir, "spillway-device-plugin")
 	build := exec.Command("go", "build", "-trimpath", "-o", command, ".") // as deploy/Containerfile does
 	build.Dir = ".."
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

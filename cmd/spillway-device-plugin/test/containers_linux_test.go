@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,10 +71,14 @@ type fakeLister struct{}
 
 func (fakeLister) List(context.Context, ...string) ([]podresources.Holding, error) { return nil, nil }
 
-// pods gives containers of one simulated GPU of 96 MiB, in units of 16.
+// sharedName is the resource of shares.
+const sharedName = "spillway-db.github.io/shared-gpu"
+
+// pods gives containers parts of one simulated GPU of 96 MiB, in units of 16 or in four shares.
 type pods struct {
 	t      *testing.T
-	client pluginapi.DevicePluginClient
+	client pluginapi.DevicePluginClient // of units
+	shared pluginapi.DevicePluginClient // of shares
 	store  *grants.Store
 	bench  string
 }
@@ -93,6 +98,7 @@ func newPods(t *testing.T) *pods {
 	p := &pods{t: t, bench: filepath.Join(open, "spillbench")}
 	build := exec.Command("go", "build", "-o", p.bench, "./cmd/spillbench")
 	build.Dir = "../../.."
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as the image has it
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -104,7 +110,7 @@ func newPods(t *testing.T) *pods {
 	plugins := t.TempDir()
 	plugin, err := deviceplugin.New(deviceplugin.Config{
 		Dir: plugins, Resource: unitName, Layout: units.Layout{Unit: 16 << 20}, Inventory: gpus.NewInventory(list),
-		Store: p.store, Pods: fakeLister{}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Shared: sharedName, Shares: 4, Store: p.store, Pods: fakeLister{}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -118,24 +124,33 @@ func newPods(t *testing.T) *pods {
 			t.Error(err)
 		}
 	})
-	socket := filepath.Join(plugins, strings.ReplaceAll(unitName, "/", "_")+".sock")
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
+	for name, client := range map[string]*pluginapi.DevicePluginClient{unitName: &p.client, sharedName: &p.shared} {
+		socket := filepath.Join(plugins, strings.ReplaceAll(name, "/", "_")+".sock")
+		conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		*client = pluginapi.NewDevicePluginClient(conn)
 	}
-	t.Cleanup(func() { conn.Close() })
-	p.client = pluginapi.NewDevicePluginClient(conn)
 	return p
 }
 
-// allocate returns what a container with units from to (exclusive) gets.
+// allocate returns the response for a container with units from to (exclusive).
 func (p *pods) allocate(from, to int) *pluginapi.ContainerAllocateResponse {
+	p.t.Helper()
+	return p.allocateBy(p.client, from, to)
+}
+
+// allocateBy is allocate for units or shares.
+func (p *pods) allocateBy(client pluginapi.DevicePluginClient, from, to int) *pluginapi.ContainerAllocateResponse {
 	p.t.Helper()
 	var ids []string
 	for n := from; n < to; n++ {
 		ids = append(ids, units.ID("sim-0", n))
 	}
-	r, err := p.client.Allocate(p.t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}, grpc.WaitForReady(true))
+	request := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}
+	r, err := client.Allocate(p.t.Context(), request, grpc.WaitForReady(true))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -262,6 +277,63 @@ func TestContainers(t *testing.T) {
 	}
 	if most != 3 {
 		t.Errorf("at most %d processes ran side by side, of 3", most)
+	}
+}
+
+// Containers share a GPU by the limits that they set themselves, by either name, and one that sets none
+// has a share. A container of units may set a lower limit than it was given. The kubelet puts a
+// container's own variables behind the plugin's.
+func TestOwnLimits(t *testing.T) {
+	for name, c := range map[string]struct {
+		client func(*pods) pluginapi.DevicePluginClient
+		env    []map[string]string // of one container each
+		want   []int64             // limits, MiB
+	}{
+		"shares": {
+			func(p *pods) pluginapi.DevicePluginClient { return p.shared },
+			[]map[string]string{{"SPILLWAY_GPU_MEMORY_LIMIT": "40Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "32Mi"}, nil},
+			[]int64{40, 32, 24},
+		},
+		"units": {
+			func(p *pods) pluginapi.DevicePluginClient { return p.client },
+			[]map[string]string{
+				{"SPILLWAY_GPU_MEMORY_LIMIT": "15Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "14Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "90Mi"},
+			},
+			[]int64{15, 14, 16},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPods(t)
+			limits, want := map[string]int64{}, map[string]int64{}
+			var ended []<-chan error
+			var outs []*bytes.Buffer
+			for i, own := range c.env {
+				got := p.allocateBy(c.client(p), i, i+1)
+				env := maps.Clone(got.Envs)
+				maps.Copy(env, own)
+				want[env["SPILLWAY_GPU_QUOTA_GROUP"]] = c.want[i] << 20
+				cmd, out := p.command(got, env, 1001+i, runArgs("--passes", "1000")...)
+				ended, outs = append(ended, start(t, cmd)), append(outs, out)
+			}
+			eventually(t, func() error {
+				_, limits, _ = p.live()
+				if len(limits) < len(want) {
+					for i, e := range ended {
+						select {
+						case err := <-e:
+							t.Fatalf("%v: %s", err, outs[i])
+						default:
+						}
+					}
+					return fmt.Errorf("%d of %d containers have joined", len(limits), len(want))
+				}
+				return nil
+			})
+			if !maps.Equal(limits, want) {
+				t.Errorf("the limits are %v, want %v", limits, want)
+			}
+			p.within(want, 96<<20)
+		})
 	}
 }
 

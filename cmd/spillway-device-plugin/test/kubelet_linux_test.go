@@ -471,10 +471,13 @@ func TestKubeletKnowsNoPodsYet(t *testing.T) {
 	n.k.setUnaware(false)
 	n.stop()
 	n.run()
-	n.k.allocatable(wholeName, 7)
-	if h := n.plugin.Holders(); len(h) != 1 || h[0].Pod != "a" {
-		t.Errorf("%+v", h)
-	}
+	n.k.allocatable(wholeName, 7) // which the kubelet may have from the plugin before
+	eventually(t, func() error {
+		if h := n.plugin.Holders(); len(h) != 1 || h[0].Pod != "a" {
+			return fmt.Errorf("%+v", h)
+		}
+		return nil
+	})
 }
 
 func TestKubeletRatio(t *testing.T) {

@@ -1,9 +1,9 @@
-// Package nvmltest is for tests of what asks NVIDIA's management library: it compiles a library
-// that takes its place, and loads it beside the code under test, which is given its path.
+// Package nvmltest is for tests of code that calls NVIDIA's management library: it compiles a library
+// that takes its place, and loads it beside the code under test, which gets its path.
 //
 //	New ──▶ Fake   Path to open it by; Fail and Set: what goes wrong; Calls, Initialized
 //
-// It makes up two GPUs. The first, at 0000:19:00.0, has MIG instances in places 0 and 2 of 7; the
+// The library has two GPUs. The first, at 0000:19:00.0, has MIG instances in places 0 and 2 of 7; the
 // second is at 0000:1a:00.0. Of the 18 NVLinks of each, 0 to 3 are up: to a switch, to a processor,
 // to the other GPU, and to something unknown. Each library has a state of its own. It may be called
 // by several goroutines; the files are in the test's temporary directory. Where there is no C
@@ -33,7 +33,6 @@ type Fake struct {
 	fail        func(name string, code int32)
 	calls       func(name string) int64
 	initialized func() int64
-	event       func(gpu, place int32, kind, data int64) int32
 }
 
 // New makes a library for the test, which does not have the functions named.
@@ -47,15 +46,16 @@ func New(t testing.TB, without ...string) *Fake {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, fn := range map[string]any{"fake_set": &f.set, "fake_fail": &f.fail, "fake_calls": &f.calls, "fake_initialized": &f.initialized, "fake_event": &f.event} {
+	for name, fn := range map[string]any{
+		"fake_set": &f.set, "fake_fail": &f.fail, "fake_calls": &f.calls, "fake_initialized": &f.initialized,
+	} {
 		dynlib.Bind(lib, name, fn)
 	}
 	return f
 }
 
-// Set changes a setting: name_length (bytes that names have at least), node_words and cpu_words
-// (that a caller must have room for), devices (how many it says there are), gpus (how many there are, up to 8),
-// divided (0: the first GPU is not).
+// Set changes a setting: name_length, the least bytes of a name; node_words and cpu_words, the words
+// that a caller must have room for.
 func (f *Fake) Set(name string, value int64) {
 	f.t.Helper()
 	if f.set(name, value) != 0 {
@@ -68,12 +68,6 @@ func (f *Fake) Fail(name string, code int32) { f.fail(name, code) }
 
 // Calls returns how often a function was called.
 func (f *Fake) Calls(name string) int64 { return f.calls(name) }
-
-// Event has something of a kind happen to a GPU, in the instance in a place from 0, or below 0 in none.
-// It returns how many sets of events wait for that.
-func (f *Fake) Event(gpu, place int, kind, data uint64) int {
-	return int(f.event(int32(gpu), int32(place), int64(kind), int64(data)))
-}
 
 // Initialized returns how many initializations of the library are open.
 func (f *Fake) Initialized() int64 { return f.initialized() }

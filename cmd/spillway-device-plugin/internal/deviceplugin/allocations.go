@@ -14,26 +14,27 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 )
 
-// What a grant's name begins with says which resource it is of.
+// kind is one of the ways in which a GPU is given to containers. A grant's name begins with it.
+type kind string
+
 const (
-	unitsPrefix = "units-"
-	wholePrefix = "gpus-"
+	memoryUnits kind = "units"  // units of its memory: their sum is the container's limit
+	wholeGPU    kind = "gpus"   // all of it, without a limit
+	sharedGPU   kind = "shares" // a share of it: the container sets its limit itself
 )
 
-// grantName is the name of the grant for these ids, whatever their order. So it need not be kept.
-func grantName(whole bool, ids []string) string {
+// grantName returns the name of the grant for these ids. It does not depend on their order, so that a
+// plugin which starts again finds the same name.
+func grantName(k kind, ids []string) string {
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(ids)), "\n")))
-	if whole {
-		return wholePrefix + hex.EncodeToString(sum[:8])
-	}
-	return unitsPrefix + hex.EncodeToString(sum[:8])
+	return string(k) + "-" + hex.EncodeToString(sum[:8])
 }
 
-// holding is a container's part of one resource. Until the kubelet lists it, it has no pod.
+// holding is a container's part of one resource. It has no pod until the kubelet lists it.
 type holding struct {
 	podresources.Holding
-	whole bool
-	seen  time.Time // when it was given, or listed the last time
+	kind kind
+	seen time.Time // when it was given, or listed the last time
 }
 
 const (
@@ -58,11 +59,11 @@ func newAllocations() *allocations {
 	return &allocations{held: map[string]holding{}, changed: make(chan struct{})}
 }
 
-// add notes what is given to a container that the kubelet does not list yet.
-func (a *allocations) add(whole bool, ids []string, now time.Time) {
+// add notes the ids that a container gets before the kubelet lists it.
+func (a *allocations) add(k kind, ids []string, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.held[grantName(whole, ids)] = holding{podresources.Holding{IDs: slices.Clone(ids)}, whole, now}
+	a.held[grantName(k, ids)] = holding{podresources.Holding{IDs: slices.Clone(ids)}, k, now}
 	a.tell()
 }
 
@@ -73,7 +74,7 @@ func (a *allocations) list(list []holding, asked time.Time) {
 	given := map[string]bool{}
 	for _, h := range list {
 		h.seen = asked
-		a.held[grantName(h.whole, h.IDs)] = h
+		a.held[grantName(h.kind, h.IDs)] = h
 		for _, id := range h.IDs {
 			given[id] = true
 		}
@@ -109,14 +110,14 @@ func (a *allocations) all() map[string]holding {
 	return maps.Clone(a.held)
 }
 
-// use is how a GPU is given away.
+// use is how much of a GPU is given away. The units of the load are shares if the GPU is shared.
 type use struct {
-	whole bool
+	kinds []kind
 	units.Load
 }
 
-// uses returns how each GPU is given away. A unit counts once: the containers of a pod that run one
-// after the other have the same.
+// uses returns the use of each GPU. A unit counts once: the containers of a pod that run one after the
+// other have the same.
 func (a *allocations) uses() map[string]use {
 	uses := map[string]use{}
 	seen := map[string]bool{}
@@ -124,17 +125,18 @@ func (a *allocations) uses() map[string]use {
 		of := map[string]bool{}
 		for _, id := range h.IDs {
 			uuid := id
-			if !h.whole {
+			if h.kind != wholeGPU {
 				var err error
 				if uuid, _, err = units.Parse(id); err != nil {
 					continue // of an earlier version
 				}
 			}
 			u := uses[uuid]
-			if h.whole {
-				u.whole = true
-			} else if !seen[id] {
-				seen[id] = true
+			if !slices.Contains(u.kinds, h.kind) {
+				u.kinds = append(u.kinds, h.kind)
+			}
+			if counted := string(h.kind) + id; h.kind != wholeGPU && !seen[counted] {
+				seen[counted] = true
 				u.Units++
 			}
 			if !of[uuid] {
@@ -151,7 +153,7 @@ func (a *allocations) uses() map[string]use {
 func (p *Plugin) Holders() []grants.Holder {
 	var holders []grants.Holder
 	for _, h := range p.alloc.all() {
-		g, err := p.grant(h.whole, h.IDs)
+		g, err := p.grant(h.kind, h.IDs)
 		if err != nil {
 			continue // the GPU is not there any more
 		}

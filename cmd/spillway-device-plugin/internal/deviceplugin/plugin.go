@@ -5,8 +5,9 @@
 //	   ├── registers at kubelet.sock, again whenever that is made anew
 //	   └── asks PodResources who has what; removes what nobody has
 //
-// There are two resources: units of memory, and whole GPUs. A GPU is given either way, not both:
-// while some of it is given, the kubelet is told that the other resource's ids of it are unhealthy.
+// There are three resources: units of memory, whole GPUs, and shares of a GPU whose containers set
+// their own limits. A GPU is given in one of these ways at a time: while some of it is given, the
+// plugin reports its ids of the other resources as unhealthy.
 //
 // What a grant is follows from the ids that the kubelet names. So a plugin that was started again
 // needs nothing of what an earlier one knew.
@@ -44,11 +45,13 @@ type Lister interface {
 	List(ctx context.Context, resources ...string) ([]podresources.Holding, error)
 }
 
-// Config is what a plugin needs. All fields but Whole, Refresh and CDIName are required.
+// Config is what a plugin needs. All fields but Whole, Shared, Refresh and CDIName are required.
 type Config struct {
 	Dir       string // with the kubelet's socket, and the plugin's
 	Resource  string // name of the units
 	Whole     string // name of whole GPUs; empty: none are given whole
+	Shared    string // name of shared GPUs; empty: none are shared
+	Shares    int    // shares of each GPU, if Shared is set
 	Layout    units.Layout
 	Inventory *gpus.Inventory
 	Store     *grants.Store
@@ -81,7 +84,7 @@ const maxMessage = 4 << 20
 // drop the connection without a word.
 func New(cfg Config) (*Plugin, error) {
 	p := &Plugin{cfg: cfg, alloc: newAllocations(), registered: map[string]bool{}, said: map[string]string{}}
-	memory := &resource{p: p, name: cfg.Resource}
+	memory := &resource{p: p, name: cfg.Resource, kind: memoryUnits}
 	list := cfg.Inventory.GPUs()
 	if len(list) == 0 {
 		return nil, errors.New("there is no GPU to give: try --sim 1x16Gi on a node without one")
@@ -103,11 +106,23 @@ func New(cfg Config) (*Plugin, error) {
 	}
 	p.resources = append(p.resources, memory)
 	if cfg.Whole != "" {
-		whole := &resource{p: p, name: cfg.Whole, whole: true}
+		whole := &resource{p: p, name: cfg.Whole, kind: wholeGPU}
 		for _, g := range list {
 			whole.all = append(whole.all, g.UUID)
 		}
 		p.resources = append(p.resources, whole)
+	}
+	if cfg.Shared != "" {
+		shared := &resource{p: p, name: cfg.Shared, kind: sharedGPU}
+		for _, g := range list {
+			if _, err := cfg.Layout.Share(g, cfg.Shares); err != nil {
+				return nil, err
+			}
+			for i := range cfg.Shares {
+				shared.all = append(shared.all, units.ID(g.UUID, i))
+			}
+		}
+		p.resources = append(p.resources, shared)
 	}
 	return p, nil
 }
@@ -316,9 +331,11 @@ func (p *Plugin) registerOnce(ctx context.Context, r *resource, endpoint string)
 func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	names := []string{p.cfg.Resource}
-	if p.cfg.Whole != "" {
-		names = append(names, p.cfg.Whole)
+	var names []string
+	kinds := map[string]kind{}
+	for _, r := range p.resources {
+		names = append(names, r.name)
+		kinds[r.name] = r.kind
 	}
 	list, err := p.cfg.Pods.List(ctx, names...)
 	if err != nil {
@@ -330,7 +347,7 @@ func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 	p.say("list", "")
 	holdings := make([]holding, len(list))
 	for i, h := range list {
-		holdings[i] = holding{Holding: h, whole: h.Resource == p.cfg.Whole}
+		holdings[i] = holding{Holding: h, kind: kinds[h.Resource]}
 	}
 	p.alloc.list(holdings, now)
 	p.say("ledger", p.cfg.Store.Strangers())

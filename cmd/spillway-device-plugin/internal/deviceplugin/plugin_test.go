@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/reservation/quota"
 )
 
 // lister is a kubelet's list that the test sets.
@@ -83,7 +85,8 @@ func newRig(t *testing.T) *rig {
 	}
 	t.Cleanup(func() { store.Close() })
 	r.Plugin, err = New(Config{
-		Dir: t.TempDir(), Resource: "example.com/memory", Whole: "example.com/gpu", Layout: units.Layout{Unit: 256 << 20},
+		Dir: t.TempDir(), Resource: "example.com/memory", Whole: "example.com/gpu", Shared: "example.com/shared", Shares: 3,
+		Layout:    units.Layout{Unit: 256 << 20},
 		Inventory: gpus.NewInventory(list), Store: store, Pods: r.pods, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
 	if err != nil {
@@ -107,13 +110,20 @@ func (r *rig) run() (stop func()) {
 	return stop
 }
 
-func (r *rig) allocate(whole bool, ids ...string) error {
-	i := 0
-	if whole {
-		i = 1
-	}
-	_, err := r.resources[i].Allocate(r.t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+func (r *rig) allocate(k kind, ids ...string) error {
+	_, err := r.allocated(k, ids...)
 	return err
+}
+
+// allocated returns what a container with these ids gets.
+func (r *rig) allocated(k kind, ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
+	i := slices.IndexFunc(r.resources, func(r *resource) bool { return r.kind == k })
+	request := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}
+	response, err := r.resources[i].Allocate(r.t.Context(), request)
+	if err != nil {
+		return nil, err
+	}
+	return response.ContainerResponses[0], nil
 }
 
 func eventually(t *testing.T, what string, f func() bool) {
@@ -129,22 +139,22 @@ func TestAllocateRefuses(t *testing.T) {
 	r := newRig(t)
 	r.cfg.Inventory.SetSick("sim-1", "it fell off the bus")
 	for name, c := range map[string]struct {
-		whole bool
-		ids   []string
-		want  string
+		kind kind
+		ids  []string
+		want string
 	}{
-		"none":            {false, nil, "none or some of them twice"},
-		"twice":           {false, []string{"sim-0::1", "sim-0::1"}, "twice"},
-		"two GPUs":        {false, []string{"sim-0::1", "sim-1::1"}, "one GPU only"},
-		"an unknown GPU":  {false, []string{"sim-7::1"}, `"sim-7" is no GPU of this node`},
-		"an unknown unit": {false, []string{"sim-0::4"}, "only 4 units"},
-		"no unit":         {false, []string{"sim-0"}, "is no unit"},
-		"a sick GPU":      {false, []string{"sim-1::0"}, "sim-1 is not healthy: it fell off the bus: delete the pod"},
-		"whole, unknown":  {true, []string{"sim-0::1"}, "is no GPU of this node"},
-		"whole, sick":     {true, []string{"sim-0", "sim-1"}, "not healthy"},
-		"whole, none":     {true, nil, "none or some"},
+		"none":            {memoryUnits, nil, "none or some of them twice"},
+		"twice":           {memoryUnits, []string{"sim-0::1", "sim-0::1"}, "twice"},
+		"two GPUs":        {memoryUnits, []string{"sim-0::1", "sim-1::1"}, "one GPU only"},
+		"an unknown GPU":  {memoryUnits, []string{"sim-7::1"}, `"sim-7" is no GPU of this node`},
+		"an unknown unit": {memoryUnits, []string{"sim-0::4"}, "only 4 units"},
+		"no unit":         {memoryUnits, []string{"sim-0"}, "is no unit"},
+		"a sick GPU":      {memoryUnits, []string{"sim-1::0"}, "sim-1 is not healthy: it fell off the bus: delete the pod"},
+		"whole, unknown":  {wholeGPU, []string{"sim-0::1"}, "is no GPU of this node"},
+		"whole, sick":     {wholeGPU, []string{"sim-0", "sim-1"}, "not healthy"},
+		"whole, none":     {wholeGPU, nil, "none or some"},
 	} {
-		if err := r.allocate(c.whole, c.ids...); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+		if err := r.allocate(c.kind, c.ids...); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -156,35 +166,98 @@ func TestAllocateRefuses(t *testing.T) {
 	}
 }
 
-// A GPU is given in units or whole; what the kubelet lists decides.
+// A GPU is given in units, in shares or whole; what the kubelet lists decides.
 func TestOneWayAtATime(t *testing.T) {
 	r := newRig(t)
-	if err := r.allocate(false, "sim-0::0"); err != nil {
+	if err := r.allocate(memoryUnits, "sim-0::0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.allocate(true, "sim-0"); err == nil || !strings.Contains(err.Error(), "one way at a time") {
-		t.Errorf("a GPU of which a unit is given is given whole: %v", err)
+	for k, id := range map[kind]string{wholeGPU: "sim-0", sharedGPU: "sim-0::0"} {
+		if err := r.allocate(k, id); err == nil || !strings.Contains(err.Error(), "whole, in shares or in units") {
+			t.Errorf("a GPU of which a unit is given is given as %s: %v", k, err)
+		}
 	}
-	if err := r.allocate(true, "sim-1"); err != nil {
+	if err := r.allocate(wholeGPU, "sim-1"); err != nil {
 		t.Error(err)
 	}
-	if err := r.allocate(false, "sim-1::0"); err == nil {
-		t.Error("a unit of a GPU that is given whole is given")
+	for _, k := range []kind{memoryUnits, sharedGPU} {
+		if err := r.allocate(k, "sim-1::0"); err == nil {
+			t.Errorf("%s of a GPU that is given whole are given", k)
+		}
 	}
 	health := map[string]string{}
 	for _, res := range r.resources {
 		for _, d := range res.devices() {
-			health[d.ID] = d.Health
+			health[string(res.kind)+" "+d.ID] = d.Health
 		}
 	}
-	for id, want := range map[string]string{"sim-0::3": pluginapi.Healthy, "sim-1::0": pluginapi.Unhealthy, "sim-0": pluginapi.Unhealthy, "sim-1": pluginapi.Healthy} {
+	for id, want := range map[string]string{
+		"units sim-0::3": pluginapi.Healthy, "units sim-1::0": pluginapi.Unhealthy, "gpus sim-0": pluginapi.Unhealthy,
+		"gpus sim-1": pluginapi.Healthy, "shares sim-0::2": pluginapi.Unhealthy, "shares sim-1::2": pluginapi.Unhealthy,
+	} {
 		if health[id] != want {
 			t.Errorf("%s is %s", id, health[id])
 		}
 	}
 	r.alloc.list(nil, time.Now().Add(2*keepFor)) // the pod is gone
-	if err := r.allocate(true, "sim-0"); err != nil {
+	if err := r.allocate(wholeGPU, "sim-0"); err != nil {
 		t.Errorf("after its units were given back: %v", err)
+	}
+}
+
+// A container with a share of a GPU has the limit that it sets itself, by either name, and one that
+// sets none has a share of the GPU. The kubelet puts a container's own variables behind the plugin's,
+// and so they replace them (kubelet_pods.go, GenerateRunContainerOptions).
+func TestShares(t *testing.T) {
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		ids  []string
+		own  map[string]string
+		want string
+	}{
+		"none":      {[]string{"sim-0::0"}, nil, "341MiB"},
+		"none, two": {[]string{"sim-0::0", "sim-0::1"}, nil, "682MiB"},
+		"ours":      {[]string{"sim-0::0"}, map[string]string{"SPILLWAY_GPU_MEMORY_LIMIT": "600Mi"}, "600MiB"},
+		"nvshare's": {[]string{"sim-0::0"}, map[string]string{"NVSHARE_GPU_MEMORY_LIMIT": "64Mi"}, "64MiB"},
+		"a part":    {[]string{"sim-0::0"}, map[string]string{"NVSHARE_GPU_MEMORY_LIMIT": "25%"}, "25%"},
+		"all of it": {[]string{"sim-0::0"}, map[string]string{"SPILLWAY_GPU_MEMORY_LIMIT": "1Gi"}, "1GiB"},
+	} {
+		got, err := r.allocated(sharedGPU, c.ids...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env := maps.Clone(got.Envs)
+		maps.Copy(env, c.own)
+		s, err := quota.FromEnv(func(name string) (string, bool) { value, ok := env[name]; return value, ok })
+		if err != nil || s.Limit.String() != c.want || s.Ledger == "" || s.Physical != 1<<30 {
+			t.Errorf("%s: the engine reads %+v, %v; want the limit %s", name, s, err, c.want)
+		}
+		// The file of the limits has none: it would come before the container's own.
+		file, err := os.ReadFile(filepath.Join(got.Mounts[1].HostPath, "environment"))
+		if err != nil || strings.Contains(string(file), "MEMORY_LIMIT") || !strings.Contains(string(file), "SPILLWAY_GPU_QUOTA_GROUP="+s.Group) {
+			t.Errorf("%s: %s, %v", name, file, err)
+		}
+	}
+	if err := r.allocate(sharedGPU, "sim-0::3"); err == nil || !strings.Contains(err.Error(), "has only 3 shares") {
+		t.Error(err)
+	}
+	request := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: []string{"sim-0::2", "sim-1::2"}, AllocationSize: 1},
+	}}
+	preferred, err := r.resources[2].GetPreferredAllocation(t.Context(), request)
+	if err != nil || !slices.Equal(preferred.ContainerResponses[0].DeviceIDs, []string{"sim-1::2"}) {
+		t.Errorf("the GPU with fewer shares given is not preferred: %v, %v", preferred, err)
+	}
+}
+
+// A GPU that cannot be shared by so many is refused.
+func TestTooManyShares(t *testing.T) {
+	_, err := New(Config{
+		Resource: "example.com/memory", Shared: "example.com/shared", Shares: 2, Layout: units.Layout{Unit: 1 << 20},
+		Inventory: gpus.NewInventory(gpus.Sim(1, 1<<20)),
+	})
+	if err == nil || !strings.Contains(err.Error(), "choose fewer by --shares") {
+		t.Error(err)
 	}
 }
 
@@ -193,7 +266,7 @@ func TestOneWayAtATime(t *testing.T) {
 func TestGrantsFollowTheList(t *testing.T) {
 	r := newRig(t)
 	ids := []string{"sim-0::0", "sim-0::1"}
-	name := grantName(false, ids)
+	name := grantName(memoryUnits, ids)
 	now := time.Now()
 	check := func(when string, after time.Duration, holders int, directory bool) {
 		t.Helper()
@@ -207,7 +280,7 @@ func TestGrantsFollowTheList(t *testing.T) {
 			t.Errorf("%s: %+v, %v", when, got, names)
 		}
 	}
-	if err := r.allocate(false, ids...); err != nil {
+	if err := r.allocate(memoryUnits, ids...); err != nil {
 		t.Fatal(err)
 	}
 	check("just given", 0, 1, true)
@@ -266,8 +339,8 @@ func TestGrantsFollowTheList(t *testing.T) {
 func TestInitContainersAreKept(t *testing.T) {
 	a := newAllocations()
 	now := time.Now()
-	a.add(false, []string{"g::0"}, now)
-	a.list([]holding{{Holding: podresources.Holding{Pod: "p", IDs: []string{"g::0", "g::1"}}}}, now.Add(time.Hour))
+	a.add(memoryUnits, []string{"g::0"}, now)
+	a.list([]holding{{kind: memoryUnits, Holding: podresources.Holding{Pod: "p", IDs: []string{"g::0", "g::1"}}}}, now.Add(time.Hour))
 	if n := len(a.all()); n != 2 {
 		t.Errorf("%d grants, not 2", n)
 	}
@@ -324,7 +397,9 @@ func TestSockets(t *testing.T) {
 		return err == nil
 	})
 	// It waits for a kubelet, and says so once.
-	eventually(t, "it does not say that there is no kubelet", func() bool { return strings.Count(r.log.String(), "it does not run") == 2 })
+	eventually(t, "it does not say that there is no kubelet", func() bool {
+		return strings.Count(r.log.String(), "it does not run") == len(r.resources)
+	})
 	if err := r.Ready(); err == nil || !strings.Contains(err.Error(), "is not registered") {
 		t.Errorf("it is ready: %v", err)
 	}
@@ -390,16 +465,16 @@ func TestRegistersAgain(t *testing.T) {
 		go func() { _ = server.Serve(l) }()
 		return server
 	}
-	first := &registry{refuse: 3}
+	first := &registry{refuse: 2*len(r.resources) - 1}
 	server := serve(first)
 	r.run()
-	eventually(t, "it does not register", func() bool { return first.count() == 2 && r.Ready() == nil })
-	if n := strings.Count(r.log.String(), "not today"); n != 2 { // of either resource, once
+	eventually(t, "it does not register", func() bool { return first.count() == len(r.resources) && r.Ready() == nil })
+	if n := strings.Count(r.log.String(), "not today"); n != len(r.resources) { // once of each
 		t.Errorf("it is said %d times that the kubelet refuses", n)
 	}
 	server.Stop()
 	own, err := filepath.Glob(r.cfg.Dir + "/example*.sock")
-	if err != nil || len(own) != 2 {
+	if err != nil || len(own) != len(r.resources) {
 		t.Fatal(own, err)
 	}
 	for _, path := range own {
@@ -430,7 +505,7 @@ func TestChooseWhole(t *testing.T) {
 	for i, node := range []int{0, 1, 1, 0, 1} {
 		list = append(list, gpus.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Node: node, Memory: 1 << 30})
 	}
-	r := &resource{whole: true, p: &Plugin{cfg: Config{Inventory: gpus.NewInventory(list)}}}
+	r := &resource{kind: wholeGPU, p: &Plugin{cfg: Config{Inventory: gpus.NewInventory(list)}}}
 	all := []string{"GPU-4", "GPU-0", "GPU-1", "GPU-2", "GPU-3"}
 	for _, c := range []struct {
 		available, must []string

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 )
@@ -19,10 +20,10 @@ import (
 // resource is one of the plugin's resources, as the kubelet calls it.
 type resource struct {
 	pluginapi.UnimplementedDevicePluginServer
-	p     *Plugin
-	name  string
-	whole bool
-	all   []string // ids
+	p    *Plugin
+	name string
+	kind kind
+	all  []string // ids
 }
 
 func (r *resource) options() *pluginapi.DevicePluginOptions {
@@ -55,12 +56,14 @@ func (r *resource) devices() []*pluginapi.Device {
 	return devices
 }
 
-// otherWay reports whether a GPU is given as the other resource.
-func (r *resource) otherWay(u use) bool { return r.whole && u.Units > 0 || !r.whole && u.whole }
+// otherWay reports whether a GPU is given as another resource.
+func (r *resource) otherWay(u use) bool {
+	return slices.ContainsFunc(u.kinds, func(k kind) bool { return k != r.kind })
+}
 
 // gpuOf returns the UUID of an id that is the resource's.
 func (r *resource) gpuOf(id string) string {
-	if r.whole {
+	if r.kind == wholeGPU {
 		return id
 	}
 	uuid, _, _ := units.Parse(id)
@@ -100,7 +103,7 @@ func (r *resource) GetPreferredAllocation(_ context.Context, request *pluginapi.
 	for _, c := range request.GetContainerRequests() {
 		var ids []string
 		var err error
-		if r.whole {
+		if r.kind == wholeGPU {
 			ids, err = r.chooseWhole(c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
 		} else {
 			ids, err = units.Choose(c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()),
@@ -164,10 +167,10 @@ func (r *resource) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 // PreStartContainer implements the API. A container that is started again is not allocated again. But
 // what it mounts may be gone, as it is after a reboot.
 func (r *resource) PreStartContainer(_ context.Context, request *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
-	g, err := r.p.grant(r.whole, request.GetDevicesIds())
+	g, err := r.p.grant(r.kind, request.GetDevicesIds())
 	if err == nil {
 		if _, ok := r.p.alloc.all()[g.Name]; !ok {
-			r.p.alloc.add(r.whole, request.GetDevicesIds(), time.Now())
+			r.p.alloc.add(r.kind, request.GetDevicesIds(), time.Now())
 		}
 		_, err = r.put(g)
 	}
@@ -184,7 +187,7 @@ func refused(code codes.Code, r *resource, err error) error {
 
 // allocate gives ids to one container.
 func (r *resource) allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
-	g, err := r.p.grant(r.whole, ids)
+	g, err := r.p.grant(r.kind, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -196,10 +199,10 @@ func (r *resource) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	if other := r.taken(g); other != "" {
 		r.p.refresh(ctx, time.Now()) // it may have been given back
 		if other = r.taken(g); other != "" {
-			return nil, fmt.Errorf("%s is given away already, whole or in units: a GPU is given one way at a time", other)
+			return nil, fmt.Errorf("%s is given away already in another way: a GPU is given whole, in shares or in units", other)
 		}
 	}
-	r.p.alloc.add(r.whole, ids, time.Now()) // first: so nothing removes its directory
+	r.p.alloc.add(r.kind, ids, time.Now()) // first: so nothing removes its directory
 	access, err := r.put(g)
 	if err != nil {
 		return nil, err
@@ -216,7 +219,7 @@ func (r *resource) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	return response, nil
 }
 
-// taken returns a GPU of the grant that is given the other way; empty: none.
+// taken returns a GPU of the grant that is given in another way, or "".
 func (r *resource) taken(g grants.Grant) string {
 	uses := r.p.alloc.uses()
 	for _, gpu := range g.GPUs {
@@ -234,14 +237,14 @@ func (r *resource) put(g grants.Grant) (grants.Access, error) {
 	return r.p.cfg.Store.Put(g)
 }
 
-// grant returns what ids stand for.
-func (p *Plugin) grant(whole bool, ids []string) (grants.Grant, error) {
+// grant returns the grant that ids stand for.
+func (p *Plugin) grant(k kind, ids []string) (grants.Grant, error) {
 	sorted := slices.Sorted(slices.Values(ids))
 	if len(slices.Compact(slices.Clone(sorted))) != len(ids) || len(ids) == 0 {
 		return grants.Grant{}, fmt.Errorf("%d devices are named, none or some of them twice", len(ids))
 	}
-	g := grants.Grant{Name: grantName(whole, ids)}
-	if !whole {
+	g := grants.Grant{Name: grantName(k, ids)}
+	if k != wholeGPU {
 		uuid, err := units.GPUOf(ids)
 		if err != nil {
 			return g, err
@@ -250,16 +253,16 @@ func (p *Plugin) grant(whole bool, ids []string) (grants.Grant, error) {
 		if !ok {
 			return g, fmt.Errorf("%.100q is no GPU of this node", uuid)
 		}
-		count, err := p.cfg.Layout.Count(gpu)
+		count, unit, err := p.divide(k, gpu)
 		if err != nil {
 			return g, err
 		}
 		for _, id := range ids {
 			if _, n, _ := units.Parse(id); n >= count {
-				return g, fmt.Errorf("%s: the GPU has only %d units", id, count)
+				return g, fmt.Errorf("%s: the GPU has only %d %s", id, count, k)
 			}
 		}
-		g.GPUs, g.Limit = append(g.GPUs, gpu), int64(len(ids))*p.cfg.Layout.Unit
+		g.GPUs, g.Limit, g.Own = append(g.GPUs, gpu), int64(len(ids))*unit, k == sharedGPU
 		return g, nil
 	}
 	for _, uuid := range sorted {
@@ -270,4 +273,14 @@ func (p *Plugin) grant(whole bool, ids []string) (grants.Grant, error) {
 		g.GPUs = append(g.GPUs, gpu)
 	}
 	return g, nil
+}
+
+// divide returns how many units or shares a GPU has, and how many bytes each is.
+func (p *Plugin) divide(k kind, g gpus.GPU) (count int, unit int64, err error) {
+	if k == sharedGPU {
+		unit, err = p.cfg.Layout.Share(g, p.cfg.Shares)
+		return p.cfg.Shares, unit, err
+	}
+	count, err = p.cfg.Layout.Count(g)
+	return count, p.cfg.Layout.Unit, err
 }

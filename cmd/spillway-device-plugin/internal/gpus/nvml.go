@@ -9,61 +9,106 @@ import (
 	"slices"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/spillway-db/spillway/internal/gpuid"
-	"github.com/spillway-db/spillway/internal/nvml"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Driver asks NVIDIA's driver, through NVML, for the node's GPUs. One goroutine may use it at a time.
+// Driver reads the node's GPUs and their health from NVIDIA's driver, through go-nvml. One goroutine
+// may use it at a time.
+//
+// It is open from Open on. poll closes it when no GPU answers, as after the driver was unloaded, and
+// opens it again when the driver is back.
 type Driver struct {
-	path    string
-	reserve int64
+	lib  nvml.Interface
+	open bool
+	opts Options
 
-	lib    *nvml.Library          // nil: it was given up, because the driver did not answer
-	parts  map[nvml.Device][]GPU  // what List found of each GPU
+	parts  map[nvml.Device][]GPU  // by GPU: itself, or its MIG instances
 	handle map[string]nvml.Device // by UUID
-	broken map[string]string      // why, by UUID: what events said
+	broken map[string]string      // the fault that an event reported, by UUID
+	events nvml.EventSet          // nil: no events are expected
 }
 
-// OpenNVML opens the library at path; empty: where the dynamic linker finds it. Of each GPU reserve
-// bytes are not given away. The caller closes the driver.
-func OpenNVML(path string, reserve int64) (*Driver, error) {
-	d := &Driver{path: path, reserve: reserve, broken: map[string]string{}}
-	return d, d.open()
+// Options change how much of a GPU's memory is given away.
+type Options struct {
+	Reserve  int64 // bytes of each GPU that are held back
+	Physical int64 // bytes that each GPU counts as having, if it does not have less; 0: all
 }
 
-func (d *Driver) open() error {
-	lib, err := nvml.Open(d.path)
+// Cap returns how much of memory, in bytes, may be given away if nothing is held back.
+func (o Options) Cap(memory int64) int64 {
+	if o.Physical > 0 {
+		return min(memory, o.Physical)
+	}
+	return memory
+}
+
+// Library returns NVIDIA's management library at path, or, if that is empty, where the dynamic linker
+// finds it. A process has one: go-nvml calls the first that was loaded.
+func Library(path string) nvml.Interface {
+	if path == "" {
+		return nvml.New()
+	}
+	return nvml.New(nvml.WithLibraryPath(path))
+}
+
+// Open initializes the library. The caller closes the driver.
+func Open(lib nvml.Interface, opts Options) (*Driver, error) {
+	d := &Driver{lib: lib, opts: opts, broken: map[string]string{}}
+	return d, d.init()
+}
+
+func (d *Driver) init() error {
+	err := failed("nvmlInit", d.lib.Init())
 	switch {
-	case errors.Is(err, nvml.ErrNoLibrary):
-		return fmt.Errorf("NVIDIA's management library: %w (install the driver, name the library by --nvml, or offer simulated GPUs by --sim 1x16Gi)", err)
-	case errors.Is(err, nvml.ErrDriverNotLoaded):
-		return fmt.Errorf("NVIDIA's driver is not loaded: %w (run it on nodes with GPUs only, or offer simulated GPUs by --sim 1x16Gi)", err)
+	case errors.Is(err, nvml.ERROR_LIBRARY_NOT_FOUND):
+		return fmt.Errorf("gpus: NVIDIA's management library cannot be loaded: %w "+
+			"(install the driver, name the library by --nvml, or offer simulated GPUs by --sim 1x16Gi)", err)
+	case errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED):
+		return fmt.Errorf("gpus: NVIDIA's driver is not loaded: %w "+
+			"(run the plugin on nodes with GPUs only, or offer simulated GPUs by --sim 1x16Gi)", err)
+	case err != nil:
+		return fmt.Errorf("gpus: %w", err)
 	}
-	d.lib = lib
-	return err
+	d.open = true
+	return nil
 }
 
-// Close gives the library up.
+// failed returns the error of a call of the library, or nil. It matches ret.
+func failed(call string, ret nvml.Return) error {
+	if ret == nvml.SUCCESS {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", call, ret)
+}
+
+// has reports whether the driver has a function. Calling one that it does not have ends the process.
+func (d *Driver) has(function string) bool { return d.lib.Extensions().LookupSymbol(function) == nil }
+
+// Close shuts the library down.
 func (d *Driver) Close() {
-	if d.lib != nil {
-		d.lib.Close()
-		d.lib = nil
+	if !d.open {
+		return
 	}
+	d.unsubscribe()
+	_ = d.lib.Shutdown()
+	d.open = false
 }
 
-// List returns all GPUs, and in the place of one that is divided its MIG instances.
+// List returns all GPUs. MIG instances take the place of the GPU that is divided into them.
 func (d *Driver) List() ([]GPU, error) {
 	d.parts, d.handle = map[nvml.Device][]GPU{}, map[string]nvml.Device{}
-	n, err := d.lib.Count()
-	if err != nil {
-		return nil, err
+	n, ret := d.lib.DeviceGetCount()
+	if err := failed("nvmlDeviceGetCount", ret); err != nil {
+		return nil, fmt.Errorf("gpus: %w", err)
 	}
 	var list []GPU
 	for i := range n {
 		parts, err := d.list(i)
 		if err != nil {
-			return nil, fmt.Errorf("GPU %d: %w (nvidia-smi says more)", i, err)
+			return nil, fmt.Errorf("gpus: GPU %d: %w (nvidia-smi has details)", i, err)
 		}
 		list = append(list, parts...)
 	}
@@ -72,19 +117,20 @@ func (d *Driver) List() ([]GPU, error) {
 
 // list returns GPU i, or its instances.
 func (d *Driver) list(i int) ([]GPU, error) {
-	dev, err := d.lib.Device(i)
-	if err != nil {
+	dev, ret := d.lib.DeviceGetHandleByIndex(i)
+	if err := failed("nvmlDeviceGetHandleByIndex", ret); err != nil {
 		return nil, err
 	}
 	gpu, err := d.describe(dev, i)
 	if err != nil {
 		return nil, err
 	}
-	if gpu.Minor, err = d.lib.Minor(dev); err != nil {
+	gpu.Minor, ret = dev.GetMinorNumber()
+	if err := failed("nvmlDeviceGetMinorNumber", ret); err != nil {
 		return nil, err
 	}
-	divided, err := d.lib.MIG(dev)
-	if err != nil && !errors.Is(err, nvml.ErrNotSupported) && !errors.Is(err, nvml.ErrFunctionNotFound) { // older than MIG
+	divided, err := d.divided(dev)
+	if err != nil {
 		return nil, err
 	}
 	parts := []GPU{gpu}
@@ -94,117 +140,148 @@ func (d *Driver) list(i int) ([]GPU, error) {
 		}
 	}
 	for k := range parts {
-		if parts[k].Memory <= d.reserve {
+		if parts[k].Memory <= d.opts.Reserve {
 			return nil, fmt.Errorf("%s has %s, and --reserve leaves nothing of it", parts[k].UUID, size.Approx(parts[k].Memory))
 		}
-		parts[k].Memory -= d.reserve
+		parts[k].Memory = d.opts.Cap(parts[k].Memory - d.opts.Reserve)
 	}
 	d.parts[dev] = parts
 	return parts, nil
 }
 
-// describe asks for what is the same for a GPU and an instance.
+// divided reports whether a GPU is divided into MIG instances. Some GPUs and old drivers do not
+// support that.
+func (d *Driver) divided(dev nvml.Device) (bool, error) {
+	const function = "nvmlDeviceGetMigMode"
+	if !d.has(function) {
+		return false, nil
+	}
+	mode, _, ret := dev.GetMigMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return false, nil
+	}
+	return mode == nvml.DEVICE_MIG_ENABLE, failed(function, ret)
+}
+
+// maxNodes is the most NUMA nodes that Linux can have.
+const maxNodes = 1024
+
+// describe reads the properties that GPUs and instances have in common.
 func (d *Driver) describe(dev nvml.Device, index int) (GPU, error) {
 	g := GPU{Index: index, Node: -1}
-	var err error
-	if g.UUID, err = d.lib.UUID(dev); err != nil {
+	var ret nvml.Return
+	g.UUID, ret = dev.GetUUID()
+	if err := failed("nvmlDeviceGetUUID", ret); err != nil {
 		return g, err
 	}
-	memory, err := d.lib.Memory(dev)
+	memory, err := memoryOf(dev)
 	if err != nil {
 		return g, err
 	}
 	g.Memory = int64(memory.Total)
-	g.Name, _ = d.lib.Name(dev)
-	if nodes, err := d.lib.NodeAffinity(dev); err == nil {
-		g.Node = firstBit(nodes)
+	g.Name, _ = dev.GetName()
+	if d.has("nvmlDeviceGetMemoryAffinity") {
+		if nodes, ret := dev.GetMemoryAffinity(maxNodes, nvml.AFFINITY_SCOPE_NODE); ret == nvml.SUCCESS {
+			g.Node = firstBit(nodes)
+		}
 	}
 	d.handle[g.UUID] = dev
 	return g, nil
 }
 
+func memoryOf(dev nvml.Device) (nvml.Memory, error) {
+	memory, ret := dev.GetMemoryInfo()
+	return memory, failed("nvmlDeviceGetMemoryInfo", ret)
+}
+
 // instances returns the MIG instances of a GPU.
 func (d *Driver) instances(dev nvml.Device, gpu GPU) ([]GPU, error) {
-	most, err := d.lib.MaxInstances(dev)
-	if err != nil {
+	most, ret := dev.GetMaxMigDeviceCount()
+	if err := failed("nvmlDeviceGetMaxMigDeviceCount", ret); err != nil {
 		return nil, err
 	}
 	delete(d.handle, gpu.UUID)
 	var list []GPU
 	for k := range most {
-		part, err := d.lib.Instance(dev, k)
-		if errors.Is(err, nvml.ErrNotFound) {
+		part, ret := dev.GetMigDeviceHandleByIndex(k)
+		if ret == nvml.ERROR_NOT_FOUND {
 			continue
 		}
-		if err != nil {
-			return nil, fmt.Errorf("MIG instance %d: %w", k, err)
-		}
-		g, err := d.describe(part, gpu.Index)
+		err := failed("nvmlDeviceGetMigDeviceHandleByIndex", ret)
+		var g GPU
 		if err == nil {
-			g.GPUInstance, err = d.lib.GPUInstance(part)
-		}
-		if err == nil {
-			g.ComputeInstance, err = d.lib.ComputeInstance(part)
+			g, err = d.instance(part, gpu)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("MIG instance %d: %w", k, err)
-		}
-		g.Parent, g.Name, g.Node, g.Minor = gpu.UUID, gpu.Name, gpu.Node, gpu.Minor
-		if gpuid.SameUUID(g.UUID, gpu.UUID) {
-			return nil, fmt.Errorf("MIG instance %d has no UUID of its own: it needs a newer driver", k)
 		}
 		list = append(list, g)
 	}
 	return list, nil
 }
 
-// firstBit returns the number of the lowest bit that is set; below 0: none.
-func firstBit(words []uint64) int {
+// instance returns a MIG instance of a GPU.
+func (d *Driver) instance(part nvml.Device, gpu GPU) (GPU, error) {
+	g, err := d.describe(part, gpu.Index)
+	if err != nil {
+		return g, err
+	}
+	var ret nvml.Return
+	g.GPUInstance, ret = part.GetGpuInstanceId()
+	if err := failed("nvmlDeviceGetGpuInstanceId", ret); err != nil {
+		return g, err
+	}
+	g.ComputeInstance, ret = part.GetComputeInstanceId()
+	if err := failed("nvmlDeviceGetComputeInstanceId", ret); err != nil {
+		return g, err
+	}
+	g.Parent, g.Name, g.Node, g.Minor = gpu.UUID, gpu.Name, gpu.Node, gpu.Minor
+	if gpuid.SameUUID(g.UUID, gpu.UUID) {
+		return g, errors.New("it has no UUID of its own: it needs a newer driver")
+	}
+	return g, nil
+}
+
+// firstBit returns the number of the lowest bit that is set, or -1 if there is none.
+func firstBit(words []uint) int {
 	for i, w := range words {
 		if w != 0 {
-			return 64*i + bits.TrailingZeros64(w)
+			return bits.UintSize*i + bits.TrailingZeros(w)
 		}
 	}
 	return -1
 }
 
 const (
-	pollEvery = 5 * time.Second        // how often each GPU is asked whether it still answers
-	waitStep  = 200 * time.Millisecond // how long the end of Watch may take
+	pollEvery = 5 * time.Second        // how often Watch asks each GPU whether it still answers
+	waitStep  = 200 * time.Millisecond // how long Watch may take to end
 )
 
-// ErrOtherGPUs is Watch's error after which the process must start again.
-var ErrOtherGPUs = errors.New("the node has other GPUs than before: they are listed again when this process starts again")
+// Errors of Watch after which the process must start again.
+var (
+	ErrOtherGPUs   = errors.New("gpus: the node has other GPUs than before: this process lists them when it starts again")
+	ErrOtherDriver = errors.New("gpus: the node's driver has another version than before: this process loads it when it starts again")
+)
 
-// Watch keeps the health of GPUs until ctx ends, and then returns nil. List must have been called.
+// Watch keeps the health of GPUs up to date until ctx ends, and then returns nil. List must have been
+// called.
 //
-// A GPU that does not answer is sick until it does. One whose driver tells a fault of the hardware is sick
-// for the rest of the process. A driver that went away, and comes back with the same GPUs, is taken
-// again; with other ones the error is ErrOtherGPUs.
+// A GPU that does not answer is sick until it does. A GPU for which the driver reports a hardware fault
+// is sick for the rest of the process. A driver that was unloaded and is loaded again with the same
+// GPUs is used again. If it has other GPUs the error is ErrOtherGPUs; if its version is another one,
+// which the library in this process does not fit, the error is ErrOtherDriver.
 func (d *Driver) Watch(ctx context.Context, inventory *Inventory, log *slog.Logger) error {
-	var events *nvml.Events
-	drop := func() {
-		if events != nil && d.lib != nil {
-			events.Close()
-		}
-		events = nil
-	}
-	defer func() { drop() }()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
-		lib := d.lib
 		if err := d.poll(inventory, log); err != nil {
 			return err
 		}
-		if d.lib != lib { // and so the set of events is gone
-			events = nil
-		}
-		if events == nil && d.lib != nil {
-			events = d.subscribe(log)
+		if d.open && d.events == nil {
+			d.subscribe(log)
 		}
 		for polled := false; !polled; {
-			if events == nil {
+			if d.events == nil {
 				select {
 				case <-ctx.Done():
 					return nil
@@ -213,12 +290,13 @@ func (d *Driver) Watch(ctx context.Context, inventory *Inventory, log *slog.Logg
 				}
 				continue
 			}
-			event, err := events.Wait(waitStep)
-			switch {
-			case err == nil:
+			event, ret := d.events.Wait(uint32(waitStep.Milliseconds()))
+			switch ret {
+			case nvml.SUCCESS:
 				d.happened(event, inventory, log)
-			case !errors.Is(err, nvml.ErrTimeout): // a GPU or the driver is lost: asking each tells which
-				drop()
+			case nvml.ERROR_TIMEOUT:
+			default: // a GPU or the driver is lost: poll finds out which
+				d.unsubscribe()
 			}
 			select {
 			case <-ctx.Done():
@@ -226,44 +304,69 @@ func (d *Driver) Watch(ctx context.Context, inventory *Inventory, log *slog.Logg
 			case <-tick.C:
 				polled = true
 			default:
-				polled = events == nil
+				polled = d.events == nil
 			}
 		}
 	}
 }
 
-// subscribe has the driver tell of faults; nil if it does not.
-func (d *Driver) subscribe(log *slog.Logger) *nvml.Events {
-	events, err := d.lib.Events()
-	if err != nil {
-		log.Warn("the driver tells of no faults: GPUs are only asked", "error", err)
-		return nil
+// faults are the kinds of events that concern a GPU's health.
+const faults = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError
+
+// subscribe registers for the faults of all GPUs.
+func (d *Driver) subscribe(log *slog.Logger) {
+	events, ret := d.lib.EventSetCreate()
+	if err := failed("nvmlEventSetCreate", ret); err != nil {
+		log.Warn("the driver reports no faults: GPUs are only polled", "error", err)
+		return
 	}
+	d.events = events
 	for dev, parts := range d.parts {
-		if err := events.Add(dev, nvml.EventXID|nvml.EventDoubleBitECC); err != nil && len(parts) > 0 {
-			log.Warn("a GPU tells of no faults: it is only asked", "gpu", parts[0].UUID, "error", err)
+		if err := register(dev, events); err != nil && len(parts) > 0 {
+			log.Warn("a GPU reports no faults: it is only polled", "gpu", parts[0].UUID, "error", err)
 		}
 	}
-	return events
 }
 
-// applications are the XIDs that a program's fault causes, or that say nothing of the GPU:
-// exceptions, page faults, a stopped engine, a preemptive cleanup. They are what NVIDIA's own device
-// plugin leaves out (docs.nvidia.com/deploy/xid-errors has their meaning).
+// register adds the faults that a GPU supports to a set of events.
+func register(dev nvml.Device, events nvml.EventSet) error {
+	supported, ret := dev.GetSupportedEventTypes()
+	if err := failed("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
+		return err
+	}
+	if supported&faults == 0 {
+		return fmt.Errorf("its events are %#x, none of %#x", supported, faults)
+	}
+	return failed("nvmlDeviceRegisterEvents", dev.RegisterEvents(supported&faults, events))
+}
+
+func (d *Driver) unsubscribe() {
+	if d.events != nil {
+		_ = d.events.Free()
+		d.events = nil
+	}
+}
+
+// applications are the XIDs that a program's fault causes, or that do not concern the GPU's health:
+// exceptions, page faults, a stopped engine, a preemptive cleanup. NVIDIA's own device plugin ignores
+// the same ones (docs.nvidia.com/deploy/xid-errors has their meaning).
 var applications = []uint64{13, 31, 43, 45, 68, 109}
 
-// happened takes an event in.
-func (d *Driver) happened(e nvml.Event, inventory *Inventory, log *slog.Logger) {
+// noInstance is the number of an instance in events that concern the whole GPU.
+const noInstance = 1<<32 - 1
+
+// happened marks the GPU or the instances that an event concerns as sick.
+func (d *Driver) happened(e nvml.EventData, inventory *Inventory, log *slog.Logger) {
 	why := "an error in its memory that cannot be corrected (ECC, two bits)"
-	if e.Kind == nvml.EventXID {
-		if slices.Contains(applications, e.Data) {
-			log.Info("a program failed on a GPU", "xid", e.Data)
+	if e.EventType == nvml.EventTypeXidCriticalError {
+		if slices.Contains(applications, e.EventData) {
+			log.Info("a program failed on a GPU", "xid", e.EventData)
 			return
 		}
-		why = fmt.Sprintf("its driver reports XID %d", e.Data)
+		why = fmt.Sprintf("its driver reports XID %d", e.EventData)
 	}
 	for _, g := range d.parts[e.Device] {
-		if g.Parent != "" && e.GPUInstance != nvml.NoInstance && int(e.GPUInstance) != g.GPUInstance {
+		if g.Parent != "" && e.GpuInstanceId != noInstance && int(e.GpuInstanceId) != g.GPUInstance {
 			continue
 		}
 		d.broken[g.UUID] = why
@@ -282,11 +385,12 @@ func (d *Driver) set(uuid, why string, inventory *Inventory, log *slog.Logger) {
 	}
 }
 
-// poll asks each GPU once. If none answers the library is given up, and opened again by later calls.
+// poll asks each GPU once whether it answers. If none does, poll closes the library; later calls open
+// it again.
 func (d *Driver) poll(inventory *Inventory, log *slog.Logger) error {
-	if d.lib == nil {
+	if !d.open {
 		if err := d.reopen(); err != nil {
-			if errors.Is(err, ErrOtherGPUs) {
+			if errors.Is(err, ErrOtherGPUs) || errors.Is(err, ErrOtherDriver) {
 				return err
 			}
 			return nil // they stay sick
@@ -295,7 +399,7 @@ func (d *Driver) poll(inventory *Inventory, log *slog.Logger) error {
 	answered := false
 	for uuid, dev := range d.handle {
 		why := ""
-		if _, err := d.lib.Memory(dev); err != nil {
+		if _, err := memoryOf(dev); err != nil {
 			why = err.Error()
 		} else {
 			answered = true
@@ -311,9 +415,13 @@ func (d *Driver) poll(inventory *Inventory, log *slog.Logger) error {
 	return nil
 }
 
-// reopen opens the library again, if the driver has the same GPUs as before.
+// reopen opens the library again, if the driver is the same and has the same GPUs as before.
 func (d *Driver) reopen() error {
-	if err := d.open(); err != nil {
+	err := d.init()
+	if errors.Is(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH) {
+		return ErrOtherDriver
+	}
+	if err != nil {
 		return err
 	}
 	before := d.handle

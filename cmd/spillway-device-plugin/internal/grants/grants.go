@@ -43,6 +43,7 @@ type Grant struct {
 	Name  string     // of at most 63 letters, digits and dashes; no other grant of the node has it
 	GPUs  []gpus.GPU // at least one
 	Limit int64      // bytes of GPU memory, whole MiB; 0: all of the GPUs
+	Own   bool       // containers set their own limits; Limit is for those that set none
 	Note  string     // kept beside the grant, for Store.Note; empty: none
 }
 
@@ -238,6 +239,11 @@ func (s *Store) Put(g Grant) (_ Access, err error) {
 	for i, gpu := range g.GPUs {
 		uuids[i] = gpu.UUID
 	}
+	if g.Own {
+		// A container's own variable of this name replaces this one, and SPILLWAY_GPU_MEMORY_LIMIT
+		// comes before it.
+		env["NVSHARE_GPU_MEMORY_LIMIT"] = mebibytes(g.Limit)
+	}
 	if env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids, ","); g.GPUs[0].Simulated {
 		env["NVIDIA_VISIBLE_DEVICES"] = "void" // for NVIDIA's runtime: none of its GPUs
 	}
@@ -285,7 +291,10 @@ func (s *Store) Note(name string) (string, error) {
 	return string(text), err
 }
 
-// environment is the limits of a grant, by the variables that the engine reads.
+// mebibytes writes a size in the form that the engine reads.
+func mebibytes(bytes int64) string { return strconv.FormatInt(bytes>>20, 10) + "Mi" }
+
+// environment returns the limits of a grant, by the variables that the engine reads.
 func (s *Store) environment(g Grant) map[string]string {
 	env := map[string]string{
 		"SPILLWAY_GPU_QUOTA_DIR":   nodelimits.Ledger,
@@ -295,13 +304,13 @@ func (s *Store) environment(g Grant) map[string]string {
 		env["SPILLWAY_"+name] = value
 		env["NVSHARE_"+name] = value
 	}
-	if g.Limit > 0 {
-		both("GPU_MEMORY_LIMIT", strconv.FormatInt(g.Limit>>20, 10)+"Mi")
+	if g.Limit > 0 && !g.Own {
+		both("GPU_MEMORY_LIMIT", mebibytes(g.Limit))
 	}
-	ratio := "1" // said always: another one in a container's environment must not count
+	ratio := "1" // always set: a ratio in a container's own environment must not count
 	if s.ratio != nil {
-		ratio = strings.TrimRight(s.ratio.FloatString(12), "0")
-		ratio = strings.TrimRight(ratio, ".")
+		digits, _ := s.ratio.FloatPrec() // it was read from a decimal number, so these are all digits
+		ratio = s.ratio.FloatString(digits)
 	}
 	both("GPU_MEMORY_OVERSUB_RATIO", ratio)
 	// All processes of a GPU must give the same size. Of GPUs that differ it is left to each.

@@ -125,6 +125,9 @@ func (s Source) parts() (map[owner]part, error) {
 		owners[h.Name] = owner{namespace: h.Namespace, pod: h.Pod, container: h.Container, claim: h.Claim}
 		for _, g := range h.GPUs {
 			p := part{given: h.Limit, limit: h.Limit, granted: true}
+			if h.Own { // its processes have limits that are not known here
+				p.limit = 0
+			}
 			if n, err := s.Layout.Count(g); h.Limit == 0 && err == nil {
 				p.given = int64(n) * s.Layout.Unit // all that may be given away of it
 			}

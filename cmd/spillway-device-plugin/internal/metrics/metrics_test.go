@@ -139,6 +139,33 @@ spillway_ledger_readable 0
 	}
 }
 
+// A container that sets its limit itself is not over the share that others of its kind get.
+func TestOwnLimit(t *testing.T) {
+	s := newSource(t)
+	shared := grants.Grant{Name: "s", GPUs: gpus.Sim(1, 1<<30), Limit: 100 << 20, Own: true}
+	s.Holders = func() []grants.Holder {
+		return []grants.Holder{{Grant: shared, Namespace: "n", Pod: "p", Container: "c"}}
+	}
+	l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "sim-0", Group: "s", Physical: 1 << 30, Quota: 1 << 30})
+	if err == nil {
+		err = l.Charge(300 << 20)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := testutil.CollectAndCompare(s, strings.NewReader(`
+# HELP spillway_gpu_memory_over_limit_bytes Memory that the processes of a container or a claim hold beyond its limit.
+# TYPE spillway_gpu_memory_over_limit_bytes gauge
+spillway_gpu_memory_over_limit_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 0
+# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
+# TYPE spillway_gpu_memory_used_bytes gauge
+spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 3.145728e+08
+`), "spillway_gpu_memory_over_limit_bytes", "spillway_gpu_memory_used_bytes"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestServe(t *testing.T) {
 	s := newSource(t)
 	var ready error = errors.New("it is not registered")

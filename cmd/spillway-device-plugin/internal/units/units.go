@@ -43,6 +43,21 @@ func (l Layout) Count(g gpus.GPU) (int, error) {
 	return int(n / l.Unit), nil
 }
 
+// Share returns the bytes of each share of a GPU that is given in n of them, whole MiB. None is an
+// error.
+func (l Layout) Share(g gpus.GPU, n int) (int64, error) {
+	all, err := leases.Advertised(g.Memory, l.Ratio)
+	if err != nil {
+		return 0, err
+	}
+	share := all / int64(n) &^ (1<<20 - 1)
+	if share == 0 {
+		return 0, fmt.Errorf("%s has %s to give away, which is less than 1 MiB for each of %d shares: choose fewer by --shares",
+			g.UUID, size.Approx(all), n)
+	}
+	return share, nil
+}
+
 // separator is between a UUID and a number. No UUID has it.
 const separator = "::"
 

@@ -9,7 +9,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #ifdef NVIDIA_HEADER
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
@@ -26,15 +25,9 @@ typedef struct {
 typedef struct {
 	unsigned long long total, free, used;
 } nvmlMemory_t;
-typedef struct { struct nvmlEventSet_st *handle; } nvmlEventSet_t;
-typedef struct {
-	nvmlDevice_t device;
-	unsigned long long eventType, eventData;
-	unsigned int gpuInstanceId, computeInstanceId;
-} nvmlEventData_t;
 enum {
 	NVML_SUCCESS = 0, NVML_ERROR_UNINITIALIZED = 1, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3,
-	NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_INSUFFICIENT_SIZE = 7, NVML_ERROR_TIMEOUT = 10,
+	NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_FEATURE_DISABLED = 0, NVML_FEATURE_ENABLED = 1,
 	NVML_NVLINK_DEVICE_TYPE_GPU = 0, NVML_NVLINK_DEVICE_TYPE_IBMNPU = 1, NVML_NVLINK_DEVICE_TYPE_SWITCH = 2, NVML_NVLINK_DEVICE_TYPE_UNKNOWN = 255,
 	NVML_AFFINITY_SCOPE_NODE = 0, NVML_DEVICE_MIG_DISABLE = 0, NVML_DEVICE_MIG_ENABLE = 1, NVML_NVLINK_MAX_LINKS = 18,
@@ -55,11 +48,6 @@ AT(nvmlMemory_t, total, 0);
 AT(nvmlMemory_t, free, 8);
 AT(nvmlMemory_t, used, 16);
 _Static_assert(sizeof(nvmlMemory_t) == 24, "nvmlMemory_t");
-AT(nvmlEventData_t, eventType, 8);
-AT(nvmlEventData_t, eventData, 16);
-AT(nvmlEventData_t, gpuInstanceId, 24);
-AT(nvmlEventData_t, computeInstanceId, 28);
-_Static_assert(sizeof(nvmlEventData_t) == 32 && sizeof(nvmlEventSet_t) == 8 && NVML_ERROR_TIMEOUT == 10, "nvmlEventData_t");
 _Static_assert(sizeof(nvmlDevice_t) == 8 && sizeof(unsigned long) == 8 && sizeof(nvmlReturn_t) == 4, "sizes");
 _Static_assert(sizeof(nvmlEnableState_t) == 4 && sizeof(nvmlIntNvLinkDeviceType_t) == 4 && sizeof(nvmlAffinityScope_t) == 4, "enums");
 _Static_assert(NVML_SUCCESS == 0 && NVML_ERROR_UNINITIALIZED == 1 && NVML_ERROR_INVALID_ARGUMENT == 2 && NVML_ERROR_NOT_SUPPORTED == 3 &&
@@ -71,7 +59,7 @@ _Static_assert(NVML_NVLINK_DEVICE_TYPE_GPU == 0 && NVML_NVLINK_DEVICE_TYPE_IBMNP
 
 #define API __attribute__((visibility("default")))
 
-enum { GPUS = 8, PLACES = 7, QUEUED = 16, SETS = 16 };
+enum { GPUS = 2, PLACES = 7 };
 
 struct nvmlDevice_st { int gpu, part; }; // part is 0 for the GPU itself, else its place from 1
 
@@ -81,11 +69,9 @@ static struct nvmlDevice_st devices[GPUS][1 + PLACES];
 static struct {
 	pthread_mutex_t mutex;
 	long initialized; // how often
-	long name_length, node_words, cpu_words, devices, gpus, divided;
-	pthread_cond_t happened;
-	struct { nvmlEventData_t event; unsigned long sets; } queue[QUEUED]; // sets: those that still wait for it
+	long name_length, node_words, cpu_words;
 	struct { char name[64]; long calls; int code; } function[64];
-} state = { .mutex = PTHREAD_MUTEX_INITIALIZER, .node_words = 16, .cpu_words = 128, .devices = 2, .gpus = 2, .divided = 1, .happened = PTHREAD_COND_INITIALIZER };
+} state = { .mutex = PTHREAD_MUTEX_INITIALIZER, .node_words = 16, .cpu_words = 128 };
 
 static int find(const char *name) {
 	int i = 0;
@@ -172,7 +158,7 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *deviceCount) {
 	nvmlReturn_t code = enter(__func__, 1);
 	if (code)
 		return code;
-	*deviceCount = state.devices;
+	*deviceCount = GPUS;
 	return NVML_SUCCESS;
 }
 
@@ -180,7 +166,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t 
 	nvmlReturn_t code = enter(__func__, 1);
 	if (code)
 		return code;
-	if (index >= state.gpus)
+	if (index >= GPUS)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	device->handle = &devices[index][0];
 	return NVML_SUCCESS;
@@ -244,13 +230,6 @@ API nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, unsigned in
 	ENTER(device, currLinkWidth);
 	GPU_ONLY(device);
 	*currLinkWidth = 16 >> (device.handle->gpu & 1);
-	return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minorNumber) {
-	ENTER(device, minorNumber);
-	GPU_ONLY(device);
-	*minorNumber = 30 + device.handle->gpu;
 	return NVML_SUCCESS;
 }
 
@@ -318,11 +297,11 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsign
 	return NVML_SUCCESS;
 }
 
-// The first GPU is divided, unless divided is 0, and the second will be.
+// The first GPU is divided, and the second will be.
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode, unsigned int *pendingMode) {
 	ENTER(device, currentMode && pendingMode);
 	GPU_ONLY(device);
-	*currentMode = device.handle->gpu == 0 && state.divided ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
+	*currentMode = device.handle->gpu == 0 ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
 	*pendingMode = device.handle->gpu == 0 ? NVML_DEVICE_MIG_DISABLE : NVML_DEVICE_MIG_ENABLE;
 	return NVML_SUCCESS;
 }
@@ -361,106 +340,7 @@ API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned in
 	return NVML_SUCCESS;
 }
 
-// Events. Of a set a bit is kept for each GPU that it waits for.
-struct nvmlEventSet_st { int used; unsigned long gpus; };
-
-static struct nvmlEventSet_st sets[SETS];
-
-API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
-	nvmlReturn_t code = enter(__func__, 1);
-	if (code)
-		return code;
-	pthread_mutex_lock(&state.mutex);
-	int i = 0;
-	while (i < SETS - 1 && sets[i].used)
-		i++;
-	sets[i] = (struct nvmlEventSet_st){1, 0};
-	pthread_mutex_unlock(&state.mutex);
-	set->handle = &sets[i];
-	return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
-	nvmlReturn_t code = enter(__func__, 1);
-	if (code)
-		return code;
-	pthread_mutex_lock(&state.mutex);
-	set.handle->used = 0;
-	for (int i = 0; i < QUEUED; i++)
-		state.queue[i].sets &= ~(1UL << (set.handle - sets));
-	pthread_mutex_unlock(&state.mutex);
-	return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *eventTypes) {
-	ENTER(device, eventTypes);
-	GPU_ONLY(device);
-	*eventTypes = 0x1f;
-	return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long eventTypes, nvmlEventSet_t set) {
-	ENTER(device, set.handle);
-	GPU_ONLY(device);
-	if (!eventTypes || eventTypes & ~0x1fULL)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	pthread_mutex_lock(&state.mutex);
-	set.handle->gpus |= 1UL << device.handle->gpu;
-	pthread_mutex_unlock(&state.mutex);
-	return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeoutms) {
-	nvmlReturn_t code = enter(__func__, 1);
-	if (code)
-		return code;
-	struct timespec end;
-	clock_gettime(CLOCK_REALTIME, &end);
-	long ns = end.tv_nsec + timeoutms % 1000 * 1000000L;
-	end.tv_sec += timeoutms / 1000 + ns / 1000000000L;
-	end.tv_nsec = ns % 1000000000L;
-	unsigned long bit = 1UL << (set.handle - sets);
-	code = NVML_ERROR_TIMEOUT;
-	pthread_mutex_lock(&state.mutex);
-	do {
-		for (int i = 0; i < QUEUED && code; i++)
-			if (state.queue[i].sets & bit) {
-				state.queue[i].sets &= ~bit;
-				*data = state.queue[i].event;
-				code = NVML_SUCCESS;
-			}
-	} while (code && !pthread_cond_timedwait(&state.happened, &state.mutex, &end));
-	pthread_mutex_unlock(&state.mutex);
-	return code;
-}
-
 // ---- for tests ----
-
-// fake_event has something happen to a GPU, in the instance in a place from 0, or below 0 in none. It
-// returns how many sets wait for it.
-API int fake_event(int gpu, int place, long kind, long data) {
-	int waiting = 0;
-	pthread_mutex_lock(&state.mutex);
-	for (int i = 0; i < QUEUED; i++) {
-		if (state.queue[i].sets)
-			continue;
-		nvmlEventData_t e = {{&devices[gpu][0]}, kind, data, 0xffffffff, 0xffffffff};
-		if (place >= 0) {
-			e.gpuInstanceId = 10 + 1 + place;
-			e.computeInstanceId = 20 + 1 + place;
-		}
-		state.queue[i].event = e;
-		for (int k = 0; k < SETS; k++)
-			if (sets[k].used && sets[k].gpus >> gpu & 1) {
-				state.queue[i].sets |= 1UL << k;
-				waiting++;
-			}
-		break;
-	}
-	pthread_cond_broadcast(&state.happened);
-	pthread_mutex_unlock(&state.mutex);
-	return waiting;
-}
 
 // fake_set changes a setting; 0 if there is such a one.
 API int fake_set(const char *name, long value) {
@@ -470,12 +350,6 @@ API int fake_set(const char *name, long value) {
 		state.node_words = value;
 	else if (!strcmp(name, "cpu_words"))
 		state.cpu_words = value;
-	else if (!strcmp(name, "devices"))
-		state.devices = value;
-	else if (!strcmp(name, "gpus") && value <= GPUS)
-		state.devices = state.gpus = value;
-	else if (!strcmp(name, "divided"))
-		state.divided = value;
 	else
 		return 1;
 	return 0;

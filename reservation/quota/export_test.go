@@ -1,4 +1,0 @@
-package quota
-
-// ParseRatio reads an oversubscription ratio.
-var ParseRatio = parseRatio
