@@ -45,9 +45,9 @@ type Limits struct {
 	// GPUConfig.Device that is not the engine's own leaves them when the engine closes.
 	Budgets []*budget.Budget
 
-	// Permits limits what transfers with disks have under way: bytes of host memory, and
-	// spill slots. The zero value is that of permit.Config. It needs a budget
-	// permit.Host, and at least two slots, of which one is the monitor's.
+	// Permits limits the transfers with disks that are under way: their bytes of host memory, and
+	// how many write at once (slots). It needs a budget permit.Host. The monitor takes free slots.
+	// While all are taken, one of its moves at a time writes without a slot.
 	Permits permit.Config
 	// PermitPool, if set, is used instead of a pool of the engine's own, under the same
 	// terms, so that several engines share one limit; Permits must not be set then. The
@@ -71,8 +71,11 @@ func (l *Limits) check() error {
 	return errors.Join(errs...)
 }
 
-// checkPermits refuses a pool with which nothing could be written, or read.
+// checkPermits refuses a pool with which no transfer with a disk could begin.
 func (l *Limits) checkPermits() error {
+	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool {
+		return b.Name == permit.Host
+	})
 	if l.PermitPool != nil {
 		if p := &l.Permits; p.Budgets != nil || p.Slots != nil || p.Bypass != 0 {
 			return errors.New("permits: there are both a pool and a configuration of one")
@@ -81,26 +84,12 @@ func (l *Limits) checkPermits() error {
 		if err := errors.Join(err, nothing.Release()); err != nil { // it is closed
 			return fmt.Errorf("permits: %w", err)
 		}
-		_, host := l.PermitPool.Total(permit.Host)
-		return enoughPermits(l.PermitPool.Stats().Slots, host)
-	}
-	if err := l.Permits.Validate(); err != nil {
+		_, host = l.PermitPool.Total(permit.Host)
+	} else if err := l.Permits.Validate(); err != nil {
 		return err
 	}
-	slots := permit.Unlimited // the default is enough
-	if l.Permits.Slots != nil {
-		slots = *l.Permits.Slots
-	}
-	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool { return b.Name == permit.Host })
-	return enoughPermits(slots, host)
-}
-
-func enoughPermits(slots int, host bool) error {
-	switch {
-	case !host:
+	if !host {
 		return fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
-	case slots == 1:
-		return fmt.Errorf("permits: %d slots are too few: one is the monitor's, and one at least must be for all others", slots)
 	}
 	return nil
 }

@@ -129,10 +129,10 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 	return err
 }
 
-// Relieve is Move to one space for a monitor, which makes room for others with it. It waits for
-// nothing: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to
-// disk it has the monitor's slot, and waits only for other transfers of monitors. reason says what
-// the room is for, in Moved.
+// Relieve is Move to one space for a monitor that makes room for others. It does not wait for room
+// or batches: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to
+// disk it waits only for other moves of the monitor, even if users have all slots. Moved has the
+// reason.
 func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
 	return err
