@@ -171,7 +171,8 @@ func (e *Engine) noneIsLost(in *taskInputs) error {
 	return nil
 }
 
-// stated returns what the task says that it takes beside its inputs.
+// stated returns the bytes that the task states to take beside its inputs; math.MaxInt64 if the sum
+// overflows.
 func (t *Task) stated() int64 {
 	output, overhead := max(0, t.Output), max(0, t.Overhead)
 	if output > math.MaxInt64-overhead {
