@@ -92,6 +92,10 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	if !at.inside {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, tier.ErrClosed)
 	}
+	if i := slices.Index(t.Inputs, nil); i >= 0 {
+		t.Inputs = slices.DeleteFunc(slices.Clone(t.Inputs), func(c *repository.Claim) bool { return c == nil })
+		return fmt.Errorf("spillway: task %q: input %d is nil", t.Operator, i)
+	}
 	for _, c := range t.Inputs {
 		in.batches = append(in.batches, c.Batches()...)
 	}
@@ -167,7 +171,8 @@ func (e *Engine) noneIsLost(in *taskInputs) error {
 	return nil
 }
 
-// stated returns what the task says that it takes beside its inputs.
+// stated returns the bytes that the task states to take beside its inputs; math.MaxInt64 if the sum
+// overflows.
 func (t *Task) stated() int64 {
 	output, overhead := max(0, t.Output), max(0, t.Overhead)
 	if output > math.MaxInt64-overhead {

@@ -396,7 +396,8 @@ func (e *Engine) Close() error {
 	errs := []error{e.admitter.Close(), e.reservations.Close(), e.mover.Close()}
 	<-e.watching
 	for _, p := range plans {
-		errs = append(errs, p.Close())
+		_, err := p.Close()
+		errs = append(errs, err)
 	}
 	e.calls.Wait()
 	errs = append(errs, e.found.Close(), e.release())

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -24,13 +25,14 @@ type Event = events.Event
 func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
 
 // LogEvents returns a function for Config.Events that writes each event to l as one line, at debug
-// level. What needs an action is at warning level: failing, slow and full disks, corruption, lost
-// spaces, and what cannot be moved or served. The engine's own Logger gets such warnings anyway.
+// level. Events that need an action are at warning level: failing, slow and full disks, corruption,
+// lost spaces, exceeded quotas, batches that cannot be moved and waiters that cannot be served. The
+// engine's own Logger gets such warnings anyway.
 //
-// The message is the kind, as "spillway: move ended". A line has the attributes that the event has
-// of these: batch, from, to, bytes, took, reason, copy, ahead, plan, operator, port, partition,
-// task, taskID, text and error. They are made only for levels that l takes, so at warning level a
-// move costs two calls. The function is safe for concurrent use if l's handler is.
+// The message is the kind, as "spillway: move ended". A line has those of these attributes that the
+// event has: batch, from, to, bytes, limit, took, reason, copy, ahead, plan, operator, port,
+// partition, task, taskID, text and error. They are made only for levels that l takes, so at
+// warning level a move costs two calls. The function is safe for concurrent use if l's handler is.
 func LogEvents(l *slog.Logger) func(Event) { return events.Log(l) }
 
 // say calls Config.Events, which is not nil. A panic is logged.
@@ -99,6 +101,16 @@ func (e *Engine) monitorEvents() monitor.Events {
 				Text: string(u.Form), Err: u.Err,
 			})
 		},
+	}
+}
+
+// quotaExceeded logs and emits that more GPU memory is in use than a quota allows. to is the space
+// that the quota limits, or the zero ID if there are several.
+func (e *Engine) quotaExceeded(to tier.ID, o quota.Over) {
+	e.cfg.Logger.Warn("spillway: more GPU memory is in use than its quota allows; batches move down until it is not",
+		"quota", o.Quota, "used", o.Used, "limit", o.Limit)
+	if e.cfg.Events != nil {
+		e.say(Event{Kind: events.QuotaExceeded, To: to, Bytes: o.Used, Limit: o.Limit, Text: o.Quota})
 	}
 }
 

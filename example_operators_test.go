@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -40,8 +41,8 @@ func operators(ctx context.Context, dir string, batches int) (*spillway.Engine, 
 	return eng, inputs
 }
 
-// A hash join holds the build side on the GPU while the batches of the probe side pass by. Its owner
-// makes the engine find deadlocks with others, and says in Holders who has the memory.
+// A hash join holds the build side on the GPU while the batches of the probe side pass by. With its
+// owner the engine finds deadlocks with others, and Holders shows it as the holder of the memory.
 func ExampleEngine_Holders() {
 	ctx := context.Background()
 	dir := check(os.MkdirTemp("", "spillway"))
@@ -76,38 +77,92 @@ func ExampleEngine_Holders() {
 	// probed 4
 }
 
-// A sort takes as many batches as it may and makes a sorted run of them. A run is put away when
-// RunTask has returned, because the function may be called again.
+// A sort makes a sorted run of each claim. It opens the batches in host memory, because Arrow's
+// arrays cannot be in GPU memory. It puts a run away after RunTask has returned, because RunTask
+// may call the function again. The merge reads all runs side by side.
 func ExampleEngine_RunTask_sort() {
 	ctx := context.Background()
 	dir := check(os.MkdirTemp("", "spillway"))
 	defer os.RemoveAll(dir)
 	eng, inputs := operators(ctx, dir, 10)
+	runs := check(check(eng.Plan("sorted")).Repository("merge", 0))
 	for run := 0; ; run++ {
 		claim, err := inputs[0].Claim(ctx, 0, 8)
 		if err == io.EOF {
 			break
 		}
 		check(0, err)
-		rows := 0
-		task := spillway.Task{Operator: "sort", Inputs: []*spillway.Claim{claim}, Output: spillway.None, Overhead: spillway.None}
-		check(0, eng.RunTask(ctx, task, func(_ context.Context, _ *spillway.Grant, in []*spillway.Handle) error {
-			rows = 0 // also when it is called again
+		var schema *arrow.Schema
+		var keys []int64
+		task := spillway.Task{
+			Operator: "sort", Inputs: []*spillway.Claim{claim}, Output: spillway.None, Overhead: spillway.None,
+		}
+		check(0, eng.RunTask(ctx, task, func(ctx context.Context, _ *spillway.Grant, in []*spillway.Handle) error {
+			keys = nil // also when it is called again
 			for _, h := range in {
-				rows += int(h.Batch().Info().Descriptor.Rows)
+				rec, err := eng.Mover().Record(ctx, h) // opens a copy in host memory
+				if err != nil {
+					return err
+				}
+				schema = rec.Schema()
+				keys = append(keys, rec.Column(0).(*array.Int64).Int64Values()...)
+				rec.Release()
 			}
 			return nil
 		}))
-		fmt.Println("run", run, "of", rows, "rows")
+		slices.Sort(keys)
+		builder := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+		builder.Field(0).(*array.Int64Builder).AppendValues(keys, nil)
+		sorted := builder.NewRecordBatch()
+		builder.Release()
+		check(0, runs.Put(ctx, run, sorted))
+		sorted.Release()
+		fmt.Println("run", run, "of", len(keys), "rows")
 	}
+	runs.CloseInput()
+	var readers []array.RecordReader
+	var heads [][]int64 // the rest of each run
+	for _, run := range runs.Partitions() {
+		reader := check(runs.Reader(ctx, run))
+		defer reader.Release()
+		if reader.Next() {
+			readers, heads = append(readers, reader), append(heads, keysOf(reader))
+		}
+	}
+	var merged []int64
+	for len(heads) > 0 {
+		least := 0
+		for i := range heads {
+			if heads[i][0] < heads[least][0] {
+				least = i
+			}
+		}
+		merged = append(merged, heads[least][0])
+		if heads[least] = heads[least][1:]; len(heads[least]) > 0 {
+			continue
+		}
+		if readers[least].Next() {
+			heads[least] = keysOf(readers[least])
+		} else {
+			check(0, readers[least].Err())
+			readers, heads = slices.Delete(readers, least, least+1), slices.Delete(heads, least, least+1)
+		}
+	}
+	fmt.Println("merged", len(merged), "rows, sorted:", slices.IsSorted(merged), merged[:12])
 	check(0, eng.Close())
 	// Output:
 	// run 0 of 65536 rows
 	// run 1 of 16384 rows
+	// merged 81920 rows, sorted: true [0 0 0 0 0 0 0 0 0 0 1 1]
 }
 
-// A group-by builds its groups in a reservation, with Arrow's own builders. When the promise is used
-// up it gets an error, and puts the groups away.
+// keysOf returns the keys of a reader's batch.
+func keysOf(r array.RecordReader) []int64 {
+	return r.RecordBatch().Column(0).(*array.Int64).Int64Values()
+}
+
+// A group-by builds its groups in a reservation, with Arrow's own builders. When the reservation is
+// used up it gets an error, and puts the groups away.
 func ExampleEngine_Reserve() {
 	ctx := context.Background()
 	dir := check(os.MkdirTemp("", "spillway"))

@@ -25,19 +25,17 @@ import (
 //	quota, ledger ▶ Budgets[0] ▶ Budgets[1] … ▶ what GPUConfig.Wrap returns ▶ the device
 type Limits struct {
 	// Quota limits the GPU memory that the engine's spaces take together, and sets whether other
-	// processes count. Nil means what quota.FromEnv finds in the environment; an invalid variable
-	// there makes Open fail. A pointer to the zero value means no limit, whatever the environment
-	// has.
+	// processes count. Nil means the settings that quota.FromEnv finds in the environment; an
+	// invalid variable there makes Open fail. A pointer to the zero value means no limit, whatever
+	// the environment has.
 	//
-	// Each engine is limited by itself, unless they join a ledger: engines of one process
-	// that are to be one limit together are given the same SharedQuota.
+	// Each engine is limited by itself, unless they join a ledger. Engines of one process that
+	// share one limit are given the same SharedQuota. If a limit is lowered below the bytes in use,
+	// Config.Events gets events.QuotaExceeded.
 	Quota *quota.Settings
-	// SharedQuota, if set, is the limit that the spaces are under in place of one of the
-	// engine's own. Quota must not set a limit then.
+	// SharedQuota, if set, limits the spaces in place of a quota of the engine's own. Quota must
+	// not set a limit then. Each engine under it emits its own events.QuotaExceeded.
 	SharedQuota *quota.Quota
-	// QuotaOver, if set, is called when more is in use than a lowered limit allows. It is called
-	// once, until use is within the limit again. A SharedQuota has its own options for that.
-	QuotaOver func(quota.Over)
 
 	// Budgets limit what is allocated and promised on all of the engine's GPUs together. Engines
 	// that are given the same budget share it: each takes what the others leave. A budget knows a
@@ -45,9 +43,9 @@ type Limits struct {
 	// GPUConfig.Device that is not the engine's own leaves them when the engine closes.
 	Budgets []*budget.Budget
 
-	// Permits limits what transfers with disks have under way: bytes of host memory, and
-	// spill slots. The zero value is that of permit.Config. It needs a budget
-	// permit.Host, and at least two slots, of which one is the monitor's.
+	// Permits limits the transfers with disks that are under way: their bytes of host memory, and
+	// how many write at once (slots). It needs a budget permit.Host. The monitor takes free slots.
+	// While all are taken, one of its moves at a time writes without a slot.
 	Permits permit.Config
 	// PermitPool, if set, is used instead of a pool of the engine's own, under the same
 	// terms, so that several engines share one limit; Permits must not be set then. The
@@ -71,8 +69,11 @@ func (l *Limits) check() error {
 	return errors.Join(errs...)
 }
 
-// checkPermits refuses a pool with which nothing could be written, or read.
+// checkPermits refuses a pool with which no transfer with a disk could begin.
 func (l *Limits) checkPermits() error {
+	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool {
+		return b.Name == permit.Host
+	})
 	if l.PermitPool != nil {
 		if p := &l.Permits; p.Budgets != nil || p.Slots != nil || p.Bypass != 0 {
 			return errors.New("permits: there are both a pool and a configuration of one")
@@ -81,48 +82,27 @@ func (l *Limits) checkPermits() error {
 		if err := errors.Join(err, nothing.Release()); err != nil { // it is closed
 			return fmt.Errorf("permits: %w", err)
 		}
-		_, host := l.PermitPool.Total(permit.Host)
-		return enoughPermits(l.PermitPool.Stats().Slots, host)
-	}
-	if err := l.Permits.Validate(); err != nil {
+		_, host = l.PermitPool.Total(permit.Host)
+	} else if err := l.Permits.Validate(); err != nil {
 		return err
 	}
-	slots := permit.Unlimited // the default is enough
-	if l.Permits.Slots != nil {
-		slots = *l.Permits.Slots
-	}
-	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool { return b.Name == permit.Host })
-	return enoughPermits(slots, host)
-}
-
-func enoughPermits(slots int, host bool) error {
-	switch {
-	case !host:
+	if !host {
 		return fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
-	case slots == 1:
-		return fmt.Errorf("permits: %d slots are too few: one is the monitor's, and one at least must be for all others", slots)
 	}
 	return nil
 }
 
-// limits are the quotas and budgets that the GPU spaces are under.
+// limits are the quotas and budgets of the GPU spaces.
 type limits struct {
 	settings quota.Settings
 	quota    *quota.Quota // nil if there is no limit
+	unwatch  func()       // ends the calls of Engine.quotaExceeded by quota; nil without a quota
 	leases   []*leases.Lease
 	budgeted []budgeted // the program's devices, the innermost of each first
-	over     func(quota.Over)
 }
 
-// readLimits finds out what is wanted.
+// readLimits reads the settings of the quota from the configuration or from the environment.
 func (e *Engine) readLimits() error {
-	e.limits.over = func(o quota.Over) {
-		e.cfg.Logger.Warn("spillway: more GPU memory is in use than its quota allows; batches move down until it is not",
-			"quota", o.Quota, "used", o.Used, "limit", o.Limit)
-		if e.cfg.Limits.QuotaOver != nil {
-			e.panics.Do("Limits.QuotaOver", func() { e.cfg.Limits.QuotaOver(o) })
-		}
-	}
 	if e.cfg.Limits.Quota != nil {
 		e.limits.settings = *e.cfg.Limits.Quota
 		return nil
@@ -143,12 +123,27 @@ func (l *limits) physical(dev tier.Device) int64 {
 	return total
 }
 
-// setLimit makes the quota, when it is known what the GPUs have together.
-func (e *Engine) setLimit() (err error) {
+// setLimit makes the quota once the memory of all GPUs is known, and watches it.
+func (e *Engine) setLimit() error {
 	l := &e.limits
-	if l.quota = e.cfg.Limits.SharedQuota; l.quota != nil || len(e.bare) == 0 {
-		return nil
+	if l.quota = e.cfg.Limits.SharedQuota; l.quota == nil && len(e.bare) > 0 {
+		if err := e.makeQuota(); err != nil {
+			return err
+		}
 	}
+	if l.quota != nil {
+		var only tier.ID // the GPU, if there is a single one
+		if len(e.bare) == 1 {
+			only = tier.ID{Kind: tier.GPU}
+		}
+		l.unwatch = l.quota.OnOver(func(o quota.Over) { e.quotaExceeded(only, o) })
+	}
+	return nil
+}
+
+// makeQuota makes the engine's own quota if the settings limit the GPUs.
+func (e *Engine) makeQuota() (err error) {
+	l := &e.limits
 	physical, advertised := int64(0), int64(0)
 	for _, dev := range e.bare {
 		p := l.physical(dev)
@@ -179,7 +174,7 @@ func (e *Engine) setLimit() (err error) {
 			Budget: "what is advertised of the GPUs, for " + name + ",", Requested: limit, Remaining: advertised, Limit: advertised,
 		})
 	}
-	l.quota, err = quota.New(quota.Config{Limit: limit, Name: name, OnOver: l.over})
+	l.quota, err = quota.New(quota.Config{Limit: limit, Name: name})
 	return err
 }
 
@@ -215,7 +210,7 @@ func (e *Engine) join(i int) (*leases.Lease, error) {
 			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
 			e.logWarning(w)
 		},
-		OnOver: e.limits.over,
+		OnOver: func(o quota.Over) { e.quotaExceeded(tier.ID{Kind: tier.GPU, Ordinal: i}, o) },
 	}
 	var err error
 	if t.Advertised, err = leases.Advertised(t.Physical, s.Ratio); err != nil {
@@ -262,6 +257,9 @@ func (e *Engine) underBudgets(dev tier.Device, own bool) (tier.Device, error) {
 }
 
 func (l *limits) close() error {
+	if l.unwatch != nil {
+		l.unwatch()
+	}
 	for _, d := range slices.Backward(l.budgeted) {
 		d.budget.Release(d.dev)
 	}

@@ -10,15 +10,16 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Plan owns a query's repositories and their order. It is safe for concurrent
-// use. It must be closed, or is with its engine.
+// Plan owns a query's repositories and their order. It is safe for concurrent use. It must be
+// closed; closing its engine closes it too.
 type Plan struct {
 	engine  *Engine
 	name    string
 	number  uint64
 	manager *repository.Manager
 	owner   *reservation.Owner
-	once    sync.Once
+	once    sync.Once // guards left and err, the results of Close
+	left    []repository.Leftover
 	err     error
 }
 
@@ -36,27 +37,27 @@ func (p *Plan) Repository(operator string, port int) (*repository.Repository, er
 	return p.manager.Inside().Ensure(repository.Key{Operator: operator, Port: port})
 }
 
-// Manager returns the plan's repository manager, for fan-out, order, and
-// reports of what was left.
+// Manager returns the plan's repository manager, for fan-out, the order, and Clear.
 func (p *Plan) Manager() *repository.Manager { return p.manager }
 
-// Close closes the plan's repositories and drops the batches that are left in them; those with open
-// handles go when the last handle closes. It waits for batches that are just being moved or taken.
-// It does not wait for a Put, so an event of one may call it.
-func (p *Plan) Close() error {
+// Close closes the plan's repositories, drops the batches that are left in them, and returns the
+// repositories that had some: a query that was not cancelled has consumed everything. Batches with
+// open handles are freed when the last handle closes. Close waits for batches that are being moved
+// or taken. It does not wait for a Put, so an event of one may call it. A second call returns the
+// same.
+func (p *Plan) Close() ([]repository.Leftover, error) {
 	p.once.Do(func() {
-		p.err = p.manager.Close(context.Background())
+		p.left, p.err = p.manager.Close(context.Background())
 		e := p.engine // which, if it is closed meanwhile, waits for this
 		e.recorder.NamePlan(p.number, "")
 		e.mu.Lock()
 		delete(e.plans, p.name)
 		e.mu.Unlock()
 	})
-	return p.err
+	return p.left, p.err
 }
 
-// Plan returns a new plan: what owns a query's repositories and their order. A
-// name that an open plan has is an error.
+// Plan returns a new plan. The name of an open plan is an error.
 func (e *Engine) Plan(name string) (*Plan, error) {
 	p, err := e.newPlan(name)
 	if err == nil {

@@ -18,6 +18,9 @@ import (
 // without a converter to itself becomes an image in b's space. If there is no converter to that
 // either, it becomes an image in host memory. Without any of them the error is a *NoConverterError.
 func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observer) (*batch.Batch, error) {
+	if b == nil {
+		return nil, errors.New("convert: cloning a batch: the batch is nil")
+	}
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
@@ -46,9 +45,9 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selec
 	}
 	defer end()
 	defer guard.Error(&err, "convert: opening columns")
-	payload := h.Payload()
-	if payload == nil {
-		return nil, fmt.Errorf("convert: opening columns of a closed handle: %w", tier.ErrReleased)
+	payload, err := payloadOf(h, "opening columns")
+	if err != nil {
+		return nil, err
 	}
 	rec, err := m.open(ctx, openedBy(ctx, h), payload, want)
 	if err != nil {

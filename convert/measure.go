@@ -23,7 +23,10 @@ import (
 // back. Measure ends early only with ctx and with the mover.
 func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (edges []Moved, err error) {
 	if times < 1 {
-		return nil, fmt.Errorf("convert: measuring %d times", times)
+		return nil, fmt.Errorf("convert: measuring %d times: want at least 1", times)
+	}
+	if rec == nil {
+		return nil, errors.New("convert: measuring moves: the record is nil")
 	}
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {

@@ -129,10 +129,10 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 	return err
 }
 
-// Relieve is Move to one space for a monitor, which makes room for others with it. It waits for
-// nothing: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to
-// disk it has the monitor's slot, and waits only for other transfers of monitors. reason says what
-// the room is for, in Moved.
+// Relieve is Move to one space for a monitor that makes room for others. It does not wait for room
+// or batches: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to
+// disk it waits only for other moves of the monitor, even if users have all slots. Moved has the
+// reason.
 func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
 	return err
@@ -217,9 +217,9 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 		return d, false, err
 	}
 	defer end()
-	payload := h.Payload()
-	if payload == nil {
-		return d, false, fmt.Errorf("convert: the digest of a closed handle: %w", tier.ErrReleased)
+	payload, err := payloadOf(h, "computing a digest")
+	if err != nil {
+		return d, false, err
 	}
 	img, ok := payload.(transfer.Imaged)
 	if !ok {
@@ -245,6 +245,9 @@ func (m *Mover) OnDisk(ctx context.Context, pinned int64, writes bool, f func(co
 // memory drawn from r. It is what a converter between images, other than the built-in ones, needs
 // for dictionaries. Between memory and disk it takes a permit, unless it is called within OnDisk.
 func (m *Mover) Share(ctx context.Context, src *batch.Image, r reservation.Reservation) ([]batch.Shared, error) {
+	if src == nil {
+		return nil, errors.New("convert: sharing dictionaries: the image is nil")
+	}
 	return m.cfg.Builtin.Share(ctx, src, r)
 }
 

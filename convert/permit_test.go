@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image/columns"
@@ -187,7 +189,7 @@ func eachDiskOperation(t *testing.T, f func(t *testing.T, m *machine, b *batch.B
 	for i, op := range diskOperations {
 		for _, dictionary := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/dictionary %v", op.name, dictionary), func(t *testing.T) {
-				m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(3)}})
+				m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(2)}})
 				rec := numbered(1, 3000)
 				if dictionary {
 					rec = coded(1, 3000)
@@ -294,22 +296,16 @@ func TestMonitorMovesPastUsers(t *testing.T) {
 					mine := m.put(t, codedBy(dict, 1, 2000), from)
 					theirs := m.put(t, codedBy(dict, 2, 2000), from) // has the same dictionary
 					held := m.take(t, true, true)
-					var waiting []*underWay
-					if slots > 1 {
-						u := m.start(t, func(ctx context.Context) error { return moveTo(tier.Disk)(ctx, m, theirs) })
-						u.waits(t, m, 1)
-						p := m.start(t, func(ctx context.Context) error { // and so would a record have
-							p, err := m.mover.Ingest(ctx, codedBy(dict, 3, 2000), reservation.AnyInTier(tier.Disk))
-							if err != nil {
-								return err
-							}
-							return p.Release()
-						})
-						p.waits(t, m, 2)
-						waiting = append(waiting, u, p)
-					} else if err := moveTo(tier.Disk)(t.Context(), m, theirs); !errors.Is(err, reservation.ErrExceeded) {
-						t.Errorf("a user writes with the only slot: %v", err)
-					}
+					u := m.start(t, func(ctx context.Context) error { return moveTo(tier.Disk)(ctx, m, theirs) })
+					u.waits(t, m, 1)
+					p := m.start(t, func(ctx context.Context) error { // a new record waits as well
+						p, err := m.mover.Ingest(ctx, codedBy(dict, 3, 2000), reservation.AnyInTier(tier.Disk))
+						if err != nil {
+							return err
+						}
+						return p.Release()
+					})
+					p.waits(t, m, 2)
 					if err := m.mover.Inside().Relieve(t.Context(), mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
 						t.Fatal(err)
 					}
@@ -317,13 +313,56 @@ func TestMonitorMovesPastUsers(t *testing.T) {
 						t.Errorf("it is in %s", k)
 					}
 					held.release(t)
-					for _, u := range waiting {
-						u.ended(t, nil)
-					}
+					u.ended(t, nil)
+					p.ended(t, nil)
 				})
 			}
 		}
 	}
+}
+
+// TestMonitorWritesWithoutASlot: while users have all slots, one move of the monitor at a time
+// writes. The next one waits for it, and ends with its context. With a free slot, two write.
+func TestMonitorWritesWithoutASlot(t *testing.T) {
+	inBubble(t, "one slot", func(t *testing.T) {
+		m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(1)}})
+		held := m.take(t, true, true)
+		var writing atomic.Int64
+		gate := make(chan struct{})
+		write := func() *underWay {
+			u := m.start(t, func(ctx context.Context) error {
+				return m.mover.cfg.Builtin.OnDisk(transfer.ForMonitor(ctx), 1, true, func(context.Context) error {
+					writing.Add(1)
+					defer writing.Add(-1)
+					<-gate
+					return nil
+				})
+			})
+			synctest.Wait()
+			return u
+		}
+		want := func(n int64) {
+			t.Helper()
+			if got := writing.Load(); got != n {
+				t.Errorf("%d write, want %d", got, n)
+			}
+		}
+		first, second, third := write(), write(), write()
+		want(1)
+		cause := errors.New("enough")
+		second.cancel(cause)
+		second.ended(t, cause)
+		gate <- struct{}{}
+		first.ended(t, nil)
+		synctest.Wait()
+		want(1) // the third
+		held.release(t)
+		fourth := write()
+		want(2)
+		close(gate)
+		third.ended(t, nil)
+		fourth.ended(t, nil)
+	})
 }
 
 // gatedFS is the real file system; writes wait at a gate, when there is one.
@@ -388,17 +427,18 @@ func (f *gatedFS) shut() (open func()) {
 	})
 }
 
-// Of many moves to disk as many write at a time as users have slots; and each has
-// the bytes that it writes of the host budget.
+// TestSlotsLimitConcurrentWrites: as many moves write to disk at a time as there are slots, each
+// with its bytes of the host budget. One move of the monitor writes in addition, and a second one
+// waits for that.
 func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	const moves, slots = 7, 3
 	files := &gatedFS{FS: disk.OS(), arrived: make(chan int, 100)}
-	m := newMachine(t, machineConfig{files: files, permits: permit.Config{Slots: new(slots + 1)}})
+	m := newMachine(t, machineConfig{files: files, permits: permit.Config{Slots: new(slots)}})
 	var batches []*batch.Batch
 	for i := range moves {
 		batches = append(batches, m.put(t, numbered(int64(i), 2000), tier.Host))
 	}
-	last := m.put(t, numbered(99, 2000), tier.Host)
+	monitors := []*batch.Batch{m.put(t, numbered(98, 2000), tier.Host), m.put(t, numbered(99, 2000), tier.Host)}
 	body := batches[0].Info().Descriptor.Body
 	open := files.shut()
 	defer open()
@@ -418,23 +458,20 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	if n := m.freeHost(); n != 512<<20-slots*body {
 		t.Errorf("%d bytes are available, with %d bodies of %d under way", n, slots, body)
 	}
-	own := m.start(t, func(ctx context.Context) error {
-		return m.mover.Inside().Relieve(ctx, last, tier.ID{Kind: tier.Disk}, ReasonTrigger)
-	})
-	<-files.arrived // the monitor's comes in addition
-	if s := m.permits.Stats(); s.HeldSlots != slots+1 || s.MonitorSlots != 1 {
+	for _, b := range monitors {
+		under = append(under, m.start(t, func(ctx context.Context) error {
+			return m.mover.Inside().Relieve(ctx, b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
+		}))
+	}
+	<-files.arrived // one of them writes in addition
+	if s := m.permits.Stats(); s.HeldSlots != slots || s.Slots != slots || s.Waiting != moves-slots {
 		t.Errorf("the slots are %+v", s)
 	}
 	if n := m.freeHost(); n != 512<<20-slots*body {
 		t.Errorf("%d bytes are available with the monitor's", n)
 	}
-	select {
-	case <-files.arrived:
-		t.Error("one more writes")
-	default:
-	}
 	open()
-	for _, u := range append(under, own) {
+	for _, u := range under {
 		u.ended(t, nil)
 	}
 	if files.most > slots+1 {
@@ -475,10 +512,10 @@ func TestPermitsBytes(t *testing.T) {
 	}
 }
 
-// A small pool slows moves down and hinders none.
+// TestTheSmallestPool: a pool of one byte and one slot slows moves down, and all of them succeed.
 func TestTheSmallestPool(t *testing.T) {
 	m := newMachine(t, machineConfig{permits: permit.Config{
-		Budgets: []permit.Budget{{Name: permit.Host, Bytes: 1}}, Slots: new(2)}})
+		Budgets: []permit.Budget{{Name: permit.Host, Bytes: 1}}, Slots: new(1)}})
 	dict := words(1)
 	var batches []*batch.Batch
 	for i := range 4 {
@@ -503,7 +540,7 @@ func TestTheSmallestPool(t *testing.T) {
 // OnDisk within OnDisk asks for nothing more, and writing within reading is refused
 // rather than waited for.
 func TestOnDiskWithinOnDisk(t *testing.T) {
-	m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(2)}})
+	m := newMachine(t, machineConfig{permits: permit.Config{Slots: new(1)}})
 	b := m.mover.cfg.Builtin
 	nothing := func(context.Context) error { return nil }
 	ran := 0

@@ -29,9 +29,9 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 		return nil, err
 	}
 	defer end()
-	payload := h.Payload()
-	if payload == nil {
-		return nil, fmt.Errorf("convert: opening the record of a closed handle: %w", tier.ErrReleased)
+	payload, err := payloadOf(h, "opening a record")
+	if err != nil {
+		return nil, err
 	}
 	if img, ok := payload.(*batch.Image); ok && img.Space().Kind() == tier.Host {
 		return openImage(openedBy(ctx, h), img, nil)
@@ -41,6 +41,18 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 		return nil, m.ofBatch(ctx, err, h.Batch())
 	}
 	return openImage(openedBy(ctx, h), img, img)
+}
+
+// payloadOf returns the payload of a handle that must be open, for an operation that errors name.
+func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
+	if h == nil {
+		return nil, fmt.Errorf("convert: %s: the handle is nil", operation)
+	}
+	p := h.Payload()
+	if p == nil {
+		return nil, fmt.Errorf("convert: %s: the handle is closed: %w", operation, tier.ErrReleased)
+	}
+	return p, nil
 }
 
 // hostImage makes a host image beside src, and waits for room in one piece.
@@ -135,6 +147,9 @@ func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with
 // their checksums. Other bytes are a *CorruptError. Its dictionaries are not read.
 func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
+	if p == nil {
+		return errors.New("convert: verifying an image: the payload is nil")
+	}
 	return m.verify(ctx, p.Space(), func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
 }
 

@@ -46,9 +46,14 @@ type trip struct {
 // waited for.
 var errThere = errors.New("convert: another caller brought the batch")
 
-// bring looks where the batch is, and moves it if that is not where it is wanted, until it is
-// there.
+// errNilBatch reports a nil *batch.Batch.
+var errNilBatch = errors.New("convert: moving a batch: the batch is nil")
+
+// bring moves the batch until it is in a space of the trip's strategy.
 func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
+	if t.b == nil {
+		return nil, errNilBatch
+	}
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err

@@ -105,7 +105,7 @@ func (m *machine) wantAhead(t *testing.T, written, used, inVain int64) {
 // that of other copies.
 func TestNothingIsWrittenAheadOf(t *testing.T) {
 	inBubble(t, "all", func(t *testing.T) {
-		m, _ := copyMachine(t, machineConfig{disk: 640 << 10, permits: permit.Config{Slots: new(3)}})
+		m, _ := copyMachine(t, machineConfig{disk: 640 << 10, permits: permit.Config{Slots: new(2)}})
 		b, other := m.put(t, numbered(1, 10_000), tier.Host), m.put(t, numbered(2, 10_000), tier.Host)
 		none := func(why string, want error) {
 			t.Helper()

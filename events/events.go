@@ -95,6 +95,11 @@ const (
 	Unmovable
 	// Lost: a space's device is lost. Err.
 	Lost
+	// QuotaExceeded: more GPU memory is in use than a quota allows, because its limit was lowered.
+	// The monitor moves batches down until use is within the limit; the next event comes after
+	// that. Bytes is in use, of Limit. Text is the quota's name. To is the GPU, if the quota limits
+	// a single one.
+	QuotaExceeded
 	// Oversized: a batch of Bytes went to a slower tier, because it never fits where it was to go. Text.
 	Oversized
 	// TaskBegun: a task has been admitted. Took is how long it waited for that.
@@ -109,7 +114,8 @@ var names = [kinds]string{
 	CopyMade: "copy made", CopyUsed: "copy used", CopyDropped: "copy dropped", AheadUsed: "ahead used", AheadWasted: "ahead wasted",
 	CodecChosen: "codec chosen", Corrupt: "corruption found", DiskSlow: "disk slow", DiskNearlyFull: "disk nearly full",
 	DiskFailing: "disk failing", DiskWell: "disk well", PressureRose: "pressure rose", PressureFell: "pressure fell", Stuck: "stuck",
-	Refused: "waiters refused", Unmovable: "batch unmovable", Lost: "space lost", Oversized: "batch oversized",
+	Refused: "waiters refused", Unmovable: "batch unmovable", Lost: "space lost", QuotaExceeded: "quota exceeded",
+	Oversized: "batch oversized",
 	TaskBegun: "task begun", TaskEnded: "task ended",
 }
 
@@ -157,6 +163,7 @@ type Event struct {
 	Batch    uint64 // a batch.ID; 0: none
 	From, To tier.ID
 	Bytes    int64
+	Limit    int64 // of QuotaExceeded
 	Took     time.Duration
 	Reason   string // of a move: as convert.ReasonTrigger
 	Copy     bool
@@ -180,6 +187,9 @@ func (e Event) String() string {
 	}
 	if e.Bytes != 0 {
 		fmt.Fprintf(&b, ", %d bytes", e.Bytes)
+	}
+	if e.Limit != 0 {
+		fmt.Fprintf(&b, ", limit %d", e.Limit)
 	}
 	if e.Reason != "" {
 		b.WriteString(", for " + e.Reason)

@@ -36,9 +36,9 @@ func TestKinds(t *testing.T) {
 func TestString(t *testing.T) {
 	e := Event{
 		Kind: MoveEnded, Origin: Origin{Plan: "q", Operator: "join", Port: 1, Task: "probe"}, Batch: 7, From: gpu, To: disk,
-		Bytes: 4096, Took: time.Millisecond, Reason: "demand", Copy: true, Err: errors.New("no"),
+		Bytes: 4096, Limit: 5, Took: time.Millisecond, Reason: "demand", Copy: true, Err: errors.New("no"),
 	}
-	want := `move ended: batch 7 from gpu:0 to disk:1, 4096 bytes, for demand, onto a copy, 1ms, plan "q", operator join:1, task "probe": no`
+	want := `move ended: batch 7 from gpu:0 to disk:1, 4096 bytes, limit 5, for demand, onto a copy, 1ms, plan "q", operator join:1, task "probe": no`
 	if got := e.String(); got != want {
 		t.Errorf("%s\nnot\n%s", got, want)
 	}
@@ -104,10 +104,10 @@ func TestLogContext(t *testing.T) {
 	}
 }
 
-// What needs an action is logged as a warning, all else is for who debugs.
+// TestLog: events that need an action are logged as warnings.
 func TestLog(t *testing.T) {
 	for level, want := range map[slog.Level][]Kind{
-		slog.LevelWarn: {Corrupt, DiskSlow, DiskNearlyFull, DiskFailing, Refused, Unmovable, Lost, Oversized},
+		slog.LevelWarn: {Corrupt, DiskSlow, DiskNearlyFull, DiskFailing, Refused, Unmovable, Lost, QuotaExceeded, Oversized},
 	} {
 		var b bytes.Buffer
 		log := Log(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: level})))

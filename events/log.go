@@ -5,17 +5,17 @@ import (
 	"log/slog"
 )
 
-// Log returns a function that writes each event to l as one line: at warning level what needs an
-// action, and at debug level the rest. The handler gets the event's Context.
+// Log returns a function that writes each event to l as one line: at warning level if it needs an
+// action, otherwise at debug level. The handler gets the event's Context.
 func Log(l *slog.Logger) func(Event) {
 	return func(e Event) {
 		level := slog.LevelDebug
 		switch e.Kind {
-		case Corrupt, DiskSlow, DiskNearlyFull, DiskFailing, Refused, Unmovable, Lost, Oversized:
+		case Corrupt, DiskSlow, DiskNearlyFull, DiskFailing, Refused, Unmovable, Lost, QuotaExceeded, Oversized:
 			level = slog.LevelWarn
 		}
 		ctx := e.Context
-		if ctx == nil { // it is no engine's
+		if ctx == nil { // no engine made the event
 			ctx = context.Background()
 		}
 		if !l.Enabled(ctx, level) {
@@ -36,6 +36,7 @@ func (e Event) attrs() (all []slog.Attr) {
 	add(e.From.Valid(), slog.String("from", e.From.String()))
 	add(e.To.Valid(), slog.String("to", e.To.String()))
 	add(e.Bytes != 0, slog.Int64("bytes", e.Bytes))
+	add(e.Limit != 0, slog.Int64("limit", e.Limit))
 	add(e.Took != 0, slog.Duration("took", e.Took))
 	add(e.Reason != "", slog.String("reason", e.Reason))
 	add(e.Copy, slog.Bool("copy", true))

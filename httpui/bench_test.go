@@ -56,7 +56,7 @@ func BenchmarkRecorder(b *testing.B) {
 				}
 				h.Close()
 			}
-			if err := plan.Close(); err != nil {
+			if _, err := plan.Close(); err != nil {
 				b.Fatal(err)
 			}
 			return time.Since(begun)

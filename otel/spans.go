@@ -72,7 +72,7 @@ type SpanOptions struct {
 // most. A tracer that does not record costs a call for each event.
 //
 // Spans have the attributes that their kind has of these: spillway.batch, spillway.space.from and
-// spillway.space.to, spillway.reason, spillway.bytes, spillway.copy, spillway.plan,
+// spillway.space.to, spillway.reason, spillway.bytes, spillway.limit, spillway.copy, spillway.plan,
 // spillway.operator, spillway.port, spillway.partition, spillway.task and spillway.task.id. Sizes
 // are in bytes. A failure is recorded as an error with the status Error. Copies that are made and
 // dropped make no spans.
@@ -248,6 +248,7 @@ func attributes(e spillway.Event) []attribute.KeyValue {
 	}
 	text("spillway.reason", e.Reason)
 	add(e.Bytes != 0 || e.Kind == events.MoveEnded, attribute.Int64("spillway.bytes", e.Bytes))
+	add(e.Limit != 0, attribute.Int64("spillway.limit", e.Limit))
 	add(e.Copy, attribute.Bool("spillway.copy", true))
 	text("spillway.plan", e.Plan)
 	text("spillway.operator", e.Operator)

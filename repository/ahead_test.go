@@ -92,7 +92,7 @@ func drains(t *testing.T, change func(*eager), work time.Duration, opts ...TakeO
 			t.Errorf("batch %d is %s when the drain is over", m.numberOf(b), s)
 		}
 	}
-	if err := manager.Close(t.Context()); err != nil {
+	if err := closeAll(t.Context(), manager); err != nil {
 		t.Error(err)
 	}
 	return m
@@ -149,7 +149,7 @@ func TestAheadHasALimit(t *testing.T) {
 		t.Errorf("%d are to be ahead", n)
 	}
 	l.end()
-	if err := manager.Close(t.Context()); err != nil {
+	if err := closeAll(t.Context(), manager); err != nil {
 		t.Error(err)
 	}
 }

@@ -180,7 +180,7 @@ func TestClaimAllGivesBack(t *testing.T) {
 			all := claiming(func() (*Claim, error) { return r.ClaimAll(background, 0) })
 			mustWait(t, all)
 			closed := make(chan error, 1)
-			go func() { closed <- plan.Close(background) }()
+			go func() { closed <- closeAll(background, plan) }()
 			wantError(t, (<-all).err, tier.ErrClosed)
 			check(t, transit.Abort())
 			check(t, <-closed)

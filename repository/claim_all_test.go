@@ -146,7 +146,7 @@ func TestClaimAllWaitsForInput(t *testing.T) {
 		wait := claiming(func() (*Claim, error) { return open.ClaimAll(background, 0, WaitInput()) })
 		mustWait(t, wait)
 		closed := make(chan error, 1)
-		go func() { closed <- plan.Close(background) }()
+		go func() { closed <- closeAll(background, plan) }()
 		wantError(t, (<-all).err, tier.ErrClosed)
 		wantError(t, (<-wait).err, tier.ErrClosed)
 		check(t, transit.Abort())

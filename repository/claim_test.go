@@ -264,7 +264,7 @@ func TestCloseTakesClaimsBack(t *testing.T) {
 			c := mustClaim(t, r, 2)
 			h, err := m.Acquire(background, c.Batches()[0], r.opts.Placement)
 			check(t, err)
-			check(t, plan.Close(background))
+			check(t, closeAll(background, plan))
 			if used := m.space(tier.GPU).Used(); used != bodySize { // the handle's
 				t.Errorf("%d bytes are used", used)
 			}

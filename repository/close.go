@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-db/spillway/internal/labels"
 )
 
-// CloseInput says that nothing more will be put: a take from an empty partition
-// is then io.EOF instead of a wait, and a Put an error. Closing twice does nothing.
+// CloseInput ends the input: a take from an empty partition is then io.EOF instead of a wait, and a
+// Put is an error. A second call does nothing.
 func (r *Repository) CloseInput() {
 	var s signals
 	r.mu.Lock()
@@ -31,18 +31,24 @@ func (r *Repository) CloseInput() {
 	}
 }
 
-// Close wakes all waiters with tier.ErrClosed and drops what is left. It waits, until ctx ends, for
-// batches that are in transit or that are just being taken; if that fails it may be called again. A
-// second Close after one that succeeded returns tier.ErrClosed.
+// Close wakes all waiters with tier.ErrClosed and drops the batches that are left. It waits, until
+// ctx ends, for batches that are in transit or that a call is taking; if that fails it may be
+// called again. A second Close after one that succeeded returns tier.ErrClosed.
 func (r *Repository) Close(ctx context.Context) error {
 	if !r.shut() {
 		return r.closedError()
 	}
-	_, err := r.clear(ctx)
+	_, err := r.close(ctx)
+	return err
+}
+
+// close clears a repository that is shut. It does nothing if that was done before.
+func (r *Repository) close(ctx context.Context) (Leftover, error) {
+	left, err := r.clear(ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.emptied = r.mu.records.Len() == 0
-	return err
+	return left, err
 }
 
 // shut wakes all waiters and refuses everything from now on; false if nothing is left to be done.

@@ -52,7 +52,7 @@ func TestCallsAreCounted(t *testing.T) {
 				called := make(chan error, 1)
 				go func() { called <- call(plan, r) }()
 				synctest.Wait()
-				check(t, plan.Close(background))
+				check(t, closeAll(background, plan))
 				calls.Shut()
 				select {
 				case <-calls.Empty():
@@ -128,7 +128,7 @@ func TestCloseWakesAllRepositories(t *testing.T) {
 		check(t, err)
 		taking := taken(func() (*batch.Batch, error) { return b.Take(background, 0, batch.Idle) })
 		closed := make(chan error, 1)
-		go func() { closed <- plan.Close(background) }()
+		go func() { closed <- closeAll(background, plan) }()
 		(<-taking).check(t, nil, tier.ErrClosed) // though a is not clear yet
 		check(t, transit.Abort())
 		check(t, <-closed)

@@ -514,7 +514,7 @@ func TestFailedReaderHasLetGo(t *testing.T) {
 	wantError(t, rd.Err(), broken)
 	rd.Release()
 	failed = false
-	check(t, plan.Close(background))
+	check(t, closeAll(background, plan))
 }
 
 // TestFailedReaderLeavesTasks: a task that another caller has created stays pending, and as old as

@@ -55,7 +55,7 @@ func Example() {
 	for _, l := range left {
 		fmt.Println("not consumed:", l.Batches, "of", l.Key)
 	}
-	_ = plan.Close(ctx)
+	_, _ = plan.Close(ctx)
 	_, err = join.Take(ctx, 3, batch.Idle, repository.NoWait())
 	fmt.Println(err)
 	// Output:

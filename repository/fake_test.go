@@ -240,11 +240,17 @@ func newPlan(t testing.TB, m Mover) *Manager {
 	t.Helper()
 	plan := NewManager("test", 7, Config{Mover: m})
 	t.Cleanup(func() {
-		if err := plan.Close(context.Background()); err != nil && !errors.Is(err, tier.ErrClosed) {
+		if err := closeAll(context.Background(), plan); err != nil && !errors.Is(err, tier.ErrClosed) {
 			t.Error(err)
 		}
 	})
 	return plan
+}
+
+// closeAll closes a plan that may have batches left.
+func closeAll(ctx context.Context, plan *Manager) error {
+	_, err := plan.Close(ctx)
+	return err
 }
 
 func ensure(t testing.TB, plan *Manager, operator string) *Repository {

@@ -271,23 +271,30 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 	return nil
 }
 
-// Leftover is what a repository still held when it was cleared.
+// Leftover is a repository with batches that Clear or Close dropped.
 type Leftover struct {
 	Key     Key
 	Batches int
 	Bytes   int64 // charged, in all tiers
 }
 
-// Clear drops what the repositories hold, and reports, in the plan's order, those that held
-// something: a plan whose work is complete has consumed everything. It waits, until ctx ends, for
-// batches that are in transit or that are just being taken. The repositories stay open.
+// Clear drops the batches of all repositories, and returns the repositories that had some, in the
+// plan's order: a plan whose work is complete has consumed everything. It waits, until ctx ends,
+// for batches that are in transit or that a call is taking. The repositories stay open.
 func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
+	return m.clearEach(ctx, (*Repository).clear)
+}
+
+// clearEach calls clear for each repository, and joins the results.
+func (m *Manager) clearEach(
+	ctx context.Context, clear func(*Repository, context.Context) (Leftover, error),
+) ([]Leftover, error) {
 	var (
 		report []Leftover
 		failed []error
 	)
 	for _, r := range m.Repositories() {
-		left, err := r.clear(ctx)
+		left, err := clear(r, ctx)
 		if left.Batches > 0 {
 			report = append(report, left)
 		}
@@ -296,35 +303,28 @@ func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
 	return report, errors.Join(failed...)
 }
 
-// Close closes all repositories, and so wakes all waiters and drops what is left. It waits, until
-// ctx ends, for batches that are in transit or that are just being taken; if that fails it may be
-// called again. Once the mover is closed, what is in transit is left to the owner of the Transit.
-// Calls that are under way end soon, and free then what they hold; Close does not wait for them,
-// because an event of such a call may be what closes. A second Close after one that succeeded
-// returns tier.ErrClosed.
-func (m *Manager) Close(ctx context.Context) error {
+// Close closes all repositories: it wakes all waiters, drops the batches that are left, and returns
+// the repositories that had some, as Clear does. It waits, until ctx ends, for batches that are in
+// transit or that a call is taking; if that fails it may be called again. Once the mover is closed,
+// the owner of a Transit owns its batch. Calls that are under way end soon, and then free their
+// batches; Close does not wait for them, because an event of such a call may be the caller of
+// Close. A second Close after one that succeeded returns tier.ErrClosed.
+func (m *Manager) Close(ctx context.Context) ([]Leftover, error) {
 	m.mu.Lock()
 	if m.mu.emptied {
 		m.mu.Unlock()
-		return m.closedError()
+		return nil, m.closedError()
 	}
 	m.mu.closed = true
 	m.mu.Unlock()
-	all := m.Repositories()
-	for _, r := range all { // wake all first: one may wait for what another holds
+	for _, r := range m.Repositories() { // wake all first: one may wait for what another holds
 		r.shut()
 	}
-	var failed []error
-	for _, r := range all {
-		if err := r.Close(ctx); err != nil && !errors.Is(err, tier.ErrClosed) {
-			failed = append(failed, err)
-		}
-	}
-	err := errors.Join(failed...)
+	report, err := m.clearEach(ctx, (*Repository).close)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.emptied = err == nil
-	return err
+	return report, err
 }
 
 // inside is a Manager as its engine sees it.

@@ -65,7 +65,7 @@ func TestPlansDoNotCollide(t *testing.T) {
 			}
 			seen[b.ID()], seq = true, place.Seq
 		}
-		defer func() { check(t, p.Close(background)) }()
+		defer func() { check(t, closeAll(background, p)) }()
 	}
 	if len(seen) != 6 {
 		t.Errorf("%d batches", len(seen))
@@ -178,7 +178,7 @@ func BenchmarkPlan(b *testing.B) {
 						b.Fatal(err)
 					}
 				}
-				if err := errors.Join(plan.Order(keys...), plan.Close(background)); err != nil {
+				if err := errors.Join(plan.Order(keys...), closeAll(background, plan)); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -589,7 +589,7 @@ func TestObserverSeesThePlace(t *testing.T) {
 	if len(seen.infos) != 1 || seen.infos[0].Place != (batch.Place{Plan: 3, Name: "test", Last: true, Seq: 1, Operator: "join"}) || seen.infos[0].LastUse != 42 {
 		t.Errorf("%+v", seen.infos)
 	}
-	check(t, plan.Close(background))
+	check(t, closeAll(background, plan))
 	if last := seen.infos[len(seen.infos)-1]; last.State != batch.Released {
 		t.Errorf("%+v", last)
 	}

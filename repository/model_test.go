@@ -369,7 +369,7 @@ func TestCloseRacesEverything(t *testing.T) {
 		for range round {
 			<-started
 		}
-		check(t, plan.Close(background))
+		check(t, closeAll(background, plan))
 		all.Wait()
 		if r.Total() != 0 {
 			t.Errorf("%d batches are left", r.Total())

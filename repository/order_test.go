@@ -213,7 +213,7 @@ func TestOrderWaitEnds(t *testing.T) {
 				go func() { done <- consume(background, m, r, got.add) }()
 				synctest.Wait()
 				closed := make(chan error, 1)
-				go func() { closed <- plan.Close(background) }()
+				go func() { closed <- closeAll(background, plan) }()
 				wantError(t, <-done, tier.ErrClosed)
 				check(t, transit.Abort())
 				check(t, <-closed)

@@ -241,7 +241,10 @@ func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.Record
 	if mover == nil {
 		return nil, 0, fmt.Errorf("repository %s: putting a record needs a mover: %w", r.key, tier.ErrNotSupported)
 	}
-	place, err := r.admit(partition, rec.Schema()) // before anything dear is done
+	if rec == nil {
+		return nil, 0, fmt.Errorf("repository %s: putting into partition %d: the record is nil", r.key, partition)
+	}
+	place, err := r.admit(partition, rec.Schema()) // before the record is copied
 	if err != nil {
 		return nil, 0, err
 	}
@@ -304,6 +307,9 @@ func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
 // that is made by Engine.NewBatch or with Engine.Observer is: another would never be moved or
 // kept, and is tier.ErrNotSupported.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
+	if b == nil {
+		return fmt.Errorf("repository %s: putting into partition %d: the batch is nil", r.key, partition)
+	}
 	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
 		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w", r.key, b.ID(), tier.ErrNotSupported)
 	}

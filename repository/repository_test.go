@@ -589,14 +589,14 @@ func TestCloseCanBeTriedAgain(t *testing.T) {
 	check(t, err)
 	ctx, cancel := context.WithCancel(background)
 	cancel()
-	wantError(t, plan.Close(ctx), context.Canceled)
+	wantError(t, closeAll(ctx, plan), context.Canceled)
 	_, err = r.Take(background, 0, batch.Idle)
 	wantError(t, err, tier.ErrClosed)
 	_, err = plan.Inside().Ensure(Key{Operator: "late"})
 	wantError(t, err, tier.ErrClosed)
 	check(t, transit.Abort())
-	check(t, plan.Close(background))
-	wantError(t, plan.Close(background), tier.ErrClosed)
+	check(t, closeAll(background, plan))
+	wantError(t, closeAll(background, plan), tier.ErrClosed)
 }
 
 // TestDropWithHandleOpen: closing does not wait for readers, and their data stays
@@ -609,7 +609,7 @@ func TestDropWithHandleOpen(t *testing.T) {
 	b, _ := r.Peek(0)
 	h, err := m.Acquire(background, b, reservation.AnyInTier(tier.GPU))
 	check(t, err)
-	check(t, plan.Close(background))
+	check(t, closeAll(background, plan))
 	if m.space(tier.GPU).Used() != bodySize {
 		t.Error("the data went under its reader")
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/named"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -23,13 +24,12 @@ var (
 	ErrNoCandidate = errors.New("no candidate space")
 )
 
-// ExceededError reports that a request is larger than it may ever be: larger than
-// a space's limit, so that waiting would be useless, or larger than what is left
-// of a reservation whose policy does not let it grow. It matches ErrExceeded, and
-// what its cause matches.
+// ExceededError reports that a request is larger than it may ever be: larger than a space's limit,
+// so that waiting would be useless, or larger than the rest of a reservation whose policy does not
+// let it grow. It matches ErrExceeded and the errors that its cause matches.
 type ExceededError struct {
 	Space     tier.ID
-	Requested int64  // bytes asked for, rounded up as the space charges them
+	Requested int64  // bytes asked for, rounded up as the space charges them; math.MaxInt64 if the sum overflows
 	Available int64  // bytes free in the space, or unused in the reservation
 	Limit     int64  // bytes that the space's limit allows, or that were promised
 	Hint      string // what would help
@@ -37,7 +37,8 @@ type ExceededError struct {
 }
 
 func (e *ExceededError) Error() string {
-	s := fmt.Sprintf("%s: %d bytes exceed what may be had: %d available of %d", e.Space, e.Requested, e.Available, e.Limit)
+	s := fmt.Sprintf("%s: %s exceed what may be had: %d available of %d",
+		e.Space, size.Saturated(e.Requested), e.Available, e.Limit)
 	if e.Cause != nil {
 		s += ": " + e.Cause.Error()
 	}

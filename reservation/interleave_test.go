@@ -111,7 +111,7 @@ func TestOnlyOneSpaceIsCharged(t *testing.T) {
 		c.waiting(t)
 		spaces["gpu:0"].Pool().(*heapPool).onCharge = nth(1, func() {
 			release(t, b) // c is notified that there is room in the second
-			spaces["gpu:1"].Inside().ResetPeak()
+			spaces["gpu:1"].ResetPeak()
 			time.Sleep(time.Millisecond)
 		})
 		release(t, a)

@@ -280,8 +280,8 @@ func TestRefusedAlthoughTheSpaceHasRoom(t *testing.T) {
 	if !errors.As(err, &full) || !errors.As(err, &space) || full.Budget != "the test's GPU budget" || full.Limit != 256<<10 || space.Space.Kind != tier.GPU {
 		t.Fatalf("%v", err)
 	}
-	if !strings.Contains(err.Error(), "limit of the budget") {
-		t.Errorf("%q does not say which setting would help", err)
+	if !strings.Contains(err.Error(), "Budget.SetLimit") {
+		t.Errorf("%q does not name the setting that would help", err)
 	}
 	if err := repo.Put(t.Context(), 0, rec); err != nil {
 		t.Fatal(err)

@@ -110,14 +110,13 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 			panic(e.Kind)
 		}
 		c.Limits.Quota = &quota.Settings{Limit: limitOf(t, "1Mi")}
-		c.Limits.QuotaOver = func(quota.Over) { panic("over") }
 		c.Limits.Admission = admission.Rules{Estimator: badEstimator{}}
 		c.Logger = slog.New(slog.NewTextHandler(log, nil))
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Policy.Key", "Config.Events", "Limits.QuotaOver", "Estimator.Observe", "a subscriber to demand"}
+	want := []string{"Policy.Key", "Config.Events", "Estimator.Observe", "a subscriber to demand"}
 	nothing := func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Output: 4096}, nothing); err != nil {
 		t.Error(err)

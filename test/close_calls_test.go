@@ -131,7 +131,7 @@ func closeDuringACall(t *testing.T, prepare func(*testing.T, *spillway.Engine, *
 	go func() { called <- call() }()
 	<-h.reached
 	if planFirst {
-		if err := plan.Close(); err != nil {
+		if _, err := plan.Close(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -280,7 +280,7 @@ func TestPlanClosedByAnEventOfPut(t *testing.T) {
 	var plan atomic.Pointer[spillway.Plan]
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
 		c.Events = on(events.Oversized, func(spillway.Event) {
-			if err := plan.Load().Close(); err != nil {
+			if _, err := plan.Load().Close(); err != nil {
 				t.Error(err)
 			}
 		})

@@ -480,7 +480,10 @@ func TestCloseWhileAPlanCloses(t *testing.T) {
 			}
 		}
 		closed := make(chan error)
-		go func() { closed <- plan.Close() }()
+		go func() {
+			_, err := plan.Close()
+			closed <- err
+		}()
 		if err := errors.Join(eng.Close(), <-closed); err != nil {
 			t.Fatal(err)
 		}

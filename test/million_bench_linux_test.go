@@ -68,7 +68,7 @@ func BenchmarkManyBatches(b *testing.B) {
 				put := worked(b) - begin
 				full, fullGC := collected(b)
 				before, begun := worked(b), time.Now()
-				if err := plan.Close(); err != nil {
+				if _, err := plan.Close(); err != nil {
 					b.Fatal(err)
 				}
 				closing, passed := worked(b)-before, time.Since(begun)

@@ -97,8 +97,8 @@ func TestPressureEventsOfMoves(t *testing.T) {
 		defer closeEngine(t, eng)
 		p, repo := putMany(t, eng, "query", "build", 60)
 		await(time.Second)
-		if err := errors.Join(repo.Close(t.Context()), p.Close()); err != nil {
-			t.Error(err)
+		if left, err := p.Close(); err != nil || len(left) != 1 || left[0].Batches != 60 || left[0].Key != repo.Key() {
+			t.Errorf("the plan had %+v left, %v", left, err)
 		}
 		await(time.Second)
 		high, falls := map[tier.ID]bool{}, 0

@@ -12,28 +12,32 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/reservation/quota"
 )
 
-// TestLimitLoweredByAnother: when another process of the group lowers its limit, batches move
-// down soon, though the monitor sleeps, and one warning says by how much the limit is exceeded.
+// TestLimitLoweredByAnother: when another process of the group lowers its limit, batches move down
+// soon, though the monitor sleeps. There is one warning and one event, with the numbers and the
+// GPU.
 func TestLimitLoweredByAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ledger := t.TempDir()
 		var log bytes.Buffer
-		var told []quota.Over
-		open := func(l *slog.Logger, over func(quota.Over)) *spillway.Engine {
+		var exceeded []spillway.Event
+		open := func(l *slog.Logger, do func(spillway.Event)) *spillway.Engine {
 			eng, err := spillway.Open(t.Context(), spillway.Config{
 				GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(60 * mib)}}, HostMemory: spillway.Bytes(64 * mib), Disks: []spillway.DiskConfig{},
-				Limits: spillway.Limits{Quota: &quota.Settings{Limit: limitOf(t, "60Mi"), Ledger: ledger, Group: "g"}, QuotaOver: over}, Logger: l,
+				Limits: spillway.Limits{Quota: &quota.Settings{Limit: limitOf(t, "60Mi"), Ledger: ledger, Group: "g"}},
+				Logger: l, Events: do,
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return eng
 		}
-		eng := open(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})), func(o quota.Over) { told = append(told, o) })
+		warnings := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		eng := open(warnings, on(events.QuotaExceeded, func(e spillway.Event) { exceeded = append(exceeded, e) }))
 		other := open(slog.New(slog.DiscardHandler), nil)
 		all := onGPU(t, eng, 40)
 		time.Sleep(time.Second)
@@ -51,8 +55,10 @@ func TestLimitLoweredByAnother(t *testing.T) {
 		if n := eng.Leases()[0].Live(); n > 10*mib {
 			t.Errorf("%d bytes are held", n)
 		}
-		if len(told) != 1 || told[0].Used != 40*mib || told[0].Limit != 10*mib {
-			t.Errorf("the events are %+v", told)
+		gpu := spillway.SpaceID{Kind: spillway.GPU}
+		want := spillway.Event{Kind: events.QuotaExceeded, To: gpu, Bytes: 40 * mib, Limit: 10 * mib}
+		if len(exceeded) != 1 || exceeded[0].Text == "" || !sameNumbers(exceeded[0], want) {
+			t.Errorf("the events are %v", exceeded)
 		}
 		dropAll(t, all)
 		closeClean(t, eng)

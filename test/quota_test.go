@@ -19,6 +19,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -261,16 +262,16 @@ func TestOpenRefusesQuotas(t *testing.T) {
 // and the monitor moves down what is above, without a waiter.
 func TestQuotaLoweredWhileRunning(t *testing.T) {
 	var log bytes.Buffer
-	var events []quota.Over
+	var exceeded []spillway.Event
 	var mu sync.Mutex
 	cfg := quotaConfig(t, &quota.Settings{Limit: limitOf(t, "4Mi"), Source: "the test"})
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	cfg.HostMemory = spillway.Bytes(16 << 20)
-	cfg.Limits.QuotaOver = func(o quota.Over) {
+	cfg.Events = on(events.QuotaExceeded, func(e spillway.Event) {
 		mu.Lock()
 		defer mu.Unlock()
-		events = append(events, o)
-	}
+		exceeded = append(exceeded, e)
+	})
 	run := openRun(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
@@ -296,11 +297,89 @@ func TestQuotaLoweredWhileRunning(t *testing.T) {
 	}
 	drainAll(ctx, t, run, tier.GPU)
 	closeEngine(t, run.eng)
-	if len(events) != 1 || events[0].Limit != 1<<20 || events[0].Used > before || events[0].Used <= 1<<20 {
-		t.Errorf("events: %+v", events)
+	if len(exceeded) != 1 || exceeded[0].Limit != 1<<20 || exceeded[0].Bytes > before || exceeded[0].Bytes <= 1<<20 ||
+		exceeded[0].To != gpu.ID() || exceeded[0].Text != "the test" {
+		t.Errorf("events: %v", exceeded)
 	}
 	if n := strings.Count(log.String(), "more GPU memory is in use than its quota allows"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
+	}
+}
+
+// sameNumbers reports whether two events are of the same kind and space, with the same numbers.
+func sameNumbers(a, b spillway.Event) bool {
+	return a.Kind == b.Kind && a.To == b.To && a.Bytes == b.Bytes && a.Limit == b.Limit
+}
+
+// TestExceededQuotaIsOneEvent: each time that a limit is lowered below the bytes in use is one
+// event, of the engine's own quota and of one that engines share, in each of them. Lowering the
+// limit again while it is exceeded is none. A closed engine emits none.
+func TestExceededQuotaIsOneEvent(t *testing.T) {
+	shared, err := quota.New(quota.Config{Limit: 1 << 20, Name: "shared"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, gpus := range map[string]int{"own": 1, "own, of two GPUs": 2, "shared": 1} {
+		t.Run(name, func(t *testing.T) {
+			var got []spillway.Event
+			eng, err := callbackEngine(t, func(c *spillway.Config) {
+				c.GPUs = slices.Repeat(c.GPUs, gpus)
+				c.Limits.Quota = &quota.Settings{Limit: limitOf(t, "1Mi"), Source: "own"}
+				if name == "shared" {
+					c.Limits.Quota, c.Limits.SharedQuota = &quota.Settings{}, shared
+				}
+				c.Events = on(events.QuotaExceeded, func(e spillway.Event) { got = append(got, e) })
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			q := eng.Quota()
+			set := func(limit int64) {
+				t.Helper()
+				if err := q.SetLimit(limit); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// A reservation, which the monitor cannot move.
+			gpu := tier.ID{Kind: tier.GPU}
+			r, err := eng.Reserve(t.Context(), reservation.Specific(gpu), 256<<10)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if gpus > 1 {
+				gpu = tier.ID{}
+			}
+			used := q.Stats().Used
+			for _, limit := range []int64{used, used - 1, used / 2, used, used / 4} {
+				set(limit)
+			}
+			var want []spillway.Event
+			for _, limit := range []int64{used - 1, used / 4} {
+				want = append(want, spillway.Event{Kind: events.QuotaExceeded, To: gpu, Bytes: used, Limit: limit})
+			}
+			if !slices.EqualFunc(got, want, sameNumbers) {
+				t.Errorf("the events are %v, want %v", got, want)
+			}
+			for _, e := range got {
+				if e.Text != q.Stats().Name || e.Context == nil || e.At.IsZero() {
+					t.Errorf("%+v lacks something", e)
+				}
+			}
+			if err := r.Release(); err != nil {
+				t.Error(err)
+			}
+			closeEngine(t, eng)
+			member := q.Member()
+			if err := member.Charge(1000); err != nil {
+				t.Fatal(err)
+			}
+			set(1)
+			member.Credit(1000)
+			set(1 << 20)
+			if len(got) != len(want) {
+				t.Errorf("a closed engine emits %v", got[len(want):])
+			}
+		})
 	}
 }
 

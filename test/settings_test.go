@@ -507,15 +507,6 @@ var settings = []setting{
 			return eng.Quota() == shared && shared.Stats().Used > 0
 		}
 	}},
-	{field: "Limits.QuotaOver", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Limit = limitOf(t, "512Ki") },
-		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-			told := 0
-			c.Limits.QuotaOver = func(quota.Over) { told++ }
-			return func(eng *spillway.Engine) bool {
-				defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
-				return eng.Quota().SetLimit(4096) == nil && told == 1
-			}
-		}},
 	{field: "Limits.Budgets", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		b := newBudget(t, 512<<10)
 		c.Limits.Budgets = []*budget.Budget{b}
@@ -608,6 +599,15 @@ var settings = []setting{
 			return told == 1
 		}
 	}},
+	{field: "Events", with: func(t *testing.T, c *spillway.Config) { c.Limits.Quota.Limit = limitOf(t, "512Ki") },
+		set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+			count := 0
+			c.Events = on(events.QuotaExceeded, func(spillway.Event) { count++ })
+			return func(eng *spillway.Engine) bool {
+				defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
+				return eng.Quota().SetLimit(4096) == nil && count == 1
+			}
+		}},
 	{field: "Trace", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		var file syncBuffer
 		c.Trace = &file

@@ -107,6 +107,34 @@ func TestStatsOfAllParts(t *testing.T) {
 	}
 }
 
+// TestPeakOfAPhase: after ResetPeak, Stats shows the peak since then.
+func TestPeakOfAPhase(t *testing.T) {
+	eng, err := callbackEngine(t, func(*spillway.Config) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := gpuOf(t, eng)
+	reserve := func(n int64) {
+		t.Helper()
+		r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), n)
+		if err == nil {
+			err = r.Release()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range []int64{256 << 10, 64 << 10, 128 << 10} {
+		gpu.ResetPeak()
+		reserve(n)
+		reserve(4096)
+		if got := eng.Stats().Spaces[0].Peak; got != n {
+			t.Errorf("the peak is %d, want %d", got, n)
+		}
+	}
+	closeClean(t, eng)
+}
+
 // TestStatsOfAWait: a request that waits is in the figures while it waits, with its task.
 func TestStatsOfAWait(t *testing.T) {
 	t.Parallel()

@@ -525,7 +525,7 @@ func TestStripedRandomOperationsUnderFaults(t *testing.T) {
 		}
 		wg.Wait()
 		cancel()
-		if err := plan.Close(); err != nil {
+		if _, err := plan.Close(); err != nil {
 			t.Error(err)
 		}
 		for i := range s.files {

@@ -3,6 +3,7 @@ package test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"sync/atomic"
@@ -75,6 +76,9 @@ func TestTaskThatNeverFits(t *testing.T) {
 			var exceeded *reservation.ExceededError
 			if !errors.Is(err, reservation.ErrExceeded) || errors.As(err, &exceeded) && exceeded.Requested <= exceeded.Limit {
 				t.Errorf("%v", err)
+			}
+			if err != nil && strings.Contains(err.Error(), fmt.Sprint(math.MaxInt64)) {
+				t.Errorf("a sum that overflows is shown as a number: %v", err)
 			}
 			if n := int(calls.Load()); n > test.calls || n == 0 && test.calls > 0 {
 				t.Errorf("%d calls, want %d at most", n, test.calls)

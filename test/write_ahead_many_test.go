@@ -170,7 +170,7 @@ func TestNoRecordOfWhatWasWrittenAhead(t *testing.T) {
 // TestMonitorSleepsWhilePermitsAreHeld: an idle engine sleeps while the program keeps the permits.
 func TestMonitorSleepsWhilePermitsAreHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool, err := permit.New(permit.Config{Slots: new(2)})
+		pool, err := permit.New(permit.Config{Slots: new(1)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,19 +25,22 @@ var (
 	ErrAltered = errors.New("altered")
 )
 
-// NoSpaceError reports that a space had no room for a request at that moment. It
-// matches ErrNoSpace.
+// NoSpaceError reports that a space had no room for a request at that moment. It matches
+// ErrNoSpace.
 type NoSpaceError struct {
-	Space     ID
+	Space     ID     // the zero ID if a device without a space refused
 	Requested int64  // bytes asked for
 	Available int64  // bytes free under the space's limit at that moment
 	Largest   int64  // largest free piece, where fragmentation was the reason; else 0
 	Hint      string // the setting that would help; may be empty
-	Cause     error  // what the backend or the file system said; may be nil
+	Cause     error  // the error of the backend, the file system, a budget or a quota; may be nil
 }
 
 func (e *NoSpaceError) Error() string {
-	s := fmt.Sprintf("%s has no space for %d bytes: %d available", e.Space, e.Requested, e.Available)
+	s := fmt.Sprintf("no space for %d bytes: %d available", e.Requested, e.Available)
+	if e.Space.Valid() { // else a device refused, which is not in a space
+		s = e.Space.String() + " has " + s
+	}
 	if e.Largest > 0 {
 		s += fmt.Sprintf(" in pieces of at most %d", e.Largest)
 	}

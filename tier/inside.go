@@ -111,9 +111,6 @@ func (in inside) Subscribers() int {
 	return 0
 }
 
-// ResetPeak makes the present use the peak.
-func (in inside) ResetPeak() { in.ledger.ResetPeak() }
-
 // Occupy promises n bytes for memory of the pool's that was in use before the space was
 // made: files that outlived a process. The limit does not count, because the bytes are
 // there; more than the capacity is a NoSpaceError. The caller must either Adopt or

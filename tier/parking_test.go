@@ -39,7 +39,7 @@ func TestParkedBytesAreFreeToWhoAsks(t *testing.T) {
 		"usage":     func(s *tier.Space) int64 { return s.Usage().Reserved },
 		"pressure":  (*tier.Space).PressureBytes,
 		"available": func(s *tier.Space) int64 { return s.Limit() - s.Available() },
-		"peak":      func(s *tier.Space) int64 { s.Inside().ResetPeak(); return s.Usage().Peak },
+		"peak":      func(s *tier.Space) int64 { s.ResetPeak(); return s.Usage().Peak },
 	} {
 		if n := used(parked(t, parkUnit)); n != 0 {
 			t.Errorf("%s: %d bytes, though all were given back", name, n)

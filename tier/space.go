@@ -219,12 +219,16 @@ func (s *Space) swapLimit(n int64) (changed bool, err error) {
 // Usage returns a consistent cut through the books.
 func (s *Space) Usage() Usage { return Usage(s.ledger.Snapshot()) }
 
+// ResetPeak sets Usage.Peak to the bytes in use now, so that the next Usage has the peak of one
+// phase of a program.
+func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
+
 // Usage is a consistent cut through a space's books, in bytes.
 type Usage struct {
 	Live     int64 // in buffers that are in use
 	Retired  int64 // freed, but the device may still be working on them
 	Reserved int64 // promised and not yet drawn
-	Cached   int64 // in copies of batches that lie elsewhere, which whoever needs the room gets; not in Used
+	Cached   int64 // in copies of batches that are current elsewhere; reclaimable at once and not in Used
 	Peak     int64 // largest Used since the start or the last ResetPeak
 }
 

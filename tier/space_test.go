@@ -204,7 +204,7 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 	if s.Usage().Peak != 300 {
 		t.Errorf("peak %d", s.Usage().Peak)
 	}
-	s.Inside().ResetPeak()
+	s.ResetPeak()
 	if s.Usage().Peak != 0 {
 		t.Errorf("peak %d after a reset", s.Usage().Peak)
 	}

@@ -73,7 +73,7 @@ func TestConfigRefuses(t *testing.T) {
 		"gpu-memory: -1":           `line 1: gpu-memory "-1": `,
 		"policy: newest":           `policy "newest": want `,
 		"moves-per-edge: 0":        "--moves-per-edge 0 is out of range (want 1 to 1024)",
-		"disk-slots: 1":            "--disk-slots 1 is out of range (want 2 to ",
+		"disk-slots: 0":            "--disk-slots 0 is out of range (want 1 to ",
 		"disk: nowhere":            "no such directory",
 		"policy: lru\npolicy: lru": "line 2: policy was set in line 1 already",
 	} {

@@ -31,13 +31,11 @@ const defaultMemory = 64 << 20
 // full stays full.
 const stuckAfter = 5 * time.Second
 
-// What the engine has where nothing else is asked for; see spillway.Config.MovesPerEdge and
-// permit.Config.Slots.
+// The defaults of spillway.Config.MovesPerEdge and permit.Config.Slots.
 const (
 	defaultMovesPerEdge = 2
 	defaultDiskSlots    = 16
-	leastDiskSlots      = 2 // one is the monitor's
-	mostDiskSlots       = 1 << 16
+	maxDiskSlots        = 1 << 16
 )
 
 // engineFlags describe the engine that a command opens.
@@ -91,7 +89,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	e.ahead = cmp.Or(e.ahead, 64<<20)
 	f.Var(&e.ahead, "write-ahead", "`SIZE` such as 64MiB that is copied to disk at most in a second while nothing else is needed, or off")
 	f.IntVar(&e.movesPerEdge, "moves-per-edge", defaultMovesPerEdge, "how many moves the monitor has under way from one space to one other, as `N`")
-	f.IntVar(&e.diskSlots, "disk-slots", defaultDiskSlots, "how many transfers with disks are under way at most, as `N`; one of them is the monitor's")
+	f.IntVar(&e.diskSlots, "disk-slots", defaultDiskSlots, "how many transfers write to disks at once at most, as `N`; the monitor may have one more")
 	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
 	registerConfig(f, &e.config)
@@ -119,7 +117,7 @@ func (e *engineFlags) validate() error {
 	}
 	for _, n := range []bounded{
 		{"moves-per-edge", int64(e.movesPerEdge), 1, monitor.MaxMovesPerEdge},
-		{"disk-slots", int64(e.diskSlots), leastDiskSlots, mostDiskSlots},
+		{"disk-slots", int64(e.diskSlots), 1, maxDiskSlots},
 	} {
 		if err := n.validate(); err != nil {
 			return err

@@ -32,6 +32,9 @@ import (
 // array and schema are written over, whatever they hold. They may be C's memory or Go's; in
 // Go's, the caller must keep them alive while C has their addresses.
 func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (err error) {
+	if h == nil {
+		return errors.New("cdevice: exporting a batch: the handle is nil")
+	}
 	payload := h.Payload()
 	if payload == nil {
 		return fmt.Errorf("cdevice: exporting a closed handle: %w", tier.ErrReleased)

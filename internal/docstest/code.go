@@ -2,6 +2,7 @@ package docstest
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/importer"
@@ -13,6 +14,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -64,7 +66,9 @@ var imported = []string{
 	"context", "errors", "fmt", "io", "iter", "log/slog", "net/http", "os", "slices", "syscall", "time",
 	"github.com/apache/arrow-go/v18/arrow", "github.com/apache/arrow-go/v18/arrow/array", "github.com/apache/arrow-go/v18/arrow/memory",
 	module, module + "/batch", module + "/convert", module + "/convert/cdevice", module + "/events", module + "/httpui", module + "/monitor", module + "/repository",
-	module + "/reservation", module + "/reservation/admission", module + "/reservation/arrowmem", module + "/reservation/permit", module + "/tier", module + "/tier/cuda", module + "/tier/disk", module + "/tier/disk/faultfs", module + "/tier/faultdev",
+	module + "/reservation", module + "/reservation/admission", module + "/reservation/arrowmem",
+	module + "/reservation/budget", module + "/reservation/permit", module + "/reservation/quota", module + "/tier",
+	module + "/tier/cuda", module + "/tier/disk", module + "/tier/disk/faultfs", module + "/tier/faultdev", module + "/topology",
 }
 
 const module = "github.com/spillway-db/spillway"
@@ -176,5 +180,45 @@ func (c *Checker) Check(name string, b Block) []string {
 		name = path.Join(name, file.Name.Name)
 	}
 	_, _ = conf.Check(name, c.fset, []*ast.File{file}, nil) // Error has got what is wrong
+	return wrong
+}
+
+// goName is a name of a package and perhaps a field or method of it, as tier.Space.SetMarks, or a
+// field or method of a type of the root package, as Engine.Reserve. Other text may follow, such as
+// arguments.
+var goName = regexp.MustCompile(`^(?:([a-z]\w*)\.)?([A-Z]\w*)(?:\.([A-Z]\w*))?\b`)
+
+// Identifiers returns the names of this module's packages that a page has between backquotes, and
+// that do not exist. It checks the packages that code of pages may import.
+func (c *Checker) Identifiers(p Page) []string {
+	packages := make(map[string]*types.Package)
+	for _, name := range imported {
+		if pkg, err := c.imports.Import(name); err == nil && strings.HasPrefix(name, module) {
+			packages[pkg.Name()] = pkg
+		}
+	}
+	var wrong []string
+	for _, l := range p.Prose {
+		for _, code := range inlineCode.FindAllStringSubmatch(l.Text, -1) {
+			m := goName.FindStringSubmatch(code[1])
+			if m == nil || m[1] == "" && m[3] == "" {
+				continue
+			}
+			pkg := packages[cmp.Or(m[1], "spillway")]
+			if pkg == nil {
+				continue
+			}
+			object := pkg.Scope().Lookup(m[2])
+			if object == nil && m[1] == "" {
+				continue // a type of another package
+			}
+			if object != nil && m[3] != "" {
+				object, _, _ = types.LookupFieldOrMethod(object.Type(), true, pkg, m[3])
+			}
+			if object == nil {
+				wrong = append(wrong, fmt.Sprintf("%s:%d: %s: no such name", p.Name, l.Number, m[0]))
+			}
+		}
+	}
 	return wrong
 }

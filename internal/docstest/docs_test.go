@@ -156,6 +156,24 @@ func TestNamed(t *testing.T) {
 	}
 }
 
+// TestIdentifiers: the types, fields and methods of this module that pages name exist. Decisions
+// may name former ones.
+func TestIdentifiers(t *testing.T) {
+	t.Parallel()
+	c, err := NewChecker(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pages(t) {
+		if strings.HasPrefix(p.Name, "docs/decisions/") {
+			continue
+		}
+		for _, wrong := range c.Identifiers(p) {
+			t.Error(wrong)
+		}
+	}
+}
+
 // TestStyle: lines of prose are short enough to be read in a terminal.
 func TestStyle(t *testing.T) {
 	t.Parallel()
@@ -199,6 +217,7 @@ func TestRotIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	named := func(p Page) []string { return Named(root, tests, p) }
+	identifiers := func(p Page) []string { return c.Identifiers(p) }
 	const head = "package main\nimport \"github.com/spillway-db/spillway\"\n"
 	for _, tt := range []struct {
 		what, text string
@@ -230,6 +249,10 @@ func TestRotIsFound(t *testing.T) {
 		{"names", "`TestRotIsFound`, `internal/docstest/rules.go`, `Test`, `x.go`\n", named, ""},
 		{"the name of a test that is gone", "`TestWhichIsNotThere`\n", named, "TestWhichIsNotThere: no such test"},
 		{"the name of a file that is gone", "`internal/gone.go`\n", named, "no such file"},
+		{"identifiers", "`Engine.Reserve`, `Config.Limits`, `tier.Space.SetMarks`, `batch.Never`, `errors.Is(err, x)`\n", identifiers, ""},
+		{"a method that is gone in prose", "`Engine.Gone(x)`\n", identifiers, "docs/x.md:1: Engine.Gone: no such name"},
+		{"a type of a package that is gone", "`tier.Gone`\n", identifiers, "tier.Gone: no such name"},
+		{"a field of a package that is gone", "`tier.Space.Gone`\n", identifiers, "tier.Space.Gone: no such name"},
 		{"a line of 100 columns", strings.Repeat("five ", 20) + "\n| " + strings.Repeat("five ", 30) + "|\n", Style, ""},
 		{"a line of 101 columns", strings.Repeat("five ", 20) + "!\n", Style, "101 columns"},
 		{"a registry", "```sh\npodman pull docker.io/x\n```\n", Style, "docker.io"},

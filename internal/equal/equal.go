@@ -4,6 +4,7 @@ package equal
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -45,6 +46,9 @@ func (e *DifferenceError) Error() string {
 // The Dictionary method of arrow-go's arrays writes at its first call. Before several goroutines
 // compare one record, that call must have happened.
 func Records(a, b arrow.RecordBatch) (err error) {
+	if a == nil || b == nil {
+		return errors.New("convert: comparing records: a record is nil")
+	}
 	defer guard.Error(&err, "convert: comparing records")
 	if d := Schemas(a.Schema(), b.Schema()); d != nil {
 		return d

@@ -87,6 +87,9 @@ func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
 // that d describes, the last of which may be shorter. Other bytes are a
 // *CorruptError with the chunk's offset in the body.
 func Verify(d *batch.Descriptor, chunk int, b []byte) error {
+	if d == nil {
+		return errors.New("convert: verifying a chunk: the descriptor is nil")
+	}
 	if chunk < 0 || chunk >= len(d.Sums) {
 		return fmt.Errorf("convert: chunk %d of %d", chunk, len(d.Sums))
 	}

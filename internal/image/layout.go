@@ -111,12 +111,12 @@ func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(
 // NewLayoutInline is NewLayout with dictionaries of up to inline bytes in the body.
 func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 	if rec == nil {
-		return nil, errors.New("convert: no record to lay out")
+		return nil, errors.New("convert: planning a layout: the record is nil")
 	}
 	defer guard.Error(&err, "convert: planning a layout")
 	schema := rec.Schema()
 	if schema == nil {
-		return nil, errors.New("convert: a record without a schema")
+		return nil, errors.New("convert: planning a layout: the record has no schema")
 	}
 	if err := CheckEndian(schema); err != nil {
 		return nil, err

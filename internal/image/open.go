@@ -38,7 +38,7 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 	l := NewLease(release)
 	if d == nil {
 		l.End()
-		return nil, errors.New("convert: no descriptor")
+		return nil, errors.New("convert: opening an image: the descriptor is nil")
 	}
 	all := d.AllDictionaries()
 	if len(all) != len(dictionaries) {

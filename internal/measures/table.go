@@ -246,8 +246,7 @@ var permits = labelled(Main, "permit", nil,
 	gauge("waiting", "{request}", "Requests that wait for a permit.", one(func(p *permit.Stats) int { return p.Waiting })),
 	gauge("slots", "{slot}", "Spill slots; without a value if there is no limit.", limited(func(p *permit.Stats) int { return p.Slots })),
 	gauge("held_slots", "{slot}", "Spill slots that are held.", one(func(p *permit.Stats) int { return p.HeldSlots })),
-	gauge("monitor_slots", "{slot}", "Spill slots that the monitor holds.", one(func(p *permit.Stats) int { return p.MonitorSlots })),
-	gauge("free_slots", "{slot}", "Spill slots that are free for users; without a value if there is no limit.", limited(func(p *permit.Stats) int { return p.FreeSlots })),
+	gauge("free_slots", "{slot}", "Spill slots that are free; without a value if there is no limit.", limited(func(p *permit.Stats) int { return p.FreeSlots })),
 )
 
 var budgets = labelled(Main, "permit", []string{"budget"},

@@ -205,6 +205,15 @@ func exact(n int64, u unit) (string, bool) {
 	return strconv.FormatInt(whole, 10) + "." + decimals + u.name, true
 }
 
+// Saturated returns n as "5 bytes". The largest number, which stands for a sum that overflows, is
+// "8 EiB or more".
+func Saturated(n int64) string {
+	if n == math.MaxInt64 {
+		return "8 EiB or more"
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
 // Approx returns n for people, in the largest binary unit that it reaches and with one decimal:
 // 251.5 GiB. It does not read back exactly.
 func Approx(n int64) string {

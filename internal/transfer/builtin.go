@@ -42,8 +42,7 @@ type Builtin struct {
 	// Staging returns the pinned chunks nearest to a NUMA node, for transfers
 	// between device and disk. Its memory is charged to a host space once.
 	Staging func(node int) (Staging, error)
-	// Permits is what every transfer with a disk takes a permit from. It must have a
-	// budget permit.Host, and slots for users if these are to write to disk.
+	// Permits grants a permit to every transfer with a disk. It must have a budget permit.Host.
 	Permits *permit.Pool
 	// Codec is how what goes to disk is compressed. Not part of it are dictionaries that
 	// are images of their own.
@@ -55,7 +54,8 @@ type Builtin struct {
 	Scratch scratch
 	alike   image.Alike
 	turns   turns
-	Outside bool // tests have no dictionary in a batch's body, however small
+	reserve chan struct{} // the monitor's move that writes to a disk without a slot of Permits
+	Outside bool          // tests have no dictionary in a batch's body, however small
 }
 
 // Layout plans the image of a record.
@@ -101,6 +101,7 @@ func (b *Builtin) Register(add Adder) error {
 	if err := b.NeedsPermits(); err != nil {
 		return err
 	}
+	b.reserve = make(chan struct{}, 1)
 	images := [...]batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage}
 	packed := [...]batch.PayloadType{batch.HostPacked, batch.DiskPacked}
 	for _, from := range append(images[:], packed[:]...) {

@@ -66,19 +66,19 @@
 //
 // # Permits
 //
-// Every transfer with a disk has a permit (package permit): bytes of the budget of host
-// memory for what it has under way there, and to write a spill slot. A Builtin
-// without a pool of permits cannot be registered, and a converter of a user's takes its own
-// with Mover.OnDisk. It is the last thing that a move takes, and kept for the transfer only:
+// Every transfer with a disk has a permit (package permit): bytes of the budget of host memory for
+// the pinned memory that it uses, and to write a spill slot. A Builtin without a pool of permits
+// cannot be registered, and a user's converter takes its own with Mover.OnDisk. A move takes the
+// permit last, and keeps it for the transfer only:
 //
 //	room in the target → the batch, in transit → a permit → a stream → scratch → a chunk → the disk
 //
 // All callers take them in this order, so a holder waits only for what is to the right of what it
 // holds. A holder of a permit waits for no memory, no batch and no other permit. A caller that
 // copies a dictionary, for which others may wait, has a permit before they begin to. So a permit
-// comes free as soon as the disk has answered, and waits for it end. The monitor's moves, on which
-// all waiters for room depend, ask for no bytes and have a slot that users cannot take. Whatever
-// users do with permits of their own, the monitor's transfers wait at most for each other.
+// comes free as soon as the disk has answered, and waits for it end. All waiters for room depend on
+// the monitor's moves. They ask for no bytes, and if users have all slots, one of them at a time
+// writes without a slot. So the monitor's transfers never wait for a program's permits.
 //
 // # Locks
 //

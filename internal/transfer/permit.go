@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -13,12 +14,11 @@ import (
 // memory and its file: eight requests of 1 MiB, as volumes have by default.
 const DiskUnderWay = StagedUnderWay << 20
 
-// duty is a context's state of permits: what the transfer is for, and what it has a permit for
-// already.
+// duty is the state of permits in a context: who makes the transfer, and the permit that it has.
 type duty struct {
-	monitor       bool
-	spare         bool // nobody waits for it
-	reads, writes bool
+	monitor       bool // it makes room for others
+	spare         bool // it gives way to all others
+	reads, writes bool // the permit's kind
 }
 
 type dutyKey struct{}
@@ -34,22 +34,22 @@ func IsMonitors(ctx context.Context) bool {
 	return d.monitor
 }
 
-// OnDisk runs f, which reads bytes from a disk or, if writes is set, writes bytes to one, when it
-// has a permit for that. Every transfer of the built-in converters with a disk goes through it, and
-// one of a user's converter must. pinned is the bytes of pinned memory that it uses at a time. f
-// must use the context that it gets: it records the permit, so that OnDisk within OnDisk asks for
-// no second one. f must not wait for room in any memory.
+// OnDisk waits for a permit and runs f, which reads bytes from a disk or, if writes is set, writes
+// bytes to one. Every transfer of the built-in converters with a disk goes through it, and those of
+// a user's converter must. pinned is how many bytes of pinned memory f uses at a time. f must use
+// the context that it gets: it records the permit, so that OnDisk within OnDisk asks for no second
+// one. f must not wait for room in any memory.
 //
-// A user's transfer waits for its bytes of the budget permit.Host, or as many as that budget has,
-// and to write for a slot. A move of the monitor's needs only the slot, which users never hold up;
-// the chunks that it passes through are few anyway. A wait ends with ctx, when the Mover that gave
-// it is closed, and when the pool is.
-func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(context.Context) error) error {
+// A user's transfer waits for its bytes of the budget permit.Host, at most the whole budget, and to
+// write for a slot. A move of the monitor needs no bytes, because it uses few chunks. To write, it
+// takes a free slot, or else the engine's reserve, which users cannot take. A wait ends with ctx,
+// when the Mover of ctx is closed, and when the pool is closed.
+func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(context.Context) error) (err error) {
 	d, _ := ctx.Value(dutyKey{}).(duty)
 	switch {
 	case d.writes, d.reads && !writes:
 		return f(ctx)
-	case d.reads: // to wait for a second permit with the first in hand might never end
+	case d.reads: // a wait for a second permit by the holder of the first might never end
 		return errors.New("convert: a transfer with a permit to read from disk writes to one")
 	}
 	if err := b.NeedsPermits(); err != nil {
@@ -57,7 +57,6 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	}
 	var r permit.Request
 	if !d.monitor {
-		var err error
 		if r, err = r.And(permit.Host, pinned); err != nil {
 			return err
 		}
@@ -66,33 +65,46 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	if writes {
 		r = r.Spill()
 	}
-	if d.monitor {
-		r = r.ForMonitor()
-	}
 	if d.spare {
 		return b.inSpare(ctx, r, duty{spare: true, reads: true, writes: writes}, f)
 	}
 	b.turns.enter()
 	defer b.turns.leave()
-	return b.Permits.With(ctx, r, func(ctx context.Context, _ permit.Permit) error {
+	permitted := func(ctx context.Context, _ permit.Permit) error {
 		return f(context.WithValue(ctx, dutyKey{}, duty{reads: true, writes: writes}))
-	})
+	}
+	if !d.monitor {
+		return b.Permits.With(ctx, r, permitted)
+	}
+	got, err := b.Permits.TryAcquire(r)
+	if errors.Is(err, tier.ErrOutOfBudget) { // users have all slots, and may wait for the room that f makes
+		select {
+		case b.reserve <- struct{}{}:
+			defer func() { <-b.reserve }()
+		case <-ctx.Done():
+			return waitline.Ended(ctx, "convert: a move that makes room waited for another one to write")
+		}
+	} else if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, got.Release()) }() // the zero Permit if it is the reserve
+	return permitted(ctx, got)
 }
 
-// NeedsPermits says what is wrong with b.Permits.
+// NeedsPermits returns an error if b.Permits lacks something that transfers need.
 func (b *Builtin) NeedsPermits() error {
 	if b.Permits == nil {
 		return errors.New("convert: the disk converters require permits: Builtin.Permits is nil")
 	}
 	if _, ok := b.Permits.Total(permit.Host); !ok {
-		return fmt.Errorf("convert: the disk converters take what they have under way from a budget that the pool of permits must have: %q: %w",
+		return fmt.Errorf("convert: the pool of permits needs a budget %q for the transfers with disks: %w",
 			permit.Host, permit.ErrNoBudget)
 	}
 	return nil
 }
 
-// Permitted runs f, which transfers bodies of at most so many bytes, one after the other, from src
-// to dst, with a permit if one of them is a disk. A src of nil is memory that is not Spillway's.
+// Permitted runs f, which transfers bodies of at most body bytes, one after the other, from src to
+// dst, with a permit if one of them is a disk. If src is nil, the source is memory of the program.
 func (b *Builtin) Permitted(ctx context.Context, dst, src *tier.Space, body int64, f func(context.Context) error) error {
 	writes := dst.Kind() == tier.Disk
 	reads := src != nil && src.Kind() == tier.Disk
@@ -106,8 +118,8 @@ func (b *Builtin) Permitted(ctx context.Context, dst, src *tier.Space, body int6
 	return b.OnDisk(ctx, min(body, pinned), writes, f)
 }
 
-// underWay returns how many bytes of pinned memory a transfer with a disk uses at a
-// time at most: of the arena, or of the chunks that it passes through.
+// underWay returns the most bytes of pinned memory that a transfer with a disk uses at a time: of
+// the arena, or of the staging chunks.
 func (b *Builtin) underWay(dst, src *tier.Space) (int64, error) {
 	node := dst.Node()
 	switch {

@@ -335,8 +335,8 @@ func (g *Grant) Reservation() reservation.Reservation { return g.r }
 // Context is the task's.
 func (g *Grant) Owner() *reservation.Owner { return g.owner }
 
-// Need returns what the task was estimated to need in bytes, and as charged; what is
-// reserved is less if the space can never have so much.
+// Need returns the estimated need of the task in bytes, as charged; math.MaxInt64 if the sum
+// overflows. The reservation is smaller if the space can never have so much.
 func (g *Grant) Need() int64 { return g.need }
 
 // Alloc draws a buffer from the reservation and notes how much is drawn then.

@@ -147,11 +147,11 @@ func add(a, b int64) int64 {
 	return a + b
 }
 
-// charge returns what n bytes take out of a space, or the largest number if that is
-// more than there is: a pool need not round a number that overflows.
+// charge returns the bytes that n bytes take out of a space. Numbers so large that rounding them up
+// might overflow stay as they are.
 func charge(s *tier.Space, n int64) int64 {
-	if n > s.Capacity() {
-		return math.MaxInt64
+	if n > max(math.MaxInt64/2, s.Capacity()) {
+		return n
 	}
 	return s.Charge(n)
 }

@@ -8,25 +8,27 @@ import (
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/named"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// AttemptsError reports that a task ran out of memory as often as it may. It matches what the error
-// of the last attempt matches.
+// AttemptsError reports that a task ran out of memory in each attempt. It matches the errors that
+// the error of the last attempt matches.
 type AttemptsError struct {
 	Operator string
 	Attempts int
-	Space    tier.ID // of the last attempt
-	Need     int64   // what was estimated for it
-	Reserved int64   // and what was promised to it
-	Peak     int64   // what it had drawn beside its inputs
-	Err      error   // why it failed
+	Space    tier.ID // of the last attempt, like all fields below
+	Need     int64   // estimated; math.MaxInt64 if the sum overflows
+	Reserved int64
+	Peak     int64 // the most bytes drawn at once beside the inputs
+	Err      error
 }
 
 func (e *AttemptsError) Error() string {
-	return fmt.Sprintf("admission: task %s ran out of memory %d times; last in %s, with %d bytes reserved for a need of %d and %d drawn at most: %v "+
-		"(give the task less input, or the space more memory)", named.Quoted(e.Operator), e.Attempts, e.Space, e.Reserved, e.Need, e.Peak, e.Err)
+	return fmt.Sprintf("admission: task %s ran out of memory %d times: in the last attempt it needed %s in %s, "+
+		"%d were reserved, and at most %d were drawn beside its inputs: %v (give the task less input, or the space more memory)",
+		named.Quoted(e.Operator), e.Attempts, size.Saturated(e.Need), e.Space, e.Reserved, e.Peak, e.Err)
 }
 
 // Unwrap returns the error of the last attempt.

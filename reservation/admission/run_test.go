@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -85,6 +86,39 @@ func TestTenAttempts(t *testing.T) {
 		}
 		if in.restored != want {
 			t.Errorf("restored %d times", in.restored)
+		}
+	}
+}
+
+// TestNeedAboveTheSpace: a grant has the need of its task also where the space has less, as
+// charged. Only a sum that overflows is the largest number. The error of the last attempt has the
+// numbers.
+func TestNeedAboveTheSpace(t *testing.T) {
+	const capacity, grain, largest = 1 << 20, 4096, math.MaxInt64
+	for _, c := range []struct {
+		input, output, need int64
+		text                string
+	}{
+		{0, capacity + 1, capacity + grain, "needed 1052672 bytes"},
+		{0, 3*capacity - 1, 3 * capacity, "needed 3145728 bytes"},
+		{5 * capacity, 3 * capacity, 8 * capacity, "needed 8388608 bytes"},
+		{0, 1 << 60, 1 << 60, "needed 1152921504606846976 bytes"},
+		{largest - 10, 10, largest, "needed 8 EiB or more"},
+		{largest - 10, 11, largest, "needed 8 EiB or more"},
+		{largest, largest, largest, "needed 8 EiB or more"},
+	} {
+		w := newWorld(t, setup{cap: capacity, grain: grain, Config: admission.Config{Rules: admission.Rules{MaxAttempts: 1}}})
+		e := admission.Estimate{Operator: "sort", Input: c.input, Output: c.output, Overhead: admission.None}
+		err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
+			if g.Need() != c.need || g.Reservation().Bytes() != capacity {
+				t.Errorf("%+v: the grant needs %d, with %d reserved", c, g.Need(), g.Reservation().Bytes())
+			}
+			return reservation.ErrExceeded
+		})
+		for _, part := range []string{c.text, "1048576 were reserved", "at most 0 were drawn"} {
+			if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), fmt.Sprint(int64(largest))) {
+				t.Errorf("%+v: %v does not have %q", c, err, part)
+			}
 		}
 	}
 }

@@ -3,6 +3,7 @@ package budget_test
 import (
 	"errors"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/reservation/budget"
@@ -44,6 +45,26 @@ func TestExactlyAtTheLimit(t *testing.T) {
 		t.Fatalf("a request that overflows: %v", err)
 	}
 	r.want(0, 0)
+}
+
+// TestRefusalNamesTheBudget: a direct refusal has no space to name. It names the budget and the
+// call that raises the limit. A device's own refusal names neither a budget nor a space.
+func TestRefusalNamesTheBudget(t *testing.T) {
+	r := newRig(t, 64*kib, "the tenant's budget")
+	a := r.alloc(60 * kib)
+	_, err := r.dev.Alloc(r.s, 8*kib)
+	want := "no space for 8192 bytes: 4096 available: the tenant's budget has no room for 8192 bytes: " +
+		"61440 of 65536 are in use, 4096 remain (Budget.SetLimit raises the limit)"
+	if err == nil || err.Error() != want {
+		t.Errorf("the refusal is\n%v, want\n%s", err, want)
+	}
+	r.free(a)
+	if err := r.b.SetLimit(1 << 50); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.dev.Alloc(r.s, 1<<40); err == nil || !strings.HasPrefix(err.Error(), "no space for 1099511627776 bytes: ") {
+		t.Errorf("the device's refusal is %v", err)
+	}
 }
 
 func TestInnerNotCalledWhenOver(t *testing.T) {

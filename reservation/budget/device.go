@@ -34,11 +34,10 @@ var (
 // Unwrap returns the device behind the budget.
 func (d *device) Unwrap() tier.Device { return d.inner }
 
-const hint = "a higher limit of the budget would help"
+const hint = "Budget.SetLimit raises the limit"
 
-// Alloc implements tier.Device. Over the limit it is a tier.NoSpaceError, as of any
-// device without room, whose cause is a tier.OutOfBudgetError; the wrapped device is
-// not called then.
+// Alloc implements tier.Device. Over the limit it returns a tier.NoSpaceError, as any device
+// without room does, whose cause is a tier.OutOfBudgetError, and does not call the wrapped device.
 func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 	if size <= 0 {
 		return 0, fmt.Errorf("budget: cannot allocate %d bytes", size)

@@ -58,7 +58,7 @@ func BenchmarkContended(b *testing.B) {
 		})
 	}
 	b.Run("permit", func(b *testing.B) {
-		p := newPool(b, abc(5))
+		p := newPool(b, abc(4))
 		run(b, func(ctx context.Context) error {
 			got, err := p.Acquire(ctx, slot())
 			if err != nil {

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// What a pool has by default. The converters take what passes through pinned
-// memory from Host.
+// The budgets that a pool has by default. The converters of disks charge Host for the pinned memory
+// that a transfer uses.
 const (
 	Device = "device" // the budget of device memory
 	Host   = "host"   // the budget of pinned host memory
@@ -18,7 +18,7 @@ const (
 	defaultSlots       = 16
 	// defaultBypass is how many requests may pass the oldest waiter of a line.
 	defaultBypass = 16
-	// maxBudgets is the most that a pool can have.
+	// maxBudgets is how many budgets a pool can have.
 	maxBudgets = 14
 )
 
@@ -30,28 +30,26 @@ type Budget struct {
 	Bytes int64
 }
 
-// Unlimited as a number of slots is no limit: every request for a slot is granted one.
+// Unlimited as a number of slots means that every request for a slot is granted one.
 const Unlimited = -1
 
 func validSlots(n int) error {
 	if n < 1 && n != Unlimited {
-		return fmt.Errorf("permit: a pool of %d slots: want 1 at least, or Unlimited", n)
+		return fmt.Errorf("permit: a pool of %d slots: want at least 1, or Unlimited", n)
 	}
 	return nil
 }
 
-// Config describes a Pool. The zero value
-// has 256 MiB of Device, 512 MiB of Host, and 16 slots. What is set must be
-// above zero: a budget of 0 bytes, a list without budgets and 0 slots are errors.
+// Config describes a Pool. The zero value has 256 MiB of Device, 512 MiB of Host, and 16 slots. A
+// budget of 0 bytes, an empty list of budgets and 0 slots are errors.
 type Config struct {
 	// Budgets are the pool's budgets in their order. Nil means Device and
 	// Host; an empty list that is not nil is an error.
 	Budgets []Budget
-	// Slots is how many spill slots there are, as new(8), or Unlimited. One of them is the
-	// monitor's, so that users have one less. Nil means 16.
+	// Slots is the number of spill slots, as new(8), or Unlimited. Nil means 16.
 	Slots *int
-	// Bypass is how many requests may be served before the oldest of a line, for which there is not
-	// enough yet. 0 means 16. Below 0, no request may pass the oldest.
+	// Bypass is how many requests may be served before the oldest one of a line while that does not
+	// fit. 0 means 16. Below 0, no request may pass the oldest.
 	Bypass int
 }
 
@@ -68,7 +66,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate checks what New would refuse.
+// Validate returns the error that New would return.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
@@ -92,7 +90,8 @@ func (c Config) Validate() error {
 		}
 		var ok bool
 		if sum, ok = add(sum, b.Bytes); !ok {
-			errs = append(errs, fmt.Errorf("permit: the budgets up to %q are more than %d bytes together", b.Name, int64(math.MaxInt64)))
+			errs = append(errs, fmt.Errorf("permit: the budgets up to %q are more than %d bytes together",
+				b.Name, int64(math.MaxInt64)))
 			break
 		}
 	}
@@ -102,8 +101,7 @@ func (c Config) Validate() error {
 	return errors.Join(append(errs, validSlots(*c.Slots))...)
 }
 
-// add returns a + b, both at least 0, and false if that is more than an int64
-// can say.
+// add returns a + b, both at least 0, and false if the sum overflows an int64.
 func add(a, b int64) (int64, bool) {
 	if b > math.MaxInt64-a {
 		return 0, false

@@ -11,24 +11,22 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// ErrNoBudget: a request names a budget that the pool does not have. Other errors
-// match tier.ErrOutOfBudget (not now), reservation.ErrExceeded (never),
-// tier.ErrReleased and tier.ErrClosed.
+// ErrNoBudget reports that a request names a budget that the pool does not have. Other errors match
+// tier.ErrOutOfBudget (not now), reservation.ErrExceeded (never), tier.ErrReleased and
+// tier.ErrClosed.
 var ErrNoBudget = errors.New("no such budget")
 
-// ExceededError reports that a request can never be granted, so that waiting would be
-// in vain. It matches reservation.ErrExceeded.
+// ExceededError reports that a request can never be granted. It matches reservation.ErrExceeded.
+// Slots are never the reason, because a pool has at least one.
 type ExceededError struct {
-	Budget    string // the budget's name; empty for slots
-	Requested int64  // bytes, or slots
-	Limit     int64  // what the requester could ever have of it
+	Budget    string // the budget's name
+	Requested int64  // bytes
+	Limit     int64  // bytes of the whole budget
 }
 
 func (e *ExceededError) Error() string {
-	if e.Budget == "" {
-		return fmt.Sprintf("permit: the pool has %d spill slots for users, one being the monitor's (Config.Slots or SetSlots makes them more)", e.Limit)
-	}
-	return fmt.Sprintf("permit: %d bytes are more than budget %q has in all, %d (Config.Budgets or SetTotal makes it larger)", e.Requested, e.Budget, e.Limit)
+	return fmt.Sprintf("permit: %d bytes are more than all %d of budget %q (Config.Budgets or SetTotal makes it larger)",
+		e.Requested, e.Limit, e.Budget)
 }
 
 // Is matches reservation.ErrExceeded.
@@ -36,13 +34,12 @@ func (e *ExceededError) Is(target error) bool { return target == reservation.Err
 
 // Leak is a permit that was never released.
 type Leak struct {
-	Budgets []Budget // what it has of each
+	Budgets []Budget // the bytes of each
 	Slot    bool
-	Monitor bool
-	Stack   string // where it was taken; only in an invariants build
+	Stack   string // of the call that took it; only in an invariants build
 }
 
-// LeakError is what Close returns if permits are still held.
+// LeakError reports the permits that were still held at Close.
 type LeakError struct{ Leaks []Leak }
 
 func (e *LeakError) Error() string {
@@ -76,32 +73,23 @@ func closedError() error { return fmt.Errorf("permit: the pool is %w", tier.ErrC
 
 func noBudget(name string) error { return fmt.Errorf("permit: %q: %w", name, ErrNoBudget) }
 
-// lack is why a request was not granted: a resource of which there is too little,
-// or that is kept for an older waiter. It is made into an error without the lock.
+// lack is the reason why a request was not granted: the resource that has too little, or that is
+// kept for an older waiter. lackError makes an error of it, without the lock.
 type lack struct {
 	resource              int
-	ever                  bool // there is never so much
+	ever                  bool // the whole resource is smaller than the need
 	kept                  bool
 	need, free, used, all int64
 }
 
-func (p *Pool) lackError(l lack, monitor bool) error {
-	slot := l.resource == p.slots
+func (p *Pool) lackError(l lack) error {
 	if l.ever {
-		e := &ExceededError{Requested: l.need, Limit: l.all}
-		if !slot {
-			e.Budget = p.names[l.resource]
-		}
-		return e
+		return &ExceededError{Budget: p.names[l.resource], Requested: l.need, Limit: l.all}
 	}
 	var err error
-	if slot {
-		kept := ""
-		if !monitor {
-			kept = ", and one is always the monitor's"
-		}
-		err = fmt.Errorf("permit: no spill slot is free: %d of %d are taken%s (Config.Slots or SetSlots makes them more): %w",
-			l.used, l.all, kept, tier.ErrOutOfBudget)
+	if l.resource == p.slots {
+		err = fmt.Errorf("permit: no spill slot is free: %d of %d are taken (Config.Slots or SetSlots makes them more): %w",
+			l.used, l.all, tier.ErrOutOfBudget)
 	} else {
 		err = &tier.OutOfBudgetError{
 			Budget:    fmt.Sprintf("permit budget %q (SetTotal makes it larger)", p.names[l.resource]),
@@ -109,7 +97,7 @@ func (p *Pool) lackError(l lack, monitor bool) error {
 		}
 	}
 	if l.kept {
-		err = fmt.Errorf("permit: what is free is kept for an older request: %w", err)
+		err = fmt.Errorf("permit: the free part is kept for an older request: %w", err)
 	}
 	return err
 }

@@ -21,14 +21,14 @@ func Example() {
 	}
 	err = pool.With(context.Background(), request.Spill(), func(_ context.Context, p permit.Permit) error {
 		fmt.Println("may write to disk:", p.CanSpill(), "with", p.Bytes(permit.Host), "bytes under way")
-		fmt.Println(pool.Stats().FreeSlots, "slots are left for users")
+		fmt.Println(pool.Stats().FreeSlots, "slots are left")
 		return nil
 	})
 	fmt.Println(pool.Stats().FreeSlots, "in the end;", err)
 	// Output:
 	// may write to disk: true with 67108864 bytes under way
-	// 14 slots are left for users
-	// 15 in the end; <nil>
+	// 15 slots are left
+	// 16 in the end; <nil>
 }
 
 // All or nothing: a request that does not get everything gets nothing, and its error names what was

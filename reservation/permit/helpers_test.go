@@ -41,7 +41,7 @@ func full(t testing.TB, p *permit.Pool) {
 			t.Errorf("%d of %d bytes of %s are held", b.Held, b.Total, b.Name)
 		}
 	}
-	if s := p.Stats(); s.HeldSlots != 0 || s.MonitorSlots != 0 {
+	if s := p.Stats(); s.HeldSlots != 0 {
 		t.Errorf("slots are held: %+v", s)
 	}
 	if n := p.Stats().Waiting; n != 0 {
@@ -73,8 +73,6 @@ func of(t testing.TB, pairs ...any) permit.Request {
 }
 
 func slot() permit.Request { return permit.Request{}.Spill() }
-
-func monitors() permit.Request { return slot().ForMonitor() }
 
 func try(t testing.TB, p *permit.Pool, r permit.Request) permit.Permit {
 	t.Helper()

@@ -3,7 +3,7 @@
 // transfer, where a reservation is kept for as long as there is data.
 //
 //	Request ── Acquire, TryAcquire, With ──▶ Pool ── grants ──▶ Permit ── Release ──┐
-//	                                          ▲ budgets, slots, those who wait      │
+//	                                          ▲ budgets, slots, waiters             │
 //	                                          └─────────────────────────────────────┘
 //
 // A Pool has named budgets of bytes in a fixed order, and slots, which limit how many
@@ -19,24 +19,17 @@
 // It is granted all or nothing, under one lock. So two requests for the same two budgets never hold
 // one each and wait for the other.
 //
-// # The monitor's slot
-//
-// Users' permits must not stop the monitor from spilling, because users may wait for the room that
-// it makes. So the last free slot is given only to a request marked with ForMonitor, while the
-// monitor holds none. Users have at most n−1 of n slots. The monitor competes with users for
-// further slots. Its first slot depends on no user: neither on users that wait, nor on users that
-// hold more than a limit lowered since. A pool of one slot has none for users, and refuses their
-// requests for one at once. Only slots are kept for the monitor, not bytes. A monitor's request
-// that must not be delayed asks for no bytes.
+// A pool of n slots grants n. An engine's monitor takes slots like its users, and writes without
+// one, one transfer at a time, if all are taken: users may wait for the room that it makes.
 //
 // # Waiting
 //
 // A waiter is in one line for each budget that the request needs, and in the line of the slots if
 // it asks for one. A request passes freely if it needs nothing that others wait for. Each line is
 // first come, first served, with a bounded bypass. While the oldest does not fit, others that fit
-// may be served before it, but at most Config.Bypass of them. After that, what is released is kept
-// until the oldest fits. A wait ends when the request is granted, when its context ends, by Close,
-// or when lowered limits make it impossible to grant.
+// may be served before it, but at most Config.Bypass of them. After that, the pool keeps released
+// bytes and slots until the oldest fits. A wait ends when the request is granted, when its context
+// ends, by Close, or when lowered limits make it impossible to grant.
 //
 // Waits must point downwards: the holder of a permit must not wait for room in a memory, nor for
 // another permit. A caller that needs both takes the room first and the permit last, around the
@@ -50,39 +43,39 @@
 //
 // # Locks
 //
-// A Pool has one mutex, of the rank Reservation. Nothing is called under it; those whose
-// wait is over are woken without it.
+// A Pool has one mutex, of the rank Reservation. Nothing is called under it; waiters are woken
+// without it.
 package permit
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Permit is what was granted, and must be released once. It is a small value; the
-// zero value has nothing and is no permit. Its copies are the same permit. It may be
-// used on any goroutine; after its release it has nothing.
+// Permit is a granted request, and must be released once. It is a small value; the zero value has
+// nothing and is not a permit. Its copies are the same permit. It may be used on any goroutine;
+// after its release it has nothing.
 type Permit struct {
 	rec *record
 	gen uint64
 }
 
-// record is a permit's books. It is used again for another permit, which has another
-// generation. All of it is guarded by the pool's mutex.
+// record has the books of a permit. The pool uses it again for another permit, which has another
+// generation. The pool's mutex guards all of it.
 type record struct {
 	pool    *Pool // never changes
 	gen     uint64
 	took    amounts
 	held    bool
 	limited bool
-	monitor bool
-	stack   invariants.Trace // where it was taken last
-	next    *record          // that is free
+	stack   invariants.Trace // of the call that took it last
+	next    *record          // the next free one
 }
 
-// slab is how many records are made at once.
+// slab is how many records the pool makes at once.
 const slab = 32
 
 func (p *Pool) growLocked() {
@@ -105,7 +98,7 @@ func (p *Pool) recordLocked() *record {
 	return r
 }
 
-// look runs f with the books of a permit that is held, and reports whether it is.
+// look runs f with the books of the permit if it is held, and reports whether it is.
 func (p Permit) look(f func(*Pool, *record)) bool {
 	if p.rec == nil {
 		return false
@@ -120,8 +113,7 @@ func (p Permit) look(f func(*Pool, *record)) bool {
 	return true
 }
 
-// Bytes returns how many bytes of a budget the permit has: 0 if it has none,
-// and after its release.
+// Bytes returns how many bytes of a budget the permit has; after its release 0.
 func (p Permit) Bytes(name string) (bytes int64) {
 	p.look(func(pool *Pool, r *record) {
 		if i := pool.index(name); i >= 0 {
@@ -131,8 +123,8 @@ func (p Permit) Bytes(name string) (bytes int64) {
 	return bytes
 }
 
-// TotalBytes returns how many bytes the permit has of all budgets together. After its
-// release it returns tier.ErrReleased; a sum that no int64 can say is an error.
+// TotalBytes returns how many bytes the permit has of all budgets together. After its release it
+// returns tier.ErrReleased; a sum that overflows an int64 is an error.
 func (p Permit) TotalBytes() (bytes int64, err error) {
 	held := p.look(func(pool *Pool, r *record) { bytes, err = total(r.took[:pool.slots]) })
 	if !held {
@@ -145,7 +137,7 @@ func total(took []int64) (sum int64, err error) {
 	for _, n := range took {
 		var ok bool
 		if sum, ok = add(sum, n); !ok {
-			return 0, fmt.Errorf("permit: the bytes of all budgets are more than an int64 can say")
+			return 0, fmt.Errorf("permit: the bytes of all budgets are more than %d", int64(math.MaxInt64))
 		}
 	}
 	return sum, nil
@@ -181,7 +173,7 @@ func (p Permit) Release() error {
 		if invariants.Enabled {
 			at := stack.String()
 			if !known {
-				at = "a place that is forgotten: its record is in use again"
+				at = "an unknown place: its record is in use again"
 			}
 			panic("permit: released twice; it was taken at\n" + at)
 		}

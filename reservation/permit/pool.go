@@ -10,17 +10,13 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// A pool's resources are its budgets, by their place, and after the last its
-// slots. The monitor's waiters for its own slot have one more line.
-const (
-	maxResources = maxBudgets + 1
-	maxLines     = maxResources + 1
-)
+// maxResources is how many resources a pool can have: its budgets, by their place, and after the
+// last one its slots.
+const maxResources = maxBudgets + 1
 
 type amounts [maxResources]int64
 
-// Pool grants permits. It is safe for concurrent use. The package doc describes its fairness, and
-// what is kept for the monitor.
+// Pool grants permits. It is safe for concurrent use. The package doc describes its fairness.
 type Pool struct {
 	names  []string // of the budgets; they never change
 	slots  int      // place of the slots, after the budgets
@@ -31,13 +27,12 @@ type Pool struct {
 		closed    bool
 		total     amounts // of the slots: 0 if they are unlimited
 		used      amounts
-		unlimited bool  // slots
-		monitors  int64 // slots that the monitor has
+		unlimited bool // slots
 
-		lines   [maxLines]line
+		lines   [maxResources]line
 		waiting int
 		free    *record
-		records [][]record // all that were made, for the leaks
+		records [][]record // all records, for the leaks
 	}
 }
 
@@ -46,14 +41,12 @@ type Stats struct {
 	Budgets []BudgetStats // in the pool's order
 	Waiting int           // requests
 
-	Slots        int // or Unlimited
-	HeldSlots    int // by users and the monitor
-	MonitorSlots int // of HeldSlots, the monitor's
-	FreeSlots    int // for users; 0 if Slots is Unlimited
+	Slots     int // or Unlimited
+	HeldSlots int // may be above Slots after SetSlots
+	FreeSlots int // 0 if Slots is Unlimited
 }
 
-// BudgetStats are one budget's bytes. Held is more than Total after the budget was made smaller
-// than what permits have of it.
+// BudgetStats are one budget's bytes. Held may be above Total after SetTotal.
 type BudgetStats struct {
 	Name        string
 	Total, Held int64
@@ -75,8 +68,8 @@ func New(cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// TryAcquire grants r now, with everything that it asks for, or changes nothing. Too little of a
-// budget is a *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A
+// TryAcquire grants all of r now, or changes nothing. Too little of a budget is a
+// *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A
 // request that can never be granted is an *ExceededError. It allocates nothing unless it fails, or
 // more permits are held than ever before. The caller must Release the permit.
 func (p *Pool) TryAcquire(r Request) (Permit, error) {
@@ -96,7 +89,7 @@ func (p *Pool) TryAcquire(r Request) (Permit, error) {
 	}
 	l := p.lackLocked(&a)
 	p.mu.Unlock()
-	return Permit{}, p.lackError(l, a.monitor)
+	return Permit{}, p.lackError(l)
 }
 
 // Acquire is TryAcquire that waits, first come, first served. A request that can never be granted
@@ -123,16 +116,16 @@ func (p *Pool) Acquire(ctx context.Context, r Request) (Permit, error) {
 	}
 	if l, never := p.neverLocked(&a); never {
 		p.mu.Unlock()
-		return Permit{}, p.lackError(l, a.monitor)
+		return Permit{}, p.lackError(l)
 	}
 	w := p.enqueueLocked(&a)
 	p.mu.Unlock()
 	return p.wait(ctx, w)
 }
 
-// With runs f with a permit, for which it waits like Acquire, and releases it when f
-// is over: when it returns, panics, or ends its goroutine. f must act on ctx and
-// must not release the permit. With returns what f returns.
+// With waits for a permit like Acquire, runs f with it, and releases it when f returns, panics, or
+// ends its goroutine. f must act on ctx and must not release the permit. With returns the error of
+// f.
 func (p *Pool) With(ctx context.Context, r Request, f func(context.Context, Permit) error) (err error) {
 	got, err := p.Acquire(ctx, r)
 	if err != nil {
@@ -147,8 +140,7 @@ func (p *Pool) With(ctx context.Context, r Request, f func(context.Context, Perm
 	return f(ctx, got)
 }
 
-// Total returns the bytes that a budget has in all, and false if there is none of
-// that name.
+// Total returns the bytes of a whole budget, and false if the pool has none of that name.
 func (p *Pool) Total(name string) (bytes int64, ok bool) {
 	i := p.index(name)
 	if i < 0 {
@@ -165,11 +157,11 @@ func (p *Pool) Stats() Stats {
 	defer p.mu.Unlock()
 	s := Stats{
 		Budgets: make([]BudgetStats, len(p.names)), Waiting: p.mu.waiting,
-		Slots: Unlimited, HeldSlots: int(p.mu.used[p.slots]), MonitorSlots: int(p.mu.monitors),
+		Slots: Unlimited, HeldSlots: int(p.mu.used[p.slots]),
 	}
 	if !p.mu.unlimited {
 		s.Slots = int(p.mu.total[p.slots])
-		s.FreeSlots = int(max(0, p.availableLocked(p.slots, false)))
+		s.FreeSlots = int(max(0, p.availableLocked(p.slots)))
 	}
 	for i, name := range p.names {
 		s.Budgets[i] = BudgetStats{Name: name, Total: p.mu.total[i], Held: p.mu.used[i]}
@@ -177,9 +169,9 @@ func (p *Pool) Stats() Stats {
 	return s
 }
 
-// SetTotal changes the bytes of a budget that is in use. Permits keep what they have. A waiter that
-// needs more than the new total is refused with an *ExceededError. It is an error if bytes is 0 or
-// less, or if the sum of all budgets overflows an int64.
+// SetTotal changes the bytes of a budget while it is in use. Permits keep their bytes. A waiter
+// that needs more than the new total is refused with an *ExceededError. It is an error if bytes is
+// 0 or less, or if the sum of all budgets overflows an int64.
 func (p *Pool) SetTotal(name string, bytes int64) error {
 	i := p.index(name)
 	if i < 0 {
@@ -196,16 +188,16 @@ func (p *Pool) SetTotal(name string, bytes int64) error {
 			}
 		}
 		if !ok {
-			return fmt.Errorf("permit: with budget %q of %d bytes all are more than %d bytes together", name, bytes, int64(math.MaxInt64))
+			return fmt.Errorf("permit: with budget %q of %d bytes all are more than %d bytes together",
+				name, bytes, int64(math.MaxInt64))
 		}
 		p.mu.total[i] = bytes
 		return nil
 	})
 }
 
-// SetSlots changes how many slots there are, while they are in use, with the meaning of
-// Config.Slots. Permits keep their slots. If users may have no slot any more, those that wait for
-// one are refused with an *ExceededError.
+// SetSlots changes the number of slots while they are in use, with the meaning of Config.Slots.
+// Permits keep their slots.
 func (p *Pool) SetSlots(n int) error {
 	if err := validSlots(n); err != nil {
 		return err
@@ -231,7 +223,7 @@ func (p *Pool) leaks() []Leak {
 			if !r.held {
 				continue
 			}
-			l := Leak{Slot: r.took[p.slots] > 0, Monitor: r.monitor, Stack: r.stack.String()}
+			l := Leak{Slot: r.took[p.slots] > 0, Stack: r.stack.String()}
 			for j, name := range p.names {
 				if r.took[j] > 0 {
 					l.Budgets = append(l.Budgets, Budget{name, r.took[j]})
@@ -243,9 +235,9 @@ func (p *Pool) leaks() []Leak {
 	return leaks
 }
 
-// Close ends all waits with tier.ErrClosed and refuses requests from now on. Permits
-// that are held are reported as a *LeakError; they stay good and must be released. A
-// second Close returns tier.ErrClosed.
+// Close ends all waits with tier.ErrClosed and refuses requests from now on. It reports held
+// permits as a *LeakError; they stay valid and must be released. A second Close returns
+// tier.ErrClosed.
 func (p *Pool) Close() error {
 	var done over
 	p.mu.Lock()
@@ -276,12 +268,11 @@ func (p *Pool) index(name string) int {
 	return -1
 }
 
-// ask is a request in the places of its pool.
+// ask is a request by the places of the pool's resources.
 type ask struct {
-	needs   amounts
-	monitor bool
-	capped  bool
-	stack   invariants.Trace
+	needs  amounts
+	capped bool
+	stack  invariants.Trace
 }
 
 func (p *Pool) understand(r *Request, a *ask) error {
@@ -296,15 +287,14 @@ func (p *Pool) understand(r *Request, a *ask) error {
 	if r.slot {
 		a.needs[p.slots] = 1
 	}
-	a.monitor, a.capped = r.monitor, r.capped
+	a.capped = r.capped
 	if invariants.Enabled {
 		a.stack = invariants.Stack()
 	}
 	return nil
 }
 
-// needLocked is how much of a resource a takes. That is 0 slots where they are unlimited. A limit
-// of slots is never below what a may need.
+// needLocked returns how much of a resource a takes: 0 slots if they are unlimited.
 func (p *Pool) needLocked(a *ask, r int) int64 {
 	switch {
 	case r == p.slots && p.mu.unlimited:
@@ -315,27 +305,15 @@ func (p *Pool) needLocked(a *ask, r int) int64 {
 	return a.needs[r]
 }
 
-// availableLocked is how much of a resource may be taken now. The monitor's first slot
-// is always there, also when users hold more than a limit that was lowered.
-func (p *Pool) availableLocked(r int, monitor bool) int64 {
-	free := p.mu.total[r] - p.mu.used[r]
-	if r == p.slots && p.mu.monitors == 0 {
-		if monitor {
-			return max(1, free)
-		}
-		return free - 1
-	}
-	return free
-}
+// availableLocked returns how much of a resource is free; below 0 if permits hold more than a limit
+// that was lowered.
+func (p *Pool) availableLocked(r int) int64 { return p.mu.total[r] - p.mu.used[r] }
 
-// ownSlotLocked reports whether a's slot is the one that is kept for the monitor.
-func (p *Pool) ownSlotLocked(a *ask) bool { return a.monitor && p.mu.monitors == 0 }
-
-// takeLocked takes what a asks for, if it is there and no older waiter has been passed too often. w
+// takeLocked takes all that a needs if it is free and no older waiter has been passed too often. w
 // is the waiter of a, or nil.
 func (p *Pool) takeLocked(a *ask, w *waiter) (Permit, bool) {
 	for r := range p.slots + 1 {
-		if need := p.needLocked(a, r); need > 0 && (need > p.availableLocked(r, a.monitor) || p.shutLocked(a, r, w)) {
+		if need := p.needLocked(a, r); need > 0 && (need > p.availableLocked(r) || p.shutLocked(r, w)) {
 			return Permit{}, false
 		}
 	}
@@ -352,10 +330,6 @@ func (p *Pool) takeLocked(a *ask, w *waiter) (Permit, bool) {
 		rec.took[r] = need
 	}
 	rec.limited = a.needs[p.slots] > 0 && !p.mu.unlimited
-	rec.monitor = a.monitor
-	if a.monitor {
-		p.mu.monitors += a.needs[p.slots]
-	}
 	rec.stack = a.stack
 	return Permit{rec: rec, gen: rec.gen}, true
 }
@@ -368,16 +342,12 @@ func (p *Pool) giveBackLocked(rec *record) {
 			p.mu.lines[r].dirty = true
 		}
 	}
-	if rec.monitor {
-		p.mu.monitors -= rec.took[p.slots]
-		p.mu.lines[p.ownLine()].dirty = true
-	}
 	rec.gen++
 	rec.held = false
 	rec.next, p.mu.free = p.mu.free, rec
 }
 
-// lackLocked says why a is not granted.
+// lackLocked returns the reason why a is not granted.
 func (p *Pool) lackLocked(a *ask) lack {
 	if l, never := p.neverLocked(a); never {
 		return l
@@ -385,26 +355,22 @@ func (p *Pool) lackLocked(a *ask) lack {
 	var l lack
 	for r := range p.slots + 1 {
 		need := p.needLocked(a, r)
-		free := p.availableLocked(r, a.monitor)
-		if need == 0 || need <= free && !p.shutLocked(a, r, nil) {
+		free := p.availableLocked(r)
+		if need == 0 || need <= free && !p.shutLocked(r, nil) {
 			continue
 		}
 		l = lack{resource: r, kept: need <= free, need: need, free: free, used: p.mu.used[r], all: p.mu.total[r]}
 		if !l.kept {
-			break // what is really missing says more
+			break // a resource that is too small explains more than one that is kept
 		}
 	}
 	return l
 }
 
-// neverLocked reports whether a asks for more than it can ever be granted.
+// neverLocked reports whether a asks for more than a whole budget. A pool always has a slot.
 func (p *Pool) neverLocked(a *ask) (lack, bool) {
-	for r := range p.slots + 1 {
-		all := p.mu.total[r]
-		if r == p.slots && !a.monitor {
-			all-- // the last is never a user's
-		}
-		if need := p.needLocked(a, r); need > all && need > 0 {
+	for r := range p.slots {
+		if need, all := p.needLocked(a, r), p.mu.total[r]; need > all {
 			return lack{resource: r, ever: true, need: need, all: all}, true
 		}
 	}

@@ -25,8 +25,8 @@ func TestGrantTable(t *testing.T) {
 		limited          bool
 		availableBetween int
 	}{
-		{"n configured, asked: one of n", 4, true, 1, true, true, 2},
-		{"n configured, not asked: none", 4, false, 0, false, false, 3},
+		{"n configured, asked: one of n", 4, true, 1, true, true, 3},
+		{"n configured, not asked: none", 4, false, 0, false, false, 4},
 		{"unlimited, asked: unlimited", permit.Unlimited, true, 1, true, false, 0},
 		{"unlimited, not asked: none", permit.Unlimited, false, 0, false, false, 0},
 	} {
@@ -51,13 +51,39 @@ func TestGrantTable(t *testing.T) {
 	}
 }
 
+// TestEverySlotIsGranted: a pool of n slots grants n, and shows n.
+func TestEverySlotIsGranted(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 16} {
+		p := newPool(t, abc(n))
+		if s := p.Stats(); s.Slots != n || s.FreeSlots != n {
+			t.Errorf("a pool of %d slots has %+v", n, s)
+		}
+		var held []permit.Permit
+		for i := range n {
+			got, err := p.TryAcquire(slot())
+			if err != nil {
+				t.Fatalf("slot %d of %d: %v", i+1, n, err)
+			}
+			held = append(held, got)
+		}
+		if s := p.Stats(); s.Slots != n || s.HeldSlots != n || s.FreeSlots != 0 {
+			t.Errorf("with all %d slots held it has %+v", n, s)
+		}
+		_, err := p.TryAcquire(slot())
+		if !errors.Is(err, tier.ErrOutOfBudget) || errors.Is(err, reservation.ErrExceeded) {
+			t.Errorf("slot %d of %d: %v", n+1, n, err)
+		}
+		release(t, held...)
+	}
+}
+
 func TestDefaults(t *testing.T) {
 	said := permit.Config{Budgets: []permit.Budget{{permit.Device, 256 << 20}, {permit.Host, 512 << 20}}, Slots: new(16), Bypass: 16}
 	for _, cfg := range []permit.Config{{}, said} {
 		p := newPool(t, cfg)
 		device, _ := p.Total(permit.Device)
 		host, _ := p.Total(permit.Host)
-		if s := p.Stats(); device != 256<<20 || host != 512<<20 || s.Slots != 16 || s.FreeSlots != 15 || len(s.Budgets) != 2 {
+		if s := p.Stats(); device != 256<<20 || host != 512<<20 || s.Slots != 16 || s.FreeSlots != 16 || len(s.Budgets) != 2 {
 			t.Errorf("%+v makes %+v", cfg, s)
 		}
 	}
@@ -193,7 +219,7 @@ func TestZeroRequest(t *testing.T) {
 }
 
 func TestSpillOnlyTakesASlot(t *testing.T) {
-	p := newPool(t, abc(3))
+	p := newPool(t, abc(2))
 	x, y := try(t, p, slot()), try(t, p, slot())
 	if n, _ := x.TotalBytes(); n != 0 || !x.CanSpill() {
 		t.Errorf("it has %d bytes, can spill: %v", n, x.CanSpill())
@@ -202,7 +228,7 @@ func TestSpillOnlyTakesASlot(t *testing.T) {
 	if !errors.Is(err, tier.ErrOutOfBudget) || errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("a third: %v", err)
 	}
-	if !strings.Contains(err.Error(), "2 of 3 are taken, and one is always the monitor's") || !strings.Contains(err.Error(), "SetSlots") {
+	if !strings.Contains(err.Error(), "2 of 2 are taken") || !strings.Contains(err.Error(), "SetSlots") {
 		t.Errorf("%q does not tell enough", err)
 	}
 	release(t, x, y)
@@ -211,7 +237,7 @@ func TestSpillOnlyTakesASlot(t *testing.T) {
 // A request that fails at its n-th resource leaves all the others as they were,
 // at each n.
 func TestAllOrNothing(t *testing.T) {
-	p := newPool(t, abc(2))
+	p := newPool(t, abc(1))
 	for n, name := range []string{"a", "b", "c", ""} {
 		var hold permit.Permit
 		if name == "" {
@@ -436,7 +462,7 @@ func TestCloseReportsLeaks(t *testing.T) {
 	for range 40 { // more than one slab of records
 		held = append(held, try(t, p, of(t, "a", 2)))
 	}
-	held = append(held, try(t, p, of(t, "b", 7).Spill()), try(t, p, monitors()))
+	held = append(held, try(t, p, of(t, "b", 7).Spill()), try(t, p, slot()))
 	err := p.Close()
 	var leak *permit.LeakError
 	if !errors.As(err, &leak) || len(leak.Leaks) != 42 {
@@ -460,7 +486,7 @@ func TestCloseReportsLeaks(t *testing.T) {
 	if err := p.Close(); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("a second Close: %v", err)
 	}
-	release(t, held...) // they stayed good
+	release(t, held...) // they stay valid
 	if s := p.Stats(); s.HeldSlots != 0 || s.Budgets[0].Held != 0 || s.Budgets[1].Held != 0 {
 		t.Errorf("in the end it says %+v", s)
 	}

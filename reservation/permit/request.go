@@ -7,23 +7,21 @@ import (
 	"slices"
 )
 
-// inline is how many budgets a request names without allocating: both of the
-// default ones.
+// inline is how many budgets a request names without allocating: both default ones.
 const inline = 2
 
-// Request lists what a permit shall contain. The zero value asks for nothing, and each open pool
-// grants it. It is a value: its methods return another one.
+// Request lists the bytes of budgets, and the slot, that a permit shall contain. The zero value
+// asks for nothing, and each open pool grants it. It is a value: its methods return another one.
 type Request struct {
-	first   [inline]Budget
-	named   int // of first
-	more    []Budget
-	slot    bool
-	monitor bool
-	capped  bool
+	first  [inline]Budget
+	named  int // of first
+	more   []Budget
+	slot   bool
+	capped bool
 }
 
-// MiB returns a request for so many MiB of the budgets Device and Host. Negative
-// numbers and sums of bytes that no int64 can say are errors.
+// MiB returns a request for device and host MiB of the budgets Device and Host. Negative numbers
+// and sums of bytes that overflow an int64 are errors.
 func MiB(device, host int64) (Request, error) {
 	var r Request
 	for _, b := range [...]Budget{{Device, device}, {Host, host}} {
@@ -41,8 +39,8 @@ func MiB(device, host int64) (Request, error) {
 	return r, nil
 }
 
-// And returns r with so many bytes more of a budget. 0 bytes change nothing,
-// whatever the name. A negative number, and a sum that no int64 can say, are errors.
+// And returns r with more bytes of a budget. 0 bytes change nothing, whatever the name. A negative
+// number, and a sum that overflows an int64, are errors.
 func (r Request) And(name string, bytes int64) (Request, error) {
 	switch {
 	case bytes < 0:
@@ -81,17 +79,8 @@ func (r Request) Spill() Request {
 	return r
 }
 
-// ForMonitor returns r marked as the monitor's: it may have the last free slot, which users may
-// not. Only the goroutine that makes room for all others may use it. A user that marks its own
-// request can stop all spilling. Bytes are not kept for the monitor.
-func (r Request) ForMonitor() Request {
-	r.monitor = true
-	return r
-}
-
-// Capped returns r content with all that a budget has, where that is less than r
-// asks for. For transfers that can do with less under way, and must not be refused
-// when a budget was made small.
+// Capped returns r with each number of bytes limited to the budget's total. It is for transfers
+// that can work with less, and must not be refused when a budget is small.
 func (r Request) Capped() Request {
 	r.capped = true
 	return r

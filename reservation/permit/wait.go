@@ -8,12 +8,12 @@ import (
 	"github.com/spillway-db/spillway/internal/waitline"
 )
 
-// line is the waiters for one resource. dirty is set if one of them might be granted.
+// line has the waiters for one resource. dirty is set if one of them might be granted.
 //
 // A request that takes some of the resource before the head passes the head. A head counts its
 // passes in all its lines together. At the bound, no other request takes of these resources. The
-// oldest waiter of all is the head of all its lines. So what it needs is kept in the end, and each
-// other waiter becomes the oldest in turn.
+// oldest waiter of all is the head of all its lines. So the pool keeps the resources that it needs
+// in the end, and each other waiter becomes the oldest in turn.
 type line struct {
 	waitline.Line[*waiter]
 	dirty bool
@@ -28,7 +28,7 @@ type waiter struct {
 	done chan struct{} // closed, without the lock, when the wait is over
 
 	// Guarded by Pool.mu; the outcome may be read when done is closed.
-	places [maxLines]waitline.Place[*waiter]
+	places [maxResources]waitline.Place[*waiter]
 	passes int // how often it may still be passed as a head
 	over   bool
 	got    Permit
@@ -47,11 +47,7 @@ func (o *over) wake() {
 	}
 }
 
-// ownLine is the line of the monitor's waiters for its own slot. They are in the line of the slots
-// as well.
-func (p *Pool) ownLine() int { return p.slots + 1 }
-
-// wait returns when w is granted its request, or when its wait ended otherwise.
+// wait returns when the request of w is granted, or when its wait ends otherwise.
 func (p *Pool) wait(ctx context.Context, w *waiter) (Permit, error) {
 	lockrank.AssertNone("a permit is waited for")
 	select {
@@ -71,8 +67,8 @@ func (p *Pool) wait(ctx context.Context, w *waiter) (Permit, error) {
 	return got, err
 }
 
-// enqueueLocked puts a new waiter at the end of the lines of all that a needs. It also joins the
-// line of the slots while they are unlimited, because that may change.
+// enqueueLocked puts a new waiter at the end of the line of each resource that a needs. It also
+// joins the line of the slots while they are unlimited, because that may change.
 func (p *Pool) enqueueLocked(a *ask) *waiter {
 	w := &waiter{ask: *a, done: make(chan struct{}), passes: p.bypass}
 	p.mu.waiting++
@@ -80,9 +76,6 @@ func (p *Pool) enqueueLocked(a *ask) *waiter {
 		if a.needs[r] > 0 {
 			p.pushLocked(r, w)
 		}
-	}
-	if a.needs[p.slots] > 0 && a.monitor {
-		p.pushLocked(p.ownLine(), w)
 	}
 	return w
 }
@@ -93,7 +86,7 @@ func (p *Pool) pushLocked(line int, w *waiter) {
 	p.mu.lines[line].Push(at, 0)
 }
 
-// remove takes a place out. A new head means that the door is open again.
+// remove takes a place out of the line. Requests may pass the new head again.
 func (l *line) remove(at *waitline.Place[*waiter]) {
 	if l.Head() == at {
 		l.dirty = true
@@ -101,7 +94,7 @@ func (l *line) remove(at *waitline.Place[*waiter]) {
 	l.Remove(at)
 }
 
-// leaveLocked takes w, whose wait is over, out of its lines.
+// leaveLocked takes w out of its lines when its wait is over.
 func (p *Pool) leaveLocked(w *waiter, done *over) {
 	for i := range w.places {
 		if at := &w.places[i]; at.In() {
@@ -118,24 +111,24 @@ func (p *Pool) failLocked(w *waiter, err error, done *over) {
 	p.leaveLocked(w, done)
 }
 
-// headLocked returns the waiter that a would pass in the line of a resource, or nil. Only the
-// monitor waits for the monitor's own slot.
-func (p *Pool) headLocked(a *ask, r int, w *waiter) *waiter {
+// headLocked returns the waiter that a request of w, or one without a waiter, would pass in the
+// line of a resource, or nil.
+func (p *Pool) headLocked(r int, w *waiter) *waiter {
 	head := p.mu.lines[r].Head()
-	if head == nil || head.Of == w || r == p.slots && p.ownSlotLocked(a) {
+	if head == nil || head.Of == w {
 		return nil
 	}
 	return head.Of
 }
 
-// shutLocked reports whether what there is of a resource is kept for an older waiter.
-func (p *Pool) shutLocked(a *ask, r int, w *waiter) bool {
-	head := p.headLocked(a, r, w)
+// shutLocked reports whether a resource is kept for an older waiter.
+func (p *Pool) shutLocked(r int, w *waiter) bool {
+	head := p.headLocked(r, w)
 	return head != nil && head.passes == 0
 }
 
-// passLocked takes a pass from each waiter that a's grant passes, once from one
-// that is passed in several lines.
+// passLocked takes a pass from each waiter that the grant of a passes. A waiter that is passed in
+// several lines loses one pass.
 func (p *Pool) passLocked(a *ask, w *waiter) {
 	var passed [maxResources]*waiter
 	n := 0
@@ -143,7 +136,7 @@ func (p *Pool) passLocked(a *ask, w *waiter) {
 		if p.needLocked(a, r) == 0 {
 			continue
 		}
-		if head := p.headLocked(a, r, w); head != nil && !slices.Contains(passed[:n], head) {
+		if head := p.headLocked(r, w); head != nil && !slices.Contains(passed[:n], head) {
 			passed[n] = head
 			n++
 			head.passes--
@@ -151,12 +144,11 @@ func (p *Pool) passLocked(a *ask, w *waiter) {
 	}
 }
 
-// serveLocked grants what can be granted in the lines that are dirty, in the
-// order in which people came to them.
+// serveLocked grants the requests that fit in the dirty lines, in order of arrival.
 func (p *Pool) serveLocked(done *over) {
 	for again := p.mu.waiting > 0; again; {
 		again = false
-		for i := range p.slots + 2 {
+		for i := range p.slots + 1 {
 			if l := &p.mu.lines[i]; l.dirty {
 				l.dirty = false
 				again = true
@@ -178,15 +170,9 @@ func (p *Pool) serveLineLocked(i int, done *over) {
 	}
 }
 
-// usedUpLocked reports that no waiter of a line can be granted anything.
-func (p *Pool) usedUpLocked(i int) bool {
-	switch {
-	case i == p.ownLine():
-		return p.mu.monitors > 0 // in the line of the slots it is their turn or not
-	case i == p.slots && p.mu.unlimited:
-		return false
-	}
-	return p.availableLocked(i, false) < 1
+// usedUpLocked reports that nothing of a resource is free.
+func (p *Pool) usedUpLocked(r int) bool {
+	return p.availableLocked(r) < 1 && !(r == p.slots && p.mu.unlimited)
 }
 
 // change sets a limit of a resource. It refuses the waiters that can never be granted any more, and
@@ -202,7 +188,7 @@ func (p *Pool) change(r int, set func() error) error {
 		w := at.Of
 		at = p.mu.lines[r].Next(at)
 		if l, never := p.neverLocked(&w.ask); never {
-			p.failLocked(w, p.lackError(l, w.monitor), &done)
+			p.failLocked(w, p.lackError(l), &done)
 		}
 	}
 	p.mu.lines[r].dirty = true

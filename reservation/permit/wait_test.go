@@ -3,7 +3,6 @@ package permit_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -197,9 +196,9 @@ func TestCancelledWait(t *testing.T) {
 func TestCloseWakesAll(t *testing.T) {
 	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
 		held := try(t, p, of(t, "a", 100).Spill())
-		own := try(t, p, monitors())
+		other := try(t, p, slot())
 		var waits []*call
-		for _, r := range []permit.Request{of(t, "a", 1), of(t, "a", 1, "b", 1), slot(), monitors(), of(t, "a", 1).Spill()} {
+		for _, r := range []permit.Request{of(t, "a", 1), of(t, "a", 1, "b", 1), slot(), of(t, "a", 1).Spill()} {
 			waits = append(waits, start(t.Context(), p, r))
 		}
 		var leak *permit.LeakError
@@ -209,7 +208,7 @@ func TestCloseWakesAll(t *testing.T) {
 		for _, w := range waits {
 			w.failed(t, tier.ErrClosed)
 		}
-		release(t, held, own)
+		release(t, held, other)
 	})
 }
 
@@ -265,11 +264,11 @@ func TestLimitsChange(t *testing.T) {
 }
 
 func TestSlotsChange(t *testing.T) {
-	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(1), func(t *testing.T, p *permit.Pool) {
 		first := try(t, p, slot())
 		w, v := start(t.Context(), p, slot()), start(t.Context(), p, slot())
 		w.waiting(t)
-		if err := p.SetSlots(3); err != nil {
+		if err := p.SetSlots(2); err != nil {
 			t.Fatal(err)
 		}
 		second := w.served(t)
@@ -288,7 +287,7 @@ func TestSlotsChange(t *testing.T) {
 		}
 		bytes := try(t, p, of(t, "a", 100))
 		both := start(t.Context(), p, of(t, "a", 1).Spill()) // waits for bytes, and then for a slot as well
-		if err := p.SetSlots(2); err != nil {
+		if err := p.SetSlots(1); err != nil {
 			t.Fatal(err)
 		}
 		release(t, bytes)
@@ -296,17 +295,14 @@ func TestSlotsChange(t *testing.T) {
 		release(t, many...)
 		both.waiting(t)
 		release(t, second, third)
-		both.waiting(t) // first is held, and the other is the monitor's
+		both.waiting(t) // first has the only slot
 		release(t, first)
 		release(t, both.served(t))
 
-		x := try(t, p, slot())
-		gone := start(t.Context(), p, slot())
-		if err := p.SetSlots(1); err != nil {
-			t.Fatal(err)
-		}
-		gone.failed(t, reservation.ErrExceeded) // the one that is left is the monitor's
-		release(t, try(t, p, monitors()), x)
+		x, y := try(t, p, slot()), start(t.Context(), p, slot())
+		y.waiting(t)
+		release(t, x)
+		release(t, y.served(t))
 		for _, s := range []int{0, -2} {
 			if err := p.SetSlots(s); err == nil {
 				t.Errorf("there can be %v", s)
@@ -315,112 +311,8 @@ func TestSlotsChange(t *testing.T) {
 	})
 }
 
-// The last slot is the monitor's: users cannot have it, nor keep it from having it,
-// whether they hold what they can get or wait in line for it.
-func TestLastSlotIsTheMonitors(t *testing.T) {
-	for n := 1; n <= 4; n++ {
-		t.Run(fmt.Sprintf("%d slots", n), func(t *testing.T) {
-			cfg := abc(n)
-			cfg.Bypass = 1
-			bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
-				var users []permit.Permit
-				for {
-					got, err := p.TryAcquire(slot())
-					if err != nil {
-						break
-					}
-					users = append(users, got)
-				}
-				if len(users) != n-1 || p.Stats().FreeSlots != 0 {
-					t.Fatalf("users have %d of %d", len(users), n)
-				}
-				var waits []*call
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				if n == 1 {
-					_, err := p.Acquire(ctx, slot())
-					var e *permit.ExceededError
-					if !errors.As(err, &e) || e.Budget != "" || e.Requested != 1 || e.Limit != 0 || !strings.Contains(err.Error(), "SetSlots") {
-						t.Errorf("a user's slot of none: %v", err)
-					}
-				} else {
-					for range 3 {
-						waits = append(waits, start(ctx, p, slot()))
-					}
-				}
-				for range 5 { // uses no pass: their door stays as it is
-					own := try(t, p, monitors())
-					if _, err := p.TryAcquire(monitors()); !errors.Is(err, tier.ErrOutOfBudget) {
-						t.Errorf("a second one of the monitor's: %v", err)
-					}
-					if s := p.Stats(); s.HeldSlots != n || s.MonitorSlots != 1 || s.FreeSlots != 0 {
-						t.Errorf("%+v", s)
-					}
-					second := start(t.Context(), p, monitors())
-					second.waiting(t)
-					release(t, own)
-					release(t, second.served(t))
-				}
-				for _, w := range waits {
-					w.waiting(t)
-				}
-				if n > 1 {
-					release(t, users[0])
-					users[0] = waits[0].served(t)
-					waits[1].waiting(t)
-				}
-				cancel()
-				synctest.Wait()
-				release(t, users...)
-			})
-		})
-	}
-}
-
-// The monitor's first slot is there also when users hold more than a limit that was
-// lowered, and what it waits for is not taken by them.
-func TestMonitorsSlotOutlastsLoweredLimits(t *testing.T) {
-	bubble(t, abc(8), func(t *testing.T, p *permit.Pool) {
-		var users []permit.Permit
-		for range 7 {
-			users = append(users, try(t, p, slot()))
-		}
-		if err := p.SetSlots(2); err != nil {
-			t.Fatal(err)
-		}
-		for range 3 {
-			own := try(t, p, monitors())
-			waiting := start(t.Context(), p, monitors())
-			waiting.waiting(t)
-			release(t, own)
-			release(t, waiting.served(t))
-		}
-		release(t, users...)
-		// Further ones it has in turn.
-		x, y := try(t, p, monitors()), try(t, p, monitors())
-		user := start(t.Context(), p, slot())
-		user.waiting(t)
-		release(t, x)
-		got := user.served(t)
-		release(t, y, got)
-	})
-}
-
-// A monitor's request that needs bytes too waits for them like all others, and has its
-// slot when they are there. One for bytes alone has no slot.
-func TestMonitorsBytesAreNotKept(t *testing.T) {
-	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
-		bytes, user := try(t, p, of(t, "a", 100)), try(t, p, slot())
-		w := start(t.Context(), p, of(t, "a", 10).Spill().ForMonitor())
-		w.waiting(t)
-		release(t, bytes)
-		release(t, w.served(t), user)
-		release(t, try(t, p, of(t, "a", 1).ForMonitor()))
-	})
-}
-
 func TestWith(t *testing.T) {
-	bubble(t, abc(2), func(t *testing.T, p *permit.Pool) {
+	bubble(t, abc(1), func(t *testing.T, p *permit.Pool) {
 		r := of(t, "a", 10).Spill()
 		sentinel := errors.New("its own")
 		holds := func(got permit.Permit) {
@@ -486,24 +378,20 @@ func TestWith(t *testing.T) {
 	})
 }
 
-// TestRandomUsers has users and a monitor wait, try, give up and change limits at random. No budget
-// is exceeded, all waits end, and the pool is whole then.
+// TestRandomUsers waits, gives up and changes limits at random. No limit is exceeded, all waits
+// end, and then the pool has all that it had.
 func TestRandomUsers(t *testing.T) {
 	for seed := range testseed.Each(t, 4) {
 		p := newPool(t, abc(3))
-		var spilling, own atomic.Int64
+		var spilling atomic.Int64
 		var wg sync.WaitGroup
 		for g := range 12 {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(seed, uint64(g)))
 				for range 400 {
 					r := of(t, []string{"a", "b", "c"}[rng.IntN(3)], 1+rng.IntN(60), []string{"a", "b", "c"}[rng.IntN(3)], rng.IntN(40))
-					spill, monitor := rng.IntN(2) == 0, g < 2
-					if spill {
+					if rng.IntN(2) == 0 {
 						r = r.Spill()
-					}
-					if monitor {
-						r = monitors()
 					}
 					if rng.IntN(3) == 0 {
 						r = r.Capped()
@@ -529,18 +417,12 @@ func TestRandomUsers(t *testing.T) {
 						if n := spilling.Add(1); n > 3 {
 							t.Errorf("%d have a slot", n)
 						}
-						if !monitor && own.Add(1) > 2 {
-							t.Error("users have the monitor's slot")
-						}
 					}
 					if rng.IntN(2) == 0 {
 						runtime.Gosched()
 					}
 					if got.CanSpill() {
 						spilling.Add(-1)
-						if !monitor {
-							own.Add(-1)
-						}
 					}
 					if err := got.Release(); err != nil {
 						t.Error(err)

@@ -53,6 +53,7 @@ package quota
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/ledger"
@@ -61,27 +62,26 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Quota is one limit over the GPU memory of a process: over all spaces whose devices
-// have a Member of it. It is safe for concurrent use, has no goroutine,
-// and need not be closed.
+// Quota is one limit over the GPU memory of a process: over all spaces whose devices have a Member
+// of it. It is safe for concurrent use, has no goroutine, and need not be closed.
 type Quota struct {
-	name   string
-	onOver func(Over)
+	name string
 
 	limit atomic.Int64
 	used  atomic.Int64
 	peak  atomic.Int64
-	over  atomic.Bool // the event was reported, and use has not been within the limit since
+	over  atomic.Bool // use was above the limit, and has not been within it since
 
 	subscribers notify.Guarded
 
-	mu lockrank.Mutex[lockrank.Backend] // held to change over
+	mu       lockrank.Mutex[lockrank.Backend] // held to change over and watchers
+	watchers []*func(Over)                    // replaced, never changed in place
 }
 
-// Over is the event that more is in use than the limit allows, because a limit was lowered. It is
-// reported once, until use has been within the limit again.
+// Over reports that more is in use than the limit allows, because the limit was lowered. There is
+// one report until use has been within the limit again.
 type Over struct {
-	Quota string // what it is called, and where it was set
+	Quota string // its name
 	Used  int64  // bytes charged, by all that share it
 	Limit int64  // bytes that may be charged
 }
@@ -89,10 +89,7 @@ type Over struct {
 // Config describes a Quota. Limit is required.
 type Config struct {
 	Limit int64  // bytes, above 0
-	Name  string // what errors call it, which should say where it was set; empty is a general one
-	// OnOver is called when more is in use than the limit allows. The caller is the goroutine that
-	// lowered the limit, or one that charged at the same moment. No lock is held. It may be nil.
-	OnOver func(Over)
+	Name  string // for errors, such as the setting that has the limit; empty is a general one
 }
 
 // New returns a quota.
@@ -100,9 +97,25 @@ func New(cfg Config) (*Quota, error) {
 	if cfg.Limit <= 0 {
 		return nil, fmt.Errorf("quota: a limit of %d bytes: it must be above 0", cfg.Limit)
 	}
-	q := &Quota{name: cmp.Or(cfg.Name, "the GPU memory quota"), onOver: cfg.OnOver}
+	q := &Quota{name: cmp.Or(cfg.Name, "the GPU memory quota")}
 	q.limit.Store(cfg.Limit)
 	return q, nil
+}
+
+// OnOver calls f whenever more is in use than the limit allows, until cancel is called. The caller
+// of f is the goroutine that lowered the limit, or one that charged at the same moment. It holds no
+// lock. An engine emits events.QuotaExceeded for its quota; programs need OnOver only without an
+// engine.
+func (q *Quota) OnOver(f func(Over)) (cancel func()) {
+	w := &f
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.watchers = append(slices.Clone(q.watchers), w)
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.watchers = slices.DeleteFunc(slices.Clone(q.watchers), func(o *func(Over)) bool { return o == w })
+	}
 }
 
 // charge checks and charges in one compare and swap.
@@ -146,7 +159,7 @@ func (q *Quota) SetLimit(n int64) error {
 	return nil
 }
 
-// look reports use above the limit, once for each time that it occurs.
+// look calls the watchers if use is above the limit, once for each time that this happens.
 func (q *Quota) look() {
 	if q.used.Load() <= q.limit.Load() && !q.over.Load() {
 		return
@@ -155,10 +168,14 @@ func (q *Quota) look() {
 	used, limit := q.used.Load(), q.limit.Load() // a goroutine that changes them after this looks after us
 	tell := used > limit && !q.over.Load()
 	q.over.Store(used > limit)
+	watchers := q.watchers
 	q.mu.Unlock()
-	if tell && q.onOver != nil {
-		lockrank.AssertNone("a quota's event is sent")
-		q.onOver(Over{Quota: q.name, Used: used, Limit: limit})
+	if !tell {
+		return
+	}
+	lockrank.AssertNone("a quota's watchers are called")
+	for _, f := range watchers {
+		q.subscribers.Panics.Do("a watcher of a quota", func() { (*f)(Over{Quota: q.name, Used: used, Limit: limit}) })
 	}
 }
 

@@ -223,15 +223,17 @@ func TestLoweredLimit(t *testing.T) {
 	b.Inside().Unreserve(20 << 10)
 }
 
-// TestOverIsToldOnce: use above a limit is one event with the numbers, until it has been
-// within the limit again.
-func TestOverIsToldOnce(t *testing.T) {
+// TestOverIsReportedOnce: use above a limit is one event with the numbers, until it has been within
+// the limit again.
+func TestOverIsReportedOnce(t *testing.T) {
 	var events []quota.Over
-	var q *quota.Quota
-	q = quotaOf(t, quota.Config{Limit: 1000, Name: "q", OnOver: func(o quota.Over) {
+	q := quotaOf(t, quota.Config{Limit: 1000, Name: "q"})
+	q.OnOver(func(quota.Over) { panic("a watcher") }) // keeps no other from being called
+	q.OnOver(func(o quota.Over) {
 		_ = q.Stats() // no lock is held
 		events = append(events, o)
-	}})
+	})
+	q.OnOver(func(o quota.Over) { t.Errorf("a watcher is called after its cancel: %+v", o) })()
 	if err := q.Member().Charge(900); err != nil {
 		t.Fatal(err)
 	}
@@ -263,12 +265,13 @@ func TestOverIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestOverIsToldOfARacingCharge: a charge that passes while the limit is lowered, and is
-// above the new one, is told of by one of the two, once.
-func TestOverIsToldOfARacingCharge(t *testing.T) {
+// TestOverIsReportedOfARacingCharge: a charge that passes while the limit is lowered, and is above
+// the new one, is reported once.
+func TestOverIsReportedOfARacingCharge(t *testing.T) {
 	for range 5000 {
 		var events atomic.Int64
-		q := quotaOf(t, quota.Config{Limit: 1000, OnOver: func(quota.Over) { events.Add(1) }})
+		q := newQuota(t, 1000)
+		q.OnOver(func(quota.Over) { events.Add(1) })
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			if err := q.SetLimit(500); err != nil {
@@ -293,12 +296,13 @@ func TestQuotaUnderRaces(t *testing.T) {
 	seed := testseed.One(t)
 	const limit = 1000
 	var over atomic.Int64
-	q := quotaOf(t, quota.Config{Limit: limit, OnOver: func(o quota.Over) {
+	q := newQuota(t, limit)
+	q.OnOver(func(o quota.Over) {
 		if o.Used <= o.Limit {
 			t.Errorf("an event of use within the limit: %+v", o)
 		}
 		over.Add(1)
-	}})
+	})
 	var held atomic.Int64 // never more than is charged
 	var wg sync.WaitGroup
 	for g := range 8 {

@@ -113,7 +113,10 @@ func (c Config) byLoad(ctx context.Context, l load, rec arrow.RecordBatch, links
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, plan.Close()) }()
+	defer func() {
+		_, e := plan.Close()
+		err = errors.Join(err, e)
+	}()
 	repo, err := plan.Repository("bandwidth", 0)
 	if err != nil {
 		return nil, err

@@ -28,7 +28,7 @@ func benchOn(t *testing.T, w *Watch, codec convert.Codec) (b *bench, k link, v *
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := plan.Close(); err != nil {
+		if _, err := plan.Close(); err != nil {
 			t.Error(err)
 		}
 	})

@@ -129,7 +129,7 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 		if err != nil && cfg.Failed != nil {
 			cfg.Failed()
 		}
-		if e := plan.Close(); err == nil {
+		if _, e := plan.Close(); err == nil {
 			err = e
 		}
 	}()

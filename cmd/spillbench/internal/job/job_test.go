@@ -216,7 +216,7 @@ func start(t *testing.T, cfg Config) *job {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := plan.Close(); err != nil {
+		if _, err := plan.Close(); err != nil {
 			t.Errorf("closing the plan: %v", err)
 		}
 	})

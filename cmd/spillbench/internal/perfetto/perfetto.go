@@ -189,6 +189,9 @@ func args(e events.Event) map[string]any {
 	if e.Bytes != 0 {
 		a["bytes"] = e.Bytes
 	}
+	if e.Limit != 0 {
+		a["limit"] = e.Limit
+	}
 	if e.Copy {
 		a["copy"] = true
 	}

@@ -88,7 +88,10 @@ func Run(ctx context.Context, eng *spillway.Engine, edges []Edge, name string, s
 	if err != nil {
 		return res, err
 	}
-	defer func() { err = errors.Join(err, plan.Close()) }()
+	defer func() {
+		_, e := plan.Close()
+		err = errors.Join(err, e)
+	}()
 	repo, err := plan.Repository("verify", 0)
 	if err != nil {
 		return res, err
