@@ -2,12 +2,16 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/arrowgen"
@@ -143,4 +147,48 @@ func writable(dt arrow.DataType, g *arrowgen.Gen) (ok bool) {
 		n++
 	}
 	return n == 3 && r.Err() == nil
+}
+
+// TestVerifyManyRows verifies batches of 2^31 rows that take few bytes: null columns and run-end
+// encoded ones, alone and nested, in the file's batches, cut and joined. A walk over the rows would
+// take minutes.
+func TestVerifyManyRows(t *testing.T) {
+	t.Parallel()
+	const n = 1 << 31
+	names := array.NewStringBuilder(memory.DefaultAllocator)
+	defer names.Release()
+	names.AppendValues([]string{"first", "second"}, nil)
+	ends := array.NewInt64Builder(memory.DefaultAllocator)
+	defer ends.Release()
+	ends.AppendValues([]int64{n - 1, n}, nil)
+	runs := array.NewRunEndEncodedArray(ends.NewArray(), names.NewArray(), n, 0)
+	nested := func(dt arrow.DataType, rows int, child arrow.Array) arrow.Array {
+		return array.MakeFromData(array.NewData(dt, rows, []*memory.Buffer{nil}, []arrow.ArrayData{child.Data()}, 0, 0))
+	}
+	twice := array.NewNull(2 * n)
+	columns := []arrow.Array{
+		array.NewNull(n),
+		runs,
+		nested(arrow.StructOf(arrow.Field{Name: "n", Type: arrow.Null, Nullable: true}), n, array.NewNull(n)),
+		nested(arrow.StructOf(arrow.Field{Name: "r", Type: runs.DataType(), Nullable: true}), n, runs),
+		nested(arrow.FixedSizeListOf(2, arrow.Null), n, twice),
+	}
+	var fields []arrow.Field
+	for i, c := range columns {
+		fields = append(fields, arrow.Field{Name: fmt.Sprint("c", i), Type: c.DataType(), Nullable: true})
+	}
+	rec := array.NewRecordBatch(arrow.NewSchema(fields, nil), columns, n)
+	var buf bytes.Buffer
+	w := ipc.NewWriter(&buf, ipc.WithSchema(rec.Schema()))
+	if err := errors.Join(w.Write(rec), w.Write(rec), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	path := writeFile(t, "many.arrows", buf.String())
+	for rows, batches := range map[int64]int64{0: 2, n: 2, n / 4: 8, 3 << 29: 3} {
+		var doc report.Verify
+		decode(t, succeed(t, "verify", "--json=-", fmt.Sprint("--rows-per-batch=", rows), path).stdout, &doc)
+		if f := doc.Files[0]; f.Batches != batches || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
+			t.Errorf("%d rows a batch: %+v, want %d batches", rows, f, batches)
+		}
+	}
 }
