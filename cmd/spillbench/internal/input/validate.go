@@ -7,9 +7,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 )
 
-// checked returns rec if its offsets, sizes and indices stay within its
-// buffers, and otherwise releases it and says what is wrong. The IPC readers of
-// arrow-go take these numbers from the file as they are.
+// checked returns rec if its rows, offsets, sizes and indices stay within its buffers. Otherwise it
+// releases rec and returns an error: arrow-go's readers take these numbers from the file as they are.
 func checked(rec arrow.RecordBatch) (arrow.RecordBatch, error) {
 	for i, col := range rec.Columns() {
 		if err := guard(func() error { return validate(col) }); err != nil {
@@ -21,8 +20,10 @@ func checked(rec arrow.RecordBatch) (arrow.RecordBatch, error) {
 }
 
 func validate(a arrow.Array) error {
-	// An empty union may come without its buffers, which arrow-go's check does
-	// not expect.
+	if err := holdsRows(a.Data()); err != nil {
+		return err
+	}
+	// arrow-go's check refuses an empty union without buffers, which is valid.
 	_, isUnion := a.(array.Union)
 	if v, ok := a.(interface{ ValidateFull() error }); ok && !(isUnion && a.Len() == 0) {
 		if err := v.ValidateFull(); err != nil {
@@ -53,6 +54,31 @@ func validate(a arrow.Array) error {
 		}
 	case array.ListLike:
 		return validate(a.ListValues())
+	}
+	return nil
+}
+
+// holdsRows checks that bitmaps and buffers of values of one width are as long as the rows need.
+func holdsRows(d arrow.ArrayData) error {
+	buffers := d.Buffers()
+	if _, isUnion := d.DataType().(arrow.UnionType); isUnion {
+		buffers = buffers[1:] // without the validity that unions no longer have
+	}
+	rows := int64(d.Offset()) + int64(d.Len())
+	for i, b := range d.DataType().Layout().Buffers {
+		if i >= len(buffers) || buffers[i] == nil {
+			continue
+		}
+		bits := int64(8 * b.ByteWidth)
+		switch {
+		case b.Kind == arrow.KindBitmap:
+			bits = 1
+		case b.Kind != arrow.KindFixedWidth || bits == 0:
+			continue
+		}
+		if n := int64(buffers[i].Len()); rows > 8*n/bits {
+			return fmt.Errorf("buffer %d of %s has %d bytes, which is too few for %d rows", i, d.DataType(), n, rows)
+		}
 	}
 	return nil
 }
