@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -189,6 +192,49 @@ func TestVerifyManyRows(t *testing.T) {
 		decode(t, succeed(t, "verify", "--json=-", fmt.Sprint("--rows-per-batch=", rows), path).stdout, &doc)
 		if f := doc.Files[0]; f.Batches != batches || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
 			t.Errorf("%d rows a batch: %+v, want %d batches", rows, f, batches)
+		}
+	}
+}
+
+// TestStandardInput reads - and pipes by name, and refuses what cannot be read twice.
+func TestStandardInput(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs a child process, which is Linux's")
+	}
+	stream, table := readFile(t, writeTable(t, "t.arrows", 2, 500)), readFile(t, writeTable(t, "t.csv", 2, 500))
+	parquet := readFile(t, writeTable(t, "t.parquet", 2, 500))
+	other := writeTable(t, "other.arrow", 1, 10)
+	for _, c := range []struct {
+		args   string
+		input  string
+		status int
+		want   []string
+	}{
+		{"verify -", stream, 0, []string{"standard input", "all 2 batches"}},
+		{"verify -", table, 0, []string{"standard input", "all 1 batches"}},
+		{"verify -", parquet, 0, []string{"standard input", "all 2 batches"}},
+		{"verify /dev/stdin", stream, 0, []string{"/dev/stdin", "all 2 batches"}},
+		{"verify - " + other, stream, 0, []string{"all 3 batches"}},
+		{"verify - " + other + " -", stream, 2, []string{"standard input can be read once"}},
+		{"verify -", stream + "more", 2, []string{"standard input: ", fmt.Sprintf("from byte %d on", len(stream))}},
+		{"verify -", "", 2, []string{"standard input: is empty"}},
+		{"run --input - --gpu-memory=4MiB --host-memory=4MiB", stream, 0, []string{"standard input", "verified"}},
+		{"run --input - --input - --gpu-memory=4MiB", stream, 2, []string{"standard input can be read once"}},
+		{"compare --peer arrow-ipc --input -", stream, 2, []string{"standard input: is a pipe", "more than once"}},
+		{"tune -", stream, 2, []string{"standard input: is a pipe", "more than once"}},
+	} {
+		cmd := exec.Command(os.Args[0], strings.Fields(c.args)...)
+		cmd.Env = append(os.Environ(), commandChild+"=plain "+t.TempDir())
+		cmd.Stdin = strings.NewReader(c.input)
+		out, err := cmd.CombinedOutput()
+		if status := cmd.ProcessState.ExitCode(); status != c.status {
+			t.Errorf("%s ended with %d (%v): %s", c.args, status, err, out)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%s does not print %q: %s", c.args, want, out)
+			}
 		}
 	}
 }
