@@ -54,7 +54,9 @@ func newRun(stdout, stderr io.Writer) *cobra.Command {
 		Long: `Load a table through all tiers, work on it, verify it.
 
 Each FILE (Parquet, Arrow or CSV) is loaded, as those of --input are, which come
-first. Without any a table is generated.
+first. Without any a table is generated. FILE may be a pipe, and - is standard
+input: an Arrow stream is read as it comes, and the other formats are first copied
+to a temporary file in TMPDIR.
 
 All batches are put into the GPU tier, which holds only a part of them: the rest
 moves down to host memory and disk. Each pass then brings every batch back to the

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/spf13/pflag"
@@ -34,15 +35,16 @@ const (
 	maxRows    = 1 << 31
 )
 
-// inputFlags say what goes through the memories, and how many goroutines see to it: run
-// and compare have them.
+// inputFlags are the flags of run, compare and tune for the data that goes through the memories, and
+// for the number of goroutines that move it.
 type inputFlags struct {
 	files        []string
 	repeat       int
 	rowsPerBatch int64
 	workers      int
 	seed         uint64
-	times        int64 // how large a generated table is; 0: generatedTimes
+	times        int64 // how many times the memories a generated table is; 0: generatedTimes
+	again        bool  // the command reads the files more than once and so refuses pipes
 }
 
 // register registers the flags that say what is put. do is what the command does with
@@ -99,15 +101,15 @@ func (f *inputFlags) validate() error {
 		if path == "" {
 			return fail.Usagef("an input has no name: want FILE (give it as an argument or with --input)")
 		}
-		if err := input.Check(path); err != nil {
+		if err := input.Check(path, !f.again); err != nil {
 			return err
 		}
 	}
-	return nil
+	return stdinOnce(f.files)
 }
 
-// sources returns what is to be put, its names, and how many batches it will be if
-// that is known. A generated batch has so many bytes, if that is a size that suits.
+// sources returns the inputs, their names, and the number of batches, or 0 if it is not known. A
+// generated batch has batchBytes bytes, within the bounds of generated batches.
 func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, names []string, batches int64) {
 	if len(f.files) == 0 {
 		cfg := f.table(m.config.GPUMemoryBytes+m.config.HostMemoryBytes, batchBytes)
@@ -126,9 +128,18 @@ func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, 
 	for _, path := range f.files {
 		opt := m.reading(f.rowsPerBatch)
 		open := func(ctx context.Context) (job.Source, error) { return input.Open(ctx, path, opt) }
-		inputs = append(inputs, job.Input{Name: path, Open: open})
+		inputs = append(inputs, job.Input{Name: input.Name(path), Open: open})
+		names = append(names, input.Name(path))
 	}
-	return inputs, f.files, 0
+	return inputs, names, 0
+}
+
+// stdinOnce refuses a list of files with standard input in it twice.
+func stdinOnce(paths []string) error {
+	if first := slices.Index(paths, "-"); first >= 0 && slices.Contains(paths[first+1:], "-") {
+		return fail.Usagef("standard input can be read once (give - once, and files)")
+	}
+	return nil
 }
 
 // generated is a table that several goroutines can make.

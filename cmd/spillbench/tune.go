@@ -42,7 +42,7 @@ type tuneFlags struct {
 }
 
 func newTune(stdout, stderr io.Writer) *cobra.Command {
-	f := tuneFlags{run: runFlags{input: inputFlags{times: tunedTimes}}}
+	f := tuneFlags{run: runFlags{input: inputFlags{times: tunedTimes, again: true}}}
 	cmd := &cobra.Command{
 		Use:   "tune [FILE]...",
 		Short: "Find settings with which run is faster on this machine",

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/roundtrip"
 )
 
-// verifyMemory is larger than what run takes: a space must hold a batch twice,
-// and the batches are the file's own.
+// verifyMemory is larger than run's default: a space must hold a batch twice, and verify doesn't
+// choose the size of the batches.
 const verifyMemory = 256 << 20
 
 // verifyFlags are the flags of verify.
@@ -32,17 +32,21 @@ func newVerify(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Move every batch of files along every edge and back, and compare",
 		Long: `Move every batch of files along every edge and back, and compare.
 
-Each batch of each file (Parquet, Arrow, CSV) is moved between every pair of
-memories for which there is a converter, and compared value by value with what
-was read. The first difference is named. A file without any batch is fine if it can
-be read; that nothing was verified is noted.`,
+verify moves each batch of each FILE (Parquet, Arrow, CSV) between every pair of
+memories for which there is a converter, compares it value by value with the batch
+that was read, and prints the first difference. A file without batches is fine if
+it can be read; a note says that nothing was verified.
+
+FILE may be a pipe, and - is standard input. An Arrow stream is read as it comes.
+The other formats are first copied to a temporary file in TMPDIR.`,
 		Example: `  spillbench verify data.parquet
+  spillbench verify -                                  # standard input
   spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 || slices.Contains(args, "") {
 				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
 			}
-			return nil
+			return stdinOnce(args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return verify(cmd.Context(), &f, args, stdout, stderr) },
 	}
@@ -95,6 +99,7 @@ func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Ver
 	var wrong, failed error
 	for _, path := range paths {
 		res, err := f.verifyFile(ctx, m, edges, path)
+		path = input.Name(path)
 		file := report.File{Path: path, Batches: res.Batches, Edges: res.Edges, Mismatches: res.Mismatches}
 		switch {
 		case res.First != nil:
@@ -128,5 +133,5 @@ func (f *verifyFlags) verifyFile(ctx context.Context, m *machine, edges []roundt
 		return res, err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
-	return roundtrip.Run(ctx, m.engine, edges, path, src)
+	return roundtrip.Run(ctx, m.engine, edges, src.Path(), src)
 }

@@ -2,12 +2,19 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/arrowgen"
@@ -143,4 +150,91 @@ func writable(dt arrow.DataType, g *arrowgen.Gen) (ok bool) {
 		n++
 	}
 	return n == 3 && r.Err() == nil
+}
+
+// TestVerifyManyRows verifies batches of 2^31 rows that take few bytes: null columns and run-end
+// encoded ones, alone and nested, in the file's batches, cut and joined. A walk over the rows would
+// take minutes.
+func TestVerifyManyRows(t *testing.T) {
+	t.Parallel()
+	const n = 1 << 31
+	names := array.NewStringBuilder(memory.DefaultAllocator)
+	defer names.Release()
+	names.AppendValues([]string{"first", "second"}, nil)
+	ends := array.NewInt64Builder(memory.DefaultAllocator)
+	defer ends.Release()
+	ends.AppendValues([]int64{n - 1, n}, nil)
+	runs := array.NewRunEndEncodedArray(ends.NewArray(), names.NewArray(), n, 0)
+	nested := func(dt arrow.DataType, rows int, child arrow.Array) arrow.Array {
+		return array.MakeFromData(array.NewData(dt, rows, []*memory.Buffer{nil}, []arrow.ArrayData{child.Data()}, 0, 0))
+	}
+	twice := array.NewNull(2 * n)
+	columns := []arrow.Array{
+		array.NewNull(n),
+		runs,
+		nested(arrow.StructOf(arrow.Field{Name: "n", Type: arrow.Null, Nullable: true}), n, array.NewNull(n)),
+		nested(arrow.StructOf(arrow.Field{Name: "r", Type: runs.DataType(), Nullable: true}), n, runs),
+		nested(arrow.FixedSizeListOf(2, arrow.Null), n, twice),
+	}
+	var fields []arrow.Field
+	for i, c := range columns {
+		fields = append(fields, arrow.Field{Name: fmt.Sprint("c", i), Type: c.DataType(), Nullable: true})
+	}
+	rec := array.NewRecordBatch(arrow.NewSchema(fields, nil), columns, n)
+	var buf bytes.Buffer
+	w := ipc.NewWriter(&buf, ipc.WithSchema(rec.Schema()))
+	if err := errors.Join(w.Write(rec), w.Write(rec), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	path := writeFile(t, "many.arrows", buf.String())
+	for rows, batches := range map[int64]int64{0: 2, n: 2, n / 4: 8, 3 << 29: 3} {
+		var doc report.Verify
+		decode(t, succeed(t, "verify", "--json=-", fmt.Sprint("--rows-per-batch=", rows), path).stdout, &doc)
+		if f := doc.Files[0]; f.Batches != batches || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
+			t.Errorf("%d rows a batch: %+v, want %d batches", rows, f, batches)
+		}
+	}
+}
+
+// TestStandardInput reads - and pipes by name, and refuses what cannot be read twice.
+func TestStandardInput(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs a child process, which is Linux's")
+	}
+	stream, table := readFile(t, writeTable(t, "t.arrows", 2, 500)), readFile(t, writeTable(t, "t.csv", 2, 500))
+	parquet := readFile(t, writeTable(t, "t.parquet", 2, 500))
+	other := writeTable(t, "other.arrow", 1, 10)
+	for _, c := range []struct {
+		args   string
+		input  string
+		status int
+		want   []string
+	}{
+		{"verify -", stream, 0, []string{"standard input", "all 2 batches"}},
+		{"verify -", table, 0, []string{"standard input", "all 1 batches"}},
+		{"verify -", parquet, 0, []string{"standard input", "all 2 batches"}},
+		{"verify /dev/stdin", stream, 0, []string{"/dev/stdin", "all 2 batches"}},
+		{"verify - " + other, stream, 0, []string{"all 3 batches"}},
+		{"verify - " + other + " -", stream, 2, []string{"standard input can be read once"}},
+		{"verify -", stream + "more", 2, []string{"standard input: ", fmt.Sprintf("from byte %d on", len(stream))}},
+		{"verify -", "", 2, []string{"standard input: is empty"}},
+		{"run --input - --gpu-memory=4MiB --host-memory=4MiB", stream, 0, []string{"standard input", "verified"}},
+		{"run --input - --input - --gpu-memory=4MiB", stream, 2, []string{"standard input can be read once"}},
+		{"compare --peer arrow-ipc --input -", stream, 2, []string{"standard input: is a pipe", "more than once"}},
+		{"tune -", stream, 2, []string{"standard input: is a pipe", "more than once"}},
+	} {
+		cmd := exec.Command(os.Args[0], strings.Fields(c.args)...)
+		cmd.Env = append(os.Environ(), commandChild+"=plain "+t.TempDir())
+		cmd.Stdin = strings.NewReader(c.input)
+		out, err := cmd.CombinedOutput()
+		if status := cmd.ProcessState.ExitCode(); status != c.status {
+			t.Errorf("%s ended with %d (%v): %s", c.args, status, err, out)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%s does not print %q: %s", c.args, want, out)
+			}
+		}
+	}
 }

@@ -1,5 +1,5 @@
-// Package equal compares records, schemas and types by what they say. It reads through arrow-go's
-// arrays alone, so that it finds mistakes of the code that lays records out and opens them.
+// Package equal compares records, schemas and types by value. It reads values through arrow-go's
+// arrays only, and so finds mistakes in the code that lays out and opens records.
 package equal
 
 import (
@@ -18,8 +18,8 @@ import (
 // DifferenceError is where two records differ first.
 type DifferenceError struct {
 	Path string // the column and what is in it, "a[3].b"; empty for the whole record
-	Row  int64  // -1 if it is not a row that differs
-	A, B string // what the first and the second record have there
+	Row  int64  // -1 if the difference is not in a row
+	A, B string // the first and the second record's value
 }
 
 func (e *DifferenceError) Error() string {
@@ -33,18 +33,20 @@ func (e *DifferenceError) Error() string {
 	return fmt.Sprintf("%s: %s and %s", s, e.A, e.B)
 }
 
-// Records compares what two records say and returns nil, or a *DifferenceError
-// with the first column and row that differ.
+// Records compares two records and returns nil, or a *DifferenceError with the first column and row
+// that differ.
 //
-// Metadata is compared: the records', the schemas' and that of all fields; the names of
-// list items and map entries do not count. Values are compared as they are read:
-// what lies under a null does not count, nor how a value is reached. Dictionaries
-// and runs are compared by the values that they stand for, where a null index and the
-// index of a null are the same; extensions by their storage. Floating-point
+// It compares the metadata of the records, the schemas and all fields, but not the names of list
+// items and map entries. It compares logical values: bytes under a null don't count, and neither
+// does the encoding. A dictionary index or a run equals another of the same value, a null index
+// equals the index of a null, and an extension array equals one of the same storage. Floating-point
 // numbers are compared by their bits: a NaN equals the same NaN, and 0 is not -0.
 //
-// The Dictionary method of arrow-go's arrays writes at its first call. Before several goroutines
-// compare one record, that call must have happened.
+// The time depends on the bytes of the records, and not on their rows: null columns and runs of any
+// length are compared in one step.
+//
+// The first call of Dictionary on an arrow-go array writes to the array. It must have happened
+// before several goroutines compare one record.
 func Records(a, b arrow.RecordBatch) (err error) {
 	if a == nil || b == nil {
 		return errors.New("convert: comparing records: a record is nil")
@@ -60,7 +62,7 @@ func Records(a, b arrow.RecordBatch) (err error) {
 		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d rows", a.NumRows()), B: fmt.Sprintf("%d rows", b.NumRows())}
 	}
 	if a.NumRows() == 0 {
-		return nil // also where arrow-go let a record without rows have no columns
+		return nil // even if one has no columns, which arrow-go allows without rows
 	}
 	if a.NumCols() != b.NumCols() {
 		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d columns", a.NumCols()), B: fmt.Sprintf("%d columns", b.NumCols())}
@@ -73,7 +75,7 @@ func Records(a, b arrow.RecordBatch) (err error) {
 	return nil
 }
 
-// Metadata returns the metadata that a record has beside its schema's.
+// Metadata returns the metadata of the record itself, without its schema's.
 func Metadata(r arrow.RecordBatch) arrow.Metadata {
 	if m, ok := r.(arrow.RecordBatchWithMetadata); ok {
 		return m.Metadata()
@@ -85,17 +87,13 @@ func equalColumns(name string, a, b arrow.Array, rows int) error {
 	if sameBytes(a, b, rows) || sameBuffers(a.Data(), b.Data()) {
 		return nil
 	}
-	p := rowPairOf(a, b)
-	for i := range rows {
-		if d := p.compare(i, i); d != nil {
-			return &DifferenceError{Path: name + d.path, Row: int64(i), A: d.a, B: d.b}
-		}
+	if d, row := rowPairOf(a, b).compareRange(0, 0, rows); d != nil {
+		return &DifferenceError{Path: name + d.path, Row: int64(row), A: d.a, B: d.b}
 	}
 	return nil
 }
 
-// sameBytes reports whether two columns without nulls and of one width are equal,
-// which is quickly seen.
+// sameBytes reports whether two columns are of one fixed width, have no nulls and are equal.
 func sameBytes(a, b arrow.Array, rows int) bool {
 	x, okx := fixedBytes(a)
 	y, oky := fixedBytes(b)
@@ -106,9 +104,8 @@ func sameBytes(a, b arrow.Array, rows int) bool {
 	return bytes.Equal(x[a.Data().Offset()*w:][:rows*w], y[b.Data().Offset()*w:][:rows*w])
 }
 
-// sameBuffers reports whether two arrays of one type consist of the same bytes, as they do where
-// one is an unchanged copy of the other: it is one comparison for each buffer, and not one for each
-// row.
+// sameBuffers reports whether two arrays of one type have the same bytes. An unchanged copy has, and
+// then one comparison of each buffer replaces one of each row.
 func sameBuffers(a, b arrow.ArrayData) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -148,8 +145,7 @@ func dictionaryData(d arrow.ArrayData) arrow.ArrayData {
 	return nil // and not a nil *array.Data
 }
 
-// fixedBytes returns the values of an array whose values are equal when their
-// bytes are.
+// fixedBytes returns the bytes of an array of a type whose values are equal if their bytes are.
 func fixedBytes(a arrow.Array) ([]byte, bool) {
 	switch t := a.DataType().(type) {
 	case *arrow.BooleanType, *arrow.DictionaryType, *arrow.NullType, arrow.ExtensionType:

@@ -6,16 +6,24 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/encoded"
 )
 
-// rowPair compares rows of two arrays of one type. It reads through arrow-go's
-// arrays, and so shares nothing with the code that lays out and opens.
+// rowPair compares rows of two arrays of one type. It reads them through arrow-go's accessors and
+// shares no code with the packages that lay out and open records.
 type rowPair struct {
-	a, b   side
-	values func(i, j int) *difference // of two rows that are not null; nil if they are equal
+	a, b side
+
+	// values compares two rows that are not null and returns nil if they are equal.
+	values func(i, j int) *difference
+
+	// equalRun returns how many rows, from row i of a and row j of b on and at most n, are equal if
+	// those two are. It is nil if only the two rows are known to be. A null column takes no bytes
+	// and a run takes one value, whatever their lengths are, so these are compared in one step.
+	equalRun func(i, j, n int) int
 }
 
-// side is one of the arrays.
+// side is one of the two arrays.
 type side struct {
 	array arrow.Array
 	null  func(i int) bool
@@ -23,10 +31,36 @@ type side struct {
 
 func plainSide(a arrow.Array) side { return side{a, a.IsNull} }
 
-// show prints the value of row i for an error message.
+// compareRange compares n rows, from row i of a and row j of b on. It returns the first difference
+// and its distance from the start, or nil.
+func (p *rowPair) compareRange(i, j, n int) (d *difference, at int) {
+	for at < n {
+		if d := p.compare(i+at, j+at); d != nil {
+			return d, at
+		}
+		at += p.run(i+at, j+at, n-at)
+	}
+	return nil, 0
+}
+
+// run returns equalRun's result, or 1 without one.
+func (p *rowPair) run(i, j, n int) int {
+	if p.equalRun == nil {
+		return 1
+	}
+	return p.equalRun(i, j, n)
+}
+
+// whole is an equalRun: all rows are equal if two are.
+func whole(_, _, n int) int { return n }
+
+// noNulls reports whether neither array has a null of its own.
+func (p *rowPair) noNulls() bool { return p.a.array.NullN() == 0 && p.b.array.NullN() == 0 }
+
+// show formats the value of row i for an error message.
 func (s side) show(i int) (text string) {
 	defer func() {
-		if recover() != nil { // some types cannot print all their values
+		if recover() != nil { // some types cannot format all their values
 			text = "a value that cannot be printed"
 		}
 	}()
@@ -52,8 +86,7 @@ func (p *rowPair) differ(i, j int) *difference {
 	return &difference{a: p.a.show(i), b: p.b.show(j)}
 }
 
-// when makes a comparison of values out of one that only reports whether they are
-// equal.
+// when sets values to a comparison that only reports whether two values are equal.
 func (p *rowPair) when(equal func(i, j int) bool) *rowPair {
 	p.values = func(i, j int) *difference {
 		if equal(i, j) {
@@ -68,8 +101,8 @@ func rowPairOf(a, b arrow.Array) *rowPair {
 	p := &rowPair{a: plainSide(a), b: plainSide(b)}
 	switch x := a.(type) {
 	case *array.Null:
-		never := func(int) bool { return true } // arrow-go calls no row of it null
-		p.a.null, p.b.null = never, never
+		null := func(int) bool { return true } // IsNull of arrow-go returns false
+		p.a.null, p.b.null, p.equalRun = null, null, whole
 		return p
 	case *array.Boolean:
 		y := b.(*array.Boolean)
@@ -91,6 +124,9 @@ func rowPairOf(a, b arrow.Array) *rowPair {
 		return p.when(func(i, j int) bool { return x.Value(i) == y.Value(j) })
 	case interface{ Value(int) []byte }:
 		y := b.(interface{ Value(int) []byte })
+		if t, ok := a.DataType().(*arrow.FixedSizeBinaryType); ok && t.ByteWidth == 0 && p.noNulls() {
+			p.equalRun = whole
+		}
 		return p.when(func(i, j int) bool { return bytes.Equal(x.Value(i), y.Value(j)) })
 	}
 	if _, ok := a.DataType().(arrow.FixedWidthDataType); !ok {
@@ -99,7 +135,7 @@ func rowPairOf(a, b arrow.Array) *rowPair {
 	return fixedPair(p, a, b)
 }
 
-// fixedPair compares numbers and what is like them by their bits.
+// fixedPair compares numbers, and other values of one width, by their bits.
 func fixedPair(p *rowPair, a, b arrow.Array) *rowPair {
 	w := a.DataType().(arrow.FixedWidthDataType).Bytes()
 	x, _ := fixedBytes(a)
@@ -124,6 +160,14 @@ func structPair(p *rowPair, a, b *array.Struct) *rowPair {
 	for i := range fields {
 		fields[i] = rowPairOf(a.Field(i), b.Field(i))
 	}
+	if p.noNulls() {
+		p.equalRun = func(i, j, n int) int {
+			for _, f := range fields {
+				n = f.run(i, j, n)
+			}
+			return n
+		}
+	}
 	t := a.DataType().(*arrow.StructType)
 	p.values = func(i, j int) *difference {
 		for k, f := range fields {
@@ -139,19 +183,24 @@ func structPair(p *rowPair, a, b *array.Struct) *rowPair {
 
 func listPair(p *rowPair, a, b array.ListLike) *rowPair {
 	items := rowPairOf(a.ListValues(), b.ListValues())
+	if t, ok := a.DataType().(*arrow.FixedSizeListType); ok && t.Len() > 0 && p.noNulls() {
+		p.equalRun = func(i, j, n int) int {
+			from, _ := a.ValueOffsets(i)
+			from2, _ := b.ValueOffsets(j)
+			return max(1, items.run(int(from), int(from2), n*int(t.Len()))/int(t.Len()))
+		}
+	}
 	p.values = func(i, j int) *difference {
 		from, to := a.ValueOffsets(i)
 		from2, to2 := b.ValueOffsets(j)
 		if to-from != to2-from2 {
 			return &difference{a: fmt.Sprintf("%d items", to-from), b: fmt.Sprintf("%d items", to2-from2)}
 		}
-		for k := range to - from {
-			if d := items.compare(int(from+k), int(from2+k)); d != nil {
-				d.path = fmt.Sprintf("[%d]%s", k, d.path)
-				return d
-			}
+		d, k := items.compareRange(int(from), int(from2), int(to-from))
+		if d != nil {
+			d.path = fmt.Sprintf("[%d]%s", k, d.path)
 		}
-		return nil
+		return d
 	}
 	return p
 }
@@ -178,7 +227,18 @@ func runsPair(p *rowPair, a, b *array.RunEndEncoded) *rowPair {
 	p.values = func(i, j int) *difference {
 		return values.values(a.GetPhysicalIndex(i), b.GetPhysicalIndex(j))
 	}
+	left, left2 := rowsLeft(a), rowsLeft(b)
+	p.equalRun = func(i, j, n int) int { return min(n, left(i), left2(j)) }
 	return p
+}
+
+// rowsLeft returns a function that returns how many rows of row i's run are left, with row i.
+func rowsLeft(a *array.RunEndEncoded) func(i int) int {
+	if a.Len() == 0 {
+		return nil
+	}
+	end, offset := encoded.GetRunEnds(a.Data().Children()[0]), a.Data().Offset()
+	return func(i int) int { return int(end(int64(a.GetPhysicalIndex(i)))) - offset - i }
 }
 
 func unionPair(p *rowPair, a, b array.Union) *rowPair {
@@ -193,7 +253,7 @@ func unionPair(p *rowPair, a, b array.Union) *rowPair {
 		}
 		return i
 	}
-	// Whether a row is null is up to the child, and so is not asked here.
+	// The children have the nulls.
 	valid := func(int) bool { return false }
 	p.a.null, p.b.null = valid, valid
 	p.values = func(i, j int) *difference {

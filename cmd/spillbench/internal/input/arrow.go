@@ -8,210 +8,179 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
-	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/internal/equal"
 )
 
 const (
-	continuation = 0xffffffff // before the length of a message's metadata since format 0.15
-	blockSize    = 24         // of a Block in a file's footer: offset, metadata length, padding, body length
+	blockSize = 24 // of a Block in a file's footer: offset, metadata length, padding, body length
+
+	// maxFooterGap is how many bytes may lie between a file's last message and its footer: the mark
+	// of the stream's end and padding.
+	maxFooterGap = 8 + 64
 )
 
-// arrowFile reads an Arrow IPC file with positioned reads. The mapped reader of
-// arrow-go is not used: it panics on dictionaries.
-type arrowFile struct {
-	f      *os.File
-	size   int64 // of the file
-	r      *ipc.FileReader
-	blocks []byte // of the record batches, as the footer lists them
-	i      int
+// arrowReader reads both formats of Arrow IPC: a file is a stream with a directory of its messages,
+// the footer. messages reads the messages and arrow-go decodes them.
+type arrowReader struct {
+	messages *messages
+	r        *ipc.Reader   // of the stream that is being read
+	first    *arrow.Schema // the schema of the first stream
 }
 
-func newArrowFile(f *os.File, size int64, mem memory.Allocator) (decoder, error) {
-	footer, err := readFooter(f, size)
+func newArrowReader(m *messages) (*arrowReader, error) {
+	a := &arrowReader{messages: m}
+	if err := a.open(); err != nil {
+		m.close()
+		return nil, err
+	}
+	a.first = a.r.Schema()
+	return a, nil
+}
+
+// open begins a stream: the next message must be its schema.
+func (a *arrowReader) open() error {
+	r, err := ipc.NewReaderFromMessageReader(a.messages, ipc.WithAllocator(a.messages.mem))
+	if err == nil {
+		a.r = r
+	}
+	return err
+}
+
+// newArrowStream reads the size bytes of r. A size of -1 is that of a pipe.
+func newArrowStream(r *bufio.Reader, size int64, mem *limitedAllocator) (decoder, error) {
+	if size < 0 {
+		return newArrowReader(&messages{r: r, end: math.MaxInt64, piped: true, mem: mem})
+	}
+	return newArrowReader(&messages{r: r, end: size, mem: mem})
+}
+
+func newArrowFile(f *os.File, size int64, mem *limitedAllocator) (decoder, error) {
+	footer, start, err := readFooter(f, size)
 	if err != nil {
 		return nil, err
 	}
 	if err := verify(footer, &footerShape); err != nil {
 		return nil, err
 	}
-	dictionaries := vector(footer, root(footer), 2, blockSize)
-	for i := 0; i < len(dictionaries); i += blockSize {
-		if err := verifyBlock(f, size, dictionaries[i:]); err != nil {
-			return nil, err
+	m := &messages{r: bufio.NewReaderSize(nil, bufferSize), mem: mem, file: f}
+	const schemaAt = 8 // behind the magic and its padding
+	m.blocks = []block{{schemaAt, start}}
+	end := int64(schemaAt)
+	for _, list := range []int{2, 3} { // dictionaries, record batches
+		for b := vector(footer, root(footer), list, blockSize); len(b) > 0; b = b[blockSize:] {
+			at, head := int64(binary.LittleEndian.Uint64(b)), int64(int32(binary.LittleEndian.Uint32(b[8:])))
+			body := int64(binary.LittleEndian.Uint64(b[16:]))
+			if at < 0 || head < 0 || body < 0 || head > start-at || body > start-at-head {
+				return nil, fmt.Errorf("its footer, at byte %d, names a message of %d and %d bytes at byte %d",
+					start, head, body, at)
+			}
+			m.blocks = append(m.blocks, block{at, at + head + body})
+			end = max(end, at+head+body)
 		}
 	}
-	// Without limits of their own: the reader holds each block against the
-	// file's size, and large batches are what this program is for.
-	r, err := ipc.NewFileReader(f, ipc.WithAllocator(mem), ipc.WithBodySizeLimit(0), ipc.WithMetadataSizeLimit(0))
+	a, err := newArrowReader(m)
 	if err != nil {
 		return nil, err
 	}
-	return &arrowFile{f: f, size: size, r: r, blocks: vector(footer, root(footer), 3, blockSize)}, nil
+	if end = max(end, m.at); start-end > maxFooterGap {
+		m.close()
+		return nil, &Error{
+			Err: fmt.Errorf("has %d bytes, from byte %d on, that its footer does not name: it may be several files in one",
+				start-end, end),
+			Fix: "name the files one by one",
+		}
+	}
+	return a, nil
 }
 
-// readFooter returns the footer's flatbuffer, which precedes its own length and the closing magic.
-func readFooter(f *os.File, size int64) ([]byte, error) {
+// readFooter returns the footer's flatbuffer and its offset. Its length and the closing magic
+// follow it.
+func readFooter(f *os.File, size int64) (footer []byte, at int64, err error) {
 	const tail = 4 + 6
 	end := make([]byte, tail)
 	if size < 8+tail {
-		return nil, io.ErrUnexpectedEOF
+		return nil, 0, io.ErrUnexpectedEOF
 	}
 	if _, err := f.ReadAt(end, size-tail); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if !bytes.Equal(end[4:], ipc.Magic) {
-		return nil, errors.New("its end is missing")
+		return nil, 0, errors.New("its end is missing")
 	}
 	n := int64(binary.LittleEndian.Uint32(end))
 	if n == 0 || n > size-tail-8 {
-		return nil, errMetadata
+		return nil, 0, errMetadata
 	}
-	footer := make([]byte, n)
-	_, err := f.ReadAt(footer, size-tail-n)
-	return footer, err
+	footer, at = make([]byte, n), size-tail-n
+	_, err = f.ReadAt(footer, at)
+	return footer, at, err
 }
 
-// verifyBlock walks the metadata of the message that a footer's block names.
-func verifyBlock(f *os.File, size int64, block []byte) error {
-	at, n := int64(binary.LittleEndian.Uint64(block)), int64(int32(binary.LittleEndian.Uint32(block[8:])))
-	if at < 0 || n < 8 || at > size-n {
-		return errMetadata
-	}
-	meta := make([]byte, n)
-	if _, err := f.ReadAt(meta, at); err != nil {
-		return err
-	}
-	return verifyMessage(meta)
-}
+func (a *arrowReader) schema() *arrow.Schema { return a.first }
 
-// verifyMessage walks a message's metadata behind its length, with or without the
-// mark before that.
-func verifyMessage(b []byte) error {
-	if len(b) >= 8 && binary.LittleEndian.Uint32(b) == continuation {
-		b = b[4:]
-	}
-	if len(b) < 4 {
-		return errMetadata
-	}
-	return verify(b[4:], &messageShape)
-}
-
-func (a *arrowFile) schema() *arrow.Schema { return a.r.Schema() }
-
-func (a *arrowFile) next(context.Context) (arrow.RecordBatch, error) {
-	if a.i >= a.r.NumRecords() {
-		return nil, io.EOF
-	}
-	if err := verifyBlock(a.f, a.size, a.blocks[a.i*blockSize:]); err != nil {
-		return nil, err
-	}
-	rec, err := a.r.RecordBatchAt(a.i)
-	if err != nil {
-		return nil, err
-	}
-	a.i++
-	return rec, nil
-}
-
-func (a *arrowFile) close() error { return a.r.Close() }
-
-// arrowStream reads an Arrow IPC stream from front to back.
-type arrowStream struct {
-	r *ipc.Reader
-}
-
-func newArrowStream(f *os.File, size int64, mem memory.Allocator) (decoder, error) {
-	// No message is larger than the file that it is in; what claims to be is
-	// refused before memory is taken for it.
-	messages := ipc.NewMessageReader(&verifiedStream{r: bufio.NewReaderSize(f, 1<<20), limit: size},
-		ipc.WithAllocator(mem), ipc.WithBodySizeLimit(size), ipc.WithMetadataSizeLimit(size))
-	r, err := ipc.NewReaderFromMessageReader(messages, ipc.WithAllocator(mem))
-	if err != nil {
-		return nil, err
-	}
-	return &arrowStream{r: r}, nil
-}
-
-func (a *arrowStream) schema() *arrow.Schema { return a.r.Schema() }
-
-func (a *arrowStream) next(context.Context) (arrow.RecordBatch, error) {
-	if !a.r.Next() {
+func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
+	for {
+		if a.r.Next() {
+			return a.record(a.r.RecordBatch()), nil
+		}
 		if err := a.r.Err(); err != nil {
 			return nil, err
 		}
-		return nil, io.EOF
+		if err := a.another(); err != nil {
+			return nil, err
+		}
 	}
-	rec := a.r.RecordBatch()
-	rec.Retain()
-	return rec, nil
 }
 
-func (a *arrowStream) close() error {
+// record returns a reference to rec with the schema of the first stream.
+func (a *arrowReader) record(rec arrow.RecordBatch) arrow.RecordBatch {
+	if rec.Schema() == a.first {
+		rec.Retain()
+		return rec
+	}
+	return array.NewRecordBatchWithMetadata(a.first, rec.Columns(), rec.NumRows(), equal.Metadata(rec))
+}
+
+// another begins the stream behind the one that has ended, or returns io.EOF if there is none. Its
+// columns must be those of the first stream. The metadata of the schema itself may differ, because
+// that of two tables from pandas does.
+func (a *arrowReader) another() error {
+	more, err := a.messages.another()
+	switch {
+	case err != nil:
+		return err
+	case !more:
+		return io.EOF
+	}
+	at := a.messages.start
 	a.r.Release()
+	if err := a.open(); err != nil {
+		return fmt.Errorf("the bytes behind the end of a stream, from byte %d on, are no other stream: %w", at, err)
+	}
+	columns := func(s *arrow.Schema) *arrow.Schema { return arrow.NewSchemaWithEndian(s.Fields(), nil, s.Endianness()) }
+	var d *equal.DifferenceError
+	if errors.As(equal.Schemas(columns(a.first), columns(a.r.Schema())), &d) {
+		in := ""
+		if d.Path != "" {
+			in = fmt.Sprintf(" in column %q", d.Path)
+		}
+		return &Error{
+			Err: fmt.Errorf("has a stream of another schema at byte %d: they differ%s: %s and %s", at, in, d.A, d.B),
+			Fix: "make it a file of its own",
+		}
+	}
 	return nil
 }
 
-// verifiedStream passes a stream of messages on, and each message's metadata
-// only when it has been walked.
-type verifiedStream struct {
-	r     *bufio.Reader
-	limit int64  // no metadata is longer
-	head  []byte // what of a message's length and metadata has not been passed on
-	body  int64  // how much of its body has not
-}
-
-func (s *verifiedStream) Read(p []byte) (int, error) {
-	if len(s.head) == 0 && s.body == 0 {
-		if err := s.message(); err != nil {
-			return 0, err
-		}
-	}
-	if len(s.head) > 0 {
-		n := copy(p, s.head)
-		s.head = s.head[n:]
-		return n, nil
-	}
-	n, err := s.r.Read(p[:min(int64(len(p)), s.body)])
-	s.body -= int64(n)
-	return n, err
-}
-
-// message reads the next message up to its body.
-func (s *verifiedStream) message() error {
-	prefix, err := s.r.Peek(8)
-	if len(prefix) < 8 {
-		// The end, or too little for a message: the reader judges that.
-		if len(prefix) > 0 {
-			s.head = bytes.Clone(prefix)
-			s.r.Discard(len(prefix)) // buffered: cannot fail
-			return nil
-		}
-		return err
-	}
-	skip, n := 4, int64(binary.LittleEndian.Uint32(prefix))
-	if n == continuation {
-		skip, n = 8, int64(binary.LittleEndian.Uint32(prefix[4:]))
-	}
-	if n > s.limit {
-		return fmt.Errorf("a message has %d bytes of metadata, and the file %d in all", n, s.limit)
-	}
-	s.head = make([]byte, int64(skip)+n)
-	if _, err := io.ReadFull(s.r, s.head); err != nil {
-		return fmt.Errorf("in the metadata of a message: %w", err)
-	}
-	if n == 0 {
-		return nil // the mark of the end
-	}
-	meta := s.head[skip:]
-	if err := verify(meta, &messageShape); err != nil {
-		return err
-	}
-	if at := field(meta, root(meta), 3); at != 0 { // bodyLength
-		s.body = max(0, int64(binary.LittleEndian.Uint64(meta[at:])))
-	}
+func (a *arrowReader) close() error {
+	a.r.Release()
+	a.messages.close()
 	return nil
 }

@@ -29,7 +29,7 @@ func TestNamesThatAreMagic(t *testing.T) {
 				t.Errorf("%.40q is %s with %d batches and the column %q", text, s.Format(), len(recs), name)
 			}
 			release(recs)
-			if err := Check(path); err != nil {
+			if err := Check(path, false); err != nil {
 				t.Errorf("%.40q: %v", text, err)
 			}
 		}

@@ -1,23 +1,24 @@
-// Package input reads the files that spillbench is pointed at as Arrow record
-// batches: Parquet, Arrow IPC files and streams, and CSV. What a file is, its
-// first bytes say, not its name.
+// Package input reads the files that spillbench is given as Arrow record batches: Parquet, Arrow
+// IPC files and streams, and CSV. It detects the format by the content and not by the name.
 //
 //	path ── Open ──▶ Source ── Next ──▶ record batch, owned by the caller
 //
-// Files come from outside, so nothing in them is trusted. A panic of a decoder is an error. No
-// single allocation is larger than the machine could hold. Each error is an *Error, which names the
-// file and what to do.
+// Files come from outside, so nothing in them is trusted. A panic of a decoder becomes an error. No
+// allocation is larger than the machine could hold, and none that reads Arrow is larger than the
+// bytes that there are. Each error is an *Error, which names the file and how to mend it.
 //
 // A Source belongs to one goroutine. The package takes no locks.
 package input
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -36,27 +37,29 @@ const (
 	CSV         Format = "CSV"
 )
 
-// Options says how to read.
+// Options configures a Source. The zero value is the default.
 type Options struct {
-	// RowsPerBatch re-slices what the file holds into batches of so many rows,
-	// the last one smaller; 0 leaves the file's own batches: row groups of
-	// Parquet (of at most a million rows), record batches of Arrow, 65,536 rows of CSV.
+	// RowsPerBatch is the number of rows of each batch but the last, which may have fewer. If it is
+	// 0, batches are as the file has them: row groups of Parquet (of at most a million rows),
+	// record batches of Arrow, 65,536 rows of CSV.
 	RowsPerBatch int64
-	// MaxAlloc is the largest single allocation in bytes that decoding may ask for, so
-	// that a broken length is an error and not the end of the process; 0 means 64 GiB.
+
+	// MaxAlloc limits a single allocation of a decoder, in bytes; 0 means 64 GiB. A broken length is
+	// then an error and doesn't end the process.
 	MaxAlloc int64
-	// Room reports whether decoding may take so many bytes more; nil: it may. Its error ends
-	// the reading, and is wrapped in an *Error.
+
+	// Room returns an error if a decoder may not allocate so many more bytes. Reading then ends with
+	// an *Error that wraps it. If Room is nil, decoders may allocate any number of bytes.
 	Room func(bytes int64) error
 }
 
 const defaultMaxAlloc = 64 << 30
 
-// Error says what is wrong with a file. It prints as one line.
+// Error is an error of a file. It prints as one line.
 type Error struct {
 	Path string
 	Err  error
-	Fix  string // what to do about it; may be empty
+	Fix  string // how to mend it; may be empty
 }
 
 func (e *Error) Error() string {
@@ -73,8 +76,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // Misuse marks errors of wrong use for package fail.
 func (e *Error) Misuse() {}
 
-// decoder is one format's reader. next returns a batch that the caller owns, or
-// io.EOF.
+// decoder reads one format. next returns a batch, which the caller owns, or io.EOF.
 type decoder interface {
 	schema() *arrow.Schema
 	next(ctx context.Context) (arrow.RecordBatch, error)
@@ -88,36 +90,42 @@ type Source struct {
 	file   *os.File
 	mem    *limitedAllocator
 	dec    decoder
-	err    error // sticky: what Next returned last, if it was an error
+	err    error // the error that Next returned; it is sticky
 }
 
-// Open opens the file at path and reads its schema.
+// Open opens the file or named pipe at path, or standard input if path is "-", and reads the schema.
+//
+// An Arrow stream is read from a pipe as it comes. The other formats need a file that can be read in
+// any order, and so Open first copies the pipe into a temporary file without a name, in os.TempDir.
 func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	if opt.MaxAlloc <= 0 {
 		opt.MaxAlloc = defaultMaxAlloc
 	}
-	f, size, err := openRegular(path)
+	f, size, err := openFile(path)
 	if err != nil {
 		return nil, err
 	}
-	format, err := detect(f, size)
+	path = Name(path)
+	in := &opened{File: f, size: size, r: bufio.NewReaderSize(f, bufferSize)}
+	format, err := in.detect()
 	if err != nil {
-		return nil, errors.Join(located(path, err), f.Close())
+		return nil, errors.Join(located(path, err), in.Close())
 	}
 	mem := &limitedAllocator{max: opt.MaxAlloc, room: opt.Room}
-	s := &Source{path: path, format: format, file: f, mem: mem}
-	err = guard(func() (err error) {
-		if s.dec, err = newDecoder(ctx, format, f, size, mem, opt); err != nil {
+	s := &Source{path: path, format: format, file: in.File, mem: mem}
+	err = guard(func() error {
+		dec, err := newDecoder(ctx, format, in, mem, opt)
+		if err != nil {
 			return err
 		}
-		s.dec = &checker{decoder: s.dec}
+		s.dec = &checker{decoder: dec}
 		return checkFields(s.dec.schema().Fields(), 0, 0)
 	})
 	if err != nil {
 		if s.dec != nil {
 			err = errors.Join(err, guard(s.dec.close))
 		}
-		return nil, s.broken(err, f.Close())
+		return nil, s.broken(err, in.Close())
 	}
 	if opt.RowsPerBatch > 0 {
 		s.dec = &rebatcher{src: s.dec, rows: opt.RowsPerBatch, mem: mem}
@@ -125,42 +133,20 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	return s, nil
 }
 
-func newDecoder(ctx context.Context, format Format, f *os.File, size int64, mem *limitedAllocator, opt Options) (decoder, error) {
+func newDecoder(ctx context.Context, format Format, in *opened, mem *limitedAllocator, opt Options) (decoder, error) {
 	switch format {
 	case Parquet:
-		return newParquet(ctx, f, size, mem, opt.RowsPerBatch)
+		return newParquet(ctx, in.File, in.size, mem, opt.RowsPerBatch)
 	case ArrowFile:
-		return newArrowFile(f, size, mem)
+		return newArrowFile(in.File, in.size, mem)
 	case ArrowStream:
-		return newArrowStream(f, size, mem)
+		return newArrowStream(in.r, in.size, mem)
 	default:
-		return newCSV(ctx, f, mem, opt.RowsPerBatch)
+		return newCSV(ctx, in.File, mem, opt.RowsPerBatch)
 	}
 }
 
-// openRegular opens what must be a file with bytes in it.
-func openRegular(path string) (*os.File, int64, error) {
-	info, err := os.Stat(path) // before opening: opening a pipe would wait for a writer
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, 0, &Error{Path: path, Err: errors.New("no such file"), Fix: "check the path"}
-	case err != nil:
-		return nil, 0, &Error{Path: path, Err: cause(err), Fix: "check the path and its permissions"}
-	case info.IsDir():
-		return nil, 0, &Error{Path: path, Err: errors.New("is a directory"), Fix: "name the files in it, one by one"}
-	case !info.Mode().IsRegular():
-		return nil, 0, &Error{Path: path, Err: errors.New("is not a regular file"), Fix: "save the data to a file first"}
-	case info.Size() == 0:
-		return nil, 0, &Error{Path: path, Err: errors.New("is empty"), Fix: "name a Parquet, Arrow or CSV file with data in it"}
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, 0, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
-	}
-	return f, info.Size(), nil
-}
-
-// cause drops the operation and path of a *fs.PathError: the path is named already.
+// cause drops the operation and path of a *fs.PathError, because an Error has the path.
 func cause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -169,10 +155,10 @@ func cause(err error) error {
 	return err
 }
 
-// Path returns the path that was opened.
+// Path returns the path that was opened, as messages name it.
 func (s *Source) Path() string { return s.path }
 
-// Format returns what the file is.
+// Format returns the format of the file.
 func (s *Source) Format() Format { return s.format }
 
 // Schema returns the schema of all batches.
@@ -209,7 +195,7 @@ func (s *Source) Close() error {
 	return errors.Join(guard(s.dec.close), s.file.Close())
 }
 
-// broken is the error of a file that is of a known format and cannot be read.
+// broken returns the error of a file that is of a known format and cannot be read.
 func (s *Source) broken(err, closing error) error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -218,13 +204,16 @@ func (s *Source) broken(err, closing error) error {
 	}
 	fix := "the file is truncated or broken: write it again"
 	var panicked *panicError
+	var fault runtime.Error // a panic that arrow-go made an error
 	switch {
 	case s.mem.noRoom != nil:
-		err, fix = s.mem.noRoom, "" // what gave the limit knows what to do
+		err, fix = s.mem.noRoom, "" // Room's error has the setting to change
 	case s.mem.tooLarge:
 		fix = "the file is broken, or needs a machine with more memory"
-	case errors.Is(err, arrow.ErrNotImplemented), errors.As(err, &panicked), mentions(err, "not supported", "unsupported", "not implemented"):
-		fix = "the file holds what the decoder does not support, or is broken: write it again with plainer types, encodings and codecs"
+	case errors.Is(err, arrow.ErrNotImplemented), errors.As(err, &panicked), errors.As(err, &fault),
+		mentions(err, "not supported", "unsupported", "not implemented"):
+		fix = "the file holds what the decoder does not support, or is broken: " +
+			"write it again with plainer types, encodings and codecs"
 	case mentions(err, "INT96 timestamp is outside"):
 		fix = "INT96 is read from the year 1677 to 2262 only: write the column as TIMESTAMP"
 	case mentions(err, "deserializing page header failed"):
@@ -236,7 +225,7 @@ func (s *Source) broken(err, closing error) error {
 	return errors.Join(e, closing)
 }
 
-// located gives an error of detection its path.
+// located sets the path of an error of detection.
 func located(path string, err error) error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -246,8 +235,8 @@ func located(path string, err error) error {
 	return &Error{Path: path, Err: cause(err)}
 }
 
-// mentions reports whether the text of err contains one of these: arrow-go has no typed errors for
-// them.
+// mentions reports whether the text of err contains one of the strings. arrow-go has no typed errors
+// for them.
 func mentions(err error, any ...string) bool {
 	text := err.Error()
 	return slices.ContainsFunc(any, func(s string) bool { return strings.Contains(text, s) })
@@ -259,8 +248,8 @@ type panicError struct{ error }
 // Unwrap returns what it panicked with, if that was an error.
 func (e *panicError) Unwrap() error { return errors.Unwrap(e.error) }
 
-// guard runs f and makes a panic an error: arrow-go panics on some broken files, and on some
-// that it does not support.
+// guard runs f and returns a panic as an error. arrow-go panics on some files that are broken or that
+// it does not support.
 func guard(f func() error) (err error) {
 	defer func() {
 		switch p := recover().(type) {
@@ -276,8 +265,7 @@ func guard(f func() error) (err error) {
 	return f()
 }
 
-// oneLine keeps the first line of a message that carries a stack, and joins
-// what else there is.
+// oneLine drops the stack of a message and joins its lines.
 func oneLine(s string) string {
 	if i := strings.Index(s, "\ngoroutine "); i >= 0 {
 		s = s[:i]
@@ -285,23 +273,10 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// Check returns what is wrong with the file at path, judged by its first bytes. It is a cheap look
-// before the work on other files begins.
-func Check(path string) error {
-	f, size, err := openRegular(path)
-	if err != nil {
-		return err
-	}
-	if _, err := detect(f, size); err != nil {
-		return errors.Join(located(path, err), f.Close())
-	}
-	return f.Close()
-}
-
-// limitedAllocator allocates from the Go heap and refuses a single allocation
-// that is larger than max, or for which there is no room. It refuses with a panic, as the
-// interface has no error; guard makes that an error again. Without it a broken length in a
-// file ends the process: the runtime cannot recover from memory that is not there.
+// limitedAllocator allocates from the Go heap and refuses a single allocation that is larger than
+// max, or for which there is no room. It refuses with a panic, because the interface has no error;
+// guard returns that as an error. Without it a broken length in a file would end the process: the
+// Go runtime can't recover from a lack of memory.
 type limitedAllocator struct {
 	heap memory.GoAllocator
 	max  int64
@@ -309,14 +284,14 @@ type limitedAllocator struct {
 
 	tooLarge bool // an allocation was larger than max
 
-	noRoom error // what room refused with: some readers make a text of it
+	noRoom error // the error of room; some readers don't wrap it
 
-	// elsewhere is set while a decoder may allocate on goroutines of its own: nothing could
-	// catch a panic there.
+	// elsewhere is set while a decoder may allocate on goroutines of its own, where guard can't
+	// recover a panic.
 	elsewhere bool
 }
 
-// refusal is what an allocator panics with.
+// refusal is the value that an allocator panics with.
 type refusal struct{ error }
 
 // Unwrap returns the reason.

@@ -462,3 +462,11 @@ func TestErrorHasAStatus(t *testing.T) {
 		}
 	}
 }
+
+// rewrite replaces the content of a file.
+func rewrite(t testing.TB, path string, content []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

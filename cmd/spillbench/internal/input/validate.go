@@ -133,6 +133,9 @@ func validText(a arrow.Array, i int) bool {
 }
 
 func validate(a arrow.Array) error {
+	if err := holdsRows(a.Data()); err != nil {
+		return err
+	}
 	// An empty union may come without buffers, and arrow-go's check needs them.
 	_, isUnion := a.(array.Union)
 	if v, ok := a.(interface{ ValidateFull() error }); ok && !(isUnion && a.Len() == 0) {
@@ -164,6 +167,31 @@ func validate(a arrow.Array) error {
 		}
 	case array.ListLike:
 		return validate(a.ListValues())
+	}
+	return nil
+}
+
+// holdsRows checks that bitmaps and buffers of values of one width are as long as the rows need.
+func holdsRows(d arrow.ArrayData) error {
+	buffers := d.Buffers()
+	if _, isUnion := d.DataType().(arrow.UnionType); isUnion {
+		buffers = buffers[1:] // without the validity that unions no longer have
+	}
+	rows := int64(d.Offset()) + int64(d.Len())
+	for i, b := range d.DataType().Layout().Buffers {
+		if i >= len(buffers) || buffers[i] == nil {
+			continue
+		}
+		bits := int64(8 * b.ByteWidth)
+		switch {
+		case b.Kind == arrow.KindBitmap:
+			bits = 1
+		case b.Kind != arrow.KindFixedWidth || bits == 0:
+			continue
+		}
+		if n := int64(buffers[i].Len()); rows > 8*n/bits {
+			return fmt.Errorf("buffer %d of %s has %d bytes, which is too few for %d rows", i, d.DataType(), n, rows)
+		}
 	}
 	return nil
 }
