@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 
@@ -396,6 +397,28 @@ func TestNoRoom(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// TestSeveralParquetFilesInOne refuses Parquet files that were put into one, and says where the
+// second begins.
+func TestSeveralParquetFilesInOne(t *testing.T) {
+	small, large := parquetOf(t, "x", 5), parquetOf(t, "x", 200000)
+	contents := [][]byte{
+		slices.Concat(small, small), slices.Concat(small, small, small), slices.Concat(large, small),
+		slices.Concat(small, parquetOf(t, "x", 0)),
+	}
+	for more := 64<<10 - len(small); more < 64<<10; more += 5 { // one seam lies across two reads
+		contents = append(contents, slices.Concat(small[:len(small)-4], make([]byte, more), []byte(seam), small[4:]))
+	}
+	for i, content := range contents {
+		path := write(t, "f", content)
+		recs, _, err := readAll(t, path, Options{})
+		checkError(t, err, path, fmt.Sprintf("is several Parquet files in one: another begins at byte %d", bytes.Index(content, []byte(seam))+4))
+		if len(recs) > 0 {
+			t.Errorf("%d: %d batches", i, len(recs))
+		}
+		release(recs)
 	}
 }
 

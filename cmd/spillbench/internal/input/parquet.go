@@ -1,8 +1,10 @@
 package input
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -45,14 +47,17 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocat
 	props := parquet.NewReaderProperties(mem)
 	props.BufferedStreamEnabled = true // no column chunk is read whole before it is decoded
 	props.BufferSize = parquetBuffer
-	// A page is as large as its writer made it; what there is no memory for, mem refuses.
-	props.MaxCompressedPageSize = min(mem.max, math.MaxInt32)
-	props.MaxUncompressedPageSize = props.MaxCompressedPageSize
+	// A page may be as large as the file, and mem refuses one that there is no memory for.
+	props.MaxUncompressedPageSize = min(mem.max, math.MaxInt32)
+	props.MaxCompressedPageSize = min(props.MaxUncompressedPageSize, size)
 	pf, err := file.NewParquetReader(f, file.WithReadProps(props))
 	if err != nil {
 		return nil, err
 	}
 	if err := supported(pf.MetaData()); err != nil {
+		return nil, err
+	}
+	if err := oneFile(f, size, pf.MetaData()); err != nil {
 		return nil, err
 	}
 	if err := verifyStoredSchema(pf.MetaData().KeyValueMetadata()); err != nil {
@@ -93,6 +98,49 @@ func supported(meta *metadata.FileMetaData) error {
 					Err: fmt.Errorf("has the column %q compressed with %s, which is not read", chunk.PathInSchema(), chunk.Compression()),
 					Fix: "write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
 				}
+			}
+		}
+	}
+	return nil
+}
+
+// seam is where one Parquet file ends and another begins.
+const seam = "PAR1PAR1"
+
+// oneFile returns an error if f is several Parquet files, one behind the other: the footer of the
+// last one names places in the first. It looks for a seam between the data that the footer names and
+// the footer itself, where a file has nothing but indexes.
+func oneFile(f *os.File, size int64, meta *metadata.FileMetaData) error {
+	var n [4]byte
+	if _, err := f.ReadAt(n[:], size-8); err != nil {
+		return err
+	}
+	end := size - 8 - int64(binary.LittleEndian.Uint32(n[:]))
+	var at int64
+	for group := range meta.NumRowGroups() {
+		rg := meta.RowGroup(group)
+		for i := range rg.NumColumns() {
+			chunk, err := rg.ColumnChunk(i)
+			if err != nil {
+				return err
+			}
+			start := chunk.DataPageOffset()
+			if dictionary := chunk.DictionaryPageOffset(); dictionary > 0 {
+				start = min(start, dictionary)
+			}
+			at = max(at, start+chunk.TotalCompressedSize())
+		}
+	}
+	buf := make([]byte, 64<<10)
+	for ; at < end; at += int64(len(buf) - len(seam) + 1) { // a seam may lie across two reads
+		part := buf[:min(int64(len(buf)), end-at)]
+		if _, err := f.ReadAt(part, at); err != nil {
+			return err
+		}
+		if i := bytes.Index(part, []byte(seam)); i >= 0 {
+			return &Error{
+				Err: fmt.Errorf("is several Parquet files in one: another begins at byte %d", at+int64(i)+int64(len(seam)/2)),
+				Fix: "make each a file of its own",
 			}
 		}
 	}
