@@ -343,7 +343,7 @@ func TestMoveEventsOfSmallBatches(t *testing.T) {
 				}
 			}
 			back.Wait()
-			if err := plan.Close(); err != nil {
+			if _, err := plan.Close(); err != nil {
 				t.Error(err)
 			}
 			closeEngine(t, eng)

@@ -98,7 +98,7 @@ func victimsOfMany(t *testing.T, rng *rand.Rand) {
 		t.Errorf("%d batches of %d moved", len(moved), len(left))
 	}
 	for _, plan := range plans {
-		if err := plan.Close(); err != nil {
+		if _, err := plan.Close(); err != nil {
 			t.Error(err)
 		}
 	}
