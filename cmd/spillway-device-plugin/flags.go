@@ -47,7 +47,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.unit, "unit", "256Mi", "GPU memory is given in units of this size, whole MiB")
 	set.StringVar(&f.ratio, "ratio", "",
 		"units may promise that multiple of a GPU's memory; what does not fit spills; "+
-			"empty: SPILLWAY_GPU_MEMORY_OVERSUB_RATIO, or 1")
+			"if not given: SPILLWAY_GPU_MEMORY_OVERSUB_RATIO, or 1")
 	set.StringVar(&f.reserve, "reserve", "1Gi", "memory of each GPU that is not given, for CUDA's own needs; none of a simulated GPU's")
 	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: name of the units")
 	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "plugin: name of whole GPUs; empty: none are given whole")

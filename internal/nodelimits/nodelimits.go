@@ -63,8 +63,10 @@ func Write(dir string, env map[string]string) error {
 }
 
 // Lookup returns a function that finds variables in the node's limits in Dir, or else by env. A process
-// may have a lower limit than the node's, never a higher one. Without a file of limits Lookup returns
-// env. A file that users other than root can write to, or that cannot be read, is an error.
+// may have a lower limit than the node's, never a higher one. If the node sets the limit by nvshare's
+// variable alone, it is a default: a limit of the process's own, by either name, replaces it. Without a
+// file of limits Lookup returns env. A file that users other than root can write to, or that cannot be
+// read, is an error.
 func Lookup(env func(string) (string, bool)) (func(string) (string, bool), error) {
 	return lookup(Dir, env)
 }
@@ -79,6 +81,10 @@ func lookup(dir string, env func(string) (string, bool)) (func(string) (string, 
 	}
 	if own, ok := ownLimit(limits, env); ok {
 		limits[limitVar] = own
+	}
+	_, fixed := limits[limitVar]
+	if _, own := env(otherLimitVar); own && !fixed {
+		delete(limits, otherLimitVar) // a default
 	}
 	return func(name string) (string, bool) {
 		if value, ok := limits[name]; ok {

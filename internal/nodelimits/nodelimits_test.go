@@ -16,6 +16,7 @@ func TestLookup(t *testing.T) {
 		"SPILLWAY_GPU_PHYSICAL_MEMORY_MB": "4096", "SPILLWAY_GPU_QUOTA_DIR": Ledger, "SPILLWAY_GPU_QUOTA_GROUP": "g",
 	}
 	whole := map[string]string{"SPILLWAY_GPU_QUOTA_DIR": Ledger}
+	shared := map[string]string{otherLimitVar: "1024Mi"}
 	for name, c := range map[string]struct {
 		node, env  map[string]string
 		what, want string
@@ -35,6 +36,9 @@ func TestLookup(t *testing.T) {
 		"another ledger":        {node, map[string]string{"SPILLWAY_GPU_QUOTA_DIR": "/tmp"}, "SPILLWAY_GPU_QUOTA_DIR", Ledger},
 		"another group":         {node, map[string]string{"SPILLWAY_GPU_QUOTA_GROUP": "h"}, "SPILLWAY_GPU_QUOTA_GROUP", "g"},
 		"a limit of its own":    {whole, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
+		"a default":             {shared, nil, otherLimitVar, "1024Mi"},
+		"instead of a default":  {shared, map[string]string{otherLimitVar: "2Gi"}, otherLimitVar, "2Gi"},
+		"before a default":      {shared, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
 		"not the node's":        {node, map[string]string{"HOME": "/root"}, "HOME", "/root"},
 	} {
 		dir := t.TempDir()

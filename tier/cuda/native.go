@@ -8,9 +8,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// ContextOf returns the CUcontext that dev works in. It stays dev's, or the program's if
-// Config.Context has set it. A device that is none of this package and wraps none is
-// tier.ErrNotSupported.
+// ContextOf returns the CUcontext that dev works in. The program owns it if it is Config.Context.
+// Otherwise dev owns it, and the handle is valid until dev is closed and all loans of its memory
+// have ended (tier.Lender); ContextOf does not check that. For a device that neither is of this
+// package nor wraps one the error is tier.ErrNotSupported.
 func ContextOf(dev tier.Device) (uintptr, error) {
 	d, ok := tier.As[*gpu](dev)
 	if !ok {

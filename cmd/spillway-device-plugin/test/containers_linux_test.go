@@ -281,25 +281,32 @@ func TestContainers(t *testing.T) {
 }
 
 // Containers share a GPU by the limits that they set themselves, by either name, and one that sets none
-// has a share. A container of units may set a lower limit than it was given. The kubelet puts a
-// container's own variables behind the plugin's.
+// has a share, also without the container's environment, as in a login session. A container of units
+// may set a lower limit than it was given. The kubelet puts a container's own variables behind the
+// plugin's.
 func TestOwnLimits(t *testing.T) {
 	for name, c := range map[string]struct {
 		client func(*pods) pluginapi.DevicePluginClient
 		env    []map[string]string // of one container each
 		want   []int64             // limits, MiB
+		bare   bool                // the processes have no environment
 	}{
 		"shares": {
 			func(p *pods) pluginapi.DevicePluginClient { return p.shared },
 			[]map[string]string{{"SPILLWAY_GPU_MEMORY_LIMIT": "40Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "32Mi"}, nil},
-			[]int64{40, 32, 24},
+			[]int64{40, 32, 24}, false,
+		},
+		"sessions": {
+			func(p *pods) pluginapi.DevicePluginClient { return p.shared },
+			[]map[string]string{nil, nil},
+			[]int64{24, 24}, true,
 		},
 		"units": {
 			func(p *pods) pluginapi.DevicePluginClient { return p.client },
 			[]map[string]string{
 				{"SPILLWAY_GPU_MEMORY_LIMIT": "15Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "14Mi"}, {"NVSHARE_GPU_MEMORY_LIMIT": "90Mi"},
 			},
-			[]int64{15, 14, 16},
+			[]int64{15, 14, 16}, false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -312,6 +319,9 @@ func TestOwnLimits(t *testing.T) {
 				env := maps.Clone(got.Envs)
 				maps.Copy(env, own)
 				want[env["SPILLWAY_GPU_QUOTA_GROUP"]] = c.want[i] << 20
+				if c.bare {
+					env = nil
+				}
 				cmd, out := p.command(got, env, 1001+i, runArgs("--passes", "1000")...)
 				ended, outs = append(ended, start(t, cmd)), append(outs, out)
 			}

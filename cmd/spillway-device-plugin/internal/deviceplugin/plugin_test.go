@@ -232,9 +232,11 @@ func TestShares(t *testing.T) {
 		if err != nil || s.Limit.String() != c.want || s.Ledger == "" || s.Physical != 1<<30 {
 			t.Errorf("%s: the engine reads %+v, %v; want the limit %s", name, s, err, c.want)
 		}
-		// The file of the limits has none: it would come before the container's own.
+		// The file has the default only, by the name that a process's own limit replaces.
 		file, err := os.ReadFile(filepath.Join(got.Mounts[1].HostPath, "environment"))
-		if err != nil || strings.Contains(string(file), "MEMORY_LIMIT") || !strings.Contains(string(file), "SPILLWAY_GPU_QUOTA_GROUP="+s.Group) {
+		has := func(line string) bool { return strings.Contains("\n"+string(file), "\n"+line) }
+		share := fmt.Sprintf("NVSHARE_GPU_MEMORY_LIMIT=%dMi\n", 341*len(c.ids))
+		if err != nil || has("SPILLWAY_GPU_MEMORY_LIMIT") || !has(share) || !has("SPILLWAY_GPU_QUOTA_GROUP="+s.Group) {
 			t.Errorf("%s: %s, %v", name, file, err)
 		}
 	}

@@ -239,11 +239,6 @@ func (s *Store) Put(g Grant) (_ Access, err error) {
 	for i, gpu := range g.GPUs {
 		uuids[i] = gpu.UUID
 	}
-	if g.Own {
-		// A container's own variable of this name replaces this one, and SPILLWAY_GPU_MEMORY_LIMIT
-		// comes before it.
-		env["NVSHARE_GPU_MEMORY_LIMIT"] = mebibytes(g.Limit)
-	}
 	if env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids, ","); g.GPUs[0].Simulated {
 		env["NVIDIA_VISIBLE_DEVICES"] = "void" // for NVIDIA's runtime: none of its GPUs
 	}
@@ -304,8 +299,11 @@ func (s *Store) environment(g Grant) map[string]string {
 		env["SPILLWAY_"+name] = value
 		env["NVSHARE_"+name] = value
 	}
-	if g.Limit > 0 && !g.Own {
-		both("GPU_MEMORY_LIMIT", mebibytes(g.Limit))
+	switch limit := mebibytes(g.Limit); {
+	case g.Own: // the name of a default: see nodelimits.Lookup
+		env["NVSHARE_GPU_MEMORY_LIMIT"] = limit
+	case g.Limit > 0:
+		both("GPU_MEMORY_LIMIT", limit)
 	}
 	ratio := "1" // always set: a ratio in a container's own environment must not count
 	if s.ratio != nil {
