@@ -36,10 +36,10 @@ type gpu struct {
 		retired int64
 		streams map[*stream]struct{}
 		pins    []share
-		shared  map[cuda.Event]struct{} // given to others
-		lent    int                     // how many need the memory beside the device; with it, while Close leaves the rest to them
-		rest    *cuda.Rest              // what the last of them gives up
-		peers   map[*gpu]peerState      // what is known of them; those that may write here are in it, too
+		shared  map[*cuda.Event]struct{} // the events that ShareEvent returned and that were not ended
+		lent    int                      // how many need the memory beside the device; with it, while Close leaves the rest to them
+		rest    *cuda.Rest               // what the last of them gives up
+		peers   map[*gpu]peerState       // what is known of them; those that may write here are in it, too
 	}
 	loss loss.Signal // of the context
 }
@@ -84,7 +84,7 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 	x.bounce.dev = x
 	x.mu.streams = make(map[*stream]struct{})
 	x.mu.peers = make(map[*gpu]peerState)
-	x.mu.shared = make(map[cuda.Event]struct{})
+	x.mu.shared = make(map[*cuda.Event]struct{})
 	x.mu.table.init()
 	if err := x.getMemory(); err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
@@ -276,7 +276,7 @@ func (d *gpu) giveBackShared(c *cuda.Calls) error {
 	d.mu.Unlock()
 	var errs []error
 	for e := range shared {
-		errs = append(errs, c.DestroyEvent(e))
+		errs = append(errs, c.DestroyEvent(*e))
 	}
 	return firstOf(append(errs, d.source.close(c, d.mu.table.all())))
 }

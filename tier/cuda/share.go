@@ -37,11 +37,13 @@ func (d *gpu) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err e
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mu.shared[e] = struct{}{}
-	return uintptr(e), func() error { return d.endShared(e) }, nil
+	d.mu.shared[&e] = struct{}{}
+	return uintptr(e), func() error { return d.endShared(&e) }, nil
 }
 
-func (d *gpu) endShared(e cuda.Event) error {
+// endShared destroys an event of ShareEvent at the first call. Its handle may be that of another
+// event afterwards.
+func (d *gpu) endShared(e *cuda.Event) error {
 	if !d.gate.Enter() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -58,7 +60,7 @@ func (d *gpu) endShared(e cuda.Event) error {
 	if !there {
 		return tier.ErrReleased
 	}
-	return d.surely(func(c *cuda.Calls) error { return c.DestroyEvent(e) })
+	return d.surely(func(c *cuda.Calls) error { return c.DestroyEvent(*e) })
 }
 
 // AwaitShared waits until the work before event is done, a CUevent that other code in the process
