@@ -117,7 +117,7 @@ func TestCSV(t *testing.T) {
 // TestLongNumbers: the type of a number with millions of digits is found in one pass over them. With
 // arithmetic on all of the digits this test takes hours.
 func TestLongNumbers(t *testing.T) {
-	threes, zeros := strings.Repeat("3", 32<<20), strings.Repeat("0", 32<<20)
+	threes, zeros := strings.Repeat("3", 16<<20), strings.Repeat("0", 16<<20)
 	for _, c := range []struct {
 		name, value string
 		want        arrow.DataType
