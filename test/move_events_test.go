@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway"
@@ -354,4 +355,82 @@ func TestMoveEventsOfSmallBatches(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMoveEventsComeInTransit: a batch is in transit when the events of its moves are emitted, whether
+// it moves alone or is written with others. So no other move of it can begin before the end of one.
+func TestMoveEventsComeInTransit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		batches, r := make(map[uint64]*batch.Batch), new(heard)
+		eng := openMarked(t, 8*mib, func(c *spillway.Config) {
+			c.WriteAhead = -1
+			c.Events = func(e spillway.Event) {
+				if e.Kind != events.MoveBegun && e.Kind != events.MoveEnded {
+					return
+				}
+				r.add(e)
+				if state := batches[e.Batch].Info().State; state != batch.InTransit {
+					t.Errorf("%s: the batch is %s", e, state)
+				}
+			}
+		})
+		repo := scanOf(t, eng)
+		rec := arrowgen.Ints(1, 800, 1)
+		defer rec.Release()
+		const all = 100
+		for i := range all {
+			if err := repo.Put(t.Context(), i, rec, in(tier.Host)); err != nil {
+				t.Fatal(err)
+			}
+			b, _ := repo.Peek(i)
+			batches[uint64(b.ID())] = b
+		}
+		host := eng.Reservations().Spaces().InTier(tier.Host)[0]
+		if err := host.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.001, Stop: 0.00001}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		b, _ := repo.Peek(0)
+		moveAlong(t, eng, b, eng.Reservations().Spaces().InTier(tier.GPU)[0].ID())
+		if n := len(r.of(events.MoveEnded)); n != all+1 {
+			t.Errorf("%d moves ended, want %d", n, all+1)
+		}
+		closeRepo(t, eng, repo)
+	})
+}
+
+// TestMoveEventOfARefusedForm: a converter returns the rows of another batch. The batch stays where
+// it is, and the end of the move has the error.
+func TestMoveEventOfARefusedForm(t *testing.T) {
+	t.Parallel()
+	eng, r := telling(t, func(c *spillway.Config) { c.WriteAhead = -1 })
+	b := putOn(t, eng, tier.Host, 500)
+	rec := numberedRecord(0, 400, wordList(1, 10))
+	other, err := eng.Mover().Ingest(t.Context(), rec, reservation.AnyInTier(tier.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.Registry().Wrap(batch.HostImage, batch.GPUImage, func(inner convert.Func) convert.Func {
+		return func(ctx context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			return inner(ctx, other, r)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	err = eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.GPU))
+	if !errors.Is(err, batch.ErrUnmovable) {
+		t.Errorf("the move ended with %v", err)
+	}
+	want := []string{"move begun to gpu:0", "move ended to gpu:0, failed"}
+	if got := moveLog(r, b); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if at := b.Info().Space.Kind; at != tier.Host {
+		t.Errorf("the batch is in %s", at)
+	}
+	if err := other.Release(); err != nil {
+		t.Error(err)
+	}
+	closeEngine(t, eng)
 }

@@ -51,6 +51,10 @@ func TestInference(t *testing.T) {
 		{"9007199254740992.0", arrow.PrimitiveTypes.Float64},
 		{"9007199254740993.0", arrow.BinaryTypes.String},
 		{"-9007199254740993.000", arrow.BinaryTypes.String},
+		{"-9223372036854775808. 1", arrow.PrimitiveTypes.Float64},
+		{"9007199254740993. 1", arrow.BinaryTypes.String},
+		{".00000000000000000", arrow.PrimitiveTypes.Float64},
+		{"12345678901234567.0e0", arrow.PrimitiveTypes.Float64},
 		{"18446744073709551616.0", arrow.PrimitiveTypes.Float64},
 		{"0.1234567890123456789 12345678901234567.5", arrow.PrimitiveTypes.Float64},
 		{"1e30 -1E-5", arrow.PrimitiveTypes.Float64},
@@ -107,6 +111,29 @@ func TestCSV(t *testing.T) {
 				t.Errorf("read %v %v", recs[0], recs[1])
 			}
 		})
+	}
+}
+
+// TestLongNumbers: the type of a number with millions of digits is found in one pass over them. With
+// arithmetic on all of the digits this test takes hours.
+func TestLongNumbers(t *testing.T) {
+	threes, zeros := strings.Repeat("3", 16<<20), strings.Repeat("0", 16<<20)
+	for _, c := range []struct {
+		name, value string
+		want        arrow.DataType
+	}{
+		{"a fraction", "-0." + threes, arrow.PrimitiveTypes.Float64},
+		{"a fraction of zeros", "12." + zeros, arrow.PrimitiveTypes.Float64},
+		{"an integer, rounded", "9007199254740993." + zeros, arrow.BinaryTypes.String},
+		{"leading zeros", "-" + zeros + "9223372036854775808", arrow.PrimitiveTypes.Int64},
+		{"leading zeros, rounded", zeros + "9007199254740993.0", arrow.BinaryTypes.String},
+		{"too large", threes, arrow.BinaryTypes.String},
+	} {
+		var col column
+		col.see(c.value)
+		if got := col.dataType(); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
 	}
 }
 

@@ -91,16 +91,20 @@ func losesDigits(v string) bool {
 	if len(v) <= 15 { // float64 holds 15 digits
 		return false
 	}
-	digits := strings.TrimLeft(v, "+-")
-	if strings.Trim(digits, "0123456789.") != "" {
+	whole, fraction, point := strings.Cut(strings.TrimLeft(v, "+-"), ".")
+	if strings.Trim(whole, "0123456789") != "" || strings.Trim(fraction, "0") != "" {
+		return false // it is no integer, or one with an exponent
+	}
+	// At most 309 digits are left, as ParseFloat reads v: arithmetic on millions takes minutes.
+	n, ok := new(big.Int).SetString("0"+strings.TrimLeft(whole, "0"), 10)
+	if !ok {
 		return false
 	}
-	r, ok := new(big.Rat).SetString(v)
-	if !ok || !r.IsInt() {
-		return false
+	if v[0] == '-' {
+		n.Neg(n)
 	}
-	_, exact := r.Float64()
-	return !exact || !r.Num().IsInt64() && !strings.Contains(digits, ".")
+	_, accuracy := n.Float64()
+	return accuracy != big.Exact || !point && !n.IsInt64()
 }
 
 func isTimestamp(v string, unit arrow.TimeUnit, zoned bool) bool {
