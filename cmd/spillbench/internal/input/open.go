@@ -121,14 +121,18 @@ func (in *opened) detect() (Format, error) {
 	return detect(in.File, in.size)
 }
 
-// spool replaces a pipe by a temporary file of its bytes. The file has no name.
+// spool replaces a pipe by a temporary file of its bytes. It removes the name of the file first, so
+// that an interrupted program leaves nothing behind.
 func (in *opened) spool() error {
 	f, err := os.CreateTemp("", "spillbench-")
 	if err != nil {
 		return err
 	}
+	if err := os.Remove(f.Name()); err != nil {
+		return errors.Join(err, f.Close())
+	}
 	size, err := io.Copy(f, in.r)
-	if err := errors.Join(os.Remove(f.Name()), err); err != nil {
+	if err != nil {
 		return errors.Join(err, f.Close())
 	}
 	pipe := in.File
