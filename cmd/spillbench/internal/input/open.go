@@ -81,7 +81,10 @@ func openFile(path string) (f *os.File, size int64, err error) {
 		return nil, 0, err
 	}
 	if path == standardInput {
-		if f, err = os.Open("/dev/stdin"); err != nil { // a socket, or a system without such files
+		if size < 0 { // opening a named pipe again would wait for another writer
+			return os.Stdin, size, nil
+		}
+		if f, err = os.Open("/dev/stdin"); err != nil { // a system without such files
 			f = os.Stdin
 		}
 		return f, size, nil
