@@ -24,6 +24,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	"github.com/klauspost/compress/zstd"
 )
 
 // Format is how a file's rows are encoded.
@@ -210,7 +211,8 @@ func (s *Source) broken(err, closing error) error {
 		err, fix = s.mem.noRoom, "" // Room's error has the setting to change
 	case s.mem.tooLarge:
 		fix = "the file is broken, or needs a machine with more memory"
-	case errors.Is(err, arrow.ErrNotImplemented), errors.As(err, &panicked), errors.As(err, &fault),
+	case errors.Is(err, arrow.ErrNotImplemented), errors.Is(err, zstd.ErrWindowSizeExceeded),
+		errors.As(err, &panicked), errors.As(err, &fault),
 		mentions(err, "not supported", "unsupported", "not implemented"):
 		fix = "the file holds what the decoder does not support, or is broken: " +
 			"write it again with plainer types, encodings and codecs"

@@ -198,7 +198,7 @@ func TestZstdWindowOfAnyLength(t *testing.T) {
 	frame[5] = (29 - 10) << 3 // the exponent
 	path := write(t, "f", content)
 	_, _, all, err := measured(t, path)
-	checkError(t, err, path, "window size exceeded")
+	checkError(t, err, path, "window size exceeded (the file holds what the decoder does not support")
 	if all > readersAlloc {
 		t.Errorf("%d bytes were allocated", all)
 	}
@@ -272,6 +272,19 @@ func TestRowsThatBuffersDoNotHold(t *testing.T) {
 			release(recs)
 		}
 	}
+}
+
+// TestSchemaOfFewerColumns puts the schema of one column before batches of two. A batch has more
+// nodes than the schema, and no column may be lost.
+func TestSchemaOfFewerColumns(t *testing.T) {
+	one := columnOf(t, arrow.PrimitiveTypes.Int16, "[1,2,3]")
+	fields := []arrow.Field{one.Schema().Field(0), {Name: "d", Type: arrow.PrimitiveTypes.Int16}}
+	two := array.NewRecordBatch(arrow.NewSchema(fields, nil), []arrow.Array{one.Column(0), one.Column(0)}, 3)
+	few, many := encodeRecords(t, false, []arrow.RecordBatch{one}), encodeRecords(t, false, []arrow.RecordBatch{two})
+	path := write(t, "f", slices.Concat(few[:messageEnds(t, few)[0]], many[messageEnds(t, many)[0]:]))
+	recs, _, err := readAll(t, path, Options{})
+	checkError(t, err, path, "it has 2 nodes and 4 buffers where its type has 1 and 2")
+	release(recs)
 }
 
 // TestDictionaryOfDictionaries reads what arrow-go writes of such a type: it loses one of the two.

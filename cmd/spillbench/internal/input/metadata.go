@@ -369,8 +369,8 @@ func (l *layout) values(to []part, meta []byte, at int, old bool) []part {
 	return l.children(append(to, p), meta, at, 5, old)
 }
 
-// check refuses a batch that has fewer nodes or buffers than its type, and one of more rows than
-// its buffers hold.
+// check refuses a batch that has not the nodes of its type, one that has fewer buffers, and one of
+// more rows than its buffers hold. Batches may have more buffers than arrow-go reads.
 func (l *layout) check(meta []byte, h header) (err error) {
 	defer inconsistent(&err)
 	want := l.batch
@@ -391,7 +391,7 @@ func (l *layout) check(meta []byte, h header) (err error) {
 			views++
 		}
 	}
-	if len(nodes) < 16*len(want) || len(buffers) < 16*total || len(counts) < 8*views {
+	if len(nodes) != 16*len(want) || len(buffers) < 16*total || len(counts) < 8*views {
 		has := fmt.Sprintf("%d nodes and %d buffers where its type has %d and %d",
 			len(nodes)/16, len(buffers)/16, len(want), total)
 		if h.kind == dictionaryHeader {

@@ -81,7 +81,10 @@ func openFile(path string) (f *os.File, size int64, err error) {
 		return nil, 0, err
 	}
 	if path == standardInput {
-		if f, err = os.Open("/dev/stdin"); err != nil { // a socket, or a system without such files
+		if size < 0 { // opening a named pipe again would wait for another writer
+			return os.Stdin, size, nil
+		}
+		if f, err = os.Open("/dev/stdin"); err != nil { // a system without such files
 			f = os.Stdin
 		}
 		return f, size, nil
@@ -121,14 +124,18 @@ func (in *opened) detect() (Format, error) {
 	return detect(in.File, in.size)
 }
 
-// spool replaces a pipe by a temporary file of its bytes. The file has no name.
+// spool replaces a pipe by a temporary file of its bytes. It removes the name of the file first, so
+// that an interrupted program leaves nothing behind.
 func (in *opened) spool() error {
 	f, err := os.CreateTemp("", "spillbench-")
 	if err != nil {
 		return err
 	}
+	if err := os.Remove(f.Name()); err != nil {
+		return errors.Join(err, f.Close())
+	}
 	size, err := io.Copy(f, in.r)
-	if err := errors.Join(os.Remove(f.Name()), err); err != nil {
+	if err != nil {
 		return errors.Join(err, f.Close())
 	}
 	pipe := in.File

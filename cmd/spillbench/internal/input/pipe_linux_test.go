@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -70,6 +71,36 @@ func TestPipes(t *testing.T) {
 				t.Errorf("left in the temporary directory: %v, %v", left, err)
 			}
 		})
+	}
+}
+
+// TestPipeLeavesNoFile looks into the temporary directory while a pipe is copied into it. A program
+// that is killed then must leave nothing there.
+func TestPipeLeavesNoFile(t *testing.T) {
+	path, tmp := filepath.Join(t.TempDir(), "pipe"), t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, _, err := readAll(t, path, Options{})
+		read <- err
+	}()
+	pipe, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Once the reader has taken more than its buffer and the pipe hold, it has begun to copy.
+	const held = bufferSize + 1<<20
+	if _, err := pipe.WriteString("a\n" + strings.Repeat("1\n", held)); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("in the temporary directory: %v, %v", left, err)
+	}
+	if err := errors.Join(pipe.Close(), <-read); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -93,38 +93,44 @@ func (c *checker) check(name string, col arrow.Array) error {
 	if !mentions(err, "not valid utf8") {
 		return fmt.Errorf("column %q: %w", name, err)
 	}
-	for i := range col.Len() {
-		if !validText(col, i) {
+	left := maxTextSearch
+	for i := 0; i < col.Len() && left > 0; i++ {
+		if !validText(col, i, &left) {
 			err := fmt.Errorf("has text that is not UTF-8 in row %d of column %q", c.rows+int64(i)+1, name)
 			return &Error{Err: err, Fix: fixText}
 		}
 	}
-	return &Error{Err: fmt.Errorf("has text that is not UTF-8 in column %q", name), Fix: fixText} // in no row
+	return &Error{Err: fmt.Errorf("has text that is not UTF-8 in column %q", name), Fix: fixText} // in no row, or far behind
 }
 
-// validText reports whether all text in row i of a is UTF-8.
-func validText(a arrow.Array, i int) bool {
-	if a.IsNull(i) {
+// maxTextSearch is how many values are visited to find the row of text that is not UTF-8. Run-end
+// encoded and null columns have many more in a few bytes.
+const maxTextSearch = 1 << 24
+
+// validText reports whether all text in row i of a is UTF-8. It visits at most left values and
+// subtracts those that it has visited.
+func validText(a arrow.Array, i int, left *int) bool {
+	if *left--; *left < 0 || a.IsNull(i) {
 		return true
 	}
 	switch a := a.(type) {
 	case array.StringLike:
 		return utf8.ValidString(a.Value(i))
 	case *array.Dictionary:
-		return validText(a.Dictionary(), a.GetValueIndex(i))
+		return validText(a.Dictionary(), a.GetValueIndex(i), left)
 	case array.ExtensionArray:
-		return validText(a.Storage(), i)
+		return validText(a.Storage(), i, left)
 	case *array.RunEndEncoded:
-		return validText(a.Values(), a.GetPhysicalIndex(i))
+		return validText(a.Values(), a.GetPhysicalIndex(i), left)
 	case *array.Struct:
 		for field := range a.NumField() {
-			if !validText(a.Field(field), i) {
+			if !validText(a.Field(field), i, left) {
 				return false
 			}
 		}
 	case array.ListLike:
-		for start, end := a.ValueOffsets(i); start < end; start++ {
-			if !validText(a.ListValues(), int(start)) {
+		for start, end := a.ValueOffsets(i); start < end && *left > 0; start++ {
+			if !validText(a.ListValues(), int(start), left) {
 				return false
 			}
 		}

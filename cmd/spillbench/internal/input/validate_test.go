@@ -3,6 +3,7 @@ package input
 import (
 	"bytes"
 	"io"
+	"math"
 	"strings"
 	"testing"
 
@@ -141,6 +142,23 @@ func TestDictionaryIsUTF8(t *testing.T) {
 			release(recs)
 			checkError(t, err, path, want)
 		}
+	}
+}
+
+// TestLongRunIsUTF8 has text that is not UTF-8 behind a run of 2^31-2 values, which nothing walks to
+// find the row: in a column, and in a list of one row.
+func TestLongRunIsUTF8(t *testing.T) {
+	ends := ofJSON(t, arrow.PrimitiveTypes.Int32, "[2147483646, 2147483647]").Column(0)
+	values := ofJSON(t, arrow.BinaryTypes.String, `["a", "wrong"]`).Column(0)
+	runs := array.NewRunEndEncodedArray(ends, values, math.MaxInt32, 0)
+	offsets := ofJSON(t, arrow.PrimitiveTypes.Int32, "[0, 2147483647]").Column(0).Data().Buffers()[1]
+	list := array.MakeFromData(array.NewData(arrow.ListOf(runs.DataType()), 1,
+		[]*memory.Buffer{nil, offsets}, []arrow.ArrayData{runs.Data()}, 0, 0))
+	for _, column := range []arrow.Array{runs, list} {
+		path := write(t, "f", spoil(t, encodeRecords(t, false, []arrow.RecordBatch{recordOf(column)})))
+		recs, _, err := readAll(t, path, Options{})
+		release(recs)
+		checkError(t, err, path, `has text that is not UTF-8 in column "c"`)
 	}
 }
 
