@@ -40,7 +40,6 @@ func TestNilArguments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer room.Release()
 	claim := func() *repository.Claim {
 		c, err := repo.Claim(ctx, 0, 1)
 		if err != nil {
