@@ -195,26 +195,28 @@ func wrapWith(g GPUConfig, dev tier.Device) (wrapped tier.Device, err error) {
 	return g.Wrap(dev)
 }
 
-// spaceOn returns the size of the space on a device. Larger than the device, or than
-// its budget, would be a promise that cannot be kept, and marks that are never
-// reached.
+// spaceOn returns the size of the space on a device: at most what the device, its budgets and its
+// quota have. A larger space would promise memory that it cannot give, and would never reach its
+// marks. spaceOn warns if the space gets less than was asked for. It does not warn of less than a
+// page or the device's granule: devices round their memory to those.
 func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64, error) {
 	total := e.limits.physical(dev)
 	size := g.Memory.Bytes
 	switch {
 	case e.simulated(i):
-		if size = e.gpuMemory(g); size != g.Memory.Bytes { // just that size was not asked for
+		if size = e.gpuMemory(g); size != g.Memory.Bytes { // the program did not ask for this size
 			size = min(size, total)
 		}
 	case size == 0:
 		size = min(free, total)
 	}
-	if size > total {
-		w := causes.Warn(causes.GPUSize, "%d bytes were asked for, more than its device, its budget or its quota has: the space has %d bytes", size, total)
+	if size-total >= max(tier.Page, dev.Charge(1)) {
+		w := causes.Warn(causes.GPUSize, "%d bytes were asked for, more than its device, its budget or its quota has: "+
+			"the space has %d bytes", size, total)
 		w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
 		e.warn(w)
-		size = total
 	}
+	size = min(size, total)
 	if size < tier.Page {
 		return 0, fmt.Errorf("%s has no memory free for a page of %d bytes, of %d bytes: %w", dev.Info().Name, tier.Page, total, tier.ErrNoSpace)
 	}

@@ -81,6 +81,12 @@ func (b inside) Unstore(store *Observer) {
 // no longer, unless there is a StateError.
 func (b inside) DropFrom(store *Observer) error { return b.drop(store) }
 
+// Fits returns the error that a commit of a transit of b would return for p, and changes nothing.
+func (b inside) Fits(t *Transit, p Payload) error {
+	_, err := t.check(p)
+	return err
+}
+
 // Describe is for tier.Space.Leaks and the like: it says where in which plan the batch is.
 func (b inside) Describe(h *tier.Holding) {
 	place := b.Info().Place

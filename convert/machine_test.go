@@ -66,10 +66,10 @@ type machineConfig struct {
 	closing         func(err error) // is called with the errors of closing; by default the test is
 }
 
-// ended calls f for moves that have ended.
-func ended(f func(events.Event)) func(events.Event) {
+// on calls f for events of a kind.
+func on(kind events.Kind, f func(events.Event)) func(events.Event) {
 	return func(e events.Event) {
-		if e.Kind == events.MoveEnded {
+		if e.Kind == kind {
 			f(e)
 		}
 	}
@@ -154,7 +154,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		Permits: m.permits,
 	}
 	if !cfg.copies {
-		cfg.events = events.Tee(ended(func(events.Event) { m.mover.Inside().DropCopies() }), cfg.events)
+		cfg.events = events.Tee(on(events.CopyMade, func(events.Event) { m.mover.Inside().DropCopies() }), cfg.events)
 	}
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
 	check(err)

@@ -75,7 +75,7 @@ func TestMeasureEnds(t *testing.T) {
 	}
 	stop := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	m.mover.cfg.Events = ended(func(events.Event) { cancel(stop) })
+	m.mover.cfg.Events = on(events.MoveEnded, func(events.Event) { cancel(stop) })
 	if edges, err := m.mover.Measure(ctx, rec, 1); !errors.Is(err, stop) || edges != nil {
 		t.Errorf("cancelled at its first move, Measure returned %v, %v", edges, err)
 	}

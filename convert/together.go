@@ -14,14 +14,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// together is the way of small batches from one space to a disk. They are written side by side, so
-// that one request writes many. Then each has a buffer of its own.
+// together is one move of small batches from one space to a disk. One request writes many of them,
+// side by side. Then each has a buffer of its own.
 type together struct {
 	m        *Mover
 	from, to *tier.Space
 	reason   string
-	moved    []movedTogether // empty without events
-	begun    time.Time
 
 	// Of the batches in transit:
 	of     []int // which of those that were given
@@ -29,12 +27,8 @@ type together struct {
 	images []*batch.Image
 	sizes  []int64
 	bytes  int64 // all sizes
-}
-
-// movedTogether is the move of one of them.
-type movedTogether struct {
-	Moved
-	origin events.Origin
+	moved  []Moved
+	places []batch.Place
 }
 
 // Together returns how many batches, from the first on, RelieveTogether would move to a disk now:
@@ -62,9 +56,9 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 	return n
 }
 
-// RelieveTogether is Relieve for the batches that Together has counted, and returns the error of each. One that is
-// not that of a batch's own state is of all that were written together, though one of them may be
-// the cause: Relieve finds out.
+// RelieveTogether is Relieve for the batches that Together has counted, and returns the error of
+// each. An error of the write is returned for all batches of it, though one of them may be the cause:
+// the caller finds out with Relieve.
 func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
 	errs := make([]error, len(all))
 	ctx, end, err := m.operations.begin(ctx)
@@ -73,13 +67,6 @@ func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier
 		disk, _ := m.cfg.Reservations.Spaces().ByID(to)
 		t := &together{m: m.Mover, to: disk, reason: reason}
 		err = t.move(transfer.ForMonitor(ctx), all, errs)
-		for _, moved := range t.moved { // when none is in transit: the program may wait for one
-			m.say(events.Event{
-				Kind: events.MoveBegun, At: t.begun, Context: ctx, Origin: moved.origin, Batch: uint64(moved.Batch),
-				From: moved.From, To: moved.To, Bytes: moved.Bytes, Reason: moved.Reason,
-			})
-			m.sayMoved(ctx, &moved.Moved, moved.origin)
-		}
 	}
 	for i := range errs {
 		if errs[i] == nil {
@@ -107,7 +94,7 @@ func (t *together) add(img *batch.Image) {
 	t.sizes, t.bytes = append(t.sizes, n), t.bytes+n
 }
 
-// move moves batches. It notes the errors of their own in errs, and returns that of all others.
+// move moves batches. It stores the errors of single batches in errs, and returns that of all others.
 func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) error {
 	var room int64
 	for _, b := range all {
@@ -133,28 +120,36 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 	if len(t.ways) == 0 {
 		return errLone
 	}
-	t.begun = time.Now()
+	for k := range t.moved {
+		t.m.emitBegun(t.origin(ctx, k), &t.moved[k], t.sizes[k])
+	}
+	start := time.Now()
 	out, err := t.write(ctx, r)
+	took := time.Since(start) / time.Duration(len(t.ways))
 	if err = ofLost(err, t.from, t.to); err != nil {
 		distrust(ctx, err, t.from, t.to)
-		return fmt.Errorf("moving %d batches from %s to %s: %w", len(t.ways), t.from.ID(), t.to.ID(), err)
+		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(t.ways), t.from.ID(), t.to.ID(), err)
+		for k := range t.moved {
+			t.moved[k].Took, t.moved[k].Err = took, err
+			t.m.emitEnded(t.origin(ctx, k), &t.moved[k])
+		}
+		return err
 	}
-	took := time.Since(t.begun) / time.Duration(len(out))
 	for k, i := range t.of {
-		errs[i] = t.arrive(all[i], k, out[k], took)
+		errs[i] = t.arrive(ctx, all[i], k, out[k], took)
 	}
 	t.m.relieved[t.from.ID()].Store(int64(time.Since(t.m.begun)))
 	return nil
 }
 
-// errLone: what is left of the batches cannot be written together, or not with others. Nothing has
-// failed.
+// errLone is returned for batches that cannot be written together with others. Nothing has failed.
 var errLone = fmt.Errorf("convert: the batch is not moved together with others: %w", tier.ErrNotSupported)
 
-// lock takes batches in transit.
+// lock puts the batches that can be written together in transit.
 func (t *together) lock(all []*batch.Batch, errs []error) {
 	n := len(all)
 	t.of, t.ways, t.images, t.sizes = make([]int, 0, n), make([]*batch.Transit, 0, n), make([]*batch.Image, 0, n), make([]int64, 0, n)
+	t.moved, t.places = make([]Moved, 0, n), make([]batch.Place, 0, n)
 	for i, b := range all {
 		way, err := b.TryTransit()
 		if err != nil {
@@ -169,6 +164,8 @@ func (t *together) lock(all []*batch.Batch, errs []error) {
 		t.from = img.Space()
 		t.of, t.ways, t.images = append(t.of, i), append(t.ways, way), append(t.images, img)
 		t.add(img)
+		t.moved = append(t.moved, Moved{Batch: b.ID(), From: t.from.ID(), To: t.to.ID(), Reason: t.reason})
+		t.places = append(t.places, b.Inside().Cut().Place)
 	}
 }
 
@@ -188,21 +185,28 @@ func (t *together) write(ctx context.Context, r reservation.Reservation) ([]*tie
 	return out, nil
 }
 
+// origin returns a context with the origin of the k-th batch in transit.
+func (t *together) origin(ctx context.Context, k int) context.Context {
+	if t.m.cfg.Events == nil {
+		return ctx
+	}
+	return events.With(ctx, originOf(ctx, t.places[k]))
+}
+
 // arrive ends the move of the k-th batch in transit.
-func (t *together) arrive(b *batch.Batch, k int, buf *tier.Buffer, took time.Duration) error {
-	m, body := t.m, t.sizes[k]
+func (t *together) arrive(ctx context.Context, b *batch.Batch, k int, buf *tier.Buffer, took time.Duration) error {
+	m, moved := t.m, &t.moved[k]
+	moved.Bytes, moved.Took = t.sizes[k], took
+	m.emitEnded(t.origin(ctx, k), moved)
 	m.early.end(b, false)
 	b.Inside().Arrives(t.ways[k], t.reason, true)
-	place := b.Inside().Cut().Place
 	out := batch.NewImage(t.images[k].Descriptor(), buf, t.to)
 	if err := t.ways[k].Commit(out, false); err != nil {
-		return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: err}, release(out))
+		return unfit(b, out, err)
 	}
-	moved := Moved{Batch: b.ID(), From: t.from.ID(), To: t.to.ID(), Bytes: body, Took: took, Reason: t.reason}
-	if m.cfg.Events != nil { // they are said when none is in transit
-		t.moved = append(t.moved, movedTogether{moved, originOf(context.Background(), place)})
-	}
-	m.stats.add(&moved, body, took, place)
-	m.cfg.Trace.Moved(trace.Event{Batch: moved.Batch, From: moved.From, Space: moved.To, Bytes: body, Took: took, Reason: t.reason})
+	m.stats.add(moved, moved.Bytes, took, t.places[k])
+	m.cfg.Trace.Moved(trace.Event{
+		Batch: moved.Batch, From: moved.From, Space: moved.To, Bytes: moved.Bytes, Took: took, Reason: t.reason,
+	})
 	return nil
 }

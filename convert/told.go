@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// say calls MoverConfig.Events, which is not nil. The caller holds no lock.
+// say calls MoverConfig.Events, which must not be nil. The caller must hold no lock.
 func (m *Mover) say(e events.Event) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -26,7 +26,7 @@ func (m *Mover) say(e events.Event) {
 	m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
 }
 
-// originOf says what the work of a context with a batch is for.
+// originOf returns what the work of a context is for: the place of the batch, and the task.
 func originOf(ctx context.Context, p batch.Place) events.Origin {
 	o := events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 	if owner := reservation.OwnerOf(ctx); owner != nil {
@@ -38,19 +38,32 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 	return o
 }
 
-// sayMoved says that a move is over.
-func (m *Mover) sayMoved(ctx context.Context, moved *Moved, o events.Origin) {
+// emitBegun emits MoveBegun for a batch that is in transit. The context has the origin of the move.
+// Each call needs one of emitEnded before the transit ends, so that the events of a batch alternate.
+func (m *Mover) emitBegun(ctx context.Context, moved *Moved, bytes int64) {
 	if m.cfg.Events == nil {
 		return
 	}
 	m.say(events.Event{
-		Kind: events.MoveEnded, Context: ctx, Origin: o, Batch: uint64(moved.Batch), From: moved.From, To: moved.To,
-		Bytes: moved.Bytes, Took: moved.Took, Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
+		Kind: events.MoveBegun, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
+		From: moved.From, To: moved.To, Bytes: bytes, Reason: moved.Reason,
 	})
 }
 
-// ofBatch adds to an error about a batch, or about corrupt bytes, whose it is, and says that such
-// bytes were found.
+// emitEnded emits MoveEnded, with the context of emitBegun and while the batch is in transit still.
+func (m *Mover) emitEnded(ctx context.Context, moved *Moved) {
+	if m.cfg.Events == nil {
+		return
+	}
+	m.say(events.Event{
+		Kind: events.MoveEnded, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
+		From: moved.From, To: moved.To, Bytes: moved.Bytes, Took: moved.Took,
+		Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
+	})
+}
+
+// ofBatch adds the id of b to an error about a batch or about corrupt bytes. For corrupt bytes it
+// also counts them and emits Corrupt.
 func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	var own *batch.UnmovableError
 	if errors.As(err, &own) {
@@ -68,18 +81,18 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	return err
 }
 
-// copied is what follows a copy: nil without events. A copy is used or dropped by whoever is first,
-// also before it has been told that there is one. What has become of it is then told after that.
+// copied emits the events of one copy; it is nil without events. Another goroutine may use or drop the
+// copy before made has emitted CopyMade. Then made also emits the event of that.
 type copied struct {
 	m    *Mover
 	e    events.Event
-	late atomic.Pointer[events.Event] // that made is to tell; &wasMade: it has told all
+	late atomic.Pointer[events.Event] // what made has to emit, too; &wasMade: made has returned
 }
 
-// wasMade is where copied.late points when it was told that there is a copy.
+// wasMade is where copied.late points when made has emitted CopyMade.
 var wasMade events.Event
 
-// copies returns what says of a copy of a batch, which is or will be elsewhere, what becomes of it.
+// copies returns the emitter for a copy of a batch that is, or will be, in another space.
 func (m *Mover) copies(ctx context.Context, now batch.Info, from, in tier.ID, bytes int64, ahead bool) *copied {
 	if m.cfg.Events == nil {
 		return nil
@@ -87,7 +100,7 @@ func (m *Mover) copies(ctx context.Context, now batch.Info, from, in tier.ID, by
 	return &copied{m: m, e: events.Event{Origin: originOf(ctx, now.Place), Batch: uint64(now.ID), From: from, To: in, Bytes: bytes, Ahead: ahead}}
 }
 
-// made says that there is a copy now, and then what has become of it meanwhile.
+// made emits CopyMade, and then CopyUsed or CopyDropped if the copy has ended meanwhile.
 func (c *copied) made() {
 	if c == nil {
 		return
@@ -100,7 +113,7 @@ func (c *copied) made() {
 	}
 }
 
-// ended says that it was used, or is gone; or leaves that to made.
+// ended emits CopyUsed or CopyDropped, or leaves that to made.
 func (c *copied) ended(used bool) {
 	if c == nil {
 		return
@@ -144,7 +157,7 @@ func (m *Mover) ahead(ctx context.Context, now batch.Info, from, to tier.ID, byt
 	}
 }
 
-// sayOversized says that a batch went to a slower tier than asked for.
+// sayOversized logs, and emits as an event, that a batch went to a slower tier than asked for.
 func (m *Mover) sayOversized(ctx context.Context, bytes int64, wanted reservation.Strategy, got tier.ID) {
 	guard.Logger(m.cfg.Logger).Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
 		"bytes", bytes, "wanted", wanted.String(), "got", got.String())

@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// trip is the way of one batch to a space of a strategy.
+// trip brings one batch to a space of a strategy: a retry loop around single moves.
 type trip struct {
 	m      *Mover
 	b      *batch.Batch
@@ -37,11 +37,9 @@ type trip struct {
 	beside   bool                    // and pending tasks stay pending
 
 	now    batch.Info // of the batch, at the last look
-	origin events.Origin
-	begun  bool // MoveBegun was told, and its end was not
 	what   takes
 	handle *batch.Handle // that was opened
-	moved  Moved         // by the last move
+	moved  Moved         // the last move that began
 }
 
 // errThere: the batch is where it is wanted, or gone, so that nothing need be
@@ -187,11 +185,8 @@ func (t *trip) move(ctx context.Context) error {
 	if t.ahead && m.cfg.Persists != nil && m.cfg.Persists(t.now.Space) {
 		return fmt.Errorf("moving batch %d ahead from %s, where it persists: %w", t.now.ID, t.now.Space, tier.ErrNotSupported)
 	}
-	start := time.Now()
-	t.moved = Moved{Batch: t.now.ID, From: t.now.Space, Reason: t.reason}
 	if m.cfg.Events != nil {
-		t.origin = originOf(ctx, t.now.Place)
-		ctx = events.With(ctx, t.origin)
+		ctx = events.With(ctx, originOf(ctx, t.now.Place))
 	}
 	t.what = m.takes(t.now, t.form)
 	origin, to := m.cfg.Reservations.Inside().MovedFrom(t.now.Space.Kind), t.toCopies()
@@ -217,16 +212,6 @@ func (t *trip) move(ctx context.Context) error {
 			err = fmt.Errorf("moving batch %d: %w", t.now.ID, lostWith(t.b.Info()))
 		}
 	}
-	t.moved.Err, t.moved.Took = err, time.Since(start)
-	if errors.Is(err, errThere) || errors.Is(err, errGone) {
-		if t.begun { // it is tried again
-			t.begun = false
-			m.sayMoved(ctx, &t.moved, t.origin)
-		}
-		return err
-	}
-	t.begun = false
-	m.sayMoved(ctx, &t.moved, t.origin)
 	return err
 }
 
@@ -286,7 +271,6 @@ func (m *Mover) untilVain(ctx context.Context, b *batch.Batch, space *tier.Space
 // carry moves the batch into r.
 func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation) (err error) {
 	m, to := t.m, r.Space()
-	t.moved.To = to.ID()
 	var transit *batch.Transit
 	if waits {
 		transit, err = t.b.Transit(ctx)
@@ -302,29 +286,17 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	if t.there(src) { // another caller brought it while we waited
 		return errThere
 	}
-	if m.cfg.Events != nil {
-		t.begun = true
-		m.say(events.Event{Kind: events.MoveBegun, Context: ctx, Origin: t.origin, Batch: uint64(t.now.ID), From: from.ID(), To: to.ID(), Bytes: t.what.body, Reason: t.reason})
+	out, err := t.transfer(ctx, transit, r)
+	if err != nil {
+		return err
 	}
-	defer traced(ctx, from, to)()
-	start := time.Now()
-	out := t.revive(src, r)
-	revived := out != nil
-	if !revived {
-		out, err = m.convert(ctx, src, t.form, &t.what, r)
-	}
-	if err = ofLost(err, from, to); err != nil {
-		distrust(ctx, err, from, to)
-		return fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), m.ofBatch(ctx, err, t.b))
-	}
-	took := time.Since(start)
 	var left *copied
 	if to.Kind() < from.Kind() && !t.last {
 		left = m.copies(ctx, t.now, to.ID(), from.ID(), t.what.body, false)
 		t.b.Inside().Keep(transit, left.whenEnded())
 	}
 	t.b.Inside().Arrives(transit, t.reason, to.Kind() > from.Kind())
-	t.countAhead(ctx, from, to, revived)
+	t.countAhead(ctx, from, to, t.moved.Copy)
 	switch {
 	case !t.opens:
 		err = transit.Commit(out, false)
@@ -334,24 +306,60 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		t.handle, err = transit.CommitOpen(ctx, out, t.last)
 	}
 	if err != nil { // then out is ours still
-		return errors.Join(&batch.UnmovableError{Batch: t.now.ID, Err: err}, release(out))
+		return unfit(t.b, out, err)
 	}
 	if t.b.Inside().Kept(transit) {
 		left.made()
 	}
-	t.moved.From, t.moved.Copy = from.ID(), revived
-	if !revived {
-		t.moved.Bytes = t.what.body
-	}
-	m.stats.add(&t.moved, t.what.body, took, t.now.Place)
-	m.cfg.Trace.Moved(trace.Event{Batch: t.now.ID, From: from.ID(), Space: to.ID(), Bytes: t.what.body, Took: took, Reason: t.reason, Copy: revived})
+	m.stats.add(&t.moved, t.what.body, t.moved.Took, t.now.Place)
+	m.cfg.Trace.Moved(trace.Event{
+		Batch: t.now.ID, From: from.ID(), Space: to.ID(), Bytes: t.what.body, Took: t.moved.Took,
+		Reason: t.reason, Copy: t.moved.Copy,
+	})
 	if t.relieves {
 		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
 	}
 	return nil
 }
 
-// countAhead is called when the batch is about to arrive, and nobody can use it yet.
+// transfer makes the form that the batch in transit is to have in r, or takes the copy that is
+// there. It emits MoveBegun and, before it returns, MoveEnded. So the batch is in transit for both.
+func (t *trip) transfer(
+	ctx context.Context, transit *batch.Transit, r reservation.Reservation,
+) (out batch.Payload, err error) {
+	m, src, to := t.m, transit.Payload(), r.Space()
+	from := src.Space()
+	t.moved = Moved{Batch: t.now.ID, From: from.ID(), To: to.ID(), Reason: t.reason}
+	m.emitBegun(ctx, &t.moved, t.what.body)
+	start := time.Now()
+	defer func() {
+		t.moved.Took, t.moved.Err = time.Since(start), err
+		m.emitEnded(ctx, &t.moved)
+	}()
+	defer traced(ctx, from, to)()
+	if out = t.revive(src, r); out != nil {
+		t.moved.Copy = true
+	} else if out, err = m.convert(ctx, src, t.form, &t.what, r); err != nil {
+		err = ofLost(err, from, to)
+		distrust(ctx, err, from, to)
+		err = m.ofBatch(ctx, err, t.b)
+		return nil, fmt.Errorf("moving batch %d from %s to %s: %w", t.now.ID, from.ID(), to.ID(), err)
+	}
+	if err := t.b.Inside().Fits(transit, out); err != nil {
+		return nil, unfit(t.b, out, err)
+	}
+	if !t.moved.Copy {
+		t.moved.Bytes = t.what.body
+	}
+	return out, nil
+}
+
+// unfit releases a form that b cannot have, and returns the error.
+func unfit(b *batch.Batch, out batch.Payload, why error) error {
+	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
+}
+
+// countAhead counts what was brought ahead. The caller has the batch in transit, so nobody uses it yet.
 func (t *trip) countAhead(ctx context.Context, from, to *tier.Space, revived bool) {
 	switch {
 	case t.ahead && !revived:

@@ -1,4 +1,4 @@
-// Package events says what happens in an engine while it happens, to programs that watch it.
+// Package events describes what happens in an engine, to programs that watch it.
 //
 //	reservation ─ waits ──┐
 //	convert ───── moves ──┤
@@ -6,12 +6,24 @@
 //	volumes ───── disks ──┤
 //	engine ────── tasks ──┘
 //
-// One function gets all events, and each says by its Kind what it is about. With no function nothing
-// is measured and nothing is made. The function is called with no lock held, on the goroutine that
-// does the work, by many at once. It must be quick, and must not wait for what the engine does: a
-// batch that an event is about may be in transit until the function returns, so calls that wait for
-// it, such as dropping it, hang. It must not call the engine's Close either. What only looks, such as
-// Stats, Holders and Explain, may be called.
+// One function gets all events; the Kind of an event is what happened. Without a function the engine
+// measures and makes nothing. The engine calls the function with no lock held, on the goroutine that
+// does the work, and from many goroutines at once.
+//
+// The function must be quick, and must not wait for the engine. For the events of a move, the batch
+// and the batches that are written together with it are in transit until the function returns. So
+// calls that wait for one of them, such as dropping it, hang. The function must not call the engine's
+// Close either. It may call Stats, Holders and Explain.
+//
+// # Moves
+//
+// Each move has one MoveBegun and one MoveEnded, whether it succeeds, fails or is cancelled; and both
+// have been delivered when Engine.Close returns. The engine emits them while the batch is in transit.
+// So the events of one batch alternate, and a move begins in the space where the last one that
+// succeeded ended. An attempt in a space that then refuses the memory is a move that failed, and the
+// attempt in the next space is another move. Calls that move nothing emit neither event: the batch is
+// in the right space already, is in use or was dropped, or there is no room (see WaitBegun). The
+// transits that a program commits itself have no events.
 package events
 
 import (
@@ -30,11 +42,11 @@ type Kind uint8
 // The kinds, with the fields that each has beside Kind, At and Origin. To is the space that an event
 // is about where nothing else is said.
 const (
-	// MoveBegun: the bytes of Batch begin to move, up or down. From, To, Bytes, Reason. Of small
-	// batches that move together it is told when they have moved, with the time when they began.
+	// MoveBegun: a move of Batch begins, up or down. From, To, Bytes, Reason.
 	MoveBegun Kind = iota + 1
-	// MoveEnded: a move is over. From, To, Bytes, Took, Reason; Copy if a copy lay there, so that no
-	// bytes were moved; Err if the batch stayed. What found no room has no MoveBegun before it.
+	// MoveEnded: the move of Batch is over, and its transit ends when the function has returned. From,
+	// To, Bytes, Took, Reason; Copy if the move used a copy in To and so moved no bytes; Err if the
+	// batch stays in From, and then Bytes is 0.
 	MoveEnded
 	// WaitBegun: a request for room waits. To, the first space where it may be, and Bytes.
 	WaitBegun

@@ -109,6 +109,27 @@ func TestCostAwareOrder(t *testing.T) {
 	}
 }
 
+// TestCostAwareOrderOfLongRests: a batch that is not expected before all others were used may be
+// dropped before that. So the way back counts less the longer it is.
+func TestCostAwareOrderOfLongRests(t *testing.T) {
+	const now, gap = 1000, 10
+	p := CostAware().(costAware)
+	h := habits{gap: gap, count: [3]int{0, 0, 10}} // each is used once in 100
+	expected := func(id batch.ID, after int64, up time.Duration) Victim {
+		key := p.Key(batch.Info{Uses: 2, LastUse: now - 1, NextUse: now + after})
+		return Victim{ID: id, Key: key, Bytes: 8, Down: 1, Up: up}
+	}
+	list := []Victim{expected(1, 100, 10), expected(2, 1000, 1000)}
+	p.order(now, list, &h)
+	if list[0].ID != 2 {
+		t.Error("a batch that may not come back stays for the time that it would take to come back")
+	}
+	p.order(now, list, &habits{})
+	if list[0].ID != 1 {
+		t.Error("without a habit the whole way back must count")
+	}
+}
+
 // TestHabits: what was used never or once is expected as those like it are.
 func TestHabits(t *testing.T) {
 	const gap = 10

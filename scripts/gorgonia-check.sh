@@ -1,8 +1,19 @@
 #!/usr/bin/env bash
-# Builds and tests the module with the tag gorgonia, by which internal/cuda calls the driver through
-# gorgonia.org/cu: against the emulator, so no GPU is needed. cu wants NVIDIA's cuda.h, of CUDA 11 or 12; where it is neither
-# found nor can be fetched, the check is skipped. Leaves nothing behind but what Go caches.
+# Builds and tests the module with the tag gorgonia, with which internal/cuda calls the driver
+# through gorgonia.org/cu.
+#
+#   scripts/gorgonia-check.sh             tests it on the emulator, which needs no GPU
+#   scripts/gorgonia-check.sh build DIR   builds tier-cuda-gorgonia.test into DIR, for gpu-check.sh
+#
+# cu needs NVIDIA's cuda.h, of CUDA 11 or 12. Where it is not found and cannot be fetched, the script
+# prints the reason and does nothing, with status 0. It leaves nothing behind but Go's caches.
 set -euo pipefail
+out=
+case ${1:-}:$# in
+:0) ;;
+build:2) out=$(cd "$2" && pwd) ;;
+*) sed -n '5,6s/^#   //p' "${BASH_SOURCE[0]}" >&2 && exit 2 ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 skip() {
@@ -33,7 +44,7 @@ find_header() {
 	return 1
 }
 
-# member writes that member of a .deb on its standard input whose name begins so.
+# member NAME writes the first member whose name begins with NAME of the .deb on its standard input.
 member() {
 	local header size
 	head -c 8 >/dev/null
@@ -48,9 +59,9 @@ member() {
 	return 1
 }
 
-# fetch_header takes the header out of Debian's package, from the mirror that apt is set to, with lists
-# of its own so that apt's stay as they are. Of the package's 770 MB the first million bytes hold it.
-# They are not enough for apt to check what it knows of the whole, so the header is checked by itself.
+# fetch_header extracts the header from Debian's package, from the mirror that apt is configured for.
+# It has package lists of its own, so apt's stay as they are. The package has 770 MB, and the header
+# is within the first two. apt's checksum is of the whole, so the header is checked by one of its own.
 fetch_header() {
 	local suite=bookworm sum=55639151a971a10c28d627a98dcd406c6320a5b4e5b67dd9d229056ed5c8e045
 	local ID='' VERSION_CODENAME='' program mirror uri apt=$own/apt
@@ -74,7 +85,7 @@ fetch_header() {
 	APT_CONFIG=$apt/apt.conf timeout 60 apt-get update -qq >/dev/null 2>&1 || return 1
 	uri=$(APT_CONFIG=$apt/apt.conf apt-get download --print-uris nvidia-cuda-dev 2>/dev/null | sed -n "s|^'\([^']*\)'.*|\1|p")
 	[ -n "$uri" ] || return 1
-	# The archive is cut off, of which xz and tar complain when they are past the header.
+	# The archive is incomplete, so xz and tar fail behind the header.
 	curl -sfL --max-time 60 -r 0-1999999 "$uri" 2>/dev/null | head -c 2000000 | member data.tar.xz |
 		xz -dcq 2>/dev/null | tar -xO --occurrence=1 ./usr/include/cuda.h 2>/dev/null >"$own/include/cuda.h" || true
 	echo "$sum  $own/include/cuda.h" | sha256sum --status -c
@@ -85,20 +96,32 @@ include=$(find_header) || {
 	include=$own/include
 }
 
-# What cu is linked with: all functions that the header declares, none of which is ever called.
+# The program is linked with a stub that has all functions of the header. They are never called: the
+# driver, or the emulator, takes the stub's place when the program runs. The emulator has only the
+# functions that the module calls. The others are resolved at their first call, which never comes.
 mkdir "$own/lib" "$own/stub"
 "$cc" -E -P "$include/cuda.h" | grep -oE '\bcu[A-Z][A-Za-z0-9_]*[[:space:]]*\(' | tr -d ' \t(' | sort -u |
 	sed 's/.*/void &(void) {}/' >"$own/stub/stub.c"
 "$cc" -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$own/stub/libcuda.so" "$own/stub/stub.c"
-# What it runs with has only those that the module calls. The others stay unresolved until they would be called.
-"$cc" -shared -fPIC -O2 -Wall -pthread -fvisibility=hidden -Wl,-soname,libcuda.so.1 \
-	-o "$own/lib/libcuda.so.1" internal/cuda/cudatest/testdata/emulator/*.c
 unset LD_BIND_NOW
 export CGO_ENABLED=1 CPATH=$include LIBRARY_PATH=$own/stub CGO_LDFLAGS="-O2 -g -Wl,-z,lazy"
-# Go does not know of those paths. The name of the header is for its cache: what was compiled with another is not taken.
+# Go does not know of these paths. The header's checksum is in the flags so that Go does not take an
+# object from its cache that was compiled with another header.
 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations -DSPILLWAY_CUDA_H=$(sha256sum <"$include/cuda.h" | cut -c 1-16)"
 export CGO_CFLAGS
 
-go vet -tags gorgonia ./internal/cuda/...
+if [ -n "$out" ]; then
+	go test -c -vet=off -tags gorgonia -trimpath -ldflags='-s -w' -o "$out/tier-cuda-gorgonia.test" ./tier/cuda/gorgonia
+	exit 0
+fi
+
+"$cc" -shared -fPIC -O2 -Wall -pthread -fvisibility=hidden -Wl,-soname,libcuda.so.1 \
+	-o "$own/lib/libcuda.so.1" internal/cuda/cudatest/testdata/emulator/*.c
+export LD_LIBRARY_PATH=$own/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+go vet -tags gorgonia ./internal/cuda/... ./tier/cuda/...
 go build -tags gorgonia ./...
-LD_LIBRARY_PATH=$own/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} go test -tags gorgonia ./internal/cuda/...
+# Besides the driver's tests: the backend's, and those of all that works with it, up to whole engines.
+# The tests of a program share its one emulator, also those that open the GPU that they find. So they
+# run one at a time.
+go test -tags gorgonia -vet=off -short -parallel 1 . ./internal/cuda/... ./tier/cuda/... ./convert/... ./test

@@ -12,6 +12,10 @@
 #   GPU_CHECK_DISK=DIR   where to spill, in place of the temporary directory: 32 GB should be free there, half of which is used
 #   GPU_CHECK_PLAIN=1    build: leave the binaries uncompressed, for machines without gzip
 #
+# build adds the test with gorgonia.org/cu if there is a C compiler and it finds, or can fetch, NVIDIA's
+# header (see gorgonia-check.sh). That binary needs glibc 2.34 or newer. run leaves the step out where
+# the binary is not in DIR.
+#
 # It changes nothing about the GPU: no clocks, modes or MIG.
 set -uo pipefail
 export LC_ALL=C
@@ -45,6 +49,7 @@ build() {
 		CGO_ENABLED=0 go test -c "${flags[@]}" -o "$dir/$(binary "$p")" "./$p"
 	done
 	CGO_ENABLED=0 go build "${flags[@]}" -o "$dir/spillbench" ./cmd/spillbench
+	scripts/gorgonia-check.sh build "$dir"
 	if [ -z "${GPU_CHECK_PLAIN:-}" ]; then
 		gzip -f -5 "$dir"/*.test "$dir"/spillbench
 	fi
@@ -267,6 +272,9 @@ run() {
 
 	step topo facts 30 spillbench topo --quiet --json @JSON
 	topo=$document
+	if program tier-cuda-gorgonia.test; then
+		step gorgonia test 60 tier-cuda-gorgonia.test '-test.run=^(TestReal|Example)'
+	fi
 	if [ -n "${GPU_CHECK_SMALL:-}" ]; then
 		step tier-cuda test 60 tier-cuda.test '-test.run=^TestReal' -test.short
 		step internal-cuda test 30 internal-cuda.test '-test.run=^TestReal'

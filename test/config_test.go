@@ -58,10 +58,12 @@ func TestSizesThatOpenRefuses(t *testing.T) {
 			c.Disks[0].Capacity, c.Disks[0].Reserve = spillway.Share(1e-12), 4096
 		},
 		"simulated GPU memory of 4398046511104 are more": func(c *spillway.Config) {
-			c.GPUs = []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 41)}, {Memory: spillway.Bytes(1 << 41)}}
+			half := spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 41)}
+			c.GPUs = []spillway.GPUConfig{half, half}
 		},
 		"simulated GPU memory of 9223372036854775807 are more": func(c *spillway.Config) {
-			c.GPUs = []spillway.GPUConfig{{Memory: spillway.Bytes(math.MaxInt64)}, {Memory: spillway.Bytes(math.MaxInt64)}}
+			most := spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(math.MaxInt64)}
+			c.GPUs = []spillway.GPUConfig{most, most}
 		},
 	} {
 		cfg := plainConfig(t)

@@ -116,6 +116,7 @@ func TestOpenUnknownMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		cfg.CUDALibrary, cfg.Logger = "/nowhere/libcuda.so", slog.New(slog.DiscardHandler)
 		eng, err := spillway.Open(t.Context(), cfg)
 		if err == nil {
 			closeEngine(t, eng)

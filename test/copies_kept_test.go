@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -68,39 +69,53 @@ func TestCopiesOutliveAFaultOfTheGPU(t *testing.T) {
 	}
 }
 
-// TestCopyThatIsRecordedWhenItsDiskFails: a copy is being recorded at the moment when its disk
-// fails a move. It goes, too, so that no batch is left to it.
+// TestCopyThatIsRecordedWhenItsDiskFails: the record of a copy is being written at the moment when a
+// move of another batch finds that the disk fails, or returns corrupt bytes. That copy goes, too, so
+// that no batch is moved to it.
 func TestCopyThatIsRecordedWhenItsDiskFails(t *testing.T) {
 	persistNeedsLinux(t)
-	files := faultfs.New(disk.OS(), 1)
-	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) { c.Disks[0].FS = files })
-	repo := scanOf(t, eng)
-	var both [2]*batch.Batch
-	for n := range both {
-		if err := repo.Put(t.Context(), n, numberedRecord(int64(n), 16_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
-			t.Fatal(err)
-		}
-		for b := range repo.Batches(n) {
-			both[n] = b
-		}
+	for name, c := range map[string]struct {
+		from, to tier.ID // the move of the other batch
+		op       string
+		effect   faultfs.Effect
+		want     error
+	}{
+		"a write fails": {firstHost, firstDisk, "write", faultfs.Fail(syscall.EIO), syscall.EIO},
+		"a read fails":  {firstDisk, firstHost, "read", faultfs.Fail(syscall.EIO), syscall.EIO},
+		"a bit flips":   {firstDisk, firstHost, "read", faultfs.BitFlip(), convert.ErrCorrupt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := faultfs.New(disk.OS(), 1)
+			eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) { c.Disks[0].FS = files })
+			repo := scanOf(t, eng)
+			var both [2]*batch.Batch
+			for n := range both {
+				rec := numberedRecord(int64(n), 16_000, wordList(1, 10))
+				if err := repo.Put(t.Context(), n, rec, in(tier.Host)); err != nil {
+					t.Fatal(err)
+				}
+				both[n], _ = repo.Peek(n)
+			}
+			a, b := both[0], both[1]
+			moveAlong(t, eng, a, firstDisk, firstHost)
+			moveAlong(t, eng, b, c.from)
+			goOn, placed := recordsAnew(t, repo, files, a)
+			works := files.Add(faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: c.effect})
+			if err := eng.Mover().Move(t.Context(), b, reservation.Specific(c.to)); !errors.Is(err, c.want) {
+				t.Errorf("the move ended with %v, want %v", err, c.want)
+			}
+			close(goOn)
+			<-placed
+			works()
+			if in := a.Copies(); len(in) > 0 {
+				t.Errorf("a copy is left on the disk that failed: %v", in)
+			}
+			if err := errors.Join(a.Drop(), repo.Close(t.Context())); err != nil {
+				t.Error(err)
+			}
+			closePersistent(t, eng)
+		})
 	}
-	a, b := both[0], both[1]
-	moveAlong(t, eng, a, firstDisk, firstHost)
-	goOn, placed := recordsAnew(t, repo, files, a)
-	broken := files.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
-	if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); !errors.Is(err, syscall.EIO) {
-		t.Fatalf("the disk works: %v", err)
-	}
-	close(goOn)
-	<-placed
-	broken()
-	if in := a.Copies(); len(in) > 0 {
-		t.Errorf("a copy is left on the disk that failed: %v", in)
-	}
-	if err := errors.Join(a.Drop(), repo.Close(t.Context())); err != nil {
-		t.Error(err)
-	}
-	closePersistent(t, eng)
 }
 
 // TestCopiesWithDictionariesWhereTheDiskHasRoom: somebody waits for the GPU, which is in use. The

@@ -228,6 +228,12 @@ func TestCloseReportsWhatIsHeld(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
+	sim := func(memory ...int64) (gpus []spillway.GPUConfig) {
+		for _, n := range memory {
+			gpus = append(gpus, spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(n)})
+		}
+		return gpus
+	}
 	small := []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}}
 	for name, c := range map[string]struct {
 		cfg  spillway.Config
@@ -235,10 +241,10 @@ func TestOpenRefuses(t *testing.T) {
 		says string
 	}{
 		"more host memory than there is": {spillway.Config{HostMemory: spillway.Bytes(1 << 50), Disks: small}, tier.ErrNoSpace, "HostMemory: "},
-		"more GPU memory than there is":  {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 50)}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
-		"sizes that overflow together":   {spillway.Config{GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1<<63 - 1)}, {Memory: spillway.Bytes(1<<63 - 1)}}, Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"more GPU memory than there is":  {spillway.Config{GPUs: sim(1 << 50), Disks: small}, tier.ErrNoSpace, "simulated GPU"},
+		"sizes that overflow together":   {spillway.Config{GPUs: sim(1<<63-1, 1<<63-1), Disks: small}, tier.ErrNoSpace, "simulated GPU"},
 		"more in spaces than there is":   {spillway.Config{Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(1 << 49)}, {Memory: spillway.Bytes(1 << 49)}}, Disks: small}, tier.ErrNoSpace, "host memory"},
-		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA}}, Disks: small}, tier.ErrNotSupported, "CUDA"},
+		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA}}, CUDALibrary: "/nowhere/libcuda.so", Disks: small}, tier.ErrNotSupported, "CUDA"},
 		"an unknown backend":             {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: "opencl"}}, Disks: small}, nil, "opencl"},
 		"negative memory":                {spillway.Config{HostMemory: spillway.Bytes(-1), Disks: small}, nil, "negative"},
 		"marks in the wrong order":       {spillway.Config{GPUMarks: tier.Fractions{Trigger: 0.5, Stop: 0.6}, Disks: small}, nil, "stop"},

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -137,6 +138,70 @@ func TestSizeUnderQuotas(t *testing.T) {
 			cut := slices.ContainsFunc(eng.Warnings(), func(w diag.Warning) bool { return w.Cause == causes.GPUSize })
 			if want := c.size < 8*mib; cut != want {
 				t.Errorf("a warning of the size is %v; want %v", cut, want)
+			}
+		})
+	}
+}
+
+// coarseDevice is a device that allocates in multiples of granule.
+type coarseDevice struct {
+	tier.Device
+	granule int64
+}
+
+func (d coarseDevice) Charge(n int64) int64 { return (n + d.granule - 1) / d.granule * d.granule }
+
+// TestGPUSizeWarning: a size that is only rounded, to pages or to the device's granule, is not
+// worth a warning; a size that is not granted is.
+func TestGPUSizeWarning(t *testing.T) {
+	const (
+		mib     = 1 << 20
+		granule = 64 << 10
+	)
+	coarse := func(memory int64) spillway.GPUConfig {
+		return spillway.GPUConfig{Open: func(context.Context, int64) (tier.Device, error) {
+			return coarseDevice{openSim(t, memory), granule}, nil
+		}}
+	}
+	for name, c := range map[string]struct {
+		gpu    spillway.GPUConfig
+		asked  int64
+		quota  int64 // 0: none
+		budget int64 // 0: none
+		size   int64
+		warns  bool
+	}{
+		"simulated":               {asked: 8*mib + 255, size: 8 * mib},
+		"whole pages":             {asked: 8 * mib, size: 8 * mib},
+		"a quota below by a byte": {asked: 8 * mib, quota: 8*mib - 1, size: 8*mib - 1},
+		"by less than a page":     {asked: 8 * mib, quota: 8*mib - tier.Page + 1, size: 8*mib - tier.Page + 1},
+		"by a page":               {asked: 8 * mib, quota: 8*mib - tier.Page, size: 8*mib - tier.Page, warns: true},
+		"a budget below by bytes": {asked: 8 * mib, budget: 8*mib - 100, size: 8*mib - 100},
+		"a budget by a page":      {asked: 8 * mib, budget: 8*mib - tier.Page, size: 8*mib - tier.Page, warns: true},
+		"less than a granule":     {gpu: coarse(8 * mib), asked: 8*mib + granule - 1, size: 8 * mib},
+		"a granule":               {gpu: coarse(8 * mib), asked: 8*mib + granule, size: 8 * mib, warns: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := quotaConfig(t, &quota.Settings{Limit: spillway.Bytes(c.quota)})
+			c.gpu.Memory = spillway.Bytes(c.asked)
+			cfg.GPUs = []spillway.GPUConfig{c.gpu}
+			if c.budget > 0 {
+				b, err := budget.New(c.budget, "test")
+				if err != nil {
+					t.Fatal(err)
+				}
+				cfg.Limits.Budgets = []*budget.Budget{b}
+			}
+			eng, err := spillway.Open(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeEngine(t, eng)
+			if got := gpuOf(t, eng).Capacity(); got != c.size {
+				t.Errorf("the space has %d bytes; want %d", got, c.size)
+			}
+			if got := warningsOf(eng.Warnings(), causes.GPUSize) > 0; got != c.warns {
+				t.Errorf("a warning of the size is %v; want %v: %v", got, c.warns, eng.Warnings())
 			}
 		})
 	}

@@ -279,7 +279,8 @@ func TestHeapBesideTheSpaces(t *testing.T) {
 			}
 			debug.SetMemoryLimit(c.heap)
 			cfg := spillConfig(t.TempDir(), c.files, top)
-			cfg.GPUs, cfg.HostMemory = []spillway.GPUConfig{{Memory: spillway.Bytes(mib / 2)}}, spillway.Bytes(mib/2)
+			cfg.GPUs = []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(mib / 2)}}
+			cfg.HostMemory = spillway.Bytes(mib / 2)
 			cfg.Logger = slog.New(slog.DiscardHandler)
 			eng, err := spillway.Open(t.Context(), cfg)
 			if err != nil {

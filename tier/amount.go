@@ -8,15 +8,16 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Amount says how large something is: a number of bytes, or a share of what there is. The zero
-// value is neither, and means the default.
+// Amount is a size: a number of bytes, or a share of a whole. The zero value is neither, and means
+// the default.
 type Amount struct {
 	Bytes int64
 	Share float64 // above 0, up to 1
 }
 
-// ParseAmount reads a size such as 512MiB, 500MB or 4096, or a share such as 25%. Everything else,
-// also 0 and an empty text, is an error that quotes it.
+// ParseAmount reads a size such as 512MiB, 500MB, 1e9 or 4096, or a share such as 25%. The units
+// and exponents of sizes are those of Kubernetes' quantities, and a B may follow a unit. Everything
+// else is an error that quotes the text, including 0, a negative number and an empty text.
 func ParseAmount(s string) (a Amount, err error) {
 	if strings.HasSuffix(s, "%") {
 		a.Share, err = size.ParseShare(s)
@@ -29,7 +30,7 @@ func ParseAmount(s string) (a Amount, err error) {
 // IsZero reports whether the amount is not set.
 func (a Amount) IsZero() bool { return a == Amount{} }
 
-// Validate says what is wrong with the amount.
+// Validate returns an error if the amount has both bytes and a share, or one out of range.
 func (a Amount) Validate() error {
 	switch {
 	case a.Bytes != 0 && a.Share != 0:
@@ -42,9 +43,9 @@ func (a Amount) Validate() error {
 	return nil
 }
 
-// Of returns the amount in bytes, of total bytes where it is a share, rounded down. A number of
-// bytes may be larger than total. An unset amount is 0. It is an error if the amount is not valid,
-// if a share is less than a byte, or if total is needed and not above 0.
+// Of returns the amount in bytes. A share is of total bytes, rounded down. A number of bytes may be
+// larger than total. An unset amount is 0. Of returns an error if the amount is not valid, if a
+// share is less than a byte, or if the amount is a share and total is not above 0.
 func (a Amount) Of(total int64) (int64, error) {
 	if err := a.Validate(); err != nil || a.Share == 0 {
 		return a.Bytes, err
@@ -52,7 +53,7 @@ func (a Amount) Of(total int64) (int64, error) {
 	return size.Part(a.Share, total)
 }
 
-// String prints a valid amount as ParseAmount reads it; empty if it is not set.
+// String returns a valid amount as ParseAmount reads it, and an empty text if it is not set.
 func (a Amount) String() string {
 	switch err := a.Validate(); {
 	case err != nil:
@@ -65,10 +66,10 @@ func (a Amount) String() string {
 	return ""
 }
 
-// MarshalText returns what String does; an amount that is not valid is an error.
+// MarshalText returns the text of String. It returns an error if the amount is not valid.
 func (a Amount) MarshalText() ([]byte, error) { return []byte(a.String()), a.Validate() }
 
-// UnmarshalText reads what ParseAmount does. On an error the amount stays what it was.
+// UnmarshalText reads a text as ParseAmount does. An error leaves the amount unchanged.
 func (a *Amount) UnmarshalText(text []byte) error {
 	parsed, err := ParseAmount(string(text))
 	if err == nil {

@@ -17,6 +17,7 @@ func TestAmount(t *testing.T) {
 	}{
 		"512MiB": {tier.Amount{Bytes: 512 << 20}, 1, 512 << 20}, // more than the whole, which is not asked
 		"4096":   {tier.Amount{Bytes: 4096}, 0, 4096},
+		"1.5E3":  {tier.Amount{Bytes: 1500}, 1, 1500},
 		"12.5%":  {tier.Amount{Share: 0.125}, 1000, 125},
 		"29%":    {tier.Amount{Share: 0.29}, 100, 29}, // exactly, though the float64 is less
 		"100%":   {tier.Amount{Share: 1}, math.MaxInt64, math.MaxInt64},
@@ -48,7 +49,9 @@ func TestAmount(t *testing.T) {
 func TestAmountRefuses(t *testing.T) {
 	for text, says := range map[string]string{
 		"": "missing", "0": "above zero", "0%": "above 0%", "101%": "above 100%", "-1": "negative", "-5%": "number before", "NaN%": "number before",
-		"8EiB": "largest", "1%B": "not a unit", "5 GiB": "space",
+		"8EiB": "largest",
+		"1e19": "largest", "1e-1": "whole number", "-1e9": "negative", "1e1%": "number before",
+		"1%B": "not a unit", "5 GiB": "space",
 	} {
 		a := tier.Amount{Bytes: 7}
 		if err := a.UnmarshalText([]byte(text)); err == nil || !strings.Contains(err.Error(), says) || a.Bytes != 7 {

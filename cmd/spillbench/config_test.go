@@ -26,7 +26,7 @@ func TestConfigFile(t *testing.T) {
 	file := filepath.Join(dir, "c.yaml")
 	text := `# small memories
 gpu-memory: 512KiB
-host-memory: 512KiB
+host-memory: 5.24288e5
 disk: [spill=64MiB]
 policy: lru
 codec: s2

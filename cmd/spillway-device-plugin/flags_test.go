@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 func settingsOf(t *testing.T, args ...string) (*settings, error) {
@@ -38,6 +39,26 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// TestSizesAreQuantities: Kubernetes and the plugin read a size as the same number.
+func TestSizesAreQuantities(t *testing.T) {
+	for _, text := range []string{
+		"268435456", "256Mi", "1.5Gi", "2Ti", "1048576k", "1073741824e0", "1.073741824e9", "1.073741824E+9",
+		"1073741824000e-3", "1048576E3", "1E",
+	} {
+		want, err := resource.ParseQuantity(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := settingsOf(t, "--unit", "1Mi", "--reserve", text, "--sim", "1x"+text)
+		if err != nil || s.reserve != want.Value() || s.simMemory != want.Value() {
+			t.Errorf("%s is %+v, %v; want %d bytes", text, s, err, want.Value())
+		}
+	}
+	if s, err := settingsOf(t, "--unit", "1.073741824e9"); err != nil || s.unit != 1<<30 {
+		t.Errorf("%+v: %v", s, err)
+	}
+}
+
 // What says nothing sensible is refused in one line that names the flag and what to do.
 func TestBadFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "")
@@ -51,6 +72,9 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--unit", "0"}, "--unit: "},
 		{[]string{"--unit", "-1Gi"}, "--unit: "},
 		{[]string{"--unit", "256m"}, "--unit: "},
+		{[]string{"--unit", "1e9"}, "not a whole number of MiB: try 256Mi"},
+		{[]string{"--reserve", "1e19"}, "--reserve: "},
+		{[]string{"--reserve", "-1e9"}, "--reserve: "},
 		{[]string{"--unit", "1000"}, "not a whole number of MiB: try 256Mi"},
 		{[]string{"--unit", "99999999Ti"}, "--unit: "},
 		{[]string{"--reserve", "much"}, "--reserve: "},

@@ -90,6 +90,16 @@ type Array struct {
 	PrivateData uintptr
 }
 
+// Child returns the i-th child: for the array of a batch, its i-th column. It panics if there is no
+// such child. The result is valid until a is released.
+func (a *Array) Child(i int) *Array { return at[Array](several[uintptr](a.Children, a.NChildren)[i]) }
+
+// Buffer returns the address of the i-th buffer, 0 if the array has none there, such as for a
+// validity without nulls. The address is one of the array's device. The first row is at Offset in
+// the buffer, plus the Offset of the struct array that a is a child of. It panics if i is out of
+// range. The memory is valid until a is released.
+func (a *Array) Buffer(i int) uintptr { return several[uintptr](a.Buffers, a.NBuffers)[i] }
+
 // DeviceArray is struct ArrowDeviceArray.
 type DeviceArray struct {
 	Array      Array

@@ -3,6 +3,7 @@
 package cdevice
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -253,6 +254,66 @@ func TestProducerInCOfCUDA(t *testing.T) {
 			t.Errorf("released %d times, want %d; the batch is %s", released(), i+1, b.Info().State)
 		}
 	}
+	r.drop(t, b)
+}
+
+// TestBuffersOfColumns: the columns of an exported batch, and its slices, are read at the addresses
+// that Child and Buffer return.
+func TestBuffersOfColumns(t *testing.T) {
+	r := newCUDARig(t)
+	const rows, from, to = 100, 13, 90
+	rec := arrowgen.Ints(1, rows, 2)
+	defer rec.Release()
+	b := r.put(t, rec, batch.GPUImage)
+	part := r.slice(t, b, from, to)
+	s, err := r.device.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		b     *batch.Batch
+		first int
+		rows  int64
+	}{{b, 0, rows}, {part, from, to - from}} {
+		a, schema := r.export(t, c.b, Config{})
+		if n := a.Array.NChildren; n != rec.NumCols() {
+			t.Fatalf("%d columns, want %d", n, rec.NumCols())
+		}
+		for i := range int(rec.NumCols()) {
+			col := a.Array.Child(i)
+			if col.Length != c.rows || col.NBuffers != 2 || col.Buffer(0) != 0 {
+				t.Errorf("column %d: %+v, the validity is at %#x", i, *col, col.Buffer(0))
+			}
+			got := make([]byte, 8*c.rows)
+			at := tier.Addr(col.Buffer(1)) + 8*tier.Addr(a.Array.Offset+col.Offset)
+			if err := errors.Join(r.device.CopyToHost(s, got, at), s.Sync()); err != nil {
+				t.Fatal(err)
+			}
+			want := rec.Column(i).Data().Buffers()[1].Bytes()[8*c.first:][:len(got)]
+			if !bytes.Equal(got, want) {
+				t.Errorf("column %d, rows from %d: read %x, want %x", i, c.first, got, want)
+			}
+		}
+		for name, f := range map[string]func(){
+			"a child too many":  func() { a.Array.Child(int(rec.NumCols())) },
+			"a buffer too many": func() { a.Array.Child(0).Buffer(2) },
+		} {
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Errorf("%s: no panic", name)
+					}
+				}()
+				f()
+			}()
+		}
+		a.Release()
+		schema.Close()
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	r.drop(t, part)
 	r.drop(t, b)
 }
 

@@ -55,6 +55,7 @@ var layout = []string{
 	"monitor",
 	"internal/replay",
 	".",
+	"tier/cuda/gorgonia",
 	"internal/measures",
 	"internal/measures/measurestest",
 	"httpui",

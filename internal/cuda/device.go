@@ -38,12 +38,12 @@
 // with is a *LoadError, which matches ErrUnavailable.
 //
 // With the tag gorgonia, on Linux and with cgo, contexts, streams, events, copies and plain memory
-// go through gorgonia.org/cu. So a program with contexts of cu's can share them with the engine:
-// ContextOf makes of one what Adopt takes, and StreamOf and EventOf let work of both sides be
-// ordered. What cu has no name for is still bound at run time: kernels, pools, pinned memory,
-// batches of copies, the newer waits for words. Such a program is linked with libcuda.so.1, exits
-// at its start where there is no device, and can load no other library. The build needs cuda.h of
-// CUDA 11 or 12. Where cu cannot be built, the tag has no effect.
+// go through gorgonia.org/cu, and ContextOf and the functions beside it convert cu's handles, for
+// package tier/cuda/gorgonia. Functions that cu has no name for are still bound at run time:
+// kernels, pools, pinned memory, batches of copies, the newer waits for words. Such a program is
+// linked with libcuda.so.1, exits at its start where there is no device, and can load no other
+// library. The build needs cuda.h of CUDA 11 or 12. Where cu cannot be built, the tag has no
+// effect.
 //
 // Its mutexes have the rank Device, the last in the order, and are held for a few
 // instructions only, never while the driver is called. What Do and Post run is run without

@@ -200,19 +200,25 @@ func findPTXAS() (string, error) {
 			return path, nil
 		}
 	}
-	return "", errors.New("no ptxas in $PTXAS, the path or $CUDA_HOME/bin: the kernel's text is not compiled")
+	return "", errors.New("no ptxas in $PTXAS, the path or $CUDA_HOME/bin: the texts are not compiled")
 }
 
-// NVIDIA's assembler takes the text for each kind of device, and needs no more registers than
-// the launch counts with.
+// NVIDIA's assembler accepts both texts for each kind of device, and needs no more registers than
+// the launch of the digest counts with.
 func TestAssembler(t *testing.T) {
 	ptxas, err := findPTXAS()
 	if err != nil {
 		t.Skip("needs NVIDIA's assembler: ", err)
 	}
+	for name, text := range map[string]string{"digest": cuda.DigestPTX(), "example": examplePTX(t)} {
+		t.Run(name, func(t *testing.T) { assemble(t, ptxas, text) })
+	}
+}
+
+func assemble(t *testing.T, ptxas, ptx string) {
 	dir := t.TempDir()
-	text := filepath.Join(dir, "digest.ptx")
-	ok(t, os.WriteFile(text, []byte(cuda.DigestPTX()), 0o600))
+	text := filepath.Join(dir, "kernel.ptx")
+	ok(t, os.WriteFile(text, []byte(ptx), 0o600))
 	used := regexp.MustCompile(`Used (\d+) registers`)
 	compiled := 0
 	for _, arch := range []string{"sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120"} {

@@ -127,7 +127,7 @@ func TestAdoptCtx(t *testing.T) {
 
 // A library that the program is not linked with would have another state than the one cu calls.
 func TestOtherLibrary(t *testing.T) {
-	other := cudatest.New(t, cudatest.Config{Without: []string{"cuDeviceGetUuid_v2"}}) // which is not needed
+	other := cudatest.NewApart(t, cudatest.Config{Without: []string{"cuDeviceGetUuid_v2"}}) // which is not needed
 	refused(t, other.Path, cuda.ErrNotLinked, "libcuda.so.1", "gorgonia")
 	if n := other.Calls(""); n != 0 {
 		t.Errorf("it was called %d times", n)

@@ -57,7 +57,7 @@ func TestNotDriver(t *testing.T) {
 func TestDriverTooOld(t *testing.T) {
 	old := cudatest.New(t, cudatest.Config{Version: 10020})
 	refused(t, old.Path, cuda.ErrDriverTooOld, "10.2", "11.0")
-	lacks := cudatest.New(t, cudatest.Config{Without: []string{"cuDevicePrimaryCtxRelease_v2"}})
+	lacks := cudatest.NewApart(t, cudatest.Config{Without: []string{"cuDevicePrimaryCtxRelease_v2"}})
 	refused(t, lacks.Path, cuda.ErrDriverTooOld, "cuDevicePrimaryCtxRelease_v2", "11.0")
 	if n := lacks.Calls("cuInit"); n != 0 {
 		t.Errorf("a driver that is too old was initialized")
@@ -86,7 +86,7 @@ func TestEachNeededFunction(t *testing.T) {
 		if !needed || name == "cuInit" || name == "cuDriverGetVersion" {
 			continue
 		}
-		e := cudatest.New(t, cudatest.Config{Without: []string{name}})
+		e := cudatest.NewApart(t, cudatest.Config{Without: []string{name}})
 		refused(t, e.Path, cuda.ErrDriverTooOld, name)
 	}
 }

@@ -25,9 +25,6 @@ type rig struct {
 
 func open(t testing.TB, cfg cudatest.Config) *rig {
 	t.Helper()
-	if cuda.Linked && len(cfg.Without) > 0 {
-		t.Skipf("needs a program that is not linked with a library that has %v", cfg.Without)
-	}
 	r := &rig{t: t, Emulator: cudatest.New(t, cfg)}
 	var err error
 	r.lib, err = cuda.Load(r.Path)

@@ -60,6 +60,22 @@ func TestUsersShareAQuota(t *testing.T) {
 	if err != nil || len(held) != 3 {
 		t.Fatalf("held: %+v, %v", held, err)
 	}
+	others := 0 // files of processes that are not root's
+	if err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil || info.Sys().(*syscall.Stat_t).Uid == 0 {
+			return err
+		}
+		if others++; info.Mode().Perm() != 0o644 {
+			t.Errorf("%s has mode %v: all must read it, and its owner alone write to it", path, info.Mode())
+		}
+		return nil
+	}); err != nil || others != 2 {
+		t.Errorf("%d files are those of other users than root, %v", others, err)
+	}
 	all[0].kill(t)
 	all[1].must(t, "charge 500")
 	if got := leaseFiles(t, dir); len(got) != 3 {

@@ -24,6 +24,8 @@ func TestLookup(t *testing.T) {
 		"a higher limit":        {node, map[string]string{limitVar: "2Gi"}, limitVar, "1024Mi"},
 		"a lower one":           {node, map[string]string{limitVar: "512Mi"}, limitVar, "512Mi"},
 		"a lower one, nvshare":  {node, map[string]string{otherLimitVar: "512Mi"}, limitVar, "512Mi"},
+		"a lower power of ten":  {node, map[string]string{limitVar: "1e9"}, limitVar, "1e9"},
+		"a higher power of ten": {node, map[string]string{limitVar: "1.1E9"}, limitVar, "1024Mi"},
 		"ours before nvshare's": {node, map[string]string{limitVar: "2Gi", otherLimitVar: "1Mi"}, limitVar, "1024Mi"},
 		"a lower share":         {node, map[string]string{limitVar: "20%"}, limitVar, "20%"},
 		"a higher share":        {node, map[string]string{limitVar: "26%"}, limitVar, "1024Mi"},

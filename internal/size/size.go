@@ -1,24 +1,27 @@
-// Package size reads and prints sizes in bytes, as flags, variables of the
-// environment and configuration files give them.
+// Package size reads and prints sizes in bytes, as flags, environment variables and configuration
+// files give them.
 //
 //	64Mi  64MiB          binary:  Ki Mi Gi Ti Pi Ei, with or without a B
 //	500M  500MB  10k     decimal: k M G T P E, with or without a B
+//	1e9   12E6  5000e-3  a power of ten; E alone is the unit above
 //	1.5GiB               an exact fraction: it must come to whole bytes
 //	4096                 bytes
 //	25%                  a share of a whole, where [ParseShare] reads it
 //
-// The units are those of Kubernetes' quantities. A size is above zero and fits
-// an int64; everything else (a sign, a space, a fraction of a byte, a milli
-// suffix, text behind the unit) is an error that quotes what was given, so
-// that a limit that was mistyped is never taken for no limit.
+// Units and exponents are those of Kubernetes' quantities
+// (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity). A size is
+// above zero and fits an int64. Everything else is an error that quotes the text: a sign, a space,
+// a fraction of a byte, a milli suffix, text behind the unit. A mistyped limit is never read as no
+// limit.
 //
-// [Format] prints the shortest text that [Parse] reads back to the same
-// number. [Approx] is for people, and not exact.
+// [Format] prints the shortest text that [Parse] reads back as the same number. [Approx] is for
+// people and is not exact.
 //
-// All functions are pure, and may be called at the same time.
+// All functions are pure and safe for concurrent use.
 package size
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -32,18 +35,21 @@ type unit struct {
 	bytes int64
 }
 
-// Largest first; binary first where both serve, because memory is made that way.
+// Largest first. Format tries the binary units first, because memory has binary sizes.
 var units = [...]unit{
 	{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
 	{"EB", 1e18}, {"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3},
 }
 
-// maxDigits bounds the text of a number: no size needs more, and the work on
-// hostile input stays small.
+// maxDigits is the longest text of a number that is read. No size needs more, and the limit bounds
+// the work on hostile input.
 const maxDigits = 100
 
-// Parse returns the number of bytes that s says. It is above zero; an error
-// quotes s.
+// maxExponent bounds the work in the same way. A number of maxDigits digits times this power of ten
+// is 0 or above the largest size, and divided by it less than a byte.
+const maxExponent = 2 * maxDigits
+
+// Parse returns the number of bytes that s stands for, which is above zero. An error quotes s.
 func Parse(s string) (int64, error) {
 	if s == "" {
 		return 0, fmt.Errorf("a size is missing: want a number of bytes, such as 512MiB")
@@ -52,11 +58,15 @@ func Parse(s string) (int64, error) {
 	if digits == "" {
 		return 0, fmt.Errorf("%s is not a size: %w", quote(s), errNoDigit(s))
 	}
+	exponent, ok := parseExponent(suffix)
+	if ok {
+		suffix = ""
+	}
 	bytes, err := unitBytes(suffix)
 	if err != nil {
 		return 0, fmt.Errorf("%s is not a size: %w", quote(s), err)
 	}
-	n, err := scale(digits, bytes)
+	n, err := scale(digits, exponent, bytes)
 	if err != nil {
 		return 0, fmt.Errorf("%s is not a size: %w", quote(s), err)
 	}
@@ -72,7 +82,20 @@ func splitNumber(s string) (number, rest string) {
 	return s[:i], s[i:]
 }
 
-// errNoDigit says what is wrong with a text that begins with no digit.
+// parseExponent returns the power of ten of a suffix such as e9 or E-3, and false for any other
+// suffix. It returns a power beyond maxExponent as maxExponent with the same sign.
+func parseExponent(suffix string) (exponent int, ok bool) {
+	if suffix == "" || suffix[0] != 'e' && suffix[0] != 'E' {
+		return 0, false
+	}
+	exponent, err := strconv.Atoi(suffix[1:])
+	if errors.Is(err, strconv.ErrSyntax) {
+		return 0, false
+	}
+	return max(-maxExponent, min(exponent, maxExponent)), true
+}
+
+// errNoDigit returns the reason why a text that begins with no digit is not a size.
 func errNoDigit(s string) error {
 	if strings.HasPrefix(s, "-") {
 		return fmt.Errorf("it is negative")
@@ -97,7 +120,8 @@ func unitBytes(suffix string) (int64, error) {
 	case suffix == "K" || suffix == "KB":
 		return 0, fmt.Errorf("write k for 1000 bytes or Ki for 1024")
 	}
-	return 0, fmt.Errorf("%s is not a unit: want Ki Mi Gi Ti Pi Ei, k M G T P E, each with or without B, or nothing for bytes", quote(suffix))
+	return 0, fmt.Errorf("%s is not a unit: want Ki Mi Gi Ti Pi Ei, k M G T P E, each with or without B, "+
+		"an exponent such as e9, or nothing for bytes", quote(suffix))
 }
 
 // checkNumber accepts digits, and digits with one point between them.
@@ -112,12 +136,12 @@ func checkNumber(number string) error {
 	return nil
 }
 
-// scale returns number × bytes.
-func scale(number string, bytes int64) (int64, error) {
+// scale returns number × 10^exponent × bytes.
+func scale(number string, exponent int, bytes int64) (int64, error) {
 	if err := checkNumber(number); err != nil {
 		return 0, err
 	}
-	r, ok := new(big.Rat).SetString(number)
+	r, ok := new(big.Rat).SetString(fmt.Sprintf("%se%d", number, exponent))
 	if !ok {
 		return 0, fmt.Errorf("%s is not a number", quote(number))
 	}
@@ -133,7 +157,7 @@ func scale(number string, bytes int64) (int64, error) {
 	return r.Num().Int64(), nil
 }
 
-// quote shows s in an error message, cut when it is long.
+// quote returns s in quotes for an error message, and only its beginning if it is long.
 func quote(s string) string {
 	const most = 60
 	if len(s) > most {
@@ -142,10 +166,9 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// Format prints n as the shortest text that Parse reads back to n, with at
-// most three decimals; between texts of one length a binary unit is preferred,
-// then a decimal one: 1.5GiB, 500MB, 1537. What Parse would refuse (zero and
-// below) is printed as a plain number.
+// Format returns the shortest text that Parse reads back as n, with at most three decimals. Among
+// texts of one length it prefers a binary unit, then a decimal one: 1.5GiB, 500MB, 1537. It returns
+// zero and negative numbers, which Parse refuses, as plain numbers.
 func Format(n int64) string {
 	best := strconv.FormatInt(n, 10)
 	if n <= 0 {
@@ -167,7 +190,7 @@ func Format(n int64) string {
 	return best
 }
 
-// exact prints n in u, if three decimals are enough.
+// exact returns n in the unit u, and false if that takes more than three decimals.
 func exact(n int64, u unit) (string, bool) {
 	whole, rest := n/u.bytes, n%u.bytes
 	if rest == 0 {
@@ -182,8 +205,8 @@ func exact(n int64, u unit) (string, bool) {
 	return strconv.FormatInt(whole, 10) + "." + decimals + u.name, true
 }
 
-// Approx prints n for people, in the largest binary unit that it reaches and
-// with one decimal: 251.5 GiB. It does not read back exactly.
+// Approx returns n for people, in the largest binary unit that it reaches and with one decimal:
+// 251.5 GiB. It does not read back exactly.
 func Approx(n int64) string {
 	if n < 0 {
 		// Not -n: the smallest int64 has no counterpart.
@@ -192,8 +215,8 @@ func Approx(n int64) string {
 	return approx(uint64(n))
 }
 
-// Apart prints two sizes for people: as Approx does, or in bytes where that would hide that
-// they differ.
+// Apart returns two sizes for people: as Approx does, or in bytes where Approx would hide that they
+// differ.
 func Apart(a, b int64) (string, string) {
 	x, y := Approx(a), Approx(b)
 	if a != b && x == y {
@@ -208,7 +231,7 @@ func approx(n uint64) string {
 	}
 	var u unit
 	for _, u = range units {
-		// From where it would print as 1.0, so that no text says 1024.0.
+		// The least number that prints as 1.0, so that no text is 1024.0.
 		if float64(n) >= float64(u.bytes)*(1-0.05/1024) {
 			break
 		}
@@ -216,8 +239,8 @@ func approx(n uint64) string {
 	return strconv.FormatFloat(float64(n)/float64(u.bytes), 'f', 1, 64) + " " + u.name
 }
 
-// Largest returns the largest size from least to most whose charge is at most room. That of least
-// is; a charge is never below its size, and does not fall when the size rises.
+// Largest returns the largest size from least to most whose charge is at most room. The charge of
+// least must be at most room, and a charge must not be below its size or fall when the size rises.
 func Largest(charge func(size int64) int64, least, most, room int64) int64 {
 	most = min(most, room)
 	if charge(most) <= room {

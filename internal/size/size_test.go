@@ -36,6 +36,9 @@ func TestParse(t *testing.T) {
 		{"1.5GiB", 3 << 29}, {"0.5Ki", 512}, {"0.001k", 1}, {"1.25M", 1250000}, {"0.0009765625Ki", 1},
 		{"7.5Ei", 15 << 59}, {"9.223372036854775807E", math.MaxInt64},
 		{"1.50000000000000000000000000000000000000Gi", 3 << 29},
+		{"1e9", 1e9}, {"1E9", 1e9}, {"12E6", 12e6}, {"1e0", 1}, {"1.5e3", 1500},
+		{"1e+3", 1000}, {"1E+3", 1000}, {"5000e-3", 5}, {"1E-0", 1}, {"1e018", 1e18}, {"0.000001e6", 1},
+		{"9.223372036854775807e18", math.MaxInt64}, {"9223372036854775807000E-3", math.MaxInt64},
 	} {
 		got, err := size.Parse(c.text)
 		if err != nil || got != c.want {
@@ -55,7 +58,16 @@ func TestParseErrors(t *testing.T) {
 		{"5gib", "not a unit"}, {"5GIB", "not a unit"}, {"5Mib", "not a unit"}, {"5Kib", "not a unit"}, {"5mB", "not a unit"},
 		{"5GiBx", "not a unit"}, {"5Gi5", "not a unit"}, {"5MiMi", "not a unit"}, {"5 GiB", "space"}, {"5GiB ", "space"}, {"5GiB\n", "space"},
 		{" 5GiB", "a digit"}, {"\t", "a digit"}, {" ", "a digit"},
-		{"1e3", "not a unit"}, {"1E3", "not a unit"}, {"0x10", "not a unit"}, {"1_000", "not a unit"}, {"1,5Gi", "not a unit"},
+		{"1e", "not a unit"}, {"1e+", "not a unit"}, {"1e-", "not a unit"}, {"1e3.5", "not a unit"},
+		{"1e1e1", "not a unit"}, {"1ee3", "not a unit"}, {"1e3Ki", "not a unit"}, {"1e9B", "not a unit"},
+		{"1Ei3", "not a unit"}, {"1e 3", "space"}, {"1e--3", "not a unit"}, {"1e_3", "not a unit"},
+		{"-1e9", "negative"}, {"+1e9", "a digit"}, {"e9", "a digit"}, {"E9", "a digit"}, {".5e3", "point"},
+		{"5.e3", "point"}, {"0e9", "above zero"}, {"0e99999999999999999999", "above zero"},
+		{"1e-1", "whole number"}, {"1.5e0", "whole number"}, {"1.2345e3", "whole number"},
+		{"1e-99999999999999999999", "whole number"}, {"1e19", "largest"}, {"9223372036854775808e0", "largest"},
+		{"9.223372036854775808e18", "largest"}, {"1e1000000000", "largest"},
+		{"1e99999999999999999999", "largest"}, {"0." + strings.Repeat("0", 97) + "1e199", "largest"},
+		{"0x10", "not a unit"}, {"1_000", "not a unit"}, {"1,5Gi", "not a unit"},
 		{"NaN", "a digit"}, {"Inf", "a digit"}, {"٣", "a digit"}, {"5%", "not a unit"}, {"1\x00", "not a unit"},
 		{".", "point"}, {".5Gi", "point"}, {"5.Gi", "point"}, {"1.2.3", "point"}, {"1..2", "point"},
 		{"0.0001k", "whole number"}, {"1.1Ki", "whole number"}, {"0.5", "whole number"}, {"1.0000000000000000000001Gi", "whole number"},
@@ -68,7 +80,7 @@ func TestParseErrors(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), c.says) {
-			t.Errorf("Parse(%.80q): %v; want it to say %q", c.text, err, c.says)
+			t.Errorf("Parse(%.80q): %v; want it to contain %q", c.text, err, c.says)
 		}
 		if len(c.text) < 60 && c.text != "" && !strings.Contains(err.Error(), fmt.Sprintf("%q", c.text)) {
 			t.Errorf("Parse(%q): %v; want the text quoted", c.text, err)
@@ -194,7 +206,10 @@ func FuzzShare(f *testing.F) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"1", "1.5GiB", "0.0001k", "8EiB", "9.223372036854775807E", "5m", "1e3", "0x1", "-1", " 1", "1%", "12.5%", "٣"} {
+	for _, s := range []string{
+		"1", "1.5GiB", "0.0001k", "8EiB", "9.223372036854775807E", "5m", "1e3", "1.5E+3", "1e-3", "1e999999999",
+		"0x1", "-1", " 1", "1%", "12.5%", "٣",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

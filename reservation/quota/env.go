@@ -46,7 +46,7 @@ type Settings struct {
 
 // FromEnv reads the settings from the variables that lookup, such as os.LookupEnv, finds:
 //
-//	SPILLWAY_GPU_MEMORY_LIMIT          a size, or a share of the memory of the GPUs: 4GiB, 25%
+//	SPILLWAY_GPU_MEMORY_LIMIT          a size, or a share of the memory of the GPUs: 4GiB, 4e9, 25%
 //	SPILLWAY_GPU_MEMORY_OVERSUB_RATIO  how much of the memory quotas may promise: 1.5
 //	SPILLWAY_GPU_PHYSICAL_MEMORY_MB    how many MiB each GPU counts as having
 //	SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger; see Settings.Ledger

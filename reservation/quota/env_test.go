@@ -32,9 +32,12 @@ func TestFromEnv(t *testing.T) {
 		ledger   string
 		group    string
 	}{
-		"nothing":          {},
-		"limit":            {env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=4Gi"}, limit: "4GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
-		"share":            {env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=12.5%"}, limit: "12.5%", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
+		"nothing": {},
+		"limit":   {env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=4Gi"}, limit: "4GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
+		"share":   {env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=12.5%"}, limit: "12.5%", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
+		"exponent": {
+			env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=1e9"}, limit: "1GB", source: "SPILLWAY_GPU_MEMORY_LIMIT",
+		},
 		"fallback":         {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=500MB"}, limit: "500MB", source: "NVSHARE_GPU_MEMORY_LIMIT"},
 		"ours comes first": {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=1Gi", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
 		"theirs may be wrong if ours is set": {
@@ -79,7 +82,9 @@ func TestFromEnv(t *testing.T) {
 // variable, and never means "no limit".
 func TestWrongEnvironment(t *testing.T) {
 	sizes := []string{
-		"", "0", "0Gi", "-1", "-1Gi", "5m", "5K", "5KB", "Gi", "5 GiB", "5GiBx", " 5GiB", "5GiB ", "1e3", "0x10", "NaN", "Inf", "none",
+		"", "0", "0Gi", "-1", "-1Gi", "5m", "5K", "5KB", "Gi", "5 GiB", "5GiBx", " 5GiB", "5GiB ",
+		"1e", "1e3Gi", "1e-1", "1e19", "0e9",
+		"0x10", "NaN", "Inf", "none",
 		"unlimited", "9223372036854775808", "8Ei", "16E", ".5Gi", "1.1Ki", "0%", "101%", "-5%", "%", "5%%", "1,5Gi", "1_000",
 	}
 	ratios := []string{"", "0", "-1", "-0.5", "NaN", "nan", "Inf", "+Inf", "-Inf", "inf", "1/2", "0x1p1", "1_0", "1.5x", " 1", "1 ", "1e400", "1e-400", "one", "1..5", "1e", "0e0", "--1"}

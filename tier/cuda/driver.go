@@ -1,6 +1,6 @@
-// Package cuda makes NVIDIA GPUs devices of the engine. The driver is bound at run
-// time, so a program needs no toolkit and no build flags, and runs where there is no
-// GPU, too: Load says then what is missing.
+// Package cuda makes NVIDIA GPUs devices of the engine. It binds the driver at run time, so a
+// program needs no toolkit and no build flags, and also runs where there is no GPU: Load returns an
+// error that says what is missing.
 //
 //	Driver    NVIDIA's driver library, loaded
 //	  │ Open
@@ -16,14 +16,30 @@
 // driver's other functions wait for all work of a GPU. Each device knows its allocations, so that
 // mistakes in arguments are refused before they reach the driver.
 //
-// Other code's allocations on the GPU, made in any way, can be used while they are borrowed
-// (tier.Borrower). The driver is queried whether they are there. Events are shared, too: ShareEvent
-// makes a CUevent behind a stream's work, and AwaitShared waits for a foreign one. While memory of
-// the device's is lent (tier.Lender), Close leaves its memory, its context and those events, and no
-// thread. The last loan to end gives these up.
+// Freed memory is retired until the device has come to that point of its stream. Each event takes
+// notice of the frees before it.
 //
-// What is freed is retired until the device has come to that point of its stream. Each event
-// takes notice of the frees before it.
+// # Other code in the process
+//
+// Other code that calls the driver, such as a program's kernels, shares contexts, streams, events
+// and memory with a device:
+//
+//	             made by the program,     made by the device,
+//	             used by the device       used by the program
+//	CUcontext    Config.Context           ContextOf
+//	CUstream     AdoptStream              StreamOf
+//	CUevent      AdoptEvent               ShareEvent
+//	CUdeviceptr  tier.Borrower            tier.Addr, the same number; tier.Lender keeps it
+//
+// Each side destroys what it has made, and only that. Handles are numbers here; package
+// tier/cuda/gorgonia converts them for programs that use gorgonia.org/cu. A device makes its
+// context current only for the length of a call, on the thread that makes the call, and restores
+// what was current there. So other code may have any context current on any thread, and must make
+// the device's current itself before it works with the device's streams.
+//
+// A device queries the driver whether borrowed memory is there. While memory of the device is lent,
+// Close leaves its memory, its context and its shared events, and no thread. The last loan to end
+// gives these up.
 //
 // # Host memory
 //
@@ -119,10 +135,10 @@ type Config struct {
 	// and what is not in use can be given back to others.
 	OnePiece bool
 	// Context, if not 0, is a CUcontext of the program's that the device uses instead of the GPU's
-	// primary one. It must be of the GPU that Ordinal says. It stays the
-	// program's. It must exist until the device is closed and nothing of it is lent any more
-	// (tier.Lender). It must also outlive all other devices that have the same host memory pinned:
-	// that is registered in one context.
+	// primary one. It must be of the GPU that Ordinal names. The program destroys it, after the
+	// device is closed and all loans of its memory have ended (tier.Lender). It must also outlive
+	// all other devices that have the same host memory pinned, because that is registered in one
+	// context.
 	Context uintptr
 }
 

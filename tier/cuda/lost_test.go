@@ -96,6 +96,44 @@ func TestContextIsLost(t *testing.T) {
 	}
 }
 
+// TestContextIsLostBehindAnIdleStream: the context is lost after an event was put behind a stream
+// without work. The event must not report success, and the loss is reported.
+func TestContextIsLostBehindAnIdleStream(t *testing.T) {
+	e := cudatest.New(t, cudatest.Config{})
+	lib, err := cuda.Load(e.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := lib.OpenDevice(cuda.Config{Memory: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var losses []error
+	d.OnLost(func(why error) { losses = append(losses, why) })
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, symbol := range []string{"cuEventQuery", "cuMemGetInfo_v2"} { // all that the device then asks
+		e.Fail(symbol, 0, driver.ErrIllegalAddress, -1)
+	}
+	event, err := d.Record(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-event.Done()
+	if err := event.Err(); !errors.Is(err, driver.ErrIllegalAddress) {
+		t.Errorf("the event ended with %v", err)
+	}
+	if len(losses) != 1 || !errors.Is(losses[0], driver.ErrIllegalAddress) {
+		t.Errorf("the losses are %v", losses)
+	}
+	e.ClearFailures()
+	if err := d.Close(); !errors.Is(err, driver.ErrIllegalAddress) {
+		t.Errorf("the device was closed with %v", err)
+	}
+}
+
 // An error that may mean anything is no loss while the context answers: nothing is taken for free
 // that is not.
 func TestUnknownErrorIsNoLoss(t *testing.T) {

@@ -5,6 +5,7 @@ package cuda_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"testing"
@@ -122,20 +123,22 @@ func TestClosedPeersAreForgotten(t *testing.T) {
 // whomever of the devices that share it is the last.
 func TestUnpinnedByTheLast(t *testing.T) {
 	for _, adopted := range []bool{false, true} {
-		r := load(t, cudatest.Config{Devices: 2})
-		r.Set("unregister_home", 1)
-		cfg := cuda.Config{Memory: 1 << 20}
-		if adopted {
-			cfg.Context = r.context(t, 0)
-		}
-		first, second := r.open(t, cfg), r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20})
-		mem := page(t)
-		must(t, first.Pin(mem))
-		must(t, second.Pin(mem))
-		must(t, first.Unpin(mem))
-		must(t, second.Unpin(mem))
-		if n := r.Live("registrations"); n != 0 {
-			t.Errorf("%d registrations are left", n)
-		}
+		t.Run(fmt.Sprintf("adopted=%t", adopted), func(t *testing.T) {
+			r := load(t, cudatest.Config{Devices: 2})
+			r.Set("unregister_home", 1)
+			cfg := cuda.Config{Memory: 1 << 20}
+			if adopted {
+				cfg.Context = r.context(t, 0)
+			}
+			first, second := r.open(t, cfg), r.open(t, cuda.Config{Ordinal: 1, Memory: 1 << 20})
+			mem := page(t)
+			must(t, first.Pin(mem))
+			must(t, second.Pin(mem))
+			must(t, first.Unpin(mem))
+			must(t, second.Unpin(mem))
+			if n := r.Live("registrations"); n != 0 {
+				t.Errorf("%d registrations are left", n)
+			}
+		})
 	}
 }

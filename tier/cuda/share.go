@@ -86,11 +86,15 @@ func (d *gpu) AwaitShared(ctx context.Context, event uintptr) error {
 	return err
 }
 
-// behind makes s wait for the work before a CUevent, and returns an event behind that.
+// behind makes s wait for the work before a CUevent of other code, and returns an event behind
+// that.
 func (s *stream) behind(e cuda.Event) (tier.Event, error) {
 	if err := s.dev.dev.Here(func(c *cuda.Calls) error { return c.WaitEvent(s.handle, e) }); err != nil {
 		return nil, fmt.Errorf("cuda: waiting for the event %#x of others: %w", uintptr(e), err)
 	}
+	s.dev.mu.Lock()
+	s.busy = true
+	s.dev.mu.Unlock()
 	return s.record()
 }
 

@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"testing"
 
@@ -164,81 +165,84 @@ func TestNoSharedEventBehindAFailure(t *testing.T) {
 // with no more of it, and not with unallocated memory.
 func TestBorrow(t *testing.T) {
 	for _, onePiece := range []bool{false, true} {
-		r := load(t, cudatest.Config{Memory: 4 << 20})
-		owner, d := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, OnePiece: onePiece})
-		so, err := owner.NewStream()
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := d.NewStream()
-		if err != nil {
-			t.Fatal(err)
-		}
-		const n = 3 * 512
-		a, err := owner.Alloc(so, n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fill := func(at tier.Addr, n int64) error { return errors.Join(d.Fill(s, at, 7, n), s.Sync()) }
-		if fill(a, 1) == nil {
-			t.Error("what is not borrowed was written")
-		}
-		for name, c := range map[string]struct {
-			addr tier.Addr
-			size int64
-		}{"nothing": {a, 0}, "too much": {a + 512, n}, "nowhere": {12345, 1}} {
-			if _, err := d.Borrow(c.addr, c.size); err == nil {
-				t.Errorf("%s: borrowed", name)
-			}
-		}
-		borrow := func(at tier.Addr, n int64) func() {
-			t.Helper()
-			end, err := d.Borrow(at, n)
+		t.Run(fmt.Sprintf("one piece=%t", onePiece), func(t *testing.T) {
+			r := load(t, cudatest.Config{Memory: 4 << 20})
+			owner := r.open(t, cuda.Config{Memory: 1 << 20})
+			d := r.open(t, cuda.Config{Memory: 1 << 20, OnePiece: onePiece})
+			so, err := owner.NewStream()
 			if err != nil {
 				t.Fatal(err)
 			}
-			return end
-		}
-		// Loans in each other: the end of one does not end the others.
-		all, part, again, tail := borrow(a, n), borrow(a, 10), borrow(a, n), borrow(a+1024, 512)
-		all()
-		part()
-		for _, at := range []tier.Addr{a, a + 5, a + 1030, a + n - 1} {
-			if err := fill(at, 1); err != nil {
-				t.Errorf("byte %d of what is borrowed: %v", at-a, err)
+			s, err := d.NewStream()
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-		if fill(a, n+1) == nil {
-			t.Error("more than is borrowed was written")
-		}
-		again()
-		if err := fill(a+1024, 512); err != nil || fill(a+1023, 2) == nil || fill(a, 1) == nil {
-			t.Errorf("with the tail borrowed: %v, or more was written", err)
-		}
-		tail()
-		if fill(a+1024, 1) == nil {
-			t.Error("what is not borrowed any more was written")
-		}
-		own, err := d.Alloc(s, 512)
-		if err != nil {
-			t.Fatal(err)
-		}
-		borrow(own, 512)()
-		if err := fill(own, 512); err != nil {
-			t.Errorf("what is the device's own is gone: %v", err)
-		}
-		if err := errors.Join(d.Free(s, own), s.Sync(), owner.Free(so, a), so.Sync()); err != nil {
-			t.Fatal(err)
-		}
-		for name, at := range map[string]tier.Addr{"its own memory": own, "another's": a} {
-			if end, err := d.Borrow(at, 1); err == nil {
-				end()
-				t.Errorf("%s was borrowed after it was freed", name)
+			const n = 3 * 512
+			a, err := owner.Alloc(so, n)
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-		r.Fail("cuMemGetAddressRange_v2", 0, driver.ErrNotInitialized, 1)
-		if _, err := d.Borrow(a, 1); !errors.Is(err, driver.ErrNotInitialized) {
-			t.Errorf("a driver that does not answer: %v", err)
-		}
+			fill := func(at tier.Addr, n int64) error { return errors.Join(d.Fill(s, at, 7, n), s.Sync()) }
+			if fill(a, 1) == nil {
+				t.Error("what is not borrowed was written")
+			}
+			for name, c := range map[string]struct {
+				addr tier.Addr
+				size int64
+			}{"nothing": {a, 0}, "too much": {a + 512, n}, "nowhere": {12345, 1}} {
+				if _, err := d.Borrow(c.addr, c.size); err == nil {
+					t.Errorf("%s: borrowed", name)
+				}
+			}
+			borrow := func(at tier.Addr, n int64) func() {
+				t.Helper()
+				end, err := d.Borrow(at, n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return end
+			}
+			// Loans in each other: the end of one does not end the others.
+			all, part, again, tail := borrow(a, n), borrow(a, 10), borrow(a, n), borrow(a+1024, 512)
+			all()
+			part()
+			for _, at := range []tier.Addr{a, a + 5, a + 1030, a + n - 1} {
+				if err := fill(at, 1); err != nil {
+					t.Errorf("byte %d of what is borrowed: %v", at-a, err)
+				}
+			}
+			if fill(a, n+1) == nil {
+				t.Error("more than is borrowed was written")
+			}
+			again()
+			if err := fill(a+1024, 512); err != nil || fill(a+1023, 2) == nil || fill(a, 1) == nil {
+				t.Errorf("with the tail borrowed: %v, or more was written", err)
+			}
+			tail()
+			if fill(a+1024, 1) == nil {
+				t.Error("what is not borrowed any more was written")
+			}
+			own, err := d.Alloc(s, 512)
+			if err != nil {
+				t.Fatal(err)
+			}
+			borrow(own, 512)()
+			if err := fill(own, 512); err != nil {
+				t.Errorf("what is the device's own is gone: %v", err)
+			}
+			if err := errors.Join(d.Free(s, own), s.Sync(), owner.Free(so, a), so.Sync()); err != nil {
+				t.Fatal(err)
+			}
+			for name, at := range map[string]tier.Addr{"its own memory": own, "another's": a} {
+				if end, err := d.Borrow(at, 1); err == nil {
+					end()
+					t.Errorf("%s was borrowed after it was freed", name)
+				}
+			}
+			r.Fail("cuMemGetAddressRange_v2", 0, driver.ErrNotInitialized, 1)
+			if _, err := d.Borrow(a, 1); !errors.Is(err, driver.ErrNotInitialized) {
+				t.Errorf("a driver that does not answer: %v", err)
+			}
+		})
 	}
 }

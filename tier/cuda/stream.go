@@ -12,8 +12,9 @@ import (
 
 // stream is a stream of the GPU's. What is not fixed is guarded by the device's lock.
 type stream struct {
-	dev    *gpu
-	handle cuda.Stream
+	dev     *gpu
+	handle  cuda.Stream
+	adopted bool // the handle is the program's
 	// turn holds a token while a goroutine records: the owner of the stream, or a reaper. Two at
 	// once could take what is due in one order and record in the other. Then the event behind which
 	// nothing is due could be the first to be done.
@@ -184,7 +185,10 @@ func (s *stream) end() error {
 	if s.scratch != 0 {
 		_ = s.dev.source.unscratch(s, s.scratch) // refused, it goes with the context
 	}
-	err := s.dev.surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
+	var err error
+	if !s.adopted {
+		err = s.dev.surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
+	}
 	s.dev.mu.Lock()
 	delete(s.dev.mu.streams, s)
 	word, waited, failed := s.word, s.waited, s.err != nil

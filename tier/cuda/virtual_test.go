@@ -225,27 +225,29 @@ func TestBorrowWhateverTheDriverAnswers(t *testing.T) {
 			})
 		}
 		for _, code := range []driver.Code{driver.ErrInvalidValue, driver.ErrNotFound, driver.ErrNotSupported} {
-			r := load(t, cudatest.Config{})
-			theirs := newWork(t, r.open(t, cuda.Config{Memory: 8 << 20, OnePiece: onePiece}))
-			at := theirs.alloc(5 << 20)
-			theirs.wait()
-			d := r.open(t, cuda.Config{Memory: 1 << 20})
-			asked := 0
-			for n, more := int64(0), true; more; n++ {
-				before, pushed := r.Calls(""), r.Calls("cuCtxPushCurrent_v2")
-				r.Fail("", n, code, 1)
-				end, err := d.Borrow(at, 5<<20)
-				r.ClearFailures()
-				if more = r.Calls("")-before > n; err == nil {
-					end()
-					asked++
-				} else if n > 0 || r.Calls("cuCtxPushCurrent_v2") == pushed {
-					t.Errorf("%s: call %d answered by %v: %v", name, n, code, err)
+			t.Run(fmt.Sprint(name, code), func(t *testing.T) {
+				r := load(t, cudatest.Config{})
+				theirs := newWork(t, r.open(t, cuda.Config{Memory: 8 << 20, OnePiece: onePiece}))
+				at := theirs.alloc(5 << 20)
+				theirs.wait()
+				d := r.open(t, cuda.Config{Memory: 1 << 20})
+				asked := 0
+				for n, more := int64(0), true; more; n++ {
+					before, pushed := r.Calls(""), r.Calls("cuCtxPushCurrent_v2")
+					r.Fail("", n, code, 1)
+					end, err := d.Borrow(at, 5<<20)
+					r.ClearFailures()
+					if more = r.Calls("")-before > n; err == nil {
+						end()
+						asked++
+					} else if n > 0 || r.Calls("cuCtxPushCurrent_v2") == pushed {
+						t.Errorf("%s: call %d answered by %v: %v", name, n, code, err)
+					}
 				}
-			}
-			if asked < 3 {
-				t.Errorf("%s: %d calls were refused", name, asked)
-			}
+				if asked < 3 {
+					t.Errorf("%s: %d calls were refused", name, asked)
+				}
+			})
 		}
 	}
 }

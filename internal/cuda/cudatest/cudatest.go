@@ -15,9 +15,10 @@
 // side. The files are in the test's temporary directory. Where there is no C compiler
 // New skips the test and says so. It takes no locks of the module's.
 //
-// With the tag gorgonia the program is linked with a library, which must be the emulator, and New
-// makes that as new: tests one after another have it, and what they left in it must have been given
-// up.
+// With the tag gorgonia the program is linked with one library, which must be the emulator. Tests
+// take turns with it, also those that run in parallel. New resets it, so each test must have given
+// up what it made there. Tests that need two libraries at once, or one that lacks functions, are
+// skipped then.
 package cudatest
 
 import (

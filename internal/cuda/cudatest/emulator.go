@@ -3,6 +3,8 @@ package cudatest
 import (
 	"embed"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/cfake"
@@ -30,40 +32,93 @@ type Emulator struct {
 	abandoned     func(kind string) int64
 	settle        func()
 	reset         func() int32
+	start         func(flags uint32) int32 // as gorgonia.org/cu does when the program starts; it may refuse
 }
 
-// New makes a library for the test, or skips the test where none can be compiled.
+// New makes a library for the test. It skips the test where no library can be compiled. A program
+// with the tag gorgonia has one library, so New waits there until the test that has it has ended.
+// It skips a test that needs functions to be missing, or that has contexts in the library already.
 func New(t testing.TB, cfg Config) *Emulator {
+	t.Helper()
+	if !cuda.Linked {
+		return NewApart(t, cfg)
+	}
+	if len(cfg.Without) > 0 {
+		t.Skipf("needs a driver without %v, and a build without the tag gorgonia, which links one with all", cfg.Without)
+	}
+	again := linked.take(t)
+	e := bind(t, cuda.DefaultPath)
+	t.Cleanup(func() { // for tests that work with the driver which they find, without New
+		e.reset()
+		e.start(0)
+	})
+	switch refused := e.reset() != 0; {
+	case refused && again:
+		t.Skip("needs two CUDA emulators at once, and a build without the tag gorgonia, which has one")
+	case refused:
+		t.Fatal("the CUDA emulator is still in use by a test before")
+	}
+	cfg.set(e.Set)
+	e.start(0)
+	return e
+}
+
+// NewApart is New for a library of the test's own in every build. With the tag gorgonia such a
+// library can be looked at, but the program refuses to work with it.
+func NewApart(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
 	if !dynlib.Supported {
 		t.Skip("needs the CUDA emulator, which is for Linux on amd64 and arm64")
 	}
-	e := &Emulator{t: t}
-	shared := cuda.Linked && len(cfg.Without) == 0 // one that lacks something can be looked at, if not worked with
-	if shared {
-		e.Path = cuda.DefaultPath
-	} else {
-		e.Path = emulator.Write(t, cfg.Without...)
-	}
-	lib, err := dynlib.Open(e.Path)
+	e := bind(t, emulator.Write(t, cfg.Without...))
+	cfg.set(e.Set)
+	return e
+}
+
+// bind loads the library at path and finds the functions by which tests control it.
+func bind(t testing.TB, path string) *Emulator {
+	t.Helper()
+	lib, err := dynlib.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if lib.Find("emu_reset") == 0 {
 		t.Skip("needs a program that is not linked with another CUDA driver")
 	}
+	e := &Emulator{t: t, Path: path}
 	for name, f := range map[string]any{
 		"emu_set": &e.set, "emu_fail": &e.fail, "emu_fail_work": &e.failWork, "emu_clear_failures": &e.clearFailures,
 		"emu_calls": &e.calls, "emu_live": &e.live, "emu_abandoned": &e.abandoned, "emu_settle": &e.settle,
-		"emu_reset": &e.reset,
+		"emu_reset": &e.reset, "cuInit": &e.start,
 	} {
 		dynlib.Bind(lib, name, f)
 	}
-	if shared && e.reset() != 0 {
-		t.Fatal("the CUDA emulator is still in use by a test before")
-	}
-	cfg.set(e.Set)
 	return e
+}
+
+// linked is the one library of a program with the tag gorgonia. One test has it at a time.
+var linked = turn{free: make(chan struct{}, 1)}
+
+type turn struct {
+	free   chan struct{}          // holds a token while a test has its turn
+	holder atomic.Pointer[string] // the name of that test
+}
+
+// take gives the turn to t until t ends. It reports whether t, or a test that t is part of, has it
+// already.
+func (l *turn) take(t testing.TB) (again bool) {
+	t.Helper()
+	name := t.Name()
+	if h := l.holder.Load(); h != nil && strings.HasPrefix(name+"/", *h+"/") {
+		return true
+	}
+	l.free <- struct{}{}
+	l.holder.Store(&name)
+	t.Cleanup(func() {
+		l.holder.Store(nil)
+		<-l.free
+	})
+	return false
 }
 
 // Set changes a setting: delay_ns, bytes_per_second, peer, lying_peer, register_limit or capturing

@@ -114,7 +114,7 @@ func (a *arrowFile) next(context.Context) (arrow.RecordBatch, error) {
 		return nil, err
 	}
 	a.i++
-	return checked(rec)
+	return rec, nil
 }
 
 func (a *arrowFile) close() error { return a.r.Close() }
@@ -147,7 +147,7 @@ func (a *arrowStream) next(context.Context) (arrow.RecordBatch, error) {
 	}
 	rec := a.r.RecordBatch()
 	rec.Retain()
-	return checked(rec)
+	return rec, nil
 }
 
 func (a *arrowStream) close() error {

@@ -20,29 +20,28 @@ import (
 // byteOrderMark is U+FEFF in UTF-8, with which some spreadsheets begin a file.
 const byteOrderMark = "\xef\xbb\xbf"
 
-// separators are what may stand between values.
+// separators are the characters that may separate values.
 const separators = ",\t;|"
 
-// defaultCSVRows makes batches of a few MiB from the usual table.
+// defaultCSVRows makes batches of a few MiB of a typical table.
 const defaultCSVRows = 1 << 16
 
-// cancelEvery is how many lines the inference reads between two looks at its context.
+// cancelEvery is how many rows the inference reads between two looks at its context.
 const cancelEvery = 4096
 
-// csvFile reads a CSV file with a header line. It goes over the file twice:
-// once to learn the type of each column from all of its values, once to read
-// them. arrow-go's own inference looks at the first row only, and then fails on the
-// first 1.5 of a column that began with 1.
+// csvFile reads a CSV file with a header line. It reads the file twice: once to learn the type of
+// each column from all of its values, once to build batches. arrow-go's own inference reads the
+// first row only, and then fails on the first 1.5 of a column that began with 1.
 type csvFile struct {
 	r    *csv.Reader
-	line int64 // rows given so far
+	line int64 // rows returned so far
 }
 
 func newCSV(ctx context.Context, f *os.File, mem memory.Allocator, rows int64) (decoder, error) {
 	if rows <= 0 {
 		rows = defaultCSVRows
 	}
-	text, err := rewound(f)
+	text, err := rewound(f, false)
 	if err != nil {
 		return nil, err
 	}
@@ -50,11 +49,19 @@ func newCSV(ctx context.Context, f *os.File, mem memory.Allocator, rows int64) (
 	if err != nil {
 		return nil, err
 	}
+	_, header, err := newRows(text, comma)
+	if err != nil {
+		return nil, err
+	}
+	single := len(header) == 1
+	if text, err = rewound(f, single); err != nil {
+		return nil, err
+	}
 	schema, err := infer(ctx, text, comma)
 	if err != nil {
 		return nil, err
 	}
-	if text, err = rewound(f); err != nil {
+	if text, err = rewound(f, single); err != nil {
 		return nil, err
 	}
 	return &csvFile{r: csv.NewReader(text, schema,
@@ -85,28 +92,104 @@ func (c *csvFile) close() error {
 	return nil
 }
 
-// rewound returns the file's text from the start, without a byte order mark.
-func rewound(f *os.File) (*bufio.Reader, error) {
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
+// rewound returns the file's text from the start, without a byte order mark, and its lines as
+// lineReader returns them.
+func rewound(f *os.File, single bool) (*bufio.Reader, error) {
+	head := make([]byte, len(byteOrderMark))
+	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
 		return nil, err
 	}
-	r := bufio.NewReaderSize(f, 1<<20)
-	if head, _ := r.Peek(len(byteOrderMark)); bytes.Equal(head, []byte(byteOrderMark)) {
-		r.Discard(len(byteOrderMark)) // buffered: cannot fail
+	start := int64(0)
+	if string(head) == byteOrderMark {
+		start = int64(len(head))
 	}
-	return r, nil
+	if _, err := f.Seek(start, io.SeekStart); err != nil {
+		return nil, err
+	}
+	return bufio.NewReaderSize(&lineReader{r: f, single: single, blank: true}, 1<<16), nil
 }
 
-// delimiter returns which of the usual separators the first line holds most of,
-// outside quotes. Ties, and a line with none, go to the comma.
+// lineReader ends each line of CSV text with a line feed in the place of a carriage return or of
+// both. Text in quotes stays as it is.
+//
+// encoding/csv, which the readers of this package use, ends lines at line feeds only and skips
+// blank lines. In a table of one column a blank line behind the header is a row without a value, so
+// lineReader puts an empty value in quotes there. In wider tables each row has separators, and a
+// blank line is none.
+type lineReader struct {
+	r      io.Reader
+	single bool // the table has one column
+
+	in     [1 << 16]byte
+	buffer []byte
+	out    []byte // the end of buffer, which Read has not returned yet
+	err    error  // of r; Read returns it behind out
+	quoted bool   // the next byte is in quotes
+	cr     bool   // the byte before was a carriage return, which ended a line
+	blank  bool   // the line has no bytes yet
+	header bool   // a line that is not blank was read
+}
+
+func (l *lineReader) Read(p []byte) (int, error) {
+	for len(l.out) == 0 {
+		if l.err != nil {
+			return 0, l.err
+		}
+		var n int
+		n, l.err = l.r.Read(l.in[:])
+		l.buffer = l.convert(l.buffer[:0], l.in[:n])
+		l.out = l.buffer
+	}
+	n := copy(p, l.out)
+	l.out = l.out[n:]
+	return n, nil
+}
+
+// convert appends text to out as Read returns it.
+func (l *lineReader) convert(out, text []byte) []byte {
+	for len(text) > 0 {
+		second := l.cr && text[0] == '\n' // of the two characters of one line end
+		l.cr = false
+		if second {
+			text = text[1:]
+			continue
+		}
+		n := bytes.IndexAny(text, "\"\r\n")
+		if n < 0 {
+			n = len(text)
+		}
+		if n > 0 {
+			l.blank, l.header = false, true
+			out, text = append(out, text[:n]...), text[n:]
+			continue
+		}
+		c := text[0]
+		text = text[1:]
+		if c == '"' || l.quoted {
+			l.quoted = l.quoted != (c == '"')
+			l.blank, l.header = false, true
+			out = append(out, c)
+			continue
+		}
+		if l.blank && l.single && l.header {
+			out = append(out, `""`...)
+		}
+		out = append(out, '\n')
+		l.blank, l.cr = true, c == '\r'
+	}
+	return out
+}
+
+// delimiter returns the separator that the header line has most of, outside quotes. Ties, and a
+// line without separators, go to the comma.
 func delimiter(r *bufio.Reader) (rune, error) {
 	head, err := r.Peek(sniffSize)
-	if err != nil && err != io.EOF && !errors.Is(err, bufio.ErrBufferFull) {
+	if err != nil && err != io.EOF {
 		return 0, err
 	}
 	var counts [len(separators)]int
 	quoted := false
-	for _, c := range head {
+	for _, c := range bytes.TrimLeft(head, "\n") {
 		if c == '"' {
 			quoted = !quoted
 		}
@@ -129,29 +212,30 @@ func delimiter(r *bufio.Reader) (rune, error) {
 	return rune(separators[best]), nil
 }
 
-// infer reads the whole text and returns the narrowest type that holds all values of
-// each column. The first line names the columns.
-func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, error) {
-	r := gocsv.NewReader(text)
-	r.Comma = comma
-	r.ReuseRecord = true
-	header, err := r.Read()
+// newRows reads the header line of a table, and returns a reader of the rows behind it.
+func newRows(text io.Reader, comma rune) (rows *gocsv.Reader, header []string, err error) {
+	rows = gocsv.NewReader(text)
+	rows.Comma = comma
+	header, err = rows.Read()
 	if err == io.EOF {
-		return nil, errors.New("it has no header line")
+		return nil, nil, errors.New("it has no header line")
 	}
+	return rows, header, err
+}
+
+// infer reads the whole text and returns the narrowest type that holds all values of each column.
+func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, error) {
+	rows, header, err := newRows(text, comma)
 	if err != nil {
 		return nil, err
 	}
-	fields := make([]arrow.Field, len(header))
+	rows.ReuseRecord = true
 	columns := make([]column, len(header))
-	for i, name := range header {
-		fields[i] = arrow.Field{Name: strings.Clone(name), Nullable: true}
-	}
 	for n := 1; ; n++ {
 		if n%cancelEvery == 0 && ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		values, err := r.Read()
+		values, err := rows.Read()
 		if err == io.EOF {
 			break
 		}
@@ -162,8 +246,9 @@ func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, erro
 			columns[i].see(v)
 		}
 	}
-	for i := range fields {
-		fields[i].Type = columns[i].dataType()
+	fields := make([]arrow.Field, len(header))
+	for i, name := range header {
+		fields[i] = arrow.Field{Name: name, Type: columns[i].dataType(), Nullable: true}
 	}
 	return arrow.NewSchema(fields, nil), nil
 }

@@ -2,65 +2,70 @@ package input
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-// sniffSize is how much of a file decides whether it is text. A header line is
-// shorter than that, and so is what makes a binary file known as one.
+// sniffSize is the length of the start of a file that detect looks at. Header lines of CSV and the
+// first headers of binary formats are shorter.
 const sniffSize = 4096
 
-// signature is how a format begins.
+// signature is the start of a format.
 type signature struct {
 	magic  string
 	format Format
-	what   string // for a format that is not read: what it is,
-	fix    string // and what to do
+	what   string // for a format that is not read: its name,
+	fix    string // and what to do about it
+
+	// textual marks a magic number that a CSV file can begin with too: a column may be named PAR1
+	// or ORCID. See follows.
+	textual bool
+	// matches, if set, decides in place of magic.
+	matches func(head []byte) bool
 }
 
-// The magic numbers, in order of trial. Sources: parquet.thrift and Arrow's Columnar.rst ("PAR1",
+// The signatures, in order of trial. Sources: parquet.thrift and Arrow's Columnar.rst ("PAR1",
 // "PARE", "ARROW1", the continuation marker 0xFFFFFFFF), the Feather V1 sources ("FEA1"), RFC 1952
 // (gzip), RFC 8878 (zstd), the bzip2, xz, ORC and Avro specifications and PKWARE's APPNOTE (zip,
-// which spreadsheets are too).
+// the container of spreadsheets).
 var signatures = []signature{
-	{magic: "PAR1", format: Parquet},
-	{magic: "ARROW1", format: ArrowFile},
-	{magic: "\xff\xff\xff\xff", format: ArrowStream},
-	{magic: "PARE", what: "an encrypted Parquet file", fix: "decrypt it first"},
-	{magic: "FEA1", what: "a Feather V1 file", fix: "write it again as Feather V2, which is an Arrow file"},
-	{magic: "\x1f\x8b", what: "compressed with gzip", fix: "unpack it with gunzip first"},
+	{magic: "PAR1", textual: true, format: Parquet},
+	{magic: "ARROW1", textual: true, format: ArrowFile},
+	{matches: stream, format: ArrowStream},
+	{magic: "PARE", textual: true, what: "an encrypted Parquet file", fix: "decrypt it first"},
+	{magic: "FEA1", textual: true, what: "a Feather V1 file", fix: "write it again as Feather V2, an Arrow file"},
+	{magic: "\x1f\x8b\x08", what: "compressed with gzip", fix: "unpack it with gunzip first"},
 	{magic: "\x28\xb5\x2f\xfd", what: "compressed with zstd", fix: "unpack it with unzstd first"},
-	{magic: "BZh", what: "compressed with bzip2", fix: "unpack it with bunzip2 first"},
-	{magic: "\xfd7zXZ", what: "compressed with xz", fix: "unpack it with unxz first"},
+	{matches: bzip2, what: "compressed with bzip2", fix: "unpack it with bunzip2 first"},
+	{magic: "\xfd7zXZ\x00", what: "compressed with xz", fix: "unpack it with unxz first"},
 	{magic: "PK\x03\x04", what: "a zip archive or spreadsheet", fix: "unpack it, or save it as CSV, first"},
-	{magic: "ORC", what: "an ORC file", fix: "convert it to Parquet first"},
+	{magic: "ORC", textual: true, what: "an ORC file", fix: "convert it to Parquet first"},
 	{magic: "Obj\x01", what: "an Avro file", fix: "convert it to Parquet first"},
 	{magic: "\xff\xfe", what: "UTF-16 text", fix: "convert it to UTF-8 first"},
 	{magic: "\xfe\xff", what: "UTF-16 text", fix: "convert it to UTF-8 first"},
 }
 
-// detect says what an open file of so many bytes holds.
+// detect returns the format of an open file of size bytes.
 func detect(f *os.File, size int64) (Format, error) {
 	head := make([]byte, min(size, sniffSize))
 	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
 		return "", err
 	}
 	for _, s := range signatures {
-		if !bytes.HasPrefix(head, []byte(s.magic)) {
+		if !s.begins(head) {
 			continue
 		}
 		if s.format == "" {
 			return "", &Error{Err: errors.New("is " + s.what + ", which is not read"), Fix: s.fix}
 		}
 		return s.format, nil
-	}
-	if legacyStream(head) {
-		return ArrowStream, nil
 	}
 	if !text(head) {
 		return "", &Error{Err: errors.New("is not Parquet, Arrow or CSV"), Fix: "convert it to one of these first"}
@@ -71,23 +76,45 @@ func detect(f *os.File, size int64) (Format, error) {
 	return CSV, nil
 }
 
-// table says what is wrong with text that cannot be CSV. Most text can, of one column. So
-// a first line without a separator must look like the name of one: a word.
+// begins reports whether head is the start of a file of the format.
+//
+// After a textual magic number each of the formats has lengths, padding or Thrift and protobuf
+// headers, which contain control characters that text does not have. So a file is of such a format
+// if one of the next 16 bytes is a control character, or if it ends there. This needs only the
+// start of a file. A truncated Parquet file is still a Parquet file, and its decoder reports the
+// missing end; a CSV file never becomes one by the name of its first column.
+func (s *signature) begins(head []byte) bool {
+	if s.matches != nil {
+		return s.matches(head)
+	}
+	const near = 16
+	rest, ok := bytes.CutPrefix(head, []byte(s.magic))
+	return ok && (!s.textual || len(rest) == 0 || !text(rest[:min(near, len(rest))]))
+}
+
+// bzip2 recognizes the start of a bzip2 file: its level, and the magic number of the first block or
+// of the end of an empty file.
+func bzip2(head []byte) bool {
+	const first, end = "1AY&SY", "\x17rE8P\x90"
+	level, ok := bytes.CutPrefix(head, []byte("BZh"))
+	return ok && len(level) > 0 && '1' <= level[0] && level[0] <= '9' &&
+		(bytes.HasPrefix(level[1:], []byte(first)) || bytes.HasPrefix(level[1:], []byte(end)))
+}
+
+// table returns an error for text that cannot be CSV. Most text can be CSV of one column, so a
+// first line without a separator must be a word.
 func table(head []byte) error {
 	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
-	line, _, _ := bytes.Cut(head, []byte("\n"))
-	line = bytes.TrimRight(line, "\r")
-	quoted := len(line) > 0 && line[0] == '"'
+	line := bytes.TrimLeft(head, "\r\n")
+	if end := bytes.IndexAny(line, "\r\n"); end >= 0 {
+		line = line[:end]
+	}
 	first, _ := utf8.DecodeRune(line)
-	separated := bytes.ContainsAny(line, separators)
+	word := first == '_' || first == utf8.RuneError || unicode.IsLetter(first) || unicode.IsDigit(first)
 	switch {
-	case first == '{' || first == '<': // JSON, XML, HTML
-	case separated, quoted, len(line) == 0:
+	case document(line):
+	case len(line) == 0, line[0] == '"', bytes.ContainsAny(line, separators), word && !bytes.ContainsAny(line, " /"):
 		return nil
-	case first == '_' || first == utf8.RuneError || unicode.IsLetter(first) || unicode.IsDigit(first):
-		if !bytes.ContainsAny(line, " /") {
-			return nil
-		}
 	}
 	const most = 40
 	if len(line) > most {
@@ -99,38 +126,32 @@ func table(head []byte) error {
 	}
 }
 
-// legacyStream recognizes the start of an Arrow stream from before format 0.15. It has no
-// continuation marker, only the length of the schema message, a multiple of 8 less the 4 bytes of
-// the length itself. Then comes the offset of a flatbuffer's root table, which is small.
-func legacyStream(head []byte) bool {
-	if len(head) < 8 {
-		return false
+// document reports whether line begins a JSON object, or a tag, comment or declaration of XML or
+// HTML. Names of columns may begin with the same characters: <5ms, {id}.
+func document(line []byte) bool {
+	return regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/>]|$)))`).Match(line)
+}
+
+// stream recognizes the start of an Arrow stream: the length of the schema message and the offset
+// of the root table in it. Before the length stands a marker since format 0.15. An older stream has
+// a length that is a multiple of 8 less the 4 bytes of the length itself, and a root table near the
+// start. Where the file ends too early to tell, the marker alone counts.
+func stream(head []byte) bool {
+	rest, marked := bytes.CutPrefix(head, []byte("\xff\xff\xff\xff"))
+	if len(rest) < 8 {
+		return marked
 	}
-	n := uint32(head[0]) | uint32(head[1])<<8 | uint32(head[2])<<16 | uint32(head[3])<<24
-	root := uint32(head[4]) | uint32(head[5])<<8 | uint32(head[6])<<16 | uint32(head[7])<<24
+	n, root := binary.LittleEndian.Uint32(rest), binary.LittleEndian.Uint32(rest[4:])
+	if marked {
+		return n < 1<<31 && root >= 4 && root < n
+	}
 	return n >= 32 && n < 1<<24 && (n+4)%8 == 0 && root >= 4 && root < 64 && root%2 == 0
 }
 
-// text reports whether head could be the start of a text file. Text of one byte a
-// character in another encoding than UTF-8 passes; control characters do not.
+// text reports whether head could be the start of a text file, which has no control characters but
+// those that separate words, lines and pages. Its encoding is checked when it is read.
 func text(head []byte) bool {
-	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
-	for _, c := range head {
-		if c < ' ' && c != '\t' && c != '\n' && c != '\r' && c != '\f' {
-			return false
-		}
-	}
-	return len(head) == 0 || utf8.Valid(head) || mostlyASCII(head)
-}
-
-// mostlyASCII distinguishes text with some accented letters of a national encoding, or UTF-8 cut in
-// a character, from bytes that happen to hold no control character.
-func mostlyASCII(head []byte) bool {
-	n := 0
-	for _, c := range head {
-		if c < utf8.RuneSelf {
-			n++
-		}
-	}
-	return n*4 >= len(head)*3
+	return !bytes.ContainsFunc(bytes.TrimPrefix(head, []byte(byteOrderMark)), func(r rune) bool {
+		return r < ' ' && r != '\t' && r != '\n' && r != '\r' && r != '\f'
+	})
 }

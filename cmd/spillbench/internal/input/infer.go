@@ -1,6 +1,7 @@
 package input
 
 import (
+	"math/big"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -14,8 +15,7 @@ import (
 // candidate is a type that the values of a column may have.
 type candidate uint8
 
-// The candidates, narrowest first: a column gets the first that holds all of
-// its values.
+// The candidates, narrowest first. A column gets the first that holds all of its values.
 const (
 	isInt candidate = 1 << iota
 	isFloat
@@ -29,15 +29,13 @@ const (
 	isAnything = isInt | isFloat | isBool | isDate | isTime | isNano | isZoned | isZonedNano
 )
 
-// column collects what a column's values can be. The zero value has seen
-// nothing.
+// column collects the types that a column's values can have. The zero value has seen no value.
 type column struct {
-	seen   bool      // a value that is not null
-	cannot candidate // what at least one value is not
+	seen   bool      // at least one value is not null
+	cannot candidate // the types that at least one value does not have
 }
 
-// see takes one value into account. It asks only for the types that are left,
-// the narrowest first.
+// see takes one value into account. It tries only the types that are left, the narrowest first.
 func (c *column) see(v string) {
 	if slices.Contains(csv.DefaultNullValues, v) {
 		return
@@ -48,15 +46,17 @@ func (c *column) see(v string) {
 		left &^= t
 		if !t.holds(v) {
 			c.cannot |= t
-		} else if t == isInt {
+		} else if t == isInt { // which can be a float too, and no other type
 			c.cannot |= isAnything &^ (isInt | isFloat)
-			return // an integer is a float and nothing else
+			if losesDigits(v) {
+				c.cannot |= isFloat
+			}
+			return
 		}
 	}
 }
 
-// holds reports whether v can be read as t, by the function that the reader will
-// use.
+// holds reports whether v can be read as t, by the function that the reader will use.
 func (t candidate) holds(v string) bool {
 	var err error
 	switch t {
@@ -64,11 +64,9 @@ func (t candidate) holds(v string) bool {
 		_, err = strconv.ParseInt(v, 10, 64)
 	case isFloat:
 		_, err = strconv.ParseFloat(v, 64)
-		if err == nil && strings.IndexFunc(v, notDigit) < 0 {
-			return false // digits only, and too many for an integer: a float would lose some
-		}
+		return err == nil && !losesDigits(v)
 	case isBool:
-		// The reader takes "1", "t" and such too, but a column of these is not meant so.
+		// The reader takes "1" and "t" too, but a column of these does not hold truth values.
 		_, err = strconv.ParseBool(v)
 		return err == nil && len(v) >= len("true")
 	case isDate:
@@ -85,7 +83,25 @@ func (t candidate) holds(v string) bool {
 	return err == nil
 }
 
-func notDigit(r rune) bool { return r < '0' || r > '9' }
+// losesDigits reports whether v, which ParseFloat reads, is an integer in digits that would not
+// stay what it is as a float64: one that float64 rounds, or that does not fit an int64 and has no
+// point to mark it as a float. Float64 may round fractions and numbers with an exponent: these are
+// floats.
+func losesDigits(v string) bool {
+	if len(v) <= 15 { // float64 holds 15 digits
+		return false
+	}
+	digits := strings.TrimLeft(v, "+-")
+	if strings.Trim(digits, "0123456789.") != "" {
+		return false
+	}
+	r, ok := new(big.Rat).SetString(v)
+	if !ok || !r.IsInt() {
+		return false
+	}
+	_, exact := r.Float64()
+	return !exact || !r.Num().IsInt64() && !strings.Contains(digits, ".")
+}
 
 func isTimestamp(v string, unit arrow.TimeUnit, zoned bool) bool {
 	if len(v) < len(time.DateOnly) || v[4] != '-' { // spares most strings the parsing

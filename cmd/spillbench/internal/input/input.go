@@ -107,10 +107,16 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	mem := &limitedAllocator{max: opt.MaxAlloc, room: opt.Room}
 	s := &Source{path: path, format: format, file: f, mem: mem}
 	err = guard(func() (err error) {
-		s.dec, err = newDecoder(ctx, format, f, size, mem, opt)
-		return err
+		if s.dec, err = newDecoder(ctx, format, f, size, mem, opt); err != nil {
+			return err
+		}
+		s.dec = &checker{decoder: s.dec}
+		return checkFields(s.dec.schema().Fields(), 0, 0)
 	})
 	if err != nil {
+		if s.dec != nil {
+			err = errors.Join(err, guard(s.dec.close))
+		}
 		return nil, s.broken(err, f.Close())
 	}
 	if opt.RowsPerBatch > 0 {

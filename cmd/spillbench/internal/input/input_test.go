@@ -257,7 +257,7 @@ func TestJoinFallsBack(t *testing.T) {
 	}
 }
 
-// TestBadPaths: what is no file of data at all is one line that names it.
+// TestBadPaths: the error of a path that is not a file of data is one line that names it.
 func TestBadPaths(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -270,7 +270,7 @@ func TestBadPaths(t *testing.T) {
 		{"gzip", write(t, "a.csv.gz", []byte("\x1f\x8b\x08\x00more")), "gzip"},
 		{"zip", write(t, "a.xlsx", []byte("PK\x03\x04more")), "zip"},
 		{"utf-16", write(t, "a.csv", []byte("\xff\xfea\x00,\x00")), "UTF-16"},
-		{"feather 1", write(t, "a.feather", []byte("FEA1....FEA1")), "Feather V1"},
+		{"feather 1", write(t, "a.feather", []byte("FEA1\x00\x00\x00\x00....FEA1")), "Feather V1"},
 		{"binary", write(t, "a.bin", []byte{1, 2, 3, 0, 5}), "is not Parquet, Arrow or CSV"},
 		{"device", os.DevNull, "is not a regular file"},
 	} {

@@ -65,14 +65,11 @@ var errMetadata = errors.New("its metadata is inconsistent")
 // walk verifies one flatbuffer.
 type walk struct {
 	b      []byte
-	tables int // how many may still be visited: tables may be shared, so depth alone bounds nothing
+	tables int // how many may still be visited: tables may be shared, so their depth alone bounds nothing
 }
 
-// maxDepth is Arrow's own limit of nesting (64) and the tables around it.
-const maxDepth = 72
-
-// verify walks b, whose root is of shape s. All accesses are checked by the
-// runtime; what runs out of the buffer is errMetadata.
+// verify walks b, whose root table is of shape s. The runtime checks all accesses; verify returns
+// errMetadata for one outside the buffer.
 func verify(b []byte, s *shape) (err error) {
 	defer func() {
 		if recover() != nil {
@@ -113,9 +110,14 @@ func vector(b []byte, table, index, size int) []byte {
 	return b[at+4:][:n*size]
 }
 
-func (w *walk) table(pos int, s *shape, depth int) error {
-	if w.tables--; w.tables < 0 || depth > maxDepth {
+// table walks a table in so many levels of fields. Of all shapes only that of a field contains
+// itself.
+func (w *walk) table(pos int, s *shape, levels int) error {
+	if w.tables--; w.tables < 0 {
 		return errMetadata
+	}
+	if levels >= maxNesting {
+		return errNested()
 	}
 	for _, f := range s.slots {
 		at := field(w.b, pos, f.index)
@@ -125,16 +127,16 @@ func (w *walk) table(pos int, s *shape, depth int) error {
 		var err error
 		switch {
 		case f.table != nil:
-			err = w.table(follow(w.b, at), f.table, depth+1)
+			err = w.table(follow(w.b, at), f.table, levels)
 		case f.tables != nil:
-			err = w.each(vector(w.b, pos, f.index, 4), follow(w.b, at)+4, f.tables, depth+1)
+			err = w.each(vector(w.b, pos, f.index, 4), follow(w.b, at)+4, f.tables, levels)
 		case f.union != nil:
 			if kind := field(w.b, pos, f.index-1); kind != 0 {
 				of := f.union[int(w.b[kind])]
-				err = w.table(follow(w.b, at), &of, depth+1)
+				err = w.table(follow(w.b, at), &of, levels)
 			}
 		case f.vector == 0: // the children of a field, which are fields
-			err = w.each(vector(w.b, pos, f.index, 4), follow(w.b, at)+4, s, depth+1)
+			err = w.each(vector(w.b, pos, f.index, 4), follow(w.b, at)+4, s, levels+1)
 		default:
 			vector(w.b, pos, f.index, f.vector)
 		}
@@ -149,9 +151,9 @@ func (w *walk) table(pos int, s *shape, depth int) error {
 }
 
 // each walks the tables that the offsets, which begin at pos, lead to.
-func (w *walk) each(offsets []byte, pos int, s *shape, depth int) error {
+func (w *walk) each(offsets []byte, pos int, s *shape, levels int) error {
 	for i := 0; i < len(offsets); i += 4 {
-		if err := w.table(follow(w.b, pos+i), s, depth); err != nil {
+		if err := w.table(follow(w.b, pos+i), s, levels); err != nil {
 			return err
 		}
 	}

@@ -153,7 +153,7 @@ func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 			rec := p.cur.RecordBatch()
 			p.read += rec.NumRows()
 			rec.Retain()
-			return checked(rec)
+			return rec, nil
 		}
 		err := p.cur.Err()
 		p.cur.Release()

@@ -144,8 +144,8 @@ func TestPanicsAreNotTheFilesFault(t *testing.T) {
 	}
 }
 
-// TestTextThatIsNoTable: prose, keys, programs and documents are not read as CSV; tables of
-// one column are.
+// TestTextThatIsNoTable: prose, keys, programs and documents are not read as CSV. Tables of one
+// column are, and tables with names that begin as documents do.
 func TestTextThatIsNoTable(t *testing.T) {
 	for text, table := range map[string]bool{
 		"# Spillway\n\nSpillway is an engine.\n":                           false,
@@ -162,10 +162,21 @@ func TestTextThatIsNoTable(t *testing.T) {
 		"_id\n1\n":                                                         true,
 		"1\n2\n":                                                           true,
 		"größe\n1\n":                                                       true,
-		"gr\xf6\xdfe\n1\n":                                                 true,
 		byteOrderMark + "name\nAda\n":                                      true,
 		"first name,last name\nAda,Lovelace\n":                             true,
 		"-a;-b\n1;2\n":                                                     true,
+		"\n\nname\nAda\n":                                                  true,
+		"\n\n# Spillway is an engine.\n":                                   false,
+		"# Spillway\r\rSpillway, an engine.\r":                             false,
+		"name\rAda\r":                                                      true,
+		"<5ms,5-10ms,>10ms\n1,2,3\n":                                       true,
+		"<low,high\n1,2\n":                                                 true,
+		"{id},{name}\n1,2\n":                                               true,
+		"{\n  \"a\": 1, \"b\": 2\n}\n":                                     false,
+		"{}\n":                                                             false,
+		"<svg\n width=\"1\">\n":                                            false,
+		"<!-- a, b -->\n":                                                  false,
+		"<?xml version=\"1.0\", a?>\n":                                     false,
 	} {
 		path := write(t, "f", []byte(text))
 		s, err := Open(context.Background(), path, Options{})

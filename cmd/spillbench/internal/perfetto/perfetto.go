@@ -139,14 +139,11 @@ func (t *Writer) Event(e events.Event) {
 	case events.MoveBegun, events.WaitBegun, events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted,
 		events.PressureRose, events.PressureFell:
 	case events.MoveEnded:
-		category, to := "move", e.To.String()
+		category := "move"
 		if e.Err != nil {
 			category = "failed move"
 		}
-		if !e.To.Valid() { // it found no room anywhere
-			to = "no room"
-		}
-		t.pairLocked(moves, category, e.From.String()+" → "+to, e.At, e.Took, args(e))
+		t.pairLocked(moves, category, e.From.String()+" → "+e.To.String(), e.At, e.Took, args(e))
 	case events.WaitEnded:
 		where := "room" // in any of a tier
 		if e.To.Valid() {

@@ -181,9 +181,35 @@ static int digest(context *c, const uint64_t *args)
 	return OK;
 }
 
-// The kernels that the emulator knows. Others can be loaded, but not found.
+// spillway_example_add(out, in, n, addend): writes in[i] + addend to out[i], for each of
+// n 64-bit integers.
+static int example_add(context *c, const uint64_t *args)
+{
+	uint64_t out = args[0], in = args[1], n = args[2], addend = args[3];
+	if (n > SIZE_MAX / 8)
+		return ILLEGAL_ADDRESS;
+	pthread_mutex_lock(&emu.lock);
+	const uint8_t *from = in % 8 == 0 ? kernel_bytes(c, in, 8 * n) : NULL;
+	uint8_t *to = from && out % 8 == 0 ? kernel_bytes(c, out, 8 * n) : NULL;
+	pthread_mutex_unlock(&emu.lock);
+	if (!to)
+		return ILLEGAL_ADDRESS;
+	for (uint64_t i = 0; i < n; i++) {
+		uint64_t x;
+		memcpy(&x, from + 8 * i, 8);
+		x += addend;
+		memcpy(to + 8 * i, &x, 8);
+	}
+	return OK;
+}
+
+// The emulator does not interpret PTX. It knows kernels by their names, and has a function in C for
+// each that computes what the kernel's text does: the digest's, and that of the example of
+// tier/cuda/gorgonia. Tests in internal/cuda interpret both texts. Modules with other kernels can be
+// loaded, but their kernels are not found.
 static const kernel kernels[] = {
 	{"spillway_digest", 256, 4, {8, 8, 8, 8}, digest},
+	{"spillway_example_add", 256, 4, {8, 8, 8, 8}, example_add},
 };
 
 static const char *blanks(const char *p) { return p + strspn(p, " \t\r\n"); }

@@ -1,0 +1,91 @@
+package cuda_test
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/testseed"
+)
+
+// examplePTX returns the text of the kernel of the example of tier/cuda/gorgonia.
+func examplePTX(t testing.TB) string {
+	t.Helper()
+	text, err := os.ReadFile("../../tier/cuda/gorgonia/testdata/add.ptx")
+	ok(t, err)
+	return string(text)
+}
+
+// int64Bytes returns numbers as they lie in a device's memory.
+func int64Bytes(numbers []uint64) (b []byte) {
+	for _, x := range numbers {
+		b = binary.LittleEndian.AppendUint64(b, x)
+	}
+	return b
+}
+
+// The text of the example's kernel, interpreted, adds a number to each of many, and touches nothing
+// else. The emulator computes the same for a launch of that text.
+func TestExampleKernel(t *testing.T) {
+	text := examplePTX(t)
+	k, err := parsePTX(text)
+	ok(t, err)
+	// CUDA 11.0 came with PTX 7.0.
+	if v, err := strconv.ParseFloat(k.version, 64); err != nil || v > 7.0 || k.target != "sm_50" {
+		t.Errorf("the text is PTX %s for %s", k.version, k.target)
+	}
+	r := open(t, cudatest.Config{})
+	d := r.devices[0]
+	const most = 1000
+	s, in, out, host := r.stream(d), r.alloc(d, 8*most), r.alloc(d, 8*most+8), r.host(d, 8*most+8)
+	f := of(t, d, func(c *cuda.Calls) (cuda.Function, error) {
+		m, err := c.LoadModule([]byte(text + "\x00"))
+		if err != nil {
+			return 0, err
+		}
+		t.Cleanup(func() { r.do(func(c *cuda.Calls) error { return c.UnloadModule(m) }) })
+		return c.Function(m, k.name)
+	})
+	lots := rand.New(rand.NewPCG(testseed.One(t), 1))
+	for _, grid := range []cuda.Grid{{Blocks: 1, Threads: 32}, {Blocks: 3, Threads: 64}, {Blocks: 4, Threads: 256}} {
+		for _, n := range []int{0, 1, 31, 32, 33, 256, lots.IntN(most), most} {
+			numbers := make([]uint64, n)
+			for i := range numbers {
+				numbers[i] = lots.Uint64()
+			}
+			addend := lots.Uint64()
+			want := slices.Clone(numbers)
+			for i := range want {
+				want[i] += addend
+			}
+			want = append(want, 0x0707070707070707) // what is behind the result stays
+
+			const from, to = 0x7f52_3460_0008, 0x7f52_0000_0008
+			got := slices.Repeat([]byte{7}, 8*n+8)
+			memory := ptxMemory{{from, int64Bytes(numbers), false}, {to, got, true}}
+			ok(t, k.launch(int(grid.Blocks), int(grid.Threads), memory, lots, to, from, uint64(n), addend))
+			if !slices.Equal(got, int64Bytes(want)) {
+				t.Errorf("%+v: %d numbers: the text computes %x, want %x", grid, n, got, int64Bytes(want))
+			}
+
+			copy(host, int64Bytes(numbers))
+			r.do(func(c *cuda.Calls) error {
+				if n > 0 {
+					ok(t, c.CopyToDevice(s, in, cuda.AddressOf(host), int64(8*n)))
+				}
+				ok(t, c.Fill(s, out, 7, 8*most+8))
+				return c.Launch(s, f, grid, uint64(out), uint64(in), uint64(n), addend)
+			})
+			r.do(func(c *cuda.Calls) error { return c.CopyToHost(s, cuda.AddressOf(host), out, int64(8*n+8)) })
+			ok(t, r.wait(d, s))
+			if !slices.Equal(host[:8*n+8], int64Bytes(want)) {
+				t.Errorf("%+v: %d numbers: the emulator computes %x, want %x", grid, n, host[:8*n+8], int64Bytes(want))
+			}
+		}
+	}
+}

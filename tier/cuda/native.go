@@ -1,0 +1,120 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// ContextOf returns the CUcontext that dev works in. It stays dev's, or the program's if
+// Config.Context has set it. A device that is none of this package and wraps none is
+// tier.ErrNotSupported.
+func ContextOf(dev tier.Device) (uintptr, error) {
+	d, ok := tier.As[*gpu](dev)
+	if !ok {
+		return 0, fmt.Errorf("cuda: the context of a device of type %T: %w", dev, tier.ErrNotSupported)
+	}
+	return d.Context(), nil
+}
+
+// StreamOf returns the CUstream of s, on which other code may put work of its own while s is open.
+// Events that the device records on s are behind that work, and report its failures. Only s.Close
+// destroys the CUstream, unless AdoptStream has brought it. Whoever puts work on it counts as the
+// one goroutine that s belongs to at a time. A stream that is none of this package's is
+// tier.ErrNotSupported; a closed one is tier.ErrClosed.
+func StreamOf(s tier.Stream) (uintptr, error) {
+	mine, err := ours(s)
+	if err != nil {
+		return 0, err
+	}
+	defer mine.dev.gate.Leave()
+	return uintptr(mine.handle), nil
+}
+
+// AdoptStream returns a stream of dev whose work goes to handle, a CUstream of the program's in
+// dev's context, in one order with what the program puts there. The CUstream stays the program's.
+// It must exist until the returned stream, or dev, is closed. Close waits for the work on it, also
+// for the program's.
+//
+// The special streams 0, 1 and 2 are refused, and so is one that dev has already, because two
+// goroutines could work with it at once. A CUstream of another context is an error of the driver.
+// A device that is none of this package and wraps none is tier.ErrNotSupported.
+func AdoptStream(dev tier.Device, handle uintptr) (tier.Stream, error) {
+	d, ok := tier.As[*gpu](dev)
+	if !ok {
+		return nil, fmt.Errorf("cuda: adopting a stream for a device of type %T: %w", dev, tier.ErrNotSupported)
+	}
+	if handle <= 2 { // CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are 1 and 2
+		return nil, fmt.Errorf("cuda: adopting the stream %#x: want one that cuStreamCreate made", handle)
+	}
+	if !d.gate.Enter() {
+		return nil, tier.ErrClosed
+	}
+	defer d.gate.Leave()
+	s := &stream{dev: d, handle: cuda.Stream(handle), adopted: true, turn: make(chan struct{}, 1)}
+	if err := d.list(s); err != nil {
+		return nil, err
+	}
+	if _, err := s.record(); err != nil { // the driver compares the stream's context with the event's
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.mu.streams, s)
+		return nil, fmt.Errorf("cuda: adopting the stream %#x: %w", handle, err)
+	}
+	return s, nil
+}
+
+// list lists s among the device's streams, unless one of them has the same handle.
+func (d *gpu) list(s *stream) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for other := range d.mu.streams {
+		if other.handle == s.handle {
+			return fmt.Errorf("cuda: adopting the stream %#x: the device has it already", uintptr(s.handle))
+		}
+	}
+	d.mu.streams[s] = struct{}{}
+	return nil
+}
+
+// ShareEvent records a CUevent behind the work put on s so far and returns it, for other code in
+// the process to wait for. It is the device's: end, and not cuEventDestroy, destroys it. Others may
+// use it until end is called, once, or the device is closed; while memory of the device is lent
+// (tier.Lender), beyond that. A stream that has failed returns its error.
+func ShareEvent(s tier.Stream) (event uintptr, end func() error, err error) {
+	mine, err := ours(s)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer mine.dev.gate.Leave()
+	return mine.dev.ShareEvent(s)
+}
+
+// AdoptEvent makes work put on s afterwards wait for event, a CUevent of the program's in any
+// context, and returns an event behind it, to wait for on the host or on another stream. The
+// CUevent stays the program's, which may destroy it, or record it again, when AdoptEvent has
+// returned. One that was never recorded holds up nothing. If the work before it fails in the
+// context of s, s fails, too.
+func AdoptEvent(s tier.Stream, event uintptr) (tier.Event, error) {
+	mine, err := ours(s)
+	if err != nil {
+		return nil, err
+	}
+	defer mine.dev.gate.Leave()
+	if event == 0 {
+		return nil, errors.New("cuda: adopting an event: it is 0, which is none")
+	}
+	return mine.behind(cuda.Event(event))
+}
+
+// ours returns s as an open stream of this package, and holds its device open until the caller
+// leaves the gate, unless there is an error.
+func ours(s tier.Stream) (*stream, error) {
+	mine, ok := s.(*stream)
+	if !ok || mine == nil {
+		return nil, fmt.Errorf("cuda: a stream of type %T is not one of this package: %w", s, tier.ErrNotSupported)
+	}
+	return mine.dev.own(s)
+}
