@@ -16,6 +16,9 @@
 //	adapter_test.go   all that the driver uses of the engine's API
 //	driver_test.go    runs programs in processes of their own and compares what they print
 //
+// Programs release things twice, which a build with the tag invariants answers with a panic. So they
+// are not part of it.
+//
 // scripts/differential.sh runs the programs on another commit, to make golden files or to compare
 // more seeds.
 package differential
