@@ -97,7 +97,10 @@ func open(ctx context.Context, dir string, seed uint64, s settings) (*engine, er
 	return e, err
 }
 
-func (e *engine) close() error { return errors.Join(e.plan.Close(), e.eng.Close()) }
+func (e *engine) close() error {
+	_, err := e.plan.Close()
+	return errors.Join(err, e.eng.Close())
+}
 
 // space returns the id of a space: "gpu:0". Programs name spaces so, and tiers "gpu".
 func space(name string) (id tier.ID) {
