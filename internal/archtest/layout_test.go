@@ -60,6 +60,7 @@ var layout = []string{
 	"internal/measures/measurestest",
 	"httpui",
 	"test",
+	"test/differential",
 	"topology/gonvml",
 }
 
