@@ -109,6 +109,9 @@ func TestOldestCopyGoesFirst(t *testing.T) {
 	told := new(heard)
 	eng := openMarked(t, 8*mib, func(c *spillway.Config) {
 		c.Disks[0].Capacity, c.WriteAhead = spillway.Bytes(8*mib), -1
+		// Above the stop mark, the monitor frees copies that share a dictionary first. The disk is not
+		// so full before the last copy has gone.
+		c.DiskMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9999}
 		c.Events = told.add
 	})
 	dropped := func() (all []batch.ID) {
