@@ -122,7 +122,7 @@ func completionOf(cmd *cobra.Command, flag string) cobra.CompletionFunc {
 	switch flag {
 	case "input", "config", "cpuprofile", "memprofile", "trace", "perfetto":
 		return offer(cobra.ShellCompDirectiveDefault)
-	case "json", "html", "yaml":
+	case "json", "html":
 		return offer(cobra.ShellCompDirectiveDefault, "-")
 	case "disk", "root", "ledger":
 		return offer(cobra.ShellCompDirectiveFilterDirs)

@@ -19,14 +19,14 @@ import (
 const configName = "config"
 
 func registerConfig(f *pflag.FlagSet, name *string) {
-	f.StringVar(name, configName, "", "read flags from a YAML `FILE`, such as that of tune, or from standard input if it is -; flags of the command line count more")
+	f.StringVar(name, configName, "", "read flags from a YAML `FILE`, or from standard input if it is -; flags of the command line count more")
 }
 
 // notInFiles are the flags that no file of --config has: they are about this call.
 var notInFiles = []string{configName, "help", "version", "cpuprofile", "memprofile", "trace"}
 
 // pathFlags are the flags whose values begin with a path.
-var pathFlags = []string{"disk", "input", "json", "html", "perfetto", "yaml"}
+var pathFlags = []string{"disk", "input", "json", "html", "perfetto"}
 
 // readConfig sets the flags of a command that its --config has, but for those that the command line
 // has. A key that another command knows is not used, so that one file serves all.

@@ -39,7 +39,6 @@ var typed = []struct {
 	{begins: "spillbench bandwidth --quick", flags: " --gpu sim --gpu-memory 32MiB --host-memory 32MiB --between gpu,host"}, // has sizes of its own
 	{begins: "spillbench reserve", flags: " --duration 1ms --goroutines 2"},
 	{begins: "spillbench compare", flags: " --host-memory 1MiB --rounds 1"},
-	{begins: "spillbench tune", flags: little + " --budget 1s"},
 	{begins: "spillbench trace record", flags: little},
 	{begins: "spillbench trace compare run.trace other.trace", first: "cp run.trace other.trace"},
 	{begins: "spillbench report a.json b.json", first: "spillbench run --json a.json" + little + "; cp a.json b.json"},

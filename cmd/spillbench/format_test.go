@@ -33,7 +33,6 @@ func printing(t *testing.T) map[string]struct {
 		"bandwidth":     {narrow(t, "--sizes=64KiB", "--threads=1"), []string{"Bandwidth/from=gpu:0/to=disk:0/bytes=65536/moves=1/state=fresh"}},
 		"compare":       {briefly, []string{"Compare/side=spillway/op=read", "Compare/side=arrow-ipc-warm/op=write"}},
 		"topo":          {[]string{"topo"}, nil},
-		"tune":          {tuneBriefly(t, "--budget=1s"), nil},
 		"quota":         {[]string{"quota"}, nil},
 		"trace replay":  {[]string{"trace", "replay", trace}, nil},
 		"trace compare": {[]string{"trace", "compare", trace, trace}, nil},

@@ -9,7 +9,6 @@
 //	spillbench reserve              how fast bytes are reserved and released
 //	spillbench compare --peer P     the same data spilled without Spillway
 //	spillbench topo                 what the machine has
-//	spillbench tune                 settings with which a run is faster here
 //	spillbench trace                a run again, by other policies and on other machines
 //	spillbench report A [B]         a page of a result, or of two compared
 //	spillbench schema               what the JSON of all of them has

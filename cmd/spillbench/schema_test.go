@@ -22,7 +22,7 @@ func TestDocumentsOfEveryCommand(t *testing.T) {
 	t.Parallel()
 	into := map[string]report.Document{
 		"run": &report.Run{}, "trace record": &report.Run{}, "verify": &report.Verify{}, "bandwidth": &report.Bandwidth{}, "compare": &report.Compare{},
-		"topo": &report.Topo{}, "tune": &report.Tune{}, "quota": &report.Quota{}, "trace replay": &report.Trace{}, "trace compare": &report.Trace{},
+		"topo": &report.Topo{}, "quota": &report.Quota{}, "trace replay": &report.Trace{}, "trace compare": &report.Trace{},
 	}
 	for name, c := range printing(t) {
 		decode(t, command(t, t.Context(), append(slices.Clone(c.args), "--format=json", "-q")...).stdout, into[name])

@@ -65,18 +65,17 @@ n
 }
 
 // TestPageIsInert: whatever names are, nothing in them reaches a terminal as a command, forges a line or
-// leaves HTML in Markdown. Code keeps its lines and its tabs.
+// leaves HTML in Markdown.
 func TestPageIsInert(t *testing.T) {
 	p := new(Page)
 	p.linef("of %s", "x\ny|`z<b>\x1b[31m&\u202e")
 	p.notes([]string{"a\r\u2028b"})
-	p.code("Go", "go", "if a < b {\n\t`\x1b`\n}\n")
 	s := &sheet{columns: []column{{head: "\x1b<", key: "a\n"}, {head: "b", key: "b"}}}
 	s.add("c\n\td|`<e>\x1b[31m&\xff", worded{"\u202e", "\r"})
 	p.table(s)
 	for format, want := range map[Format]string{
-		Table:    "of x\\ny|`z<b>\\x1b[31m&\\u202e\nnote: a\\r\\u2028b\n\nGo:\n  if a < b {\n  \t`\\x1b`\n  }\n  \\x1b<                     b\n  c\\n\\td|`<e>\\x1b[31m&\\xff  \\u202e\n",
-		Markdown: "of x\\ny|&#96;z&lt;b>\\x1b[31m&amp;\\u202e\n\nnote: a\\r\\u2028b\n\nGo:\n\n```go\nif a < b {\n\t`\\x1b`\n}\n```\n\n| \\x1b&lt; | b |\n|:--- |:--- |\n| c\\n\\td\\|&#96;&lt;e>\\x1b[31m&amp;\\xff | \\u202e |\n",
+		Table:    "of x\\ny|`z<b>\\x1b[31m&\\u202e\nnote: a\\r\\u2028b\n  \\x1b<                     b\n  c\\n\\td|`<e>\\x1b[31m&\\xff  \\u202e\n",
+		Markdown: "of x\\ny|&#96;z&lt;b>\\x1b[31m&amp;\\u202e\n\nnote: a\\r\\u2028b\n\n| \\x1b&lt; | b |\n|:--- |:--- |\n| c\\n\\td\\|&#96;&lt;e>\\x1b[31m&amp;\\xff | \\u202e |\n",
 		CSV:      "a\\n,b\nc\\n\\td|`<e>\\x1b[31m&\\xff,\\r\n",
 	} {
 		var b strings.Builder

@@ -2,7 +2,7 @@
 // the machine in each of them, and how --format shows them.
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
-//	Reserve ── reserve  Quota ── quota      Topo ── topo    Tune ── tune
+//	Reserve ── reserve  Quota ── quota      Topo ── topo
 //	each with Header: schema, command, Env
 //
 //	Document ── Page ───────▶ lines and tables: table, Markdown, CSV
@@ -345,7 +345,7 @@ type Waiters struct {
 }
 
 // Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Reserve, Quota,
-// Topo, Tune and Trace. Page shows it; notes are lines of their own.
+// Topo and Trace. Page shows it; notes are lines of their own.
 type Document interface {
 	Stamp(args []string, began time.Time)
 	Page(notes []string) *Page
