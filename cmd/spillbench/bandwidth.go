@@ -98,7 +98,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, f.engine.config)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}

@@ -108,7 +108,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, append(slices.Clone(f.input.files), f.engine.config)...)
+	out, err := f.output.open(ctx, stdout, stderr, f.input.files...)
 	if err != nil {
 		return err
 	}

@@ -30,8 +30,7 @@ var typed = []struct {
 	not    string // why it is not run
 }{
 	{begins: "spillbench run", flags: little},
-	{begins: "spillbench run --gpu cuda"},                                          // little would ask for a simulated one
-	{begins: "spillbench run --config spill.yaml", flags: little + " --disk made"}, // the file has a disk that is not here
+	{begins: "spillbench run --gpu cuda"}, // little would ask for a simulated one
 	{begins: "spillbench run --passes 50", flags: little + " --passes 2"},
 	{begins: "spillbench run --fault op=write,kind=enospc", flags: little + " --stuck-after 50ms"},
 	{begins: "spillbench verify", flags: little},

@@ -82,8 +82,6 @@ func TestErrors(t *testing.T) {
 		{"neither true nor false", []string{"--encrypt=maybe"}, 2, []string{"--encrypt", "want true or false (see"}},
 		{"no share", []string{"--limit=x"}, 2, []string{"--limit", "want a number, such as 0.9 (see"}},
 		{"no duration", []string{"--monitor-period=5"}, 2, []string{"--monitor-period", "want a time with its unit, such as 50ms"}},
-		{"no number in a file", []string{"--config", writeFile(t, "n.yaml", "passes: a")}, 2, []string{`line 1: passes "a": want a whole number (see`}},
-		{"neither in a file", []string{"--config", writeFile(t, "b.yaml", "encrypt: maybe")}, 2, []string{`line 1: encrypt "maybe": want true or false (see`}},
 
 		{"bad size", []string{"--gpu-memory=12x"}, 2, []string{"12x", "--gpu-memory"}},
 		{"negative size", []string{"--host-memory=-1"}, 2, []string{"-1", "negative"}},

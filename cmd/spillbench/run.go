@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -119,12 +118,10 @@ func (f *runFlags) validate() error {
 	return f.engine.validate()
 }
 
-// places are the files that are written, and reads those that are read.
+// places returns the files that the command writes.
 func (f *runFlags) places() []place {
 	return append(f.output.places(), place{"--perfetto " + f.perfetto, f.perfetto})
 }
-
-func (f *runFlags) reads() []string { return append(slices.Clone(f.input.files), f.engine.config) }
 
 // run does the main job and reports it. Whatever happens, the engine is closed
 // and nothing is left behind.
@@ -133,7 +130,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err := f.validate(); err != nil {
 		return err
 	}
-	if err := apart(f.places(), readings(f.reads()...)); err != nil {
+	if err := apart(f.places(), readings(f.input.files...)); err != nil {
 		return err
 	}
 	out, err := f.output.open(ctx, stdout, stderr)
