@@ -131,12 +131,11 @@ func (*fileFlag) Type() string { return "string" }
 type valueFlag struct {
 	to   *string
 	want string
-	file bool // and so not -, which would be a file of that name
 }
 
 // Set takes a value.
 func (v *valueFlag) Set(s string) error {
-	if s == "" || v.file && s == "-" {
+	if s == "" {
 		return errors.New("want " + v.want)
 	}
 	*v.to = s

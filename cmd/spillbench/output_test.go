@@ -238,10 +238,10 @@ func TestPlacesApart(t *testing.T) {
 	was := map[string]string{table: readFile(t, table), "a.json": readFile(t, "a.json"), "mine.txt": "mine"}
 	for _, line := range []string{
 		"report --html a.json a.json", "report a.json --html a.json", "report a.json --html ./a.json", "report a.json --html hard.json", "report a.json --html mine.txt",
-		"run t.arrow --html t.arrow", "run --input t.arrow --json t.arrow", "run t.arrow --perfetto t.arrow", "run --json x --html x", "run --json x --html ./d/../x",
-		"run --json link.json --html new.json", "run --json x --perfetto x", "run --html x --perfetto x",
+		"run t.arrow --html t.arrow", "run --input t.arrow --json t.arrow", "run --json x --html x", "run --json x --html ./d/../x",
+		"run --json link.json --html new.json",
 		"verify t.arrow --json t.arrow", "compare --peer arrow-ipc --input t.arrow --json t.arrow", "bandwidth --json x --html x",
-		"trace record x --json x", "trace record x --perfetto x",
+		"trace record x --json x",
 	} {
 		r := command(t, t.Context(), strings.Fields(line)...)
 		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "name another file") || r.stdout != "" {

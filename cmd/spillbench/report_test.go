@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -166,7 +165,7 @@ func TestReportRefuses(t *testing.T) {
 	if r := command(t, t.Context(), "report", run); r.status != 2 || readFile(t, defaultPage) != "mine" {
 		t.Errorf("%d, %s", r.status, r.stderr)
 	}
-	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--listen="}, {"run", "--perfetto="}, {"run", "--perfetto=-"}, {"run", "--perfetto=no/such/x.json"}} {
+	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--listen="}} {
 		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
@@ -280,66 +279,6 @@ func TestReportInBrowser(t *testing.T) {
 				t.Errorf("%s at %+v does not say which edge got slower:\n%s", name, how, s.Text)
 			}
 		}
-	}
-}
-
-// A trace for Perfetto is JSON, and has each move that the result counts.
-func TestPerfetto(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "trace.json")
-	r := succeed(t, append([]string{"run", "--json=-", "--perfetto=" + path}, small...)...)
-	var doc report.Run
-	decode(t, r.stdout, &doc)
-	var trace struct {
-		TraceEvents []struct{ Ph, Cat, ID, Name string }
-	}
-	if err := json.Unmarshal([]byte(readFile(t, path)), &trace); err != nil {
-		t.Fatal(err)
-	}
-	batches, begun, ended, counters := int64(0), map[string]int64{}, map[string]int64{}, 0
-	for _, e := range doc.Edges {
-		batches += e.Batches
-	}
-	for _, e := range trace.TraceEvents {
-		switch e.Ph {
-		case "b":
-			begun[e.Cat]++
-		case "e":
-			ended[e.Cat]++
-		case "C":
-			counters++
-		}
-	}
-	if begun["move"] < batches || begun["wait"] < doc.Waits.Count || counters == 0 {
-		t.Errorf("%v of %d moves and %d waits, %d counters", begun, batches, doc.Waits.Count, counters)
-	}
-	for category, n := range begun {
-		if ended[category] != n {
-			t.Errorf("%d of %d %ss end", ended[category], n, category)
-		}
-	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
-		t.Errorf("%v, %v", left, err)
-	}
-}
-
-// TestPerfettoFull: a trace that cannot be written to the end costs nothing else of the result.
-func TestPerfettoFull(t *testing.T) {
-	t.Parallel()
-	if _, err := os.Stat("/dev/full"); err != nil {
-		t.Skip("needs /dev/full, which Linux has: ", err)
-	}
-	dir := t.TempDir()
-	json, html := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.html")
-	r := command(t, t.Context(), append([]string{"run", "--perfetto=/dev/full", "--json=" + json, "--html=" + html}, small...)...)
-	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "writing --perfetto /dev/full: no space left") || !strings.Contains(r.stdout, "verified: all") {
-		t.Errorf("%d, %q, %q", r.status, r.stderr, r.stdout)
-	}
-	var doc report.Run
-	decode(t, readFile(t, json), &doc)
-	if !strings.HasSuffix(strings.TrimSpace(readFile(t, html)), "</html>") {
-		t.Error("no page")
 	}
 }
 

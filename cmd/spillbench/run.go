@@ -41,7 +41,6 @@ type runFlags struct {
 	partitions int
 	passes     int
 	listen     string
-	perfetto   string
 	stallAfter time.Duration // how long nothing moves before a note says so
 }
 
@@ -93,8 +92,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
 	f.stallAfter = stallAfter
 	fs.Lookup("quiet").Usage += "; where --listen serves is said all the same"
-	fs.Var(&valueFlag{&f.perfetto, "FILE", true}, "perfetto", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
-	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0", false}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
+	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0"}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
 
 func (f *runFlags) validate() error {
@@ -118,11 +116,6 @@ func (f *runFlags) validate() error {
 	return f.engine.validate()
 }
 
-// places returns the files that the command writes.
-func (f *runFlags) places() []place {
-	return append(f.output.places(), place{"--perfetto " + f.perfetto, f.perfetto})
-}
-
 // run does the main job and reports it. Whatever happens, the engine is closed
 // and nothing is left behind.
 func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error) {
@@ -130,7 +123,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err := f.validate(); err != nil {
 		return err
 	}
-	if err := apart(f.places(), readings(f.input.files...)); err != nil {
+	if err := apart(f.output.places(), readings(f.input.files...)); err != nil {
 		return err
 	}
 	out, err := f.output.open(ctx, stdout, stderr)
@@ -144,11 +137,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer live.close(ctx)
-	rec, err := f.record()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rec.finish(false, nil)) }()
+	rec := f.record()
+	defer rec.end()
 	var bar progress.Bar
 	drawn := &bar
 	still := f.stall(func(line string) { drawn.Say(stderr, line) })
@@ -181,13 +171,12 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	began := time.Now()
 	live.hold() // what is shown must not read what changes now
 	err = errors.Join(err, m.engine.Close())
-	untraced := rec.finish(ctx.Err() == nil, m.notes) // also of a run that failed: it may show why
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
 	err = m.blame(ctx, err)
 	if err != nil && (ctx.Err() != nil || fail.Status(err) == fail.Usage) {
-		return errors.Join(err, untraced)
+		return err
 	}
 	m.settle()
 	if res.OnHost {
@@ -201,11 +190,11 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	live.end(ctx, doc, out.call)
 	if err != nil {
-		return errors.Join(err, out.showFailed(doc), untraced)
+		return errors.Join(err, out.showFailed(doc))
 	}
 	lines := m.notes.lines()
-	// The verdict goes first: it decides the status. A trace that could not be written costs no result.
-	err = errors.Join(m.blame(ctx, verdict(res)), out.show(doc, lines), untraced)
+	// The verdict goes first: it decides the status.
+	err = errors.Join(m.blame(ctx, verdict(res)), out.show(doc, lines))
 	if err == nil {
 		out.warn(lines)
 	}

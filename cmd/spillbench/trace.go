@@ -62,7 +62,7 @@ is a trace.`,
 			if err := replaceable(args[0]); err != nil {
 				return err
 			}
-			if err := apart(append(f.places(), place{"the trace " + args[0], args[0]}), readings(f.input.files...)); err != nil {
+			if err := apart(append(f.output.places(), place{"the trace " + args[0], args[0]}), readings(f.input.files...)); err != nil {
 				return err
 			}
 			to, err := os.Create(args[0])
