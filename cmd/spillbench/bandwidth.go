@@ -38,7 +38,7 @@ const (
 
 func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 	// What is compressed passes a disk faster than its limit, or slower.
-	f := bandwidthFlags{output: outputFlags{figures: true, pictured: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
+	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
 		Short: "Measure every edge, next to what the machine can do",

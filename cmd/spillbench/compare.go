@@ -36,7 +36,7 @@ type compareFlags struct {
 }
 
 func newCompare(stdout, stderr io.Writer) *cobra.Command {
-	f := compareFlags{output: outputFlags{figures: true, pictured: true}, input: inputFlags{again: true}}
+	f := compareFlags{output: outputFlags{figures: true}, input: inputFlags{again: true}}
 	cmd := &cobra.Command{
 		Use:   "compare --peer NAME",
 		Short: "Spill the same data with and without Spillway",

@@ -36,7 +36,6 @@ var typed = []struct {
 	{begins: "spillbench verify", flags: little},
 	{begins: "spillbench bandwidth", flags: " --gpu sim --gpu-memory 8MiB --host-memory 8MiB --sizes 64KiB --threads 1"},
 	{begins: "spillbench bandwidth --quick", flags: " --gpu sim --gpu-memory 32MiB --host-memory 32MiB --between gpu,host"}, // has sizes of its own
-	{begins: "spillbench reserve", flags: " --duration 1ms --goroutines 2"},
 	{begins: "spillbench compare", flags: " --host-memory 1MiB --rounds 1"},
 	{begins: "spillbench trace record", flags: little},
 	{begins: "spillbench trace compare run.trace other.trace", first: "cp run.trace other.trace"},

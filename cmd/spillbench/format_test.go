@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-// printing are short calls of the commands that print results, but for reserve, and the figures that
-// benchstat gets of them; empty: none.
+// printing returns short calls of the commands that print results, and the names of their benchmark
+// figures, if they have some.
 func printing(t *testing.T) map[string]struct {
 	args    []string
 	figures []string

@@ -6,7 +6,6 @@
 //	spillbench run F…               the same with Parquet, Arrow or CSV files
 //	spillbench verify F…            every batch along every edge and back
 //	spillbench bandwidth            every edge, next to what the machine can do
-//	spillbench reserve              how fast bytes are reserved and released
 //	spillbench compare --peer P     the same data spilled without Spillway
 //	spillbench topo                 what the machine has
 //	spillbench trace                a run again, by other policies and on other machines

@@ -84,8 +84,6 @@ var hollow = map[string]string{
 	"bandwidth": `{"schema":"spillway.spillbench/v1","command":"bandwidth","env":{"cores":1},"warnings":[],"config":{},"rows":[{"error":"x"}],"wall_seconds":0}`,
 	"compare": `{"schema":"spillway.spillbench/v1","command":"compare","env":{"cores":1},"warnings":[],"config":{},"input":{},"verify":{},"ours":{},"peer":{},
 		"ratio":{"write":1,"read":1},"wall_seconds":0}`,
-	"reserve": `{"schema":"spillway.spillbench/v1","command":"reserve","env":{"cores":1},"warnings":[],"config":{},"uncontended_ns":0,"semaphore_uncontended_ns":0,"allocs_per_op":0,
-		"contended":[{}],"waiters":[],"wall_seconds":0}`,
 }
 
 // What report cannot read, compare or write is wrong use, and a file of the user's is never replaced
@@ -94,7 +92,6 @@ func TestReportRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	run := writeFile(t, "run.json", hollow["run"])
 	band := writeFile(t, "b.json", hollow["bandwidth"])
-	reserve := writeFile(t, "r.json", hollow["reserve"])
 	endless := "/dev/zero"
 	if _, err := os.Stat(endless); err != nil {
 		endless = writeFile(t, "endless.json", strings.Repeat(" ", maxResult+1))
@@ -114,12 +111,10 @@ func TestReportRefuses(t *testing.T) {
 		"it has no config":                            less("bandwidth", `"config":{},`, ""),
 		"it has no rows":                              less("bandwidth", `[{"error":"x"}]`, "null"),
 		"it has no ours":                              less("compare", `"ours":{},`, ""),
-		"it has no waiters":                           less("reserve", `"waiters":[],`, ""),
 		"there is nothing in its env":                 less("run", `{"cores":1}`, "{}"),
 		"there is nothing in its phases":              less("run", `"phases":[{}]`, `"phases":[]`),
 		"there is nothing in its spaces":              less("run", `"spaces":[{}]`, `"spaces":[]`),
 		"there is nothing in its rows":                less("bandwidth", `[{"error":"x"}]`, "[]"),
-		"there is nothing in its contended":           less("reserve", `[{}]`, "[]"),
 		"larger than the 64 MiB":                      {endless},
 		"its wall_seconds is 1e+300":                  of("run", `"wall_seconds":1e300`),
 		"its wall_seconds is -1":                      of("run", `"wall_seconds":-1`),
@@ -138,8 +133,6 @@ func TestReportRefuses(t *testing.T) {
 		`it is one of "topo"`:                         {writeFile(t, "t.json", `{"schema":"spillway.spillbench/v1","command":"topo"}`)},
 		"give two results of one command":             {run, band},
 		"a row has 1 samples, and 2 of its limit":     of("bandwidth", `"rows":[{"samples":{"gib_per_s":[1],"limit_gib_per_s":[1,2]}}]`),
-		"o.json is of reserve, of which there is no":  less("reserve", `"waiters":[]`, `"waiters":[{}]`),
-		"two results of reserve are compared by":      {reserve, reserve, "--format=csv"},
 		"--format json is what FILE has already":      {run, "--format=json"},
 		"--html - wants standard output for itself":   {run, "--format=csv", "--html=-"},
 		"did you mean csv?":                           {run, "--format=csw"},
@@ -177,9 +170,9 @@ func TestReportRefuses(t *testing.T) {
 func TestReportFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for name, args := range map[string][]string{
-		"run":     append([]string{"run", "--format=markdown"}, small...),
-		"compare": {"compare", "--format=csv", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
-		"reserve": {"reserve", "--format=benchfmt", "--goroutines=2", "--duration=1ms"},
+		"run":       append([]string{"run", "--format=markdown"}, small...),
+		"compare":   {"compare", "--format=csv", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
+		"bandwidth": append([]string{"bandwidth", "--format=benchfmt", "--sizes=64KiB", "--threads=1"}, narrow(t)[1:]...),
 	} {
 		file := name + ".json"
 		printed := command(t, t.Context(), append(args, "--json="+file)...).stdout

@@ -45,7 +45,7 @@ type runFlags struct {
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
-	f := runFlags{output: outputFlags{figures: true, pictured: true}}
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "run [FILE]...",
 		Short: "Load a table through all tiers, work on it, verify it",

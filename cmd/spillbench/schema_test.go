@@ -27,12 +27,6 @@ func TestDocumentsOfEveryCommand(t *testing.T) {
 	for name, c := range printing(t) {
 		decode(t, command(t, t.Context(), append(slices.Clone(c.args), "--format=json", "-q")...).stdout, into[name])
 	}
-	var stdout strings.Builder
-	f := reserveFlags{output: outputFlags{format: "json", quiet: true}, goroutines: 2, rounds: minReserveRounds, duration: minRound, crowd: 101, releases: 10}
-	if err := reserve(t.Context(), &f, &stdout, &strings.Builder{}); err != nil {
-		t.Fatal(err)
-	}
-	decode(t, stdout.String(), &report.Reserve{})
 }
 
 // TestUnusualDocuments: what few documents have is in the schema as well: differences, GPUs and

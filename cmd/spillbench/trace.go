@@ -47,7 +47,7 @@ failed, marks and limits that were changed meanwhile, and what others took of a 
 }
 
 func newRecord(stdout, stderr io.Writer) *cobra.Command {
-	f := runFlags{output: outputFlags{figures: true, pictured: true}}
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",

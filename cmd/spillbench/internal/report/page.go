@@ -143,10 +143,6 @@ func render(cell any, f Format) string {
 		if f == CSV {
 			return strconv.FormatInt(int64(c), 10)
 		}
-	case million:
-		if f == CSV {
-			return strconv.FormatFloat(float64(c), 'f', -1, 64)
-		}
 	case exact:
 		if f == CSV {
 			return strconv.FormatInt(int64(c), 10)
@@ -175,7 +171,7 @@ func inert(text string, f Format) string {
 // isNumber reports whether a cell is aligned to the right.
 func isNumber(cell any) bool {
 	switch cell.(type) {
-	case approx, exact, some, decimal, million, int, int64:
+	case approx, exact, some, decimal, int, int64:
 		return true
 	}
 	return false

@@ -14,8 +14,8 @@ func TestPageFormats(t *testing.T) {
 	p.linef("")
 	s := &sheet{columns: []column{{head: "name", key: "id"}, {head: "size", key: "bytes"}, {head: "batch", key: "batch"}, {head: "GiB/s", key: "rate"}, {head: "M/s", key: "ops"}, {head: "unmoved", key: "unmoved"}, {head: "since", key: "began"}, {only: people}, {key: "more", only: programs}}}
 	began := time.Date(2026, 11, 25, 12, 30, 0, 0, time.UTC)
-	s.add(worded{"  a", "a"}, approx(3<<19), exact(64<<10), two(1.256), million(2e6), some(0), began, "says", true)
-	s.add("b,\"c\"|", approx(12<<20), exact(4<<20), two(10), million(3.14159e7), some(1<<20))
+	s.add(worded{"  a", "a"}, approx(3<<19), exact(64<<10), two(1.256), two(2), some(0), began, "says", true)
+	s.add("b,\"c\"|", approx(12<<20), exact(4<<20), two(10), two(31.4159), some(1<<20))
 	p.table(s)
 	p.linef("")
 	p.table(&sheet{columns: []column{{head: "n", key: "n"}}, rows: [][]any{{7}}})
@@ -47,8 +47,8 @@ for readers
 note: a note
 `,
 		CSV: `id,bytes,batch,rate,ops,unmoved,began,more
-a,1572864,65536,1.256,2000000,0,2026-11-25T12:30:00Z,true
-"b,""c""|",12582912,4194304,10,31415900,1048576,,
+a,1572864,65536,1.256,2,0,2026-11-25T12:30:00Z,true
+"b,""c""|",12582912,4194304,10,31.4159,1048576,,
 
 n
 7
