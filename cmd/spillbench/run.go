@@ -72,7 +72,6 @@ header, is wrong use: there would be nothing to do.`,
 		},
 	}
 	f.register(cmd.Flags())
-	f.registerWatching(cmd.Flags())
 	return cmd
 }
 
@@ -86,10 +85,6 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
-}
-
-// registerWatching registers the flags by which one run is watched.
-func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
 	f.stallAfter = stallAfter
 	fs.Lookup("quiet").Usage += "; where --listen serves is said all the same"
 	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0"}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")

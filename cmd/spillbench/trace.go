@@ -74,7 +74,6 @@ is a trace.`,
 		},
 	}
 	f.register(cmd.Flags())
-	f.registerWatching(cmd.Flags())
 	return cmd
 }
 
