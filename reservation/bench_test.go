@@ -72,16 +72,17 @@ func BenchmarkTryReserveFull(b *testing.B) {
 // slot is the bytes of each request below: a space of one byte has no room below its trigger.
 const slot = 10
 
-// BenchmarkContended is 16 goroutines that each take and give back one slot of
-// some, beside x/sync's semaphore as the limit to compare with.
+// BenchmarkContended compares the manager with x/sync's semaphore, side by side, so that one run gives
+// the ratio. Each of 1 or 16 goroutines reserves and releases one slot at a time: where the demand of
+// all of them fits (16 slots), with 8 slots, and with 1 slot.
 func BenchmarkContended(b *testing.B) {
-	const goroutines = 16
 	ctx := context.Background()
-	for _, slots := range []int64{1, 8, 16} {
-		b.Run(fmt.Sprintf("slots=%d/manager", slots), func(b *testing.B) {
-			m, _ := one(b, slots*slot, 0)
+	for _, c := range []struct{ slots, goroutines int }{{16, 1}, {16, 16}, {8, 16}, {1, 16}} {
+		name := fmt.Sprintf("slots=%d/goroutines=%d/", c.slots, c.goroutines)
+		b.Run(name+"side=manager", func(b *testing.B) {
+			m, _ := one(b, int64(c.slots)*slot, 0)
 			gpu := reservation.Specific(tier.ID{Kind: tier.GPU})
-			contend(b, goroutines, func() {
+			contend(b, c.goroutines, func() {
 				r, err := m.Reserve(ctx, gpu, slot)
 				if err != nil {
 					b.Error(err)
@@ -93,23 +94,24 @@ func BenchmarkContended(b *testing.B) {
 			b.ReportMetric(float64(s.Count)/float64(b.N), "waits/op")
 			b.ReportMetric(float64(s.Max.Microseconds()), "max-wait-µs")
 		})
-		b.Run(fmt.Sprintf("slots=%d/semaphore", slots), func(b *testing.B) {
-			sem := semaphore.NewWeighted(slots)
-			contend(b, goroutines, func() {
-				if err := sem.Acquire(ctx, 1); err != nil {
+		b.Run(name+"side=semaphore", func(b *testing.B) {
+			sem := semaphore.NewWeighted(int64(c.slots) * slot)
+			contend(b, c.goroutines, func() {
+				if err := sem.Acquire(ctx, slot); err != nil {
 					b.Error(err)
 					return
 				}
-				sem.Release(1)
+				sem.Release(slot)
 			})
 		})
 	}
 }
 
+// contend runs f b.N times, rounded up, in so many goroutines.
 func contend(b *testing.B, goroutines int, f func()) {
 	b.ReportAllocs()
 	var wg sync.WaitGroup
-	each := b.N/goroutines + 1
+	each := (b.N + goroutines - 1) / goroutines
 	b.ResetTimer()
 	for range goroutines {
 		wg.Go(func() {

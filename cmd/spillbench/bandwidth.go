@@ -38,7 +38,7 @@ const (
 
 func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 	// What is compressed passes a disk faster than its limit, or slower.
-	f := bandwidthFlags{output: outputFlags{figures: true, pictured: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
+	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
 		Short: "Measure every edge, next to what the machine can do",
@@ -98,7 +98,7 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, f.engine.config)
+	out, err := f.output.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}

@@ -85,7 +85,6 @@ func TestMemoryOfContainers(t *testing.T) {
 		"many workers":                 {256, []string{"run", "--input", table, "--repeat=6", "--workers=32", "--partitions=32"}, 0, nil},
 		"encrypted":                    {192, append([]string{"run", "--input", table, "--repeat=6", "--encrypt"}, tight...), 0, nil},
 		"verified":                     {256, []string{"verify", one, "--gpu-memory=64MiB", "--host-memory=64MiB"}, 0, nil},
-		"waiters":                      {160, []string{"reserve", "--duration=1ms"}, 0, nil},
 		"as much as there is": {512, []string{"run", "--gpu-memory=256MiB", "--host-memory=256MiB"}, 3,
 			[]string{"may have 512.0 MiB of memory", "spillbench-test-", "512.0 MiB together", "give --gpu-memory and --host-memory 432.0 MiB together at most"}},
 		"batches that are too large": {160, append([]string{"run", "--input", writeTable(t, "large.parquet", 1, 1_500_000), "--rows-per-batch=1500000"}, tight...), 3,

@@ -120,9 +120,9 @@ func takesFiles(cmd *cobra.Command) bool { return strings.Contains(cmd.Use, "FIL
 // completionOf returns what a shell offers for a flag.
 func completionOf(cmd *cobra.Command, flag string) cobra.CompletionFunc {
 	switch flag {
-	case "input", "config", "cpuprofile", "memprofile", "trace", "perfetto":
+	case "input", "cpuprofile", "memprofile", "trace":
 		return offer(cobra.ShellCompDirectiveDefault)
-	case "json", "html", "yaml":
+	case "json", "html":
 		return offer(cobra.ShellCompDirectiveDefault, "-")
 	case "disk", "root", "ledger":
 		return offer(cobra.ShellCompDirectiveFilterDirs)

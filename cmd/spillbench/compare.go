@@ -36,7 +36,7 @@ type compareFlags struct {
 }
 
 func newCompare(stdout, stderr io.Writer) *cobra.Command {
-	f := compareFlags{output: outputFlags{figures: true, pictured: true}, input: inputFlags{again: true}}
+	f := compareFlags{output: outputFlags{figures: true}, input: inputFlags{again: true}}
 	cmd := &cobra.Command{
 		Use:   "compare --peer NAME",
 		Short: "Spill the same data with and without Spillway",
@@ -108,7 +108,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, append(slices.Clone(f.input.files), f.engine.config)...)
+	out, err := f.output.open(ctx, stdout, stderr, f.input.files...)
 	if err != nil {
 		return err
 	}

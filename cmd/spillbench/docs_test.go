@@ -30,16 +30,13 @@ var typed = []struct {
 	not    string // why it is not run
 }{
 	{begins: "spillbench run", flags: little},
-	{begins: "spillbench run --gpu cuda"},                                          // little would ask for a simulated one
-	{begins: "spillbench run --config spill.yaml", flags: little + " --disk made"}, // the file has a disk that is not here
+	{begins: "spillbench run --gpu cuda"}, // little would ask for a simulated one
 	{begins: "spillbench run --passes 50", flags: little + " --passes 2"},
 	{begins: "spillbench run --fault op=write,kind=enospc", flags: little + " --stuck-after 50ms"},
 	{begins: "spillbench verify", flags: little},
 	{begins: "spillbench bandwidth", flags: " --gpu sim --gpu-memory 8MiB --host-memory 8MiB --sizes 64KiB --threads 1"},
 	{begins: "spillbench bandwidth --quick", flags: " --gpu sim --gpu-memory 32MiB --host-memory 32MiB --between gpu,host"}, // has sizes of its own
-	{begins: "spillbench reserve", flags: " --duration 1ms --goroutines 2"},
 	{begins: "spillbench compare", flags: " --host-memory 1MiB --rounds 1"},
-	{begins: "spillbench tune", flags: little + " --budget 1s"},
 	{begins: "spillbench trace record", flags: little},
 	{begins: "spillbench trace compare run.trace other.trace", first: "cp run.trace other.trace"},
 	{begins: "spillbench report a.json b.json", first: "spillbench run --json a.json" + little + "; cp a.json b.json"},

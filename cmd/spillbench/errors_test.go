@@ -30,8 +30,10 @@ func TestErrors(t *testing.T) {
 		{"unknown codec", []string{"--codec=lz4"}, 2, []string{"lz4", "auto, none, s2, zstd or bitpack"}},
 		{"unknown flag of run", []string{"run", "--htm5=x"}, 2, []string{"--htm5"}},
 		{"run flag of verify", []string{"verify", "--passes=2", whole}, 2, []string{"--passes"}},
+		{"argument of topo", []string{"topo", "x"}, 2, []string{"topo", "no arguments"}},
+		{"fault of topo", []string{"topo", "--fault=op=read,kind=eio"}, 2, []string{"--fault"}},
 		{"engine flag of topo", []string{"topo", "--gpu=sim"}, 2, []string{"--gpu"}},
-		{"unknown command", []string{"bench"}, 2, []string{"bench", "bandwidth, compare, quota, report, reserve, run, schema, topo, trace, tune or verify"}},
+		{"unknown command", []string{"bench"}, 2, []string{"bench", "bandwidth, compare, quota, report, run, schema, topo, trace or verify"}},
 		{"file for a command", []string{whole}, 2, []string{"spillbench run " + whole + ")"}},
 		{"files for a command", []string{whole, file, "--passes=2"}, 2, []string{"spillbench run " + whole + " " + file + ")"}},
 		{"argument of run", []string{"run", missing}, 2, []string{missing, "no such file"}},
@@ -43,7 +45,7 @@ func TestErrors(t *testing.T) {
 		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
 		{"verify no name", []string{"verify", whole, ""}, 2, []string{"needs a file"}},
 
-		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "bandwidth, compare, quota, report, reserve, run, schema, topo, trace, tune or verify"}},
+		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "bandwidth, compare, quota, report, run, schema, topo, trace or verify"}},
 		{"help on too much", []string{"help", "run", "nope"}, 2, []string{"run nope"}},
 		{"no result file", []string{"--json="}, 2, []string{"--json", "want FILE or -"}},
 
@@ -73,7 +75,7 @@ func TestErrors(t *testing.T) {
 		{"two results on standard output", []string{"--format=csv", "--json=-"}, 2, []string{"--json -", "--format csv", "--json FILE"}},
 		{"one result twice", []string{"topo", "--format=json", "--json=-"}, 2, []string{"--json -", "--format json"}},
 		{"a quiet table", []string{"--format=table", "--quiet"}, 2, []string{"--quiet", "--format table"}},
-		{"figures of no measurement", []string{"verify", whole, "--format=benchfmt"}, 2, []string{"--format benchfmt", "run, bandwidth, compare and reserve", "csv or markdown"}},
+		{"figures of no measurement", []string{"verify", whole, "--format=benchfmt"}, 2, []string{"--format benchfmt", "run, bandwidth and compare", "csv or markdown"}},
 
 		{"no number", []string{"--passes=abc"}, 2, []string{`"abc" for "--passes" flag: want a whole number (see`}},
 		{"negative seed", []string{"--seed=-1"}, 2, []string{"--seed", "want a whole number, 0 or more (see"}},
@@ -82,8 +84,6 @@ func TestErrors(t *testing.T) {
 		{"neither true nor false", []string{"--encrypt=maybe"}, 2, []string{"--encrypt", "want true or false (see"}},
 		{"no share", []string{"--limit=x"}, 2, []string{"--limit", "want a number, such as 0.9 (see"}},
 		{"no duration", []string{"--monitor-period=5"}, 2, []string{"--monitor-period", "want a time with its unit, such as 50ms"}},
-		{"no number in a file", []string{"--config", writeFile(t, "n.yaml", "passes: a")}, 2, []string{`line 1: passes "a": want a whole number (see`}},
-		{"neither in a file", []string{"--config", writeFile(t, "b.yaml", "encrypt: maybe")}, 2, []string{`line 1: encrypt "maybe": want true or false (see`}},
 
 		{"bad size", []string{"--gpu-memory=12x"}, 2, []string{"12x", "--gpu-memory"}},
 		{"negative size", []string{"--host-memory=-1"}, 2, []string{"-1", "negative"}},
@@ -104,13 +104,6 @@ func TestErrors(t *testing.T) {
 		{"no workers", []string{"--workers=0"}, 2, []string{"--workers", "1 to"}},
 		{"negative passes", []string{"--passes=-1"}, 2, []string{"--passes", "0 to"}},
 		{"too many partitions", []string{"--partitions=1000000"}, 2, []string{"--partitions"}},
-		{"no goroutines", []string{"reserve", "--goroutines=0"}, 2, []string{"--goroutines", "1 to"}},
-		{"too many goroutines", []string{"reserve", "--goroutines=1000000"}, 2, []string{"--goroutines", "4096"}},
-		{"too few rounds", []string{"reserve", "--rounds=10"}, 2, []string{"--rounds", "11 to"}},
-		{"no time", []string{"reserve", "--duration=0s"}, 2, []string{"--duration", "1ms"}},
-		{"too much time", []string{"reserve", "--duration=1h"}, 2, []string{"--duration", "1m"}},
-		{"argument of reserve", []string{"reserve", "x"}, 2, []string{"reserve", "no arguments"}},
-		{"engine flag of reserve", []string{"reserve", "--gpu=sim"}, 2, []string{"--gpu"}},
 		{"no fault", []string{"--fault="}, 2, []string{"--fault", "op=read,kind=eio,at=3"}},
 		{"bad fault", []string{"--fault=op=read,kind=boom"}, 2, []string{"--fault", "kind=boom", "bitflip"}},
 		{"fault that cannot be", []string{"verify", whole, "--fault=op=alloc,kind=bitflip"}, 2, []string{"bitflip cannot happen to an allocation", "kind=oom"}},
@@ -118,7 +111,6 @@ func TestErrors(t *testing.T) {
 		{"bad throttle", []string{"--disk-throttle=fast"}, 2, []string{"--disk-throttle", "fast"}},
 		{"no throttle", []string{"--disk-throttle=0"}, 2, []string{"--disk-throttle", "above zero"}},
 		{"share of a speed", []string{"verify", whole, "--disk-throttle=50%"}, 2, []string{"--disk-throttle 50%", "200MiB"}},
-		{"fault of reserve", []string{"reserve", "--fault=op=read,kind=eio"}, 2, []string{"--fault"}},
 		{"bad rows", []string{"verify", "--rows-per-batch=-1", whole}, 2, []string{"--rows-per-batch"}},
 
 		{"missing input", []string{"run", "--input=" + missing + "/x.parquet"}, 2, []string{missing + "/x.parquet", "no such file"}},
@@ -186,7 +178,7 @@ func TestNoTempDirectory(t *testing.T) {
 // TestHelp: every command explains itself on standard output.
 func TestHelp(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"topo", "--help"}, {"reserve", "--help"}, {"help", "run"}} {
+	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"topo", "--help"}, {"help", "run"}} {
 		if r := succeed(t, args...); !strings.Contains(r.stdout, "--json FILE") && !strings.Contains(r.stdout, "--json `FILE`") {
 			t.Errorf("%q printed %q", args, r.stdout)
 		}

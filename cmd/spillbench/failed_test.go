@@ -153,7 +153,7 @@ func TestWrongUseIsNotReported(t *testing.T) {
 func TestStandstillIsNoted(t *testing.T) {
 	t.Parallel()
 	for _, quiet := range []bool{false, true} {
-		f := runFlags{output: outputFlags{figures: true, pictured: true}}
+		f := runFlags{output: outputFlags{figures: true}}
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 		f.register(fs)
 		f.stallAfter = 20 * time.Millisecond

@@ -53,7 +53,6 @@ type engineFlags struct {
 	ahead                rateFlag
 	movesPerEdge         int
 	diskSlots            int
-	config               string // the file that readConfig has read
 	throttle             tier.Amount
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
@@ -92,7 +91,6 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.IntVar(&e.diskSlots, "disk-slots", defaultDiskSlots, "how many transfers write to disks at once at most, as `N`; the monitor may have one more")
 	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
 	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
-	registerConfig(f, &e.config)
 }
 
 // must panics on an error that only a wrong constant can make.

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-// printing are short calls of the commands that print results, but for reserve, and the figures that
-// benchstat gets of them; empty: none.
+// printing returns short calls of the commands that print results, and the names of their benchmark
+// figures, if they have some.
 func printing(t *testing.T) map[string]struct {
 	args    []string
 	figures []string
@@ -33,7 +33,6 @@ func printing(t *testing.T) map[string]struct {
 		"bandwidth":     {narrow(t, "--sizes=64KiB", "--threads=1"), []string{"Bandwidth/from=gpu:0/to=disk:0/bytes=65536/moves=1/state=fresh"}},
 		"compare":       {briefly, []string{"Compare/side=spillway/op=read", "Compare/side=arrow-ipc-warm/op=write"}},
 		"topo":          {[]string{"topo"}, nil},
-		"tune":          {tuneBriefly(t, "--budget=1s"), nil},
 		"quota":         {[]string{"quota"}, nil},
 		"trace replay":  {[]string{"trace", "replay", trace}, nil},
 		"trace compare": {[]string{"trace", "compare", trace, trace}, nil},

@@ -33,8 +33,7 @@ var groups = []struct {
 	{"Memories", []string{"gpu", "gpu-memory", "host-memory", "disk-memory", "disk", "limit", "trigger", "stop"}},
 	{"Moves and waits", []string{"policy", "codec", "encrypt", "monitor-period", "stuck-after", "write-ahead", "moves-per-edge", "disk-slots"}},
 	{"Faults and slow disks", []string{"fault", "disk-throttle"}},
-	{"Configuration", []string{"config"}},
-	{"Output", []string{"format", "json", "html", "perfetto", "listen", "yaml", "quiet"}},
+	{"Output", []string{"format", "json", "html", "listen", "quiet"}},
 	{"Profiles", []string{"cpuprofile", "memprofile", "trace"}},
 	{"Other", []string{"help", "version"}},
 }

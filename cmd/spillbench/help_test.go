@@ -3,8 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -136,45 +134,5 @@ func TestExamples(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %q: %v", c.where, strings.TrimSpace(line), err)
 		}
-	}
-}
-
-// TestManPages: there is one for each command that help lists, with what its help has.
-func TestManPages(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "made", "man1")
-	succeed(t, "man", dir)
-	var want []string
-	everyCommand(func(cmd *cobra.Command) {
-		if cmd.Name() == "help" || cmd.Hidden {
-			return
-		}
-		name := strings.ReplaceAll(cmd.CommandPath(), " ", "-") + ".1"
-		want = append(want, name)
-		text, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		for _, part := range []string{".SH NAME", "Exit codes", "all is well"} {
-			if !strings.Contains(string(text), part) {
-				t.Errorf("%s has no %q", name, part)
-			}
-		}
-		if !ofCobra(cmd) && !strings.Contains(string(text), ".SH EXAMPLE") {
-			t.Errorf("%s has no example", name)
-		}
-	})
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != len(want) || len(want) < 16 {
-		t.Errorf("%d pages of %d: %v, %v", len(entries), len(want), entries, err)
-	}
-	for _, args := range [][]string{{"man"}, {"man", dir, dir}, {"man", filepath.Join(dir, want[0])}} {
-		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
-			t.Errorf("%q: %d, %q", args, r.status, r.stderr)
-		}
-	}
-	if r := succeed(t, "--help"); strings.Contains(r.stdout, "\n  man ") {
-		t.Error("the help lists it")
 	}
 }

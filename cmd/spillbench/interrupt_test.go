@@ -120,7 +120,6 @@ func TestInterruptedOnASlowDisk(t *testing.T) {
 		"run":       {"run", "--input", table, "--repeat=4", "--gpu-memory=16MiB", "--host-memory=16MiB"},
 		"verify":    {"verify", table, "--gpu-memory=16MiB", "--host-memory=16MiB"},
 		"bandwidth": {"bandwidth", "--sizes=4MiB", "--gpu-memory=16MiB", "--host-memory=16MiB"},
-		"tune":      {"tune", "--input", table, "--repeat=4", "--gpu-memory=16MiB", "--host-memory=16MiB"},
 		"compare":   {"compare", "--peer=arrow-ipc", "--input", table, "--repeat=4", "--host-memory=32MiB"},
 	} {
 		for i, after := range []time.Duration{100 * time.Millisecond, time.Second, 4 * time.Second} {

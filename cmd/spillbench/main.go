@@ -6,10 +6,8 @@
 //	spillbench run F…               the same with Parquet, Arrow or CSV files
 //	spillbench verify F…            every batch along every edge and back
 //	spillbench bandwidth            every edge, next to what the machine can do
-//	spillbench reserve              how fast bytes are reserved and released
 //	spillbench compare --peer P     the same data spilled without Spillway
 //	spillbench topo                 what the machine has
-//	spillbench tune                 settings with which a run is faster here
 //	spillbench trace                a run again, by other policies and on other machines
 //	spillbench report A [B]         a page of a result, or of two compared
 //	spillbench schema               what the JSON of all of them has

@@ -136,7 +136,7 @@ func (o *output) picture(document report.Document) error {
 	if o.flags.html == "" {
 		return nil
 	}
-	doc := document.(report.Pictured) // as outputFlags.pictured says
+	doc := document.(report.Measured) // as outputFlags.figures says
 	doc.Stamp(o.call.args, o.call.began)
 	var b bytes.Buffer
 	if err := report.WriteHTML(&b, nil, doc); err != nil {

@@ -19,10 +19,8 @@ type outputFlags struct {
 	format formatFlag
 	quiet  bool
 
-	// figures says that the command measures something that benchstat can compare.
+	// figures is set if the result is a report.Measured: it has figures for benchstat and a page.
 	figures bool
-	// pictured says that there is a page about its results.
-	pictured bool
 	// prints says that to print its result is all that the command does.
 	prints bool
 }
@@ -34,11 +32,11 @@ func (o *outputFlags) register(f *pflag.FlagSet) {
 	}
 	f.Var(&formatChoice{&o.format, formats}, "format", "how the result is printed, by `NAME`: "+either(formats)+" (default table)")
 	f.Var(&o.json, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
-	if o.pictured {
+	if o.figures {
 		f.Var(&o.html, "html", "write a page about the result to `FILE`, or to standard output if it is -: one file that needs nothing else")
 	}
 	quiet := "print nothing but what --json and --format ask for: no table, no notes, no progress"
-	if o.pictured {
+	if o.figures {
 		quiet = strings.Replace(quiet, "--json and", "--json, --html and", 1)
 	}
 	if o.prints {
@@ -58,7 +56,7 @@ func (o *outputFlags) validate() error {
 	case o.quiet && !o.prints && o.format == formatFlag(report.Table):
 		return fail.Usagef("--quiet and --format table exclude each other (give one of them)")
 	case o.format == formatFlag(report.BenchFmt) && !o.figures:
-		return fail.Usagef("--format benchfmt is for commands that measure: run, bandwidth, compare and reserve (want table, json, csv or markdown)")
+		return fail.Usagef("--format benchfmt is for commands that measure: run, bandwidth and compare (want table, json, csv or markdown)")
 	}
 	return nil
 }
@@ -131,12 +129,11 @@ func (*fileFlag) Type() string { return "string" }
 type valueFlag struct {
 	to   *string
 	want string
-	file bool // and so not -, which would be a file of that name
 }
 
 // Set takes a value.
 func (v *valueFlag) Set(s string) error {
-	if s == "" || v.file && s == "-" {
+	if s == "" {
 		return errors.New("want " + v.want)
 	}
 	*v.to = s

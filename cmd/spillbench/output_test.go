@@ -213,7 +213,7 @@ func TestFullOutput(t *testing.T) {
 // TestFullHelp: help that could not be written is an error as well.
 func TestFullHelp(t *testing.T) {
 	t.Parallel()
-	for _, line := range []string{"--help", "run --help", "help tune", "report -h", "completion bash"} {
+	for _, line := range []string{"--help", "run --help", "help verify", "report -h", "completion bash"} {
 		var stderr strings.Builder
 		status := Main(t.Context(), strings.Fields(line), full{}, &stderr)
 		if got := stderr.String(); status != 3 || got != "spillbench: writing standard output: "+syscall.ENOSPC.Error()+"\n" {
@@ -227,7 +227,7 @@ func TestFullHelp(t *testing.T) {
 func TestPlacesApart(t *testing.T) {
 	t.Chdir(t.TempDir())
 	table := filepath.Base(writeTable(t, "t.arrow", 1, 100))
-	for name, text := range map[string]string{table: readFile(t, writeTable(t, "t.arrow", 1, 100)), "a.json": hollow["run"], "c.yaml": "passes: 1", "mine.txt": "mine"} {
+	for name, text := range map[string]string{table: readFile(t, writeTable(t, "t.arrow", 1, 100)), "a.json": hollow["run"], "mine.txt": "mine"} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -235,13 +235,13 @@ func TestPlacesApart(t *testing.T) {
 	if err := errors.Join(os.Link("a.json", "hard.json"), os.Symlink("new.json", "link.json"), os.Mkdir("d", 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	was := map[string]string{table: readFile(t, table), "a.json": readFile(t, "a.json"), "c.yaml": "passes: 1", "mine.txt": "mine"}
+	was := map[string]string{table: readFile(t, table), "a.json": readFile(t, "a.json"), "mine.txt": "mine"}
 	for _, line := range []string{
 		"report --html a.json a.json", "report a.json --html a.json", "report a.json --html ./a.json", "report a.json --html hard.json", "report a.json --html mine.txt",
-		"run t.arrow --html t.arrow", "run --input t.arrow --json t.arrow", "run t.arrow --perfetto t.arrow", "run --json x --html x", "run --json x --html ./d/../x",
-		"run --json link.json --html new.json", "run --json x --perfetto x", "run --html x --perfetto x", "run --config c.yaml --json c.yaml",
+		"run t.arrow --html t.arrow", "run --input t.arrow --json t.arrow", "run --json x --html x", "run --json x --html ./d/../x",
+		"run --json link.json --html new.json",
 		"verify t.arrow --json t.arrow", "compare --peer arrow-ipc --input t.arrow --json t.arrow", "bandwidth --json x --html x",
-		"tune --json x --yaml x", "tune t.arrow --yaml t.arrow", "tune --config c.yaml --yaml c.yaml", "trace record x --json x", "trace record x --perfetto x",
+		"trace record x --json x",
 	} {
 		r := command(t, t.Context(), strings.Fields(line)...)
 		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "name another file") || r.stdout != "" {

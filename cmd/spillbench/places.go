@@ -63,3 +63,11 @@ func whole(name string) string {
 	}
 	return filepath.Join(dir, filepath.Base(name))
 }
+
+// absolute returns dir from the root on, or dir itself where the current directory is unknown.
+func absolute(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		return abs
+	}
+	return dir
+}

@@ -28,9 +28,6 @@ func (p *profileFlags) register(root *cobra.Command) {
 	f.StringVar(&p.memory, "memprofile", "", "write what the heap was allocated for to `FILE`, for go tool pprof")
 	f.StringVar(&p.trace, "trace", "", "write what goroutines did when to `FILE`, for go tool trace")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if err := readConfig(cmd); err != nil {
-			return err
-		}
 		for _, name := range []string{"cpuprofile", "memprofile", "trace"} {
 			if g := cmd.Flags().Lookup(name); g.Changed && g.Value.String() == "" {
 				return fail.Usagef("--%s: want FILE", name)

@@ -3,103 +3,49 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/perfetto"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/page"
-	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/timeline"
 )
 
-// sampled is how often is looked how full the spaces are: as often as a short run has intervals.
+// sampled is the period at which a recording samples the spaces: that of the intervals of a short run.
 const sampled = 5 * time.Millisecond
 
-// inDocument is how many intervals the timeline of a JSON document has at most.
+// inDocument is the largest number of intervals in the timeline of a JSON document.
 const inDocument = 240
 
-// recording is what happens in a run, over time. A nil one records nothing.
+// recording collects the timeline of a run. A nil recording records nothing.
 type recording struct {
 	timeline *timeline.Recorder
-	trace    *perfetto.Writer // of single events; may be nil
-	file     *stream          // that it is written to
-	to       *destination     // which that is
 
 	stop chan struct{} // nil: not watching
 	done sync.WaitGroup
 }
 
-// record returns a recording of what the flags want to show; nil if they want none. The caller must
-// call finish.
-func (f *runFlags) record() (*recording, error) {
+// record returns a recording of what the flags want to show, or nil if they want none.
+func (f *runFlags) record() *recording {
 	o := &f.output
-	if o.json == "" && o.html == "" && o.printed() != report.JSON && f.listen == "" && f.perfetto == "" {
-		return nil, nil
-	}
-	r := &recording{timeline: timeline.New()}
-	if f.perfetto == "" {
-		return r, nil
-	}
-	var err error
-	if r.to, err = newDestination("--perfetto", f.perfetto); err != nil {
-		return nil, err
-	}
-	if r.file, err = r.to.stream(); err != nil {
-		return nil, errors.Join(fail.Environmentf("%s: %w", r.to.flag, pathless(err)), r.to.close())
-	}
-	r.trace = perfetto.New(r.file, perfetto.Most)
-	return r, nil
-}
-
-// finish ends the recording, and puts the trace in its place if it is to be kept. Nothing may happen
-// in the engine any more. A second call does nothing.
-func (r *recording) finish(keep bool, log *notes) error {
-	r.end()
-	if r == nil || r.file == nil {
+	if o.json == "" && o.html == "" && o.printed() != report.JSON && f.listen == "" {
 		return nil
 	}
-	file := r.file
-	r.file = nil
-	defer r.to.close()
-	if !keep {
-		return file.drop()
-	}
-	left, err := r.trace.Close()
-	if err != nil {
-		return errors.Join(fail.Environmentf("writing %s: %w", r.to.flag, pathless(err)), file.drop())
-	}
-	if left > 0 {
-		log.add("trace is full", fmt.Sprintf("of the trace %d events were left out: it has %s at most", left, size.Approx(perfetto.Most)))
-	}
-	if err := file.keep(); err != nil {
-		return fail.Environmentf("writing %s: %w", r.to.flag, pathless(err))
-	}
-	return nil
+	return &recording{timeline: timeline.New()}
 }
 
-// event is for Config.Events.
-func (r *recording) event(e spillway.Event) {
-	r.timeline.Event(e)
-	if r.trace != nil {
-		r.trace.Event(e)
-	}
-}
-
-// events is event, or nil if there is nothing to record.
+// events returns the function for Config.Events, or nil if there is nothing to record.
 func (r *recording) events() func(spillway.Event) {
 	if r == nil {
 		return nil
 	}
-	return r.event
+	return r.timeline.Event
 }
 
-// watch begins to look at the engine's spaces, until end is called.
+// watch samples the engine's spaces until end is called.
 func (r *recording) watch(eng *spillway.Engine) {
 	if r == nil {
 		return
@@ -127,13 +73,9 @@ func (r *recording) sample(eng *spillway.Engine) {
 		states[i] = timeline.StateOf(s)
 	}
 	r.timeline.Sample(now, states)
-	if r.trace != nil {
-		r.trace.Sample(now, states)
-		_ = r.trace.Flush() // an error stays, and is told at the end
-	}
 }
 
-// end ends watch. It may be called again.
+// end stops watch. Later calls do nothing.
 func (r *recording) end() {
 	if r == nil || r.stop == nil {
 		return
@@ -143,7 +85,7 @@ func (r *recording) end() {
 	r.stop = nil
 }
 
-// snapshot is the timeline for a document; nil of no recording.
+// snapshot returns the timeline for a document, or nil if r is nil.
 func (r *recording) snapshot() *timeline.Timeline {
 	if r == nil {
 		return nil
@@ -151,7 +93,7 @@ func (r *recording) snapshot() *timeline.Timeline {
 	return r.timeline.Snapshot(inDocument, page.Numbers)
 }
 
-// phased tells a recording of the phases, too.
+// phased is a job.Progress that also records the phases.
 type phased struct {
 	job.Progress
 	of *recording
@@ -163,7 +105,7 @@ func (p phased) Begin(phase string, steps int64) {
 	p.of.timeline.Phase(time.Now(), phase)
 }
 
-// progress returns a progress that the recording gets the phases of.
+// progress returns p, extended to record the phases.
 func (r *recording) progress(p job.Progress) job.Progress {
 	if r == nil {
 		return p
@@ -171,8 +113,8 @@ func (r *recording) progress(p job.Progress) job.Progress {
 	return phased{p, r}
 }
 
-// limits measures what the machine does without the engine, which is idle. Where that cannot be done,
-// for lack of room, it is noted.
+// limits measures the machine's raw limits while the engine is idle. If there is no room to do so, it
+// adds a note.
 func (m *machine) limits(ctx context.Context, seed uint64) []report.Limit {
 	all, err := bandwidth.Limits(ctx, m.engine, seed, m.faults.Slow)
 	if err != nil && !errors.Is(err, context.Canceled) {

@@ -37,8 +37,7 @@ page is one file that needs nothing else, and can be sent by mail. With two resu
 command it says in words what differs, and shows both curves.
 
 With --format it prints instead: a result as its command would have, or what differs
-between two. For benchfmt, FILE may also be of reserve. Of two it prints the figures of
-both, each with its FILE as "result".`,
+between two. For benchfmt it prints the figures of each FILE, with its name as "result".`,
 		Example: `  spillbench run --json a.json
   spillbench report a.json                  # writes report.html
   spillbench run --disk-throttle 100MiB --json b.json
@@ -84,17 +83,8 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var pictured []report.Pictured
-	for _, d := range docs {
-		if p, ok := d.(report.Pictured); ok {
-			pictured = append(pictured, p)
-		}
-	}
 	if html != "" {
-		if len(pictured) == 0 {
-			return fail.Usagef("%s is of %s, of which there is no page (give --format benchfmt, or table for one result, and no --html)", names[0], report.CommandOf(docs[0]))
-		}
-		if err := writePage(html, names, pictured, f.quiet, stdout, stderr); err != nil {
+		if err := writePage(html, names, docs, f.quiet, stdout, stderr); err != nil {
 			return err
 		}
 	}
@@ -115,10 +105,8 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 		err = report.WriteBenchmarks(&b, names, docs...)
 	case len(docs) == 1:
 		err = docs[0].Page(report.NotesOf(docs[0])).Write(&b, report.Format(f.format))
-	case len(pictured) == 2:
-		err = report.PageOfTwo(names, pictured[0], pictured[1]).Write(&b, report.Format(f.format))
 	default:
-		return fail.Usagef("two results of %s are compared by benchstat (give --format benchfmt)", report.CommandOf(docs[0]))
+		err = report.PageOfTwo(names, docs[0], docs[1]).Write(&b, report.Format(f.format))
 	}
 	if err != nil {
 		return err
@@ -141,7 +129,7 @@ func readResults(names []string) (docs []report.Measured, err error) {
 		}
 		doc, err := report.Read(text)
 		if err != nil {
-			return nil, fail.Usagef("%s: %w (name what run, bandwidth, compare or reserve wrote with --json)", name, err)
+			return nil, fail.Usagef("%s: %w (name what run, bandwidth or compare wrote with --json)", name, err)
 		}
 		docs = append(docs, doc)
 	}
@@ -152,7 +140,7 @@ func readResults(names []string) (docs []report.Measured, err error) {
 }
 
 // writePage writes the page to the file html, or to standard output.
-func writePage(html string, names []string, docs []report.Pictured, quiet bool, stdout, stderr io.Writer) error {
+func writePage(html string, names []string, docs []report.Measured, quiet bool, stdout, stderr io.Writer) error {
 	var b bytes.Buffer
 	if err := report.WriteHTML(&b, names, docs...); err != nil {
 		return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -85,8 +84,6 @@ var hollow = map[string]string{
 	"bandwidth": `{"schema":"spillway.spillbench/v1","command":"bandwidth","env":{"cores":1},"warnings":[],"config":{},"rows":[{"error":"x"}],"wall_seconds":0}`,
 	"compare": `{"schema":"spillway.spillbench/v1","command":"compare","env":{"cores":1},"warnings":[],"config":{},"input":{},"verify":{},"ours":{},"peer":{},
 		"ratio":{"write":1,"read":1},"wall_seconds":0}`,
-	"reserve": `{"schema":"spillway.spillbench/v1","command":"reserve","env":{"cores":1},"warnings":[],"config":{},"uncontended_ns":0,"semaphore_uncontended_ns":0,"allocs_per_op":0,
-		"contended":[{}],"waiters":[],"wall_seconds":0}`,
 }
 
 // What report cannot read, compare or write is wrong use, and a file of the user's is never replaced
@@ -95,7 +92,6 @@ func TestReportRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	run := writeFile(t, "run.json", hollow["run"])
 	band := writeFile(t, "b.json", hollow["bandwidth"])
-	reserve := writeFile(t, "r.json", hollow["reserve"])
 	endless := "/dev/zero"
 	if _, err := os.Stat(endless); err != nil {
 		endless = writeFile(t, "endless.json", strings.Repeat(" ", maxResult+1))
@@ -115,12 +111,10 @@ func TestReportRefuses(t *testing.T) {
 		"it has no config":                            less("bandwidth", `"config":{},`, ""),
 		"it has no rows":                              less("bandwidth", `[{"error":"x"}]`, "null"),
 		"it has no ours":                              less("compare", `"ours":{},`, ""),
-		"it has no waiters":                           less("reserve", `"waiters":[],`, ""),
 		"there is nothing in its env":                 less("run", `{"cores":1}`, "{}"),
 		"there is nothing in its phases":              less("run", `"phases":[{}]`, `"phases":[]`),
 		"there is nothing in its spaces":              less("run", `"spaces":[{}]`, `"spaces":[]`),
 		"there is nothing in its rows":                less("bandwidth", `[{"error":"x"}]`, "[]"),
-		"there is nothing in its contended":           less("reserve", `[{}]`, "[]"),
 		"larger than the 64 MiB":                      {endless},
 		"its wall_seconds is 1e+300":                  of("run", `"wall_seconds":1e300`),
 		"its wall_seconds is -1":                      of("run", `"wall_seconds":-1`),
@@ -139,8 +133,6 @@ func TestReportRefuses(t *testing.T) {
 		`it is one of "topo"`:                         {writeFile(t, "t.json", `{"schema":"spillway.spillbench/v1","command":"topo"}`)},
 		"give two results of one command":             {run, band},
 		"a row has 1 samples, and 2 of its limit":     of("bandwidth", `"rows":[{"samples":{"gib_per_s":[1],"limit_gib_per_s":[1,2]}}]`),
-		"o.json is of reserve, of which there is no":  less("reserve", `"waiters":[]`, `"waiters":[{}]`),
-		"two results of reserve are compared by":      {reserve, reserve, "--format=csv"},
 		"--format json is what FILE has already":      {run, "--format=json"},
 		"--html - wants standard output for itself":   {run, "--format=csv", "--html=-"},
 		"did you mean csv?":                           {run, "--format=csw"},
@@ -166,7 +158,7 @@ func TestReportRefuses(t *testing.T) {
 	if r := command(t, t.Context(), "report", run); r.status != 2 || readFile(t, defaultPage) != "mine" {
 		t.Errorf("%d, %s", r.status, r.stderr)
 	}
-	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--listen="}, {"run", "--perfetto="}, {"run", "--perfetto=-"}, {"run", "--perfetto=no/such/x.json"}} {
+	for _, args := range [][]string{{"run", "--html=-", "--json=-"}, {"run", "--html=-", "--format=csv"}, {"run", "--html="}, {"run", "--listen=8080"}, {"run", "--listen="}} {
 		if r := command(t, t.Context(), args...); r.status != 2 || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
@@ -178,9 +170,9 @@ func TestReportRefuses(t *testing.T) {
 func TestReportFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for name, args := range map[string][]string{
-		"run":     append([]string{"run", "--format=markdown"}, small...),
-		"compare": {"compare", "--format=csv", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
-		"reserve": {"reserve", "--format=benchfmt", "--goroutines=2", "--duration=1ms"},
+		"run":       append([]string{"run", "--format=markdown"}, small...),
+		"compare":   {"compare", "--format=csv", "--peer=arrow-ipc", "--rounds=1", "--host-memory=512KiB"},
+		"bandwidth": append([]string{"bandwidth", "--format=benchfmt", "--sizes=64KiB", "--threads=1"}, narrow(t)[1:]...),
 	} {
 		file := name + ".json"
 		printed := command(t, t.Context(), append(args, "--json="+file)...).stdout
@@ -280,66 +272,6 @@ func TestReportInBrowser(t *testing.T) {
 				t.Errorf("%s at %+v does not say which edge got slower:\n%s", name, how, s.Text)
 			}
 		}
-	}
-}
-
-// A trace for Perfetto is JSON, and has each move that the result counts.
-func TestPerfetto(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "trace.json")
-	r := succeed(t, append([]string{"run", "--json=-", "--perfetto=" + path}, small...)...)
-	var doc report.Run
-	decode(t, r.stdout, &doc)
-	var trace struct {
-		TraceEvents []struct{ Ph, Cat, ID, Name string }
-	}
-	if err := json.Unmarshal([]byte(readFile(t, path)), &trace); err != nil {
-		t.Fatal(err)
-	}
-	batches, begun, ended, counters := int64(0), map[string]int64{}, map[string]int64{}, 0
-	for _, e := range doc.Edges {
-		batches += e.Batches
-	}
-	for _, e := range trace.TraceEvents {
-		switch e.Ph {
-		case "b":
-			begun[e.Cat]++
-		case "e":
-			ended[e.Cat]++
-		case "C":
-			counters++
-		}
-	}
-	if begun["move"] < batches || begun["wait"] < doc.Waits.Count || counters == 0 {
-		t.Errorf("%v of %d moves and %d waits, %d counters", begun, batches, doc.Waits.Count, counters)
-	}
-	for category, n := range begun {
-		if ended[category] != n {
-			t.Errorf("%d of %d %ss end", ended[category], n, category)
-		}
-	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
-		t.Errorf("%v, %v", left, err)
-	}
-}
-
-// TestPerfettoFull: a trace that cannot be written to the end costs nothing else of the result.
-func TestPerfettoFull(t *testing.T) {
-	t.Parallel()
-	if _, err := os.Stat("/dev/full"); err != nil {
-		t.Skip("needs /dev/full, which Linux has: ", err)
-	}
-	dir := t.TempDir()
-	json, html := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.html")
-	r := command(t, t.Context(), append([]string{"run", "--perfetto=/dev/full", "--json=" + json, "--html=" + html}, small...)...)
-	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "writing --perfetto /dev/full: no space left") || !strings.Contains(r.stdout, "verified: all") {
-		t.Errorf("%d, %q, %q", r.status, r.stderr, r.stdout)
-	}
-	var doc report.Run
-	decode(t, readFile(t, json), &doc)
-	if !strings.HasSuffix(strings.TrimSpace(readFile(t, html)), "</html>") {
-		t.Error("no page")
 	}
 }
 

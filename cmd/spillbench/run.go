@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -42,12 +41,11 @@ type runFlags struct {
 	partitions int
 	passes     int
 	listen     string
-	perfetto   string
 	stallAfter time.Duration // how long nothing moves before a note says so
 }
 
 func newRun(stdout, stderr io.Writer) *cobra.Command {
-	f := runFlags{output: outputFlags{figures: true, pictured: true}}
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "run [FILE]...",
 		Short: "Load a table through all tiers, work on it, verify it",
@@ -74,7 +72,6 @@ header, is wrong use: there would be nothing to do.`,
 		},
 	}
 	f.register(cmd.Flags())
-	f.registerWatching(cmd.Flags())
 	return cmd
 }
 
@@ -88,14 +85,9 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
-}
-
-// registerWatching registers the flags by which one run is watched.
-func (f *runFlags) registerWatching(fs *pflag.FlagSet) {
 	f.stallAfter = stallAfter
 	fs.Lookup("quiet").Usage += "; where --listen serves is said all the same"
-	fs.Var(&valueFlag{&f.perfetto, "FILE", true}, "perfetto", "write moves, waits and tasks to `FILE` as a trace that ui.perfetto.dev opens")
-	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0", false}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
+	fs.Var(&valueFlag{&f.listen, "HOST:PORT, such as 127.0.0.1:0"}, "listen", "serve the report while the run lasts, at `ADDRESS`, such as 127.0.0.1:0 for any free port; without a host only this machine reaches it")
 }
 
 func (f *runFlags) validate() error {
@@ -119,13 +111,6 @@ func (f *runFlags) validate() error {
 	return f.engine.validate()
 }
 
-// places are the files that are written, and reads those that are read.
-func (f *runFlags) places() []place {
-	return append(f.output.places(), place{"--perfetto " + f.perfetto, f.perfetto})
-}
-
-func (f *runFlags) reads() []string { return append(slices.Clone(f.input.files), f.engine.config) }
-
 // run does the main job and reports it. Whatever happens, the engine is closed
 // and nothing is left behind.
 func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error) {
@@ -133,7 +118,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err := f.validate(); err != nil {
 		return err
 	}
-	if err := apart(f.places(), readings(f.reads()...)); err != nil {
+	if err := apart(f.output.places(), readings(f.input.files...)); err != nil {
 		return err
 	}
 	out, err := f.output.open(ctx, stdout, stderr)
@@ -147,11 +132,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer live.close(ctx)
-	rec, err := f.record()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rec.finish(false, nil)) }()
+	rec := f.record()
+	defer rec.end()
 	var bar progress.Bar
 	drawn := &bar
 	still := f.stall(func(line string) { drawn.Say(stderr, line) })
@@ -184,13 +166,12 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	began := time.Now()
 	live.hold() // what is shown must not read what changes now
 	err = errors.Join(err, m.engine.Close())
-	untraced := rec.finish(ctx.Err() == nil, m.notes) // also of a run that failed: it may show why
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
 	}
 	err = m.blame(ctx, err)
 	if err != nil && (ctx.Err() != nil || fail.Status(err) == fail.Usage) {
-		return errors.Join(err, untraced)
+		return err
 	}
 	m.settle()
 	if res.OnHost {
@@ -204,11 +185,11 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	}
 	live.end(ctx, doc, out.call)
 	if err != nil {
-		return errors.Join(err, out.showFailed(doc), untraced)
+		return errors.Join(err, out.showFailed(doc))
 	}
 	lines := m.notes.lines()
-	// The verdict goes first: it decides the status. A trace that could not be written costs no result.
-	err = errors.Join(m.blame(ctx, verdict(res)), out.show(doc, lines), untraced)
+	// The verdict goes first: it decides the status.
+	err = errors.Join(m.blame(ctx, verdict(res)), out.show(doc, lines))
 	if err == nil {
 		out.warn(lines)
 	}

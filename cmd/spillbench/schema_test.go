@@ -22,17 +22,11 @@ func TestDocumentsOfEveryCommand(t *testing.T) {
 	t.Parallel()
 	into := map[string]report.Document{
 		"run": &report.Run{}, "trace record": &report.Run{}, "verify": &report.Verify{}, "bandwidth": &report.Bandwidth{}, "compare": &report.Compare{},
-		"topo": &report.Topo{}, "tune": &report.Tune{}, "quota": &report.Quota{}, "trace replay": &report.Trace{}, "trace compare": &report.Trace{},
+		"topo": &report.Topo{}, "quota": &report.Quota{}, "trace replay": &report.Trace{}, "trace compare": &report.Trace{},
 	}
 	for name, c := range printing(t) {
 		decode(t, command(t, t.Context(), append(slices.Clone(c.args), "--format=json", "-q")...).stdout, into[name])
 	}
-	var stdout strings.Builder
-	f := reserveFlags{output: outputFlags{format: "json", quiet: true}, goroutines: 2, rounds: minReserveRounds, duration: minRound, crowd: 101, releases: 10}
-	if err := reserve(t.Context(), &f, &stdout, &strings.Builder{}); err != nil {
-		t.Fatal(err)
-	}
-	decode(t, stdout.String(), &report.Reserve{})
 }
 
 // TestUnusualDocuments: what few documents have is in the schema as well: differences, GPUs and

@@ -56,7 +56,7 @@ func TestEngineFlags(t *testing.T) {
 		return fs, cfg
 	}
 	flags, plain := configOf()
-	tested := map[string]bool{configName: true} // by TestConfigFile
+	tested := make(map[string]bool)
 	for _, c := range []struct {
 		args   string
 		heeded func(c spillway.Config) bool

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -21,8 +20,6 @@ const (
 	// generatedTimes is how many times the memories of the engine together the
 	// generated table is: most of it is on disk then, and all tiers work.
 	generatedTimes = 3
-	// tunedTimes is the same for tune, which runs many times: half of the table is on disk then.
-	tunedTimes = 2
 	// A generated batch has a size within bounds that suit any disk.
 	smallestGenerated = 64 << 10
 	largestGenerated  = 16 << 20
@@ -35,7 +32,7 @@ const (
 	maxRows    = 1 << 31
 )
 
-// inputFlags are the flags of run, compare and tune for the data that goes through the memories, and
+// inputFlags are the flags of run and compare for the data that goes through the memories, and
 // for the number of goroutines that move it.
 type inputFlags struct {
 	files        []string
@@ -43,23 +40,15 @@ type inputFlags struct {
 	rowsPerBatch int64
 	workers      int
 	seed         uint64
-	times        int64 // how many times the memories a generated table is; 0: generatedTimes
-	again        bool  // the command reads the files more than once and so refuses pipes
+	again        bool // the command reads the files more than once and so refuses pipes
 }
 
 // register registers the flags that say what is put. do is what the command does with
 // it, and memories are those that a generated table is larger than.
 func (f *inputFlags) register(fs *pflag.FlagSet, do, memories string) {
-	fs.StringArrayVar(&f.files, "input", nil, "Parquet, Arrow or CSV `FILE` to "+do+" (repeatable); without one a table is generated, "+timesInWords(f.times)+" as large as "+memories)
+	fs.StringArrayVar(&f.files, "input", nil, "Parquet, Arrow or CSV `FILE` to "+do+" (repeatable); without one a table is generated, three times as large as "+memories)
 	fs.IntVar(&f.repeat, "repeat", 1, do+" every batch `N` times, as batches of their own")
 	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
-}
-
-func timesInWords(times int64) string {
-	if cmp.Or(times, generatedTimes) == tunedTimes {
-		return "twice"
-	}
-	return "three times"
 }
 
 func (f *inputFlags) registerWorkers(fs *pflag.FlagSet, usage string) {
@@ -158,5 +147,5 @@ func (f *inputFlags) table(memory, batchBytes int64) gen.Config {
 	if rows == 0 {
 		rows = min(max(batchBytes, smallestGenerated), largestGenerated) / gen.RowBytes
 	}
-	return gen.Config{Seed: f.seed, Rows: cmp.Or(f.times, generatedTimes) * memory / gen.RowBytes, RowsPerBatch: rows}
+	return gen.Config{Seed: f.seed, Rows: generatedTimes * memory / gen.RowBytes, RowsPerBatch: rows}
 }

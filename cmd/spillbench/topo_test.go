@@ -156,7 +156,7 @@ func TestTopoMachines(t *testing.T) {
 // TestTopoVisibleDevices: a value that names no GPU is wrong use, and said to be.
 func TestTopoVisibleDevices(t *testing.T) {
 	t.Setenv("CUDA_VISIBLE_DEVICES", "first")
-	for _, name := range []string{"topo", "run", "reserve"} {
+	for _, name := range []string{"topo", "run"} {
 		r := command(t, t.Context(), name)
 		if r.status != 2 || !strings.Contains(r.stderr, "CUDA_VISIBLE_DEVICES") || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%s: status %d, %q", name, r.status, r.stderr)

@@ -47,7 +47,7 @@ failed, marks and limits that were changed meanwhile, and what others took of a 
 }
 
 func newRecord(stdout, stderr io.Writer) *cobra.Command {
-	f := runFlags{output: outputFlags{figures: true, pictured: true}}
+	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
@@ -62,7 +62,7 @@ is a trace.`,
 			if err := replaceable(args[0]); err != nil {
 				return err
 			}
-			if err := apart(append(f.places(), place{"the trace " + args[0], args[0]}), readings(f.reads()...)); err != nil {
+			if err := apart(append(f.output.places(), place{"the trace " + args[0], args[0]}), readings(f.input.files...)); err != nil {
 				return err
 			}
 			to, err := os.Create(args[0])
@@ -74,7 +74,6 @@ is a trace.`,
 		},
 	}
 	f.register(cmd.Flags())
-	f.registerWatching(cmd.Flags())
 	return cmd
 }
 

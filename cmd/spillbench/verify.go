@@ -62,7 +62,7 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	if f.rowsPerBatch < 0 || f.rowsPerBatch > maxRows {
 		return fail.Usagef("--rows-per-batch %d is out of range (want 0 to %d)", f.rowsPerBatch, int64(maxRows))
 	}
-	out, err := f.output.open(ctx, stdout, stderr, append(slices.Clone(paths), f.engine.config)...)
+	out, err := f.output.open(ctx, stdout, stderr, paths...)
 	if err != nil {
 		return err
 	}

@@ -222,7 +222,6 @@ func TestStandardInput(t *testing.T) {
 		{"run --input - --gpu-memory=4MiB --host-memory=4MiB", stream, 0, []string{"standard input", "verified"}},
 		{"run --input - --input - --gpu-memory=4MiB", stream, 2, []string{"standard input can be read once"}},
 		{"compare --peer arrow-ipc --input -", stream, 2, []string{"standard input: is a pipe", "more than once"}},
-		{"tune -", stream, 2, []string{"standard input: is a pipe", "more than once"}},
 	} {
 		cmd := exec.Command(os.Args[0], strings.Fields(c.args)...)
 		cmd.Env = append(os.Environ(), commandChild+"=plain "+t.TempDir())

@@ -8,13 +8,16 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/named"
+	"github.com/spillway-db/spillway/internal/page"
 )
 
-// Measured is a Document with figures for benchstat: Run, Bandwidth, Compare and Reserve.
+// Measured is a Document that measures something: Run, Bandwidth and Compare. It has figures for
+// benchstat, and a page of its own.
 type Measured interface {
 	Document
 	header() *Header
 	Benchmarks() []Benchmark
+	run() page.Run
 }
 
 // Benchmark is one line of Go's benchmark format: a name such as "Run/phase=load" without spaces, how
@@ -33,7 +36,7 @@ type Value struct {
 
 // units are those of Value whose direction benchstat does not know, and whether more of it is better.
 var units = map[string]bool{
-	"GiB/s": true, "limit-GiB/s": true, "ops/s": true, "ns/release": false, "ns/turn": false,
+	"GiB/s": true, "limit-GiB/s": true,
 }
 
 // WriteBenchmarks writes the figures of documents in Go's benchmark format, which benchstat reads. Two
@@ -136,32 +139,6 @@ func (c *Compare) Benchmarks() (all []Benchmark) {
 		add("spillway-rewritten", round.Ours.Rewritten)
 		add(c.Peer.Name, round.Peer)
 		add(c.Peer.Name+"-warm", round.Warm)
-	}
-	return all
-}
-
-// Benchmarks has a line for each round of each side. Allocations are the least of all rounds.
-func (r *Reserve) Benchmarks() (all []Benchmark) {
-	add := func(name, unit string, samples []float64) {
-		for _, v := range samples {
-			all = append(all, once("Reserve/"+name, Value{v, unit}))
-		}
-	}
-	for _, v := range r.Samples.UncontendedNs {
-		all = append(all, once("Reserve/room=alone/side=manager", Value{v, "ns/op"}, Value{r.AllocsPerOp, "allocs/op"}))
-	}
-	add("room=alone/side=semaphore", "ns/op", r.Samples.SemaphoreUncontendedNs)
-	for _, c := range r.Contended {
-		name := fmt.Sprintf("room=%s/goroutines=%d", c.Scenario, c.Goroutines)
-		add(name+"/side=manager", "ops/s", c.Samples.OpsPerS)
-		add(name+"/side=semaphore", "ops/s", c.Samples.SemaphoreOpsPerS)
-	}
-	for _, c := range r.Waiters {
-		name := fmt.Sprintf("waiters=%d", c.Waiters)
-		add(name+"/side=manager", "ns/release", c.Samples.NsPerRelease)
-		add(name+"/side=semaphore", "ns/release", c.Samples.SemaphoreNsPerRelease)
-		add(name+"/side=manager", "ns/turn", c.Samples.NsPerTurn)
-		add(name+"/side=semaphore", "ns/turn", c.Samples.SemaphoreNsPerTurn)
 	}
 	return all
 }

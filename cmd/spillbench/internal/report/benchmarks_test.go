@@ -51,9 +51,6 @@ func TestBenchmarks(t *testing.T) {
 			3, 6, []string{"GiB/s", "limit-GiB/s"}},
 		{&Compare{Header: header, Peer: PeerRates{Name: "arrow-ipc"}, Samples: []RoundRates{{Ours: OurRates{Rates: rates, Rewritten: rates}, Peer: rates, Warm: rates}, {}, {}}},
 			9, 27, []string{"GiB/s"}},
-		{&Reserve{Header: header, Samples: ReserveSamples{[]float64{90.5, 91}, []float64{1, 2}}, Contended: []Contended{{Scenario: "fits", Goroutines: 16, Samples: ContendedSamples{[]float64{1, 2}, []float64{3, 4}}}},
-			Waiters: []Waiters{{Waiters: 100, Samples: WaitersSamples{[]float64{1}, []float64{2}, []float64{3}, []float64{4}}}}},
-			6, 12, []string{"allocs/op", "ns/op", "ns/release", "ns/turn", "ops/s"}},
 	} {
 		var b strings.Builder
 		if err := WriteBenchmarks(&b, nil, c.document); err != nil {

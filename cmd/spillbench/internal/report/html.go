@@ -16,14 +16,8 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Pictured is a Document that a page of its own shows: Run, Bandwidth and Compare.
-type Pictured interface {
-	Measured
-	run() page.Run
-}
-
 // ErrNotMeasured reports a document that Read does not read.
-var ErrNotMeasured = errors.New("it is no result of run, bandwidth, compare or reserve")
+var ErrNotMeasured = errors.New("it is no result of run, bandwidth or compare")
 
 // Read reads a document that has figures.
 func Read(text []byte) (Measured, error) {
@@ -48,8 +42,6 @@ func Read(text []byte) (Measured, error) {
 		doc = new(Bandwidth)
 	case "compare":
 		doc = new(Compare)
-	case "reserve":
-		doc = new(Reserve)
 	default:
 		return nil, fmt.Errorf("%w: it is one of %q", ErrNotMeasured, head.Command)
 	}
@@ -107,7 +99,7 @@ func expected(t reflect.Type) string {
 
 // WriteHTML writes a page about a document, or about two of one command that are compared. names are
 // those of the documents.
-func WriteHTML(w io.Writer, names []string, docs ...Pictured) error {
+func WriteHTML(w io.Writer, names []string, docs ...Measured) error {
 	r := &page.Report{Title: "spillbench " + docs[0].header().Command}
 	for i, d := range docs {
 		run := PageOf(d)
@@ -123,7 +115,7 @@ func WriteHTML(w io.Writer, names []string, docs ...Pictured) error {
 }
 
 // PageOf returns what a page shows of a document.
-func PageOf(d Pictured) page.Run {
+func PageOf(d Measured) page.Run {
 	run, h := d.run(), d.header()
 	run.Began = h.Time
 	run.Command = strings.TrimSpace("spillbench " + strings.Join(h.Args, " "))
@@ -481,7 +473,7 @@ func NotesOf(d Measured) (notes []string) {
 }
 
 // PageOfTwo shows what differs between two documents of one command, A and B, in words.
-func PageOfTwo(names []string, a, b Pictured) *Page {
+func PageOfTwo(names []string, a, b Measured) *Page {
 	p := new(Page)
 	p.linef("spillbench report: A is %s, B is %s, both of %s", names[0], names[1], CommandOf(a))
 	p.linef("")

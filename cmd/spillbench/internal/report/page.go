@@ -35,13 +35,11 @@ func Formats() []string {
 // Page is what a document shows: lines of text, and tables between them. The zero value is empty.
 type Page struct{ parts []part }
 
-// part is a line, a sheet or code.
+// part is a line or a sheet.
 type part struct {
 	line  string
 	sheet *sheet
 	only  audience
-
-	code, language string
 }
 
 // audience says for whom something is.
@@ -100,19 +98,6 @@ func (p *Page) notes(notes []string) {
 	}
 }
 
-// code adds a heading and what can be copied from below it, for people. Markdown knows the language by
-// that name.
-func (p *Page) code(heading, language, code string) {
-	p.linef("")
-	p.linef("%s:", heading)
-	lines := strings.Split(strings.TrimSuffix(code, "\n"), "\n")
-	for i, line := range lines {
-		text := strings.TrimLeft(line, "\t") // Go is indented by tabs
-		lines[i] = line[:len(line)-len(text)] + named.Inert(text)
-	}
-	p.parts = append(p.parts, part{code: strings.Join(lines, "\n"), language: language, only: people})
-}
-
 func (p *Page) table(s *sheet) { p.parts = append(p.parts, part{sheet: s}) }
 
 // Cells that are for people what String returns, and for programs a number.
@@ -158,17 +143,9 @@ func render(cell any, f Format) string {
 		if f == CSV {
 			return strconv.FormatInt(int64(c), 10)
 		}
-	case million:
-		if f == CSV {
-			return strconv.FormatFloat(float64(c), 'f', -1, 64)
-		}
 	case exact:
 		if f == CSV {
 			return strconv.FormatInt(int64(c), 10)
-		}
-	case percent:
-		if f == CSV {
-			return strconv.FormatFloat(float64(c), 'f', -1, 64)
 		}
 	case decimal:
 		if f == CSV {
@@ -194,7 +171,7 @@ func inert(text string, f Format) string {
 // isNumber reports whether a cell is aligned to the right.
 func isNumber(cell any) bool {
 	switch cell.(type) {
-	case approx, exact, some, decimal, percent, million, int, int64:
+	case approx, exact, some, decimal, int, int64:
 		return true
 	}
 	return false
@@ -208,16 +185,12 @@ func (p *Page) Write(w io.Writer, f Format) error {
 		if !part.only.sees(f) {
 			continue
 		}
-		if f != Table && b.Len() > 0 && (part.sheet != nil || f == Markdown && part.line+part.code != "") {
+		if f != Table && b.Len() > 0 && (part.sheet != nil || f == Markdown && part.line != "") {
 			b.WriteString("\n") // Markdown would join lines, and take a table for text
 		}
 		switch {
 		case part.sheet != nil:
 			b.WriteString(part.sheet.render(f) + "\n")
-		case part.code != "" && f == Markdown:
-			b.WriteString("```" + part.language + "\n" + part.code + "\n```\n")
-		case part.code != "":
-			b.WriteString("  " + strings.ReplaceAll(part.code, "\n", "\n  ") + "\n")
 		case f == Markdown && part.line != "":
 			b.WriteString(literal.Replace(part.line) + "\n")
 		case f != Markdown:

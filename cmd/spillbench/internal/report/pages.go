@@ -204,38 +204,3 @@ func (v *Verify) Page(notes []string) *Page {
 	}
 	return p
 }
-
-// Page shows what reserve measured.
-func (r *Reserve) Page(notes []string) *Page {
-	p := new(Page)
-	p.linef("spillbench reserve: %s", r.Env.line())
-	p.linef("")
-	alone := &sheet{columns: []column{{head: "one goroutine", key: "side"}, {head: "ns", key: "uncontended_ns"}, {head: "allocations", key: "allocs_per_op"}}}
-	alone.add("manager", decimal{r.UncontendedNs, 1}, two(r.AllocsPerOp))
-	alone.add("semaphore", decimal{r.SemaphoreUncontendedNs, 1})
-	p.table(alone)
-	p.linef("")
-	many := &sheet{columns: []column{{head: "room for", key: "scenario"}, {head: "goroutines", key: "goroutines"}, {head: "million/s", key: "ops_per_s"}, {head: "semaphore", key: "semaphore_ops_per_s"},
-		{head: "ratio", key: "ratio"}, {head: "from", key: "ratio_min"}, {head: "to", key: "ratio_max"}}}
-	for _, c := range r.Contended {
-		many.add(c.Scenario, c.Goroutines, million(c.OpsPerS), million(c.SemaphoreOpsPerS), two(c.Ratio), two(c.RatioMin), two(c.RatioMax))
-	}
-	p.table(many)
-	p.linef("")
-	crowds := &sheet{columns: []column{{head: "waiters", key: "waiters"}, {head: "ns a release", key: "ns_per_release"}, {head: "semaphore", key: "semaphore_ns_per_release"},
-		{head: "ns a turn", key: "ns_per_turn"}, {head: "semaphore", key: "semaphore_ns_per_turn"}}}
-	for _, c := range r.Waiters {
-		crowds.add(c.Waiters, decimal{c.NsPerRelease, 0}, decimal{c.SemaphoreNsPerRelease, 0}, decimal{c.NsPerTurn, 0}, decimal{c.SemaphoreNsPerTurn, 0})
-	}
-	p.table(crowds)
-	p.linef("")
-	p.linef("%d pairs of rounds of %s, %s a request; ratios are the manager's rate by the semaphore's",
-		r.Config.Rounds, duration(r.Config.RoundSeconds), size.Approx(r.Config.UnitBytes))
-	p.notes(notes)
-	return p
-}
-
-// million is a rate that people see in millions.
-type million float64
-
-func (m million) String() string { return two(float64(m) / 1e6).String() }

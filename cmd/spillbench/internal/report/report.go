@@ -2,7 +2,7 @@
 // the machine in each of them, and how --format shows them.
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
-//	Reserve ── reserve  Quota ── quota      Topo ── topo    Tune ── tune
+//	Quota ── quota      Topo ── topo
 //	each with Header: schema, command, Env
 //
 //	Document ── Page ───────▶ lines and tables: table, Markdown, CSV
@@ -276,76 +276,8 @@ type File struct {
 	Error      string `json:"error"` // the first difference, or why the file was not finished; else empty
 }
 
-// Reserve is the document of reserve. Times are in nanoseconds, as its keys say.
-type Reserve struct {
-	Header
-	Config                 ReserveConfig `json:"config"`
-	UncontendedNs          float64       `json:"uncontended_ns"` // reserve and release, by one goroutine
-	SemaphoreUncontendedNs float64       `json:"semaphore_uncontended_ns"`
-	AllocsPerOp            float64       `json:"allocs_per_op"`
-	Contended              []Contended   `json:"contended"`
-	Waiters                []Waiters     `json:"waiters"`
-	WallSeconds            float64       `json:"wall_seconds"`
-
-	Samples ReserveSamples `json:"samples"`
-}
-
-// ReserveSamples are what one goroutine took in each round. Samples are in the order of the rounds.
-type ReserveSamples struct {
-	UncontendedNs          []float64 `json:"uncontended_ns"`
-	SemaphoreUncontendedNs []float64 `json:"semaphore_uncontended_ns"`
-}
-
-// ContendedSamples are the rates of a scenario in each round.
-type ContendedSamples struct {
-	OpsPerS          []float64 `json:"ops_per_s"`
-	SemaphoreOpsPerS []float64 `json:"semaphore_ops_per_s"`
-}
-
-// WaitersSamples are what a crowd took in each round.
-type WaitersSamples struct {
-	NsPerRelease          []float64 `json:"ns_per_release"`
-	SemaphoreNsPerRelease []float64 `json:"semaphore_ns_per_release"`
-	NsPerTurn             []float64 `json:"ns_per_turn"`
-	SemaphoreNsPerTurn    []float64 `json:"semaphore_ns_per_turn"`
-}
-
-// ReserveConfig is what reserve ran with.
-type ReserveConfig struct {
-	Rounds       int     `json:"rounds"` // pairs in each scenario
-	RoundSeconds float64 `json:"round_seconds"`
-	UnitBytes    int64   `json:"unit_bytes"` // what each request takes
-}
-
-// Contended is many goroutines that reserve and release, beside as many that do so
-// on a semaphore. Rates are medians over the rounds, and the ratio is the median
-// of the pairs of rounds, with the least and the largest of them.
-type Contended struct {
-	Scenario         string  `json:"scenario"` // how many fit at once: "fits" (all), "8-slots", "1-slot"
-	Goroutines       int     `json:"goroutines"`
-	OpsPerS          float64 `json:"ops_per_s"`
-	SemaphoreOpsPerS float64 `json:"semaphore_ops_per_s"`
-	Ratio            float64 `json:"ratio"`
-	RatioMin         float64 `json:"ratio_min"`
-	RatioMax         float64 `json:"ratio_max"`
-
-	Samples ContendedSamples `json:"samples"`
-}
-
-// Waiters is a crowd that waits for one unit: what the call that releases it takes, and
-// what a turn does, until the next of them has it.
-type Waiters struct {
-	Waiters               int     `json:"waiters"`
-	NsPerRelease          float64 `json:"ns_per_release"`
-	SemaphoreNsPerRelease float64 `json:"semaphore_ns_per_release"`
-	NsPerTurn             float64 `json:"ns_per_turn"`
-	SemaphoreNsPerTurn    float64 `json:"semaphore_ns_per_turn"`
-
-	Samples WaitersSamples `json:"samples"`
-}
-
-// Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Reserve, Quota,
-// Topo, Tune and Trace. Page shows it; notes are lines of their own.
+// Document is what a command's result is: each of Run, Verify, Bandwidth, Compare, Quota, Topo
+// and Trace. Page shows it; notes are lines of their own.
 type Document interface {
 	Stamp(args []string, began time.Time)
 	Page(notes []string) *Page

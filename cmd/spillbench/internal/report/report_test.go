@@ -73,14 +73,6 @@ func TestKeys(t *testing.T) {
 				"phases[].name", "phases[].seconds", "wall_seconds"})},
 		{&Verify{Header: warned, Config: disks, Files: []File{{}}},
 			slices.Concat(header, config, []string{"files[].batches", "files[].edges", "files[].error", "files[].mismatches", "files[].path"})},
-		{&Reserve{Header: warned, Contended: []Contended{{}}, Waiters: []Waiters{{}}}, slices.Concat(header, []string{
-			"config.round_seconds", "config.rounds", "config.unit_bytes",
-			"uncontended_ns", "semaphore_uncontended_ns", "allocs_per_op",
-			"contended[].goroutines", "contended[].ops_per_s", "contended[].ratio", "contended[].ratio_max", "contended[].ratio_min",
-			"contended[].scenario", "contended[].semaphore_ops_per_s",
-			"waiters[].ns_per_release", "waiters[].semaphore_ns_per_release", "waiters[].ns_per_turn", "waiters[].semaphore_ns_per_turn", "waiters[].waiters", "wall_seconds",
-			"samples.uncontended_ns", "samples.semaphore_uncontended_ns", "contended[].samples.ops_per_s", "contended[].samples.semaphore_ops_per_s",
-			"waiters[].samples.ns_per_release", "waiters[].samples.semaphore_ns_per_release", "waiters[].samples.ns_per_turn", "waiters[].samples.semaphore_ns_per_turn"})},
 		{&Quota{Header: warned, Holders: []leases.Holder{{Group: "x"}}}, slices.Concat(header, []string{
 			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
 			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",

@@ -77,10 +77,6 @@ func whole(text []byte, d Measured) error {
 		if len(d.Rows) == 0 {
 			empty = "rows"
 		}
-	case *Reserve:
-		if len(d.Contended) == 0 {
-			empty = "contended"
-		}
 	}
 	if d.header().Env == (Env{}) {
 		empty = "env"

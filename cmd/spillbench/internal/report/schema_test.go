@@ -18,7 +18,7 @@ var since = []string{"version", "go_version", "args", "time", "extent", "planned
 
 // documents are the commands and what they write.
 var documents = map[string]Document{
-	"run": &Run{}, "verify": &Verify{}, "bandwidth": &Bandwidth{}, "reserve": &Reserve{}, "compare": &Compare{}, "quota": &Quota{}, "topo": &Topo{}, "tune": &Tune{},
+	"run": &Run{}, "verify": &Verify{}, "bandwidth": &Bandwidth{}, "compare": &Compare{}, "quota": &Quota{}, "topo": &Topo{},
 	"trace replay": &Trace{}, "trace compare": &Trace{},
 }
 
