@@ -122,7 +122,7 @@ func TestMoveEventsPair(t *testing.T) {
 		pairs.check(t)
 		moves, failed, clean = moves+pairs.moves, failed+pairs.failed, clean+pairs.clean
 	}
-	if moves < 500 || failed < 20 || clean == 0 {
+	if moves < 100 || failed < 5 || clean == 0 {
 		t.Errorf("the storm is too calm: %d moves, %d failed, %d found a copy", moves, failed, clean)
 	}
 }
