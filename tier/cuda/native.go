@@ -22,8 +22,8 @@ func ContextOf(dev tier.Device) (uintptr, error) {
 
 // StreamOf returns the CUstream of s, on which other code may put work of its own while s is open.
 // Events that the device records on s are behind that work, and report its failures. Only s.Close
-// destroys the CUstream, unless AdoptStream has brought it. Whoever puts work on it counts as the
-// one goroutine that s belongs to at a time. A stream that is none of this package's is
+// destroys the CUstream, and not even that if the stream is from AdoptStream. Like the methods of s,
+// the other code must not use it on several goroutines at once. A stream of another package is
 // tier.ErrNotSupported; a closed one is tier.ErrClosed.
 func StreamOf(s tier.Stream) (uintptr, error) {
 	mine, err := ours(s)

@@ -174,7 +174,8 @@ func TestContextOf(t *testing.T) {
 	}
 }
 
-// What is not the package's, or not the device's to adopt, is refused and leaves nothing.
+// TestNativeRefusals: devices and streams of other packages, and handles that a device cannot adopt,
+// are refused, and the refusal leaves nothing behind.
 func TestNativeRefusals(t *testing.T) {
 	r := load(t, cudatest.Config{Devices: 2})
 	d, far := r.open(t, cuda.Config{Memory: 1 << 20}), r.open(t, cuda.Config{Memory: 1 << 20, Ordinal: 1})

@@ -333,7 +333,7 @@ func TestEventsOfBothSides(t *testing.T) {
 	must(t, errors.Join(dev.Free(s, a), s.Close()))
 }
 
-// What is not a GPU's, or not in the context, is refused.
+// TestRefusals: handles of other backends and of other contexts are refused.
 func TestRefusals(t *testing.T) {
 	emulated(t, cudatest.Config{Devices: 2})
 	ctx := newContext(t)

@@ -262,7 +262,7 @@ func TestListWithoutMIG(t *testing.T) {
 	}
 }
 
-// What a query fails with is in the error of List, with its name and the GPU's.
+// TestListFails: if a query fails, the error of List names the query, the GPU and the cause.
 func TestListFails(t *testing.T) {
 	f := newFake(2)
 	d, _ := open(t, f)
