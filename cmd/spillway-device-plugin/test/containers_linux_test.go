@@ -1,3 +1,5 @@
+// Package test runs spillbench in containers that have what the plugin allocates, and checks that they
+// stay within it.
 package test
 
 import (
@@ -71,8 +73,11 @@ type fakeLister struct{}
 
 func (fakeLister) List(context.Context, ...string) ([]podresources.Holding, error) { return nil, nil }
 
-// sharedName is the resource of shares.
-const sharedName = "spillway-db.github.io/shared-gpu"
+// The resources of units and of shares.
+const (
+	unitName   = "spillway-db.github.io/gpu-memory"
+	sharedName = "spillway-db.github.io/shared-gpu"
+)
 
 // pods gives containers parts of one simulated GPU of 96 MiB, in units of 16 or in four shares.
 type pods struct {
@@ -391,4 +396,28 @@ func TestStranger(t *testing.T) {
 	if _, _, users := p.live(); users != 0 {
 		t.Errorf("%d strangers joined", users)
 	}
+}
+
+// eventually fails the test if f does not become nil.
+func eventually(t *testing.T, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestMain(m *testing.M) {
+	if text, ok := os.LookupEnv(jobVar); ok {
+		fmt.Fprintln(os.Stderr, runJob(text))
+		os.Exit(125)
+	}
+	os.Exit(m.Run())
 }

@@ -1,4 +1,4 @@
-package test
+package cluster
 
 import (
 	"fmt"
@@ -20,8 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/internal/leases"
@@ -223,21 +221,12 @@ func TestClusterCommand(t *testing.T) {
 	c.startKubelet()
 	command := filepath.Join(c.dir, "spillway-device-plugin")
 	build := exec.Command("go", "build", "-trimpath", "-o", command, ".") // as deploy/Containerfile does
-	build.Dir = ".."
+	build.Dir = "../.."
 	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	config := c.configOf(c.driverPod())
-	file := clientcmdapi.NewConfig()
-	file.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData, CertificateAuthority: config.CAFile, TLSServerName: config.ServerName}
-	file.AuthInfos["driver"] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
-	file.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "driver"}
-	file.CurrentContext = "c"
-	kubeconfig := filepath.Join(c.dir, "kubeconfig")
-	if err := clientcmd.WriteToFile(*file, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := c.kubeconfig(c.configOf(c.driverPod()))
 	l, err := net.Listen("tcp", "127.0.0.1:0") // for a port that is free
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,7 @@
-// Package test holds the device plugin against the kubelet's own code.
-package test
+// Package cluster tests the device plugin and the DRA driver against Kubernetes' own code: the kubelet's
+// managers of devices and claims, the API server with etcd, and the scheduler. It is a module of its own
+// because only these tests need that code. scripts/cluster-check.sh runs it.
+package cluster
 
 import (
 	"context"
@@ -497,10 +499,6 @@ func TestKubeletRatio(t *testing.T) {
 }
 
 func TestMain(m *testing.M) {
-	if text, ok := os.LookupEnv(jobVar); ok {
-		fmt.Fprintln(os.Stderr, runJob(text))
-		os.Exit(125)
-	}
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	os.Exit(m.Run())

@@ -1,4 +1,4 @@
-package test
+package cluster
 
 import (
 	"bytes"
@@ -27,6 +27,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -157,7 +159,7 @@ func (c *cluster) controllers() {
 // apply puts manifests of deploy/ on the API server, which refuses fields that it does not know.
 func (c *cluster) apply(file string) {
 	c.t.Helper()
-	text, err := os.ReadFile("../../../deploy/" + file)
+	text, err := os.ReadFile("../../../../deploy/" + file)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -254,6 +256,22 @@ func (c *cluster) configOf(pod *v1.Pod) *rest.Config {
 	config := rest.AnonymousClientConfig(c.config)
 	config.BearerToken = token.Status.Token
 	return config
+}
+
+// kubeconfig writes a file for clients with the configuration, and returns its path.
+func (c *cluster) kubeconfig(config *rest.Config) string {
+	c.t.Helper()
+	file := clientcmdapi.NewConfig()
+	file.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData,
+		CertificateAuthority: config.CAFile, TLSServerName: config.ServerName}
+	file.AuthInfos["user"] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
+	file.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "user"}
+	file.CurrentContext = "c"
+	path := filepath.Join(c.dir, "kubeconfig")
+	if err := clientcmd.WriteToFile(*file, path); err != nil {
+		c.t.Fatal(err)
+	}
+	return path
 }
 
 // driverPod makes the pod on the node whose token the driver has.
