@@ -21,7 +21,8 @@ import (
 
 const deploy = "../../deploy"
 
-// Each manifest is of a published type, and has no field that the type has not.
+// TestManifests checks that each manifest has a published type and no unknown fields, and that the manifests
+// fit together.
 func TestManifests(t *testing.T) {
 	paths, err := filepath.Glob(deploy + "/*.yaml")
 	if err != nil || len(paths) < 2 {
@@ -132,7 +133,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// strict decodes a manifest that has no field that its type has not.
+// strict decodes a manifest, and fails the test if it has unknown fields.
 func strict(t *testing.T, path, doc string, into any) {
 	t.Helper()
 	if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
@@ -147,7 +148,7 @@ func value(s *string) string {
 	return *s
 }
 
-// checkDaemonSet looks at what the types do not say: flags, labels and mounts.
+// checkDaemonSet checks flags, labels and mounts, which the types do not define.
 func checkDaemonSet(t *testing.T, set *appsv1.DaemonSet) {
 	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil || !selector.Matches(labels.Set(set.Spec.Template.Labels)) {
