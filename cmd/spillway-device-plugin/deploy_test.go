@@ -3,12 +3,15 @@ package main
 import (
 	"cmp"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
@@ -170,5 +173,27 @@ func checkDaemonSet(t *testing.T, set *appsv1.DaemonSet) {
 				t.Errorf("%s: %s is at %s, and %s on the node", c.Name, m.Name, m.MountPath, volumes[m.Name])
 			}
 		}
+	}
+}
+
+// TestFlagsAreDocumented checks that the table on the page has the command's flags with their defaults.
+func TestFlagsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := map[string]string{} // by flag: its default
+	for _, m := range regexp.MustCompile("(?m)^\\| `--([a-z-]+)` \\| (.*?) ?\\|").FindAllStringSubmatch(string(text), -1) {
+		page[m[1]] = m[2]
+	}
+	newRoot(io.Discard).Flags().VisitAll(func(f *pflag.Flag) {
+		got, ok := page[f.Name]
+		delete(page, f.Name)
+		if !ok || f.DefValue != "" && got != "`"+f.DefValue+"`" {
+			t.Errorf("the page has --%s with the default %s, want `%s`", f.Name, got, f.DefValue)
+		}
+	})
+	if len(page) > 0 {
+		t.Errorf("there are no flags %v", slices.Sorted(maps.Keys(page)))
 	}
 }
