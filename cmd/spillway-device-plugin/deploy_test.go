@@ -3,13 +3,15 @@ package main
 import (
 	"cmp"
 	"io"
+	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
@@ -22,7 +24,8 @@ import (
 
 const deploy = "../../deploy"
 
-// Each manifest is of a published type, and has no field that the type has not.
+// TestManifests checks that each manifest has a published type and no unknown fields, and that the manifests
+// fit together.
 func TestManifests(t *testing.T) {
 	paths, err := filepath.Glob(deploy + "/*.yaml")
 	if err != nil || len(paths) < 2 {
@@ -133,7 +136,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// strict decodes a manifest that has no field that its type has not.
+// strict decodes a manifest, and fails the test if it has unknown fields.
 func strict(t *testing.T, path, doc string, into any) {
 	t.Helper()
 	if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
@@ -148,7 +151,7 @@ func value(s *string) string {
 	return *s
 }
 
-// checkDaemonSet looks at what the types do not say: flags, labels and mounts.
+// checkDaemonSet checks flags, labels and mounts, which the types do not define.
 func checkDaemonSet(t *testing.T, set *appsv1.DaemonSet) {
 	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil || !selector.Matches(labels.Set(set.Spec.Template.Labels)) {
@@ -173,31 +176,24 @@ func checkDaemonSet(t *testing.T, set *appsv1.DaemonSet) {
 	}
 }
 
-// The steps that build the images are run, so that they cannot rot.
-func TestContainerfile(t *testing.T) {
-	text, err := os.ReadFile(deploy + "/Containerfile")
+// TestFlagsAreDocumented checks that the table on the page has the command's flags with their defaults.
+func TestFlagsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, ran := t.TempDir(), 0
-	for line := range strings.Lines(string(text)) {
-		step, ok := strings.CutPrefix(strings.TrimSpace(line), "RUN ")
-		if !ok {
-			continue
-		}
-		ran++
-		cmd := exec.Command("sh", "-c", strings.ReplaceAll(step, "/out/", out+"/"))
-		cmd.Dir = "../.."
-		if said, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v: %s", step, err, said)
-		}
+	page := map[string]string{} // by flag: its default
+	for _, m := range regexp.MustCompile("(?m)^\\| `--([a-z-]+)` \\| (.*?) ?\\|").FindAllStringSubmatch(string(text), -1) {
+		page[m[1]] = m[2]
 	}
-	if ran != 2 {
-		t.Fatalf("%d steps", ran)
-	}
-	for _, name := range []string{"spillway-device-plugin", "spillbench"} {
-		if said, err := exec.Command(filepath.Join(out, name), "--help").CombinedOutput(); err != nil || !strings.Contains(string(said), "Usage:") {
-			t.Errorf("%s --help: %v: %s", name, err, said)
+	newRoot(io.Discard).Flags().VisitAll(func(f *pflag.Flag) {
+		got, ok := page[f.Name]
+		delete(page, f.Name)
+		if !ok || f.DefValue != "" && got != "`"+f.DefValue+"`" {
+			t.Errorf("the page has --%s with the default %s, want `%s`", f.Name, got, f.DefValue)
 		}
+	})
+	if len(page) > 0 {
+		t.Errorf("there are no flags %v", slices.Sorted(maps.Keys(page)))
 	}
 }

@@ -23,60 +23,78 @@ const (
 	modeDRA    = "dra"
 )
 
-// flags are the command's flags as they were given.
+// flags are the command's flags as given on the command line.
 type flags struct {
 	mode                 string
 	unit, ratio, reserve string
-	resource, whole      string
-	shared               string
-	shares               int
 	sim, nvml            string
 	dir, kubelet         string
 	metrics              string
 	cdi, hostRoot        string
 
-	driver, node, kubeconfig string // of modeDRA
+	// modePlugin only
+	resource, whole, shared string
+	shares                  int
 
-	given func(flag string) bool // whether the command line has it
+	// modeDRA only
+	driver, node, kubeconfig string
+
+	given func(flag string) bool // reports whether the command line has a flag
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
 	set.SortFlags = false
 	f.given = set.Changed
 	set.StringVar(&f.mode, "mode", modePlugin, "plugin: a device plugin; dra: a driver for dynamic resource allocation")
-	set.StringVar(&f.unit, "unit", "256Mi", "GPU memory is given in units of this size, whole MiB")
+	set.StringVar(&f.unit, "unit", "256Mi", "size of a unit of GPU memory, a whole number of MiB")
 	set.StringVar(&f.ratio, "ratio", "",
-		"units may promise that multiple of a GPU's memory; what does not fit spills; "+
-			"if not given: SPILLWAY_GPU_MEMORY_OVERSUB_RATIO, or 1")
-	set.StringVar(&f.reserve, "reserve", "1Gi", "memory of each GPU that is not given, for CUDA's own needs; none of a simulated GPU's")
-	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: name of the units")
-	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu", "plugin: name of whole GPUs; empty: none are given whole")
+		"give out this multiple of a GPU's memory; data that does not fit spills (default "+
+			"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO, or 1)")
+	set.StringVar(&f.reserve, "reserve", "1Gi",
+		"memory of each GPU that is held back for CUDA itself; has no effect on simulated GPUs")
+	set.StringVar(&f.resource, "resource", "spillway-db.github.io/gpu-memory", "plugin: resource name of the units")
+	set.StringVar(&f.whole, "whole-resource", "spillway-db.github.io/gpu",
+		"plugin: resource name of whole GPUs; empty disables it")
 	set.StringVar(&f.shared, "shared-resource", "spillway-db.github.io/shared-gpu",
-		"plugin: name of shares of a GPU, for containers that set SPILLWAY_GPU_MEMORY_LIMIT themselves; empty: none are given")
-	set.IntVar(&f.shares, "shares", 10, "plugin: shares of each GPU; a container that sets no limit gets that part of it")
+		"plugin: resource name of shares of a GPU, for containers that set SPILLWAY_GPU_MEMORY_LIMIT; empty disables "+
+			"it")
+	set.IntVar(&f.shares, "shares", 10, "plugin: shares of each GPU; a container that sets no limit gets that part "+
+		"of the GPU")
 	set.StringVar(&f.driver, "driver", "gpu.spillway-db.github.io", "dra: name of the driver")
-	set.StringVar(&f.node, "node", "", "dra: name of the node; empty: what NODE_NAME says")
-	set.StringVar(&f.kubeconfig, "kubeconfig", "", "dra: file that names the API server; empty: as the cluster tells its pods")
-	set.StringVar(&f.sim, "sim", "", "offer simulated GPUs in place of real ones: 8x16Gi are eight of 16 GiB")
-	set.StringVar(&f.nvml, "nvml", "", "NVIDIA's management library; empty: libnvidia-ml.so.1, where the dynamic linker finds it")
-	set.StringVar(&f.dir, "dir", "/run/spillway", "directory of the ledger and of the grants, the same on the node and here")
+	set.StringVar(&f.node, "node", "", "dra: name of the node (default NODE_NAME)")
+	set.StringVar(&f.kubeconfig, "kubeconfig", "",
+		"dra: file that names the API server (default the pod's own cluster)")
+	set.StringVar(&f.sim, "sim", "", "offer simulated GPUs instead of real ones; 8x16Gi means eight GPUs of 16 GiB")
+	set.StringVar(&f.nvml, "nvml", "", "path of NVIDIA's management library (default libnvidia-ml.so.1, found by the "+
+		"dynamic linker)")
+	set.StringVar(&f.dir, "dir", "/run/spillway",
+		"directory of the ledger and the grants, the same on the node and in the pod")
 	set.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "the kubelet's directory, with its sockets")
-	set.StringVar(&f.cdi, "cdi-dir", "", "describe the GPUs there for runtimes without NVIDIA's, as in /var/run/cdi; empty: leave devices to NVIDIA's runtime; dra needs it")
-	set.StringVar(&f.hostRoot, "host-root", "/", "where the node's root directory is, for --cdi-dir")
-	set.StringVar(&f.metrics, "metrics", "127.0.0.1:9817", "address of /metrics and /healthz; empty: none")
+	set.StringVar(&f.cdi, "cdi-dir", "",
+		"write CDI descriptions of the GPUs there, such as /var/run/cdi, for runtimes other than NVIDIA's; dra needs "+
+			"it")
+	set.StringVar(&f.hostRoot, "host-root", "/", "where the node's root directory is mounted, for --cdi-dir")
+	set.StringVar(&f.metrics, "metrics", "127.0.0.1:9817", "address of /metrics and /healthz; empty disables both")
 }
 
-// settings are the values of the flags, and of the environment where no flag is given.
+// settings are the values of the flags, or of the environment for flags that are not given. Sizes are in
+// bytes.
 type settings struct {
 	flags
 	unit, reserve int64
 	ratio         *big.Rat // nil: 1
-	physical      int64    // bytes that each GPU counts as having, if it does not have less; 0: all
+	physical      int64    // upper bound for each GPU's memory; 0: none
 	simCount      int      // 0: real GPUs
 	simMemory     int64
 }
 
-// settings reads the flags and the environment. The error has one line for each bad value.
+const (
+	maxShares = 100 // so that the list of shares fits into one message to the kubelet
+	maxDriver = 63  // Kubernetes' limit for the length of a driver's name
+	maxSim    = 64  // more GPUs than a node has
+)
+
+// settings parses the flags and the environment. The error has one line for each invalid value.
 func (f *flags) settings() (*settings, error) {
 	s := &settings{flags: *f}
 	var errs []error
@@ -89,7 +107,7 @@ func (f *flags) settings() (*settings, error) {
 	} else if s.unit%(1<<20) != 0 {
 		bad("unit", "%s is not a whole number of MiB: try 256Mi", f.unit)
 	}
-	if f.reserve != "0" { // a size is above 0
+	if f.reserve != "0" { // size.Parse rejects 0
 		if s.reserve, err = size.Parse(f.reserve); err != nil {
 			bad("reserve", "%w", err)
 		}
@@ -108,20 +126,22 @@ func (f *flags) settings() (*settings, error) {
 		s.ratio = nil
 	}
 	if f.sim != "" {
-		if s.simCount, s.simMemory, err = parseSim(f.sim); err != nil {
+		count, memory, ok := strings.Cut(f.sim, "x")
+		s.simCount, err = strconv.Atoi(count)
+		if !ok || err != nil || s.simCount < 1 || s.simCount > maxSim {
+			bad("sim", "%.60q is no number and size of GPUs: want up to %d, such as 8x16Gi", f.sim, maxSim)
+		} else if s.simMemory, err = size.Parse(memory); err != nil {
 			bad("sim", "%w", err)
 		}
 	}
 	switch f.mode {
 	case modePlugin:
-		if err := checkResource(f.resource); err != nil {
-			bad("resource", "%w", err)
-		}
-		if err := checkResource(f.whole); f.whole != "" && err != nil {
-			bad("whole-resource", "%w", err)
-		}
-		if err := checkResource(f.shared); f.shared != "" && err != nil {
-			bad("shared-resource", "%w", err)
+		names := [][2]string{{"resource", f.resource}, {"whole-resource", f.whole}, {"shared-resource", f.shared}}
+		for _, n := range names {
+			if flag, name := n[0], n[1]; (name != "" || flag == "resource") && !isResource(name) {
+				bad(flag, "%.100q is no name for an extended resource: want DOMAIN/NAME, such as "+
+					"example.com/gpu-memory", name)
+			}
 		}
 		if f.whole == f.resource {
 			bad("whole-resource", "%s is the name of the units, too", f.whole)
@@ -132,9 +152,11 @@ func (f *flags) settings() (*settings, error) {
 		if f.shares < 1 || f.shares > maxShares {
 			bad("shares", "%d shares of a GPU: want from 1 to %d", f.shares, maxShares)
 		}
+		f.refuse(bad, modeDRA, "driver", "node", "kubeconfig")
 	case modeDRA:
 		if wrong := validation.IsDNS1123Subdomain(f.driver); len(wrong) > 0 || len(f.driver) > maxDriver {
-			bad("driver", "%.100q is no name for a driver: want a domain of at most %d bytes, such as gpu.example.com", f.driver, maxDriver)
+			bad("driver", "%.100q is no name for a driver: want a domain of at most %d bytes, such as gpu.example.com",
+				f.driver, maxDriver)
 		}
 		if s.node == "" {
 			s.node = os.Getenv("NODE_NAME")
@@ -144,22 +166,12 @@ func (f *flags) settings() (*settings, error) {
 		} else if wrong := validation.IsDNS1123Subdomain(s.node); len(wrong) > 0 {
 			bad("node", "%.100q is no name of a node: kubectl get nodes lists them", s.node)
 		}
+		f.refuse(bad, modePlugin, "resource", "whole-resource", "shared-resource", "shares")
 		if f.cdi == "" {
 			bad("cdi-dir", "claims are given by CDI: name the directory that the runtime reads, such as /var/run/cdi")
 		}
 	default:
 		bad("mode", "%.60q is neither %s nor %s", f.mode, modePlugin, modeDRA)
-	}
-	for _, of := range []struct {
-		flag string
-		mode string
-	}{
-		{"resource", modePlugin}, {"whole-resource", modePlugin}, {"shared-resource", modePlugin}, {"shares", modePlugin},
-		{"driver", modeDRA}, {"node", modeDRA}, {"kubeconfig", modeDRA},
-	} {
-		if known := f.mode == modePlugin || f.mode == modeDRA; known && f.given(of.flag) && f.mode != of.mode {
-			bad(of.flag, "it says nothing with --mode=%s: leave it out, or choose --mode=%s", f.mode, of.mode)
-		}
 	}
 	if f.given("host-root") && f.cdi == "" {
 		bad("host-root", "only descriptions for --cdi-dir need it: give that, too, or leave it out")
@@ -167,9 +179,10 @@ func (f *flags) settings() (*settings, error) {
 	if f.nvml != "" && f.sim != "" {
 		bad("nvml", "simulated GPUs need no library: leave out --nvml, or --sim")
 	}
-	for _, p := range []struct{ flag, path string }{{"dir", f.dir}, {"kubelet-dir", f.kubelet}, {"cdi-dir", f.cdi}, {"host-root", f.hostRoot}} {
-		if !filepath.IsAbs(p.path) && (p.path != "" || p.flag != "cdi-dir") {
-			bad(p.flag, "%q is not an absolute path", p.path)
+	paths := [][2]string{{"dir", f.dir}, {"kubelet-dir", f.kubelet}, {"cdi-dir", f.cdi}, {"host-root", f.hostRoot}}
+	for _, p := range paths {
+		if flag, path := p[0], p[1]; !filepath.IsAbs(path) && (path != "" || flag != "cdi-dir") {
+			bad(flag, "%q is not an absolute path", path)
 		}
 	}
 	if f.metrics != "" {
@@ -181,36 +194,21 @@ func (f *flags) settings() (*settings, error) {
 	return s, errors.Join(errs...)
 }
 
-// maxShares keeps the list of shares within one message to the kubelet.
-const maxShares = 100
-
-// maxDriver is how long Kubernetes lets a driver's name be.
-const maxDriver = 63
-
-// maxSim is more GPUs than a node has.
-const maxSim = 64
-
-// parseSim reads COUNTxSIZE.
-func parseSim(text string) (count int, memory int64, err error) {
-	n, bytes, ok := strings.Cut(text, "x")
-	count, err = strconv.Atoi(n)
-	if !ok || err != nil || count < 1 || count > maxSim {
-		return 0, 0, fmt.Errorf("%.60q is no number and size of GPUs: want up to %d, such as 8x16Gi", text, maxSim)
+// refuse reports the flags of another mode as bad if the command line has them.
+func (f *flags) refuse(bad func(flag, format string, args ...any), mode string, others ...string) {
+	for _, flag := range others {
+		if f.given(flag) {
+			bad(flag, "it says nothing with --mode=%s: leave it out, or choose --mode=%s", f.mode, mode)
+		}
 	}
-	memory, err = size.Parse(bytes)
-	return count, memory, err
 }
 
-// checkResource refuses what Kubernetes would not take as the name of an extended resource.
-func checkResource(name string) error {
+// isResource reports whether Kubernetes accepts name as the name of an extended resource. A quota for
+// the resource has a longer name, which must be valid, too.
+func isResource(name string) bool {
 	domain, _, ok := strings.Cut(name, "/")
-	wrong := validation.IsQualifiedName(name)
-	if len(wrong) == 0 { // a quota for it has a longer name
-		wrong = validation.IsQualifiedName("requests." + name)
-	}
-	reserved := domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") || strings.HasPrefix(name, "requests.")
-	if !ok || len(wrong) > 0 || reserved {
-		return fmt.Errorf("%.100q is no name for an extended resource: want DOMAIN/NAME, such as example.com/gpu-memory", name)
-	}
-	return nil
+	reserved := domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") || strings.HasPrefix(name,
+		"requests.")
+	return ok && !reserved && len(validation.IsQualifiedName(name)) == 0 &&
+		len(validation.IsQualifiedName("requests."+name)) == 0
 }

@@ -1,10 +1,12 @@
 // Command spillway-device-plugin gives the memory of a node's GPUs to containers of Kubernetes, in
-// units of 256 MiB or whole, and sees to it that Spillway's processes stay within what they got.
+// units of 256 MiB or whole, and limits the containers' Spillway processes to what they got.
 //
-// It is a device plugin of the kubelet: containers ask for so many units of an extended resource. Or,
-// with --mode dra, it is a driver for dynamic resource allocation: pods ask by claims. It runs on
-// each node, as root. docs/kubernetes.md shows how. Its exit status is 0 after SIGINT or SIGTERM, 2
-// for wrong use, and 1 for all else. An error is one line on standard error.
+// It is a device plugin of the kubelet: containers ask for units of an extended resource. With --mode
+// dra it is a driver for dynamic resource allocation instead: pods ask for claims. It runs on each node,
+// as root; see docs/kubernetes.md.
+//
+// Its exit status is 0 after SIGINT or SIGTERM, 2 for wrong use, and 1 for any other error. It prints an
+// error as one line on standard error.
 package main
 
 import (
@@ -27,7 +29,7 @@ func main() {
 	os.Exit(Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// usageError is wrong use of the command.
+// usageError is an error about wrong use of the command.
 type usageError struct{ error }
 
 // Main runs the command with args until ctx ends, and returns its exit status.
@@ -37,21 +39,16 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
-	var usage usageError
-	switch {
-	case err == nil:
+	if err == nil {
 		return 0
-	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "spillway-device-plugin: %s\n", oneLine(err))
+	}
+	// An error with several causes has several lines.
+	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' })
+	fmt.Fprintf(stderr, "spillway-device-plugin: %s\n", strings.Join(lines, "; "))
+	if errors.As(err, new(usageError)) {
 		return 2
 	}
-	fmt.Fprintf(stderr, "spillway-device-plugin: %s\n", oneLine(err))
 	return 1
-}
-
-// oneLine joins the lines of an error that has several causes.
-func oneLine(err error) string {
-	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }
 
 func newRoot(stderr io.Writer) *cobra.Command {
@@ -60,8 +57,7 @@ func newRoot(stderr io.Writer) *cobra.Command {
 		Use:   "spillway-device-plugin",
 		Short: "Give the memory of a node's GPUs to containers",
 		Long: `Give the memory of a node's GPUs to containers of Kubernetes.
-
-It runs on each node, as root: docs/kubernetes.md says how.`,
+It runs on each node, as root; see docs/kubernetes.md.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("%q is no flag: there are no other arguments", args[0])}

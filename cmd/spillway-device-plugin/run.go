@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"path/filepath"
 
@@ -17,21 +18,30 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 )
 
+// server serves the kubelet in one of the modes.
+type server interface {
+	Run(context.Context) error
+	Holders() []grants.Holder
+	Ready() error
+}
+
 // run serves the kubelet until ctx ends.
 func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 	opts := gpus.Options{Reserve: s.reserve, Physical: s.physical}
 	list := gpus.Sim(s.simCount, opts.Cap(s.simMemory))
-	watch := func(context.Context, *gpus.Inventory, *slog.Logger) error { return nil }
+	var driver *gpus.Driver // nil: the GPUs are simulated
 	if s.simCount == 0 {
-		driver, err := gpus.Open(gpus.Library(s.nvml), opts)
-		if err != nil {
+		var err error
+		if driver, err = gpus.Open(gpus.Library(s.nvml), opts); err != nil {
 			return err
 		}
 		defer driver.Close()
 		if list, err = driver.List(); err != nil {
 			return err
 		}
-		watch = driver.Watch
+	}
+	if len(list) == 0 {
+		return errors.New("there is no GPU to give: try --sim 1x16Gi on a node without one")
 	}
 	for _, g := range list {
 		log.Info("found", "gpu", g.UUID, "name", g.Name, "bytes", g.Memory)
@@ -72,17 +82,10 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 		}
 	} else {
 		served, err = deviceplugin.New(deviceplugin.Config{
-			Dir:       filepath.Join(s.kubelet, "device-plugins"),
-			Resource:  s.resource,
-			Whole:     s.whole,
-			Shared:    s.shared,
-			Shares:    s.shares,
-			Layout:    layout,
-			Inventory: inventory,
-			Store:     store,
-			Pods:      podresources.Client{Socket: filepath.Join(s.kubelet, "pod-resources", "kubelet.sock")},
-			Log:       log,
-			CDIName:   cdiName,
+			Dir:      filepath.Join(s.kubelet, "device-plugins"),
+			Resource: s.resource, Whole: s.whole, Shared: s.shared, Shares: s.shares,
+			Layout: layout, Inventory: inventory, Store: store, Log: log, CDIName: cdiName,
+			Pods: podresources.Client{Socket: filepath.Join(s.kubelet, "pod-resources", "kubelet.sock")},
 		})
 		if err != nil {
 			return err
@@ -94,17 +97,14 @@ func (s *settings) run(ctx context.Context, log *slog.Logger) error {
 		if err != nil {
 			return err
 		}
-		shown := metrics.Source{Inventory: inventory, Layout: layout, Holders: served.Holders, Ledger: store.Ledger(), Ready: served.Ready}
-		work.Go(func() error { shown.Serve(ctx, l, log); return nil })
+		source := metrics.Source{
+			Inventory: inventory, Layout: layout, Holders: served.Holders, Ledger: store.Ledger(), Ready: served.Ready,
+		}
+		work.Go(func() error { source.Serve(ctx, l, log); return nil })
 	}
-	work.Go(func() error { return watch(ctx, inventory, log) })
+	if driver != nil {
+		work.Go(func() error { return driver.Watch(ctx, inventory, log) })
+	}
 	work.Go(func() error { return served.Run(ctx) })
 	return work.Wait()
-}
-
-// server serves the kubelet in one of the modes.
-type server interface {
-	Run(context.Context) error
-	Holders() []grants.Holder
-	Ready() error
 }

@@ -99,7 +99,7 @@ func Style(p Page) []string {
 var known = map[string]func(root string, words []string) error{
 	"go":         goCommand,
 	"spillbench": nil, // by the tests of that command
-	"mkdir":      nil, "cd": nil, "git": nil, "kubectl": fileArguments, "podman": fileArguments, "benchstat": nil, "echo": nil, "ulimit": nil, "mount": nil, "umount": nil, "mv": nil, "export": nil,
+	"mkdir":      nil, "cd": nil, "git": nil, "kubectl": fileArguments, "podman": fileArguments, "kind": nil, "scp": nil, "sed": nil, "ssh": nil, "benchstat": nil, "echo": nil, "ulimit": nil, "mount": nil, "umount": nil, "mv": nil, "export": nil,
 }
 
 // Typed returns what is wrong with commands: words that no test knows, packages and scripts that are

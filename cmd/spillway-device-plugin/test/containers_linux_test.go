@@ -1,3 +1,5 @@
+// Package test runs spillbench in containers that have what the plugin allocates, and checks that they
+// stay within it.
 package test
 
 import (
@@ -29,7 +31,7 @@ import (
 	"github.com/spillway-db/spillway/internal/leases"
 )
 
-// job is a process as a container runtime starts it: with mounts and a user of its own.
+// job is a process with mounts and a user of its own, as a container runtime starts it.
 type job struct {
 	Mounts map[string]string // from the container's path to the host's
 	User   int
@@ -38,7 +40,7 @@ type job struct {
 
 const jobVar = "SPILLWAY_TEST_JOB"
 
-// runJob becomes the process of the job. It returns only what went wrong.
+// runJob replaces this process by the job's. It returns only after an error.
 func runJob(text string) error {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
@@ -66,15 +68,18 @@ func runJob(text string) error {
 	return syscall.Exec(j.Args[0], j.Args, os.Environ())
 }
 
-// fakeLister is a kubelet without pods.
+// fakeLister lists no pods.
 type fakeLister struct{}
 
 func (fakeLister) List(context.Context, ...string) ([]podresources.Holding, error) { return nil, nil }
 
-// sharedName is the resource of shares.
-const sharedName = "spillway-db.github.io/shared-gpu"
+// The resources of units and of shares.
+const (
+	unitName   = "spillway-db.github.io/gpu-memory"
+	sharedName = "spillway-db.github.io/shared-gpu"
+)
 
-// pods gives containers parts of one simulated GPU of 96 MiB, in units of 16 or in four shares.
+// pods allocates parts of one simulated GPU of 96 MiB to containers, in units of 16 MiB or in four shares.
 type pods struct {
 	t      *testing.T
 	client pluginapi.DevicePluginClient // of units
@@ -157,7 +162,7 @@ func (p *pods) allocateBy(client pluginapi.DevicePluginClient, from, to int) *pl
 	return r.ContainerResponses[0]
 }
 
-// command is spillbench in a container that has what was allocated; nil: nothing of it.
+// command returns a spillbench process in a container with an allocation; nil: it has none.
 func (p *pods) command(c *pluginapi.ContainerAllocateResponse, env map[string]string, user int, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	j := job{Mounts: map[string]string{}, User: user, Args: append([]string{p.bench}, args...)}
 	for _, m := range c.GetMounts() {
@@ -196,8 +201,8 @@ func (p *pods) live() (held map[string]int64, quotas map[string]int64, users int
 	return held, quotas, len(holders)
 }
 
-// within fails the test if groups hold more than they may. A process writes a charge down before it knows
-// whether there is room. So what is too much for a moment is looked at again.
+// within fails the test if groups hold more than their limits. A process charges bytes before it checks
+// whether they fit, so within looks again if a group holds too much for a moment.
 func (p *pods) within(limits map[string]int64, gpu int64) {
 	p.t.Helper()
 	var over string
@@ -235,8 +240,8 @@ func start(t *testing.T, cmd *exec.Cmd) <-chan error {
 	return ended
 }
 
-// Two processes of different users in one container, and one in another pod: together never above what
-// was allocated, and all verify what they loaded.
+// Two processes of different users in one container, and one process in another pod, never hold more than
+// their allocations, and all verify their data.
 func TestContainers(t *testing.T) {
 	p := newPods(t)
 	one, other := p.allocate(0, 4), p.allocate(4, 6)
@@ -280,9 +285,9 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// Containers share a GPU by the limits that they set themselves, by either name, and one that sets none
-// has a share, also without the container's environment, as in a login session. A container of units
-// may set a lower limit than it was given. The kubelet puts a container's own variables behind the
+// Containers share a GPU by their own limits, under either name. A container without one has a share as its
+// limit, and so has a process without the container's environment, such as a login session. A container of
+// units may set a limit below its allocation. As in the kubelet, a container's own variables replace the
 // plugin's.
 func TestOwnLimits(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -347,7 +352,7 @@ func TestOwnLimits(t *testing.T) {
 	}
 }
 
-// What a killed process held is free at once, for one of another user.
+// When a process is killed, a process of another user can use its memory immediately.
 func TestContainerIsKilled(t *testing.T) {
 	p := newPods(t)
 	c := p.allocate(0, 4)
@@ -373,7 +378,7 @@ func TestContainerIsKilled(t *testing.T) {
 	}
 }
 
-// Who did not get the mounts cannot join, even if he knows the ledger's place on the node.
+// A process without the mounts cannot join, even with the ledger's path on the node.
 func TestStranger(t *testing.T) {
 	p := newPods(t)
 	c := p.allocate(0, 4)
@@ -391,4 +396,28 @@ func TestStranger(t *testing.T) {
 	if _, _, users := p.live(); users != 0 {
 		t.Errorf("%d strangers joined", users)
 	}
+}
+
+// eventually calls f until it returns nil, and fails the test if it does not within 30 seconds.
+func eventually(t *testing.T, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestMain(m *testing.M) {
+	if text, ok := os.LookupEnv(jobVar); ok {
+		fmt.Fprintln(os.Stderr, runJob(text))
+		os.Exit(125)
+	}
+	os.Exit(m.Run())
 }

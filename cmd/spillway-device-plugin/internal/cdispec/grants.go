@@ -18,14 +18,14 @@ import (
 
 const (
 	grantClass = "grant"
-	grantFile  = vendor + "-" + grantClass + "_" // with the grant's name and .json after it
+	grantFile  = vendor + "-" + grantClass + "_" // followed by the grant's name and .json
 )
 
-// GrantName returns what runtimes call a grant.
+// GrantName returns the qualified name by which runtimes find a grant.
 func GrantName(name string) string { return parser.QualifiedName(vendor, grantClass, name) }
 
-// WriteGrant describes in dir what containers need for a grant beside the GPUs: the environment and
-// the mounts. It may be repeated; the last one counts.
+// WriteGrant describes in dir what containers need for a grant besides the GPUs: the environment and
+// the mounts. It replaces an earlier description.
 func WriteGrant(dir, name string, access grants.Access) error {
 	path, err := grantPath(dir, name)
 	if err != nil {
@@ -33,7 +33,7 @@ func WriteGrant(dir, name string, access grants.Access) error {
 	}
 	device := specs.Device{Name: name}
 	for _, key := range slices.Sorted(maps.Keys(access.Env)) {
-		if key != "NVIDIA_VISIBLE_DEVICES" { // the GPU's own description says that
+		if key != "NVIDIA_VISIBLE_DEVICES" { // the description of the GPUs sets it
 			device.ContainerEdits.Env = append(device.ContainerEdits.Env, key+"="+access.Env[key])
 		}
 	}
@@ -49,7 +49,7 @@ func WriteGrant(dir, name string, access grants.Access) error {
 	return write(path, &specs.Spec{Kind: vendor + "/" + grantClass, Devices: []specs.Device{device}})
 }
 
-// RemoveGrant removes what WriteGrant wrote. It is no error if there is nothing.
+// RemoveGrant removes the description of a grant, if there is one.
 func RemoveGrant(dir, name string) error {
 	path, err := grantPath(dir, name)
 	if err != nil {
@@ -61,7 +61,7 @@ func RemoveGrant(dir, name string) error {
 	return nil
 }
 
-// CheckGrant returns why runtimes cannot read what WriteGrant wrote; nil: they can.
+// CheckGrant returns nil if runtimes can read the description of a grant, and otherwise the reason.
 func CheckGrant(dir, name string) error {
 	path, err := grantPath(dir, name)
 	if err == nil {
@@ -70,7 +70,7 @@ func CheckGrant(dir, name string) error {
 	return err
 }
 
-// grantPath is the file of a grant. Each has its own.
+// grantPath returns the path of a grant's description.
 func grantPath(dir, name string) (string, error) {
 	if err := parser.ValidateDeviceName(name); err != nil {
 		return "", fmt.Errorf("%.100q is no name for a grant: %w", name, err)

@@ -1,16 +1,16 @@
-// Package deviceplugin gives GPU memory to containers by the kubelet's device plugin API, v1beta1.
+// Package deviceplugin gives GPU memory to containers through the kubelet's device plugin API, v1beta1.
 //
 //	Plugin.Run ──▶ a socket for each resource ◀── the kubelet: ListAndWatch, GetPreferredAllocation,
 //	   │                                            Allocate, PreStartContainer
-//	   ├── registers at kubelet.sock, again whenever that is made anew
-//	   └── asks PodResources who has what; removes what nobody has
+//	   ├── registers at kubelet.sock, again when the kubelet makes that socket again
+//	   └── asks PodResources which container has what; removes the grants that none has
 //
-// There are three resources: units of memory, whole GPUs, and shares of a GPU whose containers set
-// their own limits. A GPU is given in one of these ways at a time: while some of it is given, the
-// plugin reports its ids of the other resources as unhealthy.
+// The plugin has three resources: units of memory, whole GPUs, and shares of a GPU, whose containers set
+// their own limits. A GPU is given out as one of these at a time: meanwhile the plugin reports the GPU's
+// devices of the other resources as unhealthy.
 //
-// What a grant is follows from the ids that the kubelet names. So a plugin that was started again
-// needs nothing of what an earlier one knew.
+// A grant follows from the device ids that the kubelet passes. A plugin that restarts therefore needs no
+// state of its predecessor.
 package deviceplugin
 
 import (
@@ -30,35 +30,35 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/status"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Lister says which container has which devices. podresources.Client is one.
+// Lister lists which container has which devices. It is a podresources.Client, or a fake in tests.
 type Lister interface {
 	List(ctx context.Context, resources ...string) ([]podresources.Holding, error)
 }
 
-// Config is what a plugin needs. All fields but Whole, Shared, Refresh and CDIName are required.
+// Config configures a plugin. All fields but Whole, Shared, Refresh and CDIName are required.
 type Config struct {
-	Dir       string // with the kubelet's socket, and the plugin's
+	Dir       string // directory of the kubelet's socket and the plugin's
 	Resource  string // name of the units
-	Whole     string // name of whole GPUs; empty: none are given whole
-	Shared    string // name of shared GPUs; empty: none are shared
+	Whole     string // name of whole GPUs; empty: the plugin does not offer them
+	Shared    string // name of shares; empty: the plugin does not offer them
 	Shares    int    // shares of each GPU, if Shared is set
 	Layout    units.Layout
 	Inventory *gpus.Inventory
 	Store     *grants.Store
 	Pods      Lister
 	Log       *slog.Logger
-	Refresh   time.Duration            // how often the kubelet is asked who has what; 0: every 10 s
-	CDIName   func(uuid string) string // of a GPU; nil: containers get no CDI devices
+	Refresh   time.Duration            // how often the plugin asks the kubelet which container has what; 0: every 10 s
+	CDIName   func(uuid string) string // qualified CDI name of a GPU; nil: containers get no CDI devices
 }
 
 // refreshEvery is the default of Config.Refresh.
@@ -70,126 +70,93 @@ type Plugin struct {
 	alloc     *allocations
 	resources []*resource
 
-	putting sync.Mutex // held while a grant's directory is made, and while others are removed
+	putting sync.Mutex // held while the plugin makes a grant's directory, and while it removes others
 
-	mu         sync.Mutex
-	registered map[string]bool   // by resource
-	said       map[string]string // the last thing that was logged about something
+	// status has one subject for each resource, by its name, which is well while the kubelet has
+	// registered the resource; and list, ledger and grants, for the log.
+	status *status.Status
 }
 
-// maxMessage is what the kubelet takes in one message: gRPC's default.
-const maxMessage = 4 << 20
-
-// New checks the configuration. More units than fit into one message are an error: the kubelet would
-// drop the connection without a word.
+// New checks the configuration and returns a plugin.
 func New(cfg Config) (*Plugin, error) {
-	p := &Plugin{cfg: cfg, alloc: newAllocations(), registered: map[string]bool{}, said: map[string]string{}}
-	memory := &resource{p: p, name: cfg.Resource, kind: memoryUnits}
+	p := &Plugin{cfg: cfg, alloc: newAllocations(), status: status.New(cfg.Log)}
 	list := cfg.Inventory.GPUs()
-	if len(list) == 0 {
-		return nil, errors.New("there is no GPU to give: try --sim 1x16Gi on a node without one")
+	if err := checkMessage(list, cfg.Layout); err != nil {
+		return nil, err
 	}
-	for _, g := range list {
-		n, err := cfg.Layout.Count(g)
-		if err != nil {
-			return nil, err
+	for _, r := range []*resource{
+		{name: cfg.Resource, kind: memoryUnits},
+		{name: cfg.Whole, kind: wholeGPU},
+		{name: cfg.Shared, kind: sharedGPU},
+	} {
+		r.p = p
+		if r.name == "" {
+			continue
 		}
-		if n > maxMessage/len(g.UUID) {
-			return nil, tooMany(cfg, n, list)
-		}
-		for i := range n {
-			memory.all = append(memory.all, units.ID(g.UUID, i))
-		}
-	}
-	if memory.bytes() > maxMessage {
-		return nil, tooMany(cfg, len(memory.all), list)
-	}
-	p.resources = append(p.resources, memory)
-	if cfg.Whole != "" {
-		whole := &resource{p: p, name: cfg.Whole, kind: wholeGPU}
 		for _, g := range list {
-			whole.all = append(whole.all, g.UUID)
-		}
-		p.resources = append(p.resources, whole)
-	}
-	if cfg.Shared != "" {
-		shared := &resource{p: p, name: cfg.Shared, kind: sharedGPU}
-		for _, g := range list {
-			if _, err := cfg.Layout.Share(g, cfg.Shares); err != nil {
+			if r.kind == wholeGPU {
+				r.all = append(r.all, g.UUID)
+				continue
+			}
+			n, _, err := p.divide(r.kind, g)
+			if err != nil {
 				return nil, err
 			}
-			for i := range cfg.Shares {
-				shared.all = append(shared.all, units.ID(g.UUID, i))
+			for i := range n {
+				r.all = append(r.all, units.ID(g.UUID, i))
 			}
 		}
-		p.resources = append(p.resources, shared)
+		p.resources = append(p.resources, r)
+		p.status.Set(r.name, "the plugin does not run yet")
 	}
 	return p, nil
 }
 
-// bytes is how large the largest message about the resource is.
-func (r *resource) bytes() int {
-	devices := r.devices()
-	for _, d := range devices {
-		d.Health = pluginapi.Unhealthy // the longer word
-	}
-	return proto.Size(&pluginapi.ListAndWatchResponse{Devices: devices})
-}
+const (
+	maxMessage = 4 << 20 // bytes that the kubelet accepts in one message: gRPC's default
+	perUnit    = 31      // bytes of a unit in such a message, besides the UUID
+)
 
-// tooMany says which unit is large enough.
-func tooMany(cfg Config, n int, list []gpus.GPU) error {
-	layout := cfg.Layout
-	for layout.Unit < 1<<50 {
-		layout.Unit *= 2
-		ids, longest := 0, 0
+// checkMessage returns an error if the units of the GPUs do not fit into one message to the kubelet,
+// which would close the connection without an error. The error names a unit that is large enough.
+func checkMessage(list []gpus.GPU, layout units.Layout) error {
+	given, count := layout.Unit, 0
+	for ; ; layout.Unit *= 2 {
+		all, bytes := 0, 0
 		for _, g := range list {
-			count, err := layout.Count(g)
-			if err != nil { // a GPU is smaller than that
-				return fmt.Errorf("%d units of %s do not fit into one message to the kubelet, and larger units not into %s", n, size.Format(cfg.Layout.Unit), g.UUID)
+			n, err := layout.Count(g)
+			if err != nil {
+				return fmt.Errorf("dividing the GPUs into units of %s: %w", size.Format(given), err)
 			}
-			ids, longest = ids+count, max(longest, len(g.UUID))
+			all += n
+			bytes += n * (len(g.UUID) + perUnit)
 		}
-		if ids < maxMessage/(longest+40) { // what else there is of a unit
-			break
+		count = max(count, all)
+		switch {
+		case bytes > maxMessage:
+			continue
+		case layout.Unit == given:
+			return nil
 		}
+		return fmt.Errorf("%d units of %s do not fit into one message to the kubelet, of 4 MiB: use --unit %s",
+			count, size.Format(given), size.Format(layout.Unit))
 	}
-	return fmt.Errorf("%d units of %s do not fit into one message to the kubelet, of 4 MiB: use --unit %s",
-		n, size.Format(cfg.Layout.Unit), size.Format(layout.Unit))
 }
 
-// Ready returns why the kubelet does not know the plugin; nil: it does.
+// Ready returns nil if the kubelet has registered all resources, and otherwise the reason why not.
 func (p *Plugin) Ready() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, r := range p.resources {
-		if !p.registered[r.name] {
-			return fmt.Errorf("%s is not registered: %s", r.name, p.said[r.name])
+		if problem := p.status.Problem(r.name); problem != "" {
+			return fmt.Errorf("%s is not registered: %s", r.name, problem)
 		}
 	}
 	return nil
 }
 
-func (p *Plugin) setRegistered(name string, is bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.registered[name] = is
-}
+// errRestart reports that the plugin must make its sockets again.
+var errRestart = errors.New("the sockets must be made again")
 
-// say logs what is wrong, once until it is something else. An empty text: it is well again.
-func (p *Plugin) say(about, text string) {
-	p.mu.Lock()
-	news := p.said[about] != text
-	p.said[about] = text
-	p.mu.Unlock()
-	if news && text != "" {
-		p.cfg.Log.Warn(text)
-	}
-}
-
-// errAgain says that the sockets must be made anew.
-var errAgain = errors.New("the sockets must be made anew")
-
-// Run serves the kubelet until ctx ends, and then returns nil. Its sockets are gone after it.
+// Run serves the kubelet until ctx ends, and then returns nil. It removes its sockets.
 func (p *Plugin) Run(ctx context.Context) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -203,12 +170,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 	refreshing, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for tick := time.NewTicker(cmp.Or(p.cfg.Refresh, refreshEvery)); ; {
+		tick := time.NewTicker(cmp.Or(p.cfg.Refresh, refreshEvery))
+		defer tick.Stop()
+		for {
 			select {
 			case now := <-tick.C:
 				p.refresh(refreshing, now)
 			case <-refreshing.Done():
-				tick.Stop()
 				return
 			}
 		}
@@ -216,26 +184,22 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer stop()
 	for {
-		if err := p.serve(ctx, w); err != errAgain {
+		if err := p.serve(ctx, w); err != errRestart {
 			return err
 		}
 	}
 }
 
-// serve makes the sockets and registers them. It returns errAgain when they must be made anew: the
-// kubelet's socket is new, or it has removed ours, as it does when it starts.
+// serve makes the sockets and registers the resources. It returns errRestart when the kubelet has made
+// its socket again, or has removed the plugin's, as it does when it starts.
 func (p *Plugin) serve(ctx context.Context, w *fsnotify.Watcher) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	defer func() {
-		stop()
-		wg.Wait()
-		for _, r := range p.resources {
-			p.setRegistered(r.name, false)
-		}
-	}()
+	defer wg.Wait()
+	defer stop()
 	var own []string
 	for _, r := range p.resources {
+		p.status.Set(r.name, "its socket is new")
 		path := filepath.Join(p.cfg.Dir, strings.ReplaceAll(r.name, "/", "_")+".sock")
 		l, err := listen(path)
 		if err != nil {
@@ -244,7 +208,7 @@ func (p *Plugin) serve(ctx context.Context, w *fsnotify.Watcher) error {
 		own = append(own, path)
 		server := grpc.NewServer()
 		pluginapi.RegisterDevicePluginServer(server, r)
-		wg.Go(func() { _ = server.Serve(l) }) // ends by Stop
+		wg.Go(func() { _ = server.Serve(l) }) // returns after Stop
 		defer server.Stop()
 		wg.Go(func() { p.register(ctx, r, filepath.Base(path)) })
 	}
@@ -258,11 +222,11 @@ func (p *Plugin) serve(ctx context.Context, w *fsnotify.Watcher) error {
 		case e := <-w.Events:
 			if e.Name == kubelet && e.Has(fsnotify.Create) {
 				p.cfg.Log.Info("the kubelet's socket is new: registering again")
-				return errAgain
+				return errRestart
 			}
 			if slices.Contains(own, e.Name) && e.Has(fsnotify.Remove) {
-				if _, err := os.Lstat(e.Name); err != nil { // the event may be of an earlier one
-					return errAgain
+				if _, err := os.Lstat(e.Name); err != nil { // else the event is about an earlier socket
+					return errRestart
 				}
 			}
 		}
@@ -271,7 +235,7 @@ func (p *Plugin) serve(ctx context.Context, w *fsnotify.Watcher) error {
 
 func (p *Plugin) kubelet() string { return filepath.Join(p.cfg.Dir, "kubelet.sock") }
 
-// listen makes a socket. One that an earlier plugin left is removed; one that is served is not.
+// listen makes a socket. It removes a socket that an earlier plugin left, and fails if a plugin serves it.
 func listen(path string) (net.Listener, error) {
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
@@ -287,20 +251,19 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// register tells the kubelet of a resource, until it agrees or ctx ends.
+// register registers a resource at the kubelet. It tries until it succeeds or ctx ends.
 func (p *Plugin) register(ctx context.Context, r *resource, endpoint string) {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		err := p.registerOnce(ctx, r, endpoint)
-		if err == nil {
-			p.say(r.name, "")
-			p.setRegistered(r.name, true)
-			p.cfg.Log.Info("registered", "resource", r.name, "devices", len(r.all))
-			return
-		}
 		if ctx.Err() != nil {
 			return
 		}
-		p.say(r.name, fmt.Sprintf("the kubelet does not take %s: %v; trying again", r.name, err))
+		if err == nil {
+			p.status.Set(r.name, "")
+			p.cfg.Log.Info("registered", "resource", r.name, "devices", len(r.all))
+			return
+		}
+		p.status.Warn(r.name, fmt.Sprintf("the kubelet does not take %s: %v; trying again", r.name, err))
 		select {
 		case <-ctx.Done():
 			return
@@ -326,8 +289,8 @@ func (p *Plugin) registerOnce(ctx context.Context, r *resource, endpoint string)
 	return err
 }
 
-// refresh asks the kubelet who has what, and removes the grants that nobody has. Without an answer
-// nothing is removed.
+// refresh asks the kubelet which container has what, and removes the grants that no container has. If
+// the kubelet does not answer, refresh removes nothing. now is the time of the call.
 func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -340,29 +303,30 @@ func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 	list, err := p.cfg.Pods.List(ctx, names...)
 	if err != nil {
 		if ctx.Err() != context.Canceled {
-			p.say("list", err.Error())
+			p.status.Warn("list", err.Error())
 		}
 		return
 	}
-	p.say("list", "")
+	p.status.Warn("list", "")
 	holdings := make([]holding, len(list))
 	for i, h := range list {
 		holdings[i] = holding{Holding: h, kind: kinds[h.Resource]}
 	}
 	p.alloc.list(holdings, now)
-	p.say("ledger", p.cfg.Store.Strangers())
+	p.status.Warn("ledger", p.cfg.Store.Strangers())
+	problem := ""
 	if err := p.sweep(now); err != nil {
-		p.say("grants", "removing grants that nobody has: "+err.Error())
-		return
+		problem = "removing grants that nobody has: " + err.Error()
 	}
-	p.say("grants", "")
+	p.status.Warn("grants", problem)
 }
 
-// sweep removes the directories of grants that nobody has had for long, those of the other mode, too.
+// sweep removes the directories of grants that no container has had for long, also those of the driver
+// for claims.
 func (p *Plugin) sweep(now time.Time) error {
 	p.putting.Lock()
 	defer p.putting.Unlock()
-	has := p.alloc.all()
-	_, err := p.cfg.Store.RemoveUnused(now, func(name string) bool { _, held := has[name]; return held })
+	held := p.alloc.all()
+	_, err := p.cfg.Store.RemoveUnused(now, func(name string) bool { _, ok := held[name]; return ok })
 	return err
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/podresources"
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/status"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/reservation/quota"
@@ -382,6 +383,9 @@ func TestTooManyUnits(t *testing.T) {
 
 func TestSockets(t *testing.T) {
 	r := newRig(t)
+	if err := r.Ready(); err == nil || !strings.Contains(err.Error(), "does not run yet") {
+		t.Errorf("it is ready before it runs: %v", err)
+	}
 	path := filepath.Join(r.cfg.Dir, "example.com_memory.sock")
 	// One that a killed plugin left.
 	l, err := net.Listen("unix", path)
@@ -543,8 +547,8 @@ func (a asker) Handle(ctx context.Context, r slog.Record) error {
 // Nothing is logged while a lock is held.
 func TestLogsWithoutLocks(t *testing.T) {
 	r := newRig(t)
-	r.cfg.Log = slog.New(asker{slog.NewTextHandler(r.log, nil), func() { _ = r.Ready() }})
-	r.say("list", "wrong")
+	r.status = status.New(slog.New(asker{slog.NewTextHandler(r.log, nil), func() { _ = r.Ready() }}))
+	r.status.Warn("list", "wrong")
 	if !strings.Contains(r.log.String(), "wrong") {
 		t.Error(r.log)
 	}

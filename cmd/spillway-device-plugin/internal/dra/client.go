@@ -9,15 +9,15 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// What one node may ask of the API server. client-go's own limit, of 5 in a second, would let a sweep over
-// the claims of a full node hold up the kubelet's requests.
+// Limits for the requests of one node to the API server. With client-go's default, 5 per second, a sweep
+// over the claims of a full node would delay the kubelet's requests.
 const (
 	perSecond = 50
 	atOnce    = 100
 )
 
-// Connect returns a client of the API server that a kubeconfig file names; empty: of the cluster that
-// this process is a pod of. The server is not asked yet.
+// Connect returns a client of the API server that a kubeconfig file names, or, if kubeconfig is empty, of
+// the cluster in which this process is a pod. It does not call the server.
 func Connect(kubeconfig string) (kubernetes.Interface, error) {
 	var config *rest.Config
 	var err error

@@ -15,10 +15,10 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 )
 
-// memory is the capacity that claims take of a device.
+// memory is the name of a device's capacity that claims consume.
 const memory resourceapi.QualifiedName = "memory"
 
-// deviceName makes a DNS label of a UUID. No two UUIDs of a node may have the same.
+// deviceName returns a device's name for a GPU's UUID: Kubernetes wants a DNS label.
 func deviceName(uuid string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -28,7 +28,7 @@ func deviceName(uuid string) string {
 	}, strings.ToLower(uuid))
 }
 
-// byDevice returns the GPUs by the names of their devices.
+// byDevice returns the GPUs by device name. It fails if two UUIDs give the same name.
 func byDevice(list []gpus.GPU) (map[string]gpus.GPU, error) {
 	names := make(map[string]gpus.GPU, len(list))
 	for _, g := range list {
@@ -44,8 +44,9 @@ func byDevice(list []gpus.GPU) (map[string]gpus.GPU, error) {
 	return names, nil
 }
 
-// pool returns the node's pool: the GPUs that are not sick, in slices that are not too large. At least
-// one: without any, nobody would know that the driver runs. Exclusive devices go to one claim each.
+// pool returns the node's pool: a device for each healthy GPU, in slices of Kubernetes' maximum size. It
+// has at least one slice, which shows that the driver runs. If exclusive is set, each device is for one
+// claim.
 func pool(inventory *gpus.Inventory, layout units.Layout, exclusive bool) (resourceslice.Pool, error) {
 	var devices []resourceapi.Device
 	for _, g := range inventory.GPUs() {
@@ -68,13 +69,14 @@ func pool(inventory *gpus.Inventory, layout units.Layout, exclusive bool) (resou
 	return p, nil
 }
 
-// device describes a GPU to the scheduler.
+// device returns a GPU as a device for the scheduler.
 func device(g gpus.GPU, layout units.Layout, exclusive bool) (resourceapi.Device, error) {
 	n, err := layout.Count(g)
 	if err != nil {
 		return resourceapi.Device{}, err
 	}
-	d := resourceapi.Device{Name: deviceName(g.UUID), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}}
+	d := resourceapi.Device{Name: deviceName(g.UUID),
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}}
 	text := func(name resourceapi.QualifiedName, value string) {
 		if len(value) > resourceapi.DeviceAttributeMaxValueLength {
 			value = strings.ToValidUTF8(value[:resourceapi.DeviceAttributeMaxValueLength], "")
@@ -105,10 +107,10 @@ func device(g gpus.GPU, layout units.Layout, exclusive bool) (resourceapi.Device
 		d.AllowMultipleAllocations = &yes
 		unit := quantity(layout.Unit)
 		capacity.RequestPolicy = &resourceapi.CapacityRequestPolicy{
-			Default:    all, // who says nothing gets the whole GPU
+			Default:    all, // a claim without a capacity gets the whole GPU
 			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: unit, Max: all, Step: unit},
 		}
-		if n == 1 { // a step must lead somewhere
+		if n == 1 { // a range of one value cannot have a step
 			capacity.RequestPolicy.ValidRange.Step = nil
 		}
 	}

@@ -1,10 +1,12 @@
 package gpus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/bits"
 	"slices"
 	"time"
@@ -15,11 +17,11 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Driver reads the node's GPUs and their health from NVIDIA's driver, through go-nvml. One goroutine
-// may use it at a time.
+// Driver reads the node's GPUs and their health from NVIDIA's driver, through go-nvml. Only one goroutine
+// at a time may use it.
 //
-// It is open from Open on. poll closes it when no GPU answers, as after the driver was unloaded, and
-// opens it again when the driver is back.
+// The library is open after Open. When no GPU answers, as after NVIDIA's driver was unloaded, poll closes
+// the library; later calls of poll try to open it again.
 type Driver struct {
 	lib  nvml.Interface
 	open bool
@@ -27,17 +29,17 @@ type Driver struct {
 
 	parts  map[nvml.Device][]GPU  // by GPU: itself, or its MIG instances
 	handle map[string]nvml.Device // by UUID
-	broken map[string]string      // the fault that an event reported, by UUID
-	events nvml.EventSet          // nil: no events are expected
+	broken map[string]string      // by UUID: the fault that an event reported
+	events nvml.EventSet          // nil: the driver expects no events
 }
 
-// Options change how much of a GPU's memory is given away.
+// Options reduce how much of a GPU's memory the plugin gives out. Sizes are in bytes.
 type Options struct {
-	Reserve  int64 // bytes of each GPU that are held back
-	Physical int64 // bytes that each GPU counts as having, if it does not have less; 0: all
+	Reserve  int64 // held back of each GPU
+	Physical int64 // upper bound for each GPU, applied after Reserve; 0: none
 }
 
-// Cap returns how much of memory, in bytes, may be given away if nothing is held back.
+// Cap returns memory, or Physical if that is smaller.
 func (o Options) Cap(memory int64) int64 {
 	if o.Physical > 0 {
 		return min(memory, o.Physical)
@@ -45,16 +47,13 @@ func (o Options) Cap(memory int64) int64 {
 	return memory
 }
 
-// Library returns NVIDIA's management library at path, or, if that is empty, where the dynamic linker
-// finds it. A process has one: go-nvml calls the first that was loaded.
+// Library returns NVIDIA's management library at path, or, if path is empty, where the dynamic linker
+// finds it. A process has only one: go-nvml uses the first library that it loads.
 func Library(path string) nvml.Interface {
-	if path == "" {
-		return nvml.New()
-	}
-	return nvml.New(nvml.WithLibraryPath(path))
+	return nvml.New(nvml.WithLibraryPath(cmp.Or(path, "libnvidia-ml.so.1")))
 }
 
-// Open initializes the library. The caller closes the driver.
+// Open initializes the library. The caller closes the Driver.
 func Open(lib nvml.Interface, opts Options) (*Driver, error) {
 	d := &Driver{lib: lib, opts: opts, broken: map[string]string{}}
 	return d, d.init()
@@ -76,7 +75,7 @@ func (d *Driver) init() error {
 	return nil
 }
 
-// failed returns the error of a call of the library, or nil. It matches ret.
+// failed returns the error of a library call, which matches ret, or nil.
 func failed(call string, ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
@@ -84,7 +83,7 @@ func failed(call string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w", call, ret)
 }
 
-// has reports whether the driver has a function. Calling one that it does not have ends the process.
+// has reports whether the library has a function. Calling a missing function ends the process.
 func (d *Driver) has(function string) bool { return d.lib.Extensions().LookupSymbol(function) == nil }
 
 // Close shuts the library down.
@@ -97,7 +96,7 @@ func (d *Driver) Close() {
 	d.open = false
 }
 
-// List returns all GPUs. MIG instances take the place of the GPU that is divided into them.
+// List returns all GPUs. It returns the MIG instances of a divided GPU in place of the GPU.
 func (d *Driver) List() ([]GPU, error) {
 	d.parts, d.handle = map[nvml.Device][]GPU{}, map[string]nvml.Device{}
 	n, ret := d.lib.DeviceGetCount()
@@ -115,7 +114,7 @@ func (d *Driver) List() ([]GPU, error) {
 	return list, nil
 }
 
-// list returns GPU i, or its instances.
+// list returns GPU i, or its MIG instances.
 func (d *Driver) list(i int) ([]GPU, error) {
 	dev, ret := d.lib.DeviceGetHandleByIndex(i)
 	if err := failed("nvmlDeviceGetHandleByIndex", ret); err != nil {
@@ -141,7 +140,8 @@ func (d *Driver) list(i int) ([]GPU, error) {
 	}
 	for k := range parts {
 		if parts[k].Memory <= d.opts.Reserve {
-			return nil, fmt.Errorf("%s has %s, and --reserve leaves nothing of it", parts[k].UUID, size.Approx(parts[k].Memory))
+			return nil, fmt.Errorf("%s has %s, and --reserve leaves nothing of it", parts[k].UUID,
+				size.Approx(parts[k].Memory))
 		}
 		parts[k].Memory = d.opts.Cap(parts[k].Memory - d.opts.Reserve)
 	}
@@ -150,7 +150,7 @@ func (d *Driver) list(i int) ([]GPU, error) {
 }
 
 // divided reports whether a GPU is divided into MIG instances. Some GPUs and old drivers do not
-// support that.
+// support MIG.
 func (d *Driver) divided(dev nvml.Device) (bool, error) {
 	const function = "nvmlDeviceGetMigMode"
 	if !d.has(function) {
@@ -163,10 +163,10 @@ func (d *Driver) divided(dev nvml.Device) (bool, error) {
 	return mode == nvml.DEVICE_MIG_ENABLE, failed(function, ret)
 }
 
-// maxNodes is the most NUMA nodes that Linux can have.
+// maxNodes is the maximum number of NUMA nodes of a Linux kernel.
 const maxNodes = 1024
 
-// describe reads the properties that GPUs and instances have in common.
+// describe reads the properties that GPUs and MIG instances have in common.
 func (d *Driver) describe(dev nvml.Device, index int) (GPU, error) {
 	g := GPU{Index: index, Node: -1}
 	var ret nvml.Return
@@ -242,7 +242,7 @@ func (d *Driver) instance(part nvml.Device, gpu GPU) (GPU, error) {
 	return g, nil
 }
 
-// firstBit returns the number of the lowest bit that is set, or -1 if there is none.
+// firstBit returns the number of the lowest bit that is set, or -1.
 func firstBit(words []uint) int {
 	for i, w := range words {
 		if w != 0 {
@@ -253,23 +253,25 @@ func firstBit(words []uint) int {
 }
 
 const (
-	pollEvery = 5 * time.Second        // how often Watch asks each GPU whether it still answers
-	waitStep  = 200 * time.Millisecond // how long Watch may take to end
+	pollEvery = 5 * time.Second        // how often Watch polls each GPU
+	waitStep  = 200 * time.Millisecond // how long Watch may take to return
 )
 
-// Errors of Watch after which the process must start again.
+// Errors of Watch after which the process must restart.
 var (
-	ErrOtherGPUs   = errors.New("gpus: the node has other GPUs than before: this process lists them when it starts again")
-	ErrOtherDriver = errors.New("gpus: the node's driver has another version than before: this process loads it when it starts again")
+	ErrOtherGPUs = errors.New("gpus: the node has other GPUs than before: this process lists them when it starts " +
+		"again")
+	ErrOtherDriver = errors.New("gpus: the node's driver has another version than before: this process loads it when " +
+		"it starts again")
 )
 
-// Watch keeps the health of GPUs up to date until ctx ends, and then returns nil. List must have been
-// called.
+// Watch keeps the health of the GPUs up to date until ctx ends, and then returns nil. The caller must
+// have called List.
 //
-// A GPU that does not answer is sick until it does. A GPU for which the driver reports a hardware fault
-// is sick for the rest of the process. A driver that was unloaded and is loaded again with the same
-// GPUs is used again. If it has other GPUs the error is ErrOtherGPUs; if its version is another one,
-// which the library in this process does not fit, the error is ErrOtherDriver.
+// A GPU that does not answer is unhealthy until it answers again. A GPU with a hardware fault, which
+// NVIDIA's driver reports as an event, is unhealthy for the rest of the process. If NVIDIA's driver is
+// unloaded and loaded again, Watch uses it again, with two exceptions: it returns ErrOtherGPUs if the
+// node has other GPUs, and ErrOtherDriver if the driver's version does not match the loaded library.
 func (d *Driver) Watch(ctx context.Context, inventory *Inventory, log *slog.Logger) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
@@ -280,40 +282,39 @@ func (d *Driver) Watch(ctx context.Context, inventory *Inventory, log *slog.Logg
 		if d.open && d.events == nil {
 			d.subscribe(log)
 		}
-		for polled := false; !polled; {
-			if d.events == nil {
-				select {
-				case <-ctx.Done():
-					return nil
-				case <-tick.C:
-					polled = true
-				}
-				continue
+		if d.events == nil {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
 			}
+			continue
+		}
+		for polling := false; !polling; {
 			event, ret := d.events.Wait(uint32(waitStep.Milliseconds()))
 			switch ret {
 			case nvml.SUCCESS:
-				d.happened(event, inventory, log)
+				d.mark(event, inventory, log)
 			case nvml.ERROR_TIMEOUT:
 			default: // a GPU or the driver is lost: poll finds out which
 				d.unsubscribe()
+				polling = true
 			}
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-tick.C:
-				polled = true
+				polling = true
 			default:
-				polled = d.events == nil
 			}
 		}
 	}
 }
 
-// faults are the kinds of events that concern a GPU's health.
+// faults are the types of events about a GPU's health.
 const faults = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError
 
-// subscribe registers for the faults of all GPUs.
+// subscribe asks for the faults of all GPUs as events.
 func (d *Driver) subscribe(log *slog.Logger) {
 	events, ret := d.lib.EventSetCreate()
 	if err := failed("nvmlEventSetCreate", ret); err != nil {
@@ -328,7 +329,7 @@ func (d *Driver) subscribe(log *slog.Logger) {
 	}
 }
 
-// register adds the faults that a GPU supports to a set of events.
+// register adds those of the faults that a GPU supports to a set of events.
 func register(dev nvml.Device, events nvml.EventSet) error {
 	supported, ret := dev.GetSupportedEventTypes()
 	if err := failed("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
@@ -347,16 +348,16 @@ func (d *Driver) unsubscribe() {
 	}
 }
 
-// applications are the XIDs that a program's fault causes, or that do not concern the GPU's health:
+// applications are the XIDs that faulty programs cause, or that do not affect the GPU's health:
 // exceptions, page faults, a stopped engine, a preemptive cleanup. NVIDIA's own device plugin ignores
-// the same ones (docs.nvidia.com/deploy/xid-errors has their meaning).
+// the same ones. docs.nvidia.com/deploy/xid-errors explains them.
 var applications = []uint64{13, 31, 43, 45, 68, 109}
 
-// noInstance is the number of an instance in events that concern the whole GPU.
+// noInstance is the GPU instance in an event about the whole GPU.
 const noInstance = 1<<32 - 1
 
-// happened marks the GPU or the instances that an event concerns as sick.
-func (d *Driver) happened(e nvml.EventData, inventory *Inventory, log *slog.Logger) {
+// mark marks the GPU or the MIG instances of an event as unhealthy.
+func (d *Driver) mark(e nvml.EventData, inventory *Inventory, log *slog.Logger) {
 	why := "an error in its memory that cannot be corrected (ECC, two bits)"
 	if e.EventType == nvml.EventTypeXidCriticalError {
 		if slices.Contains(applications, e.EventData) {
@@ -385,15 +386,16 @@ func (d *Driver) set(uuid, why string, inventory *Inventory, log *slog.Logger) {
 	}
 }
 
-// poll asks each GPU once whether it answers. If none does, poll closes the library; later calls open
-// it again.
+// poll queries each GPU once, and notes which of them answer. If none answers, poll closes the library;
+// later calls try to open it again.
 func (d *Driver) poll(inventory *Inventory, log *slog.Logger) error {
 	if !d.open {
-		if err := d.reopen(); err != nil {
-			if errors.Is(err, ErrOtherGPUs) || errors.Is(err, ErrOtherDriver) {
-				return err
-			}
-			return nil // they stay sick
+		err := d.reopen()
+		if errors.Is(err, ErrOtherGPUs) || errors.Is(err, ErrOtherDriver) {
+			return err
+		}
+		if err != nil {
+			return nil // the GPUs stay unhealthy
 		}
 	}
 	answered := false
@@ -415,7 +417,7 @@ func (d *Driver) poll(inventory *Inventory, log *slog.Logger) error {
 	return nil
 }
 
-// reopen opens the library again, if the driver is the same and has the same GPUs as before.
+// reopen opens the library again. It fails if the driver has another version or other GPUs than before.
 func (d *Driver) reopen() error {
 	err := d.init()
 	if errors.Is(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH) {
@@ -424,19 +426,13 @@ func (d *Driver) reopen() error {
 	if err != nil {
 		return err
 	}
-	before := d.handle
-	parts := d.parts
+	before, parts := d.handle, d.parts
 	if _, err := d.List(); err != nil {
 		d.Close()
 		d.handle, d.parts = before, parts
 		return err
 	}
-	same := len(before) == len(d.handle)
-	for uuid := range before {
-		_, ok := d.handle[uuid]
-		same = same && ok
-	}
-	if !same {
+	if !maps.EqualFunc(before, d.handle, func(nvml.Device, nvml.Device) bool { return true }) { // other UUIDs
 		return ErrOtherGPUs
 	}
 	return nil

@@ -1,26 +1,24 @@
-// Package grants keeps what containers may use: for each of them a directory with their limits, and
-// the node's ledger, in which the processes of all containers count together.
+// Package grants keeps what containers may use: one directory for each grant with its limits, and the
+// node's ledger, in which the processes of all containers count together.
 //
-//	ROOT                        root's alone (0700): who reaches what is below got it as a mount
-//	ROOT/ledger                 the node's ledger, see internal/leases; mounted into all
-//	ROOT/grants/NAME/limits     what one grant's processes obey, mounted into its containers
-//	ROOT/grants/NAME/note       what its maker wants to know again; containers do not see it
+//	ROOT                        only root may enter it (0700): containers get what is below as mounts
+//	ROOT/ledger                 the node's ledger, see internal/leases; mounted into all containers
+//	ROOT/grants/NAME/limits     the limits of one grant's processes, mounted into its containers
+//	ROOT/grants/NAME/note       text that the grant's maker reads after a restart; not mounted
 //
-// One Store at a time has a ROOT: it holds a lock on the directory.
+// One Store at a time has a ROOT: it locks the directory.
 //
-// A grant's name is also its group in the ledger. So what its processes hold is found by that name,
-// whatever users they have and in however many containers they run.
+// A grant's name is also its group in the ledger, so the ledger finds the grant's processes whatever
+// users they run as and however many containers they run in.
 //
-// The same limits are in the environment of the containers. The directory holds for those processes
-// that do not have it, such as a login session.
+// The environment of the containers has the same limits. The directory exists for processes without
+// that environment, such as a login session.
 package grants
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -31,6 +29,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/atomicfile"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/leases"
@@ -38,20 +37,20 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Grant is what a container, or those that share a claim, may use.
+// Grant is what a container, or the containers that share a claim, may use.
 type Grant struct {
-	Name  string     // of at most 63 letters, digits and dashes; no other grant of the node has it
+	Name  string     // unique on the node; up to 63 letters, digits and dashes
 	GPUs  []gpus.GPU // at least one
 	Limit int64      // bytes of GPU memory, whole MiB; 0: all of the GPUs
-	Own   bool       // containers set their own limits; Limit is for those that set none
-	Note  string     // kept beside the grant, for Store.Note; empty: none
+	Own   bool       // the containers set their own limits; Limit is their default
+	Note  string     // see Store.Note; empty: none
 }
 
-// Holder is who has a grant: a container of a pod, or a claim, whose pods may be several.
+// Holder is a container of a pod, or a claim that several pods may share, with its grant.
 type Holder struct {
 	Grant
 	Namespace string
-	Pod       string
+	Pod       string // of a container
 	Container string // of a container
 	Claim     string // of a claim
 }
@@ -69,21 +68,24 @@ type Access struct {
 	Mounts []Mount
 }
 
-// Store is the directory with all grants of a node. Its methods may be called at the same time, except
-// Close, which comes last.
+// Store is the directory with all grants of a node. It is safe for concurrent use, except Close, which
+// comes last.
 type Store struct {
 	root  string
 	ratio *big.Rat
 	lock  *os.File
 
 	mu     sync.Mutex
-	unused map[string]time.Time // since when a grant is not wanted
+	unused map[string]time.Time // by grant: the first RemoveUnused of those in a row that found it unused
 }
 
-// Open makes the directory, and shares the ledger for the GPUs. What is there stays. What dead
-// processes left in the ledger is removed. The ratio is how much of a GPU's memory may be promised;
-// nil means 1. It must be called as root. A directory that has anything else in it is refused, as its
-// mode is changed. So is one that another Store has, of this process or another. The caller closes it.
+// Open opens the directory root, which it makes if it does not exist, and shares the ledger for the GPUs.
+// It keeps existing grants, and removes what dead processes left in the ledger. The ratio is the
+// multiple of a GPU's memory that limits may promise; nil means 1.
+//
+// Only root can call Open. Because Open changes the directory's mode, it refuses a directory with other
+// things in it. It refuses a directory that another Store has, of this process or another. The caller
+// closes the Store.
 func Open(root string, ratio *big.Rat, list []gpus.GPU) (_ *Store, err error) {
 	if !filepath.IsAbs(root) {
 		return nil, fmt.Errorf("the directory for the ledger, %q, is not an absolute path", root)
@@ -92,7 +94,7 @@ func Open(root string, ratio *big.Rat, list []gpus.GPU) (_ *Store, err error) {
 	if err := os.MkdirAll(s.root, 0o700); err != nil {
 		return nil, err
 	}
-	if err := s.takeAlone(); err != nil {
+	if s.lock, err = os.Open(s.root); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -100,67 +102,55 @@ func Open(root string, ratio *big.Rat, list []gpus.GPU) (_ *Store, err error) {
 			s.Close()
 		}
 	}()
-	if err := s.checkOwn(); err != nil {
+	// The kernel releases the lock when the process ends, however it ends.
+	if err := syscall.Flock(int(s.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, fmt.Errorf("another one runs with --dir %s: end it (a node has one of the modes)", s.root)
+	} else if err != nil {
+		return nil, fmt.Errorf("locking %s: %w", s.root, err)
+	}
+	if info, err := os.Lstat(s.root); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%s is no directory: name one for the ledger alone by --dir", s.root)
+	}
+	entries, err := os.ReadDir(s.root)
+	if err != nil {
 		return nil, err
 	}
-	// A container runtime makes what it has to mount and does not find, and lets others enter it.
+	for _, e := range entries {
+		if path := filepath.Join(s.root, e.Name()); path != s.Ledger() && path != s.grants() {
+			return nil, fmt.Errorf("%s has other things in it, such as %s: name a directory for the ledger alone by "+
+				"--dir", s.root, e.Name())
+		}
+	}
+	// A container runtime makes a directory that it has to mount, and lets all users enter it.
 	if err := os.Chmod(s.root, 0o700); err != nil {
 		return nil, err
 	}
-	uuids := make([]string, len(list))
-	for i, g := range list {
-		uuids[i] = g.UUID
-	}
-	if err := leases.Share(s.Ledger(), uuids...); err != nil {
+	if err := leases.Share(s.Ledger(), uuids(list)...); err != nil {
 		return nil, err
 	}
 	return s, os.MkdirAll(s.grants(), 0o700)
 }
 
-// takeAlone locks the directory. The kernel releases the lock when the process ends, however it ends.
-func (s *Store) takeAlone() (err error) {
-	if s.lock, err = os.Open(s.root); err != nil {
-		return err
+func uuids(list []gpus.GPU) []string {
+	uuids := make([]string, len(list))
+	for i, g := range list {
+		uuids[i] = g.UUID
 	}
-	if err = syscall.Flock(int(s.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
-		return nil
-	}
-	s.lock.Close()
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return fmt.Errorf("another one runs with --dir %s: end it (a node has one of the modes)", s.root)
-	}
-	return fmt.Errorf("locking %s: %w", s.root, err)
+	return uuids
 }
 
-// Close lets another Store have the directory. What is in it stays.
+// Close releases the directory for another Store. It removes nothing.
 func (s *Store) Close() error { return s.lock.Close() }
 
-// checkOwn refuses a directory that is used for something else.
-func (s *Store) checkOwn() error {
-	info, err := os.Lstat(s.root)
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return fmt.Errorf("%s is no directory: name one for the ledger alone by --dir", s.root)
-	}
-	entries, err := os.ReadDir(s.root)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if path := filepath.Join(s.root, e.Name()); path != s.Ledger() && path != s.grants() {
-			return fmt.Errorf("%s has other things in it, such as %s: name a directory for the ledger alone by --dir", s.root, e.Name())
-		}
-	}
-	return nil
-}
-
-// Ledger is where the ledger is on the node.
+// Ledger returns the path of the ledger on the node.
 func (s *Store) Ledger() string { return filepath.Join(s.root, "ledger") }
 
-// Outdated says in a line what of the GPUs is in use with another ratio or size than it has now; empty:
-// nothing. All processes of a GPU must say the same, so new containers could not use it.
+func (s *Store) grants() string         { return filepath.Join(s.root, "grants") }
+func (s *Store) dir(name string) string { return filepath.Join(s.grants(), name) }
+
+// Outdated returns a line about GPUs whose processes have another ratio or size than the GPU has now;
+// empty: there are none. All processes of a GPU must have the same ones, so new containers could not use
+// such a GPU. The error reports what could not be read of the ledger.
 func (s *Store) Outdated(list []gpus.GPU) (string, error) {
 	held, err := leases.Holders(s.Ledger())
 	var first string
@@ -181,28 +171,27 @@ func (s *Store) Outdated(list []gpus.GPU) (string, error) {
 				size.Approx(h.Advertised), size.Approx(h.Physical), size.Approx(advertised), size.Approx(physical))
 		}
 	}
-	if len(found) == 0 {
+	if first == "" {
 		return "", err
 	}
-	return fmt.Sprintf("GPUs in use with another --ratio or --reserve: %d, such as %s: new containers cannot use them until those "+
+	return fmt.Sprintf("GPUs in use with another --ratio or --reserve: %d, such as %s: new containers cannot use "+
+		"them until those "+
 		"that run there have ended (drain the node before you change these flags)", len(found), first), err
 }
 
-// Strangers says in a line what containers have put into the ledger that is no part of it; empty: nothing.
+// Strangers returns a line about directories that containers have made in the ledger; empty: there are
+// none. The ledger ignores such directories.
 func (s *Store) Strangers() string {
 	names, err := leases.Strangers(s.Ledger())
 	if err != nil || len(names) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("containers have made %d directories in %s, such as %.60q: they do not count, and are removed at the next start",
-		len(names), s.Ledger(), names[0])
+	return fmt.Sprintf("containers have made %d directories in %s, such as %.60q: they do not count, and are removed "+
+		"at the next start", len(names), s.Ledger(), names[0])
 }
 
-func (s *Store) grants() string         { return filepath.Join(s.root, "grants") }
-func (s *Store) dir(name string) string { return filepath.Join(s.grants(), name) }
-
-// Put makes a grant's directory, and returns what its containers need. It may be repeated: the
-// same grant gives the same access. If it fails, nothing is left of a grant that was not there before.
+// Put makes a grant's directory, and returns what the grant's containers need. It may be repeated: the
+// same grant gives the same access. If it fails, it leaves nothing of a grant that did not exist before.
 func (s *Store) Put(g Grant) (_ Access, err error) {
 	if err := checkName(g.Name); err != nil {
 		return Access{}, err
@@ -219,8 +208,8 @@ func (s *Store) Put(g Grant) (_ Access, err error) {
 			_ = os.RemoveAll(s.dir(g.Name))
 		}
 	}()
-	if g.Note != "" { // first: a grant that is mounted has it
-		if err := writeFile(filepath.Join(s.dir(g.Name), noteFile), g.Note); err != nil {
+	if g.Note != "" { // before the limits: a grant that containers can mount has its note
+		if err := atomicfile.Write(s.note(g.Name), []byte(g.Note), nil); err != nil {
 			return Access{}, err
 		}
 	}
@@ -229,18 +218,14 @@ func (s *Store) Put(g Grant) (_ Access, err error) {
 	if err := os.MkdirAll(limits, 0o755); err != nil {
 		return Access{}, err
 	}
-	if err := os.Chmod(limits, 0o755); err != nil { // whatever the umask is
+	if err := os.Chmod(limits, 0o755); err != nil { // independent of the umask
 		return Access{}, err
 	}
 	if err := nodelimits.Write(limits, env); err != nil {
 		return Access{}, err
 	}
-	uuids := make([]string, len(g.GPUs))
-	for i, gpu := range g.GPUs {
-		uuids[i] = gpu.UUID
-	}
-	if env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids, ","); g.GPUs[0].Simulated {
-		env["NVIDIA_VISIBLE_DEVICES"] = "void" // for NVIDIA's runtime: none of its GPUs
+	if env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids(g.GPUs), ","); g.GPUs[0].Simulated {
+		env["NVIDIA_VISIBLE_DEVICES"] = "void" // NVIDIA's runtime gives no GPU then
 	}
 	return Access{Env: env, Mounts: []Mount{
 		{Host: s.Ledger(), Container: nodelimits.Ledger},
@@ -248,48 +233,7 @@ func (s *Store) Put(g Grant) (_ Access, err error) {
 	}}, nil
 }
 
-const noteFile = "note"
-
-// writeFile puts text into a file, in place of what was there. After a crash it has one or the other.
-func writeFile(path, text string) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	if err = cmp.Or(err, f.Sync()); err != nil {
-		f.Close()
-	} else if err = f.Close(); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
-}
-
-// Has reports whether a grant is there with the limits that its containers mount.
-func (s *Store) Has(name string) bool {
-	if checkName(name) != nil {
-		return false
-	}
-	info, err := os.Lstat(filepath.Join(s.dir(name), "limits", nodelimits.File))
-	return err == nil && info.Mode().IsRegular()
-}
-
-// Note returns the note of a grant. Without one the error is fs.ErrNotExist.
-func (s *Store) Note(name string) (string, error) {
-	if err := checkName(name); err != nil {
-		return "", err
-	}
-	text, err := os.ReadFile(filepath.Join(s.dir(name), noteFile))
-	return string(text), err
-}
-
-// mebibytes writes a size in the form that the engine reads.
-func mebibytes(bytes int64) string { return strconv.FormatInt(bytes>>20, 10) + "Mi" }
-
-// environment returns the limits of a grant, by the variables that the engine reads.
+// environment returns the limits of a grant as the variables that the engine reads.
 func (s *Store) environment(g Grant) map[string]string {
 	env := map[string]string{
 		"SPILLWAY_GPU_QUOTA_DIR":   nodelimits.Ledger,
@@ -299,28 +243,56 @@ func (s *Store) environment(g Grant) map[string]string {
 		env["SPILLWAY_"+name] = value
 		env["NVSHARE_"+name] = value
 	}
-	switch limit := mebibytes(g.Limit); {
-	case g.Own: // the name of a default: see nodelimits.Lookup
+	switch limit := strconv.FormatInt(g.Limit>>20, 10) + "Mi"; {
+	case g.Own: // this name alone makes it a default: see nodelimits.Lookup
 		env["NVSHARE_GPU_MEMORY_LIMIT"] = limit
 	case g.Limit > 0:
 		both("GPU_MEMORY_LIMIT", limit)
 	}
-	ratio := "1" // always set: a ratio in a container's own environment must not count
+	ratio := "1" // always set, so that a ratio in a container's own environment has no effect
 	if s.ratio != nil {
-		digits, _ := s.ratio.FloatPrec() // it was read from a decimal number, so these are all digits
+		digits, _ := s.ratio.FloatPrec() // exact, because the ratio was a decimal number
 		ratio = s.ratio.FloatString(digits)
 	}
 	both("GPU_MEMORY_OVERSUB_RATIO", ratio)
-	// All processes of a GPU must give the same size. Of GPUs that differ it is left to each.
-	same := func(o gpus.GPU) bool { return o.Memory == g.GPUs[0].Memory }
-	if !slices.ContainsFunc(g.GPUs, func(o gpus.GPU) bool { return !same(o) }) {
+	// All processes of a GPU must give the same size. With GPUs of several sizes each process reads its own.
+	if !slices.ContainsFunc(g.GPUs, func(o gpus.GPU) bool { return o.Memory != g.GPUs[0].Memory }) {
 		both("GPU_PHYSICAL_MEMORY_MB", strconv.FormatInt(g.GPUs[0].Memory>>20, 10))
 	}
 	return env
 }
 
-// Remove removes a grant's directory. Processes that still use it keep what they have read. A grant
-// that is not there is no error.
+// Has reports whether a grant exists with the limits that its containers mount.
+func (s *Store) Has(name string) bool {
+	if checkName(name) != nil {
+		return false
+	}
+	info, err := os.Lstat(filepath.Join(s.dir(name), "limits", nodelimits.File))
+	return err == nil && info.Mode().IsRegular()
+}
+
+// Note returns the note of a grant. Without a note the error is fs.ErrNotExist.
+func (s *Store) Note(name string) (string, error) {
+	if err := checkName(name); err != nil {
+		return "", err
+	}
+	text, err := os.ReadFile(s.note(name))
+	return string(text), err
+}
+
+func (s *Store) note(name string) string { return filepath.Join(s.dir(name), "note") }
+
+// InUse reports whether a process of a grant is in the ledger.
+func (s *Store) InUse(name string) (bool, error) {
+	held, err := leases.Holders(s.Ledger())
+	return inUse(held, name), err
+}
+
+func inUse(held []leases.Holder, name string) bool {
+	return slices.ContainsFunc(held, func(h leases.Holder) bool { return h.Group == name })
+}
+
+// Remove removes a grant's directory, if it exists. Its processes keep the limits that they have read.
 func (s *Store) Remove(name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -328,13 +300,16 @@ func (s *Store) Remove(name string) error {
 	return os.RemoveAll(s.dir(name))
 }
 
-// RemoveAfter is how long a grant must not have been wanted until RemoveUnused removes it. It is small, and
-// a container that runs cannot get its own again.
+// RemoveAfter is how long a grant must be unused until RemoveUnused removes it. It is long, because a
+// grant is small, and a running container cannot get its grant's directory again.
 const RemoveAfter = time.Hour
 
-// RemoveUnused removes the grants that have not been wanted for long, and returns their names. One that
-// has a process in the ledger stays. It is to be called again and again: it counts from the first call.
+// RemoveUnused removes the grants that have been unused for RemoveAfter, and returns their names. A
+// grant is unused if wanted does not want it and no process of it is in the ledger. The time counts from
+// the first of several calls in a row that find it unused. now is the time of the call.
 func (s *Store) RemoveUnused(now time.Time, wanted func(name string) bool) (removed []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	names, err := s.Names()
 	if err != nil {
 		return nil, err
@@ -343,45 +318,40 @@ func (s *Store) RemoveUnused(now time.Time, wanted func(name string) bool) (remo
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	before, unused := s.unused, map[string]time.Time{}
-	var old []string
+	unused := map[string]time.Time{}
 	for _, name := range names {
-		if wanted(name) || slices.ContainsFunc(held, func(h leases.Holder) bool { return h.Group == name }) {
+		if wanted(name) || inUse(held, name) {
 			continue
 		}
-		since, ok := before[name]
+		since, ok := s.unused[name]
 		if !ok {
 			since = now
 		}
-		unused[name] = since
 		if now.Sub(since) > RemoveAfter {
-			old = append(old, name)
+			e := s.Remove(name)
+			if e == nil {
+				removed = append(removed, name)
+				continue
+			}
+			err = e
 		}
+		unused[name] = since
 	}
 	s.unused = unused
-	s.mu.Unlock()
-	for _, name := range old {
-		if e := s.Remove(name); e != nil {
-			err = e
-			continue
-		}
-		removed = append(removed, name)
-	}
 	return removed, err
 }
 
 // Names returns the names of all grants, in order.
 func (s *Store) Names() ([]string, error) {
 	entries, err := os.ReadDir(s.grants())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
-	names := map[string]bool{}
+	var names []string
 	for _, e := range entries {
-		names[e.Name()] = true
+		names = append(names, e.Name())
 	}
-	return slices.Sorted(maps.Keys(names)), err
+	return names, nil
 }
 
 func checkName(name string) error {

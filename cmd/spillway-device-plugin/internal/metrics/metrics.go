@@ -1,11 +1,11 @@
-// Package metrics shows what becomes of the GPUs' memory: over HTTP, for Prometheus.
+// Package metrics serves metrics about the GPUs' memory over HTTP, for Prometheus.
 //
-//	Serve ──▶ /metrics   Collector: the inventory, who was granted what, and the ledger
-//	      └─▶ /healthz   200, or 503 and why the kubelet does not know the plugin
+//	Serve ──▶ /metrics   the inventory, the holders of grants, and the ledger
+//	      └─▶ /healthz   200, or 503 with the reason why the kubelet does not know the plugin
 //
-// What a container was granted and what its processes hold are joined by the grant's name, which is their
-// group in the ledger. Nothing is kept between scrapes, which may overlap. Containers can write to the
-// ledger: no name that is only there becomes a label.
+// A grant's name joins what a container was granted with what its processes hold, because that name is
+// the processes' group in the ledger. The package keeps nothing between scrapes, and scrapes may overlap.
+// Containers can write to the ledger, so no name becomes a label that only the ledger has.
 package metrics
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/spillway-db/spillway/internal/leases"
 )
 
-// Source is what is shown. All fields are required.
+// Source has what the metrics show. All fields are required. It is a prometheus.Collector.
 type Source struct {
 	Inventory *gpus.Inventory
 	Layout    units.Layout
@@ -38,21 +38,30 @@ type Source struct {
 	Ready     func() error // nil: the kubelet knows the plugin
 }
 
-// otherGPU is the label of what the ledger has of GPUs that are not the node's.
+// otherGPU is the label for GPUs that are in the ledger and not on the node.
 const otherGPU = "other"
 
 var (
 	byGPU   = []string{"gpu"}
 	byOwner = []string{"gpu", "namespace", "pod", "container", "claim"}
 
-	healthy    = prometheus.NewDesc("spillway_gpu_healthy", "Whether a GPU gets new containers: 1, or 0.", byGPU, nil)
-	capacity   = prometheus.NewDesc("spillway_gpu_memory_capacity_bytes", "Memory of a GPU, less what is held back.", byGPU, nil)
-	advertised = prometheus.NewDesc("spillway_gpu_memory_advertised_bytes", "Memory of a GPU that may be given away, by the ratio.", byGPU, nil)
-	allocated  = prometheus.NewDesc("spillway_gpu_memory_allocated_bytes", "Memory of a GPU that a container or a claim was given. Without a name: the kubelet does not list the container yet.", byOwner, nil)
-	used       = prometheus.NewDesc("spillway_gpu_memory_used_bytes", "Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.", byOwner, nil)
-	over       = prometheus.NewDesc("spillway_gpu_memory_over_limit_bytes", "Memory that the processes of a container or a claim hold beyond its limit.", byOwner, nil)
-	processes  = prometheus.NewDesc("spillway_gpu_processes", "Processes of a container or a claim that joined the ledger for a GPU.", byOwner, nil)
-	readable   = prometheus.NewDesc("spillway_ledger_readable", "Whether all of the node's ledger could be read: 1, or 0.", nil, nil)
+	healthy  = prometheus.NewDesc("spillway_gpu_healthy", "1 if the GPU gets new containers, else 0.", byGPU, nil)
+	capacity = prometheus.NewDesc("spillway_gpu_memory_capacity_bytes",
+		"Memory of the GPU, without what is held back.", byGPU, nil)
+	advertised = prometheus.NewDesc("spillway_gpu_memory_advertised_bytes",
+		"Memory of the GPU that may be given out, by the ratio.", byGPU, nil)
+	allocated = prometheus.NewDesc("spillway_gpu_memory_allocated_bytes",
+		"Memory of the GPU allocated to a container or a claim. Without a name: the kubelet does not list the "+
+			"container yet.", byOwner, nil)
+	used = prometheus.NewDesc("spillway_gpu_memory_used_bytes",
+		"Memory of the GPU that the processes of a container or a claim hold through Spillway. Without a name: it is "+
+			"not known.", byOwner, nil)
+	over = prometheus.NewDesc("spillway_gpu_memory_over_limit_bytes",
+		"Memory that the processes of a container or a claim hold beyond its limit.", byOwner, nil)
+	processes = prometheus.NewDesc("spillway_gpu_processes",
+		"Processes of a container or a claim that have joined the ledger for the GPU.", byOwner, nil)
+	readable = prometheus.NewDesc("spillway_ledger_readable",
+		"1 if the whole ledger of the node could be read, else 0.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -62,13 +71,13 @@ func (s Source) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// owner is the labels of a container, or of a claim, which may have several.
+// owner is the labels of a container or of a claim.
 type owner struct{ gpu, namespace, pod, container, claim string }
 
-// part is an owner's part of a GPU.
+// part is what an owner has of a GPU. Sizes are in bytes.
 type part struct {
 	given, used, over, processes int64
-	limit                        int64 // 0: none
+	limit                        int64 // 0: none, or not known
 	granted                      bool
 }
 
@@ -76,15 +85,18 @@ type part struct {
 func (s Source) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value int64, labels ...string) {
 		if m, err := prometheus.NewConstMetric(d, prometheus.GaugeValue, float64(value), labels...); err == nil {
-			to <- m // else a label is no text
+			to <- m // else a label is not valid UTF-8
 		}
 	}
-	for _, g := range s.Inventory.GPUs() {
-		well := int64(1)
-		if s.Inventory.Sick(g.UUID) != "" {
-			well = 0
+	flag := func(d *prometheus.Desc, is bool, labels ...string) {
+		value := int64(0)
+		if is {
+			value = 1
 		}
-		gauge(healthy, well, g.UUID)
+		gauge(d, value, labels...)
+	}
+	for _, g := range s.Inventory.GPUs() {
+		flag(healthy, s.Inventory.Sick(g.UUID) == "", g.UUID)
 		gauge(capacity, g.Memory, g.UUID)
 		if n, err := s.Layout.Count(g); err == nil {
 			gauge(advertised, int64(n)*s.Layout.Unit, g.UUID)
@@ -100,14 +112,10 @@ func (s Source) Collect(to chan<- prometheus.Metric) {
 			gauge(over, p.over, labels...)
 		}
 	}
-	all := int64(1)
-	if err != nil {
-		all = 0
-	}
-	gauge(readable, all)
+	flag(readable, err == nil)
 }
 
-// add is the sum of a, and of b if that is above 0; at most the largest number.
+// add returns a + max(0, b), or the largest number if the sum is larger.
 func add(a, b int64) int64 {
 	if b = max(0, b); a > math.MaxInt64-b {
 		return math.MaxInt64
@@ -115,8 +123,8 @@ func add(a, b int64) int64 {
 	return a + b
 }
 
-// parts joins grants and the ledger, by grant and GPU: containers without a name have the same labels.
-// Beside an error it has what could be read.
+// parts joins the grants and the ledger by grant and GPU, and then adds up the grants with the same
+// labels: containers without a name. If it returns an error, the parts lack what could not be read.
 func (s Source) parts() (map[owner]part, error) {
 	type key struct{ group, gpu string }
 	byGrant := map[key]part{}
@@ -125,18 +133,23 @@ func (s Source) parts() (map[owner]part, error) {
 		owners[h.Name] = owner{namespace: h.Namespace, pod: h.Pod, container: h.Container, claim: h.Claim}
 		for _, g := range h.GPUs {
 			p := part{given: h.Limit, limit: h.Limit, granted: true}
-			if h.Own { // its processes have limits that are not known here
+			if h.Own { // the containers have limits of their own
 				p.limit = 0
 			}
 			if n, err := s.Layout.Count(g); h.Limit == 0 && err == nil {
-				p.given = int64(n) * s.Layout.Unit // all that may be given away of it
+				p.given = int64(n) * s.Layout.Unit
 			}
 			byGrant[key{h.Name, g.UUID}] = p
 		}
 	}
 	held, err := leases.Holders(s.Ledger)
 	for _, h := range held {
-		k := key{h.Group, s.name(h.Device)}
+		k := key{h.Group, otherGPU}
+		for _, g := range s.Inventory.GPUs() {
+			if gpuid.SameUUID(g.UUID, h.Device) { // the ledger has CUDA's name of a MIG instance
+				k.gpu = g.UUID
+			}
+		}
 		p := byGrant[k]
 		p.used = add(p.used, h.Live)
 		p.processes++
@@ -159,20 +172,11 @@ func (s Source) parts() (map[owner]part, error) {
 	return parts, err
 }
 
-// name returns what the inventory calls a GPU of the ledger, if it has it. There an instance has CUDA's name.
-func (s Source) name(device string) string {
-	for _, g := range s.Inventory.GPUs() {
-		if gpuid.SameUUID(g.UUID, device) {
-			return g.UUID
-		}
-	}
-	return otherGPU
-}
-
-// Handler answers /metrics and /healthz.
+// Handler returns a handler for /metrics and /healthz.
 func (s Source) Handler() http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(s, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -185,7 +189,7 @@ func (s Source) Handler() http.Handler {
 	return mux
 }
 
-// Serve answers at an address until ctx ends.
+// Serve serves Handler at l until ctx ends.
 func (s Source) Serve(ctx context.Context, l net.Listener, log *slog.Logger) {
 	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 5 * time.Second}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -194,7 +198,7 @@ func (s Source) Serve(ctx context.Context, l net.Listener, log *slog.Logger) {
 	}
 }
 
-// Listen takes an address such as 127.0.0.1:9817.
+// Listen listens at an address such as 127.0.0.1:9817.
 func Listen(address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

@@ -60,30 +60,30 @@ func TestMetrics(t *testing.T) {
 	}
 	s.Inventory.SetSick("sim-1", "for the test")
 	const want = `
-# HELP spillway_gpu_healthy Whether a GPU gets new containers: 1, or 0.
+# HELP spillway_gpu_healthy 1 if the GPU gets new containers, else 0.
 # TYPE spillway_gpu_healthy gauge
 spillway_gpu_healthy{gpu="sim-0"} 1
 spillway_gpu_healthy{gpu="sim-1"} 0
-# HELP spillway_gpu_memory_advertised_bytes Memory of a GPU that may be given away, by the ratio.
+# HELP spillway_gpu_memory_advertised_bytes Memory of the GPU that may be given out, by the ratio.
 # TYPE spillway_gpu_memory_advertised_bytes gauge
 spillway_gpu_memory_advertised_bytes{gpu="sim-0"} 1.610612736e+09
 spillway_gpu_memory_advertised_bytes{gpu="sim-1"} 1.610612736e+09
-# HELP spillway_gpu_memory_allocated_bytes Memory of a GPU that a container or a claim was given. Without a name: the kubelet does not list the container yet.
+# HELP spillway_gpu_memory_allocated_bytes Memory of the GPU allocated to a container or a claim. Without a name: the kubelet does not list the container yet.
 # TYPE spillway_gpu_memory_allocated_bytes gauge
 spillway_gpu_memory_allocated_bytes{claim="",container="",gpu="sim-0",namespace="",pod=""} 3.145728e+06
 spillway_gpu_memory_allocated_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 2.68435456e+08
 spillway_gpu_memory_allocated_bytes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 1.610612736e+09
-# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
+# HELP spillway_gpu_memory_used_bytes Memory of the GPU that the processes of a container or a claim hold through Spillway. Without a name: it is not known.
 # TYPE spillway_gpu_memory_used_bytes gauge
 spillway_gpu_memory_used_bytes{claim="",container="",gpu="sim-0",namespace="",pod=""} 524288
 spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 2.62144e+08
 spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 0
-# HELP spillway_gpu_processes Processes of a container or a claim that joined the ledger for a GPU.
+# HELP spillway_gpu_processes Processes of a container or a claim that have joined the ledger for the GPU.
 # TYPE spillway_gpu_processes gauge
 spillway_gpu_processes{claim="",container="",gpu="sim-0",namespace="",pod=""} 1
 spillway_gpu_processes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 2
 spillway_gpu_processes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"} 0
-# HELP spillway_ledger_readable Whether all of the node's ledger could be read: 1, or 0.
+# HELP spillway_ledger_readable 1 if the whole ledger of the node could be read, else 0.
 # TYPE spillway_ledger_readable gauge
 spillway_ledger_readable 1
 `
@@ -131,7 +131,7 @@ spillway_gpu_memory_over_limit_bytes{claim="",container="c",gpu="sim-1",namespac
 		t.Fatal(err)
 	}
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
-# HELP spillway_ledger_readable Whether all of the node's ledger could be read: 1, or 0.
+# HELP spillway_ledger_readable 1 if the whole ledger of the node could be read, else 0.
 # TYPE spillway_ledger_readable gauge
 spillway_ledger_readable 0
 `), "spillway_ledger_readable"); err != nil {
@@ -158,7 +158,7 @@ func TestOwnLimit(t *testing.T) {
 # HELP spillway_gpu_memory_over_limit_bytes Memory that the processes of a container or a claim hold beyond its limit.
 # TYPE spillway_gpu_memory_over_limit_bytes gauge
 spillway_gpu_memory_over_limit_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 0
-# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
+# HELP spillway_gpu_memory_used_bytes Memory of the GPU that the processes of a container or a claim hold through Spillway. Without a name: it is not known.
 # TYPE spillway_gpu_memory_used_bytes gauge
 spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-0",namespace="n",pod="p"} 3.145728e+08
 `), "spillway_gpu_memory_over_limit_bytes", "spillway_gpu_memory_used_bytes"); err != nil {
@@ -224,7 +224,7 @@ func TestInstance(t *testing.T) {
 	}
 	defer l.Close()
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
-# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
+# HELP spillway_gpu_memory_used_bytes Memory of the GPU that the processes of a container or a claim hold through Spillway. Without a name: it is not known.
 # TYPE spillway_gpu_memory_used_bytes gauge
 spillway_gpu_memory_used_bytes{claim="",container="",gpu="MIG-8932f937-d72c-4106-c12f-20bd9faed9f6",namespace="",pod="p"} 1.048576e+06
 `), "spillway_gpu_memory_used_bytes"); err != nil {
@@ -246,7 +246,7 @@ func TestStrangeNames(t *testing.T) {
 		defer l.Close()
 	}
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
-# HELP spillway_gpu_memory_used_bytes Memory of a GPU that the processes of a container or a claim hold through Spillway. Without a name: theirs is not known.
+# HELP spillway_gpu_memory_used_bytes Memory of the GPU that the processes of a container or a claim hold through Spillway. Without a name: it is not known.
 # TYPE spillway_gpu_memory_used_bytes gauge
 spillway_gpu_memory_used_bytes{claim="",container="",gpu="other",namespace="",pod=""} 9.223372036854775807e+18
 spillway_gpu_memory_used_bytes{claim="",container="",gpu="sim-0",namespace="",pod=""} 0
@@ -270,7 +270,7 @@ func TestClaim(t *testing.T) {
 		return []grants.Holder{{Grant: grants.Grant{Name: "claim-1", GPUs: gpus.Sim(1, 1<<30), Limit: 1 << 20}, Namespace: "n", Claim: "shared"}}
 	}
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
-# HELP spillway_gpu_memory_allocated_bytes Memory of a GPU that a container or a claim was given. Without a name: the kubelet does not list the container yet.
+# HELP spillway_gpu_memory_allocated_bytes Memory of the GPU allocated to a container or a claim. Without a name: the kubelet does not list the container yet.
 # TYPE spillway_gpu_memory_allocated_bytes gauge
 spillway_gpu_memory_allocated_bytes{claim="shared",container="",gpu="sim-0",namespace="n",pod=""} 1.048576e+06
 `), "spillway_gpu_memory_allocated_bytes"); err != nil {

@@ -1,4 +1,4 @@
-// Package podresources asks the kubelet which container has which devices.
+// Package podresources asks the kubelet which container has which devices, by its PodResources API.
 //
 //	Client ── List ──▶ []Holding: a container's devices of one resource
 package podresources
@@ -14,7 +14,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// maxMessage is above what the list of a full node needs: an id has some 50 bytes.
+// maxMessage is enough for the list of a full node: an id has about 50 bytes.
 const maxMessage = 64 << 20
 
 // Holding is the devices of one resource that a container has.
@@ -26,11 +26,11 @@ type Holding struct {
 	IDs       []string // in order
 }
 
-// Client asks the kubelet over its socket. It holds no connection between calls, so it needs no
-// Close. It may be used by several goroutines.
+// Client asks the kubelet through its socket. It keeps no connection between calls, so it needs no Close.
+// It is safe for concurrent use.
 type Client struct{ Socket string }
 
-// List returns what all containers have of the resources.
+// List returns the holdings of all containers in the given resources.
 func (c Client) List(ctx context.Context, resources ...string) ([]Holding, error) {
 	conn, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
@@ -40,12 +40,13 @@ func (c Client) List(ctx context.Context, resources ...string) ([]Holding, error
 	defer conn.Close()
 	list, err := podresourcesapi.NewPodResourcesListerClient(conn).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("asking the kubelet at %s what its pods have: %w (is its directory pod-resources mounted?)", c.Socket, err)
+		return nil, fmt.Errorf("asking the kubelet at %s what its pods have: %w (is its directory pod-resources "+
+			"mounted?)", c.Socket, err)
 	}
 	var holdings []Holding
 	for _, pod := range list.GetPodResources() {
 		for _, container := range pod.GetContainers() {
-			ids := map[string][]string{} // there is an entry for each NUMA node
+			ids := map[string][]string{} // the kubelet has an entry for each NUMA node
 			for _, d := range container.GetDevices() {
 				if slices.Contains(resources, d.GetResourceName()) {
 					ids[d.GetResourceName()] = append(ids[d.GetResourceName()], d.GetDeviceIds()...)
@@ -55,7 +56,7 @@ func (c Client) List(ctx context.Context, resources ...string) ([]Holding, error
 				slices.Sort(ids[resource])
 				holdings = append(holdings, Holding{
 					Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(),
-					Resource: resource, IDs: slices.Compact(ids[resource]), // one on two nodes is listed twice
+					Resource: resource, IDs: slices.Compact(ids[resource]), // it lists a device on two nodes twice
 				})
 			}
 		}

@@ -1,11 +1,11 @@
 // Package units divides the memory of GPUs into units of one size, which the kubelet counts and
-// gives away. A unit's id has the GPU's UUID in it; units of one GPU are all alike.
+// allocates. A unit's id contains the GPU's UUID; the units of a GPU are interchangeable.
 //
-//	Layout ── Count(GPU) ──▶ how many there are
-//	ID, Parse            ──▶ GPU-…::17
-//	Choose               ──▶ which ones a container should get: all of one GPU
+//	Layout.Count ──▶ how many units a GPU has
+//	ID, Parse    ──▶ GPU-…::17
+//	Choose       ──▶ which units a container should get: all of one GPU
 //
-// Everything here is pure, and may be called at the same time.
+// All functions are pure and safe for concurrent use.
 package units
 
 import (
@@ -23,14 +23,14 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Layout says how memory is divided.
+// Layout is how the plugin divides memory.
 type Layout struct {
 	Unit  int64    // bytes of a unit, whole MiB
-	Ratio *big.Rat // units may promise that much of a GPU's memory; nil means 1
+	Ratio *big.Rat // the units add up to this multiple of a GPU's memory; nil means 1
 }
 
-// Count returns how many units a GPU has: those that fit into what its memory, times the ratio,
-// allows. None is an error.
+// Count returns how many units a GPU has: those that fit into its memory times the ratio. It fails if no
+// unit fits.
 func (l Layout) Count(g gpus.GPU) (int, error) {
 	n, err := leases.Advertised(g.Memory, l.Ratio)
 	if err != nil {
@@ -43,8 +43,8 @@ func (l Layout) Count(g gpus.GPU) (int, error) {
 	return int(n / l.Unit), nil
 }
 
-// Share returns the bytes of each share of a GPU that is given in n of them, whole MiB. None is an
-// error.
+// Share returns the bytes, in whole MiB, of each share of a GPU that has n shares. It fails if that is less
+// than 1 MiB.
 func (l Layout) Share(g gpus.GPU, n int) (int64, error) {
 	all, err := leases.Advertised(g.Memory, l.Ratio)
 	if err != nil {
@@ -52,19 +52,19 @@ func (l Layout) Share(g gpus.GPU, n int) (int64, error) {
 	}
 	share := all / int64(n) &^ (1<<20 - 1)
 	if share == 0 {
-		return 0, fmt.Errorf("%s has %s to give away, which is less than 1 MiB for each of %d shares: choose fewer by --shares",
-			g.UUID, size.Approx(all), n)
+		return 0, fmt.Errorf("%s has %s to give away, which is less than 1 MiB for each of %d shares: choose fewer "+
+			"by --shares", g.UUID, size.Approx(all), n)
 	}
 	return share, nil
 }
 
-// separator is between a UUID and a number. No UUID has it.
+// separator is between a UUID and a number. No UUID contains it.
 const separator = "::"
 
-// ID returns the name of unit n, from 0, of a GPU.
+// ID returns the id of unit n of a GPU, from 0.
 func ID(uuid string, n int) string { return uuid + separator + strconv.Itoa(n) }
 
-// Parse reads what ID returned.
+// Parse is the inverse of ID.
 func Parse(id string) (uuid string, n int, err error) {
 	uuid, digits, ok := strings.Cut(id, separator)
 	n, err = strconv.Atoi(digits)
@@ -74,7 +74,7 @@ func Parse(id string) (uuid string, n int, err error) {
 	return uuid, n, nil
 }
 
-// GPUOf returns the one GPU that all units belong to.
+// GPUOf returns the UUID of the GPU that all units belong to. It fails if they belong to several.
 func GPUOf(ids []string) (uuid string, err error) {
 	if len(ids) == 0 {
 		return "", errors.New("no unit of GPU memory is named")
@@ -92,15 +92,16 @@ func GPUOf(ids []string) (uuid string, err error) {
 	return uuid, nil
 }
 
-// Load is how much of a GPU is given away: S58 orders GPUs by bytes, then holders, then UUID.
+// Load is how much of a GPU is allocated. Choose orders GPUs by units, then holders, then UUID, as an
+// engine does that picks a GPU by the ledger.
 type Load struct {
 	Units   int
 	Holders int
 }
 
-// Choose returns size units of one GPU, out of available. All of must are among them, and decide on
-// the GPU. Otherwise it is the least loaded GPU that has room. Nothing is changed.
-// If no GPU has enough units the error says how many the best has.
+// Choose returns size units of one GPU out of available, including those in must. If must is empty, it
+// picks the least loaded GPU that has room. If no GPU has room, the error has the largest number of units
+// that one GPU has. available includes must.
 func Choose(available, must []string, size int, load func(uuid string) Load) ([]string, error) {
 	if size < len(must) || size < 1 {
 		return nil, fmt.Errorf("%d units are wanted, with %d that must be among them", size, len(must))
@@ -136,7 +137,8 @@ func Choose(available, must []string, size int, load func(uuid string) Load) ([]
 		}
 	}
 	if len(fit) == 0 {
-		return nil, fmt.Errorf("no GPU has %d units free; the most is %d: a container gets memory of one GPU only", size, most)
+		return nil, fmt.Errorf("no GPU has %d units free; the most is %d: a container gets memory of one GPU only",
+			size, most)
 	}
 	best := slices.MinFunc(fit, func(a, b string) int {
 		la, lb := load(a), load(b)

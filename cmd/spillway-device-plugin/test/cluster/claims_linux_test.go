@@ -1,4 +1,4 @@
-package test
+package cluster
 
 import (
 	"fmt"
@@ -20,15 +20,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/internal/leases"
 )
 
-// checkPolicy waits until the driver may change the slices of its node and of no other, nor those of another
-// driver. Its role alone lets it change all.
+// checkPolicy waits until the API server enforces the policy: the driver may change only its own slices of its
+// own node. The driver's role alone allows more.
 func (c *cluster) checkPolicy() {
 	c.t.Helper()
 	slice := func(name, node, driver string) *resourceapi.ResourceSlice {
@@ -89,8 +87,8 @@ func (c *cluster) checkPolicy() {
 	}
 }
 
-// The driver, with the rights that deploy/ gives it, beside Kubernetes' own API server, scheduler and
-// kubelet: the examples of deploy/ run, what has no room waits, and restarts forget nothing.
+// The driver runs with the rights that deploy/ grants, against Kubernetes' own API server, scheduler and
+// kubelet. The examples of deploy/ run, a claim without room waits, and restarts lose nothing.
 func TestCluster(t *testing.T) {
 	c := newCluster(t)
 	for _, file := range []string{"device-plugin.yaml", "example-pods.yaml", "dra-driver.yaml"} {
@@ -128,7 +126,7 @@ func TestCluster(t *testing.T) {
 	c.create("third", "spillway-shared", "1Gi")
 	c.waits("third")
 
-	// Both sides start again. A pod that ran before ends after it, and the one that waits gets its memory.
+	// Both sides restart. A pod from before the restart ends, and the waiting pod gets its memory.
 	before := c.driver.Holders()
 	c.endDriver()
 	c.stopped()
@@ -146,7 +144,7 @@ func TestCluster(t *testing.T) {
 		t.Errorf("%+v", holders)
 	}
 
-	// A GPU that fails is not given any more.
+	// The driver does not publish a GPU that has failed.
 	c.cfg.Inventory.SetSick("sim-1", "for the test")
 	eventually(t, func() error {
 		if n := len(c.devices()); n != 1 {
@@ -162,7 +160,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// On a cluster that does not share devices a claim gets a whole GPU, and the driver's log says why.
+// In a cluster that does not share devices a claim gets a whole GPU, and the driver logs the reason.
 func TestClusterDoesNotShare(t *testing.T) {
 	c := newCluster(t, "--feature-gates=DRAConsumableCapacity=false")
 	c.apply("dra-driver.yaml")
@@ -186,7 +184,7 @@ func TestClusterDoesNotShare(t *testing.T) {
 	c.waits("second")
 }
 
-// MIG instances, with a ratio: the scheduler gives more of them than they have, and no more than the ratio says.
+// With a ratio the scheduler allocates more of a MIG instance than it has, up to the ratio.
 func TestClusterRatio(t *testing.T) {
 	c := newCluster(t)
 	c.apply("dra-driver.yaml")
@@ -215,29 +213,20 @@ func TestClusterRatio(t *testing.T) {
 	c.waits("third")
 }
 
-// The command itself, with a file that names the API server: it becomes ready, a pod gets its claim, a second
-// one on the node is refused, and it ends with status 0. One with another ratio says what is in use with the old one.
+// The command itself, with a kubeconfig file: it becomes ready, a pod gets its claim, a second command on the
+// node fails, and the first ends with status 0. A command with another ratio logs what uses the old one.
 func TestClusterCommand(t *testing.T) {
 	c := newCluster(t)
 	c.apply("dra-driver.yaml")
 	c.startKubelet()
 	command := filepath.Join(c.dir, "spillway-device-plugin")
 	build := exec.Command("go", "build", "-trimpath", "-o", command, ".") // as deploy/Containerfile does
-	build.Dir = ".."
+	build.Dir = "../.."
 	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	config := c.configOf(c.driverPod())
-	file := clientcmdapi.NewConfig()
-	file.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData, CertificateAuthority: config.CAFile, TLSServerName: config.ServerName}
-	file.AuthInfos["driver"] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
-	file.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "driver"}
-	file.CurrentContext = "c"
-	kubeconfig := filepath.Join(c.dir, "kubeconfig")
-	if err := clientcmd.WriteToFile(*file, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := c.kubeconfig(c.configOf(c.driverPod()))
 	l, err := net.Listen("tcp", "127.0.0.1:0") // for a port that is free
 	if err != nil {
 		t.Fatal(err)

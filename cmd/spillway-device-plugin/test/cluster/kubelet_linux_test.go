@@ -1,5 +1,7 @@
-// Package test holds the device plugin against the kubelet's own code.
-package test
+// Package cluster tests the device plugin and the DRA driver against Kubernetes' own code: the kubelet's
+// managers of devices and claims, the API server with etcd, and the scheduler. It is a module of its own
+// because only these tests need that code. scripts/cluster-check.sh runs it.
+package cluster
 
 import (
 	"context"
@@ -43,12 +45,12 @@ import (
 const (
 	unitName  = "spillway-db.github.io/gpu-memory"
 	wholeName = "spillway-db.github.io/gpu"
-	// The device manager has no other place for its socket.
+	// The device manager's socket has a fixed place.
 	pluginsDir = "/var/lib/kubelet/device-plugins"
 )
 
-// inOwnMounts runs the test in a process that has a /var/lib of its own. So the kubelet's fixed paths
-// are free, and nothing on the machine is touched. It reports whether this is that process.
+// inOwnMounts runs the test in a process with a /var/lib of its own, so that the kubelet's fixed paths are
+// free and the machine's are unchanged. It reports whether this is that process.
 func inOwnMounts(t *testing.T) bool {
 	const mark = "SPILLWAY_TEST_OWN_MOUNTS"
 	if os.Getenv(mark) != "" {
@@ -90,7 +92,7 @@ func errnoOf(err error) syscall.Errno {
 	return 0
 }
 
-// kubelet is the parts of a kubelet that device plugins meet.
+// kubelet has the parts of a kubelet that call device plugins.
 type kubelet struct {
 	t       *testing.T
 	manager *devicemanager.ManagerImpl
@@ -106,7 +108,7 @@ type kubelet struct {
 // AddSource implements the kubelet's SourcesReady.
 func (k *kubelet) AddSource(string) {}
 
-// AllReady reports whether the kubelet has heard of its pods.
+// AllReady reports whether the kubelet has learnt of its pods.
 func (k *kubelet) AllReady() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -119,7 +121,7 @@ func (k *kubelet) setUnaware(is bool) {
 	k.unaware = is
 }
 
-// start starts the device manager and its PodResources server, as a kubelet does that (re)starts.
+// start starts the device manager and its PodResources server, as at a (re)start of the kubelet.
 func (k *kubelet) start() {
 	k.t.Helper()
 	logger := klog.Background()
@@ -197,14 +199,14 @@ func (nothing) GetDynamicResources(klog.Logger, *v1.Pod, *v1.Container) []*podre
 	return nil
 }
 
-// container of a pod that asks for n of a resource.
+// container returns a container that requests n of a resource.
 func container(name, resourceName string, n int) v1.Container {
 	return v1.Container{Name: name, Resources: v1.ResourceRequirements{Limits: v1.ResourceList{
 		v1.ResourceName(resourceName): *resource.NewQuantity(int64(n), resource.DecimalSI),
 	}}}
 }
 
-// admit does for a pod what the kubelet does: it allocates for each container, and asks what each gets.
+// admit admits a pod as the kubelet does: it allocates for each container, and returns what each gets.
 func (k *kubelet) admit(name string, init []v1.Container, containers ...v1.Container) (map[string]*devicemanager.DeviceRunContainerOptions, error) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)},
 		Spec: v1.PodSpec{InitContainers: init, Containers: containers}}
@@ -232,7 +234,7 @@ func (k *kubelet) admit(name string, init []v1.Container, containers ...v1.Conta
 	return options, nil
 }
 
-// end takes a pod from the node.
+// end removes a pod from the node.
 func (k *kubelet) end(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -244,7 +246,7 @@ func (k *kubelet) end(name string) {
 	}
 }
 
-// allocatable waits until the kubelet counts so many healthy devices of a resource.
+// allocatable waits until the kubelet counts want healthy devices of a resource.
 func (k *kubelet) allocatable(name string, want int64) {
 	k.t.Helper()
 	var got int64
@@ -258,7 +260,7 @@ func (k *kubelet) allocatable(name string, want int64) {
 	})
 }
 
-// eventually fails the test if f does not become nil.
+// eventually calls f until it returns nil, and fails the test if it does not within 30 seconds.
 func eventually(t *testing.T, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -274,7 +276,7 @@ func eventually(t *testing.T, f func() error) {
 	}
 }
 
-// node is a plugin that runs beside a kubelet.
+// node is a node with a kubelet and a plugin.
 type node struct {
 	t         *testing.T
 	k         *kubelet
@@ -287,7 +289,7 @@ type node struct {
 	stop   func()
 }
 
-// newNode has eight GPUs of 4 GiB: 16 units each.
+// newNode returns a node with eight GPUs of 4 GiB, 16 units each.
 func newNode(t *testing.T, ratio *big.Rat) *node {
 	n := &node{t: t, root: filepath.Join(t.TempDir(), "spillway"), ratio: ratio}
 	n.inventory = gpus.NewInventory(gpus.Sim(8, 4<<30))
@@ -346,7 +348,7 @@ func TestKubelet(t *testing.T) {
 	n.k.allocatable(wholeName, 8)
 	eventually(t, n.plugin.Ready)
 
-	// What a container of 4 units gets.
+	// A container of 4 units gets its limits, mounts and GPU.
 	options, err := n.k.admit("a", nil, container("main", unitName, 4))
 	if err != nil {
 		t.Fatal(err)
@@ -375,7 +377,7 @@ func TestKubelet(t *testing.T) {
 	}
 	n.k.allocatable(wholeName, 7) // one is given in units
 
-	// The next ones go to the least loaded GPUs, one after the other.
+	// The next containers go to the least loaded GPUs.
 	seen := map[string]bool{"sim-0": true}
 	for i := 1; i < 8; i++ {
 		options, err := n.k.admit(fmt.Sprint("spread-", i), nil, container("main", unitName, 2))
@@ -389,11 +391,11 @@ func TestKubelet(t *testing.T) {
 	}
 	n.k.allocatable(wholeName, 0)
 
-	// More than a GPU has: refused with the reason, and nothing is taken.
+	// The plugin refuses more units than a GPU has.
 	if _, err := n.k.admit("large", nil, container("main", unitName, 17)); err == nil || !strings.Contains(err.Error(), "one GPU only") {
 		t.Errorf("17 units of GPUs that have 16: %v", err)
 	}
-	// An init container's units are used again by the containers after it.
+	// The containers of a pod use its init container's units again.
 	options, err = n.k.admit("init", []v1.Container{container("first", unitName, 6)}, container("main", unitName, 8))
 	if err != nil {
 		t.Fatal(err)
@@ -408,7 +410,7 @@ func TestKubelet(t *testing.T) {
 	n.inventory.SetSick("sim-3", "")
 	n.k.allocatable(unitName, 8*16)
 
-	// Both sides start again, in either order, and nothing is forgotten.
+	// Both sides restart, in either order, and lose nothing.
 	before := len(n.plugin.Holders()) - 1 // the kubelet does not list init containers
 	n.k.stop()
 	n.k.start()
@@ -421,7 +423,7 @@ func TestKubelet(t *testing.T) {
 		t.Errorf("after a restart %d containers have something, not %d", got, before)
 	}
 
-	// Pods that end give back what they had.
+	// Pods that end release their units.
 	for _, name := range []string{"a", "init", "spread-1", "spread-2", "spread-3", "spread-4", "spread-5", "spread-6", "spread-7"} {
 		n.k.end(name)
 	}
@@ -439,8 +441,8 @@ func TestKubelet(t *testing.T) {
 	n.k.allocatable(unitName, 6*16)
 }
 
-// A kubelet that starts again answers before it has heard of its pods. A container that runs keeps its
-// limits, and its GPU is not offered whole.
+// A kubelet that restarts answers before it has learnt of its pods. Meanwhile a running container keeps its
+// limits, and the plugin does not offer its GPU whole.
 func TestKubeletKnowsNoPodsYet(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
@@ -497,10 +499,6 @@ func TestKubeletRatio(t *testing.T) {
 }
 
 func TestMain(m *testing.M) {
-	if text, ok := os.LookupEnv(jobVar); ok {
-		fmt.Fprintln(os.Stderr, runJob(text))
-		os.Exit(125)
-	}
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	os.Exit(m.Run())

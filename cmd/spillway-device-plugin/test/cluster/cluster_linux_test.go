@@ -1,4 +1,4 @@
-package test
+package cluster
 
 import (
 	"bytes"
@@ -27,6 +27,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -52,8 +54,8 @@ const (
 	clusterNode = "node-1"
 )
 
-// cluster is Kubernetes' own code in this process: etcd, the API server, the scheduler, the controller of
-// claims, and those parts of a kubelet that drivers meet. Pods have no containers: nothing runs them.
+// cluster runs Kubernetes' own code in this process: etcd, the API server, the scheduler, the controller of
+// claims, and the parts of a kubelet that call drivers. Nothing runs the pods' containers.
 type cluster struct {
 	t       *testing.T
 	config  *rest.Config
@@ -96,7 +98,7 @@ func newCluster(t *testing.T, flags ...string) *cluster {
 	etcd := testserver.RunEtcd(t, nil)
 	storage := storagebackend.NewDefaultConfig("/registry", nil)
 	storage.Transport.ServerList = etcd.Endpoints()
-	// Those that are left out need controllers that do not run here.
+	// The disabled plugins need controllers that do not run here.
 	server, err := apiserver.StartTestServer(t, apiserver.NewDefaultTestServerOptions(),
 		append(flags, "--authorization-mode=RBAC", "--allow-privileged", "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"), storage)
 	if err != nil {
@@ -154,10 +156,10 @@ func (c *cluster) controllers() {
 	c.t.Cleanup(cancel)
 }
 
-// apply puts manifests of deploy/ on the API server, which refuses fields that it does not know.
+// apply creates the objects of a manifest in deploy/. The API server refuses unknown fields.
 func (c *cluster) apply(file string) {
 	c.t.Helper()
-	text, err := os.ReadFile("../../../deploy/" + file)
+	text, err := os.ReadFile("../../../../deploy/" + file)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -194,7 +196,7 @@ func (c *cluster) apply(file string) {
 	}
 }
 
-// startKubelet starts what a kubelet has for drivers, with the state of the one before it.
+// startKubelet starts a kubelet's code for drivers, with the state of the kubelet before it.
 func (c *cluster) startKubelet() {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(c.ctx)
@@ -222,7 +224,7 @@ func (c *cluster) startKubelet() {
 	c.t.Cleanup(func() { c.stopped() })
 }
 
-// pods returns the pods that the scheduler gave to the node.
+// pods returns the pods on the node.
 func (c *cluster) pods() (list []*v1.Pod) {
 	pods, err := c.client.CoreV1().Pods("").List(c.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + clusterNode})
 	if err != nil {
@@ -236,7 +238,7 @@ func (c *cluster) pods() (list []*v1.Pod) {
 
 const account = "spillway-dra-driver"
 
-// as returns a client with a token of the driver's account: that of a pod, or without one.
+// as returns a client with a token of the driver's account, bound to a pod unless pod is nil.
 func (c *cluster) as(pod *v1.Pod) kubernetes.Interface {
 	return kubernetes.NewForConfigOrDie(c.configOf(pod))
 }
@@ -256,6 +258,22 @@ func (c *cluster) configOf(pod *v1.Pod) *rest.Config {
 	return config
 }
 
+// kubeconfig writes a file for clients with the configuration, and returns its path.
+func (c *cluster) kubeconfig(config *rest.Config) string {
+	c.t.Helper()
+	file := clientcmdapi.NewConfig()
+	file.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData,
+		CertificateAuthority: config.CAFile, TLSServerName: config.ServerName}
+	file.AuthInfos["user"] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
+	file.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "user"}
+	file.CurrentContext = "c"
+	path := filepath.Join(c.dir, "kubeconfig")
+	if err := clientcmd.WriteToFile(*file, path); err != nil {
+		c.t.Fatal(err)
+	}
+	return path
+}
+
 // driverPod makes the pod on the node whose token the driver has.
 func (c *cluster) driverPod() *v1.Pod {
 	c.t.Helper()
@@ -267,7 +285,7 @@ func (c *cluster) driverPod() *v1.Pod {
 	return pod
 }
 
-// newDriver makes a driver of GPUs, or of two with 2 GiB. It has the rights that deploy/ gives it.
+// newDriver configures a driver of some GPUs, by default two with 2 GiB, with the rights that deploy/ grants.
 func (c *cluster) newDriver(ratio *big.Rat, list ...gpus.GPU) {
 	c.t.Helper()
 	if len(list) == 0 {
@@ -289,7 +307,7 @@ func (c *cluster) newDriver(ratio *big.Rat, list ...gpus.GPU) {
 	}
 }
 
-// startDriver starts the driver, and waits until kubelet and API server have it.
+// startDriver starts the driver, and waits until it is ready.
 func (c *cluster) startDriver() {
 	c.t.Helper()
 	var err error
@@ -314,7 +332,7 @@ func (c *cluster) startDriver() {
 	})
 }
 
-// devices returns what the API server has of the node's GPUs.
+// devices returns the devices in the API server by name.
 func (c *cluster) devices() map[string]resourceapi.Device {
 	c.t.Helper()
 	list, err := c.client.ResourceV1().ResourceSlices().List(c.ctx, metav1.ListOptions{})
@@ -330,7 +348,7 @@ func (c *cluster) devices() map[string]resourceapi.Device {
 	return devices
 }
 
-// scheduled waits until a pod has the node.
+// scheduled waits until a pod is on the node.
 func (c *cluster) scheduled(name string) *v1.Pod {
 	c.t.Helper()
 	var pod *v1.Pod
@@ -343,7 +361,7 @@ func (c *cluster) scheduled(name string) *v1.Pod {
 	return pod
 }
 
-// waits waits until the scheduler says that there is no room for a pod.
+// waits waits until the scheduler reports that there is no room for a pod.
 func (c *cluster) waits(name string) {
 	c.t.Helper()
 	eventually(c.t, func() error {
@@ -360,8 +378,8 @@ func (c *cluster) waits(name string) {
 	})
 }
 
-// run does for a pod what the kubelet does before its containers start. It returns the environment that a
-// runtime gives each of them.
+// run prepares a pod as the kubelet does before its containers start, and returns the environment of each
+// container as a runtime makes it.
 func (c *cluster) run(name string) map[string]map[string]string {
 	c.t.Helper()
 	pod := c.scheduled(name)
@@ -398,7 +416,7 @@ func (c *cluster) run(name string) map[string]map[string]string {
 	return all
 }
 
-// end does for a pod what the kubelet does when its containers have ended.
+// end unprepares a pod as the kubelet does when its containers have ended, and deletes it.
 func (c *cluster) end(name string) {
 	c.t.Helper()
 	now := int64(0)
@@ -410,7 +428,7 @@ func (c *cluster) end(name string) {
 	}
 }
 
-// create makes another pod like an example, whose claim is for so much memory.
+// create creates a pod like an example, with a claim for some memory.
 func (c *cluster) create(name, like, memory string) {
 	c.t.Helper()
 	templates := c.client.ResourceV1().ResourceClaimTemplates("default")
