@@ -48,13 +48,13 @@ var nested = []struct {
 	forValues     []string // imports of that
 }{
 	{
-		"prometheus",
-		[]string{`"` + module + `/prometheus"`, `client "github.com/prometheus/client_golang/prometheus"`},
-		"registry *client.Registry, ", "registry, ", "registry := client.NewRegistry()", nil,
+		"observe/spillwayprom",
+		[]string{`"` + module + `/observe/spillwayprom"`, `"github.com/prometheus/client_golang/prometheus"`},
+		"registry *prometheus.Registry, ", "registry, ", "registry := prometheus.NewRegistry()", nil,
 	},
 	{
-		"otel",
-		[]string{`"` + module + `/otel"`, `"go.opentelemetry.io/otel/metric"`, `"go.opentelemetry.io/otel/trace"`},
+		"observe/spillwayotel",
+		[]string{`"` + module + `/observe/spillwayotel"`, `"go.opentelemetry.io/otel/metric"`, `"go.opentelemetry.io/otel/trace"`},
 		"meterProvider metric.MeterProvider, tracerProvider trace.TracerProvider, ", "meterProvider, tracerProvider, ",
 		"meterProvider, tracerProvider := nometrics.NewMeterProvider(), notraces.NewTracerProvider()",
 		[]string{`nometrics "go.opentelemetry.io/otel/metric/noop"`, `notraces "go.opentelemetry.io/otel/trace/noop"`},
@@ -65,7 +65,7 @@ var nested = []struct {
 var imported = []string{
 	"context", "errors", "fmt", "io", "iter", "log/slog", "net/http", "os", "slices", "syscall", "time",
 	"github.com/apache/arrow-go/v18/arrow", "github.com/apache/arrow-go/v18/arrow/array", "github.com/apache/arrow-go/v18/arrow/memory",
-	module, module + "/batch", module + "/convert", module + "/convert/cdevice", module + "/events", module + "/httpui", module + "/monitor", module + "/repository",
+	module, module + "/batch", module + "/convert", module + "/convert/cdevice", module + "/events", module + "/observe/httpui", module + "/monitor", module + "/repository",
 	module + "/reservation", module + "/reservation/admission", module + "/reservation/arrowmem",
 	module + "/reservation/budget", module + "/reservation/permit", module + "/reservation/quota", module + "/tier",
 	module + "/tier/cuda", module + "/tier/disk", module + "/tier/disk/faultfs", module + "/tier/faultdev", module + "/topology",
@@ -142,7 +142,7 @@ func (c *Checker) Check(name string, b Block) []string {
 		}
 		params := ""
 		for _, n := range nested {
-			if c.nested[n.dir] && strings.Contains(text, n.dir+".") {
+			if c.nested[n.dir] && strings.Contains(text, path.Base(n.dir)+".") {
 				head.WriteString("import (\n" + strings.Join(n.imports, "\n") + "\n)\n")
 				params += n.given
 			}

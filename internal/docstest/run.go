@@ -110,7 +110,7 @@ func Programs(pages []Page) ([]Program, error) {
 			}
 			dir := "."
 			for _, n := range nested {
-				if strings.Contains(body, n.dir+".") {
+				if strings.Contains(body, path.Base(n.dir)+".") {
 					dir = n.dir
 				}
 			}
