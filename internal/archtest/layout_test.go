@@ -84,6 +84,19 @@ var rootMay = []string{"internal/host", "internal/sim"}
 // an embedder does.
 var examplesMay = []string{"diag", "topology", "topology/gonvml", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", ".", "observe/httpui"}
 
+// embedded lists what the build of a program that imports the root package may contain besides the
+// module's own packages, as prefixes of import paths. The exporters, the pages, the command and the
+// tests have dependencies of their own, which must not appear here.
+var embedded = []string{
+	"github.com/apache/arrow-go/v18/",
+	"github.com/ebitengine/purego",
+	"github.com/google/btree",
+	"github.com/klauspost/compress/",
+	"github.com/zeebo/xxh3",
+	"golang.org/x/sys/",
+	"gorgonia.org/cu", // with the tag gorgonia only
+}
+
 // embedding is the file that shows what most programs need, with one import of the module's.
 const embedding = "example_test.go"
 
