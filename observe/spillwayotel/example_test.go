@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"log/slog"
 	"os"
 
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -31,7 +32,7 @@ func Example() {
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
 		HostMemory: spillway.Bytes(2 << 20),
 		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(16 << 20)}},
-		Events:     spillwayotel.Spans(traces, spillwayotel.SpanOptions{}), // spillway.Tee joins it with others
+		Events:     spillway.Tee(spillway.LogEvents(slog.Default()), spillwayotel.Spans(traces, spillwayotel.SpanOptions{})),
 	})
 	if err != nil {
 		log.Fatal(err)
