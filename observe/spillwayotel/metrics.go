@@ -13,59 +13,49 @@ import (
 	"github.com/spillway-db/spillway/observe/internal/metrics"
 )
 
-// Options say what Metrics observes. The zero value means all.
+// Options select what Metrics observes. The zero value selects everything.
 type Options struct {
-	// Attributes are on all metrics, such as an engine's name. They tell the engines of one process
-	// apart.
+	// Attributes are added to all metrics, such as an engine's name, to distinguish the engines of one
+	// process.
 	Attributes []attribute.KeyValue
-	// WithoutWork leaves out what was moved for each plan and operator: some ten series each, of which
-	// an engine keeps 1,024 apart.
+	// WithoutWork omits the moves of each plan and operator: about ten series each, of which an engine
+	// distinguishes 1,024.
 	WithoutWork bool
-	// WithoutBlocked leaves out how long tasks have waited for room: five series for each name, of
-	// which an engine keeps 1,024 apart.
+	// WithoutBlocked omits the waits for room of each name of a task: five series each, of which an
+	// engine distinguishes 1,024.
 	WithoutBlocked bool
 }
 
-// wants reports whether a metric is observed.
-func (o Options) wants(m *metrics.Measure) bool {
-	return !(o.WithoutWork && m.Part == metrics.Work || o.WithoutBlocked && m.Part == metrics.Blocked)
-}
-
-// instruments are those of one metric. A histogram has all three, the others value: what is observed
-// in a callback can be no histogram, so it is a gauge of percentiles, a count and a sum.
+// instruments belong to one metric. Only a histogram has count and sum: a callback cannot observe a
+// histogram, so value is a gauge of its percentiles then.
 type instruments struct {
-	value, count, sum metric.Observable
+	value      metric.Observable
+	count, sum metric.Observable
 }
 
-// Metrics registers instruments with a meter of p that observe what stats returns, which is an
-// Engine's Stats: sizes in By, durations in s. stats is called once each time that a reader
-// collects, on the reader's goroutine. The caller calls Unregister of what is returned; after the
-// engine's Close the last figures are observed until then. On an error nothing is registered.
+// Metrics registers instruments with a meter of p that observe the result of stats, the method Stats
+// of an Engine: sizes in By, durations in s. Each collection of a reader calls stats once, on the
+// reader's goroutine. The caller calls Unregister of the result; until then the last values remain
+// visible after Engine.Close. On an error nothing is registered.
 func Metrics(p metric.MeterProvider, stats func() spillway.Stats, options Options) (metric.Registration, error) {
-	options.Attributes = slices.Clone(options.Attributes)
+	attributes := slices.Clone(options.Attributes)
+	filter := metrics.Filter{WithoutWork: options.WithoutWork, WithoutBlocked: options.WithoutBlocked}
 	meter := p.Meter(scope)
 	of := make(map[*metrics.Measure]instruments)
 	var all []metric.Observable
-	var errs []error
-	for _, m := range metrics.All() {
-		if !options.wants(m) {
-			continue
-		}
+	for _, m := range metrics.All(filter) {
 		i, err := instrument(meter, m)
-		errs = append(errs, err)
-		of[m] = i
-		for _, o := range []metric.Observable{i.value, i.count, i.sum} {
-			if o != nil {
-				all = append(all, o)
-			}
+		if err != nil {
+			return nil, fmt.Errorf("spillwayotel: %w", err)
 		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("spillwayotel: %w", err)
+		of[m] = i
+		if all = append(all, i.value); m.Kind == metrics.Histogram {
+			all = append(all, i.count, i.sum)
+		}
 	}
 	r, err := meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
 		s := stats()
-		metrics.Each(&s, options.wants, func(s metrics.Sample) { of[s.Measure].observe(to, s, options.Attributes) })
+		metrics.Each(&s, filter, func(s metrics.Sample) { of[s.Measure].observe(to, s, attributes) })
 		return nil
 	}, all...)
 	if err != nil {
@@ -77,17 +67,16 @@ func Metrics(p metric.MeterProvider, stats func() spillway.Stats, options Option
 // instrument makes the instruments of a metric.
 func instrument(meter metric.Meter, m *metrics.Measure) (i instruments, err error) {
 	name, help, unit := m.OpenTelemetry(), metric.WithDescription(m.Help), metric.WithUnit(string(m.Unit))
-	whole := m.Unit != metrics.Seconds
-	switch {
+	switch counter, whole := m.Kind == metrics.Counter, m.Unit != metrics.Seconds; {
 	case m.Kind == metrics.Histogram:
 		var errs [3]error
 		i.value, errs[0] = meter.Float64ObservableGauge(name, help, unit)
 		i.count, errs[1] = meter.Int64ObservableCounter(name+".count", help, metric.WithUnit("1"))
 		i.sum, errs[2] = meter.Float64ObservableCounter(name+".sum", help, unit)
 		err = errors.Join(errs[:]...)
-	case m.Kind == metrics.Counter && whole:
+	case counter && whole:
 		i.value, err = meter.Int64ObservableCounter(name, help, unit)
-	case m.Kind == metrics.Counter:
+	case counter:
 		i.value, err = meter.Float64ObservableCounter(name, help, unit)
 	case whole:
 		i.value, err = meter.Int64ObservableGauge(name, help, unit)
@@ -97,9 +86,9 @@ func instrument(meter metric.Meter, m *metrics.Measure) (i instruments, err erro
 	return i, err
 }
 
-// observe passes a sample on.
-func (i instruments) observe(to metric.Observer, s metrics.Sample, more []attribute.KeyValue) {
-	labels := slices.Clone(more)
+// observe reports a sample.
+func (i instruments) observe(to metric.Observer, s metrics.Sample, attributes []attribute.KeyValue) {
+	labels := slices.Clone(attributes)
 	for n, name := range s.Labels {
 		labels = append(labels, attribute.String("spillway."+name, s.Values[n]))
 	}
@@ -113,7 +102,7 @@ func (i instruments) observe(to metric.Observer, s metrics.Sample, more []attrib
 			return
 		}
 		for q, v := range map[float64]float64{0.5: s.P50, 0.99: s.P99} {
-			to.ObserveFloat64(o, v, metric.WithAttributes(append(slices.Clone(labels), attribute.Float64("quantile", q))...))
+			to.ObserveFloat64(o, v, set, metric.WithAttributes(attribute.Float64("quantile", q)))
 		}
 		to.ObserveInt64(i.count.(metric.Int64Observable), int64(s.Count), set)
 		to.ObserveFloat64(i.sum.(metric.Float64Observable), s.Value, set)

@@ -428,7 +428,7 @@ func TestMetrics(t *testing.T) {
 		t.Error(err)
 	}
 	s, want := eng.Stats(), map[string]float64{}
-	metrics.Each(&s, func(*metrics.Measure) bool { return true }, func(s metrics.Sample) {
+	metrics.Each(&s, metrics.Filter{}, func(s metrics.Sample) {
 		set := []attribute.KeyValue{attribute.String("engine", "a")}
 		for i, l := range s.Labels {
 			set = append(set, attribute.String("spillway."+l, s.Values[i]))

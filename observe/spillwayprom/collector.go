@@ -1,25 +1,24 @@
-// Package spillwayprom shows what an engine does to Prometheus, by
-// github.com/prometheus/client_golang. It is a module of its own, so that programs without
-// Prometheus need none of it.
+// Package spillwayprom exports the statistics of an engine to Prometheus through
+// github.com/prometheus/client_golang. It is a module of its own, so that other programs do not need
+// that library.
 //
-//	Engine.Stats ──▶ Collector ──▶ a prometheus.Registry of the program's ──▶ promhttp
+//	Engine.Stats ──▶ Collector ──▶ the program's prometheus.Registry ──▶ promhttp
 //
-// A Collector reads Engine.Stats once in each scrape and keeps nothing, so between scrapes it costs
-// nothing. All of Stats is there: sizes in bytes, times in seconds, counters as _total. Counters
-// are those of one engine: they begin anew with the next. The table of docs/operating.md has all
-// metrics.
+// A Collector reads Engine.Stats once in each scrape and keeps no state. It exports all of Stats: sizes
+// in bytes, times in seconds, counters as _total. Counters start at 0 with each engine. The table in
+// docs/operating.md lists all metrics.
 //
-// # How many series there are
+// # Number of series
 //
-// A space has some twenty series, and a pair of spaces between which batches move some forty, as
-// its histogram has 32: with one GPU, host memory and a disk that is less than 400. Two parts grow
-// with what a program does:
+// A space has about twenty series. A pair of spaces between which batches move has about forty, 32 of
+// them for its histogram. One GPU, host memory and one disk have less than 400. Two groups grow with
+// the work of a program:
 //
-//   - spillway_work_… has about ten series for each plan, operator and port. The engine keeps 1,024
-//     of these apart, and counts the rest with the plan "(others)". A program that names each plan
-//     anew makes new series with each; Options.WithoutWork leaves them out.
-//   - spillway_blocked_… has three series for each name of a task that has waited. The engine keeps
-//     1,024 names apart, and counts the rest as "(others)". Options.WithoutBlocked leaves them out.
+//   - spillway_work_… has about ten series for each plan, operator and port. The engine distinguishes
+//     1,024 of these and counts the rest as plan "(others)". A program that gives each plan a new name
+//     adds series with each; Options.WithoutWork omits them.
+//   - spillway_blocked_… has five series for each name of a task that has waited. The engine
+//     distinguishes 1,024 names and counts the rest as "(others)". Options.WithoutBlocked omits them.
 package spillwayprom
 
 import (
@@ -32,49 +31,42 @@ import (
 	"github.com/spillway-db/spillway/observe/internal/metrics"
 )
 
-// Options say what a Collector shows. The zero value means all.
+// Options select what a Collector exports. The zero value selects everything.
 type Options struct {
-	// Labels are on all metrics, such as {"engine": "etl"}. They tell the engines of one registry
-	// apart. None may be one of the metrics' own labels, nor le, which is that of buckets: Register
-	// returns an error then.
+	// Labels are added to all metrics, such as {"engine": "etl"}, to distinguish the engines of one
+	// registry. They must not contain the metrics' own labels or le, the label of buckets: otherwise
+	// Register returns an error.
 	Labels prometheus.Labels
-	// WithoutWork leaves out what was moved for each plan and operator.
+	// WithoutWork omits the moves of each plan and operator.
 	WithoutWork bool
-	// WithoutBlocked leaves out how long tasks have waited for room, by their names.
+	// WithoutBlocked omits the waits for room of each name of a task.
 	WithoutBlocked bool
 }
 
-// wants reports whether a metric is shown.
-func (o Options) wants(m *metrics.Measure) bool {
-	return !(o.WithoutWork && m.Part == metrics.Work || o.WithoutBlocked && m.Part == metrics.Blocked)
-}
-
-// Collector is a prometheus.Collector of one engine. It is safe for concurrent use, and needs no
-// closing. After the engine's Close it shows the last figures; Unregister takes it out.
+// Collector is a prometheus.Collector for one engine. It is safe for concurrent use and needs no
+// closing. After Engine.Close it exports the last values until the program calls Unregister.
 type Collector struct {
-	stats   func() spillway.Stats
-	options Options
-	descs   map[*metrics.Measure]*prometheus.Desc
+	stats  func() spillway.Stats
+	filter metrics.Filter
+	descs  map[*metrics.Measure]*prometheus.Desc
 }
 
 var _ prometheus.Collector = (*Collector)(nil)
 
-// le is the label of a histogram's buckets.
-const le = "le"
-
-// NewCollector returns a Collector of what stats returns, which is an Engine's Stats. It registers
-// nothing: the caller passes it to Register of a registry.
+// NewCollector returns a Collector that calls stats, the method Stats of an Engine, in each scrape.
+// The caller registers it.
 func NewCollector(stats func() spillway.Stats, options Options) *Collector {
-	options.Labels = maps.Clone(options.Labels)
-	c := &Collector{stats: stats, options: options, descs: make(map[*metrics.Measure]*prometheus.Desc)}
-	for _, m := range metrics.All() {
-		_, ofBuckets := options.Labels[le]
-		switch {
-		case !options.wants(m):
-		case m.Kind == metrics.Histogram && ofBuckets: // client_golang does not look at it
-			c.descs[m] = prometheus.NewInvalidDesc(fmt.Errorf("%s has the label %s by itself: Options.Labels must not have it", m.Prometheus(), le))
-		default:
-			c.descs[m] = prometheus.NewDesc(m.Prometheus(), m.Help, m.Labels, options.Labels)
+	labels := maps.Clone(options.Labels)
+	c := &Collector{
+		stats:  stats,
+		filter: metrics.Filter{WithoutWork: options.WithoutWork, WithoutBlocked: options.WithoutBlocked},
+		descs:  make(map[*metrics.Measure]*prometheus.Desc),
+	}
+	for _, m := range metrics.All(c.filter) {
+		c.descs[m] = prometheus.NewDesc(m.Prometheus(), m.Help, m.Labels, labels)
+		if _, clash := labels["le"]; clash && m.Kind == metrics.Histogram { // client_golang does not check this
+			c.descs[m] = prometheus.NewInvalidDesc(
+				fmt.Errorf("spillwayprom: %s: Options.Labels has le, which is the label of its buckets", m.Prometheus()))
 		}
 	}
 	return c
@@ -87,28 +79,25 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It calls Engine.Stats once.
+// Collect implements prometheus.Collector. It calls Engine.Stats once. An invalid sample makes the
+// scrape fail.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	s := c.stats()
-	metrics.Each(&s, c.options.wants, func(s metrics.Sample) { to <- c.metric(s) })
-}
-
-// metric returns a sample as Prometheus has it; what is wrong with it, if anything, fails the
-// scrape.
-func (c *Collector) metric(s metrics.Sample) prometheus.Metric {
-	d := c.descs[s.Measure]
-	var m prometheus.Metric
-	var err error
-	switch s.Kind {
-	case metrics.Histogram:
-		m, err = prometheus.NewConstHistogram(d, s.Count, s.Value, s.Within, s.Values...)
-	case metrics.Counter:
-		m, err = prometheus.NewConstMetric(d, prometheus.CounterValue, s.Value, s.Values...)
-	default:
-		m, err = prometheus.NewConstMetric(d, prometheus.GaugeValue, s.Value, s.Values...)
-	}
-	if err != nil {
-		return prometheus.NewInvalidMetric(d, err)
-	}
-	return m
+	stats := c.stats()
+	metrics.Each(&stats, c.filter, func(s metrics.Sample) {
+		d := c.descs[s.Measure]
+		var m prometheus.Metric
+		var err error
+		switch s.Kind {
+		case metrics.Histogram:
+			m, err = prometheus.NewConstHistogram(d, s.Count, s.Value, s.Within, s.Values...)
+		case metrics.Counter:
+			m, err = prometheus.NewConstMetric(d, prometheus.CounterValue, s.Value, s.Values...)
+		default:
+			m, err = prometheus.NewConstMetric(d, prometheus.GaugeValue, s.Value, s.Values...)
+		}
+		if err != nil {
+			m = prometheus.NewInvalidMetric(d, err)
+		}
+		to <- m
+	})
 }

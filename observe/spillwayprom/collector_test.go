@@ -442,7 +442,7 @@ func TestLint(t *testing.T) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	seen := map[string]bool{}
-	for _, m := range metrics.All() {
+	for _, m := range metrics.All(metrics.Filter{}) {
 		name, help := m.Prometheus(), strings.ToLower(m.Help)
 		if seen[name] || seen[m.OpenTelemetry()] || !strings.HasSuffix(m.Help, ".") {
 			t.Errorf("%s: the name is not its own, or the help text no sentence", name)

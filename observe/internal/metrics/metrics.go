@@ -1,230 +1,293 @@
-// Package metrics is the one table of an engine's figures as metrics. Each row has a name, a unit,
-// a help text and labels, and takes its value from spillway.Stats.
+// Package metrics has the table of an engine's metrics. A row has a name, a unit, a help text and
+// labels, and names the field of spillway.Stats that has the value.
 //
 //	spillway.Stats ── Each ──▶ Sample ──┬──▶ module spillwayprom
 //	                                    └──▶ module spillwayotel
 //
-// So both modules, the table of docs/operating.md and the dashboard have the same metrics. A new
-// figure of Stats is one row in table.go; a test of module spillwayprom asks for it. The package has
-// no state, and its functions may be called by many goroutines at once.
+// Both modules, the table of docs/operating.md and the dashboard take their metrics from here. A new
+// figure of Stats needs one row in table.go; a test of module spillwayprom fails without it. The
+// package has no state, and all its functions are safe for concurrent use.
 package metrics
 
 import (
-	"cmp"
+	"fmt"
+	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spillway-db/spillway"
 )
 
-// Kind says how a metric behaves.
+// Kind is the type of a metric.
 type Kind uint8
 
 // A Gauge goes up and down. A Counter only grows while its engine lives. A Histogram counts
 // durations.
 const (
-	Gauge Kind = iota + 1
+	Gauge Kind = iota
 	Counter
 	Histogram
 )
 
 // String returns "gauge", "counter" or "histogram".
-func (k Kind) String() string { return [...]string{"", "gauge", "counter", "histogram"}[k] }
+func (k Kind) String() string { return [...]string{"gauge", "counter", "histogram"}[k] }
 
-// Unit is a unit as UCUM writes it: "By", "s", "By/s", "1", or a word in braces for what is
-// counted.
+// Unit is a unit in the notation of UCUM: "By", "s", "By/s", "1", or the counted thing in braces.
 type Unit string
 
-// Units with a suffix in the names of Prometheus.
+// The units that Prometheus has in the names of metrics.
 const (
 	Bytes          Unit = "By"
 	Seconds        Unit = "s"
 	BytesPerSecond Unit = "By/s"
 )
 
-// suffix returns what a name ends with in Prometheus.
-func (u Unit) suffix() string {
-	return map[Unit]string{Bytes: "bytes", Seconds: "seconds", BytesPerSecond: "bytes_per_second"}[u]
-}
+// words are these units in words.
+var words = map[Unit]string{Bytes: "bytes", Seconds: "seconds", BytesPerSecond: "bytes per second"}
 
 // String returns the unit in words: "bytes", "seconds", "batch", or "0 or 1".
 func (u Unit) String() string {
 	switch {
 	case u == "1":
 		return "0 or 1"
-	case u.suffix() != "":
-		return strings.ReplaceAll(u.suffix(), "_", " ")
+	case words[u] != "":
+		return words[u]
 	}
 	return strings.Trim(string(u), "{}")
 }
 
-// Part says which metrics belong together as to how many there are.
-type Part uint8
-
-// Main has a fixed number for each space and pair of spaces. Work has some for each operator, and
-// Blocked for each task, of which there are at most 1,025 each.
-const (
-	Main Part = iota
-	Work
-	Blocked
-)
-
-// Measure describes one metric.
+// Measure describes one metric. Group and Name make up its name, as in "space" and "capacity".
 type Measure struct {
-	Part   Part
-	Group  string // what it is of, as "space"
-	Name   string // without unit, as "capacity"
-	Unit   Unit
-	Kind   Kind
-	Help   string // one sentence, with the unit
-	Labels []string
+	Group, Name string
+	Kind        Kind
+	Unit        Unit
+	Help        string // one sentence that names the unit
+	Labels      []string
 }
 
-// Prometheus returns the metric's name there, as "spillway_edge_moved_bytes_total".
+// Prometheus returns the metric's name in Prometheus, such as "spillway_edge_moved_bytes_total".
 func (m *Measure) Prometheus() string {
-	parts := []string{"spillway", m.Group, m.Name, m.Unit.suffix()}
-	if m.Kind == Counter {
-		parts = append(parts, "total")
+	name := "spillway_" + m.Group
+	for _, part := range []string{m.Name, strings.ReplaceAll(words[m.Unit], " ", "_")} {
+		if part != "" {
+			name += "_" + part
+		}
 	}
-	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "_")
+	if m.Kind == Counter {
+		name += "_total"
+	}
+	return name
 }
 
-// OpenTelemetry returns the metric's name there, as "spillway.edge.moved".
+// OpenTelemetry returns the metric's name in OpenTelemetry, such as "spillway.edge.moved".
 func (m *Measure) OpenTelemetry() string {
 	return strings.TrimSuffix("spillway."+m.Group+"."+m.Name, ".")
 }
 
-// Sample is a metric's value for one set of labels.
+// Sample is the value of a metric for one set of labels.
 type Sample struct {
 	*Measure
 	Values []string // of Labels, in their order; valid UTF-8
 	Value  float64  // of a histogram: the sum
 	Count  uint64   // of a histogram
-	// Within has a histogram's counts of what took less than so many seconds.
+	// Within has the number of durations below each bound of a histogram, in seconds.
 	Within map[float64]uint64
-	// P50 and P99 are a histogram's percentiles since the start, in seconds.
+	// P50 and P99 are percentiles of a histogram since the start, in seconds.
 	P50, P99 float64
 }
 
-// All returns all metrics, in their order. They must not be changed.
-func All() []*Measure {
-	var all []*Measure
+// Filter selects metrics. Its zero value selects all.
+type Filter struct {
+	// WithoutWork and WithoutBlocked exclude the metrics of operators and of blocked tasks: engines
+	// distinguish up to 1,024 of each, while the number of all other samples is fixed.
+	WithoutWork, WithoutBlocked bool
+}
+
+func (f Filter) excludes(group string) bool {
+	return f.WithoutWork && group == "work" || f.WithoutBlocked && group == "blocked"
+}
+
+// All returns the selected metrics in the order of the table.
+func All(f Filter) (all []*Measure) {
 	for _, g := range table {
-		all = append(all, g.measures()...)
+		for i := range g.rows {
+			if !f.excludes(g.name) {
+				all = append(all, &g.rows[i].Measure)
+			}
+		}
 	}
 	return all
 }
 
-// Each calls yield with the samples of all metrics that are wanted: those of a metric one after the
-// other, and no two with the same labels.
-func Each(s *spillway.Stats, wanted func(*Measure) bool, yield func(Sample)) {
+// Each calls yield with all samples of the selected metrics: those of one metric in sequence, and
+// each set of labels once.
+func Each(s *spillway.Stats, f Filter, yield func(Sample)) {
 	for _, g := range table {
-		g.each(s, wanted, yield)
-	}
-}
-
-// grouped is a group of any type.
-type grouped interface {
-	measures() []*Measure
-	each(*spillway.Stats, func(*Measure) bool, func(Sample))
-}
-
-// group is the metrics that are made of one part of Stats.
-type group[T any] struct {
-	rows []row[T]
-	of   func(*spillway.Stats, func(part *T, labels ...string)) // calls with each part and its labels
-}
-
-// row is a metric that is made of a T.
-type row[T any] struct {
-	Measure
-	value func(*T, emit)
-}
-
-// emit takes a value, and those of the labels that the row has beside its group's.
-type emit func(s Sample, labels ...string)
-
-func (g *group[T]) measures() []*Measure {
-	all := make([]*Measure, len(g.rows))
-	for i := range g.rows {
-		all[i] = &g.rows[i].Measure
-	}
-	return all
-}
-
-func (g *group[T]) each(s *spillway.Stats, wanted func(*Measure) bool, yield func(Sample)) {
-	for i := range g.rows {
-		row := &g.rows[i]
-		if !wanted(&row.Measure) {
+		if f.excludes(g.name) {
 			continue
 		}
-		var all []Sample
-		g.of(s, func(part *T, labels ...string) {
-			row.value(part, func(s Sample, more ...string) {
-				s.Measure, s.Values = &row.Measure, slices.Concat(labels, more)
-				for i, v := range s.Values {
-					s.Values[i] = strings.ToValidUTF8(v, "\uFFFD")
+		parts := elements(reflect.ValueOf(s).Elem(), g.of)
+		for i := range g.rows {
+			row := &g.rows[i]
+			var all []Sample
+			for _, part := range parts {
+				var labels []string
+				for _, field := range g.fields {
+					value, _ := lookup(part, field)
+					labels = append(labels, text(value))
 				}
-				all = append(all, s)
-			})
-		})
-		for _, s := range merged(all) {
-			yield(s)
+				for _, sample := range row.value.samples(part) {
+					sample.Measure, sample.Values = &row.Measure, slices.Concat(labels, sample.Values)
+					all = append(all, sample)
+				}
+			}
+			for _, sample := range merged(all) {
+				yield(sample)
+			}
 		}
 	}
 }
 
-// merged adds up samples with the same labels: plans may have the same name, and names that are no
-// UTF-8 may become the same.
+// merged adds up samples with the same labels: two plans may have the same name, and two names may
+// become equal when invalid UTF-8 is replaced.
 func merged(all []Sample) []Sample {
 	slices.SortStableFunc(all, func(a, b Sample) int { return slices.Compare(a.Values, b.Values) })
 	out := all[:0]
 	for _, s := range all {
 		last := len(out) - 1
-		if last < 0 || !slices.Equal(out[last].Values, s.Values) {
+		switch {
+		case last < 0 || !slices.Equal(out[last].Values, s.Values):
 			out = append(out, s)
-			continue
-		}
-		if s.Name == "longest" {
+		case s.Name == "longest":
 			out[last].Value = max(out[last].Value, s.Value)
-		} else {
+		default:
 			out[last].Value += s.Value
 		}
 	}
 	return out
 }
 
-// one is what a metric of one value emits.
-func one[T any, N int | int64 | float64](of func(*T) N) func(*T, emit) {
-	return func(t *T, to emit) { to(Sample{Value: float64(of(t))}) }
+// group is a part of the table: metrics of the same part of Stats, such as each of its spaces.
+type group struct {
+	name   string
+	of     string   // the field of Stats, which may be a slice; "" for Stats itself
+	labels []string // of all rows, before their own
+	fields []string // the fields of the part that have the values of labels
+	rows   []row
 }
 
-// whether emits 1 or 0.
-func whether[T any](of func(*T) bool) func(*T, emit) {
-	return func(t *T, to emit) { to(Sample{Value: truth(of(t))}) }
+type row struct {
+	Measure
+	value value
 }
 
-func truth(is bool) float64 {
-	if is {
-		return 1
+// value produces the samples of a row from one part. Its samples have the values of labels.
+type value struct {
+	labels  []string
+	samples func(part reflect.Value) []Sample
+}
+
+// field takes a field of the part. If it is a map, each key is a value of the label by.
+func field(path string, by ...string) value {
+	return value{by, func(part reflect.Value) (all []Sample) {
+		v, ok := lookup(part, path)
+		if !ok {
+			return nil
+		}
+		if v.Kind() != reflect.Map {
+			return []Sample{{Value: number(v)}}
+		}
+		for _, key := range v.MapKeys() {
+			all = append(all, Sample{Values: []string{text(key)}, Value: number(v.MapIndex(key))})
+		}
+		return all
+	}}
+}
+
+// split takes several fields of the part, each as "value of the label=field".
+func split(label string, fields ...string) value {
+	return value{[]string{label}, func(part reflect.Value) (all []Sample) {
+		for _, f := range fields {
+			name, path, _ := strings.Cut(f, "=")
+			if v, ok := lookup(part, path); ok {
+				all = append(all, Sample{Values: []string{name}, Value: number(v)})
+			}
+		}
+		return all
+	}}
+}
+
+// info produces 1, with fields of the part, each as "label=field".
+func info(fields ...string) (v value) {
+	paths := make([]string, len(fields))
+	for i, f := range fields {
+		label, path, _ := strings.Cut(f, "=")
+		v.labels, paths[i] = append(v.labels, label), path
 	}
-	return 0
+	v.samples = func(part reflect.Value) []Sample {
+		s := Sample{Value: 1}
+		for _, path := range paths {
+			field, ok := lookup(part, path)
+			if !ok {
+				return nil
+			}
+			s.Values = append(s.Values, text(field))
+		}
+		return []Sample{s}
+	}
+	return v
 }
 
-// by emits the values of a map, each with its key.
-func by[T any](of func(*T) map[string]int64) func(*T, emit) {
-	return func(t *T, to emit) {
-		for k, n := range of(t) {
-			to(Sample{Value: float64(n)}, k)
+// computed produces the sample that f returns.
+func computed[T any](f func(part T) Sample) value {
+	return value{nil, func(part reflect.Value) []Sample { return []Sample{f(part.Interface().(T))} }}
+}
+
+// elements returns the elements of the field of v at path, or the field if it is not a slice.
+func elements(v reflect.Value, path string) (all []reflect.Value) {
+	v, ok := lookup(v, path)
+	if !ok {
+		return nil
+	}
+	if v.Kind() != reflect.Slice {
+		return []reflect.Value{v}
+	}
+	for i := range v.Len() {
+		all = append(all, v.Index(i))
+	}
+	return all
+}
+
+// lookup follows path, such as "Host.Used", from v. It returns false if a pointer on the way is nil.
+func lookup(v reflect.Value, path string) (reflect.Value, bool) {
+	if path == "" {
+		return v, true
+	}
+	for name := range strings.SplitSeq(path, ".") {
+		if v = v.FieldByName(name); v.Kind() == reflect.Pointer {
+			if v.IsNil() {
+				return v, false
+			}
+			v = v.Elem()
 		}
 	}
+	return v, true
 }
 
-// labelled returns a group whose metrics all have these labels, before their own.
-func labelled[T any](part Part, name string, labels []string, of func(*spillway.Stats, func(*T, ...string)), rows ...row[T]) *group[T] {
-	for i := range rows {
-		m := &rows[i].Measure
-		m.Part, m.Group, m.Labels = part, cmp.Or(m.Group, name), slices.Concat(labels, m.Labels)
+// number returns a field's value: durations in seconds, and 1 for true.
+func number(v reflect.Value) float64 {
+	switch x := v.Interface().(type) {
+	case time.Duration:
+		return x.Seconds()
+	case bool:
+		if x {
+			return 1
+		}
+		return 0
 	}
-	return &group[T]{rows: rows, of: of}
+	return float64(v.Int())
 }
+
+// text returns a field's value as a label: exporters accept only valid UTF-8.
+func text(v reflect.Value) string { return strings.ToValidUTF8(fmt.Sprint(v.Interface()), "\uFFFD") }
