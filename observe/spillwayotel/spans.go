@@ -1,33 +1,33 @@
-// Package spillwayotel shows what an engine does to OpenTelemetry: its work as spans, its figures as
-// metrics. It is a module of its own, so that programs without OpenTelemetry need none of it. It
-// uses the API of OpenTelemetry alone; the program brings the SDK and exporters.
+// Package spillwayotel exports an engine's work as spans and its statistics as metrics to
+// OpenTelemetry. It is a module of its own, so that other programs do not need that library. It uses
+// only the API of OpenTelemetry; the program brings the SDK and the exporters.
 //
 //	Config.Events ──▶ Spans   ──▶ trace.Tracer   tasks, and their moves and waits below them
-//	Engine.Stats  ──▶ Metrics ──▶ metric.Meter   observed whenever a reader asks
+//	Engine.Stats  ──▶ Metrics ──▶ metric.Meter   observed when a reader collects
 //
 // # Spans
 //
-// A move, a wait for room and a task is a span each, with the times of the event. Spans of moves
-// and waits are made when these are over, so they need no memory until then.
+// Each move, wait for room and task is a span with the times of its event. Spans of moves and waits
+// are made when these end, so they need no memory before.
 //
-//	a span of the program's ──▶ task ──▶ admission, moves, waits
-//	a span of the program's ──▶ moves and waits of a call, such as Put, outside of tasks
-//	(root)                  ──▶ moves of the monitor
+//	a span of the program ──▶ task ──▶ admission, moves, waits
+//	a span of the program ──▶ moves and waits of a call outside of tasks, such as Put
+//	(root)                ──▶ moves of the monitor
 //
-// They are in the program's own trace: below the span that the context of the program's call has.
-// So a sampler that asks the parent keeps or drops them with their query. Moves and waits of a task
-// are below the task's span. A span that a task's function makes itself is beside that span, because
-// the function's context has the program's span. What takes no time, such as corruption or a disk
-// that fails, is an event of the task's span where there is one, and else a span without length.
-// Moves and waits that are over at once have none: see SpanOptions.
+// The parent is the span in the context of the program's call, so a parent-based sampler keeps or
+// drops the spans of an engine with those of their query. Moves and waits of a task are children of the
+// task's span. A span that the function of a task starts is a sibling of the task's span, because its
+// context has the program's span. Events without a duration, such as corruption or a failing disk,
+// become events of the task's span, or spans of length 0 outside of tasks. Short moves and waits have
+// no span: see SpanOptions.
 //
 // # Metrics
 //
-// They are observed from Stats and not counted from events. So they cost nothing while nobody reads
-// them, agree with Stats to the byte, and need no function for events. They are those of module
-// prometheus: spillway_edge_moved_bytes_total is spillway.edge.moved here, in the unit By. A
-// histogram becomes three instruments, because OpenTelemetry cannot observe one: …duration is a gauge
-// with the attribute quantile, …duration.count and …duration.sum are counters.
+// Metrics are read from Stats, not counted from events. So they cost nothing between collections,
+// equal Stats exactly, and need no function for events. They are the metrics of module spillwayprom:
+// spillway_edge_moved_bytes_total is spillway.edge.moved with the unit By. OpenTelemetry cannot observe
+// a histogram, so it becomes three instruments: …duration is a gauge with the attribute quantile,
+// …duration.count and …duration.sum are counters.
 package spillwayotel
 
 import (
@@ -50,36 +50,35 @@ import (
 // scope is the name of the tracer and of the meter.
 const scope = "github.com/spillway-db/spillway/observe/spillwayotel"
 
-// mostTasks bounds the tasks whose spans are open at once: more than an engine admits. Of those
-// beyond, the spans are made at their end, and what they do is not below them.
-const mostTasks = 4096
+// maxTasks limits the number of tasks with open spans. It is more than an engine admits; the span of a
+// task beyond is made when the task ends, and has no children.
+const maxTasks = 4096
 
-// shortest is Shortest by default. A span took 5 µs (2026-11-25, one of 2 hyperthreads of an Intel
-// Xeon, with the SDK and a batching processor): so spans take a fiftieth of the time that they
-// show, at most.
-const shortest = 250 * time.Microsecond
+// defaultShortest is the default of SpanOptions.Shortest. A span took 5 µs (25 November 2026, one of
+// two hyperthreads of an Intel Xeon, SDK with a batching processor), so spans add at most 2 %.
+const defaultShortest = 250 * time.Microsecond
 
-// SpanOptions say which spans are made. The zero value is for engines at work.
+// SpanOptions select the spans.
 type SpanOptions struct {
-	// Shortest is how long a move or a wait takes at least that has a span. Shorter ones have none
-	// unless they fail. 0 means 250 µs, because a span takes some 5 µs; below 0 all have one.
+	// Shortest is the minimum duration of a move or a wait that gets a span; failed ones always get
+	// one. 0 means 250 µs, because a span costs about 5 µs. A negative value means no minimum.
 	Shortest time.Duration
 }
 
-// Spans returns a function for Config.Events that makes spans with a tracer of p. spillway.Tee
-// joins it with others. It is one engine's alone, because tasks have the engine's numbers. It may
-// be called by many goroutines at once, and holds a span for each task that runs, of 4,096 tasks at
-// most. A tracer that does not record costs a call for each event.
+// Spans returns a function for Config.Events that makes spans with a tracer of p. spillway.Tee joins
+// it with others. It must serve only one engine, because its tasks are numbered by the engine. It is
+// safe for concurrent use, and keeps the open spans of at most 4,096 tasks. A tracer that does not
+// record costs a call per event.
 //
-// Spans have the attributes that their kind has of these: spillway.batch, spillway.space.from and
-// spillway.space.to, spillway.reason, spillway.bytes, spillway.limit, spillway.copy, spillway.plan,
-// spillway.operator, spillway.port, spillway.partition, spillway.task and spillway.task.id. Sizes
-// are in bytes. A failure is recorded as an error with the status Error. Copies that are made and
-// dropped make no spans.
-func Spans(p trace.TracerProvider, o SpanOptions) func(spillway.Event) { return newSpans(p, o).hear }
+// The attributes, of which a span has those that its kind has, are spillway.batch, spillway.space.from
+// and spillway.space.to, spillway.reason, spillway.bytes, spillway.limit, spillway.copy,
+// spillway.plan, spillway.operator, spillway.port, spillway.partition, spillway.task and
+// spillway.task.id. Sizes are in bytes. A failure is recorded as an error with the status Error. Copies
+// make no spans when the engine creates or drops them.
+func Spans(p trace.TracerProvider, o SpanOptions) func(spillway.Event) { return newSpans(p, o).event }
 
 func newSpans(p trace.TracerProvider, o SpanOptions) *spans {
-	s := &spans{tracer: p.Tracer(scope), shortest: cmp.Or(o.Shortest, shortest)}
+	s := &spans{tracer: p.Tracer(scope), shortest: cmp.Or(o.Shortest, defaultShortest)}
 	s.mu.tasks = make(map[uint64]trace.Span)
 	return s
 }
@@ -87,27 +86,24 @@ func newSpans(p trace.TracerProvider, o SpanOptions) *spans {
 // spans makes the spans of one engine.
 type spans struct {
 	tracer   trace.Tracer
-	shortest time.Duration // below 0: all
+	shortest time.Duration
 
 	mu struct {
 		sync.Mutex
-		tasks map[uint64]trace.Span // by Origin.TaskID
+		tasks map[uint64]trace.Span // the open spans, by Origin.TaskID
 	}
 }
 
-// hear makes of an event what belongs to it.
-func (s *spans) hear(e spillway.Event) {
+// event handles one event of the engine.
+func (s *spans) event(e spillway.Event) {
 	switch e.Kind {
-	case events.MoveBegun, events.WaitBegun: // their ends have all
-	case events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted, events.CodecChosen, events.PressureFell, events.DiskWell:
-	case events.MoveEnded, events.WaitEnded:
-		name := "spillway move"
-		if e.Kind == events.WaitEnded {
-			name = "spillway wait"
-		}
-		if e.Took >= s.shortest || e.Err != nil {
-			s.ended(name, e)
-		}
+	case events.MoveBegun, events.WaitBegun: // the events of their ends have all attributes
+	case events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted,
+		events.CodecChosen, events.PressureFell, events.DiskWell:
+	case events.MoveEnded:
+		s.ended("spillway move", e)
+	case events.WaitEnded:
+		s.ended("spillway wait", e)
 	case events.TaskBegun:
 		s.taskBegun(e)
 	case events.TaskEnded:
@@ -117,68 +113,66 @@ func (s *spans) hear(e spillway.Event) {
 	}
 }
 
-// of returns a context for what belongs below: the event's, with the span of its task if that is
-// open, which is nil if it is not.
-func (s *spans) of(e spillway.Event) (_ context.Context, task trace.Span) {
+// start starts a span of length Took that ends at the event, below the open span of the event's task
+// or, without one, below the span in the event's context.
+func (s *spans) start(name string, e spillway.Event) (context.Context, trace.Span) {
 	ctx := e.Context
-	if ctx == nil { // it is no engine's
+	if ctx == nil { // a test's event
 		ctx = context.Background()
 	}
-	if e.TaskID != 0 {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if task = s.mu.tasks[e.TaskID]; task != nil {
-			ctx = trace.ContextWithSpan(ctx, task)
-		}
+	if task := s.task(e); task != nil {
+		ctx = trace.ContextWithSpan(ctx, task)
 	}
-	return ctx, task
-}
-
-// ended makes the span of what took time and is over.
-func (s *spans) ended(name string, e spillway.Event) {
-	ctx, _ := s.of(e)
-	_, span := s.tracer.Start(ctx, name, trace.WithTimestamp(e.At.Add(-e.Took)))
-	finish(span, e)
-}
-
-// finish ends a span with what is known at the end.
-func finish(span trace.Span, e spillway.Event) {
+	ctx, span := s.tracer.Start(ctx, name, trace.WithTimestamp(e.At.Add(-max(0, e.Took))))
 	if span.IsRecording() {
 		span.SetAttributes(attributes(e)...)
-		fail(span, e)
+	}
+	return ctx, span
+}
+
+// task returns the open span of the event's task, or nil.
+func (s *spans) task(e spillway.Event) trace.Span {
+	if e.TaskID == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.tasks[e.TaskID]
+}
+
+// end ends a span with the error of the event.
+func end(span trace.Span, e spillway.Event) {
+	if e.Err != nil && span.IsRecording() {
+		err := e.Err
+		if text := err.Error(); !utf8.ValidString(text) {
+			err = errors.New(valid(text))
+		}
+		span.RecordError(err, trace.WithTimestamp(e.At))
+		span.SetStatus(codes.Error, err.Error())
 	}
 	span.End(trace.WithTimestamp(e.At))
 }
 
-func fail(span trace.Span, e spillway.Event) {
-	if e.Err == nil {
-		return
-	}
-	err := e.Err
-	if text := err.Error(); !utf8.ValidString(text) {
-		err = errors.New(valid(text))
-	}
-	span.RecordError(err, trace.WithTimestamp(e.At))
-	span.SetStatus(codes.Error, err.Error())
-}
-
-// valid returns a text in which what is no UTF-8 is replaced: one such attribute makes a collector
-// refuse all spans that are sent with it.
+// valid replaces invalid UTF-8: one invalid attribute makes a collector refuse a whole batch of spans.
 func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
-// taskBegun begins a task's span, and makes that of its wait for admission.
+// ended makes the span of a move or a wait.
+func (s *spans) ended(name string, e spillway.Event) {
+	if e.Took >= s.shortest || e.Err != nil {
+		_, span := s.start(name, e)
+		end(span, e)
+	}
+}
+
+// taskBegun starts the span of a task, and makes the span of its wait for admission.
 func (s *spans) taskBegun(e spillway.Event) {
 	s.mu.Lock()
-	full := e.TaskID == 0 || len(s.mu.tasks) >= mostTasks
+	full := e.TaskID == 0 || len(s.mu.tasks) >= maxTasks
 	s.mu.Unlock()
 	if full {
 		return
 	}
-	ctx, _ := s.of(e)
-	ctx, span := s.tracer.Start(ctx, "spillway task", trace.WithTimestamp(e.At.Add(-e.Took)))
-	if span.IsRecording() {
-		span.SetAttributes(attributes(e)...)
-	}
+	ctx, span := s.start("spillway task", e)
 	if e.Took > 0 {
 		_, waited := s.tracer.Start(ctx, "spillway admission", trace.WithTimestamp(e.At.Add(-e.Took)))
 		waited.End(trace.WithTimestamp(e.At))
@@ -188,49 +182,41 @@ func (s *spans) taskBegun(e spillway.Event) {
 	s.mu.tasks[e.TaskID] = span
 }
 
-// taskEnded ends it.
+// taskEnded ends the span of a task.
 func (s *spans) taskEnded(e spillway.Event) {
 	s.mu.Lock()
 	span := s.mu.tasks[e.TaskID]
 	delete(s.mu.tasks, e.TaskID)
 	s.mu.Unlock()
 	if span == nil {
-		s.ended("spillway task", e)
-		return
+		_, span = s.start("spillway task", e)
 	}
-	fail(span, e)
-	span.End(trace.WithTimestamp(e.At))
+	end(span, e)
 }
 
-// happened notes what takes no time.
+// happened records an event without a duration.
 func (s *spans) happened(e spillway.Event) {
-	ctx, task := s.of(e)
 	name := "spillway " + e.Kind.String()
-	if task != nil && task.SpanContext().IsValid() {
+	var texts []attribute.KeyValue
+	if e.Text != "" {
+		texts = append(texts, attribute.String("spillway.text", valid(e.Text)))
+	}
+	if e.Err != nil {
+		texts = append(texts, attribute.String("spillway.error", valid(e.Err.Error())))
+	}
+	if task := s.task(e); task != nil && task.SpanContext().IsValid() {
 		if task.IsRecording() {
-			task.AddEvent(name, trace.WithTimestamp(e.At), trace.WithAttributes(attributes(e)...), trace.WithAttributes(said(e)...))
+			all := append(attributes(e), texts...)
+			task.AddEvent(name, trace.WithTimestamp(e.At), trace.WithAttributes(all...))
 		}
 		return
 	}
-	_, span := s.tracer.Start(ctx, name, trace.WithTimestamp(e.At.Add(-max(0, e.Took))))
-	if span.IsRecording() {
-		span.SetAttributes(said(e)...)
-	}
-	finish(span, e)
+	_, span := s.start(name, e)
+	span.SetAttributes(texts...)
+	end(span, e)
 }
 
-// said are the texts of an event that takes no time.
-func said(e spillway.Event) (all []attribute.KeyValue) {
-	if e.Text != "" {
-		all = append(all, attribute.String("spillway.text", valid(e.Text)))
-	}
-	if e.Err != nil {
-		all = append(all, attribute.String("spillway.error", valid(e.Err.Error())))
-	}
-	return all
-}
-
-// attributes returns the fields that the event has.
+// attributes returns the fields that the event has as attributes.
 func attributes(e spillway.Event) []attribute.KeyValue {
 	all := make([]attribute.KeyValue, 0, 12)
 	add := func(is bool, a attribute.KeyValue) {

@@ -54,7 +54,7 @@ func TestSpansOfARun(t *testing.T) {
 	var mu sync.Mutex
 	var heard []spillway.Event
 	eng := busyengine.Open(t, func(c *spillway.Config) {
-		c.Events = spillway.Tee(s.hear, func(e spillway.Event) {
+		c.Events = spillway.Tee(s.event, func(e spillway.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			heard = append(heard, e)
@@ -137,7 +137,7 @@ func TestSpansOfAQuery(t *testing.T) {
 	r := tracetest.NewSpanRecorder()
 	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(r))
 	s := newSpans(provider, SpanOptions{Shortest: -1})
-	eng := busyengine.Open(t, func(c *spillway.Config) { c.Events = s.hear })
+	eng := busyengine.Open(t, func(c *spillway.Config) { c.Events = s.event })
 	plan, err := eng.Plan("q\xff\xfe")
 	if err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestSampledWithTheQuery(t *testing.T) {
 		ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(of))
 		task := events.Origin{Task: "sort", TaskID: 3}
 		for _, k := range []events.Kind{events.TaskBegun, events.MoveEnded, events.Corrupt, events.TaskEnded} {
-			s.hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Context: ctx, Origin: task})
+			s.event(spillway.Event{Kind: k, At: time.Unix(1, 0), Context: ctx, Origin: task})
 		}
 		want := 0
 		if sampled {
@@ -235,7 +235,7 @@ func TestTextsAreUTF8(t *testing.T) {
 	s, r := recorded()
 	bad := "\xff"
 	for _, k := range events.Kinds() {
-		s.hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Origin: events.Origin{Plan: bad, Operator: bad, Task: bad, TaskID: 1}, Reason: bad, Text: bad, Err: errors.New(bad)})
+		s.event(spillway.Event{Kind: k, At: time.Unix(1, 0), Origin: events.Origin{Plan: bad, Operator: bad, Task: bad, TaskID: 1}, Reason: bad, Text: bad, Err: errors.New(bad)})
 	}
 	texts := 0
 	check := func(text string) {
@@ -274,7 +274,7 @@ func TestErrorsAndMoments(t *testing.T) {
 		{Kind: events.TaskEnded, At: at.Add(4 * time.Second), Origin: task, Took: 3 * time.Second, Err: why},
 		{Kind: events.TaskEnded, At: at.Add(4 * time.Second), Origin: events.Origin{Task: "old", TaskID: 2}, Took: time.Second}, // which began before
 	} {
-		s.hear(e)
+		s.event(e)
 	}
 	var names []string
 	for _, span := range r.Ended() {
@@ -324,8 +324,8 @@ func TestShortest(t *testing.T) {
 		r := tracetest.NewSpanRecorder()
 		hear := Spans(sdk.NewTracerProvider(sdk.WithSpanProcessor(r)), SpanOptions{Shortest: given})
 		for _, k := range []events.Kind{events.MoveEnded, events.WaitEnded} {
-			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: shortest})
-			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: shortest - 1})
+			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: defaultShortest})
+			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: defaultShortest - 1})
 			hear(spillway.Event{Kind: k, At: time.Unix(1, 0), Took: 1, Err: context.Canceled})
 		}
 		if n := len(r.Ended()); n != want {
@@ -337,20 +337,20 @@ func TestShortest(t *testing.T) {
 // However many tasks begin and never end, the memory is bounded, and each kind of event is taken.
 func TestBounded(t *testing.T) {
 	s, r := recorded()
-	for id := range uint64(2 * mostTasks) {
-		s.hear(spillway.Event{Kind: events.TaskBegun, At: time.Unix(1, 0), Origin: events.Origin{TaskID: id + 1}})
+	for id := range uint64(2 * maxTasks) {
+		s.event(spillway.Event{Kind: events.TaskBegun, At: time.Unix(1, 0), Origin: events.Origin{TaskID: id + 1}})
 	}
-	if len(s.mu.tasks) != mostTasks {
+	if len(s.mu.tasks) != maxTasks {
 		t.Errorf("%d tasks are kept", len(s.mu.tasks))
 	}
-	for id := range uint64(2 * mostTasks) {
-		s.hear(spillway.Event{Kind: events.TaskEnded, At: time.Unix(2, 0), Origin: events.Origin{TaskID: id + 1}})
+	for id := range uint64(2 * maxTasks) {
+		s.event(spillway.Event{Kind: events.TaskEnded, At: time.Unix(2, 0), Origin: events.Origin{TaskID: id + 1}})
 	}
-	if len(s.mu.tasks) != 0 || len(r.Ended()) != 2*mostTasks {
+	if len(s.mu.tasks) != 0 || len(r.Ended()) != 2*maxTasks {
 		t.Errorf("%d tasks are kept, %d spans have ended", len(s.mu.tasks), len(r.Ended()))
 	}
 	for _, k := range events.Kinds() {
-		s.hear(spillway.Event{Kind: k, At: time.Unix(3, 0)})
+		s.event(spillway.Event{Kind: k, At: time.Unix(3, 0)})
 	}
 	if len(r.Started()) != len(r.Ended()) {
 		t.Errorf("%d spans began, %d ended", len(r.Started()), len(r.Ended()))
