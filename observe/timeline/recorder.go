@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -11,22 +12,23 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Bounds of a recording. A machine with eight GPUs has some 20 spaces and 300 edges, of which a plan
+// Limits of a recording. A machine with eight GPUs has about 20 spaces and 300 edges, of which a plan
 // uses a part.
 const (
-	intervals  = 512 // even, so that neighbours can be merged
-	shortest   = 5 * time.Millisecond
-	mostSpaces = 64
-	mostEdges  = 256
-	mostPhases = 64
-	mostNotes  = 192
-	mostText   = 300 // bytes of a note
+	intervals   = 512 // even, so that neighbours can be merged
+	minInterval = 5 * time.Millisecond
+	maxSpaces   = 64
+	maxEdges    = 256
+	maxCauses   = 64
+	maxPhases   = 64
+	maxNotes    = 192
+	maxText     = 300 // bytes of a note
 )
 
-// Others is what the moves are counted under of edges that are too many.
+// Others is the name of both ends of the edge that counts the moves of all edges beyond the limit.
 const Others = "others"
 
-// causeOfCopies is the cause that moves onto copies are counted under.
+// causeOfCopies is the cause of moves that found a copy.
 const causeOfCopies = "copy"
 
 // Recorder makes a Timeline. New makes one.
@@ -35,58 +37,31 @@ type Recorder struct {
 
 	mu struct {
 		sync.Mutex
-		interval time.Duration
-		last     time.Time
-		spaces   []*space
-		edges    map[[2]tier.ID]*series
-		causes   map[string]*cause
-		waits    struct{ ended, total, longest series } // times in nanoseconds
-		tasks    struct {
-			running       level
-			ended, failed series
-		}
-		copies  Copies
-		phases  []phase
-		notes   []Note
-		leftOut int64
-	}
-}
-
-// series has a value for each interval, up to the last one with any.
-type series struct{ v []int64 }
-
-// level is a series of what is there at a time. Intervals in which nobody looked have what was seen
-// last.
-type level struct {
-	series
-	now int64
-	at  int // the interval in which was looked last
-}
-
-// see records what is there now.
-func (l *level) see(i int, n int64) {
-	l.until(i)
-	l.now, l.at = n, max(l.at, i)
-	l.atLeast(i, n)
-}
-
-// until fills the intervals up to i.
-func (l *level) until(i int) {
-	for k := l.at + 1; k <= i && len(l.v) > 0; k++ {
-		l.atLeast(k, l.now)
+		interval                       time.Duration
+		last                           time.Time // of the latest event
+		spaces                         []*space
+		edges                          map[[2]tier.ID]*series // the zero key is for Others
+		causes                         map[string]*cause
+		waits, waited, longest         series // waited and longest in nanoseconds
+		tasks, tasksEnded, tasksFailed series
+		copies                         Copies
+		phases                         []phase
+		notes                          []Note
+		leftOut                        int64
 	}
 }
 
 type space struct {
 	State
-	used, reserved, copies, foreign level
+	used, reserved, copies, foreign series
 }
 
 type cause struct{ moves, bytes series }
 
+// phase covers the phases from first to last, which have been merged.
 type phase struct {
-	name       string
-	begin, end time.Time // zero: not over
+	first, last string
+	begin, end  time.Time // end is zero while the phase lasts
 }
 
 // New returns a Recorder whose recording begins now.
@@ -94,12 +69,13 @@ func New() *Recorder { return newAt(time.Now()) }
 
 func newAt(began time.Time) *Recorder {
 	r := &Recorder{began: began}
-	r.mu.interval, r.mu.last = shortest, began
+	r.mu.interval, r.mu.last = minInterval, began
 	r.mu.edges, r.mu.causes = make(map[[2]tier.ID]*series), make(map[string]*cause)
+	r.mu.longest.kind, r.mu.tasks.kind = peaks, levels
 	return r
 }
 
-// Event records an event. It is for Config.Events.
+// Event records an event. Pass it to Config.Events.
 func (r *Recorder) Event(e events.Event) {
 	switch e.Kind {
 	case events.MoveBegun, events.WaitBegun, events.AheadUsed, events.AheadWasted, events.PressureRose, events.PressureFell:
@@ -113,42 +89,34 @@ func (r *Recorder) Event(e events.Event) {
 		if e.Err == nil {
 			r.movedLocked(e, at)
 		}
-		return
 	case events.CopyMade:
 		r.mu.copies.Made += e.Bytes
 		if e.Ahead {
 			r.mu.copies.Ahead += e.Bytes
 		}
-		return
 	case events.CopyUsed:
 		r.mu.copies.Used += e.Bytes
-		return
 	case events.CopyDropped:
 		r.mu.copies.Dropped += e.Bytes
-		return
 	case events.WaitEnded:
-		w := &r.mu.waits
-		w.ended.add(at, 1)
-		w.longest.atLeast(at, int64(e.Took))
-		r.spreadLocked(&w.total, e.At, e.Took, int64(e.Took))
-		return
+		r.mu.waits.add(at, 1)
+		r.mu.longest.add(at, int64(e.Took))
+		r.spreadLocked(&r.mu.waited, e.At, e.Took, int64(e.Took))
 	case events.TaskBegun:
-		t := &r.mu.tasks
-		t.running.see(at, t.running.now+1)
-		return
+		r.mu.tasks.set(at, r.mu.tasks.now+1)
 	case events.TaskEnded:
-		t := &r.mu.tasks
-		t.running.see(at, max(0, t.running.now-1))
-		t.ended.add(at, 1)
-		if e.Err == nil {
-			return
+		r.mu.tasks.set(at, max(0, r.mu.tasks.now-1))
+		r.mu.tasksEnded.add(at, 1)
+		if e.Err != nil {
+			r.mu.tasksFailed.add(at, 1)
+			r.noteLocked(e)
 		}
-		t.failed.add(at, 1)
+	default:
+		r.noteLocked(e)
 	}
-	r.noteLocked(e)
 }
 
-// movedLocked counts a move. Its bytes are those of the time that it took.
+// movedLocked counts a move. Its bytes count in all intervals that the move took.
 func (r *Recorder) movedLocked(e events.Event, at int) {
 	name := e.Reason
 	if e.Copy {
@@ -156,7 +124,7 @@ func (r *Recorder) movedLocked(e events.Event, at int) {
 	}
 	c := r.mu.causes[name]
 	if c == nil {
-		if len(r.mu.causes) >= mostPhases {
+		if len(r.mu.causes) >= maxCauses {
 			return
 		}
 		c = new(cause)
@@ -168,20 +136,16 @@ func (r *Recorder) movedLocked(e events.Event, at int) {
 	}
 	r.spreadLocked(&c.bytes, e.At, e.Took, e.Bytes)
 	key := [2]tier.ID{e.From, e.To}
-	s := r.mu.edges[key]
-	if s == nil {
-		if len(r.mu.edges) >= mostEdges {
-			key = [2]tier.ID{}
-		}
-		if s = r.mu.edges[key]; s == nil {
-			s = new(series)
-			r.mu.edges[key] = s
-		}
+	if r.mu.edges[key] == nil && len(r.mu.edges) >= maxEdges {
+		key = [2]tier.ID{}
 	}
-	r.spreadLocked(s, e.At, e.Took, e.Bytes)
+	if r.mu.edges[key] == nil {
+		r.mu.edges[key] = new(series)
+	}
+	r.spreadLocked(r.mu.edges[key], e.At, e.Took, e.Bytes)
 }
 
-// spreadLocked adds n to the intervals of the time that ended at a moment, each by its part.
+// spreadLocked distributes n over the intervals of the time that ended at end.
 func (r *Recorder) spreadLocked(s *series, end time.Time, took time.Duration, n int64) {
 	last, first := r.indexLocked(end), r.indexLocked(end.Add(-took))
 	if first == last || n == 0 {
@@ -207,22 +171,23 @@ func (r *Recorder) Sample(at time.Time, spaces []State) {
 	for _, now := range spaces {
 		k := slices.IndexFunc(r.mu.spaces, func(s *space) bool { return s.ID == now.ID })
 		if k < 0 {
-			if len(r.mu.spaces) >= mostSpaces {
+			if len(r.mu.spaces) >= maxSpaces {
 				continue
 			}
+			level := series{kind: levels}
 			k = len(r.mu.spaces)
-			r.mu.spaces = append(r.mu.spaces, &space{})
+			r.mu.spaces = append(r.mu.spaces, &space{used: level, reserved: level, copies: level, foreign: level})
 		}
 		s := r.mu.spaces[k]
 		s.State = now
-		s.used.see(i, now.Used)
-		s.reserved.see(i, now.Reserved)
-		s.copies.see(i, now.Copies)
-		s.foreign.see(i, now.Foreign)
+		s.used.set(i, now.Used)
+		s.reserved.set(i, now.Reserved)
+		s.copies.set(i, now.Copies)
+		s.foreign.set(i, now.Foreign)
 	}
 }
 
-// Phase says that a part of the work begins, and the one before it is over.
+// Phase begins a part of the work and ends the one before it.
 func (r *Recorder) Phase(at time.Time, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -231,56 +196,47 @@ func (r *Recorder) Phase(at time.Time, name string) {
 	if len(p) > 0 && p[len(p)-1].end.IsZero() {
 		p[len(p)-1].end = at
 	}
-	if len(p) == mostPhases { // then two neighbours have one name
-		merged := p[:0]
-		for i := 0; i < len(p); i += 2 {
-			merged = append(merged, phase{p[i].name + " to " + lastOf(p[i+1].name), p[i].begin, p[i+1].end})
+	if len(p) == maxPhases {
+		for i := range maxPhases / 2 {
+			a, b := p[2*i], p[2*i+1]
+			p[i] = phase{a.first, b.last, a.begin, b.end}
 		}
-		clear(p[len(merged):])
-		for i := range merged {
-			merged[i].name = firstOf(merged[i].name) + " to " + lastOf(merged[i].name)
-		}
-		p = merged
+		p = p[:maxPhases/2]
 	}
-	r.mu.phases = append(p, phase{name: name, begin: at})
+	r.mu.phases = append(p, phase{name, name, at, time.Time{}})
 }
 
-// firstOf and lastOf are the ends of a name that stands for several phases.
-func firstOf(name string) string {
-	first, _, _ := strings.Cut(name, " to ")
-	return first
-}
-
-func lastOf(name string) string { return name[strings.LastIndex(" to "+name, " to "):] }
-
-// noteLocked keeps an event for people.
+// noteLocked keeps an event for people to read.
 func (r *Recorder) noteLocked(e events.Event) {
 	n := Note{At: max(0, e.At.Sub(r.began).Seconds()), Kind: e.Kind.String(), Text: e.Text, Count: 1}
-	for _, id := range []tier.ID{e.To, e.From} {
-		if n.Space == "" && id.Valid() {
-			n.Space = id.String()
+	if e.To.Valid() {
+		n.Space = e.To.String()
+	} else if e.From.Valid() {
+		n.Space = e.From.String()
+	}
+	more := []string{e.Origin.String()}
+	if e.Err != nil {
+		more = append(more, e.Err.Error())
+	}
+	for _, text := range more {
+		if text != "" {
+			n.Text = strings.TrimPrefix(n.Text+"; "+text, "; ")
 		}
 	}
-	for _, more := range []string{e.Origin.String(), errorText(e.Err)} {
-		if more != "" {
-			n.Text = strings.TrimPrefix(n.Text+"; "+more, "; ")
-		}
+	if len(n.Text) > maxText {
+		n.Text = strings.ToValidUTF8(n.Text[:maxText], "") + "…"
 	}
-	if len(n.Text) > mostText {
-		n.Text = strings.ToValidUTF8(n.Text[:mostText], "") + "…"
-	}
-	if len(r.mu.notes) == mostNotes {
+	if len(r.mu.notes) == maxNotes {
 		r.mergeNotesLocked()
 	}
-	if len(r.mu.notes) == mostNotes {
+	if len(r.mu.notes) == maxNotes {
 		r.mu.leftOut++
 		return
 	}
 	r.mu.notes = append(r.mu.notes, n)
 }
 
-// mergeNotesLocked makes room: of notes of one kind and space, each second one is counted with the
-// one before it.
+// mergeNotesLocked adds every second note of a kind and space to the count of the one before it.
 func (r *Recorder) mergeNotesLocked() {
 	type about struct{ kind, space string }
 	open, kept := make(map[about]int), r.mu.notes[:0]
@@ -298,14 +254,7 @@ func (r *Recorder) mergeNotesLocked() {
 	r.mu.notes = kept
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// indexLocked returns the interval of a moment, for which there is room then.
+// indexLocked returns the interval of a moment. It first merges intervals until there is one.
 func (r *Recorder) indexLocked(at time.Time) int {
 	if at.After(r.mu.last) {
 		r.mu.last = at
@@ -313,166 +262,143 @@ func (r *Recorder) indexLocked(at time.Time) int {
 	since := max(0, at.Sub(r.began))
 	for since/r.mu.interval >= intervals {
 		r.mu.interval *= 2
-		r.eachLocked((*series).merge)
-		for _, l := range r.levelsLocked() {
-			l.at /= 2
+		for _, s := range r.allLocked() {
+			s.values, s.seen = s.merged(2, (len(s.values)+1)/2), s.seen/2
 		}
 	}
 	return int(since / r.mu.interval)
 }
 
-func (r *Recorder) levelsLocked() []*level {
-	all := []*level{&r.mu.tasks.running}
-	for _, s := range r.mu.spaces {
+func (r *Recorder) allLocked() []*series {
+	m := &r.mu
+	all := []*series{&m.waits, &m.waited, &m.longest, &m.tasks, &m.tasksEnded, &m.tasksFailed}
+	for _, s := range m.spaces {
 		all = append(all, &s.used, &s.reserved, &s.copies, &s.foreign)
 	}
-	return all
+	for _, c := range m.causes {
+		all = append(all, &c.moves, &c.bytes)
+	}
+	return slices.AppendSeq(all, maps.Values(m.edges))
 }
 
-// eachLocked calls f for all series; level says that the largest value of several counts, and not
-// their sum.
-func (r *Recorder) eachLocked(f func(s *series, level bool)) {
-	for _, l := range r.levelsLocked() {
-		f(&l.series, true)
-	}
-	for _, e := range r.mu.edges {
-		f(e, false)
-	}
-	for _, c := range r.mu.causes {
-		f(&c.moves, false)
-		f(&c.bytes, false)
-	}
-	f(&r.mu.waits.ended, false)
-	f(&r.mu.waits.total, false)
-	f(&r.mu.waits.longest, true)
-	f(&r.mu.tasks.ended, false)
-	f(&r.mu.tasks.failed, false)
+// series has a value for each interval, up to the last one with any.
+type series struct {
+	kind   kind
+	values []int64
+	now    int64 // of levels: the latest value
+	seen   int   // of levels: the interval in which it was set
 }
 
-func (s *series) reach(i int) {
-	if i < len(s.v) {
-		return
-	}
-	if i >= cap(s.v) { // in few steps, and never more than there are intervals
-		grown := make([]int64, len(s.v), max(intervals/8, min(intervals, 2*(i+1))))
-		copy(grown, s.v)
-		s.v = grown
-	}
-	s.v = s.v[:i+1]
-}
+// kind says how a series combines the values of one interval, and of intervals that become one.
+type kind uint8
+
+const (
+	sums   kind = iota // adds them up
+	peaks              // keeps the largest
+	levels             // keeps the largest; a value lasts until the next one, also through whole intervals
+)
 
 func (s *series) add(i int, n int64) {
-	s.reach(i)
-	s.v[i] += n
-}
-
-func (s *series) atLeast(i int, n int64) {
-	s.reach(i)
-	s.v[i] = max(s.v[i], n)
-}
-
-// merge makes one value of each two.
-func (s *series) merge(level bool) {
-	half := (len(s.v) + 1) / 2
-	for i := range half {
-		v := s.v[2*i]
-		if 2*i+1 < len(s.v) {
-			if other := s.v[2*i+1]; level {
-				v = max(v, other)
-			} else {
-				v += other
-			}
-		}
-		s.v[i] = v
+	if missing := i + 1 - len(s.values); missing > 0 {
+		s.values = append(s.values, make([]int64, missing)...)
 	}
-	clear(s.v[half:])
-	s.v = s.v[:half]
+	if s.kind == sums {
+		s.values[i] += n
+	} else {
+		s.values[i] = max(s.values[i], n)
+	}
 }
 
-// Snapshot returns what was recorded up to now, with at most so many intervals, and at most most
-// numbers in all. The recording goes on.
-func (r *Recorder) Snapshot(points, most int) *Timeline {
+// set gives a level a new value.
+func (s *series) set(i int, n int64) {
+	s.fill(i)
+	s.now = n
+	s.add(i, n)
+}
+
+// fill repeats the latest value of a level up to interval i.
+func (s *series) fill(i int) {
+	for ; s.seen < i; s.seen++ {
+		if len(s.values) > 0 {
+			s.add(s.seen+1, s.now)
+		}
+	}
+}
+
+// merged returns count values, each of which combines times values of s.
+func (s *series) merged(times, count int) []int64 {
+	to := series{kind: s.kind, values: make([]int64, count)}
+	for i, v := range s.values {
+		to.add(i/times, v)
+	}
+	return to.values
+}
+
+// Snapshot returns the recording up to now with at most points intervals, and at most numbers values
+// in all. The recording continues.
+func (r *Recorder) Snapshot(points, numbers int) *Timeline {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := &Timeline{
-		Began: r.began.UTC(), Seconds: r.mu.last.Sub(r.began).Seconds(),
-		Spaces: []Space{}, Edges: []Edge{}, Causes: []Cause{}, Phases: []Phase{}, Notes: slices.Clone(r.mu.notes), NotesLeftOut: r.mu.leftOut,
-	}
-	if t.Notes == nil {
-		t.Notes = []Note{}
-	}
-	last := r.indexLocked(r.mu.last)
-	for _, l := range r.levelsLocked() {
-		l.until(last)
-		l.at = max(l.at, last)
-	}
-	all := 0
-	r.eachLocked(func(*series, bool) { all++ })
-	times := 1 // intervals that become one
-	for n := last + 1; n > 1 && (n > points || n*all > most); n = (n + 1) / 2 {
+	m := &r.mu
+	last := r.indexLocked(m.last)
+	all := r.allLocked()
+	times := 1 // how many intervals become one
+	for n := last + 1; n > 1 && (n > points || n*len(all) > numbers); n = (n + 1) / 2 {
 		times *= 2
 	}
-	interval := time.Duration(times) * r.mu.interval
-	t.IntervalSeconds = interval.Seconds()
-	count := last/times + 1
-	top := func(s *series) []int64 { return s.in(count, times, true) }
-	sum := func(s *series) []int64 { return s.in(count, times, false) }
-	for _, s := range r.mu.spaces {
+	values := func(s *series) []int64 {
+		if s.kind == levels {
+			s.fill(last)
+		}
+		return s.merged(times, last/times+1)
+	}
+	seconds := func(s *series) []float64 {
+		out := make([]float64, 0, last/times+1)
+		for _, ns := range values(s) {
+			out = append(out, float64(ns/1000)/1e6) // to a microsecond
+		}
+		return out
+	}
+	t := &Timeline{
+		Began:           r.began.UTC(),
+		Seconds:         m.last.Sub(r.began).Seconds(),
+		IntervalSeconds: (time.Duration(times) * m.interval).Seconds(),
+
+		Spaces: []Space{}, Edges: []Edge{}, Causes: []Cause{}, Phases: []Phase{}, // [] in JSON, not null
+
+		Notes: append([]Note{}, m.notes...), NotesLeftOut: m.leftOut,
+		Waits:  Waits{Ended: values(&m.waits), Total: seconds(&m.waited), Longest: seconds(&m.longest)},
+		Tasks:  Tasks{Running: values(&m.tasks), Ended: values(&m.tasksEnded), Failed: values(&m.tasksFailed)},
+		Copies: m.copies,
+	}
+	for _, s := range m.spaces {
 		t.Spaces = append(t.Spaces, Space{
 			ID: s.ID, Capacity: s.Capacity, Limit: s.Limit, Trigger: s.Trigger, Stop: s.Stop,
-			Used: top(&s.used.series), Reserved: top(&s.reserved.series), Copies: top(&s.copies.series), Foreign: top(&s.foreign.series),
+			Used: values(&s.used), Reserved: values(&s.reserved), Copies: values(&s.copies), Foreign: values(&s.foreign),
 		})
 	}
 	byID := func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal)) }
-	keys := make([][2]tier.ID, 0, len(r.mu.edges))
-	for k := range r.mu.edges {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, func(a, b [2]tier.ID) int { return cmp.Or(byID(a[0], b[0]), byID(a[1], b[1])) })
-	for _, k := range keys {
-		e := Edge{From: Others, To: Others, Bytes: sum(r.mu.edges[k])}
+	byEnds := func(a, b [2]tier.ID) int { return cmp.Or(byID(a[0], b[0]), byID(a[1], b[1])) }
+	for _, k := range slices.SortedFunc(maps.Keys(m.edges), byEnds) {
+		e := Edge{From: Others, To: Others, Bytes: values(m.edges[k])}
 		if k[0].Valid() && k[1].Valid() {
 			e.From, e.To = k[0].String(), k[1].String()
 		}
 		t.Edges = append(t.Edges, e)
 	}
-	for name, c := range r.mu.causes {
-		t.Causes = append(t.Causes, Cause{Name: name, Moves: sum(&c.moves), Bytes: sum(&c.bytes)})
+	for _, name := range slices.Sorted(maps.Keys(m.causes)) {
+		c := m.causes[name]
+		t.Causes = append(t.Causes, Cause{Name: name, Moves: values(&c.moves), Bytes: values(&c.bytes)})
 	}
-	slices.SortFunc(t.Causes, func(a, b Cause) int { return cmp.Compare(a.Name, b.Name) })
-	t.Waits = Waits{Ended: sum(&r.mu.waits.ended), Total: seconds(sum(&r.mu.waits.total)), Longest: seconds(top(&r.mu.waits.longest))}
-	t.Tasks = Tasks{Running: top(&r.mu.tasks.running.series), Ended: sum(&r.mu.tasks.ended), Failed: sum(&r.mu.tasks.failed)}
-	t.Copies = r.mu.copies
-	for _, p := range r.mu.phases {
-		end := r.mu.last
-		if !p.end.IsZero() {
-			end = p.end
+	for _, p := range m.phases {
+		name, end := p.first, p.end
+		if p.last != p.first {
+			name += " to " + p.last
 		}
-		t.Phases = append(t.Phases, Phase{p.name, p.begin.Sub(r.began).Seconds(), end.Sub(r.began).Seconds()})
+		if end.IsZero() {
+			end = m.last
+		}
+		t.Phases = append(t.Phases, Phase{name, p.begin.Sub(r.began).Seconds(), end.Sub(r.began).Seconds()})
 	}
 	return t
-}
-
-// in returns count values, each made of so many intervals.
-func (s *series) in(count, times int, level bool) []int64 {
-	out := make([]int64, count)
-	for i, v := range s.v {
-		if k := i / times; k >= count {
-			break
-		} else if level {
-			out[k] = max(out[k], v)
-		} else {
-			out[k] += v
-		}
-	}
-	return out
-}
-
-// seconds are nanoseconds as seconds, to a microsecond.
-func seconds(ns []int64) []float64 {
-	out := make([]float64, len(ns))
-	for i, v := range ns {
-		out[i] = float64(v/1000) / 1e6
-	}
-	return out
 }

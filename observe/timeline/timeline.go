@@ -4,10 +4,10 @@
 //	Engine.Stats ───▶ Recorder.Sample ─┼──▶ intervals ──▶ Timeline ┤
 //	phases ─────────▶ Recorder.Phase ──┘                          └──▶ JSON
 //
-// Time is divided into intervals of equal length. There are a few hundred of them at most. When they
-// are full, neighbours are merged and the length doubles. So a recording of an hour takes as much
-// memory as one of a second: it is coarser, and nothing of it is cut off. Of what is a level, such as
-// the bytes in use, the largest is kept; of what is counted, the sum.
+// Time is divided into at most 512 intervals of equal length. When all are used, the recorder merges
+// neighbours and doubles the length. So a recording of an hour takes as much memory as one of a second:
+// it is coarser, and complete. An interval has the largest value of a level, such as the bytes in use,
+// and the sum of a count.
 //
 // A Recorder starts no goroutine. It is safe for concurrent use; its mutex is a leaf, held for a few
 // additions.

@@ -93,7 +93,7 @@ func TestNothingIsCut(t *testing.T) {
 func TestMovesAreSpread(t *testing.T) {
 	began := time.Unix(1000, 0)
 	r := newAt(began)
-	r.Event(events.Event{Kind: events.MoveEnded, At: began.Add(4 * shortest), Took: 2 * shortest, From: gpu, To: host, Bytes: 1000, Reason: "trigger"})
+	r.Event(events.Event{Kind: events.MoveEnded, At: began.Add(4 * minInterval), Took: 2 * minInterval, From: gpu, To: host, Bytes: 1000, Reason: "trigger"})
 	if got := r.Snapshot(intervals, 1<<20).Edges[0].Bytes; !slices.Equal(got, []int64{0, 0, 500, 500, 0}) {
 		t.Error(got)
 	}
@@ -116,21 +116,21 @@ func TestBounds(t *testing.T) {
 	for _, n := range s.Notes {
 		count += n.Count
 		kinds[n.Kind] = true
-		if len(n.Text) > mostText+len("…") {
+		if len(n.Text) > maxText+len("…") {
 			t.Fatalf("%d bytes of text", len(n.Text))
 		}
 	}
-	if len(s.Notes) > mostNotes || count != 20_000 || len(kinds) != 2 || s.NotesLeftOut != 0 {
+	if len(s.Notes) > maxNotes || count != 20_000 || len(kinds) != 2 || s.NotesLeftOut != 0 {
 		t.Errorf("%d notes of %d, %v, %d left out", len(s.Notes), count, kinds, s.NotesLeftOut)
 	}
 	bytes := int64(0)
 	for _, e := range s.Edges {
 		bytes += sum(e.Bytes)
 	}
-	if len(s.Edges) != mostEdges+1 || bytes != 10_000 || s.Edges[0].From != Others {
+	if len(s.Edges) != maxEdges+1 || bytes != 10_000 || s.Edges[0].From != Others {
 		t.Errorf("%d edges, %d bytes", len(s.Edges), bytes)
 	}
-	if len(s.Phases) > mostPhases || !strings.HasPrefix(s.Phases[0].Name, "pass-1 to pass-") || strings.Count(s.Phases[0].Name, " to ") != 1 || s.Phases[len(s.Phases)-1].Name != "pass-10000" {
+	if len(s.Phases) > maxPhases || !strings.HasPrefix(s.Phases[0].Name, "pass-1 to pass-") || strings.Count(s.Phases[0].Name, " to ") != 1 || s.Phases[len(s.Phases)-1].Name != "pass-10000" {
 		t.Errorf("%+v", s.Phases)
 	}
 	for i := 1; i < len(s.Phases); i++ {
@@ -165,12 +165,12 @@ func TestLevelsStay(t *testing.T) {
 	began := time.Unix(1000, 0)
 	r := newAt(began)
 	r.Sample(began, []State{{ID: "gpu:0", Used: 5}})
-	r.Sample(began.Add(4*shortest), []State{{ID: "gpu:0", Used: 7}})
-	r.Event(events.Event{Kind: events.TaskBegun, At: began.Add(6 * shortest)})
+	r.Sample(began.Add(4*minInterval), []State{{ID: "gpu:0", Used: 7}})
+	r.Event(events.Event{Kind: events.TaskBegun, At: began.Add(6 * minInterval)})
 	if got := r.Snapshot(intervals, 1<<20).Spaces[0].Used; !slices.Equal(got, []int64{5, 5, 5, 5, 7, 7, 7}) {
 		t.Error(got)
 	}
-	r.Sample(began.Add(2*intervals*shortest), []State{{ID: "gpu:0", Used: 1}})
+	r.Sample(began.Add(2*intervals*minInterval), []State{{ID: "gpu:0", Used: 1}})
 	s := r.Snapshot(intervals, 1<<20)
 	if got := s.Spaces[0].Used; slices.Min(got[:len(got)-1]) != 5 || got[2] != 7 || got[len(got)-2] != 7 || got[len(got)-1] != 7 && got[len(got)-1] != 1 {
 		t.Error(got)
