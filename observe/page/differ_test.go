@@ -240,7 +240,7 @@ func TestPageIsBounded(t *testing.T) {
 	if b.Len() > 3_000_000 {
 		t.Errorf("the page has %d bytes", b.Len())
 	}
-	if n := strings.Count(b.String(), "and "+count(many-mostRows)+" more</p>"); n < 2*9 {
+	if n := strings.Count(b.String(), "and "+count(many-maxRows)+" more</p>"); n < 2*9 {
 		t.Errorf("%d tables say that there is more", n)
 	}
 }

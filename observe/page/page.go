@@ -37,8 +37,8 @@ const (
 	Numbers = 50_000
 )
 
-// mostAdvice is how much advice a page has. What comes later matters less.
-const mostAdvice = 6
+// maxAdvice is how much advice a page has. What comes later matters less.
+const maxAdvice = 6
 
 // Report is what a page shows: one run, or two that are compared.
 type Report struct {
@@ -261,8 +261,9 @@ var fixed = sync.OnceValue(func() (f struct {
 		"; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
-		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "percent": percent, "count": count,
-		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "sumBytes": sumBytes, "speed": speed, "figure": figure, "few": few, "more": more, "named": named, "limited": limited, "add": func(a, b int) int { return a + b },
+		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "count": count,
+		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "speed": speed,
+		"figure": figure, "few": few, "more": more, "named": named, "limited": limited,
 	}).Parse(htmlText))
 	return f
 })
@@ -295,13 +296,19 @@ type dataRun struct {
 func (r *Report) data() data {
 	d := data{Live: r.Live}
 	for _, run := range r.Runs {
-		one := dataRun{Name: run.Name, Timeline: complete(run.Timeline), Limits: map[string]float64{}, Peaks: map[string]int64{}}
-		for _, e := range run.Edges[:min(len(run.Edges), mostRows)] {
+		one := dataRun{Name: run.Name, Limits: map[string]float64{}, Peaks: map[string]int64{}}
+		if run.Timeline != nil {
+			t := *run.Timeline
+			t.Notes = nil // they are in a table
+			complete(reflect.ValueOf(&t).Elem(), len(t.Waits.Ended))
+			one.Timeline = &t
+		}
+		for _, e := range run.Edges[:min(len(run.Edges), maxRows)] {
 			if e.Limit > 0 {
 				one.Limits[e.From+" → "+e.To] = e.Limit * gib
 			}
 		}
-		for _, s := range run.Spaces[:min(len(run.Spaces), mostRows)] {
+		for _, s := range run.Spaces[:min(len(run.Spaces), maxRows)] {
 			one.Peaks[s.ID] = s.Peak
 		}
 		d.Runs = append(d.Runs, one)
@@ -309,104 +316,95 @@ func (r *Report) data() data {
 	return d
 }
 
-// complete returns a timeline that has each list, and in each series a value for each interval: what
-// another program wrote may lack some, and a script cannot go through null.
-func complete(t *timeline.Timeline) *timeline.Timeline {
-	if t == nil {
-		return nil
+// complete changes a copy of a timeline for the page's script: it cuts lists to the number of rows
+// that a page shows, and gives each series that a document from elsewhere lacks n zeros.
+func complete(v reflect.Value, n int) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() { // not the fields of a time
+				complete(v.Field(i), n)
+			}
+		}
+	case reflect.Slice:
+		if v.Type().Elem().Kind() != reflect.Struct {
+			if v.Len() == 0 {
+				v.Set(reflect.MakeSlice(v.Type(), n, n))
+			}
+			return
+		}
+		rows := reflect.MakeSlice(v.Type(), min(v.Len(), maxRows), maxRows)
+		reflect.Copy(rows, v)
+		for i := range rows.Len() {
+			complete(rows.Index(i), n)
+		}
+		v.Set(rows)
 	}
-	c, n := *t, len(t.Waits.Ended)
-	c.Spaces, c.Edges, c.Causes = first(t.Spaces), first(t.Edges), first(t.Causes)
-	c.Phases, c.Notes = first(t.Phases), []timeline.Note{} // notes are a table
-	c.Waits = timeline.Waits{Ended: filled(t.Waits.Ended, n), Total: filled(t.Waits.Total, n), Longest: filled(t.Waits.Longest, n)}
-	c.Tasks = timeline.Tasks{Running: filled(t.Tasks.Running, n), Ended: filled(t.Tasks.Ended, n), Failed: filled(t.Tasks.Failed, n)}
-	for i := range c.Spaces {
-		s := &c.Spaces[i]
-		s.Used, s.Reserved, s.Copies, s.Foreign = filled(s.Used, n), filled(s.Reserved, n), filled(s.Copies, n), filled(s.Foreign, n)
-	}
-	for i := range c.Edges {
-		c.Edges[i].Bytes = filled(c.Edges[i].Bytes, n)
-	}
-	for i := range c.Causes {
-		c.Causes[i].Moves, c.Causes[i].Bytes = filled(c.Causes[i].Moves, n), filled(c.Causes[i].Bytes, n)
-	}
-	return &c
 }
 
-// mostRows bounds a table, and what is plotted: nobody reads more, and a page of a file that somebody
+// maxRows bounds a table, and what is plotted: nobody reads more, and a page of a file that somebody
 // made up stays one that a browser opens. A machine with eight GPUs has fewer edges.
-const mostRows = 250
+const maxRows = 250
 
 // first copies the first of a list, as many as are shown.
-func first[T any](list []T) []T { return append([]T{}, list[:min(len(list), mostRows)]...) }
+func first[T any](list []T) []T { return append([]T{}, list[:min(len(list), maxRows)]...) }
 
 // few is that of any list, for the template.
 func few(list any) any {
-	if v := reflect.ValueOf(list); v.Len() > mostRows {
-		return v.Slice(0, mostRows).Interface()
+	if v := reflect.ValueOf(list); v.Len() > maxRows {
+		return v.Slice(0, maxRows).Interface()
 	}
 	return list
 }
 
 // more is how many few leaves out.
-func more(list any) int64 { return int64(max(0, reflect.ValueOf(list).Len()-mostRows)) }
-
-// filled is a series, or n zeros.
-func filled[T int64 | float64](series []T, n int) []T {
-	if len(series) == 0 {
-		return make([]T, n)
-	}
-	return series
-}
+func more(list any) int64 { return int64(max(0, reflect.ValueOf(list).Len()-maxRows)) }
 
 const gib = 1 << 30
 
-func (r *Report) view() (view, error) {
+// render executes a template, "page" or "main", for the report.
+func (r *Report) render(name string) ([]byte, error) {
 	text, err := json.Marshal(r.data()) // which escapes <, > and &
+	if err != nil {
+		return nil, err
+	}
 	v := view{Report: r, Style: fixed().Style, Script: fixed().Script, Policy: fixed().Inner, Data: template.JS(text), Two: len(r.Runs) == 2}
 	if v.Two {
 		v.Differ = Differ(&r.Runs[0], &r.Runs[1])
 	}
 	for i := range r.Runs {
 		found := advise(&r.Runs[i])
-		for _, a := range found[:min(len(found), mostAdvice/len(r.Runs))] {
+		for _, a := range found[:min(len(found), maxAdvice/len(r.Runs))] {
 			if v.Two {
 				a.What = letter(i) + ": " + a.What
 			}
 			v.Advice = append(v.Advice, a)
 		}
 	}
-	return v, err
+	var b bytes.Buffer
+	err = fixed().page.ExecuteTemplate(&b, name, v)
+	return b.Bytes(), err
 }
 
 // Write writes the page.
 func Write(w io.Writer, r *Report) error {
-	v, err := r.view()
-	if err != nil {
-		return err
+	text, err := r.render("page")
+	if err == nil {
+		_, err = w.Write(text)
 	}
-	var b bytes.Buffer
-	if err := fixed().page.Execute(&b, v); err != nil {
-		return err
-	}
-	_, err = w.Write(b.Bytes())
 	return err
 }
 
-// body writes what a live page is changed to: its data and its main part.
-func (r *Report) body() ([]byte, error) {
-	v, err := r.view()
+// update returns the new data and main part of a live page, as JSON.
+func (r *Report) update() ([]byte, error) {
+	main, err := r.render("main")
 	if err != nil {
-		return nil, err
-	}
-	var main strings.Builder
-	if err := fixed().page.ExecuteTemplate(&main, "main", v); err != nil {
 		return nil, err
 	}
 	return json.Marshal(struct {
 		Data data   `json:"data"`
 		Main string `json:"main"`
-	}{r.data(), main.String()})
+	}{r.data(), string(main)})
 }
 
 // rate is what a number of bytes is in a time, in GiB/s.
@@ -531,13 +529,6 @@ func width(value, most float64) string {
 		return "0%"
 	}
 	return fmt.Sprintf("%.1f%%", 100*value/most)
-}
-
-func sumBytes(by map[string]int64) (all int64) {
-	for _, n := range by {
-		all += n
-	}
-	return all
 }
 
 // reasons writes the bytes by reason, the most first.

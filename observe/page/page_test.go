@@ -79,7 +79,8 @@ func long(seconds int, name string) Run {
 // A page of an hour on a large machine takes 2 MB at most, also one of two runs.
 func TestAnHourIsSmall(t *testing.T) {
 	run := long(3600, "hour")
-	if n := run.Timeline.Values(); n > Numbers || len(run.Timeline.Waits.Ended) < 50 || run.Timeline.Seconds < 3500 {
+	perInterval := 4*len(run.Timeline.Spaces) + len(run.Timeline.Edges) + 2*len(run.Timeline.Causes) + 6
+	if n := perInterval * len(run.Timeline.Waits.Ended); n > Numbers || len(run.Timeline.Waits.Ended) < 50 || run.Timeline.Seconds < 3500 {
 		t.Errorf("%d numbers, %d intervals of %v s", n, len(run.Timeline.Waits.Ended), run.Timeline.Seconds)
 	}
 	for n := 1; n <= 2; n++ {

@@ -1,7 +1,6 @@
 package page
 
 import (
-	"bytes"
 	"net"
 	"net/http"
 	"net/netip"
@@ -49,12 +48,10 @@ func Serve(w http.ResponseWriter, req *http.Request, report func() *Report) {
 	var err error
 	if req.URL.RawQuery == "data" {
 		h.Set("Content-Type", "application/json; charset=utf-8")
-		text, err = report().body()
+		text, err = report().update()
 	} else {
 		h.Set("Content-Type", "text/html; charset=utf-8")
-		var b bytes.Buffer
-		err = Write(&b, report())
-		text = b.Bytes()
+		text, err = report().render("page")
 	}
 	if err != nil { // a template or a number that is none: a mistake of ours
 		http.Error(w, "the report cannot be made: "+err.Error(), http.StatusInternalServerError)

@@ -34,6 +34,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -216,31 +217,37 @@ func (s *spans) happened(e spillway.Event) {
 	end(span, e)
 }
 
-// attributes returns the fields that the event has as attributes.
+// attributes returns the fields of the event as attributes, without those that its kind does not have.
 func attributes(e spillway.Event) []attribute.KeyValue {
-	all := make([]attribute.KeyValue, 0, 12)
-	add := func(is bool, a attribute.KeyValue) {
-		if is {
-			all = append(all, a)
+	space := func(key string, id spillway.SpaceID) attribute.KeyValue {
+		if !id.Valid() {
+			return attribute.String(key, "")
 		}
+		return attribute.String(key, id.String())
 	}
-	text := func(key, value string) { add(value != "", attribute.String(key, valid(value))) }
-	add(e.Batch != 0, attribute.Int64("spillway.batch", int64(e.Batch)))
-	if e.From.Valid() {
-		text("spillway.space.from", e.From.String())
+	all := []attribute.KeyValue{
+		attribute.Int64("spillway.batch", int64(e.Batch)),
+		space("spillway.space.from", e.From),
+		space("spillway.space.to", e.To),
+		attribute.String("spillway.reason", valid(e.Reason)),
+		attribute.Int64("spillway.bytes", e.Bytes),
+		attribute.Int64("spillway.limit", e.Limit),
+		attribute.Bool("spillway.copy", e.Copy),
+		attribute.String("spillway.plan", valid(e.Plan)),
+		attribute.String("spillway.operator", valid(e.Operator)),
+		attribute.Int("spillway.port", e.Port),
+		attribute.Int("spillway.partition", e.Partition),
+		attribute.String("spillway.task", valid(e.Task)),
+		attribute.Int64("spillway.task.id", int64(e.TaskID)),
 	}
-	if e.To.Valid() {
-		text("spillway.space.to", e.To.String())
-	}
-	text("spillway.reason", e.Reason)
-	add(e.Bytes != 0 || e.Kind == events.MoveEnded, attribute.Int64("spillway.bytes", e.Bytes))
-	add(e.Limit != 0, attribute.Int64("spillway.limit", e.Limit))
-	add(e.Copy, attribute.Bool("spillway.copy", true))
-	text("spillway.plan", e.Plan)
-	text("spillway.operator", e.Operator)
-	add(e.Operator != "", attribute.Int("spillway.port", e.Port))
-	add(e.Operator != "", attribute.Int("spillway.partition", e.Partition))
-	text("spillway.task", e.Task)
-	add(e.TaskID != 0, attribute.Int64("spillway.task.id", int64(e.TaskID)))
-	return all
+	return slices.DeleteFunc(all, func(a attribute.KeyValue) bool {
+		switch a.Key {
+		case "spillway.port", "spillway.partition":
+			return e.Operator == ""
+		case "spillway.bytes":
+			return e.Bytes == 0 && e.Kind != events.MoveEnded
+		}
+		v := a.Value.AsInterface()
+		return v == "" || v == int64(0) || v == false
+	})
 }

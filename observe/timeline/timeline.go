@@ -108,20 +108,6 @@ type State struct {
 	Foreign                        int64
 }
 
-// Values returns how many numbers the series have together.
-func (t *Timeline) Values() (n int) {
-	for _, s := range t.Spaces {
-		n += len(s.Used) + len(s.Reserved) + len(s.Copies) + len(s.Foreign)
-	}
-	for _, e := range t.Edges {
-		n += len(e.Bytes)
-	}
-	for _, c := range t.Causes {
-		n += len(c.Moves) + len(c.Bytes)
-	}
-	return n + 3*len(t.Waits.Ended) + 3*len(t.Tasks.Running)
-}
-
 // StateOf returns how full a space is.
 func StateOf(s *tier.Space) State {
 	u := s.Usage()
