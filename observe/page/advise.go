@@ -33,6 +33,7 @@ func sorted(by map[string]int64) []string {
 }
 
 func isDisk(space string) bool { return strings.HasPrefix(space, "disk:") }
+func isHost(space string) bool { return strings.HasPrefix(space, "host:") }
 
 // setting returns the value of a setting; empty if there is none.
 func (r *Run) setting(flag string) string {
@@ -83,57 +84,63 @@ func advise(r *Run) (all []Advice) {
 	if moved == 0 {
 		return nil
 	}
-	rules := []func(*Run, int64) (Advice, bool){failing, throttled, boundByDisk, slowOfDisk, hostTooSmall, aheadInVain, neverRead, waits}
-	if r.Failed { // how fast it was says nothing; its error says what to do
+	rules := []func(*Run, int64) Advice{failing, throttled, boundByDisk, slowOfDisk, hostTooSmall, aheadInVain, neverRead, waits}
+	if r.Failed { // its speed means nothing, and its error has the advice
 		rules = rules[:1]
 	}
 	for _, rule := range rules {
-		if a, found := rule(r, moved); found {
+		if a := rule(r, moved); a.What != "" {
 			all = append(all, a)
 		}
 	}
 	return all
 }
 
-// failing: a disk that fails or is full comes before all else.
-func failing(r *Run, _ int64) (Advice, bool) {
-	if r.Timeline == nil {
-		return Advice{}, false
-	}
-	for _, n := range r.Timeline.Notes {
-		what := fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, took(n.At))
-		switch kind := n.Kind; {
-		case kind == "disk failing" && isFull(n.Text):
-			return Advice{fmt.Sprintf("%s was full at %s", n.Space, took(n.At)), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
-		case kind == "disk failing" || kind == "corruption found" || kind == "space lost":
-			if v := r.setting("--fault"); v != "" && v != Off {
-				return Advice{what, "leave the flag out: the fault was made on purpose", "--fault", "Disks[].FS"}, true
-			}
-			return Advice{what, "replace the device, or leave it out", "--disk DIR", "Disks"}, true
-		case kind == "disk nearly full":
-			return Advice{fmt.Sprintf("%s is nearly full", n.Space), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
-		case kind == "waiters refused":
-			return Advice{fmt.Sprintf("the disk was full at %s, and so was all memory above it", took(n.At)), moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}, true
-		}
-	}
-	return Advice{}, false
-}
-
 const moreRoom = "give it more room: make some there, name another directory, or set its size"
 
-// isFull reports whether the text of an error says that a disk, or a quota of it, is full: that is no
-// matter of the device.
+// failing applies if a disk fails or is full, which matters more than anything else.
+func failing(r *Run, _ int64) Advice {
+	if r.Timeline == nil {
+		return Advice{}
+	}
+	for _, n := range r.Timeline.Notes {
+		at, full := took(n.At), ""
+		switch {
+		case n.Kind == "disk nearly full":
+			full = n.Space + " is nearly full"
+		case n.Kind == "waiters refused":
+			full = fmt.Sprintf("the disk was full at %s, and so was all memory above it", at)
+		case n.Kind == "disk failing" && isFull(n.Text):
+			full = fmt.Sprintf("%s was full at %s", n.Space, at)
+		case n.Kind == "disk failing" || n.Kind == "corruption found" || n.Kind == "space lost":
+			a := Advice{fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, at), "replace the device, or leave it out", "--disk DIR", "Disks"}
+			if v := r.setting("--fault"); v != "" && v != Off {
+				a.Change, a.Flag, a.Field = "leave the flag out: the fault was made on purpose", "--fault", "Disks[].FS"
+			}
+			return a
+		default:
+			continue
+		}
+		return Advice{full, moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}
+	}
+	return Advice{}
+}
+
+// isFull reports whether an error means that a disk, or a quota of it, is full. Then the device is fine.
 func isFull(text string) bool {
 	return strings.Contains(text, "no space left on device") || strings.Contains(text, "quota exceeded")
 }
 
-func throttled(r *Run, _ int64) (Advice, bool) {
+func throttled(r *Run, _ int64) Advice {
 	v := r.setting("--disk-throttle")
-	return Advice{"each spill directory was slowed to " + v + " on purpose", "leave the flag out to see the disk's own speed", "--disk-throttle", "Disks[].FS"}, v != "" && v != Off
+	if v == "" || v == Off {
+		return Advice{}
+	}
+	return Advice{"each spill directory was slowed to " + v + " on purpose", "leave the flag out to see the disk's own speed", "--disk-throttle", "Disks[].FS"}
 }
 
-// traffic is what was written to a disk and read from it, as its file system saw it, and which part
-// that is of what the engine moved: compression makes it less.
+// traffic is the bytes that a disk's file system wrote, and the parts of the bytes that the engine moved
+// that it wrote and read: compression makes them smaller.
 type traffic struct {
 	written               int64
 	writtenPart, readPart float64
@@ -141,54 +148,47 @@ type traffic struct {
 }
 
 func (r *Run) onDisk(disk string) traffic {
-	var there, back int64
+	var to, from int64
 	for _, e := range r.Edges {
 		if e.To == disk {
-			there += e.Bytes
+			to += e.Bytes
 		}
 		if e.From == disk {
-			back += e.Bytes
+			from += e.Bytes
 		}
 	}
 	for _, s := range r.Spaces {
 		if s.ID == disk && s.Written+s.Read > 0 {
 			part := func(of, whole int64) float64 { return min(1, float64(of)/float64(max(1, whole))) }
-			return traffic{s.Written, part(s.Written, there), part(s.Read, back), true}
+			return traffic{s.Written, part(s.Written, to), part(s.Read, from), true}
 		}
 	}
 	codec := r.setting("--codec")
-	return traffic{there, 1, 1, codec == "" || codec == "none"}
+	return traffic{to, 1, 1, codec == "" || codec == "none"}
 }
 
-// boundByDisk: what was written took most of what the disk can do.
-func boundByDisk(r *Run, _ int64) (Advice, bool) {
-	moved, limit := make(map[string]int64), make(map[string]float64)
-	for _, e := range r.Edges {
-		if isDisk(e.To) && e.Limit > 0 {
-			moved[e.To] += e.Bytes
-			limit[e.To] = e.Limit
-		}
-	}
-	for _, disk := range first(sorted(moved)) {
-		disks := r.onDisk(disk)
-		mean := rate(disks.written, r.Seconds)
-		if !disks.known || mean < busyDisk*limit[disk] {
+// boundByDisk applies if a disk was busy with writes during most of the run.
+func boundByDisk(r *Run, _ int64) Advice {
+	for _, e := range first(r.Edges) {
+		disk := r.onDisk(e.To)
+		mean := rate(disk.written, r.Seconds)
+		if !isDisk(e.To) || e.Limit <= 0 || !disk.known || mean < busyDisk*e.Limit {
 			continue
 		}
-		is, most := speeds(mean, limit[disk])
+		is, limit := speeds(mean, e.Limit)
 		a := Advice{
-			What:   fmt.Sprintf("writing to %s bounds the run: %s on average%s, of the %s that the disk can do", disk, is, compressed(disks.writtenPart), most),
+			What:   fmt.Sprintf("writing to %s bounds the run: %s on average%s, of the %s that the disk can do", e.To, is, compressed(disk.writtenPart), limit),
 			Change: "add a second spill directory on another disk", Flag: "--disk DIR", Field: "Disks",
 		}
 		if r.setting("--codec") == "none" {
 			a.Change, a.Flag, a.Field = "compress what goes to disk", "--codec auto", "Codec"
 		}
-		return a, true
+		return a
 	}
-	return Advice{}, false
+	return Advice{}
 }
 
-// compressed says that a rate is that of compressed bytes, where that makes it another one.
+// compressed completes a rate of compressed bytes.
 func compressed(part float64) string {
 	if part > 0.95 {
 		return ""
@@ -196,26 +196,26 @@ func compressed(part float64) string {
 	return " after compression"
 }
 
-// slowOfDisk: an edge with a disk never came near to what the disk can do. Where the engine compresses as
-// it finds best, processors may be what bounds it, and more moves at once would take them too.
-func slowOfDisk(r *Run, moved int64) (Advice, bool) {
+// slowOfDisk applies if an edge with a disk never came near the speed of the disk. If the engine chooses
+// the codec, processors may be the bottleneck, and more concurrent moves would need more of them.
+func slowOfDisk(r *Run, moved int64) Advice {
 	for _, e := range first(r.Edges) {
 		if !isDisk(e.From) && !isDisk(e.To) || e.Limit <= 0 || float64(e.Bytes) < worthwhile*float64(moved) {
 			continue
 		}
-		of := r.onDisk(e.To)
-		part := of.writtenPart
+		disk := r.onDisk(e.To)
+		part := disk.writtenPart
 		if !isDisk(e.To) {
-			of = r.onDisk(e.From)
-			part = of.readPart
+			disk = r.onDisk(e.From)
+			part = disk.readPart
 		}
 		peak := r.peakOf(e.From, e.To) * part
-		if !of.known || peak <= 0 || peak >= slowDisk*e.Limit {
+		if !disk.known || peak <= 0 || peak >= slowDisk*e.Limit {
 			continue
 		}
-		is, most := speeds(peak, e.Limit)
+		is, limit := speeds(peak, e.Limit)
 		a := Advice{
-			What:   fmt.Sprintf("%s → %s reached %s at most%s, of the %s that the disk can do (%s)", e.From, e.To, is, compressed(part), most, percent(peak/e.Limit)),
+			What:   fmt.Sprintf("%s → %s reached %s at most%s, of the %s that the disk can do (%s)", e.From, e.To, is, compressed(part), limit, percent(peak/e.Limit)),
 			Change: "do more at once", Flag: "--moves-per-edge", Field: "MovesPerEdge",
 		}
 		if codec := r.setting("--codec"); codec == "zstd" || codec == "s2" || codec == "bitpack" {
@@ -223,19 +223,16 @@ func slowOfDisk(r *Run, moved int64) (Advice, bool) {
 		} else if compressed(part) != "" {
 			continue
 		}
-		return a, true
+		return a
 	}
-	return Advice{}, false
+	return Advice{}
 }
 
-// usualTrigger is what Config has without being told.
-const usualTrigger = 0.85
-
-// hostTrigger is how full, as a part, host memory gets before batches go to disk.
+// hostTrigger returns the part of host memory that batches can fill before they go to disk.
 func (r *Run) hostTrigger() float64 {
 	if r.Timeline != nil {
 		for _, s := range r.Timeline.Spaces {
-			if strings.HasPrefix(s.ID, "host:") && s.Trigger > 0 && s.Trigger <= s.Capacity {
+			if isHost(s.ID) && s.Trigger > 0 && s.Trigger <= s.Capacity {
 				return float64(s.Trigger) / float64(s.Capacity)
 			}
 		}
@@ -243,15 +240,12 @@ func (r *Run) hostTrigger() float64 {
 	if v, err := strconv.ParseFloat(r.setting("--trigger"), 64); err == nil && v > 0 && v <= 1 {
 		return v
 	}
-	return usualTrigger
+	return 0.85 // the default of Config
 }
 
-// hostTooSmall: what came back from the disk would have fitted into host memory beside the machine's
-// own. Of input that is as large as the memories make it that is never so.
-func hostTooSmall(r *Run, moved int64) (Advice, bool) {
-	if r.Follows {
-		return Advice{}, false
-	}
+// hostTooSmall applies if a larger host memory could have held the bytes that came back from disk. It
+// never applies to input whose size follows from the memories.
+func hostTooSmall(r *Run, moved int64) Advice {
 	var back, host, disk int64
 	for _, e := range r.Edges {
 		if isDisk(e.From) {
@@ -262,29 +256,36 @@ func hostTooSmall(r *Run, moved int64) (Advice, bool) {
 		switch {
 		case isDisk(s.ID):
 			disk += s.Peak
-		case strings.HasPrefix(s.ID, "host:"):
+		case isHost(s.ID):
 			host += s.Capacity
 		}
 	}
+	if r.Follows || host == 0 || float64(back) < 0.2*float64(moved) {
+		return Advice{}
+	}
+	enough := int64(float64(host+disk) / r.hostTrigger())
 	return Advice{
 		What:   fmt.Sprintf("%s came back from disk, %s of all that was moved; the disk held %s at most", size.Approx(back), share(back, moved), size.Approx(disk)),
-		Change: fmt.Sprintf("with %s of host memory instead of %s nothing would have to go to disk", size.Approx(int64(float64(host+disk)/r.hostTrigger())), size.Approx(host)),
+		Change: fmt.Sprintf("with %s of host memory instead of %s nothing would have to go to disk", size.Approx(enough), size.Approx(host)),
 		Flag:   "--host-memory", Field: "HostMemory",
-	}, host > 0 && float64(back) >= 0.2*float64(moved)
+	}
 }
 
-func aheadInVain(r *Run, moved int64) (Advice, bool) {
-	var ahead, vain int64
+func aheadInVain(r *Run, moved int64) Advice {
+	var ahead, unused int64
 	for _, e := range r.Edges {
-		ahead, vain = ahead+e.Ahead, vain+e.AheadInVain
+		ahead, unused = ahead+e.Ahead, unused+e.AheadInVain
+	}
+	if float64(unused) < max(muchInVain*float64(ahead), worthwhile*float64(moved)) {
+		return Advice{}
 	}
 	return Advice{
-		What:   fmt.Sprintf("of %s that was moved or copied before it was needed, %s (%s) was never used", size.Approx(ahead), size.Approx(vain), share(vain, ahead)),
+		What:   fmt.Sprintf("of %s that was moved or copied before it was needed, %s (%s) was never used", size.Approx(ahead), size.Approx(unused), share(unused, ahead)),
 		Change: "copy less ahead", Flag: "--write-ahead", Field: "WriteAhead",
-	}, float64(vain) >= muchInVain*float64(ahead) && float64(vain) >= worthwhile*float64(moved)
+	}
 }
 
-func neverRead(r *Run, _ int64) (Advice, bool) {
+func neverRead(r *Run, _ int64) Advice {
 	var down, unread int64
 	worst := Work{}
 	for _, w := range r.Work {
@@ -293,19 +294,23 @@ func neverRead(r *Run, _ int64) (Advice, bool) {
 			worst = w
 		}
 	}
+	if down == 0 || float64(unread) < muchUnread*float64(down) {
+		return Advice{}
+	}
 	what := fmt.Sprintf("%s (%s of what was moved down) was dropped without having been used again", size.Approx(unread), share(unread, down))
 	if worst.Operator != "" {
 		what += ", most of it of operator " + operator(worst)
 	}
-	return Advice{
-		What: what, Change: "drop batches sooner, or give the memory above more room", Flag: "--host-memory", Field: "HostMemory",
-	}, down > 0 && float64(unread) >= muchUnread*float64(down)
+	return Advice{what, "drop batches sooner, or give the memory above more room", "--host-memory", "HostMemory"}
 }
 
-func waits(r *Run, _ int64) (Advice, bool) {
+func waits(r *Run, _ int64) Advice {
 	n := r.waiting()
+	if n < muchWaited {
+		return Advice{}
+	}
 	return Advice{
 		What:   fmt.Sprintf("%.1f requests waited for room at once, on average; %s waits, the longest %s", n, count(r.Waits.Count), took(r.Waits.Max)),
 		Change: "start to move batches down sooner, so that there is room when it is asked for", Flag: "--trigger, --stop", Field: "GPUMarks",
-	}, n >= muchWaited
+	}
 }
