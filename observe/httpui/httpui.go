@@ -1,22 +1,23 @@
-// Package httpui shows what an engine does, live, as a page of a program's own HTTP server.
+// Package httpui shows the work of an engine as a live page of a program's own HTTP server.
 //
 //	ui := httpui.New()
-//	eng, err := spillway.Open(ctx, spillway.Config{Events: ui.Event}) // spillway.Tee, if there are others
+//	eng, err := spillway.Open(ctx, spillway.Config{Events: ui.Event}) // spillway.Tee joins several functions
 //	defer ui.Watch(eng)()
 //	http.Handle("/spillway/", ui)
 //
-// The page shows how full the tiers are over time, the throughput of each edge, waits, why bytes moved,
-// for which plans and operators, and what to change. It reads alone: it answers GET and HEAD, and
-// changes nothing. It ignores the path, and works behind any prefix. It asks nothing of other hosts, and
-// its policy allows its own script alone.
+// The page shows how full the tiers are over time, the throughput of each edge, waits, the reasons,
+// plans and operators of moves, and what to change. It is read-only: the handler answers GET and HEAD.
+// The handler ignores the path, so it works behind any prefix. The page makes no requests to other
+// hosts, and its policy allows only its own script.
 //
-// It has no password, and names plans, operators, tasks and directories. So it answers only this
-// machine, asked by a loopback address or as localhost: neither other machines, nor a page of another
-// site that has a browser ask. Recorder.Public lifts that; then serve it where only those come who
-// should see it. A proxy on this machine passes on what others ask: it has to check them.
+// The page has no password, and it contains names of plans, operators, tasks and directories. So the
+// handler answers only requests from this machine that name a loopback address or localhost: neither
+// other machines nor a page of another site in a local browser can read it. Recorder.Public removes
+// this check; then the program must restrict access itself. A proxy on this machine forwards requests
+// of others, so the proxy must check them.
 //
-// What is recorded is bounded: some 100 KB for an engine with a GPU and a disk, however long it runs.
-// An older recording is coarser. An event costs some 120 ns.
+// The recording takes about 100 KB for an engine with a GPU and a disk, however long it runs: it
+// becomes coarser with time. An event costs about 120 ns.
 package httpui
 
 import (
@@ -41,37 +42,38 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// sampled is how often is looked how full the spaces are. A look takes a microsecond or so a space.
-const sampled = 20 * time.Millisecond
+// samplePeriod is the time between samples of the spaces. A sample takes about 1 µs for each space.
+const samplePeriod = 20 * time.Millisecond
 
-// mostTasks is how many tasks are shown that waited for room.
-const mostTasks = 50
+// maxRows is the number of operators, and of tasks, that the page shows.
+const maxRows = 50
 
-// Recorder records what an engine does, and serves the page about it. New makes one; it is for one
-// engine. All its methods may be called by several goroutines at once.
+// Recorder records the work of one engine and serves the page. New makes one. It is safe for
+// concurrent use.
 type Recorder struct {
-	// Public has it answer all who reach it, and not this machine alone. It is set before requests come.
+	// Public serves requests from any host. By default only this machine may connect. Set it before the
+	// first request.
 	Public bool
 
 	timeline *timeline.Recorder
 	began    time.Time
 
 	mu struct {
-		sync.Mutex // a leaf
-		engine     *spillway.Engine
-		over       bool
+		sync.Mutex
+		engine *spillway.Engine
+		over   bool
 	}
 }
 
 // New returns a Recorder whose recording begins now.
 func New() *Recorder { return &Recorder{timeline: timeline.New(), began: time.Now()} }
 
-// Event records an event. It is for spillway.Config.Events.
+// Event records an event. Pass it to spillway.Config.Events.
 func (r *Recorder) Event(e spillway.Event) { r.timeline.Event(e) }
 
-// Watch begins to look how full the engine's spaces are. The function that it returns ends that, and
-// waits until it has; the page shows what was recorded until then. Call it before the engine is
-// closed, or after. A second Watch has no effect.
+// Watch starts a goroutine that samples the engine's spaces. The returned function stops it and waits
+// for its end; the page keeps the recording. Call it before or after the engine is closed. A second
+// Watch has no effect.
 func (r *Recorder) Watch(eng *spillway.Engine) (stop func()) {
 	r.mu.Lock()
 	first := r.mu.engine == nil
@@ -87,7 +89,7 @@ func (r *Recorder) Watch(eng *spillway.Engine) (stop func()) {
 	r.sample(eng)
 	done.Go(func() {
 		labels.Report.Set()
-		tick := time.NewTicker(sampled)
+		tick := time.NewTicker(samplePeriod)
 		defer tick.Stop()
 		for {
 			select {
@@ -117,10 +119,11 @@ func (r *Recorder) sample(eng *spillway.Engine) {
 	r.timeline.Sample(time.Now(), states)
 }
 
-// ServeHTTP serves the page; to others than this machine only if Public is set.
+// ServeHTTP serves the page, to other machines only if Public is set.
 func (r *Recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if !r.Public && !page.IsLocal(req) {
-		http.Error(w, "only this machine is served, by a loopback address or localhost (the program can set httpui.Recorder.Public)", http.StatusForbidden)
+		const refused = "only this machine is served, by a loopback address or localhost (the program can set httpui.Recorder.Public)"
+		http.Error(w, refused, http.StatusForbidden)
 		return
 	}
 	page.Serve(w, req, func() *page.Report {
@@ -131,101 +134,104 @@ func (r *Recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// report is what the page shows. The engine may be nil.
+// report returns the content of the page. eng is nil before Watch.
 func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
+	pair := func(name, value string) page.Pair { return page.Pair{Name: name, Value: value} }
 	name := filepath.Base(os.Args[0])
 	run := page.Run{
-		Name: name, Began: r.began, Level: page.Good, Timeline: r.timeline.Snapshot(page.Points, page.Numbers),
-		Machine: []page.Pair{{Name: "process", Value: name + ", pid " + strconv.Itoa(os.Getpid())}, {Name: "cores", Value: strconv.Itoa(runtime.GOMAXPROCS(0))}, {Name: "Go", Value: runtime.Version()}},
+		Name: name, Began: r.began, Level: page.Warn, Timeline: r.timeline.Snapshot(page.Points, page.Numbers),
+		Headline: "There is no engine yet: the program has not called Watch.",
+		Machine: []page.Pair{
+			pair("process", fmt.Sprintf("%s, pid %d", name, os.Getpid())), pair("cores", strconv.Itoa(runtime.GOMAXPROCS(0))), pair("Go", runtime.Version()),
+		},
 	}
 	run.Seconds = run.Timeline.Seconds
-	out := &page.Report{Title: "Spillway in " + name, Live: !over}
 	if eng == nil {
-		run.Headline, run.Level = "There is no engine yet: the program has not called Watch.", page.Warn
-		out.Runs = []page.Run{run}
-		return out
+		return &page.Report{Title: "Spillway in " + name, Live: !over, Runs: []page.Run{run}}
 	}
 	stats := eng.Stats()
 	run.Headline, run.Level = verdict(stats, over)
-	var down, up, within int64
 	for _, s := range stats.Spaces {
 		run.Spaces = append(run.Spaces, page.Space{ID: s.ID.String(), Backend: s.Backend, Capacity: s.Capacity, Peak: s.Peak, End: s.Used(), Now: true})
 	}
+	moved := make(map[int]int64) // by direction: -1 down, 1 up, 0 within a tier, as from one GPU to another
 	for _, e := range stats.Edges {
+		moved[cmp.Compare(e.From.Kind, e.To.Kind)] += e.Bytes
 		run.Edges = append(run.Edges, page.Edge{
-			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved, Ahead: e.Ahead,
-			AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain, Seconds: e.Busy.Seconds(), P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(), ByReason: e.ByReason,
+			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
+			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain, ByReason: e.ByReason,
+			Seconds: e.Busy.Seconds(), P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
 		})
-		switch cmp.Compare(e.From.Kind, e.To.Kind) {
-		case -1:
-			down += e.Bytes
-		case 1:
-			up += e.Bytes
-		default: // as from one GPU to another
-			within += e.Bytes
-		}
 	}
 	slices.SortStableFunc(stats.Work, func(a, b convert.WorkStats) int { return cmp.Compare(b.Down.Bytes, a.Down.Bytes) })
-	for _, w := range stats.Work[:min(len(stats.Work), mostTasks)] {
-		run.Work = append(run.Work, page.Work{Plan: cut(w.Plan), Operator: cut(w.Operator), Port: w.Port, Down: w.Down.Bytes, Up: w.Up.Bytes, Unread: w.Unread})
+	for _, w := range stats.Work[:min(len(stats.Work), maxRows)] {
+		run.Work = append(run.Work, page.Work{
+			Plan: cut(w.Plan), Operator: cut(w.Operator), Port: w.Port, Down: w.Down.Bytes, Up: w.Up.Bytes, Unread: w.Unread,
+		})
 	}
-	for _, b := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
-		run.Tasks = append(run.Tasks, page.Task{Name: cut(b.Owner), Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds(), Waiting: b.Waiting, SoFar: b.SoFar.Seconds()})
+	for _, b := range stats.Blocked[:min(len(stats.Blocked), maxRows)] {
+		run.Tasks = append(run.Tasks, page.Task{
+			Name: cut(b.Owner), Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds(), Waiting: b.Waiting, SoFar: b.SoFar.Seconds(),
+		})
 	}
-	run.Waits = page.Waits{Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds(), Waiting: stats.Waits.Waiting, Oldest: stats.Waits.Oldest.Seconds()}
+	w := stats.Waits
+	run.Waits = page.Waits{
+		Count: w.Count, P50: w.P50.Seconds(), P99: w.P99.Seconds(), Max: w.Max.Seconds(), Waiting: w.Waiting, Oldest: w.Oldest.Seconds(),
+	}
 	run.Facts = []page.Pair{
-		{Name: "recorded", Value: time.Duration(run.Seconds * 1e9).Round(time.Second).String()}, {Name: "moved down", Value: size.Approx(down)}, {Name: "moved up", Value: size.Approx(up)},
-		{Name: "waits for room", Value: strconv.FormatInt(stats.Waits.Count, 10)}, {Name: "tasks running", Value: strconv.Itoa(stats.Admission.Running)}, {Name: "tasks waiting", Value: strconv.Itoa(stats.Admission.Waiting)},
+		pair("recorded", time.Duration(run.Seconds*1e9).Round(time.Second).String()),
+		pair("moved down", size.Approx(moved[-1])), pair("moved up", size.Approx(moved[1])),
+		pair("waits for room", strconv.FormatInt(w.Count, 10)),
+		pair("tasks running", strconv.Itoa(stats.Admission.Running)), pair("tasks waiting", strconv.Itoa(stats.Admission.Waiting)),
 	}
-	if within > 0 {
-		run.Facts = append(run.Facts, page.Pair{Name: "moved within a tier", Value: size.Approx(within)})
+	if moved[0] > 0 {
+		run.Facts = append(run.Facts, pair("moved within a tier", size.Approx(moved[0])))
 	}
-	for _, s := range eng.Spaces() {
-		mark := fmt.Sprintf("%s of %s: stop %s, trigger %s, limit %s", s.Backend(), size.Approx(s.Capacity()), size.Approx(s.Stop()), size.Approx(s.Trigger()), size.Approx(s.Limit()))
-		field := map[tier.Kind]string{tier.GPU: "GPUs, GPUMarks", tier.Host: "HostMemory, HostMarks", tier.Disk: "Disks, DiskMarks"}[s.Kind()]
-		run.Settings = append(run.Settings, page.Setting{Name: s.ID().String(), Value: mark, Field: field})
+	for _, s := range stats.Spaces {
+		run.Settings = append(run.Settings, page.Setting{
+			Name: s.ID.String(),
+			Value: fmt.Sprintf("%s of %s: stop %s, trigger %s, limit %s",
+				s.Backend, size.Approx(s.Capacity), size.Approx(s.Stop), size.Approx(s.Trigger), size.Approx(s.Limit)),
+			Field: map[tier.Kind]string{tier.GPU: "GPUs, GPUMarks", tier.Host: "HostMemory, HostMarks", tier.Disk: "Disks, DiskMarks"}[s.ID.Kind],
+		})
 	}
 	for _, w := range eng.Warnings() {
 		run.Warnings = append(run.Warnings, page.Warning{What: w.What, Remedy: w.Remedy, Info: w.Info})
 	}
-	out.Runs = []page.Run{run}
-	return out
+	return &page.Report{Title: "Spillway in " + name, Live: !over, Runs: []page.Run{run}}
 }
 
-// longestName is how many bytes of a name are shown: some programs name plans by their SQL, and the page is
-// sent anew each second.
-const longestName = 200
+// maxName is the number of bytes of a name that the page shows: some programs name plans by their SQL,
+// and a browser fetches the page each second.
+const maxName = 200
 
-// cut returns a name that is not too long.
+// cut shortens a name.
 func cut(name string) string {
-	if len(name) <= longestName {
+	if len(name) <= maxName {
 		return name
 	}
-	return strings.ToValidUTF8(name[:longestName], "") + "…"
+	return strings.ToValidUTF8(name[:maxName], "") + "…"
 }
 
-// stuckAfter is how long a wait takes before the verdict says so. Moves that make room are over by then.
+// stuckAfter is the age of a wait that the verdict mentions. Moves that make room take less.
 const stuckAfter = 10 * time.Second
 
-// verdict says in a sentence how the engine is.
+// verdict returns the state of the engine as a sentence.
 func verdict(stats spillway.Stats, over bool) (string, page.Level) {
+	var full []string
 	for _, s := range stats.Spaces {
 		if s.Lost {
 			return fmt.Sprintf("%s is lost, with what was in it.", s.ID), page.Bad
 		}
+		full = append(full, fmt.Sprintf("%s %.0f %%", s.ID, 100*float64(s.Used())/float64(max(1, s.Capacity))))
 	}
-	text := ""
-	for i, s := range stats.Spaces {
-		if i > 0 {
-			text += ", "
-		}
-		text += fmt.Sprintf("%s %.0f %%", s.ID, 100*float64(s.Used())/float64(max(1, s.Capacity)))
-	}
+	text := strings.Join(full, ", ")
 	switch {
 	case over:
 		return "The engine is no longer watched. At the end it was full to: " + text + ".", page.Good
 	case stats.Waits.Oldest >= stuckAfter:
-		return fmt.Sprintf("%d requests wait for room, the oldest for %s. Full to: %s.", stats.Waits.Waiting, stats.Waits.Oldest.Round(time.Second), text), page.Warn
+		return fmt.Sprintf("%d requests wait for room, the oldest for %s. Full to: %s.",
+			stats.Waits.Waiting, stats.Waits.Oldest.Round(time.Second), text), page.Warn
 	case stats.Monitor.Refused > 0:
 		return fmt.Sprintf("%d waiters were refused, because all tiers were full. Full to: %s.", stats.Monitor.Refused, text), page.Warn
 	}

@@ -1,9 +1,7 @@
 package page
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,13 +22,6 @@ const (
 	muchUnread = 0.3  // of what was moved down
 	worthwhile = 0.05 // of all bytes that were moved
 )
-
-// sorted returns the keys with the largest values first.
-func sorted(by map[string]int64) []string {
-	keys := slices.DeleteFunc(slices.Collect(maps.Keys(by)), func(k string) bool { return by[k] == 0 })
-	slices.SortFunc(keys, func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
-	return keys
-}
 
 func isDisk(space string) bool { return strings.HasPrefix(space, "disk:") }
 func isHost(space string) bool { return strings.HasPrefix(space, "host:") }

@@ -20,8 +20,10 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -103,24 +105,18 @@ type Verified struct {
 	Batches, Mismatches, Corrupt int64
 }
 
-// Wrong says what was wrong with those that were: Mismatches is above 0.
+// Wrong describes the mismatches, of which there is at least one.
 func (v Verified) Wrong() string {
-	were := func(n int64, one, more string) string {
-		if n == 1 {
-			return one
-		}
-		return more
-	}
 	of := fmt.Sprintf("%s of %s batches ", count(v.Mismatches), count(v.Batches))
-	other := v.Mismatches - v.Corrupt
-	switch {
+	were := func(n int64) string { return word(n == 1, "was", "were") + " found corrupt when read, and refused" }
+	switch other := v.Mismatches - v.Corrupt; {
 	case v.Corrupt <= 0:
 		return of + "came back with other bytes than were loaded"
 	case other <= 0:
-		return of + were(v.Mismatches, "was", "were") + " found corrupt when read, and refused"
+		return of + were(v.Mismatches)
+	default:
+		return fmt.Sprintf("%swere wrong: %s %s, and %s came back with other bytes than were loaded", of, count(v.Corrupt), were(v.Corrupt), count(other))
 	}
-	return of + fmt.Sprintf("were wrong: %s %s found corrupt when read, and refused, and %s came back with other bytes than were loaded",
-		count(v.Corrupt), were(v.Corrupt, "was", "were"), count(other))
 }
 
 // Setting is one of the configuration, with the flag and the field of Config that set it.
@@ -262,7 +258,7 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "count": count,
-		"letter": letter, "when": when, "operator": operator, "width": width, "best": best, "speed": speed,
+		"letter": letter, "operator": operator, "width": width, "best": best, "speed": speed,
 		"figure": figure, "few": few, "more": more, "named": named, "limited": limited,
 	}).Parse(htmlText))
 	return f
@@ -443,23 +439,15 @@ func speed(v float64) string {
 	return fmt.Sprintf("%.1f GiB/s", v)
 }
 
-// figure writes a number for people, with three digits or so: in a column they are compared by their
-// lengths, too.
+// figure writes a number with about three digits and no exponent, so that the lengths of the numbers in
+// a column show their sizes.
 func figure(v float64) string {
-	switch {
-	case v >= 99.95:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 9.995:
-		return fmt.Sprintf("%.1f", v)
-	case v >= 0.9995:
-		return fmt.Sprintf("%.2f", v)
-	case v >= 0.01:
-		return fmt.Sprintf("%.3f", v)
+	for decimals, from := range []float64{99.95, 9.995, 0.9995, 0.01} {
+		if v >= from {
+			return strconv.FormatFloat(v, 'f', decimals, 64)
+		}
 	}
-	if v == 0 {
-		return "0"
-	}
-	return strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.4f", v), "0"), ".") // without an exponent
+	return strings.TrimRight(strings.TrimRight(strconv.FormatFloat(v, 'f', 4, 64), "0"), ".")
 }
 
 // took writes seconds for people, with three digits or so.
@@ -499,13 +487,6 @@ func count(n int64) string {
 // letter names the first and the second of two runs.
 func letter(i int) string { return string(rune('A' + i)) }
 
-func when(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.UTC().Format("2006-01-02 15:04:05 UTC")
-}
-
 func operator(w Work) string {
 	if w.Operator == "" {
 		return "–"
@@ -531,11 +512,12 @@ func width(value, most float64) string {
 	return fmt.Sprintf("%.1f%%", 100*value/most)
 }
 
-// reasons writes the bytes by reason, the most first.
+// reasons writes the bytes by reason, the largest first.
 func reasons(by map[string]int64) string {
 	const most = 12
+	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
+	names = slices.DeleteFunc(names, func(n string) bool { return by[n] == 0 })
 	var parts []string
-	names := sorted(by)
 	for _, n := range names[:min(len(names), most)] {
 		parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
 	}

@@ -208,20 +208,16 @@ func (r *Recorder) Phase(at time.Time, name string) {
 
 // noteLocked keeps an event for people to read.
 func (r *Recorder) noteLocked(e events.Event) {
-	n := Note{At: max(0, e.At.Sub(r.began).Seconds()), Kind: e.Kind.String(), Text: e.Text, Count: 1}
+	texts := []string{e.Text, e.Origin.String()}
+	if e.Err != nil {
+		texts = append(texts, e.Err.Error())
+	}
+	texts = slices.DeleteFunc(texts, func(s string) bool { return s == "" })
+	n := Note{At: max(0, e.At.Sub(r.began).Seconds()), Kind: e.Kind.String(), Text: strings.Join(texts, "; "), Count: 1}
 	if e.To.Valid() {
 		n.Space = e.To.String()
 	} else if e.From.Valid() {
 		n.Space = e.From.String()
-	}
-	more := []string{e.Origin.String()}
-	if e.Err != nil {
-		more = append(more, e.Err.Error())
-	}
-	for _, text := range more {
-		if text != "" {
-			n.Text = strings.TrimPrefix(n.Text+"; "+text, "; ")
-		}
 	}
 	if len(n.Text) > maxText {
 		n.Text = strings.ToValidUTF8(n.Text[:maxText], "") + "…"
