@@ -225,15 +225,17 @@ func differInEdges(a, b *Run) (all []Difference) {
 	other := otherData(a, b)
 	matters := func(e Edge, of *Run) bool { return e.Bytes > 0 && float64(e.Bytes) >= worthwhile*float64(of.moved()) }
 	named := func(e Edge) string { return e.From + " → " + e.To }
-	old := make(map[string]Edge, len(a.Edges))
-	for _, o := range a.Edges {
-		old[named(o)] = o
+	in := func(r *Run, e Edge) (Edge, bool) {
+		i := slices.IndexFunc(r.Edges, func(o Edge) bool { return o.From == e.From && o.To == e.To })
+		if i < 0 {
+			return Edge{}, false
+		}
+		return r.Edges[i], true
 	}
 	limits := make(map[string]bool) // disks whose limits have a sentence
-	for _, e := range b.Edges {
+	for _, e := range first(b.Edges) {
 		name := named(e)
-		o := old[name]
-		delete(old, name)
+		o, _ := in(a, e)
 		if o.Limit > 0 && e.Limit > 0 && isDisk(e.To) && !limits[e.To] && !near(o.Limit, e.Limit, sameLimit) {
 			limits[e.To] = true
 			was, is := speeds(o.Limit, e.Limit)
@@ -258,8 +260,8 @@ func differInEdges(a, b *Run) (all []Difference) {
 			all = append(all, plain("moves", "%s moved %s instead of %s.", name, is, was))
 		}
 	}
-	for _, o := range a.Edges {
-		if _, alone := old[named(o)]; alone && matters(o, a) {
+	for _, o := range first(a.Edges) {
+		if _, both := in(b, o); !both && matters(o, a) {
 			all = append(all, plain("moves", "%s was used by A alone, for %s.", named(o), size.Approx(o.Bytes)))
 		}
 	}
@@ -281,15 +283,10 @@ func lower(was, is float64) string {
 // differInFigures compares measurements. A figure with a limit is compared by its share of the limit,
 // because the whole machine may have become slower. Limits have sentences of their own.
 func differInFigures(a, b *Run) (all []Difference) {
-	old := make(map[string]Figure, len(a.Figures))
-	for _, o := range a.Figures {
-		old[o.Name] = o
-	}
 	same, shares := 0, 0
 	ratios, noise := make(map[string][]float64), make(map[string]float64)
 	var limits []string
-	for _, f := range b.Figures {
-		o := old[f.Name]
+	for o, f := range both(a.Figures, b.Figures, func(f Figure) string { return f.Name }) {
 		if f.Value <= 0 || o.Value <= 0 {
 			continue // not measured
 		}

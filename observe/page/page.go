@@ -258,8 +258,8 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "count": count,
-		"letter": letter, "operator": operator, "width": width, "best": best, "speed": speed,
-		"figure": figure, "few": few, "more": more, "named": named, "limited": limited,
+		"letter": letter, "operator": operator, "width": width, "speed": speed,
+		"figure": figure, "few": few, "more": more, "named": named,
 	}).Parse(htmlText))
 	return f
 })
@@ -411,13 +411,6 @@ func rate(bytes int64, seconds float64) float64 {
 	return float64(bytes) / gib / seconds
 }
 
-// limited reports whether the raw limit of an edge is known.
-func limited(runs []Run) bool {
-	return slices.ContainsFunc(runs, func(r Run) bool {
-		return slices.ContainsFunc(r.Edges, func(e Edge) bool { return e.Limit > 0 })
-	})
-}
-
 // named are the tasks, unless all that waited was of no task: its waits are those of the run.
 func named(all []Task) []Task {
 	if len(all) == 1 && all[0].Name == "" {
@@ -426,17 +419,18 @@ func named(all []Task) []Task {
 	return all
 }
 
-// speed writes a rate in GiB/s for people.
-func speed(v float64) string {
-	switch {
-	case v <= 0:
+// speed writes a rate in GiB/s with its unit.
+func speed(v float64) string { return inUnit(inRates, v) }
+
+// took writes seconds with their unit.
+func took(v float64) string { return inUnit(inTimes, v) }
+
+func inUnit(scale []unit, v float64) string {
+	if v <= 0 {
 		return "–"
-	case v < 0.1:
-		return fmt.Sprintf("%.1f MiB/s", v*1024)
-	case v < 10:
-		return fmt.Sprintf("%.2f GiB/s", v)
 	}
-	return fmt.Sprintf("%.1f GiB/s", v)
+	text, _ := alike(scale, v, v)
+	return text
 }
 
 // figure writes a number with about three digits and no exponent, so that the lengths of the numbers in
@@ -448,22 +442,6 @@ func figure(v float64) string {
 		}
 	}
 	return strings.TrimRight(strings.TrimRight(strconv.FormatFloat(v, 'f', 4, 64), "0"), ".")
-}
-
-// took writes seconds for people, with three digits or so.
-func took(seconds float64) string {
-	switch {
-	case seconds <= 0:
-		return "–"
-	case seconds < 1e-3:
-		return fmt.Sprintf("%.0f µs", seconds*1e6)
-	case seconds < 1:
-		return fmt.Sprintf("%.3g ms", seconds*1e3)
-	case seconds < 100:
-		return fmt.Sprintf("%.3g s", seconds)
-	}
-	d := time.Duration(seconds * 1e9).Round(time.Second)
-	return strings.TrimSuffix(d.String(), "0s")
 }
 
 func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }
@@ -494,19 +472,15 @@ func operator(w Work) string {
 	return fmt.Sprintf("%s:%d", w.Operator, w.Port)
 }
 
-// best is the largest bar of a picture.
-func best(b Bars) (most float64) {
-	for _, g := range b.Groups {
-		for _, one := range g.Bars {
-			most = max(most, one.Value)
+// width is the length of a bar beside the others of its picture, as a percentage.
+func width(value float64, of Bars) string {
+	most := 0.0
+	for _, g := range of.Groups {
+		for _, bar := range g.Bars {
+			most = max(most, bar.Value)
 		}
 	}
-	return most
-}
-
-// width is that of a bar, as a percentage.
-func width(value, most float64) string {
-	if most <= 0 {
+	if most == 0 {
 		return "0%"
 	}
 	return fmt.Sprintf("%.1f%%", 100*value/most)
