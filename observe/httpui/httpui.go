@@ -76,14 +76,11 @@ func (r *Recorder) Event(e spillway.Event) { r.timeline.Event(e) }
 // Watch has no effect.
 func (r *Recorder) Watch(eng *spillway.Engine) (stop func()) {
 	r.mu.Lock()
-	first := r.mu.engine == nil
-	if first {
-		r.mu.engine = eng
-	}
-	r.mu.Unlock()
-	if !first {
+	defer r.mu.Unlock()
+	if r.mu.engine != nil {
 		return func() {}
 	}
+	r.mu.engine = eng
 	ended := make(chan struct{})
 	var done sync.WaitGroup
 	r.sample(eng)
@@ -126,16 +123,14 @@ func (r *Recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, refused, http.StatusForbidden)
 		return
 	}
-	page.Serve(w, req, func() *page.Report {
-		r.mu.Lock()
-		eng, over := r.mu.engine, r.mu.over
-		r.mu.Unlock()
-		return r.report(eng, over)
-	})
+	page.Serve(w, req, r.report)
 }
 
-// report returns the content of the page. eng is nil before Watch.
-func (r *Recorder) report(eng *spillway.Engine, over bool) *page.Report {
+// report returns the content of the page.
+func (r *Recorder) report() *page.Report {
+	r.mu.Lock()
+	eng, over := r.mu.engine, r.mu.over
+	r.mu.Unlock()
 	pair := func(name, value string) page.Pair { return page.Pair{Name: name, Value: value} }
 	name := filepath.Base(os.Args[0])
 	run := page.Run{

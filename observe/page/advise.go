@@ -166,7 +166,7 @@ func boundByDisk(r *Run, _ int64) Advice {
 		if !isDisk(e.To) || e.Limit <= 0 || !disk.known || mean < busyDisk*e.Limit {
 			continue
 		}
-		is, limit := speeds(mean, e.Limit)
+		is, limit := alike(inRates, mean, e.Limit)
 		a := Advice{
 			What:   fmt.Sprintf("writing to %s bounds the run: %s on average%s, of the %s that the disk can do", e.To, is, compressed(disk.writtenPart), limit),
 			Change: "add a second spill directory on another disk", Flag: "--disk DIR", Field: "Disks",
@@ -204,7 +204,7 @@ func slowOfDisk(r *Run, moved int64) Advice {
 		if !disk.known || peak <= 0 || peak >= slowDisk*e.Limit {
 			continue
 		}
-		is, limit := speeds(peak, e.Limit)
+		is, limit := alike(inRates, peak, e.Limit)
 		a := Advice{
 			What:   fmt.Sprintf("%s → %s reached %s at most%s, of the %s that the disk can do (%s)", e.From, e.To, is, compressed(part), limit, percent(peak/e.Limit)),
 			Change: "do more at once", Flag: "--moves-per-edge", Field: "MovesPerEdge",

@@ -126,12 +126,12 @@ func differInTime(a, b *Run) []Difference {
 	if a.Seconds <= 0 || b.Seconds <= 0 || len(a.Figures)+len(b.Figures) > 0 {
 		return nil
 	}
-	was, is := tooks(a.Seconds, b.Seconds)
+	was, is := alike(inTimes, a.Seconds, b.Seconds)
 	slower := b.Seconds / a.Seconds
 	same, worse, better := "Both took about as long: A %s, B %s.", "B took %s instead of %s: %s as long as A.", "B took %s instead of %s: it is %s as fast as A."
 	if otherData(a, b) {
 		x, y := rate(a.Input.Bytes, a.Seconds), rate(b.Input.Bytes, b.Seconds)
-		was, is = speeds(x, y)
+		was, is = alike(inRates, x, y)
 		slower = x / y
 		same = "Both went through their data about as fast: A at %s, B at %s."
 		worse, better = "B went through its data at %s instead of %s: %s slower.", "B went through its data at %s instead of %s: %s as fast."
@@ -148,7 +148,7 @@ func differInTime(a, b *Run) []Difference {
 // both yields the elements of a and b with the same name, in the order of b.
 func both[T any](a, b []T, name func(T) string) iter.Seq2[T, T] {
 	return func(yield func(T, T) bool) {
-		for _, y := range b[:min(len(b), maxRows)] {
+		for _, y := range first(b) {
 			i := slices.IndexFunc(a, func(x T) bool { return name(x) == name(y) })
 			if i >= 0 && !yield(a[i], y) {
 				return
@@ -195,7 +195,7 @@ func differInPhases(a, b *Run) (all []Difference) {
 		if otherData(a, b) {
 			x, y := rate(o.Bytes, o.Seconds), rate(p.Bytes, p.Seconds)
 			if x > 0 && y > 0 && !near(x, y, sameRate) {
-				was, is := speeds(x, y)
+				was, is := alike(inRates, x, y)
 				all = append(all, plain("phases", "Phase %s went through the data at %s instead of %s.", p.Name, is, was))
 			}
 			continue
@@ -207,12 +207,9 @@ func differInPhases(a, b *Run) (all []Difference) {
 		if near(o.Seconds, p.Seconds, sameTime) || math.Abs(d) < minLag {
 			continue
 		}
-		was, is := tooks(o.Seconds, p.Seconds)
-		if d > 0 {
-			all = append(all, judged(true, "phases", "Phase %s took %s instead of %s, %s as long.", p.Name, is, was, times(p.Seconds/o.Seconds)))
-		} else {
-			all = append(all, judged(false, "phases", "Phase %s took %s instead of %s, %s as fast.", p.Name, is, was, times(o.Seconds/p.Seconds)))
-		}
+		was, is := alike(inTimes, o.Seconds, p.Seconds)
+		ratio := times(max(p.Seconds/o.Seconds, o.Seconds/p.Seconds))
+		all = append(all, judged(d > 0, "phases", "Phase %s took %s instead of %s, %s as %s.", p.Name, is, was, ratio, word(d > 0, "long", "fast")))
 	}
 	if name != "" && len(all) > 1 {
 		most := judged(lag > 0, "phases", "Most of the difference is in phase %s: %s %s.", name, took(math.Abs(lag)), word(lag > 0, "longer", "shorter"))
@@ -225,20 +222,19 @@ func differInEdges(a, b *Run) (all []Difference) {
 	other := otherData(a, b)
 	matters := func(e Edge, of *Run) bool { return e.Bytes > 0 && float64(e.Bytes) >= worthwhile*float64(of.moved()) }
 	named := func(e Edge) string { return e.From + " → " + e.To }
-	in := func(r *Run, e Edge) (Edge, bool) {
-		i := slices.IndexFunc(r.Edges, func(o Edge) bool { return o.From == e.From && o.To == e.To })
-		if i < 0 {
-			return Edge{}, false
+	in := func(r *Run, name string) (e Edge) {
+		if i := slices.IndexFunc(r.Edges, func(e Edge) bool { return named(e) == name }); i >= 0 {
+			e = r.Edges[i]
 		}
-		return r.Edges[i], true
+		return e
 	}
 	limits := make(map[string]bool) // disks whose limits have a sentence
 	for _, e := range first(b.Edges) {
 		name := named(e)
-		o, _ := in(a, e)
+		o := in(a, name)
 		if o.Limit > 0 && e.Limit > 0 && isDisk(e.To) && !limits[e.To] && !near(o.Limit, e.Limit, sameLimit) {
 			limits[e.To] = true
-			was, is := speeds(o.Limit, e.Limit)
+			was, is := alike(inRates, o.Limit, e.Limit)
 			all = append(all, plain("limits", "The disk's own speed of writing to %s was %s: %s instead of %s.", e.To, lower(o.Limit, e.Limit), is, was))
 		}
 		if !matters(o, a) && !matters(e, b) {
@@ -250,7 +246,7 @@ func differInEdges(a, b *Run) (all []Difference) {
 		}
 		x, y := rate(o.Bytes, o.Seconds), rate(e.Bytes, e.Seconds)
 		if x > 0 && y > 0 && !near(x, y, sameRate) && min(o.Seconds, e.Seconds) >= minBusy {
-			was, is := speeds(x, y)
+			was, is := alike(inRates, x, y)
 			d := judged(y < x, "moves", "%s got %s %s: a move ran at %s instead of %s.", name, times(max(x/y, y/x)), word(y < x, "slower", "faster"), is, was)
 			d.Plain = other
 			all = append(all, d)
@@ -261,7 +257,7 @@ func differInEdges(a, b *Run) (all []Difference) {
 		}
 	}
 	for _, o := range first(a.Edges) {
-		if _, both := in(b, o); !both && matters(o, a) {
+		if matters(o, a) && in(b, named(o)).To == "" {
 			all = append(all, plain("moves", "%s was used by A alone, for %s.", named(o), size.Approx(o.Bytes)))
 		}
 	}
@@ -297,7 +293,10 @@ func differInFigures(a, b *Run) (all []Difference) {
 			ratios[of] = append(ratios[of], f.Limit/o.Limit)
 			noise[of] = max(noise[of], sameTime, f.ShareNoise, o.ShareNoise)
 		}
-		was, is := measured(o.Value, f.Value, f.Unit)
+		was, is := figure(o.Value)+" "+f.Unit, figure(f.Value)+" "+f.Unit
+		if f.Unit == "GiB/s" {
+			was, is = alike(inRates, o.Value, f.Value)
+		}
 		varied := max(f.ShareNoise, o.ShareNoise)
 		switch compared := f.Share > 0 && o.Share > 0; {
 		case compared && near(o.Share, f.Share, max(sameTime, varied)):
@@ -344,7 +343,7 @@ func differInWaits(a, b *Run) (all []Difference) {
 		all = append(all, judged(y > x, "waits", "%.1f requests waited for room at once, on average, instead of %.1f.", y, x))
 	}
 	if x, y := a.Waits.P99, b.Waits.P99; x > 0 && y > 0 && !near(x, y, sameMoves) {
-		was, is := tooks(x, y)
+		was, is := alike(inTimes, x, y)
 		all = append(all, judged(y > x, "waits", "Waits for room got %s: 99 %% ended within %s instead of %s (%s waits instead of %s).",
 			word(y > x, "longer", "shorter"), is, was, count(b.Waits.Count), count(a.Waits.Count)))
 	}
@@ -383,22 +382,10 @@ func alike(scale []unit, a, b float64) (string, string) {
 	return figure(a/u.size) + " " + u.name, figure(b/u.size) + " " + u.name
 }
 
-func speeds(a, b float64) (string, string) { return alike(inRates, a, b) }
-
-func tooks(a, b float64) (string, string) { return alike(inTimes, a, b) }
-
 func sizes(a, b int64) (string, string) {
 	x, y := alike(inSizes, float64(a), float64(b))
 	if x == y && a != b {
 		return size.Apart(a, b)
 	}
 	return x, y
-}
-
-// measured writes two figures in their unit.
-func measured(a, b float64, of string) (string, string) {
-	if of == "GiB/s" {
-		return speeds(a, b)
-	}
-	return figure(a) + " " + of, figure(b) + " " + of
 }

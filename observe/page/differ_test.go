@@ -188,12 +188,12 @@ results plain: In 3 rows the share of the limit differs by no more than noise.
 // TestOneUnit: two values in a sentence have one unit, and no exponent.
 func TestOneUnit(t *testing.T) {
 	for _, c := range []struct{ got, want [2]string }{
-		{pairOf(speeds(0.15, 100.7/1024)), [2]string{"154 MiB/s", "101 MiB/s"}},
-		{pairOf(speeds(5.57, 0.05)), [2]string{"5.57 GiB/s", "0.050 GiB/s"}},
-		{pairOf(speeds(0, 1e-6)), [2]string{"0 MiB/s", "0.001 MiB/s"}},
-		{pairOf(tooks(0.9, 1.25)), [2]string{"0.900 s", "1.25 s"}},
-		{pairOf(tooks(90, 300)), [2]string{"1.50 min", "5.00 min"}},
-		{pairOf(tooks(1e9, 2)), [2]string{"277778 h", "0.0006 h"}},
+		{pairOf(alike(inRates, 0.15, 100.7/1024)), [2]string{"154 MiB/s", "101 MiB/s"}},
+		{pairOf(alike(inRates, 5.57, 0.05)), [2]string{"5.57 GiB/s", "0.050 GiB/s"}},
+		{pairOf(alike(inRates, 0, 1e-6)), [2]string{"0 MiB/s", "0.001 MiB/s"}},
+		{pairOf(alike(inTimes, 0.9, 1.25)), [2]string{"0.900 s", "1.25 s"}},
+		{pairOf(alike(inTimes, 90, 300)), [2]string{"1.50 min", "5.00 min"}},
+		{pairOf(alike(inTimes, 1e9, 2)), [2]string{"277778 h", "0.0006 h"}},
 		{pairOf(sizes(1<<30, 512<<20)), [2]string{"1.00 GiB", "0.500 GiB"}},
 		{pairOf(sizes(1<<30, 1<<30+1)), [2]string{"1073741824 B", "1073741825 B"}},
 		{pairOf(sizes(0, 0)), [2]string{"0 B", "0 B"}},

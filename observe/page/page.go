@@ -259,7 +259,7 @@ var fixed = sync.OnceValue(func() (f struct {
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "count": count,
 		"letter": letter, "operator": operator, "width": width, "speed": speed,
-		"figure": figure, "few": few, "more": more, "named": named,
+		"figure": figure, "few": few, "more": more,
 	}).Parse(htmlText))
 	return f
 })
@@ -409,14 +409,6 @@ func rate(bytes int64, seconds float64) float64 {
 		return 0
 	}
 	return float64(bytes) / gib / seconds
-}
-
-// named are the tasks, unless all that waited was of no task: its waits are those of the run.
-func named(all []Task) []Task {
-	if len(all) == 1 && all[0].Name == "" {
-		return nil
-	}
-	return all
 }
 
 // speed writes a rate in GiB/s with its unit.

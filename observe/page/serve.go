@@ -8,37 +8,37 @@ import (
 	"strings"
 )
 
-// IsLocal reports whether a request is one of this machine to this machine. The Host must be, too: a
-// page of another site can have a browser ask a name of its own that leads here, and would read the
-// answer. What a proxy on this machine passes on is local by that.
-func IsLocal(req *http.Request) bool { return fromHere(req.RemoteAddr) && isHere(req.Host) }
-
-// fromHere is for an address as package net/http has it. That of a socket of a file has no port.
-func fromHere(remote string) bool {
-	at, err := netip.ParseAddrPort(remote)
-	return err == nil && at.Addr().Unmap().IsLoopback() || strings.HasPrefix(remote, "@") || remote == ""
-}
-
-func isHere(host string) bool {
-	name, _, err := net.SplitHostPort(host)
+// IsLocal reports whether a request comes from this machine and names this machine as its host. Without
+// the second check a page of another site could resolve a name of its own to a loopback address and read
+// the answer. A request that a proxy on this machine forwards is local.
+func IsLocal(req *http.Request) bool {
+	remote, err := netip.ParseAddrPort(req.RemoteAddr)
+	socket := strings.HasPrefix(req.RemoteAddr, "@") || req.RemoteAddr == "" // of a file, which has no address
+	if !socket && (err != nil || !remote.Addr().Unmap().IsLoopback()) {
+		return false
+	}
+	name, _, err := net.SplitHostPort(req.Host)
 	if err != nil {
-		name = strings.Trim(host, "[]")
+		name = strings.Trim(req.Host, "[]")
 	}
 	ip, err := netip.ParseAddr(name)
 	return strings.EqualFold(name, "localhost") || err == nil && ip.Unmap().IsLoopback()
 }
 
-// Serve answers a request with the page, and with its data if the query is "data". It ignores the
-// path, so that it works behind any prefix: the page asks its own address. Nothing but GET and HEAD is
-// allowed, and nothing is changed by them.
+// Serve answers a request with the page, or with its data if the query is "data". It ignores the path,
+// so that it works behind any prefix: the page requests its own address. It allows only GET and HEAD.
 func Serve(w http.ResponseWriter, req *http.Request, report func() *Report) {
 	h := w.Header()
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Cross-Origin-Resource-Policy", "same-origin")
-	h.Set("Cross-Origin-Opener-Policy", "same-origin")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Security-Policy", fixed().policy)
+	for name, value := range map[string]string{
+		"X-Content-Type-Options":       "nosniff",
+		"Referrer-Policy":              "no-referrer",
+		"Cross-Origin-Resource-Policy": "same-origin",
+		"Cross-Origin-Opener-Policy":   "same-origin",
+		"Cache-Control":                "no-store",
+		"Content-Security-Policy":      fixed().policy,
+	} {
+		h.Set(name, value)
+	}
 	if req.Method != http.MethodGet && req.Method != http.MethodHead {
 		h.Set("Allow", "GET, HEAD")
 		http.Error(w, "only GET and HEAD are allowed", http.StatusMethodNotAllowed)
@@ -53,12 +53,12 @@ func Serve(w http.ResponseWriter, req *http.Request, report func() *Report) {
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		text, err = report().render("page")
 	}
-	if err != nil { // a template or a number that is none: a mistake of ours
+	if err != nil { // a bug: a wrong template, or a NaN
 		http.Error(w, "the report cannot be made: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
 	h.Set("Content-Length", strconv.Itoa(len(text)))
 	if req.Method == http.MethodGet {
-		_, _ = w.Write(text) // who asked may have gone
+		_, _ = w.Write(text) // the client may have disconnected
 	}
 }

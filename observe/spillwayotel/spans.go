@@ -219,16 +219,10 @@ func (s *spans) happened(e spillway.Event) {
 
 // attributes returns the fields of the event as attributes, without those that its kind does not have.
 func attributes(e spillway.Event) []attribute.KeyValue {
-	space := func(key string, id spillway.SpaceID) attribute.KeyValue {
-		if !id.Valid() {
-			return attribute.String(key, "")
-		}
-		return attribute.String(key, id.String())
-	}
 	all := []attribute.KeyValue{
 		attribute.Int64("spillway.batch", int64(e.Batch)),
-		space("spillway.space.from", e.From),
-		space("spillway.space.to", e.To),
+		attribute.String("spillway.space.from", e.From.String()),
+		attribute.String("spillway.space.to", e.To.String()),
 		attribute.String("spillway.reason", valid(e.Reason)),
 		attribute.Int64("spillway.bytes", e.Bytes),
 		attribute.Int64("spillway.limit", e.Limit),
@@ -242,6 +236,10 @@ func attributes(e spillway.Event) []attribute.KeyValue {
 	}
 	return slices.DeleteFunc(all, func(a attribute.KeyValue) bool {
 		switch a.Key {
+		case "spillway.space.from":
+			return !e.From.Valid()
+		case "spillway.space.to":
+			return !e.To.Valid()
 		case "spillway.port", "spillway.partition":
 			return e.Operator == ""
 		case "spillway.bytes":

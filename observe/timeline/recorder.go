@@ -234,10 +234,9 @@ func (r *Recorder) noteLocked(e events.Event) {
 
 // mergeNotesLocked adds every second note of a kind and space to the count of the one before it.
 func (r *Recorder) mergeNotesLocked() {
-	type about struct{ kind, space string }
-	open, kept := make(map[about]int), r.mu.notes[:0]
+	open, kept := make(map[[2]string]int), r.mu.notes[:0]
 	for _, n := range r.mu.notes {
-		key := about{n.Kind, n.Space}
+		key := [2]string{n.Kind, n.Space}
 		if i, ok := open[key]; ok {
 			kept[i].Count += n.Count
 			delete(open, key)

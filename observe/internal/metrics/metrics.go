@@ -30,9 +30,6 @@ const (
 	Histogram
 )
 
-// String returns "gauge", "counter" or "histogram".
-func (k Kind) String() string { return [...]string{"gauge", "counter", "histogram"}[k] }
-
 // Unit is a unit in the notation of UCUM: "By", "s", "By/s", "1", or the counted thing in braces.
 type Unit string
 
@@ -205,38 +202,33 @@ func field(path string, by ...string) value {
 	}}
 }
 
-// split takes several fields of the part, each as "value of the label=field".
-func split(label string, fields ...string) value {
+// split takes several fields of the part, each with its own value of a label. Values and fields are
+// separated by blanks.
+func split(label, values, fields string) value {
+	names := strings.Fields(values)
 	return value{[]string{label}, func(part reflect.Value) (all []Sample) {
-		for _, f := range fields {
-			name, path, _ := strings.Cut(f, "=")
+		for i, path := range strings.Fields(fields) {
 			if v, ok := lookup(part, path); ok {
-				all = append(all, Sample{Values: []string{name}, Value: number(v)})
+				all = append(all, Sample{Values: names[i : i+1], Value: number(v)})
 			}
 		}
 		return all
 	}}
 }
 
-// info produces 1, with fields of the part, each as "label=field".
-func info(fields ...string) (v value) {
-	paths := make([]string, len(fields))
-	for i, f := range fields {
-		label, path, _ := strings.Cut(f, "=")
-		v.labels, paths[i] = append(v.labels, label), path
-	}
-	v.samples = func(part reflect.Value) []Sample {
+// info produces 1, with fields of the part as labels.
+func info(labels, fields string) value {
+	return value{strings.Fields(labels), func(part reflect.Value) []Sample {
 		s := Sample{Value: 1}
-		for _, path := range paths {
-			field, ok := lookup(part, path)
+		for path := range strings.FieldsSeq(fields) {
+			v, ok := lookup(part, path)
 			if !ok {
 				return nil
 			}
-			s.Values = append(s.Values, text(field))
+			s.Values = append(s.Values, text(v))
 		}
 		return []Sample{s}
-	}
-	return v
+	}}
 }
 
 // computed produces the sample that f returns.

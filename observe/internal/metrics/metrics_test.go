@@ -21,7 +21,7 @@ func TestDocs(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| metric | type | labels | unit | what |\n|---|---|---|---|---|\n")
 	for _, m := range All(Filter{}) {
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", m.Prometheus(), m.Kind, strings.Join(m.Labels, ", "), m.Unit, m.Help)
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", m.Prometheus(), []string{Gauge: "gauge", Counter: "counter", Histogram: "histogram"}[m.Kind], strings.Join(m.Labels, ", "), m.Unit, m.Help)
 	}
 	text, err := os.ReadFile(page)
 	if err != nil {

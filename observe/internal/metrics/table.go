@@ -15,24 +15,25 @@ import (
 
 // table has all metrics, and nothing changes it.
 var table = []group{
-	newGroup("space", "Spaces", []string{"space=ID", "tier=ID.Kind"},
-		gauge("info", "1", "Is 1, and names the backend of a space.", info("backend=Backend")),
+	newGroup("space", "Spaces", "space tier", "ID ID.Kind",
+		gauge("info", "1", "Is 1, and names the backend of a space.", info("backend", "Backend")),
 		gauge("capacity", Bytes, "Size of a space, in bytes.", field("Capacity")),
 		gauge("limit", Bytes, "Maximum that reservations may take of a space, in bytes.", field("Limit")),
 		gauge("trigger", Bytes, "Pressure at which the monitor starts to evict batches, in bytes.", field("Trigger")),
 		gauge("stop", Bytes, "Pressure at which the monitor stops, in bytes.", field("Stop")),
-		gauge("pressure", Bytes, "Live, retired, reserved and foreign bytes, which the monitor compares with trigger and stop.",
+		gauge("pressure", Bytes,
+			"Live, retired, reserved and foreign bytes, which the monitor compares with trigger and stop.",
 			computed(func(s spillway.SpaceStats) Sample { return Sample{Value: float64(s.Used() + s.Foreign)} })),
 		gauge("held", Bytes,
-			"Bytes of a space by kind: live, retired (freed, but still in use by a device), reserved, cached (freed on demand).",
-			split("kind", "live=Live", "retired=Retired", "reserved=Reserved", "cached=Cached")),
+			"Bytes of a space by kind: live, retired (freed, but a device uses them), reserved, cached (freed on demand).",
+			split("kind", "live retired reserved cached", "Live Retired Reserved Cached")),
 		gauge("foreign", Bytes, "Bytes that others hold on the space's device, sampled each second.", field("Foreign")),
 		gauge("peak", Bytes, "Largest sum of live, retired and reserved bytes so far.", field("Peak")),
 		gauge("lost", "1", "Whether the space's device is lost: 1, or 0.", field("Lost")),
 		gauge("warnings", "{warning}", "Warnings about a space that affect its use: see Engine.Warnings.",
 			computed(warnings))),
 
-	newGroup("host", "Spaces", []string{"space=ID"},
+	newGroup("host", "Spaces", "space", "ID",
 		gauge("used", Bytes, "Allocated bytes of a host arena.", field("Host.Used")),
 		gauge("slabs", Bytes, "Bytes of the slabs for small allocations of a host arena.", field("Host.Slabs")),
 		gauge("slack", Bytes, "Unallocated bytes in the used pages of a host arena.", field("Host.Slack")),
@@ -41,10 +42,10 @@ var table = []group{
 		gauge("locked", Bytes, "Bytes of a host arena that cannot be swapped out.", field("Host.Locked")),
 		gauge("largest_free", Bytes, "The longest free range of a host arena, in bytes.", field("Host.LargestFree"))),
 
-	newGroup("disk", "Spaces", []string{"space=ID"},
+	newGroup("disk", "Spaces", "space", "ID",
 		gauge("info", "1", "Is 1, and names the directory and the modes of a spill volume.",
-			info("dir=Disk.Dir", "file_system=Disk.FileSystem", "direct=Disk.Direct", "anonymous=Disk.Anonymous",
-				"encrypted=Disk.Encrypted")),
+			info("dir file_system direct anonymous encrypted",
+				"Disk.Dir Disk.FileSystem Disk.Direct Disk.Anonymous Disk.Encrypted")),
 		gauge("request", Bytes, "Size of a large request to a volume, in bytes.", field("Disk.Request")),
 		gauge("depth", "{request}", "Maximum of concurrent requests of one transfer to a volume.", field("Disk.Depth")),
 		gauge("used", Bytes, "Allocated bytes of a volume.", field("Disk.Used")),
@@ -62,7 +63,7 @@ var table = []group{
 			"Whether a volume recently failed or ran out of space, so that others are preferred: 1, or 0.",
 			field("Disk.Ailing"))),
 
-	newGroup("edge", "Edges", []string{"from=From", "to=To"},
+	newGroup("edge", "Edges", "from to", "From To",
 		counter("moved_batches", "{batch}",
 			"Batches moved from one space to another, including those that found a copy.", field("Batches")),
 		counter("moved", Bytes, "Bytes moved from one space to another, by reason: trigger, demand, work, ahead.",
@@ -79,19 +80,19 @@ var table = []group{
 			}),
 		gauge("longest_move", Seconds, "The longest move of bytes so far, in seconds.", field("Longest"))),
 
-	newGroup("work", "Work", []string{"plan=Plan", "operator=Operator", "port=Port"},
+	newGroup("work", "Work", "plan operator port", "Plan Operator Port",
 		counter("moved_batches", "{batch}", "Batches of an operator moved to slower tiers (down) or faster ones (up).",
-			split("direction", "down=Down.Batches", "up=Up.Batches")),
+			split("direction", "down up", "Down.Batches Up.Batches")),
 		counter("moved", Bytes, "Bytes of an operator's batches moved to slower tiers (down) or faster ones (up).",
-			split("direction", "down=Down.Bytes", "up=Up.Bytes")),
+			split("direction", "down up", "Down.Bytes Up.Bytes")),
 		counter("busy", Seconds, "Sum of the seconds that moves of an operator's batches took; they may overlap.",
-			split("direction", "down=Down.Busy", "up=Up.Busy")),
+			split("direction", "down up", "Down.Busy Up.Busy")),
 		counter("reason", Bytes, "Bytes of an operator's batches moved, by reason: trigger, demand, work, ahead.",
 			field("ByReason", "reason")),
 		counter("unread", Bytes, "Bytes of an operator's batches that were moved to slower tiers and dropped unused.",
 			field("Unread"))),
 
-	newGroup("wait", "Waits", nil,
+	newGroup("wait", "Waits", "", "",
 		histogram("duration", "Seconds that requests waited for room, of those that had to wait, whatever the outcome.",
 			func(w reservation.WaitStats) Sample { return durations(w.Count, w.Total, w.P50, w.P99, w.Within) }),
 		gauge("longest", Seconds, "The longest wait for room so far, in seconds.", field("Max")),
@@ -99,7 +100,7 @@ var table = []group{
 		gauge("oldest", Seconds, "Seconds that the oldest waiting request has waited so far; 0 if none waits.",
 			field("Oldest"))),
 
-	newGroup("blocked", "Blocked", []string{"task=Owner"},
+	newGroup("blocked", "Blocked", "task", "Owner",
 		counter("waits", "{wait}", "Finished waits for room of the tasks of one name.", field("Waits")),
 		counter("", Seconds, "Sum of the seconds that the tasks of one name waited for room; waits may overlap.",
 			field("Total")),
@@ -107,30 +108,30 @@ var table = []group{
 		gauge("waiting", "{request}", "Requests of the tasks of one name that wait for room now.", field("Waiting")),
 		gauge("so_far", Seconds, "Sum of the seconds that these requests have waited so far.", field("SoFar"))),
 
-	newGroup("batch", "", nil,
+	newGroup("batch", "", "", "",
 		counter("corruptions", "{batch}", "Reads of a batch that found other bytes than were written.",
 			field("Corrupt"))),
 
-	newGroup("monitor", "Monitor", nil,
+	newGroup("monitor", "Monitor", "", "",
 		counter("looks", "{look}", "How often the monitor checked the spaces.", field("Looks")),
 		counter("steps", "{look}", "Checks of the monitor that found something to do.", field("Steps")),
 		counter("moves", "{move}",
 			"Moves of the monitor by outcome: moved, no_room, busy (the batch was in use), unmovable, failed.",
-			split("outcome", "moved=Moves", "no_room=NoRoom", "busy=Busy", "unmovable=Unmovable", "failed=Failed")),
+			split("outcome", "moved no_room busy unmovable failed", "Moves NoRoom Busy Unmovable Failed")),
 		counter("freed", Bytes, "Bytes that the monitor's moves freed.", field("Bytes")),
 		counter("refused", "{waiter}", "Waiters that were refused because all tiers were full for too long.",
 			field("Refused"))),
 
-	newGroup("admission", "Admission", nil,
+	newGroup("admission", "Admission", "", "",
 		gauge("tasks", "{task}", "Tasks by state: running, or waiting for admission.",
-			split("state", "running=Running", "waiting=Waiting")),
+			split("state", "running waiting", "Running Waiting")),
 		counter("admitted", "{task}", "Admitted tasks.", field("Admitted")),
 		counter("alone", "{task}", "Tasks admitted only because no other ran.", field("Alone")),
 		counter("passed", "{task}", "Tasks admitted before an older one.", field("Passed")),
 		counter("retried", "{attempt}",
 			"Attempts of tasks that ran out of memory and were followed by another attempt.", field("Retried"))),
 
-	newGroup("permit", "Permits", nil,
+	newGroup("permit", "Permits", "", "",
 		gauge("waiting", "{request}", "Requests that wait for a permit.", field("Waiting")),
 		gauge("slots", "{slot}", "Spill slots; without a value if there is no limit.",
 			limited("Slots")),
@@ -138,22 +139,18 @@ var table = []group{
 		gauge("free_slots", "{slot}", "Free spill slots; without a value if there is no limit.",
 			limited("FreeSlots"))),
 
-	newGroup("permit", "Permits.Budgets", []string{"budget=Name"},
+	newGroup("permit", "Permits.Budgets", "budget", "Name",
 		gauge("budget", Bytes, "Size of a budget of transfers in progress, in bytes.", field("Total")),
 		gauge("held", Bytes, "Bytes of a budget that permits hold.", field("Held"))),
 
-	newGroup("quota", "Quota", []string{"quota=Name"},
+	newGroup("quota", "Quota", "quota", "Name",
 		gauge("limit", Bytes, "Maximum of bytes that a quota allows.", field("Limit")),
 		gauge("used", Bytes, "Bytes charged to a quota.", field("Used")),
 		gauge("peak", Bytes, "Largest number of bytes charged to a quota so far.", field("Peak"))),
 }
 
-func newGroup(name, of string, labels []string, rows ...row) group {
-	g := group{name: name, of: of, rows: rows}
-	for _, l := range labels {
-		label, path, _ := strings.Cut(l, "=")
-		g.labels, g.fields = append(g.labels, label), append(g.fields, path)
-	}
+func newGroup(name, of, labels, fields string, rows ...row) group {
+	g := group{name, of, strings.Fields(labels), strings.Fields(fields), rows}
 	for i := range rows {
 		rows[i].Group, rows[i].Labels = name, slices.Concat(g.labels, rows[i].value.labels)
 	}
