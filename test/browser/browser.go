@@ -1,15 +1,17 @@
-// Package browser looks at pages in a real browser: Chromium without a window, by its protocol over
-// two pipes. It installs nothing. Where there is no Chromium, tests are skipped.
+// Package browser opens pages in headless Chromium, through its protocol over two pipes, and reports what
+// they show. It installs nothing. Without Chromium the tests are skipped.
 package browser
 
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -218,19 +220,13 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
 		b.call(id, domain+".enable", map[string]any{}, nil)
 	}
-	theme := "light"
-	if how.Dark {
-		theme = "dark"
-	}
-	media := ""
-	if how.Print {
-		media = "print"
-	}
+	theme := map[bool]string{false: "light", true: "dark"}[how.Dark]
+	media := map[bool]string{true: "print"}[how.Print]
 	b.call(id, "Emulation.setEmulatedMedia", map[string]any{"media": media, "features": []map[string]string{{"name": "prefers-color-scheme", "value": theme}}}, nil)
 	b.call(id, "Emulation.setDeviceMetricsOverride", map[string]any{"width": how.Width, "height": how.Height, "deviceScaleFactor": 1, "mobile": how.Width < 500}, nil)
 	b.seen = nil
 	b.call(id, "Page.navigate", map[string]any{"url": url}, nil)
-	if !seen(b.seen, "Page.loadEventFired") {
+	if !slices.ContainsFunc(b.seen, func(m message) bool { return m.Method == "Page.loadEventFired" }) {
 		b.await("loading "+url, func(m message) bool { return m.Method == "Page.loadEventFired" && m.SessionID == id })
 	}
 	eval := func(expression string, into any) {
@@ -248,15 +244,11 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 		}
 	}
 	var done bool
-	condition := how.Until
-	if condition == "" {
-		condition = "true"
-	}
 	// Two frames after that all that was asked to be drawn is drawn.
 	eval(fmt.Sprintf(`new Promise(done => {
 		const look = () => (%s) ? requestAnimationFrame(() => requestAnimationFrame(() => done(true))) : setTimeout(look, 50);
 		look();
-	})`, condition), &done)
+	})`, cmp.Or(how.Until, "true")), &done)
 	eval(`(() => {
 		const blank = [], clipped = [];
 		const all = document.querySelectorAll("canvas");
@@ -307,13 +299,4 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 		}
 	}
 	return s
-}
-
-func seen(all []message, method string) bool {
-	for _, m := range all {
-		if m.Method == method {
-			return true
-		}
-	}
-	return false
 }
