@@ -118,6 +118,7 @@ func TestRulesCanFail(t *testing.T) {
 		{"file names", "links", "`internal/docstest/rules.go`, `embedding.md`, `x.go`\n", ""},
 		{"a missing file name", "links", "`internal/gone.go`\n", "no such file"},
 		{"a fragment", "fragments", "```go\n\tb.Hint(batch.Never) // it leaves first\n```\n", ""},
+		{"another comment", "fragments", "```go\nb.Hint(batch.Never)   // evicted first\n```\n", ""},
 		{"a whole program", "fragments", "```go\npackage main\n```\n", ""},
 		{"a changed fragment", "fragments", "```go\nb.Hint(batch.Always) // it leaves first\n```\n", "docs/x.md:2"},
 		{"part of a line", "fragments", "```go\nHint(batch.Never) // it leaves first\n```\n", "docs/x.md:2"},

@@ -101,20 +101,20 @@ func Examples(root string) (all []string, err error) {
 			return err
 		}
 		text, err := os.ReadFile(filepath.Join(root, name))
-		all = append(all, unindented(string(text)))
+		all = append(all, bare(string(text)))
 		return err
 	})
 	return all, err
 }
 
-// Fragments returns the blocks of Go code that are neither whole programs nor consecutive lines of
-// one of examples. go test compiles and runs those, so a fragment is as right as its example.
+// Fragments returns the blocks of Go code that are neither whole programs nor, apart from comments,
+// consecutive lines of one of examples. go test compiles and runs those.
 func Fragments(examples []string, p Page) (wrong []string) {
 	for _, b := range p.Blocks {
 		if b.Language != "go" || strings.Contains("\n"+b.Text(), "\npackage ") {
 			continue
 		}
-		text := unindented(b.Text())
+		text := bare(b.Text())
 		if !slices.ContainsFunc(examples, func(example string) bool { return strings.Contains(example, text) }) {
 			wrong = append(wrong, fmt.Sprintf("%s:%d: no file example*_test.go has this code", p.Name, b.Lines[0].Number))
 		}
@@ -122,11 +122,13 @@ func Fragments(examples []string, p Page) (wrong []string) {
 	return wrong
 }
 
-// unindented returns text with all runs of blanks replaced by one, and none at the ends of lines.
-func unindented(text string) string {
+// bare returns the code of text without comments and indentation, so that a page can have its own words.
+func bare(text string) string {
 	lines := "\n"
 	for line := range strings.Lines(text) {
-		lines += strings.Join(strings.Fields(line), " ") + "\n"
+		code, _, _ := strings.Cut("\t"+line, "\t//")
+		code, _, _ = strings.Cut(code, " //")
+		lines += strings.Join(strings.Fields(code), " ") + "\n"
 	}
 	return lines
 }
