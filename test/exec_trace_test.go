@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/measures/measurestest"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/test/busyengine"
 )
 
 // An execution trace (runtime/trace) shows the engine's tasks, and its waits and moves as regions.
@@ -16,8 +16,8 @@ func TestExecutionTrace(t *testing.T) {
 	if err := exec.Start(&recorded); err != nil {
 		t.Skipf("another trace is recorded: %v", err)
 	}
-	eng := measurestest.Open(t, nil)
-	err := measurestest.Work(t.Context(), eng, testseed.One(t), 80)
+	eng := busyengine.Open(t, nil)
+	err := busyengine.Work(t.Context(), eng, testseed.One(t), 80)
 	exec.Stop()
 	if err != nil {
 		t.Error(err)

@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/measures/measurestest"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/busyengine"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -298,9 +298,9 @@ func TestHoldersWhileDataMoves(t *testing.T) {
 // used, in each space.
 func TestHoldersAddUp(t *testing.T) {
 	t.Parallel()
-	eng := measurestest.Open(t, nil)
+	eng := busyengine.Open(t, nil)
 	defer closeEngine(t, eng)
-	if err := measurestest.Work(t.Context(), eng, testseed.One(t), testseed.Rounds(80, 30)); err != nil {
+	if err := busyengine.Work(t.Context(), eng, testseed.One(t), testseed.Rounds(80, 30)); err != nil {
 		t.Fatal(err)
 	}
 	p, err := eng.Plan("words")

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/measures/measurestest"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/test/busyengine"
 )
 
 var (
@@ -42,9 +42,9 @@ func begun(stack string) (f string, deep int) {
 
 // While an engine works, each goroutine that it started has a label that says what it does.
 func TestGoroutinesAreLabelled(t *testing.T) {
-	eng := measurestest.Open(t, func(c *spillway.Config) { c.Trace = io.Discard })
+	eng := busyengine.Open(t, func(c *spillway.Config) { c.Trace = io.Discard })
 	done := make(chan error, 1)
-	go func() { done <- measurestest.Work(t.Context(), eng, testseed.One(t), testseed.Rounds(150, 60)) }()
+	go func() { done <- busyengine.Work(t.Context(), eng, testseed.One(t), testseed.Rounds(150, 60)) }()
 	seen := map[string]bool{}
 	for over := false; !over; {
 		select {
@@ -61,7 +61,7 @@ func TestGoroutinesAreLabelled(t *testing.T) {
 		}
 		for stack := range strings.SplitSeq(profile.String(), "\n\n") {
 			f, deep := begun(stack)
-			if f == "" || strings.Contains(f, "spillway/test.") || strings.Contains(f, "measurestest.") {
+			if f == "" || strings.Contains(f, "spillway/test.") || strings.Contains(f, "busyengine.") {
 				continue
 			}
 			// One that has not begun its first line, or is in it, has no label yet: its first line is Set.

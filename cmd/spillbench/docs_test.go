@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -47,8 +46,7 @@ var typed = []struct {
 	{begins: "spillbench topo --nvml go-nvml", not: "needs the tag gonvml; TestTopoGoNVML does it"},
 	{begins: "mkdir -m 700 run"},
 
-	// TestTyped of internal/docstest looks whether the packages, tests and files that these name are
-	// there.
+	// checkNames looks up the packages, tests and files in the arguments of these.
 	{begins: "go test", not: "takes minutes, or is a test that runs anyway"},
 	{begins: "go -C", not: "takes minutes"},
 	{begins: ".ci/run", not: "takes minutes, and runs this test"},
@@ -140,31 +138,19 @@ go mod tidy -e
 	go mod edit -require=github.com/spillway-db/spillway@v0.0.0-00010101000000-000000000000
 `, moduleRoot())
 	must(os.WriteFile(filepath.Join(dir, "tidy"), []byte(tidy), 0o700))
-	raw, console := make(map[int]string), make(map[int]string) // lines of blocks, and what commands print, by number
 	for _, b := range page.Blocks {
 		if b.Note != "" {
 			must(os.WriteFile(filepath.Join(at, b.Note), []byte(b.Text()), 0o600))
 		}
-		for _, l := range b.Lines {
-			raw[l.Number] = l.Text
-		}
-		if b.Language == "console" {
-			for _, step := range b.Steps() {
-				console[step.Number] = step.Output
-			}
-		}
 	}
-	commands := page.Commands("go", "spillbench", "benchstat", "gpu-check/gpu-check.sh", "scripts/gpu-check.sh", "scripts/duckdb", ".ci/run")
-	slices.SortStableFunc(commands, func(a, b docstest.Line) int { return a.Number - b.Number })
-	for _, c := range commands {
+	for _, c := range page.Commands("go", "spillbench", "benchstat", "gpu-check/gpu-check.sh", "scripts/gpu-check.sh", "scripts/duckdb", ".ci/run") {
 		line := asTyped.Replace(c.Text)
-		output, inConsole := console[c.Number]
 		status := 0
-		if m := statusNote.FindStringSubmatch(raw[c.Number]); m != nil {
+		if m := statusNote.FindStringSubmatch(c.Typed); m != nil {
 			status, _ = strconv.Atoi(m[1])
 		}
-		if !inConsole {
-			if raw[c.Number] == "" && met[line] {
+		if !c.Console {
+			if c.Prose && met[line] {
 				continue
 			}
 			met[line] = true
@@ -173,6 +159,9 @@ go mod tidy -e
 				t.Errorf("%s:%d: %q is in no row of the table of what is run, and what not", page.Name, c.Number, c.Text)
 			}
 			if line == "" {
+				if err := checkNames(moduleRoot(), c.Text); err != nil {
+					t.Errorf("%s:%d: %s: %v", page.Name, c.Number, c.Text, err)
+				}
 				continue
 			}
 		}
@@ -197,11 +186,11 @@ go mod tidy -e
 			fmt.Fprintf(&printed, "exit status %d\n", ended) // as "go run" does
 		}
 		same := func(s string) string { return moves.ReplaceAllString(s, "$1\n") }
-		if inConsole && !docstest.Prints(same(output), same(printed.String())) {
-			t.Errorf("%s:%d: %s prints\n%s\nand not\n%s", page.Name, c.Number, c.Text, printed.String(), output)
+		if c.Console && !docstest.Prints(same(c.Output), same(printed.String())) {
+			t.Errorf("%s:%d: %s prints\n%s\nand not\n%s", page.Name, c.Number, c.Text, printed.String(), c.Output)
 			break // what comes after it may need it
 		}
-		if !inConsole && ended != status {
+		if !c.Console && ended != status {
 			t.Errorf("%s:%d: %s ends with %d, and not with %d\n%s", page.Name, c.Number, line, ended, status, printed.String())
 			break
 		}
@@ -245,4 +234,52 @@ func smaller(line string, met map[string]bool) (string, bool) {
 		line = k.first + "\n" + line
 	}
 	return line, true
+}
+
+// checkNames returns an error if a command that no test runs names a package, script, manifest, test
+// or benchmark that the module at root does not have.
+func checkNames(root, command string) error {
+	words := strings.Fields(command)
+	for i, word := range words {
+		switch {
+		case i > 0 && words[i-1] == "-C":
+			root = filepath.Join(root, word)
+		case i > 0 && (words[i-1] == "-run" || words[i-1] == "-bench") && word != "xxx" && word != ".":
+			name := regexp.MustCompile(`(?m)^func \w*(?:` + strings.Trim(word, "'^$") + `)`)
+			found := false
+			err := filepath.WalkDir(root, func(file string, _ os.DirEntry, err error) error {
+				if err != nil || found || !strings.HasSuffix(file, "_test.go") {
+					return err
+				}
+				text, err := os.ReadFile(file)
+				found = name.Match(text)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if !found {
+				return fmt.Errorf("no test matches %s", word)
+			}
+		case strings.HasPrefix(word, "./"), strings.HasPrefix(word, "scripts/"), strings.HasPrefix(word, "deploy/"), word == ".ci/run":
+			if _, err := os.Stat(filepath.Join(root, strings.TrimSuffix(word, "..."))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func TestCheckNames(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]bool{
+		"go test ./convert -run xxx -bench Move": true, "go -C cmd/spillway-device-plugin test ./...": true,
+		"go test -run '^TestCheckNames$' ./cmd/spillbench": true, ".ci/run": true, "kubectl apply -f deploy/device-plugin.yaml": true,
+		"go test ./gone": false, "go test ./convert -run xxx -bench ThatIsGone": false, "go -C gone test ./...": false,
+		"scripts/gone.sh build": false, "kubectl apply -f deploy/gone.yaml": false, "go test -run '^TestThatIsGone$' ./repository": false,
+	} {
+		if err := checkNames(moduleRoot(), command); (err == nil) != want {
+			t.Errorf("%s: %v, want it to be right: %v", command, err, want)
+		}
+	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/internal/page"
+	"github.com/spillway-db/spillway/observe/page"
 )
 
 // live serves the report of a run while it lasts. A nil one serves nothing.

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/page"
+	"github.com/spillway-db/spillway/observe/page"
 )
 
 // pipes is a listener whose connections are pipes: they are of a bubble, as its clock is.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/page/pagetest"
+	"github.com/spillway-db/spillway/test/browser"
 )
 
 var update = flag.Bool("update", false, "write docs/pictures/report.png anew")
@@ -25,11 +25,11 @@ func TestPicture(t *testing.T) {
 	if testing.Short() && !*update {
 		t.Skip("needs seconds and Chromium: run without -short")
 	}
-	b := pagetest.Start(t)
+	b := browser.Start(t)
 	path := filepath.Join(t.TempDir(), "report.html")
 	succeed(t, "report", "-q", pictured, "--html="+path)
 	const width, height = 1160, 1006 // as far as the alternative text goes
-	s := b.Look("file://"+path, pagetest.How{Width: width, Height: height, Picture: *update})
+	s := b.Look("file://"+path, browser.How{Width: width, Height: height, Picture: *update})
 	if len(s.Errors)+len(s.Requests)+len(s.Blank)+len(s.Clipped) > 0 || s.Overflow > 0 || s.Plots < 3+3+2+1 {
 		t.Errorf("errors %q, requests %q, blank %q, cut %q, %d pixels too wide, %d plots", s.Errors, s.Requests, s.Blank, s.Clipped, s.Overflow, s.Plots)
 	}

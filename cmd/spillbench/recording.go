@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/internal/page"
-	"github.com/spillway-db/spillway/internal/timeline"
+	"github.com/spillway-db/spillway/observe/page"
+	"github.com/spillway-db/spillway/observe/timeline"
 )
 
 // sampled is the period at which a recording samples the spaces: that of the intervals of a short run.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/perf/benchfmt"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/internal/page/pagetest"
+	"github.com/spillway-db/spillway/test/browser"
 )
 
 func readFile(t *testing.T, path string) string {
@@ -224,7 +224,7 @@ func TestReportInBrowser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs seconds and Chromium: run without -short")
 	}
-	b := pagetest.Start(t)
+	b := browser.Start(t)
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }
 	// Enough is spilled that a slow disk matters, whatever this one does.
@@ -241,7 +241,7 @@ func TestReportInBrowser(t *testing.T) {
 		"bandwidth.html": {2 * 8, []string{"Of 8 rows ", "host:0 → disk:0", "64KiB, rewritten", "the limit, which varies by", "memmove", "disk I/O"}},
 		"compare.html":   {2 * 4, []string{"With the same 1.0 MiB of memory Spillway wrote", "write ratio", "Reading", "arrow-ipc, warm"}},
 	} {
-		for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 900, Height: 700, Dark: true}, {Width: 380, Height: 800}, {Width: 720, Height: 1000, Print: true}} {
+		for _, how := range []browser.How{{Width: 1160, Height: 900}, {Width: 900, Height: 700, Dark: true}, {Width: 380, Height: 800}, {Width: 720, Height: 1000, Print: true}} {
 			s := b.Look("file://"+file(name), how)
 			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Bars != page.bars || how.Width > 380 && len(s.Hidden) > 0 {
 				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, hidden parts of %q, %d bars", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Hidden, s.Bars)
@@ -253,7 +253,7 @@ func TestReportInBrowser(t *testing.T) {
 			}
 		}
 	}
-	for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 1160, Height: 900, Dark: true}, {Width: 380, Height: 800}} {
+	for _, how := range []browser.How{{Width: 1160, Height: 900}, {Width: 1160, Height: 900, Dark: true}, {Width: 380, Height: 800}} {
 		for _, name := range []string{"fast.html", "both.html"} {
 			s := b.Look("file://"+file(name), how)
 			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Plots < 3+3+2+1 {

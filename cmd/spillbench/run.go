@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/internal/page"
+	"github.com/spillway-db/spillway/observe/page"
 )
 
 // batchesInGPU is how many generated batches the GPU space has room for: so workers and

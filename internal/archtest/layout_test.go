@@ -17,8 +17,6 @@ var layout = []string{
 	"topology",
 	"tier",
 	"events",
-	"internal/timeline",
-	"internal/page",
 	"internal/payload",
 	"internal/devpool",
 	"tier/tiertest",
@@ -56,9 +54,12 @@ var layout = []string{
 	"internal/replay",
 	".",
 	"tier/cuda/gorgonia",
-	"internal/measures",
-	"internal/measures/measurestest",
-	"httpui",
+	"observe/timeline",
+	"observe/page",
+	"observe/internal/metrics",
+	"observe/httpui",
+	"test/browser",
+	"test/busyengine",
 	"test",
 	"test/differential",
 	"topology/gonvml",
@@ -66,14 +67,14 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"topology/gonvml", "internal/measures/measurestest", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
+var testRigs = []string{"topology/gonvml", "test/browser", "test/busyengine", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
-var testOnly = []string{"internal/measures/measurestest", "tier/tiertest", "internal/hidingfs", "internal/memdir", "internal/image/imagetest"}
+var testOnly = []string{"test/browser", "test/busyengine", "tier/tiertest", "internal/hidingfs", "internal/memdir", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.
-var programsMay = []string{"diag", "topology", "topology/gonvml", "tier", "events", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", "."}
+var programsMay = []string{"diag", "topology", "topology/gonvml", "tier", "events", "tier/disk", "tier/disk/faultfs", "tier/faultdev", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "repository", "monitor", ".", "observe/timeline", "observe/page"}
 
 // rootMay lists the packages of internal that the root package alone wires, of all that programs
 // could import.
@@ -81,7 +82,20 @@ var rootMay = []string{"internal/host", "internal/sim"}
 
 // examplesMay lists the public packages that examples may import: those that
 // an embedder does.
-var examplesMay = []string{"diag", "topology", "topology/gonvml", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", ".", "httpui"}
+var examplesMay = []string{"diag", "topology", "topology/gonvml", "tier", "events", "reservation", "reservation/arrowmem", "reservation/admission", "reservation/permit", "reservation/quota", "batch", "convert", "convert/cdevice", "repository", "monitor", ".", "observe/httpui"}
+
+// embedded lists what the build of a program that imports the root package may contain besides the
+// module's own packages, as prefixes of import paths. The exporters, the pages, the command and the
+// tests have dependencies of their own, which must not appear here.
+var embedded = []string{
+	"github.com/apache/arrow-go/v18/",
+	"github.com/ebitengine/purego",
+	"github.com/google/btree",
+	"github.com/klauspost/compress/",
+	"github.com/zeebo/xxh3",
+	"golang.org/x/sys/",
+	"gorgonia.org/cu", // with the tag gorgonia only
+}
 
 // embedding is the file that shows what most programs need, with one import of the module's.
 const embedding = "example_test.go"
@@ -119,9 +133,9 @@ func checkImport(from, to string, inTest bool) string {
 			return fmt.Sprintf("an example may not import %s", to)
 		}
 	default:
-		own := slices.Index(layout, outside)
-		if inside { // what it stands on is what its package stands on, without that one
-			own--
+		own := slices.Index(layout, from)
+		if own < 0 && inside { // its package's place, below that package
+			own = slices.Index(layout, outside) - 1
 		}
 		if own < 0 {
 			return fmt.Sprintf("%s has no place in the layout", from)

@@ -10,13 +10,14 @@ import (
 )
 
 var rules = map[string]func([]source) []string{
-	"imports": importRule,
-	"layout":  layoutRule,
-	"gofmt":   formatRule,
-	"docs":    docRule,
-	"unsafe":  unsafeRule,
-	"labels":  labelRule,
-	"go-nvml": goNVMLRule,
+	"imports":  importRule,
+	"layout":   layoutRule,
+	"gofmt":    formatRule,
+	"docs":     docRule,
+	"unsafe":   unsafeRule,
+	"labels":   labelRule,
+	"go-nvml":  goNVMLRule,
+	"embedded": embeddedRule,
 }
 
 // The module keeps all the rules.
@@ -120,6 +121,12 @@ func TestRulesCanFail(t *testing.T) {
 		"go-nvml in a test":      {"go-nvml", "topology/a_test.go", file("topology", `"`+goNVML+`pkg/nvml"`), false},
 		"go-nvml in topology":    {"go-nvml", "topology/a.go", file("topology", `"`+goNVML+`pkg/nvml"`), true},
 
+		"a library in the root":           {"embedded", "a.go", file("spillway", `"github.com/google/btree"`, `"fmt"`), false},
+		"one that only the command needs": {"embedded", "a.go", file("spillway", `"github.com/spf13/cobra"`), true},
+		"one of the exporters":            {"embedded", "a.go", file("spillway", own("observe/page")), true},
+		"one behind another package":      {"embedded", "tier/a.go", file("tier", `"golang.org/x/text/width"`), true},
+		"one of a package that is not":    {"embedded", "monitor/a.go", file("monitor", `"golang.org/x/text/width"`), false},
+
 		"unsafe where named":   {"unsafe", "tier/a_unsafe.go", file("tier", `"unsafe"`), false},
 		"unsafe in a test":     {"unsafe", "tier/a_unsafe_test.go", file("tier", `"unsafe"`), false},
 		"unsafe elsewhere":     {"unsafe", "tier/a.go", file("tier", `"unsafe"`), true},
@@ -127,6 +134,7 @@ func TestRulesCanFail(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			files, err := load(fstest.MapFS{
+				"root.go":       {Data: []byte(file("spillway", own("tier")))},
 				c.path:          {Data: []byte(c.text)},
 				"plugin/go.mod": {Data: []byte("module plugin\n")},
 			})

@@ -144,6 +144,37 @@ func goNVMLRule(files []source) []string {
 	return broken
 }
 
+// embeddedRule keeps everything out of the root package's build that an embedding program does not
+// need. It follows imports from the root package through the module, for all platforms and tags.
+func embeddedRule(files []source) []string {
+	of := make(map[string][]source) // by directory
+	for _, f := range files {
+		if !f.test {
+			of[f.dir()] = append(of[f.dir()], f)
+		}
+	}
+	var broken []string
+	reached := []string{"."}
+	for n := 0; n < len(reached); n++ {
+		for _, f := range of[reached[n]] {
+			for _, i := range f.imports {
+				host, _, _ := strings.Cut(i, "/")
+				to, own := strings.CutPrefix(i, module+"/")
+				top, _, _ := strings.Cut(to, "/")
+				allowed := slices.ContainsFunc(embedded, func(prefix string) bool { return strings.HasPrefix(i, prefix) })
+				switch {
+				case !own && strings.Contains(host, ".") && !allowed,
+					own && slices.Contains([]string{"cmd", "observe", "scripts", "test"}, top):
+					broken = append(broken, fmt.Sprintf("%s: %s reaches the build of every program that embeds the engine", f.path, i))
+				case own && !slices.Contains(reached, to):
+					reached = append(reached, to)
+				}
+			}
+		}
+	}
+	return broken
+}
+
 // layoutRule wants a place in the layout for every public package. Programs have none: nothing
 // imports them, and those of scripts import nothing of the module.
 func layoutRule(files []source) []string {

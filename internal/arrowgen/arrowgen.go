@@ -146,14 +146,6 @@ func (g *Gen) validity(n int) (*memory.Buffer, int) {
 
 func (g *Gen) null() bool { return g.Nulls >= 1 || g.Rng.Float64() < g.Nulls }
 
-// withoutNulls runs f with no nulls.
-func (g *Gen) withoutNulls(f func()) {
-	nulls := g.Nulls
-	g.Nulls = 0
-	defer func() { g.Nulls = nulls }()
-	f()
-}
-
 // finish makes the data and gives up what went into it.
 func finish(dt arrow.DataType, n, nulls int, bufs []*memory.Buffer, children ...arrow.ArrayData) *array.Data {
 	d := array.NewData(dt, n, bufs, children, nulls, 0)
@@ -189,25 +181,14 @@ func (g *Gen) whole(dt arrow.DataType, n int) *array.Data {
 		return finish(dt, n, nulls, []*memory.Buffer{valid}, g.data(t.Elem(), n*int(t.Len())+g.slack()))
 	case *arrow.StructType:
 		valid, nulls := g.validity(n)
-		children := make([]arrow.ArrayData, t.NumFields())
-		for i := range children {
-			children[i] = g.data(t.Field(i).Type, n+g.slack())
-		}
-		return finish(dt, n, nulls, []*memory.Buffer{valid}, children...)
+		return finish(dt, n, nulls, []*memory.Buffer{valid}, g.fields(t, n)...)
 	case *arrow.SparseUnionType:
-		children := make([]arrow.ArrayData, t.NumFields())
-		for i, f := range t.Fields() {
-			children[i] = g.data(f.Type, n+g.slack())
-		}
+		children := g.fields(t, n)
 		return finish(dt, n, 0, []*memory.Buffer{nil, g.bytes(g.codes(t, n))}, children...)
 	case *arrow.DenseUnionType:
 		return g.denseUnion(t, n)
 	case *arrow.DictionaryType:
-		valid, nulls, indices, dict := g.dictionary(t, n)
-		defer dict.Release()
-		d := array.NewDataWithDictionary(dt, n, []*memory.Buffer{valid, indices}, nulls, 0, dict)
-		release(valid, indices)
-		return d
+		return g.dictionary(t, n)
 	case *arrow.RunEndEncodedType:
 		return g.runs(t, n)
 	case arrow.ExtensionType:
@@ -219,12 +200,12 @@ func (g *Gen) whole(dt arrow.DataType, n int) *array.Data {
 	panic(fmt.Sprintf("arrowgen: no values for %s", dt))
 }
 
-func release(bufs ...*memory.Buffer) {
-	for _, b := range bufs {
-		if b != nil {
-			b.Release()
-		}
+// fields makes the children of a struct or a sparse union of n rows.
+func (g *Gen) fields(t arrow.NestedType, n int) (children []arrow.ArrayData) {
+	for _, f := range t.Fields() {
+		children = append(children, g.data(f.Type, n+g.slack()))
 	}
+	return children
 }
 
 // slack is how many values a child has beyond those that are shown.

@@ -73,8 +73,10 @@ func (g *Gen) list(t arrow.ListLikeType, n int) *array.Data {
 	if t.ID() == arrow.MAP { // neither entries nor keys may be null
 		entry := t.Elem().(*arrow.StructType)
 		rows := int(at) + g.slack()
-		var keys *array.Data
-		g.withoutNulls(func() { keys = g.whole(entry.Field(0).Type, rows) })
+		nulls := g.Nulls
+		g.Nulls = 0
+		keys := g.whole(entry.Field(0).Type, rows)
+		g.Nulls = nulls
 		child = finish(entry, rows, 0, []*memory.Buffer{nil}, keys, g.data(entry.Field(1).Type, rows))
 	} else {
 		child = g.data(t.Elem(), int(at)+g.slack())
@@ -133,17 +135,20 @@ func (g *Gen) denseUnion(t *arrow.DenseUnionType, n int) *array.Data {
 	return finish(t, n, 0, []*memory.Buffer{nil, g.bytes(codes), g.bytes(offsets)}, children...)
 }
 
-func (g *Gen) dictionary(t *arrow.DictionaryType, n int) (valid *memory.Buffer, nulls int, indices *memory.Buffer, dict *array.Data) {
+func (g *Gen) dictionary(t *arrow.DictionaryType, n int) *array.Data {
 	entries := 1 + g.Rng.IntN(20)
-	dict = g.data(t.ValueType, entries)
+	dict := g.data(t.ValueType, entries)
+	defer dict.Release()
 	width := t.IndexType.(arrow.FixedWidthDataType).Bytes()
 	b := make([]byte, 0, n*width)
 	for range n {
 		b = append(b, byte(g.Rng.IntN(entries)))
 		b = append(b, make([]byte, width-1)...)
 	}
-	valid, nulls = g.validity(n)
-	return valid, nulls, g.bytes(b), dict
+	valid, nulls := g.validity(n)
+	d := finish(t, n, nulls, []*memory.Buffer{valid, g.bytes(b)})
+	d.SetDictionary(dict)
+	return d
 }
 
 func (g *Gen) runs(t *arrow.RunEndEncodedType, n int) *array.Data {

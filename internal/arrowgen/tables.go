@@ -2,7 +2,7 @@ package arrowgen
 
 import (
 	"encoding/binary"
-	"strconv"
+	"fmt"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -32,26 +32,22 @@ func Flights(seed uint64, rows int) arrow.RecordBatch {
 // Strings returns a table of cols columns of short strings, up to 15 bytes,
 // nullable, with 2 % nulls.
 func Strings(seed uint64, rows, cols int) arrow.RecordBatch {
-	g := New(seed)
-	g.Plain, g.Nulls = true, 0.02
-	types := make([]arrow.DataType, cols)
-	data := make([]*array.Data, cols)
-	for i := range types {
-		types[i] = arrow.BinaryTypes.String
-		data[i] = g.letters(types[i], rows, 0, 15)
-	}
-	return g.table(Schema(types...), rows, data...)
+	return columns(seed, 0.02, rows, cols, func(g *Gen) *array.Data { return g.letters(arrow.BinaryTypes.String, rows, 0, 15) })
 }
 
 // Ints returns a table of cols columns of int64 without nulls.
 func Ints(seed uint64, rows, cols int) arrow.RecordBatch {
+	return columns(seed, 0, rows, cols, func(g *Gen) *array.Data { return g.int64s(rows, -1<<40, 1<<41) })
+}
+
+// columns returns a table of cols columns of one type.
+func columns(seed uint64, nulls float64, rows, cols int, column func(*Gen) *array.Data) arrow.RecordBatch {
 	g := New(seed)
-	g.Plain, g.Nulls = true, 0
-	types := make([]arrow.DataType, cols)
-	data := make([]*array.Data, cols)
+	g.Plain, g.Nulls = true, nulls
+	types, data := make([]arrow.DataType, cols), make([]*array.Data, cols)
 	for i := range types {
-		types[i] = arrow.PrimitiveTypes.Int64
-		data[i] = g.int64s(rows, -1<<40, 1<<41)
+		data[i] = column(g)
+		types[i] = data[i].DataType()
 	}
 	return g.table(Schema(types...), rows, data...)
 }
@@ -104,25 +100,15 @@ func (g *Gen) letters(dt arrow.DataType, n, shortest, longest int) *array.Data {
 // more than 4 KiB.
 func Coded(n int) arrow.RecordBatch {
 	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
-	codes := array.NewInt32Builder(memory.DefaultAllocator)
-	defer codes.Release()
-	codes.AppendValues([]int32{0, 2, 1, 2}, nil)
-	indices := codes.NewArray()
-	defer indices.Release()
-	long := strings.Repeat("a", 4100)
 	fields, cols := make([]arrow.Field, n), make([]arrow.Array, n)
 	for i := range n {
-		words := array.NewStringBuilder(memory.DefaultAllocator)
-		words.AppendValues([]string{long, "b", strconv.Itoa(i)}, nil)
-		dict := words.NewArray()
-		words.Release()
-		fields[i] = arrow.Field{Name: "c" + strconv.Itoa(i), Type: dt}
-		cols[i] = array.NewDictionaryArray(dt, indices, dict)
-		dict.Release()
+		words := fmt.Sprintf(`["%s", "b", "%d"]`, strings.Repeat("a", 4100), i)
+		col, err := array.DictArrayFromJSON(memory.DefaultAllocator, dt, "[0, 2, 1, 2]", words)
+		if err != nil {
+			panic(err)
+		}
+		defer col.Release()
+		fields[i], cols[i] = arrow.Field{Name: fmt.Sprint("c", i), Type: dt}, col
 	}
-	rec := array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, 4)
-	for _, c := range cols {
-		c.Release()
-	}
-	return rec
+	return array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, 4)
 }

@@ -15,15 +15,11 @@ import (
 
 const page = 4096
 
-// Copy copies what is in the directory src into dst, which need not be there. The holes of
-// a file are left out: files of spill volumes are long, and hold little.
+// Copy copies the directory src to dst, which need not exist. It omits the holes of files: files of
+// spill volumes are long and hold little.
 func Copy(t testing.TB, dst, src string) {
 	t.Helper()
-	err := filepath.WalkDir(src, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(src, path)
+	err := fs.WalkDir(os.DirFS(src), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -31,11 +27,11 @@ func Copy(t testing.TB, dst, src string) {
 		if err != nil {
 			return err
 		}
-		to := filepath.Join(dst, rel)
+		to := filepath.Join(dst, name)
 		if d.IsDir() {
 			return os.MkdirAll(to, info.Mode().Perm()|0o700)
 		}
-		return copySparse(to, path, info.Mode().Perm())
+		return copySparse(to, filepath.Join(src, name), info.Mode().Perm())
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +53,7 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 	if err != nil {
 		return err
 	}
-	// To read near a range that was never written makes the system count it as data.
+	// All ranges first: reading near a range that was never written makes the system count it as data.
 	ranges, err := dataOf(in, size)
 	if err != nil {
 		return err
@@ -70,43 +66,27 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 	return out.Truncate(size)
 }
 
-// dataOf returns where bytes of f that are no hole begin and end.
+// dataOf returns the ranges of f without holes. Where the system does not report holes, it returns the
+// whole file.
 func dataOf(f *os.File, size int64) (ranges [][2]int64, err error) {
-	for off := int64(0); off < size; {
-		begin, end, err := nextData(f, off, size)
+	const seekData, seekHole = 3, 4
+	if runtime.GOOS != "linux" {
+		return [][2]int64{{0, size}}, nil
+	}
+	for end := int64(0); end < size; {
+		begin, err := f.Seek(end, seekData)
+		if errors.Is(err, syscall.ENXIO) { // the rest is a hole
+			break
+		}
 		if err != nil {
 			return nil, err
 		}
-		if begin < end {
-			ranges = append(ranges, [2]int64{begin, end})
+		if end, err = f.Seek(begin, seekHole); err != nil {
+			return nil, err
 		}
-		off = end
+		ranges = append(ranges, [2]int64{begin, end})
 	}
 	return ranges, nil
-}
-
-// nextData returns where the first bytes of f from off on that are no hole begin and end. On
-// systems without lseek's SEEK_DATA it returns all from off on.
-func nextData(f *os.File, off, size int64) (begin, end int64, err error) {
-	data, hole := 3, 4 // SEEK_DATA and SEEK_HOLE
-	switch runtime.GOOS {
-	case "linux", "freebsd":
-	case "darwin":
-		data, hole = hole, data
-	default:
-		return off, size, nil
-	}
-	begin, err = f.Seek(off, data)
-	if errors.Is(err, syscall.ENXIO) { // only a hole is left
-		return size, size, nil
-	}
-	if err != nil {
-		return 0, 0, err
-	}
-	if end, err = f.Seek(begin, hole); err != nil {
-		return 0, 0, err
-	}
-	return begin, end, nil
 }
 
 // copyData copies the bytes from begin to end, except for pages of zeros: what is allocated and was

@@ -1,45 +1,46 @@
-// Package docstest reads the pages of the documentation, so that tests can hold them to what the
-// module is. It is for tests alone.
+// Package docstest reads the Markdown pages of this module and checks them against the module. Only
+// tests use it.
 //
-//	README.md, docs/*.md ── Read ──▶ Page ─┬─ Blocks    fenced code: go, sh, console, …
-//	                                       ├─ Commands  what readers are to type
-//	                                       └─ Prose     the other lines
+//	*.md, docs/**/*.md ── Read ──▶ Page ─┬─ Blocks    fenced code: go, sh, console, …
+//	                                     ├─ Commands  what readers are to type
+//	                                     └─ Prose     all other lines
 //
-// Its own tests check all pages: Go code against the module, links, commands of the go tool, and
-// the lines of prose. They run fragments of Go code. Those of cmd/spillbench run the commands, and hold what they print to
-// blocks of the language console. It takes no locks.
+// The tests of this package check links, the length of lines, and Go code. The tests of
+// cmd/spillbench run the commands and compare their output with the blocks of the language console.
 package docstest
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 )
 
-// Page is one file of the documentation.
+// Page is one Markdown file.
 type Page struct {
-	Name   string // below the root of the module, with slashes
+	Name   string // slash-separated, relative to the root of the module
 	Blocks []Block
-	Prose  []Line // all lines that are in no block
+	Prose  []Line // the lines outside of blocks
 }
 
 // Line is one line of a page.
 type Line struct {
-	Number int // from 1
+	Number int // counted from 1
 	Text   string
 }
 
 // Block is fenced code.
 type Block struct {
-	Language string // what stands behind the fence; empty: nothing
-	Note     string // of a comment <!-- file: NAME --> on the line before: the name
+	Language string // the word after the fence; may be empty
+	Note     string // NAME, if the comment <!-- file: NAME --> precedes the block
 	Lines    []Line
 }
 
-// Text is the block as one text.
+// Text returns the lines of the block as one string.
 func (b Block) Text() string {
 	var text strings.Builder
 	for _, l := range b.Lines {
@@ -48,31 +49,23 @@ func (b Block) Text() string {
 	return text.String()
 }
 
-// Names lists the pages of the module whose root is a directory: those of the root, and all below
-// docs.
+// Names lists the pages of the module at root: those of its top directory and all below docs.
 func Names(root string) ([]string, error) {
-	names, err := filepath.Glob(filepath.Join(root, "*.md"))
+	module := os.DirFS(root)
+	names, err := fs.Glob(module, "*.md")
 	if err != nil {
 		return nil, err
 	}
-	err = filepath.WalkDir(filepath.Join(root, "docs"), func(path string, d os.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(path, ".md") {
-			names = append(names, path)
+	err = fs.WalkDir(module, "docs", func(name string, _ fs.DirEntry, err error) error {
+		if path.Ext(name) == ".md" {
+			names = append(names, name)
 		}
 		return err
 	})
-	for i, name := range names {
-		below, relErr := filepath.Rel(root, name)
-		if relErr != nil {
-			return nil, relErr
-		}
-		names[i] = filepath.ToSlash(below)
-	}
-	slices.Sort(names)
 	return names, err
 }
 
-// Read reads a page.
+// Read reads the page called name of the module at root.
 func Read(root, name string) (Page, error) {
 	text, err := os.ReadFile(filepath.Join(root, name))
 	if err != nil {
@@ -83,7 +76,7 @@ func Read(root, name string) (Page, error) {
 
 var fileNote = regexp.MustCompile(`^<!-- file: (\S+) -->$`)
 
-// Parse divides the text of a page. A fence that is not closed is an error.
+// Parse divides text into blocks and prose. It returns an error if a fence is not closed.
 func Parse(name, text string) (Page, error) {
 	p := Page{Name: name}
 	var open *Block
@@ -105,7 +98,7 @@ func Parse(name, text string) (Page, error) {
 			p.Prose = append(p.Prose, line)
 		}
 		note = ""
-		if m := fileNote.FindStringSubmatch(line.Text); m != nil && open == nil {
+		if m := fileNote.FindStringSubmatch(line.Text); m != nil {
 			note = m[1]
 		}
 	}
@@ -115,85 +108,74 @@ func Parse(name, text string) (Page, error) {
 	return p, nil
 }
 
+// Command is a command line that a page asks its readers to type.
+type Command struct {
+	Line
+	Typed   string // the line as the page has it, with its comment
+	Prose   bool   // it is inline code
+	Console bool   // it is in a console block, and Output is what the page shows below it
+	Output  string
+}
+
 var inlineCode = regexp.MustCompile("`([^`]+)`")
 
-// Commands returns what readers are to type: each line of blocks of the language sh, what stands
-// behind "$ " in those of console, and in blocks without a language and between backquotes what
-// begins with one of the prefixes. Comments at the end of a line are cut off.
-func (p Page) Commands(prefixes ...string) []Line {
+// Commands returns the command lines of a page in their order, without trailing comments: every
+// line of sh blocks, the lines after "$ " of console blocks, and in blocks without a language and in
+// inline code those that begin with one of prefixes.
+func (p Page) Commands(prefixes ...string) []Command {
 	begins := func(s string) bool {
-		return slices.ContainsFunc(prefixes, func(prefix string) bool { return s == prefix || strings.HasPrefix(s, prefix+" ") })
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(s+" ", prefix+" ") })
 	}
-	var all []Line
-	add := func(number int, s string) {
-		s, _, _ = strings.Cut(s, " #")
-		if s = strings.TrimSpace(s); s != "" && !strings.HasPrefix(s, "#") {
-			all = append(all, Line{number, s})
+	var all []Command
+	add := func(number int, typed string, c Command) {
+		text, _, _ := strings.Cut(typed, " #")
+		c.Line, c.Typed = Line{number, strings.TrimSpace(text)}, typed
+		if c.Text != "" && !strings.HasPrefix(c.Text, "#") {
+			all = append(all, c)
 		}
 	}
 	for _, b := range p.Blocks {
 		for _, l := range b.Lines {
 			typed, dollar := strings.CutPrefix(l.Text, "$ ")
 			switch {
-			case b.Language == "sh", b.Language == "console" && dollar, b.Language == "" && begins(l.Text):
-				add(l.Number, typed)
+			case b.Language == "sh", b.Language == "" && begins(l.Text):
+				add(l.Number, l.Text, Command{})
+			case b.Language == "console" && dollar:
+				add(l.Number, typed, Command{Console: true})
+			case b.Language == "console" && len(all) > 0:
+				all[len(all)-1].Output += l.Text + "\n"
 			}
 		}
 	}
 	for _, l := range p.Prose {
 		for _, m := range inlineCode.FindAllStringSubmatch(l.Text, -1) {
 			if begins(m[1]) {
-				add(l.Number, m[1])
+				add(l.Number, m[1], Command{Prose: true})
 			}
 		}
 	}
-	return all
-}
-
-// Step is a command of a console block, and what it prints there.
-type Step struct {
-	Line
-	Output string
-}
-
-// Steps returns the commands of a console block with what they print.
-func (b Block) Steps() []Step {
-	var all []Step
-	for _, l := range b.Lines {
-		if typed, ok := strings.CutPrefix(l.Text, "$ "); ok {
-			all = append(all, Step{Line: Line{l.Number, typed}})
-		} else if len(all) > 0 {
-			all[len(all)-1].Output += l.Text + "\n"
-		}
-	}
+	slices.SortStableFunc(all, func(a, b Command) int { return a.Number - b.Number })
 	return all
 }
 
 var (
 	figure = regexp.MustCompile(`[0-9]+([.,:][0-9]+)*( ?(B|KiB|MiB|GiB|ns|µs|ms|s|%)\b)?`)
-	blanks = regexp.MustCompile(`[ \t]+`)
-	row    = regexp.MustCompile(`0( 0)+\b`) // figures of a table, of which some are empty now and then
+	row    = regexp.MustCompile(`0( 0)+\b`) // adjacent figures of a table, some of which may be empty
 )
 
-// Prints reports whether what a command printed is what a page says. Figures with their units, how
-// many stand side by side, and the width of columns may differ. "…" in the page stands for anything, also
-// for several lines; at the beginning of a line also for none.
+// Prints reports whether printed is what a page shows. Figures with their units, the number of
+// adjacent figures, and the width of columns may differ. "…" in the page matches any text, including
+// line breaks; at the beginning of a line it also matches nothing.
 func Prints(page, printed string) bool {
 	plain := func(s string) string {
 		var kept []string
 		for line := range strings.Lines(s) {
-			if line = blanks.ReplaceAllString(strings.TrimSpace(figure.ReplaceAllString(line, "0")), " "); line != "" {
+			if line = strings.Join(strings.Fields(figure.ReplaceAllString(line, "0")), " "); line != "" {
 				kept = append(kept, row.ReplaceAllString(line, "0"))
 			}
 		}
 		return strings.Join(kept, "\n")
 	}
-	var pattern strings.Builder
-	for i, part := range strings.Split(strings.ReplaceAll(plain(page), "\n…", "…"), "…") {
-		if i > 0 {
-			pattern.WriteString(`(?s:.*)`)
-		}
-		pattern.WriteString(regexp.QuoteMeta(part))
-	}
-	return regexp.MustCompile(`^` + pattern.String() + `$`).MatchString(plain(printed))
+	pattern := regexp.QuoteMeta(strings.ReplaceAll(plain(page), "\n…", "…"))
+	return regexp.MustCompile(`^(?s:` + strings.ReplaceAll(pattern, "…", `.*`) + `)$`).MatchString(plain(printed))
 }

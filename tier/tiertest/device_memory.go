@@ -1,6 +1,7 @@
 package tiertest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -277,18 +278,14 @@ func testPeer(t *testing.T, open openFunc) {
 	if err := d.CopyPeer(s, b, stranger{peer.Device}, a, 1); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("CopyPeer to a device that nobody knows: %v; want ErrNotSupported", err)
 	}
-	for name, err := range map[string]error{
-		"beyond the source":      d.CopyPeer(s, b, peer.Device, a+1, n),
-		"beyond the destination": d.CopyPeer(s, b+1, peer.Device, a, n),
-		"to this device's":       d.CopyPeer(s, a, peer.Device, a, 1),
-		"from the peer's":        d.CopyPeer(s, b, peer.Device, b, 1),
-		"on the peer's stream":   d.CopyPeer(ps, b, peer.Device, a, 1),
-		"of a negative size":     d.CopyPeer(s, b, peer.Device, a, -1),
-	} {
-		if err == nil {
-			t.Errorf("CopyPeer %s passed", name)
-		}
-	}
+	refused(t, nil, map[string]error{
+		"copy to a peer beyond the source":      d.CopyPeer(s, b, peer.Device, a+1, n),
+		"copy to a peer beyond the destination": d.CopyPeer(s, b+1, peer.Device, a, n),
+		"copy to a peer to this device's":       d.CopyPeer(s, a, peer.Device, a, 1),
+		"copy to a peer from the peer's":        d.CopyPeer(s, b, peer.Device, b, 1),
+		"copy to a peer on the peer's stream":   d.CopyPeer(ps, b, peer.Device, a, 1),
+		"copy to a peer of a negative size":     d.CopyPeer(s, b, peer.Device, a, -1),
+	})
 	d.works(s)
 	peer.works(ps)
 }
@@ -319,22 +316,32 @@ func testDigest(t *testing.T, open openFunc) {
 		}
 	}
 	var out tier.Digest
-	for name, err := range map[string]error{
-		"from an odd address":      computer.Digest(s, a+4, 8, 0, &out),
-		"of a negative size":       computer.Digest(s, a, -8, 0, &out),
-		"that leaves the memory":   computer.Digest(s, a+8, n, 0, &out),
-		"into nothing":             computer.Digest(s, a, 8, 0, nil),
-		"from address 0":           computer.Digest(s, 0, 8, 0, &out),
-		"on a stream of nowhere":   computer.Digest(nil, a, 8, 0, &out),
-		"of more than there is":    computer.Digest(s, a, 1<<62, 0, &out),
-		"of memory beyond the end": computer.Digest(s, a+1<<30, 8, 0, &out),
-	} {
-		if err == nil {
-			t.Errorf("Digest %s passed", name)
-		}
-	}
+	refused(t, nil, map[string]error{
+		"digest from an odd address":      computer.Digest(s, a+4, 8, 0, &out),
+		"digest of a negative size":       computer.Digest(s, a, -8, 0, &out),
+		"digest that leaves the memory":   computer.Digest(s, a+8, n, 0, &out),
+		"digest into nothing":             computer.Digest(s, a, 8, 0, nil),
+		"digest from address 0":           computer.Digest(s, 0, 8, 0, &out),
+		"digest on a stream of nowhere":   computer.Digest(nil, a, 8, 0, &out),
+		"digest of more than there is":    computer.Digest(s, a, 1<<62, 0, &out),
+		"digest of memory beyond the end": computer.Digest(s, a+1<<30, 8, 0, &out),
+	})
 	d.works(s)
 }
+
+// refused checks that calls, by their names, returned an error, and that it wraps want unless want is
+// nil.
+func refused(t *testing.T, want error, calls map[string]error) {
+	t.Helper()
+	for name, err := range calls {
+		if err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("%s: the error is %v, want %v", name, err, cmp.Or(want, errors.New("any")))
+		}
+	}
+}
+
+// second returns the error of a call with two results.
+func second[T any](_ T, err error) error { return err }
 
 // testMistakes makes every mistake that a call can see: each is an error, and
 // nothing else happens.
@@ -349,52 +356,48 @@ func testMistakes(t *testing.T, open openFunc) {
 	d.wait(s)
 	before := d.Outstanding()
 	one, more := []byte{1}, make([]byte, n+1)
-	for name, f := range map[string]func() error{
-		"alloc on no stream":                  func() error { _, err := d.Alloc(nil, 1); return err },
-		"alloc on another device's stream":    func() error { _, err := d.Alloc(os, 1); return err },
-		"free of address 0":                   func() error { return d.Free(s, 0) },
-		"free inside an allocation":           func() error { return d.Free(s, a+256) },
-		"free of what is freed":               func() error { return d.Free(s, gone) },
-		"free of another device's":            func() error { return d.Free(s, foreign) },
-		"free on no stream":                   func() error { return d.Free(nil, a) },
-		"free on another device's stream":     func() error { return d.Free(os, a) },
-		"copy to address 0":                   func() error { return d.CopyToDevice(s, 0, one) },
-		"copy to what is freed":               func() error { return d.CopyToDevice(s, gone, one) },
-		"copy to another device's":            func() error { return d.CopyToDevice(s, foreign, one) },
-		"copy to the device, too long":        func() error { return d.CopyToDevice(s, a, more) },
-		"copy to the device, over the end":    func() error { return d.CopyToDevice(s, a+n-1, more[:2]) },
-		"copy to the device, at the end":      func() error { return d.CopyToDevice(s, a+n, one) },
-		"copy to the device, before":          func() error { return d.CopyToDevice(s, a-1, one) },
-		"copy to the far end of addresses":    func() error { return d.CopyToDevice(s, ^tier.Addr(0), one) },
-		"copy to the device, no stream":       func() error { return d.CopyToDevice(nil, a, one) },
-		"copy to the device, another's":       func() error { return d.CopyToDevice(os, a, one) },
-		"copy from address 0":                 func() error { return d.CopyToHost(s, one, 0) },
-		"copy from what is freed":             func() error { return d.CopyToHost(s, one, gone) },
-		"copy to the host, too long":          func() error { return d.CopyToHost(s, more, a) },
-		"copy to the host, another's stream":  func() error { return d.CopyToHost(os, one, a) },
-		"copy on the device from 0":           func() error { return copyOnDevice(d, s, a, 0, 1) },
-		"copy on the device to 0":             func() error { return copyOnDevice(d, s, 0, a, 1) },
-		"copy on the device over the end":     func() error { return copyOnDevice(d, s, a+n-4, a, 5) },
-		"copy on the device from over it":     func() error { return copyOnDevice(d, s, a, a+n-4, 5) },
-		"copy on the device of negative size": func() error { return copyOnDevice(d, s, a, a+8, -1) },
-		"fill of address 0":                   func() error { return d.Fill(s, 0, 1, 1) },
-		"fill over the end":                   func() error { return d.Fill(s, a+1, 1, n) },
-		"fill of negative size":               func() error { return d.Fill(s, a, 1, -1) },
-		"fill of a huge size":                 func() error { return d.Fill(s, a, 1, 1<<62) },
-		"fill of what is freed":               func() error { return d.Fill(s, gone, 1, 1) },
-		"regions, two hosts":                  func() error { return d.CopyRegions(s, []tier.Region{{HostDst: make([]byte, 1), HostSrc: one}}) },
-		"regions, two sizes":                  func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: one, Size: 2}}) },
-		"regions, address 0":                  func() error { return d.CopyRegions(s, []tier.Region{{HostSrc: one}}) },
-		"regions, negative":                   func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, Src: a + 8, Size: -1}}) },
-		"record on no stream":                 func() error { _, err := d.Record(nil); return err },
-		"record on another's stream":          func() error { _, err := d.Record(os); return err },
-		"wait for no event":                   func() error { return d.WaitEvent(s, nil) },
-		"wait on another's stream":            func() error { return d.WaitEvent(os, d.record(s)) },
-	} {
-		if err := f(); err == nil {
-			t.Errorf("%s passed", name)
-		}
-	}
+	refused(t, nil, map[string]error{
+		"alloc on no stream":                  second(d.Alloc(nil, 1)),
+		"alloc on another device's stream":    second(d.Alloc(os, 1)),
+		"free of address 0":                   d.Free(s, 0),
+		"free inside an allocation":           d.Free(s, a+256),
+		"free of what is freed":               d.Free(s, gone),
+		"free of another device's":            d.Free(s, foreign),
+		"free on no stream":                   d.Free(nil, a),
+		"free on another device's stream":     d.Free(os, a),
+		"copy to address 0":                   d.CopyToDevice(s, 0, one),
+		"copy to what is freed":               d.CopyToDevice(s, gone, one),
+		"copy to another device's":            d.CopyToDevice(s, foreign, one),
+		"copy to the device, too long":        d.CopyToDevice(s, a, more),
+		"copy to the device, over the end":    d.CopyToDevice(s, a+n-1, more[:2]),
+		"copy to the device, at the end":      d.CopyToDevice(s, a+n, one),
+		"copy to the device, before":          d.CopyToDevice(s, a-1, one),
+		"copy to the far end of addresses":    d.CopyToDevice(s, ^tier.Addr(0), one),
+		"copy to the device, no stream":       d.CopyToDevice(nil, a, one),
+		"copy to the device, another's":       d.CopyToDevice(os, a, one),
+		"copy from address 0":                 d.CopyToHost(s, one, 0),
+		"copy from what is freed":             d.CopyToHost(s, one, gone),
+		"copy to the host, too long":          d.CopyToHost(s, more, a),
+		"copy to the host, another's stream":  d.CopyToHost(os, one, a),
+		"copy on the device from 0":           copyOnDevice(d, s, a, 0, 1),
+		"copy on the device to 0":             copyOnDevice(d, s, 0, a, 1),
+		"copy on the device over the end":     copyOnDevice(d, s, a+n-4, a, 5),
+		"copy on the device from over it":     copyOnDevice(d, s, a, a+n-4, 5),
+		"copy on the device of negative size": copyOnDevice(d, s, a, a+8, -1),
+		"fill of address 0":                   d.Fill(s, 0, 1, 1),
+		"fill over the end":                   d.Fill(s, a+1, 1, n),
+		"fill of negative size":               d.Fill(s, a, 1, -1),
+		"fill of a huge size":                 d.Fill(s, a, 1, 1<<62),
+		"fill of what is freed":               d.Fill(s, gone, 1, 1),
+		"regions, two hosts":                  d.CopyRegions(s, []tier.Region{{HostDst: make([]byte, 1), HostSrc: one}}),
+		"regions, two sizes":                  d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: one, Size: 2}}),
+		"regions, address 0":                  d.CopyRegions(s, []tier.Region{{HostSrc: one}}),
+		"regions, negative":                   d.CopyRegions(s, []tier.Region{{Dst: a, Src: a + 8, Size: -1}}),
+		"record on no stream":                 second(d.Record(nil)),
+		"record on another's stream":          second(d.Record(os)),
+		"wait for no event":                   d.WaitEvent(s, nil),
+		"wait on another's stream":            d.WaitEvent(os, d.record(s)),
+	})
 	equal(t, d.read(s, a, n), want, "after calls that were refused")
 	d.outstanding(s, before)
 	d.works(s)

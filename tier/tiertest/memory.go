@@ -97,34 +97,57 @@ func checkShape(t *testing.T, m tier.Memory, size int64, cuts []int64) {
 
 // store writes p at off and waits until it is there.
 func store(m tier.Memory, p []byte, off int64) error {
-	switch m := m.(type) {
-	case tier.HostMemory:
-		eachPiece(m, p, off, func(mem, p []byte) { copy(mem, p) })
-		return nil
-	case tier.FileMemory:
-		return m.WriteAt(context.Background(), p, off)
-	case tier.DeviceMemory:
-		return onDevice(m.Device(), func(s tier.Stream) error {
-			return m.Device().CopyToDevice(s, m.Addr()+tier.Addr(off), p)
-		})
-	}
-	return errors.New("unknown memory")
+	return transfer(true, []tier.Memory{m}, [][]byte{p}, off)
 }
 
 // load reads len(p) bytes from off.
 func load(m tier.Memory, p []byte, off int64) error {
-	switch m := m.(type) {
-	case tier.HostMemory:
-		eachPiece(m, p, off, func(mem, p []byte) { copy(p, mem) })
+	return transfer(false, []tier.Memory{m}, [][]byte{p}, off)
+}
+
+// transfer copies between the bytes of the host and memories of one pool, from off on. On a device it
+// waits once for all of them.
+func transfer(write bool, ms []tier.Memory, data [][]byte, off int64) error {
+	if len(ms) == 0 {
 		return nil
-	case tier.FileMemory:
-		return m.ReadAt(context.Background(), p, off)
-	case tier.DeviceMemory:
-		return onDevice(m.Device(), func(s tier.Stream) error {
-			return m.Device().CopyToHost(s, p, m.Addr()+tier.Addr(off))
+	}
+	if first, ok := ms[0].(tier.DeviceMemory); ok {
+		d := first.Device()
+		return onDevice(d, func(s tier.Stream) (err error) {
+			for i, m := range ms {
+				at := m.(tier.DeviceMemory).Addr() + tier.Addr(off)
+				if write {
+					err = errors.Join(err, d.CopyToDevice(s, at, data[i]))
+				} else {
+					err = errors.Join(err, d.CopyToHost(s, data[i], at))
+				}
+			}
+			return err
 		})
 	}
-	return errors.New("unknown memory")
+	for i, m := range ms {
+		var err error
+		switch m := m.(type) {
+		case tier.HostMemory:
+			eachPiece(m, data[i], off, func(mem, p []byte) {
+				if write {
+					copy(mem, p)
+				} else {
+					copy(p, mem)
+				}
+			})
+		case tier.FileMemory:
+			if write {
+				err = m.WriteAt(context.Background(), data[i], off)
+			} else {
+				err = m.ReadAt(context.Background(), data[i], off)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func eachPiece(m tier.HostMemory, p []byte, off int64, f func(mem, p []byte)) {
@@ -182,7 +205,7 @@ func mustStoreAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
 	for i, m := range ms {
 		patterns[i] = pattern(m.Size(), seeds[i])
 	}
-	if err := all(ms, patterns, store, tier.Device.CopyToDevice); err != nil {
+	if err := transfer(true, ms, patterns, 0); err != nil {
 		t.Fatalf("writing memories such as of %d bytes: %v", ms[0].Size(), err)
 	}
 	runtime.KeepAlive(patterns)
@@ -200,8 +223,7 @@ func mustHoldAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
 	for i, m := range ms {
 		got[i] = make([]byte, m.Size())
 	}
-	toHost := func(d tier.Device, s tier.Stream, src tier.Addr, p []byte) error { return d.CopyToHost(s, p, src) }
-	if err := all(ms, got, load, toHost); err != nil {
+	if err := transfer(false, ms, got, 0); err != nil {
 		t.Fatalf("reading memories such as of %d bytes: %v", ms[0].Size(), err)
 	}
 	for i, m := range ms {
@@ -210,31 +232,6 @@ func mustHoldAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
 			t.Fatalf("memory of %d bytes: byte %d is %#x, want %#x", m.Size(), at, got[i][at], want[at])
 		}
 	}
-}
-
-// all copies between memories of one pool and bytes of the host: on a device on one stream, else
-// one after the other.
-func all(ms []tier.Memory, data [][]byte, one func(tier.Memory, []byte, int64) error, onStream func(tier.Device, tier.Stream, tier.Addr, []byte) error) error {
-	if len(ms) == 0 {
-		return nil
-	}
-	if first, ok := ms[0].(tier.DeviceMemory); ok {
-		d := first.Device()
-		return onDevice(d, func(s tier.Stream) error {
-			for i, m := range ms {
-				if err := onStream(d, s, m.(tier.DeviceMemory).Addr(), data[i]); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	for i, m := range ms {
-		if err := one(m, data[i], 0); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func firstDifference(a, b []byte) int {

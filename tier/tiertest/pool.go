@@ -562,14 +562,9 @@ func drawAndCheck(space *tier.Space, size int64, seed uint64) error {
 		return err
 	}
 	want, got := pattern(size, seed), make([]byte, size)
-	if err := store(b.Memory(), want, 0); err != nil {
-		return errors.Join(err, b.Release())
+	err = errors.Join(store(b.Memory(), want, 0), load(b.Memory(), got, 0), b.Release())
+	if err == nil && !bytes.Equal(got, want) {
+		return errors.New("two buffers overlap: one holds the other's bytes")
 	}
-	if err := load(b.Memory(), got, 0); err != nil {
-		return errors.Join(err, b.Release())
-	}
-	if !bytes.Equal(got, want) {
-		return errors.Join(errors.New("two buffers overlap: one holds the other's bytes"), b.Release())
-	}
-	return b.Release()
+	return err
 }

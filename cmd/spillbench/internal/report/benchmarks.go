@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/named"
-	"github.com/spillway-db/spillway/internal/page"
+	"github.com/spillway-db/spillway/observe/page"
 )
 
 // Measured is a Document that measures something: Run, Bandwidth and Compare. It has figures for

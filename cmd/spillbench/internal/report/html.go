@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/page"
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/observe/page"
 )
 
 // ErrNotMeasured reports a document that Read does not read.

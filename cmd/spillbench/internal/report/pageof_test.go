@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/page"
+	"github.com/spillway-db/spillway/observe/page"
 )
 
 func settingOf(t *testing.T, r page.Run, name string) page.Setting {

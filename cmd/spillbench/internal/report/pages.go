@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/page"
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/observe/page"
 )
 
 const gib = 1 << 30

@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/internal/timeline"
+	"github.com/spillway-db/spillway/observe/timeline"
 )
 
 // Schema names the documents' version.

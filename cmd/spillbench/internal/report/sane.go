@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/timeline"
+	"github.com/spillway-db/spillway/observe/timeline"
 )
 
 // What can be shown. A number beyond is of no run, and sums and quotients of such are nonsense.

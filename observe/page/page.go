@@ -1,0 +1,494 @@
+// Package page makes reports of engines as one HTML page.
+//
+//	Run (plain values) ─┬─▶ advise: what to change ─┐
+//	Run ────────────────┴─▶ Differ: what differs ───┼──▶ Write: a file    Serve: a live page
+//	timeline.Timeline ─────▶ plots ─────────────────┘
+//
+// A page has all that it needs in itself: style, script, and data as JSON. It makes no request, except
+// for that a live page asks its own address for new data. All texts are escaped by html/template. The
+// page's policy allows its own script and style alone, so that a text that came through could do
+// nothing. Plots are drawn by uPlot (folder uplot); all tables are there without a script, too.
+package page
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/observe/timeline"
+)
+
+// Points and Numbers bound the timeline of a page, for Recorder.Snapshot: a page of two runs is 2 MB at
+// most. A number takes 11 bytes or so.
+const (
+	Points  = 400
+	Numbers = 50_000
+)
+
+// maxAdvice is how much advice a page has. What comes later matters less.
+const maxAdvice = 6
+
+// Report is what a page shows: one run, or two that are compared.
+type Report struct {
+	Title string
+	Runs  []Run
+	Live  bool // the page asks for new data each second
+}
+
+// Run is what one run did. Sizes are in bytes. What is empty is not shown.
+type Run struct {
+	Name     string // in comparisons, such as a file's
+	Command  string // the command line
+	Began    time.Time
+	Headline string // the verdict in words
+	Level    Level
+	Failed   bool   // it has an error in place of a result
+	Held     []Pair // what was in use of each space when it failed, and by whom
+	Facts    []Pair // the figures that matter most
+	Seconds  float64
+	Follows  bool // the data is as large as the memories make it
+	Input    Input
+	Verified Verified
+
+	Timeline *timeline.Timeline
+	Spaces   []Space
+	Edges    []Edge
+	Work     []Work
+	Tasks    []Task
+	Waits    Waits
+	Phases   []Phase
+	Settings []Setting
+	Machine  []Pair
+	Warnings []Warning
+
+	Figures []Figure // of a measurement
+	Bars    []Bars   // the same as pictures
+}
+
+// Level says how good a verdict is.
+type Level string
+
+// The levels.
+const (
+	Good Level = "good"
+	Warn Level = "warn"
+	Bad  Level = "bad"
+)
+
+// Pair is a name and a value.
+type Pair struct{ Name, Value string }
+
+// Input is the data that went through. The zero value says nothing.
+type Input struct {
+	Sources              string
+	Rows, Batches, Bytes int64
+}
+
+// Verified is how many batches were checked, how many of them were wrong, and of how many of these the
+// engine found that itself, and gave out nothing.
+type Verified struct {
+	Checked                      bool
+	Batches, Mismatches, Corrupt int64
+}
+
+// Wrong describes the mismatches, of which there is at least one.
+func (v Verified) Wrong() string {
+	of := fmt.Sprintf("%s of %s batches ", count(v.Mismatches), count(v.Batches))
+	were := func(n int64) string { return word(n == 1, "was", "were") + " found corrupt when read, and refused" }
+	switch other := v.Mismatches - v.Corrupt; {
+	case v.Corrupt <= 0:
+		return of + "came back with other bytes than were loaded"
+	case other <= 0:
+		return of + were(v.Mismatches)
+	default:
+		return fmt.Sprintf("%swere wrong: %s %s, and %s came back with other bytes than were loaded", of, count(v.Corrupt), were(v.Corrupt), count(other))
+	}
+}
+
+// Setting is one of the configuration, with the flag and the field of Config that set it.
+type Setting struct {
+	Name, Value, Flag, Field string
+	// Same is what is compared instead of Value, where that has more than was set: what the machine
+	// has free, or what happened.
+	Same string
+	// Says begins a sentence that the value ends, such as "the disk was slowed to". A value Off is its
+	// contrary.
+	Says string
+}
+
+// Off is the value of a setting that does nothing.
+const Off = "off"
+
+// Warning is what the machine refused.
+type Warning struct {
+	What, Remedy string
+	Info         bool
+}
+
+// Space is one space's books.
+type Space struct {
+	ID, Backend         string
+	Capacity, Peak, End int64
+	Now                 bool  // End is what is used now, and not a leak
+	Written, Read       int64 // of a disk: what went through its file system, after compression; 0: not known
+}
+
+// Edge is what was moved between two spaces. Seconds is the sum over moves, which overlap.
+type Edge struct {
+	From, To                      string
+	Batches, Bytes                int64
+	Copies, Unmoved               int64
+	Ahead, AheadUsed, AheadInVain int64
+	Seconds                       float64
+	P50, P99, Longest             float64 // seconds
+	ByReason                      map[string]int64
+	Limit                         float64 // GiB/s of the machine without the engine; 0: not measured
+	LimitOf                       string  // what that is
+}
+
+// Work is what was moved for an operator.
+type Work struct {
+	Plan, Operator   string
+	Port             int
+	Down, Up, Unread int64
+}
+
+// Task is how long a task waited for room.
+type Task struct {
+	Name           string
+	Waits          int64
+	Total, Longest float64 // seconds
+	Waiting        int64   // that are not over
+	SoFar          float64 // how long these have taken, added up
+}
+
+// Waits are the waits for room, in seconds.
+type Waits struct {
+	Count         int64
+	P50, P99, Max float64
+	Waiting       int64 // that are not over
+	Oldest        float64
+}
+
+// Phase is a part of a run.
+type Phase struct {
+	Name    string
+	Seconds float64
+	Bytes   int64 // that went through; 0: says nothing
+}
+
+// Figure is one of a measurement. More of it is better. Noise is the part of it that two equal
+// measurements may differ by.
+type Figure struct {
+	Name  string
+	Value float64
+	Unit  string
+	Noise float64
+
+	// Of a figure that has a limit: its share of it, in words such as "of the limit", and the limit in
+	// the same unit, in words such as "The machine's own speed of writing to disk:0".
+	Share, ShareNoise float64
+	ShareOf           string
+	Limit             float64
+	LimitOf           string
+}
+
+// Bars is a picture of figures beside each other.
+type Bars struct {
+	Title, Unit string
+	Groups      []Group
+}
+
+// Group is some bars under one name.
+type Group struct {
+	Name, Text string // Text says more, with figures
+	Bars       []Bar
+}
+
+// Bar is one of them.
+type Bar struct {
+	Name  string
+	Value float64
+	Other bool // the limit, or the other side
+}
+
+//go:embed page.html
+var htmlText string
+
+//go:embed page.css
+var ownStyle string
+
+//go:embed page.js
+var ownScript string
+
+//go:embed uplot/uPlot.min.css
+var plotStyle string
+
+//go:embed uplot/uPlot.iife.min.js
+var plotScript string
+
+// fixed is what all pages have.
+var fixed = sync.OnceValue(func() (f struct {
+	page          *template.Template
+	Style         template.CSS
+	Script        template.JS
+	policy, Inner string
+}) {
+	f.Style, f.Script = template.CSS(plotStyle+"\n"+ownStyle), template.JS(plotScript+"\n"+ownScript)
+	hash := func(text string) string {
+		sum := sha256.Sum256([]byte(text))
+		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+	}
+	f.Inner = "default-src 'none'; script-src " + hash(string(f.Script)) + "; style-src " + hash(string(f.Style)) +
+		"; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
+	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
+	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
+		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "count": count,
+		"letter": letter, "operator": operator, "width": width, "speed": speed,
+		"figure": figure, "few": few, "more": more,
+	}).Parse(htmlText))
+	return f
+})
+
+// view is what the template gets.
+type view struct {
+	*Report
+	Style  template.CSS
+	Script template.JS
+	Policy string
+	Data   template.JS // for the script element that is no script
+	Two    bool
+	Advice []Advice
+	Differ []Difference
+}
+
+// data is what the page's script gets.
+type data struct {
+	Live bool      `json:"live"`
+	Runs []dataRun `json:"runs"`
+}
+
+type dataRun struct {
+	Name     string             `json:"name"`
+	Timeline *timeline.Timeline `json:"timeline"`
+	Limits   map[string]float64 `json:"limits"` // of edges, bytes a second
+	Peaks    map[string]int64   `json:"peaks"`  // of spaces, bytes
+}
+
+func (r *Report) data() data {
+	d := data{Live: r.Live}
+	for _, run := range r.Runs {
+		one := dataRun{Name: run.Name, Limits: map[string]float64{}, Peaks: map[string]int64{}}
+		if run.Timeline != nil {
+			t := *run.Timeline
+			t.Notes = nil // they are in a table
+			complete(reflect.ValueOf(&t).Elem(), len(t.Waits.Ended))
+			one.Timeline = &t
+		}
+		for _, e := range run.Edges[:min(len(run.Edges), maxRows)] {
+			if e.Limit > 0 {
+				one.Limits[e.From+" → "+e.To] = e.Limit * gib
+			}
+		}
+		for _, s := range run.Spaces[:min(len(run.Spaces), maxRows)] {
+			one.Peaks[s.ID] = s.Peak
+		}
+		d.Runs = append(d.Runs, one)
+	}
+	return d
+}
+
+// complete changes a copy of a timeline for the page's script: it cuts lists to the number of rows
+// that a page shows, and gives each series that a document from elsewhere lacks n zeros.
+func complete(v reflect.Value, n int) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() { // not the fields of a time
+				complete(v.Field(i), n)
+			}
+		}
+	case reflect.Slice:
+		if v.Type().Elem().Kind() != reflect.Struct {
+			if v.Len() == 0 {
+				v.Set(reflect.MakeSlice(v.Type(), n, n))
+			}
+			return
+		}
+		rows := reflect.MakeSlice(v.Type(), min(v.Len(), maxRows), maxRows)
+		reflect.Copy(rows, v)
+		for i := range rows.Len() {
+			complete(rows.Index(i), n)
+		}
+		v.Set(rows)
+	}
+}
+
+// maxRows bounds a table, and what is plotted: nobody reads more, and a page of a file that somebody
+// made up stays one that a browser opens. A machine with eight GPUs has fewer edges.
+const maxRows = 250
+
+// first copies the first of a list, as many as are shown.
+func first[T any](list []T) []T { return append([]T{}, list[:min(len(list), maxRows)]...) }
+
+// few is that of any list, for the template.
+func few(list any) any {
+	if v := reflect.ValueOf(list); v.Len() > maxRows {
+		return v.Slice(0, maxRows).Interface()
+	}
+	return list
+}
+
+// more is how many few leaves out.
+func more(list any) int64 { return int64(max(0, reflect.ValueOf(list).Len()-maxRows)) }
+
+const gib = 1 << 30
+
+// render executes a template, "page" or "main", for the report.
+func (r *Report) render(name string) ([]byte, error) {
+	text, err := json.Marshal(r.data()) // which escapes <, > and &
+	if err != nil {
+		return nil, err
+	}
+	v := view{Report: r, Style: fixed().Style, Script: fixed().Script, Policy: fixed().Inner, Data: template.JS(text), Two: len(r.Runs) == 2}
+	if v.Two {
+		v.Differ = Differ(&r.Runs[0], &r.Runs[1])
+	}
+	for i := range r.Runs {
+		found := advise(&r.Runs[i])
+		for _, a := range found[:min(len(found), maxAdvice/len(r.Runs))] {
+			if v.Two {
+				a.What = letter(i) + ": " + a.What
+			}
+			v.Advice = append(v.Advice, a)
+		}
+	}
+	var b bytes.Buffer
+	err = fixed().page.ExecuteTemplate(&b, name, v)
+	return b.Bytes(), err
+}
+
+// Write writes the page.
+func Write(w io.Writer, r *Report) error {
+	text, err := r.render("page")
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	return err
+}
+
+// update returns the new data and main part of a live page, as JSON.
+func (r *Report) update() ([]byte, error) {
+	main, err := r.render("main")
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(struct {
+		Data data   `json:"data"`
+		Main string `json:"main"`
+	}{r.data(), string(main)})
+}
+
+// rate is what a number of bytes is in a time, in GiB/s.
+func rate(bytes int64, seconds float64) float64 {
+	if seconds <= 0 {
+		return 0
+	}
+	return float64(bytes) / gib / seconds
+}
+
+// speed writes a rate in GiB/s with its unit.
+func speed(v float64) string { return inUnit(inRates, v) }
+
+// took writes seconds with their unit.
+func took(v float64) string { return inUnit(inTimes, v) }
+
+func inUnit(scale []unit, v float64) string {
+	if v <= 0 {
+		return "–"
+	}
+	text, _ := alike(scale, v, v)
+	return text
+}
+
+// figure writes a number with about three digits and no exponent, so that the lengths of the numbers in
+// a column show their sizes.
+func figure(v float64) string {
+	for decimals, from := range []float64{99.95, 9.995, 0.9995, 0.01} {
+		if v >= from {
+			return strconv.FormatFloat(v, 'f', decimals, 64)
+		}
+	}
+	return strings.TrimRight(strings.TrimRight(strconv.FormatFloat(v, 'f', 4, 64), "0"), ".")
+}
+
+func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }
+
+// share is a part of a whole in percent.
+func share(part, whole int64) string {
+	if whole <= 0 {
+		return "–"
+	}
+	return percent(float64(part) / float64(whole))
+}
+
+func count(n int64) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "\u202f" + text[i:]
+	}
+	return text
+}
+
+// letter names the first and the second of two runs.
+func letter(i int) string { return string(rune('A' + i)) }
+
+func operator(w Work) string {
+	if w.Operator == "" {
+		return "–"
+	}
+	return fmt.Sprintf("%s:%d", w.Operator, w.Port)
+}
+
+// width is the length of a bar beside the others of its picture, as a percentage.
+func width(value float64, of Bars) string {
+	most := 0.0
+	for _, g := range of.Groups {
+		for _, bar := range g.Bars {
+			most = max(most, bar.Value)
+		}
+	}
+	if most == 0 {
+		return "0%"
+	}
+	return fmt.Sprintf("%.1f%%", 100*value/most)
+}
+
+// reasons writes the bytes by reason, the largest first.
+func reasons(by map[string]int64) string {
+	const most = 12
+	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
+	names = slices.DeleteFunc(names, func(n string) bool { return by[n] == 0 })
+	var parts []string
+	for _, n := range names[:min(len(names), most)] {
+		parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
+	}
+	if left := len(names) - most; left > 0 {
+		parts = append(parts, count(int64(left))+" more")
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,148 @@
+// Package busyengine has an engine at work, for tests of what watches engines: metrics and
+// traces, which are modules of their own.
+package busyengine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/quota"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Open opens an engine of 1 MiB of simulated GPU memory, 2 MiB of host memory and a disk of 64 MiB,
+// with a quota. The caller closes it.
+func Open(t testing.TB, change func(*spillway.Config)) *spillway.Engine {
+	t.Helper()
+	limit, err := quota.New(quota.Config{Limit: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := spillway.Config{
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(2 << 20),
+		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
+		Limits:        spillway.Limits{SharedQuota: limit},
+		MonitorPeriod: time.Millisecond,
+		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	eng, err := spillway.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return eng
+}
+
+// Workers is how many goroutines Work has, and so how many tasks run at once at most.
+const Workers = 4
+
+// Work puts, moves, drains and runs tasks at random, each worker as often as steps says, on more
+// data than GPU and host memory hold. When it returns nothing is under way that it began; batches
+// are left in the repositories of two plans, which the engine's Close takes.
+func Work(ctx context.Context, eng *spillway.Engine, seed uint64, steps int) error {
+	var repos []*spillway.Repository
+	for i := range 2 {
+		plan, err := eng.Plan(fmt.Sprintf("query-%d", i))
+		if err != nil {
+			return err
+		}
+		for port, operator := range []string{"scan", "join"} {
+			repo, err := plan.Repository(operator, port)
+			if err != nil {
+				return err
+			}
+			repos = append(repos, repo)
+		}
+	}
+	errs := make([]error, Workers)
+	var all sync.WaitGroup
+	for i := range errs {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, uint64(i)))
+			for n := 0; n < steps && errs[i] == nil; n++ {
+				repo := repos[rng.IntN(len(repos))]
+				what := rng.IntN(10)
+				if n < steps/2 && n%4 > 0 { // first it fills
+					what = 0
+				}
+				errs[i] = step(ctx, eng, repo, rng, what)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// step does one thing.
+func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, rng *rand.Rand, what int) error {
+	kinds := []tier.Kind{tier.GPU, tier.Host, tier.Disk}
+	switch {
+	case what < 4:
+		return put(ctx, repo, rng, kinds[rng.IntN(2)])
+	case what < 5:
+		left := 1 + rng.IntN(3)
+		for h, err := range repo.Drain(ctx, 0, kinds[rng.IntN(2)], repository.NoWait()) {
+			if err != nil {
+				return err
+			}
+			if err := h.Close(); err != nil {
+				return err
+			}
+			if left--; left == 0 {
+				break
+			}
+		}
+		return nil
+	case what < 8:
+		return task(ctx, eng, repo, rng)
+	case what < 9:
+		b, ok := repo.Peek(0)
+		if !ok {
+			return nil
+		}
+		err := eng.Mover().Move(ctx, b, reservation.AnyInTier(kinds[rng.IntN(3)]))
+		if errors.Is(err, batch.ErrState) { // another took it
+			return nil
+		}
+		return err
+	}
+	r, err := eng.Reserve(ctx, reservation.AnyInTier(kinds[rng.IntN(2)]), int64(rng.IntN(400_000)), reservation.WithOwner(reservation.NewOwner("hold")))
+	if err != nil {
+		return err
+	}
+	return r.Release()
+}
+
+// put puts a batch of some size.
+func put(ctx context.Context, repo *spillway.Repository, rng *rand.Rand, k tier.Kind) error {
+	rec := arrowgen.Ints(rng.Uint64(), 1000+rng.IntN(15000), 1)
+	defer rec.Release()
+	return repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(k)))
+}
+
+// task runs one on some batches, which puts another into host memory. That waits for nothing that tasks
+// hold.
+func task(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, rng *rand.Rand) error {
+	claim, err := repo.Claim(ctx, 0, 1+rng.IntN(3), repository.NoWait(), repository.Unordered())
+	if err != nil || claim == nil {
+		return err
+	}
+	return eng.RunTask(ctx, spillway.Task{Operator: []string{"sort", "hash"}[rng.IntN(2)], Inputs: []*spillway.Claim{claim}, Output: int64(rng.IntN(100_000))},
+		func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error {
+			return put(ctx, repo, rng, tier.Host)
+		})
+}
