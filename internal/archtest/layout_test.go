@@ -51,7 +51,7 @@ var layout = []string{
 	"convert",
 	"convert/cdevice",
 	"repository",
-	"monitor/internal/decide",
+	"internal/decide",
 	"monitor",
 	"internal/replay",
 	".",
