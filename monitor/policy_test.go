@@ -42,7 +42,7 @@ func TestPolicyOrder(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for i, a := range tt.want {
 				for j, b := range tt.want {
-					if got, want := sign(tt.policy.Key(a).compare(tt.policy.Key(b))), cmp.Compare(i, j); got != want {
+					if got, want := sign(compareKeys(tt.policy.Key(a), tt.policy.Key(b))), cmp.Compare(i, j); got != want {
 						t.Errorf("%d against %d: %d, want %d", i, j, got, want)
 					}
 				}
@@ -100,7 +100,7 @@ func TestCostAwareOrder(t *testing.T) {
 		}
 		got := slices.Clone(c.want)
 		slices.Reverse(got)
-		slices.SortStableFunc(got, func(a, b Victim) int { return a.Key.compare(b.Key) })
+		slices.SortStableFunc(got, func(a, b Victim) int { return compareKeys(a.Key, b.Key) })
 		CostAware().Order(now, got)
 		for i, v := range got {
 			if v.ID != c.want[i].ID {
@@ -167,7 +167,7 @@ func TestHabits(t *testing.T) {
 		var got []string
 		for i, v := range list {
 			got = append(got, [...]string{"never", "once", "used"}[v.ID-1])
-			if i > 0 && list[i-1].rank.compare(v.rank) > 0 {
+			if i > 0 && compareKeys(list[i-1].rank, v.rank) > 0 {
 				t.Errorf("%s: number %d goes before number %d in another space", c.name, v.ID, list[i-1].ID)
 			}
 		}
@@ -373,3 +373,5 @@ func TestStaleBelowMakesRoom(t *testing.T) {
 		})
 	}
 }
+
+func compareKeys(a, b Key) int { return slices.Compare(a[:], b[:]) }

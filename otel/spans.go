@@ -99,7 +99,8 @@ type spans struct {
 func (s *spans) hear(e spillway.Event) {
 	switch e.Kind {
 	case events.MoveBegun, events.WaitBegun: // their ends have all
-	case events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted, events.CodecChosen, events.PressureFell, events.DiskWell:
+	case events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted, events.CodecChosen, events.PressureFell, events.DiskWell,
+		events.BatchPut, events.BatchUsed, events.BatchHinted, events.BatchDropped:
 	case events.MoveEnded, events.WaitEnded:
 		name := "spillway move"
 		if e.Kind == events.WaitEnded {

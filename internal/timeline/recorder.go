@@ -102,7 +102,8 @@ func newAt(began time.Time) *Recorder {
 // Event records an event. It is for Config.Events.
 func (r *Recorder) Event(e events.Event) {
 	switch e.Kind {
-	case events.MoveBegun, events.WaitBegun, events.AheadUsed, events.AheadWasted, events.PressureRose, events.PressureFell:
+	case events.MoveBegun, events.WaitBegun, events.AheadUsed, events.AheadWasted, events.PressureRose, events.PressureFell,
+		events.BatchPut, events.BatchUsed, events.BatchHinted, events.BatchDropped:
 		return
 	}
 	r.mu.Lock()
