@@ -42,9 +42,13 @@ func (t *Trace) Page(notes []string) *Page {
 		}
 		p.linef("%s: %d events%s", r.File, r.Events, state)
 		p.linef("")
-		all := &sheet{columns: []column{{key: "file", only: programs}, {key: "outcome"}, {head: "policy", key: "policy"}, {head: "moved", key: "bytes"}, {head: "fetched", key: "fetched_bytes"},
+		all := &sheet{columns: []column{
+			{key: "file", only: programs}, {key: "outcome"}, {head: "policy", key: "policy"},
+			{head: "moved", key: "bytes"}, {head: "fetched", key: "fetched_bytes"},
 			{head: "seconds", key: "seconds"},
-			{head: "stalled", key: "stalled_seconds"}, {head: "accesses", key: "accesses"}, {head: "found", key: "found"}, {key: "error", only: programs}}}
+			{head: "stalled", key: "stalled_seconds"}, {head: "accesses", key: "accesses"}, {head: "found", key: "found"},
+			{key: "error", only: programs},
+		}}
 		r.Recorded.add(all, r.File, "recorded")
 		for _, o := range r.Replays {
 			o.add(all, r.File, "replayed")
@@ -73,5 +77,8 @@ func (o *Outcome) add(to *sheet, file, name string) {
 		to.add(file, name, o.Policy, "stuck", nil, nil, nil, nil, nil, o.Error)
 		return
 	}
-	to.add(file, name, o.Policy, approx(o.Bytes), approx(o.FetchedBytes), three(o.Seconds), three(o.StalledSeconds), o.Accesses, o.Found)
+	to.add(
+		file, name, o.Policy, approx(o.Bytes), approx(o.FetchedBytes),
+		three(o.Seconds), three(o.StalledSeconds), o.Accesses, o.Found,
+	)
 }

@@ -51,8 +51,6 @@ type item struct {
 type space struct {
 	Space
 	used    int64 // by batches, and by moves to the space that are under way
-	leaving int64 // of them, by moves from the space that are under way
-	moving  int   // moves from here and to here
 	waiting int64 // what the put or the use needs that waits for room here
 	copies  []*item
 	cached  int64 // by copies, which are freed when their room is needed
@@ -73,16 +71,16 @@ type move struct {
 // policy's order, moves batches to slower tiers, one at a time on each edge.
 type simulation struct {
 	Setting
-	start  int64 // unix nanoseconds at the clock's zero
-	now    time.Duration
-	spaces []*space
-	live   []*item // in the order of their puts
-	items  map[uint64]*item
-	moves  []*move // that are under way, by their ends
-	plans  map[string]uint64
-	ranks  map[events.Origin]int // of operators, in the order of their first puts
-	habits decide.Habits
-	result Result
+	start   int64 // unix nanoseconds at the clock's zero
+	now     time.Duration
+	spaces  []*space
+	live    []*item // in the order of their puts
+	items   map[uint64]*item
+	moves   []*move // that are under way, by their ends
+	puts    uint64
+	numbers map[events.Origin]int // of plans and operators
+	habits  decide.Habits
+	result  Result
 }
 
 // observing is a policy that orders by how all batches are used: monitor.CostAware.
@@ -102,31 +100,28 @@ func Run(ctx context.Context, t *Trace, set Setting) (*Result, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		it := s.items[e.Batch]
-		known := it != nil
-		switch {
-		case e.is(events.BatchPut), known && (e.is(events.BatchUsed) || e.is(events.BatchHinted) || e.is(events.BatchDropped)):
-		default:
-			continue
-		}
 		s.runUntil(time.Duration(e.At))
-		if first < 0 {
-			first = s.now
-		}
 		begin := s.now
-		switch {
+		switch it := s.items[e.Batch]; {
 		case e.is(events.BatchPut):
 			err = s.put(e)
+		case it == nil:
+			continue
 		case e.is(events.BatchUsed):
 			err = s.use(it, e)
 		case e.is(events.BatchHinted):
 			it.hint = e.Hint
 			it.expect()
-		default:
+		case e.is(events.BatchDropped):
 			s.drop(it)
+		default:
+			continue
 		}
 		if err != nil {
 			return nil, err
+		}
+		if first < 0 {
+			first = begin
 		}
 		s.result.Stalled += s.now - begin
 		s.result.Took = s.now - first
@@ -137,7 +132,7 @@ func Run(ctx context.Context, t *Trace, set Setting) (*Result, error) {
 
 func newSimulation(t *Trace, set Setting) (*simulation, error) {
 	s := &simulation{
-		Setting: set, start: t.Start, items: make(map[uint64]*item), plans: make(map[string]uint64), ranks: make(map[events.Origin]int),
+		Setting: set, start: t.Start, items: make(map[uint64]*item), numbers: make(map[events.Origin]int),
 	}
 	if s.Policy == nil {
 		var err error
@@ -152,7 +147,9 @@ func newSimulation(t *Trace, set Setting) (*simulation, error) {
 			of.Capacity, of.Limit, of.Trigger, of.Stop = want, scaled(of.Limit), scaled(of.Trigger), scaled(of.Stop)
 		}
 		if of.Held > of.Limit {
-			return nil, fmt.Errorf("%w: %s of %d bytes has no room for the engine's own %d", ErrSetting, of.ID, of.Capacity, of.Held)
+			return nil, fmt.Errorf(
+				"%w: %s of %d bytes has no room for the engine's own %d", ErrSetting, of.ID, of.Capacity, of.Held,
+			)
 		}
 		s.spaces = append(s.spaces, &space{Space: of, used: of.Held})
 	}
@@ -202,21 +199,27 @@ func (s *simulation) put(e *Event) error {
 	if err := s.reserve(at, e.Bytes); err != nil {
 		return err
 	}
-	if s.plans[e.Plan] == 0 {
-		s.plans[e.Plan] = uint64(len(s.plans) + 1)
+	place := batch.Place{
+		Plan: uint64(s.number(events.Origin{Plan: e.Plan})),
+		Rank: s.number(events.Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}),
 	}
-	operator := events.Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}
-	if _, known := s.ranks[operator]; !known {
-		s.ranks[operator] = len(s.ranks)
-	}
+	s.puts++
+	place.Seq = s.puts
 	it := &item{at: at, info: batch.Info{
-		ID: batch.ID(e.Batch), Bytes: e.Bytes, Space: e.To, LastUse: s.clock(),
-		Place: batch.Place{Plan: s.plans[e.Plan], Rank: s.ranks[operator], Seq: uint64(len(s.items) + 1)},
+		ID: batch.ID(e.Batch), Bytes: e.Bytes, Space: e.To, LastUse: s.clock(), Place: place,
 	}}
 	s.items[e.Batch] = it
 	s.live = append(s.live, it)
 	s.habits.Enter(0)
 	return nil
+}
+
+// number numbers plans and operators in the order of their first puts.
+func (s *simulation) number(of events.Origin) int {
+	if s.numbers[of] == 0 {
+		s.numbers[of] = len(s.numbers) + 1
+	}
+	return s.numbers[of]
 }
 
 func (s *simulation) clock() int64 { return s.start + int64(s.now) }
@@ -332,7 +335,7 @@ func (s *simulation) reserve(at int, bytes int64) error {
 		sp.waiting = bytes
 		s.decide()
 		if len(s.moves) == 0 {
-			return fmt.Errorf("%w after %v: a batch waits for %d bytes in %s, and nothing there can be moved", ErrStuck, s.now, bytes, sp.ID)
+			return fmt.Errorf("%w after %v: %d bytes are waited for, and nothing can leave %s", ErrStuck, s.now, bytes, sp.ID)
 		}
 		s.runUntil(s.moves[0].ends)
 	}
@@ -347,9 +350,6 @@ func (s *simulation) runUntil(t time.Duration) {
 		m := s.moves[0]
 		s.moves = s.moves[1:]
 		s.now = max(s.now, m.ends)
-		s.spaces[m.from].leaving -= m.info.Bytes
-		s.spaces[m.from].moving--
-		s.spaces[m.to].moving--
 		s.arrive(m.item, m.to)
 		s.result.add(Edge{s.spaces[m.from].ID, s.spaces[m.to].ID}, m.info.Bytes, m.ends-m.began, m.copied, m.reason)
 		s.decide()
@@ -367,8 +367,12 @@ func (s *simulation) decide() {
 	for i, sp := range s.spaces {
 		to := &snapshot.Spaces[i]
 		*to = decide.Space{
-			ID: sp.ID, Limit: sp.Limit, Trigger: sp.Trigger, Stop: sp.Stop, Used: sp.used, Leaving: sp.leaving,
-			Moving: sp.moving, Waiting: sp.waiting,
+			ID: sp.ID, Limit: sp.Limit, Trigger: sp.Trigger, Stop: sp.Stop, Used: sp.used, Waiting: sp.waiting,
+		}
+		for _, m := range s.moves {
+			if m.from == i {
+				to.Leaving += m.info.Bytes
+			}
 		}
 		for j := i + 1; j < len(s.spaces); j++ {
 			if s.spaces[j].ID.Kind > sp.ID.Kind {
@@ -383,7 +387,9 @@ func (s *simulation) decide() {
 			continue
 		}
 		for _, v := range s.victims(i, to.Down) {
-			to.Victims = append(to.Victims, decide.Victim{N: len(victims), Bytes: v.Bytes, Key: v.Key, Copied: s.items[uint64(v.ID)].copies})
+			to.Victims = append(to.Victims, decide.Victim{
+				N: len(victims), Bytes: v.Bytes, Key: v.Key, Copied: s.items[uint64(v.ID)].copies,
+			})
 			victims = append(victims, v)
 		}
 	}
@@ -399,13 +405,13 @@ func (s *simulation) victims(at int, down []decide.Edge) (list []monitor.Victim)
 			continue
 		}
 		v := monitor.Victim{ID: it.info.ID, Bytes: it.info.Bytes, Key: s.Policy.Key(it.info)}
-		v.Down, v.Up = s.duration(at, down[0].To, v.Bytes), s.duration(down[0].To, at, v.Bytes)
-		for _, e := range down {
-			if it.copies.Has(e.To) {
-				v.Down, v.Up = 0, s.duration(e.To, at, v.Bytes)
-				break
-			}
+		to := down[0].To
+		if i := slices.IndexFunc(down, func(e decide.Edge) bool { return it.copies.Has(e.To) }); i >= 0 {
+			to = down[i].To
+		} else {
+			v.Down = s.duration(at, to, v.Bytes)
 		}
+		v.Up = s.duration(to, at, v.Bytes)
 		list = append(list, v)
 	}
 	slices.SortStableFunc(list, func(a, b monitor.Victim) int {
@@ -427,12 +433,6 @@ func (s *simulation) begin(it *item, to int, reason string) {
 	}
 	it.busy = true
 	s.take(to, it.info.Bytes)
-	s.spaces[m.from].leaving += it.info.Bytes
-	s.spaces[m.from].moving++
-	s.spaces[to].moving++
-	i := slices.IndexFunc(s.moves, func(o *move) bool { return o.ends > m.ends })
-	if i < 0 {
-		i = len(s.moves)
-	}
-	s.moves = slices.Insert(s.moves, i, m)
+	s.moves = append(s.moves, m)
+	slices.SortStableFunc(s.moves, func(a, b *move) int { return cmp.Compare(a.ends, b.ends) })
 }

@@ -91,8 +91,8 @@ func NewRecorder(w io.Writer) *Recorder { return &Recorder{w: w, start: time.Now
 // Event is for Config.Events. Events that come before Begin are kept for it.
 func (r *Recorder) Event(e events.Event) {
 	line := Event{
-		At: e.At.Sub(r.start).Nanoseconds(), Kind: e.Kind.String(), Batch: e.Batch, From: e.From, To: e.To, Bytes: e.Bytes,
-		Took: e.Took.Nanoseconds(), Reason: e.Reason, Copy: e.Copy, Ahead: e.Ahead, Hint: e.Hint,
+		At: e.At.Sub(r.start).Nanoseconds(), Kind: e.Kind.String(), Batch: e.Batch, From: e.From, To: e.To,
+		Bytes: e.Bytes, Took: e.Took.Nanoseconds(), Reason: e.Reason, Copy: e.Copy, Ahead: e.Ahead, Hint: e.Hint,
 		Plan: e.Plan, Operator: e.Operator, Port: e.Port, Partition: e.Partition, Task: e.Task, TaskID: e.TaskID,
 	}
 	if e.Err != nil {
