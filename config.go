@@ -2,7 +2,6 @@ package spillway
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"time"
 
@@ -99,11 +98,6 @@ type Config struct {
 	// package events lists, on the goroutine that does it. It must be quick, and must not wait for
 	// what the engine does. A panic is logged. Nil costs nothing. Tee joins several.
 	Events func(Event)
-	// Trace, if set, gets a record of what the engine is asked to do and what it moves, for
-	// spillbench trace. It is written from a goroutine of its own, and never waited for but by
-	// Close: of a slow writer events are lost, and counted. Close returns the writer's error. It must
-	// be this engine's alone, because each engine begins a trace of its own.
-	Trace io.Writer
 }
 
 // GPUConfig configures one GPU space.

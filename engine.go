@@ -8,16 +8,17 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/persist"
-	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
@@ -60,7 +61,6 @@ type Engine struct {
 	recorder     *persist.Recorder // of what comes to disks with DiskConfig.Persist
 	found        *persist.Found    // what was recorded there before
 	ahead        aheadOfTasks
-	trace        *trace.Recorder // nil without Config.Trace
 
 	panics      guard.Log // of functions of the configuration
 	batchPanics guard.Log // of the batches' payloads and observers
@@ -130,16 +130,15 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if e.cfg.Events != nil {
 		e.builtin.Choose.Chosen = e.codecChosen
 	}
-	e.trace = e.newTrace()
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.cfg.Events, Trace: e.trace, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
+		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.cfg.Events, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
 	e.monitor, err = monitor.New(monitor.Config{
 		Reservations: e.reservations, Mover: e.mover.Inside(), Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge, StuckAfter: e.cfg.StuckAfter,
-		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Trace: e.trace, Speed: e.mover.Inside().Speed, Changes: e.registry.Changes,
+		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Speed: e.mover.Inside().Speed, Changes: e.registry.Changes,
 		WriteAhead: e.mover.Inside().WriteAhead, AheadRate: cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
 	})
 	if err != nil {
@@ -150,20 +149,6 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.start()
 	return e, nil
-}
-
-// newTrace begins the trace that the configuration asks for.
-func (e *Engine) newTrace() *trace.Recorder {
-	if e.cfg.Trace == nil {
-		return nil
-	}
-	h := trace.Header{Policy: cmp.Or(e.cfg.Policy, monitor.CostAware()).Name(), Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge}
-	for _, s := range e.reservations.Spaces().All() {
-		h.Spaces = append(h.Spaces, trace.Space{
-			ID: s.ID(), Node: s.Node(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(), Held: s.Inside().Held(),
-		})
-	}
-	return trace.NewRecorder(e.cfg.Trace, h)
 }
 
 // start starts the monitor, and what samples foreign bytes.
@@ -232,11 +217,20 @@ func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.monitor.BatchChanged(b, now)
 	o.e.recorder.BatchChanged(b, now)
 	o.e.mover.Inside().BatchChanged(b, now)
-	o.e.trace.State(now)
 }
 
-// Gone is called when the last handle of a batch is closed that had been dropped before.
-func (o observer) Gone(id batch.ID) { o.e.trace.Gone(id) }
+// EmitEvent is called by a batch, with no lock held, when it is used, hinted or dropped.
+func (o observer) EmitEvent(kind events.Kind, now batch.Info, hint int64) {
+	o.emit(Event{Kind: kind, Hint: hint}, now)
+}
+
+// emit emits an event of a batch if Config.Events is set.
+func (o observer) emit(ev Event, now batch.Info) {
+	if o.e.cfg.Events != nil {
+		ev.Origin, ev.Batch, ev.To, ev.Bytes = ofPlace(now.Place), uint64(now.ID), now.Space, now.Bytes
+		o.e.say(ev)
+	}
+}
 
 // Panics is where the engine's batches log panics of observers and payloads.
 func (o observer) Panics() *guard.Log { return &o.e.batchPanics }
@@ -244,7 +238,12 @@ func (o observer) Panics() *guard.Log { return &o.e.batchPanics }
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 
 func (o observer) Register(b *batch.Batch, now batch.Info) error {
-	if o.record != nil { // before the monitor can move it
+	// The monitor can move the batch as soon as it is registered there.
+	put := Event{Kind: events.BatchPut}
+	if o.e.cfg.Events != nil {
+		put.At = time.Now()
+	}
+	if o.record != nil {
 		o.e.recorder.Know(b, o.record)
 	}
 	if err := o.e.monitor.Register(b, now); err != nil {
@@ -252,7 +251,7 @@ func (o observer) Register(b *batch.Batch, now batch.Info) error {
 		return err
 	}
 	o.e.recorder.BatchChanged(b, now)
-	o.e.trace.State(now)
+	o.emit(put, now)
 	return nil
 }
 
@@ -429,7 +428,7 @@ func (e *Engine) release() error {
 	for _, d := range e.devices {
 		errs = append(errs, d.Close())
 	}
-	errs = append(errs, e.limits.close(), e.trace.Close())
+	errs = append(errs, e.limits.close())
 	if len(leaks) > 0 {
 		errs = append(errs, &LeakError{Leaks: leaks})
 	}

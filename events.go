@@ -30,7 +30,7 @@ func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
 // engine's own Logger gets such warnings anyway.
 //
 // The message is the kind, as "spillway: move ended". A line has those of these attributes that the
-// event has: batch, from, to, bytes, limit, took, reason, copy, ahead, plan, operator, port,
+// event has: batch, from, to, bytes, limit, hint, took, reason, copy, ahead, plan, operator, port,
 // partition, task, taskID, text and error. They are made only for levels that l takes, so at
 // warning level a move costs two calls. The function is safe for concurrent use if l's handler is.
 func LogEvents(l *slog.Logger) func(Event) { return events.Log(l) }

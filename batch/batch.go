@@ -43,6 +43,7 @@ import (
 	"time"
 	"unique"
 
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/payload"
@@ -442,6 +443,9 @@ type change struct {
 	waiting chan struct{} // closed then; nil without waiters
 	store   *Observer     // nil if there is none
 	over    bool          // the observers know all that they need
+	event   events.Kind   // BatchUsed or BatchHinted; 0 for neither
+	hint    int64         // of BatchHinted
+	was     said          // of BatchDropped: the payload that was dropped
 	copies  *copyOf       // that the batch has no use for
 }
 
@@ -475,18 +479,34 @@ func (b *Batch) announce(c change) (now Info) {
 			b.tell(b.observer, now)
 		}
 	}
-	if c.over && c.now.Payload == nil {
-		for o := range observers(b.observer) {
-			if o, ok := o.(interface{ Gone(id ID) }); ok {
-				o.Gone(b.id)
-				break
-			}
+	if c.event != 0 {
+		b.emit(c.event, c.now, c.hint)
+	}
+	if c.now.State == Released && !c.over {
+		if c.was.space != nil {
+			c.now.Space, c.now.Bytes = c.was.space.ID(), c.was.bytes
 		}
+		b.emit(events.BatchDropped, c.now, 0)
 	}
 	if c.waiting != nil {
 		close(c.waiting)
 	}
 	return now
+}
+
+// emitter is an observer that emits events of batches: an engine's. It is called with no lock held.
+type emitter interface {
+	EmitEvent(kind events.Kind, now Info, hint int64)
+}
+
+// emit calls the first of the observers that is an emitter.
+func (b *Batch) emit(kind events.Kind, now Info, hint int64) {
+	for o := range observers(b.observer) {
+		if o, ok := o.(emitter); ok {
+			o.EmitEvent(kind, now, hint)
+			return
+		}
+	}
 }
 
 // unobserved is the log of batches whose observer has none.
@@ -628,8 +648,10 @@ func (b *Batch) drop(from *Observer) error {
 	}
 	b.mu.state = Released
 	b.mu.tasks.cancel()
+	was := b.saysLocked()
 	payload := b.takePayloadLocked()
 	c := b.changeLocked()
+	c.was = was
 	b.mu.Unlock()
 	defer b.announce(c)
 	return release(payload)

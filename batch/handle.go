@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
@@ -114,7 +115,9 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	}
 	b.mu.lastUse = max(b.mu.lastUse, now)
 	b.mu.why &^= unread
-	return &Handle{b: b, payload: b.mu.payload, space: b.saysLocked().space}, b.changeLocked()
+	c := b.changeLocked()
+	c.event = events.BatchUsed
+	return &Handle{b: b, payload: b.mu.payload, space: b.saysLocked().space}, c
 }
 
 // begin enters the handle into the account of its space. It calls nothing of the payload, which
@@ -209,6 +212,7 @@ func (b *Batch) Hint(next int64) {
 	r.hint = next
 	b.setRareLocked(r)
 	c := b.changeLocked()
+	c.event, c.hint = events.BatchHinted, next
 	b.mu.Unlock()
 	b.announce(c)
 }

@@ -3,15 +3,12 @@ package convert
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -46,10 +43,6 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 		return nil, err
 	}
 	defer l.Close()
-	if m.cfg.Trace != nil {
-		m.cfg.Trace.Begin(trace.Put, 0, l.Size(), m.asked(to))
-		defer func() { m.cfg.Trace.End(err) }()
-	}
 	for afresh := false; ; {
 		p, err := m.ingest(ctx, l, to, waits, afresh)
 		switch {
@@ -60,14 +53,6 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 			return p, err
 		}
 	}
-}
-
-// asked returns the spaces of a strategy for the trace. If the strategy panics there are none, and the
-// reservation returns that as an error.
-func (m *Mover) asked(to reservation.Strategy) (spaces []*tier.Space) {
-	var err error
-	defer guard.Error(&err, "a strategy")
-	return to.Candidates(m.cfg.Reservations.Spaces(), nil)
 }
 
 func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, waits, afresh bool) (_ batch.Payload, err error) {
@@ -83,12 +68,6 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: waits, slower: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
-			begin := time.Now()
-			defer func() {
-				if err == nil {
-					m.cfg.Trace.Laid(space.ID(), l.Size(), begin)
-				}
-			}()
 			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
 				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
 				return err

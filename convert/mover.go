@@ -13,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -38,7 +37,6 @@ type MoverConfig struct {
 	// Events is called as the mover works: for moves, copies, what is brought ahead, corrupt bytes
 	// and batches that fit nowhere else. It may be nil; see package events.
 	Events       func(events.Event)
-	Trace        *trace.Recorder    // of calls and moves; may be nil
 	Persists     func(tier.ID) bool // what comes to a space is recorded for the next process; nil: nowhere
 	PersistAhead bool               // batches are written ahead there, too, and so are recorded though they are up
 	Logger       *slog.Logger       // logs events that panic, and what converters do wrong; nil means slog.Default

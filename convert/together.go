@@ -8,7 +8,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -205,8 +204,5 @@ func (t *together) arrive(ctx context.Context, b *batch.Batch, k int, buf *tier.
 		return unfit(b, out, err)
 	}
 	m.stats.add(moved, moved.Bytes, took, t.places[k])
-	m.cfg.Trace.Moved(trace.Event{
-		Batch: moved.Batch, From: moved.From, Space: moved.To, Bytes: moved.Bytes, Took: took, Reason: t.reason,
-	})
 	return nil
 }

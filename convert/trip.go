@@ -14,7 +14,6 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -60,28 +59,6 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 	}
 	defer end()
 	t.m = m
-	if m.cfg.Trace == nil || t.relieves || t.ahead {
-		return t.arrive(ctx)
-	}
-	m.cfg.Trace.Begin(t.kind(), t.b.ID(), 0, t.candidates(t.to))
-	h, err := t.arrive(ctx)
-	m.cfg.Trace.End(err)
-	return h, err
-}
-
-// kind is what a trace calls the trip.
-func (t *trip) kind() trace.Kind {
-	switch {
-	case t.last:
-		return trace.Consume
-	case t.opens:
-		return trace.Open
-	}
-	return trace.Bring
-}
-
-// arrive is bring once the trip has begun.
-func (t *trip) arrive(ctx context.Context) (*batch.Handle, error) {
 	for {
 		t.now = t.b.Info()
 		switch err := lostWith(t.now); {
@@ -317,10 +294,6 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 		left.made()
 	}
 	m.stats.add(&t.moved, t.what.body, t.moved.Took, t.now.Place)
-	m.cfg.Trace.Moved(trace.Event{
-		Batch: t.now.ID, From: from.ID(), Space: to.ID(), Bytes: t.what.body, Took: t.moved.Took,
-		Reason: t.reason, Copy: t.moved.Copy,
-	})
 	if t.relieves {
 		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
 	}

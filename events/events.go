@@ -4,6 +4,7 @@
 //	convert ───── moves ──┤
 //	monitor ── pressure ──┼──▶ func(Event) ──▶ Tee ──▶ Log, a recorder, a program's own
 //	volumes ───── disks ──┤
+//	batch ──────── uses ──┤
 //	engine ────── tasks ──┘
 //
 // One function gets all events; the Kind of an event is what happened. Without a function the engine
@@ -106,6 +107,17 @@ const (
 	TaskBegun
 	// TaskEnded: it is over. Took; Err.
 	TaskEnded
+	// BatchPut: a batch was made, of Bytes in To. The monitor may move it, and others may use it, before
+	// this event is delivered: their events may come first, with a later At.
+	BatchPut
+	// BatchUsed: a handle was opened on Batch, of Bytes in To. If Batch was moved for that, the event
+	// follows MoveEnded.
+	BatchUsed
+	// BatchHinted: the program gave a hint about the next use of Batch, of Bytes in To. Hint.
+	BatchHinted
+	// BatchDropped: Batch, of Bytes in To, was dropped, or taken by the use before. Its memory is freed
+	// with its last handle.
+	BatchDropped
 	kinds
 )
 
@@ -117,6 +129,7 @@ var names = [kinds]string{
 	Refused: "waiters refused", Unmovable: "batch unmovable", Lost: "space lost", QuotaExceeded: "quota exceeded",
 	Oversized: "batch oversized",
 	TaskBegun: "task begun", TaskEnded: "task ended",
+	BatchPut: "batch put", BatchUsed: "batch used", BatchHinted: "batch hinted", BatchDropped: "batch dropped",
 }
 
 // Kinds returns all kinds, in their order.
@@ -164,12 +177,15 @@ type Event struct {
 	From, To tier.ID
 	Bytes    int64
 	Limit    int64 // of QuotaExceeded
-	Took     time.Duration
-	Reason   string // of a move: as convert.ReasonTrigger
-	Copy     bool
-	Ahead    bool
-	Text     string // for people
-	Err      error
+	// Hint is the argument of Batch.Hint, of BatchHinted: a time, batch.Never, batch.Stay, or 0 if the
+	// hint was taken back.
+	Hint   int64
+	Took   time.Duration
+	Reason string // of a move: as convert.ReasonTrigger
+	Copy   bool
+	Ahead  bool
+	Text   string // for people
+	Err    error
 }
 
 // String returns the event as one line.
@@ -190,6 +206,9 @@ func (e Event) String() string {
 	}
 	if e.Limit != 0 {
 		fmt.Fprintf(&b, ", limit %d", e.Limit)
+	}
+	if e.Kind == BatchHinted {
+		fmt.Fprintf(&b, ", hint %d", e.Hint)
 	}
 	if e.Reason != "" {
 		b.WriteString(", for " + e.Reason)

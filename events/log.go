@@ -37,6 +37,7 @@ func (e Event) attrs() (all []slog.Attr) {
 	add(e.To.Valid(), slog.String("to", e.To.String()))
 	add(e.Bytes != 0, slog.Int64("bytes", e.Bytes))
 	add(e.Limit != 0, slog.Int64("limit", e.Limit))
+	add(e.Kind == BatchHinted, slog.Int64("hint", e.Hint))
 	add(e.Took != 0, slog.Duration("took", e.Took))
 	add(e.Reason != "", slog.String("reason", e.Reason))
 	add(e.Copy, slog.Bool("copy", true))

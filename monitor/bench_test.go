@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/monitor/internal/decide"
+	"github.com/spillway-db/spillway/internal/decide"
 )
 
 // manyBatches is a world with n batches in GPU memory that is a tenth full.

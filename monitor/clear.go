@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"math"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/monitor/internal/decide"
+	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -34,7 +35,7 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	if enough() {
 		return
 	}
-	m.putBack(m.now())
+	m.putBack(time.Now())
 	c := &clearing{m: m, from: s, place: i, targets: s.below(m.cfg.Reservations.Spaces(), nil), failures: make(map[tier.ID]int)}
 	seen := make(map[*batch.Batch]bool)
 	most := m.index.summary(i).count // batches may come as fast as others leave
@@ -87,7 +88,7 @@ func (c *clearing) move(ctx context.Context, v Victim) bool {
 		case noRoom:
 		case unmovable:
 			r := result{choice: choice{Victim: v, From: c.place, To: m.byID[to.ID()]}, err: err}
-			not, aside = m.fault(r, kind, m.now())
+			not, aside = m.fault(r, kind, time.Now())
 		case failed:
 			c.failures[to.ID()]++
 			c.over = errors.Is(err, tier.ErrClosed)

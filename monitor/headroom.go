@@ -1,8 +1,8 @@
 package monitor
 
 import (
+	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/size"
-	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/compact"
+	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -35,7 +35,7 @@ type index struct {
 		ids     compact.Set             // of batches; a wrapper of the index may hide a second one of an id
 		apart   map[uint32]apart        // by number
 		spaces  []spaceIndex
-		habits  habits // of the batches in entries
+		habits  decide.Habits // of the batches in entries
 	}
 }
 
@@ -237,7 +237,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	}
 	if now.State == batch.Released || !known {
 		if e != nil {
-			x.mu.habits.count[useOf(e.uses)]--
+			x.mu.habits.Leave(e.uses)
 			x.removeLocked(n, e)
 			x.mu.spaces[e.place].life++
 			x.forgetLocked(n, e)
@@ -258,7 +258,7 @@ func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, e
 	entered := e == nil
 	if entered {
 		n, e = x.enterLocked(b, now.ID)
-		x.mu.habits.count[useOf(now.Uses)]++
+		x.mu.habits.Enter(now.Uses)
 	} else if same := x.keyLocked(n, e) == key; same && e.facts == f && !(e.failed() && x.mu.apart[n].form != now.Form) {
 		if s := &x.mu.spaces[place]; x.victim(now) && !f.victim && e.newer(now) > 0 { // its key may be another
 			s.version++
@@ -373,11 +373,11 @@ func (x *index) victim(info batch.Info) bool {
 // useLocked notes whether a batch is in use, and how often it was.
 func (x *index) useLocked(e *entry, now batch.Info) {
 	if now.Active > 0 && !e.active {
-		x.mu.habits.use(e.uses, now.LastUse)
+		x.mu.habits.Use(e.uses, now.LastUse)
 	}
-	x.mu.habits.count[useOf(e.uses)]--
+	x.mu.habits.Leave(e.uses)
 	e.active, e.uses = now.Active > 0, now.Uses
-	x.mu.habits.count[useOf(e.uses)]++
+	x.mu.habits.Enter(e.uses)
 }
 
 func (x *index) countLocked(e *entry) {
@@ -618,7 +618,7 @@ func (x *index) staleLocked(s *spaceIndex, last uint32, now int64, add func(uint
 		if looked++; looked > 4*staleMax || found >= staleMax || n == last {
 			return
 		}
-		if x.mu.habits.stale(Key(key), now) {
+		if Key(key).stale(now, &x.mu.habits) {
 			add(n, Key(key))
 			found++
 		}
@@ -631,7 +631,7 @@ func (x *index) order(now int64, list []Victim) {
 		x.mu.Lock()
 		habits := x.mu.habits
 		x.mu.Unlock()
-		p.order(now, list, &habits)
+		p.OrderBy(now, list, &habits)
 		return
 	}
 	x.panics.Do("Policy.Order", func() { x.policy.Order(now, list) })

@@ -245,7 +245,7 @@ func TestIndexConverges(t *testing.T) {
 		}
 		keys = append(keys, v.Key)
 	}
-	if len(keys) != len(all) || !slices.IsSortedFunc(keys, Key.compare) {
+	if len(keys) != len(all) || !slices.IsSortedFunc(keys, compareKeys) {
 		t.Errorf("the index lists %v", keys)
 	}
 	if s := w.index(gpu0); s.rest != 32*kib || s.bytes != 32*kib || s.count != 8 {

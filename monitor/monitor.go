@@ -13,10 +13,9 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/trace"
-	"github.com/spillway-db/spillway/monitor/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -54,12 +53,10 @@ type Config struct {
 	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
 	Events       Events              // beside the Logger
 	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
-	Trace        *trace.Recorder     // of when moves begin; may be nil
 	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
 	// Speed returns how many bytes a second a move makes from one space to another, 0 if that is
-	// not known; nil: it never is. Clock is that of the batches; nil: unix nanoseconds.
+	// not known; nil: it never is.
 	Speed func(from, to tier.ID) int64
-	Clock func() int64
 
 	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes
 	// that were, or with an error may have been; 0 without an error for one that is left out. An
@@ -95,19 +92,13 @@ type Monitor struct {
 	spaces []*space
 	byID   map[tier.ID]int
 
-	wake    chan struct{}             // there is a need: look at once
-	woken   atomic.Pointer[time.Time] // when, if that is recorded
-	hint    chan struct{}             // something has changed that may help a space that is stuck, or crossed a mark: look soon
-	starved atomic.Bool               // there is such a space
-	needed  bool                      // the last step found that something is; Run's goroutine alone uses it
+	wake    chan struct{} // there is a need: look at once
+	hint    chan struct{} // something has changed that may help a space that is stuck, or crossed a mark: look soon
+	starved atomic.Bool   // there is such a space
+	needed  bool          // the last step found that something is; Run's goroutine alone uses it
 	running atomic.Bool
 	outlook atomic.Pointer[outlook] // nil until a step has looked at what is needed
 	stats   counters
-
-	// What passes by itself: another one in a replay, see inside.Drive.
-	now      func() time.Time
-	spawn    func(func())
-	demander demander
 
 	// Guarded by the index's mutex, as are the edges' failures.
 	faults  map[*batch.Batch]*fault
@@ -147,9 +138,6 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.Speed == nil {
 		cfg.Speed = func(from, to tier.ID) int64 { return 0 }
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = func() int64 { return time.Now().UnixNano() }
-	}
 	m := &Monitor{
 		cfg:    cfg,
 		events: eventList{all: []Events{cfg.Events}},
@@ -157,7 +145,6 @@ func New(cfg Config) (*Monitor, error) {
 		wake:   make(chan struct{}, 1),
 		hint:   make(chan struct{}, 1),
 		faults: make(map[*batch.Batch]*fault),
-		now:    time.Now, spawn: spawn, demander: cfg.Reservations.Inside(),
 	}
 	if cfg.Logger != nil {
 		m.events.all = append(m.events.all, slogEvents(cfg.Logger))
@@ -167,7 +154,7 @@ func New(cfg Config) (*Monitor, error) {
 		ids = append(ids, s.ID())
 		m.byID[s.ID()] = i
 		sp := &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1)}
-		sp.linger.begin(s, m.now())
+		sp.linger.begin(s, time.Now())
 		m.spaces = append(m.spaces, sp)
 	}
 	edges := 0
@@ -194,13 +181,7 @@ func (m *Monitor) help() {
 }
 
 // wakeUp makes the monitor look at once.
-func (m *Monitor) wakeUp() {
-	if m.cfg.Trace != nil {
-		now := m.now()
-		m.woken.Store(&now)
-	}
-	poke(m.wake)
-}
+func (m *Monitor) wakeUp() { poke(m.wake) }
 
 // poke makes the monitor look. It never blocks.
 func poke(c chan struct{}) {
@@ -258,16 +239,13 @@ func (m *Monitor) watch(ctx context.Context) {
 			case <-ctx.Done():
 			case <-period.C:
 			case <-m.wake:
-				if at := m.woken.Load(); at != nil {
-					m.cfg.Trace.Late(trace.Looked, m.now().Sub(*at), 0)
-				}
 			case <-later.C:
 			case r := <-m.ended:
 				m.finish(r)
 			case w := <-m.writing.ended:
 				m.hasWritten(w)
 			case <-m.hint:
-				if early := gap - m.now().Sub(m.last); early > 0 {
+				if early := gap - time.Since(m.last); early > 0 {
 					later.Reset(early)
 					continue wait
 				}
@@ -327,9 +305,9 @@ func (m *Monitor) changed(s *space, pressed bool) {
 
 // step looks at the spaces, and if anything is needed decides and begins moves.
 func (m *Monitor) step(ctx context.Context) {
-	now := m.now()
+	now := time.Now()
 	m.last = now
-	m.demand = m.demander.Demand(m.demand[:0])
+	m.demand = m.cfg.Reservations.Inside().Demand(m.demand[:0])
 	needed := len(m.demand) > 0
 	for _, d := range m.demand {
 		m.dropSharingOf(m.spaces[m.byID[d.Space]], d.Bytes)
@@ -467,13 +445,12 @@ func (m *Monitor) begin(ctx context.Context, moves []decide.Move) (outdated bool
 		at[executor{e, move.Slot}] = len(jobs)
 		jobs = append(jobs, []choice{c})
 	}
-	chosen := m.now()
-	for i, job := range jobs {
+	for _, job := range jobs {
 		m.executors.Add(1)
-		m.spawn(func() {
-			m.cfg.Trace.Late(trace.Began, m.now().Sub(chosen), len(jobs)-1-i)
+		go func() {
+			labels.Move.Set()
 			m.execute(ctx, job)
-		})
+		}()
 	}
 	return outdated
 }
@@ -483,14 +460,6 @@ type choice struct {
 	Victim   Victim
 	From, To int // indexes in Monitor.spaces
 	Reason   string
-}
-
-// spawn begins a goroutine that moves batches.
-func spawn(f func()) {
-	go func() {
-		labels.Move.Set()
-		f()
-	}()
 }
 
 // result is the end of a move.
@@ -509,14 +478,14 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 	results := make([]result, len(job))
 	of := pprof.Labels(labels.Key, labels.Move.String(), "edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
 	pprof.Do(ctx, of, func(ctx context.Context) {
-		begin := m.now()
+		begin := time.Now()
 		joint := m.jointOf(job)
 		for i, c := range job {
 			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
 			if joint.done[i] {
 				continue
 			}
-			if i > 0 && (results[i-1].err != nil || m.now().Sub(begin) > jointlyFor || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from)) {
+			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from)) {
 				results[i].err = errGivenBack
 				continue
 			}
@@ -531,7 +500,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 // wanted reports whether there are waiters still for what c makes room for: in its space or in one
 // that is as fast, or faster. It takes each move on account of the trigger for wanted.
 func (m *Monitor) wanted(c choice) bool {
-	return c.Reason != decide.Demand || slices.ContainsFunc(m.demander.Demand(nil), func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From })
+	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From })
 }
 
 // canLeave reports whether a batch may still be moved out of a space.
@@ -547,13 +516,13 @@ var errGivenBack = errors.New("monitor: the move was not begun")
 func (m *Monitor) move(ctx context.Context, v Victim, from, to tier.ID, reason string) error {
 	mv := Move{Batch: v.ID, From: from, To: to, Bytes: v.Bytes, Reason: reason}
 	m.events.moveBegun(mv)
-	start := m.now()
+	start := time.Now()
 	err := func() (err error) {
 		defer guard.Error(&err, "the mover")
 		return m.cfg.Mover.Relieve(ctx, v.Batch, to, reason)
 	}()
 	err = ofEnding(ctx, err)
-	m.events.moveEnded(mv, m.now().Sub(start), err)
+	m.events.moveEnded(mv, time.Since(start), err)
 	return err
 }
 
@@ -575,7 +544,7 @@ func (m *Monitor) finish(job []result) {
 }
 
 func (m *Monitor) finishMove(r result) {
-	now := m.now()
+	now := time.Now()
 	b := r.Victim.Batch
 	from, to := m.spaces[r.From], m.spaces[r.To]
 	e := from.edges[r.To]

@@ -1,30 +1,18 @@
 package monitor
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/monitor/internal/decide"
+	"github.com/spillway-db/spillway/internal/decide"
 )
 
 // Key places a batch in the order of victims. Keys are compared word by word;
 // the smallest goes down first.
 type Key [4]uint64
-
-// compare returns a negative number if k goes down before other, a positive one
-// if after, and 0 if it is all the same.
-func (k Key) compare(other Key) int {
-	for i, w := range k {
-		if c := cmp.Compare(w, other[i]); c != 0 {
-			return c
-		}
-	}
-	return 0
-}
 
 // Victim is a batch that could be moved down.
 type Victim struct {
@@ -53,7 +41,7 @@ type Policy interface {
 	Key(info batch.Info) Key
 	// Order may rearrange the batches with the smallest keys of one space, at
 	// most 1,024, which come ordered by key. It is for what a key cannot say: what things cost, and
-	// the time, which is now, by Config.Clock.
+	// the time, which is now, in unix nanoseconds.
 	Order(now int64, shortlist []Victim)
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/decide"
 )
 
 func TestPolicyOrder(t *testing.T) {
@@ -41,7 +42,7 @@ func TestPolicyOrder(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for i, a := range tt.want {
 				for j, b := range tt.want {
-					if got, want := sign(tt.policy.Key(a).compare(tt.policy.Key(b))), cmp.Compare(i, j); got != want {
+					if got, want := sign(compareKeys(tt.policy.Key(a), tt.policy.Key(b))), cmp.Compare(i, j); got != want {
 						t.Errorf("%d against %d: %d, want %d", i, j, got, want)
 					}
 				}
@@ -99,7 +100,7 @@ func TestCostAwareOrder(t *testing.T) {
 		}
 		got := slices.Clone(c.want)
 		slices.Reverse(got)
-		slices.SortStableFunc(got, func(a, b Victim) int { return a.Key.compare(b.Key) })
+		slices.SortStableFunc(got, func(a, b Victim) int { return compareKeys(a.Key, b.Key) })
 		CostAware().Order(now, got)
 		for i, v := range got {
 			if v.ID != c.want[i].ID {
@@ -114,17 +115,17 @@ func TestCostAwareOrder(t *testing.T) {
 func TestCostAwareOrderOfLongRests(t *testing.T) {
 	const now, gap = 1000, 10
 	p := CostAware().(costAware)
-	h := habits{gap: gap, count: [3]int{0, 0, 10}} // each is used once in 100
+	h := decide.Habits{Gap: gap, Count: [3]int{0, 0, 10}} // each is used once in 100
 	expected := func(id batch.ID, after int64, up time.Duration) Victim {
 		key := p.Key(batch.Info{Uses: 2, LastUse: now - 1, NextUse: now + after})
 		return Victim{ID: id, Key: key, Bytes: 8, Down: 1, Up: up}
 	}
 	list := []Victim{expected(1, 100, 10), expected(2, 1000, 1000)}
-	p.order(now, list, &h)
+	p.OrderBy(now, list, &h)
 	if list[0].ID != 2 {
 		t.Error("a batch that may not come back stays for the time that it would take to come back")
 	}
-	p.order(now, list, &habits{})
+	p.OrderBy(now, list, &decide.Habits{})
 	if list[0].ID != 1 {
 		t.Error("without a habit the whole way back must count")
 	}
@@ -146,11 +147,11 @@ func TestHabits(t *testing.T) {
 		{"some are used again and again", slices.Concat(many(0, 10), many(1, 10), many(2, 500)), [3]int{50, 50, 1}, "once never used"},
 		{"half of the uses are second ones", slices.Repeat(uses{0, 1}, 200), [3]int{10, 60, 1}, "once used never"},
 	} {
-		h := habits{count: c.count}
+		h := decide.Habits{Count: c.count}
 		now := int64(0)
 		for _, u := range c.uses {
 			now += gap
-			h.use(u, now)
+			h.Use(u, now)
 		}
 		p := CostAware().(costAware)
 		list := []Victim{
@@ -162,11 +163,11 @@ func TestHabits(t *testing.T) {
 		for i := range list {
 			list[i].Bytes, list[i].Down, list[i].Up = 8, 1, 1
 		}
-		p.order(now, list, &h)
+		p.OrderBy(now, list, &h)
 		var got []string
 		for i, v := range list {
 			got = append(got, [...]string{"never", "once", "used"}[v.ID-1])
-			if i > 0 && list[i-1].rank.compare(v.rank) > 0 {
+			if i > 0 && compareKeys(list[i-1].rank, v.rank) > 0 {
 				t.Errorf("%s: number %d goes before number %d in another space", c.name, v.ID, list[i-1].ID)
 			}
 		}
@@ -178,15 +179,15 @@ func TestHabits(t *testing.T) {
 
 // TestHabitsForget: a pause, a clock that goes back or an end of all batches leave estimates finite.
 func TestHabitsForget(t *testing.T) {
-	h := habits{count: [3]int{3, 0, 0}}
+	h := decide.Habits{Count: [3]int{3, 0, 0}}
 	for _, at := range []int64{math.MaxInt64, 5, 0, -7, math.MinInt64, math.MaxInt64} {
-		h.use(0, at)
+		h.Use(0, at)
 		for u := range 2 {
-			if r := h.rest(u, 5); !(r >= 1 && r <= longest) {
+			if r := h.Rest(u, 5); !(r >= 1 && r <= decide.LongestRest) {
 				t.Errorf("after a use at %d a batch is expected in %v ns", at, r)
 			}
 		}
-		if r := h.round(); !(r >= 1 && r < math.MaxInt64*1e3) {
+		if r := h.Round(); !(r >= 1 && r < math.MaxInt64*1e3) {
 			t.Errorf("after a use at %d all are used within %v ns", at, r)
 		}
 	}
@@ -196,20 +197,20 @@ func TestHabitsForget(t *testing.T) {
 func TestHabitsOfTasks(t *testing.T) {
 	for _, inputs := range []int{1, 10, 20, 64, 200} {
 		const gap = 1e7
-		h := habits{count: [3]int{100, 0, 100}}
+		h := decide.Habits{Count: [3]int{100, 0, 100}}
 		now := int64(0)
-		for h.seen < 5000 {
+		for range 5000 / inputs {
 			now += int64(inputs) * gap
 			for range inputs {
-				h.use(0, now)
+				h.Use(0, now)
 			}
 		}
-		if h.gap < gap/3 || h.gap > 3*gap {
-			t.Errorf("tasks of %d inputs: %v ns between uses, want about %v", inputs, h.gap, gap)
+		if h.Gap < gap/3 || h.Gap > 3*gap {
+			t.Errorf("tasks of %d inputs: %v ns between uses, want about %v", inputs, h.Gap, gap)
 		}
-		before := h.gap
-		if h.use(0, now+1e15); h.gap > 6*before {
-			t.Errorf("tasks of %d inputs: %v ns between uses after a pause, %v before", inputs, h.gap, before)
+		before := h.Gap
+		if h.Use(0, now+1e15); h.Gap > 6*before {
+			t.Errorf("tasks of %d inputs: %v ns between uses after a pause, %v before", inputs, h.Gap, before)
 		}
 	}
 }
@@ -217,18 +218,18 @@ func TestHabitsOfTasks(t *testing.T) {
 // TestHabitsBegin: however few uses there were, what a hint says is used soon goes last.
 func TestHabitsBegin(t *testing.T) {
 	for seen := range 4 {
-		h := habits{count: [3]int{10, 0, 0}}
+		h := decide.Habits{Count: [3]int{10, 0, 0}}
 		now := int64(0)
 		for range seen {
 			now += 1e6
-			h.use(0, now)
+			h.Use(0, now)
 		}
 		p := CostAware().(costAware)
 		list := []Victim{
 			{ID: 1, Key: p.Key(batch.Info{}), Bytes: 8, Down: 1, Up: 1},
 			{ID: 2, Key: p.Key(batch.Info{NextUse: now + 10}), Bytes: 8, Down: 1, Up: 1},
 		}
-		if p.order(now, list, &h); list[0].ID != 1 {
+		if p.OrderBy(now, list, &h); list[0].ID != 1 {
 			t.Errorf("after %d uses what is used in 10 ns goes first", seen)
 		}
 	}
@@ -372,3 +373,5 @@ func TestStaleBelowMakesRoom(t *testing.T) {
 		})
 	}
 }
+
+func compareKeys(a, b Key) int { return slices.Compare(a[:], b[:]) }

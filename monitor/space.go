@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/monitor/internal/decide"
+	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -204,7 +204,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 			sp.Down = append(sp.Down, s.edges[j].state(j, now, m.cfg.MovesPerEdge))
 		}
 	}
-	m.again, m.choices = m.demander.Waiting(m.again[:0], m.choices[:0])
+	m.again, m.choices = m.cfg.Reservations.Inside().Waiting(m.again[:0], m.choices[:0])
 	for _, d := range m.demand {
 		i := slices.IndexFunc(m.again, func(a reservation.Demand) bool { return a.Space == d.Space })
 		if i >= 0 {
@@ -268,7 +268,7 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 // victims appends victims of space i to dst, in the policy's order, and reports whether there are
 // more: see index.victims.
 func (m *Monitor) victims(dst []Victim, i int, fit byKind, limit int) ([]Victim, bool) {
-	begin, now := len(dst), m.cfg.Clock()
+	begin, now := len(dst), time.Now().UnixNano()
 	dst, more := m.index.victims(dst, i, fit, limit, now)
 	list := dst[begin:len(dst):len(dst)]
 	targets := m.spaces[i].below(m.cfg.Reservations.Spaces(), nil)

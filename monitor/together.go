@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -62,14 +63,14 @@ func (j *joint) move(ctx context.Context, i int) bool {
 		moves[k] = Move{Batch: v.ID, From: from, To: to, Bytes: v.Bytes, Reason: c.Reason}
 		j.m.events.moveBegun(moves[k])
 	}
-	start := j.m.now()
+	start := time.Now()
 	errs, mover := make([]error, len(all)), j.mover
 	var panicked error
 	func() {
 		defer guard.Error(&panicked, "the mover")
 		errs = mover.RelieveTogether(ctx, all, to, c.Reason)
 	}()
-	took, told := j.m.now().Sub(start), false
+	took, told := time.Since(start), false
 	for k := range all {
 		err := panicked
 		if err == nil {

@@ -2,7 +2,6 @@ package test
 
 import (
 	"bytes"
-	"io"
 	"maps"
 	"regexp"
 	"runtime/pprof"
@@ -10,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/test/busyengine"
@@ -42,7 +40,7 @@ func begun(stack string) (f string, deep int) {
 
 // While an engine works, each goroutine that it started has a label that says what it does.
 func TestGoroutinesAreLabelled(t *testing.T) {
-	eng := busyengine.Open(t, func(c *spillway.Config) { c.Trace = io.Discard })
+	eng := busyengine.Open(t, nil)
 	done := make(chan error, 1)
 	go func() { done <- busyengine.Work(t.Context(), eng, testseed.One(t), testseed.Rounds(150, 60)) }()
 	seen := map[string]bool{}
@@ -74,7 +72,7 @@ func TestGoroutinesAreLabelled(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []labels.Label{labels.Monitor, labels.WatchGPUs, labels.Trim, labels.Trace} {
+	for _, want := range []labels.Label{labels.Monitor, labels.WatchGPUs, labels.Trim} {
 		if !seen[want.String()] {
 			t.Errorf("no goroutine with the label %q was seen, only %q", want, slices.Sorted(maps.Keys(seen)))
 		}

@@ -608,14 +608,6 @@ var settings = []setting{
 				return eng.Quota().SetLimit(4096) == nil && count == 1
 			}
 		}},
-	{field: "Trace", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		var file syncBuffer
-		c.Trace = &file
-		return func(*spillway.Engine) bool {
-			synctest.Wait()
-			return strings.HasPrefix(file.String(), "spillway trace")
-		}
-	}},
 }
 
 // defaultLog makes the default logger write to what it returns until the test ends.

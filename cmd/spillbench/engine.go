@@ -53,7 +53,10 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 		return nil, err
 	}
 	cfg.Logger = slog.New(log)
-	cfg.Trace, cfg.Events = e.trace, e.events
+	cfg.Events = e.events
+	if e.trace != nil {
+		cfg.Events = spillway.Tee(e.events, e.trace.Event)
+	}
 	faults, err := e.inject(&cfg)
 	if err != nil {
 		return nil, err
@@ -68,6 +71,9 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	eng, err := spillway.Open(ctx, cfg)
 	if err != nil {
 		return nil, e.explain(ctx, err)
+	}
+	if e.trace != nil {
+		e.trace.Begin(cfg.Policy.Name(), eng.Stats().Spaces)
 	}
 	plan, err := e.divide(top, taken(eng)+spilled)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
@@ -65,8 +65,8 @@ type engineFlags struct {
 	diskOf func(ctx context.Context, dir string, opt topology.Options) (topology.Location, error)
 	// watch returns the file system of a volume that has neither faults nor a rate; may be nil.
 	watch  func(disk int) disk.FS
-	trace  io.Writer            // gets what happens in the engine; may be nil
-	events func(spillway.Event) // the same, as it happens; may be nil
+	trace  *simulate.Recorder   // of the engine's events; may be nil
+	events func(spillway.Event) // for the engine's events; may be nil
 }
 
 // register adds the flags; a codec that is set is the default.

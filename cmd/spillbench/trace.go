@@ -12,9 +12,8 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
-	"github.com/spillway-db/spillway/internal/replay"
-	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -26,14 +25,13 @@ func newTrace(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Record a run, and replay it with other policies, memories and speeds",
 		Long: `Record a run, and replay it with other policies, memories and speeds.
 
-A trace has what an engine was asked to do, when, and what it moved. A replay does the
-same again on a virtual clock. The monitor's own code decides what is moved; only the
-memory and the time are not real. Moves take as long as they took in the trace, beside
-as many others, unless --bandwidth says otherwise.
+A trace has the events of an engine, one on a line, as JSON. A replay simulates the puts,
+uses, hints and drops of batches at their recorded times. The monitor's own code decides
+which batches move to slower tiers. Moves have the bandwidth that their edge had when the
+trace was recorded, unless --bandwidth sets another.
 
-Programs record traces with Config.Trace. Not replayed are what is read or written ahead,
-hints, what programs reserve themselves, dictionaries that batches share, calls that
-failed, marks and limits that were changed meanwhile, and what others took of a GPU.`,
+A replay ignores reads ahead, copies written ahead, compression, pending tasks, memory
+that programs reserve, open handles, and changes of marks and limits.`,
 		Example: `  spillbench trace record run.trace --passes 3
   spillbench trace replay run.trace --policy lru
   spillbench trace compare run.trace`,
@@ -51,8 +49,8 @@ func newRecord(stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
-		Long: `Do what run does, with all its flags, and write its trace to FILE, which is replaced if it
-is a trace.`,
+		Long: `Do what run does, with all its flags, and write its trace to FILE. An existing FILE is
+replaced only if it is a trace.`,
 		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
 		Args:    files(1, 1, "a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -69,8 +67,9 @@ is a trace.`,
 			if err != nil {
 				return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", args[0], pathless(err))
 			}
-			f.engine.trace = to
-			return errors.Join(run(cmd.Context(), &f, stdout, stderr), to.Close())
+			f.engine.trace = simulate.NewRecorder(to)
+			err = run(cmd.Context(), &f, stdout, stderr)
+			return errors.Join(err, f.engine.trace.Close(), to.Close())
 		},
 	}
 	f.register(cmd.Flags())
@@ -84,8 +83,8 @@ func replaceable(name string) error {
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
 		return nil
 	}
-	if _, err = readTrace(name); errors.Is(err, trace.ErrFormat) {
-		return fail.Usagef("%s exists and is no trace (name a new file; --input names what is loaded)", name)
+	if _, err = readTrace(name); errors.Is(err, simulate.ErrFormat) {
+		return fail.Usagef("%s exists and is not a trace (name a new file; --input names what is loaded)", name)
 	}
 	return nil
 }
@@ -96,7 +95,7 @@ type replayFlags struct {
 	policy  string
 	sizes   [tier.Disk + 1]tier.Amount // 0: as recorded
 	speeds  []string
-	setting replay.Setting
+	setting simulate.Setting
 }
 
 func (f *replayFlags) register(cmd *cobra.Command) {
@@ -105,28 +104,28 @@ func (f *replayFlags) register(cmd *cobra.Command) {
 	for _, k := range tier.Kinds() {
 		fs.TextVar(&f.sizes[k], k.String()+"-memory", tier.Amount{}, fmt.Sprintf("`SIZE` of each %s space, such as 512MiB (default as recorded)", k))
 	}
-	fs.StringArrayVar(&f.speeds, "bandwidth", nil, "what a way between two spaces passes in a second, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB (repeatable; default as recorded)")
+	fs.StringArrayVar(&f.speeds, "bandwidth", nil, "bytes a second from one space to another, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB (repeatable; default as recorded)")
 	f.output.register(fs)
 }
 
 // validate makes the setting.
 func (f *replayFlags) validate() (err error) {
-	f.setting = replay.Setting{Capacity: make(map[tier.Kind]int64), Speed: make(map[replay.Edge]float64)}
+	f.setting = simulate.Setting{Capacity: make(map[tier.Kind]int64), Bandwidth: make(map[simulate.Edge]float64)}
 	for _, k := range tier.Kinds() {
 		if f.sizes[k].Share != 0 {
-			return fail.Usagef("--%s-memory %s: a trace does not know of what that is a share (give a size, such as 512MiB)", k, f.sizes[k])
+			return fail.Usagef("--%s-memory %s: a replay has no machine to take a share of (give a size, such as 512MiB)", k, f.sizes[k])
 		}
 		f.setting.Capacity[k] = f.sizes[k].Bytes
 	}
 	for _, s := range f.speeds {
 		way, amount, _ := strings.Cut(s, "=")
 		from, to, _ := strings.Cut(way, "-")
-		var e replay.Edge
+		var e simulate.Edge
 		size, err := tier.ParseAmount(amount)
 		if err = errors.Join(err, e.From.UnmarshalText([]byte(from)), e.To.UnmarshalText([]byte(to))); err != nil || size.Bytes <= 0 {
 			return fail.Usagef("--bandwidth %q: want FROM-TO=SIZE, such as disk:0-gpu:0=2GiB", s)
 		}
-		f.setting.Speed[e] = float64(size.Bytes)
+		f.setting.Bandwidth[e] = float64(size.Bytes)
 	}
 	if f.policy != "" {
 		if err := chosen("policy", f.policy); err != nil {
@@ -205,8 +204,8 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 			return err
 		}
 		of := report.Replayed{
-			File: name, Events: len(t.Events), Lost: t.Lost, CutOff: t.CutOff,
-			Recorded: outcome(t.Policy, replay.Measured(t), nil),
+			File: name, Events: len(t.Events), CutOff: t.CutOff,
+			Recorded: outcome(t.Policy, simulate.Measured(t), nil),
 		}
 		policies := []string{f.policy}
 		if all {
@@ -219,11 +218,11 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 			} else if p == "" {
 				p = t.Policy
 			}
-			res, err := replay.Run(ctx, t, s)
-			if errors.Is(err, replay.ErrSetting) {
+			res, err := simulate.Run(ctx, t, s)
+			if errors.Is(err, simulate.ErrSetting) {
 				return fail.Usagef("%s: %w", name, err)
 			}
-			if err != nil && !errors.Is(err, replay.ErrStuck) {
+			if err != nil && !errors.Is(err, simulate.ErrStuck) {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 			of.Replays = append(of.Replays, outcome(p, res, err))
@@ -233,27 +232,28 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 	return out.show(doc, nil)
 }
 
-func readTrace(name string) (*trace.Trace, error) {
+func readTrace(name string) (*simulate.Trace, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fail.Usagef("%s cannot be read: %w (name a file that trace record wrote)", name, pathless(err))
 	}
 	defer f.Close()
-	t, err := trace.Read(f)
+	t, err := simulate.Read(f)
 	if err != nil {
 		return nil, fail.Usagef("%s: %w (name a file that trace record wrote)", name, err)
 	}
 	return t, nil
 }
 
-// outcome is what became of a workload, or why nothing did.
-func outcome(policy string, r *replay.Result, err error) report.Outcome {
+// outcome returns the report of a result, or of the error in its place.
+func outcome(policy string, r *simulate.Result, err error) report.Outcome {
 	o := report.Outcome{Policy: policy, Edges: []report.Edge{}}
 	if err != nil {
 		o.Error = err.Error()
 		return o
 	}
 	o.Seconds, o.StalledSeconds, o.Accesses, o.Found, o.Bytes = r.Took.Seconds(), r.Stalled.Seconds(), r.Accesses, r.Found, r.Bytes()
+	o.FetchedBytes = r.Fetched()
 	for _, m := range r.Moves {
 		o.Edges = append(o.Edges, report.Edge{
 			From: m.From.String(), To: m.To.String(), Batches: m.Batches, Bytes: m.Bytes, Copies: m.Copies, Unmoved: m.Unmoved,

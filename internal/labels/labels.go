@@ -58,6 +58,5 @@ var (
 	GPU        = value("gpu")         // makes a GPU's driver calls, or waits for its work
 	SimGPU     = value("simulated gpu")
 	Quota      = value("quota")  // looks at the ledger that processes share
-	Trace      = value("trace")  // writes Config.Trace
 	Report     = value("report") // samples what httpui shows
 )

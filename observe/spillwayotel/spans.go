@@ -100,7 +100,8 @@ func (s *spans) event(e spillway.Event) {
 	switch e.Kind {
 	case events.MoveBegun, events.WaitBegun: // the events of their ends have all attributes
 	case events.CopyMade, events.CopyUsed, events.CopyDropped, events.AheadUsed, events.AheadWasted,
-		events.CodecChosen, events.PressureFell, events.DiskWell:
+		events.CodecChosen, events.PressureFell, events.DiskWell,
+		events.BatchPut, events.BatchUsed, events.BatchHinted, events.BatchDropped:
 	case events.MoveEnded:
 		s.ended("spillway move", e)
 	case events.WaitEnded:

@@ -78,7 +78,9 @@ func newAt(began time.Time) *Recorder {
 // Event records an event. Pass it to Config.Events.
 func (r *Recorder) Event(e events.Event) {
 	switch e.Kind {
-	case events.MoveBegun, events.WaitBegun, events.AheadUsed, events.AheadWasted, events.PressureRose, events.PressureFell:
+	case events.MoveBegun, events.WaitBegun, events.AheadUsed, events.AheadWasted,
+		events.PressureRose, events.PressureFell,
+		events.BatchPut, events.BatchUsed, events.BatchHinted, events.BatchDropped:
 		return
 	}
 	r.mu.Lock()

@@ -90,7 +90,7 @@ func TestKeys(t *testing.T) {
 
 // outcome lists the keys of an Outcome.
 func outcome(prefix string) (keys []string) {
-	for _, k := range []string{"policy", "error", "bytes", "seconds", "stalled_seconds", "accesses", "found", "edges[].batches", "edges[].by_reason.work", "edges[].bytes",
+	for _, k := range []string{"policy", "error", "bytes", "fetched_bytes", "seconds", "stalled_seconds", "accesses", "found", "edges[].batches", "edges[].by_reason.work", "edges[].bytes",
 		"edges[].copies", "edges[].ahead_bytes", "edges[].ahead_used_bytes", "edges[].ahead_in_vain_bytes", "edges[].from", "edges[].gib_per_s", "edges[].seconds", "edges[].to", "edges[].unmoved_bytes"} {
 		keys = append(keys, prefix+k)
 	}

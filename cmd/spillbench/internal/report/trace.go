@@ -1,7 +1,5 @@
 package report
 
-import "fmt"
-
 // Trace is the document of trace replay and trace compare.
 type Trace struct {
 	Header
@@ -12,8 +10,8 @@ type Trace struct {
 type Replayed struct {
 	File     string    `json:"file"`
 	Events   int       `json:"events"`
-	Lost     int64     `json:"lost_events"` // that were not recorded: predictions are rough then
-	CutOff   bool      `json:"cut_off"`     // the end is missing
+	Lost     int64     `json:"lost_events"` // always 0: traces lose no events
+	CutOff   bool      `json:"cut_off"`     // the last line is incomplete
 	Recorded Outcome   `json:"recorded"`
 	Replays  []Outcome `json:"replays"`
 }
@@ -23,7 +21,8 @@ type Outcome struct {
 	Policy         string  `json:"policy"`
 	Error          string  `json:"error"` // why a replay could not go on; the rest is 0 then
 	Edges          []Edge  `json:"edges"`
-	Bytes          int64   `json:"bytes"` // moved in all
+	Bytes          int64   `json:"bytes"`         // of all moves
+	FetchedBytes   int64   `json:"fetched_bytes"` // of the moves to faster tiers
 	Seconds        float64 `json:"seconds"`
 	StalledSeconds float64 `json:"stalled_seconds"` // how long callers waited for batches, and for room, together
 	Accesses       int64   `json:"accesses"`
@@ -38,16 +37,18 @@ func (t *Trace) Page(notes []string) *Page {
 			p.linef("")
 		}
 		state := ""
-		if r.Lost > 0 {
-			state += fmt.Sprintf(", %d were lost", r.Lost)
-		}
 		if r.CutOff {
-			state += ", the end is missing"
+			state = ", the end is missing"
 		}
 		p.linef("%s: %d events%s", r.File, r.Events, state)
 		p.linef("")
-		all := &sheet{columns: []column{{key: "file", only: programs}, {key: "outcome"}, {head: "policy", key: "policy"}, {head: "moved", key: "bytes"}, {head: "seconds", key: "seconds"},
-			{head: "stalled", key: "stalled_seconds"}, {head: "accesses", key: "accesses"}, {head: "found", key: "found"}, {key: "error", only: programs}}}
+		all := &sheet{columns: []column{
+			{key: "file", only: programs}, {key: "outcome"}, {head: "policy", key: "policy"},
+			{head: "moved", key: "bytes"}, {head: "fetched", key: "fetched_bytes"},
+			{head: "seconds", key: "seconds"},
+			{head: "stalled", key: "stalled_seconds"}, {head: "accesses", key: "accesses"}, {head: "found", key: "found"},
+			{key: "error", only: programs},
+		}}
 		r.Recorded.add(all, r.File, "recorded")
 		for _, o := range r.Replays {
 			o.add(all, r.File, "replayed")
@@ -73,8 +74,11 @@ func (t *Trace) Page(notes []string) *Page {
 // add adds the outcome to a table of them.
 func (o *Outcome) add(to *sheet, file, name string) {
 	if o.Error != "" {
-		to.add(file, name, o.Policy, "stuck", nil, nil, nil, nil, o.Error)
+		to.add(file, name, o.Policy, "stuck", nil, nil, nil, nil, nil, o.Error)
 		return
 	}
-	to.add(file, name, o.Policy, approx(o.Bytes), three(o.Seconds), three(o.StalledSeconds), o.Accesses, o.Found)
+	to.add(
+		file, name, o.Policy, approx(o.Bytes), approx(o.FetchedBytes),
+		three(o.Seconds), three(o.StalledSeconds), o.Accesses, o.Found,
+	)
 }
