@@ -81,7 +81,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
 	f.input.registerWorkers(fs, "how many batches are worked on at once")
-	fs.Var(choice(&f.place, "place", "gpu"), "place", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
+	fs.Var(choice(&f.place, "gpu", "gpu", "fits"), "place", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
@@ -98,9 +98,6 @@ func (f *runFlags) validate() error {
 		if err := n.validate(); err != nil {
 			return err
 		}
-	}
-	if err := chosen("place", f.place); err != nil {
-		return err
 	}
 	if _, err := listenAddress(f.listen); err != nil {
 		return err
@@ -125,7 +122,6 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	f.engine.seed = f.input.seed
 	live, err := f.serve(stderr)
 	if err != nil {

@@ -46,13 +46,11 @@ func TestEngineFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg, err := e.engineConfig(t.Context(), top, &notes{})
-		if err == nil {
-			_, err = e.inject(&cfg)
-		}
+		cfg, _, err := e.engineConfig(t.Context(), top, &notes{})
 		if err != nil {
 			t.Fatal(err)
 		}
+		e.inject(&cfg)
 		return fs, cfg
 	}
 	flags, plain := configOf()
@@ -98,7 +96,7 @@ func TestEngineFlags(t *testing.T) {
 		if c.heeded(plain) {
 			t.Errorf("%s is what there is without it: this shows nothing", c.args)
 		}
-		if _, cfg := configOf(c.args); !c.heeded(cfg) || cfg.Topology != top {
+		if _, cfg := configOf(strings.Fields(c.args)...); !c.heeded(cfg) || cfg.Topology != top {
 			t.Errorf("%s is not heeded: %+v", c.args, cfg)
 		}
 	}
@@ -253,7 +251,7 @@ func TestNotes(t *testing.T) {
 	log.Warn("spillway: all is well")
 	for range 2 { // the machine's own
 		log.Warn("spillway: memory is not locked", "space", "host:0", "remedy", "raise the limit")
-		n.once("left out: one")
+		n.add("one", "left out: one")
 	}
 	log.Warn("spillway: memory is not locked", "space", "host:1", "remedy", "raise the limit")
 	want := []string{

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 	"github.com/spillway-db/spillway/internal/replay"
 	"github.com/spillway-db/spillway/internal/trace"
 	"github.com/spillway-db/spillway/monitor"
@@ -37,10 +36,6 @@ failed, marks and limits that were changed meanwhile, and what others took of a 
 		Example: `  spillbench trace record run.trace --passes 3
   spillbench trace replay run.trace --policy lru
   spillbench trace compare run.trace`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			return fail.Usagef("want trace %s (%ssee spillbench trace --help)", either(commandsOf(cmd)), suggest.Hint(strings.Join(args, " "), "", commandsOf(cmd)))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
 	}
 	cmd.AddCommand(newRecord(stdout, stderr), newReplay(stdout, stderr), newTraceCompare(stdout, stderr))
 	return cmd
@@ -129,9 +124,6 @@ func (f *replayFlags) validate() (err error) {
 		f.setting.Speed[e] = float64(size.Bytes)
 	}
 	if f.policy != "" {
-		if err := chosen("policy", f.policy); err != nil {
-			return err
-		}
 		f.setting.Policy, err = monitor.ByName(f.policy)
 	}
 	return err
@@ -151,7 +143,7 @@ was recorded.`,
 			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
 		},
 	}
-	cmd.Flags().Var(choice(&f.policy, "policy", ""), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
+	cmd.Flags().Var(choice(&f.policy, "", monitor.Names()...), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
 	f.register(cmd)
 	return cmd
 }
@@ -193,7 +185,6 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	top, err := topology.Discover(ctx, topology.Options{})
 	if err != nil {
 		return err
