@@ -61,8 +61,8 @@ With --disk-throttle the disk is that slow for both: for the peer as for a page 
 that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults of
 --fault happen to our side alone, also while it opens its volumes.
 
-No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and change
-nothing.`,
+No GPU takes part: --gpu, --gpus and --gpu-memory are taken, as by other commands, and
+change nothing.`,
 		Example: `  spillbench compare --peer arrow-ipc
   spillbench compare --peer arrow-ipc --input data.parquet --repeat 8 --host-memory 1GiB`,
 		Args: cobra.NoArgs,
@@ -78,7 +78,7 @@ nothing.`,
 	f.engine.register(fs, defaultMemory)
 	f.engine.hostMemory.Bytes = compareMemory
 	fs.Lookup("host-memory").DefValue = f.engine.hostMemory.String()
-	for _, name := range []string{"gpu", "gpu-memory"} {
+	for _, name := range []string{"gpu", "gpus", "gpu-memory"} {
 		must(fs.MarkHidden(name))
 	}
 	f.output.register(fs)

@@ -34,6 +34,7 @@ type machine struct {
 	warnings func() []diag.Warning // also when the engine is closed
 	faults   *inject.Faults
 	plan     headroom.Plan // of the process's memory
+	gpuBytes int64         // mean capacity of the GPU spaces; 0: there are none
 }
 
 // open opens the engine that the flags describe. The caller must close it.
@@ -71,10 +72,12 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 			log.add(w.String(), w.String())
 		}
 	}
-	return &machine{
+	m := &machine{
 		topology: top, engine: eng, reopen: open, env: report.EngineEnv(top, eng), config: e.describe(eng, cfg.Disks),
 		notes: log, warnings: eng.Warnings, faults: faults, plan: plan,
-	}, nil
+	}
+	m.gpuBytes = m.config.GPUMemoryBytes / max(1, int64(len(cfg.GPUs)))
+	return m, nil
 }
 
 // engineConfig turns the flags into the engine's configuration. It also returns how many bytes of the
@@ -124,7 +127,8 @@ func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, 
 	return cfg, memory, nil
 }
 
-// gpuSpaces returns the GPU space that the flags ask for, and how many of them will be simulated.
+// gpuSpaces returns the GPU spaces that the flags ask for, and how many of them will be simulated:
+// a space on each GPU that the driver shows, --gpus at most, or --gpus simulated ones.
 func (e *engineFlags) gpuSpaces() (spaces []spillway.GPUConfig, simulated int, err error) {
 	if e.noGPUs {
 		return []spillway.GPUConfig{}, 0, nil
@@ -136,10 +140,26 @@ func (e *engineFlags) gpuSpaces() (spaces []spillway.GPUConfig, simulated int, e
 	if e.gpu != "auto" {
 		space.Backend = spillway.Backend(e.gpu)
 	}
-	if space.Backend == spillway.Sim || space.Backend == spillway.Auto && realGPUs() == 0 {
-		simulated = 1
+	found, count := 0, max(1, e.gpus)
+	if space.Backend != spillway.Sim {
+		found = realGPUs()
 	}
-	return []spillway.GPUConfig{space}, simulated, nil
+	switch {
+	case space.Backend == spillway.Sim:
+		simulated = count
+	case found == 0 && space.Backend == spillway.CUDA:
+		count = 1 // opening it fails with the reason
+	case count > max(1, found):
+		return nil, 0, &fail.Error{
+			Status: fail.Environment, Err: fmt.Errorf("--gpus %d: NVIDIA's driver shows %d GPUs", e.gpus, found),
+			Fix: "give a smaller number, or simulate GPUs with --gpu sim",
+		}
+	case found == 0:
+		simulated = count
+	case e.gpus == 0:
+		count = found
+	}
+	return slices.Repeat([]spillway.GPUConfig{space}, count), simulated, nil
 }
 
 // realGPUs returns how many GPUs NVIDIA's driver shows to the process, 0 without a driver.

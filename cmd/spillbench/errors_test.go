@@ -86,6 +86,8 @@ func TestErrors(t *testing.T) {
 		{"no share", []string{"--limit=x"}, 2, []string{`"x" for "--limit" flag`}},
 		{"no duration", []string{"--monitor-period=5"}, 2, []string{"--monitor-period", "missing unit in duration"}},
 
+		{"no GPUs", []string{"--gpus=0"}, 2, []string{`"0" for "--gpus" flag`, "1 to 64"}},
+		{"too many GPUs", []string{"--gpu=sim", "--gpus=65"}, 2, []string{`"65" for "--gpus" flag`, "1 to 64"}},
 		{"bad size", []string{"--gpu-memory=12x"}, 2, []string{"12x", "--gpu-memory"}},
 		{"negative size", []string{"--host-memory=-1"}, 2, []string{"-1", "negative"}},
 		{"zero size", []string{"--gpu-memory=0"}, 2, []string{"above zero"}},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,12 +36,14 @@ const (
 	defaultMovesPerEdge = 2
 	defaultDiskSlots    = 16
 	maxDiskSlots        = 1 << 16
+	maxGPUs             = 64
 )
 
 // engineFlags are the flags of all commands that open an engine.
 type engineFlags struct {
 	gpu                  string
-	gpuMemory            tier.Amount
+	gpus                 int         // 0: all
+	gpuMemory            tier.Amount // of each GPU
 	hostMemory           tier.Amount
 	disks                diskFlags
 	limit, trigger, stop float64
@@ -78,6 +81,12 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	e.ahead = cmp.Or(e.ahead, 64<<20)
 	f.Var(choice(&e.gpu, "auto", "auto", "cuda", "sim"), "gpu",
 		"GPU backend `NAME`: auto (real GPUs, or one that is simulated if there are none), cuda or sim")
+	f.Func("gpus", "use at most `N` GPUs; with --gpu sim simulate N (default all, or one that is simulated)", func(s string) (err error) {
+		if e.gpus, err = strconv.Atoi(s); err != nil || e.gpus < 1 || e.gpus > maxGPUs {
+			return fmt.Errorf("want a number from 1 to %d", maxGPUs)
+		}
+		return nil
+	})
 	f.TextVar(&e.gpuMemory, "gpu-memory", each, "`SIZE` of the space on each GPU, such as 512MiB, or 25% of a real GPU's memory")
 	f.TextVar(&e.hostMemory, "host-memory", each, "`SIZE` of the pinned host memory, such as 512MiB, or 25% of the process's memory")
 	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`; SIZE is in bytes or a share of the free space (repeatable; "+

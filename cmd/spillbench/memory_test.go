@@ -97,7 +97,9 @@ func TestMemoryOfSpaces(t *testing.T) {
 		want int64
 	}{
 		{nil, 12 << 20},
-		{[]string{"--gpu=auto"}, 12 << 20}, // where there is no GPU
+		{[]string{"--gpus=4"}, 36 << 20},
+		{[]string{"--gpu=auto", "--gpus=1"}, 12 << 20}, // where there is no GPU
+		{[]string{"--gpus=4", "--gpu-memory=4EiB"}, math.MaxInt64},
 	} {
 		if len(c.args) > 0 && c.args[0] == "--gpu=auto" && realGPUs() > 0 {
 			continue

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-db/spillway/internal/page"
 )
 
-// batchesInGPU is how many generated batches the GPU space has room for: so workers and
+// batchesInGPU is how many generated batches a GPU space has room for: so workers and
 // moves under way find some, too.
 const batchesInGPU = 16
 
@@ -139,7 +139,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	rec.watch(m.engine)
-	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/batchesInGPU)
+	inputs, sources, batches := f.input.sources(m, m.gpuBytes/batchesInGPU)
 	live.show(func() *page.Report { return f.now(m, rec, sources, start, out.call.args) })
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, m.engine.Stats)

@@ -61,6 +61,7 @@ func TestEngineFlags(t *testing.T) {
 	}{
 		{"--gpu=sim", func(c spillway.Config) bool { return c.GPUs[0].Backend == spillway.Sim }},
 		{"--gpu=cuda", func(c spillway.Config) bool { return c.GPUs[0].Backend == spillway.CUDA }},
+		{"--gpus=3 --gpu=sim", func(c spillway.Config) bool { return len(c.GPUs) == 3 }},
 		{"--gpu-memory=3MiB", func(c spillway.Config) bool { return c.GPUs[0].Memory == spillway.Bytes(3<<20) }},
 		{"--gpu-memory=25%", func(c spillway.Config) bool { return c.GPUs[0].Memory == spillway.Share(0.25) }},
 		{"--host-memory=3MiB", func(c spillway.Config) bool { return c.HostMemory == spillway.Bytes(3<<20) }},
