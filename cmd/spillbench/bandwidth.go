@@ -65,7 +65,7 @@ minutes on a fast one; on a slow one, and where writing wears, choose --sizes.`,
   spillbench bandwidth --thorough --disk /mnt/nvme --json bandwidth.json
   spillbench bandwidth --between gpu,host --sizes 16MiB,64MiB --threads 1,4
   spillbench bandwidth --format benchfmt    # for benchstat`,
-		Args: noArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return measureBandwidth(cmd.Context(), &f, cmd.Flags(), stdout, stderr)
 		},
@@ -102,7 +102,6 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	top, err := topology.Discover(ctx, topology.Options{})
 	if err != nil {
 		return err

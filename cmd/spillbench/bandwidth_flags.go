@@ -10,7 +10,6 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -145,7 +144,7 @@ func (k *kindsFlag) Set(text string) error {
 	for part := range strings.SplitSeq(text, ",") {
 		kind, err := tier.ParseKind(part)
 		if err != nil {
-			return errors.New(suggest.Hint(part, "", choices("between")) + strings.TrimPrefix(err.Error(), "tier: "))
+			return errors.New(strings.TrimPrefix(err.Error(), "tier: "))
 		}
 		all = append(all, kind)
 	}

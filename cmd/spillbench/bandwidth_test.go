@@ -298,7 +298,7 @@ func TestBandwidthErrors(t *testing.T) {
 		{"--sizes=1MB", []string{"--sizes", "multiples of 4KiB"}},
 		{"--sizes=1TiB", []string{"--sizes", "64KiB to 8GiB"}},
 		{"--passes=2", []string{"--passes"}},
-		{"file", []string{"no arguments"}},
+		{"file", []string{`unknown command "file"`}},
 	} {
 		r := command(t, t.Context(), append([]string{"bandwidth"}, strings.Fields(c.arg)...)...)
 		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 {

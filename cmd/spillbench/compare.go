@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -16,7 +15,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/topology"
 )
 
 const (
@@ -36,7 +34,7 @@ type compareFlags struct {
 }
 
 func newCompare(stdout, stderr io.Writer) *cobra.Command {
-	f := compareFlags{output: outputFlags{figures: true}, input: inputFlags{again: true}}
+	f := compareFlags{output: outputFlags{figures: true}, engine: engineFlags{noGPUs: true}, input: inputFlags{again: true}}
 	cmd := &cobra.Command{
 		Use:   "compare --peer NAME",
 		Short: "Spill the same data with and without Spillway",
@@ -63,16 +61,16 @@ With --disk-throttle the disk is that slow for both: for the peer as for a page 
 that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults of
 --fault happen to our side alone, also while it opens its volumes.
 
-No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and change
-nothing.`,
+No GPU takes part: --gpu, --gpus and --gpu-memory are taken, as by other commands, and
+change nothing.`,
 		Example: `  spillbench compare --peer arrow-ipc
   spillbench compare --peer arrow-ipc --input data.parquet --repeat 8 --host-memory 1GiB`,
-		Args: noArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return compare(cmd.Context(), &f, stdout, stderr) },
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.Var(choice(&f.peer, "peer", ""), "peer", "what to compare with, by `NAME`: "+peer.ArrowIPC)
+	fs.Var(choice(&f.peer, "", peer.ArrowIPC), "peer", "what to compare with, by `NAME`: "+peer.ArrowIPC)
 	f.input.register(fs, "spill", "the host memory")
 	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, alternately")
 	f.input.registerWorkers(fs, "how many of our batches are moved at once")
@@ -80,7 +78,7 @@ nothing.`,
 	f.engine.register(fs, defaultMemory)
 	f.engine.hostMemory.Bytes = compareMemory
 	fs.Lookup("host-memory").DefValue = f.engine.hostMemory.String()
-	for _, name := range []string{"gpu", "gpu-memory"} {
+	for _, name := range []string{"gpu", "gpus", "gpu-memory"} {
 		must(fs.MarkHidden(name))
 	}
 	f.output.register(fs)
@@ -93,9 +91,6 @@ func (f *compareFlags) validate() error {
 		return fail.Usagef("compare needs a peer (--peer %s)", peer.ArrowIPC)
 	case f.rounds < 1 || f.rounds > maxCompareRounds:
 		return fail.Usagef("--rounds %d is out of range (want 1 to %d)", f.rounds, maxCompareRounds)
-	}
-	if err := chosen("peer", f.peer); err != nil {
-		return err
 	}
 	if err := f.input.validate(); err != nil {
 		return err
@@ -112,10 +107,12 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	f.engine.seed = f.input.seed
-	m, open, err := f.open(ctx, &notes{})
+	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
+		return err
+	}
+	if err := m.engine.Close(); err != nil { // each round opens its own
 		return err
 	}
 	inputs, sources, batches := f.input.sources(m, m.config.HostMemoryBytes/batchesInHost)
@@ -125,7 +122,7 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
 	}
 	cfg := f.both(m)
-	cfg.Open, cfg.Inputs, cfg.Batches, cfg.Progress = open, inputs, batches, drawn
+	cfg.Open, cfg.Inputs, cfg.Batches, cfg.Progress = m.reopen, inputs, batches, drawn
 	res, err := peer.Run(ctx, cfg)
 	drawn.Close()
 	if err != nil {
@@ -161,44 +158,6 @@ func comparing(err error) error {
 		return fail.Usagef("%w (name a file with rows in it)", err)
 	}
 	return err
-}
-
-// open returns how to open the engines, and what one of them, which is closed
-// again, says of the machine.
-func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(context.Context) (*spillway.Engine, error), error) {
-	top, err := topology.Discover(ctx, topology.Options{})
-	if err != nil {
-		return nil, nil, err
-	}
-	cfg, err := f.engine.engineConfig(ctx, top, log)
-	if err != nil {
-		return nil, nil, err
-	}
-	cfg.GPUs = []spillway.GPUConfig{} // none: their memory would be held by one side only
-	cfg.Logger = slog.New(log)
-	faults, err := f.engine.inject(&cfg)
-	if err != nil {
-		return nil, nil, err
-	}
-	plan, err := f.engine.divide(top, expected(cfg, top))
-	if err != nil {
-		return nil, nil, err
-	}
-	open := func(ctx context.Context) (*spillway.Engine, error) {
-		eng, err := spillway.Open(ctx, cfg)
-		if err != nil {
-			return nil, f.engine.explain(ctx, err)
-		}
-		return eng, nil
-	}
-	eng, err := open(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	faults.Arm()
-	m := &machine{topology: top, notes: log, warnings: eng.Warnings, faults: faults, plan: plan, env: report.EngineEnv(top, eng), config: f.engine.describe(eng, cfg.Disks)}
-	m.config.GPU = "none"
-	return m, open, eng.Close()
 }
 
 // note says where the comparison is not what its help promises.

@@ -101,7 +101,7 @@ func TestCompareErrors(t *testing.T) {
 		{"no rounds", append(slices.Clone(briefly), "--rounds=0"), 2, []string{"--rounds 0", "1 to 1000"}},
 		{"no repeats", append(slices.Clone(briefly), "--repeat=0"), 2, []string{"--repeat 0"}},
 		{"no workers", append(slices.Clone(briefly), "--workers=0"), 2, []string{"--workers 0"}},
-		{"an argument", append(slices.Clone(briefly), whole), 2, []string{"compare takes no arguments"}},
+		{"an argument", append(slices.Clone(briefly), whole), 2, []string{"unknown command", whole}},
 		{"no such file", append(slices.Clone(briefly), "--input=/absent.arrow"), 2, []string{"/absent.arrow"}},
 		{"no batches", append(slices.Clone(briefly), "--input", writeFile(t, "h.csv", "a,b\n")), 2, []string{"no batches", "with rows in it"}},
 		{"no room for a batch", append(slices.Clone(briefly), "--input", whole), 3, []string{"t.parquet, batch 1", "--host-memory", "--rows-per-batch"}},

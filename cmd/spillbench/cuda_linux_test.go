@@ -202,3 +202,33 @@ func TestRealDriverWithoutDevice(t *testing.T) {
 	}
 	noCUDA(t, t.TempDir(), nil, "CUDA_ERROR_NO_DEVICE")
 }
+
+// TestRunOnSeveralCUDA: each GPU that the driver shows has a space, or as many as --gpus allows, and
+// takes part. More than there are is refused with their number.
+func TestRunOnSeveralCUDA(t *testing.T) {
+	t.Parallel()
+	cfg := cudatest.Config{Memory: cardMemory, Devices: 2}
+	library := filepath.Dir(cudatest.New(t, cfg).Path)
+	for args, gpus := range map[string]int{"--gpu=cuda": 2, "--gpu=auto": 2, "--gpu=cuda --gpus=2": 2, "--gpu=cuda --gpus=1": 1} {
+		t.Run(args, func(t *testing.T) {
+			args := append(strings.Fields(args), "run", "--gpu-memory=1MiB", "--host-memory=1MiB", "--json=-")
+			r := withLibrary(t, library, cfg.Environ(), args...)
+			if r.status != 0 {
+				t.Fatalf("ended with %d: %s", r.status, r.stderr)
+			}
+			var doc report.Run
+			decode(t, r.stdout, &doc)
+			want := append(slices.Repeat([]string{"cuda"}, gpus), "host", "disk")
+			if got := backends(doc.Spaces); !slices.Equal(got, want) {
+				t.Errorf("the spaces are served by %q, want %q", got, want)
+			}
+			everyGPUWorked(t, doc, gpus, 1<<20)
+		})
+	}
+	for _, gpu := range []string{"cuda", "auto"} {
+		r := withLibrary(t, library, cfg.Environ(), "run", "--gpu="+gpu, "--gpus=3", "--gpu-memory=1MiB", "--host-memory=1MiB")
+		if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--gpus 3: NVIDIA's driver shows 2 GPUs") {
+			t.Errorf("--gpu %s ended with %d: %q", gpu, r.status, r.stderr)
+		}
+	}
+}

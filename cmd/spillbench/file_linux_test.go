@@ -33,15 +33,14 @@ func TestNoNames(t *testing.T) {
 	if err := new(engineFlags).usableDir(dir); err != nil {
 		t.Fatal(err)
 	}
-	flags := outputFlags{json: fileFlag(filepath.Join(dir, "r.json"))}
-	o, err := flags.open(t.Context(), nil, nil)
-	if err != nil {
+	flags := outputFlags{json: filepath.Join(dir, "r.json")}
+	if _, err := flags.open(t.Context(), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if names := made(t, watch); len(names) != 0 {
 		t.Errorf("the checks made %q", names)
 	}
-	if err := o.write("x"); err != nil {
+	if err := flags.places()[0].write(nil, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	if names := made(t, watch); !slices.Equal(names, []string{"r.json"}) {

@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,26 +22,28 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// defaultMemory is the default size of the GPU space and of the host space. It is small enough that
+// defaultMemory is the default size of each GPU space and of the host space. It is small enough that
 // a table several times larger goes through any disk in seconds, and large enough for batches of a
 // few MiB.
 const defaultMemory = 64 << 20
 
-// stuckAfter is shorter than an engine's own patience: while a run loads nobody consumes, so what is
-// full stays full.
+// stuckAfter is shorter than an engine's own default: while a run loads nobody consumes, so full
+// memories stay full.
 const stuckAfter = 5 * time.Second
 
-// The defaults of spillway.Config.MovesPerEdge and permit.Config.Slots.
+// The defaults of spillway.Config.MovesPerEdge and permit.Config.Slots, and bounds.
 const (
 	defaultMovesPerEdge = 2
 	defaultDiskSlots    = 16
 	maxDiskSlots        = 1 << 16
+	maxGPUs             = 64
 )
 
-// engineFlags describe the engine that a command opens.
+// engineFlags are the flags of all commands that open an engine.
 type engineFlags struct {
 	gpu                  string
-	gpuMemory            tier.Amount
+	gpus                 int         // 0: all
+	gpuMemory            tier.Amount // of each GPU
 	hostMemory           tier.Amount
 	disks                diskFlags
 	limit, trigger, stop float64
@@ -57,9 +59,11 @@ type engineFlags struct {
 	faults               inject.Specs
 	seed                 uint64 // of faults by chance
 
+	// noGPUs is set if the command works without GPUs.
+	noGPUs bool
 	// beside is how many bytes of memory the command takes beside the spaces and the heap.
 	beside int64
-	// probe and diskOf say whether files can be made in a directory, and how much room it has.
+	// probe checks that files can be made in a directory, and diskOf describes its file system.
 	// Nil: probeDir and topology.DiskOf.
 	probe  func(dir string) error
 	diskOf func(ctx context.Context, dir string, opt topology.Options) (topology.Location, error)
@@ -69,44 +73,53 @@ type engineFlags struct {
 	events func(spillway.Event) // for the engine's events; may be nil
 }
 
-// register adds the flags; a codec that is set is the default.
+// register adds the flags. A codec and a rate of copies ahead that are set are the defaults.
 func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	each := tier.Amount{Bytes: memory}
 	def := tier.Fractions{}.In(tier.GPU)
-	f.Var(choice(&e.gpu, "gpu", "auto"), "gpu", "GPU backend `NAME`: auto (a real one if there is one for it, else sim), cuda or sim")
-	f.TextVar(&e.gpuMemory, "gpu-memory", each, "`SIZE` of the GPU space, such as 512MiB or, of a real GPU, 25% of what the card has")
-	f.TextVar(&e.hostMemory, "host-memory", each, "`SIZE` of the pinned host memory, such as 512MiB or 25% of what the process may use")
-	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`, with at most so much in it, as bytes or a share of what is free (repeatable; default the temp directory, half of what is free)")
+	policies := monitor.Names()
+	e.ahead = cmp.Or(e.ahead, 64<<20)
+	f.Var(choice(&e.gpu, "auto", "auto", "cuda", "sim"), "gpu",
+		"GPU backend `NAME`: auto (real GPUs, or one that is simulated if there are none), cuda or sim")
+	f.Func("gpus", "use at most `N` GPUs; with --gpu sim simulate N (default all, or one that is simulated)", func(s string) (err error) {
+		if e.gpus, err = strconv.Atoi(s); err != nil || e.gpus < 1 || e.gpus > maxGPUs {
+			return fmt.Errorf("want a number from 1 to %d", maxGPUs)
+		}
+		return nil
+	})
+	f.TextVar(&e.gpuMemory, "gpu-memory", each, "`SIZE` of the space on each GPU, such as 512MiB, or 25% of a real GPU's memory")
+	f.TextVar(&e.hostMemory, "host-memory", each, "`SIZE` of the pinned host memory, such as 512MiB, or 25% of the process's memory")
+	f.Var(&e.disks, "disk", "spill directory `DIR[=SIZE]`; SIZE is in bytes or a share of the free space (repeatable; "+
+		"default the temp directory with half of its free space)")
 	f.Float64Var(&e.limit, "limit", def.Limit, "largest share of GPU and host memory that is handed out")
 	f.Float64Var(&e.trigger, "trigger", def.Trigger, "share of GPU and host memory at which batches start to move down")
 	f.Float64Var(&e.stop, "stop", def.Stop, "share of GPU and host memory at which they stop at the latest")
-	f.Var(choice(&e.policy, "policy", monitor.Names()[0]), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", "))
-	f.Var(choice(&e.codec, "codec", cmp.Or(e.codec, convert.CodecAuto.String())), "codec", "how what goes to disk is compressed, by `NAME`: none, s2, zstd, bitpack, or auto for whichever is fastest here")
-	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is made at start and never written")
-	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor looks without being woken")
-	f.DurationVar(&e.stuckAfter, "stuck-after", stuckAfter, "how long nothing may change before who waits for room in full memories is refused")
-	e.ahead = cmp.Or(e.ahead, 64<<20)
-	f.Var(&e.ahead, "write-ahead", "`SIZE` such as 64MiB that is copied to disk at most in a second while nothing else is needed, or off")
-	f.IntVar(&e.movesPerEdge, "moves-per-edge", defaultMovesPerEdge, "how many moves the monitor has under way from one space to one other, as `N`")
-	f.IntVar(&e.diskSlots, "disk-slots", defaultDiskSlots, "how many transfers write to disks at once at most, as `N`; the monitor may have one more")
-	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "`SIZE` such as 200MiB that each spill directory's reads and writes together pass at most in a second")
-	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
+	f.Var(choice(&e.policy, policies[0], policies...), "policy", "what moves down first, by `NAME`: "+strings.Join(policies, ", "))
+	f.Var(choice(&e.codec, cmp.Or(e.codec, convert.CodecAuto.String()), codecs()...), "codec",
+		"compress what goes to disk, by `NAME`: none, s2, zstd, bitpack, or auto for the fastest on this machine")
+	f.BoolVar(&e.encrypt, "encrypt", false, "encrypt what goes to disk, with a key that is never written")
+	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond, "how often the monitor checks the memories without being woken")
+	f.DurationVar(&e.stuckAfter, "stuck-after", stuckAfter, "fail requests for room after nothing has changed for so long in full memories")
+	f.Var(&e.ahead, "write-ahead", "copy at most `SIZE` a second to disk while nothing else needs it, such as 64MiB, or off")
+	f.IntVar(&e.movesPerEdge, "moves-per-edge", defaultMovesPerEdge, "the monitor makes at most `N` moves at once from one space to another")
+	f.IntVar(&e.diskSlots, "disk-slots", defaultDiskSlots, "at most `N` transfers write to disks at once; the monitor may make one more")
+	f.TextVar(&e.throttle, "disk-throttle", e.throttle, "let each spill directory pass at most `SIZE` a second, such as 200MiB, reads and writes together")
+	f.Var(&e.faults, "fault", "make a fault (repeatable): `SPEC` is op=read|write|alloc|copy,kind=eio|enospc|short|bitflip|oom|slow[:MS] and "+
+		"p=F (chance of each), at=N (the Nth, 1 is the first), times=N (how many at most), path=GLOB (of reads and writes)")
 }
 
-// must panics on an error that only a wrong constant can make.
-func must(err error) {
-	if err != nil {
-		panic(err)
-	}
-}
-
-// validate says what is wrong with the flags by themselves.
-func (e *engineFlags) validate() error {
-	for _, flag := range [][2]string{{"gpu", e.gpu}, {"policy", e.policy}, {"codec", e.codec}} {
-		if err := chosen(flag[0], flag[1]); err != nil {
-			return err
+// codecs returns the names of all codecs.
+func codecs() (names []string) {
+	for c := convert.CodecAuto; ; c++ {
+		if _, err := convert.ParseCodec(c.String()); err != nil {
+			return names
 		}
+		names = append(names, c.String())
 	}
+}
+
+// validate refuses values that are wrong on any machine.
+func (e *engineFlags) validate() error {
 	if err := e.marks().Validate(); err != nil {
 		return fail.Usagef("%s (set --stop < --trigger <= --limit <= 1)", strings.TrimPrefix(err.Error(), "tier: "))
 	}
@@ -168,51 +181,3 @@ func (r *rateFlag) String() string {
 
 // Type names the value in a usage text.
 func (*rateFlag) Type() string { return "size" }
-
-// diskFlag is one --disk.
-type diskFlag struct {
-	dir      string
-	capacity tier.Amount // not set: the engine's default
-}
-
-// diskFlags is the flag that collects them.
-type diskFlags []diskFlag
-
-// Set parses DIR or DIR=SIZE. A directory whose name ends like a size may be
-// written with a slash behind it.
-func (d *diskFlags) Set(s string) error {
-	f := diskFlag{dir: s}
-	if i := strings.LastIndexByte(s, '='); i >= 0 && !isDir(s) {
-		f.dir = s[:i]
-		var err error
-		if f.capacity, err = tier.ParseAmount(s[i+1:]); err != nil {
-			return fmt.Errorf("want DIR or DIR=SIZE: %w", err)
-		}
-	}
-	if f.dir == "" {
-		return fmt.Errorf("want DIR or DIR=SIZE: the directory is missing")
-	}
-	*d = append(*d, f)
-	return nil
-}
-
-func isDir(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
-}
-
-// String prints what Set parses.
-func (d *diskFlags) String() string {
-	var parts []string
-	for _, f := range *d {
-		s := f.dir
-		if !f.capacity.IsZero() {
-			s += "=" + f.capacity.String()
-		}
-		parts = append(parts, s)
-	}
-	return strings.Join(parts, " ")
-}
-
-// Type names the value in a usage text.
-func (*diskFlags) Type() string { return "dir[=size]" }

@@ -12,13 +12,17 @@
 //	spillbench report A [B]         a page of a result, or of two compared
 //	spillbench schema               what the JSON of all of them has
 //
-// Its exit status is 0 if all is well, 1 if data was wrong or a fault made with --fault was not
-// survived, 2 for wrong use, 3 if the machine cannot do it, and 130 if it was interrupted. An error
-// is one line on standard error.
+// Its exit status is 0 if all is well, 1 if data was wrong or a fault of --fault was not survived, 2
+// for wrong use, 3 if the machine cannot do it, and 130 if it was interrupted. An error is one line
+// on standard error.
 //
-// The command line is spf13/cobra's: subcommands that share flags, GNU long
-// flags and help for each are its trade, and the flag package of the standard
-// library has no subcommands.
+// Package cobra parses the command line, prints help and suggestions, and completes words in shells:
+// the standard library's flag package has no subcommands. In the files of this package,
+//
+//	command.go         the root, what all flags have in common, the exit status
+//	flags.go           the flags of every engine; engine.go opens it, with the volumes of disks.go
+//	output.go          files and standard output
+//	run.go and others  one subcommand each
 package main
 
 import (
@@ -37,18 +41,16 @@ func main() {
 	os.Exit(interruptible(func(ctx context.Context) int { return Main(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
 }
 
-// patience is how long an interrupted command may take to end by itself. Some
-// steps, such as joining the rows of a huge batch or giving back much memory,
-// take longer and cannot be cut short.
+// patience is how long an interrupted command may take to return. Some steps, such as joining the rows
+// of a huge batch or releasing much memory, take longer and cannot be interrupted.
 const patience = 700 * time.Millisecond
 
-// interruptible runs f with a context that the first SIGINT, SIGTERM or SIGHUP cancels.
-// If f does not end soon after that, the process does all the same: spill files
-// have no names, so nothing of them stays; where they must have names, the next
-// volume that is opened in their directory removes them.
+// interruptible runs f with a context that the first SIGINT, SIGTERM or SIGHUP cancels. If f does not
+// return soon after that, the process exits: spill files have no names, so none of them stays; where
+// they must have names, the next volume that is opened in their directory removes them.
 func interruptible(f func(context.Context) int) int {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup wants it: the command outlives its terminal
+	if !signal.Ignored(syscall.SIGHUP) { // under nohup the command outlives its terminal
 		signals = append(signals, syscall.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)

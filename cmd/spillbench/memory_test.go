@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 
@@ -73,38 +74,41 @@ func TestTooMuchMemory(t *testing.T) {
 		t.Errorf("%v, after %d operations on the disk", err, files.Count())
 	}
 	top := &topology.Topology{Limits: topology.Limits{MemoryBytes: 1 << 30}}
-	if _, err := (&engineFlags{}).divide(top, 800<<20); err != nil {
-		t.Error(err)
-	}
-	if _, err := (&engineFlags{encrypt: true, disks: make(diskFlags, 5)}).divide(top, 800<<20); !errors.Is(err, headroom.ErrTooSmall) {
-		t.Errorf("beside five volumes that encrypt: %v", err)
-	}
-	if _, err := (&engineFlags{beside: 200 << 20}).divide(top, 800<<20); !errors.Is(err, headroom.ErrTooSmall) {
-		t.Errorf("beside what the command takes: %v", err)
+	for name, c := range map[string]struct {
+		flags engineFlags
+		disks int
+		fits  bool
+	}{
+		"alone":                            {engineFlags{}, 1, true},
+		"beside five volumes that encrypt": {engineFlags{encrypt: true}, 5, false},
+		"beside the command's own buffers": {engineFlags{beside: 200 << 20}, 1, false},
+	} {
+		_, err := c.flags.planMemory(t.Context(), top, 800<<20, slices.Repeat([]spillway.DiskConfig{{Dir: t.TempDir()}}, c.disks))
+		if c.fits != (err == nil) || err != nil && !errors.Is(err, headroom.ErrTooSmall) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
-// TestExpected: a GPU's memory is the process's if the GPU is simulated.
-func TestExpected(t *testing.T) {
-	with := &topology.Topology{GPUs: make([]topology.GPU, 1)}
+// TestMemoryOfSpaces: the process's memory has room for the host space and for every simulated GPU.
+func TestMemoryOfSpaces(t *testing.T) {
 	for _, c := range []struct {
-		backend spillway.Backend
-		top     *topology.Topology
-		want    int64
+		args []string
+		want int64
 	}{
-		{spillway.Sim, with, 30},
-		{spillway.Auto, new(topology.Topology), 30},
-		{spillway.Auto, with, 10},
-		{spillway.CUDA, with, 10},
+		{nil, 12 << 20},
+		{[]string{"--gpus=4"}, 36 << 20},
+		{[]string{"--gpu=auto", "--gpus=1"}, 12 << 20}, // where there is no GPU
+		{[]string{"--gpus=4", "--gpu-memory=4EiB"}, math.MaxInt64},
 	} {
-		cfg := spillway.Config{HostMemory: spillway.Bytes(10), GPUs: []spillway.GPUConfig{{Backend: c.backend, Memory: spillway.Bytes(20)}}}
-		if got := expected(cfg, c.top); got != c.want {
-			t.Errorf("%q: %d bytes, want %d", c.backend, got, c.want)
+		if len(c.args) > 0 && c.args[0] == "--gpu=auto" && realGPUs() > 0 {
+			continue
 		}
-	}
-	cfg := spillway.Config{HostMemory: spillway.Bytes(10), GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(math.MaxInt64)}}}
-	if got := expected(cfg, with); got != math.MaxInt64 {
-		t.Errorf("too much to be counted: %d", got)
+		f := flagsOf(t, append([]string{"--gpu-memory=8MiB", "--host-memory=4MiB"}, c.args...)...)
+		_, got, err := f.engineConfig(t.Context(), new(topology.Topology), &notes{})
+		if err != nil || got != c.want {
+			t.Errorf("%q: %d bytes, want %d: %v", c.args, got, c.want, err)
+		}
 	}
 }
 
@@ -142,24 +146,24 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 				return topology.Location{FreeBytes: c.free * mib, FileSystem: strings.Split(dir, "/")[1]}, nil
 			}}
 			top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}}
-			cfg := spillway.Config{HostMemory: spillway.Bytes(c.spaces * mib), Disks: c.disks}
-			spilled, err := e.fitDisks(t.Context(), top, &cfg)
+			plan, err := e.planMemory(t.Context(), top, c.spaces*mib, c.disks)
 			if c.says != "" {
 				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory on a disk") {
 					t.Errorf("status %d: %s, want %q", fail.Status(err), line, c.says)
 				}
 				return
 			}
-			if err != nil || spilled != c.spilled*mib {
-				t.Fatalf("%d bytes of memory, want %d MiB: %v", spilled, c.spilled, err)
+			heap := max(0, c.limit-32-c.spaces-c.spilled) * mib
+			if err != nil || plan.Heap != heap {
+				t.Fatalf("a heap of %d bytes, want %d: %v", plan.Heap, heap, err)
 			}
 			for i, want := range c.want {
-				if got := cfg.Disks[i].Capacity; got.Bytes != want*mib {
-					t.Errorf("%s has %s, want %d MiB", cfg.Disks[i].Dir, got, want)
+				if got := c.disks[i].Capacity; got.Bytes != want*mib {
+					t.Errorf("%s has %s, want %d MiB", c.disks[i].Dir, got, want)
 				}
 			}
-			if _, err := e.divide(top, expected(cfg, top)+spilled); err != nil {
-				t.Errorf("there is no room for the heap: %v", err)
+			if c.limit > 0 && plan.Heap < headroom.LeastHeap {
+				t.Errorf("there is no room for the heap: %d", plan.Heap)
 			}
 		})
 	}

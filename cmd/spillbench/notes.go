@@ -10,27 +10,27 @@ import (
 	"github.com/spillway-db/spillway/diag"
 )
 
-// maxNotes bounds how many different warnings are kept.
+// maxNotes bounds how many different notes are kept.
 const maxNotes = 32
 
-// notes is a slog.Handler that keeps the engine's warnings for the end of the
-// output: each message once, with the attributes it came with first and how often
-// it came. It is safe for concurrent use.
+// notes collects warnings for the end of the output, each message once, with the attributes of its
+// first record and the number of records. As a slog.Handler it takes the engine's. The zero value is
+// empty. It is safe for concurrent use; its mutex is a leaf.
 type notes struct {
-	mu    sync.Mutex
-	order []string
-	seen  map[string]*note
+	mu  sync.Mutex
+	all []*note // in the order in which they first came
 }
 
 type note struct {
-	text  string
-	count int
+	key, text string
+	times     int
 }
 
 // Enabled reports whether a level is kept.
 func (n *notes) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
 
-// Handle keeps a record.
+// Handle keeps a record. Records with a remedy are warnings about the machine, which each engine
+// that is opened logs again: their number means nothing.
 func (n *notes) Handle(_ context.Context, r slog.Record) error {
 	var attrs []string
 	w := diag.Warning{What: strings.TrimPrefix(r.Message, "spillway: ")}
@@ -44,65 +44,51 @@ func (n *notes) Handle(_ context.Context, r slog.Record) error {
 		attrs = append(attrs, fmt.Sprintf("%s %v", a.Key, a.Value))
 		return true
 	})
-	if w.Remedy != "" { // the machine's: once for each space, however often an engine is opened
-		n.once(w.String())
+	if w.Remedy != "" {
+		n.add(w.String(), w.String())
 		return nil
 	}
 	text := w.What
 	if len(attrs) > 0 {
 		text += ": " + strings.Join(attrs, ", ")
 	}
-	n.add(r.Message, text)
+	n.count(r.Message, text, 1)
 	return nil
 }
 
-// once adds a line that does not matter more for coming again.
-func (n *notes) once(text string) {
+// add keeps a text, unless there is one of this key already.
+func (n *notes) add(key, text string) { n.count(key, text, 0) }
+
+// count keeps a text, and counts a text of the same key that came before.
+func (n *notes) count(key, text string, times int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.seen[text] == nil {
-		n.addLocked(text, text)
+	for _, e := range n.all {
+		if e.key == key {
+			e.times += times
+			return
+		}
+	}
+	if len(n.all) < maxNotes {
+		n.all = append(n.all, &note{key, strings.Join(strings.Fields(text), " "), times})
 	}
 }
 
-func (n *notes) add(key, text string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if e := n.seen[key]; e != nil {
-		e.count++
-		return
-	}
-	n.addLocked(key, text)
-}
-
-func (n *notes) addLocked(key, text string) {
-	if len(n.order) == maxNotes {
-		return
-	}
-	if n.seen == nil {
-		n.seen = make(map[string]*note)
-	}
-	n.seen[key] = &note{text: strings.Join(strings.Fields(text), " "), count: 1}
-	n.order = append(n.order, key)
-}
-
-// WithAttrs and WithGroup are not used by the engine; the attributes of a record
-// are enough here.
+// WithAttrs returns n: the engine does not use it.
 func (n *notes) WithAttrs([]slog.Attr) slog.Handler { return n }
 
 // WithGroup returns n.
 func (n *notes) WithGroup(string) slog.Handler { return n }
 
-// lines returns what was kept, in the order in which it first came.
+// lines returns the notes in the order in which they first came.
 func (n *notes) lines() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	out := make([]string, len(n.order))
-	for i, key := range n.order {
-		e := n.seen[key]
+	out := make([]string, len(n.all))
+	for i, e := range n.all {
 		out[i] = e.text
-		if e.count > 1 {
-			out[i] += fmt.Sprintf(" (%d times)", e.count)
+		if e.times > 1 {
+			out[i] += fmt.Sprintf(" (%d times)", e.times)
 		}
 	}
 	return out

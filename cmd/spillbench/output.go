@@ -6,181 +6,167 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/internal/named"
 )
 
-// output is where a command's results go. It is checked before the work begins, so that a result is
-// not lost to a path that cannot be written. The check makes nothing that a killed process could
-// leave.
-type output struct {
-	flags          *outputFlags
-	stdout, stderr io.Writer
-	json, html     *destination // nil: none, or standard output
-	call           call         // of the program
+// outputFlags choose where the result of a command goes and in which form.
+type outputFlags struct {
+	json, html string // a file, or - for standard output; empty: none
+	format     string // empty: the flag was not given
+	quiet      bool
+
+	// figures is set if the result is a report.Measured: it has figures for benchstat and a page.
+	figures bool
+	// prints is set if the command does nothing but print its result.
+	prints bool
 }
 
-// destination is a file that something is written to.
-type destination struct {
-	flag   string   // that named it, with the name
-	path   string   // a link stays, and what it leads to is replaced
-	device *os.File // instead of path where that is no regular file: written to, never replaced
-}
-
-// newDestination checks that a file can be written. The caller must close it.
-func newDestination(flag, name string) (*destination, error) {
-	d := &destination{flag: flag + " " + name, path: name}
-	if real, err := filepath.EvalSymlinks(name); err == nil {
-		d.path = real
+func (o *outputFlags) register(f *pflag.FlagSet) {
+	formats := report.Formats()
+	quiet := "print only what the other output flags ask for: no table, no notes, no progress"
+	if o.prints {
+		quiet = "print nothing but the result; with --json FILE not even that"
 	}
-	info, err := os.Stat(d.path)
+	if !o.figures {
+		formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.BenchFmt) })
+	}
+	f.Var(choice(&o.format, "", formats...), "format", "print the result as `NAME`: "+either(formats)+" (default table)")
+	f.Var(&valueFlag{&o.json, "FILE or -"}, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
+	if o.figures {
+		f.Var(&valueFlag{&o.html, "FILE or -"}, "html", "write a page about the result to `FILE`, or to standard output if it is -: one file that needs nothing else")
+	}
+	f.BoolVarP(&o.quiet, "quiet", "q", false, quiet)
+}
+
+// validate refuses flags that contradict each other.
+func (o *outputFlags) validate() error {
 	switch {
-	case err == nil && !info.Mode().IsRegular(): // a directory cannot be opened so
-		d.device, err = os.OpenFile(d.path, os.O_WRONLY, 0)
-	default:
-		err = probeDir(filepath.Dir(d.path))
-	}
-	if err != nil {
-		return nil, fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", d.flag, pathless(err))
-	}
-	return d, nil
-}
-
-// write writes the text, and puts it in its place.
-func (d *destination) write(text []byte) (err error) {
-	if d.device != nil {
-		_, err = d.device.Write(text)
-	} else {
-		err = storeFile(d.path, text)
-	}
-	if err != nil {
-		return fail.Environmentf("writing %s: %w", d.flag, pathless(err))
+	case o.html == "-" && (o.json == "-" || o.format != ""):
+		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
+	case o.json == "-" && o.format != "":
+		return fail.Usagef("--json - and --format %s both want standard output (give one of them, or --json FILE)", o.format)
+	case o.quiet && !o.prints && o.format == string(report.Table):
+		return fail.Usagef("--quiet and --format table exclude each other (give one of them)")
 	}
 	return nil
 }
 
-// close closes the device, if there is one.
-func (d *destination) close() error {
-	if d == nil || d.device == nil {
-		return nil
+// printed returns the format of what goes to standard output; empty: nothing does.
+func (o *outputFlags) printed() report.Format {
+	switch {
+	case o.html == "-":
+		return ""
+	case o.json == "-":
+		return report.JSON
+	case o.format != "":
+		return report.Format(o.format)
+	case o.quiet && (!o.prints || o.json != ""):
+		return ""
 	}
-	f := d.device
-	d.device = nil
-	return f.Close()
+	return report.Table
 }
 
-// places are the files that results go to.
-func (f *outputFlags) places() []place {
-	return []place{{"--json " + string(f.json), string(f.json)}, {"--html " + string(f.html), string(f.html)}}
+// places returns the files that results go to.
+func (o *outputFlags) places() []place {
+	return []place{{"--json " + o.json, o.json}, {"--html " + o.html, o.html}}
 }
 
-// open prepares the output of the call that ctx is of, which reads these files. The caller must close
-// it.
-func (f *outputFlags) open(ctx context.Context, stdout, stderr io.Writer, reads ...string) (*output, error) {
-	if err := f.validate(); err != nil {
+// output writes the result of a command.
+type output struct {
+	flags          *outputFlags
+	stdout, stderr io.Writer
+	call           call // of the program
+}
+
+// open checks, before the work begins, that results can be written, and that they replace none of
+// the files that the command reads.
+func (o *outputFlags) open(ctx context.Context, stdout, stderr io.Writer, reads ...string) (*output, error) {
+	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if err := apart(f.places(), readings(reads...)); err != nil {
+	if err := apart(o.places(), readings(reads...)); err != nil {
 		return nil, err
 	}
-	o := &output{flags: f, stdout: stdout, stderr: stderr, call: callOf(ctx)}
-	for _, to := range []struct {
-		flag, name string
-		where      **destination
-	}{{"--json", string(f.json), &o.json}, {"--html", string(f.html), &o.html}} {
-		if to.name == "" || to.name == "-" {
-			continue
+	for _, p := range o.places() {
+		if err := p.check(); err != nil {
+			return nil, err
 		}
-		d, err := newDestination(to.flag, to.name)
-		if err != nil {
-			return nil, errors.Join(err, o.close())
-		}
-		*to.where = d
 	}
-	return o, nil
+	c, _ := ctx.Value(callKey{}).(call)
+	return &output{flags: o, stdout: stdout, stderr: stderr, call: c}, nil
 }
 
-// show writes the document where --json and --html say, and prints it as --format says.
+// show writes the document to the files of --json and --html, and prints it in the chosen format.
 func (o *output) show(document report.Document, notes []string) error {
-	return errors.Join(o.write(document), o.picture(document), o.print(document, notes))
+	return errors.Join(o.store(document), o.print(document, notes))
 }
 
-// showFailed writes the document of a command that failed where --json and --html say, and prints it
-// if JSON was asked for. For people the error is enough.
+// showFailed writes the document of a command that failed to the files of --json and --html, and
+// prints it only as JSON: the error is enough for people.
 func (o *output) showFailed(document report.Document) error {
-	err := errors.Join(o.write(document), o.picture(document))
+	err := o.store(document)
 	if o.flags.printed() == report.JSON {
 		err = errors.Join(err, o.print(document, nil))
 	}
 	return err
 }
 
-// write writes the document to the file that --json names, if there is one.
-func (o *output) write(document any) error {
-	if o.json == nil {
-		return nil
+// store writes the files, and the page to standard output if --html names that.
+func (o *output) store(document report.Document) error {
+	document.Stamp(o.call.args, o.call.began)
+	var errs []error
+	places := o.flags.places()
+	if json := places[0]; json.isFile() { // print writes it to standard output
+		var b bytes.Buffer
+		err := report.Write(&b, document)
+		if err == nil {
+			err = json.write(o.stdout, b.Bytes())
+		}
+		errs = append(errs, err)
 	}
-	text, err := o.encode(document)
-	if err != nil {
-		return err
+	if html := places[1]; html.name != "" {
+		var b bytes.Buffer
+		err := report.WriteHTML(&b, nil, document.(report.Measured)) // by outputFlags.figures
+		if err == nil {
+			err = html.write(o.stdout, b.Bytes())
+		}
+		errs = append(errs, err)
 	}
-	return o.json.write(text)
+	return errors.Join(errs...)
 }
 
-// picture writes the page that --html asks for.
-func (o *output) picture(document report.Document) error {
-	if o.flags.html == "" {
-		return nil
-	}
-	doc := document.(report.Measured) // as outputFlags.figures says
-	doc.Stamp(o.call.args, o.call.began)
-	var b bytes.Buffer
-	if err := report.WriteHTML(&b, nil, doc); err != nil {
-		return err
-	}
-	if o.html == nil {
-		return toStdout(o.stdout, b.Bytes())
-	}
-	return o.html.write(b.Bytes())
-}
-
-// encode returns the document as JSON, with what it says of the call.
-func (o *output) encode(document any) ([]byte, error) {
-	if d, ok := document.(report.Document); ok {
-		d.Stamp(o.call.args, o.call.began)
-	}
-	var b bytes.Buffer
-	err := report.Write(&b, document)
-	return b.Bytes(), err
-}
-
-// print writes the document to standard output in the format that was asked for.
+// print writes the document to standard output in the chosen format.
 func (o *output) print(document report.Document, notes []string) (err error) {
+	document.Stamp(o.call.args, o.call.began)
 	var b bytes.Buffer
-	var text []byte
 	switch format := o.flags.printed(); format {
 	case "":
 		return nil
 	case report.JSON:
-		text, err = o.encode(document)
+		err = report.Write(&b, document)
 	case report.BenchFmt:
-		err = report.WriteBenchmarks(&b, nil, document.(report.Measured)) // as outputFlags.figures says
-		text = b.Bytes()
+		err = report.WriteBenchmarks(&b, nil, document.(report.Measured)) // by outputFlags.figures
 	default:
 		err = document.Page(notes).Write(&b, format)
-		text = b.Bytes()
 	}
 	if err != nil {
 		return err
 	}
-	return toStdout(o.stdout, text)
+	return toStdout(o.stdout, b.Bytes())
 }
 
-// toStdout writes to standard output. A failed write of a result is an error.
+// toStdout writes a result to standard output.
 func toStdout(stdout io.Writer, text []byte) error {
 	if _, err := stdout.Write(text); err != nil {
 		return fail.Environmentf("writing standard output: %w", pathless(err))
@@ -188,11 +174,8 @@ func toStdout(stdout io.Writer, text []byte) error {
 	return nil
 }
 
-// close closes what is open.
-func (o *output) close() error { return errors.Join(o.json.close(), o.html.close()) }
-
-// warn prints notes where what is printed has none. It is for commands that went well: an error is
-// one line.
+// warn prints notes to standard error if the printed result has none. Only commands that went well
+// call it: an error is one line.
 func (o *output) warn(lines []string) {
 	if f := o.flags.printed(); o.flags.quiet || f == report.Table || f == report.Markdown {
 		return
@@ -200,4 +183,140 @@ func (o *output) warn(lines []string) {
 	for _, l := range lines {
 		fmt.Fprintf(o.stderr, "spillbench: note: %s\n", named.Inert(l))
 	}
+}
+
+// place is a file of a command line, and what it is called there: "--json r.json", "the input a.csv".
+// The name may be empty, or - for a standard stream.
+type place struct{ what, name string }
+
+// readings returns the places of inputs.
+func readings(names ...string) (all []place) {
+	for _, name := range names {
+		all = append(all, place{"the input " + name, name})
+	}
+	return all
+}
+
+// isFile reports whether the place names a file.
+func (p place) isFile() bool { return p.name != "" && p.name != "-" }
+
+// apart refuses a file that is written and also read, or written twice: one content would replace the
+// other. Devices and pipes may be shared.
+func apart(written, read []place) error {
+	for i, w := range written {
+		for _, other := range append(written[:i:i], read...) {
+			if w.isFile() && other.isFile() && sameFile(w.name, other.name) {
+				return fail.Usagef("%s and %s are the same file (name another file)", w.what, other.what)
+			}
+		}
+	}
+	return nil
+}
+
+func sameFile(a, b string) bool {
+	infoA, errA := os.Stat(a)
+	infoB, errB := os.Stat(b)
+	if errA == nil && errB == nil {
+		return infoA.Mode().IsRegular() && os.SameFile(infoA, infoB)
+	}
+	a, errA = filepath.Abs(a)
+	b, errB = filepath.Abs(b)
+	return errA == nil && errB == nil && a == b
+}
+
+// check refuses a place that cannot be written. A process that is killed meanwhile leaves nothing.
+func (p place) check() error {
+	if !p.isFile() {
+		return nil
+	}
+	info, err := os.Stat(p.name)
+	switch {
+	case err == nil && info.IsDir():
+		err = syscall.EISDIR
+	case err == nil && !info.Mode().IsRegular(): // opening a pipe would block
+		return nil
+	default:
+		err = probeDir(filepath.Dir(p.target()))
+	}
+	if err != nil {
+		return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", p.what, pathless(err))
+	}
+	return nil
+}
+
+// write replaces the content of the file, whole or not at all. It writes to devices and pipes, and
+// does not replace them. The name - is stdout.
+func (p place) write(stdout io.Writer, text []byte) error {
+	if p.name == "-" {
+		return toStdout(stdout, text)
+	}
+	info, err := os.Stat(p.name)
+	if err == nil && !info.Mode().IsRegular() {
+		err = os.WriteFile(p.name, text, 0)
+	} else {
+		err = storeFile(p.target(), text)
+	}
+	if err != nil {
+		return fail.Environmentf("writing %s: %w", p.what, pathless(err))
+	}
+	return nil
+}
+
+// target returns the file that a link leads to: the link stays.
+func (p place) target() string {
+	if real, err := filepath.EvalSymlinks(p.name); err == nil {
+		return real
+	}
+	return p.name
+}
+
+// probeDir checks that files can be made in dir. The file that it makes has no name or, where that
+// is not supported, loses it at once, so that a killed process leaves nothing.
+func probeDir(dir string) error {
+	f, err := system.OpenNameless(dir)
+	if err == nil {
+		return f.Close()
+	}
+	if f, err = os.CreateTemp(dir, ".spillbench-*"); err != nil {
+		return err
+	}
+	return errors.Join(os.Remove(f.Name()), f.Close())
+}
+
+// storeFile puts a file with this content at path, whole or not at all. A new file gets its name when
+// it is complete; a file that replaces another has a name of its own until then.
+func storeFile(path string, content []byte) error {
+	if f, err := system.OpenNameless(filepath.Dir(path)); err == nil {
+		_, err = f.Write(content)
+		if err == nil {
+			err = f.Chmod(0o644)
+		}
+		if err == nil {
+			err = system.GiveName(f, path)
+		}
+		if errors.Join(err, f.Close()) == nil {
+			return nil
+		}
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".spillbench-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// pathless drops the operation and path of an error: the caller names the path.
+func pathless(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
+	}
+	return err
 }

@@ -88,52 +88,40 @@ func TestResultHasNoOtherName(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "r.json")
 	for _, what := range []string{"new", "replaced"} {
-		flags := outputFlags{json: fileFlag(path)}
+		flags := outputFlags{json: path}
 		before, _ := os.ReadDir(dir)
-		o, err := flags.open(t.Context(), io.Discard, io.Discard)
-		if err != nil {
+		if _, err := flags.open(t.Context(), io.Discard, io.Discard); err != nil {
 			t.Fatal(err)
 		}
 		if after, err := os.ReadDir(dir); err != nil || len(after) != len(before) {
 			t.Errorf("%s: before the result is written there are %v, %v", what, after, err)
 		}
-		if err := o.write(what); err != nil {
+		if err := flags.places()[0].write(nil, []byte(what)); err != nil {
 			t.Fatal(err)
 		}
 		if after, err := os.ReadDir(dir); err != nil || len(after) != 1 {
 			t.Errorf("%s: after it there are %v, %v", what, after, err)
 		}
-		if text, err := os.ReadFile(path); err != nil || string(text) != `"`+what+"\"\n" {
+		if text, err := os.ReadFile(path); err != nil || string(text) != what {
 			t.Errorf("%s: %q, %v", what, text, err)
 		}
 		if info, err := os.Stat(path); err != nil || info.Mode() != 0o644 {
 			t.Errorf("%s: %v, %v", what, info, err)
 		}
-		if err := o.close(); err != nil {
-			t.Error(err)
-		}
 	}
 }
 
-// TestWriteNamed: the way for file systems that know no files without names.
-func TestWriteNamed(t *testing.T) {
+// TestResultThatCannotBePlaced: nothing is left of a result for which there is no room in its place.
+func TestResultThatCannotBePlaced(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, "r.json")
-	for _, what := range []string{"new", "replaced"} {
-		if err := writeNamed(path, []byte(what)); err != nil {
-			t.Fatal(err)
-		}
-		if text, err := os.ReadFile(path); err != nil || string(text) != what {
-			t.Errorf("%q, %v", text, err)
-		}
-	}
-	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
+	taken := filepath.Join(dir, "taken")
+	if err := os.Mkdir(taken, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeNamed(filepath.Join(dir, "taken"), nil); err == nil {
+	if err := storeFile(taken, []byte("x")); err == nil {
 		t.Error("a directory was replaced")
 	}
-	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("left %v", entries)
 	}
 }
@@ -232,14 +220,14 @@ func TestPlacesApart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Link("a.json", "hard.json"), os.Symlink("new.json", "link.json"), os.Mkdir("d", 0o700)); err != nil {
+	if err := errors.Join(os.Link("a.json", "hard.json"), os.Symlink("a.json", "link.json"), os.Mkdir("d", 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	was := map[string]string{table: readFile(t, table), "a.json": readFile(t, "a.json"), "mine.txt": "mine"}
 	for _, line := range []string{
 		"report --html a.json a.json", "report a.json --html a.json", "report a.json --html ./a.json", "report a.json --html hard.json", "report a.json --html mine.txt",
 		"run t.arrow --html t.arrow", "run --input t.arrow --json t.arrow", "run --json x --html x", "run --json x --html ./d/../x",
-		"run --json link.json --html new.json",
+		"run --json link.json --html a.json",
 		"verify t.arrow --json t.arrow", "compare --peer arrow-ipc --input t.arrow --json t.arrow", "bandwidth --json x --html x",
 		"trace record x --json x",
 	} {

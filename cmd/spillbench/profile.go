@@ -14,82 +14,75 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 )
 
-// profileFlags are the files into which Go's runtime writes what the command does. Every command
-// has them. They are for `go tool pprof` and `go tool trace`.
+// profileFlags are the files for the profiles of Go's runtime, which go tool pprof and go tool trace
+// read. Every command has them.
 type profileFlags struct {
 	cpu, memory, trace string
 
-	ends []func() error
+	stops []func() error // finish the files that start began
 }
 
 func (p *profileFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&p.cpu, "cpuprofile", "", "write where processor time goes to `FILE`, for go tool pprof")
-	f.StringVar(&p.memory, "memprofile", "", "write what the heap was allocated for to `FILE`, for go tool pprof")
-	f.StringVar(&p.trace, "trace", "", "write what goroutines did when to `FILE`, for go tool trace")
-	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		for _, name := range []string{"cpuprofile", "memprofile", "trace"} {
-			if g := cmd.Flags().Lookup(name); g.Changed && g.Value.String() == "" {
-				return fail.Usagef("--%s: want FILE", name)
-			}
-		}
-		return p.start()
-	}
+	f.Var(&valueFlag{&p.cpu, "FILE"}, "cpuprofile", "write a processor profile to `FILE`, for go tool pprof")
+	f.Var(&valueFlag{&p.memory, "FILE"}, "memprofile", "write a profile of the heap's allocations to `FILE`, for go tool pprof")
+	f.Var(&valueFlag{&p.trace, "FILE"}, "trace", "write what goroutines did when to `FILE`, for go tool trace")
 }
 
-// start makes the files and begins to write what is written as it happens.
+// start creates the files and begins to profile.
 func (p *profileFlags) start() error {
-	return errors.Join(
-		p.begin("cpuprofile", p.cpu, pprof.StartCPUProfile, func(io.Writer) error { pprof.StopCPUProfile(); return nil }),
-		p.begin("trace", p.trace, trace.Start, func(io.Writer) error { trace.Stop(); return nil }),
-		p.begin("memprofile", p.memory, func(io.Writer) error { return nil }, func(w io.Writer) error {
-			runtime.GC() // the profile is of the last collection
+	for _, profile := range []struct {
+		flag, name  string
+		start, stop func(io.Writer) error
+	}{
+		{"cpuprofile", p.cpu, pprof.StartCPUProfile, func(io.Writer) error { pprof.StopCPUProfile(); return nil }},
+		{"trace", p.trace, trace.Start, func(io.Writer) error { trace.Stop(); return nil }},
+		{"memprofile", p.memory, func(io.Writer) error { return nil }, func(w io.Writer) error {
+			runtime.GC() // the profile is that of the last collection
 			return pprof.Lookup("allocs").WriteTo(w, 0)
-		}))
-}
-
-// begin makes one file, if it has a name, and notes how it is finished.
-func (p *profileFlags) begin(flag, name string, start, end func(io.Writer) error) error {
-	if name == "" {
-		return nil
-	}
-	f, err := os.Create(name)
-	if err != nil {
-		return fail.Usagef("--%s: %w", flag, err)
-	}
-	w := &remembering{w: f}
-	if err := start(w); err != nil {
-		return errors.Join(fail.Usagef("--%s: %w", flag, err), f.Close())
-	}
-	p.ends = append(p.ends, func() error {
-		err := end(w)
-		if err = errors.Join(cmp.Or(w.err, err), f.Close()); err != nil {
-			return fail.Environmentf("--%s: %w", flag, err)
+		}},
+	} {
+		if profile.name == "" {
+			continue
 		}
-		return nil
-	})
+		f, err := os.Create(profile.name)
+		if err != nil {
+			return fail.Usagef("--%s: %w", profile.flag, err)
+		}
+		w := &remembering{w: f}
+		if err := profile.start(w); err != nil {
+			return errors.Join(fail.Usagef("--%s: %w", profile.flag, err), f.Close())
+		}
+		p.stops = append(p.stops, func() error {
+			err := profile.stop(w)
+			if err = errors.Join(cmp.Or(w.err, err), f.Close()); err != nil {
+				return fail.Environmentf("--%s: %w", profile.flag, err)
+			}
+			return nil
+		})
+	}
 	return nil
 }
 
-// remembering keeps the first error of its writer: what Go's runtime writes profiles with drops it.
-// It is read when writing has ended.
+// stop finishes the files.
+func (p *profileFlags) stop() error {
+	var errs []error
+	for _, stop := range p.stops {
+		errs = append(errs, stop())
+	}
+	return errors.Join(errs...)
+}
+
+// remembering writes to w until a write fails, and keeps that error: Go's runtime and cobra drop the
+// errors of their writers.
 type remembering struct {
 	w   io.Writer
 	err error
 }
 
 func (r *remembering) Write(p []byte) (int, error) {
-	n, err := r.w.Write(p)
-	r.err = cmp.Or(r.err, err)
-	return n, err
-}
-
-// stop finishes the files.
-func (p *profileFlags) stop() error {
-	var errs []error
-	for _, end := range p.ends {
-		errs = append(errs, end())
+	if r.err == nil {
+		_, r.err = r.w.Write(p)
 	}
-	p.ends = nil
-	return errors.Join(errs...)
+	return len(p), nil
 }

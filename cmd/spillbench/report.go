@@ -20,8 +20,8 @@ const defaultPage = "report.html"
 
 // reportFlags are the flags of report.
 type reportFlags struct {
-	html   fileFlag
-	format formatFlag
+	html   string
+	format string
 	quiet  bool
 }
 
@@ -50,18 +50,15 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
 	fs := cmd.Flags()
 	fs.SortFlags = false
 	formats := slices.DeleteFunc(report.Formats(), func(s string) bool { return s == string(report.JSON) }) // FILE is that
-	fs.Var(&formatChoice{&f.format, formats}, "format", "print in the place of a page, by `NAME`: "+either(formats))
-	fs.Var(&f.html, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
+	fs.Var(choice(&f.format, "", formats...), "format", "print in the place of a page, by `NAME`: "+either(formats))
+	fs.Var(&valueFlag{&f.html, "FILE or -"}, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
 	fs.BoolVarP(&f.quiet, "quiet", "q", false, "do not print where the page is")
 	return cmd
 }
 
 // validate refuses flags that contradict each other.
 func (f reportFlags) validate() error {
-	switch {
-	case f.format == formatFlag(report.JSON):
-		return fail.Usagef("--format json is what FILE has already (want table, csv, markdown or benchfmt)")
-	case f.format != "" && f.html == "-":
+	if f.format != "" && f.html == "-" {
 		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
 	}
 	return nil
@@ -71,7 +68,7 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	if err := f.validate(); err != nil {
 		return err
 	}
-	html := string(f.html)
+	html := f.html
 	if html == "" && f.format == "" {
 		html = defaultPage
 	}
@@ -93,15 +90,15 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	}
 	for i, d := range docs {
 		switch why := report.FailureOf(d); {
-		case why != "" && f.format == formatFlag(report.BenchFmt):
+		case why != "" && f.format == string(report.BenchFmt):
 			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
-		case why != "" && len(docs) == 1 && f.format == formatFlag(report.CSV): // which has tables alone
+		case why != "" && len(docs) == 1 && f.format == string(report.CSV): // which has tables alone
 			fmt.Fprintf(stderr, "spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
 		}
 	}
 	var b bytes.Buffer
 	switch {
-	case f.format == formatFlag(report.BenchFmt):
+	case f.format == string(report.BenchFmt):
 		err = report.WriteBenchmarks(&b, names, docs...)
 	case len(docs) == 1:
 		err = docs[0].Page(report.NotesOf(docs[0])).Write(&b, report.Format(f.format))
@@ -145,24 +142,22 @@ func writePage(html string, names []string, docs []report.Measured, quiet bool, 
 	if err := report.WriteHTML(&b, names, docs...); err != nil {
 		return err
 	}
-	if html == "-" {
-		return toStdout(stdout, b.Bytes())
+	to := place{"--html " + html, html}
+	if to.isFile() {
+		if err := replaceablePage(html); err != nil {
+			return err
+		}
+		if err := to.check(); err != nil {
+			return err
+		}
 	}
-	if err := replaceablePage(html); err != nil {
+	if err := to.write(stdout, b.Bytes()); err != nil {
 		return err
 	}
-	to, err := newDestination("--html", html)
-	if err != nil {
-		return err
-	}
-	if err := to.write(b.Bytes()); err != nil {
-		_ = to.close() // says nothing that matters beside it
-		return err
-	}
-	if !quiet {
+	if to.isFile() && !quiet {
 		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", named.Inert(html))
 	}
-	return to.close()
+	return nil
 }
 
 // maxResult is how large a result may be: hundreds of times the largest that we know.

@@ -133,9 +133,9 @@ func TestReportRefuses(t *testing.T) {
 		`it is one of "topo"`:                         {writeFile(t, "t.json", `{"schema":"spillway.spillbench/v1","command":"topo"}`)},
 		"give two results of one command":             {run, band},
 		"a row has 1 samples, and 2 of its limit":     of("bandwidth", `"rows":[{"samples":{"gib_per_s":[1],"limit_gib_per_s":[1,2]}}]`),
-		"--format json is what FILE has already":      {run, "--format=json"},
+		`"json" for "--format" flag: want table, csv`: {run, "--format=json"},
 		"--html - wants standard output for itself":   {run, "--format=csv", "--html=-"},
-		"did you mean csv?":                           {run, "--format=csw"},
+		`"csw" for "--format" flag: want table, csv`:  {run, "--format=csw"},
 		"--html no/such/dir/x.html cannot be written": {run, "--html=no/such/dir/x.html"},
 	} {
 		r := command(t, t.Context(), append([]string{"report"}, args...)...)

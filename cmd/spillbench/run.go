@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-db/spillway/observe/page"
 )
 
-// batchesInGPU is how many generated batches the GPU space has room for: so workers and
+// batchesInGPU is how many generated batches a GPU space has room for: so workers and
 // moves under way find some, too.
 const batchesInGPU = 16
 
@@ -81,7 +81,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
 	f.input.registerWorkers(fs, "how many batches are worked on at once")
-	fs.Var(choice(&f.place, "place", "gpu"), "place", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
+	fs.Var(choice(&f.place, "gpu", "gpu", "fits"), "place", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
 	f.input.registerSeed(fs)
 	f.engine.register(fs, defaultMemory)
 	f.output.register(fs)
@@ -98,9 +98,6 @@ func (f *runFlags) validate() error {
 		if err := n.validate(); err != nil {
 			return err
 		}
-	}
-	if err := chosen("place", f.place); err != nil {
-		return err
 	}
 	if _, err := listenAddress(f.listen); err != nil {
 		return err
@@ -125,7 +122,6 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	f.engine.seed = f.input.seed
 	live, err := f.serve(stderr)
 	if err != nil {
@@ -143,7 +139,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	rec.watch(m.engine)
-	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/batchesInGPU)
+	inputs, sources, batches := f.input.sources(m, m.gpuBytes/batchesInGPU)
 	live.show(func() *page.Report { return f.now(m, rec, sources, start, out.call.args) })
 	if !f.output.quiet && progress.OnTerminal(stderr) {
 		drawn = progress.New(stderr, m.engine.Stats)

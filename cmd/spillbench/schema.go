@@ -1,12 +1,10 @@
 package main
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
@@ -18,12 +16,9 @@ func newSchema(stdout io.Writer) *cobra.Command {
 json: each key, its type and its unit. It has no other keys than the documents of this
 program, so validators refuse those of newer ones that have more.`,
 		Example: `  spillbench schema > spillbench.schema.json`,
-		Args:    noArgs,
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if _, err := fmt.Fprint(stdout, report.JSONSchema()); err != nil {
-				return fail.Environmentf("writing standard output: %w", pathless(err))
-			}
-			return nil
+			return toStdout(stdout, []byte(report.JSONSchema()))
 		},
 	}
 }

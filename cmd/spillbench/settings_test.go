@@ -46,13 +46,11 @@ func TestEngineFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg, err := e.engineConfig(t.Context(), top, &notes{})
-		if err == nil {
-			_, err = e.inject(&cfg)
-		}
+		cfg, _, err := e.engineConfig(t.Context(), top, &notes{})
 		if err != nil {
 			t.Fatal(err)
 		}
+		e.inject(&cfg)
 		return fs, cfg
 	}
 	flags, plain := configOf()
@@ -63,6 +61,7 @@ func TestEngineFlags(t *testing.T) {
 	}{
 		{"--gpu=sim", func(c spillway.Config) bool { return c.GPUs[0].Backend == spillway.Sim }},
 		{"--gpu=cuda", func(c spillway.Config) bool { return c.GPUs[0].Backend == spillway.CUDA }},
+		{"--gpus=3 --gpu=sim", func(c spillway.Config) bool { return len(c.GPUs) == 3 }},
 		{"--gpu-memory=3MiB", func(c spillway.Config) bool { return c.GPUs[0].Memory == spillway.Bytes(3<<20) }},
 		{"--gpu-memory=25%", func(c spillway.Config) bool { return c.GPUs[0].Memory == spillway.Share(0.25) }},
 		{"--host-memory=3MiB", func(c spillway.Config) bool { return c.HostMemory == spillway.Bytes(3<<20) }},
@@ -98,7 +97,7 @@ func TestEngineFlags(t *testing.T) {
 		if c.heeded(plain) {
 			t.Errorf("%s is what there is without it: this shows nothing", c.args)
 		}
-		if _, cfg := configOf(c.args); !c.heeded(cfg) || cfg.Topology != top {
+		if _, cfg := configOf(strings.Fields(c.args)...); !c.heeded(cfg) || cfg.Topology != top {
 			t.Errorf("%s is not heeded: %+v", c.args, cfg)
 		}
 	}
@@ -253,7 +252,7 @@ func TestNotes(t *testing.T) {
 	log.Warn("spillway: all is well")
 	for range 2 { // the machine's own
 		log.Warn("spillway: memory is not locked", "space", "host:0", "remedy", "raise the limit")
-		n.once("left out: one")
+		n.add("one", "left out: one")
 	}
 	log.Warn("spillway: memory is not locked", "space", "host:1", "remedy", "raise the limit")
 	want := []string{

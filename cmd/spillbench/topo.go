@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -33,20 +32,20 @@ them this process may use.`,
 		Example: `  spillbench topo
   spillbench topo --format json
   spillbench topo --root recorded/    # another machine's`,
-		Args: noArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return topo(cmd.Context(), &flags, root, binding, stdout, stderr)
 		},
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&root, "root", "", "read `DIR`/proc and DIR/sys, a recorded machine, instead of this machine's")
-	cmd.Flags().Var(choice(&binding, "nvml", nvmlRunTime), "nvml",
+	cmd.Flags().Var(choice(&binding, nvmlRunTime, nvmlRunTime, nvmlGoNVML), "nvml",
 		"call NVIDIA's management library by `HOW`: run-time, or go-nvml in a build with the tag gonvml")
 	flags.register(cmd.Flags())
 	return cmd
 }
 
-func topo(ctx context.Context, flags *outputFlags, root, binding string, stdout, stderr io.Writer) (err error) {
+func topo(ctx context.Context, flags *outputFlags, root, binding string, stdout, stderr io.Writer) error {
 	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
 		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
 	}
@@ -65,7 +64,6 @@ func topo(ctx context.Context, flags *outputFlags, root, binding string, stdout,
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	top, err := topology.Discover(ctx, opt)
 	if err != nil {
 		return err

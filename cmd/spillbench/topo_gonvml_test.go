@@ -16,7 +16,7 @@ func TestTopoGoNVML(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Dir(nvmltest.New(t).Path)
 	var docs [2]report.Topo
-	for i, binding := range choices("nvml") {
+	for i, binding := range []string{nvmlRunTime, nvmlGoNVML} {
 		decode(t, withLibrary(t, dir, nil, "topo", "--nvml", binding, "--json=-").stdout, &docs[i])
 		for k := range docs[i].Topology.GPUs { // the sets have a bit at the end of what is asked for
 			docs[i].Topology.GPUs[k].CPUs = nil

@@ -13,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -35,10 +34,6 @@ that programs reserve, open handles, and changes of marks and limits.`,
 		Example: `  spillbench trace record run.trace --passes 3
   spillbench trace replay run.trace --policy lru
   spillbench trace compare run.trace`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			return fail.Usagef("want trace %s (%ssee spillbench trace --help)", either(commandsOf(cmd)), suggest.Hint(strings.Join(args, " "), "", commandsOf(cmd)))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
 	}
 	cmd.AddCommand(newRecord(stdout, stderr), newReplay(stdout, stderr), newTraceCompare(stdout, stderr))
 	return cmd
@@ -128,9 +123,6 @@ func (f *replayFlags) validate() (err error) {
 		f.setting.Bandwidth[e] = float64(size.Bytes)
 	}
 	if f.policy != "" {
-		if err := chosen("policy", f.policy); err != nil {
-			return err
-		}
 		f.setting.Policy, err = monitor.ByName(f.policy)
 	}
 	return err
@@ -150,7 +142,7 @@ was recorded.`,
 			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
 		},
 	}
-	cmd.Flags().Var(choice(&f.policy, "policy", ""), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
+	cmd.Flags().Var(choice(&f.policy, "", monitor.Names()...), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
 	f.register(cmd)
 	return cmd
 }
@@ -192,7 +184,6 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	top, err := topology.Discover(ctx, topology.Options{})
 	if err != nil {
 		return err

@@ -66,7 +66,6 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.close()) }()
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/suggest"
 )
 
 // Example is a spec that Parse takes, for messages.
@@ -83,7 +81,7 @@ func (s *Spec) set(key, value string) (err error) {
 	switch key {
 	case "op":
 		if s.Op = value; find(value).name == "" {
-			return fmt.Errorf("there is no such operation (%swant read, write, alloc or copy)", suggest.Hint(value, "", []string{"read", "write", "alloc", "copy"}))
+			return fmt.Errorf("there is no such operation (want read, write, alloc or copy)")
 		}
 	case "kind":
 		return s.setKind(value)
@@ -105,7 +103,7 @@ func (s *Spec) set(key, value string) (err error) {
 			return errors.New("the pattern is wrong (want a directory, or one such as /mnt/*)")
 		}
 	default:
-		return fmt.Errorf("there is no key %q (%swant op, kind, p, at, times or path)", key, suggest.Hint(key, "", []string{"op", "kind", "times", "path"}))
+		return fmt.Errorf("there is no key %q (want op, kind, p, at, times or path)", key)
 	}
 	return nil
 }
@@ -131,7 +129,7 @@ func (s *Spec) setKind(value string) error {
 	known := slices.ContainsFunc(operations, func(op operation) bool { return slices.Contains(op.kinds, name) })
 	switch {
 	case !known:
-		return fmt.Errorf("there is no such kind (%swant eio, enospc, short, bitflip, oom or slow)", suggest.Hint(name, "", []string{"eio", "enospc", "short", "bitflip", "oom", "slow"}))
+		return fmt.Errorf("there is no such kind (want eio, enospc, short, bitflip, oom or slow)")
 	case name != "slow" && numbered:
 		return fmt.Errorf("%s takes no number (write kind=%s; only slow takes one, as slow:5)", name, name)
 	case name != "slow":
@@ -203,39 +201,3 @@ func (s *Specs) String() string {
 
 // Type implements pflag.Value.
 func (*Specs) Type() string { return "spec" }
-
-// Complete returns what a spec may become with its last field complete, or with one more: what a
-// shell offers. Its first fields are op and kind.
-func Complete(text string) (all []string) {
-	before := text[:strings.LastIndexByte(text, ',')+1]
-	seen := make(map[string]string)
-	for field := range strings.SplitSeq(before, ",") {
-		key, value, _ := strings.Cut(field, "=")
-		seen[key] = value
-	}
-	op := find(seen["op"])
-	var fields []string
-	switch {
-	case op.name == "":
-		for _, op := range operations {
-			fields = append(fields, "op="+op.name+",")
-		}
-	case seen["kind"] == "":
-		for _, kind := range op.kinds {
-			fields = append(fields, "kind="+kind)
-		}
-	default:
-		fields = []string{"p=", "at=", "times="}
-		if s := (Spec{Op: op.name}); s.onDisk() {
-			fields = append(fields, "path=")
-		}
-	}
-	for _, f := range fields {
-		key, _, _ := strings.Cut(f, "=")
-		excluded := key == "p" && seen["at"] != "" || key == "at" && seen["p"] != ""
-		if _, twice := seen[key]; !twice && !excluded {
-			all = append(all, before+f)
-		}
-	}
-	return all
-}
