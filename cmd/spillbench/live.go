@@ -16,27 +16,25 @@ import (
 	"github.com/spillway-db/spillway/internal/page"
 )
 
-// live serves the report of a run while it lasts. A nil one serves nothing.
+// live serves the report of a run while it lasts. A nil live serves nothing.
 type live struct {
 	server *http.Server
-	done   sync.WaitGroup
-	local  bool // only this machine reaches it
+	at     net.Listener
+	done   sync.WaitGroup // the server's accept loop
+	local  bool           // only this machine reaches it
+	silent sync.Map       // connections without a request yet, by net.Conn
 
-	mu struct {
-		sync.Mutex
-		report func() *page.Report
-		asked  time.Time     // when a page asked for data last
-		final  chan struct{} // closed when a page has got the end
-		ended  bool
-		silent map[net.Conn]bool // connections that have asked for nothing yet; nil: they are closed at once
-	}
+	mu     sync.Mutex
+	report func() *page.Report // what pages show; called with mu held
+	asked  time.Time           // when a page last asked for data
+	final  func()              // tells end that a page has the result; nil before end
 }
 
-// lookedAt is how long ago a page may have asked for data and still be open: it asks each second. So
-// long, too, the end of a run waits for it.
+// lookedAt is how long after its last request a page counts as open: it asks each second. The end of a
+// run waits as long for an open page.
 const lookedAt = 1500 * time.Millisecond
 
-// listenAddress returns where --listen wants to be reached. Without a host that is this machine alone.
+// listenAddress returns the address that --listen means. Without a host, only this machine reaches it.
 func listenAddress(text string) (string, error) {
 	if text == "" {
 		return "", nil
@@ -57,44 +55,43 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 	if address == "" || err != nil {
 		return nil, err
 	}
-	at, err := net.Listen("tcp", address)
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)", f.listen, err)
 	}
-	l := newLive(at, at.Addr().(*net.TCPAddr).IP.IsLoopback())
-	fmt.Fprintf(stderr, "spillbench: the report is at http://%s/ while the run lasts%s\n", reachable(at.Addr().(*net.TCPAddr)), l.reach())
+	at, reach := listener.Addr().(*net.TCPAddr), ""
+	l := newLive(listener, at.IP.IsLoopback())
+	if !l.local {
+		reach = "; other machines reach it by this one's name or address, without a password"
+	}
+	address = at.String()
+	if at.IP.IsUnspecified() { // a browser can't open that
+		address = net.JoinHostPort("localhost", strconv.Itoa(at.Port))
+	}
+	fmt.Fprintf(stderr, "spillbench: the report is at http://%s/ while the run lasts%s\n", address, reach)
 	return l, nil
 }
 
-// newLive begins to serve those who come to at.
+// newLive begins to serve the connections of a listener.
 func newLive(at net.Listener, local bool) *live {
-	l := &live{local: local}
-	l.mu.final, l.mu.silent = make(chan struct{}), make(map[net.Conn]bool)
-	l.mu.report = func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} }
+	l := &live{at: at, local: local}
+	l.show(func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} })
 	l.server = &http.Server{Handler: l, ConnState: l.note, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16}
-	l.done.Go(func() { _ = l.server.Serve(at) }) // which ends with close
+	l.done.Go(func() { _ = l.server.Serve(at) }) // it ends with close
 	return l
 }
 
-// reachable is an address that a browser on this machine can open: one that stands for all addresses
-// is none.
-func reachable(at *net.TCPAddr) string {
-	if at.IP.IsUnspecified() {
-		return net.JoinHostPort("localhost", strconv.Itoa(at.Port))
+// note keeps the connections without a request yet in l.silent.
+func (l *live) note(conn net.Conn, state http.ConnState) {
+	if state == http.StateNew {
+		l.silent.Store(conn, nil)
+	} else {
+		l.silent.Delete(conn)
 	}
-	return at.String()
 }
 
-// reach says who else can ask.
-func (l *live) reach() string {
-	if l.local {
-		return ""
-	}
-	return "; other machines reach it by this one's name or address, without a password"
-}
-
-// ServeHTTP serves the page. Where only this machine may ask, a name that leads here from another
-// site's page is refused: that site would read the answer.
+// ServeHTTP serves the page. If only this machine may ask, it refuses requests to another name: a page
+// of another site could make a browser send them, and read the answer.
 func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if l.local && !page.IsLocal(req) {
 		http.Error(w, "only this machine is served", http.StatusForbidden)
@@ -104,36 +101,33 @@ func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if req.URL.RawQuery == "data" {
-			l.mu.asked = time.Now()
-			if l.mu.ended {
-				l.mu.ended = false
-				defer close(l.mu.final)
+			l.asked = time.Now()
+			if l.final != nil {
+				l.final()
 			}
 		}
-		return l.mu.report()
+		return l.report()
 	})
 }
 
-// show changes what is shown. The function is called with a lock held that is a leaf but for the
-// engine's own.
+// show changes what pages show. The lock that is held while report is called may be followed only by
+// those of the engine.
 func (l *live) show(report func() *page.Report) {
-	if l == nil {
-		return
+	if l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.report = report
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.mu.report = report
 }
 
-// hold keeps what is shown as it is.
+// hold keeps what pages show as it is.
 func (l *live) hold() {
-	if l == nil {
-		return
+	if l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		last := l.report()
+		l.report = func() *page.Report { return last }
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	last := l.mu.report()
-	l.mu.report = func() *page.Report { return last }
 }
 
 // end shows the result, and waits a moment if a page is open that will ask for it.
@@ -142,89 +136,51 @@ func (l *live) end(ctx context.Context, doc *report.Run, c call) {
 		return
 	}
 	doc.Stamp(c.args, c.began)
-	final := &page.Report{Title: "spillbench run", Runs: []page.Run{report.PageOf(doc)}}
+	result := &page.Report{Title: "spillbench run", Runs: []page.Run{report.PageOf(doc)}}
+	ctx, cancel := context.WithTimeout(ctx, lookedAt)
+	defer cancel()
 	l.mu.Lock()
-	open := time.Since(l.mu.asked) < lookedAt
-	l.mu.report, l.mu.ended = func() *page.Report { return final }, open
+	l.report, l.final = func() *page.Report { return result }, cancel
+	open := time.Since(l.asked) < lookedAt
 	l.mu.Unlock()
-	if !open {
-		return
-	}
-	wait := time.NewTimer(lookedAt)
-	defer wait.Stop()
-	select {
-	case <-l.mu.final:
-	case <-wait.C:
-	case <-ctx.Done():
+	if open {
+		<-ctx.Done()
 	}
 }
 
-// note keeps which connections have asked for nothing. Browsers open some ahead, and the server would
-// wait seconds for each to ask.
-func (l *live) note(conn net.Conn, state http.ConnState) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case state != http.StateNew:
-		delete(l.mu.silent, conn)
-	case l.mu.silent == nil:
-		_ = conn.Close()
-	default:
-		l.mu.silent[conn] = true
-	}
-}
-
-// hush closes the connections that have asked for nothing, and those that are still to come.
-func (l *live) hush() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for conn := range l.mu.silent {
-		_ = conn.Close()
-	}
-	l.mu.silent = nil
-}
-
-// close ends serving; what is being answered is finished, unless ctx ends.
+// close ends serving. It finishes answers, for a second at most and until ctx ends. Connections without
+// a request, which browsers open ahead, would delay that.
 func (l *live) close(ctx context.Context) {
 	if l == nil {
 		return
 	}
-	l.hush()
+	_ = l.at.Close()
+	l.done.Wait() // for no more connections
+	l.silent.Range(func(conn, _ any) bool {
+		_ = conn.(net.Conn).Close()
+		return true
+	})
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if err := l.server.Shutdown(ctx); err != nil {
 		_ = l.server.Close()
 	}
-	l.done.Wait()
 }
 
-// now is the report of a run under way.
+// now returns the report of a run under way.
 func (f *runFlags) now(m *machine, rec *recording, sources []string, start time.Time, args []string) *page.Report {
 	doc := f.document(m, sources, job.Result{})
 	doc.Stamp(args, start)
-	line := rec.timeline.Snapshot(page.Points, page.Numbers)
-	doc.Timeline, doc.WallSeconds = line, time.Since(start).Seconds()
-	for _, p := range line.Phases {
+	doc.Timeline, doc.WallSeconds = rec.timeline.Snapshot(page.Points, page.Numbers), time.Since(start).Seconds()
+	phase := "beginning"
+	for _, p := range doc.Timeline.Phases {
 		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.End - p.Begin})
+		phase = p.Name
 	}
 	run := report.PageOf(doc)
-	phase := "beginning"
-	if n := len(line.Phases); n > 0 {
-		phase = line.Phases[n-1].Name
-	}
 	run.Headline = fmt.Sprintf("Under way since %.1f s, in phase %s.", doc.WallSeconds, phase)
-	for i := range run.Phases {
-		run.Phases[i].Bytes = 0 // not known yet
-	}
 	for i := range run.Spaces {
 		run.Spaces[i].Now = true
 	}
-	kept := run.Facts[:0]
-	for _, fact := range run.Facts {
-		if fact.Name != "data" && fact.Name != "batches" && fact.Name != "verified" {
-			kept = append(kept, fact)
-		}
-	}
-	run.Facts = kept
 	return &page.Report{Title: "spillbench run", Runs: []page.Run{run}, Live: true}
 }

@@ -171,7 +171,7 @@ func (o *output) print(document report.Document, notes []string) (err error) {
 		err = report.WriteBenchmarks(&b, nil, document.(report.Measured)) // as outputFlags.figures says
 		text = b.Bytes()
 	default:
-		err = document.Page(notes).Write(&b, format)
+		err = report.Print(&b, format, document, notes)
 		text = b.Bytes()
 	}
 	if err != nil {

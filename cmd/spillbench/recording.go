@@ -23,12 +23,10 @@ const inDocument = 240
 // recording collects the timeline of a run. A nil recording records nothing.
 type recording struct {
 	timeline *timeline.Recorder
-
-	stop chan struct{} // nil: not watching
-	done sync.WaitGroup
+	stop     func() // ends watch; nil: not watching
 }
 
-// record returns a recording of what the flags want to show, or nil if they want none.
+// record returns a recording, or nil if nothing that the flags ask for shows one.
 func (f *runFlags) record() *recording {
 	o := &f.output
 	if o.json == "" && o.html == "" && o.printed() != report.JSON && f.listen == "" {
@@ -50,39 +48,39 @@ func (r *recording) watch(eng *spillway.Engine) {
 	if r == nil {
 		return
 	}
-	r.sample(eng)
-	r.stop = make(chan struct{})
-	r.done.Go(func() {
+	sample := func() {
+		var states []timeline.State
+		for _, s := range eng.Spaces() {
+			states = append(states, timeline.StateOf(s))
+		}
+		r.timeline.Sample(time.Now(), states)
+	}
+	sample()
+	stop := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
 		tick := time.NewTicker(sampled)
 		defer tick.Stop()
 		for {
 			select {
-			case <-r.stop:
+			case <-stop:
 				return
 			case <-tick.C:
-				r.sample(eng)
+				sample()
 			}
 		}
 	})
-}
-
-func (r *recording) sample(eng *spillway.Engine) {
-	spaces := eng.Spaces()
-	now, states := time.Now(), make([]timeline.State, len(spaces))
-	for i, s := range spaces {
-		states[i] = timeline.StateOf(s)
-	}
-	r.timeline.Sample(now, states)
+	r.stop = sync.OnceFunc(func() {
+		close(stop)
+		done.Wait()
+	})
 }
 
 // end stops watch. Later calls do nothing.
 func (r *recording) end() {
-	if r == nil || r.stop == nil {
-		return
+	if r != nil && r.stop != nil {
+		r.stop()
 	}
-	close(r.stop)
-	r.done.Wait()
-	r.stop = nil
 }
 
 // snapshot returns the timeline for a document, or nil if r is nil.

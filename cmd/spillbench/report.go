@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -56,30 +57,20 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
 	return cmd
 }
 
-// validate refuses flags that contradict each other.
-func (f reportFlags) validate() error {
-	switch {
-	case f.format == formatFlag(report.JSON):
-		return fail.Usagef("--format json is what FILE has already (want table, csv, markdown or benchfmt)")
-	case f.format != "" && f.html == "-":
-		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
-	}
-	return nil
-}
-
 func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
-	if err := f.validate(); err != nil {
-		return err
-	}
-	html := string(f.html)
-	if html == "" && f.format == "" {
+	html, format := string(f.html), report.Format(f.format)
+	switch {
+	case format == report.JSON:
+		return fail.Usagef("--format json is what FILE has already (want table, csv, markdown or benchfmt)")
+	case format != "" && html == "-":
+		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
+	case format == "" && html == "":
 		html = defaultPage
 	}
 	if err := apart([]place{{"--html " + html, html}}, readings(names...)); err != nil {
 		return err
 	}
-	names = slices.Clone(names)
-	docs, err := readResults(names)
+	names, docs, err := readResults(names)
 	if err != nil {
 		return err
 	}
@@ -88,25 +79,25 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	if f.format == "" {
-		return nil
-	}
 	for i, d := range docs {
 		switch why := report.FailureOf(d); {
-		case why != "" && f.format == formatFlag(report.BenchFmt):
+		case why == "":
+		case format == report.BenchFmt:
 			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
-		case why != "" && len(docs) == 1 && f.format == formatFlag(report.CSV): // which has tables alone
+		case format == report.CSV && len(docs) == 1: // it has the tables alone
 			fmt.Fprintf(stderr, "spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
 		}
 	}
 	var b bytes.Buffer
 	switch {
-	case f.format == formatFlag(report.BenchFmt):
+	case format == "":
+		return nil
+	case format == report.BenchFmt:
 		err = report.WriteBenchmarks(&b, names, docs...)
 	case len(docs) == 1:
-		err = docs[0].Page(report.NotesOf(docs[0])).Write(&b, report.Format(f.format))
+		err = report.Print(&b, format, docs[0], report.NotesOf(docs[0]))
 	default:
-		err = report.PageOfTwo(names, docs[0], docs[1]).Write(&b, report.Format(f.format))
+		err = report.PrintDifference(&b, format, names, docs[0], docs[1])
 	}
 	if err != nil {
 		return err
@@ -114,30 +105,44 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	return toStdout(stdout, b.Bytes())
 }
 
-// readResults reads one result, or two of one command. In names, - becomes what a reader knows.
-func readResults(names []string) (docs []report.Measured, err error) {
-	if len(names) == 2 && names[0] == "-" && names[1] == "-" {
-		return nil, fail.Usagef("standard input can be read once (give - once, and a file)")
-	}
-	for i, name := range names {
-		text, err := readResult(name)
-		if name == "-" {
-			name, names[i] = "standard input", "standard input"
+// readResults reads one result, or two of one command. It returns their names for people, in which
+// standard input has one, too.
+func readResults(files []string) (names []string, docs []report.Measured, err error) {
+	for _, name := range files {
+		f := os.Stdin
+		switch {
+		case name != "-":
+			f, err = os.Open(name)
+		case slices.Contains(names, "standard input"):
+			return nil, nil, fail.Usagef("standard input can be read once (give - once, and a file)")
+		default:
+			name = "standard input"
+		}
+		var text []byte
+		if err == nil {
+			text, err = io.ReadAll(io.LimitReader(f, maxResult+1)) // a device may have no end
+			_ = f.Close()
+		}
+		if err == nil && len(text) > maxResult {
+			err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
 		}
 		if err != nil {
-			return nil, fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
+			return nil, nil, fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
 		}
 		doc, err := report.Read(text)
 		if err != nil {
-			return nil, fail.Usagef("%s: %w (name what run, bandwidth or compare wrote with --json)", name, err)
+			return nil, nil, fail.Usagef("%s: %w (name what run, bandwidth or compare wrote with --json)", name, err)
 		}
-		docs = append(docs, doc)
+		names, docs = append(names, name), append(docs, doc)
 	}
-	if len(docs) == 2 && report.CommandOf(docs[0]) != report.CommandOf(docs[1]) {
-		return nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)", names[0], report.CommandOf(docs[0]), names[1], report.CommandOf(docs[1]))
+	if a, b := report.CommandOf(docs[0]), report.CommandOf(docs[len(docs)-1]); a != b {
+		return nil, nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)", names[0], a, names[1], b)
 	}
-	return docs, nil
+	return names, docs, nil
 }
+
+// maxResult is the maximum size of a result in bytes: hundreds of times the largest known one.
+const maxResult = 64 << 20
 
 // writePage writes the page to the file html, or to standard output.
 func writePage(html string, names []string, docs []report.Measured, quiet bool, stdout, stderr io.Writer) error {
@@ -148,56 +153,36 @@ func writePage(html string, names []string, docs []report.Measured, quiet bool, 
 	if html == "-" {
 		return toStdout(stdout, b.Bytes())
 	}
-	if err := replaceablePage(html); err != nil {
-		return err
+	if !replaceablePage(html) {
+		return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", html)
 	}
 	to, err := newDestination("--html", html)
 	if err != nil {
 		return err
 	}
-	if err := to.write(b.Bytes()); err != nil {
-		_ = to.close() // says nothing that matters beside it
+	if err := errors.Join(to.write(b.Bytes()), to.close()); err != nil {
 		return err
 	}
 	if !quiet {
 		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", named.Inert(html))
 	}
-	return to.close()
+	return nil
 }
 
-// maxResult is how large a result may be: hundreds of times the largest that we know.
-const maxResult = 64 << 20
-
-// readResult reads a result's file, or standard input; one without an end, such as a device, not to its end.
-func readResult(name string) (text []byte, err error) {
-	f := os.Stdin
-	if name != "-" {
-		if f, err = os.Open(name); err != nil {
-			return nil, err
-		}
-		defer f.Close()
-	}
-	text, err = io.ReadAll(io.LimitReader(f, maxResult+1))
-	if err == nil && len(text) > maxResult {
-		err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
-	}
-	return text, err
-}
-
-// replaceablePage refuses a file that is no page of ours: report takes names of files, and so one that
-// was meant to be read is easily named as the page. What is no regular file is not replaced.
-func replaceablePage(name string) error {
-	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil
+// replaceablePage reports whether a file may be written: it is a report, empty, not a regular file, or
+// not there. The command takes the names of files, so one that was to be read is easily given as the
+// page.
+func replaceablePage(name string) bool {
+	info, err := os.Stat(name)
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return true
 	}
 	f, err := os.Open(name)
 	if err != nil {
-		return nil // to replace it takes no right to read it
+		return true // to replace it takes no right to read it
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, 2000))
-	if err == nil && strings.Contains(string(text), `<meta name="generator" content="spillway">`) {
-		return nil
-	}
-	return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", name)
+	text := make([]byte, 2000)
+	n, _ := io.ReadFull(f, text) // a short file is no page
+	return strings.Contains(string(text[:n]), `<meta name="generator" content="spillway">`)
 }
