@@ -237,7 +237,7 @@ func TestReportInBrowser(t *testing.T) {
 		text []string
 	}{
 		"bandwidth.html": {2 * 8, []string{"Of 8 rows ", "host:0 → disk:0", "64KiB, rewritten", "the limit, which varies by", "memmove", "disk I/O"}},
-		"compare.html":   {2 * 4, []string{"With the same 1.0 MiB of memory Spillway wrote", "write ratio", "Reading", "arrow-ipc, warm"}},
+		"compare.html":   {5 + 4, []string{"With the same 1.0 MiB of memory Spillway wrote", "write ratio", "Reading", "arrow-ipc, warm"}},
 	} {
 		for _, how := range []pagetest.How{{Width: 1160, Height: 900}, {Width: 900, Height: 700, Dark: true}, {Width: 380, Height: 800}, {Width: 720, Height: 1000, Print: true}} {
 			s := b.Look("file://"+file(name), how)

@@ -31,12 +31,13 @@ func MachineEnv(t *topology.Topology) Env {
 	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		kernel = "Linux " + strings.TrimSpace(string(release))
 	}
+	_, commit := build()
 	e := Env{
 		CPU:    t.CPU.Model,
 		Cores:  cmp.Or(t.Limits.CPUs, runtime.GOMAXPROCS(0)),
 		Memory: t.Limits.MemoryBytes,
 		Kernel: kernel,
-		Commit: commit(),
+		Commit: commit,
 		GOOS:   runtime.GOOS,
 		GOARCH: runtime.GOARCH,
 	}
@@ -101,45 +102,35 @@ func link(g topology.GPU) string {
 	return fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
 }
 
-// Version returns the version of this program's module, or "(devel)" if it is not known.
-func Version() string {
-	info, _ := debug.ReadBuildInfo()
-	if info == nil {
-		info = new(debug.BuildInfo)
-	}
-	return cmp.Or(info.Main.Version, "(devel)")
-}
-
 // VersionLine describes this program in one line: its version and commit, and the Go and the system that
 // it was built with.
 func VersionLine() string {
+	version, commit := build()
 	return fmt.Sprintf("spillbench %s, commit %s, %s, %s/%s",
-		Version(), cmp.Or(commit(), "unknown"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		version, cmp.Or(commit, "unknown"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// commit returns the revision that the program was built from, or "". The build has it, except for that
-// of "go run": there git is asked, if the current directory is the root of this module.
-var commit = sync.OnceValue(func() string {
-	revision, modified := "", ""
+// build returns the version of this program's module, or "(devel)" if it is not known, and the revision
+// that the program was built from, or "". "go run" doesn't record the revision. Then git is asked, if
+// the current directory is the root of this module.
+var build = sync.OnceValues(func() (version, commit string) {
+	version = "(devel)"
 	if info, ok := debug.ReadBuildInfo(); ok {
+		version = cmp.Or(info.Main.Version, version)
 		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				revision = s.Value
-			case "vcs.modified":
-				modified = strings.TrimPrefix(s.Value, "false")
+			if s.Key == "vcs.revision" {
+				commit = s.Value + commit
+			} else if s.Key == "vcs.modified" && s.Value == "true" {
+				commit += "+dirty"
 			}
 		}
 	}
-	if modified != "" {
-		revision += "+dirty"
-	}
 	mod, err := os.ReadFile("go.mod")
-	if revision != "" || err != nil || !strings.HasPrefix(string(mod), "module github.com/spillway-db/spillway\n") {
-		return revision
+	if commit != "" || err != nil || !strings.HasPrefix(string(mod), "module github.com/spillway-db/spillway\n") {
+		return version, commit
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 	defer cancel()
 	text, _ := exec.CommandContext(ctx, "git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty").Output()
-	return strings.TrimSpace(string(text))
+	return version, strings.TrimSpace(string(text))
 })

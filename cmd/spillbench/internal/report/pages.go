@@ -87,12 +87,12 @@ var settings = []string{
 	"policy|policy|--policy|Policy",
 	"codec|codec|--codec|Codec",
 	"encrypt|encryption|--encrypt|Disks[].Encrypt",
-	"monitor_period_seconds|monitor period|--monitor-period|MonitorPeriod",
+	"monitor_period_seconds|monitor period in seconds|--monitor-period|MonitorPeriod",
 	"write_ahead_bytes_per_s|written ahead|--write-ahead|WriteAhead|batches were written ahead at up to",
 	"disk_throttle_bytes_per_s|disk slowed to|--disk-throttle||the disk was slowed to",
 	"moves_per_edge?|moves an edge|--moves-per-edge|MovesPerEdge",
 	"disk_slots?|transfers with disks|--disk-slots|Limits.Permits.Slots",
-	"stuck_after_seconds?|stuck after|--stuck-after|StuckAfter",
+	"stuck_after_seconds?|stuck after seconds|--stuck-after|StuckAfter",
 	"faults|faults|--fault",
 	"extent|extent|--thorough",
 	"pairs|pairs|--pairs",
@@ -119,30 +119,12 @@ func settingsOf(config any) (all []page.Setting) {
 			continue
 		}
 		s := page.Setting{Name: parts[1], Flag: parts[2], Field: parts[3], Says: parts[4]}
-		s.Value = strings.Trim(fmt.Sprint(value), "[]")
-		switch v := value.(type) {
-		case bool:
-			s.Value = yes(v)
-		case float64:
-			if strings.HasSuffix(key, "seconds") {
-				s.Value = duration(v).String()
-			}
-		case int64:
-			switch {
-			case s.Says != "" && v == 0:
-				s.Value = page.Off
-			case s.Says != "":
-				s.Value = size.Approx(v) + "/s"
-			case v == 0:
-				s.Value = "default"
-			case strings.HasSuffix(key, "bytes"):
-				s.Value = size.Approx(v)
-			}
-		case []int64:
-			s.Value = ""
-			for _, n := range v {
-				s.Value += " " + size.Format(n)
-			}
+		s.Value = strings.Trim((&printer{}).cell(key, value), "[]")
+		if s.Says != "" {
+			s.Value += "/s"
+		}
+		if value == int64(0) {
+			s.Value = page.Off
 		}
 		s.Same = found.ReplaceAllString(s.Value, "")
 		all = append(all, s)
@@ -180,7 +162,7 @@ func (r *Run) page() page.Run {
 		Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline, Input: r.Input.page(), Verified: page.Verified(r.Verify), Settings: settingsOf(r.Config),
 		Waits:   page.Waits{Count: r.Waits.Count, P50: r.Waits.P50, P99: r.Waits.P99, Max: r.Waits.Max},
 		Failed:  r.Error != "",
-		Follows: len(r.Input.Sources) > 0 && strings.HasPrefix(r.Input.Sources[0], Generated),
+		Follows: strings.HasPrefix(few(r.Input.Sources), Generated),
 	}
 	if r.Timeline != nil && r.Timeline.Seconds > 0 {
 		p.Seconds = r.Timeline.Seconds // without opening, closing and measuring limits
@@ -310,19 +292,21 @@ func (c *Compare) page() page.Run {
 	name := c.Peer.Name
 	var verdicts []string
 	for _, r := range c.Ratio.rows() {
-		title, rate := "Writing", func(r Rates) float64 { return r.WriteGiBPerS }
-		if r.Of == "read" {
-			title, rate = "Reading", func(r Rates) float64 { return r.ReadGiBPerS }
+		title := map[string]string{"write": "Writing", "read": "Reading"}[r.Of]
+		var bars []page.Bar
+		for _, s := range sides(name, c.Ours, c.Peer.Rates, c.Peer.Warm) {
+			rate, known := s.Write, true
+			if r.Of == "read" {
+				rate, known = s.Read.(float64)
+			}
+			if known {
+				bars = append(bars, page.Bar{Name: s.Side, Value: rate, Other: strings.HasPrefix(s.Side, name)})
+			}
 		}
-		p.Bars = append(p.Bars, page.Bars{Title: title, Unit: "GiB/s", Groups: []page.Group{{Name: "medians", Bars: []page.Bar{
-			{Name: "Spillway", Value: rate(c.Ours.Rates)},
-			{Name: "Spillway, in room used before", Value: rate(c.Ours.Rewritten)},
-			{Name: name, Value: rate(c.Peer.Rates), Other: true},
-			{Name: name + ", warm", Value: rate(c.Peer.Warm), Other: true},
-		}}}})
+		p.Bars = append(p.Bars, page.Bars{Title: title, Unit: "GiB/s", Groups: []page.Group{{Name: "medians", Bars: bars}}})
 		p.Figures = append(p.Figures, page.Figure{
-			Name: title, Value: rate(c.Ours.Rates), Unit: "GiB/s", Share: r.Ratio, ShareNoise: max(0, r.Max-r.Min) / 2 / r.Ratio,
-			ShareOf: "of the speed of " + name, Limit: rate(c.Peer.Rates), LimitOf: "The " + r.Of + " speed of " + name,
+			Name: title, Value: bars[0].Value, Unit: "GiB/s", Share: r.Ratio, ShareNoise: max(0, r.Max-r.Min) / 2 / r.Ratio,
+			ShareOf: "of the speed of " + name, Limit: bars[len(bars)-2].Value, LimitOf: "The " + r.Of + " speed of " + name,
 		})
 		p.Facts = append(p.Facts, pairs(r.Of+" ratio", fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", r.Ratio, r.Min, r.Max))...)
 		verdict := fmt.Sprintf("%.1f times as fast as %s", r.Ratio, name)

@@ -46,7 +46,7 @@ func TestPageOfRun(t *testing.T) {
 	if s := settingOf(t, r, "faults"); s.Value != "op=read (hits: 3)" || s.Same != "op=read" {
 		t.Errorf("%+v", s)
 	}
-	if s := settingOf(t, r, "rows a batch"); s.Value != "default" {
+	if s := settingOf(t, r, "rows a batch"); s.Value != page.Off {
 		t.Errorf("%+v", s)
 	}
 	if s := settingOf(t, r, "disk slowed to"); s.Value != page.Off || s.Says == "" {

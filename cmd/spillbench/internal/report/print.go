@@ -137,6 +137,9 @@ func (p *printer) table(list any, columns ...string) {
 		head = append(head, p.inert(heading))
 		configs = append(configs, table.ColumnConfig{Number: len(head), Align: align, AlignHeader: align})
 	}
+	if len(head) == 0 {
+		return
+	}
 	t.AppendHeader(head)
 	t.AppendRows(cells)
 	t.SetColumnConfigs(configs)
@@ -163,9 +166,9 @@ func fieldOf(row reflect.Value, key string) any {
 
 // Keys of values that people read in other forms than programs.
 var (
-	keyOfBytes   = regexp.MustCompile(`bytes$|^by_reason_|^quota$|^live$|^peak$`)
-	keyOfSparse  = regexp.MustCompile(`^by_reason_|^unmoved_|^ahead_|gain$|^both_ways$|^inconclusive$`) // 0 and false are left out
-	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)                                          // three digits behind the point, and not two
+	keyOfBytes   = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
+	keyOfSparse  = regexp.MustCompile(`^by_reason_|^unmoved_|^ahead_|gain$|^both_ways$|^inconclusive$|^physical_bytes$|^ratio$|^lost$`) // 0 and false are left out
+	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)                                                                          // three digits behind the point, and not two
 )
 
 // cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
@@ -196,6 +199,12 @@ func (p *printer) cell(key string, value any) string {
 		if forPeople {
 			return yes(v)
 		}
+	case []int64:
+		texts := make([]string, len(v))
+		for i, n := range v {
+			texts[i] = size.Format(n)
+		}
+		return strings.Join(texts, ", ")
 	case int64:
 		if forPeople && keyOfBytes.MatchString(key) {
 			return size.Approx(v)

@@ -12,40 +12,35 @@ import (
 	"time"
 )
 
-// errNotMeasured reports a document that Read does not read.
-var errNotMeasured = errors.New("it is no result of run, bandwidth or compare")
-
-// errInvalid reports a document with values that no command writes.
-var errInvalid = errors.New("it is no result that can be shown")
-
 // Read reads a document of run, bandwidth or compare. It may come from anywhere, so Read checks that
 // all that the other functions of this package rely on is there, and that they can calculate with it.
 func Read(text []byte) (Measured, error) {
-	var head struct {
-		Schema  string `json:"schema"`
-		Command string `json:"command"`
+	if !json.Valid(text) {
+		return nil, errors.New("it is no JSON")
 	}
+	doc, err := read(text)
+	if err != nil {
+		return nil, fmt.Errorf("it is no result of run, bandwidth or compare: %w", inPlainWords(err))
+	}
+	return doc, nil
+}
+
+func read(text []byte) (Measured, error) {
+	var head Header
 	if err := json.Unmarshal(text, &head); err != nil {
-		if !json.Valid(text) {
-			return nil, fmt.Errorf("it is no JSON: %w", err)
-		}
-		return nil, fmt.Errorf("%w: %w", errNotMeasured, inPlainWords(err))
+		return nil, err
 	}
 	if head.Schema != Schema {
-		return nil, fmt.Errorf("%w: its schema is %q, and not %q", errNotMeasured, head.Schema, Schema)
+		return nil, fmt.Errorf("its schema is %q, and not %q", head.Schema, Schema)
 	}
 	doc, ok := map[string]Measured{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}[head.Command]
 	if !ok {
-		return nil, fmt.Errorf("%w: it is one of %q", errNotMeasured, head.Command)
+		return nil, fmt.Errorf("it is one of %q", head.Command)
 	}
-	err := json.Unmarshal(text, doc)
-	if err == nil {
-		err = check(text, doc)
+	if err := json.Unmarshal(text, doc); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errInvalid, inPlainWords(err))
-	}
-	return doc, nil
+	return doc, check(text, doc)
 }
 
 // embedded matches the names of embedded structs in the path of a JSON value. Keys are in small letters.

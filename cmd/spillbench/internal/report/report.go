@@ -76,9 +76,10 @@ func Formats() []string {
 
 // NewHeader returns the header of a command's document that began now, without arguments.
 func NewHeader(command string, env Env, warnings []diag.Warning) Header {
+	version, _ := build()
 	h := Header{
 		Schema: Schema, Command: command, Env: env, Warnings: append([]diag.Warning{}, warnings...),
-		Version: Version(), GoVersion: runtime.Version(),
+		Version: version, GoVersion: runtime.Version(),
 	}
 	h.Stamp(nil, time.Now())
 	return h
@@ -204,15 +205,13 @@ func (b *Bandwidth) benchmarks(add addBenchmark) {
 
 // benchmarks has two lines for each side and round: writing and reading.
 func (c *Compare) benchmarks(add addBenchmark) {
-	side := func(name string, r Rates) {
-		add("Compare/side="+name+"/op=write", 1, gibPerS(r.WriteGiBPerS))
-		add("Compare/side="+name+"/op=read", 1, gibPerS(r.ReadGiBPerS))
-	}
 	for _, round := range c.Samples {
-		side("spillway", round.Ours.Rates)
-		add("Compare/side=spillway-laid-out/op=write", 1, gibPerS(round.Ours.PutWriteGiBPerS))
-		side("spillway-rewritten", round.Ours.Rewritten)
-		side(c.Peer.Name, round.Peer)
-		side(c.Peer.Name+"-warm", round.Warm)
+		for _, s := range sides(c.Peer.Name, round.Ours, round.Peer, round.Warm) {
+			name := "Compare/side=" + strings.ReplaceAll(s.Side, ",", "")
+			add(name+"/op=write", 1, gibPerS(s.Write))
+			if read, ok := s.Read.(float64); ok {
+				add(name+"/op=read", 1, gibPerS(read))
+			}
+		}
 	}
 }

@@ -26,11 +26,7 @@ func Rate(bytes int64, seconds float64) float64 {
 
 // duration rounds seconds for people.
 func duration(seconds float64) time.Duration {
-	d := time.Duration(seconds * float64(time.Second))
-	if d >= time.Second {
-		return d.Round(time.Millisecond)
-	}
-	return d.Round(time.Microsecond)
+	return time.Duration(seconds * float64(time.Second)).Round(time.Microsecond)
 }
 
 // String describes the machine, and its spill directories if there are some.
@@ -46,14 +42,6 @@ func (e Env) String() string {
 	return fmt.Sprintf("%s, %d cores, %s; %s;%s %s", cmp.Or(e.CPU, "unknown CPU"), e.Cores, size.Approx(e.Memory), gpu, disks, e.Kernel)
 }
 
-// codec is the codec and whether spill files are encrypted.
-func (c Config) codec() string {
-	if c.Encrypt {
-		return c.Codec + ", encrypted on disk"
-	}
-	return c.Codec
-}
-
 // phaseRow is a phase with its rate, or nil for phases that have none.
 type phaseRow struct {
 	Phase
@@ -61,13 +49,9 @@ type phaseRow struct {
 }
 
 func (r *Run) print(p *printer) string {
-	placed := "always"
-	if r.Config.Place == "fits" {
-		placed = "while it has room"
-	}
-	p.line("%s of %s in %d batches (%d rows), %d workers, policy %s, codec %s, placed in the GPU: %s",
+	p.line("%s of %s in %d batches (%d rows), %d workers, policy %s, codec %s, encrypted on disk: %s, place %s",
 		size.Approx(r.Input.Bytes), strings.Join(r.Input.Sources, ", "), r.Input.Batches, r.Input.Rows,
-		r.Config.Workers, r.Config.Policy, r.Config.codec(), placed)
+		r.Config.Workers, r.Config.Policy, r.Config.Codec, yes(r.Config.Encrypt), r.Config.Place)
 	var phases []phaseRow
 	for _, ph := range r.Phases {
 		row := phaseRow{Phase: ph}
@@ -159,6 +143,17 @@ type sideRow struct {
 	Read  any     `json:"read_gib_per_s"`
 }
 
+// sides returns all sides, ours first and those of the peer last.
+func sides(peer string, ours OurRates, cold, warm Rates) []sideRow {
+	return []sideRow{
+		{"spillway", ours.WriteGiBPerS, ours.ReadGiBPerS},
+		{"spillway, laid out", ours.PutWriteGiBPerS, nil},
+		{"spillway, rewritten", ours.Rewritten.WriteGiBPerS, ours.Rewritten.ReadGiBPerS},
+		{peer, cold.WriteGiBPerS, cold.ReadGiBPerS},
+		{peer + ", warm", warm.WriteGiBPerS, warm.ReadGiBPerS},
+	}
+}
+
 // ratioRow is how much faster Spillway was than the peer in writing or in reading.
 type ratioRow struct {
 	Of    string  `json:"of"`
@@ -172,16 +167,10 @@ func (r Ratios) rows() []ratioRow {
 }
 
 func (c *Compare) print(p *printer) string {
-	p.line("%s of %s in %d batches (%d rows), through %s of memory; ours with codec %s",
+	p.line("%s of %s in %d batches (%d rows), through %s of memory; ours with codec %s, encrypted on disk: %s",
 		size.Approx(c.Input.Bytes), strings.Join(c.Input.Sources, ", "), c.Input.Batches, c.Input.Rows,
-		size.Approx(c.Config.HostMemoryBytes), c.Config.codec())
-	p.table([]sideRow{
-		{"spillway", c.Ours.WriteGiBPerS, c.Ours.ReadGiBPerS},
-		{"spillway, laid out", c.Ours.PutWriteGiBPerS, nil},
-		{"spillway, rewritten", c.Ours.Rewritten.WriteGiBPerS, c.Ours.Rewritten.ReadGiBPerS},
-		{c.Peer.Name, c.Peer.WriteGiBPerS, c.Peer.ReadGiBPerS},
-		{c.Peer.Name + ", warm", c.Peer.Warm.WriteGiBPerS, c.Peer.Warm.ReadGiBPerS},
-	}, "side", "write GiB/s=write_gib_per_s", "read GiB/s=read_gib_per_s")
+		size.Approx(c.Config.HostMemoryBytes), c.Config.Codec, yes(c.Config.Encrypt))
+	p.table(sides(c.Peer.Name, c.Ours, c.Peer.Rates, c.Peer.Warm), "side", "write GiB/s=write_gib_per_s", "read GiB/s=read_gib_per_s")
 	p.table(c.Ratio.rows(), "spillway by the peer=of", "ratio", "from=ratio_min", "to=ratio_max")
 	p.line("%d rounds; the peer's file is synced, and dropped from the page cache before it is read; warm: neither;", c.Config.Rounds)
 	p.line("laid out: with laying the batches out in memory; rewritten: in room that was used before")
@@ -212,39 +201,17 @@ type outcomeRow struct {
 }
 
 func (q *Quota) print(p *printer) string {
-	switch {
-	case q.Limit == "":
+	p.table([]Quota{*q}, "limit of GPU memory (a share is of all GPUs)=limit", "=limit_bytes", "set by=source",
+		"oversubscription ratio=ratio", "each GPU counts as=physical_bytes", "ledger", "group")
+	if q.Limit == "" {
 		p.line("limit of GPU memory: none (SPILLWAY_GPU_MEMORY_LIMIT is not set)")
-	case q.LimitBytes == 0:
-		p.line("limit of GPU memory: %s of all GPUs, by %s", q.Limit, q.Source)
-	default:
-		p.line("limit of GPU memory: %s, by %s", q.Limit, q.Source)
 	}
-	if q.Ratio != 0 {
-		p.line("oversubscription ratio: %g", q.Ratio)
-	}
-	if q.PhysicalBytes != 0 {
-		p.line("each GPU counts as having: %s", size.Approx(q.PhysicalBytes))
-	}
-	if p.format == CSV {
-		p.table([]Quota{*q}, "limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group")
-	}
-	switch {
-	case q.Ledger == "":
+	if q.Ledger == "" {
 		return "ledger: none (SPILLWAY_GPU_QUOTA_DIR is not set): other processes are not asked"
-	case q.Group != "":
-		p.line("ledger: %s, group %s", q.Ledger, q.Group)
-	default:
-		p.line("ledger: %s", q.Ledger)
 	}
+	p.table(q.Holders, "GPU=device", "group", "process=pid", "since=started", "quota", "holds=live", "peak", "files removed from the ledger=lost")
 	if len(q.Holders) == 0 {
-		p.line("no process has a lease")
-	}
-	p.table(q.Holders, "GPU=device", "group", "process=pid", "since=started", "quota", "holds=live", "peak")
-	for _, h := range q.Holders {
-		if h.Lost > 0 {
-			p.line("process %d: files of the ledger were removed %d times under it", h.PID, h.Lost)
-		}
+		return "no process has a lease"
 	}
 	return ""
 }
