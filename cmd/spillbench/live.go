@@ -57,7 +57,8 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)", f.listen, err)
+		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)",
+			f.listen, err)
 	}
 	at, reach := listener.Addr().(*net.TCPAddr), ""
 	l := newLive(listener, at.IP.IsLoopback())
@@ -76,7 +77,10 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 func newLive(at net.Listener, local bool) *live {
 	l := &live{at: at, local: local}
 	l.show(func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} })
-	l.server = &http.Server{Handler: l, ConnState: l.note, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16}
+	l.server = &http.Server{
+		Handler: l, ConnState: l.note,
+		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16,
+	}
 	l.done.Go(func() { _ = l.server.Serve(at) }) // it ends with close
 	return l
 }

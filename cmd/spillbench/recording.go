@@ -120,7 +120,9 @@ func (m *machine) limits(ctx context.Context, seed uint64) []report.Limit {
 	}
 	var out []report.Limit
 	for _, l := range all {
-		out = append(out, report.Limit{From: l.From.String(), To: l.To.String(), GiBPerS: l.GiBPerS, LimitOf: string(l.LimitOf)})
+		out = append(out, report.Limit{
+			From: l.From.String(), To: l.To.String(), GiBPerS: l.GiBPerS, LimitOf: string(l.LimitOf),
+		})
 	}
 	return out
 }

@@ -50,9 +50,11 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	formats := slices.DeleteFunc(report.Formats(), func(s string) bool { return s == string(report.JSON) }) // FILE is that
+	formats := report.Formats()
+	formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.JSON) }) // FILE is that
 	fs.Var(&formatChoice{&f.format, formats}, "format", "print in the place of a page, by `NAME`: "+either(formats))
-	fs.Var(&f.html, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
+	fs.Var(&f.html, "html",
+		"write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
 	fs.BoolVarP(&f.quiet, "quiet", "q", false, "do not print where the page is")
 	return cmd
 }
@@ -136,7 +138,8 @@ func readResults(files []string) (names []string, docs []report.Measured, err er
 		names, docs = append(names, name), append(docs, doc)
 	}
 	if a, b := report.CommandOf(docs[0]), report.CommandOf(docs[len(docs)-1]); a != b {
-		return nil, nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)", names[0], a, names[1], b)
+		return nil, nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)",
+			names[0], a, names[1], b)
 	}
 	return names, docs, nil
 }

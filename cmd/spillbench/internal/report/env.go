@@ -131,6 +131,7 @@ var build = sync.OnceValues(func() (version, commit string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 	defer cancel()
-	text, _ := exec.CommandContext(ctx, "git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty").Output()
+	git := exec.CommandContext(ctx, "git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty")
+	text, _ := git.Output() // without git, the revision stays unknown
 	return version, strings.TrimSpace(string(text))
 })

@@ -45,7 +45,8 @@ func PageOf(d Measured) page.Run {
 	e := h.Env
 	run.Machine = pairs(
 		"processor", e.CPU, "cores", e.Cores, "memory", size.Approx(e.Memory), "kernel", e.Kernel,
-		"GPU", e.GPU, "driver", e.Driver, "PCIe link", e.PCIeLink, "file system", e.FileSystem, "direct I/O", yes(e.DirectIO),
+		"GPU", e.GPU, "driver", e.Driver, "PCIe link", e.PCIeLink,
+		"file system", e.FileSystem, "direct I/O", yes(e.DirectIO),
 		"spillbench", h.Version, "commit", e.Commit, "Go", h.GoVersion)
 	return run
 }
@@ -120,6 +121,9 @@ func settingsOf(config any) (all []page.Setting) {
 		}
 		s := page.Setting{Name: parts[1], Flag: parts[2], Field: parts[3], Says: parts[4]}
 		s.Value = strings.Trim((&printer{}).cell(key, value), "[]")
+		if v, ok := value.(float64); ok {
+			s.Value = fmt.Sprintf("%.3g", v)
+		}
 		if s.Says != "" {
 			s.Value += "/s"
 		}
@@ -159,7 +163,8 @@ func rank(space string) int {
 
 func (r *Run) page() page.Run {
 	p := page.Run{
-		Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline, Input: r.Input.page(), Verified: page.Verified(r.Verify), Settings: settingsOf(r.Config),
+		Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline, Settings: settingsOf(r.Config),
+		Input: r.Input.page(), Verified: page.Verified(r.Verify),
 		Waits:   page.Waits{Count: r.Waits.Count, P50: r.Waits.P50, P99: r.Waits.P99, Max: r.Waits.Max},
 		Failed:  r.Error != "",
 		Follows: strings.HasPrefix(few(r.Input.Sources), Generated),
@@ -197,7 +202,9 @@ func (r *Run) page() page.Run {
 		}
 	}
 	for _, w := range r.Work {
-		p.Work = append(p.Work, page.Work{Plan: w.Plan, Operator: w.Operator, Port: w.Port, Down: w.DownBytes, Up: w.UpBytes, Unread: w.Unread})
+		p.Work = append(p.Work, page.Work{
+			Plan: w.Plan, Operator: w.Operator, Port: w.Port, Down: w.DownBytes, Up: w.UpBytes, Unread: w.Unread,
+		})
 	}
 	for _, t := range r.Tasks {
 		p.Tasks = append(p.Tasks, page.Task{Name: t.Name, Waits: t.Waits, Total: t.Total, Longest: t.Longest})
@@ -214,7 +221,8 @@ func (r *Run) page() page.Run {
 	}
 
 	data := fmt.Sprintf("%s of %s went through %s of GPU memory, %s of host memory and disk in %s",
-		size.Approx(r.Input.Bytes), p.Input.Sources, size.Approx(r.Config.GPUMemoryBytes), size.Approx(r.Config.HostMemoryBytes), duration(p.Seconds))
+		size.Approx(r.Input.Bytes), p.Input.Sources, size.Approx(r.Config.GPUMemoryBytes),
+		size.Approx(r.Config.HostMemoryBytes), duration(p.Seconds))
 	verified := fmt.Sprintf("%d batches", r.Verify.Batches)
 	switch wrong := r.Verify.Mismatches; {
 	case p.Failed:
@@ -223,16 +231,22 @@ func (r *Run) page() page.Run {
 		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %s. %s.", p.Verified.Wrong(), data)
 		verified = fmt.Sprintf("%d of %d", r.Verify.Batches-wrong, r.Verify.Batches)
 	case len(leaks) > 0:
-		p.Level, p.Headline = page.Warn, fmt.Sprintf("%s were not empty at the end. %s.", strings.Join(leaks, ", "), data)
+		p.Level = page.Warn
+		p.Headline = fmt.Sprintf("%s were not empty at the end. %s.", strings.Join(leaks, ", "), data)
 	case r.Verify.Checked:
-		p.Headline = fmt.Sprintf("All is well: %s, and all %d batches that were checked came back as they were loaded.", data, r.Verify.Batches)
+		p.Headline = fmt.Sprintf("All is well: %s, and all %d batches that were checked came back as they were loaded.",
+			data, r.Verify.Batches)
 	default:
 		p.Headline = data + "; nothing was checked."
 	}
-	p.Facts = pairs("time", duration(p.Seconds), "moved down", size.Approx(down), "moved up", size.Approx(up), "waits for room", r.Waits.Count)
-	if r.Input.Batches > 0 { // known, unlike while the run lasts
-		p.Facts = append(p.Facts, pairs("data", size.Approx(r.Input.Bytes), "batches", r.Input.Batches, "verified", verified)...)
+	facts := []any{
+		"time", duration(p.Seconds), "moved down", size.Approx(down), "moved up", size.Approx(up),
+		"waits for room", r.Waits.Count,
 	}
+	if r.Input.Batches > 0 { // it is 0 while the run lasts
+		facts = append(facts, "data", size.Approx(r.Input.Bytes), "batches", r.Input.Batches, "verified", verified)
+	}
+	p.Facts = pairs(facts...)
 	return p
 }
 
@@ -267,7 +281,9 @@ func (b *Bandwidth) page() page.Run {
 		}
 		p.Bars[at].Groups = append(p.Bars[at].Groups, page.Group{
 			Name: name, Text: fmt.Sprintf("%s, which varies by %.0f %%", share, 100*r.Noise),
-			Bars: []page.Bar{{Name: "Spillway", Value: r.GiBPerS}, {Name: r.LimitOf, Value: r.LimitGiBPerS, Other: true}},
+			Bars: []page.Bar{
+				{Name: "Spillway", Value: r.GiBPerS}, {Name: r.LimitOf, Value: r.LimitGiBPerS, Other: true},
+			},
 		})
 		p.Figures = append(p.Figures, page.Figure{
 			Name: edge + ", " + name, Value: r.GiBPerS, Unit: "GiB/s", Noise: max(r.Noise, r.CV),
@@ -275,8 +291,8 @@ func (b *Bandwidth) page() page.Run {
 			Limit: r.LimitGiBPerS, LimitOf: fmt.Sprintf("The speed of %s from %s to %s", r.LimitOf, r.From, r.To),
 		})
 	}
-	p.Headline = fmt.Sprintf("Of %d rows %d reach 90 %% of the machine's own limit or more, and %d cannot be told from it. %d were not measured.",
-		len(b.Rows), near, unclear, failed)
+	p.Headline = fmt.Sprintf("Of %d rows %d reach 90 %% of the machine's own limit or more, "+
+		"and %d cannot be told from it. %d were not measured.", len(b.Rows), near, unclear, failed)
 	if failed > 0 {
 		p.Level = page.Warn
 	}
@@ -287,8 +303,11 @@ func (b *Bandwidth) page() page.Run {
 }
 
 func (c *Compare) page() page.Run {
-	p := page.Run{Seconds: c.WallSeconds, Level: page.Good, Input: c.Input.page(), Verified: page.Verified(c.Verify), Settings: settingsOf(c.Config)}
-	p.Facts = pairs("data", size.Approx(c.Input.Bytes), "rounds", c.Config.Rounds, "time", duration(c.WallSeconds))
+	p := page.Run{
+		Seconds: c.WallSeconds, Level: page.Good, Settings: settingsOf(c.Config),
+		Input: c.Input.page(), Verified: page.Verified(c.Verify),
+	}
+	facts := []any{"data", size.Approx(c.Input.Bytes), "rounds", c.Config.Rounds, "time", duration(c.WallSeconds)}
 	name := c.Peer.Name
 	var verdicts []string
 	for _, r := range c.Ratio.rows() {
@@ -303,12 +322,15 @@ func (c *Compare) page() page.Run {
 				bars = append(bars, page.Bar{Name: s.Side, Value: rate, Other: strings.HasPrefix(s.Side, name)})
 			}
 		}
-		p.Bars = append(p.Bars, page.Bars{Title: title, Unit: "GiB/s", Groups: []page.Group{{Name: "medians", Bars: bars}}})
-		p.Figures = append(p.Figures, page.Figure{
-			Name: title, Value: bars[0].Value, Unit: "GiB/s", Share: r.Ratio, ShareNoise: max(0, r.Max-r.Min) / 2 / r.Ratio,
-			ShareOf: "of the speed of " + name, Limit: bars[len(bars)-2].Value, LimitOf: "The " + r.Of + " speed of " + name,
+		p.Bars = append(p.Bars, page.Bars{
+			Title: title, Unit: "GiB/s", Groups: []page.Group{{Name: "medians", Bars: bars}},
 		})
-		p.Facts = append(p.Facts, pairs(r.Of+" ratio", fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", r.Ratio, r.Min, r.Max))...)
+		p.Figures = append(p.Figures, page.Figure{
+			Name: title, Value: bars[0].Value, Unit: "GiB/s",
+			Share: r.Ratio, ShareNoise: max(0, r.Max-r.Min) / 2 / r.Ratio, ShareOf: "of the speed of " + name,
+			Limit: bars[len(bars)-2].Value, LimitOf: "The " + r.Of + " speed of " + name,
+		})
+		facts = append(facts, r.Of+" ratio", fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", r.Ratio, r.Min, r.Max))
 		verdict := fmt.Sprintf("%.1f times as fast as %s", r.Ratio, name)
 		if r.Min <= 1 && r.Max >= 1 && len(c.Samples) > 1 {
 			verdict = fmt.Sprintf("about as fast as %s (%.2f to %.2f times)", name, r.Min, r.Max)
@@ -318,6 +340,8 @@ func (c *Compare) page() page.Run {
 		}
 		verdicts = append(verdicts, verdict)
 	}
-	p.Headline = fmt.Sprintf("With the same %s of memory Spillway wrote %s, and read %s.", size.Approx(c.Config.HostMemoryBytes), verdicts[0], verdicts[1])
+	p.Facts = pairs(facts...)
+	p.Headline = fmt.Sprintf("With the same %s of memory Spillway wrote %s, and read %s.",
+		size.Approx(c.Config.HostMemoryBytes), verdicts[0], verdicts[1])
 	return p
 }

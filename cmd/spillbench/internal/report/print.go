@@ -164,17 +164,21 @@ func fieldOf(row reflect.Value, key string) any {
 	return nil
 }
 
-// Keys of values that people read in other forms than programs.
+// Keys of values that people read in other forms than programs: bytes with a unit, nothing for 0 or
+// false, and three digits behind the point instead of two.
 var (
 	keyOfBytes   = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
-	keyOfSparse  = regexp.MustCompile(`^by_reason_|^unmoved_|^ahead_|gain$|^both_ways$|^inconclusive$|^physical_bytes$|^ratio$|^lost$`) // 0 and false are left out
-	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)                                                                          // three digits behind the point, and not two
+	keyOfSparse  = regexp.MustCompile(`^by_reason_|^(unmoved|ahead|physical)_|gain$|^(both_ways|inconclusive|ratio|lost)$`)
+	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)
 )
 
 // cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
 func (p *printer) cell(key string, value any) string {
 	forPeople := p.format != CSV
-	if value == nil || value == topology.Unknown || forPeople && keyOfSparse.MatchString(key) && reflect.ValueOf(value).IsZero() {
+	if value == nil || value == topology.Unknown {
+		return ""
+	}
+	if forPeople && keyOfSparse.MatchString(key) && reflect.ValueOf(value).IsZero() {
 		return ""
 	}
 	switch v := value.(type) {

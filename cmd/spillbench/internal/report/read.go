@@ -53,7 +53,8 @@ func inPlainWords(err error) error {
 	if !errors.As(err, &wrong) {
 		return err
 	}
-	return fmt.Errorf("%s: unexpected %s", cmp.Or(embedded.ReplaceAllString(wrong.Field, ""), "the document"), wrong.Value)
+	field := embedded.ReplaceAllString(wrong.Field, "")
+	return fmt.Errorf("%s: unexpected %s", cmp.Or(field, "the document"), wrong.Value)
 }
 
 // Bounds of numbers that can be calculated with. No run reaches them.

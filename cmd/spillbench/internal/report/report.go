@@ -147,7 +147,8 @@ func WriteBenchmarks(w io.Writer, names []string, documents ...Measured) (err er
 		}
 		var config []benchfmt.Config
 		for _, p := range pairs(
-			"result", result, "goos", env.GOOS, "goarch", env.GOARCH, "pkg", "github.com/spillway-db/spillway/cmd/spillbench",
+			"result", result, "goos", env.GOOS, "goarch", env.GOARCH,
+			"pkg", "github.com/spillway-db/spillway/cmd/spillbench",
 			"cpu", env.CPU, "gpu", env.GPU, "filesystem", env.FileSystem, "commit", env.Commit,
 		) {
 			if value := words(p.Value, " "); len(value) > 0 {
@@ -155,8 +156,9 @@ func WriteBenchmarks(w io.Writer, names []string, documents ...Measured) (err er
 			}
 		}
 		d.benchmarks(func(name string, times int64, values ...benchfmt.Value) {
-			line := &benchfmt.Result{Config: config, Name: words(name, "-"), Iters: int(max(1, times)), Values: values}
-			err = cmp.Or(err, out.Write(line))
+			err = cmp.Or(err, out.Write(&benchfmt.Result{
+				Config: config, Name: words(name, "-"), Iters: int(max(1, times)), Values: values,
+			}))
 		})
 	}
 	return err

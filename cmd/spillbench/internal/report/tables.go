@@ -39,7 +39,8 @@ func (e Env) String() string {
 	if e.FileSystem != "" {
 		disks = fmt.Sprintf(" %s, direct I/O: %s;", e.FileSystem, yes(e.DirectIO))
 	}
-	return fmt.Sprintf("%s, %d cores, %s; %s;%s %s", cmp.Or(e.CPU, "unknown CPU"), e.Cores, size.Approx(e.Memory), gpu, disks, e.Kernel)
+	return fmt.Sprintf("%s, %d cores, %s; %s;%s %s",
+		cmp.Or(e.CPU, "unknown CPU"), e.Cores, size.Approx(e.Memory), gpu, disks, e.Kernel)
 }
 
 // phaseRow is a phase with its rate, or nil for phases that have none.
@@ -92,7 +93,8 @@ func (p *printer) edges(edges []Edge) {
 	for _, r := range slices.Sorted(maps.Keys(reasons)) {
 		columns = append(columns, "for "+r+"=by_reason_"+r)
 	}
-	p.table(edges, append(columns, "on a copy=unmoved_bytes", "ahead=ahead_bytes", "used=ahead_used_bytes", "in vain=ahead_in_vain_bytes")...)
+	p.table(edges, append(columns,
+		"on a copy=unmoved_bytes", "ahead=ahead_bytes", "used=ahead_used_bytes", "in vain=ahead_in_vain_bytes")...)
 }
 
 func (v *Verify) print(p *printer) string {
@@ -113,7 +115,8 @@ func (v *Verify) print(p *printer) string {
 
 func (b *Bandwidth) print(p *printer) string {
 	p.table(b.Rows, "from", "to", "batch=bytes", "moves=threads", "state", "both ways=both_ways", "GiB/s=gib_per_s",
-		"limit=limit_gib_per_s", "limit of=limit_of", "efficiency", "noise", "cv", "inconclusive", "gain", "limit gain=limit_gain", "error")
+		"limit=limit_gib_per_s", "limit of=limit_of", "efficiency", "noise", "cv", "inconclusive",
+		"gain", "limit gain=limit_gain", "error")
 	p.line("%d pairs a row, in %s; limits have a thread for each move; disk I/O is %s, on a file in the same state;",
 		b.Config.Pairs, duration(b.WallSeconds), map[bool]string{true: "direct", false: "buffered"}[b.Env.DirectIO])
 	p.line("efficiency is the median of Spillway's rate by the limit, pair by pair; " +
@@ -170,9 +173,11 @@ func (c *Compare) print(p *printer) string {
 	p.line("%s of %s in %d batches (%d rows), through %s of memory; ours with codec %s, encrypted on disk: %s",
 		size.Approx(c.Input.Bytes), strings.Join(c.Input.Sources, ", "), c.Input.Batches, c.Input.Rows,
 		size.Approx(c.Config.HostMemoryBytes), c.Config.Codec, yes(c.Config.Encrypt))
-	p.table(sides(c.Peer.Name, c.Ours, c.Peer.Rates, c.Peer.Warm), "side", "write GiB/s=write_gib_per_s", "read GiB/s=read_gib_per_s")
+	p.table(sides(c.Peer.Name, c.Ours, c.Peer.Rates, c.Peer.Warm),
+		"side", "write GiB/s=write_gib_per_s", "read GiB/s=read_gib_per_s")
 	p.table(c.Ratio.rows(), "spillway by the peer=of", "ratio", "from=ratio_min", "to=ratio_max")
-	p.line("%d rounds; the peer's file is synced, and dropped from the page cache before it is read; warm: neither;", c.Config.Rounds)
+	p.line("%d rounds; the peer's file is synced, and dropped from the page cache before it is read; warm: neither;",
+		c.Config.Rounds)
 	p.line("laid out: with laying the batches out in memory; rewritten: in room that was used before")
 	return fmt.Sprintf("verified: %d batches of both sides are those of the input", c.Verify.Batches)
 }
@@ -184,7 +189,8 @@ func (t *Trace) print(p *printer) string {
 		for _, o := range r.Replays {
 			rows = append(rows, outcomeRow{o, r.File, "replayed"})
 		}
-		p.table(rows, "=file", "outcome", "policy", "moved=bytes", "seconds", "stalled=stalled_seconds", "accesses", "found", "error")
+		p.table(rows, "=file", "outcome", "policy", "moved=bytes", "seconds", "stalled=stalled_seconds",
+			"accesses", "found", "error")
 		if len(r.Replays) == 1 && r.Replays[0].Error == "" {
 			p.edges(r.Replays[0].Edges)
 			p.line("recorded:")
@@ -209,7 +215,8 @@ func (q *Quota) print(p *printer) string {
 	if q.Ledger == "" {
 		return "ledger: none (SPILLWAY_GPU_QUOTA_DIR is not set): other processes are not asked"
 	}
-	p.table(q.Holders, "GPU=device", "group", "process=pid", "since=started", "quota", "holds=live", "peak", "files removed from the ledger=lost")
+	p.table(q.Holders, "GPU=device", "group", "process=pid", "since=started", "quota", "holds=live", "peak",
+		"files removed from the ledger=lost")
 	if len(q.Holders) == 0 {
 		return "no process has a lease"
 	}
@@ -244,8 +251,8 @@ func (t *Topo) print(p *printer) string {
 		}
 	}
 	p.table(t.Topology.Nodes, "node=node=id", "cpus", "memory=memory_bytes", "free=free_bytes")
-	p.table(gpus, "GPU=gpu=index", "name", "UUID=uuid", "PCI address=pci_address", "node", "memory=memory_bytes", "free=free_bytes",
-		"link=pcie_link", "driver")
+	p.table(gpus, "GPU=gpu=index", "name", "UUID=uuid", "PCI address=pci_address", "node",
+		"memory=memory_bytes", "free=free_bytes", "link=pcie_link", "driver")
 	p.table(t.Topology.NICs, "NIC=nic=name", "PCI address=pci_address", "node", "device")
 	p.table(t.Topology.Disks, "disk=disk=name", "kind", "model", "size=size_bytes", "node", "mounted at=mounts")
 	p.table(paths, "from", "to", "path")
