@@ -118,6 +118,8 @@ func TestReportRefuses(t *testing.T) {
 		"its wall_seconds is -1":                      of("run", `"wall_seconds":-1`),
 		"its seconds is 1e-300":                       of("run", `"edges":[{"bytes":1,"seconds":1e-300}]`),
 		"its bytes is -5":                             of("run", `"edges":[{"bytes":-5}]`),
+		"its bytes is -6":                             of("run", `"edges":[{"Bytes":-6}]`),
+		"its bytes is -7":                             of("run", `"edges":[{"bytes":-7}],"edges":[{}]`),
 		"its capacity_bytes is 9.223372036854776e+18": of("run", `"spaces":[{"capacity_bytes":9223372036854775807}]`),
 		"its interval_seconds is 0":                   of("run", `"timeline":{"waits":{"ended":[1]}}`),
 		"has 2 values, and not 1":                     of("run", `"timeline":{"interval_seconds":1,"waits":{"ended":[1]},"edges":[{"bytes":[1,2]}]}`),

@@ -71,8 +71,10 @@ var (
 
 // check checks what the types of a document, decoded from text into d, don't guarantee.
 func check(text []byte, d Measured) error {
-	var values map[string]any
-	if err := json.Unmarshal(text, &values); err != nil {
+	// What was decoded counts for numbers: encoding/json ignores the case of keys, and merges duplicates.
+	var values, given map[string]any
+	decoded, err := json.Marshal(d)
+	if err := errors.Join(err, json.Unmarshal(decoded, &values), json.Unmarshal(text, &given)); err != nil {
 		return err
 	}
 	intervals := 0
@@ -114,7 +116,7 @@ func check(text []byte, d Measured) error {
 		return err
 	}
 	for _, key := range schema.Defs[reflect.TypeOf(d).Elem().Name()].Required {
-		switch value := reflect.ValueOf(values[key]); {
+		switch value := reflect.ValueOf(given[key]); {
 		case !value.IsValid():
 			return fmt.Errorf("it has no %s", key)
 		case neverEmpty.MatchString(key) && value.Len() == 0 && FailureOf(d) == "":
