@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,33 +11,34 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/observe/page"
+	"github.com/spillway-db/spillway/observe/timeline"
 )
 
-// live serves the report of a run while it lasts. A nil one serves nothing.
+// live serves the report of a run while it lasts. A nil live serves nothing.
 type live struct {
 	server *http.Server
-	done   sync.WaitGroup
-	local  bool // only this machine reaches it
+	at     net.Listener
+	done   sync.WaitGroup // the server's accept loop
+	local  bool           // only this machine reaches it
+	silent sync.Map       // connections without a request yet, by net.Conn
 
-	mu struct {
-		sync.Mutex
-		report func() *page.Report
-		asked  time.Time     // when a page asked for data last
-		final  chan struct{} // closed when a page has got the end
-		ended  bool
-		silent map[net.Conn]bool // connections that have asked for nothing yet; nil: they are closed at once
-	}
+	mu     sync.Mutex
+	report func() *page.Report // what pages show; called with mu held
+	asked  time.Time           // when a page last asked for data
+	final  func()              // tells end that a page has the result; nil before end
 }
 
-// lookedAt is how long ago a page may have asked for data and still be open: it asks each second. So
-// long, too, the end of a run waits for it.
+// lookedAt is how long after its last request a page counts as open: it asks each second. The end of a
+// run waits as long for an open page.
 const lookedAt = 1500 * time.Millisecond
 
-// listenAddress returns where --listen wants to be reached. Without a host that is this machine alone.
+// listenAddress returns the address that --listen means. Without a host, only this machine reaches it.
 func listenAddress(text string) (string, error) {
 	if text == "" {
 		return "", nil
@@ -57,44 +59,47 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 	if address == "" || err != nil {
 		return nil, err
 	}
-	at, err := net.Listen("tcp", address)
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)", f.listen, err)
+		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)",
+			f.listen, err)
 	}
-	l := newLive(at, at.Addr().(*net.TCPAddr).IP.IsLoopback())
-	fmt.Fprintf(stderr, "spillbench: the report is at http://%s/ while the run lasts%s\n", reachable(at.Addr().(*net.TCPAddr)), l.reach())
+	at, reach := listener.Addr().(*net.TCPAddr), ""
+	l := newLive(listener, at.IP.IsLoopback())
+	if !l.local {
+		reach = "; other machines reach it by this one's name or address, without a password"
+	}
+	address = at.String()
+	if at.IP.IsUnspecified() { // a browser can't open that
+		address = net.JoinHostPort("localhost", strconv.Itoa(at.Port))
+	}
+	fmt.Fprintf(stderr, "spillbench: the report is at http://%s/ while the run lasts%s\n", address, reach)
 	return l, nil
 }
 
-// newLive begins to serve those who come to at.
+// newLive begins to serve the connections of a listener.
 func newLive(at net.Listener, local bool) *live {
-	l := &live{local: local}
-	l.mu.final, l.mu.silent = make(chan struct{}), make(map[net.Conn]bool)
-	l.mu.report = func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} }
-	l.server = &http.Server{Handler: l, ConnState: l.note, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16}
-	l.done.Go(func() { _ = l.server.Serve(at) }) // which ends with close
+	l := &live{at: at, local: local}
+	l.show(func() *page.Report { return &page.Report{Title: "spillbench run", Live: true} })
+	l.server = &http.Server{
+		Handler: l, ConnState: l.note,
+		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16,
+	}
+	l.done.Go(func() { _ = l.server.Serve(at) }) // it ends with close
 	return l
 }
 
-// reachable is an address that a browser on this machine can open: one that stands for all addresses
-// is none.
-func reachable(at *net.TCPAddr) string {
-	if at.IP.IsUnspecified() {
-		return net.JoinHostPort("localhost", strconv.Itoa(at.Port))
+// note keeps the connections without a request yet in l.silent.
+func (l *live) note(conn net.Conn, state http.ConnState) {
+	if state == http.StateNew {
+		l.silent.Store(conn, nil)
+	} else {
+		l.silent.Delete(conn)
 	}
-	return at.String()
 }
 
-// reach says who else can ask.
-func (l *live) reach() string {
-	if l.local {
-		return ""
-	}
-	return "; other machines reach it by this one's name or address, without a password"
-}
-
-// ServeHTTP serves the page. Where only this machine may ask, a name that leads here from another
-// site's page is refused: that site would read the answer.
+// ServeHTTP serves the page. If only this machine may ask, it refuses requests to another name: a page
+// of another site could make a browser send them, and read the answer.
 func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if l.local && !page.IsLocal(req) {
 		http.Error(w, "only this machine is served", http.StatusForbidden)
@@ -104,36 +109,33 @@ func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if req.URL.RawQuery == "data" {
-			l.mu.asked = time.Now()
-			if l.mu.ended {
-				l.mu.ended = false
-				defer close(l.mu.final)
+			l.asked = time.Now()
+			if l.final != nil {
+				l.final()
 			}
 		}
-		return l.mu.report()
+		return l.report()
 	})
 }
 
-// show changes what is shown. The function is called with a lock held that is a leaf but for the
-// engine's own.
+// show changes what pages show. The lock that is held while report is called may be followed only by
+// those of the engine.
 func (l *live) show(report func() *page.Report) {
-	if l == nil {
-		return
+	if l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.report = report
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.mu.report = report
 }
 
-// hold keeps what is shown as it is.
+// hold keeps what pages show as it is.
 func (l *live) hold() {
-	if l == nil {
-		return
+	if l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		last := l.report()
+		l.report = func() *page.Report { return last }
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	last := l.mu.report()
-	l.mu.report = func() *page.Report { return last }
 }
 
 // end shows the result, and waits a moment if a page is open that will ask for it.
@@ -142,89 +144,164 @@ func (l *live) end(ctx context.Context, doc *report.Run, c call) {
 		return
 	}
 	doc.Stamp(c.args, c.began)
-	final := &page.Report{Title: "spillbench run", Runs: []page.Run{report.PageOf(doc)}}
+	result := &page.Report{Title: "spillbench run", Runs: []page.Run{report.PageOf(doc)}}
+	ctx, cancel := context.WithTimeout(ctx, lookedAt)
+	defer cancel()
 	l.mu.Lock()
-	open := time.Since(l.mu.asked) < lookedAt
-	l.mu.report, l.mu.ended = func() *page.Report { return final }, open
+	l.report, l.final = func() *page.Report { return result }, cancel
+	open := time.Since(l.asked) < lookedAt
 	l.mu.Unlock()
-	if !open {
-		return
-	}
-	wait := time.NewTimer(lookedAt)
-	defer wait.Stop()
-	select {
-	case <-l.mu.final:
-	case <-wait.C:
-	case <-ctx.Done():
+	if open {
+		<-ctx.Done()
 	}
 }
 
-// note keeps which connections have asked for nothing. Browsers open some ahead, and the server would
-// wait seconds for each to ask.
-func (l *live) note(conn net.Conn, state http.ConnState) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case state != http.StateNew:
-		delete(l.mu.silent, conn)
-	case l.mu.silent == nil:
-		_ = conn.Close()
-	default:
-		l.mu.silent[conn] = true
-	}
-}
-
-// hush closes the connections that have asked for nothing, and those that are still to come.
-func (l *live) hush() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for conn := range l.mu.silent {
-		_ = conn.Close()
-	}
-	l.mu.silent = nil
-}
-
-// close ends serving; what is being answered is finished, unless ctx ends.
+// close ends serving. It finishes answers, for a second at most and until ctx ends. Connections without
+// a request, which browsers open ahead, would delay that.
 func (l *live) close(ctx context.Context) {
 	if l == nil {
 		return
 	}
-	l.hush()
+	_ = l.at.Close()
+	l.done.Wait() // for no more connections
+	l.silent.Range(func(conn, _ any) bool {
+		_ = conn.(net.Conn).Close()
+		return true
+	})
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if err := l.server.Shutdown(ctx); err != nil {
 		_ = l.server.Close()
 	}
-	l.done.Wait()
 }
 
-// now is the report of a run under way.
+// now returns the report of a run under way.
 func (f *runFlags) now(m *machine, rec *recording, sources []string, start time.Time, args []string) *page.Report {
 	doc := f.document(m, sources, job.Result{})
 	doc.Stamp(args, start)
-	line := rec.timeline.Snapshot(page.Points, page.Numbers)
-	doc.Timeline, doc.WallSeconds = line, time.Since(start).Seconds()
-	for _, p := range line.Phases {
+	doc.Timeline, doc.WallSeconds = rec.timeline.Snapshot(page.Points, page.Numbers), time.Since(start).Seconds()
+	phase := "beginning"
+	for _, p := range doc.Timeline.Phases {
 		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.End - p.Begin})
+		phase = p.Name
 	}
 	run := report.PageOf(doc)
-	phase := "beginning"
-	if n := len(line.Phases); n > 0 {
-		phase = line.Phases[n-1].Name
-	}
 	run.Headline = fmt.Sprintf("Under way since %.1f s, in phase %s.", doc.WallSeconds, phase)
-	for i := range run.Phases {
-		run.Phases[i].Bytes = 0 // not known yet
-	}
 	for i := range run.Spaces {
 		run.Spaces[i].Now = true
 	}
-	kept := run.Facts[:0]
-	for _, fact := range run.Facts {
-		if fact.Name != "data" && fact.Name != "batches" && fact.Name != "verified" {
-			kept = append(kept, fact)
-		}
-	}
-	run.Facts = kept
 	return &page.Report{Title: "spillbench run", Runs: []page.Run{run}, Live: true}
+}
+
+// sampled is the period at which a recording samples the spaces: that of the intervals of a short run.
+const sampled = 5 * time.Millisecond
+
+// inDocument is the largest number of intervals in the timeline of a JSON document.
+const inDocument = 240
+
+// recording collects the timeline of a run. A nil recording records nothing.
+type recording struct {
+	timeline *timeline.Recorder
+	stop     func() // ends watch; nil: not watching
+}
+
+// record returns a recording, or nil if nothing that the flags ask for shows one.
+func (f *runFlags) record() *recording {
+	o := &f.output
+	if o.json == "" && o.html == "" && o.printed() != report.JSON && f.listen == "" {
+		return nil
+	}
+	return &recording{timeline: timeline.New()}
+}
+
+// events returns the function for Config.Events, or nil if there is nothing to record.
+func (r *recording) events() func(spillway.Event) {
+	if r == nil {
+		return nil
+	}
+	return r.timeline.Event
+}
+
+// watch samples the engine's spaces until end is called.
+func (r *recording) watch(eng *spillway.Engine) {
+	if r == nil {
+		return
+	}
+	sample := func() {
+		var states []timeline.State
+		for _, s := range eng.Spaces() {
+			states = append(states, timeline.StateOf(s))
+		}
+		r.timeline.Sample(time.Now(), states)
+	}
+	sample()
+	stop := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		tick := time.NewTicker(sampled)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				sample()
+			}
+		}
+	})
+	r.stop = sync.OnceFunc(func() {
+		close(stop)
+		done.Wait()
+	})
+}
+
+// end stops watch. Later calls do nothing.
+func (r *recording) end() {
+	if r != nil && r.stop != nil {
+		r.stop()
+	}
+}
+
+// snapshot returns the timeline for a document, or nil if r is nil.
+func (r *recording) snapshot() *timeline.Timeline {
+	if r == nil {
+		return nil
+	}
+	return r.timeline.Snapshot(inDocument, page.Numbers)
+}
+
+// phased is a job.Progress that also records the phases.
+type phased struct {
+	job.Progress
+	of *recording
+}
+
+// Begin starts a phase.
+func (p phased) Begin(phase string, steps int64) {
+	p.Progress.Begin(phase, steps)
+	p.of.timeline.Phase(time.Now(), phase)
+}
+
+// progress returns p, extended to record the phases.
+func (r *recording) progress(p job.Progress) job.Progress {
+	if r == nil {
+		return p
+	}
+	return phased{p, r}
+}
+
+// limits measures the machine's raw limits while the engine is idle. If there is no room to do so, it
+// adds a note.
+func (m *machine) limits(ctx context.Context, seed uint64) []report.Limit {
+	all, err := bandwidth.Limits(ctx, m.engine, seed, m.faults.Slow)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		m.notes.add("no limits", "the raw limits were not measured: "+err.Error())
+	}
+	var out []report.Limit
+	for _, l := range all {
+		out = append(out, report.Limit{
+			From: l.From.String(), To: l.To.String(), GiBPerS: l.GiBPerS, LimitOf: string(l.LimitOf),
+		})
+	}
+	return out
 }

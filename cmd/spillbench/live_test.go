@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 type pipes struct {
 	conns chan net.Conn
 	done  chan struct{}
+	once  sync.Once
 }
 
 func (p *pipes) Accept() (net.Conn, error) {
@@ -30,7 +32,7 @@ func (p *pipes) Accept() (net.Conn, error) {
 }
 
 func (p *pipes) Close() error {
-	close(p.done)
+	p.once.Do(func() { close(p.done) })
 	return nil
 }
 
@@ -50,7 +52,7 @@ func TestSilentConnections(t *testing.T) {
 	t.Parallel()
 	for _, interrupted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			at := &pipes{make(chan net.Conn), make(chan struct{})}
+			at := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
 			l := newLive(at, false)
 			l.show(func() *page.Report { return &page.Report{Title: "the last one"} })
 			silent, half, asking := at.dial(), at.dial(), at.dial()

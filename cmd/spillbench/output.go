@@ -158,7 +158,7 @@ func (o *output) print(document report.Document, notes []string) (err error) {
 	case report.BenchFmt:
 		err = report.WriteBenchmarks(&b, nil, document.(report.Measured)) // by outputFlags.figures
 	default:
-		err = document.Page(notes).Write(&b, format)
+		err = report.Print(&b, format, document, notes)
 	}
 	if err != nil {
 		return err

@@ -49,34 +49,27 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	formats := slices.DeleteFunc(report.Formats(), func(s string) bool { return s == string(report.JSON) }) // FILE is that
+	formats := report.Formats()
+	formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.JSON) }) // FILE is that
 	fs.Var(choice(&f.format, "", formats...), "format", "print in the place of a page, by `NAME`: "+either(formats))
-	fs.Var(&valueFlag{&f.html, "FILE or -"}, "html", "write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
+	fs.Var(&valueFlag{&f.html, "FILE or -"}, "html",
+		"write the page to `FILE`, or to standard output if it is - (default "+defaultPage+", without --format)")
 	fs.BoolVarP(&f.quiet, "quiet", "q", false, "do not print where the page is")
 	return cmd
 }
 
-// validate refuses flags that contradict each other.
-func (f reportFlags) validate() error {
-	if f.format != "" && f.html == "-" {
-		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
-	}
-	return nil
-}
-
 func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
-	if err := f.validate(); err != nil {
-		return err
-	}
-	html := f.html
-	if html == "" && f.format == "" {
+	html, format := f.html, report.Format(f.format)
+	switch {
+	case format != "" && html == "-":
+		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
+	case format == "" && html == "":
 		html = defaultPage
 	}
 	if err := apart([]place{{"--html " + html, html}}, readings(names...)); err != nil {
 		return err
 	}
-	names = slices.Clone(names)
-	docs, err := readResults(names)
+	names, docs, err := readResults(names)
 	if err != nil {
 		return err
 	}
@@ -85,25 +78,25 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	if f.format == "" {
-		return nil
-	}
 	for i, d := range docs {
 		switch why := report.FailureOf(d); {
-		case why != "" && f.format == string(report.BenchFmt):
+		case why == "":
+		case format == report.BenchFmt:
 			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
-		case why != "" && len(docs) == 1 && f.format == string(report.CSV): // which has tables alone
+		case format == report.CSV && len(docs) == 1: // it has the tables alone
 			fmt.Fprintf(stderr, "spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
 		}
 	}
 	var b bytes.Buffer
 	switch {
-	case f.format == string(report.BenchFmt):
+	case format == "":
+		return nil
+	case format == report.BenchFmt:
 		err = report.WriteBenchmarks(&b, names, docs...)
 	case len(docs) == 1:
-		err = docs[0].Page(report.NotesOf(docs[0])).Write(&b, report.Format(f.format))
+		err = report.Print(&b, format, docs[0], report.NotesOf(docs[0]))
 	default:
-		err = report.PageOfTwo(names, docs[0], docs[1]).Write(&b, report.Format(f.format))
+		err = report.PrintDifference(&b, format, names, docs[0], docs[1])
 	}
 	if err != nil {
 		return err
@@ -111,30 +104,45 @@ func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
 	return toStdout(stdout, b.Bytes())
 }
 
-// readResults reads one result, or two of one command. In names, - becomes what a reader knows.
-func readResults(names []string) (docs []report.Measured, err error) {
-	if len(names) == 2 && names[0] == "-" && names[1] == "-" {
-		return nil, fail.Usagef("standard input can be read once (give - once, and a file)")
-	}
-	for i, name := range names {
-		text, err := readResult(name)
-		if name == "-" {
-			name, names[i] = "standard input", "standard input"
+// readResults reads one result, or two of one command. It returns their names for people, in which
+// standard input has one, too.
+func readResults(files []string) (names []string, docs []report.Measured, err error) {
+	for _, name := range files {
+		f := os.Stdin
+		switch {
+		case name != "-":
+			f, err = os.Open(name)
+		case slices.Contains(names, "standard input"):
+			return nil, nil, fail.Usagef("standard input can be read once (give - once, and a file)")
+		default:
+			name = "standard input"
+		}
+		var text []byte
+		if err == nil {
+			text, err = io.ReadAll(io.LimitReader(f, maxResult+1)) // a device may have no end
+			_ = f.Close()
+		}
+		if err == nil && len(text) > maxResult {
+			err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
 		}
 		if err != nil {
-			return nil, fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
+			return nil, nil, fail.Usagef("%s cannot be read: %w (name what --json wrote)", name, pathless(err))
 		}
 		doc, err := report.Read(text)
 		if err != nil {
-			return nil, fail.Usagef("%s: %w (name what run, bandwidth or compare wrote with --json)", name, err)
+			return nil, nil, fail.Usagef("%s: %w (name what run, bandwidth or compare wrote with --json)", name, err)
 		}
-		docs = append(docs, doc)
+		names, docs = append(names, name), append(docs, doc)
 	}
-	if len(docs) == 2 && report.CommandOf(docs[0]) != report.CommandOf(docs[1]) {
-		return nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)", names[0], report.CommandOf(docs[0]), names[1], report.CommandOf(docs[1]))
+	if a, b := report.CommandOf(docs[0]), report.CommandOf(docs[len(docs)-1]); a != b {
+		return nil, nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)",
+			names[0], a, names[1], b)
 	}
-	return docs, nil
+	return names, docs, nil
 }
+
+// maxResult is the maximum size of a result in bytes: hundreds of times the largest known one.
+const maxResult = 64 << 20
 
 // writePage writes the page to the file html, or to standard output.
 func writePage(html string, names []string, docs []report.Measured, quiet bool, stdout, stderr io.Writer) error {
@@ -144,8 +152,8 @@ func writePage(html string, names []string, docs []report.Measured, quiet bool, 
 	}
 	to := place{"--html " + html, html}
 	if to.isFile() {
-		if err := replaceablePage(html); err != nil {
-			return err
+		if !replaceablePage(html) {
+			return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", html)
 		}
 		if err := to.check(); err != nil {
 			return err
@@ -160,39 +168,20 @@ func writePage(html string, names []string, docs []report.Measured, quiet bool, 
 	return nil
 }
 
-// maxResult is how large a result may be: hundreds of times the largest that we know.
-const maxResult = 64 << 20
-
-// readResult reads a result's file, or standard input; one without an end, such as a device, not to its end.
-func readResult(name string) (text []byte, err error) {
-	f := os.Stdin
-	if name != "-" {
-		if f, err = os.Open(name); err != nil {
-			return nil, err
-		}
-		defer f.Close()
-	}
-	text, err = io.ReadAll(io.LimitReader(f, maxResult+1))
-	if err == nil && len(text) > maxResult {
-		err = fmt.Errorf("it is larger than the %d MiB of any result", maxResult>>20)
-	}
-	return text, err
-}
-
-// replaceablePage refuses a file that is no page of ours: report takes names of files, and so one that
-// was meant to be read is easily named as the page. What is no regular file is not replaced.
-func replaceablePage(name string) error {
-	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil
+// replaceablePage reports whether a file may be written: it is a report, empty, not a regular file, or
+// not there. The command takes the names of files, so one that was to be read is easily given as the
+// page.
+func replaceablePage(name string) bool {
+	info, err := os.Stat(name)
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return true
 	}
 	f, err := os.Open(name)
 	if err != nil {
-		return nil // to replace it takes no right to read it
+		return true // to replace it takes no right to read it
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, 2000))
-	if err == nil && strings.Contains(string(text), `<meta name="generator" content="spillway">`) {
-		return nil
-	}
-	return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", name)
+	text := make([]byte, 2000)
+	n, _ := io.ReadFull(f, text) // a short file is no page
+	return strings.Contains(string(text[:n]), `<meta name="generator" content="spillway">`)
 }

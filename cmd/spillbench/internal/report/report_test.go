@@ -119,8 +119,10 @@ func TestPrint(t *testing.T) {
 	r.Env.GPU = "sim"
 	r.Config.Codec, r.Config.Encrypt = "s2", true
 	var b strings.Builder
-	r.Page([]string{"take note"}).Write(&b, Table)
-	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "on a copy", "1.0 MiB", "3.0 MiB", "note: take note", "half within 1.5ms", "codec s2, encrypted on disk,", "2.5s", "sim: no figure here is a real GPU's"} {
+	if err := Print(&b, Table, r, []string{"take note"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"a.csv, b.csv", "FAILED: 2 of 7", "for demand", "for work", "on a copy", "1.0 MiB", "3.0 MiB", "note: take note", "half within 1.5ms", "codec s2, encrypted on disk: yes,", "2.5s", "sim: no figure here is a real GPU's"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}

@@ -1,0 +1,390 @@
+package report
+
+import (
+	"time"
+
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/observe/timeline"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// Schema names the version of the documents.
+//
+// The JSON keys in this file are that version: a key may be added, and none may be renamed or removed.
+// The folder schema describes the same keys as a JSON Schema, and TestSchemaHasEveryKey compares the
+// two. Sizes are in bytes, times in seconds, and rates in GiB/s.
+const Schema = "spillway.spillbench/v1"
+
+// Header begins every document.
+type Header struct {
+	Schema   string         `json:"schema"`
+	Command  string         `json:"command"`
+	Env      Env            `json:"env"`
+	Warnings []diag.Warning `json:"warnings"` // the engine's; empty for commands that open no engine
+
+	Version   string    `json:"version"`    // of the module; "(devel)" if it is not known
+	GoVersion string    `json:"go_version"` // that built the program, such as "go1.26.0"
+	Args      []string  `json:"args"`       // the command line, as given
+	Time      time.Time `json:"time"`       // when the command began, in UTC
+}
+
+// Env describes the machine that a document was measured on. Unknown values are empty or 0.
+type Env struct {
+	CPU        string `json:"cpu"`
+	Cores      int    `json:"cores"`       // that the process may use
+	Memory     int64  `json:"memory"`      // bytes that the process may use
+	Kernel     string `json:"kernel"`      // name and release
+	FileSystem string `json:"file_system"` // of the spill directories, separated by commas
+	DirectIO   bool   `json:"direct_io"`   // all spill volumes use it
+	GPU        string `json:"gpu"`         // "sim" for the simulated GPU of an engine
+	Driver     string `json:"driver"`      // of the GPU
+	PCIeLink   string `json:"pcie_link"`   // as "PCIe 4 x16"
+	Commit     string `json:"commit"`      // of this program; "+dirty" follows if files were changed since
+	GOOS       string `json:"goos"`        // the operating system that this program was built for
+	GOARCH     string `json:"goarch"`      // the processor that this program was built for
+}
+
+// Config is what a command ran with, including defaults.
+type Config struct {
+	GPU                   string  `json:"gpu"`
+	GPUMemoryBytes        int64   `json:"gpu_memory_bytes"`
+	HostMemoryBytes       int64   `json:"host_memory_bytes"`
+	Disks                 []Disk  `json:"disks"`
+	Limit                 float64 `json:"limit"`
+	Trigger               float64 `json:"trigger"`
+	Stop                  float64 `json:"stop"`
+	Policy                string  `json:"policy"`
+	Codec                 string  `json:"codec"`
+	Encrypt               bool    `json:"encrypt"` // spill files are encrypted
+	MonitorPeriodSeconds  float64 `json:"monitor_period_seconds"`
+	StuckAfterSeconds     float64 `json:"stuck_after_seconds"`
+	WriteAheadBytesPerS   int64   `json:"write_ahead_bytes_per_s"`   // the maximum; 0: nothing is written ahead
+	MovesPerEdge          int     `json:"moves_per_edge"`            // concurrent moves of the monitor
+	DiskSlots             int     `json:"disk_slots"`                // maximum of concurrent transfers with disks
+	RowsPerBatch          int64   `json:"rows_per_batch"`            // 0: as in the files
+	DiskThrottleBytesPerS int64   `json:"disk_throttle_bytes_per_s"` // of each spill directory; 0: not limited
+	Faults                []Fault `json:"faults"`                    // injected on purpose
+}
+
+// Disk is a spill directory.
+type Disk struct {
+	Dir           string `json:"dir"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+	CapacityGiven bool   `json:"capacity_given,omitempty"` // false: the capacity is the free space that was found
+}
+
+// Fault is a fault that was asked for, with the number of operations that it hit.
+type Fault struct {
+	Spec string `json:"spec"`
+	Hits int64  `json:"hits"`
+}
+
+// Input is the data that was loaded.
+type Input struct {
+	Sources []string `json:"sources"`
+	Rows    int64    `json:"rows"`
+	Batches int64    `json:"batches"`
+	Bytes   int64    `json:"bytes"` // as laid out for the tiers
+}
+
+// Verification counts the batches that were compared, over all passes, and those that differed.
+type Verification struct {
+	Checked    bool  `json:"checked"`
+	Batches    int64 `json:"batches"`
+	Mismatches int64 `json:"mismatches"`
+	Corrupt    int64 `json:"corrupt,omitempty"` // of Mismatches: the engine found the corruption and refused the batch
+}
+
+// Run is the document of run.
+type Run struct {
+	Header
+	Config      RunConfig    `json:"config"`
+	Input       Input        `json:"input"`
+	Verify      Verification `json:"verify"`
+	Spaces      []Space      `json:"spaces"`
+	Edges       []Edge       `json:"edges"`
+	Waits       Waits        `json:"waits"`
+	Phases      []Phase      `json:"phases"`
+	WallSeconds float64      `json:"wall_seconds"`
+
+	Error string `json:"error,omitempty"` // why the run failed; the figures then cover what was done before
+	Held  []Held `json:"held,omitempty"`  // when a run failed
+
+	Work     []Work             `json:"work,omitempty"`
+	Tasks    []Task             `json:"tasks,omitempty"`    // that waited for room, the longest first
+	Limits   []Limit            `json:"limits,omitempty"`   // measured with --html and --listen
+	Timeline *timeline.Timeline `json:"timeline,omitempty"` // recorded for JSON and pages
+}
+
+// RunConfig is what run ran with.
+type RunConfig struct {
+	Config
+	Seed       uint64 `json:"seed"`
+	Place      string `json:"place"`
+	Repeat     int    `json:"repeat"`
+	Partitions int    `json:"partitions"`
+	Passes     int    `json:"passes"`
+	Workers    int    `json:"workers"`
+}
+
+// Space is one memory or spill directory.
+type Space struct {
+	ID            string `json:"id"`
+	Backend       string `json:"backend"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+	PeakBytes     int64  `json:"peak_bytes"`
+	EndBytes      int64  `json:"end_bytes"` // after everything was closed; anything but 0 is a leak
+
+	// Bytes that went through the file system of a spill directory, after compression.
+	WrittenBytes int64 `json:"written_bytes,omitempty"`
+	ReadBytes    int64 `json:"read_bytes,omitempty"`
+}
+
+// Edge is what was moved from one space to another. Moves overlap, so Seconds, the sum over moves, may
+// exceed the wall time, and the rate is that of one move at a time.
+type Edge struct {
+	From    string `json:"from"`
+	To      string `json:"to"`
+	Batches int64  `json:"batches"`
+	Bytes   int64  `json:"bytes"`
+	Copies  int64  `json:"copies"`        // batches that already had a valid copy in To
+	Unmoved int64  `json:"unmoved_bytes"` // of those batches; not counted in Bytes
+	// Ahead counts bytes that were moved before they were needed, or copied to a disk. AheadUsed of
+	// them were used afterwards, and AheadInVain never.
+	Ahead       int64 `json:"ahead_bytes"`
+	AheadUsed   int64 `json:"ahead_used_bytes"`
+	AheadInVain int64 `json:"ahead_in_vain_bytes"`
+
+	Seconds  float64          `json:"seconds"`
+	GiBPerS  float64          `json:"gib_per_s"`
+	ByReason map[string]int64 `json:"by_reason"` // bytes
+
+	// Durations of moves that moved bytes; percentiles are at most 1/16 too high.
+	P50     float64 `json:"p50_seconds,omitempty"`
+	P99     float64 `json:"p99_seconds,omitempty"`
+	Longest float64 `json:"longest_seconds,omitempty"`
+}
+
+// Waits are the waits for room, in seconds.
+type Waits struct {
+	Count int64   `json:"count"`
+	P50   float64 `json:"p50"`
+	P99   float64 `json:"p99"`
+	Max   float64 `json:"max"`
+}
+
+// Phase is a part of a run.
+type Phase struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Held is what was in use of a space when a run failed, and who held it.
+type Held struct {
+	Space     string `json:"space"`
+	Used      int64  `json:"used_bytes"`
+	Available int64  `json:"available_bytes"`
+	Text      string `json:"text"` // for people, from Engine.Holders
+}
+
+// Work is what was moved for the batches of an operator.
+type Work struct {
+	Plan      string `json:"plan"`
+	Operator  string `json:"operator"`
+	Port      int    `json:"port"`
+	DownBytes int64  `json:"down_bytes"`
+	UpBytes   int64  `json:"up_bytes"`
+	Unread    int64  `json:"unread_bytes"` // moved down and dropped unused, before the end dropped everything
+}
+
+// Task is how long the tasks of a name waited for room.
+type Task struct {
+	Name    string  `json:"name"`
+	Waits   int64   `json:"waits"`
+	Total   float64 `json:"total_seconds"` // waits may overlap
+	Longest float64 `json:"longest_seconds"`
+}
+
+// Limit is what one thread transfers between two spaces without the engine: the best of a few
+// transfers of some MiB.
+type Limit struct {
+	From    string  `json:"from"`
+	To      string  `json:"to"`
+	GiBPerS float64 `json:"gib_per_s"`
+	LimitOf string  `json:"limit_of"` // "memmove", "driver's copy" or "disk I/O"
+}
+
+// Verify is the document of verify.
+type Verify struct {
+	Header
+	Config Config `json:"config"`
+	Files  []File `json:"files"`
+}
+
+// File is what verify found in one file.
+type File struct {
+	Path       string `json:"path"`
+	Batches    int64  `json:"batches"`
+	Edges      int    `json:"edges"` // pairs of spaces that each batch was moved between, there and back
+	Mismatches int64  `json:"mismatches"`
+	Error      string `json:"error"` // the first difference, or why the file was not finished
+}
+
+// Bandwidth is the document of bandwidth.
+type Bandwidth struct {
+	Header
+	Config      BandwidthConfig `json:"config"`
+	Rows        []BandwidthRow  `json:"rows"`
+	WallSeconds float64         `json:"wall_seconds"`
+}
+
+// BandwidthConfig is what bandwidth ran with. Sizes that did not fit have no row.
+type BandwidthConfig struct {
+	Config
+	Extent       string  `json:"extent"`        // "quick", "thorough", or "sizes" if --sizes or --threads was given
+	PlannedBytes int64   `json:"planned_bytes"` // to be moved by Spillway and by the limit together
+	Seed         uint64  `json:"seed"`
+	Pairs        int     `json:"pairs"` // for each row
+	Sizes        []int64 `json:"sizes_bytes"`
+	Threads      []int   `json:"threads"`
+}
+
+// BandwidthRow is one edge with one batch size and number of concurrent moves. Rates are medians over
+// the pairs and count all moves together.
+type BandwidthRow struct {
+	From         string           `json:"from"`
+	To           string           `json:"to"`
+	Bytes        int64            `json:"bytes"`   // of each batch
+	Threads      int              `json:"threads"` // batches that move at the same time
+	GiBPerS      float64          `json:"gib_per_s"`
+	State        string           `json:"state"` // of the disk's room: "fresh" or "rewritten"; "" between memories
+	LimitGiBPerS float64          `json:"limit_gib_per_s"`
+	LimitOf      string           `json:"limit_of"`             // "memmove", "driver's copy" or "disk I/O"
+	Efficiency   float64          `json:"efficiency"`           // median of Spillway's rate by the limit
+	Noise        float64          `json:"noise"`                // median distance of the limit's own ratios from 1
+	CV           float64          `json:"cv"`                   // coefficient of variation of the rates
+	Inconclusive bool             `json:"inconclusive"`         // the efficiency is no further from 1 than the noise
+	BothWays     bool             `json:"both_ways,omitempty"`  // half of the moves went the other way at the same time
+	Gain         float64          `json:"gain,omitempty"`       // of both ways at once over one way after the other
+	LimitGain    float64          `json:"limit_gain,omitempty"` // the same for the limit
+	Samples      BandwidthSamples `json:"samples"`
+	Error        string           `json:"error,omitempty"` // why the edge was not measured; the figures are 0 then
+}
+
+// BandwidthSamples are the rates behind the figures of a row, one a pair, in the order in which they
+// were measured: Spillway, the limit, and the limit again.
+type BandwidthSamples struct {
+	GiBPerS           []float64 `json:"gib_per_s"`
+	LimitGiBPerS      []float64 `json:"limit_gib_per_s"`
+	LimitAgainGiBPerS []float64 `json:"limit_again_gib_per_s"`
+}
+
+// Compare is the document of compare. Rates are medians over the rounds.
+type Compare struct {
+	Header
+	Config      CompareConfig `json:"config"`
+	Input       Input         `json:"input"` // the bytes are those of the Arrow buffers
+	Verify      Verification  `json:"verify"`
+	Ours        OurRates      `json:"ours"`
+	Peer        PeerRates     `json:"peer"`
+	Ratio       Ratios        `json:"ratio"`
+	Samples     []RoundRates  `json:"samples"` // one a round
+	WallSeconds float64       `json:"wall_seconds"`
+}
+
+// CompareConfig is what compare ran with.
+type CompareConfig struct {
+	Config
+	Peer    string `json:"peer"`
+	Seed    uint64 `json:"seed"`
+	Repeat  int    `json:"repeat"`
+	Rounds  int    `json:"rounds"`
+	Workers int    `json:"workers"` // goroutines that move Spillway's batches
+}
+
+// Rates are the speeds of spilling and of reading back.
+type Rates struct {
+	WriteGiBPerS float64 `json:"write_gib_per_s"`
+	ReadGiBPerS  float64 `json:"read_gib_per_s"`
+}
+
+// OurRates are those of Spillway, with an empty volume.
+type OurRates struct {
+	Rates
+	PutWriteGiBPerS float64 `json:"put_write_gib_per_s"` // including the time to lay out batches in host memory
+	Rewritten       Rates   `json:"rewritten"`           // in room that was written before
+}
+
+// PeerRates are those of the peer, with its file synced and read without the page cache.
+type PeerRates struct {
+	Name string `json:"name"`
+	Rates
+	Warm Rates `json:"warm"` // not synced, and read from the page cache
+}
+
+// RoundRates are the rates of one round.
+type RoundRates struct {
+	Ours OurRates `json:"ours"`
+	Peer Rates    `json:"peer"`
+	Warm Rates    `json:"warm"` // the peer's
+}
+
+// Ratios are Spillway's rates by the peer's: the median over the rounds, with minimum and maximum.
+type Ratios struct {
+	Write    float64 `json:"write"`
+	WriteMin float64 `json:"write_min"`
+	WriteMax float64 `json:"write_max"`
+	Read     float64 `json:"read"`
+	ReadMin  float64 `json:"read_min"`
+	ReadMax  float64 `json:"read_max"`
+}
+
+// Topo is the document of topo.
+type Topo struct {
+	Header
+	Topology *topology.Topology `json:"topology"`
+	Paths    topology.Matrix    `json:"paths"` // between GPUs, NICs and disks
+}
+
+// Quota is the document of quota.
+type Quota struct {
+	Header
+	Limit         string          `json:"limit"`          // as it was set; empty: none
+	LimitBytes    int64           `json:"limit_bytes"`    // 0: no limit, or one that is a share
+	Source        string          `json:"source"`         // the variable that sets the limit
+	Ratio         float64         `json:"ratio"`          // 0: not set
+	PhysicalBytes int64           `json:"physical_bytes"` // 0: not set
+	Ledger        string          `json:"ledger"`         // its directory; empty: none
+	Group         string          `json:"group"`
+	Holders       []leases.Holder `json:"holders"` // the live holders of leases
+}
+
+// Trace is the document of trace replay and trace compare.
+type Trace struct {
+	Header
+	Traces []Replayed `json:"traces"`
+}
+
+// Replayed is one trace with its replays.
+type Replayed struct {
+	File     string    `json:"file"`
+	Events   int       `json:"events"`
+	Lost     int64     `json:"lost_events"` // always 0: traces lose no events
+	CutOff   bool      `json:"cut_off"`     // the end is missing
+	Recorded Outcome   `json:"recorded"`
+	Replays  []Outcome `json:"replays"`
+}
+
+// Outcome is how a workload went with a policy.
+type Outcome struct {
+	Policy         string  `json:"policy"`
+	Error          string  `json:"error"` // why a replay could not go on; the figures are 0 then
+	Edges          []Edge  `json:"edges"`
+	Bytes          int64   `json:"bytes"`         // of all moves
+	FetchedBytes   int64   `json:"fetched_bytes"` // of the moves to faster tiers
+	Seconds        float64 `json:"seconds"`
+	StalledSeconds float64 `json:"stalled_seconds"` // waits of all callers for batches and for room
+	Accesses       int64   `json:"accesses"`
+	Found          int64   `json:"found"` // accesses whose batch was where it was wanted
+}

@@ -1,0 +1,218 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/spillway-db/spillway/internal/named"
+	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/observe/page"
+	"github.com/spillway-db/spillway/topology"
+)
+
+// Print writes a document as Table, Markdown or CSV. Each note is a line of its own.
+func Print(w io.Writer, f Format, d Document, notes []string) error {
+	p := printer{format: f}
+	if _, ok := d.(*Topo); !ok {
+		p.line("spillbench %s: %s", d.header().Command, d.header().Env)
+	}
+	verdict := d.print(&p)
+	for _, n := range notes {
+		p.line("note: %s", n)
+	}
+	if verdict != "" {
+		p.line("%s", verdict)
+	}
+	_, err := io.WriteString(w, p.text.String())
+	return err
+}
+
+// PrintDifference writes what differs between two documents of one command, A and B, in words.
+func PrintDifference(w io.Writer, f Format, names []string, a, b Measured) error {
+	p := printer{format: f}
+	p.line("spillbench report: A is %s, B is %s, both of %s", names[0], names[1], CommandOf(a))
+	var rows []differenceRow
+	was, is := PageOf(a), PageOf(b)
+	for _, d := range page.Differ(&was, &is) {
+		verdict := map[bool]string{true: "worse", false: "better"}[d.Worse]
+		if d.Plain {
+			verdict = ""
+		}
+		rows = append(rows, differenceRow{d.About, verdict, d.Text})
+	}
+	if len(rows) == 0 {
+		p.line("nothing differs by more than two equal runs do")
+		if f == CSV {
+			p.block("about,b_is,text", true)
+		}
+	}
+	p.table(rows, "about", "B is=b_is", "what differs=text")
+	_, err := io.WriteString(w, p.text.String())
+	return err
+}
+
+type differenceRow struct {
+	About string `json:"about"`
+	Is    string `json:"b_is"`
+	Text  string `json:"text"`
+}
+
+// printer collects what a document shows: lines for people, and tables. Whatever the names in them are,
+// no line breaks, no terminal acts on them, and Markdown shows no HTML.
+type printer struct {
+	format Format
+	text   strings.Builder
+	apart  bool // an empty line follows the last block
+}
+
+// block adds text. An empty line separates it from the one before if either stands apart.
+func (p *printer) block(text string, apart bool) {
+	if p.text.Len() > 0 && (apart || p.apart) {
+		p.text.WriteString("\n")
+	}
+	p.text.WriteString(text + "\n")
+	p.apart = apart
+}
+
+// literal escapes what begins HTML or code in Markdown. Unlike a backslash, an entity doesn't depend on
+// the character before it.
+var literal = strings.NewReplacer("&", "&amp;", "<", "&lt;", "`", "&#96;")
+
+func (p *printer) inert(text string) string {
+	text = named.Inert(text)
+	if p.format == Markdown {
+		return literal.Replace(text)
+	}
+	return text
+}
+
+// line adds a line for people. Markdown would join lines that no empty line separates.
+func (p *printer) line(format string, args ...any) {
+	if p.format != CSV {
+		p.block(p.inert(fmt.Sprintf(format, args...)), p.format == Markdown)
+	}
+}
+
+// table adds a table with a row for each struct of a list, unless the list is empty. A column is
+// "heading=key=field": its heading for people, its name in CSV, and the JSON key of the struct's field.
+// What is missing is the same as what is before it. Columns without a heading are in CSV alone, and
+// people don't see columns that are empty.
+func (p *printer) table(list any, columns ...string) {
+	rows := reflect.ValueOf(list)
+	if rows.Len() == 0 {
+		return
+	}
+	t, cells := table.NewWriter(), make([]table.Row, rows.Len())
+	var head table.Row
+	var configs []table.ColumnConfig
+	for _, column := range columns {
+		heading, key, _ := strings.Cut(column, "=")
+		key, name, _ := strings.Cut(cmp.Or(key, heading), "=")
+		align, texts := text.AlignLeft, make([]string, rows.Len())
+		for i := range texts {
+			value := fieldOf(rows.Index(i), cmp.Or(name, key))
+			switch value.(type) {
+			case int, int64, float64:
+				align = text.AlignRight
+			}
+			texts[i] = p.inert(p.cell(key, value))
+		}
+		if p.format == CSV {
+			heading = key
+		} else if heading == "" || strings.Join(texts, "") == "" {
+			continue
+		}
+		for i := range cells {
+			cells[i] = append(cells[i], texts[i])
+		}
+		head = append(head, p.inert(heading))
+		configs = append(configs, table.ColumnConfig{Number: len(head), Align: align, AlignHeader: align})
+	}
+	if len(head) == 0 {
+		return
+	}
+	t.AppendHeader(head)
+	t.AppendRows(cells)
+	t.SetColumnConfigs(configs)
+	t.SetStyle(table.Style{Box: table.BoxStyle{PaddingLeft: "  "}})
+	t.SuppressTrailingSpaces()
+	render := map[Format]func() string{Table: t.Render, Markdown: t.RenderMarkdown, CSV: t.RenderCSV}
+	p.block(render[p.format](), true)
+}
+
+// fieldOf returns the field of a struct that has a JSON key, or the value in a map whose field has the
+// beginning of the key, as by_reason_demand. It returns nil if there is none.
+func fieldOf(row reflect.Value, key string) any {
+	for _, f := range reflect.VisibleFields(row.Type()) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == key {
+			return row.FieldByIndex(f.Index).Interface()
+		}
+		if inMap, ok := strings.CutPrefix(key, name+"_"); ok && f.Type == reflect.TypeFor[map[string]int64]() {
+			return row.FieldByIndex(f.Index).Interface().(map[string]int64)[inMap]
+		}
+	}
+	return nil
+}
+
+// Keys of values that people read in other forms than programs: bytes with a unit, nothing for 0 or
+// false, and three digits behind the point instead of two.
+var (
+	keyOfBytes   = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
+	keyOfSparse  = regexp.MustCompile(`^by_reason_|^(unmoved|ahead|physical)_|gain$|^(both_ways|inconclusive|ratio|lost)$`)
+	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)
+)
+
+// cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
+func (p *printer) cell(key string, value any) string {
+	forPeople := p.format != CSV
+	if value == nil || value == topology.Unknown {
+		return ""
+	}
+	if forPeople && keyOfSparse.MatchString(key) && reflect.ValueOf(value).IsZero() {
+		return ""
+	}
+	switch v := value.(type) {
+	case time.Time:
+		return v.Format(time.RFC3339)
+	case []topology.Mount:
+		points := make([]string, len(v))
+		for i, m := range v {
+			points[i] = m.Point
+		}
+		return strings.Join(points, " ")
+	case float64:
+		digits := 2
+		if keyOfPrecise.MatchString(key) {
+			digits = 3
+		}
+		if !forPeople {
+			digits = -1
+		}
+		return strconv.FormatFloat(v, 'f', digits, 64)
+	case bool:
+		if forPeople {
+			return yes(v)
+		}
+	case []int64:
+		texts := make([]string, len(v))
+		for i, n := range v {
+			texts[i] = size.Format(n)
+		}
+		return strings.Join(texts, ", ")
+	case int64:
+		if forPeople && keyOfBytes.MatchString(key) {
+			return size.Approx(v)
+		}
+	}
+	return fmt.Sprint(value)
+}

@@ -1,0 +1,161 @@
+package report
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Read reads a document of run, bandwidth or compare. It may come from anywhere, so Read checks that
+// all that the other functions of this package rely on is there, and that they can calculate with it.
+func Read(text []byte) (Measured, error) {
+	if !json.Valid(text) {
+		return nil, errors.New("it is no JSON")
+	}
+	doc, err := read(text)
+	if err != nil {
+		return nil, fmt.Errorf("it is no result of run, bandwidth or compare: %w", inPlainWords(err))
+	}
+	return doc, nil
+}
+
+func read(text []byte) (Measured, error) {
+	var head Header
+	if err := json.Unmarshal(text, &head); err != nil {
+		return nil, err
+	}
+	if head.Schema != Schema {
+		return nil, fmt.Errorf("its schema is %q, and not %q", head.Schema, Schema)
+	}
+	doc, ok := map[string]Measured{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}[head.Command]
+	if !ok {
+		return nil, fmt.Errorf("it is one of %q", head.Command)
+	}
+	if err := json.Unmarshal(text, doc); err != nil {
+		return nil, err
+	}
+	return doc, check(text, doc)
+}
+
+// embedded matches the names of embedded structs in the path of a JSON value. Keys are in small letters.
+var embedded = regexp.MustCompile(`\b[A-Z]\w*\.`)
+
+// inPlainWords names the place of a value of another type than the schema's, without Go's type names.
+// It returns other errors as they are.
+func inPlainWords(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	field := embedded.ReplaceAllString(wrong.Field, "")
+	return fmt.Errorf("%s: unexpected %s", cmp.Or(field, "the document"), wrong.Value)
+}
+
+// Bounds of numbers that can be calculated with. No run reaches them.
+const (
+	maxCount   = 1 << 58 // bytes, or anything else that is counted
+	maxSeconds = float64(math.MaxInt64 / time.Second)
+	minDivisor = 1e-12
+)
+
+var (
+	keyOfSeconds = regexp.MustCompile(`seconds$|^p50$|^p99$|^max$`)
+	neverEmpty   = regexp.MustCompile(`^(env|phases|spaces|rows)$`) // unless the command failed
+)
+
+// check checks what the types of a document, decoded from text into d, don't guarantee.
+func check(text []byte, d Measured) error {
+	// What was decoded counts for numbers: encoding/json ignores the case of keys, and merges duplicates.
+	var values, given map[string]any
+	decoded, err := json.Marshal(d)
+	if err := errors.Join(err, json.Unmarshal(decoded, &values), json.Unmarshal(text, &given)); err != nil {
+		return err
+	}
+	intervals := 0
+	switch d := d.(type) {
+	case *Run:
+		if t := d.Timeline; t != nil {
+			intervals = len(t.Waits.Ended)
+			if intervals > 0 && t.IntervalSeconds <= 0 {
+				return fmt.Errorf("its interval_seconds is %v", t.IntervalSeconds)
+			}
+		}
+	case *Bandwidth:
+		for _, r := range d.Rows {
+			if ours, limit := len(r.Samples.GiBPerS), len(r.Samples.LimitGiBPerS); ours != limit && r.Error == "" {
+				return fmt.Errorf("a row has %d samples, and %d of its limit", ours, limit)
+			}
+		}
+	case *Compare:
+		if d.Ratio.Write < minDivisor || d.Ratio.Read < minDivisor {
+			return fmt.Errorf("its ratio is %v and %v", d.Ratio.Write, d.Ratio.Read)
+		}
+	}
+	for key, value := range values {
+		length := -1
+		if key == "timeline" {
+			length = intervals
+		}
+		if err := checkNumbers(key, value, length); err != nil {
+			return err
+		}
+	}
+
+	var schema struct {
+		Defs map[string]struct {
+			Required []string `json:"required"`
+		} `json:"$defs"`
+	}
+	if err := json.Unmarshal([]byte(jsonSchema), &schema); err != nil {
+		return err
+	}
+	for _, key := range schema.Defs[reflect.TypeOf(d).Elem().Name()].Required {
+		switch value := reflect.ValueOf(given[key]); {
+		case !value.IsValid():
+			return fmt.Errorf("it has no %s", key)
+		case neverEmpty.MatchString(key) && value.Len() == 0 && FailureOf(d) == "":
+			return fmt.Errorf("there is nothing in its %s", key)
+		}
+	}
+	return nil
+}
+
+// checkNumbers checks all numbers in the value of a key, and that its lists of numbers are empty or of
+// a length, unless that is negative.
+func checkNumbers(key string, value any, length int) error {
+	switch v := value.(type) {
+	case map[string]any:
+		for k, one := range v {
+			if err := checkNumbers(k, one, length); err != nil {
+				return err
+			}
+		}
+	case []any:
+		for _, one := range v {
+			if _, ok := one.(map[string]any); !ok && length >= 0 && len(v) != length {
+				return fmt.Errorf("a series of its timeline has %d values, and not %d", len(v), length)
+			}
+			if err := checkNumbers(key, one, length); err != nil {
+				return err
+			}
+		}
+	case float64:
+		limit, seconds := float64(maxCount), keyOfSeconds.MatchString(key)
+		if seconds {
+			limit = maxSeconds
+		}
+		tooLarge := math.Abs(v) > limit && key != "seed"
+		tooSmall := v != 0 && math.Abs(v) < minDivisor && (seconds || strings.HasSuffix(key, "_per_s"))
+		negative := v < 0 && (seconds || strings.HasSuffix(key, "bytes"))
+		if tooLarge || tooSmall || negative {
+			return fmt.Errorf("its %s is %v", key, v)
+		}
+	}
+	return nil
+}
