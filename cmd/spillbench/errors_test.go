@@ -63,7 +63,7 @@ func TestErrors(t *testing.T) {
 		{"mistyped codec", []string{"--codec=zst"}, 2, []string{"did you mean zstd?"}},
 		{"mistyped peer", []string{"compare", "--peer=arow-ipc"}, 2, []string{"did you mean arrow-ipc?"}},
 		{"mistyped format", []string{"topo", "--format=jsno"}, 2, []string{"did you mean json?"}},
-		{"mistyped kinds", []string{"bandwidth", "--between=gpu,hsot"}, 2, []string{"did you mean host?"}},
+		{"mistyped kinds", []string{"bandwidth", "--between=gpu,hsot"}, 2, []string{"hsot", "host"}},
 		{"mistyped fault", []string{"--fault=op=raed,kind=eio"}, 2, []string{"did you mean read?"}},
 		{"mistyped kind of fault", []string{"--fault=op=read,kind=bitfilp"}, 2, []string{"did you mean bitflip?"}},
 		{"mistyped key of a fault", []string{"--fault=op=read,knid=eio"}, 2, []string{"did you mean kind?"}},

@@ -1,6 +1,12 @@
 package report
 
-import "github.com/spillway-db/spillway/internal/size"
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/spillway-db/spillway/internal/size"
+)
 
 // Bandwidth is the document of bandwidth.
 type Bandwidth struct {
@@ -34,7 +40,7 @@ type BandwidthRow struct {
 	GiBPerS      float64 `json:"gib_per_s"`
 	State        string  `json:"state"` // of the disk's room: "fresh" or "rewritten"; "" between memories
 	LimitGiBPerS float64 `json:"limit_gib_per_s"`
-	LimitOf      string  `json:"limit_of"` // what the limit is: "memmove", "driver's copy" or "disk I/O"
+	LimitOf      string  `json:"limit_of"` // what the limit is: "memmove", "driver's copy", "peer copy" or "disk I/O"
 	Efficiency   float64 `json:"efficiency"`
 	Noise        float64 `json:"noise"`
 	CV           float64 `json:"cv"` // coefficient of variation of the rates
@@ -91,7 +97,7 @@ func (b *Bandwidth) Page(notes []string) *Page {
 	}
 	p.linef("")
 	p.linef("%d pairs a row, in %s; limits are %s, a thread for each move, and with a disk %s on a file in the same state;",
-		b.Config.Pairs, duration(b.WallSeconds), b.memoryLimit(), io)
+		b.Config.Pairs, duration(b.WallSeconds), b.memoryLimits(), io)
 	p.linef("efficiency is the median of ours by the limit, pair by pair; noise is how far the limit is from itself in the same rounds")
 	if unclear > 0 {
 		p.linef("%d of %d rows say nothing: ours is no further from the limit than the limit from itself (more --pairs, larger --sizes or an idle machine help)", unclear, len(b.Rows))
@@ -119,12 +125,18 @@ func (b *Bandwidth) extent() string {
 	return moved
 }
 
-// memoryLimit says what the limit is between memories.
-func (b *Bandwidth) memoryLimit() string {
+// memoryLimits describes the limits between memories.
+func (b *Bandwidth) memoryLimits() string {
+	words := map[string]string{
+		"driver's copy": "the driver's asynchronous copy between the same pinned memory and the GPU",
+		"peer copy":     "the device's own copy to its peer",
+	}
+	var all []string
 	for _, r := range b.Rows {
-		if r.LimitOf != "memmove" && r.State == "" && r.Error == "" {
-			return "the driver's asynchronous copy between the same pinned memory and the GPU"
+		text := cmp.Or(words[r.LimitOf], r.LimitOf)
+		if r.State == "" && r.Error == "" && !slices.Contains(all, text) {
+			all = append(all, text)
 		}
 	}
-	return "memmove"
+	return cmp.Or(strings.Join(all, ", "), "memmove")
 }
