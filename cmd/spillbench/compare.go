@@ -14,7 +14,6 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -119,48 +118,27 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		return err
 	}
 	inputs, sources, batches := f.input.sources(m, m.config.HostMemoryBytes/batchesInHost)
-	var bar progress.Bar
-	drawn := &bar
-	if !f.output.quiet && progress.OnTerminal(stderr) {
-		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
+	bar := f.output.bar(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
+	res, err := peer.Run(ctx, peer.Config{
+		Open: open, Inputs: inputs, Batches: batches, Progress: bar,
+		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
+		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS,
+	})
+	bar.Close()
+	switch {
+	case errors.Is(err, peer.ErrMismatch):
+		err = fail.Wrongf("%w", err)
+	case errors.Is(err, peer.ErrNoBatches):
+		err = fail.Usagef("%w (name a file with rows in it)", err)
 	}
-	cfg := f.both(m)
-	cfg.Open, cfg.Inputs, cfg.Batches, cfg.Progress = open, inputs, batches, drawn
-	res, err := peer.Run(ctx, cfg)
-	drawn.Close()
 	if err != nil {
-		return m.blame(ctx, comparing(err))
+		return m.blame(ctx, err)
 	}
 	m.settle()
 	f.note(m, res)
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = time.Since(start).Seconds()
-	lines := m.notes.lines()
-	err = out.show(doc, lines)
-	if err == nil {
-		out.warn(lines)
-	}
-	return err
-}
-
-// both is what both sides do, except for the input.
-func (f *compareFlags) both(m *machine) peer.Config {
-	return peer.Config{
-		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
-		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS,
-	}
-}
-
-// comparing gives what ended the comparison its exit status.
-func comparing(err error) error {
-	var other *peer.MismatchError
-	switch {
-	case errors.As(err, &other):
-		return fail.Wrongf("%w", err)
-	case errors.Is(err, peer.ErrNoBatches):
-		return fail.Usagef("%w (name a file with rows in it)", err)
-	}
-	return err
+	return out.result(doc, m.notes.lines())
 }
 
 // open returns how to open the engines, and what one of them, which is closed
@@ -214,8 +192,9 @@ func (f *compareFlags) note(m *machine, res peer.Result) {
 	}
 }
 
-// document is the result.
+// document returns the result.
 func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *report.Compare {
+	all := roundRates(res.Bytes, res.Rounds)
 	doc := &report.Compare{
 		Header: report.NewHeader("compare", m.env, m.warnings()),
 		Config: report.CompareConfig{
@@ -223,19 +202,16 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 		},
 		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
 		Verify: report.Verification{Checked: true, Batches: res.Verified},
-		Ours:   report.OurRates{Rates: rates(res.Bytes, res.Ours), Rewritten: rates(res.Bytes, res.Rewritten)},
-		Peer:   report.PeerRates{Name: f.peer, Rates: rates(res.Bytes, res.Peer), Warm: rates(res.Bytes, res.Warm)},
+		Ours:   all.Ours,
+		Peer:   report.PeerRates{Name: f.peer, Rates: all.Peer, Warm: all.Warm},
 	}
 	doc.Config.RowsPerBatch = f.input.rowsPerBatch
-	var both []time.Duration
 	var write, read []float64
-	for i, t := range res.Ours {
-		both = append(both, t.Write+res.Put[i])
-		write = append(write, res.Peer[i].Write.Seconds()/t.Write.Seconds())
-		read = append(read, res.Peer[i].Read.Seconds()/t.Read.Seconds())
+	for i, r := range res.Rounds {
+		doc.Samples = append(doc.Samples, roundRates(res.Bytes, res.Rounds[i:i+1]))
+		write = append(write, r.Peer.Write.Seconds()/r.Ours.Write.Seconds())
+		read = append(read, r.Peer.Read.Seconds()/r.Ours.Read.Seconds())
 	}
-	doc.Ours.PutWriteGiBPerS = report.Rate(res.Bytes, median(both).Seconds())
-	doc.Samples = samples(res)
 	doc.Ratio = report.Ratios{
 		Write: median(write), WriteMin: slices.Min(write), WriteMax: slices.Max(write),
 		Read: median(read), ReadMin: slices.Min(read), ReadMax: slices.Max(read),
@@ -243,31 +219,28 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 	return doc
 }
 
-// samples are the rates of each round.
-func samples(res peer.Result) []report.RoundRates {
-	out := make([]report.RoundRates, len(res.Ours))
-	of := func(all []peer.Times, i int) report.Rates {
-		if i >= len(all) {
-			return report.Rates{}
+// roundRates returns the rates of the median times of these rounds.
+func roundRates(bytes int64, rounds []peer.Round) report.RoundRates {
+	rates := func(of func(peer.Round) peer.Times) report.Rates {
+		var write, read []time.Duration
+		for _, r := range rounds {
+			t := of(r)
+			write, read = append(write, t.Write), append(read, t.Read)
 		}
-		return rates(res.Bytes, all[i:i+1])
+		return report.Rates{
+			WriteGiBPerS: report.Rate(bytes, median(write).Seconds()),
+			ReadGiBPerS:  report.Rate(bytes, median(read).Seconds()),
+		}
 	}
-	for i, t := range res.Ours {
-		out[i] = report.RoundRates{Ours: report.OurRates{Rates: of(res.Ours, i), Rewritten: of(res.Rewritten, i)}, Peer: of(res.Peer, i), Warm: of(res.Warm, i)}
-		out[i].Ours.PutWriteGiBPerS = report.Rate(res.Bytes, (t.Write + res.Put[i]).Seconds())
-	}
-	return out
-}
-
-// rates are the medians over the rounds.
-func rates(bytes int64, rounds []peer.Times) report.Rates {
-	var write, read []time.Duration
-	for _, t := range rounds {
-		write, read = append(write, t.Write), append(read, t.Read)
-	}
-	return report.Rates{
-		WriteGiBPerS: report.Rate(bytes, median(write).Seconds()),
-		ReadGiBPerS:  report.Rate(bytes, median(read).Seconds()),
+	withPut := rates(func(r peer.Round) peer.Times { return peer.Times{Write: r.Ours.Write + r.Put} })
+	return report.RoundRates{
+		Ours: report.OurRates{
+			Rates:           rates(func(r peer.Round) peer.Times { return r.Ours }),
+			PutWriteGiBPerS: withPut.WriteGiBPerS,
+			Rewritten:       rates(func(r peer.Round) peer.Times { return r.Rewritten }),
+		},
+		Peer: rates(func(r peer.Round) peer.Times { return r.Peer }),
+		Warm: rates(func(r peer.Round) peer.Times { return r.Warm }),
 	}
 }
 
