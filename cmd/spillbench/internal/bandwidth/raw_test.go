@@ -434,7 +434,24 @@ func TestFreshRoom(t *testing.T) {
 	}
 }
 
-// TestFreshInEachTurn: our side takes fresh room once in each turn.
+// alone is a file system that calls f before it makes a file.
+type alone struct {
+	disk.FS
+	f func()
+}
+
+func (a alone) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	a.f()
+	return a.FS.OpenAnonymous(dir, direct)
+}
+
+func (a alone) Create(path string, direct bool) (disk.File, error) {
+	a.f()
+	return a.FS.Create(path, direct)
+}
+
+// TestFreshInEachTurn: our side takes fresh room once in each turn, and raw makes its file when the
+// other sides have none.
 func TestFreshInEachTurn(t *testing.T) {
 	cfg := small(engine(t))
 	cfg.Sizes, cfg.Threads, cfg.Between = cfg.Sizes[:1], []int{1}, []tier.Kind{tier.Host, tier.Disk}
@@ -444,7 +461,19 @@ func TestFreshInEachTurn(t *testing.T) {
 		t.Fatal(err)
 	}
 	once := v.Stats().Fresh
+	files, made := faultfs.New(disk.OS(), 1), 0
+	cfg.Files = func() disk.FS {
+		return alone{files, func() {
+			made++
+			if st := v.Stats(); st.Backed != 0 || files.Open() != 0 {
+				t.Errorf("file %d is made beside %d bytes of the volume and %d other files", made, st.Backed, files.Open())
+			}
+		}}
+	}
 	run(t, cfg)
+	if want := 2 * (1 + cfg.Pairs); made != want {
+		t.Errorf("%d files were made, want %d", made, want)
+	}
 	if got, want := v.Stats().Fresh-once, int64(1+cfg.Pairs)*once; got != want {
 		t.Errorf("%d bytes were fresh, want %d", got, want)
 	}
