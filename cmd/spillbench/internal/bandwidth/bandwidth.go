@@ -20,10 +20,10 @@
 //
 // The sides take turns, and the order changes from round to round. In memory an untimed transfer in
 // the opposite direction precedes each timed one, so that both sides find the caches in the same
-// state. On a disk each side allocates its room at the start of its turn, after the other sides
-// have freed theirs: one place on a disk may be twice as fast as another, and the file system can
-// hand out the same one again. Room that was allocated and never written is fresh; room that the
-// turn has written before is rewritten.
+// state. On a disk each side allocates its room at the start of its turn, as much as the others and
+// after they have freed theirs: one place on a disk may be twice as fast as another, and so the file
+// system chooses the same one again. Room that was allocated and never written is fresh; room that
+// the turn has written before is rewritten.
 //
 // A move may use several processors, so its efficiency can exceed 1.
 //

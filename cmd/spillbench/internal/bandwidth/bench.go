@@ -26,6 +26,9 @@ type bench struct {
 	// unsteady is set by a turn in which the volume allocated room for a batch that was to be written
 	// to room allocated before. Its round does not count.
 	unsteady bool
+	// backed is how much room the volume has allocated for our side, which may be more than the load
+	// needs.
+	backed int64
 }
 
 // A turn has at most so many figures. A step of figure untimed is not timed.
@@ -87,7 +90,8 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 		taken := int64(0)
 		ours.prepare = func(ctx context.Context) (err error) {
 			err = b.allocate(ctx, k.to, v)
-			taken = v.Stats().Fresh
+			st := v.Stats()
+			taken, b.backed = st.Fresh, st.Backed
 			return err
 		}
 		ours.finish = func() error {

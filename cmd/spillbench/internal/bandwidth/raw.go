@@ -56,7 +56,7 @@ func (b *bench) onFile(k link, v *volumes.Volume, half int) side {
 	var file disk.File // nil: none is open
 	return side{
 		prepare: func(ctx context.Context) (err error) {
-			if err := trim(ctx, v); err != nil { // so that the file system can hand out the same place
+			if err := trim(ctx, v); err != nil { // so that the file system can choose the same place
 				return err
 			}
 			if st.Anonymous {
@@ -70,7 +70,9 @@ func (b *bench) onFile(k link, v *volumes.Volume, half int) side {
 			if err != nil {
 				return fmt.Errorf("bandwidth: opening a file in %s: %w", st.Dir, err)
 			}
-			err = file.Allocate(0, b.load.total())
+			// As much as the volume has allocated: for another amount the file system would choose another
+			// place.
+			err = file.Allocate(0, max(b.load.total(), b.backed))
 			switch {
 			case errors.Is(err, errors.ErrUnsupported): // then the volume's files are sparse, too
 				return nil

@@ -434,24 +434,37 @@ func TestFreshRoom(t *testing.T) {
 	}
 }
 
-// alone is a file system that calls f before it makes a file.
+// alone is a file system that calls made before it makes a file, and allocated before it allocates.
 type alone struct {
 	disk.FS
-	f func()
+	made      func()
+	allocated func(n int64)
+}
+
+type aloneFile struct {
+	disk.File
+	fs alone
 }
 
 func (a alone) OpenAnonymous(dir string, direct bool) (disk.File, error) {
-	a.f()
-	return a.FS.OpenAnonymous(dir, direct)
+	a.made()
+	f, err := a.FS.OpenAnonymous(dir, direct)
+	return aloneFile{f, a}, err
 }
 
 func (a alone) Create(path string, direct bool) (disk.File, error) {
-	a.f()
-	return a.FS.Create(path, direct)
+	a.made()
+	f, err := a.FS.Create(path, direct)
+	return aloneFile{f, a}, err
 }
 
-// TestFreshInEachTurn: our side takes fresh room once in each turn, and raw makes its file when the
-// other sides have none.
+func (f aloneFile) Allocate(off, n int64) error {
+	f.fs.allocated(n)
+	return f.File.Allocate(off, n)
+}
+
+// TestFreshInEachTurn: our side takes fresh room once in each turn, and raw makes a file of the same
+// size when the other sides have none.
 func TestFreshInEachTurn(t *testing.T) {
 	cfg := small(engine(t))
 	cfg.Sizes, cfg.Threads, cfg.Between = cfg.Sizes[:1], []int{1}, []tier.Kind{tier.Host, tier.Disk}
@@ -467,6 +480,10 @@ func TestFreshInEachTurn(t *testing.T) {
 			made++
 			if st := v.Stats(); st.Backed != 0 || files.Open() != 0 {
 				t.Errorf("file %d is made beside %d bytes of the volume and %d other files", made, st.Backed, files.Open())
+			}
+		}, func(n int64) {
+			if n != once {
+				t.Errorf("raw allocates %d bytes, and the volume %d", n, once)
 			}
 		}}
 	}
