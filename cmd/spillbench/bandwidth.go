@@ -30,7 +30,9 @@ const (
 
 func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
 	// Without a codec, because compressed batches pass a disk faster than the limit, or slower.
-	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
+	f := bandwidthFlags{
+		output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off},
+	}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
 		Short: "Measure every edge, next to what the machine can do",
@@ -60,7 +62,7 @@ minutes on a fast one; on a slow one, and where writing wears, choose --sizes.`,
   spillbench bandwidth --format benchfmt    # for benchstat`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return measureBandwidth(cmd.Context(), &f, cmd.Flags(), stdout, stderr)
+			return f.run(cmd.Context(), cmd.Flags(), stdout, stderr)
 		},
 	}
 	fs := cmd.Flags()
@@ -85,9 +87,8 @@ func (f *bandwidthFlags) suit(flags *pflag.FlagSet, memory int64) {
 	}
 }
 
-// measureBandwidth measures and reports. Whatever happens, it closes the engine and leaves nothing
-// behind.
-func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagSet, stdout, stderr io.Writer) (err error) {
+// run measures and reports. It always closes the engine and leaves nothing behind.
+func (f *bandwidthFlags) run(ctx context.Context, flags *pflag.FlagSet, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
 	if err := f.validate(); err != nil {
 		return err
@@ -134,8 +135,9 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 		m.notes.add(s.Error(), "left out: "+s.Error())
 	}
 	if f.engine.codec != convert.CodecNone.String() {
-		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+"): rates are those of the bytes before, "+
-			"and an efficiency above 1 can be the codec's; --codec none moves the bytes as the limit does")
+		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+"): "+
+			"rates are those of the bytes before, and an efficiency above 1 can be the codec's; "+
+			"--codec none moves the bytes as the limit does")
 	}
 	doc.Header = report.NewHeader("bandwidth", m.env, m.warnings())
 	doc.Config = report.BandwidthConfig{

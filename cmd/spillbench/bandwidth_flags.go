@@ -56,15 +56,16 @@ var (
 
 // register adds the flags that only bandwidth has.
 func (f *bandwidthFlags) register(fs *pflag.FlagSet) {
-	fs.BoolVar(&f.quick, "quick", false, "measure two sizes, one move at a time, one pair of spaces of each kind: at most "+
-		size.Format(quickMost)+" are moved, of them "+size.Format(quickDisk)+" on the disk (default)")
+	fs.BoolVar(&f.quick, "quick", false, "measure two sizes, one move at a time, one pair of spaces of each kind: "+
+		"at most "+size.Format(quickMost)+" are moved, of them "+size.Format(quickDisk)+" on the disk (default)")
 	fs.BoolVar(&f.thorough, "thorough", false, "measure sizes to 256MiB, one and two moves at a time, all spaces: "+
 		"takes minutes, and moves some 280 GiB to and from each disk")
-	fs.Func("sizes", fmt.Sprintf("`SIZES` of the batches, with commas between, instead of %s (quick) or %s (thorough, as far as there is room)",
-		listed(quickSizes, size.Format), listed(thoroughSizes, size.Format)), func(text string) (err error) {
-		f.sizes, err = parseList(text, size.Parse)
-		return err
-	})
+	fs.Func("sizes", "`SIZES` of the batches, with commas between, instead of "+listed(quickSizes, size.Format)+
+		" (quick) or "+listed(thoroughSizes, size.Format)+" (thorough, as far as there is room)",
+		func(text string) (err error) {
+			f.sizes, err = parseList(text, size.Parse)
+			return err
+		})
 	fs.IntSliceVar(&f.threads, "threads", nil,
 		"how many batches move at the same time, as `NUMBERS` with commas between, instead of 1 (quick) or 1,2")
 	fs.IntVar(&f.pairs, "pairs", minPairs, "pairs of a move and its limit for each figure")
@@ -116,6 +117,7 @@ func (f *bandwidthFlags) extent() (name string, sizes []int64, threads []int) {
 
 func (f *bandwidthFlags) validate() error {
 	_, sizes, threads := f.extent()
+	loads := len(sizes) * len(threads)
 	switch {
 	case f.quick && f.thorough:
 		return fail.Usagef("--quick and --thorough exclude each other (give one of them)")
@@ -123,8 +125,8 @@ func (f *bandwidthFlags) validate() error {
 		return fail.Usagef("--quick has sizes of its own (leave out --quick or --sizes)")
 	case f.pairs < minPairs || f.pairs > maxPairs:
 		return fail.Usagef("--pairs %d is out of range (want %d to %d)", f.pairs, minPairs, maxPairs)
-	case len(sizes)*len(threads) > maxLoads:
-		return fail.Usagef("--sizes and --threads name %d combinations (want at most %d)", len(sizes)*len(threads), maxLoads)
+	case loads > maxLoads:
+		return fail.Usagef("--sizes and --threads name %d combinations (want at most %d)", loads, maxLoads)
 	}
 	for _, n := range threads {
 		if n < 1 || n > maxMoves {
@@ -157,8 +159,8 @@ func (f *bandwidthFlags) plan(cfg *bandwidth.Config) (*bandwidth.Measurement, er
 		}
 		asked := name == ownSizes || len(f.threads) > 0
 		if n := len(m.Skipped); n > 0 && (asked || n == len(sizes)*len(threads)) {
-			return nil, &fail.Error{Status: fail.Usage, Err: m.Skipped[0],
-				Fix: "choose smaller --sizes or fewer --threads, or raise --gpu-memory, --host-memory or the size of --disk"}
+			return nil, &fail.Error{Status: fail.Usage, Err: m.Skipped[0], Fix: "choose smaller --sizes or fewer --threads, " +
+				"or raise --gpu-memory, --host-memory or the size of --disk"}
 		}
 		last := &cfg.Sizes[len(cfg.Sizes)-1]
 		small := m.Ours+m.Limit <= quickMost && m.Disk <= quickDisk

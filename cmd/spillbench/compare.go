@@ -179,16 +179,19 @@ func (f *compareFlags) open(ctx context.Context, log *notes) (*machine, func(con
 	return m, open, eng.Close()
 }
 
-// note says where the comparison is not what its help promises.
+// note adds notes where the comparison differs from its help.
 func (f *compareFlags) note(m *machine, res peer.Result) {
 	if res.CacheStays {
-		m.notes.add("cache stays", "the page cache cannot be dropped on this system: what the peer read, it may have read from there")
+		m.notes.add("cache stays", "the page cache cannot be dropped on this system: "+
+			"what the peer read, it may have read from there")
 	}
 	if !m.env.DirectIO {
-		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: Spillway's figures are those of the page cache, without a sync, like the peer's warm ones")
+		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: "+
+			"Spillway's figures are those of the page cache, without a sync, like the peer's warm ones")
 	}
 	if len(m.config.Disks) > 1 {
-		m.notes.add("several disks", "the peer's file is in "+m.config.Disks[0].Dir+" alone; Spillway used all spill directories")
+		m.notes.add("several disks", "the peer's file is in "+m.config.Disks[0].Dir+" alone; "+
+			"Spillway used all spill directories")
 	}
 }
 
@@ -198,7 +201,8 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 	doc := &report.Compare{
 		Header: report.NewHeader("compare", m.env, m.warnings()),
 		Config: report.CompareConfig{
-			Config: m.config, Peer: f.peer, Seed: f.input.seed, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
+			Config: m.config, Peer: f.peer, Seed: f.input.seed,
+			Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
 		},
 		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
 		Verify: report.Verification{Checked: true, Batches: res.Verified},

@@ -99,7 +99,8 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 			return nil
 		}
 	}
-	t, err := b.rounds(ctx, k, ours, raw, again, plan.steps)
+	sides := [...]side{ours, raw, again}
+	t, err := b.rounds(ctx, k, sides, plan.steps)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +118,7 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 			return nil, err
 		}
 	}
-	t, err = b.rounds(ctx, k, ours, raw, again, atOnce)
+	t, err = b.rounds(ctx, k, sides, atOnce)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +192,8 @@ func trim(ctx context.Context, v *volumes.Volume) error {
 		return err
 	}
 	if st := v.Stats(); st.Backed > st.Used {
-		return fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back", st.Dir, st.Backed-st.Used)
+		return fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back",
+			st.Dir, st.Backed-st.Used)
 	}
 	return nil
 }

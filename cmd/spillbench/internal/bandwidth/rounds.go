@@ -38,14 +38,14 @@ type step struct {
 // timings are the seconds that one figure's step took, in the order of the rounds.
 type timings struct{ ours, raw, again []float64 }
 
-// rounds lets the three sides take turns, each doing all steps, until there are as many rounds as
-// pairs. The first round warms up; unsteady rounds are repeated.
-func (b *bench) rounds(ctx context.Context, k link, ours, raw, again side, steps []step) (out [figures]timings, err error) {
+// rounds lets ours, raw and raw again take turns, each doing all steps, until there are as many
+// rounds as pairs. The first round warms up; unsteady rounds are repeated.
+func (b *bench) rounds(ctx context.Context, k link, sides [3]side, steps []step) (out [figures]timings, err error) {
 	b.cfg.Progress.Begin(b.name(k), int64(b.cfg.Pairs))
-	sides := [...]side{ours, raw, again}
 	for round, kept := 0, 0; kept < b.cfg.Pairs; round++ {
 		if round > 2*b.cfg.Pairs+1 {
-			return out, fmt.Errorf("bandwidth: in only %d of %d rounds was the disk's room in the measured state", kept, round)
+			return out, fmt.Errorf("bandwidth: in only %d of %d rounds was the disk's room in the measured state",
+				kept, round)
 		}
 		order := [...]int{0, 1, 2}
 		if kept%2 == 1 {

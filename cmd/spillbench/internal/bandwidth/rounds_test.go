@@ -47,7 +47,7 @@ func contest(t *testing.T, threads int) (*bench, link) {
 func TestTurns(t *testing.T) {
 	var s script
 	b, k := contest(t, 1)
-	out, err := b.rounds(t.Context(), k, s.side("o"), s.side("r"), s.side("a"), onDisk.steps)
+	out, err := b.rounds(t.Context(), k, [3]side{s.side("o"), s.side("r"), s.side("a")}, onDisk.steps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,12 +115,12 @@ func TestUnsteady(t *testing.T) {
 		b.unsteady = bad(rounds)
 		return nil
 	}
-	out, err := b.rounds(t.Context(), k, ours, s.side("r"), s.side("a"), inMemory.steps)
+	out, err := b.rounds(t.Context(), k, [3]side{ours, s.side("r"), s.side("a")}, inMemory.steps)
 	if err != nil || rounds != 5 || len(out[0].ours) != 3 {
 		t.Errorf("%d rounds, %d kept, %v", rounds, len(out[0].ours), err)
 	}
 	rounds, bad = 0, func(int) bool { return true }
-	_, err = b.rounds(t.Context(), k, ours, s.side("r"), s.side("a"), inMemory.steps)
+	_, err = b.rounds(t.Context(), k, [3]side{ours, s.side("r"), s.side("a")}, inMemory.steps)
 	if err == nil || !strings.Contains(err.Error(), "only 0 of 8 rounds") || rounds != 2*(1+3) {
 		t.Errorf("after %d rounds it ends with %v", rounds, err)
 	}
@@ -138,7 +138,7 @@ func TestTurnsEnd(t *testing.T) {
 		cancel(cause)
 		return nil
 	}
-	if _, err := b.rounds(ctx, k, s.side("o"), raw, s.side("a"), inMemory.steps); !errors.Is(err, cause) {
+	if _, err := b.rounds(ctx, k, [3]side{s.side("o"), raw, s.side("a")}, inMemory.steps); !errors.Is(err, cause) {
 		t.Errorf("it ends with %v", err)
 	}
 	if got := strings.Join(s.did, " "); got != "o= o> o< o> o< o. r= r* r* r* r* r." {
@@ -170,7 +170,7 @@ func TestTransferFails(t *testing.T) {
 			case 2:
 				one.finish = func() error { return errors.Join(fine.finish(), broken) }
 			}
-			_, err := b.rounds(t.Context(), k, sides[0], sides[1], sides[2], inMemory.steps)
+			_, err := b.rounds(t.Context(), k, [3]side(sides), inMemory.steps)
 			if !errors.Is(err, broken) || s.did[len(s.did)-1] != "ora"[who:who+1]+"." {
 				t.Errorf("side %d, part %d: %v, after %q", who, part, err, s.did)
 			}
