@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// compareMemory is what both sides have; the generated table is three times as large.
+	// compareMemory is the memory of each side; the generated table is three times as large.
 	compareMemory    = 256 << 20
 	batchesInHost    = 16
 	maxCompareRounds = 1000
@@ -41,26 +41,27 @@ func newCompare(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Spill the same data with and without Spillway",
 		Long: `Spill the same data with and without Spillway.
 
-Batches go from host memory to disk and back, and the same are written by the peer as a
-Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read back by
-ipc.FileReader, both by one goroutine, as they demand; ours are moved and read by
---workers. Both sides hash every byte that they have read, and both have as much memory,
---host-memory; what is larger streams through. Round by round each has its turn, who is
-first changes, ours on an empty disk volume. Before the peer reads, its file is dropped
-from the page cache, as it would be if other data had come, and so is what it has read;
-"warm" is its writing without the sync, and its reading of what it has just written,
-from the cache. Once, before anything is measured, every batch that comes back is
-compared with the input. In each round the peer does its work once untimed, so that the
-memory of the page cache is not fetched from the host of a virtual machine in its time.
+Spillway moves batches from host memory to disk and back. The peer writes the same batches
+as a Go program would do it today: with arrow-go's ipc.FileWriter, to one file for each
+input, which it syncs and reads back with ipc.FileReader. Writer and reader belong to one
+goroutine; --workers goroutines move and read our batches. Both sides hash every byte that
+they read, and both have --host-memory; larger data streams through. In each round both
+sides have a turn, and the side that is first changes; ours begins with an empty disk
+volume. The peer's file is dropped from the page cache before it is read, and so is each
+batch that was read, as if other data had come. "warm" is the peer's writing without the
+sync, and its reading of a file that it has just written, from the cache. Once, before
+anything is measured, every batch that either side reads back is compared with the input.
+In each round the peer does its work once untimed, so that its time has no page cache
+memory that a virtual machine must get from its host.
 
-Laying batches out in host memory is done once, when they are put, and not in what is
-compared; it is counted in a figure of its own. Spill files are of no use after a crash,
-so a direct write to them ends when the disk has the data, without telling it to flush
-its own cache, as the peer's sync does.
+Laying batches out in host memory happens once, when they are put. It is no part of the
+comparison, and has a figure of its own. Spill files are of no use after a crash, so a
+direct write to them ends when the disk has the data, and does not make the disk flush its
+own cache, as the peer's sync does.
 
-With --disk-throttle the disk is that slow for both: for the peer as for a page cache
-that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults of
---fault happen to our side alone, also while it opens its volumes.
+--disk-throttle makes the disk slow for both: for the peer as behind a page cache that
+reads ahead and writes behind at that rate. It does not apply to "warm". Faults of --fault
+happen to our side alone, also while it opens its volumes.
 
 No GPU takes part: --gpu and --gpu-memory are taken, as by other commands, and change
 nothing.`,
