@@ -3,21 +3,19 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"math"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -28,33 +26,30 @@ const (
 	// bandwidthShare bounds memories without a given size: each takes at most this part of what the
 	// process may use, and the rest of the measurement two.
 	bandwidthShare = 8
-
-	// Fewer pairs than eleven do not distinguish a difference from noise.
-	minPairs = 11
-	maxPairs = 10_000
-	maxMoves = 64
-	maxLoads = 64
 )
 
 func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
-	// What is compressed passes a disk faster than its limit, or slower.
-	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off}}
+	// Without a codec, because compressed batches pass a disk faster than the limit, or slower.
+	f := bandwidthFlags{
+		output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off},
+	}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
 		Short: "Measure every edge, next to what the machine can do",
 		Long: `Measure every edge, next to what the machine can do.
 
 Batches of each size move along every edge, there and back, alone and several at a time.
-Each move is timed beside the limit, pair by pair, alternately: memmove between two
-regions of memory, for a GPU one asynchronous copy of its driver between the same
-memories, and where a disk takes part direct I/O at the same place, while nothing of the
-engine's is there, or on a file of the same kind. Fresh is room that was set aside and
-never written; rewritten is room that has been written before. The limit is also timed
-against itself, so that it is known what a difference means. With a GPU an even number
-of moves is also measured with half of them in each direction at once. Files have no
-names, and are gone with the process. What --disk-throttle makes slow is slow for the
-limit, too; --fault happens to moves alone. Nothing is compressed, unless --codec says
-so.
+Each move is timed beside the limit, pair by pair, in turns. The limit is memmove between
+two regions of memory, for two host spaces of memory in these; for a GPU one asynchronous
+copy of its driver between the same memories, for two GPUs the device's own copy to its
+peer; and with a disk direct I/O on a file of the same kind in the same directory. Fresh
+is room that was allocated and never written; rewritten is room that was written before.
+The limit is also timed against itself, to show what a difference means. With a real GPU,
+and between two spaces of a kind, an even number of moves is also measured with half of
+them in each direction at once. After its moves each batch is compared with the table
+that it was made of. Files have no names, and are gone with the process. --disk-throttle
+slows the limit, too; --fault happens to moves alone. Nothing is compressed unless --codec
+asks for it.
 
 A row whose efficiency is no further from 1 than the limit is from itself says nothing,
 and is marked. The default is --quick: it moves at most 1 GiB, ours and the limit's
@@ -67,7 +62,7 @@ minutes on a fast one; on a slow one, and where writing wears, choose --sizes.`,
   spillbench bandwidth --format benchfmt    # for benchstat`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return measureBandwidth(cmd.Context(), &f, cmd.Flags(), stdout, stderr)
+			return f.run(cmd.Context(), cmd.Flags(), stdout, stderr)
 		},
 	}
 	fs := cmd.Flags()
@@ -84,16 +79,16 @@ func (f *bandwidthFlags) suit(flags *pflag.FlagSet, memory int64) {
 	if most <= 0 || most >= bandwidthMemory {
 		return
 	}
-	for name, amount := range map[string]*tier.Amount{"gpu-memory": &f.engine.gpuMemory, "host-memory": &f.engine.hostMemory} {
-		if !flags.Changed(name) {
-			*amount = tier.Amount{Bytes: most}
-		}
+	if !flags.Changed("gpu-memory") {
+		f.engine.gpuMemory = tier.Amount{Bytes: most}
+	}
+	if !flags.Changed("host-memory") {
+		f.engine.hostMemory = tier.Amount{Bytes: most}
 	}
 }
 
-// measureBandwidth measures and reports. Whatever happens, the engine is closed and nothing is
-// left behind.
-func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagSet, stdout, stderr io.Writer) (err error) {
+// run measures and reports. It always closes the engine and leaves nothing behind.
+func (f *bandwidthFlags) run(ctx context.Context, flags *pflag.FlagSet, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
 	if err := f.validate(); err != nil {
 		return err
@@ -109,92 +104,62 @@ func measureBandwidth(ctx context.Context, f *bandwidthFlags, flags *pflag.FlagS
 	memory := top.Limits.MemoryBytes
 	f.suit(flags, memory)
 	f.engine.seed, f.engine.beside = f.seed, 2*memory/bandwidthShare
-	watched := make(map[tier.ID]*bandwidth.Watch)
-	f.engine.watch = func(i int) disk.FS {
-		w := bandwidth.NewWatch()
-		watched[tier.ID{Kind: tier.Disk, Ordinal: i}] = w
-		return w
-	}
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
 	}
-	var bar progress.Bar
-	drawn := &bar
-	if !f.output.quiet && progress.OnTerminal(stderr) {
-		drawn = progress.New(stderr, m.engine.Stats)
+	bar := f.output.bar(stderr, m.engine.Stats)
+	name, _, _ := f.extent()
+	cfg := bandwidth.Config{
+		Engine: m.engine, Pairs: f.pairs, Seed: f.seed, Between: f.between, OneOfEach: name == quick,
+		Spare: f.engine.beside, Progress: bar, Files: m.faults.Slow,
 	}
-	doc := &report.Bandwidth{Config: report.BandwidthConfig{Seed: f.seed, Pairs: f.pairs, Extent: string(f.extent())}}
-	sizes, threads := f.loads()
-	err = f.measure(ctx, m, bandwidth.Config{
-		Engine: m.engine, Sizes: sizes, Threads: threads, Pairs: f.pairs, Seed: f.seed, Between: f.between, OneOfEach: f.extent() == quick,
-		Spare: f.engine.beside, Progress: drawn, Files: m.faults.Slow, Watched: watched,
-	}, flags.Changed("sizes") || flags.Changed("threads"), doc)
-	drawn.Close()
+	doc := &report.Bandwidth{Rows: []report.BandwidthRow{}}
+	plan, err := f.plan(&cfg)
+	if err == nil {
+		var rows []report.BandwidthRow
+		rows, err = plan.Run(ctx)
+		doc.Rows = append(doc.Rows, rows...)
+	}
+	bar.Close()
+	if errors.Is(err, bandwidth.ErrChanged) {
+		err = fail.Wrongf("%w", err)
+	}
 	if err := errors.Join(err, m.engine.Close()); err != nil {
 		return m.blame(ctx, err)
 	}
-	m.settle()
-	doc.Header, doc.Config.Config = report.NewHeader("bandwidth", m.env, m.warnings()), m.config
-	doc.WallSeconds = time.Since(start).Seconds()
-	lines := m.notes.lines()
-	err = out.show(doc, lines)
-	if err == nil {
-		out.warn(lines)
-	}
-	return err
-}
 
-// measure runs the measurement and puts what it did into doc. What was asked for and does not fit is
-// an error; of the defaults it is left out, and noted.
-func (f *bandwidthFlags) measure(ctx context.Context, m *machine, cfg bandwidth.Config, asked bool, doc *report.Bandwidth) error {
-	skipped, err := bandwidth.Fit(cfg)
-	switch {
-	case errors.Is(err, bandwidth.ErrNoEdges):
-		return &fail.Error{Status: fail.Usage, Err: fmt.Errorf("--between %s: %w", f.between.String(), err), Fix: "name more kinds of spaces, such as --between gpu,host"}
-	case err != nil:
-		return err
-	case len(skipped) > 0 && (asked || len(skipped) == len(cfg.Sizes)*len(cfg.Threads)):
-		return &fail.Error{Status: fail.Usage, Err: skipped[0],
-			Fix: "choose smaller --sizes or fewer --threads, or raise --gpu-memory, --host-memory or the size of --disk"}
-	}
-	planned, err := f.cut(&cfg)
-	if err != nil {
-		return err
-	}
-	doc.Config.Sizes, doc.Config.Threads, doc.Config.PlannedBytes = cfg.Sizes, cfg.Threads, planned.Ours+planned.Limit
-	rows, skipped, err := bandwidth.Run(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	doc.Rows = bandwidthRows(rows)
-	for _, s := range skipped {
+	m.settle()
+	for _, s := range plan.Skipped {
 		m.notes.add(s.Error(), "left out: "+s.Error())
 	}
 	if f.engine.codec != convert.CodecNone.String() {
-		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+
-			"): rates are those of the bytes before, and an efficiency above 1 can be the codec's; --codec none moves the bytes as the limit does")
+		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+"): "+
+			"rates are those of the bytes before, and an efficiency above 1 can be the codec's; "+
+			"--codec none moves the bytes as the limit does")
 	}
-	return nil
+	doc.Header = report.NewHeader("bandwidth", m.env, m.warnings())
+	doc.Config = report.BandwidthConfig{
+		Config: m.config, Extent: name, PlannedBytes: plan.Ours + plan.Limit,
+		Seed: f.seed, Pairs: f.pairs, Sizes: cfg.Sizes, Threads: cfg.Threads,
+	}
+	doc.WallSeconds = time.Since(start).Seconds()
+	return out.result(doc, m.notes.lines())
 }
 
-func bandwidthRows(rows []bandwidth.Row) []report.BandwidthRow {
-	out := []report.BandwidthRow{}
-	for _, r := range rows {
-		row := report.BandwidthRow{
-			From: r.From.String(), To: r.To.String(), Bytes: r.Bytes, Threads: r.Threads, GiBPerS: r.GiBPerS, State: string(r.State),
-			LimitGiBPerS: r.Limit, LimitOf: string(r.LimitOf), Efficiency: r.Efficiency, Noise: r.Noise, CV: r.CV,
-			BothWays: r.BothWays, Gain: r.Gain, LimitGain: r.LimitGain,
-			Samples:      report.BandwidthSamples{GiBPerS: list(r.Samples.Ours), LimitGiBPerS: list(r.Samples.Limit), LimitAgainGiBPerS: list(r.Samples.Again)},
-			Inconclusive: r.Err == nil && math.Abs(r.Efficiency-1) <= r.Noise,
-		}
-		if r.Err != nil {
-			row.Error = fail.Line(r.Err)
-		}
-		out = append(out, row)
+// bar returns a progress bar, which draws if stderr is a terminal.
+func (f *outputFlags) bar(stderr io.Writer, stats func() spillway.Stats) *progress.Bar {
+	if f.quiet || !progress.OnTerminal(stderr) {
+		return new(progress.Bar)
 	}
-	return out
+	return progress.New(stderr, stats)
 }
 
-// list is empty in JSON where there is nothing, and not null.
-func list(v []float64) []float64 { return append([]float64{}, v...) }
+// result shows a document with these notes, and prints the warnings.
+func (o *output) result(doc report.Document, lines []string) error {
+	err := o.show(doc, lines)
+	if err == nil {
+		o.warn(lines)
+	}
+	return err
+}

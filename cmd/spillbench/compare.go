@@ -13,12 +13,11 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
 const (
-	// compareMemory is what both sides have; the generated table is three times as large.
+	// compareMemory is the memory of each side; the generated table is three times as large.
 	compareMemory    = 256 << 20
 	batchesInHost    = 16
 	maxCompareRounds = 1000
@@ -40,26 +39,27 @@ func newCompare(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Spill the same data with and without Spillway",
 		Long: `Spill the same data with and without Spillway.
 
-Batches go from host memory to disk and back, and the same are written by the peer as a
-Go program would do it today: arrow-go's ipc.FileWriter, one file, synced, read back by
-ipc.FileReader, both by one goroutine, as they demand; ours are moved and read by
---workers. Both sides hash every byte that they have read, and both have as much memory,
---host-memory; what is larger streams through. Round by round each has its turn, who is
-first changes, ours on an empty disk volume. Before the peer reads, its file is dropped
-from the page cache, as it would be if other data had come, and so is what it has read;
-"warm" is its writing without the sync, and its reading of what it has just written,
-from the cache. Once, before anything is measured, every batch that comes back is
-compared with the input. In each round the peer does its work once untimed, so that the
-memory of the page cache is not fetched from the host of a virtual machine in its time.
+Spillway moves batches from host memory to disk and back. The peer writes the same batches
+as a Go program would do it today: with arrow-go's ipc.FileWriter, to one file for each
+input, which it syncs and reads back with ipc.FileReader. Writer and reader belong to one
+goroutine; --workers goroutines move and read our batches. Both sides hash every byte that
+they read, and both have --host-memory; larger data streams through. In each round both
+sides have a turn, and the side that is first changes; ours begins with an empty disk
+volume. The peer's file is dropped from the page cache before it is read, and so is each
+batch that was read, as if other data had come. "warm" is the peer's writing without the
+sync, and its reading of a file that it has just written, from the cache. Once, before
+anything is measured, every batch that either side reads back is compared with the input.
+In each round the peer does its work once untimed, so that its time has no page cache
+memory that a virtual machine must get from its host.
 
-Laying batches out in host memory is done once, when they are put, and not in what is
-compared; it is counted in a figure of its own. Spill files are of no use after a crash,
-so a direct write to them ends when the disk has the data, without telling it to flush
-its own cache, as the peer's sync does.
+Laying batches out in host memory happens once, when they are put. It is no part of the
+comparison, and has a figure of its own. Spill files are of no use after a crash, so a
+direct write to them ends when the disk has the data, and does not make the disk flush its
+own cache, as the peer's sync does.
 
-With --disk-throttle the disk is that slow for both: for the peer as for a page cache
-that reads ahead and writes behind at that rate, and "warm" knows of no disk. Faults of
---fault happen to our side alone, also while it opens its volumes.
+--disk-throttle makes the disk slow for both: for the peer as behind a page cache that
+reads ahead and writes behind at that rate. It does not apply to "warm". Faults of --fault
+happen to our side alone, also while it opens its volumes.
 
 No GPU takes part: --gpu, --gpus and --gpu-memory are taken, as by other commands, and
 change nothing.`,
@@ -116,85 +116,66 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		return err
 	}
 	inputs, sources, batches := f.input.sources(m, m.config.HostMemoryBytes/batchesInHost)
-	var bar progress.Bar
-	drawn := &bar
-	if !f.output.quiet && progress.OnTerminal(stderr) {
-		drawn = progress.New(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
+	bar := f.output.bar(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
+	res, err := peer.Run(ctx, peer.Config{
+		Open: m.reopen, Inputs: inputs, Batches: batches, Progress: bar,
+		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
+		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS,
+	})
+	bar.Close()
+	switch {
+	case errors.Is(err, peer.ErrMismatch):
+		err = fail.Wrongf("%w", err)
+	case errors.Is(err, peer.ErrNoBatches):
+		err = fail.Usagef("%w (name a file with rows in it)", err)
 	}
-	cfg := f.both(m)
-	cfg.Open, cfg.Inputs, cfg.Batches, cfg.Progress = m.reopen, inputs, batches, drawn
-	res, err := peer.Run(ctx, cfg)
-	drawn.Close()
 	if err != nil {
-		return m.blame(ctx, comparing(err))
+		return m.blame(ctx, err)
 	}
 	m.settle()
 	f.note(m, res)
 	doc := f.document(m, sources, res)
 	doc.WallSeconds = time.Since(start).Seconds()
-	lines := m.notes.lines()
-	err = out.show(doc, lines)
-	if err == nil {
-		out.warn(lines)
-	}
-	return err
+	return out.result(doc, m.notes.lines())
 }
 
-// both is what both sides do, except for the input.
-func (f *compareFlags) both(m *machine) peer.Config {
-	return peer.Config{
-		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
-		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS,
-	}
-}
-
-// comparing gives what ended the comparison its exit status.
-func comparing(err error) error {
-	var other *peer.MismatchError
-	switch {
-	case errors.As(err, &other):
-		return fail.Wrongf("%w", err)
-	case errors.Is(err, peer.ErrNoBatches):
-		return fail.Usagef("%w (name a file with rows in it)", err)
-	}
-	return err
-}
-
-// note says where the comparison is not what its help promises.
+// note adds notes where the comparison differs from its help.
 func (f *compareFlags) note(m *machine, res peer.Result) {
 	if res.CacheStays {
-		m.notes.add("cache stays", "the page cache cannot be dropped on this system: what the peer read, it may have read from there")
+		m.notes.add("cache stays", "the page cache cannot be dropped on this system: "+
+			"what the peer read, it may have read from there")
 	}
 	if !m.env.DirectIO {
-		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: Spillway's figures are those of the page cache, without a sync, like the peer's warm ones")
+		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: "+
+			"Spillway's figures are those of the page cache, without a sync, like the peer's warm ones")
 	}
 	if len(m.config.Disks) > 1 {
-		m.notes.add("several disks", "the peer's file is in "+m.config.Disks[0].Dir+" alone; Spillway used all spill directories")
+		m.notes.add("several disks", "the peer's file is in "+m.config.Disks[0].Dir+" alone; "+
+			"Spillway used all spill directories")
 	}
 }
 
-// document is the result.
+// document returns the result.
 func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *report.Compare {
+	all := roundRates(res.Bytes, res.Rounds)
 	doc := &report.Compare{
 		Header: report.NewHeader("compare", m.env, m.warnings()),
 		Config: report.CompareConfig{
-			Config: m.config, Peer: f.peer, Seed: f.input.seed, Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
+			Config: m.config, Peer: f.peer, Seed: f.input.seed,
+			Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
 		},
 		Input:  report.Input{Sources: sources, Rows: res.Rows, Batches: res.Batches, Bytes: res.Bytes},
 		Verify: report.Verification{Checked: true, Batches: res.Verified},
-		Ours:   report.OurRates{Rates: rates(res.Bytes, res.Ours), Rewritten: rates(res.Bytes, res.Rewritten)},
-		Peer:   report.PeerRates{Name: f.peer, Rates: rates(res.Bytes, res.Peer), Warm: rates(res.Bytes, res.Warm)},
+		Ours:   all.Ours,
+		Peer:   report.PeerRates{Name: f.peer, Rates: all.Peer, Warm: all.Warm},
 	}
 	doc.Config.RowsPerBatch = f.input.rowsPerBatch
-	var both []time.Duration
 	var write, read []float64
-	for i, t := range res.Ours {
-		both = append(both, t.Write+res.Put[i])
-		write = append(write, res.Peer[i].Write.Seconds()/t.Write.Seconds())
-		read = append(read, res.Peer[i].Read.Seconds()/t.Read.Seconds())
+	for i, r := range res.Rounds {
+		doc.Samples = append(doc.Samples, roundRates(res.Bytes, res.Rounds[i:i+1]))
+		write = append(write, r.Peer.Write.Seconds()/r.Ours.Write.Seconds())
+		read = append(read, r.Peer.Read.Seconds()/r.Ours.Read.Seconds())
 	}
-	doc.Ours.PutWriteGiBPerS = report.Rate(res.Bytes, median(both).Seconds())
-	doc.Samples = samples(res)
 	doc.Ratio = report.Ratios{
 		Write: median(write), WriteMin: slices.Min(write), WriteMax: slices.Max(write),
 		Read: median(read), ReadMin: slices.Min(read), ReadMax: slices.Max(read),
@@ -202,31 +183,28 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 	return doc
 }
 
-// samples are the rates of each round.
-func samples(res peer.Result) []report.RoundRates {
-	out := make([]report.RoundRates, len(res.Ours))
-	of := func(all []peer.Times, i int) report.Rates {
-		if i >= len(all) {
-			return report.Rates{}
+// roundRates returns the rates of the median times of these rounds.
+func roundRates(bytes int64, rounds []peer.Round) report.RoundRates {
+	rates := func(of func(peer.Round) peer.Times) report.Rates {
+		var write, read []time.Duration
+		for _, r := range rounds {
+			t := of(r)
+			write, read = append(write, t.Write), append(read, t.Read)
 		}
-		return rates(res.Bytes, all[i:i+1])
+		return report.Rates{
+			WriteGiBPerS: report.Rate(bytes, median(write).Seconds()),
+			ReadGiBPerS:  report.Rate(bytes, median(read).Seconds()),
+		}
 	}
-	for i, t := range res.Ours {
-		out[i] = report.RoundRates{Ours: report.OurRates{Rates: of(res.Ours, i), Rewritten: of(res.Rewritten, i)}, Peer: of(res.Peer, i), Warm: of(res.Warm, i)}
-		out[i].Ours.PutWriteGiBPerS = report.Rate(res.Bytes, (t.Write + res.Put[i]).Seconds())
-	}
-	return out
-}
-
-// rates are the medians over the rounds.
-func rates(bytes int64, rounds []peer.Times) report.Rates {
-	var write, read []time.Duration
-	for _, t := range rounds {
-		write, read = append(write, t.Write), append(read, t.Read)
-	}
-	return report.Rates{
-		WriteGiBPerS: report.Rate(bytes, median(write).Seconds()),
-		ReadGiBPerS:  report.Rate(bytes, median(read).Seconds()),
+	withPut := rates(func(r peer.Round) peer.Times { return peer.Times{Write: r.Ours.Write + r.Put} })
+	return report.RoundRates{
+		Ours: report.OurRates{
+			Rates:           rates(func(r peer.Round) peer.Times { return r.Ours }),
+			PutWriteGiBPerS: withPut.WriteGiBPerS,
+			Rewritten:       rates(func(r peer.Round) peer.Times { return r.Rewritten }),
+		},
+		Peer: rates(func(r peer.Round) peer.Times { return r.Peer }),
+		Warm: rates(func(r peer.Round) peer.Times { return r.Warm }),
 	}
 }
 

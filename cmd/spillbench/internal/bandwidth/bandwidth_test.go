@@ -17,14 +17,17 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/tier/faultdev"
 	"github.com/spillway-db/spillway/topology"
 )
 
-// TestMain fails when a measurement leaves a goroutine behind.
+// TestMain fails if a measurement leaves a goroutine behind.
 func TestMain(m *testing.M) {
 	before := runtime.NumGoroutine()
 	code := m.Run()
@@ -38,44 +41,78 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// engine opens an engine with 1 MiB of each memory. When the test ends, it must hold no
-// more than it did, close without leaks, and leave an empty directory.
-func engine(t *testing.T) *spillway.Engine { return engineOn(t, nil, convert.CodecNone) }
-
-// machine is what all engines are on.
+// machine is the topology that all engines use.
 var machine = sync.OnceValues(func() (*topology.Topology, error) {
 	return topology.Discover(context.Background(), topology.Options{})
 })
 
-func engineOn(t *testing.T, fs disk.FS, codec convert.Codec) *spillway.Engine {
+// open opens an engine without codec. When the test ends it must hold no more than it did, close
+// without leaks, and leave its spill directories empty.
+func open(t *testing.T, cfg spillway.Config) *spillway.Engine {
 	t.Helper()
-	dir := t.TempDir()
 	top, err := machine()
 	if err != nil {
 		t.Fatal(err)
 	}
-	eng, err := spillway.Open(t.Context(), spillway.Config{
-		Topology: top, GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
-		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: fs}}, Codec: codec,
-		Logger: slog.New(slog.DiscardHandler),
-	})
+	cfg.Topology, cfg.Codec, cfg.Logger = top, convert.CodecNone, slog.New(slog.DiscardHandler)
+	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	held := used(eng)
 	t.Cleanup(func() {
-		if now := used(eng); !slices.Equal(now, held) {
-			t.Errorf("the spaces hold %d bytes; before it was %d", now, held)
-		}
+		givenBack(t, eng, held)
 		if err := eng.Close(); err != nil {
 			t.Errorf("closing the engine: %v", err)
 		}
-		left, err := os.ReadDir(dir)
-		if err != nil || len(left) != 0 {
-			t.Errorf("left in the spill directory: %v, %v", left, err)
+		for _, d := range cfg.Disks {
+			if left, err := os.ReadDir(d.Dir); err != nil || len(left) != 0 {
+				t.Errorf("left in the spill directory: %v, %v", left, err)
+			}
 		}
 	})
 	return eng
+}
+
+// engine opens an engine with a simulated GPU and a disk, and 1 MiB of each memory.
+func engine(t *testing.T) *spillway.Engine { return engineOn(t, nil) }
+
+func engineOn(t *testing.T, fs disk.FS) *spillway.Engine {
+	t.Helper()
+	return open(t, spillway.Config{
+		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(4 << 20), FS: fs}},
+	})
+}
+
+// several opens an engine with two simulated GPUs and two host spaces, of 2 MiB each.
+func several(t *testing.T) *spillway.Engine {
+	t.Helper()
+	gpu := spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(2 << 20)}
+	host := spillway.HostConfig{Memory: spillway.Bytes(2 << 20), Node: -1}
+	return open(t, spillway.Config{GPUs: []spillway.GPUConfig{gpu, gpu}, Hosts: []spillway.HostConfig{host, host},
+		Disks: []spillway.DiskConfig{}})
+}
+
+// emulated opens an engine with so many emulated CUDA GPUs, and 2 MiB of each memory. When the test
+// ends nothing may be left in the driver.
+func emulated(t *testing.T, gpus int, emulator *cudatest.Emulator, disks ...spillway.DiskConfig) *spillway.Engine {
+	t.Helper()
+	t.Cleanup(func() {
+		for _, leak := range emulator.Leaks() {
+			t.Error(leak)
+		}
+	})
+	cfg := spillway.Config{CUDALibrary: emulator.Path, HostMemory: spillway.Bytes(2 << 20),
+		Disks: append([]spillway.DiskConfig{}, disks...)}
+	for range gpus {
+		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.CUDA, Memory: spillway.Bytes(2 << 20)})
+	}
+	return open(t, cfg)
+}
+
+func emulator(t *testing.T) *cudatest.Emulator {
+	return cudatest.New(t, cudatest.Config{Memory: 4 << 20})
 }
 
 func used(eng *spillway.Engine) (bytes []int64) {
@@ -85,7 +122,19 @@ func used(eng *spillway.Engine) (bytes []int64) {
 	return bytes
 }
 
-// steps counts what a measurement tells, and can end it at a step.
+// givenBack waits until the spaces hold what they held: freed memory is free when the device has
+// finished with it.
+func givenBack(t *testing.T, eng *spillway.Engine, held []int64) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !slices.Equal(used(eng), held) && time.Now().Before(deadline); {
+		runtime.Gosched()
+	}
+	if now := used(eng); !slices.Equal(now, held) {
+		t.Errorf("the spaces hold %d bytes; before it was %d", now, held)
+	}
+}
+
+// steps is a Progress that counts, and can call a function at a step.
 type steps struct {
 	promised, done int64
 	at             int64
@@ -101,50 +150,53 @@ func (s *steps) Step() {
 }
 
 func small(eng *spillway.Engine) Config {
-	return Config{Engine: eng, Sizes: []int64{64 << 10, 256 << 10}, Threads: []int{1, 2}, Pairs: 3, Seed: 1}
+	return Config{Engine: eng, Sizes: []int64{64 << 10, 256 << 10}, Threads: []int{1, 2}, Pairs: 3, Seed: 1, Progress: new(steps)}
 }
 
-// counted counts the limit's files. There must be some, and none open when the test ends.
-func counted(t *testing.T, cfg Config) Config {
-	fs := faultfs.New(disk.OS(), 1)
-	cfg.Files = func() disk.FS { return fs }
-	t.Cleanup(func() {
-		if made := fs.Count("open-anonymous", "create"); made == 0 || fs.Open() != 0 {
-			t.Errorf("of %d files %d are open", made, fs.Open())
-		}
-	})
-	return cfg
-}
-
-// TestRun: each load has a row for each edge and state, all figures are there, and our
-// side went through the engine's own converters as often as it must.
-func TestRun(t *testing.T) {
-	t.Run("in place", func(t *testing.T) {
-		w := NewWatch()
-		cfg := small(engineOn(t, w, convert.CodecNone))
-		cfg.Watched = map[tier.ID]*Watch{{Kind: tier.Disk}: w}
-		testRun(t, cfg)
-	})
-	t.Run("on files", func(t *testing.T) { testRun(t, counted(t, small(engine(t)))) })
-}
-
-func testRun(t *testing.T, cfg Config) {
-	eng := cfg.Engine
-	var s steps
-	cfg.Progress = &s
-	rows, skipped, err := Run(t.Context(), cfg)
-	if err != nil || len(skipped) != 0 {
-		t.Fatal(err, skipped)
+// run runs a measurement that leaves nothing out. Its rows must have figures or an error.
+func run(t *testing.T, cfg Config) []report.BandwidthRow {
+	t.Helper()
+	rows, err := measured(t.Context(), t, cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
-	var got, want []string
 	for _, r := range rows {
-		got = append(got, fmt.Sprintf("%d %d %s %s %s", r.Bytes>>10, r.Threads, r.From, r.To, r.State))
-		for i, v := range []float64{r.GiBPerS, r.Limit, r.Efficiency} {
-			if !(v > 0) || math.IsInf(v, 0) {
+		figures := []float64{r.GiBPerS, r.LimitGiBPerS, r.Efficiency}
+		if r.BothWays {
+			figures = append(figures, r.Gain, r.LimitGain)
+		}
+		for i, v := range figures {
+			if r.Error == "" && (!(v > 0) || math.IsInf(v, 0)) {
 				t.Errorf("figure %d is %v: %+v", i, v, r)
 			}
 		}
-		if !(r.Noise >= 0) || !(r.CV >= 0) || r.Err != nil {
+		if !(r.Noise >= 0) || !(r.CV >= 0) {
+			t.Errorf("%+v", r)
+		}
+	}
+	return rows
+}
+
+func measured(ctx context.Context, t *testing.T, cfg Config) ([]report.BandwidthRow, error) {
+	t.Helper()
+	m, err := New(cfg)
+	if err != nil || len(m.Skipped) != 0 {
+		t.Fatal(err, m)
+	}
+	return m.Run(ctx)
+}
+
+// TestRun: each load has a row for each edge and state, all figures are there, our side went
+// through the engine's own converters, and the limit's files are closed.
+func TestRun(t *testing.T) {
+	files := faultfs.New(disk.OS(), 1)
+	cfg := small(engine(t))
+	var s steps
+	cfg.Progress, cfg.Files = &s, func() disk.FS { return files }
+	var got, want []string
+	for _, r := range run(t, cfg) {
+		got = append(got, fmt.Sprintf("%d %d %s %s %s", r.Bytes>>10, r.Threads, r.From, r.To, r.State))
+		if r.Error != "" || r.BothWays {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -165,110 +217,223 @@ func testRun(t *testing.T, cfg Config) {
 	}
 	// Twice in each turn of four rounds, by one batch and by two of each size.
 	const atLeast = 2 * 4 * (1 + 2) * (64<<10 + 256<<10)
-	for _, e := range eng.Stats().Edges {
+	edges := cfg.Engine.Stats().Edges
+	for _, e := range edges {
 		if e.Bytes < atLeast {
 			t.Errorf("only %d bytes from %s to %s", e.Bytes, e.From, e.To)
 		}
 	}
-	if n := len(eng.Stats().Edges); n != 6 {
-		t.Errorf("%d edges moved anything", n)
+	if len(edges) != 6 {
+		t.Errorf("%d edges moved anything", len(edges))
+	}
+	if made := files.Count("open-anonymous", "create"); made == 0 || files.Open() != 0 {
+		t.Errorf("of %d files of the limit %d are open", made, files.Open())
 	}
 }
 
-// TestCancelled: wherever it is, it ends with the cause, and all is given back.
-func TestCancelled(t *testing.T) {
-	eng := engine(t)
-	cause := errors.New("enough")
-	for _, at := range []int64{0, 1, 4, 8, 11} { // in each link, and at the first of the next load
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cfg := small(eng)
-		cfg.Progress = &steps{at: at, then: func() { cancel(cause) }}
-		if at == 0 {
-			cancel(cause)
+// TestSeveralSpaces: edges between two GPUs and between two host spaces are measured, beside the
+// device's copy to its peer and memmove between the spaces, and both ways at once.
+func TestSeveralSpaces(t *testing.T) {
+	cfg := small(several(t))
+	cfg.Sizes = cfg.Sizes[:1]
+	var s steps
+	cfg.Progress = &s
+	var got []string
+	for _, r := range run(t, cfg) {
+		if r.From[:3] == r.To[:3] {
+			got = append(got, fmt.Sprintf("%d %s %s %s %v", r.Threads, r.From, r.To, r.LimitOf, r.BothWays))
+		} else if r.LimitOf != memmove || r.BothWays {
+			t.Errorf("%+v", r)
 		}
-		rows, _, err := Run(ctx, cfg)
-		if !errors.Is(err, cause) || rows != nil {
-			t.Errorf("cancelled at step %d it ends with %v and %d rows", at, err, len(rows))
+	}
+	want := []string{
+		"1 gpu:0 gpu:1 peer copy false", "1 gpu:1 gpu:0 peer copy false",
+		"1 host:0 host:1 memmove false", "1 host:1 host:0 memmove false",
+		"2 gpu:0 gpu:1 peer copy false", "2 gpu:1 gpu:0 peer copy false", "2 gpu:0 gpu:1 peer copy true",
+		"2 host:0 host:1 memmove false", "2 host:1 host:0 memmove false", "2 host:0 host:1 memmove true",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("rows are %q\nwant     %q", got, want)
+	}
+	if s.done != s.promised {
+		t.Errorf("%d steps of %d", s.done, s.promised)
+	}
+
+	cfg.OneOfEach, cfg.Threads = true, []int{1}
+	edges := make(map[string]bool)
+	for _, r := range run(t, cfg) {
+		edges[r.From+"-"+r.To] = true
+	}
+	for _, e := range []string{"gpu:0-gpu:1", "gpu:1-gpu:0", "gpu:0-host:0", "host:0-gpu:0", "host:0-host:1", "host:1-host:0"} {
+		if !edges[e] {
+			t.Errorf("one edge of each kind: no %s", e)
 		}
-		cancel(nil)
+		delete(edges, e)
+	}
+	if len(edges) != 0 {
+		t.Errorf("one edge of each kind: also %v", edges)
 	}
 }
 
-// TestNoConverter: an edge without a converter is a row that says so, and the others are
-// measured all the same, in whichever direction there is one.
-func TestNoConverter(t *testing.T) {
-	types := map[tier.Kind]batch.PayloadType{tier.GPU: batch.GPUImage, tier.Host: batch.HostImage, tier.Disk: batch.DiskImage}
-	for _, c := range []struct{ from, to tier.Kind }{
-		{tier.GPU, tier.Host}, {tier.Host, tier.GPU}, {tier.GPU, tier.Disk}, {tier.Disk, tier.GPU}, {tier.Host, tier.Disk}, {tier.Disk, tier.Host},
+// TestBetween: only edges between the requested kinds are measured.
+func TestBetween(t *testing.T) {
+	eng := several(t)
+	for _, c := range []struct {
+		between []tier.Kind
+		want    []string
+	}{
+		{[]tier.Kind{tier.GPU, tier.GPU}, []string{"gpu:0-gpu:1", "gpu:1-gpu:0"}},
+		{[]tier.Kind{tier.Host}, []string{"host:0-host:1", "host:1-host:0"}},
+		{[]tier.Kind{tier.Host, tier.Disk}, []string{"host:0-host:1", "host:1-host:0"}},
 	} {
-		t.Run(fmt.Sprintf("%s-%s", c.from, c.to), func(t *testing.T) {
-			eng := engine(t)
-			if err := eng.Registry().Unregister(types[c.from], types[c.to]); err != nil {
-				t.Fatal(err)
+		cfg := small(eng)
+		cfg.Sizes, cfg.Threads, cfg.Between = cfg.Sizes[:1], []int{1}, c.between
+		var got []string
+		for _, r := range run(t, cfg) {
+			got = append(got, r.From+"-"+r.To)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("between %v: %q", c.between, got)
+		}
+	}
+	cfg := small(engine(t))
+	for _, kind := range tier.Kinds() {
+		cfg.Between = []tier.Kind{kind}
+		if _, err := New(cfg); !errors.Is(err, ErrNoEdges) || !strings.Contains(err.Error(), kind.String()+":0") {
+			t.Errorf("between %s alone: %v", kind, err)
+		}
+	}
+}
+
+// TestByDriver: the limit of a GPU with a driver is the driver's copy, and an even number of moves
+// is also measured in both directions at once.
+func TestByDriver(t *testing.T) {
+	cfg := small(emulated(t, 1, emulator(t)))
+	var s steps
+	cfg.Progress = &s
+	var got, want []string
+	for _, r := range run(t, cfg) {
+		got = append(got, fmt.Sprintf("%d %d %s %s %s %v", r.Bytes>>10, r.Threads, r.From, r.To, r.LimitOf, r.BothWays))
+	}
+	for _, load := range []string{"64 1", "64 2", "256 1", "256 2"} {
+		want = append(want, load+" gpu:0 host:0 driver's copy false", load+" host:0 gpu:0 driver's copy false")
+		if load[len(load)-1] != '1' {
+			want = append(want, load+" gpu:0 host:0 driver's copy true")
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("rows are %q\nwant     %q", got, want)
+	}
+	if s.done != s.promised {
+		t.Errorf("%d steps of %d", s.done, s.promised)
+	}
+}
+
+// TestCancelled: wherever the context ends, Run ends with the cause, and everything is given back.
+func TestCancelled(t *testing.T) {
+	cause := errors.New("enough")
+	for name, eng := range map[string]*spillway.Engine{
+		"disk": engine(t), "several": several(t), "driver": emulated(t, 1, emulator(t)),
+	} {
+		for at := range int64(10) { // in each link, and with both directions at once
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cfg := small(eng)
+			cfg.Sizes = cfg.Sizes[:1]
+			cfg.Progress = &steps{at: at, then: func() { cancel(cause) }}
+			if at == 0 {
+				cancel(cause)
 			}
-			cfg := counted(t, small(eng))
-			cfg.Sizes, cfg.Threads = cfg.Sizes[:1], []int{2}
-			rows, _, err := Run(t.Context(), cfg)
-			if err != nil {
-				t.Fatal(err)
+			if rows, err := measured(ctx, t, cfg); !errors.Is(err, cause) || rows != nil {
+				t.Errorf("%s: cancelled at step %d Run ends with %v and %d rows", name, at, err, len(rows))
 			}
-			edges := make(map[string]int)
-			for _, r := range rows {
-				if r.From.Kind == c.from && r.To.Kind == c.to {
-					if !errors.Is(r.Err, convert.ErrNoConverter) || r.GiBPerS != 0 {
+			cancel(nil)
+		}
+	}
+}
+
+// TestNoConverter: an edge without a converter is a row with an error, and the others are measured
+// all the same, in the direction that has one.
+func TestNoConverter(t *testing.T) {
+	for _, from := range tier.Kinds() {
+		for _, to := range tier.Kinds() {
+			if from == to {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s-%s", from, to), func(t *testing.T) {
+				eng := engine(t)
+				if err := eng.Registry().Unregister(batch.ImageType(from), batch.ImageType(to)); err != nil {
+					t.Fatal(err)
+				}
+				cfg := small(eng)
+				cfg.Sizes, cfg.Threads = cfg.Sizes[:1], []int{2}
+				edges := make(map[string]int)
+				for _, r := range run(t, cfg) {
+					missing := r.From == from.String()+":0" && r.To == to.String()+":0"
+					if missing != strings.Contains(r.Error, "no converter") || missing != (r.GiBPerS == 0) {
 						t.Errorf("%+v", r)
 					}
-				} else if r.Err != nil || r.GiBPerS <= 0 {
-					t.Errorf("%+v", r)
+					edges[r.From+r.To]++
 				}
-				edges[fmt.Sprint(r.From, r.To)]++
-			}
-			if len(edges) != 6 {
-				t.Errorf("edges are %v", edges)
-			}
-		})
+				if len(edges) != 6 {
+					t.Errorf("edges are %v", edges)
+				}
+			})
+		}
 	}
 }
 
-// TestFit: what there is no room for is left out, and told with what lacks.
+// TestFit: what there is no room for is left out, with the reason.
 func TestFit(t *testing.T) {
-	eng := engine(t)
-	cfg := small(eng)
+	cfg := small(engine(t))
 	cfg.Sizes, cfg.Threads = []int64{64 << 10, 512 << 10, 2 << 20}, []int{1, 2}
-	cfg.Files = func() disk.FS { return nil } // the machine's own
-	rows, skipped, err := Run(t.Context(), cfg)
+	m, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rows) != 8*3 { // the GPU has room for one of 512 KiB
-		t.Errorf("%d rows", len(rows))
+	rows, err := m.Run(t.Context())
+	if err != nil || len(rows) != 8*3 { // the GPU has room for one of 512 KiB
+		t.Errorf("%d rows, %v", len(rows), err)
 	}
 	var lacks []string
-	for _, s := range skipped {
+	for _, err := range m.Skipped {
 		var full *tier.NoSpaceError
-		if !errors.As(s, &full) || full.Requested != s.Bytes*int64(s.Threads) || full.Available >= full.Requested {
-			t.Errorf("%v", s)
+		if !errors.As(err, &full) || full.Available >= full.Requested {
+			t.Errorf("%v", err)
 			continue
 		}
-		lacks = append(lacks, fmt.Sprint(s.Bytes>>10, s.Threads, full.Space))
+		lacks = append(lacks, fmt.Sprintf("%s %d %s", strings.SplitN(err.Error(), " at ", 2)[0], full.Requested>>10, full.Space))
 	}
-	if want := []string{"512 2 gpu:0", "2048 1 gpu:0", "2048 2 gpu:0"}; !slices.Equal(lacks, want) {
+	if want := []string{"2 × 512KiB 1024 gpu:0", "1 × 2MiB 2048 gpu:0", "2 × 2MiB 4096 gpu:0"}; !slices.Equal(lacks, want) {
 		t.Errorf("left out %q; want %q", lacks, want)
 	}
 
-	cfg.Sizes, cfg.Threads = []int64{64 << 10}, []int{1 << 60} // 0 bytes, of 64 bits
-	if rows, skipped, err = Run(t.Context(), cfg); err != nil || len(rows) != 0 || len(skipped) != 1 {
-		t.Errorf("of nothing that fits: %d rows, left out %v, %v", len(rows), skipped, err)
+	cfg.Sizes, cfg.Threads = []int64{64 << 10}, []int{1 << 60} // 0 bytes in 64 bits
+	if m, err = New(cfg); err != nil || len(m.Skipped) != 1 {
+		t.Errorf("left out %v, %v", m.Skipped, err)
+	}
+	if rows, err = m.Run(t.Context()); err != nil || len(rows) != 0 {
+		t.Errorf("of nothing that fits: %d rows, %v", len(rows), err)
 	}
 
-	cfg.Sizes, cfg.Threads, cfg.Spare = []int64{64 << 10}, []int{1, 2}, 3*64<<10
-	skipped, err = Fit(cfg)
-	if err != nil || len(skipped) != 1 || skipped[0].Threads != 2 || !strings.Contains(skipped[0].Error(), "192.0 KiB may be taken") {
-		t.Errorf("left out %v, %v", skipped, err)
+	cfg.Threads, cfg.Spare = []int{1, 2}, 3*64<<10
+	m, err = New(cfg)
+	if err != nil || len(m.Skipped) != 1 || !strings.Contains(m.Skipped[0].Error(), "2 × 64KiB") ||
+		!strings.Contains(m.Skipped[0].Error(), "192.0 KiB may be taken") {
+		t.Errorf("left out %v, %v", m.Skipped, err)
+	}
+
+	// What raw copies between spaces takes as much of the memories as the batches do, and nothing of
+	// the disk.
+	cfg = small(emulated(t, 1, emulator(t), spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(768 << 10)}))
+	cfg.Sizes, cfg.Threads = []int64{512 << 10, 1 << 20}, []int{1}
+	m, err = New(cfg)
+	var full *tier.NoSpaceError
+	if err != nil || len(m.Skipped) != 1 || !errors.As(m.Skipped[0], &full) || full.Space.Kind != tier.GPU || full.Requested != 2<<20 {
+		t.Errorf("left out %v, %v", m.Skipped, err)
 	}
 }
 
-// roomy is a file system that says how much room it has.
+// roomy is a file system that reports so many free bytes.
 type roomy struct {
 	disk.FS
 	free int64
@@ -277,7 +442,7 @@ type roomy struct {
 
 func (r roomy) Usage(string) (disk.Usage, error) { return disk.Usage{Free: r.free}, r.err }
 
-// TestFitOnDisk: the file system must have room for the engine's file and two of raw's.
+// TestFitOnDisk: the file system must have room for the engine's file, for raw's, and to spare.
 func TestFitOnDisk(t *testing.T) {
 	cfg := small(engine(t))
 	cfg.Sizes, cfg.Threads = cfg.Sizes[:1], []int{1, 2}
@@ -287,53 +452,79 @@ func TestFitOnDisk(t *testing.T) {
 		err     error
 		skipped int
 	}{
-		{need, nil, 0},
-		{need - 1, nil, 1},
-		{0, nil, 2},
-		{0, errors.ErrUnsupported, 0},
-		{need, syscall.EIO, 0},
+		{need, nil, 0}, {need - 1, nil, 1}, {0, nil, 2}, {0, errors.ErrUnsupported, 0},
 	} {
-		w := NewWatch()
-		w.FS = roomy{w.FS, c.free, c.err}
-		cfg.Watched = map[tier.ID]*Watch{{Kind: tier.Disk}: w}
-		skipped, err := Fit(cfg)
-		if len(skipped) != c.skipped || (err != nil) != (c.err == syscall.EIO) {
-			t.Errorf("%+v: left out %v, %v", c, skipped, err)
+		cfg.Files = func() disk.FS { return roomy{disk.OS(), c.free, c.err} }
+		m, err := New(cfg)
+		if err != nil || len(m.Skipped) != c.skipped {
+			t.Errorf("%+v: left out %v, %v", c, m.Skipped, err)
 		}
-		for _, s := range skipped {
+		for _, err := range m.Skipped {
 			var full *tier.NoSpaceError
-			if !errors.As(s, &full) || full.Space.Kind != tier.Disk || full.Available != c.free {
-				t.Errorf("%+v: left out %v", c, s)
+			if !errors.As(err, &full) || full.Space.Kind != tier.Disk || full.Available != c.free {
+				t.Errorf("%+v: left out %v", c, err)
 			}
 		}
 	}
 }
 
-// TestWrongUse: what cannot be measured is refused, and nothing is taken.
-func TestWrongUse(t *testing.T) {
-	eng := engine(t)
-	for name, change := range map[string]func(*Config){
-		"no engine":        func(c *Config) { c.Engine = nil },
-		"no sizes":         func(c *Config) { c.Sizes = nil },
-		"no threads":       func(c *Config) { c.Threads = nil },
-		"no pairs":         func(c *Config) { c.Pairs = 0 },
-		"a tiny batch":     func(c *Config) { c.Sizes = []int64{SmallestBatch - tier.Page} },
-		"a huge batch":     func(c *Config) { c.Sizes = []int64{LargestBatch + tier.Page} },
-		"a part of a page": func(c *Config) { c.Sizes = []int64{1<<20 + 1} },
-		"zero moves":       func(c *Config) { c.Threads = []int{1, 0} },
+// TestPlan: our side moves as much as was planned, but for batches that were already where an edge
+// begins, for each kind of limit.
+func TestPlan(t *testing.T) {
+	for name, eng := range map[string]*spillway.Engine{
+		"disk": engine(t), "several": several(t), "driver": emulated(t, 1, emulator(t)),
 	} {
 		cfg := small(eng)
-		change(&cfg)
-		if _, _, err := Run(t.Context(), cfg); err == nil {
-			t.Errorf("%s: no error", name)
+		m, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if _, err := Fit(cfg); err == nil {
-			t.Errorf("%s: Fit gives no error", name)
+		if _, err := m.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		moved := int64(0)
+		for _, e := range eng.Stats().Edges {
+			moved += e.Bytes
+		}
+		slack := int64(len(m.links)) * 2 * 3 * (64 + 256) << 10 // each load, to where the link begins, and to be compared
+		if moved > m.Ours || moved < m.Ours-slack {
+			t.Errorf("%s: %d bytes were moved, and %d planned", name, moved, m.Ours)
+		}
+		if m.Limit < m.Ours { // raw runs twice in each round
+			t.Errorf("%s: %d bytes of the limit, and %d of ours", name, m.Limit, m.Ours)
+		}
+		cfg.Between = []tier.Kind{tier.GPU, tier.Host}
+		rest, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := m.Ours + m.Limit; rest.Disk != 0 || (m.Disk > 0) != (name == "disk") || m.Disk != all-rest.Ours-rest.Limit {
+			t.Errorf("%s: %d of %d bytes are planned for the disk, and %+v without it", name, m.Disk, all, rest)
 		}
 	}
 }
 
-// TestRecord: images have the size that was asked for, to the byte, of rows of the seed.
+// TestVerified: a bit that a move flips is an error, and so is work that fails.
+func TestVerified(t *testing.T) {
+	for _, c := range []struct {
+		effect faultdev.Effect
+		want   error
+	}{{faultdev.BitFlip(), ErrChanged}, {faultdev.FailWork(syscall.EIO), syscall.EIO}} {
+		var dev *faultdev.Device
+		eng := open(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{},
+			GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
+				dev = faultdev.New(d, 1)
+				return dev, nil
+			}}}})
+		remove := dev.Add(faultdev.Rule{Ops: []string{"copy-*"}, Skip: 10, Times: 1, Effect: c.effect})
+		if _, err := measured(t.Context(), t, small(eng)); !errors.Is(err, c.want) {
+			t.Errorf("Run ends with %v; want %v", err, c.want)
+		}
+		remove()
+	}
+}
+
+// TestRecord: images have the requested size, to the byte, and are made of rows of the seed.
 func TestRecord(t *testing.T) {
 	for _, bytes := range []int64{SmallestBatch, 100 << 10, 256 << 10, 1 << 20, 1<<20 + tier.Page, 3 << 20} {
 		for seed := range uint64(3) {
@@ -348,52 +539,16 @@ func TestRecord(t *testing.T) {
 			if err := convert.Equal(rec, again); err != nil {
 				t.Errorf("%d bytes of seed %d: %v", bytes, seed, err)
 			}
+			layout, err := convert.NewLayout(rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := layout.Size(); n != bytes || rec.NumRows() < bytes/400 {
+				t.Errorf("%d bytes of seed %d: the image of %d rows has %d", bytes, seed, rec.NumRows(), n)
+			}
+			layout.Close()
+			rec.Release()
 			again.Release()
-			rows := rec.NumRows()
-			if n, err := imageBytes(rec); err != nil || n != bytes {
-				t.Errorf("%d bytes of seed %d: the image has %d, %v", bytes, seed, n, err)
-			}
-			if rows < bytes/400 {
-				t.Errorf("%d bytes of seed %d: only %d rows", bytes, seed, rows)
-			}
 		}
-	}
-}
-
-// TestDropWaits: a batch that is being moved is dropped when that has ended.
-func TestDropWaits(t *testing.T) {
-	b, _, _ := benchOn(t, NewWatch(), convert.CodecNone)
-	if n := b.batches[0].Info().Subscribers; n != 1 { // or the monitor may move it
-		t.Errorf("there are %d subscribers", n)
-	}
-	moving, err := b.batches[0].TryTransit()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(cause)
-	if err := b.drop(ctx); !errors.Is(err, cause) || b.batches[1].Info().State != batch.Released {
-		t.Errorf("while one moves, dropping ends with %v; the other is %v", err, b.batches[1].Info().State)
-	}
-	if err := moving.Abort(); err != nil {
-		t.Fatal(err)
-	}
-	b.batches = b.batches[:1] // which is dropped when the test ends
-}
-
-// TestNoBatches: where batches cannot be made nothing is measured of them.
-func TestNoBatches(t *testing.T) {
-	cfg := small(engine(t))
-	rec, err := record(t.Context(), cfg.Seed, cfg.Sizes[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rec.Release()
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(cause)
-	if _, err := cfg.byLoad(ctx, load{cfg.Sizes[0], 1}, rec, nil, nil); !errors.Is(err, cause) {
-		t.Errorf("it ends with %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -19,21 +20,34 @@ func TestLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	testLimits(t, eng, all)
+	if !slices.Equal(used(eng), before) || len(eng.Stats().Edges) != len(moved) {
+		t.Error("the engine's memory or figures have changed")
+	}
+	eng = several(t)
+	if all, err = Limits(t.Context(), eng, 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	testLimits(t, eng, all)
+}
+
+func testLimits(t *testing.T, eng *spillway.Engine, all []Limit) {
+	t.Helper()
 	n := len(eng.Spaces())
 	if len(all) != n*(n-1) {
 		t.Errorf("%d limits of %d spaces", len(all), n)
 	}
 	for _, l := range all {
-		want := Memmove
+		want := memmove
 		if l.From.Kind == tier.Disk || l.To.Kind == tier.Disk {
-			want = RequestsOfDisk
+			want = diskIO
+		}
+		if l.From.Kind == tier.GPU && l.To.Kind == tier.GPU {
+			want = peerCopy
 		}
 		if l.GiBPerS <= 0 || l.LimitOf != want {
 			t.Errorf("%+v", l)
 		}
-	}
-	if !slices.Equal(used(eng), before) || len(eng.Stats().Edges) != len(moved) {
-		t.Error("the engine's memory or figures have changed")
 	}
 }
 
@@ -58,7 +72,7 @@ func TestLimitsOfSlowDisk(t *testing.T) {
 
 // What a driver copies has the limit of its copies.
 func TestLimitsOfDriver(t *testing.T) {
-	eng := emulated(t)
+	eng := emulated(t, 1, emulator(t))
 	before := used(eng)
 	all, err := Limits(t.Context(), eng, 1, nil)
 	if err != nil {
@@ -66,7 +80,7 @@ func TestLimitsOfDriver(t *testing.T) {
 	}
 	driver := 0
 	for _, l := range all {
-		if l.LimitOf == CopyOfDriver {
+		if l.LimitOf == driverCopy {
 			driver++
 		}
 	}

@@ -1,14 +1,15 @@
 package bandwidth
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -24,144 +25,83 @@ const (
 	rawDepth   = 8
 )
 
-// together calls f for 0 to n-1 at the same time and returns when all have.
-func together(n int, f func(i int) error) error {
-	if n == 1 {
-		return f(0)
+// raw returns two sides that do without the engine what a move along the link does, and what frees
+// them.
+func (b *bench) raw(ctx context.Context, k link) (raw, again side, free func() error, err error) {
+	free = func() error { return nil }
+	if v, ok := k.to.Pool().(*volumes.Volume); ok {
+		return b.onFile(k, v, 0), b.onFile(k, v, 1), free, nil
 	}
-	errs := make([]error, n)
-	var all sync.WaitGroup
-	for i := range n {
-		all.Go(func() { errs[i] = f(i) })
+	if k.inSpaces() {
+		all, err := b.newLanes(ctx, k)
+		s := side{move: func(ctx context.Context, i int, d direction) error { return all[i].transfer(ctx, d) }}
+		return s, s, all.close, err
 	}
-	all.Wait()
-	return errors.Join(errs...)
+	s := side{move: func(_ context.Context, i int, d direction) error {
+		here, far := b.room.pair(b.load, i)
+		if d == back {
+			here, far = far, here
+		}
+		copy(far, here)
+		return nil
+	}}
+	return s, s, free, nil
 }
 
-// rawMemory copies between regions, a thread each.
-func rawMemory(room *regions, l load) side {
-	one := func(move func(here, there []byte)) transfer {
-		return func(context.Context) error {
-			return together(l.threads, func(i int) error {
-				move(room.pair(l, i))
-				return nil
-			})
-		}
-	}
+// onFile returns a side that writes and reads a new file in each turn. The file is like the spill
+// files of the volume: without a name, and opened in the same way. It uses one half of the regions,
+// so that raw and raw again do not find each other's bytes in the caches.
+func (b *bench) onFile(k link, v *volumes.Volume, half int) side {
+	fs, st := b.cfg.files(), v.Stats()
+	var file disk.File // nil: none is open
 	return side{
-		there: one(func(here, there []byte) { copy(there, here) }),
-		back:  one(func(here, there []byte) { copy(here, there) }),
-	}
-}
-
-// rawFile is a file like the spill files of a volume: without a name, and opened in the same
-// way. It holds the bytes of a load, those of the threads one behind the other.
-type rawFile struct {
-	fs                disk.FS
-	space             tier.ID // for messages
-	dir               string
-	direct, anonymous bool
-	load              load
-	memory            func(i int) []byte // what thread i writes, and reads into
-	file              disk.File          // nil: none is open
-}
-
-// rawFiles are two files, and a half of the regions for each: for raw and raw again, so that
-// neither finds warm what the other has just left.
-type rawFiles [2]*rawFile
-
-func (c Config) newRawFiles(space tier.ID, v *volumes.Volume, room *regions, l load) (files rawFiles) {
-	st := v.Stats()
-	for f := range files {
-		on := disk.OS()
-		if c.Files != nil {
-			if fs := c.Files(); fs != nil {
-				on = fs
+		prepare: func(ctx context.Context) (err error) {
+			if err := trim(ctx, v); err != nil { // so that the file system can choose the same place
+				return err
 			}
-		}
-		files[f] = &rawFile{
-			fs: on, space: space, dir: st.Dir, direct: st.Direct, anonymous: st.Anonymous, load: l,
-			memory: func(i int) []byte {
-				here, there := room.pair(l, i)
-				return [...][]byte{here, there}[f]
-			},
-		}
+			if st.Anonymous {
+				file, err = fs.OpenAnonymous(st.Dir, st.Direct)
+			} else {
+				path := filepath.Join(st.Dir, fmt.Sprintf(".spillbench-%d-%016x", os.Getpid(), rand.Uint64()))
+				if file, err = fs.Create(path, st.Direct); err == nil {
+					err = fs.Remove(path) // the file exists without a name for as long as it is open
+				}
+			}
+			if err != nil {
+				return fmt.Errorf("bandwidth: opening a file in %s: %w", st.Dir, err)
+			}
+			// As much as the volume has allocated: for another amount the file system would choose another
+			// place.
+			err = file.Allocate(0, max(b.load.total(), b.backed))
+			switch {
+			case errors.Is(err, errors.ErrUnsupported): // then the volume's files are sparse, too
+				return nil
+			case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+				return &tier.NoSpaceError{Space: k.to.ID(), Requested: b.load.total(), Cause: err}
+			case err != nil:
+				return fmt.Errorf("bandwidth: allocating %d bytes in %s: %w", b.load.total(), st.Dir, err)
+			}
+			return nil
+		},
+		move: func(ctx context.Context, i int, d direction) error {
+			here, far := b.room.pair(b.load, i)
+			memory, do := [...][]byte{here, far}[half], file.WriteAt
+			if d == back {
+				do = file.ReadAt
+			}
+			return requests(ctx, memory, int64(i)*b.load.bytes, do)
+		},
+		finish: func() (err error) {
+			if file != nil {
+				err, file = file.Close(), nil
+			}
+			return err
+		},
 	}
-	return files
 }
 
-// side writes and reads on a new file in each turn.
-func (r *rawFile) side() side { return side{prepare: r.renew, there: r.write, back: r.read} }
-
-func (r rawFiles) renew(ctx context.Context) error {
-	return errors.Join(r[0].renew(ctx), r[1].renew(ctx))
-}
-
-func (r rawFiles) close() error { return errors.Join(r[0].close(), r[1].close()) }
-
-// renew replaces the old file by a new one: room that is allocated, and was never written.
-func (r *rawFile) renew(context.Context) error {
-	if err := r.close(); err != nil {
-		return err
-	}
-	f, err := r.open()
-	if err != nil {
-		return fmt.Errorf("bandwidth: opening a file in %s: %w", r.dir, err)
-	}
-	r.file = f
-	err = f.Allocate(0, r.load.total())
-	switch {
-	case errors.Is(err, errors.ErrUnsupported): // then the volume's files are sparse, too
-		return nil
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return &tier.NoSpaceError{Space: r.space, Requested: r.load.total(), Cause: err}
-	case err != nil:
-		return fmt.Errorf("bandwidth: taking %d bytes in %s: %w", r.load.total(), r.dir, err)
-	}
-	return nil
-}
-
-func (r *rawFile) open() (disk.File, error) {
-	if r.anonymous {
-		return r.fs.OpenAnonymous(r.dir, r.direct)
-	}
-	path := filepath.Join(r.dir, fmt.Sprintf(".spillbench-%d-%016x", os.Getpid(), rand.Uint64()))
-	f, err := r.fs.Create(path, r.direct)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.fs.Remove(path); err != nil { // it lives on without a name, for as long as it is open
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-func (r *rawFile) close() error {
-	f := r.file
-	r.file = nil
-	if f == nil {
-		return nil
-	}
-	return f.Close()
-}
-
-// write writes the memory, and read fills it.
-func (r *rawFile) write(ctx context.Context) error {
-	return r.each(ctx, func(p []byte, off int64) (int, error) { return r.file.WriteAt(p, off) })
-}
-
-func (r *rawFile) read(ctx context.Context) error {
-	return r.each(ctx, func(p []byte, off int64) (int, error) { return r.file.ReadAt(p, off) })
-}
-
-func (r *rawFile) each(ctx context.Context, do func(p []byte, off int64) (int, error)) error {
-	return together(r.load.threads, func(i int) error {
-		return requests(ctx, r.memory(i), int64(i)*r.load.bytes, do)
-	})
-}
-
-// requests does all of p at off, so many requests under way at a time. It begins none after
-// ctx has ended or one has failed.
+// requests transfers p at off by rawDepth requests at the same time. It begins none after ctx has
+// ended or one has failed.
 func requests(ctx context.Context, p []byte, off int64, do func(p []byte, off int64) (int, error)) error {
 	var next atomic.Int64
 	return together(rawDepth, func(int) error {
@@ -173,41 +113,25 @@ func requests(ctx context.Context, p []byte, off int64, do func(p []byte, off in
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			if err := whole(p[at:min(at+rawRequest, int64(len(p)))], off+at, do); err != nil {
-				next.Store(int64(len(p))) // the others end, too
-				return err
+			part := p[at:min(at+rawRequest, int64(len(p)))]
+			if n, err := do(part, off+at); n < len(part) {
+				next.Store(int64(len(p))) // so that the others end, too
+				return fmt.Errorf("bandwidth: %d of %d bytes at %d without the engine: %w", n, len(part), off+at,
+					cmp.Or(err, io.ErrNoProgress))
 			}
 		}
 	})
 }
 
-// whole does all of p. What was done in part is taken up at the page where it ended.
-func whole(p []byte, off int64, do func(p []byte, off int64) (int, error)) error {
-	for {
-		n, err := do(p, off)
-		switch {
-		case n == len(p):
-			return nil
-		case err != nil:
-			return fmt.Errorf("bandwidth: %d bytes at %d without the engine: %w", len(p), off, err)
-		}
-		n -= n % tier.Page
-		if n <= 0 {
-			return fmt.Errorf("bandwidth: %d bytes at %d without the engine: %w", len(p), off, io.ErrNoProgress)
-		}
-		p, off = p[n:], off+int64(n)
-	}
-}
-
-// regions is memory as an arena has it: in huge pages where there are some, and present.
-// One mapping serves all sizes, because one of 1 MiB would get no huge page.
+// regions is memory like an arena's: in huge pages where the machine has some, and present. One
+// mapping serves all sizes, because one of 1 MiB would get no huge page.
 type regions struct {
 	whole []byte
 	half  int64
 }
 
-// newRegions returns two halves of at least so many bytes each, filled with what no disk
-// can make smaller. The caller must close it.
+// newRegions returns two halves of at least so many bytes each, filled with bytes that no disk can
+// compress. The caller must close it.
 func newRegions(ctx context.Context, seed uint64, bytes int64) (*regions, error) {
 	const huge = 2 << 20 // a huge page of the usual processors
 	half := (bytes + huge - 1) &^ (huge - 1)
@@ -216,23 +140,20 @@ func newRegions(ctx context.Context, seed uint64, bytes int64) (*regions, error)
 		return nil, fmt.Errorf("bandwidth: %w", err)
 	}
 	r := &regions{whole: whole, half: half}
-	var key [32]byte
-	for i := range 8 {
-		key[i] = byte(seed >> (8 * i))
-	}
+	key := [32]byte{}
+	binary.LittleEndian.PutUint64(key[:], seed)
 	random := rand.NewChaCha8(key)
 	for p := whole; len(p) > 0; p = p[huge:] {
 		if err := context.Cause(ctx); err != nil {
-			_ = r.close() // says nothing that matters beside it
-			return nil, err
+			return nil, errors.Join(err, r.close())
 		}
-		_, _ = random.Read(p[:huge]) // cannot fail
+		_, _ = random.Read(p[:huge]) // never fails
 	}
 	return r, nil
 }
 
 // pair returns the two regions of thread i.
-func (r *regions) pair(l load, i int) (here, there []byte) {
+func (r *regions) pair(l load, i int) (here, far []byte) {
 	off := int64(i) * l.bytes
 	end := off + l.bytes
 	return r.whole[off:end:end], r.whole[r.half+off : r.half+end : r.half+end]

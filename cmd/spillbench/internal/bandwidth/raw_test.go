@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -14,14 +15,17 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
-// newRegionsOf returns regions that go with the test.
+// newRegionsOf returns regions that are unmapped when the test ends.
 func newRegionsOf(t *testing.T, n int64) *regions {
 	t.Helper()
 	room, err := newRegions(t.Context(), 7, n)
@@ -36,63 +40,232 @@ func newRegionsOf(t *testing.T, n int64) *regions {
 	return room
 }
 
+// rawOf returns a bench without batches, a link between the named spaces, and its raw side.
+func rawOf(t *testing.T, cfg Config, from, to string, l load) (*bench, link, side) {
+	t.Helper()
+	b := &bench{cfg: &cfg, load: l, room: newRegionsOf(t, l.total())}
+	links, _ := cfg.edges()
+	i := slices.IndexFunc(links, func(k link) bool { return k.from.ID().String() == from && k.to.ID().String() == to })
+	raw, _, free, err := b.raw(t.Context(), links[i])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := free(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b, links[i], raw
+}
+
 // TestRawMemory: every byte of every thread goes there, and back.
 func TestRawMemory(t *testing.T) {
 	l := load{3 << 20, 2}
-	room := newRegionsOf(t, l.total())
-	raw := rawMemory(room, l)
+	b, _, raw := rawOf(t, small(engine(t)), "gpu:0", "host:0", l)
+	room := b.room
 	for i := range l.threads {
-		here, there := room.pair(l, i)
-		if int64(len(here)) != l.bytes || int64(len(there)) != l.bytes || bytes.Equal(here, there) {
-			t.Fatalf("regions of %d and %d bytes", len(here), len(there))
+		here, far := room.pair(l, i)
+		if int64(len(here)) != l.bytes || int64(len(far)) != l.bytes || bytes.Equal(here, far) {
+			t.Fatalf("regions of %d and %d bytes", len(here), len(far))
 		}
 	}
 	first := slices.Clone(room.whole[:l.total()])
-	if err := raw.there(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	clear(room.whole[:l.total()])
-	if err := raw.back(t.Context()); err != nil {
-		t.Fatal(err)
+	for _, d := range []direction{there, back} {
+		for i := range l.threads {
+			if err := raw.move(t.Context(), i, d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d == there {
+			clear(room.whole[:l.total()])
+		}
 	}
 	if !bytes.Equal(room.whole[:l.total()], first) {
 		t.Error("the bytes have changed on their way")
 	}
 }
 
-// rawFileOf returns a file on a file system with faults.
-func rawFileOf(t *testing.T, anonymous bool, l load, room *regions, rules ...faultfs.Rule) *rawFile {
+// write fills the memory of an end, and read returns its contents.
+func (e *end) write(t *testing.T, b *bench, content []byte) {
 	t.Helper()
-	dir := t.TempDir()
-	fs := faultfs.New(disk.OS(), 1, rules...)
-	direct := true
-	f, err := fs.OpenAnonymous(dir, true)
-	if err != nil { // as the volume would find out
-		direct = false
-		f, err = fs.OpenAnonymous(dir, false)
+	host := &end{}
+	if e.device == nil {
+		copy(e.bytes(), content)
+		return
 	}
-	switch {
-	case err == nil:
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
+	if err := b.open(t.Context(), host, b.cfg.host()); err != nil {
+		t.Fatal(err)
+	}
+	copy(host.bytes(), content)
+	if err := errors.Join(host.copyTo(t.Context(), e), host.buffer.Release()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (e *end) read(t *testing.T, b *bench) []byte {
+	t.Helper()
+	if e.device == nil {
+		return slices.Clone(e.bytes())
+	}
+	host := &end{}
+	if err := b.open(t.Context(), host, b.cfg.host()); err != nil {
+		t.Fatal(err)
+	}
+	err := e.copyTo(t.Context(), host)
+	content := slices.Clone(host.bytes())
+	if err := errors.Join(err, host.buffer.Release()); err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// TestLanes: what raw copies between spaces arrives, all of it, in both directions, also between
+// GPUs that cannot reach each other. What lanes had is given back.
+func TestLanes(t *testing.T) {
+	apart := cudatest.New(t, cudatest.Config{Memory: 4 << 20, Devices: 2, NoPeer: true})
+	peers := cudatest.New(t, cudatest.Config{Memory: 4 << 20, Devices: 2})
+	for _, c := range []struct {
+		name, from, to string
+		eng            *spillway.Engine
+		via            bool
+	}{
+		{"driver", "gpu:0", "host:0", emulated(t, 1, emulator(t)), false},
+		{"simulated peers", "gpu:0", "gpu:1", several(t), false},
+		{"host spaces", "host:0", "host:1", several(t), false},
+		{"peers of a driver", "gpu:0", "gpu:1", emulated(t, 2, peers), false},
+		{"GPUs that cannot reach each other", "gpu:0", "gpu:1", emulated(t, 2, apart), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := small(c.eng)
+			held := used(c.eng)
+			links, _ := cfg.edges()
+			i := slices.IndexFunc(links, func(k link) bool { return k.from.ID().String() == c.from && k.to.ID().String() == c.to })
+			b := &bench{cfg: &cfg, load: load{256 << 10, 2}}
+			all, err := b.newLanes(t.Context(), links[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, l := range all {
+				if got := l.via.buffer != nil; got != c.via {
+					t.Errorf("copies go by way of the host: %v", got)
+				}
+				want := make([]byte, b.load.bytes)
+				for j := range want {
+					want[j] = byte(j*7 + i)
+				}
+				none := make([]byte, b.load.bytes)
+				for _, d := range []direction{there, back} {
+					src, dst := &l.from, &l.to
+					if d == back {
+						src, dst = dst, src
+					}
+					src.write(t, b, want)
+					dst.write(t, b, none)
+					if err := l.transfer(t.Context(), d); err != nil {
+						t.Fatal(err)
+					}
+					if !bytes.Equal(dst.read(t, b), want) {
+						t.Errorf("lane %d, direction %d: other bytes arrive", i, d)
+					}
+				}
+			}
+			if err := all.close(); err != nil {
+				t.Error(err)
+			}
+			for _, l := range all {
+				if l.from.stream != nil && !errors.Is(l.from.stream.Close(), tier.ErrClosed) {
+					t.Error("a stream was left open")
+				}
+			}
+			givenBack(t, c.eng, held)
+		})
+	}
+}
+
+// TestApart: GPUs that cannot reach each other are measured, beside copies by way of the host.
+func TestApart(t *testing.T) {
+	cfg := small(emulated(t, 2, cudatest.New(t, cudatest.Config{Memory: 4 << 20, Devices: 2, NoPeer: true})))
+	cfg.Sizes, cfg.Between = cfg.Sizes[:1], []tier.Kind{tier.GPU}
+	if rows := run(t, cfg); len(rows) != 2+3 {
+		t.Errorf("%+v", rows)
+	}
+}
+
+// TestLanesRefused: if the driver refuses a resource of lanes, those that they had are given back.
+func TestLanesRefused(t *testing.T) {
+	emulator := emulator(t)
+	eng := emulated(t, 1, emulator)
+	cfg := small(eng)
+	links, _ := cfg.edges()
+	b := bench{cfg: &cfg, load: load{64 << 10, 2}}
+	held, streams := used(eng), emulator.Live("streams")
+	for _, call := range []string{"cuMemAllocFromPoolAsync", "cuStreamCreate", "cuMemcpyHtoDAsync_v2"} {
+		for lane := range int64(b.load.threads) {
+			emulator.Fail(call, lane, cuda.ErrInvalidValue, 1)
+			if _, err := b.newLanes(t.Context(), links[0]); !errors.Is(err, cuda.ErrInvalidValue) {
+				t.Fatalf("%s refused to lane %d: %v", call, lane, err)
+			}
+			givenBack(t, eng, held)
+			if now := emulator.Live("streams"); now != streams || t.Failed() {
+				t.Fatalf("%s refused to lane %d: %d streams are open; before it was %d", call, lane, now, streams)
+			}
 		}
-	case anonymous:
-		t.Skipf("needs files without names: %v", err)
 	}
-	r := &rawFile{fs: fs, dir: dir, direct: direct, anonymous: anonymous, load: l, space: tier.ID{Kind: tier.Disk},
-		memory: func(i int) []byte { here, _ := room.pair(l, i); return here }}
+}
+
+// TestFaultsSpareRaw: faults of a device happen to moves, and not to what raw copies.
+func TestFaultsSpareRaw(t *testing.T) {
+	var all []*faultdev.Device
+	gpu := spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
+		f := faultdev.New(d, 1)
+		all = append(all, f)
+		return f, nil
+	}}
+	eng := open(t, spillway.Config{GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{}})
+	_, _, raw := rawOf(t, small(eng), "gpu:0", "gpu:1", load{64 << 10, 1})
+	if err := raw.move(t.Context(), 0, there); err != nil {
+		t.Fatal(err)
+	}
+	for i, d := range all {
+		if n := d.Count("copy-*"); n != 0 {
+			t.Errorf("%d copies of raw passed the faults of GPU %d", n, i)
+		}
+	}
+}
+
+// unnamed is a file system without anonymous files.
+type unnamed struct{ disk.FS }
+
+func (unnamed) OpenAnonymous(string, bool) (disk.File, error) { return nil, errors.ErrUnsupported }
+
+// rawFile returns the raw side of a disk, whose files have these faults. Volume and files have
+// anonymous files or none. All files must be closed when the test ends.
+func rawFile(t *testing.T, anonymous bool, l load, rules ...faultfs.Rule) (b *bench, raw side, dir string) {
+	t.Helper()
+	base := disk.OS()
+	if !anonymous {
+		base = unnamed{base}
+	}
+	dir = t.TempDir()
+	fs := faultfs.New(base, 1, rules...)
+	eng := open(t, spillway.Config{GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(1 << 20),
+		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: base}}})
+	v := eng.Spaces()[1].Pool().(*volumes.Volume)
+	if got := v.Stats().Anonymous; anonymous && !got {
+		t.Skip("needs a file system with anonymous files")
+	}
+	cfg := small(eng)
+	cfg.Files = func() disk.FS { return fs }
+	b, _, raw = rawOf(t, cfg, "host:0", "disk:0", l)
 	t.Cleanup(func() {
-		if err := r.close(); err != nil {
-			t.Error(err)
-		}
 		if n := fs.Open(); n != 0 {
 			t.Errorf("%d files are open", n)
 		}
 	})
-	return r
+	return b, raw, dir
 }
 
-// names lists a directory.
+// names returns the names of raw files in a directory.
 func names(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -100,115 +273,86 @@ func names(t *testing.T, dir string) (names []string) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		names = append(names, e.Name())
+		if strings.HasPrefix(e.Name(), ".spillbench") {
+			names = append(names, e.Name())
+		}
 	}
 	return names
 }
 
-// TestRawFile: what is written is read again, whole, by however many threads and in pieces
-// of any length; and at no moment is there a name in the directory.
+// TestRawFile: raw reads what it has written, whole, by any number of threads, and its file has no
+// name in the directory.
 func TestRawFile(t *testing.T) {
 	for _, anonymous := range []bool{false, true} {
 		for _, l := range []load{{64 << 10, 1}, {3<<20 + tier.Page, 2}, {12 << 20, 1}} {
-			room := newRegionsOf(t, l.total())
-			r := rawFileOf(t, anonymous, l, room)
-			for range 2 { // a new file each time
-				if err := r.renew(t.Context()); err != nil {
-					t.Fatal(err)
+			t.Run(fmt.Sprint(anonymous, l), func(t *testing.T) {
+				b, raw, dir := rawFile(t, anonymous, l)
+				for range 2 { // a new file each time
+					if err := raw.prepare(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					if left := names(t, dir); len(left) != 0 {
+						t.Errorf("there are %q", left)
+					}
+					want := slices.Clone(b.room.whole[:l.total()])
+					for _, d := range []direction{there, back} {
+						for i := range l.threads {
+							if err := raw.move(t.Context(), i, d); err != nil {
+								t.Fatal(err)
+							}
+						}
+						if d == there {
+							clear(b.room.whole[:l.total()])
+						}
+					}
+					if !bytes.Equal(b.room.whole[:l.total()], want) {
+						t.Error("other bytes come back")
+					}
+					if err := raw.finish(); err != nil {
+						t.Error(err)
+					}
 				}
-				if left := names(t, r.dir); len(left) != 0 {
-					t.Errorf("there are %q", left)
-				}
-				want := slices.Clone(room.whole[:l.total()])
-				if err := r.write(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				clear(room.whole[:l.total()])
-				if err := r.read(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				if !bytes.Equal(room.whole[:l.total()], want) {
-					t.Errorf("%+v: other bytes come back", l)
-				}
-			}
+			})
 		}
 	}
 }
 
-// TestRawFileShort: transfers that the system does in part are completed.
-func TestRawFileShort(t *testing.T) {
-	l := load{2 << 20, 2}
-	room := newRegionsOf(t, l.total())
-	r := rawFileOf(t, true, l, room, faultfs.Rule{Ops: []string{"read", "write"}, Times: 5, Effect: faultfs.Short()})
-	if err := r.renew(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	want := slices.Clone(room.whole[:l.total()])
-	if err := r.write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	clear(room.whole[:l.total()])
-	if err := r.read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(room.whole[:l.total()], want) {
-		t.Error("other bytes come back")
-	}
-}
-
-// TestRawFileFails: no room is told as such, and other errors as what they are; nothing is
-// left.
+// TestRawFileFails: lack of room is reported as such, other errors as what they are, and nothing is
+// left. A file system that cannot allocate has sparse files.
 func TestRawFileFails(t *testing.T) {
-	l := load{4 << 20, 1}
-	room := newRegionsOf(t, l.total())
+	l := load{256 << 10, 1}
 	for _, c := range []struct {
 		op        string
-		err       error
+		effect    faultfs.Effect
+		want      error
 		full      bool
 		anonymous bool
 	}{
-		{"allocate", syscall.ENOSPC, true, true},
-		{"allocate", syscall.EDQUOT, true, true},
-		{"allocate", syscall.EIO, false, true},
-		{"create", syscall.EACCES, false, false},
-		{"remove", syscall.EIO, false, false},
-		{"write", syscall.EIO, false, true},
-		{"read", syscall.EIO, false, true},
+		{"allocate", faultfs.Fail(syscall.ENOSPC), syscall.ENOSPC, true, true},
+		{"allocate", faultfs.Fail(syscall.EDQUOT), syscall.EDQUOT, true, true},
+		{"allocate", faultfs.Fail(syscall.EIO), syscall.EIO, false, true},
+		{"allocate", faultfs.Fail(errors.ErrUnsupported), nil, false, true},
+		{"create", faultfs.Fail(syscall.EACCES), syscall.EACCES, false, false},
+		{"remove", faultfs.Fail(syscall.EIO), syscall.EIO, false, false},
+		{"write", faultfs.Fail(syscall.EIO), syscall.EIO, false, true},
+		{"read", faultfs.Fail(syscall.EIO), syscall.EIO, false, true},
+		{"read", faultfs.Short(), io.ErrNoProgress, false, true},
 	} {
-		r := rawFileOf(t, c.anonymous, l, room, faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: faultfs.Fail(c.err)})
-		err := r.renew(t.Context())
-		if err == nil {
-			if err = r.write(t.Context()); err == nil {
-				err = r.read(t.Context())
+		t.Run(fmt.Sprint(c.op, " ", c.want), func(t *testing.T) {
+			b, raw, dir := rawFile(t, c.anonymous, l, faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: c.effect})
+			_, err := b.turn(t.Context(), raw, inMemory.steps)
+			if !errors.Is(err, c.want) || errors.Is(err, tier.ErrNoSpace) != c.full {
+				t.Errorf("it ends with %v", err)
 			}
-		}
-		if !errors.Is(err, c.err) || errors.Is(err, tier.ErrNoSpace) != c.full {
-			t.Errorf("%s, %v: it ends with %v", c.op, c.err, err)
-		}
-		if left := names(t, r.dir); len(left) > 0 && c.op != "remove" { // then the name is what could not be removed
-			t.Errorf("%s: there are %q", c.op, left)
-		}
-	}
-}
-
-// TestRawFileSparse: where no room can be set aside files do without.
-func TestRawFileSparse(t *testing.T) {
-	l := load{64 << 10, 1}
-	r := rawFileOf(t, true, l, newRegionsOf(t, l.total()), faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(errors.ErrUnsupported)})
-	if err := errors.Join(r.renew(t.Context()), r.write(t.Context()), r.read(t.Context())); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestWhole: what was done in part goes on at the page where it ended.
-func TestWhole(t *testing.T) {
-	var at []int64
-	err := whole(make([]byte, 3*tier.Page), tier.Page, func(p []byte, off int64) (int, error) {
-		at = append(at, off)
-		return min(len(p), tier.Page+tier.Page/2), nil
-	})
-	if want := []int64{tier.Page, 2 * tier.Page, 3 * tier.Page}; err != nil || !slices.Equal(at, want) {
-		t.Errorf("requests at %d, %v; want %d", at, err, want)
+			for _, name := range names(t, dir) {
+				if c.op != "remove" { // then the name is what could not be removed
+					t.Errorf("there is %q", name)
+				}
+				if err := os.Remove(dir + "/" + name); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }
 
@@ -219,7 +363,7 @@ func TestRequestsCancelled(t *testing.T) {
 	var begun atomic.Int64
 	err := requests(ctx, make([]byte, 16*rawDepth*rawRequest), 0, func(p []byte, _ int64) (int, error) {
 		begun.Add(1)
-		cancel(cause) // so whoever began one begins no other
+		cancel(cause) // so each goroutine that began one begins no other
 		return len(p), nil
 	})
 	if !errors.Is(err, cause) || begun.Load() > rawDepth {
@@ -227,66 +371,7 @@ func TestRequestsCancelled(t *testing.T) {
 	}
 }
 
-// TestFreshRoom: what renew leaves is room that was taken from the file system and not
-// written; what is written there takes no other; and a volume that has none does.
-func TestFreshRoom(t *testing.T) {
-	eng := engine(t)
-	space := eng.Spaces()[2]
-	v := space.Pool().(*volumes.Volume)
-	b := bench{cfg: small(eng), load: load{256 << 10, 2}}
-	for range 2 {
-		before := v.Stats()
-		if at, err := b.renew(t.Context(), space, v); err != nil || at != 0 {
-			t.Fatal(at, err)
-		}
-		st := v.Stats()
-		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 || st.Written != before.Written || st.Given-before.Given < before.Backed {
-			t.Errorf("before %+v\nafter %+v", before, st)
-		}
-	}
-	write := func(ctx context.Context) error {
-		m, err := v.Alloc(b.load.bytes, nil)
-		if err != nil {
-			return err
-		}
-		defer v.Free(m, func() {})
-		return m.(tier.FileMemory).WriteAt(ctx, make([]byte, b.load.bytes), 0)
-	}
-	seen, steady := watching(write, v)
-	if err := seen(t.Context()); err != nil || !steady() {
-		t.Errorf("%v; room that was set aside was not used", err)
-	}
-	if _, err := v.Trim(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := seen(t.Context()); err != nil || steady() || !steady() {
-		t.Errorf("%v; room was taken, and nobody noticed, or for ever", err)
-	}
-}
-
-// TestKeptRoom: a volume that cannot give its room back is an error, for what it hands out next
-// would not be fresh.
-func TestKeptRoom(t *testing.T) {
-	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}), convert.CodecNone)
-	v := eng.Spaces()[2].Pool().(*volumes.Volume)
-	var room [2]tier.Memory // of one piece of the file
-	for i := range room {
-		var err error
-		if room[i], err = v.Alloc(64<<10, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	v.Free(room[0], func() {})
-	if err := trim(t.Context(), v); err == nil || !strings.Contains(err.Error(), " keeps ") {
-		t.Errorf("with a half in use: %v", err)
-	}
-	v.Free(room[1], func() {})
-	if err := trim(t.Context(), v); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestRequestsAreMany: as many are under way as the limit says.
+// TestRequestsAreMany: as many are in flight as the limit promises.
 func TestRequestsAreMany(t *testing.T) {
 	all := make(chan struct{}, rawDepth)
 	begun := make(chan struct{}, rawDepth)
@@ -302,18 +387,15 @@ func TestRequestsAreMany(t *testing.T) {
 	err := requests(t.Context(), make([]byte, rawDepth*rawRequest), 0, func(p []byte, off int64) (int, error) {
 		lengths[off/rawRequest] = len(p)
 		begun <- struct{}{}
-		<-all // until all are under way
+		<-all // until all are in flight
 		return len(p), nil
 	})
 	if err != nil || slices.Min(lengths[:]) != rawRequest {
 		t.Errorf("%v, %v", err, lengths)
 	}
-	if err := requests(t.Context(), make([]byte, tier.Page), 0, func([]byte, int64) (int, error) { return 0, nil }); !errors.Is(err, io.ErrNoProgress) {
-		t.Errorf("no progress ends with %v", err)
-	}
 }
 
-// TestRequestsEnd: when one has failed, no other is begun.
+// TestRequestsEnd: after one has failed, no other begins.
 func TestRequestsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
@@ -331,4 +413,107 @@ func TestRequestsEnd(t *testing.T) {
 			t.Errorf("%d requests were begun, %v", begun.Load(), err)
 		}
 	})
+}
+
+// TestFreshRoom: allocate leaves room that was taken from the file system and not written.
+func TestFreshRoom(t *testing.T) {
+	cfg := small(engine(t))
+	space := cfg.Engine.Spaces()[2]
+	v := space.Pool().(*volumes.Volume)
+	b := bench{cfg: &cfg, load: load{256 << 10, 2}}
+	for range 2 {
+		before := v.Stats()
+		if err := b.allocate(t.Context(), space, v); err != nil {
+			t.Fatal(err)
+		}
+		st := v.Stats()
+		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 || st.Written != before.Written ||
+			st.Given-before.Given < before.Backed {
+			t.Errorf("before %+v\nafter %+v", before, st)
+		}
+	}
+}
+
+// alone is a file system that calls made before it makes a file, and allocated before it allocates.
+type alone struct {
+	disk.FS
+	made      func()
+	allocated func(n int64)
+}
+
+type aloneFile struct {
+	disk.File
+	fs alone
+}
+
+func (a alone) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	a.made()
+	f, err := a.FS.OpenAnonymous(dir, direct)
+	return aloneFile{f, a}, err
+}
+
+func (a alone) Create(path string, direct bool) (disk.File, error) {
+	a.made()
+	f, err := a.FS.Create(path, direct)
+	return aloneFile{f, a}, err
+}
+
+func (f aloneFile) Allocate(off, n int64) error {
+	f.fs.allocated(n)
+	return f.File.Allocate(off, n)
+}
+
+// TestFreshInEachTurn: our side takes fresh room once in each turn, and raw makes a file of the same
+// size when the other sides have none.
+func TestFreshInEachTurn(t *testing.T) {
+	cfg := small(engine(t))
+	cfg.Sizes, cfg.Threads, cfg.Between = cfg.Sizes[:1], []int{1}, []tier.Kind{tier.Host, tier.Disk}
+	space := cfg.Engine.Spaces()[2]
+	v := space.Pool().(*volumes.Volume)
+	if err := (&bench{cfg: &cfg, load: load{cfg.Sizes[0], 1}}).allocate(t.Context(), space, v); err != nil {
+		t.Fatal(err)
+	}
+	once := v.Stats().Fresh
+	files, made := faultfs.New(disk.OS(), 1), 0
+	cfg.Files = func() disk.FS {
+		return alone{files, func() {
+			made++
+			if st := v.Stats(); st.Backed != 0 || files.Open() != 0 {
+				t.Errorf("file %d is made beside %d bytes of the volume and %d other files", made, st.Backed, files.Open())
+			}
+		}, func(n int64) {
+			if n != once {
+				t.Errorf("raw allocates %d bytes, and the volume %d", n, once)
+			}
+		}}
+	}
+	run(t, cfg)
+	if want := 2 * (1 + cfg.Pairs); made != want {
+		t.Errorf("%d files were made, want %d", made, want)
+	}
+	if got, want := v.Stats().Fresh-once, int64(1+cfg.Pairs)*once; got != want {
+		t.Errorf("%d bytes were fresh, want %d", got, want)
+	}
+}
+
+// TestKeptRoom: a volume that cannot give its room back is an error, because the room that it hands
+// out next would not be fresh.
+func TestKeptRoom(t *testing.T) {
+	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}))
+	v := eng.Spaces()[2].Pool().(*volumes.Volume)
+	var room [2]tier.Memory // of one piece of the file
+	for i := range room {
+		var err error
+		if room[i], err = v.Alloc(64<<10, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.Free(room[0], func() {})
+	if err := trim(t.Context(), v); err == nil || !strings.Contains(err.Error(), " keeps ") {
+		t.Errorf("with a half in use: %v", err)
+	}
+	v.Free(room[1], func() {})
+	if err := trim(t.Context(), v); err != nil {
+		t.Error(err)
+	}
 }

@@ -3,7 +3,6 @@ package bandwidth
 import (
 	"context"
 	"fmt"
-	"sort"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -16,7 +15,7 @@ import (
 // record returns rows of the generated table whose image is so many bytes long, to the
 // byte: the sizes in a report are those that were asked for. The caller must Release it.
 func record(ctx context.Context, seed uint64, bytes int64) (arrow.RecordBatch, error) {
-	rows := bytes/gen.RowBytes*5/4 + 1 // more than will fit
+	rows := bytes / gen.RowBytes
 	table, err := gen.New(gen.Config{Seed: seed, Rows: rows, RowsPerBatch: rows})
 	if err != nil {
 		return nil, err
@@ -26,18 +25,7 @@ func record(ctx context.Context, seed uint64, bytes int64) (arrow.RecordBatch, e
 		return nil, err
 	}
 	defer whole.Release()
-	var failed error
-	most := sort.Search(int(rows), func(i int) bool { // the first number of rows that is too large, less one
-		n, err := imageBytes(filled(whole, int64(i)+1, 1))
-		if err != nil {
-			failed = err
-		}
-		return err != nil || n > bytes
-	})
-	if failed != nil {
-		return nil, failed
-	}
-	for n := int64(most); n > 0; n-- {
+	for n := rows * 15 / 16; n > 0; n-- {
 		if rec, err := exactly(whole, n, bytes); rec != nil || err != nil {
 			return rec, err
 		}
@@ -51,27 +39,20 @@ func record(ctx context.Context, seed uint64, bytes int64) (arrow.RecordBatch, e
 func exactly(whole arrow.RecordBatch, n, bytes int64) (arrow.RecordBatch, error) {
 	for filler, try := int64(1), 0; filler > 0 && try < 4; try++ {
 		rec := filled(whole, n, filler)
-		got, err := imageBytes(rec)
+		layout, err := convert.NewLayout(rec)
 		if err != nil {
+			rec.Release()
 			return nil, err
 		}
-		if got == bytes {
-			return filled(whole, n, filler), nil
+		missing := bytes - layout.Size()
+		layout.Close()
+		if missing == 0 {
+			return rec, nil
 		}
-		filler += bytes - got
+		rec.Release()
+		filler += missing
 	}
 	return nil, nil
-}
-
-// imageBytes returns the length of the image of rec, which it releases.
-func imageBytes(rec arrow.RecordBatch) (int64, error) {
-	defer rec.Release()
-	l, err := convert.NewLayout(rec)
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Size(), nil
 }
 
 // filled returns the first n rows of whole with one more column, whose first value is

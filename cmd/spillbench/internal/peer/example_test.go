@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 )
 
 // A generated table goes through a MiB of memory, by both sides and twice.
@@ -21,12 +22,12 @@ func Example() {
 		Inputs: []job.Input{{Name: "table", Open: func(context.Context) (job.Source, error) {
 			return gen.New(gen.Config{Seed: 1, Rows: 10_000, RowsPerBatch: 1000})
 		}}},
-		Repeat: 1, Rounds: 2, Workers: 2, Dir: os.TempDir(), Memory: memory,
+		Repeat: 1, Rounds: 2, Workers: 2, Dir: os.TempDir(), Memory: memory, Progress: new(progress.Bar),
 	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(res.Batches, "batches,", res.Verified, "comparisons,", len(res.Ours), "rounds of ours,", len(res.Peer), "of the peer's")
-	// Output: 10 batches, 20 comparisons, 2 rounds of ours, 2 of the peer's
+	fmt.Println(res.Batches, "batches,", res.Verified, "comparisons,", len(res.Rounds), "rounds")
+	// Output: 10 batches, 20 comparisons, 2 rounds
 }

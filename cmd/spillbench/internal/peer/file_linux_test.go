@@ -3,21 +3,21 @@ package peer
 import (
 	"os"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
+	"github.com/apache/arrow-go/v18/arrow"
 )
 
 // TestNoName: the peer's file is in the directory, and the directory is empty.
 func TestNoName(t *testing.T) {
 	dir := t.TempDir()
-	f, err := anonymousFile(dir)
-	if err != nil {
+	p := &ipcFiles{r: &runner{cfg: Config{Dir: dir}}}
+	if err := p.create(); err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer p.close()
+	f := p.files[0]
 	if _, err := f.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
 	}
@@ -34,52 +34,61 @@ func TestNoName(t *testing.T) {
 	}
 }
 
-// TestDropCache: what was synced and dropped is not in the page cache.
-func TestDropCache(t *testing.T) {
-	f, err := anonymousFile(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
+// cached returns how many of four pages of a file the page cache has. It skips the test on systems
+// that do not report that. Asking begins to read ahead, so the last page is the first that it asks
+// for, and each answer counts once.
+func cached(t *testing.T, f *os.File) (pages int) {
+	t.Helper()
+	for off := int64(384 << 10); off >= 0; off -= 128 << 10 {
+		n, err := unix.Preadv2(int(f.Fd()), [][]byte{make([]byte, 4096)}, off, unix.RWF_NOWAIT)
+		switch {
+		case err == unix.EAGAIN:
+		case err != nil || n == 0:
+			t.Skipf("needs a system that reports whether a page is cached: %d, %v", n, err)
+		default:
+			pages++
+		}
 	}
-	defer f.Close()
-	page := make([]byte, 1<<20)
-	if _, err := f.WriteAt(page, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	// A read that may not wait finds what is in the cache and nothing else.
-	cached := func() (int, error) { return unix.Preadv2(int(f.Fd()), [][]byte{page[:4096]}, 512<<10, unix.RWF_NOWAIT) }
-	if n, err := cached(); err != nil || n != 4096 {
-		t.Skipf("needs a system that tells whether a page is cached: %d, %v", n, err)
-	}
+	return pages
+}
+
+// TestColdFiles: the peer's files are in the page cache when they have been written, and not when
+// they have been synced, nor when they have been read cold. A page that somebody else looks at at
+// this moment, such as the kernel's own lists, may stay.
+func TestColdFiles(t *testing.T) {
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type == unix.TMPFS_MAGIC {
+	if err := unix.Statfs(t.TempDir(), &fs); err != nil || fs.Type == unix.TMPFS_MAGIC {
 		t.Skipf("needs a file system on a disk: %v", err)
 	}
-	for _, c := range []struct {
-		drop int64
-		left bool
-	}{{512 << 10, true}, {0, false}} {
-		// Large pages of the cache are dropped whole or not at all, so only what is surely
-		// outside or inside of what was dropped is looked at.
-		if err := system.DropCache(f, c.drop); err != nil {
-			t.Fatal(err)
+	r := newRig(t, table(1), table(2)).runner()
+	err := r.withPeer("test", 1, func(p *ipcFiles) error {
+		if _, err := p.write(t.Context()); err != nil {
+			return err
 		}
-		n, err := cached()
-		// A page that somebody else looks at just then, such as the kernel's own lists, stays.
-		for again := 0; c.drop == 0 && err != unix.EAGAIN && again < 100; again++ {
-			time.Sleep(time.Millisecond)
-			if err := system.DropCache(f, c.drop); err != nil {
-				t.Fatal(err)
+		if len(p.files) != 2 || cached(t, p.files[0]) != 4 || cached(t, p.files[1]) != 4 {
+			t.Fatalf("%d files are not cached", len(p.files))
+		}
+		cold := func(when string) {
+			t.Helper()
+			for i, f := range p.files {
+				if n := cached(t, f); n > 2 {
+					t.Errorf("%s %d of 4 pages of file %d are cached", when, n, i)
+				}
 			}
-			n, err = cached()
 		}
-		if c.drop == 0 && err != unix.EAGAIN {
-			t.Errorf("read %d bytes, %v: they are in the cache still", n, err)
+		if _, err := p.sync(t.Context(), 0); err != nil {
+			return err
 		}
-		if c.left && n != 4096 {
-			t.Errorf("read %d bytes, %v: more was dropped than asked for", n, err)
+		cold("after the sync")
+		batches := 0
+		err := p.read(t.Context(), true, func(arrow.RecordBatch) error { batches++; return nil })
+		if batches != 2*15 {
+			t.Errorf("%d batches were read", batches)
 		}
+		cold("after reading")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

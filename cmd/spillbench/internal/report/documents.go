@@ -260,7 +260,7 @@ type BandwidthRow struct {
 	GiBPerS      float64          `json:"gib_per_s"`
 	State        string           `json:"state"` // of the disk's room: "fresh" or "rewritten"; "" between memories
 	LimitGiBPerS float64          `json:"limit_gib_per_s"`
-	LimitOf      string           `json:"limit_of"`             // "memmove", "driver's copy" or "disk I/O"
+	LimitOf      string           `json:"limit_of"`             // "memmove", "driver's copy", "peer copy" or "disk I/O"
 	Efficiency   float64          `json:"efficiency"`           // median of Spillway's rate by the limit
 	Noise        float64          `json:"noise"`                // median distance of the limit's own ratios from 1
 	CV           float64          `json:"cv"`                   // coefficient of variation of the rates
