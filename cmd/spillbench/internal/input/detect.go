@@ -70,7 +70,7 @@ func detect(f *os.File, size int64) (Format, error) {
 	if !text(head) {
 		return "", &Error{Err: errors.New("is not Parquet, Arrow or CSV"), Fix: "convert it to one of these first"}
 	}
-	if err := table(head); err != nil {
+	if err := namesColumns(head); err != nil {
 		return "", err
 	}
 	return CSV, nil
@@ -101,9 +101,9 @@ func bzip2(head []byte) bool {
 		(bytes.HasPrefix(level[1:], []byte(first)) || bytes.HasPrefix(level[1:], []byte(end)))
 }
 
-// table returns an error for text that cannot be CSV. Most text can be CSV of one column, so a
+// namesColumns returns an error for text that cannot be CSV. Most text can be CSV of one column, so a
 // first line without a separator must be a word.
-func table(head []byte) error {
+func namesColumns(head []byte) error {
 	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
 	line := bytes.TrimLeft(head, "\r\n")
 	if end := bytes.IndexAny(line, "\r\n"); end >= 0 {
