@@ -9,7 +9,9 @@
 //	               task ─▶ Acquire in the GPU ─▶ digest there ─▶ compare     pass-1 … pass-N
 //	                                       │
 //	                                       ▼
-//	                               take and drop                             drain
+//	                                     drop                                drain
+//
+// In the last pass, tasks of the engine (Engine.RunTask) do the work and drop the batches.
 //
 // The expected digest of a batch is computed from the decoded record, laid out in memory of its
 // own, and never from anything that an engine returned.
@@ -21,13 +23,15 @@ package job
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -61,7 +65,7 @@ type Progress interface {
 	Step()
 }
 
-// Config says what to do. All fields but Held, Batches, Progress and Failed are required.
+// Config says what to do. All fields but Held, Batches and Failed are required.
 type Config struct {
 	Engine     *spillway.Engine
 	Inputs     []Input
@@ -99,6 +103,7 @@ type Result struct {
 // item is one batch that was loaded and what it must digest to.
 type item struct {
 	b    *batch.Batch
+	repo *repository.Repository
 	want expectation
 }
 
@@ -115,9 +120,6 @@ func (e expectation) String() string { return fmt.Sprintf("%s, batch %d", e.name
 // Run does the job. The engine stays the caller's, and holds no batch of the job's any more
 // when Run returns, unless ctx has ended: then the caller is to close the engine.
 func Run(ctx context.Context, cfg Config) (res Result, err error) {
-	if cfg.Progress == nil {
-		cfg.Progress = silent{}
-	}
 	plan, err := cfg.Engine.Plan("spillbench")
 	if err != nil {
 		return res, err
@@ -134,52 +136,55 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 		}
 	}()
 	j := &job{cfg: cfg, plan: plan, res: &res, held: held{most: cfg.Held}}
-	if err := j.phase("load", -1, func() error { return j.load(ctx) }); err != nil {
+	steps := int64(-1) // not known
+	if cfg.Batches > 0 {
+		steps = cfg.Batches
+	}
+	before := unread(cfg.Engine)
+	if err := j.phase("load", steps, func() error { return j.load(ctx) }); err != nil {
 		return res, err
 	}
-	for i := range cfg.Passes {
-		name := fmt.Sprintf("pass-%d", i+1)
-		if err := j.phase(name, res.Batches, func() error { return j.pass(ctx) }); err != nil {
+	for i := 1; i <= cfg.Passes; i++ {
+		pass := j.pass
+		if i == cfg.Passes {
+			pass = j.taskPass
+		}
+		if err := j.phase(fmt.Sprintf("pass-%d", i), res.Batches, func() error { return pass(ctx) }); err != nil {
 			return res, err
 		}
 	}
-	for _, w := range cfg.Engine.Mover().Work() {
-		res.Unread += w.Unread
-	}
+	res.Unread = unread(cfg.Engine) - before
 	err = j.phase("drain", -1, func() error { return j.drain(ctx) })
 	return res, err
+}
+
+// unread returns the bytes that the engine has moved down and that were dropped unused.
+func unread(eng *spillway.Engine) (bytes int64) {
+	for _, w := range eng.Mover().Work() {
+		bytes += w.Unread
+	}
+	return bytes
 }
 
 // job is a run under way.
 type job struct {
 	cfg  Config
 	plan *spillway.Plan
-	res  *Result
 	held held // of decoded batches
 
-	puts  int64  // handed out for putting, of the inputs before
-	items []item // in the order of loading
+	mu  sync.Mutex // a leaf; it guards res while a pass is under way
+	res *Result
+
+	puts     int64        // handed out for putting, of the inputs before
+	items    []item       // in the order of loading
+	consumed atomic.Int64 // batches that tasks have dropped
 }
 
+// phase runs f as a phase of the job. The number of steps is -1 if it is not known.
 func (j *job) phase(name string, steps int64, f func() error) error {
-	if name == "load" && j.cfg.Batches > 0 {
-		steps = j.cfg.Batches
-	}
 	j.cfg.Progress.Begin(name, steps)
 	start := time.Now()
 	err := f()
 	j.res.Phases = append(j.res.Phases, Phase{Name: name, Took: time.Since(start)})
 	return err
-}
-
-// silent is a Progress that does nothing.
-type silent struct{}
-
-func (silent) Begin(string, int64) {}
-func (silent) Step()               {}
-
-// tiers lists where a batch is worked on, in order of preference: only what can
-// never fit the GPU is worked on elsewhere.
-func tiers() [3]reservation.Strategy {
-	return [...]reservation.Strategy{reservation.AnyInTier(tier.GPU), reservation.AnyInTier(tier.Host), reservation.AnyInTier(tier.Disk)}
 }
