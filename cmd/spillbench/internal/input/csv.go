@@ -243,4 +243,3 @@ func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, erro
 	}
 	return arrow.NewSchema(fields, nil), nil
 }
-

@@ -9,9 +9,7 @@
 //	               task ─▶ Acquire in the GPU ─▶ digest there ─▶ compare     pass-1 … pass-N
 //	                                       │
 //	                                       ▼
-//	                                     drop                                drain
-//
-// In the last pass, tasks of the engine (Engine.RunTask) do the work and drop the batches.
+//	               RunTask ─▶ digest ─▶ compare ─▶ drop                      drain
 //
 // The expected digest of a batch is computed from the decoded record, laid out in memory of its
 // own, and never from anything that an engine returned.
@@ -72,7 +70,7 @@ type Config struct {
 	Repeat     int   // how often each decoded batch is put, above 0
 	Fits       bool  // place where there is room; else wait for the GPU
 	Partitions int   // of the repository, above 0
-	Passes     int   // how often all batches are worked on, 0 or above
+	Passes     int   // how often all batches are worked on, 0 or above; with 0 no tasks are run
 	Workers    int   // tasks at once, above 0
 	Held       int64 // most bytes of decoded batches that wait to be put when the next is decoded; 0: any
 	Batches    int64 // how many there will be, for the progress; 0 if that is not known
@@ -91,7 +89,7 @@ type Result struct {
 	Rows       int64
 	Batches    int64
 	Bytes      int64 // of the images
-	Checked    int64 // digests compared
+	Checked    int64 // digests compared in passes
 	Mismatches int64
 	Corrupt    int64  // of these, batches that the engine refused because it found them corrupt
 	OnHost     bool   // the device cannot compute: digests were made of what was copied back
@@ -102,9 +100,10 @@ type Result struct {
 
 // item is one batch that was loaded and what it must digest to.
 type item struct {
-	b    *batch.Batch
-	repo *repository.Repository
-	want expectation
+	b     *batch.Batch
+	repo  *repository.Repository
+	want  expectation
+	wrong bool // its bytes were found to be others
 }
 
 // expectation is what is known of a batch from its record.
@@ -144,17 +143,20 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	if err := j.phase("load", steps, func() error { return j.load(ctx) }); err != nil {
 		return res, err
 	}
-	for i := 1; i <= cfg.Passes; i++ {
-		pass := j.pass
-		if i == cfg.Passes {
-			pass = j.taskPass
-		}
-		if err := j.phase(fmt.Sprintf("pass-%d", i), res.Batches, func() error { return pass(ctx) }); err != nil {
+	for i := range cfg.Passes {
+		if err := j.phase(fmt.Sprintf("pass-%d", i+1), res.Batches, func() error { return j.pass(ctx) }); err != nil {
 			return res, err
 		}
 	}
 	res.Unread = unread(cfg.Engine) - before
-	err = j.phase("drain", -1, func() error { return j.drain(ctx) })
+	err = j.phase("drain", res.Batches, func() error {
+		if cfg.Passes > 0 {
+			if err := j.runTasks(ctx); err != nil {
+				return err
+			}
+		}
+		return j.drop(ctx)
+	})
 	return res, err
 }
 

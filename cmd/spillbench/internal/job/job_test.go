@@ -100,8 +100,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestTasks: the engine admits one task for each batch of the last pass, and none without a pass. A
-// batch that fits no GPU is checked without a task.
+// TestTasks: at the end the engine admits one task for each batch, and none without a pass. A batch
+// that fits no GPU is checked in the passes alone.
 func TestTasks(t *testing.T) {
 	huge := []Input{{Name: "huge", Open: func(context.Context) (Source, error) {
 		return gen.New(gen.Config{Rows: 20_000, RowsPerBatch: 10_000}) // of more than 1 MiB
@@ -131,14 +131,18 @@ func TestTasks(t *testing.T) {
 	}
 }
 
-// TestTasksFindWrongBytes: the pass of tasks finds wrong bytes as the others do.
+// TestTasksFindWrongBytes: tasks find wrong bytes that no pass has found, and count no others.
 func TestTasksFindWrongBytes(t *testing.T) {
 	j := start(t, config(engine(t, spillway.GPUConfig{})))
 	j.items[10].want.digest.Hash++
-	if err := errors.Join(j.taskPass(t.Context()), j.drain(t.Context())); err != nil {
+	if err := j.pass(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if r := j.res; r.Checked != r.Batches || r.Mismatches != 1 || !strings.Contains(r.First, "table, batch 11") {
+	j.items[20].want.digest.Hash++
+	if err := errors.Join(j.runTasks(t.Context()), j.drop(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if r := j.res; r.Checked != r.Batches || r.Mismatches != 2 || !strings.Contains(r.First, "table, batch 11") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -440,7 +444,7 @@ func TestLostBatches(t *testing.T) {
 		t.Errorf("after loading: %v", err)
 	}
 	j.res.Batches = loaded // which collect has counted again
-	if err := j.drain(t.Context()); err == nil || !strings.Contains(err.Error(), "left to drop") {
+	if err := j.drop(t.Context()); err == nil || !strings.Contains(err.Error(), "left to drop") {
 		t.Errorf("in the end: %v", err)
 	}
 }

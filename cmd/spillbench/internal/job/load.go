@@ -230,7 +230,7 @@ func (j *job) collect(repo *repository.Repository, wants [][]expectation) error 
 			if i == len(want) {
 				return fmt.Errorf("partition %d holds more batches than the %d that were put", partition, len(want))
 			}
-			j.items = append(j.items, item{b, repo, want[i]})
+			j.items = append(j.items, item{b: b, repo: repo, want: want[i]})
 			j.loaded(b)
 			i++
 		}

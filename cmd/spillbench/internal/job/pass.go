@@ -43,13 +43,13 @@ func (j *job) pass(ctx context.Context) error {
 			return named(err, it.want)
 		}
 	}
-	return j.each(ctx, func(ctx context.Context, i int) error { return j.check(ctx, j.items[i]) })
+	return j.each(ctx, func(ctx context.Context, i int) error { return j.check(ctx, &j.items[i]) })
 }
 
 // check brings one batch to the GPU, or if it can never fit there to the fastest tier in which it
 // can, and compares it. Bytes that are not those that were loaded are a finding and no error: the
 // other batches are checked too.
-func (j *job) check(ctx context.Context, it item) error {
+func (j *job) check(ctx context.Context, it *item) error {
 	var h *batch.Handle
 	var err, first error
 	for _, kind := range tier.Kinds() {
@@ -63,7 +63,7 @@ func (j *job) check(ctx context.Context, it item) error {
 	}
 	switch {
 	case errors.Is(err, convert.ErrCorrupt):
-		j.count(finding{wrong: named(err, it.want)})
+		j.count(it, finding{wrong: named(err, it.want)})
 		return it.b.CancelTask() // the one that was announced and not begun
 	case unfit(err):
 		return first
@@ -72,7 +72,7 @@ func (j *job) check(ctx context.Context, it item) error {
 	}
 	f, err := j.compare(ctx, h, it.want)
 	if err == nil {
-		j.count(f)
+		j.count(it, f)
 	}
 	return errors.Join(err, h.Close())
 }
@@ -82,10 +82,10 @@ func unfit(err error) bool {
 	return errors.Is(err, reservation.ErrExceeded) || errors.Is(err, reservation.ErrNoCandidate)
 }
 
-// taskPass does what pass does by tasks of the engine, one for each batch: the engine admits a task
-// when the GPU has room for its batch and for its output, retries it with more memory if that was too
-// little, and drops the batch when the task has succeeded.
-func (j *job) taskPass(ctx context.Context) error {
+// runTasks works on every batch by a task of the engine. The engine admits a task when the GPU has
+// room for its batch and for its output, retries it with more memory if that was too little, and drops
+// the batch when the task has succeeded. Batches that fit no GPU, and corrupt ones, are left.
+func (j *job) runTasks(ctx context.Context) error {
 	claims := make([]*repository.Claim, 0, len(j.items))
 	defer func() {
 		for _, c := range claims {
@@ -100,7 +100,7 @@ func (j *job) taskPass(ctx context.Context) error {
 		claims = append(claims, c)
 	}
 	return j.each(ctx, func(ctx context.Context, i int) error {
-		it := j.items[i]
+		it := &j.items[i]
 		output := max(tier.Page, it.b.Info().Bytes/outputShare)
 		task := spillway.Task{Operator: "digest", Inputs: claims[i : i+1], Output: output}
 		var f finding
@@ -115,15 +115,19 @@ func (j *job) taskPass(ctx context.Context) error {
 		})
 		switch {
 		case errors.Is(err, convert.ErrCorrupt):
-			f = finding{wrong: named(err, it.want)}
+			f.wrong = named(err, it.want)
 		case unfit(err):
-			return errors.Join(it.b.CreateTask(ctx), j.check(ctx, it))
+			return nil
 		case err != nil:
 			return err
 		default:
 			j.consumed.Add(1)
 		}
-		j.count(f)
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if !it.wrong { // else a pass has found it
+			j.countLocked(it, f)
+		}
 		return nil
 	})
 }
@@ -156,15 +160,20 @@ func (j *job) compare(ctx context.Context, h *batch.Handle, want expectation) (f
 	return f, nil
 }
 
-// count adds a finding to the result. It is safe for concurrent use.
-func (j *job) count(f finding) {
+// count adds the finding of a pass to the result. It is safe for concurrent use.
+func (j *job) count(it *item, f finding) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.res.Checked++
+	j.countLocked(it, f)
+}
+
+func (j *job) countLocked(it *item, f finding) {
 	j.res.OnHost = j.res.OnHost || f.onHost
 	if f.wrong == nil {
 		return
 	}
+	it.wrong = true
 	j.res.Mismatches++
 	if errors.Is(f.wrong, convert.ErrCorrupt) {
 		j.res.Corrupt++
@@ -174,8 +183,8 @@ func (j *job) count(f finding) {
 	}
 }
 
-// drain drops all batches, and makes sure that all that no task has consumed were still there.
-func (j *job) drain(ctx context.Context) error {
+// drop drops all batches, and makes sure that all that no task has consumed were still there.
+func (j *job) drop(ctx context.Context) error {
 	left, err := j.plan.Manager().Clear(ctx)
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ type Value struct {
 
 // units are those of Value whose direction benchstat does not know, and whether more of it is better.
 var units = map[string]bool{
-	"GiB/s": true, "limit-GiB/s": true,
+	"GiB/s": true, "limit-GiB/s": true, "cpu-ns/op": false,
 }
 
 // WriteBenchmarks writes the figures of documents in Go's benchmark format, which benchstat reads. Two
@@ -90,7 +90,7 @@ func once(name string, values ...Value) Benchmark {
 	return Benchmark{Name: name, Times: 1, Values: values}
 }
 
-// Benchmarks has a line for each phase, and one for each edge.
+// Benchmarks has a line for each phase, one for each edge, and one for each run if there are several.
 func (r *Run) Benchmarks() (all []Benchmark) {
 	for _, p := range r.Phases {
 		values := []Value{{p.Seconds * 1e9, "ns/op"}}
@@ -100,6 +100,11 @@ func (r *Run) Benchmarks() (all []Benchmark) {
 		all = append(all, once("Run/phase="+p.Name, values...))
 	}
 	all = append(all, once("Run/phase=all", Value{r.WallSeconds * 1e9, "ns/op"}))
+	if len(r.Runs) > 1 {
+		for _, one := range r.Runs {
+			all = append(all, once("Run/whole", Value{one.Seconds * 1e9, "ns/op"}, Value{one.GiBPerS, "GiB/s"}, Value{one.CPUSeconds * 1e9, "cpu-ns/op"}))
+		}
+	}
 	for _, e := range r.Edges {
 		if e.Batches > 0 {
 			all = append(all, Benchmark{"Run/from=" + e.From + "/to=" + e.To, e.Batches, []Value{{e.Seconds * 1e9 / float64(e.Batches), "ns/op"}, {e.GiBPerS, "GiB/s"}}})

@@ -251,6 +251,9 @@ func (r *Run) run() page.Run {
 	default:
 		p.Headline = data + "; nothing was checked."
 	}
+	if busy := r.Busy(); busy != "" && p.Level == page.Good {
+		p.Level, p.Headline = page.Warn, p.Headline+" But "+busy+"."
+	}
 	limits := make(map[[2]string]Limit)
 	for _, l := range r.Limits {
 		limits[[2]string{l.From, l.To}] = l
@@ -294,6 +297,13 @@ func (r *Run) run() page.Run {
 		{Name: "time", Value: shortly(p.Seconds)}, {Name: "data", Value: size.Approx(r.Input.Bytes)}, {Name: "batches", Value: strconv.FormatInt(r.Input.Batches, 10)},
 		{Name: "moved down", Value: size.Approx(down)}, {Name: "moved up", Value: size.Approx(up)}, {Name: "waits for room", Value: strconv.FormatInt(r.Waits.Count, 10)},
 		{Name: "verified", Value: verified},
+	}
+	if r.CPUSeconds > 0 {
+		p.Facts = append(p.Facts, page.Pair{Name: "processor time", Value: shortly(r.CPUSeconds)})
+	}
+	if t := r.RunTimes; len(r.Runs) > 1 {
+		p.Facts = append(p.Facts, page.Pair{Name: fmt.Sprintf("median of %d runs", len(r.Runs)),
+			Value: fmt.Sprintf("%s (%.1f %% spread)", shortly(t.MedianSeconds), 100*t.Spread)})
 	}
 	p.Settings = append(r.Config.settings(),
 		setting("rows a batch", r.rowsPerBatch(p.Follows), "--rows-per-batch"), setting("seed", r.Config.Seed, "--seed"), setting("place", r.Config.Place, "--place"),
@@ -468,6 +478,9 @@ func FailureOf(d Measured) string {
 func NotesOf(d Measured) (notes []string) {
 	for _, w := range d.header().Warnings {
 		notes = append(notes, w.String())
+	}
+	if r, ok := d.(*Run); ok && r.Busy() != "" {
+		notes = append(notes, r.Busy())
 	}
 	return notes
 }

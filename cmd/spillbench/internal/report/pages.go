@@ -68,6 +68,7 @@ func (r *Run) Page(notes []string) *Page {
 	}
 	phases.add("all", three(r.WallSeconds))
 	p.table(phases)
+	r.showRuns(p)
 
 	p.linef("")
 	spaces := &sheet{columns: []column{{head: "space", key: "id"}, {head: "backend", key: "backend"}, {head: "capacity", key: "capacity_bytes"}, {head: "peak", key: "peak_bytes"}, {head: "at the end", key: "end_bytes"}}}
@@ -85,9 +86,19 @@ func (r *Run) Page(notes []string) *Page {
 	p.linef("")
 	waits := ""
 	if r.Waits.Count > 0 {
-		waits = fmt.Sprintf(", half within %s, 99 %% within %s, the longest %s", duration(r.Waits.P50), duration(r.Waits.P99), duration(r.Waits.Max))
+		waits = fmt.Sprintf(", half within %s, 99 %% within %s", duration(r.Waits.P50), duration(r.Waits.P99))
+		if r.Waits.P999 > 0 { // documents of older programs do not have it
+			waits += ", 99.9 % within " + duration(r.Waits.P999).String()
+		}
+		waits += ", the longest " + duration(r.Waits.Max).String()
 	}
 	p.linef("waits for room: %d%s", r.Waits.Count, waits)
+	if r.Admission != nil {
+		p.linef("%s", r.Admission.line())
+	}
+	if r.CPUSeconds > 0 {
+		p.linef("processor time: %.3f s in %.3f s", r.CPUSeconds, r.WallSeconds)
+	}
 	p.notes(notes)
 	switch {
 	case r.Error != "":
@@ -105,7 +116,7 @@ func (r *Run) Page(notes []string) *Page {
 	return p
 }
 
-// drain is the phase of a run that moves nothing.
+// drain is the phase of a run that drops the batches. It has no rate.
 const drain = "drain"
 
 func onDisk(encrypt bool) string {

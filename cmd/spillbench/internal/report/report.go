@@ -124,6 +124,7 @@ type RunConfig struct {
 	Partitions int    `json:"partitions"`
 	Passes     int    `json:"passes"`
 	Workers    int    `json:"workers"`
+	Runs       int    `json:"runs,omitempty"` // beside a warm-up, if there is more than one
 }
 
 // Disk is a spill directory.
@@ -144,6 +145,12 @@ type Run struct {
 	Waits       Waits        `json:"waits"`
 	Phases      []Phase      `json:"phases"`
 	WallSeconds float64      `json:"wall_seconds"`
+
+	Runs       []Repetition `json:"runs,omitempty"` // without the warm-up
+	RunTimes   *RunTimes    `json:"run_times,omitempty"`
+	CPUSeconds float64      `json:"cpu_seconds,omitempty"` // of this process in WallSeconds, user and system
+	Processors *Processors  `json:"processors,omitempty"`
+	Admission  *Admission   `json:"admission,omitempty"`
 
 	// Error is why the run failed; empty: it did not. Then the figures are of what was done so far.
 	Error string `json:"error,omitempty"`
@@ -251,6 +258,7 @@ type Waits struct {
 	Count int64   `json:"count"`
 	P50   float64 `json:"p50"`
 	P99   float64 `json:"p99"`
+	P999  float64 `json:"p999,omitempty"` // of 99.9 %
 	Max   float64 `json:"max"`
 }
 
