@@ -87,7 +87,7 @@ labelled sim.`
 	root.SilenceUsage = true
 	root.SetFlagErrorFunc(flagError)
 	root.SetUsageFunc(usage)
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
+	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr), newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr), newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
 	help := newHelp()
 	addVersion(help, stdout) // it is no command of the root yet
 	root.SetHelpCommand(help)

@@ -41,9 +41,9 @@ func TestCompletion(t *testing.T) {
 		directive cobra.ShellCompDirective
 		want      string
 	}{
-		{"", nothing, "bandwidth compare completion help quota report run schema topo trace verify"},
+		{"", nothing, "bandwidth compare completion help inspect quota report run schema topo trace verify"},
 		{"trace|", nothing, "compare record replay"},
-		{"help|", nothing, "bandwidth compare quota report run schema topo trace verify"},
+		{"help|", nothing, "bandwidth compare inspect quota report run schema topo trace verify"},
 		{"help|trace|", nothing, "compare record replay"},
 		{"completion|", nothing, "bash fish powershell zsh"},
 		{"--policy|", nothing, strings.Join(monitor.Names(), " ")},

@@ -33,7 +33,7 @@ func TestErrors(t *testing.T) {
 		{"argument of topo", []string{"topo", "x"}, 2, []string{"topo", "no arguments"}},
 		{"fault of topo", []string{"topo", "--fault=op=read,kind=eio"}, 2, []string{"--fault"}},
 		{"engine flag of topo", []string{"topo", "--gpu=sim"}, 2, []string{"--gpu"}},
-		{"unknown command", []string{"bench"}, 2, []string{"bench", "bandwidth, compare, quota, report, run, schema, topo, trace or verify"}},
+		{"unknown command", []string{"bench"}, 2, []string{"bench", "bandwidth, compare, inspect, quota, report, run, schema, topo, trace or verify"}},
 		{"file for a command", []string{whole}, 2, []string{"spillbench run " + whole + ")"}},
 		{"files for a command", []string{whole, file, "--passes=2"}, 2, []string{"spillbench run " + whole + " " + file + ")"}},
 		{"argument of run", []string{"run", missing}, 2, []string{missing, "no such file"}},
@@ -45,7 +45,7 @@ func TestErrors(t *testing.T) {
 		{"verify nothing", []string{"verify"}, 2, []string{"FILE"}},
 		{"verify no name", []string{"verify", whole, ""}, 2, []string{"needs a file"}},
 
-		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "bandwidth, compare, quota, report, run, schema, topo, trace or verify"}},
+		{"help on nothing", []string{"help", "nope"}, 2, []string{"nope", "bandwidth, compare, inspect, quota, report, run, schema, topo, trace or verify"}},
 		{"help on too much", []string{"help", "run", "nope"}, 2, []string{"run nope"}},
 		{"no result file", []string{"--json="}, 2, []string{"--json", "want FILE or -"}},
 
