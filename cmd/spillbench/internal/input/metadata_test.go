@@ -1,6 +1,7 @@
 package input
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"testing"
@@ -35,7 +36,7 @@ func TestBrokenLengths(t *testing.T) {
 }
 
 // TestVerifyAcceptsAllTypes: metadata of every type that has more than scalars
-// in it passes.
+// in it passes, and a broken length of each kind of text does not.
 func TestVerifyAcceptsAllTypes(t *testing.T) {
 	meta := arrow.NewMetadata([]string{"k"}, []string{"v"})
 	schema := arrow.NewSchema([]arrow.Field{
@@ -52,5 +53,17 @@ func TestVerifyAcceptsAllTypes(t *testing.T) {
 	defer payload.Release()
 	if _, err := readHeader(payload.Meta().Bytes()); err != nil {
 		t.Error(err)
+	}
+	for _, text := range []string{"Europe/Berlin", "zoned", "k"} { // a time zone, a name, a key
+		broken := bytes.Clone(payload.Meta().Bytes())
+		length := binary.LittleEndian.AppendUint32(nil, uint32(len(text)))
+		at := bytes.Index(broken, append(length, text...))
+		if at < 0 {
+			t.Fatalf("%q is not in the metadata", text)
+		}
+		binary.LittleEndian.PutUint32(broken[at:], 0x7fff_ffff)
+		if _, err := readHeader(broken); !errors.Is(err, errMetadata) {
+			t.Errorf("the length of %q is broken: %v", text, err)
+		}
 	}
 }
