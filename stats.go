@@ -134,7 +134,8 @@ func (s Stats) String() string {
 		}
 	}
 	writeTable(&b, rows)
-	fmt.Fprintf(&b, "\nwaits for room: %d, half within %s, 99 %% within %s, the longest %s\n", s.Waits.Count, rounded(s.Waits.P50), rounded(s.Waits.P99), rounded(s.Waits.Max))
+	fmt.Fprintf(&b, "\nwaits for room: %d, half within %s, 99 %% within %s, 99.9 %% within %s, the longest %s\n",
+		s.Waits.Count, rounded(s.Waits.P50), rounded(s.Waits.P99), rounded(s.Waits.P999), rounded(s.Waits.Max))
 	if w := s.Waits; w.Waiting > 0 {
 		fmt.Fprintf(&b, "waiting for room now: %d, the oldest for %s\n", w.Waiting, rounded(w.Oldest))
 	}

@@ -109,7 +109,7 @@ that Spillway can use it simulates one, and labels every figure sim.`
 	root.SilenceErrors, root.SilenceUsage = true, true // Main prints errors
 	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr),
 		newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr),
-		newReport(stdout, stderr), newSchema(stdout))
+		newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
 	root.PersistentFlags().BoolFunc("version", "print the version of spillbench, its commit and its Go",
 		func(string) error { return errVersion })
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

@@ -40,7 +40,7 @@ func TestCompletion(t *testing.T) {
 		directive cobra.ShellCompDirective
 		want      string
 	}{
-		{"help|", nothing, "bandwidth compare completion help quota report run schema topo trace verify"},
+		{"help|", nothing, "bandwidth compare completion help inspect quota report run schema topo trace verify"},
 		{"help|trace|", nothing, "compare record replay"},
 		{"completion|", nothing, "bash fish powershell zsh"},
 		{"--policy|", nothing, strings.Join(monitor.Names(), " ")},

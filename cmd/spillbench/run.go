@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/observe/page"
 )
 
@@ -30,6 +32,7 @@ const mostTasks = 50
 const (
 	maxPartitions = 1 << 16
 	maxPasses     = 1_000_000
+	maxRuns       = 10_000
 )
 
 // runFlags are the flags of run.
@@ -40,6 +43,7 @@ type runFlags struct {
 	place      string
 	partitions int
 	passes     int
+	runs       int
 	listen     string
 	stallAfter time.Duration // how long nothing moves before a note says so
 }
@@ -59,10 +63,16 @@ to a temporary file in TMPDIR.
 All batches are put into the GPU tier, which holds only a part of them: the rest
 moves down to host memory and disk. Each pass then brings every batch back to the
 GPU, computes a digest over every byte there, and compares it with that of the
-record that was loaded. Input without any batch, such as a CSV file of only a
-header, is wrong use: there would be nothing to do.`,
+record that was loaded. At the end, unless there were no passes, one task for each
+batch (Engine.RunTask) does so once more and drops the batch. Input without any
+batch, such as a CSV file of only a header, is wrong use: there would be nothing
+to do.
+
+--runs N does all of this N times, after a warm-up that does not count, and prints
+the median and the spread.`,
 		Example: `  spillbench run data.parquet more.csv --passes 3
   spillbench run data.arrow --repeat 8 --gpu-memory 1GiB --host-memory 2GiB --disk /mnt/nvme
+  spillbench run --runs 5                              # the median of five
   spillbench run --policy lru --codec s2 --json result.json
   spillbench run --fault op=read,kind=bitflip,at=20    # ends with 1: the corruption is found`,
 		Args: cobra.ArbitraryArgs,
@@ -80,6 +90,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	f.input.register(fs, "load", "GPU and host memory together")
 	fs.IntVar(&f.partitions, "partitions", defaultWorkers(), "partitions of the repository that is loaded; each is loaded by one goroutine")
 	fs.IntVar(&f.passes, "passes", 1, "how often all batches are worked on")
+	fs.IntVar(&f.runs, "runs", 1, "do the whole work `N` times; above 1 after a warm-up that does not count")
 	f.input.registerWorkers(fs, "how many batches are worked on at once")
 	fs.Var(choice(&f.place, "gpu", "gpu", "fits"), "place", "where batches are loaded, by `NAME`: gpu (each waits for room there) or fits (the fastest tier with room)")
 	f.input.registerSeed(fs)
@@ -94,6 +105,7 @@ func (f *runFlags) validate() error {
 	for _, n := range []bounded{
 		{"partitions", int64(f.partitions), 1, maxPartitions},
 		{"passes", int64(f.passes), 0, maxPasses},
+		{"runs", int64(f.runs), 1, maxRuns},
 	} {
 		if err := n.validate(); err != nil {
 			return err
@@ -102,6 +114,7 @@ func (f *runFlags) validate() error {
 	if _, err := listenAddress(f.listen); err != nil {
 		return err
 	}
+	f.input.again = f.runs > 1
 	if err := f.input.validate(); err != nil {
 		return err
 	}
@@ -111,7 +124,7 @@ func (f *runFlags) validate() error {
 // run does the main job and reports it. Whatever happens, the engine is closed
 // and nothing is left behind.
 func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error) {
-	start := time.Now()
+	start, cpu := time.Now(), system.CPUTime()
 	if err := f.validate(); err != nil {
 		return err
 	}
@@ -133,7 +146,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	var bar progress.Bar
 	drawn := &bar
 	still := f.stall(func(line string) { drawn.Say(stderr, line) })
-	f.engine.events = spillway.Tee(rec.events(), still.events())
+	var admitted admissions
+	f.engine.events = spillway.Tee(rec.events(), still.events(), admitted.event)
 	m, err := f.engine.open(ctx, &notes{})
 	if err != nil {
 		return err
@@ -148,8 +162,10 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	cfg.Inputs, cfg.Batches, cfg.Progress = inputs, batches, rec.progress(ofPasses{drawn, f.passes})
 	var held []report.Held
 	cfg.Failed = func() { held = holders(m.engine) }
+	others := watchOthers(m.topology)
 	still.watch(m.engine.Spaces())
-	res, err := job.Run(ctx, cfg)
+	res, runs, err := f.repeat(ctx, cfg)
+	processors := others.end()
 	still.end()
 	drawn.Close()
 	rec.end()
@@ -174,7 +190,13 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 		m.notes.add("on host", "the GPU cannot compute digests here: the bytes were copied back and digested in host memory")
 	}
 	doc := f.document(m, sources, res)
+	f.addRuns(doc, runs)
+	doc.Processors, doc.Admission = processors, admitted.report(m.engine.Stats().Admission)
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
+	doc.CPUSeconds = (system.CPUTime() - cpu).Seconds()
+	if busy := doc.Busy(); busy != "" {
+		m.notes.add("busy", busy)
+	}
 	doc.Limits, doc.Timeline = limits, line
 	if err != nil {
 		doc.Error, doc.Held = fail.Line(err), held
@@ -210,10 +232,59 @@ type ofPasses struct {
 func (p ofPasses) Begin(phase string, steps int64) { p.Progress.Begin(p.named(phase), steps) }
 
 func (p ofPasses) named(phase string) string {
-	if n, found := strings.CutPrefix(phase, "pass-"); found {
-		return fmt.Sprintf("pass %s of %d", n, p.passes)
+	if run, n, found := strings.Cut(phase, "pass-"); found {
+		return fmt.Sprintf("%spass %s of %d", run, n, p.passes)
 	}
 	return phase
+}
+
+// ofRun is a job.Progress of one run of several: its phases begin with the name of the run.
+type ofRun struct {
+	job.Progress
+	run string
+}
+
+// Begin starts a phase.
+func (p ofRun) Begin(phase string, steps int64) { p.Progress.Begin(p.run+phase, steps) }
+
+// oneRun is the phases of a run and what it took.
+type oneRun struct {
+	report.Repetition
+	phases []job.Phase
+}
+
+// repeat does the job, or if it is to be done several times a warm-up and then the job so often. The
+// result has the findings of all runs, and the input and phases of the last one.
+func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (all job.Result, runs []oneRun, err error) {
+	first, progress := 1, cfg.Progress
+	if f.runs > 1 {
+		first = 0 // the warm-up
+	}
+	for i := first; i <= f.runs; i++ {
+		switch {
+		case i == 0:
+			cfg.Progress = ofRun{progress, "warm-up, "}
+		case f.runs > 1:
+			cfg.Progress = ofRun{progress, fmt.Sprintf("run %d of %d, ", i, f.runs)}
+		}
+		start, cpu := time.Now(), system.CPUTime()
+		res, err := job.Run(ctx, cfg)
+		one := report.Repetition{Seconds: time.Since(start).Seconds(), CPUSeconds: (system.CPUTime() - cpu).Seconds()}
+		res.Checked += all.Checked
+		res.Mismatches += all.Mismatches
+		res.Corrupt += all.Corrupt
+		res.Unread += all.Unread
+		res.OnHost = res.OnHost || all.OnHost
+		res.First = cmp.Or(all.First, res.First)
+		all = res
+		if err != nil {
+			return all, runs, err
+		}
+		if i > 0 {
+			runs = append(runs, oneRun{one, res.Phases})
+		}
+	}
+	return all, runs, nil
 }
 
 // stall returns what says that nothing moves; nil if nobody wants to read it, or the run ends sooner.
@@ -262,7 +333,8 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		Spaces: spaces(stats),
 		Edges:  edges(stats),
 		Waits: report.Waits{
-			Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(), Max: stats.Waits.Max.Seconds(),
+			Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(),
+			P999: stats.Waits.P999.Seconds(), Max: stats.Waits.Max.Seconds(),
 		},
 	}
 	doc.Config.RowsPerBatch = f.input.rowsPerBatch
@@ -272,10 +344,30 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 	for _, o := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
 		doc.Tasks = append(doc.Tasks, report.Task{Name: o.Owner, Waits: o.Waits, Total: o.Total.Seconds(), Longest: o.Longest.Seconds()})
 	}
-	for _, p := range res.Phases {
-		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
-	}
+	doc.Phases = phases(res.Phases)
 	return doc
+}
+
+// addRuns adds the runs to the document. Its phases are those of the median run, or of the run that
+// failed.
+func (f *runFlags) addRuns(doc *report.Run, runs []oneRun) {
+	if f.runs > 1 {
+		doc.Config.Runs = f.runs
+	}
+	times := make([]report.Repetition, len(runs))
+	for i, one := range runs {
+		times[i] = one.Repetition
+	}
+	if median := doc.SetRuns(times); len(runs) == f.runs {
+		doc.Phases = phases(runs[median].phases)
+	}
+}
+
+func phases(all []job.Phase) (out []report.Phase) {
+	for _, p := range all {
+		out = append(out, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
+	}
+	return out
 }
 
 func spaces(stats spillway.Stats) []report.Space {

@@ -9,9 +9,10 @@ import (
 
 // Summary says how long what was recorded took.
 type Summary struct {
-	Count         int64
-	Total         time.Duration // of all together
-	P50, P99, Max time.Duration // percentiles are at most 1/16 too high
+	Count int64
+	Total time.Duration // of all together
+	// P50, P99 and P999 are percentiles, P999 that of 99.9 %. They are at most 1/16 too high.
+	P50, P99, P999, Max time.Duration
 	// Within has how many took less than so long, for the powers of two of nanoseconds from 4 µs to
 	// 18 minutes.
 	Within map[time.Duration]int64
@@ -74,8 +75,8 @@ func (h *Durations) Summary() Summary {
 		s.Count += counts[i]
 	}
 	s.Total, s.Max = time.Duration(h.total.Load()), time.Duration(h.max.Load())
-	quantile := func(percent int64) time.Duration {
-		rank := (s.Count*percent + 99) / 100
+	quantile := func(perMille int64) time.Duration {
+		rank := (s.Count*perMille + 999) / 1000
 		for i, n := range counts {
 			if rank -= n; rank <= 0 {
 				return min(time.Duration(upperOf(i)), s.Max)
@@ -84,7 +85,7 @@ func (h *Durations) Summary() Summary {
 		return s.Max
 	}
 	if s.Count > 0 {
-		s.P50, s.P99 = quantile(50), quantile(99)
+		s.P50, s.P99, s.P999 = quantile(500), quantile(990), quantile(999)
 	}
 	s.Within = make(map[time.Duration]int64, lastBound-firstBound+1)
 	below, next := int64(0), 0

@@ -48,7 +48,7 @@ func TestPercentiles(t *testing.T) {
 	if s.Count != 5001 || s.Max != all[5000] || s.Total != total {
 		t.Errorf("%+v; want 5001 up to %v, %v together", s, all[5000], total)
 	}
-	for name, p := range map[string][2]time.Duration{"P50": {s.P50, all[2500]}, "P99": {s.P99, all[4950]}} {
+	for name, p := range map[string][2]time.Duration{"P50": {s.P50, all[2500]}, "P99": {s.P99, all[4950]}, "P999": {s.P999, all[4995]}} {
 		if p[0] < p[1] || p[0] > p[1]+p[1]/16 {
 			t.Errorf("%s is %v; want %v or up to a sixteenth more", name, p[0], p[1])
 		}
@@ -58,7 +58,7 @@ func TestPercentiles(t *testing.T) {
 func TestOnePercentile(t *testing.T) {
 	var h Durations
 	h.Record(time.Second)
-	if s := h.Summary(); s.Count != 1 || s.Total != time.Second || s.P50 != time.Second || s.P99 != time.Second || s.Max != time.Second {
+	if s := h.Summary(); s.Count != 1 || s.Total != time.Second || s.P50 != time.Second || s.P99 != time.Second || s.P999 != time.Second || s.Max != time.Second {
 		t.Errorf("%+v", s)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Meminfo returns, in bytes, those of the keys that the text has. The text is that of
@@ -84,6 +85,48 @@ func CPUInfo(text string) (model string, cpus []int) {
 	}
 	slices.Sort(cpus)
 	return model, slices.Compact(cpus)
+}
+
+// CPUTime is the time of a CPU since the system started, in ticks; see Tick.
+type CPUTime struct {
+	Busy int64 // with processes, the kernel, interrupts, and other virtual machines of the host (steal)
+	Idle int64 // also while waiting for I/O
+}
+
+// Tick is the unit of CPUTime: USER_HZ is 100 for all programs.
+const Tick = 10 * time.Millisecond
+
+// CPUTimes returns the times of the online CPUs, by number. The text is that of /proc/stat; lines that
+// are not understood are left out.
+func CPUTimes(text string) map[int]CPUTime {
+	times := map[int]CPUTime{}
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line) // cpu0 user nice system idle iowait irq softirq steal guest guest_nice
+		if len(fields) < 5 {
+			continue
+		}
+		name, ok := strings.CutPrefix(fields[0], "cpu")
+		cpu, err := Member(name)
+		if !ok || err != nil {
+			continue
+		}
+		var t CPUTime
+		for i, field := range fields[1:min(len(fields), 9)] { // user has the time of guests
+			n, err := Count(field)
+			switch {
+			case err != nil:
+				ok = false
+			case i == 3 || i == 4:
+				t.Idle += n
+			default:
+				t.Busy += n
+			}
+		}
+		if ok {
+			times[cpu] = t
+		}
+	}
+	return times
 }
 
 // Status returns the lists of CPUs and of memory nodes that

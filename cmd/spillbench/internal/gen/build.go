@@ -2,12 +2,94 @@ package gen
 
 import (
 	"math/bits"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/decimal128"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
+
+// The sequences of random words that other columns, or no column, are made from. A column's own
+// sequence has the number of the column.
+const (
+	shipDate    = 10
+	comment     = 16
+	commentText = 17 // where in the pool a comment begins
+	nulls       = 18 // added to a column's number for the sequence that decides which rows are null
+)
+
+var (
+	integer = arrow.PrimitiveTypes.Int64
+	price   = &arrow.Decimal128Type{Precision: 15, Scale: 2}
+	day     = arrow.FixedWidthTypes.Date32
+	text    = arrow.BinaryTypes.String
+	coded   = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: text}
+)
+
+// column describes a column of the table.
+type column struct {
+	name     string
+	dataType arrow.DataType
+	nullable bool
+	make     func(*builder) arrow.Array
+	words    []string // the dictionary of a coded column
+}
+
+// columns are the columns of the table, with the words of TPC-H's clause 4.2.2.13.
+var columns = []column{
+	{"l_orderkey", integer, false, numbers(orderKey), nil},
+	{"l_partkey", integer, false, numbers(key(200_000_000)), nil},
+	{"l_suppkey", integer, true, numbers(key(10_000_000)), nil},
+	{"l_linenumber", arrow.PrimitiveTypes.Int32, false, numbers(lineNumber), nil},
+	{"l_quantity", price, false, numbers(hundredths(100, 5_000)), nil},
+	{"l_extendedprice", price, false, numbers(hundredths(90_000, 10_400_000)), nil},
+	{"l_discount", price, false, numbers(hundredths(0, 11)), nil},
+	{"l_tax", price, true, numbers(hundredths(0, 11)), nil},
+	{"l_returnflag", coded, false, numbers(code(3)), []string{"A", "N", "R"}},
+	{"l_linestatus", text, false, strs(1, oneOf("F", "O")), nil},
+	shipDate: {"l_shipdate", day, false, numbers(shipped), nil},
+	{"l_commitdate", day, false, numbers(afterShipping), nil},
+	{"l_receiptdate", day, true, numbers(afterShipping), nil},
+	{"l_shipinstruct", text, false, strs(17, oneOf("COLLECT COD", "DELIVER IN PERSON", "NONE", "TAKE BACK RETURN")), nil},
+	{"l_shipmode", coded, true, numbers(code(7)), []string{"AIR", "FOB", "MAIL", "RAIL", "REG AIR", "SHIP", "TRUCK"}},
+	{"l_weight", arrow.PrimitiveTypes.Float64, true, numbers(weight), nil},
+	comment: {"l_comment", text, true, strs(40, piece), nil},
+}
+
+var schema = newSchema()
+
+func newSchema() *arrow.Schema {
+	var fields []arrow.Field
+	for _, c := range columns {
+		fields = append(fields, arrow.Field{Name: c.name, Type: c.dataType, Nullable: c.nullable})
+	}
+	return arrow.NewSchema(fields, nil)
+}
+
+// vocabulary has the words of comments.
+const vocabulary = `accounts across according after against along asymptotes beans blithely bold
+	carefully courts daringly deposits detect dependencies ducks escapades even excuses
+	express final fluffily foxes furiously grouches haggle ideas instructions ironic
+	nag packages pending pinto platelets quickly quietly regular requests ruthlessly
+	silent sleep slyly special theodolites unusual warhorses warthogs waters wake`
+
+// commentPool returns the text that comments are cut from, as TPC-H's dbgen does it. 1 MiB stays in
+// the cache, and no row repeats another's by plan.
+func commentPool(seed uint64) []byte {
+	const size = 1 << 20
+	words := strings.Fields(vocabulary)
+	pool := make([]byte, 0, size+64)
+	for x := mix(seed ^ step); len(pool) < size; x += step {
+		w := mix(x)
+		pool = append(pool, words[below(w, uint64(len(words)))]...)
+		if w&15 == 0 {
+			pool = append(pool, '.')
+		}
+		pool = append(pool, ' ')
+	}
+	return pool
+}
 
 // step and the multipliers of mix are splitmix64's (Steele, Lea, Flood: Fast
 // Splittable Pseudorandom Number Generators, 2014).
@@ -26,197 +108,126 @@ func below(x uint64, n uint64) uint64 {
 	return hi
 }
 
-// builder makes the columns of one batch: n rows from row first on.
+// builder makes one column of a batch: n rows from row first on.
 type builder struct {
-	seed  uint64
-	first uint64
-	n     int
+	column
+	table  *Table
+	number uint64 // of the column
+	first  uint64
+	n      int
 }
 
-// sequence returns where the column's random words start for this batch; row i's is
-// mix(start + i·step).
-func (b *builder) sequence(c column) uint64 {
-	return mix(b.seed+mix(uint64(c)+1)) + b.first*step
+// word returns the random word of a row in a sequence.
+func (b *builder) word(sequence, row uint64) uint64 {
+	return mix(mix(b.table.cfg.Seed+mix(sequence+1)) + row*step)
 }
 
-func (b *builder) int64s(c column) arrow.Array {
-	values := make([]int64, b.n)
-	x := b.sequence(c)
-	switch c {
-	case orderKey: // ascending, four lines an order on average
-		for i := range values {
-			values[i] = int64((b.first+uint64(i))/4 + 1)
-		}
-	case partKey:
-		for i := range values {
-			values[i] = int64(below(mix(x), 200_000_000) + 1)
-			x += step
-		}
-	default:
-		for i := range values {
-			values[i] = int64(below(mix(x), 10_000_000) + 1)
-			x += step
-		}
-	}
-	return fixed(b, c, values)
-}
-
-func (b *builder) int32s(c column) arrow.Array {
-	values := make([]int32, b.n)
-	for i := range values {
-		values[i] = int32((b.first+uint64(i))%4 + 1)
-	}
-	return fixed(b, c, values)
-}
-
-func (b *builder) doubles(c column) arrow.Array {
-	values := make([]float64, b.n)
-	x := b.sequence(c)
-	for i := range values {
-		values[i] = float64(mix(x)>>11) / (1 << 53) * 1000
-		x += step
-	}
-	return fixed(b, c, values)
-}
-
-// decimals are in hundredths.
-func (b *builder) decimals(c column) arrow.Array {
-	low, span := uint64(0), uint64(0)
-	switch c {
-	case quantity:
-		low, span = 100, 5_000
-	case extendedPrice:
-		low, span = 90_000, 10_400_000
-	default: // discount, tax
-		span = 11
-	}
-	values := make([]decimal128.Num, b.n)
-	x := b.sequence(c)
-	for i := range values {
-		values[i] = decimal128.New(0, low+below(mix(x), span))
-		x += step
-	}
-	return fixed(b, c, values)
-}
-
-// dates spread over seven years from 1992-01-01, day 8035; a line is committed
-// and received within a season of its shipping.
-func (b *builder) dates(c column) arrow.Array {
-	const start, days, season = 8035, 2526, 90
-	values := make([]arrow.Date32, b.n)
-	ship, x := b.sequence(shipDate), b.sequence(c)
-	for i := range values {
-		day := start + below(mix(ship), days)
-		if c != shipDate {
-			day += below(mix(x), season)
-		}
-		values[i] = arrow.Date32(day)
-		ship += step
-		x += step
-	}
-	return fixed(b, c, values)
-}
-
-// dictionary picks from dict, which all batches share.
-func (b *builder) dictionary(c column, dict arrow.Array) arrow.Array {
-	indices := make([]int8, b.n)
-	x := b.sequence(c)
-	for i := range indices {
-		indices[i] = int8(below(mix(x), uint64(dict.Len())))
-		x += step
-	}
-	valid, nulls := b.validity(c)
-	data := array.NewDataWithDictionary(coded, b.n,
-		[]*memory.Buffer{valid, memory.NewBufferBytes(arrow.GetBytes(indices))}, nulls, 0, dict.Data().(*array.Data))
-	defer data.Release()
-	return array.NewDictionaryData(data)
-}
-
-// words picks from a few strings.
-func (b *builder) words(c column, from []string) arrow.Array {
-	offsets := make([]int32, b.n+1)
-	longest := 0
-	for _, w := range from {
-		longest = max(longest, len(w))
-	}
-	values := make([]byte, 0, b.n*longest)
-	x := b.sequence(c)
-	for i := range b.n {
-		values = append(values, from[below(mix(x), uint64(len(from)))]...)
-		offsets[i+1] = int32(len(values))
-		x += step
-	}
-	return b.strings(c, offsets, values)
-}
-
-// comments are pieces of the text pool: mostly 10 to 43 characters, and one in
-// 256 long, to 2 KiB.
-func (b *builder) comments(c column, t *text) arrow.Array {
-	offsets := make([]int32, b.n+1)
-	values := make([]byte, 0, b.n*40)
-	length, place := b.sequence(c), b.sequence(commentText)
-	absent := b.sequence(c + nulls)
-	for i := range b.n {
-		if !isNull(mix(absent)) {
-			w := mix(length)
-			n := 10 + below(w, 34)
-			if w&0xff == 0 {
-				n = 256 + below(w, 1793)
-			}
-			at := below(mix(place), uint64(len(t.pool))-n)
-			values = append(values, t.pool[at:at+n]...)
-		}
-		offsets[i+1] = int32(len(values))
-		length += step
-		place += step
-		absent += step
-	}
-	return b.strings(c, offsets, values)
-}
-
-func (b *builder) strings(c column, offsets []int32, values []byte) arrow.Array {
-	valid, nulls := b.validity(c)
-	data := array.NewData(arrow.BinaryTypes.String, b.n,
-		[]*memory.Buffer{valid, memory.NewBufferBytes(arrow.GetBytes(offsets)), memory.NewBufferBytes(values)}, nil, nulls, 0)
-	defer data.Release()
-	return array.NewStringData(data)
-}
-
-// fixed wraps values of a fixed width, and makes those that are null zero.
-func fixed[T arrow.FixedWidthType](b *builder, c column, values []T) arrow.Array {
-	valid, nulls := b.validity(c)
-	if nulls > 0 {
-		var zero T
-		for i := range values {
-			if valid.Buf()[i/8]>>(i%8)&1 == 0 {
-				values[i] = zero
-			}
-		}
-	}
-	data := array.NewData(columns[c].Type, b.n,
-		[]*memory.Buffer{valid, memory.NewBufferBytes(arrow.GetBytes(values))}, nil, nulls, 0)
-	defer data.Release()
-	return array.MakeFromData(data)
-}
-
-// isNull makes about one row in 32 null.
-func isNull(word uint64) bool { return word&31 == 0 }
-
-// validity returns the column's bitmap and how many rows are null; no bitmap
-// where the column has no nulls.
-func (b *builder) validity(c column) (*memory.Buffer, int) {
-	if !columns[c].Nullable {
+// validity returns the column's bitmap, in which about one row in 32 is null, and how many are. It
+// returns no bitmap for a column without nulls.
+func (b *builder) validity() (bitmap []byte, count int) {
+	if !b.nullable {
 		return nil, 0
 	}
-	bitmap := make([]byte, (b.n+7)/8)
-	x, count := b.sequence(c+nulls), 0
+	bitmap = make([]byte, (b.n+7)/8)
 	for i := range b.n {
-		if isNull(mix(x)) {
+		if b.word(b.number+nulls, b.first+uint64(i))&31 == 0 {
 			count++
 		} else {
 			bitmap[i/8] |= 1 << (i % 8)
 		}
-		x += step
 	}
-	return memory.NewBufferBytes(bitmap), count
+	return bitmap, count
+}
+
+// array returns the column with the given buffers.
+func (b *builder) array(nulls int, buffers ...[]byte) arrow.Array {
+	var all []*memory.Buffer
+	for i, content := range buffers {
+		if i == 0 && content == nil {
+			all = append(all, nil) // no bitmap
+			continue
+		}
+		all = append(all, memory.NewBufferBytes(content))
+	}
+	data := array.NewData(b.dataType, b.n, all, nil, nulls, 0)
+	if dictionary := b.table.dictionaries[b.number]; dictionary != nil {
+		data.SetDictionary(dictionary)
+	}
+	defer data.Release()
+	return array.MakeFromData(data)
+}
+
+// numbers makes a column of values of one width. Values that are null are 0.
+func numbers[T arrow.FixedWidthType](value func(b *builder, row, word uint64) T) func(*builder) arrow.Array {
+	return func(b *builder) arrow.Array {
+		values := make([]T, b.n)
+		valid, nulls := b.validity()
+		for i := range values {
+			if row := b.first + uint64(i); valid == nil || valid[i/8]>>(i%8)&1 == 1 {
+				values[i] = value(b, row, b.word(b.number, row))
+			}
+		}
+		return b.array(nulls, valid, arrow.GetBytes(values))
+	}
+}
+
+// strs makes a column of strings, of at most or about so many bytes each.
+func strs(bytes int, value func(b *builder, row, word uint64) []byte) func(*builder) arrow.Array {
+	return func(b *builder) arrow.Array {
+		offsets, values := make([]int32, b.n+1), make([]byte, 0, b.n*bytes)
+		valid, nulls := b.validity()
+		for i := range b.n {
+			if row := b.first + uint64(i); valid == nil || valid[i/8]>>(i%8)&1 == 1 {
+				values = append(values, value(b, row, b.word(b.number, row))...)
+			}
+			offsets[i+1] = int32(len(values))
+		}
+		return b.array(nulls, valid, arrow.GetBytes(offsets), values)
+	}
+}
+
+// orderKey ascends, with four lines an order.
+func orderKey(_ *builder, row, _ uint64) int64 { return int64(row/4 + 1) }
+
+func lineNumber(_ *builder, row, _ uint64) int32 { return int32(row%4 + 1) }
+
+func key(n uint64) func(*builder, uint64, uint64) int64 {
+	return func(_ *builder, _, word uint64) int64 { return int64(below(word, n) + 1) }
+}
+
+func code(n uint64) func(*builder, uint64, uint64) int8 {
+	return func(_ *builder, _, word uint64) int8 { return int8(below(word, n)) }
+}
+
+func weight(_ *builder, _, word uint64) float64 { return float64(word>>11) / (1 << 53) * 1000 }
+
+// hundredths are span decimals from low on.
+func hundredths(low, span uint64) func(*builder, uint64, uint64) decimal128.Num {
+	return func(_ *builder, _, word uint64) decimal128.Num { return decimal128.New(0, low+below(word, span)) }
+}
+
+// shipped spreads over seven years from 1992-01-01, day 8035.
+func shipped(_ *builder, _, word uint64) arrow.Date32 { return arrow.Date32(8035 + below(word, 2526)) }
+
+// afterShipping is within a season of the row's date of shipping.
+func afterShipping(b *builder, row, word uint64) arrow.Date32 {
+	return shipped(b, row, b.word(shipDate, row)) + arrow.Date32(below(word, 90))
+}
+
+func oneOf(words ...string) func(*builder, uint64, uint64) []byte {
+	all := make([][]byte, len(words))
+	for i, w := range words {
+		all[i] = []byte(w)
+	}
+	return func(_ *builder, _, word uint64) []byte { return all[below(word, uint64(len(all)))] }
+}
+
+// piece is of 10 to 43 characters, and in one row of 256 of up to 2 KiB.
+func piece(b *builder, row, word uint64) []byte {
+	pool, n := b.table.pool, 10+below(word, 34)
+	if word&0xff == 0 {
+		n = 256 + below(word, 1793)
+	}
+	at := below(b.word(commentText, row), uint64(len(pool))-n)
+	return pool[at : at+n]
 }

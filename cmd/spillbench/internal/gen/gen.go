@@ -37,8 +37,9 @@ type Table struct {
 	cfg  Config
 	next int64
 	step int64 // from the first row of a batch to that of the next
-	text text
-	dict dictionaries
+
+	pool         []byte            // the text that comments are pieces of
+	dictionaries []arrow.ArrayData // by column; all batches share them
 }
 
 // New returns the table at its first row.
@@ -46,7 +47,18 @@ func New(cfg Config) (*Table, error) {
 	if cfg.Rows < 0 || cfg.RowsPerBatch <= 0 {
 		return nil, fmt.Errorf("gen: %d rows in batches of %d", cfg.Rows, cfg.RowsPerBatch)
 	}
-	return &Table{cfg: cfg, step: cfg.RowsPerBatch, text: newText(cfg.Seed), dict: newDictionaries()}, nil
+	t := &Table{cfg: cfg, step: cfg.RowsPerBatch, pool: commentPool(cfg.Seed)}
+	t.dictionaries = make([]arrow.ArrayData, len(columns))
+	for i, c := range columns {
+		if c.words == nil {
+			continue
+		}
+		b := array.NewStringBuilder(memory.DefaultAllocator)
+		b.AppendValues(c.words, nil)
+		t.dictionaries[i] = b.NewArray().Data()
+		b.Release()
+	}
+	return t, nil
 }
 
 // Again returns the same table at its first row, which may be read at the same time. It takes no
@@ -55,7 +67,9 @@ func (t *Table) Again() *Table { return t.Part(0, 1) }
 
 // Part is Again for every of-th batch from number on, which is 0 for the first.
 func (t *Table) Part(number, of int64) *Table {
-	return &Table{cfg: t.cfg, next: number * t.cfg.RowsPerBatch, step: of * t.cfg.RowsPerBatch, text: t.text, dict: t.dict}
+	part := *t
+	part.next, part.step = number*t.cfg.RowsPerBatch, of*t.cfg.RowsPerBatch
+	return &part
 }
 
 // BatchBytes returns about how many bytes a batch takes as Arrow.
@@ -73,142 +87,14 @@ func (t *Table) Next(ctx context.Context) (arrow.RecordBatch, error) {
 		return nil, io.EOF
 	}
 	n := min(t.cfg.RowsPerBatch, t.cfg.Rows-t.next)
-	rec := t.batch(t.next, int(n))
+	cols := make([]arrow.Array, len(columns))
+	for i, c := range columns {
+		cols[i] = c.make(&builder{column: c, table: t, number: uint64(i), first: uint64(t.next), n: int(n)})
+		defer cols[i].Release()
+	}
 	t.next += t.step
-	return rec, nil
+	return array.NewRecordBatch(schema, cols, n), nil
 }
 
 // Close does nothing; it makes a Table a source like a file.
 func (t *Table) Close() error { return nil }
-
-// batch makes n rows from row first on.
-func (t *Table) batch(first int64, n int) arrow.RecordBatch {
-	b := builder{seed: t.cfg.Seed, first: uint64(first), n: n}
-	cols := []arrow.Array{
-		b.int64s(orderKey),
-		b.int64s(partKey),
-		b.int64s(supplierKey),
-		b.int32s(lineNumber),
-		b.decimals(quantity),
-		b.decimals(extendedPrice),
-		b.decimals(discount),
-		b.decimals(tax),
-		b.dictionary(returnFlag, t.dict.flags),
-		b.words(lineStatus, statuses),
-		b.dates(shipDate),
-		b.dates(commitDate),
-		b.dates(receiptDate),
-		b.words(shipInstruct, instructions),
-		b.dictionary(shipMode, t.dict.modes),
-		b.doubles(weight),
-		b.comments(comment, &t.text),
-	}
-	defer func() {
-		for _, c := range cols {
-			c.Release()
-		}
-	}()
-	return array.NewRecordBatch(schema, cols, int64(n))
-}
-
-// column numbers the columns, and with the seed makes each a sequence of its own.
-type column uint64
-
-const (
-	orderKey column = iota
-	partKey
-	supplierKey
-	lineNumber
-	quantity
-	extendedPrice
-	discount
-	tax
-	returnFlag
-	lineStatus
-	shipDate
-	commitDate
-	receiptDate
-	shipInstruct
-	shipMode
-	weight
-	comment
-	commentText // where in the text pool a comment starts
-	nulls       // added to a column's number for the sequence that says which rows are null
-)
-
-var (
-	price   = &arrow.Decimal128Type{Precision: 15, Scale: 2}
-	coded   = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}
-	columns = []arrow.Field{
-		orderKey:      {Name: "l_orderkey", Type: arrow.PrimitiveTypes.Int64},
-		partKey:       {Name: "l_partkey", Type: arrow.PrimitiveTypes.Int64},
-		supplierKey:   {Name: "l_suppkey", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
-		lineNumber:    {Name: "l_linenumber", Type: arrow.PrimitiveTypes.Int32},
-		quantity:      {Name: "l_quantity", Type: price},
-		extendedPrice: {Name: "l_extendedprice", Type: price},
-		discount:      {Name: "l_discount", Type: price},
-		tax:           {Name: "l_tax", Type: price, Nullable: true},
-		returnFlag:    {Name: "l_returnflag", Type: coded},
-		lineStatus:    {Name: "l_linestatus", Type: arrow.BinaryTypes.String},
-		shipDate:      {Name: "l_shipdate", Type: arrow.FixedWidthTypes.Date32},
-		commitDate:    {Name: "l_commitdate", Type: arrow.FixedWidthTypes.Date32},
-		receiptDate:   {Name: "l_receiptdate", Type: arrow.FixedWidthTypes.Date32, Nullable: true},
-		shipInstruct:  {Name: "l_shipinstruct", Type: arrow.BinaryTypes.String},
-		shipMode:      {Name: "l_shipmode", Type: coded, Nullable: true},
-		weight:        {Name: "l_weight", Type: arrow.PrimitiveTypes.Float64, Nullable: true},
-		comment:       {Name: "l_comment", Type: arrow.BinaryTypes.String, Nullable: true},
-	}
-	schema = arrow.NewSchema(columns, nil)
-)
-
-// The words of TPC-H's clause 4.2.2.13.
-var (
-	flags        = []string{"A", "N", "R"}
-	statuses     = []string{"F", "O"}
-	modes        = []string{"AIR", "FOB", "MAIL", "RAIL", "REG AIR", "SHIP", "TRUCK"}
-	instructions = []string{"COLLECT COD", "DELIVER IN PERSON", "NONE", "TAKE BACK RETURN"}
-)
-
-// poolSize is the length of the text that comments are cut from, as TPC-H's
-// dbgen does it; 1 MiB stays in the cache, and no row repeats another's by plan.
-const poolSize = 1 << 20
-
-var vocabulary = []string{
-	"accounts", "across", "according", "after", "against", "along", "asymptotes", "beans", "blithely", "bold",
-	"carefully", "courts", "daringly", "deposits", "detect", "dependencies", "ducks", "escapades", "even", "excuses",
-	"express", "final", "fluffily", "foxes", "furiously", "grouches", "haggle", "ideas", "instructions", "ironic",
-	"nag", "packages", "pending", "pinto", "platelets", "quickly", "quietly", "regular", "requests", "ruthlessly",
-	"silent", "sleep", "slyly", "special", "theodolites", "unusual", "warhorses", "warthogs", "waters", "wake",
-}
-
-// text is the pool that comments are cut from.
-type text struct{ pool []byte }
-
-func newText(seed uint64) text {
-	pool := make([]byte, 0, poolSize+64)
-	x := mix(seed ^ step)
-	for len(pool) < poolSize {
-		w := mix(x)
-		pool = append(pool, vocabulary[below(w, uint64(len(vocabulary)))]...)
-		if w&15 == 0 {
-			pool = append(pool, '.')
-		}
-		pool = append(pool, ' ')
-		x += step
-	}
-	return text{pool}
-}
-
-// dictionaries are what the coded columns share over all batches.
-type dictionaries struct{ flags, modes arrow.Array }
-
-func newDictionaries() dictionaries {
-	return dictionaries{flags: stringArray(flags), modes: stringArray(modes)}
-}
-
-func stringArray(values []string) arrow.Array {
-	b := array.NewStringBuilder(memory.DefaultAllocator)
-	defer b.Release()
-	b.AppendValues(values, nil)
-	return b.NewArray()
-}

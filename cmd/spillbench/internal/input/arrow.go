@@ -61,66 +61,76 @@ func newArrowStream(r *bufio.Reader, size int64, mem *limitedAllocator) (decoder
 	return newArrowReader(&messages{r: r, end: size, mem: mem})
 }
 
+// newArrowFile reads the size bytes of f. The footer must name all messages: where it doesn't, f may be
+// several files, one behind the other.
 func newArrowFile(f *os.File, size int64, mem *limitedAllocator) (decoder, error) {
-	footer, start, err := readFooter(f, size)
+	blocks, end, footer, err := readFooter(f, size)
 	if err != nil {
 		return nil, err
 	}
-	if err := verify(footer, &footerShape); err != nil {
-		return nil, err
-	}
-	m := &messages{r: bufio.NewReaderSize(nil, bufferSize), mem: mem, file: f}
-	const schemaAt = 8 // behind the magic and its padding
-	m.blocks = []block{{schemaAt, start}}
-	end := int64(schemaAt)
-	for _, list := range []int{2, 3} { // dictionaries, record batches
-		for b := vector(footer, root(footer), list, blockSize); len(b) > 0; b = b[blockSize:] {
-			at, head := int64(binary.LittleEndian.Uint64(b)), int64(int32(binary.LittleEndian.Uint32(b[8:])))
-			body := int64(binary.LittleEndian.Uint64(b[16:]))
-			if at < 0 || head < 0 || body < 0 || head > start-at || body > start-at-head {
-				return nil, fmt.Errorf("its footer, at byte %d, names a message of %d and %d bytes at byte %d",
-					start, head, body, at)
-			}
-			m.blocks = append(m.blocks, block{at, at + head + body})
-			end = max(end, at+head+body)
-		}
-	}
+	m := &messages{r: bufio.NewReaderSize(nil, bufferSize), mem: mem, file: f, blocks: blocks, ids: map[int64]bool{}}
 	a, err := newArrowReader(m)
 	if err != nil {
 		return nil, err
 	}
-	if end = max(end, m.at); start-end > maxFooterGap {
+	if end = max(end, m.at); footer-end > maxFooterGap {
 		m.close()
 		return nil, &Error{
 			Err: fmt.Errorf("has %d bytes, from byte %d on, that its footer does not name: it may be several files in one",
-				start-end, end),
+				footer-end, end),
 			Fix: "name the files one by one",
 		}
 	}
 	return a, nil
 }
 
-// readFooter returns the footer's flatbuffer and its offset. Its length and the closing magic
-// follow it.
-func readFooter(f *os.File, size int64) (footer []byte, at int64, err error) {
-	const tail = 4 + 6
-	end := make([]byte, tail)
-	if size < 8+tail {
-		return nil, 0, io.ErrUnexpectedEOF
+// readFooter returns the places of the schema, of the dictionaries and of the record batches, the end
+// of the last of them, and the offset of the footer. Behind the footer are its length and the closing
+// magic.
+func readFooter(f *os.File, size int64) (blocks []block, end, start int64, err error) {
+	defer inconsistent(&err)
+	const schemaAt = 8 // behind the magic and its padding
+	const tailSize = 4 + 6
+	if size < schemaAt+tailSize {
+		return nil, 0, 0, io.ErrUnexpectedEOF
 	}
-	if _, err := f.ReadAt(end, size-tail); err != nil {
-		return nil, 0, err
+	var tail [tailSize]byte
+	if _, err := f.ReadAt(tail[:], size-tailSize); err != nil {
+		return nil, 0, 0, err
 	}
-	if !bytes.Equal(end[4:], ipc.Magic) {
-		return nil, 0, errors.New("its end is missing")
+	if !bytes.Equal(tail[4:], ipc.Magic) {
+		return nil, 0, 0, errors.New("its end is missing")
 	}
-	n := int64(binary.LittleEndian.Uint32(end))
-	if n == 0 || n > size-tail-8 {
-		return nil, 0, errMetadata
+	n := int64(binary.LittleEndian.Uint32(tail[:]))
+	if n == 0 || n > size-tailSize-schemaAt {
+		return nil, 0, 0, errMetadata
 	}
-	footer, at = make([]byte, n), size-tail-n
-	_, err = f.ReadAt(footer, at)
-	return footer, at, err
+	b := make([]byte, n)
+	start = size - tailSize - n
+	if _, err := f.ReadAt(b, start); err != nil {
+		return nil, 0, 0, err
+	}
+	footer := root(b)
+	footer.pairs(4)
+	if schema, ok := footer.child(1); ok { // a copy of the schema message's
+		if _, err := readSchema(schema, false); err != nil {
+			return nil, 0, 0, err
+		}
+	}
+	blocks, end = []block{{schemaAt, start}}, schemaAt
+	for _, list := range []int{2, 3} { // dictionaries, record batches
+		for b := footer.vector(list, blockSize); len(b) > 0; b = b[blockSize:] {
+			at, head := int64(binary.LittleEndian.Uint64(b)), int64(int32(binary.LittleEndian.Uint32(b[8:])))
+			body := int64(binary.LittleEndian.Uint64(b[16:]))
+			if at < 0 || head < 0 || body < 0 || head > start-at || body > start-at-head {
+				return nil, 0, 0, fmt.Errorf("its footer, at byte %d, names a message of %d and %d bytes at byte %d",
+					start, head, body, at)
+			}
+			blocks = append(blocks, block{at, at + head + body})
+			end = max(end, at+head+body)
+		}
+	}
+	return blocks, end, start, nil
 }
 
 func (a *arrowReader) schema() *arrow.Schema { return a.first }

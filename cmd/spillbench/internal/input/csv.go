@@ -45,10 +45,11 @@ func newCSV(ctx context.Context, f *os.File, mem memory.Allocator, rows int64) (
 	if err != nil {
 		return nil, err
 	}
-	comma, err := delimiter(text)
-	if err != nil {
+	head, err := text.Peek(sniffSize)
+	if err != nil && err != io.EOF {
 		return nil, err
 	}
+	comma := delimiter(head)
 	_, header, err := newRows(text, comma)
 	if err != nil {
 		return nil, err
@@ -182,34 +183,24 @@ func (l *lineReader) convert(out, text []byte) []byte {
 
 // delimiter returns the separator that the header line has most of, outside quotes. Ties, and a
 // line without separators, go to the comma.
-func delimiter(r *bufio.Reader) (rune, error) {
-	head, err := r.Peek(sniffSize)
-	if err != nil && err != io.EOF {
-		return 0, err
-	}
+func delimiter(head []byte) rune {
 	var counts [len(separators)]int
-	quoted := false
+	best, quoted := 0, false
 	for _, c := range bytes.TrimLeft(head, "\n") {
-		if c == '"' {
-			quoted = !quoted
-		}
-		if quoted {
-			continue
-		}
-		if c == '\n' {
+		if c == '\n' && !quoted {
 			break
 		}
-		if i := strings.IndexByte(separators, c); i >= 0 {
+		quoted = quoted != (c == '"')
+		if i := strings.IndexByte(separators, c); i >= 0 && !quoted {
 			counts[i]++
 		}
 	}
-	best := 0
 	for i, n := range counts {
 		if n > counts[best] {
 			best = i
 		}
 	}
-	return rune(separators[best]), nil
+	return rune(separators[best])
 }
 
 // newRows reads the header line of a table, and returns a reader of the rows behind it.
@@ -243,7 +234,7 @@ func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, erro
 			return nil, err
 		}
 		for i, v := range values {
-			columns[i].see(v)
+			columns[i].add(v)
 		}
 	}
 	fields := make([]arrow.Field, len(header))

@@ -130,7 +130,7 @@ func TestLongNumbers(t *testing.T) {
 		{"too large", threes, arrow.BinaryTypes.String},
 	} {
 		var col column
-		col.see(c.value)
+		col.add(c.value)
 		if got := col.dataType(); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}

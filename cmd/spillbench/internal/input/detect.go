@@ -27,8 +27,7 @@ type signature struct {
 	// textual marks a magic number that a CSV file can begin with too: a column may be named PAR1
 	// or ORCID. See follows.
 	textual bool
-	// matches, if set, decides in place of magic.
-	matches func(head []byte) bool
+	matches func(head []byte) bool // what else the start must be; may be nil
 }
 
 // The signatures, in order of trial. Sources: parquet.thrift and Arrow's Columnar.rst ("PAR1",
@@ -43,7 +42,7 @@ var signatures = []signature{
 	{magic: "FEA1", textual: true, what: "a Feather V1 file", fix: "write it again as Feather V2, an Arrow file"},
 	{magic: "\x1f\x8b\x08", what: "compressed with gzip", fix: "unpack it with gunzip first"},
 	{magic: "\x28\xb5\x2f\xfd", what: "compressed with zstd", fix: "unpack it with unzstd first"},
-	{matches: bzip2, what: "compressed with bzip2", fix: "unpack it with bunzip2 first"},
+	{magic: "BZh", matches: bzip2.Match, what: "compressed with bzip2", fix: "unpack it with bunzip2 first"},
 	{magic: "\xfd7zXZ\x00", what: "compressed with xz", fix: "unpack it with unxz first"},
 	{magic: "PK\x03\x04", what: "a zip archive or spreadsheet", fix: "unpack it, or save it as CSV, first"},
 	{magic: "ORC", textual: true, what: "an ORC file", fix: "convert it to Parquet first"},
@@ -51,6 +50,14 @@ var signatures = []signature{
 	{magic: "\xff\xfe", what: "UTF-16 text", fix: "convert it to UTF-8 first"},
 	{magic: "\xfe\xff", what: "UTF-16 text", fix: "convert it to UTF-8 first"},
 }
+
+// bzip2 matches the start of a bzip2 file: its level, and the magic number of the first block or of
+// the end of an empty file. As regexp reads UTF-8, it stops before the last byte of that.
+var bzip2 = regexp.MustCompile(`^BZh[1-9](1AY&SY|\x17rE8P)`)
+
+// document matches a line that begins a JSON object, or a tag, comment or declaration of XML or HTML.
+// Names of columns may begin with the same characters: <5ms, {id}.
+var document = regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/>]|$)))`)
 
 // detect returns the format of an open file of size bytes.
 func detect(f *os.File, size int64) (Format, error) {
@@ -70,7 +77,7 @@ func detect(f *os.File, size int64) (Format, error) {
 	if !text(head) {
 		return "", &Error{Err: errors.New("is not Parquet, Arrow or CSV"), Fix: "convert it to one of these first"}
 	}
-	if err := table(head); err != nil {
+	if err := namesColumns(head); err != nil {
 		return "", err
 	}
 	return CSV, nil
@@ -84,26 +91,15 @@ func detect(f *os.File, size int64) (Format, error) {
 // start of a file. A truncated Parquet file is still a Parquet file, and its decoder reports the
 // missing end; a CSV file never becomes one by the name of its first column.
 func (s *signature) begins(head []byte) bool {
-	if s.matches != nil {
-		return s.matches(head)
-	}
 	const near = 16
 	rest, ok := bytes.CutPrefix(head, []byte(s.magic))
-	return ok && (!s.textual || len(rest) == 0 || !text(rest[:min(near, len(rest))]))
+	return ok && (s.matches == nil || s.matches(head)) &&
+		(!s.textual || len(rest) == 0 || !text(rest[:min(near, len(rest))]))
 }
 
-// bzip2 recognizes the start of a bzip2 file: its level, and the magic number of the first block or
-// of the end of an empty file.
-func bzip2(head []byte) bool {
-	const first, end = "1AY&SY", "\x17rE8P\x90"
-	level, ok := bytes.CutPrefix(head, []byte("BZh"))
-	return ok && len(level) > 0 && '1' <= level[0] && level[0] <= '9' &&
-		(bytes.HasPrefix(level[1:], []byte(first)) || bytes.HasPrefix(level[1:], []byte(end)))
-}
-
-// table returns an error for text that cannot be CSV. Most text can be CSV of one column, so a
+// namesColumns returns an error for text that cannot be CSV. Most text can be CSV of one column, so a
 // first line without a separator must be a word.
-func table(head []byte) error {
+func namesColumns(head []byte) error {
 	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
 	line := bytes.TrimLeft(head, "\r\n")
 	if end := bytes.IndexAny(line, "\r\n"); end >= 0 {
@@ -112,7 +108,7 @@ func table(head []byte) error {
 	first, _ := utf8.DecodeRune(line)
 	word := first == '_' || first == utf8.RuneError || unicode.IsLetter(first) || unicode.IsDigit(first)
 	switch {
-	case document(line):
+	case document.Match(line):
 	case len(line) == 0, line[0] == '"', bytes.ContainsAny(line, separators), word && !bytes.ContainsAny(line, " /"):
 		return nil
 	}
@@ -124,12 +120,6 @@ func table(head []byte) error {
 		Err: fmt.Errorf("is text, and no CSV table: its first line, %q, does not name columns", strings.ToValidUTF8(string(line), "?")),
 		Fix: "name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
 	}
-}
-
-// document reports whether line begins a JSON object, or a tag, comment or declaration of XML or
-// HTML. Names of columns may begin with the same characters: <5ms, {id}.
-func document(line []byte) bool {
-	return regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/>]|$)))`).Match(line)
 }
 
 // stream recognizes the start of an Arrow stream: the length of the schema message and the offset

@@ -2,7 +2,6 @@ package input
 
 import (
 	"math/big"
-	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,75 +11,73 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/csv"
 )
 
-// candidate is a type that the values of a column may have.
-type candidate uint8
+// candidate is a type that a column may have. holds reports whether a value can be read as the type,
+// by the function that the reader will use.
+type candidate struct {
+	dataType arrow.DataType
+	holds    func(v string) bool
+}
 
-// The candidates, narrowest first. A column gets the first that holds all of its values.
-const (
-	isInt candidate = 1 << iota
-	isFloat
-	isBool
-	isDate
-	isTime // a timestamp without a time zone, to the microsecond
-	isNano // the same to the nanosecond
-	isZoned
-	isZonedNano
+// candidates are the types of columns, narrowest first. A column gets the first that holds all of its
+// values, and text if there is none.
+var candidates = [...]candidate{
+	{arrow.PrimitiveTypes.Int64, func(v string) bool {
+		_, err := strconv.ParseInt(v, 10, 64)
+		return err == nil
+	}},
+	{arrow.PrimitiveTypes.Float64, func(v string) bool {
+		_, err := strconv.ParseFloat(v, 64)
+		return err == nil && !losesDigits(v)
+	}},
+	{arrow.FixedWidthTypes.Boolean, func(v string) bool {
+		// The reader takes "1" and "t" too, but a column of these does not hold truth values.
+		_, err := strconv.ParseBool(v)
+		return err == nil && len(v) >= len("true")
+	}},
+	{arrow.FixedWidthTypes.Date32, func(v string) bool {
+		_, err := time.Parse(time.DateOnly, v)
+		return err == nil
+	}},
+	timestamps(arrow.Microsecond, ""),
+	timestamps(arrow.Nanosecond, ""),
+	timestamps(arrow.Microsecond, "UTC"),
+	timestamps(arrow.Nanosecond, "UTC"),
+}
 
-	isAnything = isInt | isFloat | isBool | isDate | isTime | isNano | isZoned | isZonedNano
-)
+// timestamps returns the type of timestamps with a time zone, or without one if zone is empty.
+func timestamps(unit arrow.TimeUnit, zone string) candidate {
+	return candidate{&arrow.TimestampType{Unit: unit, TimeZone: zone}, func(v string) bool {
+		if len(v) < len(time.DateOnly) || v[4] != '-' { // spares most strings the parsing
+			return false
+		}
+		_, zoned, err := arrow.TimestampFromStringInLocation(v, unit, time.UTC)
+		return err == nil && zoned == (zone != "")
+	}}
+}
 
 // column collects the types that a column's values can have. The zero value has seen no value.
 type column struct {
-	seen   bool      // at least one value is not null
-	cannot candidate // the types that at least one value does not have
+	seen   bool                  // at least one value is not null
+	cannot [len(candidates)]bool // at least one value does not have the type
 }
 
-// see takes one value into account. It tries only the types that are left, the narrowest first.
-func (c *column) see(v string) {
+// add takes one value into account.
+func (c *column) add(v string) {
 	if slices.Contains(csv.DefaultNullValues, v) {
 		return
 	}
 	c.seen = true
-	for left := isAnything &^ c.cannot; left != 0; {
-		t := candidate(1) << bits.TrailingZeros8(uint8(left))
-		left &^= t
-		if !t.holds(v) {
-			c.cannot |= t
-		} else if t == isInt { // which can be a float too, and no other type
-			c.cannot |= isAnything &^ (isInt | isFloat)
-			if losesDigits(v) {
-				c.cannot |= isFloat
-			}
-			return
-		}
+	for i, t := range candidates {
+		c.cannot[i] = c.cannot[i] || !t.holds(v)
 	}
 }
 
-// holds reports whether v can be read as t, by the function that the reader will use.
-func (t candidate) holds(v string) bool {
-	var err error
-	switch t {
-	case isInt:
-		_, err = strconv.ParseInt(v, 10, 64)
-	case isFloat:
-		_, err = strconv.ParseFloat(v, 64)
-		return err == nil && !losesDigits(v)
-	case isBool:
-		// The reader takes "1" and "t" too, but a column of these does not hold truth values.
-		_, err = strconv.ParseBool(v)
-		return err == nil && len(v) >= len("true")
-	case isDate:
-		_, err = time.Parse(time.DateOnly, v)
-	case isTime:
-		return isTimestamp(v, arrow.Microsecond, false)
-	case isNano:
-		return isTimestamp(v, arrow.Nanosecond, false)
-	case isZoned:
-		return isTimestamp(v, arrow.Microsecond, true)
-	case isZonedNano:
-		return isTimestamp(v, arrow.Nanosecond, true)
+func (c *column) dataType() arrow.DataType {
+	i := slices.Index(c.cannot[:], false)
+	if !c.seen || i < 0 {
+		return arrow.BinaryTypes.String
 	}
-	return err == nil
+	return candidates[i].dataType
 }
 
 // losesDigits reports whether v, which ParseFloat reads, is an integer in digits that would not
@@ -105,38 +102,4 @@ func losesDigits(v string) bool {
 	}
 	_, accuracy := n.Float64()
 	return accuracy != big.Exact || !point && !n.IsInt64()
-}
-
-func isTimestamp(v string, unit arrow.TimeUnit, zoned bool) bool {
-	if len(v) < len(time.DateOnly) || v[4] != '-' { // spares most strings the parsing
-		return false
-	}
-	_, hasZone, err := arrow.TimestampFromStringInLocation(v, unit, time.UTC)
-	return err == nil && hasZone == zoned
-}
-
-func (c *column) dataType() arrow.DataType {
-	if !c.seen {
-		return arrow.BinaryTypes.String
-	}
-	can := isAnything &^ c.cannot
-	switch candidate(1) << bits.TrailingZeros8(uint8(can)) & can {
-	case isInt:
-		return arrow.PrimitiveTypes.Int64
-	case isFloat:
-		return arrow.PrimitiveTypes.Float64
-	case isBool:
-		return arrow.FixedWidthTypes.Boolean
-	case isDate:
-		return arrow.FixedWidthTypes.Date32
-	case isTime:
-		return &arrow.TimestampType{Unit: arrow.Microsecond}
-	case isNano:
-		return &arrow.TimestampType{Unit: arrow.Nanosecond}
-	case isZoned:
-		return &arrow.TimestampType{Unit: arrow.Microsecond, TimeZone: "UTC"}
-	case isZonedNano:
-		return &arrow.TimestampType{Unit: arrow.Nanosecond, TimeZone: "UTC"}
-	}
-	return arrow.BinaryTypes.String
 }

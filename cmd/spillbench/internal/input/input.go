@@ -87,8 +87,10 @@ type decoder interface {
 // Source is an open file. The caller must Close it.
 type Source struct {
 	path   string
-	format Format
-	file   *os.File
+	format Format        // empty until it is detected
+	file   *os.File      // or a temporary copy of it
+	size   int64         // -1: file is a pipe
+	r      *bufio.Reader // of file, from its start
 	mem    *limitedAllocator
 	dec    decoder
 	err    error // the error that Next returned; it is sticky
@@ -102,49 +104,40 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	if opt.MaxAlloc <= 0 {
 		opt.MaxAlloc = defaultMaxAlloc
 	}
-	f, size, err := openFile(path)
+	s, err := detected(path)
 	if err != nil {
 		return nil, err
 	}
-	path = Name(path)
-	in := &opened{File: f, size: size, r: bufio.NewReaderSize(f, bufferSize)}
-	format, err := in.detect()
-	if err != nil {
-		return nil, errors.Join(located(path, err), in.Close())
-	}
-	mem := &limitedAllocator{max: opt.MaxAlloc, room: opt.Room}
-	s := &Source{path: path, format: format, file: in.File, mem: mem}
+	s.mem = &limitedAllocator{max: opt.MaxAlloc, room: opt.Room}
 	err = guard(func() error {
-		dec, err := newDecoder(ctx, format, in, mem, opt)
+		var dec decoder
+		var err error
+		switch s.format {
+		case Parquet:
+			dec, err = newParquet(ctx, s.file, s.size, s.mem, opt.RowsPerBatch)
+		case ArrowFile:
+			dec, err = newArrowFile(s.file, s.size, s.mem)
+		case ArrowStream:
+			dec, err = newArrowStream(s.r, s.size, s.mem)
+		default:
+			dec, err = newCSV(ctx, s.file, s.mem, opt.RowsPerBatch)
+		}
 		if err != nil {
 			return err
 		}
 		s.dec = &checker{decoder: dec}
-		return checkFields(s.dec.schema().Fields(), 0, 0)
+		return checkFields(dec.schema().Fields(), 0, 0)
 	})
 	if err != nil {
 		if s.dec != nil {
 			err = errors.Join(err, guard(s.dec.close))
 		}
-		return nil, s.broken(err, in.Close())
+		return nil, s.broken(err, s.file.Close())
 	}
 	if opt.RowsPerBatch > 0 {
-		s.dec = &rebatcher{src: s.dec, rows: opt.RowsPerBatch, mem: mem}
+		s.dec = &rebatcher{src: s.dec, rows: opt.RowsPerBatch, mem: s.mem}
 	}
 	return s, nil
-}
-
-func newDecoder(ctx context.Context, format Format, in *opened, mem *limitedAllocator, opt Options) (decoder, error) {
-	switch format {
-	case Parquet:
-		return newParquet(ctx, in.File, in.size, mem, opt.RowsPerBatch)
-	case ArrowFile:
-		return newArrowFile(in.File, in.size, mem)
-	case ArrowStream:
-		return newArrowStream(in.r, in.size, mem)
-	default:
-		return newCSV(ctx, in.File, mem, opt.RowsPerBatch)
-	}
 }
 
 // cause drops the operation and path of a *fs.PathError, because an Error has the path.
@@ -196,12 +189,15 @@ func (s *Source) Close() error {
 	return errors.Join(guard(s.dec.close), s.file.Close())
 }
 
-// broken returns the error of a file that is of a known format and cannot be read.
+// broken returns the error of a file that cannot be read, beside that of closing it.
 func (s *Source) broken(err, closing error) error {
 	var e *Error
-	if errors.As(err, &e) {
+	switch {
+	case errors.As(err, &e):
 		e.Path = s.path
 		return errors.Join(e, closing)
+	case s.format == "":
+		return errors.Join(&Error{Path: s.path, Err: cause(err)}, closing)
 	}
 	fix := "the file is truncated or broken: write it again"
 	var panicked *panicError
@@ -225,16 +221,6 @@ func (s *Source) broken(err, closing error) error {
 	}
 	e = &Error{Path: s.path, Err: fmt.Errorf("cannot be read as %s: %w", s.format, cause(err)), Fix: fix}
 	return errors.Join(e, closing)
-}
-
-// located sets the path of an error of detection.
-func located(path string, err error) error {
-	var e *Error
-	if errors.As(err, &e) {
-		e.Path = path
-		return e
-	}
-	return &Error{Path: path, Err: cause(err)}
 }
 
 // mentions reports whether the text of err contains one of the strings. arrow-go has no typed errors

@@ -125,7 +125,7 @@ func (m *messages) message() (*ipc.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := headerOf(meta)
+	h, err := readHeader(meta)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +134,7 @@ func (m *messages) message() (*ipc.Message, error) {
 			m.held = meta
 			return nil, io.EOF
 		}
-		if m.layout, err = layoutOf(meta, h); err != nil {
-			return nil, err
-		}
+		m.layout = h.schema
 	}
 	body, err := m.body(h.bodyLength)
 	if err != nil {
@@ -146,40 +144,28 @@ func (m *messages) message() (*ipc.Message, error) {
 	if m.file != nil && h.kind != schemaHeader && m.at != m.end {
 		return nil, fmt.Errorf("it ends at byte %d, and by the footer at byte %d", m.at, m.end)
 	}
-	if h.batch != 0 && m.layout != nil {
-		if err := m.once(h); err != nil {
-			return nil, err
+	if m.file != nil && h.kind == dictionaryHeader && !h.delta {
+		// A footer does not give the order of dictionaries and batches.
+		if m.ids[h.dictionary] {
+			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file", h.dictionary)
 		}
-		plain, err := m.plain(meta, h, body)
+		m.ids[h.dictionary] = true
+	}
+	if m.layout != nil && (h.kind == dictionaryHeader || h.kind == batchHeader) {
+		plain, err := m.plain(h, body)
 		if err != nil {
 			return nil, err
 		}
 		body.Release()
 		body = plain
-		if err := m.layout.check(meta, h); err != nil {
+		if err := m.layout.check(h); err != nil {
 			return nil, err
 		}
 	}
 	return ipc.NewMessage(memory.NewBufferBytes(meta), body), nil
 }
 
-// once refuses a dictionary that replaces another one of a file: a footer does not give the order of
-// dictionaries and batches.
-func (m *messages) once(h header) error {
-	if m.file == nil || h.kind != dictionaryHeader || h.delta {
-		return nil
-	}
-	if m.ids[h.dictionary] {
-		return fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file", h.dictionary)
-	}
-	if m.ids == nil {
-		m.ids = map[int64]bool{}
-	}
-	m.ids[h.dictionary] = true
-	return nil
-}
-
-// metadata reads the next message up to its body and verifies it.
+// metadata reads the next message up to its body.
 func (m *messages) metadata() ([]byte, error) {
 	if meta := m.held; meta != nil {
 		m.held = nil
@@ -208,7 +194,7 @@ func (m *messages) metadata() ([]byte, error) {
 	if err != nil {
 		return nil, unexpected(err)
 	}
-	return meta.Bytes(), verify(meta.Bytes(), &messageShape)
+	return meta.Bytes(), nil
 }
 
 // left formats the number of bytes that a message could have.
@@ -271,10 +257,9 @@ func unexpected(err error) error {
 
 // plain checks that each buffer of a batch lies within its body, and returns the body. If the body
 // is compressed, plain returns one with decompressed buffers and changes the metadata to match.
-func (m *messages) plain(meta []byte, h header, body *memory.Buffer) (*memory.Buffer, error) {
-	buffers := vector(meta, h.batch, 2, 16)
+func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) {
 	declared := int64(0)
-	for b := buffers; len(b) > 0; b = b[16:] {
+	for b := h.buffers; len(b) > 0; b = b[16:] {
 		at, n := int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:]))
 		if n == 0 {
 			continue // arrow-go doesn't read its offset
@@ -297,7 +282,7 @@ func (m *messages) plain(meta []byte, h header, body *memory.Buffer) (*memory.Bu
 	if declared >= 0 { // no overflow
 		out.Reserve(int(min(declared, maxExpansion*int64(body.Len()))))
 	}
-	for b := buffers; len(b) > 0; b = b[16:] {
+	for b := h.buffers; len(b) > 0; b = b[16:] {
 		at, n := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
 		if n == 0 {
 			continue

@@ -4,200 +4,128 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 )
 
 // arrow-go reads the flatbuffers of Arrow IPC metadata without verifying them. It allocates the
 // declared length of a vector, and a Go program doesn't survive the allocation of more memory than
-// the machine has. So this package walks the metadata first. Each shape lists the slots of a table
-// that are not scalars, in the order of Arrow's Message.fbs, Schema.fbs and File.fbs.
+// the machine has. So this package first reads each table and vector that arrow-go will read. The
+// numbers of slots and types are those of Arrow's Message.fbs, Schema.fbs and File.fbs.
 
-// slot is the content of one slot of a flatbuffers table. One of the fields behind index is set.
-type slot struct {
-	index  int
-	table  *shape        // a table
-	tables *shape        // a vector of tables
-	vector int           // a vector of scalars, structs or characters of so many bytes
-	union  map[int]shape // a table of the shape that the scalar in the slot before selects, or of an unknown one
+var errMetadata = errors.New("its metadata is inconsistent")
+
+// inconsistent is deferred by functions that read tables: it makes their panics errMetadata.
+func inconsistent(err *error) {
+	if recover() != nil {
+		*err = errMetadata
+	}
 }
 
-// shape is the content of a table.
-type shape struct {
-	slots []slot
-	check func(w *walk, table int) error // checks more than the lengths; may be nil
+// table is a table of a flatbuffer. Its methods panic instead of reading outside the buffer.
+type table struct {
+	b    []byte
+	at   int
+	left *int // how many tables of vectors may still be read: vectors can share tables, so depth bounds nothing
 }
 
-const text1 = 1 // a string is a vector of single bytes
+// root returns the root table of a flatbuffer.
+func root(b []byte) table {
+	left := len(b) / 4
+	return table{b, int(binary.LittleEndian.Uint32(b)), &left}
+}
 
-var (
-	pairShape  = shape{slots: []slot{{index: 0, vector: text1}, {index: 1, vector: text1}}} // KeyValue
-	plainShape = shape{}                                                                    // a table of scalars
-	fieldShape = shape{slots: []slot{
-		{index: 0, vector: text1},
-		{index: 3, union: map[int]shape{
-			10: {slots: []slot{{index: 1, vector: text1}}}, // Timestamp: the time zone
-			14: {slots: []slot{{index: 1, vector: 4}}},     // Union: the type ids
-		}},
-		{index: 4, table: &shape{slots: []slot{{index: 1, table: &plainShape}}}}, // DictionaryEncoding
-		{index: 5}, // children: a vector of fields, which cannot be named within itself
-		{index: 6, tables: &pairShape},
-	}}
-	schemaShape = shape{slots: []slot{
-		{index: 1, tables: &fieldShape}, {index: 2, tables: &pairShape}, {index: 3, vector: 8},
-	}}
-	batchShape = shape{slots: []slot{
-		{index: 1, vector: 16}, {index: 2, vector: 16}, {index: 3, table: &plainShape}, {index: 4, vector: 8},
-	}, check: checkVariadic}
-	messageShape = shape{slots: []slot{
-		{index: 2, union: map[int]shape{
-			schemaHeader:     schemaShape,
-			dictionaryHeader: {slots: []slot{{index: 1, table: &batchShape}}},
-			batchHeader:      batchShape,
-		}},
-		{index: 4, tables: &pairShape},
-	}}
-	footerShape = shape{slots: []slot{
-		{index: 1, table: &schemaShape},
-		{index: 2, vector: blockSize}, {index: 3, vector: blockSize}, // dictionaries, record batches
-		{index: 4, tables: &pairShape},
-	}}
-)
+// slot returns the position of a slot's content, or 0 if the slot is absent.
+func (t table) slot(index int) int {
+	vtable := t.at - int(int32(binary.LittleEndian.Uint32(t.b[t.at:])))
+	size := int(binary.LittleEndian.Uint16(t.b[vtable:]))
+	if at := 4 + 2*index; at+2 <= size {
+		if offset := int(binary.LittleEndian.Uint16(t.b[vtable+at:])); offset != 0 {
+			return t.at + offset
+		}
+	}
+	return 0
+}
 
-// The kinds of messages that this package knows, as in Message.fbs.
+// scalar returns the number of size bytes in a slot, or 0 if the slot is absent.
+func (t table) scalar(index, size int) (n uint64) {
+	if pos := t.slot(index); pos != 0 {
+		for i, c := range t.b[pos:][:size] {
+			n |= uint64(c) << (8 * i)
+		}
+	}
+	return n
+}
+
+// child returns the table that the offset in a slot leads to, and whether the slot is present.
+func (t table) child(index int) (table, bool) {
+	pos := t.slot(index)
+	if pos == 0 {
+		return table{}, false
+	}
+	return t.follow(pos), true
+}
+
+// follow returns the table that the offset at pos leads to.
+func (t table) follow(pos int) table {
+	return table{t.b, pos + int(binary.LittleEndian.Uint32(t.b[pos:])), t.left}
+}
+
+// vector returns the elements, each of size bytes, of the vector in a slot, or nil if it is absent.
+// A string is a vector of bytes.
+func (t table) vector(index, size int) []byte {
+	v, ok := t.child(index)
+	if !ok {
+		return nil
+	}
+	n := int(binary.LittleEndian.Uint32(v.b[v.at:]))
+	return v.b[v.at+4:][:n*size]
+}
+
+// tables iterates over the tables of the vector in a slot.
+func (t table) tables(index int) iter.Seq[table] {
+	return func(yield func(table) bool) {
+		n := len(t.vector(index, 4)) / 4
+		if n == 0 {
+			return
+		}
+		v, _ := t.child(index)
+		for i := range n {
+			if *t.left--; *t.left < 0 {
+				panic(errMetadata)
+			}
+			if !yield(t.follow(v.at + 4 + 4*i)) {
+				return
+			}
+		}
+	}
+}
+
+// pairs reads the KeyValue tables in a slot.
+func (t table) pairs(index int) {
+	for pair := range t.tables(index) {
+		pair.vector(0, 1)
+		pair.vector(1, 1)
+	}
+}
+
+// The kinds of messages that this package reads.
 const (
 	schemaHeader     = 1
 	dictionaryHeader = 2
 	batchHeader      = 3
 )
 
-var errMetadata = errors.New("its metadata is inconsistent")
-
-// verifyMessage verifies a message's metadata behind its length, with or without the continuation
-// mark before that.
-func verifyMessage(b []byte) error {
-	if len(b) >= 8 && binary.LittleEndian.Uint32(b) == continuation {
-		b = b[4:]
-	}
-	if len(b) < 4 {
-		return errMetadata
-	}
-	return verify(b[4:], &messageShape)
-}
-
-// walk verifies one flatbuffer.
-type walk struct {
-	b      []byte
-	tables int // how many may still be visited: tables may be shared, so their depth alone bounds nothing
-}
-
-// verify walks b, whose root table is of shape s. The runtime checks all accesses; verify returns
-// errMetadata for one outside the buffer.
-func verify(b []byte, s *shape) (err error) {
-	defer inconsistent(&err)
-	w := &walk{b: b, tables: len(b) / 4}
-	return w.table(root(b), s, 0)
-}
-
-// root returns the position of the root table.
-func root(b []byte) int { return int(binary.LittleEndian.Uint32(b)) }
-
-// field returns the position of a table's slot, or 0 if it is absent.
-func field(b []byte, table, index int) int {
-	vtable := table - int(int32(binary.LittleEndian.Uint32(b[table:])))
-	size := int(binary.LittleEndian.Uint16(b[vtable:]))
-	if at := 4 + 2*index; at+2 <= size {
-		if off := int(binary.LittleEndian.Uint16(b[vtable+at:])); off != 0 {
-			return table + off
-		}
-	}
-	return 0
-}
-
-// follow returns the position that the offset at pos refers to.
-func follow(b []byte, pos int) int { return pos + int(binary.LittleEndian.Uint32(b[pos:])) }
-
-// vector returns the elements of the vector in a table's slot, or nil if it is absent.
-func vector(b []byte, table, index, size int) []byte {
-	pos := field(b, table, index)
-	if pos == 0 {
-		return nil
-	}
-	at := follow(b, pos)
-	n := int(binary.LittleEndian.Uint32(b[at:]))
-	return b[at+4:][:n*size]
-}
-
-// table walks a table in so many levels of fields. Of all shapes only that of a field contains
-// itself.
-func (w *walk) table(pos int, s *shape, levels int) error {
-	if w.tables--; w.tables < 0 {
-		return errMetadata
-	}
-	if levels >= maxNesting {
-		return errNested()
-	}
-	for _, f := range s.slots {
-		at := field(w.b, pos, f.index)
-		if at == 0 {
-			continue
-		}
-		var err error
-		switch {
-		case f.table != nil:
-			err = w.table(follow(w.b, at), f.table, levels)
-		case f.tables != nil:
-			err = w.each(vector(w.b, pos, f.index, 4), follow(w.b, at)+4, f.tables, levels)
-		case f.union != nil:
-			if kind := field(w.b, pos, f.index-1); kind != 0 {
-				of := f.union[int(w.b[kind])]
-				err = w.table(follow(w.b, at), &of, levels)
-			}
-		case f.vector == 0: // the children of a field, which are fields
-			err = w.each(vector(w.b, pos, f.index, 4), follow(w.b, at)+4, s, levels+1)
-		default:
-			vector(w.b, pos, f.index, f.vector)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if s.check != nil {
-		return s.check(w, pos)
-	}
-	return nil
-}
-
-// each walks the tables that the offsets, which begin at pos, lead to.
-func (w *walk) each(offsets []byte, pos int, s *shape, levels int) error {
-	for i := 0; i < len(offsets); i += 4 {
-		if err := w.table(follow(w.b, pos+i), s, levels); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkVariadic returns an error if a column of views has more data buffers than the batch has
-// buffers.
-func checkVariadic(w *walk, table int) error {
-	buffers := uint64(len(vector(w.b, table, 2, 16)) / 16)
-	counts := vector(w.b, table, 4, 8)
-	for i := 0; i < len(counts); i += 8 {
-		if n := binary.LittleEndian.Uint64(counts[i:]); n > buffers {
-			return fmt.Errorf("%w: a column of %d buffers in a batch of %d", errMetadata, n, buffers)
-		}
-	}
-	return nil
-}
-
-// header is the metadata of a message without the content of a schema.
+// header is the verified metadata of a message.
 type header struct {
 	kind       byte
-	version    uint16 // of the metadata; 4 is V5
-	table      int    // of the schema, dictionary or record batch
 	bodyLength int64
+	schema     *layout // of a schema message
 
-	batch      int // the table of a record batch, or of a dictionary's values; 0: there is none
+	// Of a batch of records or of a dictionary's values. The vectors are parts of the metadata.
+	nodes      []byte // of 16 bytes: rows and nulls
+	buffers    []byte // of 16 bytes: offset and length in the body
+	variadic   []byte // of 8 bytes: the number of data buffers of a column of views
 	compressed bool
 	codec      byte
 
@@ -205,55 +133,43 @@ type header struct {
 	delta      bool  // the values are appended to those of the dictionary before
 }
 
-// headerOf reads verified metadata.
-func headerOf(meta []byte) (h header, err error) {
+// readHeader verifies the metadata of a message and reads it.
+func readHeader(meta []byte) (h header, err error) {
 	defer inconsistent(&err)
-	at := root(meta)
-	scalar := func(table, index, size int) (n uint64) {
-		if pos := field(meta, table, index); pos != 0 {
-			for i, c := range meta[pos:][:size] {
-				n |= uint64(c) << (8 * i)
-			}
-		}
-		return n
-	}
-	child := func(table, index int) int {
-		if pos := field(meta, table, index); pos != 0 {
-			return follow(meta, pos)
-		}
-		return 0
-	}
-	h = header{
-		version: uint16(scalar(at, 0, 2)), kind: byte(scalar(at, 1, 1)),
-		table: child(at, 2), bodyLength: int64(scalar(at, 3, 8)),
-	}
-	switch {
-	case h.table == 0:
+	message := root(meta)
+	message.pairs(4)
+	h.kind, h.bodyLength = byte(message.scalar(1, 1)), int64(message.scalar(3, 8))
+	batch, ok := message.child(2)
+	if !ok {
 		return h, errMetadata
-	case h.kind == batchHeader:
-		h.batch = h.table
-	case h.kind == dictionaryHeader:
-		h.dictionary, h.batch, h.delta = int64(scalar(h.table, 0, 8)), child(h.table, 1), scalar(h.table, 2, 1) != 0
-		if h.batch == 0 {
+	}
+	switch h.kind {
+	case schemaHeader:
+		const v5 = 4
+		h.schema, err = readSchema(batch, message.scalar(0, 2) < v5)
+		return h, err
+	case dictionaryHeader:
+		h.dictionary, h.delta = int64(batch.scalar(0, 8)), batch.scalar(2, 1) != 0
+		if batch, ok = batch.child(1); !ok {
 			return h, errMetadata
 		}
+	case batchHeader:
+	default:
+		return h, nil // arrow-go refuses it
 	}
-	if h.batch != 0 {
-		if c := child(h.batch, 3); c != 0 {
-			h.compressed, h.codec = true, byte(scalar(c, 0, 1))
-			if method := scalar(c, 1, 1); method != 0 {
-				return h, fmt.Errorf("it is compressed by method %d, which is not supported", method)
-			}
+	h.nodes, h.buffers, h.variadic = batch.vector(1, 16), batch.vector(2, 16), batch.vector(4, 8)
+	for v := h.variadic; len(v) > 0; v = v[8:] {
+		if n, all := binary.LittleEndian.Uint64(v), len(h.buffers)/16; n > uint64(all) {
+			return h, fmt.Errorf("%w: a column of %d buffers in a batch of %d", errMetadata, n, all)
+		}
+	}
+	if compression, ok := batch.child(3); ok {
+		h.compressed, h.codec = true, byte(compression.scalar(0, 1))
+		if method := compression.scalar(1, 1); method != 0 {
+			return h, fmt.Errorf("it is compressed by method %d, which is not supported", method)
 		}
 	}
 	return h, nil
-}
-
-// inconsistent is deferred: reading beyond a buffer, which panics, becomes errMetadata.
-func inconsistent(err *error) {
-	if recover() != nil {
-		*err = errMetadata
-	}
 }
 
 // layout has the parts of a stream's batches. arrow-go takes as many field nodes and buffers from a
@@ -271,153 +187,134 @@ type part struct {
 	views    bool  // the node has a count of more buffers
 }
 
-// The types in Schema.fbs that differ from the others, by their number in its union Type.
-const (
-	typeNull          = 1
-	typeUnion         = 14
-	typeRunEndEncoded = 22
-)
-
-// typeParts are the parts of the types in Schema.fbs. Unions and run-end encoded types have no
-// validity; values adds it for old metadata.
-var typeParts = [...]part{
-	2:  {buffers: 2, validity: true},                         // Int
-	3:  {buffers: 2, validity: true},                         // FloatingPoint
-	4:  {buffers: 3, validity: true, bits: 32},               // Binary
-	5:  {buffers: 3, validity: true, bits: 32},               // Utf8
-	6:  {buffers: 2, validity: true, bits: 1},                // Bool
-	7:  {buffers: 2, validity: true},                         // Decimal
-	8:  {buffers: 2, validity: true},                         // Date
-	9:  {buffers: 2, validity: true},                         // Time
-	10: {buffers: 2, validity: true},                         // Timestamp
-	11: {buffers: 2, validity: true},                         // Interval
-	12: {buffers: 2, validity: true, bits: 32},               // List
-	13: {buffers: 1, validity: true},                         // Struct_
-	15: {buffers: 2, validity: true},                         // FixedSizeBinary
-	16: {buffers: 1, validity: true},                         // FixedSizeList
-	17: {buffers: 2, validity: true, bits: 32},               // Map
-	18: {buffers: 2, validity: true},                         // Duration
-	19: {buffers: 3, validity: true, bits: 64},               // LargeBinary
-	20: {buffers: 3, validity: true, bits: 64},               // LargeUtf8
-	21: {buffers: 2, validity: true, bits: 64},               // LargeList
-	23: {buffers: 2, validity: true, bits: 128, views: true}, // BinaryView
-	24: {buffers: 2, validity: true, bits: 128, views: true}, // Utf8View
-	25: {buffers: 3, validity: true, bits: 32},               // ListView
-	26: {buffers: 3, validity: true, bits: 64},               // LargeListView
-}
-
-// layoutOf reads the schema in a message's verified metadata.
-func layoutOf(meta []byte, h header) (l *layout, err error) {
+// readSchema verifies the fields of a schema and returns their layout. In old metadata unions and
+// run-end encoded columns have a validity buffer.
+func readSchema(schema table, old bool) (l *layout, err error) {
 	defer inconsistent(&err)
 	l = &layout{dictionaries: map[int64][]part{}}
-	const v5 = 4
-	l.batch = l.children(nil, meta, h.table, 1, h.version < v5)
-	return l, nil
+	schema.pairs(2)
+	schema.vector(3, 8) // features
+	l.batch, err = l.fields(nil, schema, 1, 0, old)
+	return l, err
 }
 
-// children appends the parts of the fields in a table's slot. In old metadata unions have validity.
-func (l *layout) children(to []part, meta []byte, table, slot int, old bool) []part {
-	pos := field(meta, table, slot)
-	if pos == 0 {
-		return to
-	}
-	first := follow(meta, pos) + 4
-	for i := range len(vector(meta, table, slot, 4)) / 4 {
-		to = l.column(to, meta, follow(meta, first+4*i), old)
-	}
-	return to
-}
-
-func (l *layout) column(to []part, meta []byte, at int, old bool) []part {
-	encoding := field(meta, at, 4)
-	if encoding == 0 {
-		return l.values(to, meta, at, old)
-	}
-	id := int64(0)
-	if pos := field(meta, follow(meta, encoding), 0); pos != 0 {
-		id = int64(binary.LittleEndian.Uint64(meta[pos:]))
-	}
-	l.dictionaries[id] = l.values(nil, meta, at, true) // arrow-go reads dictionaries as if they were old
-	return append(to, part{buffers: 2, validity: true})
-}
-
-// values appends the parts of a field, or of the values of its dictionary if it has one.
-func (l *layout) values(to []part, meta []byte, at int, old bool) []part {
-	kind := typeNull
-	if pos := field(meta, at, 2); pos != 0 {
-		kind = int(meta[pos])
-	}
-	var p part
-	switch {
-	case kind == typeUnion:
-		p.buffers = 1
-		if t := field(meta, at, 3); t != 0 {
-			if mode := field(meta, follow(meta, t), 0); mode != 0 && meta[mode] == 1 { // dense
-				p.buffers = 2
-			}
+// fields appends the parts of the fields in a slot, which have so many levels of fields above them.
+func (l *layout) fields(to []part, parent table, slot, levels int, old bool) (_ []part, err error) {
+	for field := range parent.tables(slot) {
+		if levels >= maxNesting {
+			return nil, errNested()
 		}
+		field.vector(0, 1) // name
+		field.pairs(6)
+		encoding, coded := field.child(4)
+		if !coded {
+			if to, err = l.fields(append(to, partOf(field, old)), field, 5, levels+1, old); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		encoding.child(1) // the type of the indices
+		// arrow-go reads the values of dictionaries as if they were old.
+		values, err := l.fields([]part{partOf(field, true)}, field, 5, levels+1, true)
+		if err != nil {
+			return nil, err
+		}
+		l.dictionaries[int64(encoding.scalar(0, 8))] = values
+		to = append(to, part{buffers: 2, validity: true})
+	}
+	return to, nil
+}
+
+// partOf returns the part of a field's type, or that of the values of its dictionary if it has one.
+func partOf(field table, old bool) part {
+	kind := field.scalar(2, 1)
+	switch kind {
+	case 2, 3, 7, 8, 9, 11, 15, 18: // numbers, dates, times, intervals, binary of one length
+		return part{buffers: 2, validity: true}
+	case 4, 5, 25: // binary, text, views of lists
+		return part{buffers: 3, validity: true, bits: 32}
+	case 6: // Boolean
+		return part{buffers: 2, validity: true, bits: 1}
+	case 10: // timestamps
+		zoned, _ := field.child(3)
+		zoned.vector(1, 1)
+		return part{buffers: 2, validity: true}
+	case 12, 17: // lists, maps
+		return part{buffers: 2, validity: true, bits: 32}
+	case 13, 16: // structs, lists of one length
+		return part{buffers: 1, validity: true}
+	case 19, 20, 26: // large binary, text and views of lists
+		return part{buffers: 3, validity: true, bits: 64}
+	case 21: // large lists
+		return part{buffers: 2, validity: true, bits: 64}
+	case 23, 24: // views of binary and text
+		return part{buffers: 2, validity: true, bits: 128, views: true}
+	case 14, 22: // unions, run-end encoded
+		var p part
 		if old {
 			p.buffers++
 		}
-	case kind == typeRunEndEncoded:
-		if old {
-			p.buffers = 1
+		if kind == 14 {
+			union, _ := field.child(3)
+			union.vector(1, 4) // ids
+			const dense = 1
+			p.buffers++
+			if union.scalar(0, 2) == dense {
+				p.buffers++
+			}
 		}
-	case kind < len(typeParts): // arrow-go refuses the others
-		p = typeParts[kind]
+		return p
 	}
-	return l.children(append(to, p), meta, at, 5, old)
+	return part{} // Null, or a type that arrow-go refuses
 }
 
-// check refuses a batch that has not the nodes of its type, one that has fewer buffers, and one of
-// more rows than its buffers hold. Batches may have more buffers than arrow-go reads.
-func (l *layout) check(meta []byte, h header) (err error) {
-	defer inconsistent(&err)
-	want := l.batch
-	if h.kind == dictionaryHeader {
+// check returns an error for a batch that doesn't have the nodes of its type, has fewer buffers, or
+// has more rows than its buffers hold. A batch may have more buffers than arrow-go reads.
+func (l *layout) check(h header) error {
+	parts, inDictionary := l.batch, h.kind == dictionaryHeader
+	if inDictionary {
 		var ok bool
-		if want, ok = l.dictionaries[h.dictionary]; !ok {
+		if parts, ok = l.dictionaries[h.dictionary]; !ok {
 			return fmt.Errorf("it is of dictionary %d, which no column has", h.dictionary)
 		}
 	}
-	nodes, buffers, counts := vector(meta, h.batch, 1, 16), vector(meta, h.batch, 2, 16), vector(meta, h.batch, 4, 8)
-	total, views := 0, 0
-	for _, p := range want {
+	variadic := h.variadic
+	starts, total := make([]int, len(parts)), 0 // the first buffer of each part, and the number of all
+	missing := len(h.nodes) != 16*len(parts)
+	for i, p := range parts {
+		starts[i] = total
 		total += p.buffers
-		if p.views {
-			if 8*views < len(counts) {
-				total += int(binary.LittleEndian.Uint64(counts[8*views:])) // checkVariadic has bounded it
-			}
-			views++
+		if !p.views {
+			continue
 		}
+		if len(variadic) == 0 {
+			missing = true
+			continue
+		}
+		total += int(binary.LittleEndian.Uint64(variadic)) // readHeader has bounded it
+		variadic = variadic[8:]
 	}
-	if len(nodes) != 16*len(want) || len(buffers) < 16*total || len(counts) < 8*views {
+	if missing || len(h.buffers) < 16*total {
 		has := fmt.Sprintf("%d nodes and %d buffers where its type has %d and %d",
-			len(nodes)/16, len(buffers)/16, len(want), total)
-		if h.kind == dictionaryHeader {
+			len(h.nodes)/16, len(h.buffers)/16, len(parts), total)
+		if inDictionary {
 			return fmt.Errorf("dictionary %d has %s: dictionaries of dictionaries, unions or run-end encoded values "+
 				"are not supported", h.dictionary, has)
 		}
 		return fmt.Errorf("it has %s", has)
 	}
-	bitsOf := func(buffer int) uint64 {
-		n := binary.LittleEndian.Uint64(buffers[16*buffer+8:])
+	bits := func(buffer int) uint64 {
+		n := binary.LittleEndian.Uint64(h.buffers[16*buffer+8:])
 		if h.compressed && n > 0 {
 			n -= 8 // the length before the bytes
 		}
 		return 8 * n
 	}
-	next := 0 // buffer
-	for i, p := range want {
-		rows, nulls := binary.LittleEndian.Uint64(nodes[16*i:]), binary.LittleEndian.Uint64(nodes[16*i+8:])
-		if rows > math.MaxInt64 || p.validity && nulls > 0 && rows > bitsOf(next) ||
-			p.bits > 0 && rows > bitsOf(next+1)/uint64(p.bits) {
+	for i, p := range parts {
+		rows, nulls := binary.LittleEndian.Uint64(h.nodes[16*i:]), binary.LittleEndian.Uint64(h.nodes[16*i+8:])
+		if rows > math.MaxInt64 || p.validity && nulls > 0 && rows > bits(starts[i]) ||
+			p.bits > 0 && rows > bits(starts[i]+1)/uint64(p.bits) {
 			return fmt.Errorf("it has a column of %d rows, which its buffers do not hold", rows)
-		}
-		next += p.buffers
-		if p.views {
-			next += int(binary.LittleEndian.Uint64(counts))
-			counts = counts[8:]
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package input
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"testing"
@@ -16,14 +17,14 @@ func TestBrokenLengths(t *testing.T) {
 	whole := encode(t, asStream(ipc.WithZstd()), 10)
 	n := int(binary.LittleEndian.Uint32(whole[4:]))
 	meta := whole[8 : 8+n]
-	if err := verify(meta, &messageShape); err != nil {
+	if _, err := readHeader(meta); err != nil {
 		t.Fatalf("whole metadata: %v", err)
 	}
 	found := 0
 	for at := 0; at+4 <= len(meta); at += 4 {
 		old := binary.LittleEndian.Uint32(meta[at:])
 		binary.LittleEndian.PutUint32(meta[at:], 0x7fff_ffff)
-		if err := verify(meta, &messageShape); errors.Is(err, errMetadata) {
+		if _, err := readHeader(meta); errors.Is(err, errMetadata) {
 			found++
 		}
 		binary.LittleEndian.PutUint32(meta[at:], old)
@@ -35,7 +36,7 @@ func TestBrokenLengths(t *testing.T) {
 }
 
 // TestVerifyAcceptsAllTypes: metadata of every type that has more than scalars
-// in it passes.
+// in it passes, and a broken length of each kind of text does not.
 func TestVerifyAcceptsAllTypes(t *testing.T) {
 	meta := arrow.NewMetadata([]string{"k"}, []string{"v"})
 	schema := arrow.NewSchema([]arrow.Field{
@@ -50,7 +51,19 @@ func TestVerifyAcceptsAllTypes(t *testing.T) {
 	}, &meta)
 	payload := ipc.GetSchemaPayload(schema, memory.DefaultAllocator)
 	defer payload.Release()
-	if err := verify(payload.Meta().Bytes(), &messageShape); err != nil {
+	if _, err := readHeader(payload.Meta().Bytes()); err != nil {
 		t.Error(err)
+	}
+	for _, text := range []string{"Europe/Berlin", "zoned", "k"} { // a time zone, a name, a key
+		broken := bytes.Clone(payload.Meta().Bytes())
+		length := binary.LittleEndian.AppendUint32(nil, uint32(len(text)))
+		at := bytes.Index(broken, append(length, text...))
+		if at < 0 {
+			t.Fatalf("%q is not in the metadata", text)
+		}
+		binary.LittleEndian.PutUint32(broken[at:], 0x7fff_ffff)
+		if _, err := readHeader(broken); !errors.Is(err, errMetadata) {
+			t.Errorf("the length of %q is broken: %v", text, err)
+		}
 	}
 }

@@ -26,26 +26,22 @@ func Name(path string) string {
 // reads its inputs once.
 func Check(path string, once bool) error {
 	size, err := sizeOf(path)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if size < 0 {
-		if !once {
-			return &Error{
-				Path: Name(path), Err: errors.New("is a pipe, and this command reads its input more than once"),
-				Fix: "save the data to a file first",
-			}
-		}
+	case size < 0 && once:
 		return nil
+	case size < 0:
+		return &Error{
+			Path: Name(path), Err: errors.New("is a pipe, and this command reads its input more than once"),
+			Fix: "save the data to a file first",
+		}
 	}
-	f, size, err := openFile(path)
+	s, err := detected(path)
 	if err != nil {
 		return err
 	}
-	if _, err := detect(f, size); err != nil {
-		return errors.Join(located(Name(path), err), f.Close())
-	}
-	return f.Close()
+	return s.file.Close()
 }
 
 // sizeOf returns the size of a file with bytes in it, or -1 for a pipe. Everything else is an error.
@@ -75,74 +71,69 @@ func sizeOf(path string) (int64, error) {
 	return info.Size(), nil
 }
 
-// openFile opens a file, or a pipe, for which size is -1. Opening a named pipe waits for a writer.
-func openFile(path string) (f *os.File, size int64, err error) {
-	if size, err = sizeOf(path); err != nil {
-		return nil, 0, err
+// detected opens the file at path and detects its format. Opening a named pipe waits for a writer. If
+// the file is a pipe and its format is not Arrow stream, detected copies it to a temporary file.
+func detected(path string) (s *Source, err error) {
+	s = &Source{path: Name(path)}
+	if s.size, err = sizeOf(path); err != nil {
+		return nil, err
 	}
-	if path == standardInput {
-		if size < 0 { // opening a named pipe again would wait for another writer
-			return os.Stdin, size, nil
+	switch {
+	case path != standardInput:
+		if s.file, err = os.Open(path); err != nil {
+			return nil, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
 		}
-		if f, err = os.Open("/dev/stdin"); err != nil { // a system without such files
-			f = os.Stdin
-		}
-		return f, size, nil
-	}
-	if f, err = os.Open(path); err != nil {
-		return nil, 0, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
-	}
-	return f, size, nil
-}
-
-// opened is an open file or pipe.
-type opened struct {
-	*os.File
-	size int64         // -1: it is a pipe
-	r    *bufio.Reader // from its start
-}
-
-// detect returns the format. Of a pipe that is not an Arrow stream it makes a temporary file.
-func (in *opened) detect() (Format, error) {
-	if in.size < 0 {
-		head, err := in.r.Peek(4)
-		switch {
-		case len(head) == 0 && err == io.EOF:
-			return "", &Error{Err: errors.New("is empty"), Fix: "write Parquet, Arrow or CSV data into it"}
-		case err != nil && err != io.EOF:
-			return "", err
-		case bytes.Equal(head, []byte("\xff\xff\xff\xff")):
-			return ArrowStream, nil
-		}
-		if err := in.spool(); err != nil {
-			return "", &Error{
-				Err: fmt.Errorf("is a pipe, and copying it to a temporary file failed: %w", err),
-				Fix: "set TMPDIR to a directory with enough space, or save the data to a file first",
-			}
+	case s.size < 0: // opening a named pipe again would wait for another writer
+		s.file = os.Stdin
+	default:
+		if s.file, err = os.Open("/dev/stdin"); err != nil { // a system without such files
+			s.file = os.Stdin
 		}
 	}
-	return detect(in.File, in.size)
-}
-
-// spool replaces a pipe by a temporary file of its bytes. It removes the name of the file first, so
-// that an interrupted program leaves nothing behind.
-func (in *opened) spool() error {
-	f, err := os.CreateTemp("", "spillbench-")
+	s.r = bufio.NewReaderSize(s.file, bufferSize)
+	if s.size < 0 {
+		err = s.detectPipe()
+	}
+	if err == nil && s.format == "" {
+		s.format, err = detect(s.file, s.size)
+	}
 	if err != nil {
+		return nil, s.broken(err, s.file.Close())
+	}
+	return s, nil
+}
+
+// detectPipe detects an Arrow stream in a pipe. It replaces another pipe by a temporary file of its
+// bytes, whose name it removes before it writes them: an interrupted program leaves nothing behind.
+func (s *Source) detectPipe() (err error) {
+	head, err := s.r.Peek(4)
+	switch {
+	case len(head) == 0 && err == io.EOF:
+		return &Error{Err: errors.New("is empty"), Fix: "write Parquet, Arrow or CSV data into it"}
+	case err != nil && err != io.EOF:
 		return err
+	case bytes.Equal(head, []byte("\xff\xff\xff\xff")):
+		s.format = ArrowStream
+		return nil
 	}
-	if err := os.Remove(f.Name()); err != nil {
-		return errors.Join(err, f.Close())
+	f, err := os.CreateTemp("", "spillbench-")
+	if err == nil {
+		err = os.Remove(f.Name())
+		if err == nil {
+			s.size, err = io.Copy(f, s.r)
+		}
+		if err == nil {
+			_, err = f.Seek(0, io.SeekStart)
+		}
+		s.file, f = f, s.file // the one to keep, and the one to close
+		err = errors.Join(err, f.Close())
+		s.r.Reset(s.file)
 	}
-	size, err := io.Copy(f, in.r)
 	if err != nil {
-		return errors.Join(err, f.Close())
+		return &Error{
+			Err: fmt.Errorf("is a pipe, and copying it to a temporary file failed: %w", err),
+			Fix: "set TMPDIR to a directory with enough space, or save the data to a file first",
+		}
 	}
-	pipe := in.File
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	in.File, in.size = f, size
-	in.r.Reset(f)
-	return pipe.Close()
+	return nil
 }

@@ -1,6 +1,7 @@
 package input
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/base64"
@@ -34,7 +35,6 @@ const parquetBuffer = 1 << 20
 type parquetFile struct {
 	pf    *file.Reader
 	mem   *limitedAllocator
-	size  int64 // of the file in bytes
 	r     *pqarrow.FileReader
 	sc    *arrow.Schema
 	rows  int64 // of the file, as its footer says
@@ -54,20 +54,18 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocat
 	if err != nil {
 		return nil, err
 	}
-	if err := supported(pf.MetaData()); err != nil {
+	largest, err := inspect(f, size, pf.MetaData())
+	if err != nil {
 		return nil, err
 	}
-	if err := oneFile(f, size, pf.MetaData()); err != nil {
-		return nil, err
-	}
-	if err := verifyStoredSchema(pf.MetaData().KeyValueMetadata()); err != nil {
+	if err := checkStoredSchema(pf.MetaData().KeyValueMetadata(), mem); err != nil {
 		return nil, err
 	}
 	if rows <= 0 {
 		rows = maxParquetRows
 	}
-	rows = min(rows, largestGroup(pf)) // the reader takes memory for so many at once
-	p := &parquetFile{pf: pf, mem: mem, size: size, rows: pf.NumRows()}
+	rows = min(rows, max(1, largest)) // the reader takes memory for so many at once
+	p := &parquetFile{pf: pf, mem: mem, rows: pf.NumRows()}
 	p.r, err = pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, mem)
 	if err != nil {
 		return nil, err
@@ -81,91 +79,74 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocat
 	return p, context.Cause(ctx)
 }
 
-// supported names what of a file cannot be read, though nothing is wrong with it.
-func supported(meta *metadata.FileMetaData) error {
+// seam is where one Parquet file ends and another begins.
+const seam = "PAR1PAR1"
+
+// inspect returns the number of rows of the largest row group, or an error for a file that pqarrow
+// can't read, or of which it would read only a part. A file must not be several files, one behind the
+// other, of which the last footer names places in the first: inspect looks for a seam between the
+// column chunks and the footer, where a file has nothing but indexes.
+func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, err error) {
 	if meta.IsSetEncryptionAlgorithm() {
-		return &Error{Err: errors.New("is an encrypted Parquet file, which is not read"), Fix: "decrypt it first"}
+		return 0, &Error{Err: errors.New("is an encrypted Parquet file, which is not read"), Fix: "decrypt it first"}
 	}
+	var at int64 // the end of the column chunks
 	for group := range meta.NumRowGroups() {
 		rg := meta.RowGroup(group)
+		rows = max(rows, rg.NumRows())
 		for i := range rg.NumColumns() {
 			chunk, err := rg.ColumnChunk(i)
 			if err != nil {
-				return err
+				return 0, err
 			}
 			if _, err := compress.GetCodec(chunk.Compression()); err != nil {
-				return &Error{
+				return 0, &Error{
 					Err: fmt.Errorf("has the column %q compressed with %s, which is not read", chunk.PathInSchema(), chunk.Compression()),
 					Fix: "write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
 				}
 			}
-		}
-	}
-	return nil
-}
-
-// seam is where one Parquet file ends and another begins.
-const seam = "PAR1PAR1"
-
-// oneFile returns an error if f is several Parquet files, one behind the other: the footer of the
-// last one names places in the first. It looks for a seam between the data that the footer names and
-// the footer itself, where a file has nothing but indexes.
-func oneFile(f *os.File, size int64, meta *metadata.FileMetaData) error {
-	var n [4]byte
-	if _, err := f.ReadAt(n[:], size-8); err != nil {
-		return err
-	}
-	end := size - 8 - int64(binary.LittleEndian.Uint32(n[:]))
-	var at int64
-	for group := range meta.NumRowGroups() {
-		rg := meta.RowGroup(group)
-		for i := range rg.NumColumns() {
-			chunk, err := rg.ColumnChunk(i)
-			if err != nil {
-				return err
-			}
-			start := chunk.DataPageOffset()
+			start, n := chunk.DataPageOffset(), chunk.TotalCompressedSize()
 			if dictionary := chunk.DictionaryPageOffset(); dictionary > 0 {
 				start = min(start, dictionary)
 			}
-			at = max(at, start+chunk.TotalCompressedSize())
+			if start < 0 || n < 0 || start > size-n {
+				return 0, fmt.Errorf("column %d of row group %d lies at %d to %d of %d bytes", i, group, start, start+n, size)
+			}
+			at = max(at, start+n)
 		}
 	}
 	buf := make([]byte, 64<<10)
-	for ; at < end; at += int64(len(buf) - len(seam) + 1) { // a seam may lie across two reads
-		part := buf[:min(int64(len(buf)), end-at)]
-		if _, err := f.ReadAt(part, at); err != nil {
-			return err
+	if _, err := f.ReadAt(buf[:4], size-8); err != nil {
+		return 0, err
+	}
+	footer := size - 8 - int64(binary.LittleEndian.Uint32(buf))
+	for ; at < footer; at += int64(len(buf) - len(seam) + 1) { // a seam may lie across two reads
+		piece := buf[:min(int64(len(buf)), footer-at)]
+		if _, err := f.ReadAt(piece, at); err != nil {
+			return 0, err
 		}
-		if i := bytes.Index(part, []byte(seam)); i >= 0 {
-			return &Error{
+		if i := bytes.Index(piece, []byte(seam)); i >= 0 {
+			return 0, &Error{
 				Err: fmt.Errorf("is several Parquet files in one: another begins at byte %d", at+int64(i)+int64(len(seam)/2)),
 				Fix: "make each a file of its own",
 			}
 		}
 	}
-	return nil
+	return rows, nil
 }
 
-// largestGroup returns how many rows the largest row group has, or 1.
-func largestGroup(pf *file.Reader) int64 {
-	most := int64(1)
-	for i := range pf.NumRowGroups() {
-		most = max(most, pf.MetaData().RowGroup(i).NumRows())
-	}
-	return most
-}
-
-// verifyStoredSchema walks the Arrow schema that writers leave in a file, as an
-// IPC message in base64.
-func verifyStoredSchema(pairs metadata.KeyValueMetadata) error {
+// checkStoredSchema reads the Arrow schema that writers leave in a file, as an IPC message in base64.
+// pqarrow reads it without the checks of messages.
+func checkStoredSchema(pairs metadata.KeyValueMetadata, mem *limitedAllocator) error {
 	stored := pairs.FindValue("ARROW:schema")
 	if stored == nil {
 		return nil
 	}
 	message, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(*stored, "=")) // some writers do not pad
 	if err == nil {
-		err = verifyMessage(message)
+		m := &messages{r: bufio.NewReader(bytes.NewReader(message)), end: int64(len(message)), mem: mem}
+		_, err = m.Message()
+		m.close()
 	}
 	if err != nil {
 		return fmt.Errorf("in the Arrow schema that it stores: %w", err)
@@ -179,23 +160,15 @@ func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 	for {
 		if p.cur == nil {
 			if p.group >= p.pf.NumRowGroups() {
-				return nil, p.end()
+				if p.read != p.rows { // a column that ends early is no error of pqarrow
+					return nil, fmt.Errorf("its footer promises %d rows, and it holds %d", p.rows, p.read)
+				}
+				return nil, io.EOF
 			}
-			i := p.group
-			p.group++
-			if p.pf.MetaData().RowGroup(i).NumRows() == 0 {
-				continue
-			}
-			if err := p.rehearse(i); err != nil {
+			if err := p.openGroup(ctx); err != nil {
 				return nil, err
 			}
-			p.mem.elsewhere = true
-			cur, err := p.r.GetRecordReader(ctx, nil, []int{i})
-			p.mem.elsewhere = false
-			if err != nil {
-				return nil, err
-			}
-			p.cur = cur
+			continue
 		}
 		if p.cur.Next() {
 			rec := p.cur.RecordBatch()
@@ -212,23 +185,16 @@ func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 	}
 }
 
-// rehearse opens each column of a row group as pqarrow will, which does so for
-// the fields of a struct on a goroutine of its own.
-func (p *parquetFile) rehearse(group int) error {
-	rg := p.pf.RowGroup(group)
-	for i := range rg.NumColumns() {
-		chunk, err := rg.MetaData().ColumnChunk(i)
-		if err != nil {
-			return err
-		}
-		start, n := chunk.DataPageOffset(), chunk.TotalCompressedSize()
-		if chunk.HasDictionaryPage() && chunk.DictionaryPageOffset() > 0 {
-			start = min(start, chunk.DictionaryPageOffset())
-		}
-		if start < 0 || n < 0 || start > p.size-n {
-			return fmt.Errorf("column %d of row group %d lies at %d to %d of %d bytes", i, group, start, start+n, p.size)
-		}
-		pages, err := rg.GetColumnPageReader(i)
+// openGroup opens the next row group, unless it is empty. It first opens each column as pqarrow will,
+// because pqarrow opens the fields of a struct on goroutines of its own, where guard can't recover.
+func (p *parquetFile) openGroup(ctx context.Context) error {
+	group := p.pf.RowGroup(p.group)
+	p.group++
+	if group.NumRows() == 0 {
+		return nil
+	}
+	for i := range group.NumColumns() {
+		pages, err := group.GetColumnPageReader(i)
 		if err != nil {
 			return err
 		}
@@ -236,16 +202,13 @@ func (p *parquetFile) rehearse(group int) error {
 			return err
 		}
 	}
-	return nil
-}
-
-// end checks that all rows came: a column that ends early is not an error to
-// pqarrow.
-func (p *parquetFile) end() error {
-	if p.read != p.rows {
-		return fmt.Errorf("its footer promises %d rows, and it holds %d", p.rows, p.read)
+	p.mem.elsewhere = true
+	cur, err := p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
+	p.mem.elsewhere = false
+	if err == nil {
+		p.cur = cur
 	}
-	return io.EOF
+	return err
 }
 
 func (p *parquetFile) close() error {

@@ -9,7 +9,7 @@
 //	               task ─▶ Acquire in the GPU ─▶ digest there ─▶ compare     pass-1 … pass-N
 //	                                       │
 //	                                       ▼
-//	                               take and drop                             drain
+//	               RunTask ─▶ digest ─▶ compare ─▶ drop                      drain
 //
 // The expected digest of a batch is computed from the decoded record, laid out in memory of its
 // own, and never from anything that an engine returned.
@@ -21,13 +21,15 @@ package job
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -61,14 +63,14 @@ type Progress interface {
 	Step()
 }
 
-// Config says what to do. All fields but Held, Batches, Progress and Failed are required.
+// Config says what to do. All fields but Held, Batches and Failed are required.
 type Config struct {
 	Engine     *spillway.Engine
 	Inputs     []Input
 	Repeat     int   // how often each decoded batch is put, above 0
 	Fits       bool  // place where there is room; else wait for the GPU
 	Partitions int   // of the repository, above 0
-	Passes     int   // how often all batches are worked on, 0 or above
+	Passes     int   // how often all batches are worked on, 0 or above; with 0 no tasks are run
 	Workers    int   // tasks at once, above 0
 	Held       int64 // most bytes of decoded batches that wait to be put when the next is decoded; 0: any
 	Batches    int64 // how many there will be, for the progress; 0 if that is not known
@@ -87,7 +89,7 @@ type Result struct {
 	Rows       int64
 	Batches    int64
 	Bytes      int64 // of the images
-	Checked    int64 // digests compared
+	Checked    int64 // digests compared in passes
 	Mismatches int64
 	Corrupt    int64  // of these, batches that the engine refused because it found them corrupt
 	OnHost     bool   // the device cannot compute: digests were made of what was copied back
@@ -98,8 +100,10 @@ type Result struct {
 
 // item is one batch that was loaded and what it must digest to.
 type item struct {
-	b    *batch.Batch
-	want expectation
+	b     *batch.Batch
+	repo  *repository.Repository
+	want  expectation
+	wrong bool // its bytes were found to be others
 }
 
 // expectation is what is known of a batch from its record.
@@ -115,9 +119,6 @@ func (e expectation) String() string { return fmt.Sprintf("%s, batch %d", e.name
 // Run does the job. The engine stays the caller's, and holds no batch of the job's any more
 // when Run returns, unless ctx has ended: then the caller is to close the engine.
 func Run(ctx context.Context, cfg Config) (res Result, err error) {
-	if cfg.Progress == nil {
-		cfg.Progress = silent{}
-	}
 	plan, err := cfg.Engine.Plan("spillbench")
 	if err != nil {
 		return res, err
@@ -134,52 +135,58 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 		}
 	}()
 	j := &job{cfg: cfg, plan: plan, res: &res, held: held{most: cfg.Held}}
-	if err := j.phase("load", -1, func() error { return j.load(ctx) }); err != nil {
+	steps := int64(-1) // not known
+	if cfg.Batches > 0 {
+		steps = cfg.Batches
+	}
+	before := unread(cfg.Engine)
+	if err := j.phase("load", steps, func() error { return j.load(ctx) }); err != nil {
 		return res, err
 	}
 	for i := range cfg.Passes {
-		name := fmt.Sprintf("pass-%d", i+1)
-		if err := j.phase(name, res.Batches, func() error { return j.pass(ctx) }); err != nil {
+		if err := j.phase(fmt.Sprintf("pass-%d", i+1), res.Batches, func() error { return j.pass(ctx) }); err != nil {
 			return res, err
 		}
 	}
-	for _, w := range cfg.Engine.Mover().Work() {
-		res.Unread += w.Unread
-	}
-	err = j.phase("drain", -1, func() error { return j.drain(ctx) })
+	res.Unread = unread(cfg.Engine) - before
+	err = j.phase("drain", res.Batches, func() error {
+		if cfg.Passes > 0 {
+			if err := j.runTasks(ctx); err != nil {
+				return err
+			}
+		}
+		return j.drop(ctx)
+	})
 	return res, err
+}
+
+// unread returns the bytes that the engine has moved down and that were dropped unused.
+func unread(eng *spillway.Engine) (bytes int64) {
+	for _, w := range eng.Mover().Work() {
+		bytes += w.Unread
+	}
+	return bytes
 }
 
 // job is a run under way.
 type job struct {
 	cfg  Config
 	plan *spillway.Plan
-	res  *Result
 	held held // of decoded batches
 
-	puts  int64  // handed out for putting, of the inputs before
-	items []item // in the order of loading
+	mu  sync.Mutex // a leaf; it guards res while a pass is under way
+	res *Result
+
+	puts     int64        // handed out for putting, of the inputs before
+	items    []item       // in the order of loading
+	consumed atomic.Int64 // batches that tasks have dropped
 }
 
+// phase runs f as a phase of the job. The number of steps is -1 if it is not known.
 func (j *job) phase(name string, steps int64, f func() error) error {
-	if name == "load" && j.cfg.Batches > 0 {
-		steps = j.cfg.Batches
-	}
 	j.cfg.Progress.Begin(name, steps)
 	start := time.Now()
 	err := f()
 	j.res.Phases = append(j.res.Phases, Phase{Name: name, Took: time.Since(start)})
 	return err
-}
-
-// silent is a Progress that does nothing.
-type silent struct{}
-
-func (silent) Begin(string, int64) {}
-func (silent) Step()               {}
-
-// tiers lists where a batch is worked on, in order of preference: only what can
-// never fit the GPU is worked on elsewhere.
-func tiers() [3]reservation.Strategy {
-	return [...]reservation.Strategy{reservation.AnyInTier(tier.GPU), reservation.AnyInTier(tier.Host), reservation.AnyInTier(tier.Disk)}
 }

@@ -60,7 +60,7 @@ func table() Input {
 }
 
 func config(eng *spillway.Engine) Config {
-	return Config{Engine: eng, Inputs: []Input{table()}, Repeat: 1, Partitions: 3, Passes: 1, Workers: 4}
+	return Config{Engine: eng, Inputs: []Input{table()}, Repeat: 1, Partitions: 3, Passes: 1, Workers: 4, Progress: new(counter)}
 }
 
 // counter is a Progress that calls at as each step of a phase is taken.
@@ -97,6 +97,53 @@ func TestRun(t *testing.T) {
 	}
 	if len(res.Phases) != 4 || res.Phases[0].Name != "load" || res.Phases[3].Name != "drain" {
 		t.Errorf("%v", res.Phases)
+	}
+}
+
+// TestTasks: at the end the engine admits one task for each batch, and none without a pass. A batch
+// that fits no GPU is checked in the passes alone.
+func TestTasks(t *testing.T) {
+	huge := []Input{{Name: "huge", Open: func(context.Context) (Source, error) {
+		return gen.New(gen.Config{Rows: 20_000, RowsPerBatch: 10_000}) // of more than 1 MiB
+	}}}
+	for name, c := range map[string]struct {
+		passes            int
+		inputs            []Input
+		admitted, checked int64
+	}{
+		"no pass":    {0, []Input{table()}, 0, 0},
+		"one pass":   {1, []Input{table()}, 32, 32},
+		"two passes": {2, []Input{table(), table()}, 64, 128},
+		"too large":  {1, huge, 0, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(engine(t, spillway.GPUConfig{}))
+			cfg.Inputs, cfg.Passes, cfg.Fits = c.inputs, c.passes, true
+			res, err := Run(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := cfg.Engine.Stats().Admission
+			if got.Admitted-got.Retried != c.admitted || got.Running != 0 || res.Checked != c.checked || res.Mismatches != 0 {
+				t.Errorf("%+v, and %+v; want %d admitted and %d checked", got, res, c.admitted, c.checked)
+			}
+		})
+	}
+}
+
+// TestTasksFindWrongBytes: tasks find wrong bytes that no pass has found, and count no others.
+func TestTasksFindWrongBytes(t *testing.T) {
+	j := start(t, config(engine(t, spillway.GPUConfig{})))
+	j.items[10].want.digest.Hash++
+	if err := j.pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	j.items[20].want.digest.Hash++
+	if err := errors.Join(j.runTasks(t.Context()), j.drop(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if r := j.res; r.Checked != r.Batches || r.Mismatches != 2 || !strings.Contains(r.First, "table, batch 11") {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -210,7 +257,6 @@ func TestWrongBytes(t *testing.T) {
 // start loads what cfg says.
 func start(t *testing.T, cfg Config) *job {
 	t.Helper()
-	cfg.Progress = silent{}
 	plan, err := cfg.Engine.Plan("test")
 	if err != nil {
 		t.Fatal(err)
@@ -398,7 +444,7 @@ func TestLostBatches(t *testing.T) {
 		t.Errorf("after loading: %v", err)
 	}
 	j.res.Batches = loaded // which collect has counted again
-	if err := j.drain(t.Context()); err == nil || !strings.Contains(err.Error(), "left to drop") {
+	if err := j.drop(t.Context()); err == nil || !strings.Contains(err.Error(), "left to drop") {
 		t.Errorf("in the end: %v", err)
 	}
 }

@@ -70,7 +70,7 @@ func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Inp
 	if err := group.Wait(); err != nil {
 		for partition := range wants {
 			for b := range repo.Batches(partition) {
-				j.count(b)
+				j.loaded(b)
 			}
 		}
 		return err
@@ -78,8 +78,8 @@ func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Inp
 	return j.collect(repo, wants)
 }
 
-// count counts a batch that was put.
-func (j *job) count(b *batch.Batch) {
+// loaded counts a batch that was put.
+func (j *job) loaded(b *batch.Batch) {
 	if d := b.Info().Descriptor; d != nil { // else its data is gone
 		j.res.Rows += d.Rows
 		j.res.Bytes += d.Body
@@ -99,21 +99,30 @@ func (j *job) decodeAll(ctx context.Context, in Input, queues []chan parcel) (er
 			err = e
 		}
 	}()
-	parts := []part{{Source: src, of: 1}}
-	if d, ok := src.(Divided); ok {
-		parts = parts[:0]
-		of := int64(min(len(queues), runtime.GOMAXPROCS(0)))
-		for i := range of {
-			parts = append(parts, part{d.Part(i, of), i, of, d.BatchBytes()})
-		}
+	of := int64(1)
+	divided, ok := src.(Divided)
+	if ok {
+		of = int64(min(len(queues), runtime.GOMAXPROCS(0)))
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	var batches atomic.Int64
-	for _, p := range parts {
+	for number := range of {
+		part, size := src, int64(0)
+		if ok {
+			part, size = divided.Part(number, of), divided.BatchBytes()
+		}
 		group.Go(func() error {
-			n, err := j.decode(ctx, in.Name, p, queues)
-			batches.Add(n)
-			return err
+			d := decoder{j: j, src: part, name: in.Name, number: number, of: of, size: size, piece: make([]byte, 1<<20)}
+			for {
+				switch err := d.next(ctx, queues); err {
+				case nil:
+					batches.Add(1)
+				case io.EOF:
+					return nil
+				default:
+					return err
+				}
+			}
 		})
 	}
 	err = group.Wait()
@@ -121,66 +130,54 @@ func (j *job) decodeAll(ctx context.Context, in Input, queues []chan parcel) (er
 	return err
 }
 
-// part is what one goroutine reads of a source: every of-th batch from number on.
-type part struct {
-	Source
+// decoder reads a part of a source: every of-th batch from number on. It belongs to one goroutine.
+type decoder struct {
+	j          *job
+	src        Source
+	name       string // of the input
 	number, of int64
-	size       int64 // of a batch, about; 0 if that is not known
+	size       int64 // of the last batch: the next will be about as large; 0 if that is not known
+	piece      []byte
 }
 
-// decode reads a part, works out what each batch must digest to, and hands it out as often as
-// asked for. It returns how many batches there were.
-func (j *job) decode(ctx context.Context, name string, src part, queues []chan parcel) (batches int64, err error) {
-	digester := newDigester()
-	size := src.size // of the last one: the next will be about as large
-	for number := src.number; ; number += src.of {
-		if err := j.held.wait(ctx, size); err != nil {
-			return batches, err
-		}
-		rec, err := src.Next(ctx)
-		if err != nil {
-			j.held.add(-size)
-			if err == io.EOF {
-				err = nil
-			}
-			return batches, err
-		}
-		batches++
-		want := expectation{name: name, number: number + 1}
-		want.digest, err = digester.digest(rec)
-		waited := size
-		size = convert.LogicalBytes(rec)
-		put := j.held.take(size, waited, j.cfg.Repeat+1)
-		for i := range j.cfg.Repeat {
-			if err != nil {
-				break
-			}
-			want.seq = j.puts + number*int64(j.cfg.Repeat) + int64(i)
-			rec.Retain()
-			p := parcel{rec, want, put}
-			select {
-			case queues[want.partition(j.cfg.Partitions)%len(queues)] <- p:
-			case <-ctx.Done():
-				p.done()
-				err = context.Cause(ctx)
-			}
-		}
-		parcel{rec, want, put}.done()
-		if err != nil {
-			return batches, named(err, want)
+// next reads a batch, works out what it must digest to, and hands it out as often as asked for. It
+// returns io.EOF at the end.
+func (d *decoder) next(ctx context.Context, queues []chan parcel) error {
+	j := d.j
+	if err := j.held.wait(ctx, d.size); err != nil {
+		return err
+	}
+	rec, err := d.src.Next(ctx)
+	if err != nil {
+		j.held.add(-d.size)
+		return err
+	}
+	waited := d.size
+	d.size = convert.LogicalBytes(rec)
+	p := parcel{rec: rec, put: j.held.take(d.size, waited, j.cfg.Repeat+1)}
+	defer p.done()
+	p.want = expectation{name: d.name, number: d.number + 1}
+	if p.want.digest, err = digest(rec, d.piece); err != nil {
+		return named(err, p.want)
+	}
+	for i := range int64(j.cfg.Repeat) {
+		p.want.seq = j.puts + d.number*int64(j.cfg.Repeat) + i
+		rec.Retain()
+		select {
+		case queues[p.want.partition(j.cfg.Partitions)%len(queues)] <- p:
+		case <-ctx.Done():
+			rec.Release()
+			return named(context.Cause(ctx), p.want)
 		}
 	}
+	d.number += d.of
+	return nil
 }
-
-// digester works out what records must digest to. It belongs to one goroutine.
-type digester struct{ piece []byte }
-
-func newDigester() *digester { return &digester{make([]byte, 1<<20)} }
 
 // digest returns the digest of rec as an image: of its body and its dictionaries, one
 // behind the other. They are laid out piece by piece, because a whole batch is memory that no
 // space counts.
-func (d *digester) digest(rec arrow.RecordBatch) (sum tier.Digest, err error) {
+func digest(rec arrow.RecordBatch, piece []byte) (sum tier.Digest, err error) {
 	l, err := convert.NewLayout(rec)
 	if err != nil {
 		return tier.Digest{}, err
@@ -189,14 +186,14 @@ func (d *digester) digest(rec arrow.RecordBatch) (sum tier.Digest, err error) {
 	at := int64(0)
 	for _, part := range append([]*convert.Layout{l}, l.Dictionaries()...) {
 		for {
-			n, err := part.Next(d.piece)
+			n, err := part.Next(piece)
 			if err == io.EOF {
 				break
 			}
 			if err != nil {
 				return tier.Digest{}, err
 			}
-			sum = sum.Add(tier.DigestBytes(d.piece[:n], at/8))
+			sum = sum.Add(tier.DigestBytes(piece[:n], at/8))
 			at += int64(n)
 		}
 	}
@@ -233,8 +230,8 @@ func (j *job) collect(repo *repository.Repository, wants [][]expectation) error 
 			if i == len(want) {
 				return fmt.Errorf("partition %d holds more batches than the %d that were put", partition, len(want))
 			}
-			j.items = append(j.items, item{b, want[i]})
-			j.count(b)
+			j.items = append(j.items, item{b: b, repo: repo, want: want[i]})
+			j.loaded(b)
 			i++
 		}
 		if i < len(want) {

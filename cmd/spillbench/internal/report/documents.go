@@ -108,6 +108,12 @@ type Run struct {
 	Phases      []Phase      `json:"phases"`
 	WallSeconds float64      `json:"wall_seconds"`
 
+	Runs       []Repetition `json:"runs,omitempty"` // without the warm-up
+	RunTimes   *RunTimes    `json:"run_times,omitempty"`
+	CPUSeconds float64      `json:"cpu_seconds,omitempty"` // of this process in WallSeconds, user and system
+	Processors *Processors  `json:"processors,omitempty"`
+	Admission  *Admission   `json:"admission,omitempty"`
+
 	Error string `json:"error,omitempty"` // why the run failed; the figures then cover what was done before
 	Held  []Held `json:"held,omitempty"`  // when a run failed
 
@@ -126,6 +132,7 @@ type RunConfig struct {
 	Partitions int    `json:"partitions"`
 	Passes     int    `json:"passes"`
 	Workers    int    `json:"workers"`
+	Runs       int    `json:"runs,omitempty"` // after a warm-up, if there are more than one
 }
 
 // Space is one memory or spill directory.
@@ -171,6 +178,7 @@ type Waits struct {
 	Count int64   `json:"count"`
 	P50   float64 `json:"p50"`
 	P99   float64 `json:"p99"`
+	P999  float64 `json:"p999,omitempty"` // of 99.9 %
 	Max   float64 `json:"max"`
 }
 
@@ -178,6 +186,41 @@ type Waits struct {
 type Phase struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
+}
+
+// Repetition is one of the runs that --runs asks for, or the only one.
+type Repetition struct {
+	Seconds    float64 `json:"seconds"`               // of loading, all passes and dropping
+	GiBPerS    float64 `json:"gib_per_s"`             // of the input, in these seconds
+	CPUSeconds float64 `json:"cpu_seconds,omitempty"` // of this process, user and system; missing where it is not known
+}
+
+// RunTimes sums up the seconds of all runs but the warm-up.
+type RunTimes struct {
+	MedianSeconds float64 `json:"median_seconds"`
+	MinSeconds    float64 `json:"min_seconds"`
+	MaxSeconds    float64 `json:"max_seconds"`
+	Spread        float64 `json:"spread"` // the difference of the two, as a share of the median
+	MedianGiBPerS float64 `json:"median_gib_per_s"`
+}
+
+// Processors is what the processors did that the command may use, while it ran. It is missing where
+// that is not known: not on Linux, or in a cgroup with a CPU quota.
+type Processors struct {
+	Count       int     `json:"count"`
+	OthersShare float64 `json:"others_share"` // of their time, used by other processes and virtual machines
+}
+
+// Admission counts the tasks that drop the batches at the end (see Engine.RunTask) and how long they
+// waited to be admitted, in seconds.
+type Admission struct {
+	Admitted int64   `json:"admitted"` // tasks, each attempt counts
+	Waited   int64   `json:"waited"`   // of them, those that waited for more than a millisecond
+	Retried  int64   `json:"retried"`  // attempts that ran out of memory and were followed by another
+	P50      float64 `json:"p50"`      // of the waits of all that were admitted
+	P99      float64 `json:"p99"`
+	P999     float64 `json:"p999"`
+	Max      float64 `json:"max"`
 }
 
 // Held is what was in use of a space when a run failed, and who held it.
@@ -387,4 +430,44 @@ type Outcome struct {
 	StalledSeconds float64 `json:"stalled_seconds"` // waits of all callers for batches and for room
 	Accesses       int64   `json:"accesses"`
 	Found          int64   `json:"found"` // accesses whose batch was where it was wanted
+}
+
+// Inspect is the document of inspect.
+type Inspect struct {
+	Header
+	Path        string          `json:"path"`
+	Checksums   bool            `json:"checksums"` // all bytes were compared with their checksums, but for those in use
+	Directories []KeptDirectory `json:"directories"`
+}
+
+// KeptDirectory is what one process has left on a disk, or what the engine has there that uses it.
+type KeptDirectory struct {
+	Path            string      `json:"path"`
+	InUse           bool        `json:"in_use"`    // an engine has it locked; the rest is of a moment
+	Encrypted       bool        `json:"encrypted"` // with a key of the user's; then only records are counted
+	Records         int         `json:"records"`   // of batches and of dictionaries that batches share
+	Batches         []KeptBatch `json:"batches"`   // the oldest first
+	Dictionaries    int         `json:"dictionaries"`
+	DictionaryBytes int64       `json:"dictionary_bytes"` // of their room on the disk
+	Bytes           int64       `json:"bytes"`            // of the room of all records
+	FileBytes       int64       `json:"file_bytes"`       // the lengths of the files, which may have holes
+	Unlisted        []string    `json:"unlisted"`         // names of files that hold nothing that persists
+	Damaged         []string    `json:"damaged"`          // what is lost, and why, beside the batches with an error
+	Error           string      `json:"error"`            // why it cannot be read; else empty
+}
+
+// KeptBatch is a batch that persists.
+type KeptBatch struct {
+	ID           uint64   `json:"id"` // in the engine that left it
+	Plan         string   `json:"plan"`
+	Operator     string   `json:"operator"`
+	Port         int      `json:"port"`
+	Partition    int      `json:"partition"`
+	Rows         int64    `json:"rows"`
+	Columns      []string `json:"columns"`      // name and type of each
+	Bytes        int64    `json:"bytes"`        // of its room on the disk
+	ImageBytes   int64    `json:"image_bytes"`  // uncompressed
+	Codec        string   `json:"codec"`        // "none" for plain bytes
+	Dictionaries int      `json:"dictionaries"` // that it shares with others
+	Error        string   `json:"error"`        // why it cannot be adopted; else empty
 }

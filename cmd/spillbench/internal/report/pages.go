@@ -108,6 +108,7 @@ var settings = []string{
 	"partitions|partitions|--partitions",
 	"passes|passes|--passes",
 	"workers|workers|--workers",
+	"runs?|runs|--runs",
 }
 
 // settingsOf returns the settings that a configuration has.
@@ -239,12 +240,22 @@ func (r *Run) page() page.Run {
 	default:
 		p.Headline = data + "; nothing was checked."
 	}
+	if busy := r.Busy(); busy != "" && p.Level == page.Good {
+		p.Level, p.Headline = page.Warn, p.Headline+" But "+busy+"."
+	}
 	facts := []any{
 		"time", duration(p.Seconds), "moved down", size.Approx(down), "moved up", size.Approx(up),
 		"waits for room", r.Waits.Count,
 	}
 	if r.Input.Batches > 0 { // it is 0 while the run lasts
 		facts = append(facts, "data", size.Approx(r.Input.Bytes), "batches", r.Input.Batches, "verified", verified)
+	}
+	if r.CPUSeconds > 0 {
+		facts = append(facts, "processor time", duration(r.CPUSeconds))
+	}
+	if t := r.RunTimes; len(r.Runs) > 1 {
+		facts = append(facts, fmt.Sprintf("median of %d runs", len(r.Runs)),
+			fmt.Sprintf("%s (%.1f %% spread)", duration(t.MedianSeconds), 100*t.Spread))
 	}
 	p.Facts = pairs(facts...)
 	return p

@@ -3,6 +3,7 @@
 //
 //	Run ── run          Verify ── verify    Bandwidth ── bandwidth    Compare ── compare
 //	Quota ── quota      Topo ── topo        Trace ── trace replay, trace compare
+//	Inspect ── inspect
 //	each with Header: schema, command, Env
 //
 //	Document ── Print ──────────▶ lines and tables: table, Markdown, CSV
@@ -39,7 +40,7 @@ var jsonSchema string
 // documents and allows no other.
 func JSONSchema() string { return jsonSchema }
 
-// Document is the result of a command: Run, Verify, Bandwidth, Compare, Quota, Topo or Trace.
+// Document is the result of a command: Run, Verify, Bandwidth, Compare, Quota, Topo, Trace or Inspect.
 type Document interface {
 	Stamp(args []string, began time.Time)
 	header() *Header
@@ -108,6 +109,9 @@ func NotesOf(d Measured) (notes []string) {
 	for _, w := range d.header().Warnings {
 		notes = append(notes, w.String())
 	}
+	if r, ok := d.(*Run); ok && r.Busy() != "" {
+		notes = append(notes, r.Busy())
+	}
 	return notes
 }
 
@@ -132,7 +136,7 @@ func Write(w io.Writer, document any) error {
 // WriteBenchmarks writes the figures of documents in Go's benchmark format, which benchstat reads. If
 // there are several documents, the key "result" holds the name of each.
 func WriteBenchmarks(w io.Writer, names []string, documents ...Measured) (err error) {
-	if _, err := io.WriteString(w, "Unit GiB/s better=higher\nUnit limit-GiB/s better=higher\n"); err != nil {
+	if _, err := io.WriteString(w, "Unit GiB/s better=higher\nUnit limit-GiB/s better=higher\nUnit cpu-ns/op better=lower\n"); err != nil {
 		return err
 	}
 	out := benchfmt.NewWriter(w)
@@ -169,7 +173,7 @@ func perOp(seconds float64) benchfmt.Value {
 }
 func gibPerS(rate float64) benchfmt.Value { return benchfmt.Value{Value: rate, Unit: "GiB/s"} }
 
-// benchmarks has a line for each phase, and one for each edge.
+// benchmarks has a line for each phase, one for each edge, and one for each run if there are several.
 func (r *Run) benchmarks(add addBenchmark) {
 	for _, p := range r.Phases {
 		values := []benchfmt.Value{perOp(p.Seconds)}
@@ -179,6 +183,12 @@ func (r *Run) benchmarks(add addBenchmark) {
 		add("Run/phase="+p.Name, 1, values...)
 	}
 	add("Run/phase=all", 1, perOp(r.WallSeconds))
+	if len(r.Runs) > 1 {
+		for _, one := range r.Runs {
+			add("Run/whole", 1, perOp(one.Seconds), gibPerS(one.GiBPerS),
+				benchfmt.Value{Value: one.CPUSeconds * 1e9, Unit: "cpu-ns/op"})
+		}
+	}
 	for _, e := range r.Edges {
 		if e.Batches > 0 {
 			add("Run/from="+e.From+"/to="+e.To, e.Batches, perOp(e.Seconds/float64(e.Batches)), gibPerS(e.GiBPerS))

@@ -18,7 +18,7 @@ var since = []string{"version", "go_version", "args", "time", "extent", "planned
 
 // documents are the commands and what they write.
 var documents = map[string]Document{
-	"run": &Run{}, "verify": &Verify{}, "bandwidth": &Bandwidth{}, "compare": &Compare{}, "quota": &Quota{}, "topo": &Topo{},
+	"run": &Run{}, "verify": &Verify{}, "bandwidth": &Bandwidth{}, "compare": &Compare{}, "quota": &Quota{}, "topo": &Topo{}, "inspect": &Inspect{},
 	"trace replay": &Trace{}, "trace compare": &Trace{},
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// drain is the phase of a run that moves nothing.
+// drain is the phase of a run that drops the batches. It has no rate.
 const drain = "drain"
 
 // Rate returns GiB/s, or 0 if no time passed.
@@ -49,6 +49,12 @@ type phaseRow struct {
 	GiBPerS any `json:"gib_per_s"`
 }
 
+// runRow is one of several runs, with its number.
+type runRow struct {
+	Run int `json:"run"`
+	Repetition
+}
+
 func (r *Run) print(p *printer) string {
 	p.line("%s of %s in %d batches (%d rows), %d workers, policy %s, codec %s, encrypted on disk: %s, place %s",
 		size.Approx(r.Input.Bytes), strings.Join(r.Input.Sources, ", "), r.Input.Batches, r.Input.Rows,
@@ -62,13 +68,29 @@ func (r *Run) print(p *printer) string {
 		phases = append(phases, row)
 	}
 	p.table(append(phases, phaseRow{Phase: Phase{"all", r.WallSeconds}}), "phase=name", "seconds", "GiB/s=gib_per_s")
+	if t := r.RunTimes; len(r.Runs) > 1 {
+		var rows []runRow
+		for i, one := range r.Runs {
+			rows = append(rows, runRow{i + 1, one})
+		}
+		p.table(rows, "run", "seconds", "GiB/s=gib_per_s", "CPU seconds=cpu_seconds")
+		p.line("%d runs after a warm-up: median %.3f s (%.3f GiB/s), %.3f s to %.3f s, a spread of %.1f %%",
+			len(r.Runs), t.MedianSeconds, t.MedianGiBPerS, t.MinSeconds, t.MaxSeconds, 100*t.Spread)
+		p.line("the phases are those of the median run; all else is of all runs, with the warm-up")
+	}
 	p.table(r.Spaces, "space=id", "backend", "capacity=capacity_bytes", "peak=peak_bytes", "at the end=end_bytes")
 	p.edges(r.Edges)
 	if len(r.Edges) == 0 && r.Input.Batches > 0 {
 		p.line("nothing was moved: the input fits where it was loaded (--gpu-memory makes that smaller)")
 	}
-	p.line("waits for room: %d, half within %s, 99 %% within %s, the longest %s",
-		r.Waits.Count, duration(r.Waits.P50), duration(r.Waits.P99), duration(r.Waits.Max))
+	p.line("waits for room: %d, half within %s, 99 %% within %s, 99.9 %% within %s, the longest %s",
+		r.Waits.Count, duration(r.Waits.P50), duration(r.Waits.P99), duration(r.Waits.P999), duration(r.Waits.Max))
+	if r.Admission != nil {
+		p.line("%s", r.Admission)
+	}
+	if r.CPUSeconds > 0 {
+		p.line("processor time: %.3f s in %.3f s", r.CPUSeconds, r.WallSeconds)
+	}
 	for _, h := range r.Held {
 		p.line("in %s %s", h.Space, h.Text)
 	}
@@ -257,4 +279,71 @@ func (t *Topo) print(p *printer) string {
 	p.table(t.Topology.Disks, "disk=disk=name", "kind", "model", "size=size_bytes", "node", "mounted at=mounts")
 	p.table(paths, "from", "to", "path")
 	return ""
+}
+
+// Damage returns how many batches and other records are damaged.
+func (d *Inspect) Damage() (n int) {
+	for _, dir := range d.Directories {
+		n += len(dir.Damaged)
+		for _, b := range dir.Batches {
+			if b.Error != "" {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// keptRow is a batch of inspect, with its operator and port as one text and the number of its columns.
+type keptRow struct {
+	KeptBatch
+	Operator string `json:"operator"`
+	Columns  int    `json:"columns"`
+}
+
+func (d *Inspect) print(p *printer) string {
+	p.line("directory %s", d.Path)
+	batches := 0
+	for _, dir := range d.Directories {
+		state := "not in use"
+		if dir.InUse {
+			state = "in use by an engine: its batches may change"
+		}
+		p.line("%s, %s", dir.Path, state)
+		if dir.Error != "" {
+			p.line("cannot be read: %s", dir.Error)
+			continue
+		}
+		if dir.Encrypted {
+			p.line("encrypted: %d records of %s; their content can be read only with the key",
+				dir.Records, size.Approx(dir.Bytes))
+		} else {
+			batches += len(dir.Batches)
+			p.line("%d batches and %d shared dictionaries of %s, in %s of files",
+				len(dir.Batches), dir.Dictionaries, size.Approx(dir.Bytes), size.Approx(dir.FileBytes))
+		}
+		var rows []keptRow
+		for _, b := range dir.Batches {
+			row := keptRow{b, b.Operator, len(b.Columns)}
+			if row.Operator != "" {
+				row.Operator = fmt.Sprintf("%s:%d", b.Operator, b.Port)
+			}
+			rows = append(rows, row)
+		}
+		p.table(rows, "batch=id", "plan", "operator", "partition", "rows", "columns", "on disk=bytes",
+			"image=image_bytes", "codec", "dictionaries", "error")
+		for _, what := range dir.Damaged {
+			p.line("damaged: %s", what)
+		}
+		if len(dir.Unlisted) > 0 {
+			p.line("files that hold nothing that persists: %s", strings.Join(dir.Unlisted, ", "))
+		}
+	}
+	switch n := d.Damage(); {
+	case n > 0:
+		return fmt.Sprintf("FAILED: %d entries are damaged", n)
+	case d.Checksums:
+		return fmt.Sprintf("%d batches, none damaged: all bytes are those that were written", batches)
+	}
+	return fmt.Sprintf("%d batches, no record damaged (--checksums compares the bytes, too)", batches)
 }

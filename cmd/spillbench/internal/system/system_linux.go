@@ -11,6 +11,7 @@ package system
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,3 +60,13 @@ func MapRegion(n int64) ([]byte, error) {
 
 // UnmapRegion unmaps what MapRegion returned.
 func UnmapRegion(m []byte) error { return unix.Munmap(m) }
+
+// CPUTime returns the processor time that the process has taken, user and system; 0 if it is not
+// known.
+func CPUTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -130,6 +130,25 @@ func readAll(f File, size int64) ([]byte, error) {
 // Any reports whether there are records, as far as the manifest says.
 func (f *Found) Any() bool { return len(f.manifest.live) > 0 }
 
+// Manifest returns the name of the manifest that is believed; empty if there is none.
+func (f *Found) Manifest() string {
+	if f.file == nil {
+		return ""
+	}
+	return nameOf(f.generation)
+}
+
+// Outline returns where the memories of all records lie, without opening the records. Where they are
+// sealed nothing vouches for that. It leaves out records that make no sense.
+func (f *Found) Outline() (out []FoundRecord) {
+	for key, frame := range f.manifest.live {
+		if rec, err := ParseRecord(frame.Body); err == nil {
+			out = append(out, FoundRecord{Key: key, Memories: rec.Memories})
+		}
+	}
+	return out
+}
+
 // Opens reports whether what was found was written with this key of the user's. Where it is certain
 // that there is nothing, no key is needed. sealed says that there was a key.
 func (f *Found) Opens() (ok, sealed bool, err error) {

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/persist"
+	"github.com/spillway-db/spillway/topology"
+)
+
+func newInspect(stdout, stderr io.Writer) *cobra.Command {
+	flags := outputFlags{prints: true}
+	var checksums bool
+	cmd := &cobra.Command{
+		Use:   "inspect DIR",
+		Short: "Print what persists in a spill directory, and change nothing",
+		Long: `Print what persists in a spill directory, and change nothing.
+
+DIR is a directory of an engine's disk with DiskConfig.Persist, or one of the
+directories spillway-kept-… in it. inspect lists the batches that the next engine
+would find, where each stood, its rows, columns and codec, its room on the disk, and
+what is damaged. It adopts nothing. It works while an engine uses the directory; then
+the list is of a moment, and damage is not judged.
+
+inspect ends with 1 if entries are damaged, with 2 if nothing persists in DIR, and with
+3 if something cannot be read.`,
+		Example: `  spillbench inspect /var/spill
+  spillbench inspect /var/spill --checksums           # reads all bytes
+  spillbench inspect /var/spill --format json`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 || args[0] == "" {
+				return fail.Usagef("inspect needs one directory (spillbench inspect DIR)")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return inspect(cmd.Context(), &flags, args[0], checksums, stdout, stderr)
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&checksums, "checksums", false, "compare all bytes with their checksums; those that an engine uses or that are encrypted are left out")
+	flags.register(cmd.Flags())
+	return cmd
+}
+
+func inspect(ctx context.Context, flags *outputFlags, path string, checksums bool, stdout, stderr io.Writer) (err error) {
+	out, err := flags.open(ctx, stdout, stderr)
+	if err != nil {
+		return err
+	}
+	found, err := persist.Inspect(path, checksums)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fail.Usagef("%s: no such directory (name the directory of a disk with DiskConfig.Persist)", path)
+	case err != nil:
+		return &fail.Error{Status: fail.Environment, Err: fmt.Errorf("%s cannot be read: %w", path, pathless(err)),
+			Fix: "name a directory that you may read"}
+	case len(found) == 0:
+		return fail.Usagef("nothing persists in %s (name the directory of a disk with DiskConfig.Persist)", path)
+	}
+	top, err := topology.Discover(ctx, topology.Options{})
+	if err != nil {
+		return err
+	}
+	doc := &report.Inspect{
+		Header: report.NewHeader("inspect", report.MachineEnv(top), nil),
+		Path:   path, Checksums: checksums, Directories: []report.KeptDirectory{},
+	}
+	var unreadable error
+	for i := range found {
+		d := describeKept(&found[i])
+		doc.Directories = append(doc.Directories, d)
+		if d.Error != "" && unreadable == nil {
+			unreadable = fail.Environmentf("%s cannot be read: %s", d.Path, d.Error)
+		}
+	}
+	if n := doc.Damage(); n > 0 {
+		return errors.Join(fail.Wrongf("%d entries in %s are damaged (an engine drops them with Engine.ForgetPersisted)", n, path), out.show(doc, nil))
+	}
+	return errors.Join(unreadable, out.show(doc, nil))
+}
+
+// describeKept returns the part of the document for one directory.
+func describeKept(d *persist.Directory) report.KeptDirectory {
+	k := report.KeptDirectory{
+		Path: d.Path, InUse: d.InUse, Encrypted: d.Sealed, Records: len(d.Records), FileBytes: d.FileBytes,
+		Batches: []report.KeptBatch{}, Dictionaries: len(d.Dictionaries),
+		Unlisted: append([]string{}, d.Unlisted...), Damaged: []string{},
+	}
+	if d.Err != nil {
+		k.Error = fail.Line(d.Err)
+	}
+	for _, r := range d.Records {
+		k.Bytes += r.Room()
+	}
+	for _, l := range d.Dictionaries {
+		k.DictionaryBytes += l.Bytes
+		if l.Err != nil {
+			k.Damaged = append(k.Damaged, fmt.Sprintf("the dictionary that was kept as %d: %s", l.Record.Key, fail.Line(l.Err)))
+		}
+	}
+	for _, err := range d.Lost {
+		k.Damaged = append(k.Damaged, fail.Line(err))
+	}
+	for _, l := range d.Batches {
+		b := report.KeptBatch{Bytes: l.Bytes, Columns: []string{}}
+		if l.Err != nil {
+			b.Error = fail.Line(l.Err)
+		}
+		if e := l.Entry; e != nil {
+			b.ID, b.Plan, b.Operator, b.Port, b.Partition = uint64(e.ID), e.Plan, e.Operator, e.Port, e.Partition
+			b.Rows, b.ImageBytes, b.Dictionaries, b.Codec = e.Descriptor.Rows, e.Descriptor.Body, len(e.Dictionaries), "none"
+			for _, f := range e.Descriptor.Schema.Fields() {
+				b.Columns = append(b.Columns, f.Name+": "+f.Type.String())
+			}
+			var codecs []string
+			for _, c := range e.Codecs() {
+				codecs = append(codecs, c.String())
+			}
+			if len(codecs) > 0 {
+				b.Codec = strings.Join(codecs, ", ")
+			}
+		}
+		k.Batches = append(k.Batches, b)
+	}
+	return k
+}

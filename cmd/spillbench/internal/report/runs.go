@@ -1,0 +1,59 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+)
+
+// BusyShare is the share of the processors' time, used by other processes, above which a run's figures
+// are called too low.
+const BusyShare = 0.2
+
+// SetRuns sets the runs, all of them of the document's input, and sums them up. It returns the number
+// of the run whose time is the median, or the lower of the two in the middle.
+func (r *Run) SetRuns(runs []Repetition) (median int) {
+	if len(runs) == 0 {
+		return 0
+	}
+	for i := range runs {
+		runs[i].GiBPerS = Rate(r.Input.Bytes, runs[i].Seconds)
+	}
+	order := make([]int, len(runs))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		if runs[a].Seconds < runs[b].Seconds {
+			return -1
+		}
+		return 1
+	})
+	n := len(runs)
+	low, high := order[(n-1)/2], order[n/2]
+	t := RunTimes{MinSeconds: runs[order[0]].Seconds, MaxSeconds: runs[order[n-1]].Seconds}
+	t.MedianSeconds = (runs[low].Seconds + runs[high].Seconds) / 2
+	t.MedianGiBPerS = Rate(r.Input.Bytes, t.MedianSeconds)
+	if t.MedianSeconds > 0 {
+		t.Spread = (t.MaxSeconds - t.MinSeconds) / t.MedianSeconds
+	}
+	r.Runs, r.RunTimes = runs, &t
+	return low
+}
+
+// Busy returns a sentence if other processes used so much of the processors that the figures are too
+// low, and else an empty text.
+func (r *Run) Busy() string {
+	p := r.Processors
+	if p == nil || p.OthersShare < BusyShare {
+		return ""
+	}
+	return fmt.Sprintf("other processes used %.0f %% of %d processors during the run; its figures are too low "+
+		"(end the other work and run again)", 100*p.OthersShare, p.Count)
+}
+
+// String describes the admission of tasks.
+func (a *Admission) String() string {
+	return fmt.Sprintf("tasks: %d admitted, %d of them waited for it, %d tried again; "+
+		"half admitted within %s, 99 %% within %s, 99.9 %% within %s, the last after %s",
+		a.Admitted, a.Waited, a.Retried, duration(a.P50), duration(a.P99), duration(a.P999), duration(a.Max))
+}
