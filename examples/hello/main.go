@@ -35,7 +35,7 @@ func main() {
 		fmt.Println(h.Batch().Info().Rows, "rows in", h.Space().ID())
 		check(h.Close()) // drops the batch: Drain consumes
 	}
-	check(eng.Close()) // reports what was not released
+	check(eng.Close()) // reports leaks
 }
 
 func check(err error) {
