@@ -123,7 +123,7 @@ func gpuTable(c *Check) (string, error) {
 	slices.Sort(sizes)
 	var b strings.Builder
 	b.WriteString(wrapped(fmt.Sprintf("Measured on %s by `scripts/gpu-check.sh`: %s (%s, driver %s), %d cores (%s), %.0f GiB. "+
-		"The figures are GiB/s, and behind the stroke those of the driver's own asynchronous copy, or of direct I/O, in the same run.",
+		"GiB/s, Spillway / baseline. The baseline is the driver's own asynchronous copy, or raw direct I/O, in the same run.",
 		c.Date.Format("2 January 2006"), c.Device.Name, c.Device.Link, c.Device.Driver, c.Host.Cores, c.Host.CPU, float64(c.Host.Memory)/gib)))
 	b.WriteString("\n| batches of |")
 	for _, n := range sizes {
@@ -137,7 +137,7 @@ func gpuTable(c *Check) (string, error) {
 	}{
 		{"GPU → pinned host memory", bandwidth, func(e Edge) bool { return e.From == "gpu:0" && e.Threads == 1 && !e.BothWays }},
 		{"pinned host memory → GPU", bandwidth, func(e Edge) bool { return e.To == "gpu:0" && e.Threads == 1 && !e.BothWays }},
-		{"both at once, two threads", bandwidth, func(e Edge) bool { return e.BothWays }},
+		{"both directions at once, two threads", bandwidth, func(e Edge) bool { return e.BothWays }},
 		{"GPU → disk", disk, func(e Edge) bool { return e.From == "gpu:0" && e.To == "disk:0" && e.State == "fresh" }},
 		{"disk → GPU", disk, func(e Edge) bool { return e.From == "disk:0" && e.To == "gpu:0" }},
 	} {
@@ -169,9 +169,8 @@ func gpuTable(c *Check) (string, error) {
 		}
 		passed += s.Passed
 	}
-	b.WriteString("\n" + wrapped(fmt.Sprintf("A generated table of %.1f GiB went through %.0f GiB of GPU memory, %.0f GiB of host memory and the disk: "+
-		"loaded in %.1f s, then brought back to the GPU and digested there in %.1f s. All %d digests were right. "+
-		"On that driver %d tests passed and none failed.",
+	b.WriteString("\n" + wrapped(fmt.Sprintf("A generated table of %.1f GiB was loaded through %.0f GiB of GPU memory and %.0f GiB of host memory onto the disk in %.1f s, "+
+		"then fetched back to the GPU and digested there in %.1f s. All %d digests matched. On that driver %d tests passed and none failed.",
 		float64(r.Input.Bytes)/gib, float64(r.Config.GPU)/gib, float64(r.Config.Host)/gib, r.Phases[0].Seconds, r.Phases[1].Seconds, r.Verify.Batches, passed)))
 	return b.String(), nil
 }
