@@ -58,6 +58,10 @@ var typed = []struct {
 	{begins: "benchstat", not: "is no part of this module; TestFormats holds the form of its input"},
 	{begins: "kubectl", not: "needs a cluster"},
 	{begins: "podman", not: "needs podman and the network"},
+	{begins: "kind load", not: "needs a cluster"},
+	{begins: "scp", not: "needs a node of a cluster"},
+	{begins: "ssh", not: "needs a node of a cluster"},
+	{begins: "sed", not: "needs a cluster; TestPage of the device plugin's cluster tests runs it"},
 	{begins: "go get", not: "needs the network"},
 	{begins: "go install", not: "needs the network"},
 	{begins: "tidy", not: "would change this module"},
@@ -239,11 +243,13 @@ func smaller(line string, met map[string]bool) (string, bool) {
 // checkNames returns an error if a command that no test runs names a package, script, manifest, test
 // or benchmark that the module at root does not have.
 func checkNames(root, command string) error {
-	words := strings.Fields(command)
+	words, module := strings.Fields(command), root
 	for i, word := range words {
 		switch {
+		case word == "&&":
+			root = module
 		case i > 0 && words[i-1] == "-C":
-			root = filepath.Join(root, word)
+			root = filepath.Join(module, word)
 		case i > 0 && (words[i-1] == "-run" || words[i-1] == "-bench") && word != "xxx" && word != ".":
 			name := regexp.MustCompile(`(?m)^func \w*(?:` + strings.Trim(word, "'^$") + `)`)
 			found := false
@@ -275,6 +281,7 @@ func TestCheckNames(t *testing.T) {
 	for command, want := range map[string]bool{
 		"go test ./convert -run xxx -bench Move": true, "go -C cmd/spillway-device-plugin test ./...": true,
 		"go test -run '^TestCheckNames$' ./cmd/spillbench": true, ".ci/run": true, "kubectl apply -f deploy/device-plugin.yaml": true,
+		"go -C observe/spillwayprom test ./... && go -C observe/spillwayotel test ./...": true,
 		"go test ./gone": false, "go test ./convert -run xxx -bench ThatIsGone": false, "go -C gone test ./...": false,
 		"scripts/gone.sh build": false, "kubectl apply -f deploy/gone.yaml": false, "go test -run '^TestThatIsGone$' ./repository": false,
 	} {

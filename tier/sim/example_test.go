@@ -40,7 +40,9 @@ func ExampleNew() {
 	)
 	fmt.Printf("%s %v\n", out, err)
 	fmt.Println(dev.CopyToHost(s, make([]byte, 4), a) != nil)
-	fmt.Println(dev.Outstanding(), dev.Free(s, a), dev.Outstanding())
+	held := dev.Outstanding()
+	err = errors.Join(dev.Free(s, a), s.Sync()) // the memory is free when the work of the stream is done
+	fmt.Println(held, err, dev.Outstanding())
 	// Output:
 	// xyx <nil>
 	// true
