@@ -117,6 +117,7 @@ var leftOut = map[string]string{
 	"Edges[].P99":             "in the histogram",
 	"Waits.P50":               "in the histogram",
 	"Waits.P99":               "in the histogram",
+	"Waits.P999":              "in the histogram",
 	"Work[].Port":             "the label port",
 	// Warnings are texts; spillway_space_warnings counts those that cost something.
 	"Spaces[].Host.Warnings[].Info": "what costs nothing is not counted",
