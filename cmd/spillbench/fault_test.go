@@ -45,7 +45,8 @@ func TestFaults(t *testing.T) {
 		{"op=alloc,kind=slow:0.1", survived, ""},
 
 		{"op=copy,kind=eio,at=2", found, "input/output error"},
-		{"op=copy,kind=bitflip,at=2", found, "batches came back with other bytes than were loaded"},
+		// The bit may be one of padding, which nobody compares.
+		{"op=copy,kind=bitflip,at=2", either, "batches came back with other bytes than were loaded"},
 		{"op=copy,kind=slow:0.1", survived, ""},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
