@@ -49,7 +49,7 @@ const partition = 0
 func TestPageFragments(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("only Linux has persistent batches")
+		t.Skip("needs Linux: only there batches persist")
 	}
 	for name, fragment := range map[string]func(shown) error{
 		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "group": shown.group,

@@ -39,7 +39,7 @@ const (
 	Numbers = 50_000
 )
 
-// maxAdvice is how much advice a page has. What comes later matters less.
+// maxAdvice is the maximum number of recommendations on a page, the most important first.
 const maxAdvice = 6
 
 // Report is what a page shows: one run, or two that are compared.

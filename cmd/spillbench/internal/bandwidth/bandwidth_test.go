@@ -422,8 +422,7 @@ func TestFit(t *testing.T) {
 		t.Errorf("left out %v, %v", m.Skipped, err)
 	}
 
-	// What raw copies between spaces takes as much of the memories as the batches do, and nothing of
-	// the disk.
+	// Raw copies between spaces need as much memory as the batches, and no disk.
 	cfg = small(emulated(t, 1, emulator(t), spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(768 << 10)}))
 	cfg.Sizes, cfg.Threads = []int64{512 << 10, 1 << 20}, []int{1}
 	m, err = New(cfg)

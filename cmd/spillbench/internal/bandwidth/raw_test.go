@@ -119,8 +119,8 @@ func (e *end) read(t *testing.T, b *bench) []byte {
 	return content
 }
 
-// TestLanes: what raw copies between spaces arrives, all of it, in both directions, also between
-// GPUs that cannot reach each other. What lanes had is given back.
+// TestLanes: raw copies between spaces are complete in both directions, also between GPUs that cannot
+// reach each other. Closing a lane returns its memory.
 func TestLanes(t *testing.T) {
 	apart := cudatest.New(t, cudatest.Config{Memory: 4 << 20, Devices: 2, NoPeer: true})
 	peers := cudatest.New(t, cudatest.Config{Memory: 4 << 20, Devices: 2})

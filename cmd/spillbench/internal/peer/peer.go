@@ -101,7 +101,7 @@ var ErrNoBatches = errors.New("the input holds no batches")
 type runner struct {
 	cfg Config
 	res Result
-	// What touching all batches of a side must come to: what it came to when they were verified.
+	// The digests of all batches of each side, set by verification. Every later read must match them.
 	oursDigest, peerDigest uint64
 }
 

@@ -104,8 +104,8 @@ func (p *printer) line(format string, args ...any) {
 
 // table adds a table with a row for each struct of a list, unless the list is empty. A column is
 // "heading=key=field": its heading for people, its name in CSV, and the JSON key of the struct's field.
-// What is missing is the same as what is before it. Columns without a heading are in CSV alone, and
-// people don't see columns that are empty.
+// A missing part equals the part before it. CSV has all columns; the other formats leave out columns
+// without a heading and columns without values.
 func (p *printer) table(list any, columns ...string) {
 	rows := reflect.ValueOf(list)
 	if rows.Len() == 0 {

@@ -71,7 +71,7 @@ var (
 
 // check checks what the types of a document, decoded from text into d, don't guarantee.
 func check(text []byte, d Measured) error {
-	// What was decoded counts for numbers: encoding/json ignores the case of keys, and merges duplicates.
+	// Check the decoded values, not the text: encoding/json ignores the case of keys and merges duplicates.
 	var values, given map[string]any
 	decoded, err := json.Marshal(d)
 	if err := errors.Join(err, json.Unmarshal(decoded, &values), json.Unmarshal(text, &given)); err != nil {

@@ -168,7 +168,7 @@ func (p *program) end(t *testing.T) *simulate.Trace {
 // TestRecordTraces records the traces in testdata if -record is set.
 func TestRecordTraces(t *testing.T) {
 	if !*record {
-		t.Skip("writes testdata with -record")
+		t.Skip("needs the flag -record: it writes testdata")
 	}
 	for name, run := range workloads {
 		p := start(t)
