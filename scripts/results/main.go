@@ -1,12 +1,13 @@
-// Command results writes README's tables of figures, which are measured and never typed.
+// Command results writes the tables of measured figures in README.md and docs/results/README.md.
 //
 //	go run ./scripts/results                    write the tables from the newest files of figures
-//	go run ./scripts/results -check             end with 1 if a table is another
-//	go run ./scripts/results -measure FILE      measure seven times, and write FILE; ten minutes on two cores
+//	go run ./scripts/results -check             exit with 1 if a table differs from its file
+//	go run ./scripts/results -measure FILE      measure seven times and write FILE; ten minutes on two cores
 //
-// docs/results has a file for each check of a real GPU, by scripts/gpu-check.sh, and
-// docs/results/readme one of figures for each day. What -measure cannot measure, because it
-// needs a program or data of others, is taken over from the newest file, with its date.
+// The table in README.md comes from the newest check of a real GPU in docs/results, which
+// scripts/gpu-check.sh wrote. The table in docs/results/README.md comes from the newest file in
+// docs/results/readme. Figures that need another program or its data are not measured by -measure:
+// it copies them from the newest file, with their dates.
 package main
 
 import (
@@ -31,7 +32,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("results: ")
 	root := flag.String("root", ".", "directory of the module")
-	check := flag.Bool("check", false, "write nothing; end with 1 if README's table is not that of the figures")
+	check := flag.Bool("check", false, "write nothing; exit with 1 if a table differs from its file")
 	measureTo := flag.String("measure", "", "measure, and write the figures to this file")
 	rounds := flag.Int("rounds", 7, "with -measure: how often")
 	machine := flag.String("machine", "", "with -measure: the machine, in words; empty: as before")
@@ -60,27 +61,15 @@ func run(root string, check bool, measureTo string, rounds int, machine string) 
 		}
 		return os.WriteFile(measureTo, append(text, '\n'), 0o644)
 	}
-	page := filepath.Join(root, "README.md")
-	old, err := os.ReadFile(page)
-	if err != nil {
+	page := filepath.Join(root, "docs", "results", "README.md")
+	if err := replace(page, begin, check, func() (string, error) { return table(figures) }); err != nil {
 		return err
 	}
-	made, err := replace(string(old), begin, func() (string, error) { return table(figures) })
-	if err == nil {
-		var c *Check
-		if c, err = newestCheck(root); c != nil {
-			made, err = replace(made, beginGPU, func() (string, error) { return gpuTable(c) })
-		}
-	}
-	switch {
-	case err != nil:
+	c, err := newestCheck(root)
+	if err != nil || c == nil {
 		return err
-	case check && made != string(old):
-		return errors.New("README's table is not that of the figures: go run ./scripts/results")
-	case check:
-		return nil
 	}
-	return os.WriteFile(page, []byte(made), 0o644)
+	return replace(filepath.Join(root, "README.md"), beginGPU, check, func() (string, error) { return gpuTable(c) })
 }
 
 // schema names the version of files of figures.
@@ -181,7 +170,7 @@ var rows = []row{
 	{"generated flights to disk and back, codec `auto` / `none`", "{} / {} GiB/s", []string{"Codec/flights/as-it-is auto-GiB/s", "Codec/flights/as-it-is none-GiB/s"}, 2, 0, codecs, ""},
 }
 
-// table makes what README has between the marks.
+// table returns the table of docs/results/README.md.
 func table(f *Figures) (string, error) {
 	day, err := time.Parse(time.DateOnly, f.Date)
 	if err != nil {
@@ -228,22 +217,38 @@ func wrapped(text string) string {
 	return b.String() + line + "\n"
 }
 
-// The marks in README around what this program writes.
+// The marks around the tables in README.md and docs/results/README.md.
 const (
 	begin    = "<!-- figures: go run ./scripts/results -->\n"
 	beginGPU = "<!-- figures of a real GPU: go run ./scripts/results -->\n"
 	end      = "<!-- end of figures -->\n"
 )
 
-// replace puts a table of figures into a page.
-func replace(page, begin string, table func() (string, error)) (string, error) {
-	before, rest, ok := strings.Cut(page, begin)
+// replace writes a table between its marks in the file page. With check it only returns an error if
+// the page has a different table.
+func replace(page, begin string, check bool, table func() (string, error)) error {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	old := string(text)
+	before, rest, ok := strings.Cut(old, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		return "", fmt.Errorf("README has no marks for the table: %s", strings.TrimSpace(begin))
+		return fmt.Errorf("%s has no marks for the table: %s", page, strings.TrimSpace(begin))
 	}
 	made, err := table()
-	return before + begin + made + end + after, err
+	if err != nil {
+		return err
+	}
+	made = before + begin + made + end + after
+	if check && made != old {
+		return fmt.Errorf("%s: the table differs from the newest figures: go run ./scripts/results", page)
+	}
+	if check {
+		return nil
+	}
+	return os.WriteFile(page, []byte(made), 0o644)
 }
 
 // measure runs the commands of the table, and takes medians.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,7 +10,7 @@ import (
 
 const root = "../.."
 
-// TestReadme: README's table is that of the newest figures.
+// TestReadme checks that the tables of README.md and docs/results/README.md have the newest figures.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	if err := run(root, true, "", 0, ""); err != nil {
@@ -44,7 +45,7 @@ func TestCheckFails(t *testing.T) {
 		t.Error("no figures")
 	}
 	figures := read(filepath.Join(root, "docs", "results", "readme", "2026-11-23.json"))
-	page, file := filepath.Join(dir, "README.md"), filepath.Join(results, "2026-11-23.json")
+	page, file := filepath.Join(dir, "docs", "results", "README.md"), filepath.Join(results, "2026-11-23.json")
 	write(file, figures)
 	write(page, "before\n"+begin+"| typed |\n"+end+"after\n")
 	if err := run(dir, true, "", 0, ""); err == nil || !strings.Contains(err.Error(), "go run ./scripts/results") {
@@ -117,5 +118,36 @@ PASS
 	}
 	if err := ofCompare([]byte(`{}`), samples); err == nil {
 		t.Error("no ratio")
+	}
+}
+
+// TestReadmeComparisons checks the figures in the sentence that README has below its table.
+func TestReadmeComparisons(t *testing.T) {
+	t.Parallel()
+	figures, err := newest(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(strings.Fields(string(readme)), " ")
+	for peer, keys := range map[string][2]string{
+		"arrow-go's IPC files": {"compare/arrow-ipc write", "compare/arrow-ipc read"},
+		"DuckDB 1.4.5":         {"duckdb/300MB store", "duckdb/300MB read"},
+	} {
+		write, err := figures.find(keys[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := figures.find(keys[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("%.1f / %.1f times as fast as %s", write.Median, read.Median, peer)
+		if !strings.Contains(text, want) {
+			t.Errorf("README.md does not have %q", want)
+		}
 	}
 }
