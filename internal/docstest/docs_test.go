@@ -125,6 +125,8 @@ func TestRulesCanFail(t *testing.T) {
 		{"100 columns", "style", strings.Repeat("five ", 20) + "\n| " + strings.Repeat("five ", 30) + "|\n", ""},
 		{"101 columns", "style", strings.Repeat("five ", 20) + "!\n", "101 columns"},
 		{"code of 101 columns", "style", "```go\n" + strings.Repeat("five ", 20) + "!\n```\n", ""},
+		{"a word in code and in a message", "style", "`was made anew`, *writing it anew …*\n```\ntold\n```\n", ""},
+		{"a word in prose", "style", "The file is written anew.\n", `instead of "anew"`},
 		{"a registry", "style", "```sh\npodman pull docker.io/x\n```\n", "docker.io"},
 		{"a language", "languages", "```go\n```\n```\n```\n", ""},
 		{"an unknown language", "languages", "```golang\n```\n", "golang"},
