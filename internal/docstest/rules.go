@@ -19,7 +19,8 @@ var (
 	notInSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 	quoted    = regexp.MustCompile("`[^`]*`|\\*[^*]+\\*") // code, and quoted messages
 	dialect   = regexp.MustCompile(`(?i)\b(anew|afresh|in vain|thereby|told|whichever|crooked|of late)\b`)
-	registry  = regexp.MustCompile(`\b((docker|quay|ghcr|registry\.k8s)\.io|(registry\.npmjs|pypi|(proxy|sum)\.golang)\.org)\b`)
+	registry  = regexp.MustCompile(`\b((docker|quay|ghcr|registry\.k8s)\.io|` +
+		`(registry\.npmjs|pypi|(proxy|sum)\.golang)\.org)\b`)
 )
 
 // Links returns the links of a page whose file or heading does not exist, and the file names in
@@ -122,7 +123,8 @@ func Fragments(examples []string, p Page) (wrong []string) {
 		}
 		text := bare(b.Text())
 		if !slices.ContainsFunc(examples, func(example string) bool { return strings.Contains(example, text) }) {
-			wrong = append(wrong, fmt.Sprintf("%s:%d: no file example*_test.go has this code", p.Name, b.Lines[0].Number))
+			wrong = append(wrong,
+				fmt.Sprintf("%s:%d: no file example*_test.go has this code", p.Name, b.Lines[0].Number))
 		}
 	}
 	return wrong

@@ -137,13 +137,31 @@ type source struct {
 }
 
 var (
-	moves   = source{command: "go test ./convert -run xxx -bench Move", args: []string{"./convert"}, pattern: "Move/.*/64MiB"}
-	codecs  = source{command: "go test ./convert -run xxx -bench Codec", args: []string{"./convert"}, pattern: "Codec/flights/as-it-is"}
-	small   = source{command: "go test ./test -run xxx -bench SmallBatches", args: []string{"./test"}, pattern: "SmallBatches"}
-	tiny    = source{command: "go test ./test -run xxx -bench TinySpill", args: []string{"./test"}, pattern: "TinySpill/host/4KiB"}
-	reserve = source{command: "go test ./reservation -run xxx -bench ReserveRelease -cpu 1", args: []string{"-cpu", "1", "./reservation"}, pattern: "ReserveRelease"}
-	compare = source{command: "go run ./cmd/spillbench compare --peer arrow-ipc", args: []string{"run", "./cmd/spillbench", "compare", "--peer", "arrow-ipc", "--quiet", "--json", "-"}}
-	duckdb  = source{command: "scripts/duckdb"} // which downloads DuckDB, and wants a file of flights
+	moves = source{
+		command: "go test ./convert -run xxx -bench Move",
+		args:    []string{"./convert"}, pattern: "Move/.*/64MiB",
+	}
+	codecs = source{
+		command: "go test ./convert -run xxx -bench Codec",
+		args:    []string{"./convert"}, pattern: "Codec/flights/as-it-is",
+	}
+	small = source{
+		command: "go test ./test -run xxx -bench SmallBatches",
+		args:    []string{"./test"}, pattern: "SmallBatches",
+	}
+	tiny = source{
+		command: "go test ./test -run xxx -bench TinySpill",
+		args:    []string{"./test"}, pattern: "TinySpill/host/4KiB",
+	}
+	reserve = source{
+		command: "go test ./reservation -run xxx -bench ReserveRelease -cpu 1",
+		args:    []string{"-cpu", "1", "./reservation"}, pattern: "ReserveRelease",
+	}
+	compare = source{
+		command: "go run ./cmd/spillbench compare --peer arrow-ipc",
+		args:    []string{"run", "./cmd/spillbench", "compare", "--peer", "arrow-ipc", "--quiet", "--json", "-"},
+	}
+	duckdb = source{command: "scripts/duckdb"} // which downloads DuckDB, and wants a file of flights
 )
 
 // row is one of the table. Each {} in text is the next figure, rounded to so many decimals.
@@ -157,17 +175,43 @@ type row struct {
 }
 
 var rows = []row{
-	{"64 MiB batch, host → disk / disk → host", "{} / {} of the baseline", []string{"Move/host-disk/64MiB of-limit", "Move/disk-host/64MiB of-limit"}, 2, 0, moves, ""},
-	{"64 MiB batch, simulated GPU → disk / back", "{} / {} of the baseline", []string{"Move/gpu-disk/64MiB of-limit", "Move/disk-gpu/64MiB of-limit"}, 2, 0, moves, "the same"},
-	{"64 MiB batch, simulated GPU → host / back", "{} / {} of the baseline", []string{"Move/gpu-host/64MiB of-limit", "Move/host-gpu/64MiB of-limit"}, 2, 0, moves, "the same"},
-	{"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs", []string{"SmallBatches/host sec/put", "SmallBatches/disk sec/put"}, 0, 1e6, small, ""},
+	{
+		"64 MiB batch, host → disk / disk → host", "{} / {} of the baseline",
+		[]string{"Move/host-disk/64MiB of-limit", "Move/disk-host/64MiB of-limit"}, 2, 0, moves, "",
+	},
+	{
+		"64 MiB batch, simulated GPU → disk / back", "{} / {} of the baseline",
+		[]string{"Move/gpu-disk/64MiB of-limit", "Move/disk-gpu/64MiB of-limit"}, 2, 0, moves, "the same",
+	},
+	{
+		"64 MiB batch, simulated GPU → host / back", "{} / {} of the baseline",
+		[]string{"Move/gpu-host/64MiB of-limit", "Move/host-gpu/64MiB of-limit"}, 2, 0, moves, "the same",
+	},
+	{
+		"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs",
+		[]string{"SmallBatches/host sec/put", "SmallBatches/disk sec/put"}, 0, 1e6, small, "",
+	},
 	{"4 KiB batches, spilled from host to disk", "{} MiB/s", []string{"TinySpill/host/4KiB MiB/s"}, 0, 0, tiny, ""},
 	{"CPU time per batch of that spill", "{} µs", []string{"TinySpill/host/4KiB cpu-us/batch"}, 1, 0, tiny, "the same"},
 	{"reserve and release", "{} ns", []string{"ReserveRelease/specific sec/op"}, 0, 1e9, reserve, ""},
-	{"generated table to disk / back", "{} / {} times as fast as arrow-go's IPC files", []string{"compare/arrow-ipc write", "compare/arrow-ipc read"}, 1, 0, compare, ""},
-	{"24 million flights (1,053 MiB as Arrow) in 300 MB of memory, stored / read again", "{} / {} times as fast as DuckDB 1.4.5", []string{"duckdb/300MB store", "duckdb/300MB read"}, 1, 0, duckdb, ""},
-	{"the same in 150 MB of host and 150 MB of simulated GPU memory", "{} / {} times as fast", []string{"duckdb/150MB+150MB store", "duckdb/150MB+150MB read"}, 1, 0, duckdb, "the same, with `--gpu 150 --host 150`"},
-	{"generated flights to disk and back, codec `auto` / `none`", "{} / {} GiB/s", []string{"Codec/flights/as-it-is auto-GiB/s", "Codec/flights/as-it-is none-GiB/s"}, 2, 0, codecs, ""},
+	{
+		"generated table to disk / back", "{} / {} times as fast as arrow-go's IPC files",
+		[]string{"compare/arrow-ipc write", "compare/arrow-ipc read"}, 1, 0, compare, "",
+	},
+	{
+		"24 million flights (1,053 MiB as Arrow) in 300 MB of memory, stored / read again",
+		"{} / {} times as fast as DuckDB 1.4.5",
+		[]string{"duckdb/300MB store", "duckdb/300MB read"}, 1, 0, duckdb, "",
+	},
+	{
+		"the same in 150 MB of host and 150 MB of simulated GPU memory", "{} / {} times as fast",
+		[]string{"duckdb/150MB+150MB store", "duckdb/150MB+150MB read"}, 1, 0, duckdb,
+		"the same, with `--gpu 150 --host 150`",
+	},
+	{
+		"generated flights to disk and back, codec `auto` / `none`", "{} / {} GiB/s",
+		[]string{"Codec/flights/as-it-is auto-GiB/s", "Codec/flights/as-it-is none-GiB/s"}, 2, 0, codecs, "",
+	},
 }
 
 // table returns the table of docs/results/README.md.
@@ -177,7 +221,8 @@ func table(f *Figures) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	b.WriteString(wrapped("Measured on "+day.Format("2 January 2006")+": "+f.Machine+".") + "\n| | Spillway | command |\n|---|---|---|\n")
+	b.WriteString(wrapped("Measured on " + day.Format("2 January 2006") + ": " + f.Machine + "."))
+	b.WriteString("\n| | Spillway | command |\n|---|---|---|\n")
 	for _, r := range rows {
 		text, dates := r.text, ""
 		for _, key := range r.figures {

@@ -58,7 +58,8 @@ func TestCheckFails(t *testing.T) {
 		t.Error(err)
 	}
 	made := read(page)
-	if !strings.HasPrefix(made, "before\n"+begin+"Measured on 23 November 2026: ") || !strings.HasSuffix(made, " |\n"+end+"after\n") {
+	if !strings.HasPrefix(made, "before\n"+begin+"Measured on 23 November 2026: ") ||
+		!strings.HasSuffix(made, " |\n"+end+"after\n") {
 		t.Errorf("written:\n%s", made)
 	}
 	write(page, strings.Replace(made, "0.88", "0.99", 1))
@@ -75,7 +76,8 @@ func TestCheckFails(t *testing.T) {
 	if err := run(dir, true, "", 0, ""); err == nil {
 		t.Error("a file that is named for another day")
 	}
-	write(later, strings.Replace(strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1), `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
+	nextDay := strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1)
+	write(later, strings.Replace(nextDay, `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
 	if err := run(dir, false, "", 0, ""); err == nil || !strings.Contains(err.Error(), "Move/host-disk/64MiB") {
 		t.Errorf("a figure that is missing: %v", err)
 	}
@@ -110,7 +112,8 @@ PASS
 		t.Fatal(err)
 	}
 	for key, want := range map[string]float64{
-		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9, "SmallBatches/host sec/put": 29e-6, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
+		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9,
+		"SmallBatches/host sec/put": 29e-6, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
 	} {
 		if got := samples[key]; len(got) == 0 || median(got) < want*0.999 || median(got) > want*1.001 {
 			t.Errorf("%s is %v, not %v", key, got, want)
