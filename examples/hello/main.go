@@ -13,20 +13,18 @@ import (
 )
 
 func main() {
-	ctx := context.Background()
-	mib := spillway.Bytes(1 << 20) // Config{} takes all GPUs, host memory and a temporary disk
+	ctx, mib := context.Background(), spillway.Bytes(1<<20) // Config{} takes what the machine has
 	eng, err := spillway.Open(ctx, spillway.Config{GPUMemory: mib, HostMemory: mib})
 	check(err)
 	plan, err := eng.Plan("query-17") // owns the repositories of one query
 	check(err)
 	repo, err := plan.Repository("sum", 0) // operator, number of its input
 	check(err)
-
 	schema := arrow.NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64}}, nil)
+	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 	for range 8 {
-		b := array.NewInt64Builder(memory.DefaultAllocator)
-		b.AppendValues(make([]int64, 65536), nil)
-		rec := array.NewRecordBatch(schema, []arrow.Array{b.NewArray()}, 65536)
+		b.Field(0).(*array.Int64Builder).AppendValues(make([]int64, 65536), nil)
+		rec := b.NewRecordBatch()
 		check(repo.Put(ctx, 0, rec)) // copies it into the fastest memory with room
 		rec.Release()
 	}

@@ -110,7 +110,8 @@ func TestRulesCanFail(t *testing.T) {
 		what, rule, text string
 		want             string // part of what the rule reports; empty: nothing
 	}{
-		{"links", "links", "[a](embedding.md#getting-batches) [b](../README.md) [c](#here) [d](https://example.com/x)\n# Here\n", ""},
+		{"links", "links", "[a](embedding.md#getting-batches) [b](../README.md) [c](#here)\n# Here\n", ""},
+		{"a link to the web", "links", "[d](https://example.com/x)\n", ""},
 		{"a missing page", "links", "[a](gone.md)\n", "gone.md: no such file"},
 		{"a missing heading", "links", "[a](embedding.md#gone)\n", "no such heading"},
 		{"a missing heading of its own", "links", "[a](#gone)\n", "no such heading"},
@@ -125,6 +126,8 @@ func TestRulesCanFail(t *testing.T) {
 		{"100 columns", "style", strings.Repeat("five ", 20) + "\n| " + strings.Repeat("five ", 30) + "|\n", ""},
 		{"101 columns", "style", strings.Repeat("five ", 20) + "!\n", "101 columns"},
 		{"code of 101 columns", "style", "```go\n" + strings.Repeat("five ", 20) + "!\n```\n", ""},
+		{"a word in code and in a message", "style", "`was made anew`, *writing it anew …*\n```\ntold\n```\n", ""},
+		{"a word in prose", "style", "The file is written anew.\n", `instead of "anew"`},
 		{"a registry", "style", "```sh\npodman pull docker.io/x\n```\n", "docker.io"},
 		{"a language", "languages", "```go\n```\n```\n```\n", ""},
 		{"an unknown language", "languages", "```golang\n```\n", "golang"},
@@ -147,13 +150,15 @@ func TestRulesCanFail(t *testing.T) {
 
 func TestCommandsOfPages(t *testing.T) {
 	t.Parallel()
-	p, err := Parse("x.md", "`go test .` and `other`\n```sh\nmake a # makes a\n# nothing\n```\n```console\n$ run\none\n$ run 2\n```\n```\ngo vet\ngone\n```\n")
+	p, err := Parse("x.md", "`go test .` and `other`\n```sh\nmake a # makes a\n# nothing\n```\n"+
+		"```console\n$ run\none\n$ run 2\n```\n```\ngo vet\ngone\n```\n")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []Command{
 		{Line{1, "go test ."}, "go test .", true, false, ""}, {Line{3, "make a"}, "make a # makes a", false, false, ""},
-		{Line{7, "run"}, "run", false, true, "one\n"}, {Line{9, "run 2"}, "run 2", false, true, ""}, {Line{12, "go vet"}, "go vet", false, false, ""},
+		{Line{7, "run"}, "run", false, true, "one\n"}, {Line{9, "run 2"}, "run 2", false, true, ""},
+		{Line{12, "go vet"}, "go vet", false, false, ""},
 	}
 	got := p.Commands("go")
 	for i := range max(len(got), len(want)) {

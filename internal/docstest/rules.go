@@ -17,7 +17,10 @@ var (
 	fileName  = regexp.MustCompile(`^[\w.-]+(/[\w.-]+)+\.(go|md|sh|json|yaml)$`)
 	heading   = regexp.MustCompile(`^#+ (.*)$`)
 	notInSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
-	registry  = regexp.MustCompile(`\b((docker|quay|ghcr|registry\.k8s)\.io|(registry\.npmjs|pypi|(proxy|sum)\.golang)\.org)\b`)
+	quoted    = regexp.MustCompile("`[^`]*`|\\*[^*]+\\*") // code, and quoted messages
+	dialect   = regexp.MustCompile(`(?i)\b(anew|afresh|in vain|thereby|told|whichever|crooked|of late)\b`)
+	registry  = regexp.MustCompile(`\b((docker|quay|ghcr|registry\.k8s)\.io|` +
+		`(registry\.npmjs|pypi|(proxy|sum)\.golang)\.org)\b`)
 )
 
 // Links returns the links of a page whose file or heading does not exist, and the file names in
@@ -75,8 +78,9 @@ func slug(text string) string {
 	return strings.ReplaceAll(notInSlug.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")
 }
 
-// Style returns the lines of prose over 100 columns, except rows of tables and single links, and all
-// lines that name the host of a registry.
+// Style returns the lines of prose over 100 columns, except rows of tables and single links, the
+// lines of prose with a word that plain English has a better one for, and all lines that name the
+// host of a registry.
 func Style(p Page) (wrong []string) {
 	lines := slices.Clone(p.Prose)
 	for _, b := range p.Blocks {
@@ -86,6 +90,9 @@ func Style(p Page) (wrong []string) {
 		n := utf8.RuneCountInString(l.Text)
 		if i < len(p.Prose) && n > 100 && !strings.HasPrefix(l.Text, "|") && strings.Contains(l.Text, " ") {
 			wrong = append(wrong, fmt.Sprintf("%s:%d: %d columns, at most 100 are allowed", p.Name, l.Number, n))
+		}
+		if word := dialect.FindString(quoted.ReplaceAllString(l.Text, "")); word != "" && i < len(p.Prose) {
+			wrong = append(wrong, fmt.Sprintf("%s:%d: use plain English instead of %q", p.Name, l.Number, word))
 		}
 		if host := registry.FindString(l.Text); host != "" {
 			wrong = append(wrong, fmt.Sprintf("%s:%d: names %s", p.Name, l.Number, host))
@@ -116,7 +123,8 @@ func Fragments(examples []string, p Page) (wrong []string) {
 		}
 		text := bare(b.Text())
 		if !slices.ContainsFunc(examples, func(example string) bool { return strings.Contains(example, text) }) {
-			wrong = append(wrong, fmt.Sprintf("%s:%d: no file example*_test.go has this code", p.Name, b.Lines[0].Number))
+			wrong = append(wrong,
+				fmt.Sprintf("%s:%d: no file example*_test.go has this code", p.Name, b.Lines[0].Number))
 		}
 	}
 	return wrong

@@ -100,7 +100,7 @@ func (c *Check) step(name string) (*Step, error) {
 
 const gib = 1 << 30
 
-// gpuTable makes what README says of a real GPU.
+// gpuTable returns README's table of a real GPU.
 func gpuTable(c *Check) (string, error) {
 	bandwidth, err := c.step("bandwidth")
 	if err != nil {

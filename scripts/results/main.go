@@ -1,12 +1,13 @@
-// Command results writes README's tables of figures, which are measured and never typed.
+// Command results writes the tables of measured figures in README.md and docs/results/README.md.
 //
 //	go run ./scripts/results                    write the tables from the newest files of figures
-//	go run ./scripts/results -check             end with 1 if a table is another
-//	go run ./scripts/results -measure FILE      measure seven times, and write FILE; ten minutes on two cores
+//	go run ./scripts/results -check             exit with 1 if a table differs from its file
+//	go run ./scripts/results -measure FILE      measure seven times and write FILE; ten minutes on two cores
 //
-// docs/results has a file for each check of a real GPU, by scripts/gpu-check.sh, and
-// docs/results/readme one of figures for each day. What -measure cannot measure, because it
-// needs a program or data of others, is taken over from the newest file, with its date.
+// The table in README.md comes from the newest check of a real GPU in docs/results, which
+// scripts/gpu-check.sh wrote. The table in docs/results/README.md comes from the newest file in
+// docs/results/readme. Figures that need another program or its data are not measured by -measure:
+// it copies them from the newest file, with their dates.
 package main
 
 import (
@@ -31,7 +32,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("results: ")
 	root := flag.String("root", ".", "directory of the module")
-	check := flag.Bool("check", false, "write nothing; end with 1 if README's table is not that of the figures")
+	check := flag.Bool("check", false, "write nothing; exit with 1 if a table differs from its file")
 	measureTo := flag.String("measure", "", "measure, and write the figures to this file")
 	rounds := flag.Int("rounds", 7, "with -measure: how often")
 	machine := flag.String("machine", "", "with -measure: the machine, in words; empty: as before")
@@ -60,27 +61,15 @@ func run(root string, check bool, measureTo string, rounds int, machine string) 
 		}
 		return os.WriteFile(measureTo, append(text, '\n'), 0o644)
 	}
-	page := filepath.Join(root, "README.md")
-	old, err := os.ReadFile(page)
-	if err != nil {
+	page := filepath.Join(root, "docs", "results", "README.md")
+	if err := replace(page, begin, check, func() (string, error) { return table(figures) }); err != nil {
 		return err
 	}
-	made, err := replace(string(old), begin, func() (string, error) { return table(figures) })
-	if err == nil {
-		var c *Check
-		if c, err = newestCheck(root); c != nil {
-			made, err = replace(made, beginGPU, func() (string, error) { return gpuTable(c) })
-		}
-	}
-	switch {
-	case err != nil:
+	c, err := newestCheck(root)
+	if err != nil || c == nil {
 		return err
-	case check && made != string(old):
-		return errors.New("README's table is not that of the figures: go run ./scripts/results")
-	case check:
-		return nil
 	}
-	return os.WriteFile(page, []byte(made), 0o644)
+	return replace(filepath.Join(root, "README.md"), beginGPU, check, func() (string, error) { return gpuTable(c) })
 }
 
 // schema names the version of files of figures.
@@ -148,13 +137,31 @@ type source struct {
 }
 
 var (
-	moves   = source{command: "go test ./convert -run xxx -bench Move", args: []string{"./convert"}, pattern: "Move/.*/64MiB"}
-	codecs  = source{command: "go test ./convert -run xxx -bench Codec", args: []string{"./convert"}, pattern: "Codec/flights/as-it-is"}
-	small   = source{command: "go test ./test -run xxx -bench SmallBatches", args: []string{"./test"}, pattern: "SmallBatches"}
-	tiny    = source{command: "go test ./test -run xxx -bench TinySpill", args: []string{"./test"}, pattern: "TinySpill/host/4KiB"}
-	reserve = source{command: "go test ./reservation -run xxx -bench ReserveRelease -cpu 1", args: []string{"-cpu", "1", "./reservation"}, pattern: "ReserveRelease"}
-	compare = source{command: "go run ./cmd/spillbench compare --peer arrow-ipc", args: []string{"run", "./cmd/spillbench", "compare", "--peer", "arrow-ipc", "--quiet", "--json", "-"}}
-	duckdb  = source{command: "scripts/duckdb"} // which downloads DuckDB, and wants a file of flights
+	moves = source{
+		command: "go test ./convert -run xxx -bench Move",
+		args:    []string{"./convert"}, pattern: "Move/.*/64MiB",
+	}
+	codecs = source{
+		command: "go test ./convert -run xxx -bench Codec",
+		args:    []string{"./convert"}, pattern: "Codec/flights/as-it-is",
+	}
+	small = source{
+		command: "go test ./test -run xxx -bench SmallBatches",
+		args:    []string{"./test"}, pattern: "SmallBatches",
+	}
+	tiny = source{
+		command: "go test ./test -run xxx -bench TinySpill",
+		args:    []string{"./test"}, pattern: "TinySpill/host/4KiB",
+	}
+	reserve = source{
+		command: "go test ./reservation -run xxx -bench ReserveRelease -cpu 1",
+		args:    []string{"-cpu", "1", "./reservation"}, pattern: "ReserveRelease",
+	}
+	compare = source{
+		command: "go run ./cmd/spillbench compare --peer arrow-ipc",
+		args:    []string{"run", "./cmd/spillbench", "compare", "--peer", "arrow-ipc", "--quiet", "--json", "-"},
+	}
+	duckdb = source{command: "scripts/duckdb"} // which downloads DuckDB, and wants a file of flights
 )
 
 // row is one of the table. Each {} in text is the next figure, rounded to so many decimals.
@@ -168,27 +175,54 @@ type row struct {
 }
 
 var rows = []row{
-	{"64 MiB batch, host → disk / disk → host", "{} / {} of the baseline", []string{"Move/host-disk/64MiB of-limit", "Move/disk-host/64MiB of-limit"}, 2, 0, moves, ""},
-	{"64 MiB batch, simulated GPU → disk / back", "{} / {} of the baseline", []string{"Move/gpu-disk/64MiB of-limit", "Move/disk-gpu/64MiB of-limit"}, 2, 0, moves, "the same"},
-	{"64 MiB batch, simulated GPU → host / back", "{} / {} of the baseline", []string{"Move/gpu-host/64MiB of-limit", "Move/host-gpu/64MiB of-limit"}, 2, 0, moves, "the same"},
-	{"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs", []string{"SmallBatches/host sec/put", "SmallBatches/disk sec/put"}, 0, 1e6, small, ""},
+	{
+		"64 MiB batch, host → disk / disk → host", "{} / {} of the baseline",
+		[]string{"Move/host-disk/64MiB of-limit", "Move/disk-host/64MiB of-limit"}, 2, 0, moves, "",
+	},
+	{
+		"64 MiB batch, simulated GPU → disk / back", "{} / {} of the baseline",
+		[]string{"Move/gpu-disk/64MiB of-limit", "Move/disk-gpu/64MiB of-limit"}, 2, 0, moves, "the same",
+	},
+	{
+		"64 MiB batch, simulated GPU → host / back", "{} / {} of the baseline",
+		[]string{"Move/gpu-host/64MiB of-limit", "Move/host-gpu/64MiB of-limit"}, 2, 0, moves, "the same",
+	},
+	{
+		"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs",
+		[]string{"SmallBatches/host sec/put", "SmallBatches/disk sec/put"}, 0, 1e6, small, "",
+	},
 	{"4 KiB batches, spilled from host to disk", "{} MiB/s", []string{"TinySpill/host/4KiB MiB/s"}, 0, 0, tiny, ""},
 	{"CPU time per batch of that spill", "{} µs", []string{"TinySpill/host/4KiB cpu-us/batch"}, 1, 0, tiny, "the same"},
 	{"reserve and release", "{} ns", []string{"ReserveRelease/specific sec/op"}, 0, 1e9, reserve, ""},
-	{"generated table to disk / back", "{} / {} times as fast as arrow-go's IPC files", []string{"compare/arrow-ipc write", "compare/arrow-ipc read"}, 1, 0, compare, ""},
-	{"24 million flights (1,053 MiB as Arrow) in 300 MB of memory, stored / read again", "{} / {} times as fast as DuckDB 1.4.5", []string{"duckdb/300MB store", "duckdb/300MB read"}, 1, 0, duckdb, ""},
-	{"the same in 150 MB of host and 150 MB of simulated GPU memory", "{} / {} times as fast", []string{"duckdb/150MB+150MB store", "duckdb/150MB+150MB read"}, 1, 0, duckdb, "the same, with `--gpu 150 --host 150`"},
-	{"generated flights to disk and back, codec `auto` / `none`", "{} / {} GiB/s", []string{"Codec/flights/as-it-is auto-GiB/s", "Codec/flights/as-it-is none-GiB/s"}, 2, 0, codecs, ""},
+	{
+		"generated table to disk / back", "{} / {} times as fast as arrow-go's IPC files",
+		[]string{"compare/arrow-ipc write", "compare/arrow-ipc read"}, 1, 0, compare, "",
+	},
+	{
+		"24 million flights (1,053 MiB as Arrow) in 300 MB of memory, stored / read again",
+		"{} / {} times as fast as DuckDB 1.4.5",
+		[]string{"duckdb/300MB store", "duckdb/300MB read"}, 1, 0, duckdb, "",
+	},
+	{
+		"the same in 150 MB of host and 150 MB of simulated GPU memory", "{} / {} times as fast",
+		[]string{"duckdb/150MB+150MB store", "duckdb/150MB+150MB read"}, 1, 0, duckdb,
+		"the same, with `--gpu 150 --host 150`",
+	},
+	{
+		"generated flights to disk and back, codec `auto` / `none`", "{} / {} GiB/s",
+		[]string{"Codec/flights/as-it-is auto-GiB/s", "Codec/flights/as-it-is none-GiB/s"}, 2, 0, codecs, "",
+	},
 }
 
-// table makes what README has between the marks.
+// table returns the table of docs/results/README.md.
 func table(f *Figures) (string, error) {
 	day, err := time.Parse(time.DateOnly, f.Date)
 	if err != nil {
 		return "", err
 	}
 	var b strings.Builder
-	b.WriteString(wrapped("Measured on "+day.Format("2 January 2006")+": "+f.Machine+".") + "\n| | Spillway | command |\n|---|---|---|\n")
+	b.WriteString(wrapped("Measured on " + day.Format("2 January 2006") + ": " + f.Machine + "."))
+	b.WriteString("\n| | Spillway | command |\n|---|---|---|\n")
 	for _, r := range rows {
 		text, dates := r.text, ""
 		for _, key := range r.figures {
@@ -228,22 +262,38 @@ func wrapped(text string) string {
 	return b.String() + line + "\n"
 }
 
-// The marks in README around what this program writes.
+// The marks around the tables in README.md and docs/results/README.md.
 const (
 	begin    = "<!-- figures: go run ./scripts/results -->\n"
 	beginGPU = "<!-- figures of a real GPU: go run ./scripts/results -->\n"
 	end      = "<!-- end of figures -->\n"
 )
 
-// replace puts a table of figures into a page.
-func replace(page, begin string, table func() (string, error)) (string, error) {
-	before, rest, ok := strings.Cut(page, begin)
+// replace writes a table between its marks in the file page. With check it only returns an error if
+// the page has a different table.
+func replace(page, begin string, check bool, table func() (string, error)) error {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	old := string(text)
+	before, rest, ok := strings.Cut(old, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		return "", fmt.Errorf("README has no marks for the table: %s", strings.TrimSpace(begin))
+		return fmt.Errorf("%s has no marks for the table: %s", page, strings.TrimSpace(begin))
 	}
 	made, err := table()
-	return before + begin + made + end + after, err
+	if err != nil {
+		return err
+	}
+	made = before + begin + made + end + after
+	if check && made != old {
+		return fmt.Errorf("%s: the table differs from the newest figures: go run ./scripts/results", page)
+	}
+	if check {
+		return nil
+	}
+	return os.WriteFile(page, []byte(made), 0o644)
 }
 
 // measure runs the commands of the table, and takes medians.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,7 +10,7 @@ import (
 
 const root = "../.."
 
-// TestReadme: README's table is that of the newest figures.
+// TestReadme checks that the tables of README.md and docs/results/README.md have the newest figures.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	if err := run(root, true, "", 0, ""); err != nil {
@@ -44,7 +45,7 @@ func TestCheckFails(t *testing.T) {
 		t.Error("no figures")
 	}
 	figures := read(filepath.Join(root, "docs", "results", "readme", "2026-11-23.json"))
-	page, file := filepath.Join(dir, "README.md"), filepath.Join(results, "2026-11-23.json")
+	page, file := filepath.Join(dir, "docs", "results", "README.md"), filepath.Join(results, "2026-11-23.json")
 	write(file, figures)
 	write(page, "before\n"+begin+"| typed |\n"+end+"after\n")
 	if err := run(dir, true, "", 0, ""); err == nil || !strings.Contains(err.Error(), "go run ./scripts/results") {
@@ -57,7 +58,8 @@ func TestCheckFails(t *testing.T) {
 		t.Error(err)
 	}
 	made := read(page)
-	if !strings.HasPrefix(made, "before\n"+begin+"Measured on 23 November 2026: ") || !strings.HasSuffix(made, " |\n"+end+"after\n") {
+	if !strings.HasPrefix(made, "before\n"+begin+"Measured on 23 November 2026: ") ||
+		!strings.HasSuffix(made, " |\n"+end+"after\n") {
 		t.Errorf("written:\n%s", made)
 	}
 	write(page, strings.Replace(made, "0.88", "0.99", 1))
@@ -74,7 +76,8 @@ func TestCheckFails(t *testing.T) {
 	if err := run(dir, true, "", 0, ""); err == nil {
 		t.Error("a file that is named for another day")
 	}
-	write(later, strings.Replace(strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1), `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
+	nextDay := strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1)
+	write(later, strings.Replace(nextDay, `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
 	if err := run(dir, false, "", 0, ""); err == nil || !strings.Contains(err.Error(), "Move/host-disk/64MiB") {
 		t.Errorf("a figure that is missing: %v", err)
 	}
@@ -109,7 +112,8 @@ PASS
 		t.Fatal(err)
 	}
 	for key, want := range map[string]float64{
-		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9, "SmallBatches/host sec/put": 29e-6, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
+		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9,
+		"SmallBatches/host sec/put": 29e-6, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
 	} {
 		if got := samples[key]; len(got) == 0 || median(got) < want*0.999 || median(got) > want*1.001 {
 			t.Errorf("%s is %v, not %v", key, got, want)
@@ -117,5 +121,36 @@ PASS
 	}
 	if err := ofCompare([]byte(`{}`), samples); err == nil {
 		t.Error("no ratio")
+	}
+}
+
+// TestReadmeComparisons checks the figures in the sentence that README has below its table.
+func TestReadmeComparisons(t *testing.T) {
+	t.Parallel()
+	figures, err := newest(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(strings.Fields(string(readme)), " ")
+	for peer, keys := range map[string][2]string{
+		"arrow-go's IPC files": {"compare/arrow-ipc write", "compare/arrow-ipc read"},
+		"DuckDB 1.4.5":         {"duckdb/300MB store", "duckdb/300MB read"},
+	} {
+		write, err := figures.find(keys[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := figures.find(keys[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("%.1f / %.1f times as fast as %s", write.Median, read.Median, peer)
+		if !strings.Contains(text, want) {
+			t.Errorf("README.md does not have %q", want)
+		}
 	}
 }
