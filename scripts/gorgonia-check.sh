@@ -120,8 +120,6 @@ fi
 export LD_LIBRARY_PATH=$own/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 go vet -tags gorgonia ./internal/cuda/... ./tier/cuda/...
-go build -tags gorgonia ./...
-# Besides the driver's tests: the backend's, and those of all that works with it, up to whole engines.
-# The tests of a program share its one emulator, also those that open the GPU that they find. So they
-# run one at a time.
+# The tests of the driver, the backend, and the packages that use it, up to whole engines. The tests of a
+# program share its one emulator, so they run one at a time.
 go test -tags gorgonia -vet=off -short -parallel 1 . ./internal/cuda/... ./tier/cuda/... ./convert/... ./test
