@@ -72,7 +72,8 @@ func TestConforms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return faultdev.New(inner, 1, faultdev.Rule{Ops: []string{"alloc"}, Skip: 1 << 40, Effect: faultdev.OutOfMemory()})
+		never := faultdev.Rule{Ops: []string{"alloc"}, Skip: 1 << 40, Effect: faultdev.OutOfMemory()}
+		return faultdev.New(inner, 1, never)
 	})
 }
 
@@ -114,7 +115,9 @@ func (done) Done() <-chan struct{} {
 // TestEveryOperationCanFail: each call returns the error, counts once, and does
 // nothing.
 func TestEveryOperationCanFail(t *testing.T) {
-	for inWork, effect := range map[bool]faultdev.Effect{false: faultdev.Fail(errFault), true: faultdev.FailWork(errFault)} {
+	for inWork, effect := range map[bool]faultdev.Effect{
+		false: faultdev.Fail(errFault), true: faultdev.FailWork(errFault),
+	} {
 		d := open(t)
 		s := stream(t, d)
 		a, b := alloc(t, d, s, 64), alloc(t, d, s, 64)
@@ -220,7 +223,8 @@ func TestBitFlip(t *testing.T) {
 			ok(t, errors.Join(d.CopyPeer(s, far, peer, a, n), s.Sync(), peer.CopyToHost(there, got, far), there.Sync()))
 		case "copy-regions":
 			ok(t, errors.Join(d.CopyRegions(s, []tier.Region{
-				{Dst: b, HostSrc: given[:100]}, {HostDst: got[:2000], Src: a}, {Dst: b + 2000, Src: a + 2000, Size: n - 2000},
+				{Dst: b, HostSrc: given[:100]}, {HostDst: got[:2000], Src: a},
+				{Dst: b + 2000, Src: a + 2000, Size: n - 2000},
 			}), d.CopyToHost(s, got[2000:], b+2000), s.Sync()))
 			first := make([]byte, 100)
 			ok(t, errors.Join(d.CopyToHost(s, first, b), s.Sync()))
@@ -278,7 +282,9 @@ func TestProbability(t *testing.T) {
 	hits := func(seed uint64) int {
 		inner, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
-		d := faultdev.New(inner, seed, faultdev.Rule{Ops: []string{"new-stream"}, Probability: 0.25, Effect: faultdev.Fail(errFault)})
+		d := faultdev.New(inner, seed, faultdev.Rule{
+			Ops: []string{"new-stream"}, Probability: 0.25, Effect: faultdev.Fail(errFault),
+		})
 		for range 400 {
 			if s, err := d.NewStream(); err == nil {
 				ok(t, s.Close())

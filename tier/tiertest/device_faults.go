@@ -176,7 +176,7 @@ func testRefused(t *testing.T, open openFunc) {
 	})
 	for i, name := range calls {
 		if !reported[i] {
-			t.Errorf("call %d of the script, %s, never returns a refusal: does the backend call faults for it?", i, name)
+			t.Errorf("call %d of the script, %s, never reports a refusal: does the backend ask about it?", i, name)
 		}
 	}
 }

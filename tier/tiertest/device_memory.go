@@ -39,7 +39,7 @@ func checkCharge(t *testing.T, charge func(int64) int64, capacity int64) {
 	for _, size := range sizes {
 		c := charge(size)
 		if c < size || c < smaller {
-			t.Errorf("Charge(%d) = %d is less than the size or than the charge for a smaller size, %d", size, c, smaller)
+			t.Errorf("Charge(%d) = %d is less than the size, or than %d for a smaller size", size, c, smaller)
 		}
 		if again := charge(c); again != c {
 			t.Errorf("Charge(%d) = %d and Charge(%d) = %d: rounding twice changes it", size, c, c, again)
@@ -374,7 +374,7 @@ func testMistakes(t *testing.T, open openFunc) {
 		"fill of negative size":               d.Fill(s, a, 1, -1),
 		"fill of a huge size":                 d.Fill(s, a, 1, 1<<62),
 		"fill of what is freed":               d.Fill(s, gone, 1, 1),
-		"regions, two hosts":                  d.CopyRegions(s, []tier.Region{{HostDst: make([]byte, 1), HostSrc: one}}),
+		"regions, two hosts":                  d.CopyRegions(s, []tier.Region{{HostDst: more, HostSrc: one}}),
 		"regions, two sizes":                  d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: one, Size: 2}}),
 		"regions, address 0":                  d.CopyRegions(s, []tier.Region{{HostSrc: one}}),
 		"regions, negative":                   d.CopyRegions(s, []tier.Region{{Dst: a, Src: a + 8, Size: -1}}),

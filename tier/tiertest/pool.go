@@ -471,7 +471,8 @@ func testPoolRandom(t *testing.T, p *pool) {
 			if mayFragment && errors.As(err, &full) && full.Largest > 0 && full.Largest < p.Charge(size) {
 				continue
 			}
-			t.Fatalf("step %d: Alloc(%d) with %d of %d bytes charged: %v", step, size, charged, int64(poolCapacity), err)
+			t.Fatalf("step %d: Alloc(%d) with %d of %d bytes charged: %v",
+				step, size, charged, int64(poolCapacity), err)
 		}
 		added := p.adopt(m, size, cuts)
 		p.store(added)
