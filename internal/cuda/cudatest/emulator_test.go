@@ -27,7 +27,10 @@ func TestEnviron(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{Config{Devices: 3, Memory: 1 << 20, Version: 13000, NoPeer: true, Delay: time.Microsecond}, "13.0, 3 devices of 1048576 bytes, peers false"},
+		{
+			Config{Devices: 3, Memory: 1 << 20, Version: 13000, NoPeer: true, Delay: time.Microsecond},
+			"13.0, 3 devices of 1048576 bytes, peers false",
+		},
 		{Config{Devices: 2}, "12.8, 2 devices of 67108864 bytes, peers true"},
 		{Config{Devices: -1}, doesNotStart},
 	} {
@@ -141,7 +144,7 @@ func TestContextEndsWithItsPools(t *testing.T) {
 	}
 	ok(other.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
 	ok(errors.Join(second.Close(), other.Close()))
-	if want := "2 pools given up with their context"; !slices.Contains(e.Leaks(), want) {
+	if want := "2 pools destroyed with their context"; !slices.Contains(e.Leaks(), want) {
 		t.Errorf("not among %q: %s", e.Leaks(), want)
 	}
 }
