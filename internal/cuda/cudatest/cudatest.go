@@ -20,6 +20,7 @@
 package cudatest
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -40,14 +41,9 @@ type Config struct {
 	Without        []string      // functions that the library does not have
 }
 
-// each calls set with the settings of the emulator that differ from its defaults.
+// each calls set with the number of devices and with the settings that differ from their defaults.
 func (c Config) each(set func(name string, value int64)) {
-	switch {
-	case c.Devices < 0:
-		set("devices", 0)
-	case c.Devices > 0:
-		set("devices", int64(c.Devices))
-	}
+	set("devices", max(0, cmp.Or(int64(c.Devices), 1)))
 	for _, s := range []struct {
 		name  string
 		value int64
