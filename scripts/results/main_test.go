@@ -9,7 +9,7 @@ import (
 
 const root = "../.."
 
-// TestReadme: README's table is that of the newest figures.
+// TestReadme checks that README's tables are those of the newest figures.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	if err := run(root, true, "", 0, ""); err != nil {
@@ -17,8 +17,8 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestCheckFails: a figure that was typed into the table is found, and so are figures that are
-// missing; what is written is right then.
+// TestCheckFails checks that -check finds figures that were typed into the table and figures that are
+// missing, and that it accepts a page that was just written.
 func TestCheckFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -57,7 +57,8 @@ func TestCheckFails(t *testing.T) {
 		t.Error(err)
 	}
 	made := read(page)
-	if !strings.HasPrefix(made, "before\n"+begin+"Measured on 23 November 2026: ") || !strings.HasSuffix(made, " |\n"+end+"after\n") {
+	if !strings.HasPrefix(made, "before\n"+begin+"Measured on 23 November 2026: ") ||
+		!strings.HasSuffix(made, " |\n"+end+"after\n") {
 		t.Errorf("written:\n%s", made)
 	}
 	write(page, strings.Replace(made, "0.88", "0.99", 1))
@@ -66,7 +67,8 @@ func TestCheckFails(t *testing.T) {
 	}
 	write(page, made)
 	later := filepath.Join(results, "2026-11-24.json")
-	write(later, strings.Replace(strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1), "0.88", "0.77", 1))
+	next := strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1)
+	write(later, strings.Replace(next, "0.88", "0.77", 1))
 	if err := run(dir, true, "", 0, ""); err == nil {
 		t.Error("newer figures")
 	}
@@ -74,7 +76,7 @@ func TestCheckFails(t *testing.T) {
 	if err := run(dir, true, "", 0, ""); err == nil {
 		t.Error("a file that is named for another day")
 	}
-	write(later, strings.Replace(strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1), `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
+	write(later, strings.Replace(next, `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
 	if err := run(dir, false, "", 0, ""); err == nil || !strings.Contains(err.Error(), "Move/host-disk/64MiB") {
 		t.Errorf("a figure that is missing: %v", err)
 	}
@@ -90,14 +92,14 @@ func TestCheckFails(t *testing.T) {
 	}
 }
 
-// TestOutputs: what the commands print is read as the figures that the table wants.
+// TestOutputs checks that the outputs of the commands are parsed into the figures of the table.
 func TestOutputs(t *testing.T) {
 	t.Parallel()
 	samples := make(map[string][]float64)
 	const printed = `goos: linux
 pkg: github.com/spillway-db/spillway/convert
-BenchmarkMove/host-disk/64MiB-2         	       5	         1.128 GiB/s	         2.048 limit-GiB/s	         0.7371 of-limit
-BenchmarkMove/host-disk/64MiB-2         	       5	         1.128 GiB/s	         2.048 limit-GiB/s	         0.9 of-limit
+BenchmarkMove/host-disk/64MiB-2 	       5	         1.128 GiB/s	         2.048 limit-GiB/s	 0.7371 of-limit
+BenchmarkMove/host-disk/64MiB-2 	       5	         1.128 GiB/s	         2.048 limit-GiB/s	 0.9 of-limit
 BenchmarkReserveRelease/specific         	 7383480	       178.7 ns/op	       0 B/op	       0 allocs/op
 BenchmarkSmallBatches/host-2         	     200	  58848598 ns/op	      6802 ns/drain	     29000 ns/put
 PASS
@@ -109,7 +111,8 @@ PASS
 		t.Fatal(err)
 	}
 	for key, want := range map[string]float64{
-		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9, "SmallBatches/host sec/put": 29e-6, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
+		"Move/host-disk/64MiB of-limit": 0.81855, "ReserveRelease/specific sec/op": 178.7e-9,
+		"SmallBatches/host sec/put": 29e-6, "compare/arrow-ipc write": 1.5, "compare/arrow-ipc read": 2.5,
 	} {
 		if got := samples[key]; len(got) == 0 || median(got) < want*0.999 || median(got) > want*1.001 {
 			t.Errorf("%s is %v, not %v", key, got, want)
