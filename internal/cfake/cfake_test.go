@@ -11,15 +11,16 @@ import (
 	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
-// small has two functions, a header of its own and one of the system.
+// small returns a source with two functions, its own header and one of the system.
 func small() *Source {
 	return &Source{Name: "libsmall.so", Dir: "src", Files: fstest.MapFS{
-		"src/own.h":   {Data: []byte("#define VALUE 41\n#define API __attribute__((visibility(\"default\")))\n")},
-		"src/small.c": {Data: []byte("#include <stdlib.h>\n#include \"own.h\"\nAPI int value(void) { return VALUE; }\nAPI int value_v2(void) { return abs(-VALUE) + 1; }\n")},
+		"src/own.h": {Data: []byte("#define VALUE 41\n#define API __attribute__((visibility(\"default\")))\n")},
+		"src/small.c": {Data: []byte("#include <stdlib.h>\n#include \"own.h\"\n" +
+			"API int value(void) { return VALUE; }\nAPI int value_v2(void) { return abs(-VALUE) + 1; }\n")},
 	}}
 }
 
-// Libraries have what was not hidden, and leave no files.
+// TestWrite checks that libraries have the functions that were not hidden, and leave no files.
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)

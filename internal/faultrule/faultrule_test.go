@@ -83,7 +83,9 @@ func TestSet(t *testing.T) {
 		}
 		return *r
 	}
-	for i, want := range []struct{ op, rule string }{{"read", "every"}, {"write", "every"}, {"read", "second"}, {"read", "every"}} {
+	for i, want := range []struct{ op, rule string }{
+		{"read", "every"}, {"write", "every"}, {"read", "second"}, {"read", "every"},
+	} {
 		if got := ask(want.op); got != want.rule {
 			t.Errorf("operation %d: %q, want %q", i, got, want.rule)
 		}
