@@ -1,10 +1,10 @@
-// Package arrowgen makes test data: random arrays and record batches of every Arrow type. The same seed
-// results in the same data.
+// Package arrowgen makes test data: random arrays and record batches of every Arrow type. The same
+// seed results in the same data.
 //
 // The arrays are valid and, unless Plain, as awkward as the format allows: sliced at every level,
-// lists that begin in the middle of their values, list views that overlap and go backwards, views over
-// several buffers with unused bytes, union children and dictionaries with unused values, random bytes
-// under nulls and after the end of bitmaps, unknown null counts.
+// lists that begin in the middle of their values, list views that overlap and go backwards, views
+// over several buffers with unused bytes, union children and dictionaries with unused values,
+// random bytes under nulls and after the end of bitmaps, unknown null counts.
 //
 // Types and RandomType return types. Gen.Array, Gen.Record and Gen.RandomRecord fill them. Flights,
 // Strings and Ints make the tables that benchmarks use.
@@ -69,8 +69,8 @@ func recordOf(schema *arrow.Schema, rows int, data ...*array.Data) arrow.RecordB
 	return array.NewRecordBatch(schema, cols, int64(rows))
 }
 
-// RandomRecord returns a batch of up to maxCols columns of random types, nested up to depth, and up to
-// maxRows rows, sliced or not. The caller releases it.
+// RandomRecord returns a batch of up to maxCols columns of random types, nested up to depth, and up
+// to maxRows rows, sliced or not. The caller releases it.
 func (g *Gen) RandomRecord(maxCols, maxRows, depth int) arrow.RecordBatch {
 	types := make([]arrow.DataType, g.Rng.IntN(maxCols+1))
 	for i := range types {
@@ -223,8 +223,8 @@ func (g *Gen) slack() int {
 	return max(0, g.Rng.IntN(8)-4)
 }
 
-// fixed returns n values of random bits. Among floats, infinities, zeros and NaNs are more frequent than
-// random bits would make them.
+// fixed returns n values of random bits. Among floats, infinities, zeros and NaNs are more frequent
+// than random bits would make them.
 func (g *Gen) fixed(t arrow.FixedWidthDataType, n int) []byte {
 	b := g.random(n * t.Bytes())
 	for i := range n {

@@ -30,7 +30,8 @@ func unvalidated(dt arrow.DataType) bool {
 	return false
 }
 
-// TestArraysAreValid validates arrays of all types with arrow-go and checks that their memory is freed.
+// TestArraysAreValid validates arrays of all types with arrow-go and checks that their memory is
+// freed.
 func TestArraysAreValid(t *testing.T) {
 	for _, dt := range Types() {
 		for _, nulls := range []float64{0, 0.3, 1} {

@@ -10,9 +10,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// Flights returns a table like the well-known flights data: a timestamp, delay and distance as int64,
-// origin and destination as large strings of three letters, all nullable, with 2 % nulls. It takes
-// about 47 bytes a row.
+// Flights returns a table like the well-known flights data: a timestamp, delay and distance as
+// int64, origin and destination as large strings of three letters, all nullable, with 2 % nulls. It
+// takes about 47 bytes a row.
 func Flights(seed uint64, rows int) arrow.RecordBatch {
 	g := New(seed)
 	g.Plain, g.Nulls = true, 0.02
@@ -85,7 +85,8 @@ func (g *Gen) letters(dt arrow.DataType, n, shortest, longest int) *array.Data {
 	return g.finish(dt, g.rows(n), [][]byte{offsets, values})
 }
 
-// Coded returns a record of four rows and n columns, each with its own dictionary of more than 4 KiB.
+// Coded returns a record of four rows and n columns, each with its own dictionary of more than 4
+// KiB.
 func Coded(n int) arrow.RecordBatch {
 	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 	fields, cols := make([]arrow.Field, n), make([]arrow.Array, n)

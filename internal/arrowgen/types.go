@@ -39,8 +39,8 @@ func Flat() []arrow.DataType {
 	return types
 }
 
-// Nested returns every type with children of type elem, including dictionaries, run-end encoded types
-// and an extension that is not registered.
+// Nested returns every type with children of type elem, including dictionaries, run-end encoded
+// types and an extension that is not registered.
 func Nested(elem arrow.DataType) []arrow.DataType {
 	meta := arrow.NewMetadata([]string{"k"}, []string{"v"})
 	types := []arrow.DataType{
@@ -77,10 +77,10 @@ func unionFields(elem arrow.DataType) ([]arrow.Field, []arrow.UnionTypeCode) {
 	}, []arrow.UnionTypeCode{9, 0, 126}
 }
 
-// Types returns the types that tests should try one by one: all flat types; all nested types over int32
-// and over strings; each nested type within a struct, a list, a fixed-size list, a dictionary, a dense
-// union and an extension; a struct without fields; a union with the last type code; and a list of
-// lists of structs.
+// Types returns the types that tests should try one by one: all flat types; all nested types over
+// int32 and over strings; each nested type within a struct, a list, a fixed-size list, a
+// dictionary, a dense union and an extension; a struct without fields; a union with the last type
+// code; and a list of lists of structs.
 func Types() []arrow.DataType {
 	types := append(Flat(), Nested(numbers.Int32)...)
 	inner := Nested(texts.String)

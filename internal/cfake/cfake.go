@@ -1,5 +1,5 @@
-// Package cfake compiles C libraries for tests of code that calls a library that the machine may not
-// have.
+// Package cfake compiles C libraries for tests of code that calls a library that the machine may
+// not have.
 //
 //	Source{Name, Files, Dir} ── Write(t, without...) ──▶ path of the test's own library
 //
@@ -22,8 +22,8 @@ import (
 	"testing"
 )
 
-// Source describes a library. Its source files are compiled as one, so they must not use one static name
-// twice. A Source must not be copied after its first use.
+// Source describes a library. Its source files are compiled as one, so they must not use one static
+// name twice. A Source must not be copied after its first use.
 type Source struct {
 	Name  string // of the library's file, such as libcuda.so.1
 	Files fs.FS
@@ -37,8 +37,9 @@ type Source struct {
 // errNoCompiler is the error for which tests are skipped.
 var errNoCompiler = errors.New("gcc, cc or clang, or the C library's headers, are missing")
 
-// Write writes the library to a directory of the test and returns its path. The dynamic linker does not
-// find the functions in without, as in an older library. Write skips the test if there is no compiler.
+// Write writes the library to a directory of the test and returns its path. The dynamic linker does
+// not find the functions in without, as in an older library. Write skips the test if there is no
+// compiler.
 func (s *Source) Write(t testing.TB, without ...string) (path string) {
 	t.Helper()
 	s.once.Do(func() { s.lib, s.err = s.Compile() })
@@ -98,8 +99,8 @@ func findCompiler() (string, error) {
 	return "", errNoCompiler
 }
 
-// unpack writes the sources to dir and returns the path of one that includes all of them, so that the
-// compiler reads the headers only once, which halves its time.
+// unpack writes the sources to dir and returns the path of one that includes all of them, so that
+// the compiler reads the headers only once, which halves its time.
 func (s *Source) unpack(dir string) (all string, err error) {
 	entries, err := fs.ReadDir(s.Files, s.Dir)
 	if err != nil {

@@ -53,7 +53,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// Only a function that is there can be hidden.
+// A function that does not exist cannot be hidden.
 func TestHide(t *testing.T) {
 	lib := []byte("..\x00cuInit\x00cuInit_v2\x00")
 	got, err := hide(lib, "cuInit")
@@ -61,11 +61,11 @@ func TestHide(t *testing.T) {
 		t.Errorf("hide gave %q, %v", got, err)
 	}
 	if _, err := hide(lib, "cuNone"); err == nil {
-		t.Error("a function was hidden that is not there")
+		t.Error("a function was hidden that does not exist")
 	}
 }
 
-// Where there is no compiler a test says what it needs.
+// Without a compiler a test is skipped, and the reason names what it needs.
 func TestNoCompiler(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := small().Compile(); err == nil || !strings.Contains(err.Error(), "gcc") {
@@ -81,7 +81,7 @@ func TestNoCompiler(t *testing.T) {
 	})
 }
 
-// Headers that are the source's own are no reason to skip a test.
+// A missing header of the source's own is not a reason to skip a test.
 func TestLacksHeaders(t *testing.T) {
 	for text, want := range map[string]bool{
 		"small.c:1:10: fatal error: stdlib.h: No such file or directory": true,

@@ -10,7 +10,8 @@ import (
 	"github.com/spillway-db/spillway/internal/copytree"
 )
 
-// TestCopyOfZerosTakesNoRoom checks that zeros become a hole: most of a volume's files is unwritten.
+// TestCopyOfZerosTakesNoRoom checks that zeros become a hole: most of a volume's files is
+// unwritten.
 func TestCopyOfZerosTakesNoRoom(t *testing.T) {
 	src, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	if err := os.WriteFile(filepath.Join(src, "zeros"), make([]byte, 1<<20), 0o600); err != nil {

@@ -1,8 +1,8 @@
-// Package equal compares records, schemas and types by value. It reads values only through arrow-go's
-// arrays, so it finds mistakes in the code that lays out and opens records.
+// Package equal compares records, schemas and types by value. It reads values only through
+// arrow-go's arrays, so it finds mistakes in the code that lays out and opens records.
 //
-// array.Equal of arrow-go does not serve: to it 0 equals -0, no NaN equals another, dictionaries must
-// have the same indices, and rows that take no bytes are compared one by one.
+// array.Equal of arrow-go does not serve: to it 0 equals -0, no NaN equals another, dictionaries
+// must have the same indices, and rows that take no bytes are compared one by one.
 package equal
 
 import (
@@ -90,9 +90,9 @@ func Metadata(r arrow.RecordBatch) arrow.Metadata {
 	return arrow.Metadata{}
 }
 
-// sameBuffers reports whether two arrays of one type have equal buffers, as an unchanged copy has. One
-// comparison of each buffer then replaces one of each row. If sameBuffers returns false, the arrays
-// may still be equal.
+// sameBuffers reports whether two arrays of one type have equal buffers, as an unchanged copy has.
+// One comparison of each buffer then replaces one of each row. If sameBuffers returns false, the
+// arrays may still be equal.
 func sameBuffers(a, b arrow.ArrayData) bool {
 	x, y := a.Buffers(), b.Buffers()
 	if a.Len() != b.Len() || a.Offset() != b.Offset() || len(x) != len(y) {
@@ -151,8 +151,8 @@ func fieldDifference(a, b arrow.Field, named bool) *difference {
 // Types reports whether two types are the same, including all that Records compares of them.
 func Types(a, b arrow.DataType) bool { return typeDifference(a, b) == nil }
 
-// typeDifference also compares what arrow.TypeEqual ignores, such as the nested metadata of some types
-// and the storage of extensions.
+// typeDifference also compares what arrow.TypeEqual ignores, such as the nested metadata of some
+// types and the storage of extensions.
 func typeDifference(a, b arrow.DataType) *difference {
 	if a == b {
 		return nil

@@ -230,8 +230,8 @@ func TestEqualBits(t *testing.T) {
 	}
 }
 
-// TestEqualByValue checks that different dictionaries and runs of the same values are equal, also for
-// each form of a null.
+// TestEqualByValue checks that different dictionaries and runs of the same values are equal, also
+// for each form of a null.
 func TestEqualByValue(t *testing.T) {
 	str := arrow.BinaryTypes.String
 	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: str}

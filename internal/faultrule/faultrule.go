@@ -1,10 +1,10 @@
-// Package faultrule chooses the rule that applies to an operation. The packages that inject faults into
-// file systems and devices share it, so that their rules mean the same.
+// Package faultrule chooses the rule that applies to an operation. The packages that inject faults
+// into file systems and devices share it, so that their rules mean the same.
 //
 //	operation ──▶ Set ── rules that match ──▶ Turns ──▶ hit?      by index, by count, by chance
 //
-// A Set has a lock of the rank Device. While it is held, the Set calls only the function that matches
-// a rule.
+// A Set has a lock of the rank Device. While it is held, the Set calls only the function that
+// matches a rule.
 package faultrule
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// Set holds rules and counts the operations that are checked against them. It is safe for concurrent
-// use.
+// Set holds rules and counts the operations that are checked against them. It is safe for
+// concurrent use.
 type Set[Rule any] struct {
 	ops []string
 
@@ -45,8 +45,8 @@ func New[Rule any](seed uint64, ops ...string) *Set[Rule] {
 	return s
 }
 
-// Add adds a rule after the existing ones and returns a function that removes it. It panics if a pattern
-// of turns is malformed or matches no operation.
+// Add adds a rule after the existing ones and returns a function that removes it. It panics if a
+// pattern of turns is malformed or matches no operation.
 func (s *Set[Rule]) Add(r Rule, turns Turns) (remove func()) {
 	s.check(turns.Ops)
 	a := &active[Rule]{r, turns}
@@ -77,9 +77,9 @@ func matches(patterns []string, op string) bool {
 	})
 }
 
-// Choose counts an operation and returns the rule that applies to it, or nil. The operation counts for
-// each rule whose patterns match it and for which may returns true (nil: each). Of these, the first
-// whose turn it is applies.
+// Choose counts an operation and returns the rule that applies to it, or nil. The operation counts
+// for each rule whose patterns match it and for which may returns true (nil: each). Of these, the
+// first whose turn it is applies.
 func (s *Set[Rule]) Choose(op string, may func(*Rule) bool) (chosen *Rule) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,8 +93,8 @@ func (s *Set[Rule]) Choose(op string, may func(*Rule) bool) (chosen *Rule) {
 	return chosen
 }
 
-// Count returns how many operations one of the patterns matches. Without a pattern it returns the number
-// of all operations. It panics as Add does.
+// Count returns how many operations one of the patterns matches. Without a pattern it returns the
+// number of all operations. It panics as Add does.
 func (s *Set[Rule]) Count(patterns ...string) int {
 	s.check(patterns)
 	s.mu.Lock()
@@ -129,9 +129,9 @@ func (s *Set[Rule]) Below(n int64) int64 {
 	return s.mu.random.Int64N(n)
 }
 
-// Turns counts the operations that one of the patterns Ops matches, or all without a pattern. Skip of
-// them pass before the rule begins. Times is how many it applies to after that, 0 for all. Probability
-// is the chance of each operation that is due, 0 for certainty.
+// Turns counts the operations that one of the patterns Ops matches, or all without a pattern. Skip
+// of them pass before the rule begins. Times is how many it applies to after that, 0 for all.
+// Probability is the chance of each operation that is due, 0 for certainty.
 type Turns struct {
 	Ops         []string
 	Skip, Times int
@@ -142,8 +142,8 @@ type Turns struct {
 
 func (t *Turns) choose(op string) bool { return len(t.Ops) == 0 || matches(t.Ops, op) }
 
-// next counts an operation and reports whether the rule applies to it. It does not if an earlier rule
-// has taken the operation.
+// next counts an operation and reports whether the rule applies to it. It does not if an earlier
+// rule has taken the operation.
 func (t *Turns) next(random *rand.Rand, taken bool) bool {
 	t.seen++
 	if taken || t.seen <= t.Skip || t.Times > 0 && t.hits >= t.Times {

@@ -1,5 +1,5 @@
-// Package hidingfs is a file system for tests. As on FUSE and NFS, a file that is removed while it is
-// open stays in its directory under a hidden name until it is closed.
+// Package hidingfs is a file system for tests. As on FUSE and NFS, a file that is removed while it
+// is open stays in its directory under a hidden name until it is closed.
 package hidingfs
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// FS is a disk.FS without anonymous files. A directory with a hidden file in it cannot be removed. An
-// FS is safe for concurrent use. Files must be opened, locked and removed only through it.
+// FS is a disk.FS without anonymous files. A directory with a hidden file in it cannot be removed.
+// An FS is safe for concurrent use. Files must be opened, locked and removed only through it.
 type FS struct {
 	disk.FS
 	late int
@@ -42,9 +42,9 @@ type closing struct {
 
 var _ disk.FS = (*FS)(nil)
 
-// New returns such a file system over inner, whose paths must be the machine's. A close takes effect
-// only after late further operations (Remove and ReadDir), because FUSE servers learn of it later,
-// too.
+// New returns such a file system over inner, whose paths must be the machine's. A close takes
+// effect only after late further operations (Remove and ReadDir), because FUSE servers learn of it
+// later, too.
 func New(inner disk.FS, late int) *FS {
 	return &FS{FS: inner, late: late, nodes: make(map[string]*node)}
 }

@@ -1,13 +1,14 @@
-// Package testseed provides the seeds of random tests: fixed ones, which find known failures again, and
-// a new one in each run, which can find others. A failure prints its seed and how to repeat it.
+// Package testseed provides the seeds of random tests: fixed ones, which find known failures again,
+// and a new one in each run, which can find others. A failure prints its seed and how to repeat it.
 //
 //	for seed := range testseed.Each(t, 20) { // 0 to 19, and a new one
 //		rng := rand.New(rand.NewPCG(seed, 1))
 //		…
 //	}
 //
-// If the environment variable SPILLWAY_TEST_SEED is set, all random tests run with that seed only. A
-// seed repeats the operations of a test, but not the order in which concurrent goroutines do them.
+// If the environment variable SPILLWAY_TEST_SEED is set, all random tests run with that seed only.
+// A seed repeats the operations of a test, but not the order in which concurrent goroutines do
+// them.
 package testseed
 
 import (
@@ -44,8 +45,8 @@ func Given(t testing.TB) (seed uint64, ok bool) {
 	return seed, true
 }
 
-// Each returns the seeds 0 to fixed-1 and a new one, or only that of the environment. If t fails during
-// one of them, Each logs it.
+// Each returns the seeds 0 to fixed-1 and a new one, or only that of the environment. If t fails
+// during one of them, Each logs it.
 func Each(t testing.TB, fixed int) iter.Seq[uint64] {
 	t.Helper()
 	var seeds []uint64
@@ -93,9 +94,9 @@ func One(t testing.TB) uint64 {
 	return seed
 }
 
-// Share returns which of many cases, counted from 0, t tries: the first and then every step-th. These
-// are all cases, unless tests are Hurried: then it is one of part, or of twice that many if Raced. A
-// seed of One chooses which, so several runs try all cases.
+// Share returns which of many cases, counted from 0, t tries: the first and then every step-th.
+// These are all cases, unless tests are Hurried: then it is one of part, or of twice that many if
+// Raced. A seed of One chooses which, so several runs try all cases.
 func Share(t testing.TB, part int) (first, step int) {
 	t.Helper()
 	if !Hurried() {
@@ -108,8 +109,8 @@ func Share(t testing.TB, part int) (first, step int) {
 }
 
 // Half is Share for pairs of a type and an operation: t tries those whose indices add up to first,
-// modulo step. These are half of the pairs, which a seed of One chooses, so that each run tries each
-// type and each operation. Hurried tests try one of part.
+// modulo step. These are half of the pairs, which a seed of One chooses, so that each run tries
+// each type and each operation. Hurried tests try one of part.
 func Half(t testing.TB, part int) (first, step int) {
 	t.Helper()
 	if Hurried() {
@@ -124,8 +125,8 @@ func hint(t testing.TB, seed uint64) string {
 		seed, Variable, seed, name)
 }
 
-// noise returns the random bytes that Fill copies. Generating new ones takes longer than many tests use
-// them.
+// noise returns the random bytes that Fill copies. Generating new ones takes longer than many tests
+// use them.
 var noise = sync.OnceValue(func() []byte {
 	b := make([]byte, 1<<20)
 	rand.NewChaCha8([32]byte{}).Read(b)
@@ -146,10 +147,10 @@ func Fill(p []byte, seed uint64) {
 	}
 }
 
-// Main is the TestMain of a package whose tests allocate much and keep little. It collects the heap at
-// five times its live size instead of twice, which saves up to a third of their time. Benchmarks keep
-// the default that programs have, and so do tests with the race detector, whose heap includes all
-// arenas.
+// Main is the TestMain of a package whose tests allocate much and keep little. It collects the heap
+// at five times its live size instead of twice, which saves up to a third of their time. Benchmarks
+// keep the default that programs have, and so do tests with the race detector, whose heap includes
+// all arenas.
 func Main(m *testing.M) {
 	flag.Parse()
 	if bench := flag.Lookup("test.bench"); !Raced && bench.Value.String() == "" {
@@ -158,11 +159,12 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Raced reports whether the race detector is on. Tests then take ten times as long, and their memory is
-// Go's.
+// Raced reports whether the race detector is on. Tests then take ten times as long, and their
+// memory is Go's.
 const Raced = racemark.Enabled
 
-// Hurried reports whether tests should try less: in short mode, and in a build in which they are slow.
+// Hurried reports whether tests should try less: in short mode, and in a build in which they are
+// slow.
 func Hurried() bool { return testing.Short() || invariants.Enabled || Raced }
 
 // Rounds returns few if tests are Hurried, otherwise full.

@@ -1,11 +1,11 @@
-// Command duckdb stores a Parquet file's rows in Spillway and in DuckDB, each with the same amount of
-// memory, and reads all of them twice. The two take turns, and the command prints the medians.
+// Command duckdb stores a Parquet file's rows in Spillway and in DuckDB, each with the same amount
+// of memory, and reads all of them twice. The two take turns, and the command prints the medians.
 //
 //	cd scripts/duckdb && go run -tags duckdb_arrow . --parquet FILE
 //
 // It is a module of its own because it downloads and links DuckDB. Both get the same Arrow records,
-// decoded in advance, and use two threads. Spillway hashes every byte that it reads. DuckDB computes
-// the maximum of each column, which is less work: it does not convert rows to Arrow.
+// decoded in advance, and use two threads. Spillway hashes every byte that it reads. DuckDB
+// computes the maximum of each column, which is less work: it does not convert rows to Arrow.
 package main
 
 import (

@@ -86,8 +86,8 @@ func TestGPUTable(t *testing.T) {
 	}
 }
 
-// TestNoMarksForGPU checks that a page without the marks is an error if there is a check, and that the
-// page does not change.
+// TestNoMarksForGPU checks that a page without the marks is an error if there is a check, and that
+// the page does not change.
 func TestNoMarksForGPU(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join(root, "README.md"))

@@ -95,8 +95,8 @@ func run(root string, check bool, measureTo string, rounds int, machine string) 
 	return os.WriteFile(page, []byte(made), 0o644)
 }
 
-// newest decodes the newest JSON file of a directory and returns its name, which begins with its date.
-// The name is empty if there is no file. A strict file may have no unknown fields.
+// newest decodes the newest JSON file of a directory and returns its name, which begins with its
+// date. The name is empty if there is no file. A strict file may have no unknown fields.
 func newest(dir string, into any, strict bool) (name string, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil || len(names) == 0 {

@@ -17,8 +17,8 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestCheckFails checks that -check finds figures that were typed into the table and figures that are
-// missing, and that it accepts a page that was just written.
+// TestCheckFails checks that -check finds figures that were typed into the table and figures that
+// are missing, and that it accepts a page that was just written.
 func TestCheckFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

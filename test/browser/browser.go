@@ -1,5 +1,5 @@
-// Package browser opens pages in headless Chromium, through its protocol over two pipes, and reports
-// what they show. It installs nothing. Without Chromium it skips tests.
+// Package browser opens pages in headless Chromium, through its protocol over two pipes, and
+// reports what they show. It installs nothing. Without Chromium it skips tests.
 package browser
 
 import (

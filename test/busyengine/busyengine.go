@@ -1,5 +1,5 @@
-// Package busyengine runs random work on an engine, for tests of metrics and traces, which are modules
-// of their own.
+// Package busyengine runs random work on an engine, for tests of metrics and traces, which are
+// modules of their own.
 package busyengine
 
 import (
@@ -51,9 +51,9 @@ func Open(t testing.TB, change func(*spillway.Config)) *spillway.Engine {
 // Workers is the number of goroutines of Work, and so the maximum number of tasks that run at once.
 const Workers = 4
 
-// Work puts, moves and drains batches and runs tasks at random, steps times on each worker, with more
-// data than GPU and host memory hold. When it returns, its work has ended. Batches remain in the
-// repositories of two plans until the engine is closed.
+// Work puts, moves and drains batches and runs tasks at random, steps times on each worker, with
+// more data than GPU and host memory hold. When it returns, its work has ended. Batches remain in
+// the repositories of two plans until the engine is closed.
 func Work(ctx context.Context, eng *spillway.Engine, seed uint64, steps int) error {
 	var repos []*spillway.Repository
 	for i := range 2 {
@@ -136,8 +136,8 @@ func put(ctx context.Context, repo *spillway.Repository, rng *rand.Rand, k tier.
 	return repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(k)))
 }
 
-// task runs a task on some batches that puts another batch into host memory. The put does not wait for
-// memory that tasks hold.
+// task runs a task on some batches that puts another batch into host memory. The put does not wait
+// for memory that tasks hold.
 func task(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, rng *rand.Rand) error {
 	claim, err := repo.Claim(ctx, 0, 1+rng.IntN(3), repository.NoWait(), repository.Unordered())
 	if err != nil || claim == nil {

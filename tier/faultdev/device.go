@@ -1,5 +1,5 @@
-// Package faultdev injects faults between a device and its user, for tests of programs that spill and
-// must handle a failing GPU.
+// Package faultdev injects faults between a device and its user, for tests of programs that spill
+// and must handle a failing GPU.
 //
 //	spillway.GPUConfig.Wrap, or anything that takes a tier.Device
 //	        │
@@ -7,12 +7,12 @@
 //	                            rules: which operations, which of them, what happens
 //
 // A Rule chooses operations by kind, index and chance, and has an Effect: an error of the call, a
-// failure of the work, no memory, a flipped bit, a delay, or a call of the test's. An operation gets
-// the effect of the first rule that chooses it. The rules are those of tier/disk/faultfs, except for
-// paths. Device.Lose makes the device behave as a GPU that is lost for good.
+// failure of the work, no memory, a flipped bit, a delay, or a call of the test's. An operation
+// gets the effect of the first rule that chooses it. The rules are those of tier/disk/faultfs,
+// except for paths. Device.Lose makes the device behave as a GPU that is lost for good.
 //
-// Device.Close closes the wrapped device. A Device is safe for concurrent use if the wrapped one is.
-// Its mutex has the rank Device and is not held during operations and hooks.
+// Device.Close closes the wrapped device. A Device is safe for concurrent use if the wrapped one
+// is. Its mutex has the rank Device and is not held during operations and hooks.
 package faultdev
 
 import (
@@ -84,7 +84,8 @@ func (d *device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
 	})
 }
 
-// CopyPeer implements tier.Device. It passes the peer on as it is: the device that copies unwraps it.
+// CopyPeer implements tier.Device. It passes the peer on as it is: the device that copies unwraps
+// it.
 func (d *device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	return d.work(opCopyPeer, s, size, place{dev: dstDevice, addr: dst, size: size}, func() error {
 		return d.Device.CopyPeer(s, dst, dstDevice, src, size)
@@ -109,7 +110,8 @@ func (d *device) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) erro
 	})
 }
 
-// Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not compute.
+// Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not
+// compute.
 func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	computer, ok := d.Device.(tier.Computer)
 	if !ok {

@@ -18,7 +18,7 @@ import (
 
 var errFault = errors.New("a fault on purpose")
 
-// open returns a simulated device behind rules.
+// open returns a simulated device that is wrapped with rules.
 func open(t *testing.T, rules ...faultdev.Rule) *faultdev.Device {
 	t.Helper()
 	inner, err := sim.New(sim.Config{Memory: 1 << 20})
@@ -59,7 +59,8 @@ func pattern(n int) []byte {
 	return b
 }
 
-// TestConforms: without a rule that applies it is the device that it wraps.
+// TestConforms checks that a Device without an applicable rule behaves like the device that it
+// wraps.
 func TestConforms(t *testing.T) {
 	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 		var hook func(sim.Op) error
@@ -77,7 +78,7 @@ func TestConforms(t *testing.T) {
 	})
 }
 
-// calls are all operations, on 64 bytes each, and the work that they do.
+// calls are all operations, on 64 bytes each.
 func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() error {
 	buf := make([]byte, 64)
 	var digest tier.Digest
@@ -96,13 +97,13 @@ func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() 
 	}
 }
 
-// copies are the operations that the pattern copy-* means.
+// copies are the operations that the pattern copy-* matches.
 var copies = []string{"copy-to-device", "copy-to-host", "copy-to-peer", "copy-regions"}
 
 // moving are the operations whose work moves or computes bytes.
 var moving = append(copies, "fill", "digest")
 
-// done is an event of nobody's.
+// done is an event of no device.
 type done struct{}
 
 func (done) Err() error { return nil }
@@ -112,8 +113,7 @@ func (done) Done() <-chan struct{} {
 	return c
 }
 
-// TestEveryOperationCanFail: each call returns the error, counts once, and does
-// nothing.
+// TestEveryOperationCanFail checks that each call returns the error, counts once and has no effect.
 func TestEveryOperationCanFail(t *testing.T) {
 	for inWork, effect := range map[bool]faultdev.Effect{
 		false: faultdev.Fail(errFault), true: faultdev.FailWork(errFault),
@@ -125,7 +125,7 @@ func TestEveryOperationCanFail(t *testing.T) {
 		before := d.Outstanding()
 		for op, call := range calls(d, s, a, b) {
 			if inWork && slices.Contains(moving, op) {
-				continue // the stream tells: TestFailWork
+				continue // the stream reports it: TestFailWork
 			}
 			n, hits := d.Count(op), d.Hits()
 			if err := call(); !errors.Is(err, errFault) {
@@ -141,7 +141,7 @@ func TestEveryOperationCanFail(t *testing.T) {
 	}
 }
 
-// TestFailWork: the call passes, the work is not done, and only its stream fails.
+// TestFailWork checks that the call succeeds, the work is not done, and only its stream fails.
 func TestFailWork(t *testing.T) {
 	for _, op := range moving {
 		d := open(t)
@@ -155,7 +155,7 @@ func TestFailWork(t *testing.T) {
 		e, err := d.Record(s)
 		ok(t, err)
 		if err := tier.Wait(context.Background(), e); !errors.Is(err, errFault) || !errors.Is(s.Err(), errFault) {
-			t.Errorf("%s: the event says %v, the stream %v", op, err, s.Err())
+			t.Errorf("%s: the event reports %v, the stream %v", op, err, s.Err())
 		}
 		remove()
 		got := make([]byte, 64)
@@ -198,11 +198,16 @@ func TestOutOfMemory(t *testing.T) {
 	if !errors.As(err, &full) || full.Requested != 5000 || !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("the third operation: %v", err)
 	}
-	alloc(t, d, s, 5000)
+	a := alloc(t, d, s, 5000)
+	d.Add(faultdev.Rule{Effect: faultdev.OutOfMemory()}) // other operations are not affected
+	stream(t, d)
+	e, err := d.Record(s)
+	ok(t, err)
+	ok(t, errors.Join(d.WaitEvent(s, e), d.Fill(s, a, 1, 5000), d.Free(s, a), s.Sync()))
 }
 
-// TestBitFlip: each operation that writes bytes writes one bit wrongly, and tells nobody;
-// what it was given stays as it is.
+// TestBitFlip checks that each operation that writes bytes silently changes one bit of them, and
+// does not change the bytes that it was given.
 func TestBitFlip(t *testing.T) {
 	for _, op := range append(copies, "fill") {
 		d, peer := open(t), open(t)
@@ -228,7 +233,7 @@ func TestBitFlip(t *testing.T) {
 			}), d.CopyToHost(s, got[2000:], b+2000), s.Sync()))
 			first := make([]byte, 100)
 			ok(t, errors.Join(d.CopyToHost(s, first, b), s.Sync()))
-			for i := range first { // what was written twice counts once
+			for i := range first { // bytes that were written twice count once
 				got[i] ^= first[i] ^ want[i]
 			}
 		case "fill":
@@ -256,13 +261,13 @@ func TestNothingToFlip(t *testing.T) {
 }
 
 func TestRulesChoose(t *testing.T) {
-	var told []string
+	var called []string
 	d := open(t, faultdev.Rule{Ops: []string{"alloc"}, Times: 1, Effect: faultdev.Fail(errFault),
 		Hit: func(op string, bytes int64) {
 			if bytes != 64 {
-				t.Errorf("told of %d bytes", bytes)
+				t.Errorf("called for %d bytes", bytes)
 			}
-			told = append(told, op)
+			called = append(called, op)
 		}})
 	seen := 0
 	remove := d.Add(faultdev.Rule{Effect: faultdev.Do(func(string, int64) { seen++ })})
@@ -273,8 +278,8 @@ func TestRulesChoose(t *testing.T) {
 	alloc(t, d, s, 64)
 	remove()
 	alloc(t, d, s, 64)
-	if seen != 2 || len(told) != 1 || told[0] != "alloc" || d.Count() != 4 || d.Hits() != 1 {
-		t.Errorf("seen %d, told %v, count %d, hits %d", seen, told, d.Count(), d.Hits())
+	if seen != 2 || len(called) != 1 || called[0] != "alloc" || d.Count() != 4 || d.Hits() != 1 {
+		t.Errorf("seen %d, called for %v, count %d, hits %d", seen, called, d.Count(), d.Hits())
 	}
 }
 

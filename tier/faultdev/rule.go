@@ -57,17 +57,17 @@ func Fail(err error) Effect { return Effect{err: err} }
 
 // FailWork lets calls succeed but does not do the work that they put on a stream. The stream fails
 // with err, as real devices report most errors. A call that puts no work on a stream that moves or
-// computes bytes returns err, as with Fail. So does every call if the backend cannot wait for events
-// of others.
+// computes bytes returns err, as with Fail. So does every call if the backend cannot wait for
+// events of others.
 func FailWork(err error) Effect { return Effect{work: err} }
 
 // OutOfMemory refuses allocations as a full device does, however much memory is free. Other
 // operations are not affected.
 func OutOfMemory() Effect { return Effect{full: true} }
 
-// BitFlip silently changes one bit of the bytes that a copy or a fill has written. The call waits for
-// the work on its stream, so that the bit changes before any later operation, and uses a byte of host
-// memory that is not pinned. Other operations are not affected.
+// BitFlip silently changes one bit of the bytes that a copy or a fill has written. The call waits
+// for the work on its stream, so that the bit changes before any later operation, and uses a byte
+// of host memory that is not pinned. Other operations are not affected.
 func BitFlip() Effect { return Effect{flip: true} }
 
 // Slow delays calls.
@@ -106,9 +106,9 @@ func (d *Device) Count(ops ...string) int { return d.rules.Count(ops...) }
 func (d *Device) Hits() int { return d.rules.Hits() }
 
 // Lose makes the device lost, as GPUs are after an error that ends their context. From now on calls
-// other than frees fail with why, and recorded events carry it. It may be called at any time, even by
-// the hook of a rule; the first reason counts. It returns after all subscribers were called. Work
-// that is running completes.
+// other than frees fail with why, and recorded events carry it. It may be called at any time, even
+// by the hook of a rule; the first reason counts. It returns after all subscribers were called.
+// Work that is running completes.
 func (d *Device) Lose(why error) { d.loss.Lose(why) }
 
 // apply counts an operation and does the part of its effect that comes before it. The error is that

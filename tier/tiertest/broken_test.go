@@ -41,7 +41,7 @@ func TestDeviceThatCannotFail(t *testing.T) {
 var poolFlaws = map[string]string{
 	"charges too little":                 "Charge",
 	"charges more for less":              "Charge",
-	"says another size":                  "Shape",
+	"has another size":                   "Shape",
 	"starts between pages":               "Shape",
 	"all memories are one":               "Exhaustion",
 	"more than the capacity":             "Exhaustion",

@@ -58,8 +58,8 @@ func (f *fault) stop() (hit bool) {
 	return f.hit
 }
 
-// eachFault runs one subtest for each operation of the script, with a fault that hits it, and a last
-// one without a hit. It ends the test after a subtest that failed.
+// eachFault runs one subtest for each operation of the script, with a fault that hits it, and a
+// last one without a hit. It ends the test after a subtest that failed.
 func eachFault(t *testing.T, open openFunc, running bool, run func(t *testing.T, d *device, f *fault)) {
 	t.Helper()
 	for n, hit := int64(0), true; hit; n++ {
@@ -87,8 +87,8 @@ type script struct {
 
 const scriptSize = 10_000
 
-// runScript fills two allocations, copies bytes over two streams and frees both. It makes every call
-// through step.
+// runScript fills two allocations, copies bytes over two streams and frees both. It makes every
+// call through step.
 func runScript(d *device, step func(name string, call func() error)) *script {
 	c := &script{d: d, out: make([]byte, scriptSize), regions: make([]byte, scriptSize/2)}
 	var a, b tier.Addr
@@ -120,7 +120,8 @@ func runScript(d *device, step func(name string, call func() error)) *script {
 	return c
 }
 
-// finish waits for both streams, checks that no memory is outstanding, and returns the work's error.
+// finish waits for both streams, checks that no memory is outstanding, and returns the work's
+// error.
 func (c *script) finish() error {
 	err := errors.Join(wait(c.d, c.s), wait(c.d, c.other))
 	c.d.Reap()
@@ -218,8 +219,8 @@ func testFailed(t *testing.T, open openFunc) {
 
 const failedCalls = 8
 
-// testFailedCall fails one of several pieces of work on a stream. Events that were recorded before it
-// succeed, later ones fail, and nothing else reports the failure.
+// testFailedCall fails one of several pieces of work on a stream. Events that were recorded before
+// it succeed, later ones fail, and nothing else reports the failure.
 func testFailedCall(t *testing.T, open openFunc, failing int64) {
 	f := &fault{n: -1, running: true}
 	d := openDevice(t, open, f.ask)

@@ -207,8 +207,8 @@ func testRegions(t *testing.T, open openFunc) {
 	in, out := pattern(half, 1), make([]byte, half)
 	d.write(s, a+half, in)
 
-	// Each piece of the first half is written from in, copied from the second half, or skipped while
-	// a piece of the second half is read to out.
+	// Each piece of the first half is written from in, copied from the second half, or skipped
+	// while a piece of the second half is read to out.
 	r := rand.New(rand.NewPCG(3, 4))
 	want, wantOut := make([]byte, half), make([]byte, half)
 	var regions []tier.Region

@@ -168,8 +168,8 @@ func testNeverBlocks(t *testing.T, open openFunc) {
 
 const bulkSize = 1 << 20
 
-// checkWaits checks that end, which is Sync or a Close, returns only after the work on s is done. The
-// work uses bulkSize bytes at a. checkWaits returns an event of it.
+// checkWaits checks that end, which is Sync or a Close, returns only after the work on s is done.
+// The work uses bulkSize bytes at a. checkWaits returns an event of it.
 func (d *device) checkWaits(s tier.Stream, a tier.Addr, name string, end func() error) tier.Event {
 	d.t.Helper()
 	want, got := pattern(bulkSize, 1), make([]byte, bulkSize)

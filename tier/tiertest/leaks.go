@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// leakPatience is how long NoLeaks waits for goroutines to end after a test. It waits that long only
-// if one leaks.
+// leakPatience is how long NoLeaks waits for goroutines to end after a test. It waits that long
+// only if one leaks.
 var leakPatience = 5 * time.Second
 
-// NoLeaks fails the test if goroutines leak: those that run this module's code after the test and its
-// later cleanups have ended, and that did not exist when NoLeaks was called. Call it first, and not
-// in tests that run in parallel with others.
+// NoLeaks fails the test if goroutines leak: those that run this module's code after the test and
+// its later cleanups have ended, and that did not exist when NoLeaks was called. Call it first, and
+// not in tests that run in parallel with others.
 func NoLeaks(t testing.TB) {
 	t.Setenv("SPILLWAY_TEST_ALONE", "") // it panics in a test that runs in parallel with others
 	t.Helper()

@@ -103,8 +103,8 @@ func (p piece) checkShape(t *testing.T, size int64, cuts []int64) {
 	}
 }
 
-// transfer writes data[i] to pieces[i] at off, or reads it from there. All pieces are of one pool. On
-// a device, transfer waits once for all of them.
+// transfer writes data[i] to pieces[i] at off, or reads it from there. All pieces are of one pool.
+// On a device, transfer waits once for all of them.
 func transfer(write bool, off int64, pieces []piece, data ...[]byte) (err error) {
 	if len(pieces) == 0 {
 		return nil

@@ -19,12 +19,12 @@ import (
 // fragmentation here and small enough for a slow disk.
 const poolCapacity = 256 * tier.Page
 
-// RunPool checks that a pool keeps the contract of tier.Pool. open returns an empty pool of capacity
-// bytes, a multiple of 64 pages. RunPool closes the pool. open registers a t.Cleanup for what the
-// pool uses besides, such as a directory or a device.
+// RunPool checks that a pool keeps the contract of tier.Pool. open returns an empty pool of
+// capacity bytes, a multiple of 64 pages. RunPool closes the pool. open registers a t.Cleanup for
+// what the pool uses besides, such as a directory or a device.
 //
-// The suite allocates pieces of up to a sixteenth of the capacity without cuts from an empty pool. So
-// a pool of several segments passes if its segments hold that much.
+// The suite allocates pieces of up to a sixteenth of the capacity without cuts from an empty pool.
+// So a pool of several segments passes if its segments hold that much.
 func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool, traits ...Trait) {
 	for _, c := range []struct {
 		name string
@@ -347,9 +347,9 @@ func testPoolCuts(t *testing.T, p *pool) {
 	}
 }
 
-// testPoolSmall fills half of the pool, as its charges count, with small pieces of one size. It then
-// repeatedly frees some and allocates as many: no request fails. In the end the whole pool can be
-// allocated as one.
+// testPoolSmall fills half of the pool, as its charges count, with small pieces of one size. It
+// then repeatedly frees some and allocates as many: no request fails. In the end the whole pool can
+// be allocated as one.
 func testPoolSmall(t *testing.T, p *pool) {
 	sizes, rounds := []int64{1000, 3000, 5000}, 2
 	if testing.Short() {
@@ -401,7 +401,8 @@ func testPoolReclaimedOnce(t *testing.T, p *pool) {
 	}
 }
 
-// testPoolAllocInReclaimed allocates within reclaimed, which the pool must not call with a lock held.
+// testPoolAllocInReclaimed allocates within reclaimed, which the pool must not call with a lock
+// held.
 func testPoolAllocInReclaimed(t *testing.T, p *pool) {
 	again := make(chan tier.Memory, 1)
 	p.Free(p.allocAll().Memory, func() {
@@ -484,8 +485,8 @@ func testPoolRandom(t *testing.T, p *pool) {
 	p.free(p.allocAll())
 }
 
-// testPoolConcurrent puts the pool behind a space and draws from it on several goroutines. The space
-// never exceeds its capacity, and all memory returns to it.
+// testPoolConcurrent puts the pool behind a space and draws from it on several goroutines. The
+// space never exceeds its capacity, and all memory returns to it.
 func testPoolConcurrent(t *testing.T, p *pool) {
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID:        tier.ID{Kind: tier.Host},
@@ -526,8 +527,8 @@ func testPoolConcurrent(t *testing.T, p *pool) {
 	}
 }
 
-// drawAndCheck draws a buffer, unless the space is full, and checks that no other goroutine writes to
-// it.
+// drawAndCheck draws a buffer, unless the space is full, and checks that no other goroutine writes
+// to it.
 func drawAndCheck(space *tier.Space, size int64, seed uint64) error {
 	charge := space.Charge(size)
 	if err := space.Inside().Reserve(charge); err != nil {

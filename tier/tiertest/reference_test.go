@@ -96,7 +96,7 @@ func (p *referencePool) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		m.extents = append(m.extents, e)
 		at += fit
 	}
-	if p.flaw == "says another size" {
+	if p.flaw == "has another size" {
 		m.size++
 	}
 	return m, nil

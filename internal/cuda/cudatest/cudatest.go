@@ -1,5 +1,5 @@
-// Package cudatest is for tests of code that uses CUDA. It compiles the emulator in testdata/emulator
-// into a library libcuda.so.1, which the code under test loads by its path.
+// Package cudatest is for tests of code that uses CUDA. It compiles the emulator in
+// testdata/emulator into a library libcuda.so.1, which the code under test loads by its path.
 //
 //	Config ──New──▶ Emulator   one library with its own state, Path to load it by
 //	                  │        Fail, FailWork: what goes wrong, and when
@@ -7,16 +7,17 @@
 //
 // The emulator is written in C because its callers call it as they call the driver. It keeps the
 // memory of its devices in host memory, at addresses that no other code can use, and runs each
-// stream on a thread. It reports mistakes that the driver reports, and some that crash the driver. Its
-// device name shows that it is not a GPU.
+// stream on a thread. It reports mistakes that the driver reports, and some that crash the driver.
+// Its device name shows that it is not a GPU.
 //
 // Each New writes a library with a state of its own, so tests may run in parallel. The files are in
-// the test's temporary directory. Without a C compiler New skips the test. The package takes no locks
-// of the module.
+// the test's temporary directory. Without a C compiler New skips the test. The package takes no
+// locks of the module.
 //
-// With the tag gorgonia the program is linked with one library, which must be the emulator. Tests use
-// it in turns, even parallel ones. New resets it, so each test must have closed everything in it
-// before it ends. Tests that need two libraries at once, or one without some functions, are skipped.
+// With the tag gorgonia the program is linked with one library, which must be the emulator. Tests
+// use it in turns, even parallel ones. New resets it, so each test must have closed everything in
+// it before it ends. Tests that need two libraries at once, or one without some functions, are
+// skipped.
 package cudatest
 
 import (
@@ -28,7 +29,8 @@ import (
 	"time"
 )
 
-// Config configures an emulator. The zero value is one device of 64 MiB under a driver for CUDA 12.8.
+// Config configures an emulator. The zero value is one device of 64 MiB under a driver for CUDA
+// 12.8.
 type Config struct {
 	Devices        int           // 0: one; negative: none
 	Memory         int64         // bytes of each device; 0: 64 MiB

@@ -36,8 +36,8 @@ type Emulator struct {
 }
 
 // New makes a library for the test, or skips the test if no library can be compiled. A program with
-// the tag gorgonia has only one library, so New waits until the test that uses it has ended. There it
-// skips a test that needs functions to be missing, or that already has contexts in the library.
+// the tag gorgonia has only one library, so New waits until the test that uses it has ended. There
+// it skips a test that needs functions to be missing, or that already has contexts in the library.
 func New(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
 	if !cuda.Linked {
@@ -63,8 +63,8 @@ func New(t testing.TB, cfg Config) *Emulator {
 	return e
 }
 
-// NewApart is New for a library of the test's own in every build. With the tag gorgonia, a program can
-// inspect such a library but refuses to work with it.
+// NewApart is New for a library of the test's own in every build. With the tag gorgonia, a program
+// can inspect such a library but refuses to work with it.
 func NewApart(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
 	if !dynlib.Supported {
@@ -125,8 +125,8 @@ func (l *turn) take(t testing.TB) (again bool) {
 // Set changes a setting. At any time: delay_ns, bytes_per_second, peer, lying_peer, register_limit,
 // capturing (another thread records a graph), plain_access and plain_unmapped (the answers about
 // ordinary memory to queries for memory that a program maps itself; negative: an error), and
-// unregister_home (host memory can be unregistered only where it was registered). Before others load
-// the library: devices, memory and version.
+// unregister_home (host memory can be unregistered only where it was registered). Before others
+// load the library: devices, memory and version.
 func (e *Emulator) Set(name string, value int64) {
 	e.t.Helper()
 	if code := e.set(name, value); code != 0 {
@@ -135,8 +135,8 @@ func (e *Emulator) Set(name string, value int64) {
 }
 
 // Fail makes calls of symbol fail with code: times of them (negative: all) after the first after
-// calls. An empty symbol means all calls except queries of whether work is done. A call that releases
-// something does so even if it fails.
+// calls. An empty symbol means all calls except queries of whether work is done. A call that
+// releases something does so even if it fails.
 func (e *Emulator) Fail(symbol string, after int64, code cuda.Code, times int64) {
 	e.t.Helper()
 	if e.fail(symbol, after, int32(code), times) != 0 {
@@ -144,8 +144,8 @@ func (e *Emulator) Fail(symbol string, after int64, code cuda.Code, times int64)
 	}
 }
 
-// FailWork makes one piece of work that moves or computes bytes fail, after so many others. Its stream
-// fails. If sticky is true, the whole context fails for ever, as with a real device.
+// FailWork makes one piece of work that moves or computes bytes fail, after so many others. Its
+// stream fails. If sticky is true, the whole context fails for ever, as with a real device.
 func (e *Emulator) FailWork(after int64, code cuda.Code, sticky bool) {
 	how := int32(0)
 	if sticky {
@@ -180,7 +180,8 @@ func (e *Emulator) Live(kind string) int64 {
 	return n
 }
 
-// Leaks describes the objects that still exist and those that existed when their context was destroyed.
+// Leaks describes the objects that still exist and those that existed when their context was
+// destroyed.
 func (e *Emulator) Leaks() (leaks []string) {
 	for _, k := range kinds {
 		if n := e.live(k); n != 0 {

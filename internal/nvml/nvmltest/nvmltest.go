@@ -3,11 +3,11 @@
 //
 //	New ──▶ Fake   Path to open it by; Fail and Set: what goes wrong; Calls, Initialized
 //
-// The library has two GPUs. The first, at 0000:19:00.0, has MIG instances at indices 0 and 2 of 7. The
-// second is at 0000:1a:00.0. Of the 18 NVLinks of each, 0 to 3 are up: to a switch, to a processor, to
-// the other GPU, and to something unknown. Each library has a state of its own and is safe for
-// concurrent use. The files are in the test's temporary directory. Without a C compiler New skips the
-// test.
+// The library has two GPUs. The first, at 0000:19:00.0, has MIG instances at indices 0 and 2 of 7.
+// The second is at 0000:1a:00.0. Of the 18 NVLinks of each, 0 to 3 are up: to a switch, to a
+// processor, to the other GPU, and to something unknown. Each library has a state of its own and is
+// safe for concurrent use. The files are in the test's temporary directory. Without a C compiler
+// New skips the test.
 package nvmltest
 
 import (
@@ -54,8 +54,8 @@ func New(t testing.TB, without ...string) *Fake {
 	return f
 }
 
-// Set changes a setting: name_length, the minimum bytes of a name; node_words and cpu_words, the words
-// that a caller must provide.
+// Set changes a setting: name_length, the minimum bytes of a name; node_words and cpu_words, the
+// words that a caller must provide.
 func (f *Fake) Set(name string, value int64) {
 	f.t.Helper()
 	if f.set(name, value) != 0 {

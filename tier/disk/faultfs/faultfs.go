@@ -12,8 +12,8 @@
 // tier/faultdev does the same for devices.
 //
 // An FS serves any number of volumes and needs no closing. It must outlive the volumes. FS.Open
-// returns how many files they have left open. An FS is safe for concurrent use. Its mutexes have the
-// rank Device and are not held during operations and hooks.
+// returns how many files they have left open. An FS is safe for concurrent use. Its mutexes have
+// the rank Device and are not held during operations and hooks.
 package faultfs
 
 import (
@@ -88,12 +88,12 @@ func BitFlip() Effect { return Effect{flip: true} }
 // Slow delays operations.
 func Slow(d time.Duration) Effect { return Effect{delay: d} }
 
-// Throttle limits the rate of reads and writes, as a slow disk would. All operations that it applies
-// to share the rate. The time that an operation takes by itself counts, and idle time earns no
-// credit. A rate of 0 or less is no limit.
+// Throttle limits the rate of reads and writes, as a slow disk would. All operations that it
+// applies to share the rate. The time that an operation takes by itself counts, and idle time earns
+// no credit. A rate of 0 or less is no limit.
 //
-// Throttle does not apply to an operation that an earlier rule has chosen. To have both faults and a
-// rate, wrap one FS with another.
+// Throttle does not apply to an operation that an earlier rule has chosen. To have both faults and
+// a rate, wrap one FS with another.
 func Throttle(bytesPerSecond int64) Effect {
 	if bytesPerSecond <= 0 {
 		return Effect{}

@@ -57,7 +57,7 @@ func TestNoRulesNoFaults(t *testing.T) {
 	}
 }
 
-// TestRulesChoose tells by the errors of a row of writes which of them were hit.
+// TestRulesChoose checks by their errors which of several writes were hit.
 func TestRulesChoose(t *testing.T) {
 	eio := Fail(syscall.EIO)
 	for _, c := range []struct {
@@ -195,7 +195,7 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// coarse is a file that is moved in blocks.
+// coarse is a file that must be read and written in blocks.
 type coarse struct {
 	disk.File
 	block int
@@ -210,7 +210,7 @@ func (f coarseFS) Create(path string, direct bool) (disk.File, error) {
 	return coarse{file, 4096}, err
 }
 
-// TestShortGoesOn: a disk that is always short does something each time.
+// TestShortGoesOn checks that a disk that is always short makes progress each time.
 func TestShortGoesOn(t *testing.T) {
 	f := New(coarseFS{disk.OS()}, 1, Rule{Effect: Short()})
 	file := open(t, f)

@@ -43,9 +43,9 @@ func (f *file) transfer(op string, do func([]byte, int64) (int, error), p []byte
 }
 
 // half does about half of an operation, as much as the file's alignment allows, and returns the
-// shorter length. That is an odd number of sectors of 512 bytes, from which a direct transfer cannot
-// continue. It is at least the alignment, as on a system that is short each time. An operation that
-// is no longer than that is done in full.
+// shorter length. That is an odd number of sectors of 512 bytes, from which a direct transfer
+// cannot continue. It is at least the alignment, as on a system that is short each time. An
+// operation that is no longer than that is done in full.
 func (f *file) half(do func([]byte, int64) (int, error), p []byte, off int64) (int, error) {
 	const sector = 512
 	n := len(p) / 2

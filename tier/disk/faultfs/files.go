@@ -97,8 +97,8 @@ func (f *FS) opened(closeOp, path string, inner io.Closer) *handle {
 	return &handle{f, closeOp, path, inner}
 }
 
-// Close closes the file or lock even if a rule makes the operation fail or panic, because the system
-// closes a descriptor no matter which error it returns.
+// Close closes the file or lock even if a rule makes the operation fail or panic, because the
+// system closes a descriptor no matter which error it returns.
 func (h *handle) Close() (err error) {
 	defer func() {
 		h.fs.countOpen(-1)

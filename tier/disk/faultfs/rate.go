@@ -19,9 +19,9 @@ const (
 	longestPause = 10 * time.Millisecond
 )
 
-// rate is a clock that the bytes of all transfers advance. A transfer begins at the clock's time, or
-// now if that is later, and has passed once its bytes are added. No errors accumulate in the clock, so
-// requests of any size and number result in the same rate.
+// rate is a clock that the bytes of all transfers advance. A transfer begins at the clock's time,
+// or now if that is later, and has passed once its bytes are added. No errors accumulate in the
+// clock, so requests of any size and number result in the same rate.
 type rate struct {
 	bytesPerSecond float64
 	sleep          func(time.Duration)
@@ -37,12 +37,12 @@ func newRate(bytesPerSecond int64) *rate {
 	return &rate{bytesPerSecond: float64(bytesPerSecond), sleep: time.Sleep}
 }
 
-// book advances the clock by n bytes and returns when they have passed. The caller does the transfer
-// meanwhile, because it is part of the time that a disk takes.
+// book advances the clock by n bytes and returns when they have passed. The caller does the
+// transfer meanwhile, because it is part of the time that a disk takes.
 //
 // A clock that is behind restarts now: there were no requests, or the disk is slower than the rate.
-// But the caller is not responsible for sleeps that were too long, so the clock may be behind by that
-// much until it has caught up.
+// But the caller is not responsible for sleeps that were too long, so the clock may be behind by
+// that much until it has caught up.
 func (r *rate) book(n int) (until time.Time) {
 	took := time.Duration(float64(n) / r.bytesPerSecond * float64(time.Second))
 	now := time.Now()
