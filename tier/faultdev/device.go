@@ -30,18 +30,21 @@ var (
 	_ tier.Losable  = (*Device)(nil)
 )
 
+// inner is the wrapped device. Its name keeps the embedded field unexported.
+type inner = tier.Device
+
 // device has the methods of the interfaces. Those without faults are the wrapped device's.
 type device struct {
-	tier.Device // the wrapped device
-	rules       *faultrule.Set[Rule]
-	loss        loss.Signal
+	inner
+	rules *faultrule.Set[Rule]
+	loss  loss.Signal
 }
 
 // OnLost implements tier.Losable. It also reports the loss of the wrapped device if that implements
 // tier.Losable.
 func (d *device) OnLost(f func(why error)) (cancel func()) {
 	own, inner := d.loss.OnLost(f), func() {}
-	if l, ok := tier.As[tier.Losable](d.Device); ok {
+	if l, ok := tier.As[tier.Losable](d.inner); ok {
 		inner = l.OnLost(f)
 	}
 	return func() {
@@ -51,14 +54,14 @@ func (d *device) OnLost(f func(why error)) (cancel func()) {
 }
 
 // Unwrap returns the wrapped device.
-func (d *device) Unwrap() tier.Device { return d.Device }
+func (d *device) Unwrap() tier.Device { return d.inner }
 
 // Alloc implements tier.Device.
 func (d *device) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	if err := d.check(opAlloc, size); err != nil {
 		return 0, err
 	}
-	return d.Device.Alloc(s, size)
+	return d.inner.Alloc(s, size)
 }
 
 // Free implements tier.Device. A lost device still frees memory.
@@ -66,21 +69,21 @@ func (d *device) Free(s tier.Stream, a tier.Addr) error {
 	if err := d.check(opFree, 0); err != nil && d.loss.Err() == nil {
 		return err
 	}
-	return d.Device.Free(s, a)
+	return d.inner.Free(s, a)
 }
 
 // CopyToDevice implements tier.Device.
 func (d *device) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
 	n := int64(len(src))
-	return d.work(opCopyToDevice, s, n, place{dev: d.Device, addr: dst, size: n}, func() error {
-		return d.Device.CopyToDevice(s, dst, src)
+	return d.work(opCopyToDevice, s, n, place{dev: d.inner, addr: dst, size: n}, func() error {
+		return d.inner.CopyToDevice(s, dst, src)
 	})
 }
 
 // CopyToHost implements tier.Device.
 func (d *device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
 	return d.work(opCopyToHost, s, int64(len(dst)), place{host: dst}, func() error {
-		return d.Device.CopyToHost(s, dst, src)
+		return d.inner.CopyToHost(s, dst, src)
 	})
 }
 
@@ -88,7 +91,7 @@ func (d *device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
 // it.
 func (d *device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	return d.work(opCopyPeer, s, size, place{dev: dstDevice, addr: dst, size: size}, func() error {
-		return d.Device.CopyPeer(s, dst, dstDevice, src, size)
+		return d.inner.CopyPeer(s, dst, dstDevice, src, size)
 	})
 }
 
@@ -99,21 +102,21 @@ func (d *device) CopyRegions(s tier.Stream, regions []tier.Region) error {
 		total += length(r)
 	}
 	return d.work(opCopyRegions, s, total, d.destination(regions, total), func() error {
-		return d.Device.CopyRegions(s, regions)
+		return d.inner.CopyRegions(s, regions)
 	})
 }
 
 // Fill implements tier.Device.
 func (d *device) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
-	return d.work(opFill, s, size, place{dev: d.Device, addr: dst, size: size}, func() error {
-		return d.Device.Fill(s, dst, value, size)
+	return d.work(opFill, s, size, place{dev: d.inner, addr: dst, size: size}, func() error {
+		return d.inner.Fill(s, dst, value, size)
 	})
 }
 
 // Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not
 // compute.
 func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	computer, ok := d.Device.(tier.Computer)
+	computer, ok := d.inner.(tier.Computer)
 	if !ok {
 		return fmt.Errorf("faultdev: %s cannot compute: %w", d.Info().Name, tier.ErrNotSupported)
 	}
@@ -125,7 +128,7 @@ func (d *device) NewStream() (tier.Stream, error) {
 	if err := d.check(opNewStream, 0); err != nil {
 		return nil, err
 	}
-	return d.Device.NewStream()
+	return d.inner.NewStream()
 }
 
 // Record implements tier.Device.
@@ -134,7 +137,7 @@ func (d *device) Record(s tier.Stream) (tier.Event, error) {
 	if err != nil && why == nil {
 		return nil, err
 	}
-	e, err := d.Device.Record(s)
+	e, err := d.inner.Record(s)
 	if err == nil && why != nil {
 		e = lateFailure{e, why}
 	}
@@ -163,7 +166,7 @@ func (d *device) WaitEvent(s tier.Stream, e tier.Event) error {
 	if err := d.check(opWaitEvent, 0); err != nil {
 		return err
 	}
-	return d.Device.WaitEvent(s, e)
+	return d.inner.WaitEvent(s, e)
 }
 
 // work makes a call that puts work on a stream. The work writes to dst.
@@ -173,7 +176,7 @@ func (d *device) work(op string, s tier.Stream, bytes int64, dst place, call fun
 		return err
 	}
 	if e.work != nil { // the stream fails because it waits for a failed event
-		if err = d.Device.WaitEvent(s, failure{e.work}); errors.Is(err, tier.ErrNotSupported) {
+		if err = d.inner.WaitEvent(s, failure{e.work}); errors.Is(err, tier.ErrNotSupported) {
 			return e.work
 		}
 		return err

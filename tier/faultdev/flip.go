@@ -27,7 +27,7 @@ func (d *device) destination(regions []tier.Region, total int64) place {
 	for _, r := range regions {
 		n := length(r)
 		if at < n {
-			return place{r.HostDst, d.Device, r.Dst, n}
+			return place{r.HostDst, d.inner, r.Dst, n}
 		}
 		at -= n
 	}

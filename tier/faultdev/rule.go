@@ -81,9 +81,9 @@ func Do(f func(op string, bytes int64)) Effect { return Effect{hook: f} }
 // tier.Losable.
 type Device struct{ device }
 
-// New wraps inner. seed makes chance repeatable, provided that operations come in the same order.
-func New(inner tier.Device, seed uint64, rules ...Rule) *Device {
-	d := &Device{device{Device: inner, rules: faultrule.New[Rule](seed,
+// New wraps a device. seed makes chance repeatable, provided that operations come in the same order.
+func New(wrapped tier.Device, seed uint64, rules ...Rule) *Device {
+	d := &Device{device{inner: wrapped, rules: faultrule.New[Rule](seed,
 		opAlloc, opFree, opCopyToDevice, opCopyToHost, opCopyPeer, opCopyRegions,
 		opFill, opDigest, opNewStream, opRecord, opWaitEvent)}}
 	for _, r := range rules {
