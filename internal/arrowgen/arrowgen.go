@@ -1,14 +1,13 @@
-// Package arrowgen makes test data: random arrays and record batches of every
-// Arrow type, the same for the same seed.
+// Package arrowgen makes test data: random arrays and record batches of every Arrow type. The same
+// seed results in the same data.
 //
 // The arrays are valid and, unless Plain, as awkward as the format allows: sliced at every level,
 // lists that begin in the middle of their values, list views that overlap and go backwards, views
 // over several buffers with unused bytes, union children and dictionaries with unused values,
-// random bytes under nulls and behind the end of bitmaps, unknown null counts.
+// random bytes under nulls and after the end of bitmaps, unknown null counts.
 //
-// Types and RandomType say which types there are; Gen.Array, Gen.Record and
-// Gen.RandomRecord fill them; Flights and Strings make the tables that
-// benchmarks use.
+// Types and RandomType return types. Gen.Array, Gen.Record and Gen.RandomRecord fill them. Flights,
+// Strings and Ints make the tables that benchmarks use.
 package arrowgen
 
 import (
@@ -24,17 +23,15 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// Gen makes arrays. The fields may be changed between calls. A Gen is not safe
-// for concurrent use.
+// Gen makes arrays. Its fields may change between calls. A Gen is not safe for concurrent use.
 type Gen struct {
 	Rng   *rand.Rand
 	Mem   memory.Allocator // nil: Go's heap
-	Nulls float64          // share of nulls; 0 none, 1 all
+	Nulls float64          // share of nulls; 0: none, 1: all
 	Plain bool             // arrays as a builder would make them
 }
 
-// New returns a generator whose arrays depend on the seed alone: a fifth of the
-// values are null.
+// New returns a generator whose arrays depend only on the seed. A fifth of the values are null.
 func New(seed uint64) *Gen {
 	return &Gen{Rng: rand.New(rand.NewPCG(seed, 0x5111)), Nulls: 0.2}
 }
@@ -54,16 +51,26 @@ func Schema(types ...arrow.DataType) *arrow.Schema {
 
 // Record returns a batch of a schema. The caller releases it.
 func (g *Gen) Record(schema *arrow.Schema, rows int) arrow.RecordBatch {
-	cols := make([]arrow.Array, schema.NumFields())
-	for i := range cols {
-		cols[i] = g.Array(schema.Field(i).Type, rows)
+	data := make([]*array.Data, schema.NumFields())
+	for i := range data {
+		data[i] = g.data(schema.Field(i).Type, rows)
+	}
+	return recordOf(schema, rows, data...)
+}
+
+// recordOf returns a batch of columns, which it releases.
+func recordOf(schema *arrow.Schema, rows int, data ...*array.Data) arrow.RecordBatch {
+	cols := make([]arrow.Array, len(data))
+	for i, d := range data {
+		cols[i] = array.MakeFromData(d)
+		d.Release()
 		defer cols[i].Release()
 	}
 	return array.NewRecordBatch(schema, cols, int64(rows))
 }
 
-// RandomRecord returns a batch of up to maxCols columns of random types, nested
-// up to depth, and up to maxRows rows, sliced or not. The caller releases it.
+// RandomRecord returns a batch of up to maxCols columns of random types, nested up to depth, and up
+// to maxRows rows, sliced or not. The caller releases it.
 func (g *Gen) RandomRecord(maxCols, maxRows, depth int) arrow.RecordBatch {
 	types := make([]arrow.DataType, g.Rng.IntN(maxCols+1))
 	for i := range types {
@@ -86,7 +93,7 @@ func (g *Gen) Array(dt arrow.DataType, n int) arrow.Array {
 	return array.MakeFromData(d)
 }
 
-// data makes n rows, by itself or as the middle of more.
+// data makes n rows, as an array of their own or as a slice of a larger one.
 func (g *Gen) data(dt arrow.DataType, n int) *array.Data {
 	if g.Plain || g.Rng.IntN(3) > 0 {
 		return g.whole(dt, n)
@@ -99,19 +106,13 @@ func (g *Gen) data(dt arrow.DataType, n int) *array.Data {
 
 // bytes returns a buffer that holds b.
 func (g *Gen) bytes(b []byte) *memory.Buffer {
-	buf := g.buffer(len(b))
-	copy(buf.Bytes(), b)
-	return buf
-}
-
-// buffer returns n bytes to be written.
-func (g *Gen) buffer(n int) *memory.Buffer {
 	mem := g.Mem
 	if mem == nil {
 		mem = memory.DefaultAllocator
 	}
 	buf := memory.NewResizableBuffer(mem)
-	buf.Resize(n)
+	buf.Resize(len(b))
+	copy(buf.Bytes(), b)
 	return buf
 }
 
@@ -124,10 +125,16 @@ func (g *Gen) random(n int) []byte {
 	return b[:n]
 }
 
-// validity returns a bitmap, nil if there is none, and the number of nulls.
-func (g *Gen) validity(n int) (*memory.Buffer, int) {
+// rows describes the rows of an array.
+type rows struct {
+	n, nulls int
+	valid    *memory.Buffer // a bitmap with the nulls; nil: there is none
+}
+
+// rows returns n rows, some of which are null.
+func (g *Gen) rows(n int) rows {
 	if g.Nulls == 0 && (g.Plain || g.Rng.IntN(2) == 0) {
-		return nil, 0
+		return rows{n: n}
 	}
 	bits := g.random((n + 7) / 8)
 	if g.Plain && n%8 != 0 {
@@ -141,14 +148,18 @@ func (g *Gen) validity(n int) (*memory.Buffer, int) {
 			nulls++
 		}
 	}
-	return g.bytes(bits), nulls
+	return rows{n, nulls, g.bytes(bits)}
 }
 
 func (g *Gen) null() bool { return g.Nulls >= 1 || g.Rng.Float64() < g.Nulls }
 
-// finish makes the data and gives up what went into it.
-func finish(dt arrow.DataType, n, nulls int, bufs []*memory.Buffer, children ...arrow.ArrayData) *array.Data {
-	d := array.NewData(dt, n, bufs, children, nulls, 0)
+// finish makes an array of values, a buffer for each, and children, which it releases.
+func (g *Gen) finish(dt arrow.DataType, r rows, values [][]byte, children ...arrow.ArrayData) *array.Data {
+	bufs := []*memory.Buffer{r.valid}
+	for _, b := range values {
+		bufs = append(bufs, g.bytes(b))
+	}
+	d := array.NewData(dt, r.n, bufs, children, r.nulls, 0)
 	for _, b := range bufs {
 		if b != nil {
 			b.Release()
@@ -164,10 +175,9 @@ func finish(dt arrow.DataType, n, nulls int, bufs []*memory.Buffer, children ...
 func (g *Gen) whole(dt arrow.DataType, n int) *array.Data {
 	switch t := dt.(type) {
 	case *arrow.NullType:
-		return finish(dt, n, n, []*memory.Buffer{nil})
+		return g.finish(dt, rows{n: n, nulls: n}, nil)
 	case *arrow.BooleanType:
-		valid, nulls := g.validity(n)
-		return finish(dt, n, nulls, []*memory.Buffer{valid, g.bytes(g.random((n + 7) / 8))})
+		return g.finish(dt, g.rows(n), [][]byte{g.random((n + 7) / 8)})
 	case arrow.BinaryViewDataType:
 		return g.views(dt, n)
 	case arrow.BinaryDataType:
@@ -177,14 +187,12 @@ func (g *Gen) whole(dt arrow.DataType, n int) *array.Data {
 	case *arrow.ListViewType, *arrow.LargeListViewType:
 		return g.listView(dt.(arrow.ListLikeType), n)
 	case *arrow.FixedSizeListType:
-		valid, nulls := g.validity(n)
-		return finish(dt, n, nulls, []*memory.Buffer{valid}, g.data(t.Elem(), n*int(t.Len())+g.slack()))
+		return g.finish(dt, g.rows(n), nil, g.data(t.Elem(), n*int(t.Len())+g.slack()))
 	case *arrow.StructType:
-		valid, nulls := g.validity(n)
-		return finish(dt, n, nulls, []*memory.Buffer{valid}, g.fields(t, n)...)
+		return g.finish(dt, g.rows(n), nil, g.fields(t, n)...)
 	case *arrow.SparseUnionType:
 		children := g.fields(t, n)
-		return finish(dt, n, 0, []*memory.Buffer{nil, g.bytes(g.codes(t, n))}, children...)
+		return g.finish(dt, rows{n: n}, [][]byte{g.codes(t, n)}, children...)
 	case *arrow.DenseUnionType:
 		return g.denseUnion(t, n)
 	case *arrow.DictionaryType:
@@ -194,8 +202,7 @@ func (g *Gen) whole(dt arrow.DataType, n int) *array.Data {
 	case arrow.ExtensionType:
 		return g.extension(t, n)
 	case arrow.FixedWidthDataType:
-		valid, nulls := g.validity(n)
-		return finish(dt, n, nulls, []*memory.Buffer{valid, g.bytes(g.fixed(t, n))})
+		return g.finish(dt, g.rows(n), [][]byte{g.fixed(t, n)})
 	}
 	panic(fmt.Sprintf("arrowgen: no values for %s", dt))
 }
@@ -208,7 +215,7 @@ func (g *Gen) fields(t arrow.NestedType, n int) (children []arrow.ArrayData) {
 	return children
 }
 
-// slack is how many values a child has beyond those that are shown.
+// slack returns how many values a child has besides those in use.
 func (g *Gen) slack() int {
 	if g.Plain {
 		return 0
@@ -216,8 +223,8 @@ func (g *Gen) slack() int {
 	return max(0, g.Rng.IntN(8)-4)
 }
 
-// fixed returns n values of random bits; floats are infinities, zeros and NaNs more often
-// than chance would have it.
+// fixed returns n values of random bits. Among floats, infinities, zeros and NaNs are more frequent
+// than random bits would make them.
 func (g *Gen) fixed(t arrow.FixedWidthDataType, n int) []byte {
 	b := g.random(n * t.Bytes())
 	for i := range n {
@@ -238,7 +245,7 @@ func (g *Gen) fixed(t arrow.FixedWidthDataType, n int) []byte {
 
 var specials = [...]float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 1.5}
 
-// runes are what texts consist of.
+// runes are the characters of texts.
 var runes = strings.Split("abcdefghij ÄöКЖ中文😀\x00'\"\\", "")
 
 // text returns up to 40 characters of UTF-8, mostly few.
@@ -261,8 +268,8 @@ func putOffset(b []byte, wide bool, v int64) []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(v))
 }
 
-// Values prints every row of a column by arrow-go's means. ok is false for types that cannot be
-// printed.
+// Values formats every row of a column as arrow-go does. ok is false for types that arrow-go cannot
+// format.
 func Values(a arrow.Array) (out []string, ok bool) {
 	defer func() {
 		if recover() != nil {
@@ -275,7 +282,7 @@ func Values(a arrow.Array) (out []string, ok bool) {
 	return out, true
 }
 
-// Within reports whether is holds for dt or a type within it.
+// Within reports whether is returns true for dt or for a type within it.
 func Within(dt arrow.DataType, is func(arrow.DataType) bool) bool {
 	if is(dt) {
 		return true
@@ -291,12 +298,12 @@ func Within(dt arrow.DataType, is func(arrow.DataType) bool) bool {
 	return false
 }
 
-// HasDictionary reports whether there is a dictionary in a type.
+// HasDictionary reports whether dt is or contains a dictionary type.
 func HasDictionary(dt arrow.DataType) bool {
 	return Within(dt, func(dt arrow.DataType) bool { return dt.ID() == arrow.DICTIONARY })
 }
 
-// Split copies body into pieces that end at some of the places where it may be cut.
+// Split copies body into pieces that end at some of the cuts.
 func Split(rng *rand.Rand, cuts []int64, body []byte) (pieces [][]byte) {
 	at := int64(0)
 	for _, cut := range cuts {

@@ -8,14 +8,13 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// unvalidated are types that array.ValidateFull refuses although they are
-// right: it wants the values of a union or a dictionary in ways that the format
-// does not ask for.
+// unvalidated reports whether array.ValidateFull rejects valid arrays of a type. It demands more of
+// unions and dictionaries than the format does.
 func unvalidated(dt arrow.DataType) bool {
 	switch dt.ID() {
-	case arrow.DENSE_UNION: // wants offsets that rise
+	case arrow.DENSE_UNION: // demands increasing offsets
 		return true
-	case arrow.EXTENSION: // forgets the dictionary of the storage
+	case arrow.EXTENSION: // ignores the dictionary of the storage
 		return true
 	}
 	if n, ok := dt.(arrow.NestedType); ok {
@@ -31,8 +30,8 @@ func unvalidated(dt arrow.DataType) bool {
 	return false
 }
 
-// TestArraysAreValid has arrow-go check all arrays, and that every byte is given
-// back.
+// TestArraysAreValid validates arrays of all types with arrow-go and checks that their memory is
+// freed.
 func TestArraysAreValid(t *testing.T) {
 	for _, dt := range Types() {
 		for _, nulls := range []float64{0, 0.3, 1} {
@@ -58,8 +57,7 @@ func TestArraysAreValid(t *testing.T) {
 	}
 }
 
-// TestEveryType fails when a new version of arrow-go has a type that Types does
-// not.
+// TestEveryType fails if a new version of arrow-go has a type that Types lacks.
 func TestEveryType(t *testing.T) {
 	seen := make(map[arrow.Type]bool)
 	for _, dt := range Types() {

@@ -5,7 +5,6 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
-	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
 func (g *Gen) binary(dt arrow.DataType, n int) *array.Data {
@@ -22,8 +21,7 @@ func (g *Gen) binary(dt arrow.DataType, n int) *array.Data {
 	if !g.Plain && g.Rng.IntN(2) == 0 {
 		values = append(values, "after"...)
 	}
-	valid, nulls := g.validity(n)
-	return finish(dt, n, nulls, []*memory.Buffer{valid, g.bytes(offsets), g.bytes(values)})
+	return g.finish(dt, g.rows(n), [][]byte{offsets, values})
 }
 
 func (g *Gen) views(dt arrow.DataType, n int) *array.Data {
@@ -50,14 +48,10 @@ func (g *Gen) views(dt arrow.DataType, n int) *array.Data {
 		}
 		headers = append(headers, header...)
 	}
-	valid, nulls := g.validity(n)
-	bufs := []*memory.Buffer{valid, g.bytes(headers)}
-	for _, b := range buffers {
-		if len(b) > 0 || !g.Plain {
-			bufs = append(bufs, g.bytes(b))
-		}
+	if g.Plain && len(buffers[0]) == 0 {
+		buffers = nil
 	}
-	return finish(dt, n, nulls, bufs)
+	return g.finish(dt, g.rows(n), append([][]byte{headers}, buffers...))
 }
 
 func (g *Gen) list(t arrow.ListLikeType, n int) *array.Data {
@@ -68,20 +62,20 @@ func (g *Gen) list(t arrow.ListLikeType, n int) *array.Data {
 		at += max(0, g.Rng.Int64N(6)-1)
 		offsets = putOffset(offsets, wide, at)
 	}
-	valid, nulls := g.validity(n)
+	valid := g.rows(n)
 	var child *array.Data
 	if t.ID() == arrow.MAP { // neither entries nor keys may be null
 		entry := t.Elem().(*arrow.StructType)
-		rows := int(at) + g.slack()
+		entries := int(at) + g.slack()
 		nulls := g.Nulls
 		g.Nulls = 0
-		keys := g.whole(entry.Field(0).Type, rows)
+		keys := g.whole(entry.Field(0).Type, entries)
 		g.Nulls = nulls
-		child = finish(entry, rows, 0, []*memory.Buffer{nil}, keys, g.data(entry.Field(1).Type, rows))
+		child = g.finish(entry, rows{n: entries}, nil, keys, g.data(entry.Field(1).Type, entries))
 	} else {
 		child = g.data(t.Elem(), int(at)+g.slack())
 	}
-	return finish(t, n, nulls, []*memory.Buffer{valid, g.bytes(offsets)}, child)
+	return g.finish(t, valid, [][]byte{offsets}, child)
 }
 
 func (g *Gen) listView(t arrow.ListLikeType, n int) *array.Data {
@@ -100,8 +94,7 @@ func (g *Gen) listView(t arrow.ListLikeType, n int) *array.Data {
 		offsets = putOffset(offsets, wide, off)
 		sizes = putOffset(sizes, wide, size)
 	}
-	valid, nulls := g.validity(n)
-	return finish(t, n, nulls, []*memory.Buffer{valid, g.bytes(offsets), g.bytes(sizes)}, g.data(t.Elem(), int(values)))
+	return g.finish(t, g.rows(n), [][]byte{offsets, sizes}, g.data(t.Elem(), int(values)))
 }
 
 // codes returns n random type codes of a union.
@@ -123,7 +116,7 @@ func (g *Gen) denseUnion(t *arrow.DenseUnionType, n int) *array.Data {
 	for _, code := range codes {
 		child := t.ChildIDs()[code]
 		if !g.Plain && lengths[child] > 0 && g.Rng.IntN(8) == 0 {
-			lengths[child]-- // the value before once more
+			lengths[child]-- // refer to the previous value again
 		}
 		offsets = putOffset(offsets, false, lengths[child])
 		lengths[child]++
@@ -132,7 +125,7 @@ func (g *Gen) denseUnion(t *arrow.DenseUnionType, n int) *array.Data {
 	for i, f := range t.Fields() {
 		children[i] = g.data(f.Type, int(lengths[i])+g.slack())
 	}
-	return finish(t, n, 0, []*memory.Buffer{nil, g.bytes(codes), g.bytes(offsets)}, children...)
+	return g.finish(t, rows{n: n}, [][]byte{codes, offsets}, children...)
 }
 
 func (g *Gen) dictionary(t *arrow.DictionaryType, n int) *array.Data {
@@ -145,8 +138,7 @@ func (g *Gen) dictionary(t *arrow.DictionaryType, n int) *array.Data {
 		b = append(b, byte(g.Rng.IntN(entries)))
 		b = append(b, make([]byte, width-1)...)
 	}
-	valid, nulls := g.validity(n)
-	d := finish(t, n, nulls, []*memory.Buffer{valid, g.bytes(b)})
+	d := g.finish(t, g.rows(n), [][]byte{b})
 	d.SetDictionary(dict)
 	return d
 }
@@ -162,11 +154,11 @@ func (g *Gen) runs(t *arrow.RunEndEncodedType, n int) *array.Data {
 		}
 		ends = append(ends, binary.LittleEndian.AppendUint64(nil, uint64(at))[:width]...)
 	}
-	endsData := finish(t.RunEnds(), runs, 0, []*memory.Buffer{nil, g.bytes(ends)})
-	return finish(t, n, 0, []*memory.Buffer{nil}, endsData, g.data(t.Encoded(), runs+g.slack()))
+	endsData := g.finish(t.RunEnds(), rows{n: runs}, [][]byte{ends})
+	return g.finish(t, rows{n: n}, nil, endsData, g.data(t.Encoded(), runs+g.slack()))
 }
 
-// extension makes the storage and calls it by the extension's name.
+// extension makes the storage and gives it the extension type.
 func (g *Gen) extension(t arrow.ExtensionType, n int) *array.Data {
 	s := g.data(t.StorageType(), n)
 	defer s.Release()

@@ -10,34 +10,39 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// Flights returns a table like the usual flights data: a timestamp, delay and
-// distance as int64, origin and destination as large strings of three letters,
-// all nullable, with 2 % nulls. About 47 bytes a row.
+// Flights returns a table like the well-known flights data: a timestamp, delay and distance as
+// int64, origin and destination as large strings of three letters, all nullable, with 2 % nulls. It
+// takes about 47 bytes a row.
 func Flights(seed uint64, rows int) arrow.RecordBatch {
 	g := New(seed)
 	g.Plain, g.Nulls = true, 0.02
+	date, number := &arrow.TimestampType{Unit: arrow.Microsecond}, arrow.PrimitiveTypes.Int64
+	airport := arrow.BinaryTypes.LargeString
 	schema := arrow.NewSchema([]arrow.Field{
-		{Name: "date", Type: &arrow.TimestampType{Unit: arrow.Microsecond}, Nullable: true},
-		{Name: "delay", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
-		{Name: "distance", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
-		{Name: "origin", Type: arrow.BinaryTypes.LargeString, Nullable: true},
-		{Name: "destination", Type: arrow.BinaryTypes.LargeString, Nullable: true},
+		{Name: "date", Type: date, Nullable: true},
+		{Name: "delay", Type: number, Nullable: true},
+		{Name: "distance", Type: number, Nullable: true},
+		{Name: "origin", Type: airport, Nullable: true},
+		{Name: "destination", Type: airport, Nullable: true},
 	}, nil)
-	const start = 978307200e6 // 2001, as vega's flights
-	return g.table(schema, rows,
-		g.int64s(rows, start, 90*86400e6), g.int64s(rows, -60, 1500), g.int64s(rows, 31, 4931),
-		g.letters(arrow.BinaryTypes.LargeString, rows, 3, 3), g.letters(arrow.BinaryTypes.LargeString, rows, 3, 3))
+	const start = 978307200e6 // 2001, as in vega's flights
+	return recordOf(schema, rows,
+		g.int64s(date, rows, start, 90*86400e6), g.int64s(number, rows, -60, 1500), g.int64s(number, rows, 31, 4931),
+		g.letters(airport, rows, 3, 3), g.letters(airport, rows, 3, 3))
 }
 
-// Strings returns a table of cols columns of short strings, up to 15 bytes,
-// nullable, with 2 % nulls.
+// Strings returns a table of cols nullable columns of strings of up to 15 bytes, with 2 % nulls.
 func Strings(seed uint64, rows, cols int) arrow.RecordBatch {
-	return columns(seed, 0.02, rows, cols, func(g *Gen) *array.Data { return g.letters(arrow.BinaryTypes.String, rows, 0, 15) })
+	return columns(seed, 0.02, rows, cols, func(g *Gen) *array.Data {
+		return g.letters(arrow.BinaryTypes.String, rows, 0, 15)
+	})
 }
 
 // Ints returns a table of cols columns of int64 without nulls.
 func Ints(seed uint64, rows, cols int) arrow.RecordBatch {
-	return columns(seed, 0, rows, cols, func(g *Gen) *array.Data { return g.int64s(rows, -1<<40, 1<<41) })
+	return columns(seed, 0, rows, cols, func(g *Gen) *array.Data {
+		return g.int64s(arrow.PrimitiveTypes.Int64, rows, -1<<40, 1<<41)
+	})
 }
 
 // columns returns a table of cols columns of one type.
@@ -49,41 +54,26 @@ func columns(seed uint64, nulls float64, rows, cols int, column func(*Gen) *arra
 		data[i] = column(g)
 		types[i] = data[i].DataType()
 	}
-	return g.table(Schema(types...), rows, data...)
+	return recordOf(Schema(types...), rows, data...)
 }
 
-func (g *Gen) table(schema *arrow.Schema, rows int, data ...*array.Data) arrow.RecordBatch {
-	cols := make([]arrow.Array, len(data))
-	for i, d := range data {
-		d.Reset(schema.Field(i).Type, rows, d.Buffers(), nil, d.NullN(), 0)
-		cols[i] = array.MakeFromData(d)
-		d.Release()
-		defer cols[i].Release()
-	}
-	return array.NewRecordBatch(schema, cols, int64(rows))
-}
-
-func (g *Gen) int64s(n int, from, span int64) *array.Data {
-	values := g.buffer(8 * n)
-	b := values.Bytes()
+// int64s returns n numbers of at least from and less than from+span.
+func (g *Gen) int64s(dt arrow.DataType, n int, from, span int64) *array.Data {
+	b := make([]byte, 8*n)
 	for i := range n {
 		binary.LittleEndian.PutUint64(b[8*i:], uint64(from+g.Rng.Int64N(span)))
 	}
-	valid, nulls := g.validity(n)
-	return finish(arrow.PrimitiveTypes.Int64, n, nulls, []*memory.Buffer{valid, values})
+	return g.finish(dt, g.rows(n), [][]byte{b})
 }
 
+// letters returns n strings of shortest to longest capital letters, at most 16.
 func (g *Gen) letters(dt arrow.DataType, n, shortest, longest int) *array.Data {
-	wide, width := dt.ID() == arrow.LARGE_STRING, 4
-	if wide {
-		width = 8
-	}
+	wide := dt.ID() == arrow.LARGE_STRING
 	values := make([]byte, 0, n*longest)
-	ends := g.buffer((n + 1) * width)
-	offsets := putOffset(ends.Bytes()[:0], wide, 0)
+	offsets := putOffset(make([]byte, 0, 8*(n+1)), wide, 0)
 	for range n {
 		word := g.Rng.Uint64()
-		var text [16]byte // of the stack, where the race detector does not look at each byte
+		var text [16]byte // on the stack, where the race detector does not instrument each byte
 		m := shortest + g.Rng.IntN(longest-shortest+1)
 		for i := range m {
 			text[i] = 'A' + byte(word%26)
@@ -92,12 +82,11 @@ func (g *Gen) letters(dt arrow.DataType, n, shortest, longest int) *array.Data {
 		values = append(values, text[:m]...)
 		offsets = putOffset(offsets, wide, int64(len(values)))
 	}
-	valid, nulls := g.validity(n)
-	return finish(dt, n, nulls, []*memory.Buffer{valid, ends, g.bytes(values)})
+	return g.finish(dt, g.rows(n), [][]byte{offsets, values})
 }
 
-// Coded returns a record of four rows with n columns, each with a dictionary of its own of
-// more than 4 KiB.
+// Coded returns a record of four rows and n columns, each with its own dictionary of more than 4
+// KiB.
 func Coded(n int) arrow.RecordBatch {
 	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 	fields, cols := make([]arrow.Field, n), make([]arrow.Array, n)

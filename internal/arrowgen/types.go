@@ -8,23 +8,28 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 )
 
-// Flat returns every type without children, the parametric ones with several
-// parameters.
+// The types of arrow-go without parameters, by shorter names.
+var numbers, fixed, texts = arrow.PrimitiveTypes, arrow.FixedWidthTypes, arrow.BinaryTypes
+
+// Flat returns every type without children, parametric types with several parameters.
 func Flat() []arrow.DataType {
 	types := []arrow.DataType{
 		arrow.Null,
-		arrow.FixedWidthTypes.Boolean,
-		arrow.PrimitiveTypes.Int8, arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int32, arrow.PrimitiveTypes.Int64,
-		arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Uint16, arrow.PrimitiveTypes.Uint32, arrow.PrimitiveTypes.Uint64,
-		arrow.FixedWidthTypes.Float16, arrow.PrimitiveTypes.Float32, arrow.PrimitiveTypes.Float64,
+		fixed.Boolean,
+		numbers.Int8, numbers.Int16, numbers.Int32, numbers.Int64,
+		numbers.Uint8, numbers.Uint16, numbers.Uint32, numbers.Uint64,
+		fixed.Float16, numbers.Float32, numbers.Float64,
 		&arrow.Decimal32Type{Precision: 9, Scale: 2}, &arrow.Decimal64Type{Precision: 18, Scale: 4},
 		&arrow.Decimal128Type{Precision: 38, Scale: 10}, &arrow.Decimal256Type{Precision: 76, Scale: -3},
-		arrow.FixedWidthTypes.Date32, arrow.FixedWidthTypes.Date64,
-		arrow.FixedWidthTypes.MonthInterval, arrow.FixedWidthTypes.DayTimeInterval, arrow.FixedWidthTypes.MonthDayNanoInterval,
-		arrow.BinaryTypes.Binary, arrow.BinaryTypes.String, arrow.BinaryTypes.LargeBinary, arrow.BinaryTypes.LargeString,
-		arrow.BinaryTypes.BinaryView, arrow.BinaryTypes.StringView,
-		&arrow.FixedSizeBinaryType{ByteWidth: 1}, &arrow.FixedSizeBinaryType{ByteWidth: 5}, &arrow.FixedSizeBinaryType{ByteWidth: 70},
-		arrow.FixedWidthTypes.Time32s, arrow.FixedWidthTypes.Time32ms, arrow.FixedWidthTypes.Time64us, arrow.FixedWidthTypes.Time64ns,
+		fixed.Date32, fixed.Date64,
+		fixed.MonthInterval, fixed.DayTimeInterval,
+		fixed.MonthDayNanoInterval,
+		texts.Binary, texts.String, texts.LargeBinary, texts.LargeString,
+		texts.BinaryView, texts.StringView,
+		&arrow.FixedSizeBinaryType{ByteWidth: 1}, &arrow.FixedSizeBinaryType{ByteWidth: 5},
+		&arrow.FixedSizeBinaryType{ByteWidth: 70},
+		fixed.Time32s, fixed.Time32ms,
+		fixed.Time64us, fixed.Time64ns,
 	}
 	for _, unit := range []arrow.TimeUnit{arrow.Second, arrow.Millisecond, arrow.Microsecond, arrow.Nanosecond} {
 		types = append(types,
@@ -34,29 +39,31 @@ func Flat() []arrow.DataType {
 	return types
 }
 
-// Nested returns every type that has children over elem, among them
-// dictionaries, run-end encoded arrays and an extension that is not registered.
+// Nested returns every type with children of type elem, including dictionaries, run-end encoded
+// types and an extension that is not registered.
 func Nested(elem arrow.DataType) []arrow.DataType {
+	meta := arrow.NewMetadata([]string{"k"}, []string{"v"})
 	types := []arrow.DataType{
 		arrow.ListOf(elem), arrow.LargeListOf(elem),
 		arrow.ListViewOf(elem), arrow.LargeListViewOf(elem),
 		arrow.FixedSizeListOf(3, elem),
 		arrow.StructOf(
 			arrow.Field{Name: "a", Type: elem, Nullable: true},
-			arrow.Field{Name: "b", Type: arrow.PrimitiveTypes.Int16, Nullable: true, Metadata: arrow.NewMetadata([]string{"k"}, []string{"v"})},
+			arrow.Field{Name: "b", Type: numbers.Int16, Nullable: true, Metadata: meta},
 		),
-		arrow.MapOf(arrow.BinaryTypes.String, elem),
+		arrow.MapOf(texts.String, elem),
 		arrow.SparseUnionOf(unionFields(elem)),
 		arrow.DenseUnionOf(unionFields(elem)),
 		NewExtension("spillway.test", elem),
 	}
 	for _, index := range []arrow.DataType{
-		arrow.PrimitiveTypes.Int8, arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Uint16,
-		arrow.PrimitiveTypes.Int32, arrow.PrimitiveTypes.Uint32, arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Uint64,
+		numbers.Int8, numbers.Uint8, numbers.Int16, numbers.Uint16,
+		numbers.Int32, numbers.Uint32, numbers.Int64, numbers.Uint64,
 	} {
-		types = append(types, &arrow.DictionaryType{IndexType: index, ValueType: elem, Ordered: index == arrow.PrimitiveTypes.Int8})
+		ordered := index == numbers.Int8
+		types = append(types, &arrow.DictionaryType{IndexType: index, ValueType: elem, Ordered: ordered})
 	}
-	for _, ends := range []arrow.DataType{arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int32, arrow.PrimitiveTypes.Int64} {
+	for _, ends := range []arrow.DataType{numbers.Int16, numbers.Int32, numbers.Int64} {
 		types = append(types, arrow.RunEndEncodedOf(ends, elem))
 	}
 	return types
@@ -64,33 +71,34 @@ func Nested(elem arrow.DataType) []arrow.DataType {
 
 func unionFields(elem arrow.DataType) ([]arrow.Field, []arrow.UnionTypeCode) {
 	return []arrow.Field{
-		{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true},
+		{Name: "text", Type: texts.String, Nullable: true},
 		{Name: "elem", Type: elem, Nullable: true},
-		{Name: "flag", Type: arrow.FixedWidthTypes.Boolean, Nullable: true},
+		{Name: "flag", Type: fixed.Boolean, Nullable: true},
 	}, []arrow.UnionTypeCode{9, 0, 126}
 }
 
-// Types returns the types that tests should go through one by one: all flat ones; all nested ones
-// over int32 and over strings; each nested one within a struct, a list, a fixed-size list, a
+// Types returns the types that tests should try one by one: all flat types; all nested types over
+// int32 and over strings; each nested type within a struct, a list, a fixed-size list, a
 // dictionary, a dense union and an extension; a struct without fields; a union with the last type
 // code; and a list of lists of structs.
 func Types() []arrow.DataType {
-	types := append(Flat(), Nested(arrow.PrimitiveTypes.Int32)...)
-	inner := Nested(arrow.BinaryTypes.String)
+	types := append(Flat(), Nested(numbers.Int32)...)
+	inner := Nested(texts.String)
 	types = append(types, inner...)
 	for _, t := range inner {
 		types = append(types,
 			arrow.StructOf(arrow.Field{Name: "s", Type: t, Nullable: true}),
 			arrow.ListOf(t), arrow.FixedSizeListOf(2, t), arrow.ListViewOf(t),
-			&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int16, ValueType: t},
+			&arrow.DictionaryType{IndexType: numbers.Int16, ValueType: t},
 			arrow.DenseUnionOf(unionFields(t)),
 			NewExtension("spillway.outer", t))
 	}
+	last := []arrow.Field{{Name: "last", Type: texts.String, Nullable: true}}
 	return append(types, arrow.StructOf(),
-		arrow.DenseUnionOf([]arrow.Field{{Name: "last", Type: arrow.BinaryTypes.String, Nullable: true}}, []arrow.UnionTypeCode{127}),
+		arrow.DenseUnionOf(last, []arrow.UnionTypeCode{127}),
 		arrow.ListOf(arrow.LargeListOf(arrow.StructOf(
-			arrow.Field{Name: "x", Type: arrow.ListOf(arrow.FixedWidthTypes.Boolean), Nullable: true},
-			arrow.Field{Name: "y", Type: arrow.BinaryTypes.StringView, Nullable: true}))))
+			arrow.Field{Name: "x", Type: arrow.ListOf(fixed.Boolean), Nullable: true},
+			arrow.Field{Name: "y", Type: texts.StringView, Nullable: true}))))
 }
 
 // RandomType returns a type that is nested up to depth levels.
@@ -100,7 +108,7 @@ func (g *Gen) RandomType(depth int) arrow.DataType {
 		return flat[g.Rng.IntN(len(flat))]
 	}
 	elem := g.RandomType(depth - 1)
-	for elem.ID() == arrow.RUN_END_ENCODED { // runs of runs are not in use
+	for elem.ID() == arrow.RUN_END_ENCODED { // runs of runs are not used in practice
 		elem = g.RandomType(depth - 1)
 	}
 	nested := Nested(elem)
@@ -121,7 +129,7 @@ func NewExtension(name string, storage arrow.DataType) *Extension {
 // ExtensionArray is an array of an Extension.
 type ExtensionArray struct{ array.ExtensionArrayBase }
 
-// ValueStr prints the storage's value.
+// ValueStr formats the storage's value.
 func (a *ExtensionArray) ValueStr(i int) string { return a.Storage().ValueStr(i) }
 
 // ArrayType implements arrow.ExtensionType.
@@ -130,7 +138,7 @@ func (*Extension) ArrayType() reflect.Type { return reflect.TypeFor[ExtensionArr
 // ExtensionName implements arrow.ExtensionType.
 func (e *Extension) ExtensionName() string { return e.name }
 
-// String distinguishes two extensions.
+// String includes the name and the storage, which distinguish extensions.
 func (e *Extension) String() string { return fmt.Sprintf("extension<%s, %s>", e.name, e.Storage) }
 
 // ExtensionEquals implements arrow.ExtensionType.
@@ -146,5 +154,3 @@ func (*Extension) Serialize() string { return "" }
 func (e *Extension) Deserialize(storage arrow.DataType, _ string) (arrow.ExtensionType, error) {
 	return NewExtension(e.name, storage), nil
 }
-
-var _ array.ExtensionArray = (*ExtensionArray)(nil)

@@ -1,12 +1,12 @@
-// Package cfake is for tests of what calls a library in C that a machine may not have: it
-// compiles another that takes its place.
+// Package cfake compiles C libraries for tests of code that calls a library that the machine may
+// not have.
 //
-//	Source{Name, Files, Dir} ── Write(t, without...) ──▶ path of a library of the test's own
+//	Source{Name, Files, Dir} ── Write(t, without...) ──▶ path of the test's own library
 //
-// A library that is loaded by another path has another state, so tests may run side by side.
-// One compilation serves for all of them, also for those whose library lacks functions. The
-// files are in the test's temporary directory. Where there is no C compiler a test is skipped
-// that needs one. All functions may be called at the same time.
+// A library that is loaded by another path has its own state, so tests may run in parallel. All of
+// them share one compilation, even those whose library lacks functions. The files are in the test's
+// temporary directory. Without a C compiler Write skips the test. All functions are safe for
+// concurrent use.
 package cfake
 
 import (
@@ -22,24 +22,24 @@ import (
 	"testing"
 )
 
-// Source is what a library is made of. Its sources are compiled as one, so a name that is static in
-// one of them is no name of another. It must not be copied once it is in use.
+// Source describes a library. Its source files are compiled as one, so they must not use one static
+// name twice. A Source must not be copied after its first use.
 type Source struct {
 	Name  string // of the library's file, such as libcuda.so.1
 	Files fs.FS
-	Dir   string // the sources' in Files, and their headers'
+	Dir   string // of the sources and their headers in Files
 
 	once sync.Once
 	lib  []byte
 	err  error
 }
 
-// errNoCompiler is why tests are skipped.
-var errNoCompiler = errors.New("gcc, cc or clang, and the C library's headers, are not there")
+// errNoCompiler is the error for which tests are skipped.
+var errNoCompiler = errors.New("gcc, cc or clang, or the C library's headers, are missing")
 
-// Write writes the library to a directory of the test and returns its path. The dynamic linker
-// finds the functions named in it no more: as in a library that is older. Where there is no
-// compiler the test is skipped.
+// Write writes the library to a directory of the test and returns its path. The dynamic linker does
+// not find the functions in without, as in an older library. Write skips the test if there is no
+// compiler.
 func (s *Source) Write(t testing.TB, without ...string) (path string) {
 	t.Helper()
 	s.once.Do(func() { s.lib, s.err = s.Compile() })
@@ -62,7 +62,7 @@ func (s *Source) Write(t testing.TB, without ...string) (path string) {
 	return path
 }
 
-// Compile compiles the library, with flags besides its own, and returns its bytes.
+// Compile compiles the library with additional flags and returns its bytes.
 func (s *Source) Compile(flags ...string) (_ []byte, err error) {
 	compiler, err := findCompiler()
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *Source) Compile(flags ...string) (_ []byte, err error) {
 		return nil, err
 	}
 	out := filepath.Join(dir, s.Name)
-	// Not optimized: to compile takes a third of the time, and tests copy little.
+	// Compiling without optimization takes a third of the time, and tests copy little.
 	flags = append([]string{"-shared", "-fPIC", "-O0", "-Wall", "-pthread", "-fvisibility=hidden", "-o", out}, flags...)
 	if text, err := exec.Command(compiler, append(flags, file)...).CombinedOutput(); err != nil {
 		if s.lacksHeaders(text) {
@@ -99,8 +99,8 @@ func findCompiler() (string, error) {
 	return "", errNoCompiler
 }
 
-// unpack writes the sources to dir, and one that includes them, which it returns: a compiler reads
-// the headers once, which halves its time.
+// unpack writes the sources to dir and returns the path of one that includes all of them, so that
+// the compiler reads the headers only once, which halves its time.
 func (s *Source) unpack(dir string) (all string, err error) {
 	entries, err := fs.ReadDir(s.Files, s.Dir)
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *Source) unpack(dir string) (all string, err error) {
 	return all, os.WriteFile(all, includes, 0o600)
 }
 
-// lacksHeaders reports whether it was the system's headers that the compiler did not find.
+// lacksHeaders reports whether the compiler did not find a header of the system.
 func (s *Source) lacksHeaders(text []byte) bool {
 	own, _ := fs.ReadDir(s.Files, s.Dir)
 	for _, e := range own {
@@ -134,7 +134,7 @@ func (s *Source) lacksHeaders(text []byte) bool {
 	return bytes.Contains(text, []byte(".h: No such file"))
 }
 
-// hide takes a function's name out of a library, so that the dynamic linker does not find it.
+// hide changes a function's name in a library, so that the dynamic linker does not find it.
 func hide(lib []byte, name string) ([]byte, error) {
 	old := []byte("\x00" + name + "\x00")
 	if !bytes.Contains(lib, old) {

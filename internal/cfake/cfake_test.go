@@ -11,15 +11,16 @@ import (
 	"github.com/spillway-db/spillway/internal/dynlib"
 )
 
-// small has two functions, a header of its own and one of the system.
+// small returns a source with two functions, its own header and one of the system.
 func small() *Source {
 	return &Source{Name: "libsmall.so", Dir: "src", Files: fstest.MapFS{
-		"src/own.h":   {Data: []byte("#define VALUE 41\n#define API __attribute__((visibility(\"default\")))\n")},
-		"src/small.c": {Data: []byte("#include <stdlib.h>\n#include \"own.h\"\nAPI int value(void) { return VALUE; }\nAPI int value_v2(void) { return abs(-VALUE) + 1; }\n")},
+		"src/own.h": {Data: []byte("#define VALUE 41\n#define API __attribute__((visibility(\"default\")))\n")},
+		"src/small.c": {Data: []byte("#include <stdlib.h>\n#include \"own.h\"\n" +
+			"API int value(void) { return VALUE; }\nAPI int value_v2(void) { return abs(-VALUE) + 1; }\n")},
 	}}
 }
 
-// Libraries have what was not hidden, and leave no files.
+// TestWrite checks that libraries have the functions that were not hidden, and leave no files.
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
@@ -52,7 +53,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// Only a function that is there can be hidden.
+// A function that does not exist cannot be hidden.
 func TestHide(t *testing.T) {
 	lib := []byte("..\x00cuInit\x00cuInit_v2\x00")
 	got, err := hide(lib, "cuInit")
@@ -60,11 +61,11 @@ func TestHide(t *testing.T) {
 		t.Errorf("hide gave %q, %v", got, err)
 	}
 	if _, err := hide(lib, "cuNone"); err == nil {
-		t.Error("a function was hidden that is not there")
+		t.Error("a function was hidden that does not exist")
 	}
 }
 
-// Where there is no compiler a test says what it needs.
+// Without a compiler a test is skipped, and the reason names what it needs.
 func TestNoCompiler(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := small().Compile(); err == nil || !strings.Contains(err.Error(), "gcc") {
@@ -80,7 +81,7 @@ func TestNoCompiler(t *testing.T) {
 	})
 }
 
-// Headers that are the source's own are no reason to skip a test.
+// A missing header of the source's own is not a reason to skip a test.
 func TestLacksHeaders(t *testing.T) {
 	for text, want := range map[string]bool{
 		"small.c:1:10: fatal error: stdlib.h: No such file or directory": true,

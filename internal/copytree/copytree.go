@@ -15,8 +15,8 @@ import (
 
 const page = 4096
 
-// Copy copies the directory src to dst, which need not exist. It omits the holes of files: files of
-// spill volumes are long and hold little.
+// Copy copies the directory src to dst, which need not exist. Holes of files stay holes, because
+// files of spill volumes are long and mostly empty.
 func Copy(t testing.TB, dst, src string) {
 	t.Helper()
 	err := fs.WalkDir(os.DirFS(src), ".", func(name string, d fs.DirEntry, err error) error {
@@ -53,7 +53,7 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 	if err != nil {
 		return err
 	}
-	// All ranges first: reading near a range that was never written makes the system count it as data.
+	// Find all ranges first: reading next to an unwritten range makes the system report it as data.
 	ranges, err := dataOf(in, size)
 	if err != nil {
 		return err
@@ -66,8 +66,8 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 	return out.Truncate(size)
 }
 
-// dataOf returns the ranges of f without holes. Where the system does not report holes, it returns the
-// whole file.
+// dataOf returns the ranges of f without holes. Where the system does not report holes, it returns
+// the whole file.
 func dataOf(f *os.File, size int64) (ranges [][2]int64, err error) {
 	const seekData, seekHole = 3, 4
 	if runtime.GOOS != "linux" {
@@ -89,8 +89,8 @@ func dataOf(f *os.File, size int64) (ranges [][2]int64, err error) {
 	return ranges, nil
 }
 
-// copyData copies the bytes from begin to end, except for pages of zeros: what is allocated and was
-// never written is no hole once it has been read.
+// copyData copies the bytes from begin to end, except for pages of zeros: a range that is allocated
+// but was never written is not reported as a hole once it has been read.
 func copyData(out, in *os.File, begin, end int64) error {
 	const most = 64 * page
 	data := make([]byte, min(most, end-begin))
@@ -110,7 +110,8 @@ func copyData(out, in *os.File, begin, end int64) error {
 	return nil
 }
 
-// alike returns where the pages of data from from on end that are all zeros, or that all are not.
+// alike returns where the pages at from end that are all zeros, if zero is true, or that all are
+// not.
 func alike(data []byte, from int, zero bool) int {
 	for from < len(data) {
 		end := min(from+page, len(data))

@@ -10,7 +10,8 @@ import (
 	"github.com/spillway-db/spillway/internal/copytree"
 )
 
-// TestCopyOfZerosTakesNoRoom: files of volumes have much room that was never written.
+// TestCopyOfZerosTakesNoRoom checks that zeros become a hole: most of a volume's files is
+// unwritten.
 func TestCopyOfZerosTakesNoRoom(t *testing.T) {
 	src, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	if err := os.WriteFile(filepath.Join(src, "zeros"), make([]byte, 1<<20), 0o600); err != nil {
@@ -18,7 +19,8 @@ func TestCopyOfZerosTakesNoRoom(t *testing.T) {
 	}
 	copytree.Copy(t, dst, src)
 	var room unix.Stat_t
-	if err := unix.Stat(filepath.Join(dst, "zeros"), &room); err != nil || room.Size != 1<<20 || room.Blocks*512 > 64<<10 {
+	err := unix.Stat(filepath.Join(dst, "zeros"), &room)
+	if err != nil || room.Size != 1<<20 || room.Blocks*512 > 64<<10 {
 		t.Errorf("the copy has %d bytes and takes %d blocks: %v", room.Size, room.Blocks, err)
 	}
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/spillway-db/spillway/internal/copytree"
 )
 
-// TestCopyTree: names, modes and bytes are the source's, also of files that end in zeros or
-// in a hole.
+// TestCopyTree checks names, modes and bytes, also of files that end in zeros or in a hole.
 func TestCopyTree(t *testing.T) {
 	src, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	files := map[string][]byte{

@@ -1,5 +1,8 @@
-// Package equal compares records, schemas and types by value. It reads values through arrow-go's
-// arrays only, and so finds mistakes in the code that lays out and opens records.
+// Package equal compares records, schemas and types by value. It reads values only through
+// arrow-go's arrays, so it finds mistakes in the code that lays out and opens records.
+//
+// array.Equal of arrow-go does not serve: to it 0 equals -0, no NaN equals another, dictionaries
+// must have the same indices, and rows that take no bytes are compared one by one.
 package equal
 
 import (
@@ -10,14 +13,14 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
-	"github.com/apache/arrow-go/v18/arrow/bitutil"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/internal/guard"
 )
 
-// DifferenceError is where two records differ first.
+// DifferenceError describes the first difference of two records.
 type DifferenceError struct {
-	Path string // the column and what is in it, "a[3].b"; empty for the whole record
+	Path string // the column and the item or field in it, "a[3].b"; empty for the whole record
 	Row  int64  // -1 if the difference is not in a row
 	A, B string // the first and the second record's value
 }
@@ -42,8 +45,8 @@ func (e *DifferenceError) Error() string {
 // equals the index of a null, and an extension array equals one of the same storage. Floating-point
 // numbers are compared by their bits: a NaN equals the same NaN, and 0 is not -0.
 //
-// The time depends on the bytes of the records, and not on their rows: null columns and runs of any
-// length are compared in one step.
+// The time depends on the bytes of the records and not on their rows: null columns and runs of any
+// length take one step.
 //
 // The first call of Dictionary on an arrow-go array writes to the array. It must have happened
 // before several goroutines compare one record.
@@ -64,18 +67,22 @@ func Records(a, b arrow.RecordBatch) (err error) {
 	if a.NumRows() == 0 {
 		return nil // even if one has no columns, which arrow-go allows without rows
 	}
-	if a.NumCols() != b.NumCols() {
-		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d columns", a.NumCols()), B: fmt.Sprintf("%d columns", b.NumCols())}
+	if x, y := a.NumCols(), b.NumCols(); x != y {
+		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d columns", x), B: fmt.Sprintf("%d columns", y)}
 	}
 	for c := range int(a.NumCols()) {
-		if err := equalColumns(a.Schema().Field(c).Name, a.Column(c), b.Column(c), int(a.NumRows())); err != nil {
-			return err
+		x, y := a.Column(c), b.Column(c)
+		if sameBuffers(x.Data(), y.Data()) {
+			continue
+		}
+		if d, row := rowPairOf(x, y).compareRange(0, 0, int(a.NumRows())); d != nil {
+			return &DifferenceError{Path: a.Schema().Field(c).Name + d.path, Row: int64(row), A: d.a, B: d.b}
 		}
 	}
 	return nil
 }
 
-// Metadata returns the metadata of the record itself, without its schema's.
+// Metadata returns the metadata of the record itself, not that of its schema.
 func Metadata(r arrow.RecordBatch) arrow.Metadata {
 	if m, ok := r.(arrow.RecordBatchWithMetadata); ok {
 		return m.Metadata()
@@ -83,82 +90,26 @@ func Metadata(r arrow.RecordBatch) arrow.Metadata {
 	return arrow.Metadata{}
 }
 
-func equalColumns(name string, a, b arrow.Array, rows int) error {
-	if sameBytes(a, b, rows) || sameBuffers(a.Data(), b.Data()) {
-		return nil
-	}
-	if d, row := rowPairOf(a, b).compareRange(0, 0, rows); d != nil {
-		return &DifferenceError{Path: name + d.path, Row: int64(row), A: d.a, B: d.b}
-	}
-	return nil
-}
-
-// sameBytes reports whether two columns are of one fixed width, have no nulls and are equal.
-func sameBytes(a, b arrow.Array, rows int) bool {
-	x, okx := fixedBytes(a)
-	y, oky := fixedBytes(b)
-	if !okx || !oky || a.NullN() != 0 || b.NullN() != 0 {
-		return false
-	}
-	w := a.DataType().(arrow.FixedWidthDataType).Bytes()
-	return bytes.Equal(x[a.Data().Offset()*w:][:rows*w], y[b.Data().Offset()*w:][:rows*w])
-}
-
-// sameBuffers reports whether two arrays of one type have the same bytes. An unchanged copy has, and
-// then one comparison of each buffer replaces one of each row.
+// sameBuffers reports whether two arrays of one type have equal buffers, as an unchanged copy has.
+// One comparison of each buffer then replaces one of each row. If sameBuffers returns false, the
+// arrays may still be equal.
 func sameBuffers(a, b arrow.ArrayData) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
 	x, y := a.Buffers(), b.Buffers()
-	if a.Len() != b.Len() || a.Offset() != b.Offset() || len(x) != len(y) || len(x) > 0 && !sameNulls(a, b) {
+	if a.Len() != b.Len() || a.Offset() != b.Offset() || len(x) != len(y) {
 		return false
 	}
-	for i := 1; i < len(x); i++ {
-		if x[i] == nil || y[i] == nil {
-			if x[i] != y[i] {
-				return false
-			}
-		} else if !bytes.Equal(x[i].Bytes(), y[i].Bytes()) {
-			return false
-		}
+	if len(x) > 0 && a.NullN() == 0 && b.NullN() == 0 {
+		x, y = x[1:], y[1:] // a bitmap without nulls equals none
 	}
-	return slices.EqualFunc(a.Children(), b.Children(), sameBuffers) && sameBuffers(dictionaryData(a), dictionaryData(b))
+	dictA, _ := a.Dictionary().(*array.Data)
+	dictB, _ := b.Dictionary().(*array.Data)
+	return slices.EqualFunc(x, y, func(x, y *memory.Buffer) bool {
+		return x == y || x != nil && y != nil && bytes.Equal(x.Bytes(), y.Bytes())
+	}) && slices.EqualFunc(a.Children(), b.Children(), sameBuffers) &&
+		(dictA == dictB || dictA != nil && dictB != nil && sameBuffers(dictA, dictB))
 }
 
-// sameNulls reports whether the same rows are null, by the first buffer, if there is one.
-func sameNulls(a, b arrow.ArrayData) bool {
-	x, y := a.Buffers()[0], b.Buffers()[0]
-	switch {
-	case a.NullN() == 0 && b.NullN() == 0:
-		return true
-	case x == nil || y == nil:
-		return x == y
-	}
-	return bitutil.BitmapEquals(x.Bytes(), y.Bytes(), int64(a.Offset()), int64(b.Offset()), int64(a.Len()))
-}
-
-func dictionaryData(d arrow.ArrayData) arrow.ArrayData {
-	if x, ok := d.Dictionary().(*array.Data); !ok || x != nil {
-		return d.Dictionary()
-	}
-	return nil // and not a nil *array.Data
-}
-
-// fixedBytes returns the bytes of an array of a type whose values are equal if their bytes are.
-func fixedBytes(a arrow.Array) ([]byte, bool) {
-	switch t := a.DataType().(type) {
-	case *arrow.BooleanType, *arrow.DictionaryType, *arrow.NullType, arrow.ExtensionType:
-		return nil, false
-	case arrow.FixedWidthDataType:
-		if bufs := a.Data().Buffers(); t.Bytes() > 0 && len(bufs) > 1 && bufs[1] != nil {
-			return bufs[1].Bytes(), true
-		}
-		return nil, t.Bytes() > 0
-	}
-	return nil, false
-}
-
+// Schemas compares two schemas and returns nil, or a *DifferenceError with the first difference.
 func Schemas(a, b *arrow.Schema) error {
 	if a == b {
 		return nil
@@ -182,7 +133,7 @@ func Schemas(a, b *arrow.Schema) error {
 	return nil
 }
 
-// difference is what compare finds, and where in the value.
+// difference is a difference of two values or fields, and where in them it is.
 type difference struct{ path, a, b string }
 
 func fieldDifference(a, b arrow.Field, named bool) *difference {
@@ -197,11 +148,11 @@ func fieldDifference(a, b arrow.Field, named bool) *difference {
 	return typeDifference(a.Type, b.Type)
 }
 
-// Types reports whether two types are the same, with all that Records compares of them.
+// Types reports whether two types are the same, including all that Records compares of them.
 func Types(a, b arrow.DataType) bool { return typeDifference(a, b) == nil }
 
-// typeDifference compares also what arrow.TypeEqual passes over: nested
-// metadata of some types, the storage of extensions.
+// typeDifference also compares what arrow.TypeEqual ignores, such as the nested metadata of some
+// types and the storage of extensions.
 func typeDifference(a, b arrow.DataType) *difference {
 	if a == b {
 		return nil
@@ -232,8 +183,7 @@ func typeDifference(a, b arrow.DataType) *difference {
 			return diff
 		}
 	case arrow.UnionType:
-		y := b.(arrow.UnionType)
-		if len(x.TypeCodes()) != len(y.TypeCodes()) || fmt.Sprint(x.TypeCodes()) != fmt.Sprint(y.TypeCodes()) {
+		if !slices.Equal(x.TypeCodes(), b.(arrow.UnionType).TypeCodes()) {
 			return diff
 		}
 	}

@@ -63,30 +63,30 @@ func coded(dictionary arrow.ArrayData, indices ...int64) arrow.ArrayData {
 
 // oneOfUnion returns a row that is the first of child.
 func oneOfUnion(child arrow.ArrayData) arrow.ArrayData {
-	t := arrow.DenseUnionOf([]arrow.Field{{Name: "f", Type: child.DataType(), Nullable: true}}, []arrow.UnionTypeCode{5})
+	fields := []arrow.Field{{Name: "f", Type: child.DataType(), Nullable: true}}
+	t := arrow.DenseUnionOf(fields, []arrow.UnionTypeCode{5})
 	buffers := []*memory.Buffer{nil, memory.NewBufferBytes([]byte{5}), memory.NewBufferBytes(make([]byte, 4))}
 	return array.NewData(t, 1, buffers, []arrow.ArrayData{child}, 0, 0)
 }
 
 func recordOf(data arrow.ArrayData) arrow.RecordBatch {
-	a := array.MakeFromData(data)
-	schema := arrow.NewSchema([]arrow.Field{{Name: "c", Type: a.DataType(), Nullable: true}}, nil)
-	return array.NewRecordBatch(schema, []arrow.Array{a}, int64(a.Len()))
+	return oneColumn("c", array.MakeFromData(data))
 }
 
 // TestEqualOfManyRowsWithoutBytes compares more rows than could be visited: null columns and runs,
-// alone and within other types. The difference, where there is one, is in the last row.
+// alone and within other types. A difference is in the last row.
 func TestEqualOfManyRowsWithoutBytes(t *testing.T) {
 	const n = rowsWithoutBytes
 	same, other := runs(n, 1, strings2("x", "y")), runs(n, 1, strings2("x", "z"))
 	twoRuns := runs(n, 7, strings2("x", "x")) // the same rows as runs(n, 1, strings2("x", "x"))
 	twoRows := runs(2, 1, strings2("x", "x"))
+	lastItem := fmt.Sprintf("[%d]", n-1)
 	for _, c := range []struct {
 		name       string
 		a, b       arrow.ArrayData
 		row        int64 // of the difference; -1: there is none
 		path       string
-		sayA, sayB string
+		valA, valB string
 	}{
 		{"nulls", nulls(n), nullsRead(n), -1, "", "", ""},
 		{"runs", twoRuns, runs(n, 1, strings2("x", "x")), -1, "", "", ""},
@@ -98,13 +98,15 @@ func TestEqualOfManyRowsWithoutBytes(t *testing.T) {
 		{"fixed-size lists of nulls", fixedLists(n/4, 4, nulls(n)), fixedLists(n/4, 4, nullsRead(n)), -1, "", "", ""},
 		{"fixed-size lists of runs", fixedLists(n/4, 4, same), fixedLists(n/4, 4, other), n/4 - 1, "c[3]", "y", "z"},
 		{"list of nulls", oneList(nulls(n)), oneList(nullsRead(n)), -1, "", "", ""},
-		{"list of runs", oneList(same), oneList(other), 0, fmt.Sprintf("c[%d]", n-1), "y", "z"},
-		{"list of structs of nulls", oneList(structOf(n, nulls(n))), oneList(structOf(n, nullsRead(n))), -1, "", "", ""},
+		{"list of runs", oneList(same), oneList(other), 0, "c" + lastItem, "y", "z"},
+		{"list of structs of nulls", oneList(structOf(n, nulls(n))), oneList(structOf(n, nullsRead(n))),
+			-1, "", "", ""},
 		{"dictionary of nulls", coded(nulls(n), 0, n-1), coded(nullsRead(n), n-1, 0), -1, "", "", ""},
 		{"dictionary of runs", coded(same, 0, n-1), coded(other, 0, n-1), 1, "c", "y", "z"},
-		{"dictionary of lists of runs", coded(oneList(same), 0), coded(oneList(other), 0), 0, fmt.Sprintf("c[%d]", n-1), "y", "z"},
+		{"dictionary of lists of runs", coded(oneList(same), 0), coded(oneList(other), 0), 0, "c" + lastItem, "y", "z"},
 		{"union of lists of nulls", oneOfUnion(oneList(nulls(n))), oneOfUnion(oneList(nullsRead(n))), -1, "", "", ""},
-		{"union of lists of runs", oneOfUnion(oneList(same)), oneOfUnion(oneList(other)), 0, fmt.Sprintf("c.f[%d]", n-1), "y", "z"},
+		{"union of lists of runs", oneOfUnion(oneList(same)), oneOfUnion(oneList(other)),
+			0, "c.f" + lastItem, "y", "z"},
 		{"no bytes", bytesOfWidth0(n, nil), bytesOfWidth0(n, memory.NewBufferBytes(nil)), -1, "", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -119,8 +121,8 @@ func TestEqualOfManyRowsWithoutBytes(t *testing.T) {
 				return
 			}
 			var d *equal.DifferenceError
-			if !errors.As(err, &d) || d.Row != c.row || d.Path != c.path || d.A != c.sayA || d.B != c.sayB {
-				t.Errorf("%v; want row %d of %s: %s and %s", err, c.row, c.path, c.sayA, c.sayB)
+			if !errors.As(err, &d) || d.Row != c.row || d.Path != c.path || d.A != c.valA || d.B != c.valB {
+				t.Errorf("%v; want row %d of %s: %s and %s", err, c.row, c.path, c.valA, c.valB)
 			}
 		})
 	}

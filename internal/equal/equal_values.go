@@ -18,8 +18,9 @@ type rowPair struct {
 	values func(i, j int) *difference
 
 	// equalRun returns how many rows, from row i of a and row j of b on and at most n, are equal if
-	// those two are. It is nil if only the two rows are known to be. A null column takes no bytes
-	// and a run takes one value, whatever their lengths are, so these are compared in one step.
+	// those two are. It returns 1 if it knows no more. A null column takes no bytes and a run takes
+	// one value, whatever their lengths are, so these are compared in one step. Values of one width
+	// are compared many at a time.
 	equalRun func(i, j, n int) int
 }
 
@@ -29,8 +30,6 @@ type side struct {
 	null  func(i int) bool
 }
 
-func plainSide(a arrow.Array) side { return side{a, a.IsNull} }
-
 // compareRange compares n rows, from row i of a and row j of b on. It returns the first difference
 // and its distance from the start, or nil.
 func (p *rowPair) compareRange(i, j, n int) (d *difference, at int) {
@@ -38,21 +37,16 @@ func (p *rowPair) compareRange(i, j, n int) (d *difference, at int) {
 		if d := p.compare(i+at, j+at); d != nil {
 			return d, at
 		}
-		at += p.run(i+at, j+at, n-at)
+		at += p.equalRun(i+at, j+at, n-at)
 	}
 	return nil, 0
 }
 
-// run returns equalRun's result, or 1 without one.
-func (p *rowPair) run(i, j, n int) int {
-	if p.equalRun == nil {
-		return 1
-	}
-	return p.equalRun(i, j, n)
-}
+// oneRow is an equalRun for values that take bytes.
+func oneRow(_, _, _ int) int { return 1 }
 
-// whole is an equalRun: all rows are equal if two are.
-func whole(_, _, n int) int { return n }
+// allRows is an equalRun for values that take no bytes: all are equal if two are.
+func allRows(_, _, n int) int { return n }
 
 // noNulls reports whether neither array has a null of its own.
 func (p *rowPair) noNulls() bool { return p.a.array.NullN() == 0 && p.b.array.NullN() == 0 }
@@ -60,7 +54,7 @@ func (p *rowPair) noNulls() bool { return p.a.array.NullN() == 0 && p.b.array.Nu
 // show formats the value of row i for an error message.
 func (s side) show(i int) (text string) {
 	defer func() {
-		if recover() != nil { // some types cannot format all their values
+		if recover() != nil { // some types cannot format all of their values
 			text = "a value that cannot be printed"
 		}
 	}()
@@ -86,7 +80,7 @@ func (p *rowPair) differ(i, j int) *difference {
 	return &difference{a: p.a.show(i), b: p.b.show(j)}
 }
 
-// when sets values to a comparison that only reports whether two values are equal.
+// when sets values to a comparison that reports only whether two values are equal.
 func (p *rowPair) when(equal func(i, j int) bool) *rowPair {
 	p.values = func(i, j int) *difference {
 		if equal(i, j) {
@@ -98,11 +92,11 @@ func (p *rowPair) when(equal func(i, j int) bool) *rowPair {
 }
 
 func rowPairOf(a, b arrow.Array) *rowPair {
-	p := &rowPair{a: plainSide(a), b: plainSide(b)}
+	p := &rowPair{a: side{a, a.IsNull}, b: side{b, b.IsNull}, equalRun: oneRow}
 	switch x := a.(type) {
 	case *array.Null:
 		null := func(int) bool { return true } // IsNull of arrow-go returns false
-		p.a.null, p.b.null, p.equalRun = null, null, whole
+		p.a.null, p.b.null, p.equalRun = null, null, allRows
 		return p
 	case *array.Boolean:
 		y := b.(*array.Boolean)
@@ -125,29 +119,35 @@ func rowPairOf(a, b arrow.Array) *rowPair {
 	case interface{ Value(int) []byte }:
 		y := b.(interface{ Value(int) []byte })
 		if t, ok := a.DataType().(*arrow.FixedSizeBinaryType); ok && t.ByteWidth == 0 && p.noNulls() {
-			p.equalRun = whole
+			p.equalRun = allRows
 		}
 		return p.when(func(i, j int) bool { return bytes.Equal(x.Value(i), y.Value(j)) })
 	}
-	if _, ok := a.DataType().(arrow.FixedWidthDataType); !ok {
+	t, ok := a.DataType().(arrow.FixedWidthDataType)
+	if !ok {
 		panic(fmt.Sprintf("values of type %s cannot be compared", a.DataType()))
 	}
-	return fixedPair(p, a, b)
+	return fixedPair(p, a.Data(), b.Data(), t.Bytes())
 }
 
-// fixedPair compares numbers, and other values of one width, by their bits.
-func fixedPair(p *rowPair, a, b arrow.Array) *rowPair {
-	w := a.DataType().(arrow.FixedWidthDataType).Bytes()
-	x, _ := fixedBytes(a)
-	y, _ := fixedBytes(b)
-	xo, yo := a.Data().Offset(), b.Data().Offset()
+// fixedPair compares numbers, and other values of w bytes, by their bits.
+func fixedPair(p *rowPair, a, b arrow.ArrayData, w int) *rowPair {
+	rows := func(d arrow.ArrayData, i, n int) []byte { return d.Buffers()[1].Bytes()[(d.Offset()+i)*w:][:n*w] }
+	if p.noNulls() {
+		p.equalRun = func(i, j, n int) int {
+			if n = min(n, 128); bytes.Equal(rows(a, i, n), rows(b, j, n)) {
+				return n
+			}
+			return 1
+		}
+	}
 	p.values = func(i, j int) *difference {
-		v, u := x[(xo+i)*w:][:w], y[(yo+j)*w:][:w]
+		v, u := rows(a, i, 1), rows(b, j, 1)
 		if bytes.Equal(v, u) {
 			return nil
 		}
 		d := p.differ(i, j)
-		if d.a == d.b { // two NaNs, say
+		if d.a == d.b { // for example, two NaNs
 			d.a, d.b = fmt.Sprintf("%s (%x)", d.a, v), fmt.Sprintf("%s (%x)", d.b, u)
 		}
 		return d
@@ -163,7 +163,7 @@ func structPair(p *rowPair, a, b *array.Struct) *rowPair {
 	if p.noNulls() {
 		p.equalRun = func(i, j, n int) int {
 			for _, f := range fields {
-				n = f.run(i, j, n)
+				n = f.equalRun(i, j, n)
 			}
 			return n
 		}
@@ -187,7 +187,7 @@ func listPair(p *rowPair, a, b array.ListLike) *rowPair {
 		p.equalRun = func(i, j, n int) int {
 			from, _ := a.ValueOffsets(i)
 			from2, _ := b.ValueOffsets(j)
-			return max(1, items.run(int(from), int(from2), n*int(t.Len()))/int(t.Len()))
+			return max(1, items.equalRun(int(from), int(from2), n*int(t.Len()))/int(t.Len()))
 		}
 	}
 	p.values = func(i, j int) *difference {
@@ -227,16 +227,15 @@ func runsPair(p *rowPair, a, b *array.RunEndEncoded) *rowPair {
 	p.values = func(i, j int) *difference {
 		return values.values(a.GetPhysicalIndex(i), b.GetPhysicalIndex(j))
 	}
-	left, left2 := rowsLeft(a), rowsLeft(b)
-	p.equalRun = func(i, j, n int) int { return min(n, left(i), left2(j)) }
+	if a.Len() > 0 && b.Len() > 0 {
+		left, left2 := rowsLeft(a), rowsLeft(b)
+		p.equalRun = func(i, j, n int) int { return min(n, left(i), left2(j)) }
+	}
 	return p
 }
 
-// rowsLeft returns a function that returns how many rows of row i's run are left, with row i.
+// rowsLeft returns a function that returns how many rows of a run are left from row i on.
 func rowsLeft(a *array.RunEndEncoded) func(i int) int {
-	if a.Len() == 0 {
-		return nil
-	}
 	end, offset := encoded.GetRunEnds(a.Data().Children()[0]), a.Data().Offset()
 	return func(i int) int { return int(end(int64(a.GetPhysicalIndex(i)))) - offset - i }
 }
@@ -253,12 +252,14 @@ func unionPair(p *rowPair, a, b array.Union) *rowPair {
 		}
 		return i
 	}
-	// The children have the nulls.
+	// Only children have nulls.
 	valid := func(int) bool { return false }
 	p.a.null, p.b.null = valid, valid
 	p.values = func(i, j int) *difference {
 		if a.TypeCode(i) != b.TypeCode(j) {
-			return &difference{a: fmt.Sprintf("the type code %d", a.TypeCode(i)), b: fmt.Sprintf("the type code %d", b.TypeCode(j))}
+			return &difference{
+				a: fmt.Sprintf("the type code %d", a.TypeCode(i)), b: fmt.Sprintf("the type code %d", b.TypeCode(j)),
+			}
 		}
 		k := a.ChildID(i)
 		if d := fields[k].compare(at(a, i), at(b, j)); d != nil {

@@ -1,11 +1,10 @@
-// Package faultrule decides which of the operations that a rule for faults matches
-// it is applied to. The packages that put faults under tests, one for file systems and
-// one for devices, share it, so that their rules mean the same.
+// Package faultrule chooses the rule that applies to an operation. The packages that inject faults
+// into file systems and devices share it, so that their rules mean the same.
 //
 //	operation ──▶ Set ── rules that match ──▶ Turns ──▶ hit?      by index, by count, by chance
 //
-// A Set has a lock of the rank of a device. Under it, only the function that matches a rule is
-// called.
+// A Set has a lock of the rank Device. While it is held, the Set calls only the function that
+// matches a rule.
 package faultrule
 
 import (
@@ -18,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// Set holds rules, and counts the operations that are checked against them. It is safe for
-// concurrent use; New makes one.
+// Set holds rules and counts the operations that are checked against them. It is safe for
+// concurrent use.
 type Set[Rule any] struct {
 	ops []string
 
@@ -37,8 +36,8 @@ type active[Rule any] struct {
 	turns Turns
 }
 
-// New returns a set without rules, for the operations of these names. seed makes chance repeatable,
-// as far as the order of operations is.
+// New returns a set without rules for the operations of these names. seed makes chance repeatable,
+// provided that operations come in the same order.
 func New[Rule any](seed uint64, ops ...string) *Set[Rule] {
 	s := &Set[Rule]{ops: ops}
 	s.mu.random = rand.New(rand.NewPCG(seed, 0))
@@ -46,8 +45,8 @@ func New[Rule any](seed uint64, ops ...string) *Set[Rule] {
 	return s
 }
 
-// Add adds a rule, behind those that are there, and returns what removes it. It panics if turns
-// choose by a pattern that is malformed or fits no operation.
+// Add adds a rule after the existing ones and returns a function that removes it. It panics if a
+// pattern of turns is malformed or matches no operation.
 func (s *Set[Rule]) Add(r Rule, turns Turns) (remove func()) {
 	s.check(turns.Ops)
 	a := &active[Rule]{r, turns}
@@ -61,16 +60,16 @@ func (s *Set[Rule]) Add(r Rule, turns Turns) (remove func()) {
 	}
 }
 
-// check panics unless each pattern fits an operation.
+// check panics unless each pattern matches an operation.
 func (s *Set[Rule]) check(patterns []string) {
 	for _, p := range patterns {
 		if !slices.ContainsFunc(s.ops, func(op string) bool { return matches([]string{p}, op) }) {
-			panic(fmt.Sprintf("no operation is called %q: there are %s", p, strings.Join(s.ops, ", ")))
+			panic(fmt.Sprintf("no operation is called %q: the operations are %s", p, strings.Join(s.ops, ", ")))
 		}
 	}
 }
 
-// matches reports whether one of the patterns, each of path.Match, fits an operation.
+// matches reports whether one of the patterns, in the syntax of path.Match, matches an operation.
 func matches(patterns []string, op string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		fits, _ := path.Match(p, op)
@@ -78,8 +77,9 @@ func matches(patterns []string, op string) bool {
 	})
 }
 
-// Choose counts an operation and returns the rule that is applied to it, nil if none is. All whose
-// patterns fit it and that may count it (nil: all may), the first whose turn it is is applied.
+// Choose counts an operation and returns the rule that applies to it, or nil. The operation counts
+// for each rule whose patterns match it and for which may returns true (nil: each). Of these, the
+// first whose turn it is applies.
 func (s *Set[Rule]) Choose(op string, may func(*Rule) bool) (chosen *Rule) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,8 +93,8 @@ func (s *Set[Rule]) Choose(op string, may func(*Rule) bool) (chosen *Rule) {
 	return chosen
 }
 
-// Count returns how many operations there were that one of the patterns fits; without a pattern,
-// all. It panics as Add does.
+// Count returns how many operations one of the patterns matches. Without a pattern it returns the
+// number of all operations. It panics as Add does.
 func (s *Set[Rule]) Count(patterns ...string) int {
 	s.check(patterns)
 	s.mu.Lock()
@@ -111,7 +111,7 @@ func (s *Set[Rule]) Count(patterns ...string) int {
 	return n
 }
 
-// Hits returns how many operations the rules that are there were applied to.
+// Hits returns how many operations the present rules were applied to.
 func (s *Set[Rule]) Hits() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,17 +122,16 @@ func (s *Set[Rule]) Hits() int {
 	return n
 }
 
-// Below returns a number from 0 to n-1, by chance.
+// Below returns a random number from 0 to n-1.
 func (s *Set[Rule]) Below(n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mu.random.Int64N(n)
 }
 
-// Turns counts what a rule matches: the operations that one of the patterns Ops fits, all without
-// a pattern. Of that, Skip operations pass before the rule
-// begins; Times is how many it is applied to then, 0 for all; Probability is the
-// chance of each that is due so, 0 for certainty.
+// Turns counts the operations that one of the patterns Ops matches, or all without a pattern. Skip
+// of them pass before the rule begins. Times is how many it applies to after that, 0 for all.
+// Probability is the chance of each operation that is due, 0 for certainty.
 type Turns struct {
 	Ops         []string
 	Skip, Times int
@@ -143,8 +142,8 @@ type Turns struct {
 
 func (t *Turns) choose(op string) bool { return len(t.Ops) == 0 || matches(t.Ops, op) }
 
-// next counts an operation and reports whether the rule is applied to it. One that is
-// taken, by a rule before this one, is counted and no more.
+// next counts an operation and reports whether the rule applies to it. It does not if an earlier
+// rule has taken the operation.
 func (t *Turns) next(random *rand.Rand, taken bool) bool {
 	t.seen++
 	if taken || t.seen <= t.Skip || t.Times > 0 && t.hits >= t.Times {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// row tells of n operations which were hit; those in taken belong to another rule.
+// row returns which of n operations were hit. Another rule has taken those in taken.
 func row(t *Turns, n int, taken ...int) string {
 	random := rand.New(rand.NewPCG(1, 0))
 	var out []byte
@@ -47,13 +47,14 @@ func TestTurns(t *testing.T) {
 				}
 			}
 			if got != c.want || c.turns.hits != hits {
-				t.Errorf("hit %s, told as %d; want %s", got, c.turns.hits, c.want)
+				t.Errorf("hit %s, counted as %d; want %s", got, c.turns.hits, c.want)
 			}
 		})
 	}
 }
 
-// TestChance: a chance hits its share, of those that are due, and no more than Times.
+// TestChance checks that Probability hits its share of the operations that are due, and at most
+// Times.
 func TestChance(t *testing.T) {
 	quarter := Turns{Probability: 0.25}
 	row(&quarter, 4000)
@@ -67,8 +68,8 @@ func TestChance(t *testing.T) {
 	}
 }
 
-// TestSet: all rules that match an operation count it, the first whose turn it is is applied, and
-// one that was removed is not.
+// TestSet checks that all rules that match an operation count it, that the first whose turn it is
+// applies, and that a removed rule does not.
 func TestSet(t *testing.T) {
 	s := New[string](1, "read", "write", "sync")
 	add := func(name string, turns Turns) func() { return s.Add(name, turns) }
@@ -83,7 +84,9 @@ func TestSet(t *testing.T) {
 		}
 		return *r
 	}
-	for i, want := range []struct{ op, rule string }{{"read", "every"}, {"write", "every"}, {"read", "second"}, {"read", "every"}} {
+	for i, want := range []struct{ op, rule string }{
+		{"read", "every"}, {"write", "every"}, {"read", "second"}, {"read", "every"},
+	} {
 		if got := ask(want.op); got != want.rule {
 			t.Errorf("operation %d: %q, want %q", i, got, want.rule)
 		}
@@ -92,11 +95,11 @@ func TestSet(t *testing.T) {
 		t.Errorf("%d hits of %d, %d reads", s.Hits(), s.Count(), s.Count("read"))
 	}
 	every()
-	if got := ask("read"); got != "third" { // when it was due another was applied, which used no turn of its
+	if got := ask("read"); got != "third" { // another rule applied when it was due, so it kept its turn
 		t.Errorf("%q, want the third", got)
 	}
 	if got := ask("read"); got != "" || s.Hits() != 2 {
-		t.Errorf("%q, and %d hits of rules that are there", got, s.Hits())
+		t.Errorf("%q, and %d hits of the present rules", got, s.Hits())
 	}
 	for range 100 {
 		if n := s.Below(3); n < 0 || n > 2 {
@@ -105,7 +108,8 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestUnknownOperations: a name that no operation has is a mistake of the test's, which would pass.
+// TestUnknownOperations checks that a pattern that matches no operation panics: it is a mistake in
+// a test.
 func TestUnknownOperations(t *testing.T) {
 	s := New[int](1, "read")
 	for _, pattern := range []string{"reads", "w*", "[", ""} {

@@ -1,11 +1,12 @@
 // Package hidingfs is a file system for tests. As on FUSE and NFS, a file that is removed while it
-// is open stays in its directory under another name until it is closed.
+// is open stays in its directory under a hidden name until it is closed.
 package hidingfs
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,36 +15,36 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// FS is a disk.FS. A directory with a hidden file in it cannot be removed. There are no anonymous
-// files. It is safe for concurrent use; files must be opened, locked and removed by it alone.
+// FS is a disk.FS without anonymous files. A directory with a hidden file in it cannot be removed.
+// An FS is safe for concurrent use. Files must be opened, locked and removed only through it.
 type FS struct {
 	disk.FS
 	late int
 
-	mu      sync.Mutex // held while the inner file system is called, so that no other call comes between
+	mu      sync.Mutex // held during calls of the inner file system too, so that each operation is atomic
 	nodes   map[string]*node
 	closing []closing
 	hidden  int // files that were ever hidden
 }
 
-// node is a file that is open.
+// node is an open file.
 type node struct {
-	path string // where it lies now
+	path string // its present name
 	open int
-	gone bool // it was removed, and is hidden
+	gone bool // it was removed and is hidden
 }
 
-// closing is a close of which the file system knows nothing yet.
+// closing is a close that has not taken effect yet.
 type closing struct {
 	node *node
-	left int // operations until it does
+	left int // operations until it takes effect
 }
 
 var _ disk.FS = (*FS)(nil)
 
-// New returns such a file system over inner, whose paths must be the machine's. Of
-// a close it knows only late operations (Remove and ReadDir) afterwards: FUSE
-// servers learn of it later, too.
+// New returns such a file system over inner, whose paths must be the machine's. A close takes
+// effect only after late further operations (Remove and ReadDir), because FUSE servers learn of it
+// later, too.
 func New(inner disk.FS, late int) *FS {
 	return &FS{FS: inner, late: late, nodes: make(map[string]*node)}
 }
@@ -55,7 +56,7 @@ func (h *FS) Hidden() int {
 	return h.hidden
 }
 
-// OpenAnonymous implements disk.FS: it is errors.ErrUnsupported.
+// OpenAnonymous implements disk.FS. It returns errors.ErrUnsupported.
 func (h *FS) OpenAnonymous(dir string, _ bool) (disk.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: dir, Err: errors.ErrUnsupported}
 }
@@ -77,7 +78,7 @@ func (h *FS) open(path string, open func() (disk.File, error)) (disk.File, error
 	if err != nil {
 		return nil, err
 	}
-	return &hidingFile{f, h, h.enterLocked(path)}, nil
+	return &file{f, h.enterLocked(path, f)}, nil
 }
 
 // Lock implements disk.FS.
@@ -88,17 +89,18 @@ func (h *FS) Lock(path string, create bool) (disk.Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &hidingLock{l, h, h.enterLocked(path)}, nil
+	return h.enterLocked(path, l), nil
 }
 
-func (h *FS) enterLocked(path string) *node {
+// enterLocked counts an opened file or lock until its handle is closed.
+func (h *FS) enterLocked(path string, inner io.Closer) *handle {
 	n := h.nodes[path]
 	if n == nil {
 		n = &node{path: path}
 		h.nodes[path] = n
 	}
 	n.open++
-	return n
+	return &handle{inner, h, n}
 }
 
 // ReadDir implements disk.FS.
@@ -129,7 +131,7 @@ func (h *FS) Remove(path string) error {
 	return nil
 }
 
-// passLocked notes that an operation has passed.
+// passLocked counts an operation for the closes that have not taken effect.
 func (h *FS) passLocked() {
 	waiting := h.closing
 	h.closing = nil
@@ -142,17 +144,7 @@ func (h *FS) passLocked() {
 	}
 }
 
-func (h *FS) closed(n *node) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.late > 0 {
-		h.closing = append(h.closing, closing{n, h.late})
-		return nil
-	}
-	return h.endLocked(n)
-}
-
-// endLocked ends a use of a file; the last ends a hidden one.
+// endLocked ends a use of a file. The last one removes a hidden file.
 func (h *FS) endLocked(n *node) error {
 	if n.open--; n.open > 0 {
 		return nil
@@ -164,24 +156,28 @@ func (h *FS) endLocked(n *node) error {
 	return nil
 }
 
-type hidingFile struct {
+// handle is an open file or lock.
+type handle struct {
+	io.Closer
+	fs   *FS
+	node *node
+}
+
+func (c *handle) Close() error {
+	err := c.Closer.Close()
+	h := c.fs
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.late > 0 {
+		h.closing = append(h.closing, closing{c.node, h.late})
+		return err
+	}
+	return cmp.Or(err, h.endLocked(c.node))
+}
+
+type file struct {
 	disk.File
-	fs   *FS
-	node *node
+	handle *handle
 }
 
-func (f *hidingFile) Close() error {
-	err := f.File.Close()
-	return cmp.Or(err, f.fs.closed(f.node))
-}
-
-type hidingLock struct {
-	disk.Lock
-	fs   *FS
-	node *node
-}
-
-func (l *hidingLock) Close() error {
-	err := l.Lock.Close()
-	return cmp.Or(err, l.fs.closed(l.node))
-}
+func (f *file) Close() error { return f.handle.Close() }

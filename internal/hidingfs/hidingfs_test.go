@@ -11,7 +11,8 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// TestHidingHidesWhatIsOpen until its last close, or so many operations later.
+// TestHidingHidesWhatIsOpen checks that a removed file stays until its last close, or until some
+// operations later.
 func TestHidingHidesWhatIsOpen(t *testing.T) {
 	for _, late := range []int{0, 2} {
 		dir := filepath.Join(t.TempDir(), "d")
@@ -56,7 +57,7 @@ func TestHidingHidesWhatIsOpen(t *testing.T) {
 		}
 		for range late {
 			if len(in()) != 1 {
-				t.Error("the close is known too early")
+				t.Error("the close takes effect too early")
 			}
 			if _, err := h.ReadDir(dir); err != nil {
 				t.Fatal(err)

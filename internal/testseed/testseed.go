@@ -1,14 +1,14 @@
-// Package testseed gives random tests their seeds: some that are always the same, so that
-// what was found once is found again, and one that is new in each run, so that more is
-// found. A failure prints its seed and how to repeat it.
+// Package testseed provides the seeds of random tests: fixed ones, which find known failures again,
+// and a new one in each run, which can find others. A failure prints its seed and how to repeat it.
 //
 //	for seed := range testseed.Each(t, 20) { // 0 to 19, and a new one
 //		rng := rand.New(rand.NewPCG(seed, 1))
 //		…
 //	}
 //
-// With the variable SPILLWAY_TEST_SEED all of them run with that seed alone. A seed
-// repeats what a test does; where goroutines race, not in which order they do it.
+// If the environment variable SPILLWAY_TEST_SEED is set, all random tests run with that seed only.
+// A seed repeats the operations of a test, but not the order in which concurrent goroutines do
+// them.
 package testseed
 
 import (
@@ -28,11 +28,10 @@ import (
 	"github.com/spillway-db/spillway/internal/racemark"
 )
 
-// Variable names the environment variable that sets the seed of all random tests, a
-// decimal number.
+// Variable names the environment variable with the seed of all random tests, a decimal number.
 const Variable = "SPILLWAY_TEST_SEED"
 
-// Given returns the seed that the environment sets, if it does.
+// Given returns the seed in the environment, if it is set.
 func Given(t testing.TB) (seed uint64, ok bool) {
 	t.Helper()
 	v := os.Getenv(Variable)
@@ -41,13 +40,13 @@ func Given(t testing.TB) (seed uint64, ok bool) {
 	}
 	seed, err := strconv.ParseUint(v, 10, 64)
 	if err != nil {
-		t.Fatalf("%s=%q is no seed: it takes a decimal number", Variable, v)
+		t.Fatalf("%s=%q is not a seed: want a decimal number", Variable, v)
 	}
 	return seed, true
 }
 
-// Each goes through the seeds 0 to fixed-1 and a new one, or through that of the
-// environment alone. If t fails during one, that one is logged.
+// Each returns the seeds 0 to fixed-1 and a new one, or only that of the environment. If t fails
+// during one of them, Each logs it.
 func Each(t testing.TB, fixed int) iter.Seq[uint64] {
 	t.Helper()
 	var seeds []uint64
@@ -70,7 +69,7 @@ func Each(t testing.TB, fixed int) iter.Seq[uint64] {
 
 func run(t testing.TB, seed uint64, yield func(uint64) bool) bool {
 	failed, ended := t.Failed(), false
-	defer func() { // also when t.Fatal or a panic ends the loop
+	defer func() { // even if t.Fatal or a panic ends the loop
 		if !ended || t.Failed() && !failed {
 			t.Log(hint(t, seed))
 		}
@@ -80,7 +79,7 @@ func run(t testing.TB, seed uint64, yield func(uint64) bool) bool {
 	return more
 }
 
-// One returns a new seed, or that of the environment. If t fails, it is logged.
+// One returns a new seed, or that of the environment. If t fails, One logs it.
 func One(t testing.TB) uint64 {
 	t.Helper()
 	seed, ok := Given(t)
@@ -95,9 +94,9 @@ func One(t testing.TB) uint64 {
 	return seed
 }
 
-// Share returns which of many things, counted from 0, t tries: the first and then every
-// step-th. That is all, and if tests are Hurried one of part, of twice that many if they are
-// Raced, which a seed of One chooses: after several runs all have been tried.
+// Share returns which of many cases, counted from 0, t tries: the first and then every step-th.
+// These are all cases, unless tests are Hurried: then it is one of part, or of twice that many if
+// Raced. A seed of One chooses which, so several runs try all cases.
 func Share(t testing.TB, part int) (first, step int) {
 	t.Helper()
 	if !Hurried() {
@@ -109,9 +108,9 @@ func Share(t testing.TB, part int) (first, step int) {
 	return int(One(t) % uint64(part)), part
 }
 
-// Half is Share for products of many types with what is done to each: pairs whose indices add up to
-// first, modulo step. They are every other pair, which a seed of One chooses, so that each type and
-// each thing is tried in each run. Hurried tests try one of part.
+// Half is Share for pairs of a type and an operation: t tries those whose indices add up to first,
+// modulo step. These are half of the pairs, which a seed of One chooses, so that each run tries
+// each type and each operation. Hurried tests try one of part.
 func Half(t testing.TB, part int) (first, step int) {
 	t.Helper()
 	if Hurried() {
@@ -122,19 +121,20 @@ func Half(t testing.TB, part int) (first, step int) {
 
 func hint(t testing.TB, seed uint64) string {
 	name, _, _ := strings.Cut(t.Name(), "/")
-	return fmt.Sprintf("the seed was %d; to repeat: %s=%d go test -run '^%s$' in this package", seed, Variable, seed, name)
+	return fmt.Sprintf("the seed was %d; to repeat: %s=%d go test -run '^%s$' in this package",
+		seed, Variable, seed, name)
 }
 
-// noise is what Fill copies from. To make as many random bytes anew takes longer than what many
-// tests do with them.
+// noise returns the random bytes that Fill copies. Generating new ones takes longer than many tests
+// use them.
 var noise = sync.OnceValue(func() []byte {
 	b := make([]byte, 1<<20)
 	rand.NewChaCha8([32]byte{}).Read(b)
 	return b
 })
 
-// Fill fills p with bytes that look random and depend on the seed alone. No two pieces of 64 KiB
-// are alike, nor those of two seeds.
+// Fill fills p with bytes that look random and depend only on the seed. No two pieces of 64 KiB are
+// equal, not even those of different seeds.
 func Fill(p []byte, seed uint64) {
 	const piece = 64 << 10
 	rng := rand.New(rand.NewPCG(seed, 0xf111))
@@ -147,9 +147,10 @@ func Fill(p []byte, seed uint64) {
 	}
 }
 
-// Main is the TestMain of a package whose tests keep little and make much. The heap is collected at
-// five times its size, not at twice, which was up to a third of their time. Benchmarks measure with
-// the setting that programs have, and the race detector's heap also has all arenas.
+// Main is the TestMain of a package whose tests allocate much and keep little. It collects the heap
+// at five times its live size instead of twice, which saves up to a third of their time. Benchmarks
+// keep the default that programs have, and so do tests with the race detector, whose heap includes
+// all arenas.
 func Main(m *testing.M) {
 	flag.Parse()
 	if bench := flag.Lookup("test.bench"); !Raced && bench.Value.String() == "" {
@@ -158,15 +159,15 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Raced says that the race detector is on, under which all takes ten times as long, and
+// Raced reports whether the race detector is on. Tests then take ten times as long, and their
 // memory is Go's.
 const Raced = racemark.Enabled
 
-// Hurried says that tests are to try less: they run in short mode, or in a build in which
-// each try takes long.
+// Hurried reports whether tests should try less: in short mode, and in a build in which they are
+// slow.
 func Hurried() bool { return testing.Short() || invariants.Enabled || Raced }
 
-// Rounds returns how often a test does something: few times if it is Hurried.
+// Rounds returns few if tests are Hurried, otherwise full.
 func Rounds(full, few int) int {
 	if Hurried() {
 		return few

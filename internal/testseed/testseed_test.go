@@ -66,8 +66,8 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-// TestFailuresNameTheSeed: of those that ran only the one that failed is named, and the
-// line that is printed repeats it.
+// TestFailuresNameTheSeed checks that only the seed that failed is logged, with a command that
+// repeats it.
 func TestFailuresNameTheSeed(t *testing.T) {
 	t.Setenv(Variable, "")
 	want := "SPILLWAY_TEST_SEED=1 go test -run '^TestSomething$'"
@@ -104,8 +104,8 @@ func TestFailuresNameTheSeed(t *testing.T) {
 	}
 }
 
-// TestShare: all is tried, or one of some; and with several seeds each of them is. In short
-// mode tests are hurried.
+// TestShare checks that all cases are tried, or one of some, and that several seeds try all of
+// them. In short mode tests are hurried.
 func TestShare(t *testing.T) {
 	was := flag.Lookup("test.short").Value.String()
 	defer func() { _ = flag.Set("test.short", was) }()
@@ -139,7 +139,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// Bytes depend on the seed alone, and no place has the same ones with two seeds.
+// The bytes depend only on the seed, and two seeds have different bytes everywhere.
 func TestFill(t *testing.T) {
 	all := make([][]byte, 20)
 	for seed := range all {
@@ -148,12 +148,12 @@ func TestFill(t *testing.T) {
 		Fill(all[seed], uint64(seed))
 		Fill(again, uint64(seed))
 		if !bytes.Equal(all[seed], again) {
-			t.Errorf("seed %d gives other bytes the second time", seed)
+			t.Errorf("seed %d results in other bytes the second time", seed)
 		}
 		for _, other := range all[:seed] {
 			for at := 0; at < len(again); at += 1000 {
 				if bytes.Equal(all[seed][at:at+16], other[at:at+16]) {
-					t.Fatalf("two seeds give the same bytes at %d", at)
+					t.Fatalf("two seeds result in the same bytes at %d", at)
 				}
 			}
 		}

@@ -1,11 +1,11 @@
-// Command duckdb stores a Parquet file's rows in Spillway and in DuckDB, with as much memory, and
-// reads all of them twice. The sides work in turns, and the medians are printed.
+// Command duckdb stores a Parquet file's rows in Spillway and in DuckDB, each with the same amount
+// of memory, and reads all of them twice. The two take turns, and the command prints the medians.
 //
 //	cd scripts/duckdb && go run -tags duckdb_arrow . --parquet FILE
 //
-// It is a module of its own, because it downloads and links DuckDB. Both sides get the same Arrow
-// records, which are decoded before, and two threads. Spillway hashes every byte that it reads
-// again. DuckDB computes the largest value of each column, which is less: it needs no rows in Arrow.
+// It is a module of its own because it downloads and links DuckDB. Both get the same Arrow records,
+// decoded in advance, and use two threads. Spillway hashes every byte that it reads. DuckDB
+// computes the maximum of each column, which is less work: it does not convert rows to Arrow.
 package main
 
 import (
@@ -17,7 +17,6 @@ import (
 	"log"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -39,10 +38,10 @@ const threads = 2
 func main() {
 	log.SetFlags(0)
 	path := flag.String("parquet", "", "the `FILE` to read")
-	repeat := flag.Int("repeat", 8, "how often its rows are stored")
-	rounds := flag.Int("rounds", 5, "how often each side works")
-	gpu := flag.Int64("gpu", 0, "megabytes of simulated GPU memory, of ours")
-	host := flag.Int64("host", 300, "megabytes of host memory, of ours; DuckDB gets both together")
+	repeat := flag.Int("repeat", 8, "how many times to store its rows")
+	rounds := flag.Int("rounds", 5, "how many times each of the two runs")
+	gpu := flag.Int64("gpu", 0, "megabytes of simulated GPU memory for Spillway")
+	host := flag.Int64("host", 300, "megabytes of host memory for Spillway; DuckDB gets the sum of both")
 	flag.Parse()
 	if err := run(context.Background(), *path, *repeat, *rounds, *gpu*1e6, *host*1e6); err != nil {
 		log.Fatal(err)
@@ -54,32 +53,30 @@ func run(ctx context.Context, path string, repeat, rounds int, gpu, host int64) 
 	if err != nil {
 		return err
 	}
-	sides := []struct {
-		name string
-		run  func(dir string) ([]float64, error)
-		took [3][]float64
-	}{
-		{name: "spillway", run: func(dir string) ([]float64, error) { return ours(ctx, records, gpu, host, dir) }},
-		{name: "duckdb", run: func(dir string) ([]float64, error) { return duck(ctx, records, gpu+host, dir) }},
-	}
+	names := [2]string{"spillway", "duckdb"}
+	var took [2][3][]float64 // seconds of both, by phase and round
 	for i := range rounds * 2 {
-		s := &sides[(i+i/2)%2] // who is first changes
+		side := (i + i/2) % 2 // each is first in every other round
 		dir, err := os.MkdirTemp("", "spill-")
 		if err != nil {
 			return err
 		}
-		took, err := s.run(dir)
-		if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
+		run := runSpillway
+		if side == 1 {
+			run = runDuckDB
 		}
-		for k, t := range took {
-			s.took[k] = append(s.took[k], t)
+		seconds, err := run(ctx, records, gpu, host, dir)
+		if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
+			return fmt.Errorf("%s: %w", names[side], err)
+		}
+		for k, t := range seconds {
+			took[side][k] = append(took[side][k], t)
 		}
 	}
 	fmt.Println("seconds, medians of", rounds)
-	for k, what := range []string{"store", "scan", "scan again"} {
-		a, b := median(sides[0].took[k]), median(sides[1].took[k])
-		fmt.Printf("%-10s  spillway %6.3f  duckdb %6.3f  %.2f times as fast\n", what, a, b, b/a)
+	for k, phase := range []string{"store", "scan", "scan again"} {
+		a, b := median(took[0][k]), median(took[1][k])
+		fmt.Printf("%-10s  spillway %6.3f  duckdb %6.3f  %.2f times as fast\n", phase, a, b, b/a)
 	}
 	return nil
 }
@@ -89,7 +86,7 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// load decodes the file once, and returns its records repeat times.
+// load decodes the file once and returns its records repeat times.
 func load(ctx context.Context, path string, repeat int) (all []arrow.RecordBatch, err error) {
 	f, err := file.OpenParquetFile(path, false)
 	if err != nil {
@@ -116,8 +113,10 @@ func load(ctx context.Context, path string, repeat int) (all []arrow.RecordBatch
 	return slices.Repeat(all, repeat), records.Err()
 }
 
-// ours stores the records and reads them twice. It returns the seconds of each.
-func ours(ctx context.Context, records []arrow.RecordBatch, gpu, host int64, dir string) (took []float64, err error) {
+// runSpillway stores the records and reads them twice. It returns the seconds of each.
+func runSpillway(
+	ctx context.Context, records []arrow.RecordBatch, gpu, host int64, dir string,
+) (took []float64, err error) {
 	cfg := spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(host),
 		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(8 << 30)}},
@@ -138,18 +137,16 @@ func ours(ctx context.Context, records []arrow.RecordBatch, gpu, host int64, dir
 	if err != nil {
 		return nil, err
 	}
-	for _, work := range []func(thread int) error{
-		func(thread int) error {
-			for i := thread; i < len(records); i += threads {
-				if err := repo.Put(ctx, thread, records[i]); err != nil {
-					return err
-				}
+	store := func(thread int) error {
+		for i := thread; i < len(records); i += threads {
+			if err := repo.Put(ctx, thread, records[i]); err != nil {
+				return err
 			}
-			return nil
-		},
-		func(thread int) error { return scan(ctx, eng, repo, thread) },
-		func(thread int) error { return scan(ctx, eng, repo, thread) },
-	} {
+		}
+		return nil
+	}
+	read := func(thread int) error { return scan(ctx, eng, repo, thread) }
+	for _, work := range []func(thread int) error{store, read, read} {
 		start := time.Now()
 		errs := make([]error, threads)
 		var wg sync.WaitGroup
@@ -193,8 +190,10 @@ func scan(ctx context.Context, eng *spillway.Engine, repo *repository.Repository
 	return nil
 }
 
-// duck does the same with DuckDB.
-func duck(ctx context.Context, records []arrow.RecordBatch, bytes int64, dir string) (took []float64, err error) {
+// runDuckDB does the same with DuckDB.
+func runDuckDB(
+	ctx context.Context, records []arrow.RecordBatch, gpu, host int64, dir string,
+) (took []float64, err error) {
 	connector, err := duckdb.NewConnector("", nil)
 	if err != nil {
 		return nil, err
@@ -205,13 +204,13 @@ func duck(ctx context.Context, records []arrow.RecordBatch, bytes int64, dir str
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	for _, set := range []string{
-		fmt.Sprintf("memory_limit = '%dB'", bytes), fmt.Sprintf("threads = %d", threads),
-		fmt.Sprintf("temp_directory = '%s'", dir), "preserve_insertion_order = false",
-	} {
-		if _, err := conn.(driver.ExecerContext).ExecContext(ctx, "SET "+set, nil); err != nil {
-			return nil, err
-		}
+	exec := func(statement string) error {
+		_, err := conn.(driver.ExecerContext).ExecContext(ctx, statement, nil)
+		return err
+	}
+	if err := exec(fmt.Sprintf("SET memory_limit = '%dB'; SET threads = %d; SET temp_directory = '%s'; "+
+		"SET preserve_insertion_order = false", gpu+host, threads, dir)); err != nil {
+		return nil, err
 	}
 	a, err := duckdb.NewArrowFromConn(conn)
 	if err != nil {
@@ -226,19 +225,15 @@ func duck(ctx context.Context, records []arrow.RecordBatch, bytes int64, dir str
 	if err != nil {
 		return nil, err
 	}
-	_, err = conn.(driver.ExecerContext).ExecContext(ctx, "CREATE TABLE stored AS SELECT * FROM records", nil)
+	err = exec("CREATE TABLE stored AS SELECT * FROM records")
 	took = append(took, time.Since(start).Seconds())
 	release()
 	if err != nil {
 		return nil, err
 	}
-	var columns []string
-	for _, f := range records[0].Schema().Fields() {
-		columns = append(columns, fmt.Sprintf("max(%q)", f.Name))
-	}
 	for range 2 {
 		start := time.Now()
-		out, err := a.QueryContext(ctx, "SELECT "+strings.Join(columns, ", ")+" FROM stored")
+		out, err := a.QueryContext(ctx, "SELECT max(COLUMNS(*)) FROM stored")
 		if err != nil {
 			return nil, err
 		}

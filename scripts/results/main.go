@@ -1,17 +1,18 @@
 // Command results writes the tables of measured figures in README.md and docs/results/README.md.
 //
 //	go run ./scripts/results                    write the tables from the newest files of figures
-//	go run ./scripts/results -check             exit with 1 if a table differs from its file
+//	go run ./scripts/results -check             exit with status 1 if a table differs from its file
 //	go run ./scripts/results -measure FILE      measure seven times and write FILE; ten minutes on two cores
 //
-// The table in README.md comes from the newest check of a real GPU in docs/results, which
-// scripts/gpu-check.sh wrote. The table in docs/results/README.md comes from the newest file in
-// docs/results/readme. Figures that need another program or its data are not measured by -measure:
-// it copies them from the newest file, with their dates.
+// The table in README.md has the figures of the newest check of a real GPU in docs/results, which
+// scripts/gpu-check.sh wrote. The table in docs/results/README.md has those of the newest file in
+// docs/results/readme. Figures that -measure cannot measure, because they need another program or
+// its data, are copied from that file with their date.
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -32,10 +33,10 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("results: ")
 	root := flag.String("root", ".", "directory of the module")
-	check := flag.Bool("check", false, "write nothing; exit with 1 if a table differs from its file")
+	check := flag.Bool("check", false, "write nothing; exit with status 1 if a table differs from its file")
 	measureTo := flag.String("measure", "", "measure, and write the figures to this file")
-	rounds := flag.Int("rounds", 7, "with -measure: how often")
-	machine := flag.String("machine", "", "with -measure: the machine, in words; empty: as before")
+	rounds := flag.Int("rounds", 7, "with -measure: number of rounds")
+	machine := flag.String("machine", "", "with -measure: a description of the machine; empty: as before")
 	flag.Parse()
 	if err := run(*root, *check, *measureTo, *rounds, *machine); err != nil {
 		log.Fatal(err)
@@ -43,39 +44,69 @@ func main() {
 }
 
 func run(root string, check bool, measureTo string, rounds int, machine string) error {
-	figures, err := newest(root)
+	var figures Figures
+	name, err := newest(filepath.Join(root, "docs", "results", "readme"), &figures, true)
 	if err != nil {
 		return err
 	}
+	if figures.Schema != schema || !strings.HasPrefix(filepath.Base(name), figures.Date) {
+		return fmt.Errorf("docs/results/readme: file %q: schema %q, date %q", name, figures.Schema, figures.Date)
+	}
 	if measureTo != "" {
-		now, err := measure(root, rounds, figures)
+		now, err := measure(root, rounds, &figures)
 		if err != nil {
 			return err
 		}
-		if machine != "" {
-			now.Machine = machine
-		}
+		now.Machine = cmp.Or(machine, figures.Machine)
 		text, err := json.MarshalIndent(now, "", "  ")
 		if err != nil {
 			return err
 		}
 		return os.WriteFile(measureTo, append(text, '\n'), 0o644)
 	}
-	page := filepath.Join(root, "docs", "results", "README.md")
-	if err := replace(page, begin, check, func() (string, error) { return table(figures) }); err != nil {
+	text, err := table(&figures)
+	if err != nil {
+		return err
+	}
+	if err := replace(filepath.Join(root, "docs", "results", "README.md"), begin, text, check); err != nil {
 		return err
 	}
 	c, err := newestCheck(root)
 	if err != nil || c == nil {
 		return err
 	}
-	return replace(filepath.Join(root, "README.md"), beginGPU, check, func() (string, error) { return gpuTable(c) })
+	if text, err = gpuTable(c); err != nil {
+		return err
+	}
+	return replace(filepath.Join(root, "README.md"), beginGPU, text, check)
 }
 
-// schema names the version of files of figures.
+// newest decodes the newest JSON file of a directory and returns its name, which begins with its
+// date. The name is empty if there is no file. A strict file may have no unknown fields.
+func newest(dir string, into any, strict bool) (name string, err error) {
+	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil || len(names) == 0 {
+		return "", err
+	}
+	name = slices.Max(names)
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return "", err
+	}
+	dec := json.NewDecoder(bytes.NewReader(text))
+	if strict {
+		dec.DisallowUnknownFields()
+	}
+	if err := dec.Decode(into); err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	return name, nil
+}
+
+// schema is the version of the files of figures.
 const schema = "spillway.figures/v1"
 
-// Figures is what was measured on a machine.
+// Figures are the figures that were measured on a machine.
 type Figures struct {
 	Schema  string   `json:"schema"`
 	Date    string   `json:"date"` // 2026-01-31, in UTC
@@ -87,11 +118,11 @@ type Figures struct {
 
 // Figure is one number.
 type Figure struct {
-	Name    string    `json:"name"` // of the benchmark, or of what else has measured it
-	Unit    string    `json:"unit"` // as the benchmark prints it; of ns/op benchfmt makes sec/op
+	Name    string    `json:"name"` // of the benchmark or other program that measured it
+	Unit    string    `json:"unit"` // as the benchmark prints it; benchfmt turns ns/op into sec/op
 	Median  float64   `json:"median"`
 	Samples []float64 `json:"samples,omitempty"`
-	Date    string    `json:"date,omitempty"` // if it is not that of the file
+	Date    string    `json:"date,omitempty"` // if it differs from the file's
 }
 
 // find returns a figure by "name unit".
@@ -103,115 +134,62 @@ func (f *Figures) find(key string) (Figure, error) {
 	return f.Figures[i], nil
 }
 
-// newest reads the newest file of figures.
-func newest(root string) (*Figures, error) {
-	names, err := filepath.Glob(filepath.Join(root, "docs", "results", "readme", "*.json"))
-	if err != nil {
-		return nil, err
-	}
-	if len(names) == 0 {
-		return nil, errors.New("there is no file of figures in docs/results/readme")
-	}
-	name := slices.Max(names)
-	text, err := os.ReadFile(name)
-	if err != nil {
-		return nil, err
-	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	f := new(Figures)
-	if err := dec.Decode(f); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if f.Schema != schema || !strings.HasPrefix(filepath.Base(name), f.Date) {
-		return nil, fmt.Errorf("%s: schema %q, date %q", name, f.Schema, f.Date)
-	}
-	return f, nil
-}
-
 // source is a command whose figures are in the table.
 type source struct {
-	command string // as the table has it
-	args    []string
-	pattern string // of a benchmark; empty: spillbench compare
+	command string // as the table shows it
+	run     string // the arguments of go that measure it; empty: -measure cannot
 }
 
 var (
-	moves = source{
-		command: "go test ./convert -run xxx -bench Move",
-		args:    []string{"./convert"}, pattern: "Move/.*/64MiB",
-	}
-	codecs = source{
-		command: "go test ./convert -run xxx -bench Codec",
-		args:    []string{"./convert"}, pattern: "Codec/flights/as-it-is",
-	}
-	small = source{
-		command: "go test ./test -run xxx -bench SmallBatches",
-		args:    []string{"./test"}, pattern: "SmallBatches",
-	}
-	tiny = source{
-		command: "go test ./test -run xxx -bench TinySpill",
-		args:    []string{"./test"}, pattern: "TinySpill/host/4KiB",
-	}
+	moves   = source{"go test ./convert -run xxx -bench Move", "test -run xxx -bench Move/.*/64MiB ./convert"}
+	codecs  = source{"go test ./convert -run xxx -bench Codec", "test -run xxx -bench Codec/flights/as-it-is ./convert"}
+	small   = source{"go test ./test -run xxx -bench SmallBatches", "test -run xxx -bench SmallBatches ./test"}
+	tiny    = source{"go test ./test -run xxx -bench TinySpill", "test -run xxx -bench TinySpill/host/4KiB ./test"}
 	reserve = source{
-		command: "go test ./reservation -run xxx -bench ReserveRelease -cpu 1",
-		args:    []string{"-cpu", "1", "./reservation"}, pattern: "ReserveRelease",
+		"go test ./reservation -run xxx -bench ReserveRelease -cpu 1",
+		"test -run xxx -bench ReserveRelease -cpu 1 ./reservation",
 	}
 	compare = source{
-		command: "go run ./cmd/spillbench compare --peer arrow-ipc",
-		args:    []string{"run", "./cmd/spillbench", "compare", "--peer", "arrow-ipc", "--quiet", "--json", "-"},
+		"go run ./cmd/spillbench compare --peer arrow-ipc",
+		"run ./cmd/spillbench compare --peer arrow-ipc --quiet --json -",
 	}
-	duckdb = source{command: "scripts/duckdb"} // which downloads DuckDB, and wants a file of flights
+	duckdb = source{"scripts/duckdb", ""} // it downloads DuckDB and needs a file of flights
 )
 
-// row is one of the table. Each {} in text is the next figure, rounded to so many decimals.
+// row is one row of the table. Each {} in text is the next figure, rounded to so many decimals.
 type row struct {
 	what, text string
 	figures    []string
 	decimals   int
-	scale      float64 // of what is printed to what was measured; 0: 1
+	scale      float64 // factor from the measured to the printed unit; 0: 1
 	from       source
-	how        string // instead of the command, in words
+	options    string // of the command, if they differ from the row before
 }
 
 var rows = []row{
-	{
-		"64 MiB batch, host → disk / disk → host", "{} / {} of the baseline",
-		[]string{"Move/host-disk/64MiB of-limit", "Move/disk-host/64MiB of-limit"}, 2, 0, moves, "",
-	},
-	{
-		"64 MiB batch, simulated GPU → disk / back", "{} / {} of the baseline",
-		[]string{"Move/gpu-disk/64MiB of-limit", "Move/disk-gpu/64MiB of-limit"}, 2, 0, moves, "the same",
-	},
-	{
-		"64 MiB batch, simulated GPU → host / back", "{} / {} of the baseline",
-		[]string{"Move/gpu-host/64MiB of-limit", "Move/host-gpu/64MiB of-limit"}, 2, 0, moves, "the same",
-	},
-	{
-		"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs",
-		[]string{"SmallBatches/host sec/put", "SmallBatches/disk sec/put"}, 0, 1e6, small, "",
-	},
-	{"4 KiB batches, spilled from host to disk", "{} MiB/s", []string{"TinySpill/host/4KiB MiB/s"}, 0, 0, tiny, ""},
-	{"CPU time per batch of that spill", "{} µs", []string{"TinySpill/host/4KiB cpu-us/batch"}, 1, 0, tiny, "the same"},
-	{"reserve and release", "{} ns", []string{"ReserveRelease/specific sec/op"}, 0, 1e9, reserve, ""},
-	{
-		"generated table to disk / back", "{} / {} times as fast as arrow-go's IPC files",
-		[]string{"compare/arrow-ipc write", "compare/arrow-ipc read"}, 1, 0, compare, "",
-	},
-	{
-		"24 million flights (1,053 MiB as Arrow) in 300 MB of memory, stored / read again",
+	{"64 MiB batch, host → disk / disk → host", "{} / {} of the baseline",
+		[]string{"Move/host-disk/64MiB of-limit", "Move/disk-host/64MiB of-limit"}, 2, 0, moves, ""},
+	{"64 MiB batch, simulated GPU → disk / back", "{} / {} of the baseline",
+		[]string{"Move/gpu-disk/64MiB of-limit", "Move/disk-gpu/64MiB of-limit"}, 2, 0, moves, ""},
+	{"64 MiB batch, simulated GPU → host / back", "{} / {} of the baseline",
+		[]string{"Move/gpu-host/64MiB of-limit", "Move/host-gpu/64MiB of-limit"}, 2, 0, moves, ""},
+	{"4 KiB batch, put and spilled to host / to disk", "{} µs / {} µs",
+		[]string{"SmallBatches/host sec/put", "SmallBatches/disk sec/put"}, 0, 1e6, small, ""},
+	{"4 KiB batches, spilled from host to disk", "{} MiB/s",
+		[]string{"TinySpill/host/4KiB MiB/s"}, 0, 0, tiny, ""},
+	{"CPU time per batch of that spill", "{} µs",
+		[]string{"TinySpill/host/4KiB cpu-us/batch"}, 1, 0, tiny, ""},
+	{"reserve and release", "{} ns",
+		[]string{"ReserveRelease/specific sec/op"}, 0, 1e9, reserve, ""},
+	{"generated table to disk / back", "{} / {} times as fast as arrow-go's IPC files",
+		[]string{"compare/arrow-ipc write", "compare/arrow-ipc read"}, 1, 0, compare, ""},
+	{"24 million flights (1,053 MiB as Arrow) in 300 MB of memory, stored / read again",
 		"{} / {} times as fast as DuckDB 1.4.5",
-		[]string{"duckdb/300MB store", "duckdb/300MB read"}, 1, 0, duckdb, "",
-	},
-	{
-		"the same in 150 MB of host and 150 MB of simulated GPU memory", "{} / {} times as fast",
-		[]string{"duckdb/150MB+150MB store", "duckdb/150MB+150MB read"}, 1, 0, duckdb,
-		"the same, with `--gpu 150 --host 150`",
-	},
-	{
-		"generated flights to disk and back, codec `auto` / `none`", "{} / {} GiB/s",
-		[]string{"Codec/flights/as-it-is auto-GiB/s", "Codec/flights/as-it-is none-GiB/s"}, 2, 0, codecs, "",
-	},
+		[]string{"duckdb/300MB store", "duckdb/300MB read"}, 1, 0, duckdb, ""},
+	{"the same in 150 MB of host and 150 MB of simulated GPU memory", "{} / {} times as fast",
+		[]string{"duckdb/150MB+150MB store", "duckdb/150MB+150MB read"}, 1, 0, duckdb, ", with `--gpu 150 --host 150`"},
+	{"generated flights to disk and back, codec `auto` / `none`", "{} / {} GiB/s",
+		[]string{"Codec/flights/as-it-is auto-GiB/s", "Codec/flights/as-it-is none-GiB/s"}, 2, 0, codecs, ""},
 }
 
 // table returns the table of docs/results/README.md.
@@ -221,29 +199,27 @@ func table(f *Figures) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	b.WriteString(wrapped("Measured on " + day.Format("2 January 2006") + ": " + f.Machine + "."))
-	b.WriteString("\n| | Spillway | command |\n|---|---|---|\n")
+	b.WriteString(wrapped("Measured on "+day.Format("2 January 2006")+": "+f.Machine+".") +
+		"\n| | Spillway | command |\n|---|---|---|\n")
+	var before source
 	for _, r := range rows {
-		text, dates := r.text, ""
+		text, date := r.text, ""
 		for _, key := range r.figures {
 			g, err := f.find(key)
 			if err != nil {
 				return "", err
 			}
-			scale := r.scale
-			if scale == 0 {
-				scale = 1
-			}
-			text = strings.Replace(text, "{}", fmt.Sprintf("%.*f", r.decimals, g.Median*scale), 1)
+			text = strings.Replace(text, "{}", fmt.Sprintf("%.*f", r.decimals, g.Median*cmp.Or(r.scale, 1)), 1)
 			if g.Date != "" && g.Date != f.Date {
-				dates = " (" + g.Date + ")"
+				date = " (" + g.Date + ")"
 			}
 		}
-		how := r.how
-		if how == "" {
-			how = "`" + r.from.command + "`"
+		command := "`" + r.from.command + "`"
+		if r.from == before {
+			command = "the same"
 		}
-		fmt.Fprintf(&b, "| %s | %s%s | %s |\n", r.what, text, dates, how)
+		before = r.from
+		fmt.Fprintf(&b, "| %s | %s%s | %s%s |\n", r.what, text, date, command, r.options)
 	}
 	return b.String(), nil
 }
@@ -262,7 +238,7 @@ func wrapped(text string) string {
 	return b.String() + line + "\n"
 }
 
-// The marks around the tables in README.md and docs/results/README.md.
+// The marks around the tables.
 const (
 	begin    = "<!-- figures: go run ./scripts/results -->\n"
 	beginGPU = "<!-- figures of a real GPU: go run ./scripts/results -->\n"
@@ -271,34 +247,29 @@ const (
 
 // replace writes a table between its marks in the file page. With check it only returns an error if
 // the page has a different table.
-func replace(page, begin string, check bool, table func() (string, error)) error {
-	text, err := os.ReadFile(page)
+func replace(page, begin, table string, check bool) error {
+	old, err := os.ReadFile(page)
 	if err != nil {
 		return err
 	}
-	old := string(text)
-	before, rest, ok := strings.Cut(old, begin)
+	before, rest, ok := strings.Cut(string(old), begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
 		return fmt.Errorf("%s has no marks for the table: %s", page, strings.TrimSpace(begin))
 	}
-	made, err := table()
-	if err != nil {
-		return err
+	text := before + begin + table + end + after
+	if !check {
+		return os.WriteFile(page, []byte(text), 0o644)
 	}
-	made = before + begin + made + end + after
-	if check && made != old {
+	if text != string(old) {
 		return fmt.Errorf("%s: the table differs from the newest figures: go run ./scripts/results", page)
 	}
-	if check {
-		return nil
-	}
-	return os.WriteFile(page, []byte(made), 0o644)
+	return nil
 }
 
-// measure runs the commands of the table, and takes medians.
+// measure runs the commands of the table and returns the medians.
 func measure(root string, rounds int, before *Figures) (*Figures, error) {
-	now := &Figures{Schema: schema, Date: time.Now().UTC().Format(time.DateOnly), Machine: before.Machine}
+	now := &Figures{Schema: schema, Date: time.Now().UTC().Format(time.DateOnly)}
 	git := exec.Command("git", "rev-parse", "HEAD")
 	git.Dir = root
 	if out, err := git.Output(); err == nil {
@@ -307,19 +278,15 @@ func measure(root string, rounds int, before *Figures) (*Figures, error) {
 	samples := make(map[string][]float64)
 	for range rounds {
 		for _, s := range []source{moves, codecs, small, tiny, reserve, compare} {
-			args := s.args
-			if s.pattern != "" {
-				args = append([]string{"test", "-run", "xxx", "-bench", s.pattern}, args...)
-			}
-			log.Print("go ", strings.Join(args, " "))
-			cmd := exec.Command("go", args...)
+			log.Print("go ", s.run)
+			cmd := exec.Command("go", strings.Fields(s.run)...)
 			cmd.Dir, cmd.Stderr = root, os.Stderr
 			out, err := cmd.Output()
 			if err != nil {
-				return nil, fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
+				return nil, fmt.Errorf("go %s: %w", s.run, err)
 			}
 			read := ofBenchmarks
-			if s.pattern == "" {
+			if s == compare {
 				read = ofCompare
 			}
 			if err := read(out, samples); err != nil {
@@ -329,32 +296,25 @@ func measure(root string, rounds int, before *Figures) (*Figures, error) {
 	}
 	for _, r := range rows {
 		for _, key := range r.figures {
-			name, unit, _ := cutLast(key)
-			g := Figure{Name: name, Unit: unit, Samples: samples[key]}
-			if len(g.Samples) == 0 {
-				if r.from.args != nil {
-					return nil, fmt.Errorf("nothing has measured %q", key)
-				}
+			if r.from.run == "" {
 				old, err := before.find(key)
 				if err != nil {
 					return nil, err
 				}
-				g = old
-				if g.Date == "" {
-					g.Date = before.Date
-				}
-			} else {
-				g.Median = median(g.Samples)
+				old.Date = cmp.Or(old.Date, before.Date)
+				now.Figures = append(now.Figures, old)
+				continue
 			}
-			now.Figures = append(now.Figures, g)
+			if len(samples[key]) == 0 {
+				return nil, fmt.Errorf("no command has measured %q", key)
+			}
+			unit := strings.LastIndexByte(key, ' ')
+			now.Figures = append(now.Figures, Figure{
+				Name: key[:unit], Unit: key[unit+1:], Median: median(samples[key]), Samples: samples[key],
+			})
 		}
 	}
 	return now, nil
-}
-
-func cutLast(key string) (name, unit string, found bool) {
-	i := strings.LastIndexByte(key, ' ')
-	return key[:max(0, i)], key[i+1:], i >= 0
 }
 
 func median(of []float64) float64 {
@@ -362,7 +322,7 @@ func median(of []float64) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// ofBenchmarks adds what Go's benchmarks have printed.
+// ofBenchmarks adds the figures in the output of Go's benchmarks.
 func ofBenchmarks(out []byte, samples map[string][]float64) error {
 	r := benchfmt.NewReader(bytes.NewReader(out), "output")
 	for r.Scan() {

@@ -18,8 +18,8 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestCheckFails: a figure that was typed into the table is found, and so are figures that are
-// missing; what is written is right then.
+// TestCheckFails checks that -check finds figures that were typed into the table and figures that
+// are missing, and that it accepts a page that was just written.
 func TestCheckFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -68,7 +68,8 @@ func TestCheckFails(t *testing.T) {
 	}
 	write(page, made)
 	later := filepath.Join(results, "2026-11-24.json")
-	write(later, strings.Replace(strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1), "0.88", "0.77", 1))
+	next := strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1)
+	write(later, strings.Replace(next, "0.88", "0.77", 1))
 	if err := run(dir, true, "", 0, ""); err == nil {
 		t.Error("newer figures")
 	}
@@ -76,8 +77,7 @@ func TestCheckFails(t *testing.T) {
 	if err := run(dir, true, "", 0, ""); err == nil {
 		t.Error("a file that is named for another day")
 	}
-	nextDay := strings.Replace(figures, `"2026-11-23"`, `"2026-11-24"`, 1)
-	write(later, strings.Replace(nextDay, `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
+	write(later, strings.Replace(next, `"Move/host-disk/64MiB"`, `"Move/gone"`, 1))
 	if err := run(dir, false, "", 0, ""); err == nil || !strings.Contains(err.Error(), "Move/host-disk/64MiB") {
 		t.Errorf("a figure that is missing: %v", err)
 	}
@@ -93,14 +93,14 @@ func TestCheckFails(t *testing.T) {
 	}
 }
 
-// TestOutputs: what the commands print is read as the figures that the table wants.
+// TestOutputs checks that the outputs of the commands are parsed into the figures of the table.
 func TestOutputs(t *testing.T) {
 	t.Parallel()
 	samples := make(map[string][]float64)
 	const printed = `goos: linux
 pkg: github.com/spillway-db/spillway/convert
-BenchmarkMove/host-disk/64MiB-2         	       5	         1.128 GiB/s	         2.048 limit-GiB/s	         0.7371 of-limit
-BenchmarkMove/host-disk/64MiB-2         	       5	         1.128 GiB/s	         2.048 limit-GiB/s	         0.9 of-limit
+BenchmarkMove/host-disk/64MiB-2 	       5	         1.128 GiB/s	         2.048 limit-GiB/s	 0.7371 of-limit
+BenchmarkMove/host-disk/64MiB-2 	       5	         1.128 GiB/s	         2.048 limit-GiB/s	 0.9 of-limit
 BenchmarkReserveRelease/specific         	 7383480	       178.7 ns/op	       0 B/op	       0 allocs/op
 BenchmarkSmallBatches/host-2         	     200	  58848598 ns/op	      6802 ns/drain	     29000 ns/put
 PASS
@@ -127,7 +127,8 @@ PASS
 // TestReadmeComparisons checks the figures in the sentence that README has below its table.
 func TestReadmeComparisons(t *testing.T) {
 	t.Parallel()
-	figures, err := newest(root)
+	var figures Figures
+	_, err := newest(filepath.Join(root, "docs", "results", "readme"), &figures, true)
 	if err != nil {
 		t.Fatal(err)
 	}

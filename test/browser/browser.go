@@ -1,12 +1,11 @@
-// Package browser opens pages in headless Chromium, through its protocol over two pipes, and reports what
-// they show. It installs nothing. Without Chromium the tests are skipped.
+// Package browser opens pages in headless Chromium, through its protocol over two pipes, and
+// reports what they show. It installs nothing. Without Chromium it skips tests.
 package browser
 
 import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -18,18 +17,19 @@ import (
 	"time"
 )
 
-// patience bounds a call to the browser, which a busy machine may keep waiting.
-const patience = 60 * time.Second
+// timeout limits how long a call to the browser may take on a busy machine.
+const timeout = 60 * time.Second
 
 // Browser is a running browser. One goroutine at a time may use it.
 type Browser struct {
 	t       testing.TB
 	to      *os.File
-	answers chan message
+	answers chan message // responses and events
 	next    int
-	seen    []message // events that came meanwhile
+	seen    []message // events received so far
 }
 
+// message is a request, a response or an event of the protocol.
 type message struct {
 	ID        int             `json:"id,omitempty"`
 	SessionID string          `json:"sessionId,omitempty"`
@@ -41,20 +41,19 @@ type message struct {
 	} `json:"error,omitempty"`
 }
 
-// Start starts a browser, which ends with the test. It skips the test where there is none.
+// Start starts a browser that ends with the test. It skips the test if there is none.
 func Start(t testing.TB) *Browser {
 	t.Helper()
-	path := ""
+	path, err := "", error(nil)
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if found, err := exec.LookPath(name); err == nil {
-			path = found
+		if path, err = exec.LookPath(name); err == nil {
 			break
 		}
 	}
-	if path == "" {
+	if err != nil {
 		t.Skip("there is no chromium, chromium-browser or google-chrome in PATH (apt-get install chromium)")
 	}
-	// The path of a socket in it has 108 bytes at most, for which a test's own directory is too long.
+	// The path of a socket may have 108 bytes, for which a test's own directory is too long.
 	dir, err := os.MkdirTemp("/tmp", "spillway-chromium-")
 	if err != nil {
 		t.Fatal(err)
@@ -72,13 +71,14 @@ func Start(t testing.TB) *Browser {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-		"--disable-component-update", "--disable-sync", "--disable-breakpad", "--disable-dev-shm-usage", "--hide-scrollbars",
-		"--remote-debugging-pipe", "--user-data-dir="+dir+"/profile", "about:blank")
+	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-breakpad",
+		"--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
+		"--user-data-dir="+dir+"/profile", "about:blank")
 	cmd.ExtraFiles = []*os.File{theirs, ours}
 	cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "XDG_CONFIG_HOME="+dir, "XDG_CACHE_HOME="+dir)
-	said := new(bytes.Buffer) // read only after the browser has ended
-	cmd.Stderr = said
+	output := new(bytes.Buffer) // read only after the browser has ended
+	cmd.Stderr = output
 	if err := cmd.Start(); err != nil {
 		t.Skipf("%s does not start: %v", path, err)
 	}
@@ -101,7 +101,7 @@ func Start(t testing.TB) *Browser {
 	})
 	t.Cleanup(func() {
 		_ = b.send(message{ID: 1 << 30, Method: "Browser.close"})
-		go func() { // so that the browser is not kept by a pipe that is full
+		go func() { // so that a full pipe does not block the browser
 			for range b.answers {
 			}
 		}()
@@ -109,12 +109,12 @@ func Start(t testing.TB) *Browser {
 		go func() { ended <- cmd.Wait() }()
 		select {
 		case <-ended:
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			_ = cmd.Process.Kill()
 			<-ended
 		}
 		if t.Failed() {
-			t.Logf("the browser said: %s", said)
+			t.Logf("the browser printed: %s", output)
 		}
 		_ = to.Close()
 		_ = from.Close()
@@ -132,7 +132,7 @@ func (b *Browser) send(m message) error {
 	return err
 }
 
-// call calls a method, and collects the events that come before its answer.
+// call calls a method and collects the events that arrive before its response.
 func (b *Browser) call(session, method string, params, result any) {
 	b.t.Helper()
 	text, err := json.Marshal(params)
@@ -159,10 +159,10 @@ func (b *Browser) call(session, method string, params, result any) {
 	})
 }
 
-// await takes messages until one is what is waited for.
-func (b *Browser) await(what string, is func(message) bool) {
+// await receives messages until done returns true for one.
+func (b *Browser) await(what string, done func(message) bool) {
 	b.t.Helper()
-	late := time.NewTimer(patience)
+	late := time.NewTimer(timeout)
 	defer late.Stop()
 	for {
 		select {
@@ -173,61 +173,108 @@ func (b *Browser) await(what string, is func(message) bool) {
 			if m.Method != "" {
 				b.seen = append(b.seen, m)
 			}
-			if is(m) {
+			if done(m) {
 				return
 			}
 		case <-late.C:
-			b.t.Fatalf("%s: the browser does not answer", what)
+			b.t.Fatalf("%s: no response from the browser", what)
 		}
 	}
 }
 
-// How says how a page is looked at.
+// How configures how to open a page.
 type How struct {
 	Width, Height int
 	Dark          bool
 	Print         bool   // as it is printed
-	Picture       bool   // with a picture of it
-	Until         string // an expression that is to become true before the page is looked at; may be empty
+	Picture       bool   // take a picture of it
+	Until         string // an expression to wait for until it is true; may be empty
 }
 
 // Seen is what a page showed and did.
 type Seen struct {
-	Errors   []string // of its script, and what its policy refused
-	Requests []string // all that were made, but for the page's own
+	Errors   []string // of its script, and violations of its policy
+	Requests []string // URLs other than the page's own
 	Plots    int      // canvases
-	Bars     int      // of figures beside each other
-	Blank    []string // canvases on which nothing is drawn, and bars that have no length
-	Hidden   []string // tables that are wider than their place, by their first heading
-	Unmarked []string // those of them that do not show that they go on
-	Labels   []string // of plots, as they are read out
-	Clipped  []string // canvases with ink at their right edge: what was to be there is cut
+	Bars     int      // of bar charts
+	Blank    []string // canvases without ink, and bars without length
+	Hidden   []string // tables that are wider than their element, by their first heading
+	Unmarked []string // those of Hidden that do not show that they continue
+	Labels   []string // of plots, for screen readers
+	Clipped  []string // canvases with ink at their right edge, where it is cut off
 	Overflow int      // by how many pixels the page is wider than the window
 	Text     string   // as read
 	Injected bool     // a text became an element or ran
-	Picture  []byte   // PNG of the whole page, if that is asked for
+	Picture  []byte   // PNG of the whole page, if asked for
 }
+
+// settle is a script that waits until the expression %s is true and the page has drawn all that it
+// requested by then, which takes two frames.
+const settle = `new Promise(done => {
+	const look = () => (%s)
+		? requestAnimationFrame(() => requestAnimationFrame(() => done(true)))
+		: setTimeout(look, 50);
+	look();
+})`
+
+// inspect is a script that returns a Seen.
+const inspect = `(() => {
+	const blank = [], clipped = [];
+	const all = document.querySelectorAll("canvas");
+	all.forEach(c => {
+		const name = c.closest("figure") ? c.closest("figure").querySelector("figcaption").textContent : "?";
+		if (!c.width || !c.height) { blank.push(name); return; }
+		const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data, colors = new Set();
+		for (let i = 0; i < d.length && colors.size < 4; i += 4)
+			if (d[i+3]) colors.add((d[i] << 16) + (d[i+1] << 8) + d[i+2]);
+		if (colors.size < 3) blank.push(name);
+		for (let i = 4 * (c.width - 1); i < d.length; i += 4 * c.width)
+			if (d[i+3]) { clipped.push(name); break; }
+	});
+	const bars = document.querySelectorAll(".bar rect");
+	bars.forEach(r => {
+		if (!r.getBoundingClientRect().width) blank.push(r.closest(".bar").textContent);
+	});
+	const root = document.documentElement;
+	const heading = w => w.querySelector("th").textContent;
+	const hidden = [...document.querySelectorAll(".wide")].filter(w => w.scrollWidth > w.clientWidth);
+	const unmarked = hidden.filter(w => !getComputedStyle(w).backgroundAttachment.includes("local"));
+	return {
+		Plots: all.length, Bars: bars.length, Blank: blank, Clipped: clipped,
+		Hidden: hidden.map(heading), Unmarked: unmarked.map(heading),
+		Labels: Array.from(document.querySelectorAll(".hold[aria-label]"), e => e.getAttribute("aria-label")),
+		Overflow: Math.max(0, root.scrollWidth - root.clientWidth),
+		Text: document.body.innerText,
+		Injected: window.injected === true || document.querySelector("[data-injected]") !== null,
+	};
+})()`
 
 // Look opens a page and returns what it shows.
 func (b *Browser) Look(url string, how How) (s Seen) {
 	b.t.Helper()
+	type params map[string]any
 	var target struct{ TargetID string }
-	b.call("", "Target.createTarget", map[string]any{"url": "about:blank"}, &target)
+	b.call("", "Target.createTarget", params{"url": "about:blank"}, &target)
 	var attached struct{ SessionID string }
-	b.call("", "Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}, &attached)
-	defer b.call("", "Target.closeTarget", map[string]any{"targetId": target.TargetID}, nil)
+	b.call("", "Target.attachToTarget", params{"targetId": target.TargetID, "flatten": true}, &attached)
+	defer b.call("", "Target.closeTarget", params{"targetId": target.TargetID}, nil)
 	id := attached.SessionID
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
-		b.call(id, domain+".enable", map[string]any{}, nil)
+		b.call(id, domain+".enable", params{}, nil)
 	}
 	theme := map[bool]string{false: "light", true: "dark"}[how.Dark]
-	media := map[bool]string{true: "print"}[how.Print]
-	b.call(id, "Emulation.setEmulatedMedia", map[string]any{"media": media, "features": []map[string]string{{"name": "prefers-color-scheme", "value": theme}}}, nil)
-	b.call(id, "Emulation.setDeviceMetricsOverride", map[string]any{"width": how.Width, "height": how.Height, "deviceScaleFactor": 1, "mobile": how.Width < 500}, nil)
+	b.call(id, "Emulation.setEmulatedMedia", params{
+		"media":    map[bool]string{true: "print"}[how.Print],
+		"features": []params{{"name": "prefers-color-scheme", "value": theme}},
+	}, nil)
+	b.call(id, "Emulation.setDeviceMetricsOverride", params{
+		"width": how.Width, "height": how.Height, "deviceScaleFactor": 1, "mobile": how.Width < 500,
+	}, nil)
+	loaded := func(m message) bool { return m.Method == "Page.loadEventFired" && m.SessionID == id }
 	b.seen = nil
-	b.call(id, "Page.navigate", map[string]any{"url": url}, nil)
-	if !slices.ContainsFunc(b.seen, func(m message) bool { return m.Method == "Page.loadEventFired" }) {
-		b.await("loading "+url, func(m message) bool { return m.Method == "Page.loadEventFired" && m.SessionID == id })
+	b.call(id, "Page.navigate", params{"url": url}, nil)
+	if !slices.ContainsFunc(b.seen, loaded) {
+		b.await("loading "+url, loaded)
 	}
 	eval := func(expression string, into any) {
 		b.t.Helper()
@@ -235,7 +282,8 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 			Result           struct{ Value json.RawMessage }
 			ExceptionDetails *struct{ Text string }
 		}
-		b.call(id, "Runtime.evaluate", map[string]any{"expression": expression, "awaitPromise": true, "returnByValue": true}, &r)
+		evaluate := params{"expression": expression, "awaitPromise": true, "returnByValue": true}
+		b.call(id, "Runtime.evaluate", evaluate, &r)
 		if r.ExceptionDetails != nil {
 			b.t.Fatalf("%s: %s", expression, r.ExceptionDetails.Text)
 		}
@@ -244,36 +292,12 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 		}
 	}
 	var done bool
-	// Two frames after that all that was asked to be drawn is drawn.
-	eval(fmt.Sprintf(`new Promise(done => {
-		const look = () => (%s) ? requestAnimationFrame(() => requestAnimationFrame(() => done(true))) : setTimeout(look, 50);
-		look();
-	})`, cmp.Or(how.Until, "true")), &done)
-	eval(`(() => {
-		const blank = [], clipped = [];
-		const all = document.querySelectorAll("canvas");
-		all.forEach(c => {
-			const name = c.closest("figure") ? c.closest("figure").querySelector("figcaption").textContent : "?";
-			if (!c.width || !c.height) { blank.push(name); return; }
-			const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data, colors = new Set();
-			for (let i = 0; i < d.length && colors.size < 4; i += 4) if (d[i+3]) colors.add((d[i] << 16) + (d[i+1] << 8) + d[i+2]);
-			if (colors.size < 3) blank.push(name);
-			for (let i = 4 * (c.width - 1); i < d.length; i += 4 * c.width) if (d[i+3]) { clipped.push(name); break; }
-		});
-		const bars = document.querySelectorAll(".bar rect");
-		bars.forEach(r => { if (!r.getBoundingClientRect().width) blank.push(r.closest(".bar").textContent); });
-		const hidden = [...document.querySelectorAll(".wide")].filter(w => w.scrollWidth > w.clientWidth);
-		const unmarked = hidden.filter(w => !getComputedStyle(w).backgroundAttachment.includes("local")).map(w => w.querySelector("th").textContent);
-		return {
-			Plots: all.length, Bars: bars.length, Blank: blank, Hidden: hidden.map(w => w.querySelector("th").textContent), Unmarked: unmarked, Clipped: clipped,
-			Labels: Array.from(document.querySelectorAll(".hold[aria-label]"), e => e.getAttribute("aria-label")), Overflow: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
-			Text: document.body.innerText, Injected: window.injected === true || document.querySelector("[data-injected]") !== null,
-		};
-	})()`, &s)
+	eval(fmt.Sprintf(settle, cmp.Or(how.Until, "true")), &done)
+	eval(inspect, &s)
 	if how.Picture {
-		var picture struct{ Data string }
-		b.call(id, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "png"}, &picture)
-		s.Picture, _ = base64.StdEncoding.DecodeString(picture.Data)
+		var picture struct{ Data []byte }
+		b.call(id, "Page.captureScreenshot", params{"captureBeyondViewport": true, "format": "png"}, &picture)
+		s.Picture = picture.Data
 	}
 	for _, m := range b.seen {
 		if m.SessionID != id {
@@ -292,10 +316,13 @@ func (b *Browser) Look(url string, how How) (s Seen) {
 		switch {
 		case m.Method == "Runtime.exceptionThrown":
 			s.Errors = append(s.Errors, p.ExceptionDetails.Text+" "+p.ExceptionDetails.Exception.Description)
-		case m.Method == "Log.entryAdded" && p.Entry.Level == "error", m.Method == "Runtime.consoleAPICalled" && p.Type == "error":
+		case m.Method == "Log.entryAdded" && p.Entry.Level == "error",
+			m.Method == "Runtime.consoleAPICalled" && p.Type == "error":
 			s.Errors = append(s.Errors, p.Entry.Text)
-		case m.Method == "Network.requestWillBeSent" && p.Request.URL != url && !strings.HasPrefix(p.Request.URL, "data:"):
-			s.Requests = append(s.Requests, p.Request.URL)
+		case m.Method == "Network.requestWillBeSent":
+			if to := p.Request.URL; to != url && !strings.HasPrefix(to, "data:") {
+				s.Requests = append(s.Requests, to)
+			}
 		}
 	}
 	return s

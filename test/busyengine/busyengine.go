@@ -1,5 +1,5 @@
-// Package busyengine has an engine at work, for tests of what watches engines: metrics and
-// traces, which are modules of their own.
+// Package busyengine runs random work on an engine, for tests of metrics and traces, which are
+// modules of their own.
 package busyengine
 
 import (
@@ -31,7 +31,8 @@ func Open(t testing.TB, change func(*spillway.Config)) *spillway.Engine {
 		t.Fatal(err)
 	}
 	cfg := spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(2 << 20),
+		GPUs:          []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+		HostMemory:    spillway.Bytes(2 << 20),
 		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		Limits:        spillway.Limits{SharedQuota: limit},
 		MonitorPeriod: time.Millisecond,
@@ -47,12 +48,12 @@ func Open(t testing.TB, change func(*spillway.Config)) *spillway.Engine {
 	return eng
 }
 
-// Workers is how many goroutines Work has, and so how many tasks run at once at most.
+// Workers is the number of goroutines of Work, and so the maximum number of tasks that run at once.
 const Workers = 4
 
-// Work puts, moves, drains and runs tasks at random, each worker as often as steps says, on more
-// data than GPU and host memory hold. When it returns nothing is under way that it began; batches
-// are left in the repositories of two plans, which the engine's Close takes.
+// Work puts, moves and drains batches and runs tasks at random, steps times on each worker, with
+// more data than GPU and host memory hold. When it returns, its work has ended. Batches remain in
+// the repositories of two plans until the engine is closed.
 func Work(ctx context.Context, eng *spillway.Engine, seed uint64, steps int) error {
 	var repos []*spillway.Repository
 	for i := range 2 {
@@ -76,7 +77,7 @@ func Work(ctx context.Context, eng *spillway.Engine, seed uint64, steps int) err
 			for n := 0; n < steps && errs[i] == nil; n++ {
 				repo := repos[rng.IntN(len(repos))]
 				what := rng.IntN(10)
-				if n < steps/2 && n%4 > 0 { // first it fills
+				if n < steps/2 && n%4 > 0 { // fill the memories first
 					what = 0
 				}
 				errs[i] = step(ctx, eng, repo, rng, what)
@@ -87,7 +88,7 @@ func Work(ctx context.Context, eng *spillway.Engine, seed uint64, steps int) err
 	return errors.Join(errs...)
 }
 
-// step does one thing.
+// step does one operation, which what chooses from 0 to 9.
 func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, rng *rand.Rand, what int) error {
 	kinds := []tier.Kind{tier.GPU, tier.Host, tier.Disk}
 	switch {
@@ -115,34 +116,39 @@ func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, 
 			return nil
 		}
 		err := eng.Mover().Move(ctx, b, reservation.AnyInTier(kinds[rng.IntN(3)]))
-		if errors.Is(err, batch.ErrState) { // another took it
+		if errors.Is(err, batch.ErrState) { // another worker took it
 			return nil
 		}
 		return err
 	}
-	r, err := eng.Reserve(ctx, reservation.AnyInTier(kinds[rng.IntN(2)]), int64(rng.IntN(400_000)), reservation.WithOwner(reservation.NewOwner("hold")))
+	owner := reservation.WithOwner(reservation.NewOwner("hold"))
+	r, err := eng.Reserve(ctx, reservation.AnyInTier(kinds[rng.IntN(2)]), int64(rng.IntN(400_000)), owner)
 	if err != nil {
 		return err
 	}
 	return r.Release()
 }
 
-// put puts a batch of some size.
+// put puts a batch of random size.
 func put(ctx context.Context, repo *spillway.Repository, rng *rand.Rand, k tier.Kind) error {
 	rec := arrowgen.Ints(rng.Uint64(), 1000+rng.IntN(15000), 1)
 	defer rec.Release()
 	return repo.Put(ctx, 0, rec, repository.WithPlacement(reservation.AnyInTier(k)))
 }
 
-// task runs one on some batches, which puts another into host memory. That waits for nothing that tasks
-// hold.
+// task runs a task on some batches that puts another batch into host memory. The put does not wait
+// for memory that tasks hold.
 func task(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, rng *rand.Rand) error {
 	claim, err := repo.Claim(ctx, 0, 1+rng.IntN(3), repository.NoWait(), repository.Unordered())
 	if err != nil || claim == nil {
 		return err
 	}
-	return eng.RunTask(ctx, spillway.Task{Operator: []string{"sort", "hash"}[rng.IntN(2)], Inputs: []*spillway.Claim{claim}, Output: int64(rng.IntN(100_000))},
-		func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error {
-			return put(ctx, repo, rng, tier.Host)
-		})
+	task := spillway.Task{
+		Operator: []string{"sort", "hash"}[rng.IntN(2)],
+		Inputs:   []*spillway.Claim{claim},
+		Output:   int64(rng.IntN(100_000)),
+	}
+	return eng.RunTask(ctx, task, func(ctx context.Context, _ *spillway.Grant, _ []*spillway.Handle) error {
+		return put(ctx, repo, rng, tier.Host)
+	})
 }

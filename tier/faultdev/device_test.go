@@ -18,7 +18,7 @@ import (
 
 var errFault = errors.New("a fault on purpose")
 
-// open returns a simulated device behind rules.
+// open returns a simulated device that is wrapped with rules.
 func open(t *testing.T, rules ...faultdev.Rule) *faultdev.Device {
 	t.Helper()
 	inner, err := sim.New(sim.Config{Memory: 1 << 20})
@@ -59,7 +59,8 @@ func pattern(n int) []byte {
 	return b
 }
 
-// TestConforms: without a rule that applies it is the device that it wraps.
+// TestConforms checks that a Device without an applicable rule behaves like the device that it
+// wraps.
 func TestConforms(t *testing.T) {
 	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 		var hook func(sim.Op) error
@@ -72,11 +73,12 @@ func TestConforms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return faultdev.New(inner, 1, faultdev.Rule{Ops: []string{"alloc"}, Skip: 1 << 40, Effect: faultdev.OutOfMemory()})
+		never := faultdev.Rule{Ops: []string{"alloc"}, Skip: 1 << 40, Effect: faultdev.OutOfMemory()}
+		return faultdev.New(inner, 1, never)
 	})
 }
 
-// calls are all operations, on 64 bytes each, and the work that they do.
+// calls are all operations, on 64 bytes each.
 func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() error {
 	buf := make([]byte, 64)
 	var digest tier.Digest
@@ -95,13 +97,13 @@ func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() 
 	}
 }
 
-// copies are the operations that the pattern copy-* means.
+// copies are the operations that the pattern copy-* matches.
 var copies = []string{"copy-to-device", "copy-to-host", "copy-to-peer", "copy-regions"}
 
 // moving are the operations whose work moves or computes bytes.
 var moving = append(copies, "fill", "digest")
 
-// done is an event of nobody's.
+// done is an event of no device.
 type done struct{}
 
 func (done) Err() error { return nil }
@@ -111,10 +113,11 @@ func (done) Done() <-chan struct{} {
 	return c
 }
 
-// TestEveryOperationCanFail: each call returns the error, counts once, and does
-// nothing.
+// TestEveryOperationCanFail checks that each call returns the error, counts once and has no effect.
 func TestEveryOperationCanFail(t *testing.T) {
-	for inWork, effect := range map[bool]faultdev.Effect{false: faultdev.Fail(errFault), true: faultdev.FailWork(errFault)} {
+	for inWork, effect := range map[bool]faultdev.Effect{
+		false: faultdev.Fail(errFault), true: faultdev.FailWork(errFault),
+	} {
 		d := open(t)
 		s := stream(t, d)
 		a, b := alloc(t, d, s, 64), alloc(t, d, s, 64)
@@ -122,7 +125,7 @@ func TestEveryOperationCanFail(t *testing.T) {
 		before := d.Outstanding()
 		for op, call := range calls(d, s, a, b) {
 			if inWork && slices.Contains(moving, op) {
-				continue // the stream tells: TestFailWork
+				continue // the stream reports it: TestFailWork
 			}
 			n, hits := d.Count(op), d.Hits()
 			if err := call(); !errors.Is(err, errFault) {
@@ -138,7 +141,7 @@ func TestEveryOperationCanFail(t *testing.T) {
 	}
 }
 
-// TestFailWork: the call passes, the work is not done, and only its stream fails.
+// TestFailWork checks that the call succeeds, the work is not done, and only its stream fails.
 func TestFailWork(t *testing.T) {
 	for _, op := range moving {
 		d := open(t)
@@ -152,7 +155,7 @@ func TestFailWork(t *testing.T) {
 		e, err := d.Record(s)
 		ok(t, err)
 		if err := tier.Wait(context.Background(), e); !errors.Is(err, errFault) || !errors.Is(s.Err(), errFault) {
-			t.Errorf("%s: the event says %v, the stream %v", op, err, s.Err())
+			t.Errorf("%s: the event reports %v, the stream %v", op, err, s.Err())
 		}
 		remove()
 		got := make([]byte, 64)
@@ -195,11 +198,16 @@ func TestOutOfMemory(t *testing.T) {
 	if !errors.As(err, &full) || full.Requested != 5000 || !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("the third operation: %v", err)
 	}
-	alloc(t, d, s, 5000)
+	a := alloc(t, d, s, 5000)
+	d.Add(faultdev.Rule{Effect: faultdev.OutOfMemory()}) // other operations are not affected
+	stream(t, d)
+	e, err := d.Record(s)
+	ok(t, err)
+	ok(t, errors.Join(d.WaitEvent(s, e), d.Fill(s, a, 1, 5000), d.Free(s, a), s.Sync()))
 }
 
-// TestBitFlip: each operation that writes bytes writes one bit wrongly, and tells nobody;
-// what it was given stays as it is.
+// TestBitFlip checks that each operation that writes bytes silently changes one bit of them, and
+// does not change the bytes that it was given.
 func TestBitFlip(t *testing.T) {
 	for _, op := range append(copies, "fill") {
 		d, peer := open(t), open(t)
@@ -220,11 +228,12 @@ func TestBitFlip(t *testing.T) {
 			ok(t, errors.Join(d.CopyPeer(s, far, peer, a, n), s.Sync(), peer.CopyToHost(there, got, far), there.Sync()))
 		case "copy-regions":
 			ok(t, errors.Join(d.CopyRegions(s, []tier.Region{
-				{Dst: b, HostSrc: given[:100]}, {HostDst: got[:2000], Src: a}, {Dst: b + 2000, Src: a + 2000, Size: n - 2000},
+				{Dst: b, HostSrc: given[:100]}, {HostDst: got[:2000], Src: a},
+				{Dst: b + 2000, Src: a + 2000, Size: n - 2000},
 			}), d.CopyToHost(s, got[2000:], b+2000), s.Sync()))
 			first := make([]byte, 100)
 			ok(t, errors.Join(d.CopyToHost(s, first, b), s.Sync()))
-			for i := range first { // what was written twice counts once
+			for i := range first { // bytes that were written twice count once
 				got[i] ^= first[i] ^ want[i]
 			}
 		case "fill":
@@ -252,13 +261,13 @@ func TestNothingToFlip(t *testing.T) {
 }
 
 func TestRulesChoose(t *testing.T) {
-	var told []string
+	var called []string
 	d := open(t, faultdev.Rule{Ops: []string{"alloc"}, Times: 1, Effect: faultdev.Fail(errFault),
 		Hit: func(op string, bytes int64) {
 			if bytes != 64 {
-				t.Errorf("told of %d bytes", bytes)
+				t.Errorf("called for %d bytes", bytes)
 			}
-			told = append(told, op)
+			called = append(called, op)
 		}})
 	seen := 0
 	remove := d.Add(faultdev.Rule{Effect: faultdev.Do(func(string, int64) { seen++ })})
@@ -269,8 +278,8 @@ func TestRulesChoose(t *testing.T) {
 	alloc(t, d, s, 64)
 	remove()
 	alloc(t, d, s, 64)
-	if seen != 2 || len(told) != 1 || told[0] != "alloc" || d.Count() != 4 || d.Hits() != 1 {
-		t.Errorf("seen %d, told %v, count %d, hits %d", seen, told, d.Count(), d.Hits())
+	if seen != 2 || len(called) != 1 || called[0] != "alloc" || d.Count() != 4 || d.Hits() != 1 {
+		t.Errorf("seen %d, called for %v, count %d, hits %d", seen, called, d.Count(), d.Hits())
 	}
 }
 
@@ -278,7 +287,9 @@ func TestProbability(t *testing.T) {
 	hits := func(seed uint64) int {
 		inner, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
-		d := faultdev.New(inner, seed, faultdev.Rule{Ops: []string{"new-stream"}, Probability: 0.25, Effect: faultdev.Fail(errFault)})
+		d := faultdev.New(inner, seed, faultdev.Rule{
+			Ops: []string{"new-stream"}, Probability: 0.25, Effect: faultdev.Fail(errFault),
+		})
 		for range 400 {
 			if s, err := d.NewStream(); err == nil {
 				ok(t, s.Close())

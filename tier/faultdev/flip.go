@@ -6,66 +6,55 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// place is what work writes to: bytes of the host, or of a device.
+// place is the memory that work writes to: bytes of the host, or of a device.
 type place struct {
 	host []byte
 
-	dev       tier.Device
-	addr      tier.Addr
-	size      int64
-	elsewhere bool // the device is not that of the stream
+	dev  tier.Device
+	addr tier.Addr
+	size int64
 }
 
-// length returns how many bytes a region is about.
+// length returns how many bytes a region copies.
 func length(r tier.Region) int64 { return max(r.Size, int64(len(r.HostDst)), int64(len(r.HostSrc))) }
 
-// oneOf returns the destination of one of the regions, each as likely as it is long.
-func (d *device) oneOf(regions []tier.Region, total int64) place {
+// destination returns where one of the regions is copied to. Longer regions are chosen more often.
+func (d *device) destination(regions []tier.Region, total int64) place {
 	if total <= 0 {
 		return place{}
 	}
 	at := d.rules.Below(total)
 	for _, r := range regions {
-		if n := length(r); at >= n {
-			at -= n
-			continue
+		n := length(r)
+		if at < n {
+			return place{r.HostDst, d.inner, r.Dst, n}
 		}
-		if r.HostDst != nil {
-			return place{host: r.HostDst}
-		}
-		return place{dev: d.inner, addr: r.Dst, size: length(r)}
+		at -= n
 	}
 	return place{}
 }
 
-// flip changes a bit of p when the work on s is done. If that work fails, the stream reports it,
-// and there is nothing to change.
+// flip changes a bit at p once the work on s is done. If that work fails, the stream reports it and
+// flip changes nothing.
 func (d *device) flip(s tier.Stream, p place) error {
 	size := max(p.size, int64(len(p.host)))
 	if size <= 0 || s.Sync() != nil {
 		return nil
 	}
 	bit := d.rules.Below(size * 8)
+	mask := byte(1) << (bit % 8)
 	if p.host != nil {
-		p.host[bit/8] ^= 1 << (bit % 8)
+		p.host[bit/8] ^= mask
 		return nil
 	}
-	if !p.elsewhere {
-		return flipOn(p.dev, s, p.addr+tier.Addr(bit/8), byte(1)<<(bit%8))
-	}
-	own, err := p.dev.NewStream()
+	own, err := p.dev.NewStream() // s may belong to another device
 	if err != nil {
 		return err
 	}
-	return errors.Join(flipOn(p.dev, own, p.addr+tier.Addr(bit/8), byte(1)<<(bit%8)), own.Close())
-}
-
-// flipOn changes a byte in a device's memory.
-func flipOn(dev tier.Device, s tier.Stream, addr tier.Addr, mask byte) error {
-	b := make([]byte, 1)
-	if err := errors.Join(dev.CopyToHost(s, b, addr), s.Sync()); err != nil {
-		return err
+	b, addr := make([]byte, 1), p.addr+tier.Addr(bit/8)
+	if err = errors.Join(p.dev.CopyToHost(own, b, addr), own.Sync()); err == nil {
+		b[0] ^= mask
+		err = errors.Join(p.dev.CopyToDevice(own, addr, b), own.Sync())
 	}
-	b[0] ^= mask
-	return errors.Join(dev.CopyToDevice(s, addr, b), s.Sync())
+	return errors.Join(err, own.Close())
 }

@@ -10,38 +10,38 @@ import (
 	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
-// TestLose: from the loss on calls fail, frees take place, and events tell; what was done is done.
-// Whoever looks through another decorator is told as well.
+// TestLose checks that after the loss calls fail, frees succeed and events fail, while earlier work
+// completes. A subscriber of a device that wraps the lost one is called, too.
 func TestLose(t *testing.T) {
 	d := open(t)
 	outer := faultdev.New(d, 1)
-	told := 0
+	calls := 0
 	defer outer.OnLost(func(why error) {
-		if told++; why != errFault {
-			t.Errorf("told: %v", why)
+		if calls++; why != errFault {
+			t.Errorf("the reason is %v", why)
 		}
 	})()
-	outer.OnLost(func(error) { t.Error("who does not want to know any more is told") })()
+	outer.OnLost(func(error) { t.Error("a cancelled subscriber was called") })()
 	s := stream(t, outer)
 	a, b := alloc(t, outer, s, 64), alloc(t, outer, s, 64)
 	got := make([]byte, 64)
 	ok(t, errors.Join(outer.CopyToDevice(s, a, pattern(64)), outer.CopyToHost(s, got, a)))
 	remove := d.Add(faultdev.Rule{Ops: []string{"fill"}, Effect: faultdev.Do(func(string, int64) { d.Lose(errFault) })})
 	if err := outer.Fill(s, a, 1, 64); err != errFault {
-		t.Errorf("the call that it is lost at: %v", err)
+		t.Errorf("the call during which it is lost: %v", err)
 	}
 	remove()
 	d.Lose(errors.New("once more"))
-	if told != 1 {
-		t.Errorf("told %d times", told)
+	if calls != 1 {
+		t.Errorf("the subscriber was called %d times", calls)
 	}
 	e, err := outer.Record(s)
 	ok(t, err)
 	if err := tier.Wait(context.Background(), e); err != errFault {
-		t.Errorf("an event says %v", err)
+		t.Errorf("an event reports %v", err)
 	}
 	if !bytes.Equal(got, pattern(64)) {
-		t.Error("what was under way was not done")
+		t.Error("running work was not done")
 	}
 	for op, err := range map[string]error{
 		"copying":  outer.CopyToDevice(s, a, pattern(64)),
@@ -67,6 +67,6 @@ func TestLose(t *testing.T) {
 	late := 0
 	outer.OnLost(func(error) { late++ })
 	if late != 1 {
-		t.Errorf("who asks later is told %d times", late)
+		t.Errorf("a late subscriber was called %d times", late)
 	}
 }

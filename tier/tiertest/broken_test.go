@@ -15,20 +15,19 @@ import (
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
 
-// The suites are worth what they find: each backend here breaks one promise of
-// the contract, and the suite that passes it is itself broken. A failing test
-// cannot be looked at from inside, so each runs in a process of its own.
+// Each backend here breaks one promise of the contract, and the suites must find it. A test cannot
+// observe the failure of another, so each broken backend is tested in a process of its own.
 
 const flawVariable = "SPILLWAY_TIERTEST_FLAW"
 
 func TestReferencePoolConforms(t *testing.T) {
-	for _, flaw := range []string{"", "reclaims late"} { // which is none
+	for _, flaw := range []string{"", "reclaims late"} { // reclaiming late is allowed
 		tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool { return newReferencePool(capacity, flaw) })
 	}
 }
 
-// TestDeviceThatCannotFail: a backend that nobody can make fail on purpose, as a real GPU, skips
-// those tests, and passes.
+// TestDeviceThatCannotFail checks that a backend that cannot fail on purpose, such as a real GPU,
+// passes: the tests of failures are skipped.
 func TestDeviceThatCannotFail(t *testing.T) {
 	tiertest.RunDevice(t, func(t *testing.T, memory int64, faults tiertest.FaultFunc) tier.Device {
 		if faults != nil {
@@ -38,11 +37,11 @@ func TestDeviceThatCannotFail(t *testing.T) {
 	})
 }
 
-// poolFlaws maps a flaw to the part of the suite that has to find it.
+// poolFlaws maps a flaw to the part of the suite that must find it.
 var poolFlaws = map[string]string{
 	"charges too little":                 "Charge",
 	"charges more for less":              "Charge",
-	"says another size":                  "Shape",
+	"has another size":                   "Shape",
 	"starts between pages":               "Shape",
 	"all memories are one":               "Exhaustion",
 	"more than the capacity":             "Exhaustion",
@@ -56,7 +55,7 @@ var poolFlaws = map[string]string{
 	"allocates after Close":              "AfterClose",
 }
 
-// deviceFlaws likewise.
+// deviceFlaws does the same for devices.
 var deviceFlaws = map[string]string{
 	"charges too little":           "Charge",
 	"addresses are not aligned":    "Alloc",
@@ -80,7 +79,7 @@ var deviceFlaws = map[string]string{
 	"leaves a goroutine behind":    "Info",
 }
 
-// TestFlaw is what the other processes run.
+// TestFlaw is the test that the other processes run.
 func TestFlaw(t *testing.T) {
 	suite, flaw, ok := strings.Cut(os.Getenv(flawVariable), "/")
 	if !ok {
@@ -105,7 +104,7 @@ func TestSuitesFindFlaws(t *testing.T) {
 	for suite, flaws := range map[string]map[string]string{"pool": poolFlaws, "device": deviceFlaws} {
 		for flaw, part := range flaws {
 			t.Run(suite+"/"+flaw, func(t *testing.T) {
-				t.Parallel() // some wait for goroutines that never end
+				t.Parallel() // some processes wait for goroutines that never end
 				cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestFlaw$/^"+part+"$", "-test.timeout=20s")
 				cmd.Env = append(os.Environ(), flawVariable+"="+suite+"/"+flaw)
 				out, err := cmd.CombinedOutput()
@@ -113,7 +112,8 @@ func TestSuitesFindFlaws(t *testing.T) {
 				if err != nil && !errors.As(err, &exit) {
 					t.Fatal(err)
 				}
-				if err == nil || strings.Contains(string(out), "panic: ") || !strings.Contains(string(out), "--- FAIL: TestFlaw/"+part) {
+				failed := err != nil && strings.Contains(string(out), "--- FAIL: TestFlaw/"+part)
+				if !failed || strings.Contains(string(out), "panic: ") {
 					t.Errorf("%s does not find a backend that %s:\n%s", part, flaw, out)
 				}
 			})
@@ -127,11 +127,11 @@ type Device interface {
 	tier.Computer
 }
 
-// flawedDevice breaks one promise and leaves the rest to a simulated device.
+// flawedDevice is a simulated device that breaks one promise.
 type flawedDevice struct {
 	Device
 	flaw   string
-	aside  tier.Stream // for what is done at any time
+	aside  tier.Stream // for work that is done out of order
 	failed error
 }
 

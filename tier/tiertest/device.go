@@ -1,33 +1,38 @@
-// Package tiertest holds the suites that every backend passes: RunDevice for a
-// device, RunPool for what hands out the memory of a space. Both say in their
-// failures which line of the contract in package tier is broken.
+// Package tiertest has the suites that every backend must pass: RunDevice for a device and RunPool
+// for a pool, which hands out the memory of a space. A failure names the promise of package tier
+// that the backend breaks.
 package tiertest
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/spillway-db/spillway/tier"
 )
 
-// FaultFunc reports whether an operation fails that a device under test is about to do, and how.
-// index distinguishes the operations of a device: no two have the same. running is false while the
-// call is being made, on the caller's goroutine and after its arguments were found right: an error
-// then refuses the call. It is true when work comes to be done that moves or computes bytes: an
-// error then fails the work. Both times the index is the same. A FaultFunc is safe for concurrent
-// use.
+// FaultFunc decides whether an operation of a device under test fails, and returns its error. The
+// device calls it up to twice for each operation, with an index that no other operation of that
+// device has:
+//
+//   - While the call is made, on the caller's goroutine and after the arguments were checked,
+//     running is false. An error refuses the call.
+//   - When work that moves or computes bytes is about to run, running is true. An error fails the
+//     work.
+//
+// A FaultFunc is safe for concurrent use.
 type FaultFunc func(index int64, running bool) error
 
 type openFunc = func(t *testing.T, memory int64, faults FaultFunc) tier.Device
 
-// RunDevice checks that a device keeps the contract of tier.Device and, if it
-// has it, of tier.Computer. open opens a device with so much memory in bytes, a multiple of 1 MiB,
-// all of which can be allocated. The device asks faults about every operation; nil means that
-// nothing is to fail. A backend that cannot fail on purpose skips the test when faults is not nil.
-// RunDevice closes the device.
+// RunDevice checks that a device keeps the contract of tier.Device and, if it implements it, of
+// tier.Computer. open returns a device of memory bytes, a multiple of 1 MiB, all of which can be
+// allocated. The device calls faults, unless it is nil, for every operation. A backend that cannot
+// fail on purpose skips the test if faults is not nil. RunDevice closes the device.
 func RunDevice(t *testing.T, open func(t *testing.T, memory int64, faults FaultFunc) tier.Device) {
 	for _, c := range []struct {
 		name string
@@ -62,7 +67,7 @@ func RunDevice(t *testing.T, open func(t *testing.T, memory int64, faults FaultF
 
 const memory = 4 << 20
 
-// device is a device under test whose methods end the test when they fail.
+// device is a device under test. Its own methods end the test if they fail.
 type device struct {
 	tier.Device
 	t *testing.T
@@ -100,7 +105,7 @@ func (d *device) alloc(s tier.Stream, size int64) tier.Addr {
 		d.t.Fatalf("Alloc(%d): %v", size, err)
 	}
 	if a == 0 || a%256 != 0 {
-		d.t.Fatalf("Alloc(%d) gave address %#x: want a multiple of 256 above 0", size, uint64(a))
+		d.t.Fatalf("Alloc(%d) returned address %#x: want a multiple of 256 above 0", size, uint64(a))
 	}
 	return a
 }
@@ -112,27 +117,37 @@ func (d *device) record(s tier.Stream) tier.Event {
 	return e
 }
 
-// hangPatience is when work is given up that should take milliseconds: so that a
-// backend that hangs fails with a name, and not with the whole test binary.
-const hangPatience = time.Minute
+// hangTimeout bounds waits that should take milliseconds, so that a backend that hangs fails the
+// test of that name instead of the whole test binary.
+const hangTimeout = time.Minute
 
-// wait waits for all work on s, which must not have failed.
+// wait waits for all work on s and returns the work's error.
+func wait(d tier.Device, s tier.Stream) error {
+	e, err := d.Record(s)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), hangTimeout, errors.New("it hangs"))
+	defer cancel()
+	return tier.Wait(ctx, e)
+}
+
+// wait waits for all work on s, which must succeed.
 func (d *device) wait(s tier.Stream) {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(context.Background(), hangPatience, errors.New("it hangs"))
-	defer cancel()
-	if err := tier.Wait(ctx, d.record(s)); err != nil {
+	if err := wait(d, s); err != nil {
 		d.t.Fatalf("work on the stream: %v", err)
 	}
 }
 
-// write puts b at dst and waits; read reads it back.
+// write copies b to dst and waits.
 func (d *device) write(s tier.Stream, dst tier.Addr, b []byte) {
 	d.t.Helper()
 	d.ok(d.CopyToDevice(s, dst, b))
 	d.wait(s)
 }
 
+// read returns the n bytes at src.
 func (d *device) read(s tier.Stream, src tier.Addr, n int64) []byte {
 	d.t.Helper()
 	b := make([]byte, n)
@@ -141,22 +156,29 @@ func (d *device) read(s tier.Stream, src tier.Addr, n int64) []byte {
 	return b
 }
 
-// works checks that s and the device do what they should, after something was
-// done to them that must not matter.
+// roundTrip copies size bytes to a and back, compares them, and frees a.
+func roundTrip(d tier.Device, s tier.Stream, a tier.Addr, size int64, seed uint64) error {
+	want, got := pattern(size, seed), make([]byte, size)
+	if err := errors.Join(d.CopyToDevice(s, a, want), d.CopyToHost(s, got, a), d.Free(s, a)); err != nil {
+		return err
+	}
+	if err := wait(d, s); err != nil {
+		return err
+	}
+	return difference(got, want)
+}
+
+// works checks that s and the device still work after the test did something that must not affect
+// them.
 func (d *device) works(s tier.Stream) {
 	d.t.Helper()
-	const n = 1000
-	a := d.alloc(s, n)
-	want := pattern(n, 99)
-	d.write(s, a, want)
-	equal(d.t, d.read(s, a, n), want, "after a copy to the device and back")
-	d.ok(d.Free(s, a))
-	if err := s.Err(); err != nil {
-		d.t.Fatalf("Stream.Err: %v", err)
+	const size = 1000
+	if err := errors.Join(roundTrip(d, s, d.alloc(s, size), size, 99), s.Err()); err != nil {
+		d.t.Fatalf("after a copy to the device and back: %v", err)
 	}
 }
 
-// outstanding checks what is live and retired once all work on s is done.
+// outstanding checks how many bytes are live or retired once all work on s is done.
 func (d *device) outstanding(s tier.Stream, want int64) {
 	d.t.Helper()
 	d.wait(s)
@@ -166,42 +188,56 @@ func (d *device) outstanding(s tier.Stream, want int64) {
 	}
 }
 
+// difference returns an error that names the first byte in which got differs from want, or nil.
+func difference(got, want []byte) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("%d bytes, want %d", len(got), len(want))
+	}
+	if bytes.Equal(got, want) {
+		return nil
+	}
+	i := 0
+	for got[i] == want[i] {
+		i++
+	}
+	return fmt.Errorf("byte %d of %d is %#x, want %#x", i, len(got), got[i], want[i])
+}
+
 func equal(t *testing.T, got, want []byte, what string) {
 	t.Helper()
-	if len(got) != len(want) {
-		t.Fatalf("%s: %d bytes, want %d", what, len(got), len(want))
-	}
-	if !bytes.Equal(got, want) {
-		i := firstDifference(got, want)
-		t.Fatalf("%s: byte %d of %d is %#x, want %#x", what, i, len(got), got[i], want[i])
+	if err := difference(got, want); err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
 }
 
-// gate is an event that is done when the test says so.
-type gate struct{ c chan struct{} }
+// gate is an event that is done once the test closes it.
+type gate chan struct{}
 
-func (g gate) Done() <-chan struct{} { return g.c }
+func (g gate) Done() <-chan struct{} { return g }
 func (g gate) Err() error            { return nil }
 
-// block puts a wait on s that ends when the returned function is called, at the
-// latest when the test ends. Where the backend cannot wait for the test's
-// event, the test is skipped.
-func (d *device) block(s tier.Stream) (unblock func()) {
+// tryBlock makes s wait until unblock is called, at the latest when the test ends. It returns false
+// if the backend cannot wait for the test's event.
+func (d *device) tryBlock(s tier.Stream) (unblock func(), blocked bool) {
 	d.t.Helper()
-	g := gate{make(chan struct{})}
+	g := make(gate)
+	unblock = sync.OnceFunc(func() { close(g) })
 	err := d.WaitEvent(s, g)
 	if errors.Is(err, tier.ErrNotSupported) {
-		d.t.Skipf("the test needs a stream that waits for it: %v", err)
+		return unblock, false
 	}
 	d.ok(err)
-	done := false
-	unblock = func() {
-		if !done {
-			done = true
-			close(g.c)
-		}
-	}
 	d.t.Cleanup(unblock)
+	return unblock, true
+}
+
+// block is tryBlock for a test that needs it. It skips the test if the backend cannot wait.
+func (d *device) block(s tier.Stream) (unblock func()) {
+	d.t.Helper()
+	unblock, blocked := d.tryBlock(s)
+	if !blocked {
+		d.t.Skip("needs a stream that waits for an event of the test")
+	}
 	return unblock
 }
 
@@ -213,3 +249,17 @@ func isDone(e tier.Event) bool {
 		return false
 	}
 }
+
+// mustFail checks that each call, by its description, returned an error that wraps want. If want is
+// nil, any error will do.
+func mustFail(t *testing.T, want error, calls map[string]error) {
+	t.Helper()
+	for name, err := range calls {
+		if err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("%s: the error is %v, want %v (nil: any)", name, err, want)
+		}
+	}
+}
+
+// second returns the error of a call with two results.
+func second[T any](_ T, err error) error { return err }

@@ -1,7 +1,7 @@
 package tiertest
 
 import (
-	"cmp"
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -20,25 +20,38 @@ func testInfo(t *testing.T, open openFunc) {
 	}
 }
 
-func testCharge(t *testing.T, open openFunc) {
-	d := openDevice(t, open, nil)
-	if c := d.Charge(0); c != 0 {
-		t.Errorf("Charge(0) = %d", c)
+func testCharge(t *testing.T, open openFunc) { checkCharge(t, openDevice(t, open, nil).Charge, memory) }
+
+// checkCharge checks that charges cover the sizes, grow with them and are multiples of what is
+// allocated, and that the whole capacity can be allocated.
+func checkCharge(t *testing.T, charge func(int64) int64, capacity int64) {
+	t.Helper()
+	for _, whole := range []int64{0, capacity} {
+		if c := charge(whole); c != whole {
+			t.Errorf("Charge(%d) = %d", whole, c)
+		}
 	}
-	if c := d.Charge(memory); c != memory {
-		t.Errorf("Charge(%d) = %d", memory, c)
+	sizes := []int64{
+		1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 4095, 4096, 4097, 8191, 8192, 8193, 65535, 65536, 65537,
+		1<<20 - 1, 1 << 20, 1<<20 + 1, 1 << 40,
 	}
-	checkCharge(t, d.Charge)
+	smaller := int64(0)
+	for _, size := range sizes {
+		c := charge(size)
+		if c < size || c < smaller {
+			t.Errorf("Charge(%d) = %d is less than the size, or than %d for a smaller size", size, c, smaller)
+		}
+		if again := charge(c); again != c {
+			t.Errorf("Charge(%d) = %d and Charge(%d) = %d: rounding twice changes it", size, c, c, again)
+		}
+		smaller = c
+	}
 }
 
 func testAlloc(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
-	for _, size := range []int64{0, -1} {
-		if _, err := d.Alloc(s, size); err == nil {
-			t.Errorf("Alloc(%d) gave an address", size)
-		}
-	}
+	mustFail(t, nil, map[string]error{"Alloc(0)": second(d.Alloc(s, 0)), "Alloc(-1)": second(d.Alloc(s, -1))})
 	r := rand.New(rand.NewPCG(1, 2))
 	held := make(map[tier.Addr]int64)
 	var charged int64
@@ -48,7 +61,7 @@ func testAlloc(t *testing.T, open openFunc) {
 			a := d.alloc(s, size)
 			for b, n := range held {
 				if a < b+tier.Addr(n) && b < a+tier.Addr(size) {
-					t.Fatalf("[%#x, +%d) was handed out while [%#x, +%d) is in use", uint64(a), size, uint64(b), n)
+					t.Fatalf("Alloc returned [%#x, +%d) while [%#x, +%d) is in use", uint64(a), size, uint64(b), n)
 				}
 			}
 			held[a] = size
@@ -82,10 +95,10 @@ func testOutOfMemory(t *testing.T, open openFunc) {
 			t.Fatalf("Alloc(%d): %v; want a NoSpaceError", size, err)
 		}
 		if full.Space.Valid() {
-			t.Errorf("the device's NoSpaceError names the space %v: it knows of none", full.Space)
+			t.Errorf("the device's NoSpaceError names the space %v, want none", full.Space)
 		}
 		if full.Requested != size || full.Available < 0 {
-			t.Errorf("NoSpaceError for a request of %d: requested %d, available %d", size, full.Requested, full.Available)
+			t.Errorf("NoSpaceError for Alloc(%d): requested %d, available %d", size, full.Requested, full.Available)
 		}
 		if after := d.Outstanding(); after != before {
 			t.Errorf("a refused Alloc changed Outstanding from %d to %d", before, after)
@@ -100,15 +113,16 @@ func testOutOfMemory(t *testing.T, open openFunc) {
 			held = append(held, d.alloc(s, piece))
 		}
 		refuse(1)
-		d.works2(s, held[0], held[len(held)-1])
+		want := pattern(5000, 7)
+		d.write(s, held[0], want)
+		d.ok(copyOnDevice(d, s, held[len(held)-1], held[0], 5000))
+		equal(t, d.read(s, held[len(held)-1], 5000), want, "after a copy on a full device")
 		for i := 0; i < len(held); i += 2 {
 			d.ok(d.Free(s, held[i]))
 		}
 		d.outstanding(s, memory/2)
-		if len(held) > 2 { // the pieces lie side by side in some order, so no hole is larger than two
-			if full := refuse(memory/2 + 1); full.Largest > memory/2 {
-				t.Errorf("half of the memory is free and the largest piece is said to be %d", full.Largest)
-			}
+		if full := refuse(memory/2 + 1); full.Largest > memory/2 {
+			t.Errorf("half of the memory is free and NoSpaceError.Largest is %d", full.Largest)
 		}
 		for i := 1; i < len(held); i += 2 {
 			d.ok(d.Free(s, held[i]))
@@ -116,15 +130,6 @@ func testOutOfMemory(t *testing.T, open openFunc) {
 		d.outstanding(s, 0)
 	}
 	d.works(s)
-}
-
-// works2 checks copies between two allocations of a full device.
-func (d *device) works2(s tier.Stream, a, b tier.Addr) {
-	d.t.Helper()
-	want := pattern(5000, 7)
-	d.write(s, a, want)
-	d.ok(copyOnDevice(d, s, b, a, 5000))
-	equal(d.t, d.read(s, b, 5000), want, "after a copy on a full device")
 }
 
 func testRetire(t *testing.T, open openFunc) {
@@ -135,35 +140,34 @@ func testRetire(t *testing.T, open openFunc) {
 	unblock := d.block(s)
 	d.ok(d.Free(s, a))
 	if got := d.Outstanding(); got != memory {
-		t.Errorf("Outstanding is %d while the work before a free is under way, want %d", got, memory)
+		t.Errorf("Outstanding is %d while the work before a free runs, want %d", got, memory)
 	}
 	if n := d.Reap(); n != 0 {
-		t.Errorf("Reap took %d bytes back while the work before the free is under way", n)
+		t.Errorf("Reap reclaimed %d bytes while the work before the free runs", n)
 	}
-	if _, err := d.Alloc(other, 1); !errors.Is(err, tier.ErrNoSpace) {
-		t.Errorf("Alloc on another stream while all memory is retired: %v; want ErrNoSpace", err)
-	}
-	if err := d.Free(s, a); err == nil {
-		t.Error("a second Free of an allocation passed")
-	}
-	if err := d.Fill(s, a, 1, 1); err == nil {
-		t.Error("Fill of memory that was freed passed")
-	}
+	_, err := d.Alloc(other, 1)
+	mustFail(t, tier.ErrNoSpace, map[string]error{"Alloc on another stream while all memory is retired": err})
+	mustFail(t, nil, map[string]error{
+		"a second Free of an allocation": d.Free(s, a),
+		"Fill of freed memory":           d.Fill(s, a, 1, 1),
+	})
 	unblock()
 	d.outstanding(s, 0)
 	d.ok(d.Free(s, d.alloc(s, memory)))
 	d.outstanding(s, 0)
 }
 
-// testAlignments copies pieces of many lengths between places of many
-// alignments, and looks at the bytes beside.
+// testAlignments copies pieces of many lengths between addresses of many alignments and checks the
+// bytes around them.
 func testAlignments(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
 	const room, margin = 80 << 10, 64
 	a, b := d.alloc(s, room), d.alloc(s, room)
 	host := make([]byte, room)
-	for _, size := range []int64{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 65536 + 5} {
+	for _, size := range []int64{
+		0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 65536 + 5,
+	} {
 		for _, hostOff := range []int64{0, 1, 3, 8} {
 			for _, devOff := range []int64{margin, margin + 1, margin + 4, margin + 7} {
 				name := fmt.Sprintf("%d bytes from host offset %d by device offset %d", size, hostOff, devOff)
@@ -190,10 +194,7 @@ func testAlignments(t *testing.T, open openFunc) {
 
 // framed returns window bytes of value with b at off.
 func framed(b []byte, off, window int64, value byte) []byte {
-	out := make([]byte, window)
-	for i := range out {
-		out[i] = value
-	}
+	out := bytes.Repeat([]byte{value}, int(window))
 	copy(out[off:], b)
 	return out
 }
@@ -206,8 +207,8 @@ func testRegions(t *testing.T, open openFunc) {
 	in, out := pattern(half, 1), make([]byte, half)
 	d.write(s, a+half, in)
 
-	// Pieces of in go to the first half in another order, pieces of the second half come out, and
-	// the rest of the first half is copied on the device.
+	// Each piece of the first half is written from in, copied from the second half, or skipped
+	// while a piece of the second half is read to out.
 	r := rand.New(rand.NewPCG(3, 4))
 	want, wantOut := make([]byte, half), make([]byte, half)
 	var regions []tier.Region
@@ -222,37 +223,35 @@ func testRegions(t *testing.T, open openFunc) {
 			regions = append(regions, tier.Region{Dst: a + tier.Addr(off), Src: a + half + tier.Addr(src), Size: n})
 			copy(want[off:off+n], in[src:])
 		case 2:
-			regions = append(regions, tier.Region{HostDst: out[off : off+n], Src: a + half + tier.Addr(src)}) // Size may be left out
+			// Size may be left out.
+			regions = append(regions, tier.Region{HostDst: out[off : off+n], Src: a + half + tier.Addr(src)})
 			copy(wantOut[off:off+n], in[src:])
 		}
 		off += n
 	}
 	d.ok(d.Fill(s, a, 0, half))
 	d.ok(d.CopyRegions(s, regions))
-	clear(regions) // the slice is the caller's again
+	clear(regions) // the device must not use the slice after the call
 	d.wait(s)
 	equal(t, out, wantOut, "regions to the host")
 	equal(t, d.read(s, a, half), want, "regions on the device")
 
 	d.ok(d.CopyRegions(s, nil))
 	d.ok(d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: []byte{}}}))
-	err := d.CopyRegions(s, []tier.Region{
+	mustFail(t, nil, map[string]error{"a region that leaves its allocation": d.CopyRegions(s, []tier.Region{
 		{Dst: a, HostSrc: pattern(100, 9)},
 		{Dst: a + 2*half - 10, HostSrc: pattern(100, 9)},
-	})
-	if err == nil {
-		t.Error("CopyRegions with a region that leaves its allocation passed")
-	}
+	})})
 	equal(t, d.read(s, a, half), want, "after CopyRegions with one wrong region")
 }
 
-// wrapped is a device around another, as tier.Device describes them.
+// wrapped is a device that wraps another, as tier.Device describes.
 type wrapped struct{ tier.Device }
 
 func (w wrapped) Unwrap() tier.Device { return w.Device }
 
-// stranger is a device that no backend knows.
-type stranger struct{ tier.Device }
+// unknownDevice is a device of no backend.
+type unknownDevice struct{ tier.Device }
 
 func testPeer(t *testing.T, open openFunc) {
 	d, peer := openDevice(t, open, nil), openDevice(t, open, nil)
@@ -275,10 +274,9 @@ func testPeer(t *testing.T, open openFunc) {
 	d.ok(d.CopyPeer(s, a, d.Device, a+n-100, 100)) // to itself
 	equal(t, d.read(s, a, 100), want[n-100:], "after a copy to itself as a peer")
 
-	if err := d.CopyPeer(s, b, stranger{peer.Device}, a, 1); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("CopyPeer to a device that nobody knows: %v; want ErrNotSupported", err)
-	}
-	refused(t, nil, map[string]error{
+	err = d.CopyPeer(s, b, unknownDevice{peer.Device}, a, 1)
+	mustFail(t, tier.ErrNotSupported, map[string]error{"copy to a device of no backend": err})
+	mustFail(t, nil, map[string]error{
 		"copy to a peer beyond the source":      d.CopyPeer(s, b, peer.Device, a+1, n),
 		"copy to a peer beyond the destination": d.CopyPeer(s, b+1, peer.Device, a, n),
 		"copy to a peer to this device's":       d.CopyPeer(s, a, peer.Device, a, 1),
@@ -302,12 +300,13 @@ func testDigest(t *testing.T, open openFunc) {
 	b := pattern(n, 3)
 	d.write(s, a, b)
 	for _, c := range []struct{ off, size, first int64 }{
-		{0, 0, 0}, {0, 1, 0}, {0, 7, 0}, {0, 8, 0}, {0, 9, 0}, {8, 64, 0}, {16, 4096, 12345}, {0, n, 0}, {1 << 16, n - 1<<16, 1 << 40},
+		{0, 0, 0}, {0, 1, 0}, {0, 7, 0}, {0, 8, 0}, {0, 9, 0}, {8, 64, 0}, {16, 4096, 12345}, {0, n, 0},
+		{1 << 16, n - 1<<16, 1 << 40},
 	} {
 		got := tier.Digest{Hash: 1, Sum: 2}
 		err := computer.Digest(s, a+tier.Addr(c.off), c.size, c.first, &got)
 		if errors.Is(err, tier.ErrNotSupported) {
-			t.Skipf("needs a device that computes below the decorator: %v", err)
+			t.Skipf("needs a wrapped device that computes: %v", err)
 		}
 		d.ok(err)
 		d.wait(s)
@@ -316,35 +315,21 @@ func testDigest(t *testing.T, open openFunc) {
 		}
 	}
 	var out tier.Digest
-	refused(t, nil, map[string]error{
+	mustFail(t, nil, map[string]error{
 		"digest from an odd address":      computer.Digest(s, a+4, 8, 0, &out),
 		"digest of a negative size":       computer.Digest(s, a, -8, 0, &out),
 		"digest that leaves the memory":   computer.Digest(s, a+8, n, 0, &out),
 		"digest into nothing":             computer.Digest(s, a, 8, 0, nil),
 		"digest from address 0":           computer.Digest(s, 0, 8, 0, &out),
-		"digest on a stream of nowhere":   computer.Digest(nil, a, 8, 0, &out),
-		"digest of more than there is":    computer.Digest(s, a, 1<<62, 0, &out),
+		"digest on no stream":             computer.Digest(nil, a, 8, 0, &out),
+		"digest of a huge size":           computer.Digest(s, a, 1<<62, 0, &out),
 		"digest of memory beyond the end": computer.Digest(s, a+1<<30, 8, 0, &out),
 	})
 	d.works(s)
 }
 
-// refused checks that calls, by their names, returned an error, and that it wraps want unless want is
-// nil.
-func refused(t *testing.T, want error, calls map[string]error) {
-	t.Helper()
-	for name, err := range calls {
-		if err == nil || want != nil && !errors.Is(err, want) {
-			t.Errorf("%s: the error is %v, want %v", name, err, cmp.Or(want, errors.New("any")))
-		}
-	}
-}
-
-// second returns the error of a call with two results.
-func second[T any](_ T, err error) error { return err }
-
-// testMistakes makes every mistake that a call can see: each is an error, and
-// nothing else happens.
+// testMistakes makes every mistake that a call can detect. Each call returns an error and has no
+// effect.
 func testMistakes(t *testing.T, open openFunc) {
 	d, other := openDevice(t, open, nil), openDevice(t, open, nil)
 	s, os := d.stream(), other.stream()
@@ -356,7 +341,7 @@ func testMistakes(t *testing.T, open openFunc) {
 	d.wait(s)
 	before := d.Outstanding()
 	one, more := []byte{1}, make([]byte, n+1)
-	refused(t, nil, map[string]error{
+	mustFail(t, nil, map[string]error{
 		"alloc on no stream":                  second(d.Alloc(nil, 1)),
 		"alloc on another device's stream":    second(d.Alloc(os, 1)),
 		"free of address 0":                   d.Free(s, 0),
@@ -389,7 +374,7 @@ func testMistakes(t *testing.T, open openFunc) {
 		"fill of negative size":               d.Fill(s, a, 1, -1),
 		"fill of a huge size":                 d.Fill(s, a, 1, 1<<62),
 		"fill of what is freed":               d.Fill(s, gone, 1, 1),
-		"regions, two hosts":                  d.CopyRegions(s, []tier.Region{{HostDst: make([]byte, 1), HostSrc: one}}),
+		"regions, two hosts":                  d.CopyRegions(s, []tier.Region{{HostDst: more, HostSrc: one}}),
 		"regions, two sizes":                  d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: one, Size: 2}}),
 		"regions, address 0":                  d.CopyRegions(s, []tier.Region{{HostSrc: one}}),
 		"regions, negative":                   d.CopyRegions(s, []tier.Region{{Dst: a, Src: a + 8, Size: -1}}),
@@ -398,7 +383,7 @@ func testMistakes(t *testing.T, open openFunc) {
 		"wait for no event":                   d.WaitEvent(s, nil),
 		"wait on another's stream":            d.WaitEvent(os, d.record(s)),
 	})
-	equal(t, d.read(s, a, n), want, "after calls that were refused")
+	equal(t, d.read(s, a, n), want, "after calls that failed")
 	d.outstanding(s, before)
 	d.works(s)
 	other.works(os)

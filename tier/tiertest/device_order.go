@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// testOrderOnStream puts random work on one stream, without waiting, and
-// compares with the same work done at once on a slice.
+// testOrderOnStream submits random work to one stream without waiting and compares the result with
+// that of the same work on a slice.
 func testOrderOnStream(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
@@ -24,10 +24,7 @@ func testOrderOnStream(t *testing.T, open openFunc) {
 	type reading struct{ got, want []byte }
 	var readings []reading
 	r := rand.New(rand.NewPCG(5, 6))
-	unblock := func() {}
-	if err := d.WaitEvent(s, gate{closedChannel()}); err == nil {
-		unblock = d.block(s) // so that all of it is in the queue together
-	}
+	unblock, _ := d.tryBlock(s) // so that all of the work is queued together
 	for i := range uint64(500) {
 		n := 1 + r.Int64N(size/4)
 		off := r.Int64N(size - n + 1)
@@ -57,7 +54,7 @@ func testOrderOnStream(t *testing.T, open openFunc) {
 			d.ok(d.CopyRegions(s, []tier.Region{{Dst: at, HostSrc: b}, {HostDst: got, Src: at + tier.Addr(n/2)}}))
 			readings = append(readings, reading{got, bytes.Clone(model[off+n/2 : off+n/2*2])})
 			copy(model[off:], b)
-		case 5: // an allocation that lives for one piece of work
+		case 5: // an allocation that is freed as soon as its work is queued
 			tmp, err := d.Alloc(s, n)
 			if err != nil {
 				continue
@@ -71,18 +68,12 @@ func testOrderOnStream(t *testing.T, open openFunc) {
 	unblock()
 	equal(t, d.read(s, a, size), model, "after work in order")
 	for i, r := range readings {
-		equal(t, r.got, r.want, fmt.Sprintf("reading %d of %d in the midst of it", i, len(readings)))
+		equal(t, r.got, r.want, fmt.Sprintf("read %d of %d among the work", i, len(readings)))
 	}
 	d.outstanding(s, d.Charge(size))
 }
 
-func closedChannel() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}
-
-// testNoOrderAcrossStreams: what holds one stream up does not hold another.
+// testNoOrderAcrossStreams checks that a blocked stream does not block another.
 func testNoOrderAcrossStreams(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s, other := d.stream(), d.stream()
@@ -92,7 +83,7 @@ func testNoOrderAcrossStreams(t *testing.T, open openFunc) {
 	d.ok(d.Fill(s, a, 9, 100))
 	e := d.record(s)
 	d.works(other)
-	equal(t, d.read(other, a, 100), pattern(100, 1), "while the stream that overwrites it is held up")
+	equal(t, d.read(other, a, 100), pattern(100, 1), "while the stream that overwrites it is blocked")
 	if isDone(e) {
 		t.Error("an event is done before the work that it was recorded after")
 	}
@@ -104,11 +95,10 @@ func testNoOrderAcrossStreams(t *testing.T, open openFunc) {
 	if !isDone(e) || e.Err() != nil {
 		t.Errorf("after the stream's work: event done %v, error %v", isDone(e), e.Err())
 	}
-	equal(t, d.read(other, a, 100), framed(nil, 0, 100, 9), "after the stream was let go")
+	equal(t, d.read(other, a, 100), framed(nil, 0, 100, 9), "after the stream was unblocked")
 }
 
-// testEvents passes a piece of memory from stream to stream: only events keep
-// the order.
+// testEvents passes a piece of memory from stream to stream. Only events order the work on it.
 func testEvents(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	const size, rounds = 128 << 10, 60
@@ -128,11 +118,10 @@ func testEvents(t *testing.T, open openFunc) {
 	for i, b := range out {
 		equal(t, b, framed(nil, 0, size, byte(i)), fmt.Sprintf("round %d", i))
 	}
-	if err := d.WaitEvent(streams[0], gate{closedChannel()}); err == nil { // or chance alone shows it
-		unblock := d.block(streams[0])
+	if unblock, blocked := d.tryBlock(streams[0]); blocked { // otherwise only chance reveals a missing wait
 		d.ok(d.WaitEvent(streams[1], d.record(streams[0])))
 		e := d.record(streams[1])
-		for range 20 { // time enough for the others, also on one processor
+		for range 40 { // time enough for the others, also on one processor
 			d.works(streams[2])
 		}
 		if isDone(e) {
@@ -145,7 +134,7 @@ func testEvents(t *testing.T, open openFunc) {
 	}
 }
 
-// testNeverBlocks puts much work on a stream that does not get on.
+// testNeverBlocks submits many pieces of work to a blocked stream.
 func testNeverBlocks(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
@@ -169,7 +158,7 @@ func testNeverBlocks(t *testing.T, open openFunc) {
 	}
 	unblock()
 	d.outstanding(s, 0)
-	equal(t, out, in, "after much work")
+	equal(t, out, in, "after all of the work")
 	for i, e := range events {
 		if !isDone(e) {
 			t.Fatalf("event %d is not done after all work is", i)
@@ -177,37 +166,39 @@ func testNeverBlocks(t *testing.T, open openFunc) {
 	}
 }
 
-func testStreamClose(t *testing.T, open openFunc) {
-	d := openDevice(t, open, nil)
-	s, other := d.stream(), d.stream()
-	const n = 1 << 20
-	a := d.alloc(s, n)
-	want, got := pattern(n, 1), make([]byte, n)
-	d.ok(s.Sync()) // of nothing
+const bulkSize = 1 << 20
+
+// checkWaits checks that end, which is Sync or a Close, returns only after the work on s is done.
+// The work uses bulkSize bytes at a. checkWaits returns an event of it.
+func (d *device) checkWaits(s tier.Stream, a tier.Addr, name string, end func() error) tier.Event {
+	d.t.Helper()
+	want, got := pattern(bulkSize, 1), make([]byte, bulkSize)
 	d.ok(d.CopyToDevice(s, a, want))
 	d.ok(d.CopyToHost(s, got, a))
 	e := d.record(s)
-	d.ok(s.Sync())
-	if !isDone(e) {
-		t.Error("an event of the stream is not done after Sync")
+	d.ok(end())
+	if !isDone(e) || e.Err() != nil {
+		d.t.Errorf("after %s: the event is done: %v, error: %v", name, isDone(e), e.Err())
 	}
-	equal(t, got, want, "after Sync, which waits")
-	clear(got)
-	d.ok(d.CopyToHost(s, got, a))
-	e = d.record(s)
-	d.ok(s.Close())
-	if !isDone(e) {
-		t.Error("an event of the stream is not done after Close")
-	}
-	equal(t, got, want, "after Close, which waits")
-	refused(t, tier.ErrClosed, map[string]error{
+	equal(d.t, got, want, "after "+name+", which waits")
+	return e
+}
+
+func testStreamClose(t *testing.T, open openFunc) {
+	d := openDevice(t, open, nil)
+	s, other := d.stream(), d.stream()
+	a := d.alloc(s, bulkSize)
+	d.ok(s.Sync()) // without work
+	d.checkWaits(s, a, "Stream.Sync", s.Sync)
+	e := d.checkWaits(s, a, "Stream.Close", s.Close)
+	mustFail(t, tier.ErrClosed, map[string]error{
 		"Close":        s.Close(),
-		"CopyToDevice": d.CopyToDevice(s, a, want),
+		"CopyToDevice": d.CopyToDevice(s, a, []byte{1}),
 		"Free":         d.Free(s, a),
 		"Record":       second(d.Record(s)),
 		"WaitEvent":    d.WaitEvent(s, e),
 	})
-	equal(t, d.read(other, a, n), want, "on another stream after the first was closed")
+	equal(t, d.read(other, a, bulkSize), pattern(bulkSize, 1), "on another stream after the first was closed")
 	d.ok(d.Free(other, a))
 	d.outstanding(other, 0)
 }
@@ -215,24 +206,15 @@ func testStreamClose(t *testing.T, open openFunc) {
 func testClose(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	s := d.stream()
-	const n = 1 << 20
-	a := d.alloc(s, n)
-	want, got := pattern(n, 1), make([]byte, n)
-	d.ok(d.CopyToDevice(s, a, want))
-	d.ok(d.CopyToHost(s, got, a))
-	e := d.record(s)
-	d.ok(d.Close())
-	if !isDone(e) || e.Err() != nil {
-		t.Errorf("after Close: event done %v, error %v", isDone(e), e.Err())
-	}
-	equal(t, got, want, "after Close, which waits")
-	refused(t, tier.ErrClosed, map[string]error{
+	a := d.alloc(s, bulkSize)
+	e := d.checkWaits(s, a, "Close", d.Close)
+	mustFail(t, tier.ErrClosed, map[string]error{
 		"Close":        d.Close(),
 		"NewStream":    second(d.NewStream()),
 		"Alloc":        second(d.Alloc(s, 1)),
 		"Free":         d.Free(s, a),
-		"CopyToDevice": d.CopyToDevice(s, a, want),
-		"CopyToHost":   d.CopyToHost(s, got, a),
+		"CopyToDevice": d.CopyToDevice(s, a, []byte{1}),
+		"CopyToHost":   d.CopyToHost(s, make([]byte, 1), a),
 		"CopyRegions":  copyOnDevice(d, s, a, a+8, 8),
 		"Fill":         d.Fill(s, a, 1, 1),
 		"Record":       second(d.Record(s)),
@@ -240,8 +222,7 @@ func testClose(t *testing.T, open openFunc) {
 	})
 }
 
-// testConcurrent has several goroutines use the device, each with a stream of
-// its own.
+// testConcurrent uses the device from several goroutines, each with a stream of its own.
 func testConcurrent(t *testing.T, open openFunc) {
 	d := openDevice(t, open, nil)
 	var wg sync.WaitGroup
@@ -250,7 +231,15 @@ func testConcurrent(t *testing.T, open openFunc) {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(g, 1))
 			for i := range uint64(20) {
-				if err := roundTrip(d.Device, s, 1+r.Int64N(memory/6), g<<16|i); err != nil {
+				size := 1 + r.Int64N(memory/6)
+				a, err := d.Alloc(s, size)
+				if errors.Is(err, tier.ErrNoSpace) {
+					continue
+				}
+				if err == nil {
+					err = roundTrip(d, s, a, size, g<<16|i)
+				}
+				if err != nil {
 					t.Errorf("goroutine %d, round %d: %v", g, i, err)
 					return
 				}
@@ -262,30 +251,4 @@ func testConcurrent(t *testing.T, open openFunc) {
 	}
 	wg.Wait()
 	d.outstanding(d.stream(), 0)
-}
-
-// roundTrip sends bytes through the device and back, where there is room.
-func roundTrip(d tier.Device, s tier.Stream, size int64, seed uint64) error {
-	a, err := d.Alloc(s, size)
-	if errors.Is(err, tier.ErrNoSpace) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	want, got := pattern(size, seed), make([]byte, size)
-	if err := errors.Join(d.CopyToDevice(s, a, want), d.CopyToHost(s, got, a), d.Free(s, a)); err != nil {
-		return err
-	}
-	e, err := d.Record(s)
-	if err != nil {
-		return err
-	}
-	if err := tier.Wait(context.Background(), e); err != nil {
-		return err
-	}
-	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%d bytes came back wrong from byte %d", size, firstDifference(got, want))
-	}
-	return nil
 }

@@ -2,6 +2,5 @@ package tiertest
 
 import "time"
 
-// SetLeakPatience sets how long goroutines may take to end after a test, in a process whose tests
-// leak them.
+// SetLeakPatience sets how long NoLeaks waits for goroutines to end.
 func SetLeakPatience(d time.Duration) { leakPatience = d }

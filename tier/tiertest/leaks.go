@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// leakPatience is how long goroutines may take to end after a test; it is only
-// used up when one leaks.
+// leakPatience is how long NoLeaks waits for goroutines to end after a test. It waits that long
+// only if one leaks.
 var leakPatience = 5 * time.Second
 
-// NoLeaks fails the test if goroutines leak. It looks when the test and its later cleanups have
-// ended, for goroutines that run this module's code and were not there at the call of NoLeaks. Call
-// it first, and not in tests that run in parallel with others.
+// NoLeaks fails the test if goroutines leak: those that run this module's code after the test and
+// its later cleanups have ended, and that did not exist when NoLeaks was called. Call it first, and
+// not in tests that run in parallel with others.
 func NoLeaks(t testing.TB) {
 	t.Setenv("SPILLWAY_TEST_ALONE", "") // it panics in a test that runs in parallel with others
 	t.Helper()
@@ -42,12 +42,11 @@ func NoLeaks(t testing.TB) {
 	})
 }
 
-// module is in the stack of every goroutine that runs or was started by this
-// module's code.
+// module occurs in the stack of every goroutine that runs this module's code or was started by it.
 const module = "github.com/spillway-db/spillway"
 
-// goroutines returns the stacks, by the goroutine's number, of all goroutines of
-// this module but the caller's.
+// goroutines returns the stacks, by goroutine number, of all goroutines of this module except the
+// caller's.
 func goroutines() map[string]string {
 	buf := make([]byte, 1<<16)
 	for {
@@ -65,7 +64,7 @@ func goroutines() map[string]string {
 			continue
 		}
 		if strings.Contains(stack, "testing.tRunner") || strings.Contains(stack, "testing.(*T).Run") {
-			continue // a test, which package testing waits for
+			continue // package testing waits for tests
 		}
 		id, _, _ := strings.Cut(strings.TrimPrefix(stack, "goroutine "), " ")
 		out[id] = stack

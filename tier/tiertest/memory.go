@@ -1,10 +1,10 @@
 package tiertest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/address"
@@ -12,18 +12,23 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// split reports whether the pool may split memory such as m: device pools never
-// do.
-func split(m tier.Memory) bool {
-	_, device := m.(tier.DeviceMemory)
+// piece is memory of a pool and the seed of the pattern that it holds once it is stored.
+type piece struct {
+	tier.Memory
+	seed uint64
+}
+
+// canSplit reports whether the pool may split the piece. Device pools never do.
+func (p piece) canSplit() bool {
+	_, device := p.Memory.(tier.DeviceMemory)
 	return !device
 }
 
-// shares reports whether m is host memory so small that it may lie on one page with
-// other, which then cannot be had for anything large.
-func shares(m tier.Memory) bool {
-	_, host := m.(tier.HostMemory)
-	return host && m.Size() < 2*tier.Page && m.Size()%tier.Page != 0
+// sharesPage reports whether the piece is host memory so small that it may be on one page with
+// another, which then cannot be allocated for anything large.
+func (p piece) sharesPage() bool {
+	_, host := p.Memory.(tier.HostMemory)
+	return host && p.Size() < 2*tier.Page && p.Size()%tier.Page != 0
 }
 
 // pages returns the cuts of size bytes at each page.
@@ -35,39 +40,42 @@ func pages(size int64) []int64 {
 	return cuts
 }
 
-// checkShape checks what Memory and its three forms promise.
-func checkShape(t *testing.T, m tier.Memory, size int64, cuts []int64) {
+// checkShape checks the promises of Memory and its three forms for memory that Alloc(size, cuts)
+// returned.
+func (p piece) checkShape(t *testing.T, size int64, cuts []int64) {
 	t.Helper()
-	if m == nil {
-		t.Fatalf("Alloc(%d) gave no memory and no error", size)
+	if p.Memory == nil {
+		t.Fatalf("Alloc(%d) returned no memory and no error", size)
 	}
-	if m.Size() != size {
-		t.Fatalf("Alloc(%d) gave memory of size %d", size, m.Size())
+	if p.Size() != size {
+		t.Fatalf("Alloc(%d) returned memory of size %d", size, p.Size())
 	}
-	allowed := make(map[int64]bool, len(cuts))
-	for _, c := range cuts {
-		allowed[c] = true
+	checkSplit := func(at int64) {
+		t.Helper()
+		if !slices.Contains(cuts, at) {
+			t.Fatalf("memory of %d bytes is split at %d, which is not one of the cuts %v", size, at, cuts)
+		}
 	}
-	switch m := m.(type) {
+	switch m := p.Memory.(type) {
 	case tier.HostMemory:
+		align := int64(tier.Page)
+		if p.sharesPage() {
+			align = 64
+		}
 		var at int64
 		extents := m.Extents()
 		for i, e := range extents {
 			if len(e) == 0 {
 				t.Fatalf("extent %d of %d is empty", i, len(extents))
 			}
-			align := int64(tier.Page)
-			if shares(m) {
-				align = 64
-			}
 			if a := int64(address.Of(e)); a%align != 0 {
 				t.Fatalf("extent %d of %d starts at address %#x, not a multiple of %d", i, len(extents), a, align)
 			}
 			if i < len(extents)-1 && len(e)%tier.Page != 0 {
-				t.Fatalf("extent %d of %d is %d bytes long, not a multiple of %d", i, len(extents), len(e), tier.Page)
+				t.Fatalf("extent %d of %d has %d bytes, not a multiple of %d", i, len(extents), len(e), tier.Page)
 			}
-			if at > 0 && !allowed[at] {
-				t.Fatalf("memory of %d bytes is split at %d, which is not one of the cuts %v", size, at, cuts)
+			if at > 0 {
+				checkSplit(at)
 			}
 			at += int64(len(e))
 		}
@@ -85,8 +93,8 @@ func checkShape(t *testing.T, m tier.Memory, size int64, cuts []int64) {
 		volume, file, at := m.Locate(0)
 		for off := int64(tier.Page); off < size; off += tier.Page {
 			v, f, o := m.Locate(off)
-			if (v != volume || f != file || o != at+tier.Page) && !allowed[off] {
-				t.Fatalf("memory of %d bytes is split at %d, which is not one of the cuts %v", size, off, cuts)
+			if v != volume || f != file || o != at+tier.Page {
+				checkSplit(off)
 			}
 			volume, file, at = v, f, o
 		}
@@ -95,52 +103,37 @@ func checkShape(t *testing.T, m tier.Memory, size int64, cuts []int64) {
 	}
 }
 
-// store writes p at off and waits until it is there.
-func store(m tier.Memory, p []byte, off int64) error {
-	return transfer(true, []tier.Memory{m}, [][]byte{p}, off)
-}
-
-// load reads len(p) bytes from off.
-func load(m tier.Memory, p []byte, off int64) error {
-	return transfer(false, []tier.Memory{m}, [][]byte{p}, off)
-}
-
-// transfer copies between the bytes of the host and memories of one pool, from off on. On a device it
-// waits once for all of them.
-func transfer(write bool, ms []tier.Memory, data [][]byte, off int64) error {
-	if len(ms) == 0 {
+// transfer writes data[i] to pieces[i] at off, or reads it from there. All pieces are of one pool.
+// On a device, transfer waits once for all of them.
+func transfer(write bool, off int64, pieces []piece, data ...[]byte) (err error) {
+	if len(pieces) == 0 {
 		return nil
 	}
-	if first, ok := ms[0].(tier.DeviceMemory); ok {
-		d := first.Device()
-		return onDevice(d, func(s tier.Stream) (err error) {
-			for i, m := range ms {
-				at := m.(tier.DeviceMemory).Addr() + tier.Addr(off)
-				if write {
-					err = errors.Join(err, d.CopyToDevice(s, at, data[i]))
-				} else {
-					err = errors.Join(err, d.CopyToHost(s, data[i], at))
-				}
-			}
+	defer runtime.KeepAlive(data)
+	var d tier.Device
+	var s tier.Stream
+	if first, ok := pieces[0].Memory.(tier.DeviceMemory); ok {
+		d = first.Device()
+		if s, err = d.NewStream(); err != nil {
 			return err
-		})
+		}
+		defer func() { err = errors.Join(err, wait(d, s), s.Close()) }()
 	}
-	for i, m := range ms {
-		var err error
-		switch m := m.(type) {
+	for i, p := range pieces {
+		switch m := p.Memory.(type) {
 		case tier.HostMemory:
-			eachPiece(m, data[i], off, func(mem, p []byte) {
-				if write {
-					copy(mem, p)
-				} else {
-					copy(p, mem)
-				}
-			})
+			copyHost(write, off, m, data[i])
 		case tier.FileMemory:
+			do := m.ReadAt
 			if write {
-				err = m.WriteAt(context.Background(), data[i], off)
+				do = m.WriteAt
+			}
+			err = do(context.Background(), data[i], off)
+		case tier.DeviceMemory:
+			if at := m.Addr() + tier.Addr(off); write {
+				err = d.CopyToDevice(s, at, data[i])
 			} else {
-				err = m.ReadAt(context.Background(), data[i], off)
+				err = d.CopyToHost(s, data[i], at)
 			}
 		}
 		if err != nil {
@@ -150,95 +143,28 @@ func transfer(write bool, ms []tier.Memory, data [][]byte, off int64) error {
 	return nil
 }
 
-func eachPiece(m tier.HostMemory, p []byte, off int64, f func(mem, p []byte)) {
+func copyHost(write bool, off int64, m tier.HostMemory, b []byte) {
 	for _, e := range m.Extents() {
-		if off >= int64(len(e)) {
-			off -= int64(len(e))
-			continue
+		skip := min(off, int64(len(e)))
+		off -= skip
+		n := 0
+		if write {
+			n = copy(e[skip:], b)
+		} else {
+			n = copy(b, e[skip:])
 		}
-		n := min(len(e)-int(off), len(p))
-		f(e[off:int(off)+n], p[:n])
-		p, off = p[n:], 0
-		if len(p) == 0 {
-			return
-		}
+		b = b[n:]
 	}
 }
 
-func onDevice(d tier.Device, f func(s tier.Stream) error) error {
-	s, err := d.NewStream()
-	if err != nil {
-		return err
-	}
-	if err := f(s); err != nil {
-		return errors.Join(err, s.Close())
-	}
-	e, err := d.Record(s)
-	if err != nil {
-		return errors.Join(err, s.Close())
-	}
-	return errors.Join(tier.Wait(context.Background(), e), s.Close())
-}
-
-// copyOnDevice copies between ranges of a device.
+// copyOnDevice copies size bytes within a device.
 func copyOnDevice(d tier.Device, s tier.Stream, dst, src tier.Addr, size int64) error {
 	return d.CopyRegions(s, []tier.Region{{Dst: dst, Src: src, Size: size}})
 }
 
-// pattern returns size random bytes, which are others for each seed.
+// pattern returns size random bytes, which differ from those of any other seed.
 func pattern(size int64, seed uint64) []byte {
 	b := make([]byte, size)
 	testseed.Fill(b, seed)
 	return b
-}
-
-func mustStore(t *testing.T, m tier.Memory, seed uint64) {
-	t.Helper()
-	mustStoreAll(t, []tier.Memory{m}, []uint64{seed})
-}
-
-// mustStoreAll fills memories of one pool with the patterns of seeds. On a device it waits once for
-// all of them.
-func mustStoreAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
-	t.Helper()
-	patterns := make([][]byte, len(ms))
-	for i, m := range ms {
-		patterns[i] = pattern(m.Size(), seeds[i])
-	}
-	if err := transfer(true, ms, patterns, 0); err != nil {
-		t.Fatalf("writing memories such as of %d bytes: %v", ms[0].Size(), err)
-	}
-	runtime.KeepAlive(patterns)
-}
-
-func mustHold(t *testing.T, m tier.Memory, seed uint64) {
-	t.Helper()
-	mustHoldAll(t, []tier.Memory{m}, []uint64{seed})
-}
-
-// mustHoldAll checks that memories of one pool hold the patterns of seeds.
-func mustHoldAll(t *testing.T, ms []tier.Memory, seeds []uint64) {
-	t.Helper()
-	got := make([][]byte, len(ms))
-	for i, m := range ms {
-		got[i] = make([]byte, m.Size())
-	}
-	if err := transfer(false, ms, got, 0); err != nil {
-		t.Fatalf("reading memories such as of %d bytes: %v", ms[0].Size(), err)
-	}
-	for i, m := range ms {
-		if want := pattern(m.Size(), seeds[i]); !bytes.Equal(got[i], want) {
-			at := firstDifference(got[i], want)
-			t.Fatalf("memory of %d bytes: byte %d is %#x, want %#x", m.Size(), at, got[i][at], want[at])
-		}
-	}
-}
-
-func firstDifference(a, b []byte) int {
-	for i := range a {
-		if a[i] != b[i] {
-			return i
-		}
-	}
-	return -1
 }

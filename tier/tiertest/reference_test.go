@@ -8,8 +8,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// referencePool is the plainest pool of host memory that keeps the contract. The
-// broken ones in broken_test.go are made of it.
+// referencePool is the simplest pool of host memory that keeps the contract, unless it has a flaw.
 type referencePool struct {
 	capacity int64
 	mem      []byte
@@ -18,7 +17,7 @@ type referencePool struct {
 	line    *extent.Allocator
 	closed  bool
 	pending sync.WaitGroup
-	flaw    string // which part of the contract is broken; "" for none
+	flaw    string // the promise that it breaks; "" for none
 }
 
 func newReferencePool(capacity int64, flaw string) *referencePool {
@@ -97,7 +96,7 @@ func (p *referencePool) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		m.extents = append(m.extents, e)
 		at += fit
 	}
-	if p.flaw == "says another size" {
+	if p.flaw == "has another size" {
 		m.size++
 	}
 	return m, nil
@@ -132,7 +131,7 @@ func (p *referencePool) Free(m tier.Memory, reclaimed func()) {
 	}
 }
 
-// closed is what the pool that does not wait in Close waits for.
+// closed blocks the pool that does not wait in Close. It is never closed.
 var closed = make(chan struct{})
 
 func (p *referencePool) Close() error {

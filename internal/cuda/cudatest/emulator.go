@@ -32,46 +32,46 @@ type Emulator struct {
 	abandoned     func(kind string) int64
 	settle        func()
 	reset         func() int32
-	start         func(flags uint32) int32 // as gorgonia.org/cu does when the program starts; it may refuse
+	start         func(flags uint32) int32 // cuInit, which gorgonia.org/cu calls when the program starts; it may fail
 }
 
-// New makes a library for the test. It skips the test where no library can be compiled. A program
-// with the tag gorgonia has one library, so New waits there until the test that has it has ended.
-// It skips a test that needs functions to be missing, or that has contexts in the library already.
+// New makes a library for the test, or skips the test if no library can be compiled. A program with
+// the tag gorgonia has only one library, so New waits until the test that uses it has ended. There
+// it skips a test that needs functions to be missing, or that already has contexts in the library.
 func New(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
 	if !cuda.Linked {
 		return NewApart(t, cfg)
 	}
 	if len(cfg.Without) > 0 {
-		t.Skipf("needs a driver without %v, and a build without the tag gorgonia, which links one with all", cfg.Without)
+		t.Skipf("needs a driver without %v, so a build without the tag gorgonia", cfg.Without)
 	}
 	again := linked.take(t)
 	e := bind(t, cuda.DefaultPath)
-	t.Cleanup(func() { // for tests that work with the driver which they find, without New
+	t.Cleanup(func() { // for tests that use the driver they find, without New
 		e.reset()
 		e.start(0)
 	})
 	switch refused := e.reset() != 0; {
 	case refused && again:
-		t.Skip("needs two CUDA emulators at once, and a build without the tag gorgonia, which has one")
+		t.Skip("needs two CUDA emulators at once, so a build without the tag gorgonia")
 	case refused:
-		t.Fatal("the CUDA emulator is still in use by a test before")
+		t.Fatal("an earlier test still uses the CUDA emulator")
 	}
-	cfg.set(e.Set)
+	cfg.each(e.Set)
 	e.start(0)
 	return e
 }
 
-// NewApart is New for a library of the test's own in every build. With the tag gorgonia such a
-// library can be looked at, but the program refuses to work with it.
+// NewApart is New for a library of the test's own in every build. With the tag gorgonia, a program
+// can inspect such a library but refuses to work with it.
 func NewApart(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
 	if !dynlib.Supported {
 		t.Skip("needs the CUDA emulator, which is for Linux on amd64 and arm64")
 	}
 	e := bind(t, emulator.Write(t, cfg.Without...))
-	cfg.set(e.Set)
+	cfg.each(e.Set)
 	return e
 }
 
@@ -96,16 +96,17 @@ func bind(t testing.TB, path string) *Emulator {
 	return e
 }
 
-// linked is the one library of a program with the tag gorgonia. One test has it at a time.
+// linked is the turn for the one library of a program with the tag gorgonia.
 var linked = turn{free: make(chan struct{}, 1)}
 
+// turn admits one test at a time.
 type turn struct {
 	free   chan struct{}          // holds a token while a test has its turn
 	holder atomic.Pointer[string] // the name of that test
 }
 
-// take gives the turn to t until t ends. It reports whether t, or a test that t is part of, has it
-// already.
+// take waits for the turn and keeps it until t ends. It reports whether t, or a test that t is part
+// of, has it already.
 func (l *turn) take(t testing.TB) (again bool) {
 	t.Helper()
 	name := t.Name()
@@ -121,11 +122,11 @@ func (l *turn) take(t testing.TB) (again bool) {
 	return false
 }
 
-// Set changes a setting: delay_ns, bytes_per_second, peer, lying_peer, register_limit or capturing
-// (which is that another thread records a graph) at any time, plain_access and plain_unmapped (what
-// is answered of ordinary memory to questions that are for memory that a program maps itself;
-// negative: an error), or unregister_home (host memory is unregistered where it was registered,
-// only), devices, memory and version before the library is loaded by others.
+// Set changes a setting. At any time: delay_ns, bytes_per_second, peer, lying_peer, register_limit,
+// capturing (another thread records a graph), plain_access and plain_unmapped (the answers about
+// ordinary memory to queries for memory that a program maps itself; negative: an error), and
+// unregister_home (host memory can be unregistered only where it was registered). Before others
+// load the library: devices, memory and version.
 func (e *Emulator) Set(name string, value int64) {
 	e.t.Helper()
 	if code := e.set(name, value); code != 0 {
@@ -133,9 +134,9 @@ func (e *Emulator) Set(name string, value int64) {
 	}
 }
 
-// Fail makes calls of symbol fail with code, times of them (negative: all) after so many that
-// succeed. An empty symbol means all but the queries whether work is done. A call that gives
-// something up does so nevertheless.
+// Fail makes calls of symbol fail with code: times of them (negative: all) after the first after
+// calls. An empty symbol means all calls except queries of whether work is done. A call that
+// releases something does so even if it fails.
 func (e *Emulator) Fail(symbol string, after int64, code cuda.Code, times int64) {
 	e.t.Helper()
 	if e.fail(symbol, after, int32(code), times) != 0 {
@@ -143,8 +144,8 @@ func (e *Emulator) Fail(symbol string, after int64, code cuda.Code, times int64)
 	}
 }
 
-// FailWork makes a piece of work that moves or computes bytes fail after so many that pass. Its
-// stream fails, and if sticky the whole context for ever, as with a real device.
+// FailWork makes one piece of work that moves or computes bytes fail, after so many others. Its
+// stream fails. If sticky is true, the whole context fails for ever, as with a real device.
 func (e *Emulator) FailWork(after int64, code cuda.Code, sticky bool) {
 	how := int32(0)
 	if sticky {
@@ -153,20 +154,23 @@ func (e *Emulator) FailWork(after int64, code cuda.Code, sticky bool) {
 	e.failWork(after, int32(code), how)
 }
 
-// ClearFailures takes back all that was asked to fail and has not.
+// ClearFailures cancels the failures that have not happened yet.
 func (e *Emulator) ClearFailures() { e.clearFailures() }
 
-// Calls returns how often symbol was called; an empty one means the same as in Fail.
+// Calls returns how often symbol was called. An empty symbol means the same as in Fail.
 func (e *Emulator) Calls(symbol string) int64 { return e.calls(symbol) }
 
 // Settle waits until no stream has work.
 func (e *Emulator) Settle() { e.settle() }
 
-// kinds are what is counted.
-var kinds = []string{"contexts", "streams", "events", "pools", "modules", "allocations", "registrations", "host allocations", "physical allocations", "address ranges"}
+// kinds are the kinds of objects that the emulator counts.
+var kinds = []string{
+	"contexts", "streams", "events", "pools", "modules", "allocations", "registrations", "host allocations",
+	"physical allocations", "address ranges",
+}
 
-// Live returns how many there are of a kind: contexts, streams, events, pools, modules,
-// allocations, registrations, host allocations, physical allocations, address ranges.
+// Live returns how many objects of a kind exist: contexts, streams, events, pools, modules,
+// allocations, registrations, host allocations, physical allocations or address ranges.
 func (e *Emulator) Live(kind string) int64 {
 	e.t.Helper()
 	n := e.live(kind)
@@ -176,38 +180,16 @@ func (e *Emulator) Live(kind string) int64 {
 	return n
 }
 
-// Leaks says what there still is, and what was there when its context was given up.
+// Leaks describes the objects that still exist and those that existed when their context was
+// destroyed.
 func (e *Emulator) Leaks() (leaks []string) {
 	for _, k := range kinds {
 		if n := e.live(k); n != 0 {
 			leaks = append(leaks, fmt.Sprintf("%d %s left", n, k))
 		}
 		if n := e.abandoned(k); n != 0 {
-			leaks = append(leaks, fmt.Sprintf("%d %s given up with their context", n, k))
+			leaks = append(leaks, fmt.Sprintf("%d %s destroyed with their context", n, k))
 		}
 	}
 	return leaks
-}
-
-// set calls put with each setting that is not the emulator's default.
-func (c Config) set(put func(name string, value int64)) {
-	put("devices", c.devices())
-	for _, s := range []struct {
-		name  string
-		value int64
-	}{
-		{"memory", c.Memory},
-		{"version", int64(c.Version)},
-		{"delay_ns", c.Delay.Nanoseconds()},
-		{"bytes_per_second", c.BytesPerSecond},
-		{"register_limit", c.RegisterLimit},
-		{"lying_peer", int64(c.LyingPeer)},
-	} {
-		if s.value != 0 {
-			put(s.name, s.value)
-		}
-	}
-	if c.NoPeer {
-		put("peer", 0)
-	}
 }

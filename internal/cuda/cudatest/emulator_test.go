@@ -16,7 +16,8 @@ import (
 	"github.com/spillway-db/spillway/internal/cuda"
 )
 
-// A program that is only given variables and a path finds the devices that were wanted.
+// TestEnviron checks that a program that gets only variables and a path finds the configured
+// devices.
 func TestEnviron(t *testing.T) {
 	const variable, doesNotStart = "CUDATEST_CHILD_LOADS", "the CUDA driver does not start"
 	if path := os.Getenv(variable); path != "" {
@@ -27,7 +28,10 @@ func TestEnviron(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{Config{Devices: 3, Memory: 1 << 20, Version: 13000, NoPeer: true, Delay: time.Microsecond}, "13.0, 3 devices of 1048576 bytes, peers false"},
+		{
+			Config{Devices: 3, Memory: 1 << 20, Version: 13000, NoPeer: true, Delay: time.Microsecond},
+			"13.0, 3 devices of 1048576 bytes, peers false",
+		},
 		{Config{Devices: 2}, "12.8, 2 devices of 67108864 bytes, peers true"},
 		{Config{Devices: -1}, doesNotStart},
 	} {
@@ -37,12 +41,12 @@ func TestEnviron(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		if cuda.Linked && c.want == doesNotStart { // for gorgonia.org/cu ends the program
 			if err == nil {
-				t.Errorf("the program runs without a device and says %q", out)
+				t.Errorf("the program runs without a device and prints %q", out)
 			}
 			continue
 		}
 		if err != nil || !strings.Contains(string(out), c.want) {
-			t.Errorf("the program says %q (%v), want %q", out, err, c.want)
+			t.Errorf("the program prints %q (%v), want %q", out, err, c.want)
 		}
 	}
 }
@@ -62,7 +66,7 @@ func describe(path string) {
 	fmt.Printf("%s, %d devices of %d bytes, peers %v %v\n", lib.Version(), len(infos), infos[0].Memory, peers, err)
 }
 
-// Two libraries of one test have nothing in common.
+// TestStateOfItsOwn checks that two libraries of one test share no state.
 func TestStateOfItsOwn(t *testing.T) {
 	if cuda.Linked {
 		t.Skip("needs a build without the tag gorgonia, which links the program with one library for all")
@@ -86,8 +90,8 @@ func TestStateOfItsOwn(t *testing.T) {
 	}
 }
 
-// A context that ends takes its own pools with it, and not those of the one that has followed on
-// it.
+// TestContextEndsWithItsPools checks that a context destroys its own pools when it ends, and not
+// those of the context that follows it.
 func TestContextEndsWithItsPools(t *testing.T) {
 	e := New(t, Config{Devices: 2})
 	lib, err := cuda.Load(e.Path)
@@ -141,7 +145,7 @@ func TestContextEndsWithItsPools(t *testing.T) {
 	}
 	ok(other.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
 	ok(errors.Join(second.Close(), other.Close()))
-	if want := "2 pools given up with their context"; !slices.Contains(e.Leaks(), want) {
+	if want := "2 pools destroyed with their context"; !slices.Contains(e.Leaks(), want) {
 		t.Errorf("not among %q: %s", e.Leaks(), want)
 	}
 }

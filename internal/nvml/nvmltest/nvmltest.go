@@ -1,13 +1,13 @@
-// Package nvmltest is for tests of code that calls NVIDIA's management library: it compiles a library
-// that takes its place, and loads it beside the code under test, which gets its path.
+// Package nvmltest is for tests of code that calls NVIDIA's management library. It compiles a fake
+// library, which the code under test loads by its path.
 //
 //	New ──▶ Fake   Path to open it by; Fail and Set: what goes wrong; Calls, Initialized
 //
-// The library has two GPUs. The first, at 0000:19:00.0, has MIG instances in places 0 and 2 of 7; the
-// second is at 0000:1a:00.0. Of the 18 NVLinks of each, 0 to 3 are up: to a switch, to a processor,
-// to the other GPU, and to something unknown. Each library has a state of its own. It may be called
-// by several goroutines; the files are in the test's temporary directory. Where there is no C
-// compiler New skips the test.
+// The library has two GPUs. The first, at 0000:19:00.0, has MIG instances at indices 0 and 2 of 7.
+// The second is at 0000:1a:00.0. Of the 18 NVLinks of each, 0 to 3 are up: to a switch, to a
+// processor, to the other GPU, and to something unknown. Each library has a state of its own and is
+// safe for concurrent use. The files are in the test's temporary directory. Without a C compiler
+// New skips the test.
 package nvmltest
 
 import (
@@ -21,7 +21,7 @@ import (
 //go:embed testdata/nvml
 var files embed.FS
 
-// Source is what the library is compiled from.
+// Source is the source of the library.
 var Source = cfake.Source{Name: "libnvidia-ml.so.1", Files: files, Dir: "testdata/nvml"}
 
 // Fake is a library that is loaded until the process ends.
@@ -35,7 +35,7 @@ type Fake struct {
 	initialized func() int64
 }
 
-// New makes a library for the test, which does not have the functions named.
+// New makes a library for the test that lacks the functions in without.
 func New(t testing.TB, without ...string) *Fake {
 	t.Helper()
 	if !dynlib.Supported {
@@ -54,8 +54,8 @@ func New(t testing.TB, without ...string) *Fake {
 	return f
 }
 
-// Set changes a setting: name_length, the least bytes of a name; node_words and cpu_words, the words
-// that a caller must have room for.
+// Set changes a setting: name_length, the minimum bytes of a name; node_words and cpu_words, the
+// words that a caller must provide.
 func (f *Fake) Set(name string, value int64) {
 	f.t.Helper()
 	if f.set(name, value) != 0 {
@@ -63,7 +63,7 @@ func (f *Fake) Set(name string, value int64) {
 	}
 }
 
-// Fail makes all calls of a function fail with code, until that is 0.
+// Fail makes all calls of a function fail with code. A code of 0 ends that.
 func (f *Fake) Fail(name string, code int32) { f.fail(name, code) }
 
 // Calls returns how often a function was called.

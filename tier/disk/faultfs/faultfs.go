@@ -1,21 +1,19 @@
-// Package faultfs puts faults between a disk volume and its file system: for tests of
-// programs that spill, which should know what they do when a disk fails.
+// Package faultfs injects faults between a disk volume and its file system, for tests of programs
+// that spill and must handle a failing disk.
 //
 //	spillway.DiskConfig.FS
 //	        │
 //	spill volume ──▶ faultfs.FS ──▶ disk.OS()
 //	                  rules: which operations, which of them, what happens
 //
-// A Rule chooses operations by kind, by path, by index and by chance, and has an
-// Effect: an error, a short transfer, a flipped bit, a delay, a limit on the rate,
-// or a call of the test's. The first rule that chooses an operation is applied to
-// it. An operation that fails is not done at all. tier/faultdev does the same for
-// devices.
+// A Rule chooses operations by kind, path, index and chance, and has an Effect: an error, a short
+// transfer, a flipped bit, a delay, a limit on the rate, or a call of the test's. An operation gets
+// the effect of the first rule that chooses it. An operation that fails is not done at all. Package
+// tier/faultdev does the same for devices.
 //
-// An FS belongs to its maker, serves any number of volumes, and needs no closing; it
-// must be there for as long as the volumes are. Its Open says how many files they have
-// left open. It is safe for concurrent use. Its mutexes have the rank Device and are not
-// held while anything is done.
+// An FS serves any number of volumes and needs no closing. It must outlive the volumes. FS.Open
+// returns how many files they have left open. An FS is safe for concurrent use. Its mutexes have
+// the rank Device and are not held during operations and hooks.
 package faultfs
 
 import (
@@ -46,31 +44,28 @@ const (
 	opClose         = "close"
 )
 
-// Rule says which operations something happens to. Zero fields choose all.
+// Rule chooses operations and gives them an effect. Zero fields choose all operations.
 type Rule struct {
 	// Ops are patterns of path.Match for the names of operations, which are "stat", "usage",
 	// "open-anonymous", "create", "reopen", "mkdir", "readdir", "remove", "lock", "unlock",
 	// "read", "write", "allocate", "punch" and "close".
 	Ops []string
-	// Path is a pattern of filepath.Match for the path, its last element, or a
-	// directory that it lies in. The path of an anonymous file is its directory's with
-	// "#0", "#1", … in the order in which they were opened.
+	// Path is a pattern of filepath.Match for the path, its last element, or one of its parent
+	// directories. The path of an anonymous file is its directory's with "#0", "#1", … in the order
+	// in which they were opened.
 	Path string
-	// Skip is how many of the operations chosen so far pass before the rule
-	// begins; Times is how many it applies to then, 0 for all.
+	// Skip is how many of the chosen operations pass before the rule begins. Times is how many it
+	// applies to after that, 0 for all.
 	Skip, Times int
-	// Probability is the chance that an operation which is chosen so is
-	// hit; 0 is certainty.
+	// Probability is the chance of each operation that is due to be hit; 0 means certainty.
 	Probability float64
-	// Hit, if set, is called before each operation that the rule is applied to; no
-	// lock is held.
+	// Hit, if set, is called before each operation that the rule applies to, with no lock held.
 	Hit func(op, path string)
 
 	Effect Effect
 }
 
-// Effect is what happens to an operation; Fail, Short, BitFlip, Slow, Throttle and Do
-// make one.
+// Effect is what happens to an operation. Fail, Short, BitFlip, Slow, Throttle and Do return one.
 type Effect struct {
 	err   error
 	short bool
@@ -83,23 +78,22 @@ type Effect struct {
 // Fail makes operations return err and do nothing.
 func Fail(err error) Effect { return Effect{err: err} }
 
-// Short makes reads and writes do about half of what they were asked for, without
-// an error; what cannot be done in parts is done.
+// Short makes reads and writes transfer about half of the requested bytes without an error. Other
+// operations are not affected.
 func Short() Effect { return Effect{short: true} }
 
-// BitFlip changes one bit of what is read or written, silently.
+// BitFlip changes one bit of the bytes that are read or written, silently.
 func BitFlip() Effect { return Effect{flip: true} }
 
 // Slow delays operations.
 func Slow(d time.Duration) Effect { return Effect{delay: d} }
 
-// Throttle lets reads and writes pass at a rate that those of all operations it
-// applies to share, as they would a disk's that is no faster: what the operations take by
-// themselves counts, and time in which there are none is not made up for. A rate that
-// is not above 0 is no limit.
+// Throttle limits the rate of reads and writes, as a slow disk would. All operations that it
+// applies to share the rate. The time that an operation takes by itself counts, and idle time earns
+// no credit. A rate of 0 or less is no limit.
 //
-// An operation that a rule before this one is applied to does not come here: to have
-// both faults and a rate, put one FS over the other.
+// Throttle does not apply to an operation that an earlier rule has chosen. To have both faults and
+// a rate, wrap one FS with another.
 func Throttle(bytesPerSecond int64) Effect {
 	if bytesPerSecond <= 0 {
 		return Effect{}
@@ -107,32 +101,40 @@ func Throttle(bytesPerSecond int64) Effect {
 	return Effect{rate: newRate(bytesPerSecond)}
 }
 
-// Do calls f before the operation, which is then done; f may block.
+// Do calls f before the operation, which then takes place; f may block.
 func Do(f func(op, path string)) Effect { return Effect{hook: f} }
 
 // FS is a disk.FS whose operations can fail.
-type FS struct{ files }
+type FS struct {
+	inner disk.FS
+	rules *faultrule.Set[Rule]
 
-// New wraps inner. seed makes chance repeatable, as far as the order of operations
-// is.
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		anonymous int // anonymous files opened so far
+		open      int // files and locks that are open
+	}
+}
+
+// New wraps inner. seed makes chance repeatable, provided that operations come in the same order.
 func New(inner disk.FS, seed uint64, rules ...Rule) *FS {
-	f := &FS{files{inner: inner, rules: faultrule.New[Rule](seed,
+	f := &FS{inner: inner, rules: faultrule.New[Rule](seed,
 		opStat, opUsage, opOpenAnonymous, opCreate, opReopen, opMkdir, opReadDir, opRemove,
-		opLock, opUnlock, opRead, opWrite, opAllocate, opPunch, opClose)}}
+		opLock, opUnlock, opRead, opWrite, opAllocate, opPunch, opClose)}
 	for _, r := range rules {
 		f.Add(r)
 	}
 	return f
 }
 
-// Add adds a rule, behind those that are there, and returns what removes it. It panics if a pattern
-// of Ops fits no operation.
+// Add adds a rule after the existing ones and returns a function that removes it. It panics if a
+// pattern of Ops matches no operation.
 func (f *FS) Add(r Rule) (remove func()) {
 	return f.rules.Add(r, faultrule.Turns{Ops: r.Ops, Skip: r.Skip, Times: r.Times, Probability: r.Probability})
 }
 
-// Count returns how many operations there were that one of the patterns fits, those that failed
-// too; without a pattern, all.
+// Count returns how many operations match one of the patterns, including failed ones. Without a
+// pattern it returns the number of all operations.
 func (f *FS) Count(ops ...string) int { return f.rules.Count(ops...) }
 
 // Hits returns how many operations rules were applied to.
@@ -145,20 +147,19 @@ func (f *FS) Open() int {
 	return f.mu.open
 }
 
-// applied is what happens to an operation under way.
+// applied is the effect on an operation that is under way.
 type applied struct {
 	Effect
-	until time.Time // when its bytes have passed, of a throttled one
+	until time.Time // when a throttled operation's bytes have passed
 }
 
-// apply counts an operation and does what is to be done before it. n is the number of
-// bytes that pass.
-func (f *files) apply(op, path string, n int) applied {
+// apply counts an operation of n bytes and does the part of its effect that comes before it.
+func (f *FS) apply(op, path string, n int) applied {
 	r := f.rules.Choose(op, func(r *Rule) bool { return r.matches(path) })
 	if r == nil {
 		return applied{}
 	}
-	lockrank.AssertNone("a fault is made")
+	lockrank.AssertNone("a fault is injected")
 	if r.Hit != nil {
 		r.Hit(op, path)
 	}
@@ -175,7 +176,7 @@ func (f *files) apply(op, path string, n int) applied {
 	return e
 }
 
-// passed waits until an operation's bytes have passed.
+// passed waits until the rate has let the operation's bytes pass.
 func (e *applied) passed() {
 	if !e.until.IsZero() {
 		e.rate.wait(e.until)
@@ -199,10 +200,4 @@ func (r *Rule) matches(path string) bool {
 		}
 		path = up
 	}
-}
-
-func (f *files) opened(n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.mu.open += n
 }

@@ -52,11 +52,12 @@ func TestNoRulesNoFaults(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	if f.Count() != 3 || f.Count("read", "write") != 2 || f.Count("punch") != 0 || f.Hits() != 0 || f.Open() != 1 {
-		t.Errorf("%d operations, %d transfers, %d hits, %d open", f.Count(), f.Count("read", "write"), f.Hits(), f.Open())
+		t.Errorf("%d operations, %d transfers, %d hits, %d open",
+			f.Count(), f.Count("read", "write"), f.Hits(), f.Open())
 	}
 }
 
-// TestRulesChoose tells by the errors of a row of writes which of them were hit.
+// TestRulesChoose checks by their errors which of several writes were hit.
 func TestRulesChoose(t *testing.T) {
 	eio := Fail(syscall.EIO)
 	for _, c := range []struct {
@@ -100,7 +101,9 @@ func TestRulesChoose(t *testing.T) {
 }
 
 func TestTheFirstRuleIsApplied(t *testing.T) {
-	f := New(disk.OS(), 1, Rule{Ops: []string{"write"}, Times: 1, Effect: Fail(syscall.EIO)}, Rule{Ops: []string{"write"}, Effect: Fail(syscall.ENOSPC)})
+	f := New(disk.OS(), 1,
+		Rule{Ops: []string{"write"}, Times: 1, Effect: Fail(syscall.EIO)},
+		Rule{Ops: []string{"write"}, Effect: Fail(syscall.ENOSPC)})
 	file := open(t, f)
 	for i, want := range []error{syscall.EIO, syscall.ENOSPC, syscall.ENOSPC} {
 		if _, err := file.WriteAt(pattern(512), 0); !errors.Is(err, want) {
@@ -192,7 +195,7 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// coarse is a file that is moved in blocks.
+// coarse is a file that must be read and written in blocks.
 type coarse struct {
 	disk.File
 	block int
@@ -207,11 +210,13 @@ func (f coarseFS) Create(path string, direct bool) (disk.File, error) {
 	return coarse{file, 4096}, err
 }
 
-// TestShortGoesOn: a disk that is always short does something each time.
+// TestShortGoesOn checks that a disk that is always short makes progress each time.
 func TestShortGoesOn(t *testing.T) {
 	f := New(coarseFS{disk.OS()}, 1, Rule{Effect: Short()})
 	file := open(t, f)
-	for _, c := range []struct{ asked, want int }{{512, 512}, {4096, 4096}, {8192, 4608}, {12288, 5632}, {65536, 32256}} {
+	for _, c := range []struct{ asked, want int }{
+		{512, 512}, {4096, 4096}, {8192, 4608}, {12288, 5632}, {65536, 32256},
+	} {
 		if n, err := file.WriteAt(pattern(c.asked), 0); n != c.want || err != nil {
 			t.Errorf("of %d bytes %d were written, want %d: %v", c.asked, n, c.want, err)
 		}
@@ -280,7 +285,8 @@ func TestTime(t *testing.T) {
 
 func TestDo(t *testing.T) {
 	var called []string
-	f := New(disk.OS(), 1, Rule{Ops: []string{"stat"}, Effect: Do(func(op, path string) { called = append(called, op+" "+path) })})
+	record := func(op, path string) { called = append(called, op+" "+path) }
+	f := New(disk.OS(), 1, Rule{Ops: []string{"stat"}, Effect: Do(record)})
 	dir := t.TempDir()
 	if _, err := f.Stat(dir); err != nil {
 		t.Fatal(err)

@@ -1,124 +1,116 @@
 package faultfs
 
 import (
+	"io"
 	"io/fs"
 	"path/filepath"
 	"strconv"
 
-	"github.com/spillway-db/spillway/internal/faultrule"
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// files has the methods of disk.FS.
-type files struct {
-	inner disk.FS
-	rules *faultrule.Set[Rule]
-
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		files int // anonymous ones opened
-		open  int // files and locks
+// do applies a rule to an operation on path and calls it, unless the rule makes it fail.
+func do[T any](f *FS, op, path string, call func(path string) (T, error)) (result T, err error) {
+	if e := f.apply(op, path, 0); e.err != nil {
+		return result, e.err
 	}
+	return call(path)
+}
+
+// try is do for a call that returns only an error.
+func (f *FS) try(op, path string, call func(path string) error) error {
+	if e := f.apply(op, path, 0); e.err != nil {
+		return e.err
+	}
+	return call(path)
 }
 
 // Stat implements disk.FS.
-func (f *files) Stat(path string) (fs.FileInfo, error) {
-	if e := f.apply(opStat, path, 0); e.err != nil {
-		return nil, e.err
-	}
-	return f.inner.Stat(path)
-}
+func (f *FS) Stat(path string) (fs.FileInfo, error) { return do(f, opStat, path, f.inner.Stat) }
 
 // Usage implements disk.FS.
-func (f *files) Usage(dir string) (disk.Usage, error) {
-	if e := f.apply(opUsage, dir, 0); e.err != nil {
-		return disk.Usage{}, e.err
-	}
-	return f.inner.Usage(dir)
-}
-
-// OpenAnonymous implements disk.FS.
-func (f *files) OpenAnonymous(dir string, direct bool) (disk.File, error) {
-	f.mu.Lock()
-	path := filepath.Join(dir, "#"+strconv.Itoa(f.mu.files))
-	f.mu.files++
-	f.mu.Unlock()
-	return f.openFile(opOpenAnonymous, path, func() (disk.File, error) { return f.inner.OpenAnonymous(dir, direct) })
-}
-
-// Create implements disk.FS.
-func (f *files) Create(path string, direct bool) (disk.File, error) {
-	return f.openFile(opCreate, path, func() (disk.File, error) { return f.inner.Create(path, direct) })
-}
-
-// Reopen implements disk.FS.
-func (f *files) Reopen(path string, direct bool) (disk.File, error) {
-	return f.openFile(opReopen, path, func() (disk.File, error) { return f.inner.Reopen(path, direct) })
-}
-
-func (f *files) openFile(op, path string, open func() (disk.File, error)) (disk.File, error) {
-	if e := f.apply(op, path, 0); e.err != nil {
-		return nil, e.err
-	}
-	inner, err := open()
-	if err != nil {
-		return nil, err
-	}
-	f.opened(1)
-	return &file{fs: f, path: path, inner: inner}, nil
-}
+func (f *FS) Usage(dir string) (disk.Usage, error) { return do(f, opUsage, dir, f.inner.Usage) }
 
 // Mkdir implements disk.FS.
-func (f *files) Mkdir(path string) error {
-	if e := f.apply(opMkdir, path, 0); e.err != nil {
-		return e.err
-	}
-	return f.inner.Mkdir(path)
-}
+func (f *FS) Mkdir(path string) error { return f.try(opMkdir, path, f.inner.Mkdir) }
 
 // ReadDir implements disk.FS.
-func (f *files) ReadDir(path string) ([]fs.DirEntry, error) {
-	if e := f.apply(opReadDir, path, 0); e.err != nil {
-		return nil, e.err
-	}
-	return f.inner.ReadDir(path)
+func (f *FS) ReadDir(path string) ([]fs.DirEntry, error) {
+	return do(f, opReadDir, path, f.inner.ReadDir)
 }
 
 // Remove implements disk.FS.
-func (f *files) Remove(path string) error {
-	if e := f.apply(opRemove, path, 0); e.err != nil {
-		return e.err
-	}
-	return f.inner.Remove(path)
+func (f *FS) Remove(path string) error { return f.try(opRemove, path, f.inner.Remove) }
+
+// OpenAnonymous implements disk.FS.
+func (f *FS) OpenAnonymous(dir string, direct bool) (disk.File, error) {
+	f.mu.Lock()
+	path := filepath.Join(dir, "#"+strconv.Itoa(f.mu.anonymous))
+	f.mu.anonymous++
+	f.mu.Unlock()
+	return f.openFile(opOpenAnonymous, path, dir, direct, f.inner.OpenAnonymous)
 }
 
-// Lock implements disk.FS.
-func (f *files) Lock(path string, create bool) (disk.Lock, error) {
-	if e := f.apply(opLock, path, 0); e.err != nil {
+// Create implements disk.FS.
+func (f *FS) Create(path string, direct bool) (disk.File, error) {
+	return f.openFile(opCreate, path, path, direct, f.inner.Create)
+}
+
+// Reopen implements disk.FS.
+func (f *FS) Reopen(path string, direct bool) (disk.File, error) {
+	return f.openFile(opReopen, path, path, direct, f.inner.Reopen)
+}
+
+// openFile opens the file at path, which rules know as name.
+func (f *FS) openFile(
+	op, name, path string, direct bool, open func(path string, direct bool) (disk.File, error),
+) (disk.File, error) {
+	if e := f.apply(op, name, 0); e.err != nil {
 		return nil, e.err
 	}
-	inner, err := f.inner.Lock(path, create)
+	inner, err := open(path, direct)
 	if err != nil {
 		return nil, err
 	}
-	f.opened(1)
-	return &lock{fs: f, path: path, inner: inner}, nil
+	return &file{File: inner, handle: f.opened(opClose, name, inner)}, nil
 }
 
-type lock struct {
-	fs    *files
-	path  string
-	inner disk.Lock
+// Lock implements disk.FS.
+func (f *FS) Lock(path string, create bool) (disk.Lock, error) {
+	inner, err := do(f, opLock, path, func(string) (disk.Lock, error) { return f.inner.Lock(path, create) })
+	if err != nil {
+		return nil, err
+	}
+	return f.opened(opUnlock, path, inner), nil
 }
 
-// Close unlocks also when a rule makes it fail: the system closes a descriptor whatever it returns.
-func (l *lock) Close() (err error) {
-	defer func() { // also if a hook panics
-		l.fs.opened(-1)
-		if failed := l.inner.Close(); failed != nil {
+// handle is an open file or lock.
+type handle struct {
+	fs            *FS
+	closeOp, path string
+	inner         io.Closer
+}
+
+// opened counts a file or lock as open until its handle is closed.
+func (f *FS) opened(closeOp, path string, inner io.Closer) *handle {
+	f.countOpen(1)
+	return &handle{f, closeOp, path, inner}
+}
+
+// Close closes the file or lock even if a rule makes the operation fail or panic, because the
+// system closes a descriptor no matter which error it returns.
+func (h *handle) Close() (err error) {
+	defer func() {
+		h.fs.countOpen(-1)
+		if failed := h.inner.Close(); failed != nil {
 			err = failed
 		}
 	}()
-	return l.fs.apply(opUnlock, l.path, 0).err
+	return h.fs.apply(h.closeOp, h.path, 0).err
+}
+
+func (f *FS) countOpen(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mu.open += n
 }

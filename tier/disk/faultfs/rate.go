@@ -7,21 +7,21 @@ import (
 )
 
 const (
-	// shortestSleep is what is not slept for: a sleep is some 60 µs too long, which
-	// small transfers would add up. What passes ahead of its time by less is on the
-	// clock, and those after it wait for it.
+	// shortestSleep is the shortest time that wait sleeps for. A sleep takes about 60 µs too long,
+	// which would add up over small transfers. A transfer that is ahead by less returns at once and
+	// moves the clock, so later ones wait for it.
 	shortestSleep = time.Millisecond
-	// mostLate bounds what one sleep that was too long may make up for: a process that
-	// was stopped for a second has not had a second of the disk.
-	mostLate = 50 * time.Millisecond
+	// maxLate limits how much time one sleep that was too long may make up for. A process that was
+	// stopped for a second has not used the disk for a second.
+	maxLate = 50 * time.Millisecond
 	// longestPause is how long after its time the next request of a transfer may come. A later
-	// request begins something new, and is credited nothing.
+	// request begins a new transfer and gets no credit.
 	longestPause = 10 * time.Millisecond
 )
 
-// rate is a clock that all bytes move on, of any transfer. Each transfer begins where the clock is,
-// or now, and has passed when the clock says so. As the clock adds up no errors, requests of any
-// size and number come to the same rate.
+// rate is a clock that the bytes of all transfers advance. A transfer begins at the clock's time,
+// or now if that is later, and has passed once its bytes are added. No errors accumulate in the
+// clock, so requests of any size and number result in the same rate.
 type rate struct {
 	bytesPerSecond float64
 	sleep          func(time.Duration)
@@ -29,7 +29,7 @@ type rate struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		clock time.Time
-		late  time.Duration // how much too long sleeps were, if that is not made up for
+		late  time.Duration // by which sleeps were too long, unless made up for
 	}
 }
 
@@ -37,12 +37,12 @@ func newRate(bytesPerSecond int64) *rate {
 	return &rate{bytesPerSecond: float64(bytesPerSecond), sleep: time.Sleep}
 }
 
-// book moves the clock on by n bytes and returns when they have passed. The transfer
-// itself is done meanwhile, because it is a part of the time that a disk takes.
+// book advances the clock by n bytes and returns when they have passed. The caller does the
+// transfer meanwhile, because it is part of the time that a disk takes.
 //
-// A clock that is behind starts anew: there were no requests, or the disk is slower than the rate.
-// Sleeps that were too long are not the caller's fault. So the clock may be behind by that much
-// until it has caught up.
+// A clock that is behind restarts now: there were no requests, or the disk is slower than the rate.
+// But the caller is not responsible for sleeps that were too long, so the clock may be behind by
+// that much until it has caught up.
 func (r *rate) book(n int) (until time.Time) {
 	took := time.Duration(float64(n) / r.bytesPerSecond * float64(time.Second))
 	now := time.Now()
@@ -59,14 +59,14 @@ func (r *rate) book(n int) (until time.Time) {
 	return r.mu.clock
 }
 
-// wait waits for a time that book returned.
+// wait waits until a time that book returned.
 func (r *rate) wait(until time.Time) {
 	ahead := time.Until(until)
 	if ahead <= shortestSleep {
 		return
 	}
 	r.sleep(ahead)
-	late := min(time.Since(until), mostLate)
+	late := min(time.Since(until), maxLate)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.late = max(r.mu.late, late)

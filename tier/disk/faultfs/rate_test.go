@@ -10,8 +10,8 @@ import (
 
 const mib = 1 << 20
 
-// transfer passes total bytes in requests, depth of them under way, each of which
-// takes the disk io by itself, and returns how long that took.
+// transfer transfers total bytes in requests, depth of them at a time, each of which takes the disk
+// io by itself, and returns how long that took.
 func (r *rate) transfer(total, request, depth int, io time.Duration) time.Duration {
 	begin := time.Now()
 	queue := make(chan int)
@@ -33,9 +33,8 @@ func (r *rate) transfer(total, request, depth int, io time.Duration) time.Durati
 	return time.Since(begin)
 }
 
-// TestRateIsKept: 32 MiB take what they should within 3 %, whatever the requests
-// are, how many of them are under way, what the disk itself takes, and by how much
-// sleeps are too long.
+// TestRateIsKept checks that 32 MiB take the right time within 3 %, for different sizes and numbers
+// of requests, speeds of the disk, and sleeps that are too long.
 func TestRateIsKept(t *testing.T) {
 	const total = 32 * mib
 	for _, rateMiB := range []int{50, 200, 1000} {
@@ -46,11 +45,11 @@ func TestRateIsKept(t *testing.T) {
 						synctest.Test(t, func(t *testing.T) {
 							r := newRate(int64(rateMiB) * mib)
 							r.sleep = func(d time.Duration) { time.Sleep(d + oversleep) }
-							// A part of what the request takes at this rate, as a disk that is
-							// faster does.
+							// The disk is faster than the rate.
 							io := time.Duration(request) * time.Second / time.Duration(rateMiB*mib) / 2
-							got, want := r.transfer(total, request, depth, io), total/mib*time.Second/time.Duration(rateMiB)
-							slack := want*3/100 + shortestSleep + oversleep // what ends the last request
+							got := r.transfer(total, request, depth, io)
+							want := total / mib * time.Second / time.Duration(rateMiB)
+							slack := want*3/100 + shortestSleep + oversleep // of the last request
 							if got < want-slack || got > want+slack {
 								t.Errorf("took %v, want %v", got, want)
 							}
@@ -62,7 +61,7 @@ func TestRateIsKept(t *testing.T) {
 	}
 }
 
-// TestRateSleepsLittle: small requests do not sleep each.
+// TestRateSleepsLittle checks that small requests do not each sleep.
 func TestRateSleepsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRate(1000 * mib)
@@ -81,8 +80,8 @@ func TestRateSleepsLittle(t *testing.T) {
 	})
 }
 
-// TestRateSavesNothing: what was not used is gone, so that nothing passes faster than
-// the rate says; and a slower disk is not pushed.
+// TestRateSavesNothing checks that idle time and a slow disk earn no credit: nothing is faster than
+// the rate.
 func TestRateSavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRate(100 * mib)
@@ -96,12 +95,13 @@ func TestRateSavesNothing(t *testing.T) {
 			t.Errorf("a disk that takes 5 s took %v", d)
 		}
 		if d := r.transfer(100*mib, mib, 1, 0); d < 985*time.Millisecond {
-			t.Errorf("after a slow time 100 MiB took %v: it was made up for", d)
+			t.Errorf("after a slow time 100 MiB took %v, faster than the rate", d)
 		}
 	})
 }
 
-// TestRateForgetsLateSleeps: what a sleep was too long is nothing to begin with later.
+// TestRateForgetsLateSleeps checks that a new transfer gets no credit for an earlier sleep that was
+// too long.
 func TestRateForgetsLateSleeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRate(100 * mib)
@@ -115,14 +115,15 @@ func TestRateForgetsLateSleeps(t *testing.T) {
 	})
 }
 
-// TestOneLongSleepIsNotMadeUpFor, beyond what machines that are busy do.
+// TestOneLongSleepIsNotMadeUpFor checks that a sleep that is longer than on a busy machine earns
+// only maxLate of credit.
 func TestOneLongSleepIsNotMadeUpFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRate(100 * mib)
 		r.sleep = func(d time.Duration) { time.Sleep(d + time.Minute) }
 		r.transfer(mib, mib, 1, 0)
 		r.sleep = time.Sleep
-		if d := r.transfer(100*mib, mib, 1, 0); d < time.Second-mostLate-shortestSleep {
+		if d := r.transfer(100*mib, mib, 1, 0); d < time.Second-maxLate-shortestSleep {
 			t.Errorf("100 MiB took %v", d)
 		}
 	})
