@@ -14,8 +14,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
-	"github.com/spillway-db/spillway/tier/disk"
-	"github.com/spillway-db/spillway/tier/disk/faultfs"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -37,7 +36,7 @@ func TestHeapIsLimited(t *testing.T) {
 	before := debug.SetMemoryLimit(math.MaxInt64)
 	defer debug.SetMemoryLimit(before)
 	f := flagsOf(t, "--gpu-memory=8MiB", "--host-memory=4MiB")
-	m, err := f.open(t.Context(), &notes{})
+	m, err := f.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,23 +66,22 @@ func TestHeapIsLimited(t *testing.T) {
 func TestTooMuchMemory(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
-	files := faultfs.New(disk.OS(), 1)
 	f := flagsOf(t, "--host-memory=99%")
-	f.watch = func(int) disk.FS { return files }
-	if _, err := f.open(t.Context(), &notes{}); !errors.Is(err, headroom.ErrTooSmall) || files.Count() != 0 {
-		t.Errorf("%v, after %d operations on the disk", err, files.Count())
+	if _, err := f.open(t.Context()); !errors.Is(err, headroom.ErrTooSmall) {
+		t.Error(err)
 	}
-	top := &topology.Topology{Limits: topology.Limits{MemoryBytes: 1 << 30}}
+	limits := topology.Limits{MemoryBytes: 1 << 30}
 	for name, c := range map[string]struct {
 		flags engineFlags
 		disks int
 		fits  bool
 	}{
 		"alone":                            {engineFlags{}, 1, true},
-		"beside five volumes that encrypt": {engineFlags{encrypt: true}, 5, false},
+		"beside five volumes that encrypt": {engineFlags{config: report.Config{Encrypt: true}}, 5, false},
 		"beside the command's own buffers": {engineFlags{beside: 200 << 20}, 1, false},
 	} {
-		_, err := c.flags.planMemory(t.Context(), top, 800<<20, slices.Repeat([]spillway.DiskConfig{{Dir: t.TempDir()}}, c.disks))
+		c.flags.diskOf = topology.DiskOf
+		_, err := c.flags.planMemory(t.Context(), limits, 800<<20, slices.Repeat([]spillway.DiskConfig{{Dir: t.TempDir()}}, c.disks))
 		if c.fits != (err == nil) || err != nil && !errors.Is(err, headroom.ErrTooSmall) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -105,7 +103,7 @@ func TestMemoryOfSpaces(t *testing.T) {
 			continue
 		}
 		f := flagsOf(t, append([]string{"--gpu-memory=8MiB", "--host-memory=4MiB"}, c.args...)...)
-		_, got, err := f.engineConfig(t.Context(), new(topology.Topology), &notes{})
+		got, err := f.configure(t.Context(), f.newMachine(new(topology.Topology)))
 		if err != nil || got != c.want {
 			t.Errorf("%q: %d bytes, want %d: %v", c.args, got, c.want, err)
 		}
@@ -138,15 +136,15 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 			"the spill directory /tmpfs is in memory (tmpfs), of which 847249408 B are left, and not 847253504 B: the process may have 1.0 GiB (memory.max)"},
 		"two do not fit": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: spillway.Bytes(800 * mib)}, {Dir: "/tmpfs/b", Capacity: spillway.Bytes(9 * mib)}}, nil, 0,
 			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
-		"nothing is left":       {1024, 936, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which nothing is left"},
+		"nothing is left":       {1024, 936, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which 0 B are left, and not 4.0 KiB"},
 		"the limit is not told": {0, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{2048}, 2048, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := engineFlags{diskOf: func(_ context.Context, dir string, _ topology.Options) (topology.Location, error) {
 				return topology.Location{FreeBytes: c.free * mib, FileSystem: strings.Split(dir, "/")[1]}, nil
 			}}
-			top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}}
-			plan, err := e.planMemory(t.Context(), top, c.spaces*mib, c.disks)
+			limits := topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}
+			plan, err := e.planMemory(t.Context(), limits, c.spaces*mib, c.disks)
 			if c.says != "" {
 				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory on a disk") {
 					t.Errorf("status %d: %s, want %q", fail.Status(err), line, c.says)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"errors"
 	"io"
@@ -24,43 +25,43 @@ type profileFlags struct {
 
 func (p *profileFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.Var(&valueFlag{&p.cpu, "FILE"}, "cpuprofile", "write a processor profile to `FILE`, for go tool pprof")
-	f.Var(&valueFlag{&p.memory, "FILE"}, "memprofile", "write a profile of the heap's allocations to `FILE`, for go tool pprof")
-	f.Var(&valueFlag{&p.trace, "FILE"}, "trace", "write what goroutines did when to `FILE`, for go tool trace")
+	f.Var(&valueFlag{&p.cpu, "FILE"}, "cpuprofile", "write a CPU profile to `FILE`, for go tool pprof (default none)")
+	f.Var(&valueFlag{&p.memory, "FILE"}, "memprofile",
+		"write a profile of heap allocations to `FILE`, for go tool pprof (default none)")
+	f.Var(&valueFlag{&p.trace, "FILE"}, "trace", "write an execution trace to `FILE`, for go tool trace (default none)")
 }
 
 // start creates the files and begins to profile.
 func (p *profileFlags) start() error {
-	for _, profile := range []struct {
-		flag, name  string
-		start, stop func(io.Writer) error
-	}{
-		{"cpuprofile", p.cpu, pprof.StartCPUProfile, func(io.Writer) error { pprof.StopCPUProfile(); return nil }},
-		{"trace", p.trace, trace.Start, func(io.Writer) error { trace.Stop(); return nil }},
-		{"memprofile", p.memory, func(io.Writer) error { return nil }, func(w io.Writer) error {
+	return cmp.Or(
+		p.begin("cpuprofile", p.cpu, pprof.StartCPUProfile, func(io.Writer) error { pprof.StopCPUProfile(); return nil }),
+		p.begin("trace", p.trace, trace.Start, func(io.Writer) error { trace.Stop(); return nil }),
+		p.begin("memprofile", p.memory, func(io.Writer) error { return nil }, func(w io.Writer) error {
 			runtime.GC() // the profile is that of the last collection
 			return pprof.Lookup("allocs").WriteTo(w, 0)
-		}},
-	} {
-		if profile.name == "" {
-			continue
-		}
-		f, err := os.Create(profile.name)
-		if err != nil {
-			return fail.Usagef("--%s: %w", profile.flag, err)
-		}
-		w := &remembering{w: f}
-		if err := profile.start(w); err != nil {
-			return errors.Join(fail.Usagef("--%s: %w", profile.flag, err), f.Close())
-		}
-		p.stops = append(p.stops, func() error {
-			err := profile.stop(w)
-			if err = errors.Join(cmp.Or(w.err, err), f.Close()); err != nil {
-				return fail.Environmentf("--%s: %w", profile.flag, err)
-			}
-			return nil
-		})
+		}),
+	)
+}
+
+// begin creates the file of one profile, unless name is empty, and begins to write it.
+func (p *profileFlags) begin(flag, name string, start, stop func(io.Writer) error) error {
+	if name == "" {
+		return nil
 	}
+	f, err := os.Create(name)
+	if err != nil {
+		return fail.Usagef("--%s: %w", flag, err)
+	}
+	w := bufio.NewWriter(f) // keeps the first error of a write, which Go's runtime drops
+	if err := start(w); err != nil {
+		return errors.Join(fail.Usagef("--%s: %w", flag, err), f.Close())
+	}
+	p.stops = append(p.stops, func() error {
+		if err := cmp.Or(stop(w), w.Flush(), f.Close()); err != nil {
+			return fail.Environmentf("--%s: %w", flag, err)
+		}
+		return nil
+	})
 	return nil
 }
 
@@ -71,18 +72,4 @@ func (p *profileFlags) stop() error {
 		errs = append(errs, stop())
 	}
 	return errors.Join(errs...)
-}
-
-// remembering writes to w until a write fails, and keeps that error: Go's runtime and cobra drop the
-// errors of their writers.
-type remembering struct {
-	w   io.Writer
-	err error
-}
-
-func (r *remembering) Write(p []byte) (int, error) {
-	if r.err == nil {
-		_, r.err = r.w.Write(p)
-	}
-	return len(p), nil
 }

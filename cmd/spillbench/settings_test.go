@@ -46,12 +46,11 @@ func TestEngineFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg, _, err := e.engineConfig(t.Context(), top, &notes{})
-		if err != nil {
+		m := e.newMachine(top)
+		if _, err := e.configure(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
-		e.inject(&cfg)
-		return fs, cfg
+		return fs, m.opened
 	}
 	flags, plain := configOf()
 	tested := make(map[string]bool)
@@ -163,7 +162,7 @@ func TestBlame(t *testing.T) {
 		if err := specs.Set(spec); err != nil {
 			t.Fatal(err)
 		}
-		m := &machine{faults: inject.New(specs, 0, 1)}
+		m := (&engineFlags{faults: specs, seed: 1}).newMachine(nil)
 		dev, opening := sim.New(sim.Config{Memory: 1 << 20})
 		if opening != nil {
 			t.Fatal(opening)
@@ -179,7 +178,7 @@ func TestBlame(t *testing.T) {
 		if failed == nil {
 			faulty.Free(s, a)
 		}
-		return m.blame(ctx, err)
+		return m.settle(ctx, err)
 	}
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -296,7 +295,7 @@ func TestVerifyTellsTheFirst(t *testing.T) {
 func TestVerifyInterrupted(t *testing.T) {
 	var f verifyFlags
 	f.engine.register(pflag.NewFlagSet("test", pflag.ContinueOnError), 1<<20)
-	m, err := f.engine.open(t.Context(), &notes{})
+	m, err := f.engine.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

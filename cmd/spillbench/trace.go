@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -45,51 +47,65 @@ func newRecord(stdout, stderr io.Writer) *cobra.Command {
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
 		Long: `Do what run does, with all its flags, and write its trace to FILE. An existing FILE is
-replaced only if it is a trace.`,
+replaced only if it is a trace.
+
+The recording begins when the engine is open: a command that ends before that leaves FILE
+as it is. A recording that is interrupted, or whose run fails, ends with the last event,
+and can be replayed.`,
 		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
 		Args:    files(1, 1, "a trace's file"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if err := f.validate(); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to := &traceFile{place: place{"the trace " + args[0], args[0]}}
+			if err := to.check(); err != nil {
 				return err
 			}
-			if err := replaceable(args[0]); err != nil {
+			if err := apart([]place{to.place}, append(f.output.places(), readings(f.input.files...)...)); err != nil {
 				return err
 			}
-			if err := apart(append(f.output.places(), place{"the trace " + args[0], args[0]}), readings(f.input.files...)); err != nil {
-				return err
+			f.trace = simulate.NewRecorder(to)
+			f.engine.events = f.trace.Event
+			err := errors.Join(run(cmd.Context(), &f, stdout, stderr), f.trace.Close())
+			if to.file != nil {
+				err = errors.Join(err, to.file.Close())
 			}
-			to, err := os.Create(args[0])
-			if err != nil {
-				return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", args[0], pathless(err))
-			}
-			f.engine.trace = simulate.NewRecorder(to)
-			err = run(cmd.Context(), &f, stdout, stderr)
-			return errors.Join(err, f.engine.trace.Close(), to.Close())
+			return err
 		},
 	}
 	f.register(cmd.Flags())
 	return cmd
 }
 
-// replaceable refuses a file that has something else than a trace: it may be what was meant to be
-// read.
-func replaceable(name string) error {
-	info, err := os.Stat(name)
-	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil
-	}
-	if _, err = readTrace(name); errors.Is(err, simulate.ErrFormat) {
-		return fail.Usagef("%s exists and is not a trace (name a new file; --input names what is loaded)", name)
-	}
-	return nil
+// traceFile is the file of a recording. The first write creates it or replaces what it had.
+type traceFile struct {
+	place
+	file *os.File // nil before the first write
 }
 
-// replayFlags are the flags of trace replay and compare.
+// check refuses a file that cannot be written, and one that is not a trace: it may be what was meant to
+// be read.
+func (t *traceFile) check() error {
+	if info, err := os.Stat(t.name); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+		if _, err = readTrace(t.name); errors.Is(err, simulate.ErrFormat) {
+			return fail.Usagef("%s exists and is not a trace (name a new file; --input names what is loaded)", t.name)
+		}
+	}
+	return t.place.check()
+}
+
+// Write implements io.Writer.
+func (t *traceFile) Write(p []byte) (n int, err error) {
+	if t.file == nil {
+		if t.file, err = os.Create(t.name); err != nil {
+			return 0, err
+		}
+	}
+	return t.file.Write(p)
+}
+
+// replayFlags are the flags of trace replay and trace compare.
 type replayFlags struct {
 	output  outputFlags
-	policy  string
-	sizes   [tier.Disk + 1]tier.Amount // 0: as recorded
-	speeds  []string
+	policy  string // "": as recorded
 	setting simulate.Setting
 }
 
@@ -97,52 +113,45 @@ func (f *replayFlags) register(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.SortFlags = false
 	for _, k := range tier.Kinds() {
-		fs.TextVar(&f.sizes[k], k.String()+"-memory", tier.Amount{}, fmt.Sprintf("`SIZE` of each %s space, such as 512MiB (default as recorded)", k))
+		fs.Func(k.String()+"-memory", fmt.Sprintf("`SIZE` of each %s space in bytes, such as 512MiB (default as recorded)", k),
+			func(text string) (err error) {
+				f.setting.Capacity[k], err = size.Parse(text)
+				return err
+			})
 	}
-	fs.StringArrayVar(&f.speeds, "bandwidth", nil, "bytes a second from one space to another, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB (repeatable; default as recorded)")
-	f.output.register(fs)
-}
-
-// validate makes the setting.
-func (f *replayFlags) validate() (err error) {
 	f.setting = simulate.Setting{Capacity: make(map[tier.Kind]int64), Bandwidth: make(map[simulate.Edge]float64)}
-	for _, k := range tier.Kinds() {
-		if f.sizes[k].Share != 0 {
-			return fail.Usagef("--%s-memory %s: a replay has no machine to take a share of (give a size, such as 512MiB)", k, f.sizes[k])
-		}
-		f.setting.Capacity[k] = f.sizes[k].Bytes
-	}
-	for _, s := range f.speeds {
-		way, amount, _ := strings.Cut(s, "=")
+	fs.Func("bandwidth", "bytes a second from one space to another, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB "+
+		"(repeatable; default as recorded)", func(text string) error {
+
+		way, amount, _ := strings.Cut(text, "=")
 		from, to, _ := strings.Cut(way, "-")
 		var e simulate.Edge
-		size, err := tier.ParseAmount(amount)
-		if err = errors.Join(err, e.From.UnmarshalText([]byte(from)), e.To.UnmarshalText([]byte(to))); err != nil || size.Bytes <= 0 {
-			return fail.Usagef("--bandwidth %q: want FROM-TO=SIZE, such as disk:0-gpu:0=2GiB", s)
+		bytes, err := size.Parse(amount)
+		if errors.Join(err, e.From.UnmarshalText([]byte(from)), e.To.UnmarshalText([]byte(to))) != nil {
+			return errors.New("want FROM-TO=SIZE, such as disk:0-gpu:0=2GiB")
 		}
-		f.setting.Bandwidth[e] = float64(size.Bytes)
-	}
-	if f.policy != "" {
-		f.setting.Policy, err = monitor.ByName(f.policy)
-	}
-	return err
+		f.setting.Bandwidth[e] = float64(bytes)
+		return nil
+	})
+	f.output.register(fs)
 }
 
 func newReplay(stdout, stderr io.Writer) *cobra.Command {
 	f := replayFlags{output: outputFlags{prints: true}}
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
-		Short: "Predict what is moved, and the time, with a setting",
-		Long: `Predict what is moved, and the time, with a setting, beside what was measured when FILE
-was recorded.`,
+		Short: "Predict moves and times with another setting",
+		Long: `Predict moves and times with another setting, and print them beside the measured ones of
+the recording.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
 		Args: files(1, 1, "a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
+			return f.run(cmd.Context(), "trace replay", args, []string{f.policy}, stdout, stderr)
 		},
 	}
-	cmd.Flags().Var(choice(&f.policy, "", monitor.Names()...), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
+	cmd.Flags().Var(choice(&f.policy, "", monitor.Names()...), "policy",
+		"order of eviction, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
 	f.register(cmd)
 	return cmd
 }
@@ -151,35 +160,22 @@ func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
 	f := replayFlags{output: outputFlags{prints: true}}
 	cmd := &cobra.Command{
 		Use:   "compare FILE...",
-		Short: "Predict what is moved, and the time, with each policy",
-		Long: `Predict what is moved, and the time, with each policy, beside what was measured when each
-FILE was recorded.`,
+		Short: "Predict moves and times with each policy",
+		Long: `Predict moves and times with each policy, and print them beside the measured ones of each
+recording.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
 		Args: files(1, 1<<20, "a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd.Context(), "trace compare", args, true, stdout, stderr)
+			return f.run(cmd.Context(), "trace compare", args, monitor.Names(), stdout, stderr)
 		},
 	}
 	f.register(cmd)
 	return cmd
 }
 
-// files wants so many names; what says of what.
-func files(least, most int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < least || len(args) > most {
-			return fail.Usagef("%s wants the name of %s (see %s --help)", strings.TrimPrefix(cmd.CommandPath(), "spillbench "), what, cmd.CommandPath())
-		}
-		return nil
-	}
-}
-
-// run replays traces, each with the setting or with all policies.
-func (f *replayFlags) run(ctx context.Context, command string, names []string, all bool, stdout, stderr io.Writer) (err error) {
-	if err := f.validate(); err != nil {
-		return err
-	}
+// run replays each trace with each policy.
+func (f *replayFlags) run(ctx context.Context, command string, names, policies []string, stdout, stderr io.Writer) error {
 	out, err := f.output.open(ctx, stdout, stderr, names...)
 	if err != nil {
 		return err
@@ -198,25 +194,19 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 			File: name, Events: len(t.Events), CutOff: t.CutOff,
 			Recorded: outcome(t.Policy, simulate.Measured(t), nil),
 		}
-		policies := []string{f.policy}
-		if all {
-			policies = monitor.Names()
-		}
-		for _, p := range policies {
-			s := f.setting
-			if all {
-				s.Policy, _ = monitor.ByName(p) // it is of Names
-			} else if p == "" {
-				p = t.Policy
+		for _, policy := range policies {
+			policy = cmp.Or(policy, t.Policy)
+			if f.setting.Policy, err = monitor.ByName(policy); err != nil {
+				return fail.Usagef("%s: %w", name, err)
 			}
-			res, err := simulate.Run(ctx, t, s)
+			res, err := simulate.Run(ctx, t, f.setting)
 			if errors.Is(err, simulate.ErrSetting) {
 				return fail.Usagef("%s: %w", name, err)
 			}
 			if err != nil && !errors.Is(err, simulate.ErrStuck) {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			of.Replays = append(of.Replays, outcome(p, res, err))
+			of.Replays = append(of.Replays, outcome(policy, res, err))
 		}
 		doc.Traces = append(doc.Traces, of)
 	}
@@ -224,14 +214,14 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 }
 
 func readTrace(name string) (*simulate.Trace, error) {
+	var t *simulate.Trace
 	f, err := os.Open(name)
+	if err == nil {
+		defer f.Close()
+		t, err = simulate.Read(f)
+	}
 	if err != nil {
 		return nil, fail.Usagef("%s cannot be read: %w (name a file that trace record wrote)", name, pathless(err))
-	}
-	defer f.Close()
-	t, err := simulate.Read(f)
-	if err != nil {
-		return nil, fail.Usagef("%s: %w (name a file that trace record wrote)", name, err)
 	}
 	return t, nil
 }
