@@ -27,12 +27,14 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer debug.SetMemoryLimit(before)
 	var printed bytes.Buffer // by cobra, which drops the errors of its writer
 	root := newRoot(stdout, stderr, &printed)
-	var profiles profileFlags
-	profiles.register(root)
+	profiles := registerProfiles(root)
 	started := false // errors before that are wrong use
-	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+	root.PersistentPreRunE = func(*cobra.Command, []string) (err error) {
 		started = true
-		return profiles.start()
+		for _, p := range profiles {
+			err = errors.Join(err, p.start())
+		}
+		return err
 	}
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -42,7 +44,10 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if printed.Len() > 0 {
 		err = errors.Join(err, toStdout(stdout, printed.Bytes()))
 	}
-	return end(ctx, errors.Join(err, profiles.stop()), stderr)
+	for _, p := range profiles {
+		err = errors.Join(err, p.stop())
+	}
+	return end(ctx, err, stderr)
 }
 
 // call describes one call of the program in the documents that it writes.
@@ -94,14 +99,7 @@ GPU that Spillway can use, it simulates one and labels every figure sim.`
 	root.Example = `  spillbench                                # a generated table through all tiers
   spillbench run data.parquet --passes 2    # your own file
   spillbench --gpu-memory 1GiB --json result.json`
-	root.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			if _, err := os.Stat(args[0]); err == nil {
-				return fail.Usagef("%q is not a command (to run on a file: spillbench run %s)", args[0], strings.Join(args, " "))
-			}
-		}
-		return refuseUnknown(cmd, args)
-	}
+	root.Args = refuseUnknown
 	root.SilenceErrors, root.SilenceUsage = true, true // Main prints errors
 	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr),
 		newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr),
@@ -118,15 +116,17 @@ GPU that Spillway can use, it simulates one and labels every figure sim.`
 	return root
 }
 
-// refuseUnknown returns an error if there are args: the first is no subcommand of cmd.
+// refuseUnknown returns an error if there are args: the first is not a subcommand of cmd.
 func refuseUnknown(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	hint := ""
 	cmd.SuggestionsMinimumDistance = 2 // letters that may be wrong
+	hint := ""
 	if names := cmd.SuggestionsFor(args[0]); len(names) > 0 {
 		hint = "did you mean " + either(names) + "? "
+	} else if _, err := os.Stat(args[0]); err == nil {
+		hint = "to run on a file: spillbench run " + strings.Join(args, " ") + "; "
 	}
 	return fail.Usagef("unknown command %q for %q (%ssee %s --help)", args[0], cmd.CommandPath(), hint, cmd.CommandPath())
 }

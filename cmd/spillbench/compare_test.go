@@ -255,6 +255,21 @@ func TestCompareFaults(t *testing.T) {
 	}
 }
 
+// TestCompareFindsCorruption: data that a side reads back wrong ends the command with 1, names what is
+// wrong, and leaves no result.
+func TestCompareFindsCorruption(t *testing.T) {
+	t.Parallel()
+	result := filepath.Join(t.TempDir(), "c.json")
+	r := command(t, t.Context(), append(slices.Clone(briefly), "--fault=op=read,kind=bitflip,at=9", "--json", result)...)
+	if r.status != 1 || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "corrupt") ||
+		!strings.Contains(r.stderr, "--fault op=read,kind=bitflip,at=9, hits: ") {
+		t.Errorf("ended with %d: %q, %q", r.status, r.stderr, r.stdout)
+	}
+	if _, err := os.Stat(result); !os.IsNotExist(err) {
+		t.Errorf("a result is there: %v", err)
+	}
+}
+
 // TestRatios: writing is compared with writing, and reading with reading.
 func TestRatios(t *testing.T) {
 	var f compareFlags

@@ -72,6 +72,9 @@ func TestCompletion(t *testing.T) {
 			value, _, _ := strings.Cut(l, "\t")
 			got = append(got, value)
 		}
+		if !strings.HasPrefix(r.stderr, "Completion ended with directive: ") {
+			t.Errorf("%q: standard error has %q", c.args, r.stderr)
+		}
 		if last := lines[len(lines)-1]; r.status != 0 || strings.Join(got, " ") != c.want || last != fmt.Sprintf(":%d", c.directive) {
 			t.Errorf("%q: %q, %s, want %q, :%d", c.args, got, last, c.want, c.directive)
 		}

@@ -100,7 +100,7 @@ func TestExamples(t *testing.T) {
 			continue
 		}
 		root := newRoot(io.Discard, io.Discard, io.Discard)
-		new(profileFlags).register(root)
+		registerProfiles(root)
 		cmd, args, err := root.Find(words[1:])
 		if err == nil {
 			err = cmd.ParseFlags(args)

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"cmp"
-	"errors"
 	"io"
 	"os"
 	"runtime"
@@ -15,61 +14,58 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 )
 
-// profileFlags are the files for the profiles of Go's runtime, which go tool pprof and go tool trace
-// read. Every command has them.
-type profileFlags struct {
-	cpu, memory, trace string
+// profile is a profile of Go's runtime, which go tool pprof or go tool trace reads. Every command has
+// a flag for each.
+type profile struct {
+	flag, usage string
+	begin, end  func(io.Writer) error
 
-	stops []func() error // finish the files that start began
+	path string // "": not asked for
+	file *os.File
+	w    *bufio.Writer // to file; it keeps the first error of a write, which Go's runtime drops
 }
 
-func (p *profileFlags) register(root *cobra.Command) {
-	f := root.PersistentFlags()
-	f.Var(&valueFlag{&p.cpu, "FILE"}, "cpuprofile", "write a CPU profile to `FILE`, for go tool pprof (default none)")
-	f.Var(&valueFlag{&p.memory, "FILE"}, "memprofile",
-		"write a profile of heap allocations to `FILE`, for go tool pprof (default none)")
-	f.Var(&valueFlag{&p.trace, "FILE"}, "trace", "write an execution trace to `FILE`, for go tool trace (default none)")
+// registerProfiles adds the flags.
+func registerProfiles(root *cobra.Command) []*profile {
+	all := []*profile{
+		{flag: "cpuprofile", usage: "write a CPU profile to `FILE`, for go tool pprof (default none)",
+			begin: pprof.StartCPUProfile, end: func(io.Writer) error { pprof.StopCPUProfile(); return nil }},
+		{flag: "memprofile", usage: "write a profile of heap allocations to `FILE`, for go tool pprof (default none)",
+			begin: func(io.Writer) error { return nil }, end: func(w io.Writer) error {
+				runtime.GC() // the profile is that of the last collection
+				return pprof.Lookup("allocs").WriteTo(w, 0)
+			}},
+		{flag: "trace", usage: "write an execution trace to `FILE`, for go tool trace (default none)",
+			begin: trace.Start, end: func(io.Writer) error { trace.Stop(); return nil }},
+	}
+	for _, p := range all {
+		root.PersistentFlags().Var(&valueFlag{&p.path, "FILE"}, p.flag, p.usage)
+	}
+	return all
 }
 
-// start creates the files and begins to profile.
-func (p *profileFlags) start() error {
-	return cmp.Or(
-		p.begin("cpuprofile", p.cpu, pprof.StartCPUProfile, func(io.Writer) error { pprof.StopCPUProfile(); return nil }),
-		p.begin("trace", p.trace, trace.Start, func(io.Writer) error { trace.Stop(); return nil }),
-		p.begin("memprofile", p.memory, func(io.Writer) error { return nil }, func(w io.Writer) error {
-			runtime.GC() // the profile is that of the last collection
-			return pprof.Lookup("allocs").WriteTo(w, 0)
-		}),
-	)
-}
-
-// begin creates the file of one profile, unless name is empty, and begins to write it.
-func (p *profileFlags) begin(flag, name string, start, stop func(io.Writer) error) error {
-	if name == "" {
+// start creates the file, if there is to be one, and begins to profile.
+func (p *profile) start() (err error) {
+	if p.path == "" {
 		return nil
 	}
-	f, err := os.Create(name)
+	if p.file, err = os.Create(p.path); err == nil {
+		p.w = bufio.NewWriter(p.file)
+		err = p.begin(p.w)
+	}
 	if err != nil {
-		return fail.Usagef("--%s: %w", flag, err)
+		return fail.Usagef("--%s: %w", p.flag, err)
 	}
-	w := bufio.NewWriter(f) // keeps the first error of a write, which Go's runtime drops
-	if err := start(w); err != nil {
-		return errors.Join(fail.Usagef("--%s: %w", flag, err), f.Close())
-	}
-	p.stops = append(p.stops, func() error {
-		if err := cmp.Or(stop(w), w.Flush(), f.Close()); err != nil {
-			return fail.Environmentf("--%s: %w", flag, err)
-		}
-		return nil
-	})
 	return nil
 }
 
-// stop finishes the files.
-func (p *profileFlags) stop() error {
-	var errs []error
-	for _, stop := range p.stops {
-		errs = append(errs, stop())
+// stop finishes the file.
+func (p *profile) stop() error {
+	if p.w == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	if err := cmp.Or(p.end(p.w), p.w.Flush(), p.file.Close()); err != nil {
+		return fail.Environmentf("--%s: %w", p.flag, err)
+	}
+	return nil
 }

@@ -154,7 +154,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) error {
 		}
 	}
 	before := processorsNow()
-	res, runs, err := f.repeat(ctx, cfg)
+	res, runs, perRun, err := f.repeat(ctx, cfg)
 	processors := othersShare(m.topology, before, processorsNow())
 	endStall()
 	bar.Close()
@@ -179,12 +179,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) error {
 		m.notes.add("on host", "the GPU cannot compute digests here: the bytes were copied back and digested in host memory")
 	}
 	doc := f.document(m, sources, res)
-	times := make([]report.Repetition, len(runs))
-	for i, one := range runs {
-		times[i] = one.Repetition
-	}
-	if median := doc.SetRuns(times); len(runs) == f.runs { // else the phases are those of the run that failed
-		doc.Phases = phases(runs[median].phases)
+	if median := doc.SetRuns(runs); len(runs) == f.runs { // else the phases are those of the run that failed
+		doc.Phases = phases(perRun[median])
 	}
 	doc.Processors, doc.Admission = processors, admitted.report(m.engine.Stats().Admission)
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
@@ -231,15 +227,11 @@ func passOf(phase string, passes int) string {
 	return phase
 }
 
-// oneRun is what a run took.
-type oneRun struct {
-	report.Repetition
-	phases []job.Phase
-}
-
 // repeat does the job --runs times, above 1 after a warm-up. The result has the findings of all runs,
-// and the input and phases of the last one.
-func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (all job.Result, runs []oneRun, err error) {
+// and the input and phases of the last one. runs and phases have what each took that went well.
+func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (
+	all job.Result, runs []report.Repetition, phases [][]job.Phase, err error) {
+
 	first, progress := 1, cfg.Progress
 	if f.runs > 1 {
 		first = 0 // the warm-up
@@ -265,13 +257,13 @@ func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (all job.Result, 
 		res.First = cmp.Or(all.First, res.First)
 		all = res
 		if err != nil {
-			return all, runs, err
+			return all, runs, phases, err
 		}
 		if i > 0 {
-			runs = append(runs, oneRun{one, res.Phases})
+			runs, phases = append(runs, one), append(phases, res.Phases)
 		}
 	}
-	return all, runs, nil
+	return all, runs, phases, nil
 }
 
 // document returns the result so far.

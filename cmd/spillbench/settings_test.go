@@ -291,23 +291,6 @@ func TestVerifyTellsTheFirst(t *testing.T) {
 	}
 }
 
-// TestVerifyInterrupted: no file is begun after the one that was under way.
-func TestVerifyInterrupted(t *testing.T) {
-	var f verifyFlags
-	f.engine.register(pflag.NewFlagSet("test", pflag.ContinueOnError), 1<<20)
-	m, err := f.engine.open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.engine.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	var doc report.Verify
-	if err := f.verifyAll(ctx, m, &doc, []string{writeTable(t, "a.arrow", 1, 10), writeTable(t, "b.arrow", 1, 10)}); !errors.Is(err, context.Canceled) || len(doc.Files) != 1 {
-		t.Errorf("%d files, %v", len(doc.Files), err)
-	}
-}
-
 // TestConfigIsTold: the document has what the engine was opened with.
 func TestConfigIsTold(t *testing.T) {
 	if testing.Short() {

@@ -42,18 +42,22 @@ The other formats are first copied to a temporary file in TMPDIR.`,
 		Example: `  spillbench verify data.parquet
   spillbench verify -                                  # standard input
   spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
-		Args: cobra.MatchAll(files(1, 1<<20, "a file"), func(_ *cobra.Command, args []string) error { return stdinOnce(args) }),
+		Args: files(1, 1<<20, "a file"),
 		RunE: func(cmd *cobra.Command, args []string) error { return verify(cmd.Context(), &f, args, stdout, stderr) },
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	intVar(fs, &f.rowsPerBatch, "rows-per-batch", 0, 0, maxRows, "cut the files into batches of `N` rows (default as in the files)")
+	intVar(fs, &f.rowsPerBatch, "rows-per-batch", 0, 0, maxRows,
+		"cut the files into batches of `N` rows (default as in the files)")
 	f.engine.register(fs, verifyMemory)
 	f.output.register(fs)
 	return cmd
 }
 
 func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr io.Writer) error {
+	if err := stdinOnce(paths); err != nil {
+		return err
+	}
 	out, err := f.output.open(ctx, stdout, stderr, paths...)
 	if err != nil {
 		return err
@@ -63,26 +67,21 @@ func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr 
 		return err
 	}
 	doc := &report.Verify{}
-	err = errors.Join(f.verifyAll(ctx, m, doc, paths), m.engine.Close())
-	if ctx.Err() != nil {
-		return err
-	}
-	err = m.settle(ctx, err)
-	doc.Header, doc.Config = m.header("verify"), m.config
-	doc.Config.RowsPerBatch = int64(f.rowsPerBatch)
-	return m.finish(out, doc, err)
-}
-
-// verifyAll verifies the files one by one, until ctx ends, and adds them to the document. It returns
-// the first difference, or else the first other error.
-func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Verify, paths []string) error {
 	edges, unknown := roundtrip.Edges(m.engine)
 	for _, u := range unknown {
 		m.notes.add(u, "not verified, because no tier has these types: "+u)
 	}
-	var wrong, failed error
+	var wrong, failed error // the first difference, and the first other error
 	for _, path := range paths {
-		res, err := f.verifyFile(ctx, m, edges, path)
+		var res roundtrip.Result
+		src, err := input.Open(ctx, path, m.reading(int64(f.rowsPerBatch)))
+		if err == nil {
+			res, err = roundtrip.Run(ctx, m.engine, edges, src.Path(), src)
+			err = errors.Join(err, src.Close())
+		}
+		if ctx.Err() != nil {
+			return errors.Join(err, m.engine.Close())
+		}
 		path = input.Name(path)
 		file := report.File{Path: path, Batches: res.Batches, Edges: res.Edges, Mismatches: res.Mismatches}
 		if res.First != nil && wrong == nil {
@@ -95,20 +94,9 @@ func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Ver
 		}
 		failed = cmp.Or(failed, err)
 		doc.Files = append(doc.Files, file)
-		if ctx.Err() != nil {
-			break
-		}
 	}
-	return cmp.Or(wrong, failed)
-}
-
-func (f *verifyFlags) verifyFile(ctx context.Context, m *machine, edges []roundtrip.Edge, path string) (
-	res roundtrip.Result, err error) {
-
-	src, err := input.Open(ctx, path, m.reading(int64(f.rowsPerBatch)))
-	if err != nil {
-		return res, err
-	}
-	defer func() { err = errors.Join(err, src.Close()) }()
-	return roundtrip.Run(ctx, m.engine, edges, src.Path(), src)
+	err = m.settle(ctx, errors.Join(cmp.Or(wrong, failed), m.engine.Close()))
+	doc.Header, doc.Config = m.header("verify"), m.config
+	doc.Config.RowsPerBatch = int64(f.rowsPerBatch)
+	return m.finish(out, doc, err)
 }
