@@ -95,7 +95,6 @@ minutes on a fast disk; on a slow one, and where writing wears the disk, choose 
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), stdout, stderr) },
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
 	f.register(fs)
 	f.engine.register(fs, bandwidthMemory)
 	f.engine.config.WriteAheadBytesPerS, fs.Lookup("write-ahead").DefValue = 0, "off"
@@ -140,7 +139,7 @@ func listVar[T any](fs *pflag.FlagSet, to *[]T, name, usage string, parse func(s
 		for part := range strings.SplitSeq(text, ",") {
 			v, err := parse(part)
 			if err != nil {
-				return errors.New(strings.TrimPrefix(err.Error(), "tier: "))
+				return err
 			}
 			*to = append(*to, v)
 		}
@@ -221,12 +220,10 @@ func (f *bandwidthFlags) run(ctx context.Context, stdout, stderr io.Writer) erro
 	}
 	bar := f.output.bar(stderr, m.engine.Stats)
 	c.Engine, c.Spare, c.Progress, c.Files = m.engine, f.engine.beside, bar, m.faults.Slow
-	doc := &report.Bandwidth{Rows: []report.BandwidthRow{}}
+	var rows []report.BandwidthRow
 	plan, err := f.plan()
 	if err == nil {
-		var rows []report.BandwidthRow
 		rows, err = plan.Run(ctx)
-		doc.Rows = append(doc.Rows, rows...)
 	}
 	bar.Close()
 	if errors.Is(err, bandwidth.ErrChanged) {
@@ -243,13 +240,13 @@ func (f *bandwidthFlags) run(ctx context.Context, stdout, stderr io.Writer) erro
 			"rates count the bytes before compression, so an efficiency above 1 can come from the codec; "+
 			"--codec none moves the same bytes as the limit")
 	}
-	doc.Header = m.header("bandwidth")
-	doc.Config = report.BandwidthConfig{
-		Config: m.config, Extent: f.extent, PlannedBytes: plan.Ours + plan.Limit,
-		Seed: c.Seed, Pairs: c.Pairs, Sizes: c.Sizes, Threads: c.Threads,
-	}
-	doc.WallSeconds = time.Since(start).Seconds()
-	return m.finish(out, doc, nil)
+	return m.finish(out, &report.Bandwidth{
+		Header: m.header("bandwidth"), Rows: rows, WallSeconds: time.Since(start).Seconds(),
+		Config: report.BandwidthConfig{
+			Config: m.config, Extent: f.extent, PlannedBytes: plan.Ours + plan.Limit,
+			Seed: c.Seed, Pairs: c.Pairs, Sizes: c.Sizes, Threads: c.Threads,
+		},
+	}, nil)
 }
 
 // bar returns a progress bar, which draws if stderr is a terminal.

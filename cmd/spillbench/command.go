@@ -135,6 +135,7 @@ func refuseUnknown(cmd *cobra.Command, args []string) error {
 // refuses command lines without a subcommand, or with an unknown topic of help: cobra would print help.
 func finish(cmd *cobra.Command) {
 	cmd.Version = report.VersionLine()
+	cmd.Flags().SortFlags = false
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if c, ok := f.Value.(*choiceFlag); ok {
 			must(cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp)))

@@ -70,7 +70,6 @@ change nothing. compare ends with 1 if a side reads back other data than it wrot
 		RunE: func(cmd *cobra.Command, _ []string) error { return compare(cmd.Context(), &f, stdout, stderr) },
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
 	fs.Var(choice(&f.peer, "", peer.ArrowIPC), "peer", "compare with this program, by `NAME`: "+peer.ArrowIPC+" (required)")
 	f.input.register(fs, "spill", "the host memory")
 	intVar(fs, &f.rounds, "rounds", 5, 1, 1000, "measure `N` pairs of rounds: Spillway's and the peer's, alternately")

@@ -22,9 +22,6 @@ import (
 // leastDisk is how many bytes must be free in a spill directory: the engine takes half of them.
 const leastDisk = 2 * tier.Page
 
-// errNoRoom reports that a spill directory's file system is full.
-var errNoRoom = errors.New("there is no room")
-
 // addDisks checks the spill directories, works out their sizes, and adds them to the configuration. It
 // leaves out full ones, with a note, if another has room.
 func (e *engineFlags) addDisks(ctx context.Context, m *machine) error {
@@ -42,55 +39,42 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine) error {
 		}
 		add(dir, 0)
 	}
-	var full error
+	var full error // the first of a directory without room
 	for _, f := range e.disks {
-		capacity, err := e.spillCapacity(ctx, f)
-		switch {
-		case err == nil:
-			add(f.dir, capacity)
-		case errors.Is(err, errNoRoom):
-			full = cmp.Or(full, err)
-			m.notes.add(f.dir, "left out: "+err.Error())
-		default:
-			return err
+		where, err := topology.Location{}, e.probe(f.dir)
+		noRoom := errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.ENOSPC)
+		if err != nil && !noRoom {
+			return fail.Usagef("--disk %s: not writable: %w (name a directory that you may write to)",
+				f.dir, pathless(err))
 		}
+		if err == nil {
+			if where, err = e.diskOf(ctx, f.dir, topology.Options{}); err != nil {
+				return err
+			}
+			if noRoom = where.FreeBytes >= 0 && where.FreeBytes < leastDisk; noRoom {
+				err = fmt.Errorf("%d bytes are free", where.FreeBytes)
+			}
+		}
+		if noRoom {
+			err = fail.Environmentf("--disk %s: there is no room: %v (make room there, or name another directory; "+
+				"or have your quota raised)", f.dir, pathless(err))
+			m.notes.add(f.dir, "left out: "+err.Error())
+			full = cmp.Or(full, err)
+			continue
+		}
+		capacity, err := f.capacity.Of(where.FreeBytes)
+		if err != nil {
+			return fail.Usagef("--disk %s: %w", f.dir, err)
+		}
+		if !f.capacity.IsZero() && capacity < tier.Page {
+			return fail.Usagef("--disk %s=%s is less than any batch takes (give at least 4KiB)", f.dir, f.capacity)
+		}
+		add(f.dir, capacity)
 	}
 	if len(m.opened.Disks) == 0 {
 		return full
 	}
 	return nil
-}
-
-// spillCapacity checks one spill directory and returns its size in bytes, or 0 for the engine's
-// default. The error matches errNoRoom if the file system is full.
-func (e *engineFlags) spillCapacity(ctx context.Context, f diskFlag) (int64, error) {
-	full := func(why any) error {
-		return fail.Environmentf("--disk %s: %w: %v (make room there, or name another directory; "+
-			"or have your quota raised)", f.dir, errNoRoom, why)
-	}
-	err := e.probe(f.dir)
-	switch {
-	case errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.ENOSPC):
-		return 0, full(pathless(err))
-	case err != nil:
-		return 0, fail.Usagef("--disk %s: not writable: %w (name a directory that you may write to)",
-			f.dir, pathless(err))
-	}
-	where, err := e.diskOf(ctx, f.dir, topology.Options{})
-	if err != nil {
-		return 0, err
-	}
-	if where.FreeBytes >= 0 && where.FreeBytes < leastDisk {
-		return 0, full(fmt.Sprintf("%d bytes are free", where.FreeBytes))
-	}
-	capacity, err := f.capacity.Of(where.FreeBytes)
-	if err != nil {
-		return 0, fail.Usagef("--disk %s: %w", f.dir, err)
-	}
-	if !f.capacity.IsZero() && capacity < tier.Page {
-		return 0, fail.Usagef("--disk %s=%s is less than any batch takes (give at least 4KiB)", f.dir, f.capacity)
-	}
-	return capacity, nil
 }
 
 // sealing is how many bytes of memory a volume that encrypts maps for the requests of four transfers.

@@ -23,16 +23,14 @@ import (
 
 // machine is an open engine with a description of it and of the machine that it runs on.
 type machine struct {
-	topology *topology.Topology
-	engine   *spillway.Engine
-	opened   spillway.Config                                 // of engine
-	reopen   func(context.Context) (*spillway.Engine, error) // opens another engine like it
-	env      report.Env
-	config   report.Config // defaults filled in
-	notes    *notes
-	faults   *inject.Faults
-	plan     headroom.Plan // of the process's memory
-	gpuBytes int64         // mean capacity of the GPU spaces; 0: there are none
+	engine *spillway.Engine
+	opened spillway.Config                                 // of engine
+	reopen func(context.Context) (*spillway.Engine, error) // opens another engine like it
+	env    report.Env
+	config report.Config // defaults filled in
+	notes  *notes
+	faults *inject.Faults
+	plan   headroom.Plan // of the process's memory
 }
 
 // open opens the engine that the flags describe. The caller must close it.
@@ -75,7 +73,6 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 			m.config.Disks[s.ID().Ordinal].CapacityBytes = s.Capacity()
 		}
 	}
-	m.gpuBytes = m.config.GPUMemoryBytes / max(1, int64(len(m.opened.GPUs)))
 	for _, w := range m.engine.Warnings() {
 		if w.Cause == causes.Simulated { // only information, but nobody may take its figures for a GPU's
 			m.notes.add(w.String(), w.String())
@@ -86,7 +83,7 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 
 // newMachine returns a machine without an engine.
 func (e *engineFlags) newMachine(top *topology.Topology) *machine {
-	m := &machine{topology: top, config: e.config, notes: new(notes)}
+	m := &machine{opened: spillway.Config{Topology: top}, config: e.config, notes: new(notes)}
 	m.faults = inject.New(e.faults, e.config.DiskThrottleBytesPerS, e.seed)
 	m.config.MonitorPeriodSeconds, m.config.StuckAfterSeconds = e.period.Seconds(), e.stuckAfter.Seconds()
 	m.config.Disks, m.config.Faults = []report.Disk{}, []report.Fault{}
@@ -103,7 +100,7 @@ func (e *engineFlags) newMachine(top *topology.Topology) *machine {
 // disks to m.config. It returns how many bytes of the process's memory the simulated GPUs and the host
 // space will take.
 func (e *engineFlags) configure(ctx context.Context, m *machine) (memory int64, err error) {
-	total := m.topology.Limits.MemoryBytes
+	total := m.opened.Topology.Limits.MemoryBytes
 	if e.share > 0 && total > 0 {
 		e.beside = 2 * total / e.share
 		most := total / e.share / tier.Page * tier.Page
@@ -118,71 +115,57 @@ func (e *engineFlags) configure(ctx context.Context, m *machine) (memory int64, 
 	if err != nil {
 		return 0, fail.Usagef("--host-memory: %w", err)
 	}
-	m.opened = spillway.Config{
-		HostMemory: spillway.Bytes(memory), GPUMarks: e.marks(), HostMarks: e.marks(),
-		MonitorPeriod: e.period, MovesPerEdge: e.config.MovesPerEdge, StuckAfter: e.stuckAfter,
-		WriteAhead: cmp.Or(e.config.WriteAheadBytesPerS, -1), // 0 would be the engine's default
-		Topology:   m.topology, Logger: slog.New(m.notes), Events: e.events,
-	}
-	m.opened.Limits.Permits.Slots = new(e.config.DiskSlots)
-	if m.opened.Policy, err = monitor.ByName(e.config.Policy); err != nil {
+	cfg := &m.opened
+	cfg.HostMemory, cfg.GPUMarks, cfg.HostMarks = spillway.Bytes(memory), e.marks(), e.marks()
+	cfg.MonitorPeriod, cfg.StuckAfter, cfg.Events, cfg.Logger = e.period, e.stuckAfter, e.events, slog.New(m.notes)
+	cfg.MovesPerEdge, cfg.Limits.Permits.Slots = e.config.MovesPerEdge, new(e.config.DiskSlots)
+	cfg.WriteAhead = cmp.Or(e.config.WriteAheadBytesPerS, -1) // 0 would be the engine's default
+	if cfg.Policy, err = monitor.ByName(e.config.Policy); err != nil {
 		return 0, err
 	}
-	if m.opened.Codec, err = convert.ParseCodec(e.config.Codec); err != nil {
+	if cfg.Codec, err = convert.ParseCodec(e.config.Codec); err != nil {
 		return 0, err
 	}
-	if m.opened.Limits.Quota, err = quotaSettings(); err != nil {
+	if cfg.Limits.Quota, err = quotaSettings(); err != nil {
 		return 0, err
 	}
-	simulated, err := e.addGPUs(m)
-	if err != nil {
-		return 0, err
+
+	// There is a space on each GPU that the driver shows, --gpus at most, or there are --gpus simulated ones.
+	cfg.GPUs = []spillway.GPUConfig{} // nil would be the engine's default
+	simulated := 0
+	if !e.noGPUs {
+		found, gpu := 0, spillway.GPUConfig{
+			Memory: e.gpuMemory,
+			Wrap:   func(dev tier.Device) (tier.Device, error) { return m.faults.Device(dev), nil },
+		}
+		if e.config.GPU != "auto" {
+			gpu.Backend = spillway.Backend(e.config.GPU)
+		}
+		if gpu.Backend != spillway.Sim {
+			found = realGPUs()
+		}
+		count := cmp.Or(e.gpus, found, 1)
+		switch {
+		case e.gpuMemory.Share == 0 && e.gpuMemory.Bytes < tier.Page:
+			return 0, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
+		case gpu.Backend != spillway.Sim && count > max(1, found):
+			return 0, fail.Environmentf("--gpus %d: NVIDIA's driver shows %d GPUs "+
+				"(give a smaller number, or simulate GPUs with --gpu sim)", e.gpus, found)
+		case gpu.Backend != spillway.CUDA && found == 0: // with CUDA, opening the engine fails with the reason
+			simulated = count
+		}
+		cfg.GPUs = slices.Repeat([]spillway.GPUConfig{gpu}, count)
 	}
 	if err := e.addDisks(ctx, m); err != nil {
 		return 0, err
 	}
-	if err := m.opened.Validate(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return 0, fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
 	}
 	for range simulated {
 		memory += min(e.gpuMemory.Bytes, math.MaxInt64-memory)
 	}
 	return memory, nil
-}
-
-// addGPUs adds the GPU spaces that the flags ask for, and returns how many of them will be simulated:
-// a space on each GPU that the driver shows, --gpus at most, or --gpus simulated ones.
-func (e *engineFlags) addGPUs(m *machine) (simulated int, err error) {
-	m.opened.GPUs = []spillway.GPUConfig{} // nil would be the engine's default
-	if e.noGPUs {
-		return 0, nil
-	}
-	if e.gpuMemory.Share == 0 && e.gpuMemory.Bytes < tier.Page {
-		return 0, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
-	}
-	space := spillway.GPUConfig{
-		Memory: e.gpuMemory,
-		Wrap:   func(dev tier.Device) (tier.Device, error) { return m.faults.Device(dev), nil },
-	}
-	if e.config.GPU != "auto" {
-		space.Backend = spillway.Backend(e.config.GPU)
-	}
-	found, count := 0, max(1, e.gpus)
-	if space.Backend != spillway.Sim {
-		found = realGPUs()
-		if e.gpus == 0 {
-			count = max(1, found)
-		}
-		if count > max(1, found) {
-			return 0, fail.Environmentf("--gpus %d: NVIDIA's driver shows %d GPUs "+
-				"(give a smaller number, or simulate GPUs with --gpu sim)", e.gpus, found)
-		}
-	}
-	m.opened.GPUs = slices.Repeat([]spillway.GPUConfig{space}, count)
-	if found == 0 && space.Backend != spillway.CUDA { // with CUDA, opening the engine fails with the reason
-		simulated = count
-	}
-	return simulated, nil
 }
 
 // realGPUs returns how many GPUs NVIDIA's driver shows to the process, 0 without a driver.

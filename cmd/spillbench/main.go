@@ -59,17 +59,14 @@ func interruptible(f func(context.Context) int) int {
 	defer close(ended)
 	defer context.AfterFunc(ctx, func() {
 		stop() // a second signal ends the process as it would any other
-		late := time.NewTimer(patience)
-		defer late.Stop()
-		select {
-		case <-ended:
-		case <-late.C:
+		defer time.AfterFunc(patience, func() {
 			if progress.OnTerminal(os.Stderr) {
-				fmt.Fprint(os.Stderr, "\r\x1b[K") // the progress line goes
+				fmt.Fprint(os.Stderr, "\r\x1b[K") // clears the progress line
 			}
 			fmt.Fprintln(os.Stderr, "spillbench: interrupted")
 			os.Exit(fail.Interrupted)
-		}
+		}).Stop()
+		<-ended
 	})()
 	return f(ctx)
 }

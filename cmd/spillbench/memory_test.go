@@ -41,11 +41,11 @@ func TestHeapIsLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.engine.Close()
-	if m.topology.Limits.MemoryBytes == 0 {
+	if m.opened.Topology.Limits.MemoryBytes == 0 {
 		t.Skip("needs a system that tells how much memory there is")
 	}
 	now := debug.SetMemoryLimit(-1)
-	if now != m.plan.Heap || now <= 0 || now > m.topology.Limits.MemoryBytes-12<<20 {
+	if now != m.plan.Heap || now <= 0 || now > m.opened.Topology.Limits.MemoryBytes-12<<20 {
 		t.Errorf("the limit is %d, the plan %+v", now, m.plan)
 	}
 	if held := (&runFlags{}).job(m).Held; held <= 0 || held > m.plan.Heap/2 {

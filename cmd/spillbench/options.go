@@ -105,7 +105,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 func (e *engineFlags) validate() error {
 	switch err := e.marks().Validate(); {
 	case err != nil:
-		return fail.Usagef("%s (set --stop < --trigger <= --limit <= 1)", strings.TrimPrefix(err.Error(), "tier: "))
+		return fail.Usagef("%w (set --stop < --trigger <= --limit <= 1)", err)
 	case e.period < monitor.MinPeriod:
 		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)
 	case e.stuckAfter <= 0:

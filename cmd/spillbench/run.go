@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/observe/page"
 )
 
@@ -80,7 +81,6 @@ the median and the spread.`,
 }
 
 func (f *runFlags) register(fs *pflag.FlagSet) {
-	fs.SortFlags = false
 	f.input.register(fs, "load", "GPU and host memory together")
 	intVar(fs, &f.partitions, "partitions", defaultWorkers(), 1, 1<<16,
 		"load into `N` partitions of a repository; one goroutine loads each")
@@ -130,16 +130,15 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) error {
 		f.trace.Begin(m.config.Policy, m.engine.Stats().Spaces)
 	}
 	rec.watch(m.engine)
-	inputs, sources, batches := f.input.sources(m, m.gpuBytes/batchesInGPU)
+	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/int64(len(m.opened.GPUs)*batchesInGPU))
 	live.show(func() *page.Report { return f.now(m, rec, sources, start, out.call.args) })
 	bar := f.output.bar(stderr, m.engine.Stats)
-	endStall := func() {}
-	if !f.output.quiet && f.stallAfter < f.engine.stuckAfter {
-		endStall = still.watch(f.stallAfter, m.engine.Spaces(), func(room string) {
+	endStall := still.watch(f.stallAfter, m.engine.Spaces(), func(room string) {
+		if !f.output.quiet && f.stallAfter < f.engine.stuckAfter {
 			bar.Say(stderr, fmt.Sprintf("spillbench: note: nothing moves: %s; the run ends after %v of that, "+
 				"or twice as long (--stuck-after)", room, f.engine.stuckAfter))
-		})
-	}
+		}
+	})
 	cfg := f.job(m)
 	cfg.Inputs, cfg.Batches = inputs, batches
 	cfg.Progress = rec.progress(renamed{bar, func(phase string) string { return passOf(phase, f.passes) }})
@@ -155,7 +154,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) error {
 	}
 	before := processorsNow()
 	res, runs, perRun, err := f.repeat(ctx, cfg)
-	processors := othersShare(m.topology, before, processorsNow())
+	processors := othersShare(m.opened.Topology, before, processorsNow())
 	endStall()
 	bar.Close()
 	rec.end()
@@ -237,15 +236,14 @@ func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (
 		first = 0 // the warm-up
 	}
 	for i := first; i <= f.runs; i++ {
-		cfg.Progress = renamed{progress, func(phase string) string {
-			switch {
-			case i == 0:
-				return "warm-up, " + phase
-			case f.runs > 1:
-				return fmt.Sprintf("run %d of %d, %s", i, f.runs, phase)
-			}
-			return phase
-		}}
+		prefix := ""
+		if f.runs > 1 {
+			prefix = fmt.Sprintf("run %d of %d, ", i, f.runs)
+		}
+		if i == 0 {
+			prefix = "warm-up, "
+		}
+		cfg.Progress = renamed{progress, func(phase string) string { return prefix + phase }}
 		start, cpu := time.Now(), system.CPUTime()
 		res, err := job.Run(ctx, cfg)
 		one := report.Repetition{Seconds: time.Since(start).Seconds(), CPUSeconds: (system.CPUTime() - cpu).Seconds()}
@@ -279,7 +277,7 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		Verify: report.Verification{
 			Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches, Corrupt: res.Corrupt,
 		},
-		Spaces: []report.Space{}, Edges: []report.Edge{}, Phases: phases(res.Phases),
+		Spaces: []report.Space{}, Edges: edges(stats.Edges), Phases: phases(res.Phases),
 		Waits: report.Waits{
 			Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(),
 			P999: stats.Waits.P999.Seconds(), Max: stats.Waits.Max.Seconds(),
@@ -298,15 +296,6 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		}
 		doc.Spaces = append(doc.Spaces, space)
 	}
-	for _, e := range stats.Edges {
-		doc.Edges = append(doc.Edges, report.Edge{
-			From: e.From.String(), To: e.To.String(),
-			Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
-			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
-			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
-			P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
-		})
-	}
 	for _, w := range stats.Work {
 		doc.Work = append(doc.Work, report.Work{
 			Plan: w.Plan, Operator: w.Operator, Port: w.Port, DownBytes: w.Down.Bytes, UpBytes: w.Up.Bytes,
@@ -319,6 +308,21 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		})
 	}
 	return doc
+}
+
+// edges describes the moves of a run or of a replay.
+func edges(all []convert.EdgeStats) []report.Edge {
+	out := []report.Edge{}
+	for _, e := range all {
+		out = append(out, report.Edge{
+			From: e.From.String(), To: e.To.String(),
+			Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
+			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
+			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
+			P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
+		})
+	}
+	return out
 }
 
 func phases(all []job.Phase) (out []report.Phase) {

@@ -37,7 +37,6 @@ them this process may use.`,
 			return topo(cmd.Context(), &flags, root, binding, stdout, stderr)
 		},
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&root, "root", "", "read `DIR`/proc and DIR/sys, a recorded machine, instead of this machine's")
 	cmd.Flags().Var(choice(&binding, nvmlRunTime, nvmlRunTime, nvmlGoNVML), "nvml",
 		"call NVIDIA's management library by `HOW`: run-time, or go-nvml in a build with the tag gonvml")

@@ -104,14 +104,15 @@ func (t *traceFile) Write(p []byte) (n int, err error) {
 
 // replayFlags are the flags of trace replay and trace compare.
 type replayFlags struct {
-	output  outputFlags
-	policy  string // "": as recorded
-	setting simulate.Setting
+	output   outputFlags
+	policies []string // "": as recorded
+	setting  simulate.Setting
 }
 
-func (f *replayFlags) register(cmd *cobra.Command) {
+// complete adds to a command the flags that all replays have, and the call of run.
+func (f *replayFlags) complete(cmd *cobra.Command, stdout, stderr io.Writer) *cobra.Command {
 	fs := cmd.Flags()
-	fs.SortFlags = false
+	f.setting = simulate.Setting{Capacity: make(map[tier.Kind]int64), Bandwidth: make(map[simulate.Edge]float64)}
 	for _, k := range tier.Kinds() {
 		fs.Func(k.String()+"-memory", fmt.Sprintf("`SIZE` of each %s space in bytes, such as 512MiB (default as recorded)", k),
 			func(text string) (err error) {
@@ -119,7 +120,6 @@ func (f *replayFlags) register(cmd *cobra.Command) {
 				return err
 			})
 	}
-	f.setting = simulate.Setting{Capacity: make(map[tier.Kind]int64), Bandwidth: make(map[simulate.Edge]float64)}
 	fs.Func("bandwidth", "bytes a second from one space to another, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB "+
 		"(repeatable; default as recorded)", func(text string) error {
 
@@ -133,11 +133,16 @@ func (f *replayFlags) register(cmd *cobra.Command) {
 		f.setting.Bandwidth[e] = float64(bytes)
 		return nil
 	})
+	f.output.prints = true
 	f.output.register(fs)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return f.run(cmd.Context(), "trace "+cmd.Name(), args, stdout, stderr)
+	}
+	return cmd
 }
 
 func newReplay(stdout, stderr io.Writer) *cobra.Command {
-	f := replayFlags{output: outputFlags{prints: true}}
+	f := replayFlags{policies: []string{""}}
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Predict moves and times with another setting",
@@ -146,19 +151,15 @@ the recording.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
 		Args: files(1, 1, "a trace's file"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd.Context(), "trace replay", args, []string{f.policy}, stdout, stderr)
-		},
 	}
-	cmd.Flags().Var(choice(&f.policy, "", monitor.Names()...), "policy",
+	cmd.Flags().Var(choice(&f.policies[0], "", monitor.Names()...), "policy",
 		"order of eviction, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
-	f.register(cmd)
-	return cmd
+	return f.complete(cmd, stdout, stderr)
 }
 
 func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
-	f := replayFlags{output: outputFlags{prints: true}}
-	cmd := &cobra.Command{
+	f := replayFlags{policies: monitor.Names()}
+	return f.complete(&cobra.Command{
 		Use:   "compare FILE...",
 		Short: "Predict moves and times with each policy",
 		Long: `Predict moves and times with each policy, and print them beside the measured ones of each
@@ -166,16 +167,11 @@ recording.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
 		Args: files(1, 1<<20, "a trace's file"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd.Context(), "trace compare", args, monitor.Names(), stdout, stderr)
-		},
-	}
-	f.register(cmd)
-	return cmd
+	}, stdout, stderr)
 }
 
 // run replays each trace with each policy.
-func (f *replayFlags) run(ctx context.Context, command string, names, policies []string, stdout, stderr io.Writer) error {
+func (f *replayFlags) run(ctx context.Context, command string, names []string, stdout, stderr io.Writer) error {
 	out, err := f.output.open(ctx, stdout, stderr, names...)
 	if err != nil {
 		return err
@@ -194,7 +190,7 @@ func (f *replayFlags) run(ctx context.Context, command string, names, policies [
 			File: name, Events: len(t.Events), CutOff: t.CutOff,
 			Recorded: outcome(t.Policy, simulate.Measured(t), nil),
 		}
-		for _, policy := range policies {
+		for _, policy := range f.policies {
 			policy = cmp.Or(policy, t.Policy)
 			if f.setting.Policy, err = monitor.ByName(policy); err != nil {
 				return fail.Usagef("%s: %w", name, err)
@@ -226,20 +222,13 @@ func readTrace(name string) (*simulate.Trace, error) {
 	return t, nil
 }
 
-// outcome returns the report of a result, or of the error in its place.
+// outcome describes the result of a replay, or the error in its place.
 func outcome(policy string, r *simulate.Result, err error) report.Outcome {
-	o := report.Outcome{Policy: policy, Edges: []report.Edge{}}
 	if err != nil {
-		o.Error = err.Error()
-		return o
+		return report.Outcome{Policy: policy, Error: err.Error(), Edges: []report.Edge{}}
 	}
-	o.Seconds, o.StalledSeconds, o.Accesses, o.Found, o.Bytes = r.Took.Seconds(), r.Stalled.Seconds(), r.Accesses, r.Found, r.Bytes()
-	o.FetchedBytes = r.Fetched()
-	for _, m := range r.Moves {
-		o.Edges = append(o.Edges, report.Edge{
-			From: m.From.String(), To: m.To.String(), Batches: m.Batches, Bytes: m.Bytes, Copies: m.Copies, Unmoved: m.Unmoved,
-			Seconds: m.Busy.Seconds(), GiBPerS: report.Rate(m.Bytes, m.Busy.Seconds()), ByReason: m.ByReason,
-		})
+	return report.Outcome{
+		Policy: policy, Seconds: r.Took.Seconds(), StalledSeconds: r.Stalled.Seconds(),
+		Accesses: r.Accesses, Found: r.Found, Bytes: r.Bytes(), FetchedBytes: r.Fetched(), Edges: edges(r.Moves),
 	}
-	return o
 }

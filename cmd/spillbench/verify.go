@@ -46,7 +46,6 @@ The other formats are first copied to a temporary file in TMPDIR.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return verify(cmd.Context(), &f, args, stdout, stderr) },
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
 	intVar(fs, &f.rowsPerBatch, "rows-per-batch", 0, 0, maxRows,
 		"cut the files into batches of `N` rows (default as in the files)")
 	f.engine.register(fs, verifyMemory)
