@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -59,7 +58,7 @@ type bandwidthFlags struct {
 	asked           bool   // for the sizes or the numbers of moves; set by validate
 }
 
-func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
+func newBandwidth() *cobra.Command {
 	// The codec is none, because compressed batches pass a disk at another rate than the limit.
 	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{
 		config: report.Config{Codec: "none"}, share: bandwidthShare,
@@ -92,7 +91,7 @@ minutes on a fast disk; on a slow one, and where writing wears the disk, choose 
   spillbench bandwidth --between gpu,host --sizes 16MiB,64MiB --threads 1,4
   spillbench bandwidth --format benchfmt    # for benchstat`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), stdout, stderr) },
+		RunE: f.run,
 	}
 	fs := cmd.Flags()
 	f.register(fs)
@@ -108,28 +107,29 @@ func (f *bandwidthFlags) register(fs *pflag.FlagSet) {
 		"moves at most 1GiB, 800MiB of it to and from the disk (default)")
 	fs.BoolVar(&f.thorough, thorough, false, "measure sizes up to 256MiB, one and two moves at a time, all spaces: "+
 		"takes minutes, and moves some 280GiB to and from each disk (default off)")
-	listVar(fs, &f.measured.Sizes, "sizes", "`SIZES` of the batches in bytes, separated by commas (default 256KiB,2MiB "+
-		"for --quick, and those of 1MiB,16MiB,64MiB,256MiB that fit for --thorough)", func(s string) (int64, error) {
-
-		n, err := size.Parse(s)
-		if err == nil && (n < bandwidth.SmallestBatch || n > bandwidth.LargestBatch || n%tier.Page != 0) {
-			err = fmt.Errorf("%s: want multiples of 4KiB from %s to %s",
-				s, size.Format(bandwidth.SmallestBatch), size.Format(bandwidth.LargestBatch))
-		}
-		return n, err
-	})
+	listVar(fs, &f.measured.Sizes, "sizes", "`SIZES` of the batches in bytes, separated by commas (default "+
+		"256KiB,2MiB for --quick, and those of 1MiB,16MiB,64MiB,256MiB that fit for --thorough)", batchSize)
 	listVar(fs, &f.measured.Threads, "threads", "`NUMBERS` of batches that move at the same time, separated by commas "+
 		"(default 1 for --quick, and else 1,2)", func(s string) (n int, err error) {
 
-		if err = (intFlag{&n, 1, 64}).Set(s); err != nil {
-			err = fmt.Errorf("%q: %w", s, err)
-		}
+		err = intFlag{&n, 1, 64}.Set(s)
 		return n, err
 	})
-	intVar(fs, &f.measured.Pairs, "pairs", minPairs, minPairs, 10_000, "measure `N` pairs of a move and its limit for each figure")
+	intVar(fs, &f.measured.Pairs, "pairs", minPairs, minPairs, 10_000,
+		"measure `N` pairs of a move and its limit for each figure")
 	fs.Uint64Var(&f.measured.Seed, "seed", 1, "seed of the generated table, a whole number")
 	listVar(fs, &f.measured.Between, "between", "measure only edges between these `KINDS` of spaces, such as gpu,host "+
 		"or gpu,gpu (default all)", tier.ParseKind)
+}
+
+// batchSize parses a value of --sizes.
+func batchSize(s string) (int64, error) {
+	n, err := size.Parse(s)
+	if err == nil && (n < bandwidth.SmallestBatch || n > bandwidth.LargestBatch || n%tier.Page != 0) {
+		err = fmt.Errorf("%s: want multiples of 4KiB from %s to %s",
+			s, size.Format(bandwidth.SmallestBatch), size.Format(bandwidth.LargestBatch))
+	}
+	return n, err
 }
 
 // listVar adds a flag that takes values separated by commas.
@@ -188,8 +188,8 @@ func (f *bandwidthFlags) plan() (*bandwidth.Measurement, error) {
 			return nil, err
 		}
 		if n := len(m.Skipped); n > 0 && (f.asked || n == len(c.Sizes)*len(c.Threads)) {
-			return nil, &fail.Error{Status: fail.Usage, Err: m.Skipped[0], Fix: "choose smaller --sizes or fewer --threads, " +
-				"or raise --gpu-memory, --host-memory or the size of --disk"}
+			return nil, fail.Usagef("%w (choose smaller --sizes or fewer --threads, "+
+				"or raise --gpu-memory, --host-memory or the size of --disk)", m.Skipped[0])
 		}
 		last := &c.Sizes[len(c.Sizes)-1]
 		small := m.Ours+m.Limit <= quickMost && m.Disk <= quickDisk
@@ -204,12 +204,12 @@ func (f *bandwidthFlags) plan() (*bandwidth.Measurement, error) {
 }
 
 // run measures and reports. It always closes the engine and leaves nothing behind.
-func (f *bandwidthFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
-	start, c := time.Now(), &f.measured
+func (f *bandwidthFlags) run(cmd *cobra.Command, _ []string) error {
+	start, ctx, c := time.Now(), cmd.Context(), &f.measured
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr)
+	out, err := f.output.openFor(cmd)
 	if err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func (f *bandwidthFlags) run(ctx context.Context, stdout, stderr io.Writer) erro
 	if err != nil {
 		return err
 	}
-	bar := f.output.bar(stderr, m.engine.Stats)
+	bar := f.output.bar(cmd.ErrOrStderr(), m.engine.Stats)
 	c.Engine, c.Spare, c.Progress, c.Files = m.engine, f.engine.beside, bar, m.faults.Slow
 	var rows []report.BandwidthRow
 	plan, err := f.plan()

@@ -29,8 +29,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr, &printed)
 	profiles := registerProfiles(root)
 	started := false // errors before that are wrong use
-	root.PersistentPreRunE = func(*cobra.Command, []string) (err error) {
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		started = true
+		cmd.SetOut(stdout)
 		for _, p := range profiles {
 			err = errors.Join(err, p.start())
 		}
@@ -86,7 +87,7 @@ Exit codes:
 // newRoot builds the tree of commands. cobra prints to help what it prints to standard output. Closures
 // hold the values of flags, so two calls of Main share nothing.
 func newRoot(stdout, stderr, help io.Writer) *cobra.Command {
-	root := newRun(stdout, stderr)
+	root := newRun()
 	root.SetOut(help)
 	root.SetErr(stderr)
 	root.Use = "spillbench"
@@ -101,9 +102,8 @@ GPU that Spillway can use, it simulates one and labels every figure sim.`
   spillbench --gpu-memory 1GiB --json result.json`
 	root.Args = refuseUnknown
 	root.SilenceErrors, root.SilenceUsage = true, true // Main prints errors
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr),
-		newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr),
-		newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
+	root.AddCommand(newRun(), newVerify(), newBandwidth(), newCompare(), newTopo(), newTrace(),
+		newQuota(stdout, stderr), newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
 	root.PersistentFlags().Bool("version", false, "print the version of spillbench, its commit and its Go")
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -128,7 +128,8 @@ func refuseUnknown(cmd *cobra.Command, args []string) error {
 	} else if _, err := os.Stat(args[0]); err == nil {
 		hint = "to run on a file: spillbench run " + strings.Join(args, " ") + "; "
 	}
-	return fail.Usagef("unknown command %q for %q (%ssee %s --help)", args[0], cmd.CommandPath(), hint, cmd.CommandPath())
+	path := cmd.CommandPath()
+	return fail.Usagef("unknown command %q for %q (%ssee %s --help)", args[0], path, hint, path)
 }
 
 // finish completes cmd and its subcommands. It registers the values that shells offer for flags, and
@@ -138,7 +139,8 @@ func finish(cmd *cobra.Command) {
 	cmd.Flags().SortFlags = false
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if c, ok := f.Value.(*choiceFlag); ok {
-			must(cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp)))
+			values := cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp)
+			must(cmd.RegisterFlagCompletionFunc(f.Name, values))
 		}
 		if slices.Contains([]string{"disk", "root", "ledger"}, f.Name) {
 			must(cmd.MarkFlagDirname(f.Name))
@@ -159,6 +161,11 @@ func finish(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		finish(c)
 	}
+}
+
+// openFor opens the output of a command that reads these files.
+func (o *outputFlags) openFor(cmd *cobra.Command, reads ...string) (*output, error) {
+	return o.open(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), reads...)
 }
 
 // files returns a check that there are min to max arguments, none of them empty; what describes them.

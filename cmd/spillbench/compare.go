@@ -2,9 +2,7 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
-	"io"
 	"slices"
 	"time"
 
@@ -31,7 +29,7 @@ type compareFlags struct {
 	rounds int
 }
 
-func newCompare(stdout, stderr io.Writer) *cobra.Command {
+func newCompare() *cobra.Command {
 	f := compareFlags{
 		output: outputFlags{figures: true}, engine: engineFlags{noGPUs: true}, input: inputFlags{again: true},
 	}
@@ -67,10 +65,11 @@ change nothing. compare ends with 1 if a side reads back other data than it wrot
 		Example: `  spillbench compare --peer arrow-ipc
   spillbench compare --peer arrow-ipc --input data.parquet --repeat 8 --host-memory 1GiB`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return compare(cmd.Context(), &f, stdout, stderr) },
+		RunE: f.run,
 	}
 	fs := cmd.Flags()
-	fs.Var(choice(&f.peer, "", peer.ArrowIPC), "peer", "compare with this program, by `NAME`: "+peer.ArrowIPC+" (required)")
+	fs.Var(choice(&f.peer, "", peer.ArrowIPC), "peer",
+		"compare with this program, by `NAME`: "+peer.ArrowIPC+" (required)")
 	f.input.register(fs, "spill", "the host memory")
 	intVar(fs, &f.rounds, "rounds", 5, 1, 1000, "measure `N` pairs of rounds: Spillway's and the peer's, alternately")
 	f.input.registerWorkers(fs, "number of Spillway's batches that move at once")
@@ -83,15 +82,16 @@ change nothing. compare ends with 1 if a side reads back other data than it wrot
 	return cmd
 }
 
-func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) error {
-	start := time.Now()
+// run measures and reports. It leaves nothing behind.
+func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
+	start, ctx := time.Now(), cmd.Context()
 	if f.peer == "" {
 		return fail.Usagef("compare needs a peer (--peer %s)", peer.ArrowIPC)
 	}
 	if err := f.input.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, f.input.files...)
+	out, err := f.output.openFor(cmd, f.input.files...)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,8 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) err
 		return err
 	}
 	inputs, sources, batches := f.input.sources(m, m.config.HostMemoryBytes/batchesInHost)
-	bar := f.output.bar(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
+	// Engines come and go, so the bar has no figures of them.
+	bar := f.output.bar(cmd.ErrOrStderr(), func() spillway.Stats { return spillway.Stats{} })
 	res, err := peer.Run(ctx, peer.Config{
 		Open: m.reopen, Inputs: inputs, Batches: batches, Progress: bar,
 		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,

@@ -109,7 +109,7 @@ func TestChoices(t *testing.T) {
 	if choices < 20 {
 		t.Errorf("only %d flags have choices", choices)
 	}
-	codecs := newRun(io.Discard, io.Discard).Flag("codec").Value.(*choiceFlag).known
+	codecs := newRun().Flag("codec").Value.(*choiceFlag).known
 	for c := convert.CodecAuto; ; c++ {
 		if _, err := convert.ParseCodec(c.String()); err != nil {
 			break

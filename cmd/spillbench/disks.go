@@ -25,23 +25,17 @@ const leastDisk = 2 * tier.Page
 // addDisks checks the spill directories, works out their sizes, and adds them to the configuration. It
 // leaves out full ones, with a note, if another has room.
 func (e *engineFlags) addDisks(ctx context.Context, m *machine) error {
-	add := func(dir string, capacity int64) {
-		m.opened.Disks = append(m.opened.Disks, spillway.DiskConfig{
-			Dir: dir, Capacity: spillway.Bytes(capacity), Encrypt: e.config.Encrypt, FS: m.faults.Volume(),
-		})
-		m.config.Disks = append(m.config.Disks, report.Disk{Dir: dir, CapacityGiven: capacity > 0})
-	}
-	if len(e.disks) == 0 {
-		dir := os.TempDir()
-		if err := e.probe(dir); err != nil {
-			return fail.Environmentf("the temp directory %s: not writable: %w (name another with --disk DIR)",
-				dir, pathless(err))
-		}
-		add(dir, 0)
+	given := e.disks
+	if len(given) == 0 {
+		given = diskFlags{{dir: os.TempDir()}}
 	}
 	var full error // the first of a directory without room
-	for _, f := range e.disks {
+	for _, f := range given {
 		where, err := topology.Location{}, e.probe(f.dir)
+		if err != nil && len(e.disks) == 0 {
+			return fail.Environmentf("the temp directory %s: not writable: %w (name another with --disk DIR)",
+				f.dir, pathless(err))
+		}
 		noRoom := errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.ENOSPC)
 		if err != nil && !noRoom {
 			return fail.Usagef("--disk %s: not writable: %w (name a directory that you may write to)",
@@ -69,7 +63,10 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine) error {
 		if !f.capacity.IsZero() && capacity < tier.Page {
 			return fail.Usagef("--disk %s=%s is less than any batch takes (give at least 4KiB)", f.dir, f.capacity)
 		}
-		add(f.dir, capacity)
+		m.opened.Disks = append(m.opened.Disks, spillway.DiskConfig{
+			Dir: f.dir, Capacity: spillway.Bytes(capacity), Encrypt: e.config.Encrypt, FS: m.faults.Volume(),
+		})
+		m.config.Disks = append(m.config.Disks, report.Disk{Dir: f.dir, CapacityGiven: capacity > 0})
 	}
 	if len(m.opened.Disks) == 0 {
 		return full
@@ -111,8 +108,9 @@ func (e *engineFlags) planMemory(ctx context.Context, limits topology.Limits, me
 		}
 		if want := max(tier.Page, d.Capacity.Bytes); want > left {
 			have, want := size.Apart(left, want)
-			return plan, fail.Environmentf("the spill directory %s is in memory (%s), of which %s are left, and not %s: "+
-				"the process may have %s (%s) (name a directory on a disk with --disk DIR, or give the process more memory)",
+			return plan, fail.Environmentf("the spill directory %s is in memory (%s), "+
+				"of which %s are left, and not %s: the process may have %s (%s) "+
+				"(name a directory on a disk with --disk DIR, or give the process more memory)",
 				d.Dir, where.FileSystem, have, want, size.Approx(limits.MemoryBytes), limits.MemorySource)
 		}
 		memory += d.Capacity.Bytes

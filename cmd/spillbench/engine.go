@@ -192,7 +192,7 @@ func (e *engineFlags) explain(ctx context.Context, err error) error {
 	case errors.Is(err, tier.ErrNoSpace), ctx.Err() != nil:
 		return err
 	}
-	return &fail.Error{Status: fail.Environment, Err: err, Fix: "see --gpu-memory, --host-memory and --disk"}
+	return fail.Environmentf("%w (see --gpu-memory, --host-memory and --disk)", err)
 }
 
 // header returns the beginning of a document. The engine may be closed.

@@ -81,7 +81,7 @@ func TestErrors(t *testing.T) {
 		{"no number", []string{"--passes=abc"}, 2, []string{`"abc" for "--passes" flag`, "want a number from 0 to 1000000 (see spillbench --help)"}},
 		{"negative seed", []string{"--seed=-1"}, 2, []string{`"-1" for "--seed" flag`}},
 		{"huge number", []string{"--passes=99999999999999999999"}, 2, []string{"--passes", "from 0 to 1000000"}},
-		{"no numbers", []string{"bandwidth", "--threads=1,a"}, 2, []string{"--threads", `"a"`}},
+		{"no numbers", []string{"bandwidth", "--threads=1,a"}, 2, []string{"--threads", `"1,a"`}},
 		{"neither true nor false", []string{"--encrypt=maybe"}, 2, []string{`"maybe" for "--encrypt" flag`}},
 		{"no share", []string{"--limit=x"}, 2, []string{`"x" for "--limit" flag`}},
 		{"no duration", []string{"--monitor-period=5"}, 2, []string{"--monitor-period", "missing unit in duration"}},

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway"
@@ -162,7 +163,11 @@ func TestStandstillIsNoted(t *testing.T) {
 		}
 		f.output.quiet = quiet
 		var stdout, stderr bytes.Buffer
-		if err := run(t.Context(), &f, &stdout, &stderr); !errors.Is(err, tier.ErrNoSpace) {
+		cmd := new(cobra.Command)
+		cmd.SetContext(t.Context())
+		cmd.SetOut(&stdout)
+		cmd.SetErr(&stderr)
+		if err := f.run(cmd, nil); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("ended with %v", err)
 		}
 		note := "spillbench: note: nothing moves: disk:0 "

@@ -66,7 +66,8 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 
 	f.Var(choice(&c.GPU, "auto", "auto", "cuda", "sim"), "gpu",
 		"GPU `BACKEND`: auto (real GPUs, or a simulated one if there are none), cuda or sim")
-	intVar(f, &e.gpus, "gpus", 0, 1, 64, "use at most `N` GPUs; with --gpu sim, simulate N (default all, or one simulated)")
+	intVar(f, &e.gpus, "gpus", 0, 1, 64,
+		"use at most `N` GPUs; with --gpu sim, simulate N (default all, or one simulated)")
 	f.TextVar(&e.gpuMemory, "gpu-memory", each,
 		"`SIZE` of the space on each GPU, such as 512MiB, or 25% of a real GPU's memory")
 	f.TextVar(&e.hostMemory, "host-memory", each,
@@ -96,9 +97,10 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 		"at most `N` concurrent transfers write to disks; the monitor may make one more")
 	f.Var((*sizeFlag)(&c.DiskThrottleBytesPerS), "disk-throttle",
 		"limit each spill directory to `SIZE` bytes a second, reads and writes together, such as 200MiB, or off")
-	f.Var(&e.faults, "fault", "inject faults (repeatable; default none): `SPEC` is op=read|write|alloc|copy,"+
-		"kind=eio|enospc|short|bitflip|oom|slow[:MS] and p=F (chance of each operation), at=N (the Nth, from 1), "+
-		"times=N (at most N), path=GLOB (for reads and writes); alloc and copy count on each GPU separately")
+	f.Var(&e.faults, "fault", "inject faults (repeatable; default none): `SPEC` has op=read|write|alloc|copy and "+
+		"kind=eio|enospc|short|bitflip|oom|slow[:MS], and may have p=F (chance of each operation), "+
+		"at=N (the Nth, from 1), times=N (at most N) and path=GLOB (for reads and writes), separated by commas; "+
+		"alloc and copy are counted on each GPU separately")
 }
 
 // validate refuses values that are wrong on any machine.

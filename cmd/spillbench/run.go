@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -43,7 +42,7 @@ type runFlags struct {
 	trace      *simulate.Recorder // gets the engine's events; nil: run does not record
 }
 
-func newRun(stdout, stderr io.Writer) *cobra.Command {
+func newRun() *cobra.Command {
 	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "run [FILE]...",
@@ -71,10 +70,7 @@ the median and the spread.`,
   spillbench run --policy lru --codec s2 --json result.json
   spillbench run --fault op=read,kind=bitflip,at=20    # ends with 1: the corruption is found`,
 		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			f.input.files = append(f.input.files, args...)
-			return run(cmd.Context(), &f, stdout, stderr)
-		},
+		RunE: f.run,
 	}
 	f.register(cmd.Flags())
 	return cmd
@@ -85,7 +81,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	intVar(fs, &f.partitions, "partitions", defaultWorkers(), 1, 1<<16,
 		"load into `N` partitions of a repository; one goroutine loads each")
 	intVar(fs, &f.passes, "passes", 1, 0, 1_000_000, "work on all batches `N` times")
-	intVar(fs, &f.runs, "runs", 1, 1, 10_000, "do the whole work `N` times; above 1 after a warm-up that does not count")
+	intVar(fs, &f.runs, "runs", 1, 1, 10_000,
+		"do the whole work `N` times; above 1 after a warm-up that does not count")
 	f.input.registerWorkers(fs, "number of batches that are worked on at once")
 	fs.Var(choice(&f.place, "gpu", "gpu", "fits"), "place",
 		"load batches to `PLACE`: gpu (wait for room there) or fits (the fastest tier with room)")
@@ -100,8 +97,10 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 }
 
 // run does the work and reports it. It always closes the engine and leaves nothing behind.
-func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) error {
+func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	start, cpu := time.Now(), system.CPUTime()
+	ctx, stderr := cmd.Context(), cmd.ErrOrStderr()
+	f.input.files = append(f.input.files, files...)
 	if _, err := listenAddress(f.listen); err != nil {
 		return err
 	}
@@ -109,7 +108,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) error {
 	if err := f.input.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, f.input.files...)
+	out, err := f.output.openFor(cmd, f.input.files...)
 	if err != nil {
 		return err
 	}
@@ -175,7 +174,8 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) error {
 		return err
 	}
 	if res.OnHost {
-		m.notes.add("on host", "the GPU cannot compute digests here: the bytes were copied back and digested in host memory")
+		m.notes.add("on host", "the GPU cannot compute digests here: "+
+			"the bytes were copied back and digested in host memory")
 	}
 	doc := f.document(m, sources, res)
 	if median := doc.SetRuns(runs); len(runs) == f.runs { // else the phases are those of the run that failed

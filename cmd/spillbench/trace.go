@@ -2,14 +2,13 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
@@ -20,7 +19,7 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-func newTrace(stdout, stderr io.Writer) *cobra.Command {
+func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Record a run, and replay it with other policies, memories and speeds",
@@ -37,11 +36,11 @@ that programs reserve, open handles, and changes of marks and limits.`,
   spillbench trace replay run.trace --policy lru
   spillbench trace compare run.trace`,
 	}
-	cmd.AddCommand(newRecord(stdout, stderr), newReplay(stdout, stderr), newTraceCompare(stdout, stderr))
+	cmd.AddCommand(newRecord(), newReplay(), newTraceCompare())
 	return cmd
 }
 
-func newRecord(stdout, stderr io.Writer) *cobra.Command {
+func newRecord() *cobra.Command {
 	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "record FILE",
@@ -64,7 +63,7 @@ and can be replayed.`,
 			}
 			f.trace = simulate.NewRecorder(to)
 			f.engine.events = f.trace.Event
-			err := errors.Join(run(cmd.Context(), &f, stdout, stderr), f.trace.Close())
+			err := errors.Join(f.run(cmd, nil), f.trace.Close())
 			if to.file != nil {
 				err = errors.Join(err, to.file.Close())
 			}
@@ -109,16 +108,15 @@ type replayFlags struct {
 	setting  simulate.Setting
 }
 
-// complete adds to a command the flags that all replays have, and the call of run.
-func (f *replayFlags) complete(cmd *cobra.Command, stdout, stderr io.Writer) *cobra.Command {
-	fs := cmd.Flags()
+// register adds the flags that all replays have.
+func (f *replayFlags) register(fs *pflag.FlagSet) {
 	f.setting = simulate.Setting{Capacity: make(map[tier.Kind]int64), Bandwidth: make(map[simulate.Edge]float64)}
 	for _, k := range tier.Kinds() {
-		fs.Func(k.String()+"-memory", fmt.Sprintf("`SIZE` of each %s space in bytes, such as 512MiB (default as recorded)", k),
-			func(text string) (err error) {
-				f.setting.Capacity[k], err = size.Parse(text)
-				return err
-			})
+		usage := fmt.Sprintf("`SIZE` of each %s space in bytes, such as 512MiB (default as recorded)", k)
+		fs.Func(k.String()+"-memory", usage, func(text string) (err error) {
+			f.setting.Capacity[k], err = size.Parse(text)
+			return err
+		})
 	}
 	fs.Func("bandwidth", "bytes a second from one space to another, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB "+
 		"(repeatable; default as recorded)", func(text string) error {
@@ -135,13 +133,9 @@ func (f *replayFlags) complete(cmd *cobra.Command, stdout, stderr io.Writer) *co
 	})
 	f.output.prints = true
 	f.output.register(fs)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return f.run(cmd.Context(), "trace "+cmd.Name(), args, stdout, stderr)
-	}
-	return cmd
 }
 
-func newReplay(stdout, stderr io.Writer) *cobra.Command {
+func newReplay() *cobra.Command {
 	f := replayFlags{policies: []string{""}}
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
@@ -151,15 +145,17 @@ the recording.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
 		Args: files(1, 1, "a trace's file"),
+		RunE: f.run,
 	}
 	cmd.Flags().Var(choice(&f.policies[0], "", monitor.Names()...), "policy",
 		"order of eviction, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
-	return f.complete(cmd, stdout, stderr)
+	f.register(cmd.Flags())
+	return cmd
 }
 
-func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
+func newTraceCompare() *cobra.Command {
 	f := replayFlags{policies: monitor.Names()}
-	return f.complete(&cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "compare FILE...",
 		Short: "Predict moves and times with each policy",
 		Long: `Predict moves and times with each policy, and print them beside the measured ones of each
@@ -167,12 +163,16 @@ recording.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
 		Args: files(1, 1<<20, "a trace's file"),
-	}, stdout, stderr)
+		RunE: f.run,
+	}
+	f.register(cmd.Flags())
+	return cmd
 }
 
 // run replays each trace with each policy.
-func (f *replayFlags) run(ctx context.Context, command string, names []string, stdout, stderr io.Writer) error {
-	out, err := f.output.open(ctx, stdout, stderr, names...)
+func (f *replayFlags) run(cmd *cobra.Command, names []string) error {
+	ctx := cmd.Context()
+	out, err := f.output.openFor(cmd, names...)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, s
 	if err != nil {
 		return err
 	}
-	doc := &report.Trace{Header: report.NewHeader(command, report.MachineEnv(top), nil)}
+	doc := &report.Trace{Header: report.NewHeader("trace "+cmd.Name(), report.MachineEnv(top), nil)}
 	for _, name := range names {
 		t, err := readTrace(name)
 		if err != nil {

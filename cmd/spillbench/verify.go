@@ -2,9 +2,7 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -25,7 +23,7 @@ type verifyFlags struct {
 	rowsPerBatch int
 }
 
-func newVerify(stdout, stderr io.Writer) *cobra.Command {
+func newVerify() *cobra.Command {
 	var f verifyFlags
 	cmd := &cobra.Command{
 		Use:   "verify FILE...",
@@ -43,7 +41,7 @@ The other formats are first copied to a temporary file in TMPDIR.`,
   spillbench verify -                                  # standard input
   spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
 		Args: files(1, 1<<20, "a file"),
-		RunE: func(cmd *cobra.Command, args []string) error { return verify(cmd.Context(), &f, args, stdout, stderr) },
+		RunE: f.run,
 	}
 	fs := cmd.Flags()
 	intVar(fs, &f.rowsPerBatch, "rows-per-batch", 0, 0, maxRows,
@@ -53,11 +51,12 @@ The other formats are first copied to a temporary file in TMPDIR.`,
 	return cmd
 }
 
-func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr io.Writer) error {
+func (f *verifyFlags) run(cmd *cobra.Command, paths []string) error {
+	ctx := cmd.Context()
 	if err := stdinOnce(paths); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, paths...)
+	out, err := f.output.openFor(cmd, paths...)
 	if err != nil {
 		return err
 	}
