@@ -251,7 +251,7 @@ func TestBandwidthSuits(t *testing.T) {
 		}
 		top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.memory}}
 		m := e.newMachine(top)
-		if _, err := e.configure(t.Context(), m); err != nil {
+		if err := e.configure(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 		if gpu := m.opened.GPUs[0].Memory; gpu != (tier.Amount{Bytes: c.gpu}) {

@@ -63,8 +63,8 @@ func TestFullSpillDirectories(t *testing.T) {
 				}
 				return topology.Location{FreeBytes: 1 << 40}, nil
 			}
-			m := e.newMachine(nil)
-			err := e.addDisks(t.Context(), m)
+			m := e.newMachine(new(topology.Topology))
+			err := e.addDisks(t.Context(), m, 0)
 			told := strings.Join(m.notes.lines(), "\n")
 			if err != nil {
 				told = fail.Line(err)
@@ -90,7 +90,7 @@ func TestFullSpillDirectories(t *testing.T) {
 func TestFullTempDirectory(t *testing.T) {
 	e := engineFlags{probe: func(dir string) error { return &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOSPC} }}
 	t.Setenv("TMPDIR", t.TempDir())
-	if err := e.addDisks(t.Context(), e.newMachine(nil)); fail.Status(err) != 3 || !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), os.TempDir()) {
+	if err := e.addDisks(t.Context(), e.newMachine(new(topology.Topology)), 0); fail.Status(err) != 3 || !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), os.TempDir()) {
 		t.Errorf("got %v", err)
 	}
 }

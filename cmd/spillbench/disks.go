@@ -22,15 +22,29 @@ import (
 // leastDisk is how many bytes must be free in a spill directory: the engine takes half of them.
 const leastDisk = 2 * tier.Page
 
+// sealing is how many bytes of memory a volume that encrypts maps for the requests of four transfers.
+const sealing = 4 * volumes.DefaultDepth * (volumes.DefaultRequest + tier.Page)
+
 // addDisks checks the spill directories, works out their sizes, and adds them to the configuration. It
 // leaves out full ones, with a note, if another has room.
-func (e *engineFlags) addDisks(ctx context.Context, m *machine) error {
+//
+// It also divides the memory of the process, in m.plan. The GPU and host spaces take memory bytes of
+// it, and spill directories on file systems in memory take some of the rest. Those without a size of
+// their own share it; one that does not fit is an error. Go's heap gets the remainder.
+func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (err error) {
 	given := e.disks
 	if len(given) == 0 {
 		given = diskFlags{{dir: os.TempDir()}}
 	}
+	limits, beside := m.opened.Topology.Limits, e.beside
+	if e.config.Encrypt {
+		beside += sealing * int64(len(given))
+	}
+	if m.plan, err = headroom.Divide(limits, memory, beside); err != nil {
+		return err
+	}
 	var full error // the first of a directory without room
-	for _, f := range given {
+	for i, f := range given {
 		where, err := topology.Location{}, e.probe(f.dir)
 		if err != nil && len(e.disks) == 0 {
 			return fail.Environmentf("the temp directory %s: not writable: %w (name another with --disk DIR)",
@@ -56,68 +70,40 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine) error {
 			full = cmp.Or(full, err)
 			continue
 		}
-		capacity, err := f.capacity.Of(where.FreeBytes)
+		capacity, err := f.capacity.Of(where.FreeBytes) // 0: the engine's default
 		if err != nil {
 			return fail.Usagef("--disk %s: %w", f.dir, err)
 		}
 		if !f.capacity.IsZero() && capacity < tier.Page {
 			return fail.Usagef("--disk %s=%s is less than any batch takes (give at least 4KiB)", f.dir, f.capacity)
 		}
+		if where.InMemory() {
+			left := int64(math.MaxInt64)
+			if m.plan.Heap > 0 {
+				left = (m.plan.Heap - headroom.LeastHeap) / tier.Page * tier.Page
+			}
+			if capacity == 0 && where.FreeBytes >= 0 {
+				capacity = min(where.FreeBytes/2, left/int64(len(given)-i)) / tier.Page * tier.Page
+			}
+			if want := max(tier.Page, capacity); want > left {
+				have, want := size.Apart(left, want)
+				return fail.Environmentf("the spill directory %s is in memory (%s), "+
+					"of which %s are left, and not %s: the process may have %s (%s) "+
+					"(name a directory on a disk with --disk DIR, or give the process more memory)",
+					f.dir, where.FileSystem, have, want, size.Approx(limits.MemoryBytes), limits.MemorySource)
+			}
+			memory += capacity
+			if m.plan, err = headroom.Divide(limits, memory, beside); err != nil {
+				return err
+			}
+		}
 		m.opened.Disks = append(m.opened.Disks, spillway.DiskConfig{
 			Dir: f.dir, Capacity: spillway.Bytes(capacity), Encrypt: e.config.Encrypt, FS: m.faults.Volume(),
 		})
-		m.config.Disks = append(m.config.Disks, report.Disk{Dir: f.dir, CapacityGiven: capacity > 0})
+		m.config.Disks = append(m.config.Disks, report.Disk{Dir: f.dir, CapacityGiven: !f.capacity.IsZero()})
 	}
 	if len(m.opened.Disks) == 0 {
 		return full
 	}
 	return nil
-}
-
-// sealing is how many bytes of memory a volume that encrypts maps for the requests of four transfers.
-const sealing = 4 * volumes.DefaultDepth * (volumes.DefaultRequest + tier.Page)
-
-// planMemory divides the memory of the process. The GPU and host spaces take memory bytes of it, and
-// spill directories on file systems in memory take some of the rest. Those without a size of their
-// own share it; one that does not fit is an error. Go's heap is limited to what remains.
-func (e *engineFlags) planMemory(ctx context.Context, limits topology.Limits, memory int64,
-	disks []spillway.DiskConfig) (plan headroom.Plan, err error) {
-
-	beside := e.beside
-	if e.config.Encrypt {
-		beside += sealing * int64(len(disks))
-	}
-	if plan, err = headroom.Divide(limits, memory, beside); err != nil {
-		return plan, err
-	}
-	for i := range disks {
-		d := &disks[i]
-		where, err := e.diskOf(ctx, d.Dir, topology.Options{})
-		if err != nil {
-			return plan, err
-		}
-		if !where.InMemory() {
-			continue
-		}
-		left := int64(math.MaxInt64)
-		if plan.Heap > 0 {
-			left = (plan.Heap - headroom.LeastHeap) / tier.Page * tier.Page
-		}
-		if d.Capacity.IsZero() && where.FreeBytes >= 0 {
-			d.Capacity.Bytes = min(where.FreeBytes/2, left/int64(len(disks)-i)) / tier.Page * tier.Page
-		}
-		if want := max(tier.Page, d.Capacity.Bytes); want > left {
-			have, want := size.Apart(left, want)
-			return plan, fail.Environmentf("the spill directory %s is in memory (%s), "+
-				"of which %s are left, and not %s: the process may have %s (%s) "+
-				"(name a directory on a disk with --disk DIR, or give the process more memory)",
-				d.Dir, where.FileSystem, have, want, size.Approx(limits.MemoryBytes), limits.MemorySource)
-		}
-		memory += d.Capacity.Bytes
-		if plan, err = headroom.Divide(limits, memory, beside); err != nil {
-			return plan, err
-		}
-	}
-	plan.Apply()
-	return plan, nil
 }

@@ -43,14 +43,10 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 		return nil, err
 	}
 	m := e.newMachine(top)
-	memory, err := e.configure(ctx, m)
-	if err != nil {
+	if err := e.configure(ctx, m); err != nil {
 		return nil, err
 	}
-	m.plan, err = e.planMemory(ctx, top.Limits, memory, m.opened.Disks) // before anything is taken
-	if err != nil {
-		return nil, err
-	}
+	m.plan.Apply() // before anything is taken
 	m.reopen = func(ctx context.Context) (*spillway.Engine, error) {
 		eng, err := spillway.Open(ctx, m.opened)
 		if err != nil {
@@ -96,10 +92,9 @@ func (e *engineFlags) newMachine(top *topology.Topology) *machine {
 	return m
 }
 
-// configure makes the engine's configuration, with the faults and the rate of m.faults, and adds the
-// disks to m.config. It returns how many bytes of the process's memory the simulated GPUs and the host
-// space will take.
-func (e *engineFlags) configure(ctx context.Context, m *machine) (memory int64, err error) {
+// configure makes the engine's configuration, with the faults and the rate of m.faults, adds the disks
+// to m.config, and divides the memory of the process in m.plan.
+func (e *engineFlags) configure(ctx context.Context, m *machine) error {
 	total := m.opened.Topology.Limits.MemoryBytes
 	if e.share > 0 && total > 0 {
 		e.beside = 2 * total / e.share
@@ -111,9 +106,9 @@ func (e *engineFlags) configure(ctx context.Context, m *machine) (memory int64, 
 			e.hostMemory.Bytes = min(e.hostMemory.Bytes, most)
 		}
 	}
-	memory, err = e.hostMemory.Of(total)
+	memory, err := e.hostMemory.Of(total)
 	if err != nil {
-		return 0, fail.Usagef("--host-memory: %w", err)
+		return fail.Usagef("--host-memory: %w", err)
 	}
 	cfg := &m.opened
 	cfg.HostMemory, cfg.GPUMarks, cfg.HostMarks = spillway.Bytes(memory), e.marks(), e.marks()
@@ -121,13 +116,13 @@ func (e *engineFlags) configure(ctx context.Context, m *machine) (memory int64, 
 	cfg.MovesPerEdge, cfg.Limits.Permits.Slots = e.config.MovesPerEdge, new(e.config.DiskSlots)
 	cfg.WriteAhead = cmp.Or(e.config.WriteAheadBytesPerS, -1) // 0 would be the engine's default
 	if cfg.Policy, err = monitor.ByName(e.config.Policy); err != nil {
-		return 0, err
+		return err
 	}
 	if cfg.Codec, err = convert.ParseCodec(e.config.Codec); err != nil {
-		return 0, err
+		return err
 	}
 	if cfg.Limits.Quota, err = quotaSettings(); err != nil {
-		return 0, err
+		return err
 	}
 
 	// There is a space on each GPU that the driver shows, --gpus at most, or there are --gpus simulated ones.
@@ -147,25 +142,25 @@ func (e *engineFlags) configure(ctx context.Context, m *machine) (memory int64, 
 		count := cmp.Or(e.gpus, found, 1)
 		switch {
 		case e.gpuMemory.Share == 0 && e.gpuMemory.Bytes < tier.Page:
-			return 0, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
+			return fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
 		case gpu.Backend != spillway.Sim && count > max(1, found):
-			return 0, fail.Environmentf("--gpus %d: NVIDIA's driver shows %d GPUs "+
+			return fail.Environmentf("--gpus %d: NVIDIA's driver shows %d GPUs "+
 				"(give a smaller number, or simulate GPUs with --gpu sim)", e.gpus, found)
 		case gpu.Backend != spillway.CUDA && found == 0: // with CUDA, opening the engine fails with the reason
 			simulated = count
 		}
 		cfg.GPUs = slices.Repeat([]spillway.GPUConfig{gpu}, count)
 	}
-	if err := e.addDisks(ctx, m); err != nil {
-		return 0, err
-	}
-	if err := cfg.Validate(); err != nil {
-		return 0, fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
-	}
 	for range simulated {
 		memory += min(e.gpuMemory.Bytes, math.MaxInt64-memory)
 	}
-	return memory, nil
+	if err := e.addDisks(ctx, m, memory); err != nil {
+		return err
+	}
+	if err := cfg.Validate(); err != nil {
+		return fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
+	}
+	return nil
 }
 
 // realGPUs returns how many GPUs NVIDIA's driver shows to the process, 0 without a driver.

@@ -47,7 +47,7 @@ func TestEngineFlags(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := e.newMachine(top)
-		if _, err := e.configure(t.Context(), m); err != nil {
+		if err := e.configure(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 		return fs, m.opened
