@@ -157,8 +157,10 @@ func TestQuickPlan(t *testing.T) {
 			t.Fatal(err)
 		}
 		const disk, most = 100 << 20, 8 // bytes a second, and seconds
-		if all := planned.Ours + planned.Limit; (all <= quickMost) != c.quick || (planned.Disk <= most*disk) != c.quick || all < quickMost/8 || !slices.Equal(f.measured.Sizes, c.sizes) {
-			t.Errorf("%q, %d disks: batches of %v, %d bytes are moved, %d with a disk", c.args, c.disks, f.measured.Sizes, planned.Ours+planned.Limit, planned.Disk)
+		if all := planned.Ours + planned.Limit; (all <= quickMost) != c.quick ||
+			(planned.Disk <= most*disk) != c.quick || all < quickMost/8 || !slices.Equal(f.measured.Sizes, c.sizes) {
+			t.Errorf("%q, %d disks: batches of %v, %d bytes are moved, %d with a disk",
+				c.args, c.disks, f.measured.Sizes, all, planned.Disk)
 		}
 	}
 }
@@ -170,7 +172,8 @@ func TestBandwidthQuick(t *testing.T) {
 	var doc report.Bandwidth
 	r := succeed(t, "bandwidth", "--gpu=sim", "--gpu-memory=16MiB", "--host-memory=16MiB", "--disk="+t.TempDir()+"=64MiB", "--json=-")
 	decode(t, r.stdout, &doc)
-	if c := doc.Config; c.Extent != "quick" || c.PlannedBytes <= 0 || c.PlannedBytes > quickMost || !slices.Equal(c.Sizes, []int64{256 << 10, 2 << 20}) || !slices.Equal(c.Threads, []int{1}) {
+	if c := doc.Config; c.Extent != "quick" || c.PlannedBytes <= 0 || c.PlannedBytes > quickMost ||
+		!slices.Equal(c.Sizes, []int64{256 << 10, 2 << 20}) || !slices.Equal(c.Threads, []int{1}) {
 		t.Errorf("%+v", c)
 	}
 	for _, row := range doc.Rows {
@@ -396,7 +399,8 @@ func TestBandwidthWithoutEdges(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"--between=host":                             "--between: there is nothing to measure: an edge needs two spaces, not both of them disks, and there is only host:0",
+		"--between=host": "--between: there is nothing to measure: an edge needs two spaces, not both of them disks, " +
+			"and there is only host:0",
 		"--between=disk":                             "there is only disk:0",
 		"--between=disk --disk=" + t.TempDir():       "not both of them disks, and there is only disk:0, disk:1",
 		"--between=host --json=-":                    "--between gpu,host",

@@ -260,8 +260,10 @@ func TestCompareFaults(t *testing.T) {
 func TestCompareFindsCorruption(t *testing.T) {
 	t.Parallel()
 	result := filepath.Join(t.TempDir(), "c.json")
-	r := command(t, t.Context(), append(slices.Clone(briefly), "--fault=op=read,kind=bitflip,at=9", "--json", result)...)
-	if r.status != 1 || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "corrupt") ||
+	args := append(slices.Clone(briefly), "--fault=op=read,kind=bitflip,at=9", "--json", result)
+	r := command(t, t.Context(), args...)
+	if r.status != 1 || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 ||
+		!strings.Contains(r.stderr, "corrupt") ||
 		!strings.Contains(r.stderr, "--fault op=read,kind=bitflip,at=9, hits: ") {
 		t.Errorf("ended with %d: %q, %q", r.status, r.stderr, r.stdout)
 	}

@@ -90,7 +90,8 @@ func TestFullSpillDirectories(t *testing.T) {
 func TestFullTempDirectory(t *testing.T) {
 	e := engineFlags{probe: func(dir string) error { return &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOSPC} }}
 	t.Setenv("TMPDIR", t.TempDir())
-	if err := e.addDisks(t.Context(), e.newMachine(new(topology.Topology)), 0); fail.Status(err) != 3 || !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), os.TempDir()) {
+	err := e.addDisks(t.Context(), e.newMachine(new(topology.Topology)), 0)
+	if fail.Status(err) != 3 || !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), os.TempDir()) {
 		t.Errorf("got %v", err)
 	}
 }

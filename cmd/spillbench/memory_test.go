@@ -137,7 +137,8 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 			"the spill directory /tmpfs is in memory (tmpfs), of which 847249408 B are left, and not 847253504 B: the process may have 1.0 GiB (memory.max)"},
 		"two do not fit": {1024, 128, 4096, []string{"/tmpfs=800MiB", "/tmpfs/b=9MiB"}, nil, 0,
 			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
-		"nothing is left":       {1024, 936, 4096, []string{"/tmpfs"}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which 0 B are left, and not 4.0 KiB"},
+		"nothing is left": {1024, 936, 4096, []string{"/tmpfs"}, nil, 0,
+			"the spill directory /tmpfs is in memory (tmpfs), of which 0 B are left, and not 4.0 KiB"},
 		"the limit is not told": {0, 128, 4096, []string{"/tmpfs"}, []int64{2048}, 2048, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -55,6 +55,12 @@ and can be replayed.`,
 		Args:    files(1, 1, "a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := &traceFile{place: place{"the trace " + args[0], args[0]}}
+			if info, err := os.Stat(to.name); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+				if _, err = readTrace(to.name); errors.Is(err, simulate.ErrFormat) { // it may be meant as input
+					return fail.Usagef("%s exists and is not a trace (name a new file; --input names what is loaded)",
+						to.name)
+				}
+			}
 			if err := to.check(); err != nil {
 				return err
 			}
@@ -78,17 +84,6 @@ and can be replayed.`,
 type traceFile struct {
 	place
 	file *os.File // nil before the first write
-}
-
-// check refuses a file that cannot be written, and one that is not a trace: it may be what was meant to
-// be read.
-func (t *traceFile) check() error {
-	if info, err := os.Stat(t.name); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
-		if _, err = readTrace(t.name); errors.Is(err, simulate.ErrFormat) {
-			return fail.Usagef("%s exists and is not a trace (name a new file; --input names what is loaded)", t.name)
-		}
-	}
-	return t.place.check()
 }
 
 // Write implements io.Writer.
