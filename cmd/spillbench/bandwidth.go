@@ -219,7 +219,7 @@ func (f *bandwidthFlags) run(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	bar := f.output.bar(cmd.ErrOrStderr(), m.engine.Stats)
-	c.Engine, c.Spare, c.Progress, c.Files = m.engine, f.engine.beside, bar, m.faults.Slow
+	c.Engine, c.Spare, c.Progress, c.Files = m.engine, f.engine.buffers, bar, m.faults.Slow
 	var rows []report.BandwidthRow
 	plan, err := f.plan()
 	if err == nil {

@@ -36,11 +36,11 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 	if len(given) == 0 {
 		given = diskFlags{{dir: os.TempDir()}}
 	}
-	limits, beside := m.opened.Topology.Limits, e.beside
+	limits, buffers := m.opened.Topology.Limits, e.buffers
 	if e.config.Encrypt {
-		beside += sealing * int64(len(given))
+		buffers += sealing * int64(len(given))
 	}
-	if m.plan, err = headroom.Divide(limits, memory, beside); err != nil {
+	if m.plan, err = headroom.Divide(limits, memory, buffers); err != nil {
 		return err
 	}
 	var full error // the first of a directory without room
@@ -93,7 +93,7 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 					f.dir, where.FileSystem, have, want, size.Approx(limits.MemoryBytes), limits.MemorySource)
 			}
 			memory += capacity
-			if m.plan, err = headroom.Divide(limits, memory, beside); err != nil {
+			if m.plan, err = headroom.Divide(limits, memory, buffers); err != nil {
 				return err
 			}
 		}

@@ -97,7 +97,7 @@ func (e *engineFlags) newMachine(top *topology.Topology) *machine {
 func (e *engineFlags) configure(ctx context.Context, m *machine) error {
 	total := m.opened.Topology.Limits.MemoryBytes
 	if e.share > 0 && total > 0 {
-		e.beside = 2 * total / e.share
+		e.buffers = 2 * total / e.share
 		most := total / e.share / tier.Page * tier.Page
 		if !e.given("gpu-memory") {
 			e.gpuMemory.Bytes = min(e.gpuMemory.Bytes, most)

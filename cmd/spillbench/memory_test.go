@@ -80,7 +80,7 @@ func TestTooMuchMemory(t *testing.T) {
 		"beside the command's own buffers": {nil, 1, 200 << 20, false},
 	} {
 		f := flagsOf(t, c.args...)
-		f.disks, f.beside = slices.Repeat(f.disks, c.disks), c.beside
+		f.disks, f.buffers = slices.Repeat(f.disks, c.disks), c.beside
 		err := f.addDisks(t.Context(), f.newMachine(top), 800<<20)
 		if c.fits != (err == nil) || err != nil && !errors.Is(err, headroom.ErrTooSmall) {
 			t.Errorf("%s: %v", name, err)

@@ -47,10 +47,10 @@ type engineFlags struct {
 	noGPUs bool // the command works without GPUs
 	// Memories without a given size take at most 1/share of the process's memory each, and the
 	// command's own buffers twice that; 0: there is no such limit.
-	share  int64
-	beside int64                // bytes that the command takes in addition to the spaces and the heap
-	seed   uint64               // of faults by chance
-	events func(spillway.Event) // gets the engine's events; may be nil
+	share   int64
+	buffers int64                // bytes that the command takes in addition to the spaces and the heap
+	seed    uint64               // of faults by chance
+	events  func(spillway.Event) // gets the engine's events; may be nil
 
 	// probe checks that files can be created in a directory, and diskOf describes its file system.
 	// register sets them; tests replace them.

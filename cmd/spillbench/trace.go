@@ -135,7 +135,7 @@ func newReplay() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Predict moves and times with another setting",
-		Long: `Predict moves and times with another setting, and print them beside the measured ones of
+		Long: `Predict moves and times with another setting, and print them next to the measured ones of
 the recording.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
@@ -153,7 +153,7 @@ func newTraceCompare() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare FILE...",
 		Short: "Predict moves and times with each policy",
-		Long: `Predict moves and times with each policy, and print them beside the measured ones of each
+		Long: `Predict moves and times with each policy, and print them next to the measured ones of each
 recording.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
