@@ -101,11 +101,16 @@ func putOn(t *testing.T, eng *spillway.Engine, k tier.Kind, rows int) *batch.Bat
 // full takes all room of a space; free gives it back.
 func full(t *testing.T, s *tier.Space, eng *spillway.Engine) (free func()) {
 	t.Helper()
-	r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), s.Available()/tier.Page*tier.Page)
-	if err != nil {
-		t.Fatal(err)
+	for { // the monitor may take room between the two calls
+		n := s.Available() / tier.Page * tier.Page
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), n)
+		if err == nil {
+			return func() { release(t, r) }
+		}
+		if s.Available() >= n {
+			t.Fatal(err)
+		}
 	}
-	return func() { release(t, r) }
 }
 
 var settings = []setting{

@@ -1,9 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,137 +15,238 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/topology"
 )
 
 const (
-	// bandwidthMemory has room for two batches of the largest default size beside staging,
+	// bandwidthMemory has room for two batches of the largest default size in addition to staging,
 	// below the trigger.
 	bandwidthMemory = 640 << 20
-	// bandwidthShare bounds memories without a given size: each takes at most this part of what the
-	// process may use, and the rest of the measurement two.
+	// bandwidthShare is the value of engineFlags.share.
 	bandwidthShare = 8
 )
 
-func newBandwidth(stdout, stderr io.Writer) *cobra.Command {
-	// Without a codec, because compressed batches pass a disk faster than the limit, or slower.
-	f := bandwidthFlags{
-		output: outputFlags{figures: true}, engine: engineFlags{codec: convert.CodecNone.String(), ahead: off},
-	}
+// The extents: how much bandwidth measures.
+const (
+	quick    = "quick"    // the default: a number in seconds
+	thorough = "thorough" // large batches, several at once, all spaces: minutes
+	ownSizes = "sizes"    // those of --sizes
+)
+
+// A quick measurement moves at most quickMost bytes in memory and on disk, for Spillway and for the
+// limit together, and quickDisk of them to and from the disk. On a disk of 100 MiB/s it ends within
+// ten seconds, of which two are for everything else.
+const (
+	quickMost = 1 << 30
+	quickDisk = 800 << 20
+)
+
+// Fewer pairs than eleven do not distinguish a difference from noise.
+const minPairs = 11
+
+// maxLoads bounds the combinations of sizes and numbers of moves.
+const maxLoads = 64
+
+// bandwidthFlags are the flags of bandwidth.
+type bandwidthFlags struct {
+	output          outputFlags
+	engine          engineFlags
+	measured        bandwidth.Config // sizes and threads are nil for those of the extent
+	quick, thorough bool
+	extent          string // set by validate
+	asked           bool   // for the sizes or the numbers of moves; set by validate
+}
+
+func newBandwidth() *cobra.Command {
+	// The codec is none, because compressed batches pass a disk at another rate than the limit.
+	f := bandwidthFlags{output: outputFlags{figures: true}, engine: engineFlags{
+		config: report.Config{Codec: "none"}, share: bandwidthShare,
+	}}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
-		Short: "Measure every edge, next to what the machine can do",
-		Long: `Measure every edge, next to what the machine can do.
+		Short: "Measure every edge, and the machine's own limit for each",
+		Long: `Measure every edge, and the machine's own limit for each.
 
-Batches of each size move along every edge, there and back, alone and several at a time.
-Each move is timed beside the limit, pair by pair, in turns. The limit is memmove between
-two regions of memory, for two host spaces of memory in these; for a GPU one asynchronous
-copy of its driver between the same memories, for two GPUs the device's own copy to its
-peer; and with a disk direct I/O on a file of the same kind in the same directory. Fresh
-is room that was allocated and never written; rewritten is room that was written before.
-The limit is also timed against itself, to show what a difference means. With a real GPU,
-and between two spaces of a kind, an even number of moves is also measured with half of
-them in each direction at once. After its moves each batch is compared with the table
-that it was made of. Files have no names, and are gone with the process. --disk-throttle
-slows the limit, too; --fault happens to moves alone. Nothing is compressed unless --codec
-asks for it.
+bandwidth moves batches of each size along every edge, there and back, alone and several
+at a time. It times each move and the limit alternately, in pairs. The limit is memmove
+between two regions of memory (for two host spaces, of memory in them); for a GPU one
+asynchronous copy of its driver between the same memories; for two GPUs the device's own
+copy to its peer; and with a disk direct I/O on a file of the same kind in the same
+directory. Fresh room was allocated and never written; rewritten room was written before.
+bandwidth also times the limit against itself, to show what a difference means. With a
+real GPU, and between two spaces of a kind, it also measures an even number of moves with
+half of them in each direction at once. It compares each batch, after its moves, with the
+table that the batch was made of. Files have no names and are gone with the process.
+--disk-throttle slows the limit, too; --fault affects moves only. Batches are compressed
+only if --codec asks for it.
 
-A row whose efficiency is no further from 1 than the limit is from itself says nothing,
-and is marked. The default is --quick: it moves at most 1 GiB, ours and the limit's
+A row whose efficiency is no further from 1 than the limit is from itself is marked as
+inconclusive. The default is --quick: it moves at most 1 GiB, for Spillway and the limit
 together, and ends within 10 s on a disk of 100 MiB/s. --thorough measures batches as
 large as engines make them, and moves some 280 GiB to and from each disk. That takes
-minutes on a fast one; on a slow one, and where writing wears, choose --sizes.`,
+minutes on a fast disk; on a slow one, and where writing wears the disk, choose --sizes.`,
 		Example: `  spillbench bandwidth
   spillbench bandwidth --thorough --disk /mnt/nvme --json bandwidth.json
   spillbench bandwidth --between gpu,host --sizes 16MiB,64MiB --threads 1,4
   spillbench bandwidth --format benchfmt    # for benchstat`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd.Context(), cmd.Flags(), stdout, stderr)
-		},
+		RunE: f.run,
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
 	f.register(fs)
 	f.engine.register(fs, bandwidthMemory)
+	f.engine.config.WriteAheadBytesPerS, fs.Lookup("write-ahead").DefValue = 0, "off"
 	f.output.register(fs)
 	return cmd
 }
 
-// suit makes memories without a given size small enough for the machine.
-func (f *bandwidthFlags) suit(flags *pflag.FlagSet, memory int64) {
-	most := memory / bandwidthShare / tier.Page * tier.Page
-	if most <= 0 || most >= bandwidthMemory {
-		return
+// register adds the flags that only bandwidth has.
+func (f *bandwidthFlags) register(fs *pflag.FlagSet) {
+	fs.BoolVar(&f.quick, quick, false, "measure two sizes, one move at a time, one pair of spaces of each kind: "+
+		"moves at most 1GiB, 800MiB of it to and from the disk (default)")
+	fs.BoolVar(&f.thorough, thorough, false, "measure sizes up to 256MiB, one and two moves at a time, all spaces: "+
+		"takes minutes, and moves some 280GiB to and from each disk (default off)")
+	listVar(fs, &f.measured.Sizes, "sizes", "`SIZES` of the batches in bytes, separated by commas (default "+
+		"256KiB,2MiB for --quick, and those of 1MiB,16MiB,64MiB,256MiB that fit for --thorough)", batchSize)
+	listVar(fs, &f.measured.Threads, "threads", "`NUMBERS` of batches that move at the same time, separated by commas "+
+		"(default 1 for --quick, and else 1,2)", func(s string) (n int, err error) {
+
+		err = intFlag{&n, 1, 64}.Set(s)
+		return n, err
+	})
+	intVar(fs, &f.measured.Pairs, "pairs", minPairs, minPairs, 10_000,
+		"measure `N` pairs of a move and its limit for each figure")
+	fs.Uint64Var(&f.measured.Seed, "seed", 1, "seed of the generated table, a whole number")
+	listVar(fs, &f.measured.Between, "between", "measure only edges between these `KINDS` of spaces, such as gpu,host "+
+		"or gpu,gpu (default all)", tier.ParseKind)
+}
+
+// batchSize parses a value of --sizes.
+func batchSize(s string) (int64, error) {
+	n, err := size.Parse(s)
+	if err == nil && (n < bandwidth.SmallestBatch || n > bandwidth.LargestBatch || n%tier.Page != 0) {
+		err = fmt.Errorf("%s: want multiples of 4KiB from %s to %s",
+			s, size.Format(bandwidth.SmallestBatch), size.Format(bandwidth.LargestBatch))
 	}
-	if !flags.Changed("gpu-memory") {
-		f.engine.gpuMemory = tier.Amount{Bytes: most}
+	return n, err
+}
+
+// listVar adds a flag that takes values separated by commas.
+func listVar[T any](fs *pflag.FlagSet, to *[]T, name, usage string, parse func(string) (T, error)) {
+	fs.Func(name, usage, func(text string) error {
+		*to = nil
+		for part := range strings.SplitSeq(text, ",") {
+			v, err := parse(part)
+			if err != nil {
+				return err
+			}
+			*to = append(*to, v)
+		}
+		return nil
+	})
+}
+
+// validate refuses flags that contradict each other, and sets what the extent measures.
+func (f *bandwidthFlags) validate() error {
+	c := &f.measured
+	sizes, threads := []int64{256 << 10, 2 << 20}, []int{1, 2}
+	f.asked = c.Sizes != nil || c.Threads != nil
+	switch {
+	case f.quick && f.thorough:
+		return fail.Usagef("--quick and --thorough exclude each other (give one of them)")
+	case f.quick && c.Sizes != nil:
+		return fail.Usagef("--quick has sizes of its own (leave out --quick or --sizes)")
+	case c.Sizes != nil:
+		f.extent, sizes = ownSizes, c.Sizes
+	case f.thorough:
+		f.extent, sizes = thorough, []int64{1 << 20, 16 << 20, 64 << 20, 256 << 20}
+	default:
+		f.extent, threads, c.OneOfEach = quick, threads[:1], true
 	}
-	if !flags.Changed("host-memory") {
-		f.engine.hostMemory = tier.Amount{Bytes: most}
+	if c.Threads == nil {
+		c.Threads = threads
+	}
+	c.Sizes = sizes
+	if loads := len(c.Sizes) * len(c.Threads); loads > maxLoads {
+		return fail.Usagef("--sizes and --threads name %d combinations (want at most %d)", loads, maxLoads)
+	}
+	return nil
+}
+
+// plan plans the measurement. The largest batches of a quick one become smaller until it moves at most
+// quickMost and quickDisk: more edges, pairs or moves at a time need more. Sizes and numbers of moves
+// that were asked for must fit; defaults that do not fit are left out.
+func (f *bandwidthFlags) plan() (*bandwidth.Measurement, error) {
+	c := &f.measured
+	for {
+		m, err := bandwidth.New(*c)
+		if errors.Is(err, bandwidth.ErrNoEdges) {
+			return nil, fail.Usagef("--between: %w (name more kinds of spaces, such as --between gpu,host)", err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n := len(m.Skipped); n > 0 && (f.asked || n == len(c.Sizes)*len(c.Threads)) {
+			return nil, fail.Usagef("%w (choose smaller --sizes or fewer --threads, "+
+				"or raise --gpu-memory, --host-memory or the size of --disk)", m.Skipped[0])
+		}
+		last := &c.Sizes[len(c.Sizes)-1]
+		small := m.Ours+m.Limit <= quickMost && m.Disk <= quickDisk
+		if f.extent != quick || small || *last == bandwidth.SmallestBatch {
+			return m, nil
+		}
+		*last = max(bandwidth.SmallestBatch, *last/2)
+		if len(c.Sizes) > 1 && c.Sizes[0] >= *last {
+			c.Sizes = c.Sizes[1:]
+		}
 	}
 }
 
 // run measures and reports. It always closes the engine and leaves nothing behind.
-func (f *bandwidthFlags) run(ctx context.Context, flags *pflag.FlagSet, stdout, stderr io.Writer) (err error) {
-	start := time.Now()
+func (f *bandwidthFlags) run(cmd *cobra.Command, _ []string) error {
+	start, ctx, c := time.Now(), cmd.Context(), &f.measured
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr)
+	out, err := f.output.openFor(cmd)
 	if err != nil {
 		return err
 	}
-	top, err := topology.Discover(ctx, topology.Options{})
+	f.engine.seed = c.Seed
+	m, err := f.engine.open(ctx)
 	if err != nil {
 		return err
 	}
-	memory := top.Limits.MemoryBytes
-	f.suit(flags, memory)
-	f.engine.seed, f.engine.beside = f.seed, 2*memory/bandwidthShare
-	m, err := f.engine.open(ctx, &notes{})
-	if err != nil {
-		return err
-	}
-	bar := f.output.bar(stderr, m.engine.Stats)
-	name, _, _ := f.extent()
-	cfg := bandwidth.Config{
-		Engine: m.engine, Pairs: f.pairs, Seed: f.seed, Between: f.between, OneOfEach: name == quick,
-		Spare: f.engine.beside, Progress: bar, Files: m.faults.Slow,
-	}
-	doc := &report.Bandwidth{Rows: []report.BandwidthRow{}}
-	plan, err := f.plan(&cfg)
+	bar := f.output.bar(cmd.ErrOrStderr(), m.engine.Stats)
+	c.Engine, c.Spare, c.Progress, c.Files = m.engine, f.engine.buffers, bar, m.faults.Slow
+	var rows []report.BandwidthRow
+	plan, err := f.plan()
 	if err == nil {
-		var rows []report.BandwidthRow
 		rows, err = plan.Run(ctx)
-		doc.Rows = append(doc.Rows, rows...)
 	}
 	bar.Close()
 	if errors.Is(err, bandwidth.ErrChanged) {
 		err = fail.Wrongf("%w", err)
 	}
-	if err := errors.Join(err, m.engine.Close()); err != nil {
-		return m.blame(ctx, err)
+	if err := m.settle(ctx, errors.Join(err, m.engine.Close())); err != nil {
+		return err
 	}
-
-	m.settle()
 	for _, s := range plan.Skipped {
 		m.notes.add(s.Error(), "left out: "+s.Error())
 	}
-	if f.engine.codec != convert.CodecNone.String() {
-		m.notes.add("compressed", "moves to disk may be compressed (--codec "+f.engine.codec+"): "+
-			"rates are those of the bytes before, and an efficiency above 1 can be the codec's; "+
-			"--codec none moves the bytes as the limit does")
+	if codec := m.config.Codec; codec != "none" {
+		m.notes.add("compressed", "moves to disk may be compressed (--codec "+codec+"): "+
+			"rates count the bytes before compression, so an efficiency above 1 can come from the codec; "+
+			"--codec none moves the same bytes as the limit")
 	}
-	doc.Header = report.NewHeader("bandwidth", m.env, m.warnings())
-	doc.Config = report.BandwidthConfig{
-		Config: m.config, Extent: name, PlannedBytes: plan.Ours + plan.Limit,
-		Seed: f.seed, Pairs: f.pairs, Sizes: cfg.Sizes, Threads: cfg.Threads,
-	}
-	doc.WallSeconds = time.Since(start).Seconds()
-	return out.result(doc, m.notes.lines())
+	return m.finish(out, &report.Bandwidth{
+		Header: m.header("bandwidth"), Rows: rows, WallSeconds: time.Since(start).Seconds(),
+		Config: report.BandwidthConfig{
+			Config: m.config, Extent: f.extent, PlannedBytes: plan.Ours + plan.Limit,
+			Seed: c.Seed, Pairs: c.Pairs, Sizes: c.Sizes, Threads: c.Threads,
+		},
+	}, nil)
 }
 
 // bar returns a progress bar, which draws if stderr is a terminal.
@@ -153,13 +255,4 @@ func (f *outputFlags) bar(stderr io.Writer, stats func() spillway.Stats) *progre
 		return new(progress.Bar)
 	}
 	return progress.New(stderr, stats)
-}
-
-// result shows a document with these notes, and prints the warnings.
-func (o *output) result(doc report.Document, lines []string) error {
-	err := o.show(doc, lines)
-	if err == nil {
-		o.warn(lines)
-	}
-	return err
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/tier"
@@ -122,6 +121,7 @@ func TestBandwidthDefaults(t *testing.T) {
 // on a disk that one of 100 MiB/s leaves two of ten seconds for all else; what
 // is asked for in addition makes the batches smaller, or is as large as it was asked for.
 func TestQuickPlan(t *testing.T) {
+	quickSizes := []int64{256 << 10, 2 << 20}
 	for _, c := range []struct {
 		args  string
 		disks int
@@ -139,7 +139,6 @@ func TestQuickPlan(t *testing.T) {
 		var f bandwidthFlags
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		f.register(fs)
-		f.engine.codec = convert.CodecNone.String()
 		f.engine.register(fs, 64<<20)
 		args := strings.Fields(c.args)
 		for range c.disks {
@@ -148,19 +147,20 @@ func TestQuickPlan(t *testing.T) {
 		if err := errors.Join(fs.Parse(append(args, "--gpu=sim")), f.validate()); err != nil {
 			t.Fatal(err)
 		}
-		m, err := f.engine.open(t.Context(), &notes{})
+		m, err := f.engine.open(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		name, _, _ := f.extent()
-		cfg := bandwidth.Config{Engine: m.engine, Pairs: f.pairs, Between: f.between, OneOfEach: name == quick}
-		planned, err := f.plan(&cfg)
+		f.measured.Engine = m.engine
+		planned, err := f.plan()
 		if err := errors.Join(err, m.engine.Close()); err != nil {
 			t.Fatal(err)
 		}
 		const disk, most = 100 << 20, 8 // bytes a second, and seconds
-		if all := planned.Ours + planned.Limit; (all <= quickMost) != c.quick || (planned.Disk <= most*disk) != c.quick || all < quickMost/8 || !slices.Equal(cfg.Sizes, c.sizes) {
-			t.Errorf("%q, %d disks: batches of %v, %d bytes are moved, %d with a disk", c.args, c.disks, cfg.Sizes, planned.Ours+planned.Limit, planned.Disk)
+		if all := planned.Ours + planned.Limit; (all <= quickMost) != c.quick ||
+			(planned.Disk <= most*disk) != c.quick || all < quickMost/8 || !slices.Equal(f.measured.Sizes, c.sizes) {
+			t.Errorf("%q, %d disks: batches of %v, %d bytes are moved, %d with a disk",
+				c.args, c.disks, f.measured.Sizes, all, planned.Disk)
 		}
 	}
 }
@@ -172,7 +172,8 @@ func TestBandwidthQuick(t *testing.T) {
 	var doc report.Bandwidth
 	r := succeed(t, "bandwidth", "--gpu=sim", "--gpu-memory=16MiB", "--host-memory=16MiB", "--disk="+t.TempDir()+"=64MiB", "--json=-")
 	decode(t, r.stdout, &doc)
-	if c := doc.Config; c.Extent != "quick" || c.PlannedBytes <= 0 || c.PlannedBytes > quickMost || !slices.Equal(c.Sizes, quickSizes) || !slices.Equal(c.Threads, []int{1}) {
+	if c := doc.Config; c.Extent != "quick" || c.PlannedBytes <= 0 || c.PlannedBytes > quickMost ||
+		!slices.Equal(c.Sizes, []int64{256 << 10, 2 << 20}) || !slices.Equal(c.Threads, []int{1}) {
 		t.Errorf("%+v", c)
 	}
 	for _, row := range doc.Rows {
@@ -245,18 +246,21 @@ func TestBandwidthSuits(t *testing.T) {
 		{2 << 30, []string{"--gpu-memory=1GiB"}, 1 << 30, 256 << 20},
 		{2 << 30, []string{"--host-memory=7MiB"}, 256 << 20, 7 << 20},
 	} {
-		cmd := newBandwidth(nil, nil)
-		if err := cmd.ParseFlags(c.args); err != nil {
+		e := engineFlags{share: bandwidthShare}
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		e.register(fs, bandwidthMemory)
+		if err := fs.Parse(append(c.args, "--gpu=sim", "--disk="+t.TempDir())); err != nil {
 			t.Fatal(err)
 		}
-		var f bandwidthFlags
-		must(f.engine.gpuMemory.UnmarshalText([]byte(cmd.Flag("gpu-memory").Value.String())))
-		must(f.engine.hostMemory.UnmarshalText([]byte(cmd.Flag("host-memory").Value.String())))
-		f.suit(cmd.Flags(), c.memory)
-		if gpu := f.engine.gpuMemory; gpu != (tier.Amount{Bytes: c.gpu}) {
+		top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.memory}}
+		m := e.newMachine(top)
+		if err := e.configure(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		if gpu := m.opened.GPUs[0].Memory; gpu != (tier.Amount{Bytes: c.gpu}) {
 			t.Errorf("%+v: the GPU has %s", c, gpu)
 		}
-		if host := f.engine.hostMemory; host != (tier.Amount{Bytes: c.host}) {
+		if host := m.opened.HostMemory; host != (tier.Amount{Bytes: c.host}) {
 			t.Errorf("%+v: the host has %s", c, host)
 		}
 	}
@@ -395,7 +399,8 @@ func TestBandwidthWithoutEdges(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"--between=host":                             "--between host: there is nothing to measure: an edge needs two spaces, not both of them disks, and there is only host:0",
+		"--between=host": "--between: there is nothing to measure: an edge needs two spaces, not both of them disks, " +
+			"and there is only host:0",
 		"--between=disk":                             "there is only disk:0",
 		"--between=disk --disk=" + t.TempDir():       "not both of them disks, and there is only disk:0, disk:1",
 		"--between=host --json=-":                    "--between gpu,host",

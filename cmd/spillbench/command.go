@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -24,27 +25,30 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx = context.WithValue(ctx, callKey{}, call{args: args, began: time.Now()})
 	before := debug.SetMemoryLimit(-1) // commands lower it; see headroom.Plan
 	defer debug.SetMemoryLimit(before)
-	root, printed := newRoot(stdout, stderr)
-	var profiles profileFlags
-	profiles.register(root)
-	started := false // what fails earlier is the command line
-	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+	var printed bytes.Buffer // by cobra, which drops the errors of its writer
+	root := newRoot(stdout, stderr, &printed)
+	profiles := registerProfiles(root)
+	started := false // errors before that are wrong use
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		started = true
-		return profiles.start()
+		cmd.SetOut(stdout)
+		for _, p := range profiles {
+			err = errors.Join(err, p.start())
+		}
+		return err
 	}
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	switch {
-	case errors.Is(err, errVersion):
-		fmt.Fprintln(printed, report.VersionLine())
-		err = nil
-	case err != nil && !started:
+	if err != nil && !started {
 		err = fail.Usagef("%w", err)
 	}
-	if printed.err != nil {
-		err = errors.Join(err, fail.Environmentf("writing standard output: %w", pathless(printed.err)))
+	if printed.Len() > 0 {
+		err = errors.Join(err, toStdout(stdout, printed.Bytes()))
 	}
-	return end(ctx, errors.Join(err, profiles.stop()), stderr)
+	for _, p := range profiles {
+		err = errors.Join(err, p.stop())
+	}
+	return end(ctx, err, stderr)
 }
 
 // call describes one call of the program in the documents that it writes.
@@ -56,7 +60,7 @@ type call struct {
 // callKey is the key of a context's call.
 type callKey struct{}
 
-// end prints how a command ended, and returns its exit status. Wrong data counts also if the
+// end prints how a command ended, and returns its exit status. Wrong data decides it even if the
 // command was interrupted.
 func end(ctx context.Context, err error, stderr io.Writer) int {
 	if err == nil {
@@ -80,82 +84,75 @@ Exit codes:
   130  interrupted
 `
 
-// errVersion ends the parsing of a command line that has --version.
-var errVersion = errors.New("the version was asked for")
-
-// newRoot builds the tree of commands, and the writer to stdout of what cobra itself prints. Closures
+// newRoot builds the tree of commands. cobra prints to help what it prints to standard output. Closures
 // hold the values of flags, so two calls of Main share nothing.
-func newRoot(stdout, stderr io.Writer) (root *cobra.Command, printed *remembering) {
-	root, printed = newRun(stdout, stderr), &remembering{w: stdout}
-	root.SetOut(printed)
+func newRoot(stdout, stderr, help io.Writer) *cobra.Command {
+	root := newRun()
+	root.SetOut(help)
+	root.SetErr(stderr)
 	root.Use = "spillbench"
 	root.Short = "Run Spillway on this machine, and measure it"
 	root.Long = `Run Spillway on this machine, and measure it.
 
-Without a subcommand it does what run does: it pushes a table several times larger
-than the GPUs' memory through all tiers, works on it and verifies it. Without a GPU
-that Spillway can use it simulates one, and labels every figure sim.`
+Without a subcommand, spillbench does what run does: it pushes a table several times
+larger than the GPUs' memory through all tiers, works on it and verifies it. Without a
+GPU that Spillway can use, it simulates one and labels every figure sim.`
 	root.Example = `  spillbench                                # a generated table through all tiers
   spillbench run data.parquet --passes 2    # your own file
   spillbench --gpu-memory 1GiB --json result.json`
-	root.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			if _, err := os.Stat(args[0]); err == nil {
-				return fail.Usagef("%q is not a command (to run on a file: spillbench run %s)", args[0], strings.Join(args, " "))
-			}
-		}
-		return refuseUnknown(cmd, args)
-	}
+	root.Args = refuseUnknown
 	root.SilenceErrors, root.SilenceUsage = true, true // Main prints errors
-	root.AddCommand(newRun(stdout, stderr), newVerify(stdout, stderr), newBandwidth(stdout, stderr),
-		newCompare(stdout, stderr), newQuota(stdout, stderr), newTopo(stdout, stderr), newTrace(stdout, stderr),
-		newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
-	root.PersistentFlags().BoolFunc("version", "print the version of spillbench, its commit and its Go",
-		func(string) error { return errVersion })
+	root.AddCommand(newRun(), newVerify(), newBandwidth(), newCompare(), newTopo(), newTrace(),
+		newQuota(stdout, stderr), newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
+	root.PersistentFlags().Bool("version", false, "print the version of spillbench, its commit and its Go")
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if errors.Is(err, errVersion) {
-			return err
-		}
 		return fail.Usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 100") + exitCodes)
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
-	help, _, err := root.Find([]string{"help"})
-	must(err)
-	help.Args = func(_ *cobra.Command, topic []string) error {
-		cmd, rest, err := root.Find(topic)
-		return errors.Join(err, refuseUnknown(cmd, rest))
-	}
 	finish(root)
-	return root, printed
+	return root
 }
 
-// refuseUnknown returns an error if there are args: the first is no subcommand of cmd.
+// refuseUnknown returns an error if there are args: the first is not a subcommand of cmd.
 func refuseUnknown(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	hint := ""
 	cmd.SuggestionsMinimumDistance = 2 // letters that may be wrong
+	hint := ""
 	if names := cmd.SuggestionsFor(args[0]); len(names) > 0 {
 		hint = "did you mean " + either(names) + "? "
+	} else if _, err := os.Stat(args[0]); err == nil {
+		hint = "to run on a file: spillbench run " + strings.Join(args, " ") + "; "
 	}
-	return fail.Usagef("unknown command %q for %q (%ssee %s --help)", args[0], cmd.CommandPath(), hint, cmd.CommandPath())
+	path := cmd.CommandPath()
+	return fail.Usagef("unknown command %q for %q (%ssee %s --help)", args[0], path, hint, path)
 }
 
-// finish completes cmd and its subcommands: it registers the values that shells offer for flags, and
-// refuses a command line that ends where a subcommand is missing, for which cobra would print help.
+// finish completes cmd and its subcommands. It registers the values that shells offer for flags, and
+// refuses command lines without a subcommand, or with an unknown topic of help: cobra would print help.
 func finish(cmd *cobra.Command) {
+	cmd.Version = report.VersionLine()
+	cmd.Flags().SortFlags = false
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if c, ok := f.Value.(*choiceFlag); ok {
-			must(cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp)))
+			values := cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp)
+			must(cmd.RegisterFlagCompletionFunc(f.Name, values))
 		}
 		if slices.Contains([]string{"disk", "root", "ledger"}, f.Name) {
 			must(cmd.MarkFlagDirname(f.Name))
 		}
 	})
-	if cmd.HasSubCommands() && !cmd.Runnable() {
+	switch {
+	case cmd.Name() == "help":
+		cmd.Args = func(_ *cobra.Command, topic []string) error {
+			cmd, rest, err := cmd.Root().Find(topic)
+			return errors.Join(err, refuseUnknown(cmd, rest))
+		}
+	case !cmd.Runnable():
 		cmd.Args = refuseUnknown
 		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 			return fail.Usagef("%s needs a subcommand (see %s --help)", cmd.CommandPath(), cmd.CommandPath())
@@ -163,6 +160,22 @@ func finish(cmd *cobra.Command) {
 	}
 	for _, c := range cmd.Commands() {
 		finish(c)
+	}
+}
+
+// openFor opens the output of a command that reads these files.
+func (o *outputFlags) openFor(cmd *cobra.Command, reads ...string) (*output, error) {
+	return o.open(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), reads...)
+}
+
+// files returns a check that there are min to max arguments, none of them empty; what describes them.
+func files(min, max int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < min || len(args) > max || slices.Contains(args, "") {
+			return fail.Usagef("%s needs the name of %s (see %s --help)",
+				strings.TrimPrefix(cmd.CommandPath(), "spillbench "), what, cmd.CommandPath())
+		}
+		return nil
 	}
 }
 
@@ -217,8 +230,7 @@ func choice(to *string, value string, known ...string) *choiceFlag {
 // Set takes a known value.
 func (c *choiceFlag) Set(s string) error {
 	if !slices.Contains(c.known, s) {
-		return errors.New("want " + c.want)
+		s = ""
 	}
-	*c.to = s
-	return nil
+	return c.valueFlag.Set(s)
 }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
-	"io"
 	"slices"
 	"time"
 
@@ -17,10 +15,9 @@ import (
 )
 
 const (
-	// compareMemory is the memory of each side; the generated table is three times as large.
-	compareMemory    = 256 << 20
-	batchesInHost    = 16
-	maxCompareRounds = 1000
+	// compareMemory is the memory of each side in bytes; the generated table is three times as large.
+	compareMemory = 256 << 20
+	batchesInHost = 16
 )
 
 // compareFlags are the flags of compare.
@@ -32,8 +29,10 @@ type compareFlags struct {
 	rounds int
 }
 
-func newCompare(stdout, stderr io.Writer) *cobra.Command {
-	f := compareFlags{output: outputFlags{figures: true}, engine: engineFlags{noGPUs: true}, input: inputFlags{again: true}}
+func newCompare() *cobra.Command {
+	f := compareFlags{
+		output: outputFlags{figures: true}, engine: engineFlags{noGPUs: true}, input: inputFlags{again: true},
+	}
 	cmd := &cobra.Command{
 		Use:   "compare --peer NAME",
 		Short: "Spill the same data with and without Spillway",
@@ -42,42 +41,40 @@ func newCompare(stdout, stderr io.Writer) *cobra.Command {
 Spillway moves batches from host memory to disk and back. The peer writes the same batches
 as a Go program would do it today: with arrow-go's ipc.FileWriter, to one file for each
 input, which it syncs and reads back with ipc.FileReader. Writer and reader belong to one
-goroutine; --workers goroutines move and read our batches. Both sides hash every byte that
-they read, and both have --host-memory; larger data streams through. In each round both
-sides have a turn, and the side that is first changes; ours begins with an empty disk
-volume. The peer's file is dropped from the page cache before it is read, and so is each
-batch that was read, as if other data had come. "warm" is the peer's writing without the
-sync, and its reading of a file that it has just written, from the cache. Once, before
-anything is measured, every batch that either side reads back is compared with the input.
-In each round the peer does its work once untimed, so that its time has no page cache
-memory that a virtual machine must get from its host.
+goroutine; --workers goroutines move and read Spillway's batches. Both sides hash every
+byte that they read, and both have --host-memory; larger data streams through. In each
+round both sides take a turn, and the first side alternates; Spillway begins with an empty
+disk volume. compare drops the peer's file from the page cache before the peer reads it,
+and each batch after it was read, as if other data had come. "warm" is the peer's writing
+without the sync, and its reading of a file that it has just written, from the cache. Once,
+before anything is measured, compare checks every batch that either side reads back against
+the input. In each round the peer does its work once untimed, so that its time includes no
+page cache memory that a virtual machine must get from its host.
 
-Laying batches out in host memory happens once, when they are put. It is no part of the
-comparison, and has a figure of its own. Spill files are of no use after a crash, so a
+Spillway lays batches out in host memory once, when they are put. The comparison does not
+include that; it has a figure of its own. Spill files are of no use after a crash, so a
 direct write to them ends when the disk has the data, and does not make the disk flush its
 own cache, as the peer's sync does.
 
---disk-throttle makes the disk slow for both: for the peer as behind a page cache that
-reads ahead and writes behind at that rate. It does not apply to "warm". Faults of --fault
-happen to our side alone, also while it opens its volumes.
+--disk-throttle makes the disk slow for both sides: for the peer as behind a page cache
+that reads ahead and writes behind at that rate. It does not apply to "warm". Faults of
+--fault happen only to Spillway, also while it opens its volumes.
 
-No GPU takes part: --gpu, --gpus and --gpu-memory are taken, as by other commands, and
-change nothing.`,
+No GPU takes part: --gpu, --gpus and --gpu-memory are accepted, as by other commands, and
+change nothing. compare ends with 1 if a side reads back other data than it wrote.`,
 		Example: `  spillbench compare --peer arrow-ipc
   spillbench compare --peer arrow-ipc --input data.parquet --repeat 8 --host-memory 1GiB`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return compare(cmd.Context(), &f, stdout, stderr) },
+		RunE: f.run,
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
-	fs.Var(choice(&f.peer, "", peer.ArrowIPC), "peer", "what to compare with, by `NAME`: "+peer.ArrowIPC)
+	fs.Var(choice(&f.peer, "", peer.ArrowIPC), "peer",
+		"compare with this program, by `NAME`: "+peer.ArrowIPC+" (required)")
 	f.input.register(fs, "spill", "the host memory")
-	fs.IntVar(&f.rounds, "rounds", 5, "pairs of rounds: ours and the peer's, alternately")
-	f.input.registerWorkers(fs, "how many of our batches are moved at once")
+	intVar(fs, &f.rounds, "rounds", 5, 1, 1000, "measure `N` pairs of rounds: Spillway's and the peer's, alternately")
+	f.input.registerWorkers(fs, "number of Spillway's batches that move at once")
 	f.input.registerSeed(fs)
-	f.engine.register(fs, defaultMemory)
-	f.engine.hostMemory.Bytes = compareMemory
-	fs.Lookup("host-memory").DefValue = f.engine.hostMemory.String()
+	f.engine.register(fs, compareMemory)
 	for _, name := range []string{"gpu", "gpus", "gpu-memory"} {
 		must(fs.MarkHidden(name))
 	}
@@ -85,30 +82,21 @@ change nothing.`,
 	return cmd
 }
 
-func (f *compareFlags) validate() error {
-	switch {
-	case f.peer == "":
+// run measures and reports. It leaves nothing behind.
+func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
+	start, ctx := time.Now(), cmd.Context()
+	if f.peer == "" {
 		return fail.Usagef("compare needs a peer (--peer %s)", peer.ArrowIPC)
-	case f.rounds < 1 || f.rounds > maxCompareRounds:
-		return fail.Usagef("--rounds %d is out of range (want 1 to %d)", f.rounds, maxCompareRounds)
 	}
 	if err := f.input.validate(); err != nil {
 		return err
 	}
-	return f.engine.validate()
-}
-
-func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (err error) {
-	start := time.Now()
-	if err := f.validate(); err != nil {
-		return err
-	}
-	out, err := f.output.open(ctx, stdout, stderr, f.input.files...)
+	out, err := f.output.openFor(cmd, f.input.files...)
 	if err != nil {
 		return err
 	}
 	f.engine.seed = f.input.seed
-	m, err := f.engine.open(ctx, &notes{})
+	m, err := f.engine.open(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,7 +104,8 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 		return err
 	}
 	inputs, sources, batches := f.input.sources(m, m.config.HostMemoryBytes/batchesInHost)
-	bar := f.output.bar(stderr, func() spillway.Stats { return spillway.Stats{} }) // of engines that come and go
+	// Engines come and go, so the bar has no figures of them.
+	bar := f.output.bar(cmd.ErrOrStderr(), func() spillway.Stats { return spillway.Stats{} })
 	res, err := peer.Run(ctx, peer.Config{
 		Open: m.reopen, Inputs: inputs, Batches: batches, Progress: bar,
 		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
@@ -129,21 +118,20 @@ func compare(ctx context.Context, f *compareFlags, stdout, stderr io.Writer) (er
 	case errors.Is(err, peer.ErrNoBatches):
 		err = fail.Usagef("%w (name a file with rows in it)", err)
 	}
-	if err != nil {
-		return m.blame(ctx, err)
+	if err := m.settle(ctx, err); err != nil {
+		return err
 	}
-	m.settle()
 	f.note(m, res)
 	doc := f.document(m, sources, res)
-	doc.WallSeconds = time.Since(start).Seconds()
-	return out.result(doc, m.notes.lines())
+	doc.Header, doc.WallSeconds = m.header("compare"), time.Since(start).Seconds()
+	return m.finish(out, doc, nil)
 }
 
 // note adds notes where the comparison differs from its help.
 func (f *compareFlags) note(m *machine, res peer.Result) {
 	if res.CacheStays {
 		m.notes.add("cache stays", "the page cache cannot be dropped on this system: "+
-			"what the peer read, it may have read from there")
+			"the peer may have read from the cache")
 	}
 	if !m.env.DirectIO {
 		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: "+
@@ -155,11 +143,10 @@ func (f *compareFlags) note(m *machine, res peer.Result) {
 	}
 }
 
-// document returns the result.
+// document returns the result, without its header. Rates and ratios are those of the median times.
 func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *report.Compare {
 	all := roundRates(res.Bytes, res.Rounds)
 	doc := &report.Compare{
-		Header: report.NewHeader("compare", m.env, m.warnings()),
 		Config: report.CompareConfig{
 			Config: m.config, Peer: f.peer, Seed: f.input.seed,
 			Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,

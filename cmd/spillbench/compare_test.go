@@ -12,7 +12,6 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/peer"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/diag"
 )
 
 // briefly is compare with little data.
@@ -94,7 +93,7 @@ func TestCompareErrors(t *testing.T) {
 	}{
 		{"no peer", []string{"compare"}, 2, []string{"--peer arrow-ipc"}},
 		{"another peer", []string{"compare", "--peer=duckdb"}, 2, []string{`"duckdb" for "--peer"`, "want arrow-ipc"}},
-		{"no rounds", append(slices.Clone(briefly), "--rounds=0"), 2, []string{"--rounds 0", "1 to 1000"}},
+		{"no rounds", append(slices.Clone(briefly), "--rounds=0"), 2, []string{`"0" for "--rounds"`, "1 to 1000"}},
 		{"no repeats", append(slices.Clone(briefly), "--repeat=0"), 2, []string{"--repeat 0"}},
 		{"no workers", append(slices.Clone(briefly), "--workers=0"), 2, []string{"--workers 0"}},
 		{"an argument", append(slices.Clone(briefly), whole), 2, []string{"unknown command", whole}},
@@ -121,7 +120,7 @@ func TestCompareErrors(t *testing.T) {
 func TestCompareFigures(t *testing.T) {
 	const gib, s = 1 << 30, time.Second
 	var f compareFlags
-	m := &machine{warnings: func() []diag.Warning { return nil }}
+	m := new(machine)
 	doc := f.document(m, []string{"a"}, peer.Result{
 		Rows: 5, Batches: 3, Bytes: 8 * gib, Verified: 7,
 		Rounds: []peer.Round{
@@ -256,10 +255,27 @@ func TestCompareFaults(t *testing.T) {
 	}
 }
 
+// TestCompareFindsCorruption: data that a side reads back wrong ends the command with 1, names what is
+// wrong, and leaves no result.
+func TestCompareFindsCorruption(t *testing.T) {
+	t.Parallel()
+	result := filepath.Join(t.TempDir(), "c.json")
+	args := append(slices.Clone(briefly), "--fault=op=read,kind=bitflip,at=9", "--json", result)
+	r := command(t, t.Context(), args...)
+	if r.status != 1 || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 ||
+		!strings.Contains(r.stderr, "corrupt") ||
+		!strings.Contains(r.stderr, "--fault op=read,kind=bitflip,at=9, hits: ") {
+		t.Errorf("ended with %d: %q, %q", r.status, r.stderr, r.stdout)
+	}
+	if _, err := os.Stat(result); !os.IsNotExist(err) {
+		t.Errorf("a result is there: %v", err)
+	}
+}
+
 // TestRatios: writing is compared with writing, and reading with reading.
 func TestRatios(t *testing.T) {
 	var f compareFlags
-	m := &machine{warnings: func() []diag.Warning { return nil }}
+	m := new(machine)
 	doc := f.document(m, nil, peer.Result{
 		Bytes: 1 << 30,
 		Rounds: []peer.Round{{

@@ -23,7 +23,7 @@ func everyCommand(f func(*cobra.Command)) {
 			walk(c)
 		}
 	}
-	root, _ := newRoot(io.Discard, io.Discard)
+	root := newRoot(io.Discard, io.Discard, io.Discard)
 	walk(root)
 }
 
@@ -72,6 +72,9 @@ func TestCompletion(t *testing.T) {
 			value, _, _ := strings.Cut(l, "\t")
 			got = append(got, value)
 		}
+		if !strings.HasPrefix(r.stderr, "Completion ended with directive: ") {
+			t.Errorf("%q: standard error has %q", c.args, r.stderr)
+		}
 		if last := lines[len(lines)-1]; r.status != 0 || strings.Join(got, " ") != c.want || last != fmt.Sprintf(":%d", c.directive) {
 			t.Errorf("%q: %q, %s, want %q, :%d", c.args, got, last, c.want, c.directive)
 		}
@@ -106,9 +109,13 @@ func TestChoices(t *testing.T) {
 	if choices < 20 {
 		t.Errorf("only %d flags have choices", choices)
 	}
-	for _, v := range codecs() {
-		if _, err := convert.ParseCodec(v); err != nil {
-			t.Error(err)
+	codecs := newRun().Flag("codec").Value.(*choiceFlag).known
+	for c := convert.CodecAuto; ; c++ {
+		if _, err := convert.ParseCodec(c.String()); err != nil {
+			break
+		}
+		if !slices.Contains(codecs, c.String()) {
+			t.Errorf("--codec does not take %s", c)
 		}
 	}
 }

@@ -63,14 +63,14 @@ func TestFullSpillDirectories(t *testing.T) {
 				}
 				return topology.Location{FreeBytes: 1 << 40}, nil
 			}
-			var log notes
-			disks, err := e.spillDisks(t.Context(), &log)
-			told := strings.Join(log.lines(), "\n")
+			m := e.newMachine(new(topology.Topology))
+			err := e.addDisks(t.Context(), m, 0)
+			told := strings.Join(m.notes.lines(), "\n")
 			if err != nil {
 				told = fail.Line(err)
 			}
 			var dirs []string
-			for _, d := range disks {
+			for _, d := range m.opened.Disks {
 				dirs = append(dirs, d.Dir)
 			}
 			if fail.Status(err) != c.status || !slices.Equal(dirs, c.left) {
@@ -90,7 +90,8 @@ func TestFullSpillDirectories(t *testing.T) {
 func TestFullTempDirectory(t *testing.T) {
 	e := engineFlags{probe: func(dir string) error { return &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOSPC} }}
 	t.Setenv("TMPDIR", t.TempDir())
-	if _, err := e.spillDisks(t.Context(), &notes{}); fail.Status(err) != 3 || !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), os.TempDir()) {
+	err := e.addDisks(t.Context(), e.newMachine(new(topology.Topology)), 0)
+	if fail.Status(err) != 3 || !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), os.TempDir()) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -106,7 +107,7 @@ func TestLeftOutDiskIsNotReported(t *testing.T) {
 		}
 		return probeDir(dir)
 	}
-	m, err := f.open(t.Context(), &notes{})
+	m, err := f.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

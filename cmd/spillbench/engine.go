@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"slices"
@@ -14,31 +14,27 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/monitor"
-	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
 
 // machine is an open engine with a description of it and of the machine that it runs on.
 type machine struct {
-	topology *topology.Topology
-	engine   *spillway.Engine
-	reopen   func(context.Context) (*spillway.Engine, error) // opens another engine like it
-	env      report.Env
-	config   report.Config
-	notes    *notes
-	warnings func() []diag.Warning // also when the engine is closed
-	faults   *inject.Faults
-	plan     headroom.Plan // of the process's memory
-	gpuBytes int64         // mean capacity of the GPU spaces; 0: there are none
+	engine *spillway.Engine
+	opened spillway.Config                                 // of engine
+	reopen func(context.Context) (*spillway.Engine, error) // opens another engine like it
+	env    report.Env
+	config report.Config // defaults filled in
+	notes  *notes
+	faults *inject.Faults
+	plan   headroom.Plan // of the process's memory
 }
 
 // open opens the engine that the flags describe. The caller must close it.
-func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
+func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 	if err := e.validate(); err != nil {
 		return nil, err
 	}
@@ -46,126 +42,125 @@ func (e *engineFlags) open(ctx context.Context, log *notes) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, memory, err := e.engineConfig(ctx, top, log)
-	if err != nil {
+	m := e.newMachine(top)
+	if err := e.configure(ctx, m); err != nil {
 		return nil, err
 	}
-	faults := e.inject(&cfg)
-	plan, err := e.planMemory(ctx, top, memory, cfg.Disks) // before anything is taken
-	if err != nil {
-		return nil, err
-	}
-	open := func(ctx context.Context) (*spillway.Engine, error) {
-		eng, err := spillway.Open(ctx, cfg)
+	m.plan.Apply() // before anything is taken
+	m.reopen = func(ctx context.Context) (*spillway.Engine, error) {
+		eng, err := spillway.Open(ctx, m.opened)
 		if err != nil {
 			return nil, e.explain(ctx, err)
 		}
 		return eng, nil
 	}
-	eng, err := open(ctx)
-	if err != nil {
+	if m.engine, err = m.reopen(ctx); err != nil {
 		return nil, err
 	}
-	if e.trace != nil {
-		e.trace.Begin(cfg.Policy.Name(), eng.Stats().Spaces)
-	}
-	faults.Arm()
-	for _, w := range eng.Warnings() {
-		if w.Cause == causes.Simulated { // information, but nobody may take its figures for a GPU's
-			log.add(w.String(), w.String())
+	m.faults.Arm()
+	m.env = report.EngineEnv(top, m.engine)
+	for _, s := range m.engine.Spaces() {
+		switch s.Kind() {
+		case tier.GPU:
+			m.config.GPUMemoryBytes += s.Capacity()
+		case tier.Host:
+			m.config.HostMemoryBytes += s.Capacity()
+		case tier.Disk:
+			m.config.Disks[s.ID().Ordinal].CapacityBytes = s.Capacity()
 		}
 	}
-	m := &machine{
-		topology: top, engine: eng, reopen: open, env: report.EngineEnv(top, eng), config: e.describe(eng, cfg.Disks),
-		notes: log, warnings: eng.Warnings, faults: faults, plan: plan,
+	for _, w := range m.engine.Warnings() {
+		if w.Cause == causes.Simulated { // only information, but nobody may take its figures for a GPU's
+			m.notes.add(w.String(), w.String())
+		}
 	}
-	m.gpuBytes = m.config.GPUMemoryBytes / max(1, int64(len(cfg.GPUs)))
 	return m, nil
 }
 
-// engineConfig turns the flags into the engine's configuration. It also returns how many bytes of the
-// process's memory the GPU and host spaces will take.
-func (e *engineFlags) engineConfig(ctx context.Context, top *topology.Topology, log *notes) (
-	cfg spillway.Config, memory int64, err error) {
+// newMachine returns a machine without an engine.
+func (e *engineFlags) newMachine(top *topology.Topology) *machine {
+	m := &machine{opened: spillway.Config{Topology: top}, config: e.config, notes: new(notes)}
+	m.faults = inject.New(e.faults, e.config.DiskThrottleBytesPerS, e.seed)
+	m.config.MonitorPeriodSeconds, m.config.StuckAfterSeconds = e.period.Seconds(), e.stuckAfter.Seconds()
+	m.config.Disks, m.config.Faults = []report.Disk{}, []report.Fault{}
+	for _, f := range e.faults {
+		m.config.Faults = append(m.config.Faults, report.Fault{Spec: f.Text})
+	}
+	if e.noGPUs {
+		m.config.GPU = "none"
+	}
+	return m
+}
 
-	policy, err := monitor.ByName(e.policy)
+// configure makes the engine's configuration, with the faults and the rate of m.faults, adds the disks
+// to m.config, and divides the memory of the process in m.plan.
+func (e *engineFlags) configure(ctx context.Context, m *machine) error {
+	total := m.opened.Topology.Limits.MemoryBytes
+	if e.share > 0 && total > 0 {
+		e.buffers = 2 * total / e.share
+		most := total / e.share / tier.Page * tier.Page
+		if !e.given("gpu-memory") {
+			e.gpuMemory.Bytes = min(e.gpuMemory.Bytes, most)
+		}
+		if !e.given("host-memory") {
+			e.hostMemory.Bytes = min(e.hostMemory.Bytes, most)
+		}
+	}
+	memory, err := e.hostMemory.Of(total)
 	if err != nil {
-		return cfg, 0, err
+		return fail.Usagef("--host-memory: %w", err)
 	}
-	codec, err := convert.ParseCodec(e.codec)
-	if err != nil {
-		return cfg, 0, err
+	cfg := &m.opened
+	cfg.HostMemory, cfg.GPUMarks, cfg.HostMarks = spillway.Bytes(memory), e.marks(), e.marks()
+	cfg.MonitorPeriod, cfg.StuckAfter, cfg.Events, cfg.Logger = e.period, e.stuckAfter, e.events, slog.New(m.notes)
+	cfg.MovesPerEdge, cfg.Limits.Permits.Slots = e.config.MovesPerEdge, new(e.config.DiskSlots)
+	cfg.WriteAhead = cmp.Or(e.config.WriteAheadBytesPerS, -1) // 0 would be the engine's default
+	if cfg.Policy, err = monitor.ByName(e.config.Policy); err != nil {
+		return err
 	}
-	gpus, simulated, err := e.gpuSpaces()
-	if err != nil {
-		return cfg, 0, err
+	if cfg.Codec, err = convert.ParseCodec(e.config.Codec); err != nil {
+		return err
 	}
-	hostMemory, err := e.hostMemory.Of(top.Limits.MemoryBytes)
-	if err != nil {
-		return cfg, 0, fail.Usagef("--host-memory: %w", err)
+	if cfg.Limits.Quota, err = quotaSettings(); err != nil {
+		return err
 	}
-	disks, err := e.spillDisks(ctx, log)
-	if err != nil {
-		return cfg, 0, err
+
+	// There is a space on each GPU that the driver shows, --gpus at most, or there are --gpus simulated ones.
+	cfg.GPUs = []spillway.GPUConfig{} // nil would be the engine's default
+	simulated := 0
+	if !e.noGPUs {
+		found, gpu := 0, spillway.GPUConfig{
+			Memory: e.gpuMemory,
+			Wrap:   func(dev tier.Device) (tier.Device, error) { return m.faults.Device(dev), nil },
+		}
+		if e.config.GPU != "auto" {
+			gpu.Backend = spillway.Backend(e.config.GPU)
+		}
+		if gpu.Backend != spillway.Sim {
+			found = realGPUs()
+		}
+		count := cmp.Or(e.gpus, found, 1)
+		switch {
+		case e.gpuMemory.Share == 0 && e.gpuMemory.Bytes < tier.Page:
+			return fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
+		case gpu.Backend != spillway.Sim && count > max(1, found):
+			return fail.Environmentf("--gpus %d: NVIDIA's driver shows %d GPUs "+
+				"(give a smaller number, or simulate GPUs with --gpu sim)", e.gpus, found)
+		case gpu.Backend != spillway.CUDA && found == 0: // with CUDA, opening the engine fails with the reason
+			simulated = count
+		}
+		cfg.GPUs = slices.Repeat([]spillway.GPUConfig{gpu}, count)
 	}
-	limit, err := quotaSettings()
-	if err != nil {
-		return cfg, 0, err
-	}
-	cfg = spillway.Config{
-		GPUs: gpus, HostMemory: spillway.Bytes(hostMemory), Disks: disks,
-		GPUMarks: e.marks(), HostMarks: e.marks(),
-		Policy: policy, Codec: codec,
-		Limits:        spillway.Limits{Quota: limit, Permits: permit.Config{Slots: new(e.diskSlots)}},
-		MonitorPeriod: e.period, MovesPerEdge: e.movesPerEdge, StuckAfter: e.stuckAfter, WriteAhead: int64(e.ahead),
-		Topology: top, Logger: slog.New(log), Events: e.events,
-	}
-	if e.trace != nil {
-		cfg.Events = spillway.Tee(e.events, e.trace.Event)
-	}
-	if err := cfg.Validate(); err != nil {
-		return cfg, 0, fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
-	}
-	memory = hostMemory
 	for range simulated {
 		memory += min(e.gpuMemory.Bytes, math.MaxInt64-memory)
 	}
-	return cfg, memory, nil
-}
-
-// gpuSpaces returns the GPU spaces that the flags ask for, and how many of them will be simulated:
-// a space on each GPU that the driver shows, --gpus at most, or --gpus simulated ones.
-func (e *engineFlags) gpuSpaces() (spaces []spillway.GPUConfig, simulated int, err error) {
-	if e.noGPUs {
-		return []spillway.GPUConfig{}, 0, nil
+	if err := e.addDisks(ctx, m, memory); err != nil {
+		return err
 	}
-	if e.gpuMemory.Share == 0 && e.gpuMemory.Bytes < tier.Page {
-		return nil, 0, fail.Usagef("--gpu-memory %s is less than any batch takes (give at least 4KiB)", e.gpuMemory)
+	if err := cfg.Validate(); err != nil {
+		return fail.Usagef("%w (see --gpu-memory, --host-memory and --disk)", err)
 	}
-	space := spillway.GPUConfig{Memory: e.gpuMemory}
-	if e.gpu != "auto" {
-		space.Backend = spillway.Backend(e.gpu)
-	}
-	found, count := 0, max(1, e.gpus)
-	if space.Backend != spillway.Sim {
-		found = realGPUs()
-	}
-	switch {
-	case space.Backend == spillway.Sim:
-		simulated = count
-	case found == 0 && space.Backend == spillway.CUDA:
-		count = 1 // opening it fails with the reason
-	case count > max(1, found):
-		return nil, 0, &fail.Error{
-			Status: fail.Environment, Err: fmt.Errorf("--gpus %d: NVIDIA's driver shows %d GPUs", e.gpus, found),
-			Fix: "give a smaller number, or simulate GPUs with --gpu sim",
-		}
-	case found == 0:
-		simulated = count
-	case e.gpus == 0:
-		count = found
-	}
-	return slices.Repeat([]spillway.GPUConfig{space}, count), simulated, nil
+	return nil
 }
 
 // realGPUs returns how many GPUs NVIDIA's driver shows to the process, 0 without a driver.
@@ -181,24 +176,34 @@ func realGPUs() int {
 	return len(gpus)
 }
 
-// inject puts the faults and the rates of --fault and --disk-throttle into the configuration.
-func (e *engineFlags) inject(cfg *spillway.Config) *inject.Faults {
-	faults := inject.New(e.faults, e.throttle.Bytes, e.seed)
-	for i := range cfg.Disks {
-		cfg.Disks[i].FS = faults.Volume()
-		if cfg.Disks[i].FS == nil && e.watch != nil {
-			cfg.Disks[i].FS = e.watch(i)
-		}
+// explain adds the flag to change to an error of opening an engine.
+func (e *engineFlags) explain(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, spillway.ErrShareOfSimulated):
+		return fail.Usagef("--gpu-memory %s: %w (give a size, such as 512MiB)", e.gpuMemory, err)
+	case errors.Is(err, tier.ErrNotSupported) && e.config.GPU == "cuda":
+		return fail.Environmentf("%w (install NVIDIA's driver and start containers with --gpus; "+
+			"or use --gpu sim for the simulated one)", err)
+	case errors.Is(err, tier.ErrNoSpace), ctx.Err() != nil:
+		return err
 	}
-	for i := range cfg.GPUs {
-		cfg.GPUs[i].Wrap = func(dev tier.Device) (tier.Device, error) { return faults.Device(dev), nil }
-	}
-	return faults
+	return fail.Environmentf("%w (see --gpu-memory, --host-memory and --disk)", err)
 }
 
-// blame names the fault of --fault that may have caused err, and gives err the status of wrong data:
-// the fault was not survived.
-func (m *machine) blame(ctx context.Context, err error) error {
+// header returns the beginning of a document. The engine may be closed.
+func (m *machine) header(command string) report.Header {
+	return report.NewHeader(command, m.env, m.engine.Warnings())
+}
+
+// settle adds the hits of faults to the configuration and to the notes, and returns err. If a fault may
+// have caused it, err gets the exit status of wrong data and names the fault: it was not survived.
+func (m *machine) settle(ctx context.Context, err error) error {
+	for i, n := range m.faults.Hits() {
+		m.config.Faults[i].Hits = n
+	}
+	for _, line := range m.faults.Told() {
+		m.notes.add(line, line)
+	}
 	fault := m.faults.Blame()
 	if err == nil || fault == "" || ctx.Err() != nil || fail.Status(err) == fail.Usage {
 		return err
@@ -206,60 +211,13 @@ func (m *machine) blame(ctx context.Context, err error) error {
 	return &fail.Error{Status: fail.Wrong, Err: err, Fix: fault}
 }
 
-// settle adds the hits of faults to the notes and the configuration.
-func (m *machine) settle() {
-	for i, n := range m.faults.Hits() {
-		m.config.Faults[i].Hits = n
+// finish shows the document with the notes. wrong is the error of wrong data in it; nil if there is
+// none. It comes first in the error that finish returns, because it decides the exit status.
+func (m *machine) finish(out *output, doc report.Document, wrong error) error {
+	lines := m.notes.lines()
+	err := errors.Join(wrong, out.show(doc, lines))
+	if err == nil {
+		out.warn(lines)
 	}
-	for _, line := range m.faults.Told() {
-		m.notes.add(line, line)
-	}
-}
-
-// explain adds the flag to change to an error of opening an engine.
-func (e *engineFlags) explain(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, spillway.ErrShareOfSimulated):
-		return &fail.Error{
-			Status: fail.Usage, Err: fmt.Errorf("--gpu-memory %s: %w", e.gpuMemory, err), Fix: "give a size, such as 512MiB",
-		}
-	case errors.Is(err, tier.ErrNotSupported) && e.gpu == "cuda":
-		return &fail.Error{
-			Status: fail.Environment, Err: err,
-			Fix: "install NVIDIA's driver and start containers with --gpus; or use --gpu sim for the simulated one",
-		}
-	case errors.Is(err, tier.ErrNoSpace), ctx.Err() != nil:
-		return err
-	}
-	return &fail.Error{Status: fail.Environment, Err: err, Fix: "see --gpu-memory, --host-memory and --disk"}
-}
-
-// describe returns the configuration of an engine, defaults filled in.
-func (e *engineFlags) describe(eng *spillway.Engine, disks []spillway.DiskConfig) report.Config {
-	c := report.Config{
-		GPU: e.gpu, Limit: e.limit, Trigger: e.trigger, Stop: e.stop,
-		Policy: e.policy, Codec: e.codec, Encrypt: e.encrypt,
-		MonitorPeriodSeconds: e.period.Seconds(), StuckAfterSeconds: e.stuckAfter.Seconds(),
-		WriteAheadBytesPerS: max(0, int64(e.ahead)), MovesPerEdge: e.movesPerEdge, DiskSlots: e.diskSlots,
-		DiskThrottleBytesPerS: e.throttle.Bytes, Disks: []report.Disk{}, Faults: []report.Fault{},
-	}
-	if e.noGPUs {
-		c.GPU = "none"
-	}
-	for _, f := range e.faults {
-		c.Faults = append(c.Faults, report.Fault{Spec: f.Text})
-	}
-	for _, s := range eng.Spaces() {
-		switch s.Kind() {
-		case tier.GPU:
-			c.GPUMemoryBytes += s.Capacity()
-		case tier.Host:
-			c.HostMemoryBytes += s.Capacity()
-		case tier.Disk:
-			dir := disks[s.ID().Ordinal].Dir
-			given := slices.ContainsFunc(e.disks, func(f diskFlag) bool { return f.dir == dir && !f.capacity.IsZero() })
-			c.Disks = append(c.Disks, report.Disk{Dir: dir, CapacityBytes: s.Capacity(), CapacityGiven: given})
-		}
-	}
-	return c
+	return err
 }

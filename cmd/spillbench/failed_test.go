@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway"
@@ -162,7 +163,11 @@ func TestStandstillIsNoted(t *testing.T) {
 		}
 		f.output.quiet = quiet
 		var stdout, stderr bytes.Buffer
-		if err := run(t.Context(), &f, &stdout, &stderr); !errors.Is(err, tier.ErrNoSpace) {
+		cmd := new(cobra.Command)
+		cmd.SetContext(t.Context())
+		cmd.SetOut(&stdout)
+		cmd.SetErr(&stderr)
+		if err := f.run(cmd, nil); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("ended with %v", err)
 		}
 		note := "spillbench: note: nothing moves: disk:0 "
@@ -207,29 +212,23 @@ func TestStall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				told := 0
-				s := newStall(stallAfter, func(string) { told++ })
-				s.watch(nil)
+				s := &stall{moving: make(map[uint64]bool), last: time.Now()}
+				stop := s.watch(stallAfter, nil, func(string) { told++ })
 				c.does(s)
-				s.end()
-				s.end()
+				stop()
+				stop()
 				if told != c.told {
 					t.Errorf("told %d times, want %d", told, c.told)
 				}
 			})
 		})
 	}
-	var none *stall
-	none.watch(nil)
-	none.end()
-	if none.events() != nil {
-		t.Error("a nil one wants events")
-	}
 }
 
 // TestPassesAreCounted: the progress says which of how many passes it is, and else what the phase is.
 func TestPassesAreCounted(t *testing.T) {
 	for phase, want := range map[string]string{"pass-3": "pass 3 of 10", "load": "load", "drain": "drain"} {
-		if got := (ofPasses{passes: 10}).named(phase); got != want {
+		if got := passOf(phase, 10); got != want {
 			t.Errorf("%s: %q, want %q", phase, got, want)
 		}
 	}

@@ -30,7 +30,7 @@ func TestNoNames(t *testing.T) {
 	if _, err := unix.InotifyAddWatch(watch, dir, unix.IN_CREATE|unix.IN_MOVED_TO); err != nil {
 		t.Fatal(err)
 	}
-	if err := new(engineFlags).usableDir(dir); err != nil {
+	if err := probeDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	flags := outputFlags{json: filepath.Join(dir, "r.json")}

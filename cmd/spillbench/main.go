@@ -1,16 +1,18 @@
-// Command spillbench runs Spillway on this machine and measures it: a table
-// several times larger than the GPU's memory, or the files that it is given, go
-// through all tiers, are worked on, and are verified.
+// Command spillbench runs Spillway on this machine and measures it: it moves a table several times
+// larger than the GPU's memory, or the files that it is given, through all tiers, works on them, and
+// verifies them.
 //
 //	spillbench                      a generated table, end to end
 //	spillbench run F…               the same with Parquet, Arrow or CSV files
 //	spillbench verify F…            every batch along every edge and back
-//	spillbench bandwidth            every edge, next to what the machine can do
+//	spillbench bandwidth            every edge, and the machine's own limit for each
 //	spillbench compare --peer P     the same data spilled without Spillway
-//	spillbench topo                 what the machine has
-//	spillbench trace                a run again, by other policies and on other machines
+//	spillbench topo                 the machine's processors, memory, GPUs and disks
+//	spillbench quota                the limits of this process, and the holders on this node
+//	spillbench trace                a run again, with other policies and on other machines
+//	spillbench inspect DIR          the batches that persist in a spill directory
 //	spillbench report A [B]         a page of a result, or of two compared
-//	spillbench schema               what the JSON of all of them has
+//	spillbench schema               the JSON Schema of all results
 //
 // Its exit status is 0 if all is well, 1 if data was wrong or a fault of --fault was not survived, 2
 // for wrong use, 3 if the machine cannot do it, and 130 if it was interrupted. An error is one line
@@ -19,10 +21,11 @@
 // Package cobra parses the command line, prints help and suggestions, and completes words in shells:
 // the standard library's flag package has no subcommands. In the files of this package,
 //
-//	command.go         the root, what all flags have in common, the exit status
-//	flags.go           the flags of every engine; engine.go opens it, with the volumes of disks.go
-//	output.go          files and standard output
-//	run.go and others  one subcommand each
+//	command.go         has the tree of commands, the exit status, and checks of arguments
+//	options.go         has the options of every engine and the types of their flags
+//	engine.go          opens the engine that the options describe, with the disks of disks.go
+//	output.go          writes results to files and standard output
+//	run.go and others  have one subcommand each
 package main
 
 import (
@@ -59,17 +62,14 @@ func interruptible(f func(context.Context) int) int {
 	defer close(ended)
 	defer context.AfterFunc(ctx, func() {
 		stop() // a second signal ends the process as it would any other
-		late := time.NewTimer(patience)
-		defer late.Stop()
-		select {
-		case <-ended:
-		case <-late.C:
+		defer time.AfterFunc(patience, func() {
 			if progress.OnTerminal(os.Stderr) {
-				fmt.Fprint(os.Stderr, "\r\x1b[K") // the progress line goes
+				fmt.Fprint(os.Stderr, "\r\x1b[K") // clears the progress line
 			}
 			fmt.Fprintln(os.Stderr, "spillbench: interrupted")
 			os.Exit(fail.Interrupted)
-		}
+		}).Stop()
+		<-ended
 	})()
 	return f(ctx)
 }

@@ -11,11 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
-	"github.com/spillway-db/spillway/tier/disk"
-	"github.com/spillway-db/spillway/tier/disk/faultfs"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -37,16 +34,16 @@ func TestHeapIsLimited(t *testing.T) {
 	before := debug.SetMemoryLimit(math.MaxInt64)
 	defer debug.SetMemoryLimit(before)
 	f := flagsOf(t, "--gpu-memory=8MiB", "--host-memory=4MiB")
-	m, err := f.open(t.Context(), &notes{})
+	m, err := f.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.engine.Close()
-	if m.topology.Limits.MemoryBytes == 0 {
+	if m.opened.Topology.Limits.MemoryBytes == 0 {
 		t.Skip("needs a system that tells how much memory there is")
 	}
 	now := debug.SetMemoryLimit(-1)
-	if now != m.plan.Heap || now <= 0 || now > m.topology.Limits.MemoryBytes-12<<20 {
+	if now != m.plan.Heap || now <= 0 || now > m.opened.Topology.Limits.MemoryBytes-12<<20 {
 		t.Errorf("the limit is %d, the plan %+v", now, m.plan)
 	}
 	if held := (&runFlags{}).job(m).Held; held <= 0 || held > m.plan.Heap/2 {
@@ -67,23 +64,24 @@ func TestHeapIsLimited(t *testing.T) {
 func TestTooMuchMemory(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
-	files := faultfs.New(disk.OS(), 1)
 	f := flagsOf(t, "--host-memory=99%")
-	f.watch = func(int) disk.FS { return files }
-	if _, err := f.open(t.Context(), &notes{}); !errors.Is(err, headroom.ErrTooSmall) || files.Count() != 0 {
-		t.Errorf("%v, after %d operations on the disk", err, files.Count())
+	if _, err := f.open(t.Context()); !errors.Is(err, headroom.ErrTooSmall) {
+		t.Error(err)
 	}
 	top := &topology.Topology{Limits: topology.Limits{MemoryBytes: 1 << 30}}
 	for name, c := range map[string]struct {
-		flags engineFlags
-		disks int
-		fits  bool
+		args   []string
+		disks  int
+		beside int64
+		fits   bool
 	}{
-		"alone":                            {engineFlags{}, 1, true},
-		"beside five volumes that encrypt": {engineFlags{encrypt: true}, 5, false},
-		"beside the command's own buffers": {engineFlags{beside: 200 << 20}, 1, false},
+		"alone":                            {nil, 1, 0, true},
+		"beside five volumes that encrypt": {[]string{"--encrypt"}, 5, 0, false},
+		"beside the command's own buffers": {nil, 1, 200 << 20, false},
 	} {
-		_, err := c.flags.planMemory(t.Context(), top, 800<<20, slices.Repeat([]spillway.DiskConfig{{Dir: t.TempDir()}}, c.disks))
+		f := flagsOf(t, c.args...)
+		f.disks, f.buffers = slices.Repeat(f.disks, c.disks), c.beside
+		err := f.addDisks(t.Context(), f.newMachine(top), 800<<20)
 		if c.fits != (err == nil) || err != nil && !errors.Is(err, headroom.ErrTooSmall) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -105,9 +103,10 @@ func TestMemoryOfSpaces(t *testing.T) {
 			continue
 		}
 		f := flagsOf(t, append([]string{"--gpu-memory=8MiB", "--host-memory=4MiB"}, c.args...)...)
-		_, got, err := f.engineConfig(t.Context(), new(topology.Topology), &notes{})
-		if err != nil || got != c.want {
-			t.Errorf("%q: %d bytes, want %d: %v", c.args, got, c.want, err)
+		top := &topology.Topology{Limits: topology.Limits{MemoryBytes: 1}} // so that nothing fits
+		var small *headroom.TooSmallError
+		if err := f.configure(t.Context(), f.newMachine(top)); !errors.As(err, &small) || small.Spaces != c.want {
+			t.Errorf("%q: %+v, want spaces of %d bytes", c.args, err, c.want)
 		}
 	}
 }
@@ -122,31 +121,38 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit, spaces int64
 		free          int64 // of each file system
-		disks         []spillway.DiskConfig
+		disks         []string
 		want          []int64
 		spilled       int64
 		says          string // of the error
 	}{
-		"on a disk":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk"}}, []int64{0}, 0, ""},
-		"too large on a disk": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: spillway.Bytes(4000 * mib)}}, []int64{4000}, 0, ""},
-		"half of the free":    {1024, 128, 512, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{256}, 256, ""},
-		"what is left":        {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{808}, 808, ""},
-		"two share":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}, {Dir: "/tmpfs/b"}}, []int64{404, 404}, 808, ""},
-		"one beside a disk":   {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/disk", Capacity: spillway.Bytes(4000 * mib)}, {Dir: "/tmpfs"}}, []int64{4000, 808}, 808, ""},
-		"just fits":           {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: spillway.Bytes(808 * mib)}}, []int64{808}, 808, ""},
-		"a page too large": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: spillway.Bytes(808*mib + 4096)}}, nil, 0,
+		"on a disk":           {1024, 128, 4096, []string{"/disk"}, []int64{0}, 0, ""},
+		"too large on a disk": {1024, 128, 4096, []string{"/disk=4000MiB"}, []int64{4000}, 0, ""},
+		"half of the free":    {1024, 128, 512, []string{"/tmpfs"}, []int64{256}, 256, ""},
+		"what is left":        {1024, 128, 4096, []string{"/tmpfs"}, []int64{808}, 808, ""},
+		"two share":           {1024, 128, 4096, []string{"/tmpfs", "/tmpfs/b"}, []int64{404, 404}, 808, ""},
+		"one beside a disk":   {1024, 128, 4096, []string{"/disk=4000MiB", "/tmpfs"}, []int64{4000, 808}, 808, ""},
+		"just fits":           {1024, 128, 4096, []string{"/tmpfs=808MiB"}, []int64{808}, 808, ""},
+		"a page too large": {1024, 128, 4096, []string{"/tmpfs=847253504"}, nil, 0,
 			"the spill directory /tmpfs is in memory (tmpfs), of which 847249408 B are left, and not 847253504 B: the process may have 1.0 GiB (memory.max)"},
-		"two do not fit": {1024, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs", Capacity: spillway.Bytes(800 * mib)}, {Dir: "/tmpfs/b", Capacity: spillway.Bytes(9 * mib)}}, nil, 0,
+		"two do not fit": {1024, 128, 4096, []string{"/tmpfs=800MiB", "/tmpfs/b=9MiB"}, nil, 0,
 			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
-		"nothing is left":       {1024, 936, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, nil, 0, "the spill directory /tmpfs is in memory (tmpfs), of which nothing is left"},
-		"the limit is not told": {0, 128, 4096, []spillway.DiskConfig{{Dir: "/tmpfs"}}, []int64{2048}, 2048, ""},
+		"nothing is left": {1024, 936, 4096, []string{"/tmpfs"}, nil, 0,
+			"the spill directory /tmpfs is in memory (tmpfs), of which 0 B are left, and not 4.0 KiB"},
+		"the limit is not told": {0, 128, 4096, []string{"/tmpfs"}, []int64{2048}, 2048, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := engineFlags{diskOf: func(_ context.Context, dir string, _ topology.Options) (topology.Location, error) {
 				return topology.Location{FreeBytes: c.free * mib, FileSystem: strings.Split(dir, "/")[1]}, nil
 			}}
+			e.probe = func(string) error { return nil }
+			for _, d := range c.disks {
+				must(e.disks.Set(d))
+			}
 			top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}}
-			plan, err := e.planMemory(t.Context(), top, c.spaces*mib, c.disks)
+			m := e.newMachine(top)
+			err := e.addDisks(t.Context(), m, c.spaces*mib)
+			plan := m.plan
 			if c.says != "" {
 				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory on a disk") {
 					t.Errorf("status %d: %s, want %q", fail.Status(err), line, c.says)
@@ -158,8 +164,8 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 				t.Fatalf("a heap of %d bytes, want %d: %v", plan.Heap, heap, err)
 			}
 			for i, want := range c.want {
-				if got := c.disks[i].Capacity; got.Bytes != want*mib {
-					t.Errorf("%s has %s, want %d MiB", c.disks[i].Dir, got, want)
+				if got := m.opened.Disks[i].Capacity; got.Bytes != want*mib {
+					t.Errorf("%s has %s, want %d MiB", c.disks[i], got, want)
 				}
 			}
 			if c.limit > 0 && plan.Heap < headroom.LeastHeap {

@@ -15,65 +15,37 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// others measures what other processes use of the processors that this process may use. A nil one
-// measures nothing.
-type others struct {
-	cpus   []int
-	before cpuUsage
+// processorTimes is what the processors and this process have done up to a moment.
+type processorTimes struct {
+	cpus map[int]procfs.CPUTime // empty without /proc/stat
+	own  time.Duration          // processor time of this process
 }
 
-// cpuUsage is what processors have done up to a moment.
-type cpuUsage struct {
-	cpus map[int]procfs.CPUTime
-	own  time.Duration // of this process
+func processorsNow() processorTimes {
+	text, _ := os.ReadFile("/proc/stat") // elsewhere than on Linux there are no figures
+	return processorTimes{procfs.CPUTimes(string(text)), system.CPUTime()}
 }
 
-// watchOthers begins to measure. It returns nil where others cannot be told from this process: without
-// /proc/stat, and under a CPU quota, of which /proc/stat knows nothing.
-func watchOthers(top *topology.Topology) *others {
-	o := &others{cpus: top.CPU.Allowed, before: usageNow()}
-	if top.Limits.CPUQuota > 0 || len(o.before.cpus) == 0 || o.before.own == 0 {
-		return nil
-	}
-	return o
-}
-
-func usageNow() cpuUsage {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return cpuUsage{}
-	}
-	return cpuUsage{procfs.CPUTimes(string(text)), system.CPUTime()}
-}
-
-// end returns what was used since watchOthers, or nil if it is not known.
-func (o *others) end() *report.Processors {
-	if o == nil {
-		return nil
-	}
-	return o.since(usageNow())
-}
-
-// since returns what was used up to now. It is nil if the processors have counted too little for a
-// share of it, less than a second of all of them.
-func (o *others) since(now cpuUsage) *report.Processors {
+// othersShare returns what other processes used of the processors that this process may use, between
+// two moments. It returns nil if that is not known: without /proc/stat, under a CPU quota, which
+// /proc/stat does not show, and for less than a second of all processors together.
+func othersShare(top *topology.Topology, before, after processorTimes) *report.Processors {
 	var busy, all int64
-	p := &report.Processors{}
-	for _, cpu := range o.cpus {
-		was, ok := o.before.cpus[cpu]
-		is, still := now.cpus[cpu]
-		if !ok || !still { // it went offline or came back
-			continue
+	p := new(report.Processors)
+	for _, cpu := range top.CPU.Allowed {
+		was, known := before.cpus[cpu]
+		is, still := after.cpus[cpu]
+		if known && still { // else it went offline or came back
+			p.Count++
+			busy += is.Busy - was.Busy
+			all += is.Busy - was.Busy + is.Idle - was.Idle
 		}
-		p.Count++
-		busy += is.Busy - was.Busy
-		all += is.Busy - was.Busy + is.Idle - was.Idle
 	}
 	total := time.Duration(all) * procfs.Tick
-	if total < time.Second {
+	if top.Limits.CPUQuota > 0 || total < time.Second {
 		return nil
 	}
-	used := time.Duration(busy)*procfs.Tick - (now.own - o.before.own)
+	used := time.Duration(busy)*procfs.Tick - (after.own - before.own)
 	p.OthersShare = max(0, used.Seconds()/total.Seconds())
 	return p
 }
@@ -82,7 +54,7 @@ func (o *others) since(now cpuUsage) *report.Processors {
 // It is safe for concurrent use.
 type admissions struct {
 	waits  histogram.Durations
-	waited atomic.Int64
+	waited atomic.Int64 // tasks that waited for more than a millisecond
 }
 
 // event is for Config.Events.

@@ -15,10 +15,13 @@ import (
 // TestOthers: the share of others is what the allowed processors did less the time of this process. It
 // is not known of a moment, and under a quota.
 func TestOthers(t *testing.T) {
-	o := &others{cpus: []int{0, 2, 5}, before: cpuUsage{
+	top := new(topology.Topology)
+	top.CPU.Allowed = []int{0, 2, 5}
+	before := processorTimes{
 		cpus: map[int]procfs.CPUTime{0: {Busy: 1000, Idle: 5000}, 1: {}, 2: {Busy: 100}},
 		own:  7 * time.Second,
-	}}
+	}
+	var after processorTimes
 	for name, c := range map[string]struct {
 		zero, two procfs.CPUTime
 		own       time.Duration
@@ -31,7 +34,11 @@ func TestOthers(t *testing.T) {
 		"rounded ticks":  {procfs.CPUTime{Busy: 1100, Idle: 5100}, procfs.CPUTime{Busy: 200}, 3 * time.Second, 2, 0},
 		"a moment":       {procfs.CPUTime{Busy: 1020, Idle: 5020}, procfs.CPUTime{Busy: 120}, 0, 0, -1},
 	} {
-		got := o.since(cpuUsage{cpus: map[int]procfs.CPUTime{0: c.zero, 1: {Busy: 1 << 40}, 2: c.two, 5: {Busy: 1}}, own: o.before.own + c.own})
+		after = processorTimes{
+			cpus: map[int]procfs.CPUTime{0: c.zero, 1: {Busy: 1 << 40}, 2: c.two, 5: {Busy: 1}},
+			own:  before.own + c.own,
+		}
+		got := othersShare(top, before, after)
 		switch {
 		case c.share < 0:
 			if got != nil {
@@ -41,8 +48,13 @@ func TestOthers(t *testing.T) {
 			t.Errorf("%s: %+v, want %v of %d", name, got, c.share, c.count)
 		}
 	}
-	if o := watchOthers(&topology.Topology{Limits: topology.Limits{CPUQuota: 1.5}}); o.end() != nil {
-		t.Error("under a quota others are known")
+	after.cpus[0] = procfs.CPUTime{Busy: 9000, Idle: 9000}
+	if othersShare(top, before, after) == nil {
+		t.Error("without a quota the share is not known")
+	}
+	top.Limits.CPUQuota = 1.5
+	if othersShare(top, before, after) != nil {
+		t.Error("under a quota the share is known")
 	}
 }
 
@@ -95,7 +107,7 @@ func TestRunsOnPage(t *testing.T) {
 // TestRunsOutOfRange: there is at least one run.
 func TestRunsOutOfRange(t *testing.T) {
 	r := command(t, t.Context(), append(append([]string{"run"}, small...), "--runs=0")...)
-	if r.status != 2 || !strings.Contains(r.stderr, "--runs 0 is out of range (want 1 to 10000)") {
+	if r.status != 2 || !strings.Contains(r.stderr, `"0" for "--runs" flag: want a number from 1 to 10000`) {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
 	}
 }

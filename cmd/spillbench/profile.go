@@ -1,8 +1,8 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
-	"errors"
 	"io"
 	"os"
 	"runtime"
@@ -14,75 +14,58 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 )
 
-// profileFlags are the files for the profiles of Go's runtime, which go tool pprof and go tool trace
-// read. Every command has them.
-type profileFlags struct {
-	cpu, memory, trace string
+// profile is a profile of Go's runtime, which go tool pprof or go tool trace reads. Every command has
+// a flag for each.
+type profile struct {
+	flag, usage string
+	begin, end  func(io.Writer) error
 
-	stops []func() error // finish the files that start began
+	path string // "": not asked for
+	file *os.File
+	w    *bufio.Writer // to file; it keeps the first error of a write, which Go's runtime drops
 }
 
-func (p *profileFlags) register(root *cobra.Command) {
-	f := root.PersistentFlags()
-	f.Var(&valueFlag{&p.cpu, "FILE"}, "cpuprofile", "write a processor profile to `FILE`, for go tool pprof")
-	f.Var(&valueFlag{&p.memory, "FILE"}, "memprofile", "write a profile of the heap's allocations to `FILE`, for go tool pprof")
-	f.Var(&valueFlag{&p.trace, "FILE"}, "trace", "write what goroutines did when to `FILE`, for go tool trace")
+// registerProfiles adds the flags.
+func registerProfiles(root *cobra.Command) []*profile {
+	all := []*profile{
+		{flag: "cpuprofile", usage: "write a CPU profile to `FILE`, for go tool pprof (default none)",
+			begin: pprof.StartCPUProfile, end: func(io.Writer) error { pprof.StopCPUProfile(); return nil }},
+		{flag: "memprofile", usage: "write a profile of heap allocations to `FILE`, for go tool pprof (default none)",
+			begin: func(io.Writer) error { return nil }, end: func(w io.Writer) error {
+				runtime.GC() // the profile is that of the last collection
+				return pprof.Lookup("allocs").WriteTo(w, 0)
+			}},
+		{flag: "trace", usage: "write an execution trace to `FILE`, for go tool trace (default none)",
+			begin: trace.Start, end: func(io.Writer) error { trace.Stop(); return nil }},
+	}
+	for _, p := range all {
+		root.PersistentFlags().Var(&valueFlag{&p.path, "FILE"}, p.flag, p.usage)
+	}
+	return all
 }
 
-// start creates the files and begins to profile.
-func (p *profileFlags) start() error {
-	for _, profile := range []struct {
-		flag, name  string
-		start, stop func(io.Writer) error
-	}{
-		{"cpuprofile", p.cpu, pprof.StartCPUProfile, func(io.Writer) error { pprof.StopCPUProfile(); return nil }},
-		{"trace", p.trace, trace.Start, func(io.Writer) error { trace.Stop(); return nil }},
-		{"memprofile", p.memory, func(io.Writer) error { return nil }, func(w io.Writer) error {
-			runtime.GC() // the profile is that of the last collection
-			return pprof.Lookup("allocs").WriteTo(w, 0)
-		}},
-	} {
-		if profile.name == "" {
-			continue
-		}
-		f, err := os.Create(profile.name)
-		if err != nil {
-			return fail.Usagef("--%s: %w", profile.flag, err)
-		}
-		w := &remembering{w: f}
-		if err := profile.start(w); err != nil {
-			return errors.Join(fail.Usagef("--%s: %w", profile.flag, err), f.Close())
-		}
-		p.stops = append(p.stops, func() error {
-			err := profile.stop(w)
-			if err = errors.Join(cmp.Or(w.err, err), f.Close()); err != nil {
-				return fail.Environmentf("--%s: %w", profile.flag, err)
-			}
-			return nil
-		})
+// start creates the file, if there is to be one, and begins to profile.
+func (p *profile) start() (err error) {
+	if p.path == "" {
+		return nil
+	}
+	if p.file, err = os.Create(p.path); err == nil {
+		p.w = bufio.NewWriter(p.file)
+		err = p.begin(p.w)
+	}
+	if err != nil {
+		return fail.Usagef("--%s: %w", p.flag, err)
 	}
 	return nil
 }
 
-// stop finishes the files.
-func (p *profileFlags) stop() error {
-	var errs []error
-	for _, stop := range p.stops {
-		errs = append(errs, stop())
+// stop finishes the file.
+func (p *profile) stop() error {
+	if p.w == nil {
+		return nil
 	}
-	return errors.Join(errs...)
-}
-
-// remembering writes to w until a write fails, and keeps that error: Go's runtime and cobra drop the
-// errors of their writers.
-type remembering struct {
-	w   io.Writer
-	err error
-}
-
-func (r *remembering) Write(p []byte) (int, error) {
-	if r.err == nil {
-		_, r.err = r.w.Write(p)
+	if err := cmp.Or(p.end(p.w), p.w.Flush(), p.file.Close()); err != nil {
+		return fail.Environmentf("--%s: %w", p.flag, err)
 	}
-	return len(p), nil
+	return nil
 }

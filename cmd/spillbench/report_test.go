@@ -259,7 +259,7 @@ func TestReportInBrowser(t *testing.T) {
 			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Plots < 3+3+2+1 {
 				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, %d plots", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Plots)
 			}
-			want := []string{"All is well", "What to change", "gpu:0", "Waits for room"}
+			want := []string{"came back as they were loaded", "What to change", "gpu:0", "Waits for room"}
 			if name == "both.html" {
 				want = append(want, "What differs", "the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)", "faults: op=write,kind=slow:20,p=0.5", "was slowed to 100.0 MiB/s on purpose")
 			}
@@ -288,7 +288,7 @@ func TestReportFromStandardInput(t *testing.T) {
 		status int
 		want   string
 	}{
-		{[]string{"-"}, 0, "All is well"},
+		{[]string{"-"}, 0, "came back as they were loaded"},
 		{[]string{"-", other}, 0, "standard input"},
 		{[]string{"-", "-"}, 2, "standard input can be read once"},
 	} {
@@ -381,7 +381,7 @@ func TestListen(t *testing.T) {
 	for last := ""; ; {
 		code, text := ask("GET", "?data", "")
 		if code == 0 {
-			if !strings.Contains(last, "All is well") || strings.Contains(last, `"live":true`) {
+			if !strings.Contains(last, "came back as they were loaded") || strings.Contains(last, `"live":true`) {
 				t.Errorf("the last was %.300s", last)
 			}
 			break

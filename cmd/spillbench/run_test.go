@@ -13,7 +13,6 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
@@ -230,14 +229,16 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestVerdict: a wrong digest ends with 1, and names the batch.
-func TestVerdict(t *testing.T) {
-	if err := verdict(job.Result{Checked: 3}); err != nil {
-		t.Error(err)
-	}
-	err := verdict(job.Result{Checked: 3, Mismatches: 1, First: "t.arrow, batch 2: wrong"})
-	if fail.Status(err) != 1 || !strings.Contains(fail.Line(err), "t.arrow, batch 2") {
-		t.Errorf("%d: %v", fail.Status(err), err)
+// TestWrongDigests: a run that finds wrong digests ends with 1, names the first batch, and prints its
+// result.
+func TestWrongDigests(t *testing.T) {
+	t.Parallel()
+	r := command(t, t.Context(), append(slices.Clone(small), "--fault=op=copy,kind=bitflip", "--json=-", "-q")...)
+	var doc report.Run
+	decode(t, r.stdout, &doc)
+	if r.status != 1 || doc.Verify.Mismatches == 0 || strings.Count(r.stderr, "\n") != 1 ||
+		!strings.Contains(r.stderr, "; the first: a generated table (seed 1), batch ") {
+		t.Errorf("ended with %d, %+v: %s", r.status, doc.Verify, r.stderr)
 	}
 }
 

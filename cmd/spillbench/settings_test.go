@@ -46,12 +46,11 @@ func TestEngineFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg, _, err := e.engineConfig(t.Context(), top, &notes{})
-		if err != nil {
+		m := e.newMachine(top)
+		if err := e.configure(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
-		e.inject(&cfg)
-		return fs, cfg
+		return fs, m.opened
 	}
 	flags, plain := configOf()
 	tested := make(map[string]bool)
@@ -163,7 +162,7 @@ func TestBlame(t *testing.T) {
 		if err := specs.Set(spec); err != nil {
 			t.Fatal(err)
 		}
-		m := &machine{faults: inject.New(specs, 0, 1)}
+		m := (&engineFlags{faults: specs, seed: 1}).newMachine(nil)
 		dev, opening := sim.New(sim.Config{Memory: 1 << 20})
 		if opening != nil {
 			t.Fatal(opening)
@@ -179,7 +178,7 @@ func TestBlame(t *testing.T) {
 		if failed == nil {
 			faulty.Free(s, a)
 		}
-		return m.blame(ctx, err)
+		return m.settle(ctx, err)
 	}
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -289,23 +288,6 @@ func TestVerifyTellsTheFirst(t *testing.T) {
 	absent := filepath.Join(t.TempDir(), "absent.arrow")
 	if r = command(t, t.Context(), "verify", broken, absent); r.status != 2 || !strings.Contains(r.stderr, broken) || strings.Contains(r.stderr, absent) {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
-	}
-}
-
-// TestVerifyInterrupted: no file is begun after the one that was under way.
-func TestVerifyInterrupted(t *testing.T) {
-	var f verifyFlags
-	f.engine.register(pflag.NewFlagSet("test", pflag.ContinueOnError), 1<<20)
-	m, err := f.engine.open(t.Context(), &notes{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.engine.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	var doc report.Verify
-	if err := f.verifyAll(ctx, m, &doc, []string{writeTable(t, "a.arrow", 1, 10), writeTable(t, "b.arrow", 1, 10)}); !errors.Is(err, context.Canceled) || len(doc.Files) != 1 {
-		t.Errorf("%d files, %v", len(doc.Files), err)
 	}
 }
 

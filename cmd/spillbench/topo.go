@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -19,60 +17,62 @@ const (
 	nvmlGoNVML  = "go-nvml"
 )
 
-func newTopo(stdout, stderr io.Writer) *cobra.Command {
-	flags := outputFlags{prints: true}
-	var root, binding string
+// topoFlags are the flags of topo.
+type topoFlags struct {
+	output     outputFlags
+	root, nvml string
+}
+
+func newTopo() *cobra.Command {
+	f := topoFlags{output: outputFlags{prints: true}}
 	cmd := &cobra.Command{
 		Use:   "topo",
-		Short: "Print what this machine has",
-		Long: `Print what this machine has: CPUs, NUMA nodes, memory, GPUs, network cards,
-disks, what lies between them (NV#: NVLinks, PIX: one PCI switch, PXB: several,
-PHB: a host bridge, NODE: two of one NUMA node, SYS: two nodes), and how much of
-them this process may use.`,
+		Short: "Print the machine's processors, memory, GPUs and disks",
+		Long: `Print the machine's CPUs, NUMA nodes, memory, GPUs, network cards and disks, the
+connections between them (NV#: NVLinks, PIX: one PCI switch, PXB: several, PHB: a host
+bridge, NODE: two of one NUMA node, SYS: two nodes), and how much of them this process
+may use.`,
 		Example: `  spillbench topo
   spillbench topo --format json
   spillbench topo --root recorded/    # another machine's`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return topo(cmd.Context(), &flags, root, binding, stdout, stderr)
-		},
+		RunE: f.run,
 	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&root, "root", "", "read `DIR`/proc and DIR/sys, a recorded machine, instead of this machine's")
-	cmd.Flags().Var(choice(&binding, nvmlRunTime, nvmlRunTime, nvmlGoNVML), "nvml",
+	cmd.Flags().StringVar(&f.root, "root", "",
+		"read `DIR`/proc and DIR/sys, a recorded machine (default this machine)")
+	cmd.Flags().Var(choice(&f.nvml, nvmlRunTime, nvmlRunTime, nvmlGoNVML), "nvml",
 		"call NVIDIA's management library by `HOW`: run-time, or go-nvml in a build with the tag gonvml")
-	flags.register(cmd.Flags())
+	f.output.register(cmd.Flags())
 	return cmd
 }
 
-func topo(ctx context.Context, flags *outputFlags, root, binding string, stdout, stderr io.Writer) error {
-	if root != "" && !isDir(filepath.Join(root, "proc")) && !isDir(filepath.Join(root, "sys")) {
-		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", root)
-	}
-	opt := topology.Options{Root: root}
-	if binding == nvmlGoNVML {
-		if root != "" {
-			return fail.Usagef("--nvml %s with --root: a recorded machine has no library (leave one of them out)", binding)
-		}
-		if goNVML == nil {
-			return fail.Usagef("--nvml %s: this spillbench is built without go-nvml (with cgo: "+
-				"go build -tags gonvml -ldflags '-extldflags=-Wl,-z,lazy' ./cmd/spillbench)", binding)
-		}
+func (f *topoFlags) run(cmd *cobra.Command, _ []string) error {
+	opt := topology.Options{Root: f.root}
+	if f.nvml == nvmlGoNVML {
 		opt.GPUs = goNVML
 	}
-	out, err := flags.open(ctx, stdout, stderr)
+	switch {
+	case f.root != "" && !isDir(filepath.Join(f.root, "proc")) && !isDir(filepath.Join(f.root, "sys")):
+		return fail.Usagef("--root %s holds neither proc nor sys (name a directory that does)", f.root)
+	case f.root != "" && f.nvml == nvmlGoNVML:
+		return fail.Usagef("--nvml %s with --root: a recorded machine has no library (leave one of them out)", f.nvml)
+	case f.nvml == nvmlGoNVML && goNVML == nil:
+		return fail.Usagef("--nvml %s: this spillbench is built without go-nvml (with cgo: "+
+			"go build -tags gonvml -ldflags '-extldflags=-Wl,-z,lazy' ./cmd/spillbench)", f.nvml)
+	}
+	out, err := f.output.openFor(cmd)
 	if err != nil {
 		return err
 	}
-	top, err := topology.Discover(ctx, opt)
+	top, err := topology.Discover(cmd.Context(), opt)
 	if err != nil {
 		return err
 	}
 	env := report.MachineEnv(top)
-	if root == "" {
+	if f.root == "" {
 		env.ProbeDisk(os.TempDir()) // where run spills by default
-	} else {
-		env.Kernel, env.GOOS, env.GOARCH, env.Cores = "", "", "", top.Limits.CPUs // not this machine's if the recorded one's are not known
+	} else { // the rest of a recorded machine is not known, and not that of this machine
+		env.Kernel, env.GOOS, env.GOARCH, env.Cores = "", "", "", top.Limits.CPUs
 	}
 	doc := &report.Topo{Header: report.NewHeader("topo", env, nil), Topology: top, Paths: top.Matrix()}
 	return out.show(doc, nil)

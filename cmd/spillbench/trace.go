@@ -1,24 +1,25 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
 
-func newTrace(stdout, stderr io.Writer) *cobra.Command {
+func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Record a run, and replay it with other policies, memories and speeds",
@@ -35,152 +36,138 @@ that programs reserve, open handles, and changes of marks and limits.`,
   spillbench trace replay run.trace --policy lru
   spillbench trace compare run.trace`,
 	}
-	cmd.AddCommand(newRecord(stdout, stderr), newReplay(stdout, stderr), newTraceCompare(stdout, stderr))
+	cmd.AddCommand(newRecord(), newReplay(), newTraceCompare())
 	return cmd
 }
 
-func newRecord(stdout, stderr io.Writer) *cobra.Command {
+func newRecord() *cobra.Command {
 	f := runFlags{output: outputFlags{figures: true}}
 	cmd := &cobra.Command{
 		Use:   "record FILE",
 		Short: "Do what run does, and write its trace to FILE",
 		Long: `Do what run does, with all its flags, and write its trace to FILE. An existing FILE is
-replaced only if it is a trace.`,
+replaced only if it is a trace.
+
+The recording begins when the engine is open: a command that ends before that leaves FILE
+as it is. A recording that is interrupted, or whose run fails, ends with the last event,
+and can be replayed.`,
 		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
 		Args:    files(1, 1, "a trace's file"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if err := f.validate(); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to := &traceFile{place: place{"the trace " + args[0], args[0]}}
+			if info, err := os.Stat(to.name); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+				if _, err = readTrace(to.name); errors.Is(err, simulate.ErrFormat) { // it may be meant as input
+					return fail.Usagef("%s exists and is not a trace (name a new file; --input names what is loaded)",
+						to.name)
+				}
+			}
+			if err := to.check(); err != nil {
 				return err
 			}
-			if err := replaceable(args[0]); err != nil {
+			if err := apart([]place{to.place}, append(f.output.places(), readings(f.input.files...)...)); err != nil {
 				return err
 			}
-			if err := apart(append(f.output.places(), place{"the trace " + args[0], args[0]}), readings(f.input.files...)); err != nil {
-				return err
+			f.trace = simulate.NewRecorder(to)
+			f.engine.events = f.trace.Event
+			err := errors.Join(f.run(cmd, nil), f.trace.Close())
+			if to.file != nil {
+				err = errors.Join(err, to.file.Close())
 			}
-			to, err := os.Create(args[0])
-			if err != nil {
-				return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", args[0], pathless(err))
-			}
-			f.engine.trace = simulate.NewRecorder(to)
-			err = run(cmd.Context(), &f, stdout, stderr)
-			return errors.Join(err, f.engine.trace.Close(), to.Close())
+			return err
 		},
 	}
 	f.register(cmd.Flags())
 	return cmd
 }
 
-// replaceable refuses a file that has something else than a trace: it may be what was meant to be
-// read.
-func replaceable(name string) error {
-	info, err := os.Stat(name)
-	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil
-	}
-	if _, err = readTrace(name); errors.Is(err, simulate.ErrFormat) {
-		return fail.Usagef("%s exists and is not a trace (name a new file; --input names what is loaded)", name)
-	}
-	return nil
+// traceFile is the file of a recording. The first write creates it or replaces what it had.
+type traceFile struct {
+	place
+	file *os.File // nil before the first write
 }
 
-// replayFlags are the flags of trace replay and compare.
+// Write implements io.Writer.
+func (t *traceFile) Write(p []byte) (n int, err error) {
+	if t.file == nil {
+		if t.file, err = os.Create(t.name); err != nil {
+			return 0, err
+		}
+	}
+	return t.file.Write(p)
+}
+
+// replayFlags are the flags of trace replay and trace compare.
 type replayFlags struct {
-	output  outputFlags
-	policy  string
-	sizes   [tier.Disk + 1]tier.Amount // 0: as recorded
-	speeds  []string
-	setting simulate.Setting
+	output   outputFlags
+	policies []string // "": as recorded
+	setting  simulate.Setting
 }
 
-func (f *replayFlags) register(cmd *cobra.Command) {
-	fs := cmd.Flags()
-	fs.SortFlags = false
+// register adds the flags that all replays have.
+func (f *replayFlags) register(fs *pflag.FlagSet) {
+	f.setting = simulate.Setting{Capacity: make(map[tier.Kind]int64), Bandwidth: make(map[simulate.Edge]float64)}
 	for _, k := range tier.Kinds() {
-		fs.TextVar(&f.sizes[k], k.String()+"-memory", tier.Amount{}, fmt.Sprintf("`SIZE` of each %s space, such as 512MiB (default as recorded)", k))
+		usage := fmt.Sprintf("`SIZE` of each %s space in bytes, such as 512MiB (default as recorded)", k)
+		fs.Func(k.String()+"-memory", usage, func(text string) (err error) {
+			f.setting.Capacity[k], err = size.Parse(text)
+			return err
+		})
 	}
-	fs.StringArrayVar(&f.speeds, "bandwidth", nil, "bytes a second from one space to another, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB (repeatable; default as recorded)")
+	fs.Func("bandwidth", "bytes a second from one space to another, as `FROM-TO=SIZE` such as disk:0-gpu:0=2GiB "+
+		"(repeatable; default as recorded)", func(text string) error {
+
+		way, amount, _ := strings.Cut(text, "=")
+		from, to, _ := strings.Cut(way, "-")
+		var e simulate.Edge
+		bytes, err := size.Parse(amount)
+		if errors.Join(err, e.From.UnmarshalText([]byte(from)), e.To.UnmarshalText([]byte(to))) != nil {
+			return errors.New("want FROM-TO=SIZE, such as disk:0-gpu:0=2GiB")
+		}
+		f.setting.Bandwidth[e] = float64(bytes)
+		return nil
+	})
+	f.output.prints = true
 	f.output.register(fs)
 }
 
-// validate makes the setting.
-func (f *replayFlags) validate() (err error) {
-	f.setting = simulate.Setting{Capacity: make(map[tier.Kind]int64), Bandwidth: make(map[simulate.Edge]float64)}
-	for _, k := range tier.Kinds() {
-		if f.sizes[k].Share != 0 {
-			return fail.Usagef("--%s-memory %s: a replay has no machine to take a share of (give a size, such as 512MiB)", k, f.sizes[k])
-		}
-		f.setting.Capacity[k] = f.sizes[k].Bytes
-	}
-	for _, s := range f.speeds {
-		way, amount, _ := strings.Cut(s, "=")
-		from, to, _ := strings.Cut(way, "-")
-		var e simulate.Edge
-		size, err := tier.ParseAmount(amount)
-		if err = errors.Join(err, e.From.UnmarshalText([]byte(from)), e.To.UnmarshalText([]byte(to))); err != nil || size.Bytes <= 0 {
-			return fail.Usagef("--bandwidth %q: want FROM-TO=SIZE, such as disk:0-gpu:0=2GiB", s)
-		}
-		f.setting.Bandwidth[e] = float64(size.Bytes)
-	}
-	if f.policy != "" {
-		f.setting.Policy, err = monitor.ByName(f.policy)
-	}
-	return err
-}
-
-func newReplay(stdout, stderr io.Writer) *cobra.Command {
-	f := replayFlags{output: outputFlags{prints: true}}
+func newReplay() *cobra.Command {
+	f := replayFlags{policies: []string{""}}
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
-		Short: "Predict what is moved, and the time, with a setting",
-		Long: `Predict what is moved, and the time, with a setting, beside what was measured when FILE
-was recorded.`,
+		Short: "Predict moves and times with another setting",
+		Long: `Predict moves and times with another setting, and print them next to the measured ones of
+the recording.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
 		Args: files(1, 1, "a trace's file"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd.Context(), "trace replay", args, false, stdout, stderr)
-		},
+		RunE: f.run,
 	}
-	cmd.Flags().Var(choice(&f.policy, "", monitor.Names()...), "policy", "what moves down first, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
-	f.register(cmd)
+	cmd.Flags().Var(choice(&f.policies[0], "", monitor.Names()...), "policy",
+		"order of eviction, by `NAME`: "+strings.Join(monitor.Names(), ", ")+" (default as recorded)")
+	f.register(cmd.Flags())
 	return cmd
 }
 
-func newTraceCompare(stdout, stderr io.Writer) *cobra.Command {
-	f := replayFlags{output: outputFlags{prints: true}}
+func newTraceCompare() *cobra.Command {
+	f := replayFlags{policies: monitor.Names()}
 	cmd := &cobra.Command{
 		Use:   "compare FILE...",
-		Short: "Predict what is moved, and the time, with each policy",
-		Long: `Predict what is moved, and the time, with each policy, beside what was measured when each
-FILE was recorded.`,
+		Short: "Predict moves and times with each policy",
+		Long: `Predict moves and times with each policy, and print them next to the measured ones of each
+recording.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
 		Args: files(1, 1<<20, "a trace's file"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.run(cmd.Context(), "trace compare", args, true, stdout, stderr)
-		},
+		RunE: f.run,
 	}
-	f.register(cmd)
+	f.register(cmd.Flags())
 	return cmd
 }
 
-// files wants so many names; what says of what.
-func files(least, most int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < least || len(args) > most {
-			return fail.Usagef("%s wants the name of %s (see %s --help)", strings.TrimPrefix(cmd.CommandPath(), "spillbench "), what, cmd.CommandPath())
-		}
-		return nil
-	}
-}
-
-// run replays traces, each with the setting or with all policies.
-func (f *replayFlags) run(ctx context.Context, command string, names []string, all bool, stdout, stderr io.Writer) (err error) {
-	if err := f.validate(); err != nil {
-		return err
-	}
-	out, err := f.output.open(ctx, stdout, stderr, names...)
+// run replays each trace with each policy.
+func (f *replayFlags) run(cmd *cobra.Command, names []string) error {
+	ctx := cmd.Context()
+	out, err := f.output.openFor(cmd, names...)
 	if err != nil {
 		return err
 	}
@@ -188,7 +175,7 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 	if err != nil {
 		return err
 	}
-	doc := &report.Trace{Header: report.NewHeader(command, report.MachineEnv(top), nil)}
+	doc := &report.Trace{Header: report.NewHeader("trace "+cmd.Name(), report.MachineEnv(top), nil)}
 	for _, name := range names {
 		t, err := readTrace(name)
 		if err != nil {
@@ -198,25 +185,19 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 			File: name, Events: len(t.Events), CutOff: t.CutOff,
 			Recorded: outcome(t.Policy, simulate.Measured(t), nil),
 		}
-		policies := []string{f.policy}
-		if all {
-			policies = monitor.Names()
-		}
-		for _, p := range policies {
-			s := f.setting
-			if all {
-				s.Policy, _ = monitor.ByName(p) // it is of Names
-			} else if p == "" {
-				p = t.Policy
+		for _, policy := range f.policies {
+			policy = cmp.Or(policy, t.Policy)
+			if f.setting.Policy, err = monitor.ByName(policy); err != nil {
+				return fail.Usagef("%s: %w", name, err)
 			}
-			res, err := simulate.Run(ctx, t, s)
+			res, err := simulate.Run(ctx, t, f.setting)
 			if errors.Is(err, simulate.ErrSetting) {
 				return fail.Usagef("%s: %w", name, err)
 			}
 			if err != nil && !errors.Is(err, simulate.ErrStuck) {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			of.Replays = append(of.Replays, outcome(p, res, err))
+			of.Replays = append(of.Replays, outcome(policy, res, err))
 		}
 		doc.Traces = append(doc.Traces, of)
 	}
@@ -224,32 +205,25 @@ func (f *replayFlags) run(ctx context.Context, command string, names []string, a
 }
 
 func readTrace(name string) (*simulate.Trace, error) {
+	var t *simulate.Trace
 	f, err := os.Open(name)
+	if err == nil {
+		defer f.Close()
+		t, err = simulate.Read(f)
+	}
 	if err != nil {
 		return nil, fail.Usagef("%s cannot be read: %w (name a file that trace record wrote)", name, pathless(err))
-	}
-	defer f.Close()
-	t, err := simulate.Read(f)
-	if err != nil {
-		return nil, fail.Usagef("%s: %w (name a file that trace record wrote)", name, err)
 	}
 	return t, nil
 }
 
-// outcome returns the report of a result, or of the error in its place.
+// outcome describes the result of a replay, or the error in its place.
 func outcome(policy string, r *simulate.Result, err error) report.Outcome {
-	o := report.Outcome{Policy: policy, Edges: []report.Edge{}}
 	if err != nil {
-		o.Error = err.Error()
-		return o
+		return report.Outcome{Policy: policy, Error: err.Error(), Edges: []report.Edge{}}
 	}
-	o.Seconds, o.StalledSeconds, o.Accesses, o.Found, o.Bytes = r.Took.Seconds(), r.Stalled.Seconds(), r.Accesses, r.Found, r.Bytes()
-	o.FetchedBytes = r.Fetched()
-	for _, m := range r.Moves {
-		o.Edges = append(o.Edges, report.Edge{
-			From: m.From.String(), To: m.To.String(), Batches: m.Batches, Bytes: m.Bytes, Copies: m.Copies, Unmoved: m.Unmoved,
-			Seconds: m.Busy.Seconds(), GiBPerS: report.Rate(m.Bytes, m.Busy.Seconds()), ByReason: m.ByReason,
-		})
+	return report.Outcome{
+		Policy: policy, Seconds: r.Took.Seconds(), StalledSeconds: r.Stalled.Seconds(),
+		Accesses: r.Accesses, Found: r.Found, Bytes: r.Bytes(), FetchedBytes: r.Fetched(), Edges: edges(r.Moves),
 	}
-	return o
 }

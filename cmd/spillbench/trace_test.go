@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
@@ -67,5 +70,41 @@ func TestTrace(t *testing.T) {
 	}
 	if data, err := os.ReadFile(file); string(data) != "no trace" {
 		t.Errorf("record has written over %q, %v", data, err)
+	}
+}
+
+// TestRecordInterrupted: a recording that is interrupted leaves a trace up to then, which can be
+// replayed, and nothing else. One that is interrupted before the engine is open leaves the file as it
+// was. The time is of a bubble's clock.
+func TestRecordInterrupted(t *testing.T) {
+	t.Parallel()
+	table, dir := writeTable(t, "t.arrow", 8, 100_000), t.TempDir()
+	file, none := filepath.Join(dir, "run.trace"), filepath.Join(dir, "none.trace")
+	record := func(ctx context.Context, file string) {
+		t.Helper()
+		r := command(t, ctx, "trace", "record", file, "--input", table, "--repeat=4", "--gpu=sim",
+			"--gpu-memory=16MiB", "--host-memory=16MiB", "--disk-throttle=2MiB", "--quiet")
+		if r.status != 130 || r.stdout != "" || r.stderr != "spillbench: interrupted; everything was given back\n" {
+			t.Errorf("ended with %d: %q, %q", r.status, r.stdout, r.stderr)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+		defer cancel()
+		record(ctx, file)
+	})
+	var doc report.Trace
+	decode(t, succeed(t, "trace", "replay", file, "--json=-").stdout, &doc)
+	if of := doc.Traces[0]; of.Events == 0 || of.CutOff || of.Recorded.Bytes == 0 {
+		t.Errorf("%+v", of)
+	}
+	was := readFile(t, file)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	record(ctx, file)
+	record(ctx, none)
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 || readFile(t, file) != was {
+		t.Errorf("left %v (%v); the first trace has %d bytes and had %d", left, err, len(readFile(t, file)), len(was))
 	}
 }

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"errors"
-	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -22,10 +20,10 @@ const verifyMemory = 256 << 20
 type verifyFlags struct {
 	output       outputFlags
 	engine       engineFlags
-	rowsPerBatch int64
+	rowsPerBatch int
 }
 
-func newVerify(stdout, stderr io.Writer) *cobra.Command {
+func newVerify() *cobra.Command {
 	var f verifyFlags
 	cmd := &cobra.Command{
 		Use:   "verify FILE...",
@@ -35,102 +33,68 @@ func newVerify(stdout, stderr io.Writer) *cobra.Command {
 verify moves each batch of each FILE (Parquet, Arrow, CSV) between every pair of
 memories for which there is a converter, compares it value by value with the batch
 that was read, and prints the first difference. A file without batches is fine if
-it can be read; a note says that nothing was verified.
+it can be read; a note reports that nothing was verified.
 
 FILE may be a pipe, and - is standard input. An Arrow stream is read as it comes.
 The other formats are first copied to a temporary file in TMPDIR.`,
 		Example: `  spillbench verify data.parquet
   spillbench verify -                                  # standard input
   spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 || slices.Contains(args, "") {
-				return fail.Usagef("verify needs a file (spillbench verify FILE...)")
-			}
-			return stdinOnce(args)
-		},
-		RunE: func(cmd *cobra.Command, args []string) error { return verify(cmd.Context(), &f, args, stdout, stderr) },
+		Args: files(1, 1<<20, "a file"),
+		RunE: f.run,
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
-	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the files into batches of `N` rows (default as they have them)")
+	intVar(fs, &f.rowsPerBatch, "rows-per-batch", 0, 0, maxRows,
+		"cut the files into batches of `N` rows (default as in the files)")
 	f.engine.register(fs, verifyMemory)
 	f.output.register(fs)
 	return cmd
 }
 
-func verify(ctx context.Context, f *verifyFlags, paths []string, stdout, stderr io.Writer) (err error) {
-	if f.rowsPerBatch < 0 || f.rowsPerBatch > maxRows {
-		return fail.Usagef("--rows-per-batch %d is out of range (want 0 to %d)", f.rowsPerBatch, int64(maxRows))
+func (f *verifyFlags) run(cmd *cobra.Command, paths []string) error {
+	ctx := cmd.Context()
+	if err := stdinOnce(paths); err != nil {
+		return err
 	}
-	out, err := f.output.open(ctx, stdout, stderr, paths...)
+	out, err := f.output.openFor(cmd, paths...)
 	if err != nil {
 		return err
 	}
-	m, err := f.engine.open(ctx, &notes{})
+	m, err := f.engine.open(ctx)
 	if err != nil {
 		return err
 	}
-	doc := &report.Verify{Config: m.config}
-	doc.Config.RowsPerBatch = f.rowsPerBatch
-	failed := f.verifyAll(ctx, m, doc, paths)
-	closing := m.engine.Close()
-	if err := context.Cause(ctx); err != nil {
-		return errors.Join(err, closing)
-	}
-	m.settle() // whose faults are the document's, too
-	doc.Header = report.NewHeader("verify", m.env, m.warnings())
-	lines := m.notes.lines()
-	// What is wrong with the data goes first: it decides the status.
-	err = errors.Join(m.blame(ctx, errors.Join(failed, closing)), out.show(doc, lines))
-	if err == nil {
-		out.warn(lines)
-	}
-	return err
-}
-
-// verifyAll fills in the document, file by file, and returns what the command
-// ends with: what is wrong with data before what is wrong otherwise.
-func (f *verifyFlags) verifyAll(ctx context.Context, m *machine, doc *report.Verify, paths []string) error {
+	doc := &report.Verify{}
 	edges, unknown := roundtrip.Edges(m.engine)
 	for _, u := range unknown {
-		m.notes.add(u, "not verified, as it is between types of its own: "+u)
+		m.notes.add(u, "not verified, because no tier has these types: "+u)
 	}
-	var wrong, failed error
+	var wrong, failed error // the first difference, and the first other error
 	for _, path := range paths {
-		res, err := f.verifyFile(ctx, m, edges, path)
+		var res roundtrip.Result
+		src, err := input.Open(ctx, path, m.reading(int64(f.rowsPerBatch)))
+		if err == nil {
+			res, err = roundtrip.Run(ctx, m.engine, edges, src.Path(), src)
+			err = errors.Join(err, src.Close())
+		}
+		if ctx.Err() != nil {
+			return errors.Join(err, m.engine.Close())
+		}
 		path = input.Name(path)
 		file := report.File{Path: path, Batches: res.Batches, Edges: res.Edges, Mismatches: res.Mismatches}
-		switch {
-		case res.First != nil:
-			file.Error = fail.Line(res.First)
-		case err != nil:
-			file.Error = fail.Line(err)
-		}
-		doc.Files = append(doc.Files, file)
-		if err == nil && res.Batches == 0 {
-			m.notes.add("no batches in "+path, path+" holds no batches: it can be read, and nothing was verified")
-		}
 		if res.First != nil && wrong == nil {
 			wrong = fail.Wrongf("%d differences in %s; the first: %w", res.Mismatches, path, res.First)
 		}
-		if failed == nil {
-			failed = err
+		if first := cmp.Or(res.First, err); first != nil {
+			file.Error = fail.Line(first)
+		} else if res.Batches == 0 {
+			m.notes.add("no batches in "+path, path+" holds no batches: it can be read, and nothing was verified")
 		}
-		if ctx.Err() != nil {
-			break
-		}
+		failed = cmp.Or(failed, err)
+		doc.Files = append(doc.Files, file)
 	}
-	if wrong != nil {
-		return wrong
-	}
-	return failed
-}
-
-func (f *verifyFlags) verifyFile(ctx context.Context, m *machine, edges []roundtrip.Edge, path string) (res roundtrip.Result, err error) {
-	src, err := input.Open(ctx, path, m.reading(f.rowsPerBatch))
-	if err != nil {
-		return res, err
-	}
-	defer func() { err = errors.Join(err, src.Close()) }()
-	return roundtrip.Run(ctx, m.engine, edges, src.Path(), src)
+	err = m.settle(ctx, errors.Join(cmp.Or(wrong, failed), m.engine.Close()))
+	doc.Header, doc.Config = m.header("verify"), m.config
+	doc.Config.RowsPerBatch = int64(f.rowsPerBatch)
+	return m.finish(out, doc, err)
 }

@@ -241,7 +241,8 @@ func (r *Run) page() page.Run {
 		p.Headline = data + "; nothing was checked."
 	}
 	if busy := r.Busy(); busy != "" && p.Level == page.Good {
-		p.Level, p.Headline = page.Warn, p.Headline+" But "+busy+"."
+		p.Level = page.Warn
+		p.Headline = "The machine was busy: " + busy + ". " + strings.TrimPrefix(p.Headline, "All is well: ")
 	}
 	facts := []any{
 		"time", duration(p.Seconds), "moved down", size.Approx(down), "moved up", size.Approx(up),

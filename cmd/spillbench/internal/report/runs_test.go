@@ -47,7 +47,8 @@ func TestBusy(t *testing.T) {
 	if notes := NotesOf(r); len(notes) != 1 || !strings.HasPrefix(notes[0], want) {
 		t.Errorf("the notes are %q", notes)
 	}
-	if p := PageOf(r); p.Level == "good" || !strings.Contains(p.Headline, want) {
+	if p := PageOf(r); p.Level == "good" || !strings.HasPrefix(p.Headline, "The machine was busy: "+want) ||
+		strings.Contains(p.Headline, "All is well") || !strings.HasSuffix(p.Headline, "as they were loaded.") {
 		t.Errorf("level %v: %s", p.Level, p.Headline)
 	}
 	for _, quiet := range []*Processors{nil, {Count: 2, OthersShare: 0.19}} {
