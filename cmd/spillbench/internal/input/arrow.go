@@ -4,11 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -18,129 +16,85 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 )
 
-const (
-	blockSize = 24 // of a Block in a file's footer: offset, metadata length, padding, body length
+// maxFooterGap is how many bytes may lie between a file's last message and its footer: the mark of
+// the stream's end and padding.
+const maxFooterGap = 8 + 64
 
-	// maxFooterGap is how many bytes may lie between a file's last message and its footer: the mark
-	// of the stream's end and padding.
-	maxFooterGap = 8 + 64
-)
-
-// arrowReader reads both formats of Arrow IPC: a file is a stream with a directory of its messages,
-// the footer. messages reads the messages and arrow-go decodes them.
+// arrowReader reads streams of Arrow IPC, one behind the other, or the stream in a file. messages
+// reads the messages and arrow-go decodes them.
 type arrowReader struct {
 	messages *messages
+	named    int           // the dictionaries and batches that the footer of a file names
 	r        *ipc.Reader   // of the stream that is being read
-	first    *arrow.Schema // the schema of the first stream
+	first    *arrow.Schema // of the first stream
 }
 
-func newArrowReader(m *messages) (*arrowReader, error) {
-	a := &arrowReader{messages: m}
+// newArrow reads the messages of a stream, or of a file whose footer names so many of them.
+func newArrow(m *messages, named int) (*arrow.Schema, nextFunc, error) {
+	a := &arrowReader{messages: m, named: named}
 	if err := a.open(); err != nil {
-		m.close()
-		return nil, err
+		return nil, nil, err
 	}
 	a.first = a.r.Schema()
-	return a, nil
+	return a.first, a.next, nil
+}
+
+// newArrowFile reads the size bytes of f: a magic number, a stream, and a footer, which names the
+// places of the stream's dictionaries and batches.
+func newArrowFile(f *os.File, size int64, mem *limitedAllocator) (*arrow.Schema, nextFunc, error) {
+	const begin = 8 // behind the magic and its padding
+	footer, named, err := readFooter(f, size, begin)
+	if err != nil {
+		return nil, nil, err
+	}
+	stream := bufio.NewReaderSize(io.NewSectionReader(f, begin, footer-begin), bufferSize)
+	return newArrow(&messages{r: stream, at: begin, end: footer, mem: mem, ids: map[int64]bool{}}, named)
+}
+
+// readFooter returns the offset of a file's footer, which is begin at least, and the number of
+// dictionaries and batches that it names. Behind the footer are its length and the closing magic.
+func readFooter(f *os.File, size, begin int64) (start int64, named int, err error) {
+	defer inconsistent(&err)
+	const tailSize, blockSize = 4 + 6, 24
+	if size < begin+tailSize {
+		return 0, 0, io.ErrUnexpectedEOF
+	}
+	tail := make([]byte, tailSize)
+	if _, err := f.ReadAt(tail, size-tailSize); err != nil {
+		return 0, 0, err
+	}
+	if !bytes.Equal(tail[4:], ipc.Magic) {
+		return 0, 0, errors.New("its end is missing")
+	}
+	n := int64(le.Uint32(tail))
+	if start = size - tailSize - n; start < begin {
+		return 0, 0, errMetadata
+	}
+	b := make([]byte, n)
+	if _, err := f.ReadAt(b, start); err != nil {
+		return 0, 0, err
+	}
+	const dictionaries, batches = 2, 3
+	footer := root(b)
+	return start, (len(footer.vector(dictionaries, blockSize)) + len(footer.vector(batches, blockSize))) / blockSize, nil
 }
 
 // open begins a stream: the next message must be its schema.
-func (a *arrowReader) open() error {
-	r, err := ipc.NewReaderFromMessageReader(a.messages, ipc.WithAllocator(a.messages.mem))
-	if err == nil {
-		a.r = r
+func (a *arrowReader) open() (err error) {
+	if a.r, err = ipc.NewReaderFromMessageReader(a.messages, ipc.WithAllocator(a.messages.mem)); err == nil {
+		a.messages.layout = newLayout(a.r.Schema(), a.messages.schema)
 	}
 	return err
 }
 
-// newArrowStream reads the size bytes of r. A size of -1 is that of a pipe.
-func newArrowStream(r *bufio.Reader, size int64, mem *limitedAllocator) (decoder, error) {
-	if size < 0 {
-		return newArrowReader(&messages{r: r, end: math.MaxInt64, piped: true, mem: mem})
-	}
-	return newArrowReader(&messages{r: r, end: size, mem: mem})
-}
-
-// newArrowFile reads the size bytes of f. The footer must name all messages: where it doesn't, f may be
-// several files, one behind the other.
-func newArrowFile(f *os.File, size int64, mem *limitedAllocator) (decoder, error) {
-	blocks, end, footer, err := readFooter(f, size)
-	if err != nil {
-		return nil, err
-	}
-	m := &messages{r: bufio.NewReaderSize(nil, bufferSize), mem: mem, file: f, blocks: blocks, ids: map[int64]bool{}}
-	a, err := newArrowReader(m)
-	if err != nil {
-		return nil, err
-	}
-	if end = max(end, m.at); footer-end > maxFooterGap {
-		m.close()
-		return nil, &Error{
-			Err: fmt.Errorf("has %d bytes, from byte %d on, that its footer does not name: it may be several files in one",
-				footer-end, end),
-			Fix: "name the files one by one",
-		}
-	}
-	return a, nil
-}
-
-// readFooter returns the places of the schema, of the dictionaries and of the record batches, the end
-// of the last of them, and the offset of the footer. Behind the footer are its length and the closing
-// magic.
-func readFooter(f *os.File, size int64) (blocks []block, end, start int64, err error) {
-	defer inconsistent(&err)
-	const schemaAt = 8 // behind the magic and its padding
-	const tailSize = 4 + 6
-	if size < schemaAt+tailSize {
-		return nil, 0, 0, io.ErrUnexpectedEOF
-	}
-	var tail [tailSize]byte
-	if _, err := f.ReadAt(tail[:], size-tailSize); err != nil {
-		return nil, 0, 0, err
-	}
-	if !bytes.Equal(tail[4:], ipc.Magic) {
-		return nil, 0, 0, errors.New("its end is missing")
-	}
-	n := int64(binary.LittleEndian.Uint32(tail[:]))
-	if n == 0 || n > size-tailSize-schemaAt {
-		return nil, 0, 0, errMetadata
-	}
-	b := make([]byte, n)
-	start = size - tailSize - n
-	if _, err := f.ReadAt(b, start); err != nil {
-		return nil, 0, 0, err
-	}
-	footer := root(b)
-	footer.pairs(4)
-	if schema, ok := footer.child(1); ok { // a copy of the schema message's
-		if _, err := readSchema(schema, false); err != nil {
-			return nil, 0, 0, err
-		}
-	}
-	blocks, end = []block{{schemaAt, start}}, schemaAt
-	for _, list := range []int{2, 3} { // dictionaries, record batches
-		for b := footer.vector(list, blockSize); len(b) > 0; b = b[blockSize:] {
-			at, head := int64(binary.LittleEndian.Uint64(b)), int64(int32(binary.LittleEndian.Uint32(b[8:])))
-			body := int64(binary.LittleEndian.Uint64(b[16:]))
-			if at < 0 || head < 0 || body < 0 || head > start-at || body > start-at-head {
-				return nil, 0, 0, fmt.Errorf("its footer, at byte %d, names a message of %d and %d bytes at byte %d",
-					start, head, body, at)
-			}
-			blocks = append(blocks, block{at, at + head + body})
-			end = max(end, at+head+body)
-		}
-	}
-	return blocks, end, start, nil
-}
-
-func (a *arrowReader) schema() *arrow.Schema { return a.first }
-
+// next returns the next batch, with the schema of the first stream.
 func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 	for {
-		if a.r.Next() {
-			return a.record(a.r.RecordBatch()), nil
-		}
-		if err := a.r.Err(); err != nil {
+		rec, err := a.r.Read()
+		switch {
+		case err == nil:
+			return array.NewRecordBatchWithMetadata(a.first, rec.Columns(), rec.NumRows(), equal.Metadata(rec)), nil
+		case err != io.EOF:
 			return nil, err
 		}
 		if err := a.another(); err != nil {
@@ -149,28 +103,22 @@ func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 	}
 }
 
-// record returns a reference to rec with the schema of the first stream.
-func (a *arrowReader) record(rec arrow.RecordBatch) arrow.RecordBatch {
-	if rec.Schema() == a.first {
-		rec.Retain()
-		return rec
-	}
-	return array.NewRecordBatchWithMetadata(a.first, rec.Columns(), rec.NumRows(), equal.Metadata(rec))
-}
-
 // another begins the stream behind the one that has ended, or returns io.EOF if there is none. Its
 // columns must be those of the first stream. The metadata of the schema itself may differ, because
 // that of two tables from pandas does.
 func (a *arrowReader) another() error {
-	more, err := a.messages.another()
-	switch {
-	case err != nil:
-		return err
-	case !more:
-		return io.EOF
+	m := a.messages
+	if m.ids != nil {
+		return a.atFooter()
 	}
-	at := a.messages.start
-	a.r.Release()
+	if m.held == nil {
+		if _, err := m.r.Peek(1); err != nil {
+			return err
+		}
+		m.start = m.at
+	}
+	m.layout = nil
+	at := m.start
 	if err := a.open(); err != nil {
 		return fmt.Errorf("the bytes behind the end of a stream, from byte %d on, are no other stream: %w", at, err)
 	}
@@ -189,8 +137,19 @@ func (a *arrowReader) another() error {
 	return nil
 }
 
-func (a *arrowReader) close() error {
-	a.r.Release()
-	a.messages.close()
-	return nil
+// atFooter returns io.EOF at the end of a file's stream. The footer must name all messages: where it
+// doesn't, the file may be several files, one behind the other.
+func (a *arrowReader) atFooter() error {
+	m := a.messages
+	switch gap := m.end - m.at; {
+	case gap > maxFooterGap:
+		return &Error{
+			Err: fmt.Errorf("has %d bytes, from byte %d on, that its footer does not name: it may be several files in one",
+				gap, m.at),
+			Fix: "name the files one by one",
+		}
+	case m.seen != a.named:
+		return fmt.Errorf("it has %d dictionaries and batches, and its footer names %d", m.seen, a.named)
+	}
+	return io.EOF
 }

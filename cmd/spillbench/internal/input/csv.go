@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -29,165 +30,58 @@ const defaultCSVRows = 1 << 16
 // cancelEvery is how many rows the inference reads between two looks at its context.
 const cancelEvery = 4096
 
-// csvFile reads a CSV file with a header line. It reads the file twice: once to learn the type of
+// newCSV reads a CSV file with a header line. It reads the file twice: once to learn the type of
 // each column from all of its values, once to build batches. arrow-go's own inference reads the
 // first row only, and then fails on the first 1.5 of a column that began with 1.
-type csvFile struct {
-	r    *csv.Reader
-	line int64 // rows returned so far
-}
-
-func newCSV(ctx context.Context, f *os.File, mem memory.Allocator, rows int64) (decoder, error) {
-	if rows <= 0 {
-		rows = defaultCSVRows
+func newCSV(ctx context.Context, f *os.File, mem memory.Allocator, rowsPerBatch int64) (*arrow.Schema, nextFunc, error) {
+	if rowsPerBatch <= 0 {
+		rowsPerBatch = defaultCSVRows
 	}
-	text, err := rewound(f, false)
-	if err != nil {
-		return nil, err
-	}
-	head, err := text.Peek(sniffSize)
+	head, start := make([]byte, sniffSize), int64(0)
+	n, err := f.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
-		return nil, err
+		return nil, nil, err
 	}
-	comma := delimiter(head)
-	_, header, err := newRows(text, comma)
+	head, marked := bytes.CutPrefix(head[:n], []byte(byteOrderMark))
+	if marked {
+		start = int64(len(byteOrderMark))
+	}
+	comma, single := separator(head)
+	open := func() io.Reader {
+		text := bufio.NewReader(io.NewSectionReader(f, start, math.MaxInt64-start))
+		return &lineReader{r: text, single: single, blank: true}
+	}
+	schema, err := infer(ctx, open(), comma)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	single := len(header) == 1
-	if text, err = rewound(f, single); err != nil {
-		return nil, err
-	}
-	schema, err := infer(ctx, text, comma)
-	if err != nil {
-		return nil, err
-	}
-	if text, err = rewound(f, single); err != nil {
-		return nil, err
-	}
-	return &csvFile{r: csv.NewReader(text, schema,
-		csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
-		csv.WithChunk(int(min(rows, math.MaxInt32))), csv.WithAllocator(mem))}, nil
-}
-
-func (c *csvFile) schema() *arrow.Schema { return c.r.Schema() }
-
-func (c *csvFile) next(context.Context) (arrow.RecordBatch, error) {
-	more := c.r.Next()
-	// If a value does not parse, the reader returns the batch with a null in its place. Only
-	// Err has the error.
-	if err := c.r.Err(); err != nil {
-		return nil, fmt.Errorf("after row %d: %w", c.line, err)
-	}
-	if !more {
-		return nil, io.EOF
-	}
-	rec := c.r.RecordBatch()
-	rec.Retain()
-	c.line += rec.NumRows()
-	return rec, nil
-}
-
-func (c *csvFile) close() error {
-	c.r.Release()
-	return nil
-}
-
-// rewound returns the file's text from the start, without a byte order mark, and its lines as
-// lineReader returns them.
-func rewound(f *os.File, single bool) (*bufio.Reader, error) {
-	head := make([]byte, len(byteOrderMark))
-	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
-		return nil, err
-	}
-	start := int64(0)
-	if string(head) == byteOrderMark {
-		start = int64(len(head))
-	}
-	if _, err := f.Seek(start, io.SeekStart); err != nil {
-		return nil, err
-	}
-	return bufio.NewReaderSize(&lineReader{r: f, single: single, blank: true}, 1<<16), nil
-}
-
-// lineReader ends each line of CSV text with a line feed in the place of a carriage return or of
-// both. Text in quotes stays as it is.
-//
-// encoding/csv, which the readers of this package use, ends lines at line feeds only and skips
-// blank lines. In a table of one column a blank line behind the header is a row without a value, so
-// lineReader puts an empty value in quotes there. In wider tables each row has separators, and a
-// blank line is none.
-type lineReader struct {
-	r      io.Reader
-	single bool // the table has one column
-
-	in     [1 << 16]byte
-	buffer []byte
-	out    []byte // the end of buffer, which Read has not returned yet
-	err    error  // of r; Read returns it behind out
-	quoted bool   // the next byte is in quotes
-	cr     bool   // the byte before was a carriage return, which ended a line
-	blank  bool   // the line has no bytes yet
-	header bool   // a line that is not blank was read
-}
-
-func (l *lineReader) Read(p []byte) (int, error) {
-	for len(l.out) == 0 {
-		if l.err != nil {
-			return 0, l.err
+	r := csv.NewReader(open(), schema, csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
+		csv.WithChunk(int(min(rowsPerBatch, math.MaxInt32))), csv.WithAllocator(mem))
+	rows := int64(0) // in the batches so far
+	return schema, func(context.Context) (arrow.RecordBatch, error) {
+		more := r.Next()
+		// If a value does not parse, the reader returns the batch with a null in its place. Only
+		// Err has the error.
+		if err := r.Err(); err != nil {
+			return nil, fmt.Errorf("after row %d: %w", rows, err)
 		}
-		var n int
-		n, l.err = l.r.Read(l.in[:])
-		l.buffer = l.convert(l.buffer[:0], l.in[:n])
-		l.out = l.buffer
-	}
-	n := copy(p, l.out)
-	l.out = l.out[n:]
-	return n, nil
+		if !more {
+			return nil, io.EOF
+		}
+		rec := r.RecordBatch()
+		rec.Retain()
+		rows += rec.NumRows()
+		return rec, nil
+	}, nil
 }
 
-// convert appends text to out as Read returns it.
-func (l *lineReader) convert(out, text []byte) []byte {
-	for len(text) > 0 {
-		second := l.cr && text[0] == '\n' // of the two characters of one line end
-		l.cr = false
-		if second {
-			text = text[1:]
-			continue
-		}
-		n := bytes.IndexAny(text, "\"\r\n")
-		if n < 0 {
-			n = len(text)
-		}
-		if n > 0 {
-			l.blank, l.header = false, true
-			out, text = append(out, text[:n]...), text[n:]
-			continue
-		}
-		c := text[0]
-		text = text[1:]
-		if c == '"' || l.quoted {
-			l.quoted = l.quoted != (c == '"')
-			l.blank, l.header = false, true
-			out = append(out, c)
-			continue
-		}
-		if l.blank && l.single && l.header {
-			out = append(out, `""`...)
-		}
-		out = append(out, '\n')
-		l.blank, l.cr = true, c == '\r'
-	}
-	return out
-}
-
-// delimiter returns the separator that the header line has most of, outside quotes. Ties, and a
-// line without separators, go to the comma.
-func delimiter(head []byte) rune {
+// separator returns the separator that the header line has most of, outside quotes, and whether it
+// has none at all. Ties, and a line without separators, go to the comma.
+func separator(head []byte) (comma rune, none bool) {
 	var counts [len(separators)]int
 	best, quoted := 0, false
-	for _, c := range bytes.TrimLeft(head, "\n") {
-		if c == '\n' && !quoted {
+	for _, c := range bytes.TrimLeft(head, "\r\n") {
+		if !quoted && (c == '\r' || c == '\n') {
 			break
 		}
 		quoted = quoted != (c == '"')
@@ -200,27 +94,70 @@ func delimiter(head []byte) rune {
 			best = i
 		}
 	}
-	return rune(separators[best])
+	return rune(separators[best]), counts[best] == 0
 }
 
-// newRows reads the header line of a table, and returns a reader of the rows behind it.
-func newRows(text io.Reader, comma rune) (rows *gocsv.Reader, header []string, err error) {
-	rows = gocsv.NewReader(text)
-	rows.Comma = comma
-	header, err = rows.Read()
-	if err == io.EOF {
-		return nil, nil, errors.New("it has no header line")
+// lineReader ends each line of CSV text with a line feed in the place of a carriage return or of
+// both. Text in quotes stays as it is.
+//
+// encoding/csv, which the readers of this package use, ends lines at line feeds only and skips
+// blank lines. In a table of one column a blank line behind the header is a row without a value, so
+// lineReader puts an empty value in quotes there. In wider tables each row has separators, and a
+// blank line is none.
+type lineReader struct {
+	r      *bufio.Reader
+	single bool // the table has one column
+
+	quoted bool   // the next byte is in quotes
+	cr     bool   // the byte before was a carriage return, which ended a line
+	blank  bool   // the line has no bytes yet
+	header bool   // a line that is not blank was read
+	end    string // the rest of a line's end, which Read returns next
+}
+
+func (l *lineReader) Read(p []byte) (n int, err error) {
+	for n < len(p) {
+		if l.end != "" {
+			i := copy(p[n:], l.end)
+			n, l.end = n+i, l.end[i:]
+			continue
+		}
+		c, err := l.r.ReadByte()
+		if err != nil {
+			return n, err
+		}
+		second := l.cr && c == '\n' // of the two characters of one line end
+		l.cr = false
+		switch {
+		case second:
+		case l.quoted || c != '\r' && c != '\n':
+			l.quoted = l.quoted != (c == '"')
+			l.blank, l.header = false, true
+			p[n] = c
+			n++
+		default:
+			l.end = "\n"
+			if l.blank && l.single && l.header {
+				l.end = "\"\"\n"
+			}
+			l.blank, l.cr = true, c == '\r'
+		}
 	}
-	return rows, header, err
+	return n, nil
 }
 
 // infer reads the whole text and returns the narrowest type that holds all values of each column.
 func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, error) {
-	rows, header, err := newRows(text, comma)
-	if err != nil {
+	rows := gocsv.NewReader(text)
+	rows.Comma, rows.ReuseRecord = comma, true
+	header, err := rows.Read()
+	switch {
+	case err == io.EOF:
+		return nil, errors.New("it has no header line")
+	case err != nil:
 		return nil, err
 	}
-	rows.ReuseRecord = true
+	header = slices.Clone(header)
 	columns := make([]column, len(header))
 	for n := 1; ; n++ {
 		if n%cancelEvery == 0 && ctx.Err() != nil {
@@ -229,8 +166,7 @@ func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, erro
 		values, err := rows.Read()
 		if err == io.EOF {
 			break
-		}
-		if err != nil {
+		} else if err != nil {
 			return nil, err
 		}
 		for i, v := range values {

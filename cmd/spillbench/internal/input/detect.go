@@ -2,20 +2,20 @@ package input
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 )
 
 // sniffSize is the length of the start of a file that detect looks at. Header lines of CSV and the
 // first headers of binary formats are shorter.
 const sniffSize = 4096
+
+// streamMarker begins an Arrow stream since format 0.15.
+const streamMarker = "\xff\xff\xff\xff"
 
 // signature is the start of a format.
 type signature struct {
@@ -59,6 +59,9 @@ var bzip2 = regexp.MustCompile(`^BZh[1-9](1AY&SY|\x17rE8P)`)
 // Names of columns may begin with the same characters: <5ms, {id}.
 var document = regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/>]|$)))`)
 
+// name matches a line that can name a single column: a word, or text in quotes.
+var name = regexp.MustCompile(`^([\pL\p{Nd}_\x{FFFD}][^ /]*$|")`)
+
 // detect returns the format of an open file of size bytes.
 func detect(f *os.File, size int64) (Format, error) {
 	head := make([]byte, min(size, sniffSize))
@@ -66,21 +69,30 @@ func detect(f *os.File, size int64) (Format, error) {
 		return "", err
 	}
 	for _, s := range signatures {
-		if !s.begins(head) {
-			continue
-		}
-		if s.format == "" {
+		switch {
+		case !s.begins(head):
+		case s.format == "":
 			return "", &Error{Err: errors.New("is " + s.what + ", which is not read"), Fix: s.fix}
+		default:
+			return s.format, nil
 		}
-		return s.format, nil
 	}
 	if !text(head) {
 		return "", &Error{Err: errors.New("is not Parquet, Arrow or CSV"), Fix: "convert it to one of these first"}
 	}
-	if err := namesColumns(head); err != nil {
-		return "", err
+	// Most text can be CSV of one column, so a first line without a separator must be a name.
+	line := strings.TrimLeft(strings.TrimPrefix(string(head), byteOrderMark), "\r\n")
+	if end := strings.IndexAny(line, "\r\n"); end >= 0 {
+		line = line[:end]
 	}
-	return CSV, nil
+	names := line == "" || strings.ContainsAny(line, separators) || name.MatchString(line)
+	if names && !document.MatchString(line) {
+		return CSV, nil
+	}
+	return "", &Error{
+		Err: fmt.Errorf("is text, and no CSV table: its first line, %.40q, does not name columns", line),
+		Fix: "name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
+	}
 }
 
 // begins reports whether head is the start of a file of the format.
@@ -97,41 +109,16 @@ func (s *signature) begins(head []byte) bool {
 		(!s.textual || len(rest) == 0 || !text(rest[:min(near, len(rest))]))
 }
 
-// namesColumns returns an error for text that cannot be CSV. Most text can be CSV of one column, so a
-// first line without a separator must be a word.
-func namesColumns(head []byte) error {
-	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
-	line := bytes.TrimLeft(head, "\r\n")
-	if end := bytes.IndexAny(line, "\r\n"); end >= 0 {
-		line = line[:end]
-	}
-	first, _ := utf8.DecodeRune(line)
-	word := first == '_' || first == utf8.RuneError || unicode.IsLetter(first) || unicode.IsDigit(first)
-	switch {
-	case document.Match(line):
-	case len(line) == 0, line[0] == '"', bytes.ContainsAny(line, separators), word && !bytes.ContainsAny(line, " /"):
-		return nil
-	}
-	const most = 40
-	if len(line) > most {
-		line = append(line[:most:most], "…"...)
-	}
-	return &Error{
-		Err: fmt.Errorf("is text, and no CSV table: its first line, %q, does not name columns", strings.ToValidUTF8(string(line), "?")),
-		Fix: "name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
-	}
-}
-
 // stream recognizes the start of an Arrow stream: the length of the schema message and the offset
 // of the root table in it. Before the length stands a marker since format 0.15. An older stream has
 // a length that is a multiple of 8 less the 4 bytes of the length itself, and a root table near the
 // start. Where the file ends too early to tell, the marker alone counts.
 func stream(head []byte) bool {
-	rest, marked := bytes.CutPrefix(head, []byte("\xff\xff\xff\xff"))
+	rest, marked := bytes.CutPrefix(head, []byte(streamMarker))
 	if len(rest) < 8 {
 		return marked
 	}
-	n, root := binary.LittleEndian.Uint32(rest), binary.LittleEndian.Uint32(rest[4:])
+	n, root := le.Uint32(rest), le.Uint32(rest[4:])
 	if marked {
 		return n < 1<<31 && root >= 4 && root < n
 	}

@@ -177,8 +177,8 @@ func TestFormats(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if s.Format() != c.format {
-					t.Fatalf("taken for %s, want %s", s.Format(), c.format)
+				if s.format != c.format {
+					t.Fatalf("taken for %s, want %s", s.format, c.format)
 				}
 				var want []int64
 				switch size {
@@ -491,5 +491,11 @@ func rewrite(t testing.TB, path string, content []byte) {
 	t.Helper()
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func release(recs []arrow.RecordBatch) {
+	for _, r := range recs {
+		r.Release()
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"iter"
 	"math"
+
+	"github.com/apache/arrow-go/v18/arrow"
 )
 
 // arrow-go reads the flatbuffers of Arrow IPC metadata without verifying them. It allocates the
@@ -13,7 +15,10 @@ import (
 // the machine has. So this package first reads each table and vector that arrow-go will read. The
 // numbers of slots and types are those of Arrow's Message.fbs, Schema.fbs and File.fbs.
 
-var errMetadata = errors.New("its metadata is inconsistent")
+var (
+	errMetadata = errors.New("its metadata is inconsistent")
+	le          = binary.LittleEndian
+)
 
 // inconsistent is deferred by functions that read tables: it makes their panics errMetadata.
 func inconsistent(err *error) {
@@ -24,23 +29,30 @@ func inconsistent(err *error) {
 
 // table is a table of a flatbuffer. Its methods panic instead of reading outside the buffer.
 type table struct {
-	b    []byte
-	at   int
-	left *int // how many tables of vectors may still be read: vectors can share tables, so depth bounds nothing
+	b  []byte
+	at int
+	// left is how many tables of vectors may still be read. Vectors can share tables, and so
+	// the number of tables that a reader visits may grow exponentially with their depth.
+	left *int
 }
 
 // root returns the root table of a flatbuffer.
 func root(b []byte) table {
 	left := len(b) / 4
-	return table{b, int(binary.LittleEndian.Uint32(b)), &left}
+	return table{b, 0, &left}.follow(0)
+}
+
+// follow returns the table that the offset at pos leads to.
+func (t table) follow(pos int) table {
+	return table{t.b, pos + int(le.Uint32(t.b[pos:])), t.left}
 }
 
 // slot returns the position of a slot's content, or 0 if the slot is absent.
 func (t table) slot(index int) int {
-	vtable := t.at - int(int32(binary.LittleEndian.Uint32(t.b[t.at:])))
-	size := int(binary.LittleEndian.Uint16(t.b[vtable:]))
+	vtable := t.at - int(int32(le.Uint32(t.b[t.at:])))
+	size := int(le.Uint16(t.b[vtable:]))
 	if at := 4 + 2*index; at+2 <= size {
-		if offset := int(binary.LittleEndian.Uint16(t.b[vtable+at:])); offset != 0 {
+		if offset := int(le.Uint16(t.b[vtable+at:])); offset != 0 {
 			return t.at + offset
 		}
 	}
@@ -58,17 +70,11 @@ func (t table) scalar(index, size int) (n uint64) {
 }
 
 // child returns the table that the offset in a slot leads to, and whether the slot is present.
-func (t table) child(index int) (table, bool) {
-	pos := t.slot(index)
-	if pos == 0 {
-		return table{}, false
+func (t table) child(index int) (child table, ok bool) {
+	if pos := t.slot(index); pos != 0 {
+		return t.follow(pos), true
 	}
-	return t.follow(pos), true
-}
-
-// follow returns the table that the offset at pos leads to.
-func (t table) follow(pos int) table {
-	return table{t.b, pos + int(binary.LittleEndian.Uint32(t.b[pos:])), t.left}
+	return table{}, false
 }
 
 // vector returns the elements, each of size bytes, of the vector in a slot, or nil if it is absent.
@@ -78,19 +84,14 @@ func (t table) vector(index, size int) []byte {
 	if !ok {
 		return nil
 	}
-	n := int(binary.LittleEndian.Uint32(v.b[v.at:]))
-	return v.b[v.at+4:][:n*size]
+	return v.b[v.at+4:][:int(le.Uint32(v.b[v.at:]))*size]
 }
 
 // tables iterates over the tables of the vector in a slot.
 func (t table) tables(index int) iter.Seq[table] {
 	return func(yield func(table) bool) {
-		n := len(t.vector(index, 4)) / 4
-		if n == 0 {
-			return
-		}
 		v, _ := t.child(index)
-		for i := range n {
+		for i := range len(t.vector(index, 4)) / 4 {
 			if *t.left--; *t.left < 0 {
 				panic(errMetadata)
 			}
@@ -109,6 +110,33 @@ func (t table) pairs(index int) {
 	}
 }
 
+// fields reads the fields in a slot, which have so many levels of fields above them. It appends the
+// ids of their dictionaries to ids, those of a field before those of its children.
+func (t table) fields(ids []int64, slot, levels int) (_ []int64, err error) {
+	for field := range t.tables(slot) {
+		if levels >= maxNesting {
+			return nil, errNested()
+		}
+		field.vector(0, 1) // name
+		field.pairs(6)
+		dataType, _ := field.child(3)
+		switch field.scalar(2, 1) {
+		case 10: // timestamps
+			dataType.vector(1, 1) // time zone
+		case 14: // unions
+			dataType.vector(1, 4) // type codes
+		}
+		if encoding, coded := field.child(4); coded {
+			encoding.child(1) // the type of the indices
+			ids = append(ids, int64(encoding.scalar(0, 8)))
+		}
+		if ids, err = field.fields(ids, 5, levels+1); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
 // The kinds of messages that this package reads.
 const (
 	schemaHeader     = 1
@@ -120,7 +148,10 @@ const (
 type header struct {
 	kind       byte
 	bodyLength int64
-	schema     *layout // of a schema message
+
+	// Of a schema.
+	ids []int64 // of the dictionaries, in the order of the fields
+	old bool    // unions and run-end encoded columns have a validity buffer
 
 	// Of a batch of records or of a dictionary's values. The vectors are parts of the metadata.
 	nodes      []byte // of 16 bytes: rows and nulls
@@ -140,29 +171,25 @@ func readHeader(meta []byte) (h header, err error) {
 	message.pairs(4)
 	h.kind, h.bodyLength = byte(message.scalar(1, 1)), int64(message.scalar(3, 8))
 	batch, ok := message.child(2)
-	if !ok {
-		return h, errMetadata
-	}
 	switch h.kind {
 	case schemaHeader:
 		const v5 = 4
-		h.schema, err = readSchema(batch, message.scalar(0, 2) < v5)
+		h.old = message.scalar(0, 2) < v5
+		batch.pairs(2)
+		batch.vector(3, 8) // features
+		h.ids, err = batch.fields(nil, 1, 0)
 		return h, err
 	case dictionaryHeader:
 		h.dictionary, h.delta = int64(batch.scalar(0, 8)), batch.scalar(2, 1) != 0
-		if batch, ok = batch.child(1); !ok {
-			return h, errMetadata
-		}
+		batch, ok = batch.child(1)
 	case batchHeader:
 	default:
 		return h, nil // arrow-go refuses it
 	}
-	h.nodes, h.buffers, h.variadic = batch.vector(1, 16), batch.vector(2, 16), batch.vector(4, 8)
-	for v := h.variadic; len(v) > 0; v = v[8:] {
-		if n, all := binary.LittleEndian.Uint64(v), len(h.buffers)/16; n > uint64(all) {
-			return h, fmt.Errorf("%w: a column of %d buffers in a batch of %d", errMetadata, n, all)
-		}
+	if !ok {
+		return h, errMetadata
 	}
+	h.nodes, h.buffers, h.variadic = batch.vector(1, 16), batch.vector(2, 16), batch.vector(4, 8)
 	if compression, ok := batch.child(3); ok {
 		h.compressed, h.codec = true, byte(compression.scalar(0, 1))
 		if method := compression.scalar(1, 1); method != 0 {
@@ -177,145 +204,106 @@ func readHeader(meta []byte) (h header, err error) {
 type layout struct {
 	batch        []part
 	dictionaries map[int64][]part // by id
+	ids          []int64          // of the dictionaries that add has not met yet
 }
 
 // part is one node of a type in a batch: a column, a child, or dictionary indices.
 type part struct {
-	buffers  int
-	validity bool  // the first buffer is a bitmap; arrow-go ignores it if there are no nulls
-	bits     int64 // of a row in the second buffer; 0 if arrow-go checks the length of that
-	views    bool  // the node has a count of more buffers
+	unused  int // the number of buffers before the others that arrow-go skips
+	buffers []arrow.BufferSpec
+	views   bool // the node has a count of more buffers
 }
 
-// readSchema verifies the fields of a schema and returns their layout. In old metadata unions and
-// run-end encoded columns have a validity buffer.
-func readSchema(schema table, old bool) (l *layout, err error) {
-	defer inconsistent(&err)
-	l = &layout{dictionaries: map[int64][]part{}}
-	schema.pairs(2)
-	schema.vector(3, 8) // features
-	l.batch, err = l.fields(nil, schema, 1, 0, old)
-	return l, err
-}
-
-// fields appends the parts of the fields in a slot, which have so many levels of fields above them.
-func (l *layout) fields(to []part, parent table, slot, levels int, old bool) (_ []part, err error) {
-	for field := range parent.tables(slot) {
-		if levels >= maxNesting {
-			return nil, errNested()
-		}
-		field.vector(0, 1) // name
-		field.pairs(6)
-		encoding, coded := field.child(4)
-		if !coded {
-			if to, err = l.fields(append(to, partOf(field, old)), field, 5, levels+1, old); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		encoding.child(1) // the type of the indices
-		// arrow-go reads the values of dictionaries as if they were old.
-		values, err := l.fields([]part{partOf(field, true)}, field, 5, levels+1, true)
-		if err != nil {
-			return nil, err
-		}
-		l.dictionaries[int64(encoding.scalar(0, 8))] = values
-		to = append(to, part{buffers: 2, validity: true})
+// newLayout returns the layout of the batches behind a schema, which is that of a message.
+func newLayout(schema *arrow.Schema, message header) *layout {
+	l := &layout{dictionaries: map[int64][]part{}, ids: message.ids}
+	for _, field := range schema.Fields() {
+		l.batch = l.add(l.batch, field.Type, message.old)
 	}
-	return to, nil
+	return l
 }
 
-// partOf returns the part of a field's type, or that of the values of its dictionary if it has one.
-func partOf(field table, old bool) part {
-	kind := field.scalar(2, 1)
-	switch kind {
-	case 2, 3, 7, 8, 9, 11, 15, 18: // numbers, dates, times, intervals, binary of one length
-		return part{buffers: 2, validity: true}
-	case 4, 5, 25: // binary, text, views of lists
-		return part{buffers: 3, validity: true, bits: 32}
-	case 6: // Boolean
-		return part{buffers: 2, validity: true, bits: 1}
-	case 10: // timestamps
-		zoned, _ := field.child(3)
-		zoned.vector(1, 1)
-		return part{buffers: 2, validity: true}
-	case 12, 17: // lists, maps
-		return part{buffers: 2, validity: true, bits: 32}
-	case 13, 16: // structs, lists of one length
-		return part{buffers: 1, validity: true}
-	case 19, 20, 26: // large binary, text and views of lists
-		return part{buffers: 3, validity: true, bits: 64}
-	case 21: // large lists
-		return part{buffers: 2, validity: true, bits: 64}
-	case 23, 24: // views of binary and text
-		return part{buffers: 2, validity: true, bits: 128, views: true}
-	case 14, 22: // unions, run-end encoded
-		var p part
+// add appends the parts of a type in old or new metadata.
+func (l *layout) add(to []part, dt arrow.DataType, old bool) []part {
+	spec := dt.Layout()
+	p := part{buffers: spec.Buffers, views: spec.VariadicSpec != nil}
+	switch t := dt.(type) {
+	case arrow.ExtensionType:
+		return l.add(to, t.StorageType(), old)
+	case *arrow.DictionaryType:
+		id := l.ids[0]
+		l.ids = l.ids[1:]
+		l.dictionaries[id] = l.add(nil, t.ValueType, true) // arrow-go reads them as if they were old
+	case *arrow.NullType:
+		p.buffers = nil
+	case *arrow.RunEndEncodedType, arrow.UnionType:
+		if t.ID() == arrow.RUN_END_ENCODED {
+			p.buffers = nil
+		}
 		if old {
-			p.buffers++
+			p.unused = 1
 		}
-		if kind == 14 {
-			union, _ := field.child(3)
-			union.vector(1, 4) // ids
-			const dense = 1
-			p.buffers++
-			if union.scalar(0, 2) == dense {
-				p.buffers++
-			}
-		}
-		return p
 	}
-	return part{} // Null, or a type that arrow-go refuses
+	to = append(to, p)
+	if nested, ok := dt.(arrow.NestedType); ok {
+		for _, field := range nested.Fields() {
+			to = l.add(to, field.Type, old)
+		}
+	}
+	return to
 }
 
 // check returns an error for a batch that doesn't have the nodes of its type, has fewer buffers, or
-// has more rows than its buffers hold. A batch may have more buffers than arrow-go reads.
+// has more rows than its buffers hold. A batch may have more buffers than arrow-go reads. All of its
+// buffers must lie within its body.
 func (l *layout) check(h header) error {
-	parts, inDictionary := l.batch, h.kind == dictionaryHeader
-	if inDictionary {
-		var ok bool
+	parts, ok := l.batch, true
+	if h.kind == dictionaryHeader {
 		if parts, ok = l.dictionaries[h.dictionary]; !ok {
 			return fmt.Errorf("it is of dictionary %d, which no column has", h.dictionary)
 		}
 	}
-	variadic := h.variadic
-	starts, total := make([]int, len(parts)), 0 // the first buffer of each part, and the number of all
-	missing := len(h.nodes) != 16*len(parts)
+	nodes, buffers, variadic := len(h.nodes)/16, len(h.buffers)/16, h.variadic
+	next := 0 // the buffer behind those of the parts so far
 	for i, p := range parts {
-		starts[i] = total
-		total += p.buffers
-		if !p.views {
-			continue
+		first := next + p.unused
+		next = first + len(p.buffers)
+		if p.views && len(variadic) > 0 {
+			next += int(min(le.Uint64(variadic), math.MaxInt32))
+			variadic = variadic[8:]
+		} else if p.views {
+			ok = false
 		}
-		if len(variadic) == 0 {
-			missing = true
-			continue
+		if i >= nodes || next > buffers {
+			continue // an error below
 		}
-		total += int(binary.LittleEndian.Uint64(variadic)) // readHeader has bounded it
-		variadic = variadic[8:]
-	}
-	if missing || len(h.buffers) < 16*total {
-		has := fmt.Sprintf("%d nodes and %d buffers where its type has %d and %d",
-			len(h.nodes)/16, len(h.buffers)/16, len(parts), total)
-		if inDictionary {
-			return fmt.Errorf("dictionary %d has %s: dictionaries of dictionaries, unions or run-end encoded values "+
-				"are not supported", h.dictionary, has)
+		rows, nulls := le.Uint64(h.nodes[16*i:]), le.Uint64(h.nodes[16*i+8:])
+		fits := rows <= math.MaxInt64
+		for j, spec := range p.buffers {
+			bits := 8 * spec.ByteWidth
+			if spec.Kind == arrow.KindBitmap {
+				bits = 1
+			}
+			if bits <= 0 || j == 0 && bits == 1 && nulls == 0 { // arrow-go reads no bitmap without nulls
+				continue
+			}
+			n := le.Uint64(h.buffers[16*(first+j)+8:])
+			if h.compressed && n > 0 {
+				n -= 8 // the length before the bytes
+			}
+			fits = fits && rows <= 8*n/uint64(bits)
 		}
-		return fmt.Errorf("it has %s", has)
-	}
-	bits := func(buffer int) uint64 {
-		n := binary.LittleEndian.Uint64(h.buffers[16*buffer+8:])
-		if h.compressed && n > 0 {
-			n -= 8 // the length before the bytes
-		}
-		return 8 * n
-	}
-	for i, p := range parts {
-		rows, nulls := binary.LittleEndian.Uint64(h.nodes[16*i:]), binary.LittleEndian.Uint64(h.nodes[16*i+8:])
-		if rows > math.MaxInt64 || p.validity && nulls > 0 && rows > bits(starts[i]) ||
-			p.bits > 0 && rows > bits(starts[i]+1)/uint64(p.bits) {
+		if !fits {
 			return fmt.Errorf("it has a column of %d rows, which its buffers do not hold", rows)
 		}
 	}
-	return nil
+	if ok && nodes == len(parts) && buffers >= next {
+		return nil
+	}
+	has := fmt.Sprintf("%d nodes and %d buffers where its type has %d and %d", nodes, buffers, len(parts), next)
+	if h.kind == dictionaryHeader {
+		return fmt.Errorf("dictionary %d has %s: dictionaries of dictionaries, unions or run-end encoded values "+
+			"are not supported", h.dictionary, has)
+	}
+	return fmt.Errorf("it has %s", has)
 }

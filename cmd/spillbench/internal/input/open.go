@@ -2,11 +2,11 @@ package input
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 )
 
@@ -29,46 +29,48 @@ func Check(path string, once bool) error {
 	switch {
 	case err != nil:
 		return err
-	case size < 0 && once:
-		return nil
-	case size < 0:
-		return &Error{
-			Path: Name(path), Err: errors.New("is a pipe, and this command reads its input more than once"),
-			Fix: "save the data to a file first",
+	case size != pipeSize:
+		s, err := detected(path)
+		if err != nil {
+			return err
 		}
+		return s.file.Close()
+	case once:
+		return nil
 	}
-	s, err := detected(path)
-	if err != nil {
-		return err
+	return &Error{
+		Path: Name(path), Err: errors.New("is a pipe, and this command reads its input more than once"),
+		Fix: "save the data to a file first",
 	}
-	return s.file.Close()
 }
 
-// sizeOf returns the size of a file with bytes in it, or -1 for a pipe. Everything else is an error.
+// pipeSize is the size of a pipe, which is not known.
+const pipeSize = math.MaxInt64
+
+// sizeOf returns the size of a file with bytes in it, or pipeSize. Everything else is an error.
 func sizeOf(path string) (int64, error) {
-	wrong := func(err error, fix string) (int64, error) { return 0, &Error{Path: Name(path), Err: err, Fix: fix} }
-	var info fs.FileInfo
-	var err error
-	if path == standardInput {
-		info, err = os.Stdin.Stat()
-	} else {
+	wrong := &Error{Path: Name(path), Fix: "save the data to a file first"}
+	info, err := os.Stdin.Stat()
+	if path != standardInput {
 		info, err = os.Stat(path)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return wrong(errors.New("no such file"), "check the path")
+		wrong.Err, wrong.Fix = errors.New("no such file"), "check the path"
 	case err != nil:
-		return wrong(cause(err), "check the path and its permissions")
+		wrong.Err, wrong.Fix = cause(err), "check the path and its permissions"
 	case info.IsDir():
-		return wrong(errors.New("is a directory"), "name the files in it, one by one")
+		wrong.Err, wrong.Fix = errors.New("is a directory"), "name the files in it, one by one"
 	case info.Mode()&fs.ModeNamedPipe != 0, path == standardInput && info.Mode()&fs.ModeSocket != 0:
-		return -1, nil
+		return pipeSize, nil
 	case !info.Mode().IsRegular():
-		return wrong(errors.New("is not a regular file or a pipe"), "save the data to a file first")
+		wrong.Err = errors.New("is not a regular file or a pipe")
 	case info.Size() == 0:
-		return wrong(errors.New("is empty"), "name a Parquet, Arrow or CSV file with data in it")
+		wrong.Err, wrong.Fix = errors.New("is empty"), "name a Parquet, Arrow or CSV file with data in it"
+	default:
+		return info.Size(), nil
 	}
-	return info.Size(), nil
+	return 0, wrong
 }
 
 // detected opens the file at path and detects its format. Opening a named pipe waits for a writer. If
@@ -78,27 +80,25 @@ func detected(path string) (s *Source, err error) {
 	if s.size, err = sizeOf(path); err != nil {
 		return nil, err
 	}
-	switch {
-	case path != standardInput:
-		if s.file, err = os.Open(path); err != nil {
-			return nil, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
-		}
-	case s.size < 0: // opening a named pipe again would wait for another writer
+	if path != standardInput {
+		s.file, err = os.Open(path)
+	} else if s.size == pipeSize { // opening a named pipe again would wait for another writer
 		s.file = os.Stdin
-	default:
-		if s.file, err = os.Open("/dev/stdin"); err != nil { // a system without such files
-			s.file = os.Stdin
-		}
+	} else if s.file, err = os.Open("/dev/stdin"); err != nil { // a system without such files
+		s.file, err = os.Stdin, nil
+	}
+	if err != nil {
+		return nil, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
 	}
 	s.r = bufio.NewReaderSize(s.file, bufferSize)
-	if s.size < 0 {
+	if s.size == pipeSize {
 		err = s.detectPipe()
 	}
-	if err == nil && s.format == "" {
+	if s.format == "" && err == nil {
 		s.format, err = detect(s.file, s.size)
 	}
 	if err != nil {
-		return nil, s.broken(err, s.file.Close())
+		return nil, errors.Join(s.broken(err), s.file.Close())
 	}
 	return s, nil
 }
@@ -112,7 +112,7 @@ func (s *Source) detectPipe() (err error) {
 		return &Error{Err: errors.New("is empty"), Fix: "write Parquet, Arrow or CSV data into it"}
 	case err != nil && err != io.EOF:
 		return err
-	case bytes.Equal(head, []byte("\xff\xff\xff\xff")):
+	case string(head) == streamMarker:
 		s.format = ArrowStream
 		return nil
 	}
@@ -122,12 +122,8 @@ func (s *Source) detectPipe() (err error) {
 		if err == nil {
 			s.size, err = io.Copy(f, s.r)
 		}
-		if err == nil {
-			_, err = f.Seek(0, io.SeekStart)
-		}
 		s.file, f = f, s.file // the one to keep, and the one to close
 		err = errors.Join(err, f.Close())
-		s.r.Reset(s.file)
 	}
 	if err != nil {
 		return &Error{
@@ -135,5 +131,6 @@ func (s *Source) detectPipe() (err error) {
 			Fix: "set TMPDIR to a directory with enough space, or save the data to a file first",
 		}
 	}
+	s.r.Reset(io.NewSectionReader(s.file, 0, s.size))
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -21,29 +20,26 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
 )
 
-// maxParquetRows is the most rows of a batch that was not asked for: writers
-// make row groups of 120,000 to a few million rows, and between two batches a
-// cancelled run stops.
+// maxParquetRows is the most rows of a batch that was not asked for: writers make row groups of
+// 120,000 to a few million rows, and between two batches a cancelled run stops.
 const maxParquetRows = 1 << 20
 
 // parquetBuffer is how much of a column chunk is read at once.
 const parquetBuffer = 1 << 20
 
-// parquetFile reads a Parquet file, a row group at a time or, where the caller
-// wants batches of a size, in pieces of one. It decodes on one goroutine: a panic
-// on a goroutine of pqarrow's own could not be caught.
+// parquetFile reads a Parquet file, a row group at a time or, where the caller wants batches of a
+// size, in pieces of one. It decodes on one goroutine: a panic on a goroutine of pqarrow's own could
+// not be caught.
 type parquetFile struct {
 	pf    *file.Reader
 	mem   *limitedAllocator
 	r     *pqarrow.FileReader
-	sc    *arrow.Schema
-	rows  int64 // of the file, as its footer says
-	read  int64
-	group int // the next row group
+	left  int64 // the rows that the footer promises and that were not read yet
+	group int   // the next row group
 	cur   pqarrow.RecordReader
 }
 
-func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocator, rows int64) (decoder, error) {
+func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocator, rows int64) (*arrow.Schema, nextFunc, error) {
 	props := parquet.NewReaderProperties(mem)
 	props.BufferedStreamEnabled = true // no column chunk is read whole before it is decoded
 	props.BufferSize = parquetBuffer
@@ -52,31 +48,32 @@ func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocat
 	props.MaxCompressedPageSize = min(props.MaxUncompressedPageSize, size)
 	pf, err := file.NewParquetReader(f, file.WithReadProps(props))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	largest, err := inspect(f, size, pf.MetaData())
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = checkStoredSchema(pf.MetaData().KeyValueMetadata(), mem)
 	}
-	if err := checkStoredSchema(pf.MetaData().KeyValueMetadata(), mem); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, nil, err
 	}
 	if rows <= 0 {
 		rows = maxParquetRows
 	}
 	rows = min(rows, max(1, largest)) // the reader takes memory for so many at once
-	p := &parquetFile{pf: pf, mem: mem, rows: pf.NumRows()}
-	p.r, err = pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, mem)
+	r, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, mem)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if p.sc, err = p.r.Schema(); err != nil {
-		return nil, err
+	schema, err := r.Schema()
+	if err != nil {
+		return nil, nil, err
 	}
-	if p.sc.NumFields() == 0 {
-		return nil, errors.New("it has no columns")
+	if schema.NumFields() == 0 {
+		return nil, nil, errors.New("it has no columns")
 	}
-	return p, context.Cause(ctx)
+	p := &parquetFile{pf: pf, mem: mem, r: r, left: pf.NumRows()}
+	return schema, p.next, context.Cause(ctx)
 }
 
 // seam is where one Parquet file ends and another begins.
@@ -99,9 +96,10 @@ func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, e
 			if err != nil {
 				return 0, err
 			}
-			if _, err := compress.GetCodec(chunk.Compression()); err != nil {
+			codec := chunk.Compression()
+			if _, err := compress.GetCodec(codec); err != nil {
 				return 0, &Error{
-					Err: fmt.Errorf("has the column %q compressed with %s, which is not read", chunk.PathInSchema(), chunk.Compression()),
+					Err: fmt.Errorf("has the column %q compressed with %s, which is not read", chunk.PathInSchema(), codec),
 					Fix: "write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
 				}
 			}
@@ -115,11 +113,8 @@ func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, e
 			at = max(at, start+n)
 		}
 	}
+	footer := size - int64(meta.Size()+4+len("PAR1"))
 	buf := make([]byte, 64<<10)
-	if _, err := f.ReadAt(buf[:4], size-8); err != nil {
-		return 0, err
-	}
-	footer := size - 8 - int64(binary.LittleEndian.Uint32(buf))
 	for ; at < footer; at += int64(len(buf) - len(seam) + 1) { // a seam may lie across two reads
 		piece := buf[:min(int64(len(buf)), footer-at)]
 		if _, err := f.ReadAt(piece, at); err != nil {
@@ -127,7 +122,7 @@ func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, e
 		}
 		if i := bytes.Index(piece, []byte(seam)); i >= 0 {
 			return 0, &Error{
-				Err: fmt.Errorf("is several Parquet files in one: another begins at byte %d", at+int64(i)+int64(len(seam)/2)),
+				Err: fmt.Errorf("is several Parquet files in one: another begins at byte %d", at+int64(i+len(seam)/2)),
 				Fix: "make each a file of its own",
 			}
 		}
@@ -146,7 +141,6 @@ func checkStoredSchema(pairs metadata.KeyValueMetadata, mem *limitedAllocator) e
 	if err == nil {
 		m := &messages{r: bufio.NewReader(bytes.NewReader(message)), end: int64(len(message)), mem: mem}
 		_, err = m.Message()
-		m.close()
 	}
 	if err != nil {
 		return fmt.Errorf("in the Arrow schema that it stores: %w", err)
@@ -154,32 +148,27 @@ func checkStoredSchema(pairs metadata.KeyValueMetadata, mem *limitedAllocator) e
 	return nil
 }
 
-func (p *parquetFile) schema() *arrow.Schema { return p.sc }
-
 func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 	for {
-		if p.cur == nil {
-			if p.group >= p.pf.NumRowGroups() {
-				if p.read != p.rows { // a column that ends early is no error of pqarrow
-					return nil, fmt.Errorf("its footer promises %d rows, and it holds %d", p.rows, p.read)
-				}
-				return nil, io.EOF
+		if p.cur != nil {
+			rec, err := p.cur.Read()
+			if err == nil {
+				p.left -= rec.NumRows()
+				rec.Retain()
+				return rec, nil
 			}
-			if err := p.openGroup(ctx); err != nil {
+			if err != io.EOF {
 				return nil, err
 			}
-			continue
+			p.cur = nil
 		}
-		if p.cur.Next() {
-			rec := p.cur.RecordBatch()
-			p.read += rec.NumRows()
-			rec.Retain()
-			return rec, nil
+		if p.group == p.pf.NumRowGroups() {
+			if n := p.pf.NumRows(); p.left != 0 { // a column that ends early is no error of pqarrow
+				return nil, fmt.Errorf("its footer promises %d rows, and it holds %d", n, n-p.left)
+			}
+			return nil, io.EOF
 		}
-		err := p.cur.Err()
-		p.cur.Release()
-		p.cur = nil
-		if err != nil && err != io.EOF {
+		if err := p.openGroup(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -187,7 +176,7 @@ func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 
 // openGroup opens the next row group, unless it is empty. It first opens each column as pqarrow will,
 // because pqarrow opens the fields of a struct on goroutines of its own, where guard can't recover.
-func (p *parquetFile) openGroup(ctx context.Context) error {
+func (p *parquetFile) openGroup(ctx context.Context) (err error) {
 	group := p.pf.RowGroup(p.group)
 	p.group++
 	if group.NumRows() == 0 {
@@ -195,26 +184,15 @@ func (p *parquetFile) openGroup(ctx context.Context) error {
 	}
 	for i := range group.NumColumns() {
 		pages, err := group.GetColumnPageReader(i)
-		if err != nil {
-			return err
+		if err == nil {
+			err = pages.Close()
 		}
-		if err := pages.Close(); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 	p.mem.elsewhere = true
-	cur, err := p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
+	p.cur, err = p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
 	p.mem.elsewhere = false
-	if err == nil {
-		p.cur = cur
-	}
 	return err
-}
-
-func (p *parquetFile) close() error {
-	if p.cur != nil {
-		p.cur.Release()
-		p.cur = nil
-	}
-	return nil // the file is the Source's
 }

@@ -56,7 +56,7 @@ func TestPipes(t *testing.T) {
 			path, tmp := pipeOf(t, c.content), t.TempDir()
 			t.Setenv("TMPDIR", tmp)
 			recs, s, err := readAll(t, path, Options{})
-			if err != nil || s.Format() != c.format {
+			if err != nil || s.format != c.format {
 				t.Fatal(s, err)
 			}
 			total := int64(0)
