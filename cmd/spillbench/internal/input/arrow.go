@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -24,59 +23,39 @@ const maxFooterGap = 8 + 64
 // reads the messages and arrow-go decodes them.
 type arrowReader struct {
 	messages *messages
-	named    int           // the dictionaries and batches that the footer of a file names
 	r        *ipc.Reader   // of the stream that is being read
 	first    *arrow.Schema // of the first stream
 }
 
-// newArrow reads the messages of a stream, or of a file whose footer names so many of them.
-func newArrow(m *messages, named int) (*arrow.Schema, nextFunc, error) {
-	a := &arrowReader{messages: m, named: named}
+// readArrow reads the file as an Arrow stream.
+func (s *Source) readArrow(m *messages) error {
+	a := &arrowReader{messages: m}
 	if err := a.open(); err != nil {
-		return nil, nil, err
+		return err
 	}
 	a.first = a.r.Schema()
-	return a.first, a.next, nil
+	s.schema, s.next = a.first, a.next
+	return nil
 }
 
-// newArrowFile reads the size bytes of f: a magic number, a stream, and a footer, which names the
-// places of the stream's dictionaries and batches.
-func newArrowFile(f *os.File, size int64, mem *limitedAllocator) (*arrow.Schema, nextFunc, error) {
+// readArrowFile reads an Arrow file: a magic number, a stream, and a footer, which has copies of the
+// schema and of the places of the stream's messages. Behind it are its length and the closing magic.
+func (s *Source) readArrowFile() error {
 	const begin = 8 // behind the magic and its padding
-	footer, named, err := readFooter(f, size, begin)
-	if err != nil {
-		return nil, nil, err
-	}
-	stream := bufio.NewReaderSize(io.NewSectionReader(f, begin, footer-begin), bufferSize)
-	return newArrow(&messages{r: stream, at: begin, end: footer, mem: mem, ids: map[int64]bool{}}, named)
-}
-
-// readFooter returns the offset of a file's footer, which is begin at least, and the number of
-// dictionaries and batches that it names. Behind the footer are its length and the closing magic.
-func readFooter(f *os.File, size, begin int64) (start int64, named int, err error) {
-	defer inconsistent(&err)
-	const tailSize, blockSize = 4 + 6, 24
-	if size < begin+tailSize {
-		return 0, 0, io.ErrUnexpectedEOF
-	}
-	tail := make([]byte, tailSize)
-	if _, err := f.ReadAt(tail, size-tailSize); err != nil {
-		return 0, 0, err
+	tail := make([]byte, 4+len(ipc.Magic))
+	at := max(0, s.size-int64(len(tail)))
+	if _, err := s.file.ReadAt(tail, at); err != nil {
+		return err
 	}
 	if !bytes.Equal(tail[4:], ipc.Magic) {
-		return 0, 0, errors.New("its end is missing")
+		return errors.New("its end is missing")
 	}
-	n := int64(le.Uint32(tail))
-	if start = size - tailSize - n; start < begin {
-		return 0, 0, errMetadata
+	footer := at - int64(le.Uint32(tail))
+	if footer < begin {
+		return errMetadata
 	}
-	b := make([]byte, n)
-	if _, err := f.ReadAt(b, start); err != nil {
-		return 0, 0, err
-	}
-	const dictionaries, batches = 2, 3
-	footer := root(b)
-	return start, (len(footer.vector(dictionaries, blockSize)) + len(footer.vector(batches, blockSize))) / blockSize, nil
+	r := bufio.NewReaderSize(io.NewSectionReader(s.file, begin, footer-begin), bufferSize)
+	return s.readArrow(&messages{r: r, at: begin, end: footer, mem: &s.mem, ids: map[int64]bool{}})
 }
 
 // open begins a stream: the next message must be its schema.
@@ -108,8 +87,14 @@ func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 // that of two tables from pandas does.
 func (a *arrowReader) another() error {
 	m := a.messages
-	if m.ids != nil {
-		return a.atFooter()
+	if gap := m.end - m.at; m.ids != nil && gap > maxFooterGap {
+		return &Error{
+			Err: fmt.Errorf("has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one",
+				gap, m.at),
+			Fix: "name the files one by one",
+		}
+	} else if m.ids != nil {
+		return io.EOF
 	}
 	if m.held == nil {
 		if _, err := m.r.Peek(1); err != nil {
@@ -135,21 +120,4 @@ func (a *arrowReader) another() error {
 		}
 	}
 	return nil
-}
-
-// atFooter returns io.EOF at the end of a file's stream. The footer must name all messages: where it
-// doesn't, the file may be several files, one behind the other.
-func (a *arrowReader) atFooter() error {
-	m := a.messages
-	switch gap := m.end - m.at; {
-	case gap > maxFooterGap:
-		return &Error{
-			Err: fmt.Errorf("has %d bytes, from byte %d on, that its footer does not name: it may be several files in one",
-				gap, m.at),
-			Fix: "name the files one by one",
-		}
-	case m.seen != a.named:
-		return fmt.Errorf("it has %d dictionaries and batches, and its footer names %d", m.seen, a.named)
-	}
-	return io.EOF
 }

@@ -2,20 +2,16 @@ package input
 
 import (
 	"bufio"
-	"bytes"
+	"cmp"
 	"context"
 	gocsv "encoding/csv"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"slices"
-	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/csv"
-	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
 // byteOrderMark is U+FEFF in UTF-8, with which some spreadsheets begin a file.
@@ -30,71 +26,84 @@ const defaultCSVRows = 1 << 16
 // cancelEvery is how many rows the inference reads between two looks at its context.
 const cancelEvery = 4096
 
-// newCSV reads a CSV file with a header line. It reads the file twice: once to learn the type of
-// each column from all of its values, once to build batches. arrow-go's own inference reads the
-// first row only, and then fails on the first 1.5 of a column that began with 1.
-func newCSV(ctx context.Context, f *os.File, mem memory.Allocator, rowsPerBatch int64) (*arrow.Schema, nextFunc, error) {
-	if rowsPerBatch <= 0 {
-		rowsPerBatch = defaultCSVRows
-	}
-	head, start := make([]byte, sniffSize), int64(0)
-	n, err := f.ReadAt(head, 0)
-	if err != nil && err != io.EOF {
-		return nil, nil, err
-	}
-	head, marked := bytes.CutPrefix(head[:n], []byte(byteOrderMark))
-	if marked {
-		start = int64(len(byteOrderMark))
-	}
-	comma, single := separator(head)
-	open := func() io.Reader {
-		text := bufio.NewReader(io.NewSectionReader(f, start, math.MaxInt64-start))
+// readCSV reads the file as CSV with a header line, in batches of so many rows. It reads the file
+// twice: once to learn the type of each column from all of its values, once to build batches.
+// arrow-go's own inference reads the first row only, and then fails on the first 1.5 of a column that
+// began with 1.
+func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
+	lines := func(single bool) io.Reader {
+		text := bufio.NewReader(io.NewSectionReader(s.file, 0, s.size))
+		if mark, _ := text.Peek(len(byteOrderMark)); string(mark) == byteOrderMark {
+			text.Discard(len(mark))
+		}
 		return &lineReader{r: text, single: single, blank: true}
 	}
-	schema, err := infer(ctx, open(), comma)
-	if err != nil {
-		return nil, nil, err
+	open := func(comma rune, single bool) *gocsv.Reader {
+		rows := gocsv.NewReader(lines(single))
+		rows.Comma, rows.ReuseRecord = comma, true
+		return rows
 	}
-	r := csv.NewReader(open(), schema, csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
-		csv.WithChunk(int(min(rowsPerBatch, math.MaxInt32))), csv.WithAllocator(mem))
-	rows := int64(0) // in the batches so far
-	return schema, func(context.Context) (arrow.RecordBatch, error) {
+
+	// The separator is the one that makes most columns of the header line, or the comma.
+	var header []string
+	var comma rune
+	var failed error // the first, with a comma
+	for _, c := range separators {
+		names, err := open(c, false).Read()
+		if len(names) > len(header) {
+			header, comma = names, c
+		}
+		failed = cmp.Or(failed, err)
+	}
+	if header == nil && failed == io.EOF {
+		return errors.New("it has no header line")
+	} else if header == nil {
+		return failed
+	}
+
+	single := len(header) == 1
+	columns := make([]column, len(header))
+	rows := open(comma, single)
+	for n := 0; ; n++ {
+		if n%cancelEvery == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		values, err := rows.Read()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			return err
+		}
+		for i := 0; i < len(values) && n > 0; i++ { // behind the header
+			columns[i].add(values[i])
+		}
+	}
+	var fields []arrow.Field
+	for i, name := range header {
+		fields = append(fields, arrow.Field{Name: name, Type: columns[i].dataType(), Nullable: true})
+	}
+	s.schema = arrow.NewSchema(fields, nil)
+
+	chunk := int(min(cmp.Or(rowsPerBatch, defaultCSVRows), math.MaxInt32))
+	r := csv.NewReader(lines(single), s.schema, csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
+		csv.WithChunk(chunk), csv.WithAllocator(&s.mem))
+	before := int64(0) // the number of rows in the batches so far
+	s.next = func(context.Context) (arrow.RecordBatch, error) {
 		more := r.Next()
 		// If a value does not parse, the reader returns the batch with a null in its place. Only
 		// Err has the error.
 		if err := r.Err(); err != nil {
-			return nil, fmt.Errorf("after row %d: %w", rows, err)
+			return nil, fmt.Errorf("after row %d: %w", before, err)
 		}
 		if !more {
 			return nil, io.EOF
 		}
 		rec := r.RecordBatch()
 		rec.Retain()
-		rows += rec.NumRows()
+		before += rec.NumRows()
 		return rec, nil
-	}, nil
-}
-
-// separator returns the separator that the header line has most of, outside quotes, and whether it
-// has none at all. Ties, and a line without separators, go to the comma.
-func separator(head []byte) (comma rune, none bool) {
-	var counts [len(separators)]int
-	best, quoted := 0, false
-	for _, c := range bytes.TrimLeft(head, "\r\n") {
-		if !quoted && (c == '\r' || c == '\n') {
-			break
-		}
-		quoted = quoted != (c == '"')
-		if i := strings.IndexByte(separators, c); i >= 0 && !quoted {
-			counts[i]++
-		}
 	}
-	for i, n := range counts {
-		if n > counts[best] {
-			best = i
-		}
-	}
-	return rune(separators[best]), counts[best] == 0
+	return nil
 }
 
 // lineReader ends each line of CSV text with a line feed in the place of a carriage return or of
@@ -144,38 +153,4 @@ func (l *lineReader) Read(p []byte) (n int, err error) {
 		}
 	}
 	return n, nil
-}
-
-// infer reads the whole text and returns the narrowest type that holds all values of each column.
-func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, error) {
-	rows := gocsv.NewReader(text)
-	rows.Comma, rows.ReuseRecord = comma, true
-	header, err := rows.Read()
-	switch {
-	case err == io.EOF:
-		return nil, errors.New("it has no header line")
-	case err != nil:
-		return nil, err
-	}
-	header = slices.Clone(header)
-	columns := make([]column, len(header))
-	for n := 1; ; n++ {
-		if n%cancelEvery == 0 && ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		values, err := rows.Read()
-		if err == io.EOF {
-			break
-		} else if err != nil {
-			return nil, err
-		}
-		for i, v := range values {
-			columns[i].add(v)
-		}
-	}
-	fields := make([]arrow.Field, len(header))
-	for i, name := range header {
-		fields[i] = arrow.Field{Name: name, Type: columns[i].dataType(), Nullable: true}
-	}
-	return arrow.NewSchema(fields, nil), nil
 }

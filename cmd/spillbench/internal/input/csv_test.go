@@ -75,7 +75,7 @@ func TestInference(t *testing.T) {
 			t.Errorf("%s: %v", c.values, err)
 			continue
 		}
-		if got := s.Schema().Field(0).Type; !arrow.TypeEqual(got, c.want) {
+		if got := s.schema.Field(0).Type; !arrow.TypeEqual(got, c.want) {
 			t.Errorf("%s is %s, want %s", c.values, got, c.want)
 		}
 		for i, v := range values {
@@ -100,7 +100,7 @@ func TestCSV(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if f := s.Schema().Fields(); f[0].Name != "a" || f[1].Name != "b" {
+			if f := s.schema.Fields(); f[0].Name != "a" || f[1].Name != "b" {
 				t.Fatalf("header %v", f)
 			}
 			if got := lengths(recs); len(got) != 2 || got[0] != 2 || got[1] != 1 {
@@ -176,7 +176,7 @@ func TestLines(t *testing.T) {
 			t.Errorf("%.60q: %v", c.text, err)
 			continue
 		}
-		if name := s.Schema().Field(0).Name; name != c.header {
+		if name := s.schema.Field(0).Name; name != c.header {
 			t.Errorf("%.60q has the column %q, want %q", c.text, name, c.header)
 		}
 		values := []string{}
@@ -325,7 +325,7 @@ func TestBadCSV(t *testing.T) {
 	_, err = Open(t.Context(), path, Options{})
 	checkError(t, err, path, "quote")
 	recs, s, err := readAll(t, write(t, "c.csv", []byte("only,a,header\n")), Options{})
-	if err != nil || len(recs) != 0 || s.Schema().NumFields() != 3 {
+	if err != nil || len(recs) != 0 || s.schema.NumFields() != 3 {
 		t.Errorf("a header alone: %d batches, %v", len(recs), err)
 	}
 }

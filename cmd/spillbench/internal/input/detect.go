@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"regexp"
 	"strings"
 )
@@ -62,11 +60,10 @@ var document = regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/
 // name matches a line that can name a single column: a word, or text in quotes.
 var name = regexp.MustCompile(`^([\pL\p{Nd}_\x{FFFD}][^ /]*$|")`)
 
-// detect returns the format of an open file of size bytes.
-func detect(f *os.File, size int64) (Format, error) {
-	head := make([]byte, min(size, sniffSize))
-	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
-		return "", err
+// detect returns the format of a file that begins with head.
+func detect(head []byte) (Format, error) {
+	if len(head) == 0 {
+		return "", &Error{Err: errors.New("is empty"), Fix: "write Parquet, Arrow or CSV data into it"}
 	}
 	for _, s := range signatures {
 		switch {

@@ -66,7 +66,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	s := e.Path + ": " + oneLine(e.Err.Error())
+	s := e.Path + ": " + strings.Join(strings.Fields(e.Err.Error()), " ")
 	if e.Fix != "" {
 		s += " (" + e.Fix + ")"
 	}
@@ -111,13 +111,13 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	err = guard(func() (err error) {
 		switch s.format {
 		case Parquet:
-			s.schema, s.next, err = newParquet(ctx, s.file, s.size, &s.mem, opt.RowsPerBatch)
+			err = s.readParquet(ctx, opt.RowsPerBatch)
 		case ArrowFile:
-			s.schema, s.next, err = newArrowFile(s.file, s.size, &s.mem)
+			err = s.readArrowFile()
 		case ArrowStream:
-			s.schema, s.next, err = newArrow(&messages{r: s.r, end: s.size, mem: &s.mem}, 0)
+			err = s.readArrow(&messages{r: s.r, end: s.size, mem: &s.mem})
 		default:
-			s.schema, s.next, err = newCSV(ctx, s.file, &s.mem, opt.RowsPerBatch)
+			err = s.readCSV(ctx, opt.RowsPerBatch)
 		}
 		if err != nil {
 			return err
@@ -136,9 +136,6 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 
 // Path returns the path that was opened, as messages name it.
 func (s *Source) Path() string { return s.path }
-
-// Schema returns the schema of all batches.
-func (s *Source) Schema() *arrow.Schema { return s.schema }
 
 // Next returns the next batch, which the caller must Release, or io.EOF when
 // there is none. After an error it returns the same error again.
@@ -223,12 +220,6 @@ func guard(f func() error) (err error) {
 		}
 	}()
 	return f()
-}
-
-// oneLine drops the stack of a message and joins its lines.
-func oneLine(s string) string {
-	s, _, _ = strings.Cut(s, "\ngoroutine ")
-	return strings.Join(strings.Fields(s), " ")
 }
 
 // limitedAllocator allocates from the Go heap and refuses a single allocation that is larger than

@@ -45,8 +45,7 @@ type messages struct {
 	end   int64 // offset of the end of the bytes; pipeSize if it is not known
 	mem   *limitedAllocator
 
-	ids  map[int64]bool // the dictionaries that were read, in a file; nil in a stream
-	seen int            // the number of dictionaries and batches so far
+	ids map[int64]bool // the dictionaries of a file that were read; nil for a stream
 
 	schema header         // of the last schema message
 	layout *layout        // of the stream's batches; nil before its schema is decoded
@@ -63,15 +62,12 @@ func (m *messages) Retain() {}
 func (m *messages) Release() {}
 
 // Message reads the next message. It returns io.EOF at the end of a stream.
-func (m *messages) Message() (*ipc.Message, error) {
-	msg, err := m.message()
-	if err != nil && err != io.EOF {
-		err = fmt.Errorf("the message at byte %d: %w", m.start, err)
-	}
-	return msg, err
-}
-
-func (m *messages) message() (*ipc.Message, error) {
+func (m *messages) Message() (msg *ipc.Message, err error) {
+	defer func() {
+		if err != nil && err != io.EOF {
+			err = fmt.Errorf("the message at byte %d: %w", m.start, err)
+		}
+	}()
 	meta, err := m.metadata()
 	if err != nil {
 		return nil, err
@@ -92,16 +88,15 @@ func (m *messages) message() (*ipc.Message, error) {
 		return nil, err
 	}
 	if m.layout != nil && (h.kind == dictionaryHeader || h.kind == batchHeader) {
-		m.seen++
-		if body, err = m.plain(h, body); err != nil {
-			return nil, err
+		if body, err = m.plain(h, body); err == nil {
+			err = m.layout.check(h)
 		}
-		if err := m.layout.check(h); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	}
 	if m.ids != nil && h.kind == dictionaryHeader && !h.delta {
-		// Readers that follow the footer may read all dictionaries before all batches.
+		// Other readers of a file may read all dictionaries before all batches.
 		if m.ids[h.dictionary] {
 			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file", h.dictionary)
 		}

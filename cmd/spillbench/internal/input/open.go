@@ -74,7 +74,8 @@ func sizeOf(path string) (int64, error) {
 }
 
 // detected opens the file at path and detects its format. Opening a named pipe waits for a writer. If
-// the file is a pipe and its format is not Arrow stream, detected copies it to a temporary file.
+// the file is a pipe, detected waits for its first bytes, and copies it to a temporary file unless its
+// format is Arrow stream.
 func detected(path string) (s *Source, err error) {
 	s = &Source{path: Name(path)}
 	if s.size, err = sizeOf(path); err != nil {
@@ -91,11 +92,12 @@ func detected(path string) (s *Source, err error) {
 		return nil, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
 	}
 	s.r = bufio.NewReaderSize(s.file, bufferSize)
-	if s.size == pipeSize {
-		err = s.detectPipe()
+	head, err := s.r.Peek(sniffSize)
+	if err == nil || err == io.EOF {
+		s.format, err = detect(head)
 	}
-	if s.format == "" && err == nil {
-		s.format, err = detect(s.file, s.size)
+	if s.size == pipeSize && s.format != ArrowStream && err == nil {
+		err = s.copyPipe()
 	}
 	if err != nil {
 		return nil, errors.Join(s.broken(err), s.file.Close())
@@ -103,19 +105,9 @@ func detected(path string) (s *Source, err error) {
 	return s, nil
 }
 
-// detectPipe detects an Arrow stream in a pipe. It replaces another pipe by a temporary file of its
-// bytes, whose name it removes before it writes them: an interrupted program leaves nothing behind.
-func (s *Source) detectPipe() (err error) {
-	head, err := s.r.Peek(4)
-	switch {
-	case len(head) == 0 && err == io.EOF:
-		return &Error{Err: errors.New("is empty"), Fix: "write Parquet, Arrow or CSV data into it"}
-	case err != nil && err != io.EOF:
-		return err
-	case string(head) == streamMarker:
-		s.format = ArrowStream
-		return nil
-	}
+// copyPipe replaces a pipe by a temporary file of its bytes, whose name it removes before it writes
+// them: an interrupted program leaves nothing behind.
+func (s *Source) copyPipe() error {
 	f, err := os.CreateTemp("", "spillbench-")
 	if err == nil {
 		err = os.Remove(f.Name())
@@ -131,6 +123,5 @@ func (s *Source) detectPipe() (err error) {
 			Fix: "set TMPDIR to a directory with enough space, or save the data to a file first",
 		}
 	}
-	s.r.Reset(io.NewSectionReader(s.file, 0, s.size))
 	return nil
 }

@@ -3,13 +3,13 @@ package input
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -39,41 +39,32 @@ type parquetFile struct {
 	cur   pqarrow.RecordReader
 }
 
-func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocator, rows int64) (*arrow.Schema, nextFunc, error) {
-	props := parquet.NewReaderProperties(mem)
+// readParquet reads the file as Parquet, in batches of so many rows or, if rows is 0, of row groups.
+func (s *Source) readParquet(ctx context.Context, rows int64) error {
+	props := parquet.NewReaderProperties(&s.mem)
 	props.BufferedStreamEnabled = true // no column chunk is read whole before it is decoded
 	props.BufferSize = parquetBuffer
 	// A page may be as large as the file, and mem refuses one that there is no memory for.
-	props.MaxUncompressedPageSize = min(mem.max, math.MaxInt32)
-	props.MaxCompressedPageSize = min(props.MaxUncompressedPageSize, size)
-	pf, err := file.NewParquetReader(f, file.WithReadProps(props))
+	props.MaxUncompressedPageSize = min(s.mem.max, math.MaxInt32)
+	props.MaxCompressedPageSize = min(props.MaxUncompressedPageSize, s.size)
+	pf, err := file.NewParquetReader(s.file, file.WithReadProps(props))
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	largest, err := inspect(f, size, pf.MetaData())
-	if err == nil {
-		err = checkStoredSchema(pf.MetaData().KeyValueMetadata(), mem)
-	}
+	largest, err := s.inspect(pf.MetaData())
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	if rows <= 0 {
-		rows = maxParquetRows
+	rows = min(cmp.Or(rows, maxParquetRows), max(1, largest)) // the reader takes memory for so many at once
+	p := &parquetFile{pf: pf, mem: &s.mem, left: pf.NumRows()}
+	if p.r, err = pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, &s.mem); err != nil {
+		return err
 	}
-	rows = min(rows, max(1, largest)) // the reader takes memory for so many at once
-	r, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, mem)
-	if err != nil {
-		return nil, nil, err
+	s.next = p.next
+	if s.schema, err = p.r.Schema(); err == nil && s.schema.NumFields() == 0 {
+		err = errors.New("it has no columns")
 	}
-	schema, err := r.Schema()
-	if err != nil {
-		return nil, nil, err
-	}
-	if schema.NumFields() == 0 {
-		return nil, nil, errors.New("it has no columns")
-	}
-	p := &parquetFile{pf: pf, mem: mem, r: r, left: pf.NumRows()}
-	return schema, p.next, context.Cause(ctx)
+	return errors.Join(err, context.Cause(ctx))
 }
 
 // seam is where one Parquet file ends and another begins.
@@ -83,7 +74,7 @@ const seam = "PAR1PAR1"
 // can't read, or of which it would read only a part. A file must not be several files, one behind the
 // other, of which the last footer names places in the first: inspect looks for a seam between the
 // column chunks and the footer, where a file has nothing but indexes.
-func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, err error) {
+func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 	if meta.IsSetEncryptionAlgorithm() {
 		return 0, &Error{Err: errors.New("is an encrypted Parquet file, which is not read"), Fix: "decrypt it first"}
 	}
@@ -107,17 +98,17 @@ func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, e
 			if dictionary := chunk.DictionaryPageOffset(); dictionary > 0 {
 				start = min(start, dictionary)
 			}
-			if start < 0 || n < 0 || start > size-n {
-				return 0, fmt.Errorf("column %d of row group %d lies at %d to %d of %d bytes", i, group, start, start+n, size)
+			if start < 0 || n < 0 || start > s.size-n {
+				return 0, fmt.Errorf("column %d of row group %d has %d bytes at byte %d of %d", i, group, n, start, s.size)
 			}
 			at = max(at, start+n)
 		}
 	}
-	footer := size - int64(meta.Size()+4+len("PAR1"))
+	footer := s.size - int64(meta.Size()+4+len("PAR1"))
 	buf := make([]byte, 64<<10)
 	for ; at < footer; at += int64(len(buf) - len(seam) + 1) { // a seam may lie across two reads
 		piece := buf[:min(int64(len(buf)), footer-at)]
-		if _, err := f.ReadAt(piece, at); err != nil {
+		if _, err := s.file.ReadAt(piece, at); err != nil {
 			return 0, err
 		}
 		if i := bytes.Index(piece, []byte(seam)); i >= 0 {
@@ -127,25 +118,21 @@ func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, e
 			}
 		}
 	}
-	return rows, nil
-}
-
-// checkStoredSchema reads the Arrow schema that writers leave in a file, as an IPC message in base64.
-// pqarrow reads it without the checks of messages.
-func checkStoredSchema(pairs metadata.KeyValueMetadata, mem *limitedAllocator) error {
-	stored := pairs.FindValue("ARROW:schema")
+	stored := meta.KeyValueMetadata().FindValue("ARROW:schema")
 	if stored == nil {
-		return nil
+		return rows, nil
 	}
-	message, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(*stored, "=")) // some writers do not pad
+	// Writers leave an Arrow schema in a file, as an IPC message in base64, which some do not pad.
+	// pqarrow reads it without the checks of messages.
+	message, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(*stored, "="))
 	if err == nil {
-		m := &messages{r: bufio.NewReader(bytes.NewReader(message)), end: int64(len(message)), mem: mem}
+		m := &messages{r: bufio.NewReader(bytes.NewReader(message)), end: int64(len(message)), mem: &s.mem}
 		_, err = m.Message()
 	}
 	if err != nil {
-		return fmt.Errorf("in the Arrow schema that it stores: %w", err)
+		return 0, fmt.Errorf("in the Arrow schema that it stores: %w", err)
 	}
-	return nil
+	return rows, nil
 }
 
 func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {

@@ -16,22 +16,19 @@ type rebatcher struct {
 
 	rest  arrow.RecordBatch   // of the last batch of src; nil if nothing is left of it
 	apart []arrow.RecordBatch // parts of a batch that could not be joined
-	eof   bool
 }
 
 func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 	parts := r.apart
 	have := int64(0)
 	for len(r.apart) == 0 && have < r.rows {
-		if r.rest == nil && !r.eof {
-			rec, err := r.src(ctx)
-			if r.eof = err == io.EOF; err != nil && !r.eof {
+		if r.rest == nil {
+			var err error
+			if r.rest, err = r.src(ctx); err == io.EOF {
+				break
+			} else if err != nil {
 				return nil, err
 			}
-			r.rest = rec
-		}
-		if r.rest == nil {
-			break
 		}
 		part, n := r.rest, r.rest.NumRows()
 		r.rest = nil
