@@ -87,13 +87,11 @@ func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 // that of two tables from pandas does.
 func (a *arrowReader) another() error {
 	m := a.messages
-	if gap := m.end - m.at; m.ids != nil && gap > maxFooterGap {
-		return &Error{
-			Err: fmt.Errorf("has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one",
-				gap, m.at),
-			Fix: "name the files one by one",
+	if m.ids != nil {
+		if gap := m.end - m.at; gap > maxFooterGap {
+			return wrongf("name the files one by one",
+				"has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one", gap, m.at)
 		}
-	} else if m.ids != nil {
 		return io.EOF
 	}
 	if m.held == nil {
@@ -114,10 +112,8 @@ func (a *arrowReader) another() error {
 		if d.Path != "" {
 			in = fmt.Sprintf(" in column %q", d.Path)
 		}
-		return &Error{
-			Err: fmt.Errorf("has a stream of another schema at byte %d: they differ%s: %s and %s", at, in, d.A, d.B),
-			Fix: "make it a file of its own",
-		}
+		return wrongf("make it a file of its own",
+			"has a stream of another schema at byte %d: they differ%s: %s and %s", at, in, d.A, d.B)
 	}
 	return nil
 }

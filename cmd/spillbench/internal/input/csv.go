@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/csv"
@@ -45,38 +46,32 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 	}
 
 	// The separator is the one that makes most columns of the header line, or the comma.
-	var header []string
-	var comma rune
-	var failed error // the first, with a comma
+	comma, width := ',', 0
 	for _, c := range separators {
-		names, err := open(c, false).Read()
-		if len(names) > len(header) {
-			header, comma = names, c
+		if header, _ := open(c, false).Read(); len(header) > width {
+			comma, width = c, len(header)
 		}
-		failed = cmp.Or(failed, err)
 	}
-	if header == nil && failed == io.EOF {
+	rows := open(comma, width == 1)
+	header, err := rows.Read()
+	if err == io.EOF {
 		return errors.New("it has no header line")
-	} else if header == nil {
-		return failed
 	}
-
-	single := len(header) == 1
-	columns := make([]column, len(header))
-	rows := open(comma, single)
-	for n := 0; ; n++ {
+	header = slices.Clone(header)
+	columns := make([]column, width)
+	for n := 1; err == nil; n++ {
 		if n%cancelEvery == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		values, err := rows.Read()
-		if err == io.EOF {
-			break
-		} else if err != nil {
-			return err
+		var values []string
+		if values, err = rows.Read(); err == nil {
+			for i, v := range values {
+				columns[i].add(v)
+			}
 		}
-		for i := 0; i < len(values) && n > 0; i++ { // behind the header
-			columns[i].add(values[i])
-		}
+	}
+	if err != io.EOF {
+		return err
 	}
 	var fields []arrow.Field
 	for i, name := range header {
@@ -85,7 +80,7 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 	s.schema = arrow.NewSchema(fields, nil)
 
 	chunk := int(min(cmp.Or(rowsPerBatch, defaultCSVRows), math.MaxInt32))
-	r := csv.NewReader(lines(single), s.schema, csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
+	r := csv.NewReader(lines(width == 1), s.schema, csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
 		csv.WithChunk(chunk), csv.WithAllocator(&s.mem))
 	before := int64(0) // the number of rows in the batches so far
 	s.next = func(context.Context) (arrow.RecordBatch, error) {

@@ -2,8 +2,6 @@ package input
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"regexp"
 	"strings"
 )
@@ -57,39 +55,36 @@ var bzip2 = regexp.MustCompile(`^BZh[1-9](1AY&SY|\x17rE8P)`)
 // Names of columns may begin with the same characters: <5ms, {id}.
 var document = regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/>]|$)))`)
 
-// name matches a line that can name a single column: a word, or text in quotes.
-var name = regexp.MustCompile(`^([\pL\p{Nd}_\x{FFFD}][^ /]*$|")`)
+// headerLine matches a line that can name the columns of a table: nothing, names with a separator, or one
+// name, which is a word or in quotes.
+var headerLine = regexp.MustCompile(`^$|[,\t;|]|^"|^[\pL\p{Nd}_\x{FFFD}][^ /]*$`)
+
+var textLine = regexp.MustCompile(`[^\r\n]+`)
 
 // detect returns the format of a file that begins with head.
 func detect(head []byte) (Format, error) {
 	if len(head) == 0 {
-		return "", &Error{Err: errors.New("is empty"), Fix: "write Parquet, Arrow or CSV data into it"}
+		return "", wrongf("write Parquet, Arrow or CSV data into it", "is empty")
 	}
 	for _, s := range signatures {
 		switch {
 		case !s.begins(head):
 		case s.format == "":
-			return "", &Error{Err: errors.New("is " + s.what + ", which is not read"), Fix: s.fix}
+			return "", wrongf(s.fix, "is %s, which is not read", s.what)
 		default:
 			return s.format, nil
 		}
 	}
 	if !text(head) {
-		return "", &Error{Err: errors.New("is not Parquet, Arrow or CSV"), Fix: "convert it to one of these first"}
+		return "", wrongf("convert it to one of these first", "is not Parquet, Arrow or CSV")
 	}
-	// Most text can be CSV of one column, so a first line without a separator must be a name.
-	line := strings.TrimLeft(strings.TrimPrefix(string(head), byteOrderMark), "\r\n")
-	if end := strings.IndexAny(line, "\r\n"); end >= 0 {
-		line = line[:end]
-	}
-	names := line == "" || strings.ContainsAny(line, separators) || name.MatchString(line)
-	if names && !document.MatchString(line) {
+	// Most text can be CSV of one column, and so the first line must look like a header.
+	first := textLine.FindString(strings.TrimPrefix(string(head), byteOrderMark))
+	if headerLine.MatchString(first) && !document.MatchString(first) {
 		return CSV, nil
 	}
-	return "", &Error{
-		Err: fmt.Errorf("is text, and no CSV table: its first line, %.40q, does not name columns", line),
-		Fix: "name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
-	}
+	return "", wrongf("name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
+		"is text, and no CSV table: its first line, %.40q, does not name columns", first)
 }
 
 // begins reports whether head is the start of a file of the format.

@@ -73,6 +73,11 @@ func (e *Error) Error() string {
 	return s
 }
 
+// wrongf returns an *Error without a path, which Source adds.
+func wrongf(fix, format string, args ...any) error {
+	return &Error{Err: fmt.Errorf(format, args...), Fix: fix}
+}
+
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
@@ -87,7 +92,7 @@ type nextFunc func(ctx context.Context) (arrow.RecordBatch, error)
 // Readers allocate from the Go heap. So what Source drops needs no Release, and after Close the
 // batches that Next returned stay valid.
 type Source struct {
-	path   string
+	path   string        // as messages name it
 	format Format        // empty until it is detected
 	file   *os.File      // or a temporary copy of it
 	size   int64         // pipeSize if file is a pipe
@@ -103,7 +108,10 @@ type Source struct {
 // An Arrow stream is read from a pipe as it comes. The other formats need a file that can be read in
 // any order, and so Open first copies the pipe into a temporary file without a name, in os.TempDir.
 func Open(ctx context.Context, path string, opt Options) (*Source, error) {
-	s, err := detected(path)
+	s, err := named(path)
+	if err == nil {
+		err = s.open()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -211,11 +219,7 @@ func mentions(err error, any ...string) bool {
 // it does not support.
 func guard(f func() error) (err error) {
 	defer func() {
-		switch p := recover().(type) {
-		case nil:
-		case error:
-			err = fmt.Errorf("the decoder panicked: %w", p)
-		default:
+		if p := recover(); p != nil {
 			err = fmt.Errorf("the decoder panicked: %v", p)
 		}
 	}()

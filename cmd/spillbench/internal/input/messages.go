@@ -3,6 +3,7 @@ package input
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"math"
@@ -112,9 +113,10 @@ func (m *messages) metadata() (*memory.Buffer, error) {
 		return meta, nil
 	}
 	m.start = m.at
-	n, err := m.uint32()
-	if err == nil && n == continuation {
-		if n, err = m.uint32(); err == io.EOF {
+	var n uint32
+	err := binary.Read(m, le, &n)
+	if n == continuation {
+		if err = binary.Read(m, le, &n); err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 	}
@@ -127,11 +129,11 @@ func (m *messages) metadata() (*memory.Buffer, error) {
 	return m.take("%d bytes of metadata", int64(n))
 }
 
-func (m *messages) uint32() (uint32, error) {
-	var b [4]byte
-	n, err := io.ReadFull(m.r, b[:])
+// Read reads the next bytes.
+func (m *messages) Read(p []byte) (int, error) {
+	n, err := m.r.Read(p)
 	m.at += int64(n)
-	return le.Uint32(b[:]), err
+	return n, err
 }
 
 // take reads n bytes, which errors describe by the format what.
@@ -143,27 +145,22 @@ func (m *messages) take(what string, n int64) (*memory.Buffer, error) {
 	if m.end != pipeSize {
 		b.Reserve(int(n))
 	}
-	m.at += n
-	return b, fill(b, m.r, n)
+	return b, fill(b, m, n)
 }
 
-// fill appends n bytes of r to b. It doubles b as bytes arrive, if there is not enough room.
+// fill appends n bytes of r to b. It at most doubles b before bytes arrive, if there is not enough
+// room.
 func fill(b *memory.Buffer, r io.Reader, n int64) error {
 	for n > 0 {
 		have := b.Len()
-		room := b.Cap() - have
-		if room == 0 {
-			room = max(have, bufferSize)
-		}
-		b.ResizeNoShrink(have + int(min(n, int64(room))))
-		got, err := io.ReadFull(r, b.Bytes()[have:])
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil {
+		step := min(n, int64(max(b.Cap()-have, have, bufferSize)))
+		b.ResizeNoShrink(have + int(step))
+		if _, err := io.ReadFull(r, b.Bytes()[have:]); err == io.EOF {
+			return io.ErrUnexpectedEOF
+		} else if err != nil {
 			return err
 		}
-		n -= int64(got)
+		n -= step
 	}
 	return nil
 }
@@ -171,10 +168,9 @@ func fill(b *memory.Buffer, r io.Reader, n int64) error {
 // plain checks that each buffer of a batch lies within its body, and returns the body. If the body
 // is compressed, plain returns one with decompressed buffers and changes the metadata to match.
 func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) {
-	declared := int64(0)
-	for b := h.buffers; len(b) > 0; b = b[16:] {
-		at, n, size := int64(le.Uint64(b)), int64(le.Uint64(b[8:])), int64(body.Len())
-		switch {
+	declared, size := int64(0), int64(body.Len())
+	for i := 0; i < len(h.buffers); i += 2 {
+		switch at, n := h.buffers[i], h.buffers[i+1]; {
 		case n == 0: // arrow-go doesn't read its offset
 		case at < 0 || n < 0 || at > size || n > size-at:
 			return nil, fmt.Errorf("it has a buffer of %d bytes at byte %d of a body of %d", n, at, size)
@@ -189,10 +185,10 @@ func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) 
 	}
 	out := memory.NewResizableBuffer(m.mem)
 	if declared >= 0 { // no overflow
-		out.Reserve(int(min(declared, maxExpansion*int64(body.Len()))))
+		out.Reserve(int(min(declared, maxExpansion*size)))
 	}
-	for b := h.buffers; len(b) > 0; b = b[16:] {
-		at, n := le.Uint64(b), le.Uint64(b[8:])
+	for i := 0; i < len(h.buffers); i += 2 {
+		at, n := h.buffers[i], h.buffers[i+1]
 		if n == 0 {
 			continue
 		}
@@ -203,8 +199,7 @@ func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) 
 		if err := m.decompress(out, h.codec, body.Bytes()[at:at+n]); err != nil {
 			return nil, err
 		}
-		le.PutUint64(b, uint64(start))
-		le.PutUint64(b[8:], uint64(out.Len()-start))
+		h.buffers[i], h.buffers[i+1] = int64(start), int64(out.Len()-start)
 	}
 	return out, nil
 }

@@ -65,6 +65,12 @@ func (t table) vector(slot flatbuffers.VOffsetT, size int) (pos flatbuffers.UOff
 	return pos, elements
 }
 
+// numbers returns the elements, each of so many numbers, of the vector in a slot.
+func (t table) numbers(slot flatbuffers.VOffsetT, each int) []int64 {
+	_, elements := t.vector(slot, 8*each)
+	return arrow.Int64Traits.CastFromBytes(elements)
+}
+
 // The kinds of messages that this package reads.
 const (
 	schemaHeader     = 1
@@ -82,9 +88,9 @@ type header struct {
 	old bool    // unions and run-end encoded columns have a validity buffer
 
 	// Of a batch of records or of a dictionary's values. The vectors are parts of the metadata.
-	nodes      []byte // of 16 bytes: rows and nulls
-	buffers    []byte // of 16 bytes: offset and length in the body
-	variadic   []byte // of 8 bytes: the number of data buffers of a column of views
+	nodes      []int64 // the rows and nulls of each
+	buffers    []int64 // the offset in the body and length of each
+	variadic   []int64 // the number of data buffers of each column of views
 	compressed bool
 	codec      byte
 
@@ -119,9 +125,7 @@ func readHeader(meta []byte) (h header, err error) {
 	if !ok {
 		return h, errMetadata
 	}
-	_, h.nodes = batch.vector(6, 16)
-	_, h.buffers = batch.vector(8, 16)
-	_, h.variadic = batch.vector(12, 8)
+	h.nodes, h.buffers, h.variadic = batch.numbers(6, 2), batch.numbers(8, 2), batch.numbers(12, 1)
 	if compression, ok := batch.child(10); ok {
 		h.compressed, h.codec = true, compression.GetByteSlot(4, 0)
 		if method := compression.GetByteSlot(6, 0); method != 0 {
@@ -153,7 +157,7 @@ func (h *header) readFields(parent table, slot flatbuffers.VOffsetT, levels int)
 // layout has the types of a stream's batches. arrow-go takes as many field nodes and buffers from a
 // batch as the types have, without a look at how many there are.
 type layout struct {
-	columns []arrow.Field
+	columns *arrow.StructType
 	old     bool                     // as in the header of the schema
 	values  map[int64]arrow.DataType // of the dictionaries, by id
 	ids     []int64                  // of the dictionaries that are not in values yet
@@ -161,8 +165,8 @@ type layout struct {
 
 // newLayout returns the layout of the batches behind a schema, which is that of a message.
 func newLayout(schema *arrow.Schema, message header) *layout {
-	l := &layout{columns: schema.Fields(), old: message.old, values: map[int64]arrow.DataType{}, ids: message.ids}
-	l.addDictionaries(arrow.StructOf(l.columns...))
+	l := &layout{arrow.StructOf(schema.Fields()...), message.old, map[int64]arrow.DataType{}, message.ids}
+	l.addDictionaries(l.columns)
 	return l
 }
 
@@ -188,7 +192,7 @@ func (l *layout) addDictionaries(in arrow.DataType) {
 func (l *layout) check(h header) error {
 	c := cursor{header: h}
 	if h.kind == batchHeader {
-		for _, field := range l.columns {
+		for _, field := range l.columns.Fields() {
 			c.skip(field.Type, l.old)
 		}
 	} else if values, ok := l.values[h.dictionary]; ok {
@@ -196,7 +200,7 @@ func (l *layout) check(h header) error {
 	} else {
 		return fmt.Errorf("it is of dictionary %d, which no column has", h.dictionary)
 	}
-	nodes, buffers := len(h.nodes)/16, len(h.buffers)/16
+	nodes, buffers := len(h.nodes)/2, len(h.buffers)/2
 	if nodes == c.node && buffers >= c.buffer {
 		return c.err
 	}
@@ -231,30 +235,29 @@ func (c *cursor) skip(dt arrow.DataType, old bool) {
 	first := c.buffer
 	c.buffer += len(buffers)
 	if spec.VariadicSpec != nil {
-		more := uint64(math.MaxInt32) // without a count there are too few buffers
+		more := int64(math.MaxInt32) // without a count there are too few buffers
 		if len(c.variadic) > 0 {
-			more, c.variadic = min(more, le.Uint64(c.variadic)), c.variadic[8:]
+			more, c.variadic = min(more, max(0, c.variadic[0])), c.variadic[1:]
 		}
 		c.buffer += int(more)
 	}
-	if 16*c.node < len(c.nodes) && 16*c.buffer <= len(c.buffers) {
-		rows, nulls := le.Uint64(c.nodes[16*c.node:]), le.Uint64(c.nodes[16*c.node+8:])
-		held := uint64(math.MaxInt64)
+	if 2*c.node < len(c.nodes) && 2*c.buffer <= len(c.buffers) {
+		rows, nulls, held := c.nodes[2*c.node], c.nodes[2*c.node+1], int64(math.MaxInt64)
 		for i, spec := range buffers {
-			bits := 8 * spec.ByteWidth
+			bits := int64(8 * spec.ByteWidth)
 			if spec.Kind == arrow.KindBitmap {
 				bits = 1
 			}
 			if bits <= 0 || i == 0 && bits == 1 && nulls == 0 { // without nulls arrow-go reads no bitmap
 				continue
 			}
-			n := le.Uint64(c.buffers[16*(first+i)+8:])
+			n := c.buffers[2*(first+i)+1]
 			if c.compressed && n > 0 {
 				n -= 8 // the length before the bytes
 			}
-			held = min(held, 8*n/uint64(bits))
+			held = min(held, 8*n/bits)
 		}
-		if rows > held {
+		if rows < 0 || rows > held {
 			c.err = fmt.Errorf("it has a column of %d rows, which its buffers do not hold", rows)
 		}
 	}

@@ -3,7 +3,6 @@ package input
 import (
 	"bufio"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -25,71 +24,68 @@ func Name(path string) string {
 // before the work on other files begins. It doesn't read pipes, and refuses one unless the caller
 // reads its inputs once.
 func Check(path string, once bool) error {
-	size, err := sizeOf(path)
+	s, err := named(path)
 	switch {
 	case err != nil:
 		return err
-	case size != pipeSize:
-		s, err := detected(path)
-		if err != nil {
-			return err
-		}
-		return s.file.Close()
-	case once:
+	case s.size == pipeSize && once:
 		return nil
+	case s.size == pipeSize:
+		return s.broken(wrongf("save the data to a file first", "is a pipe, and this command reads its input more than once"))
 	}
-	return &Error{
-		Path: Name(path), Err: errors.New("is a pipe, and this command reads its input more than once"),
-		Fix: "save the data to a file first",
+	if err := s.open(); err != nil {
+		return err
 	}
+	return s.file.Close()
 }
 
 // pipeSize is the size of a pipe, which is not known.
 const pipeSize = math.MaxInt64
 
-// sizeOf returns the size of a file with bytes in it, or pipeSize. Everything else is an error.
-func sizeOf(path string) (int64, error) {
-	wrong := &Error{Path: Name(path), Fix: "save the data to a file first"}
+// named returns the Source of the file with bytes in it or of the pipe at path. It doesn't open it.
+func named(path string) (*Source, error) {
+	s := &Source{path: Name(path)}
 	info, err := os.Stdin.Stat()
 	if path != standardInput {
 		info, err = os.Stat(path)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		wrong.Err, wrong.Fix = errors.New("no such file"), "check the path"
+		err = wrongf("check the path", "no such file")
 	case err != nil:
-		wrong.Err, wrong.Fix = cause(err), "check the path and its permissions"
+		err = wrongf("check the path and its permissions", "%w", cause(err))
 	case info.IsDir():
-		wrong.Err, wrong.Fix = errors.New("is a directory"), "name the files in it, one by one"
+		err = wrongf("name the files in it, one by one", "is a directory")
 	case info.Mode()&fs.ModeNamedPipe != 0, path == standardInput && info.Mode()&fs.ModeSocket != 0:
-		return pipeSize, nil
+		s.size = pipeSize
 	case !info.Mode().IsRegular():
-		wrong.Err = errors.New("is not a regular file or a pipe")
+		err = wrongf("save the data to a file first", "is not a regular file or a pipe")
 	case info.Size() == 0:
-		wrong.Err, wrong.Fix = errors.New("is empty"), "name a Parquet, Arrow or CSV file with data in it"
+		err = wrongf("name a Parquet, Arrow or CSV file with data in it", "is empty")
 	default:
-		return info.Size(), nil
-	}
-	return 0, wrong
-}
-
-// detected opens the file at path and detects its format. Opening a named pipe waits for a writer. If
-// the file is a pipe, detected waits for its first bytes, and copies it to a temporary file unless its
-// format is Arrow stream.
-func detected(path string) (s *Source, err error) {
-	s = &Source{path: Name(path)}
-	if s.size, err = sizeOf(path); err != nil {
-		return nil, err
-	}
-	if path != standardInput {
-		s.file, err = os.Open(path)
-	} else if s.size == pipeSize { // opening a named pipe again would wait for another writer
-		s.file = os.Stdin
-	} else if s.file, err = os.Open("/dev/stdin"); err != nil { // a system without such files
-		s.file, err = os.Stdin, nil
+		s.size = info.Size()
 	}
 	if err != nil {
-		return nil, &Error{Path: path, Err: cause(err), Fix: "check its permissions"}
+		return nil, s.broken(err)
+	}
+	return s, nil
+}
+
+// open opens the file and detects its format. Opening a named pipe waits for a writer, and detecting
+// the format of a pipe for its first bytes. open copies a pipe to a temporary file unless its format
+// is Arrow stream.
+func (s *Source) open() (err error) {
+	switch {
+	case s.path != Name(standardInput):
+		if s.file, err = os.Open(s.path); err != nil {
+			return s.broken(wrongf("check its permissions", "%w", cause(err)))
+		}
+	case s.size == pipeSize: // opening a named pipe again would wait for another writer
+		s.file = os.Stdin
+	default:
+		if s.file, err = os.Open("/dev/stdin"); err != nil { // a system without such files
+			s.file = os.Stdin
+		}
 	}
 	s.r = bufio.NewReaderSize(s.file, bufferSize)
 	head, err := s.r.Peek(sniffSize)
@@ -100,9 +96,9 @@ func detected(path string) (s *Source, err error) {
 		err = s.copyPipe()
 	}
 	if err != nil {
-		return nil, errors.Join(s.broken(err), s.file.Close())
+		return errors.Join(s.broken(err), s.file.Close())
 	}
-	return s, nil
+	return nil
 }
 
 // copyPipe replaces a pipe by a temporary file of its bytes, whose name it removes before it writes
@@ -118,10 +114,8 @@ func (s *Source) copyPipe() error {
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
-		return &Error{
-			Err: fmt.Errorf("is a pipe, and copying it to a temporary file failed: %w", err),
-			Fix: "set TMPDIR to a directory with enough space, or save the data to a file first",
-		}
+		return wrongf("set TMPDIR to a directory with enough space, or save the data to a file first",
+			"is a pipe, and copying it to a temporary file failed: %w", err)
 	}
 	return nil
 }

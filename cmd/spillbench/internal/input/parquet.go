@@ -76,7 +76,7 @@ const seam = "PAR1PAR1"
 // column chunks and the footer, where a file has nothing but indexes.
 func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 	if meta.IsSetEncryptionAlgorithm() {
-		return 0, &Error{Err: errors.New("is an encrypted Parquet file, which is not read"), Fix: "decrypt it first"}
+		return 0, wrongf("decrypt it first", "is an encrypted Parquet file, which is not read")
 	}
 	var at int64 // the end of the column chunks
 	for group := range meta.NumRowGroups() {
@@ -89,17 +89,12 @@ func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 			}
 			codec := chunk.Compression()
 			if _, err := compress.GetCodec(codec); err != nil {
-				return 0, &Error{
-					Err: fmt.Errorf("has the column %q compressed with %s, which is not read", chunk.PathInSchema(), codec),
-					Fix: "write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
-				}
+				return 0, wrongf("write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
+					"has the column %q compressed with %s, which is not read", chunk.PathInSchema(), codec)
 			}
 			start, n := chunk.DataPageOffset(), chunk.TotalCompressedSize()
 			if dictionary := chunk.DictionaryPageOffset(); dictionary > 0 {
 				start = min(start, dictionary)
-			}
-			if start < 0 || n < 0 || start > s.size-n {
-				return 0, fmt.Errorf("column %d of row group %d has %d bytes at byte %d of %d", i, group, n, start, s.size)
 			}
 			at = max(at, start+n)
 		}
@@ -112,10 +107,8 @@ func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 			return 0, err
 		}
 		if i := bytes.Index(piece, []byte(seam)); i >= 0 {
-			return 0, &Error{
-				Err: fmt.Errorf("is several Parquet files in one: another begins at byte %d", at+int64(i+len(seam)/2)),
-				Fix: "make each a file of its own",
-			}
+			return 0, wrongf("make each a file of its own", "is several Parquet files in one: another begins at byte %d",
+				at+int64(i+len(seam)/2))
 		}
 	}
 	stored := meta.KeyValueMetadata().FindValue("ARROW:schema")

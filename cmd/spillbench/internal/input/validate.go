@@ -19,11 +19,8 @@ const maxMaps = 10
 
 // errNested returns the error of a file with a column of more levels.
 func errNested() error {
-	return &Error{
-		Err: fmt.Errorf("has a column that is nested too deep: at most %d levels are read, and %d maps in one another",
-			maxNesting, maxMaps),
-		Fix: "write it again with fewer levels of structs, lists and maps",
-	}
+	return wrongf("write it again with fewer levels of structs, lists and maps",
+		"has a column that is nested too deep: at most %d levels are read, and %d maps in one another", maxNesting, maxMaps)
 }
 
 const fixText = "convert its text to UTF-8 first, for example with iconv"
@@ -40,7 +37,7 @@ func checkFields(fields []arrow.Field, levels, maps int) error {
 			return errNested()
 		}
 		if !utf8.ValidString(f.Name) {
-			return &Error{Err: fmt.Errorf("has a column with a name that is not UTF-8: %+q", f.Name), Fix: fixText}
+			return wrongf(fixText, "has a column with a name that is not UTF-8: %+q", f.Name)
 		}
 		if nested, ok := t.(arrow.NestedType); ok {
 			if err := checkFields(nested.Fields(), levels+1, inner); err != nil {
@@ -86,7 +83,7 @@ func checked(next nextFunc) nextFunc {
 					in = fmt.Sprintf("row %d of ", before+int64(row)+1)
 				}
 			}
-			return nil, &Error{Err: fmt.Errorf("has text that is not UTF-8 in %scolumn %q", in, name), Fix: fixText}
+			return nil, wrongf(fixText, "has text that is not UTF-8 in %scolumn %q", in, name)
 		}
 		before += rec.NumRows()
 		return rec, nil
