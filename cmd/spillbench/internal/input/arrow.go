@@ -70,13 +70,13 @@ func (a *arrowReader) open() (err error) {
 func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 	for {
 		rec, err := a.r.Read()
-		switch {
-		case err == nil:
+		if err == nil {
 			return array.NewRecordBatchWithMetadata(a.first, rec.Columns(), rec.NumRows(), equal.Metadata(rec)), nil
-		case err != io.EOF:
-			return nil, err
 		}
-		if err := a.another(); err != nil {
+		if err == io.EOF {
+			err = a.another()
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -105,9 +105,9 @@ func (a *arrowReader) another() error {
 	if err := a.open(); err != nil {
 		return fmt.Errorf("the bytes behind the end of a stream, from byte %d on, are no other stream: %w", at, err)
 	}
-	columns := func(s *arrow.Schema) *arrow.Schema { return arrow.NewSchemaWithEndian(s.Fields(), nil, s.Endianness()) }
 	var d *equal.DifferenceError
-	if errors.As(equal.Schemas(columns(a.first), columns(a.r.Schema())), &d) {
+	first, second := arrow.NewSchema(a.first.Fields(), nil), arrow.NewSchema(a.r.Schema().Fields(), nil)
+	if errors.As(equal.Schemas(first, second), &d) {
 		in := ""
 		if d.Path != "" {
 			in = fmt.Sprintf(" in column %q", d.Path)

@@ -113,7 +113,6 @@ type lineReader struct {
 	single bool // the table has one column
 
 	quoted bool   // the next byte is in quotes
-	cr     bool   // the byte before was a carriage return, which ended a line
 	blank  bool   // the line has no bytes yet
 	header bool   // a line that is not blank was read
 	end    string // the rest of a line's end, which Read returns next
@@ -127,25 +126,25 @@ func (l *lineReader) Read(p []byte) (n int, err error) {
 			continue
 		}
 		c, err := l.r.ReadByte()
-		if err != nil {
-			return n, err
-		}
-		second := l.cr && c == '\n' // of the two characters of one line end
-		l.cr = false
 		switch {
-		case second:
+		case err != nil:
+			return n, err
 		case l.quoted || c != '\r' && c != '\n':
 			l.quoted = l.quoted != (c == '"')
 			l.blank, l.header = false, true
 			p[n] = c
 			n++
-		default:
-			l.end = "\n"
-			if l.blank && l.single && l.header {
-				l.end = "\"\"\n"
+			continue
+		case c == '\r':
+			if next, _ := l.r.Peek(1); string(next) == "\n" {
+				l.r.Discard(1)
 			}
-			l.blank, l.cr = true, c == '\r'
 		}
+		l.end = "\n"
+		if l.blank && l.single && l.header {
+			l.end = "\"\"\n"
+		}
+		l.blank = true
 	}
 	return n, nil
 }

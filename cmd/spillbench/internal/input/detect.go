@@ -61,6 +61,10 @@ var headerLine = regexp.MustCompile(`^$|[,\t;|]|^"|^[\pL\p{Nd}_\x{FFFD}][^ /]*$`
 
 var textLine = regexp.MustCompile(`[^\r\n]+`)
 
+// control matches a character that text doesn't have: the control characters but those that separate
+// words, lines and pages. The encoding of text is checked when it is read.
+var control = regexp.MustCompile(`[\x00-\x08\x0b\x0e-\x1f]`)
+
 // detect returns the format of a file that begins with head.
 func detect(head []byte) (Format, error) {
 	if len(head) == 0 {
@@ -75,7 +79,7 @@ func detect(head []byte) (Format, error) {
 			return s.format, nil
 		}
 	}
-	if !text(head) {
+	if control.Match(head) {
 		return "", wrongf("convert it to one of these first", "is not Parquet, Arrow or CSV")
 	}
 	// Most text can be CSV of one column, and so the first line must look like a header.
@@ -98,7 +102,7 @@ func (s *signature) begins(head []byte) bool {
 	const near = 16
 	rest, ok := bytes.CutPrefix(head, []byte(s.magic))
 	return ok && (s.matches == nil || s.matches(head)) &&
-		(!s.textual || len(rest) == 0 || !text(rest[:min(near, len(rest))]))
+		(!s.textual || len(rest) == 0 || control.Match(rest[:min(near, len(rest))]))
 }
 
 // stream recognizes the start of an Arrow stream: the length of the schema message and the offset
@@ -115,12 +119,4 @@ func stream(head []byte) bool {
 		return n < 1<<31 && root >= 4 && root < n
 	}
 	return n >= 32 && n < 1<<24 && (n+4)%8 == 0 && root >= 4 && root < 64 && root%2 == 0
-}
-
-// text reports whether head could be the start of a text file, which has no control characters but
-// those that separate words, lines and pages. Its encoding is checked when it is read.
-func text(head []byte) bool {
-	return !bytes.ContainsFunc(bytes.TrimPrefix(head, []byte(byteOrderMark)), func(r rune) bool {
-		return r < ' ' && r != '\t' && r != '\n' && r != '\r' && r != '\f'
-	})
 }

@@ -174,7 +174,7 @@ func (s *Source) Close() error { return s.file.Close() }
 // broken returns the error of a file that cannot be read.
 func (s *Source) broken(err error) error {
 	var e *Error
-	if s.mem.refused == nil && errors.As(err, &e) {
+	if errors.As(cmp.Or(s.mem.refused, err), &e) { // some readers don't wrap what was refused
 		e.Path = s.path
 		return e
 	}
@@ -183,10 +183,8 @@ func (s *Source) broken(err error) error {
 	}
 	fix := "the file is truncated or broken: write it again"
 	switch {
-	case s.mem.refused != nil: // some readers don't wrap it
-		err, fix = s.mem.refused.Err, s.mem.refused.Fix
-	case errors.Is(err, arrow.ErrNotImplemented), errors.Is(err, zstd.ErrWindowSizeExceeded),
-		mentions(err, "not supported", "unsupported", "not implemented", "the decoder panicked", "runtime error: "):
+	case mentions(err, "not supported", "unsupported", "not implemented", zstd.ErrWindowSizeExceeded.Error(),
+		"the decoder panicked", "runtime error: "):
 		fix = "the file holds what the decoder does not support, or is broken: " +
 			"write it again with plainer types, encodings and codecs"
 	case mentions(err, "INT96 timestamp is outside"):
@@ -235,7 +233,7 @@ type limitedAllocator struct {
 	max  int64
 	room func(bytes int64) error // nil: there is always room
 
-	refused *Error // the reason, without a path; nil if nothing was refused
+	refused error // an *Error without a path; nil if nothing was refused
 
 	// elsewhere is set while a decoder may allocate on goroutines of its own, where guard can't
 	// recover a panic.
@@ -254,13 +252,11 @@ func (a *limitedAllocator) Reallocate(size int, b []byte) []byte {
 
 func (a *limitedAllocator) check(size int) {
 	if size < 0 || int64(size) > a.max {
-		a.refused = &Error{
-			Err: fmt.Errorf("it asks for %d bytes at once, and at most %d are allowed", size, a.max),
-			Fix: "the file is broken, or needs a machine with more memory",
-		}
+		a.refused = wrongf("the file is broken, or needs a machine with more memory",
+			"asks for %d bytes at once, and at most %d are allowed", size, a.max)
 	} else if a.room != nil && !a.elsewhere {
 		if err := a.room(int64(size)); err != nil {
-			a.refused = &Error{Err: err} // Room's error has the setting to change
+			a.refused = wrongf("", "cannot be read: %w", err) // Room's error has the setting to change
 		}
 	}
 	if a.refused != nil {

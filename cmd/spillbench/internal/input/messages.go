@@ -215,8 +215,6 @@ func (m *messages) decompress(out *memory.Buffer, codec byte, compressed []byte)
 	switch {
 	case n == -1:
 		r, n = src, src.Size()
-	case n < 0:
-		return fmt.Errorf("it has a compressed buffer of %d bytes when decompressed", n)
 	case codec == lz4Frame:
 		if m.lz4 == nil {
 			m.lz4 = lz4.NewReader(nil)

@@ -23,6 +23,9 @@ var (
 	le          = binary.LittleEndian
 )
 
+// maxDepth is how many levels of fields arrow-go may follow on its stack. checkFields allows fewer.
+const maxDepth = 2000
+
 // table is a table of a flatbuffer. Its methods panic instead of reading outside the buffer.
 type table struct {
 	flatbuffers.Table
@@ -32,19 +35,14 @@ type table struct {
 	left *int
 }
 
-// root returns the root table of a flatbuffer.
-func root(b []byte) table {
-	left := 2 * len(b)
-	return table{flatbuffers.Table{Bytes: b}, &left}.follow(0)
-}
-
 // follow returns the table that the offset at pos leads to.
 func (t table) follow(pos flatbuffers.UOffsetT) table {
 	t.Pos = t.Indirect(pos)
 	return t
 }
 
-// child returns the table in a slot, and whether there is one.
+// child returns the table in a slot, and whether there is one. The methods of one that isn't there
+// panic.
 func (t table) child(slot flatbuffers.VOffsetT) (child table, ok bool) {
 	if offset := t.Offset(slot); offset != 0 {
 		return t.follow(t.Pos + flatbuffers.UOffsetT(offset)), true
@@ -105,25 +103,24 @@ func readHeader(meta []byte) (h header, err error) {
 			err = errMetadata
 		}
 	}()
-	message := root(meta)
+	left := 2 * len(meta)
+	message := table{flatbuffers.Table{Bytes: meta}, &left}.follow(0)
 	message.vector(12, 4) // custom metadata
 	h.kind, h.bodyLength = message.GetByteSlot(6, 0), message.GetInt64Slot(10, 0)
-	batch, ok := message.child(8)
+	batch, _ := message.child(8)
 	switch h.kind {
 	case schemaHeader:
 		const v5 = 4
 		h.old = message.GetInt16Slot(4, 0) < v5
 		batch.vector(8, 4) // custom metadata
-		return h, h.readFields(batch, 6, 0)
+		h.readFields(batch, 6, 0)
+		return h, nil
 	case dictionaryHeader:
 		h.dictionary, h.delta = batch.GetInt64Slot(4, 0), batch.GetBoolSlot(8, false)
-		batch, ok = batch.child(6)
+		batch, _ = batch.child(6)
 	case batchHeader:
 	default:
 		return h, nil // arrow-go refuses it
-	}
-	if !ok {
-		return h, errMetadata
 	}
 	h.nodes, h.buffers, h.variadic = batch.numbers(6, 2), batch.numbers(8, 2), batch.numbers(12, 1)
 	if compression, ok := batch.child(10); ok {
@@ -136,22 +133,19 @@ func readHeader(meta []byte) (h header, err error) {
 }
 
 // readFields verifies the fields in a slot of parent, which have so many levels of fields above them.
-func (h *header) readFields(parent table, slot flatbuffers.VOffsetT, levels int) error {
+func (h *header) readFields(parent table, slot flatbuffers.VOffsetT, levels int) {
 	pos, fields := parent.vector(slot, 4)
 	for i := 0; i < len(fields); i += 4 {
-		if levels == maxNesting {
-			return errNested()
+		if levels == maxDepth {
+			panic(errMetadata)
 		}
 		field := parent.follow(pos + flatbuffers.UOffsetT(i))
 		field.vector(16, 4) // custom metadata
 		if encoding, coded := field.child(12); coded {
 			h.ids = append(h.ids, encoding.GetInt64Slot(4, 0))
 		}
-		if err := h.readFields(field, 14, levels+1); err != nil {
-			return err
-		}
+		h.readFields(field, 14, levels+1)
 	}
-	return nil
 }
 
 // layout has the types of a stream's batches. arrow-go takes as many field nodes and buffers from a
@@ -204,12 +198,13 @@ func (l *layout) check(h header) error {
 	if nodes == c.node && buffers >= c.buffer {
 		return c.err
 	}
-	has := fmt.Sprintf("%d nodes and %d buffers where its type has %d and %d", nodes, buffers, c.node, c.buffer)
+	what, note := "it", ""
 	if h.kind == dictionaryHeader {
-		return fmt.Errorf("dictionary %d has %s: dictionaries of dictionaries, unions or run-end encoded values "+
-			"are not supported", h.dictionary, has)
+		what = fmt.Sprint("dictionary ", h.dictionary)
+		note = ": dictionaries of dictionaries, unions or run-end encoded values are not supported"
 	}
-	return fmt.Errorf("it has %s", has)
+	return fmt.Errorf("%s has %d nodes and %d buffers where its type has %d and %d%s",
+		what, nodes, buffers, c.node, c.buffer, note)
 }
 
 // cursor is where arrow-go is in a batch. Of the variadic counts it has those that are left.

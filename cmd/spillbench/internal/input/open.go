@@ -25,15 +25,16 @@ func Name(path string) string {
 // reads its inputs once.
 func Check(path string, once bool) error {
 	s, err := named(path)
-	switch {
-	case err != nil:
-		return err
-	case s.size == pipeSize && once:
-		return nil
-	case s.size == pipeSize:
+	if err == nil && s.size == pipeSize {
+		if once {
+			return nil
+		}
 		return s.broken(wrongf("save the data to a file first", "is a pipe, and this command reads its input more than once"))
 	}
-	if err := s.open(); err != nil {
+	if err == nil {
+		err = s.open()
+	}
+	if err != nil {
 		return err
 	}
 	return s.file.Close()

@@ -129,18 +129,9 @@ func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 }
 
 func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
-	for {
-		if p.cur != nil {
-			rec, err := p.cur.Read()
-			if err == nil {
-				p.left -= rec.NumRows()
-				rec.Retain()
-				return rec, nil
-			}
-			if err != io.EOF {
-				return nil, err
-			}
-			p.cur = nil
+	for p.cur == nil || !p.cur.Next() {
+		if p.cur != nil && p.cur.Err() != nil {
+			return nil, p.cur.Err()
 		}
 		if p.group == p.pf.NumRowGroups() {
 			if n := p.pf.NumRows(); p.left != 0 { // a column that ends early is no error of pqarrow
@@ -148,31 +139,32 @@ func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 			}
 			return nil, io.EOF
 		}
-		if err := p.openGroup(ctx); err != nil {
+		group := p.pf.RowGroup(p.group)
+		p.group++
+		if group.NumRows() == 0 {
+			continue
+		}
+		// pqarrow opens the fields of a struct on goroutines of its own, where guard can't recover. So
+		// open each column as pqarrow will, before it does.
+		for i := range group.NumColumns() {
+			pages, err := group.GetColumnPageReader(i)
+			if err == nil {
+				err = pages.Close()
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		var err error
+		p.mem.elsewhere = true
+		p.cur, err = p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
+		p.mem.elsewhere = false
+		if err != nil {
 			return nil, err
 		}
 	}
-}
-
-// openGroup opens the next row group, unless it is empty. It first opens each column as pqarrow will,
-// because pqarrow opens the fields of a struct on goroutines of its own, where guard can't recover.
-func (p *parquetFile) openGroup(ctx context.Context) (err error) {
-	group := p.pf.RowGroup(p.group)
-	p.group++
-	if group.NumRows() == 0 {
-		return nil
-	}
-	for i := range group.NumColumns() {
-		pages, err := group.GetColumnPageReader(i)
-		if err == nil {
-			err = pages.Close()
-		}
-		if err != nil {
-			return err
-		}
-	}
-	p.mem.elsewhere = true
-	p.cur, err = p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
-	p.mem.elsewhere = false
-	return err
+	rec := p.cur.RecordBatch()
+	rec.Retain()
+	p.left -= rec.NumRows()
+	return rec, nil
 }

@@ -46,14 +46,12 @@ func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 	if r.apart = parts[1:]; have == 0 || len(parts) == 1 {
 		return parts[0], nil
 	}
-	columns := make([]arrow.Array, parts[0].NumCols())
+	table := array.NewTableFromRecords(parts[0].Schema(), parts)
+	columns := make([]arrow.Array, table.NumCols())
 	for i := range columns {
-		var arrays []arrow.Array
-		for _, part := range parts {
-			arrays = append(arrays, part.Column(i))
-		}
 		var err error
-		if columns[i], err = array.Concatenate(arrays, r.mem); r.mem.refused != nil {
+		columns[i], err = array.Concatenate(table.Column(i).Data().Chunks(), r.mem)
+		if r.mem.refused != nil {
 			return nil, err
 		} else if err != nil {
 			// A type that arrow-go cannot join, such as a union: the parts stay batches of their own.

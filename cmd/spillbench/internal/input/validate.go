@@ -17,12 +17,6 @@ const maxNesting = 64
 // twice, so each map in a map doubles the time.
 const maxMaps = 10
 
-// errNested returns the error of a file with a column of more levels.
-func errNested() error {
-	return wrongf("write it again with fewer levels of structs, lists and maps",
-		"has a column that is nested too deep: at most %d levels are read, and %d maps in one another", maxNesting, maxMaps)
-}
-
 const fixText = "convert its text to UTF-8 first, for example with iconv"
 
 // checkFields returns an error if one of the fields is nested too deep or has a name that is not
@@ -34,7 +28,8 @@ func checkFields(fields []arrow.Field, levels, maps int) error {
 			inner++
 		}
 		if levels >= maxNesting || inner > maxMaps {
-			return errNested()
+			return wrongf("write it again with fewer levels of structs, lists and maps",
+				"has a column that is nested too deep: at most %d levels are read, and %d maps in one another", maxNesting, maxMaps)
 		}
 		if !utf8.ValidString(f.Name) {
 			return wrongf(fixText, "has a column with a name that is not UTF-8: %+q", f.Name)
