@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -30,12 +31,12 @@ type arrowReader struct {
 // readArrow reads the file as an Arrow stream.
 func (s *Source) readArrow(m *messages) error {
 	a := &arrowReader{messages: m}
-	if err := a.open(); err != nil {
-		return err
+	err := a.open()
+	if err == nil {
+		a.first = a.r.Schema()
+		s.schema, s.next = a.first, a.next
 	}
-	a.first = a.r.Schema()
-	s.schema, s.next = a.first, a.next
-	return nil
+	return err
 }
 
 // readArrowFile reads an Arrow file: a magic number, a stream, and a footer, which has copies of the
@@ -60,8 +61,9 @@ func (s *Source) readArrowFile() error {
 
 // open begins a stream: the next message must be its schema.
 func (a *arrowReader) open() (err error) {
+	a.messages.layout = nil
 	if a.r, err = ipc.NewReaderFromMessageReader(a.messages, ipc.WithAllocator(a.messages.mem)); err == nil {
-		a.messages.layout = newLayout(a.r.Schema(), a.messages.schema)
+		a.messages.layout.setColumns(a.r.Schema())
 	}
 	return err
 }
@@ -100,20 +102,14 @@ func (a *arrowReader) another() error {
 		}
 		m.start = m.at
 	}
-	m.layout = nil
 	at := m.start
 	if err := a.open(); err != nil {
 		return fmt.Errorf("the bytes behind the end of a stream, from byte %d on, are no other stream: %w", at, err)
 	}
-	var d *equal.DifferenceError
 	first, second := arrow.NewSchema(a.first.Fields(), nil), arrow.NewSchema(a.r.Schema().Fields(), nil)
-	if errors.As(equal.Schemas(first, second), &d) {
-		in := ""
-		if d.Path != "" {
-			in = fmt.Sprintf(" in column %q", d.Path)
-		}
-		return wrongf("make it a file of its own",
-			"has a stream of another schema at byte %d: they differ%s: %s and %s", at, in, d.A, d.B)
+	if err := equal.Schemas(first, second); err != nil {
+		return wrongf("make it a file of its own", "has a stream of another schema at byte %d: %s", at,
+			strings.Replace(err.Error(), "convert: the records", "they", 1))
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -23,9 +22,6 @@ const separators = ",\t;|"
 
 // defaultCSVRows makes batches of a few MiB of a typical table.
 const defaultCSVRows = 1 << 16
-
-// cancelEvery is how many rows the inference reads between two looks at its context.
-const cancelEvery = 4096
 
 // readCSV reads the file as CSV with a header line, in batches of so many rows. It reads the file
 // twice: once to learn the type of each column from all of its values, once to build batches.
@@ -56,22 +52,24 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 	header, err := rows.Read()
 	if err == io.EOF {
 		return errors.New("it has no header line")
+	} else if err != nil {
+		return err
 	}
 	header = slices.Clone(header)
 	columns := make([]column, width)
-	for n := 1; err == nil; n++ {
-		if n%cancelEvery == 0 && ctx.Err() != nil {
+	for {
+		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		var values []string
-		if values, err = rows.Read(); err == nil {
-			for i, v := range values {
-				columns[i].add(v)
-			}
+		values, err := rows.Read()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			return err
 		}
-	}
-	if err != io.EOF {
-		return err
+		for i, v := range values {
+			columns[i].add(v)
+		}
 	}
 	var fields []arrow.Field
 	for i, name := range header {
@@ -79,9 +77,8 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 	}
 	s.schema = arrow.NewSchema(fields, nil)
 
-	chunk := int(min(cmp.Or(rowsPerBatch, defaultCSVRows), math.MaxInt32))
 	r := csv.NewReader(lines(width == 1), s.schema, csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
-		csv.WithChunk(chunk), csv.WithAllocator(&s.mem))
+		csv.WithChunk(int(cmp.Or(rowsPerBatch, defaultCSVRows))), csv.WithAllocator(&s.mem))
 	before := int64(0) // the number of rows in the batches so far
 	s.next = func(context.Context) (arrow.RecordBatch, error) {
 		more := r.Next()

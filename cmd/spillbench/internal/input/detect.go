@@ -21,7 +21,7 @@ type signature struct {
 	fix    string // and what to do about it
 
 	// textual marks a magic number that a CSV file can begin with too: a column may be named PAR1
-	// or ORCID. See follows.
+	// or ORCID. See begins.
 	textual bool
 	matches func(head []byte) bool // what else the start must be; may be nil
 }
@@ -55,10 +55,11 @@ var bzip2 = regexp.MustCompile(`^BZh[1-9](1AY&SY|\x17rE8P)`)
 // Names of columns may begin with the same characters: <5ms, {id}.
 var document = regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/>]|$)))`)
 
-// headerLine matches a line that can name the columns of a table: nothing, names with a separator, or one
-// name, which is a word or in quotes.
+// headerLine matches a line that can name the columns of a table: nothing, names with a separator, or
+// one name, which is a word or in quotes.
 var headerLine = regexp.MustCompile(`^$|[,\t;|]|^"|^[\pL\p{Nd}_\x{FFFD}][^ /]*$`)
 
+// textLine matches a line with text in it.
 var textLine = regexp.MustCompile(`[^\r\n]+`)
 
 // control matches a character that text doesn't have: the control characters but those that separate
@@ -87,7 +88,8 @@ func detect(head []byte) (Format, error) {
 	if headerLine.MatchString(first) && !document.MatchString(first) {
 		return CSV, nil
 	}
-	return "", wrongf("name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
+	return "", wrongf(
+		"name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
 		"is text, and no CSV table: its first line, %.40q, does not name columns", first)
 }
 
@@ -115,8 +117,8 @@ func stream(head []byte) bool {
 		return marked
 	}
 	n, root := le.Uint32(rest), le.Uint32(rest[4:])
-	if marked {
-		return n < 1<<31 && root >= 4 && root < n
+	if root < 4 || root >= n || n >= 1<<31 {
+		return false
 	}
-	return n >= 32 && n < 1<<24 && (n+4)%8 == 0 && root >= 4 && root < 64 && root%2 == 0
+	return marked || n >= 32 && n < 1<<24 && (n+4)%8 == 0 && root < 64 && root%2 == 0
 }

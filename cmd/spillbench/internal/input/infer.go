@@ -58,9 +58,6 @@ func holds(dt arrow.DataType, v string) bool {
 	case *arrow.Date32Type:
 		_, err = time.Parse(time.DateOnly, v)
 	case *arrow.TimestampType:
-		if len(v) < len(time.DateOnly) || v[4] != '-' { // spares most strings the parsing
-			return false
-		}
 		var zoned bool
 		_, zoned, err = arrow.TimestampFromStringInLocation(v, t.Unit, time.UTC)
 		return err == nil && zoned == (t.TimeZone != "")

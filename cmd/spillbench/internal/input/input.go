@@ -21,12 +21,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
+	"regexp"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/memory"
-	"github.com/klauspost/compress/zstd"
 )
 
 // Format is how a file's rows are encoded.
@@ -55,8 +54,6 @@ type Options struct {
 	// an *Error that wraps it. If Room is nil, decoders may allocate any number of bytes.
 	Room func(bytes int64) error
 }
-
-const defaultMaxAlloc = 64 << 30
 
 // Error is an error of a file. It prints as one line.
 type Error struct {
@@ -115,11 +112,11 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.mem.max, s.mem.room = cmp.Or(opt.MaxAlloc, defaultMaxAlloc), opt.Room
+	s.mem.max, s.mem.room = cmp.Or(opt.MaxAlloc, 64<<30), opt.Room
 	err = guard(func() (err error) {
 		switch s.format {
 		case Parquet:
-			err = s.readParquet(ctx, opt.RowsPerBatch)
+			err = s.readParquet(opt.RowsPerBatch)
 		case ArrowFile:
 			err = s.readArrowFile()
 		case ArrowStream:
@@ -171,6 +168,10 @@ func (s *Source) Next(ctx context.Context) (rec arrow.RecordBatch, err error) {
 // Close closes the file.
 func (s *Source) Close() error { return s.file.Close() }
 
+// unsupported matches the text of errors of files that may be whole, and of panics.
+var unsupported = regexp.MustCompile(
+	"unsupported|not (supported|implemented)|window size exceeded|panicked|runtime error")
+
 // broken returns the error of a file that cannot be read.
 func (s *Source) broken(err error) error {
 	var e *Error
@@ -182,14 +183,13 @@ func (s *Source) broken(err error) error {
 		return &Error{Path: s.path, Err: cause(err)}
 	}
 	fix := "the file is truncated or broken: write it again"
-	switch {
-	case mentions(err, "not supported", "unsupported", "not implemented", zstd.ErrWindowSizeExceeded.Error(),
-		"the decoder panicked", "runtime error: "):
+	switch text := err.Error(); { // arrow-go has no typed errors for these
+	case unsupported.MatchString(text):
 		fix = "the file holds what the decoder does not support, or is broken: " +
 			"write it again with plainer types, encodings and codecs"
-	case mentions(err, "INT96 timestamp is outside"):
+	case strings.Contains(text, "INT96 timestamp is outside"):
 		fix = "INT96 is read from the year 1677 to 2262 only: write the column as TIMESTAMP"
-	case mentions(err, "deserializing page header failed"):
+	case strings.Contains(text, "deserializing page header failed"):
 		fix = "the file is broken, or has statistics in page headers of more than 4 MiB: write it again without them"
 	case s.format == CSV:
 		fix = "correct the file; its first line must name the columns"
@@ -204,13 +204,6 @@ func cause(err error) error {
 		return p.Err
 	}
 	return err
-}
-
-// mentions reports whether the text of err contains one of the strings. arrow-go has no typed errors
-// for them.
-func mentions(err error, any ...string) bool {
-	text := err.Error()
-	return slices.ContainsFunc(any, func(s string) bool { return strings.Contains(text, s) })
 }
 
 // guard runs f and returns a panic as an error. arrow-go panics on some files that are broken or that

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
@@ -48,8 +49,7 @@ type messages struct {
 
 	ids map[int64]bool // the dictionaries of a file that were read; nil for a stream
 
-	schema header         // of the last schema message
-	layout *layout        // of the stream's batches; nil before its schema is decoded
+	layout *layout        // of the stream's batches; nil before its schema
 	held   *memory.Buffer // metadata of a schema message that begins the next stream; usually nil
 
 	zstd *zstd.Decoder
@@ -82,7 +82,7 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 			m.held = meta
 			return nil, io.EOF
 		}
-		m.schema = h
+		m.layout = &layout{message: h}
 	}
 	body, err := m.take("a body of %d bytes", h.bodyLength)
 	if err != nil {
@@ -169,8 +169,8 @@ func fill(b *memory.Buffer, r io.Reader, n int64) error {
 // is compressed, plain returns one with decompressed buffers and changes the metadata to match.
 func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) {
 	declared, size := int64(0), int64(body.Len())
-	for i := 0; i < len(h.buffers); i += 2 {
-		switch at, n := h.buffers[i], h.buffers[i+1]; {
+	for b := range slices.Chunk(h.buffers, 2) {
+		switch at, n := b[0], b[1]; {
 		case n == 0: // arrow-go doesn't read its offset
 		case at < 0 || n < 0 || at > size || n > size-at:
 			return nil, fmt.Errorf("it has a buffer of %d bytes at byte %d of a body of %d", n, at, size)
@@ -187,8 +187,8 @@ func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) 
 	if declared >= 0 { // no overflow
 		out.Reserve(int(min(declared, maxExpansion*size)))
 	}
-	for i := 0; i < len(h.buffers); i += 2 {
-		at, n := h.buffers[i], h.buffers[i+1]
+	for b := range slices.Chunk(h.buffers, 2) {
+		at, n := b[0], b[1]
 		if n == 0 {
 			continue
 		}
@@ -199,7 +199,7 @@ func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) 
 		if err := m.decompress(out, h.codec, body.Bytes()[at:at+n]); err != nil {
 			return nil, err
 		}
-		h.buffers[i], h.buffers[i+1] = int64(start), int64(out.Len()-start)
+		b[0], b[1] = int64(start), int64(out.Len()-start)
 	}
 	return out, nil
 }
@@ -224,12 +224,10 @@ func (m *messages) decompress(out *memory.Buffer, codec byte, compressed []byte)
 	case codec == zstdFrame:
 		if m.zstd == nil { // with a concurrency of 1 it has no goroutines, and needs no Close
 			m.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
-			if err != nil {
-				return err
-			}
 		}
-		window := zstd.WithDecoderMaxWindow(uint64(max(minWindow, maxExpansion*len(compressed))))
-		err = m.zstd.ResetWithOptions(src, window)
+		if window := max(minWindow, maxExpansion*len(compressed)); err == nil {
+			err = m.zstd.ResetWithOptions(src, zstd.WithDecoderMaxWindow(uint64(window)))
+		}
 		r = m.zstd
 	default:
 		return fmt.Errorf("codec %d is not supported", codec)

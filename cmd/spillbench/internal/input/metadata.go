@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	flatbuffers "github.com/google/flatbuffers/go"
@@ -63,7 +64,8 @@ func (t table) vector(slot flatbuffers.VOffsetT, size int) (pos flatbuffers.UOff
 	return pos, elements
 }
 
-// numbers returns the elements, each of so many numbers, of the vector in a slot.
+// numbers returns the elements, each of so many numbers, of the vector in a slot. They are part of the
+// metadata. Like arrow-go's values they need a little-endian machine.
 func (t table) numbers(slot flatbuffers.VOffsetT, each int) []int64 {
 	_, elements := t.vector(slot, 8*each)
 	return arrow.Int64Traits.CastFromBytes(elements)
@@ -103,16 +105,15 @@ func readHeader(meta []byte) (h header, err error) {
 			err = errMetadata
 		}
 	}()
-	left := 2 * len(meta)
+	left := 4 * len(meta) // writers hardly share vectors
 	message := table{flatbuffers.Table{Bytes: meta}, &left}.follow(0)
 	message.vector(12, 4) // custom metadata
 	h.kind, h.bodyLength = message.GetByteSlot(6, 0), message.GetInt64Slot(10, 0)
 	batch, _ := message.child(8)
 	switch h.kind {
 	case schemaHeader:
-		const v5 = 4
-		h.old = message.GetInt16Slot(4, 0) < v5
-		batch.vector(8, 4) // custom metadata
+		h.old = message.GetInt16Slot(4, 0) < 4 // before version 5
+		batch.vector(8, 4)                     // custom metadata
 		h.readFields(batch, 6, 0)
 		return h, nil
 	case dictionaryHeader:
@@ -151,17 +152,15 @@ func (h *header) readFields(parent table, slot flatbuffers.VOffsetT, levels int)
 // layout has the types of a stream's batches. arrow-go takes as many field nodes and buffers from a
 // batch as the types have, without a look at how many there are.
 type layout struct {
+	message header // of the schema
 	columns *arrow.StructType
-	old     bool                     // as in the header of the schema
-	values  map[int64]arrow.DataType // of the dictionaries, by id
-	ids     []int64                  // of the dictionaries that are not in values yet
+	values  []arrow.DataType // of the dictionaries, in the order of the ids in message
 }
 
-// newLayout returns the layout of the batches behind a schema, which is that of a message.
-func newLayout(schema *arrow.Schema, message header) *layout {
-	l := &layout{arrow.StructOf(schema.Fields()...), message.old, map[int64]arrow.DataType{}, message.ids}
+// setColumns sets what arrow-go has made of the schema in l.message.
+func (l *layout) setColumns(schema *arrow.Schema) {
+	l.columns = arrow.StructOf(schema.Fields()...)
 	l.addDictionaries(l.columns)
-	return l
 }
 
 // addDictionaries adds the types of the values of the dictionaries in a type.
@@ -170,8 +169,7 @@ func (l *layout) addDictionaries(in arrow.DataType) {
 	case arrow.ExtensionType:
 		l.addDictionaries(t.StorageType())
 	case *arrow.DictionaryType:
-		l.values[l.ids[0]] = t.ValueType
-		l.ids = l.ids[1:]
+		l.values = append(l.values, t.ValueType)
 		l.addDictionaries(t.ValueType)
 	case arrow.NestedType:
 		for _, field := range t.Fields() {
@@ -187,10 +185,10 @@ func (l *layout) check(h header) error {
 	c := cursor{header: h}
 	if h.kind == batchHeader {
 		for _, field := range l.columns.Fields() {
-			c.skip(field.Type, l.old)
+			c.skip(field.Type, l.message.old)
 		}
-	} else if values, ok := l.values[h.dictionary]; ok {
-		c.skip(values, true) // arrow-go reads them as if their metadata were old
+	} else if i := slices.Index(l.message.ids, h.dictionary); i >= 0 {
+		c.skip(l.values[i], true) // arrow-go reads them as if their metadata were old
 	} else {
 		return fmt.Errorf("it is of dictionary %d, which no column has", h.dictionary)
 	}
@@ -230,11 +228,8 @@ func (c *cursor) skip(dt arrow.DataType, old bool) {
 	first := c.buffer
 	c.buffer += len(buffers)
 	if spec.VariadicSpec != nil {
-		more := int64(math.MaxInt32) // without a count there are too few buffers
-		if len(c.variadic) > 0 {
-			more, c.variadic = min(more, max(0, c.variadic[0])), c.variadic[1:]
-		}
-		c.buffer += int(more)
+		c.buffer += int(min(c.variadic[0], math.MaxInt32)) // arrow-go recovers from a missing count
+		c.variadic = c.variadic[1:]
 	}
 	if 2*c.node < len(c.nodes) && 2*c.buffer <= len(c.buffers) {
 		rows, nulls, held := c.nodes[2*c.node], c.nodes[2*c.node+1], int64(math.MaxInt64)

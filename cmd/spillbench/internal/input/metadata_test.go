@@ -41,7 +41,9 @@ func TestVerifyAcceptsAllTypes(t *testing.T) {
 	meta := arrow.NewMetadata([]string{"k"}, []string{"v"})
 	schema := arrow.NewSchema([]arrow.Field{
 		{Name: "zoned", Type: &arrow.TimestampType{Unit: arrow.Second, TimeZone: "Europe/Berlin"}, Metadata: meta},
-		{Name: "union", Type: arrow.SparseUnionOf([]arrow.Field{{Name: "a", Type: arrow.PrimitiveTypes.Int8}, {Name: "b", Type: arrow.BinaryTypes.String}}, []arrow.UnionTypeCode{3, 7})},
+		{Name: "union", Type: arrow.SparseUnionOf([]arrow.Field{
+			{Name: "a", Type: arrow.PrimitiveTypes.Int8}, {Name: "b", Type: arrow.BinaryTypes.String},
+		}, []arrow.UnionTypeCode{3, 7})},
 		{Name: "coded", Type: coded},
 		{Name: "view", Type: arrow.BinaryTypes.StringView},
 		{Name: "map", Type: arrow.MapOf(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int64))},

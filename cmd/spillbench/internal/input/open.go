@@ -25,16 +25,13 @@ func Name(path string) string {
 // reads its inputs once.
 func Check(path string, once bool) error {
 	s, err := named(path)
-	if err == nil && s.size == pipeSize {
-		if once {
-			return nil
-		}
-		return s.broken(wrongf("save the data to a file first", "is a pipe, and this command reads its input more than once"))
+	if err == nil && s.size == pipeSize && !once {
+		err = s.broken(wrongf("save the data to a file first", "is a pipe, and this command reads its input more than once"))
 	}
-	if err == nil {
-		err = s.open()
+	if err != nil || s.size == pipeSize {
+		return err
 	}
-	if err != nil {
+	if err := s.open(); err != nil {
 		return err
 	}
 	return s.file.Close()

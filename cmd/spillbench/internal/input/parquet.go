@@ -40,7 +40,7 @@ type parquetFile struct {
 }
 
 // readParquet reads the file as Parquet, in batches of so many rows or, if rows is 0, of row groups.
-func (s *Source) readParquet(ctx context.Context, rows int64) error {
+func (s *Source) readParquet(rows int64) error {
 	props := parquet.NewReaderProperties(&s.mem)
 	props.BufferedStreamEnabled = true // no column chunk is read whole before it is decoded
 	props.BufferSize = parquetBuffer
@@ -64,7 +64,7 @@ func (s *Source) readParquet(ctx context.Context, rows int64) error {
 	if s.schema, err = p.r.Schema(); err == nil && s.schema.NumFields() == 0 {
 		err = errors.New("it has no columns")
 	}
-	return errors.Join(err, context.Cause(ctx))
+	return err
 }
 
 // seam is where one Parquet file ends and another begins.

@@ -19,9 +19,14 @@ type rebatcher struct {
 }
 
 func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
-	parts := r.apart
+	if len(r.apart) > 0 {
+		part := r.apart[0]
+		r.apart = r.apart[1:]
+		return part, nil
+	}
+	var parts []arrow.RecordBatch
 	have := int64(0)
-	for len(r.apart) == 0 && have < r.rows {
+	for have < r.rows {
 		if r.rest == nil {
 			var err error
 			if r.rest, err = r.src(ctx); err == io.EOF {
@@ -40,10 +45,10 @@ func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 		}
 		have += n
 	}
-	if len(parts) == 0 {
+	switch len(parts) {
+	case 0:
 		return nil, io.EOF
-	}
-	if r.apart = parts[1:]; have == 0 || len(parts) == 1 {
+	case 1:
 		return parts[0], nil
 	}
 	table := array.NewTableFromRecords(parts[0].Schema(), parts)
@@ -55,9 +60,9 @@ func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 			return nil, err
 		} else if err != nil {
 			// A type that arrow-go cannot join, such as a union: the parts stay batches of their own.
+			r.apart = parts[1:]
 			return parts[0], nil
 		}
 	}
-	r.apart = nil
 	return array.NewRecordBatch(parts[0].Schema(), columns, have), nil
 }

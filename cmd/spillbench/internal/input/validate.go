@@ -3,6 +3,7 @@ package input
 import (
 	"context"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -66,19 +67,19 @@ func checked(next nextFunc) nextFunc {
 		}
 		for i, column := range rec.Columns() {
 			err, name := validate(column), rec.ColumnName(i)
-			switch {
-			case err == nil:
+			if err == nil {
 				continue
-			case !mentions(err, "not valid utf8"):
+			}
+			if !strings.Contains(err.Error(), "not valid utf8") {
 				return nil, fmt.Errorf("column %q: %w", name, err)
 			}
-			in, left := "", maxTextSearch // no row may use the value of a dictionary
-			for row := 0; row < column.Len() && left > 0 && in == ""; row++ {
+			left := maxTextSearch
+			for row := 0; row < column.Len() && left > 0; row++ {
 				if !validText(column, row, &left) {
-					in = fmt.Sprintf("row %d of ", before+int64(row)+1)
+					return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q", before+int64(row)+1, name)
 				}
 			}
-			return nil, wrongf(fixText, "has text that is not UTF-8 in %scolumn %q", in, name)
+			return nil, wrongf(fixText, "has text that is not UTF-8 in column %q", name) // in no row, or far behind
 		}
 		before += rec.NumRows()
 		return rec, nil
