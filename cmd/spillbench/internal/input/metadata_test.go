@@ -9,6 +9,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	flatbuffers "github.com/google/flatbuffers/go"
 )
 
 // TestBrokenLengths makes each length in an IPC stream's schema message absurd in
@@ -32,6 +33,40 @@ func TestBrokenLengths(t *testing.T) {
 	// Names, types and children of seven fields, three vectors each at the least.
 	if found < 7*3 {
 		t.Errorf("%d broken lengths were found in %d bytes", found, len(meta))
+	}
+}
+
+// TestSharedFields refuses metadata of a few bytes in which fields share their children, so that they
+// are exponentially many, and metadata of fields that are nested thousands of levels deep.
+func TestSharedFields(t *testing.T) {
+	for _, c := range []struct{ levels, children int }{{40, 2}, {maxDepth + 1, 1}} {
+		b := flatbuffers.NewBuilder(0)
+		vector := func(of flatbuffers.UOffsetT, n int) flatbuffers.UOffsetT {
+			b.StartVector(4, n, 4)
+			for range n {
+				b.PrependUOffsetT(of)
+			}
+			return b.EndVector(n)
+		}
+		b.StartObject(7)
+		field := b.EndObject()
+		for range c.levels {
+			children := vector(field, c.children)
+			b.StartObject(7)
+			b.PrependUOffsetTSlot(5, children, 0)
+			field = b.EndObject()
+		}
+		fields := vector(field, 1)
+		b.StartObject(4)
+		b.PrependUOffsetTSlot(1, fields, 0)
+		schema := b.EndObject()
+		b.StartObject(5)
+		b.PrependByteSlot(1, schemaHeader, 0)
+		b.PrependUOffsetTSlot(2, schema, 0)
+		b.Finish(b.EndObject())
+		if _, err := readHeader(b.FinishedBytes()); !errors.Is(err, errMetadata) {
+			t.Errorf("%d levels of %d fields: %v", c.levels, c.children, err)
+		}
 	}
 }
 
