@@ -92,7 +92,8 @@ func (a *arrowReader) another() error {
 	if m.ids != nil {
 		if gap := m.end - m.at; gap > maxFooterGap {
 			return wrongf("name the files one by one",
-				"has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one", gap, m.at)
+				"has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one",
+				gap, m.at)
 		}
 		return io.EOF
 	}

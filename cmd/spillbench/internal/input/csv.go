@@ -77,8 +77,8 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 	}
 	s.schema = arrow.NewSchema(fields, nil)
 
-	r := csv.NewReader(lines(width == 1), s.schema, csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
-		csv.WithChunk(int(cmp.Or(rowsPerBatch, defaultCSVRows))), csv.WithAllocator(&s.mem))
+	r := csv.NewReader(lines(width == 1), s.schema, csv.WithHeader(true), csv.WithComma(comma),
+		csv.WithNullReader(true), csv.WithChunk(int(cmp.Or(rowsPerBatch, defaultCSVRows))), csv.WithAllocator(&s.mem))
 	before := int64(0) // the number of rows in the batches so far
 	s.next = func(context.Context) (arrow.RecordBatch, error) {
 		more := r.Next()

@@ -14,7 +14,8 @@ import (
 // candidates are the types of columns, narrowest first. A column gets the first that holds all of its
 // values, and text if there is none.
 var candidates = []arrow.DataType{
-	arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Float64, arrow.FixedWidthTypes.Boolean, arrow.FixedWidthTypes.Date32,
+	arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Float64, arrow.FixedWidthTypes.Boolean,
+	arrow.FixedWidthTypes.Date32,
 	&arrow.TimestampType{Unit: arrow.Microsecond}, &arrow.TimestampType{Unit: arrow.Nanosecond},
 	arrow.FixedWidthTypes.Timestamp_us, arrow.FixedWidthTypes.Timestamp_ns, // with a zone
 }

@@ -99,7 +99,8 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 	if m.ids != nil && h.kind == dictionaryHeader && !h.delta {
 		// Other readers of a file may read all dictionaries before all batches.
 		if m.ids[h.dictionary] {
-			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file", h.dictionary)
+			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file",
+				h.dictionary)
 		}
 		m.ids[h.dictionary] = true
 	}

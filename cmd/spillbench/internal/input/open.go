@@ -26,7 +26,8 @@ func Name(path string) string {
 func Check(path string, once bool) error {
 	s, err := named(path)
 	if err == nil && s.size == pipeSize && !once {
-		err = s.broken(wrongf("save the data to a file first", "is a pipe, and this command reads its input more than once"))
+		err = s.broken(wrongf("save the data to a file first",
+			"is a pipe, and this command reads its input more than once"))
 	}
 	if err != nil || s.size == pipeSize {
 		return err

@@ -107,8 +107,8 @@ func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 			return 0, err
 		}
 		if i := bytes.Index(piece, []byte(seam)); i >= 0 {
-			return 0, wrongf("make each a file of its own", "is several Parquet files in one: another begins at byte %d",
-				at+int64(i+len(seam)/2))
+			return 0, wrongf("make each a file of its own",
+				"is several Parquet files in one: another begins at byte %d", at+int64(i+len(seam)/2))
 		}
 	}
 	stored := meta.KeyValueMetadata().FindValue("ARROW:schema")

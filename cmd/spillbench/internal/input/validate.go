@@ -30,7 +30,8 @@ func checkFields(fields []arrow.Field, levels, maps int) error {
 		}
 		if levels >= maxNesting || inner > maxMaps {
 			return wrongf("write it again with fewer levels of structs, lists and maps",
-				"has a column that is nested too deep: at most %d levels are read, and %d maps in one another", maxNesting, maxMaps)
+				"has a column that is nested too deep: at most %d levels are read, and %d maps in one another",
+				maxNesting, maxMaps)
 		}
 		if !utf8.ValidString(f.Name) {
 			return wrongf(fixText, "has a column with a name that is not UTF-8: %+q", f.Name)
@@ -76,7 +77,8 @@ func checked(next nextFunc) nextFunc {
 			left := maxTextSearch
 			for row := 0; row < column.Len() && left > 0; row++ {
 				if !validText(column, row, &left) {
-					return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q", before+int64(row)+1, name)
+					return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q",
+						before+int64(row)+1, name)
 				}
 			}
 			return nil, wrongf(fixText, "has text that is not UTF-8 in column %q", name) // in no row, or far behind
