@@ -46,9 +46,11 @@ type inputFlags struct {
 // register registers the flags that say what is put. do is what the command does with
 // it, and memories are those that a generated table is larger than.
 func (f *inputFlags) register(fs *pflag.FlagSet, do, memories string) {
-	fs.StringArrayVar(&f.files, "input", nil, "Parquet, Arrow or CSV `FILE` to "+do+" (repeatable); without one a table is generated, three times as large as "+memories)
+	fs.StringArrayVar(&f.files, "input", nil, "Parquet, Arrow or CSV `FILE` to "+do+
+		" (repeatable); without one a table is generated, three times as large as "+memories)
 	fs.IntVar(&f.repeat, "repeat", 1, do+" every batch `N` times, as batches of their own")
-	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0, "cut the input into batches of `N` rows (default as the files have them)")
+	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0,
+		"cut the input into batches of `N` rows (default as the files have them)")
 }
 
 func (f *inputFlags) registerWorkers(fs *pflag.FlagSet, usage string) {

@@ -52,10 +52,11 @@ func TestAgain(t *testing.T) {
 	}
 	want, again := read(t, cfg), rest(t, table.Again())
 	parts := slices.Concat(rest(t, table.Part(0, 2)), rest(t, table.Part(1, 2)), rest(t, table.Part(3, 4)))
-	if want := []arrow.RecordBatch{want[0], want[2], want[1]}; !slices.EqualFunc(parts, want, func(a, b arrow.RecordBatch) bool { return array.RecordEqual(a, b) }) {
+	equal := func(a, b arrow.RecordBatch) bool { return array.RecordEqual(a, b) }
+	if want := []arrow.RecordBatch{want[0], want[2], want[1]}; !slices.EqualFunc(parts, want, equal) {
 		t.Errorf("the parts have %d batches, want %d, or others", len(parts), len(want))
 	}
-	if len(again) != 3 || !slices.EqualFunc(again, want, func(a, b arrow.RecordBatch) bool { return array.RecordEqual(a, b) }) {
+	if len(again) != 3 || !slices.EqualFunc(again, want, equal) {
 		t.Errorf("%d batches, want %d", len(again), len(want))
 	}
 	if left := rest(t, table); len(left) != 2 {
@@ -207,7 +208,8 @@ func TestSameRowsAsEver(t *testing.T) {
 			fmt.Fprintln(sum, col.ValueStr(i))
 		}
 	}
-	if got, want := fmt.Sprintf("%x", sum.Sum(nil)), "3ce528fd38b784d00e29deec667ccc510b185f2a2a01858bce959254b1a202ed"; got != want {
+	const want = "3ce528fd38b784d00e29deec667ccc510b185f2a2a01858bce959254b1a202ed"
+	if got := fmt.Sprintf("%x", sum.Sum(nil)); got != want {
 		t.Errorf("the values have the digest %s, want %s", got, want)
 	}
 }

@@ -2,19 +2,16 @@ package input
 
 import (
 	"bufio"
-	"bytes"
+	"cmp"
 	"context"
 	gocsv "encoding/csv"
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"os"
-	"strings"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/csv"
-	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
 // byteOrderMark is U+FEFF in UTF-8, with which some spreadsheets begin a file.
@@ -26,88 +23,79 @@ const separators = ",\t;|"
 // defaultCSVRows makes batches of a few MiB of a typical table.
 const defaultCSVRows = 1 << 16
 
-// cancelEvery is how many rows the inference reads between two looks at its context.
-const cancelEvery = 4096
+// readCSV reads the file as CSV with a header line, in batches of so many rows. It reads the file
+// twice: once to learn the type of each column from all of its values, once to build batches.
+// arrow-go's own inference reads the first row only, and then fails on the first 1.5 of a column that
+// began with 1.
+func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
+	lines := func(single bool) io.Reader {
+		text := bufio.NewReader(io.NewSectionReader(s.file, 0, s.size))
+		if mark, _ := text.Peek(len(byteOrderMark)); string(mark) == byteOrderMark {
+			text.Discard(len(mark))
+		}
+		return &lineReader{r: text, single: single, blank: true}
+	}
+	open := func(comma rune, single bool) *gocsv.Reader {
+		rows := gocsv.NewReader(lines(single))
+		rows.Comma, rows.ReuseRecord = comma, true
+		return rows
+	}
 
-// csvFile reads a CSV file with a header line. It reads the file twice: once to learn the type of
-// each column from all of its values, once to build batches. arrow-go's own inference reads the
-// first row only, and then fails on the first 1.5 of a column that began with 1.
-type csvFile struct {
-	r    *csv.Reader
-	line int64 // rows returned so far
-}
+	// The separator is the one that makes most columns of the header line, or the comma.
+	comma, width := ',', 0
+	for _, c := range separators {
+		if header, _ := open(c, false).Read(); len(header) > width {
+			comma, width = c, len(header)
+		}
+	}
+	rows := open(comma, width == 1)
+	header, err := rows.Read()
+	if err == io.EOF {
+		return errors.New("it has no header line")
+	} else if err != nil {
+		return err
+	}
+	header = slices.Clone(header)
+	columns := make([]column, width)
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		values, err := rows.Read()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			return err
+		}
+		for i, v := range values {
+			columns[i].add(v)
+		}
+	}
+	var fields []arrow.Field
+	for i, name := range header {
+		fields = append(fields, arrow.Field{Name: name, Type: columns[i].dataType(), Nullable: true})
+	}
+	s.schema = arrow.NewSchema(fields, nil)
 
-func newCSV(ctx context.Context, f *os.File, mem memory.Allocator, rows int64) (decoder, error) {
-	if rows <= 0 {
-		rows = defaultCSVRows
+	r := csv.NewReader(lines(width == 1), s.schema, csv.WithHeader(true), csv.WithComma(comma),
+		csv.WithNullReader(true), csv.WithChunk(int(cmp.Or(rowsPerBatch, defaultCSVRows))), csv.WithAllocator(&s.mem))
+	before := int64(0) // the number of rows in the batches so far
+	s.next = func(context.Context) (arrow.RecordBatch, error) {
+		more := r.Next()
+		// If a value does not parse, the reader returns the batch with a null in its place. Only
+		// Err has the error.
+		if err := r.Err(); err != nil {
+			return nil, fmt.Errorf("after row %d: %w", before, err)
+		}
+		if !more {
+			return nil, io.EOF
+		}
+		rec := r.RecordBatch()
+		rec.Retain()
+		before += rec.NumRows()
+		return rec, nil
 	}
-	text, err := rewound(f, false)
-	if err != nil {
-		return nil, err
-	}
-	head, err := text.Peek(sniffSize)
-	if err != nil && err != io.EOF {
-		return nil, err
-	}
-	comma := delimiter(head)
-	_, header, err := newRows(text, comma)
-	if err != nil {
-		return nil, err
-	}
-	single := len(header) == 1
-	if text, err = rewound(f, single); err != nil {
-		return nil, err
-	}
-	schema, err := infer(ctx, text, comma)
-	if err != nil {
-		return nil, err
-	}
-	if text, err = rewound(f, single); err != nil {
-		return nil, err
-	}
-	return &csvFile{r: csv.NewReader(text, schema,
-		csv.WithHeader(true), csv.WithComma(comma), csv.WithNullReader(true),
-		csv.WithChunk(int(min(rows, math.MaxInt32))), csv.WithAllocator(mem))}, nil
-}
-
-func (c *csvFile) schema() *arrow.Schema { return c.r.Schema() }
-
-func (c *csvFile) next(context.Context) (arrow.RecordBatch, error) {
-	more := c.r.Next()
-	// If a value does not parse, the reader returns the batch with a null in its place. Only
-	// Err has the error.
-	if err := c.r.Err(); err != nil {
-		return nil, fmt.Errorf("after row %d: %w", c.line, err)
-	}
-	if !more {
-		return nil, io.EOF
-	}
-	rec := c.r.RecordBatch()
-	rec.Retain()
-	c.line += rec.NumRows()
-	return rec, nil
-}
-
-func (c *csvFile) close() error {
-	c.r.Release()
 	return nil
-}
-
-// rewound returns the file's text from the start, without a byte order mark, and its lines as
-// lineReader returns them.
-func rewound(f *os.File, single bool) (*bufio.Reader, error) {
-	head := make([]byte, len(byteOrderMark))
-	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
-		return nil, err
-	}
-	start := int64(0)
-	if string(head) == byteOrderMark {
-		start = int64(len(head))
-	}
-	if _, err := f.Seek(start, io.SeekStart); err != nil {
-		return nil, err
-	}
-	return bufio.NewReaderSize(&lineReader{r: f, single: single, blank: true}, 1<<16), nil
 }
 
 // lineReader ends each line of CSV text with a line feed in the place of a carriage return or of
@@ -118,128 +106,42 @@ func rewound(f *os.File, single bool) (*bufio.Reader, error) {
 // lineReader puts an empty value in quotes there. In wider tables each row has separators, and a
 // blank line is none.
 type lineReader struct {
-	r      io.Reader
+	r      *bufio.Reader
 	single bool // the table has one column
 
-	in     [1 << 16]byte
-	buffer []byte
-	out    []byte // the end of buffer, which Read has not returned yet
-	err    error  // of r; Read returns it behind out
 	quoted bool   // the next byte is in quotes
-	cr     bool   // the byte before was a carriage return, which ended a line
 	blank  bool   // the line has no bytes yet
 	header bool   // a line that is not blank was read
+	end    string // the rest of a line's end, which Read returns next
 }
 
-func (l *lineReader) Read(p []byte) (int, error) {
-	for len(l.out) == 0 {
-		if l.err != nil {
-			return 0, l.err
-		}
-		var n int
-		n, l.err = l.r.Read(l.in[:])
-		l.buffer = l.convert(l.buffer[:0], l.in[:n])
-		l.out = l.buffer
-	}
-	n := copy(p, l.out)
-	l.out = l.out[n:]
-	return n, nil
-}
-
-// convert appends text to out as Read returns it.
-func (l *lineReader) convert(out, text []byte) []byte {
-	for len(text) > 0 {
-		second := l.cr && text[0] == '\n' // of the two characters of one line end
-		l.cr = false
-		if second {
-			text = text[1:]
+func (l *lineReader) Read(p []byte) (n int, err error) {
+	for n < len(p) {
+		if l.end != "" {
+			i := copy(p[n:], l.end)
+			n, l.end = n+i, l.end[i:]
 			continue
 		}
-		n := bytes.IndexAny(text, "\"\r\n")
-		if n < 0 {
-			n = len(text)
-		}
-		if n > 0 {
-			l.blank, l.header = false, true
-			out, text = append(out, text[:n]...), text[n:]
-			continue
-		}
-		c := text[0]
-		text = text[1:]
-		if c == '"' || l.quoted {
+		c, err := l.r.ReadByte()
+		switch {
+		case err != nil:
+			return n, err
+		case l.quoted || c != '\r' && c != '\n':
 			l.quoted = l.quoted != (c == '"')
 			l.blank, l.header = false, true
-			out = append(out, c)
+			p[n] = c
+			n++
 			continue
+		case c == '\r':
+			if next, _ := l.r.Peek(1); string(next) == "\n" {
+				l.r.Discard(1)
+			}
 		}
+		l.end = "\n"
 		if l.blank && l.single && l.header {
-			out = append(out, `""`...)
+			l.end = "\"\"\n"
 		}
-		out = append(out, '\n')
-		l.blank, l.cr = true, c == '\r'
+		l.blank = true
 	}
-	return out
-}
-
-// delimiter returns the separator that the header line has most of, outside quotes. Ties, and a
-// line without separators, go to the comma.
-func delimiter(head []byte) rune {
-	var counts [len(separators)]int
-	best, quoted := 0, false
-	for _, c := range bytes.TrimLeft(head, "\n") {
-		if c == '\n' && !quoted {
-			break
-		}
-		quoted = quoted != (c == '"')
-		if i := strings.IndexByte(separators, c); i >= 0 && !quoted {
-			counts[i]++
-		}
-	}
-	for i, n := range counts {
-		if n > counts[best] {
-			best = i
-		}
-	}
-	return rune(separators[best])
-}
-
-// newRows reads the header line of a table, and returns a reader of the rows behind it.
-func newRows(text io.Reader, comma rune) (rows *gocsv.Reader, header []string, err error) {
-	rows = gocsv.NewReader(text)
-	rows.Comma = comma
-	header, err = rows.Read()
-	if err == io.EOF {
-		return nil, nil, errors.New("it has no header line")
-	}
-	return rows, header, err
-}
-
-// infer reads the whole text and returns the narrowest type that holds all values of each column.
-func infer(ctx context.Context, text io.Reader, comma rune) (*arrow.Schema, error) {
-	rows, header, err := newRows(text, comma)
-	if err != nil {
-		return nil, err
-	}
-	rows.ReuseRecord = true
-	columns := make([]column, len(header))
-	for n := 1; ; n++ {
-		if n%cancelEvery == 0 && ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		values, err := rows.Read()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		for i, v := range values {
-			columns[i].add(v)
-		}
-	}
-	fields := make([]arrow.Field, len(header))
-	for i, name := range header {
-		fields[i] = arrow.Field{Name: name, Type: columns[i].dataType(), Nullable: true}
-	}
-	return arrow.NewSchema(fields, nil), nil
+	return n, nil
 }

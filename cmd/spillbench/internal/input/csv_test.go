@@ -75,7 +75,7 @@ func TestInference(t *testing.T) {
 			t.Errorf("%s: %v", c.values, err)
 			continue
 		}
-		if got := s.Schema().Field(0).Type; !arrow.TypeEqual(got, c.want) {
+		if got := s.schema.Field(0).Type; !arrow.TypeEqual(got, c.want) {
 			t.Errorf("%s is %s, want %s", c.values, got, c.want)
 		}
 		for i, v := range values {
@@ -100,14 +100,15 @@ func TestCSV(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if f := s.Schema().Fields(); f[0].Name != "a" || f[1].Name != "b" {
+			if f := s.schema.Fields(); f[0].Name != "a" || f[1].Name != "b" {
 				t.Fatalf("header %v", f)
 			}
 			if got := lengths(recs); len(got) != 2 || got[0] != 2 || got[1] != 1 {
 				t.Fatalf("batches of %v rows", got)
 			}
 			a, b := recs[0].Column(0).(*array.Int64), recs[0].Column(1).(*array.String)
-			if a.Value(0) != 1 || b.Value(0) != "x, y" || !a.IsNull(1) || !b.IsNull(1) || recs[1].Column(1).(*array.String).Value(0) != "z" {
+			last := recs[1].Column(1).(*array.String)
+			if a.Value(0) != 1 || b.Value(0) != "x, y" || !a.IsNull(1) || !b.IsNull(1) || last.Value(0) != "z" {
 				t.Errorf("read %v %v", recs[0], recs[1])
 			}
 		})
@@ -176,7 +177,7 @@ func TestLines(t *testing.T) {
 			t.Errorf("%.60q: %v", c.text, err)
 			continue
 		}
-		if name := s.Schema().Field(0).Name; name != c.header {
+		if name := s.schema.Field(0).Name; name != c.header {
 			t.Errorf("%.60q has the column %q, want %q", c.text, name, c.header)
 		}
 		values := []string{}
@@ -325,7 +326,7 @@ func TestBadCSV(t *testing.T) {
 	_, err = Open(t.Context(), path, Options{})
 	checkError(t, err, path, "quote")
 	recs, s, err := readAll(t, write(t, "c.csv", []byte("only,a,header\n")), Options{})
-	if err != nil || len(recs) != 0 || s.Schema().NumFields() != 3 {
+	if err != nil || len(recs) != 0 || s.schema.NumFields() != 3 {
 		t.Errorf("a header alone: %d batches, %v", len(recs), err)
 	}
 }

@@ -2,20 +2,16 @@ package input
 
 import (
 	"bytes"
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"io"
-	"os"
 	"regexp"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 )
 
 // sniffSize is the length of the start of a file that detect looks at. Header lines of CSV and the
 // first headers of binary formats are shorter.
 const sniffSize = 4096
+
+// streamMarker begins an Arrow stream since format 0.15.
+const streamMarker = "\xff\xff\xff\xff"
 
 // signature is the start of a format.
 type signature struct {
@@ -25,7 +21,7 @@ type signature struct {
 	fix    string // and what to do about it
 
 	// textual marks a magic number that a CSV file can begin with too: a column may be named PAR1
-	// or ORCID. See follows.
+	// or ORCID. See begins.
 	textual bool
 	matches func(head []byte) bool // what else the start must be; may be nil
 }
@@ -59,28 +55,42 @@ var bzip2 = regexp.MustCompile(`^BZh[1-9](1AY&SY|\x17rE8P)`)
 // Names of columns may begin with the same characters: <5ms, {id}.
 var document = regexp.MustCompile(`^(\{\s*("|\}|$)|<([!?/]|[A-Za-z][\w:.-]*([\s/>]|$)))`)
 
-// detect returns the format of an open file of size bytes.
-func detect(f *os.File, size int64) (Format, error) {
-	head := make([]byte, min(size, sniffSize))
-	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
-		return "", err
+// headerLine matches a line that can name the columns of a table: nothing, names with a separator, or
+// one name, which is a word or in quotes.
+var headerLine = regexp.MustCompile(`^$|[,\t;|]|^"|^[\pL\p{Nd}_\x{FFFD}][^ /]*$`)
+
+// textLine matches a line with text in it.
+var textLine = regexp.MustCompile(`[^\r\n]+`)
+
+// control matches a character that text doesn't have: the control characters but those that separate
+// words, lines and pages. The encoding of text is checked when it is read.
+var control = regexp.MustCompile(`[\x00-\x08\x0b\x0e-\x1f]`)
+
+// detect returns the format of a file that begins with head.
+func detect(head []byte) (Format, error) {
+	if len(head) == 0 {
+		return "", wrongf("write Parquet, Arrow or CSV data into it", "is empty")
 	}
 	for _, s := range signatures {
-		if !s.begins(head) {
-			continue
+		switch {
+		case !s.begins(head):
+		case s.format == "":
+			return "", wrongf(s.fix, "is %s, which is not read", s.what)
+		default:
+			return s.format, nil
 		}
-		if s.format == "" {
-			return "", &Error{Err: errors.New("is " + s.what + ", which is not read"), Fix: s.fix}
-		}
-		return s.format, nil
 	}
-	if !text(head) {
-		return "", &Error{Err: errors.New("is not Parquet, Arrow or CSV"), Fix: "convert it to one of these first"}
+	if control.Match(head) {
+		return "", wrongf("convert it to one of these first", "is not Parquet, Arrow or CSV")
 	}
-	if err := namesColumns(head); err != nil {
-		return "", err
+	// Most text can be CSV of one column, and so the first line must look like a header.
+	first := textLine.FindString(strings.TrimPrefix(string(head), byteOrderMark))
+	if headerLine.MatchString(first) && !document.MatchString(first) {
+		return CSV, nil
 	}
-	return CSV, nil
+	return "", wrongf(
+		"name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
+		"is text, and no CSV table: its first line, %.40q, does not name columns", first)
 }
 
 // begins reports whether head is the start of a file of the format.
@@ -94,32 +104,7 @@ func (s *signature) begins(head []byte) bool {
 	const near = 16
 	rest, ok := bytes.CutPrefix(head, []byte(s.magic))
 	return ok && (s.matches == nil || s.matches(head)) &&
-		(!s.textual || len(rest) == 0 || !text(rest[:min(near, len(rest))]))
-}
-
-// namesColumns returns an error for text that cannot be CSV. Most text can be CSV of one column, so a
-// first line without a separator must be a word.
-func namesColumns(head []byte) error {
-	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
-	line := bytes.TrimLeft(head, "\r\n")
-	if end := bytes.IndexAny(line, "\r\n"); end >= 0 {
-		line = line[:end]
-	}
-	first, _ := utf8.DecodeRune(line)
-	word := first == '_' || first == utf8.RuneError || unicode.IsLetter(first) || unicode.IsDigit(first)
-	switch {
-	case document.Match(line):
-	case len(line) == 0, line[0] == '"', bytes.ContainsAny(line, separators), word && !bytes.ContainsAny(line, " /"):
-		return nil
-	}
-	const most = 40
-	if len(line) > most {
-		line = append(line[:most:most], "…"...)
-	}
-	return &Error{
-		Err: fmt.Errorf("is text, and no CSV table: its first line, %q, does not name columns", strings.ToValidUTF8(string(line), "?")),
-		Fix: "name a Parquet, Arrow or CSV file; put the name of a single column in quotes if it is more than a word",
-	}
+		(!s.textual || len(rest) == 0 || control.Match(rest[:min(near, len(rest))]))
 }
 
 // stream recognizes the start of an Arrow stream: the length of the schema message and the offset
@@ -127,21 +112,13 @@ func namesColumns(head []byte) error {
 // a length that is a multiple of 8 less the 4 bytes of the length itself, and a root table near the
 // start. Where the file ends too early to tell, the marker alone counts.
 func stream(head []byte) bool {
-	rest, marked := bytes.CutPrefix(head, []byte("\xff\xff\xff\xff"))
+	rest, marked := bytes.CutPrefix(head, []byte(streamMarker))
 	if len(rest) < 8 {
 		return marked
 	}
-	n, root := binary.LittleEndian.Uint32(rest), binary.LittleEndian.Uint32(rest[4:])
-	if marked {
-		return n < 1<<31 && root >= 4 && root < n
+	n, root := le.Uint32(rest), le.Uint32(rest[4:])
+	if root < 4 || root >= n || n >= 1<<31 {
+		return false
 	}
-	return n >= 32 && n < 1<<24 && (n+4)%8 == 0 && root >= 4 && root < 64 && root%2 == 0
-}
-
-// text reports whether head could be the start of a text file, which has no control characters but
-// those that separate words, lines and pages. Its encoding is checked when it is read.
-func text(head []byte) bool {
-	return !bytes.ContainsFunc(bytes.TrimPrefix(head, []byte(byteOrderMark)), func(r rune) bool {
-		return r < ' ' && r != '\t' && r != '\n' && r != '\r' && r != '\f'
-	})
+	return marked || n >= 32 && n < 1<<24 && (n+4)%8 == 0 && root < 64 && root%2 == 0
 }

@@ -24,9 +24,9 @@ func TestNamesThatAreMagic(t *testing.T) {
 				t.Errorf("%.40q: %v", text, err)
 				continue
 			}
-			name := s.Schema().Field(0).Name
-			if s.Format() != CSV || name != first || len(recs) != 1 || recs[0].NumRows() != 1 {
-				t.Errorf("%.40q is %s with %d batches and the column %q", text, s.Format(), len(recs), name)
+			name := s.schema.Field(0).Name
+			if s.format != CSV || name != first || len(recs) != 1 || recs[0].NumRows() != 1 {
+				t.Errorf("%.40q is %s with %d batches and the column %q", text, s.format, len(recs), name)
 			}
 			release(recs)
 			if err := Check(path, false); err != nil {
@@ -103,7 +103,7 @@ func TestOldStreams(t *testing.T) {
 	old = append(old, 0, 0, 0, 0) // padding
 	old = append(old, 0, 0, 0, 0) // the end
 	recs, s, err := readAll(t, write(t, "f", old), Options{})
-	if err != nil || s.Format() != ArrowStream || len(recs) != 0 || !s.Schema().Equal(testSchema) {
+	if err != nil || s.format != ArrowStream || len(recs) != 0 || !s.schema.Equal(testSchema) {
 		t.Errorf("%d batches of %v, %v", len(recs), s, err)
 	}
 }

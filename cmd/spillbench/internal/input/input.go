@@ -2,6 +2,8 @@
 // IPC files and streams, and CSV. It detects the format by the content and not by the name.
 //
 //	path ── Open ──▶ Source ── Next ──▶ record batch, owned by the caller
+//	                   │
+//	                   format's reader ─▶ checked ─▶ rebatcher
 //
 // Files come from outside, so nothing in them is trusted. A panic of a decoder becomes an error. No
 // allocation is larger than the machine could hold, and none that reads Arrow is larger than the
@@ -12,19 +14,18 @@ package input
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"runtime"
-	"slices"
+	"regexp"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/memory"
-	"github.com/klauspost/compress/zstd"
 )
 
 // Format is how a file's rows are encoded.
@@ -54,8 +55,6 @@ type Options struct {
 	Room func(bytes int64) error
 }
 
-const defaultMaxAlloc = 64 << 30
-
 // Error is an error of a file. It prints as one line.
 type Error struct {
 	Path string
@@ -64,11 +63,16 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	s := e.Path + ": " + oneLine(e.Err.Error())
+	s := e.Path + ": " + strings.Join(strings.Fields(e.Err.Error()), " ")
 	if e.Fix != "" {
 		s += " (" + e.Fix + ")"
 	}
 	return s
+}
+
+// wrongf returns an *Error without a path, which Source adds.
+func wrongf(fix, format string, args ...any) error {
+	return &Error{Err: fmt.Errorf(format, args...), Fix: fix}
 }
 
 // Unwrap returns the cause.
@@ -77,22 +81,22 @@ func (e *Error) Unwrap() error { return e.Err }
 // Misuse marks errors of wrong use for package fail.
 func (e *Error) Misuse() {}
 
-// decoder reads one format. next returns a batch, which the caller owns, or io.EOF.
-type decoder interface {
-	schema() *arrow.Schema
-	next(ctx context.Context) (arrow.RecordBatch, error)
-	close() error
-}
+// nextFunc returns the next batch, which the caller owns, or io.EOF.
+type nextFunc func(ctx context.Context) (arrow.RecordBatch, error)
 
 // Source is an open file. The caller must Close it.
+//
+// Readers allocate from the Go heap. So what Source drops needs no Release, and after Close the
+// batches that Next returned stay valid.
 type Source struct {
-	path   string
+	path   string        // as messages name it
 	format Format        // empty until it is detected
 	file   *os.File      // or a temporary copy of it
-	size   int64         // -1: file is a pipe
+	size   int64         // pipeSize if file is a pipe
 	r      *bufio.Reader // of file, from its start
-	mem    *limitedAllocator
-	dec    decoder
+	mem    limitedAllocator
+	schema *arrow.Schema
+	next   nextFunc
 	err    error // the error that Next returned; it is sticky
 }
 
@@ -101,43 +105,96 @@ type Source struct {
 // An Arrow stream is read from a pipe as it comes. The other formats need a file that can be read in
 // any order, and so Open first copies the pipe into a temporary file without a name, in os.TempDir.
 func Open(ctx context.Context, path string, opt Options) (*Source, error) {
-	if opt.MaxAlloc <= 0 {
-		opt.MaxAlloc = defaultMaxAlloc
+	s, err := named(path)
+	if err == nil {
+		err = s.open()
 	}
-	s, err := detected(path)
 	if err != nil {
 		return nil, err
 	}
-	s.mem = &limitedAllocator{max: opt.MaxAlloc, room: opt.Room}
-	err = guard(func() error {
-		var dec decoder
-		var err error
+	s.mem.max, s.mem.room = cmp.Or(opt.MaxAlloc, 64<<30), opt.Room
+	err = guard(func() (err error) {
 		switch s.format {
 		case Parquet:
-			dec, err = newParquet(ctx, s.file, s.size, s.mem, opt.RowsPerBatch)
+			err = s.readParquet(opt.RowsPerBatch)
 		case ArrowFile:
-			dec, err = newArrowFile(s.file, s.size, s.mem)
+			err = s.readArrowFile()
 		case ArrowStream:
-			dec, err = newArrowStream(s.r, s.size, s.mem)
+			err = s.readArrow(&messages{r: s.r, end: s.size, mem: &s.mem})
 		default:
-			dec, err = newCSV(ctx, s.file, s.mem, opt.RowsPerBatch)
+			err = s.readCSV(ctx, opt.RowsPerBatch)
 		}
 		if err != nil {
 			return err
 		}
-		s.dec = &checker{decoder: dec}
-		return checkFields(dec.schema().Fields(), 0, 0)
+		return checkFields(s.schema.Fields(), 0, 0)
 	})
 	if err != nil {
-		if s.dec != nil {
-			err = errors.Join(err, guard(s.dec.close))
-		}
-		return nil, s.broken(err, s.file.Close())
+		return nil, errors.Join(s.broken(err), s.file.Close())
 	}
+	s.next = checked(s.next)
 	if opt.RowsPerBatch > 0 {
-		s.dec = &rebatcher{src: s.dec, rows: opt.RowsPerBatch, mem: s.mem}
+		s.next = (&rebatcher{src: s.next, rows: opt.RowsPerBatch, mem: &s.mem}).next
 	}
 	return s, nil
+}
+
+// Path returns the path that was opened, as messages name it.
+func (s *Source) Path() string { return s.path }
+
+// Next returns the next batch, which the caller must Release, or io.EOF when
+// there is none. After an error it returns the same error again.
+func (s *Source) Next(ctx context.Context) (rec arrow.RecordBatch, err error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, err // not sticky: nothing was read
+	}
+	s.err = guard(func() (err error) {
+		rec, err = s.next(ctx)
+		return err
+	})
+	switch {
+	case s.err == nil, s.err == io.EOF:
+	case ctx.Err() != nil:
+		s.err = context.Cause(ctx)
+	default:
+		s.err = s.broken(s.err)
+	}
+	return rec, s.err
+}
+
+// Close closes the file.
+func (s *Source) Close() error { return s.file.Close() }
+
+// unsupported matches the text of errors of files that may be whole, and of panics.
+var unsupported = regexp.MustCompile(
+	"unsupported|not (supported|implemented)|window size exceeded|panicked|runtime error")
+
+// broken returns the error of a file that cannot be read.
+func (s *Source) broken(err error) error {
+	var e *Error
+	if errors.As(cmp.Or(s.mem.refused, err), &e) { // some readers don't wrap what was refused
+		e.Path = s.path
+		return e
+	}
+	if s.format == "" {
+		return &Error{Path: s.path, Err: cause(err)}
+	}
+	fix := "the file is truncated or broken: write it again"
+	switch text := err.Error(); { // arrow-go has no typed errors for these
+	case unsupported.MatchString(text):
+		fix = "the file holds what the decoder does not support, or is broken: " +
+			"write it again with plainer types, encodings and codecs"
+	case strings.Contains(text, "INT96 timestamp is outside"):
+		fix = "INT96 is read from the year 1677 to 2262 only: write the column as TIMESTAMP"
+	case strings.Contains(text, "deserializing page header failed"):
+		fix = "the file is broken, or has statistics in page headers of more than 4 MiB: write it again without them"
+	case s.format == CSV:
+		fix = "correct the file; its first line must name the columns"
+	}
+	return &Error{Path: s.path, Err: fmt.Errorf("cannot be read as %s: %w", s.format, cause(err)), Fix: fix}
 }
 
 // cause drops the operation and path of a *fs.PathError, because an Error has the path.
@@ -149,164 +206,53 @@ func cause(err error) error {
 	return err
 }
 
-// Path returns the path that was opened, as messages name it.
-func (s *Source) Path() string { return s.path }
-
-// Format returns the format of the file.
-func (s *Source) Format() Format { return s.format }
-
-// Schema returns the schema of all batches.
-func (s *Source) Schema() *arrow.Schema { return s.dec.schema() }
-
-// Next returns the next batch, which the caller must Release, or io.EOF when
-// there is none. After an error it returns the same error again.
-func (s *Source) Next(ctx context.Context) (rec arrow.RecordBatch, err error) {
-	if s.err != nil {
-		return nil, s.err
-	}
-	if err := context.Cause(ctx); err != nil {
-		return nil, err // not sticky: nothing was read
-	}
-	err = guard(func() (err error) {
-		rec, err = s.dec.next(ctx)
-		return err
-	})
-	switch {
-	case err == nil:
-		return rec, nil
-	case err == io.EOF:
-		s.err = io.EOF
-	case ctx.Err() != nil:
-		s.err = context.Cause(ctx)
-	default:
-		s.err = s.broken(err, nil)
-	}
-	return nil, s.err
-}
-
-// Close closes the file. Batches that Next returned stay valid.
-func (s *Source) Close() error {
-	return errors.Join(guard(s.dec.close), s.file.Close())
-}
-
-// broken returns the error of a file that cannot be read, beside that of closing it.
-func (s *Source) broken(err, closing error) error {
-	var e *Error
-	switch {
-	case errors.As(err, &e):
-		e.Path = s.path
-		return errors.Join(e, closing)
-	case s.format == "":
-		return errors.Join(&Error{Path: s.path, Err: cause(err)}, closing)
-	}
-	fix := "the file is truncated or broken: write it again"
-	var panicked *panicError
-	var fault runtime.Error // a panic that arrow-go made an error
-	switch {
-	case s.mem.noRoom != nil:
-		err, fix = s.mem.noRoom, "" // Room's error has the setting to change
-	case s.mem.tooLarge:
-		fix = "the file is broken, or needs a machine with more memory"
-	case errors.Is(err, arrow.ErrNotImplemented), errors.Is(err, zstd.ErrWindowSizeExceeded),
-		errors.As(err, &panicked), errors.As(err, &fault),
-		mentions(err, "not supported", "unsupported", "not implemented"):
-		fix = "the file holds what the decoder does not support, or is broken: " +
-			"write it again with plainer types, encodings and codecs"
-	case mentions(err, "INT96 timestamp is outside"):
-		fix = "INT96 is read from the year 1677 to 2262 only: write the column as TIMESTAMP"
-	case mentions(err, "deserializing page header failed"):
-		fix = "the file is broken, or has statistics in page headers of more than 4 MiB: write it again without them"
-	case s.format == CSV:
-		fix = "correct the file; its first line must name the columns"
-	}
-	e = &Error{Path: s.path, Err: fmt.Errorf("cannot be read as %s: %w", s.format, cause(err)), Fix: fix}
-	return errors.Join(e, closing)
-}
-
-// mentions reports whether the text of err contains one of the strings. arrow-go has no typed errors
-// for them.
-func mentions(err error, any ...string) bool {
-	text := err.Error()
-	return slices.ContainsFunc(any, func(s string) bool { return strings.Contains(text, s) })
-}
-
-// panicError is a panic of a decoder.
-type panicError struct{ error }
-
-// Unwrap returns what it panicked with, if that was an error.
-func (e *panicError) Unwrap() error { return errors.Unwrap(e.error) }
-
 // guard runs f and returns a panic as an error. arrow-go panics on some files that are broken or that
 // it does not support.
 func guard(f func() error) (err error) {
 	defer func() {
-		switch p := recover().(type) {
-		case nil:
-		case refusal:
-			err = p.error
-		case error:
-			err = &panicError{fmt.Errorf("the decoder panicked: %w", p)}
-		default:
-			err = &panicError{fmt.Errorf("the decoder panicked: %v", p)}
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the decoder panicked: %v", p)
 		}
 	}()
 	return f()
 }
 
-// oneLine drops the stack of a message and joins its lines.
-func oneLine(s string) string {
-	if i := strings.Index(s, "\ngoroutine "); i >= 0 {
-		s = s[:i]
-	}
-	return strings.Join(strings.Fields(s), " ")
-}
-
 // limitedAllocator allocates from the Go heap and refuses a single allocation that is larger than
-// max, or for which there is no room. It refuses with a panic, because the interface has no error;
-// guard returns that as an error. Without it a broken length in a file would end the process: the
-// Go runtime can't recover from a lack of memory.
+// max, or for which there is no room. It refuses with a panic, because the interface has no error.
+// Without it a broken length in a file would end the process: the Go runtime can't recover from a
+// lack of memory.
 type limitedAllocator struct {
-	heap memory.GoAllocator
+	memory.GoAllocator
 	max  int64
 	room func(bytes int64) error // nil: there is always room
 
-	tooLarge bool // an allocation was larger than max
-
-	noRoom error // the error of room; some readers don't wrap it
+	refused error // an *Error without a path; nil if nothing was refused
 
 	// elsewhere is set while a decoder may allocate on goroutines of its own, where guard can't
 	// recover a panic.
 	elsewhere bool
 }
 
-// refusal is the value that an allocator panics with.
-type refusal struct{ error }
-
-// Unwrap returns the reason.
-func (r refusal) Unwrap() error { return r.error }
-
 func (a *limitedAllocator) Allocate(size int) []byte {
 	a.check(size)
-	return a.heap.Allocate(size)
+	return a.GoAllocator.Allocate(size)
 }
 
 func (a *limitedAllocator) Reallocate(size int, b []byte) []byte {
 	a.check(size)
-	return a.heap.Reallocate(size, b)
+	return a.GoAllocator.Reallocate(size, b)
 }
-
-func (a *limitedAllocator) Free(b []byte) { a.heap.Free(b) }
 
 func (a *limitedAllocator) check(size int) {
 	if size < 0 || int64(size) > a.max {
-		a.tooLarge = true
-		panic(refusal{fmt.Errorf("it asks for %d bytes at once, and at most %d are allowed", size, a.max)})
+		a.refused = wrongf("the file is broken, or needs a machine with more memory",
+			"asks for %d bytes at once, and at most %d are allowed", size, a.max)
+	} else if a.room != nil && !a.elsewhere {
+		if err := a.room(int64(size)); err != nil {
+			a.refused = wrongf("", "cannot be read: %w", err) // Room's error has the setting to change
+		}
 	}
-	if a.room == nil || a.elsewhere {
-		return
-	}
-	if err := a.room(int64(size)); err != nil {
-		a.noRoom = err
-		panic(refusal{err})
+	if a.refused != nil {
+		panic(a.refused)
 	}
 }

@@ -110,7 +110,8 @@ func asStream(opts ...ipc.Option) func(io.Writer) (recordWriter, error) {
 
 func asParquet(w io.Writer) (recordWriter, error) {
 	return pqarrow.NewFileWriter(testSchema, struct{ io.Writer }{w},
-		parquet.NewWriterProperties(parquet.WithCompression(compress.Codecs.Snappy)), pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
+		parquet.NewWriterProperties(parquet.WithCompression(compress.Codecs.Snappy)),
+		pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
 }
 
 func write(t testing.TB, name string, content []byte) string {
@@ -177,8 +178,8 @@ func TestFormats(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if s.Format() != c.format {
-					t.Fatalf("taken for %s, want %s", s.Format(), c.format)
+				if s.format != c.format {
+					t.Fatalf("taken for %s, want %s", s.format, c.format)
 				}
 				var want []int64
 				switch size {
@@ -393,7 +394,8 @@ func TestNoRoom(t *testing.T) {
 			recs, _, err := readAll(t, path, c.opt)
 			release(recs)
 			var e *Error
-			if !errors.Is(err, full) || !errors.As(err, &e) || e.Path != path || e.Fix != "" || strings.Contains(err.Error(), "panic") {
+			if !errors.Is(err, full) || !errors.As(err, &e) || e.Path != path || e.Fix != "" ||
+				strings.Contains(err.Error(), "panic") {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -414,7 +416,8 @@ func TestSeveralParquetFilesInOne(t *testing.T) {
 	for i, content := range contents {
 		path := write(t, "f", content)
 		recs, _, err := readAll(t, path, Options{})
-		checkError(t, err, path, fmt.Sprintf("is several Parquet files in one: another begins at byte %d", bytes.Index(content, []byte(seam))+4))
+		second := bytes.Index(content, []byte(seam)) + 4
+		checkError(t, err, path, fmt.Sprintf("is several Parquet files in one: another begins at byte %d", second))
 		if len(recs) > 0 {
 			t.Errorf("%d: %d batches", i, len(recs))
 		}
@@ -491,5 +494,11 @@ func rewrite(t testing.TB, path string, content []byte) {
 	t.Helper()
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func release(recs []arrow.RecordBatch) {
+	for _, r := range recs {
+		r.Release()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
@@ -27,7 +28,7 @@ const (
 	minWindow = 8 << 20
 )
 
-// messages reads the messages of an IPC stream or file one by one; it is an ipc.MessageReader.
+// messages reads the messages of an IPC stream one by one; it is an ipc.MessageReader.
 //
 // It trusts no number in a message. Metadata, a body and each buffer in it must lie within what is
 // left of the file. Memory for what a pipe or a compressed buffer declares grows with the bytes that
@@ -38,94 +39,41 @@ const (
 // passes them on in the form that Arrow has for buffers of a compressed body that are stored as they
 // are: behind a length of -1.
 //
-// A message is valid until the next call of Message. Buffers of its body may be retained.
+// Messages are in memory of the Go heap, and so nobody has to release them.
 type messages struct {
 	r     *bufio.Reader
 	start int64 // offset of the last message
 	at    int64 // offset of the next byte of r
-	end   int64 // offset of the end of the bytes, or of the message in a file
-	piped bool  // end is not known
+	end   int64 // offset of the end of the bytes; pipeSize if it is not known
 	mem   *limitedAllocator
 
-	file   io.ReaderAt    // nil for a stream
-	blocks []block        // the messages of file that are left
-	ids    map[int64]bool // the dictionaries of file that were read
+	ids map[int64]bool // the dictionaries of a file that were read; nil for a stream
 
-	layout *layout // of the stream's schema; nil before that
-	held   []byte  // metadata of a schema message that begins the next stream; usually nil
-	last   *ipc.Message
+	layout *layout        // of the stream's batches; nil before its schema
+	held   *memory.Buffer // metadata of a schema message that begins the next stream; usually nil
 
 	zstd *zstd.Decoder
 	lz4  *lz4.Reader
 }
 
-// block is the place of a message in a file.
-type block struct{ at, end int64 }
-
-// Retain does nothing: the arrowReader owns the messages.
+// Retain does nothing: the garbage collector frees messages.
 func (m *messages) Retain() {}
 
 // Release does nothing.
 func (m *messages) Release() {}
 
-func (m *messages) close() {
-	m.drop()
-	if m.zstd != nil {
-		m.zstd.Close()
-	}
-}
-
-// drop releases the last message.
-func (m *messages) drop() {
-	if m.last != nil {
-		m.last.Release()
-		m.last = nil
-	}
-}
-
-// another reports whether another stream follows the one that has ended, and begins it.
-func (m *messages) another() (bool, error) {
-	m.layout = nil
-	if m.held != nil {
-		return true, nil
-	}
-	if m.file != nil {
-		return false, nil
-	}
-	m.start = m.at
-	_, err := m.r.Peek(1)
-	if err == io.EOF {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // Message reads the next message. It returns io.EOF at the end of a stream.
-func (m *messages) Message() (*ipc.Message, error) {
-	m.drop()
-	if m.held == nil && m.file != nil {
-		if len(m.blocks) == 0 {
-			return nil, io.EOF
+func (m *messages) Message() (msg *ipc.Message, err error) {
+	defer func() {
+		if err != nil && err != io.EOF {
+			err = fmt.Errorf("the message at byte %d: %w", m.start, err)
 		}
-		b := m.blocks[0]
-		m.blocks = m.blocks[1:]
-		m.r.Reset(io.NewSectionReader(m.file, b.at, b.end-b.at))
-		m.at, m.end = b.at, b.end
-	}
-	msg, err := m.message()
-	if err != nil && err != io.EOF {
-		err = fmt.Errorf("the message at byte %d: %w", m.start, err)
-	}
-	m.last = msg
-	return msg, err
-}
-
-func (m *messages) message() (*ipc.Message, error) {
+	}()
 	meta, err := m.metadata()
 	if err != nil {
 		return nil, err
 	}
-	h, err := readHeader(meta)
+	h, err := readHeader(meta.Bytes())
 	if err != nil {
 		return nil, err
 	}
@@ -134,215 +82,162 @@ func (m *messages) message() (*ipc.Message, error) {
 			m.held = meta
 			return nil, io.EOF
 		}
-		m.layout = h.schema
+		m.layout = &layout{message: h}
 	}
-	body, err := m.body(h.bodyLength)
+	body, err := m.take("a body of %d bytes", h.bodyLength)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { body.Release() }()
-	if m.file != nil && h.kind != schemaHeader && m.at != m.end {
-		return nil, fmt.Errorf("it ends at byte %d, and by the footer at byte %d", m.at, m.end)
-	}
-	if m.file != nil && h.kind == dictionaryHeader && !h.delta {
-		// A footer does not give the order of dictionaries and batches.
-		if m.ids[h.dictionary] {
-			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file", h.dictionary)
-		}
-		m.ids[h.dictionary] = true
-	}
 	if m.layout != nil && (h.kind == dictionaryHeader || h.kind == batchHeader) {
-		plain, err := m.plain(h, body)
+		if body, err = m.plain(h, body); err == nil {
+			err = m.layout.check(h)
+		}
 		if err != nil {
 			return nil, err
 		}
-		body.Release()
-		body = plain
-		if err := m.layout.check(h); err != nil {
-			return nil, err
-		}
 	}
-	return ipc.NewMessage(memory.NewBufferBytes(meta), body), nil
+	if m.ids != nil && h.kind == dictionaryHeader && !h.delta {
+		// Other readers of a file may read all dictionaries before all batches.
+		if m.ids[h.dictionary] {
+			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file",
+				h.dictionary)
+		}
+		m.ids[h.dictionary] = true
+	}
+	return ipc.NewMessage(meta, body), nil
 }
 
-// metadata reads the next message up to its body.
-func (m *messages) metadata() ([]byte, error) {
+// metadata reads the next message up to its body. It returns io.EOF at the end of a stream.
+func (m *messages) metadata() (*memory.Buffer, error) {
 	if meta := m.held; meta != nil {
 		m.held = nil
 		return meta, nil
 	}
 	m.start = m.at
-	n, err := m.uint32()
-	if err == nil && n == continuation {
-		n, err = m.uint32()
-		if err == io.EOF {
+	var n uint32
+	err := binary.Read(m, le, &n)
+	if n == continuation {
+		if err = binary.Read(m, le, &n); err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 	}
+	if err == nil && n == 0 {
+		err = io.EOF // the mark of the end
+	}
 	if err != nil {
 		return nil, err
 	}
-	if n == 0 {
-		return nil, io.EOF // the mark of the end
-	}
-	if left := m.end - m.at; int64(n) > min(left, math.MaxInt32) {
-		return nil, fmt.Errorf("it declares %d bytes of metadata, and %s", n, m.left())
-	}
-	var meta bytes.Buffer
-	got, err := io.CopyN(&meta, m.r, int64(n)) // grows as the bytes come
-	m.at += got
-	if err != nil {
-		return nil, unexpected(err)
-	}
-	return meta.Bytes(), nil
+	return m.take("%d bytes of metadata", int64(n))
 }
 
-// left formats the number of bytes that a message could have.
-func (m *messages) left() string {
-	if m.piped {
-		return "no message has so many"
-	}
-	return fmt.Sprintf("%d bytes are left", m.end-m.at)
-}
-
-func (m *messages) uint32() (uint32, error) {
-	var b [4]byte
-	n, err := io.ReadFull(m.r, b[:])
+// Read reads the next bytes.
+func (m *messages) Read(p []byte) (int, error) {
+	n, err := m.r.Read(p)
 	m.at += int64(n)
-	return binary.LittleEndian.Uint32(b[:]), err
+	return n, err
 }
 
-// body reads n bytes.
-func (m *messages) body(n int64) (*memory.Buffer, error) {
-	if n < 0 || n > m.end-m.at {
-		return nil, fmt.Errorf("it declares a body of %d bytes, and %s", n, m.left())
+// take reads n bytes, which errors describe by the format what.
+func (m *messages) take(what string, n int64) (*memory.Buffer, error) {
+	if left := m.end - m.at; n < 0 || n > left {
+		return nil, fmt.Errorf("it declares %s, and at most %d can follow", fmt.Sprintf(what, n), left)
 	}
 	b := memory.NewResizableBuffer(m.mem)
-	if !m.piped {
+	if m.end != pipeSize {
 		b.Reserve(int(n))
 	}
-	if err := fill(b, m.r, n); err != nil {
-		b.Release()
-		return nil, err
-	}
-	m.at += n
-	return b, nil
+	return b, fill(b, m, n)
 }
 
-// fill appends n bytes of r to b. It doubles b as bytes arrive, if there is not enough room.
+// fill appends n bytes of r to b. It at most doubles b before bytes arrive, if there is not enough
+// room.
 func fill(b *memory.Buffer, r io.Reader, n int64) error {
 	for n > 0 {
 		have := b.Len()
-		room := b.Cap() - have
-		if room == 0 {
-			room = max(have, bufferSize)
+		step := min(n, int64(max(b.Cap()-have, have, bufferSize)))
+		b.ResizeNoShrink(have + int(step))
+		if _, err := io.ReadFull(r, b.Bytes()[have:]); err == io.EOF {
+			return io.ErrUnexpectedEOF
+		} else if err != nil {
+			return err
 		}
-		b.ResizeNoShrink(have + int(min(n, int64(room))))
-		got, err := io.ReadFull(r, b.Bytes()[have:])
-		if err != nil {
-			return unexpected(err)
-		}
-		n -= int64(got)
+		n -= step
 	}
 	return nil
-}
-
-// unexpected returns io.ErrUnexpectedEOF for io.EOF.
-func unexpected(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 // plain checks that each buffer of a batch lies within its body, and returns the body. If the body
 // is compressed, plain returns one with decompressed buffers and changes the metadata to match.
 func (m *messages) plain(h header, body *memory.Buffer) (*memory.Buffer, error) {
-	declared := int64(0)
-	for b := h.buffers; len(b) > 0; b = b[16:] {
-		at, n := int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:]))
-		if n == 0 {
-			continue // arrow-go doesn't read its offset
-		}
-		if size := int64(body.Len()); at < 0 || n < 0 || at > size || n > size-at {
+	declared, size := int64(0), int64(body.Len())
+	for b := range slices.Chunk(h.buffers, 2) {
+		switch at, n := b[0], b[1]; {
+		case n == 0: // arrow-go doesn't read its offset
+		case at < 0 || n < 0 || at > size || n > size-at:
 			return nil, fmt.Errorf("it has a buffer of %d bytes at byte %d of a body of %d", n, at, size)
-		}
-		if h.compressed {
-			if n < 8 {
-				return nil, fmt.Errorf("it has a compressed buffer of %d bytes, which is too short for a length", n)
-			}
-			declared += max(0, int64(binary.LittleEndian.Uint64(body.Bytes()[at:])))
+		case h.compressed && n < 8:
+			return nil, fmt.Errorf("it has a compressed buffer of %d bytes, which is too short for a length", n)
+		case h.compressed:
+			declared += max(0, int64(le.Uint64(body.Bytes()[at:])))
 		}
 	}
 	if !h.compressed {
-		body.Retain()
 		return body, nil
 	}
 	out := memory.NewResizableBuffer(m.mem)
 	if declared >= 0 { // no overflow
-		out.Reserve(int(min(declared, maxExpansion*int64(body.Len()))))
+		out.Reserve(int(min(declared, maxExpansion*size)))
 	}
-	for b := h.buffers; len(b) > 0; b = b[16:] {
-		at, n := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
+	for b := range slices.Chunk(h.buffers, 2) {
+		at, n := b[0], b[1]
 		if n == 0 {
 			continue
 		}
-		start, err := m.appendPlain(out, h.codec, body.Bytes()[at:at+n])
-		if err != nil {
-			out.Release()
+		// The bytes behind the length are aligned to 64 bytes, which Arrow recommends.
+		start := (out.Len()+8+63)/64*64 - 8
+		out.ResizeNoShrink(start + 8)
+		le.PutUint64(out.Bytes()[start:], math.MaxUint64) // a length of -1
+		if err := m.decompress(out, h.codec, body.Bytes()[at:at+n]); err != nil {
 			return nil, err
 		}
-		binary.LittleEndian.PutUint64(b, uint64(start))
-		binary.LittleEndian.PutUint64(b[8:], uint64(out.Len()-start))
+		b[0], b[1] = int64(start), int64(out.Len()-start)
 	}
 	return out, nil
 }
 
-// appendPlain appends a decompressed buffer to out, behind a length of -1, and returns where that
-// begins. compressed is the decompressed length and the compressed bytes.
-func (m *messages) appendPlain(out *memory.Buffer, codec byte, compressed []byte) (start int, err error) {
-	const stored = -1 // the length of a buffer that is not compressed
-	n := int64(binary.LittleEndian.Uint64(compressed))
+// decompress appends a decompressed buffer to out. compressed is the decompressed length, or -1 if
+// the buffer is stored as it is, and the compressed bytes.
+func (m *messages) decompress(out *memory.Buffer, codec byte, compressed []byte) (err error) {
+	const lz4Frame, zstdFrame = 0, 1
+	n := int64(le.Uint64(compressed))
 	compressed = compressed[8:]
-	// The bytes behind the length are aligned to 64 bytes, which Arrow recommends.
-	start = (out.Len()+8+63)/64*64 - 8
-	out.ResizeNoShrink(start + 8)
-	binary.LittleEndian.PutUint64(out.Bytes()[start:], math.MaxUint64) // stored
+	src := bytes.NewReader(compressed)
+	var r io.Reader
 	switch {
-	case n == stored:
-		return start, fill(out, bytes.NewReader(compressed), int64(len(compressed)))
-	case n < 0:
-		return start, fmt.Errorf("it has a compressed buffer of %d bytes when decompressed", n)
+	case n == -1:
+		r, n = src, src.Size()
+	case codec == lz4Frame:
+		if m.lz4 == nil {
+			m.lz4 = lz4.NewReader(nil)
+		}
+		m.lz4.Reset(src)
+		r = m.lz4
+	case codec == zstdFrame:
+		if m.zstd == nil { // with a concurrency of 1 it has no goroutines, and needs no Close
+			m.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
+		}
+		if window := max(minWindow, maxExpansion*len(compressed)); err == nil {
+			err = m.zstd.ResetWithOptions(src, zstd.WithDecoderMaxWindow(uint64(window)))
+		}
+		r = m.zstd
+	default:
+		return fmt.Errorf("codec %d is not supported", codec)
 	}
-	r, err := m.decompressor(codec, compressed)
 	if err == nil {
 		err = fill(out, r, n)
 	}
 	if err != nil {
 		err = fmt.Errorf("it has a compressed buffer that is not the %d bytes that it declares: %w", n, err)
 	}
-	return start, err
-}
-
-func (m *messages) decompressor(codec byte, compressed []byte) (io.Reader, error) {
-	const lz4Frame, zstdFrame = 0, 1
-	r := bytes.NewReader(compressed)
-	switch codec {
-	case lz4Frame:
-		if m.lz4 == nil {
-			m.lz4 = lz4.NewReader(nil)
-		}
-		m.lz4.Reset(r)
-		return m.lz4, nil
-	case zstdFrame:
-		window := zstd.WithDecoderMaxWindow(uint64(max(minWindow, maxExpansion*len(compressed))))
-		if m.zstd == nil {
-			var err error
-			if m.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true)); err != nil {
-				return nil, err
-			}
-		}
-		return m.zstd, m.zstd.ResetWithOptions(r, window)
-	}
-	return nil, fmt.Errorf("codec %d is not supported", codec)
+	return err
 }

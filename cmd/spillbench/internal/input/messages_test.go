@@ -131,7 +131,8 @@ func TestDeclaredLengths(t *testing.T) {
 		}{
 			"metadata": {batch + 4, "it declares 2147483647 bytes of metadata, and "},
 			"body":     {batch + indexOf(t, content[batch:], body), "it declares a body of 1099511627776 bytes, and "},
-			"buffer":   {batch + indexOf(t, content[batch:], values), "it has a buffer of 1099511627776 bytes at byte 0 of a body of 4000"},
+			"buffer": {batch + indexOf(t, content[batch:], values),
+				"it has a buffer of 1099511627776 bytes at byte 0 of a body of 4000"},
 		} {
 			bad := bytes.Clone(content)
 			if what == "metadata" {

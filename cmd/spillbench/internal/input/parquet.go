@@ -3,14 +3,13 @@ package input
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -21,62 +20,51 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
 )
 
-// maxParquetRows is the most rows of a batch that was not asked for: writers
-// make row groups of 120,000 to a few million rows, and between two batches a
-// cancelled run stops.
+// maxParquetRows is the most rows of a batch that was not asked for: writers make row groups of
+// 120,000 to a few million rows, and between two batches a cancelled run stops.
 const maxParquetRows = 1 << 20
 
 // parquetBuffer is how much of a column chunk is read at once.
 const parquetBuffer = 1 << 20
 
-// parquetFile reads a Parquet file, a row group at a time or, where the caller
-// wants batches of a size, in pieces of one. It decodes on one goroutine: a panic
-// on a goroutine of pqarrow's own could not be caught.
+// parquetFile reads a Parquet file, a row group at a time or, where the caller wants batches of a
+// size, in pieces of one. It decodes on one goroutine: a panic on a goroutine of pqarrow's own could
+// not be caught.
 type parquetFile struct {
 	pf    *file.Reader
 	mem   *limitedAllocator
 	r     *pqarrow.FileReader
-	sc    *arrow.Schema
-	rows  int64 // of the file, as its footer says
-	read  int64
-	group int // the next row group
+	left  int64 // the rows that the footer promises and that were not read yet
+	group int   // the next row group
 	cur   pqarrow.RecordReader
 }
 
-func newParquet(ctx context.Context, f *os.File, size int64, mem *limitedAllocator, rows int64) (decoder, error) {
-	props := parquet.NewReaderProperties(mem)
+// readParquet reads the file as Parquet, in batches of so many rows or, if rows is 0, of row groups.
+func (s *Source) readParquet(rows int64) error {
+	props := parquet.NewReaderProperties(&s.mem)
 	props.BufferedStreamEnabled = true // no column chunk is read whole before it is decoded
 	props.BufferSize = parquetBuffer
 	// A page may be as large as the file, and mem refuses one that there is no memory for.
-	props.MaxUncompressedPageSize = min(mem.max, math.MaxInt32)
-	props.MaxCompressedPageSize = min(props.MaxUncompressedPageSize, size)
-	pf, err := file.NewParquetReader(f, file.WithReadProps(props))
+	props.MaxUncompressedPageSize = min(s.mem.max, math.MaxInt32)
+	props.MaxCompressedPageSize = min(props.MaxUncompressedPageSize, s.size)
+	pf, err := file.NewParquetReader(s.file, file.WithReadProps(props))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	largest, err := inspect(f, size, pf.MetaData())
+	largest, err := s.inspect(pf.MetaData())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := checkStoredSchema(pf.MetaData().KeyValueMetadata(), mem); err != nil {
-		return nil, err
+	rows = min(cmp.Or(rows, maxParquetRows), max(1, largest)) // the reader takes memory for so many at once
+	p := &parquetFile{pf: pf, mem: &s.mem, left: pf.NumRows()}
+	if p.r, err = pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, &s.mem); err != nil {
+		return err
 	}
-	if rows <= 0 {
-		rows = maxParquetRows
+	s.next = p.next
+	if s.schema, err = p.r.Schema(); err == nil && s.schema.NumFields() == 0 {
+		err = errors.New("it has no columns")
 	}
-	rows = min(rows, max(1, largest)) // the reader takes memory for so many at once
-	p := &parquetFile{pf: pf, mem: mem, rows: pf.NumRows()}
-	p.r, err = pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, mem)
-	if err != nil {
-		return nil, err
-	}
-	if p.sc, err = p.r.Schema(); err != nil {
-		return nil, err
-	}
-	if p.sc.NumFields() == 0 {
-		return nil, errors.New("it has no columns")
-	}
-	return p, context.Cause(ctx)
+	return err
 }
 
 // seam is where one Parquet file ends and another begins.
@@ -86,9 +74,9 @@ const seam = "PAR1PAR1"
 // can't read, or of which it would read only a part. A file must not be several files, one behind the
 // other, of which the last footer names places in the first: inspect looks for a seam between the
 // column chunks and the footer, where a file has nothing but indexes.
-func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, err error) {
+func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 	if meta.IsSetEncryptionAlgorithm() {
-		return 0, &Error{Err: errors.New("is an encrypted Parquet file, which is not read"), Fix: "decrypt it first"}
+		return 0, wrongf("decrypt it first", "is an encrypted Parquet file, which is not read")
 	}
 	var at int64 // the end of the column chunks
 	for group := range meta.NumRowGroups() {
@@ -99,122 +87,84 @@ func inspect(f *os.File, size int64, meta *metadata.FileMetaData) (rows int64, e
 			if err != nil {
 				return 0, err
 			}
-			if _, err := compress.GetCodec(chunk.Compression()); err != nil {
-				return 0, &Error{
-					Err: fmt.Errorf("has the column %q compressed with %s, which is not read", chunk.PathInSchema(), chunk.Compression()),
-					Fix: "write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
-				}
+			codec := chunk.Compression()
+			if _, err := compress.GetCodec(codec); err != nil {
+				return 0, wrongf("write it again with ZSTD, SNAPPY, GZIP, BROTLI or LZ4_RAW",
+					"has the column %q compressed with %s, which is not read", chunk.PathInSchema(), codec)
 			}
 			start, n := chunk.DataPageOffset(), chunk.TotalCompressedSize()
 			if dictionary := chunk.DictionaryPageOffset(); dictionary > 0 {
 				start = min(start, dictionary)
 			}
-			if start < 0 || n < 0 || start > size-n {
-				return 0, fmt.Errorf("column %d of row group %d lies at %d to %d of %d bytes", i, group, start, start+n, size)
-			}
 			at = max(at, start+n)
 		}
 	}
+	footer := s.size - int64(meta.Size()+4+len("PAR1"))
 	buf := make([]byte, 64<<10)
-	if _, err := f.ReadAt(buf[:4], size-8); err != nil {
-		return 0, err
-	}
-	footer := size - 8 - int64(binary.LittleEndian.Uint32(buf))
 	for ; at < footer; at += int64(len(buf) - len(seam) + 1) { // a seam may lie across two reads
 		piece := buf[:min(int64(len(buf)), footer-at)]
-		if _, err := f.ReadAt(piece, at); err != nil {
+		if _, err := s.file.ReadAt(piece, at); err != nil {
 			return 0, err
 		}
 		if i := bytes.Index(piece, []byte(seam)); i >= 0 {
-			return 0, &Error{
-				Err: fmt.Errorf("is several Parquet files in one: another begins at byte %d", at+int64(i)+int64(len(seam)/2)),
-				Fix: "make each a file of its own",
-			}
+			return 0, wrongf("make each a file of its own",
+				"is several Parquet files in one: another begins at byte %d", at+int64(i+len(seam)/2))
 		}
+	}
+	stored := meta.KeyValueMetadata().FindValue("ARROW:schema")
+	if stored == nil {
+		return rows, nil
+	}
+	// Writers leave an Arrow schema in a file, as an IPC message in base64, which some do not pad.
+	// pqarrow reads it without the checks of messages.
+	message, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(*stored, "="))
+	if err == nil {
+		m := &messages{r: bufio.NewReader(bytes.NewReader(message)), end: int64(len(message)), mem: &s.mem}
+		_, err = m.Message()
+	}
+	if err != nil {
+		return 0, fmt.Errorf("in the Arrow schema that it stores: %w", err)
 	}
 	return rows, nil
 }
 
-// checkStoredSchema reads the Arrow schema that writers leave in a file, as an IPC message in base64.
-// pqarrow reads it without the checks of messages.
-func checkStoredSchema(pairs metadata.KeyValueMetadata, mem *limitedAllocator) error {
-	stored := pairs.FindValue("ARROW:schema")
-	if stored == nil {
-		return nil
-	}
-	message, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(*stored, "=")) // some writers do not pad
-	if err == nil {
-		m := &messages{r: bufio.NewReader(bytes.NewReader(message)), end: int64(len(message)), mem: mem}
-		_, err = m.Message()
-		m.close()
-	}
-	if err != nil {
-		return fmt.Errorf("in the Arrow schema that it stores: %w", err)
-	}
-	return nil
-}
-
-func (p *parquetFile) schema() *arrow.Schema { return p.sc }
-
 func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
-	for {
-		if p.cur == nil {
-			if p.group >= p.pf.NumRowGroups() {
-				if p.read != p.rows { // a column that ends early is no error of pqarrow
-					return nil, fmt.Errorf("its footer promises %d rows, and it holds %d", p.rows, p.read)
-				}
-				return nil, io.EOF
+	for p.cur == nil || !p.cur.Next() {
+		if p.cur != nil && p.cur.Err() != nil {
+			return nil, p.cur.Err()
+		}
+		if p.group == p.pf.NumRowGroups() {
+			if n := p.pf.NumRows(); p.left != 0 { // a column that ends early is no error of pqarrow
+				return nil, fmt.Errorf("its footer promises %d rows, and it holds %d", n, n-p.left)
 			}
-			if err := p.openGroup(ctx); err != nil {
-				return nil, err
-			}
+			return nil, io.EOF
+		}
+		group := p.pf.RowGroup(p.group)
+		p.group++
+		if group.NumRows() == 0 {
 			continue
 		}
-		if p.cur.Next() {
-			rec := p.cur.RecordBatch()
-			p.read += rec.NumRows()
-			rec.Retain()
-			return rec, nil
+		// pqarrow opens the fields of a struct on goroutines of its own, where guard can't recover. So
+		// open each column as pqarrow will, before it does.
+		for i := range group.NumColumns() {
+			pages, err := group.GetColumnPageReader(i)
+			if err == nil {
+				err = pages.Close()
+			}
+			if err != nil {
+				return nil, err
+			}
 		}
-		err := p.cur.Err()
-		p.cur.Release()
-		p.cur = nil
-		if err != nil && err != io.EOF {
+		var err error
+		p.mem.elsewhere = true
+		p.cur, err = p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
+		p.mem.elsewhere = false
+		if err != nil {
 			return nil, err
 		}
 	}
-}
-
-// openGroup opens the next row group, unless it is empty. It first opens each column as pqarrow will,
-// because pqarrow opens the fields of a struct on goroutines of its own, where guard can't recover.
-func (p *parquetFile) openGroup(ctx context.Context) error {
-	group := p.pf.RowGroup(p.group)
-	p.group++
-	if group.NumRows() == 0 {
-		return nil
-	}
-	for i := range group.NumColumns() {
-		pages, err := group.GetColumnPageReader(i)
-		if err != nil {
-			return err
-		}
-		if err := pages.Close(); err != nil {
-			return err
-		}
-	}
-	p.mem.elsewhere = true
-	cur, err := p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
-	p.mem.elsewhere = false
-	if err == nil {
-		p.cur = cur
-	}
-	return err
-}
-
-func (p *parquetFile) close() error {
-	if p.cur != nil {
-		p.cur.Release()
-		p.cur = nil
-	}
-	return nil // the file is the Source's
+	rec := p.cur.RecordBatch()
+	rec.Retain()
+	p.left -= rec.NumRows()
+	return rec, nil
 }

@@ -56,7 +56,7 @@ func TestPipes(t *testing.T) {
 			path, tmp := pipeOf(t, c.content), t.TempDir()
 			t.Setenv("TMPDIR", tmp)
 			recs, s, err := readAll(t, path, Options{})
-			if err != nil || s.Format() != c.format {
+			if err != nil || s.format != c.format {
 				t.Fatal(s, err)
 			}
 			total := int64(0)
@@ -116,10 +116,12 @@ func TestWrongPipes(t *testing.T) {
 		content []byte
 		want    string
 	}{
-		"nothing":               {nil, "is empty"},
-		"no table":              {[]byte("Spillway is an engine.\n"), "is text, and no CSV table"},
-		"cut stream":            {stream[:len(stream)-100], "at byte "},
-		"garbage behind":        {slices.Concat(stream, []byte("a,b\n")), fmt.Sprintf("from byte %d on, are no", len(stream))},
+		"nothing":    {nil, "is empty"},
+		"no table":   {[]byte("Spillway is an engine.\n"), "is text, and no CSV table"},
+		"cut stream": {stream[:len(stream)-100], "at byte "},
+		"garbage behind": {
+			slices.Concat(stream, []byte("a,b\n")), fmt.Sprintf("from byte %d on, are no", len(stream)),
+		},
 		"a metadata of 1 GiB":   {longMeta, "unexpected EOF"},
 		"a body of 1 TiB":       {longBody, "unexpected EOF"},
 		"a file without an end": {encode(t, asFile(), 5)[:200], "its end is missing"},

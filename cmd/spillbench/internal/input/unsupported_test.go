@@ -97,35 +97,49 @@ func TestUnsupported(t *testing.T) {
 	encrypted := func(opts ...parquet.EncryptOption) []byte {
 		return parquetOf(t, "a", 10, parquet.WithEncryptionProperties(parquet.NewFileEncryptionProperties(key, opts...)))
 	}
-	columns := parquet.ColumnPathToEncryptionPropsMap{"text": parquet.NewColumnEncryptionProperties("text", parquet.WithKey(key))}
+	withKey := parquet.NewColumnEncryptionProperties("text", parquet.WithKey(key))
+	columns := parquet.WithEncryptedColumns(parquet.ColumnPathToEncryptionPropsMap{"text": withKey})
+	plain := parquet.WithPlaintextFooter()
+	encryption := []string{"is an encrypted Parquet file, which is not read", "decrypt it first"}
 	snappy := parquetOf(t, "a", 10, parquet.WithCompression(compress.Codecs.Snappy))
+	noDictionary, noStats := parquet.WithDictionaryDefault(false), parquet.WithStats(false)
+	longStats := parquet.WithMaxStatsSize(1 << 30)
 	for name, c := range map[string]struct {
 		content []byte
-		says    []string // none: it is read
+		want    []string // none: it is read
 	}{
-		"encrypted":                   {encrypted(), []string{"is an encrypted Parquet file, which is not read", "decrypt it first"}},
-		"encrypted, footer in plain":  {encrypted(parquet.WithPlaintextFooter()), []string{"is an encrypted Parquet file, which is not read", "decrypt it first"}},
-		"encrypted column":            {encrypted(parquet.WithPlaintextFooter(), parquet.WithEncryptedColumns(columns)), []string{"is an encrypted Parquet file", "decrypt it first"}},
-		"LZ4 of Hadoop":               {withCodec(t, snappy, compress.Codecs.Lz4), []string{`the column "text" compressed with LZ4, which is not read`, "LZ4_RAW"}},
-		"LZO":                         {withCodec(t, snappy, compress.Codecs.Lzo), []string{"compressed with LZO, which is not read", "ZSTD"}},
-		"Snappy":                      {snappy, nil},
-		"LZ4":                         {parquetOf(t, "a", 10, parquet.WithCompression(compress.Codecs.Lz4Raw)), nil},
-		"INT96":                       {int96s(t, false), nil},
-		"INT96 of long ago":           {int96s(t, true), []string{"INT96", "1677 to 2262", "TIMESTAMP"}},
-		"a page of 65 MiB":            {parquetOf(t, strings.Repeat("a", 65<<20), 1, parquet.WithDictionaryDefault(false), parquet.WithStats(false)), nil},
-		"a page header of many bytes": {parquetOf(t, strings.Repeat("a", 5<<20), 2, parquet.WithDictionaryDefault(false), parquet.WithMaxStatsSize(1<<30)), []string{"statistics in page headers", "4 MiB"}},
+		"encrypted":                  {encrypted(), encryption},
+		"encrypted, footer in plain": {encrypted(plain), encryption},
+		"encrypted column":           {encrypted(plain, columns), encryption},
+		"LZ4 of Hadoop": {
+			withCodec(t, snappy, compress.Codecs.Lz4),
+			[]string{`the column "text" compressed with LZ4, which is not read`, "LZ4_RAW"},
+		},
+		"LZO": {
+			withCodec(t, snappy, compress.Codecs.Lzo),
+			[]string{"compressed with LZO, which is not read", "ZSTD"},
+		},
+		"Snappy":            {snappy, nil},
+		"LZ4":               {parquetOf(t, "a", 10, parquet.WithCompression(compress.Codecs.Lz4Raw)), nil},
+		"INT96":             {int96s(t, false), nil},
+		"INT96 of long ago": {int96s(t, true), []string{"INT96", "1677 to 2262", "TIMESTAMP"}},
+		"a page of 65 MiB":  {parquetOf(t, strings.Repeat("a", 65<<20), 1, noDictionary, noStats), nil},
+		"a page header of many bytes": {
+			parquetOf(t, strings.Repeat("a", 5<<20), 2, noDictionary, longStats),
+			[]string{"statistics in page headers", "4 MiB"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := write(t, "f", c.content)
 			recs, _, err := readAll(t, path, Options{})
 			release(recs)
-			if c.says == nil {
+			if c.want == nil {
 				if err != nil || len(recs) != 1 {
 					t.Errorf("%d batches, %v", len(recs), err)
 				}
 				return
 			}
-			for _, want := range c.says {
+			for _, want := range c.want {
 				checkError(t, err, path, want)
 			}
 			if err != nil && strings.Contains(err.Error(), "truncated") {

@@ -3,6 +3,7 @@ package input
 import (
 	"context"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -17,15 +18,6 @@ const maxNesting = 64
 // twice, so each map in a map doubles the time.
 const maxMaps = 10
 
-// errNested returns the error of a file with a column of more levels.
-func errNested() error {
-	return &Error{
-		Err: fmt.Errorf("has a column that is nested too deep: at most %d levels are read, and %d maps in one another",
-			maxNesting, maxMaps),
-		Fix: "write it again with fewer levels of structs, lists and maps",
-	}
-}
-
 const fixText = "convert its text to UTF-8 first, for example with iconv"
 
 // checkFields returns an error if one of the fields is nested too deep or has a name that is not
@@ -37,10 +29,12 @@ func checkFields(fields []arrow.Field, levels, maps int) error {
 			inner++
 		}
 		if levels >= maxNesting || inner > maxMaps {
-			return errNested()
+			return wrongf("write it again with fewer levels of structs, lists and maps",
+				"has a column that is nested too deep: at most %d levels are read, and %d maps in one another",
+				maxNesting, maxMaps)
 		}
 		if !utf8.ValidString(f.Name) {
-			return &Error{Err: fmt.Errorf("has a column with a name that is not UTF-8: %+q", f.Name), Fix: fixText}
+			return wrongf(fixText, "has a column with a name that is not UTF-8: %+q", f.Name)
 		}
 		if nested, ok := t.(arrow.NestedType); ok {
 			if err := checkFields(nested.Fields(), levels+1, inner); err != nil {
@@ -62,45 +56,36 @@ func storage(t arrow.DataType) arrow.DataType {
 	return t
 }
 
-// checker checks the batches of a decoder: offsets, sizes and indices must stay within the buffers,
-// because the IPC readers of arrow-go take these numbers from the file unchecked, and text must be
-// UTF-8.
-type checker struct {
-	decoder
-	rows int64 // in the batches so far
-}
-
-func (c *checker) next(ctx context.Context) (arrow.RecordBatch, error) {
-	rec, err := c.decoder.next(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for i, col := range rec.Columns() {
-		if err := guard(func() error { return c.check(rec.ColumnName(i), col) }); err != nil {
-			rec.Release()
+// checked returns a nextFunc that checks the batches of next: offsets, sizes and indices must stay
+// within the buffers, because the IPC readers of arrow-go take these numbers from the file
+// unchecked, and text must be UTF-8.
+func checked(next nextFunc) nextFunc {
+	before := int64(0) // the number of rows in the batches so far
+	return func(ctx context.Context) (arrow.RecordBatch, error) {
+		rec, err := next(ctx)
+		if err != nil {
 			return nil, err
 		}
-	}
-	c.rows += rec.NumRows()
-	return rec, nil
-}
-
-func (c *checker) check(name string, col arrow.Array) error {
-	err := validate(col)
-	if err == nil {
-		return nil
-	}
-	if !mentions(err, "not valid utf8") {
-		return fmt.Errorf("column %q: %w", name, err)
-	}
-	left := maxTextSearch
-	for i := 0; i < col.Len() && left > 0; i++ {
-		if !validText(col, i, &left) {
-			err := fmt.Errorf("has text that is not UTF-8 in row %d of column %q", c.rows+int64(i)+1, name)
-			return &Error{Err: err, Fix: fixText}
+		for i, column := range rec.Columns() {
+			err, name := validate(column), rec.ColumnName(i)
+			if err == nil {
+				continue
+			}
+			if !strings.Contains(err.Error(), "not valid utf8") {
+				return nil, fmt.Errorf("column %q: %w", name, err)
+			}
+			left := maxTextSearch
+			for row := 0; row < column.Len() && left > 0; row++ {
+				if !validText(column, row, &left) {
+					return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q",
+						before+int64(row)+1, name)
+				}
+			}
+			return nil, wrongf(fixText, "has text that is not UTF-8 in column %q", name) // in no row, or far behind
 		}
+		before += rec.NumRows()
+		return rec, nil
 	}
-	return &Error{Err: fmt.Errorf("has text that is not UTF-8 in column %q", name), Fix: fixText} // in no row, or far behind
 }
 
 // maxTextSearch is how many values are visited to find the row of text that is not UTF-8. Run-end
@@ -138,78 +123,28 @@ func validText(a arrow.Array, i int, left *int) bool {
 	return true
 }
 
+// validate checks a and the arrays in it. array.ValidateFull does so too, but refuses the null columns
+// and the empty unions that arrow-go's own readers return.
 func validate(a arrow.Array) error {
-	if err := holdsRows(a.Data()); err != nil {
-		return err
-	}
-	// An empty union may come without buffers, and arrow-go's check needs them.
-	_, isUnion := a.(array.Union)
-	if v, ok := a.(interface{ ValidateFull() error }); ok && !(isUnion && a.Len() == 0) {
-		if err := v.ValidateFull(); err != nil {
-			return err
-		}
-	}
 	switch a := a.(type) {
+	case array.ExtensionArray:
+		return validate(a.Storage())
 	case *array.Dictionary:
 		if err := validate(a.Dictionary()); err != nil {
 			return err
 		}
-		return validateIndices(a)
-	case array.ExtensionArray:
-		return validate(a.Storage())
-	case *array.RunEndEncoded:
-		return validate(a.Values())
-	case array.Union:
-		for i := range a.NumFields() {
-			if err := validate(a.Field(i)); err != nil {
+		_, err := array.NewValidatedDictionaryArray(a.DataType().(*arrow.DictionaryType), a.Indices(), a.Dictionary())
+		return err
+	case array.Validator:
+		if a.Len() > 0 {
+			if err := a.ValidateFull(); err != nil {
 				return err
 			}
 		}
-	case *array.Struct:
-		for i := range a.NumField() {
-			if err := validate(a.Field(i)); err != nil {
-				return err
-			}
-		}
-	case array.ListLike:
-		return validate(a.ListValues())
 	}
-	return nil
-}
-
-// holdsRows checks that bitmaps and buffers of values of one width are as long as the rows need.
-func holdsRows(d arrow.ArrayData) error {
-	buffers := d.Buffers()
-	if _, isUnion := d.DataType().(arrow.UnionType); isUnion {
-		buffers = buffers[1:] // without the validity that unions no longer have
-	}
-	rows := int64(d.Offset()) + int64(d.Len())
-	for i, b := range d.DataType().Layout().Buffers {
-		if i >= len(buffers) || buffers[i] == nil {
-			continue
-		}
-		bits := int64(8 * b.ByteWidth)
-		switch {
-		case b.Kind == arrow.KindBitmap:
-			bits = 1
-		case b.Kind != arrow.KindFixedWidth || bits == 0:
-			continue
-		}
-		if n := int64(buffers[i].Len()); rows > 8*n/bits {
-			return fmt.Errorf("buffer %d of %s has %d bytes, which is too few for %d rows", i, d.DataType(), n, rows)
-		}
-	}
-	return nil
-}
-
-func validateIndices(d *array.Dictionary) error {
-	size := d.Dictionary().Len()
-	for i := range d.Len() {
-		if d.IsNull(i) {
-			continue
-		}
-		if v := d.GetValueIndex(i); v < 0 || v >= size {
-			return fmt.Errorf("row %d has the dictionary index %d of %d", i, v, size)
+	for _, child := range a.Data().Children() {
+		if err := validate(array.MakeFromData(child)); err != nil {
+			return err
 		}
 	}
 	return nil
