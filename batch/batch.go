@@ -41,12 +41,10 @@ import (
 	"iter"
 	"sync/atomic"
 	"time"
-	"unique"
 
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -109,31 +107,6 @@ type Place struct {
 	Partition int
 }
 
-// placed is a Place as a batch keeps it: what those of one repository have in common is there once.
-type placed struct {
-	in  unique.Handle[Place] // without the rest
-	seq uint64
-}
-
-// keepPlace returns p as it is kept. A partition beyond an int32 stays in the Place.
-func keepPlace(p Place) (at placed, partition int32) {
-	at.seq, p.Seq = p.Seq, 0
-	if partition = int32(p.Partition); int(partition) == p.Partition {
-		p.Partition = 0
-	} else {
-		partition = 0
-	}
-	at.in = unique.Make(p)
-	return at, partition
-}
-
-func (b *Batch) placeLocked() Place {
-	p := b.mu.place.in.Value()
-	p.Seq = b.mu.place.seq
-	p.Partition += int(b.mu.partition)
-	return p
-}
-
 // Options is what New needs: Payload, and either ID or IDs.
 type Options struct {
 	ID       ID           // the batch's, if it is not 0
@@ -184,62 +157,39 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
-	watcher  interface{ Unleased() } // *watching; here, so that no payload needs an object for it
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
 		payload     Payload // nil when it is gone
+		says        said    // by the payload; zero when it is gone
 		desc        *Descriptor
-		version     uint64    // changes so far
-		rare        *rare     // see rareLocked
-		store       *Observer // the repository that holds the batch; nil if none does
-		place       placed
-		lastUse     int64
-		gap         int64 // between uses, on average; 0 before the second
+		version     uint64   // changes so far
+		store       Observer // the repository that holds the batch; nil if none does
+		place       Place
 		tasks       tasks
-		partition   int32 // of place
-		subscribers int32
-		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
-		slot        atomic.Uint32 // see Slot; guarded by the store's lock
+		subscribers int
 		state       State
-		uses        uint8   // see Info.Uses
-		why         arrival // see Arrival
-		over        bool    // the observers know that it was dropped
-		came        ticks   // see Arrival
-	}
-}
+		over        bool          // the observers know that it was dropped
+		changed     chan struct{} // closed at the next change; nil without waiters
+		copies      []copyOf      // in other spaces, some of which may be gone; copied on write
 
-// rare is what most batches at rest do not have.
-type rare struct {
-	changed chan struct{} // closed at the next change; nil without waiters
-	copies  *copyOf       // in other spaces; immutable, and some may be gone
-	hint    int64         // 0 if there is none
-	own     said          // of a payload that is a program's own
-}
+		uses    uint8 // see Info.Uses
+		lastUse int64
+		gap     int64 // between uses, on average; 0 before the second
+		hint    int64 // 0 if there is none
 
-func (b *Batch) rareLocked() rare {
-	if b.mu.rare == nil {
-		return rare{}
-	}
-	return *b.mu.rare
-}
-
-func (b *Batch) setRareLocked(r rare) {
-	switch {
-	case r == rare{}:
-		b.mu.rare = nil
-	case b.mu.rare == nil:
-		b.mu.rare = &r
-	default:
-		*b.mu.rare = r
+		// See Arrival and Unread.
+		why    string
+		since  int64
+		unread bool
 	}
 }
 
 // tasks are the pending tasks of a batch, and those that have begun.
 type tasks struct {
 	first   uint64 // number of the oldest that is pending; 0 if there is none
-	pending int32
-	active  int32 // open handles
+	pending int
+	active  int // open handles
 }
 
 // created is the number of the last task of any batch.
@@ -282,11 +232,10 @@ func New(o Options) (*Batch, error) {
 		return nil, err
 	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
-	b.watcher = (*watching)(b)
 	b.holdLocked(o.Payload, says)
-	b.mu.place, b.mu.partition = keepPlace(o.Place)
+	b.mu.place = o.Place
 	b.mu.lastUse = b.now()
-	b.mu.came = ticksOf(b.mu.lastUse)
+	b.mu.why, b.mu.since = put, b.mu.lastUse
 	for {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
@@ -295,7 +244,7 @@ func New(o Options) (*Batch, error) {
 		if err == nil {
 			b.watch(o.Payload)
 			if leased && !b.Info().Leased { // the last lease may have ended before it was watched
-				b.watcher.Unleased()
+				b.unleased()
 			}
 			return b, nil
 		}
@@ -320,19 +269,12 @@ func (b *Batch) register() (leased bool, err error) {
 // watch makes the end of the last lease on p's memory a change of the batch, which can be
 // moved from then on.
 func (b *Batch) watch(p Payload) {
-	switch w := p.(type) {
-	case *payload.Image: // not what embeds one: its OnUnleased is its own
-		w.Watch(&b.watcher)
-	case leased:
-		b.panics().Do("Payload.OnUnleased", func() { w.OnUnleased(b.watcher.Unleased) })
+	if l, ok := p.(leased); ok {
+		b.panics().Do("Payload.OnUnleased", func() { l.OnUnleased(b.unleased) })
 	}
 }
 
-// watching is a Batch as its payload's memory knows it.
-type watching Batch
-
-func (w *watching) Unleased() {
-	b := (*Batch)(w)
+func (b *Batch) unleased() {
 	b.mu.Lock()
 	c := b.changeLocked()
 	b.mu.Unlock()
@@ -355,14 +297,15 @@ func (b *Batch) ID() ID { return b.id }
 func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
 
 func (b *Batch) infoLocked() Info {
-	says := b.saysLocked()
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: says.form, Bytes: says.bytes,
-		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
-		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(), Uses: b.mu.uses,
+		ID: b.id, Version: b.mu.version, State: b.mu.state,
+		Payload: b.mu.payload, Form: b.mu.says.form, Bytes: b.mu.says.bytes,
+		Pending: b.mu.tasks.pending, Task: b.mu.tasks.first, Active: b.mu.tasks.active,
+		Subscribers: b.mu.subscribers, Place: b.mu.place,
+		LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(), Uses: b.mu.uses,
 	}
-	if says.space != nil {
-		info.Space = says.space.ID()
+	if s := b.mu.says.space; s != nil {
+		info.Space = s.ID()
 	}
 	if b.mu.desc != nil {
 		info.Descriptor, info.Rows = b.mu.desc, b.mu.desc.Rows
@@ -397,7 +340,7 @@ func (b *Batch) Subscribe() (cancel func()) {
 	}
 }
 
-func (b *Batch) subscribe(n int32) {
+func (b *Batch) subscribe(n int) {
 	b.mu.Lock()
 	b.mu.subscribers += n
 	c := b.changeLocked()
@@ -408,18 +351,17 @@ func (b *Batch) subscribe(n int32) {
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
 	b.mu.Lock()
-	tell := b.setPlaceLocked(p)
+	announce := b.setPlaceLocked(p)
 	b.mu.Unlock()
-	tell()
+	announce()
 }
 
 // setPlaceLocked returns the function that announces the change.
-func (b *Batch) setPlaceLocked(p Place) (tell func()) {
-	at, partition := keepPlace(p)
-	if b.mu.place == at && b.mu.partition == partition {
+func (b *Batch) setPlaceLocked(p Place) (announce func()) {
+	if b.mu.place == p {
 		return func() {}
 	}
-	b.mu.place, b.mu.partition = at, partition
+	b.mu.place = p
 	c := b.changeLocked()
 	return func() { b.announce(c) }
 }
@@ -429,54 +371,45 @@ func (b *Batch) setPlaceLocked(p Place) (tell func()) {
 func (b *Batch) Changed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := b.rareLocked()
-	if r.changed == nil {
-		r.changed = make(chan struct{})
-		b.setRareLocked(r)
+	if b.mu.changed == nil {
+		b.mu.changed = make(chan struct{})
 	}
-	return r.changed
+	return b.mu.changed
 }
 
 // change is what is announced of a change, once the lock is free.
 type change struct {
 	now     Info
 	waiting chan struct{} // closed then; nil without waiters
-	store   *Observer     // nil if there is none
+	store   Observer      // nil if there is none
 	over    bool          // the observers know all that they need
 	event   events.Kind   // BatchUsed or BatchHinted; 0 for neither
 	hint    int64         // of BatchHinted
 	was     said          // of BatchDropped: the payload that was dropped
-	copies  *copyOf       // that the batch has no use for
+	copies  []copyOf      // that the batch has no use for
 }
 
 // changeLocked notes a change. The caller hands it to announce once the lock is free.
 func (b *Batch) changeLocked() change {
 	b.mu.version++
-	c := change{now: b.infoLocked(), store: b.mu.store, over: b.mu.over}
-	b.mu.over = b.mu.state == Released
-	if b.mu.rare == nil {
-		return c
+	c := change{now: b.infoLocked(), store: b.mu.store, over: b.mu.over, waiting: b.mu.changed}
+	b.mu.changed = nil
+	if b.mu.over = b.mu.state == Released; b.mu.over {
+		c.copies, b.mu.copies = b.mu.copies, nil
 	}
-	r := b.rareLocked()
-	c.waiting, r.changed = r.changed, nil
-	if b.mu.over {
-		c.copies, r.copies = r.copies, nil
-	}
-	b.setRareLocked(r)
 	return c
 }
 
 // announce calls the observers of a change, with no lock held, and returns what it told them.
 func (b *Batch) announce(c change) (now Info) {
 	lockrank.AssertNone("a batch's observers are called")
-	c.copies.drop()
+	dropCopies(c.copies)
 	if !c.over {
 		now = b.asked(c.now)
-		if c.store != nil {
-			b.tell(*c.store, now)
-		}
-		if b.observer != nil {
-			b.tell(b.observer, now)
+		for _, o := range []Observer{c.store, b.observer} {
+			if o != nil {
+				b.notify(o, now)
+			}
 		}
 	}
 	if c.event != 0 {
@@ -537,7 +470,7 @@ func (b *Batch) panics() *guard.Log {
 	return &unobserved
 }
 
-func (b *Batch) tell(o Observer, now Info) {
+func (b *Batch) notify(o Observer, now Info) {
 	defer b.panics().Recover("an observer of batches")
 	o.BatchChanged(b, now)
 }
@@ -634,21 +567,15 @@ func (b *Batch) CancelTask() error {
 // closed. Pending tasks are gone with it. While the batch is in transit Drop fails with a
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
-func (b *Batch) Drop() error { return b.drop(nil) }
-
-// drop is Drop. from, which may be nil, is a store that ceases to hold the batch with it.
-func (b *Batch) drop(from *Observer) error {
+func (b *Batch) Drop() error {
 	b.mu.Lock()
 	if err := b.barLocked("drop"); err != nil {
 		b.mu.Unlock()
 		return err
 	}
-	if b.mu.store == from {
-		b.mu.store = nil
-	}
 	b.mu.state = Released
 	b.mu.tasks.cancel()
-	was := b.saysLocked()
+	was := b.mu.says
 	payload := b.takePayloadLocked()
 	c := b.changeLocked()
 	c.was = was

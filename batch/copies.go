@@ -17,7 +17,6 @@ type copyOf struct {
 	payload copyable
 	held    *copies.Copy
 	ended   func(used bool) // called once, when it is used or freed; may be nil
-	next    *copyOf
 }
 
 // copyable is a payload that can become a copy.
@@ -33,7 +32,7 @@ type copyable interface {
 func (b *Batch) Copies() (in []tier.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for c := b.rareLocked().copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		if c.held.Listed() {
 			in = append(in, c.payload.Space().ID())
 		}
@@ -46,9 +45,9 @@ func (b *Batch) Copies() (in []tier.ID) {
 // memory may be used only while the payload's Hold keeps it.
 func (b inside) EachCopy(f func(Payload)) {
 	b.mu.Lock()
-	first := b.rareLocked().copies
+	all := b.mu.copies
 	b.mu.Unlock()
-	for c := first; c != nil; c = c.next {
+	for _, c := range all {
 		if c.held.Listed() {
 			f(c.payload)
 		}
@@ -90,9 +89,9 @@ func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
 func (b inside) takeCopy(form PayloadType, space *tier.Space) *copyOf {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for c := b.rareLocked().copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		if c.payload.Space() == space && (form == "" || c.payload.Type() == form) && c.held.Take() {
-			return c
+			return &c
 		}
 	}
 	return nil
@@ -110,26 +109,26 @@ func (b inside) AddCopy(p Payload, of *Descriptor, ended func(used bool)) (added
 		return false
 	}
 	var said change
-	var over *copyOf
+	var over []copyOf
 	b.mu.Lock()
-	if b.mu.state != Released && b.mu.desc == of && b.saysLocked().space != p.Space() && !b.copiedInLocked(p.Space()) {
+	if b.mu.state != Released && b.mu.desc == of && b.mu.says.space != p.Space() && !b.copiedInLocked(p.Space()) {
 		added = true
 		over = b.addCopyLocked(c, false)
 		said = b.changeLocked()
 	}
 	b.mu.Unlock()
 	if !added {
-		c.drop()
+		c.held.Drop()
 		return false
 	}
 	b.announce(said)
-	over.drop()
+	dropCopies(over)
 	return true
 }
 
 // copiedInLocked reports whether there is a copy in a space.
 func (b *Batch) copiedInLocked(space *tier.Space) bool {
-	for c := b.rareLocked().copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		if c.payload.Space() == space && c.held.Listed() {
 			return true
 		}
@@ -153,31 +152,26 @@ func keep(p Payload, ended func(used bool)) *copyOf {
 
 // addCopyLocked puts c, which may be nil, before the copies that are left, in their order. It
 // returns those that the caller must drop: they lie where the batch does, or are stale.
-func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
-	r, space := b.rareLocked(), b.saysLocked().space
-	left := c
-	end := &left
+func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over []copyOf) {
+	var left []copyOf
 	if c != nil {
-		end = &c.next
+		left = append(left, *c)
 	}
-	for c := r.copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		switch {
 		case !c.held.Listed():
-		case stale || c.payload.Space() == space:
-			over = &copyOf{c.payload, c.held, c.ended, over}
+		case stale || c.payload.Space() == b.mu.says.space:
+			over = append(over, c)
 		default:
-			*end = &copyOf{c.payload, c.held, c.ended, nil}
-			end = &(*end).next
+			left = append(left, c)
 		}
 	}
-	r.copies = left
-	b.setRareLocked(r)
+	b.mu.copies = left
 	return over
 }
 
-// drop drops a list of copies.
-func (c *copyOf) drop() {
-	for ; c != nil; c = c.next {
+func dropCopies(all []copyOf) {
+	for _, c := range all {
 		c.held.Drop()
 	}
 }

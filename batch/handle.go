@@ -78,7 +78,7 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 	now := b.now() // a callback, so before the lock is taken
 	b.mu.Lock()
 	err := b.barLocked(op)
-	in := b.saysLocked().space
+	in := b.mu.says.space
 	switch {
 	case err != nil:
 	case b.mu.tasks.pending == 0 && !o.own:
@@ -114,10 +114,10 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 		b.expectLocked(now)
 	}
 	b.mu.lastUse = max(b.mu.lastUse, now)
-	b.mu.why &^= unread
+	b.mu.unread = false
 	c := b.changeLocked()
 	c.event = events.BatchUsed
-	return &Handle{b: b, payload: b.mu.payload, space: b.saysLocked().space}, c
+	return &Handle{b: b, payload: b.mu.payload, space: b.mu.says.space}, c
 }
 
 // begin enters the handle into the account of its space. It calls nothing of the payload, which
@@ -204,13 +204,11 @@ const (
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
 	b.mu.Lock()
-	r := b.rareLocked()
-	if r.hint == next || b.mu.state == Released {
+	if b.mu.hint == next || b.mu.state == Released {
 		b.mu.Unlock()
 		return
 	}
-	r.hint = next
-	b.setRareLocked(r)
+	b.mu.hint = next
 	c := b.changeLocked()
 	c.event, c.hint = events.BatchHinted, next
 	b.mu.Unlock()
@@ -223,9 +221,8 @@ const longestGap = int64(100 * 365 * 24 * time.Hour)
 // expectLocked is called when a use begins at now. The next is expected after the mean of what has
 // lain between uses so far; the last counts for a quarter.
 func (b *Batch) expectLocked(now int64) {
-	if r := b.rareLocked(); r.hint != 0 && r.hint != Stay {
-		r.hint = 0
-		b.setRareLocked(r)
+	if b.mu.hint != Stay {
+		b.mu.hint = 0
 	}
 	if b.mu.uses == 0 {
 		b.mu.uses = 1
@@ -241,8 +238,8 @@ func (b *Batch) expectLocked(now int64) {
 
 // nextUseLocked is Info.NextUse.
 func (b *Batch) nextUseLocked() int64 {
-	if hint := b.rareLocked().hint; hint != 0 || b.mu.gap == 0 {
-		return hint
+	if b.mu.hint != 0 || b.mu.gap == 0 {
+		return b.mu.hint
 	}
 	return min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
 }

@@ -106,7 +106,7 @@ type said struct {
 	form  PayloadType
 	space *tier.Space
 	bytes int64
-	desc  *Descriptor // nil if it has none
+	desc  *Descriptor // nil if the payload has none
 }
 
 // ask asks a payload that is offered, before anything changes. A panic is an error.
@@ -119,36 +119,11 @@ func ask(p Payload) (s said, err error) {
 	return s, nil
 }
 
-// saysLocked returns what the payload says of itself, without its descriptor. Only built-in
-// payloads are asked, because they call nothing.
-func (b *Batch) saysLocked() said {
-	switch p := b.mu.payload.(type) {
-	case nil:
-		return said{}
-	case *payload.Image:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	case *payload.Packed:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	case *payload.Table:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	}
-	return b.rareLocked().own
-}
-
 // holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p
 // has none.
 func (b *Batch) holdLocked(p Payload, says said) {
-	b.mu.payload = p
+	b.mu.payload, b.mu.says = p, says
 	if says.desc != nil {
 		b.mu.desc = says.desc
-	}
-	says.desc = nil
-	switch p.(type) {
-	case nil, *payload.Image, *payload.Packed, *payload.Table:
-		says = said{}
-	}
-	if r := b.rareLocked(); r.own != says {
-		r.own = says
-		b.setRareLocked(r)
 	}
 }

@@ -20,8 +20,9 @@ type Transit struct {
 	desc    *Descriptor // of the batch
 	keeps   bool        // a commit keeps the payload as a copy
 	copied  func(used bool)
-	kept    bool    // it did
-	why     arrival // that a commit notes; 0: nothing is
+	kept    bool   // it did
+	why     string // that a commit notes; "": nothing is
+	unread  bool   // and that the batch has moved to a slower tier
 	ended   atomic.Bool
 }
 
@@ -124,7 +125,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	t.trace.end()
 	b := t.b
 	var now int64
-	if t.why != 0 {
+	if t.why != "" {
 		now = b.now()
 	}
 	b.watch(p)
@@ -137,8 +138,8 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	}
 	b.mu.Lock()
 	b.holdLocked(p, says)
-	if t.why != 0 {
-		b.mu.came, b.mu.why = ticksOf(now), t.why|b.mu.why&unread
+	if t.why != "" {
+		b.mu.why, b.mu.since, b.mu.unread = t.why, now, b.mu.unread || t.unread
 	}
 	over := b.addCopyLocked(kept, stale)
 	c := end()
@@ -147,7 +148,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	if p != t.payload && kept == nil {
 		t.releaseOld()
 	}
-	over.drop()
+	dropCopies(over)
 	return nil
 }
 

@@ -167,7 +167,7 @@ func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) writte
 			break
 		}
 		if now := v.Batch.Info(); !m.canLeave(now, s.ID()) {
-			_, _ = m.index.note(v.Batch, now, false) // leases begin without an announcement
+			_ = m.index.note(v.Batch, now, false) // leases begin without an announcement
 			continue
 		}
 		start := time.Now()

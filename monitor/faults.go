@@ -203,13 +203,13 @@ func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, 
 		f.until = now.Add(backoff(period, f.failures))
 	case unmovable:
 		f.back = !f.refused(m.spaces[r.To].Kind(), from.lower, now, period, r.err)
-		m.index.excludeLocked(b, is.kind, f.not)
+		m.index.changeLocked(b, func(e *entry) { e.not, e.form = f.not, is.kind })
 		tell = !f.back && !f.told && is.kind != "" // else it was dropped meanwhile
 		f.told = f.told || tell
 	}
 	f.remember(period)
 	if !f.back {
-		m.index.keepAsideLocked(b, is.kind)
+		m.index.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, is.kind })
 	}
 	m.lookAtLocked(f.due())
 	return f, tell
@@ -237,8 +237,8 @@ func (m *Monitor) othersTellLocked(b *batch.Batch, f *fault) bool {
 	if f.edge == nil || f.edge.failures == 0 {
 		return false
 	}
-	e := m.index.entryLocked(b)
-	return e != nil && m.index.smallestLocked(int(e.place))[f.to] > 0
+	e := m.index.mu.entries[b]
+	return e != nil && e.in.smallestLocked()[f.to] > 0
 }
 
 // putBack makes batches victims again that were skipped for long enough, and lets conversions be
@@ -273,7 +273,7 @@ func (m *Monitor) putBack(now time.Time) {
 			m.index.setAsideLocked(b, false)
 		}
 		if !now.Before(f.forget) {
-			if m.index.numberLocked(b) == 0 || !f.told || formOf(b) != f.form {
+			if m.index.mu.entries[b] == nil || !f.told || formOf(b) != f.form {
 				delete(m.faults, b)
 				continue
 			}
@@ -304,8 +304,8 @@ func (m *Monitor) aside() []int {
 	defer m.index.mu.Unlock()
 	n := make([]int, len(m.spaces))
 	for b, f := range m.faults {
-		if e := m.index.entryLocked(b); e != nil && f.hopeful(e) {
-			n[e.place]++
+		if e := m.index.mu.entries[b]; e != nil && f.hopeful(e) {
+			n[e.in.place]++
 		}
 	}
 	return n
@@ -319,7 +319,7 @@ func (m *Monitor) cannotMove(i int) string {
 	var n, bytes int64
 	var why error
 	for b, f := range m.faults {
-		if e := m.index.entryLocked(b); e != nil && e.not != 0 && int(e.place) == i {
+		if e := m.index.mu.entries[b]; e != nil && e.not != 0 && e.in.place == i {
 			n++
 			bytes += f.form.bytes
 			why = f.why

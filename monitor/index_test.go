@@ -254,8 +254,8 @@ func TestIndexConverges(t *testing.T) {
 	w.end(all...)
 }
 
-// TestIndexOfFewOfMany: when few of many batches are left, the index knows of these what it knew,
-// also of those whose mark is another's and of those set aside.
+// TestIndexOfFewOfMany: when few of many batches are left, the index lists them as before, also
+// those set aside.
 func TestIndexOfFewOfMany(t *testing.T) {
 	const n = 2000
 	w := newWorld(t, sizes{gpu0: n * 10 * kib, disk0: n * 10 * kib}, nil)
@@ -269,10 +269,6 @@ func TestIndexOfFewOfMany(t *testing.T) {
 		if r.IntN(10) == 0 {
 			x.setAside(b, true)
 			aside[b] = true
-		}
-		if mark := b.Inside().Mark(); r.IntN(10) == 0 {
-			x.mu.others[b] = mark.Load()
-			mark.Store(1 << 20)
 		}
 	}
 	for _, i := range r.Perm(n) {

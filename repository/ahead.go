@@ -137,7 +137,7 @@ func (l *lookahead) depth() int {
 // the goroutine runs: last is nil for that.
 func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	depth := l.depth()
-	coming := make([]entry, 0, depth)
+	coming := make([]*entry, 0, depth)
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	if last == nil && l.runs {
@@ -145,17 +145,15 @@ func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	}
 	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {
 		n := 0
-		for e := range l.p.entriesLocked(c) {
+		l.p.sets[c].Ascend(func(e *entry) bool {
 			coming = append(coming, e)
-			if n++; n >= depth {
-				break
-			}
-		}
+			n++
+			return n < depth
+		})
 	}
 	slices.SortFunc(coming, older)
 	for _, e := range coming[:min(depth, len(coming))] {
-		_, rec := l.r.recordLocked(e)
-		if (rec.class == idle || rec.class == taskCreated) && rec.kind > l.to && e.b != last {
+		if (e.class == idle || e.class == taskCreated) && e.kind > l.to && e.b != last {
 			l.runs = true
 			return e.b
 		}

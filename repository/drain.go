@@ -75,14 +75,14 @@ type opener func(context.Context, *batch.Batch) (*batch.Handle, error)
 
 // acquire claims the oldest batch and opens a handle on it. io.EOF is the end; on any error nothing
 // is claimed.
-func (r *Repository) acquire(ctx context.Context, partition int, w want, open opener) (entry, *batch.Handle, error) {
+func (r *Repository) acquire(ctx context.Context, partition int, w want, open opener) (*entry, *batch.Handle, error) {
 	if r.m.cfg.Mover == nil {
-		return entry{}, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", r.key, tier.ErrNotSupported)
+		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", r.key, tier.ErrNotSupported)
 	}
 	for {
 		e, err := r.claim(ctx, partition, w, true)
 		if err != nil {
-			return entry{}, nil, err
+			return nil, nil, err
 		}
 		h, err := r.open(ctx, e, open)
 		if err == nil {
@@ -91,13 +91,13 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, open op
 		// A batch that was dropped in place is passed over. One that failed is not, though a Clear may
 		// have dropped it since.
 		if !errors.Is(err, batch.ErrState) || e.b.Info().State != batch.Released {
-			return entry{}, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
+			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
 		}
 	}
 }
 
 // open opens a handle on what was claimed, or ends the claim.
-func (r *Repository) open(ctx context.Context, e entry, open opener) (h *batch.Handle, err error) {
+func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.Handle, err error) {
 	ctx, done := r.within(ctx)
 	defer done()
 	defer func() { // also when a converter panics

@@ -409,43 +409,50 @@ func TestFailedFanOutLeavesConsumers(t *testing.T) {
 	})
 }
 
-// TestClearMeetsTransit: a batch that goes in transit just when it is to be dropped
-// is dropped afterwards.
+// TestClearMeetsTransit: batches that go in transit just when Clear drops them are dropped
+// afterwards.
 func TestClearMeetsTransit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMover(t, 10, 10, 10)
-		plan := newPlan(t, m)
-		r := ensure(t, plan, "join")
-		p := &hooked{form: form{m.space(tier.Host)}}
-		b, err := batch.New(batch.Options{ID: 1, Payload: p})
+	const n = 300
+	m := newMover(t, 10, 10, 10)
+	plan := newPlan(t, m)
+	r := ensure(t, plan, "join")
+	var all []*batch.Batch
+	for i := range n {
+		b, err := batch.New(batch.Options{ID: batch.ID(i + 1), Payload: &form{m.space(tier.Host)}})
 		check(t, err)
-		check(t, r.PutBatch(0, b))
-		e := r.all()[0]
-		if n, _, _ := r.claimToDrop(e, awaitClaimed); n < 0 {
-			t.Fatal("it cannot be claimed")
-		}
-		transit, err := b.TryTransit()
-		check(t, err)
-		if dropped, again, err := r.dropClaimed(e); dropped || !again || err != nil {
-			t.Fatal(dropped, again, err)
-		}
-		done := make(chan []Leftover, 1)
-		go func() {
-			report, err := plan.Clear(background)
-			if err != nil {
-				t.Error(err)
+		check(t, r.PutBatch(i%2, b))
+		all = append(all, b)
+	}
+	cleared := make(chan struct{})
+	var moving sync.WaitGroup
+	for range 4 {
+		moving.Go(func() {
+			for {
+				for _, b := range all {
+					if transit, err := b.TryTransit(); err == nil {
+						check(t, transit.Abort())
+					}
+				}
+				select {
+				case <-cleared:
+					return
+				default:
+				}
 			}
-			done <- report
-		}()
-		synctest.Wait()
-		if len(done) != 0 || r.Total() != 1 || b.Info().State != batch.InTransit {
-			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Info().State)
+		})
+	}
+	report, err := plan.Clear(background)
+	close(cleared)
+	moving.Wait()
+	check(t, err)
+	if len(report) != 1 || report[0].Batches != n || r.Total() != 0 {
+		t.Errorf("%+v, %d left", report, r.Total())
+	}
+	for _, b := range all {
+		if s := b.Info().State; s != batch.Released {
+			t.Errorf("batch %d is %s", b.ID(), s)
 		}
-		check(t, transit.Abort())
-		if report := <-done; len(report) != 1 || b.Info().State != batch.Released {
-			t.Errorf("%+v, the batch is %s", report, b.Info().State)
-		}
-	})
+	}
 }
 
 // hooked is a form that calls back when its leases are counted, as each cut through its batch does.

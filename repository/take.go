@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/compact"
 )
 
 // TakeOption changes how batches leave a repository. An option that a method does not
@@ -94,7 +93,7 @@ func (r *Repository) Take(ctx context.Context, partition int, to batch.State, op
 	}
 	for {
 		e, err := r.claim(ctx, partition, o.want(w), !o.noWait)
-		if e.b == nil {
+		if e == nil {
 			return nil, err
 		}
 		if err := r.finish(e, move); err == nil {
@@ -144,9 +143,9 @@ func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, 
 		switch {
 		case err != nil:
 			return nil, err
-		case e.b == nil && o.noWait:
+		case e == nil && o.noWait:
 			return nil, nil
-		case e.b == nil:
+		case e == nil:
 			select {
 			case <-changed:
 			case <-r.life.Done():
@@ -165,26 +164,24 @@ func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, 
 }
 
 // claimByID claims the batch of an id, or returns what to wait for.
-func (r *Repository) claimByID(id batch.ID, w want) (entry, <-chan struct{}, error) {
+func (r *Repository) claimByID(id batch.ID, w want) (*entry, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := r.mu.ids.Find(compact.Key{uint64(id)})
+	e := r.mu.entries[id]
 	switch {
 	case r.mu.closed:
-		return entry{}, nil, r.closedError()
-	case n == 0:
-		return entry{}, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
+		return nil, nil, r.closedError()
+	case e == nil:
+		return nil, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
+	case !slices.Contains(eligible[w], e.class):
+		return nil, e.awaitLocked(), nil
 	}
-	b, rec := r.mu.records.Of(n), r.mu.records.At(n)
-	if !slices.Contains(eligible[w], rec.class) {
-		return entry{}, r.awaitLocked(b), nil
-	}
-	r.mu.list[rec.part].moveLocked(n, rec, claimed)
-	return entry{b, rec.seq}, nil, nil
+	e.part.moveLocked(e, claimed)
+	return e, nil, nil
 }
 
-// finish moves what was claimed and takes it out, or puts it back.
-func (r *Repository) finish(e entry, move func(*batch.Batch) error) error {
+// finish moves the claimed batch and removes it, or puts it back.
+func (r *Repository) finish(e *entry, move func(*batch.Batch) error) error {
 	if err := move(e.b); err != nil {
 		r.putBack(e)
 		return err
@@ -193,50 +190,42 @@ func (r *Repository) finish(e entry, move func(*batch.Batch) error) error {
 	return nil
 }
 
-// claim waits for the oldest entry that the taker can have; without wait it
-// returns none if there is none. The caller must end the claim, by remove or
-// putBack.
-func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (entry, error) {
+// claim waits for the oldest entry that the taker can have; without wait it returns nil if there is
+// none. The caller must end the claim, by remove or putBack.
+func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (*entry, error) {
+	var e *entry
 	r.mu.Lock()
 	p, err := r.partitionLocked(partition)
 	switch {
 	case err != nil:
-		r.mu.Unlock()
-		return entry{}, err
 	case r.mu.closed:
-		r.mu.Unlock()
-		return entry{}, r.closedError()
+		err = r.closedError()
+	default:
+		if e = p.firstLocked(w); e != nil {
+			p.moveLocked(e, claimed)
+		} else {
+			err = p.endLocked(w)
+		}
 	}
-	if e := p.firstLocked(w); e.b != nil {
-		p.claimLocked(e)
+	if e != nil || err != nil || !wait {
 		r.mu.Unlock()
-		return e, nil
-	}
-	if err := p.endLocked(r, w); err != nil {
-		r.mu.Unlock()
-		return entry{}, err
-	}
-	if !wait {
-		r.mu.Unlock()
-		return entry{}, nil
+		return e, err
 	}
 	wt, at := p.waitLocked(w)
 	r.mu.Unlock()
-
 	select {
 	case <-wt.ready:
 		return wt.e, wt.err
 	case <-ctx.Done():
 	}
-	var s signals
 	r.mu.Lock()
-	defer r.unlock(&s)
+	defer r.mu.Unlock()
 	switch {
-	case wt.e.b != nil: // handed over just now, to a waiter that has given up
-		r.unclaimLocked(wt.e, &s)
-		p.matchLocked(r, &s)
+	case wt.e != nil: // handed over just now, to a waiter that has given up
+		r.unclaimLocked(wt.e)
+		p.matchLocked()
 	case wt.err == nil:
 		p.leaveLocked(w, at)
 	}
-	return entry{}, context.Cause(ctx)
+	return nil, context.Cause(ctx)
 }

@@ -122,7 +122,7 @@ func (s *Space) outstanding() []*Buffer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []*Buffer
-	for b := range s.mu.buffers.All() {
+	for b := range s.mu.buffers {
 		if b.holders.Load()&cached == 0 { // else its batch is what leaks, elsewhere
 			out = append(out, b)
 		}

@@ -276,40 +276,6 @@ func (c *claims) first(memory any, by *Holder) bool {
 	return true
 }
 
-// walkStep is how many buffers are looked up at a time: some ten microseconds.
-const walkStep = 1024
-
-// listed is what is read of a buffer under the lock.
-type listed struct {
-	b       *Buffer
-	bytes   int64
-	account *Account
-	of      uint64
-}
-
-// eachDrawn calls f with the buffers of the space that are no copies, with no lock held. Those that
-// come, or go, meanwhile may be left out. One that gets another number meanwhile may show twice.
-func (s *Space) eachDrawn(f func(listed)) {
-	var some []listed
-	for from := uint32(1); ; from += walkStep {
-		some = some[:0]
-		s.mu.Lock()
-		most := s.mu.buffers.Numbers()
-		for n := from; n < from+walkStep && n <= most; n++ {
-			if b := s.mu.buffers.Of(n); b != nil && b.holders.Load()&cached == 0 {
-				some = append(some, listed{b, b.charge, b.account, b.of})
-			}
-		}
-		s.mu.Unlock()
-		for _, d := range some {
-			f(d)
-		}
-		if from+walkStep > most {
-			return
-		}
-	}
-}
-
 // alike is buffers that nobody has claimed, of one owner and one charge.
 type alike struct {
 	owner string
@@ -319,29 +285,37 @@ type alike struct {
 // rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
 // that they were drawn from. It returns what the engine's own have.
 func (c *claims) rest() (own int64) {
-	var counted Holder
 	left := make(map[alike]int)
-	c.space.eachDrawn(func(d listed) {
-		if c.claimed[d.b] != nil {
+	count := func(bytes int64, account *Account, of uint64) {
+		if account == &itsOwn {
+			own += bytes
 			return
 		}
-		c.claimed[d.b] = &counted // it may show again
-		if d.account == &itsOwn {
-			own += d.bytes
-			return
-		}
-		key, moves := alike{bytes: d.bytes}, false
-		if d.account != nil {
-			if o, ok := (*d.account).(interface {
+		key, moves := alike{bytes: bytes}, false
+		if account != nil {
+			if o, ok := (*account).(interface {
 				OwnerOf(of uint64) (owner string, moves bool)
 			}); ok {
-				key.owner, moves = o.OwnerOf(d.of)
+				key.owner, moves = o.OwnerOf(of)
 			}
 		}
 		if !moves { // else it is in Others
 			left[key]++
 		}
-	})
+	}
+	// Buffers that come or go while the lock is free may be left out.
+	s := c.space
+	s.mu.Lock()
+	for b := range s.mu.buffers {
+		if c.claimed[b] != nil || b.holders.Load()&cached != 0 {
+			continue
+		}
+		bytes, account, of := b.charge, b.account, b.of
+		s.mu.Unlock()
+		count(bytes, account, of)
+		s.mu.Lock()
+	}
+	s.mu.Unlock()
 	over := c.takeOpaque(left)
 	for key, n := range left {
 		if n > 0 {

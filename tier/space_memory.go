@@ -44,26 +44,16 @@ func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (
 		in.ledger.Undraw(charge)
 		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
 	}
-	b := roomIn(mem)
-	b.space, b.mem, b.charge, b.account, b.of, b.stack = in.Space, mem, charge, account, of, invariants.Stack()
+	b := &Buffer{space: in.Space, mem: mem, charge: charge, account: account, of: of, stack: invariants.Stack()}
 	in.list(b)
 	return b, nil
-}
-
-// roomIn returns a zero Buffer: in the object of the memory, if it has one there, so that both are
-// one object. A pool's Memory may have the method Room for that; nothing else calls it.
-func roomIn(mem Memory) *Buffer {
-	if r, ok := mem.(interface{ Room() *Buffer }); ok {
-		return r.Room()
-	}
-	return new(Buffer)
 }
 
 // list notes a new buffer, which its owner has.
 func (s *Space) list(b *Buffer) {
 	b.holders.Store(owned)
 	s.mu.Lock()
-	b.listed = s.mu.buffers.Add(b)
+	s.mu.buffers[b] = struct{}{}
 	s.mu.Unlock()
 }
 
@@ -113,7 +103,7 @@ func (s *Space) name(full *NoSpaceError, size int64) {
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	s.mu.Lock()
-	s.mu.buffers.Remove(b.listed)
+	delete(s.mu.buffers, b)
 	s.mu.Unlock()
 	charge, account, of, copied := b.charge, b.account, b.of, b.holders.Load()&cached != 0
 	unsure, fresh := s.Inside().Unsure(), s.fresh.Load()
