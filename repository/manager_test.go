@@ -409,50 +409,64 @@ func TestFailedFanOutLeavesConsumers(t *testing.T) {
 	})
 }
 
-// TestClearMeetsTransit: batches that go in transit just when Clear drops them are dropped
+// TestClearMeetsTransit: a batch that is in transit before its repository has noticed is dropped
 // afterwards.
 func TestClearMeetsTransit(t *testing.T) {
-	const n = 300
-	m := newMover(t, 10, 10, 10)
-	plan := newPlan(t, m)
-	r := ensure(t, plan, "join")
-	var all []*batch.Batch
-	for i := range n {
-		b, err := batch.New(batch.Options{ID: batch.ID(i + 1), Payload: &form{m.space(tier.Host)}})
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 10, 10, 10)
+		plan := newPlan(t, m)
+		r := ensure(t, plan, "join")
+		p := &hooked{form: form{m.space(tier.Host)}}
+		b, err := batch.New(batch.Options{ID: 1, Payload: p})
 		check(t, err)
-		check(t, r.PutBatch(i%2, b))
-		all = append(all, b)
-	}
-	cleared := make(chan struct{})
-	var moving sync.WaitGroup
-	for range 4 {
-		moving.Go(func() {
-			for {
-				for _, b := range all {
-					if transit, err := b.TryTransit(); err == nil {
-						check(t, transit.Abort())
-					}
-				}
-				select {
-				case <-cleared:
-					return
-				default:
-				}
+		check(t, r.PutBatch(0, b))
+		announce := make(chan struct{})
+		p.hook = func() { <-announce } // the repository is told after this
+		transits := make(chan *batch.Transit, 1)
+		go func() {
+			transit, err := b.TryTransit()
+			if err != nil {
+				t.Error(err)
 			}
-		})
-	}
-	report, err := plan.Clear(background)
-	close(cleared)
-	moving.Wait()
-	check(t, err)
-	if len(report) != 1 || report[0].Batches != n || r.Total() != 0 {
-		t.Errorf("%+v, %d left", report, r.Total())
-	}
-	for _, b := range all {
-		if s := b.Info().State; s != batch.Released {
-			t.Errorf("batch %d is %s", b.ID(), s)
+			transits <- transit
+		}()
+		synctest.Wait()
+		done := make(chan []Leftover, 1)
+		go func() {
+			report, err := plan.Clear(background)
+			if err != nil {
+				t.Error(err)
+			}
+			done <- report
+		}()
+		synctest.Wait()
+		if len(done) != 0 || r.Total() != 1 || b.Inside().Cut().State != batch.InTransit {
+			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Inside().Cut().State)
 		}
+		close(announce)
+		check(t, (<-transits).Abort())
+		if report := <-done; len(report) != 1 || b.Info().State != batch.Released {
+			t.Errorf("%+v, the batch is %s", report, b.Info().State)
+		}
+	})
+}
+
+// TestRepositoryIgnoresOldNews: announcements of one batch may come out of order.
+func TestRepositoryIgnoresOldNews(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	r := ensure(t, newPlan(t, m), "join")
+	fill(t, r, 1)
+	b, _ := r.Peek(0)
+	old := b.Info()
+	transit, err := b.TryTransit()
+	check(t, err)
+	(*store)(r).BatchChanged(b, old)
+	r.mu.Lock()
+	if c := r.mu.entries[b.ID()].class; c != inTransit {
+		t.Errorf("the class is %d, want %d", c, inTransit)
 	}
+	r.mu.Unlock()
+	check(t, transit.Abort())
 }
 
 // hooked is a form that calls back when its leases are counted, as each cut through its batch does.
