@@ -225,7 +225,8 @@ func New(o Options) (*Batch, error) {
 	case o.ID == 0 && o.IDs == nil:
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	case o.Payload == nil:
-		return nil, fmt.Errorf("batch: the payload is nil: %w", &StateError{Batch: o.ID, Op: "new", Status: MissingData})
+		err := &StateError{Batch: o.ID, Op: "new", Status: MissingData}
+		return nil, fmt.Errorf("batch: the payload is nil: %w", err)
 	}
 	says, err := ask(o.Payload)
 	if err != nil {

@@ -79,7 +79,10 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		want func(*Info) // nil: no change
 	}{
 		{"new", func() error { return nil }, func(i *Info) { i.Form, i.Space, i.Bytes, i.Rows = GPUImage, gpu.ID(), 100, 3 }},
-		{"place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil }, func(i *Info) { i.Place = Place{Plan: 1, Rank: 2} }},
+		{
+			"place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil },
+			func(i *Info) { i.Place = Place{Plan: 1, Rank: 2} },
+		},
 		{"same place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil }, nil},
 		{"subscribe", func() error { cancel = b.Subscribe(); return nil }, func(i *Info) { i.Subscribers = 1 }},
 		{"unsubscribe", func() error { cancel(); return nil }, func(i *Info) { i.Subscribers = 0 }},

@@ -37,7 +37,9 @@ func (b *Batch) Copies() (in []tier.ID) {
 			in = append(in, c.payload.Space().ID())
 		}
 	}
-	slices.SortFunc(in, func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal)) })
+	slices.SortFunc(in, func(a, b tier.ID) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
+	})
 	return in
 }
 

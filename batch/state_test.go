@@ -354,7 +354,8 @@ func TestErrorTexts(t *testing.T) {
 	for s := TaskNotCreated; s <= MissingData+1; s++ {
 		names = append(names, s.String())
 	}
-	const all = "idle task-created processing in-transit released invalid task-not-created invalid-state space-mismatch missing-data unknown"
+	const all = "idle task-created processing in-transit released invalid " +
+		"task-not-created invalid-state space-mismatch missing-data unknown"
 	if got := strings.Join(names, " "); got != all {
 		t.Errorf("%q, want %q", got, all)
 	}

@@ -36,7 +36,9 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 		return
 	}
 	m.putBack(time.Now())
-	c := &clearing{m: m, from: s, place: i, targets: s.below(m.cfg.Reservations.Spaces(), nil), failures: make(map[tier.ID]int)}
+	c := &clearing{
+		m: m, from: s, place: i, targets: s.below(m.cfg.Reservations.Spaces(), nil), failures: make(map[tier.ID]int),
+	}
 	seen := make(map[*batch.Batch]bool)
 	most := m.index.summary(i).count // batches may come as fast as others leave
 	for fresh := true; fresh && len(seen) < most; {

@@ -178,7 +178,10 @@ func (m *Monitor) fault(r result, kind outcome, now time.Time) (not decide.Kinds
 	is := f.form
 	m.index.mu.Unlock()
 	if tell {
-		m.events.unmovable(Unmovable{Batch: r.Victim.ID, Place: r.Victim.Batch.Inside().Cut().Place, Space: is.space, To: m.spaces[r.To].ID(), Form: is.kind, Bytes: is.bytes, Err: r.err})
+		m.events.unmovable(Unmovable{
+			Batch: r.Victim.ID, Place: r.Victim.Batch.Inside().Cut().Place, Space: is.space, To: m.spaces[r.To].ID(),
+			Form: is.kind, Bytes: is.bytes, Err: r.err,
+		})
 	}
 	return not, aside
 }

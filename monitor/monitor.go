@@ -46,14 +46,22 @@ type Mover interface {
 type Config struct {
 	Reservations *reservation.Manager
 	Mover        Mover
-	Policy       Policy              // which batches go first; nil: CostAware
-	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms. A second while nothing is needed
-	MovesPerEdge int                 // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
-	StuckAfter   time.Duration       // without a sign of life, before waiters for what batches at rest fill are refused; 0: 30 s, below 0: never
-	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
-	Events       Events              // beside the Logger
-	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
-	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
+	Policy       Policy // which batches go first; nil: CostAware
+	// Period is the time between looks that nothing asked for, at least MinPeriod; 0: 50 ms. It is a
+	// second while nothing is needed.
+	Period       time.Duration
+	MovesPerEdge int // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
+	// StuckAfter is how long nothing may change before waiters for room that batches at rest fill are
+	// refused; 0: 30 s, below 0: never.
+	StuckAfter time.Duration
+	Logger     *slog.Logger // gets all events, normal ones at debug level; nil: nothing is logged
+	Events     Events       // called, too
+	// Base returns the bytes of a space that are in no batch's: the engine's own, and what batches
+	// share; nil: none.
+	Base func(tier.ID) int64
+	// Changes returns another number when batches that could not be converted may be convertible; nil:
+	// never.
+	Changes func() uint64
 	// Speed returns how many bytes a second a move makes from one space to another, 0 if that is
 	// not known; nil: it never is.
 	Speed func(from, to tier.ID) int64
@@ -76,7 +84,8 @@ func (c Config) validate() error {
 	case c.Period != 0 && c.Period < MinPeriod:
 		return fmt.Errorf("monitor: a period of %v: want at least %v, or 0 for %v", c.Period, MinPeriod, defaultPeriod)
 	case c.MovesPerEdge < 0 || c.MovesPerEdge > MaxMovesPerEdge:
-		return fmt.Errorf("monitor: %d moves per edge: want 1 to %d, or 0 for %d", c.MovesPerEdge, MaxMovesPerEdge, defaultMovesPerEdge)
+		return fmt.Errorf("monitor: %d moves per edge: want 1 to %d, or 0 for %d",
+			c.MovesPerEdge, MaxMovesPerEdge, defaultMovesPerEdge)
 	}
 	return nil
 }
@@ -153,7 +162,9 @@ func New(cfg Config) (*Monitor, error) {
 	for i, s := range cfg.Reservations.Spaces().All() {
 		ids = append(ids, s.ID())
 		m.byID[s.ID()] = i
-		sp := &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1)}
+		sp := &space{
+			Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1),
+		}
 		sp.linger.begin(s, time.Now())
 		m.spaces = append(m.spaces, sp)
 	}
@@ -325,7 +336,7 @@ func (m *Monitor) step(ctx context.Context) {
 	}
 	m.putBack(now)
 	m.needed = needed
-	m.stats.looks.Add(1)
+	m.stats.add(&m.stats.Looks, 1)
 	if !needed {
 		m.rest()
 		m.writeAhead(ctx, now)
@@ -335,7 +346,7 @@ func (m *Monitor) step(ctx context.Context) {
 	// From here on changes are heard, so that none is missed between the look
 	// and the wait.
 	m.starved.Store(true)
-	m.stats.steps.Add(1)
+	m.stats.add(&m.stats.Steps, 1)
 	var long []int
 	for try := 0; ; {
 		state := m.observe(now, long)
@@ -476,7 +487,8 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 	defer m.executors.Done()
 	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
 	results := make([]result, len(job))
-	of := pprof.Labels(labels.Key, labels.Move.String(), "edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
+	of := pprof.Labels(labels.Key, labels.Move.String(),
+		"edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
 	pprof.Do(ctx, of, func(ctx context.Context) {
 		begin := time.Now()
 		joint := m.jointOf(job)
@@ -485,9 +497,12 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 			if joint.done[i] {
 				continue
 			}
-			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from)) {
-				results[i].err = errGivenBack
-				continue
+			if i > 0 {
+				late := results[i-1].err != nil || time.Since(begin) > jointlyFor
+				if late || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from) {
+					results[i].err = errGivenBack
+					continue
+				}
 			}
 			if !joint.move(ctx, i) {
 				results[i].err = m.move(ctx, c.Victim, from, to, c.Reason)
@@ -500,7 +515,8 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 // wanted reports whether there are waiters still for what c makes room for: in its space or in one
 // that is as fast, or faster. It takes each move on account of the trigger for wanted.
 func (m *Monitor) wanted(c choice) bool {
-	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From })
+	fastEnough := func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From }
+	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), fastEnough)
 }
 
 // canLeave reports whether a batch may still be moved out of a space.
@@ -593,29 +609,37 @@ type Stats struct {
 
 // Stats returns what the monitor has done so far.
 func (m *Monitor) Stats() Stats {
-	c := &m.stats
-	return Stats{
-		Looks: c.looks.Load(), Steps: c.steps.Load(), Moves: c.moves.Load(), Bytes: c.bytes.Load(), NoRoom: c.noRoom.Load(),
-		Busy: c.busy.Load(), Unmovable: c.unmovable.Load(), Failed: c.failed.Load(), Refused: c.refused.Load(),
-	}
+	m.stats.Lock()
+	defer m.stats.Unlock()
+	return m.stats.Stats
 }
 
+// counters are the Stats so far. The mutex is a leaf.
 type counters struct {
-	looks, steps, moves, bytes, noRoom, busy, unmovable, failed, refused atomic.Int64
+	sync.Mutex
+	Stats
+}
+
+func (c *counters) add(n *int64, by int) {
+	c.Lock()
+	defer c.Unlock()
+	*n += int64(by)
 }
 
 func (c *counters) count(kind outcome, bytes int64) {
+	c.Lock()
+	defer c.Unlock()
 	switch kind {
 	case moved:
-		c.moves.Add(1)
-		c.bytes.Add(bytes)
+		c.Moves++
+		c.Bytes += bytes
 	case noRoom:
-		c.noRoom.Add(1)
+		c.NoRoom++
 	case busy:
-		c.busy.Add(1)
+		c.Busy++
 	case unmovable:
-		c.unmovable.Add(1)
+		c.Unmovable++
 	case failed:
-		c.failed.Add(1)
+		c.Failed++
 	}
 }

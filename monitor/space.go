@@ -196,7 +196,8 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
-			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s), Arriving: m.cfg.Reservations.Inside().Arriving(s.ID()),
+			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
+			Arriving: m.cfg.Reservations.Inside().Arriving(s.ID()),
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {
@@ -250,7 +251,9 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 				if _, ok := m.cfg.Policy.(costAware); ok {
 					key = v.rank
 				}
-				sp.Victims = append(sp.Victims, decide.Victim{N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied})
+				sp.Victims = append(sp.Victims, decide.Victim{
+					N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied,
+				})
 			}
 		}
 		sp.Rest = sum.rest
@@ -390,7 +393,8 @@ func (m *Monitor) reportStuck(now time.Time, state decide.Snapshot, stuck []deci
 		s.stuckIdle = s.stuckIdle || resting > 0
 		sp := &state.Spaces[i]
 		ev := Stuck{
-			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: resting,
+			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(),
+			Resting: resting,
 		}
 		for _, d := range append(slices.Concat(m.choices...), m.again...) {
 			if d.Space == sp.ID {
@@ -406,7 +410,8 @@ func (m *Monitor) reportStuck(now time.Time, state decide.Snapshot, stuck []deci
 }
 
 // refuseHint is part of the error of refused waiters.
-const refuseHint = "batches at rest fill it, and no slower tier has room for them: consume or drop some, or make the slower tiers larger"
+const refuseHint = "batches at rest fill it, and no slower tier has room for them: " +
+	"consume or drop some, or make the slower tiers larger"
 
 // whyRefused returns refuseHint, or, where moves out of the full spaces fail, why: then
 // larger tiers would not help, and what is wrong is known here alone.
@@ -416,8 +421,10 @@ func (m *Monitor) whyRefused(state decide.Snapshot, full []tier.ID) string {
 			continue
 		}
 		cannot := m.cannotMove(i)
-		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, func(e decide.Edge) bool { return e.Smallest > 0 }) {
-			return "all that is left there at rest cannot be moved: " + cannot + ": register a converter, or consume or drop them"
+		someMovable := func(e decide.Edge) bool { return e.Smallest > 0 }
+		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, someMovable) {
+			return "all that is left there at rest cannot be moved: " + cannot +
+				": register a converter, or consume or drop them"
 		}
 		if cannot != "" {
 			cannot = "; " + cannot
@@ -486,7 +493,7 @@ func (m *Monitor) refuse(now time.Time, state decide.Snapshot) {
 		return full, soon
 	}, m.whyRefused(state, forGood))
 	if n > 0 {
-		m.stats.refused.Add(int64(n))
+		m.stats.add(&m.stats.Refused, n)
 		m.events.refused(Refused{Waiters: n, Spaces: forGood})
 	}
 }

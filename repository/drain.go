@@ -36,7 +36,9 @@ import (
 // each time with a *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the
 // batch is, and Take takes one out to drop it. Breaking off leaves the rest in the repository.
 // Several goroutines may drain one partition; each gets other batches, in ascending order.
-func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...TakeOption) iter.Seq2[*batch.Handle, error] {
+func (r *Repository) Drain(
+	ctx context.Context, partition int, to tier.Kind, opts ...TakeOption,
+) iter.Seq2[*batch.Handle, error] {
 	o := takeOptionsOf(opts)
 	w := o.want(wantRest)
 	if o.waitInput {
@@ -144,7 +146,10 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
 	}
 	o := takeOptionsOf(opts)
-	rd := &reader{r: r, ctx: ctx, partition: partition, want: o.want(wantTask), schema: schema, ahead: r.lookAhead(ctx, partition, tier.Host, o.ahead)}
+	rd := &reader{
+		r: r, ctx: ctx, partition: partition, want: o.want(wantTask), schema: schema,
+		ahead: r.lookAhead(ctx, partition, tier.Host, o.ahead),
+	}
 	rd.refs.Store(1)
 	return rd, nil
 }
@@ -214,9 +219,10 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 		return nil, r.closedError()
 	}
 	defer r.m.calls.Leave()
-	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
+	here := func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
 		return b.Inside().Read(ctx, tier.ID{}) // pending tasks stay their callers'
-	})
+	}
+	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, here)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,8 @@ func TestKeys(t *testing.T) {
 	wantError(t, err, ErrUnknown)
 	wantError(t, plan.Order(Key{"scan", 0}), ErrUnknown)
 	wantError(t, plan.FanOut(background, record(1), 0, Key{"scan", 0}), ErrUnknown)
-	for name, find := range map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Inside().Ensure} {
+	finds := map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Inside().Ensure}
+	for name, find := range finds {
 		if got, err := find(Key{"join", 1}); got != r || err != nil {
 			t.Errorf("%s: %p, %v", name, got, err)
 		}
@@ -607,7 +608,8 @@ func TestObserverSeesThePlace(t *testing.T) {
 	plan := NewManager("test", 3, Config{Mover: m, Observer: &seen, Clock: func() int64 { return 42 }})
 	r := ensure(t, plan, "join")
 	check(t, r.Put(background, 0, record(1)))
-	if len(seen.infos) != 1 || seen.infos[0].Place != (batch.Place{Plan: 3, Name: "test", Last: true, Seq: 1, Operator: "join"}) || seen.infos[0].LastUse != 42 {
+	place := batch.Place{Plan: 3, Name: "test", Last: true, Seq: 1, Operator: "join"}
+	if len(seen.infos) != 1 || seen.infos[0].Place != place || seen.infos[0].LastUse != 42 {
 		t.Errorf("%+v", seen.infos)
 	}
 	check(t, closeAll(background, plan))

@@ -219,7 +219,9 @@ func (m *Manager) discard(b *batch.Batch) error { return b.Discard(m.ended) }
 
 // ingest makes a batch of rec that is fit for the partition and not yet in it, and returns the
 // order of its arrival.
-func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) (_ *batch.Batch, seq uint64, _ error) {
+func (r *Repository) ingest(
+	ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption,
+) (_ *batch.Batch, seq uint64, _ error) {
 	o := putOptions{placement: r.opts.Placement}
 	for _, opt := range opts {
 		opt(&o)
@@ -298,7 +300,8 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 		return fmt.Errorf("repository %s: putting into partition %d: the batch is nil", r.key, partition)
 	}
 	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
-		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w", r.key, b.ID(), tier.ErrNotSupported)
+		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w",
+			r.key, b.ID(), tier.ErrNotSupported)
 	}
 	return r.insert(partition, b, 0)
 }

@@ -85,7 +85,9 @@ func Into(t **batch.Transit) TakeOption { return func(o *takeOptions) { o.transi
 // open claims count as being there. It stops waiting when ctx ends, and when the
 // repository is closed with an error that matches tier.ErrClosed. Takers are served in
 // the order in which they came.
-func (r *Repository) Take(ctx context.Context, partition int, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
+func (r *Repository) Take(
+	ctx context.Context, partition int, to batch.State, opts ...TakeOption,
+) (*batch.Batch, error) {
 	o := takeOptionsOf(opts)
 	w, move, err := r.mover(to, o)
 	if err != nil {
@@ -118,7 +120,8 @@ func (r *Repository) mover(to batch.State, o takeOptions) (want, func(*batch.Bat
 			return err
 		}, nil
 	}
-	return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into", r.key, to)
+	const text = "repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into"
+	return 0, nil, fmt.Errorf(text, r.key, to)
 }
 
 // mustBeIdle moves nothing; an idle batch is in the state already.
@@ -132,7 +135,9 @@ func mustBeIdle(b *batch.Batch) error {
 // TakeByID waits until the batch of that id, which is in some partition, can move
 // to the state (see Take), moves it there and takes it. If the repository does
 // not hold it, or another takes it meanwhile, the error matches ErrUnknown.
-func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
+func (r *Repository) TakeByID(
+	ctx context.Context, id batch.ID, to batch.State, opts ...TakeOption,
+) (*batch.Batch, error) {
 	o := takeOptionsOf(opts)
 	w, move, err := r.mover(to, o)
 	if err != nil {

@@ -27,11 +27,13 @@ type HostMemory interface {
 
 // HostStats describes an arena of host memory at a moment; all sizes are in bytes.
 type HostStats struct {
-	Capacity    int64
-	Used        int64          // handed out, as charged
-	Slabs       int64          // the length of the slabs that small memory lies in
-	Slack       int64          // pages in use less Used: what is free beside small memory, in slabs for the most part
-	Committed   int64          // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
+	Capacity int64
+	Used     int64 // handed out, as charged
+	Slabs    int64 // the length of the slabs that small memory lies in
+	Slack    int64 // pages in use less Used: what is free beside small memory, in slabs for the most part
+	// Committed is the length of the steps of 2 MiB that were touched or handed out since the last
+	// Trim: at most this much is present.
+	Committed   int64
 	Touched     int64          // of these, touched ahead of use
 	Locked      int64          // cannot be swapped out
 	LargestFree int64          // the longest free range

@@ -114,7 +114,9 @@ func (s *Space) Leaks() []Leak {
 		}
 		out = append(out, l)
 	}
-	slices.SortFunc(out, func(a, b Leak) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack)) })
+	slices.SortFunc(out, func(a, b Leak) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack))
+	})
 	return out
 }
 

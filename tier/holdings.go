@@ -103,7 +103,12 @@ func (a Holdings) String() string {
 	for _, part := range []struct {
 		bytes int64
 		what  string
-	}{{a.Engine, "the engine's own"}, {a.Retired, "freed and not yet back"}, {a.Foreign, "held by others on the device"}, {a.Cached, "in copies, which go when the room is needed"}} {
+	}{
+		{a.Engine, "the engine's own"},
+		{a.Retired, "freed and not yet back"},
+		{a.Foreign, "held by others on the device"},
+		{a.Cached, "in copies, which go when the room is needed"},
+	} {
 		if part.bytes > 0 {
 			fmt.Fprintf(&b, ", %d %s", part.bytes, part.what)
 		}
@@ -138,13 +143,14 @@ type eachBatch = func(add func(by Holder, memory any, bytes int64))
 func (in inside) Holdings(promises []Holder, batches eachBatch) Holdings {
 	u := in.Usage()
 	a := Holdings{
-		Space: in.ID(), Used: u.Used(), Available: in.Available(), Limit: in.Limit(), Reserved: u.Reserved, Retired: u.Retired,
-		Engine: in.held.Load(), Foreign: in.Foreign(), Cached: u.Cached,
+		Space: in.ID(), Used: u.Used(), Available: in.Available(), Limit: in.Limit(), Reserved: u.Reserved,
+		Retired: u.Retired, Engine: in.held.Load(), Foreign: in.Foreign(), Cached: u.Cached,
 	}
 	c := claims{space: in.Space, by: make(map[Holder]*Holder), claimed: make(map[*Buffer]*Holder)}
 	for _, v := range slices.Backward(in.Holds().Append(nil)) { // the oldest first
 		d := in.Describe(&v)
-		c.keep(c.holder(Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}, d.Batch), v.Memory, v.Bytes)
+		by := Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
+		c.keep(c.holder(by, d.Batch), v.Memory, v.Bytes)
 	}
 	if batches != nil {
 		batches(func(by Holder, memory any, bytes int64) {
@@ -177,7 +183,8 @@ func (in inside) Holdings(promises []Holder, batches eachBatch) Holdings {
 	a.Others = max(0, a.Others)
 	for _, all := range [][]Holder{a.Holders, a.Batches} {
 		slices.SortFunc(all, func(a, b Holder) int {
-			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Plan, b.Plan), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port))
+			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Owner, b.Owner),
+				cmp.Compare(a.Plan, b.Plan), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port))
 		})
 	}
 	return a

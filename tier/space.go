@@ -157,7 +157,8 @@ func (in inside) Ceiling() int64 {
 // stays 0, which is a LostError.
 func (s *Space) SetLimit(n int64) error {
 	if n <= 0 || n > s.cfg.Capacity {
-		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d", s.cfg.ID, n, s.cfg.Capacity)
+		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d",
+			s.cfg.ID, n, s.cfg.Capacity)
 	}
 	changed, err := s.swapLimit(n)
 	if changed {

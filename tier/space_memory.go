@@ -86,7 +86,8 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 func (s *Space) name(full *NoSpaceError, size int64) {
 	full.Space = s.cfg.ID
 	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
-		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes", s.cfg.Backend, full.Available)
+		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
+			s.cfg.Backend, full.Available)
 		full.Available = s.Available() + s.Charge(size)
 		if full.Hint == "" && s.Kind() == GPU {
 			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"

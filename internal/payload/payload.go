@@ -87,10 +87,12 @@ var Absent = Span{Offset: -1}
 type Descriptor struct {
 	Schema  *arrow.Schema
 	Rows    int64
-	Nodes   []Node   // one for each array
-	Buffers []Span   // one for each buffer of each array
-	Body    int64    // bytes; a multiple of tier.Page
-	Sums    []uint64 // xxh3-64 of each SumChunk bytes of the body; the last may be shorter. Nil in a Table that is not summed
+	Nodes   []Node // one for each array
+	Buffers []Span // one for each buffer of each array
+	Body    int64  // bytes; a multiple of tier.Page
+	// Sums are the xxh3-64 of each SumChunk bytes of the body; the last chunk may be shorter. Nil in a
+	// Table that is not summed.
+	Sums []uint64
 
 	// Dictionaries are the images that nodes Outside refer to by their place
 	// here; each may have dictionaries itself. Nil if there are none.
