@@ -22,11 +22,11 @@ type aheadMover interface {
 	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
 }
 
-// mostAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the
+// defaultAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the
 // most that an option may say: each look at what comes next goes through them.
 const (
-	mostAhead = 8
-	maxAhead  = 64
+	defaultAhead = 8
+	maxAhead     = 64
 )
 
 // adaptive says that as many batches are brought ahead as the times of work and of moves ask for.
@@ -40,7 +40,7 @@ type lookahead struct {
 	p     *partition
 	mover aheadMover
 	to    tier.Kind
-	most  int // batches, or adaptive
+	max   int // batches, or adaptive
 
 	ctx     context.Context
 	stop    func()
@@ -54,9 +54,9 @@ type lookahead struct {
 
 // lookAhead returns the lookahead of a consumer that wants batches in a tier. The caller must end
 // it.
-func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind, most int) *lookahead {
+func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind, limit int) *lookahead {
 	mover, ok := r.m.cfg.Mover.(aheadMover)
-	if !ok || most == 0 {
+	if !ok || limit == 0 {
 		return nil
 	}
 	r.mu.Lock()
@@ -65,7 +65,7 @@ func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind,
 	if err != nil {
 		return nil
 	}
-	l := &lookahead{r: r, p: p, mover: mover, to: to, most: min(most, maxAhead)}
+	l := &lookahead{r: r, p: p, mover: mover, to: to, max: min(limit, maxAhead)}
 	l.ctx, l.stop = r.within(ctx)
 	l.working.Store(math.MaxInt64) // not known yet
 	return l
@@ -125,11 +125,11 @@ func (l *lookahead) end() {
 // when the work ends. The longer moves take beside the work, the more are asked for, so that the
 // time of a longer work is used.
 func (l *lookahead) depth() int {
-	if l.most != adaptive {
-		return l.most
+	if l.max != adaptive {
+		return l.max
 	}
 	ratio := float64(l.moving.Load()) / float64(max(1, l.working.Load()))
-	return 1 + int(min(ratio, mostAhead-1))
+	return 1 + int(min(ratio, defaultAhead-1))
 }
 
 // next returns the first of the batches that come next that is to be brought and is not last, or

@@ -25,7 +25,7 @@ type Claim struct {
 	ended   bool     // guarded by the repository's lock
 }
 
-// Claim claims between 1 and most batches of the partition, in the order of arrival, for
+// Claim claims between 1 and limit batches of the partition, in the order of arrival, for
 // a task that can work on any part of the input. It waits for the first as Take does, and
 // takes those after it that can be had now: up to the first that is in transit, or, if it
 // is Unordered, all others. So a claim may be smaller than what the partition holds; what
@@ -34,9 +34,9 @@ type Claim struct {
 // If the input is closed and the partition is empty, Claim returns io.EOF. If all that is
 // left then is in open claims it returns a *ClaimedError at once: there is more work only
 // if one of them is restored. With WaitClaims it waits until they have ended.
-func (r *Repository) Claim(ctx context.Context, partition, most int, opts ...TakeOption) (*Claim, error) {
-	if most < 1 {
-		return nil, fmt.Errorf("repository %s: claiming %d batches", r.key, most)
+func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...TakeOption) (*Claim, error) {
+	if limit < 1 {
+		return nil, fmt.Errorf("repository %s: the number of batches to claim must be at least 1, got %d", r.key, limit)
 	}
 	o := takeOptionsOf(opts)
 	w := o.want(wantClaim)
@@ -48,7 +48,7 @@ func (r *Repository) Claim(ctx context.Context, partition, most int, opts ...Tak
 		if first == nil {
 			return nil, err
 		}
-		c, err := r.holdMost(first, w, most)
+		c, err := r.holdUpTo(first, w, limit)
 		if c != nil || err != nil {
 			return c, err
 		}
@@ -123,9 +123,9 @@ func (c *Claim) addLocked(e *entry, h holder) {
 	c.entries = append(c.entries, e)
 }
 
-// holdMost makes a Claim of an entry that is claimed and of those that can be had now with it; nil
+// holdUpTo makes a Claim of an entry that is claimed and of those that can be had now with it; nil
 // if the former was dropped meanwhile.
-func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
+func (r *Repository) holdUpTo(first *entry, w want, limit int) (*Claim, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := first.part
@@ -139,7 +139,7 @@ func (r *Repository) holdMost(first *entry, w want, most int) (*Claim, error) {
 	}
 	c := &Claim{r: r, part: p}
 	c.addLocked(first, claimOpen)
-	for len(c.entries) < most {
+	for len(c.entries) < limit {
 		e := p.firstLocked(w)
 		if e == nil {
 			break

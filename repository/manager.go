@@ -119,24 +119,24 @@ func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
 	if err := errors.Join(key.validate(), o.validate()); err != nil {
 		return nil, err
 	}
-	r, changed, err := func() (*Repository, []*Repository, error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		r := m.mu.table[key]
-		switch {
-		case m.mu.closed:
-			return nil, nil, m.closedError()
-		case r != nil && orFind:
-			return r, nil, nil
-		case r != nil:
-			return nil, nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicate)
-		}
+	m.mu.Lock()
+	r := m.mu.table[key]
+	var (
+		changed []*Repository
+		err     error
+	)
+	switch {
+	case m.mu.closed:
+		r, err = nil, m.closedError()
+	case r == nil:
 		r = newRepository(m, key, o)
 		m.mu.table[key] = r
-		n := len(m.mu.order)
 		m.mu.order = append(m.mu.order, r)
-		return r, m.rankLocked(max(0, n-1)), nil // the others stand where they stood
-	}()
+		changed = m.rankLocked(max(0, len(m.mu.order)-2)) // the other ranks stay
+	case !orFind:
+		r, err = nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicate)
+	}
+	m.mu.Unlock()
 	settle(changed)
 	return r, err
 }
@@ -167,53 +167,46 @@ func (m *Manager) Repositories() []*Repository {
 // are not named stay before those that are, in the order they had. An unknown key,
 // or one twice, is an error, which changes nothing.
 func (m *Manager) Order(keys ...Key) error {
-	changed, err := func() ([]*Repository, error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		named, twice, err := findEach(keys, m.lookupLocked)
-		if err != nil {
-			return nil, err
-		}
-		if twice != nil {
-			return nil, fmt.Errorf("plan %q: repository %s is twice in the order", m.name, twice.key)
-		}
-		isNamed := make(map[*Repository]bool, len(named))
-		for _, r := range named {
-			isNamed[r] = true
-		}
-		order := slices.DeleteFunc(slices.Clone(m.mu.order), func(r *Repository) bool { return isNamed[r] })
-		m.mu.order = append(order, named...)
-		return m.rankLocked(0), nil
-	}()
+	m.mu.Lock()
+	named, err := m.each(keys, m.lookupLocked, "the order")
+	var changed []*Repository
+	if err == nil {
+		isNamed := func(r *Repository) bool { return slices.Contains(named, r) }
+		m.mu.order = append(slices.DeleteFunc(m.mu.order, isNamed), named...)
+		changed = m.rankLocked(0)
+	}
+	m.mu.Unlock()
 	settle(changed)
 	return err
 }
 
-// findEach returns the repositories of the keys, in their order, and the first that is
-// there twice; nil if none is.
-func findEach(keys []Key, find func(Key) (*Repository, error)) (found []*Repository, twice *Repository, _ error) {
-	seen := make(map[*Repository]bool, len(keys))
+// each returns the repositories of the keys, in their order. A key that is there twice is an error; in
+// is for its message.
+func (m *Manager) each(keys []Key, find func(Key) (*Repository, error), in string) (found []*Repository, _ error) {
 	for _, key := range keys {
 		r, err := find(key)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		if seen[r] && twice == nil {
-			twice = r
+		if slices.Contains(found, r) {
+			return nil, fmt.Errorf("plan %q: repository %s is twice in %s", m.name, key, in)
 		}
-		seen[r] = true
 		found = append(found, r)
 	}
-	return found, twice, nil
+	return found, nil
 }
 
 // rankLocked sets the ranks of the repositories from that place in the order on, and
 // returns those whose rank has changed; the caller settles them once the lock is free.
 func (m *Manager) rankLocked(from int) (changed []*Repository) {
 	for i, r := range m.mu.order[from:] {
-		if r.setRank(from+i, from+i == len(m.mu.order)-1) {
+		rank, last := from+i, from+i == len(m.mu.order)-1
+		r.mu.Lock()
+		if r.mu.rank != rank || r.mu.last != last {
+			r.mu.rank, r.mu.last = rank, last
 			changed = append(changed, r)
 		}
+		r.mu.Unlock()
 	}
 	return changed
 }
@@ -230,12 +223,9 @@ func settle(repositories []*Repository) {
 // ways. If one cannot be put, the others are taken back, except for those that a
 // consumer has already.
 func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition int, keys ...Key) error {
-	ports, twice, err := findEach(keys, m.Lookup)
+	ports, err := m.each(keys, m.Lookup, "a fan-out")
 	if err != nil {
 		return err
-	}
-	if twice != nil {
-		return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, twice.key)
 	}
 	if !m.calls.Enter() {
 		return m.closedError()

@@ -76,7 +76,7 @@ type Options struct {
 // validate checks what Create would refuse.
 func (o Options) validate() error {
 	if o.Partitions < 0 {
-		return fmt.Errorf("repository: a repository of %d partitions", o.Partitions)
+		return fmt.Errorf("repository: Partitions must be at least 0, got %d", o.Partitions)
 	}
 	return nil
 }
@@ -356,16 +356,6 @@ func (r *Repository) insertLocked(
 	}
 	p.matchLocked()
 	return announce, nil
-}
-
-// setRank sets the repository's position in its plan. The caller then calls settleAll, with no lock
-// held.
-func (r *Repository) setRank(rank int, last bool) (changed bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	changed = rank != r.mu.rank || last != r.mu.last
-	r.mu.rank, r.mu.last = rank, last
-	return changed
 }
 
 // settleAll gives the batches their places.
