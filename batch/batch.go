@@ -8,7 +8,7 @@
 //	 │  ├── Handle       reads the data where it is; many at once
 //	 │  └── Transit      gives the data another form; one at a time
 //	 ├─▶ Place           where it stands in its plan; set by the repository
-//	 └─▶ Observer        is told of every change: the monitor's index
+//	 └─▶ Observer        is called at every change: the monitor's index
 //
 // Ids come from one IDs for all batches that meet: an engine's, by its NewBatch. An
 // observer that is a Registrar refuses a second batch of an id.
@@ -63,7 +63,7 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 var ErrStored = errors.New("in a repository already")
 
 // ErrDuplicateID: New was given an id that another batch has, as far as the observer
-// knows.
+// has noted.
 var ErrDuplicateID = errors.New("another batch has this id")
 
 // Observer is called at changes. The monitor's index is one. A wrapper of an Observer should have a
@@ -127,7 +127,7 @@ type Info struct {
 	// use its memory only under a lease (tier.Buffer.TryLease).
 	Payload Payload
 	Form    PayloadType // the payload's; "" when it is gone
-	// Descriptor says what the bytes mean; nil if no payload had one. It stays known when the
+	// Descriptor is what the bytes mean; nil if no payload had one. It stays known when the
 	// batch is dropped.
 	Descriptor *Descriptor
 	Space      tier.ID // where the data is; zero when it is gone
@@ -144,8 +144,8 @@ type Info struct {
 	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
 	Place       Place
 	LastUse     int64 // by Options.Clock: when it was made, or a handle was last opened or closed
-	// NextUse is when the batch will be used again: as Hint said, or else after as long as lay
-	// between the uses so far. 0: there were fewer than two. Never and Stay are said by Hint alone.
+	// NextUse is when the batch will be used again: as Hint has set, or else after as long as
+	// between the uses so far. 0: there were fewer than two. Never and Stay come from Hint alone.
 	NextUse int64
 	Uses    uint8 // how many handles were opened so far while no other was; 255 at most
 }
@@ -160,8 +160,8 @@ type Batch struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload // nil when it is gone
-		says        said    // by the payload; zero when it is gone
+		payload     Payload       // nil when it is gone
+		traits      payloadTraits // of the payload; zero when it is gone
 		desc        *Descriptor
 		version     uint64   // changes so far
 		store       Observer // the repository that holds the batch; nil if none does
@@ -228,12 +228,12 @@ func New(o Options) (*Batch, error) {
 		err := &StateError{Batch: o.ID, Op: "new", Status: MissingData}
 		return nil, fmt.Errorf("batch: the payload is nil: %w", err)
 	}
-	says, err := ask(o.Payload)
+	traits, err := inspect(o.Payload)
 	if err != nil {
 		return nil, err
 	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
-	b.holdLocked(o.Payload, says)
+	b.holdLocked(o.Payload, traits)
 	b.mu.place = o.Place
 	b.mu.lastUse = b.now()
 	b.mu.why, b.mu.since = put, b.mu.lastUse
@@ -255,7 +255,7 @@ func New(o Options) (*Batch, error) {
 	}
 }
 
-// register makes a new batch known to its observer, and returns whether it said that it is leased.
+// register makes a new batch known to its observer, and returns whether it is noted there as leased.
 func (b *Batch) register() (leased bool, err error) {
 	r, ok := b.observer.(Registrar)
 	if !ok {
@@ -295,17 +295,17 @@ func (b *Batch) ID() ID { return b.id }
 
 // Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
 // function, so the caller must hold no lock.
-func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
+func (b *Batch) Info() Info { return b.withLeases(b.Inside().Cut()) }
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
 		ID: b.id, Version: b.mu.version, State: b.mu.state,
-		Payload: b.mu.payload, Form: b.mu.says.form, Bytes: b.mu.says.bytes,
+		Payload: b.mu.payload, Form: b.mu.traits.form, Bytes: b.mu.traits.bytes,
 		Pending: b.mu.tasks.pending, Task: b.mu.tasks.first, Active: b.mu.tasks.active,
 		Subscribers: b.mu.subscribers, Place: b.mu.place,
 		LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(), Uses: b.mu.uses,
 	}
-	if s := b.mu.says.space; s != nil {
+	if s := b.mu.traits.space; s != nil {
 		info.Space = s.ID()
 	}
 	if b.mu.desc != nil {
@@ -314,8 +314,8 @@ func (b *Batch) infoLocked() Info {
 	return info
 }
 
-// asked adds what only the payload knows. The payload is called with no lock held.
-func (b *Batch) asked(i Info) Info {
+// withLeases adds whether the payload is leased. The payload is called with no lock held.
+func (b *Batch) withLeases(i Info) Info {
 	lockrank.AssertNone("a payload is asked for its leases")
 	if l, ok := i.Payload.(leased); ok {
 		i.Leased = b.leases(l) > 0
@@ -386,7 +386,7 @@ type change struct {
 	over    bool          // the observers know all that they need
 	event   events.Kind   // BatchUsed or BatchHinted; 0 for neither
 	hint    int64         // of BatchHinted
-	was     said          // of BatchDropped: the payload that was dropped
+	was     payloadTraits // of BatchDropped: the payload that was dropped
 	copies  []copyOf      // that the batch has no use for
 }
 
@@ -401,12 +401,12 @@ func (b *Batch) changeLocked() change {
 	return c
 }
 
-// announce calls the observers of a change, with no lock held, and returns what it told them.
+// announce calls the observers of a change, with no lock held, and returns the cut that they got.
 func (b *Batch) announce(c change) (now Info) {
 	lockrank.AssertNone("a batch's observers are called")
 	dropCopies(c.copies)
 	if !c.over {
-		now = b.asked(c.now)
+		now = b.withLeases(c.now)
 		for _, o := range []Observer{c.store, b.observer} {
 			if o != nil {
 				b.notify(o, now)
@@ -576,7 +576,7 @@ func (b *Batch) Drop() error {
 	}
 	b.mu.state = Released
 	b.mu.tasks.cancel()
-	was := b.mu.says
+	was := b.mu.traits
 	payload := b.takePayloadLocked()
 	c := b.changeLocked()
 	c.was = was
@@ -596,7 +596,7 @@ func (b *Batch) takePayloadLocked() Payload {
 		return nil
 	}
 	payload := b.mu.payload
-	b.holdLocked(nil, said{})
+	b.holdLocked(nil, payloadTraits{})
 	return payload
 }
 

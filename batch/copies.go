@@ -26,8 +26,8 @@ type copyable interface {
 	Buffers() []*tier.Buffer
 }
 
-// Copies lists the spaces where, beside the one in which the batch lies, its data lies as a copy,
-// the fastest tier first: a move there moves no bytes. A copy counts as free room
+// Copies lists the spaces other than the batch's own that hold a copy of its data, the fastest tier
+// first: a move there moves no bytes. A copy counts as free room
 // (tier.Usage.Cached). It goes when the room is needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
 	b.mu.Lock()
@@ -56,7 +56,7 @@ func (b inside) EachCopy(f func(Payload)) {
 	}
 }
 
-// CopiedIn reports whether a copy lies in a space, which is not the one where the batch lies.
+// CopiedIn reports whether there is a copy in a space other than the batch's own.
 func (b inside) CopiedIn(s *tier.Space) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -70,7 +70,7 @@ func (b inside) Keep(t *Transit, ended func(used bool)) { t.keeps, t.copied = tr
 // Kept reports whether the commit of a transit of b has kept the old form as a copy.
 func (b inside) Kept(t *Transit) bool { return t.kept }
 
-// Revive returns the copy of a batch in transit that lies in r's space, drawn from r. form, unless
+// Revive returns the copy of a batch in transit in r's space, drawn from r. form, unless
 // it is "", is the one that it must have. The caller must commit or release it. Revive returns nil
 // if there is none, or if r does not have the room.
 func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
@@ -110,20 +110,20 @@ func (b inside) AddCopy(p Payload, of *Descriptor, ended func(used bool)) (added
 		ended(false)
 		return false
 	}
-	var said change
+	var noted change
 	var over []copyOf
 	b.mu.Lock()
-	if b.mu.state != Released && b.mu.desc == of && b.mu.says.space != p.Space() && !b.copiedInLocked(p.Space()) {
+	if b.mu.state != Released && b.mu.desc == of && b.mu.traits.space != p.Space() && !b.copiedInLocked(p.Space()) {
 		added = true
 		over = b.addCopyLocked(c, false)
-		said = b.changeLocked()
+		noted = b.changeLocked()
 	}
 	b.mu.Unlock()
 	if !added {
 		c.held.Drop()
 		return false
 	}
-	b.announce(said)
+	b.announce(noted)
 	dropCopies(over)
 	return true
 }
@@ -153,7 +153,7 @@ func keep(p Payload, ended func(used bool)) *copyOf {
 }
 
 // addCopyLocked puts c, which may be nil, before the copies that are left, in their order. It
-// returns those that the caller must drop: they lie where the batch does, or are stale.
+// returns those that the caller must drop: they are in the batch's space, or stale.
 func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over []copyOf) {
 	var left []copyOf
 	if c != nil {
@@ -162,7 +162,7 @@ func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over []copyOf) {
 	for _, c := range b.mu.copies {
 		switch {
 		case !c.held.Listed():
-		case stale || c.payload.Space() == b.mu.says.space:
+		case stale || c.payload.Space() == b.mu.traits.space:
 			over = append(over, c)
 		default:
 			left = append(left, c)

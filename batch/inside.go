@@ -22,12 +22,12 @@ func (b inside) Cut() Info {
 	return b.infoLocked()
 }
 
-// Space returns the space that the batch lies in, nil if it is gone. It calls nothing of a program's
-// payload, which was asked when it came.
+// Space returns the space that holds the batch, nil if it is gone. It calls no method of a program's
+// payload.
 func (b inside) Space() *tier.Space {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.mu.says.space
+	return b.mu.traits.space
 }
 
 // Store makes store, which is the same each time, the holder of the batch, and sets its place. A
@@ -99,7 +99,7 @@ func (b inside) Fits(t *Transit, p Payload) error {
 	return err
 }
 
-// Describe is for tier.Space.Leaks and the like: it says where in which plan the batch is.
+// Describe adds where in which plan the batch is, for tier.Space.Leaks and the like.
 func (b inside) Describe(h *tier.Holding) {
 	place := b.Info().Place
 	h.Batch, h.Plan = uint64(b.id), place.Name

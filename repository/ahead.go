@@ -29,7 +29,7 @@ const (
 	maxAhead     = 64
 )
 
-// adaptive says that as many batches are brought ahead as the times of work and of moves ask for.
+// adaptive stands for as many batches as the times of work and of moves ask for.
 const adaptive = -1
 
 // lookahead brings the batches that a consumer of a partition gets next, while it works. One
@@ -87,7 +87,7 @@ func (l *lookahead) begin() {
 		labels.ReadAhead.Set()
 		for ; b != nil; b = l.next(b) {
 			if l.bring(b) != nil || b.Info().Space.Kind > l.to {
-				// There is no room, for example: the next work begins anew.
+				// There is no room, for example: the next work starts the goroutine again.
 				l.r.mu.Lock()
 				l.runs = false
 				l.r.mu.Unlock()
@@ -122,7 +122,7 @@ func (l *lookahead) end() {
 }
 
 // depth is how many of the batches that come next should be there. One is enough if it is there
-// when the work ends. The longer moves take beside the work, the more are asked for, so that the
+// when the work ends. The longer moves take compared with the work, the more are asked for, so that the
 // time of a longer work is used.
 func (l *lookahead) depth() int {
 	if l.max != adaptive {

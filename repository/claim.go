@@ -163,8 +163,8 @@ func (c *Claim) Batches() []*batch.Batch {
 	return batches
 }
 
-// Restore ends the claim of a task that has not succeeded: the batches stand where
-// they stood, before all that came after them, and can be taken. After the claim has
+// Restore ends the claim of a task that has not succeeded: the batches are where
+// they were, before all that came after them, and can be taken. After the claim has
 // ended it changes nothing and returns tier.ErrReleased.
 func (c *Claim) Restore() error {
 	c.r.mu.Lock()

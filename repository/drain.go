@@ -116,7 +116,7 @@ func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.
 // in open claims neither. It ends early, with the reason in Err, when ctx ends, the
 // repository is closed, or a batch cannot be opened, which is then still in the
 // repository. A payload whose release fails does not end it: Err returns the first such error
-// when the stream has ended. Records may lie in pinned host memory, which is theirs until they are
+// when the stream has ended. Records may be in pinned host memory, which is theirs until they are
 // released.
 //
 // Reader waits for the schema, if that is unknown, until something is put that has one (a

@@ -49,8 +49,8 @@ type Mover interface {
 	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)
 }
 
-// ending is a Mover that says when it is closed: what is in transit from then on is a program's own
-// Transit, which may stay open for ever.
+// ending is a Mover with a context that ends when it is closed. From then on a batch in transit is in a
+// program's own Transit, which may stay open for ever.
 type ending interface{ Ended() context.Context }
 
 // Config is what the repositories of a plan work with.
@@ -67,12 +67,12 @@ type Config struct {
 	// Clock is what the batches read their last use from; nil for unix
 	// nanoseconds.
 	Clock func() int64
-	// Origins has each Put say in its context which operator it is for (events.From), so that its
-	// waits for room can be told from others. It costs an allocation.
+	// Origins makes each Put note its operator in its context (events.From), so that events can tell
+	// its waits for room from others. It costs an allocation.
 	Origins bool
 }
 
-// Manager owns the repositories of one plan, and knows their order. It is safe
+// Manager owns the repositories of one plan, and keeps their order. It is safe
 // for concurrent use.
 type Manager struct {
 	name string
@@ -81,7 +81,7 @@ type Manager struct {
 	ids  *batch.IDs
 	seq  atomic.Uint64 // of the last batch that arrived
 
-	ended context.Context // see ending; never, if the mover does not say
+	ended context.Context // see ending; never ends if the mover has none
 	calls *gate.Gate      // those that have memory of batches which no repository and no user has
 
 	mu struct {
@@ -162,7 +162,7 @@ func (m *Manager) Repositories() []*Repository {
 	return slices.Clone(m.mu.order)
 }
 
-// Order says in which order data flows through the repositories, from the scans
+// Order sets the order in which data flows through the repositories, from the scans
 // to the output, whose own is the last. The monitor moves batches by it. Those that
 // are not named stay before those that are, in the order they had. An unknown key,
 // or one twice, is an error, which changes nothing.

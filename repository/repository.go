@@ -1,6 +1,5 @@
 // Package repository holds the stores of batches between a plan's operators: one
-// operator puts, the next takes, and in between the batches lie in whatever memory
-// has room.
+// operator puts, the next takes, and in between the batches are in any memory that has room.
 //
 //	Manager ──Key──▶ Repository ──number──▶ partition ──in order of arrival──▶ batch.Batch
 //	 one a plan       between two             a queue
@@ -57,11 +56,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// defaultPartitions is how many partitions a repository may have unless its
-// Options say otherwise.
+// defaultPartitions is how many partitions a repository may have by default.
 const defaultPartitions = 1 << 16
 
-// Options say what a repository is like. The zero value means the defaults.
+// Options configures a repository. The zero value means the defaults.
 type Options struct {
 	// Schema is what all batches must have; nil: the first one that is put sets it.
 	Schema *arrow.Schema
@@ -210,9 +208,9 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 	return nil
 }
 
-// discard drops a batch that no taker can get. The monitor knows it and may be moving it just now.
-// discard waits for that, whatever contexts of callers say, because no other code would drop it. It
-// is not long: the monitor's moves wait for nothing. Once the mover is closed, only a program has
+// discard drops a batch that no taker can get. The monitor may be moving it. discard waits for the end
+// of that move, also if the caller's context has ended, because no other code would drop the batch.
+// The wait is short: the monitor's moves wait for nothing. Once the mover is closed, only a program has
 // batches in transit. Such a batch is left to the owner of the Transit, and the error is the cause
 // of m.ended.
 func (m *Manager) discard(b *batch.Batch) error { return b.Discard(m.ended) }

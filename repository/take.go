@@ -27,7 +27,7 @@ func takeOptionsOf(opts []TakeOption) (o takeOptions) {
 	return o
 }
 
-// want adds what the options say to w.
+// want adds Unordered to w.
 func (o takeOptions) want(w want) want {
 	if o.unordered {
 		w |= unordered
@@ -103,7 +103,7 @@ func (r *Repository) Take(
 		} else if !errors.Is(err, batch.ErrState) {
 			return nil, err
 		}
-		// It was moved or dropped between the claim and the move; the index knows that now.
+		// It was moved or dropped between the claim and the move, and its entry has been updated.
 	}
 }
 

@@ -268,7 +268,7 @@ func (p *body) OnUnleased(f func()) {
 	}
 }
 
-// KeepCopy gives the payload to whoever needs its room, after the batch has left it: see
+// KeepCopy leaves the payload in its space until the room is needed, after the batch has left it: see
 // tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep what
 // shares dictionaries, because these would stay in use. ended, which may be nil, is called when the
 // copy is freed.
