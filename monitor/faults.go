@@ -74,10 +74,10 @@ type fault struct {
 	forget   time.Time
 	back     bool // it is a victim, and only its failures are remembered
 
-	own  [tier.Disk + 1]refused // conversions, by the tier that they were for
-	not  decide.Kinds           // the tiers of own whose pause is not over
-	why  error                  // of the last of own; nil if there was none
-	told bool                   // an Unmovable was sent
+	own      [tier.Disk + 1]refused // conversions, by the tier that they were for
+	not      decide.Kinds           // the tiers of own whose pause is not over
+	why      error                  // of the last of own; nil if there was none
+	reported bool                   // an Unmovable was sent
 }
 
 // refused counts the failures in a row of one conversion of a batch.
@@ -172,24 +172,11 @@ func (f *fault) due() time.Time {
 // fault records what went wrong with the batch of r. It returns the tiers that the batch is not to
 // be converted for, and whether it is skipped for a while.
 func (m *Monitor) fault(r result, kind outcome, now time.Time) (not decide.Kinds, aside bool) {
+	b, from, to, period := r.Victim.Batch, m.spaces[r.From], m.spaces[r.To], m.cfg.Period
+	is, report := formOf(b), false
 	m.index.mu.Lock()
-	f, tell := m.faultLocked(r, kind, now)
-	not, aside = f.not, !f.back
-	is := f.form
-	m.index.mu.Unlock()
-	if tell {
-		m.events.unmovable(Unmovable{
-			Batch: r.Victim.ID, Place: r.Victim.Batch.Inside().Cut().Place, Space: is.space, To: m.spaces[r.To].ID(),
-			Form: is.kind, Bytes: is.bytes, Err: r.err,
-		})
-	}
-	return not, aside
-}
-
-func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, tell bool) {
-	b, from, period := r.Victim.Batch, m.spaces[r.From], m.cfg.Period
-	is := formOf(b)
-	if f = m.faults[b]; f == nil || f.form != is {
+	f := m.faults[b]
+	if f == nil || f.form != is {
 		f = &fault{form: is}
 		m.faults[b] = f
 	}
@@ -202,20 +189,28 @@ func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, 
 		e.fail(now, period)
 		e.why = r.err
 		f.failures++
-		f.edge, f.to = e, m.spaces[r.To].Kind()
+		f.edge, f.to = e, to.Kind()
 		f.until = now.Add(backoff(period, f.failures))
 	case unmovable:
-		f.back = !f.refused(m.spaces[r.To].Kind(), from.lower, now, period, r.err)
+		f.back = !f.refused(to.Kind(), from.lower, now, period, r.err)
 		m.index.changeLocked(b, func(e *entry) { e.not, e.form = f.not, is.kind })
-		tell = !f.back && !f.told && is.kind != "" // else it was dropped meanwhile
-		f.told = f.told || tell
+		report = !f.back && !f.reported && is.kind != "" // else it was dropped meanwhile
+		f.reported = f.reported || report
 	}
 	f.remember(period)
 	if !f.back {
 		m.index.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, is.kind })
 	}
 	m.lookAtLocked(f.due())
-	return f, tell
+	not, aside = f.not, !f.back
+	m.index.mu.Unlock()
+	if report {
+		m.events.unmovable(Unmovable{
+			Batch: r.Victim.ID, Place: b.Inside().Cut().Place, Space: is.space, To: to.ID(),
+			Form: is.kind, Bytes: is.bytes, Err: r.err,
+		})
+	}
+	return not, aside
 }
 
 // lookAtLocked makes putBack look at the faults at a time, or before.
@@ -276,7 +271,7 @@ func (m *Monitor) putBack(now time.Time) {
 			m.index.setAsideLocked(b, false)
 		}
 		if !now.Before(f.forget) {
-			if m.index.mu.entries[b] == nil || !f.told || formOf(b) != f.form {
+			if m.index.mu.entries[b] == nil || !f.reported || formOf(b) != f.form {
 				delete(m.faults, b)
 				continue
 			}

@@ -480,9 +480,11 @@ type result struct {
 	err        error
 }
 
-// execute moves batches, one after the other, of one edge and for one reason. It runs on a
-// goroutine of its own. The others are given back after one that could not be moved, when it has
-// taken longer than several are meant to, or when nobody waits for them any more.
+// execute moves the batches of a job, which all have one edge and one reason. It runs on a goroutine of
+// its own. It moves small ones to a disk together until one of these fails, and then all that are left
+// alone, so that each error concerns its batch. The others are given back after one that could not be
+// moved alone, when it has taken longer than several are meant to, or when nothing waits for them any
+// more.
 func (m *Monitor) execute(ctx context.Context, job []choice) {
 	defer m.executors.Done()
 	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
@@ -491,10 +493,12 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 		"edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
 	pprof.Do(ctx, of, func(ctx context.Context) {
 		begin := time.Now()
-		joint := m.jointOf(job)
+		mover, together := m.cfg.Mover.(joiner)
+		together = together && to.Kind == tier.Disk
+		done := make([]bool, len(job))
 		for i, c := range job {
 			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
-			if joint.done[i] {
+			if done[i] {
 				continue
 			}
 			if i > 0 {
@@ -504,7 +508,15 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 					continue
 				}
 			}
-			if !joint.move(ctx, i) {
+			if together {
+				if n := m.countTogether(mover, job[i:]); n >= 2 {
+					for k, err := range m.moveTogether(ctx, mover, job[i:i+n]) {
+						done[i+k] = err == nil
+						together = together && err == nil
+					}
+				}
+			}
+			if !done[i] {
 				results[i].err = m.move(ctx, c.Victim, from, to, c.Reason)
 			}
 		}
