@@ -220,25 +220,6 @@ func (m *Monitor) lookAtLocked(due time.Time) {
 	}
 }
 
-// succeeded notes that b was moved on an edge.
-func (m *Monitor) succeeded(b *batch.Batch, e *edge) {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	e.failures = 0
-	delete(m.faults, b)
-	m.index.allowLocked(b, 0)
-}
-
-// othersTellLocked reports whether the edge on which b failed has failed last, and there is another
-// batch to try it with.
-func (m *Monitor) othersTellLocked(b *batch.Batch, f *fault) bool {
-	if f.edge == nil || f.edge.failures == 0 {
-		return false
-	}
-	e := m.index.mu.entries[b]
-	return e != nil && e.in.smallestLocked()[f.to] > 0
-}
-
 // putBack makes batches victims again that were skipped for long enough, and lets conversions be
 // tried again. A batch that cannot be converted is remembered until it is dropped, so that it is
 // reported once.
@@ -249,9 +230,18 @@ func (m *Monitor) putBack(now time.Time) {
 	}
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
-	if changes != m.changes {
+	if changes != m.changes { // batches that could not be converted are victims again
 		m.changes = changes
-		m.forgiveLocked()
+		for b, f := range m.faults {
+			if f.why == nil {
+				continue
+			}
+			if !f.back { // else it is a victim already, or being moved
+				m.index.setAsideLocked(b, false)
+			}
+			m.index.allowLocked(b, 0)
+			delete(m.faults, b)
+		}
 	}
 	if m.due.IsZero() || now.Before(m.due) {
 		return
@@ -262,13 +252,16 @@ func (m *Monitor) putBack(now time.Time) {
 			f.not = not
 			m.index.allowLocked(b, not)
 		}
-		if !f.back && !now.Before(f.until) && m.othersTellLocked(b, f) {
-			f.until = now.Add(backoff(m.cfg.Period, f.failures))
-			f.remember(m.cfg.Period)
-		}
 		if !f.back && !now.Before(f.until) {
-			f.back = true
-			m.index.setAsideLocked(b, false)
+			// If the edge has failed last, and there is another batch to try it with, that goes first.
+			e := m.index.mu.entries[b]
+			if f.edge != nil && f.edge.failures > 0 && e != nil && e.in.smallestLocked()[f.to] > 0 {
+				f.until = now.Add(backoff(m.cfg.Period, f.failures))
+				f.remember(m.cfg.Period)
+			} else {
+				f.back = true
+				m.index.setAsideLocked(b, false)
+			}
 		}
 		if !now.Before(f.forget) {
 			if m.index.mu.entries[b] == nil || !f.reported || formOf(b) != f.form {
@@ -278,20 +271,6 @@ func (m *Monitor) putBack(now time.Time) {
 			f.forget = now.Add(m.cfg.Period << (backoffMax + 1))
 		}
 		m.lookAtLocked(f.due())
-	}
-}
-
-// forgiveLocked makes victims again of all batches that could not be converted.
-func (m *Monitor) forgiveLocked() {
-	for b, f := range m.faults {
-		if f.why == nil {
-			continue
-		}
-		if !f.back { // else it is a victim already, or being moved
-			m.index.setAsideLocked(b, false)
-		}
-		m.index.allowLocked(b, 0)
-		delete(m.faults, b)
 	}
 }
 

@@ -99,15 +99,15 @@ type facts struct {
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
-	place   int  // in spaces
-	lowest  bool // nothing below: batches are not listed, only counted
-	orders  [orders]*btree.BTreeG[*entry]
-	largest *atomic.Int64 // the largest of bySize, to be read without the lock
-	bytes   int64
-	rest    int64  // bytes at rest
-	idle    int64  // of them, those without subscribers
-	version uint64 // rises with every change of a batch
-	life    uint64 // rises with those that are not the monitor's failed tries to move a batch
+	place    int  // in spaces
+	lowest   bool // nothing below: batches are not listed, only counted
+	orders   [orders]*btree.BTreeG[*entry]
+	largest  *atomic.Int64 // the largest of bySize, to be read without the lock
+	bytes    int64
+	rest     int64  // bytes at rest
+	idle     int64  // of them, those without subscribers
+	version  uint64 // rises with every change of a batch
+	progress uint64 // rises with those that are not the monitor's failed tries to move a batch
 }
 
 // The orders of a space's batches. In each, entries that are equal are ordered by id and number.
@@ -242,7 +242,7 @@ func (x *index) noteLocked(b *batch.Batch, now batch.Info, key Key, isNew bool) 
 	if now.State == batch.Released || !known {
 		if e != nil {
 			e.in.version++
-			e.in.life++
+			e.in.progress++
 			replaceLocked(e, entry{})
 			delete(x.mu.entries, b)
 			if x.mu.ids[now.ID] == e {
@@ -278,7 +278,7 @@ func (x *index) noteLocked(b *batch.Batch, now batch.Info, key Key, isNew bool) 
 	if !arrives && !newForm && e.key == next.key && e.facts == next.facts {
 		if movable(now) && !next.victim && now.Version > e.version { // its key may be another
 			s.version++
-			s.life++
+			s.progress++
 		}
 		e.version = now.Version
 		return false, nil
@@ -288,10 +288,10 @@ func (x *index) noteLocked(b *batch.Batch, now batch.Info, key Key, isNew bool) 
 	}
 	s.version++
 	if arrives && e.in != nil {
-		e.in.life++
+		e.in.progress++
 	}
 	if arrives || !e.aside || e.kept {
-		s.life++
+		s.progress++
 	}
 	if e.failed() && (arrives || newForm) {
 		next.aside, next.kept, next.not, was = e.aside && !e.kept, false, 0, false
@@ -378,7 +378,7 @@ type summary struct {
 	smallest byKind // bytes of the smallest batch that could go to a tier; 0 if there is none
 	victims  int    // without those that are set aside
 	version  uint64
-	life     uint64
+	progress uint64
 }
 
 func (x *index) summary(place int) summary {
@@ -387,7 +387,7 @@ func (x *index) summary(place int) summary {
 	s := &x.mu.spaces[place]
 	return summary{
 		count: s.orders[bySize].Len(), bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: s.smallestLocked(),
-		victims: s.orders[byKey].Len(), version: s.version, life: s.life,
+		victims: s.orders[byKey].Len(), version: s.version, progress: s.progress,
 	}
 }
 

@@ -284,7 +284,9 @@ func (m *Monitor) drain() {
 func (m *Monitor) finishAll() {
 	m.executors.Wait()
 	m.drain()
-	m.endWriting()
+	if m.writing.cancel != nil {
+		m.hasWritten(<-m.writing.ended)
+	}
 	m.starved.Store(false)
 	m.outlook.Store(nil)
 	m.index.mu.Lock()
@@ -323,14 +325,17 @@ func (m *Monitor) step(ctx context.Context) {
 	for _, d := range m.demand {
 		m.dropSharingOf(m.spaces[m.byID[d.Space]], d.Bytes)
 	}
-	for i, s := range m.spaces {
+	for _, s := range m.spaces {
 		if m.isLost(s) {
 			continue
 		}
 		m.dropSharingOf(s, s.PressureBytes()-s.Stop()) // what copies keep is worth no move, and no warning
 		pressure, pressing, changed := s.pressing()
 		if changed {
-			m.tellPressure(i, pressure, s.high.Load())
+			m.events.pressure(Pressure{
+				Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
+				Above: s.high.Load(), Lowest: len(s.edges) == 0,
+			})
 		}
 		needed = needed || pressing || s.Used() > s.Inside().Ceiling()
 	}
@@ -363,7 +368,11 @@ func (m *Monitor) step(ctx context.Context) {
 			continue
 		}
 		m.starved.Store(len(d.Stuck) > 0 || d.Held)
-		m.publish(state, d)
+		o := make(outlook, len(m.spaces))
+		for i, relief := range decide.Relief(state, d) {
+			o[i] = prospect{relief, m.spaces[i].version}
+		}
+		m.outlook.Store(&o)
 		m.reportStuck(now, state, d.Stuck)
 		m.refuse(now, state)
 		m.cfg.Reservations.Inside().Reconsider()
@@ -587,7 +596,11 @@ func (m *Monitor) finishMove(r result) {
 	m.stats.count(kind, r.Victim.Bytes)
 	switch kind {
 	case moved:
-		m.succeeded(b, e)
+		m.index.mu.Lock()
+		e.failures = 0
+		delete(m.faults, b)
+		m.index.allowLocked(b, 0)
+		m.index.mu.Unlock()
 		if r.Victim.Bytes >= to.refusal.bytes {
 			to.refusal = refusal{}
 		}

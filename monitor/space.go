@@ -36,8 +36,8 @@ type space struct {
 	search  search   // for batches to copy ahead
 
 	version    uint64    // of the index, at the last step
-	seen       life      // at the last step with waiters
-	stillSince time.Time // since when there have been waiters somewhere, and no life; zero if that is not so
+	seen       progress  // at the last step with waiters
+	stillSince time.Time // since when there have been waiters somewhere, and no progress; zero if that is not so
 	stuckSince time.Time
 	stuckFor   string // the reason that was reported; "" if none was
 	stuckIdle  bool   // and with it batches that could have been moved
@@ -262,8 +262,8 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 			e.Smallest = sum.smallest[state.Spaces[e.To].ID.Kind]
 		}
 		s.version = sum.version
-		if l := (life{sp.Withheld, sum.life}); l != s.seen {
-			s.seen, s.stillSince = l, time.Time{}
+		if p := (progress{sp.Withheld, sum.progress}); p != s.seen {
+			s.seen, s.stillSince = p, time.Time{}
 		}
 	}
 }
@@ -352,20 +352,11 @@ func (m *Monitor) enough(sp *decide.Space, of summary, long bool) int {
 	return min(shortlistMax, fewVictims+int(min(shortlistMax, need/max(1, of.bytes/int64(max(1, of.count))))))
 }
 
-// life is what must stay the same for nobody to be left who frees anything: what others hold of a
-// quota, and the changes of batches that are no vain tries of the monitor.
-type life struct {
+// progress changes whenever something may still free room for a waiter: with what others hold of a
+// quota, and with the changes of batches other than the monitor's failed tries.
+type progress struct {
 	withheld int64
 	changes  uint64
-}
-
-// tellPressure says that space i crossed a mark with so many bytes.
-func (m *Monitor) tellPressure(i int, pressure int64, above bool) {
-	s := m.spaces[i]
-	m.events.pressure(Pressure{
-		Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
-		Above: above, Lowest: len(s.edges) == 0,
-	})
 }
 
 // reportStuck reports once that a space is stuck, when it has been so for a period: a shorter time
@@ -526,13 +517,4 @@ func (m inside) Movable(id tier.ID) bool {
 	}
 	o := m.outlook.Load()
 	return o == nil || (*o)[i].relief || m.index.summary(i).version != (*o)[i].version
-}
-
-// publish makes the step's result the outlook.
-func (m *Monitor) publish(s decide.Snapshot, d decide.Decision) {
-	o := make(outlook, len(m.spaces))
-	for i, relief := range decide.Relief(s, d) {
-		o[i] = prospect{relief, m.spaces[i].version}
-	}
-	m.outlook.Store(&o)
 }
