@@ -17,7 +17,7 @@ import (
 // needed.
 //
 // What is to be copied is searched for by the second: as much as the rate allows in that. A space
-// that was searched in vain is looked at again when its batches, its pressure or what disks have
+// where the search found nothing is searched again when its batches, its pressure or what disks have
 // of copies and room has changed. So an engine in which all copies are made sleeps.
 
 // writing is what the monitor remembers of that. It is for Run's goroutine alone, except for ended.
@@ -204,7 +204,7 @@ func (m *Monitor) stopWriting(now time.Time) {
 	}
 }
 
-// hasWritten notes the end of a goroutine. A space that was searched in vain is left until it has
+// hasWritten notes the end of a goroutine. A space where the search found nothing is left until it has
 // changed. After an error there is a pause, a longer one each time: others that use the
 // disks may go on for long, and a disk that is full or broken stays so for a while.
 func (m *Monitor) hasWritten(r written) {

@@ -18,7 +18,7 @@ import (
 //
 // Clear waits for the moves, and for other calls for the same space, but for no release. A batch
 // that is in use, or finds no room in any slower tier, stays. So does one that cannot be converted,
-// with the pauses and the one event that it has in Run. Clear may be called beside Run, and without
+// with the pauses and the one event that it has in Run. Clear may be called while Run is running, and without
 // it.
 func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	i, ok := m.byID[id]
@@ -36,8 +36,9 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 		return
 	}
 	m.putBack(time.Now())
-	targets, failures := s.below(m.cfg.Reservations.Spaces(), nil), make(map[tier.ID]int) // in a row
-	over := false                                                                         // nothing can be moved any more
+	targets := s.below(m.cfg.Reservations.Spaces(), nil)
+	failures := make(map[tier.ID]int) // in a row
+	over := false                     // nothing can be moved any more
 	// move moves a batch to the first slower space that has room, and reports whether it did.
 	move := func(v Victim) bool {
 		m.index.setAside(v.Batch, true) // from Run

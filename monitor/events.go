@@ -22,7 +22,7 @@ type Move struct {
 	Reason   string // "trigger" or "demand"; see Stuck
 }
 
-// Pressure says that a space's pressure crossed one of its marks. All sizes are
+// Pressure reports that a space's pressure crossed one of its marks. All sizes are
 // bytes.
 type Pressure struct {
 	Space         tier.ID
@@ -33,7 +33,7 @@ type Pressure struct {
 	Lowest        bool // there is no tier below, so nothing will be moved
 }
 
-// Stuck says that a space needs bytes that nothing can be moved for. All sizes
+// Stuck reports that a space needs bytes that nothing can be moved for. All sizes
 // are bytes.
 type Stuck struct {
 	Space    tier.ID
@@ -55,7 +55,7 @@ type Room struct {
 	Available int64
 }
 
-// Refused says that waiters were sent away, because nothing that they wait for
+// Refused reports that waiters got an error, because nothing that they wait for
 // can ever be freed.
 type Refused struct {
 	Waiters int
@@ -74,7 +74,7 @@ type Unmovable struct {
 	Err       error // matches batch.ErrUnmovable
 }
 
-// Lost says that a space's device is lost. Nothing is moved from it or to it any more.
+// Lost reports that a space's device is lost. Nothing is moved from it or to it any more.
 type Lost struct {
 	Space tier.ID
 	Err   error // a *tier.LostError
@@ -273,7 +273,7 @@ func kindOf(err error, to tier.ID) outcome {
 		return cancelled
 	case ofBatch(err):
 		return unmovable
-	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not know its space
+	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not name its space
 		return noRoom
 	case errors.As(err, &state):
 		return busy
@@ -282,7 +282,7 @@ func kindOf(err error, to tier.ID) outcome {
 }
 
 // ofBatch reports whether err is about the batch alone. Where a space is lost it is not, unless
-// that is what a converter says of something else.
+// that is a converter's error about another object.
 func ofBatch(err error) bool {
 	var own *batch.UnmovableError
 	return errors.Is(err, batch.ErrUnmovable) &&
@@ -290,7 +290,7 @@ func ofBatch(err error) bool {
 }
 
 // causeOf returns err if something else than the size of a space is the cause of a
-// tier.NoSpaceError in it: the file system that it lies on.
+// tier.NoSpaceError in it: the file system of the disk.
 func causeOf(err error) error {
 	var full *tier.NoSpaceError
 	if errors.As(err, &full) && full.Cause != nil {

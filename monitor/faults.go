@@ -86,7 +86,7 @@ type refused struct {
 	until    time.Time
 }
 
-// form is what a batch is in a space. Its failures say nothing about another form.
+// form is what a batch is in a space. Its failures do not concern another form.
 type form struct {
 	space tier.ID
 	kind  batch.PayloadType
@@ -99,7 +99,7 @@ func formOf(b *batch.Batch) form {
 }
 
 // hopeful reports whether the next try may well succeed, so that it is worth waiting for. e is what
-// the index knows of the batch.
+// the index has of the batch.
 func (f *fault) hopeful(e *entry) bool {
 	if e.aside && !f.back && f.failures < giveUp && (f.edge == nil || !f.edge.broken()) {
 		return true
@@ -288,7 +288,7 @@ func (m *Monitor) aside() []int {
 	return n
 }
 
-// cannotMove says which batches of space i cannot be converted for some tier, and why; "" if
+// cannotMove returns which batches of space i cannot be converted for some tier, and why; "" if
 // there are none.
 func (m *Monitor) cannotMove(i int) string {
 	m.index.mu.Lock()

@@ -40,7 +40,7 @@ type index struct {
 	}
 }
 
-// entry is what the index knows of one batch. The index's lock guards it.
+// entry is the index's record of one batch. The index's lock guards it.
 type entry struct {
 	b      *batch.Batch
 	id     batch.ID
@@ -423,7 +423,7 @@ func (x *index) from(after Victim, place int) (list []Victim) {
 // victims appends victims of a space to dst, those with the smallest keys first, and reports whether
 // there are more. It takes limit of them, and as many of each other class of CostAware, and of those
 // that were used some that are stale. With a limit of shortlistMax, if none of the first ones is at
-// most as large as fit says of a tier, the smallest ones that are follow: a tier below that is nearly
+// most as large as fit has for a tier, the smallest ones that are follow: a tier below that is nearly
 // full must not be the end while there is a batch that it could take.
 func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
 	_, aware := x.policy.(costAware)

@@ -8,7 +8,7 @@ type inside struct{ *Monitor }
 // Inside returns what only this module's packages do with a monitor. Programs have no use for it.
 func (m *Monitor) Inside() inside { return inside{m} }
 
-// Each calls f with all batches that the monitor knows, with no lock held. Those that come, or go,
+// Each calls f with all batches of the index, with no lock held. Those that come, or go,
 // meanwhile may be left out.
 func (in inside) Each(f func(*batch.Batch)) {
 	in.index.mu.Lock()

@@ -68,7 +68,7 @@ type Config struct {
 
 	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes
 	// that were, or with an error may have been; 0 without an error for one that is left out. An
-	// error that matches context.Canceled says that others use the disks, or have within the time
+	// error that matches context.Canceled means that others use the disks, or have within the time
 	// quiet. AheadRate is how many bytes a second are copied so at most, while nothing is needed.
 	// Nil, or 0: none.
 	WriteAhead func(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error)
@@ -91,7 +91,7 @@ func (c Config) validate() error {
 }
 
 // Monitor keeps spaces below their marks, and makes room for waiters, by moving batches down. One
-// serves all plans of an engine. It knows of the batches that are made with it as their
+// serves all plans of an engine. Its batches are those that are made with it as their
 // batch.Observer; it is a batch.Registrar too. It is safe for concurrent use; it does nothing until
 // Run is called.
 type Monitor struct {
@@ -299,11 +299,11 @@ func (m *Monitor) finishAll() {
 	m.due = time.Time{}
 }
 
-// changed hears of every change of a space's books, on whatever goroutine. It wakes the monitor
+// changed is called at every change of a space's books, on any goroutine. It wakes the monitor
 // where a space is lost, or a mark was reached, and where a quota was lowered below what is used.
 func (m *Monitor) changed(s *space, pressed bool) {
 	switch {
-	case pressed: // above the trigger every reservation says so; the first is enough
+	case pressed: // above the trigger each reservation comes here; the first is enough
 		if !s.pressed.Swap(true) {
 			m.wakeUp()
 		}

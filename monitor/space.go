@@ -17,9 +17,9 @@ import (
 // and freeing are used by other goroutines than Run's.
 type space struct {
 	*tier.Space
-	pressed atomic.Bool // the loop knows that the trigger was reached
+	pressed atomic.Bool // the loop has seen that the trigger was reached
 	high    atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
-	gone    atomic.Bool // the loop knows that the space is lost
+	gone    atomic.Bool // the loop has seen that the space is lost
 	// clearing has what a Clear of the space holds.
 	clearing chan struct{}
 	freeing  chan struct{} // has what frees copies of the space; see dropSharingOf
@@ -225,7 +225,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 	return state
 }
 
-// observeBatches adds what the index knows. Shortlists are only made if something may be needed of
+// observeBatches adds what the index has. Shortlists are only made if something may be needed of
 // the space: it needs room, or a faster space does.
 func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 	m.shortlist = m.shortlist[:0]
@@ -374,8 +374,8 @@ func (m *Monitor) reportStuck(now time.Time, state decide.Snapshot, stuck []deci
 			s.stuckSince = now
 		}
 		resting := m.index.summary(i).idle
-		told := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || resting == 0)
-		if told || now.Sub(s.stuckSince) < m.cfg.Period {
+		reported := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || resting == 0)
+		if reported || now.Sub(s.stuckSince) < m.cfg.Period {
 			continue
 		}
 		if s.stuckFor != decide.Demand {
@@ -497,7 +497,7 @@ func (m *Monitor) forgive() {
 }
 
 // outlook is what the last step, in which something was needed, knew of each space. It is published
-// for callers that must know whether waiting can help.
+// for callers that decide whether waiting can help.
 type outlook []prospect
 
 // prospect is one space's part of an outlook.

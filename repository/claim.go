@@ -36,7 +36,8 @@ type Claim struct {
 // if one of them is restored. With WaitClaims it waits until they have ended.
 func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...TakeOption) (*Claim, error) {
 	if limit < 1 {
-		return nil, fmt.Errorf("repository %s: the number of batches to claim must be at least 1, got %d", r.key, limit)
+		return nil, fmt.Errorf("repository %s: the number of batches to claim must be at least 1, got %d",
+			r.key, limit)
 	}
 	o := takeOptionsOf(opts)
 	w := o.want(wantClaim)
