@@ -49,12 +49,13 @@ func (r *Repository) Drain(
 			yield(nil, fmt.Errorf("repository %s: draining to an invalid tier", r.key))
 			return
 		}
+		consume := func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
+			return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
+		}
 		ahead := r.lookAhead(ctx, partition, to, o.ahead)
 		defer ahead.end()
 		for {
-			e, h, err := r.acquire(ctx, partition, w, func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
-				return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
-			})
+			e, h, err := r.acquire(ctx, partition, w, consume)
 			if errors.Is(err, io.EOF) {
 				return
 			}
