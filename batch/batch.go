@@ -8,7 +8,7 @@
 //	 │  ├── Handle       reads the data where it is; many at once
 //	 │  └── Transit      gives the data another form; one at a time
 //	 ├─▶ Place           where it stands in its plan; set by the repository
-//	 └─▶ Observer        is told of every change: the monitor's index
+//	 └─▶ Observer        is called at every change: the monitor's index
 //
 // Ids come from one IDs for all batches that meet: an engine's, by its NewBatch. An
 // observer that is a Registrar refuses a second batch of an id.
@@ -41,12 +41,10 @@ import (
 	"iter"
 	"sync/atomic"
 	"time"
-	"unique"
 
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -65,7 +63,7 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 var ErrStored = errors.New("in a repository already")
 
 // ErrDuplicateID: New was given an id that another batch has, as far as the observer
-// knows.
+// has noted.
 var ErrDuplicateID = errors.New("another batch has this id")
 
 // Observer is called at changes. The monitor's index is one. A wrapper of an Observer should have a
@@ -109,31 +107,6 @@ type Place struct {
 	Partition int
 }
 
-// placed is a Place as a batch keeps it: what those of one repository have in common is there once.
-type placed struct {
-	in  unique.Handle[Place] // without the rest
-	seq uint64
-}
-
-// keepPlace returns p as it is kept. A partition beyond an int32 stays in the Place.
-func keepPlace(p Place) (at placed, partition int32) {
-	at.seq, p.Seq = p.Seq, 0
-	if partition = int32(p.Partition); int(partition) == p.Partition {
-		p.Partition = 0
-	} else {
-		partition = 0
-	}
-	at.in = unique.Make(p)
-	return at, partition
-}
-
-func (b *Batch) placeLocked() Place {
-	p := b.mu.place.in.Value()
-	p.Seq = b.mu.place.seq
-	p.Partition += int(b.mu.partition)
-	return p
-}
-
 // Options is what New needs: Payload, and either ID or IDs.
 type Options struct {
 	ID       ID           // the batch's, if it is not 0
@@ -154,7 +127,7 @@ type Info struct {
 	// use its memory only under a lease (tier.Buffer.TryLease).
 	Payload Payload
 	Form    PayloadType // the payload's; "" when it is gone
-	// Descriptor says what the bytes mean; nil if no payload had one. It stays known when the
+	// Descriptor is what the bytes mean; nil if no payload had one. It stays known when the
 	// batch is dropped.
 	Descriptor *Descriptor
 	Space      tier.ID // where the data is; zero when it is gone
@@ -171,8 +144,8 @@ type Info struct {
 	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
 	Place       Place
 	LastUse     int64 // by Options.Clock: when it was made, or a handle was last opened or closed
-	// NextUse is when the batch will be used again: as Hint said, or else after as long as lay
-	// between the uses so far. 0: there were fewer than two. Never and Stay are said by Hint alone.
+	// NextUse is when the batch will be used again: as Hint has set, or else after as long as
+	// between the uses so far. 0: there were fewer than two. Never and Stay come from Hint alone.
 	NextUse int64
 	Uses    uint8 // how many handles were opened so far while no other was; 255 at most
 }
@@ -184,62 +157,39 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
-	watcher  interface{ Unleased() } // *watching; here, so that no payload needs an object for it
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload // nil when it is gone
+		payload     Payload       // nil when it is gone
+		traits      payloadTraits // of the payload; zero when it is gone
 		desc        *Descriptor
-		version     uint64    // changes so far
-		rare        *rare     // see rareLocked
-		store       *Observer // the repository that holds the batch; nil if none does
-		place       placed
-		lastUse     int64
-		gap         int64 // between uses, on average; 0 before the second
+		version     uint64   // changes so far
+		store       Observer // the repository that holds the batch; nil if none does
+		place       Place
 		tasks       tasks
-		partition   int32 // of place
-		subscribers int32
-		mark        atomic.Uint32 // see Mark; not guarded, here for want of room elsewhere
-		slot        atomic.Uint32 // see Slot; guarded by the store's lock
+		subscribers int
 		state       State
-		uses        uint8   // see Info.Uses
-		why         arrival // see Arrival
-		over        bool    // the observers know that it was dropped
-		came        ticks   // see Arrival
-	}
-}
+		over        bool          // the observers know that it was dropped
+		changed     chan struct{} // closed at the next change; nil without waiters
+		copies      []copyOf      // in other spaces, some of which may be gone; copied on write
 
-// rare is what most batches at rest do not have.
-type rare struct {
-	changed chan struct{} // closed at the next change; nil without waiters
-	copies  *copyOf       // in other spaces; immutable, and some may be gone
-	hint    int64         // 0 if there is none
-	own     said          // of a payload that is a program's own
-}
+		uses    uint8 // see Info.Uses
+		lastUse int64
+		gap     int64 // between uses, on average; 0 before the second
+		hint    int64 // 0 if there is none
 
-func (b *Batch) rareLocked() rare {
-	if b.mu.rare == nil {
-		return rare{}
-	}
-	return *b.mu.rare
-}
-
-func (b *Batch) setRareLocked(r rare) {
-	switch {
-	case r == rare{}:
-		b.mu.rare = nil
-	case b.mu.rare == nil:
-		b.mu.rare = &r
-	default:
-		*b.mu.rare = r
+		// See Arrival and Unread.
+		why    string
+		since  int64
+		unread bool
 	}
 }
 
 // tasks are the pending tasks of a batch, and those that have begun.
 type tasks struct {
 	first   uint64 // number of the oldest that is pending; 0 if there is none
-	pending int32
-	active  int32 // open handles
+	pending int
+	active  int // open handles
 }
 
 // created is the number of the last task of any batch.
@@ -275,18 +225,18 @@ func New(o Options) (*Batch, error) {
 	case o.ID == 0 && o.IDs == nil:
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	case o.Payload == nil:
-		return nil, fmt.Errorf("batch: the payload is nil: %w", &StateError{Batch: o.ID, Op: "new", Status: MissingData})
+		err := &StateError{Batch: o.ID, Op: "new", Status: MissingData}
+		return nil, fmt.Errorf("batch: the payload is nil: %w", err)
 	}
-	says, err := ask(o.Payload)
+	traits, err := inspect(o.Payload)
 	if err != nil {
 		return nil, err
 	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
-	b.watcher = (*watching)(b)
-	b.holdLocked(o.Payload, says)
-	b.mu.place, b.mu.partition = keepPlace(o.Place)
+	b.holdLocked(o.Payload, traits)
+	b.mu.place = o.Place
 	b.mu.lastUse = b.now()
-	b.mu.came = ticksOf(b.mu.lastUse)
+	b.mu.why, b.mu.since = put, b.mu.lastUse
 	for {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
@@ -295,7 +245,7 @@ func New(o Options) (*Batch, error) {
 		if err == nil {
 			b.watch(o.Payload)
 			if leased && !b.Info().Leased { // the last lease may have ended before it was watched
-				b.watcher.Unleased()
+				b.unleased()
 			}
 			return b, nil
 		}
@@ -305,7 +255,7 @@ func New(o Options) (*Batch, error) {
 	}
 }
 
-// register makes a new batch known to its observer, and returns whether it said that it is leased.
+// register makes a new batch known to its observer, and returns whether it is noted there as leased.
 func (b *Batch) register() (leased bool, err error) {
 	r, ok := b.observer.(Registrar)
 	if !ok {
@@ -320,19 +270,12 @@ func (b *Batch) register() (leased bool, err error) {
 // watch makes the end of the last lease on p's memory a change of the batch, which can be
 // moved from then on.
 func (b *Batch) watch(p Payload) {
-	switch w := p.(type) {
-	case *payload.Image: // not what embeds one: its OnUnleased is its own
-		w.Watch(&b.watcher)
-	case leased:
-		b.panics().Do("Payload.OnUnleased", func() { w.OnUnleased(b.watcher.Unleased) })
+	if l, ok := p.(leased); ok {
+		b.panics().Do("Payload.OnUnleased", func() { l.OnUnleased(b.unleased) })
 	}
 }
 
-// watching is a Batch as its payload's memory knows it.
-type watching Batch
-
-func (w *watching) Unleased() {
-	b := (*Batch)(w)
+func (b *Batch) unleased() {
 	b.mu.Lock()
 	c := b.changeLocked()
 	b.mu.Unlock()
@@ -352,17 +295,18 @@ func (b *Batch) ID() ID { return b.id }
 
 // Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
 // function, so the caller must hold no lock.
-func (b *Batch) Info() Info { return b.asked(b.Inside().Cut()) }
+func (b *Batch) Info() Info { return b.withLeases(b.Inside().Cut()) }
 
 func (b *Batch) infoLocked() Info {
-	says := b.saysLocked()
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.mu.state, Payload: b.mu.payload, Form: says.form, Bytes: says.bytes,
-		Pending: int(b.mu.tasks.pending), Task: b.mu.tasks.first, Active: int(b.mu.tasks.active), Subscribers: int(b.mu.subscribers),
-		Place: b.placeLocked(), LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(), Uses: b.mu.uses,
+		ID: b.id, Version: b.mu.version, State: b.mu.state,
+		Payload: b.mu.payload, Form: b.mu.traits.form, Bytes: b.mu.traits.bytes,
+		Pending: b.mu.tasks.pending, Task: b.mu.tasks.first, Active: b.mu.tasks.active,
+		Subscribers: b.mu.subscribers, Place: b.mu.place,
+		LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(), Uses: b.mu.uses,
 	}
-	if says.space != nil {
-		info.Space = says.space.ID()
+	if s := b.mu.traits.space; s != nil {
+		info.Space = s.ID()
 	}
 	if b.mu.desc != nil {
 		info.Descriptor, info.Rows = b.mu.desc, b.mu.desc.Rows
@@ -370,8 +314,8 @@ func (b *Batch) infoLocked() Info {
 	return info
 }
 
-// asked adds what only the payload knows. The payload is called with no lock held.
-func (b *Batch) asked(i Info) Info {
+// withLeases adds whether the payload is leased. The payload is called with no lock held.
+func (b *Batch) withLeases(i Info) Info {
 	lockrank.AssertNone("a payload is asked for its leases")
 	if l, ok := i.Payload.(leased); ok {
 		i.Leased = b.leases(l) > 0
@@ -397,7 +341,7 @@ func (b *Batch) Subscribe() (cancel func()) {
 	}
 }
 
-func (b *Batch) subscribe(n int32) {
+func (b *Batch) subscribe(n int) {
 	b.mu.Lock()
 	b.mu.subscribers += n
 	c := b.changeLocked()
@@ -408,18 +352,17 @@ func (b *Batch) subscribe(n int32) {
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
 	b.mu.Lock()
-	tell := b.setPlaceLocked(p)
+	announce := b.setPlaceLocked(p)
 	b.mu.Unlock()
-	tell()
+	announce()
 }
 
 // setPlaceLocked returns the function that announces the change.
-func (b *Batch) setPlaceLocked(p Place) (tell func()) {
-	at, partition := keepPlace(p)
-	if b.mu.place == at && b.mu.partition == partition {
+func (b *Batch) setPlaceLocked(p Place) (announce func()) {
+	if b.mu.place == p {
 		return func() {}
 	}
-	b.mu.place, b.mu.partition = at, partition
+	b.mu.place = p
 	c := b.changeLocked()
 	return func() { b.announce(c) }
 }
@@ -429,54 +372,45 @@ func (b *Batch) setPlaceLocked(p Place) (tell func()) {
 func (b *Batch) Changed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := b.rareLocked()
-	if r.changed == nil {
-		r.changed = make(chan struct{})
-		b.setRareLocked(r)
+	if b.mu.changed == nil {
+		b.mu.changed = make(chan struct{})
 	}
-	return r.changed
+	return b.mu.changed
 }
 
 // change is what is announced of a change, once the lock is free.
 type change struct {
 	now     Info
 	waiting chan struct{} // closed then; nil without waiters
-	store   *Observer     // nil if there is none
+	store   Observer      // nil if there is none
 	over    bool          // the observers know all that they need
 	event   events.Kind   // BatchUsed or BatchHinted; 0 for neither
 	hint    int64         // of BatchHinted
-	was     said          // of BatchDropped: the payload that was dropped
-	copies  *copyOf       // that the batch has no use for
+	was     payloadTraits // of BatchDropped: the payload that was dropped
+	copies  []copyOf      // that the batch has no use for
 }
 
 // changeLocked notes a change. The caller hands it to announce once the lock is free.
 func (b *Batch) changeLocked() change {
 	b.mu.version++
-	c := change{now: b.infoLocked(), store: b.mu.store, over: b.mu.over}
-	b.mu.over = b.mu.state == Released
-	if b.mu.rare == nil {
-		return c
+	c := change{now: b.infoLocked(), store: b.mu.store, over: b.mu.over, waiting: b.mu.changed}
+	b.mu.changed = nil
+	if b.mu.over = b.mu.state == Released; b.mu.over {
+		c.copies, b.mu.copies = b.mu.copies, nil
 	}
-	r := b.rareLocked()
-	c.waiting, r.changed = r.changed, nil
-	if b.mu.over {
-		c.copies, r.copies = r.copies, nil
-	}
-	b.setRareLocked(r)
 	return c
 }
 
-// announce calls the observers of a change, with no lock held, and returns what it told them.
+// announce calls the observers of a change, with no lock held, and returns the cut that they got.
 func (b *Batch) announce(c change) (now Info) {
 	lockrank.AssertNone("a batch's observers are called")
-	c.copies.drop()
+	dropCopies(c.copies)
 	if !c.over {
-		now = b.asked(c.now)
-		if c.store != nil {
-			b.tell(*c.store, now)
-		}
-		if b.observer != nil {
-			b.tell(b.observer, now)
+		now = b.withLeases(c.now)
+		for _, o := range []Observer{c.store, b.observer} {
+			if o != nil {
+				b.notify(o, now)
+			}
 		}
 	}
 	if c.event != 0 {
@@ -537,7 +471,7 @@ func (b *Batch) panics() *guard.Log {
 	return &unobserved
 }
 
-func (b *Batch) tell(o Observer, now Info) {
+func (b *Batch) notify(o Observer, now Info) {
 	defer b.panics().Recover("an observer of batches")
 	o.BatchChanged(b, now)
 }
@@ -634,21 +568,15 @@ func (b *Batch) CancelTask() error {
 // closed. Pending tasks are gone with it. While the batch is in transit Drop fails with a
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
-func (b *Batch) Drop() error { return b.drop(nil) }
-
-// drop is Drop. from, which may be nil, is a store that ceases to hold the batch with it.
-func (b *Batch) drop(from *Observer) error {
+func (b *Batch) Drop() error {
 	b.mu.Lock()
 	if err := b.barLocked("drop"); err != nil {
 		b.mu.Unlock()
 		return err
 	}
-	if b.mu.store == from {
-		b.mu.store = nil
-	}
 	b.mu.state = Released
 	b.mu.tasks.cancel()
-	was := b.saysLocked()
+	was := b.mu.traits
 	payload := b.takePayloadLocked()
 	c := b.changeLocked()
 	c.was = was
@@ -668,7 +596,7 @@ func (b *Batch) takePayloadLocked() Payload {
 		return nil
 	}
 	payload := b.mu.payload
-	b.holdLocked(nil, said{})
+	b.holdLocked(nil, payloadTraits{})
 	return payload
 }
 

@@ -79,7 +79,10 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		want func(*Info) // nil: no change
 	}{
 		{"new", func() error { return nil }, func(i *Info) { i.Form, i.Space, i.Bytes, i.Rows = GPUImage, gpu.ID(), 100, 3 }},
-		{"place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil }, func(i *Info) { i.Place = Place{Plan: 1, Rank: 2} }},
+		{
+			"place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil },
+			func(i *Info) { i.Place = Place{Plan: 1, Rank: 2} },
+		},
 		{"same place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil }, nil},
 		{"subscribe", func() error { cancel = b.Subscribe(); return nil }, func(i *Info) { i.Subscribers = 1 }},
 		{"unsubscribe", func() error { cancel(); return nil }, func(i *Info) { i.Subscribers = 0 }},
@@ -246,7 +249,7 @@ func TestOneStore(t *testing.T) {
 	b := newBatch(t, &form{space: gpu}, nil)
 	var first, second recorder
 	one, two := Observer(&first), Observer(&second)
-	now, tell, err := b.Inside().Store(&one, Place{Plan: 1})
+	now, tell, err := b.Inside().Store(one, Place{Plan: 1})
 	if err != nil || now.Place != (Place{Plan: 1}) {
 		t.Fatal(now, err)
 	}
@@ -254,30 +257,30 @@ func TestOneStore(t *testing.T) {
 		t.Errorf("the store was told %d times before tell", n)
 	}
 	tell()
-	for _, k := range []*Observer{&one, &two} {
+	for _, k := range []Observer{one, two} {
 		if _, _, err := b.Inside().Store(k, Place{Plan: 9}); !errors.Is(err, ErrStored) {
 			t.Errorf("stored twice: %v", err)
 		}
 	}
-	b.Inside().Unstore(&two) // not its
-	b.Inside().StoreAt(&two, Place{Plan: 9})()
-	tell = b.Inside().StoreAt(&one, Place{Plan: 1, Rank: 4})
+	b.Inside().Unstore(two) // not its
+	b.Inside().StoreAt(two, Place{Plan: 9})()
+	tell = b.Inside().StoreAt(one, Place{Plan: 1, Rank: 4})
 	if n := len(first.take()); n != 1 {
 		t.Errorf("the store was told %d times, want 1", n)
 	}
 	tell()
-	b.Inside().StoreAt(&one, Place{Plan: 1, Rank: 4})() // no change
+	b.Inside().StoreAt(one, Place{Plan: 1, Rank: 4})() // no change
 	if n := len(first.take()); n != 1 {
 		t.Errorf("the store was told of its place %d times, want 1", n)
 	}
-	b.Inside().Unstore(&one)
+	b.Inside().Unstore(one)
 	if got := b.Info().Place; got != (Place{Plan: 1, Rank: 4}) {
 		t.Errorf("place afterwards %+v", got)
 	}
-	if b.Inside().StoreAt(&one, Place{})(); b.Info().Place == (Place{}) {
+	if b.Inside().StoreAt(one, Place{})(); b.Info().Place == (Place{}) {
 		t.Error("a place was set by somebody who keeps nothing")
 	}
-	if _, tell, err = b.Inside().Store(&two, Place{Plan: 2}); err != nil {
+	if _, tell, err = b.Inside().Store(two, Place{Plan: 2}); err != nil {
 		t.Fatal(err)
 	}
 	tell()

@@ -17,7 +17,6 @@ type copyOf struct {
 	payload copyable
 	held    *copies.Copy
 	ended   func(used bool) // called once, when it is used or freed; may be nil
-	next    *copyOf
 }
 
 // copyable is a payload that can become a copy.
@@ -27,18 +26,20 @@ type copyable interface {
 	Buffers() []*tier.Buffer
 }
 
-// Copies lists the spaces where, beside the one in which the batch lies, its data lies as a copy,
-// the fastest tier first: a move there moves no bytes. A copy counts as free room
+// Copies lists the spaces other than the batch's own that hold a copy of its data, the fastest tier
+// first: a move there moves no bytes. A copy counts as free room
 // (tier.Usage.Cached). It goes when the room is needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for c := b.rareLocked().copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		if c.held.Listed() {
 			in = append(in, c.payload.Space().ID())
 		}
 	}
-	slices.SortFunc(in, func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal)) })
+	slices.SortFunc(in, func(a, b tier.ID) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
+	})
 	return in
 }
 
@@ -46,16 +47,16 @@ func (b *Batch) Copies() (in []tier.ID) {
 // memory may be used only while the payload's Hold keeps it.
 func (b inside) EachCopy(f func(Payload)) {
 	b.mu.Lock()
-	first := b.rareLocked().copies
+	all := b.mu.copies
 	b.mu.Unlock()
-	for c := first; c != nil; c = c.next {
+	for _, c := range all {
 		if c.held.Listed() {
 			f(c.payload)
 		}
 	}
 }
 
-// CopiedIn reports whether a copy lies in a space, which is not the one where the batch lies.
+// CopiedIn reports whether there is a copy in a space other than the batch's own.
 func (b inside) CopiedIn(s *tier.Space) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -69,7 +70,7 @@ func (b inside) Keep(t *Transit, ended func(used bool)) { t.keeps, t.copied = tr
 // Kept reports whether the commit of a transit of b has kept the old form as a copy.
 func (b inside) Kept(t *Transit) bool { return t.kept }
 
-// Revive returns the copy of a batch in transit that lies in r's space, drawn from r. form, unless
+// Revive returns the copy of a batch in transit in r's space, drawn from r. form, unless
 // it is "", is the one that it must have. The caller must commit or release it. Revive returns nil
 // if there is none, or if r does not have the room.
 func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
@@ -90,9 +91,9 @@ func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
 func (b inside) takeCopy(form PayloadType, space *tier.Space) *copyOf {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for c := b.rareLocked().copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		if c.payload.Space() == space && (form == "" || c.payload.Type() == form) && c.held.Take() {
-			return c
+			return &c
 		}
 	}
 	return nil
@@ -109,27 +110,27 @@ func (b inside) AddCopy(p Payload, of *Descriptor, ended func(used bool)) (added
 		ended(false)
 		return false
 	}
-	var said change
-	var over *copyOf
+	var noted change
+	var over []copyOf
 	b.mu.Lock()
-	if b.mu.state != Released && b.mu.desc == of && b.saysLocked().space != p.Space() && !b.copiedInLocked(p.Space()) {
+	if b.mu.state != Released && b.mu.desc == of && b.mu.traits.space != p.Space() && !b.copiedInLocked(p.Space()) {
 		added = true
 		over = b.addCopyLocked(c, false)
-		said = b.changeLocked()
+		noted = b.changeLocked()
 	}
 	b.mu.Unlock()
 	if !added {
-		c.drop()
+		c.held.Drop()
 		return false
 	}
-	b.announce(said)
-	over.drop()
+	b.announce(noted)
+	dropCopies(over)
 	return true
 }
 
 // copiedInLocked reports whether there is a copy in a space.
 func (b *Batch) copiedInLocked(space *tier.Space) bool {
-	for c := b.rareLocked().copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		if c.payload.Space() == space && c.held.Listed() {
 			return true
 		}
@@ -152,32 +153,27 @@ func keep(p Payload, ended func(used bool)) *copyOf {
 }
 
 // addCopyLocked puts c, which may be nil, before the copies that are left, in their order. It
-// returns those that the caller must drop: they lie where the batch does, or are stale.
-func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over *copyOf) {
-	r, space := b.rareLocked(), b.saysLocked().space
-	left := c
-	end := &left
+// returns those that the caller must drop: they are in the batch's space, or stale.
+func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over []copyOf) {
+	var left []copyOf
 	if c != nil {
-		end = &c.next
+		left = append(left, *c)
 	}
-	for c := r.copies; c != nil; c = c.next {
+	for _, c := range b.mu.copies {
 		switch {
 		case !c.held.Listed():
-		case stale || c.payload.Space() == space:
-			over = &copyOf{c.payload, c.held, c.ended, over}
+		case stale || c.payload.Space() == b.mu.traits.space:
+			over = append(over, c)
 		default:
-			*end = &copyOf{c.payload, c.held, c.ended, nil}
-			end = &(*end).next
+			left = append(left, c)
 		}
 	}
-	r.copies = left
-	b.setRareLocked(r)
+	b.mu.copies = left
 	return over
 }
 
-// drop drops a list of copies.
-func (c *copyOf) drop() {
-	for ; c != nil; c = c.next {
+func dropCopies(all []copyOf) {
+	for _, c := range all {
 		c.held.Drop()
 	}
 }

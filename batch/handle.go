@@ -51,17 +51,17 @@ func (b inside) Read(ctx context.Context, space tier.ID) (*Handle, error) {
 func (b inside) TryRead(space tier.ID) (*Handle, error) { return b.lock(reading(space)) }
 
 func reading(space tier.ID) opening {
-	return opening{space: space, anywhere: !space.Valid(), own: true, beside: true}
+	return opening{space: space, anywhere: !space.Valid(), own: true, keepPending: true}
 }
 
-// opening says how a handle is opened.
+// opening is how a handle is opened.
 type opening struct {
-	space    tier.ID
-	anywhere bool // in any space
-	own      bool // without a pending task, too
-	beside   bool // a pending task stays pending
-	last     bool // and the batch is dropped
-	owner    *reservation.Owner
+	space       tier.ID
+	anywhere    bool // in any space
+	own         bool // without a pending task, too
+	keepPending bool // a pending task stays pending
+	last        bool // and the batch is dropped
+	owner       *reservation.Owner
 }
 
 func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error) {
@@ -78,7 +78,7 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 	now := b.now() // a callback, so before the lock is taken
 	b.mu.Lock()
 	err := b.barLocked(op)
-	in := b.saysLocked().space
+	in := b.mu.traits.space
 	switch {
 	case err != nil:
 	case b.mu.tasks.pending == 0 && !o.own:
@@ -103,7 +103,7 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 // is free.
 func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	b.mu.state = Processing
-	if b.mu.tasks.pending > 0 && !o.beside {
+	if b.mu.tasks.pending > 0 && !o.keepPending {
 		b.mu.tasks.remove(true)
 	}
 	if o.last {
@@ -114,10 +114,10 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 		b.expectLocked(now)
 	}
 	b.mu.lastUse = max(b.mu.lastUse, now)
-	b.mu.why &^= unread
+	b.mu.unread = false
 	c := b.changeLocked()
 	c.event = events.BatchUsed
-	return &Handle{b: b, payload: b.mu.payload, space: b.saysLocked().space}, c
+	return &Handle{b: b, payload: b.mu.payload, space: b.mu.traits.space}, c
 }
 
 // begin enters the handle into the account of its space. It calls nothing of the payload, which
@@ -193,24 +193,22 @@ func (h *Handle) Close() error {
 	return release(payload)
 }
 
-// What Info.NextUse and Hint say besides a time.
+// Values of Info.NextUse and Hint that are no time.
 const (
 	Never = math.MaxInt64 // it will not be used again
 	Stay  = math.MinInt64 // it is to stay where it is as long as other batches can leave
 )
 
-// Hint tells when the batch will be used next, by Options.Clock: in unix nanoseconds, if that is
+// Hint sets when the batch will be used next, by Options.Clock: in unix nanoseconds, if that is
 // nil. Never and Stay are the other hints; 0 takes a hint back. Policies that look at Info.NextUse
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
 	b.mu.Lock()
-	r := b.rareLocked()
-	if r.hint == next || b.mu.state == Released {
+	if b.mu.hint == next || b.mu.state == Released {
 		b.mu.Unlock()
 		return
 	}
-	r.hint = next
-	b.setRareLocked(r)
+	b.mu.hint = next
 	c := b.changeLocked()
 	c.event, c.hint = events.BatchHinted, next
 	b.mu.Unlock()
@@ -223,9 +221,8 @@ const longestGap = int64(100 * 365 * 24 * time.Hour)
 // expectLocked is called when a use begins at now. The next is expected after the mean of what has
 // lain between uses so far; the last counts for a quarter.
 func (b *Batch) expectLocked(now int64) {
-	if r := b.rareLocked(); r.hint != 0 && r.hint != Stay {
-		r.hint = 0
-		b.setRareLocked(r)
+	if b.mu.hint != Stay {
+		b.mu.hint = 0
 	}
 	if b.mu.uses == 0 {
 		b.mu.uses = 1
@@ -241,8 +238,8 @@ func (b *Batch) expectLocked(now int64) {
 
 // nextUseLocked is Info.NextUse.
 func (b *Batch) nextUseLocked() int64 {
-	if hint := b.rareLocked().hint; hint != 0 || b.mu.gap == 0 {
-		return hint
+	if b.mu.hint != 0 || b.mu.gap == 0 {
+		return b.mu.hint
 	}
 	return min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
 }

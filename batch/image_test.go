@@ -43,12 +43,12 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestSize holds the record to what a million batches may cost. On 32 bits it is less.
+// TestSize: a batch takes a quarter of the 2 KiB that one at rest may take in all, at most.
 func TestSize(t *testing.T) {
 	size := reflect.TypeFor[Batch]().Size()
 	t.Logf("a batch is %d bytes, a handle %d, a transit %d, a descriptor %d", size,
 		reflect.TypeFor[Handle]().Size(), reflect.TypeFor[Transit]().Size(), reflect.TypeFor[Descriptor]().Size())
-	if size > 176 { // the allocator's next size is 192
-		t.Errorf("a batch is %d bytes, limit 176", size)
+	if size > 512 {
+		t.Errorf("a batch is %d bytes, limit 512", size)
 	}
 }

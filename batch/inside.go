@@ -1,8 +1,8 @@
 package batch
 
 import (
+	"cmp"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -14,14 +14,6 @@ type inside struct{ *Batch }
 // Inside returns what only this module's packages do with a batch. Programs have no use for it.
 func (b *Batch) Inside() inside { return inside{b} }
 
-// Mark is a number that one observer may keep in the batch, so that it need not search for what it
-// knows of it: who finds 0 and replaces it. It is 0 again when that observer forgets the batch.
-func (b inside) Mark() *atomic.Uint32 { return &b.mu.mark }
-
-// Slot is a number that the store that holds the batch may keep in it, under its own lock. Another
-// store may have replaced it when the batch is not in the former any more.
-func (b inside) Slot() *atomic.Uint32 { return &b.mu.slot }
-
 // Cut is Info for callers that hold a lock, of a lower rank than a batch's. It calls nothing of the
 // payload, so Leased is false.
 func (b inside) Cut() Info {
@@ -30,19 +22,19 @@ func (b inside) Cut() Info {
 	return b.infoLocked()
 }
 
-// Space returns the space that the batch lies in, nil if it is gone. It calls nothing of a program's
-// payload, which was asked when it came.
+// Space returns the space that holds the batch, nil if it is gone. It calls no method of a program's
+// payload.
 func (b inside) Space() *tier.Space {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.saysLocked().space
+	return b.mu.traits.space
 }
 
 // Store makes store, which is the same each time, the holder of the batch, and sets its place. A
 // batch has one store at most, so that it cannot be in two repositories, or in one twice:
 // ErrStored. The store is called at changes after the cut that Store returns, before the batch's
-// own observer. The caller may hold its own lock, and must call tell with no lock held.
-func (b inside) Store(store *Observer, p Place) (now Info, tell func(), err error) {
+// own observer. The caller may hold its own lock, and must call announce with no lock held.
+func (b inside) Store(store Observer, p Place) (now Info, announce func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -52,13 +44,13 @@ func (b inside) Store(store *Observer, p Place) (now Info, tell func(), err erro
 		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
 	b.mu.store = store
-	tell = b.setPlaceLocked(p)
-	return b.infoLocked(), tell, nil
+	announce = b.setPlaceLocked(p)
+	return b.infoLocked(), announce, nil
 }
 
-// StoreAt changes the place of a batch that store still holds. No observer is called before tell
-// is: store may hold its own lock here, and must call tell with no lock held.
-func (b inside) StoreAt(store *Observer, p Place) (tell func()) {
+// StoreAt changes the place of a batch that store still holds. No observer is called before
+// announce is: store may hold its own lock here, and must call announce with no lock held.
+func (b inside) StoreAt(store Observer, p Place) (announce func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mu.store != store {
@@ -69,7 +61,7 @@ func (b inside) StoreAt(store *Observer, p Place) (tell func()) {
 
 // Unstore ends what Store began; the batch keeps its place. If store does not hold
 // the batch, nothing happens.
-func (b inside) Unstore(store *Observer) {
+func (b inside) Unstore(store Observer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mu.store == store {
@@ -77,9 +69,29 @@ func (b inside) Unstore(store *Observer) {
 	}
 }
 
-// DropFrom is Drop by the store that holds the batch. The store is not called, and holds the batch
-// no longer, unless there is a StateError.
-func (b inside) DropFrom(store *Observer) error { return b.drop(store) }
+// put is the reason of a batch that never moved.
+const put = "put"
+
+// Arrives has the commit of a transit of b note why the batch comes to where it will be, and whether
+// that is slower.
+func (b inside) Arrives(t *Transit, why string, slower bool) {
+	t.why, t.unread = cmp.Or(why, "other"), slower
+}
+
+// Arrival returns why the batch is where it is ("put": it never moved), and since when, by the clock
+// of the batch.
+func (b inside) Arrival() (why string, since int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.why, b.mu.since
+}
+
+// Unread reports whether the batch has moved to a slower tier since it was used.
+func (b inside) Unread() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.unread
+}
 
 // Fits returns the error that a commit of a transit of b would return for p, and changes nothing.
 func (b inside) Fits(t *Transit, p Payload) error {
@@ -87,7 +99,7 @@ func (b inside) Fits(t *Transit, p Payload) error {
 	return err
 }
 
-// Describe is for tier.Space.Leaks and the like: it says where in which plan the batch is.
+// Describe adds where in which plan the batch is, for tier.Space.Leaks and the like.
 func (b inside) Describe(h *tier.Holding) {
 	place := b.Info().Place
 	h.Batch, h.Plan = uint64(b.id), place.Name

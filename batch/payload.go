@@ -71,7 +71,7 @@ type (
 
 // NewImage returns the image that d describes, whose body is in buf. It takes
 // buf over: Release releases it. buf is nil if, and only if, the body is empty;
-// space says then where the image counts as lying, and otherwise must be the
+// then space is where the image counts, and else it must be the
 // buffer's. shared are d's AllDictionaries in their order, in the same space: one
 // reference to each, which the image takes over and releases with itself. NewImage
 // panics on arguments that break this, because that is a bug in a converter.
@@ -101,16 +101,16 @@ func (e *UnmovableError) Error() string {
 // Unwrap returns ErrUnmovable and Err.
 func (e *UnmovableError) Unwrap() []error { return []error{ErrUnmovable, e.Err} }
 
-// said is what a payload says of itself.
-type said struct {
+// payloadTraits is what the methods of a payload have returned. They do not change.
+type payloadTraits struct {
 	form  PayloadType
 	space *tier.Space
 	bytes int64
-	desc  *Descriptor // nil if it has none
+	desc  *Descriptor // nil if the payload has none
 }
 
-// ask asks a payload that is offered, before anything changes. A panic is an error.
-func ask(p Payload) (s said, err error) {
+// inspect calls the methods of a payload that is offered, before anything changes. A panic is an error.
+func inspect(p Payload) (s payloadTraits, err error) {
 	defer guard.Error(&err, "a method of a payload")
 	if d, ok := p.(described); ok {
 		s.desc = d.Descriptor()
@@ -119,36 +119,11 @@ func ask(p Payload) (s said, err error) {
 	return s, nil
 }
 
-// saysLocked returns what the payload says of itself, without its descriptor. Only built-in
-// payloads are asked, because they call nothing.
-func (b *Batch) saysLocked() said {
-	switch p := b.mu.payload.(type) {
-	case nil:
-		return said{}
-	case *payload.Image:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	case *payload.Packed:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	case *payload.Table:
-		return said{form: p.Type(), space: p.Space(), bytes: p.Bytes()}
-	}
-	return b.rareLocked().own
-}
-
 // holdLocked makes p, which may be nil, the batch's payload. The batch keeps its descriptor if p
 // has none.
-func (b *Batch) holdLocked(p Payload, says said) {
-	b.mu.payload = p
-	if says.desc != nil {
-		b.mu.desc = says.desc
-	}
-	says.desc = nil
-	switch p.(type) {
-	case nil, *payload.Image, *payload.Packed, *payload.Table:
-		says = said{}
-	}
-	if r := b.rareLocked(); r.own != says {
-		r.own = says
-		b.setRareLocked(r)
+func (b *Batch) holdLocked(p Payload, traits payloadTraits) {
+	b.mu.payload, b.mu.traits = p, traits
+	if traits.desc != nil {
+		b.mu.desc = traits.desc
 	}
 }

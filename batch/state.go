@@ -69,7 +69,7 @@ func (s State) String() string {
 	return "invalid"
 }
 
-// Status says why an operation on a batch failed.
+// Status is why an operation on a batch failed.
 type Status uint8
 
 // The reasons.

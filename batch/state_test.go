@@ -210,7 +210,7 @@ func TestTransitions(t *testing.T) {
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
 		{"store", func(r *rig) error {
-			_, _, err := r.b.Inside().Store(new(Observer(new(recorder))), Place{Plan: 1})
+			_, _, err := r.b.Inside().Store(new(recorder), Place{Plan: 1})
 			return err
 		}, []outcome{
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), ok(TaskCreated, 2, 0),
@@ -354,7 +354,8 @@ func TestErrorTexts(t *testing.T) {
 	for s := TaskNotCreated; s <= MissingData+1; s++ {
 		names = append(names, s.String())
 	}
-	const all = "idle task-created processing in-transit released invalid task-not-created invalid-state space-mismatch missing-data unknown"
+	const all = "idle task-created processing in-transit released invalid " +
+		"task-not-created invalid-state space-mismatch missing-data unknown"
 	if got := strings.Join(names, " "); got != all {
 		t.Errorf("%q, want %q", got, all)
 	}

@@ -20,8 +20,9 @@ type Transit struct {
 	desc    *Descriptor // of the batch
 	keeps   bool        // a commit keeps the payload as a copy
 	copied  func(used bool)
-	kept    bool    // it did
-	why     arrival // that a commit notes; 0: nothing is
+	kept    bool   // it did
+	why     string // that a commit notes; "": nothing is
+	unread  bool   // and that the batch has moved to a slower tier
 	ended   atomic.Bool
 }
 
@@ -93,7 +94,7 @@ func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Hand
 
 // CommitRead is CommitOpen of a transit of b, but leaves pending tasks to their callers.
 func (b inside) CommitRead(ctx context.Context, t *Transit, p Payload) (h *Handle, err error) {
-	return t.commitOpen(ctx, p, opening{beside: true})
+	return t.commitOpen(ctx, p, opening{keepPending: true})
 }
 
 func (t *Transit) commitOpen(ctx context.Context, p Payload, o opening) (h *Handle, err error) {
@@ -114,7 +115,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	if t.ended.Load() {
 		return tier.ErrReleased
 	}
-	says, err := t.check(p)
+	traits, err := t.check(p)
 	if err != nil {
 		return err
 	}
@@ -124,21 +125,21 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	t.trace.end()
 	b := t.b
 	var now int64
-	if t.why != 0 {
+	if t.why != "" {
 		now = b.now()
 	}
 	b.watch(p)
 	// The bytes of another descriptor may be others: copies are of those that the batch had.
-	stale := says.desc != nil && t.desc != nil && says.desc != t.desc
+	stale := traits.desc != nil && t.desc != nil && traits.desc != t.desc
 	var kept *copyOf
 	if t.keeps && p != t.payload && !stale {
 		kept = keep(t.payload, t.copied)
 		t.kept = kept != nil
 	}
 	b.mu.Lock()
-	b.holdLocked(p, says)
-	if t.why != 0 {
-		b.mu.came, b.mu.why = ticksOf(now), t.why|b.mu.why&unread
+	b.holdLocked(p, traits)
+	if t.why != "" {
+		b.mu.why, b.mu.since, b.mu.unread = t.why, now, b.mu.unread || t.unread
 	}
 	over := b.addCopyLocked(kept, stale)
 	c := end()
@@ -147,7 +148,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	if p != t.payload && kept == nil {
 		t.releaseOld()
 	}
-	over.drop()
+	dropCopies(over)
 	return nil
 }
 
@@ -164,16 +165,16 @@ func (t *Transit) releaseOld() {
 }
 
 // check looks at what is offered, before anything changes.
-func (t *Transit) check(p Payload) (says said, err error) {
+func (t *Transit) check(p Payload) (traits payloadTraits, err error) {
 	if p != nil {
-		if says, err = ask(p); err != nil {
-			return said{}, err
+		if traits, err = inspect(p); err != nil {
+			return payloadTraits{}, err
 		}
 	}
-	if says.space == nil || says.desc != nil && t.desc != nil && says.desc.Rows != t.desc.Rows {
-		return said{}, &StateError{Batch: t.b.id, State: InTransit, Op: "commit", Status: MissingData}
+	if traits.space == nil || traits.desc != nil && t.desc != nil && traits.desc.Rows != t.desc.Rows {
+		return payloadTraits{}, &StateError{Batch: t.b.id, State: InTransit, Op: "commit", Status: MissingData}
 	}
-	return says, nil
+	return traits, nil
 }
 
 // Abort ends the transit and leaves the batch as it was. It returns

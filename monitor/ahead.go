@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/guard"
@@ -16,7 +17,7 @@ import (
 // needed.
 //
 // What is to be copied is searched for by the second: as much as the rate allows in that. A space
-// that was searched in vain is looked at again when its batches, its pressure or what disks have
+// where the search found nothing is searched again when its batches, its pressure or what disks have
 // of copies and room has changed. So an engine in which all copies are made sleeps.
 
 // writing is what the monitor remembers of that. It is for Run's goroutine alone, except for ended.
@@ -122,7 +123,8 @@ func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 				break
 			}
 			s.search.after, s.search.passed = Victim{ID: v.ID, Key: v.Key}, s.search.passed+v.Bytes
-			if v.not.Has(tier.Disk) || m.onDisk(v) {
+			onDisk := slices.ContainsFunc(disks, func(to *tier.Space) bool { return v.copied.Has(m.byID[to.ID()]) })
+			if v.not.Has(tier.Disk) || onDisk {
 				continue
 			}
 			job, bytes = append(job, v), bytes+v.Bytes
@@ -145,15 +147,8 @@ func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 	return nil, w
 }
 
-// onDisk reports whether there is a copy of v on a disk.
-func (m *Monitor) onDisk(v Victim) bool {
-	for i, s := range m.spaces {
-		if s.Kind() == tier.Disk && v.copied.Has(i) {
-			return true
-		}
-	}
-	return false
-}
+// century bounds how long the rate allows nothing else.
+const century = 100 * 365 * 24 * time.Hour
 
 // copyAhead copies batches as fast as the rate allows, until one fails.
 func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) written {
@@ -167,7 +162,7 @@ func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) writte
 			break
 		}
 		if now := v.Batch.Info(); !m.canLeave(now, s.ID()) {
-			_, _ = m.index.note(v.Batch, now, false) // leases begin without an announcement
+			_ = m.index.note(v.Batch, now, false) // leases begin without an announcement
 			continue
 		}
 		start := time.Now()
@@ -177,7 +172,8 @@ func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) writte
 			n, w.err = m.cfg.WriteAhead(ctx, v.Batch, quiet)
 		}()
 		if n > 0 { // with an error a part of it may have been written
-			w.next = start.Add(m.aheadTakes(v.Bytes))
+			took := float64(v.Bytes) / float64(m.cfg.AheadRate) * float64(time.Second)
+			w.next = start.Add(time.Duration(min(took, float64(century))))
 		}
 		if w.err != nil {
 			break
@@ -185,12 +181,6 @@ func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) writte
 		w.bytes += n
 	}
 	return w
-}
-
-// aheadTakes is how long the rate allows nothing else after so many bytes: a century at most.
-func (m *Monitor) aheadTakes(bytes int64) time.Duration {
-	const century = 100 * 365 * 24 * time.Hour
-	return time.Duration(min(float64(bytes)/float64(m.cfg.AheadRate)*float64(time.Second), float64(century)))
 }
 
 // pause waits, and returns why ctx has ended.
@@ -214,7 +204,7 @@ func (m *Monitor) stopWriting(now time.Time) {
 	}
 }
 
-// hasWritten notes the end of a goroutine. A space that was searched in vain is left until it has
+// hasWritten notes the end of a goroutine. A space where the search found nothing is left until it has
 // changed. After an error there is a pause, a longer one each time: others that use the
 // disks may go on for long, and a disk that is full or broken stays so for a while.
 func (m *Monitor) hasWritten(r written) {
@@ -248,11 +238,4 @@ func latest(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-// endWriting takes note of the end of a goroutine when Run ends.
-func (m *Monitor) endWriting() {
-	if m.writing.cancel != nil {
-		m.hasWritten(<-m.writing.ended)
-	}
 }

@@ -18,7 +18,7 @@ import (
 //
 // Clear waits for the moves, and for other calls for the same space, but for no release. A batch
 // that is in use, or finds no room in any slower tier, stays. So does one that cannot be converted,
-// with the pauses and the one event that it has in Run. Clear may be called beside Run, and without
+// with the pauses and the one event that it has in Run. Clear may be called while Run is running, and without
 // it.
 func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	i, ok := m.byID[id]
@@ -36,10 +36,45 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 		return
 	}
 	m.putBack(time.Now())
-	c := &clearing{m: m, from: s, place: i, targets: s.below(m.cfg.Reservations.Spaces(), nil), failures: make(map[tier.ID]int)}
+	targets := s.below(m.cfg.Reservations.Spaces(), nil)
+	failures := make(map[tier.ID]int) // in a row
+	over := false                     // nothing can be moved any more
+	// move moves a batch to the first slower space that has room, and reports whether it did.
+	move := func(v Victim) bool {
+		m.index.setAside(v.Batch, true) // from Run
+		not, aside := v.not, false
+		defer func() {
+			if !aside {
+				m.index.setAside(v.Batch, false)
+			}
+		}()
+		for _, to := range targets {
+			if not.Has(to.Kind()) || to.Lost() != nil || failures[to.ID()] >= giveUp {
+				continue
+			}
+			err := m.move(ctx, v, s.ID(), to.ID(), decide.Demand)
+			kind := kindOf(err, to.ID())
+			m.stats.count(kind, v.Bytes)
+			switch kind {
+			case moved:
+				failures[to.ID()] = 0
+				return true
+			case noRoom:
+			case unmovable:
+				r := result{choice: choice{Victim: v, From: i, To: m.byID[to.ID()]}, err: err}
+				not, aside = m.fault(r, kind, time.Now())
+			case failed:
+				failures[to.ID()]++
+				over = errors.Is(err, tier.ErrClosed)
+			default: // in use, or cancelled
+				return false
+			}
+		}
+		return false
+	}
 	seen := make(map[*batch.Batch]bool)
-	most := m.index.summary(i).count // batches may come as fast as others leave
-	for fresh := true; fresh && len(seen) < most; {
+	limit := m.index.summary(i).count // batches may come as fast as others leave
+	for fresh := true; fresh && len(seen) < limit; {
 		fresh = false
 		victims, _ := m.victims(nil, i, inEach(math.MaxInt64), shortlistMax)
 		for _, v := range victims {
@@ -47,54 +82,9 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 				continue
 			}
 			seen[v.Batch], fresh = true, true
-			if c.move(ctx, v) && enough() || ctx.Err() != nil || c.over {
+			if move(v) && enough() || ctx.Err() != nil || over {
 				return
 			}
 		}
 	}
-}
-
-// clearing is a Clear under way.
-type clearing struct {
-	m        *Monitor
-	from     *space
-	place    int // of from
-	targets  []*tier.Space
-	failures map[tier.ID]int // of moves in a row, by target
-	over     bool            // nothing can be moved any more
-}
-
-// move moves a batch to the first slower space that has room, and reports whether it did.
-func (c *clearing) move(ctx context.Context, v Victim) bool {
-	m := c.m
-	m.index.setAside(v.Batch, true) // from Run
-	not, aside := v.not, false
-	defer func() {
-		if !aside {
-			m.index.setAside(v.Batch, false)
-		}
-	}()
-	for _, to := range c.targets {
-		if not.Has(to.Kind()) || to.Lost() != nil || c.failures[to.ID()] >= giveUp {
-			continue
-		}
-		err := m.move(ctx, v, c.from.ID(), to.ID(), decide.Demand)
-		kind := kindOf(err, to.ID())
-		m.stats.count(kind, v.Bytes)
-		switch kind {
-		case moved:
-			c.failures[to.ID()] = 0
-			return true
-		case noRoom:
-		case unmovable:
-			r := result{choice: choice{Victim: v, From: c.place, To: m.byID[to.ID()]}, err: err}
-			not, aside = m.fault(r, kind, time.Now())
-		case failed:
-			c.failures[to.ID()]++
-			c.over = errors.Is(err, tier.ErrClosed)
-		default: // in use, or cancelled
-			return false
-		}
-	}
-	return false
 }

@@ -19,14 +19,14 @@ type costAware struct{}
 // batches. Those never used go in PlanOrder, those used once the latest first.
 //
 // What has not been used for much longer than between its uses goes before all these, and what
-// Batch.Hint says is not used again before all. The inputs of queued tasks go last, as in PlanOrder,
+// Batch.Hint declares as never used again before all. The inputs of queued tasks go last, as in PlanOrder,
 // and then what a hint keeps.
 func CostAware() Policy { return costAware{} }
 
 func (costAware) Name() string   { return "cost-aware" }
 func (costAware) String() string { return "cost-aware" }
 
-// The first words of costAware's keys. From unused on lie the classes of planKey.
+// The first words of costAware's keys. The classes of planKey begin at unused.
 const (
 	unneeded = iota
 	stale

@@ -14,8 +14,8 @@
 // # What moves
 //
 // At the trigger a space is relieved until it is below it, and at most as far below as it was
-// above; the stop mark ends that. Each step works this out anew: what others did in between
-// counts, and nothing is moved for a pressure that has gone. Waiting demand
+// above; the stop mark ends that. Each step computes this again: it sees
+// what changed in between, and moves nothing for a pressure that has gone. Waiting demand
 // frees what the waiters lack, at any pressure, and not more. Bytes that are on
 // their way already count: those of moves under way, and those that were freed and
 // that the device still works on. So no more than one batch's bytes leave beyond
@@ -50,7 +50,7 @@
 // If nothing can be moved for a space, an event is sent once, and the monitor looks again when
 // something changes. Waiters are refused with a tier.NoSpaceError if nobody is left to help: all
 // that is used in the space belongs to batches at rest, all slower tiers are full in the same way,
-// or none of the batches can be converted, and there was no sign of life for Config.StuckAfter.
+// or none of the batches can be converted, and there was no progress for Config.StuckAfter.
 // Owners that wait for each other hold something. The reservation manager detects those: it calls
 // Movable.
 //

@@ -22,7 +22,7 @@ type Move struct {
 	Reason   string // "trigger" or "demand"; see Stuck
 }
 
-// Pressure says that a space's pressure crossed one of its marks. All sizes are
+// Pressure reports that a space's pressure crossed one of its marks. All sizes are
 // bytes.
 type Pressure struct {
 	Space         tier.ID
@@ -33,7 +33,7 @@ type Pressure struct {
 	Lowest        bool // there is no tier below, so nothing will be moved
 }
 
-// Stuck says that a space needs bytes that nothing can be moved for. All sizes
+// Stuck reports that a space needs bytes that nothing can be moved for. All sizes
 // are bytes.
 type Stuck struct {
 	Space    tier.ID
@@ -43,8 +43,10 @@ type Stuck struct {
 	Limit    int64
 	Capacity int64
 	Waiters  int
-	Resting  int64 // in batches that are neither in use nor subscribed to; if this is 0 there is nothing to move until work in progress ends
-	Below    []Room
+	// Resting is in batches that are neither in use nor subscribed to. If it is 0 there is nothing to
+	// move until work in progress ends.
+	Resting int64
+	Below   []Room
 }
 
 // Room is what a slower space could take, in bytes.
@@ -53,7 +55,7 @@ type Room struct {
 	Available int64
 }
 
-// Refused says that waiters were sent away, because nothing that they wait for
+// Refused reports that waiters got an error, because nothing that they wait for
 // can ever be freed.
 type Refused struct {
 	Waiters int
@@ -72,7 +74,7 @@ type Unmovable struct {
 	Err       error // matches batch.ErrUnmovable
 }
 
-// Lost says that a space's device is lost. Nothing is moved from it or to it any more.
+// Lost reports that a space's device is lost. Nothing is moved from it or to it any more.
 type Lost struct {
 	Space tier.ID
 	Err   error // a *tier.LostError
@@ -85,7 +87,9 @@ type Events struct {
 	MoveBegun func(Move)
 	MoveEnded func(m Move, took time.Duration, err error)
 	Pressure  func(Pressure)
-	Stuck     func(Stuck) // once, until the space has got what it needs or moves again; and once when Resting has risen from 0
+	// Stuck is called once, until the space has got what it needs or moves again; and once when Resting
+	// has risen from 0.
+	Stuck     func(Stuck)
 	Refused   func(Refused)
 	Unmovable func(Unmovable) // once for each batch and form
 	Lost      func(Lost)      // once for each space
@@ -169,7 +173,8 @@ func slogEvents(l *slog.Logger) Events {
 		},
 		MoveEnded: func(m Move, took time.Duration, err error) {
 			if err == nil {
-				l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move has ended", append(m.attrs(), slog.Duration("took", took))...)
+				attrs := append(m.attrs(), slog.Duration("took", took))
+				l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move has ended", attrs...)
 				return
 			}
 			level, text := slog.LevelDebug, "spillway: a move failed; the batch stays where it is"
@@ -208,19 +213,24 @@ func slogEvents(l *slog.Logger) Events {
 				below[i] = fmt.Sprintf("%s has %d", r.Space, r.Available)
 			}
 			l.LogAttrs(ctx, level, text, slog.String("space", s.Space.String()), slog.String("reason", s.Reason),
-				slog.Int64("need", s.Need), slog.Int64("used", s.Used), slog.Int64("limit", s.Limit), slog.Int64("capacity", s.Capacity),
-				slog.Int("waiters", s.Waiters), slog.Int64("resting", s.Resting), slog.String("below", strings.Join(below, ", ")))
+				slog.Int64("need", s.Need), slog.Int64("used", s.Used), slog.Int64("limit", s.Limit),
+				slog.Int64("capacity", s.Capacity), slog.Int("waiters", s.Waiters), slog.Int64("resting", s.Resting),
+				slog.String("below", strings.Join(below, ", ")))
 		},
 		Unmovable: func(u Unmovable) {
-			l.LogAttrs(ctx, slog.LevelWarn, "spillway: a batch cannot be converted and stays where it is; others are moved instead",
-				slog.Uint64("batch", uint64(u.Batch)), slog.String("space", u.Space.String()), slog.String("to", u.To.String()),
+			const text = "spillway: a batch cannot be converted and stays where it is; others are moved instead"
+			l.LogAttrs(ctx, slog.LevelWarn, text, slog.Uint64("batch", uint64(u.Batch)),
+				slog.String("space", u.Space.String()), slog.String("to", u.To.String()),
 				slog.String("form", string(u.Form)), slog.Int64("bytes", u.Bytes), slog.Any("error", u.Err))
 		},
 		Lost: func(s Lost) {
-			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a space is lost", slog.String("space", s.Space.String()), slog.Any("error", s.Err))
+			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a space is lost",
+				slog.String("space", s.Space.String()), slog.Any("error", s.Err))
 		},
 		Refused: func(r Refused) {
-			l.LogAttrs(ctx, slog.LevelWarn, "spillway: waiters were refused: all room is taken by batches at rest, and no tier below has room",
+			const text = "spillway: waiters were refused: all room is taken by batches at rest, " +
+				"and no tier below has room"
+			l.LogAttrs(ctx, slog.LevelWarn, text,
 				slog.Int("waiters", r.Waiters), slog.String("full", joinIDs(r.Spaces)))
 		},
 	}
@@ -263,7 +273,7 @@ func kindOf(err error, to tier.ID) outcome {
 		return cancelled
 	case ofBatch(err):
 		return unmovable
-	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not know its space
+	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not name its space
 		return noRoom
 	case errors.As(err, &state):
 		return busy
@@ -272,7 +282,7 @@ func kindOf(err error, to tier.ID) outcome {
 }
 
 // ofBatch reports whether err is about the batch alone. Where a space is lost it is not, unless
-// that is what a converter says of something else.
+// that is a converter's error about another object.
 func ofBatch(err error) bool {
 	var own *batch.UnmovableError
 	return errors.Is(err, batch.ErrUnmovable) &&
@@ -280,7 +290,7 @@ func ofBatch(err error) bool {
 }
 
 // causeOf returns err if something else than the size of a space is the cause of a
-// tier.NoSpaceError in it: the file system that it lies on.
+// tier.NoSpaceError in it: the file system of the disk.
 func causeOf(err error) error {
 	var full *tier.NoSpaceError
 	if errors.As(err, &full) && full.Cause != nil {

@@ -74,10 +74,10 @@ type fault struct {
 	forget   time.Time
 	back     bool // it is a victim, and only its failures are remembered
 
-	own  [tier.Disk + 1]refused // conversions, by the tier that they were for
-	not  decide.Kinds           // the tiers of own whose pause is not over
-	why  error                  // of the last of own; nil if there was none
-	told bool                   // an Unmovable was sent
+	own      [tier.Disk + 1]refused // conversions, by the tier that they were for
+	not      decide.Kinds           // the tiers of own whose pause is not over
+	why      error                  // of the last of own; nil if there was none
+	reported bool                   // an Unmovable was sent
 }
 
 // refused counts the failures in a row of one conversion of a batch.
@@ -86,7 +86,7 @@ type refused struct {
 	until    time.Time
 }
 
-// form is what a batch is in a space. Its failures say nothing about another form.
+// form is what a batch is in a space. Its failures do not concern another form.
 type form struct {
 	space tier.ID
 	kind  batch.PayloadType
@@ -99,7 +99,7 @@ func formOf(b *batch.Batch) form {
 }
 
 // hopeful reports whether the next try may well succeed, so that it is worth waiting for. e is what
-// the index knows of the batch.
+// the index has of the batch.
 func (f *fault) hopeful(e *entry) bool {
 	if e.aside && !f.back && f.failures < giveUp && (f.edge == nil || !f.edge.broken()) {
 		return true
@@ -172,21 +172,11 @@ func (f *fault) due() time.Time {
 // fault records what went wrong with the batch of r. It returns the tiers that the batch is not to
 // be converted for, and whether it is skipped for a while.
 func (m *Monitor) fault(r result, kind outcome, now time.Time) (not decide.Kinds, aside bool) {
+	b, from, to, period := r.Victim.Batch, m.spaces[r.From], m.spaces[r.To], m.cfg.Period
+	is, report := formOf(b), false
 	m.index.mu.Lock()
-	f, tell := m.faultLocked(r, kind, now)
-	not, aside = f.not, !f.back
-	is := f.form
-	m.index.mu.Unlock()
-	if tell {
-		m.events.unmovable(Unmovable{Batch: r.Victim.ID, Place: r.Victim.Batch.Inside().Cut().Place, Space: is.space, To: m.spaces[r.To].ID(), Form: is.kind, Bytes: is.bytes, Err: r.err})
-	}
-	return not, aside
-}
-
-func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, tell bool) {
-	b, from, period := r.Victim.Batch, m.spaces[r.From], m.cfg.Period
-	is := formOf(b)
-	if f = m.faults[b]; f == nil || f.form != is {
+	f := m.faults[b]
+	if f == nil || f.form != is {
 		f = &fault{form: is}
 		m.faults[b] = f
 	}
@@ -199,20 +189,28 @@ func (m *Monitor) faultLocked(r result, kind outcome, now time.Time) (f *fault, 
 		e.fail(now, period)
 		e.why = r.err
 		f.failures++
-		f.edge, f.to = e, m.spaces[r.To].Kind()
+		f.edge, f.to = e, to.Kind()
 		f.until = now.Add(backoff(period, f.failures))
 	case unmovable:
-		f.back = !f.refused(m.spaces[r.To].Kind(), from.lower, now, period, r.err)
-		m.index.excludeLocked(b, is.kind, f.not)
-		tell = !f.back && !f.told && is.kind != "" // else it was dropped meanwhile
-		f.told = f.told || tell
+		f.back = !f.refused(to.Kind(), from.lower, now, period, r.err)
+		m.index.changeLocked(b, func(e *entry) { e.not, e.form = f.not, is.kind })
+		report = !f.back && !f.reported && is.kind != "" // else it was dropped meanwhile
+		f.reported = f.reported || report
 	}
 	f.remember(period)
 	if !f.back {
-		m.index.keepAsideLocked(b, is.kind)
+		m.index.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, is.kind })
 	}
 	m.lookAtLocked(f.due())
-	return f, tell
+	not, aside = f.not, !f.back
+	m.index.mu.Unlock()
+	if report {
+		m.events.unmovable(Unmovable{
+			Batch: r.Victim.ID, Place: b.Inside().Cut().Place, Space: is.space, To: to.ID(),
+			Form: is.kind, Bytes: is.bytes, Err: r.err,
+		})
+	}
+	return not, aside
 }
 
 // lookAtLocked makes putBack look at the faults at a time, or before.
@@ -220,25 +218,6 @@ func (m *Monitor) lookAtLocked(due time.Time) {
 	if m.due.IsZero() || due.Before(m.due) {
 		m.due = due
 	}
-}
-
-// succeeded notes that b was moved on an edge.
-func (m *Monitor) succeeded(b *batch.Batch, e *edge) {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	e.failures = 0
-	delete(m.faults, b)
-	m.index.allowLocked(b, 0)
-}
-
-// othersTellLocked reports whether the edge on which b failed has failed last, and there is another
-// batch to try it with.
-func (m *Monitor) othersTellLocked(b *batch.Batch, f *fault) bool {
-	if f.edge == nil || f.edge.failures == 0 {
-		return false
-	}
-	e := m.index.entryLocked(b)
-	return e != nil && m.index.smallestLocked(int(e.place))[f.to] > 0
 }
 
 // putBack makes batches victims again that were skipped for long enough, and lets conversions be
@@ -251,9 +230,18 @@ func (m *Monitor) putBack(now time.Time) {
 	}
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
-	if changes != m.changes {
+	if changes != m.changes { // batches that could not be converted are victims again
 		m.changes = changes
-		m.forgiveLocked()
+		for b, f := range m.faults {
+			if f.why == nil {
+				continue
+			}
+			if !f.back { // else it is a victim already, or being moved
+				m.index.setAsideLocked(b, false)
+			}
+			m.index.allowLocked(b, 0)
+			delete(m.faults, b)
+		}
 	}
 	if m.due.IsZero() || now.Before(m.due) {
 		return
@@ -264,36 +252,25 @@ func (m *Monitor) putBack(now time.Time) {
 			f.not = not
 			m.index.allowLocked(b, not)
 		}
-		if !f.back && !now.Before(f.until) && m.othersTellLocked(b, f) {
-			f.until = now.Add(backoff(m.cfg.Period, f.failures))
-			f.remember(m.cfg.Period)
-		}
 		if !f.back && !now.Before(f.until) {
-			f.back = true
-			m.index.setAsideLocked(b, false)
+			// If the edge has failed last, and there is another batch to try it with, that goes first.
+			e := m.index.mu.entries[b]
+			if f.edge != nil && f.edge.failures > 0 && e != nil && e.in.smallestLocked()[f.to] > 0 {
+				f.until = now.Add(backoff(m.cfg.Period, f.failures))
+				f.remember(m.cfg.Period)
+			} else {
+				f.back = true
+				m.index.setAsideLocked(b, false)
+			}
 		}
 		if !now.Before(f.forget) {
-			if m.index.numberLocked(b) == 0 || !f.told || formOf(b) != f.form {
+			if m.index.mu.entries[b] == nil || !f.reported || formOf(b) != f.form {
 				delete(m.faults, b)
 				continue
 			}
 			f.forget = now.Add(m.cfg.Period << (backoffMax + 1))
 		}
 		m.lookAtLocked(f.due())
-	}
-}
-
-// forgiveLocked makes victims again of all batches that could not be converted.
-func (m *Monitor) forgiveLocked() {
-	for b, f := range m.faults {
-		if f.why == nil {
-			continue
-		}
-		if !f.back { // else it is a victim already, or being moved
-			m.index.setAsideLocked(b, false)
-		}
-		m.index.allowLocked(b, 0)
-		delete(m.faults, b)
 	}
 }
 
@@ -304,14 +281,14 @@ func (m *Monitor) aside() []int {
 	defer m.index.mu.Unlock()
 	n := make([]int, len(m.spaces))
 	for b, f := range m.faults {
-		if e := m.index.entryLocked(b); e != nil && f.hopeful(e) {
-			n[e.place]++
+		if e := m.index.mu.entries[b]; e != nil && f.hopeful(e) {
+			n[e.in.place]++
 		}
 	}
 	return n
 }
 
-// cannotMove says which batches of space i cannot be converted for some tier, and why; "" if
+// cannotMove returns which batches of space i cannot be converted for some tier, and why; "" if
 // there are none.
 func (m *Monitor) cannotMove(i int) string {
 	m.index.mu.Lock()
@@ -319,7 +296,7 @@ func (m *Monitor) cannotMove(i int) string {
 	var n, bytes int64
 	var why error
 	for b, f := range m.faults {
-		if e := m.index.entryLocked(b); e != nil && e.not != 0 && int(e.place) == i {
+		if e := m.index.mu.entries[b]; e != nil && e.not != 0 && e.in.place == i {
 			n++
 			bytes += f.form.bytes
 			why = f.why

@@ -20,7 +20,10 @@ func (m inside) Headroom(id tier.ID, need int64) int64 {
 	if n == 0 {
 		return 0
 	}
-	at := decide.Space{Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i), Arriving: m.cfg.Reservations.Inside().Arriving(id), Headroom: n}
+	at := decide.Space{
+		Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i),
+		Arriving: m.cfg.Reservations.Inside().Arriving(id), Headroom: n,
+	}
 	return at.Keep(need)
 }
 

@@ -34,7 +34,7 @@ func TestMonitorHeadroom(t *testing.T) {
 		want(host0, 60*kib, 4*kib) // no more than there ever is beside it
 		want(disk0, kib, 0)
 		drop(a)
-		want(host0, kib, 10*kib) // sizes of one power of two are remembered together
+		want(host0, kib, 9*kib) // the largest that is left
 		drop(b)
 		want(host0, kib, 0)
 		c := w.put(disk0, 33*kib, seq(2))
@@ -85,7 +85,7 @@ func TestHeadroomBesideAHugeBatch(t *testing.T) {
 		if n := w.mon.Inside().Headroom(gpu0, kib); n != 10*kib {
 			t.Errorf("%d bytes are left free for a batch of 10 KiB, beside one of 33", n)
 		}
-		half := w.put(disk0, 32*kib, seq(2)) // remembered together with that of 33
+		half := w.put(disk0, 32*kib, seq(2))
 		if n := w.mon.Inside().Headroom(gpu0, kib); n != 32*kib {
 			t.Errorf("%d bytes are left free for a batch of 32 KiB, beside one of 33", n)
 		}

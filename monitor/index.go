@@ -1,22 +1,24 @@
 package monitor
 
 import (
-	"math/bits"
+	"cmp"
+	"math"
 	"slices"
 	"sync/atomic"
 
+	"github.com/google/btree"
+
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// index knows where all batches are and which of them could be moved down, in
-// the policy's order. It is the batch.Observer that an engine gives to its batches:
-// each change costs a look at that one batch and, if it became a victim or ceased
-// to be one, two steps in lists in order. No part of it is ever scanned.
+// index holds, for all batches, where they are and which of them could be moved down, in the policy's
+// order. It is the batch.Observer that an engine gives to its batches: each change costs a look at
+// that one batch, and steps in ordered trees if its place in one of them has changed. Nothing scans a
+// whole tree.
 //
 // A victim is idle or only waited for by tasks, is not empty, and has a slower tier to go to. It
 // has neither subscribers nor leases of its memory. Batches in the slowest tier are only counted.
@@ -30,41 +32,52 @@ type index struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Monitor]
-		entries compact.Table[*batch.Batch, entry]
-		others  map[*batch.Batch]uint32 // the numbers of batches that have another observer's mark
-		ids     compact.Set             // of batches; a wrapper of the index may hide a second one of an id
-		apart   map[uint32]apart        // by number
+		entries map[*batch.Batch]*entry
+		ids     map[batch.ID]*entry // the first of each id; a wrapper of the index may hide a second one
+		entered uint64              // how many entries there were so far
 		spaces  []spaceIndex
 		habits  decide.Habits // of the batches in entries
 	}
 }
 
-// entry is what is known of one batch. It has no pointers: there may be a million.
+// entry is the index's record of one batch. The index's lock guards it.
 type entry struct {
-	id batch.ID
+	b      *batch.Batch
+	id     batch.ID
+	number uint64 // ascending in the order of arrival
 	facts
-	told  uint32       // the lower half of the version of the batch that the facts are of
-	aside bool         // a move of it is under way, or failed a moment ago
-	kept  bool         // skipped after a failure, until its form is no longer that which failed
-	named bool         // it is the first of its id
-	not   decide.Kinds // the tiers that it cannot be converted for in this form
-	keyed uint32       // in which block of byKey it is; 0 for none
-	sized uint32       // of bySize
+	key     Key         // zero if the batch is no victim
+	in      *spaceIndex // where the batch is; nil if the entry is new or has left
+	version uint64      // of the batch when facts and key were noted
+
+	// What the monitor has noted after moves.
+	aside bool              // a move is under way, or failed a moment ago
+	kept  bool              // skipped after a failure, until the batch has another form
+	not   decide.Kinds      // the tiers that the batch cannot be converted for in this form
+	form  batch.PayloadType // for which kept and not hold
 }
 
-// newer is above 0 if a cut is newer than the facts, and below if it is older.
-func (e *entry) newer(now batch.Info) int32 { return int32(uint32(now.Version) - e.told) }
+// failed reports whether the monitor has noted something that holds for e.form alone.
+func (e *entry) failed() bool { return e.kept || e.not != 0 }
 
-// apart is what is known of few entries beyond that.
-type apart struct {
-	key  Key               // of a victim that is aside: byKey does not have it
-	form batch.PayloadType // that failed, where kept or not says so
+// fits reports whether a tier that the batch may go to has room for it.
+func (e *entry) fits(room byKind) bool {
+	for _, k := range tier.Kinds() {
+		if e.bytes <= room[k] && !e.not.Has(k) {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *entry) asVictim() Victim {
+	return Victim{Batch: e.b, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
 }
 
 // byKind has a number of bytes for each tier.
 type byKind [tier.Disk + 1]int64
 
-// inEach is n bytes for each tier.
+// inEach returns n bytes for each tier.
 func inEach(n int64) (all byKind) {
 	for k := range all {
 		all[k] = n
@@ -72,82 +85,93 @@ func inEach(n int64) (all byKind) {
 	return all
 }
 
-// facts are what the orders and sums are made from, beside the key.
+// facts are what the orders and sums are made from, besides the key.
 type facts struct {
 	bytes  int64
-	size   int64  // as an image
-	place  uint16 // index in spaces
-	rest   bool   // it is not being read, moved or dropped
-	idle   bool   // and has no subscribers
-	leased bool   // but readers hold its memory
-	victim bool   // it could go down unless it is skipped
-	active bool   // it has open handles
-	uses   uint8  // see batch.Info.Uses
+	size   int64 // as an image
+	rest   bool  // it is not being read, moved or dropped
+	idle   bool  // and has no subscribers
+	leased bool  // but readers hold its memory
+	victim bool  // it could go down unless it is skipped
+	active bool  // it has open handles
+	uses   uint8 // see batch.Info.Uses
 }
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
-	lowest  bool          // nothing below: nothing is listed, only counted
-	byKey   compact.Order // the victims
-	bySize  compact.Order // all that could go down, also with subscribers
-	count   int
-	bytes   int64
-	rest    int64 // bytes at rest
-	idle    int64 // of them, those without subscribers
-	sizes   sizeClasses
-	version uint64 // rises with every change
-	life    uint64 // rises with those that are not the monitor's vain tries to move a batch
+	place    int  // in spaces
+	lowest   bool // nothing below: batches are not listed, only counted
+	orders   [orders]*btree.BTreeG[*entry]
+	largest  *atomic.Int64 // the largest of bySize, to be read without the lock
+	bytes    int64
+	rest     int64  // bytes at rest
+	idle     int64  // of them, those without subscribers
+	version  uint64 // rises with every change of a batch
+	progress uint64 // rises with those that are not the monitor's failed tries to move a batch
 }
 
-// sizeClasses knows how large the largest batch of a space is. Each class holds the sizes of one
-// power of two, and the largest and the smallest that have been in it since it was empty.
-type sizeClasses struct {
-	count       [64]uint32
-	top, bottom [64]int64
-	most        atomic.Int64 // read without the lock
-}
+// The orders of a space's batches. In each, entries that are equal are ordered by id and number.
+const (
+	byKey   = iota // the victims
+	byBytes        // all that could go down, also with subscribers
+	bySize         // all
+	orders
+)
 
-func (c *sizeClasses) add(bytes int64) {
-	k := bits.Len64(uint64(bytes))
-	if c.count[k]++; c.count[k] == 1 {
-		c.bottom[k] = bytes
+// orders returns the orders that an entry is in; the others are nil.
+func (e *entry) orders() (in [orders]*btree.BTreeG[*entry]) {
+	if e.in == nil {
+		return in
 	}
-	c.top[k], c.bottom[k] = max(c.top[k], bytes), min(c.bottom[k], bytes)
-	c.most.Store(max(c.most.Load(), c.top[k]))
+	in[bySize] = e.in.orders[bySize]
+	if e.aside || e.in.lowest {
+		return in
+	}
+	if e.victim {
+		in[byKey] = e.in.orders[byKey]
+	}
+	if e.rest && e.bytes > 0 {
+		in[byBytes] = e.in.orders[byBytes]
+	}
+	return in
 }
 
-func (c *sizeClasses) remove(bytes int64) {
-	k := bits.Len64(uint64(bytes))
-	if c.count[k]--; c.count[k] > 0 {
-		return
+func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *index {
+	x := &index{policy: policy, places: make(map[tier.ID]int), gained: gained}
+	x.mu.entries = make(map[*batch.Batch]*entry)
+	x.mu.ids = make(map[batch.ID]*entry)
+	x.mu.spaces = make([]spaceIndex, len(ids))
+	by := func(compare func(a, b *entry) int) *btree.BTreeG[*entry] {
+		return btree.NewG(32, func(a, b *entry) bool {
+			return cmp.Or(compare(a, b), cmp.Compare(a.id, b.id), cmp.Compare(a.number, b.number)) < 0
+		})
 	}
-	c.top[k] = 0
-	for k = 63; k > 0 && c.count[k] == 0; k-- {
+	for i, id := range ids {
+		x.places[id] = i
+		s := &x.mu.spaces[i]
+		s.place, s.lowest, s.largest = i, lowest(i), new(atomic.Int64)
+		s.orders[byKey] = by(func(a, b *entry) int { return slices.Compare(a.key[:], b.key[:]) })
+		s.orders[byBytes] = by(func(a, b *entry) int { return cmp.Compare(a.bytes, b.bytes) })
+		s.orders[bySize] = by(func(a, b *entry) int { return cmp.Compare(a.size, b.size) })
 	}
-	c.most.Store(c.top[k])
+	return x
 }
 
-// largestUpTo returns the bytes of the largest batch that has at most so many. It may be more, but
-// not more than bytes: sizes of a class are remembered together.
-func (c *sizeClasses) largestUpTo(bytes int64) int64 {
-	for k := bits.Len64(uint64(bytes)); k > 0; k-- {
-		if c.count[k] > 0 && c.bottom[k] <= bytes {
-			return min(c.top[k], bytes)
-		}
-	}
-	return 0
-}
-
-// largest returns the bytes of the largest batch in a space that has at most so many. It takes no
+// largest returns the bytes of the largest batch in a space that has at most atMost. It takes no
 // lock if none has more.
-func (x *index) largest(place int, atMost int64) int64 {
-	c := &x.mu.spaces[place].sizes
-	if n := c.most.Load(); n <= atMost {
+func (x *index) largest(place int, atMost int64) (bytes int64) {
+	s := &x.mu.spaces[place]
+	if n := s.largest.Load(); n <= atMost {
 		return n
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return c.largestUpTo(atMost)
+	last := &entry{facts: facts{size: atMost}, id: math.MaxUint64}
+	s.orders[bySize].DescendLessOrEqual(last, func(e *entry) bool {
+		bytes = e.size
+		return false
+	})
+	return bytes
 }
 
 // resting returns how many bytes of a space are of batches at rest.
@@ -157,294 +181,175 @@ func (x *index) resting(place int) int64 {
 	return x.mu.spaces[place].rest
 }
 
-func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *index {
-	x := &index{policy: policy, places: make(map[tier.ID]int), gained: gained}
-	x.mu.others = make(map[*batch.Batch]uint32)
-	x.mu.apart = make(map[uint32]apart)
-	x.mu.entries.Moved = x.movedLocked
-	x.mu.spaces = make([]spaceIndex, len(ids))
-	for i, id := range ids {
-		x.places[id] = i
-		s := &x.mu.spaces[i]
-		s.lowest = lowest(i)
-		s.byKey.Block = func(n uint32) *uint32 { return &x.mu.entries.At(n).keyed }
-		s.byKey.Tie = func(n uint32) uint64 { return uint64(x.mu.entries.At(n).id) }
-		s.bySize.Block = func(n uint32) *uint32 { return &x.mu.entries.At(n).sized }
-	}
-	return x
-}
-
-// numberLocked returns the number of a batch's entry; 0 if it has none.
-func (x *index) numberLocked(b *batch.Batch) uint32 {
-	if n := b.Inside().Mark().Load(); n != 0 && x.mu.entries.Of(n) == b {
-		return n
-	}
-	return x.mu.others[b]
-}
-
-// entryLocked returns a batch's entry; nil if it has none. It is valid while the lock is held.
-func (x *index) entryLocked(b *batch.Batch) *entry {
-	if n := x.numberLocked(b); n != 0 {
-		return x.mu.entries.At(n)
-	}
-	return nil
-}
-
 // BatchChanged notes what b is like now. It implements batch.Observer.
-func (x *index) BatchChanged(b *batch.Batch, now batch.Info) {
-	if gained, _ := x.note(b, now, false); gained {
-		x.gained()
-	}
-}
+func (x *index) BatchChanged(b *batch.Batch, now batch.Info) { _ = x.note(b, now, false) }
 
 // Register notes a new batch. A second one of an id is batch.ErrDuplicateID. It implements
 // batch.Registrar.
-func (x *index) Register(b *batch.Batch, now batch.Info) error {
-	gained, err := x.note(b, now, true)
-	if gained {
-		x.gained()
-	}
-	return err
-}
+func (x *index) Register(b *batch.Batch, now batch.Info) error { return x.note(b, now, true) }
 
 // Knows reports whether b was announced to the index, and not dropped. It implements
 // batch.Registrar.
 func (x *index) Knows(b *batch.Batch) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.numberLocked(b) != 0
+	return x.mu.entries[b] != nil
 }
 
-// note notes a cut through b and reports whether that makes b a victim which it was not before. A
-// new batch is refused if its id is known.
+// note notes a cut through b. A new batch is refused if its id is known.
 //
 // The policy is called without the lock. Meanwhile a newer cut may have been recorded, and stays.
 // Cuts of the same version differ in leases only, which begin without an announcement.
-func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) (gained bool, err error) {
+func (x *index) note(b *batch.Batch, now batch.Info, isNew bool) error {
 	var key Key
-	if x.victim(now) {
+	if movable(now) {
 		key = x.keyOf(now)
 	}
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	n, e := x.numberLocked(b), x.entryLocked(b)
-	if e != nil && e.newer(now) < 0 || e == nil && !isNew && now.Version != b.Inside().Cut().Version {
-		return false, nil // a newer one was announced, or is about to be
+	gained, err := x.noteLocked(b, now, key, isNew)
+	x.mu.Unlock()
+	if gained {
+		x.gained()
 	}
-	place, known := x.places[now.Space]
-	if e != nil {
-		x.useLocked(e, now)
-	}
-	if now.State == batch.Released || !known {
-		if e != nil {
-			x.mu.habits.Leave(e.uses)
-			x.removeLocked(n, e)
-			x.mu.spaces[e.place].life++
-			x.forgetLocked(n, e)
-		}
-		return false, nil
-	}
-	if isNew && x.mu.ids.Has(uint64(now.ID)) {
-		return false, batch.ErrDuplicateID
-	}
-	rest := (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
-	f := facts{
-		place: uint16(place), bytes: now.Bytes, size: imageSize(now), leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
-		victim: x.victim(now) && !now.Leased && !x.mu.spaces[place].lowest, active: now.Active > 0, uses: now.Uses,
-	}
-	if !f.victim {
-		key = Key{}
-	}
-	entered := e == nil
-	if entered {
-		n, e = x.enterLocked(b, now.ID)
-		x.mu.habits.Enter(now.Uses)
-	} else if same := x.keyLocked(n, e) == key; same && e.facts == f && !(e.failed() && x.mu.apart[n].form != now.Form) {
-		if s := &x.mu.spaces[place]; x.victim(now) && !f.victim && e.newer(now) > 0 { // its key may be another
-			s.version++
-			s.life++
-		}
-		e.told = uint32(now.Version)
-		return false, nil
-	} else if e.place == f.place {
-		// Most changes leave the place and the size as they are, and one order of
-		// the two.
-		if !same {
-			x.unkeyLocked(n, e)
-		}
-		if e.bytes != f.bytes {
-			x.unsizeLocked(n, e)
-		}
-		x.uncountLocked(e)
-	} else {
-		x.removeLocked(n, e)
-	}
-	was := e.victim
-	arrives := entered || e.place != f.place || e.bytes != f.bytes
-	if arrives && !entered {
-		x.mu.spaces[e.place].life++
-	}
-	if arrives || !e.aside || e.kept {
-		x.mu.spaces[f.place].life++
-	}
-	form := x.mu.apart[n].form
-	if e.failed() && (e.place != f.place || e.bytes != f.bytes || form != now.Form) {
-		e.aside, e.kept, e.not, was = e.aside && !e.kept, false, 0, false
-	}
-	e.facts, e.told = f, uint32(now.Version)
-	x.countLocked(e)
-	x.listLocked(n, e, key, form)
-	return f.victim && !was, nil
+	return err
 }
 
-// imageSize returns how many bytes a batch takes where nothing is packed.
-func imageSize(now batch.Info) int64 {
-	if now.Descriptor == nil {
-		return now.Bytes
-	}
-	return max(now.Bytes, now.Descriptor.Body)
-}
-
-// failed reports whether something is remembered of e that holds for its form alone.
-func (e *entry) failed() bool { return e.kept || e.not != 0 }
-
-func (x *index) enterLocked(b *batch.Batch, id batch.ID) (n uint32, e *entry) {
-	n = x.mu.entries.Add(b)
-	if !b.Inside().Mark().CompareAndSwap(0, n) {
-		x.mu.others[b] = n
-	}
-	e = x.mu.entries.At(n)
-	e.id = id
-	if e.named = !x.mu.ids.Has(uint64(id)); e.named {
-		x.mu.ids.Add(uint64(id))
-	}
-	return n, e
-}
-
-func (x *index) forgetLocked(n uint32, e *entry) {
-	b := x.mu.entries.Of(n)
-	if e.named {
-		x.mu.ids.Remove(uint64(e.id))
-	}
-	if x.mu.others[b] == n {
-		delete(x.mu.others, b)
-	} else {
-		b.Inside().Mark().Store(0)
-	}
-	delete(x.mu.apart, n)
-	x.mu.entries.Remove(n)
-}
-
-// movedLocked is told that an entry has another number.
-func (x *index) movedLocked(b *batch.Batch, from, to uint32) {
-	if x.mu.others[b] == from {
-		x.mu.others[b] = to
-	} else {
-		b.Inside().Mark().Store(to)
-	}
-	if a, ok := x.mu.apart[from]; ok {
-		delete(x.mu.apart, from)
-		x.mu.apart[to] = a
-	}
-	e := x.mu.entries.At(to)
-	s := &x.mu.spaces[e.place]
-	if e.keyed != 0 {
-		s.byKey.Renumber(from, to)
-	}
-	if e.sized != 0 {
-		s.bySize.Renumber(from, to)
-	}
-}
-
-// keyLocked returns the key of a victim, and the zero one of others.
-func (x *index) keyLocked(n uint32, e *entry) Key {
-	if e.keyed != 0 {
-		return Key(x.mu.spaces[e.place].byKey.Key(n))
-	}
-	return x.mu.apart[n].key
-}
-
-// victim reports whether a batch could be moved as far as its own state goes.
-func (x *index) victim(info batch.Info) bool {
+// movable reports whether a batch could be moved as far as its own state goes.
+func movable(info batch.Info) bool {
 	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
 }
 
-// useLocked notes whether a batch is in use, and how often it was.
-func (x *index) useLocked(e *entry, now batch.Info) {
-	if now.Active > 0 && !e.active {
-		x.mu.habits.Use(e.uses, now.LastUse)
+// noteLocked reports whether the cut makes b a victim which it was not before.
+func (x *index) noteLocked(b *batch.Batch, now batch.Info, key Key, isNew bool) (gained bool, err error) {
+	e := x.mu.entries[b]
+	switch {
+	case e != nil && now.Version < e.version:
+		return false, nil
+	case e == nil && !isNew && now.Version != b.Inside().Cut().Version:
+		return false, nil // a newer one was announced, or is about to be
+	case e == nil && isNew && x.mu.ids[now.ID] != nil:
+		return false, batch.ErrDuplicateID
 	}
-	x.mu.habits.Leave(e.uses)
-	e.active, e.uses = now.Active > 0, now.Uses
-	x.mu.habits.Enter(e.uses)
-}
-
-func (x *index) countLocked(e *entry) {
-	s := &x.mu.spaces[e.place]
+	if e != nil {
+		if now.Active > 0 && !e.active {
+			x.mu.habits.Use(e.uses, now.LastUse)
+		}
+		x.mu.habits.Leave(e.uses)
+		e.active, e.uses = now.Active > 0, now.Uses
+	}
+	place, known := x.places[now.Space]
+	if now.State == batch.Released || !known {
+		if e != nil {
+			e.in.version++
+			e.in.progress++
+			replaceLocked(e, entry{})
+			delete(x.mu.entries, b)
+			if x.mu.ids[now.ID] == e {
+				delete(x.mu.ids, now.ID)
+			}
+		}
+		return false, nil
+	}
+	x.mu.habits.Enter(now.Uses)
+	if e == nil {
+		x.mu.entered++
+		e = &entry{b: b, id: now.ID, number: x.mu.entered}
+		x.mu.entries[b] = e
+		if x.mu.ids[e.id] == nil {
+			x.mu.ids[e.id] = e
+		}
+	}
+	s := &x.mu.spaces[place]
+	next := *e
+	next.in, next.version = s, now.Version
+	rest := (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
+	next.facts = facts{
+		bytes: now.Bytes, size: now.Bytes, leased: now.Leased, rest: rest, idle: rest && now.Subscribers == 0,
+		victim: movable(now) && !now.Leased && !s.lowest, active: now.Active > 0, uses: now.Uses,
+	}
+	if now.Descriptor != nil { // where nothing is compressed
+		next.size = max(now.Bytes, now.Descriptor.Body)
+	}
+	if next.key = key; !next.victim {
+		next.key = Key{}
+	}
+	arrives, newForm, was := e.in != s || e.bytes != next.bytes, e.failed() && e.form != now.Form, e.victim
+	if !arrives && !newForm && e.key == next.key && e.facts == next.facts {
+		if movable(now) && !next.victim && now.Version > e.version { // its key may be another
+			s.version++
+			s.progress++
+		}
+		e.version = now.Version
+		return false, nil
+	}
+	if e.in != nil {
+		e.in.version++
+	}
 	s.version++
-	s.count++
-	s.bytes += e.bytes
-	s.sizes.add(e.size)
-	if e.rest {
-		s.rest += e.bytes
+	if arrives && e.in != nil {
+		e.in.progress++
 	}
-	if e.idle {
-		s.idle += e.bytes
+	if arrives || !e.aside || e.kept {
+		s.progress++
+	}
+	if e.failed() && (arrives || newForm) {
+		next.aside, next.kept, next.not, was = e.aside && !e.kept, false, 0, false
+	}
+	replaceLocked(e, next)
+	return next.victim && !was, nil
+}
+
+// replaceLocked makes e what next is, in the sums and the orders, too.
+func replaceLocked(e *entry, next entry) {
+	from, to := e.orders(), next.orders()
+	stays := [orders]bool{byKey: e.key == next.key, byBytes: e.bytes == next.bytes, bySize: e.size == next.size}
+	for i, order := range from {
+		if stays[i] = stays[i] && order == to[i]; order != nil && !stays[i] {
+			order.Delete(e)
+		}
+	}
+	e.in.add(e.facts, -1)
+	old := e.in
+	*e = next
+	e.in.add(e.facts, 1)
+	for i, order := range to {
+		if order != nil && !stays[i] {
+			order.ReplaceOrInsert(e)
+		}
+	}
+	for _, s := range []*spaceIndex{old, e.in} {
+		if s == nil {
+			continue
+		}
+		if top, ok := s.orders[bySize].Max(); ok {
+			s.largest.Store(top.size)
+		} else {
+			s.largest.Store(0)
+		}
 	}
 }
 
-func (x *index) uncountLocked(e *entry) {
-	s := &x.mu.spaces[e.place]
-	if e.rest {
-		s.rest -= e.bytes
+// add adds an entry's bytes to the sums, or with a sign of -1 takes them out. s may be nil.
+func (s *spaceIndex) add(f facts, sign int64) {
+	if s == nil {
+		return
 	}
-	if e.idle {
-		s.idle -= e.bytes
+	s.bytes += sign * f.bytes
+	if f.rest {
+		s.rest += sign * f.bytes
 	}
-	s.bytes -= e.bytes
-	s.sizes.remove(e.size)
-	s.count--
-	s.version++
-}
-
-func (x *index) removeLocked(n uint32, e *entry) {
-	x.unkeyLocked(n, e)
-	x.unsizeLocked(n, e)
-	x.uncountLocked(e)
-}
-
-// listLocked puts an entry into the orders that it belongs in and takes it out of the others. key
-// is its key, and form what failed, if something did.
-func (x *index) listLocked(n uint32, e *entry, key Key, form batch.PayloadType) {
-	s := &x.mu.spaces[e.place]
-	listed := !e.aside && !s.lowest
-	if !listed || !e.victim {
-		x.unkeyLocked(n, e)
-	} else if e.keyed == 0 {
-		s.byKey.Insert(n, compact.Key(key))
-	}
-	if !listed || !e.rest || e.bytes == 0 {
-		x.unsizeLocked(n, e)
-	} else if e.sized == 0 {
-		s.bySize.Insert(n, compact.Key{uint64(e.bytes)})
-	}
-	if e.aside && e.victim || e.failed() {
-		x.mu.apart[n] = apart{key, form}
-	} else {
-		delete(x.mu.apart, n)
+	if f.idle {
+		s.idle += sign * f.bytes
 	}
 }
 
-func (x *index) unkeyLocked(n uint32, e *entry) {
-	if e.keyed != 0 {
-		x.mu.spaces[e.place].byKey.Remove(n)
-	}
-}
-
-func (x *index) unsizeLocked(n uint32, e *entry) {
-	if e.sized != 0 {
-		x.mu.spaces[e.place].bySize.Remove(n)
+// changeLocked changes what the monitor has noted of b, if b is there.
+func (x *index) changeLocked(b *batch.Batch, change func(e *entry)) {
+	if e := x.mu.entries[b]; e != nil {
+		next := *e
+		change(&next)
+		replaceLocked(e, next)
 	}
 }
 
@@ -456,36 +361,12 @@ func (x *index) setAside(b *batch.Batch, aside bool) {
 }
 
 func (x *index) setAsideLocked(b *batch.Batch, aside bool) {
-	x.changeLocked(b, func(e *entry, _ *batch.PayloadType) { e.aside, e.kept = aside, false })
-}
-
-// keepAsideLocked takes b out of the victims until it is put back or has another form, size or
-// place.
-func (x *index) keepAsideLocked(b *batch.Batch, form batch.PayloadType) {
-	x.changeLocked(b, func(e *entry, failed *batch.PayloadType) { e.aside, e.kept, *failed = true, true, form })
-}
-
-// excludeLocked keeps b out of some tiers until they are allowed again or it has another form,
-// size or place.
-func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not decide.Kinds) {
-	x.changeLocked(b, func(e *entry, failed *batch.PayloadType) { e.not, *failed = not, form })
+	x.changeLocked(b, func(e *entry) { e.aside, e.kept = aside, false })
 }
 
 // allowLocked ends the exclusion of b from all tiers but those in not.
 func (x *index) allowLocked(b *batch.Batch, not decide.Kinds) {
-	x.changeLocked(b, func(e *entry, _ *batch.PayloadType) { e.not &= not })
-}
-
-// changeLocked changes what is remembered of b beside its facts, if it is there.
-func (x *index) changeLocked(b *batch.Batch, f func(e *entry, failed *batch.PayloadType)) {
-	n := x.numberLocked(b)
-	if n == 0 {
-		return
-	}
-	e := x.mu.entries.At(n)
-	key, form := x.keyLocked(n, e), x.mu.apart[n].form
-	f(e, &form)
-	x.listLocked(n, e, key, form)
+	x.changeLocked(b, func(e *entry) { e.not &= not })
 }
 
 // summary is a cut through one space's part of the index.
@@ -497,7 +378,7 @@ type summary struct {
 	smallest byKind // bytes of the smallest batch that could go to a tier; 0 if there is none
 	victims  int    // without those that are set aside
 	version  uint64
-	life     uint64
+	progress uint64
 }
 
 func (x *index) summary(place int) summary {
@@ -505,26 +386,24 @@ func (x *index) summary(place int) summary {
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
 	return summary{
-		count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: x.smallestLocked(place), victims: s.byKey.Len(), version: s.version, life: s.life,
+		count: s.orders[bySize].Len(), bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: s.smallestLocked(),
+		victims: s.orders[byKey].Len(), version: s.version, progress: s.progress,
 	}
 }
 
 // smallestLocked looks past batches that are excluded from a tier: they are few, or all there are.
-func (x *index) smallestLocked(place int) (bytes byKind) {
+func (s *spaceIndex) smallestLocked() (bytes byKind) {
 	left := tier.Kinds()
 	open := left[:]
-	for n := range x.mu.spaces[place].bySize.All() {
-		e := x.mu.entries.At(n)
+	s.orders[byBytes].Ascend(func(e *entry) bool {
 		open = slices.DeleteFunc(open, func(k tier.Kind) bool {
 			if !e.not.Has(k) {
 				bytes[k] = e.bytes
 			}
 			return !e.not.Has(k)
 		})
-		if len(open) == 0 {
-			break
-		}
-	}
+		return len(open) > 0
+	})
 	return bytes
 }
 
@@ -533,28 +412,20 @@ func (x *index) smallestLocked(place int) (bytes byKind) {
 func (x *index) from(after Victim, place int) (list []Victim) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	order := &x.mu.spaces[place].byKey
-	all := order.All()
-	if after.ID != 0 {
-		all = order.After(compact.Key(after.Key), uint64(after.ID))
-	}
-	for n, key := range all {
-		if list = append(list, x.victimLocked(n, Key(key))); len(list) >= shortlistMax {
-			break
-		}
-	}
+	last := &entry{key: after.Key, id: after.ID, number: math.MaxUint64}
+	x.mu.spaces[place].orders[byKey].AscendGreaterOrEqual(last, func(e *entry) bool {
+		list = append(list, e.asVictim())
+		return len(list) < shortlistMax
+	})
 	return list
 }
 
 // victims appends victims of a space to dst, those with the smallest keys first, and reports whether
-// there are more. It takes limit of them, and as many of each other class of CostAware. With a limit
-// of shortlistMax, if none of the first ones is at most as large as fit says of a tier, the smallest
-// ones that are follow: a tier below that is nearly full must not be the end while there is a batch
-// that it could take.
+// there are more. It takes limit of them, and as many of each other class of CostAware, and of those
+// that were used some that are stale. With a limit of shortlistMax, if none of the first ones is at
+// most as large as fit has for a tier, the smallest ones that are follow: a tier below that is nearly
+// full must not be the end while there is a batch that it could take.
 func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
-	begin := len(dst)
-	fitting, looked := false, 0
-	most := slices.Max(fit[:])
 	_, aware := x.policy.(costAware)
 	if more = limit < shortlistMax; !more { // it ends there all the same
 		limit = shortlistMax - smallMax - staleMax
@@ -563,66 +434,64 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int6
 		}
 	}
 	x.mu.Lock()
-	s := &x.mu.spaces[place]
-	var last uint32
-	var lastKey Key
-	add := func(n uint32, key Key) {
-		dst = append(dst, x.victimLocked(n, key))
-		fitting = fitting || x.mu.entries.At(n).fits(fit)
-		last, lastKey = n, key
+	defer x.mu.Unlock()
+	s, begin, fitting := &x.mu.spaces[place], len(dst), false
+	var last *entry
+	add := func(e *entry) {
+		dst, last = append(dst, e.asVictim()), e
+		fitting = fitting || e.fits(fit)
 	}
-	for n, key := range s.byKey.All() {
-		if add(n, Key(key)); len(dst)-begin >= limit {
-			break
-		}
-	}
-	if aware && last != 0 {
+	s.orders[byKey].Ascend(func(e *entry) bool {
+		add(e)
+		return len(dst)-begin < limit
+	})
+	if aware && last != nil {
 		for _, class := range []uint64{once, used} {
-			listed, begin := lastKey[0] >= class, len(dst)
-			for n, key := range s.byKey.After(compact.Key{class}, 0) {
-				if listed || key[0] != class || len(dst)-begin >= limit {
-					break
-				}
-				add(n, Key(key))
-			}
-		}
-		if lastKey[0] <= used { // else all that were used are listed
-			x.staleLocked(s, last, now, add)
-		}
-	}
-	more = more && s.byKey.Len() > len(dst)-begin
-	if !fitting && !more {
-		for n := range s.bySize.All() {
-			e := x.mu.entries.At(n)
-			if e.bytes > most || looked >= shortlistMax || len(dst)-begin >= shortlistMax {
-				break
-			}
-			if !e.fits(fit) { // a tier that has the room is none for it
+			if last.key[0] >= class { // they are listed
 				continue
 			}
+			n := 0
+			s.orders[byKey].AscendGreaterOrEqual(&entry{key: Key{class}}, func(e *entry) bool {
+				if e.key[0] != class || n >= limit {
+					return false
+				}
+				add(e)
+				n++
+				return true
+			})
+		}
+		// Stale ones are among the last that were used.
+		if end, looked, found := last, 0, 0; end.key[0] <= used { // else all that were used are listed
+			s.orders[byKey].DescendLessOrEqual(&entry{key: Key{used + 1}}, func(e *entry) bool {
+				if looked++; looked > 4*staleMax || found >= staleMax || e == end {
+					return false
+				}
+				if e.key.stale(now, &x.mu.habits) {
+					add(e)
+					found++
+				}
+				return true
+			})
+		}
+	}
+	more = more && s.orders[byKey].Len() > len(dst)-begin
+	if fitting || more {
+		return dst, more
+	}
+	most, looked := slices.Max(fit[:]), 0
+	s.orders[byBytes].Ascend(func(e *entry) bool {
+		if e.bytes > most || looked >= shortlistMax || len(dst)-begin >= shortlistMax {
+			return false
+		}
+		if e.fits(fit) { // else the tier that has the room is none for it
 			if e.victim {
-				dst = append(dst, x.victimLocked(n, x.keyLocked(n, e)))
+				dst = append(dst, e.asVictim())
 			}
 			looked++
 		}
-	}
-	x.mu.Unlock()
+		return true
+	})
 	return dst, more
-}
-
-// staleLocked adds victims of a space that are stale, behind the last one that was added. Of those
-// that were used, they are among the last in the order of keys.
-func (x *index) staleLocked(s *spaceIndex, last uint32, now int64, add func(uint32, Key)) {
-	looked, found := 0, 0
-	for n, key := range s.byKey.Before(compact.Key{used + 1}) {
-		if looked++; looked > 4*staleMax || found >= staleMax || n == last {
-			return
-		}
-		if Key(key).stale(now, &x.mu.habits) {
-			add(n, Key(key))
-			found++
-		}
-	}
 }
 
 // order has the policy arrange a shortlist.
@@ -650,18 +519,3 @@ const staleMax = 32
 // smallMax is how many victims beyond the policy's first ones are taken for
 // their size.
 const smallMax = 24
-
-func (x *index) victimLocked(n uint32, key Key) Victim {
-	e := x.mu.entries.At(n)
-	return Victim{Batch: x.mu.entries.Of(n), ID: e.id, Bytes: e.bytes, Key: key, not: e.not}
-}
-
-// fits reports whether a tier that e may go to has room for it.
-func (e *entry) fits(room byKind) bool {
-	for _, k := range tier.Kinds() {
-		if e.bytes <= room[k] && !e.not.Has(k) {
-			return true
-		}
-	}
-	return false
-}

@@ -152,7 +152,10 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	}
 	b.SetPlace(seq(1))
 	now := time.Now()
-	res := result{choice: choice{Victim: Victim{Batch: b, ID: 1}, From: w.mon.byID[gpu0], To: w.mon.byID[disk0]}, err: errors.New("refused")}
+	res := result{
+		choice: choice{Victim: Victim{Batch: b, ID: 1}, From: w.mon.byID[gpu0], To: w.mon.byID[disk0]},
+		err:    errors.New("refused"),
+	}
 	if _, aside := w.mon.fault(res, unmovable, now); !aside {
 		t.Error("a batch that cannot be converted is a victim still")
 	}
@@ -199,7 +202,9 @@ func TestIndexShortlist(t *testing.T) {
 
 // Notifications that overlap and come out of order end with the truth.
 func TestIndexConverges(t *testing.T) {
-	w := newWorld(t, sizes{gpu0: 1000 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { c.Policy = PlanOrder() }) // which Order does not change
+	w := newWorld(t, sizes{gpu0: 1000 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+		c.Policy = PlanOrder() // whose Order changes nothing
+	})
 	var all []*batch.Batch
 	for i := range 8 {
 		all = append(all, w.put(gpu0, 4*kib, seq(i)))
@@ -254,8 +259,8 @@ func TestIndexConverges(t *testing.T) {
 	w.end(all...)
 }
 
-// TestIndexOfFewOfMany: when few of many batches are left, the index knows of these what it knew,
-// also of those whose mark is another's and of those set aside.
+// TestIndexOfFewOfMany: when few of many batches are left, the index lists them as before, also
+// those set aside.
 func TestIndexOfFewOfMany(t *testing.T) {
 	const n = 2000
 	w := newWorld(t, sizes{gpu0: n * 10 * kib, disk0: n * 10 * kib}, nil)
@@ -269,10 +274,6 @@ func TestIndexOfFewOfMany(t *testing.T) {
 		if r.IntN(10) == 0 {
 			x.setAside(b, true)
 			aside[b] = true
-		}
-		if mark := b.Inside().Mark(); r.IntN(10) == 0 {
-			x.mu.others[b] = mark.Load()
-			mark.Store(1 << 20)
 		}
 	}
 	for _, i := range r.Perm(n) {

@@ -46,21 +46,29 @@ type Mover interface {
 type Config struct {
 	Reservations *reservation.Manager
 	Mover        Mover
-	Policy       Policy              // which batches go first; nil: CostAware
-	Period       time.Duration       // between looks that nothing asked for, at least MinPeriod; 0: 50 ms. A second while nothing is needed
-	MovesPerEdge int                 // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
-	StuckAfter   time.Duration       // without a sign of life, before waiters for what batches at rest fill are refused; 0: 30 s, below 0: never
-	Logger       *slog.Logger        // gets all events, normal ones at debug level; nil: nothing is logged
-	Events       Events              // beside the Logger
-	Base         func(tier.ID) int64 // bytes of a space that are in no batch's: the engine's own, and what batches share; nil: none
-	Changes      func() uint64       // another number means that what could not be converted may be convertible now; nil: never
+	Policy       Policy // which batches go first; nil: CostAware
+	// Period is the time between looks that nothing asked for, at least MinPeriod; 0: 50 ms. It is a
+	// second while nothing is needed.
+	Period       time.Duration
+	MovesPerEdge int // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
+	// StuckAfter is how long nothing may change before waiters for room that batches at rest fill are
+	// refused; 0: 30 s, below 0: never.
+	StuckAfter time.Duration
+	Logger     *slog.Logger // gets all events, normal ones at debug level; nil: nothing is logged
+	Events     Events       // called, too
+	// Base returns the bytes of a space that are in no batch's: the engine's own, and what batches
+	// share; nil: none.
+	Base func(tier.ID) int64
+	// Changes returns another number when batches that could not be converted may be convertible; nil:
+	// never.
+	Changes func() uint64
 	// Speed returns how many bytes a second a move makes from one space to another, 0 if that is
 	// not known; nil: it never is.
 	Speed func(from, to tier.ID) int64
 
 	// WriteAhead copies a batch to a disk while it stays where it is, and returns how many bytes
 	// that were, or with an error may have been; 0 without an error for one that is left out. An
-	// error that matches context.Canceled says that others use the disks, or have within the time
+	// error that matches context.Canceled means that others use the disks, or have within the time
 	// quiet. AheadRate is how many bytes a second are copied so at most, while nothing is needed.
 	// Nil, or 0: none.
 	WriteAhead func(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error)
@@ -76,13 +84,14 @@ func (c Config) validate() error {
 	case c.Period != 0 && c.Period < MinPeriod:
 		return fmt.Errorf("monitor: a period of %v: want at least %v, or 0 for %v", c.Period, MinPeriod, defaultPeriod)
 	case c.MovesPerEdge < 0 || c.MovesPerEdge > MaxMovesPerEdge:
-		return fmt.Errorf("monitor: %d moves per edge: want 1 to %d, or 0 for %d", c.MovesPerEdge, MaxMovesPerEdge, defaultMovesPerEdge)
+		return fmt.Errorf("monitor: %d moves per edge: want 1 to %d, or 0 for %d",
+			c.MovesPerEdge, MaxMovesPerEdge, defaultMovesPerEdge)
 	}
 	return nil
 }
 
 // Monitor keeps spaces below their marks, and makes room for waiters, by moving batches down. One
-// serves all plans of an engine. It knows of the batches that are made with it as their
+// serves all plans of an engine. Its batches are those that are made with it as their
 // batch.Observer; it is a batch.Registrar too. It is safe for concurrent use; it does nothing until
 // Run is called.
 type Monitor struct {
@@ -153,7 +162,9 @@ func New(cfg Config) (*Monitor, error) {
 	for i, s := range cfg.Reservations.Spaces().All() {
 		ids = append(ids, s.ID())
 		m.byID[s.ID()] = i
-		sp := &space{Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1)}
+		sp := &space{
+			Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1),
+		}
 		sp.linger.begin(s, time.Now())
 		m.spaces = append(m.spaces, sp)
 	}
@@ -273,7 +284,9 @@ func (m *Monitor) drain() {
 func (m *Monitor) finishAll() {
 	m.executors.Wait()
 	m.drain()
-	m.endWriting()
+	if m.writing.cancel != nil {
+		m.hasWritten(<-m.writing.ended)
+	}
 	m.starved.Store(false)
 	m.outlook.Store(nil)
 	m.index.mu.Lock()
@@ -286,11 +299,11 @@ func (m *Monitor) finishAll() {
 	m.due = time.Time{}
 }
 
-// changed hears of every change of a space's books, on whatever goroutine. It wakes the monitor
+// changed is called at every change of a space's books, on any goroutine. It wakes the monitor
 // where a space is lost, or a mark was reached, and where a quota was lowered below what is used.
 func (m *Monitor) changed(s *space, pressed bool) {
 	switch {
-	case pressed: // above the trigger every reservation says so; the first is enough
+	case pressed: // above the trigger each reservation comes here; the first is enough
 		if !s.pressed.Swap(true) {
 			m.wakeUp()
 		}
@@ -312,20 +325,23 @@ func (m *Monitor) step(ctx context.Context) {
 	for _, d := range m.demand {
 		m.dropSharingOf(m.spaces[m.byID[d.Space]], d.Bytes)
 	}
-	for i, s := range m.spaces {
+	for _, s := range m.spaces {
 		if m.isLost(s) {
 			continue
 		}
 		m.dropSharingOf(s, s.PressureBytes()-s.Stop()) // what copies keep is worth no move, and no warning
 		pressure, pressing, changed := s.pressing()
 		if changed {
-			m.tellPressure(i, pressure, s.high.Load())
+			m.events.pressure(Pressure{
+				Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
+				Above: s.high.Load(), Lowest: len(s.edges) == 0,
+			})
 		}
 		needed = needed || pressing || s.Used() > s.Inside().Ceiling()
 	}
 	m.putBack(now)
 	m.needed = needed
-	m.stats.looks.Add(1)
+	m.stats.add(&m.stats.Looks, 1)
 	if !needed {
 		m.rest()
 		m.writeAhead(ctx, now)
@@ -335,7 +351,7 @@ func (m *Monitor) step(ctx context.Context) {
 	// From here on changes are heard, so that none is missed between the look
 	// and the wait.
 	m.starved.Store(true)
-	m.stats.steps.Add(1)
+	m.stats.add(&m.stats.Steps, 1)
 	var long []int
 	for try := 0; ; {
 		state := m.observe(now, long)
@@ -352,7 +368,11 @@ func (m *Monitor) step(ctx context.Context) {
 			continue
 		}
 		m.starved.Store(len(d.Stuck) > 0 || d.Held)
-		m.publish(state, d)
+		o := make(outlook, len(m.spaces))
+		for i, relief := range decide.Relief(state, d) {
+			o[i] = prospect{relief, m.spaces[i].version}
+		}
+		m.outlook.Store(&o)
 		m.reportStuck(now, state, d.Stuck)
 		m.refuse(now, state)
 		m.cfg.Reservations.Inside().Reconsider()
@@ -429,7 +449,7 @@ func (m *Monitor) begin(ctx context.Context, moves []decide.Move) (outdated bool
 		from, to := m.spaces[c.From], m.spaces[c.To]
 		e := from.edges[c.To]
 		if now := b.Info(); !m.canLeave(now, from.ID()) {
-			_, _ = m.index.note(b, now, false)
+			_ = m.index.note(b, now, false)
 			outdated = true
 			continue
 		}
@@ -469,27 +489,43 @@ type result struct {
 	err        error
 }
 
-// execute moves batches, one after the other, of one edge and for one reason. It runs on a
-// goroutine of its own. The others are given back after one that could not be moved, when it has
-// taken longer than several are meant to, or when nobody waits for them any more.
+// execute moves the batches of a job, which all have one edge and one reason. It runs on a goroutine of
+// its own. It moves small ones to a disk together until one of these fails, and then all that are left
+// alone, so that each error concerns its batch. The others are given back after one that could not be
+// moved alone, when it has taken longer than several are meant to, or when nothing waits for them any
+// more.
 func (m *Monitor) execute(ctx context.Context, job []choice) {
 	defer m.executors.Done()
 	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
 	results := make([]result, len(job))
-	of := pprof.Labels(labels.Key, labels.Move.String(), "edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
+	of := pprof.Labels(labels.Key, labels.Move.String(),
+		"edge", from.String()+"→"+to.String(), "reason", job[0].Reason)
 	pprof.Do(ctx, of, func(ctx context.Context) {
 		begin := time.Now()
-		joint := m.jointOf(job)
+		mover, together := m.cfg.Mover.(joiner)
+		together = together && to.Kind == tier.Disk
+		done := make([]bool, len(job))
 		for i, c := range job {
 			results[i] = result{choice: c, usedBefore: m.spaces[c.To].Used()}
-			if joint.done[i] {
+			if done[i] {
 				continue
 			}
-			if i > 0 && (results[i-1].err != nil || time.Since(begin) > jointlyFor || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from)) {
-				results[i].err = errGivenBack
-				continue
+			if i > 0 {
+				late := results[i-1].err != nil || time.Since(begin) > jointlyFor
+				if late || !m.wanted(c) || !m.canLeave(c.Victim.Batch.Info(), from) {
+					results[i].err = errGivenBack
+					continue
+				}
 			}
-			if !joint.move(ctx, i) {
+			if together {
+				if n := m.countTogether(mover, job[i:]); n >= 2 {
+					for k, err := range m.moveTogether(ctx, mover, job[i:i+n]) {
+						done[i+k] = err == nil
+						together = together && err == nil
+					}
+				}
+			}
+			if !done[i] {
 				results[i].err = m.move(ctx, c.Victim, from, to, c.Reason)
 			}
 		}
@@ -500,12 +536,13 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 // wanted reports whether there are waiters still for what c makes room for: in its space or in one
 // that is as fast, or faster. It takes each move on account of the trigger for wanted.
 func (m *Monitor) wanted(c choice) bool {
-	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From })
+	fastEnough := func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From }
+	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), fastEnough)
 }
 
 // canLeave reports whether a batch may still be moved out of a space.
 func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
-	return m.index.victim(now) && !now.Leased && now.Space == from
+	return movable(now) && !now.Leased && now.Space == from
 }
 
 // errGivenBack: a batch before it could not be moved, or took long.
@@ -559,7 +596,11 @@ func (m *Monitor) finishMove(r result) {
 	m.stats.count(kind, r.Victim.Bytes)
 	switch kind {
 	case moved:
-		m.succeeded(b, e)
+		m.index.mu.Lock()
+		e.failures = 0
+		delete(m.faults, b)
+		m.index.allowLocked(b, 0)
+		m.index.mu.Unlock()
 		if r.Victim.Bytes >= to.refusal.bytes {
 			to.refusal = refusal{}
 		}
@@ -593,29 +634,37 @@ type Stats struct {
 
 // Stats returns what the monitor has done so far.
 func (m *Monitor) Stats() Stats {
-	c := &m.stats
-	return Stats{
-		Looks: c.looks.Load(), Steps: c.steps.Load(), Moves: c.moves.Load(), Bytes: c.bytes.Load(), NoRoom: c.noRoom.Load(),
-		Busy: c.busy.Load(), Unmovable: c.unmovable.Load(), Failed: c.failed.Load(), Refused: c.refused.Load(),
-	}
+	m.stats.Lock()
+	defer m.stats.Unlock()
+	return m.stats.Stats
 }
 
+// counters are the Stats so far. The mutex is a leaf.
 type counters struct {
-	looks, steps, moves, bytes, noRoom, busy, unmovable, failed, refused atomic.Int64
+	sync.Mutex
+	Stats
+}
+
+func (c *counters) add(n *int64, by int) {
+	c.Lock()
+	defer c.Unlock()
+	*n += int64(by)
 }
 
 func (c *counters) count(kind outcome, bytes int64) {
+	c.Lock()
+	defer c.Unlock()
 	switch kind {
 	case moved:
-		c.moves.Add(1)
-		c.bytes.Add(bytes)
+		c.Moves++
+		c.Bytes += bytes
 	case noRoom:
-		c.noRoom.Add(1)
+		c.NoRoom++
 	case busy:
-		c.busy.Add(1)
+		c.Busy++
 	case unmovable:
-		c.unmovable.Add(1)
+		c.Unmovable++
 	case failed:
-		c.failed.Add(1)
+		c.Failed++
 	}
 }

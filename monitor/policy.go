@@ -30,7 +30,7 @@ type Victim struct {
 	copied decide.Places // the spaces that have a copy of it
 }
 
-// Policy says which batches go down first. Its methods must be pure: the same
+// Policy orders the batches: those that go down first. Its methods must be pure: the same
 // arguments give the same result, nothing is kept and nothing is waited for.
 // They are called with no lock held, from many goroutines.
 type Policy interface {
@@ -40,7 +40,7 @@ type Policy interface {
 	// that an index can be kept and no scan is needed.
 	Key(info batch.Info) Key
 	// Order may rearrange the batches with the smallest keys of one space, at
-	// most 1,024, which come ordered by key. It is for what a key cannot say: what things cost, and
+	// most 1,024, which come ordered by key. It is for what a key cannot contain: costs, and
 	// the time, which is now, in unix nanoseconds.
 	Order(now int64, shortlist []Victim)
 }
@@ -52,7 +52,7 @@ const shortlistMax = 1024
 // fewVictims is how many more are looked at than what is needed seems to ask for.
 const fewVictims = 32
 
-// ordered is a policy that a key says all about.
+// ordered is a policy that consists of its key.
 type ordered struct {
 	name string
 	key  func(batch.Info) Key
@@ -77,7 +77,7 @@ func unsigned(v uint64) int64 { return int64(v ^ 1<<63) }
 // repository; the inputs of tasks that are queued. Within each the youngest plan
 // gives first, so that the oldest can finish. Within a plan the classes of
 // batches without tasks go from the repository nearest to the output towards the
-// scans, the newest batch first: what lies near a scan is consumed next, in the
+// scans, the newest batch first: what is near a scan is consumed next, in the
 // order of arrival. Inputs of tasks, of whatever plan, go from the back of the queue: the task that
 // was created last comes last. RunTask creates one for each of its inputs before it waits.
 func PlanOrder() Policy { return ordered{"plan-order", planKey} }
@@ -105,7 +105,7 @@ func LargestFirst() Policy {
 	return ordered{"largest-first", func(info batch.Info) Key { return Key{descending(uint64(max(0, info.Bytes)))} }}
 }
 
-// policies lists what ByName knows, the default first.
+// policies lists the policies of ByName, the default first.
 func policies() []Policy { return []Policy{CostAware(), PlanOrder(), LRU(), LargestFirst()} }
 
 // ByName returns the policy of that name: "plan-order", "lru",
@@ -121,7 +121,7 @@ func ByName(name string) (Policy, error) {
 	return nil, fmt.Errorf("monitor: policy %q is unknown: want one of %s", name, strings.Join(Names(), ", "))
 }
 
-// Names lists the policies that ByName knows, the default first.
+// Names lists the names that ByName accepts, the default first.
 func Names() []string {
 	var names []string
 	for _, p := range policies() {

@@ -17,9 +17,9 @@ import (
 // and freeing are used by other goroutines than Run's.
 type space struct {
 	*tier.Space
-	pressed atomic.Bool // the loop knows that the trigger was reached
+	pressed atomic.Bool // the loop has seen that the trigger was reached
 	high    atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
-	gone    atomic.Bool // the loop knows that the space is lost
+	gone    atomic.Bool // the loop has seen that the space is lost
 	// clearing has what a Clear of the space holds.
 	clearing chan struct{}
 	freeing  chan struct{} // has what frees copies of the space; see dropSharingOf
@@ -36,8 +36,8 @@ type space struct {
 	search  search   // for batches to copy ahead
 
 	version    uint64    // of the index, at the last step
-	seen       life      // at the last step with waiters
-	stillSince time.Time // since when there have been waiters somewhere, and no life; zero if that is not so
+	seen       progress  // at the last step with waiters
+	stillSince time.Time // since when there have been waiters somewhere, and no progress; zero if that is not so
 	stuckSince time.Time
 	stuckFor   string // the reason that was reported; "" if none was
 	stuckIdle  bool   // and with it batches that could have been moved
@@ -196,7 +196,8 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
-			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s), Arriving: m.cfg.Reservations.Inside().Arriving(s.ID()),
+			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
+			Arriving: m.cfg.Reservations.Inside().Arriving(s.ID()),
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {
@@ -224,7 +225,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 	return state
 }
 
-// observeBatches adds what the index knows. Shortlists are only made if something may be needed of
+// observeBatches adds what the index has. Shortlists are only made if something may be needed of
 // the space: it needs room, or a faster space does.
 func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 	m.shortlist = m.shortlist[:0]
@@ -250,7 +251,9 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 				if _, ok := m.cfg.Policy.(costAware); ok {
 					key = v.rank
 				}
-				sp.Victims = append(sp.Victims, decide.Victim{N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied})
+				sp.Victims = append(sp.Victims, decide.Victim{
+					N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied,
+				})
 			}
 		}
 		sp.Rest = sum.rest
@@ -259,8 +262,8 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 			e.Smallest = sum.smallest[state.Spaces[e.To].ID.Kind]
 		}
 		s.version = sum.version
-		if l := (life{sp.Withheld, sum.life}); l != s.seen {
-			s.seen, s.stillSince = l, time.Time{}
+		if p := (progress{sp.Withheld, sum.progress}); p != s.seen {
+			s.seen, s.stillSince = p, time.Time{}
 		}
 	}
 }
@@ -349,20 +352,11 @@ func (m *Monitor) enough(sp *decide.Space, of summary, long bool) int {
 	return min(shortlistMax, fewVictims+int(min(shortlistMax, need/max(1, of.bytes/int64(max(1, of.count))))))
 }
 
-// life is what must stay the same for nobody to be left who frees anything: what others hold of a
-// quota, and the changes of batches that are no vain tries of the monitor.
-type life struct {
+// progress changes whenever something may still free room for a waiter: with what others hold of a
+// quota, and with the changes of batches other than the monitor's failed tries.
+type progress struct {
 	withheld int64
 	changes  uint64
-}
-
-// tellPressure says that space i crossed a mark with so many bytes.
-func (m *Monitor) tellPressure(i int, pressure int64, above bool) {
-	s := m.spaces[i]
-	m.events.pressure(Pressure{
-		Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
-		Above: above, Lowest: len(s.edges) == 0,
-	})
 }
 
 // reportStuck reports once that a space is stuck, when it has been so for a period: a shorter time
@@ -380,8 +374,8 @@ func (m *Monitor) reportStuck(now time.Time, state decide.Snapshot, stuck []deci
 			s.stuckSince = now
 		}
 		resting := m.index.summary(i).idle
-		told := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || resting == 0)
-		if told || now.Sub(s.stuckSince) < m.cfg.Period {
+		reported := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || resting == 0)
+		if reported || now.Sub(s.stuckSince) < m.cfg.Period {
 			continue
 		}
 		if s.stuckFor != decide.Demand {
@@ -390,7 +384,8 @@ func (m *Monitor) reportStuck(now time.Time, state decide.Snapshot, stuck []deci
 		s.stuckIdle = s.stuckIdle || resting > 0
 		sp := &state.Spaces[i]
 		ev := Stuck{
-			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(), Resting: resting,
+			Space: sp.ID, Reason: w.Reason, Need: w.Bytes, Used: sp.Used, Limit: sp.Limit, Capacity: s.Capacity(),
+			Resting: resting,
 		}
 		for _, d := range append(slices.Concat(m.choices...), m.again...) {
 			if d.Space == sp.ID {
@@ -406,7 +401,8 @@ func (m *Monitor) reportStuck(now time.Time, state decide.Snapshot, stuck []deci
 }
 
 // refuseHint is part of the error of refused waiters.
-const refuseHint = "batches at rest fill it, and no slower tier has room for them: consume or drop some, or make the slower tiers larger"
+const refuseHint = "batches at rest fill it, and no slower tier has room for them: " +
+	"consume or drop some, or make the slower tiers larger"
 
 // whyRefused returns refuseHint, or, where moves out of the full spaces fail, why: then
 // larger tiers would not help, and what is wrong is known here alone.
@@ -416,8 +412,10 @@ func (m *Monitor) whyRefused(state decide.Snapshot, full []tier.ID) string {
 			continue
 		}
 		cannot := m.cannotMove(i)
-		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, func(e decide.Edge) bool { return e.Smallest > 0 }) {
-			return "all that is left there at rest cannot be moved: " + cannot + ": register a converter, or consume or drop them"
+		someMovable := func(e decide.Edge) bool { return e.Smallest > 0 }
+		if cannot != "" && !slices.ContainsFunc(state.Spaces[i].Down, someMovable) {
+			return "all that is left there at rest cannot be moved: " + cannot +
+				": register a converter, or consume or drop them"
 		}
 		if cannot != "" {
 			cannot = "; " + cannot
@@ -486,7 +484,7 @@ func (m *Monitor) refuse(now time.Time, state decide.Snapshot) {
 		return full, soon
 	}, m.whyRefused(state, forGood))
 	if n > 0 {
-		m.stats.refused.Add(int64(n))
+		m.stats.add(&m.stats.Refused, n)
 		m.events.refused(Refused{Waiters: n, Spaces: forGood})
 	}
 }
@@ -499,7 +497,7 @@ func (m *Monitor) forgive() {
 }
 
 // outlook is what the last step, in which something was needed, knew of each space. It is published
-// for callers that must know whether waiting can help.
+// for callers that decide whether waiting can help.
 type outlook []prospect
 
 // prospect is one space's part of an outlook.
@@ -519,13 +517,4 @@ func (m inside) Movable(id tier.ID) bool {
 	}
 	o := m.outlook.Load()
 	return o == nil || (*o)[i].relief || m.index.summary(i).version != (*o)[i].version
-}
-
-// publish makes the step's result the outlook.
-func (m *Monitor) publish(s decide.Snapshot, d decide.Decision) {
-	o := make(outlook, len(m.spaces))
-	for i, relief := range decide.Relief(s, d) {
-		o[i] = prospect{relief, m.spaces[i].version}
-	}
-	m.outlook.Store(&o)
 }

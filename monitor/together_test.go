@@ -154,18 +154,17 @@ func TestCopiesAreNotMovedTogether(t *testing.T) {
 			job[i] = choice{Victim: Victim{Batch: b, Bytes: 4 * kib}, From: w.mon.byID[host0], To: w.mon.byID[disk0]}
 		}
 		job[4].Victim.copied = job[4].Victim.copied.With(job[4].To)
-		j := w.mon.jointOf(job)
 		for i, want := range []int{4, 3, 2, 0, 0, 5, 4, 3, 2, 0} {
-			if got := j.following(i); len(got) != want || want > 0 && got[0] != all[i] {
-				t.Errorf("from the %d-th on %d go together, want %d", i, len(got), want)
+			if got := w.mon.countTogether(mover, job[i:]); got != want {
+				t.Errorf("from the %d-th on %d go together, want %d", i, got, want)
 			}
 		}
 		h, err := all[7].Open(t.Context(), host0, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := j.following(5); len(got) != 2 {
-			t.Errorf("%d go together before one that is in use", len(got))
+		if got := w.mon.countTogether(mover, job[5:]); got != 2 {
+			t.Errorf("%d go together before one that is in use", got)
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)

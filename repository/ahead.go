@@ -22,14 +22,14 @@ type aheadMover interface {
 	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
 }
 
-// mostAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the
+// defaultAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the
 // most that an option may say: each look at what comes next goes through them.
 const (
-	mostAhead = 8
-	maxAhead  = 64
+	defaultAhead = 8
+	maxAhead     = 64
 )
 
-// adaptive says that as many batches are brought ahead as the times of work and of moves ask for.
+// adaptive stands for as many batches as the times of work and of moves ask for.
 const adaptive = -1
 
 // lookahead brings the batches that a consumer of a partition gets next, while it works. One
@@ -40,7 +40,7 @@ type lookahead struct {
 	p     *partition
 	mover aheadMover
 	to    tier.Kind
-	most  int // batches, or adaptive
+	max   int // batches, or adaptive
 
 	ctx     context.Context
 	stop    func()
@@ -54,9 +54,9 @@ type lookahead struct {
 
 // lookAhead returns the lookahead of a consumer that wants batches in a tier. The caller must end
 // it.
-func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind, most int) *lookahead {
+func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind, limit int) *lookahead {
 	mover, ok := r.m.cfg.Mover.(aheadMover)
-	if !ok || most == 0 {
+	if !ok || limit == 0 {
 		return nil
 	}
 	r.mu.Lock()
@@ -65,7 +65,7 @@ func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind,
 	if err != nil {
 		return nil
 	}
-	l := &lookahead{r: r, p: p, mover: mover, to: to, most: min(most, maxAhead)}
+	l := &lookahead{r: r, p: p, mover: mover, to: to, max: min(limit, maxAhead)}
 	l.ctx, l.stop = r.within(ctx)
 	l.working.Store(math.MaxInt64) // not known yet
 	return l
@@ -87,7 +87,7 @@ func (l *lookahead) begin() {
 		labels.ReadAhead.Set()
 		for ; b != nil; b = l.next(b) {
 			if l.bring(b) != nil || b.Info().Space.Kind > l.to {
-				// There is no room, for example: the next work begins anew.
+				// There is no room, for example: the next work starts the goroutine again.
 				l.r.mu.Lock()
 				l.runs = false
 				l.r.mu.Unlock()
@@ -122,14 +122,14 @@ func (l *lookahead) end() {
 }
 
 // depth is how many of the batches that come next should be there. One is enough if it is there
-// when the work ends. The longer moves take beside the work, the more are asked for, so that the
+// when the work ends. The longer moves take compared with the work, the more are asked for, so that the
 // time of a longer work is used.
 func (l *lookahead) depth() int {
-	if l.most != adaptive {
-		return l.most
+	if l.max != adaptive {
+		return l.max
 	}
 	ratio := float64(l.moving.Load()) / float64(max(1, l.working.Load()))
-	return 1 + int(min(ratio, mostAhead-1))
+	return 1 + int(min(ratio, defaultAhead-1))
 }
 
 // next returns the first of the batches that come next that is to be brought and is not last, or
@@ -137,7 +137,7 @@ func (l *lookahead) depth() int {
 // the goroutine runs: last is nil for that.
 func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	depth := l.depth()
-	coming := make([]entry, 0, depth)
+	coming := make([]*entry, 0, depth)
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	if last == nil && l.runs {
@@ -145,17 +145,15 @@ func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	}
 	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {
 		n := 0
-		for e := range l.p.entriesLocked(c) {
+		l.p.sets[c].Ascend(func(e *entry) bool {
 			coming = append(coming, e)
-			if n++; n >= depth {
-				break
-			}
-		}
+			n++
+			return n < depth
+		})
 	}
 	slices.SortFunc(coming, older)
 	for _, e := range coming[:min(depth, len(coming))] {
-		_, rec := l.r.recordLocked(e)
-		if (rec.class == idle || rec.class == taskCreated) && rec.kind > l.to && e.b != last {
+		if (e.class == idle || e.class == taskCreated) && e.kind > l.to && e.b != last {
 			l.runs = true
 			return e.b
 		}

@@ -124,7 +124,7 @@ func TestAheadAdapts(t *testing.T) {
 			t.Errorf("%s were asked for", got)
 		}
 	})
-	l := &lookahead{most: adaptive}
+	l := &lookahead{max: adaptive}
 	for _, c := range []struct {
 		working, moving time.Duration
 		want            int
@@ -156,7 +156,7 @@ func TestAheadHasALimit(t *testing.T) {
 
 // TestRefusalIsNoMove: how long a move takes is not known from one that was refused at once.
 func TestRefusalIsNoMove(t *testing.T) {
-	l := &lookahead{most: adaptive, mover: refusing{}, to: tier.Host}
+	l := &lookahead{max: adaptive, mover: refusing{}, to: tier.Host}
 	l.working.Store(int64(time.Second))
 	l.moving.Store(int64(5 * time.Second))
 	if err := l.bring(nil); err == nil || l.depth() != 6 {

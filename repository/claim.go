@@ -1,7 +1,6 @@
 package repository
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -22,11 +21,11 @@ import (
 type Claim struct {
 	r       *Repository
 	part    *partition
-	entries []entry // in order of arrival
-	ended   bool    // guarded by the repository's lock
+	entries []*entry // in order of arrival
+	ended   bool     // guarded by the repository's lock
 }
 
-// Claim claims between 1 and most batches of the partition, in the order of arrival, for
+// Claim claims between 1 and limit batches of the partition, in the order of arrival, for
 // a task that can work on any part of the input. It waits for the first as Take does, and
 // takes those after it that can be had now: up to the first that is in transit, or, if it
 // is Unordered, all others. So a claim may be smaller than what the partition holds; what
@@ -35,9 +34,10 @@ type Claim struct {
 // If the input is closed and the partition is empty, Claim returns io.EOF. If all that is
 // left then is in open claims it returns a *ClaimedError at once: there is more work only
 // if one of them is restored. With WaitClaims it waits until they have ended.
-func (r *Repository) Claim(ctx context.Context, partition, most int, opts ...TakeOption) (*Claim, error) {
-	if most < 1 {
-		return nil, fmt.Errorf("repository %s: claiming %d batches", r.key, most)
+func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...TakeOption) (*Claim, error) {
+	if limit < 1 {
+		return nil, fmt.Errorf("repository %s: the number of batches to claim must be at least 1, got %d",
+			r.key, limit)
 	}
 	o := takeOptionsOf(opts)
 	w := o.want(wantClaim)
@@ -46,10 +46,10 @@ func (r *Repository) Claim(ctx context.Context, partition, most int, opts ...Tak
 	}
 	for {
 		first, err := r.claim(ctx, partition, w, !o.noWait)
-		if first.b == nil {
+		if first == nil {
 			return nil, err
 		}
-		c, err := r.holdMost(first, w, most)
+		c, err := r.holdUpTo(first, w, limit)
 		if c != nil || err != nil {
 			return c, err
 		}
@@ -84,12 +84,11 @@ func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOp
 		r.mu.Unlock()
 		return nil, r.closedError()
 	}
-	var s signals
 	wt, at := p.waitLocked(wantAll)
-	p.matchLocked(r, &s)
-	r.unlock(&s)
+	p.matchLocked()
+	r.mu.Unlock()
 	select {
-	case <-wt.ready: // at once, whatever ctx says
+	case <-wt.ready: // at once, also if ctx has ended
 		return wt.all, wt.err
 	default:
 	}
@@ -98,15 +97,8 @@ func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOp
 		return wt.all, wt.err
 	case <-ctx.Done():
 	}
-	r.giveUpAll(p, wt, at)
-	return nil, context.Cause(ctx)
-}
-
-// giveUpAll ends the wait of a ClaimAll: its batches are where they were.
-func (r *Repository) giveUpAll(p *partition, wt *waiter, at *list.Element) {
-	var s signals
 	r.mu.Lock()
-	defer r.unlock(&s)
+	defer r.mu.Unlock()
 	has := wt.all // not nil: handed over just now, to a waiter that has given up
 	if has == nil && wt.err == nil {
 		if g := p.gathering; g != nil && at == p.queues[wantAll].Front() {
@@ -115,48 +107,48 @@ func (r *Repository) giveUpAll(p *partition, wt *waiter, at *list.Element) {
 		p.leaveLocked(wantAll, at)
 	}
 	if has != nil {
-		has.giveBackLocked(&s)
+		has.giveBackLocked()
 	}
-	p.matchLocked(r, &s)
+	p.matchLocked()
+	return nil, context.Cause(ctx)
 }
 
-// claimedErrorLocked says what of the partition open claims hold.
-func (p *partition) claimedErrorLocked(r *Repository) error {
-	return &ClaimedError{Key: r.key, Partition: p.number, Claimed: p.held, Batches: p.n}
+// claimedErrorLocked returns the error for a partition of which open claims hold batches.
+func (p *partition) claimedErrorLocked() error {
+	return &ClaimedError{Key: p.r.key, Partition: p.number, Claimed: p.held, Batches: p.n}
 }
 
 // addLocked adds an entry that is claimed.
-func (c *Claim) addLocked(e entry, rec *facts, h holder) {
-	c.part.holdLocked(rec, h)
+func (c *Claim) addLocked(e *entry, h holder) {
+	e.holdLocked(h)
 	c.entries = append(c.entries, e)
 }
 
-// holdMost makes a Claim of an entry that is claimed and of those that can be had
-// beside it; nil if the former was dropped meanwhile.
-func (r *Repository) holdMost(first entry, w want, most int) (*Claim, error) {
-	var s signals
+// holdUpTo makes a Claim of an entry that is claimed and of those that can be had now with it; nil
+// if the former was dropped meanwhile.
+func (r *Repository) holdUpTo(first *entry, w want, limit int) (*Claim, error) {
 	r.mu.Lock()
-	defer r.unlock(&s)
-	_, rec := r.recordLocked(first) // it is claimed, so it is there
-	p := r.mu.list[rec.part]
+	defer r.mu.Unlock()
+	p := first.part
 	if r.mu.closed || first.b.Inside().Cut().State == batch.Released {
-		r.unclaimLocked(first, &s)
-		p.matchLocked(r, &s)
+		r.unclaimLocked(first)
+		p.matchLocked()
 		if r.mu.closed {
 			return nil, r.closedError()
 		}
 		return nil, nil
 	}
 	c := &Claim{r: r, part: p}
-	c.addLocked(first, rec, claimOpen)
-	for len(c.entries) < most {
+	c.addLocked(first, claimOpen)
+	for len(c.entries) < limit {
 		e := p.firstLocked(w)
-		if e.b == nil {
+		if e == nil {
 			break
 		}
-		c.addLocked(e, p.claimLocked(e), claimOpen)
+		p.moveLocked(e, claimed)
+		c.addLocked(e, claimOpen)
 	}
-	p.matchLocked(r, &s) // other claims may now wait in vain
+	p.matchLocked() // the waits of other claims may end with an error now
 	// The first may have waited for its taker, while older ones came back.
 	slices.SortFunc(c.entries, older)
 	return c, nil
@@ -172,53 +164,35 @@ func (c *Claim) Batches() []*batch.Batch {
 	return batches
 }
 
-// Restore ends the claim of a task that has not succeeded: the batches stand where
-// they stood, before all that came after them, and can be taken. After the claim has
+// Restore ends the claim of a task that has not succeeded: the batches are where
+// they were, before all that came after them, and can be taken. After the claim has
 // ended it changes nothing and returns tier.ErrReleased.
 func (c *Claim) Restore() error {
-	var s signals
-	r := c.r
-	r.mu.Lock()
-	defer r.unlock(&s)
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
 	if err := c.endLocked(); err != nil {
 		return err
 	}
-	c.giveBackLocked(&s)
-	// Only here, so that a waiter gets the oldest.
-	c.part.matchLocked(r, &s)
+	c.giveBackLocked()
+	c.part.matchLocked() // only here, so that a waiter gets the oldest
 	return nil
 }
 
 // letGoLocked ends the hold on an entry that is claimed still, and reports whether there was one:
 // the end of the repository takes it away.
-func (c *Claim) letGoLocked(e entry) bool {
-	_, rec := c.r.recordLocked(e)
-	if rec == nil || rec.holder == unheld {
-		return false
-	}
-	c.part.holdLocked(rec, unheld)
-	return true
+func (e *entry) letGoLocked() bool {
+	held := e.holder != unheld
+	e.holdLocked(unheld)
+	return held
 }
 
-// giveBackLocked leaves it to the caller to serve the waiters.
-func (c *Claim) giveBackLocked(s *signals) {
+// giveBackLocked puts the entries back that the claim still holds. The caller calls matchLocked.
+func (c *Claim) giveBackLocked() {
 	for _, e := range c.entries {
-		if c.letGoLocked(e) {
-			c.r.unclaimLocked(e, s)
+		if e.letGoLocked() {
+			c.r.unclaimLocked(e)
 		}
 	}
-}
-
-// leaveDroppedLocked takes out batches that were dropped in place.
-func (c *Claim) leaveDroppedLocked(s *signals) {
-	c.entries = slices.DeleteFunc(c.entries, func(e entry) bool {
-		if e.b.Inside().Cut().State != batch.Released {
-			return false
-		}
-		c.letGoLocked(e)
-		c.r.unclaimLocked(e, s)
-		return true
-	})
 }
 
 // Consume ends the claim of a task that has succeeded: the batches are dropped; the data
@@ -232,9 +206,9 @@ func (c *Claim) Consume() error {
 		r.mu.Unlock()
 		return err
 	}
-	var own []entry
+	var own []*entry
 	for _, e := range c.entries {
-		if c.letGoLocked(e) {
+		if e.letGoLocked() {
 			own = append(own, e) // and it is claimed still, for what follows
 		}
 	}
@@ -242,7 +216,8 @@ func (c *Claim) Consume() error {
 	var failed []error
 	for _, e := range own {
 		err := r.m.discard(e.b)
-		if _, ok := err.(*batch.StateError); !ok && err != context.Cause(r.m.ended) { // else it was dropped in place, or is its transit's
+		// A batch with one of these errors was dropped in place, or is its transit's.
+		if _, ok := err.(*batch.StateError); !ok && err != context.Cause(r.m.ended) {
 			failed = append(failed, err)
 		}
 		r.remove(e)

@@ -219,7 +219,7 @@ func TestClaimIsInOrder(t *testing.T) {
 	first, err := r.claim(background, 0, w, false)
 	check(t, err)
 	check(t, older.Restore())
-	c, err := r.holdMost(first, w, 2)
+	c, err := r.holdUpTo(first, w, 2)
 	check(t, err)
 	wantNumbers(t, m.numbersOf(c.Batches()), 0, 1)
 	check(t, c.Restore())

@@ -4,30 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
-	"sync"
+	"maps"
+	"slices"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/compact"
-	"github.com/spillway-db/spillway/internal/labels"
 )
 
 // CloseInput ends the input: a take from an empty partition is then io.EOF instead of a wait, and a
 // Put is an error. A second call does nothing.
 func (r *Repository) CloseInput() {
-	var s signals
 	r.mu.Lock()
-	defer r.unlock(&s)
+	defer r.mu.Unlock()
+	r.closeInputLocked()
+	for _, p := range r.mu.parts {
+		p.matchLocked()
+	}
+}
+
+func (r *Repository) closeInputLocked() {
 	if r.mu.inputClosed {
 		return
 	}
 	r.mu.inputClosed = true
-	s.add(r.ended)
+	close(r.ended)
 	if r.mu.schema == nil {
-		s.add(r.mu.learned) // it never will be
-	}
-	for _, p := range r.mu.parts {
-		p.matchLocked(r, &s)
+		close(r.mu.learned) // it never will be
 	}
 }
 
@@ -47,13 +48,12 @@ func (r *Repository) close(ctx context.Context) (Leftover, error) {
 	left, err := r.clear(ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mu.emptied = r.mu.records.Len() == 0
+	r.mu.emptied = len(r.mu.entries) == 0
 	return left, err
 }
 
-// shut wakes all waiters and refuses everything from now on; false if nothing is left to be done.
+// shut wakes all waiters and refuses all calls from now on; false if nothing is left to be done.
 func (r *Repository) shut() bool {
-	var s signals
 	r.mu.Lock()
 	if r.mu.emptied {
 		r.mu.Unlock()
@@ -61,132 +61,42 @@ func (r *Repository) shut() bool {
 	}
 	if !r.mu.closed {
 		r.mu.closed = true
-		r.mu.ids = compact.Order{} // who asks by id gets an error
-		if r.mu.schema == nil && !r.mu.inputClosed {
-			s.add(r.mu.learned)
-		}
-		if !r.mu.inputClosed {
-			s.add(r.ended)
-		}
-		r.mu.inputClosed = true
+		r.closeInputLocked()
 		for _, p := range r.mu.parts {
 			for w := range queues {
-				p.endWaitsLocked(w, r.closedError(), &s)
+				p.endWaitsLocked(w, r.closedError())
 			}
 		}
 	}
-	r.unlock(&s)
+	r.mu.Unlock()
 	r.end(r.closedError())
 	return true
 }
 
-// From manyEntries on, a few goroutines drop what a repository holds: a million take one of them
-// about a second.
-const manyEntries = 10_000
-
-// atOnce is how many entries are claimed, and removed, under the lock in one go.
-const atOnce = 256
-
-// clear drops all that the repository holds now, and returns how much that was.
+// clear drops all batches that the repository holds now, and returns how many it has dropped.
 func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
-	all := r.all()
-	if len(all) < manyEntries {
-		return r.dropEach(ctx, all)
+	r.mu.Lock()
+	var entries []*entry
+	for _, n := range slices.Sorted(maps.Keys(r.mu.parts)) {
+		entries = append(entries, r.mu.parts[n].allLocked()...)
 	}
-	n := min(runtime.GOMAXPROCS(0), 4)
-	lefts, failed := make([]Leftover, n), make([]error, n)
-	var workers sync.WaitGroup
-	for i := range n {
-		workers.Go(func() {
-			labels.Drop.Set()
-			lefts[i], failed[i] = r.dropEach(ctx, all[i*len(all)/n:(i+1)*len(all)/n])
-		})
-	}
-	workers.Wait()
-	left.Key = r.key
-	for _, l := range lefts {
-		left.Batches += l.Batches
-		left.Bytes += l.Bytes
-	}
-	return left, errors.Join(failed...)
-}
-
-// dropEach drops those of the entries that the repository holds still.
-func (r *Repository) dropEach(ctx context.Context, entries []entry) (left Leftover, err error) {
+	r.mu.Unlock()
 	left.Key = r.key
 	var failed []error
-	count := func(dropped bool, bytes int64, err error) {
-		if dropped {
-			left.Batches++
-			left.Bytes += bytes
-		}
+	for _, e := range entries {
+		dropped, bytes, err := r.drop(ctx, e, awaitClaimed)
 		if err != nil {
 			failed = append(failed, err)
 		}
-	}
-	for len(entries) > 0 {
-		done, others := r.dropAtOnce(entries[:min(atOnce, len(entries))], count)
-		entries = entries[done:]
-		if len(entries) > 0 && done < atOnce {
-			others = append(others, entries[0])
-			entries = entries[1:]
-		}
-		for _, e := range others {
-			dropped, bytes, err := r.drop(ctx, e, awaitClaimed)
-			count(dropped, bytes, err)
-			if ctx.Err() != nil && !dropped {
-				return left, errors.Join(failed...)
-			}
+		switch {
+		case dropped:
+			left.Batches++
+			left.Bytes += bytes
+		case err != nil: // ctx has ended
+			return left, errors.Join(failed...)
 		}
 	}
 	return left, errors.Join(failed...)
-}
-
-// dropAtOnce drops entries up to the first that must be waited for, and returns how many those are.
-// others, which are among them, were not dropped: they are in transit since they were claimed.
-func (r *Repository) dropAtOnce(entries []entry, count func(dropped bool, bytes int64, err error)) (done int, others []entry) {
-	var s signals
-	own := make([]entry, 0, len(entries))
-	bytes := make([]int64, 0, len(entries))
-	r.mu.Lock()
-	for _, e := range entries {
-		n, rec := r.recordLocked(e)
-		if n != 0 && (rec.class == claimed || rec.class == inTransit) {
-			break
-		}
-		if done++; n != 0 {
-			r.mu.list[rec.part].moveLocked(n, rec, claimed)
-			own, bytes = append(own, e), append(bytes, rec.bytes)
-		}
-	}
-	r.mu.Unlock()
-	gone := own[:0]
-	for i, e := range own {
-		dropped, again, err := r.dropClaimed(e)
-		if again {
-			others = append(others, e)
-			continue
-		}
-		if !dropped {
-			r.remove(e)
-			continue
-		}
-		count(true, bytes[i], err)
-		gone = append(gone, e)
-	}
-	r.mu.Lock()
-	defer r.unlock(&s)
-	var p *partition
-	for _, e := range gone {
-		n, rec := r.recordLocked(e) // it is claimed, so it is there
-		if next := r.mu.list[rec.part]; next != p {
-			p.matchIfLocked(r, &s)
-			p = next
-		}
-		r.takeOutLocked(n, &s)
-	}
-	p.matchIfLocked(r, &s)
-	return done, others
 }
 
 // What drop does about a batch that a taker is about to take.
@@ -195,83 +105,59 @@ const (
 	leaveClaimed = true  // count it as taken
 )
 
-// drop drops one batch, if the repository holds it still, as soon as it is not being moved.
-func (r *Repository) drop(ctx context.Context, e entry, leave bool) (dropped bool, bytes int64, _ error) {
-	b := e.b
+// drop drops one batch, if the repository holds it still, as soon as no call is moving it. If dropped
+// is false, the only error is that ctx has ended.
+func (r *Repository) drop(ctx context.Context, e *entry, leave bool) (dropped bool, bytes int64, _ error) {
 	for {
-		bytes, changed, ended := r.claimToDrop(e, leave)
+		r.mu.Lock()
+		var changed, ended <-chan struct{}
 		switch {
-		case bytes >= 0:
-		case changed == nil:
-			return false, 0, nil // gone
+		case e.class == gone || leave && e.class == claimed:
+			r.mu.Unlock()
+			return false, 0, nil
+		case e.holder != unheld && r.mu.closed: // its holder may keep it for ever, and will find out
+			e.holdLocked(unheld)
+		case e.class == inTransit && r.m.ended.Err() == nil:
+			changed, ended = e.awaitLocked(), r.m.ended.Done()
+		case e.class == claimed:
+			changed = e.awaitLocked()
 		default:
+			e.part.moveLocked(e, claimed)
+		}
+		bytes = e.bytes
+		r.mu.Unlock()
+		if changed != nil {
 			select {
 			case <-changed:
 			case <-ended:
 			case <-ctx.Done():
-				return false, 0, fmt.Errorf("repository %s, batch %d is %s: %w", r.key, b.ID(), b.Info().State, context.Cause(ctx))
+				return false, 0, fmt.Errorf("repository %s, batch %d is %s: %w",
+					r.key, e.b.ID(), e.b.Info().State, context.Cause(ctx))
 			}
 			continue
 		}
-		if dropped, again, err := r.dropClaimed(e); !again {
+		err := e.b.Drop()
+		se, ok := err.(*batch.StateError) // a StateError that is wrapped is the payload's
+		switch {
+		case !ok:
 			r.remove(e)
-			if !dropped {
-				bytes = 0
-			}
-			return dropped, bytes, err
+			return true, bytes, err
+		case se.State == batch.Released || r.m.ended.Err() != nil: // it is gone, or its transit's
+			r.remove(e)
+			return false, 0, nil
 		}
+		r.putBack(e) // it is in transit since it was claimed
 	}
-}
-
-// dropClaimed drops a batch whose entry is claimed. again says that this must be tried again,
-// because the batch is in transit since; then the entry is not claimed any more. Else the caller
-// removes it.
-func (r *Repository) dropClaimed(e entry) (dropped, again bool, _ error) {
-	err := e.b.Inside().DropFrom(&r.store)
-	se, ok := err.(*batch.StateError) // not wrapped; else it is the payload's
-	switch {
-	case !ok:
-		return true, false, err
-	case se.State == batch.Released || r.m.ended.Err() != nil:
-		return false, false, nil
-	}
-	r.putBack(e)
-	return false, true, nil
 }
 
 // takeBack drops a batch that was put by a call which failed, unless a consumer has it.
 func (r *Repository) takeBack(ctx context.Context, b *batch.Batch) error {
 	r.mu.Lock()
-	n := r.numberLocked(b)
-	if n == 0 {
-		r.mu.Unlock()
+	e := r.mu.entries[b.ID()]
+	r.mu.Unlock()
+	if e == nil || e.b != b {
 		return nil
 	}
-	e := entry{b, r.mu.records.At(n).seq}
-	r.mu.Unlock()
 	_, _, err := r.drop(context.WithoutCancel(ctx), e, leaveClaimed)
 	return err
-}
-
-// claimToDrop claims an entry for its end, and returns its bytes. Else they are -1, and it returns
-// what to wait for, either of two; neither if it is gone.
-func (r *Repository) claimToDrop(e entry, leave bool) (bytes int64, changed, ended <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n, rec := r.recordLocked(e)
-	if rec == nil || leave && rec.class == claimed {
-		return -1, nil, nil
-	}
-	p := r.mu.list[rec.part]
-	switch {
-	case rec.holder != unheld && r.mu.closed: // its holder may keep it for ever, and will find out
-		p.holdLocked(rec, unheld)
-		return rec.bytes, nil, nil
-	case rec.class == inTransit && r.m.ended.Err() == nil:
-		return -1, r.awaitLocked(e.b), r.m.ended.Done()
-	case rec.class == claimed:
-		return -1, r.awaitLocked(e.b), nil
-	}
-	p.moveLocked(n, rec, claimed)
-	return rec.bytes, nil, nil
 }

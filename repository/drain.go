@@ -36,7 +36,9 @@ import (
 // each time with a *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the
 // batch is, and Take takes one out to drop it. Breaking off leaves the rest in the repository.
 // Several goroutines may drain one partition; each gets other batches, in ascending order.
-func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opts ...TakeOption) iter.Seq2[*batch.Handle, error] {
+func (r *Repository) Drain(
+	ctx context.Context, partition int, to tier.Kind, opts ...TakeOption,
+) iter.Seq2[*batch.Handle, error] {
 	o := takeOptionsOf(opts)
 	w := o.want(wantRest)
 	if o.waitInput {
@@ -47,12 +49,13 @@ func (r *Repository) Drain(ctx context.Context, partition int, to tier.Kind, opt
 			yield(nil, fmt.Errorf("repository %s: draining to an invalid tier", r.key))
 			return
 		}
+		consume := func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
+			return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
+		}
 		ahead := r.lookAhead(ctx, partition, to, o.ahead)
 		defer ahead.end()
 		for {
-			e, h, err := r.acquire(ctx, partition, w, func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
-				return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
-			})
+			e, h, err := r.acquire(ctx, partition, w, consume)
 			if errors.Is(err, io.EOF) {
 				return
 			}
@@ -75,14 +78,14 @@ type opener func(context.Context, *batch.Batch) (*batch.Handle, error)
 
 // acquire claims the oldest batch and opens a handle on it. io.EOF is the end; on any error nothing
 // is claimed.
-func (r *Repository) acquire(ctx context.Context, partition int, w want, open opener) (entry, *batch.Handle, error) {
+func (r *Repository) acquire(ctx context.Context, partition int, w want, open opener) (*entry, *batch.Handle, error) {
 	if r.m.cfg.Mover == nil {
-		return entry{}, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", r.key, tier.ErrNotSupported)
+		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", r.key, tier.ErrNotSupported)
 	}
 	for {
 		e, err := r.claim(ctx, partition, w, true)
 		if err != nil {
-			return entry{}, nil, err
+			return nil, nil, err
 		}
 		h, err := r.open(ctx, e, open)
 		if err == nil {
@@ -91,13 +94,13 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, open op
 		// A batch that was dropped in place is passed over. One that failed is not, though a Clear may
 		// have dropped it since.
 		if !errors.Is(err, batch.ErrState) || e.b.Info().State != batch.Released {
-			return entry{}, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
+			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
 		}
 	}
 }
 
 // open opens a handle on what was claimed, or ends the claim.
-func (r *Repository) open(ctx context.Context, e entry, open opener) (h *batch.Handle, err error) {
+func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.Handle, err error) {
 	ctx, done := r.within(ctx)
 	defer done()
 	defer func() { // also when a converter panics
@@ -114,7 +117,7 @@ func (r *Repository) open(ctx context.Context, e entry, open opener) (h *batch.H
 // in open claims neither. It ends early, with the reason in Err, when ctx ends, the
 // repository is closed, or a batch cannot be opened, which is then still in the
 // repository. A payload whose release fails does not end it: Err returns the first such error
-// when the stream has ended. Records may lie in pinned host memory, which is theirs until they are
+// when the stream has ended. Records may be in pinned host memory, which is theirs until they are
 // released.
 //
 // Reader waits for the schema, if that is unknown, until something is put that has one (a
@@ -144,7 +147,10 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
 	}
 	o := takeOptionsOf(opts)
-	rd := &reader{r: r, ctx: ctx, partition: partition, want: o.want(wantTask), schema: schema, ahead: r.lookAhead(ctx, partition, tier.Host, o.ahead)}
+	rd := &reader{
+		r: r, ctx: ctx, partition: partition, want: o.want(wantTask), schema: schema,
+		ahead: r.lookAhead(ctx, partition, tier.Host, o.ahead),
+	}
 	rd.refs.Store(1)
 	return rd, nil
 }
@@ -214,9 +220,10 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 		return nil, r.closedError()
 	}
 	defer r.m.calls.Leave()
-	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
+	here := func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
 		return b.Inside().Read(ctx, tier.ID{}) // pending tasks stay their callers'
-	})
+	}
+	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, here)
 	if err != nil {
 		return nil, err
 	}

@@ -67,8 +67,9 @@ type ClaimedError struct {
 }
 
 func (e *ClaimedError) Error() string {
-	return fmt.Sprintf("repository %s, partition %d: %d of its %d batches are in open claims: consume or restore those first",
-		e.Key, e.Partition, e.Claimed, e.Batches)
+	const text = "repository %s, partition %d: %d of its %d batches are in open claims: " +
+		"consume or restore those first"
+	return fmt.Sprintf(text, e.Key, e.Partition, e.Claimed, e.Batches)
 }
 
 // Is matches ErrClaimed.

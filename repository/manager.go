@@ -49,8 +49,8 @@ type Mover interface {
 	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)
 }
 
-// ending is a Mover that says when it is closed: what is in transit from then on is a program's own
-// Transit, which may stay open for ever.
+// ending is a Mover with a context that ends when it is closed. From then on a batch in transit is in a
+// program's own Transit, which may stay open for ever.
 type ending interface{ Ended() context.Context }
 
 // Config is what the repositories of a plan work with.
@@ -67,12 +67,12 @@ type Config struct {
 	// Clock is what the batches read their last use from; nil for unix
 	// nanoseconds.
 	Clock func() int64
-	// Origins has each Put say in its context which operator it is for (events.From), so that its
-	// waits for room can be told from others. It costs an allocation.
+	// Origins makes each Put note its operator in its context (events.From), so that events can tell
+	// its waits for room from others. It costs an allocation.
 	Origins bool
 }
 
-// Manager owns the repositories of one plan, and knows their order. It is safe
+// Manager owns the repositories of one plan, and keeps their order. It is safe
 // for concurrent use.
 type Manager struct {
 	name string
@@ -81,7 +81,7 @@ type Manager struct {
 	ids  *batch.IDs
 	seq  atomic.Uint64 // of the last batch that arrived
 
-	ended context.Context // see ending; never, if the mover does not say
+	ended context.Context // see ending; never ends if the mover has none
 	calls *gate.Gate      // those that have memory of batches which no repository and no user has
 
 	mu struct {
@@ -119,24 +119,24 @@ func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
 	if err := errors.Join(key.validate(), o.validate()); err != nil {
 		return nil, err
 	}
-	r, changed, err := func() (*Repository, []*Repository, error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		r := m.mu.table[key]
-		switch {
-		case m.mu.closed:
-			return nil, nil, m.closedError()
-		case r != nil && orFind:
-			return r, nil, nil
-		case r != nil:
-			return nil, nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicate)
-		}
+	m.mu.Lock()
+	r := m.mu.table[key]
+	var (
+		changed []*Repository
+		err     error
+	)
+	switch {
+	case m.mu.closed:
+		r, err = nil, m.closedError()
+	case r == nil:
 		r = newRepository(m, key, o)
 		m.mu.table[key] = r
-		n := len(m.mu.order)
 		m.mu.order = append(m.mu.order, r)
-		return r, m.rankLocked(max(0, n-1)), nil // the others stand where they stood
-	}()
+		changed = m.rankLocked(max(0, len(m.mu.order)-2)) // the other ranks stay
+	case !orFind:
+		r, err = nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicate)
+	}
+	m.mu.Unlock()
 	settle(changed)
 	return r, err
 }
@@ -162,58 +162,51 @@ func (m *Manager) Repositories() []*Repository {
 	return slices.Clone(m.mu.order)
 }
 
-// Order says in which order data flows through the repositories, from the scans
+// Order sets the order in which data flows through the repositories, from the scans
 // to the output, whose own is the last. The monitor moves batches by it. Those that
 // are not named stay before those that are, in the order they had. An unknown key,
 // or one twice, is an error, which changes nothing.
 func (m *Manager) Order(keys ...Key) error {
-	changed, err := func() ([]*Repository, error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		named, twice, err := findEach(keys, m.lookupLocked)
-		if err != nil {
-			return nil, err
-		}
-		if twice != nil {
-			return nil, fmt.Errorf("plan %q: repository %s is twice in the order", m.name, twice.key)
-		}
-		isNamed := make(map[*Repository]bool, len(named))
-		for _, r := range named {
-			isNamed[r] = true
-		}
-		order := slices.DeleteFunc(slices.Clone(m.mu.order), func(r *Repository) bool { return isNamed[r] })
-		m.mu.order = append(order, named...)
-		return m.rankLocked(0), nil
-	}()
+	m.mu.Lock()
+	named, err := m.each(keys, m.lookupLocked, "the order")
+	var changed []*Repository
+	if err == nil {
+		isNamed := func(r *Repository) bool { return slices.Contains(named, r) }
+		m.mu.order = append(slices.DeleteFunc(m.mu.order, isNamed), named...)
+		changed = m.rankLocked(0)
+	}
+	m.mu.Unlock()
 	settle(changed)
 	return err
 }
 
-// findEach returns the repositories of the keys, in their order, and the first that is
-// there twice; nil if none is.
-func findEach(keys []Key, find func(Key) (*Repository, error)) (found []*Repository, twice *Repository, _ error) {
-	seen := make(map[*Repository]bool, len(keys))
+// each returns the repositories of the keys, in their order. A key that is there twice is an error; in
+// is for its message.
+func (m *Manager) each(keys []Key, find func(Key) (*Repository, error), in string) (found []*Repository, _ error) {
 	for _, key := range keys {
 		r, err := find(key)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		if seen[r] && twice == nil {
-			twice = r
+		if slices.Contains(found, r) {
+			return nil, fmt.Errorf("plan %q: repository %s is twice in %s", m.name, key, in)
 		}
-		seen[r] = true
 		found = append(found, r)
 	}
-	return found, twice, nil
+	return found, nil
 }
 
 // rankLocked sets the ranks of the repositories from that place in the order on, and
 // returns those whose rank has changed; the caller settles them once the lock is free.
 func (m *Manager) rankLocked(from int) (changed []*Repository) {
 	for i, r := range m.mu.order[from:] {
-		if r.setRank(from+i, from+i == len(m.mu.order)-1) {
+		rank, last := from+i, from+i == len(m.mu.order)-1
+		r.mu.Lock()
+		if r.mu.rank != rank || r.mu.last != last {
+			r.mu.rank, r.mu.last = rank, last
 			changed = append(changed, r)
 		}
+		r.mu.Unlock()
 	}
 	return changed
 }
@@ -230,12 +223,9 @@ func settle(repositories []*Repository) {
 // ways. If one cannot be put, the others are taken back, except for those that a
 // consumer has already.
 func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition int, keys ...Key) error {
-	ports, twice, err := findEach(keys, m.Lookup)
+	ports, err := m.each(keys, m.Lookup, "a fan-out")
 	if err != nil {
 		return err
-	}
-	if twice != nil {
-		return fmt.Errorf("plan %q: repository %s is twice in a fan-out", m.name, twice.key)
 	}
 	if !m.calls.Enter() {
 		return m.closedError()

@@ -30,7 +30,8 @@ func TestKeys(t *testing.T) {
 	wantError(t, err, ErrUnknown)
 	wantError(t, plan.Order(Key{"scan", 0}), ErrUnknown)
 	wantError(t, plan.FanOut(background, record(1), 0, Key{"scan", 0}), ErrUnknown)
-	for name, find := range map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Inside().Ensure} {
+	finds := map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Inside().Ensure}
+	for name, find := range finds {
 		if got, err := find(Key{"join", 1}); got != r || err != nil {
 			t.Errorf("%s: %p, %v", name, got, err)
 		}
@@ -409,8 +410,8 @@ func TestFailedFanOutLeavesConsumers(t *testing.T) {
 	})
 }
 
-// TestClearMeetsTransit: a batch that goes in transit just when it is to be dropped
-// is dropped afterwards.
+// TestClearMeetsTransit: a batch that is in transit before its repository has noticed is dropped
+// afterwards.
 func TestClearMeetsTransit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 10, 10, 10)
@@ -420,15 +421,17 @@ func TestClearMeetsTransit(t *testing.T) {
 		b, err := batch.New(batch.Options{ID: 1, Payload: p})
 		check(t, err)
 		check(t, r.PutBatch(0, b))
-		e := r.all()[0]
-		if n, _, _ := r.claimToDrop(e, awaitClaimed); n < 0 {
-			t.Fatal("it cannot be claimed")
-		}
-		transit, err := b.TryTransit()
-		check(t, err)
-		if dropped, again, err := r.dropClaimed(e); dropped || !again || err != nil {
-			t.Fatal(dropped, again, err)
-		}
+		announce := make(chan struct{})
+		p.hook = func() { <-announce } // the repository is told after this
+		transits := make(chan *batch.Transit, 1)
+		go func() {
+			transit, err := b.TryTransit()
+			if err != nil {
+				t.Error(err)
+			}
+			transits <- transit
+		}()
+		synctest.Wait()
 		done := make(chan []Leftover, 1)
 		go func() {
 			report, err := plan.Clear(background)
@@ -438,14 +441,33 @@ func TestClearMeetsTransit(t *testing.T) {
 			done <- report
 		}()
 		synctest.Wait()
-		if len(done) != 0 || r.Total() != 1 || b.Info().State != batch.InTransit {
-			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Info().State)
+		if len(done) != 0 || r.Total() != 1 || b.Inside().Cut().State != batch.InTransit {
+			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Inside().Cut().State)
 		}
-		check(t, transit.Abort())
+		close(announce)
+		check(t, (<-transits).Abort())
 		if report := <-done; len(report) != 1 || b.Info().State != batch.Released {
 			t.Errorf("%+v, the batch is %s", report, b.Info().State)
 		}
 	})
+}
+
+// TestRepositoryIgnoresOldNews: announcements of one batch may come out of order.
+func TestRepositoryIgnoresOldNews(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	r := ensure(t, newPlan(t, m), "join")
+	fill(t, r, 1)
+	b, _ := r.Peek(0)
+	old := b.Info()
+	transit, err := b.TryTransit()
+	check(t, err)
+	(*store)(r).BatchChanged(b, old)
+	r.mu.Lock()
+	if c := r.mu.entries[b.ID()].class; c != inTransit {
+		t.Errorf("the class is %d, want %d", c, inTransit)
+	}
+	r.mu.Unlock()
+	check(t, transit.Abort())
 }
 
 // hooked is a form that calls back when its leases are counted, as each cut through its batch does.
@@ -586,7 +608,8 @@ func TestObserverSeesThePlace(t *testing.T) {
 	plan := NewManager("test", 3, Config{Mover: m, Observer: &seen, Clock: func() int64 { return 42 }})
 	r := ensure(t, plan, "join")
 	check(t, r.Put(background, 0, record(1)))
-	if len(seen.infos) != 1 || seen.infos[0].Place != (batch.Place{Plan: 3, Name: "test", Last: true, Seq: 1, Operator: "join"}) || seen.infos[0].LastUse != 42 {
+	place := batch.Place{Plan: 3, Name: "test", Last: true, Seq: 1, Operator: "join"}
+	if len(seen.infos) != 1 || seen.infos[0].Place != place || seen.infos[0].LastUse != 42 {
 		t.Errorf("%+v", seen.infos)
 	}
 	check(t, closeAll(background, plan))

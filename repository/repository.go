@@ -1,6 +1,5 @@
 // Package repository holds the stores of batches between a plan's operators: one
-// operator puts, the next takes, and in between the batches lie in whatever memory
-// has room.
+// operator puts, the next takes, and in between the batches are in any memory that has room.
 //
 //	Manager ──Key──▶ Repository ──number──▶ partition ──in order of arrival──▶ batch.Batch
 //	 one a plan       between two             a queue
@@ -47,21 +46,20 @@ import (
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// defaultPartitions is how many partitions a repository may have unless its
-// Options say otherwise.
+// defaultPartitions is how many partitions a repository may have by default.
 const defaultPartitions = 1 << 16
 
-// Options say what a repository is like. The zero value means the defaults.
+// Options configures a repository. The zero value means the defaults.
 type Options struct {
 	// Schema is what all batches must have; nil: the first one that is put sets it.
 	Schema *arrow.Schema
@@ -76,7 +74,7 @@ type Options struct {
 // validate checks what Create would refuse.
 func (o Options) validate() error {
 	if o.Partitions < 0 {
-		return fmt.Errorf("repository: a repository of %d partitions", o.Partitions)
+		return fmt.Errorf("repository: Partitions must be at least 0, got %d", o.Partitions)
 	}
 	return nil
 }
@@ -97,18 +95,15 @@ type Repository struct {
 
 	ended chan struct{} // closed when the input is
 
-	store batch.Observer // *store: what batches have a pointer to
+	nodes *btree.FreeListG[*entry] // shared by the sets of all partitions
 
 	mu struct {
 		lockrank.Mutex[lockrank.Repository]
 		schema      *arrow.Schema
 		learned     chan struct{} // closed when the schema is known or never will be
 		parts       map[int]*partition
-		list        []*partition // all of parts, as records name them
-		records     compact.Table[*batch.Batch, facts]
-		ids         compact.Order                  // of the records, by the batches' ids; empty when it is closed
-		changed     map[*batch.Batch]chan struct{} // closed when its record changes
-		bytes       [tier.Disk + 1]int64           // by kind
+		entries     map[batch.ID]*entry
+		bytes       [tier.Disk + 1]int64 // by kind
 		rank        int
 		last        bool
 		inputClosed bool
@@ -124,8 +119,7 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 	if o.Placement == nil {
 		o.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
 	}
-	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{})}
-	r.store = (*store)(r)
+	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{}), nodes: btree.NewFreeListG[*entry](32)}
 	r.life, r.end = context.WithCancelCause(context.Background())
 	r.mu.schema = o.Schema
 	r.mu.learned = make(chan struct{})
@@ -133,9 +127,7 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 		close(r.mu.learned)
 	}
 	r.mu.parts = make(map[int]*partition)
-	r.mu.records.Moved = r.movedLocked
-	r.mu.ids.Block = func(n uint32) *uint32 { return &r.mu.records.At(n).named }
-	r.mu.changed = make(map[*batch.Batch]chan struct{})
+	r.mu.entries = make(map[batch.ID]*entry)
 	return r
 }
 
@@ -161,12 +153,6 @@ func (r *Repository) within(ctx context.Context) (_ context.Context, done func()
 	}
 }
 
-// unlock releases the lock and then wakes the waiters in s.
-func (r *Repository) unlock(s *signals) {
-	r.mu.Unlock()
-	s.fire()
-}
-
 // partitionLocked returns a partition, and makes it if it is new.
 func (r *Repository) partitionLocked(n int) (*partition, error) {
 	if n < 0 || n >= r.opts.Partitions {
@@ -174,9 +160,8 @@ func (r *Repository) partitionLocked(n int) (*partition, error) {
 	}
 	p := r.mu.parts[n]
 	if p == nil {
-		p = newPartition(r, n, uint32(len(r.mu.list)))
+		p = newPartition(r, n)
 		r.mu.parts[n] = p
-		r.mu.list = append(r.mu.list, p)
 	}
 	return p, nil
 }
@@ -223,16 +208,18 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 	return nil
 }
 
-// discard drops a batch that no taker can get. The monitor knows it and may be moving it just now.
-// discard waits for that, whatever contexts of callers say, because no other code would drop it. It
-// is not long: the monitor's moves wait for nothing. Once the mover is closed, only a program has
+// discard drops a batch that no taker can get. The monitor may be moving it. discard waits for the end
+// of that move, also if the caller's context has ended, because no other code would drop the batch.
+// The wait is short: the monitor's moves wait for nothing. Once the mover is closed, only a program has
 // batches in transit. Such a batch is left to the owner of the Transit, and the error is the cause
 // of m.ended.
 func (m *Manager) discard(b *batch.Batch) error { return b.Discard(m.ended) }
 
 // ingest makes a batch of rec that is fit for the partition and not yet in it, and returns the
 // order of its arrival.
-func (r *Repository) ingest(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) (_ *batch.Batch, seq uint64, _ error) {
+func (r *Repository) ingest(
+	ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption,
+) (_ *batch.Batch, seq uint64, _ error) {
 	o := putOptions{placement: r.opts.Placement}
 	for _, opt := range opts {
 		opt(&o)
@@ -311,235 +298,148 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 		return fmt.Errorf("repository %s: putting into partition %d: the batch is nil", r.key, partition)
 	}
 	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
-		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w", r.key, b.ID(), tier.ErrNotSupported)
+		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w",
+			r.key, b.ID(), tier.ErrNotSupported)
 	}
 	return r.insert(partition, b, 0)
 }
 
-// insert takes b over, and sets its place. seq is its order of arrival. Another is drawn if a batch
-// of the partition has a later one: that may have been seen there, and stays before b.
+// insert takes b over, and sets its place. seq is its order of arrival. insert draws another one if a
+// batch of the partition has a later one: other calls may have seen that batch, so it stays before b.
 func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
-	tell, err := r.insertUntold(partition, b, seq)
-	if err != nil {
-		return err
-	}
-	tell()
-	return nil
-}
-
-// insertUntold is insert. The caller calls tell once the lock is free.
-func (r *Repository) insertUntold(partition int, b *batch.Batch, seq uint64) (tell func(), err error) {
 	var schema *arrow.Schema
 	if d := b.Info().Descriptor; d != nil {
 		schema = d.Schema
 	}
-	var s signals
 	r.mu.Lock()
-	defer r.unlock(&s)
+	announce, err := r.insertLocked(partition, b, seq, schema)
+	r.mu.Unlock()
+	if err == nil {
+		announce()
+	}
+	return err
+}
+
+// insertLocked returns the function that announces the batch's place, to be called with no lock held.
+func (r *Repository) insertLocked(
+	partition int, b *batch.Batch, seq uint64, schema *arrow.Schema,
+) (announce func(), err error) {
 	p, err := r.admitLocked(partition, schema)
 	if err != nil {
 		return nil, err
 	}
-	id := compact.Key{uint64(b.ID())}
-	if n := r.mu.ids.Find(id); n != 0 && r.mu.records.Of(n) != b {
+	if e := r.mu.entries[b.ID()]; e != nil && e.b != b {
 		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicate)
 	}
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
-	now, tell, err := b.Inside().Store(&r.store, r.placeLocked(seq, partition)) // changes from here on come through BatchChanged
+	// From here on changes come through BatchChanged.
+	now, announce, err := b.Inside().Store((*store)(r), r.placeLocked(seq, partition))
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
+	e := &entry{
+		b: b, seq: seq, part: p, version: now.Version,
+		class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes,
+	}
+	r.mu.entries[b.ID()] = e
+	r.mu.bytes[e.kind] += e.bytes
 	p.last = seq
-	n := r.mu.records.Add(b)
-	b.Inside().Slot().Store(n)
-	rec := r.mu.records.At(n)
-	*rec = facts{seq: seq, part: p.index, class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes, told: uint32(now.Version)}
-	r.mu.ids.Insert(n, id)
-	r.mu.bytes[rec.kind] += rec.bytes
 	p.n++
-	p.listLocked(n, rec)
+	p.sets[e.class].ReplaceOrInsert(e)
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
-		s.add(r.mu.learned)
+		close(r.mu.learned)
 	}
-	p.matchLocked(r, &s)
-	return tell, nil
-}
-
-// setRank sets the repository's position in its plan. The caller then calls settleAll, with no lock
-// held.
-func (r *Repository) setRank(rank int, last bool) (changed bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	changed = rank != r.mu.rank || last != r.mu.last
-	r.mu.rank, r.mu.last = rank, last
-	return changed
+	p.matchLocked()
+	return announce, nil
 }
 
 // settleAll gives the batches their places.
 func (r *Repository) settleAll() {
 	r.mu.Lock()
-	var tells []func()
-	for b := range r.mu.records.All() {
-		rec := r.mu.records.At(r.numberLocked(b))
-		tells = append(tells, b.Inside().StoreAt(&r.store, r.placeLocked(rec.seq, r.mu.list[rec.part].number)))
+	var announce []func()
+	for _, e := range r.mu.entries {
+		announce = append(announce, e.b.Inside().StoreAt((*store)(r), r.placeLocked(e.seq, e.part.number)))
 	}
 	r.mu.Unlock()
-	for _, tell := range tells {
-		tell()
+	for _, f := range announce {
+		f()
 	}
 }
 
-// all returns what the repository holds, by partition.
-func (r *Repository) all() (entries []entry) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, n := range slices.Sorted(maps.Keys(r.mu.parts)) {
-		entries = append(entries, r.mu.parts[n].allLocked()...)
-	}
-	return entries
-}
-
-// store is a Repository as the batches in it know it.
+// store is the batch.Observer of a repository's batches. It hides BatchChanged from programs.
 type store Repository
 
 // BatchChanged notes what state a batch is in.
 func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
 	r := (*Repository)(st)
-	var s signals
 	r.mu.Lock()
-	defer r.unlock(&s)
-	n := r.numberLocked(b)
-	if n == 0 {
-		return
-	}
-	rec := r.mu.records.At(n)
-	p := r.mu.list[rec.part]
-	if int32(uint32(now.Version)-rec.told) > 0 && r.noteLocked(n, now, rec.class == claimed, &s) {
-		p.matchLocked(r, &s)
+	defer r.mu.Unlock()
+	e := r.mu.entries[b.ID()]
+	if e != nil && e.b == b && now.Version > e.version && r.noteLocked(e, now, e.class == claimed) {
+		e.part.matchLocked()
 	}
 }
 
-// numberLocked returns the number of a batch's record; 0 if the repository does not hold it.
-func (r *Repository) numberLocked(b *batch.Batch) uint32 {
-	if n := b.Inside().Slot().Load(); r.mu.records.Of(n) == b {
-		return n
+// noteLocked records a cut through the batch of an entry. It reports whether the caller must call
+// matchLocked. A dropped batch is removed, unless it is claimed: its claimer will find out.
+func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool) bool {
+	r.mu.bytes[e.kind] -= e.bytes
+	e.kind, e.bytes, e.version = now.Space.Kind, now.Bytes, now.Version
+	if now.State == batch.Released { // there may be no further call when its memory is free
+		e.bytes = 0
 	}
-	return 0
-}
-
-// recordLocked returns the number and the record of an entry; 0 and nil if it is gone.
-func (r *Repository) recordLocked(e entry) (n uint32, rec *facts) {
-	if n = r.numberLocked(e.b); n == 0 {
-		return 0, nil
-	}
-	if rec = r.mu.records.At(n); rec.seq != e.seq { // it was taken, and put again
-		return 0, nil
-	}
-	return n, rec
-}
-
-// movedLocked is told that a record has another number. Its batch is the repository's, and so is
-// the batch's slot.
-func (r *Repository) movedLocked(b *batch.Batch, from, to uint32) {
-	b.Inside().Slot().Store(to)
-	rec := r.mu.records.At(to)
-	if !r.mu.closed {
-		r.mu.ids.Renumber(from, to)
-	}
-	r.mu.list[rec.part].sets[rec.class].Renumber(from, to)
-}
-
-// noteLocked records a cut through the batch of a record. It leaves it to the caller to serve the
-// waiters, and reports whether that must be done. A dropped batch is removed, unless it is claimed
-// and its claimer will find out.
-func (r *Repository) noteLocked(n uint32, now batch.Info, isClaimed bool, s *signals) bool {
-	rec := r.mu.records.At(n)
-	r.mu.bytes[rec.kind] -= rec.bytes
-	rec.kind, rec.bytes, rec.told = now.Space.Kind, now.Bytes, uint32(now.Version)
-	if now.State == batch.Released { // there may be no further call, when its memory is free
-		rec.bytes = 0
-	}
-	r.mu.bytes[rec.kind] += rec.bytes
-	r.signalLocked(r.mu.records.Of(n), s)
+	r.mu.bytes[e.kind] += e.bytes
+	e.signalLocked()
 	switch c := class(now.State); {
 	case isClaimed:
 		return false
 	case now.State == batch.Released:
-		r.takeOutLocked(n, s)
-	case c == rec.class:
+		r.takeOutLocked(e)
+	case c == e.class:
 		return false
 	default:
-		r.mu.list[rec.part].moveLocked(n, rec, c)
+		e.part.moveLocked(e, c)
 	}
 	return true
 }
 
 // unclaimLocked ends a claim whose taker has failed: the batch is where it was, unless it was
-// dropped. It leaves it to the caller to serve the waiters.
-func (r *Repository) unclaimLocked(e entry, s *signals) {
-	if n, _ := r.recordLocked(e); n != 0 {
-		r.noteLocked(n, e.b.Inside().Cut(), false, s)
+// dropped. The caller calls matchLocked.
+func (r *Repository) unclaimLocked(e *entry) {
+	if e.class != gone {
+		r.noteLocked(e, e.b.Inside().Cut(), false)
 	}
 }
 
 // putBack ends the claim of a call that has failed.
-func (r *Repository) putBack(e entry) {
-	var s signals
+func (r *Repository) putBack(e *entry) {
 	r.mu.Lock()
-	defer r.unlock(&s)
-	if _, rec := r.recordLocked(e); rec != nil {
-		p := r.mu.list[rec.part]
-		r.unclaimLocked(e, &s)
-		p.matchLocked(r, &s)
-	}
+	defer r.mu.Unlock()
+	r.unclaimLocked(e)
+	e.part.matchLocked()
 }
 
 // remove ends a claim whose taker has the batch now.
-func (r *Repository) remove(e entry) {
-	var s signals
+func (r *Repository) remove(e *entry) {
 	r.mu.Lock()
-	if n, rec := r.recordLocked(e); n != 0 {
-		p := r.mu.list[rec.part]
-		r.takeOutLocked(n, &s)
-		p.matchLocked(r, &s)
+	if e.class != gone {
+		r.takeOutLocked(e)
+		e.part.matchLocked()
 	}
-	r.unlock(&s)
-	e.b.Inside().Unstore(&r.store)
+	r.mu.Unlock()
+	e.b.Inside().Unstore((*store)(r))
 }
 
-// takeOutLocked forgets a record. Others may get its number, or have other ones from then on.
-func (r *Repository) takeOutLocked(n uint32, s *signals) {
-	b, rec := r.mu.records.Of(n), r.mu.records.At(n)
-	p := r.mu.list[rec.part]
-	p.sets[rec.class].Remove(n)
-	p.n--
-	if !r.mu.closed {
-		r.mu.ids.Remove(n)
-	}
-	r.mu.bytes[rec.kind] -= rec.bytes
-	r.mu.records.Remove(n)
-	r.signalLocked(b, s)
-}
-
-// signalLocked wakes who waits for a change of a batch's record.
-func (r *Repository) signalLocked(b *batch.Batch, s *signals) {
-	if len(r.mu.changed) > 0 {
-		s.add(r.mu.changed[b])
-		delete(r.mu.changed, b)
-	}
-}
-
-// awaitLocked returns what is closed when the record of a batch changes.
-func (r *Repository) awaitLocked(b *batch.Batch) <-chan struct{} {
-	ch := r.mu.changed[b]
-	if ch == nil {
-		ch = make(chan struct{})
-		r.mu.changed[b] = ch
-	}
-	return ch
+// takeOutLocked removes an entry. The caller calls matchLocked.
+func (r *Repository) takeOutLocked(e *entry) {
+	e.part.moveLocked(e, gone)
+	e.part.n--
+	r.mu.bytes[e.kind] -= e.bytes
+	delete(r.mu.entries, e.b.ID())
+	e.signalLocked()
 }
 
 // Len returns how many batches a partition holds: 0 if it is not in use.
@@ -556,7 +456,7 @@ func (r *Repository) Len(partition int) int {
 func (r *Repository) Total() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.mu.records.Len()
+	return len(r.mu.entries)
 }
 
 // Bytes returns how many bytes the repository's batches are charged in a tier. A batch that was
@@ -588,7 +488,10 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 		return nil, false
 	}
 	e := p.oldestLocked(idle, taskCreated, processing, inTransit, claimed)
-	return e.b, e.b != nil
+	if e == nil {
+		return nil, false
+	}
+	return e.b, true
 }
 
 // Batches goes through the batches that a partition holds when the iteration
@@ -598,7 +501,7 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
 	return func(yield func(*batch.Batch) bool) {
 		r.mu.Lock()
-		var entries []entry
+		var entries []*entry
 		if p := r.mu.parts[partition]; p != nil {
 			entries = p.allLocked()
 		}

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/compact"
 )
 
 // TakeOption changes how batches leave a repository. An option that a method does not
@@ -28,7 +27,7 @@ func takeOptionsOf(opts []TakeOption) (o takeOptions) {
 	return o
 }
 
-// want adds what the options say to w.
+// want adds Unordered to w.
 func (o takeOptions) want(w want) want {
 	if o.unordered {
 		w |= unordered
@@ -86,7 +85,9 @@ func Into(t **batch.Transit) TakeOption { return func(o *takeOptions) { o.transi
 // open claims count as being there. It stops waiting when ctx ends, and when the
 // repository is closed with an error that matches tier.ErrClosed. Takers are served in
 // the order in which they came.
-func (r *Repository) Take(ctx context.Context, partition int, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
+func (r *Repository) Take(
+	ctx context.Context, partition int, to batch.State, opts ...TakeOption,
+) (*batch.Batch, error) {
 	o := takeOptionsOf(opts)
 	w, move, err := r.mover(to, o)
 	if err != nil {
@@ -94,7 +95,7 @@ func (r *Repository) Take(ctx context.Context, partition int, to batch.State, op
 	}
 	for {
 		e, err := r.claim(ctx, partition, o.want(w), !o.noWait)
-		if e.b == nil {
+		if e == nil {
 			return nil, err
 		}
 		if err := r.finish(e, move); err == nil {
@@ -102,7 +103,7 @@ func (r *Repository) Take(ctx context.Context, partition int, to batch.State, op
 		} else if !errors.Is(err, batch.ErrState) {
 			return nil, err
 		}
-		// It was moved or dropped between the claim and the move; the index knows that now.
+		// It was moved or dropped between the claim and the move, and its entry has been updated.
 	}
 }
 
@@ -119,7 +120,8 @@ func (r *Repository) mover(to batch.State, o takeOptions) (want, func(*batch.Bat
 			return err
 		}, nil
 	}
-	return 0, nil, fmt.Errorf("repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into", r.key, to)
+	const text = "repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into"
+	return 0, nil, fmt.Errorf(text, r.key, to)
 }
 
 // mustBeIdle moves nothing; an idle batch is in the state already.
@@ -133,7 +135,9 @@ func mustBeIdle(b *batch.Batch) error {
 // TakeByID waits until the batch of that id, which is in some partition, can move
 // to the state (see Take), moves it there and takes it. If the repository does
 // not hold it, or another takes it meanwhile, the error matches ErrUnknown.
-func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, opts ...TakeOption) (*batch.Batch, error) {
+func (r *Repository) TakeByID(
+	ctx context.Context, id batch.ID, to batch.State, opts ...TakeOption,
+) (*batch.Batch, error) {
 	o := takeOptionsOf(opts)
 	w, move, err := r.mover(to, o)
 	if err != nil {
@@ -144,9 +148,9 @@ func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, 
 		switch {
 		case err != nil:
 			return nil, err
-		case e.b == nil && o.noWait:
+		case e == nil && o.noWait:
 			return nil, nil
-		case e.b == nil:
+		case e == nil:
 			select {
 			case <-changed:
 			case <-r.life.Done():
@@ -165,26 +169,24 @@ func (r *Repository) TakeByID(ctx context.Context, id batch.ID, to batch.State, 
 }
 
 // claimByID claims the batch of an id, or returns what to wait for.
-func (r *Repository) claimByID(id batch.ID, w want) (entry, <-chan struct{}, error) {
+func (r *Repository) claimByID(id batch.ID, w want) (*entry, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := r.mu.ids.Find(compact.Key{uint64(id)})
+	e := r.mu.entries[id]
 	switch {
 	case r.mu.closed:
-		return entry{}, nil, r.closedError()
-	case n == 0:
-		return entry{}, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
+		return nil, nil, r.closedError()
+	case e == nil:
+		return nil, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
+	case !slices.Contains(eligible[w], e.class):
+		return nil, e.awaitLocked(), nil
 	}
-	b, rec := r.mu.records.Of(n), r.mu.records.At(n)
-	if !slices.Contains(eligible[w], rec.class) {
-		return entry{}, r.awaitLocked(b), nil
-	}
-	r.mu.list[rec.part].moveLocked(n, rec, claimed)
-	return entry{b, rec.seq}, nil, nil
+	e.part.moveLocked(e, claimed)
+	return e, nil, nil
 }
 
-// finish moves what was claimed and takes it out, or puts it back.
-func (r *Repository) finish(e entry, move func(*batch.Batch) error) error {
+// finish moves the claimed batch and removes it, or puts it back.
+func (r *Repository) finish(e *entry, move func(*batch.Batch) error) error {
 	if err := move(e.b); err != nil {
 		r.putBack(e)
 		return err
@@ -193,50 +195,42 @@ func (r *Repository) finish(e entry, move func(*batch.Batch) error) error {
 	return nil
 }
 
-// claim waits for the oldest entry that the taker can have; without wait it
-// returns none if there is none. The caller must end the claim, by remove or
-// putBack.
-func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (entry, error) {
+// claim waits for the oldest entry that the taker can have; without wait it returns nil if there is
+// none. The caller must end the claim, by remove or putBack.
+func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (*entry, error) {
+	var e *entry
 	r.mu.Lock()
 	p, err := r.partitionLocked(partition)
 	switch {
 	case err != nil:
-		r.mu.Unlock()
-		return entry{}, err
 	case r.mu.closed:
-		r.mu.Unlock()
-		return entry{}, r.closedError()
+		err = r.closedError()
+	default:
+		if e = p.firstLocked(w); e != nil {
+			p.moveLocked(e, claimed)
+		} else {
+			err = p.endLocked(w)
+		}
 	}
-	if e := p.firstLocked(w); e.b != nil {
-		p.claimLocked(e)
+	if e != nil || err != nil || !wait {
 		r.mu.Unlock()
-		return e, nil
-	}
-	if err := p.endLocked(r, w); err != nil {
-		r.mu.Unlock()
-		return entry{}, err
-	}
-	if !wait {
-		r.mu.Unlock()
-		return entry{}, nil
+		return e, err
 	}
 	wt, at := p.waitLocked(w)
 	r.mu.Unlock()
-
 	select {
 	case <-wt.ready:
 		return wt.e, wt.err
 	case <-ctx.Done():
 	}
-	var s signals
 	r.mu.Lock()
-	defer r.unlock(&s)
+	defer r.mu.Unlock()
 	switch {
-	case wt.e.b != nil: // handed over just now, to a waiter that has given up
-		r.unclaimLocked(wt.e, &s)
-		p.matchLocked(r, &s)
+	case wt.e != nil: // handed over just now, to a waiter that has given up
+		r.unclaimLocked(wt.e)
+		p.matchLocked()
 	case wt.err == nil:
 		p.leaveLocked(w, at)
 	}
-	return entry{}, context.Cause(ctx)
+	return nil, context.Cause(ctx)
 }

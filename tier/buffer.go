@@ -27,11 +27,13 @@ type HostMemory interface {
 
 // HostStats describes an arena of host memory at a moment; all sizes are in bytes.
 type HostStats struct {
-	Capacity    int64
-	Used        int64          // handed out, as charged
-	Slabs       int64          // the length of the slabs that small memory lies in
-	Slack       int64          // pages in use less Used: what is free beside small memory, in slabs for the most part
-	Committed   int64          // in steps of 2 MiB that were touched or handed out since the last Trim: at most this much is present
+	Capacity int64
+	Used     int64 // handed out, as charged
+	Slabs    int64 // the length of the slabs that small memory lies in
+	Slack    int64 // pages in use less Used: what is free beside small memory, in slabs for the most part
+	// Committed is the length of the steps of 2 MiB that were touched or handed out since the last
+	// Trim: at most this much is present.
+	Committed   int64
 	Touched     int64          // of these, touched ahead of use
 	Locked      int64          // cannot be swapped out
 	LargestFree int64          // the longest free range
@@ -99,7 +101,6 @@ type Buffer struct {
 	account *Account // its owner keeps it as it is; nil if there is none; once listed it changes under Space.mu
 	of      uint64   // which of the account's promises
 	stack   invariants.Trace
-	listed  uint32 // its number in Space.mu.buffers; guarded as those are
 
 	// holders is the bit owned, while the owner has not released the buffer, plus the bit cached,
 	// while the owner does not need it, plus the number of leases, of which there are none beside
@@ -107,7 +108,7 @@ type Buffer struct {
 	// is gone.
 	holders atomic.Int64
 
-	unleased atomic.Pointer[interface{ Unleased() }] // see OnUnleased
+	unleased atomic.Pointer[func()] // see OnUnleased
 }
 
 const (
@@ -195,7 +196,7 @@ func (b *Buffer) leaseEnd() func() {
 			b.space.free(b)
 		case owned: // the owner can free it, or move what lies in it, from now on
 			if f := b.unleased.Load(); f != nil {
-				(*f).Unleased()
+				(*f)()
 			}
 		}
 	}
@@ -210,15 +211,9 @@ func (b *Buffer) OnUnleased(f func()) {
 	case f == nil:
 		b.unleased.Store(nil)
 	default:
-		var u interface{ Unleased() } = calling(f)
-		b.unleased.Store(&u)
+		b.unleased.Store(&f)
 	}
 }
-
-// calling is a function as what is called when a buffer is not leased any more.
-type calling func()
-
-func (f calling) Unleased() { f() }
 
 // Leased says how many leases are open.
 func (b *Buffer) Leased() int {

@@ -72,7 +72,8 @@ func (e *OutOfBudgetError) Error() string {
 	if e.Budget != "" {
 		name = e.Budget
 	}
-	return fmt.Sprintf("%s has no room for %d bytes: %d of %d are in use, %d remain", name, e.Requested, e.Current, e.Limit, e.Remaining)
+	return fmt.Sprintf("%s has no room for %d bytes: %d of %d are in use, %d remain",
+		name, e.Requested, e.Current, e.Limit, e.Remaining)
 }
 
 // Is matches ErrOutOfBudget and ErrNoSpace.
@@ -90,7 +91,8 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("%s is lost, with the %d bytes in use there: %v (%s)", e.Space, e.Bytes, e.Cause, causes.Remedy(causes.GPULost))
+	return fmt.Sprintf("%s is lost, with the %d bytes in use there: %v (%s)",
+		e.Space, e.Bytes, e.Cause, causes.Remedy(causes.GPULost))
 }
 
 // Unwrap returns ErrLost and the cause.
@@ -108,7 +110,8 @@ type AlteredError struct {
 }
 
 func (e *AlteredError) Error() string {
-	s := fmt.Sprintf("disk: %d bytes at offset %d of %s in %s are not what was written there", e.Length, e.Offset, e.File, e.Volume)
+	s := fmt.Sprintf("disk: %d bytes at offset %d of %s in %s are not what was written there",
+		e.Length, e.Offset, e.File, e.Volume)
 	if e.Cause != nil {
 		s += ": " + e.Cause.Error()
 	}

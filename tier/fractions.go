@@ -50,7 +50,8 @@ func (f Fractions) validateOf(capacity int64) error {
 		return err
 	}
 	if stop, trigger := share(capacity, f.Stop), share(capacity, f.Trigger); stop == 0 || stop >= trigger {
-		return fmt.Errorf("tier: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger", capacity, f.Stop, stop, f.Trigger, trigger)
+		return fmt.Errorf("tier: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger",
+			capacity, f.Stop, stop, f.Trigger, trigger)
 	}
 	return nil
 }

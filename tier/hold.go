@@ -114,7 +114,9 @@ func (s *Space) Leaks() []Leak {
 		}
 		out = append(out, l)
 	}
-	slices.SortFunc(out, func(a, b Leak) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack)) })
+	slices.SortFunc(out, func(a, b Leak) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack))
+	})
 	return out
 }
 
@@ -122,7 +124,7 @@ func (s *Space) outstanding() []*Buffer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []*Buffer
-	for b := range s.mu.buffers.All() {
+	for b := range s.mu.buffers {
 		if b.holders.Load()&cached == 0 { // else its batch is what leaks, elsewhere
 			out = append(out, b)
 		}

@@ -103,7 +103,12 @@ func (a Holdings) String() string {
 	for _, part := range []struct {
 		bytes int64
 		what  string
-	}{{a.Engine, "the engine's own"}, {a.Retired, "freed and not yet back"}, {a.Foreign, "held by others on the device"}, {a.Cached, "in copies, which go when the room is needed"}} {
+	}{
+		{a.Engine, "the engine's own"},
+		{a.Retired, "freed and not yet back"},
+		{a.Foreign, "held by others on the device"},
+		{a.Cached, "in copies, which go when the room is needed"},
+	} {
 		if part.bytes > 0 {
 			fmt.Fprintf(&b, ", %d %s", part.bytes, part.what)
 		}
@@ -138,13 +143,14 @@ type eachBatch = func(add func(by Holder, memory any, bytes int64))
 func (in inside) Holdings(promises []Holder, batches eachBatch) Holdings {
 	u := in.Usage()
 	a := Holdings{
-		Space: in.ID(), Used: u.Used(), Available: in.Available(), Limit: in.Limit(), Reserved: u.Reserved, Retired: u.Retired,
-		Engine: in.held.Load(), Foreign: in.Foreign(), Cached: u.Cached,
+		Space: in.ID(), Used: u.Used(), Available: in.Available(), Limit: in.Limit(), Reserved: u.Reserved,
+		Retired: u.Retired, Engine: in.held.Load(), Foreign: in.Foreign(), Cached: u.Cached,
 	}
 	c := claims{space: in.Space, by: make(map[Holder]*Holder), claimed: make(map[*Buffer]*Holder)}
 	for _, v := range slices.Backward(in.Holds().Append(nil)) { // the oldest first
 		d := in.Describe(&v)
-		c.keep(c.holder(Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}, d.Batch), v.Memory, v.Bytes)
+		by := Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
+		c.keep(c.holder(by, d.Batch), v.Memory, v.Bytes)
 	}
 	if batches != nil {
 		batches(func(by Holder, memory any, bytes int64) {
@@ -177,7 +183,8 @@ func (in inside) Holdings(promises []Holder, batches eachBatch) Holdings {
 	a.Others = max(0, a.Others)
 	for _, all := range [][]Holder{a.Holders, a.Batches} {
 		slices.SortFunc(all, func(a, b Holder) int {
-			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Plan, b.Plan), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port))
+			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Owner, b.Owner),
+				cmp.Compare(a.Plan, b.Plan), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port))
 		})
 	}
 	return a
@@ -276,40 +283,6 @@ func (c *claims) first(memory any, by *Holder) bool {
 	return true
 }
 
-// walkStep is how many buffers are looked up at a time: some ten microseconds.
-const walkStep = 1024
-
-// listed is what is read of a buffer under the lock.
-type listed struct {
-	b       *Buffer
-	bytes   int64
-	account *Account
-	of      uint64
-}
-
-// eachDrawn calls f with the buffers of the space that are no copies, with no lock held. Those that
-// come, or go, meanwhile may be left out. One that gets another number meanwhile may show twice.
-func (s *Space) eachDrawn(f func(listed)) {
-	var some []listed
-	for from := uint32(1); ; from += walkStep {
-		some = some[:0]
-		s.mu.Lock()
-		most := s.mu.buffers.Numbers()
-		for n := from; n < from+walkStep && n <= most; n++ {
-			if b := s.mu.buffers.Of(n); b != nil && b.holders.Load()&cached == 0 {
-				some = append(some, listed{b, b.charge, b.account, b.of})
-			}
-		}
-		s.mu.Unlock()
-		for _, d := range some {
-			f(d)
-		}
-		if from+walkStep > most {
-			return
-		}
-	}
-}
-
 // alike is buffers that nobody has claimed, of one owner and one charge.
 type alike struct {
 	owner string
@@ -319,29 +292,37 @@ type alike struct {
 // rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
 // that they were drawn from. It returns what the engine's own have.
 func (c *claims) rest() (own int64) {
-	var counted Holder
 	left := make(map[alike]int)
-	c.space.eachDrawn(func(d listed) {
-		if c.claimed[d.b] != nil {
+	count := func(bytes int64, account *Account, of uint64) {
+		if account == &itsOwn {
+			own += bytes
 			return
 		}
-		c.claimed[d.b] = &counted // it may show again
-		if d.account == &itsOwn {
-			own += d.bytes
-			return
-		}
-		key, moves := alike{bytes: d.bytes}, false
-		if d.account != nil {
-			if o, ok := (*d.account).(interface {
+		key, moves := alike{bytes: bytes}, false
+		if account != nil {
+			if o, ok := (*account).(interface {
 				OwnerOf(of uint64) (owner string, moves bool)
 			}); ok {
-				key.owner, moves = o.OwnerOf(d.of)
+				key.owner, moves = o.OwnerOf(of)
 			}
 		}
 		if !moves { // else it is in Others
 			left[key]++
 		}
-	})
+	}
+	// Buffers that come or go while the lock is free may be left out.
+	s := c.space
+	s.mu.Lock()
+	for b := range s.mu.buffers {
+		if c.claimed[b] != nil || b.holders.Load()&cached != 0 {
+			continue
+		}
+		bytes, account, of := b.charge, b.account, b.of
+		s.mu.Unlock()
+		count(bytes, account, of)
+		s.mu.Lock()
+	}
+	s.mu.Unlock()
 	over := c.takeOpaque(left)
 	for key, n := range left {
 		if n > 0 {

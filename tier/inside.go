@@ -33,13 +33,6 @@ func (in inside) Pace() stripe.Pace {
 // Shared reports whether the space has a quota, which others may share.
 func (in inside) Shared() bool { return in.cfg.Quota != nil }
 
-// Watch is OnUnleased of f.Unleased for a buffer, which may be nil. The caller keeps f as it is.
-func (inside) Watch(b *Buffer, f *interface{ Unleased() }) {
-	if b != nil {
-		b.unleased.Store(f)
-	}
-}
-
 // Hold says that n of the bytes in use stay so for as long as the space is open:
 // its owner's own, such as staging. They count as any others; only Room knows.
 func (in inside) Hold(n int64) { in.held.Add(n) }
@@ -247,16 +240,15 @@ func (in inside) Split(b *Buffer, sizes []int64) []*Buffer {
 	b.holders.Store(0)
 	parts := make([]*Buffer, len(mems))
 	for i, mem := range mems {
-		p := roomIn(mem)
-		p.space, p.mem, p.charge, p.account, p.of, p.stack = in.Space, mem, sizes[i], b.account, b.of, b.stack
+		p := &Buffer{space: in.Space, mem: mem, charge: sizes[i], account: b.account, of: b.of, stack: b.stack}
 		p.holders.Store(owned)
 		parts[i] = p
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.mu.buffers.Remove(b.listed)
+	delete(in.mu.buffers, b)
 	for _, p := range parts {
-		p.listed = in.mu.buffers.Add(p)
+		in.mu.buffers[p] = struct{}{}
 	}
 	return parts
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/spillway-db/spillway/internal/compact"
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/holds"
@@ -64,8 +63,8 @@ type Space struct {
 		lockrank.Mutex[lockrank.Space]
 		nextListener int
 		closed       bool
-		cancels      []func()                         // end the subscriptions to the quota and to the loss of the pool
-		buffers      compact.Table[*Buffer, struct{}] // outstanding, for the leak report
+		cancels      []func()             // end the subscriptions to the quota and to the loss of the pool
+		buffers      map[*Buffer]struct{} // outstanding, for the leak report
 	}
 }
 
@@ -90,7 +89,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	}
 	s := &Space{cfg: cfg, ledger: ledger.New(cfg.Capacity)}
 	s.panics.Logger = cfg.Logger
-	s.mu.buffers.Moved = func(b *Buffer, _, to uint32) { b.listed = to }
+	s.mu.buffers = make(map[*Buffer]struct{})
 	s.paced, _ = cfg.Pool.(paced)
 	s.mark(cfg.Fractions)
 	if cfg.Quota == nil { // a quota is called for each byte
@@ -158,7 +157,8 @@ func (in inside) Ceiling() int64 {
 // stays 0, which is a LostError.
 func (s *Space) SetLimit(n int64) error {
 	if n <= 0 || n > s.cfg.Capacity {
-		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d", s.cfg.ID, n, s.cfg.Capacity)
+		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d",
+			s.cfg.ID, n, s.cfg.Capacity)
 	}
 	changed, err := s.swapLimit(n)
 	if changed {

@@ -44,26 +44,16 @@ func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (
 		in.ledger.Undraw(charge)
 		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
 	}
-	b := roomIn(mem)
-	b.space, b.mem, b.charge, b.account, b.of, b.stack = in.Space, mem, charge, account, of, invariants.Stack()
+	b := &Buffer{space: in.Space, mem: mem, charge: charge, account: account, of: of, stack: invariants.Stack()}
 	in.list(b)
 	return b, nil
-}
-
-// roomIn returns a zero Buffer: in the object of the memory, if it has one there, so that both are
-// one object. A pool's Memory may have the method Room for that; nothing else calls it.
-func roomIn(mem Memory) *Buffer {
-	if r, ok := mem.(interface{ Room() *Buffer }); ok {
-		return r.Room()
-	}
-	return new(Buffer)
 }
 
 // list notes a new buffer, which its owner has.
 func (s *Space) list(b *Buffer) {
 	b.holders.Store(owned)
 	s.mu.Lock()
-	b.listed = s.mu.buffers.Add(b)
+	s.mu.buffers[b] = struct{}{}
 	s.mu.Unlock()
 }
 
@@ -96,7 +86,8 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 func (s *Space) name(full *NoSpaceError, size int64) {
 	full.Space = s.cfg.ID
 	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
-		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes", s.cfg.Backend, full.Available)
+		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
+			s.cfg.Backend, full.Available)
 		full.Available = s.Available() + s.Charge(size)
 		if full.Hint == "" && s.Kind() == GPU {
 			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"
@@ -113,7 +104,7 @@ func (s *Space) name(full *NoSpaceError, size int64) {
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	s.mu.Lock()
-	s.mu.buffers.Remove(b.listed)
+	delete(s.mu.buffers, b)
 	s.mu.Unlock()
 	charge, account, of, copied := b.charge, b.account, b.of, b.holders.Load()&cached != 0
 	unsure, fresh := s.Inside().Unsure(), s.fresh.Load()

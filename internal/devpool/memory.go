@@ -8,7 +8,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -44,7 +43,6 @@ type refusedFree struct {
 }
 
 type allocation struct {
-	payload.Home
 	dev          tier.Device
 	addr         tier.Addr
 	size, charge int64

@@ -59,7 +59,6 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -232,10 +231,8 @@ func (a *Arena) Stats() tier.HostStats {
 	}
 }
 
-// memory is what Alloc returns, except for small ones: whole pages. A million are an object of 160
-// bytes each, with the buffer that is drawn and the image in that.
+// memory is what Alloc returns, except for small ones: whole pages.
 type memory struct {
-	payload.Home
 	at   atomic.Int64 // where its first range begins; gone once it was freed
 	one  [1][]byte    // its extent, if that is the only one
 	more *parts       // nil if it is

@@ -77,9 +77,7 @@ type Span struct {
 var Absent = Span{Offset: -1}
 
 // Descriptor describes the bytes of an image. It is immutable once made, and one descriptor is
-// shared by all forms that a batch takes in its life. It is free of pointers, except for the
-// schema, which all batches of a stream share, and for what few batches have. So a million of them
-// cost the garbage collector nothing.
+// shared by all forms that a batch takes in its life.
 //
 // Nodes and Buffers are in schema order, depth first.
 //
@@ -89,10 +87,12 @@ var Absent = Span{Offset: -1}
 type Descriptor struct {
 	Schema  *arrow.Schema
 	Rows    int64
-	Nodes   []Node   // one for each array
-	Buffers []Span   // one for each buffer of each array
-	Body    int64    // bytes; a multiple of tier.Page
-	Sums    []uint64 // xxh3-64 of each SumChunk bytes of the body; the last may be shorter. Nil in a Table that is not summed
+	Nodes   []Node // one for each array
+	Buffers []Span // one for each buffer of each array
+	Body    int64  // bytes; a multiple of tier.Page
+	// Sums are the xxh3-64 of each SumChunk bytes of the body; the last chunk may be shorter. Nil in a
+	// Table that is not summed.
+	Sums []uint64
 
 	// Dictionaries are the images that nodes Outside refer to by their place
 	// here; each may have dictionaries itself. Nil if there are none.
@@ -177,33 +177,21 @@ type Shared interface {
 
 // body is what the built-in payloads have in common: owned buffers in one space, a descriptor, and
 // a reference to each dictionary, in the same space.
-// Most have one buffer and share nothing: a million are an object of 48 bytes each.
 type body struct {
 	desc     *Descriptor
 	space    *tier.Space
-	one      [1]*tier.Buffer             // the only one; nil if there are none
-	many     *parts                      // nil if there is nothing beside one
+	bytes    int64 // what bufs are charged
+	bufs     []*tier.Buffer
+	shared   []Shared
 	copied   atomic.Pointer[copies.Copy] // what KeepCopy returned last
 	released atomic.Bool
 }
 
-// parts are the buffers of a body that does not have just one, and what it shares.
-type parts struct {
-	bytes  int64 // what bufs are charged
-	bufs   []*tier.Buffer
-	shared []Shared
-}
-
-// hold takes over what it is given.
+// hold takes over buffers, of which those that are nil have no bytes, and references to dictionaries.
 func (p *body) hold(bufs []*tier.Buffer, shared []Shared) {
-	if len(bufs) == 1 {
-		p.one[0], bufs = bufs[0], nil
-	}
-	if len(bufs)+len(shared) > 0 {
-		p.many = &parts{bufs: bufs, shared: shared}
-		for _, b := range bufs {
-			p.many.bytes += b.Charge()
-		}
+	p.bufs, p.shared = bufs, shared
+	for _, b := range bufs {
+		p.bytes += b.Charge()
 	}
 }
 
@@ -213,17 +201,17 @@ func (p *body) check(name string) {
 	if p.desc == nil || p.space == nil {
 		panic("payload: " + name + " needs a descriptor and a space")
 	}
-	for _, b := range p.Buffers() {
+	for _, b := range p.bufs {
 		if b != nil && b.Space() != p.space {
 			panic("payload: a buffer of " + name + " lies in another space")
 		}
 	}
 	dicts := p.desc.AllDictionaries()
-	if len(dicts) != len(p.Shared()) {
+	if len(dicts) != len(p.shared) {
 		panic("payload: " + name + " does not have the dictionaries that it needs")
 	}
 	for i, dict := range dicts {
-		switch s := p.many.shared[i]; {
+		switch s := p.shared[i]; {
 		case s.Descriptor() != dict:
 			panic("payload: " + name + " has another dictionary than the one it needs")
 		case s.Buffer() != nil && s.Buffer().Space() != p.space:
@@ -237,12 +225,7 @@ func (p *body) Space() *tier.Space { return p.space }
 
 // Bytes returns what the payload's own buffers are charged in its space; dictionaries,
 // which it shares, do not count.
-func (p *body) Bytes() (n int64) {
-	if p.many != nil {
-		n = p.many.bytes
-	}
-	return n + p.one[0].Charge()
-}
+func (p *body) Bytes() int64 { return p.bytes }
 
 // Descriptor returns what the bytes mean. Its spans are places in an image that is not
 // compressed.
@@ -250,16 +233,11 @@ func (p *body) Descriptor() *Descriptor { return p.desc }
 
 // Shared returns the dictionaries, in the order of Descriptor.AllDictionaries.
 // They stay the payload's, and must not be changed.
-func (p *body) Shared() []Shared {
-	if p.many == nil {
-		return nil
-	}
-	return p.many.shared
-}
+func (p *body) Shared() []Shared { return p.shared }
 
 // EachShared calls f with the memory of each dictionary.
 func (p *body) EachShared(f func(*tier.Buffer)) {
-	for _, s := range p.Shared() {
+	for _, s := range p.shared {
 		if b := s.Buffer(); b != nil { // not an empty dictionary's
 			f(b)
 		}
@@ -268,7 +246,7 @@ func (p *body) EachShared(f func(*tier.Buffer)) {
 
 // Leased returns how many readers hold the memory beyond the payload.
 func (p *body) Leased() (n int) {
-	for _, b := range p.Buffers() {
+	for _, b := range p.bufs {
 		n += b.Leased()
 	}
 	return n
@@ -277,38 +255,29 @@ func (p *body) Leased() (n int) {
 // OnUnleased sets what is called when no reader holds memory of any of the buffers any more; see
 // tier.Buffer.OnUnleased. Leases that end at the same moment on two goroutines may call it twice.
 func (p *body) OnUnleased(f func()) {
-	last, bufs := f, p.Buffers()
-	if len(bufs) > 1 && f != nil {
+	last := f
+	if len(p.bufs) > 1 && f != nil {
 		last = func() {
 			if p.Leased() == 0 {
 				f()
 			}
 		}
 	}
-	for _, b := range bufs {
+	for _, b := range p.bufs {
 		b.OnUnleased(last)
 	}
 }
 
-// Watch is OnUnleased of f.Unleased, without an object for it.
-func (p *body) Watch(f *interface{ Unleased() }) {
-	if len(p.Buffers()) > 1 {
-		p.OnUnleased((*f).Unleased)
-		return
-	}
-	p.space.Inside().Watch(p.one[0], f)
-}
-
-// KeepCopy gives the payload to whoever needs its room, after the batch has left it: see
+// KeepCopy leaves the payload in its space until the room is needed, after the batch has left it: see
 // tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep what
 // shares dictionaries, because these would stay in use. ended, which may be nil, is called when the
 // copy is freed.
 func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
-	bufs, shares := p.Buffers(), len(p.Shared()) > 0
-	if len(bufs) == 0 || shares && p.space.Kind() != tier.Disk {
+	shares := len(p.shared) > 0
+	if len(p.bufs) == 0 || shares && p.space.Kind() != tier.Disk {
 		return nil
 	}
-	c := p.space.Inside().KeepCopy(bufs, shares, func() {
+	c := p.space.Inside().KeepCopy(p.bufs, shares, func() {
 		_ = p.Release()
 		if ended != nil {
 			ended(false)
@@ -328,7 +297,7 @@ func (p *body) Hold() (end func(), ok bool) {
 			end()
 		}
 	}
-	for _, b := range p.Buffers() {
+	for _, b := range p.bufs {
 		one, ok := b.TryLease()
 		if !ok {
 			end()
@@ -345,15 +314,7 @@ func (p *body) Hold() (end func(), ok bool) {
 
 // Buffers returns the payload's own memory, which stays the payload's. The slice must not be
 // changed.
-func (p *body) Buffers() []*tier.Buffer {
-	switch {
-	case p.one[0] != nil:
-		return p.one[:]
-	case p.many != nil:
-		return p.many.bufs
-	}
-	return nil
-}
+func (p *body) Buffers() []*tier.Buffer { return p.bufs }
 
 // Release gives the buffers and the references to dictionaries up; memory that
 // readers hold a lease on stays until the last lease ends. A second release changes nothing and
@@ -365,10 +326,10 @@ func (p *body) Release() (err error) {
 		}
 		return tier.ErrReleased
 	}
-	for _, b := range p.Buffers() {
+	for _, b := range p.bufs {
 		err = errors.Join(err, b.Release())
 	}
-	for _, s := range p.Shared() {
+	for _, s := range p.shared {
 		err = errors.Join(err, releaseShared(s))
 	}
 	return err
@@ -387,9 +348,12 @@ type Image struct{ body }
 
 // NewImage is documented at batch.NewImage.
 func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shared) *Image {
-	p := imageIn(buf)
-	p.body.desc, p.body.space = d, space
-	p.hold([]*tier.Buffer{buf}, shared)
+	p := &Image{body{desc: d, space: space}}
+	var bufs []*tier.Buffer
+	if buf != nil {
+		bufs = []*tier.Buffer{buf}
+	}
+	p.hold(bufs, shared)
 	p.check("an image")
 	if buf.Size() < d.Body {
 		panic("payload: an image's buffer is shorter than its body")
@@ -397,30 +361,14 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shar
 	return p
 }
 
-// Home is where a pool's memory has the buffer that is drawn on it and the image in that, so that
-// all three are one object. The memory embeds it.
-type Home struct {
-	buffer tier.Buffer
-	image  Image
-}
-
-// Room returns where tier.Space puts the buffer of the memory.
-func (h *Home) Room() *tier.Buffer { return &h.buffer }
-
-func (h *Home) imageRoom() *Image { return &h.image }
-
-// imageIn returns a zero Image: in the object of the buffer's memory, if that has a Home whose image
-// was not used.
-func imageIn(buf *tier.Buffer) *Image {
-	if h, ok := buf.Memory().(interface{ imageRoom() *Image }); ok && h.imageRoom().desc == nil {
-		return h.imageRoom()
-	}
-	return new(Image)
-}
-
 // Type returns the form's name by the tier of its space.
 func (p *Image) Type() Type { return ImageType(p.space.Kind()) }
 
 // Buffer returns the body's memory, nil if the body is empty. It stays the
 // image's.
-func (p *Image) Buffer() *tier.Buffer { return p.one[0] }
+func (p *Image) Buffer() *tier.Buffer {
+	if len(p.bufs) == 0 {
+		return nil
+	}
+	return p.bufs[0]
+}

@@ -58,9 +58,11 @@ type TableParts struct {
 	Ranges      []DeviceRange  // one for each of Descriptor.Buffers
 	Adjustments []Adjustment   // nil if all buffers are as in an image
 	Buffers     []*tier.Buffer // the memory that holds the ranges; taken over
-	Kept        int64          // bytes of the ranges that others of the space are charged for, and keep while the table is there
-	Space       *tier.Space    // of a GPU; that of the buffers
-	Shared      []Shared       // the descriptor's dictionaries, as NewImage has them; taken over
+	// Kept is how many bytes of the ranges other holders in the space are charged for. They keep them
+	// while the table is there.
+	Kept   int64
+	Space  *tier.Space // of a GPU; that of the buffers
+	Shared []Shared    // the descriptor's dictionaries, as NewImage has them; taken over
 }
 
 // NewTable returns the table of these parts. It panics on parts that do not fit together, because

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/oneline"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
@@ -26,7 +25,6 @@ const growStep = 64 << 20
 // tier.FileMemory, and safe for concurrent use; transfers that overlap have no
 // order.
 type extents struct {
-	payload.Home
 	v      *Volume
 	size   int64
 	pieces []piece
