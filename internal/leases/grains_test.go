@@ -6,6 +6,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/leases"
@@ -28,8 +30,8 @@ func TestChargeWithinGrains(t *testing.T) {
 	wantBroken(t, l)
 }
 
-// TestOneGrainIsUnused: at any time a process has at most one grain that it does not use, all together
-// have no more than the quota, and what is refused would not have fitted in whole bytes.
+// TestOneGrainIsUnused: at any time a process has at most one grain that it does not use, all together have
+// no more than the quota, and a charge is refused only if fewer bytes are free.
 func TestOneGrainIsUnused(t *testing.T) {
 	const (
 		share = 10 << 30
@@ -76,6 +78,30 @@ func TestOneGrainIsUnused(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// TestGoroutinesStayWithinGrains: what a process holds always counts for others, also if one goroutine
+// charges within the grains while another one returns them.
+func TestGoroutinesStayWithinGrains(t *testing.T) {
+	dir := ledgerDir(t)
+	l := join(t, terms(dir, "g", 64000, 64000))
+	for round := range 2000 {
+		charge(t, l, 2000) // two grains
+		var all sync.WaitGroup
+		all.Go(func() { l.Credit(1999) }) // returns one of them
+		for l.Live() != 1 {
+			runtime.Gosched()
+		}
+		for range round % 100 { // so that the charge meets each part of that
+			_ = l.Live()
+		}
+		charge(t, l, 1500)
+		all.Wait()
+		if n := granted(t, dir); n < l.Live() {
+			t.Fatalf("%d bytes count, of %d that are held", n, l.Live())
+		}
+		l.Credit(l.Live())
 	}
 }
 
