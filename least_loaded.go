@@ -18,29 +18,30 @@ func (e *Engine) leastLoaded(gpus []cuda.DeviceInfo) []cuda.DeviceInfo {
 	if len(gpus) < 2 {
 		return gpus
 	}
-	names := make([]string, len(gpus))
-	for i, g := range gpus {
-		names[i] = cmp.Or(g.UUID, g.PCI) // as deviceName has it
-	}
-	loads := make([]leases.Load, len(gpus))
+	var held []leases.Holder
 	if dir := e.limits.settings.Ledger; dir != "" {
-		promised, err := leases.Loads(dir, names)
-		if err != nil { // which joining the ledger returns, if it lasts
+		var err error
+		if held, err = leases.Holders(dir); err != nil { // which joining the ledger returns, if it lasts
+			held = nil
 			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", slog.Any("error", err))
-		} else {
-			loads = promised
 		}
 	}
-	for i, g := range gpus {
-		loads[i].UUID = names[i]
-		loads[i].Bytes = max(loads[i].Bytes, usedOn(e.topo.GPUs, g.UUID, g.PCI))
-	}
-	sorted := leases.LeastLoaded(loads)
-	place := func(g cuda.DeviceInfo) int {
-		return slices.IndexFunc(sorted, func(l leases.Load) bool { return l.UUID == cmp.Or(g.UUID, g.PCI) })
+	name := func(g cuda.DeviceInfo) string { return cmp.Or(g.UUID, g.PCI) } // as deviceName has it
+	load := func(g cuda.DeviceInfo) (bytes int64, holders int) {
+		for _, h := range held {
+			if gpuid.SameUUID(h.Device, name(g)) {
+				bytes += h.Live
+				holders++
+			}
+		}
+		return max(bytes, usedOn(e.topo.GPUs, g.UUID, g.PCI)), holders
 	}
 	gpus = slices.Clone(gpus)
-	slices.SortStableFunc(gpus, func(a, b cuda.DeviceInfo) int { return cmp.Compare(place(a), place(b)) })
+	slices.SortStableFunc(gpus, func(a, b cuda.DeviceInfo) int {
+		aBytes, aHolders := load(a)
+		bBytes, bHolders := load(b)
+		return cmp.Or(cmp.Compare(aBytes, bBytes), cmp.Compare(aHolders, bHolders), cmp.Compare(name(a), name(b)))
+	})
 	return gpus
 }
 
@@ -71,7 +72,10 @@ func leastUsed(gpus []topology.GPU, n int) []topology.GPU {
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
 		x, y := gpus[a], gpus[b]
-		return cmp.Or(cmp.Compare(usedOn(gpus[a:a+1], idOf(x), x.PCIAddress), usedOn(gpus[b:b+1], idOf(y), y.PCIAddress)), cmp.Compare(idOf(x), idOf(y)))
+		return cmp.Or(
+			cmp.Compare(usedOn(gpus[a:a+1], idOf(x), x.PCIAddress), usedOn(gpus[b:b+1], idOf(y), y.PCIAddress)),
+			cmp.Compare(idOf(x), idOf(y)),
+		)
 	})
 	chosen := order[:n]
 	slices.Sort(chosen)

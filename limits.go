@@ -6,6 +6,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -171,7 +173,8 @@ func (e *Engine) makeQuota() (err error) {
 		return nil
 	case l.settings.Ratio != nil && limit > advertised:
 		return fmt.Errorf("quota: %w", &tier.OutOfBudgetError{
-			Budget: "what is advertised of the GPUs, for " + name + ",", Requested: limit, Remaining: advertised, Limit: advertised,
+			Budget:    "what is advertised of the GPUs, for " + name + ",",
+			Requested: limit, Remaining: advertised, Limit: advertised,
 		})
 	}
 	l.quota, err = quota.New(quota.Config{Limit: limit, Name: name})
@@ -190,7 +193,12 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 		if err != nil {
 			return nil, err
 		}
-		e.warnFor(tier.ID{Kind: tier.GPU, Ordinal: i}, lease.Warnings)
+		e.warnFor(tier.ID{Kind: tier.GPU, Ordinal: i}, func() []diag.Warning {
+			if lease.Lost() == 0 {
+				return nil
+			}
+			return []diag.Warning{e.ledgerWarning(i)}
+		})
 		l.leases = append(l.leases, lease)
 		over = append(over, lease)
 	}
@@ -205,8 +213,8 @@ func (e *Engine) join(i int) (*leases.Lease, error) {
 	s, dev := &e.limits.settings, e.bare[i]
 	t := leases.Terms{
 		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
-		OnBroken: func(b *leases.BrokenError) {
-			w := b.Warning()
+		OnBroken: func(*leases.BrokenError) {
+			w := e.ledgerWarning(i)
 			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
 			e.logWarning(w)
 		},
@@ -220,6 +228,14 @@ func (e *Engine) join(i int) (*leases.Lease, error) {
 		t.Quota = min(e.limits.quota.Stats().Limit, t.Advertised) // it may be for several GPUs together
 	}
 	return leases.Join(t)
+}
+
+// ledgerWarning returns the same warning each time that this engine's file for a device is removed from
+// the ledger.
+func (e *Engine) ledgerWarning(i int) diag.Warning {
+	return causes.Warn(causes.Ledger, "files of the ledger in %s were removed while processes use it: "+
+		"for a moment they did not see each other, and may hold more of %s than they should",
+		e.limits.settings.Ledger, deviceName(e.bare[i], i))
 }
 
 // deviceName is what a ledger calls a device: the same in all processes.

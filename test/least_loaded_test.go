@@ -39,15 +39,16 @@ func TestLeastLoadedGPU(t *testing.T) {
 		gpus   []spillway.GPUConfig
 		want   []int // the devices of the spaces
 	}{
-		"nothing known":          {nil, nil, spaces(""), []int{0}},
-		"the first is empty":     {[]int64{16 * gib, 15 * gib, 15 * gib}, nil, spaces(""), []int{0}},
-		"the last is empty":      {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(""), []int{2}},
-		"two spaces":             {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", ""), []int{2, 1}},
-		"one is named":           {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", pci(2)), []int{1, 2}},
-		"all are named":          {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(pci(0), uuid(1)), []int{0, 1}},
-		"by the ledger":          {nil, map[int][]int64{0: {1 << 20}, 1: {4096}, 2: {8192}}, spaces("", ""), []int{1, 2}},
-		"by holders":             {nil, map[int][]int64{0: {4096, 4096}, 1: {8192}, 2: {8192}}, spaces("", ""), []int{1, 2}},
-		"the ledger or the card": {[]int64{16 * gib, 16*gib - 8192, 16*gib - 4096}, map[int][]int64{0: {1 << 20}}, spaces("", ""), []int{2, 1}},
+		"nothing known":      {nil, nil, spaces(""), []int{0}},
+		"the first is empty": {[]int64{16 * gib, 15 * gib, 15 * gib}, nil, spaces(""), []int{0}},
+		"the last is empty":  {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(""), []int{2}},
+		"two spaces":         {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", ""), []int{2, 1}},
+		"one is named":       {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", pci(2)), []int{1, 2}},
+		"all are named":      {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(pci(0), uuid(1)), []int{0, 1}},
+		"by the ledger":      {nil, map[int][]int64{0: {1 << 20}, 1: {4096}, 2: {8192}}, spaces("", ""), []int{1, 2}},
+		"by holders":         {nil, map[int][]int64{0: {4096, 4096}, 1: {8192}, 2: {8192}}, spaces("", ""), []int{1, 2}},
+		"the ledger or the card": {[]int64{16 * gib, 16*gib - 8192, 16*gib - 4096}, map[int][]int64{0: {1 << 20}},
+			spaces("", ""), []int{2, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := &topology.Topology{Nodes: []topology.Node{{MemoryBytes: 1 << 40}}}
@@ -64,7 +65,8 @@ func TestLeastLoadedGPU(t *testing.T) {
 			}
 			library := emulated(t, cudatest.Config{Devices: 3}).Path
 			cfg := spillway.Config{
-				Topology: top, CUDALibrary: library, GPUs: c.gpus, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{},
+				Topology: top, CUDALibrary: library, GPUs: c.gpus, HostMemory: spillway.Bytes(1 << 20),
+				Disks:  []spillway.DiskConfig{},
 				Limits: spillway.Limits{Quota: settings}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 			}
 			if c.leases != nil {
@@ -140,7 +142,8 @@ func testLeastLoadedSpace(t *testing.T) {
 	words := wordList(1, 10)
 	put := func() tier.ID {
 		t.Helper()
-		if err := r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words), repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
+		if err := r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words),
+			repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
 			t.Fatal(err)
 		}
 		var last tier.ID
@@ -183,7 +186,8 @@ func testLeastLoadedSpace(t *testing.T) {
 func TestConfigureTheLeastUsed(t *testing.T) {
 	const gib = 1 << 30
 	node := 0
-	top := &topology.Topology{Nodes: []topology.Node{{MemoryBytes: 64 * gib}}, Limits: topology.Limits{CPUs: 1, MemoryBytes: 64 * gib}}
+	top := &topology.Topology{Nodes: []topology.Node{{MemoryBytes: 64 * gib}},
+		Limits: topology.Limits{CPUs: 1, MemoryBytes: 64 * gib}}
 	for i, free := range []int64{2, 9, 1, 8} {
 		top.GPUs = append(top.GPUs, topology.GPU{
 			Index: i, UUID: fmt.Sprintf("GPU-%d", i), PCIAddress: fmt.Sprintf("0000:0%d:00.0", i), Node: node,

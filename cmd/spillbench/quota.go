@@ -89,7 +89,9 @@ func quotaSettings() (*quota.Settings, error) {
 	return &s, nil
 }
 
-func printQuota(ctx context.Context, flags *outputFlags, ledger string, share []string, stdout, stderr io.Writer) error {
+func printQuota(
+	ctx context.Context, flags *outputFlags, ledger string, share []string, stdout, stderr io.Writer,
+) error {
 	s, err := quotaSettings()
 	if err != nil {
 		return err

@@ -15,7 +15,8 @@ import (
 
 // TestQuotaOfTheEnvironment: what limits this process, in the table and the document.
 func TestQuotaOfTheEnvironment(t *testing.T) {
-	if r := succeed(t, "quota"); !strings.Contains(r.stdout, "limit of GPU memory: none") || !strings.Contains(r.stdout, "ledger: none") {
+	if r := succeed(t, "quota"); !strings.Contains(r.stdout, "limit of GPU memory: none") ||
+		!strings.Contains(r.stdout, "ledger: none") {
 		t.Errorf("printed %q", r.stdout)
 	} else if strings.Contains(r.stdout, "file system") || strings.Contains(r.stdout, "I/O") {
 		t.Errorf("it describes a disk, of which it knows nothing: %q", r.stdout)
@@ -31,11 +32,13 @@ func TestQuotaOfTheEnvironment(t *testing.T) {
 	}
 	var doc report.Quota
 	decode(t, succeed(t, "quota", "--json=-").stdout, &doc)
-	if doc.Command != "quota" || doc.Limit != "1.5GiB" || doc.LimitBytes != 3<<29 || doc.Source != "NVSHARE_GPU_MEMORY_LIMIT" || doc.Ratio != 1.5 || doc.PhysicalBytes != 8<<30 || doc.Holders == nil {
+	if doc.Command != "quota" || doc.Limit != "1.5GiB" || doc.LimitBytes != 3<<29 ||
+		doc.Source != "NVSHARE_GPU_MEMORY_LIMIT" || doc.Ratio != 1.5 || doc.PhysicalBytes != 8<<30 || doc.Holders == nil {
 		t.Errorf("%+v", doc)
 	}
 	t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "12.5%")
-	if r := succeed(t, "quota"); !regexp.MustCompile(`a share is of all GPUs\) .*\n  12\.5% +SPILLWAY_GPU_MEMORY_LIMIT `).MatchString(r.stdout) {
+	line := regexp.MustCompile(`a share is of all GPUs\) .*\n  12\.5% +SPILLWAY_GPU_MEMORY_LIMIT `)
+	if r := succeed(t, "quota"); !line.MatchString(r.stdout) {
 		t.Errorf("printed %q", r.stdout)
 	}
 }
@@ -43,7 +46,7 @@ func TestQuotaOfTheEnvironment(t *testing.T) {
 // TestQuotaShowsHolders: the holders on this node.
 func TestQuotaShowsHolders(t *testing.T) {
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
-		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
+		t.Skip("needs Linux or darwin, for locked files")
 	}
 	dir := filepath.Join(t.TempDir(), "ledger")
 	lease, err := leases.Join(leases.Terms{Dir: dir, Device: "GPU-1", Group: "etl", Quota: 1 << 30, Physical: 8 << 30})
@@ -76,7 +79,7 @@ func TestQuotaShowsHolders(t *testing.T) {
 func TestQuotaOfABrokenLedger(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
-		t.Skip("needs Linux or darwin, for files that are locked and shared in memory")
+		t.Skip("needs Linux or darwin, for locked files")
 	}
 	dir := filepath.Join(t.TempDir(), "ledger")
 	lease, err := leases.Join(leases.Terms{Dir: dir, Device: "GPU-1", Physical: 8 << 30})
@@ -87,18 +90,35 @@ func TestQuotaOfABrokenLedger(t *testing.T) {
 	broken := func(want string) {
 		t.Helper()
 		r := command(t, t.Context(), "quota", "--ledger", dir)
-		if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stdout, "GPU-1") {
+		if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, want) ||
+			!strings.Contains(r.stdout, "GPU-1") {
 			t.Errorf("%d, %q, %q", r.status, r.stderr, r.stdout)
 		}
 	}
-	if err := os.Remove(filepath.Join(dir, "GPU-1", "generation")); err != nil {
+	file := func(gpu string) string {
+		t.Helper()
+		all, err := filepath.Glob(filepath.Join(dir, gpu, "lease-*"))
+		if err != nil || len(all) != 1 {
+			t.Fatal(all, err)
+		}
+		return all[0]
+	}
+	if err := os.Remove(file("GPU-1")); err != nil {
 		t.Fatal(err)
 	}
-	broken("generation was removed")
 	if err := lease.Charge(1); !errors.Is(err, leases.ErrBroken) {
 		t.Fatal(err)
 	}
 	broken("were removed while processes use it")
+	damaged, err := leases.Join(leases.Terms{Dir: dir, Device: "GPU-2", Physical: 8 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer damaged.Close()
+	if err := os.WriteFile(file("GPU-2"), []byte("no lease"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken(filepath.Base(file("GPU-2")) + ", whose process is alive, cannot be read")
 }
 
 // TestWrongQuotas: an invalid variable in the environment is wrong use, reported in one line that
@@ -108,7 +128,8 @@ func TestWrongQuotas(t *testing.T) {
 		t.Run(args[0], func(t *testing.T) {
 			t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "4 GiB")
 			r := command(t, t.Context(), args...)
-			if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, `SPILLWAY_GPU_MEMORY_LIMIT: "4 GiB"`) {
+			if r.status != 2 || strings.Count(r.stderr, "\n") != 1 ||
+				!strings.Contains(r.stderr, `SPILLWAY_GPU_MEMORY_LIMIT: "4 GiB"`) {
 				t.Errorf("%d, %s", r.status, r.stderr)
 			}
 		})
@@ -145,7 +166,8 @@ func TestQuotaShares(t *testing.T) {
 		{[]string{"--share", "GPU-1"}, 2, "--ledger"},
 		{[]string{"--ledger", dir, "--share", ""}, 2, "without a name"},
 	} {
-		if r := command(t, t.Context(), append([]string{"quota"}, c.args...)...); r.status != c.status || !strings.Contains(r.stderr, c.says) {
+		if r := command(t, t.Context(), append([]string{"quota"}, c.args...)...); r.status != c.status ||
+			!strings.Contains(r.stderr, c.says) {
 			t.Errorf("%q: %d, %q", c.args, r.status, r.stderr)
 		}
 	}
@@ -164,7 +186,8 @@ func TestQuotaShares(t *testing.T) {
 	if err := os.Chmod(all, 0o777|os.ModeSticky); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(t, t.Context(), "quota", "--ledger", all, "--share", "GPU-1"); r.status != 3 || !strings.Contains(r.stderr, "written to by others") {
+	if r := command(t, t.Context(), "quota", "--ledger", all, "--share", "GPU-1"); r.status != 3 ||
+		!strings.Contains(r.stderr, "written to by others") {
 		t.Errorf("a directory that others could write to: %d, %q", r.status, r.stderr)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
+	"golang.org/x/sys/unix"
 )
 
 // childMain is a process with a lease in the ledger os.Args[1], of the group "g" with a
@@ -30,7 +32,8 @@ import (
 //	charge N   "ok", or why not
 //	credit N   "ok"
 //	churn      charges and credits, joins and leaves, for ever
-//	holders    the holders as JSON
+//	storm N    charges and credits at random, for ever: see TestStorm
+//	full N     tries to charge N bytes while its files cannot grow or change: see TestUnwritten
 func childMain(mode string) int {
 	share, err := strconv.ParseInt(os.Args[2], 10, 64)
 	if err != nil {
@@ -60,6 +63,10 @@ func childMain(mode string) int {
 			l.Credit(n)
 		case "compete":
 			err = compete(l, share, n)
+		case "storm":
+			err = storm(l, os.Getenv("SPILLWAY_QUOTA_TEST_WORD"), uint64(n))
+		case "full":
+			err = chargeUnwritten(l, n)
 		case "churn":
 			fmt.Println("ok")
 			churn(l, t)
@@ -71,6 +78,21 @@ func childMain(mode string) int {
 		}
 	}
 	return 0
+}
+
+// chargeUnwritten charges n bytes while the system refuses each write to a file of this process, as on a
+// full disk.
+func chargeUnwritten(l *leases.Lease, n int64) error {
+	signal.Ignore(unix.SIGXFSZ)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 0, Max: limit.Max}); err != nil {
+		return err
+	}
+	err := l.Charge(n)
+	return errors.Join(unix.Setrlimit(unix.RLIMIT_FSIZE, &limit), err)
 }
 
 func look(dir string) int {
@@ -245,10 +267,28 @@ func TestProcessesShareAQuota(t *testing.T) {
 			t.Error(got)
 		}
 	}
-	a.must(t, fmt.Sprintf("charge %d", share)) // nothing was lost on the way
-	if got := b.ask(t, "charge 1"); !strings.Contains(got, "no room") {
+	a.must(t, fmt.Sprintf("charge %d", share-2*share/64)) // nothing was lost, except a grain of each of the others
+	if got := b.ask(t, fmt.Sprintf("charge %d", 3*share/64)); !strings.Contains(got, "no room") {
 		t.Errorf("above the quota: %s", got)
 	}
+}
+
+// TestUnwritten: a charge whose grain cannot be written fails with the system's error and charges nothing.
+// The grains from before can still be charged, and later charges succeed.
+func TestUnwritten(t *testing.T) {
+	dir := ledgerDir(t)
+	me := join(t, terms(dir, "g", 6400, 6400))
+	p := start(t, dir, 6400)
+	p.must(t, "charge 150") // in two grains
+	if got := p.ask(t, "full 100"); !strings.Contains(got, unix.EFBIG.Error()) {
+		t.Errorf("a charge that cannot be written: %s", got)
+	}
+	wantRefusal(t, me.Charge(6400), 6400, 6200, 200, 6400)
+	p.must(t, "full 50")
+	p.must(t, "charge 100")
+	wantRefusal(t, me.Charge(6400), 6400, 6100, 300, 6400)
+	p.must(t, "credit 300")
+	charge(t, me, 6400)
 }
 
 // TestKilledProcess: what a process held that was killed is free for the next charge,
@@ -342,7 +382,8 @@ func TestThirdProcessSees(t *testing.T) {
 		{PID: b.cmd.Process.Pid, Live: 400, Peak: 500},
 	} {
 		h := held[i]
-		if h.PID != want.PID || h.Live != want.Live || h.Peak != want.Peak || h.Quota != 1000 || h.Group != "g" || h.Device != device {
+		if h.PID != want.PID || h.Live != want.Live || h.Peak != want.Peak || h.Quota != 1000 || h.Group != "g" ||
+			h.Device != device {
 			t.Errorf("%+v; want %+v", h, want)
 		}
 		if age := time.Since(h.Started); age < 0 || age > time.Minute {

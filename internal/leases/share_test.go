@@ -105,19 +105,32 @@ func TestNoSharedLedger(t *testing.T) {
 		change func(dir string) error
 		says   string
 	}{
-		"another's mark":      {func(dir string) error { return os.Chown(filepath.Join(dir, "shared"), 12345, -1) }, "written to by others"},
-		"a mark others write": {func(dir string) error { return os.Chmod(filepath.Join(dir, "shared"), 0o666) }, "written to by others"},
-		"a mark of two names": {func(dir string) error { return os.Link(filepath.Join(dir, "shared"), filepath.Join(dir, "too")) }, "written to by others"},
-		"another text":        {func(dir string) error { return os.WriteFile(filepath.Join(dir, "shared"), []byte("root:x:0"), 0o644) }, "written to by others"},
-		"more text":           {func(dir string) error { return appendTo(filepath.Join(dir, "shared")) }, "written to by others"},
-		"no mark":             {func(dir string) error { return os.Remove(filepath.Join(dir, "shared")) }, "written to by others"},
+		"another's mark": {func(dir string) error { return os.Chown(filepath.Join(dir, "shared"), 12345, -1) },
+			"written to by others"},
+		"a mark others write": {func(dir string) error { return os.Chmod(filepath.Join(dir, "shared"), 0o666) },
+			"written to by others"},
+		"a mark of two names": {func(dir string) error {
+			return os.Link(filepath.Join(dir, "shared"),
+				filepath.Join(dir, "too"))
+		}, "written to by others"},
+		"another text": {func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "shared"),
+				[]byte("root:x:0"), 0o644)
+		}, "written to by others"},
+		"more text": {func(dir string) error { return appendTo(filepath.Join(dir, "shared")) },
+			"written to by others"},
+		"no mark": {func(dir string) error { return os.Remove(filepath.Join(dir, "shared")) },
+			"written to by others"},
 		"another's directory": {func(dir string) error { return os.Chown(dir, 23456, -1) }, "belongs to user 23456"},
 		"not sticky":          {func(dir string) error { return os.Chmod(dir, 0o777) }, "written to by others"},
-		"another's GPU":       {func(dir string) error { return os.Chown(filepath.Join(dir, device), 23456, -1) }, "belongs to user 23456"},
+		"another's GPU": {func(dir string) error { return os.Chown(filepath.Join(dir, device), 23456, -1) },
+			"belongs to user 23456"},
 		"a GPU that is a link": {func(dir string) error {
-			return errors.Join(os.Rename(filepath.Join(dir, device), filepath.Join(dir, "x")), os.Symlink("x", filepath.Join(dir, device)))
+			return errors.Join(os.Rename(filepath.Join(dir, device), filepath.Join(dir, "x")),
+				os.Symlink("x", filepath.Join(dir, device)))
 		}, "link"},
-		"a GPU that is not there": {func(dir string) error { return os.RemoveAll(filepath.Join(dir, device)) }, "has not named " + device},
+		"a GPU that is not there": {func(dir string) error { return os.RemoveAll(filepath.Join(dir, device)) },
+			"has not named " + device},
 	} {
 		dir := sharedLedger(t)
 		if err := c.change(dir); err != nil {
@@ -160,7 +173,8 @@ func TestShareRefuses(t *testing.T) {
 			t.Errorf("%s: left: %v, %v", name, left, err)
 		}
 	}
-	if err := leases.Share(filepath.Join(base, "new"), device, "shared"); err == nil || !strings.Contains(err.Error(), "no name for a GPU") {
+	if err := leases.Share(filepath.Join(base, "new"), device, "shared"); err == nil ||
+		!strings.Contains(err.Error(), "no name for a GPU") {
 		t.Errorf("a GPU that is called as the mark is: %v", err)
 	}
 	mine := mk("mine", 0o755, 0)
@@ -200,12 +214,10 @@ func TestUsersPutBack(t *testing.T) {
 	a.read(t)
 	b.read(t)
 	a.must(t, "charge 600")
-	if err := os.Remove(filepath.Join(dir, device, "generation")); err != nil {
-		t.Fatal(err)
-	}
+	clean(t, dir)
 	for _, c := range []*child{a, b} {
 		if got := c.ask(t, "charge 1"); !strings.Contains(got, "removed") || strings.Contains(got, "put back") {
-			t.Errorf("once the generation is removed: %s", got)
+			t.Errorf("once the files are removed: %s", got)
 		}
 	}
 	b.must(t, "charge 400")
@@ -228,7 +240,8 @@ func TestShareBelowAnothers(t *testing.T) {
 		if err := errors.Join(os.Mkdir(above, 0o700), os.Chmod(above, c.mode), os.Chown(above, c.uid, -1)); err != nil {
 			t.Fatal(err)
 		}
-		if err := leases.Share(filepath.Join(above, "x", "ledger"), device); err == nil || !strings.Contains(err.Error(), "replace") {
+		if err := leases.Share(filepath.Join(above, "x", "ledger"), device); err == nil ||
+			!strings.Contains(err.Error(), "replace") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -239,7 +252,8 @@ func TestInstanceHasOnePart(t *testing.T) {
 	const digits = "8932f937-d72c-4106-c12f-20bd9faed9f6"
 	dir := t.TempDir()
 	for _, name := range []string{"MIG-" + digits, "GPU-" + digits} {
-		l, err := leases.Join(leases.Terms{Dir: dir, Device: name, Group: name, Physical: 1 << 30, Advertised: 1 << 30, Quota: 1 << 20})
+		l, err := leases.Join(leases.Terms{Dir: dir, Device: name, Group: name, Physical: 1 << 30, Advertised: 1 << 30,
+			Quota: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,7 +279,8 @@ func TestStrangersDirectories(t *testing.T) {
 	for _, name := range []string{next, "%FF"} {
 		p := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Join(p, "a", "b"), 0o777), os.Symlink(outside, filepath.Join(p, "link")),
-			os.Symlink(outside, filepath.Join(p, "a", "link")), os.WriteFile(filepath.Join(p, "lease-1"), nil, 0o666), os.Chown(p, 12345, -1)); err != nil {
+			os.Symlink(outside, filepath.Join(p, "a", "link")), os.WriteFile(filepath.Join(p, "lease-1"), nil, 0o666),
+			os.Chown(p, 12345, -1)); err != nil {
 			t.Fatal(err)
 		}
 	}

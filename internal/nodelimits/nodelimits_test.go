@@ -33,13 +33,14 @@ func TestLookup(t *testing.T) {
 		"a higher share":        {node, map[string]string{limitVar: "26%"}, limitVar, "1024Mi"},
 		"nonsense":              {node, map[string]string{limitVar: "much"}, limitVar, "much"},
 		"nothing":               {node, map[string]string{limitVar: ""}, limitVar, ""},
-		"another ledger":        {node, map[string]string{"SPILLWAY_GPU_QUOTA_DIR": "/tmp"}, "SPILLWAY_GPU_QUOTA_DIR", Ledger},
-		"another group":         {node, map[string]string{"SPILLWAY_GPU_QUOTA_GROUP": "h"}, "SPILLWAY_GPU_QUOTA_GROUP", "g"},
-		"a limit of its own":    {whole, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
-		"a default":             {shared, nil, otherLimitVar, "1024Mi"},
-		"instead of a default":  {shared, map[string]string{otherLimitVar: "2Gi"}, otherLimitVar, "2Gi"},
-		"before a default":      {shared, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
-		"not the node's":        {node, map[string]string{"HOME": "/root"}, "HOME", "/root"},
+		"another ledger": {node, map[string]string{"SPILLWAY_GPU_QUOTA_DIR": "/tmp"}, "SPILLWAY_GPU_QUOTA_DIR",
+			Ledger},
+		"another group":        {node, map[string]string{"SPILLWAY_GPU_QUOTA_GROUP": "h"}, "SPILLWAY_GPU_QUOTA_GROUP", "g"},
+		"a limit of its own":   {whole, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
+		"a default":            {shared, nil, otherLimitVar, "1024Mi"},
+		"instead of a default": {shared, map[string]string{otherLimitVar: "2Gi"}, otherLimitVar, "2Gi"},
+		"before a default":     {shared, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
+		"not the node's":       {node, map[string]string{"HOME": "/root"}, "HOME", "/root"},
 	} {
 		dir := t.TempDir()
 		if err := Write(dir, c.node); err != nil {
@@ -69,8 +70,11 @@ func TestLookupRefuses(t *testing.T) {
 		"others can write": func(path string) error { return os.Chmod(path, 0o666) },
 		"another's":        func(path string) error { return os.Chown(path, 1001, 0) },
 		"no line":          func(path string) error { return os.WriteFile(path, []byte("A=b\nnonsense\n"), 0o644) },
-		"too long":         func(path string) error { return os.WriteFile(path, []byte("A="+strings.Repeat("b", maxFile)), 0o644) },
-		"a directory":      func(path string) error { return os.Mkdir(path+"x", 0o755) },
+		"too long": func(path string) error {
+			return os.WriteFile(path, []byte("A="+strings.Repeat("b", maxFile)),
+				0o644)
+		},
+		"a directory": func(path string) error { return os.Mkdir(path+"x", 0o755) },
 	} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, File)

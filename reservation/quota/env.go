@@ -153,10 +153,10 @@ func (s *Settings) Validate() error {
 	return nil
 }
 
-// maxGroup is how many bytes of a group's name fit into a lease.
+// maxGroup is how many bytes a group's name may have.
 const maxGroup = 128
 
-// checkGroup refuses a Group that does not fit into a lease, or could not be printed.
+// checkGroup refuses a Group that is too long, or could not be printed.
 func checkGroup(name string) error {
 	if len(name) > maxGroup {
 		return fmt.Errorf("the group %.60q has more than %d bytes", name, maxGroup)

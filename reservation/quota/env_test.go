@@ -38,23 +38,29 @@ func TestFromEnv(t *testing.T) {
 		"exponent": {
 			env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=1e9"}, limit: "1GB", source: "SPILLWAY_GPU_MEMORY_LIMIT",
 		},
-		"fallback":         {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=500MB"}, limit: "500MB", source: "NVSHARE_GPU_MEMORY_LIMIT"},
-		"ours comes first": {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=1Gi", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
+		"fallback": {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=500MB"}, limit: "500MB",
+			source: "NVSHARE_GPU_MEMORY_LIMIT"},
+		"ours comes first": {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=1Gi", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB",
+			source: "SPILLWAY_GPU_MEMORY_LIMIT"},
 		"theirs may be wrong if ours is set": {
-			env: []string{"NVSHARE_GPU_MEMORY_LIMIT=much", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT",
+			env: []string{"NVSHARE_GPU_MEMORY_LIMIT=much", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB",
+			source: "SPILLWAY_GPU_MEMORY_LIMIT",
 		},
-		"ratio":             {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.5"}, ratio: "3/2"},
-		"nvshare's ratio":   {env: []string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=0.5"}, ratio: "1/2"},
-		"ratio, short":      {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=3"}, ratio: "3"},
-		"nvshare's, short":  {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=4"}, ratio: "4"},
-		"ratio exactly":     {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.1"}, ratio: "11/10"},
-		"ratio as a power":  {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=25e-1"}, ratio: "5/2"},
-		"first name first":  {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=x", "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=2"}, ratio: "2"},
+		"ratio":            {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.5"}, ratio: "3/2"},
+		"nvshare's ratio":  {env: []string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=0.5"}, ratio: "1/2"},
+		"ratio, short":     {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=3"}, ratio: "3"},
+		"nvshare's, short": {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=4"}, ratio: "4"},
+		"ratio exactly":    {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=1.1"}, ratio: "11/10"},
+		"ratio as a power": {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=25e-1"}, ratio: "5/2"},
+		"first name first": {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=x", "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=2"},
+			ratio: "2"},
 		"their first first": {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=x", "NVSHARE_GPU_MEMORY_OVERSUB_RATIO=2"}, ratio: "2"},
-		"our prefix first":  {env: []string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=x", "SPILLWAY_GPU_OVERSUB_RATIO=5"}, ratio: "5"},
+		"our prefix first": {env: []string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=x", "SPILLWAY_GPU_OVERSUB_RATIO=5"},
+			ratio: "5"},
 		"physical":          {env: []string{"SPILLWAY_GPU_PHYSICAL_MEMORY_MB=8192"}, physical: 8 << 30},
 		"physical fallback": {env: []string{"NVSHARE_GPU_PHYSICAL_MEMORY_MB=1"}, physical: 1 << 20},
-		"ledger":            {env: []string{"SPILLWAY_GPU_QUOTA_DIR=/run/x", "SPILLWAY_GPU_QUOTA_GROUP=etl"}, ledger: "/run/x", group: "etl"},
+		"ledger": {env: []string{"SPILLWAY_GPU_QUOTA_DIR=/run/x", "SPILLWAY_GPU_QUOTA_GROUP=etl"},
+			ledger: "/run/x", group: "etl"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := quota.FromEnv(env(c.env...))
@@ -65,7 +71,8 @@ func TestFromEnv(t *testing.T) {
 			if s.Ratio != nil {
 				ratio = s.Ratio.RatString()
 			}
-			if s.Limit.String() != c.limit || s.Source != c.source || ratio != c.ratio || s.Physical != c.physical || s.Ledger != c.ledger || s.Group != c.group {
+			if s.Limit.String() != c.limit || s.Source != c.source || ratio != c.ratio || s.Physical != c.physical ||
+				s.Ledger != c.ledger || s.Group != c.group {
 				t.Errorf("%+v, limit %q, ratio %q", s, s.Limit.String(), ratio)
 			}
 			if s.Limit.IsZero() != (c.limit == "") {
@@ -87,10 +94,13 @@ func TestWrongEnvironment(t *testing.T) {
 		"0x10", "NaN", "Inf", "none",
 		"unlimited", "9223372036854775808", "8Ei", "16E", ".5Gi", "1.1Ki", "0%", "101%", "-5%", "%", "5%%", "1,5Gi", "1_000",
 	}
-	ratios := []string{"", "0", "-1", "-0.5", "NaN", "nan", "Inf", "+Inf", "-Inf", "inf", "1/2", "0x1p1", "1_0", "1.5x", " 1", "1 ", "1e400", "1e-400", "one", "1..5", "1e", "0e0", "--1"}
-	physicals := []string{"", "0", "-1", "1.5", "8Gi", "1e3", " 1", "0x10", "9223372036854775807", "8796093022208", "99999999999999999999"}
+	ratios := []string{"", "0", "-1", "-0.5", "NaN", "nan", "Inf", "+Inf", "-Inf", "inf", "1/2", "0x1p1", "1_0", "1.5x",
+		" 1", "1 ", "1e400", "1e-400", "one", "1..5", "1e", "0e0", "--1"}
+	physicals := []string{"", "0", "-1", "1.5", "8Gi", "1e3", " 1", "0x10", "9223372036854775807", "8796093022208",
+		"99999999999999999999"}
 	for variable, texts := range map[string][]string{
-		"GPU_MEMORY_LIMIT": sizes, "GPU_MEMORY_OVERSUB_RATIO": ratios, "GPU_OVERSUB_RATIO": ratios, "GPU_PHYSICAL_MEMORY_MB": physicals,
+		"GPU_MEMORY_LIMIT": sizes, "GPU_MEMORY_OVERSUB_RATIO": ratios, "GPU_OVERSUB_RATIO": ratios,
+		"GPU_PHYSICAL_MEMORY_MB": physicals,
 	} {
 		for _, prefix := range []string{"SPILLWAY_", "NVSHARE_"} {
 			for _, text := range texts {

@@ -19,21 +19,22 @@
 //
 // # The ledger
 //
-// A ledger is a directory with one directory for each GPU. In it each process has a lease: a file
-// of one page that it has mapped and locked. There is no daemon. The kernel releases a lock when
-// its process ends, in whatever way. An unlocked lease counts for nothing. Three rules hold over
-// all live processes:
+// A ledger is a directory with one directory for each GPU. There each process has a file, the lease, that
+// it keeps locked while it lives. There is no daemon: the kernel releases the lock when the process ends
+// in any way, and an unlocked lease counts for nothing. Three rules hold over all live processes:
 //
 //   - the quotas of all groups together are no more than what is advertised of the GPU:
 //     its memory times the oversubscription ratio,
 //   - the processes of a group together hold no more than the group's quota,
 //   - all processes together hold no more than the GPU has. What does not fit is spilled.
 //
-// A charge locks nothing: it adds to the process's own word and then adds up the words of all. The
-// files must not be touched while processes use them. If they are removed all the same, each
-// process notices at its next charge, or when it looks at the ledger. It warns, and puts its lease
-// back. Until then the others do not see what it holds. A process that may write to the directory
-// can break the rules, or end another process by truncating its lease. So a ledger is for one
+// Processes count in grains of a 64th of their quota, at most 64 MiB. Each process may have one grain
+// counted that it does not use. Most charges stay within a process's grains and take no system call. One
+// that takes a grain locks the directory for a moment and reads the leases of all.
+//
+// The files must not be touched while processes use them. If one is removed all the same, its process
+// notices when it next looks at the ledger, warns, and creates another. Until then the others do not see
+// what it holds. A process that may write to the directory can break the rules. So a ledger is for one
 // user's processes, which trust each other, or for those that reach one that root has made for all
 // users. Containers share it as a mount.
 //
@@ -126,7 +127,9 @@ func (q *Quota) charge(n int64) error {
 	for {
 		used, limit := q.used.Load(), q.limit.Load()
 		if n > limit-used {
-			return &tier.OutOfBudgetError{Budget: q.name, Requested: n, Remaining: max(0, limit-used), Current: used, Limit: limit}
+			return &tier.OutOfBudgetError{
+				Budget: q.name, Requested: n, Remaining: max(0, limit-used), Current: used, Limit: limit,
+			}
 		}
 		if q.used.CompareAndSwap(used, used+n) {
 			ledger.Raise(&q.peak, used+n)
@@ -209,5 +212,5 @@ type Lease interface {
 	// what the group's processes ask for counts. It takes back nothing. The quotas of all groups
 	// must stay within what is advertised.
 	SetLimit(n int64) error
-	Lost() int64 // how often files of the ledger were removed while this process used them
+	Lost() int64 // how often this process's file was removed from the ledger while the process used it
 }

@@ -69,8 +69,9 @@ func spaceUnder(t *testing.T, ordinal int, memory int64, q *quota.Quota) (*tier.
 		t.Fatal(err)
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.GPU, Ordinal: ordinal}, Capacity: memory, Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
-		Pool: pool, Quota: tier.QuotaOf(dev),
+		ID: tier.ID{Kind: tier.GPU, Ordinal: ordinal}, Capacity: memory,
+		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Pool:      pool, Quota: tier.QuotaOf(dev),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +248,8 @@ func TestOverIsReportedOnce(t *testing.T) {
 		limit, credit int64
 		events        int
 	}{
-		{limit: 900, events: 0}, {limit: 899, events: 1}, {limit: 500, events: 1}, {credit: 100, events: 1}, {limit: 700, events: 1},
+		{limit: 900, events: 0}, {limit: 899, events: 1}, {limit: 500, events: 1}, {credit: 100, events: 1},
+		{limit: 700, events: 1},
 		{limit: 800, events: 1}, {limit: 799, events: 2}, {credit: 1, events: 2}, {limit: 798, events: 3},
 	} {
 		if step.limit > 0 {
@@ -348,7 +350,8 @@ func TestDigestUnderAQuota(t *testing.T) {
 	}
 	defer gpu.Close()
 	var d tier.Digest
-	if err := quota.Under(&counting{Device: gpu}, newQuota(t, 1).Member()).(tier.Computer).Digest(nil, 0, 0, 0, &d); !errors.Is(err, tier.ErrNotSupported) {
+	if err := quota.Under(&counting{Device: gpu}, newQuota(t, 1).Member()).(tier.Computer).Digest(nil, 0, 0, 0,
+		&d); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("over a device that does not compute: %v", err)
 	}
 }

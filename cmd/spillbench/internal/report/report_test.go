@@ -76,6 +76,7 @@ func TestKeys(t *testing.T) {
 		{&Quota{Header: warned, Holders: []leases.Holder{{Group: "x"}}}, slices.Concat(header, []string{
 			"limit", "limit_bytes", "source", "ratio", "physical_bytes", "ledger", "group",
 			"holders[].device", "holders[].group", "holders[].pid", "holders[].started", "holders[].quota", "holders[].live", "holders[].peak",
+			"holders[].granted", "holders[].physical", "holders[].advertised",
 		})},
 		{&Trace{Header: warned, Traces: []Replayed{{Recorded: Outcome{Edges: []Edge{{ByReason: map[string]int64{"work": 1}}}}, Replays: []Outcome{{Edges: []Edge{{ByReason: map[string]int64{"work": 1}}}}}}}},
 			slices.Concat(header, []string{"traces[].file", "traces[].events", "traces[].lost_events", "traces[].cut_off"}, outcome("traces[].recorded."), outcome("traces[].replays[]."))},
