@@ -187,9 +187,6 @@ func (f *runFlags) now(m *machine, rec *recording, sources []string, start time.
 	}
 	run := report.PageOf(doc)
 	run.Headline = fmt.Sprintf("Under way since %.1f s, in phase %s.", doc.WallSeconds, phase)
-	for i := range run.Spaces {
-		run.Spaces[i].Now = true
-	}
 	return &page.Report{Title: "spillbench run", Runs: []page.Run{run}, Live: true}
 }
 
@@ -227,32 +224,7 @@ func (r *recording) watch(eng *spillway.Engine) {
 	if r == nil {
 		return
 	}
-	sample := func() {
-		var states []timeline.State
-		for _, s := range eng.Spaces() {
-			states = append(states, timeline.StateOf(s))
-		}
-		r.timeline.Sample(time.Now(), states)
-	}
-	sample()
-	stop := make(chan struct{})
-	var done sync.WaitGroup
-	done.Go(func() {
-		tick := time.NewTicker(sampled)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				sample()
-			}
-		}
-	})
-	r.stop = sync.OnceFunc(func() {
-		close(stop)
-		done.Wait()
-	})
+	r.stop = r.timeline.Watch(eng.Spaces, sampled)
 }
 
 // end stops watch. Later calls do nothing.

@@ -310,7 +310,7 @@ func holders(eng *spillway.Engine) (all []report.Held) {
 // verdict is what a finished run ends with.
 func verdict(res job.Result) error {
 	if res.Mismatches > 0 {
-		return fail.Wrongf("%s; the first: %s", page.Verified(verification(res)).Wrong(), res.First)
+		return fail.Wrongf("%s; the first: %s", verification(res).Wrong(), res.First)
 	}
 	return nil
 }

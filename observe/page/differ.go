@@ -5,21 +5,24 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"reflect"
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Difference is one difference between two runs, as a sentence.
+// Difference is one difference between two runs, A and B, as a sentence.
 type Difference struct {
-	About string // one of abouts
-	Text  string
-	Worse bool // in the second run
-	Plain bool // neither better nor worse
+	About string `json:"about"` // one of abouts
+	Is    string `json:"b_is"`  // "better", "worse", or empty for neither
+	Text  string `json:"text"`
 }
 
 // abouts is the order of differences: doubts about the comparison, the outcome, its reasons.
-var abouts = []string{"failure", "verification", "data", "noise", "time", "configuration", "phases", "limits", "moves", "results", "waits", "machine"}
+var abouts = []string{
+	"failure", "verification", "data", "noise", "time", "configuration", "phases", "limits", "moves", "results",
+	"waits", "machine",
+}
 
 // Two values that differ by less than these parts count as equal: runs vary by a tenth.
 const (
@@ -34,12 +37,12 @@ const (
 
 // plain returns a difference that is neither better nor worse.
 func plain(about, format string, args ...any) Difference {
-	return Difference{About: about, Plain: true, Text: fmt.Sprintf(format, args...)}
+	return Difference{About: about, Text: fmt.Sprintf(format, args...)}
 }
 
 // judged returns a difference that is worse or better.
 func judged(worse bool, about, format string, args ...any) Difference {
-	return Difference{About: about, Worse: worse, Text: fmt.Sprintf(format, args...)}
+	return Difference{About: about, Is: word(worse, "worse", "better"), Text: fmt.Sprintf(format, args...)}
 }
 
 // Differ returns how b differs from a. Nothing is better or worse if a run failed or was wrong, or if
@@ -47,27 +50,37 @@ func judged(worse bool, about, format string, args ...any) Difference {
 func Differ(a, b *Run) []Difference {
 	first := slices.Concat(differInFailure(a, b), differInVerification(a, b))
 	reasons := slices.Concat(differInInput(a, b), differInSettings(a, b), differInMachine(a, b))
-	outcome := slices.Concat(differInTime(a, b), differInPhases(a, b), differInEdges(a, b), differInFigures(a, b), differInWaits(a, b))
+	outcome := slices.Concat(
+		differInTime(a, b), differInPhases(a, b), differInEdges(a, b), differInFigures(a, b), differInWaits(a, b))
 	compared := true
+	matters := func(d Difference) bool { return d.About != "time" || d.Is != "" }
 	switch {
-	case a.Failed || b.Failed: // its time is the time until it failed, and its data what it had read by then
+	case a.Failed || b.Failed: // its time is the time until it failed, and its data the part that it had read
 		compared = false
 		about := func(d Difference) bool { return slices.Contains([]string{"data", "time", "phases"}, d.About) }
 		reasons, outcome = slices.DeleteFunc(reasons, about), slices.DeleteFunc(outcome, about)
-	case a.Verified.Mismatches > 0 || b.Verified.Mismatches > 0:
+	case a.Verify.Mismatches > 0 || b.Verify.Mismatches > 0:
 		compared = false
-	case len(reasons) == 0 && slices.ContainsFunc(outcome, func(d Difference) bool { return d.About != "time" || !d.Plain }):
+	case len(reasons) == 0 && slices.ContainsFunc(outcome, matters):
 		compared = false
-		reasons = append(reasons, plain("noise", "Nothing that you set differs: what follows may be noise. Repeat each run."))
+		const text = "Nothing that you set differs: what follows may be noise. Repeat each run."
+		reasons = append(reasons, plain("noise", text))
 	}
-	for i := range outcome {
-		outcome[i].Plain = outcome[i].Plain || !compared
+	if !compared {
+		neutral(outcome)
 	}
 	all := slices.Concat(first, reasons, outcome)
 	slices.SortStableFunc(all, func(a, b Difference) int {
 		return cmp.Compare(slices.Index(abouts, a.About), slices.Index(abouts, b.About))
 	})
 	return all
+}
+
+// neutral makes differences neither better nor worse.
+func neutral(all []Difference) {
+	for i := range all {
+		all[i].Is = ""
+	}
 }
 
 func differInFailure(a, b *Run) []Difference {
@@ -88,7 +101,7 @@ func otherData(a, b *Run) bool {
 }
 
 func differInVerification(a, b *Run) []Difference {
-	x, y := a.Verified, b.Verified
+	x, y := a.Verify, b.Verify
 	switch {
 	case x.Mismatches > 0 && y.Mismatches > 0:
 		return []Difference{judged(true, "verification", "Both were wrong: in A %s, in B %s.", x.Wrong(), y.Wrong())}
@@ -106,13 +119,13 @@ func differInVerification(a, b *Run) []Difference {
 
 func differInInput(a, b *Run) []Difference {
 	x, y := a.Input, b.Input
-	if x == y || x == (Input{}) || y == (Input{}) {
+	if reflect.DeepEqual(x, y) || reflect.ValueOf(x).IsZero() || reflect.ValueOf(y).IsZero() {
 		return nil
 	}
 	was, is := sizes(x.Bytes, y.Bytes)
-	text := fmt.Sprintf("B had %s of %s, A %s", is, cmp.Or(y.Sources, "data"), was)
-	if x.Sources != y.Sources {
-		text += " of " + cmp.Or(x.Sources, "data")
+	text := fmt.Sprintf("B had %s of %s, A %s", is, cmp.Or(y.Names(), "data"), was)
+	if x.Names() != y.Names() {
+		text += " of " + cmp.Or(x.Names(), "data")
 	}
 	if x.Batches != y.Batches {
 		text += fmt.Sprintf("; in %s batches and not %s", count(y.Batches), count(x.Batches))
@@ -128,13 +141,15 @@ func differInTime(a, b *Run) []Difference {
 	}
 	was, is := alike(inTimes, a.Seconds, b.Seconds)
 	slower := b.Seconds / a.Seconds
-	same, worse, better := "Both took about as long: A %s, B %s.", "B took %s instead of %s: %s as long as A.", "B took %s instead of %s: it is %s as fast as A."
+	same := "Both took about as long: A %s, B %s."
+	worse, better := "B took %s instead of %s: %s as long as A.", "B took %s instead of %s: it is %s as fast as A."
 	if otherData(a, b) {
 		x, y := rate(a.Input.Bytes, a.Seconds), rate(b.Input.Bytes, b.Seconds)
 		was, is = alike(inRates, x, y)
 		slower = x / y
 		same = "Both went through their data about as fast: A at %s, B at %s."
-		worse, better = "B went through its data at %s instead of %s: %s slower.", "B went through its data at %s instead of %s: %s as fast."
+		worse = "B went through its data at %s instead of %s: %s slower."
+		better = "B went through its data at %s instead of %s: %s as fast."
 	}
 	switch {
 	case near(1, slower, sameTime):
@@ -183,7 +198,8 @@ func differInSettings(a, b *Run) (all []Difference) {
 func differInMachine(a, b *Run) (all []Difference) {
 	for q, p := range both(a.Machine, b.Machine, func(p Pair) string { return p.Name }) {
 		if p.Value != q.Value {
-			all = append(all, plain("machine", "%s: %s in B, %s in A.", p.Name, cmp.Or(p.Value, "not known"), cmp.Or(q.Value, "not known")))
+			all = append(all, plain("machine", "%s: %s in B, %s in A.",
+				p.Name, cmp.Or(p.Value, "not known"), cmp.Or(q.Value, "not known")))
 		}
 	}
 	return all
@@ -209,18 +225,21 @@ func differInPhases(a, b *Run) (all []Difference) {
 		}
 		was, is := alike(inTimes, o.Seconds, p.Seconds)
 		ratio := times(max(p.Seconds/o.Seconds, o.Seconds/p.Seconds))
-		all = append(all, judged(d > 0, "phases", "Phase %s took %s instead of %s, %s as %s.", p.Name, is, was, ratio, word(d > 0, "long", "fast")))
+		all = append(all, judged(d > 0, "phases", "Phase %s took %s instead of %s, %s as %s.",
+			p.Name, is, was, ratio, word(d > 0, "long", "fast")))
 	}
 	if name != "" && len(all) > 1 {
-		most := judged(lag > 0, "phases", "Most of the difference is in phase %s: %s %s.", name, took(math.Abs(lag)), word(lag > 0, "longer", "shorter"))
-		all = slices.Insert(all, 0, most)
+		all = slices.Insert(all, 0, judged(lag > 0, "phases", "Most of the difference is in phase %s: %s %s.",
+			name, took(math.Abs(lag)), word(lag > 0, "longer", "shorter")))
 	}
 	return all
 }
 
 func differInEdges(a, b *Run) (all []Difference) {
 	other := otherData(a, b)
-	matters := func(e Edge, of *Run) bool { return e.Bytes > 0 && float64(e.Bytes) >= worthwhile*float64(of.moved()) }
+	matters := func(e Edge, of *Run) bool {
+		return e.Bytes > 0 && float64(e.Bytes) >= worthwhile*float64(of.total())
+	}
 	named := func(e Edge) string { return e.From + " → " + e.To }
 	in := func(r *Run, name string) (e Edge) {
 		if i := slices.IndexFunc(r.Edges, func(e Edge) bool { return named(e) == name }); i >= 0 {
@@ -235,7 +254,8 @@ func differInEdges(a, b *Run) (all []Difference) {
 		if o.Limit > 0 && e.Limit > 0 && isDisk(e.To) && !limits[e.To] && !near(o.Limit, e.Limit, sameLimit) {
 			limits[e.To] = true
 			was, is := alike(inRates, o.Limit, e.Limit)
-			all = append(all, plain("limits", "The disk's own speed of writing to %s was %s: %s instead of %s.", e.To, lower(o.Limit, e.Limit), is, was))
+			all = append(all, plain("limits", "The disk's own speed of writing to %s was %s: %s instead of %s.",
+				e.To, lower(o.Limit, e.Limit), is, was))
 		}
 		if !matters(o, a) && !matters(e, b) {
 			continue
@@ -247,8 +267,11 @@ func differInEdges(a, b *Run) (all []Difference) {
 		x, y := rate(o.Bytes, o.Seconds), rate(e.Bytes, e.Seconds)
 		if x > 0 && y > 0 && !near(x, y, sameRate) && min(o.Seconds, e.Seconds) >= minBusy {
 			was, is := alike(inRates, x, y)
-			d := judged(y < x, "moves", "%s got %s %s: a move ran at %s instead of %s.", name, times(max(x/y, y/x)), word(y < x, "slower", "faster"), is, was)
-			d.Plain = other
+			d := judged(y < x, "moves", "%s got %s %s: a move ran at %s instead of %s.",
+				name, times(max(x/y, y/x)), word(y < x, "slower", "faster"), is, was)
+			if other {
+				d.Is = ""
+			}
 			all = append(all, d)
 		}
 		if !other && !near(float64(o.Bytes), float64(e.Bytes), sameMoves) {
@@ -282,7 +305,7 @@ func differInFigures(a, b *Run) (all []Difference) {
 	same, shares := 0, 0
 	ratios, noise := make(map[string][]float64), make(map[string]float64)
 	var limits []string
-	for o, f := range both(a.Figures, b.Figures, func(f Figure) string { return f.Name }) {
+	for o, f := range both(a.Figures, b.Figures, Figure.title) {
 		if f.Value <= 0 || o.Value <= 0 {
 			continue // not measured
 		}
@@ -302,7 +325,8 @@ func differInFigures(a, b *Run) (all []Difference) {
 		case compared && near(o.Share, f.Share, max(sameTime, varied)):
 			shares++
 		case compared:
-			text := fmt.Sprintf("%s: %s %s instead of %s, at %s instead of %s", f.Name, percent(f.Share), f.ShareOf, percent(o.Share), is, was)
+			text := fmt.Sprintf("%s: %s %s instead of %s, at %s instead of %s",
+				f.title(), percent(f.Share), f.ShareOf, percent(o.Share), is, was)
 			if varied > 0 {
 				text += fmt.Sprintf(" (noise %s)", percent(varied))
 			}
@@ -312,7 +336,7 @@ func differInFigures(a, b *Run) (all []Difference) {
 		default:
 			slower := f.Value < o.Value
 			all = append(all, judged(slower, "results", "%s: %s %s, %s instead of %s.",
-				f.Name, times(max(f.Value/o.Value, o.Value/f.Value)), word(slower, "slower", "faster"), is, was))
+				f.title(), times(max(f.Value/o.Value, o.Value/f.Value)), word(slower, "slower", "faster"), is, was))
 		}
 	}
 	for _, of := range limits {
@@ -340,15 +364,17 @@ func differInFigures(a, b *Run) (all []Difference) {
 func differInWaits(a, b *Run) (all []Difference) {
 	x, y := a.waiting(), b.waiting()
 	if a.Waits.Count+b.Waits.Count > 0 && math.Abs(y-x) >= 0.1 && !near(x, y, sameMoves) {
-		all = append(all, judged(y > x, "waits", "%.1f requests waited for room at once, on average, instead of %.1f.", y, x))
+		all = append(all, judged(y > x, "waits",
+			"%.1f requests waited for room at once, on average, instead of %.1f.", y, x))
 	}
 	if x, y := a.Waits.P99, b.Waits.P99; x > 0 && y > 0 && !near(x, y, sameMoves) {
 		was, is := alike(inTimes, x, y)
-		all = append(all, judged(y > x, "waits", "Waits for room got %s: 99 %% ended within %s instead of %s (%s waits instead of %s).",
+		all = append(all, judged(y > x, "waits",
+			"Waits for room got %s: 99 %% ended within %s instead of %s (%s waits instead of %s).",
 			word(y > x, "longer", "shorter"), is, was, count(b.Waits.Count), count(a.Waits.Count)))
 	}
-	for i := range all {
-		all[i].Plain = otherData(a, b)
+	if otherData(a, b) {
+		neutral(all)
 	}
 	return all
 }
@@ -373,7 +399,10 @@ type unit struct {
 var (
 	inRates = []unit{{"GiB/s", 1, 1}, {"MiB/s", 1.0 / 1024, 0}}
 	inTimes = []unit{{"h", 3600, 7200}, {"min", 60, 120}, {"s", 1, 1}, {"ms", 1e-3, 1e-3}, {"µs", 1e-6, 0}}
-	inSizes = []unit{{"TiB", 1 << 40, 1 << 40}, {"GiB", 1 << 30, 1 << 30}, {"MiB", 1 << 20, 1 << 20}, {"KiB", 1 << 10, 1 << 10}, {"B", 1, 0}}
+	inSizes = []unit{
+		{"TiB", 1 << 40, 1 << 40}, {"GiB", 1 << 30, 1 << 30}, {"MiB", 1 << 20, 1 << 20}, {"KiB", 1 << 10, 1 << 10},
+		{"B", 1, 0},
+	}
 )
 
 // alike writes two values in one unit, that of the larger one, so that they are easy to compare.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -187,6 +188,43 @@ func (r *Recorder) Sample(at time.Time, spaces []State) {
 		s.copies.set(i, now.Copies)
 		s.foreign.set(i, now.Foreign)
 	}
+}
+
+// Watch starts a goroutine that samples spaces, such as Engine.Spaces, with a period. The returned
+// function samples once more and ends it.
+func (r *Recorder) Watch(spaces func() []*tier.Space, period time.Duration) (stop func()) {
+	sample := func() {
+		var states []State
+		for _, s := range spaces() {
+			u := s.Usage()
+			states = append(states, State{
+				ID: s.ID().String(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
+				Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: s.Foreign(),
+			})
+		}
+		r.Sample(time.Now(), states)
+	}
+	sample()
+	stopped := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		labels.Report.Set()
+		tick := time.NewTicker(period)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stopped:
+				return
+			case <-tick.C:
+				sample()
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(stopped)
+		done.Wait()
+		sample()
+	})
 }
 
 // Phase begins a part of the work and ends the one before it.

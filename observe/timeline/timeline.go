@@ -1,7 +1,7 @@
 // Package timeline records what an engine does over time, in bounded memory.
 //
 //	Config.Events ──▶ Recorder.Event ──┐                          ┌──▶ a page
-//	Engine.Stats ───▶ Recorder.Sample ─┼──▶ intervals ──▶ Timeline ┤
+//	Engine.Spaces ──▶ Recorder.Watch ──┼──▶ intervals ──▶ Timeline ┤
 //	phases ─────────▶ Recorder.Phase ──┘                          └──▶ JSON
 //
 // Time is divided into at most 512 intervals of equal length. When all are used, the recorder merges
@@ -9,15 +9,11 @@
 // it is coarser, and complete. An interval has the largest value of a level, such as the bytes in use,
 // and the sum of a count.
 //
-// A Recorder starts no goroutine. It is safe for concurrent use; its mutex is a leaf, held for a few
+// Only Recorder.Watch starts a goroutine. A Recorder is safe for concurrent use; its mutex is a leaf, held for a few
 // additions.
 package timeline
 
-import (
-	"time"
-
-	"github.com/spillway-db/spillway/tier"
-)
+import "time"
 
 // Timeline is a recording, as plain values. Each series has one value for each interval.
 type Timeline struct {
@@ -106,13 +102,4 @@ type State struct {
 	Capacity, Limit, Trigger, Stop int64
 	Used, Reserved, Copies         int64
 	Foreign                        int64
-}
-
-// StateOf returns how full a space is.
-func StateOf(s *tier.Space) State {
-	u := s.Usage()
-	return State{
-		ID: s.ID().String(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-		Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: s.Foreign(),
-	}
 }

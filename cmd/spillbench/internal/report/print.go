@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -19,51 +18,19 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// Print writes a document as Table, Markdown or CSV. Each note is a line of its own.
-func Print(w io.Writer, f Format, d Document, notes []string) error {
-	p := printer{format: f}
-	if _, ok := d.(*Topo); !ok {
-		p.line("spillbench %s: %s", d.header().Command, d.header().Env)
-	}
-	verdict := d.print(&p)
-	for _, n := range notes {
-		p.line("note: %s", n)
-	}
-	if verdict != "" {
-		p.line("%s", verdict)
-	}
-	_, err := io.WriteString(w, p.text.String())
-	return err
-}
-
-// PrintDifference writes what differs between two documents of one command, A and B, in words.
-func PrintDifference(w io.Writer, f Format, names []string, a, b Measured) error {
-	p := printer{format: f}
-	p.line("spillbench report: A is %s, B is %s, both of %s", names[0], names[1], CommandOf(a))
-	var rows []differenceRow
-	was, is := PageOf(a), PageOf(b)
-	for _, d := range page.Differ(&was, &is) {
-		verdict := map[bool]string{true: "worse", false: "better"}[d.Worse]
-		if d.Plain {
-			verdict = ""
-		}
-		rows = append(rows, differenceRow{d.About, verdict, d.Text})
-	}
-	if len(rows) == 0 {
+// print shows the differences between A and B in words.
+func (d *Pair) print(p *printer) string {
+	p.line("spillbench report: A is %s, B is %s, both of %s", d.Names[0], d.Names[1], d.header().Command)
+	a, b := PageOf(d.Document), PageOf(d.B)
+	all := page.Differ(&a, &b)
+	if len(all) == 0 {
 		p.line("nothing differs by more than two equal runs do")
-		if f == CSV {
+		if p.format == CSV {
 			p.block("about,b_is,text", true)
 		}
 	}
-	p.table(rows, "about", "B is=b_is", "what differs=text")
-	_, err := io.WriteString(w, p.text.String())
-	return err
-}
-
-type differenceRow struct {
-	About string `json:"about"`
-	Is    string `json:"b_is"`
-	Text  string `json:"text"`
+	p.table(all, "about", "B is=b_is", "what differs=text")
+	return ""
 }
 
 // printer collects what a document shows: lines for people, and tables. Whatever the names in them are,

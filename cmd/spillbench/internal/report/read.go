@@ -14,7 +14,7 @@ import (
 
 // Read reads a document of run, bandwidth or compare. It may come from anywhere, so Read checks that
 // all that the other functions of this package rely on is there, and that they can calculate with it.
-func Read(text []byte) (Measured, error) {
+func Read(text []byte) (Document, error) {
 	if !json.Valid(text) {
 		return nil, errors.New("it is no JSON")
 	}
@@ -25,7 +25,7 @@ func Read(text []byte) (Measured, error) {
 	return doc, nil
 }
 
-func read(text []byte) (Measured, error) {
+func read(text []byte) (Document, error) {
 	var head Header
 	if err := json.Unmarshal(text, &head); err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func read(text []byte) (Measured, error) {
 	if head.Schema != Schema {
 		return nil, fmt.Errorf("its schema is %q, and not %q", head.Schema, Schema)
 	}
-	doc, ok := map[string]Measured{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}[head.Command]
+	doc, ok := map[string]Document{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}[head.Command]
 	if !ok {
 		return nil, fmt.Errorf("it is one of %q", head.Command)
 	}
@@ -70,7 +70,7 @@ var (
 )
 
 // check checks what the types of a document, decoded from text into d, don't guarantee.
-func check(text []byte, d Measured) error {
+func check(text []byte, d Document) error {
 	// Check the decoded values, not the text: encoding/json ignores the case of keys and merges duplicates.
 	var values, given map[string]any
 	decoded, err := json.Marshal(d)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/size"
-	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -67,7 +66,7 @@ func (r *Run) print(p *printer) string {
 		}
 		phases = append(phases, row)
 	}
-	p.table(append(phases, phaseRow{Phase: Phase{"all", r.WallSeconds}}), "phase=name", "seconds", "GiB/s=gib_per_s")
+	p.table(append(phases, phaseRow{Phase: Phase{Name: "all", Seconds: r.WallSeconds}}), "phase=name", "seconds", "GiB/s=gib_per_s")
 	if t := r.RunTimes; len(r.Runs) > 1 {
 		var rows []runRow
 		for i, one := range r.Runs {
@@ -100,7 +99,7 @@ func (r *Run) print(p *printer) string {
 	case !r.Verify.Checked:
 		return "nothing was checked: there were no passes or no batches"
 	case r.Verify.Mismatches > 0:
-		return "FAILED: " + page.Verified(r.Verify).Wrong()
+		return "FAILED: " + r.Verify.Wrong()
 	}
 	return fmt.Sprintf("verified: all %d digests are those of what was loaded", r.Verify.Batches)
 }
