@@ -42,7 +42,8 @@ func (o *outputFlags) register(f *pflag.FlagSet) {
 	if !o.figures {
 		formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.BenchFmt) })
 	}
-	f.Var(choice(&o.format, "", formats...), "format", "print the result as `NAME`: "+either(formats)+" (default table)")
+	f.Var(choice(&o.format, "", formats...), "format",
+		"print the result as `NAME`: "+either(formats)+" (default table)")
 	f.Var(&valueFlag{&o.json, "FILE or -"}, "json",
 		"write the result as JSON to `FILE`, or to standard output if it is -")
 	if o.figures {

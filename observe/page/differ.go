@@ -139,25 +139,22 @@ func differInTime(a, b *Run) []Difference {
 	if a.Seconds <= 0 || b.Seconds <= 0 || len(a.Figures)+len(b.Figures) > 0 {
 		return nil
 	}
-	was, is := alike(inTimes, a.Seconds, b.Seconds)
-	slower := b.Seconds / a.Seconds
+	x, y := a.Seconds, b.Seconds
+	was, is := alike(inTimes, x, y)
 	same := "Both took about as long: A %s, B %s."
 	worse, better := "B took %s instead of %s: %s as long as A.", "B took %s instead of %s: it is %s as fast as A."
 	if otherData(a, b) {
-		x, y := rate(a.Input.Bytes, a.Seconds), rate(b.Input.Bytes, b.Seconds)
-		was, is = alike(inRates, x, y)
-		slower = x / y
+		rateA, rateB := rate(a.Input.Bytes, x), rate(b.Input.Bytes, y)
+		was, is = alike(inRates, rateA, rateB)
+		x, y = 1/rateA, 1/rateB
 		same = "Both went through their data about as fast: A at %s, B at %s."
 		worse = "B went through its data at %s instead of %s: %s slower."
 		better = "B went through its data at %s instead of %s: %s as fast."
 	}
-	switch {
-	case near(1, slower, sameTime):
+	if near(x, y, sameTime) {
 		return []Difference{plain("time", same, was, is)}
-	case slower > 1:
-		return []Difference{judged(true, "time", worse, is, was, times(slower))}
 	}
-	return []Difference{judged(false, "time", better, is, was, times(1/slower))}
+	return []Difference{judged(y > x, "time", word(y > x, worse, better), is, was, times(x, y))}
 }
 
 // both yields the elements of a and b with the same name, in the order of b.
@@ -220,13 +217,11 @@ func differInPhases(a, b *Run) (all []Difference) {
 		if math.Abs(d) > math.Abs(lag) {
 			lag, name = d, p.Name
 		}
-		if near(o.Seconds, p.Seconds, sameTime) || math.Abs(d) < minLag {
-			continue
+		if !near(o.Seconds, p.Seconds, sameTime) && math.Abs(d) >= minLag {
+			was, is := alike(inTimes, o.Seconds, p.Seconds)
+			all = append(all, judged(d > 0, "phases", "Phase %s took %s instead of %s, %s as %s.",
+				p.Name, is, was, times(o.Seconds, p.Seconds), word(d > 0, "long", "fast")))
 		}
-		was, is := alike(inTimes, o.Seconds, p.Seconds)
-		ratio := times(max(p.Seconds/o.Seconds, o.Seconds/p.Seconds))
-		all = append(all, judged(d > 0, "phases", "Phase %s took %s instead of %s, %s as %s.",
-			p.Name, is, was, ratio, word(d > 0, "long", "fast")))
 	}
 	if name != "" && len(all) > 1 {
 		all = slices.Insert(all, 0, judged(lag > 0, "phases", "Most of the difference is in phase %s: %s %s.",
@@ -236,39 +231,46 @@ func differInPhases(a, b *Run) (all []Difference) {
 }
 
 func differInEdges(a, b *Run) (all []Difference) {
-	other := otherData(a, b)
+	other, seen := otherData(a, b), make(map[string]bool)
 	matters := func(e Edge, of *Run) bool {
 		return e.Bytes > 0 && float64(e.Bytes) >= worthwhile*float64(of.total())
 	}
-	named := func(e Edge) string { return e.From + " → " + e.To }
-	in := func(r *Run, name string) (e Edge) {
-		if i := slices.IndexFunc(r.Edges, func(e Edge) bool { return named(e) == name }); i >= 0 {
-			e = r.Edges[i]
+	for _, edge := range slices.Concat(first(b.Edges), first(a.Edges)) {
+		name := edge.From + " → " + edge.To
+		if seen[name] {
+			continue
 		}
-		return e
-	}
-	limits := make(map[string]bool) // disks whose limits have a sentence
-	for _, e := range first(b.Edges) {
-		name := named(e)
-		o := in(a, name)
-		if o.Limit > 0 && e.Limit > 0 && isDisk(e.To) && !limits[e.To] && !near(o.Limit, e.Limit, sameLimit) {
-			limits[e.To] = true
+		seen[name] = true
+		find := func(r *Run) (found Edge) {
+			for _, e := range r.Edges {
+				if e.From == edge.From && e.To == edge.To {
+					found = e
+				}
+			}
+			return found
+		}
+		o, e := find(a), find(b)
+		if o.Limit > 0 && e.Limit > 0 && isDisk(e.To) && !seen[e.To] && !near(o.Limit, e.Limit, sameLimit) {
+			seen[e.To] = true // one sentence for the limit of a disk
 			was, is := alike(inRates, o.Limit, e.Limit)
 			all = append(all, plain("limits", "The disk's own speed of writing to %s was %s: %s instead of %s.",
 				e.To, lower(o.Limit, e.Limit), is, was))
 		}
-		if !matters(o, a) && !matters(e, b) {
+		switch {
+		case !matters(o, a) && !matters(e, b):
 			continue
-		}
-		if o.Bytes == 0 {
+		case o.Bytes == 0:
 			all = append(all, plain("moves", "%s was used by B alone, for %s.", name, size.Approx(e.Bytes)))
+			continue
+		case e.To == "":
+			all = append(all, plain("moves", "%s was used by A alone, for %s.", name, size.Approx(o.Bytes)))
 			continue
 		}
 		x, y := rate(o.Bytes, o.Seconds), rate(e.Bytes, e.Seconds)
 		if x > 0 && y > 0 && !near(x, y, sameRate) && min(o.Seconds, e.Seconds) >= minBusy {
 			was, is := alike(inRates, x, y)
 			d := judged(y < x, "moves", "%s got %s %s: a move ran at %s instead of %s.",
-				name, times(max(x/y, y/x)), word(y < x, "slower", "faster"), is, was)
+				name, times(x, y), word(y < x, "slower", "faster"), is, was)
 			if other {
 				d.Is = ""
 			}
@@ -277,11 +279,6 @@ func differInEdges(a, b *Run) (all []Difference) {
 		if !other && !near(float64(o.Bytes), float64(e.Bytes), sameMoves) {
 			was, is := sizes(o.Bytes, e.Bytes)
 			all = append(all, plain("moves", "%s moved %s instead of %s.", name, is, was))
-		}
-	}
-	for _, o := range first(a.Edges) {
-		if matters(o, a) && in(b, named(o)).To == "" {
-			all = append(all, plain("moves", "%s was used by A alone, for %s.", named(o), size.Approx(o.Bytes)))
 		}
 	}
 	return all
@@ -296,7 +293,7 @@ func word(is bool, yes, no string) string {
 
 // lower compares two speeds in words.
 func lower(was, is float64) string {
-	return times(max(was/is, is/was)) + " " + word(is < was, "lower", "higher")
+	return times(was, is) + " " + word(is < was, "lower", "higher")
 }
 
 // differInFigures compares measurements. A figure with a limit is compared by its share of the limit,
@@ -336,7 +333,7 @@ func differInFigures(a, b *Run) (all []Difference) {
 		default:
 			slower := f.Value < o.Value
 			all = append(all, judged(slower, "results", "%s: %s %s, %s instead of %s.",
-				f.title(), times(max(f.Value/o.Value, o.Value/f.Value)), word(slower, "slower", "faster"), is, was))
+				f.title(), times(o.Value, f.Value), word(slower, "slower", "faster"), is, was))
 		}
 	}
 	for _, of := range limits {
@@ -382,7 +379,9 @@ func differInWaits(a, b *Run) (all []Difference) {
 // near reports whether two values differ by no more than a part of the larger one.
 func near(a, b, part float64) bool { return math.Abs(a-b) <= part*max(math.Abs(a), math.Abs(b)) }
 
-func times(v float64) string {
+// times returns how many times as large the larger one of two values is.
+func times(a, b float64) string {
+	v := max(a/b, b/a)
 	if v < 10 {
 		return fmt.Sprintf("%.1f times", v)
 	}

@@ -280,21 +280,24 @@ var plotStyle string
 //go:embed uplot/uPlot.iife.min.js
 var plotScript string
 
-// fixed is what all pages have.
-var fixed = sync.OnceValue(func() (f struct {
-	page          *template.Template
-	Style         template.CSS
-	Script        template.JS
-	policy, Inner string
-}) {
-	f.Style, f.Script = template.CSS(plotStyle+"\n"+ownStyle), template.JS(plotScript+"\n"+ownScript)
+// assets are the parts that all pages have.
+type assets struct {
+	page   *template.Template
+	header string // the policy in the header of an answer
+	Policy string // the policy in the page
+	Style  template.CSS
+	Script template.JS
+}
+
+var fixed = sync.OnceValue(func() *assets {
+	f := &assets{Style: template.CSS(plotStyle + "\n" + ownStyle), Script: template.JS(plotScript + "\n" + ownScript)}
 	hash := func(text string) string {
 		sum := sha256.Sum256([]byte(text))
 		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 	}
-	f.Inner = "default-src 'none'; script-src " + hash(string(f.Script)) + "; style-src " + hash(string(f.Style)) +
+	f.Policy = "default-src 'none'; script-src " + hash(string(f.Script)) + "; style-src " + hash(string(f.Style)) +
 		"; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
-	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
+	f.header = f.Policy + "; frame-ancestors 'none'" // which has a meaning only in a header
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "count": count,
 		"letter": letter, "operator": operator, "pictures": pictures, "width": width, "speed": speed,
@@ -303,12 +306,10 @@ var fixed = sync.OnceValue(func() (f struct {
 	return f
 })
 
-// view is what the template gets.
+// view is the value that the template is executed with.
 type view struct {
 	*Report
-	Style  template.CSS
-	Script template.JS
-	Policy string
+	*assets
 	Data   template.JS // for the script element that is no script
 	Two    bool
 	Advice []Advice
@@ -338,12 +339,12 @@ func (r *Report) data() data {
 			complete(reflect.ValueOf(&t).Elem(), len(t.Waits.Ended))
 			one.Timeline = &t
 		}
-		for _, e := range run.Edges[:min(len(run.Edges), maxRows)] {
+		for _, e := range first(run.Edges) {
 			if e.Limit > 0 {
 				one.Limits[e.From+" → "+e.To] = e.Limit * gib
 			}
 		}
-		for _, s := range run.Spaces[:min(len(run.Spaces), maxRows)] {
+		for _, s := range first(run.Spaces) {
 			one.Peaks[s.ID] = s.PeakBytes
 		}
 		d.Runs = append(d.Runs, one)
@@ -381,10 +382,10 @@ func complete(v reflect.Value, n int) {
 // made up stays one that a browser opens. A machine with eight GPUs has fewer edges.
 const maxRows = 250
 
-// first copies the first of a list, as many as are shown.
-func first[T any](list []T) []T { return append([]T{}, list[:min(len(list), maxRows)]...) }
+// first returns the first elements of a list, as many as a page shows.
+func first[T any](list []T) []T { return list[:min(len(list), maxRows)] }
 
-// few is that of any list, for the template.
+// few is first for the template, with any list.
 func few(list any) any {
 	if v := reflect.ValueOf(list); v.Len() > maxRows {
 		return v.Slice(0, maxRows).Interface()
@@ -403,10 +404,7 @@ func (r *Report) render(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := fixed()
-	v := view{
-		Report: r, Style: f.Style, Script: f.Script, Policy: f.Inner, Data: template.JS(text), Two: len(r.Runs) == 2,
-	}
+	v := view{Report: r, assets: fixed(), Data: template.JS(text), Two: len(r.Runs) == 2}
 	if v.Two {
 		v.Differ = Differ(&r.Runs[0], &r.Runs[1])
 	}
@@ -420,7 +418,7 @@ func (r *Report) render(name string) ([]byte, error) {
 		}
 	}
 	var b bytes.Buffer
-	err = f.page.ExecuteTemplate(&b, name, v)
+	err = v.page.ExecuteTemplate(&b, name, v)
 	return b.Bytes(), err
 }
 

@@ -134,12 +134,12 @@ func TestPolicy(t *testing.T) {
 		end := strings.LastIndex(b.String(), "</"+element+">")
 		sum := sha256.Sum256(b.Bytes()[begin:end])
 		want := directive + " 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
-		if !strings.Contains(fixed().policy, want) {
-			t.Errorf("%q lacks %s", fixed().policy, want)
+		if !strings.Contains(fixed().header, want) {
+			t.Errorf("%q lacks %s", fixed().header, want)
 		}
 	}
-	if strings.Contains(fixed().policy, "unsafe") || !strings.HasPrefix(fixed().policy, "default-src 'none';") {
-		t.Error(fixed().policy)
+	if strings.Contains(fixed().header, "unsafe") || !strings.HasPrefix(fixed().header, "default-src 'none';") {
+		t.Error(fixed().header)
 	}
 	if strings.Contains(htmlText, "style=") || strings.Contains(htmlText, " on") && strings.Contains(htmlText, "onclick") || strings.Contains(htmlText, "http:") || strings.Contains(htmlText, "https:") {
 		t.Error("the page has styles, handlers or addresses of its own")

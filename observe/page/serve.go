@@ -35,7 +35,7 @@ func Serve(w http.ResponseWriter, req *http.Request, report func() *Report) {
 		"Cross-Origin-Resource-Policy": "same-origin",
 		"Cross-Origin-Opener-Policy":   "same-origin",
 		"Cache-Control":                "no-store",
-		"Content-Security-Policy":      fixed().policy,
+		"Content-Security-Policy":      fixed().header,
 	} {
 		h.Set(name, value)
 	}

@@ -23,6 +23,7 @@ const (
 	maxCauses   = 64
 	maxPhases   = 64
 	maxNotes    = 192
+	maxAlike    = 48  // notes of a kind and a space; further ones add to the count of the last
 	maxText     = 300 // bytes of a note
 )
 
@@ -262,31 +263,22 @@ func (r *Recorder) noteLocked(e events.Event) {
 	if len(n.Text) > maxText {
 		n.Text = strings.ToValidUTF8(n.Text[:maxText], "") + "…"
 	}
-	if len(r.mu.notes) == maxNotes {
-		r.mergeNotesLocked()
-	}
-	if len(r.mu.notes) == maxNotes {
-		r.mu.leftOut++
-		return
-	}
-	r.mu.notes = append(r.mu.notes, n)
-}
-
-// mergeNotesLocked adds every second note of a kind and space to the count of the one before it.
-func (r *Recorder) mergeNotesLocked() {
-	open, kept := make(map[[2]string]int), r.mu.notes[:0]
-	for _, n := range r.mu.notes {
-		key := [2]string{n.Kind, n.Space}
-		if i, ok := open[key]; ok {
-			kept[i].Count += n.Count
-			delete(open, key)
-			continue
+	alike := 0
+	var last *Note
+	for i := range r.mu.notes {
+		if o := &r.mu.notes[i]; o.Kind == n.Kind && o.Space == n.Space {
+			alike++
+			last = o
 		}
-		open[key] = len(kept)
-		kept = append(kept, n)
 	}
-	clear(r.mu.notes[len(kept):])
-	r.mu.notes = kept
+	switch full := len(r.mu.notes) == maxNotes; {
+	case alike == maxAlike || full && alike > 0:
+		last.Count++
+	case full:
+		r.mu.leftOut++
+	default:
+		r.mu.notes = append(r.mu.notes, n)
+	}
 }
 
 // indexLocked returns the interval of a moment. It first merges intervals until there is one.
