@@ -28,7 +28,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -108,11 +107,8 @@ func (r *Recorder) report() *page.Report {
 	run := page.Run{
 		Name: name, Began: r.began, Level: page.Warn, Timeline: r.timeline.Snapshot(page.Points, page.Numbers),
 		Headline: "There is no engine yet: the program has not called Watch.",
-		Machine: []page.Pair{
-			{Name: "process", Value: fmt.Sprintf("%s, pid %d", name, os.Getpid())},
-			{Name: "cores", Value: strconv.Itoa(runtime.GOMAXPROCS(0))},
-			{Name: "Go", Value: runtime.Version()},
-		},
+		Machine: page.Pairs("process", fmt.Sprintf("%s, pid %d", name, os.Getpid()),
+			"cores", runtime.GOMAXPROCS(0), "Go", runtime.Version()),
 	}
 	run.Seconds = run.Timeline.Seconds
 	if eng != nil {
@@ -136,17 +132,15 @@ func describe(run *page.Run, eng *spillway.Engine, over bool) {
 		run.Tasks[i].Name = cut(t.Name)
 	}
 	down, up, within := run.Moved()
-	run.Facts = []page.Pair{
-		{Name: "recorded", Value: time.Duration(run.Seconds * 1e9).Round(time.Second).String()},
-		{Name: "moved down", Value: size.Approx(down)},
-		{Name: "moved up", Value: size.Approx(up)},
-		{Name: "waits for room", Value: strconv.FormatInt(stats.Waits.Count, 10)},
-		{Name: "tasks running", Value: strconv.Itoa(stats.Admission.Running)},
-		{Name: "tasks waiting", Value: strconv.Itoa(stats.Admission.Waiting)},
+	facts := []any{
+		"recorded", time.Duration(run.Seconds * 1e9).Round(time.Second),
+		"moved down", size.Approx(down), "moved up", size.Approx(up), "waits for room", stats.Waits.Count,
+		"tasks running", stats.Admission.Running, "tasks waiting", stats.Admission.Waiting,
 	}
 	if within > 0 {
-		run.Facts = append(run.Facts, page.Pair{Name: "moved within a tier", Value: size.Approx(within)})
+		facts = append(facts, "moved within a tier", size.Approx(within))
 	}
+	run.Facts = page.Pairs(facts...)
 	fields := map[tier.Kind]string{
 		tier.GPU: "GPUs, GPUMarks", tier.Host: "HostMemory, HostMarks", tier.Disk: "Disks, DiskMarks",
 	}

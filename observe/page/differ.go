@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -84,13 +85,14 @@ func neutral(all []Difference) {
 }
 
 func differInFailure(a, b *Run) []Difference {
+	const compared = ", so their times are not compared."
 	switch {
 	case a.Failed && b.Failed:
-		return []Difference{plain("failure", "Both runs failed, so their times are not compared.")}
+		return []Difference{plain("failure", "Both runs failed"+compared)}
 	case b.Failed:
-		return []Difference{judged(true, "failure", "B failed, and A did not, so their times are not compared.")}
+		return []Difference{judged(true, "failure", "B failed, and A did not"+compared)}
 	case a.Failed:
-		return []Difference{judged(false, "failure", "A failed, and B did not, so their times are not compared.")}
+		return []Difference{judged(false, "failure", "A failed, and B did not"+compared)}
 	}
 	return nil
 }
@@ -174,15 +176,12 @@ func differInSettings(a, b *Run) (all []Difference) {
 		if cmp.Or(s.Same, s.Value) == cmp.Or(o.Same, o.Value) {
 			continue
 		}
-		text := fmt.Sprintf("%s: %s in B, %s in A", s.Name, cmp.Or(s.Value, "none"), cmp.Or(o.Value, "none"))
-		switch {
-		case s.Says == "":
-		case s.Value == Off:
-			text = fmt.Sprintf("%s %s in A, not in B", s.Says, o.Value)
-		case o.Value == Off:
-			text = fmt.Sprintf("%s %s in B, not in A", s.Says, s.Value)
-		default:
-			text = fmt.Sprintf("%s %s in B, %s in A", s.Says, s.Value, o.Value)
+		text := fmt.Sprintf("%s %s in B, %s in A",
+			cmp.Or(s.Says, s.Name+":"), cmp.Or(s.Value, "none"), cmp.Or(o.Value, "none"))
+		if s.Says != "" && s.Value == Off {
+			text = s.Says + " " + o.Value + " in A, not in B"
+		} else if s.Says != "" && o.Value == Off {
+			text = s.Says + " " + s.Value + " in B, not in A"
 		}
 		if s.Flag != "" {
 			text += " (" + s.Flag + ")"
@@ -299,25 +298,25 @@ func lower(was, is float64) string {
 // differInFigures compares measurements. A figure with a limit is compared by its share of the limit,
 // because the whole machine may have become slower. Limits have sentences of their own.
 func differInFigures(a, b *Run) (all []Difference) {
+	type limit struct {
+		ratios []float64
+		noise  float64
+	}
+	limits := make(map[string]limit)
 	same, shares := 0, 0
-	ratios, noise := make(map[string][]float64), make(map[string]float64)
-	var limits []string
 	for o, f := range both(a.Figures, b.Figures, Figure.title) {
 		if f.Value <= 0 || o.Value <= 0 {
 			continue // not measured
 		}
-		if of := f.LimitOf; f.Limit > 0 && o.Limit > 0 && of == o.LimitOf {
-			if ratios[of] == nil {
-				limits = append(limits, of)
-			}
-			ratios[of] = append(ratios[of], f.Limit/o.Limit)
-			noise[of] = max(noise[of], sameTime, f.ShareNoise, o.ShareNoise)
+		varied := max(f.ShareNoise, o.ShareNoise)
+		if f.Limit > 0 && o.Limit > 0 && f.LimitOf == o.LimitOf {
+			l := limits[f.LimitOf]
+			limits[f.LimitOf] = limit{append(l.ratios, f.Limit/o.Limit), max(l.noise, sameTime, varied)}
 		}
 		was, is := figure(o.Value)+" "+f.Unit, figure(f.Value)+" "+f.Unit
 		if f.Unit == "GiB/s" {
 			was, is = alike(inRates, o.Value, f.Value)
 		}
-		varied := max(f.ShareNoise, o.ShareNoise)
 		switch compared := f.Share > 0 && o.Share > 0; {
 		case compared && near(o.Share, f.Share, max(sameTime, varied)):
 			shares++
@@ -336,15 +335,16 @@ func differInFigures(a, b *Run) (all []Difference) {
 				f.title(), times(o.Value, f.Value), word(slower, "slower", "faster"), is, was))
 		}
 	}
-	for _, of := range limits {
-		list := slices.Sorted(slices.Values(ratios[of]))
-		median := list[len(list)/2]
-		if near(1, median, noise[of]) {
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		l := limits[name]
+		slices.Sort(l.ratios)
+		median := l.ratios[len(l.ratios)/2]
+		if near(1, median, l.noise) {
 			continue
 		}
-		text := fmt.Sprintf("%s was %s", of, lower(1, median))
-		if len(list) > 1 {
-			text += fmt.Sprintf(", the median of %d rows", len(list))
+		text := name + " was " + lower(1, median)
+		if len(l.ratios) > 1 {
+			text += fmt.Sprintf(", the median of %d rows", len(l.ratios))
 		}
 		all = append(all, plain("limits", "%s.", text))
 	}

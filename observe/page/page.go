@@ -94,6 +94,14 @@ const (
 // Pair is a name and a value.
 type Pair struct{ Name, Value string }
 
+// Pairs makes pairs of alternating names and values.
+func Pairs(namesAndValues ...any) (all []Pair) {
+	for p := range slices.Chunk(namesAndValues, 2) {
+		all = append(all, Pair{fmt.Sprint(p[0]), fmt.Sprint(p[1])})
+	}
+	return all
+}
+
 // Input is the data that was loaded. It is empty for runs that load none.
 type Input struct {
 	Sources []string `json:"sources"`

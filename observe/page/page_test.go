@@ -230,7 +230,7 @@ func TestFitsInBrowser(t *testing.T) {
 	for i := range run.Edges {
 		run.Edges[i].Limit = 1000
 	}
-	run.Timeline.Seconds = 60           // so that the last tick is at the end
+	run.Timeline.Seconds = 60                // so that the last tick is at the end
 	run.Spaces[0].PeakBytes = 79<<30 + 1<<29 // more than was seen
 	run.Settings = []Setting{
 		{Name: "spill directories", Value: "/mnt/nvme0/spill (421.4 GiB), /mnt/nvme1/spill (421.4 GiB)", Flag: "--disk", Field: "Disks"},

@@ -36,20 +36,12 @@ func PageOf(d Document) page.Run {
 	run.Began, run.Warnings = h.Time, h.Warnings
 	run.Command = strings.TrimSpace("spillbench " + strings.Join(h.Args, " "))
 	e := h.Env
-	run.Machine = pairs(
+	run.Machine = page.Pairs(
 		"processor", e.CPU, "cores", e.Cores, "memory", size.Approx(e.Memory), "kernel", e.Kernel,
 		"GPU", e.GPU, "driver", e.Driver, "PCIe link", e.PCIeLink,
 		"file system", e.FileSystem, "direct I/O", yes(e.DirectIO),
 		"spillbench", h.Version, "commit", e.Commit, "Go", h.GoVersion)
 	return run
-}
-
-// pairs makes pairs of names and values.
-func pairs(namesAndValues ...any) (all []page.Pair) {
-	for p := range slices.Chunk(namesAndValues, 2) {
-		all = append(all, page.Pair{Name: fmt.Sprint(p[0]), Value: fmt.Sprint(p[1])})
-	}
-	return all
 }
 
 func yes(is bool) string {
@@ -204,7 +196,7 @@ func (r *Run) page() page.Run {
 		facts = append(facts, fmt.Sprintf("median of %d runs", len(r.Runs)),
 			fmt.Sprintf("%s (%.1f %% spread)", duration(t.MedianSeconds), 100*t.Spread))
 	}
-	p.Facts = pairs(facts...)
+	p.Facts = page.Pairs(facts...)
 	return p
 }
 
@@ -246,7 +238,7 @@ func (b *Bandwidth) page() page.Run {
 	}
 	p.Headline = fmt.Sprintf("Of %d rows %d reach 90 %% of the machine's own limit or more, "+
 		"and %d cannot be told from it. %d were not measured.", len(b.Rows), near, unclear, failed)
-	p.Facts = pairs("rows", len(b.Rows), "pairs a row", b.Config.Pairs,
+	p.Facts = page.Pairs("rows", len(b.Rows), "pairs a row", b.Config.Pairs,
 		"moved", size.Approx(b.Config.PlannedBytes), "time", duration(b.WallSeconds))
 	return p
 }
@@ -258,27 +250,18 @@ func (c *Compare) page() page.Run {
 	facts := []any{"data", size.Approx(c.Input.Bytes), "rounds", c.Config.Rounds, "time", duration(c.WallSeconds)}
 	peer := c.Peer.Name
 	var verdicts []any
-	for _, r := range c.Ratio.rows() {
+	for i, r := range c.Ratio.rows() {
 		f := page.Figure{
-			Title: map[string]string{"write": "Writing", "read": "Reading"}[r.Of], Text: "medians", Unit: "GiB/s",
+			Title: []string{"Writing", "Reading"}[i], Text: "medians", Unit: "GiB/s",
 			Share: r.Ratio, ShareNoise: max(0, r.Max-r.Min) / 2 / r.Ratio, ShareOf: "of the speed of " + peer,
 			LimitOf: "The " + r.Of + " speed of " + peer,
 		}
 		for _, s := range sides(peer, c.Ours, c.Peer.Rates, c.Peer.Warm) {
-			rate, known := s.Write, true
-			if r.Of == "read" {
-				rate, known = s.Read.(float64)
-			}
-			switch s.Side {
-			case "spillway":
-				f.Value = rate
-			case peer:
-				f.Limit = rate
-			}
-			if known {
+			if rate, ok := []any{s.Write, s.Read}[i].(float64); ok {
 				f.Bars = append(f.Bars, page.Bar{Name: s.Side, Value: rate, Other: strings.HasPrefix(s.Side, peer)})
 			}
 		}
+		f.Value, f.Limit = f.Bars[0].Value, f.Bars[len(f.Bars)-2].Value
 		p.Figures = append(p.Figures, f)
 		facts = append(facts, r.Of+" ratio", fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", r.Ratio, r.Min, r.Max))
 		verdict := fmt.Sprintf("%.1f times as fast as %s", r.Ratio, peer)
@@ -290,7 +273,7 @@ func (c *Compare) page() page.Run {
 		}
 		verdicts = append(verdicts, verdict)
 	}
-	p.Facts = pairs(facts...)
+	p.Facts = page.Pairs(facts...)
 	p.Headline = fmt.Sprintf("With the same %s of memory Spillway wrote %s, and read %s.",
 		size.Approx(c.Config.HostMemoryBytes), verdicts[0], verdicts[1])
 	return p

@@ -142,40 +142,34 @@ var (
 // cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
 func (p *printer) cell(key string, value any) string {
 	forPeople := p.format != CSV
-	if value == nil || value == topology.Unknown {
+	sparse := forPeople && keyOfSparse.MatchString(key)
+	if value == nil || value == topology.Unknown || sparse && reflect.ValueOf(value).IsZero() {
 		return ""
 	}
-	if forPeople && keyOfSparse.MatchString(key) && reflect.ValueOf(value).IsZero() {
-		return ""
-	}
+	var texts []string
 	switch v := value.(type) {
 	case time.Time:
 		return v.Format(time.RFC3339)
 	case []topology.Mount:
-		points := make([]string, len(v))
-		for i, m := range v {
-			points[i] = m.Point
+		for _, m := range v {
+			texts = append(texts, m.Point)
 		}
-		return strings.Join(points, " ")
+		return strings.Join(texts, " ")
+	case []int64:
+		for _, n := range v {
+			texts = append(texts, size.Format(n))
+		}
+		return strings.Join(texts, ", ")
 	case float64:
-		digits := 2
-		if keyOfPrecise.MatchString(key) {
-			digits = 3
-		}
-		if !forPeople {
-			digits = -1
+		digits := -1
+		if forPeople {
+			digits = map[bool]int{false: 2, true: 3}[keyOfPrecise.MatchString(key)]
 		}
 		return strconv.FormatFloat(v, 'f', digits, 64)
 	case bool:
 		if forPeople {
 			return yes(v)
 		}
-	case []int64:
-		texts := make([]string, len(v))
-		for i, n := range v {
-			texts[i] = size.Format(n)
-		}
-		return strings.Join(texts, ", ")
 	case int64:
 		if forPeople && keyOfBytes.MatchString(key) {
 			return size.Approx(v)

@@ -199,7 +199,7 @@ Unit cpu-ns/op better=lower
 			result = names[i]
 		}
 		var config []benchfmt.Config
-		for _, p := range pairs(
+		for _, p := range page.Pairs(
 			"result", result, "goos", env.GOOS, "goarch", env.GOARCH,
 			"pkg", "github.com/spillway-db/spillway/cmd/spillbench",
 			"cpu", env.CPU, "gpu", env.GPU, "filesystem", env.FileSystem, "commit", env.Commit,
