@@ -36,65 +36,75 @@ const (
 	minBusy   = 0.05 // seconds that an edge must have moved for, or its rate is chance
 )
 
-// plain returns a difference that is neither better nor worse.
-func plain(about, format string, args ...any) Difference {
-	return Difference{About: about, Text: fmt.Sprintf(format, args...)}
+// differences collects differences.
+type differences struct {
+	all     []Difference
+	neutral bool // nothing is better or worse
 }
 
-// judged returns a difference that is worse or better.
-func judged(worse bool, about, format string, args ...any) Difference {
-	return Difference{About: about, Is: word(worse, "worse", "better"), Text: fmt.Sprintf(format, args...)}
+// plain adds a difference that is neither better nor worse.
+func (d *differences) plain(about, format string, args ...any) {
+	d.all = append(d.all, Difference{About: about, Text: fmt.Sprintf(format, args...)})
+}
+
+// judged adds a difference that is worse or better.
+func (d *differences) judged(worse bool, about, format string, args ...any) {
+	d.plain(about, format, args...)
+	if !d.neutral {
+		d.all[len(d.all)-1].Is = word(worse, "worse", "better")
+	}
 }
 
 // Differ returns how b differs from a. Nothing is better or worse if a run failed or was wrong, or if
 // no difference between the runs could be the reason.
 func Differ(a, b *Run) []Difference {
-	first := slices.Concat(differInFailure(a, b), differInVerification(a, b))
-	reasons := slices.Concat(differInInput(a, b), differInSettings(a, b), differInMachine(a, b))
-	outcome := slices.Concat(
-		differInTime(a, b), differInPhases(a, b), differInEdges(a, b), differInFigures(a, b), differInWaits(a, b))
+	var doubts, reasons, outcome differences
+	doubts.failure(a, b)
+	doubts.verification(a, b)
+	reasons.input(a, b)
+	reasons.settings(a, b)
+	reasons.machine(a, b)
+	outcome.time(a, b)
+	outcome.phases(a, b)
+	outcome.figures(a, b)
+	outcome.neutral = otherData(a, b)
+	outcome.edges(a, b)
+	outcome.waits(a, b)
+
 	compared := true
 	matters := func(d Difference) bool { return d.About != "time" || d.Is != "" }
 	switch {
 	case a.Failed || b.Failed: // its time is the time until it failed, and its data the part that it had read
 		compared = false
 		about := func(d Difference) bool { return slices.Contains([]string{"data", "time", "phases"}, d.About) }
-		reasons, outcome = slices.DeleteFunc(reasons, about), slices.DeleteFunc(outcome, about)
+		reasons.all, outcome.all = slices.DeleteFunc(reasons.all, about), slices.DeleteFunc(outcome.all, about)
 	case a.Verify.Mismatches > 0 || b.Verify.Mismatches > 0:
 		compared = false
-	case len(reasons) == 0 && slices.ContainsFunc(outcome, matters):
+	case len(reasons.all) == 0 && slices.ContainsFunc(outcome.all, matters):
 		compared = false
-		const text = "Nothing that you set differs: what follows may be noise. Repeat each run."
-		reasons = append(reasons, plain("noise", text))
+		reasons.plain("noise", "Nothing that you set differs: what follows may be noise. Repeat each run.")
 	}
-	if !compared {
-		neutral(outcome)
+	for i := range outcome.all {
+		if !compared {
+			outcome.all[i].Is = ""
+		}
 	}
-	all := slices.Concat(first, reasons, outcome)
+	all := slices.Concat(doubts.all, reasons.all, outcome.all)
 	slices.SortStableFunc(all, func(a, b Difference) int {
 		return cmp.Compare(slices.Index(abouts, a.About), slices.Index(abouts, b.About))
 	})
 	return all
 }
 
-// neutral makes differences neither better nor worse.
-func neutral(all []Difference) {
-	for i := range all {
-		all[i].Is = ""
-	}
-}
-
-func differInFailure(a, b *Run) []Difference {
-	const compared = ", so their times are not compared."
+func (d *differences) failure(a, b *Run) {
 	switch {
 	case a.Failed && b.Failed:
-		return []Difference{plain("failure", "Both runs failed"+compared)}
+		d.plain("failure", "Both runs failed, so their times are not compared.")
 	case b.Failed:
-		return []Difference{judged(true, "failure", "B failed, and A did not"+compared)}
+		d.judged(true, "failure", "B failed, and A did not, so their times are not compared.")
 	case a.Failed:
-		return []Difference{judged(false, "failure", "A failed, and B did not"+compared)}
+		d.judged(false, "failure", "A failed, and B did not, so their times are not compared.")
 	}
-	return nil
 }
 
 // otherData reports whether one run had so much more data that their times cannot be compared.
@@ -102,27 +112,24 @@ func otherData(a, b *Run) bool {
 	return a.Input.Bytes > 0 && b.Input.Bytes > 0 && !near(float64(a.Input.Bytes), float64(b.Input.Bytes), sameData)
 }
 
-func differInVerification(a, b *Run) []Difference {
+func (d *differences) verification(a, b *Run) {
 	x, y := a.Verify, b.Verify
 	switch {
 	case x.Mismatches > 0 && y.Mismatches > 0:
-		return []Difference{judged(true, "verification", "Both were wrong: in A %s, in B %s.", x.Wrong(), y.Wrong())}
+		d.judged(true, "verification", "Both were wrong: in A %s, in B %s.", x.Wrong(), y.Wrong())
 	case y.Mismatches > 0:
-		return []Difference{judged(true, "verification", "B was wrong: %s.", y.Wrong())}
+		d.judged(true, "verification", "B was wrong: %s.", y.Wrong())
 	case x.Mismatches > 0:
-		return []Difference{judged(false, "verification", "A was wrong: %s.", x.Wrong())}
-	case x.Checked == y.Checked:
-		return nil
-	case x.Checked:
-		return []Difference{plain("verification", "B was not checked, A was.")}
+		d.judged(false, "verification", "A was wrong: %s.", x.Wrong())
+	case x.Checked != y.Checked:
+		d.plain("verification", "%s", word(x.Checked, "B was not checked, A was.", "B was checked, A was not."))
 	}
-	return []Difference{plain("verification", "B was checked, A was not.")}
 }
 
-func differInInput(a, b *Run) []Difference {
+func (d *differences) input(a, b *Run) {
 	x, y := a.Input, b.Input
 	if reflect.DeepEqual(x, y) || reflect.ValueOf(x).IsZero() || reflect.ValueOf(y).IsZero() {
-		return nil
+		return
 	}
 	was, is := sizes(x.Bytes, y.Bytes)
 	text := fmt.Sprintf("B had %s of %s, A %s", is, cmp.Or(y.Names(), "data"), was)
@@ -134,12 +141,12 @@ func differInInput(a, b *Run) []Difference {
 	} else if x.Rows != y.Rows {
 		text += fmt.Sprintf("; %s rows and not %s", count(y.Rows), count(x.Rows))
 	}
-	return []Difference{plain("data", "%s.", text)}
+	d.plain("data", "%s.", text)
 }
 
-func differInTime(a, b *Run) []Difference {
+func (d *differences) time(a, b *Run) {
 	if a.Seconds <= 0 || b.Seconds <= 0 || len(a.Figures)+len(b.Figures) > 0 {
-		return nil
+		return
 	}
 	x, y := a.Seconds, b.Seconds
 	was, is := alike(inTimes, x, y)
@@ -154,9 +161,10 @@ func differInTime(a, b *Run) []Difference {
 		better = "B went through its data at %s instead of %s: %s as fast."
 	}
 	if near(x, y, sameTime) {
-		return []Difference{plain("time", same, was, is)}
+		d.plain("time", same, was, is)
+	} else {
+		d.judged(y > x, "time", word(y > x, worse, better), is, was, times(x, y))
 	}
-	return []Difference{judged(y > x, "time", word(y > x, worse, better), is, was, times(x, y))}
 }
 
 // both yields the elements of a and b with the same name, in the order of b.
@@ -171,7 +179,7 @@ func both[T any](a, b []T, name func(T) string) iter.Seq2[T, T] {
 	}
 }
 
-func differInSettings(a, b *Run) (all []Difference) {
+func (d *differences) settings(a, b *Run) {
 	for o, s := range both(a.Settings, b.Settings, func(s Setting) string { return s.Name }) {
 		if cmp.Or(s.Same, s.Value) == cmp.Or(o.Same, o.Value) {
 			continue
@@ -186,51 +194,50 @@ func differInSettings(a, b *Run) (all []Difference) {
 		if s.Flag != "" {
 			text += " (" + s.Flag + ")"
 		}
-		all = append(all, plain("configuration", "%s.", text))
+		d.plain("configuration", "%s.", text)
 	}
-	return all
 }
 
-func differInMachine(a, b *Run) (all []Difference) {
+func (d *differences) machine(a, b *Run) {
 	for q, p := range both(a.Machine, b.Machine, func(p Pair) string { return p.Name }) {
 		if p.Value != q.Value {
-			all = append(all, plain("machine", "%s: %s in B, %s in A.",
-				p.Name, cmp.Or(p.Value, "not known"), cmp.Or(q.Value, "not known")))
+			d.plain("machine", "%s: %s in B, %s in A.",
+				p.Name, cmp.Or(p.Value, "not known"), cmp.Or(q.Value, "not known"))
 		}
 	}
-	return all
 }
 
-func differInPhases(a, b *Run) (all []Difference) {
-	lag, name := 0.0, ""
+func (d *differences) phases(a, b *Run) {
+	begin, lag, name := len(d.all), 0.0, ""
 	for o, p := range both(a.Phases, b.Phases, func(p Phase) string { return p.Name }) {
 		if otherData(a, b) {
 			x, y := rate(o.Bytes, o.Seconds), rate(p.Bytes, p.Seconds)
 			if x > 0 && y > 0 && !near(x, y, sameRate) {
 				was, is := alike(inRates, x, y)
-				all = append(all, plain("phases", "Phase %s went through the data at %s instead of %s.", p.Name, is, was))
+				d.plain("phases", "Phase %s went through the data at %s instead of %s.", p.Name, is, was)
 			}
 			continue
 		}
-		d := p.Seconds - o.Seconds
-		if math.Abs(d) > math.Abs(lag) {
-			lag, name = d, p.Name
+		more := p.Seconds - o.Seconds
+		if math.Abs(more) > math.Abs(lag) {
+			lag, name = more, p.Name
 		}
-		if !near(o.Seconds, p.Seconds, sameTime) && math.Abs(d) >= minLag {
+		if !near(o.Seconds, p.Seconds, sameTime) && math.Abs(more) >= minLag {
 			was, is := alike(inTimes, o.Seconds, p.Seconds)
-			all = append(all, judged(d > 0, "phases", "Phase %s took %s instead of %s, %s as %s.",
-				p.Name, is, was, times(o.Seconds, p.Seconds), word(d > 0, "long", "fast")))
+			d.judged(more > 0, "phases", "Phase %s took %s instead of %s, %s as %s.",
+				p.Name, is, was, times(o.Seconds, p.Seconds), word(more > 0, "long", "fast"))
 		}
 	}
-	if name != "" && len(all) > 1 {
-		all = slices.Insert(all, 0, judged(lag > 0, "phases", "Most of the difference is in phase %s: %s %s.",
-			name, took(math.Abs(lag)), word(lag > 0, "longer", "shorter")))
+	if len(d.all) > begin+1 && name != "" {
+		d.judged(lag > 0, "phases", "Most of the difference is in phase %s: %s %s.",
+			name, took(math.Abs(lag)), word(lag > 0, "longer", "shorter"))
+		last := len(d.all) - 1
+		d.all = slices.Insert(d.all[:last], begin, d.all[last])
 	}
-	return all
 }
 
-func differInEdges(a, b *Run) (all []Difference) {
-	other, seen := otherData(a, b), make(map[string]bool)
+func (d *differences) edges(a, b *Run) {
+	seen := make(map[string]bool)
 	matters := func(e Edge, of *Run) bool {
 		return e.Bytes > 0 && float64(e.Bytes) >= worthwhile*float64(of.total())
 	}
@@ -252,35 +259,30 @@ func differInEdges(a, b *Run) (all []Difference) {
 		if o.Limit > 0 && e.Limit > 0 && isDisk(e.To) && !seen[e.To] && !near(o.Limit, e.Limit, sameLimit) {
 			seen[e.To] = true // one sentence for the limit of a disk
 			was, is := alike(inRates, o.Limit, e.Limit)
-			all = append(all, plain("limits", "The disk's own speed of writing to %s was %s: %s instead of %s.",
-				e.To, lower(o.Limit, e.Limit), is, was))
+			d.plain("limits", "The disk's own speed of writing to %s was %s: %s instead of %s.",
+				e.To, lower(o.Limit, e.Limit), is, was)
 		}
 		switch {
 		case !matters(o, a) && !matters(e, b):
 			continue
 		case o.Bytes == 0:
-			all = append(all, plain("moves", "%s was used by B alone, for %s.", name, size.Approx(e.Bytes)))
+			d.plain("moves", "%s was used by B alone, for %s.", name, size.Approx(e.Bytes))
 			continue
 		case e.To == "":
-			all = append(all, plain("moves", "%s was used by A alone, for %s.", name, size.Approx(o.Bytes)))
+			d.plain("moves", "%s was used by A alone, for %s.", name, size.Approx(o.Bytes))
 			continue
 		}
 		x, y := rate(o.Bytes, o.Seconds), rate(e.Bytes, e.Seconds)
 		if x > 0 && y > 0 && !near(x, y, sameRate) && min(o.Seconds, e.Seconds) >= minBusy {
 			was, is := alike(inRates, x, y)
-			d := judged(y < x, "moves", "%s got %s %s: a move ran at %s instead of %s.",
+			d.judged(y < x, "moves", "%s got %s %s: a move ran at %s instead of %s.",
 				name, times(x, y), word(y < x, "slower", "faster"), is, was)
-			if other {
-				d.Is = ""
-			}
-			all = append(all, d)
 		}
-		if !other && !near(float64(o.Bytes), float64(e.Bytes), sameMoves) {
+		if !otherData(a, b) && !near(float64(o.Bytes), float64(e.Bytes), sameMoves) {
 			was, is := sizes(o.Bytes, e.Bytes)
-			all = append(all, plain("moves", "%s moved %s instead of %s.", name, is, was))
+			d.plain("moves", "%s moved %s instead of %s.", name, is, was)
 		}
 	}
-	return all
 }
 
 func word(is bool, yes, no string) string {
@@ -295,14 +297,14 @@ func lower(was, is float64) string {
 	return times(was, is) + " " + word(is < was, "lower", "higher")
 }
 
-// differInFigures compares measurements. A figure with a limit is compared by its share of the limit,
+// figures compares measurements. A figure with a limit is compared by its share of the limit,
 // because the whole machine may have become slower. Limits have sentences of their own.
-func differInFigures(a, b *Run) (all []Difference) {
+func (d *differences) figures(a, b *Run) {
 	type limit struct {
 		ratios []float64
 		noise  float64
 	}
-	limits := make(map[string]limit)
+	begin, limits := len(d.all), make(map[string]limit)
 	same, shares := 0, 0
 	for o, f := range both(a.Figures, b.Figures, Figure.title) {
 		if f.Value <= 0 || o.Value <= 0 {
@@ -326,13 +328,13 @@ func differInFigures(a, b *Run) (all []Difference) {
 			if varied > 0 {
 				text += fmt.Sprintf(" (noise %s)", percent(varied))
 			}
-			all = append(all, judged(f.Share < o.Share, "results", "%s.", text))
+			d.judged(f.Share < o.Share, "results", "%s.", text)
 		case near(o.Value, f.Value, max(sameTime, f.Noise, o.Noise)):
 			same++
 		default:
 			slower := f.Value < o.Value
-			all = append(all, judged(slower, "results", "%s: %s %s, %s instead of %s.",
-				f.title(), times(o.Value, f.Value), word(slower, "slower", "faster"), is, was))
+			d.judged(slower, "results", "%s: %s %s, %s instead of %s.",
+				f.title(), times(o.Value, f.Value), word(slower, "slower", "faster"), is, was)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
@@ -346,34 +348,29 @@ func differInFigures(a, b *Run) (all []Difference) {
 		if len(l.ratios) > 1 {
 			text += fmt.Sprintf(", the median of %d rows", len(l.ratios))
 		}
-		all = append(all, plain("limits", "%s.", text))
+		d.plain("limits", "%s.", text)
 	}
 	switch {
-	case len(all) == 0:
+	case len(d.all) == begin:
 	case same > 0:
-		all = append(all, plain("results", "%d other figures differ by no more than noise.", same+shares))
+		d.plain("results", "%d other figures differ by no more than noise.", same+shares)
 	case shares > 0:
-		all = append(all, plain("results", "In %d rows the share of the limit differs by no more than noise.", shares))
+		d.plain("results", "In %d rows the share of the limit differs by no more than noise.", shares)
 	}
-	return all
 }
 
-func differInWaits(a, b *Run) (all []Difference) {
+func (d *differences) waits(a, b *Run) {
 	x, y := a.waiting(), b.waiting()
 	if a.Waits.Count+b.Waits.Count > 0 && math.Abs(y-x) >= 0.1 && !near(x, y, sameMoves) {
-		all = append(all, judged(y > x, "waits",
-			"%.1f requests waited for room at once, on average, instead of %.1f.", y, x))
+		d.judged(y > x, "waits",
+			"%.1f requests waited for room at once, on average, instead of %.1f.", y, x)
 	}
 	if x, y := a.Waits.P99, b.Waits.P99; x > 0 && y > 0 && !near(x, y, sameMoves) {
 		was, is := alike(inTimes, x, y)
-		all = append(all, judged(y > x, "waits",
+		d.judged(y > x, "waits",
 			"Waits for room got %s: 99 %% ended within %s instead of %s (%s waits instead of %s).",
-			word(y > x, "longer", "shorter"), is, was, count(b.Waits.Count), count(a.Waits.Count)))
+			word(y > x, "longer", "shorter"), is, was, count(b.Waits.Count), count(a.Waits.Count))
 	}
-	if otherData(a, b) {
-		neutral(all)
-	}
-	return all
 }
 
 // near reports whether two values differ by no more than a part of the larger one.
