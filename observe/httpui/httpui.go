@@ -42,9 +42,6 @@ import (
 // samplePeriod is the time between samples of the spaces. A sample takes about 1 µs for each space.
 const samplePeriod = 20 * time.Millisecond
 
-// maxRows is the number of operators, and of tasks, that the page shows.
-const maxRows = 50
-
 // Recorder records the work of one engine and serves the page. New makes one. It is safe for
 // concurrent use.
 type Recorder struct {
@@ -123,11 +120,9 @@ func describe(run *page.Run, eng *spillway.Engine, over bool) {
 	run.Headline, run.Level = verdict(stats, over)
 	run.Fill(stats)
 	slices.SortStableFunc(run.Work, func(a, b page.Work) int { return cmp.Compare(b.DownBytes, a.DownBytes) })
-	run.Work = run.Work[:min(len(run.Work), maxRows)]
 	for i, w := range run.Work {
 		run.Work[i].Plan, run.Work[i].Operator = cut(w.Plan), cut(w.Operator)
 	}
-	run.Tasks = run.Tasks[:min(len(run.Tasks), maxRows)]
 	for i, t := range run.Tasks {
 		run.Tasks[i].Name = cut(t.Name)
 	}
@@ -171,23 +166,23 @@ const stuckAfter = 10 * time.Second
 
 // verdict returns the state of the engine as a sentence.
 func verdict(stats spillway.Stats, over bool) (string, page.Level) {
-	var full []string
+	var use []string
 	for _, s := range stats.Spaces {
 		if s.Lost {
 			return fmt.Sprintf("%s is lost, with what was in it.", s.ID), page.Bad
 		}
-		full = append(full, fmt.Sprintf("%s %.0f %%", s.ID, 100*float64(s.Used())/float64(max(1, s.Capacity))))
+		use = append(use, fmt.Sprintf("%s %.0f %%", s.ID, 100*float64(s.Used())/float64(max(1, s.Capacity))))
 	}
-	text := strings.Join(full, ", ")
+	full := strings.Join(use, ", ") + "."
 	switch {
 	case over:
-		return "The engine is no longer watched. At the end it was full to: " + text + ".", page.Good
+		return "The engine is no longer watched. At the end it was full to: " + full, page.Good
 	case stats.Waits.Oldest >= stuckAfter:
-		return fmt.Sprintf("%d requests wait for room, the oldest for %s. Full to: %s.",
-			stats.Waits.Waiting, stats.Waits.Oldest.Round(time.Second), text), page.Warn
+		return fmt.Sprintf("%d requests wait for room, the oldest for %s. Full to: %s",
+			stats.Waits.Waiting, stats.Waits.Oldest.Round(time.Second), full), page.Warn
 	case stats.Monitor.Refused > 0:
-		return fmt.Sprintf("%d waiters were refused, because all tiers were full. Full to: %s.",
-			stats.Monitor.Refused, text), page.Warn
+		return fmt.Sprintf("%d waiters were refused, because all tiers were full. Full to: %s",
+			stats.Monitor.Refused, full), page.Warn
 	}
-	return "Full to: " + text + ".", page.Good
+	return "Full to: " + full, page.Good
 }

@@ -18,15 +18,15 @@ const (
 	slowDisk   = 0.6  // of the raw limit: less is slow
 	busyDisk   = 0.6  // of the raw limit, over the whole run: more bounds the run
 	muchWaited = 0.25 // waits at once, in the mean
-	muchInVain = 0.25 // of what was moved ahead
-	muchUnread = 0.3  // of what was moved down
+	muchInVain = 0.25 // of the bytes that were moved ahead
+	muchUnread = 0.3  // of the bytes that were moved down
 	worthwhile = 0.05 // of all bytes that were moved
 )
 
 func isDisk(space string) bool { return strings.HasPrefix(space, "disk:") }
 func isHost(space string) bool { return strings.HasPrefix(space, "host:") }
 
-// setting returns the value of a setting; empty if there is none.
+// setting returns the value of a setting, or "" if there is none.
 func (r *Run) setting(flag string) string {
 	for _, s := range r.Settings {
 		if s.Flag == flag {
@@ -89,14 +89,16 @@ func failing(r *Run) Advice {
 	}
 	for _, n := range r.Timeline.Notes {
 		at, full := took(n.At), ""
-		switch {
-		case n.Kind == "disk nearly full":
+		switch n.Kind {
+		case "disk nearly full":
 			full = n.Space + " is nearly full"
-		case n.Kind == "waiters refused":
+		case "waiters refused":
 			full = fmt.Sprintf("the disk was full at %s, and so was all memory above it", at)
-		case n.Kind == "disk failing" && isFull(n.Text):
-			full = fmt.Sprintf("%s was full at %s", n.Space, at)
-		case n.Kind == "disk failing" || n.Kind == "corruption found" || n.Kind == "space lost":
+		case "disk failing", "corruption found", "space lost":
+			if n.Kind == "disk failing" && isFull(n.Text) {
+				full = fmt.Sprintf("%s was full at %s", n.Space, at)
+				break
+			}
 			what := fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, at)
 			if v := r.setting("--fault"); v != "" && v != Off {
 				return Advice{what, "leave the flag out: the fault was made on purpose", "--fault", "Disks[].FS"}
@@ -126,8 +128,8 @@ func throttled(r *Run) Advice {
 	}
 }
 
-// traffic is the bytes that a disk's file system wrote, and the parts of the bytes that the engine moved
-// that it wrote and read: compression makes them smaller.
+// traffic is the bytes that a disk's file system wrote. The parts are the bytes that it wrote and read by
+// those that the engine moved: less than 1 if they are compressed.
 type traffic struct {
 	written               int64
 	writtenPart, readPart float64

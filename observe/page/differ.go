@@ -33,7 +33,7 @@ const (
 	sameMoves = 0.25 // bytes of an edge, and waits
 	sameLimit = 0.5  // of a limit that was measured with a few transfers
 	minLag    = 0.02 // seconds
-	minBusy   = 0.05 // seconds that an edge must have moved for, or its rate is chance
+	minBusy   = 0.05 // seconds; the rate of an edge with shorter moves is chance
 )
 
 // differences collects differences.
@@ -100,10 +100,9 @@ func (d *differences) failure(a, b *Run) {
 	switch {
 	case a.Failed && b.Failed:
 		d.plain("failure", "Both runs failed, so their times are not compared.")
-	case b.Failed:
-		d.judged(true, "failure", "B failed, and A did not, so their times are not compared.")
-	case a.Failed:
-		d.judged(false, "failure", "A failed, and B did not, so their times are not compared.")
+	case a.Failed != b.Failed:
+		d.judged(b.Failed, "failure", "%s failed, and %s did not, so their times are not compared.",
+			word(b.Failed, "B", "A"), word(b.Failed, "A", "B"))
 	}
 }
 

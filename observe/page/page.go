@@ -4,10 +4,10 @@
 //	Run ──▶ Differ: what differs ──────┼──▶ Write: a file
 //	timeline.Timeline ──▶ plots ───────┘    Serve: a live page
 //
-// A page has all that it needs in itself: style, script, and data as JSON. It makes no request, except
-// for that a live page asks its own address for new data. All texts are escaped by html/template. The
-// page's policy allows its own script and style alone, so that a text that came through could do
-// nothing. Plots are drawn by uPlot (folder uplot); all tables are there without a script, too.
+// A page contains everything that it needs: style, script, and data as JSON. The only requests are those
+// of a live page, which asks its own address for new data. Package html/template escapes all texts, and
+// the page's policy allows only its own script and style, so that a text that came through would have
+// no effect. uPlot (folder uplot) draws the plots; the tables need no script.
 package page
 
 import (
@@ -43,7 +43,7 @@ const (
 // maxAdvice is the maximum number of recommendations on a page, the most important first.
 const maxAdvice = 6
 
-// Report is what a page shows: one run, or two that are compared.
+// Report is the content of a page: one run, or two that are compared.
 type Report struct {
 	Title string
 	Runs  []Run
@@ -81,7 +81,7 @@ type Run struct {
 	Figures  []Figure // of a measurement
 }
 
-// Level says how good a verdict is.
+// Level is how good a verdict is.
 type Level string
 
 // The levels.
@@ -128,17 +128,16 @@ type Verification struct {
 
 // Wrong describes the mismatches, of which there is at least one.
 func (v Verification) Wrong() string {
-	of := fmt.Sprintf("%s of %s batches ", count(v.Mismatches), count(v.Batches))
-	were := func(n int64) string { return word(n == 1, "was", "were") + " found corrupt when read, and refused" }
-	switch other := v.Mismatches - v.Corrupt; {
+	of, others := fmt.Sprintf("%s of %s batches ", count(v.Mismatches), count(v.Batches)), v.Mismatches-v.Corrupt
+	const refused, changed = "found corrupt when read, and refused", "came back with other bytes than were loaded"
+	was := word(v.Corrupt == 1, "was ", "were ")
+	switch {
 	case v.Corrupt <= 0:
-		return of + "came back with other bytes than were loaded"
-	case other <= 0:
-		return of + were(v.Mismatches)
-	default:
-		return fmt.Sprintf("%swere wrong: %s %s, and %s came back with other bytes than were loaded",
-			of, count(v.Corrupt), were(v.Corrupt), count(other))
+		return of + changed
+	case others <= 0:
+		return of + was + refused
 	}
+	return of + "were wrong: " + count(v.Corrupt) + " " + was + refused + ", and " + count(others) + " " + changed
 }
 
 // Setting is one of the configuration, with the flag and the field of Config that set it.
@@ -324,7 +323,7 @@ type view struct {
 	Differ []Difference
 }
 
-// data is what the page's script gets.
+// data is the input of the page's script.
 type data struct {
 	Live bool      `json:"live"`
 	Runs []dataRun `json:"runs"`
@@ -386,8 +385,8 @@ func complete(v reflect.Value, n int) {
 	}
 }
 
-// maxRows bounds a table, and what is plotted: nobody reads more, and a page of a file that somebody
-// made up stays one that a browser opens. A machine with eight GPUs has fewer edges.
+// maxRows bounds tables and plots: nobody reads more, and a browser can open the page of any file. A
+// machine with eight GPUs has fewer edges.
 const maxRows = 250
 
 // first returns the first elements of a list, as many as a page shows.
@@ -401,7 +400,7 @@ func few(list any) any {
 	return list
 }
 
-// more is how many few leaves out.
+// more returns the number of elements that few leaves out.
 func more(list any) int64 { return int64(max(0, reflect.ValueOf(list).Len()-maxRows)) }
 
 const gib = 1 << 30
@@ -445,13 +444,10 @@ func (r *Report) update() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(struct {
-		Data data   `json:"data"`
-		Main string `json:"main"`
-	}{r.data(), string(main)})
+	return json.Marshal(map[string]any{"data": r.data(), "main": string(main)})
 }
 
-// rate is what a number of bytes is in a time, in GiB/s.
+// rate returns GiB/s, or 0 if no time passed.
 func rate(bytes int64, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0
@@ -486,7 +482,7 @@ func figure(v float64) string {
 
 func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }
 
-// share is a part of a whole in percent.
+// share writes a part of a whole in percent.
 func share(part, whole int64) string {
 	if whole <= 0 {
 		return "–"
@@ -526,7 +522,7 @@ func pictures(all []Figure) (lists [][]Figure) {
 	return lists
 }
 
-// width is the length of a bar beside the others of its section, as a percentage.
+// width returns the length of a bar beside the others of its section, as a percentage.
 func width(value float64, of []Figure) string {
 	longest := 0.0
 	for _, f := range of {
@@ -542,17 +538,18 @@ func width(value float64, of []Figure) string {
 
 // reasons writes the bytes by reason, the largest first.
 func reasons(by map[string]int64) string {
-	const most = 12
+	const maxReasons = 12
 	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int {
 		return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b))
 	})
-	names = slices.DeleteFunc(names, func(n string) bool { return by[n] == 0 })
 	var parts []string
-	for _, n := range names[:min(len(names), most)] {
-		parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
+	for _, n := range names {
+		if by[n] != 0 {
+			parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
+		}
 	}
-	if left := len(names) - most; left > 0 {
-		parts = append(parts, count(int64(left))+" more")
+	if left := len(parts) - maxReasons; left > 0 {
+		parts = append(parts[:maxReasons], count(int64(left))+" more")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -1,15 +1,13 @@
 package page
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/spillway-db/spillway"
 )
 
-// Fill sets the spaces, edges, operators, tasks and waits to the statistics of an engine.
+// Fill adds the spaces, edges, operators, tasks and waits of an engine to a Run without any.
 func (r *Run) Fill(stats spillway.Stats) {
-	r.Spaces, r.Edges, r.Work, r.Tasks = nil, nil, nil, nil
 	for _, s := range stats.Spaces {
 		space := Space{
 			ID: s.ID.String(), Backend: s.Backend, CapacityBytes: s.Capacity, PeakBytes: s.Peak, EndBytes: s.Used(),
@@ -52,7 +50,7 @@ func (r *Run) Fill(stats spillway.Stats) {
 func (r *Run) Moved() (down, up, within int64) {
 	rank := func(space string) int {
 		kind, _, _ := strings.Cut(space, ":")
-		return slices.Index([]string{"gpu", "host", "disk"}, kind)
+		return strings.Index("gpu host disk", kind)
 	}
 	for _, e := range r.Edges {
 		switch from, to := rank(e.From), rank(e.To); {

@@ -60,10 +60,11 @@ type space struct {
 
 type cause struct{ moves, bytes series }
 
-// phase covers the phases from first to last, which have been merged.
+// phase is one phase, or several that have been merged: the first is the Name, and last the last. The
+// End of the latest phase is not known.
 type phase struct {
-	first, last string
-	begin, end  time.Time // end is zero while the phase lasts
+	Phase
+	last string // empty if nothing was merged
 }
 
 // New returns a Recorder whose recording begins now.
@@ -167,7 +168,7 @@ func (r *Recorder) spreadLocked(s *series, end time.Time, took time.Duration, n 
 	s.add(last, n-done)
 }
 
-// Sample records how full the spaces are.
+// Sample records the use of spaces.
 func (r *Recorder) Sample(at time.Time, spaces []State) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,18 +234,18 @@ func (r *Recorder) Phase(at time.Time, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.indexLocked(at)
-	p := r.mu.phases
-	if len(p) > 0 && p[len(p)-1].end.IsZero() {
-		p[len(p)-1].end = at
+	p, now := r.mu.phases, at.Sub(r.began).Seconds()
+	if len(p) > 0 {
+		p[len(p)-1].End = now
 	}
 	if len(p) == maxPhases {
 		for i := range maxPhases / 2 {
 			a, b := p[2*i], p[2*i+1]
-			p[i] = phase{a.first, b.last, a.begin, b.end}
+			p[i] = phase{Phase{a.Name, a.Begin, b.End}, cmp.Or(b.last, b.Name)}
 		}
 		p = p[:maxPhases/2]
 	}
-	r.mu.phases = append(p, phase{name, name, at, time.Time{}})
+	r.mu.phases = append(p, phase{Phase: Phase{Name: name, Begin: now}})
 }
 
 // noteLocked keeps an event for people to read.
@@ -255,10 +256,10 @@ func (r *Recorder) noteLocked(e events.Event) {
 	}
 	texts = slices.DeleteFunc(texts, func(s string) bool { return s == "" })
 	n := Note{At: max(0, e.At.Sub(r.began).Seconds()), Kind: e.Kind.String(), Text: strings.Join(texts, "; "), Count: 1}
-	if e.To.Valid() {
-		n.Space = e.To.String()
-	} else if e.From.Valid() {
-		n.Space = e.From.String()
+	for _, id := range []tier.ID{e.From, e.To} {
+		if id.Valid() {
+			n.Space = id.String() // To, if both are
+		}
 	}
 	if len(n.Text) > maxText {
 		n.Text = strings.ToValidUTF8(n.Text[:maxText], "") + "…"
@@ -316,7 +317,7 @@ type series struct {
 	seen   int   // of levels: the interval in which it was set
 }
 
-// kind says how a series combines the values of one interval, and of intervals that become one.
+// kind is how a series combines the values of one interval, and of intervals that become one.
 type kind uint8
 
 const (
@@ -401,7 +402,8 @@ func (r *Recorder) Snapshot(points, numbers int) *Timeline {
 	for _, s := range m.spaces {
 		t.Spaces = append(t.Spaces, Space{
 			ID: s.ID, Capacity: s.Capacity, Limit: s.Limit, Trigger: s.Trigger, Stop: s.Stop,
-			Used: values(&s.used), Reserved: values(&s.reserved), Copies: values(&s.copies), Foreign: values(&s.foreign),
+			Used: values(&s.used), Reserved: values(&s.reserved), Copies: values(&s.copies),
+			Foreign: values(&s.foreign),
 		})
 	}
 	byID := func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal)) }
@@ -417,15 +419,14 @@ func (r *Recorder) Snapshot(points, numbers int) *Timeline {
 		c := m.causes[name]
 		t.Causes = append(t.Causes, Cause{Name: name, Moves: values(&c.moves), Bytes: values(&c.bytes)})
 	}
-	for _, p := range m.phases {
-		name, end := p.first, p.end
-		if p.last != p.first {
-			name += " to " + p.last
+	for i, p := range m.phases {
+		if p.last != "" {
+			p.Name += " to " + p.last
 		}
-		if end.IsZero() {
-			end = m.last
+		if i == len(m.phases)-1 {
+			p.End = t.Seconds
 		}
-		t.Phases = append(t.Phases, Phase{name, p.begin.Sub(r.began).Seconds(), end.Sub(r.began).Seconds()})
+		t.Phases = append(t.Phases, p.Phase)
 	}
 	return t
 }
