@@ -17,7 +17,8 @@ var (
 	fileName  = regexp.MustCompile(`^[\w.-]+(/[\w.-]+)+\.(go|md|sh|json|yaml)$`)
 	heading   = regexp.MustCompile(`^#+ (.*)$`)
 	notInSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
-	registry  = regexp.MustCompile(`\b((docker|quay|ghcr|registry\.k8s)\.io|(registry\.npmjs|pypi|(proxy|sum)\.golang)\.org)\b`)
+	registry  = regexp.MustCompile(
+		`\b((docker|quay|ghcr|registry\.k8s)\.io|(registry\.npmjs|pypi|(proxy|sum)\.golang)\.org)\b`)
 )
 
 // Links returns the links of a page whose file or heading does not exist, and the file names in
@@ -116,7 +117,8 @@ func Fragments(examples []string, p Page) (wrong []string) {
 		}
 		text := bare(b.Text())
 		if !slices.ContainsFunc(examples, func(example string) bool { return strings.Contains(example, text) }) {
-			wrong = append(wrong, fmt.Sprintf("%s:%d: no file example*_test.go has this code", p.Name, b.Lines[0].Number))
+			wrong = append(wrong,
+				fmt.Sprintf("%s:%d: no file example*_test.go has this code", p.Name, b.Lines[0].Number))
 		}
 	}
 	return wrong

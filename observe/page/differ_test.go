@@ -15,8 +15,10 @@ import (
 // ran is a run like that of spillbench: of what it was set to, what went through, and what it did.
 func ran() Run {
 	return Run{
-		Seconds: 10, Input: Input{Sources: []string{"a generated table (seed 1)"}, Rows: 1000, Batches: 97, Bytes: 400 << 20}, Verify: Verification{Checked: true, Batches: 97},
-		Phases: []Phase{{"load", 6, 400 << 20}, {"pass-1", 4, 400 << 20}, {"drain", 0.001, 0}},
+		Seconds: 10,
+		Input:   Input{Sources: []string{"a generated table (seed 1)"}, Rows: 1000, Batches: 97, Bytes: 400 << 20},
+		Verify:  Verification{Checked: true, Batches: 97},
+		Phases:  []Phase{{"load", 6, 400 << 20}, {"pass-1", 4, 400 << 20}, {"drain", 0.001, 0}},
 		Edges: []Edge{
 			{From: "gpu:0", To: "host:0", Bytes: 300 << 20, Seconds: 0.3},
 			{From: "host:0", To: "disk:0", Bytes: 200 << 20, Seconds: 2, Limit: 1.5},
@@ -212,8 +214,10 @@ func TestPageIsBounded(t *testing.T) {
 		r.Spaces = append(r.Spaces, Space{ID: id})
 		r.Edges = append(r.Edges, Edge{From: "gpu:0", To: id, Bytes: 1 << 20, Seconds: 1, Limit: 1, ByReason: map[string]int64{"work": 1}})
 		r.Work, r.Tasks, r.Phases = append(r.Work, Work{Plan: id}), append(r.Tasks, Task{Name: id}), append(r.Phases, Phase{Name: id})
-		r.Settings, r.Machine, r.Warnings = append(r.Settings, Setting{Name: id}), append(r.Machine, Pair{Name: id}), append(r.Warnings, diag.Warning{What: id})
-		r.Figures = append(r.Figures, Figure{Name: id, Value: float64(1 + i%7), Unit: "GiB/s", Bars: []Bar{{Name: id, Value: 1}}})
+		r.Settings, r.Machine = append(r.Settings, Setting{Name: id}), append(r.Machine, Pair{Name: id})
+		r.Warnings = append(r.Warnings, diag.Warning{What: id})
+		bars := []Bar{{Name: id, Value: 1}}
+		r.Figures = append(r.Figures, Figure{Name: id, Value: float64(1 + i%7), Unit: "GiB/s", Bars: bars})
 		line.Spaces, line.Edges = append(line.Spaces, timeline.Space{ID: id}), append(line.Edges, timeline.Edge{From: "gpu:0", To: id})
 		line.Causes, line.Phases, line.Notes = append(line.Causes, timeline.Cause{Name: id}), append(line.Phases, timeline.Phase{Name: id}), append(line.Notes, timeline.Note{Kind: id})
 	}
@@ -274,7 +278,8 @@ func TestTasks(t *testing.T) {
 // TestNumbersOfBars have as many digits as those of a comparison.
 func TestNumbersOfBars(t *testing.T) {
 	var b bytes.Buffer
-	if err := Write(&b, &Report{Runs: []Run{{Figures: []Figure{{Title: "t", Unit: "GiB/s", Bars: []Bar{{Value: 1}, {Value: 12345}}}}}}}); err != nil {
+	f := Figure{Title: "t", Unit: "GiB/s", Bars: []Bar{{Value: 1}, {Value: 12345}}}
+	if err := Write(&b, &Report{Runs: []Run{{Figures: []Figure{f}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if text := b.String(); !strings.Contains(text, "<b>1.00 <small>GiB/s") || !strings.Contains(text, "<b>12345 <small>GiB/s") {

@@ -62,17 +62,22 @@ func long(seconds int, name string) Run {
 		run.Edges = append(run.Edges, Edge{From: e.From, To: e.To, Batches: 1000, Bytes: 1 << 40, Seconds: 700, P50: 0.001, P99: 0.1, Longest: 1, ByReason: map[string]int64{"work": 1 << 39, name: 1 << 39}, Limit: 20})
 	}
 	for i := range 200 {
-		run.Work = append(run.Work, Work{Plan: name, Operator: name, Port: i, DownBytes: 1 << 40, UpBytes: 1 << 39, Unread: 1 << 38})
+		run.Work = append(run.Work, Work{
+			Plan: name, Operator: name, Port: i, DownBytes: 1 << 40, UpBytes: 1 << 39, Unread: 1 << 38,
+		})
 		run.Tasks = append(run.Tasks, Task{Name: name, Waits: 3, Total: 1, Longest: 0.7})
 	}
 	for _, id := range ids {
-		run.Spaces = append(run.Spaces, Space{ID: id.String(), Backend: name, CapacityBytes: 80 << 30, PeakBytes: 60 << 30})
+		run.Spaces = append(run.Spaces, Space{
+			ID: id.String(), Backend: name, CapacityBytes: 80 << 30, PeakBytes: 60 << 30,
+		})
 	}
 	run.Settings = []Setting{{Name: name, Value: name, Flag: "--" + name, Field: name}, {Name: "disk slowed to", Value: "100.0 MiB/s", Flag: "--disk-throttle"}}
 	run.Machine = []Pair{{name, name}}
 	run.Warnings = []diag.Warning{{What: name, Remedy: name}}
 	run.Waits = Waits{Count: 100, P50: 0.01, P99: 0.2, Max: 1}
-	run.Figures = []Figure{{Title: name, Name: name, Unit: name, Bars: []Bar{{Name: name, Value: 1}, {Name: name, Value: 2, Other: true}}}}
+	bars := []Bar{{Name: name, Value: 1}, {Name: name, Value: 2, Other: true}}
+	run.Figures = []Figure{{Title: name, Name: name, Unit: name, Bars: bars}}
 	run.Facts = []Pair{{name, name}}
 	return run
 }

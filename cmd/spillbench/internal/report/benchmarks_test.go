@@ -45,7 +45,8 @@ func TestBenchmarks(t *testing.T) {
 		lines    int
 		units    []string
 	}{
-		{&Run{Header: header, Phases: []Phase{{Name: "load", Seconds: 1.5}, {Name: "drain"}}, Edges: []Edge{{From: "gpu:0", To: "host:0", Batches: 3, Seconds: 0.25, GiBPerS: 4}, {From: "a", To: "b"}}},
+		{&Run{Header: header, Phases: []Phase{{Name: "load", Seconds: 1.5}, {Name: "drain"}}, Edges: []Edge{
+			{From: "gpu:0", To: "host:0", Batches: 3, Seconds: 0.25, GiBPerS: 4}, {From: "a", To: "b"}}},
 			4, 4, []string{"GiB/s", "ns/op"}},
 		{&Bandwidth{Header: header, Rows: []BandwidthRow{{From: "gpu:0", To: "disk:0", Bytes: 4096, Threads: 2, State: "fresh", Samples: pairs}, {From: "gpu:0", To: "host:0", Samples: pairs}, {From: "gpu:0", To: "host:0", BothWays: true, Samples: pairs}, {Error: "none"}}},
 			3, 6, []string{"GiB/s", "limit-GiB/s"}},

@@ -29,7 +29,8 @@ func TestPageOfRun(t *testing.T) {
 	doc.Config.Disks = []Disk{{Dir: "/a", CapacityBytes: 1 << 30}, {Dir: "/b", CapacityBytes: 2 << 30, CapacityGiven: true}}
 	doc.Config.Faults = []Fault{{Spec: "op=read", Hits: 3}}
 	r := PageOf(doc)
-	if want := (page.Input{Sources: []string{"x.parquet"}, Rows: 10, Batches: 97, Bytes: 1 << 30}); !reflect.DeepEqual(r.Input, want) {
+	want := page.Input{Sources: []string{"x.parquet"}, Rows: 10, Batches: 97, Bytes: 1 << 30}
+	if !reflect.DeepEqual(r.Input, want) {
 		t.Errorf("the input is %+v", r.Input)
 	}
 	if want := (page.Verification{Checked: true, Batches: 97, Mismatches: 5}); r.Verify != want {

@@ -134,8 +134,9 @@ func fieldOf(row reflect.Value, key string) any {
 // Keys of values that people read in other forms than programs: bytes with a unit, nothing for 0 or
 // false, and three digits behind the point instead of two.
 var (
-	keyOfBytes   = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
-	keyOfSparse  = regexp.MustCompile(`^by_reason_|^(unmoved|ahead|physical)_|gain$|^(both_ways|inconclusive|ratio|lost)$`)
+	keyOfBytes  = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
+	keyOfSparse = regexp.MustCompile(
+		`^by_reason_|^(unmoved|ahead|physical)_|gain$|^(both_ways|inconclusive|ratio|lost)$`)
 	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)
 )
 

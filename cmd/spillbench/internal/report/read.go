@@ -20,7 +20,8 @@ func Read(text []byte) (Document, error) {
 	}
 	var head Header
 	err := json.Unmarshal(text, &head)
-	doc, known := map[string]Document{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}[head.Command]
+	kinds := map[string]Document{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}
+	doc, known := kinds[head.Command]
 	switch {
 	case err != nil:
 	case head.Schema != Schema:
