@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/convert"
 )
 
 // Fill adds the spaces, edges, operators, tasks and waits of an engine to a Run without any.
@@ -17,15 +18,7 @@ func (r *Run) Fill(stats spillway.Stats) {
 		}
 		r.Spaces = append(r.Spaces, space)
 	}
-	for _, e := range stats.Edges {
-		r.Edges = append(r.Edges, Edge{
-			From: e.From.String(), To: e.To.String(),
-			Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
-			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
-			Seconds: e.Busy.Seconds(), GiBPerS: rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
-			P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
-		})
-	}
+	r.Edges = EdgesOf(stats.Edges)
 	for _, w := range stats.Work {
 		r.Work = append(r.Work, Work{
 			Plan: w.Plan, Operator: w.Operator, Port: w.Port,
@@ -43,6 +36,21 @@ func (r *Run) Fill(stats spillway.Stats) {
 		Count: w.Count, P50: w.P50.Seconds(), P99: w.P99.Seconds(), P999: w.P999.Seconds(), Max: w.Max.Seconds(),
 		Waiting: w.Waiting, Oldest: w.Oldest.Seconds(),
 	}
+}
+
+// EdgesOf describes the moves between spaces.
+func EdgesOf(stats []convert.EdgeStats) []Edge {
+	all := []Edge{} // [] in JSON, not null
+	for _, e := range stats {
+		all = append(all, Edge{
+			From: e.From.String(), To: e.To.String(),
+			Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
+			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
+			Seconds: e.Busy.Seconds(), GiBPerS: rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
+			P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
+		})
+	}
+	return all
 }
 
 // Moved returns the bytes that were moved to slower tiers, to faster tiers, and within a tier, such as

@@ -86,8 +86,9 @@ func (r *Recorder) Event(e events.Event) {
 		events.BatchPut, events.BatchUsed, events.BatchHinted, events.BatchDropped:
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	m := &r.mu
+	m.Lock()
+	defer m.Unlock()
 	at := r.indexLocked(e.At)
 	switch e.Kind {
 	case events.MoveEnded:
@@ -95,25 +96,25 @@ func (r *Recorder) Event(e events.Event) {
 			r.movedLocked(e, at)
 		}
 	case events.CopyMade:
-		r.mu.copies.Made += e.Bytes
+		m.copies.Made += e.Bytes
 		if e.Ahead {
-			r.mu.copies.Ahead += e.Bytes
+			m.copies.Ahead += e.Bytes
 		}
 	case events.CopyUsed:
-		r.mu.copies.Used += e.Bytes
+		m.copies.Used += e.Bytes
 	case events.CopyDropped:
-		r.mu.copies.Dropped += e.Bytes
+		m.copies.Dropped += e.Bytes
 	case events.WaitEnded:
-		r.mu.waits.add(at, 1)
-		r.mu.longest.add(at, int64(e.Took))
-		r.spreadLocked(&r.mu.waited, e.At, e.Took, int64(e.Took))
+		m.waits.add(at, 1)
+		m.longest.add(at, int64(e.Took))
+		r.spreadLocked(&m.waited, e.At, e.Took, int64(e.Took))
 	case events.TaskBegun:
-		r.mu.tasks.set(at, r.mu.tasks.now+1)
+		m.tasks.set(at, m.tasks.now+1)
 	case events.TaskEnded:
-		r.mu.tasks.set(at, max(0, r.mu.tasks.now-1))
-		r.mu.tasksEnded.add(at, 1)
+		m.tasks.set(at, max(0, m.tasks.now-1))
+		m.tasksEnded.add(at, 1)
 		if e.Err != nil {
-			r.mu.tasksFailed.add(at, 1)
+			m.tasksFailed.add(at, 1)
 			r.noteLocked(e)
 		}
 	default:

@@ -152,6 +152,7 @@ func (r *Run) page() page.Run {
 			p.Phases[i].Bytes = r.Input.Bytes
 		}
 	}
+	down, up, _ := p.Moved()
 	var leaks []string
 	for _, s := range r.Spaces {
 		if s.EndBytes != 0 && r.Verify.Checked {
@@ -181,7 +182,6 @@ func (r *Run) page() page.Run {
 	if busy := r.Busy(); busy != "" && p.Level == page.Good {
 		p.Level, p.Headline = page.Warn, p.Headline+" But "+busy+"."
 	}
-	down, up, _ := p.Moved()
 	facts := []any{
 		"time", duration(p.Seconds), "moved down", size.Approx(down), "moved up", size.Approx(up),
 		"waits for room", r.Waits.Count,
