@@ -40,7 +40,7 @@ func TestNoNames(t *testing.T) {
 	if names := made(t, watch); len(names) != 0 {
 		t.Errorf("the checks made %q", names)
 	}
-	if err := flags.places()[0].write(nil, []byte("x")); err != nil {
+	if err := flags.places()[0].write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	if names := made(t, watch); !slices.Equal(names, []string{"r.json"}) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,46 +47,46 @@ inspect ends with 1 if entries are damaged, with 2 if nothing persists in DIR, a
 		},
 	}
 	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&checksums, "checksums", false, "compare all bytes with their checksums; those that an engine uses or that are encrypted are left out")
+	cmd.Flags().BoolVar(&checksums, "checksums", false,
+		"compare all bytes with their checksums; those that an engine uses or that are encrypted are left out")
 	flags.register(cmd.Flags())
 	return cmd
 }
 
-func inspect(ctx context.Context, flags *outputFlags, path string, checksums bool, stdout, stderr io.Writer) (err error) {
+func inspect(ctx context.Context, flags *outputFlags, path string, checksums bool, stdout, stderr io.Writer) error {
 	out, err := flags.open(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
+	const name = "name the directory of a disk with DiskConfig.Persist"
 	found, err := persist.Inspect(path, checksums)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fail.Usagef("%s: no such directory (name the directory of a disk with DiskConfig.Persist)", path)
+		return fail.Usagef("%s: no such directory (%s)", path, name)
 	case err != nil:
 		return &fail.Error{Status: fail.Environment, Err: fmt.Errorf("%s cannot be read: %w", path, pathless(err)),
 			Fix: "name a directory that you may read"}
 	case len(found) == 0:
-		return fail.Usagef("nothing persists in %s (name the directory of a disk with DiskConfig.Persist)", path)
+		return fail.Usagef("nothing persists in %s (%s)", path, name)
 	}
 	top, err := topology.Discover(ctx, topology.Options{})
 	if err != nil {
 		return err
 	}
 	doc := &report.Inspect{
-		Header: report.NewHeader("inspect", report.MachineEnv(top), nil),
-		Path:   path, Checksums: checksums, Directories: []report.KeptDirectory{},
+		Header: report.NewHeader("inspect", report.MachineEnv(top), nil), Path: path, Checksums: checksums,
 	}
-	var unreadable error
 	for i := range found {
 		d := describeKept(&found[i])
 		doc.Directories = append(doc.Directories, d)
-		if d.Error != "" && unreadable == nil {
-			unreadable = fail.Environmentf("%s cannot be read: %s", d.Path, d.Error)
+		if d.Error != "" && err == nil {
+			err = fail.Environmentf("%s cannot be read: %s", d.Path, d.Error)
 		}
 	}
 	if n := doc.Damage(); n > 0 {
-		return errors.Join(fail.Wrongf("%d entries in %s are damaged (an engine drops them with Engine.ForgetPersisted)", n, path), out.show(doc, nil))
+		err = fail.Wrongf("%d entries in %s are damaged (an engine drops them with Engine.ForgetPersisted)", n, path)
 	}
-	return errors.Join(unreadable, out.show(doc, nil))
+	return errors.Join(err, out.show(doc, nil))
 }
 
 // describeKept returns the part of the document for one directory.
@@ -93,10 +94,7 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 	k := report.KeptDirectory{
 		Path: d.Path, InUse: d.InUse, Encrypted: d.Sealed, Records: len(d.Records), FileBytes: d.FileBytes,
 		Batches: []report.KeptBatch{}, Dictionaries: len(d.Dictionaries),
-		Unlisted: append([]string{}, d.Unlisted...), Damaged: []string{},
-	}
-	if d.Err != nil {
-		k.Error = fail.Line(d.Err)
+		Unlisted: append([]string{}, d.Unlisted...), Damaged: []string{}, Error: line(d.Err),
 	}
 	for _, r := range d.Records {
 		k.Bytes += r.Room()
@@ -104,20 +102,18 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 	for _, l := range d.Dictionaries {
 		k.DictionaryBytes += l.Bytes
 		if l.Err != nil {
-			k.Damaged = append(k.Damaged, fmt.Sprintf("the dictionary that was kept as %d: %s", l.Record.Key, fail.Line(l.Err)))
+			what := fmt.Sprintf("the dictionary that was kept as %d: %s", l.Record.Key, line(l.Err))
+			k.Damaged = append(k.Damaged, what)
 		}
 	}
 	for _, err := range d.Lost {
-		k.Damaged = append(k.Damaged, fail.Line(err))
+		k.Damaged = append(k.Damaged, line(err))
 	}
 	for _, l := range d.Batches {
-		b := report.KeptBatch{Bytes: l.Bytes, Columns: []string{}}
-		if l.Err != nil {
-			b.Error = fail.Line(l.Err)
-		}
+		b := report.KeptBatch{Bytes: l.Bytes, Columns: []string{}, Error: line(l.Err)}
 		if e := l.Entry; e != nil {
 			b.ID, b.Plan, b.Operator, b.Port, b.Partition = uint64(e.ID), e.Plan, e.Operator, e.Port, e.Partition
-			b.Rows, b.ImageBytes, b.Dictionaries, b.Codec = e.Descriptor.Rows, e.Descriptor.Body, len(e.Dictionaries), "none"
+			b.Rows, b.ImageBytes, b.Dictionaries = e.Descriptor.Rows, e.Descriptor.Body, len(e.Dictionaries)
 			for _, f := range e.Descriptor.Schema.Fields() {
 				b.Columns = append(b.Columns, f.Name+": "+f.Type.String())
 			}
@@ -125,11 +121,17 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 			for _, c := range e.Codecs() {
 				codecs = append(codecs, c.String())
 			}
-			if len(codecs) > 0 {
-				b.Codec = strings.Join(codecs, ", ")
-			}
+			b.Codec = cmp.Or(strings.Join(codecs, ", "), "none")
 		}
 		k.Batches = append(k.Batches, b)
 	}
 	return k
+}
+
+// line returns an error as one line, or "" if there is none.
+func line(err error) string {
+	if err == nil {
+		return ""
+	}
+	return fail.Line(err)
 }

@@ -25,13 +25,13 @@ type live struct {
 	server *http.Server
 	at     net.Listener
 	done   sync.WaitGroup // the server's accept loop
-	local  bool           // only this machine reaches it
+	local  bool           // only this machine may connect
 	silent sync.Map       // connections without a request yet, by net.Conn
 
 	mu     sync.Mutex
-	report func() *page.Report // what pages show; called with mu held
-	asked  time.Time           // when a page last asked for data
-	final  func()              // tells end that a page has the result; nil before end
+	report func() *page.Report // the content of the page; called with mu held
+	asked  time.Time           // the time of the latest request for data
+	final  func()              // reports to end that a page has the result; nil before end
 }
 
 // lookedAt is how long after its last request a page counts as open: it asks each second. The end of a
@@ -98,8 +98,8 @@ func (l *live) note(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// ServeHTTP serves the page. If only this machine may ask, it refuses requests to another name: a page
-// of another site could make a browser send them, and read the answer.
+// ServeHTTP serves the page. If only this machine may connect, it refuses requests to another name: a
+// page of another site could make a browser send them, and read the answer.
 func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if l.local && !page.IsLocal(req) {
 		http.Error(w, "only this machine is served", http.StatusForbidden)
@@ -118,8 +118,8 @@ func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// show changes what pages show. The lock that is held while report is called may be followed only by
-// those of the engine.
+// show changes the content of the page. The lock that is held while report is called may be followed
+// only by those of the engine.
 func (l *live) show(report func() *page.Report) {
 	if l != nil {
 		l.mu.Lock()
@@ -128,7 +128,7 @@ func (l *live) show(report func() *page.Report) {
 	}
 }
 
-// hold keeps what pages show as it is.
+// hold keeps the content of the page as it is.
 func (l *live) hold() {
 	if l != nil {
 		l.mu.Lock()
@@ -187,9 +187,6 @@ func (f *runFlags) now(m *machine, rec *recording, sources []string, start time.
 	}
 	run := report.PageOf(doc)
 	run.Headline = fmt.Sprintf("Under way since %.1f s, in phase %s.", doc.WallSeconds, phase)
-	for i := range run.Spaces {
-		run.Spaces[i].Now = true
-	}
 	return &page.Report{Title: "spillbench run", Runs: []page.Run{run}, Live: true}
 }
 
@@ -199,95 +196,41 @@ const sampled = 5 * time.Millisecond
 // inDocument is the largest number of intervals in the timeline of a JSON document.
 const inDocument = 240
 
-// recording collects the timeline of a run. A nil recording records nothing.
+// recording collects the timeline of a run.
 type recording struct {
 	timeline *timeline.Recorder
-	stop     func() // ends watch; nil: not watching
+	stop     func() // ends watch
 }
 
-// record returns a recording, or nil if nothing that the flags ask for shows one.
-func (f *runFlags) record() *recording {
-	o := &f.output
-	if o.json == "" && o.html == "" && o.printed() != report.JSON && f.listen == "" {
-		return nil
-	}
-	return &recording{timeline: timeline.New()}
-}
+func (f *runFlags) record() *recording { return &recording{timeline.New(), func() {}} }
 
-// events returns the function for Config.Events, or nil if there is nothing to record.
-func (r *recording) events() func(spillway.Event) {
-	if r == nil {
-		return nil
-	}
-	return r.timeline.Event
-}
+// events returns the function for Config.Events.
+func (r *recording) events() func(spillway.Event) { return r.timeline.Event }
 
 // watch samples the engine's spaces until end is called.
-func (r *recording) watch(eng *spillway.Engine) {
-	if r == nil {
-		return
-	}
-	sample := func() {
-		var states []timeline.State
-		for _, s := range eng.Spaces() {
-			states = append(states, timeline.StateOf(s))
-		}
-		r.timeline.Sample(time.Now(), states)
-	}
-	sample()
-	stop := make(chan struct{})
-	var done sync.WaitGroup
-	done.Go(func() {
-		tick := time.NewTicker(sampled)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				sample()
-			}
-		}
-	})
-	r.stop = sync.OnceFunc(func() {
-		close(stop)
-		done.Wait()
-	})
-}
+func (r *recording) watch(eng *spillway.Engine) { r.stop = r.timeline.Watch(eng.Spaces, sampled) }
 
 // end stops watch. Later calls do nothing.
-func (r *recording) end() {
-	if r != nil && r.stop != nil {
-		r.stop()
-	}
-}
+func (r *recording) end() { r.stop() }
 
-// snapshot returns the timeline for a document, or nil if r is nil.
+// snapshot returns the timeline for a document.
 func (r *recording) snapshot() *timeline.Timeline {
-	if r == nil {
-		return nil
-	}
 	return r.timeline.Snapshot(inDocument, page.Numbers)
 }
+
+// progress returns p, extended to record the phases.
+func (r *recording) progress(p job.Progress) job.Progress { return phased{p, r.timeline} }
 
 // phased is a job.Progress that also records the phases.
 type phased struct {
 	job.Progress
-	of *recording
+	timeline *timeline.Recorder
 }
 
 // Begin starts a phase.
 func (p phased) Begin(phase string, steps int64) {
 	p.Progress.Begin(phase, steps)
-	p.of.timeline.Phase(time.Now(), phase)
-}
-
-// progress returns p, extended to record the phases.
-func (r *recording) progress(p job.Progress) job.Progress {
-	if r == nil {
-		return p
-	}
-	return phased{p, r}
+	p.timeline.Phase(time.Now(), phase)
 }
 
 // limits measures the machine's raw limits while the engine is idle. If there is no room to do so, it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 
@@ -18,19 +19,19 @@ const maxNotes = 32
 // empty. It is safe for concurrent use; its mutex is a leaf.
 type notes struct {
 	mu  sync.Mutex
-	all []*note // in the order in which they first came
+	all []note // in the order in which they first came
 }
 
 type note struct {
 	key, text string
-	times     int
+	times     int // log records; 0 for notes of add
 }
 
 // Enabled reports whether a level is kept.
 func (n *notes) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
 
-// Handle keeps a record. Records with a remedy are warnings about the machine, which each engine
-// that is opened logs again: their number means nothing.
+// Handle keeps a record. Records with a remedy are warnings about the machine, which each engine that
+// is opened logs again: their number means nothing.
 func (n *notes) Handle(_ context.Context, r slog.Record) error {
 	var attrs []string
 	w := diag.Warning{What: strings.TrimPrefix(r.Message, "spillway: ")}
@@ -41,36 +42,30 @@ func (n *notes) Handle(_ context.Context, r slog.Record) error {
 		case "space":
 			w.Space = a.Value.String()
 		}
-		attrs = append(attrs, fmt.Sprintf("%s %v", a.Key, a.Value))
+		attrs = append(attrs, a.Key+" "+a.Value.String())
 		return true
 	})
 	if w.Remedy != "" {
 		n.add(w.String(), w.String())
-		return nil
+	} else {
+		n.count(r.Message, strings.TrimSuffix(w.What+": "+strings.Join(attrs, ", "), ": "), 1)
 	}
-	text := w.What
-	if len(attrs) > 0 {
-		text += ": " + strings.Join(attrs, ", ")
-	}
-	n.count(r.Message, text, 1)
 	return nil
 }
 
-// add keeps a text, unless there is one of this key already.
+// add keeps a text, unless there is one with this key already.
 func (n *notes) add(key, text string) { n.count(key, text, 0) }
 
-// count keeps a text, and counts a text of the same key that came before.
+// count keeps a text, or adds times to the earlier text with the same key.
 func (n *notes) count(key, text string, times int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, e := range n.all {
-		if e.key == key {
-			e.times += times
-			return
-		}
-	}
-	if len(n.all) < maxNotes {
-		n.all = append(n.all, &note{key, strings.Join(strings.Fields(text), " "), times})
+	i := slices.IndexFunc(n.all, func(e note) bool { return e.key == key })
+	switch {
+	case i >= 0:
+		n.all[i].times += times
+	case len(n.all) < maxNotes:
+		n.all = append(n.all, note{key, strings.Join(strings.Fields(text), " "), times})
 	}
 }
 
@@ -81,15 +76,14 @@ func (n *notes) WithAttrs([]slog.Attr) slog.Handler { return n }
 func (n *notes) WithGroup(string) slog.Handler { return n }
 
 // lines returns the notes in the order in which they first came.
-func (n *notes) lines() []string {
+func (n *notes) lines() (all []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	out := make([]string, len(n.all))
-	for i, e := range n.all {
-		out[i] = e.text
+	for _, e := range n.all {
 		if e.times > 1 {
-			out[i] += fmt.Sprintf(" (%d times)", e.times)
+			e.text += fmt.Sprintf(" (%d times)", e.times)
 		}
+		all = append(all, e.text)
 	}
-	return out
+	return all
 }

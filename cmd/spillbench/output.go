@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,7 @@ type outputFlags struct {
 	format     string // empty: the flag was not given
 	quiet      bool
 
-	// figures is set if the result is a report.Measured: it has figures for benchstat and a page.
+	// figures is set if the result has figures for benchstat and a page.
 	figures bool
 	// prints is set if the command does nothing but print its result.
 	prints bool
@@ -41,10 +42,13 @@ func (o *outputFlags) register(f *pflag.FlagSet) {
 	if !o.figures {
 		formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.BenchFmt) })
 	}
-	f.Var(choice(&o.format, "", formats...), "format", "print the result as `NAME`: "+either(formats)+" (default table)")
-	f.Var(&valueFlag{&o.json, "FILE or -"}, "json", "write the result as JSON to `FILE`, or to standard output if it is -")
+	f.Var(choice(&o.format, "", formats...), "format",
+		"print the result as `NAME`: "+either(formats)+" (default table)")
+	f.Var(&valueFlag{&o.json, "FILE or -"}, "json",
+		"write the result as JSON to `FILE`, or to standard output if it is -")
 	if o.figures {
-		f.Var(&valueFlag{&o.html, "FILE or -"}, "html", "write a page about the result to `FILE`, or to standard output if it is -: one file that needs nothing else")
+		f.Var(&valueFlag{&o.html, "FILE or -"}, "html", "write a page about the result to `FILE`, "+
+			"or to standard output if it is -: one file that needs nothing else")
 	}
 	f.BoolVarP(&o.quiet, "quiet", "q", false, quiet)
 }
@@ -55,18 +59,19 @@ func (o *outputFlags) validate() error {
 	case o.html == "-" && (o.json == "-" || o.format != ""):
 		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
 	case o.json == "-" && o.format != "":
-		return fail.Usagef("--json - and --format %s both want standard output (give one of them, or --json FILE)", o.format)
+		return fail.Usagef("--json - and --format %s both want standard output (give one of them, or --json FILE)",
+			o.format)
 	case o.quiet && !o.prints && o.format == string(report.Table):
 		return fail.Usagef("--quiet and --format table exclude each other (give one of them)")
 	}
 	return nil
 }
 
-// printed returns the format of what goes to standard output; empty: nothing does.
+// printed returns the format of the result on standard output, or "" if none goes there.
 func (o *outputFlags) printed() report.Format {
 	switch {
 	case o.html == "-":
-		return ""
+		return report.HTML
 	case o.json == "-":
 		return report.JSON
 	case o.format != "":
@@ -77,7 +82,7 @@ func (o *outputFlags) printed() report.Format {
 	return report.Table
 }
 
-// places returns the files that results go to.
+// places returns the files of --json and --html.
 func (o *outputFlags) places() []place {
 	return []place{{"--json " + o.json, o.json}, {"--html " + o.html, o.html}}
 }
@@ -89,81 +94,59 @@ type output struct {
 	call           call // of the program
 }
 
-// open checks, before the work begins, that results can be written, and that they replace none of
-// the files that the command reads.
+// open checks, before the work begins, that the command can write its results, and that they replace
+// none of the files that it reads.
 func (o *outputFlags) open(ctx context.Context, stdout, stderr io.Writer, reads ...string) (*output, error) {
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	if err := apart(o.places(), readings(reads...)); err != nil {
-		return nil, err
+	err := o.validate()
+	if err == nil {
+		err = apart(o.places(), readings(reads...))
 	}
 	for _, p := range o.places() {
-		if err := p.check(); err != nil {
-			return nil, err
+		if err == nil {
+			err = p.check()
 		}
 	}
 	c, _ := ctx.Value(callKey{}).(call)
-	return &output{flags: o, stdout: stdout, stderr: stderr, call: c}, nil
+	return &output{flags: o, stdout: stdout, stderr: stderr, call: c}, err
 }
 
 // show writes the document to the files of --json and --html, and prints it in the chosen format.
 func (o *output) show(document report.Document, notes []string) error {
-	return errors.Join(o.store(document), o.print(document, notes))
-}
-
-// showFailed writes the document of a command that failed to the files of --json and --html, and
-// prints it only as JSON: the error is enough for people.
-func (o *output) showFailed(document report.Document) error {
-	err := o.store(document)
-	if o.flags.printed() == report.JSON {
-		err = errors.Join(err, o.print(document, nil))
-	}
-	return err
-}
-
-// store writes the files, and the page to standard output if --html names that.
-func (o *output) store(document report.Document) error {
 	document.Stamp(o.call.args, o.call.began)
+	return o.write(o.flags.printed(), document, notes)
+}
+
+// showFailed writes the document of a command that failed to the files of --json and --html. It prints
+// the document only for programs: the error is enough for people.
+func (o *output) showFailed(document report.Document) error {
+	document.Stamp(o.call.args, o.call.began)
+	printed := o.flags.printed()
+	if printed != report.JSON && printed != report.HTML {
+		printed = ""
+	}
+	return o.write(printed, document, nil)
+}
+
+// write writes the files, and prints in a format unless that is empty.
+func (o *output) write(printed report.Format, document report.Document, notes []string) error {
 	var errs []error
-	places := o.flags.places()
-	if json := places[0]; json.isFile() { // print writes it to standard output
+	write := func(format report.Format, to func(text []byte) error) {
 		var b bytes.Buffer
-		err := report.Write(&b, document)
+		err := report.Print(&b, format, document, notes)
 		if err == nil {
-			err = json.write(o.stdout, b.Bytes())
+			err = to(b.Bytes())
 		}
 		errs = append(errs, err)
 	}
-	if html := places[1]; html.name != "" {
-		var b bytes.Buffer
-		err := report.WriteHTML(&b, nil, document.(report.Measured)) // by outputFlags.figures
-		if err == nil {
-			err = html.write(o.stdout, b.Bytes())
+	for i, p := range o.flags.places() {
+		if p.isFile() {
+			write([]report.Format{report.JSON, report.HTML}[i], p.write)
 		}
-		errs = append(errs, err)
+	}
+	if printed != "" {
+		write(printed, func(text []byte) error { return toStdout(o.stdout, text) })
 	}
 	return errors.Join(errs...)
-}
-
-// print writes the document to standard output in the chosen format.
-func (o *output) print(document report.Document, notes []string) (err error) {
-	document.Stamp(o.call.args, o.call.began)
-	var b bytes.Buffer
-	switch format := o.flags.printed(); format {
-	case "":
-		return nil
-	case report.JSON:
-		err = report.Write(&b, document)
-	case report.BenchFmt:
-		err = report.WriteBenchmarks(&b, nil, document.(report.Measured)) // by outputFlags.figures
-	default:
-		err = report.Print(&b, format, document, notes)
-	}
-	if err != nil {
-		return err
-	}
-	return toStdout(o.stdout, b.Bytes())
 }
 
 // toStdout writes a result to standard output.
@@ -174,10 +157,11 @@ func toStdout(stdout io.Writer, text []byte) error {
 	return nil
 }
 
-// warn prints notes to standard error if the printed result has none. Only commands that went well
-// call it: an error is one line.
+// warn prints notes to standard error if the printed result has none. Only commands that succeed call
+// it: an error is one line.
 func (o *output) warn(lines []string) {
-	if f := o.flags.printed(); o.flags.quiet || f == report.Table || f == report.Markdown {
+	switch f := o.flags.printed(); {
+	case o.flags.quiet, f == report.Table, f == report.Markdown:
 		return
 	}
 	for _, l := range lines {
@@ -239,17 +223,15 @@ func (p place) check() error {
 		err = probeDir(filepath.Dir(p.target()))
 	}
 	if err != nil {
-		return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)", p.what, pathless(err))
+		return fail.Usagef("%s cannot be written: %w (name a file in a directory that you may write to)",
+			p.what, pathless(err))
 	}
 	return nil
 }
 
 // write replaces the content of the file, whole or not at all. It writes to devices and pipes, and
-// does not replace them. The name - is stdout.
-func (p place) write(stdout io.Writer, text []byte) error {
-	if p.name == "-" {
-		return toStdout(stdout, text)
-	}
+// does not replace them.
+func (p place) write(text []byte) error {
 	info, err := os.Stat(p.name)
 	if err == nil && !info.Mode().IsRegular() {
 		err = os.WriteFile(p.name, text, 0)
@@ -283,15 +265,16 @@ func probeDir(dir string) error {
 	return errors.Join(os.Remove(f.Name()), f.Close())
 }
 
-// storeFile puts a file with this content at path, whole or not at all. A new file gets its name when
-// it is complete; a file that replaces another has a name of its own until then.
+// storeFile replaces the content of the file at path, whole or not at all. A new file has no name until
+// it is complete, if the file system supports that; else, and in place of another file, it is written
+// under another name.
 func storeFile(path string, content []byte) error {
+	fill := func(f *os.File) error {
+		_, err := f.Write(content)
+		return cmp.Or(err, f.Chmod(0o644))
+	}
 	if f, err := system.OpenNameless(filepath.Dir(path)); err == nil {
-		_, err = f.Write(content)
-		if err == nil {
-			err = f.Chmod(0o644)
-		}
-		if err == nil {
+		if err = fill(f); err == nil {
 			err = system.GiveName(f, path)
 		}
 		if errors.Join(err, f.Close()) == nil {
@@ -302,9 +285,7 @@ func storeFile(path string, content []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
+	if err = errors.Join(fill(f), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {

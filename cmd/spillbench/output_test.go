@@ -96,7 +96,7 @@ func TestResultHasNoOtherName(t *testing.T) {
 		if after, err := os.ReadDir(dir); err != nil || len(after) != len(before) {
 			t.Errorf("%s: before the result is written there are %v, %v", what, after, err)
 		}
-		if err := flags.places()[0].write(nil, []byte(what)); err != nil {
+		if err := flags.places()[0].write([]byte(what)); err != nil {
 			t.Fatal(err)
 		}
 		if after, err := os.ReadDir(dir); err != nil || len(after) != 1 {

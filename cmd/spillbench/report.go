@@ -1,7 +1,8 @@
 package main
 
 import (
-	"bytes"
+	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -18,15 +19,8 @@ import (
 // defaultPage is where report writes without --html.
 const defaultPage = "report.html"
 
-// reportFlags are the flags of report.
-type reportFlags struct {
-	html   string
-	format string
-	quiet  bool
-}
-
 func newReport(stdout, stderr io.Writer) *cobra.Command {
-	var f reportFlags
+	f := outputFlags{figures: true, prints: true}
 	cmd := &cobra.Command{
 		Use:   "report FILE [FILE]",
 		Short: "Make a page of a result, or of two that are compared",
@@ -45,7 +39,9 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
   spillbench report a.json b.json --format markdown
   spillbench report a.json b.json --format benchfmt    # for benchstat -col result`,
 		Args: files(1, 2, "one or two files that --json wrote"),
-		RunE: func(_ *cobra.Command, args []string) error { return makeReport(args, f, stdout, stderr) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return makeReport(cmd.Context(), args, &f, stdout, stderr)
+		},
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
@@ -58,55 +54,52 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
 	return cmd
 }
 
-func makeReport(names []string, f reportFlags, stdout, stderr io.Writer) error {
-	html, format := f.html, report.Format(f.format)
-	switch {
-	case format != "" && html == "-":
-		return fail.Usagef("--html - wants standard output for itself (name a file: --html FILE)")
-	case format == "" && html == "":
-		html = defaultPage
+func makeReport(ctx context.Context, files []string, f *outputFlags, stdout, stderr io.Writer) error {
+	printed := f.printed()
+	if f.format == "" && f.html != "-" {
+		printed = ""
+		f.html = cmp.Or(f.html, defaultPage)
 	}
-	if err := apart([]place{{"--html " + html, html}}, readings(names...)); err != nil {
-		return err
-	}
-	names, docs, err := readResults(names)
+	out, err := f.open(ctx, stdout, stderr, files...)
 	if err != nil {
 		return err
 	}
-	if html != "" {
-		if err := writePage(html, names, docs, f.quiet, stdout, stderr); err != nil {
-			return err
-		}
+	names, docs, err := readResults(files)
+	if err != nil {
+		return err
+	}
+	doc, err := report.Compared(names, docs)
+	if err != nil {
+		return fail.Usagef("%w", err)
+	}
+	page := place{"--html " + f.html, f.html}
+	if page.isFile() && !replaceablePage(f.html) {
+		return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", f.html)
 	}
 	for i, d := range docs {
 		switch why := report.FailureOf(d); {
 		case why == "":
-		case format == report.BenchFmt:
+		case printed == report.BenchFmt:
 			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
-		case format == report.CSV && len(docs) == 1: // it has the tables alone
+		case printed == report.CSV && len(docs) == 1: // it has only the tables
 			fmt.Fprintf(stderr, "spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
 		}
 	}
-	var b bytes.Buffer
-	switch {
-	case format == "":
-		return nil
-	case format == report.BenchFmt:
-		err = report.WriteBenchmarks(&b, names, docs...)
-	case len(docs) == 1:
-		err = report.Print(&b, format, docs[0], report.NotesOf(docs[0]))
-	default:
-		err = report.PrintDifference(&b, format, names, docs[0], docs[1])
+	var notes []string
+	if len(docs) == 1 {
+		notes = report.NotesOf(doc)
 	}
-	if err != nil {
+	if err := out.write(printed, doc, notes); err != nil {
 		return err
 	}
-	return toStdout(stdout, b.Bytes())
+	if page.isFile() && !f.quiet {
+		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", named.Inert(f.html))
+	}
+	return nil
 }
 
-// readResults reads one result, or two of one command. It returns their names for people, in which
-// standard input has one, too.
-func readResults(files []string) (names []string, docs []report.Measured, err error) {
+// readResults reads results. It returns their names for people, also of standard input.
+func readResults(files []string) (names []string, docs []report.Document, err error) {
 	for _, name := range files {
 		f := os.Stdin
 		switch {
@@ -134,39 +127,11 @@ func readResults(files []string) (names []string, docs []report.Measured, err er
 		}
 		names, docs = append(names, name), append(docs, doc)
 	}
-	if a, b := report.CommandOf(docs[0]), report.CommandOf(docs[len(docs)-1]); a != b {
-		return nil, nil, fail.Usagef("%s is of %s and %s of %s (give two results of one command)",
-			names[0], a, names[1], b)
-	}
 	return names, docs, nil
 }
 
 // maxResult is the maximum size of a result in bytes: hundreds of times the largest known one.
 const maxResult = 64 << 20
-
-// writePage writes the page to the file html, or to standard output.
-func writePage(html string, names []string, docs []report.Measured, quiet bool, stdout, stderr io.Writer) error {
-	var b bytes.Buffer
-	if err := report.WriteHTML(&b, names, docs...); err != nil {
-		return err
-	}
-	to := place{"--html " + html, html}
-	if to.isFile() {
-		if !replaceablePage(html) {
-			return fail.Usagef("%s exists and is no report of spillbench (name another file with --html FILE)", html)
-		}
-		if err := to.check(); err != nil {
-			return err
-		}
-	}
-	if err := to.write(stdout, b.Bytes()); err != nil {
-		return err
-	}
-	if to.isFile() && !quiet {
-		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", named.Inert(html))
-	}
-	return nil
-}
 
 // replaceablePage reports whether a file may be written: it is a report, empty, not a regular file, or
 // not there. The command takes the names of files, so one that was to be read is easily given as the

@@ -17,7 +17,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/observe/page"
 )
 
@@ -196,7 +195,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 		return errors.Join(err, out.showFailed(doc))
 	}
 	if res.Mismatches > 0 {
-		err = m.settle(ctx, fail.Wrongf("%s; the first: %s", page.Verified(doc.Verify).Wrong(), res.First))
+		err = m.settle(ctx, fail.Wrongf("%s; the first: %s", doc.Verify.Wrong(), res.First))
 	}
 	return m.finish(out, doc, err)
 }
@@ -266,7 +265,8 @@ func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (
 
 // document returns the result so far.
 func (f *runFlags) document(m *machine, sources []string, res job.Result) *report.Run {
-	stats := m.engine.Stats()
+	var made page.Run
+	made.Fill(m.engine.Stats())
 	doc := &report.Run{
 		Header: m.header("run"),
 		Config: report.RunConfig{
@@ -277,52 +277,17 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		Verify: report.Verification{
 			Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches, Corrupt: res.Corrupt,
 		},
-		Spaces: []report.Space{}, Edges: edges(stats.Edges), Phases: phases(res.Phases),
-		Waits: report.Waits{
-			Count: stats.Waits.Count, P50: stats.Waits.P50.Seconds(), P99: stats.Waits.P99.Seconds(),
-			P999: stats.Waits.P999.Seconds(), Max: stats.Waits.Max.Seconds(),
-		},
+		Spaces: made.Spaces, Edges: made.Edges, Phases: phases(res.Phases), Waits: made.Waits,
+		Work: made.Work, Tasks: made.Tasks[:min(len(made.Tasks), mostTasks)],
 	}
 	doc.Config.RowsPerBatch = f.input.rowsPerBatch
 	if f.runs > 1 {
 		doc.Config.Runs = f.runs
 	}
-	for _, s := range stats.Spaces {
-		space := report.Space{
-			ID: s.ID.String(), Backend: s.Backend, CapacityBytes: s.Capacity, PeakBytes: s.Peak, EndBytes: s.Used(),
-		}
-		if s.Disk != nil {
-			space.WrittenBytes, space.ReadBytes = s.Disk.Written, s.Disk.Read
-		}
-		doc.Spaces = append(doc.Spaces, space)
-	}
-	for _, w := range stats.Work {
-		doc.Work = append(doc.Work, report.Work{
-			Plan: w.Plan, Operator: w.Operator, Port: w.Port, DownBytes: w.Down.Bytes, UpBytes: w.Up.Bytes,
-			Unread: min(w.Unread, res.Unread), // another pass would have used the batches that the end drops
-		})
-	}
-	for _, o := range stats.Blocked[:min(len(stats.Blocked), mostTasks)] {
-		doc.Tasks = append(doc.Tasks, report.Task{
-			Name: o.Owner, Waits: o.Waits, Total: o.Total.Seconds(), Longest: o.Longest.Seconds(),
-		})
+	for i := range doc.Work { // another pass would have used the batches that the end drops
+		doc.Work[i].Unread = min(doc.Work[i].Unread, res.Unread)
 	}
 	return doc
-}
-
-// edges describes the moves of a run or of a replay.
-func edges(all []convert.EdgeStats) []report.Edge {
-	out := []report.Edge{}
-	for _, e := range all {
-		out = append(out, report.Edge{
-			From: e.From.String(), To: e.To.String(),
-			Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
-			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
-			Seconds: e.Busy.Seconds(), GiBPerS: report.Rate(e.Bytes, e.Busy.Seconds()), ByReason: e.ByReason,
-			P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
-		})
-	}
-	return out
 }
 
 func phases(all []job.Phase) (out []report.Phase) {

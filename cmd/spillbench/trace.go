@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/monitor"
+	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -224,6 +225,6 @@ func outcome(policy string, r *simulate.Result, err error) report.Outcome {
 	}
 	return report.Outcome{
 		Policy: policy, Seconds: r.Took.Seconds(), StalledSeconds: r.Stalled.Seconds(),
-		Accesses: r.Accesses, Found: r.Found, Bytes: r.Bytes(), FetchedBytes: r.Fetched(), Edges: edges(r.Moves),
+		Accesses: r.Accesses, Found: r.Found, Bytes: r.Bytes(), FetchedBytes: r.Fetched(), Edges: page.EdgesOf(r.Moves),
 	}
 }

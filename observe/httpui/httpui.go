@@ -28,14 +28,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/observe/timeline"
@@ -44,9 +41,6 @@ import (
 
 // samplePeriod is the time between samples of the spaces. A sample takes about 1 µs for each space.
 const samplePeriod = 20 * time.Millisecond
-
-// maxRows is the number of operators, and of tasks, that the page shows.
-const maxRows = 50
 
 // Recorder records the work of one engine and serves the page. New makes one. It is safe for
 // concurrent use.
@@ -81,46 +75,21 @@ func (r *Recorder) Watch(eng *spillway.Engine) (stop func()) {
 		return func() {}
 	}
 	r.mu.engine = eng
-	ended := make(chan struct{})
-	var done sync.WaitGroup
-	r.sample(eng)
-	done.Go(func() {
-		labels.Report.Set()
-		tick := time.NewTicker(samplePeriod)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ended:
-				return
-			case <-tick.C:
-				r.sample(eng)
-			}
-		}
-	})
-	return sync.OnceFunc(func() {
-		close(ended)
-		done.Wait()
-		r.sample(eng)
+	end := r.timeline.Watch(eng.Spaces, samplePeriod)
+	return func() {
+		end()
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.mu.over = true
-	})
-}
-
-func (r *Recorder) sample(eng *spillway.Engine) {
-	spaces := eng.Spaces()
-	states := make([]timeline.State, len(spaces))
-	for i, s := range spaces {
-		states[i] = timeline.StateOf(s)
 	}
-	r.timeline.Sample(time.Now(), states)
 }
 
-// ServeHTTP serves the page, to other machines only if Public is set.
+// ServeHTTP serves the page. Unless Public is set, it refuses requests from other machines and
+// requests that name another host.
 func (r *Recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if !r.Public && !page.IsLocal(req) {
-		const refused = "only this machine is served, by a loopback address or localhost (the program can set httpui.Recorder.Public)"
-		http.Error(w, refused, http.StatusForbidden)
+		http.Error(w, "only this machine is served, by a loopback address or localhost "+
+			"(the program can set httpui.Recorder.Public)", http.StatusForbidden)
 		return
 	}
 	page.Serve(w, req, r.report)
@@ -131,69 +100,53 @@ func (r *Recorder) report() *page.Report {
 	r.mu.Lock()
 	eng, over := r.mu.engine, r.mu.over
 	r.mu.Unlock()
-	pair := func(name, value string) page.Pair { return page.Pair{Name: name, Value: value} }
 	name := filepath.Base(os.Args[0])
 	run := page.Run{
 		Name: name, Began: r.began, Level: page.Warn, Timeline: r.timeline.Snapshot(page.Points, page.Numbers),
 		Headline: "There is no engine yet: the program has not called Watch.",
-		Machine: []page.Pair{
-			pair("process", fmt.Sprintf("%s, pid %d", name, os.Getpid())), pair("cores", strconv.Itoa(runtime.GOMAXPROCS(0))), pair("Go", runtime.Version()),
-		},
+		Machine: page.Pairs("process", fmt.Sprintf("%s, pid %d", name, os.Getpid()),
+			"cores", runtime.GOMAXPROCS(0), "Go", runtime.Version()),
 	}
 	run.Seconds = run.Timeline.Seconds
-	if eng == nil {
-		return &page.Report{Title: "Spillway in " + name, Live: !over, Runs: []page.Run{run}}
+	if eng != nil {
+		describe(&run, eng, over)
 	}
+	return &page.Report{Title: "Spillway in " + name, Live: !over, Runs: []page.Run{run}}
+}
+
+// describe sets the parts of the run that an engine reports.
+func describe(run *page.Run, eng *spillway.Engine, over bool) {
 	stats := eng.Stats()
 	run.Headline, run.Level = verdict(stats, over)
-	for _, s := range stats.Spaces {
-		run.Spaces = append(run.Spaces, page.Space{ID: s.ID.String(), Backend: s.Backend, Capacity: s.Capacity, Peak: s.Peak, End: s.Used(), Now: true})
+	run.Fill(stats)
+	slices.SortStableFunc(run.Work, func(a, b page.Work) int { return cmp.Compare(b.DownBytes, a.DownBytes) })
+	for i, w := range run.Work {
+		run.Work[i].Plan, run.Work[i].Operator = cut(w.Plan), cut(w.Operator)
 	}
-	moved := make(map[int]int64) // by direction: -1 down, 1 up, 0 within a tier, as from one GPU to another
-	for _, e := range stats.Edges {
-		moved[cmp.Compare(e.From.Kind, e.To.Kind)] += e.Bytes
-		run.Edges = append(run.Edges, page.Edge{
-			From: e.From.String(), To: e.To.String(), Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
-			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain, ByReason: e.ByReason,
-			Seconds: e.Busy.Seconds(), P50: e.P50.Seconds(), P99: e.P99.Seconds(), Longest: e.Longest.Seconds(),
-		})
+	for i, t := range run.Tasks {
+		run.Tasks[i].Name = cut(t.Name)
 	}
-	slices.SortStableFunc(stats.Work, func(a, b convert.WorkStats) int { return cmp.Compare(b.Down.Bytes, a.Down.Bytes) })
-	for _, w := range stats.Work[:min(len(stats.Work), maxRows)] {
-		run.Work = append(run.Work, page.Work{
-			Plan: cut(w.Plan), Operator: cut(w.Operator), Port: w.Port, Down: w.Down.Bytes, Up: w.Up.Bytes, Unread: w.Unread,
-		})
+	down, up, within := run.Moved()
+	facts := []any{
+		"recorded", time.Duration(run.Seconds * 1e9).Round(time.Second),
+		"moved down", size.Approx(down), "moved up", size.Approx(up), "waits for room", stats.Waits.Count,
+		"tasks running", stats.Admission.Running, "tasks waiting", stats.Admission.Waiting,
 	}
-	for _, b := range stats.Blocked[:min(len(stats.Blocked), maxRows)] {
-		run.Tasks = append(run.Tasks, page.Task{
-			Name: cut(b.Owner), Waits: b.Waits, Total: b.Total.Seconds(), Longest: b.Longest.Seconds(), Waiting: b.Waiting, SoFar: b.SoFar.Seconds(),
-		})
+	if within > 0 {
+		facts = append(facts, "moved within a tier", size.Approx(within))
 	}
-	w := stats.Waits
-	run.Waits = page.Waits{
-		Count: w.Count, P50: w.P50.Seconds(), P99: w.P99.Seconds(), Max: w.Max.Seconds(), Waiting: w.Waiting, Oldest: w.Oldest.Seconds(),
-	}
-	run.Facts = []page.Pair{
-		pair("recorded", time.Duration(run.Seconds*1e9).Round(time.Second).String()),
-		pair("moved down", size.Approx(moved[-1])), pair("moved up", size.Approx(moved[1])),
-		pair("waits for room", strconv.FormatInt(w.Count, 10)),
-		pair("tasks running", strconv.Itoa(stats.Admission.Running)), pair("tasks waiting", strconv.Itoa(stats.Admission.Waiting)),
-	}
-	if moved[0] > 0 {
-		run.Facts = append(run.Facts, pair("moved within a tier", size.Approx(moved[0])))
+	run.Facts = page.Pairs(facts...)
+	fields := map[tier.Kind]string{
+		tier.GPU: "GPUs, GPUMarks", tier.Host: "HostMemory, HostMarks", tier.Disk: "Disks, DiskMarks",
 	}
 	for _, s := range stats.Spaces {
 		run.Settings = append(run.Settings, page.Setting{
-			Name: s.ID.String(),
+			Name: s.ID.String(), Field: fields[s.ID.Kind],
 			Value: fmt.Sprintf("%s of %s: stop %s, trigger %s, limit %s",
 				s.Backend, size.Approx(s.Capacity), size.Approx(s.Stop), size.Approx(s.Trigger), size.Approx(s.Limit)),
-			Field: map[tier.Kind]string{tier.GPU: "GPUs, GPUMarks", tier.Host: "HostMemory, HostMarks", tier.Disk: "Disks, DiskMarks"}[s.ID.Kind],
 		})
 	}
-	for _, w := range eng.Warnings() {
-		run.Warnings = append(run.Warnings, page.Warning{What: w.What, Remedy: w.Remedy, Info: w.Info})
-	}
-	return &page.Report{Title: "Spillway in " + name, Live: !over, Runs: []page.Run{run}}
+	run.Warnings = eng.Warnings()
 }
 
 // maxName is the number of bytes of a name that the page shows: some programs name plans by their SQL,
@@ -213,22 +166,23 @@ const stuckAfter = 10 * time.Second
 
 // verdict returns the state of the engine as a sentence.
 func verdict(stats spillway.Stats, over bool) (string, page.Level) {
-	var full []string
+	var use []string
 	for _, s := range stats.Spaces {
 		if s.Lost {
 			return fmt.Sprintf("%s is lost, with what was in it.", s.ID), page.Bad
 		}
-		full = append(full, fmt.Sprintf("%s %.0f %%", s.ID, 100*float64(s.Used())/float64(max(1, s.Capacity))))
+		use = append(use, fmt.Sprintf("%s %.0f %%", s.ID, 100*float64(s.Used())/float64(max(1, s.Capacity))))
 	}
-	text := strings.Join(full, ", ")
+	full := strings.Join(use, ", ") + "."
 	switch {
 	case over:
-		return "The engine is no longer watched. At the end it was full to: " + text + ".", page.Good
+		return "The engine is no longer watched. At the end it was full to: " + full, page.Good
 	case stats.Waits.Oldest >= stuckAfter:
-		return fmt.Sprintf("%d requests wait for room, the oldest for %s. Full to: %s.",
-			stats.Waits.Waiting, stats.Waits.Oldest.Round(time.Second), text), page.Warn
+		return fmt.Sprintf("%d requests wait for room, the oldest for %s. Full to: %s",
+			stats.Waits.Waiting, stats.Waits.Oldest.Round(time.Second), full), page.Warn
 	case stats.Monitor.Refused > 0:
-		return fmt.Sprintf("%d waiters were refused, because all tiers were full. Full to: %s.", stats.Monitor.Refused, text), page.Warn
+		return fmt.Sprintf("%d waiters were refused, because all tiers were full. Full to: %s",
+			stats.Monitor.Refused, full), page.Warn
 	}
-	return "Full to: " + text + ".", page.Good
+	return "Full to: " + full, page.Good
 }

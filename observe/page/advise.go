@@ -9,24 +9,24 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Advice is something to change: what was found, with its figures, and which flag of spillbench and
-// field of spillway.Config change it.
+// Advice recommends a change: the finding with its figures, and the flag of spillbench and the field of
+// spillway.Config to change.
 type Advice struct{ What, Change, Flag, Field string }
 
-// What a rule takes for much. A part that is smaller is not worth a change.
+// Thresholds of the rules. A smaller part is not worth a change.
 const (
 	slowDisk   = 0.6  // of the raw limit: less is slow
-	busyDisk   = 0.6  // of the raw limit, over the whole run: more is what bounds it
+	busyDisk   = 0.6  // of the raw limit, over the whole run: more bounds the run
 	muchWaited = 0.25 // waits at once, in the mean
-	muchInVain = 0.25 // of what was moved ahead
-	muchUnread = 0.3  // of what was moved down
+	muchInVain = 0.25 // of the bytes that were moved ahead
+	muchUnread = 0.3  // of the bytes that were moved down
 	worthwhile = 0.05 // of all bytes that were moved
 )
 
 func isDisk(space string) bool { return strings.HasPrefix(space, "disk:") }
 func isHost(space string) bool { return strings.HasPrefix(space, "host:") }
 
-// setting returns the value of a setting; empty if there is none.
+// setting returns the value of a setting, or "" if there is none.
 func (r *Run) setting(flag string) string {
 	for _, s := range r.Settings {
 		if s.Flag == flag {
@@ -36,15 +36,7 @@ func (r *Run) setting(flag string) string {
 	return ""
 }
 
-// moved is what was moved in all.
-func (r *Run) moved() (bytes int64) {
-	for _, e := range r.Edges {
-		bytes += e.Bytes
-	}
-	return bytes
-}
-
-// peakOf is the highest rate of an edge over time, in GiB/s.
+// peakOf returns the highest rate of an edge over time, in GiB/s.
 func (r *Run) peakOf(from, to string) float64 {
 	if r.Timeline == nil {
 		return 0
@@ -57,7 +49,7 @@ func (r *Run) peakOf(from, to string) float64 {
 	return 0
 }
 
-// waiting is how many waited at once, in the mean.
+// waiting returns the mean number of concurrent waits.
 func (r *Run) waiting() float64 {
 	if r.Timeline == nil || r.Timeline.Seconds <= 0 {
 		return 0
@@ -69,18 +61,19 @@ func (r *Run) waiting() float64 {
 	return total / r.Timeline.Seconds
 }
 
-// advise returns what to change, the most important first.
+// advise returns the recommendations, the most important first.
 func advise(r *Run) (all []Advice) {
-	moved := r.moved()
-	if moved == 0 {
+	if r.total() == 0 {
 		return nil
 	}
-	rules := []func(*Run, int64) Advice{failing, throttled, boundByDisk, slowOfDisk, hostTooSmall, aheadInVain, neverRead, waits}
+	rules := []func(*Run) Advice{
+		failing, throttled, boundByDisk, slowOfDisk, hostTooSmall, aheadInVain, neverRead, waits,
+	}
 	if r.Failed { // its speed means nothing, and its error has the advice
 		rules = rules[:1]
 	}
 	for _, rule := range rules {
-		if a := rule(r, moved); a.What != "" {
+		if a := rule(r); a.What != "" {
 			all = append(all, a)
 		}
 	}
@@ -90,25 +83,27 @@ func advise(r *Run) (all []Advice) {
 const moreRoom = "give it more room: make some there, name another directory, or set its size"
 
 // failing applies if a disk fails or is full, which matters more than anything else.
-func failing(r *Run, _ int64) Advice {
+func failing(r *Run) Advice {
 	if r.Timeline == nil {
 		return Advice{}
 	}
 	for _, n := range r.Timeline.Notes {
 		at, full := took(n.At), ""
-		switch {
-		case n.Kind == "disk nearly full":
+		switch n.Kind {
+		case "disk nearly full":
 			full = n.Space + " is nearly full"
-		case n.Kind == "waiters refused":
+		case "waiters refused":
 			full = fmt.Sprintf("the disk was full at %s, and so was all memory above it", at)
-		case n.Kind == "disk failing" && isFull(n.Text):
-			full = fmt.Sprintf("%s was full at %s", n.Space, at)
-		case n.Kind == "disk failing" || n.Kind == "corruption found" || n.Kind == "space lost":
-			a := Advice{fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, at), "replace the device, or leave it out", "--disk DIR", "Disks"}
-			if v := r.setting("--fault"); v != "" && v != Off {
-				a.Change, a.Flag, a.Field = "leave the flag out: the fault was made on purpose", "--fault", "Disks[].FS"
+		case "disk failing", "corruption found", "space lost":
+			if n.Kind == "disk failing" && isFull(n.Text) {
+				full = fmt.Sprintf("%s was full at %s", n.Space, at)
+				break
 			}
-			return a
+			what := fmt.Sprintf("%s: %s at %s", n.Space, n.Kind, at)
+			if v := r.setting("--fault"); v != "" && v != Off {
+				return Advice{what, "leave the flag out: the fault was made on purpose", "--fault", "Disks[].FS"}
+			}
+			return Advice{what, "replace the device, or leave it out", "--disk DIR", "Disks"}
 		default:
 			continue
 		}
@@ -122,16 +117,19 @@ func isFull(text string) bool {
 	return strings.Contains(text, "no space left on device") || strings.Contains(text, "quota exceeded")
 }
 
-func throttled(r *Run, _ int64) Advice {
+func throttled(r *Run) Advice {
 	v := r.setting("--disk-throttle")
 	if v == "" || v == Off {
 		return Advice{}
 	}
-	return Advice{"each spill directory was slowed to " + v + " on purpose", "leave the flag out to see the disk's own speed", "--disk-throttle", "Disks[].FS"}
+	return Advice{
+		"each spill directory was slowed to " + v + " on purpose",
+		"leave the flag out to see the disk's own speed", "--disk-throttle", "Disks[].FS",
+	}
 }
 
-// traffic is the bytes that a disk's file system wrote, and the parts of the bytes that the engine moved
-// that it wrote and read: compression makes them smaller.
+// traffic is the bytes that a disk's file system wrote. The parts are the bytes that it wrote and read by
+// those that the engine moved: less than 1 if they are compressed.
 type traffic struct {
 	written               int64
 	writtenPart, readPart float64
@@ -149,9 +147,9 @@ func (r *Run) onDisk(disk string) traffic {
 		}
 	}
 	for _, s := range r.Spaces {
-		if s.ID == disk && s.Written+s.Read > 0 {
+		if s.ID == disk && s.WrittenBytes+s.ReadBytes > 0 {
 			part := func(of, whole int64) float64 { return min(1, float64(of)/float64(max(1, whole))) }
-			return traffic{s.Written, part(s.Written, to), part(s.Read, from), true}
+			return traffic{s.WrittenBytes, part(s.WrittenBytes, to), part(s.ReadBytes, from), true}
 		}
 	}
 	codec := r.setting("--codec")
@@ -159,7 +157,7 @@ func (r *Run) onDisk(disk string) traffic {
 }
 
 // boundByDisk applies if a disk was busy with writes during most of the run.
-func boundByDisk(r *Run, _ int64) Advice {
+func boundByDisk(r *Run) Advice {
 	for _, e := range first(r.Edges) {
 		disk := r.onDisk(e.To)
 		mean := rate(disk.written, r.Seconds)
@@ -167,14 +165,12 @@ func boundByDisk(r *Run, _ int64) Advice {
 			continue
 		}
 		is, limit := alike(inRates, mean, e.Limit)
-		a := Advice{
-			What:   fmt.Sprintf("writing to %s bounds the run: %s on average%s, of the %s that the disk can do", e.To, is, compressed(disk.writtenPart), limit),
-			Change: "add a second spill directory on another disk", Flag: "--disk DIR", Field: "Disks",
-		}
+		what := fmt.Sprintf("writing to %s bounds the run: %s on average%s, of the %s that the disk can do",
+			e.To, is, compressed(disk.writtenPart), limit)
 		if r.setting("--codec") == "none" {
-			a.Change, a.Flag, a.Field = "compress what goes to disk", "--codec auto", "Codec"
+			return Advice{what, "compress what goes to disk", "--codec auto", "Codec"}
 		}
-		return a
+		return Advice{what, "add a second spill directory on another disk", "--disk DIR", "Disks"}
 	}
 	return Advice{}
 }
@@ -189,9 +185,9 @@ func compressed(part float64) string {
 
 // slowOfDisk applies if an edge with a disk never came near the speed of the disk. If the engine chooses
 // the codec, processors may be the bottleneck, and more concurrent moves would need more of them.
-func slowOfDisk(r *Run, moved int64) Advice {
+func slowOfDisk(r *Run) Advice {
 	for _, e := range first(r.Edges) {
-		if !isDisk(e.From) && !isDisk(e.To) || e.Limit <= 0 || float64(e.Bytes) < worthwhile*float64(moved) {
+		if !isDisk(e.From) && !isDisk(e.To) || e.Limit <= 0 || float64(e.Bytes) < worthwhile*float64(r.total()) {
 			continue
 		}
 		disk := r.onDisk(e.To)
@@ -205,16 +201,14 @@ func slowOfDisk(r *Run, moved int64) Advice {
 			continue
 		}
 		is, limit := alike(inRates, peak, e.Limit)
-		a := Advice{
-			What:   fmt.Sprintf("%s → %s reached %s at most%s, of the %s that the disk can do (%s)", e.From, e.To, is, compressed(part), limit, percent(peak/e.Limit)),
-			Change: "do more at once", Flag: "--moves-per-edge", Field: "MovesPerEdge",
-		}
+		what := fmt.Sprintf("%s → %s reached %s at most%s, of the %s that the disk can do (%s)",
+			e.From, e.To, is, compressed(part), limit, percent(peak/e.Limit))
 		if codec := r.setting("--codec"); codec == "zstd" || codec == "s2" || codec == "bitpack" {
-			a.Change, a.Flag, a.Field = "leave the choice of the codec to the engine, which measures", "--codec auto", "Codec"
-		} else if compressed(part) != "" {
-			continue
+			return Advice{what, "leave the choice of the codec to the engine, which measures", "--codec auto", "Codec"}
 		}
-		return a
+		if compressed(part) == "" {
+			return Advice{what, "do more at once", "--moves-per-edge", "MovesPerEdge"}
+		}
 	}
 	return Advice{}
 }
@@ -236,8 +230,9 @@ func (r *Run) hostTrigger() float64 {
 
 // hostTooSmall applies if a larger host memory could have held the bytes that came back from disk. It
 // never applies to input whose size follows from the memories.
-func hostTooSmall(r *Run, moved int64) Advice {
+func hostTooSmall(r *Run) Advice {
 	var back, host, disk int64
+	moved := r.total()
 	for _, e := range r.Edges {
 		if isDisk(e.From) {
 			back += e.Bytes
@@ -246,9 +241,9 @@ func hostTooSmall(r *Run, moved int64) Advice {
 	for _, s := range r.Spaces {
 		switch {
 		case isDisk(s.ID):
-			disk += s.Peak
+			disk += s.PeakBytes
 		case isHost(s.ID):
-			host += s.Capacity
+			host += s.CapacityBytes
 		}
 	}
 	if r.Follows || host == 0 || float64(back) < 0.2*float64(moved) {
@@ -256,31 +251,34 @@ func hostTooSmall(r *Run, moved int64) Advice {
 	}
 	enough := int64(float64(host+disk) / r.hostTrigger())
 	return Advice{
-		What:   fmt.Sprintf("%s came back from disk, %s of all that was moved; the disk held %s at most", size.Approx(back), share(back, moved), size.Approx(disk)),
-		Change: fmt.Sprintf("with %s of host memory instead of %s nothing would have to go to disk", size.Approx(enough), size.Approx(host)),
-		Flag:   "--host-memory", Field: "HostMemory",
+		fmt.Sprintf("%s came back from disk, %s of all that was moved; the disk held %s at most",
+			size.Approx(back), share(back, moved), size.Approx(disk)),
+		fmt.Sprintf("with %s of host memory instead of %s nothing would have to go to disk",
+			size.Approx(enough), size.Approx(host)),
+		"--host-memory", "HostMemory",
 	}
 }
 
-func aheadInVain(r *Run, moved int64) Advice {
+func aheadInVain(r *Run) Advice {
 	var ahead, unused int64
 	for _, e := range r.Edges {
 		ahead, unused = ahead+e.Ahead, unused+e.AheadInVain
 	}
-	if float64(unused) < max(muchInVain*float64(ahead), worthwhile*float64(moved)) {
+	if float64(unused) < max(muchInVain*float64(ahead), worthwhile*float64(r.total())) {
 		return Advice{}
 	}
 	return Advice{
-		What:   fmt.Sprintf("of %s that was moved or copied before it was needed, %s (%s) was never used", size.Approx(ahead), size.Approx(unused), share(unused, ahead)),
-		Change: "copy less ahead", Flag: "--write-ahead", Field: "WriteAhead",
+		fmt.Sprintf("of %s that was moved or copied before it was needed, %s (%s) was never used",
+			size.Approx(ahead), size.Approx(unused), share(unused, ahead)),
+		"copy less ahead", "--write-ahead", "WriteAhead",
 	}
 }
 
-func neverRead(r *Run, _ int64) Advice {
+func neverRead(r *Run) Advice {
 	var down, unread int64
 	worst := Work{}
 	for _, w := range r.Work {
-		down, unread = down+w.Down, unread+w.Unread
+		down, unread = down+w.DownBytes, unread+w.Unread
 		if w.Unread >= worst.Unread {
 			worst = w
 		}
@@ -288,20 +286,23 @@ func neverRead(r *Run, _ int64) Advice {
 	if down == 0 || float64(unread) < muchUnread*float64(down) {
 		return Advice{}
 	}
-	what := fmt.Sprintf("%s (%s of what was moved down) was dropped without having been used again", size.Approx(unread), share(unread, down))
+	what := fmt.Sprintf("%s (%s of what was moved down) was dropped without having been used again",
+		size.Approx(unread), share(unread, down))
 	if worst.Operator != "" {
 		what += ", most of it of operator " + operator(worst)
 	}
 	return Advice{what, "drop batches sooner, or give the memory above more room", "--host-memory", "HostMemory"}
 }
 
-func waits(r *Run, _ int64) Advice {
+func waits(r *Run) Advice {
 	n := r.waiting()
 	if n < muchWaited {
 		return Advice{}
 	}
 	return Advice{
-		What:   fmt.Sprintf("%.1f requests waited for room at once, on average; %s waits, the longest %s", n, count(r.Waits.Count), took(r.Waits.Max)),
-		Change: "start to move batches down sooner, so that there is room when it is asked for", Flag: "--trigger, --stop", Field: "GPUMarks",
+		fmt.Sprintf("%.1f requests waited for room at once, on average; %s waits, the longest %s",
+			n, count(r.Waits.Count), took(r.Waits.Max)),
+		"start to move batches down sooner, so that there is room when it is asked for",
+		"--trigger, --stop", "GPUMarks",
 	}
 }

@@ -28,8 +28,14 @@ func TestIncompleteTimeline(t *testing.T) {
 func spilled() *Run {
 	return &Run{
 		Seconds: 10,
-		Spaces:  []Space{{ID: "host:0", Capacity: 50 << 30, Peak: 40 << 30}, {ID: "disk:0", Capacity: 1 << 40, Peak: 35 << 30}},
-		Edges:   []Edge{{From: "host:0", To: "disk:0", Bytes: 35 << 30, Limit: 5}, {From: "disk:0", To: "host:0", Bytes: 35 << 30, Limit: 5}},
+		Spaces: []Space{
+			{ID: "host:0", CapacityBytes: 50 << 30, PeakBytes: 40 << 30},
+			{ID: "disk:0", CapacityBytes: 1 << 40, PeakBytes: 35 << 30},
+		},
+		Edges: []Edge{
+			{From: "host:0", To: "disk:0", Bytes: 35 << 30, Limit: 5},
+			{From: "disk:0", To: "host:0", Bytes: 35 << 30, Limit: 5},
+		},
 		Timeline: &timeline.Timeline{
 			Seconds: 10, IntervalSeconds: 10, Edges: []timeline.Edge{{From: "host:0", To: "disk:0", Bytes: []int64{10 << 30}}},
 		},
@@ -131,7 +137,7 @@ func TestAdviceOnCompressedBytes(t *testing.T) {
 	} {
 		r := spilled()
 		r.Settings = []Setting{{Flag: "--codec", Value: c.codec}}
-		r.Spaces[1].Written, r.Spaces[1].Read = c.written, c.read
+		r.Spaces[1].WrittenBytes, r.Spaces[1].ReadBytes = c.written, c.read
 		for i := range r.Edges {
 			r.Edges[i].Limit = c.limit
 		}

@@ -2,19 +2,23 @@ package page
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/observe/timeline"
 )
 
 // ran is a run like that of spillbench: of what it was set to, what went through, and what it did.
 func ran() Run {
 	return Run{
-		Seconds: 10, Input: Input{Sources: "a generated table (seed 1)", Rows: 1000, Batches: 97, Bytes: 400 << 20}, Verified: Verified{Checked: true, Batches: 97},
-		Phases: []Phase{{"load", 6, 400 << 20}, {"pass-1", 4, 400 << 20}, {"drain", 0.001, 0}},
+		Seconds: 10,
+		Input:   Input{Sources: []string{"a generated table (seed 1)"}, Rows: 1000, Batches: 97, Bytes: 400 << 20},
+		Verify:  Verification{Checked: true, Batches: 97},
+		Phases:  []Phase{{"load", 6, 400 << 20}, {"pass-1", 4, 400 << 20}, {"drain", 0.001, 0}},
 		Edges: []Edge{
 			{From: "gpu:0", To: "host:0", Bytes: 300 << 20, Seconds: 0.3},
 			{From: "host:0", To: "disk:0", Bytes: 200 << 20, Seconds: 2, Limit: 1.5},
@@ -50,13 +54,7 @@ func slower() Run {
 func texts(all []Difference) string {
 	var b strings.Builder
 	for _, d := range all {
-		word := "better"
-		if d.Plain {
-			word = "plain"
-		} else if d.Worse {
-			word = "worse"
-		}
-		fmt.Fprintf(&b, "%s %s: %s\n", d.About, word, d.Text)
+		fmt.Fprintf(&b, "%s %s: %s\n", d.About, cmp.Or(d.Is, "plain"), d.Text)
 	}
 	return b.String()
 }
@@ -70,7 +68,7 @@ func TestDifferInNoise(t *testing.T) {
 	if len(all) < 5 || all[0].Text != "Nothing that you set differs: what follows may be noise. Repeat each run." {
 		t.Fatal(texts(all))
 	}
-	if slices.ContainsFunc(all, func(d Difference) bool { return !d.Plain || d.About == "configuration" }) {
+	if slices.ContainsFunc(all, func(d Difference) bool { return d.Is != "" || d.About == "configuration" }) {
 		t.Error(texts(all))
 	}
 	b.Settings[0].Value = "2"
@@ -97,7 +95,7 @@ func TestDifferOfLittle(t *testing.T) {
 // TestDifferInData: other data comes before all else, and then times are not compared: rates are.
 func TestDifferInData(t *testing.T) {
 	a, b := ran(), ran()
-	b.Input = Input{Sources: "x.parquet", Rows: 5000, Batches: 270, Bytes: 1126 << 20}
+	b.Input = Input{Sources: []string{"x.parquet"}, Rows: 5000, Batches: 270, Bytes: 1126 << 20}
 	b.Seconds, b.Phases[0] = 30, Phase{"load", 26, 1126 << 20}
 	b.Edges[0].Bytes, b.Waits.P99 = 900<<20, 1
 	all := Differ(&a, &b)
@@ -108,7 +106,7 @@ func TestDifferInData(t *testing.T) {
 	if !strings.Contains(text, "Both went through their data about as fast: A at 40.0 MiB/s, B at 37.5 MiB/s.") || strings.Contains(text, " as long") || strings.Contains(text, "moved") {
 		t.Error(text)
 	}
-	if slices.ContainsFunc(all, func(d Difference) bool { return !d.Plain }) {
+	if slices.ContainsFunc(all, func(d Difference) bool { return d.Is != "" }) {
 		t.Error(text)
 	}
 	b.Seconds = 60
@@ -116,7 +114,7 @@ func TestDifferInData(t *testing.T) {
 		t.Error(text)
 	}
 	b = ran()
-	b.Input.Sources = "y.parquet" // of the same size: times can be compared
+	b.Input.Sources = []string{"y.parquet"} // of the same size: times can be compared
 	b.Seconds = 20
 	if text := texts(Differ(&a, &b)); !strings.Contains(text, "time worse: B took 20.0 s instead of 10.0 s: 2.0 times as long as A.") || strings.Contains(text, "noise") {
 		t.Error(text)
@@ -126,10 +124,10 @@ func TestDifferInData(t *testing.T) {
 // TestDifferInVerification: wrong data is said before anything else, and is never noise.
 func TestDifferInVerification(t *testing.T) {
 	a, b := ran(), ran()
-	b.Verified.Mismatches = 5
+	b.Verify.Mismatches = 5
 	refused, both := ran(), ran()
-	refused.Seconds, refused.Verified.Mismatches, refused.Verified.Corrupt = 2, 1, 1
-	both.Verified.Mismatches, both.Verified.Corrupt = 3, 1
+	refused.Seconds, refused.Verify.Mismatches, refused.Verify.Corrupt = 2, 1, 1
+	both.Verify.Mismatches, both.Verify.Corrupt = 3, 1
 	for _, c := range []struct {
 		a, b *Run
 		want string
@@ -211,19 +209,19 @@ func TestPageIsBounded(t *testing.T) {
 	const many = 20_000
 	var r Run
 	line := &timeline.Timeline{Seconds: 1, IntervalSeconds: 1, Waits: timeline.Waits{Ended: []int64{1}}}
-	bars := Bars{Title: "bars"}
 	for i := range many {
 		id := fmt.Sprint("disk:", i)
 		r.Spaces = append(r.Spaces, Space{ID: id})
 		r.Edges = append(r.Edges, Edge{From: "gpu:0", To: id, Bytes: 1 << 20, Seconds: 1, Limit: 1, ByReason: map[string]int64{"work": 1}})
 		r.Work, r.Tasks, r.Phases = append(r.Work, Work{Plan: id}), append(r.Tasks, Task{Name: id}), append(r.Phases, Phase{Name: id})
-		r.Settings, r.Machine, r.Warnings = append(r.Settings, Setting{Name: id}), append(r.Machine, Pair{Name: id}), append(r.Warnings, Warning{What: id})
-		r.Figures = append(r.Figures, Figure{Name: id, Value: float64(1 + i%7), Unit: "GiB/s"})
+		r.Settings, r.Machine = append(r.Settings, Setting{Name: id}), append(r.Machine, Pair{Name: id})
+		r.Warnings = append(r.Warnings, diag.Warning{What: id})
+		bars := []Bar{{Name: id, Value: 1}}
+		r.Figures = append(r.Figures, Figure{Name: id, Value: float64(1 + i%7), Unit: "GiB/s", Bars: bars})
 		line.Spaces, line.Edges = append(line.Spaces, timeline.Space{ID: id}), append(line.Edges, timeline.Edge{From: "gpu:0", To: id})
 		line.Causes, line.Phases, line.Notes = append(line.Causes, timeline.Cause{Name: id}), append(line.Phases, timeline.Phase{Name: id}), append(line.Notes, timeline.Note{Kind: id})
-		bars.Groups = append(bars.Groups, Group{Name: id, Bars: []Bar{{Name: id, Value: 1}}})
 	}
-	r.Timeline, r.Bars = line, []Bars{bars}
+	r.Timeline = line
 	r.Edges[0].ByReason = map[string]int64{}
 	for i := range many {
 		r.Edges[0].ByReason[fmt.Sprint(i)] = 1
@@ -280,7 +278,8 @@ func TestTasks(t *testing.T) {
 // TestNumbersOfBars have as many digits as those of a comparison.
 func TestNumbersOfBars(t *testing.T) {
 	var b bytes.Buffer
-	if err := Write(&b, &Report{Runs: []Run{{Bars: []Bars{{Title: "t", Unit: "GiB/s", Groups: []Group{{Bars: []Bar{{Value: 1}, {Value: 12345}}}}}}}}}); err != nil {
+	f := Figure{Title: "t", Unit: "GiB/s", Bars: []Bar{{Value: 1}, {Value: 12345}}}
+	if err := Write(&b, &Report{Runs: []Run{{Figures: []Figure{f}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if text := b.String(); !strings.Contains(text, "<b>1.00 <small>GiB/s") || !strings.Contains(text, "<b>12345 <small>GiB/s") {

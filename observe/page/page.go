@@ -1,13 +1,13 @@
 // Package page makes reports of engines as one HTML page.
 //
-//	Run (plain values) ─┬─▶ advise: what to change ─┐
-//	Run ────────────────┴─▶ Differ: what differs ───┼──▶ Write: a file    Serve: a live page
-//	timeline.Timeline ─────▶ plots ─────────────────┘
+//	Run ──▶ advise: what to change ────┐
+//	Run ──▶ Differ: what differs ──────┼──▶ Write: a file
+//	timeline.Timeline ──▶ plots ───────┘    Serve: a live page
 //
-// A page has all that it needs in itself: style, script, and data as JSON. It makes no request, except
-// for that a live page asks its own address for new data. All texts are escaped by html/template. The
-// page's policy allows its own script and style alone, so that a text that came through could do
-// nothing. Plots are drawn by uPlot (folder uplot); all tables are there without a script, too.
+// A page contains everything that it needs: style, script, and data as JSON. The only requests are those
+// of a live page, which asks its own address for new data. Package html/template escapes all texts, and
+// the page's policy allows only its own script and style, so that a text that came through would have
+// no effect. uPlot (folder uplot) draws the plots; the tables need no script.
 package page
 
 import (
@@ -28,6 +28,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/observe/timeline"
 )
@@ -42,14 +43,17 @@ const (
 // maxAdvice is the maximum number of recommendations on a page, the most important first.
 const maxAdvice = 6
 
-// Report is what a page shows: one run, or two that are compared.
+// Report is the content of a page: one run, or two that are compared.
 type Report struct {
 	Title string
 	Runs  []Run
 	Live  bool // the page asks for new data each second
 }
 
-// Run is what one run did. Sizes are in bytes. What is empty is not shown.
+// Run is what one run did. Sizes are in bytes and times in seconds. The page leaves out empty parts.
+//
+// Types with JSON keys are also parts of the documents of spillbench: the keys belong to the schema
+// spillway.spillbench/v1, so they are neither renamed nor removed.
 type Run struct {
 	Name     string // in comparisons, such as a file's
 	Command  string // the command line
@@ -57,12 +61,12 @@ type Run struct {
 	Headline string // the verdict in words
 	Level    Level
 	Failed   bool   // it has an error in place of a result
-	Held     []Pair // what was in use of each space when it failed, and by whom
+	Held     []Held // when it failed
 	Facts    []Pair // the figures that matter most
 	Seconds  float64
 	Follows  bool // the data is as large as the memories make it
 	Input    Input
-	Verified Verified
+	Verify   Verification
 
 	Timeline *timeline.Timeline
 	Spaces   []Space
@@ -73,13 +77,11 @@ type Run struct {
 	Phases   []Phase
 	Settings []Setting
 	Machine  []Pair
-	Warnings []Warning
-
-	Figures []Figure // of a measurement
-	Bars    []Bars   // the same as pictures
+	Warnings []diag.Warning
+	Figures  []Figure // of a measurement
 }
 
-// Level says how good a verdict is.
+// Level is how good a verdict is.
 type Level string
 
 // The levels.
@@ -92,112 +94,163 @@ const (
 // Pair is a name and a value.
 type Pair struct{ Name, Value string }
 
-// Input is the data that went through. The zero value says nothing.
-type Input struct {
-	Sources              string
-	Rows, Batches, Bytes int64
+// Pairs makes pairs of alternating names and values.
+func Pairs(namesAndValues ...any) (all []Pair) {
+	for p := range slices.Chunk(namesAndValues, 2) {
+		all = append(all, Pair{fmt.Sprint(p[0]), fmt.Sprint(p[1])})
+	}
+	return all
 }
 
-// Verified is how many batches were checked, how many of them were wrong, and of how many of these the
-// engine found that itself, and gave out nothing.
-type Verified struct {
-	Checked                      bool
-	Batches, Mismatches, Corrupt int64
+// Input is the data that was loaded. It is empty for runs that load none.
+type Input struct {
+	Sources []string `json:"sources"`
+	Rows    int64    `json:"rows"`
+	Batches int64    `json:"batches"`
+	Bytes   int64    `json:"bytes"` // as laid out for the tiers
+}
+
+// Names joins the first few of the sources.
+func (i Input) Names() string {
+	if more := len(i.Sources) - 3; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(i.Sources[:3], ", "), more)
+	}
+	return strings.Join(i.Sources, ", ")
+}
+
+// Verification counts the batches that were compared, over all passes, and those that differed.
+type Verification struct {
+	Checked    bool  `json:"checked"`
+	Batches    int64 `json:"batches"`
+	Mismatches int64 `json:"mismatches"`
+	Corrupt    int64 `json:"corrupt,omitempty"` // of Mismatches: the engine found the corruption and refused the batch
 }
 
 // Wrong describes the mismatches, of which there is at least one.
-func (v Verified) Wrong() string {
-	of := fmt.Sprintf("%s of %s batches ", count(v.Mismatches), count(v.Batches))
-	were := func(n int64) string { return word(n == 1, "was", "were") + " found corrupt when read, and refused" }
-	switch other := v.Mismatches - v.Corrupt; {
+func (v Verification) Wrong() string {
+	of, others := fmt.Sprintf("%s of %s batches ", count(v.Mismatches), count(v.Batches)), v.Mismatches-v.Corrupt
+	const refused, changed = "found corrupt when read, and refused", "came back with other bytes than were loaded"
+	was := word(v.Corrupt == 1, "was ", "were ")
+	switch {
 	case v.Corrupt <= 0:
-		return of + "came back with other bytes than were loaded"
-	case other <= 0:
-		return of + were(v.Mismatches)
-	default:
-		return fmt.Sprintf("%swere wrong: %s %s, and %s came back with other bytes than were loaded", of, count(v.Corrupt), were(v.Corrupt), count(other))
+		return of + changed
+	case others <= 0:
+		return of + was + refused
 	}
+	return of + "were wrong: " + count(v.Corrupt) + " " + was + refused + ", and " + count(others) + " " + changed
 }
 
 // Setting is one of the configuration, with the flag and the field of Config that set it.
 type Setting struct {
 	Name, Value, Flag, Field string
-	// Same is what is compared instead of Value, where that has more than was set: what the machine
-	// has free, or what happened.
+	// Same is compared instead of Value if Value has more than was set: the machine's free space, or
+	// how often a fault hit.
 	Same string
-	// Says begins a sentence that the value ends, such as "the disk was slowed to". A value Off is its
-	// contrary.
+	// Says begins a sentence that the value ends, such as "the disk was slowed to". The value Off means
+	// the contrary.
 	Says string
 }
 
 // Off is the value of a setting that does nothing.
 const Off = "off"
 
-// Warning is what the machine refused.
-type Warning struct {
-	What, Remedy string
-	Info         bool
-}
-
-// Space is one space's books.
+// Space is one memory or spill directory.
 type Space struct {
-	ID, Backend         string
-	Capacity, Peak, End int64
-	Now                 bool  // End is what is used now, and not a leak
-	Written, Read       int64 // of a disk: what went through its file system, after compression; 0: not known
+	ID            string `json:"id"`
+	Backend       string `json:"backend"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+	PeakBytes     int64  `json:"peak_bytes"`
+	EndBytes      int64  `json:"end_bytes"` // in use: now on a live page, else after everything was closed
+
+	// Bytes that went through the file system of a spill directory, after compression; 0: not known.
+	WrittenBytes int64 `json:"written_bytes,omitempty"`
+	ReadBytes    int64 `json:"read_bytes,omitempty"`
 }
 
-// Edge is what was moved between two spaces. Seconds is the sum over moves, which overlap.
+// Edge counts the moves from one space to another. Moves overlap, so Seconds, the sum over moves, may
+// exceed the wall time, and the rate is that of one move at a time.
 type Edge struct {
-	From, To                      string
-	Batches, Bytes                int64
-	Copies, Unmoved               int64
-	Ahead, AheadUsed, AheadInVain int64
-	Seconds                       float64
-	P50, P99, Longest             float64 // seconds
-	ByReason                      map[string]int64
-	Limit                         float64 // GiB/s of the machine without the engine; 0: not measured
-	LimitOf                       string  // what that is
+	From    string `json:"from"`
+	To      string `json:"to"`
+	Batches int64  `json:"batches"`
+	Bytes   int64  `json:"bytes"`
+	Copies  int64  `json:"copies"`        // batches that already had a valid copy in To
+	Unmoved int64  `json:"unmoved_bytes"` // of those batches; not counted in Bytes
+	// Ahead counts bytes that were moved before they were needed, or copied to a disk. AheadUsed of
+	// them were used afterwards, and AheadInVain never.
+	Ahead       int64 `json:"ahead_bytes"`
+	AheadUsed   int64 `json:"ahead_used_bytes"`
+	AheadInVain int64 `json:"ahead_in_vain_bytes"`
+
+	Seconds  float64          `json:"seconds"`
+	GiBPerS  float64          `json:"gib_per_s"`
+	ByReason map[string]int64 `json:"by_reason"` // bytes
+
+	// Durations of moves that moved bytes; percentiles are at most 1/16 too high.
+	P50     float64 `json:"p50_seconds,omitempty"`
+	P99     float64 `json:"p99_seconds,omitempty"`
+	Longest float64 `json:"longest_seconds,omitempty"`
+
+	Limit   float64 `json:"-"` // GiB/s of the machine without the engine; 0: not measured
+	LimitOf string  `json:"-"` // what was measured, such as "memmove"
 }
 
-// Work is what was moved for an operator.
+// Work counts the moves for the batches of an operator.
 type Work struct {
-	Plan, Operator   string
-	Port             int
-	Down, Up, Unread int64
+	Plan      string `json:"plan"`
+	Operator  string `json:"operator"`
+	Port      int    `json:"port"`
+	DownBytes int64  `json:"down_bytes"`
+	UpBytes   int64  `json:"up_bytes"`
+	Unread    int64  `json:"unread_bytes"` // moved down and dropped unused, before the end dropped everything
 }
 
-// Task is how long a task waited for room.
+// Task sums up the waits for room of the tasks of a name.
 type Task struct {
-	Name           string
-	Waits          int64
-	Total, Longest float64 // seconds
-	Waiting        int64   // that are not over
-	SoFar          float64 // how long these have taken, added up
+	Name    string  `json:"name"`
+	Waits   int64   `json:"waits"`
+	Total   float64 `json:"total_seconds"` // waits may overlap
+	Longest float64 `json:"longest_seconds"`
+
+	Waiting int64   `json:"-"` // waits that last
+	SoFar   float64 `json:"-"` // the sum of these in seconds
 }
 
 // Waits are the waits for room, in seconds.
 type Waits struct {
-	Count         int64
-	P50, P99, Max float64
-	Waiting       int64 // that are not over
-	Oldest        float64
+	Count int64   `json:"count"`
+	P50   float64 `json:"p50"`
+	P99   float64 `json:"p99"`
+	P999  float64 `json:"p999,omitempty"` // of 99.9 %
+	Max   float64 `json:"max"`
+
+	Waiting int64   `json:"-"` // waits that last
+	Oldest  float64 `json:"-"` // of these
 }
 
 // Phase is a part of a run.
 type Phase struct {
-	Name    string
-	Seconds float64
-	Bytes   int64 // that went through; 0: says nothing
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+	Bytes   int64   `json:"-"` // of the input; 0: not known
 }
 
-// Figure is one of a measurement. More of it is better. Noise is the part of it that two equal
-// measurements may differ by.
+// Held is the use of a space when a run failed, and by whom.
+type Held struct {
+	Space     string `json:"space"`
+	Used      int64  `json:"used_bytes"`
+	Available int64  `json:"available_bytes"`
+	Text      string `json:"text"` // for people, from Engine.Holders
+}
+
+// Figure is one of a measurement; a larger one is better. Noise is the part of it by which two equal
+// measurements may differ. Figures with the same Title are pictures in one section of the page.
 type Figure struct {
-	Name  string
-	Value float64
-	Unit  string
-	Noise float64
+	Title, Name string
+	Text        string // more about it, with figures
+	Value       float64
+	Unit        string
+	Noise       float64
 
 	// Of a figure that has a limit: its share of it, in words such as "of the limit", and the limit in
 	// the same unit, in words such as "The machine's own speed of writing to disk:0".
@@ -205,21 +258,14 @@ type Figure struct {
 	ShareOf           string
 	Limit             float64
 	LimitOf           string
+
+	Bars []Bar
 }
 
-// Bars is a picture of figures beside each other.
-type Bars struct {
-	Title, Unit string
-	Groups      []Group
-}
+// title is the whole name of a figure, for comparisons.
+func (f Figure) title() string { return strings.Trim(f.Title+", "+f.Name, ", ") }
 
-// Group is some bars under one name.
-type Group struct {
-	Name, Text string // Text says more, with figures
-	Bars       []Bar
-}
-
-// Bar is one of them.
+// Bar is a part of the picture of a figure.
 type Bar struct {
 	Name  string
 	Value float64
@@ -241,42 +287,43 @@ var plotStyle string
 //go:embed uplot/uPlot.iife.min.js
 var plotScript string
 
-// fixed is what all pages have.
-var fixed = sync.OnceValue(func() (f struct {
-	page          *template.Template
-	Style         template.CSS
-	Script        template.JS
-	policy, Inner string
-}) {
-	f.Style, f.Script = template.CSS(plotStyle+"\n"+ownStyle), template.JS(plotScript+"\n"+ownScript)
+// assets are the parts that all pages have.
+type assets struct {
+	page   *template.Template
+	header string // the policy in the header of an answer
+	Policy string // the policy in the page
+	Style  template.CSS
+	Script template.JS
+}
+
+var fixed = sync.OnceValue(func() *assets {
+	f := &assets{Style: template.CSS(plotStyle + "\n" + ownStyle), Script: template.JS(plotScript + "\n" + ownScript)}
 	hash := func(text string) string {
 		sum := sha256.Sum256([]byte(text))
 		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 	}
-	f.Inner = "default-src 'none'; script-src " + hash(string(f.Script)) + "; style-src " + hash(string(f.Style)) +
+	f.Policy = "default-src 'none'; script-src " + hash(string(f.Script)) + "; style-src " + hash(string(f.Style)) +
 		"; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
-	f.policy = f.Inner + "; frame-ancestors 'none'" // which has a meaning in a header only
+	f.header = f.Policy + "; frame-ancestors 'none'" // which has a meaning only in a header
 	f.page = template.Must(template.New("page").Funcs(template.FuncMap{
 		"bytes": size.Approx, "rate": rate, "took": took, "share": share, "reasons": reasons, "count": count,
-		"letter": letter, "operator": operator, "width": width, "speed": speed,
+		"letter": letter, "operator": operator, "pictures": pictures, "width": width, "speed": speed,
 		"figure": figure, "few": few, "more": more,
 	}).Parse(htmlText))
 	return f
 })
 
-// view is what the template gets.
+// view is the value that the template is executed with.
 type view struct {
 	*Report
-	Style  template.CSS
-	Script template.JS
-	Policy string
+	*assets
 	Data   template.JS // for the script element that is no script
 	Two    bool
 	Advice []Advice
 	Differ []Difference
 }
 
-// data is what the page's script gets.
+// data is the input of the page's script.
 type data struct {
 	Live bool      `json:"live"`
 	Runs []dataRun `json:"runs"`
@@ -299,13 +346,13 @@ func (r *Report) data() data {
 			complete(reflect.ValueOf(&t).Elem(), len(t.Waits.Ended))
 			one.Timeline = &t
 		}
-		for _, e := range run.Edges[:min(len(run.Edges), maxRows)] {
+		for _, e := range first(run.Edges) {
 			if e.Limit > 0 {
 				one.Limits[e.From+" → "+e.To] = e.Limit * gib
 			}
 		}
-		for _, s := range run.Spaces[:min(len(run.Spaces), maxRows)] {
-			one.Peaks[s.ID] = s.Peak
+		for _, s := range first(run.Spaces) {
+			one.Peaks[s.ID] = s.PeakBytes
 		}
 		d.Runs = append(d.Runs, one)
 	}
@@ -338,14 +385,14 @@ func complete(v reflect.Value, n int) {
 	}
 }
 
-// maxRows bounds a table, and what is plotted: nobody reads more, and a page of a file that somebody
-// made up stays one that a browser opens. A machine with eight GPUs has fewer edges.
+// maxRows bounds tables and plots: nobody reads more, and a browser can open the page of any file. A
+// machine with eight GPUs has fewer edges.
 const maxRows = 250
 
-// first copies the first of a list, as many as are shown.
-func first[T any](list []T) []T { return append([]T{}, list[:min(len(list), maxRows)]...) }
+// first returns the first elements of a list, as many as a page shows.
+func first[T any](list []T) []T { return list[:min(len(list), maxRows)] }
 
-// few is that of any list, for the template.
+// few is first for the template, with any list.
 func few(list any) any {
 	if v := reflect.ValueOf(list); v.Len() > maxRows {
 		return v.Slice(0, maxRows).Interface()
@@ -353,7 +400,7 @@ func few(list any) any {
 	return list
 }
 
-// more is how many few leaves out.
+// more returns the number of elements that few leaves out.
 func more(list any) int64 { return int64(max(0, reflect.ValueOf(list).Len()-maxRows)) }
 
 const gib = 1 << 30
@@ -364,7 +411,7 @@ func (r *Report) render(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := view{Report: r, Style: fixed().Style, Script: fixed().Script, Policy: fixed().Inner, Data: template.JS(text), Two: len(r.Runs) == 2}
+	v := view{Report: r, assets: fixed(), Data: template.JS(text), Two: len(r.Runs) == 2}
 	if v.Two {
 		v.Differ = Differ(&r.Runs[0], &r.Runs[1])
 	}
@@ -378,7 +425,7 @@ func (r *Report) render(name string) ([]byte, error) {
 		}
 	}
 	var b bytes.Buffer
-	err = fixed().page.ExecuteTemplate(&b, name, v)
+	err = v.page.ExecuteTemplate(&b, name, v)
 	return b.Bytes(), err
 }
 
@@ -397,13 +444,10 @@ func (r *Report) update() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(struct {
-		Data data   `json:"data"`
-		Main string `json:"main"`
-	}{r.data(), string(main)})
+	return json.Marshal(map[string]any{"data": r.data(), "main": string(main)})
 }
 
-// rate is what a number of bytes is in a time, in GiB/s.
+// rate returns GiB/s, or 0 if no time passed.
 func rate(bytes int64, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0
@@ -438,7 +482,7 @@ func figure(v float64) string {
 
 func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }
 
-// share is a part of a whole in percent.
+// share writes a part of a whole in percent.
 func share(part, whole int64) string {
 	if whole <= 0 {
 		return "–"
@@ -464,31 +508,48 @@ func operator(w Work) string {
 	return fmt.Sprintf("%s:%d", w.Operator, w.Port)
 }
 
-// width is the length of a bar beside the others of its picture, as a percentage.
-func width(value float64, of Bars) string {
-	most := 0.0
-	for _, g := range of.Groups {
-		for _, bar := range g.Bars {
-			most = max(most, bar.Value)
+// pictures returns lists of the figures with the same title.
+func pictures(all []Figure) (lists [][]Figure) {
+	at := make(map[string]int)
+	for _, f := range all {
+		i, ok := at[f.Title]
+		if !ok {
+			i, lists = len(lists), append(lists, nil)
+			at[f.Title] = i
+		}
+		lists[i] = append(lists[i], f)
+	}
+	return lists
+}
+
+// width returns the length of a bar beside the others of its section, as a percentage.
+func width(value float64, of []Figure) string {
+	longest := 0.0
+	for _, f := range of {
+		for _, bar := range f.Bars {
+			longest = max(longest, bar.Value)
 		}
 	}
-	if most == 0 {
+	if longest == 0 {
 		return "0%"
 	}
-	return fmt.Sprintf("%.1f%%", 100*value/most)
+	return fmt.Sprintf("%.1f%%", 100*value/longest)
 }
 
 // reasons writes the bytes by reason, the largest first.
 func reasons(by map[string]int64) string {
-	const most = 12
-	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
-	names = slices.DeleteFunc(names, func(n string) bool { return by[n] == 0 })
+	const maxReasons = 12
+	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int {
+		return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b))
+	})
 	var parts []string
-	for _, n := range names[:min(len(names), most)] {
-		parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
+	for _, n := range names {
+		if by[n] != 0 {
+			parts = append(parts, cmp.Or(n, "?")+" "+size.Approx(by[n]))
+		}
 	}
-	if left := len(names) - most; left > 0 {
-		parts = append(parts, count(int64(left))+" more")
+	if left := len(parts) - maxReasons; left > 0 {
+		parts = append(parts[:maxReasons], count(int64(left))+" more")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/observe/timeline"
 	"github.com/spillway-db/spillway/test/browser"
@@ -61,17 +62,22 @@ func long(seconds int, name string) Run {
 		run.Edges = append(run.Edges, Edge{From: e.From, To: e.To, Batches: 1000, Bytes: 1 << 40, Seconds: 700, P50: 0.001, P99: 0.1, Longest: 1, ByReason: map[string]int64{"work": 1 << 39, name: 1 << 39}, Limit: 20})
 	}
 	for i := range 200 {
-		run.Work = append(run.Work, Work{Plan: name, Operator: name, Port: i, Down: 1 << 40, Up: 1 << 39, Unread: 1 << 38})
+		run.Work = append(run.Work, Work{
+			Plan: name, Operator: name, Port: i, DownBytes: 1 << 40, UpBytes: 1 << 39, Unread: 1 << 38,
+		})
 		run.Tasks = append(run.Tasks, Task{Name: name, Waits: 3, Total: 1, Longest: 0.7})
 	}
 	for _, id := range ids {
-		run.Spaces = append(run.Spaces, Space{ID: id.String(), Backend: name, Capacity: 80 << 30, Peak: 60 << 30})
+		run.Spaces = append(run.Spaces, Space{
+			ID: id.String(), Backend: name, CapacityBytes: 80 << 30, PeakBytes: 60 << 30,
+		})
 	}
 	run.Settings = []Setting{{Name: name, Value: name, Flag: "--" + name, Field: name}, {Name: "disk slowed to", Value: "100.0 MiB/s", Flag: "--disk-throttle"}}
 	run.Machine = []Pair{{name, name}}
-	run.Warnings = []Warning{{What: name, Remedy: name}}
+	run.Warnings = []diag.Warning{{What: name, Remedy: name}}
 	run.Waits = Waits{Count: 100, P50: 0.01, P99: 0.2, Max: 1}
-	run.Bars = []Bars{{Title: name, Unit: name, Groups: []Group{{Name: name, Bars: []Bar{{Name: name, Value: 1}, {Name: name, Value: 2, Other: true}}}}}}
+	bars := []Bar{{Name: name, Value: 1}, {Name: name, Value: 2, Other: true}}
+	run.Figures = []Figure{{Title: name, Name: name, Unit: name, Bars: bars}}
 	run.Facts = []Pair{{name, name}}
 	return run
 }
@@ -133,12 +139,12 @@ func TestPolicy(t *testing.T) {
 		end := strings.LastIndex(b.String(), "</"+element+">")
 		sum := sha256.Sum256(b.Bytes()[begin:end])
 		want := directive + " 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
-		if !strings.Contains(fixed().policy, want) {
-			t.Errorf("%q lacks %s", fixed().policy, want)
+		if !strings.Contains(fixed().header, want) {
+			t.Errorf("%q lacks %s", fixed().header, want)
 		}
 	}
-	if strings.Contains(fixed().policy, "unsafe") || !strings.HasPrefix(fixed().policy, "default-src 'none';") {
-		t.Error(fixed().policy)
+	if strings.Contains(fixed().header, "unsafe") || !strings.HasPrefix(fixed().header, "default-src 'none';") {
+		t.Error(fixed().header)
 	}
 	if strings.Contains(htmlText, "style=") || strings.Contains(htmlText, " on") && strings.Contains(htmlText, "onclick") || strings.Contains(htmlText, "http:") || strings.Contains(htmlText, "https:") {
 		t.Error("the page has styles, handlers or addresses of its own")
@@ -229,8 +235,8 @@ func TestFitsInBrowser(t *testing.T) {
 	for i := range run.Edges {
 		run.Edges[i].Limit = 1000
 	}
-	run.Timeline.Seconds = 60           // so that the last tick is at the end
-	run.Spaces[0].Peak = 79<<30 + 1<<29 // more than was seen
+	run.Timeline.Seconds = 60                // so that the last tick is at the end
+	run.Spaces[0].PeakBytes = 79<<30 + 1<<29 // more than was seen
 	run.Settings = []Setting{
 		{Name: "spill directories", Value: "/mnt/nvme0/spill (421.4 GiB), /mnt/nvme1/spill (421.4 GiB)", Flag: "--disk", Field: "Disks"},
 		{Name: "encryption", Value: "no", Flag: "--encrypt", Field: "Disks[].Encrypt"}, {Name: "monitor period", Value: "50ms", Flag: "--monitor-period", Field: "MonitorPeriod"},

@@ -26,7 +26,7 @@ func IsLocal(req *http.Request) bool {
 }
 
 // Serve answers a request with the page, or with its data if the query is "data". It ignores the path,
-// so that it works behind any prefix: the page requests its own address. It allows only GET and HEAD.
+// so it works behind any prefix: the page requests its own address. It allows only GET and HEAD.
 func Serve(w http.ResponseWriter, req *http.Request, report func() *Report) {
 	h := w.Header()
 	for name, value := range map[string]string{
@@ -35,7 +35,7 @@ func Serve(w http.ResponseWriter, req *http.Request, report func() *Report) {
 		"Cross-Origin-Resource-Policy": "same-origin",
 		"Cross-Origin-Opener-Policy":   "same-origin",
 		"Cache-Control":                "no-store",
-		"Content-Security-Policy":      fixed().policy,
+		"Content-Security-Policy":      fixed().header,
 	} {
 		h.Set(name, value)
 	}

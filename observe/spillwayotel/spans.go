@@ -34,7 +34,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -220,33 +219,37 @@ func (s *spans) happened(e spillway.Event) {
 
 // attributes returns the fields of the event as attributes, without those that its kind does not have.
 func attributes(e spillway.Event) []attribute.KeyValue {
-	all := []attribute.KeyValue{
-		attribute.Int64("spillway.batch", int64(e.Batch)),
-		attribute.String("spillway.space.from", e.From.String()),
-		attribute.String("spillway.space.to", e.To.String()),
-		attribute.String("spillway.reason", valid(e.Reason)),
-		attribute.Int64("spillway.bytes", e.Bytes),
-		attribute.Int64("spillway.limit", e.Limit),
-		attribute.Bool("spillway.copy", e.Copy),
-		attribute.String("spillway.plan", valid(e.Plan)),
-		attribute.String("spillway.operator", valid(e.Operator)),
-		attribute.Int("spillway.port", e.Port),
-		attribute.Int("spillway.partition", e.Partition),
-		attribute.String("spillway.task", valid(e.Task)),
-		attribute.Int64("spillway.task.id", int64(e.TaskID)),
-	}
-	return slices.DeleteFunc(all, func(a attribute.KeyValue) bool {
-		switch a.Key {
-		case "spillway.space.from":
-			return !e.From.Valid()
-		case "spillway.space.to":
-			return !e.To.Valid()
-		case "spillway.port", "spillway.partition":
-			return e.Operator == ""
-		case "spillway.bytes":
-			return e.Bytes == 0 && e.Kind != events.MoveEnded
+	all := make([]attribute.KeyValue, 0, 13)
+	text := func(key, value string) {
+		if value != "" {
+			all = append(all, attribute.String(key, valid(value)))
 		}
-		v := a.Value.AsInterface()
-		return v == "" || v == int64(0) || v == false
-	})
+	}
+	number := func(key string, value int64, always bool) {
+		if value != 0 || always {
+			all = append(all, attribute.Int64(key, value))
+		}
+	}
+	number("spillway.batch", int64(e.Batch), false)
+	if e.From.Valid() {
+		text("spillway.space.from", e.From.String())
+	}
+	if e.To.Valid() {
+		text("spillway.space.to", e.To.String())
+	}
+	text("spillway.reason", e.Reason)
+	number("spillway.bytes", e.Bytes, e.Kind == events.MoveEnded)
+	number("spillway.limit", e.Limit, false)
+	if e.Copy {
+		all = append(all, attribute.Bool("spillway.copy", true))
+	}
+	text("spillway.plan", e.Plan)
+	if e.Operator != "" {
+		text("spillway.operator", e.Operator)
+		number("spillway.port", int64(e.Port), true)
+		number("spillway.partition", int64(e.Partition), true)
+	}
+	text("spillway.task", e.Task)
+	number("spillway.task.id", int64(e.TaskID), false)
+	return all
 }

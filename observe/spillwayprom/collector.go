@@ -62,11 +62,12 @@ func NewCollector(stats func() spillway.Stats, options Options) *Collector {
 		filter: metrics.Filter{WithoutWork: options.WithoutWork, WithoutBlocked: options.WithoutBlocked},
 		descs:  make(map[*metrics.Measure]*prometheus.Desc),
 	}
+	_, hasBucketLabel := labels["le"]
 	for _, m := range metrics.All(c.filter) {
 		c.descs[m] = prometheus.NewDesc(m.Prometheus(), m.Help, m.Labels, labels)
-		if _, clash := labels["le"]; clash && m.Kind == metrics.Histogram { // client_golang does not check this
-			c.descs[m] = prometheus.NewInvalidDesc(
-				fmt.Errorf("spillwayprom: %s: Options.Labels has le, which is the label of its buckets", m.Prometheus()))
+		if hasBucketLabel && m.Kind == metrics.Histogram { // client_golang does not check this
+			c.descs[m] = prometheus.NewInvalidDesc(fmt.Errorf(
+				"spillwayprom: %s: Options.Labels has le, which is the label of its buckets", m.Prometheus()))
 		}
 	}
 	return c

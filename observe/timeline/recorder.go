@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -22,6 +23,7 @@ const (
 	maxCauses   = 64
 	maxPhases   = 64
 	maxNotes    = 192
+	maxAlike    = 48  // notes of a kind and a space; further ones add to the count of the last
 	maxText     = 300 // bytes of a note
 )
 
@@ -58,10 +60,11 @@ type space struct {
 
 type cause struct{ moves, bytes series }
 
-// phase covers the phases from first to last, which have been merged.
+// phase is one phase, or several that have been merged: the first is the Name, and last the last. The
+// End of the latest phase is not known.
 type phase struct {
-	first, last string
-	begin, end  time.Time // end is zero while the phase lasts
+	Phase
+	last string // empty if nothing was merged
 }
 
 // New returns a Recorder whose recording begins now.
@@ -83,8 +86,9 @@ func (r *Recorder) Event(e events.Event) {
 		events.BatchPut, events.BatchUsed, events.BatchHinted, events.BatchDropped:
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	m := &r.mu
+	m.Lock()
+	defer m.Unlock()
 	at := r.indexLocked(e.At)
 	switch e.Kind {
 	case events.MoveEnded:
@@ -92,25 +96,25 @@ func (r *Recorder) Event(e events.Event) {
 			r.movedLocked(e, at)
 		}
 	case events.CopyMade:
-		r.mu.copies.Made += e.Bytes
+		m.copies.Made += e.Bytes
 		if e.Ahead {
-			r.mu.copies.Ahead += e.Bytes
+			m.copies.Ahead += e.Bytes
 		}
 	case events.CopyUsed:
-		r.mu.copies.Used += e.Bytes
+		m.copies.Used += e.Bytes
 	case events.CopyDropped:
-		r.mu.copies.Dropped += e.Bytes
+		m.copies.Dropped += e.Bytes
 	case events.WaitEnded:
-		r.mu.waits.add(at, 1)
-		r.mu.longest.add(at, int64(e.Took))
-		r.spreadLocked(&r.mu.waited, e.At, e.Took, int64(e.Took))
+		m.waits.add(at, 1)
+		m.longest.add(at, int64(e.Took))
+		r.spreadLocked(&m.waited, e.At, e.Took, int64(e.Took))
 	case events.TaskBegun:
-		r.mu.tasks.set(at, r.mu.tasks.now+1)
+		m.tasks.set(at, m.tasks.now+1)
 	case events.TaskEnded:
-		r.mu.tasks.set(at, max(0, r.mu.tasks.now-1))
-		r.mu.tasksEnded.add(at, 1)
+		m.tasks.set(at, max(0, m.tasks.now-1))
+		m.tasksEnded.add(at, 1)
 		if e.Err != nil {
-			r.mu.tasksFailed.add(at, 1)
+			m.tasksFailed.add(at, 1)
 			r.noteLocked(e)
 		}
 	default:
@@ -165,7 +169,7 @@ func (r *Recorder) spreadLocked(s *series, end time.Time, took time.Duration, n 
 	s.add(last, n-done)
 }
 
-// Sample records how full the spaces are.
+// Sample records the use of spaces.
 func (r *Recorder) Sample(at time.Time, spaces []State) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,23 +193,60 @@ func (r *Recorder) Sample(at time.Time, spaces []State) {
 	}
 }
 
+// Watch starts a goroutine that samples spaces, such as Engine.Spaces, with a period. The returned
+// function samples once more and ends it.
+func (r *Recorder) Watch(spaces func() []*tier.Space, period time.Duration) (stop func()) {
+	sample := func() {
+		var states []State
+		for _, s := range spaces() {
+			u := s.Usage()
+			states = append(states, State{
+				ID: s.ID().String(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
+				Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: s.Foreign(),
+			})
+		}
+		r.Sample(time.Now(), states)
+	}
+	sample()
+	stopped := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		labels.Report.Set()
+		tick := time.NewTicker(period)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stopped:
+				return
+			case <-tick.C:
+				sample()
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(stopped)
+		done.Wait()
+		sample()
+	})
+}
+
 // Phase begins a part of the work and ends the one before it.
 func (r *Recorder) Phase(at time.Time, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.indexLocked(at)
-	p := r.mu.phases
-	if len(p) > 0 && p[len(p)-1].end.IsZero() {
-		p[len(p)-1].end = at
+	p, now := r.mu.phases, at.Sub(r.began).Seconds()
+	if len(p) > 0 {
+		p[len(p)-1].End = now
 	}
 	if len(p) == maxPhases {
 		for i := range maxPhases / 2 {
 			a, b := p[2*i], p[2*i+1]
-			p[i] = phase{a.first, b.last, a.begin, b.end}
+			p[i] = phase{Phase{a.Name, a.Begin, b.End}, cmp.Or(b.last, b.Name)}
 		}
 		p = p[:maxPhases/2]
 	}
-	r.mu.phases = append(p, phase{name, name, at, time.Time{}})
+	r.mu.phases = append(p, phase{Phase: Phase{Name: name, Begin: now}})
 }
 
 // noteLocked keeps an event for people to read.
@@ -216,39 +257,30 @@ func (r *Recorder) noteLocked(e events.Event) {
 	}
 	texts = slices.DeleteFunc(texts, func(s string) bool { return s == "" })
 	n := Note{At: max(0, e.At.Sub(r.began).Seconds()), Kind: e.Kind.String(), Text: strings.Join(texts, "; "), Count: 1}
-	if e.To.Valid() {
-		n.Space = e.To.String()
-	} else if e.From.Valid() {
-		n.Space = e.From.String()
+	for _, id := range []tier.ID{e.From, e.To} {
+		if id.Valid() {
+			n.Space = id.String() // To, if both are
+		}
 	}
 	if len(n.Text) > maxText {
 		n.Text = strings.ToValidUTF8(n.Text[:maxText], "") + "…"
 	}
-	if len(r.mu.notes) == maxNotes {
-		r.mergeNotesLocked()
-	}
-	if len(r.mu.notes) == maxNotes {
-		r.mu.leftOut++
-		return
-	}
-	r.mu.notes = append(r.mu.notes, n)
-}
-
-// mergeNotesLocked adds every second note of a kind and space to the count of the one before it.
-func (r *Recorder) mergeNotesLocked() {
-	open, kept := make(map[[2]string]int), r.mu.notes[:0]
-	for _, n := range r.mu.notes {
-		key := [2]string{n.Kind, n.Space}
-		if i, ok := open[key]; ok {
-			kept[i].Count += n.Count
-			delete(open, key)
-			continue
+	alike := 0
+	var last *Note
+	for i := range r.mu.notes {
+		if o := &r.mu.notes[i]; o.Kind == n.Kind && o.Space == n.Space {
+			alike++
+			last = o
 		}
-		open[key] = len(kept)
-		kept = append(kept, n)
 	}
-	clear(r.mu.notes[len(kept):])
-	r.mu.notes = kept
+	switch full := len(r.mu.notes) == maxNotes; {
+	case alike == maxAlike || full && alike > 0:
+		last.Count++
+	case full:
+		r.mu.leftOut++
+	default:
+		r.mu.notes = append(r.mu.notes, n)
+	}
 }
 
 // indexLocked returns the interval of a moment. It first merges intervals until there is one.
@@ -286,7 +318,7 @@ type series struct {
 	seen   int   // of levels: the interval in which it was set
 }
 
-// kind says how a series combines the values of one interval, and of intervals that become one.
+// kind is how a series combines the values of one interval, and of intervals that become one.
 type kind uint8
 
 const (
@@ -371,7 +403,8 @@ func (r *Recorder) Snapshot(points, numbers int) *Timeline {
 	for _, s := range m.spaces {
 		t.Spaces = append(t.Spaces, Space{
 			ID: s.ID, Capacity: s.Capacity, Limit: s.Limit, Trigger: s.Trigger, Stop: s.Stop,
-			Used: values(&s.used), Reserved: values(&s.reserved), Copies: values(&s.copies), Foreign: values(&s.foreign),
+			Used: values(&s.used), Reserved: values(&s.reserved), Copies: values(&s.copies),
+			Foreign: values(&s.foreign),
 		})
 	}
 	byID := func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal)) }
@@ -387,15 +420,14 @@ func (r *Recorder) Snapshot(points, numbers int) *Timeline {
 		c := m.causes[name]
 		t.Causes = append(t.Causes, Cause{Name: name, Moves: values(&c.moves), Bytes: values(&c.bytes)})
 	}
-	for _, p := range m.phases {
-		name, end := p.first, p.end
-		if p.last != p.first {
-			name += " to " + p.last
+	for i, p := range m.phases {
+		if p.last != "" {
+			p.Name += " to " + p.last
 		}
-		if end.IsZero() {
-			end = m.last
+		if i == len(m.phases)-1 {
+			p.End = t.Seconds
 		}
-		t.Phases = append(t.Phases, Phase{name, p.begin.Sub(r.began).Seconds(), end.Sub(r.began).Seconds()})
+		t.Phases = append(t.Phases, p.Phase)
 	}
 	return t
 }

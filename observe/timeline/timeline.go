@@ -1,7 +1,7 @@
-// Package timeline records what an engine does over time, in bounded memory.
+// Package timeline records the work of an engine over time, in bounded memory.
 //
 //	Config.Events ──▶ Recorder.Event ──┐                          ┌──▶ a page
-//	Engine.Stats ───▶ Recorder.Sample ─┼──▶ intervals ──▶ Timeline ┤
+//	Engine.Spaces ──▶ Recorder.Watch ──┼──▶ intervals ──▶ Timeline ┤
 //	phases ─────────▶ Recorder.Phase ──┘                          └──▶ JSON
 //
 // Time is divided into at most 512 intervals of equal length. When all are used, the recorder merges
@@ -9,20 +9,16 @@
 // it is coarser, and complete. An interval has the largest value of a level, such as the bytes in use,
 // and the sum of a count.
 //
-// A Recorder starts no goroutine. It is safe for concurrent use; its mutex is a leaf, held for a few
-// additions.
+// Only Recorder.Watch starts a goroutine. A Recorder is safe for concurrent use; its mutex is a leaf, held
+// for a few additions.
 package timeline
 
-import (
-	"time"
-
-	"github.com/spillway-db/spillway/tier"
-)
+import "time"
 
 // Timeline is a recording, as plain values. Each series has one value for each interval.
 type Timeline struct {
 	Began           time.Time `json:"began"`
-	Seconds         float64   `json:"seconds"`          // how long was recorded
+	Seconds         float64   `json:"seconds"`          // the length of the recording
 	IntervalSeconds float64   `json:"interval_seconds"` // of each value
 	Spaces          []Space   `json:"spaces"`
 	Edges           []Edge    `json:"edges"`
@@ -32,10 +28,10 @@ type Timeline struct {
 	Copies          Copies    `json:"copies"`
 	Phases          []Phase   `json:"phases"`
 	Notes           []Note    `json:"notes"`
-	NotesLeftOut    int64     `json:"notes_left_out"` // there was no room for them
+	NotesLeftOut    int64     `json:"notes_left_out"` // events without a note, for lack of room
 }
 
-// Space is how full a space was: the most in each interval. The marks are the last ones.
+// Space is the use of a space: the maximum in each interval. The marks are the last ones.
 type Space struct {
 	ID       string  `json:"id"`
 	Capacity int64   `json:"capacity_bytes"`
@@ -44,18 +40,18 @@ type Space struct {
 	Stop     int64   `json:"stop_bytes"`
 	Used     []int64 `json:"used_bytes"`     // with what is reserved
 	Reserved []int64 `json:"reserved_bytes"` // promised, and not yet drawn
-	Copies   []int64 `json:"copies_bytes"`   // may be taken back at once; not in use
-	Foreign  []int64 `json:"foreign_bytes"`  // what others hold on the device
+	Copies   []int64 `json:"copies_bytes"`   // reclaimable at once; not in use
+	Foreign  []int64 `json:"foreign_bytes"`  // held by others on the device
 }
 
-// Edge is what was moved between two spaces. The bytes of a move count in the intervals that it took.
+// Edge counts the moves between two spaces. The bytes of a move count in the intervals that it took.
 type Edge struct {
 	From  string  `json:"from"`
 	To    string  `json:"to"`
 	Bytes []int64 `json:"bytes"`
 }
 
-// Cause is why bytes were moved. "copy" are the moves that found a copy; their bytes are 0.
+// Cause counts the moves for one reason. The moves of "copy" found a copy; their bytes are 0.
 type Cause struct {
 	Name  string  `json:"name"`
 	Moves []int64 `json:"moves"` // that ended
@@ -69,7 +65,7 @@ type Waits struct {
 	Longest []float64 `json:"longest_seconds"` // of those that ended
 }
 
-// Copies are those of batches that lie elsewhere, in bytes.
+// Copies are the copies of batches that are current in another space, in bytes.
 type Copies struct {
 	Made    int64 `json:"made_bytes"`
 	Ahead   int64 `json:"ahead_bytes"` // of them, those that were written before their room was needed
@@ -91,28 +87,19 @@ type Phase struct {
 	End   float64 `json:"end_seconds"`
 }
 
-// Note is something that happened and that people should know of.
+// Note is an event for people to read.
 type Note struct {
 	At    float64 `json:"at_seconds"`
 	Kind  string  `json:"kind"`
 	Space string  `json:"space"`
 	Text  string  `json:"text"`
-	Count int64   `json:"count"` // how many times, from At on; Text is of the first
+	Count int64   `json:"count"` // of such events since At; Text is of the first
 }
 
-// State is how full a space is at present, for Recorder.Sample.
+// State is the present use of a space, for Recorder.Sample.
 type State struct {
 	ID                             string
 	Capacity, Limit, Trigger, Stop int64
 	Used, Reserved, Copies         int64
 	Foreign                        int64
-}
-
-// StateOf returns how full a space is.
-func StateOf(s *tier.Space) State {
-	u := s.Usage()
-	return State{
-		ID: s.ID().String(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-		Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: s.Foreign(),
-	}
 }

@@ -147,6 +147,19 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// A rare event has a note of its own, however many others came before.
+func TestRareNote(t *testing.T) {
+	r := New()
+	for range 10 * maxNotes {
+		r.Event(events.Event{Kind: events.DiskSlow, At: time.Now(), To: disk})
+	}
+	r.Event(events.Event{Kind: events.Corrupt, At: time.Now(), To: disk, Err: errors.New("bad")})
+	notes := r.Snapshot(1, 1000).Notes
+	if last := notes[len(notes)-1]; len(notes) > maxAlike+1 || last.Kind != events.Corrupt.String() || last.Count != 1 {
+		t.Errorf("%d notes, the last is %+v", len(notes), last)
+	}
+}
+
 // Tasks are counted, and one that fails is noted.
 func TestTasks(t *testing.T) {
 	r := New()

@@ -25,7 +25,8 @@ var table = []group{
 			"Live, retired, reserved and foreign bytes, which the monitor compares with trigger and stop.",
 			computed(func(s spillway.SpaceStats) Sample { return Sample{Value: float64(s.Used() + s.Foreign)} })),
 		gauge("held", Bytes,
-			"Bytes of a space by kind: live, retired (freed, but a device uses them), reserved, cached (freed on demand).",
+			"Bytes of a space by kind: live, retired (freed, but a device uses them), reserved, "+
+				"cached (freed on demand).",
 			split("kind", "live retired reserved cached", "Live Retired Reserved Cached")),
 		gauge("foreign", Bytes, "Bytes that others hold on the space's device, sampled each second.", field("Foreign")),
 		gauge("peak", Bytes, "Largest sum of live, retired and reserved bytes so far.", field("Peak")),

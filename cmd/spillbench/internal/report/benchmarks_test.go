@@ -12,11 +12,11 @@ import (
 // TestBenchmarksOfTwo: two documents in one text are told apart by their names, and what is known of the
 // first machine alone is not said of the second.
 func TestBenchmarksOfTwo(t *testing.T) {
-	of := func(gpu string) Measured {
+	of := func(gpu string) Document {
 		return &Run{Header: NewHeader("run", Env{CPU: "x", GPU: gpu}, nil), Edges: []Edge{{From: "a b\nc\u202e", To: "d", Batches: 1}}}
 	}
 	var b strings.Builder
-	if err := WriteBenchmarks(&b, []string{"a.json", "b.json"}, of("sim"), of("")); err != nil {
+	if err := Print(&b, BenchFmt, &Pair{of("sim"), of(""), []string{"a.json", "b.json"}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -40,12 +40,13 @@ func TestBenchmarks(t *testing.T) {
 	rates := Rates{WriteGiBPerS: 2, ReadGiBPerS: 3}
 	header := NewHeader("x", Env{CPU: "A  CPU\n(R)\x1b[31m", GPU: "sim"}, nil)
 	for _, c := range []struct {
-		document Measured
+		document Document
 		names    int
 		lines    int
 		units    []string
 	}{
-		{&Run{Header: header, Phases: []Phase{{"load", 1.5}, {"drain", 0}}, Edges: []Edge{{From: "gpu:0", To: "host:0", Batches: 3, Seconds: 0.25, GiBPerS: 4}, {From: "a", To: "b"}}},
+		{&Run{Header: header, Phases: []Phase{{Name: "load", Seconds: 1.5}, {Name: "drain"}}, Edges: []Edge{
+			{From: "gpu:0", To: "host:0", Batches: 3, Seconds: 0.25, GiBPerS: 4}, {From: "a", To: "b"}}},
 			4, 4, []string{"GiB/s", "ns/op"}},
 		{&Bandwidth{Header: header, Rows: []BandwidthRow{{From: "gpu:0", To: "disk:0", Bytes: 4096, Threads: 2, State: "fresh", Samples: pairs}, {From: "gpu:0", To: "host:0", Samples: pairs}, {From: "gpu:0", To: "host:0", BothWays: true, Samples: pairs}, {Error: "none"}}},
 			3, 6, []string{"GiB/s", "limit-GiB/s"}},
@@ -53,7 +54,7 @@ func TestBenchmarks(t *testing.T) {
 			9, 27, []string{"GiB/s"}},
 	} {
 		var b strings.Builder
-		if err := WriteBenchmarks(&b, nil, c.document); err != nil {
+		if err := Print(&b, BenchFmt, c.document, nil); err != nil {
 			t.Fatal(err)
 		}
 		lines := 0

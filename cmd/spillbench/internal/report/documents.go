@@ -5,15 +5,16 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/observe/timeline"
 	"github.com/spillway-db/spillway/topology"
 )
 
 // Schema names the version of the documents.
 //
-// The JSON keys in this file are that version: a key may be added, and none may be renamed or removed.
-// The folder schema describes the same keys as a JSON Schema, and TestSchemaHasEveryKey compares the
-// two. Sizes are in bytes, times in seconds, and rates in GiB/s.
+// The JSON keys of this file and of package page are that version: keys may be added, and none may be
+// renamed or removed. The folder schema describes the same keys as a JSON Schema, and
+// TestSchemaHasEveryKey compares the two. Sizes are in bytes, times in seconds, and rates in GiB/s.
 const Schema = "spillway.spillbench/v1"
 
 // Header begins every document.
@@ -80,21 +81,18 @@ type Fault struct {
 	Hits int64  `json:"hits"`
 }
 
-// Input is the data that was loaded.
-type Input struct {
-	Sources []string `json:"sources"`
-	Rows    int64    `json:"rows"`
-	Batches int64    `json:"batches"`
-	Bytes   int64    `json:"bytes"` // as laid out for the tiers
-}
-
-// Verification counts the batches that were compared, over all passes, and those that differed.
-type Verification struct {
-	Checked    bool  `json:"checked"`
-	Batches    int64 `json:"batches"`
-	Mismatches int64 `json:"mismatches"`
-	Corrupt    int64 `json:"corrupt,omitempty"` // of Mismatches: the engine found the corruption and refused the batch
-}
+// Parts of documents that pages show as they are.
+type (
+	Input        = page.Input
+	Verification = page.Verification
+	Space        = page.Space
+	Edge         = page.Edge
+	Waits        = page.Waits
+	Phase        = page.Phase
+	Held         = page.Held
+	Work         = page.Work
+	Task         = page.Task
+)
 
 // Run is the document of run.
 type Run struct {
@@ -135,59 +133,6 @@ type RunConfig struct {
 	Runs       int    `json:"runs,omitempty"` // after a warm-up, if there are more than one
 }
 
-// Space is one memory or spill directory.
-type Space struct {
-	ID            string `json:"id"`
-	Backend       string `json:"backend"`
-	CapacityBytes int64  `json:"capacity_bytes"`
-	PeakBytes     int64  `json:"peak_bytes"`
-	EndBytes      int64  `json:"end_bytes"` // after everything was closed; anything but 0 is a leak
-
-	// Bytes that went through the file system of a spill directory, after compression.
-	WrittenBytes int64 `json:"written_bytes,omitempty"`
-	ReadBytes    int64 `json:"read_bytes,omitempty"`
-}
-
-// Edge is what was moved from one space to another. Moves overlap, so Seconds, the sum over moves, may
-// exceed the wall time, and the rate is that of one move at a time.
-type Edge struct {
-	From    string `json:"from"`
-	To      string `json:"to"`
-	Batches int64  `json:"batches"`
-	Bytes   int64  `json:"bytes"`
-	Copies  int64  `json:"copies"`        // batches that already had a valid copy in To
-	Unmoved int64  `json:"unmoved_bytes"` // of those batches; not counted in Bytes
-	// Ahead counts bytes that were moved before they were needed, or copied to a disk. AheadUsed of
-	// them were used afterwards, and AheadInVain never.
-	Ahead       int64 `json:"ahead_bytes"`
-	AheadUsed   int64 `json:"ahead_used_bytes"`
-	AheadInVain int64 `json:"ahead_in_vain_bytes"`
-
-	Seconds  float64          `json:"seconds"`
-	GiBPerS  float64          `json:"gib_per_s"`
-	ByReason map[string]int64 `json:"by_reason"` // bytes
-
-	// Durations of moves that moved bytes; percentiles are at most 1/16 too high.
-	P50     float64 `json:"p50_seconds,omitempty"`
-	P99     float64 `json:"p99_seconds,omitempty"`
-	Longest float64 `json:"longest_seconds,omitempty"`
-}
-
-// Waits are the waits for room, in seconds.
-type Waits struct {
-	Count int64   `json:"count"`
-	P50   float64 `json:"p50"`
-	P99   float64 `json:"p99"`
-	P999  float64 `json:"p999,omitempty"` // of 99.9 %
-	Max   float64 `json:"max"`
-}
-
-// Phase is a part of a run.
-type Phase struct {
-	Name    string  `json:"name"`
-	Seconds float64 `json:"seconds"`
-}
-
 // Repetition is one of the runs that --runs asks for, or the only one.
 type Repetition struct {
 	Seconds    float64 `json:"seconds"`               // of loading, all passes and dropping
@@ -221,32 +166,6 @@ type Admission struct {
 	P99      float64 `json:"p99"`
 	P999     float64 `json:"p999"`
 	Max      float64 `json:"max"`
-}
-
-// Held is what was in use of a space when a run failed, and who held it.
-type Held struct {
-	Space     string `json:"space"`
-	Used      int64  `json:"used_bytes"`
-	Available int64  `json:"available_bytes"`
-	Text      string `json:"text"` // for people, from Engine.Holders
-}
-
-// Work is what was moved for the batches of an operator.
-type Work struct {
-	Plan      string `json:"plan"`
-	Operator  string `json:"operator"`
-	Port      int    `json:"port"`
-	DownBytes int64  `json:"down_bytes"`
-	UpBytes   int64  `json:"up_bytes"`
-	Unread    int64  `json:"unread_bytes"` // moved down and dropped unused, before the end dropped everything
-}
-
-// Task is how long the tasks of a name waited for room.
-type Task struct {
-	Name    string  `json:"name"`
-	Waits   int64   `json:"waits"`
-	Total   float64 `json:"total_seconds"` // waits may overlap
-	Longest float64 `json:"longest_seconds"`
 }
 
 // Limit is what one thread transfers between two spaces without the engine: the best of a few
@@ -470,4 +389,11 @@ type KeptBatch struct {
 	Codec        string   `json:"codec"`        // "none" for plain bytes
 	Dictionaries int      `json:"dictionaries"` // that it shares with others
 	Error        string   `json:"error"`        // why it cannot be adopted; else empty
+}
+
+// Pair is two documents of one command that are compared, A and B.
+type Pair struct {
+	Document // A
+	B        Document
+	Names    []string // of both, such as those of their files
 }

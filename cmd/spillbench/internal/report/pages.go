@@ -15,35 +15,28 @@ import (
 // Generated begins the name of an input that is no file. Its size follows that of the memories.
 const Generated = "a generated table"
 
-// WriteHTML writes a page about a document, or about two of one command that are compared. names are
-// those of the documents.
-func WriteHTML(w io.Writer, names []string, docs ...Measured) error {
-	r := &page.Report{Title: "spillbench " + CommandOf(docs[0])}
-	for i, d := range docs {
-		run := PageOf(d)
-		if i < len(names) {
-			run.Name = names[i]
-		}
-		r.Runs = append(r.Runs, run)
-	}
-	if len(docs) == 2 {
+// writeHTML writes a page about a document.
+func writeHTML(w io.Writer, d Document) error {
+	names, documents := parts(d)
+	r := &page.Report{Title: "spillbench " + d.header().Command}
+	if len(documents) == 2 {
 		r.Title += ": two compared"
+	}
+	for i, one := range documents {
+		run := PageOf(one)
+		run.Name = names[i]
+		r.Runs = append(r.Runs, run)
 	}
 	return page.Write(w, r)
 }
 
-// PageOf returns what a page shows of a document.
-func PageOf(d Measured) page.Run {
-	run, h := d.page(), d.header()
-	run.Name = h.Command
-	run.Began = h.Time
+// PageOf returns the content of a page about a Run, a Bandwidth or a Compare.
+func PageOf(d Document) page.Run {
+	run, h := d.(measured).page(), d.header()
+	run.Began, run.Warnings = h.Time, h.Warnings
 	run.Command = strings.TrimSpace("spillbench " + strings.Join(h.Args, " "))
-	for _, w := range h.Warnings {
-		what := strings.TrimPrefix(w.Space+": "+w.What, ": ")
-		run.Warnings = append(run.Warnings, page.Warning{What: what, Remedy: w.Remedy, Info: w.Info})
-	}
 	e := h.Env
-	run.Machine = pairs(
+	run.Machine = page.Pairs(
 		"processor", e.CPU, "cores", e.Cores, "memory", size.Approx(e.Memory), "kernel", e.Kernel,
 		"GPU", e.GPU, "driver", e.Driver, "PCIe link", e.PCIeLink,
 		"file system", e.FileSystem, "direct I/O", yes(e.DirectIO),
@@ -51,27 +44,11 @@ func PageOf(d Measured) page.Run {
 	return run
 }
 
-// pairs makes pairs of names and values.
-func pairs(namesAndValues ...any) (all []page.Pair) {
-	for p := range slices.Chunk(namesAndValues, 2) {
-		all = append(all, page.Pair{Name: fmt.Sprint(p[0]), Value: fmt.Sprint(p[1])})
-	}
-	return all
-}
-
 func yes(is bool) string {
 	if is {
 		return "yes"
 	}
 	return "no"
-}
-
-// few joins the first few of many names.
-func few(names []string) string {
-	if more := len(names) - 3; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:3], ", "), more)
-	}
-	return strings.Join(names, ", ")
 }
 
 // settings are those of all configurations, as "key|name|flag|field|sentence": the JSON key, which ends
@@ -114,22 +91,22 @@ var settings = []string{
 // settingsOf returns the settings that a configuration has.
 func settingsOf(config any) (all []page.Setting) {
 	for _, text := range settings {
-		parts := append(strings.Split(text, "|"), "", "")
-		key, optional := strings.CutSuffix(parts[0], "?")
+		column := strings.Split(text+"||", "|")
+		key, optional := strings.CutSuffix(column[0], "?")
 		value := fieldOf(reflect.ValueOf(config), key)
 		if value == nil || optional && reflect.ValueOf(value).IsZero() {
 			continue
 		}
-		s := page.Setting{Name: parts[1], Flag: parts[2], Field: parts[3], Says: parts[4]}
-		s.Value = strings.Trim((&printer{}).cell(key, value), "[]")
-		if v, ok := value.(float64); ok {
+		s := page.Setting{Name: column[1], Flag: column[2], Field: column[3], Says: column[4]}
+		switch v := value.(type) {
+		case float64:
 			s.Value = fmt.Sprintf("%.3g", v)
-		}
-		if s.Says != "" {
-			s.Value += "/s"
-		}
-		if value == int64(0) {
-			s.Value = page.Off
+		case int64:
+			if s.Value = page.Off; v != 0 {
+				s.Value = (&printer{}).cell(key, v) + map[bool]string{true: "/s"}[s.Says != ""]
+			}
+		default:
+			s.Value = strings.Trim((&printer{}).cell(key, v), "[]")
 		}
 		s.Same = found.ReplaceAllString(s.Value, "")
 		all = append(all, s)
@@ -152,84 +129,46 @@ func (d Disk) String() string {
 	return fmt.Sprintf("%s (%s%s)", d.Dir, size.Approx(d.CapacityBytes), free)
 }
 
-func (i Input) page() page.Input {
-	return page.Input{Sources: few(i.Sources), Rows: i.Rows, Batches: i.Batches, Bytes: i.Bytes}
-}
-
-// rank returns the position of a space's tier, the fastest first.
-func rank(space string) int {
-	kind, _, _ := strings.Cut(space, ":")
-	return slices.Index([]string{"gpu", "host", "disk"}, kind)
-}
-
 func (r *Run) page() page.Run {
 	p := page.Run{
-		Seconds: r.WallSeconds, Level: page.Good, Timeline: r.Timeline, Settings: settingsOf(r.Config),
-		Input: r.Input.page(), Verified: page.Verified(r.Verify),
-		Waits:   page.Waits{Count: r.Waits.Count, P50: r.Waits.P50, P99: r.Waits.P99, Max: r.Waits.Max},
-		Failed:  r.Error != "",
-		Follows: strings.HasPrefix(few(r.Input.Sources), Generated),
+		Seconds: r.WallSeconds, Level: page.Good, Failed: r.Error != "", Held: r.Held,
+		Follows: strings.HasPrefix(r.Input.Names(), Generated), Input: r.Input, Verify: r.Verify,
+		Timeline: r.Timeline, Spaces: r.Spaces, Edges: slices.Clone(r.Edges), Work: r.Work, Tasks: r.Tasks,
+		Waits: r.Waits, Phases: slices.Clone(r.Phases), Settings: settingsOf(r.Config),
 	}
 	if r.Timeline != nil && r.Timeline.Seconds > 0 {
 		p.Seconds = r.Timeline.Seconds // without opening, closing and measuring limits
 	}
+	for i, e := range p.Edges {
+		for _, l := range r.Limits {
+			if l.From == e.From && l.To == e.To {
+				p.Edges[i].Limit, p.Edges[i].LimitOf = l.GiBPerS, l.LimitOf
+			}
+		}
+	}
+	for i, ph := range p.Phases {
+		cutShort := p.Failed && i > 0 && i == len(p.Phases)-1 // by how much is unknown
+		if !cutShort && ph.Name != drain {
+			p.Phases[i].Bytes = r.Input.Bytes
+		}
+	}
+	down, up, _ := p.Moved()
 	var leaks []string
 	for _, s := range r.Spaces {
-		p.Spaces = append(p.Spaces, page.Space{
-			ID: s.ID, Backend: s.Backend, Capacity: s.CapacityBytes, Peak: s.PeakBytes, End: s.EndBytes,
-			Written: s.WrittenBytes, Read: s.ReadBytes,
-		})
 		if s.EndBytes != 0 && r.Verify.Checked {
 			leaks = append(leaks, s.ID)
 		}
 	}
-	var down, up int64
-	for _, e := range r.Edges {
-		edge := page.Edge{
-			From: e.From, To: e.To, Batches: e.Batches, Bytes: e.Bytes, Copies: e.Copies, Unmoved: e.Unmoved,
-			Ahead: e.Ahead, AheadUsed: e.AheadUsed, AheadInVain: e.AheadInVain,
-			Seconds: e.Seconds, P50: e.P50, P99: e.P99, Longest: e.Longest, ByReason: e.ByReason,
-		}
-		for _, l := range r.Limits {
-			if l.From == e.From && l.To == e.To {
-				edge.Limit, edge.LimitOf = l.GiBPerS, l.LimitOf
-			}
-		}
-		p.Edges = append(p.Edges, edge)
-		if from, to := rank(e.From), rank(e.To); from < to {
-			down += e.Bytes
-		} else if from > to { // and not from one GPU to another
-			up += e.Bytes
-		}
-	}
-	for _, w := range r.Work {
-		p.Work = append(p.Work, page.Work{
-			Plan: w.Plan, Operator: w.Operator, Port: w.Port, Down: w.DownBytes, Up: w.UpBytes, Unread: w.Unread,
-		})
-	}
-	for _, t := range r.Tasks {
-		p.Tasks = append(p.Tasks, page.Task{Name: t.Name, Waits: t.Waits, Total: t.Total, Longest: t.Longest})
-	}
-	for _, h := range r.Held {
-		p.Held = append(p.Held, page.Pair{Name: h.Space, Value: h.Text})
-	}
-	for i, ph := range r.Phases {
-		one := page.Phase{Name: ph.Name, Seconds: ph.Seconds, Bytes: r.Input.Bytes}
-		if cutShort := p.Failed && i > 0 && i == len(r.Phases)-1; cutShort || ph.Name == drain {
-			one.Bytes = 0 // how much of the input it worked on is unknown
-		}
-		p.Phases = append(p.Phases, one)
-	}
 
 	data := fmt.Sprintf("%s of %s went through %s of GPU memory, %s of host memory and disk in %s",
-		size.Approx(r.Input.Bytes), p.Input.Sources, size.Approx(r.Config.GPUMemoryBytes),
+		size.Approx(r.Input.Bytes), r.Input.Names(), size.Approx(r.Config.GPUMemoryBytes),
 		size.Approx(r.Config.HostMemoryBytes), duration(p.Seconds))
 	verified := fmt.Sprintf("%d batches", r.Verify.Batches)
 	switch wrong := r.Verify.Mismatches; {
 	case p.Failed:
 		p.Level, p.Headline = page.Bad, "The run failed: "+r.Error
 	case wrong > 0:
-		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %s. %s.", p.Verified.Wrong(), data)
+		p.Level, p.Headline = page.Bad, fmt.Sprintf("Wrong: %s. %s.", r.Verify.Wrong(), data)
 		verified = fmt.Sprintf("%d of %d", r.Verify.Batches-wrong, r.Verify.Batches)
 	case len(leaks) > 0:
 		p.Level = page.Warn
@@ -258,16 +197,17 @@ func (r *Run) page() page.Run {
 		facts = append(facts, fmt.Sprintf("median of %d runs", len(r.Runs)),
 			fmt.Sprintf("%s (%.1f %% spread)", duration(t.MedianSeconds), 100*t.Spread))
 	}
-	p.Facts = pairs(facts...)
+	p.Facts = page.Pairs(facts...)
 	return p
 }
 
 func (b *Bandwidth) page() page.Run {
-	p := page.Run{Seconds: b.WallSeconds, Level: page.Good}
+	p := page.Run{Seconds: b.WallSeconds, Level: page.Good, Settings: settingsOf(b.Config)}
 	near, unclear, failed := 0, 0, 0
 	for _, r := range b.Rows {
 		if r.Error != "" {
 			failed++
+			p.Level = page.Warn
 			continue
 		}
 		share := fmt.Sprintf("%.0f %% of the limit", 100*r.Efficiency)
@@ -286,73 +226,55 @@ func (b *Bandwidth) page() page.Run {
 		} else if r.State != "" {
 			name += ", " + r.State
 		}
-		edge := r.From + " → " + r.To
-		at := slices.IndexFunc(p.Bars, func(b page.Bars) bool { return b.Title == edge })
-		if at < 0 {
-			at, p.Bars = len(p.Bars), append(p.Bars, page.Bars{Title: edge, Unit: "GiB/s"})
-		}
-		p.Bars[at].Groups = append(p.Bars[at].Groups, page.Group{
-			Name: name, Text: fmt.Sprintf("%s, which varies by %.0f %%", share, 100*r.Noise),
+		p.Figures = append(p.Figures, page.Figure{
+			Title: r.From + " → " + r.To, Name: name,
+			Text:  fmt.Sprintf("%s, which varies by %.0f %%", share, 100*r.Noise),
+			Value: r.GiBPerS, Unit: "GiB/s", Noise: max(r.Noise, r.CV),
+			Share: r.Efficiency, ShareNoise: r.Noise, ShareOf: "of the limit",
+			Limit: r.LimitGiBPerS, LimitOf: fmt.Sprintf("The speed of %s from %s to %s", r.LimitOf, r.From, r.To),
 			Bars: []page.Bar{
 				{Name: "Spillway", Value: r.GiBPerS}, {Name: r.LimitOf, Value: r.LimitGiBPerS, Other: true},
 			},
 		})
-		p.Figures = append(p.Figures, page.Figure{
-			Name: edge + ", " + name, Value: r.GiBPerS, Unit: "GiB/s", Noise: max(r.Noise, r.CV),
-			Share: r.Efficiency, ShareNoise: r.Noise, ShareOf: "of the limit",
-			Limit: r.LimitGiBPerS, LimitOf: fmt.Sprintf("The speed of %s from %s to %s", r.LimitOf, r.From, r.To),
-		})
 	}
 	p.Headline = fmt.Sprintf("Of %d rows %d reach 90 %% of the machine's own limit or more, "+
 		"and %d cannot be told from it. %d were not measured.", len(b.Rows), near, unclear, failed)
-	if failed > 0 {
-		p.Level = page.Warn
-	}
-	p.Facts = pairs("rows", len(b.Rows), "pairs a row", b.Config.Pairs,
+	p.Facts = page.Pairs("rows", len(b.Rows), "pairs a row", b.Config.Pairs,
 		"moved", size.Approx(b.Config.PlannedBytes), "time", duration(b.WallSeconds))
-	p.Settings = settingsOf(b.Config)
 	return p
 }
 
 func (c *Compare) page() page.Run {
 	p := page.Run{
-		Seconds: c.WallSeconds, Level: page.Good, Settings: settingsOf(c.Config),
-		Input: c.Input.page(), Verified: page.Verified(c.Verify),
+		Seconds: c.WallSeconds, Level: page.Good, Settings: settingsOf(c.Config), Input: c.Input, Verify: c.Verify,
 	}
 	facts := []any{"data", size.Approx(c.Input.Bytes), "rounds", c.Config.Rounds, "time", duration(c.WallSeconds)}
-	name := c.Peer.Name
-	var verdicts []string
-	for _, r := range c.Ratio.rows() {
-		title := map[string]string{"write": "Writing", "read": "Reading"}[r.Of]
-		var bars []page.Bar
-		for _, s := range sides(name, c.Ours, c.Peer.Rates, c.Peer.Warm) {
-			rate, known := s.Write, true
-			if r.Of == "read" {
-				rate, known = s.Read.(float64)
-			}
-			if known {
-				bars = append(bars, page.Bar{Name: s.Side, Value: rate, Other: strings.HasPrefix(s.Side, name)})
+	peer := c.Peer.Name
+	var verdicts []any
+	for i, r := range c.Ratio.rows() {
+		f := page.Figure{
+			Title: []string{"Writing", "Reading"}[i], Text: "medians", Unit: "GiB/s",
+			Share: r.Ratio, ShareNoise: max(0, r.Max-r.Min) / 2 / r.Ratio, ShareOf: "of the speed of " + peer,
+			LimitOf: "The " + r.Of + " speed of " + peer,
+		}
+		for _, s := range sides(peer, c.Ours, c.Peer.Rates, c.Peer.Warm) {
+			if rate, ok := []any{s.Write, s.Read}[i].(float64); ok {
+				f.Bars = append(f.Bars, page.Bar{Name: s.Side, Value: rate, Other: strings.HasPrefix(s.Side, peer)})
 			}
 		}
-		p.Bars = append(p.Bars, page.Bars{
-			Title: title, Unit: "GiB/s", Groups: []page.Group{{Name: "medians", Bars: bars}},
-		})
-		p.Figures = append(p.Figures, page.Figure{
-			Name: title, Value: bars[0].Value, Unit: "GiB/s",
-			Share: r.Ratio, ShareNoise: max(0, r.Max-r.Min) / 2 / r.Ratio, ShareOf: "of the speed of " + name,
-			Limit: bars[len(bars)-2].Value, LimitOf: "The " + r.Of + " speed of " + name,
-		})
+		f.Value, f.Limit = f.Bars[0].Value, f.Bars[len(f.Bars)-2].Value
+		p.Figures = append(p.Figures, f)
 		facts = append(facts, r.Of+" ratio", fmt.Sprintf("%.2f (%.2f–\u2060%.2f)", r.Ratio, r.Min, r.Max))
-		verdict := fmt.Sprintf("%.1f times as fast as %s", r.Ratio, name)
+		verdict := fmt.Sprintf("%.1f times as fast as %s", r.Ratio, peer)
 		if r.Min <= 1 && r.Max >= 1 && len(c.Samples) > 1 {
-			verdict = fmt.Sprintf("about as fast as %s (%.2f to %.2f times)", name, r.Min, r.Max)
+			verdict = fmt.Sprintf("about as fast as %s (%.2f to %.2f times)", peer, r.Min, r.Max)
 		} else if r.Ratio < 1 {
 			p.Level = page.Warn
-			verdict = fmt.Sprintf("%.1f times slower than %s", 1/r.Ratio, name)
+			verdict = fmt.Sprintf("%.1f times slower than %s", 1/r.Ratio, peer)
 		}
 		verdicts = append(verdicts, verdict)
 	}
-	p.Facts = pairs(facts...)
+	p.Facts = page.Pairs(facts...)
 	p.Headline = fmt.Sprintf("With the same %s of memory Spillway wrote %s, and read %s.",
 		size.Approx(c.Config.HostMemoryBytes), verdicts[0], verdicts[1])
 	return p

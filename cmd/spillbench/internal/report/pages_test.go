@@ -1,6 +1,7 @@
 package report
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -28,13 +29,14 @@ func TestPageOfRun(t *testing.T) {
 	doc.Config.Disks = []Disk{{Dir: "/a", CapacityBytes: 1 << 30}, {Dir: "/b", CapacityBytes: 2 << 30, CapacityGiven: true}}
 	doc.Config.Faults = []Fault{{Spec: "op=read", Hits: 3}}
 	r := PageOf(doc)
-	if want := (page.Input{Sources: "x.parquet", Rows: 10, Batches: 97, Bytes: 1 << 30}); r.Input != want {
+	want := page.Input{Sources: []string{"x.parquet"}, Rows: 10, Batches: 97, Bytes: 1 << 30}
+	if !reflect.DeepEqual(r.Input, want) {
 		t.Errorf("the input is %+v", r.Input)
 	}
-	if want := (page.Verified{Checked: true, Batches: 97, Mismatches: 5}); r.Verified != want {
-		t.Errorf("verified are %+v", r.Verified)
+	if want := (page.Verification{Checked: true, Batches: 97, Mismatches: 5}); r.Verify != want {
+		t.Errorf("verified are %+v", r.Verify)
 	}
-	if s := r.Spaces[0]; s.Written != 7 || s.Read != 8 {
+	if s := r.Spaces[0]; s.WrittenBytes != 7 || s.ReadBytes != 8 {
 		t.Errorf("the disk is %+v", s)
 	}
 	if last := r.Facts[len(r.Facts)-1]; last != (page.Pair{Name: "verified", Value: "92 of 97"}) {
@@ -76,9 +78,9 @@ func TestPageOfBandwidth(t *testing.T) {
 		}
 	}
 	doc.Rows[1].Inconclusive = true
-	bars := PageOf(doc).Bars
+	figures := PageOf(doc).Figures
 	for i, want := range []string{"50 % of the limit, which varies by 1 %", "cannot be told from the limit, which varies by 1 %"} {
-		if text := bars[i].Groups[0].Text; text != want {
+		if text := figures[i].Text; text != want {
 			t.Errorf("%q, want %q", text, want)
 		}
 	}

@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -19,51 +18,19 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// Print writes a document as Table, Markdown or CSV. Each note is a line of its own.
-func Print(w io.Writer, f Format, d Document, notes []string) error {
-	p := printer{format: f}
-	if _, ok := d.(*Topo); !ok {
-		p.line("spillbench %s: %s", d.header().Command, d.header().Env)
-	}
-	verdict := d.print(&p)
-	for _, n := range notes {
-		p.line("note: %s", n)
-	}
-	if verdict != "" {
-		p.line("%s", verdict)
-	}
-	_, err := io.WriteString(w, p.text.String())
-	return err
-}
-
-// PrintDifference writes what differs between two documents of one command, A and B, in words.
-func PrintDifference(w io.Writer, f Format, names []string, a, b Measured) error {
-	p := printer{format: f}
-	p.line("spillbench report: A is %s, B is %s, both of %s", names[0], names[1], CommandOf(a))
-	var rows []differenceRow
-	was, is := PageOf(a), PageOf(b)
-	for _, d := range page.Differ(&was, &is) {
-		verdict := map[bool]string{true: "worse", false: "better"}[d.Worse]
-		if d.Plain {
-			verdict = ""
-		}
-		rows = append(rows, differenceRow{d.About, verdict, d.Text})
-	}
-	if len(rows) == 0 {
+// print shows the differences between A and B in words.
+func (d *Pair) print(p *printer) string {
+	p.line("spillbench report: A is %s, B is %s, both of %s", d.Names[0], d.Names[1], d.header().Command)
+	a, b := PageOf(d.Document), PageOf(d.B)
+	all := page.Differ(&a, &b)
+	if len(all) == 0 {
 		p.line("nothing differs by more than two equal runs do")
-		if f == CSV {
+		if p.format == CSV {
 			p.block("about,b_is,text", true)
 		}
 	}
-	p.table(rows, "about", "B is=b_is", "what differs=text")
-	_, err := io.WriteString(w, p.text.String())
-	return err
-}
-
-type differenceRow struct {
-	About string `json:"about"`
-	Is    string `json:"b_is"`
-	Text  string `json:"text"`
+	p.table(all, "about", "B is=b_is", "what differs=text")
+	return ""
 }
 
 // printer collects what a document shows: lines for people, and tables. Whatever the names in them are,
@@ -167,48 +134,43 @@ func fieldOf(row reflect.Value, key string) any {
 // Keys of values that people read in other forms than programs: bytes with a unit, nothing for 0 or
 // false, and three digits behind the point instead of two.
 var (
-	keyOfBytes   = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
-	keyOfSparse  = regexp.MustCompile(`^by_reason_|^(unmoved|ahead|physical)_|gain$|^(both_ways|inconclusive|ratio|lost)$`)
+	keyOfBytes  = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
+	keyOfSparse = regexp.MustCompile(
+		`^by_reason_|^(unmoved|ahead|physical)_|gain$|^(both_ways|inconclusive|ratio|lost)$`)
 	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)
 )
 
 // cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
 func (p *printer) cell(key string, value any) string {
 	forPeople := p.format != CSV
-	if value == nil || value == topology.Unknown {
+	sparse := forPeople && keyOfSparse.MatchString(key)
+	if value == nil || value == topology.Unknown || sparse && reflect.ValueOf(value).IsZero() {
 		return ""
 	}
-	if forPeople && keyOfSparse.MatchString(key) && reflect.ValueOf(value).IsZero() {
-		return ""
-	}
+	var texts []string
 	switch v := value.(type) {
 	case time.Time:
 		return v.Format(time.RFC3339)
 	case []topology.Mount:
-		points := make([]string, len(v))
-		for i, m := range v {
-			points[i] = m.Point
+		for _, m := range v {
+			texts = append(texts, m.Point)
 		}
-		return strings.Join(points, " ")
+		return strings.Join(texts, " ")
+	case []int64:
+		for _, n := range v {
+			texts = append(texts, size.Format(n))
+		}
+		return strings.Join(texts, ", ")
 	case float64:
-		digits := 2
-		if keyOfPrecise.MatchString(key) {
-			digits = 3
-		}
-		if !forPeople {
-			digits = -1
+		digits := -1
+		if forPeople {
+			digits = map[bool]int{false: 2, true: 3}[keyOfPrecise.MatchString(key)]
 		}
 		return strconv.FormatFloat(v, 'f', digits, 64)
 	case bool:
 		if forPeople {
 			return yes(v)
 		}
-	case []int64:
-		texts := make([]string, len(v))
-		for i, n := range v {
-			texts[i] = size.Format(n)
-		}
-		return strings.Join(texts, ", ")
 	case int64:
 		if forPeople && keyOfBytes.MatchString(key) {
 			return size.Approx(v)

@@ -12,35 +12,31 @@ import (
 	"time"
 )
 
-// Read reads a document of run, bandwidth or compare. It may come from anywhere, so Read checks that
-// all that the other functions of this package rely on is there, and that they can calculate with it.
-func Read(text []byte) (Measured, error) {
+// Read reads a document of run, bandwidth or compare. It may come from anywhere, so Read checks that it
+// has everything that the other functions of this package rely on, and that they can calculate with it.
+func Read(text []byte) (Document, error) {
 	if !json.Valid(text) {
 		return nil, errors.New("it is no JSON")
 	}
-	doc, err := read(text)
+	var head Header
+	err := json.Unmarshal(text, &head)
+	kinds := map[string]Document{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}
+	doc, known := kinds[head.Command]
+	switch {
+	case err != nil:
+	case head.Schema != Schema:
+		err = fmt.Errorf("its schema is %q, and not %q", head.Schema, Schema)
+	case !known:
+		err = fmt.Errorf("it is one of %q", head.Command)
+	default:
+		if err = json.Unmarshal(text, doc); err == nil {
+			err = check(text, doc)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("it is no result of run, bandwidth or compare: %w", inPlainWords(err))
 	}
 	return doc, nil
-}
-
-func read(text []byte) (Measured, error) {
-	var head Header
-	if err := json.Unmarshal(text, &head); err != nil {
-		return nil, err
-	}
-	if head.Schema != Schema {
-		return nil, fmt.Errorf("its schema is %q, and not %q", head.Schema, Schema)
-	}
-	doc, ok := map[string]Measured{"run": new(Run), "bandwidth": new(Bandwidth), "compare": new(Compare)}[head.Command]
-	if !ok {
-		return nil, fmt.Errorf("it is one of %q", head.Command)
-	}
-	if err := json.Unmarshal(text, doc); err != nil {
-		return nil, err
-	}
-	return doc, check(text, doc)
 }
 
 // embedded matches the names of embedded structs in the path of a JSON value. Keys are in small letters.
@@ -70,7 +66,7 @@ var (
 )
 
 // check checks what the types of a document, decoded from text into d, don't guarantee.
-func check(text []byte, d Measured) error {
+func check(text []byte, d Document) error {
 	// Check the decoded values, not the text: encoding/json ignores the case of keys and merges duplicates.
 	var values, given map[string]any
 	decoded, err := json.Marshal(d)
@@ -126,8 +122,8 @@ func check(text []byte, d Measured) error {
 	return nil
 }
 
-// checkNumbers checks all numbers in the value of a key, and that its lists of numbers are empty or of
-// a length, unless that is negative.
+// checkNumbers checks all numbers in the value of a key. Unless length is negative, lists of numbers must
+// be empty or have this length.
 func checkNumbers(key string, value any, length int) error {
 	switch v := value.(type) {
 	case map[string]any:
@@ -146,14 +142,14 @@ func checkNumbers(key string, value any, length int) error {
 			}
 		}
 	case float64:
-		limit, seconds := float64(maxCount), keyOfSeconds.MatchString(key)
+		size, limit, seconds := math.Abs(v), float64(maxCount), keyOfSeconds.MatchString(key)
 		if seconds {
 			limit = maxSeconds
 		}
-		tooLarge := math.Abs(v) > limit && key != "seed"
-		tooSmall := v != 0 && math.Abs(v) < minDivisor && (seconds || strings.HasSuffix(key, "_per_s"))
-		negative := v < 0 && (seconds || strings.HasSuffix(key, "bytes"))
-		if tooLarge || tooSmall || negative {
+		switch rate := strings.HasSuffix(key, "_per_s"); {
+		case size > limit && key != "seed",
+			0 < size && size < minDivisor && (seconds || rate),
+			v < 0 && (seconds || strings.HasSuffix(key, "bytes")):
 			return fmt.Errorf("its %s is %v", key, v)
 		}
 	}

@@ -6,10 +6,8 @@
 //	Inspect ── inspect
 //	each with Header: schema, command, Env
 //
-//	Document ── Print ──────────▶ lines and tables: table, Markdown, CSV
-//	         ── WriteBenchmarks ▶ Go's benchmark format
-//	         ── WriteHTML ──────▶ a page
-//	         ── Write ──────────▶ JSON, described by JSONSchema ── Read ▶ Document
+//	Document ── Print ──▶ lines and tables (table, Markdown, CSV), Go's benchmark format, a page, or
+//	                      JSON, which JSONSchema describes ── Read ──▶ Document
 //
 // Documents are plain values and belong to the caller.
 package report
@@ -40,15 +38,17 @@ var jsonSchema string
 // documents and allows no other.
 func JSONSchema() string { return jsonSchema }
 
-// Document is the result of a command: Run, Verify, Bandwidth, Compare, Quota, Topo, Trace or Inspect.
+// Document is the result of a command: Run, Verify, Bandwidth, Compare, Quota, Topo, Trace or Inspect, or
+// a Pair.
 type Document interface {
+	// Stamp sets the arguments of the command line, and when the command began.
 	Stamp(args []string, began time.Time)
 	header() *Header
 	print(p *printer) (verdict string)
 }
 
-// Measured is a Document with figures for benchstat and a page: Run, Bandwidth or Compare.
-type Measured interface {
+// measured is a Document with figures for benchstat and a page: Run, Bandwidth or Compare.
+type measured interface {
 	Document
 	benchmarks(add addBenchmark)
 	page() page.Run
@@ -61,16 +61,18 @@ type addBenchmark func(name string, times int64, values ...benchfmt.Value)
 // Format is a form in which a result is printed.
 type Format string
 
-// The formats. CSV has the tables of a document alone.
+// The formats. CSV has only the tables of a document. BenchFmt and HTML need a Run, a Bandwidth, a
+// Compare or a Pair.
 const (
 	Table    Format = "table"
 	JSON     Format = "json"
 	CSV      Format = "csv"
 	Markdown Format = "markdown"
 	BenchFmt Format = "benchfmt"
+	HTML     Format = "html"
 )
 
-// Formats returns the names of all formats, the default first.
+// Formats returns the names of all formats but HTML, the default first.
 func Formats() []string {
 	return []string{"table", "json", "csv", "markdown", "benchfmt"}
 }
@@ -93,11 +95,8 @@ func (h *Header) Stamp(args []string, began time.Time) {
 
 func (h *Header) header() *Header { return h }
 
-// CommandOf returns the command that wrote a document.
-func CommandOf(d Measured) string { return d.header().Command }
-
 // FailureOf returns why the command of a document failed, or "".
-func FailureOf(d Measured) string {
+func FailureOf(d Document) string {
 	if r, ok := d.(*Run); ok {
 		return r.Error
 	}
@@ -105,7 +104,7 @@ func FailureOf(d Measured) string {
 }
 
 // NotesOf returns the warnings of a stored document as its command noted them.
-func NotesOf(d Measured) (notes []string) {
+func NotesOf(d Document) (notes []string) {
 	for _, w := range d.header().Warnings {
 		notes = append(notes, w.String())
 	}
@@ -115,11 +114,59 @@ func NotesOf(d Measured) (notes []string) {
 	return notes
 }
 
+// Compared returns the only one of documents, or two of one command as a Pair.
+func Compared(names []string, documents []Document) (Document, error) {
+	a, b := documents[0], documents[len(documents)-1]
+	if len(documents) == 1 {
+		return a, nil
+	}
+	if x, y := a.header().Command, b.header().Command; x != y {
+		return nil, fmt.Errorf("%s is of %s and %s of %s (give two results of one command)", names[0], x, names[1], y)
+	}
+	return &Pair{a, b, names}, nil
+}
+
+// parts returns the documents of a Pair with their names, or a document with the name of its command.
+func parts(d Document) (names []string, all []measured) {
+	if p, ok := d.(*Pair); ok {
+		return p.Names, []measured{p.Document.(measured), p.B.(measured)}
+	}
+	return []string{d.header().Command}, []measured{d.(measured)}
+}
+
+// Print writes a document in a format. Lines for people end with the notes, each on a line of its own, and
+// the verdict.
+func Print(w io.Writer, f Format, d Document, notes []string) error {
+	switch f {
+	case JSON:
+		return writeJSON(w, d)
+	case BenchFmt:
+		return writeBenchmarks(w, d)
+	case HTML:
+		return writeHTML(w, d)
+	}
+	p := &printer{format: f}
+	switch d.(type) {
+	case *Topo, *Pair:
+	default:
+		p.line("spillbench %s: %s", d.header().Command, d.header().Env)
+	}
+	verdict := d.print(p)
+	for _, n := range notes {
+		p.line("note: %s", n)
+	}
+	if verdict != "" {
+		p.line("%s", verdict)
+	}
+	_, err := io.WriteString(w, p.text.String())
+	return err
+}
+
 // numbers matches an indented list of numbers. Strings in JSON contain no line ends.
 var numbers = regexp.MustCompile(`\[\n *-?[0-9][-+.eE0-9]*(,\n *-?[0-9][-+.eE0-9]*)*\n *\]`)
 
-// Write writes a document as indented JSON. A list of numbers is on one line.
-func Write(w io.Writer, document any) error {
+// writeJSON writes a document as indented JSON. A list of numbers is on one line.
+func writeJSON(w io.Writer, document any) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetIndent("", "  ")
@@ -133,24 +180,26 @@ func Write(w io.Writer, document any) error {
 	return err
 }
 
-// WriteBenchmarks writes the figures of documents in Go's benchmark format, which benchstat reads. If
-// there are several documents, the key "result" holds the name of each.
-func WriteBenchmarks(w io.Writer, names []string, documents ...Measured) (err error) {
-	if _, err := io.WriteString(w, "Unit GiB/s better=higher\nUnit limit-GiB/s better=higher\nUnit cpu-ns/op better=lower\n"); err != nil {
-		return err
-	}
-	out := benchfmt.NewWriter(w)
+// writeBenchmarks writes figures in Go's benchmark format, which benchstat reads. In the figures of a
+// Pair, the key "result" has the name of the document.
+func writeBenchmarks(w io.Writer, d Document) error {
+	_, err := io.WriteString(w, `Unit GiB/s better=higher
+Unit limit-GiB/s better=higher
+Unit cpu-ns/op better=lower
+`)
 	// A stored document may have any text where these lines have words.
 	words := func(text, separator string) []byte {
 		return []byte(named.Inert(strings.Join(strings.Fields(text), separator)))
 	}
+	out := benchfmt.NewWriter(w)
+	names, documents := parts(d)
 	for i, d := range documents {
 		env, result := d.header().Env, ""
 		if len(documents) > 1 {
 			result = names[i]
 		}
 		var config []benchfmt.Config
-		for _, p := range pairs(
+		for _, p := range page.Pairs(
 			"result", result, "goos", env.GOOS, "goarch", env.GOARCH,
 			"pkg", "github.com/spillway-db/spillway/cmd/spillbench",
 			"cpu", env.CPU, "gpu", env.GPU, "filesystem", env.FileSystem, "commit", env.Commit,

@@ -15,10 +15,10 @@ import (
 )
 
 // keys lists the paths of all keys of a document: "env.cpu", "spaces[].id".
-func keys(t *testing.T, document any) []string {
+func keys(t *testing.T, document Document) []string {
 	t.Helper()
 	var buf bytes.Buffer
-	if err := Write(&buf, document); err != nil {
+	if err := Print(&buf, JSON, document, nil); err != nil {
 		t.Fatal(err)
 	}
 	var v any
@@ -57,7 +57,7 @@ func TestKeys(t *testing.T) {
 		"config.disk_slots", "config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
 	disks := Config{Disks: []Disk{{}}, Faults: []Fault{{}}}
 	for _, c := range []struct {
-		document any
+		document Document
 		want     []string
 	}{
 		{&Run{Header: warned, Config: RunConfig{Config: disks}, Input: Input{Sources: []string{"x"}}, Spaces: []Space{{}},

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -12,32 +13,28 @@ const BusyShare = 0.2
 // SetRuns sets the runs, all of them of the document's input, and sums them up. It returns the number
 // of the run whose time is the median, or the lower of the two in the middle.
 func (r *Run) SetRuns(runs []Repetition) (median int) {
-	if len(runs) == 0 {
+	n := len(runs)
+	if n == 0 {
 		return 0
 	}
+	order := make([]int, n)
 	for i := range runs {
+		order[i] = i
 		runs[i].GiBPerS = Rate(r.Input.Bytes, runs[i].Seconds)
 	}
-	order := make([]int, len(runs))
-	for i := range order {
-		order[i] = i
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(runs[a].Seconds, runs[b].Seconds) })
+	median = order[(n-1)/2]
+	t := RunTimes{
+		MedianSeconds: (runs[median].Seconds + runs[order[n/2]].Seconds) / 2,
+		MinSeconds:    runs[order[0]].Seconds,
+		MaxSeconds:    runs[order[n-1]].Seconds,
 	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		if runs[a].Seconds < runs[b].Seconds {
-			return -1
-		}
-		return 1
-	})
-	n := len(runs)
-	low, high := order[(n-1)/2], order[n/2]
-	t := RunTimes{MinSeconds: runs[order[0]].Seconds, MaxSeconds: runs[order[n-1]].Seconds}
-	t.MedianSeconds = (runs[low].Seconds + runs[high].Seconds) / 2
 	t.MedianGiBPerS = Rate(r.Input.Bytes, t.MedianSeconds)
 	if t.MedianSeconds > 0 {
 		t.Spread = (t.MaxSeconds - t.MinSeconds) / t.MedianSeconds
 	}
 	r.Runs, r.RunTimes = runs, &t
-	return low
+	return median
 }
 
 // Busy returns a sentence if other processes used so much of the processors that the figures are too

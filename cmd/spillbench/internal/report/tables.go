@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/size"
-	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -67,7 +66,8 @@ func (r *Run) print(p *printer) string {
 		}
 		phases = append(phases, row)
 	}
-	p.table(append(phases, phaseRow{Phase: Phase{"all", r.WallSeconds}}), "phase=name", "seconds", "GiB/s=gib_per_s")
+	phases = append(phases, phaseRow{Phase: Phase{Name: "all", Seconds: r.WallSeconds}})
+	p.table(phases, "phase=name", "seconds", "GiB/s=gib_per_s")
 	if t := r.RunTimes; len(r.Runs) > 1 {
 		var rows []runRow
 		for i, one := range r.Runs {
@@ -100,7 +100,7 @@ func (r *Run) print(p *printer) string {
 	case !r.Verify.Checked:
 		return "nothing was checked: there were no passes or no batches"
 	case r.Verify.Mismatches > 0:
-		return "FAILED: " + page.Verified(r.Verify).Wrong()
+		return "FAILED: " + r.Verify.Wrong()
 	}
 	return fmt.Sprintf("verified: all %d digests are those of what was loaded", r.Verify.Batches)
 }
@@ -211,8 +211,8 @@ func (t *Trace) print(p *printer) string {
 		for _, o := range r.Replays {
 			rows = append(rows, outcomeRow{o, r.File, "replayed"})
 		}
-		p.table(rows, "=file", "outcome", "policy", "moved=bytes", "fetched=fetched_bytes", "seconds", "stalled=stalled_seconds",
-			"accesses", "found", "error")
+		p.table(rows, "=file", "outcome", "policy", "moved=bytes", "fetched=fetched_bytes", "seconds",
+			"stalled=stalled_seconds", "accesses", "found", "error")
 		if len(r.Replays) == 1 && r.Replays[0].Error == "" {
 			p.edges(r.Replays[0].Edges)
 			p.line("recorded:")
@@ -305,20 +305,16 @@ func (d *Inspect) print(p *printer) string {
 	p.line("directory %s", d.Path)
 	batches := 0
 	for _, dir := range d.Directories {
-		state := "not in use"
-		if dir.InUse {
-			state = "in use by an engine: its batches may change"
-		}
-		p.line("%s, %s", dir.Path, state)
-		if dir.Error != "" {
+		state := map[bool]string{false: "not in use", true: "in use by an engine: its batches may change"}
+		p.line("%s, %s", dir.Path, state[dir.InUse])
+		switch {
+		case dir.Error != "":
 			p.line("cannot be read: %s", dir.Error)
 			continue
-		}
-		if dir.Encrypted {
+		case dir.Encrypted:
 			p.line("encrypted: %d records of %s; their content can be read only with the key",
 				dir.Records, size.Approx(dir.Bytes))
-		} else {
-			batches += len(dir.Batches)
+		default:
 			p.line("%d batches and %d shared dictionaries of %s, in %s of files",
 				len(dir.Batches), dir.Dictionaries, size.Approx(dir.Bytes), size.Approx(dir.FileBytes))
 		}
@@ -330,6 +326,7 @@ func (d *Inspect) print(p *printer) string {
 			}
 			rows = append(rows, row)
 		}
+		batches += len(rows)
 		p.table(rows, "batch=id", "plan", "operator", "partition", "rows", "columns", "on disk=bytes",
 			"image=image_bytes", "codec", "dictionaries", "error")
 		for _, what := range dir.Damaged {
