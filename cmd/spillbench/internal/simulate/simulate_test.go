@@ -185,7 +185,7 @@ func TestNoSetting(t *testing.T) {
 		{tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 19}}, simulate.ErrSetting, "host:0 of 524288 bytes has no room for the engine's own 2097152"},
 		{&bare, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Disk: 1 << 30}}, simulate.ErrSetting, "no disk space"},
 		{tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: disk, To: tier.ID{Kind: tier.GPU, Ordinal: 1}}: 1}}, simulate.ErrSetting, "gpu:1"},
-		{tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: gpu, To: gpu}: 1}}, simulate.ErrSetting, "gpu:0 to itself"},
+		{tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: gpu, To: gpu}: 1}}, simulate.ErrSetting, "gpu:0 to gpu:0"},
 		{&own, simulate.Setting{}, simulate.ErrSetting, "a program's own"},
 		{tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 19}}, simulate.ErrStuck, "never fits in gpu:0"},
 	} {
