@@ -173,7 +173,7 @@ func run(ctx context.Context, f *runFlags, stdout, stderr io.Writer) (err error)
 	line := rec.snapshot() // before limits are measured
 	var limits []report.Limit
 	if err == nil && (f.output.html != "" || f.listen != "") {
-		limits = m.limits(ctx, f.input.seed)
+		limits = m.limits(ctx)
 	}
 	began := time.Now()
 	live.hold() // what is shown must not read what changes now

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
@@ -150,7 +149,7 @@ func (s *steps) Step() {
 }
 
 func small(eng *spillway.Engine) Config {
-	return Config{Engine: eng, Sizes: []int64{64 << 10, 256 << 10}, Threads: []int{1, 2}, Pairs: 3, Seed: 1, Progress: new(steps)}
+	return Config{Engine: eng, Sizes: []int64{64 << 10, 256 << 10}, Threads: []int{1, 2}, Pairs: 3, Seed: 1, Progress: new(steps), Files: disk.OS}
 }
 
 // run runs a measurement that leaves nothing out. Its rows must have figures or an error.
@@ -347,37 +346,6 @@ func TestCancelled(t *testing.T) {
 				t.Errorf("%s: cancelled at step %d Run ends with %v and %d rows", name, at, err, len(rows))
 			}
 			cancel(nil)
-		}
-	}
-}
-
-// TestNoConverter: an edge without a converter is a row with an error, and the others are measured
-// all the same, in the direction that has one.
-func TestNoConverter(t *testing.T) {
-	for _, from := range tier.Kinds() {
-		for _, to := range tier.Kinds() {
-			if from == to {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s-%s", from, to), func(t *testing.T) {
-				eng := engine(t)
-				if err := eng.Registry().Unregister(batch.ImageType(from), batch.ImageType(to)); err != nil {
-					t.Fatal(err)
-				}
-				cfg := small(eng)
-				cfg.Sizes, cfg.Threads = cfg.Sizes[:1], []int{2}
-				edges := make(map[string]int)
-				for _, r := range run(t, cfg) {
-					missing := r.From == from.String()+":0" && r.To == to.String()+":0"
-					if missing != strings.Contains(r.Error, "no converter") || missing != (r.GiBPerS == 0) {
-						t.Errorf("%+v", r)
-					}
-					edges[r.From+r.To]++
-				}
-				if len(edges) != 6 {
-					t.Errorf("edges are %v", edges)
-				}
-			})
 		}
 	}
 }
