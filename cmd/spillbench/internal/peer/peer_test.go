@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -437,18 +438,16 @@ func TestLimitHeap(t *testing.T) {
 	if got := memoryLimit(); err != nil || got != before {
 		t.Errorf("the limit is %d, and was %d: %v", got, before, err)
 	}
-	end := limitHeap(1 << 30)
-	if got := memoryLimit(); got < 1<<30 || got >= before {
-		t.Errorf("the limit is %d", got)
+	inner := func(*ipcFiles) error {
+		if got := memoryLimit(); got != 1<<29 {
+			t.Errorf("the limit of %d is %d", 1<<29, got)
+		}
+		return nil
 	}
-	inner := limitHeap(1 << 40)
-	if got := memoryLimit(); got >= 1<<40 {
-		t.Errorf("the limit was raised to %d", got)
-	}
-	inner()
-	end()
-	if got := memoryLimit(); got != before {
-		t.Errorf("the limit is %d, and was %d", got, before)
+	debug.SetMemoryLimit(1 << 29)
+	err = r.withPeer("test", 1, inner)
+	if got := debug.SetMemoryLimit(before); err != nil || got != 1<<29 {
+		t.Errorf("the limit is %d, and was %d: %v", got, 1<<29, err)
 	}
 }
 
