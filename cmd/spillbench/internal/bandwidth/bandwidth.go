@@ -1,7 +1,7 @@
 // Package bandwidth implements spillbench bandwidth: it times an engine's moves along every edge,
 // each beside a raw limit that the machine reaches without the engine.
 //
-//	New ──▶ Measurement ── Run ──▶ a size ──▶ a number of threads ──▶ a pair of spaces (link)
+//	New ─▶ Measurement ─ Run ─▶ a size ─▶ a number of threads ─▶ a pair of spaces (link)
 //	                                                                        │
 //	          round 0   ours · raw · raw again    warms up                  ▼
 //	          round 1   ours · raw · raw again    ours ÷ raw is the efficiency
@@ -64,20 +64,22 @@ const (
 	diskIO     = "disk I/O"
 )
 
-// Config configures a measurement. All fields but Between, OneOfEach and Spare are required.
+// Config configures a measurement. Engine, Sizes, Threads, Pairs and Progress are required.
 type Config struct {
 	Engine   *spillway.Engine // must be idle, have a host space, and be used by nobody else during Run
 	Sizes    []int64          // bytes of a batch: multiples of 4096 from SmallestBatch to LargestBatch
 	Threads  []int            // how many batches move at the same time
 	Pairs    int              // of ours and raw, for each figure
 	Progress job.Progress
-	Seed     uint64         // of the generated table
-	Files    func() disk.FS // returns a file system for one more raw file, as slow as those of the volumes
 
 	Between []tier.Kind // kinds of spaces whose edges are measured; nil means all
 	// OneOfEach measures one pair of spaces of each pair of kinds: one GPU and one disk, not each.
 	OneOfEach bool
-	Spare     int64 // bytes of memory that Run may use beside the engine's; 0 means any number
+	Seed      uint64 // of the generated table
+	Spare     int64  // bytes of memory that Run may use beside the engine's; 0 means any number
+	// Files returns a file system for one more raw file, as slow as those of the volumes; nil means the
+	// machine's own.
+	Files func() disk.FS
 }
 
 // ErrNoEdges reports that no pair of spaces can be measured.
@@ -119,6 +121,9 @@ func (k link) inSpaces() bool {
 
 // New plans a measurement. The error is an ErrNoEdges if no pair of spaces can be measured.
 func New(cfg Config) (*Measurement, error) {
+	if cfg.Files == nil {
+		cfg.Files = disk.OS
+	}
 	m := &Measurement{cfg: cfg, links: cfg.edges()}
 	if len(m.links) == 0 {
 		var names []string

@@ -65,8 +65,13 @@ type step struct {
 // The steps of a turn; each timed one makes a row. In memory batches begin in the link's second space,
 // and a transfer in the opposite direction precedes each timed one.
 var (
-	inMemory = []step{{first: back, second: back}, {there, there, true, ""}, {back, back, true, ""}, {first: there, second: there}}
-	onDisk   = []step{
+	inMemory = []step{
+		{first: back, second: back},
+		{there, there, true, ""},
+		{back, back, true, ""},
+		{first: there, second: there},
+	}
+	onDisk = []step{
 		{there, there, true, "fresh"}, {first: back, second: back},
 		{there, there, true, "rewritten"}, {back, back, true, "rewritten"},
 	}

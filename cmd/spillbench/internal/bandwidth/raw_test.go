@@ -139,7 +139,10 @@ func TestLanes(t *testing.T) {
 			cfg := small(c.eng)
 			held := used(c.eng)
 			links := cfg.edges()
-			i := slices.IndexFunc(links, func(k link) bool { return k.from.ID().String() == c.from && k.to.ID().String() == c.to })
+			i := slices.IndexFunc(
+				links,
+				func(k link) bool { return k.from.ID().String() == c.from && k.to.ID().String() == c.to },
+			)
 			b := &bench{cfg: &cfg, load: load{256 << 10, 2}}
 			all, err := b.newLanes(t.Context(), links[i])
 			if err != nil {
@@ -216,12 +219,23 @@ func TestLanesRefused(t *testing.T) {
 // TestFaultsSpareRaw: faults of a device happen to moves, and not to what raw copies.
 func TestFaultsSpareRaw(t *testing.T) {
 	var all []*faultdev.Device
-	gpu := spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
-		f := faultdev.New(d, 1)
-		all = append(all, f)
-		return f, nil
-	}}
-	eng := open(t, spillway.Config{GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{}})
+	gpu := spillway.GPUConfig{
+		Backend: spillway.Sim,
+		Memory:  spillway.Bytes(1 << 20),
+		Wrap: func(d tier.Device) (tier.Device, error) {
+			f := faultdev.New(d, 1)
+			all = append(all, f)
+			return f, nil
+		},
+	}
+	eng := open(
+		t,
+		spillway.Config{
+			GPUs:       []spillway.GPUConfig{gpu, gpu},
+			HostMemory: spillway.Bytes(1 << 20),
+			Disks:      []spillway.DiskConfig{},
+		},
+	)
 	_, _, raw := rawOf(t, small(eng), "gpu:0", "gpu:1", load{64 << 10, 1})
 	if err := raw.move(t.Context(), 0, there); err != nil {
 		t.Fatal(err)
@@ -427,7 +441,8 @@ func TestFreshRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		st := v.Stats()
-		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 || st.Written != before.Written ||
+		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 ||
+			st.Written != before.Written ||
 			st.Given-before.Given < before.Backed {
 			t.Errorf("before %+v\nafter %+v", before, st)
 		}
@@ -479,7 +494,12 @@ func TestFreshInEachTurn(t *testing.T) {
 		return alone{files, func() {
 			made++
 			if st := v.Stats(); st.Backed != 0 || files.Open() != 0 {
-				t.Errorf("file %d is made beside %d bytes of the volume and %d other files", made, st.Backed, files.Open())
+				t.Errorf(
+					"file %d is made beside %d bytes of the volume and %d other files",
+					made,
+					st.Backed,
+					files.Open(),
+				)
 			}
 		}, func(n int64) {
 			if n != once {
@@ -499,7 +519,10 @@ func TestFreshInEachTurn(t *testing.T) {
 // TestKeptRoom: a volume that cannot give its room back is an error, because the room that it hands
 // out next would not be fresh.
 func TestKeptRoom(t *testing.T) {
-	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}))
+	eng := engineOn(
+		t,
+		faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}),
+	)
 	v := eng.Spaces()[2].Pool().(*volumes.Volume)
 	var room [2]tier.Memory // of one piece of the file
 	for i := range room {

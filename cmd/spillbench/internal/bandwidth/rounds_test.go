@@ -201,11 +201,13 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%s is %v; want %v", c.name, c.got, c.want)
 		}
 	}
-	if v := r.Samples; !slices.Equal(v.GiBPerS, []float64{1, 0.5, 0.25}) || !slices.Equal(v.LimitGiBPerS, []float64{2, 0.5, 1}) ||
+	if v := r.Samples; !slices.Equal(v.GiBPerS, []float64{1, 0.5, 0.25}) ||
+		!slices.Equal(v.LimitGiBPerS, []float64{2, 0.5, 1}) ||
 		!slices.Equal(v.LimitAgainGiBPerS, []float64{1, 0.5, 0.5}) {
 		t.Errorf("the samples are %+v", v)
 	}
-	if r.From != "host:0" || r.To != "gpu:0" || r.State != "rewritten" || r.Bytes != 1<<29 || r.Threads != 2 || r.LimitOf != memmove {
+	if r.From != "host:0" || r.To != "gpu:0" || r.State != "rewritten" || r.Bytes != 1<<29 || r.Threads != 2 ||
+		r.LimitOf != memmove {
 		t.Errorf("%+v", r)
 	}
 	if !slices.Equal(s.ours, []float64{1, 2, 4}) || !slices.Equal(s.raw, []float64{0.5, 2, 1}) {

@@ -20,7 +20,9 @@ func (t timings) row(k link, l load, st step) report.BandwidthRow {
 		from, to = to, from
 	}
 	r := report.BandwidthRow{
-		From: from.ID().String(), To: to.ID().String(), Bytes: l.bytes, Threads: l.threads, State: st.state, LimitOf: k.limit,
+		From: from.ID().
+			String(),
+		To: to.ID().String(), Bytes: l.bytes, Threads: l.threads, State: st.state, LimitOf: k.limit,
 	}
 	gib := float64(l.total()) / (1 << 30)
 	var ratios, noise []float64

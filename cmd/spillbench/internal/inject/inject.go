@@ -39,7 +39,13 @@ type Faults struct {
 // pass at a rate in bytes a second, 0 for no limit. seed makes chance repeatable, as far
 // as the order of operations is.
 func New(specs []Spec, throttle int64, seed uint64) *Faults {
-	f := &Faults{specs: specs, throttle: throttle, seed: seed, hits: make([]atomic.Int64, len(specs)), before: make(map[string]int)}
+	f := &Faults{
+		specs:    specs,
+		throttle: throttle,
+		seed:     seed,
+		hits:     make([]atomic.Int64, len(specs)),
+		before:   make(map[string]int),
+	}
 	for _, s := range specs {
 		if s.onDisk() && f.files == nil {
 			f.files = faultfs.New(disk.OS(), seed)
@@ -166,7 +172,10 @@ func (f *Faults) Told() []string {
 	var lines []string
 	for i, s := range f.specs {
 		hits := f.hits[i].Load()
-		lines = append(lines, fmt.Sprintf("--fault %s, hits: %d of %d operations", s.Text, hits, f.count(s.Op)-f.before[s.Op]))
+		lines = append(
+			lines,
+			fmt.Sprintf("--fault %s, hits: %d of %d operations", s.Text, hits, f.count(s.Op)-f.before[s.Op]),
+		)
 	}
 	return lines
 }

@@ -1,8 +1,8 @@
 // Package job is what spillbench run does: it loads batches through all tiers,
 // works on them and checks them.
 //
-//	Source ─▶ decode ─▶ expectation ─▶ Put ┐            load
-//	          (once)    (digest)           ▼
+//	Source ─▶ decode (once) ─▶ digest ─▶ Put                                  load
+//	                                       ▼
 //	                               repository, partitions
 //	                                       │ every batch, each pass
 //	                                       ▼

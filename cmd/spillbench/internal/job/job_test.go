@@ -60,7 +60,15 @@ func table() Input {
 }
 
 func config(eng *spillway.Engine) Config {
-	return Config{Engine: eng, Inputs: []Input{table()}, Repeat: 1, Partitions: 3, Passes: 1, Workers: 4, Progress: new(counter)}
+	return Config{
+		Engine:     eng,
+		Inputs:     []Input{table()},
+		Repeat:     1,
+		Partitions: 3,
+		Passes:     1,
+		Workers:    4,
+		Progress:   new(counter),
+	}
 }
 
 // counter is a Progress that calls at as each step of a phase is taken.
@@ -92,7 +100,8 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Rows != 50_000 || res.Batches != 64 || res.Checked != 2*64 || res.Mismatches != 0 || res.First != "" || res.OnHost {
+	if res.Rows != 50_000 || res.Batches != 64 || res.Checked != 2*64 || res.Mismatches != 0 || res.First != "" ||
+		res.OnHost {
 		t.Errorf("%+v", res)
 	}
 	if len(res.Phases) != 4 || res.Phases[0].Name != "load" || res.Phases[3].Name != "drain" {
@@ -124,7 +133,8 @@ func TestTasks(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := cfg.Engine.Stats().Admission
-			if got.Admitted-got.Retried != c.admitted || got.Running != 0 || res.Checked != c.checked || res.Mismatches != 0 {
+			if got.Admitted-got.Retried != c.admitted || got.Running != 0 || res.Checked != c.checked ||
+				res.Mismatches != 0 {
 				t.Errorf("%+v, and %+v; want %d admitted and %d checked", got, res, c.admitted, c.checked)
 			}
 		})
@@ -442,7 +452,9 @@ func TestSourceFails(t *testing.T) {
 func TestNoRoom(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
-		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}}, Logger: slog.New(slog.DiscardHandler), StuckAfter: 100 * time.Millisecond,
+		Disks: []spillway.DiskConfig{
+			{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)},
+		}, Logger: slog.New(slog.DiscardHandler), StuckAfter: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

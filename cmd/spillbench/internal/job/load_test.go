@@ -72,7 +72,9 @@ func TestLoadHoldsLittle(t *testing.T) {
 // TestDigestTakesLittleMemory: the expectation is that of the whole image, and no image is
 // made for it.
 func TestDigestTakesLittleMemory(t *testing.T) {
-	for name, rec := range map[string]arrow.RecordBatch{"flat": arrowgen.Flights(1, 200_000), "dictionaries": dictionaries(100_000)} {
+	for name, rec := range map[string]arrow.RecordBatch{
+		"flat": arrowgen.Flights(1, 200_000), "dictionaries": dictionaries(100_000),
+	} {
 		l, err := convert.NewLayout(rec)
 		if err != nil {
 			t.Fatal(err)
@@ -115,5 +117,9 @@ func dictionaries(n int) arrow.RecordBatch {
 	}
 	col := b.NewArray()
 	defer col.Release()
-	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "d", Type: typ}}, nil), []arrow.Array{col}, int64(n))
+	return array.NewRecordBatch(
+		arrow.NewSchema([]arrow.Field{{Name: "d", Type: typ}}, nil),
+		[]arrow.Array{col},
+		int64(n),
+	)
 }

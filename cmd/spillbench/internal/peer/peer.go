@@ -1,8 +1,8 @@
 // Package peer implements spillbench compare: it spills the same batches by Spillway and as a Go
 // program does without it, by arrow-go's ipc.FileWriter, reads them back, and times both in turns.
 //
-//	verify    ours ─▶ compare with the source        ipc ─▶ compare with the source
-//	round 1   ours: host ─▶ disk ─▶ host, touch      ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
+//	verify    ours ─▶ compare with the source    ipc ─▶ compare with the source
+//	round 1   ours: host ─▶ disk ─▶ host, touch  ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
 //	round 2   the same, the peer first
 //
 // In each round our side opens an engine of its own and closes it before the peer's turn, so that
@@ -13,11 +13,11 @@
 //
 // # What is timed
 //
-// Writing, ours: as many batches are put as the host space takes; moving them to disk is timed; then
-// the next are put. Writing, the peer: every Write, the footer, and the sync of the file. Reading, both: until every byte of every Arrow buffer has been hashed
-// and the batch is released. The digest must be that of the verified pass, in every round. Several
-// goroutines move and read our batches, which a Mover allows; a FileWriter and a FileReader belong
-// to one goroutine.
+// Writing, ours: as many batches are put as the host space takes; moving them to disk is timed;
+// then the next are put. Writing, the peer: every Write, the footer, and the sync of the file.
+// Reading, both: until every byte of every Arrow buffer has been hashed and the batch is released.
+// The digest must be that of the verified pass, in every round. Several goroutines move and read
+// our batches, which a Mover allows; a FileWriter and a FileReader belong to one goroutine.
 //
 // The peer's heap may grow by as much as our host space has. For that Run sets the memory limit of
 // the process while the peer works, so only one Run may be under way.

@@ -281,7 +281,13 @@ func (s *simulation) waitForRoom(at int, bytes int64) error {
 		sp.waiting = bytes
 		s.decide()
 		if len(s.moving) == 0 {
-			return fmt.Errorf("%w after %v: %d bytes are waited for, and nothing can leave %s", ErrStuck, s.now, bytes, sp.ID)
+			return fmt.Errorf(
+				"%w after %v: %d bytes are waited for, and nothing can leave %s",
+				ErrStuck,
+				s.now,
+				bytes,
+				sp.ID,
+			)
 		}
 		s.runUntil(s.moving[0].ends)
 	}
