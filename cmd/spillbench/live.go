@@ -235,8 +235,8 @@ func (p phased) Begin(phase string, steps int64) {
 
 // limits measures the machine's raw limits while the engine is idle. If there is no room to do so, it
 // adds a note.
-func (m *machine) limits(ctx context.Context, seed uint64) []report.Limit {
-	all, err := bandwidth.Limits(ctx, m.engine, seed, m.faults.Slow)
+func (m *machine) limits(ctx context.Context) []report.Limit {
+	all, err := bandwidth.Limits(ctx, m.engine, m.faults.Slow)
 	if err != nil && !errors.Is(err, context.Canceled) {
 		m.notes.add("no limits", "the raw limits were not measured: "+err.Error())
 	}

@@ -160,7 +160,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	line := rec.snapshot() // before limits are measured
 	var limits []report.Limit
 	if err == nil && (f.output.html != "" || f.listen != "") {
-		limits = m.limits(ctx, f.input.seed)
+		limits = m.limits(ctx)
 	}
 	began := time.Now()
 	live.hold() // pages must not read what changes now

@@ -1,7 +1,7 @@
 // Package bandwidth implements spillbench bandwidth: it times an engine's moves along every edge,
 // each beside a raw limit that the machine reaches without the engine.
 //
-//	New ──▶ Measurement ── Run ──▶ a size ──▶ a number of threads ──▶ a pair of spaces (link)
+//	New ─▶ Measurement ─ Run ─▶ a size ─▶ a number of threads ─▶ a pair of spaces (link)
 //	                                                                        │
 //	          round 0   ours · raw · raw again    warms up                  ▼
 //	          round 1   ours · raw · raw again    ours ÷ raw is the efficiency
@@ -37,18 +37,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/volumes"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -58,12 +54,6 @@ import (
 const (
 	SmallestBatch = 64 << 10
 	LargestBatch  = 8 << 30
-)
-
-// The states of the room on a disk that a batch is written to or read from.
-const (
-	fresh     = "fresh"
-	rewritten = "rewritten" // also that of reads
 )
 
 // The raw limits.
@@ -87,24 +77,15 @@ type Config struct {
 	OneOfEach bool
 	Seed      uint64 // of the generated table
 	Spare     int64  // bytes of memory that Run may use beside the engine's; 0 means any number
-	// Files returns the file system of one more raw file, which must be as slow as the volumes' are.
-	// If Files is nil or returns nil, that is the machine's own.
+	// Files returns a file system for one more raw file, as slow as those of the volumes; nil means the
+	// machine's own.
 	Files func() disk.FS
-}
-
-func (c *Config) files() disk.FS {
-	if c.Files != nil {
-		if fs := c.Files(); fs != nil {
-			return fs
-		}
-	}
-	return disk.OS()
 }
 
 // ErrNoEdges reports that no pair of spaces can be measured.
 var ErrNoEdges = errors.New("there is nothing to measure")
 
-// Measurement is what a Config comes to on its engine.
+// Measurement is the plan that New makes of a Config for its engine.
 type Measurement struct {
 	// Skipped has an error for each size and number of threads that is left out: a *tier.NoSpaceError
 	// if a space is too small.
@@ -113,10 +94,9 @@ type Measurement struct {
 	// the part of both that edges with a disk have. Rounds that Run must repeat are not counted.
 	Ours, Limit, Disk int64
 
-	cfg     Config
-	loads   []load
-	links   []link
-	missing []report.BandwidthRow
+	cfg   Config
+	loads []load
+	links []link
 }
 
 // load is a batch size and how many batches move at a time, one by each thread.
@@ -130,10 +110,8 @@ func (l load) total() int64 { return l.bytes * int64(l.threads) }
 // link is a pair of spaces and the edges between them. from comes first in the order of spaces, so
 // only to can be a disk.
 type link struct {
-	from, to    *tier.Space
-	there, back bool        // whether there is a converter in this direction
-	limit       string      // one of the raw limits
-	via         *tier.Space // between GPUs: the host space for copies if they cannot reach each other
+	from, to *tier.Space
+	limit    string // one of the raw limits
 }
 
 // inSpaces reports whether raw copies between memory of the spaces.
@@ -143,12 +121,14 @@ func (k link) inSpaces() bool {
 
 // New plans a measurement. The error is an ErrNoEdges if no pair of spaces can be measured.
 func New(cfg Config) (*Measurement, error) {
-	m := &Measurement{cfg: cfg}
-	m.links, m.missing = cfg.edges()
-	if len(m.links)+len(m.missing) == 0 {
+	if cfg.Files == nil {
+		cfg.Files = disk.OS
+	}
+	m := &Measurement{cfg: cfg, links: cfg.edges()}
+	if len(m.links) == 0 {
 		var names []string
 		for _, s := range cfg.Engine.Spaces() {
-			if cfg.includes(s.Kind()) {
+			if cfg.includes(s) {
 				names = append(names, s.ID().String())
 			}
 		}
@@ -172,63 +152,48 @@ func New(cfg Config) (*Measurement, error) {
 	return m, nil
 }
 
-// edges returns the pairs of spaces with a converter, and a row for each direction without one. Two
-// disks are no pair: their limit depends on whether they are one device, which is unknown.
-func (c *Config) edges() (links []link, missing []report.BandwidthRow) {
-	known, seen := make(map[[2]batch.PayloadType]bool), make(map[[2]tier.Kind]bool)
-	for _, e := range c.Engine.Registry().Edges() {
-		known[[2]batch.PayloadType{e.From, e.To}] = true
-	}
-	convertible := func(from, to *tier.Space) bool {
-		types := [2]batch.PayloadType{batch.ImageType(from.Kind()), batch.ImageType(to.Kind())}
-		if !known[types] {
-			why := convert.NoConverterError{From: types[0], To: types[1]}
-			missing = append(missing, report.BandwidthRow{From: from.ID().String(), To: to.ID().String(),
-				Samples: noSamples(), Error: why.Error()})
-		}
-		return known[types]
-	}
+// edges returns the pairs of spaces. Two disks are no pair: their limit depends on whether they are
+// one device, which is unknown.
+func (c *Config) edges() (links []link) {
+	seen := make(map[[2]tier.Kind]bool)
 	spaces := c.Engine.Spaces()
 	for i, from := range spaces {
 		for _, to := range spaces[i+1:] {
 			kinds := [2]tier.Kind{from.Kind(), to.Kind()}
-			if !c.includes(kinds[0]) || !c.includes(kinds[1]) || kinds[0] == tier.Disk || c.OneOfEach && seen[kinds] {
+			if !c.includes(from) || !c.includes(to) || kinds[0] == tier.Disk || c.OneOfEach && seen[kinds] {
 				continue
 			}
 			seen[kinds] = true
-			k := link{from: from, to: to, there: convertible(from, to), back: convertible(to, from), limit: memmove}
+			k := link{from, to, memmove}
 			switch {
 			case kinds[1] == tier.Disk:
 				k.limit = diskIO
 			case kinds[1] == tier.GPU:
 				k.limit = peerCopy
-				k.via = c.host()
 			case kinds[0] == tier.GPU && deviceOf(from).Info().Backend != "sim":
 				k.limit = driverCopy
 			}
-			if k.there || k.back {
-				links = append(links, k)
-			}
+			links = append(links, k)
 		}
 	}
-	return links, missing
+	return links
 }
 
 // host returns the first host space.
 func (c *Config) host() *tier.Space { return c.Engine.Reservations().Spaces().InTier(tier.Host)[0] }
 
-func (c *Config) includes(k tier.Kind) bool {
-	return len(c.Between) == 0 || slices.Contains(c.Between, k)
+func (c *Config) includes(s *tier.Space) bool {
+	return len(c.Between) == 0 || slices.Contains(c.Between, s.Kind())
 }
 
-// lacks returns what a load needs more of, or nil if there is room for it.
+// lacks returns an error if there is no room for a load.
 func (m *Measurement) lacks(l load) error {
 	for _, s := range m.cfg.Engine.Spaces() {
 		count := int64(l.threads)
-		if slices.ContainsFunc(m.links, func(k link) bool {
-			return k.inSpaces() && (s == k.from || s == k.to || s == k.via)
-		}) {
-			count *= 2 // what raw copies is in the space, too
+		for _, k := range m.links { // the memory that raw copies is in the space, too
+			if k.inSpaces() && (s == k.from || s == k.to) || k.limit == peerCopy && s == m.cfg.host() {
+				count = 2 * int64(l.threads)
+			}
 		}
 		if l.bytes > s.Capacity()/count || s.Charge(l.bytes)*count > s.Available() {
 			return &tier.NoSpaceError{Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.Available()}
@@ -239,7 +204,7 @@ func (m *Measurement) lacks(l load) error {
 		}
 		// The volume's room and a raw file exist together, and need some to spare. Where the free bytes
 		// are unknown, allocating finds out.
-		if u, err := m.cfg.files().Usage(v.Dir()); err == nil && u.Free/3 < l.total() {
+		if u, err := m.cfg.Files().Usage(v.Dir()); err == nil && u.Free/3 < l.total() {
 			return &tier.NoSpaceError{Space: s.ID(), Requested: 3 * l.total(), Available: u.Free}
 		}
 	}
@@ -250,17 +215,17 @@ func (m *Measurement) lacks(l load) error {
 	return nil
 }
 
-// count adds what measuring one link moves. It mirrors bench.link.
+// count adds the bytes that measuring one link moves. It mirrors bench.link.
 func (m *Measurement) count(k link, l load) {
 	rounds, all := int64(m.cfg.Pairs)+1, l.total()
-	ours, limit := all+4*rounds*all, 2*4*rounds*all // to where the link begins; four steps a round
+	// Ours also go to where the link begins and, to be compared, to host memory. A round has four steps.
+	ours, limit := 2*all+4*rounds*all, 2*4*rounds*all
 	if k.bothWays(l) {
 		ours, limit = ours+all/2+2*rounds*all, limit+2*2*rounds*all
 	}
 	if k.inSpaces() {
-		limit += 2 * all // which fills the memory
+		limit += 2 * all // to fill the memory
 	}
-	ours += all // the comparison, in host memory
 	m.Ours, m.Limit = m.Ours+ours, m.Limit+limit
 	if k.limit == diskIO {
 		m.Disk += ours + limit
@@ -270,65 +235,20 @@ func (m *Measurement) count(k link, l load) {
 // Run measures, and returns rows ordered by size, threads and edge. It ends soon after ctx does,
 // with the cause of that.
 func (m *Measurement) Run(ctx context.Context) (rows []report.BandwidthRow, err error) {
-	if len(m.loads) == 0 || len(m.links) == 0 {
-		return m.missing, nil
-	}
-	largest := int64(0)
+	largest := int64(SmallestBatch)
 	for _, l := range m.loads {
 		largest = max(largest, l.total())
 	}
-	room, err := newRegions(ctx, m.cfg.Seed, largest)
+	room, err := newRegions(ctx, largest)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, room.close()) }()
-	rows = slices.Clone(m.missing)
 	for _, l := range m.loads {
-		more, err := m.runLoad(ctx, l, room)
+		b := bench{cfg: &m.cfg, load: l, room: room}
+		more, err := b.run(ctx, m.links)
 		if err != nil {
 			return nil, err
-		}
-		rows = append(rows, more...)
-	}
-	return rows, nil
-}
-
-// runLoad puts the batches of one load, measures every link with them, and drops them.
-func (m *Measurement) runLoad(ctx context.Context, l load, room *regions) (rows []report.BandwidthRow, err error) {
-	m.cfg.Progress.Begin("making a table of "+size.Format(l.bytes), 0)
-	rec, err := record(ctx, m.cfg.Seed, l.bytes)
-	if err != nil {
-		return nil, err
-	}
-	defer rec.Release()
-	runtime.GC() // so that the garbage of making the table is not collected while something is timed
-	b := bench{cfg: &m.cfg, load: l, room: room}
-	// The batches are dropped although ctx has ended. If the monitor has begun to move one before it was
-	// subscribed to, that waits for the move.
-	defer func() {
-		for _, x := range b.batches {
-			err = errors.Join(err, x.Discard(context.WithoutCancel(ctx)))
-		}
-	}()
-	for range l.threads {
-		p, err := m.cfg.Engine.Mover().Ingest(ctx, rec, reservation.AnyInTier(tier.Host))
-		if err != nil {
-			return nil, err
-		}
-		x, err := m.cfg.Engine.NewBatch(p)
-		if err != nil {
-			return nil, err
-		}
-		b.batches = append(b.batches, x)
-		x.Subscribe() // so that the monitor does not move it
-	}
-	for _, k := range m.links {
-		more, err := b.link(ctx, k)
-		if err == nil {
-			err = b.verify(ctx, rec)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", b.name(k), err)
 		}
 		rows = append(rows, more...)
 	}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
@@ -80,7 +79,9 @@ func engine(t *testing.T) *spillway.Engine { return engineOn(t, nil) }
 func engineOn(t *testing.T, fs disk.FS) *spillway.Engine {
 	t.Helper()
 	return open(t, spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
+		GPUs: []spillway.GPUConfig{
+			{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)},
+		}, HostMemory: spillway.Bytes(1 << 20),
 		Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(4 << 20), FS: fs}},
 	})
 }
@@ -150,7 +151,15 @@ func (s *steps) Step() {
 }
 
 func small(eng *spillway.Engine) Config {
-	return Config{Engine: eng, Sizes: []int64{64 << 10, 256 << 10}, Threads: []int{1, 2}, Pairs: 3, Seed: 1, Progress: new(steps)}
+	return Config{
+		Engine:   eng,
+		Sizes:    []int64{64 << 10, 256 << 10},
+		Threads:  []int{1, 2},
+		Pairs:    3,
+		Seed:     1,
+		Progress: new(steps),
+		Files:    disk.OS,
+	}
 }
 
 // run runs a measurement that leaves nothing out. Its rows must have figures or an error.
@@ -264,7 +273,9 @@ func TestSeveralSpaces(t *testing.T) {
 	for _, r := range run(t, cfg) {
 		edges[r.From+"-"+r.To] = true
 	}
-	for _, e := range []string{"gpu:0-gpu:1", "gpu:1-gpu:0", "gpu:0-host:0", "host:0-gpu:0", "host:0-host:1", "host:1-host:0"} {
+	for _, e := range []string{
+		"gpu:0-gpu:1", "gpu:1-gpu:0", "gpu:0-host:0", "host:0-gpu:0", "host:0-host:1", "host:1-host:0",
+	} {
 		if !edges[e] {
 			t.Errorf("one edge of each kind: no %s", e)
 		}
@@ -351,37 +362,6 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestNoConverter: an edge without a converter is a row with an error, and the others are measured
-// all the same, in the direction that has one.
-func TestNoConverter(t *testing.T) {
-	for _, from := range tier.Kinds() {
-		for _, to := range tier.Kinds() {
-			if from == to {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s-%s", from, to), func(t *testing.T) {
-				eng := engine(t)
-				if err := eng.Registry().Unregister(batch.ImageType(from), batch.ImageType(to)); err != nil {
-					t.Fatal(err)
-				}
-				cfg := small(eng)
-				cfg.Sizes, cfg.Threads = cfg.Sizes[:1], []int{2}
-				edges := make(map[string]int)
-				for _, r := range run(t, cfg) {
-					missing := r.From == from.String()+":0" && r.To == to.String()+":0"
-					if missing != strings.Contains(r.Error, "no converter") || missing != (r.GiBPerS == 0) {
-						t.Errorf("%+v", r)
-					}
-					edges[r.From+r.To]++
-				}
-				if len(edges) != 6 {
-					t.Errorf("edges are %v", edges)
-				}
-			})
-		}
-	}
-}
-
 // TestFit: what there is no room for is left out, with the reason.
 func TestFit(t *testing.T) {
 	cfg := small(engine(t))
@@ -401,9 +381,15 @@ func TestFit(t *testing.T) {
 			t.Errorf("%v", err)
 			continue
 		}
-		lacks = append(lacks, fmt.Sprintf("%s %d %s", strings.SplitN(err.Error(), " at ", 2)[0], full.Requested>>10, full.Space))
+		lacks = append(
+			lacks,
+			fmt.Sprintf("%s %d %s", strings.SplitN(err.Error(), " at ", 2)[0], full.Requested>>10, full.Space),
+		)
 	}
-	if want := []string{"2 × 512KiB 1024 gpu:0", "1 × 2MiB 2048 gpu:0", "2 × 2MiB 4096 gpu:0"}; !slices.Equal(lacks, want) {
+	if want := []string{"2 × 512KiB 1024 gpu:0", "1 × 2MiB 2048 gpu:0", "2 × 2MiB 4096 gpu:0"}; !slices.Equal(
+		lacks,
+		want,
+	) {
 		t.Errorf("left out %q; want %q", lacks, want)
 	}
 
@@ -427,7 +413,8 @@ func TestFit(t *testing.T) {
 	cfg.Sizes, cfg.Threads = []int64{512 << 10, 1 << 20}, []int{1}
 	m, err = New(cfg)
 	var full *tier.NoSpaceError
-	if err != nil || len(m.Skipped) != 1 || !errors.As(m.Skipped[0], &full) || full.Space.Kind != tier.GPU || full.Requested != 2<<20 {
+	if err != nil || len(m.Skipped) != 1 || !errors.As(m.Skipped[0], &full) || full.Space.Kind != tier.GPU ||
+		full.Requested != 2<<20 {
 		t.Errorf("left out %v, %v", m.Skipped, err)
 	}
 }
@@ -485,7 +472,9 @@ func TestPlan(t *testing.T) {
 		for _, e := range eng.Stats().Edges {
 			moved += e.Bytes
 		}
-		slack := int64(len(m.links)) * 2 * 3 * (64 + 256) << 10 // each load, to where the link begins, and to be compared
+		slack := int64(
+			len(m.links),
+		) * 2 * 3 * (64 + 256) << 10 // each load, to where the link begins, and to be compared
 		if moved > m.Ours || moved < m.Ours-slack {
 			t.Errorf("%s: %d bytes were moved, and %d planned", name, moved, m.Ours)
 		}
@@ -497,7 +486,8 @@ func TestPlan(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if all := m.Ours + m.Limit; rest.Disk != 0 || (m.Disk > 0) != (name == "disk") || m.Disk != all-rest.Ours-rest.Limit {
+		if all := m.Ours + m.Limit; rest.Disk != 0 || (m.Disk > 0) != (name == "disk") ||
+			m.Disk != all-rest.Ours-rest.Limit {
 			t.Errorf("%s: %d of %d bytes are planned for the disk, and %+v without it", name, m.Disk, all, rest)
 		}
 	}
@@ -511,10 +501,16 @@ func TestVerified(t *testing.T) {
 	}{{faultdev.BitFlip(), ErrChanged}, {faultdev.FailWork(syscall.EIO), syscall.EIO}} {
 		var dev *faultdev.Device
 		eng := open(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{},
-			GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
-				dev = faultdev.New(d, 1)
-				return dev, nil
-			}}}})
+			GPUs: []spillway.GPUConfig{
+				{
+					Backend: spillway.Sim,
+					Memory:  spillway.Bytes(1 << 20),
+					Wrap: func(d tier.Device) (tier.Device, error) {
+						dev = faultdev.New(d, 1)
+						return dev, nil
+					},
+				},
+			}})
 		remove := dev.Add(faultdev.Rule{Ops: []string{"copy-*"}, Skip: 10, Times: 1, Effect: c.effect})
 		if _, err := measured(t.Context(), t, small(eng)); !errors.Is(err, c.want) {
 			t.Errorf("Run ends with %v; want %v", err, c.want)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"golang.org/x/sync/errgroup"
@@ -15,13 +17,17 @@ import (
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// bench is one load's batches and what measures them.
+// ErrChanged reports a batch that differs from its table after moves.
+var ErrChanged = errors.New("moves have changed a batch")
+
+// bench measures links with the batches of one load.
 type bench struct {
 	cfg     *Config
 	load    load
-	room    *regions
+	room    regions
 	batches []*batch.Batch // one for each thread
 	// unsteady is set by a turn in which the volume allocated room for a batch that was to be written
 	// to room allocated before. Its round does not count.
@@ -31,39 +37,92 @@ type bench struct {
 	backed int64
 }
 
-// A turn has at most so many figures. A step of figure untimed is not timed.
+// direction is that of a transfer along a link.
+type direction int
+
 const (
-	figures = 3
-	untimed = -1
+	stay  direction = iota // the thread does nothing
+	there                  // from → to
+	back                   // to → from
 )
 
-// schedule is the steps of a turn, and the row that each figure makes.
-type schedule struct {
-	steps []step
-	rows  []figureRow
+// side is one of the contestants of a round: ours, raw, or raw again.
+type side struct {
+	prepare func(ctx context.Context) error // before each turn; may be nil
+	// move transfers the bytes of thread i. Calls for several threads run at the same time.
+	move   func(ctx context.Context, i int, d direction) error
+	finish func() error // after each turn, also one that failed; may be nil
 }
 
-type figureRow struct {
-	d     direction
-	state string
+// step is a part of a turn, in which the first and the second half of the threads transfer at the
+// same time. A single thread belongs to the first half.
+type step struct {
+	first, second direction
+	timed         bool
+	state         string // of the disk's room
 }
 
-// The schedules. A transfer in the opposite direction precedes each timed one in memory.
+// The steps of a turn; each timed one makes a row. In memory batches begin in the link's second space,
+// and a transfer in the opposite direction precedes each timed one.
 var (
-	inMemory = schedule{
-		[]step{{untimed, there, there}, {1, back, back}, {0, there, there}, {untimed, back, back}},
-		[]figureRow{{there, ""}, {back, ""}},
+	inMemory = []step{
+		{first: back, second: back},
+		{there, there, true, ""},
+		{back, back, true, ""},
+		{first: there, second: there},
 	}
-	onDisk = schedule{
-		[]step{{0, there, there}, {untimed, back, back}, {1, there, there}, {2, back, back}},
-		[]figureRow{{there, fresh}, {there, rewritten}, {back, rewritten}},
+	onDisk = []step{
+		{there, there, true, "fresh"}, {first: back, second: back},
+		{there, there, true, "rewritten"}, {back, back, true, "rewritten"},
 	}
-	// atOnce has one half of the threads transfer in each direction; then each half goes back alone.
-	atOnce = []step{{0, there, back}, {1, back, stay}, {2, stay, there}}
+	// atOnce has one half of the threads transfer in each direction; then each half goes back alone. The
+	// first half begins in the link's first space.
+	atOnce = []step{{there, back, true, ""}, {back, stay, true, ""}, {stay, there, true, ""}}
 )
+
+// run puts the batches, measures every link with them, and drops them.
+func (b *bench) run(ctx context.Context, links []link) (rows []report.BandwidthRow, err error) {
+	b.cfg.Progress.Begin("making a table of "+size.Format(b.load.bytes), 0)
+	rec, err := record(ctx, b.cfg.Seed, b.load.bytes)
+	if err != nil {
+		return nil, err
+	}
+	defer rec.Release()
+	runtime.GC() // so that the garbage of making the table is not collected while something is timed
+	// The batches are dropped although ctx has ended. If the monitor has begun to move one before it was
+	// subscribed to, that waits for the move.
+	defer func() {
+		for _, x := range b.batches {
+			err = errors.Join(err, x.Discard(context.WithoutCancel(ctx)))
+		}
+	}()
+	for range b.load.threads {
+		p, err := b.cfg.Engine.Mover().Ingest(ctx, rec, reservation.AnyInTier(tier.Host))
+		if err != nil {
+			return nil, err
+		}
+		x, err := b.cfg.Engine.NewBatch(p)
+		if err != nil {
+			return nil, err
+		}
+		b.batches = append(b.batches, x)
+		x.Subscribe() // so that the monitor does not move it
+	}
+	for _, k := range links {
+		more, err := b.link(ctx, k)
+		if err == nil {
+			err = b.verify(ctx, rec)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", b.name(k), err)
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
 
 // bothWays reports whether a load is also measured in both directions at once.
-func (k link) bothWays(l load) bool { return k.inSpaces() && l.threads%2 == 0 && k.there && k.back }
+func (k link) bothWays(l load) bool { return k.inSpaces() && l.threads%2 == 0 }
 
 // link measures one link in both directions.
 func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, err error) {
@@ -73,9 +132,24 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 			to = k.from
 		}
 		defer b.cfg.Engine.Mover().Inside().DropCopies() // a copy left behind would spare the next move
-		return b.bring(ctx, b.batches[i], to)
+		return b.cfg.Engine.Mover().Move(ctx, b.batches[i], reservation.Specific(to.ID()))
 	}}
-	if err := together(b.load.threads, func(i int) error { return ours.move(ctx, i, back) }); err != nil {
+	steps, start := inMemory, there
+	if v, ok := k.to.Pool().(*volumes.Volume); ok {
+		steps, start = onDisk, back
+		var before disk.Stats
+		ours.prepare = func(ctx context.Context) (err error) {
+			err = b.allocate(ctx, k.to, v)
+			before = v.Stats()
+			b.backed = before.Backed
+			return err
+		}
+		ours.finish = func() error {
+			b.unsteady = v.Stats().Fresh != before.Fresh
+			return nil
+		}
+	}
+	if err := together(b.load.threads, func(i int) error { return ours.move(ctx, i, start) }); err != nil {
 		return nil, err
 	}
 	raw, again, free, err := b.raw(ctx, k)
@@ -83,81 +157,110 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, free()) }()
-
-	plan := inMemory
-	if v, ok := k.to.Pool().(*volumes.Volume); ok {
-		plan = onDisk
-		taken := int64(0)
-		ours.prepare = func(ctx context.Context) (err error) {
-			err = b.allocate(ctx, k.to, v)
-			st := v.Stats()
-			taken, b.backed = st.Fresh, st.Backed
-			return err
-		}
-		ours.finish = func() error {
-			b.unsteady = v.Stats().Fresh != taken
-			return nil
-		}
-	}
 	sides := [...]side{ours, raw, again}
-	t, err := b.rounds(ctx, k, sides, plan.steps)
+	took, err := b.rounds(ctx, k, sides, steps)
 	if err != nil {
 		return nil, err
 	}
-	for figure, row := range plan.rows {
-		if row.d == there && k.there || row.d == back && k.back {
-			rows = append(rows, t[figure].row(k, b.load, row))
+	for _, st := range steps {
+		if st.timed {
+			rows = append(rows, took[0].row(k, b.load, st))
+			took = took[1:]
 		}
 	}
 	if !k.bothWays(b.load) {
 		return rows, nil
 	}
 
-	for i := b.load.threads / 2; i < b.load.threads; i++ {
-		if err := ours.move(ctx, i, there); err != nil {
+	for i := range b.load.threads / 2 {
+		if err := ours.move(ctx, i, back); err != nil {
 			return nil, err
 		}
 	}
-	t, err = b.rounds(ctx, k, sides, atOnce)
-	if err != nil {
+	if took, err = b.rounds(ctx, k, sides, atOnce); err != nil {
 		return nil, err
 	}
-	both := t[0].row(k, b.load, inMemory.rows[0])
+	both := took[0].row(k, b.load, atOnce[0])
 	both.BothWays = true
-	both.Gain = gain(t[0].ours, t[1].ours, t[2].ours)
-	both.LimitGain = gain(t[0].limits(), t[1].limits(), t[2].limits())
+	both.Gain = gain(took[0].ours, took[1].ours, took[2].ours)
+	both.LimitGain = gain(took[0].limits(), took[1].limits(), took[2].limits())
 	return append(rows, both), nil
 }
 
-// bring moves a batch to a space, by way of another if there is no converter.
-func (b *bench) bring(ctx context.Context, x *batch.Batch, to *tier.Space) error {
-	move := func(to *tier.Space) error {
-		return b.cfg.Engine.Mover().Move(ctx, x, reservation.Specific(to.ID()))
-	}
-	err := move(to)
-	for _, via := range b.cfg.Engine.Spaces() {
-		if !errors.Is(err, convert.ErrNoConverter) {
-			return err
+// rounds lets ours, raw and raw again take turns, each doing all steps, until there are as many
+// rounds as pairs, and returns the times of each timed step. The first round warms up; unsteady rounds
+// are repeated.
+func (b *bench) rounds(ctx context.Context, k link, sides [3]side, steps []step) (all []timings, err error) {
+	b.cfg.Progress.Begin(b.name(k), int64(b.cfg.Pairs))
+	for round, kept := 0, 0; kept < b.cfg.Pairs; round++ {
+		if round > 2*b.cfg.Pairs+1 {
+			return nil, fmt.Errorf("bandwidth: in only %d of %d rounds was the disk's room in the measured state",
+				kept, round)
 		}
-		if via != to {
-			if err = move(via); err == nil {
-				err = move(to)
+		order := [...]int{0, 1, 2}
+		if kept%2 == 1 {
+			order = [...]int{1, 0, 2} // again stays last, so that no side has two turns in a row
+		}
+		b.unsteady = false
+		var took [len(sides)][]float64
+		for _, who := range order {
+			if took[who], err = b.turn(ctx, sides[who], steps); err != nil {
+				return nil, err
 			}
 		}
+		if round == 0 || b.unsteady {
+			continue
+		}
+		kept++
+		b.cfg.Progress.Step()
+		all = append(all, make([]timings, len(took[0])-len(all))...)
+		for i := range all {
+			t := &all[i]
+			t.ours, t.raw, t.again = append(t.ours, took[0][i]), append(t.raw, took[1][i]), append(t.again, took[2][i])
+		}
 	}
-	return err
+	return all, nil
 }
 
-// ErrChanged reports a batch that differs from its table after moves.
-var ErrChanged = errors.New("moves have changed a batch")
+// turn does the steps, and returns the seconds that the timed ones took.
+func (b *bench) turn(ctx context.Context, s side, steps []step) (took []float64, err error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	if s.finish != nil {
+		defer func() { err = errors.Join(err, s.finish()) }()
+	}
+	if s.prepare != nil {
+		if err := s.prepare(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, st := range steps {
+		begun := time.Now()
+		err := together(b.load.threads, func(i int) error {
+			d := st.first
+			if i >= (b.load.threads+1)/2 {
+				d = st.second
+			}
+			if d == stay {
+				return nil
+			}
+			return s.move(ctx, i, d)
+		})
+		if err != nil {
+			return nil, err
+		}
+		if st.timed {
+			took = append(took, time.Since(begun).Seconds())
+		}
+	}
+	return took, nil
+}
 
 // verify compares every batch with the table that it was made of.
 func (b *bench) verify(ctx context.Context, want arrow.RecordBatch) error {
 	mover := b.cfg.Engine.Mover()
 	for i, x := range b.batches {
-		if err := b.bring(ctx, x, b.cfg.host()); err != nil {
-			return err
-		}
 		h, err := mover.Acquire(ctx, x, reservation.AnyInTier(tier.Host))
 		if err != nil {
 			return err
@@ -188,14 +291,12 @@ func (b *bench) allocate(ctx context.Context, s *tier.Space, v *volumes.Volume) 
 
 // trim makes the volume give back its room, which must be unused.
 func trim(ctx context.Context, v *volumes.Volume) error {
-	if _, err := v.Trim(ctx); err != nil {
-		return err
-	}
-	if st := v.Stats(); st.Backed > st.Used {
-		return fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back",
+	_, err := v.Trim(ctx)
+	if st := v.Stats(); err == nil && st.Backed > st.Used {
+		err = fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back",
 			st.Dir, st.Backed-st.Used)
 	}
-	return nil
+	return err
 }
 
 // reserve allocates memory beside that of the batches. The caller must Release it.

@@ -28,17 +28,16 @@ const (
 
 // Limits measures the raw limits alone, within a second or so on a machine with one GPU and one disk.
 // It moves no batch. files returns the file system of a raw file, as Config.Files does.
-func Limits(ctx context.Context, eng *spillway.Engine, seed uint64, files func() disk.FS) (all []Limit, err error) {
-	room, err := newRegions(ctx, seed, limitBytes)
+func Limits(ctx context.Context, eng *spillway.Engine, files func() disk.FS) (all []Limit, err error) {
+	room, err := newRegions(ctx, limitBytes)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, room.close()) }()
 	cfg := Config{Engine: eng, Files: files}
-	links, _ := cfg.edges()
 	// A disk has one limit for all memories, and memmove between regions does not depend on the space.
-	known := make(map[[2]*tier.Space][2]float64)
-	for _, k := range links {
+	known := make(map[[2]*tier.Space][]float64)
+	for _, k := range cfg.edges() {
 		of, bytes := [2]*tier.Space{k.from, k.to}, int64(limitBytes)
 		switch {
 		case k.limit == diskIO:
@@ -54,26 +53,27 @@ func Limits(ctx context.Context, eng *spillway.Engine, seed uint64, files func()
 				return nil, err
 			}
 		}
-		if rates := known[of]; rates != [2]float64{} {
+		if rates := known[of]; rates != nil {
 			all = append(all,
-				Limit{k.from.ID(), k.to.ID(), rates[0], k.limit}, Limit{k.to.ID(), k.from.ID(), rates[1], k.limit})
+				Limit{k.from.ID(), k.to.ID(), rates[1], k.limit}, Limit{k.to.ID(), k.from.ID(), rates[0], k.limit})
 		}
 	}
 	return all, nil
 }
 
-// best returns the highest rates of a few raw transfers there and back, in GiB/s.
-func (b *bench) best(ctx context.Context, k link) (rates [2]float64, err error) {
+// best returns the highest rates of a few raw transfers back and there, in GiB/s.
+func (b *bench) best(ctx context.Context, k link) (_ []float64, err error) {
 	raw, _, free, err := b.raw(ctx, k)
 	if err != nil {
-		return rates, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, free()) }()
-	begun := time.Now()
+	steps := []step{{first: there}, {first: back, timed: true}, {first: there, timed: true}}
+	rates, begun := make([]float64, 2), time.Now()
 	for i := 0; i < limitTimes && (i < 2 || time.Since(begun) < limitPatience); i++ {
-		took, err := b.turn(ctx, raw, []step{{untimed, there, there}, {1, back, back}, {0, there, there}})
+		took, err := b.turn(ctx, raw, steps)
 		if err != nil {
-			return rates, err
+			return nil, err
 		}
 		for j := range rates {
 			rates[j] = max(rates[j], float64(b.load.bytes)/(1<<30)/took[j])

@@ -16,7 +16,7 @@ import (
 func TestLimits(t *testing.T) {
 	eng := engine(t)
 	before, moved := used(eng), eng.Stats().Edges
-	all, err := Limits(t.Context(), eng, 1, nil)
+	all, err := Limits(t.Context(), eng, disk.OS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func TestLimits(t *testing.T) {
 		t.Error("the engine's memory or figures have changed")
 	}
 	eng = several(t)
-	if all, err = Limits(t.Context(), eng, 1, nil); err != nil {
+	if all, err = Limits(t.Context(), eng, disk.OS); err != nil {
 		t.Fatal(err)
 	}
 	testLimits(t, eng, all)
@@ -55,7 +55,7 @@ func testLimits(t *testing.T, eng *spillway.Engine, all []Limit) {
 func TestLimitsOfSlowDisk(t *testing.T) {
 	eng := engine(t)
 	slow := inject.New(nil, 64<<20, 1)
-	all, err := Limits(t.Context(), eng, 1, slow.Slow)
+	all, err := Limits(t.Context(), eng, slow.Slow)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestLimitsOfSlowDisk(t *testing.T) {
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	if _, err := Limits(ctx, eng, 1, func() disk.FS { cancel(); return nil }); !errors.Is(err, context.Canceled) {
+	if _, err := Limits(ctx, eng, func() disk.FS { cancel(); return disk.OS() }); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -74,7 +74,7 @@ func TestLimitsOfSlowDisk(t *testing.T) {
 func TestLimitsOfDriver(t *testing.T) {
 	eng := emulated(t, 1, emulator(t))
 	before := used(eng)
-	all, err := Limits(t.Context(), eng, 1, nil)
+	all, err := Limits(t.Context(), eng, disk.OS)
 	if err != nil {
 		t.Fatal(err)
 	}

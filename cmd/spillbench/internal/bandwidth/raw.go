@@ -3,15 +3,16 @@ package bandwidth
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"slices"
 	"syscall"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/internal/volumes"
@@ -19,14 +20,14 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// What a program would do that knows its disk: at these most disks reach their speed.
+// A program that knows its disk would make such requests: with these most disks reach their speed.
 const (
 	rawRequest = 1 << 20
 	rawDepth   = 8
 )
 
-// raw returns two sides that do without the engine what a move along the link does, and what frees
-// them.
+// raw returns two sides that do without the engine what a move along the link does, and a function
+// that frees their memory.
 func (b *bench) raw(ctx context.Context, k link) (raw, again side, free func() error, err error) {
 	free = func() error { return nil }
 	if v, ok := k.to.Pool().(*volumes.Volume); ok {
@@ -38,21 +39,151 @@ func (b *bench) raw(ctx context.Context, k link) (raw, again side, free func() e
 		return s, s, all.close, err
 	}
 	s := side{move: func(_ context.Context, i int, d direction) error {
-		here, far := b.room.pair(b.load, i)
+		from, to := 0, 1
 		if d == back {
-			here, far = far, here
+			from, to = to, from
 		}
-		copy(far, here)
+		copy(b.room.part(to, b.load, i), b.room.part(from, b.load, i))
 		return nil
 	}}
 	return s, s, free, nil
 }
 
+// lane is the memory that one thread of raw copies between, beside the batches' own: of a link's two
+// spaces, and between them of the host for GPUs that cannot reach each other.
+type lane []*end
+
+type lanes []lane
+
+// end is memory of one space.
+type end struct {
+	buffer *tier.Buffer
+	device tier.Device // nil: the memory is the host's
+	stream tier.Stream // of the device
+}
+
+// newLanes reserves as much memory in both spaces as the load has, and fills it. The caller must
+// close the lanes.
+func (b *bench) newLanes(ctx context.Context, k link) (all lanes, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, all.close())
+		}
+	}()
+	for range b.load.threads {
+		from, e := b.open(ctx, k.from)
+		to, err := b.open(ctx, k.to)
+		all = append(all, lane{from, to})
+		if err := errors.Join(e, err); err != nil {
+			return all, err
+		}
+		l := &all[len(all)-1]
+		err = l.transfer(ctx, back)
+		if errors.Is(err, tier.ErrNotSupported) && k.limit == peerCopy {
+			var via *end
+			via, err = b.open(ctx, b.cfg.host())
+			if *l = (lane{from, via, to}); err == nil {
+				err = l.transfer(ctx, back)
+			}
+		}
+		if err == nil {
+			err = l.transfer(ctx, there)
+		}
+		if err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// open reserves memory for one end, which the caller must close also after an error. Faults are for
+// moves alone, so the device is the innermost one.
+func (b *bench) open(ctx context.Context, s *tier.Space) (e *end, err error) {
+	e = &end{device: deviceOf(s)}
+	if e.buffer, err = b.reserve(ctx, s, b.load.bytes); err == nil && e.device != nil {
+		e.stream, err = e.device.NewStream()
+	}
+	return e, err
+}
+
+// deviceOf returns the device of a space without its wrappers, or nil if the space has none.
+func deviceOf(s *tier.Space) tier.Device {
+	p, ok := s.Pool().(interface{ Device() tier.Device })
+	if !ok {
+		return nil
+	}
+	dev := p.Device()
+	for {
+		w, ok := dev.(interface{ Unwrap() tier.Device })
+		if !ok {
+			return dev
+		}
+		dev = w.Unwrap()
+	}
+}
+
+func (all lanes) close() (err error) {
+	for _, e := range slices.Concat(all...) {
+		if e.stream != nil {
+			err = errors.Join(err, e.stream.Close()) // waits for copies that use the memory
+		}
+	}
+	for _, e := range slices.Concat(all...) {
+		err = errors.Join(err, e.buffer.Release())
+	}
+	return err
+}
+
+// transfer copies all bytes and waits for that. After an error some copies may be under way until
+// the lane is closed.
+func (l lane) transfer(ctx context.Context, d direction) error {
+	for i := range len(l) - 1 {
+		from, to := l[i], l[i+1]
+		if d == back {
+			from, to = l[len(l)-1-i], l[len(l)-2-i]
+		}
+		if err := from.copyTo(ctx, to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyTo copies all bytes to the other end, and waits for that.
+func (e *end) copyTo(ctx context.Context, to *end) (err error) {
+	on := e // the end whose stream has the copy
+	switch {
+	case e.device == nil && to.device == nil:
+		copy(to.bytes(), e.bytes())
+		return nil
+	case e.device == nil:
+		on = to
+		err = to.device.CopyToDevice(to.stream, to.addr(), e.bytes())
+	case to.device == nil:
+		err = e.device.CopyToHost(e.stream, to.bytes(), e.addr())
+	default:
+		err = e.device.CopyPeer(e.stream, to.addr(), to.device, e.addr(), e.buffer.Size())
+	}
+	if err != nil {
+		return err
+	}
+	done, err := on.device.Record(on.stream)
+	if err != nil {
+		return err
+	}
+	return tier.Wait(ctx, done)
+}
+
+// bytes returns host memory. It is in one piece, as memory is that was allocated without cuts.
+func (e *end) bytes() []byte { return e.buffer.Memory().(tier.HostMemory).Extents()[0] }
+
+func (e *end) addr() tier.Addr { return e.buffer.Memory().(tier.DeviceMemory).Addr() }
+
 // onFile returns a side that writes and reads a new file in each turn. The file is like the spill
 // files of the volume: without a name, and opened in the same way. It uses one half of the regions,
 // so that raw and raw again do not find each other's bytes in the caches.
 func (b *bench) onFile(k link, v *volumes.Volume, half int) side {
-	fs, st := b.cfg.files(), v.Stats()
+	fs, st := b.cfg.Files(), v.Stats()
 	var file disk.File // nil: none is open
 	return side{
 		prepare: func(ctx context.Context) (err error) {
@@ -74,22 +205,19 @@ func (b *bench) onFile(k link, v *volumes.Volume, half int) side {
 			// place.
 			err = file.Allocate(0, max(b.load.total(), b.backed))
 			switch {
-			case errors.Is(err, errors.ErrUnsupported): // then the volume's files are sparse, too
+			case err == nil, errors.Is(err, errors.ErrUnsupported): // then the volume's files are sparse, too
 				return nil
 			case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 				return &tier.NoSpaceError{Space: k.to.ID(), Requested: b.load.total(), Cause: err}
-			case err != nil:
-				return fmt.Errorf("bandwidth: allocating %d bytes in %s: %w", b.load.total(), st.Dir, err)
 			}
-			return nil
+			return fmt.Errorf("bandwidth: allocating %d bytes in %s: %w", b.load.total(), st.Dir, err)
 		},
 		move: func(ctx context.Context, i int, d direction) error {
-			here, far := b.room.pair(b.load, i)
-			memory, do := [...][]byte{here, far}[half], file.WriteAt
+			do := file.WriteAt
 			if d == back {
 				do = file.ReadAt
 			}
-			return requests(ctx, memory, int64(i)*b.load.bytes, do)
+			return requests(ctx, b.room.part(half, b.load, i), int64(i)*b.load.bytes, do)
 		},
 		finish: func() (err error) {
 			if file != nil {
@@ -103,60 +231,52 @@ func (b *bench) onFile(k link, v *volumes.Volume, half int) side {
 // requests transfers p at off by rawDepth requests at the same time. It begins none after ctx has
 // ended or one has failed.
 func requests(ctx context.Context, p []byte, off int64, do func(p []byte, off int64) (int, error)) error {
-	var next atomic.Int64
-	return together(rawDepth, func(int) error {
-		for {
-			at := next.Add(rawRequest) - rawRequest
-			if at >= int64(len(p)) {
-				return nil
-			}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(rawDepth)
+	for part := range slices.Chunk(p, rawRequest) {
+		at := off
+		group.Go(func() error {
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			part := p[at:min(at+rawRequest, int64(len(p)))]
-			if n, err := do(part, off+at); n < len(part) {
-				next.Store(int64(len(p))) // so that the others end, too
-				return fmt.Errorf("bandwidth: %d of %d bytes at %d without the engine: %w", n, len(part), off+at,
+			n, err := do(part, at)
+			if n < len(part) {
+				return fmt.Errorf("bandwidth: %d of %d bytes at %d without the engine: %w", n, len(part), at,
 					cmp.Or(err, io.ErrNoProgress))
 			}
-		}
-	})
+			return nil
+		})
+		off += rawRequest
+	}
+	return group.Wait()
 }
 
-// regions is memory like an arena's: in huge pages where the machine has some, and present. One
-// mapping serves all sizes, because one of 1 MiB would get no huge page.
-type regions struct {
-	whole []byte
-	half  int64
-}
+// regions are two halves of one mapping, which is like an arena's: in huge pages where the machine has
+// some, and present. One mapping serves all sizes, because one of 1 MiB would get no huge page.
+type regions []byte
 
 // newRegions returns two halves of at least so many bytes each, filled with bytes that no disk can
 // compress. The caller must close it.
-func newRegions(ctx context.Context, seed uint64, bytes int64) (*regions, error) {
+func newRegions(ctx context.Context, bytes int64) (regions, error) {
 	const huge = 2 << 20 // a huge page of the usual processors
-	half := (bytes + huge - 1) &^ (huge - 1)
-	whole, err := system.MapRegion(2 * half)
+	r, err := system.MapRegion(2 * ((bytes + huge - 1) &^ (huge - 1)))
 	if err != nil {
 		return nil, fmt.Errorf("bandwidth: %w", err)
 	}
-	r := &regions{whole: whole, half: half}
-	key := [32]byte{}
-	binary.LittleEndian.PutUint64(key[:], seed)
-	random := rand.NewChaCha8(key)
-	for p := whole; len(p) > 0; p = p[huge:] {
+	random := rand.NewChaCha8([32]byte{})
+	for p := range slices.Chunk(r, huge) {
 		if err := context.Cause(ctx); err != nil {
-			return nil, errors.Join(err, r.close())
+			return nil, errors.Join(err, system.UnmapRegion(r))
 		}
-		_, _ = random.Read(p[:huge]) // never fails
+		_, _ = random.Read(p) // never fails
 	}
 	return r, nil
 }
 
-// pair returns the two regions of thread i.
-func (r *regions) pair(l load, i int) (here, far []byte) {
-	off := int64(i) * l.bytes
-	end := off + l.bytes
-	return r.whole[off:end:end], r.whole[r.half+off : r.half+end : r.half+end]
+// part returns the bytes of thread i in one half.
+func (r regions) part(half int, l load, i int) []byte {
+	off := int64(half*len(r)/2) + int64(i)*l.bytes
+	return r[off : off+l.bytes : off+l.bytes]
 }
 
-func (r *regions) close() error { return system.UnmapRegion(r.whole) }
+func (r regions) close() error { return system.UnmapRegion(r) }

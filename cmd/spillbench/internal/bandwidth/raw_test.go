@@ -26,9 +26,9 @@ import (
 )
 
 // newRegionsOf returns regions that are unmapped when the test ends.
-func newRegionsOf(t *testing.T, n int64) *regions {
+func newRegionsOf(t *testing.T, n int64) regions {
 	t.Helper()
-	room, err := newRegions(t.Context(), 7, n)
+	room, err := newRegions(t.Context(), n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func newRegionsOf(t *testing.T, n int64) *regions {
 func rawOf(t *testing.T, cfg Config, from, to string, l load) (*bench, link, side) {
 	t.Helper()
 	b := &bench{cfg: &cfg, load: l, room: newRegionsOf(t, l.total())}
-	links, _ := cfg.edges()
+	links := cfg.edges()
 	i := slices.IndexFunc(links, func(k link) bool { return k.from.ID().String() == from && k.to.ID().String() == to })
 	raw, _, free, err := b.raw(t.Context(), links[i])
 	if err != nil {
@@ -64,12 +64,12 @@ func TestRawMemory(t *testing.T) {
 	b, _, raw := rawOf(t, small(engine(t)), "gpu:0", "host:0", l)
 	room := b.room
 	for i := range l.threads {
-		here, far := room.pair(l, i)
+		here, far := room.part(0, l, i), room.part(1, l, i)
 		if int64(len(here)) != l.bytes || int64(len(far)) != l.bytes || bytes.Equal(here, far) {
 			t.Fatalf("regions of %d and %d bytes", len(here), len(far))
 		}
 	}
-	first := slices.Clone(room.whole[:l.total()])
+	first := slices.Clone(room[:l.total()])
 	for _, d := range []direction{there, back} {
 		for i := range l.threads {
 			if err := raw.move(t.Context(), i, d); err != nil {
@@ -77,10 +77,10 @@ func TestRawMemory(t *testing.T) {
 			}
 		}
 		if d == there {
-			clear(room.whole[:l.total()])
+			clear(room[:l.total()])
 		}
 	}
-	if !bytes.Equal(room.whole[:l.total()], first) {
+	if !bytes.Equal(room[:l.total()], first) {
 		t.Error("the bytes have changed on their way")
 	}
 }
@@ -88,12 +88,12 @@ func TestRawMemory(t *testing.T) {
 // write fills the memory of an end, and read returns its contents.
 func (e *end) write(t *testing.T, b *bench, content []byte) {
 	t.Helper()
-	host := &end{}
 	if e.device == nil {
 		copy(e.bytes(), content)
 		return
 	}
-	if err := b.open(t.Context(), host, b.cfg.host()); err != nil {
+	host, err := b.open(t.Context(), b.cfg.host())
+	if err != nil {
 		t.Fatal(err)
 	}
 	copy(host.bytes(), content)
@@ -107,11 +107,11 @@ func (e *end) read(t *testing.T, b *bench) []byte {
 	if e.device == nil {
 		return slices.Clone(e.bytes())
 	}
-	host := &end{}
-	if err := b.open(t.Context(), host, b.cfg.host()); err != nil {
+	host, err := b.open(t.Context(), b.cfg.host())
+	if err != nil {
 		t.Fatal(err)
 	}
-	err := e.copyTo(t.Context(), host)
+	err = e.copyTo(t.Context(), host)
 	content := slices.Clone(host.bytes())
 	if err := errors.Join(err, host.buffer.Release()); err != nil {
 		t.Fatal(err)
@@ -138,15 +138,18 @@ func TestLanes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := small(c.eng)
 			held := used(c.eng)
-			links, _ := cfg.edges()
-			i := slices.IndexFunc(links, func(k link) bool { return k.from.ID().String() == c.from && k.to.ID().String() == c.to })
+			links := cfg.edges()
+			i := slices.IndexFunc(
+				links,
+				func(k link) bool { return k.from.ID().String() == c.from && k.to.ID().String() == c.to },
+			)
 			b := &bench{cfg: &cfg, load: load{256 << 10, 2}}
 			all, err := b.newLanes(t.Context(), links[i])
 			if err != nil {
 				t.Fatal(err)
 			}
 			for i, l := range all {
-				if got := l.via.buffer != nil; got != c.via {
+				if got := len(l) == 3; got != c.via {
 					t.Errorf("copies go by way of the host: %v", got)
 				}
 				want := make([]byte, b.load.bytes)
@@ -155,7 +158,7 @@ func TestLanes(t *testing.T) {
 				}
 				none := make([]byte, b.load.bytes)
 				for _, d := range []direction{there, back} {
-					src, dst := &l.from, &l.to
+					src, dst := l[0], l[len(l)-1]
 					if d == back {
 						src, dst = dst, src
 					}
@@ -173,7 +176,7 @@ func TestLanes(t *testing.T) {
 				t.Error(err)
 			}
 			for _, l := range all {
-				if l.from.stream != nil && !errors.Is(l.from.stream.Close(), tier.ErrClosed) {
+				if l[0].stream != nil && !errors.Is(l[0].stream.Close(), tier.ErrClosed) {
 					t.Error("a stream was left open")
 				}
 			}
@@ -196,7 +199,7 @@ func TestLanesRefused(t *testing.T) {
 	emulator := emulator(t)
 	eng := emulated(t, 1, emulator)
 	cfg := small(eng)
-	links, _ := cfg.edges()
+	links := cfg.edges()
 	b := bench{cfg: &cfg, load: load{64 << 10, 2}}
 	held, streams := used(eng), emulator.Live("streams")
 	for _, call := range []string{"cuMemAllocFromPoolAsync", "cuStreamCreate", "cuMemcpyHtoDAsync_v2"} {
@@ -216,12 +219,23 @@ func TestLanesRefused(t *testing.T) {
 // TestFaultsSpareRaw: faults of a device happen to moves, and not to what raw copies.
 func TestFaultsSpareRaw(t *testing.T) {
 	var all []*faultdev.Device
-	gpu := spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
-		f := faultdev.New(d, 1)
-		all = append(all, f)
-		return f, nil
-	}}
-	eng := open(t, spillway.Config{GPUs: []spillway.GPUConfig{gpu, gpu}, HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{}})
+	gpu := spillway.GPUConfig{
+		Backend: spillway.Sim,
+		Memory:  spillway.Bytes(1 << 20),
+		Wrap: func(d tier.Device) (tier.Device, error) {
+			f := faultdev.New(d, 1)
+			all = append(all, f)
+			return f, nil
+		},
+	}
+	eng := open(
+		t,
+		spillway.Config{
+			GPUs:       []spillway.GPUConfig{gpu, gpu},
+			HostMemory: spillway.Bytes(1 << 20),
+			Disks:      []spillway.DiskConfig{},
+		},
+	)
 	_, _, raw := rawOf(t, small(eng), "gpu:0", "gpu:1", load{64 << 10, 1})
 	if err := raw.move(t.Context(), 0, there); err != nil {
 		t.Fatal(err)
@@ -294,7 +308,7 @@ func TestRawFile(t *testing.T) {
 					if left := names(t, dir); len(left) != 0 {
 						t.Errorf("there are %q", left)
 					}
-					want := slices.Clone(b.room.whole[:l.total()])
+					want := slices.Clone(b.room[:l.total()])
 					for _, d := range []direction{there, back} {
 						for i := range l.threads {
 							if err := raw.move(t.Context(), i, d); err != nil {
@@ -302,10 +316,10 @@ func TestRawFile(t *testing.T) {
 							}
 						}
 						if d == there {
-							clear(b.room.whole[:l.total()])
+							clear(b.room[:l.total()])
 						}
 					}
-					if !bytes.Equal(b.room.whole[:l.total()], want) {
+					if !bytes.Equal(b.room[:l.total()], want) {
 						t.Error("other bytes come back")
 					}
 					if err := raw.finish(); err != nil {
@@ -340,7 +354,7 @@ func TestRawFileFails(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.op, " ", c.want), func(t *testing.T) {
 			b, raw, dir := rawFile(t, c.anonymous, l, faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: c.effect})
-			_, err := b.turn(t.Context(), raw, inMemory.steps)
+			_, err := b.turn(t.Context(), raw, onDisk)
 			if !errors.Is(err, c.want) || errors.Is(err, tier.ErrNoSpace) != c.full {
 				t.Errorf("it ends with %v", err)
 			}
@@ -427,7 +441,8 @@ func TestFreshRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		st := v.Stats()
-		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 || st.Written != before.Written ||
+		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 ||
+			st.Written != before.Written ||
 			st.Given-before.Given < before.Backed {
 			t.Errorf("before %+v\nafter %+v", before, st)
 		}
@@ -479,7 +494,12 @@ func TestFreshInEachTurn(t *testing.T) {
 		return alone{files, func() {
 			made++
 			if st := v.Stats(); st.Backed != 0 || files.Open() != 0 {
-				t.Errorf("file %d is made beside %d bytes of the volume and %d other files", made, st.Backed, files.Open())
+				t.Errorf(
+					"file %d is made beside %d bytes of the volume and %d other files",
+					made,
+					st.Backed,
+					files.Open(),
+				)
 			}
 		}, func(n int64) {
 			if n != once {
@@ -499,7 +519,10 @@ func TestFreshInEachTurn(t *testing.T) {
 // TestKeptRoom: a volume that cannot give its room back is an error, because the room that it hands
 // out next would not be fresh.
 func TestKeptRoom(t *testing.T) {
-	eng := engineOn(t, faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}))
+	eng := engineOn(
+		t,
+		faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}),
+	)
 	v := eng.Spaces()[2].Pool().(*volumes.Volume)
 	var room [2]tier.Memory // of one piece of the file
 	for i := range room {

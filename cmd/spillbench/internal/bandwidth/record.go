@@ -10,12 +10,14 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/tier"
 )
 
-// record returns rows of the generated table whose image is so many bytes long, to the
-// byte: the sizes in a report are those that were asked for. The caller must Release it.
+// record returns rows of the generated table whose image is so many bytes long, to the byte: the
+// sizes in a report are those that were asked for. A column of filler, which is longer than a page
+// and so begins at one, makes up for the rest. The caller must Release the record.
 func record(ctx context.Context, seed uint64, bytes int64) (arrow.RecordBatch, error) {
-	rows := bytes / gen.RowBytes
+	rows := bytes / gen.RowBytes * 3 / 4
 	table, err := gen.New(gen.Config{Seed: seed, Rows: rows, RowsPerBatch: rows})
 	if err != nil {
 		return nil, err
@@ -25,20 +27,9 @@ func record(ctx context.Context, seed uint64, bytes int64) (arrow.RecordBatch, e
 		return nil, err
 	}
 	defer whole.Release()
-	for n := rows * 15 / 16; n > 0; n-- {
-		if rec, err := exactly(whole, n, bytes); rec != nil || err != nil {
-			return rec, err
-		}
-	}
-	return nil, fmt.Errorf("bandwidth: no rows of the table make an image of %d bytes", bytes)
-}
-
-// exactly returns n rows with as much filler as makes the image so long. It returns nil if there is
-// no such amount: a filler that is long enough to begin at a page is too long, and any shorter one
-// too short.
-func exactly(whole arrow.RecordBatch, n, bytes int64) (arrow.RecordBatch, error) {
-	for filler, try := int64(1), 0; filler > 0 && try < 4; try++ {
-		rec := filled(whole, n, filler)
+	filler := int64(tier.Page)
+	for range 2 {
+		rec := filled(whole, filler)
 		layout, err := convert.NewLayout(rec)
 		if err != nil {
 			rec.Release()
@@ -52,24 +43,22 @@ func exactly(whole arrow.RecordBatch, n, bytes int64) (arrow.RecordBatch, error)
 		rec.Release()
 		filler += missing
 	}
-	return nil, nil
+	return nil, fmt.Errorf("bandwidth: no rows of the table make an image of %d bytes", bytes)
 }
 
-// filled returns the first n rows of whole with one more column, whose first value is
-// filler bytes long and whose others are empty.
-func filled(whole arrow.RecordBatch, n, filler int64) arrow.RecordBatch {
-	offsets := make([]int32, n+1)
+// filled returns whole with one more column, whose first value is filler bytes long and whose others
+// are empty.
+func filled(whole arrow.RecordBatch, filler int64) arrow.RecordBatch {
+	offsets := make([]int64, whole.NumRows()+1)
 	for i := range offsets[1:] {
-		offsets[i+1] = int32(filler)
+		offsets[i+1] = filler
 	}
-	data := array.NewData(arrow.BinaryTypes.Binary, int(n), []*memory.Buffer{
-		nil, memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(offsets)), memory.NewBufferBytes(make([]byte, filler)),
+	data := array.NewData(arrow.BinaryTypes.LargeBinary, int(whole.NumRows()), []*memory.Buffer{
+		nil, memory.NewBufferBytes(arrow.Int64Traits.CastToBytes(offsets)), memory.NewBufferBytes(make([]byte, filler)),
 	}, nil, 0, 0)
 	defer data.Release()
-	column := array.NewBinaryData(data)
+	column := array.NewLargeBinaryData(data)
 	defer column.Release()
-	rows := whole.NewSlice(0, n)
-	defer rows.Release()
-	fields := append(whole.Schema().Fields(), arrow.Field{Name: "filler", Type: arrow.BinaryTypes.Binary})
-	return array.NewRecordBatch(arrow.NewSchema(fields, nil), append(rows.Columns(), column), n)
+	fields := append(whole.Schema().Fields(), arrow.Field{Name: "filler", Type: column.DataType()})
+	return array.NewRecordBatch(arrow.NewSchema(fields, nil), append(whole.Columns(), column), whole.NumRows())
 }

@@ -96,7 +96,7 @@ func TestRegionsCancelled(t *testing.T) {
 	}
 	const half = 512 << 20 // more than all others will map meanwhile
 	before := all()
-	if room, err := newRegions(ctx, 1, half); room != nil || !errors.Is(err, cause) {
+	if room, err := newRegions(ctx, half); room != nil || !errors.Is(err, cause) {
 		t.Fatal(room, err)
 	}
 	if now := all(); now > before+half {

@@ -38,7 +38,7 @@ func (s *script) side(name string) side {
 func contest(t *testing.T, threads int) (*bench, link) {
 	t.Helper()
 	cfg := small(engine(t))
-	links, _ := cfg.edges()
+	links := cfg.edges()
 	return &bench{cfg: &cfg, load: load{64 << 10, threads}}, links[0]
 }
 
@@ -47,7 +47,7 @@ func contest(t *testing.T, threads int) (*bench, link) {
 func TestTurns(t *testing.T) {
 	var s script
 	b, k := contest(t, 1)
-	out, err := b.rounds(t.Context(), k, [3]side{s.side("o"), s.side("r"), s.side("a")}, onDisk.steps)
+	out, err := b.rounds(t.Context(), k, [3]side{s.side("o"), s.side("r"), s.side("a")}, onDisk)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestAtOnce(t *testing.T) {
 		return nil
 	}}
 	took, err := b.turn(t.Context(), ours, atOnce)
-	if err != nil || took[0] <= 0 || took[1] <= 0 || took[2] <= 0 {
+	if err != nil || slices.Min(took) <= 0 || len(took) != 3 {
 		t.Fatal(took, err)
 	}
 	slices.Sort(s.did[:4])
@@ -115,12 +115,12 @@ func TestUnsteady(t *testing.T) {
 		b.unsteady = bad(rounds)
 		return nil
 	}
-	out, err := b.rounds(t.Context(), k, [3]side{ours, s.side("r"), s.side("a")}, inMemory.steps)
+	out, err := b.rounds(t.Context(), k, [3]side{ours, s.side("r"), s.side("a")}, inMemory)
 	if err != nil || rounds != 5 || len(out[0].ours) != 3 {
 		t.Errorf("%d rounds, %d kept, %v", rounds, len(out[0].ours), err)
 	}
 	rounds, bad = 0, func(int) bool { return true }
-	_, err = b.rounds(t.Context(), k, [3]side{ours, s.side("r"), s.side("a")}, inMemory.steps)
+	_, err = b.rounds(t.Context(), k, [3]side{ours, s.side("r"), s.side("a")}, inMemory)
 	if err == nil || !strings.Contains(err.Error(), "only 0 of 8 rounds") || rounds != 2*(1+3) {
 		t.Errorf("after %d rounds it ends with %v", rounds, err)
 	}
@@ -138,10 +138,10 @@ func TestTurnsEnd(t *testing.T) {
 		cancel(cause)
 		return nil
 	}
-	if _, err := b.rounds(ctx, k, [3]side{s.side("o"), raw, s.side("a")}, inMemory.steps); !errors.Is(err, cause) {
+	if _, err := b.rounds(ctx, k, [3]side{s.side("o"), raw, s.side("a")}, inMemory); !errors.Is(err, cause) {
 		t.Errorf("it ends with %v", err)
 	}
-	if got := strings.Join(s.did, " "); got != "o= o> o< o> o< o. r= r* r* r* r* r." {
+	if got := strings.Join(s.did, " "); got != "o= o< o> o< o> o. r= r* r* r* r* r." {
 		t.Errorf("it did %q", got)
 	}
 }
@@ -170,7 +170,7 @@ func TestTransferFails(t *testing.T) {
 			case 2:
 				one.finish = func() error { return errors.Join(fine.finish(), broken) }
 			}
-			_, err := b.rounds(t.Context(), k, [3]side(sides), inMemory.steps)
+			_, err := b.rounds(t.Context(), k, [3]side(sides), inMemory)
 			if !errors.Is(err, broken) || s.did[len(s.did)-1] != "ora"[who:who+1]+"." {
 				t.Errorf("side %d, part %d: %v, after %q", who, part, err, s.did)
 			}
@@ -186,7 +186,7 @@ func TestFigures(t *testing.T) {
 		raw:   []float64{0.5, 2, 1},
 		again: []float64{1, 2, 2},
 	}
-	r := s.row(k, load{1 << 29, 2}, figureRow{back, rewritten})
+	r := s.row(k, load{1 << 29, 2}, step{first: back, state: "rewritten"})
 	for _, c := range []struct {
 		name      string
 		got, want float64
@@ -201,11 +201,13 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%s is %v; want %v", c.name, c.got, c.want)
 		}
 	}
-	if v := r.Samples; !slices.Equal(v.GiBPerS, []float64{1, 0.5, 0.25}) || !slices.Equal(v.LimitGiBPerS, []float64{2, 0.5, 1}) ||
+	if v := r.Samples; !slices.Equal(v.GiBPerS, []float64{1, 0.5, 0.25}) ||
+		!slices.Equal(v.LimitGiBPerS, []float64{2, 0.5, 1}) ||
 		!slices.Equal(v.LimitAgainGiBPerS, []float64{1, 0.5, 0.5}) {
 		t.Errorf("the samples are %+v", v)
 	}
-	if r.From != "host:0" || r.To != "gpu:0" || r.State != "rewritten" || r.Bytes != 1<<29 || r.Threads != 2 || r.LimitOf != memmove {
+	if r.From != "host:0" || r.To != "gpu:0" || r.State != "rewritten" || r.Bytes != 1<<29 || r.Threads != 2 ||
+		r.LimitOf != memmove {
 		t.Errorf("%+v", r)
 	}
 	if !slices.Equal(s.ours, []float64{1, 2, 4}) || !slices.Equal(s.raw, []float64{0.5, 2, 1}) {
@@ -218,7 +220,7 @@ func TestFigures(t *testing.T) {
 		want bool
 	}{{1.2, true}, {1 / 1.2, true}, {2, false}, {0.5, false}} {
 		s := timings{ours: []float64{c.ours}, raw: []float64{1}, again: []float64{0.8}} // a noise of 0.25
-		if r := s.row(k, load{1 << 30, 1}, figureRow{there, ""}); r.Inconclusive != c.want {
+		if r := s.row(k, load{1 << 30, 1}, step{first: there}); r.Inconclusive != c.want {
 			t.Errorf("%v seconds for 1: %+v", c.ours, r)
 		}
 	}

@@ -110,9 +110,13 @@ func fix(err error) string {
 	case errors.As(err, &small) && small.Fit < tier.Page:
 		return "give the process more memory"
 	case errors.As(err, &small):
-		return fmt.Sprintf("give --gpu-memory and --host-memory %s together at most, or the process more memory", size.Approx(small.Fit))
+		return fmt.Sprintf(
+			"give --gpu-memory and --host-memory %s together at most, or the process more memory",
+			size.Approx(small.Fit),
+		)
 	case errors.Is(err, headroom.ErrFull):
-		return "make the batches smaller with --rows-per-batch, give --gpu-memory and --host-memory less, or the process more memory"
+		return "make the batches smaller with --rows-per-batch, " +
+			"give --gpu-memory and --host-memory less, or the process more memory"
 	case errors.Is(err, tier.ErrLost): // which says itself what to do; others may have lacked room for it
 		return ""
 	case errors.As(err, &exceeded):
@@ -120,7 +124,8 @@ func fix(err error) string {
 	case tells(err, syscall.EDQUOT):
 		return "have your disk quota raised, or give --disk another directory"
 	case tells(err, syscall.EFBIG): // there may be room, and not in one file
-		return "raise the limit of file sizes (ulimit -f), or give --disk a directory whose file system takes larger files"
+		return "raise the limit of file sizes (ulimit -f), " +
+			"or give --disk a directory whose file system takes larger files"
 	case errors.Is(err, tier.ErrOutOfBudget):
 		return "raise SPILLWAY_GPU_MEMORY_LIMIT, or wait until the holders that spillbench quota lists hold less"
 	case errors.As(err, &full) && full.Space.Kind != tier.Disk:

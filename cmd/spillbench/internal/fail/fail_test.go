@@ -47,9 +47,11 @@ func TestStatus(t *testing.T) {
 		{&tier.NoSpaceError{Space: gpu, Cause: &tier.OutOfBudgetError{}}, 3, "raise SPILLWAY_GPU_MEMORY_LIMIT"},
 		{&tier.NoSpaceError{Space: disk, Cause: syscall.EDQUOT}, 3, "have your disk quota raised"},
 		{&tier.NoSpaceError{Space: disk, Cause: syscall.EFBIG}, 3, "raise the limit of file sizes (ulimit -f)"},
-		{&tier.NoSpaceError{Space: gpu, Hint: fmt.Sprint("batches cannot be moved down: ", syscall.EFBIG)}, 3, "raise the limit of file sizes (ulimit -f)"},
+		{&tier.NoSpaceError{Space: gpu, Hint: fmt.Sprint("batches cannot be moved down: ", syscall.EFBIG)}, 3,
+			"raise the limit of file sizes (ulimit -f)"},
 		{&tier.NoSpaceError{Space: disk, Cause: syscall.ENOSPC}, 3, "give --disk DIR=SIZE more room"},
-		{&headroom.TooSmallError{Spaces: 1 << 30, Limit: 1 << 30, Source: "memory.max", Fit: 900 << 20}, 3, "--host-memory 900.0 MiB together at most"},
+		{&headroom.TooSmallError{Spaces: 1 << 30, Limit: 1 << 30, Source: "memory.max", Fit: 900 << 20}, 3,
+			"--host-memory 900.0 MiB together at most"},
 		{&headroom.TooSmallError{Limit: 1 << 20, Source: "memory.max"}, 3, "give the process more memory"},
 		{wrongFile{&headroom.FullError{Requested: 1 << 20}}, 3, "--rows-per-batch"},
 		{errors.New("anything\nelse"), 3, "anything else"},
@@ -65,7 +67,9 @@ func TestStatus(t *testing.T) {
 			if got := Line(err); !strings.Contains(got, c.want) || strings.Contains(got, "\n") {
 				t.Errorf("%v is told as %q, want %q", err, got, c.want)
 			}
-			if got := Line(err); c.status == 3 && (strings.Contains(c.want, "quota") || strings.Contains(c.want, "ulimit")) && strings.Contains(got, "more room") {
+			if got := Line(err); c.status == 3 &&
+				(strings.Contains(c.want, "quota") || strings.Contains(c.want, "ulimit")) &&
+				strings.Contains(got, "more room") {
 				t.Errorf("%v is told as %q, and more room does not help", err, got)
 			}
 			if got := Line(err); errors.Is(err, tier.ErrLost) && strings.Contains(got, "--") {

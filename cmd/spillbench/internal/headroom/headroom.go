@@ -57,7 +57,11 @@ type TooSmallError struct {
 }
 
 func (e *TooSmallError) Error() string {
-	s := fmt.Sprintf("the process may have %s of memory (%s), which is too little for the command", size.Approx(e.Limit), e.Source)
+	s := fmt.Sprintf(
+		"the process may have %s of memory (%s), which is too little for the command",
+		size.Approx(e.Limit),
+		e.Source,
+	)
 	if e.Spaces > 0 {
 		s += fmt.Sprintf(" with host memory and simulated GPU memory of %s together", size.Approx(e.Spaces))
 	}
@@ -85,7 +89,8 @@ func Divide(limits topology.Limits, spaces, others int64) (Plan, error) {
 	room := limits.MemoryBytes - beside - limits.MemoryBytes/besideShare - others
 	if spaces > room-LeastHeap {
 		return Plan{}, &TooSmallError{
-			Spaces: spaces, Others: others, Limit: limits.MemoryBytes, Source: limits.MemorySource, Fit: max(0, room-LeastHeap),
+			Spaces: spaces, Others: others, Limit: limits.MemoryBytes, Source: limits.MemorySource,
+			Fit: max(0, room-LeastHeap),
 		}
 	}
 	return Plan{Heap: room - spaces}, nil
@@ -150,8 +155,12 @@ type FullError struct {
 }
 
 func (e *FullError) Error() string {
-	return fmt.Sprintf("it needs %s more of the process's memory at once, and of the %s beside the engine's spaces %s are in use",
-		size.Approx(e.Requested), size.Approx(e.Heap), size.Approx(e.Used))
+	return fmt.Sprintf(
+		"it needs %s more of the process's memory at once, and of the %s beside the engine's spaces %s are in use",
+		size.Approx(e.Requested),
+		size.Approx(e.Heap),
+		size.Approx(e.Used),
+	)
 }
 
 // Is reports whether target is ErrFull.
@@ -161,7 +170,9 @@ func (e *FullError) Is(target error) bool { return target == ErrFull }
 // memory limit is compared with.
 func inUse() int64 {
 	s := []metrics.Sample{
-		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{
+			Name: "/memory/classes/total:bytes",
+		}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
 	}
 	metrics.Read(s)
 	var n [3]uint64

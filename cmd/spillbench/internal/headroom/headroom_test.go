@@ -34,7 +34,8 @@ func limits(t *testing.T, version int, bytes int64) topology.Limits {
 	root := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +74,8 @@ func TestDivide(t *testing.T) {
 			}
 			continue
 		}
-		if !errors.As(err, &small) || !errors.Is(err, ErrTooSmall) || small.Fit != c.fit*mib || strings.Contains(err.Error(), "\n") {
+		if !errors.As(err, &small) || !errors.Is(err, ErrTooSmall) || small.Fit != c.fit*mib ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%+v: %+v", c, err)
 		}
 	}
@@ -143,7 +145,9 @@ func TestAdmit(t *testing.T) {
 		if errors.As(err, &full) != c.full || collects != c.collects {
 			t.Errorf("%s: %v, after %d collections", c.name, err, collects)
 		}
-		if c.full && (!errors.Is(err, ErrFull) || full.Requested != c.bytes || full.Used != c.used[len(c.used)-1]*mib || full.Heap != p.Heap) {
+		if c.full &&
+			(!errors.Is(err, ErrFull) || full.Requested != c.bytes ||
+				full.Used != c.used[len(c.used)-1]*mib || full.Heap != p.Heap) {
 			t.Errorf("%s: %+v", c.name, full)
 		}
 	}

@@ -39,7 +39,13 @@ type Faults struct {
 // pass at a rate in bytes a second, 0 for no limit. seed makes chance repeatable, as far
 // as the order of operations is.
 func New(specs []Spec, throttle int64, seed uint64) *Faults {
-	f := &Faults{specs: specs, throttle: throttle, seed: seed, hits: make([]atomic.Int64, len(specs)), before: make(map[string]int)}
+	f := &Faults{
+		specs:    specs,
+		throttle: throttle,
+		seed:     seed,
+		hits:     make([]atomic.Int64, len(specs)),
+		before:   make(map[string]int),
+	}
 	for _, s := range specs {
 		if s.onDisk() && f.files == nil {
 			f.files = faultfs.New(disk.OS(), seed)
@@ -48,26 +54,24 @@ func New(specs []Spec, throttle int64, seed uint64) *Faults {
 	return f
 }
 
-// Volume returns the file system of one more volume; nil is the machine's own, which is
-// all that is needed where there are neither faults nor rates.
+// Volume returns the file system of one more volume; nil is the machine's own, if there are neither
+// faults nor rates.
 func (f *Faults) Volume() disk.FS {
-	var inner disk.FS
-	if f.files != nil {
-		inner = f.files
+	switch {
+	case f.files != nil:
+		return f.slow(f.files)
+	case f.throttle != 0:
+		return f.Slow()
 	}
-	return f.slow(inner)
+	return nil
 }
 
-// Slow returns the file system of what is measured beside the volumes: as slow as theirs,
-// and without faults; nil is the machine's own.
-func (f *Faults) Slow() disk.FS { return f.slow(nil) }
+// Slow returns a file system as slow as those of the volumes, without faults.
+func (f *Faults) Slow() disk.FS { return f.slow(disk.OS()) }
 
 func (f *Faults) slow(inner disk.FS) disk.FS {
 	if f.throttle == 0 {
 		return inner
-	}
-	if inner == nil {
-		inner = disk.OS()
 	}
 	return faultfs.New(inner, f.seed, faultfs.Rule{
 		Ops: []string{"read", "write"}, Effect: faultfs.Throttle(f.throttle),
@@ -168,7 +172,10 @@ func (f *Faults) Told() []string {
 	var lines []string
 	for i, s := range f.specs {
 		hits := f.hits[i].Load()
-		lines = append(lines, fmt.Sprintf("--fault %s, hits: %d of %d operations", s.Text, hits, f.count(s.Op)-f.before[s.Op]))
+		lines = append(
+			lines,
+			fmt.Sprintf("--fault %s, hits: %d of %d operations", s.Text, hits, f.count(s.Op)-f.before[s.Op]),
+		)
 	}
 	return lines
 }

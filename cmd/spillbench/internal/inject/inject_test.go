@@ -47,10 +47,8 @@ func TestNothingAskedForChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	for _, fsys := range []disk.FS{f.Volume(), f.Slow()} {
-		if fsys != nil {
-			t.Errorf("a volume gets %T", fsys)
-		}
+	if volume, slow := f.Volume(), f.Slow(); volume != nil || slow != disk.OS() {
+		t.Errorf("a volume gets %T, and a file beside it %T", volume, slow)
 	}
 	if d := f.Device(dev); d != tier.Device(dev) {
 		t.Errorf("a device becomes %T", d)

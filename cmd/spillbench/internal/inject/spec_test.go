@@ -110,7 +110,11 @@ func TestSpecsIsAFlag(t *testing.T) {
 
 // FuzzParse: whatever is taken can happen, and says so again.
 func FuzzParse(f *testing.F) {
-	for _, text := range []string{"op=read,kind=eio", "op=write,kind=slow:5,p=0.5", "op=alloc,kind=oom,at=3,times=2", "op=read,kind=short,path=/a/*", "op=copy,kind=bitflip"} {
+	for _, text := range []string{
+		"op=read,kind=eio", "op=write,kind=slow:5,p=0.5", "op=alloc,kind=oom,at=3,times=2",
+		"op=read,kind=short,path=/a/*",
+		"op=copy,kind=bitflip",
+	} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -121,7 +125,10 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if s.Text != text || s.Op == "" || s.Kind == "" || s.At < 0 || s.Times < 0 || s.Probability < 0 || s.Probability > 1 || s.Delay < 0 || s.Delay > maxDelay {
+		if s.Text != text || s.Op == "" || s.Kind == "" || s.At < 0 || s.Times < 0 || s.Probability < 0 ||
+			s.Probability > 1 ||
+			s.Delay < 0 ||
+			s.Delay > maxDelay {
 			t.Errorf("%q: %+v", text, s)
 		}
 		again, err := Parse(s.Text)

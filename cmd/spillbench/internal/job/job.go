@@ -1,8 +1,8 @@
 // Package job is what spillbench run does: it loads batches through all tiers,
 // works on them and checks them.
 //
-//	Source ─▶ decode ─▶ expectation ─▶ Put ┐            load
-//	          (once)    (digest)           ▼
+//	Source ─▶ decode (once) ─▶ digest ─▶ Put                                  load
+//	                                       ▼
 //	                               repository, partitions
 //	                                       │ every batch, each pass
 //	                                       ▼
@@ -19,10 +19,10 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -98,23 +98,22 @@ type Result struct {
 	Phases     []Phase
 }
 
-// item is one batch that was loaded and what it must digest to.
+// item is one batch that was loaded, and the digest that it must have.
 type item struct {
-	b     *batch.Batch
-	repo  *repository.Repository
-	want  expectation
-	wrong bool // its bytes were found to be others
+	name      string // of the input
+	number    int64  // of the decoded batch in it, from 1
+	seq       int64  // of the put, over all inputs
+	digest    tier.Digest
+	repo      *repository.Repository
+	partition int
+	b         *batch.Batch
+	wrong     bool // its bytes were found to be others; guarded by job.mu
 }
 
-// expectation is what is known of a batch from its record.
-type expectation struct {
-	name   string // of the input
-	number int64  // of the decoded batch in it, from 1
-	seq    int64  // of the put, over all inputs
-	digest tier.Digest
+// named adds the batch to an error about it.
+func (it *item) named(err error) error {
+	return fmt.Errorf("%s, batch %d: %w", it.name, it.number, err)
 }
-
-func (e expectation) String() string { return fmt.Sprintf("%s, batch %d", e.name, e.number) }
 
 // Run does the job. The engine stays the caller's, and holds no batch of the job's any more
 // when Run returns, unless ctx has ended: then the caller is to close the engine.
@@ -134,13 +133,9 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 			err = e
 		}
 	}()
-	j := &job{cfg: cfg, plan: plan, res: &res, held: held{most: cfg.Held}}
-	steps := int64(-1) // not known
-	if cfg.Batches > 0 {
-		steps = cfg.Batches
-	}
+	j := &job{cfg: cfg, plan: plan, res: &res}
 	before := unread(cfg.Engine)
-	if err := j.phase("load", steps, func() error { return j.load(ctx) }); err != nil {
+	if err := j.phase("load", cmp.Or(cfg.Batches, -1), func() error { return j.load(ctx) }); err != nil {
 		return res, err
 	}
 	for i := range cfg.Passes {
@@ -170,16 +165,13 @@ func unread(eng *spillway.Engine) (bytes int64) {
 
 // job is a run under way.
 type job struct {
-	cfg  Config
-	plan *spillway.Plan
-	held held // of decoded batches
+	cfg      Config
+	plan     *spillway.Plan
+	items    []item // in the order of loading
+	consumed int64  // batches that tasks have dropped; guarded by mu
 
-	mu  sync.Mutex // a leaf; it guards res while a pass is under way
+	mu  sync.Mutex // a leaf; it guards res while batches are compared
 	res *Result
-
-	puts     int64        // handed out for putting, of the inputs before
-	items    []item       // in the order of loading
-	consumed atomic.Int64 // batches that tasks have dropped
 }
 
 // phase runs f as a phase of the job. The number of steps is -1 if it is not known.

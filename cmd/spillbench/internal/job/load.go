@@ -3,16 +3,18 @@ package job
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"slices"
 	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
@@ -31,146 +33,142 @@ func (j *job) load(ctx context.Context) error {
 			return err
 		}
 	}
-	slices.SortFunc(j.items, func(a, b item) int { return cmp.Compare(a.want.seq, b.want.seq) })
+	slices.SortFunc(j.items, func(a, b item) int { return cmp.Compare(a.seq, b.seq) })
 	return nil
 }
 
-// parcel is a record on its way into a partition. The receiver calls done.
-type parcel struct {
-	rec  arrow.RecordBatch
-	want expectation
-	put  func() // what is held of it is so no more
+// loader loads one input. Its decoders are one goroutine, or several where the source can be divided.
+type loader struct {
+	*job
+	repo    *repository.Repository
+	in      Input
+	seq     int64 // of the input's first put
+	held    *semaphore.Weighted
+	most    int64    // weight of held: bytes of decoded batches that wait to be put
+	shelves [][]item // what was put into each partition, in order
+	// turns has a channel for the partitions of each putter, which holds an element while a put is under
+	// way. So a partition has one put at a time, and its items have the order of its batches.
+	turns []chan struct{}
 }
 
-func (p parcel) done() {
-	p.rec.Release()
-	p.put()
-}
-
-// loadInput puts on one goroutine for each partition, at most Workers at once: a partition's
-// batches arrive in the order of its putter, which is how the expectations find their batches again.
-func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Input) error {
-	group, ctx := errgroup.WithContext(ctx)
-	putters := min(j.cfg.Workers, j.cfg.Partitions)
-	queues := make([]chan parcel, putters)
-	wants := make([][]expectation, j.cfg.Partitions) // by partition; each is written by one putter
-	for i := range queues {
-		queue := make(chan parcel) // not buffered: what waits to be put is memory that no space counts
-		queues[i] = queue
-		group.Go(func() error { return j.put(ctx, repo, queue, wants, i) })
-	}
-	group.Go(func() error {
-		defer func() {
-			for _, q := range queues {
-				close(q)
-			}
-		}()
-		return j.decodeAll(ctx, in, queues)
-	})
-	if err := group.Wait(); err != nil {
-		for partition := range wants {
-			for b := range repo.Batches(partition) {
-				j.loaded(b)
-			}
-		}
-		return err
-	}
-	return j.collect(repo, wants)
-}
-
-// loaded counts a batch that was put.
-func (j *job) loaded(b *batch.Batch) {
-	if d := b.Info().Descriptor; d != nil { // else its data is gone
-		j.res.Rows += d.Rows
-		j.res.Bytes += d.Body
-	}
-	j.res.Batches++
-}
-
-// decodeAll reads the input once: on one goroutine, or one for each putter and processor where the
-// source can be divided.
-func (j *job) decodeAll(ctx context.Context, in Input, queues []chan parcel) (err error) {
+func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Input) (err error) {
 	src, err := in.Open(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if e := src.Close(); err == nil {
-			err = e
-		}
-	}()
-	of := int64(1)
-	divided, ok := src.(Divided)
-	if ok {
-		of = int64(min(len(queues), runtime.GOMAXPROCS(0)))
+	defer func() { err = errors.Join(err, src.Close()) }()
+	n := min(j.cfg.Workers, j.cfg.Partitions)
+	l := &loader{
+		job: j, repo: repo, in: in, seq: int64(len(j.items)), most: cmp.Or(j.cfg.Held, math.MaxInt64),
+		shelves: make([][]item, j.cfg.Partitions), turns: make([]chan struct{}, n),
 	}
+	for i := range l.turns {
+		l.turns[i] = make(chan struct{}, 1)
+	}
+	l.held = semaphore.NewWeighted(l.most)
 	group, ctx := errgroup.WithContext(ctx)
-	var batches atomic.Int64
-	for number := range of {
-		part, size := src, int64(0)
-		if ok {
-			part, size = divided.Part(number, of), divided.BatchBytes()
+	if d, ok := src.(Divided); ok {
+		of := int64(min(n, runtime.GOMAXPROCS(0)))
+		for number := range of {
+			group.Go(func() error { return l.decode(ctx, group, d.Part(number, of), number, of, d.BatchBytes()) })
 		}
-		group.Go(func() error {
-			d := decoder{j: j, src: part, name: in.Name, number: number, of: of, size: size, piece: make([]byte, 1<<20)}
-			for {
-				switch err := d.next(ctx, queues); err {
-				case nil:
-					batches.Add(1)
-				case io.EOF:
-					return nil
-				default:
-					return err
-				}
-			}
-		})
+	} else {
+		group.Go(func() error { return l.decode(ctx, group, src, 0, 1, 0) })
 	}
 	err = group.Wait()
-	j.puts += batches.Load() * int64(j.cfg.Repeat)
-	return err
+	return errors.Join(err, l.collect(err == nil))
 }
 
-// decoder reads a part of a source: every of-th batch from number on. It belongs to one goroutine.
-type decoder struct {
-	j          *job
-	src        Source
-	name       string // of the input
-	number, of int64
-	size       int64 // of the last batch: the next will be about as large; 0 if that is not known
-	piece      []byte
-}
-
-// next reads a batch, works out what it must digest to, and hands it out as often as asked for. It
-// returns io.EOF at the end.
-func (d *decoder) next(ctx context.Context, queues []chan parcel) error {
-	j := d.j
-	if err := j.held.wait(ctx, d.size); err != nil {
-		return err
-	}
-	rec, err := d.src.Next(ctx)
-	if err != nil {
-		j.held.add(-d.size)
-		return err
-	}
-	waited := d.size
-	d.size = convert.LogicalBytes(rec)
-	p := parcel{rec: rec, put: j.held.take(d.size, waited, j.cfg.Repeat+1)}
-	defer p.done()
-	p.want = expectation{name: d.name, number: d.number + 1}
-	if p.want.digest, err = digest(rec, d.piece); err != nil {
-		return named(err, p.want)
-	}
-	for i := range int64(j.cfg.Repeat) {
-		p.want.seq = j.puts + d.number*int64(j.cfg.Repeat) + i
-		rec.Retain()
-		select {
-		case queues[p.want.partition(j.cfg.Partitions)%len(queues)] <- p:
-		case <-ctx.Done():
-			rec.Release()
-			return named(context.Cause(ctx), p.want)
+// decode reads a part of the source: every of-th batch from number on. A batch is expected to be as
+// large as the one before, the first one to have size bytes; 0 if that is not known.
+func (l *loader) decode(ctx context.Context, group *errgroup.Group, src Source, number, of, size int64) error {
+	piece := make([]byte, 1<<20)
+	for ; ; number += of {
+		held := min(size, l.most) // the largest batch waits until nothing else is held
+		if err := l.held.Acquire(ctx, held); err != nil {
+			return context.Cause(ctx)
+		}
+		rec, err := src.Next(ctx)
+		if err == io.EOF {
+			l.held.Release(held)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		size = convert.LogicalBytes(rec)
+		if more := min(size, l.most) - held; more <= 0 || l.held.TryAcquire(more) {
+			l.held.Release(max(0, -more))
+			held += more
+		}
+		it := item{name: l.in.Name, number: number + 1, repo: l.repo}
+		it.digest, err = digest(rec, piece)
+		left := new(atomic.Int64) // puts of the batch
+		left.Store(int64(l.cfg.Repeat))
+		for i := 0; err == nil && i < l.cfg.Repeat; i++ {
+			it.seq = l.seq + number*int64(l.cfg.Repeat) + int64(i)
+			it.partition = int(it.seq % int64(l.cfg.Partitions))
+			turn := l.turns[it.partition%len(l.turns)]
+			select {
+			case turn <- struct{}{}:
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+				continue
+			}
+			rec.Retain()
+			put := it
+			group.Go(func() error {
+				err := l.put(ctx, rec, put)
+				rec.Release()
+				if left.Add(-1) == 0 {
+					l.held.Release(held)
+				}
+				<-turn
+				return err
+			})
+		}
+		rec.Release()
+		if err != nil {
+			return it.named(err)
 		}
 	}
-	d.number += d.of
+}
+
+func (l *loader) put(ctx context.Context, rec arrow.RecordBatch, it item) error {
+	var opts []repository.PutOption
+	if !l.cfg.Fits {
+		opts = append(opts, repository.WithPlacement(reservation.AnyInTier(tier.GPU)))
+	}
+	if err := l.repo.Put(ctx, it.partition, rec, opts...); err != nil {
+		return it.named(err)
+	}
+	l.shelves[it.partition] = append(l.shelves[it.partition], it)
+	l.cfg.Progress.Step()
+	return nil
+}
+
+// collect counts the batches that were put. If all were, it pairs them with their items.
+func (l *loader) collect(all bool) error {
+	for partition, items := range l.shelves {
+		batches := slices.Collect(l.repo.Batches(partition))
+		for _, b := range batches {
+			if d := b.Info().Descriptor; d != nil { // else its data is gone
+				l.res.Rows += d.Rows
+				l.res.Bytes += d.Body
+			}
+			l.res.Batches++
+		}
+		if !all {
+			continue
+		}
+		if len(batches) != len(items) {
+			return fmt.Errorf("partition %d holds %d batches, and %d were put", partition, len(batches), len(items))
+		}
+		for i := range items {
+			items[i].b = batches[i]
+		}
+		l.items = append(l.items, items...)
+	}
 	return nil
 }
 
@@ -199,50 +197,3 @@ func digest(rec arrow.RecordBatch, piece []byte) (sum tier.Digest, err error) {
 	}
 	return sum, nil
 }
-
-// put is the only putter of its partitions. After an error it goes on receiving,
-// so that every parcel is released.
-func (j *job) put(ctx context.Context, repo *repository.Repository, queue <-chan parcel, wants [][]expectation, putter int) (err error) {
-	var opts []repository.PutOption
-	if !j.cfg.Fits {
-		opts = append(opts, repository.WithPlacement(reservation.AnyInTier(tier.GPU)))
-	}
-	for p := range queue {
-		if err == nil {
-			partition := p.want.partition(j.cfg.Partitions)
-			if err = repo.Put(ctx, partition, p.rec, opts...); err == nil {
-				wants[partition] = append(wants[partition], p.want)
-				j.cfg.Progress.Step()
-			} else {
-				err = named(err, p.want)
-			}
-		}
-		p.done()
-	}
-	return err
-}
-
-// collect pairs what was put with what it must digest to.
-func (j *job) collect(repo *repository.Repository, wants [][]expectation) error {
-	for partition, want := range wants {
-		i := 0
-		for b := range repo.Batches(partition) {
-			if i == len(want) {
-				return fmt.Errorf("partition %d holds more batches than the %d that were put", partition, len(want))
-			}
-			j.items = append(j.items, item{b: b, repo: repo, want: want[i]})
-			j.loaded(b)
-			i++
-		}
-		if i < len(want) {
-			return fmt.Errorf("partition %d holds %d batches of the %d that were put", partition, i, len(want))
-		}
-	}
-	return nil
-}
-
-// partition deals batches out evenly.
-func (e expectation) partition(of int) int { return int(e.seq % int64(of)) }
-
-// named says which batch an error is about.
-func named(err error, e expectation) error { return fmt.Errorf("%s: %w", e, err) }

@@ -15,9 +15,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// outputShare is the size of a batch, in sizes of the output that its task makes of it.
+const outputShare = 16
+
 // each calls work for every batch, on Workers goroutines. The order is that of loading, the worst for
 // a memory that holds some of the batches.
-func (j *job) each(ctx context.Context, work func(ctx context.Context, i int) error) error {
+func (j *job) each(ctx context.Context, work func(ctx context.Context, it *item) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(j.cfg.Workers)
 	for i := range j.items {
@@ -25,8 +28,9 @@ func (j *job) each(ctx context.Context, work func(ctx context.Context, i int) er
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			if err := work(ctx, i); err != nil {
-				return named(err, j.items[i].want)
+			it := &j.items[i]
+			if err := work(ctx, it); err != nil {
+				return it.named(err)
 			}
 			j.cfg.Progress.Step()
 			return nil
@@ -35,46 +39,45 @@ func (j *job) each(ctx context.Context, work func(ctx context.Context, i int) er
 	return group.Wait()
 }
 
-// pass announces work on every batch, brings each to the GPU, and compares its contents with what
-// was loaded.
+// pass announces work on every batch, brings each to the GPU, or if it can never fit there to the
+// fastest tier in which it can, and compares its contents with what was loaded.
 func (j *job) pass(ctx context.Context) error {
-	for _, it := range j.items {
-		if err := it.b.CreateTask(ctx); err != nil {
-			return named(err, it.want)
+	for i := range j.items {
+		if err := j.items[i].b.CreateTask(ctx); err != nil {
+			return j.items[i].named(err)
 		}
 	}
-	return j.each(ctx, func(ctx context.Context, i int) error { return j.check(ctx, &j.items[i]) })
-}
-
-// check brings one batch to the GPU, or if it can never fit there to the fastest tier in which it
-// can, and compares it. Bytes that are not those that were loaded are a finding and no error: the
-// other batches are checked too.
-func (j *job) check(ctx context.Context, it *item) error {
-	var h *batch.Handle
-	var err, first error
-	for _, kind := range tier.Kinds() {
-		h, err = j.cfg.Engine.Mover().Acquire(ctx, it.b, reservation.AnyInTier(kind))
-		if !unfit(err) {
-			break
+	return j.each(ctx, func(ctx context.Context, it *item) error {
+		var h *batch.Handle
+		var err, first error
+		for _, kind := range tier.Kinds() {
+			h, err = j.cfg.Engine.Mover().Acquire(ctx, it.b, reservation.AnyInTier(kind))
+			if !unfit(err) {
+				break
+			}
+			if first == nil {
+				first = err
+			}
 		}
-		if first == nil {
-			first = err
+		var wrong error
+		switch {
+		case errors.Is(err, convert.ErrCorrupt):
+			wrong, err = it.named(err), it.b.CancelTask() // the one that was announced and not begun
+		case unfit(err):
+			return first
+		case err == nil:
+			wrong, err = j.compare(ctx, h, it)
+			err = errors.Join(err, h.Close())
 		}
-	}
-	switch {
-	case errors.Is(err, convert.ErrCorrupt):
-		j.count(it, finding{wrong: named(err, it.want)})
-		return it.b.CancelTask() // the one that was announced and not begun
-	case unfit(err):
-		return first
-	case err != nil:
-		return err
-	}
-	f, err := j.compare(ctx, h, it.want)
-	if err == nil {
-		j.count(it, f)
-	}
-	return errors.Join(err, h.Close())
+		if err != nil {
+			return err
+		}
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.res.Checked++
+		j.countLocked(it, wrong)
+		return nil
+	})
 }
 
 // unfit reports whether err is that of a batch that can never fit a tier.
@@ -86,100 +89,86 @@ func unfit(err error) bool {
 // room for its batch and for its output, retries it with more memory if that was too little, and drops
 // the batch when the task has succeeded. Batches that fit no GPU, and corrupt ones, are left.
 func (j *job) runTasks(ctx context.Context) error {
-	claims := make([]*repository.Claim, 0, len(j.items))
+	claims := make(map[*batch.Batch]*repository.Claim)
 	defer func() {
 		for _, c := range claims {
 			_ = c.Restore() // those that no task has ended
 		}
 	}()
-	for _, it := range j.items { // in the order of the partitions, so each claim is that of its item
-		c, err := it.repo.Claim(ctx, it.want.partition(j.cfg.Partitions), 1)
-		if err != nil {
-			return named(err, it.want)
-		}
-		claims = append(claims, c)
-	}
-	return j.each(ctx, func(ctx context.Context, i int) error {
+	for i := range j.items {
 		it := &j.items[i]
+		c, err := it.repo.Claim(ctx, it.partition, 1) // of any item of the partition
+		if err != nil {
+			return it.named(err)
+		}
+		claims[c.Batches()[0]] = c
+	}
+	return j.each(ctx, func(ctx context.Context, it *item) error {
 		output := max(tier.Page, it.b.Info().Bytes/outputShare)
-		task := spillway.Task{Operator: "digest", Inputs: claims[i : i+1], Output: output}
-		var f finding
+		task := spillway.Task{Operator: "digest", Inputs: []*repository.Claim{claims[it.b]}, Output: output}
+		var wrong error
 		err := j.cfg.Engine.RunTask(ctx, task, func(ctx context.Context, g *spillway.Grant, h []*batch.Handle) error {
 			out, err := g.Alloc(output)
 			if err != nil {
 				return err
 			}
-			f, err = j.compare(ctx, h[0], it.want)
+			wrong, err = j.compare(ctx, h[0], it)
 			g.Produced(output)
 			return errors.Join(err, out.Release())
 		})
+		j.mu.Lock()
+		defer j.mu.Unlock()
 		switch {
 		case errors.Is(err, convert.ErrCorrupt):
-			f.wrong = named(err, it.want)
+			wrong = it.named(err)
 		case unfit(err):
 			return nil
 		case err != nil:
 			return err
 		default:
-			j.consumed.Add(1)
+			j.consumed++
 		}
-		j.mu.Lock()
-		defer j.mu.Unlock()
 		if !it.wrong { // else a pass has found it
-			j.countLocked(it, f)
+			j.countLocked(it, wrong)
 		}
 		return nil
 	})
 }
 
-// outputShare is the size of a batch, in sizes of the output that its task makes of it.
-const outputShare = 16
-
-// finding is the result of a comparison.
-type finding struct {
-	wrong  error // nil if the bytes are those that were loaded
-	onHost bool  // the device could not compute the digest
-}
-
-// compare computes the digest of a batch where it is, and compares it with that of what was loaded.
-func (j *job) compare(ctx context.Context, h *batch.Handle, want expectation) (f finding, err error) {
+// compare computes the digest of a batch where it is. Bytes that are not those that were loaded are a
+// finding, wrong, and no error: the other batches are checked, too.
+func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, err error) {
 	got, onDevice, err := j.cfg.Engine.Mover().Digest(ctx, h)
 	switch {
 	case errors.Is(err, convert.ErrCorrupt):
-		f.wrong = named(err, want)
-		return f, nil
+		return it.named(err), nil
 	case err != nil:
-		return f, err
-	case got != want.digest:
-		f.wrong = fmt.Errorf("%s: the bytes in %s are not those that were loaded: digest %016x, want %016x",
-			want, h.Space().ID(), got.Hash, want.digest.Hash)
-	case h.Space().Kind() == tier.GPU && !onDevice:
-		// Of a batch without bytes there is nothing to compute, on any device.
-		f.onHost = h.Batch().Info().Descriptor.Body > 0
+		return nil, err
+	case got != it.digest:
+		return it.named(fmt.Errorf("the bytes in %s are not those that were loaded: digest %016x, want %016x",
+			h.Space().ID(), got.Hash, it.digest.Hash)), nil
 	}
-	return f, nil
+	// Of a batch without bytes there is nothing to compute, on any device.
+	if h.Space().Kind() == tier.GPU && !onDevice && h.Batch().Info().Descriptor.Body > 0 {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.res.OnHost = true
+	}
+	return nil, nil
 }
 
-// count adds the finding of a pass to the result. It is safe for concurrent use.
-func (j *job) count(it *item, f finding) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.res.Checked++
-	j.countLocked(it, f)
-}
-
-func (j *job) countLocked(it *item, f finding) {
-	j.res.OnHost = j.res.OnHost || f.onHost
-	if f.wrong == nil {
+// countLocked adds a finding to the result; nil if the bytes are those that were loaded.
+func (j *job) countLocked(it *item, wrong error) {
+	if wrong == nil {
 		return
 	}
 	it.wrong = true
 	j.res.Mismatches++
-	if errors.Is(f.wrong, convert.ErrCorrupt) {
+	if errors.Is(wrong, convert.ErrCorrupt) {
 		j.res.Corrupt++
 	}
 	if j.res.First == "" {
-		j.res.First = f.wrong.Error()
+		j.res.First = wrong.Error()
 	}
 }
 
@@ -189,7 +178,7 @@ func (j *job) drop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	held := j.consumed.Load()
+	held := j.consumed
 	for _, l := range left {
 		held += int64(l.Batches)
 	}

@@ -7,17 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 )
 
 // TestNoName: the peer's file is in the directory, and the directory is empty.
 func TestNoName(t *testing.T) {
 	dir := t.TempDir()
-	p := &ipcFiles{r: &runner{cfg: Config{Dir: dir}}}
-	if err := p.create(); err != nil {
+	f, err := system.OpenUnlinked(dir)
+	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
-	f := p.files[0]
+	defer f.Close()
 	if _, err := f.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
 	}

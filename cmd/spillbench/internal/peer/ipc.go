@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -23,11 +24,16 @@ type ipcFiles struct {
 }
 
 // withPeer calls f with the peer's side, which has as much memory as ours has, and closes its files.
-// f goes through all batches so many times.
+// f goes through all batches so many times. Meanwhile the Go heap may grow by Config.Memory from its
+// size now; a lower limit that is set already stays.
 func (r *runner) withPeer(phase string, passes int64, f func(*ipcFiles) error) (err error) {
 	r.cfg.Progress.Begin(phase, passes*r.res.Batches)
-	debug.FreeOSMemory() // what our side has left
-	defer limitHeap(r.cfg.Memory)()
+	debug.FreeOSMemory() // which our side has left
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	limit := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(limit)
+	debug.SetMemoryLimit(min(limit, int64(m.Sys-m.HeapReleased)+r.cfg.Memory))
 	p := &ipcFiles{r: r}
 	defer func() { err = errors.Join(err, p.close()) }()
 	return f(p)
@@ -52,7 +58,7 @@ func (p *ipcFiles) close() (err error) {
 // the host's time as the peer's. Our side uses memory that the arena has touched.
 func (p *ipcFiles) measure(ctx context.Context, round *Round) (err error) {
 	read := func(cold bool) (time.Duration, error) {
-		return timedRead(ArrowIPC, p.r.peerDigest, func(f check) error { return p.read(ctx, cold, f) })
+		return p.r.timed(ArrowIPC, func(f check) error { return p.read(ctx, cold, f) })
 	}
 	if _, err := p.write(ctx); err != nil {
 		return err
@@ -76,11 +82,13 @@ func (p *ipcFiles) measure(ctx context.Context, round *Round) (err error) {
 // write writes every input to a file of its own, and returns how long that took without reading the
 // source.
 func (p *ipcFiles) write(ctx context.Context) (took time.Duration, err error) {
-	var w *ipc.FileWriter
-	var buffer *bufio.Writer
-	timed := func(f func() error) error {
+	var w *ipc.FileWriter // of the input with batches that was read last
+	// The buffer collects the paddings and headers that a FileWriter writes one by one; larger writes
+	// bypass it. Without it small batches would measure system calls.
+	buffer := bufio.NewWriterSize(nil, 64<<10)
+	timed := func(doing string, f func() error) error {
 		start := time.Now()
-		err := p.try("writing", f)
+		err := p.try(doing, f)
 		took += time.Since(start)
 		return err
 	}
@@ -88,7 +96,7 @@ func (p *ipcFiles) write(ctx context.Context) (took time.Duration, err error) {
 		if w == nil {
 			return nil
 		}
-		return timed(func() error { return errors.Join(w.Close(), buffer.Flush()) })
+		return timed("writing", func() error { return errors.Join(w.Close(), buffer.Flush()) })
 	}
 	last := -1
 	err = p.r.each(ctx, func(input int, rec arrow.RecordBatch) error {
@@ -96,22 +104,23 @@ func (p *ipcFiles) write(ctx context.Context) (took time.Duration, err error) {
 			if err := finish(); err != nil {
 				return err
 			}
-			if err := p.try("making", p.create); err != nil {
-				return err
-			}
-			// The buffer collects the paddings and headers that a FileWriter writes one by one; larger writes
-			// bypass it. Without it small batches would measure system calls.
-			last, buffer, w = input, bufio.NewWriterSize(p.files[len(p.files)-1], 64<<10), nil
-		}
-		p.r.cfg.Progress.Step()
-		return timed(func() (err error) {
-			if w == nil {
-				if w, err = ipc.NewFileWriter(buffer, ipc.WithSchema(rec.Schema())); err != nil {
+			err := timed("making", func() error {
+				f, err := system.OpenUnlinked(p.r.cfg.Dir)
+				if err != nil {
 					return err
 				}
+				p.files = append(p.files, f)
+				buffer.Reset(f)
+				w, err = ipc.NewFileWriter(buffer, ipc.WithSchema(rec.Schema()))
+				return err
+			})
+			if err != nil {
+				return err
 			}
-			return w.Write(rec)
-		})
+			last = input
+		}
+		p.r.cfg.Progress.Step()
+		return timed("writing", func() error { return w.Write(rec) })
 	})
 	if err == nil {
 		err = finish()
@@ -177,10 +186,7 @@ func (p *ipcFiles) read(ctx context.Context, cold bool, f check) error {
 			in, err = ipc.NewFileReader(at, ipc.WithBodySizeLimit(0))
 			return err
 		})
-		if err != nil {
-			return err
-		}
-		for i := 0; i < in.NumRecords() && err == nil; i++ {
+		for i := 0; err == nil && i < in.NumRecords(); i++ {
 			var rec arrow.RecordBatch
 			err = p.try("reading", func() (err error) {
 				rec, err = in.RecordBatchAt(i)
@@ -202,7 +208,10 @@ func (p *ipcFiles) read(ctx context.Context, cold bool, f check) error {
 			}
 			p.r.cfg.Progress.Step()
 		}
-		if err := errors.Join(err, in.Close()); err != nil {
+		if in != nil {
+			err = errors.Join(err, in.Close())
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -234,18 +243,4 @@ func (p *ipcFiles) try(doing string, f func() error) (err error) {
 		}
 	}()
 	return f()
-}
-
-// create adds a file that has no name, or that loses it at once where the system has no such files.
-// So nothing stays, however the process ends.
-func (p *ipcFiles) create() error {
-	f, err := system.OpenNameless(p.r.cfg.Dir)
-	if err != nil {
-		if f, err = os.CreateTemp(p.r.cfg.Dir, ".spillbench-*"); err != nil {
-			return err
-		}
-		err = os.Remove(f.Name())
-	}
-	p.files = append(p.files, f)
-	return err
 }

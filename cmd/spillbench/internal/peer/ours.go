@@ -50,9 +50,7 @@ func (o *ours) measure(ctx context.Context) (t Times, put time.Duration, err err
 	if t.Write, put, err = o.write(ctx); err != nil {
 		return t, put, err
 	}
-	t.Read, err = timedRead("spillway", o.r.oursDigest, func(f check) error {
-		return o.read(ctx, o.r.cfg.Workers, f)
-	})
+	t.Read, err = o.r.timed("spillway", func(f check) error { return o.read(ctx, o.r.cfg.Workers, f) })
 	return t, put, err
 }
 

@@ -1,8 +1,8 @@
 // Package peer implements spillbench compare: it spills the same batches by Spillway and as a Go
 // program does without it, by arrow-go's ipc.FileWriter, reads them back, and times both in turns.
 //
-//	verify    ours ─▶ compare with the source        ipc ─▶ compare with the source
-//	round 1   ours: host ─▶ disk ─▶ host, touch      ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
+//	verify    ours ─▶ compare with the source    ipc ─▶ compare with the source
+//	round 1   ours: host ─▶ disk ─▶ host, touch  ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
 //	round 2   the same, the peer first
 //
 // In each round our side opens an engine of its own and closes it before the peer's turn, so that
@@ -13,11 +13,11 @@
 //
 // # What is timed
 //
-// Writing, ours: as many batches are put as the host space takes; moving them to disk is timed; then
-// the next are put. Writing, the peer: every Write, the footer, and the sync of the file. Reading, both: until every byte of every Arrow buffer has been hashed
-// and the batch is released. The digest must be that of the verified pass, in every round. Several
-// goroutines move and read our batches, which a Mover allows; a FileWriter and a FileReader belong
-// to one goroutine.
+// Writing, ours: as many batches are put as the host space takes; moving them to disk is timed;
+// then the next are put. Writing, the peer: every Write, the footer, and the sync of the file.
+// Reading, both: until every byte of every Arrow buffer has been hashed and the batch is released.
+// The digest must be that of the verified pass, in every round. Several goroutines move and read
+// our batches, which a Mover allows; a FileWriter and a FileReader belong to one goroutine.
 //
 // The peer's heap may grow by as much as our host space has. For that Run sets the memory limit of
 // the process while the peer works, so only one Run may be under way.
@@ -35,8 +35,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"runtime"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -97,29 +95,14 @@ var ErrMismatch = errors.New("gave back other data than it was given")
 // ErrNoBatches reports that there is nothing to compare.
 var ErrNoBatches = errors.New("the input holds no batches")
 
-// runner is a Run under way.
-type runner struct {
-	cfg Config
-	res Result
-	// The digests of all batches of each side, set by verification. Every later read must match them.
-	oursDigest, peerDigest uint64
-}
-
 // Run verifies both sides and then measures them. Its error is an ErrMismatch if a side returns
 // other data than it was given. Run ends soon after ctx does.
 func Run(ctx context.Context, cfg Config) (Result, error) {
 	r := &runner{cfg: cfg}
-	err := r.run(ctx)
-	return r.res, err
-}
-
-func (r *runner) run(ctx context.Context) error {
-	if err := r.verify(ctx); err != nil {
-		return err
-	}
-	for i := range r.cfg.Rounds {
+	err := r.verify(ctx)
+	for i := 0; err == nil && i < cfg.Rounds; i++ {
 		var round Round
-		first := func() error {
+		ours := func() error {
 			return r.withOurs(ctx, fmt.Sprintf("round %d, ours", i+1), 4, func(o *ours) (err error) {
 				if round.Ours, round.Put, err = o.measure(ctx); err == nil {
 					round.Rewritten, _, err = o.measure(ctx)
@@ -127,29 +110,40 @@ func (r *runner) run(ctx context.Context) error {
 				return err
 			})
 		}
-		second := func() error {
+		peers := func() error {
 			return r.withPeer(fmt.Sprintf("round %d, %s", i+1, ArrowIPC), 4, func(p *ipcFiles) error {
 				return p.measure(ctx, &round)
 			})
 		}
 		if i%2 == 1 { // so that neither side always finds the disk and the machine as the other has just left them
-			first, second = second, first
+			ours, peers = peers, ours
 		}
-		err := first()
+		if err = ours(); err == nil {
+			err = peers()
+		}
 		if err == nil {
-			err = second()
+			r.res.Rounds = append(r.res.Rounds, round)
 		}
-		if err != nil {
-			return err
-		}
-		r.res.Rounds = append(r.res.Rounds, round)
 	}
-	return nil
+	return r.res, err
 }
+
+// runner is a Run under way.
+type runner struct {
+	cfg Config
+	res Result
+	// digests are those of all batches of each side, by its name. Verification sets them, and every
+	// later read must match them.
+	digests map[string]uint64
+}
+
+// check is called with a batch that was read back, which it may use until it returns.
+type check func(arrow.RecordBatch) error
 
 // verify counts the input, spills it once by each side, and compares what is read back with the
 // source, value by value. That warms both sides up, too.
 func (r *runner) verify(ctx context.Context) error {
+	r.digests = make(map[string]uint64)
 	r.cfg.Progress.Begin("read", cmp.Or(r.cfg.Batches, -1))
 	err := r.each(ctx, func(_ int, rec arrow.RecordBatch) error {
 		r.res.Rows += rec.NumRows()
@@ -168,9 +162,7 @@ func (r *runner) verify(ctx context.Context) error {
 		if _, _, err := o.write(ctx); err != nil {
 			return err
 		}
-		return r.compare(ctx, "spillway", &r.oursDigest, func(f check) error {
-			return o.read(ctx, 1, f)
-		})
+		return r.compare(ctx, "spillway", func(f check) error { return o.read(ctx, 1, f) })
 	})
 	if err != nil {
 		return err
@@ -179,18 +171,13 @@ func (r *runner) verify(ctx context.Context) error {
 		if _, err := p.write(ctx); err != nil {
 			return err
 		}
-		return r.compare(ctx, ArrowIPC, &r.peerDigest, func(f check) error {
-			return p.read(ctx, false, f)
-		})
+		return r.compare(ctx, ArrowIPC, func(f check) error { return p.read(ctx, false, f) })
 	})
 }
 
-// check is called with a batch that was read back, which it may use until it returns.
-type check func(arrow.RecordBatch) error
-
 // compare reads the source again, beside the batches of read, which must come in order, and compares
-// them. It sets digest to what touching them comes to.
-func (r *runner) compare(ctx context.Context, side string, digest *uint64, read func(check) error) error {
+// them. It sets the side's digest.
+func (r *runner) compare(ctx context.Context, side string, read func(check) error) error {
 	var failed error // of the source
 	source, stop := iter.Pull(func(yield func(arrow.RecordBatch) bool) {
 		failed = r.each(ctx, func(_ int, rec arrow.RecordBatch) error {
@@ -209,14 +196,13 @@ func (r *runner) compare(ctx context.Context, side string, digest *uint64, read 
 		if failed != nil {
 			return failed
 		}
-		err := errors.New("there was none")
-		if ok {
-			err = convert.Equal(want, got)
+		if !ok {
+			return mismatch(errors.New("there was none"))
 		}
-		if err != nil {
+		if err := convert.Equal(want, got); err != nil {
 			return mismatch(err)
 		}
-		*digest += touch(got)
+		r.digests[side] += touch(got)
 		r.res.Verified++
 		return nil
 	})
@@ -228,6 +214,23 @@ func (r *runner) compare(ctx context.Context, side string, digest *uint64, read 
 		return mismatch(errors.New("it is missing"))
 	}
 	return failed
+}
+
+// timed reads all batches of a side, touches them, and returns how long that took. Their digest must
+// be that of the verified pass.
+func (r *runner) timed(side string, read func(check) error) (took time.Duration, err error) {
+	var sum atomic.Uint64
+	start := time.Now()
+	err = read(func(rec arrow.RecordBatch) error {
+		sum.Add(touch(rec))
+		return nil
+	})
+	took = time.Since(start)
+	if got, want := sum.Load(), r.digests[side]; err == nil && got != want {
+		err = fmt.Errorf("%s %w: all batches together: digest %016x, and %016x when they were compared with the source",
+			side, ErrMismatch, got, want)
+	}
+	return took, err
 }
 
 // each calls f with every batch of every input, each as often as it is to be put. f may use a batch
@@ -263,56 +266,28 @@ func (r *runner) each(ctx context.Context, f func(input int, rec arrow.RecordBat
 	return nil
 }
 
-// limitHeap lets the Go heap grow by at most more bytes from its size now, until the returned
-// function is called. A lower limit that is set already stays.
-func limitHeap(more int64) func() {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	before := debug.SetMemoryLimit(-1)
-	debug.SetMemoryLimit(min(before, int64(m.Sys-m.HeapReleased)+more))
-	return func() { debug.SetMemoryLimit(before) }
-}
-
 // touch reads every byte of every Arrow buffer of rec and returns a digest of them, so that a side
 // cannot postpone work until the data is read. It hashes with XXH3, which costs less than reading
 // the memory does.
 func touch(rec arrow.RecordBatch) uint64 {
 	d := uint64(rec.NumRows())
-	for _, col := range rec.Columns() {
-		d = touchData(d, col.Data())
-	}
-	return d
-}
-
-func touchData(d uint64, data arrow.ArrayData) uint64 {
-	for _, b := range data.Buffers() {
-		d *= 0x9e3779b97f4a7c15 // odd, so that the place of each buffer counts and nothing is lost
-		if b != nil {
-			d += xxh3.Hash(b.Bytes())
+	var add func(arrow.ArrayData)
+	add = func(data arrow.ArrayData) {
+		for _, b := range data.Buffers() {
+			d *= 0x9e3779b97f4a7c15 // odd, so that the place of each buffer counts and nothing is lost
+			if b != nil {
+				d += xxh3.Hash(b.Bytes())
+			}
+		}
+		for _, child := range data.Children() {
+			add(child)
+		}
+		if data.DataType().ID() == arrow.DICTIONARY {
+			add(data.Dictionary())
 		}
 	}
-	for _, child := range data.Children() {
-		d = touchData(d, child)
-	}
-	if data.DataType().ID() == arrow.DICTIONARY {
-		d = touchData(d, data.Dictionary())
+	for _, col := range rec.Columns() {
+		add(col.Data())
 	}
 	return d
-}
-
-// timedRead reads all batches of a side, touches them, and returns how long that took. Their digest
-// must be that of the verified pass.
-func timedRead(side string, want uint64, read func(check) error) (time.Duration, error) {
-	var sum atomic.Uint64
-	start := time.Now()
-	err := read(func(rec arrow.RecordBatch) error {
-		sum.Add(touch(rec))
-		return nil
-	})
-	took := time.Since(start)
-	if got := sum.Load(); err == nil && got != want {
-		err = fmt.Errorf("%s %w: all batches together: digest %016x, and %016x when they were compared with the source",
-			side, ErrMismatch, got, want)
-	}
-	return took, err
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +43,17 @@ type rig struct {
 func newRig(t *testing.T, inputs ...job.Input) *rig {
 	t.Helper()
 	dir := t.TempDir()
-	r := &rig{Config: Config{Inputs: inputs, Repeat: 1, Rounds: 1, Workers: 3, Dir: dir, Memory: hostMemory, Progress: new(phases)}}
+	r := &rig{
+		Config: Config{
+			Inputs:   inputs,
+			Repeat:   1,
+			Rounds:   1,
+			Workers:  3,
+			Dir:      dir,
+			Memory:   hostMemory,
+			Progress: new(phases),
+		},
+	}
 	r.Open = func(ctx context.Context) (*spillway.Engine, error) { return r.open(ctx, 64<<20) }
 	fds := openFiles(t)
 	t.Cleanup(func() {
@@ -89,7 +100,8 @@ var machine = sync.OnceValue(func() *topology.Topology {
 
 func (r *rig) open(ctx context.Context, disk int64) (*spillway.Engine, error) {
 	eng, err := spillway.Open(ctx, spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(hostMemory), Disks: []spillway.DiskConfig{{Dir: r.Dir, Capacity: spillway.Bytes(disk)}},
+		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(hostMemory),
+		Disks:  []spillway.DiskConfig{{Dir: r.Dir, Capacity: spillway.Bytes(disk)}},
 		Logger: slog.New(slog.DiscardHandler), Topology: machine(), StuckAfter: time.Second,
 	})
 	if err == nil {
@@ -108,7 +120,8 @@ func openFiles(t *testing.T) int {
 	}
 	n := 0
 	for _, fd := range fds {
-		if to, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name())); err == nil && strings.HasPrefix(to, os.TempDir()) {
+		if to, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name())); err == nil &&
+			strings.HasPrefix(to, os.TempDir()) {
 			n++
 		}
 	}
@@ -170,7 +183,10 @@ func recordsOf(t *testing.T, recs ...arrow.RecordBatch) job.Input {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return job.Input{Name: "records", Open: func(context.Context) (job.Source, error) { return &records{slices.Clone(recs), end.Again()}, nil }}
+	return job.Input{
+		Name: "records",
+		Open: func(context.Context) (job.Source, error) { return &records{slices.Clone(recs), end.Again()}, nil },
+	}
 }
 
 // phases is a Progress that calls at with the number of the step, over all phases.
@@ -213,7 +229,8 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Batches != 2*16 || res.Rows != 2*(3_000+3) || res.Verified != 2*res.Batches || res.Bytes != 2*(logical(t, table(1))+logical(t, strings)) {
+	if res.Batches != 2*16 || res.Rows != 2*(3_000+3) || res.Verified != 2*res.Batches ||
+		res.Bytes != 2*(logical(t, table(1))+logical(t, strings)) {
 		t.Errorf("%+v", res)
 	}
 	if len(res.Rounds) != 3 {
@@ -221,7 +238,8 @@ func TestRun(t *testing.T) {
 	}
 	for _, r := range res.Rounds {
 		for _, took := range []time.Duration{
-			r.Ours.Write, r.Ours.Read, r.Put, r.Rewritten.Write, r.Rewritten.Read, r.Peer.Write, r.Peer.Read, r.Warm.Write, r.Warm.Read,
+			r.Ours.Write, r.Ours.Read, r.Put, r.Rewritten.Write, r.Rewritten.Read,
+			r.Peer.Write, r.Peer.Read, r.Warm.Write, r.Warm.Read,
 		} {
 			if took <= 0 {
 				t.Errorf("times are %+v", r)
@@ -232,7 +250,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	want := []string{"read", "verify ours", "verify arrow-ipc"}
-	for i, sides := range [][]string{{"ours", ArrowIPC}, {ArrowIPC, "ours"}, {"ours", ArrowIPC}} { // nobody is always first
+	for i, sides := range [][]string{{"ours", ArrowIPC}, {ArrowIPC, "ours"}, {"ours", ArrowIPC}} {
 		for _, side := range sides {
 			want = append(want, fmt.Sprintf("round %d, %s", i+1, side))
 		}
@@ -255,7 +273,11 @@ func oneColumn(t *testing.T) job.Input {
 	b.AppendValues([]string{"a", "bc", "def", "g", ""}, []bool{true, true, false, true, true})
 	col := b.NewArray()
 	defer col.Release()
-	rec := array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "s", Type: col.DataType(), Nullable: true}}, nil), []arrow.Array{col}, 5)
+	rec := array.NewRecordBatch(
+		arrow.NewSchema([]arrow.Field{{Name: "s", Type: col.DataType(), Nullable: true}}, nil),
+		[]arrow.Array{col},
+		5,
+	)
 	defer rec.Release()
 	return recordsOf(t, rec.NewSlice(1, 4))
 }
@@ -263,7 +285,11 @@ func oneColumn(t *testing.T) job.Input {
 func logical(t *testing.T, in job.Input) (n int64) {
 	t.Helper()
 	r := &runner{cfg: Config{Inputs: []job.Input{in}, Repeat: 1}}
-	if err := r.each(t.Context(), func(_ int, rec arrow.RecordBatch) error { n += convert.LogicalBytes(rec); return nil }); err != nil {
+	err := r.each(t.Context(), func(_ int, rec arrow.RecordBatch) error {
+		n += convert.LogicalBytes(rec)
+		return nil
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -274,7 +300,16 @@ func logical(t *testing.T, in job.Input) (n int64) {
 // names the side.
 func TestOtherDataIsFound(t *testing.T) {
 	const opened = 9 // to be counted, written and compared by each side, and in a round twice by each
-	side := []string{2: "spillway", 3: "spillway", 4: ArrowIPC, 5: ArrowIPC, 6: "spillway", 7: "spillway", 8: ArrowIPC, 9: ArrowIPC}
+	side := []string{
+		2: "spillway",
+		3: "spillway",
+		4: ArrowIPC,
+		5: ArrowIPC,
+		6: "spillway",
+		7: "spillway",
+		8: ArrowIPC,
+		9: ArrowIPC,
+	}
 	first, step := testseed.Share(t, 4)
 	for other := 2; other <= opened; other++ {
 		for i, kind := range []struct {
@@ -350,7 +385,8 @@ func TestFailures(t *testing.T) {
 		r := newRig(t, tableOf(func(int) gen.Config { return gen.Config{Rows: 3_000, RowsPerBatch: 3_000} }))
 		_, err := r.run(t.Context())
 		var e *reservation.ExceededError
-		if !errors.As(err, &e) || e.Requested < hostMemory || e.Space.Kind != tier.Host || !strings.Contains(err.Error(), "table, batch 1") {
+		if !errors.As(err, &e) || e.Requested < hostMemory || e.Space.Kind != tier.Host ||
+			!strings.Contains(err.Error(), "table, batch 1") {
 			t.Errorf("ended with %v", err)
 		}
 	})
@@ -388,7 +424,8 @@ func TestFailures(t *testing.T) {
 			r.Dir = filepath.Dir(r.Dir)
 			return open(ctx)
 		}
-		if _, err := r.run(t.Context()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ArrowIPC+": making a file in "+r.Dir) {
+		if _, err := r.run(t.Context()); !errors.Is(err, os.ErrNotExist) ||
+			!strings.Contains(err.Error(), ArrowIPC+": making a file in "+r.Dir) {
 			t.Errorf("ended with %v", err)
 		}
 	})
@@ -421,7 +458,11 @@ func coded(t *testing.T, words ...string) arrow.RecordBatch {
 	}
 	col := b.NewArray()
 	defer col.Release()
-	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "c", Type: typ}}, nil), []arrow.Array{col}, int64(len(words)))
+	return array.NewRecordBatch(
+		arrow.NewSchema([]arrow.Field{{Name: "c", Type: typ}}, nil),
+		[]arrow.Array{col},
+		int64(len(words)),
+	)
 }
 
 // TestLimitHeap: the limit is set while the peer works, and a lower one stays.
@@ -437,18 +478,16 @@ func TestLimitHeap(t *testing.T) {
 	if got := memoryLimit(); err != nil || got != before {
 		t.Errorf("the limit is %d, and was %d: %v", got, before, err)
 	}
-	end := limitHeap(1 << 30)
-	if got := memoryLimit(); got < 1<<30 || got >= before {
-		t.Errorf("the limit is %d", got)
+	inner := func(*ipcFiles) error {
+		if got := memoryLimit(); got != 1<<29 {
+			t.Errorf("the limit of %d is %d", 1<<29, got)
+		}
+		return nil
 	}
-	inner := limitHeap(1 << 40)
-	if got := memoryLimit(); got >= 1<<40 {
-		t.Errorf("the limit was raised to %d", got)
-	}
-	inner()
-	end()
-	if got := memoryLimit(); got != before {
-		t.Errorf("the limit is %d, and was %d", got, before)
+	debug.SetMemoryLimit(1 << 29)
+	err = r.withPeer("test", 1, inner)
+	if got := debug.SetMemoryLimit(before); err != nil || got != 1<<29 {
+		t.Errorf("the limit is %d, and was %d: %v", got, 1<<29, err)
 	}
 }
 

@@ -38,7 +38,8 @@ func TestPeersFilesFail(t *testing.T) {
 			}
 			return f(p)
 		})
-		if !errors.Is(err, os.ErrClosed) || !strings.HasPrefix(err.Error(), ArrowIPC+": "+doing+" a file in "+r.cfg.Dir) {
+		if !errors.Is(err, os.ErrClosed) ||
+			!strings.HasPrefix(err.Error(), ArrowIPC+": "+doing+" a file in "+r.cfg.Dir) {
 			t.Errorf("%s: %v", doing, err)
 		}
 	}

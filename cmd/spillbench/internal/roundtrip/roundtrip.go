@@ -203,7 +203,9 @@ func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form
 	w.eng.Mover().Inside().DropCopies()
 	there := reservation.Specific(to.ID())
 	err := w.eng.Mover().MoveAs(ctx, b, there, form)
-	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) && b.Info().Payload.Type() == batch.GPUTable && form != image {
+	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) &&
+		b.Info().Payload.Type() == batch.GPUTable &&
+		form != image {
 		if err := w.eng.Mover().MoveAs(ctx, b, there, image); err != nil {
 			return err
 		}

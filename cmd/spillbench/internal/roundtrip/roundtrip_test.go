@@ -106,24 +106,28 @@ func TestBrokenConverter(t *testing.T) {
 	if err := registry.Unregister(batch.GPUImage, batch.HostImage); err != nil {
 		t.Fatal(err)
 	}
-	err := registry.Register(batch.GPUImage, batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-		img := src.(*batch.Image)
-		d := img.Descriptor()
-		buf, err := r.AllocCuts(d.Body, d.Cuts())
-		if err != nil {
-			return nil, err
-		}
-		if err := copyDown(ctx, buf, img.Buffer()); err != nil {
-			return nil, err
-		}
-		for _, s := range d.Buffers { // the first value of the first column
-			if s.Offset >= 0 && s.Length >= 8*2000 {
-				buf.Memory().(tier.HostMemory).Extents()[0][s.Offset] ^= 1
-				break
+	err := registry.Register(
+		batch.GPUImage,
+		batch.HostImage,
+		func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			img := src.(*batch.Image)
+			d := img.Descriptor()
+			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			if err != nil {
+				return nil, err
 			}
-		}
-		return batch.NewImage(d, buf, r.Space()), nil
-	})
+			if err := copyDown(ctx, buf, img.Buffer()); err != nil {
+				return nil, err
+			}
+			for _, s := range d.Buffers { // the first value of the first column
+				if s.Offset >= 0 && s.Length >= 8*2000 {
+					buf.Memory().(tier.HostMemory).Extents()[0][s.Offset] ^= 1
+					break
+				}
+			}
+			return batch.NewImage(d, buf, r.Space()), nil
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +135,8 @@ func TestBrokenConverter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Batches != 2 || res.Mismatches == 0 || res.First == nil || !strings.Contains(res.First.Error(), "numbers, batch 1") {
+	if res.Batches != 2 || res.Mismatches == 0 || res.First == nil ||
+		!strings.Contains(res.First.Error(), "numbers, batch 1") {
 		t.Errorf("%+v", res)
 	}
 }

@@ -114,7 +114,8 @@ func (p *program) put(t *testing.T, repo int) *batch.Batch {
 	t.Helper()
 	rec := arrowgen.Ints(1, 1<<17-512, 1)
 	defer rec.Release()
-	if err := p.repos[repo].Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
+	onGPU := repository.WithPlacement(reservation.AnyInTier(tier.GPU))
+	if err := p.repos[repo].Put(t.Context(), 0, rec, onGPU); err != nil {
 		t.Fatal(err)
 	}
 	all := slices.Collect(p.repos[repo].Batches(0))
@@ -207,14 +208,29 @@ func TestMeasured(t *testing.T) {
 				copies -= m.Copies
 			}
 			if measured.Bytes() != bytes || bytes == 0 || copies != 0 {
-				t.Errorf("the trace has %d bytes of moves, the engine %d, and %d copies more", measured.Bytes(), bytes, copies)
+				t.Errorf(
+					"the trace has %d bytes of moves, the engine %d, and %d copies more",
+					measured.Bytes(),
+					bytes,
+					copies,
+				)
 			}
 			got, err := simulate.Run(t.Context(), tr, simulate.Setting{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("%d bytes are moved, %d were; %d of %d uses are found, %d were; stalled for %v, was %v; took %v, was %v",
-				got.Bytes(), measured.Bytes(), got.Found, got.Accesses, measured.Found, got.Stalled, measured.Stalled, got.Took, measured.Took)
+			t.Logf(
+				"%d bytes moved, %d were; %d of %d uses are found, %d were; stalled for %v, was %v; took %v, was %v",
+				got.Bytes(),
+				measured.Bytes(),
+				got.Found,
+				got.Accesses,
+				measured.Found,
+				got.Stalled,
+				measured.Stalled,
+				got.Took,
+				measured.Took,
+			)
 			if got.Accesses != measured.Accesses || got.Accesses == 0 {
 				t.Errorf("%d uses are replayed, %d recorded", got.Accesses, measured.Accesses)
 			}

@@ -10,22 +10,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Edge is a way from one space to another.
+// Edge is an ordered pair of spaces.
 type Edge struct{ From, To tier.ID }
-
-func (e Edge) compare(other Edge) int {
-	return cmp.Or(
-		cmp.Compare(e.From.Kind, other.From.Kind), cmp.Compare(e.From.Ordinal, other.From.Ordinal),
-		cmp.Compare(e.To.Kind, other.To.Kind), cmp.Compare(e.To.Ordinal, other.To.Ordinal),
-	)
-}
 
 // Result is the outcome of a workload.
 type Result struct {
 	Moves    []convert.EdgeStats // fastest tiers first
 	Took     time.Duration       // from the first put or use to the last event of a batch
 	Accesses int64               // uses of batches
-	Found    int64               // of them, those that needed no move
+	Found    int64               // uses that needed no move
 	Stalled  time.Duration       // how long puts and uses waited for room, and uses for their batches
 }
 
@@ -48,12 +41,12 @@ func (r *Result) Fetched() (n int64) {
 }
 
 // add counts the move of a batch.
-func (r *Result) add(k Edge, bytes int64, took time.Duration, copied bool, reason string) {
-	i, found := slices.BinarySearchFunc(r.Moves, k, func(m convert.EdgeStats, k Edge) int {
-		return Edge{m.From, m.To}.compare(k)
+func (r *Result) add(from, to tier.ID, bytes int64, took time.Duration, copied bool, reason string) {
+	i, found := slices.BinarySearchFunc(r.Moves, Edge{from, to}, func(m convert.EdgeStats, e Edge) int {
+		return cmp.Or(compareIDs(m.From, e.From), compareIDs(m.To, e.To))
 	})
 	if !found {
-		r.Moves = slices.Insert(r.Moves, i, convert.EdgeStats{From: k.From, To: k.To, ByReason: make(map[string]int64)})
+		r.Moves = slices.Insert(r.Moves, i, convert.EdgeStats{From: from, To: to, ByReason: make(map[string]int64)})
 	}
 	m := &r.Moves[i]
 	m.Batches++
@@ -67,6 +60,11 @@ func (r *Result) add(k Edge, bytes int64, took time.Duration, copied bool, reaso
 	m.ByReason[reason] += bytes
 }
 
+// compareIDs orders spaces, the fastest tier first.
+func compareIDs(a, b tier.ID) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
+}
+
 // Measured returns the outcome of the workload as it was recorded.
 func Measured(t *Trace) *Result {
 	r := new(Result)
@@ -76,26 +74,31 @@ func Measured(t *Trace) *Result {
 	for i := range t.Events {
 		e := &t.Events[i]
 		took := time.Duration(e.Took)
-		switch {
-		case e.is(events.MoveEnded) && e.Error == "":
-			r.add(Edge{e.From, e.To}, cmp.Or(e.Bytes, size[e.Batch]), took, e.Copy, e.Reason)
-			if e.Reason == convert.ReasonWork {
-				fetched[e.Batch] = true
+		switch e.Kind {
+		case events.MoveEnded.String():
+			if e.Error == "" {
+				r.add(e.From, e.To, cmp.Or(e.Bytes, size[e.Batch]), took, e.Copy, e.Reason)
+				if e.Reason == convert.ReasonWork {
+					fetched[e.Batch] = true
+					r.Stalled += took
+				}
+			}
+			continue
+		case events.WaitEnded.String():
+			if e.Error == "" {
 				r.Stalled += took
 			}
 			continue
-		case e.is(events.WaitEnded) && e.Error == "":
-			r.Stalled += took
-			continue
-		case e.is(events.BatchPut):
+		case events.BatchPut.String():
 			size[e.Batch] = e.Bytes
-		case e.is(events.BatchUsed):
+		case events.BatchUsed.String():
 			r.Accesses++
 			if !fetched[e.Batch] {
 				r.Found++
 			}
 			fetched[e.Batch] = false
-		case !e.is(events.BatchDropped):
+		case events.BatchDropped.String():
+		default:
 			continue
 		}
 		if first < 0 {
@@ -108,23 +111,18 @@ func Measured(t *Trace) *Result {
 
 // bandwidths returns how many bytes a second each edge moved while it was in use.
 func bandwidths(t *Trace) map[Edge]float64 {
-	type used struct {
-		bytes       int64
-		took, until int64
-	}
-	edges := make(map[Edge]used)
-	for i := range t.Events {
-		if e := &t.Events[i]; e.is(events.MoveEnded) && e.Error == "" && e.Bytes > 0 {
-			u := edges[Edge{e.From, e.To}]
-			u.bytes += e.Bytes
-			u.took += e.At - max(e.At-e.Took, u.until)
-			u.until = e.At
-			edges[Edge{e.From, e.To}] = u
+	bytes, took, until := make(map[Edge]int64), make(map[Edge]int64), make(map[Edge]int64)
+	for _, e := range t.Events {
+		if e.Kind == events.MoveEnded.String() && e.Error == "" && e.Bytes > 0 {
+			edge := Edge{e.From, e.To}
+			bytes[edge] += e.Bytes
+			took[edge] += e.At - max(e.At-e.Took, until[edge])
+			until[edge] = e.At
 		}
 	}
 	all := make(map[Edge]float64)
-	for k, u := range edges {
-		all[k] = float64(u.bytes) / max(1e-9, time.Duration(u.took).Seconds())
+	for edge, n := range bytes {
+		all[edge] = float64(n) / max(1e-9, time.Duration(took[edge]).Seconds())
 	}
 	return all
 }

@@ -20,7 +20,7 @@ import (
 // Setting is what differs from the recorded engine. Its zero value changes nothing.
 type Setting struct {
 	Policy    monitor.Policy      // nil: the policy of the trace's name
-	Capacity  map[tier.Kind]int64 // of each space of a tier, in bytes; the marks stay the same shares
+	Capacity  map[tier.Kind]int64 // of each space of a tier, in bytes; the watermarks stay the same shares
 	Bandwidth map[Edge]float64    // in bytes a second
 }
 
@@ -37,33 +37,27 @@ const (
 	diskBandwidth   = 1 << 30
 )
 
-// item is a batch.
+// item is a batch and, while busy is set, its move. A busy batch waits for the room of a fetch or is
+// being moved, so Decide cannot choose it.
 type item struct {
 	info   batch.Info
 	at     int           // index in simulation.spaces
 	copies decide.Places // slower spaces that still have its bytes
 	gap    int64         // expected between two uses; 0 before the second
 	hint   int64         // as of batch.Batch.Hint; 0 for none
-	busy   bool          // it is being moved or fetched, so it cannot be chosen
+	busy   bool
+
+	to          int // where the move ends; the room there is reserved
+	reason      string
+	copied      bool
+	began, ends time.Duration
 }
 
 // space keeps the books of a space. Sizes are in bytes.
 type space struct {
 	Space
 	used    int64 // by batches, and by moves to the space that are under way
-	waiting int64 // what the put or the use needs that waits for room here
-	copies  []*item
-	cached  int64 // by copies, which are freed when their room is needed
-}
-
-// move is a move to a slower tier that is under way.
-type move struct {
-	*item
-	from, to int
-	reason   string
-	copied   bool
-	began    time.Duration
-	ends     time.Duration
+	waiting int64 // room that a put or a use waits for
 }
 
 // simulation is one engine and its clock. It is sequential: each put and each use happens at its
@@ -76,16 +70,11 @@ type simulation struct {
 	spaces  []*space
 	live    []*item // in the order of their puts
 	items   map[uint64]*item
-	moves   []*move // that are under way, by their ends
+	moving  []*item // by the ends of their moves
 	puts    uint64
-	numbers map[events.Origin]int // of plans and operators
+	numbers map[events.Origin]int // of plans and operators, in the order of their first puts
 	habits  decide.Habits
 	result  Result
-}
-
-// observing is a policy that orders by how all batches are used: monitor.CostAware.
-type observing interface {
-	OrderBy(now int64, list []monitor.Victim, h *decide.Habits)
 }
 
 // Run replays the puts, uses, hints and drops of a trace with a setting.
@@ -101,19 +90,23 @@ func Run(ctx context.Context, t *Trace, set Setting) (*Result, error) {
 			return nil, context.Cause(ctx)
 		}
 		s.runUntil(time.Duration(e.At))
-		begin := s.now
-		switch it := s.items[e.Batch]; {
-		case e.is(events.BatchPut):
+		begin, it := s.now, s.items[e.Batch]
+		switch put := e.Kind == events.BatchPut.String(); {
+		case put && it == nil:
 			err = s.put(e)
-		case it == nil:
+		case put || it == nil:
 			continue
-		case e.is(events.BatchUsed):
+		case e.Kind == events.BatchUsed.String():
 			err = s.use(it, e)
-		case e.is(events.BatchHinted):
+		case e.Kind == events.BatchHinted.String():
 			it.hint = e.Hint
 			it.expect()
-		case e.is(events.BatchDropped):
-			s.drop(it)
+		case e.Kind == events.BatchDropped.String():
+			s.waitForMove(it)
+			s.spaces[it.at].used -= it.info.Bytes
+			s.habits.Leave(it.info.Uses)
+			delete(s.items, e.Batch)
+			s.live = slices.DeleteFunc(s.live, func(o *item) bool { return o == it })
 		default:
 			continue
 		}
@@ -130,12 +123,11 @@ func Run(ctx context.Context, t *Trace, set Setting) (*Result, error) {
 	return &s.result, nil
 }
 
-func newSimulation(t *Trace, set Setting) (*simulation, error) {
-	s := &simulation{
+func newSimulation(t *Trace, set Setting) (s *simulation, err error) {
+	s = &simulation{
 		Setting: set, start: t.Start, items: make(map[uint64]*item), numbers: make(map[events.Origin]int),
 	}
 	if s.Policy == nil {
-		var err error
 		if s.Policy, err = monitor.ByName(t.Policy); err != nil { // it was a program's own
 			return nil, fmt.Errorf("%w: %w", ErrSetting, err)
 		}
@@ -143,8 +135,10 @@ func newSimulation(t *Trace, set Setting) (*simulation, error) {
 	for _, of := range t.Spaces {
 		if want := s.Capacity[of.ID.Kind]; want > 0 && of.Capacity > 0 {
 			share := float64(want) / float64(of.Capacity)
-			scaled := func(n int64) int64 { return int64(float64(n) * share) }
-			of.Capacity, of.Limit, of.Trigger, of.Stop = want, scaled(of.Limit), scaled(of.Trigger), scaled(of.Stop)
+			of.Capacity = want
+			for _, mark := range []*int64{&of.Limit, &of.Trigger, &of.Stop} {
+				*mark = int64(float64(*mark) * share)
+			}
 		}
 		if of.Held > of.Limit {
 			return nil, fmt.Errorf(
@@ -153,7 +147,7 @@ func newSimulation(t *Trace, set Setting) (*simulation, error) {
 		}
 		s.spaces = append(s.spaces, &space{Space: of, used: of.Held})
 	}
-	slices.SortStableFunc(s.spaces, func(a, b *space) int { return Edge{From: a.ID}.compare(Edge{From: b.ID}) })
+	slices.SortStableFunc(s.spaces, func(a, b *space) int { return compareIDs(a.ID, b.ID) })
 	for _, k := range tier.Kinds() {
 		if s.Capacity[k] > 0 && !slices.ContainsFunc(s.spaces, func(of *space) bool { return of.ID.Kind == k }) {
 			return nil, fmt.Errorf("%w: it had no %s space", ErrSetting, k)
@@ -161,13 +155,8 @@ func newSimulation(t *Trace, set Setting) (*simulation, error) {
 	}
 	s.Bandwidth = bandwidths(t)
 	for e, speed := range set.Bandwidth {
-		for _, end := range [...]tier.ID{e.From, e.To} {
-			if s.indexOf(end) < 0 {
-				return nil, fmt.Errorf("%w: it had no space %s", ErrSetting, end)
-			}
-		}
-		if e.From == e.To {
-			return nil, fmt.Errorf("%w: nothing moves from %s to itself", ErrSetting, e.From)
+		if e.From == e.To || s.indexOf(e.From) < 0 || s.indexOf(e.To) < 0 {
+			return nil, fmt.Errorf("%w: it could not move batches from %s to %s", ErrSetting, e.From, e.To)
 		}
 		s.Bandwidth[e] = speed
 	}
@@ -190,23 +179,33 @@ func (s *simulation) duration(from, to int, bytes int64) time.Duration {
 	return time.Duration(float64(bytes) / speed * float64(time.Second))
 }
 
+// clock returns the simulated time in unix nanoseconds.
+func (s *simulation) clock() int64 { return s.start + int64(s.now) }
+
 // put makes a batch as soon as there is room for it.
 func (s *simulation) put(e *Event) error {
 	at := s.indexOf(e.To)
-	if at < 0 || s.items[e.Batch] != nil {
+	if at < 0 {
 		return nil // no engine emits such an event
 	}
-	if err := s.reserve(at, e.Bytes); err != nil {
+	if err := s.waitForRoom(at, e.Bytes); err != nil {
 		return err
 	}
-	place := batch.Place{
-		Plan: uint64(s.number(events.Origin{Plan: e.Plan})),
-		Rank: s.number(events.Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}),
+	s.take(at, e.Bytes)
+	number := func(of events.Origin) int {
+		if s.numbers[of] == 0 {
+			s.numbers[of] = len(s.numbers) + 1
+		}
+		return s.numbers[of]
 	}
 	s.puts++
-	place.Seq = s.puts
 	it := &item{at: at, info: batch.Info{
-		ID: batch.ID(e.Batch), Bytes: e.Bytes, Space: e.To, LastUse: s.clock(), Place: place,
+		ID: batch.ID(e.Batch), Bytes: e.Bytes, Space: e.To, LastUse: s.clock(),
+		Place: batch.Place{
+			Plan: uint64(number(events.Origin{Plan: e.Plan})),
+			Rank: number(events.Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}),
+			Seq:  s.puts,
+		},
 	}}
 	s.items[e.Batch] = it
 	s.live = append(s.live, it)
@@ -214,40 +213,19 @@ func (s *simulation) put(e *Event) error {
 	return nil
 }
 
-// number numbers plans and operators in the order of their first puts.
-func (s *simulation) number(of events.Origin) int {
-	if s.numbers[of] == 0 {
-		s.numbers[of] = len(s.numbers) + 1
-	}
-	return s.numbers[of]
-}
-
-func (s *simulation) clock() int64 { return s.start + int64(s.now) }
-
 // use fetches a batch, unless it is in the space of the recorded use or in a faster tier.
 func (s *simulation) use(it *item, e *Event) error {
-	for it.busy {
-		s.runUntil(s.moves[0].ends)
-	}
+	s.waitForMove(it)
 	s.result.Accesses++
-	to := s.indexOf(e.To)
-	if to < 0 || to == it.at || it.info.Space.Kind < e.To.Kind {
+	if to := s.indexOf(e.To); to < 0 || to == it.at || it.info.Space.Kind < e.To.Kind {
 		s.result.Found++
 	} else {
 		it.busy = true
-		if err := s.reserve(to, it.info.Bytes); err != nil {
+		if err := s.waitForRoom(to, it.info.Bytes); err != nil {
 			return err
 		}
-		from, began := it.at, s.now
-		copied := s.dropCopy(it, to)
-		if !copied {
-			s.runUntil(s.now + s.duration(from, to, it.info.Bytes))
-		}
-		s.arrive(it, to)
-		if s.spaces[to].ID.Kind < s.spaces[from].ID.Kind {
-			s.keepCopy(it, from)
-		}
-		s.result.add(Edge{s.spaces[from].ID, s.spaces[to].ID}, it.info.Bytes, s.now-began, copied, convert.ReasonWork)
+		s.begin(it, to, convert.ReasonWork)
+		s.runUntil(it.ends)
 	}
 	now, info := s.clock(), &it.info
 	if info.Uses > 0 {
@@ -276,57 +254,25 @@ func (it *item) expect() {
 	}
 }
 
-// arrive makes the space that has the batch its own; its room is reserved.
-func (s *simulation) arrive(it *item, to int) {
-	s.spaces[it.at].used -= it.info.Bytes
-	it.at, it.info.Space, it.busy = to, s.spaces[to].ID, false
-}
-
-// drop ends a batch.
-func (s *simulation) drop(it *item) {
-	for it.busy {
-		s.runUntil(s.moves[0].ends)
-	}
-	for i := range s.spaces {
-		s.dropCopy(it, i)
-	}
-	s.spaces[it.at].used -= it.info.Bytes
-	s.habits.Leave(it.info.Uses)
-	delete(s.items, uint64(it.info.ID))
-	s.live = slices.DeleteFunc(s.live, func(o *item) bool { return o == it })
-}
-
-// keepCopy leaves the bytes of a batch in a space.
-func (s *simulation) keepCopy(it *item, at int) {
-	sp := s.spaces[at]
-	it.copies = it.copies.With(at)
-	sp.copies = append(sp.copies, it)
-	sp.cached += it.info.Bytes
-}
-
-// dropCopy frees the copy of a batch in a space, and reports whether there was one.
-func (s *simulation) dropCopy(it *item, at int) bool {
-	if !it.copies.Has(at) {
-		return false
-	}
-	sp := s.spaces[at]
-	it.copies &^= decide.Places(0).With(at)
-	sp.copies = slices.DeleteFunc(sp.copies, func(o *item) bool { return o == it })
-	sp.cached -= it.info.Bytes
-	return true
-}
-
-// take reserves room that is there, and frees the oldest copies in it.
+// take reserves room that is there. The copies in it of the batches that were put first go.
 func (s *simulation) take(at int, bytes int64) {
 	sp := s.spaces[at]
 	sp.used += bytes
-	for sp.used+sp.cached > sp.Limit && len(sp.copies) > 0 {
-		s.dropCopy(sp.copies[0], at)
+	over := sp.used - sp.Limit
+	for _, it := range s.live {
+		if it.copies.Has(at) {
+			over += it.info.Bytes
+		}
+	}
+	for _, it := range s.live {
+		if over > 0 && it.copies.Has(at) {
+			it.copies &^= decide.Places(0).With(at)
+			over -= it.info.Bytes
+		}
 	}
 }
 
-// reserve waits for room and takes it.
-func (s *simulation) reserve(at int, bytes int64) error {
+func (s *simulation) waitForRoom(at int, bytes int64) error {
 	sp := s.spaces[at]
 	if bytes > sp.Limit-sp.Held {
 		return fmt.Errorf("%w: a batch of %d bytes never fits in %s", ErrStuck, bytes, sp.ID)
@@ -334,25 +280,56 @@ func (s *simulation) reserve(at int, bytes int64) error {
 	for sp.used+bytes > sp.Limit {
 		sp.waiting = bytes
 		s.decide()
-		if len(s.moves) == 0 {
-			return fmt.Errorf("%w after %v: %d bytes are waited for, and nothing can leave %s", ErrStuck, s.now, bytes, sp.ID)
+		if len(s.moving) == 0 {
+			return fmt.Errorf(
+				"%w after %v: %d bytes are waited for, and nothing can leave %s",
+				ErrStuck,
+				s.now,
+				bytes,
+				sp.ID,
+			)
 		}
-		s.runUntil(s.moves[0].ends)
+		s.runUntil(s.moving[0].ends)
 	}
 	sp.waiting = 0
-	s.take(at, bytes)
 	return nil
 }
 
-// runUntil lets time pass, and moves end.
+func (s *simulation) waitForMove(it *item) {
+	for it.busy {
+		s.runUntil(s.moving[0].ends)
+	}
+}
+
+// begin begins a move. The target must have room.
+func (s *simulation) begin(it *item, to int, reason string) {
+	it.busy, it.to, it.reason, it.began, it.ends = true, to, reason, s.now, s.now
+	if it.copied = it.copies.Has(to); it.copied {
+		it.copies &^= decide.Places(0).With(to)
+	} else {
+		it.ends += s.duration(it.at, to, it.info.Bytes)
+	}
+	s.take(to, it.info.Bytes)
+	s.moving = append(s.moving, it)
+	slices.SortStableFunc(s.moving, func(a, b *item) int { return cmp.Compare(a.ends, b.ends) })
+}
+
+// runUntil lets time pass, and moves end. A fetch leaves a copy in the slower tier.
 func (s *simulation) runUntil(t time.Duration) {
-	for len(s.moves) > 0 && s.moves[0].ends <= t {
-		m := s.moves[0]
-		s.moves = s.moves[1:]
-		s.now = max(s.now, m.ends)
-		s.arrive(m.item, m.to)
-		s.result.add(Edge{s.spaces[m.from].ID, s.spaces[m.to].ID}, m.info.Bytes, m.ends-m.began, m.copied, m.reason)
-		s.decide()
+	for len(s.moving) > 0 && s.moving[0].ends <= t {
+		it := s.moving[0]
+		s.moving = s.moving[1:]
+		s.now = max(s.now, it.ends)
+		from, to := s.spaces[it.at], s.spaces[it.to]
+		from.used -= it.info.Bytes
+		if to.ID.Kind < from.ID.Kind {
+			it.copies = it.copies.With(it.at)
+		}
+		it.at, it.info.Space, it.busy = it.to, to.ID, false
+		s.result.add(from.ID, to.ID, it.info.Bytes, it.ends-it.began, it.copied, it.reason)
+		if it.reason != convert.ReasonWork { // else the use updates the batch before the next decision
+			s.decide()
+		}
 	}
 	s.now = max(s.now, t)
 }
@@ -362,46 +339,39 @@ func (s *simulation) decide() {
 	if !slices.ContainsFunc(s.spaces, func(sp *space) bool { return sp.waiting > 0 || sp.used >= sp.Trigger }) {
 		return
 	}
-	snapshot := decide.Snapshot{Spaces: make([]decide.Space, len(s.spaces))}
-	var victims []monitor.Victim
+	var snapshot decide.Snapshot
 	for i, sp := range s.spaces {
-		to := &snapshot.Spaces[i]
-		*to = decide.Space{
+		of := decide.Space{
 			ID: sp.ID, Limit: sp.Limit, Trigger: sp.Trigger, Stop: sp.Stop, Used: sp.used, Waiting: sp.waiting,
 		}
-		for _, m := range s.moves {
-			if m.from == i {
-				to.Leaving += m.info.Bytes
-			}
-		}
-		for j := i + 1; j < len(s.spaces); j++ {
-			if s.spaces[j].ID.Kind > sp.ID.Kind {
-				e := decide.Edge{To: j, Free: 1}
-				if slices.ContainsFunc(s.moves, func(m *move) bool { return m.from == i && m.to == j }) {
-					e.UnderWay, e.Free = 1, 0
+		for j, to := range s.spaces {
+			if to.ID.Kind > sp.ID.Kind {
+				edge := decide.Edge{To: j, Free: 1}
+				for _, it := range s.moving {
+					if it.at == i && it.to == j {
+						of.Leaving += it.info.Bytes
+						edge.UnderWay, edge.Free = 1, 0
+					}
 				}
-				to.Down = append(to.Down, e)
+				of.Down = append(of.Down, edge)
 			}
 		}
-		if len(to.Down) == 0 {
-			continue
-		}
-		for _, v := range s.victims(i, to.Down) {
-			to.Victims = append(to.Victims, decide.Victim{
-				N: len(victims), Bytes: v.Bytes, Key: v.Key, Copied: s.items[uint64(v.ID)].copies,
+		for _, v := range s.victims(i, of.Down) {
+			of.Victims = append(of.Victims, decide.Victim{
+				N: int(v.ID), Bytes: v.Bytes, Key: v.Key, Copied: s.items[uint64(v.ID)].copies,
 			})
-			victims = append(victims, v)
 		}
+		snapshot.Spaces = append(snapshot.Spaces, of)
 	}
 	for _, m := range decide.Decide(snapshot).Moves {
-		s.begin(s.items[uint64(victims[m.Victim.N].ID)], m.To, m.Reason)
+		s.begin(s.items[uint64(m.Victim.N)], m.To, m.Reason)
 	}
 }
 
-// victims returns the batches of a space that can be moved, in the policy's order.
+// victims returns the batches of a space that can be moved down, in the policy's order.
 func (s *simulation) victims(at int, down []decide.Edge) (list []monitor.Victim) {
 	for _, it := range s.live {
-		if it.at != at || it.busy {
+		if it.at != at || it.busy || len(down) == 0 {
 			continue
 		}
 		v := monitor.Victim{ID: it.info.ID, Bytes: it.info.Bytes, Key: s.Policy.Key(it.info)}
@@ -417,22 +387,13 @@ func (s *simulation) victims(at int, down []decide.Edge) (list []monitor.Victim)
 	slices.SortStableFunc(list, func(a, b monitor.Victim) int {
 		return cmp.Or(slices.Compare(a.Key[:], b.Key[:]), cmp.Compare(a.ID, b.ID))
 	})
-	if p, ok := s.Policy.(observing); ok {
+	// monitor.CostAware also looks at how all batches are used.
+	if p, ok := s.Policy.(interface {
+		OrderBy(int64, []monitor.Victim, *decide.Habits)
+	}); ok {
 		p.OrderBy(s.clock(), list, &s.habits)
 	} else {
 		s.Policy.Order(s.clock(), list)
 	}
 	return list
-}
-
-// begin begins the move of a batch to a slower tier.
-func (s *simulation) begin(it *item, to int, reason string) {
-	m := &move{item: it, from: it.at, to: to, reason: reason, began: s.now, ends: s.now}
-	if m.copied = s.dropCopy(it, to); !m.copied {
-		m.ends += s.duration(m.from, to, it.info.Bytes)
-	}
-	it.busy = true
-	s.take(to, it.info.Bytes)
-	s.moves = append(s.moves, m)
-	slices.SortStableFunc(s.moves, func(a, b *move) int { return cmp.Compare(a.ends, b.ends) })
 }

@@ -25,6 +25,7 @@ var update = flag.Bool("update", false, "write the figures of the policies into 
 
 var (
 	gpu  = tier.ID{Kind: tier.GPU}
+	gpu1 = tier.ID{Kind: tier.GPU, Ordinal: 1}
 	disk = tier.ID{Kind: tier.Disk}
 )
 
@@ -92,7 +93,15 @@ func TestPolicies(t *testing.T) {
 			case !known:
 				t.Errorf("%s has no figures for %s: run the test with -update", file, policy)
 			case r.Bytes() > limit[0] || int64(r.Stalled) > limit[1]+limit[1]/50:
-				t.Errorf("%s: %s moves %d bytes and stalls for %v, at most %d and %v before", name, policy, r.Bytes(), r.Stalled, limit[0], time.Duration(limit[1]))
+				t.Errorf(
+					"%s: %s moves %d bytes and stalls for %v, at most %d and %v before",
+					name,
+					policy,
+					r.Bytes(),
+					r.Stalled,
+					limit[0],
+					time.Duration(limit[1]),
+				)
 			}
 		}
 	}
@@ -111,7 +120,15 @@ func TestCostAwareMovesLeast(t *testing.T) {
 		for _, p := range []monitor.Policy{monitor.PlanOrder(), monitor.LRU(), monitor.LargestFirst()} {
 			other := run(t, tr, simulate.Setting{Policy: p})
 			if float64(aware.Bytes()) > 1.03*float64(other.Bytes()) {
-				t.Errorf("%s: %d bytes, stalled for %v; %s %d, %v", name, aware.Bytes(), aware.Stalled, p.Name(), other.Bytes(), other.Stalled)
+				t.Errorf(
+					"%s: %d bytes, stalled for %v; %s %d, %v",
+					name,
+					aware.Bytes(),
+					aware.Stalled,
+					p.Name(),
+					other.Bytes(),
+					other.Stalled,
+				)
 			}
 		}
 	}
@@ -137,7 +154,16 @@ func TestRecorded(t *testing.T) {
 		r, m := run(t, tr, simulate.Setting{}), simulate.Measured(tr)
 		diff := r.Bytes() - m.Bytes()
 		if diff*50 > m.Bytes() || -diff*50 > m.Bytes() || r.Accesses != m.Accesses || r.Found != m.Found {
-			t.Errorf("%s: %d bytes, %d of %d uses found; recorded: %d bytes, %d of %d", name, r.Bytes(), r.Found, r.Accesses, m.Bytes(), m.Found, m.Accesses)
+			t.Errorf(
+				"%s: %d bytes, %d of %d uses found; recorded: %d bytes, %d of %d",
+				name,
+				r.Bytes(),
+				r.Found,
+				r.Accesses,
+				m.Bytes(),
+				m.Found,
+				m.Accesses,
+			)
 		}
 	}
 }
@@ -146,19 +172,24 @@ func TestRecorded(t *testing.T) {
 func TestSettings(t *testing.T) {
 	tr := read(t, "scan")
 	plain := run(t, tr, simulate.Setting{})
-	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 30}}); r.Bytes() != 0 || r.Found != r.Accesses || r.Stalled != 0 {
+	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 30}}); r.Bytes() != 0 ||
+		r.Found != r.Accesses ||
+		r.Stalled != 0 {
 		t.Errorf("with a large GPU: %+v", r)
 	}
-	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 30}}); r.Bytes() == 0 || r.Bytes() >= plain.Bytes() {
+	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 30}}); r.Bytes() == 0 ||
+		r.Bytes() >= plain.Bytes() {
 		t.Errorf("with much host memory %d bytes are moved, %d without", r.Bytes(), plain.Bytes())
 	}
 	slow := run(t, tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: disk, To: gpu}: 50 << 20}})
 	for _, m := range slow.Moves {
-		if want := time.Duration(float64(m.Bytes) / (50 << 20) * 1e9); m.From == disk && (m.Busy < want-time.Millisecond || slow.Stalled < want) {
+		if want := time.Duration(float64(m.Bytes) / (50 << 20) * 1e9); m.From == disk &&
+			(m.Busy < want-time.Millisecond || slow.Stalled < want) {
 			t.Errorf("%d bytes from a disk of 50 MiB/s take %v and stall for %v", m.Bytes, m.Busy, slow.Stalled)
 		}
 	}
-	if _, err := simulate.Run(t.Context(), tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Disk: 8 << 20}}); !errors.Is(err, simulate.ErrStuck) {
+	small := simulate.Setting{Capacity: map[tier.Kind]int64{tier.Disk: 8 << 20}}
+	if _, err := simulate.Run(t.Context(), tr, small); !errors.Is(err, simulate.ErrStuck) {
 		t.Errorf("with a small disk: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -182,14 +213,20 @@ func TestNoSetting(t *testing.T) {
 		is   error
 		want string
 	}{
-		{tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 19}}, simulate.ErrSetting, "host:0 of 524288 bytes has no room for the engine's own 2097152"},
-		{&bare, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Disk: 1 << 30}}, simulate.ErrSetting, "no disk space"},
-		{tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: disk, To: tier.ID{Kind: tier.GPU, Ordinal: 1}}: 1}}, simulate.ErrSetting, "gpu:1"},
-		{tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: gpu, To: gpu}: 1}}, simulate.ErrSetting, "gpu:0 to itself"},
+		{tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 19}}, simulate.ErrSetting,
+			"host:0 of 524288 bytes has no room for the engine's own 2097152"},
+		{&bare, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Disk: 1 << 30}}, simulate.ErrSetting,
+			"no disk space"},
+		{tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: disk, To: gpu1}: 1}}, simulate.ErrSetting,
+			"gpu:1"},
+		{tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: gpu, To: gpu}: 1}}, simulate.ErrSetting,
+			"gpu:0 to gpu:0"},
 		{&own, simulate.Setting{}, simulate.ErrSetting, "a program's own"},
-		{tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 19}}, simulate.ErrStuck, "never fits in gpu:0"},
+		{tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 19}}, simulate.ErrStuck,
+			"never fits in gpu:0"},
 	} {
-		if _, err := simulate.Run(t.Context(), test.tr, test.s); !errors.Is(err, test.is) || !strings.Contains(err.Error(), test.want) {
+		if _, err := simulate.Run(t.Context(), test.tr, test.s); !errors.Is(err, test.is) ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v, want %q", err, test.want)
 		}
 	}
@@ -239,12 +276,16 @@ func TestSmallTraces(t *testing.T) {
 	}{
 		{"they fit", nil, []string{put(1), put(2), use(1), use(2)}, "", 2, 0},
 		{"one too many", nil, []string{put(1), put(2), put(3), use(3)}, "gpu:0-host:0 100", 1, time.Second},
-		{"the least recently used goes", nil, []string{put(1), put(2), use(1), put(3), use(1)}, "gpu:0-host:0 100", 2, time.Second},
-		{"and comes back", nil, []string{put(1), put(2), put(3), use(1)}, "gpu:0-host:0 200, host:0-gpu:0 100", 0, 3 * time.Second},
+		{"the least recently used goes", nil, []string{put(1), put(2), use(1), put(3), use(1)},
+			"gpu:0-host:0 100", 2, time.Second},
+		{"and comes back", nil, []string{put(1), put(2), put(3), use(1)},
+			"gpu:0-host:0 200, host:0-gpu:0 100", 0, 3 * time.Second},
 		{"what was dropped leaves room", nil, []string{put(1), put(2), drop(1), put(3), use(2)}, "", 1, 0},
 		{"what was dropped is not used", nil, []string{put(1), drop(1), use(1)}, "", 0, 0},
-		{"a hint", aware, []string{put(1), put(2), use(1), use(2), use(1), hint(2, 1<<63-1), put(3), use(1)}, "gpu:0-host:0 100", 4, time.Second},
-		{"another", aware, []string{put(1), put(2), use(1), use(2), use(1), hint(1, 1<<63-1), put(3), use(2)}, "gpu:0-host:0 100", 4, time.Second},
+		{"a hint", aware, []string{put(1), put(2), use(1), use(2), use(1), hint(2, 1<<63-1), put(3), use(1)},
+			"gpu:0-host:0 100", 4, time.Second},
+		{"another", aware, []string{put(1), put(2), use(1), use(2), use(1), hint(1, 1<<63-1), put(3), use(2)},
+			"gpu:0-host:0 100", 4, time.Second},
 		{"a copy needs no move, without host memory", nil, []string{put(1), put(2), put(3), use(1), use(2), use(3)},
 			"gpu:0-disk:0 300 and 1 copies, disk:0-gpu:0 300", 0, 6 * time.Second},
 	} {
@@ -271,7 +312,15 @@ func TestSmallTraces(t *testing.T) {
 				moves = append(moves, text)
 			}
 			if got := strings.Join(moves, ", "); got != tt.moves || r.Found != tt.found || r.Stalled != tt.stalled {
-				t.Errorf("%s; %d found, stalled for %v; want %s; %d, %v", got, r.Found, r.Stalled, tt.moves, tt.found, tt.stalled)
+				t.Errorf(
+					"%s; %d found, stalled for %v; want %s; %d, %v",
+					got,
+					r.Found,
+					r.Stalled,
+					tt.moves,
+					tt.found,
+					tt.stalled,
+				)
 			}
 		})
 	}
@@ -289,14 +338,16 @@ func TestRead(t *testing.T) {
 		header + `{"at":1,"bytes":-1}`:      "below 0",
 		header + strings.Repeat("x", 2<<20): "longer than",
 	} {
-		if _, err := simulate.Read(strings.NewReader(text)); !errors.Is(err, simulate.ErrFormat) || !strings.Contains(err.Error(), want) {
+		if _, err := simulate.Read(strings.NewReader(text)); !errors.Is(err, simulate.ErrFormat) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %q", text, err, want)
 		}
 	}
 	for n := range len(late) {
 		tr, err := simulate.Read(strings.NewReader(header + late + early + late[:n]))
 		whole := n == len(late)-1 // without the newline it can be read
-		if err != nil || tr.CutOff != (n > 0 && !whole) || len(tr.Events) < 2 || tr.Events[0].Batch != 2 || whole != (len(tr.Events) == 3) {
+		if err != nil || tr.CutOff != (n > 0 && !whole) || len(tr.Events) < 2 || tr.Events[0].Batch != 2 ||
+			whole != (len(tr.Events) == 3) {
 			t.Errorf("%d bytes of the last line: %+v, %v", n, tr, err)
 		}
 	}
@@ -319,7 +370,14 @@ func (f *failing) Write(p []byte) (int, error) {
 
 // TestRecorder: each write has whole lines, and after one that fails there is none.
 func TestRecorder(t *testing.T) {
-	event := events.Event{Kind: events.BatchHinted, At: time.Now(), Batch: 7, Hint: -5, Err: errFull, Origin: events.Origin{Plan: "p", Operator: "o", Port: 1, Partition: 2, Task: "t", TaskID: 3}}
+	event := events.Event{
+		Kind:   events.BatchHinted,
+		At:     time.Now(),
+		Batch:  7,
+		Hint:   -5,
+		Err:    errFull,
+		Origin: events.Origin{Plan: "p", Operator: "o", Port: 1, Partition: 2, Task: "t", TaskID: 3},
+	}
 	for writes := range 5 {
 		w := &failing{left: writes}
 		r := simulate.NewRecorder(w)
@@ -347,7 +405,11 @@ func TestRecorder(t *testing.T) {
 		}
 		e := tr.Events[0]
 		e.At = 0
-		if want := (simulate.Event{Kind: "batch hinted", Batch: 7, Hint: -5, Error: "the disk is full", Plan: "p", Operator: "o", Port: 1, Partition: 2, Task: "t", TaskID: 3}); e != want {
+		want := simulate.Event{
+			Kind: "batch hinted", Batch: 7, Hint: -5, Error: "the disk is full",
+			Plan: "p", Operator: "o", Port: 1, Partition: 2, Task: "t", TaskID: 3,
+		}
+		if e != want {
 			t.Errorf("%+v, want %+v", e, want)
 		}
 	}
@@ -361,7 +423,8 @@ func TestRecorder(t *testing.T) {
 // FuzzRead: no text makes Read or Run panic.
 func FuzzRead(f *testing.F) {
 	f.Add(`{"trace":"spillway.trace/2","policy":"lru","spaces":[{"space":"gpu:0","capacity":10,"limit":10}]}` + "\n" +
-		`{"at":1,"kind":"batch put","batch":1,"to":"gpu:0","bytes":5}` + "\n" + `{"at":2,"kind":"batch used","batch":1,"to":"gpu:0"}`)
+		`{"at":1,"kind":"batch put","batch":1,"to":"gpu:0","bytes":5}` + "\n" +
+		`{"at":2,"kind":"batch used","batch":1,"to":"gpu:0"}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		if tr, err := simulate.Read(strings.NewReader(text)); err == nil {
 			simulate.Measured(tr)
@@ -383,7 +446,17 @@ func BenchmarkRun(b *testing.B) {
 func BenchmarkRecorder(b *testing.B) {
 	r := simulate.NewRecorder(io.Discard)
 	r.Begin("lru", nil)
-	e := events.Event{Kind: events.MoveEnded, At: time.Now(), Batch: 7, From: gpu, To: disk, Bytes: 1 << 20, Took: time.Millisecond, Reason: "demand", Origin: events.Origin{Plan: "plan", Operator: "operator", Partition: 2}}
+	e := events.Event{
+		Kind:   events.MoveEnded,
+		At:     time.Now(),
+		Batch:  7,
+		From:   gpu,
+		To:     disk,
+		Bytes:  1 << 20,
+		Took:   time.Millisecond,
+		Reason: "demand",
+		Origin: events.Origin{Plan: "plan", Operator: "operator", Partition: 2},
+	}
 	for b.Loop() {
 		r.Event(e)
 	}

@@ -8,7 +8,6 @@ package simulate
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -65,9 +64,6 @@ type Event struct {
 	TaskID    uint64  `json:"task_id,omitzero"`
 	Error     string  `json:"error,omitzero"`
 }
-
-// is reports whether the event has a kind.
-func (e *Event) is(k events.Kind) bool { return e.Kind == k.String() }
 
 // Recorder writes a trace. It writes whole lines only, so an interrupted trace is readable up to its
 // last line. It is safe for concurrent use.
@@ -157,25 +153,28 @@ const maxLine = 1 << 20
 
 // Read reads a trace to its end. Errors other than those of ErrFormat are the reader's.
 func Read(from io.Reader) (*Trace, error) {
-	lines := bufio.NewScanner(from)
-	lines.Buffer(nil, maxLine)
-	ended := true // the last line ends with a newline
-	lines.Split(func(data []byte, atEOF bool) (int, []byte, error) {
-		ended = bytes.IndexByte(data, '\n') >= 0
-		return bufio.ScanLines(data, atEOF)
-	})
-	t := new(Trace)
-	for n := 1; lines.Scan(); n++ {
-		if n == 1 {
-			if err := json.Unmarshal(lines.Bytes(), &t.Header); err != nil || t.Version != version {
+	lines, t := bufio.NewReaderSize(from, maxLine), new(Trace)
+	for n := 1; ; n++ {
+		line, end := lines.ReadSlice('\n') // end is io.EOF where the newline is missing
+		switch {
+		case end == bufio.ErrBufferFull:
+			return nil, fmt.Errorf("%w: line %d is longer than %d bytes", ErrFormat, n, maxLine)
+		case end != nil && end != io.EOF:
+			return nil, end
+		case n == 1 && len(line) == 0:
+			return nil, fmt.Errorf("%w: it is empty", ErrFormat)
+		case n == 1:
+			if err := json.Unmarshal(line, &t.Header); err != nil || t.Version != version {
 				return nil, fmt.Errorf("%w: the first line is not that of %q", ErrFormat, version)
 			}
 			continue
+		case len(line) == 0:
+			slices.SortStableFunc(t.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+			return t, nil
 		}
 		var e Event
-		err := json.Unmarshal(lines.Bytes(), &e)
-		switch {
-		case err != nil && !ended:
+		switch err := json.Unmarshal(line, &e); {
+		case err != nil && end == io.EOF:
 			t.CutOff = true
 		case err != nil:
 			return nil, fmt.Errorf("%w: line %d: %w", ErrFormat, n, err)
@@ -185,14 +184,4 @@ func Read(from io.Reader) (*Trace, error) {
 			t.Events = append(t.Events, e)
 		}
 	}
-	switch err := lines.Err(); {
-	case errors.Is(err, bufio.ErrTooLong):
-		return nil, fmt.Errorf("%w: a line is longer than %d bytes", ErrFormat, maxLine)
-	case err != nil:
-		return nil, err
-	case t.Version == "":
-		return nil, fmt.Errorf("%w: it is empty", ErrFormat)
-	}
-	slices.SortStableFunc(t.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
-	return t, nil
 }

@@ -25,7 +25,13 @@ func OpenNameless(dir string) (*os.File, error) {
 // no privilege, as the one by an empty path does.
 func GiveName(f *os.File, path string) error {
 	return control(f, func(fd int) error {
-		return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW)
+		return unix.Linkat(
+			unix.AT_FDCWD,
+			fmt.Sprintf("/proc/self/fd/%d", fd),
+			unix.AT_FDCWD,
+			path,
+			unix.AT_SYMLINK_FOLLOW,
+		)
 	})
 }
 

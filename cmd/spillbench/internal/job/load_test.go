@@ -2,11 +2,9 @@ package job
 
 import (
 	"context"
-	"errors"
 	"io"
 	"runtime"
 	"testing"
-	"testing/synctest"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -17,64 +15,6 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/tier"
 )
-
-// TestHeld: what does not fit waits, and is woken when something has been put by all of
-// its users; one that is larger than all waits until nothing is held.
-func TestHeld(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := &held{most: 10}
-		ctx, cancel := context.WithCancelCause(t.Context())
-		if err := h.wait(ctx, 5); err != nil {
-			t.Fatal(err)
-		}
-		one := h.take(6, 5, 2)
-		if err := h.wait(ctx, 4); err != nil {
-			t.Fatal(err)
-		}
-		four := h.take(4, 4, 1)
-		waits := make(chan error, 2)
-		go func() { waits <- h.wait(ctx, 5) }()
-		go func() { waits <- h.wait(ctx, 50) }()
-		synctest.Wait()
-		if one(); len(waits) != 0 {
-			t.Fatal("woken before its last user had put it")
-		}
-		two := h.take(6, 0, 1)
-		one()
-		synctest.Wait()
-		if len(waits) != 0 {
-			t.Fatalf("%d were woken beside 10 of 10 bytes", len(waits))
-		}
-		two()
-		four()
-		synctest.Wait()
-		if len(waits) != 1 {
-			t.Fatalf("%d of 2 were woken: they do not fit together", len(waits))
-		}
-		last := h.bytes
-		h.add(-last)
-		synctest.Wait()
-		if len(waits) != 2 || last+h.bytes != 55 {
-			t.Fatalf("%d of 2 were woken, the last one beside %d bytes, with %d", len(waits), last, h.bytes)
-		}
-		for range 2 {
-			if err := <-waits; err != nil {
-				t.Error(err)
-			}
-		}
-		h.add(10)
-		why := errors.New("enough")
-		go func() { waits <- h.wait(ctx, 1) }()
-		synctest.Wait()
-		cancel(why)
-		if err := <-waits; !errors.Is(err, why) {
-			t.Errorf("got %v", err)
-		}
-	})
-	if err := (&held{}).wait(t.Context(), 1<<60); err != nil {
-		t.Error(err)
-	}
-}
 
 // counting gives batches of memory that it counts.
 type counting struct {
@@ -132,7 +72,9 @@ func TestLoadHoldsLittle(t *testing.T) {
 // TestDigestTakesLittleMemory: the expectation is that of the whole image, and no image is
 // made for it.
 func TestDigestTakesLittleMemory(t *testing.T) {
-	for name, rec := range map[string]arrow.RecordBatch{"flat": arrowgen.Flights(1, 200_000), "dictionaries": dictionaries(100_000)} {
+	for name, rec := range map[string]arrow.RecordBatch{
+		"flat": arrowgen.Flights(1, 200_000), "dictionaries": dictionaries(100_000),
+	} {
 		l, err := convert.NewLayout(rec)
 		if err != nil {
 			t.Fatal(err)
@@ -175,5 +117,9 @@ func dictionaries(n int) arrow.RecordBatch {
 	}
 	col := b.NewArray()
 	defer col.Release()
-	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "d", Type: typ}}, nil), []arrow.Array{col}, int64(n))
+	return array.NewRecordBatch(
+		arrow.NewSchema([]arrow.Field{{Name: "d", Type: typ}}, nil),
+		[]arrow.Array{col},
+		int64(n),
+	)
 }
