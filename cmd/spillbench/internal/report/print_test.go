@@ -200,3 +200,17 @@ func TestVerdictOfVerify(t *testing.T) {
 		}
 	}
 }
+
+// TestOlderWaits: documents of older programs have no 99.9th percentile.
+func TestOlderWaits(t *testing.T) {
+	var r Run
+	r.Waits.Count, r.Waits.P50, r.Waits.P99, r.Waits.Max = 3, 1, 2, 4
+	print := func(p *printer) { r.print(p) }
+	if text := printed(Table, print); !strings.Contains(text, "99 % within 2s, the longest 4s\n") {
+		t.Errorf("without it:\n%s", text)
+	}
+	r.Waits.P999 = 3
+	if text := printed(Table, print); !strings.Contains(text, "99 % within 2s, 99.9 % within 3s, the longest 4s\n") {
+		t.Errorf("with it:\n%s", text)
+	}
+}

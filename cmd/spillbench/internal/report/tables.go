@@ -83,8 +83,12 @@ func (r *Run) print(p *printer) string {
 	if len(r.Edges) == 0 && r.Input.Batches > 0 {
 		p.line("nothing was moved: the input fits where it was loaded (--gpu-memory makes that smaller)")
 	}
-	p.line("waits for room: %d, half within %s, 99 %% within %s, 99.9 %% within %s, the longest %s",
-		r.Waits.Count, duration(r.Waits.P50), duration(r.Waits.P99), duration(r.Waits.P999), duration(r.Waits.Max))
+	rare := ""
+	if w := r.Waits; w.P999 > 0 { // not in documents of older programs
+		rare = fmt.Sprintf(" 99.9 %% within %s,", duration(w.P999))
+	}
+	p.line("waits for room: %d, half within %s, 99 %% within %s,%s the longest %s",
+		r.Waits.Count, duration(r.Waits.P50), duration(r.Waits.P99), rare, duration(r.Waits.Max))
 	if r.Admission != nil {
 		p.line("%s", r.Admission)
 	}
