@@ -214,3 +214,18 @@ func TestOlderWaits(t *testing.T) {
 		t.Errorf("with it:\n%s", text)
 	}
 }
+
+// TestBandwidthColumns: scripts may read columns by position, so new ones come last.
+func TestBandwidthColumns(t *testing.T) {
+	want := "from,to,bytes,threads,state,gib_per_s,limit_gib_per_s,efficiency,noise,cv,limit_of,inconclusive," +
+		"both_ways,gain,limit_gain,error\n"
+	b := Bandwidth{Rows: make([]BandwidthRow, 1)}
+	if text := printed(CSV, func(p *printer) { b.print(p) }); !strings.HasPrefix(text, want) {
+		t.Errorf("%s", text)
+	}
+	for _, s := range b.page().Settings {
+		if s.Flag == "--rows-per-batch" {
+			t.Errorf("the page has %+v, which bandwidth has no flag for", s)
+		}
+	}
+}

@@ -140,9 +140,9 @@ func (v *Verify) print(p *printer) string {
 }
 
 func (b *Bandwidth) print(p *printer) string {
-	p.table(b.Rows, "from", "to", "batch=bytes", "moves=threads", "state", "both ways=both_ways", "GiB/s=gib_per_s",
-		"limit=limit_gib_per_s", "limit of=limit_of", "efficiency", "noise", "cv", "inconclusive",
-		"gain", "limit gain=limit_gain", "error")
+	p.table(b.Rows, "from", "to", "batch=bytes", "moves=threads", "state", "GiB/s=gib_per_s",
+		"limit=limit_gib_per_s", "efficiency", "noise", "cv", "limit of=limit_of", "inconclusive",
+		"both ways=both_ways", "gain", "limit gain=limit_gain", "error")
 	p.line("%d pairs a row, in %s; limits have a thread for each move; disk I/O is %s, on a file in the same state;",
 		b.Config.Pairs, duration(b.WallSeconds), map[bool]string{true: "direct", false: "buffered"}[b.Env.DirectIO])
 	p.line("efficiency is the median of Spillway's rate by the limit, pair by pair; " +
