@@ -229,3 +229,12 @@ func TestBandwidthColumns(t *testing.T) {
 		}
 	}
 }
+
+// TestTraceWithoutEnd prints that the end of a trace is missing, and nothing about whole traces.
+func TestTraceWithoutEnd(t *testing.T) {
+	doc := Trace{Traces: []Replayed{{File: "whole", Events: 2}, {File: "part", Events: 1, CutOff: true}}}
+	text := printed(Table, func(p *printer) { doc.print(p) })
+	if !strings.Contains(text, "whole: 2 events\n") || !strings.Contains(text, "part: 1 events; the end is missing\n") {
+		t.Errorf("%s", text)
+	}
+}

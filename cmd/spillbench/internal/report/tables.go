@@ -210,7 +210,7 @@ func (c *Compare) print(p *printer) string {
 
 func (t *Trace) print(p *printer) string {
 	for _, r := range t.Traces {
-		p.line("%s: %d events; the end is missing: %s", r.File, r.Events, yes(r.CutOff))
+		p.line("%s: %d events%s", r.File, r.Events, map[bool]string{true: "; the end is missing"}[r.CutOff])
 		rows := []outcomeRow{{r.Recorded, r.File, "recorded"}}
 		for _, o := range r.Replays {
 			rows = append(rows, outcomeRow{o, r.File, "replayed"})
