@@ -240,29 +240,27 @@ func TestPlacesOfMessages(t *testing.T) {
 	schema, dictionary, batch := file[8:8+ends[0]], file[*places[0]:*places[1]], file[*places[1]:8+ends[2]]
 	gap := make([]byte, 64)
 
+	start, middle, end := int64(8+ends[0]), int64(8+ends[1]), int64(8+ends[2]) // of the messages in file
+	whole := [][]byte{schema, dictionary, batch, endMark}
 	for name, c := range map[string]struct {
 		parts     [][]byte // before the footer
 		at        [2]int64 // of the dictionary and the batch
 		wantError bool
 	}{
-		"as written": {[][]byte{schema, dictionary, batch, endMark}, [2]int64{int64(8 + ends[0]), int64(8 + ends[1])}, false},
+		"as written":     {whole, [2]int64{start, middle}, false},
+		"without a mark": {whole[:3], [2]int64{start, middle}, false},
 		"without the schema, as in JavaScript": {
-			[][]byte{dictionary, batch, endMark}, [2]int64{8, int64(8 + len(dictionary))}, false},
+			whole[1:], [2]int64{8, int64(8 + len(dictionary))}, false},
 		"behind 64 bytes, as in Rust": {
-			[][]byte{gap[8:], schema, dictionary, batch, endMark}, [2]int64{int64(64 + ends[0]), int64(64 + ends[1])}, false},
+			slices.Concat([][]byte{gap[8:]}, whole), [2]int64{start + 56, middle + 56}, false},
 		"the dictionary last": {
-			[][]byte{schema, batch, dictionary, endMark}, [2]int64{int64(8 + ends[0] + len(batch)), int64(8 + ends[0])}, false},
-		"with gaps": {[][]byte{schema, gap, dictionary, gap, batch, endMark},
-			[2]int64{int64(8 + ends[0] + 64), int64(8 + ends[1] + 128)}, false},
-		"without a mark": {[][]byte{schema, dictionary, batch}, [2]int64{int64(8 + ends[0]), int64(8 + ends[1])}, false},
-		"batch at the mark": {
-			[][]byte{schema, dictionary, batch, endMark}, [2]int64{int64(8 + ends[0]), int64(8 + ends[2])}, true},
-		"batch at the schema": {
-			[][]byte{schema, dictionary, batch, endMark}, [2]int64{int64(8 + ends[0]), 8}, true},
-		"batch behind the messages": {
-			[][]byte{schema, dictionary, batch, endMark}, [2]int64{int64(8 + ends[0]), 1 << 40}, true},
-		"dictionary before the file": {
-			[][]byte{schema, dictionary, batch, endMark}, [2]int64{-8, int64(8 + ends[1])}, true},
+			[][]byte{schema, batch, dictionary, endMark}, [2]int64{start + int64(len(batch)), start}, false},
+		"with gaps": {
+			[][]byte{schema, gap, dictionary, gap, batch, endMark}, [2]int64{start + 64, middle + 128}, false},
+		"batch at the mark":          {whole, [2]int64{start, end}, true},
+		"batch at the schema":        {whole, [2]int64{start, 8}, true},
+		"batch behind the messages":  {whole, [2]int64{start, 1 << 40}, true},
+		"dictionary before the file": {whole, [2]int64{-8, middle}, true},
 	} {
 		*places[0], *places[1] = c.at[0], c.at[1]
 		path := write(t, "f", slices.Concat(file[:8], slices.Concat(c.parts...), tail))
