@@ -156,7 +156,7 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 		Ours:   all.Ours,
 		Peer:   report.PeerRates{Name: f.peer, Rates: all.Peer, Warm: all.Warm},
 	}
-	doc.Config.RowsPerBatch = f.input.rowsPerBatch
+	doc.Config.RowsPerBatch = int64(f.input.rowsPerBatch)
 	var write, read []float64
 	for i, r := range res.Rounds {
 		doc.Samples = append(doc.Samples, roundRates(res.Bytes, res.Rounds[i:i+1]))

@@ -107,6 +107,7 @@ func TestErrors(t *testing.T) {
 		{"no period", []string{"--monitor-period=0s"}, 2, []string{"--monitor-period", "50ms"}},
 		{"no patience", []string{"--stuck-after=0s"}, 2, []string{"--stuck-after", "30s"}},
 		{"no workers", []string{"--workers=0"}, 2, []string{"--workers", "1 to"}},
+		{"no number of repeats", []string{"--repeat=x"}, 2, []string{`"x" for "--repeat" flag`, "from 1 to 1000000"}},
 		{"negative passes", []string{"--passes=-1"}, 2, []string{"--passes", "0 to"}},
 		{"too many partitions", []string{"--partitions=1000000"}, 2, []string{"--partitions"}},
 		{"no fault", []string{"--fault="}, 2, []string{"--fault", "op=read,kind=eio,at=3"}},

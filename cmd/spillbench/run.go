@@ -280,7 +280,7 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		Spaces: made.Spaces, Edges: made.Edges, Phases: phases(res.Phases), Waits: made.Waits,
 		Work: made.Work, Tasks: made.Tasks[:min(len(made.Tasks), mostTasks)],
 	}
-	doc.Config.RowsPerBatch = f.input.rowsPerBatch
+	doc.Config.RowsPerBatch = int64(f.input.rowsPerBatch)
 	if f.runs > 1 {
 		doc.Config.Runs = f.runs
 	}

@@ -134,7 +134,10 @@ func TestSeed(t *testing.T) {
 func TestSources(t *testing.T) {
 	const mib = 1 << 20
 	m := &machine{config: report.Config{GPUMemoryBytes: 20 * mib, HostMemoryBytes: 10 * mib}}
-	for _, c := range []struct{ rows, bytes, want int64 }{
+	for _, c := range []struct {
+		rows        int
+		bytes, want int64
+	}{
 		{0, 1, smallestGenerated / gen.RowBytes},
 		{0, mib, mib / gen.RowBytes},
 		{0, 1 << 40, largestGenerated / gen.RowBytes},

@@ -25,9 +25,8 @@ const (
 	largestGenerated  = 16 << 20
 )
 
-// Bounds of what may be asked for: far above sense, far below overflow.
+// Bounds of flags: far more than is useful, far less than would overflow.
 const (
-	maxRepeat  = 1_000_000
 	maxWorkers = 4096
 	maxRows    = 1 << 31
 )
@@ -37,7 +36,7 @@ const (
 type inputFlags struct {
 	files        []string
 	repeat       int
-	rowsPerBatch int64
+	rowsPerBatch int
 	workers      int
 	seed         uint64
 	again        bool // the command reads the files more than once and so refuses pipes
@@ -48,46 +47,24 @@ type inputFlags struct {
 func (f *inputFlags) register(fs *pflag.FlagSet, do, memories string) {
 	fs.StringArrayVar(&f.files, "input", nil, "Parquet, Arrow or CSV `FILE` to "+do+
 		" (repeatable); without one a table is generated, three times as large as "+memories)
-	fs.IntVar(&f.repeat, "repeat", 1, do+" every batch `N` times, as batches of their own")
-	fs.Int64Var(&f.rowsPerBatch, "rows-per-batch", 0,
+	intVar(fs, &f.repeat, "repeat", 1, 1, 1_000_000, do+" every batch `N` times, as batches of their own")
+	intVar(fs, &f.rowsPerBatch, "rows-per-batch", 0, 0, maxRows,
 		"cut the input into batches of `N` rows (default as the files have them)")
 }
 
 func (f *inputFlags) registerWorkers(fs *pflag.FlagSet, usage string) {
-	fs.IntVar(&f.workers, "workers", defaultWorkers(), usage)
+	intVar(fs, &f.workers, "workers", defaultWorkers(), 1, maxWorkers, usage)
 }
+
+// defaultWorkers returns twice the number of processors: half of the workers wait for room or for a move
+// while the others compute.
+func defaultWorkers() int { return min(maxWorkers, 2*runtime.GOMAXPROCS(0)) }
 
 func (f *inputFlags) registerSeed(fs *pflag.FlagSet) {
 	fs.Uint64Var(&f.seed, "seed", 1, "seed of the generated table")
 }
 
-// defaultWorkers is twice the cores: half of the workers wait for room or for a
-// move while the others compute.
-func defaultWorkers() int { return min(maxWorkers, 2*runtime.GOMAXPROCS(0)) }
-
-// bounded is the value of a flag that has bounds.
-type bounded struct {
-	flag            string
-	value, min, max int64
-}
-
-func (b bounded) validate() error {
-	if b.value < b.min || b.value > b.max {
-		return fail.Usagef("--%s %d is out of range (want %d to %d)", b.flag, b.value, b.min, b.max)
-	}
-	return nil
-}
-
 func (f *inputFlags) validate() error {
-	for _, n := range []bounded{
-		{"repeat", int64(f.repeat), 1, maxRepeat},
-		{"rows-per-batch", f.rowsPerBatch, 0, maxRows},
-		{"workers", int64(f.workers), 1, maxWorkers},
-	} {
-		if err := n.validate(); err != nil {
-			return err
-		}
-	}
 	for _, path := range f.files { // before anything is done with the first of them
 		if path == "" {
 			return fail.Usagef("an input has no name: want FILE (give it as an argument or with --input)")
@@ -117,7 +94,7 @@ func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, 
 		return []job.Input{{Name: name, Open: open}}, []string{name}, batches
 	}
 	for _, path := range f.files {
-		opt := m.reading(f.rowsPerBatch)
+		opt := m.reading(int64(f.rowsPerBatch))
 		open := func(ctx context.Context) (job.Source, error) { return input.Open(ctx, path, opt) }
 		inputs = append(inputs, job.Input{Name: input.Name(path), Open: open})
 		names = append(names, input.Name(path))
@@ -145,7 +122,7 @@ func (m *machine) reading(rowsPerBatch int64) input.Options {
 
 // table sizes the generated table by the memories that it is to overflow.
 func (f *inputFlags) table(memory, batchBytes int64) gen.Config {
-	rows := f.rowsPerBatch
+	rows := int64(f.rowsPerBatch)
 	if rows == 0 {
 		rows = min(max(batchBytes, smallestGenerated), largestGenerated) / gen.RowBytes
 	}

@@ -12,15 +12,21 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/internal/equal"
 )
 
-// maxFooterGap is how many bytes may lie between a file's last message and its footer: the mark of
-// the stream's end and padding.
-const maxFooterGap = 8 + 64
+const (
+	// maxFooterGap is how many bytes may lie between a file's last message and its footer: the mark
+	// of the stream's end and padding.
+	maxFooterGap = 8 + 64
+	// maxStart is how many bytes a file without batches may have before its footer, in addition to the
+	// schema, which the footer has too: the magic and the schema's message have padding.
+	maxStart = 2 * 64
+)
 
-// arrowReader reads streams of Arrow IPC, one behind the other, or the stream in a file. messages
+// arrowReader reads streams of Arrow IPC, one behind the other, or the messages of a file. messages
 // reads the messages and arrow-go decodes them.
 type arrowReader struct {
 	messages *messages
@@ -39,10 +45,11 @@ func (s *Source) readArrow(m *messages) error {
 	return err
 }
 
-// readArrowFile reads an Arrow file: a magic number, a stream, and a footer, which has copies of the
-// schema and of the places of the stream's messages. Behind it are its length and the closing magic.
+// readArrowFile reads an Arrow file: a magic number and padding, a stream, a footer, its length and the
+// magic again. The footer has the schema and the places of the other messages. readArrowFile uses these,
+// because not all writers put the schema into the stream, and a dictionary may be behind the batches that
+// use it.
 func (s *Source) readArrowFile() error {
-	const begin = 8 // behind the magic and its padding
 	tail := make([]byte, 4+len(ipc.Magic))
 	at := max(0, s.size-int64(len(tail)))
 	if _, err := s.file.ReadAt(tail, at); err != nil {
@@ -51,12 +58,24 @@ func (s *Source) readArrowFile() error {
 	if !bytes.Equal(tail[4:], ipc.Magic) {
 		return errors.New("its end is missing")
 	}
-	footer := at - int64(le.Uint32(tail))
-	if footer < begin {
+	n := int64(le.Uint32(tail))
+	if n > at {
 		return errMetadata
 	}
-	r := bufio.NewReaderSize(io.NewSectionReader(s.file, begin, footer-begin), bufferSize)
-	return s.readArrow(&messages{r: r, at: begin, end: footer, mem: &s.mem, ids: map[int64]bool{}})
+	schema := memory.NewResizableBuffer(&s.mem)
+	schema.Resize(footerAt + int(n))
+	if _, err := s.file.ReadAt(schema.Bytes()[footerAt:], at-n); err != nil {
+		return err
+	}
+	places, err := readFooter(schema.Bytes())
+	if err != nil {
+		return err
+	}
+	r := bufio.NewReaderSize(io.NewSectionReader(s.file, 0, at-n), bufferSize)
+	return s.readArrow(&messages{
+		r: r, end: at - n, mem: &s.mem, held: schema, ids: map[int64]bool{},
+		file: s.file, places: places, last: maxStart + n,
+	})
 }
 
 // open begins a stream: the next message must be its schema.
@@ -90,10 +109,10 @@ func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 func (a *arrowReader) another() error {
 	m := a.messages
 	if m.ids != nil {
-		if gap := m.end - m.at; gap > maxFooterGap {
+		if gap := m.end - m.last; gap > maxFooterGap {
 			return wrongf("name the files one by one",
 				"has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one",
-				gap, m.at)
+				gap, m.last)
 		}
 		return io.EOF
 	}

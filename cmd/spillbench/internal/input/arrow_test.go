@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+	flatbuffers "github.com/google/flatbuffers/go"
 )
 
 // streams are pieces of streams that tests put together.
@@ -226,4 +227,78 @@ func TestReplacedDictionary(t *testing.T) {
 	if found != 1 {
 		t.Errorf("%d numbers of the file make the second dictionary replace the first", found)
 	}
+}
+
+// TestPlacesOfMessages reads files whose messages are where the writers of other languages put them, and
+// refuses files whose footer names other places.
+func TestPlacesOfMessages(t *testing.T) {
+	index := columnOf(t, coded.IndexType, "[0,1,0]").Column(0)
+	rec := recordOf(array.NewDictionaryArray(coded, index, columnOf(t, coded.ValueType, `["a","b"]`).Column(0)))
+	file := encodeRecords(t, true, []arrow.RecordBatch{rec})
+	places, footer, tail := placesIn(file)
+	ends := messageEnds(t, file[8:footer])
+	schema, dictionary, batch := file[8:8+ends[0]], file[*places[0]:*places[1]], file[*places[1]:8+ends[2]]
+	gap := make([]byte, 64)
+
+	start, middle, end := int64(8+ends[0]), int64(8+ends[1]), int64(8+ends[2]) // of the messages in file
+	whole := [][]byte{schema, dictionary, batch, endMark}
+	for name, c := range map[string]struct {
+		parts     [][]byte // before the footer
+		at        [2]int64 // of the dictionary and the batch
+		wantError bool
+	}{
+		"as written":     {whole, [2]int64{start, middle}, false},
+		"without a mark": {whole[:3], [2]int64{start, middle}, false},
+		"without the schema, as in JavaScript": {
+			whole[1:], [2]int64{8, int64(8 + len(dictionary))}, false},
+		"behind 64 bytes, as in Rust": {
+			slices.Concat([][]byte{gap[8:]}, whole), [2]int64{start + 56, middle + 56}, false},
+		"the dictionary last": {
+			[][]byte{schema, batch, dictionary, endMark}, [2]int64{start + int64(len(batch)), start}, false},
+		"with gaps": {
+			[][]byte{schema, gap, dictionary, gap, batch, endMark}, [2]int64{start + 64, middle + 128}, false},
+		"batch at the mark":          {whole, [2]int64{start, end}, true},
+		"batch at the schema":        {whole, [2]int64{start, 8}, true},
+		"batch behind the messages":  {whole, [2]int64{start, 1 << 40}, true},
+		"dictionary before the file": {whole, [2]int64{-8, middle}, true},
+	} {
+		*places[0], *places[1] = c.at[0], c.at[1]
+		path := write(t, "f", slices.Concat(file[:8], slices.Concat(c.parts...), tail))
+		recs, _, err := readAll(t, path, Options{})
+		if c.wantError {
+			checkError(t, err, path, "")
+		} else if err != nil || len(recs) != 1 || !sameValues(recs[0], rec) {
+			t.Errorf("%s: %d batches, %v", name, len(recs), err)
+		}
+		release(recs)
+	}
+
+	// Files without batches.
+	empty := encode(t, asFile())
+	_, footer, _ = placesIn(empty)
+	for name, start := range map[string][]byte{
+		"as written":    empty[:footer],
+		"in JavaScript": slices.Concat(empty[:8], endMark),
+		"in Rust":       slices.Concat(empty[:8], gap[8:], empty[8:footer-8], gap, endMark),
+	} {
+		recs, _, err := readAll(t, write(t, "f", slices.Concat(start, empty[footer:])), Options{})
+		if err != nil || len(recs) > 0 {
+			t.Errorf("no batches, %s: %d batches, %v", name, len(recs), err)
+		}
+	}
+}
+
+// placesIn returns the offsets in a file's footer, which the caller may change, the offset of the footer,
+// and the bytes from there to the end of the file.
+func placesIn(file []byte) (places []*int64, footer int, tail []byte) {
+	n := len(file) - 4 - len(ipc.Magic)
+	footer = n - int(le.Uint32(file[n:]))
+	left := len(file)
+	root := table{flatbuffers.Table{Bytes: file[footer:]}, &left}.follow(0)
+	for _, slot := range []flatbuffers.VOffsetT{8, 10} {
+		for block := range slices.Chunk(root.numbers(slot, 3), 3) {
+			places = append(places, &block[0])
+		}
+	}
+	return places, footer, file[footer:]
 }

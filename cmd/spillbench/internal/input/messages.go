@@ -47,10 +47,14 @@ type messages struct {
 	end   int64 // offset of the end of the bytes; pipeSize if it is not known
 	mem   *limitedAllocator
 
-	ids map[int64]bool // the dictionaries of a file that were read; nil for a stream
+	// Of a file; nil and 0 for a stream.
+	file   io.ReaderAt
+	places []int64        // offsets of the messages that were not read yet
+	last   int64          // the largest offset that a message has reached
+	ids    map[int64]bool // the dictionaries that were read
 
 	layout *layout        // of the stream's batches; nil before its schema
-	held   *memory.Buffer // metadata of a schema message that begins the next stream; usually nil
+	held   *memory.Buffer // metadata of a schema message that begins the file or the next stream; usually nil
 
 	zstd *zstd.Decoder
 	lz4  *lz4.Reader
@@ -78,6 +82,9 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 		return nil, err
 	}
 	if h.kind == schemaHeader {
+		if m.layout != nil && m.file != nil {
+			return nil, errMetadata
+		}
 		if m.layout != nil { // the stream ends without a mark
 			m.held = meta
 			return nil, io.EOF
@@ -88,6 +95,7 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 	if err != nil {
 		return nil, err
 	}
+	m.last = max(m.last, m.at)
 	if m.layout != nil && (h.kind == dictionaryHeader || h.kind == batchHeader) {
 		if body, err = m.plain(h, body); err == nil {
 			err = m.layout.check(h)
@@ -97,7 +105,7 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 		}
 	}
 	if m.ids != nil && h.kind == dictionaryHeader && !h.delta {
-		// Other readers of a file may read all dictionaries before all batches.
+		// All batches would get the last one.
 		if m.ids[h.dictionary] {
 			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file",
 				h.dictionary)
@@ -113,6 +121,11 @@ func (m *messages) metadata() (*memory.Buffer, error) {
 		m.held = nil
 		return meta, nil
 	}
+	if m.file != nil {
+		if err := m.seek(); err != nil {
+			return nil, err
+		}
+	}
 	m.start = m.at
 	var n uint32
 	err := binary.Read(m, le, &n)
@@ -124,10 +137,32 @@ func (m *messages) metadata() (*memory.Buffer, error) {
 	if err == nil && n == 0 {
 		err = io.EOF // the mark of the end
 	}
+	if err == io.EOF && m.file != nil {
+		err = errMetadata
+	}
 	if err != nil {
 		return nil, err
 	}
 	return m.take("%d bytes of metadata", int64(n))
+}
+
+// seek goes to the next message of a file. It returns io.EOF behind the last one.
+func (m *messages) seek() error {
+	if len(m.places) == 0 {
+		return io.EOF
+	}
+	at := m.places[0]
+	m.places = m.places[1:]
+	if at < 0 || at >= m.end {
+		return errMetadata
+	}
+	if skip := at - m.at; skip >= 0 && skip <= int64(m.r.Buffered()) {
+		_, _ = m.r.Discard(int(skip)) // it cannot fail
+	} else {
+		m.r.Reset(io.NewSectionReader(m.file, at, m.end-at))
+	}
+	m.at = at
+	return nil
 }
 
 // Read reads the next bytes.

@@ -133,6 +133,40 @@ func readHeader(meta []byte) (h header, err error) {
 	return h, nil
 }
 
+// footerAt is where readFooter expects the footer: behind room for the message's own table.
+const footerAt = 32
+
+// readFooter verifies a file's footer and returns the offsets of the file's messages, the dictionaries
+// first. It writes to the bytes before the footer, so that all together are a message of its schema.
+func readFooter(meta []byte) (places []int64, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errMetadata
+		}
+	}()
+	left := 4 * len(meta)
+	footer := table{flatbuffers.Table{Bytes: meta[footerAt:]}, &left}.follow(0)
+	for _, slot := range []flatbuffers.VOffsetT{8, 10} {
+		for block := range slices.Chunk(footer.numbers(slot, 3), 3) {
+			places = append(places, block[0])
+		}
+	}
+	schema, ok := footer.child(6)
+	if !ok {
+		return nil, errMetadata
+	}
+	const vtable, message = 4, 16
+	le.PutUint32(meta, message)
+	for i, v := range []uint16{10, 12, 4, 6, 8} { // sizes of vtable and table, fields: version, kind, schema
+		le.PutUint16(meta[vtable+2*i:], v)
+	}
+	le.PutUint32(meta[message:], message-vtable)
+	le.PutUint16(meta[message+4:], uint16(footer.GetInt16Slot(4, 0)))
+	meta[message+6] = schemaHeader
+	le.PutUint32(meta[message+8:], uint32(footerAt+schema.Pos-message-8))
+	return places, nil
+}
+
 // readFields verifies the fields in a slot of parent, which have so many levels of fields above them.
 func (h *header) readFields(parent table, slot flatbuffers.VOffsetT, levels int) {
 	pos, fields := parent.vector(slot, 4)

@@ -202,7 +202,10 @@ func (r *Run) page() page.Run {
 }
 
 func (b *Bandwidth) page() page.Run {
-	p := page.Run{Seconds: b.WallSeconds, Level: page.Good, Settings: settingsOf(b.Config)}
+	p := page.Run{Seconds: b.WallSeconds, Level: page.Good}
+	p.Settings = slices.DeleteFunc(settingsOf(b.Config), func(s page.Setting) bool {
+		return s.Flag == "--rows-per-batch" // bandwidth does not have it
+	})
 	near, unclear, failed := 0, 0, 0
 	for _, r := range b.Rows {
 		if r.Error != "" {

@@ -200,3 +200,41 @@ func TestVerdictOfVerify(t *testing.T) {
 		}
 	}
 }
+
+// TestOlderWaits: documents of older programs have no 99.9th percentile.
+func TestOlderWaits(t *testing.T) {
+	var r Run
+	r.Waits.Count, r.Waits.P50, r.Waits.P99, r.Waits.Max = 3, 1, 2, 4
+	print := func(p *printer) { r.print(p) }
+	if text := printed(Table, print); !strings.Contains(text, "99 % within 2s, the longest 4s\n") {
+		t.Errorf("without it:\n%s", text)
+	}
+	r.Waits.P999 = 3
+	if text := printed(Table, print); !strings.Contains(text, "99 % within 2s, 99.9 % within 3s, the longest 4s\n") {
+		t.Errorf("with it:\n%s", text)
+	}
+}
+
+// TestBandwidthColumns: scripts may read columns by position, so new ones come last.
+func TestBandwidthColumns(t *testing.T) {
+	want := "from,to,bytes,threads,state,gib_per_s,limit_gib_per_s,efficiency,noise,cv,limit_of,inconclusive," +
+		"both_ways,gain,limit_gain,error\n"
+	b := Bandwidth{Rows: make([]BandwidthRow, 1)}
+	if text := printed(CSV, func(p *printer) { b.print(p) }); !strings.HasPrefix(text, want) {
+		t.Errorf("%s", text)
+	}
+	for _, s := range b.page().Settings {
+		if s.Flag == "--rows-per-batch" {
+			t.Errorf("the page has %+v, which bandwidth has no flag for", s)
+		}
+	}
+}
+
+// TestTraceWithoutEnd prints that the end of a trace is missing, and nothing about whole traces.
+func TestTraceWithoutEnd(t *testing.T) {
+	doc := Trace{Traces: []Replayed{{File: "whole", Events: 2}, {File: "part", Events: 1, CutOff: true}}}
+	text := printed(Table, func(p *printer) { doc.print(p) })
+	if !strings.Contains(text, "whole: 2 events\n") || !strings.Contains(text, "part: 1 events; the end is missing\n") {
+		t.Errorf("%s", text)
+	}
+}

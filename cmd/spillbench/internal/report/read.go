@@ -61,7 +61,7 @@ const (
 )
 
 var (
-	keyOfSeconds = regexp.MustCompile(`seconds$|^p50$|^p99$|^max$`)
+	keyOfSeconds = regexp.MustCompile(`seconds$|^p50$|^p99$|^p999$|^max$`)
 	neverEmpty   = regexp.MustCompile(`^(env|phases|spaces|rows)$`) // unless the command failed
 )
 

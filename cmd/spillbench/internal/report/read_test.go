@@ -18,6 +18,7 @@ func TestMistyped(t *testing.T) {
 		`"command":"run","wall_seconds":"long"`:             "wall_seconds: unexpected string",
 		`"command":"run","verify":{"checked":"yes"}`:        "verify.checked: unexpected string",
 		`"command":"run","edges":[{"by_reason":{"x":"y"}}]`: "edges.by_reason: unexpected string",
+		`"command":"run","waits":{"p999":-1}`:               "its p999 is -1",
 	} {
 		if strings.HasPrefix(text, `"`) {
 			text = `{"schema":"` + Schema + `",` + text + "}"

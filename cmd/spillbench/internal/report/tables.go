@@ -83,8 +83,12 @@ func (r *Run) print(p *printer) string {
 	if len(r.Edges) == 0 && r.Input.Batches > 0 {
 		p.line("nothing was moved: the input fits where it was loaded (--gpu-memory makes that smaller)")
 	}
-	p.line("waits for room: %d, half within %s, 99 %% within %s, 99.9 %% within %s, the longest %s",
-		r.Waits.Count, duration(r.Waits.P50), duration(r.Waits.P99), duration(r.Waits.P999), duration(r.Waits.Max))
+	rare := ""
+	if w := r.Waits; w.P999 > 0 { // not in documents of older programs
+		rare = fmt.Sprintf(" 99.9 %% within %s,", duration(w.P999))
+	}
+	p.line("waits for room: %d, half within %s, 99 %% within %s,%s the longest %s",
+		r.Waits.Count, duration(r.Waits.P50), duration(r.Waits.P99), rare, duration(r.Waits.Max))
 	if r.Admission != nil {
 		p.line("%s", r.Admission)
 	}
@@ -136,9 +140,9 @@ func (v *Verify) print(p *printer) string {
 }
 
 func (b *Bandwidth) print(p *printer) string {
-	p.table(b.Rows, "from", "to", "batch=bytes", "moves=threads", "state", "both ways=both_ways", "GiB/s=gib_per_s",
-		"limit=limit_gib_per_s", "limit of=limit_of", "efficiency", "noise", "cv", "inconclusive",
-		"gain", "limit gain=limit_gain", "error")
+	p.table(b.Rows, "from", "to", "batch=bytes", "moves=threads", "state", "GiB/s=gib_per_s",
+		"limit=limit_gib_per_s", "efficiency", "noise", "cv", "limit of=limit_of", "inconclusive",
+		"both ways=both_ways", "gain", "limit gain=limit_gain", "error")
 	p.line("%d pairs a row, in %s; limits have a thread for each move; disk I/O is %s, on a file in the same state;",
 		b.Config.Pairs, duration(b.WallSeconds), map[bool]string{true: "direct", false: "buffered"}[b.Env.DirectIO])
 	p.line("efficiency is the median of Spillway's rate by the limit, pair by pair; " +
@@ -206,7 +210,7 @@ func (c *Compare) print(p *printer) string {
 
 func (t *Trace) print(p *printer) string {
 	for _, r := range t.Traces {
-		p.line("%s: %d events; the end is missing: %s", r.File, r.Events, yes(r.CutOff))
+		p.line("%s: %d events%s", r.File, r.Events, map[bool]string{true: "; the end is missing"}[r.CutOff])
 		rows := []outcomeRow{{r.Recorded, r.File, "recorded"}}
 		for _, o := range r.Replays {
 			rows = append(rows, outcomeRow{o, r.File, "replayed"})
