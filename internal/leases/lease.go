@@ -3,7 +3,6 @@ package leases
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -214,7 +213,7 @@ func (l *Lease) lookAlone(bytes, limit int64) (report func(), err error) {
 		return nil, err
 	}
 	defer n.unlock()
-	if info, err := os.Lstat(filepath.Join(n.path, n.name)); err != nil || !os.SameFile(info, n.info) {
+	if !isAt(n.dir, n.path) || !isAt(n.file, filepath.Join(n.path, n.name)) {
 		n.unlock() // attach locks the same directory, if it still exists
 		broken := l.putBack()
 		return func() { l.terms.OnBroken(broken) }, broken

@@ -444,6 +444,23 @@ func TestIdleLeaseSees(t *testing.T) {
 	until(1000, 400)
 }
 
+// lockDir locks the device's directory, as a process does that is stopped while it uses the ledger.
+func lockDir(t *testing.T, dir string) (unlock func()) {
+	t.Helper()
+	d, err := os.Open(filepath.Join(dir, device))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestStoppedProcess: while a process is stopped with the directory locked, others charge within their
 // grains and give bytes back. A charge that needs a grain fails after a while, and so does an observer.
 // Nothing is lost once the process goes on.
@@ -452,14 +469,7 @@ func TestStoppedProcess(t *testing.T) {
 		dir := ledgerDir(t)
 		a := join(t, terms(dir, "g", 64000, 64000))
 		charge(t, a, 500)
-		d, err := os.Open(filepath.Join(dir, device))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
+		unlock := lockDir(t, dir)
 		charge(t, a, 500)
 		if err := a.Charge(1); err == nil || errors.Is(err, tier.ErrNoSpace) ||
 			!strings.Contains(err.Error(), "locked for 5s") {
@@ -474,9 +484,7 @@ func TestStoppedProcess(t *testing.T) {
 			!strings.Contains(err.Error(), "locked for 5s") {
 			t.Errorf("joining: %v", err)
 		}
-		if err := unix.Flock(int(d.Fd()), unix.LOCK_UN); err != nil {
-			t.Fatal(err)
-		}
+		unlock()
 		charge(t, a, 63000)
 		wantRefusal(t, a.Charge(1), 1, 0, 64000, 64000)
 	})
