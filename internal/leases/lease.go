@@ -32,9 +32,11 @@ type Lease struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		books
-		over   bool        // the group held more than its limit at the last look
-		poll   *time.Timer // nil without subscribers
-		closed bool
+		over      bool        // the group held more than its limit at the last look
+		poll      *time.Timer // nil without subscribers
+		blocked   error       // why the last look could not lock the directory; nil if it could
+		blockedAt time.Time   // when it gave up
+		closed    bool
 	}
 }
 
@@ -68,7 +70,8 @@ func (l *Lease) Charge(n int64) error {
 }
 
 // Credit implements tier.Quota. It returns grains once more than one is unused. If that fails, this
-// process keeps them until its next look.
+// process keeps them until its next look. While the ledger is locked by a process that is stopped, only
+// the first Credit waits for it.
 func (l *Lease) Credit(n int64) {
 	if l.creditGrains(n) {
 		_ = l.look(0, 0)
@@ -76,7 +79,8 @@ func (l *Lease) Credit(n int64) {
 	l.notify()
 }
 
-// creditGrains reports whether more than one grain is then unused.
+// creditGrains reports whether grains should be returned: more than one is then unused, and the last look
+// found the ledger unlocked.
 func (l *Lease) creditGrains(n int64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +91,7 @@ func (l *Lease) creditGrains(n int64) bool {
 	if own.Live -= n; own.Live < 0 {
 		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, l.mu.title()))
 	}
-	return own.Granted-own.Live > l.mu.grain()
+	return l.mu.blocked == nil && own.Granted-own.Live > l.mu.grain()
 }
 
 func (l *Lease) notify() { l.subscribers.Notify("a subscriber of a quota") }
@@ -192,8 +196,9 @@ func (l *Lease) Close() error {
 // limit is 0. In any case it counts as many grains as this process needs from then on.
 func (l *Lease) look(bytes, limit int64) error {
 	lockrank.AssertNone("the ledger is read")
+	began := time.Now()
 	l.files <- struct{}{}
-	report, err := l.lookAlone(bytes, limit)
+	report, err := l.lookAlone(began, bytes, limit)
 	<-l.files
 	if report == nil {
 		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
@@ -202,14 +207,14 @@ func (l *Lease) look(bytes, limit int64) error {
 	return err
 }
 
-// lookAlone is look for one goroutine at a time. It returns what look has to report; nil if the ledger
-// could not be read or written.
-func (l *Lease) lookAlone(bytes, limit int64) (report func(), err error) {
+// lookAlone is look for one goroutine at a time, which has waited for its turn since began. It returns what
+// look has to report; nil if the ledger could not be read or written.
+func (l *Lease) lookAlone(began time.Time, bytes, limit int64) (report func(), err error) {
 	n := l.node
 	if n == nil {
 		return nil, fmt.Errorf("the lease is %w", tier.ErrClosed)
 	}
-	if err := n.lock(unix.LOCK_EX); err != nil {
+	if err := l.lock(began); err != nil {
 		return nil, err
 	}
 	defer n.unlock()
@@ -271,6 +276,22 @@ func (l *Lease) lookAlone(bytes, limit int64) (report func(), err error) {
 			l.notify()
 		}
 	}, err
+}
+
+// lock locks the directory. If another goroutine has failed to do that since began, lock returns the same
+// error, so that goroutines do not wait for a stopped process one after the other.
+func (l *Lease) lock(began time.Time) error {
+	l.mu.Lock()
+	blocked, at := l.mu.blocked, l.mu.blockedAt
+	l.mu.Unlock()
+	if blocked != nil && at.After(began) {
+		return blocked
+	}
+	err := l.node.lock(unix.LOCK_EX)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.blocked, l.mu.blockedAt = err, time.Now()
+	return err
 }
 
 // putBack attaches the lease again after its file was removed. It does not check the sum of all quotas:

@@ -490,6 +490,38 @@ func TestStoppedProcess(t *testing.T) {
 	})
 }
 
+// TestGoroutinesBesideAStoppedProcess: goroutines whose charges need a grain wait for a stopped process at the
+// same time, and one that gives bytes back waits once. The grains are free for others after the next look.
+func TestGoroutinesBesideAStoppedProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		a := join(t, terms(dir, "g", 64000, 64000))
+		b := join(t, terms(dir, "g", 64000, 64000))
+		charge(t, a, 60000)
+		unlock := lockDir(t, dir)
+		begin := time.Now()
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				if err := a.Charge(2000); err == nil || !strings.Contains(err.Error(), "locked for 5s") {
+					t.Errorf("a charge that needs a grain: %v", err)
+				}
+			})
+		}
+		all.Wait()
+		for range 10 {
+			a.Credit(4000)
+		}
+		if took := time.Since(begin); took > 6*time.Second {
+			t.Errorf("ten charges and ten credits took %v", took)
+		}
+		unlock()
+		defer a.Subscribe(func() {})()
+		time.Sleep(time.Second)
+		charge(t, b, 44000)
+	})
+}
+
 // TestLeasesUnderRaces: many leases in many goroutines, coming and going, never hold more than the
 // quota together, and a single one can have all of it.
 func TestLeasesUnderRaces(t *testing.T) {
