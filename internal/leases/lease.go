@@ -174,6 +174,8 @@ func (l *Lease) poll() {
 // Close returns everything that this process holds, and removes its file. A second Close returns
 // tier.ErrClosed.
 func (l *Lease) Close() error {
+	l.files <- struct{}{} // so that a charge that has begun ends first
+	defer func() { <-l.files }()
 	l.mu.Lock()
 	closed, poll := l.mu.closed, l.mu.poll
 	l.mu.closed = true
@@ -185,8 +187,6 @@ func (l *Lease) Close() error {
 	if poll != nil {
 		poll.Stop()
 	}
-	l.files <- struct{}{}
-	defer func() { <-l.files }()
 	n := l.node
 	l.node = nil
 	return n.close()

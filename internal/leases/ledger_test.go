@@ -329,6 +329,29 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// TestCloseWhileCharging: a charge that began before Close is returned by it.
+func TestCloseWhileCharging(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		a := join(t, terms(dir, "g", 64000, 64000))
+		unlock := lockDir(t, dir)
+		var all sync.WaitGroup
+		for _, f := range []func() error{func() error { return a.Charge(5000) }, a.Close} {
+			all.Go(func() {
+				if err := f(); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait() // the charge waits for the lock, and Close for the charge
+		}
+		unlock()
+		all.Wait()
+		if n := a.Live(); n != 0 {
+			t.Errorf("%d bytes are held by a closed lease", n)
+		}
+	})
+}
+
 // TestWaiterIsWoken: a waiter for room that another lease holds gets it.
 func TestWaiterIsWoken(t *testing.T) {
 	dir := ledgerDir(t)
