@@ -179,7 +179,9 @@ func TestCannotBePutBack(t *testing.T) {
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	wantBroken(t, a)
+	if e := wantBroken(t, a); e.Cause != nil || e.Lost != 1 {
+		t.Errorf("%+v", e)
+	}
 	charge(t, a, 24)
 	a.Credit(64)
 }

@@ -297,16 +297,17 @@ func (l *Lease) lock(began time.Time) error {
 // putBack attaches the lease again after its file was removed. It does not check the sum of all quotas:
 // in any case others must see what this process holds.
 func (l *Lease) putBack() *BrokenError {
-	own, missing := l.own(), l.node.name
-	own.Lost++
-	cause := l.attach(&own, false)
+	n := l.node
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if cause == nil || l.mu.own.Lost == 0 { // a failure that is repeated counts once
+	if !n.removed { // a failure that is repeated counts once
+		n.removed = true
 		l.mu.own.Lost++
 	}
+	own := l.mu.own
+	l.mu.Unlock()
+	cause := l.attach(&own, false)
 	return &BrokenError{
-		Ledger: l.terms.Dir, Device: l.terms.Device, File: missing, Live: l.mu.own.Live, Lost: l.mu.own.Lost, Cause: cause,
+		Ledger: l.terms.Dir, Device: l.terms.Device, File: n.name, Live: own.Live, Lost: own.Lost, Cause: cause,
 	}
 }
 

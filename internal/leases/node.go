@@ -44,8 +44,9 @@ type node struct {
 	shared bool     // all users may join: see Share
 
 	// Of a lease only:
-	name string // of the file
-	file *os.File
+	name    string // of the file
+	file    *os.File
+	removed bool // somebody has removed the file or the directory
 }
 
 // isAt reports whether path still names the file or directory that f has open.
