@@ -484,6 +484,32 @@ func lockDir(t *testing.T, dir string) (unlock func()) {
 	}
 }
 
+// TestManyProcessesLookLessOften: an idle process looks every 50 ms beside a few others, and less often beside
+// many, so that the looks of all leave the directory unlocked most of the time.
+func TestManyProcessesLookLessOften(t *testing.T) {
+	for peers, wantLooks := range map[int]int{3: 20, 40: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			dir := ledgerDir(t)
+			a := join(t, terms(dir, "g", 1000, 1000))
+			var b *leases.Lease
+			for range peers {
+				b = join(t, terms(dir, "g", 1000, 1000))
+			}
+			looks := 0 // each finds another limit
+			defer a.Subscribe(func() { looks++ })()
+			for i := range int64(140) {
+				if err := b.SetLimit(1000 - i); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if synctest.Wait(); looks < wantLooks || looks > wantLooks*3/2 {
+				t.Errorf("beside %d processes it looked %d times in 1.4 s, want %d", peers, looks, wantLooks)
+			}
+		})
+	}
+}
+
 // TestStoppedProcess: while a process is stopped with the directory locked, others charge within their
 // grains and give bytes back. A charge that needs a grain fails after a while, and so does an observer.
 // Nothing is lost once the process goes on.
