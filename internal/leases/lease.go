@@ -78,25 +78,27 @@ func (l *Lease) Charge(n int64) error {
 // process keeps them until its next look. While the ledger is locked by a process that is stopped, only
 // the first Credit waits for it.
 func (l *Lease) Credit(n int64) {
-	if l.creditGrains(n) {
-		_ = l.look(0, 0)
+	l.mu.Lock()
+	if !l.mu.closed {
+		l.mu.own.Live -= n
 	}
+	live := l.mu.own.Live
+	l.mu.Unlock()
+	if live < 0 {
+		panic(fmt.Sprintf("quota: %d bytes of %s were credited that were not charged", n, l.terms.Device))
+	}
+	l.returnGrains()
 	l.notify()
 }
 
-// creditGrains reports whether grains should be returned: more than one is then unused, and the last look
-// found the ledger unlocked.
-func (l *Lease) creditGrains(n int64) bool {
+// returnGrains looks at the ledger if more than one grain is unused, and the last look found it unlocked.
+func (l *Lease) returnGrains() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	own := &l.mu.own
-	if l.mu.closed {
-		return false
+	returns := !l.mu.closed && l.mu.blocked == nil && l.mu.own.Granted-l.mu.own.Live > l.mu.grain()
+	l.mu.Unlock()
+	if returns {
+		_ = l.look(0, 0)
 	}
-	if own.Live -= n; own.Live < 0 {
-		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, l.mu.title()))
-	}
-	return l.mu.blocked == nil && own.Granted-own.Live > l.mu.grain()
 }
 
 func (l *Lease) notify() { l.subscribers.Notify("a subscriber of a quota") }
@@ -210,6 +212,7 @@ func (l *Lease) look(bytes, limit int64) error {
 		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
 	}
 	l.subscribers.Panics.Do("a lease's event", report)
+	l.returnGrains() // which are unused if another goroutine has credited bytes in the meantime
 	return err
 }
 
