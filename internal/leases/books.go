@@ -21,7 +21,6 @@ type books struct {
 	group       int64 // granted by the others of the own group
 	groupLive   int64 // of which they hold so many bytes
 	groupLimit  int64 // the smallest limit that one of them asks for
-	groupQuota  int64 // the largest
 	otherQuotas int64 // the largest limit of each other group, added up
 }
 
@@ -39,7 +38,6 @@ func (b *books) sum(peers []record) {
 		b.group = add(b.group, p.Granted)
 		b.groupLive = add(b.groupLive, p.Live)
 		b.groupLimit = min(b.groupLimit, p.Quota)
-		b.groupQuota = max(b.groupQuota, p.Quota)
 	}
 	for _, n := range quotas {
 		b.otherQuotas = add(b.otherQuotas, n)
@@ -67,7 +65,6 @@ func (b *books) charge(n int64) {
 
 // fits refuses a limit of the group with which the quotas of all groups exceed what is advertised.
 func (b *books) fits(limit int64) error {
-	limit = max(limit, b.groupQuota)
 	left := max(0, b.own.Advertised-b.otherQuotas)
 	if limit <= left {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/leases"
@@ -136,6 +137,32 @@ func testIdle(t *testing.T, remove func(t *testing.T, dir string)) {
 	wantRefusal(t, join(t, terms(dir, "g", 64, 64)).Charge(30), 30, 24, 40, 64)
 }
 
+// TestDirectoryReplacedWhileJoining: a process notices at its first charge that the directory was moved away
+// before it created its file. Otherwise it would look for others in the directory that was moved away.
+func TestDirectoryReplacedWhileJoining(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		sub := filepath.Join(dir, device)
+		if err := os.MkdirAll(sub, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		unlock := lockDir(t, dir)
+		var a *leases.Lease
+		var joining sync.WaitGroup
+		joining.Go(func() { a = join(t, terms(dir, "g", 64, 64)) })
+		synctest.Wait() // it has opened the directory, and waits for the lock
+		if err := errors.Join(os.Rename(sub, sub+"-old"), os.Mkdir(sub, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		unlock()
+		joining.Wait()
+		b := join(t, terms(dir, "g", 64, 64))
+		charge(t, b, 60)
+		wantBroken(t, a)
+		wantRefusal(t, a.Charge(5), 5, 4, 60, 64)
+	})
+}
+
 // TestCannotBePutBack: where the ledger cannot be joined again nothing more is charged.
 func TestCannotBePutBack(t *testing.T) {
 	dir := ledgerDir(t)
@@ -152,7 +179,9 @@ func TestCannotBePutBack(t *testing.T) {
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	wantBroken(t, a)
+	if e := wantBroken(t, a); e.Cause != nil || e.Lost != 1 {
+		t.Errorf("%+v", e)
+	}
 	charge(t, a, 24)
 	a.Credit(64)
 }

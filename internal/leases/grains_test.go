@@ -105,6 +105,31 @@ func TestGoroutinesStayWithinGrains(t *testing.T) {
 	}
 }
 
+// TestCreditWhileCharging: bytes that one goroutine returns while another one takes grains leave at most one
+// grain unused, too.
+func TestCreditWhileCharging(t *testing.T) {
+	dir := ledgerDir(t)
+	l := join(t, terms(dir, "g", 64000, 64000))
+	for round := range 200 {
+		charge(t, l, 20000)
+		var all sync.WaitGroup
+		all.Go(func() {
+			if err := l.Charge(20000); err != nil {
+				panic(err) // Live would never change
+			}
+		})
+		for l.Live() != 40000 {
+			runtime.Gosched()
+		}
+		l.Credit(20000) // often before the grains are written
+		all.Wait()
+		if n := granted(t, dir); n > 21000 {
+			t.Fatalf("round %d: %d bytes count, of 20000 that are held", round, n)
+		}
+		l.Credit(20000)
+	}
+}
+
 func live(all ...*leases.Lease) (sum int64) {
 	for _, l := range all {
 		sum += l.Live()

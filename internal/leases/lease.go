@@ -3,7 +3,6 @@ package leases
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -33,17 +32,24 @@ type Lease struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		books
-		over   bool        // the group held more than its limit at the last look
-		poll   *time.Timer // nil without subscribers
-		closed bool
+		over      bool        // the group held more than its limit at the last look
+		poll      *time.Timer // nil without subscribers
+		blocked   error       // why the last look could not lock the directory; nil if it could
+		blockedAt time.Time   // when it gave up
+		closed    bool
 	}
 }
 
 var _ tier.Quota = (*Lease)(nil)
 
 const (
-	maxGrain  = 64 << 20 // bytes that a process may have counted without using them
-	pollEvery = 50 * time.Millisecond
+	maxGrain = 64 << 20 // bytes that a process may have counted without using them
+
+	// How often a lease with subscribers looks at the ledger. Each look takes about 15 µs for each peer, with
+	// the directory locked. So the looks of n processes take 15 µs × n² in each period, which grows with n to
+	// keep the directory unlocked most of the time, up to a few hundred processes.
+	pollEvery   = 50 * time.Millisecond
+	pollPerPeer = 10 * time.Millisecond // if that comes to more
 )
 
 // Charge implements tier.Quota. It takes no system call if the bytes fit into the grains that this
@@ -69,32 +75,36 @@ func (l *Lease) Charge(n int64) error {
 }
 
 // Credit implements tier.Quota. It returns grains once more than one is unused. If that fails, this
-// process keeps them until its next look.
+// process keeps them until its next look. While the ledger is locked by a process that is stopped, only
+// the first Credit waits for it.
 func (l *Lease) Credit(n int64) {
-	if l.creditGrains(n) {
-		_ = l.look(0, 0)
+	l.mu.Lock()
+	if !l.mu.closed {
+		l.mu.own.Live -= n
 	}
+	live := l.mu.own.Live
+	l.mu.Unlock()
+	if live < 0 {
+		panic(fmt.Sprintf("quota: %d bytes of %s were credited that were not charged", n, l.terms.Device))
+	}
+	l.returnGrains()
 	l.notify()
 }
 
-// creditGrains reports whether more than one grain is then unused.
-func (l *Lease) creditGrains(n int64) bool {
+// returnGrains looks at the ledger if more than one grain is unused, and the last look found it unlocked.
+func (l *Lease) returnGrains() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	own := &l.mu.own
-	if l.mu.closed {
-		return false
+	returns := !l.mu.closed && l.mu.blocked == nil && l.mu.own.Granted-l.mu.own.Live > l.mu.grain()
+	l.mu.Unlock()
+	if returns {
+		_ = l.look(0, 0)
 	}
-	if own.Live -= n; own.Live < 0 {
-		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, l.mu.title()))
-	}
-	return own.Granted-own.Live > l.mu.grain()
 }
 
 func (l *Lease) notify() { l.subscribers.Notify("a subscriber of a quota") }
 
 // Remaining implements tier.Quota, without a system call: it counts others as of the last look. A lease
-// looks when it takes or returns grains, and every 50 ms while it has subscribers. While the group holds
+// looks when it takes or returns grains, and periodically while it has subscribers. While the group holds
 // more than a lowered limit, Remaining is negative: this process's share of the excess.
 func (l *Lease) Remaining() int64 {
 	l.mu.Lock()
@@ -138,8 +148,9 @@ func (l *Lease) own() record {
 	return l.mu.own
 }
 
-// Subscribe implements tier.Quota. While there are subscribers, the lease looks at the ledger every 50
-// ms: for bytes that other processes returned, for killed processes, and for changed quotas.
+// Subscribe implements tier.Quota. While there are subscribers, the lease looks at the ledger every 50 ms,
+// or every 10 ms × peers if that is more: for bytes that other processes returned, for killed processes,
+// and for changed quotas.
 func (l *Lease) Subscribe(f func()) (cancel func()) {
 	cancel = l.subscribers.Add(f)
 	l.mu.Lock()
@@ -158,7 +169,7 @@ func (l *Lease) poll() {
 	l.mu.Lock()
 	goesOn := !l.mu.closed && !l.subscribers.IsEmpty()
 	if goesOn {
-		l.mu.poll.Reset(pollEvery)
+		l.mu.poll.Reset(max(pollEvery, pollPerPeer*time.Duration(l.mu.count)))
 	} else {
 		l.mu.poll = nil
 	}
@@ -171,6 +182,8 @@ func (l *Lease) poll() {
 // Close returns everything that this process holds, and removes its file. A second Close returns
 // tier.ErrClosed.
 func (l *Lease) Close() error {
+	l.files <- struct{}{} // so that a charge that has begun ends first
+	defer func() { <-l.files }()
 	l.mu.Lock()
 	closed, poll := l.mu.closed, l.mu.poll
 	l.mu.closed = true
@@ -182,8 +195,6 @@ func (l *Lease) Close() error {
 	if poll != nil {
 		poll.Stop()
 	}
-	l.files <- struct{}{}
-	defer func() { <-l.files }()
 	n := l.node
 	l.node = nil
 	return n.close()
@@ -193,28 +204,30 @@ func (l *Lease) Close() error {
 // limit is 0. In any case it counts as many grains as this process needs from then on.
 func (l *Lease) look(bytes, limit int64) error {
 	lockrank.AssertNone("the ledger is read")
+	began := time.Now()
 	l.files <- struct{}{}
-	report, err := l.lookAlone(bytes, limit)
+	report, err := l.lookAlone(began, bytes, limit)
 	<-l.files
 	if report == nil {
 		return fmt.Errorf("quota: the ledger in %s: %w", l.terms.Dir, err)
 	}
 	l.subscribers.Panics.Do("a lease's event", report)
+	l.returnGrains() // which are unused if another goroutine has credited bytes in the meantime
 	return err
 }
 
-// lookAlone is look for one goroutine at a time. It returns what look has to report; nil if the ledger
-// could not be read or written.
-func (l *Lease) lookAlone(bytes, limit int64) (report func(), err error) {
+// lookAlone is look for one goroutine at a time, which has waited for its turn since began. It returns what
+// look has to report; nil if the ledger could not be read or written.
+func (l *Lease) lookAlone(began time.Time, bytes, limit int64) (report func(), err error) {
 	n := l.node
 	if n == nil {
 		return nil, fmt.Errorf("the lease is %w", tier.ErrClosed)
 	}
-	if err := n.lock(unix.LOCK_EX); err != nil {
+	if err := l.lock(began); err != nil {
 		return nil, err
 	}
 	defer n.unlock()
-	if info, err := os.Lstat(filepath.Join(n.path, n.name)); err != nil || !os.SameFile(info, n.info) {
+	if !isAt(n.dir, n.path) || !isAt(n.file, filepath.Join(n.path, n.name)) {
 		n.unlock() // attach locks the same directory, if it still exists
 		broken := l.putBack()
 		return func() { l.terms.OnBroken(broken) }, broken
@@ -274,19 +287,36 @@ func (l *Lease) lookAlone(bytes, limit int64) (report func(), err error) {
 	}, err
 }
 
+// lock locks the directory. If another goroutine has failed to do that since began, lock returns the same
+// error, so that goroutines do not wait for a stopped process one after the other.
+func (l *Lease) lock(began time.Time) error {
+	l.mu.Lock()
+	blocked, at := l.mu.blocked, l.mu.blockedAt
+	l.mu.Unlock()
+	if blocked != nil && at.After(began) {
+		return blocked
+	}
+	err := l.node.lock(unix.LOCK_EX)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.blocked, l.mu.blockedAt = err, time.Now()
+	return err
+}
+
 // putBack attaches the lease again after its file was removed. It does not check the sum of all quotas:
 // in any case others must see what this process holds.
 func (l *Lease) putBack() *BrokenError {
-	own, missing := l.own(), l.node.name
-	own.Lost++
-	cause := l.attach(&own, false)
+	n := l.node
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if cause == nil || l.mu.own.Lost == 0 { // a failure that is repeated counts once
+	if !n.removed { // a failure that is repeated counts once
+		n.removed = true
 		l.mu.own.Lost++
 	}
+	own := l.mu.own
+	l.mu.Unlock()
+	cause := l.attach(&own, false)
 	return &BrokenError{
-		Ledger: l.terms.Dir, Device: l.terms.Device, File: missing, Live: l.mu.own.Live, Lost: l.mu.own.Lost, Cause: cause,
+		Ledger: l.terms.Dir, Device: l.terms.Device, File: n.name, Live: own.Live, Lost: own.Lost, Cause: cause,
 	}
 }
 

@@ -329,6 +329,29 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// TestCloseWhileCharging: a charge that began before Close is returned by it.
+func TestCloseWhileCharging(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		a := join(t, terms(dir, "g", 64000, 64000))
+		unlock := lockDir(t, dir)
+		var all sync.WaitGroup
+		for _, f := range []func() error{func() error { return a.Charge(5000) }, a.Close} {
+			all.Go(func() {
+				if err := f(); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait() // the charge waits for the lock, and Close for the charge
+		}
+		unlock()
+		all.Wait()
+		if n := a.Live(); n != 0 {
+			t.Errorf("%d bytes are held by a closed lease", n)
+		}
+	})
+}
+
 // TestWaiterIsWoken: a waiter for room that another lease holds gets it.
 func TestWaiterIsWoken(t *testing.T) {
 	dir := ledgerDir(t)
@@ -444,6 +467,49 @@ func TestIdleLeaseSees(t *testing.T) {
 	until(1000, 400)
 }
 
+// lockDir locks the device's directory, as a process does that is stopped while it uses the ledger.
+func lockDir(t *testing.T, dir string) (unlock func()) {
+	t.Helper()
+	d, err := os.Open(filepath.Join(dir, device))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestManyProcessesLookLessOften: an idle process looks every 50 ms beside a few others, and less often beside
+// many, so that the looks of all leave the directory unlocked most of the time.
+func TestManyProcessesLookLessOften(t *testing.T) {
+	for peers, wantLooks := range map[int]int{3: 20, 40: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			dir := ledgerDir(t)
+			a := join(t, terms(dir, "g", 1000, 1000))
+			var b *leases.Lease
+			for range peers {
+				b = join(t, terms(dir, "g", 1000, 1000))
+			}
+			looks := 0 // each finds another limit
+			defer a.Subscribe(func() { looks++ })()
+			for i := range int64(140) {
+				if err := b.SetLimit(1000 - i); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if synctest.Wait(); looks < wantLooks || looks > wantLooks*3/2 {
+				t.Errorf("beside %d processes it looked %d times in 1.4 s, want %d", peers, looks, wantLooks)
+			}
+		})
+	}
+}
+
 // TestStoppedProcess: while a process is stopped with the directory locked, others charge within their
 // grains and give bytes back. A charge that needs a grain fails after a while, and so does an observer.
 // Nothing is lost once the process goes on.
@@ -452,14 +518,7 @@ func TestStoppedProcess(t *testing.T) {
 		dir := ledgerDir(t)
 		a := join(t, terms(dir, "g", 64000, 64000))
 		charge(t, a, 500)
-		d, err := os.Open(filepath.Join(dir, device))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
+		unlock := lockDir(t, dir)
 		charge(t, a, 500)
 		if err := a.Charge(1); err == nil || errors.Is(err, tier.ErrNoSpace) ||
 			!strings.Contains(err.Error(), "locked for 5s") {
@@ -474,11 +533,41 @@ func TestStoppedProcess(t *testing.T) {
 			!strings.Contains(err.Error(), "locked for 5s") {
 			t.Errorf("joining: %v", err)
 		}
-		if err := unix.Flock(int(d.Fd()), unix.LOCK_UN); err != nil {
-			t.Fatal(err)
-		}
+		unlock()
 		charge(t, a, 63000)
 		wantRefusal(t, a.Charge(1), 1, 0, 64000, 64000)
+	})
+}
+
+// TestGoroutinesBesideAStoppedProcess: goroutines whose charges need a grain wait for a stopped process at the
+// same time, and one that gives bytes back waits once. The grains are free for others after the next look.
+func TestGoroutinesBesideAStoppedProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		a := join(t, terms(dir, "g", 64000, 64000))
+		b := join(t, terms(dir, "g", 64000, 64000))
+		charge(t, a, 60000)
+		unlock := lockDir(t, dir)
+		begin := time.Now()
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				if err := a.Charge(2000); err == nil || !strings.Contains(err.Error(), "locked for 5s") {
+					t.Errorf("a charge that needs a grain: %v", err)
+				}
+			})
+		}
+		all.Wait()
+		for range 10 {
+			a.Credit(4000)
+		}
+		if took := time.Since(begin); took > 6*time.Second {
+			t.Errorf("ten charges and ten credits took %v", took)
+		}
+		unlock()
+		defer a.Subscribe(func() {})()
+		time.Sleep(time.Second)
+		charge(t, b, 44000)
 	})
 }
 

@@ -44,9 +44,19 @@ type node struct {
 	shared bool     // all users may join: see Share
 
 	// Of a lease only:
-	name string // of the file
-	file *os.File
-	info fs.FileInfo // identifies file
+	name    string // of the file
+	file    *os.File
+	removed bool // somebody has removed the file or the directory
+}
+
+// isAt reports whether path still names the file or directory that f has open.
+func isAt(f *os.File, path string) bool {
+	have, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	at, err := os.Lstat(path)
+	return err == nil && os.SameFile(have, at)
 }
 
 // openNode opens and locks the directory of a GPU. To lock it exclusively it creates the directory, unless
@@ -211,9 +221,7 @@ func (n *node) create(r record) (err error) {
 	if !free && lockErr == nil {
 		lockErr = fmt.Errorf("another process has locked the new file %s", n.name)
 	}
-	info, statErr := n.file.Stat()
-	n.info = info
-	return errors.Join(err, lockErr, statErr, n.write(r))
+	return errors.Join(err, lockErr, n.write(r))
 }
 
 // write replaces the content of this process's file. The caller has the directory locked, so nobody reads

@@ -47,3 +47,22 @@ func TestOverBySomebodyElse(t *testing.T) {
 		a.Credit(80)
 	})
 }
+
+// TestOverAgain: a process gets another event if use was within the limit for a moment, also if it did not
+// look at the ledger then.
+func TestOverAgain(t *testing.T) {
+	events := 0
+	mine := terms(ledgerDir(t), "g", 1000, 1000)
+	mine.OnOver = func(quota.Over) { events++ }
+	a := join(t, mine)
+	charge(t, a, 100)
+	for i, limit := range []int64{99, 98, 97} {
+		if err := a.SetLimit(limit); err != nil {
+			t.Fatal(err)
+		}
+		if events != i+1 {
+			t.Errorf("%d of %d bytes are held, and there were %d events, want %d", a.Live(), limit, events, i+1)
+		}
+		a.Credit(1) // a grain, which is not returned
+	}
+}

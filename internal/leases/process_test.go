@@ -107,8 +107,8 @@ func look(dir string) int {
 	return 0
 }
 
-// compete charges and credits n times, and counts in a page that all share what is held:
-// after it is charged, and until before it is credited.
+// compete charges and credits n times, or until it could charge once, and counts in a page that all share
+// what is held: after it is charged, and until before it is credited.
 func compete(l *leases.Lease, share, n int64) error {
 	total, done, err := sharedWord(os.Getenv("SPILLWAY_QUOTA_TEST_WORD"))
 	if err != nil {
@@ -118,7 +118,7 @@ func compete(l *leases.Lease, share, n int64) error {
 	rng := rand.New(rand.NewPCG(uint64(os.Getpid()), 3))
 	var held []int64
 	got := 0
-	for range n {
+	for i := int64(0); i < n || got == 0; i++ { // others may have everything for long: locks are not fair
 		if k := rng.Int64N(share/2) + 1; rng.IntN(2) == 0 {
 			err := l.Charge(k)
 			if err == nil {
@@ -139,9 +139,6 @@ func compete(l *leases.Lease, share, n int64) error {
 	for _, k := range held {
 		total.Add(-k)
 		l.Credit(k)
-	}
-	if got == 0 {
-		return errors.New("nothing could be charged")
 	}
 	return nil
 }
