@@ -470,6 +470,29 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	check(t, transit.Abort())
 }
 
+// TestRepositoryIgnoresAnotherBatch: an announcement may come late, when another batch of the same id
+// is in the repository.
+func TestRepositoryIgnoresAnotherBatch(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	r := ensure(t, newPlan(t, m), "join")
+	first, second := newBatch(t, 1, m.space(tier.GPU)), newBatch(t, 1, m.space(tier.Host))
+	check(t, r.PutBatch(0, first))
+	_, err := r.Take(background, 0, batch.Idle)
+	check(t, err)
+	check(t, r.PutBatch(0, second))
+	check(t, first.CreateTask(background))
+	check(t, first.Drop())
+	(*store)(r).BatchChanged(first, first.Info())
+	if r.Len(0) != 1 || r.Bytes(tier.Host) != 10 {
+		t.Errorf("the repository has %d batches of %d bytes", r.Len(0), r.Bytes(tier.Host))
+	}
+	b, err := r.Take(background, 0, batch.Idle, NoWait())
+	if check(t, err); b != second {
+		t.Errorf("took %p, want %p", b, second)
+	}
+	check(t, second.Drop())
+}
+
 // hooked is a form that calls back when its leases are counted, as each cut through its batch does.
 type hooked struct {
 	form
