@@ -468,6 +468,20 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	}
 	r.mu.Unlock()
 	check(t, transit.Abort())
+	loose := newBatch(t, b.ID()+1, m.space(tier.Host))
+	old = loose.Info()
+	check(t, loose.CreateTask(background))
+	r.mu.Lock()
+	announce, err := r.insertLocked(0, loose, 0, nil)
+	r.mu.Unlock()
+	check(t, err)
+	(*store)(r).BatchChanged(loose, old) // from before it was put
+	r.mu.Lock()
+	if c := r.mu.entries[loose.ID()].class; c != taskCreated {
+		t.Errorf("the class is %d, want %d", c, taskCreated)
+	}
+	r.mu.Unlock()
+	announce()
 }
 
 // TestRepositoryIgnoresAnotherBatch: an announcement may come late, when another batch of the same id
@@ -483,6 +497,7 @@ func TestRepositoryIgnoresAnotherBatch(t *testing.T) {
 	check(t, first.CreateTask(background))
 	check(t, first.Drop())
 	(*store)(r).BatchChanged(first, first.Info())
+	check(t, r.takeBack(background, first))
 	if r.Len(0) != 1 || r.Bytes(tier.Host) != 10 {
 		t.Errorf("the repository has %d batches of %d bytes", r.Len(0), r.Bytes(tier.Host))
 	}
