@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -35,6 +36,9 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 			}
 			if e.in != s {
 				continue
+			}
+			if !e.victim && e.key != (Key{}) {
+				t.Errorf("batch %d is no victim and has the key %v", b.ID(), e.key)
 			}
 			if e.bytes != now.Bytes || e.size != now.Descriptor.Body || e.version != now.Version || e.uses != now.Uses {
 				t.Errorf("the entry of %+v is %+v", now, e)
@@ -135,6 +139,16 @@ func TestIndexModel(t *testing.T) {
 					}
 					x.BatchChanged(b, old) // an announcement that comes late
 					all = slices.Delete(all, i, i+1)
+				}
+			}
+			if list := x.from(Victim{}, 0); len(list) > 0 { // the next page begins after the first
+				next := x.from(list[0], 0)
+				if !slices.EqualFunc(next, list[1:], func(a, b Victim) bool { return a.ID == b.ID }) {
+					t.Errorf("after the first of %v come %v", list, next)
+				}
+				few, more := x.victims(nil, 0, inEach(0), 2, 0)
+				if more != (len(list) > len(few)) {
+					t.Errorf("%d of %d victims are listed, and more is %t", len(few), len(list), more)
 				}
 			}
 			if x.verify(t, all); t.Failed() {
@@ -255,4 +269,88 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 		t.Error("two uses have no gap")
 	}
 	w.end(other)
+}
+
+// TestIndexRemembersFailures: what was noted after a failed move ends with the form that failed, and
+// does not end a move.
+func TestIndexRemembersFailures(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+	b, larger := w.put(gpu0, kib, seq(1)), w.put(gpu0, 2*kib, seq(2))
+	x := w.mon.index
+	disk := decide.Kinds(0).With(tier.Disk)
+	change := func(f func(e *entry)) (now entry) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.changeLocked(b, f)
+		return *x.mu.entries[b]
+	}
+	change(func(e *entry) { e.not, e.form = disk, b.Inside().Cut().Form })
+	if s := w.index(gpu0).smallest; s[tier.Host] != kib || s[tier.Disk] != 2*kib {
+		t.Errorf("the smallest batches have %v bytes", s)
+	}
+	change(func(e *entry) { e.aside, e.kept = true, true })
+	x.setAside(b, true) // a move begins
+	w.replace(b, w.image(host0, kib))
+	if e := change(func(*entry) {}); !e.aside || e.not != 0 {
+		t.Errorf("during a move the entry is %+v", e)
+	}
+	x.setAside(b, false)
+	x.mu.Lock()
+	x.allowLocked(b, disk)
+	x.mu.Unlock()
+	if e := change(func(*entry) {}); e.not != 0 {
+		t.Errorf("an exclusion that had ended is %v", e.not)
+	}
+	w.end(b, larger)
+}
+
+// TestFaultsEndWithAMove: a batch that was moved has no failures, and the counts are right.
+func TestFaultsEndWithAMove(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	b, m := w.put(gpu0, kib, seq(1)), w.mon
+	r := result{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, To: m.byID[disk0]}}
+	end := func(err error) {
+		r.err = err
+		m.spaces[0].edges[r.To].underWay++
+		m.spaces[0].leaving += kib
+		m.spaces[0].moving++
+		m.spaces[r.To].moving++
+		m.finish([]result{r})
+	}
+	end(errors.New("the disk is broken"))
+	end(&batch.StateError{Batch: b.ID()})
+	if len(m.faults) != 1 {
+		t.Errorf("%d faults", len(m.faults))
+	}
+	end(nil)
+	if len(m.faults) != 0 {
+		t.Errorf("%d faults after a move", len(m.faults))
+	}
+	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1}) {
+		t.Errorf("the stats are %+v", s)
+	}
+	w.end(b)
+}
+
+// TestEachHoldsNoLock: a function that is called for each batch may use the index, and drop batches.
+func TestEachHoldsNoLock(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	for i := range 10 {
+		w.put(gpu0, kib, seq(i))
+	}
+	n := 0
+	w.mon.Inside().Each(func(b *batch.Batch) {
+		n++
+		if !w.mon.index.mu.TryLock() {
+			t.Fatal("called under the lock")
+		}
+		w.mon.index.mu.Unlock()
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if n != 10 {
+		t.Errorf("%d of 10 batches", n)
+	}
+	w.end()
 }
