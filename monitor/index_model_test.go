@@ -306,21 +306,23 @@ func TestIndexRemembersFailures(t *testing.T) {
 
 // TestFaultsEndWithAMove: a batch that was moved has no failures, and the counts are right.
 func TestFaultsEndWithAMove(t *testing.T) {
-	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
-	b, m := w.put(gpu0, kib, seq(1)), w.mon
-	r := result{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, To: m.byID[disk0]}}
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+	b, m := w.put(host0, kib, seq(1)), w.mon
+	r := result{choice: choice{
+		Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, From: m.byID[host0], To: m.byID[disk0],
+	}}
 	end := func(err error) {
 		r.err = err
-		m.spaces[0].edges[r.To].underWay++
-		m.spaces[0].leaving += kib
-		m.spaces[0].moving++
+		m.spaces[r.From].edges[r.To].underWay++
+		m.spaces[r.From].leaving += kib
+		m.spaces[r.From].moving++
 		m.spaces[r.To].moving++
 		m.finish([]result{r})
 	}
 	end(errors.New("the disk is broken"))
 	end(&batch.StateError{Batch: b.ID()})
-	if len(m.faults) != 1 {
-		t.Errorf("%d faults", len(m.faults))
+	if aside := m.aside(); len(m.faults) != 1 || !slices.Equal(aside, []int{0, 1, 0}) {
+		t.Errorf("%d faults, and batches that are skipped: %v", len(m.faults), aside)
 	}
 	end(nil)
 	if len(m.faults) != 0 {
