@@ -21,7 +21,7 @@ type Explanation struct {
 	Form    batch.PayloadType
 	Bytes   int64 // charged there
 	// Why is the reason of the last move, as in Event.Reason; "put": there was none. Since is when
-	// that was, to some 17 ms.
+	// that was.
 	Why   string
 	Since time.Time
 

@@ -389,3 +389,46 @@ func TestDiscardWaitsForTransit(t *testing.T) {
 		t.Errorf("again: %v", err)
 	}
 }
+
+// TestArrival: a batch notes why and when it came to where it is, and whether that is slower, until it
+// is used. A move that does not say why changes nothing.
+func TestArrival(t *testing.T) {
+	gpu, now := newSpace(t, "gpu:0"), int64(100)
+	b, err := New(Options{ID: 1, Payload: &form{space: gpu}, Clock: func() int64 { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(what, why string, since int64, unread bool) {
+		t.Helper()
+		if w, at := b.Inside().Arrival(); w != why || at != since || b.Inside().Unread() != unread {
+			t.Errorf("%s: %q at %d, unread %t; want %q at %d, %t", what, w, at, b.Inside().Unread(), why, since, unread)
+		}
+	}
+	move := func(note func(*Transit)) {
+		t.Helper()
+		now += 10
+		tr, err := b.TryTransit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		note(tr)
+		if err := tr.Commit(&form{space: gpu}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("new", "put", 100, false)
+	move(func(*Transit) {})
+	want("moved by a program", "put", 100, false)
+	move(func(tr *Transit) { b.Inside().Arrives(tr, "", true) })
+	want("moved down", "other", 120, true)
+	move(func(tr *Transit) { b.Inside().Arrives(tr, "demand", false) })
+	want("moved up", "demand", 130, true)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want("in use", "demand", 130, false)
+	if err := errors.Join(h.Close(), b.Drop()); err != nil {
+		t.Error(err)
+	}
+}

@@ -102,6 +102,22 @@ func TestClearEnds(t *testing.T) {
 		}
 		w.end(all...)
 	})
+	bubble(t, "a way that fails now and then", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib}, nil)
+		all := w.fillSpace(gpu0, 12, 4*kib)
+		tries := 0
+		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
+			if tries++; tries%3 == 0 {
+				return nil
+			}
+			return errors.New("now and then")
+		}
+		w.mon.Clear(t.Context(), gpu0, never)
+		if tries != 12 || len(left(all, host0)) != 4 {
+			t.Errorf("%d tries, %d batches in host memory", tries, len(left(all, host0)))
+		}
+		w.end(all...)
+	})
 	bubble(t, "closed", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib}, nil)
 		all := w.fillSpace(gpu0, 12, 4*kib)

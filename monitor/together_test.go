@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -165,6 +166,52 @@ func TestCopiesAreNotMovedTogether(t *testing.T) {
 		}
 		if got := w.mon.countTogether(mover, job[5:]); got != 2 {
 			t.Errorf("%d go together before one that is in use", got)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		w.end(all...)
+	})
+}
+
+// TestExecutorGoesOnAlone: after an error in a group the rest of a job is moved alone, and a batch that
+// is in use by then is given back, which is no failure.
+func TestExecutorGoesOnAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // where no time passes: an executor stops after a while
+		mover := &joiningMover{most: 2}
+		w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
+			mover.slowMover, cfg.Mover = w.mover, mover
+		})
+		var all []*batch.Batch
+		job := make([]choice, 6)
+		for i := range job {
+			b := w.put(host0, 4*kib, seq(i))
+			all = append(all, b)
+			job[i] = choice{
+				Victim: Victim{Batch: b, Bytes: 4 * kib}, From: w.mon.byID[host0], To: w.mon.byID[disk0],
+				Reason: decide.Trigger,
+			}
+		}
+		mover.fail = func(b *batch.Batch) error {
+			if b == all[1] {
+				return errors.New("injected")
+			}
+			return nil
+		}
+		h, err := all[4].Open(t.Context(), host0, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mover.bytesA = 0
+		w.mon.executors.Add(1)
+		w.mon.execute(t.Context(), job)
+		if len(mover.groups) != 1 || len(mover.alone) == 0 || mover.alone[0] != all[1] {
+			t.Errorf("%d groups, and alone %v", len(mover.groups), mover.alone)
+		}
+		for i, r := range <-w.mon.ended {
+			if i < 2 && r.err != nil || i > 3 && r.err != errGivenBack {
+				t.Errorf("batch %d: %v", i, r.err)
+			}
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)

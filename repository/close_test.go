@@ -180,3 +180,44 @@ func TestClearMany(t *testing.T) {
 		}
 	})
 }
+
+// endingMover is a mover that can be closed.
+type endingMover struct {
+	*fakeMover
+	life context.Context
+}
+
+func (m endingMover) Ended() context.Context { return m.life }
+
+// TestCloseLeavesTransits: once the mover is closed, a batch in transit is its transit's owner's. A
+// Close that waits for it ends then, and one that comes later does not wait.
+func TestCloseLeavesTransits(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMover(t, 10, 10, 10)
+			life, end := context.WithCancel(background)
+			plan := newPlan(t, endingMover{m, life})
+			r := ensure(t, plan, "join")
+			fill(t, r, 2)
+			b, _ := r.Peek(0)
+			transit, err := b.TryTransit()
+			check(t, err)
+			if !waits {
+				end()
+			}
+			closed := make(chan error, 1)
+			go func() { closed <- closeAll(background, plan) }()
+			synctest.Wait()
+			if (len(closed) == 0) != waits {
+				t.Errorf("Close waits: %t, want %t", !waits, waits)
+			}
+			end()
+			check(t, <-closed)
+			if r.Total() != 0 || m.space(tier.Host).Used() != bodySize {
+				t.Errorf("%d batches and %d bytes are left", r.Total(), m.space(tier.Host).Used())
+			}
+			check(t, transit.Abort())
+			check(t, b.Drop())
+		})
+	}
+}

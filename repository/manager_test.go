@@ -468,6 +468,44 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	}
 	r.mu.Unlock()
 	check(t, transit.Abort())
+	loose := newBatch(t, b.ID()+1, m.space(tier.Host))
+	old = loose.Info()
+	check(t, loose.CreateTask(background))
+	r.mu.Lock()
+	announce, err := r.insertLocked(0, loose, 0, nil)
+	r.mu.Unlock()
+	check(t, err)
+	(*store)(r).BatchChanged(loose, old) // from before it was put
+	r.mu.Lock()
+	if c := r.mu.entries[loose.ID()].class; c != taskCreated {
+		t.Errorf("the class is %d, want %d", c, taskCreated)
+	}
+	r.mu.Unlock()
+	announce()
+}
+
+// TestRepositoryIgnoresAnotherBatch: an announcement may come late, when another batch of the same id
+// is in the repository.
+func TestRepositoryIgnoresAnotherBatch(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	r := ensure(t, newPlan(t, m), "join")
+	first, second := newBatch(t, 1, m.space(tier.GPU)), newBatch(t, 1, m.space(tier.Host))
+	check(t, r.PutBatch(0, first))
+	_, err := r.Take(background, 0, batch.Idle)
+	check(t, err)
+	check(t, r.PutBatch(0, second))
+	check(t, first.CreateTask(background))
+	check(t, first.Drop())
+	(*store)(r).BatchChanged(first, first.Info())
+	check(t, r.takeBack(background, first))
+	if r.Len(0) != 1 || r.Bytes(tier.Host) != 10 {
+		t.Errorf("the repository has %d batches of %d bytes", r.Len(0), r.Bytes(tier.Host))
+	}
+	b, err := r.Take(background, 0, batch.Idle, NoWait())
+	if check(t, err); b != second {
+		t.Errorf("took %p, want %p", b, second)
+	}
+	check(t, second.Drop())
 }
 
 // hooked is a form that calls back when its leases are counted, as each cut through its batch does.

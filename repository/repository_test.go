@@ -329,8 +329,8 @@ func TestEndOfInputWaitsForWhatIsOnItsWay(t *testing.T) {
 	})
 }
 
-// TestCancelledTakeLosesNothing: a taker that gives up leaves its batch to others,
-// also one that is handed over to it at that moment.
+// TestCancelledTakeLosesNothing: a taker that gives up leaves its batch to the next one that waits,
+// also a batch that is handed over to it at that moment.
 func TestCancelledTakeLosesNothing(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that the taker has not run when the put follows the cancel
 	cause := errors.New("gave up")
@@ -343,6 +343,10 @@ func TestCancelledTakeLosesNothing(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(background)
 			defer cancel(nil)
 			take := taken(func() (*batch.Batch, error) { return r.Take(ctx, 0, batch.TaskCreated) })
+			synctest.Wait()
+			next, end := context.WithCancel(background)
+			defer end()
+			second := taken(func() (*batch.Batch, error) { return r.Take(next, 0, batch.TaskCreated) })
 			synctest.Wait()
 			b := newBatch(t, 1, m.space(tier.GPU))
 			for _, step := range orders[i%len(orders)] {
@@ -360,10 +364,15 @@ func TestCancelledTakeLosesNothing(t *testing.T) {
 			if got.err != nil {
 				gaveUp++
 				wantError(t, got.err, cause)
-				var err error
-				if got.b, err = r.Take(background, 0, batch.TaskCreated, NoWait()); err != nil || got.b == nil {
-					t.Fatalf("round %d: the batch is gone: %v", i, err)
+				synctest.Wait()
+				if len(second) == 0 {
+					t.Fatalf("round %d: the next taker does not get the batch", i)
 				}
+				got = <-second
+				check(t, got.err)
+			} else {
+				end()
+				wantError(t, (<-second).err, context.Canceled)
 			}
 			if got.b != b || r.Total() != 0 {
 				t.Fatalf("round %d: took %p, want %p; %d are left", i, got.b, b, r.Total())

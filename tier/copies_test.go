@@ -407,3 +407,18 @@ func TestPromisesAreKeptBesideCopies(t *testing.T) {
 		})
 	}
 }
+
+// TestCopiesAreNoLeaks: what leaks is a copy's batch, elsewhere.
+func TestCopiesAreNoLeaks(t *testing.T) {
+	t.Parallel()
+	s := copySpace(t, 2, nil)
+	own, copied := drawn(t, s, 1), drawn(t, s, 1)
+	s.Inside().KeepCopy([]*Buffer{copied}, false, func() { _ = copied.Release() })
+	if n := len(s.Leaks()); n != 1 {
+		t.Errorf("%d leaks, want 1", n)
+	}
+	if err := own.Release(); err != nil {
+		t.Error(err)
+	}
+	s.Inside().DropCopies()
+}

@@ -314,12 +314,11 @@ func (c *claims) rest() (own int64) {
 	s := c.space
 	s.mu.Lock()
 	for b := range s.mu.buffers {
-		if c.claimed[b] != nil || b.holders.Load()&cached != 0 {
-			continue
-		}
 		bytes, account, of := b.charge, b.account, b.of
 		s.mu.Unlock()
-		count(bytes, account, of)
+		if c.claimed[b] == nil && b.holders.Load()&cached == 0 {
+			count(bytes, account, of)
+		}
 		s.mu.Lock()
 	}
 	s.mu.Unlock()

@@ -58,3 +58,33 @@ func TestHoldersWhileBuffersAreFreed(t *testing.T) {
 		t.Errorf("at the end %+v", all)
 	}
 }
+
+// TestHoldingsCountMemoryOnce: a buffer of a batch is no buffer of a program.
+func TestHoldingsCountMemoryOnce(t *testing.T) {
+	t.Parallel()
+	s := copySpace(t, 2, nil)
+	var bufs [2]*Buffer
+	for i := range bufs {
+		if err := s.Inside().Reserve(Page); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if bufs[i], err = s.Inside().Draw(Page, nil, new(asked)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := s.Inside().Holdings(nil, func(add func(Holder, any, int64)) {
+		add(Holder{What: "batch", Batch: 1}, bufs[0], Page)
+	})
+	if len(all.Holders) != 1 || all.Holders[0].Count != 1 || all.Holders[0].Bytes != Page {
+		t.Errorf("the holders are %+v", all.Holders)
+	}
+	if len(all.Batches) != 1 || all.Batches[0].Count != 1 || all.Batches[0].Bytes != Page {
+		t.Errorf("the batches are %+v", all.Batches)
+	}
+	for _, b := range bufs {
+		if err := b.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -233,45 +233,19 @@ func (a *Arena) Stats() tier.HostStats {
 
 // memory is what Alloc returns, except for small ones: whole pages.
 type memory struct {
-	at   atomic.Int64 // where its first range begins; gone once it was freed
-	one  [1][]byte    // its extent, if that is the only one
-	more *parts       // nil if it is
-}
-
-// parts are the extents of a memory in several pieces, and their ranges.
-type parts struct {
 	size    int64
 	extents [][]byte
-	ranges  []piece
+	pieces  []piece // where the extents are in the arena
+	freed   atomic.Bool
 }
-
-const gone = -1
 
 // piece is a part of a memory; At is its offset in the arena. Its length there is
 // Len rounded up to a page.
 type piece = placement.Piece[int64]
 
-func (m *memory) Size() int64 {
-	if m.more != nil {
-		return m.more.size
-	}
-	return int64(len(m.one[0]))
-}
+func (m *memory) Size() int64 { return m.size }
 
-func (m *memory) Extents() [][]byte {
-	if m.more != nil {
-		return m.more.extents
-	}
-	return m.one[:]
-}
-
-// ranges returns where a memory lies that begins at the offset at; it may use room.
-func (m *memory) ranges(room []piece, at int64) []piece {
-	if m.more != nil {
-		return m.more.ranges
-	}
-	return append(room[:0], piece{Len: m.Size(), At: at})
-}
+func (m *memory) Extents() [][]byte { return m.extents }
 
 // round returns n rounded up to a multiple of 4096.
 func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
@@ -379,22 +353,17 @@ func (a *Arena) fullLocked(size int64) error {
 
 // handOut makes a memory of ranges that were taken.
 func (a *Arena) handOut(size int64, pieces []piece) (tier.Memory, error) {
-	m := new(memory)
-	extents := m.one[:]
-	if m.at.Store(pieces[0].At); len(pieces) > 1 {
-		extents = make([][]byte, len(pieces))
-		m.more = &parts{size, extents, pieces}
-	}
+	m := &memory{size: size, extents: make([][]byte, len(pieces)), pieces: pieces}
 	for i, p := range pieces {
 		end := p.At + p.Len
-		extents[i] = a.mem[p.At:end:end]
+		m.extents[i] = a.mem[p.At:end:end]
 		a.mark(p.At, round(p.Len))
 		a.window.Reach(end)
 		if !poison {
 			continue
 		}
 		if err := a.space.show(a.mem[p.At : p.At+round(p.Len)]); err != nil {
-			a.freePages(m, pieces[0].At)
+			a.freePages(m)
 			return nil, fmt.Errorf("host: making %d bytes readable again: %w", p.Len, err)
 		}
 	}
@@ -422,9 +391,8 @@ func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
 		mustBeFirst(m.freed.CompareAndSwap(false, true))
 		a.freeSmall(m, true)
 	case *memory:
-		at := m.at.Swap(gone)
-		mustBeFirst(at != gone)
-		a.freePages(m, at)
+		mustBeFirst(m.freed.CompareAndSwap(false, true))
+		a.freePages(m)
 	default:
 		panic(fmt.Sprintf("host: %T is no memory of an arena", mem))
 	}
@@ -437,33 +405,30 @@ func mustBeFirst(is bool) {
 	}
 }
 
-// freePages returns the ranges of a memory, which begins at the offset at, to the free list.
-func (a *Arena) freePages(m *memory, at int64) {
-	var room [1]piece
-	ranges := m.ranges(room[:], at)
+// freePages returns the pages of a memory to the free list.
+func (a *Arena) freePages(m *memory) {
 	if poison {
-		for _, p := range ranges {
+		for _, p := range m.pieces {
 			// Refused when the process has too many mappings; then the
 			// bytes stay readable, which only hides bugs.
 			_ = a.space.hide(a.mem[p.At : p.At+round(p.Len)])
 		}
 	}
-	if a.putBack(m.Size(), ranges) {
+	if a.putBack(m) {
 		a.unmap()
 	}
 }
 
-// putBack returns the ranges of a memory to the free list and reports whether the caller must unmap
-// the arena.
-func (a *Arena) putBack(size int64, ranges []piece) (last bool) {
+// putBack is freePages for the books. It reports whether the caller must unmap the arena.
+func (a *Arena) putBack(m *memory) (last bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, p := range ranges {
+	for _, p := range m.pieces {
 		a.mu.free.Free(p.At, round(p.Len))
 	}
-	charge := a.Charge(size)
+	charge := a.Charge(m.size)
 	a.mu.used -= charge
-	a.mu.tails -= round(size) - charge
+	a.mu.tails -= round(m.size) - charge
 	return a.lastLocked()
 }
 

@@ -244,12 +244,7 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 	if l.pos != l.Desc.Body {
 		return nil, fmt.Errorf("convert: the descriptor of a layout of which %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
-	s := &summed{Descriptor: l.Desc}
-	d := &s.Descriptor
-	if len(d.Sums) == len(s.one) {
-		copy(s.one[:], d.Sums)
-		d.Sums = s.one[:]
-	}
+	d := l.Desc
 	for _, u := range l.uses {
 		dict, err := u.Descriptor()
 		if err != nil {
@@ -257,14 +252,8 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 		}
 		d.Dictionaries = append(d.Dictionaries, dict)
 	}
-	l.made = d
-	return d, nil
-}
-
-// summed is a descriptor with its checksum, if there is one, in the same object.
-type summed struct {
-	batch.Descriptor
-	one [1]uint64
+	l.made = &d
+	return l.made, nil
 }
 
 // Rewind lets the body be laid out again from its beginning, into other memory. A

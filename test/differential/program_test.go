@@ -588,7 +588,9 @@ func (p *program) fill(name string) {
 	p.line("fill %s: below the trigger %t", name, below)
 	p.quiet()
 	for _, b := range made {
-		if err := b.Drop(); err != nil {
+		var err error // the monitor may be moving b: a slow move looks quiet
+		wait(func() bool { err = b.Drop(); return class(err) != "invalid-state" })
+		if err != nil {
 			p.line("drop: %s", class(err))
 		}
 	}

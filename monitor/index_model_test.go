@@ -1,0 +1,358 @@
+package monitor
+
+import (
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/btree"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/decide"
+	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// verify compares the sums, orders and maps of an index with its entries, and these with the batches.
+func (x *index) verify(t *testing.T, batches []*batch.Batch) {
+	t.Helper()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var habits [3]int
+	if len(x.mu.entries) != len(batches) || len(x.mu.ids) != len(batches) {
+		t.Errorf("%d entries and %d ids of %d batches", len(x.mu.entries), len(x.mu.ids), len(batches))
+	}
+	for place := range x.mu.spaces {
+		s := &x.mu.spaces[place]
+		sum := spaceIndex{}
+		var in [orders][]*entry
+		largest := int64(0)
+		for _, b := range batches {
+			e, now := x.mu.entries[b], b.Inside().Cut()
+			if e == nil || x.mu.ids[b.ID()] != e || e.in == nil || e.in.place != x.places[now.Space] {
+				t.Fatalf("batch %d in %s has the entry %+v", b.ID(), now.Space, e)
+			}
+			if e.in != s {
+				continue
+			}
+			if !e.victim && e.key != (Key{}) {
+				t.Errorf("batch %d is no victim and has the key %v", b.ID(), e.key)
+			}
+			if e.bytes != now.Bytes || e.size != now.Descriptor.Body || e.version != now.Version || e.uses != now.Uses {
+				t.Errorf("the entry of %+v is %+v", now, e)
+			}
+			habits[min(now.Uses, 2)]++
+			sum.add(e.facts, 1)
+			largest = max(largest, e.size)
+			if in[bySize] = append(in[bySize], e); e.aside || s.lowest {
+				continue
+			}
+			if e.victim {
+				in[byKey] = append(in[byKey], e)
+			}
+			if e.rest && e.bytes > 0 {
+				in[byBytes] = append(in[byBytes], e)
+			}
+		}
+		if s.bytes != sum.bytes || s.rest != sum.rest || s.idle != sum.idle || s.largest.Load() != largest {
+			t.Errorf("space %d: %d, %d, %d bytes, the largest has %d; want %d, %d, %d, %d",
+				place, s.bytes, s.rest, s.idle, s.largest.Load(), sum.bytes, sum.rest, sum.idle, largest)
+		}
+		for i, want := range in {
+			verifyOrder(t, s.orders[i], want)
+		}
+	}
+	if x.mu.habits.Count != habits {
+		t.Errorf("the habits are of %v batches, want %v", x.mu.habits.Count, habits)
+	}
+}
+
+// verifyOrder checks that an order has just these entries, and finds each of them.
+func verifyOrder(t *testing.T, order *btree.BTreeG[*entry], want []*entry) {
+	t.Helper()
+	if order.Len() != len(want) {
+		t.Errorf("an order has %d entries, want %d", order.Len(), len(want))
+	}
+	for _, e := range want {
+		if got, ok := order.Get(e); !ok || got != e {
+			t.Errorf("an order does not find batch %d", e.id)
+		}
+	}
+}
+
+// TestIndexModel changes batches at random, in the ways in which programs and the monitor do.
+func TestIndexModel(t *testing.T) {
+	for seed := range testseed.Each(t, 20) {
+		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 4000 * kib, disk0: 4000 * kib}, nil)
+		x, r := w.mon.index, rand.New(rand.NewPCG(seed, 5))
+		var all []*batch.Batch
+		ends := make(map[*batch.Batch][]func()) // of subscriptions and leases
+		for range 300 {
+			if len(all) < 4 || r.IntN(5) == 0 && len(all) < 30 {
+				at := []tier.ID{gpu0, host0, disk0}[r.IntN(3)]
+				b, err := batch.New(batch.Options{
+					ID: w.ids.Next(), Payload: w.image(at, r.Int64N(5)*kib), Place: seq(r.IntN(100)),
+					Observer: []batch.Observer{w.mon, overtaken{w.mon}}[r.IntN(2)],
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, b)
+			}
+			i := r.IntN(len(all))
+			b := all[i]
+			switch r.IntN(10) {
+			case 0:
+				b.SetPlace(seq(r.IntN(100)))
+			case 1:
+				ends[b] = append(ends[b], b.Subscribe())
+			case 2:
+				if buf := imageOf(t, b).Buffer(); buf != nil {
+					ends[b] = append(ends[b], buf.Lease())
+				}
+				b.SetPlace(seq(r.IntN(100)))
+			case 3:
+				w.use(b)
+			case 4: // also to where it is, in another size
+				w.replace(b, w.image([]tier.ID{gpu0, host0, disk0}[r.IntN(3)], r.Int64N(5)*kib))
+			case 5:
+				x.setAside(b, r.IntN(2) == 0)
+			case 6:
+				x.mu.Lock()
+				x.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, "another" })
+				x.mu.Unlock()
+			case 7:
+				x.mu.Lock()
+				not := decide.Kinds(0).With(tier.Disk)
+				x.changeLocked(b, func(e *entry) { e.not, e.form = not, b.Inside().Cut().Form })
+				x.mu.Unlock()
+			default:
+				for _, end := range ends[b] {
+					end()
+				}
+				delete(ends, b)
+				if old := b.Info(); r.IntN(2) == 0 {
+					if err := b.Drop(); err != nil {
+						t.Fatal(err)
+					}
+					x.BatchChanged(b, old) // an announcement that comes late
+					all = slices.Delete(all, i, i+1)
+				}
+			}
+			if list := x.from(Victim{}, 0); len(list) > 0 { // the next page begins after the first
+				next := x.from(list[0], 0)
+				if !slices.EqualFunc(next, list[1:], func(a, b Victim) bool { return a.ID == b.ID }) {
+					t.Errorf("after the first of %v come %v", list, next)
+				}
+				few, more := x.victims(nil, 0, inEach(0), 2, 0)
+				if more != (len(list) > len(few)) {
+					t.Errorf("%d of %d victims are listed, and more is %t", len(few), len(list), more)
+				}
+			}
+			if x.verify(t, all); t.Failed() {
+				t.FailNow()
+			}
+		}
+		for _, end := range slices.Concat(slices.Collect(maps.Values(ends))...) {
+			end()
+		}
+		w.end(all...)
+	}
+}
+
+// overtaken is an index that gets no announcement of a batch in transit, because the next one comes
+// before it.
+type overtaken struct{ *Monitor }
+
+func (o overtaken) BatchChanged(b *batch.Batch, now batch.Info) {
+	if now.State != batch.InTransit {
+		o.Monitor.BatchChanged(b, now)
+	}
+}
+
+// image returns an image of n bytes, which may be 0.
+func (w *world) image(id tier.ID, n int64) *batch.Image {
+	w.t.Helper()
+	d := &batch.Descriptor{Rows: 1, Body: n}
+	if n == 0 {
+		return batch.NewImage(d, nil, w.spaces[id])
+	}
+	r, err := w.res.TryReserve(specific(id), n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer r.Release()
+	buf, err := r.Alloc(n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return batch.NewImage(d, buf, r.Space())
+}
+
+// replace gives a batch another image.
+func (w *world) replace(b *batch.Batch, p *batch.Image) {
+	w.t.Helper()
+	tr, err := b.TryTransit()
+	if err == nil {
+		err = tr.Commit(p, false)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// TestIndexNotesWhereSomethingChanged: waiters go by the versions and the progress of spaces.
+func TestIndexNotesWhereSomethingChanged(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+	other := w.put(gpu0, kib, seq(2))
+	b, err := batch.New(batch.Options{
+		ID: w.ids.Next(), Payload: w.image(gpu0, kib), Observer: overtaken{w.mon}, Place: seq(1),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gained := 0
+	w.mon.index.gained = func() { gained++ }
+	changes := func(what string, in []tier.ID, progress []tier.ID, f func()) {
+		t.Helper()
+		before := make(map[tier.ID]summary)
+		for id := range w.spaces {
+			before[id] = w.index(id)
+		}
+		f()
+		for id := range w.spaces {
+			now := w.index(id)
+			if got := now.version != before[id].version; got != slices.Contains(in, id) {
+				t.Errorf("%s: a change of %s is %t", what, id, got)
+			}
+			if got := now.progress != before[id].progress; got != slices.Contains(progress, id) {
+				t.Errorf("%s: progress of %s is %t", what, id, got)
+			}
+		}
+	}
+	gpu, both, none := []tier.ID{gpu0}, []tier.ID{gpu0, host0}, []tier.ID(nil)
+	changes("a place", gpu, gpu, func() { b.SetPlace(seq(3)) })
+	changes("the same", none, none, func() { w.mon.BatchChanged(b, b.Info()) })
+	changes("a use", gpu, gpu, func() { w.use(b) })
+	changes("a move", both, both, func() { w.replace(b, w.image(host0, kib)) })
+	w.mon.index.setAside(other, true)
+	changes("a move that fails", gpu, none, func() {
+		tr, err := other.TryTransit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Abort(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	skip := func(b *batch.Batch) {
+		w.mon.index.mu.Lock()
+		defer w.mon.index.mu.Unlock()
+		w.mon.index.changeLocked(b, func(e *entry) { e.kept, e.form = true, b.Inside().Cut().Form })
+	}
+	skip(other)
+	changes("a use of a batch that is skipped", gpu, gpu, func() { w.use(other) })
+	skip(b)
+	gained = 0
+	changes("a move of a batch that was skipped", both, both, func() { w.replace(b, w.image(gpu0, kib)) })
+	if gained != 1 {
+		t.Errorf("a batch that is skipped no more was announced %d times as a victim", gained)
+	}
+	changes("a drop", gpu, gpu, func() {
+		if err := b.Drop(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if gap := w.mon.index.mu.habits.Gap; gap == 0 {
+		t.Error("two uses have no gap")
+	}
+	w.end(other)
+}
+
+// TestIndexRemembersFailures: what was noted after a failed move ends with the form that failed, and
+// does not end a move.
+func TestIndexRemembersFailures(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+	b, larger := w.put(gpu0, kib, seq(1)), w.put(gpu0, 2*kib, seq(2))
+	x := w.mon.index
+	disk := decide.Kinds(0).With(tier.Disk)
+	change := func(f func(e *entry)) (now entry) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.changeLocked(b, f)
+		return *x.mu.entries[b]
+	}
+	change(func(e *entry) { e.not, e.form = disk, b.Inside().Cut().Form })
+	if s := w.index(gpu0).smallest; s[tier.Host] != kib || s[tier.Disk] != 2*kib {
+		t.Errorf("the smallest batches have %v bytes", s)
+	}
+	change(func(e *entry) { e.aside, e.kept = true, true })
+	x.setAside(b, true) // a move begins
+	w.replace(b, w.image(host0, kib))
+	if e := change(func(*entry) {}); !e.aside || e.not != 0 {
+		t.Errorf("during a move the entry is %+v", e)
+	}
+	x.setAside(b, false)
+	x.mu.Lock()
+	x.allowLocked(b, disk)
+	x.mu.Unlock()
+	if e := change(func(*entry) {}); e.not != 0 {
+		t.Errorf("an exclusion that had ended is %v", e.not)
+	}
+	w.end(b, larger)
+}
+
+// TestFaultsEndWithAMove: a batch that was moved has no failures, and the counts are right.
+func TestFaultsEndWithAMove(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+	b, m := w.put(host0, kib, seq(1)), w.mon
+	r := result{choice: choice{
+		Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, From: m.byID[host0], To: m.byID[disk0],
+	}}
+	end := func(err error) {
+		r.err = err
+		m.spaces[r.From].edges[r.To].underWay++
+		m.spaces[r.From].leaving += kib
+		m.spaces[r.From].moving++
+		m.spaces[r.To].moving++
+		m.finish([]result{r})
+	}
+	end(errors.New("the disk is broken"))
+	end(&batch.StateError{Batch: b.ID()})
+	if aside := m.aside(); len(m.faults) != 1 || !slices.Equal(aside, []int{0, 1, 0}) {
+		t.Errorf("%d faults, and batches that are skipped: %v", len(m.faults), aside)
+	}
+	end(nil)
+	if len(m.faults) != 0 {
+		t.Errorf("%d faults after a move", len(m.faults))
+	}
+	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1}) {
+		t.Errorf("the stats are %+v", s)
+	}
+	w.end(b)
+}
+
+// TestEachHoldsNoLock: a function that is called for each batch may use the index, and drop batches.
+func TestEachHoldsNoLock(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	for i := range 10 {
+		w.put(gpu0, kib, seq(i))
+	}
+	n := 0
+	w.mon.Inside().Each(func(b *batch.Batch) {
+		n++
+		if !w.mon.index.mu.TryLock() {
+			t.Fatal("called under the lock")
+		}
+		w.mon.index.mu.Unlock()
+		if err := b.Drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if n != 10 {
+		t.Errorf("%d of 10 batches", n)
+	}
+	w.end()
+}
