@@ -218,15 +218,14 @@ func (m *Measurement) lacks(l load) error {
 func (m *Measurement) count(k link, l load) {
 	rounds, all := int64(m.cfg.Pairs)+1, l.total()
 	turns := 4 * rounds * all // of one side
-	// Ours also go to where the link begins and, to be compared, to host memory.
-	ours, limit := 2*all, int64(0)
 	if k.bothWays(l) {
-		ours, turns = ours+all/2, turns+2*rounds*all
+		turns += 2 * rounds * all
 	}
+	// Ours also go to where the link begins and, to be compared, to host memory.
+	ours, limit := 2*all+turns, 2*turns
 	if k.inSpaces {
-		limit = all // to try the lanes
+		limit += all // to try the lanes
 	}
-	ours, limit = ours+turns, limit+2*turns
 	m.Ours, m.Limit = m.Ours+ours, m.Limit+limit
 	if k.limit == diskIO {
 		m.Disk += ours + limit

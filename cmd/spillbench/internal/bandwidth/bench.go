@@ -48,9 +48,9 @@ type step [2]direction
 var (
 	// oneWay begins in the link's second space. The rows are those of its two middle steps.
 	oneWay = []step{{back, back}, {there, there}, {back, back}, {there, there}}
-	// atOnce has one half of the threads transfer in each direction; then each half goes back alone. The
-	// first half begins in the link's first space.
-	atOnce = []step{{there, back}, {back, stay}, {stay, there}}
+	// atOnce also begins in the second space. The first half goes back alone, then each half transfers in
+	// one direction, and then the second half goes there alone.
+	atOnce = []step{{back, stay}, {there, back}, {stay, there}}
 )
 
 // run puts the batches, measures every link with them, and drops them.
@@ -122,18 +122,13 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 		return rows, nil
 	}
 
-	for i := range b.load.threads / 2 {
-		if err := move(ctx, i, back); err != nil {
-			return nil, err
-		}
-	}
 	if took, err = b.rounds(ctx, k, sides, atOnce); err != nil {
 		return nil, err
 	}
-	both := took[0].row(k, b.load, there)
+	both := took[1].row(k, b.load, there)
 	both.BothWays = true
-	both.Gain = gain(took[0][ours], took[1][ours], took[2][ours])
-	both.LimitGain = gain(took[0].limits(), took[1].limits(), took[2].limits())
+	both.Gain = gain(took[1][ours], took[0][ours], took[2][ours])
+	both.LimitGain = gain(took[1].limits(), took[0].limits(), took[2].limits())
 	return append(rows, both), nil
 }
 
@@ -162,7 +157,7 @@ func (b *bench) rounds(ctx context.Context, k link, sides [3]transfer, steps []s
 			b.cfg.Progress.Step()
 		}
 	}
-	return all, nil
+	return all, context.Cause(ctx)
 }
 
 // turn does the steps, and returns the seconds that each took.
