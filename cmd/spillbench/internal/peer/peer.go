@@ -183,7 +183,7 @@ func (r *runner) measure(ctx context.Context, name string, s side, round *Round)
 		})
 		times[i].Read = time.Since(start)
 		if got, want := sum.Load(), r.digests[name]; err == nil && got != want {
-			err = fmt.Errorf("%s %w: all batches together: digest %016x, and %016x when they were compared with the source",
+			err = fmt.Errorf("%s %w: the digest of all batches is %016x, and was %016x when they were verified",
 				name, ErrMismatch, got, want)
 		}
 		if err != nil {
