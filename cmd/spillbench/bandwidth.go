@@ -73,7 +73,7 @@ at a time. It times each move and the limit alternately, in pairs. The limit is 
 between two regions of memory (for two host spaces, of memory in them); for a GPU one
 asynchronous copy of its driver between the same memories; for two GPUs the device's own
 copy to its peer; and with a disk direct I/O on a file of the same kind in the same
-directory. Fresh room was allocated and never written; rewritten room was written before.
+directory. Both write to rewritten room, which was written before.
 bandwidth also times the limit against itself, to show what a difference means. With a
 real GPU, and between two spaces of a kind, it also measures an even number of moves with
 half of them in each direction at once. It compares each batch, after its moves, with the

@@ -21,8 +21,7 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// narrow is bandwidth with the flags that make it shortest. The disk is small because, for each
-// time that fresh room is measured, a file of its size is made and trimmed.
+// narrow is bandwidth with the flags that make it shortest.
 func narrow(t *testing.T, more ...string) []string {
 	t.Helper()
 	return append([]string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk=" + t.TempDir() + "=2MiB"}, more...)
@@ -65,14 +64,14 @@ func TestBandwidth(t *testing.T) {
 		}
 	}
 	for _, edge := range []string{
-		"gpu:0-host:0 ", "host:0-gpu:0 ", "gpu:0-disk:0 fresh", "gpu:0-disk:0 rewritten", "disk:0-gpu:0 rewritten",
-		"host:0-disk:0 fresh", "host:0-disk:0 rewritten", "disk:0-host:0 rewritten",
+		"gpu:0-host:0 ", "host:0-gpu:0 ", "gpu:0-disk:0 rewritten", "disk:0-gpu:0 rewritten",
+		"host:0-disk:0 rewritten", "disk:0-host:0 rewritten",
 	} {
 		if states[edge] != 4 {
 			t.Errorf("%d rows of %s", states[edge], edge)
 		}
 	}
-	if len(doc.Rows) != 32 {
+	if len(doc.Rows) != 24 {
 		t.Errorf("%d rows", len(doc.Rows))
 	}
 }
@@ -83,7 +82,7 @@ func TestBandwidthForPeople(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "b.json")
 	r := succeed(t, fourLoads(t, "--pairs=12", "--json", path)...)
-	for _, want := range []string{"gpu:0", "host:0", "disk:0", "64.0 KiB", "128.0 KiB", "fresh", "rewritten", "limit", "efficiency", "noise", "cv", "12 pairs a row", "sim"} {
+	for _, want := range []string{"gpu:0", "host:0", "disk:0", "64.0 KiB", "128.0 KiB", "rewritten", "limit", "efficiency", "noise", "cv", "12 pairs a row", "sim"} {
 		if !strings.Contains(r.stdout, want) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
 		}
@@ -112,7 +111,7 @@ func TestBandwidthDefaults(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 	}
-	if n := strings.Count(r.stderr, "note: left out: "); len(doc.Rows) != 8 || n != 7 {
+	if n := strings.Count(r.stderr, "note: left out: "); len(doc.Rows) != 6 || n != 7 {
 		t.Errorf("%d rows, and %d loads left out: %s", len(doc.Rows), n, r.stderr)
 	}
 }
@@ -329,8 +328,8 @@ func TestBandwidthThrottled(t *testing.T) {
 			slow++
 		}
 	}
-	if slow != 6 || doc.Config.Pairs != pairs {
-		t.Errorf("%d rows have a disk, with %d pairs; want 6 and %d", slow, doc.Config.Pairs, pairs)
+	if slow != 4 || doc.Config.Pairs != pairs {
+		t.Errorf("%d rows have a disk, with %d pairs; want 4 and %d", slow, doc.Config.Pairs, pairs)
 	}
 	// Of each of two links, in each round and one before them: moves and two files of the limit,
 	// to the disk and back, twice.

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// compareMemory is the memory of each side in bytes; the generated table is three times as large.
+	// compareMemory is the host memory in bytes; the generated table is three times as large.
 	compareMemory = 256 << 20
 	batchesInHost = 16
 )
@@ -42,10 +42,10 @@ Spillway moves batches from host memory to disk and back. The peer writes the sa
 as a Go program would do it today: with arrow-go's ipc.FileWriter, to one file for each
 input, which it syncs and reads back with ipc.FileReader. Writer and reader belong to one
 goroutine; --workers goroutines move and read Spillway's batches. Both sides hash every
-byte that they read, and both have --host-memory; larger data streams through. In each
-round both sides take a turn, and the first side alternates; Spillway begins with an empty
-disk volume. compare drops the peer's file from the page cache before the peer reads it,
-and each batch after it was read, as if other data had come. "warm" is the peer's writing
+byte that they read. Spillway has --host-memory, and larger data streams through; the peer
+holds one batch at a time, beside the page cache. In each round both sides take a turn, and
+the first side alternates; Spillway begins with an empty disk volume. compare drops the
+peer's file from the page cache before the peer reads it. "warm" is the peer's writing
 without the sync, and its reading of a file that it has just written, from the cache. Once,
 before anything is measured, compare checks every batch that either side reads back against
 the input. In each round the peer does its work once untimed, so that its time includes no
@@ -109,7 +109,7 @@ func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
 	res, err := peer.Run(ctx, peer.Config{
 		Open: m.reopen, Inputs: inputs, Batches: batches, Progress: bar,
 		Repeat: f.input.repeat, Rounds: f.rounds, Workers: f.input.workers,
-		Dir: m.config.Disks[0].Dir, Memory: m.config.HostMemoryBytes, Rate: m.config.DiskThrottleBytesPerS,
+		Dir: m.config.Disks[0].Dir, Rate: m.config.DiskThrottleBytesPerS,
 	})
 	bar.Close()
 	switch {

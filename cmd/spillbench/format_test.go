@@ -30,7 +30,7 @@ func printing(t *testing.T) map[string]struct {
 		"run":           {append([]string{"run"}, small...), []string{"Run/phase=load", "Run/phase=all", "Run/from=gpu:0/to=disk:0"}},
 		"trace record":  {append([]string{"trace", "record", filepath.Join(t.TempDir(), "again.trace")}, small...), []string{"Run/phase=load"}},
 		"verify":        {[]string{"verify", writeTable(t, "a,b.arrow", 2, 100)}, nil},
-		"bandwidth":     {narrow(t, "--sizes=64KiB", "--threads=1"), []string{"Bandwidth/from=gpu:0/to=disk:0/bytes=65536/moves=1/state=fresh"}},
+		"bandwidth":     {narrow(t, "--sizes=64KiB", "--threads=1"), []string{"Bandwidth/from=gpu:0/to=disk:0/bytes=65536/moves=1/state=rewritten"}},
 		"compare":       {briefly, []string{"Compare/side=spillway/op=read", "Compare/side=arrow-ipc-warm/op=write"}},
 		"topo":          {[]string{"topo"}, nil},
 		"quota":         {[]string{"quota"}, nil},

@@ -240,11 +240,5 @@ func (m *machine) limits(ctx context.Context) []report.Limit {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		m.notes.add("no limits", "the raw limits were not measured: "+err.Error())
 	}
-	var out []report.Limit
-	for _, l := range all {
-		out = append(out, report.Limit{
-			From: l.From.String(), To: l.To.String(), GiBPerS: l.GiBPerS, LimitOf: string(l.LimitOf),
-		})
-	}
-	return out
+	return all
 }

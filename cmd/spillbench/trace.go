@@ -187,10 +187,7 @@ func (f *replayFlags) run(cmd *cobra.Command, names []string) error {
 			Recorded: outcome(t.Policy, simulate.Measured(t), nil),
 		}
 		for _, policy := range f.policies {
-			policy = cmp.Or(policy, t.Policy)
-			if f.setting.Policy, err = monitor.ByName(policy); err != nil {
-				return fail.Usagef("%s: %w", name, err)
-			}
+			f.setting.Policy = policy
 			res, err := simulate.Run(ctx, t, f.setting)
 			if errors.Is(err, simulate.ErrSetting) {
 				return fail.Usagef("%s: %w", name, err)
@@ -198,7 +195,7 @@ func (f *replayFlags) run(cmd *cobra.Command, names []string) error {
 			if err != nil && !errors.Is(err, simulate.ErrStuck) {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			of.Replays = append(of.Replays, outcome(policy, res, err))
+			of.Replays = append(of.Replays, outcome(cmp.Or(policy, t.Policy), res, err))
 		}
 		doc.Traces = append(doc.Traces, of)
 	}
@@ -225,6 +222,6 @@ func outcome(policy string, r *simulate.Result, err error) report.Outcome {
 	}
 	return report.Outcome{
 		Policy: policy, Seconds: r.Took.Seconds(), StalledSeconds: r.Stalled.Seconds(),
-		Accesses: r.Accesses, Found: r.Found, Bytes: r.Bytes(), FetchedBytes: r.Fetched(), Edges: page.EdgesOf(r.Moves),
+		Accesses: r.Accesses, Found: r.Found, Bytes: r.Bytes, FetchedBytes: r.Fetched, Edges: page.EdgesOf(r.Moves),
 	}
 }

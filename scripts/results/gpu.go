@@ -115,7 +115,7 @@ func gpuTable(c *Check) (string, error) {
 			func(e Edge) bool { return e.To == "gpu:0" && e.Threads == 1 && !e.BothWays }},
 		{"both directions at once, two threads", bandwidth, func(e Edge) bool { return e.BothWays }},
 		{"GPU → disk", disk,
-			func(e Edge) bool { return e.From == "gpu:0" && e.To == "disk:0" && e.State == "fresh" }},
+			func(e Edge) bool { return e.From == "gpu:0" && e.To == "disk:0" && e.State != "" }},
 		{"disk → GPU", disk, func(e Edge) bool { return e.From == "disk:0" && e.To == "gpu:0" }},
 	} {
 		b.WriteString("| " + line.what + " |")

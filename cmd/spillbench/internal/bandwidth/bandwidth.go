@@ -18,12 +18,10 @@
 //   - to and from a disk by direct I/O, 8 requests of 1 MiB in flight, on an anonymous file in the
 //     spill directory.
 //
-// The sides take turns, and the order changes from round to round. In memory an untimed transfer in
-// the opposite direction precedes each timed one, so that both sides find the caches in the same
-// state. On a disk each side allocates its room at the start of its turn, as much as the others and
-// after they have freed theirs: one place on a disk may be twice as fast as another, and so the file
-// system chooses the same one again. Room that was allocated and never written is fresh; room that
-// the turn has written before is rewritten.
+// The sides take turns, and the order changes from round to round. An untimed transfer in the
+// opposite direction precedes each timed one, so that all sides find the caches in the same state.
+// Before the first timed write each side has written all its room on the disk, so figures are those
+// of rewritten room.
 //
 // A move may use several processors, so its efficiency can exceed 1.
 //
@@ -91,7 +89,7 @@ type Measurement struct {
 	// if a space is too small.
 	Skipped []error
 	// Ours and Limit are how many bytes Run will move at most, with those that are not timed; Disk is
-	// the part of both that edges with a disk have. Rounds that Run must repeat are not counted.
+	// the part of both that edges with a disk have.
 	Ours, Limit, Disk int64
 
 	cfg   Config
@@ -112,12 +110,11 @@ func (l load) total() int64 { return l.bytes * int64(l.threads) }
 type link struct {
 	from, to *tier.Space
 	limit    string // one of the raw limits
+	inSpaces bool   // raw copies between memory of the spaces
 }
 
-// inSpaces reports whether raw copies between memory of the spaces.
-func (k link) inSpaces() bool {
-	return k.limit == driverCopy || k.limit == peerCopy || k.from.Kind() == tier.Host && k.to.Kind() == tier.Host
-}
+// bothWays reports whether a load is also measured in both directions at once.
+func (k link) bothWays(l load) bool { return k.inSpaces && l.threads%2 == 0 }
 
 // New plans a measurement. The error is an ErrNoEdges if no pair of spaces can be measured.
 func New(cfg Config) (*Measurement, error) {
@@ -164,14 +161,16 @@ func (c *Config) edges() (links []link) {
 				continue
 			}
 			seen[kinds] = true
-			k := link{from, to, memmove}
+			k := link{from, to, memmove, true}
 			switch {
 			case kinds[1] == tier.Disk:
-				k.limit = diskIO
+				k.limit, k.inSpaces = diskIO, false
 			case kinds[1] == tier.GPU:
 				k.limit = peerCopy
 			case kinds[0] == tier.GPU && deviceOf(from).Info().Backend != "sim":
 				k.limit = driverCopy
+			case kinds[0] == tier.GPU:
+				k.inSpaces = false
 			}
 			links = append(links, k)
 		}
@@ -191,7 +190,7 @@ func (m *Measurement) lacks(l load) error {
 	for _, s := range m.cfg.Engine.Spaces() {
 		count := int64(l.threads)
 		for _, k := range m.links { // the memory that raw copies is in the space, too
-			if k.inSpaces() && (s == k.from || s == k.to) || k.limit == peerCopy && s == m.cfg.host() {
+			if k.inSpaces && (s == k.from || s == k.to) || k.limit == peerCopy && s == m.cfg.host() {
 				count = 2 * int64(l.threads)
 			}
 		}
@@ -218,13 +217,14 @@ func (m *Measurement) lacks(l load) error {
 // count adds the bytes that measuring one link moves. It mirrors bench.link.
 func (m *Measurement) count(k link, l load) {
 	rounds, all := int64(m.cfg.Pairs)+1, l.total()
-	// Ours also go to where the link begins and, to be compared, to host memory. A round has four steps.
-	ours, limit := 2*all+4*rounds*all, 2*4*rounds*all
+	turns := 4 * rounds * all // of one side
 	if k.bothWays(l) {
-		ours, limit = ours+all/2+2*rounds*all, limit+2*2*rounds*all
+		turns += 2 * rounds * all
 	}
-	if k.inSpaces() {
-		limit += 2 * all // to fill the memory
+	// Ours also go to where the link begins and, to be compared, to host memory.
+	ours, limit := 2*all+turns, 2*turns
+	if k.inSpaces {
+		limit += all // to try the lanes
 	}
 	m.Ours, m.Limit = m.Ours+ours, m.Limit+limit
 	if k.limit == diskIO {

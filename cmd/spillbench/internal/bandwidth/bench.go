@@ -14,10 +14,8 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/size"
-	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // ErrChanged reports a batch that differs from its table after moves.
@@ -29,12 +27,6 @@ type bench struct {
 	load    load
 	room    regions
 	batches []*batch.Batch // one for each thread
-	// unsteady is set by a turn in which the volume allocated room for a batch that was to be written
-	// to room allocated before. Its round does not count.
-	unsteady bool
-	// backed is how much room the volume has allocated for our side, which may be more than the load
-	// needs.
-	backed int64
 }
 
 // direction is that of a transfer along a link.
@@ -46,38 +38,19 @@ const (
 	back                   // to → from
 )
 
-// side is one of the contestants of a round: ours, raw, or raw again.
-type side struct {
-	prepare func(ctx context.Context) error // before each turn; may be nil
-	// move transfers the bytes of thread i. Calls for several threads run at the same time.
-	move   func(ctx context.Context, i int, d direction) error
-	finish func() error // after each turn, also one that failed; may be nil
-}
+// transfer moves the bytes of thread i along a link. Calls for several threads run at the same time.
+type transfer func(ctx context.Context, i int, d direction) error
 
-// step is a part of a turn, in which the first and the second half of the threads transfer at the
-// same time. A single thread belongs to the first half.
-type step struct {
-	first, second direction
-	timed         bool
-	state         string // of the disk's room
-}
+// step is a part of a turn: the directions of the first and of the second half of the threads, which
+// transfer at the same time. A single thread belongs to the first half.
+type step [2]direction
 
-// The steps of a turn; each timed one makes a row. In memory batches begin in the link's second space,
-// and a transfer in the opposite direction precedes each timed one.
 var (
-	inMemory = []step{
-		{first: back, second: back},
-		{there, there, true, ""},
-		{back, back, true, ""},
-		{first: there, second: there},
-	}
-	onDisk = []step{
-		{there, there, true, "fresh"}, {first: back, second: back},
-		{there, there, true, "rewritten"}, {back, back, true, "rewritten"},
-	}
-	// atOnce has one half of the threads transfer in each direction; then each half goes back alone. The
-	// first half begins in the link's first space.
-	atOnce = []step{{there, back, true, ""}, {back, stay, true, ""}, {stay, there, true, ""}}
+	// oneWay begins in the link's second space. The rows are those of its two middle steps.
+	oneWay = []step{{back, back}, {there, there}, {back, back}, {there, there}}
+	// atOnce also begins in the second space. The first half goes back alone, then each half transfers in
+	// one direction, and then the second half goes there alone.
+	atOnce = []step{{back, stay}, {there, back}, {stay, there}}
 )
 
 // run puts the batches, measures every link with them, and drops them.
@@ -121,138 +94,93 @@ func (b *bench) run(ctx context.Context, links []link) (rows []report.BandwidthR
 	return rows, nil
 }
 
-// bothWays reports whether a load is also measured in both directions at once.
-func (k link) bothWays(l load) bool { return k.inSpaces() && l.threads%2 == 0 }
-
 // link measures one link in both directions.
 func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, err error) {
-	ours := side{move: func(ctx context.Context, i int, d direction) error {
+	move := func(ctx context.Context, i int, d direction) error {
 		to := k.to
 		if d == back {
 			to = k.from
 		}
 		defer b.cfg.Engine.Mover().Inside().DropCopies() // a copy left behind would spare the next move
 		return b.cfg.Engine.Mover().Move(ctx, b.batches[i], reservation.Specific(to.ID()))
-	}}
-	steps, start := inMemory, there
-	if v, ok := k.to.Pool().(*volumes.Volume); ok {
-		steps, start = onDisk, back
-		var before disk.Stats
-		ours.prepare = func(ctx context.Context) (err error) {
-			err = b.allocate(ctx, k.to, v)
-			before = v.Stats()
-			b.backed = before.Backed
-			return err
-		}
-		ours.finish = func() error {
-			b.unsteady = v.Stats().Fresh != before.Fresh
-			return nil
-		}
 	}
-	if err := together(b.load.threads, func(i int) error { return ours.move(ctx, i, start) }); err != nil {
+	if err := together(b.load.threads, func(i int) error { return move(ctx, i, there) }); err != nil {
 		return nil, err
 	}
-	raw, again, free, err := b.raw(ctx, k)
+	limit, free, err := b.raw(ctx, k)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, free()) }()
-	sides := [...]side{ours, raw, again}
-	took, err := b.rounds(ctx, k, sides, steps)
+	sides := [...]transfer{move, limit, limit}
+	took, err := b.rounds(ctx, k, sides, oneWay)
 	if err != nil {
 		return nil, err
 	}
-	for _, st := range steps {
-		if st.timed {
-			rows = append(rows, took[0].row(k, b.load, st))
-			took = took[1:]
-		}
-	}
+	rows = append(rows, took[1].row(k, b.load, there), took[2].row(k, b.load, back))
 	if !k.bothWays(b.load) {
 		return rows, nil
 	}
 
-	for i := range b.load.threads / 2 {
-		if err := ours.move(ctx, i, back); err != nil {
-			return nil, err
-		}
-	}
 	if took, err = b.rounds(ctx, k, sides, atOnce); err != nil {
 		return nil, err
 	}
-	both := took[0].row(k, b.load, atOnce[0])
+	both := took[1].row(k, b.load, there)
 	both.BothWays = true
-	both.Gain = gain(took[0].ours, took[1].ours, took[2].ours)
-	both.LimitGain = gain(took[0].limits(), took[1].limits(), took[2].limits())
+	both.Gain = gain(took[1][ours], took[0][ours], took[2][ours])
+	both.LimitGain = gain(took[1].limits(), took[0].limits(), took[2].limits())
 	return append(rows, both), nil
 }
 
 // rounds lets ours, raw and raw again take turns, each doing all steps, until there are as many
-// rounds as pairs, and returns the times of each timed step. The first round warms up; unsteady rounds
-// are repeated.
-func (b *bench) rounds(ctx context.Context, k link, sides [3]side, steps []step) (all []timings, err error) {
+// rounds as pairs, and returns the times of the steps. The first round warms up.
+func (b *bench) rounds(ctx context.Context, k link, sides [3]transfer, steps []step) ([]timings, error) {
 	b.cfg.Progress.Begin(b.name(k), int64(b.cfg.Pairs))
-	for round, kept := 0, 0; kept < b.cfg.Pairs; round++ {
-		if round > 2*b.cfg.Pairs+1 {
-			return nil, fmt.Errorf("bandwidth: in only %d of %d rounds was the disk's room in the measured state",
-				kept, round)
+	all := make([]timings, len(steps))
+	for round := range b.cfg.Pairs + 1 {
+		order := [...]int{ours, raw, again}
+		if round > 0 && round%2 == 0 {
+			order = [...]int{raw, ours, again} // again stays last, so that no side has two turns in a row
 		}
-		order := [...]int{0, 1, 2}
-		if kept%2 == 1 {
-			order = [...]int{1, 0, 2} // again stays last, so that no side has two turns in a row
-		}
-		b.unsteady = false
-		var took [len(sides)][]float64
-		for _, who := range order {
-			if took[who], err = b.turn(ctx, sides[who], steps); err != nil {
+		for _, side := range order {
+			took, err := b.turn(ctx, sides[side], steps)
+			if err != nil {
 				return nil, err
 			}
+			for i, seconds := range took {
+				if round > 0 {
+					all[i][side] = append(all[i][side], seconds)
+				}
+			}
 		}
-		if round == 0 || b.unsteady {
-			continue
-		}
-		kept++
-		b.cfg.Progress.Step()
-		all = append(all, make([]timings, len(took[0])-len(all))...)
-		for i := range all {
-			t := &all[i]
-			t.ours, t.raw, t.again = append(t.ours, took[0][i]), append(t.raw, took[1][i]), append(t.again, took[2][i])
+		if round > 0 {
+			b.cfg.Progress.Step()
 		}
 	}
-	return all, nil
+	return all, context.Cause(ctx)
 }
 
-// turn does the steps, and returns the seconds that the timed ones took.
-func (b *bench) turn(ctx context.Context, s side, steps []step) (took []float64, err error) {
+// turn does the steps, and returns the seconds that each took.
+func (b *bench) turn(ctx context.Context, move transfer, steps []step) (took []float64, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
-	}
-	if s.finish != nil {
-		defer func() { err = errors.Join(err, s.finish()) }()
-	}
-	if s.prepare != nil {
-		if err := s.prepare(ctx); err != nil {
-			return nil, err
-		}
 	}
 	for _, st := range steps {
 		begun := time.Now()
 		err := together(b.load.threads, func(i int) error {
-			d := st.first
+			d := st[0]
 			if i >= (b.load.threads+1)/2 {
-				d = st.second
+				d = st[1]
 			}
 			if d == stay {
 				return nil
 			}
-			return s.move(ctx, i, d)
+			return move(ctx, i, d)
 		})
 		if err != nil {
 			return nil, err
 		}
-		if st.timed {
-			took = append(took, time.Since(begun).Seconds())
-		}
+		took = append(took, time.Since(begun).Seconds())
 	}
 	return took, nil
 }
@@ -277,36 +205,6 @@ func (b *bench) verify(ctx context.Context, want arrow.RecordBatch) error {
 		}
 	}
 	return nil
-}
-
-// allocate makes the volume give its room back and allocate as much as the load needs, without
-// writing there.
-func (b *bench) allocate(ctx context.Context, s *tier.Space, v *volumes.Volume) error {
-	if err := trim(ctx, v); err != nil {
-		return err
-	}
-	buf, err := b.reserve(ctx, s, s.Charge(b.load.bytes)*int64(b.load.threads))
-	return errors.Join(err, buf.Release())
-}
-
-// trim makes the volume give back its room, which must be unused.
-func trim(ctx context.Context, v *volumes.Volume) error {
-	_, err := v.Trim(ctx)
-	if st := v.Stats(); err == nil && st.Backed > st.Used {
-		err = fmt.Errorf("bandwidth: the volume in %s keeps %d bytes that it was to give back",
-			st.Dir, st.Backed-st.Used)
-	}
-	return err
-}
-
-// reserve allocates memory beside that of the batches. The caller must Release it.
-func (b *bench) reserve(ctx context.Context, s *tier.Space, bytes int64) (*tier.Buffer, error) {
-	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), s.Charge(bytes))
-	if err != nil {
-		return nil, err
-	}
-	buf, err := r.Alloc(bytes)
-	return buf, errors.Join(err, r.Release())
 }
 
 func (b *bench) name(k link) string {

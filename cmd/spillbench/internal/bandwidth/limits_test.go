@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/inject"
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -31,7 +32,7 @@ func TestLimits(t *testing.T) {
 	testLimits(t, eng, all)
 }
 
-func testLimits(t *testing.T, eng *spillway.Engine, all []Limit) {
+func testLimits(t *testing.T, eng *spillway.Engine, all []report.Limit) {
 	t.Helper()
 	n := len(eng.Spaces())
 	if len(all) != n*(n-1) {
@@ -39,10 +40,10 @@ func testLimits(t *testing.T, eng *spillway.Engine, all []Limit) {
 	}
 	for _, l := range all {
 		want := memmove
-		if l.From.Kind == tier.Disk || l.To.Kind == tier.Disk {
+		if strings.Contains(l.From+l.To, "disk") {
 			want = diskIO
 		}
-		if l.From.Kind == tier.GPU && l.To.Kind == tier.GPU {
+		if strings.Count(l.From+l.To, "gpu") == 2 {
 			want = peerCopy
 		}
 		if l.GiBPerS <= 0 || l.LimitOf != want {
@@ -60,7 +61,7 @@ func TestLimitsOfSlowDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range all {
-		if l.To.Kind == tier.Disk && l.GiBPerS > 0.125 {
+		if l.To == "disk:0" && l.GiBPerS > 0.125 {
 			t.Errorf("%+v of a disk of 64 MiB/s", l)
 		}
 	}

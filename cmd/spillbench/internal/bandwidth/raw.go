@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -26,27 +26,24 @@ const (
 	rawDepth   = 8
 )
 
-// raw returns two sides that do without the engine what a move along the link does, and a function
-// that frees their memory.
-func (b *bench) raw(ctx context.Context, k link) (raw, again side, free func() error, err error) {
-	free = func() error { return nil }
-	if v, ok := k.to.Pool().(*volumes.Volume); ok {
-		return b.onFile(k, v, 0), b.onFile(k, v, 1), free, nil
-	}
-	if k.inSpaces() {
+// raw returns a transfer that does without the engine what a move along the link does, and a function
+// that frees its memory and files.
+func (b *bench) raw(ctx context.Context, k link) (transfer, func() error, error) {
+	switch {
+	case k.limit == diskIO:
+		return b.onFile(k)
+	case k.inSpaces:
 		all, err := b.newLanes(ctx, k)
-		s := side{move: func(ctx context.Context, i int, d direction) error { return all[i].transfer(ctx, d) }}
-		return s, s, all.close, err
+		return func(ctx context.Context, i int, d direction) error { return all[i].transfer(ctx, d) }, all.close, err
 	}
-	s := side{move: func(_ context.Context, i int, d direction) error {
-		from, to := 0, 1
+	return func(_ context.Context, i int, d direction) error {
+		from, to := b.room.part(0, b.load, i), b.room.part(1, b.load, i)
 		if d == back {
 			from, to = to, from
 		}
-		copy(b.room.part(to, b.load, i), b.room.part(from, b.load, i))
+		copy(to, from)
 		return nil
-	}}
-	return s, s, free, nil
+	}, func() error { return nil }, nil
 }
 
 // lane is the memory that one thread of raw copies between, beside the batches' own: of a link's two
@@ -62,7 +59,7 @@ type end struct {
 	stream tier.Stream // of the device
 }
 
-// newLanes reserves as much memory in both spaces as the load has, and fills it. The caller must
+// newLanes reserves as much memory in both spaces as the load has, and tries each lane once. The caller must
 // close the lanes.
 func (b *bench) newLanes(ctx context.Context, k link) (all lanes, err error) {
 	defer func() {
@@ -86,9 +83,6 @@ func (b *bench) newLanes(ctx context.Context, k link) (all lanes, err error) {
 				err = l.transfer(ctx, back)
 			}
 		}
-		if err == nil {
-			err = l.transfer(ctx, there)
-		}
 		if err != nil {
 			return all, err
 		}
@@ -98,9 +92,14 @@ func (b *bench) newLanes(ctx context.Context, k link) (all lanes, err error) {
 
 // open reserves memory for one end, which the caller must close also after an error. Faults are for
 // moves alone, so the device is the innermost one.
-func (b *bench) open(ctx context.Context, s *tier.Space) (e *end, err error) {
-	e = &end{device: deviceOf(s)}
-	if e.buffer, err = b.reserve(ctx, s, b.load.bytes); err == nil && e.device != nil {
+func (b *bench) open(ctx context.Context, s *tier.Space) (*end, error) {
+	e := &end{device: deviceOf(s)}
+	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), s.Charge(b.load.bytes))
+	if err != nil {
+		return e, err
+	}
+	e.buffer, err = r.Alloc(b.load.bytes)
+	if err = errors.Join(err, r.Release()); err == nil && e.device != nil {
 		e.stream, err = e.device.NewStream()
 	}
 	return e, err
@@ -179,53 +178,41 @@ func (e *end) bytes() []byte { return e.buffer.Memory().(tier.HostMemory).Extent
 
 func (e *end) addr() tier.Addr { return e.buffer.Memory().(tier.DeviceMemory).Addr() }
 
-// onFile returns a side that writes and reads a new file in each turn. The file is like the spill
-// files of the volume: without a name, and opened in the same way. It uses one half of the regions,
-// so that raw and raw again do not find each other's bytes in the caches.
-func (b *bench) onFile(k link, v *volumes.Volume, half int) side {
-	fs, st := b.cfg.Files(), v.Stats()
-	var file disk.File // nil: none is open
-	return side{
-		prepare: func(ctx context.Context) (err error) {
-			if err := trim(ctx, v); err != nil { // so that the file system can choose the same place
-				return err
-			}
-			if st.Anonymous {
-				file, err = fs.OpenAnonymous(st.Dir, st.Direct)
-			} else {
-				path := filepath.Join(st.Dir, fmt.Sprintf(".spillbench-%d-%016x", os.Getpid(), rand.Uint64()))
-				if file, err = fs.Create(path, st.Direct); err == nil {
-					err = fs.Remove(path) // the file exists without a name for as long as it is open
-				}
-			}
-			if err != nil {
-				return fmt.Errorf("bandwidth: opening a file in %s: %w", st.Dir, err)
-			}
-			// As much as the volume has allocated: for another amount the file system would choose another
-			// place.
-			err = file.Allocate(0, max(b.load.total(), b.backed))
-			switch {
-			case err == nil, errors.Is(err, errors.ErrUnsupported): // then the volume's files are sparse, too
-				return nil
-			case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-				return &tier.NoSpaceError{Space: k.to.ID(), Requested: b.load.total(), Cause: err}
-			}
-			return fmt.Errorf("bandwidth: allocating %d bytes in %s: %w", b.load.total(), st.Dir, err)
-		},
-		move: func(ctx context.Context, i int, d direction) error {
-			do := file.WriteAt
-			if d == back {
-				do = file.ReadAt
-			}
-			return requests(ctx, b.room.part(half, b.load, i), int64(i)*b.load.bytes, do)
-		},
-		finish: func() (err error) {
-			if file != nil {
-				err, file = file.Close(), nil
-			}
-			return err
-		},
+// onFile returns a transfer to and from a new file. The file is like the spill files of the volume:
+// without a name, and opened in the same way.
+func (b *bench) onFile(k link) (_ transfer, free func() error, err error) {
+	fs, st := b.cfg.Files(), k.to.Pool().(*volumes.Volume).Stats()
+	var file disk.File
+	if st.Anonymous {
+		file, err = fs.OpenAnonymous(st.Dir, st.Direct)
+	} else {
+		path := filepath.Join(st.Dir, fmt.Sprintf(".spillbench-%016x", rand.Uint64()))
+		if file, err = fs.Create(path, st.Direct); err == nil {
+			err = fs.Remove(path) // the file exists without a name for as long as it is open
+		}
 	}
+	if err == nil {
+		// Where the file system cannot allocate, the volume's files are sparse, too.
+		if err = file.Allocate(0, b.load.total()); errors.Is(err, errors.ErrUnsupported) {
+			err = nil
+		}
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = &tier.NoSpaceError{Space: k.to.ID(), Requested: b.load.total(), Cause: err}
+	}
+	if err != nil {
+		if file != nil {
+			err = errors.Join(err, file.Close())
+		}
+		return nil, nil, fmt.Errorf("bandwidth: making a file of %d bytes in %s: %w", b.load.total(), st.Dir, err)
+	}
+	return func(ctx context.Context, i int, d direction) error {
+		do := file.WriteAt
+		if d == back {
+			do = file.ReadAt
+		}
+		return requests(ctx, b.room.part(0, b.load, i), int64(i)*b.load.bytes, do)
+	}, file.Close, nil
 }
 
 // requests transfers p at off by rawDepth requests at the same time. It begins none after ctx has

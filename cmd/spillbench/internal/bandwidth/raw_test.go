@@ -40,13 +40,13 @@ func newRegionsOf(t *testing.T, n int64) regions {
 	return room
 }
 
-// rawOf returns a bench without batches, a link between the named spaces, and its raw side.
-func rawOf(t *testing.T, cfg Config, from, to string, l load) (*bench, link, side) {
+// rawOf returns a bench without batches, and the raw transfer of a link between the named spaces.
+func rawOf(t *testing.T, cfg Config, from, to string, l load) (*bench, transfer) {
 	t.Helper()
 	b := &bench{cfg: &cfg, load: l, room: newRegionsOf(t, l.total())}
 	links := cfg.edges()
 	i := slices.IndexFunc(links, func(k link) bool { return k.from.ID().String() == from && k.to.ID().String() == to })
-	raw, _, free, err := b.raw(t.Context(), links[i])
+	raw, free, err := b.raw(t.Context(), links[i])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,13 +55,13 @@ func rawOf(t *testing.T, cfg Config, from, to string, l load) (*bench, link, sid
 			t.Error(err)
 		}
 	})
-	return b, links[i], raw
+	return b, raw
 }
 
 // TestRawMemory: every byte of every thread goes there, and back.
 func TestRawMemory(t *testing.T) {
 	l := load{3 << 20, 2}
-	b, _, raw := rawOf(t, small(engine(t)), "gpu:0", "host:0", l)
+	b, raw := rawOf(t, small(engine(t)), "gpu:0", "host:0", l)
 	room := b.room
 	for i := range l.threads {
 		here, far := room.part(0, l, i), room.part(1, l, i)
@@ -72,7 +72,7 @@ func TestRawMemory(t *testing.T) {
 	first := slices.Clone(room[:l.total()])
 	for _, d := range []direction{there, back} {
 		for i := range l.threads {
-			if err := raw.move(t.Context(), i, d); err != nil {
+			if err := raw(t.Context(), i, d); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -236,8 +236,8 @@ func TestFaultsSpareRaw(t *testing.T) {
 			Disks:      []spillway.DiskConfig{},
 		},
 	)
-	_, _, raw := rawOf(t, small(eng), "gpu:0", "gpu:1", load{64 << 10, 1})
-	if err := raw.move(t.Context(), 0, there); err != nil {
+	_, raw := rawOf(t, small(eng), "gpu:0", "gpu:1", load{64 << 10, 1})
+	if err := raw(t.Context(), 0, there); err != nil {
 		t.Fatal(err)
 	}
 	for i, d := range all {
@@ -252,9 +252,9 @@ type unnamed struct{ disk.FS }
 
 func (unnamed) OpenAnonymous(string, bool) (disk.File, error) { return nil, errors.ErrUnsupported }
 
-// rawFile returns the raw side of a disk, whose files have these faults. Volume and files have
-// anonymous files or none. All files must be closed when the test ends.
-func rawFile(t *testing.T, anonymous bool, l load, rules ...faultfs.Rule) (b *bench, raw side, dir string) {
+// rawFile returns a bench whose link to a disk has raw files with these faults, and the link. Volume
+// and files have anonymous files or none. All files must be closed when the test ends.
+func rawFile(t *testing.T, anonymous bool, l load, rules ...faultfs.Rule) (b *bench, k link, dir string) {
 	t.Helper()
 	base := disk.OS()
 	if !anonymous {
@@ -270,13 +270,12 @@ func rawFile(t *testing.T, anonymous bool, l load, rules ...faultfs.Rule) (b *be
 	}
 	cfg := small(eng)
 	cfg.Files = func() disk.FS { return fs }
-	b, _, raw = rawOf(t, cfg, "host:0", "disk:0", l)
 	t.Cleanup(func() {
 		if n := fs.Open(); n != 0 {
 			t.Errorf("%d files are open", n)
 		}
 	})
-	return b, raw, dir
+	return &bench{cfg: &cfg, load: l, room: newRegionsOf(t, l.total())}, cfg.edges()[0], dir
 }
 
 // names returns the names of raw files in a directory.
@@ -300,9 +299,10 @@ func TestRawFile(t *testing.T) {
 	for _, anonymous := range []bool{false, true} {
 		for _, l := range []load{{64 << 10, 1}, {3<<20 + tier.Page, 2}, {12 << 20, 1}} {
 			t.Run(fmt.Sprint(anonymous, l), func(t *testing.T) {
-				b, raw, dir := rawFile(t, anonymous, l)
+				b, k, dir := rawFile(t, anonymous, l)
 				for range 2 { // a new file each time
-					if err := raw.prepare(t.Context()); err != nil {
+					raw, free, err := b.raw(t.Context(), k)
+					if err != nil {
 						t.Fatal(err)
 					}
 					if left := names(t, dir); len(left) != 0 {
@@ -311,7 +311,7 @@ func TestRawFile(t *testing.T) {
 					want := slices.Clone(b.room[:l.total()])
 					for _, d := range []direction{there, back} {
 						for i := range l.threads {
-							if err := raw.move(t.Context(), i, d); err != nil {
+							if err := raw(t.Context(), i, d); err != nil {
 								t.Fatal(err)
 							}
 						}
@@ -322,7 +322,7 @@ func TestRawFile(t *testing.T) {
 					if !bytes.Equal(b.room[:l.total()], want) {
 						t.Error("other bytes come back")
 					}
-					if err := raw.finish(); err != nil {
+					if err := free(); err != nil {
 						t.Error(err)
 					}
 				}
@@ -353,8 +353,12 @@ func TestRawFileFails(t *testing.T) {
 		{"read", faultfs.Short(), io.ErrNoProgress, false, true},
 	} {
 		t.Run(fmt.Sprint(c.op, " ", c.want), func(t *testing.T) {
-			b, raw, dir := rawFile(t, c.anonymous, l, faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: c.effect})
-			_, err := b.turn(t.Context(), raw, onDisk)
+			b, k, dir := rawFile(t, c.anonymous, l, faultfs.Rule{Ops: []string{c.op}, Times: 1, Effect: c.effect})
+			raw, free, err := b.raw(t.Context(), k)
+			if err == nil {
+				_, err = b.turn(t.Context(), raw, []step{{there, there}, {back, back}})
+				err = errors.Join(err, free())
+			}
 			if !errors.Is(err, c.want) || errors.Is(err, tier.ErrNoSpace) != c.full {
 				t.Errorf("it ends with %v", err)
 			}
@@ -429,114 +433,22 @@ func TestRequestsEnd(t *testing.T) {
 	})
 }
 
-// TestFreshRoom: allocate leaves room that was taken from the file system and not written.
-func TestFreshRoom(t *testing.T) {
-	cfg := small(engine(t))
-	space := cfg.Engine.Spaces()[2]
-	v := space.Pool().(*volumes.Volume)
-	b := bench{cfg: &cfg, load: load{256 << 10, 2}}
-	for range 2 {
-		before := v.Stats()
-		if err := b.allocate(t.Context(), space, v); err != nil {
-			t.Fatal(err)
-		}
-		st := v.Stats()
-		if st.Fresh-before.Fresh < b.load.total() || st.Backed < b.load.total() || st.Used != 0 ||
-			st.Written != before.Written ||
-			st.Given-before.Given < before.Backed {
-			t.Errorf("before %+v\nafter %+v", before, st)
-		}
-	}
-}
-
-// alone is a file system that calls made before it makes a file, and allocated before it allocates.
-type alone struct {
-	disk.FS
-	made      func()
-	allocated func(n int64)
-}
-
-type aloneFile struct {
-	disk.File
-	fs alone
-}
-
-func (a alone) OpenAnonymous(dir string, direct bool) (disk.File, error) {
-	a.made()
-	f, err := a.FS.OpenAnonymous(dir, direct)
-	return aloneFile{f, a}, err
-}
-
-func (a alone) Create(path string, direct bool) (disk.File, error) {
-	a.made()
-	f, err := a.FS.Create(path, direct)
-	return aloneFile{f, a}, err
-}
-
-func (f aloneFile) Allocate(off, n int64) error {
-	f.fs.allocated(n)
-	return f.File.Allocate(off, n)
-}
-
-// TestFreshInEachTurn: our side takes fresh room once in each turn, and raw makes a file of the same
-// size when the other sides have none.
-func TestFreshInEachTurn(t *testing.T) {
+// TestRewrittenRoom: when the first write of the limit is timed, its file has all its room, and our side
+// takes no fresh room after its first turn.
+func TestRewrittenRoom(t *testing.T) {
 	cfg := small(engine(t))
 	cfg.Sizes, cfg.Threads, cfg.Between = cfg.Sizes[:1], []int{1}, []tier.Kind{tier.Host, tier.Disk}
-	space := cfg.Engine.Spaces()[2]
-	v := space.Pool().(*volumes.Volume)
-	if err := (&bench{cfg: &cfg, load: load{cfg.Sizes[0], 1}}).allocate(t.Context(), space, v); err != nil {
-		t.Fatal(err)
-	}
-	once := v.Stats().Fresh
-	files, made := faultfs.New(disk.OS(), 1), 0
-	cfg.Files = func() disk.FS {
-		return alone{files, func() {
-			made++
-			if st := v.Stats(); st.Backed != 0 || files.Open() != 0 {
-				t.Errorf(
-					"file %d is made beside %d bytes of the volume and %d other files",
-					made,
-					st.Backed,
-					files.Open(),
-				)
-			}
-		}, func(n int64) {
-			if n != once {
-				t.Errorf("raw allocates %d bytes, and the volume %d", n, once)
-			}
-		}}
-	}
+	v := cfg.Engine.Spaces()[2].Pool().(*volumes.Volume)
+	files := faultfs.New(disk.OS(), 1)
+	cfg.Files = func() disk.FS { return files }
+	fresh := make(map[int64]bool)
+	cfg.Progress = &steps{at: 1, then: func() { fresh[v.Stats().Fresh] = true }}
 	run(t, cfg)
-	if want := 2 * (1 + cfg.Pairs); made != want {
-		t.Errorf("%d files were made, want %d", made, want)
+	fresh[v.Stats().Fresh] = true
+	if len(fresh) != 1 || fresh[0] {
+		t.Errorf("the volume took fresh room after the first round: %v", fresh)
 	}
-	if got, want := v.Stats().Fresh-once, int64(1+cfg.Pairs)*once; got != want {
-		t.Errorf("%d bytes were fresh, want %d", got, want)
-	}
-}
-
-// TestKeptRoom: a volume that cannot give its room back is an error, because the room that it hands
-// out next would not be fresh.
-func TestKeptRoom(t *testing.T) {
-	eng := engineOn(
-		t,
-		faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"punch"}, Effect: faultfs.Fail(errors.ErrUnsupported)}),
-	)
-	v := eng.Spaces()[2].Pool().(*volumes.Volume)
-	var room [2]tier.Memory // of one piece of the file
-	for i := range room {
-		var err error
-		if room[i], err = v.Alloc(64<<10, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	v.Free(room[0], func() {})
-	if err := trim(t.Context(), v); err == nil || !strings.Contains(err.Error(), " keeps ") {
-		t.Errorf("with a half in use: %v", err)
-	}
-	v.Free(room[1], func() {})
-	if err := trim(t.Context(), v); err != nil {
-		t.Error(err)
+	if n := files.Count("open-anonymous", "create"); n != 1 {
+		t.Errorf("%d files of the limit were made", n)
 	}
 }

@@ -7,31 +7,38 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-// timings are the seconds that one step took, in the order of the rounds.
-type timings struct{ ours, raw, again []float64 }
+// The sides of a round.
+const (
+	ours  = iota
+	raw   // the limit
+	again // the limit once more
+)
+
+// timings are the seconds that one step took each side, in the order of the rounds.
+type timings [3][]float64
 
 // limits returns the times of raw and of raw again.
-func (t timings) limits() []float64 { return slices.Concat(t.raw, t.again) }
+func (t timings) limits() []float64 { return slices.Concat(t[raw], t[again]) }
 
 // row returns the row of one step.
-func (t timings) row(k link, l load, st step) report.BandwidthRow {
-	from, to := k.from, k.to
-	if st.first == back {
-		from, to = to, from
-	}
+func (t timings) row(k link, l load, d direction) report.BandwidthRow {
 	r := report.BandwidthRow{
-		From: from.ID().
-			String(),
-		To: to.ID().String(), Bytes: l.bytes, Threads: l.threads, State: st.state, LimitOf: k.limit,
+		From: k.from.ID().String(), To: k.to.ID().String(), Bytes: l.bytes, Threads: l.threads, LimitOf: k.limit,
+	}
+	if d == back {
+		r.From, r.To = r.To, r.From
+	}
+	if k.limit == diskIO {
+		r.State = "rewritten"
 	}
 	gib := float64(l.total()) / (1 << 30)
 	var ratios, noise []float64
-	for i, s := range t.ours {
+	for i, s := range t[ours] {
 		r.Samples.GiBPerS = append(r.Samples.GiBPerS, gib/s)
-		r.Samples.LimitGiBPerS = append(r.Samples.LimitGiBPerS, gib/t.raw[i])
-		r.Samples.LimitAgainGiBPerS = append(r.Samples.LimitAgainGiBPerS, gib/t.again[i])
-		ratios = append(ratios, t.raw[i]/s)
-		noise = append(noise, math.Abs(t.raw[i]/t.again[i]-1))
+		r.Samples.LimitGiBPerS = append(r.Samples.LimitGiBPerS, gib/t[raw][i])
+		r.Samples.LimitAgainGiBPerS = append(r.Samples.LimitAgainGiBPerS, gib/t[again][i])
+		ratios = append(ratios, t[raw][i]/s)
+		noise = append(noise, math.Abs(t[raw][i]/t[again][i]-1))
 	}
 	r.GiBPerS, r.CV = median(r.Samples.GiBPerS), variation(r.Samples.GiBPerS)
 	r.LimitGiBPerS = gib / median(t.limits())
@@ -55,14 +62,12 @@ func variation(v []float64) float64 {
 	sum, squares, n := 0.0, 0.0, float64(len(v))
 	for _, x := range v {
 		sum += x
-	}
-	for _, x := range v {
-		squares += (x - sum/n) * (x - sum/n)
+		squares += x * x
 	}
 	if n < 2 || sum == 0 {
 		return 0
 	}
-	return math.Sqrt(squares/(n-1)) / (sum / n)
+	return math.Sqrt(max(0, squares-sum*sum/n)/(n-1)) / (sum / n)
 }
 
 // median returns the middle of v, and does not change v.

@@ -22,7 +22,7 @@ func Example() {
 		Inputs: []job.Input{{Name: "table", Open: func(context.Context) (job.Source, error) {
 			return gen.New(gen.Config{Seed: 1, Rows: 10_000, RowsPerBatch: 1000})
 		}}},
-		Repeat: 1, Rounds: 2, Workers: 2, Dir: os.TempDir(), Memory: memory, Progress: new(progress.Bar),
+		Repeat: 1, Rounds: 2, Workers: 2, Dir: os.TempDir(), Progress: new(progress.Bar),
 	})
 	if err != nil {
 		fmt.Println(err)

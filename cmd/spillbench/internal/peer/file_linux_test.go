@@ -62,8 +62,8 @@ func TestColdFiles(t *testing.T) {
 		t.Skipf("needs a file system on a disk: %v", err)
 	}
 	r := newRig(t, table(1), table(2)).runner()
-	err := r.withPeer("test", 1, func(p *ipcFiles) error {
-		if _, err := p.write(t.Context()); err != nil {
+	err := r.withPeer(t.Context(), func(p *ipcFiles) error {
+		if _, _, err := p.write(t.Context(), false); err != nil {
 			return err
 		}
 		if len(p.files) != 2 || cached(t, p.files[0]) != 4 || cached(t, p.files[1]) != 4 {
@@ -82,7 +82,8 @@ func TestColdFiles(t *testing.T) {
 		}
 		cold("after the sync")
 		batches := 0
-		err := p.read(t.Context(), true, func(arrow.RecordBatch) error { batches++; return nil })
+		p.cold = true
+		err := p.read(t.Context(), func(arrow.RecordBatch) error { batches++; return nil })
 		if batches != 2*15 {
 			t.Errorf("%d batches were read", batches)
 		}

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -21,26 +19,11 @@ import (
 type ipcFiles struct {
 	r     *runner
 	files []*os.File // of inputs with batches, in order
-}
-
-// withPeer calls f with the peer's side, which has as much memory as ours has, and closes its files.
-// f goes through all batches so many times. Meanwhile the Go heap may grow by Config.Memory from its
-// size now; a lower limit that is set already stays.
-func (r *runner) withPeer(phase string, passes int64, f func(*ipcFiles) error) (err error) {
-	r.cfg.Progress.Begin(phase, passes*r.res.Batches)
-	debug.FreeOSMemory() // which our side has left
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	limit := debug.SetMemoryLimit(-1)
-	defer debug.SetMemoryLimit(limit)
-	debug.SetMemoryLimit(min(limit, int64(m.Sys-m.HeapReleased)+r.cfg.Memory))
-	p := &ipcFiles{r: r}
-	defer func() { err = errors.Join(err, p.close()) }()
-	return f(p)
+	cold  bool       // they are read without the page cache
 }
 
 // close closes all files. They have no names, so they are gone.
-func (p *ipcFiles) close() (err error) {
+func (p *ipcFiles) close(context.Context) (err error) {
 	for _, f := range p.files {
 		err = errors.Join(err, f.Close())
 	}
@@ -48,84 +31,60 @@ func (p *ipcFiles) close() (err error) {
 	return err
 }
 
-// measure writes and reads everything twice: through the page cache (warm, without the sync of cold),
-// and synced and without the page cache (cold).
-//
-// The first pass is untimed but for its reading. The peer takes new memory of the page cache and of
-// the heap each time; after the pass that memory is not new to the machine. A virtual machine
-// returns memory that is free for some seconds to its host, and touching it again costs ten times
-// as much as copying into it (measured: 0.45 GiB/s against 4.7 of a core's time). That would count
-// the host's time as the peer's. Our side uses memory that the arena has touched.
-func (p *ipcFiles) measure(ctx context.Context, round *Round) (err error) {
-	read := func(cold bool) (time.Duration, error) {
-		return p.r.timed(ArrowIPC, func(f check) error { return p.read(ctx, cold, f) })
+// write writes every input to a new file of its own, and returns how long that took without reading
+// the source. In the second pass it syncs the files, and drops them from the page cache.
+func (p *ipcFiles) write(ctx context.Context, second bool) (took, written time.Duration, err error) {
+	if err := p.close(ctx); err != nil {
+		return 0, 0, err
 	}
-	if _, err := p.write(ctx); err != nil {
-		return err
-	}
-	if round.Warm.Read, err = read(false); err != nil {
-		return err
-	}
-	if err := p.close(); err != nil {
-		return err
-	}
-	if round.Warm.Write, err = p.write(ctx); err != nil {
-		return err
-	}
-	if round.Peer.Write, err = p.sync(ctx, round.Warm.Write); err != nil {
-		return err
-	}
-	round.Peer.Read, err = read(true)
-	return err
-}
-
-// write writes every input to a file of its own, and returns how long that took without reading the
-// source.
-func (p *ipcFiles) write(ctx context.Context) (took time.Duration, err error) {
+	p.cold = second
 	var w *ipc.FileWriter // of the input with batches that was read last
 	// The buffer collects the paddings and headers that a FileWriter writes one by one; larger writes
 	// bypass it. Without it small batches would measure system calls.
 	buffer := bufio.NewWriterSize(nil, 64<<10)
-	timed := func(doing string, f func() error) error {
-		start := time.Now()
-		err := p.try(doing, f)
-		took += time.Since(start)
-		return err
-	}
 	finish := func() error {
 		if w == nil {
 			return nil
 		}
-		return timed("writing", func() error { return errors.Join(w.Close(), buffer.Flush()) })
+		return errors.Join(w.Close(), buffer.Flush())
+	}
+	timed := func(doing string, f func() error) error {
+		start := time.Now()
+		err := p.try(doing, f)
+		written += time.Since(start)
+		return err
 	}
 	last := -1
 	err = p.r.each(ctx, func(input int, rec arrow.RecordBatch) error {
-		if input != last {
+		p.r.cfg.Progress.Step()
+		if input == last {
+			return timed("writing", func() error { return w.Write(rec) })
+		}
+		last = input
+		return timed("making", func() error {
 			if err := finish(); err != nil {
 				return err
 			}
-			err := timed("making", func() error {
-				f, err := system.OpenUnlinked(p.r.cfg.Dir)
-				if err != nil {
-					return err
-				}
-				p.files = append(p.files, f)
-				buffer.Reset(f)
-				w, err = ipc.NewFileWriter(buffer, ipc.WithSchema(rec.Schema()))
-				return err
-			})
+			f, err := system.OpenUnlinked(p.r.cfg.Dir)
 			if err != nil {
 				return err
 			}
-			last = input
-		}
-		p.r.cfg.Progress.Step()
-		return timed("writing", func() error { return w.Write(rec) })
+			p.files = append(p.files, f)
+			buffer.Reset(f)
+			if w, err = ipc.NewFileWriter(buffer, ipc.WithSchema(rec.Schema())); err != nil {
+				return err
+			}
+			return w.Write(rec)
+		})
 	})
 	if err == nil {
-		err = finish()
+		err = timed("writing", finish)
 	}
-	return took, err
+	took = written
+	if err == nil && second {
+		took, err = p.sync(ctx, written)
+	}
+	return took, written, err
 }
 
 // sync waits until all files are on the disk, and then drops them from the page cache. It returns
@@ -140,7 +99,7 @@ func (p *ipcFiles) sync(ctx context.Context, written time.Duration) (took time.D
 	err = p.r.passed(ctx, start, p.r.res.Bytes)
 	took = time.Since(start)
 	for _, f := range p.files {
-		err = errors.Join(err, p.drop(f, 0)) // 0 is all of it
+		err = errors.Join(err, p.drop(f))
 	}
 	return took, err
 }
@@ -150,7 +109,7 @@ func (p *ipcFiles) sync(ctx context.Context, written time.Duration) (took time.D
 // ahead.
 func (r *runner) passed(ctx context.Context, start time.Time, n int64) error {
 	if r.cfg.Rate <= 0 {
-		return nil
+		return context.Cause(ctx)
 	}
 	took := time.Duration(float64(n) / float64(r.cfg.Rate) * float64(time.Second))
 	select {
@@ -161,10 +120,10 @@ func (r *runner) passed(ctx context.Context, start time.Time, n int64) error {
 	}
 }
 
-// drop drops the first n bytes of a file from the page cache; 0 is all of it.
-func (p *ipcFiles) drop(f *os.File, n int64) error {
+// drop drops a file from the page cache.
+func (p *ipcFiles) drop(f *os.File) error {
 	return p.try("dropping the page cache of", func() error {
-		err := system.DropCache(f, n)
+		err := system.DropCache(f, 0) // 0 is all of it
 		if errors.Is(err, errors.ErrUnsupported) {
 			p.r.res.CacheStays, err = true, nil
 		}
@@ -172,20 +131,20 @@ func (p *ipcFiles) drop(f *os.File, n int64) error {
 	})
 }
 
-// read calls f with every batch, in order. If cold is set it drops from the page cache what it has
-// read, batch by batch. So the cache has no more memory than our side has, and takes memory that it
-// had before; see measure. Dropping counts in the time, of which it is a hundredth: the disk reads
-// ahead meanwhile.
-func (p *ipcFiles) read(ctx context.Context, cold bool, f check) error {
-	start, bytes := time.Now(), int64(0)
+// read calls f with every batch, in order. If cold is set, it reads at the configured rate, and drops
+// from the page cache each file that it has read.
+func (p *ipcFiles) read(ctx context.Context, f check) (err error) {
+	start, passed := time.Now(), int64(0)
 	for _, file := range p.files {
-		at := &position{File: file}
 		var in *ipc.FileReader
 		err := p.try("reading", func() (err error) {
 			// The files are our own, and may hold large batches.
-			in, err = ipc.NewFileReader(at, ipc.WithBodySizeLimit(0))
+			in, err = ipc.NewFileReader(file, ipc.WithBodySizeLimit(0))
 			return err
 		})
+		if err != nil {
+			return err
+		}
 		for i := 0; err == nil && i < in.NumRecords(); i++ {
 			var rec arrow.RecordBatch
 			err = p.try("reading", func() (err error) {
@@ -195,40 +154,23 @@ func (p *ipcFiles) read(ctx context.Context, cold bool, f check) error {
 			if err != nil {
 				break
 			}
-			bytes += convert.LogicalBytes(rec)
-			if err = context.Cause(ctx); err == nil && cold {
-				err = p.r.passed(ctx, start, bytes)
+			if p.cold {
+				passed += convert.LogicalBytes(rec)
 			}
-			if err == nil {
+			if err = p.r.passed(ctx, start, passed); err == nil {
 				err = f(rec)
 			}
 			rec.Release()
-			if err == nil && cold {
-				err = p.drop(file, at.end)
-			}
 			p.r.cfg.Progress.Step()
 		}
-		if in != nil {
-			err = errors.Join(err, in.Close())
+		if p.cold {
+			err = errors.Join(err, p.drop(file))
 		}
-		if err != nil {
+		if err = errors.Join(err, in.Close()); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// position is a file that remembers where the last read in it ended.
-type position struct {
-	*os.File
-	end int64
-}
-
-// ReadAt implements io.ReaderAt.
-func (p *position) ReadAt(b []byte, off int64) (int, error) {
-	n, err := p.File.ReadAt(b, off)
-	p.end = off + int64(n)
-	return n, err
 }
 
 // try runs f, makes a panic an error, because arrow-go panics on some arrays, and labels the error as

@@ -1,11 +1,8 @@
 package peer
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"runtime/debug"
-	"slices"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -26,40 +23,20 @@ type ours struct {
 	batches []*batch.Batch // in the order of putting
 }
 
-// withOurs opens an engine for f and closes it. f goes through all batches so many times.
-func (r *runner) withOurs(ctx context.Context, phase string, passes int64, f func(*ours) error) (err error) {
-	r.cfg.Progress.Begin(phase, passes*r.res.Batches)
-	debug.FreeOSMemory() // what the peer has left
-	eng, err := r.cfg.Open(ctx)
-	if err != nil {
-		return err
+func (o *ours) close(ctx context.Context) (err error) {
+	for _, b := range o.batches {
+		err = errors.Join(err, b.Discard(ctx))
 	}
-	o := &ours{r: r, eng: eng}
-	defer func() {
-		for _, b := range o.batches {
-			err = errors.Join(err, b.Discard(context.WithoutCancel(ctx)))
-		}
-		err = errors.Join(err, eng.Close())
-	}()
-	return f(o)
+	return errors.Join(err, o.eng.Close())
 }
 
-// measure writes and reads everything once. put is what it took to lay the batches out in host
-// memory, which is no part of t.
-func (o *ours) measure(ctx context.Context) (t Times, put time.Duration, err error) {
-	if t.Write, put, err = o.write(ctx); err != nil {
-		return t, put, err
-	}
-	t.Read, err = o.r.timed("spillway", func(f check) error { return o.read(ctx, o.r.cfg.Workers, f) })
-	return t, put, err
-}
-
-// write puts all batches into host memory, a window at a time, and moves each window to disk.
-func (o *ours) write(ctx context.Context) (moved, put time.Duration, err error) {
-	window, largest := 0, int64(0) // the first batch in host memory, and what the largest takes there
+// write puts batches into host memory until that is full, moves them to disk, and goes on with the
+// next.
+func (o *ours) write(ctx context.Context, _ bool) (moved, put time.Duration, err error) {
+	window := 0 // the first batch in host memory
 	spill := func() error {
 		start := time.Now()
-		err := o.parallel(ctx, o.r.cfg.Workers, o.batches[window:], func(ctx context.Context, b *batch.Batch) error {
+		err := o.parallel(ctx, o.batches[window:], func(ctx context.Context, b *batch.Batch) error {
 			return o.eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk))
 		})
 		moved += time.Since(start)
@@ -67,30 +44,16 @@ func (o *ours) write(ctx context.Context) (moved, put time.Duration, err error) 
 		return err
 	}
 	err = o.r.each(ctx, func(_ int, rec arrow.RecordBatch) error {
-		l, err := convert.NewLayout(rec)
-		if err != nil {
-			return err
-		}
-		host := o.emptiest()
-		need := host.Charge(l.Size())
-		for _, d := range l.Dictionaries() {
-			need += host.Charge(d.Size())
-		}
-		l.Close()
-		largest = max(largest, need)
-		// Beside others there must be room for one more batch, which the engine keeps free for consumers.
-		if window < len(o.batches) && need+largest > host.Available() {
+		start := time.Now()
+		p, err := o.eng.Mover().TryIngest(ctx, rec, reservation.AnyInTier(tier.Host))
+		if errors.Is(err, tier.ErrNoSpace) && window < len(o.batches) {
 			if err := spill(); err != nil {
 				return err
 			}
-			host = o.emptiest()
+			start = time.Now()
+			p, err = o.eng.Mover().TryIngest(ctx, rec, reservation.AnyInTier(tier.Host))
 		}
-		if room := host.Available(); need > room { // Ingest would choose the disk
-			return &reservation.ExceededError{Space: host.ID(), Requested: need, Available: room, Limit: host.Room(),
-				Hint: "comparing needs room for a whole batch"}
-		}
-		start := time.Now()
-		p, err := o.eng.Mover().Ingest(ctx, rec, reservation.Specific(host.ID()))
+		put += time.Since(start)
 		if err != nil {
 			return err
 		}
@@ -100,7 +63,12 @@ func (o *ours) write(ctx context.Context) (moved, put time.Duration, err error) 
 		}
 		b.Subscribe()
 		o.batches = append(o.batches, b)
-		put += time.Since(start)
+		if host := o.eng.Reservations().Spaces().InTier(tier.Host)[0]; b.Info().Space.Kind != tier.Host {
+			return &reservation.ExceededError{
+				Space: host.ID(), Requested: convert.LogicalBytes(rec), Available: host.Available(), Limit: host.Room(),
+				Hint: "comparing needs room for a whole batch",
+			}
+		}
 		return nil
 	})
 	if err == nil {
@@ -109,17 +77,10 @@ func (o *ours) write(ctx context.Context) (moved, put time.Duration, err error) 
 	return moved, put, err
 }
 
-// emptiest returns the host space with the most room.
-func (o *ours) emptiest() *tier.Space {
-	return slices.MaxFunc(o.eng.Reservations().Spaces().InTier(tier.Host), func(a, b *tier.Space) int {
-		return cmp.Compare(a.Available(), b.Available())
-	})
-}
-
 // read brings every batch back to host memory, which verifies its checksums, calls f with its
 // record, and drops it. One worker reads in the order of putting.
-func (o *ours) read(ctx context.Context, workers int, f check) error {
-	err := o.parallel(ctx, workers, o.batches, func(ctx context.Context, b *batch.Batch) error {
+func (o *ours) read(ctx context.Context, f check) error {
+	err := o.parallel(ctx, o.batches, func(ctx context.Context, b *batch.Batch) error {
 		h, err := o.eng.Mover().Acquire(ctx, b, reservation.AnyInTier(tier.Host))
 		if err != nil {
 			return err
@@ -137,11 +98,11 @@ func (o *ours) read(ctx context.Context, workers int, f check) error {
 	return err
 }
 
-// parallel calls f with each of the batches, by so many goroutines. One takes them in order.
-func (o *ours) parallel(ctx context.Context, workers int, batches []*batch.Batch,
+// parallel calls f with each of the batches, by as many goroutines as there are workers. One takes them in order.
+func (o *ours) parallel(ctx context.Context, batches []*batch.Batch,
 	f func(context.Context, *batch.Batch) error) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(workers)
+	group.SetLimit(o.r.cfg.Workers)
 	for _, b := range batches {
 		group.Go(func() error {
 			o.r.cfg.Progress.Step()

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -50,7 +49,6 @@ func newRig(t *testing.T, inputs ...job.Input) *rig {
 			Rounds:   1,
 			Workers:  3,
 			Dir:      dir,
-			Memory:   hostMemory,
 			Progress: new(phases),
 		},
 	}
@@ -78,7 +76,12 @@ func newRig(t *testing.T, inputs ...job.Input) *rig {
 	return r
 }
 
-func (r *rig) runner() *runner { return &runner{cfg: r.Config} }
+func (r *rig) runner() *runner { return &runner{cfg: r.Config, digests: make(map[string]uint64)} }
+
+// withPeer calls f with the peer's side, and closes that.
+func (r *runner) withPeer(ctx context.Context, f func(*ipcFiles) error) error {
+	return r.with(ctx, "test ", ArrowIPC, 1, func(s side) error { return f(s.(*ipcFiles)) })
+}
 
 func (r *rig) run(ctx context.Context) (Result, error) { return Run(ctx, r.Config) }
 
@@ -249,8 +252,8 @@ func TestRun(t *testing.T) {
 			t.Errorf("written in %v with the sync and in %v without", r.Peer.Write, r.Warm.Write)
 		}
 	}
-	want := []string{"read", "verify ours", "verify arrow-ipc"}
-	for i, sides := range [][]string{{"ours", ArrowIPC}, {ArrowIPC, "ours"}, {"ours", ArrowIPC}} {
+	want := []string{"read", "verify spillway", "verify arrow-ipc"}
+	for i, sides := range [][]string{{ourName, ArrowIPC}, {ArrowIPC, ourName}, {ourName, ArrowIPC}} {
 		for _, side := range sides {
 			want = append(want, fmt.Sprintf("round %d, %s", i+1, side))
 		}
@@ -463,32 +466,6 @@ func coded(t *testing.T, words ...string) arrow.RecordBatch {
 		[]arrow.Array{col},
 		int64(len(words)),
 	)
-}
-
-// TestLimitHeap: the limit is set while the peer works, and a lower one stays.
-func TestLimitHeap(t *testing.T) {
-	before := memoryLimit()
-	r := &runner{cfg: Config{Memory: 1 << 30, Progress: new(phases)}}
-	err := r.withPeer("test", 1, func(*ipcFiles) error {
-		if got := memoryLimit(); got < 1<<30 || got >= before {
-			t.Errorf("while the peer works the limit is %d", got)
-		}
-		return nil
-	})
-	if got := memoryLimit(); err != nil || got != before {
-		t.Errorf("the limit is %d, and was %d: %v", got, before, err)
-	}
-	inner := func(*ipcFiles) error {
-		if got := memoryLimit(); got != 1<<29 {
-			t.Errorf("the limit of %d is %d", 1<<29, got)
-		}
-		return nil
-	}
-	debug.SetMemoryLimit(1 << 29)
-	err = r.withPeer("test", 1, inner)
-	if got := debug.SetMemoryLimit(before); err != nil || got != 1<<29 {
-		t.Errorf("the limit is %d, and was %d: %v", got, 1<<29, err)
-	}
 }
 
 // TestBatchesWithoutBytes are put, moved and read as any others are.

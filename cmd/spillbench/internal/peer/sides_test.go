@@ -24,13 +24,13 @@ func TestPeersFilesFail(t *testing.T) {
 			return err
 		},
 		"reading": func(p *ipcFiles) error {
-			return p.read(t.Context(), false, func(arrow.RecordBatch) error { return nil })
+			return p.read(t.Context(), func(arrow.RecordBatch) error { return nil })
 		},
-		"dropping the page cache of": func(p *ipcFiles) error { return p.drop(p.files[0], 0) },
+		"dropping the page cache of": func(p *ipcFiles) error { return p.drop(p.files[0]) },
 	} {
 		r := newRig(t, table(1)).runner()
-		err := r.withPeer("test", 1, func(p *ipcFiles) error {
-			if _, err := p.write(t.Context()); err != nil {
+		err := r.withPeer(t.Context(), func(p *ipcFiles) error {
+			if _, _, err := p.write(t.Context(), false); err != nil {
 				return err
 			}
 			if err := p.files[0].Close(); err != nil {
@@ -50,14 +50,14 @@ func TestPeersFilesFail(t *testing.T) {
 func TestPeerIsCancelledAtTheRate(t *testing.T) {
 	r := newRig(t, table(1)).runner()
 	why := errors.New("why")
-	err := r.withPeer("test", 1, func(p *ipcFiles) error {
-		if _, err := p.write(t.Context()); err != nil {
+	err := r.withPeer(t.Context(), func(p *ipcFiles) error {
+		if _, _, err := p.write(t.Context(), false); err != nil {
 			return err
 		}
-		r.cfg.Rate = 1
+		r.cfg.Rate, p.cold = 1, true
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Millisecond, func() { cancel(why) })
-		return p.read(ctx, true, func(arrow.RecordBatch) error {
+		return p.read(ctx, func(arrow.RecordBatch) error {
 			t.Error("a batch has passed a disk of a byte a second")
 			return nil
 		})
@@ -71,8 +71,9 @@ func TestPeerIsCancelledAtTheRate(t *testing.T) {
 // and when it is written it is on disk.
 func TestOnlyTimedMoves(t *testing.T) {
 	r := newRig(t, table(1)).runner()
-	err := r.withOurs(t.Context(), "test", 1, func(o *ours) error {
-		moved, put, err := o.write(t.Context())
+	err := r.with(t.Context(), "test ", ourName, 1, func(s side) error {
+		o := s.(*ours)
+		moved, put, err := o.write(t.Context(), false)
 		if err != nil {
 			return err
 		}

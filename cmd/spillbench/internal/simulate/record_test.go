@@ -207,10 +207,10 @@ func TestMeasured(t *testing.T) {
 			for _, m := range measured.Moves {
 				copies -= m.Copies
 			}
-			if measured.Bytes() != bytes || bytes == 0 || copies != 0 {
+			if measured.Bytes != bytes || bytes == 0 || copies != 0 {
 				t.Errorf(
 					"the trace has %d bytes of moves, the engine %d, and %d copies more",
-					measured.Bytes(),
+					measured.Bytes,
 					bytes,
 					copies,
 				)
@@ -221,8 +221,8 @@ func TestMeasured(t *testing.T) {
 			}
 			t.Logf(
 				"%d bytes moved, %d were; %d of %d uses are found, %d were; stalled for %v, was %v; took %v, was %v",
-				got.Bytes(),
-				measured.Bytes(),
+				got.Bytes,
+				measured.Bytes,
 				got.Found,
 				got.Accesses,
 				measured.Found,

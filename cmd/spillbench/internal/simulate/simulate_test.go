@@ -81,23 +81,19 @@ func TestPolicies(t *testing.T) {
 	for _, name := range recorded {
 		tr := read(t, name)
 		for _, policy := range monitor.Names() {
-			p, err := monitor.ByName(policy)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r := run(t, tr, simulate.Setting{Policy: p})
-			fmt.Fprintf(&now, "%-6s %-14s %-10d %v\n", name, policy, r.Bytes(), r.Stalled.Round(time.Microsecond))
+			r := run(t, tr, simulate.Setting{Policy: policy})
+			fmt.Fprintf(&now, "%-6s %-14s %-10d %v\n", name, policy, r.Bytes, r.Stalled.Round(time.Microsecond))
 			limit, known := limits[name+" "+policy]
 			switch {
 			case *update:
 			case !known:
 				t.Errorf("%s has no figures for %s: run the test with -update", file, policy)
-			case r.Bytes() > limit[0] || int64(r.Stalled) > limit[1]+limit[1]/50:
+			case r.Bytes > limit[0] || int64(r.Stalled) > limit[1]+limit[1]/50:
 				t.Errorf(
 					"%s: %s moves %d bytes and stalls for %v, at most %d and %v before",
 					name,
 					policy,
-					r.Bytes(),
+					r.Bytes,
 					r.Stalled,
 					limit[0],
 					time.Duration(limit[1]),
@@ -116,17 +112,17 @@ func TestPolicies(t *testing.T) {
 func TestCostAwareMovesLeast(t *testing.T) {
 	for _, name := range recorded {
 		tr := read(t, name)
-		aware := run(t, tr, simulate.Setting{Policy: monitor.CostAware()})
+		aware := run(t, tr, simulate.Setting{Policy: monitor.CostAware().Name()})
 		for _, p := range []monitor.Policy{monitor.PlanOrder(), monitor.LRU(), monitor.LargestFirst()} {
-			other := run(t, tr, simulate.Setting{Policy: p})
-			if float64(aware.Bytes()) > 1.03*float64(other.Bytes()) {
+			other := run(t, tr, simulate.Setting{Policy: p.Name()})
+			if float64(aware.Bytes) > 1.03*float64(other.Bytes) {
 				t.Errorf(
 					"%s: %d bytes, stalled for %v; %s %d, %v",
 					name,
-					aware.Bytes(),
+					aware.Bytes,
 					aware.Stalled,
 					p.Name(),
-					other.Bytes(),
+					other.Bytes,
 					other.Stalled,
 				)
 			}
@@ -152,15 +148,15 @@ func TestRecorded(t *testing.T) {
 	for _, name := range recorded {
 		tr := read(t, name)
 		r, m := run(t, tr, simulate.Setting{}), simulate.Measured(tr)
-		diff := r.Bytes() - m.Bytes()
-		if diff*50 > m.Bytes() || -diff*50 > m.Bytes() || r.Accesses != m.Accesses || r.Found != m.Found {
+		diff := r.Bytes - m.Bytes
+		if diff*50 > m.Bytes || -diff*50 > m.Bytes || r.Accesses != m.Accesses || r.Found != m.Found {
 			t.Errorf(
 				"%s: %d bytes, %d of %d uses found; recorded: %d bytes, %d of %d",
 				name,
-				r.Bytes(),
+				r.Bytes,
 				r.Found,
 				r.Accesses,
-				m.Bytes(),
+				m.Bytes,
 				m.Found,
 				m.Accesses,
 			)
@@ -172,14 +168,14 @@ func TestRecorded(t *testing.T) {
 func TestSettings(t *testing.T) {
 	tr := read(t, "scan")
 	plain := run(t, tr, simulate.Setting{})
-	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 30}}); r.Bytes() != 0 ||
+	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.GPU: 1 << 30}}); r.Bytes != 0 ||
 		r.Found != r.Accesses ||
 		r.Stalled != 0 {
 		t.Errorf("with a large GPU: %+v", r)
 	}
-	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 30}}); r.Bytes() == 0 ||
-		r.Bytes() >= plain.Bytes() {
-		t.Errorf("with much host memory %d bytes are moved, %d without", r.Bytes(), plain.Bytes())
+	if r := run(t, tr, simulate.Setting{Capacity: map[tier.Kind]int64{tier.Host: 1 << 30}}); r.Bytes == 0 ||
+		r.Bytes >= plain.Bytes {
+		t.Errorf("with much host memory %d bytes are moved, %d without", r.Bytes, plain.Bytes)
 	}
 	slow := run(t, tr, simulate.Setting{Bandwidth: map[simulate.Edge]float64{{From: disk, To: gpu}: 50 << 20}})
 	for _, m := range slow.Moves {
@@ -265,28 +261,32 @@ func hint(id int, next int64) string {
 
 // TestSmallTraces: what a few puts and uses move, and how long they stall, at 100 bytes a second.
 func TestSmallTraces(t *testing.T) {
-	aware := monitor.CostAware()
+	aware := monitor.CostAware().Name()
 	for _, tt := range []struct {
 		name    string
-		policy  monitor.Policy
+		policy  string
 		lines   []string
 		moves   string
 		found   int64
 		stalled time.Duration
 	}{
-		{"they fit", nil, []string{put(1), put(2), use(1), use(2)}, "", 2, 0},
-		{"one too many", nil, []string{put(1), put(2), put(3), use(3)}, "gpu:0-host:0 100", 1, time.Second},
-		{"the least recently used goes", nil, []string{put(1), put(2), use(1), put(3), use(1)},
+		{"they fit", "", []string{put(1), put(2), use(1), use(2)}, "", 2, 0},
+		{"one too many", "", []string{put(1), put(2), put(3), use(3)}, "gpu:0-host:0 100", 1, time.Second},
+		{"the least recently used goes", "", []string{put(1), put(2), use(1), put(3), use(1)},
 			"gpu:0-host:0 100", 2, time.Second},
-		{"and comes back", nil, []string{put(1), put(2), put(3), use(1)},
+		{"and comes back", "", []string{put(1), put(2), put(3), use(1)},
 			"gpu:0-host:0 200, host:0-gpu:0 100", 0, 3 * time.Second},
-		{"what was dropped leaves room", nil, []string{put(1), put(2), drop(1), put(3), use(2)}, "", 1, 0},
-		{"what was dropped is not used", nil, []string{put(1), drop(1), use(1)}, "", 0, 0},
+		{"after its fetch it is found", "", []string{put(1), put(2), put(3), use(1), use(1)},
+			"gpu:0-host:0 200, host:0-gpu:0 100", 1, 3 * time.Second},
+		{"what waits for its fetch stays where it is", "", []string{put(1), put(2), put(3), put(4), use(1)},
+			"gpu:0-host:0 300, host:0-gpu:0 100, host:0-disk:0 100", 0, 5 * time.Second},
+		{"what was dropped leaves room", "", []string{put(1), put(2), drop(1), put(3), use(2)}, "", 1, 0},
+		{"what was dropped is not used", "", []string{put(1), drop(1), use(1)}, "", 0, 0},
 		{"a hint", aware, []string{put(1), put(2), use(1), use(2), use(1), hint(2, 1<<63-1), put(3), use(1)},
 			"gpu:0-host:0 100", 4, time.Second},
 		{"another", aware, []string{put(1), put(2), use(1), use(2), use(1), hint(1, 1<<63-1), put(3), use(2)},
 			"gpu:0-host:0 100", 4, time.Second},
-		{"a copy needs no move, without host memory", nil, []string{put(1), put(2), put(3), use(1), use(2), use(3)},
+		{"a copy needs no move, without host memory", "", []string{put(1), put(2), put(3), use(1), use(2), use(3)},
 			"gpu:0-disk:0 300 and 1 copies, disk:0-gpu:0 300", 0, 6 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -407,7 +407,7 @@ func TestRecorder(t *testing.T) {
 		e.At = 0
 		want := simulate.Event{
 			Kind: "batch hinted", Batch: 7, Hint: -5, Error: "the disk is full",
-			Plan: "p", Operator: "o", Port: 1, Partition: 2, Task: "t", TaskID: 3,
+			Origin: simulate.Origin{Plan: "p", Operator: "o", Port: 1, Partition: 2, Task: "t", TaskID: 3},
 		}
 		if e != want {
 			t.Errorf("%+v, want %+v", e, want)

@@ -8,6 +8,7 @@ package simulate
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -45,24 +46,29 @@ type Space struct {
 
 // Event is an event of the engine; package events says which kind has which fields.
 type Event struct {
-	At        int64   `json:"at"`   // in nanoseconds since Header.Start
-	Kind      string  `json:"kind"` // as events.Kind has it in words
-	Batch     uint64  `json:"batch,omitzero"`
-	From      tier.ID `json:"from,omitzero"`
-	To        tier.ID `json:"to,omitzero"`
-	Bytes     int64   `json:"bytes,omitzero"`
-	Took      int64   `json:"took,omitzero"` // in nanoseconds
-	Reason    string  `json:"reason,omitzero"`
-	Copy      bool    `json:"copy,omitzero"`
-	Ahead     bool    `json:"ahead,omitzero"`
-	Hint      int64   `json:"hint,omitzero"`
-	Plan      string  `json:"plan,omitzero"`
-	Operator  string  `json:"operator,omitzero"`
-	Port      int     `json:"port,omitzero"`
-	Partition int     `json:"partition,omitzero"`
-	Task      string  `json:"task,omitzero"`
-	TaskID    uint64  `json:"task_id,omitzero"`
-	Error     string  `json:"error,omitzero"`
+	At     int64   `json:"at"`   // in nanoseconds since Header.Start
+	Kind   string  `json:"kind"` // as events.Kind has it in words
+	Batch  uint64  `json:"batch,omitzero"`
+	From   tier.ID `json:"from,omitzero"`
+	To     tier.ID `json:"to,omitzero"`
+	Bytes  int64   `json:"bytes,omitzero"`
+	Took   int64   `json:"took,omitzero"` // in nanoseconds
+	Reason string  `json:"reason,omitzero"`
+	Copy   bool    `json:"copy,omitzero"`
+	Ahead  bool    `json:"ahead,omitzero"`
+	Hint   int64   `json:"hint,omitzero"`
+	Origin
+	Error string `json:"error,omitzero"`
+}
+
+// Origin has the fields of events.Origin, so that one converts to the other.
+type Origin struct {
+	Plan      string `json:"plan,omitzero"`
+	Operator  string `json:"operator,omitzero"`
+	Port      int    `json:"port,omitzero"`
+	Partition int    `json:"partition,omitzero"`
+	Task      string `json:"task,omitzero"`
+	TaskID    uint64 `json:"task_id,omitzero"`
 }
 
 // Recorder writes a trace. It writes whole lines only, so an interrupted trace is readable up to its
@@ -73,9 +79,9 @@ type Recorder struct {
 	// mu is a leaf.
 	mu     sync.Mutex
 	w      io.Writer
-	header bool   // it was written
-	lines  []byte // that are to be written
-	err    error  // of the first write that failed: nothing is written after it
+	header bool         // it was written
+	lines  bytes.Buffer // lines to write
+	err    error        // of the first write that failed: nothing is written after it
 }
 
 // full is how many bytes of lines a Recorder collects for one write.
@@ -89,17 +95,15 @@ func (r *Recorder) Event(e events.Event) {
 	line := Event{
 		At: e.At.Sub(r.start).Nanoseconds(), Kind: e.Kind.String(), Batch: e.Batch, From: e.From, To: e.To,
 		Bytes: e.Bytes, Took: e.Took.Nanoseconds(), Reason: e.Reason, Copy: e.Copy, Ahead: e.Ahead, Hint: e.Hint,
-		Plan: e.Plan, Operator: e.Operator, Port: e.Port, Partition: e.Partition, Task: e.Task, TaskID: e.TaskID,
+		Origin: Origin(e.Origin),
 	}
 	if e.Err != nil {
 		line.Error = e.Err.Error()
 	}
-	text, err := json.Marshal(line)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.err = cmp.Or(r.err, err)
-	r.lines = append(append(r.lines, text...), '\n')
-	if r.header && len(r.lines) >= full {
+	r.err = cmp.Or(r.err, json.NewEncoder(&r.lines).Encode(line))
+	if r.lines.Len() >= full {
 		r.flushLocked()
 	}
 }
@@ -110,35 +114,34 @@ func (r *Recorder) Begin(policy string, spaces []spillway.SpaceStats) {
 	for _, s := range spaces {
 		h.Spaces = append(h.Spaces, Space{s.ID, s.Capacity, s.Limit, s.Trigger, s.Stop, s.Used()})
 	}
-	text, err := json.Marshal(h)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.err, r.header = cmp.Or(r.err, err), true
-	r.lines = slices.Concat(text, []byte("\n"), r.lines)
-	r.flushLocked()
+	r.header, r.err = true, cmp.Or(r.err, json.NewEncoder(r.w).Encode(h)) // an Encoder makes one write of it
 }
 
 // Close writes what is left and returns the first error.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.header {
-		r.flushLocked()
-	}
+	r.flushLocked()
 	if r.err != nil {
 		return fmt.Errorf("writing the trace: %w", r.err)
 	}
 	return nil
 }
 
+// flushLocked writes the lines, unless the header is still to come.
 func (r *Recorder) flushLocked() {
-	if r.err == nil {
-		_, r.err = r.w.Write(r.lines)
+	if !r.header {
+		return
 	}
-	r.lines = r.lines[:0]
+	if r.err == nil {
+		_, r.err = r.w.Write(r.lines.Bytes())
+	}
+	r.lines.Reset()
 }
 
-// Trace is what was recorded.
+// Trace is a recording.
 type Trace struct {
 	Header
 	Events []Event // by time
@@ -153,35 +156,37 @@ const maxLine = 1 << 20
 
 // Read reads a trace to its end. Errors other than those of ErrFormat are the reader's.
 func Read(from io.Reader) (*Trace, error) {
-	lines, t := bufio.NewReaderSize(from, maxLine), new(Trace)
-	for n := 1; ; n++ {
-		line, end := lines.ReadSlice('\n') // end is io.EOF where the newline is missing
-		switch {
-		case end == bufio.ErrBufferFull:
-			return nil, fmt.Errorf("%w: line %d is longer than %d bytes", ErrFormat, n, maxLine)
-		case end != nil && end != io.EOF:
-			return nil, end
-		case n == 1 && len(line) == 0:
-			return nil, fmt.Errorf("%w: it is empty", ErrFormat)
-		case n == 1:
-			if err := json.Unmarshal(line, &t.Header); err != nil || t.Version != version {
-				return nil, fmt.Errorf("%w: the first line is not that of %q", ErrFormat, version)
-			}
-			continue
-		case len(line) == 0:
-			slices.SortStableFunc(t.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
-			return t, nil
+	lines, t := bufio.NewScanner(from), new(Trace)
+	lines.Buffer(nil, maxLine)
+	var broken error // of the line before
+	n := 0
+	for ; lines.Scan(); n++ {
+		if broken != nil {
+			return nil, fmt.Errorf("%w: line %d: %w", ErrFormat, n, broken)
 		}
 		var e Event
-		switch err := json.Unmarshal(line, &e); {
-		case err != nil && end == io.EOF:
-			t.CutOff = true
-		case err != nil:
-			return nil, fmt.Errorf("%w: line %d: %w", ErrFormat, n, err)
-		case e.Bytes < 0 || e.Took < 0:
-			return nil, fmt.Errorf("%w: line %d: a size or a time below 0", ErrFormat, n)
-		default:
+		switch {
+		case n > 0:
+			if broken = json.Unmarshal(lines.Bytes(), &e); broken != nil {
+				continue
+			}
+			if e.Bytes < 0 || e.Took < 0 {
+				return nil, fmt.Errorf("%w: line %d: a size or a time below 0", ErrFormat, n+1)
+			}
 			t.Events = append(t.Events, e)
+		case json.Unmarshal(lines.Bytes(), &t.Header) != nil || t.Version != version:
+			return nil, fmt.Errorf("%w: the first line is not that of %q", ErrFormat, version)
 		}
 	}
+	switch err := lines.Err(); {
+	case err == bufio.ErrTooLong:
+		return nil, fmt.Errorf("%w: line %d is longer than %d bytes", ErrFormat, n+1, maxLine)
+	case err != nil:
+		return nil, err
+	case n == 0:
+		return nil, fmt.Errorf("%w: it is empty", ErrFormat)
+	}
+	t.CutOff = broken != nil
+	slices.SortStableFunc(t.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+	return t, nil
 }
