@@ -238,7 +238,7 @@ func TestReportInBrowser(t *testing.T) {
 		bars int
 		text []string
 	}{
-		"bandwidth.html": {2 * 8, []string{"Of 8 rows ", "host:0 → disk:0", "64KiB, rewritten", "the limit, which varies by", "memmove", "disk I/O"}},
+		"bandwidth.html": {2 * 6, []string{"Of 6 rows ", "host:0 → disk:0", "64KiB, rewritten", "the limit, which varies by", "memmove", "disk I/O"}},
 		"compare.html":   {5 + 4, []string{"With the same 1.0 MiB of memory Spillway wrote", "write ratio", "Reading", "arrow-ipc, warm"}},
 	} {
 		for _, how := range []browser.How{{Width: 1160, Height: 900}, {Width: 900, Height: 700, Dark: true}, {Width: 380, Height: 800}, {Width: 720, Height: 1000, Print: true}} {
