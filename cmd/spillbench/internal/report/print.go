@@ -84,36 +84,35 @@ func (p *printer) table(list any, columns ...string) {
 	for _, column := range columns {
 		heading, key, _ := strings.Cut(column, "=")
 		key, name, _ := strings.Cut(cmp.Or(key, heading), "=")
-		align, texts := text.AlignLeft, make([]string, rows.Len())
-		for i := range texts {
+		if p.format == CSV {
+			heading = key
+		} else if heading == "" {
+			continue
+		}
+		align := text.AlignLeft
+		for i := range cells {
 			value := fieldOf(rows.Index(i), cmp.Or(name, key))
 			switch value.(type) {
 			case int, int64, float64:
 				align = text.AlignRight
 			}
-			texts[i] = p.inert(p.cell(key, value))
-		}
-		if p.format == CSV {
-			heading = key
-		} else if heading == "" || strings.Join(texts, "") == "" {
-			continue
-		}
-		for i := range cells {
-			cells[i] = append(cells[i], texts[i])
+			cells[i] = append(cells[i], p.inert(p.cell(key, value)))
 		}
 		head = append(head, p.inert(heading))
 		configs = append(configs, table.ColumnConfig{Number: len(head), Align: align, AlignHeader: align})
 	}
-	if len(head) == 0 {
-		return
-	}
 	t.AppendHeader(head)
 	t.AppendRows(cells)
 	t.SetColumnConfigs(configs)
+	if p.format != CSV {
+		t.SuppressEmptyColumns()
+	}
 	t.SetStyle(table.Style{Box: table.BoxStyle{PaddingLeft: "  "}})
 	t.SuppressTrailingSpaces()
 	render := map[Format]func() string{Table: t.Render, Markdown: t.RenderMarkdown, CSV: t.RenderCSV}
-	p.block(render[p.format](), true)
+	if text := render[p.format](); text != "" {
+		p.block(text, true)
+	}
 }
 
 // fieldOf returns the field of a struct that has a JSON key, or the value in a map whose field has the
@@ -121,11 +120,12 @@ func (p *printer) table(list any, columns ...string) {
 func fieldOf(row reflect.Value, key string) any {
 	for _, f := range reflect.VisibleFields(row.Type()) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		value := row.FieldByIndex(f.Index)
 		if name == key {
-			return row.FieldByIndex(f.Index).Interface()
+			return value.Interface()
 		}
-		if inMap, ok := strings.CutPrefix(key, name+"_"); ok && f.Type == reflect.TypeFor[map[string]int64]() {
-			return row.FieldByIndex(f.Index).Interface().(map[string]int64)[inMap]
+		if reason, ok := strings.CutPrefix(key, name+"_"); ok && value.Kind() == reflect.Map {
+			return value.Interface().(map[string]int64)[reason]
 		}
 	}
 	return nil
@@ -143,8 +143,8 @@ var (
 // cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
 func (p *printer) cell(key string, value any) string {
 	forPeople := p.format != CSV
-	sparse := forPeople && keyOfSparse.MatchString(key)
-	if value == nil || value == topology.Unknown || sparse && reflect.ValueOf(value).IsZero() {
+	if value == nil || value == topology.Unknown ||
+		forPeople && keyOfSparse.MatchString(key) && reflect.ValueOf(value).IsZero() {
 		return ""
 	}
 	var texts []string

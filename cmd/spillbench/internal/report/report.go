@@ -126,12 +126,12 @@ func Compared(names []string, documents []Document) (Document, error) {
 	return &Pair{a, b, names}, nil
 }
 
-// parts returns the documents of a Pair with their names, or a document with the name of its command.
+// parts returns the documents of a Pair with their names, or a document without a name.
 func parts(d Document) (names []string, all []measured) {
 	if p, ok := d.(*Pair); ok {
 		return p.Names, []measured{p.Document.(measured), p.B.(measured)}
 	}
-	return []string{d.header().Command}, []measured{d.(measured)}
+	return []string{""}, []measured{d.(measured)}
 }
 
 // Print writes a document in a format. Lines for people end with the notes, each on a line of its own, and
@@ -194,13 +194,10 @@ Unit cpu-ns/op better=lower
 	out := benchfmt.NewWriter(w)
 	names, documents := parts(d)
 	for i, d := range documents {
-		env, result := d.header().Env, ""
-		if len(documents) > 1 {
-			result = names[i]
-		}
+		env := d.header().Env
 		var config []benchfmt.Config
 		for _, p := range page.Pairs(
-			"result", result, "goos", env.GOOS, "goarch", env.GOARCH,
+			"result", names[i], "goos", env.GOOS, "goarch", env.GOARCH,
 			"pkg", "github.com/spillway-db/spillway/cmd/spillbench",
 			"cpu", env.CPU, "gpu", env.GPU, "filesystem", env.FileSystem, "commit", env.Commit,
 		) {
