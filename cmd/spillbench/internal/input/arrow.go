@@ -73,7 +73,7 @@ func (s *Source) readArrowFile() error {
 	}
 	r := bufio.NewReaderSize(io.NewSectionReader(s.file, 0, at-n), bufferSize)
 	return s.readArrow(&messages{
-		r: r, end: at - n, mem: &s.mem, held: schema, ids: map[int64]bool{},
+		r: r, end: at - n, mem: &s.mem, held: schema,
 		file: s.file, places: places, last: maxStart + n,
 	})
 }
@@ -108,7 +108,7 @@ func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 // that of two tables from pandas does.
 func (a *arrowReader) another() error {
 	m := a.messages
-	if m.ids != nil {
+	if m.file != nil {
 		if gap := m.end - m.last; gap > maxFooterGap {
 			return wrongf("name the files one by one",
 				"has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one",

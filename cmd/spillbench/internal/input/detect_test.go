@@ -73,7 +73,7 @@ func TestOtherFormats(t *testing.T) {
 		"ORC":               {"ORC\x1a\x00\x00\x0a\x06...\x08\x03\x10ORC\x18", "an ORC file"},
 		"empty ORC":         {"ORC\x08\x03\x10\x03\x1a\x00...\x03ORC\x18", "an ORC file"},
 		"Feather":           {"FEA1\x00\x00\x00\x00...FEA1", "Feather V1"},
-		"bzip2":             {"BZh91AY&SYabcdefgh", "bzip2"},
+		"bzip2":             {"BZh91AY&SYabcd\x00\x01efgh", "bzip2"},
 		"empty bzip2":       {"BZh9\x17rE8P\x90\x00\x00\x00\x00", "bzip2"},
 		"Avro":              {"Obj\x01\x04\x16avro.schema", "Avro"},
 		"gzip":              {"\x1f\x8b\x08\x00....", "gzip"},

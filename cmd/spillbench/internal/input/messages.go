@@ -49,9 +49,9 @@ type messages struct {
 
 	// Of a file; nil and 0 for a stream.
 	file   io.ReaderAt
-	places []int64        // offsets of the messages that were not read yet
-	last   int64          // the largest offset that a message has reached
-	ids    map[int64]bool // the dictionaries that were read
+	places []int64 // offsets of the messages that were not read yet
+	last   int64   // the largest offset that a message has reached
+	ids    []int64 // of the dictionaries that were read
 
 	layout *layout        // of the stream's batches; nil before its schema
 	held   *memory.Buffer // metadata of a schema message that begins the file or the next stream; usually nil
@@ -82,14 +82,15 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 		return nil, err
 	}
 	if h.kind == schemaHeader {
-		if m.layout != nil && m.file != nil {
+		switch {
+		case m.layout == nil:
+			m.layout = &layout{message: h}
+		case m.file != nil:
 			return nil, errMetadata
-		}
-		if m.layout != nil { // the stream ends without a mark
+		default: // the stream ends without a mark
 			m.held = meta
 			return nil, io.EOF
 		}
-		m.layout = &layout{message: h}
 	}
 	body, err := m.take("a body of %d bytes", h.bodyLength)
 	if err != nil {
@@ -104,13 +105,12 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 			return nil, err
 		}
 	}
-	if m.ids != nil && h.kind == dictionaryHeader && !h.delta {
-		// All batches would get the last one.
-		if m.ids[h.dictionary] {
+	if m.file != nil && h.kind == dictionaryHeader && !h.delta {
+		if slices.Contains(m.ids, h.dictionary) { // all batches would get the last one
 			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file",
 				h.dictionary)
 		}
-		m.ids[h.dictionary] = true
+		m.ids = append(m.ids, h.dictionary)
 	}
 	return ipc.NewMessage(meta, body), nil
 }

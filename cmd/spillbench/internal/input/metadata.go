@@ -133,8 +133,16 @@ func readHeader(meta []byte) (h header, err error) {
 	return h, nil
 }
 
-// footerAt is where readFooter expects the footer: behind room for the message's own table.
+// footerAt is where readFooter expects the footer: behind room for footerMessage and an offset.
 const footerAt = 32
+
+// footerMessage begins the metadata of a schema message. Its version, at versionAt, is set later, and the
+// offset of the schema follows it.
+const footerMessage = "\x10\x00\x00\x00" + // the position of the message's table
+	"\x0a\x00\x0c\x00\x04\x00\x06\x00\x08\x00\x00\x00" + // the vtable: version, kind and schema in the table
+	"\x0c\x00\x00\x00\x00\x00\x01\x00" // the table: the distance to the vtable, version and kind
+
+const versionAt = 20
 
 // readFooter verifies a file's footer and returns the offsets of the file's messages, the dictionaries
 // first. It writes to the bytes before the footer, so that all together are a message of its schema.
@@ -155,15 +163,9 @@ func readFooter(meta []byte) (places []int64, err error) {
 	if !ok {
 		return nil, errMetadata
 	}
-	const vtable, message = 4, 16
-	le.PutUint32(meta, message)
-	for i, v := range []uint16{10, 12, 4, 6, 8} { // sizes of vtable and table, fields: version, kind, schema
-		le.PutUint16(meta[vtable+2*i:], v)
-	}
-	le.PutUint32(meta[message:], message-vtable)
-	le.PutUint16(meta[message+4:], uint16(footer.GetInt16Slot(4, 0)))
-	meta[message+6] = schemaHeader
-	le.PutUint32(meta[message+8:], uint32(footerAt+schema.Pos-message-8))
+	n := copy(meta, footerMessage)
+	le.PutUint16(meta[versionAt:], uint16(footer.GetInt16Slot(4, 0)))
+	le.PutUint32(meta[n:], uint32(footerAt+int(schema.Pos)-n))
 	return places, nil
 }
 
