@@ -77,8 +77,8 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := readHeader(meta.Bytes())
-	if err != nil {
+	var h header
+	if err := verify(meta.Bytes(), h.read); err != nil {
 		return nil, err
 	}
 	if h.kind == schemaHeader {

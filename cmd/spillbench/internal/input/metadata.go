@@ -98,15 +98,19 @@ type header struct {
 	delta      bool  // the values are appended to those of the dictionary before
 }
 
-// readHeader verifies the metadata of a message and reads it.
-func readHeader(meta []byte) (h header, err error) {
+// verify calls read with the root table of a flatbuffer. It returns errMetadata if read leaves the buffer.
+func verify(buffer []byte, read func(root table) error) (err error) {
 	defer func() {
 		if recover() != nil {
 			err = errMetadata
 		}
 	}()
-	left := 4 * len(meta) // writers hardly share vectors
-	message := table{flatbuffers.Table{Bytes: meta}, &left}.follow(0)
+	left := 4 * len(buffer) // writers hardly share vectors
+	return read(table{flatbuffers.Table{Bytes: buffer}, &left}.follow(0))
+}
+
+// read reads the metadata of a message.
+func (h *header) read(message table) error {
 	message.vector(12, 4) // custom metadata
 	h.kind, h.bodyLength = message.GetByteSlot(6, 0), message.GetInt64Slot(10, 0)
 	batch, _ := message.child(8)
@@ -115,22 +119,22 @@ func readHeader(meta []byte) (h header, err error) {
 		h.old = message.GetInt16Slot(4, 0) < 4 // before version 5
 		batch.vector(8, 4)                     // custom metadata
 		h.readFields(batch, 6, 0)
-		return h, nil
+		return nil
 	case dictionaryHeader:
 		h.dictionary, h.delta = batch.GetInt64Slot(4, 0), batch.GetBoolSlot(8, false)
 		batch, _ = batch.child(6)
 	case batchHeader:
 	default:
-		return h, nil // arrow-go refuses it
+		return nil // arrow-go refuses it
 	}
 	h.nodes, h.buffers, h.variadic = batch.numbers(6, 2), batch.numbers(8, 2), batch.numbers(12, 1)
 	if compression, ok := batch.child(10); ok {
 		h.compressed, h.codec = true, compression.GetByteSlot(4, 0)
 		if method := compression.GetByteSlot(6, 0); method != 0 {
-			return h, fmt.Errorf("it is compressed by method %d, which is not supported", method)
+			return fmt.Errorf("it is compressed by method %d, which is not supported", method)
 		}
 	}
-	return h, nil
+	return nil
 }
 
 // footerAt is where readFooter expects the footer: behind room for footerMessage and an offset.
@@ -147,26 +151,22 @@ const versionAt = 20
 // readFooter verifies a file's footer and returns the offsets of the file's messages, the dictionaries
 // first. It writes to the bytes before the footer, so that all together are a message of its schema.
 func readFooter(meta []byte) (places []int64, err error) {
-	defer func() {
-		if recover() != nil {
-			err = errMetadata
+	err = verify(meta[footerAt:], func(footer table) error {
+		for _, slot := range []flatbuffers.VOffsetT{8, 10} {
+			for block := range slices.Chunk(footer.numbers(slot, 3), 3) {
+				places = append(places, block[0])
+			}
 		}
-	}()
-	left := 4 * len(meta)
-	footer := table{flatbuffers.Table{Bytes: meta[footerAt:]}, &left}.follow(0)
-	for _, slot := range []flatbuffers.VOffsetT{8, 10} {
-		for block := range slices.Chunk(footer.numbers(slot, 3), 3) {
-			places = append(places, block[0])
+		schema, ok := footer.child(6)
+		if !ok {
+			return errMetadata
 		}
-	}
-	schema, ok := footer.child(6)
-	if !ok {
-		return nil, errMetadata
-	}
-	n := copy(meta, footerMessage)
-	le.PutUint16(meta[versionAt:], uint16(footer.GetInt16Slot(4, 0)))
-	le.PutUint32(meta[n:], uint32(footerAt+int(schema.Pos)-n))
-	return places, nil
+		n := copy(meta, footerMessage)
+		le.PutUint16(meta[versionAt:], uint16(footer.GetInt16Slot(4, 0)))
+		le.PutUint32(meta[n:], uint32(footerAt+int(schema.Pos)-n))
+		return nil
+	})
+	return places, err
 }
 
 // readFields verifies the fields in a slot of parent, which have so many levels of fields above them.
