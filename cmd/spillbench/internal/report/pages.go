@@ -98,15 +98,16 @@ func settingsOf(config any) (all []page.Setting) {
 			continue
 		}
 		s := page.Setting{Name: column[1], Flag: column[2], Field: column[3], Says: column[4]}
+		s.Value = strings.Trim((&printer{}).cell(key, value), "[]")
 		switch v := value.(type) {
 		case float64:
 			s.Value = fmt.Sprintf("%.3g", v)
 		case int64:
-			if s.Value = page.Off; v != 0 {
-				s.Value = (&printer{}).cell(key, v) + map[bool]string{true: "/s"}[s.Says != ""]
+			if v == 0 {
+				s.Value = page.Off
+			} else if s.Says != "" {
+				s.Value += "/s"
 			}
-		default:
-			s.Value = strings.Trim((&printer{}).cell(key, v), "[]")
 		}
 		s.Same = found.ReplaceAllString(s.Value, "")
 		all = append(all, s)
@@ -147,8 +148,8 @@ func (r *Run) page() page.Run {
 		}
 	}
 	for i, ph := range p.Phases {
-		cutShort := p.Failed && i > 0 && i == len(p.Phases)-1 // by how much is unknown
-		if !cutShort && ph.Name != drain {
+		// How much of the input the last phase of a failed run has read is not known.
+		if ph.Name != drain && (!p.Failed || i == 0 || i < len(p.Phases)-1) {
 			p.Phases[i].Bytes = r.Input.Bytes
 		}
 	}
