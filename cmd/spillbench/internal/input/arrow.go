@@ -41,7 +41,7 @@ func (s *Source) readArrow(m *messages) error {
 		return err
 	}
 	a.schema = a.stream.Schema()
-	s.schema, s.next = a.schema, a.next
+	s.schema, s.read = a.schema, a.next
 	return nil
 }
 

@@ -96,8 +96,10 @@ type Source struct {
 	r      *bufio.Reader // of file, from its start
 	mem    limitedAllocator
 	schema *arrow.Schema
-	next   nextFunc
-	err    error // the error that Next returned; it is sticky
+	read   nextFunc // of the format
+	rows   int64    // in the batches that read returned and checked accepted
+	next   nextFunc // checked, or a rebatcher's
+	err    error    // the error that Next returned; it is sticky
 }
 
 // Open opens the file or named pipe at path, or standard input if path is "-", and reads the schema.
@@ -132,9 +134,9 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	if err != nil {
 		return nil, errors.Join(s.broken(err), s.file.Close())
 	}
-	s.next = checked(s.next)
+	s.next = s.checked
 	if opt.RowsPerBatch > 0 {
-		s.next = (&rebatcher{src: s.next, rows: opt.RowsPerBatch, mem: &s.mem}).next
+		s.next = (&rebatcher{src: s.checked, rows: opt.RowsPerBatch, mem: &s.mem}).next
 	}
 	return s, nil
 }

@@ -56,36 +56,33 @@ func storage(t arrow.DataType) arrow.DataType {
 	return t
 }
 
-// checked returns a nextFunc that checks the batches of next: offsets, sizes and indices must stay
-// within the buffers, because the IPC readers of arrow-go take these numbers from the file
-// unchecked, and text must be UTF-8.
-func checked(next nextFunc) nextFunc {
-	before := int64(0) // the number of rows in the batches so far
-	return func(ctx context.Context) (arrow.RecordBatch, error) {
-		rec, err := next(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for i, column := range rec.Columns() {
-			err, name := validate(column), rec.ColumnName(i)
-			if err == nil {
-				continue
-			}
-			if !strings.Contains(err.Error(), "not valid utf8") {
-				return nil, fmt.Errorf("column %q: %w", name, err)
-			}
-			left := maxTextSearch
-			for row := 0; row < column.Len() && left > 0; row++ {
-				if !validText(column, row, &left) {
-					return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q",
-						before+int64(row)+1, name)
-				}
-			}
-			return nil, wrongf(fixText, "has text that is not UTF-8 in column %q", name) // in no row, or far behind
-		}
-		before += rec.NumRows()
-		return rec, nil
+// checked returns the next batch of read and checks it: offsets, sizes and indices must stay within
+// the buffers, because the IPC readers of arrow-go take these numbers from the file unchecked, and
+// text must be UTF-8.
+func (s *Source) checked(ctx context.Context) (arrow.RecordBatch, error) {
+	rec, err := s.read(ctx)
+	if err != nil {
+		return nil, err
 	}
+	for i, column := range rec.Columns() {
+		err, name := validate(column), rec.ColumnName(i)
+		if err == nil {
+			continue
+		}
+		if !strings.Contains(err.Error(), "not valid utf8") {
+			return nil, fmt.Errorf("column %q: %w", name, err)
+		}
+		left := maxTextSearch
+		for row := 0; row < column.Len() && left > 0; row++ {
+			if !validText(column, row, &left) {
+				return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q",
+					s.rows+int64(row)+1, name)
+			}
+		}
+		return nil, wrongf(fixText, "has text that is not UTF-8 in column %q", name) // in no row, or far behind
+	}
+	s.rows += rec.NumRows()
+	return rec, nil
 }
 
 // maxTextSearch is how many values are visited to find the row of text that is not UTF-8. Run-end
