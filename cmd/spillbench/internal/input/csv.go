@@ -100,9 +100,9 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 // both. Text in quotes stays as it is.
 //
 // encoding/csv, which the readers of this package use, ends lines at line feeds only and skips
-// blank lines. In a table of one column a blank line behind the header is a row without a value, so
-// lineReader puts an empty value in quotes there. In wider tables each row has separators, and a
-// blank line is none.
+// blank lines. In a table of one column a blank line after the header is a row without a value, so
+// lineReader replaces it by an empty value in quotes. In wider tables each row has separators, and
+// blank lines are not rows.
 type lineReader struct {
 	r      *bufio.Reader
 	single bool // the table has one column

@@ -52,8 +52,8 @@ var headerLine = regexp.MustCompile(`^$|[,\t;|]|^"|^[\pL\p{Nd}_\x{FFFD}][^ /]*$`
 // textLine matches a line with text in it.
 var textLine = regexp.MustCompile(`[^\r\n]+`)
 
-// control matches a character that text doesn't have: the control characters but those that separate
-// words, lines and pages. The encoding of text is checked when it is read.
+// control matches a control character other than those that separate words, lines and pages. Text has
+// none of them. The readers check the encoding of text.
 var control = regexp.MustCompile(`[\x00-\x08\x0b\x0e-\x1f]`)
 
 // detect returns the format of a file that begins with head.

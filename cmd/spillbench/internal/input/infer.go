@@ -24,7 +24,7 @@ var candidates = []arrow.DataType{
 // that is not null.
 type column []arrow.DataType
 
-// add takes one value into account.
+// add removes the candidates that cannot hold v.
 func (c *column) add(v string) {
 	if slices.Contains(csv.DefaultNullValues, v) {
 		return

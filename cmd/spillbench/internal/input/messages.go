@@ -19,27 +19,28 @@ const (
 	continuation = 0xffffffff // before the length of a message's metadata since format 0.15
 	bufferSize   = 1 << 20    // of readers
 
-	// maxExpansion is how many times as large as compressed bytes the memory may be that is
-	// allocated ahead of the decompressed ones.
+	// maxExpansion limits the memory that is allocated before decompression, as a multiple of the
+	// compressed bytes.
 	maxExpansion = 16
 
-	// minWindow is the history, in bytes, that a zstd decoder may keep of any buffer. RFC 8878 asks
-	// encoders not to need more. Of a large buffer it may keep maxExpansion times its bytes.
+	// minWindow is the window, in bytes, that a zstd decoder accepts for every buffer. RFC 8878 asks
+	// encoders not to need more. For large buffers the limit is maxExpansion times their compressed
+	// bytes.
 	minWindow = 8 << 20
 )
 
 // messages reads the messages of an IPC stream one by one; it is an ipc.MessageReader.
 //
-// It trusts no number in a message. Metadata, a body and each buffer in it must lie within what is
-// left of the file. Memory for what a pipe or a compressed buffer declares grows with the bytes that
-// arrive. A batch must have the field nodes and buffers that arrow-go takes from it without
-// counting, and the bytes for its rows.
+// It trusts no number in a message. Metadata, bodies and buffers must fit into the rest of the file.
+// For the lengths that a pipe or a compressed buffer declares, it allocates memory only as bytes
+// arrive. A batch must have the field nodes and buffers that arrow-go reads without counting them, and
+// the bytes for its rows.
 //
 // Message decompresses buffers itself, because arrow-go allocates the declared length first. It
 // passes them on in the form that Arrow has for buffers of a compressed body that are stored as they
 // are: behind a length of -1.
 //
-// Messages are in memory of the Go heap, and so nobody has to release them.
+// Messages are on the Go heap and need no Release.
 type messages struct {
 	r     *bufio.Reader
 	start int64 // offset of the last message
@@ -84,7 +85,7 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 	if h.kind == schemaHeader {
 		switch {
 		case m.layout == nil:
-			m.layout = &layout{message: h}
+			m.layout = &layout{header: h}
 		case m.file != nil:
 			return nil, errMetadata
 		default: // the stream ends without a mark

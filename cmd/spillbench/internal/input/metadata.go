@@ -14,7 +14,7 @@ import (
 // arrow-go reads the flatbuffers of Arrow IPC metadata without verifying them. It allocates the
 // declared length of the vectors of fields and of custom metadata, and a Go program doesn't survive
 // the allocation of more memory than the machine has. So this package reads these vectors first.
-// What else lies outside the metadata makes arrow-go panic and is an error then.
+// Other offsets that lead outside the metadata make arrow-go panic, and guard returns an error.
 //
 // Slots have the numbers of the code that flatc makes of Arrow's Message.fbs and Schema.fbs: 4 for the
 // first field of a table, 6 for the second, and so on.
@@ -42,8 +42,7 @@ func (t table) follow(pos flatbuffers.UOffsetT) table {
 	return t
 }
 
-// child returns the table in a slot, and whether there is one. The methods of one that isn't there
-// panic.
+// child returns the table in a slot, and whether there is one. The methods of a missing table panic.
 func (t table) child(slot flatbuffers.VOffsetT) (child table, ok bool) {
 	if offset := t.Offset(slot); offset != 0 {
 		return t.follow(t.Pos + flatbuffers.UOffsetT(offset)), true
@@ -188,12 +187,12 @@ func (h *header) readFields(parent table, slot flatbuffers.VOffsetT, levels int)
 // layout has the types of a stream's batches. arrow-go takes as many field nodes and buffers from a
 // batch as the types have, without a look at how many there are.
 type layout struct {
-	message header // of the schema
+	header  // of the schema
 	columns *arrow.StructType
-	values  []arrow.DataType // of the dictionaries, in the order of the ids in message
+	values  []arrow.DataType // of the dictionaries, in the order of ids
 }
 
-// setColumns sets what arrow-go has made of the schema in l.message.
+// setColumns sets the types that arrow-go has read from the schema.
 func (l *layout) setColumns(schema *arrow.Schema) {
 	l.columns = arrow.StructOf(schema.Fields()...)
 	l.addDictionaries(l.columns)
@@ -221,9 +220,9 @@ func (l *layout) check(h header) error {
 	c := cursor{header: h}
 	if h.kind == batchHeader {
 		for _, field := range l.columns.Fields() {
-			c.skip(field.Type, l.message.old)
+			c.skip(field.Type, l.old)
 		}
-	} else if i := slices.Index(l.message.ids, h.dictionary); i >= 0 {
+	} else if i := slices.Index(l.ids, h.dictionary); i >= 0 {
 		c.skip(l.values[i], true) // arrow-go reads them as if their metadata were old
 	} else {
 		return fmt.Errorf("it is of dictionary %d, which no column has", h.dictionary)

@@ -20,8 +20,8 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
 )
 
-// maxParquetRows is the most rows of a batch that was not asked for: writers make row groups of
-// 120,000 to a few million rows, and between two batches a cancelled run stops.
+// maxParquetRows limits the rows of a batch if the caller sets no number. Writers make row groups of
+// 120,000 to a few million rows, and a cancelled run stops only between two batches.
 const maxParquetRows = 1 << 20
 
 // parquetBuffer is how much of a column chunk is read at once.

@@ -10,12 +10,12 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 )
 
-// maxNesting is the most levels of types that a column may have, in each format. It is the limit of
+// maxNesting is the maximum number of levels of a column's type, in all formats. It is the limit of
 // arrow-go's IPC readers and writers. A list of integers has two levels.
 const maxNesting = 64
 
-// maxMaps is the most maps of them. To make the array of a map, arrow-go makes that of its entries
-// twice, so each map in a map doubles the time.
+// maxMaps is the maximum number of these levels that may be maps. To make the array of a map, arrow-go
+// makes the array of its entries twice, so each level of maps doubles the time.
 const maxMaps = 10
 
 const fixText = "convert its text to UTF-8 first, for example with iconv"

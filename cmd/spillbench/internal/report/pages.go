@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-db/spillway/observe/page"
 )
 
-// Generated begins the name of an input that is no file. Its size follows that of the memories.
+// Generated begins the name of a generated input, whose size follows the sizes of the memories.
 const Generated = "a generated table"
 
 // writeHTML writes a page about a document.
@@ -51,9 +51,10 @@ func yes(is bool) string {
 	return "no"
 }
 
-// settings are those of all configurations, as "key|name|flag|field|sentence": the JSON key, which ends
-// in "?" if a 0 means that the document is of an older program, the name on a page, the flag and the
-// field of spillway.Config that change it, and the beginning of a sentence that the value ends.
+// settings lists the settings of all configurations as "key|name|flag|field|sentence": the JSON key, the
+// name on a page, the flag and the field of spillway.Config that change it, and the beginning of a
+// sentence that ends with the value. A key ends in "?" if 0 means that an older program wrote the
+// document.
 var settings = []string{
 	"gpu|GPU|--gpu|GPUs[].Backend",
 	"gpu_memory_bytes|GPU memory|--gpu-memory|GPUMemory",
@@ -115,13 +116,13 @@ func settingsOf(config any) (all []page.Setting) {
 	return all
 }
 
-// found is what is in a setting and was not set. Two runs are not compared by it.
+// found matches the parts of a setting's value that were measured and not set. Comparisons ignore them.
 var found = regexp.MustCompile(` \((hits: \d+|[^()]* free)\)`)
 
-// String is the fault with what it hit.
+// String returns the fault and how many operations it hit.
 func (f Fault) String() string { return fmt.Sprintf("%s (hits: %d)", f.Spec, f.Hits) }
 
-// String is the directory with its capacity.
+// String returns the directory and its capacity.
 func (d Disk) String() string {
 	free := " free"
 	if d.CapacityGiven {

@@ -33,8 +33,8 @@ func (d *Pair) print(p *printer) string {
 	return ""
 }
 
-// printer collects what a document shows: lines for people, and tables. Whatever the names in them are,
-// no line breaks, no terminal acts on them, and Markdown shows no HTML.
+// printer collects the output for a document: lines for people, and tables. It escapes names, so that
+// none of them breaks a line, controls a terminal or becomes HTML in Markdown.
 type printer struct {
 	format Format
 	text   strings.Builder
@@ -50,7 +50,7 @@ func (p *printer) block(text string, apart bool) {
 	p.apart = apart
 }
 
-// literal escapes what begins HTML or code in Markdown. Unlike a backslash, an entity doesn't depend on
+// literal escapes the characters that begin HTML or code in Markdown. Unlike a backslash, an entity doesn't depend on
 // the character before it.
 var literal = strings.NewReplacer("&", "&amp;", "<", "&lt;", "`", "&#96;")
 
@@ -62,7 +62,8 @@ func (p *printer) inert(text string) string {
 	return text
 }
 
-// line adds a line for people. Markdown would join lines that no empty line separates.
+// line adds a line for people. In Markdown an empty line separates it from the next, because Markdown
+// joins adjacent lines.
 func (p *printer) line(format string, args ...any) {
 	if p.format != CSV {
 		p.block(p.inert(fmt.Sprintf(format, args...)), p.format == Markdown)
@@ -131,8 +132,8 @@ func fieldOf(row reflect.Value, key string) any {
 	return nil
 }
 
-// Keys of values that people read in other forms than programs: bytes with a unit, nothing for 0 or
-// false, and three digits behind the point instead of two.
+// Keys of values that are printed for people in a form of their own: bytes with a unit, nothing for 0
+// or false, and three digits after the decimal point instead of two.
 var (
 	keyOfBytes  = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
 	keyOfSparse = regexp.MustCompile(
@@ -140,7 +141,7 @@ var (
 	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)
 )
 
-// cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
+// cell formats a value. CSV has it in full and in the unit of the JSON; the other formats are for people.
 func (p *printer) cell(key string, value any) string {
 	forPeople := p.format != CSV
 	if value == nil || value == topology.Unknown ||

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Read reads a document of run, bandwidth or compare. It may come from anywhere, so Read checks that it
-// has everything that the other functions of this package rely on, and that they can calculate with it.
+// Read reads a document of run, bandwidth or compare. It doesn't trust the text: it checks that the
+// document has the parts and the numbers that the other functions of this package rely on.
 func Read(text []byte) (Document, error) {
 	if !json.Valid(text) {
 		return nil, errors.New("it is no JSON")
@@ -51,7 +51,7 @@ func inPlainWords(err error) error {
 	return fmt.Errorf("%s: unexpected %s", cmp.Or(field, "the document"), wrong.Value)
 }
 
-// Bounds of numbers that can be calculated with. No run reaches them.
+// Bounds of numbers, within which calculations neither overflow nor divide by 0. No run reaches them.
 const (
 	maxCount   = 1 << 58 // bytes, or anything else that is counted
 	maxSeconds = float64(math.MaxInt64 / time.Second)
@@ -63,7 +63,7 @@ var (
 	neverEmpty   = regexp.MustCompile(`^(env|phases|spaces|rows)$`) // unless the command failed
 )
 
-// decode decodes text into d and checks what the type of d doesn't guarantee.
+// decode decodes text into d and checks the properties that the type of d doesn't guarantee.
 func decode(text []byte, d Document) error {
 	if err := json.Unmarshal(text, d); err != nil {
 		return err

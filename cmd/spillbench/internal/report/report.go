@@ -31,8 +31,8 @@ import (
 //go:embed schema/spillbench.v1.schema.json
 var jsonSchema string
 
-// JSONSchema returns the JSON Schema (draft 2020-12) of all documents. It has every key of the
-// documents and allows no other.
+// JSONSchema returns the JSON Schema (draft 2020-12) of all documents. It lists every key of the
+// documents and allows no others.
 func JSONSchema() string { return jsonSchema }
 
 // Document is the result of a command: Run, Verify, Bandwidth, Compare, Quota, Topo, Trace or Inspect, or
@@ -111,7 +111,7 @@ func NotesOf(d Document) (notes []string) {
 	return notes
 }
 
-// Compared returns the only one of documents, or two of one command as a Pair.
+// Compared returns a single document as it is, and two documents of the same command as a Pair.
 func Compared(names []string, documents []Document) (Document, error) {
 	a, b := documents[0], documents[len(documents)-1]
 	if len(documents) == 1 {
@@ -185,7 +185,7 @@ func writeBenchmarks(w io.Writer, d Document) error {
 Unit limit-GiB/s better=higher
 Unit cpu-ns/op better=lower
 `)
-	// A stored document may have any text where these lines have words.
+	// A stored document may have any text in the places of these words.
 	words := func(text, separator string) string {
 		return named.Inert(strings.Join(strings.Fields(text), separator))
 	}

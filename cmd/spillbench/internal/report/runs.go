@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// BusyShare is the share of the processors' time, used by other processes, above which a run's figures
-// are called too low.
+// BusyShare is the share of the processors' time that other processes may use before Busy reports that
+// a run's figures are too low.
 const BusyShare = 0.2
 
-// SetRuns sets the runs, all of them of the document's input, and sums them up. It returns the number
-// of the run whose time is the median, or the lower of the two in the middle.
+// SetRuns sets the runs of the document's input and their summary. It returns the index of the run with
+// the median time. Of an even number of runs it returns the faster one of the two in the middle.
 func (r *Run) SetRuns(runs []Repetition) int {
 	if len(runs) == 0 {
 		return 0
@@ -32,7 +32,7 @@ func (r *Run) SetRuns(runs []Repetition) int {
 }
 
 // Busy returns a sentence if other processes used so much of the processors that the figures are too
-// low, and else an empty text.
+// low. Otherwise it returns "".
 func (r *Run) Busy() string {
 	p := r.Processors
 	if p == nil || p.OthersShare < BusyShare {
