@@ -79,6 +79,7 @@ func TestOtherFormats(t *testing.T) {
 		"gzip":              {"\x1f\x8b\x08\x00....", "gzip"},
 		"zstd":              {"\x28\xb5\x2f\xfd\x04\x00...", "zstd"},
 		"xz":                {"\xfd7zXZ\x00\x00\x04", "xz"},
+		"UTF-16":            {"\xff\xfe\x2c\x67\x87\x65\x2c\x67\x87\x65", "UTF-16 text"}, // no byte is a control character
 		"no stream":         {"\xff\xff\xff\xff\xff\xff\xff\xff\x10\x00\x00\x00", "is not Parquet, Arrow or CSV"},
 		"no stream, zeros":  {"\xff\xff\xff\xff\x00\x00\x00\x00\x00\x00\x00\x00", "is not Parquet, Arrow or CSV"},
 		"no gzip":           {"\x1f\x8b\x00\x00....", "is not Parquet, Arrow or CSV"},
