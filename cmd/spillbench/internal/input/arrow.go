@@ -29,20 +29,20 @@ const (
 // arrowReader reads streams of Arrow IPC, one behind the other, or the messages of a file. messages
 // reads the messages and arrow-go decodes them.
 type arrowReader struct {
-	messages *messages
-	r        *ipc.Reader   // of the stream that is being read
-	first    *arrow.Schema // of the first stream
+	*messages
+	stream *ipc.Reader   // the one that is being read
+	schema *arrow.Schema // of the first stream
 }
 
 // readArrow reads the file as an Arrow stream.
 func (s *Source) readArrow(m *messages) error {
 	a := &arrowReader{messages: m}
-	err := a.open()
-	if err == nil {
-		a.first = a.r.Schema()
-		s.schema, s.next = a.first, a.next
+	if err := a.open(); err != nil {
+		return err
 	}
-	return err
+	a.schema = a.stream.Schema()
+	s.schema, s.read = a.schema, a.next
+	return nil
 }
 
 // readArrowFile reads an Arrow file: a magic number and padding, a stream, a footer, its length and the
@@ -73,16 +73,16 @@ func (s *Source) readArrowFile() error {
 	}
 	r := bufio.NewReaderSize(io.NewSectionReader(s.file, 0, at-n), bufferSize)
 	return s.readArrow(&messages{
-		r: r, end: at - n, mem: &s.mem, held: schema, ids: map[int64]bool{},
+		r: r, end: at - n, mem: &s.mem, held: schema,
 		file: s.file, places: places, last: maxStart + n,
 	})
 }
 
 // open begins a stream: the next message must be its schema.
 func (a *arrowReader) open() (err error) {
-	a.messages.layout = nil
-	if a.r, err = ipc.NewReaderFromMessageReader(a.messages, ipc.WithAllocator(a.messages.mem)); err == nil {
-		a.messages.layout.setColumns(a.r.Schema())
+	a.layout = nil
+	if a.stream, err = ipc.NewReaderFromMessageReader(a.messages, ipc.WithAllocator(a.mem)); err == nil {
+		a.layout.setColumns(a.stream.Schema())
 	}
 	return err
 }
@@ -90,9 +90,9 @@ func (a *arrowReader) open() (err error) {
 // next returns the next batch, with the schema of the first stream.
 func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 	for {
-		rec, err := a.r.Read()
+		rec, err := a.stream.Read()
 		if err == nil {
-			return array.NewRecordBatchWithMetadata(a.first, rec.Columns(), rec.NumRows(), equal.Metadata(rec)), nil
+			return array.NewRecordBatchWithMetadata(a.schema, rec.Columns(), rec.NumRows(), equal.Metadata(rec)), nil
 		}
 		if err == io.EOF {
 			err = a.another()
@@ -107,26 +107,25 @@ func (a *arrowReader) next(context.Context) (arrow.RecordBatch, error) {
 // columns must be those of the first stream. The metadata of the schema itself may differ, because
 // that of two tables from pandas does.
 func (a *arrowReader) another() error {
-	m := a.messages
-	if m.ids != nil {
-		if gap := m.end - m.last; gap > maxFooterGap {
+	if a.file != nil {
+		if gap := a.end - a.last; gap > maxFooterGap {
 			return wrongf("name the files one by one",
 				"has %d bytes, from byte %d on, that are not its stream or footer: it may be several files in one",
-				gap, m.last)
+				gap, a.last)
 		}
 		return io.EOF
 	}
-	if m.held == nil {
-		if _, err := m.r.Peek(1); err != nil {
+	if a.held == nil {
+		if _, err := a.r.Peek(1); err != nil {
 			return err
 		}
-		m.start = m.at
+		a.start = a.at
 	}
-	at := m.start
+	at := a.start
 	if err := a.open(); err != nil {
 		return fmt.Errorf("the bytes behind the end of a stream, from byte %d on, are no other stream: %w", at, err)
 	}
-	first, second := arrow.NewSchema(a.first.Fields(), nil), arrow.NewSchema(a.r.Schema().Fields(), nil)
+	first, second := arrow.NewSchema(a.schema.Fields(), nil), arrow.NewSchema(a.stream.Schema().Fields(), nil)
 	if err := equal.Schemas(first, second); err != nil {
 		return wrongf("make it a file of its own", "has a stream of another schema at byte %d: %s", at,
 			strings.Replace(err.Error(), "convert: the records", "they", 1))

@@ -79,20 +79,18 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 
 	r := csv.NewReader(lines(width == 1), s.schema, csv.WithHeader(true), csv.WithComma(comma),
 		csv.WithNullReader(true), csv.WithChunk(int(cmp.Or(rowsPerBatch, defaultCSVRows))), csv.WithAllocator(&s.mem))
-	before := int64(0) // the number of rows in the batches so far
-	s.next = func(context.Context) (arrow.RecordBatch, error) {
+	s.read = func(context.Context) (arrow.RecordBatch, error) {
 		more := r.Next()
 		// If a value does not parse, the reader returns the batch with a null in its place. Only
 		// Err has the error.
 		if err := r.Err(); err != nil {
-			return nil, fmt.Errorf("after row %d: %w", before, err)
+			return nil, fmt.Errorf("after row %d: %w", s.rows, err)
 		}
 		if !more {
 			return nil, io.EOF
 		}
 		rec := r.RecordBatch()
 		rec.Retain()
-		before += rec.NumRows()
 		return rec, nil
 	}
 	return nil
@@ -102,9 +100,9 @@ func (s *Source) readCSV(ctx context.Context, rowsPerBatch int64) error {
 // both. Text in quotes stays as it is.
 //
 // encoding/csv, which the readers of this package use, ends lines at line feeds only and skips
-// blank lines. In a table of one column a blank line behind the header is a row without a value, so
-// lineReader puts an empty value in quotes there. In wider tables each row has separators, and a
-// blank line is none.
+// blank lines. In a table of one column a blank line after the header is a row without a value, so
+// lineReader replaces it by an empty value in quotes. In wider tables each row has separators, and
+// blank lines are not rows.
 type lineReader struct {
 	r      *bufio.Reader
 	single bool // the table has one column

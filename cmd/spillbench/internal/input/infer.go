@@ -1,7 +1,7 @@
 package input
 
 import (
-	"math"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +24,7 @@ var candidates = []arrow.DataType{
 // that is not null.
 type column []arrow.DataType
 
-// add takes one value into account.
+// add removes the candidates that cannot hold v.
 func (c *column) add(v string) {
 	if slices.Contains(csv.DefaultNullValues, v) {
 		return
@@ -74,14 +74,11 @@ func losesDigits(v string, f float64) bool {
 	if len(v) <= 15 { // float64 holds 15 digits
 		return false
 	}
-	whole, fraction, point := strings.Cut(strings.TrimLeft(v, "+-"), ".")
-	if strings.Trim(whole, "0123456789") != "" || strings.Trim(fraction, "0") != "" {
+	digits, fraction, point := strings.Cut(v, ".")
+	whole, ok := new(big.Int).SetString(digits, 10)
+	if !ok || strings.Trim(fraction, "0") != "" {
 		return false // it is no integer, or one with an exponent
 	}
-	exact := strconv.FormatFloat(math.Abs(f), 'f', 0, 64)
-	if strings.TrimLeft(whole, "0") != strings.TrimLeft(exact, "0") {
-		return true
-	}
-	_, err := strconv.ParseInt(v, 10, 64)
-	return err != nil && !point
+	rounded, _ := big.NewFloat(f).Int(nil)
+	return whole.Cmp(rounded) != 0 || !whole.IsInt64() && !point
 }

@@ -5,9 +5,9 @@
 //	                   │
 //	                   format's reader ─▶ checked ─▶ rebatcher
 //
-// Files come from outside, so nothing in them is trusted. A panic of a decoder becomes an error. No
-// allocation is larger than the machine could hold, and none that reads Arrow is larger than the
-// bytes that there are. Each error is an *Error, which names the file and how to mend it.
+// The package doesn't trust files. A panic of a decoder becomes an error. Options limits each
+// allocation, and the Arrow reader allocates in proportion to the bytes of the file. Each error is an
+// *Error with the name of the file and the way to mend it.
 //
 // A Source belongs to one goroutine. The package takes no locks.
 package input
@@ -86,8 +86,8 @@ type nextFunc func(ctx context.Context) (arrow.RecordBatch, error)
 
 // Source is an open file. The caller must Close it.
 //
-// Readers allocate from the Go heap. So what Source drops needs no Release, and after Close the
-// batches that Next returned stay valid.
+// Readers allocate from the Go heap. So batches that Source drops need no Release, and batches that
+// Next returned stay valid after Close.
 type Source struct {
 	path   string        // as messages name it
 	format Format        // empty until it is detected
@@ -96,8 +96,10 @@ type Source struct {
 	r      *bufio.Reader // of file, from its start
 	mem    limitedAllocator
 	schema *arrow.Schema
-	next   nextFunc
-	err    error // the error that Next returned; it is sticky
+	read   nextFunc // of the format
+	rows   int64    // in the batches that read returned and checked accepted
+	next   nextFunc // checked, or a rebatcher's
+	err    error    // the error that Next returned; it is sticky
 }
 
 // Open opens the file or named pipe at path, or standard input if path is "-", and reads the schema.
@@ -132,9 +134,9 @@ func Open(ctx context.Context, path string, opt Options) (*Source, error) {
 	if err != nil {
 		return nil, errors.Join(s.broken(err), s.file.Close())
 	}
-	s.next = checked(s.next)
+	s.next = s.checked
 	if opt.RowsPerBatch > 0 {
-		s.next = (&rebatcher{src: s.next, rows: opt.RowsPerBatch, mem: &s.mem}).next
+		s.next = (&rebatcher{Source: s, perBatch: opt.RowsPerBatch}).next
 	}
 	return s, nil
 }

@@ -19,27 +19,28 @@ const (
 	continuation = 0xffffffff // before the length of a message's metadata since format 0.15
 	bufferSize   = 1 << 20    // of readers
 
-	// maxExpansion is how many times as large as compressed bytes the memory may be that is
-	// allocated ahead of the decompressed ones.
+	// maxExpansion limits the memory that is allocated before decompression, as a multiple of the
+	// compressed bytes.
 	maxExpansion = 16
 
-	// minWindow is the history, in bytes, that a zstd decoder may keep of any buffer. RFC 8878 asks
-	// encoders not to need more. Of a large buffer it may keep maxExpansion times its bytes.
+	// minWindow is the window, in bytes, that a zstd decoder accepts for every buffer. RFC 8878 asks
+	// encoders not to need more. For large buffers the limit is maxExpansion times their compressed
+	// bytes.
 	minWindow = 8 << 20
 )
 
 // messages reads the messages of an IPC stream one by one; it is an ipc.MessageReader.
 //
-// It trusts no number in a message. Metadata, a body and each buffer in it must lie within what is
-// left of the file. Memory for what a pipe or a compressed buffer declares grows with the bytes that
-// arrive. A batch must have the field nodes and buffers that arrow-go takes from it without
-// counting, and the bytes for its rows.
+// It trusts no number in a message. Metadata, bodies and buffers must fit into the rest of the file.
+// For the lengths that a pipe or a compressed buffer declares, it allocates memory only as bytes
+// arrive. A batch must have the field nodes and buffers that arrow-go reads without counting them, and
+// the bytes for its rows.
 //
 // Message decompresses buffers itself, because arrow-go allocates the declared length first. It
 // passes them on in the form that Arrow has for buffers of a compressed body that are stored as they
 // are: behind a length of -1.
 //
-// Messages are in memory of the Go heap, and so nobody has to release them.
+// Messages are on the Go heap and need no Release.
 type messages struct {
 	r     *bufio.Reader
 	start int64 // offset of the last message
@@ -49,9 +50,9 @@ type messages struct {
 
 	// Of a file; nil and 0 for a stream.
 	file   io.ReaderAt
-	places []int64        // offsets of the messages that were not read yet
-	last   int64          // the largest offset that a message has reached
-	ids    map[int64]bool // the dictionaries that were read
+	places []int64 // offsets of the messages that were not read yet
+	last   int64   // the largest offset that a message has reached
+	ids    []int64 // of the dictionaries that were read
 
 	layout *layout        // of the stream's batches; nil before its schema
 	held   *memory.Buffer // metadata of a schema message that begins the file or the next stream; usually nil
@@ -77,19 +78,20 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := readHeader(meta.Bytes())
-	if err != nil {
+	var h header
+	if err := verify(meta.Bytes(), h.read); err != nil {
 		return nil, err
 	}
 	if h.kind == schemaHeader {
-		if m.layout != nil && m.file != nil {
+		switch {
+		case m.layout == nil:
+			m.layout = &layout{header: h}
+		case m.file != nil:
 			return nil, errMetadata
-		}
-		if m.layout != nil { // the stream ends without a mark
+		default: // the stream ends without a mark
 			m.held = meta
 			return nil, io.EOF
 		}
-		m.layout = &layout{message: h}
 	}
 	body, err := m.take("a body of %d bytes", h.bodyLength)
 	if err != nil {
@@ -104,13 +106,12 @@ func (m *messages) Message() (msg *ipc.Message, err error) {
 			return nil, err
 		}
 	}
-	if m.ids != nil && h.kind == dictionaryHeader && !h.delta {
-		// All batches would get the last one.
-		if m.ids[h.dictionary] {
+	if m.file != nil && h.kind == dictionaryHeader && !h.delta {
+		if slices.Contains(m.ids, h.dictionary) { // all batches would get the last one
 			return nil, fmt.Errorf("dictionary %d is replaced by another one, which is not supported in a file",
 				h.dictionary)
 		}
-		m.ids[h.dictionary] = true
+		m.ids = append(m.ids, h.dictionary)
 	}
 	return ipc.NewMessage(meta, body), nil
 }

@@ -14,7 +14,7 @@ import (
 // arrow-go reads the flatbuffers of Arrow IPC metadata without verifying them. It allocates the
 // declared length of the vectors of fields and of custom metadata, and a Go program doesn't survive
 // the allocation of more memory than the machine has. So this package reads these vectors first.
-// What else lies outside the metadata makes arrow-go panic and is an error then.
+// Other offsets that lead outside the metadata make arrow-go panic, and guard returns an error.
 //
 // Slots have the numbers of the code that flatc makes of Arrow's Message.fbs and Schema.fbs: 4 for the
 // first field of a table, 6 for the second, and so on.
@@ -42,8 +42,7 @@ func (t table) follow(pos flatbuffers.UOffsetT) table {
 	return t
 }
 
-// child returns the table in a slot, and whether there is one. The methods of one that isn't there
-// panic.
+// child returns the table in a slot, and whether there is one. The methods of a missing table panic.
 func (t table) child(slot flatbuffers.VOffsetT) (child table, ok bool) {
 	if offset := t.Offset(slot); offset != 0 {
 		return t.follow(t.Pos + flatbuffers.UOffsetT(offset)), true
@@ -98,15 +97,19 @@ type header struct {
 	delta      bool  // the values are appended to those of the dictionary before
 }
 
-// readHeader verifies the metadata of a message and reads it.
-func readHeader(meta []byte) (h header, err error) {
+// verify calls read with the root table of a flatbuffer. It returns errMetadata if read leaves the buffer.
+func verify(buffer []byte, read func(root table) error) (err error) {
 	defer func() {
 		if recover() != nil {
 			err = errMetadata
 		}
 	}()
-	left := 4 * len(meta) // writers hardly share vectors
-	message := table{flatbuffers.Table{Bytes: meta}, &left}.follow(0)
+	left := 4 * len(buffer) // writers hardly share vectors
+	return read(table{flatbuffers.Table{Bytes: buffer}, &left}.follow(0))
+}
+
+// read reads the metadata of a message.
+func (h *header) read(message table) error {
 	message.vector(12, 4) // custom metadata
 	h.kind, h.bodyLength = message.GetByteSlot(6, 0), message.GetInt64Slot(10, 0)
 	batch, _ := message.child(8)
@@ -115,56 +118,54 @@ func readHeader(meta []byte) (h header, err error) {
 		h.old = message.GetInt16Slot(4, 0) < 4 // before version 5
 		batch.vector(8, 4)                     // custom metadata
 		h.readFields(batch, 6, 0)
-		return h, nil
+		return nil
 	case dictionaryHeader:
 		h.dictionary, h.delta = batch.GetInt64Slot(4, 0), batch.GetBoolSlot(8, false)
 		batch, _ = batch.child(6)
 	case batchHeader:
 	default:
-		return h, nil // arrow-go refuses it
+		return nil // arrow-go refuses it
 	}
 	h.nodes, h.buffers, h.variadic = batch.numbers(6, 2), batch.numbers(8, 2), batch.numbers(12, 1)
 	if compression, ok := batch.child(10); ok {
 		h.compressed, h.codec = true, compression.GetByteSlot(4, 0)
 		if method := compression.GetByteSlot(6, 0); method != 0 {
-			return h, fmt.Errorf("it is compressed by method %d, which is not supported", method)
+			return fmt.Errorf("it is compressed by method %d, which is not supported", method)
 		}
 	}
-	return h, nil
+	return nil
 }
 
-// footerAt is where readFooter expects the footer: behind room for the message's own table.
+// footerAt is where readFooter expects the footer: behind room for footerMessage and an offset.
 const footerAt = 32
+
+// footerMessage begins the metadata of a schema message. Its version, at versionAt, is set later, and the
+// offset of the schema follows it.
+const footerMessage = "\x10\x00\x00\x00" + // the position of the message's table
+	"\x0a\x00\x0c\x00\x04\x00\x06\x00\x08\x00\x00\x00" + // the vtable: version, kind and schema in the table
+	"\x0c\x00\x00\x00\x00\x00\x01\x00" // the table: the distance to the vtable, version and kind
+
+const versionAt = 20
 
 // readFooter verifies a file's footer and returns the offsets of the file's messages, the dictionaries
 // first. It writes to the bytes before the footer, so that all together are a message of its schema.
 func readFooter(meta []byte) (places []int64, err error) {
-	defer func() {
-		if recover() != nil {
-			err = errMetadata
+	err = verify(meta[footerAt:], func(footer table) error {
+		for _, slot := range []flatbuffers.VOffsetT{8, 10} {
+			for block := range slices.Chunk(footer.numbers(slot, 3), 3) {
+				places = append(places, block[0])
+			}
 		}
-	}()
-	left := 4 * len(meta)
-	footer := table{flatbuffers.Table{Bytes: meta[footerAt:]}, &left}.follow(0)
-	for _, slot := range []flatbuffers.VOffsetT{8, 10} {
-		for block := range slices.Chunk(footer.numbers(slot, 3), 3) {
-			places = append(places, block[0])
+		schema, ok := footer.child(6)
+		if !ok {
+			return errMetadata
 		}
-	}
-	schema, ok := footer.child(6)
-	if !ok {
-		return nil, errMetadata
-	}
-	const vtable, message = 4, 16
-	le.PutUint32(meta, message)
-	for i, v := range []uint16{10, 12, 4, 6, 8} { // sizes of vtable and table, fields: version, kind, schema
-		le.PutUint16(meta[vtable+2*i:], v)
-	}
-	le.PutUint32(meta[message:], message-vtable)
-	le.PutUint16(meta[message+4:], uint16(footer.GetInt16Slot(4, 0)))
-	meta[message+6] = schemaHeader
-	le.PutUint32(meta[message+8:], uint32(footerAt+schema.Pos-message-8))
-	return places, nil
+		n := copy(meta, footerMessage)
+		le.PutUint16(meta[versionAt:], uint16(footer.GetInt16Slot(4, 0)))
+		le.PutUint32(meta[n:], uint32(footerAt+int(schema.Pos)-n))
+		return nil
+	})
+	return places, err
 }
 
 // readFields verifies the fields in a slot of parent, which have so many levels of fields above them.
@@ -186,12 +187,12 @@ func (h *header) readFields(parent table, slot flatbuffers.VOffsetT, levels int)
 // layout has the types of a stream's batches. arrow-go takes as many field nodes and buffers from a
 // batch as the types have, without a look at how many there are.
 type layout struct {
-	message header // of the schema
+	header  // of the schema
 	columns *arrow.StructType
-	values  []arrow.DataType // of the dictionaries, in the order of the ids in message
+	values  []arrow.DataType // of the dictionaries, in the order of ids
 }
 
-// setColumns sets what arrow-go has made of the schema in l.message.
+// setColumns sets the types that arrow-go has read from the schema.
 func (l *layout) setColumns(schema *arrow.Schema) {
 	l.columns = arrow.StructOf(schema.Fields()...)
 	l.addDictionaries(l.columns)
@@ -219,9 +220,9 @@ func (l *layout) check(h header) error {
 	c := cursor{header: h}
 	if h.kind == batchHeader {
 		for _, field := range l.columns.Fields() {
-			c.skip(field.Type, l.message.old)
+			c.skip(field.Type, l.old)
 		}
-	} else if i := slices.Index(l.message.ids, h.dictionary); i >= 0 {
+	} else if i := slices.Index(l.ids, h.dictionary); i >= 0 {
 		c.skip(l.values[i], true) // arrow-go reads them as if their metadata were old
 	} else {
 		return fmt.Errorf("it is of dictionary %d, which no column has", h.dictionary)

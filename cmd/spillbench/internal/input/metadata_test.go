@@ -111,3 +111,9 @@ func TestVerifyAcceptsAllTypes(t *testing.T) {
 		}
 	}
 }
+
+// readHeader reads the metadata of a message.
+func readHeader(meta []byte) (h header, err error) {
+	err = verify(meta, h.read)
+	return h, err
+}

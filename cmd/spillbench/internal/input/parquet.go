@@ -20,8 +20,8 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/pqarrow"
 )
 
-// maxParquetRows is the most rows of a batch that was not asked for: writers make row groups of
-// 120,000 to a few million rows, and between two batches a cancelled run stops.
+// maxParquetRows limits the rows of a batch if the caller sets no number. Writers make row groups of
+// 120,000 to a few million rows, and a cancelled run stops only between two batches.
 const maxParquetRows = 1 << 20
 
 // parquetBuffer is how much of a column chunk is read at once.
@@ -31,12 +31,11 @@ const parquetBuffer = 1 << 20
 // size, in pieces of one. It decodes on one goroutine: a panic on a goroutine of pqarrow's own could
 // not be caught.
 type parquetFile struct {
-	pf    *file.Reader
-	mem   *limitedAllocator
-	r     *pqarrow.FileReader
-	left  int64 // the rows that the footer promises and that were not read yet
-	group int   // the next row group
-	cur   pqarrow.RecordReader
+	*Source
+	pf      *file.Reader
+	columns *pqarrow.FileReader
+	group   int                  // the next row group
+	batches pqarrow.RecordReader // of the row group before it; nil at first
 }
 
 // readParquet reads the file as Parquet, in batches of so many rows or, if rows is 0, of row groups.
@@ -56,12 +55,12 @@ func (s *Source) readParquet(rows int64) error {
 		return err
 	}
 	rows = min(cmp.Or(rows, maxParquetRows), max(1, largest)) // the reader takes memory for so many at once
-	p := &parquetFile{pf: pf, mem: &s.mem, left: pf.NumRows()}
-	if p.r, err = pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, &s.mem); err != nil {
+	columns, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{BatchSize: rows}, &s.mem)
+	if err != nil {
 		return err
 	}
-	s.next = p.next
-	if s.schema, err = p.r.Schema(); err == nil && s.schema.NumFields() == 0 {
+	s.read = (&parquetFile{Source: s, pf: pf, columns: columns}).next
+	if s.schema, err = columns.Schema(); err == nil && s.schema.NumFields() == 0 {
 		err = errors.New("it has no columns")
 	}
 	return err
@@ -129,13 +128,13 @@ func (s *Source) inspect(meta *metadata.FileMetaData) (rows int64, err error) {
 }
 
 func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
-	for p.cur == nil || !p.cur.Next() {
-		if p.cur != nil && p.cur.Err() != nil {
-			return nil, p.cur.Err()
+	for p.batches == nil || !p.batches.Next() {
+		if p.batches != nil && p.batches.Err() != nil {
+			return nil, p.batches.Err()
 		}
 		if p.group == p.pf.NumRowGroups() {
-			if n := p.pf.NumRows(); p.left != 0 { // a column that ends early is no error of pqarrow
-				return nil, fmt.Errorf("its footer promises %d rows, and it holds %d", n, n-p.left)
+			if n := p.pf.NumRows(); n != p.rows { // pqarrow returns no error for a column that ends early
+				return nil, fmt.Errorf("its footer promises %d rows, and it holds %d", n, p.rows)
 			}
 			return nil, io.EOF
 		}
@@ -157,14 +156,13 @@ func (p *parquetFile) next(ctx context.Context) (arrow.RecordBatch, error) {
 		}
 		var err error
 		p.mem.elsewhere = true
-		p.cur, err = p.r.GetRecordReader(ctx, nil, []int{p.group - 1})
+		p.batches, err = p.columns.GetRecordReader(ctx, nil, []int{p.group - 1})
 		p.mem.elsewhere = false
 		if err != nil {
 			return nil, err
 		}
 	}
-	rec := p.cur.RecordBatch()
+	rec := p.batches.RecordBatch()
 	rec.Retain()
-	p.left -= rec.NumRows()
 	return rec, nil
 }

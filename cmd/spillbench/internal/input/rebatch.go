@@ -8,13 +8,13 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 )
 
-// rebatcher cuts and joins the batches of src into batches of so many rows, the last one smaller.
+// rebatcher cuts and joins the checked batches of a Source into batches of perBatch rows. The last one may be
+// smaller.
 type rebatcher struct {
-	src  nextFunc
-	rows int64
-	mem  *limitedAllocator
+	*Source
+	perBatch int64
 
-	rest  arrow.RecordBatch   // of the last batch of src; nil if nothing is left of it
+	rest  arrow.RecordBatch   // of the last checked batch; nil if nothing is left of it
 	apart []arrow.RecordBatch // parts of a batch that could not be joined
 }
 
@@ -26,10 +26,10 @@ func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 	}
 	var parts []arrow.RecordBatch
 	have := int64(0)
-	for have < r.rows {
+	for have < r.perBatch {
 		if r.rest == nil {
 			var err error
-			if r.rest, err = r.src(ctx); err == io.EOF {
+			if r.rest, err = r.checked(ctx); err == io.EOF {
 				break
 			} else if err != nil {
 				return nil, err
@@ -37,7 +37,7 @@ func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 		}
 		part, n := r.rest, r.rest.NumRows()
 		r.rest = nil
-		if room := r.rows - have; n > room {
+		if room := r.perBatch - have; n > room {
 			part, r.rest, n = part.NewSlice(0, room), part.NewSlice(room, n), room
 		}
 		if n > 0 {
@@ -55,7 +55,7 @@ func (r *rebatcher) next(ctx context.Context) (arrow.RecordBatch, error) {
 	columns := make([]arrow.Array, table.NumCols())
 	for i := range columns {
 		var err error
-		columns[i], err = array.Concatenate(table.Column(i).Data().Chunks(), r.mem)
+		columns[i], err = array.Concatenate(table.Column(i).Data().Chunks(), &r.mem)
 		if r.mem.refused != nil {
 			return nil, err
 		} else if err != nil {

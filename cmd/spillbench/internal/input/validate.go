@@ -10,12 +10,12 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 )
 
-// maxNesting is the most levels of types that a column may have, in each format. It is the limit of
+// maxNesting is the maximum number of levels of a column's type, in all formats. It is the limit of
 // arrow-go's IPC readers and writers. A list of integers has two levels.
 const maxNesting = 64
 
-// maxMaps is the most maps of them. To make the array of a map, arrow-go makes that of its entries
-// twice, so each map in a map doubles the time.
+// maxMaps is the maximum number of these levels that may be maps. To make the array of a map, arrow-go
+// makes the array of its entries twice, so each level of maps doubles the time.
 const maxMaps = 10
 
 const fixText = "convert its text to UTF-8 first, for example with iconv"
@@ -56,36 +56,33 @@ func storage(t arrow.DataType) arrow.DataType {
 	return t
 }
 
-// checked returns a nextFunc that checks the batches of next: offsets, sizes and indices must stay
-// within the buffers, because the IPC readers of arrow-go take these numbers from the file
-// unchecked, and text must be UTF-8.
-func checked(next nextFunc) nextFunc {
-	before := int64(0) // the number of rows in the batches so far
-	return func(ctx context.Context) (arrow.RecordBatch, error) {
-		rec, err := next(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for i, column := range rec.Columns() {
-			err, name := validate(column), rec.ColumnName(i)
-			if err == nil {
-				continue
-			}
-			if !strings.Contains(err.Error(), "not valid utf8") {
-				return nil, fmt.Errorf("column %q: %w", name, err)
-			}
-			left := maxTextSearch
-			for row := 0; row < column.Len() && left > 0; row++ {
-				if !validText(column, row, &left) {
-					return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q",
-						before+int64(row)+1, name)
-				}
-			}
-			return nil, wrongf(fixText, "has text that is not UTF-8 in column %q", name) // in no row, or far behind
-		}
-		before += rec.NumRows()
-		return rec, nil
+// checked returns the next batch of read and checks it: offsets, sizes and indices must stay within
+// the buffers, because the IPC readers of arrow-go take these numbers from the file unchecked, and
+// text must be UTF-8.
+func (s *Source) checked(ctx context.Context) (arrow.RecordBatch, error) {
+	rec, err := s.read(ctx)
+	if err != nil {
+		return nil, err
 	}
+	for i, column := range rec.Columns() {
+		err, name := validate(column), rec.ColumnName(i)
+		if err == nil {
+			continue
+		}
+		if !strings.Contains(err.Error(), "not valid utf8") {
+			return nil, fmt.Errorf("column %q: %w", name, err)
+		}
+		left := maxTextSearch
+		for row := 0; row < column.Len() && left > 0; row++ {
+			if !validText(column, row, &left) {
+				return nil, wrongf(fixText, "has text that is not UTF-8 in row %d of column %q",
+					s.rows+int64(row)+1, name)
+			}
+		}
+		return nil, wrongf(fixText, "has text that is not UTF-8 in column %q", name) // in no row, or far behind
+	}
+	s.rows += rec.NumRows()
+	return rec, nil
 }
 
 // maxTextSearch is how many values are visited to find the row of text that is not UTF-8. Run-end

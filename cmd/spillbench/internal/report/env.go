@@ -53,7 +53,6 @@ func EngineEnv(t *topology.Topology, eng *spillway.Engine) Env {
 	e := MachineEnv(t)
 	e.GPU, e.Driver, e.PCIeLink = "", "", ""
 	var systems []string
-	direct := true
 	for _, s := range eng.Spaces() {
 		switch pool := s.Pool().(type) {
 		case *devpool.Memory:
@@ -72,12 +71,11 @@ func EngineEnv(t *topology.Topology, eng *spillway.Engine) Env {
 			}
 		case *volumes.Volume:
 			st := pool.Stats()
-			direct = direct && st.Direct
+			e.DirectIO = st.Direct && (e.DirectIO || len(systems) == 0)
 			systems = append(systems, st.FileSystem)
 		}
 	}
 	slices.Sort(systems)
-	e.DirectIO = direct && len(systems) > 0
 	e.FileSystem = strings.Join(slices.Compact(systems), ",")
 	return e
 }
@@ -125,8 +123,8 @@ var build = sync.OnceValues(func() (version, commit string) {
 			}
 		}
 	}
-	mod, err := os.ReadFile("go.mod")
-	if commit != "" || err != nil || !strings.HasPrefix(string(mod), "module github.com/spillway-db/spillway\n") {
+	mod, _ := os.ReadFile("go.mod") // empty elsewhere
+	if commit != "" || !strings.HasPrefix(string(mod), "module github.com/spillway-db/spillway\n") {
 		return version, commit
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)

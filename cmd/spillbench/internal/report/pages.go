@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-db/spillway/observe/page"
 )
 
-// Generated begins the name of an input that is no file. Its size follows that of the memories.
+// Generated begins the name of a generated input, whose size follows the sizes of the memories.
 const Generated = "a generated table"
 
 // writeHTML writes a page about a document.
@@ -51,9 +51,10 @@ func yes(is bool) string {
 	return "no"
 }
 
-// settings are those of all configurations, as "key|name|flag|field|sentence": the JSON key, which ends
-// in "?" if a 0 means that the document is of an older program, the name on a page, the flag and the
-// field of spillway.Config that change it, and the beginning of a sentence that the value ends.
+// settings lists the settings of all configurations as "key|name|flag|field|sentence": the JSON key, the
+// name on a page, the flag and the field of spillway.Config that change it, and the beginning of a
+// sentence that ends with the value. A key ends in "?" if 0 means that an older program wrote the
+// document.
 var settings = []string{
 	"gpu|GPU|--gpu|GPUs[].Backend",
 	"gpu_memory_bytes|GPU memory|--gpu-memory|GPUMemory",
@@ -98,15 +99,16 @@ func settingsOf(config any) (all []page.Setting) {
 			continue
 		}
 		s := page.Setting{Name: column[1], Flag: column[2], Field: column[3], Says: column[4]}
+		s.Value = strings.Trim((&printer{}).cell(key, value), "[]")
 		switch v := value.(type) {
 		case float64:
 			s.Value = fmt.Sprintf("%.3g", v)
 		case int64:
-			if s.Value = page.Off; v != 0 {
-				s.Value = (&printer{}).cell(key, v) + map[bool]string{true: "/s"}[s.Says != ""]
+			if v == 0 {
+				s.Value = page.Off
+			} else if s.Says != "" {
+				s.Value += "/s"
 			}
-		default:
-			s.Value = strings.Trim((&printer{}).cell(key, v), "[]")
 		}
 		s.Same = found.ReplaceAllString(s.Value, "")
 		all = append(all, s)
@@ -114,13 +116,13 @@ func settingsOf(config any) (all []page.Setting) {
 	return all
 }
 
-// found is what is in a setting and was not set. Two runs are not compared by it.
+// found matches the parts of a setting's value that were measured and not set. Comparisons ignore them.
 var found = regexp.MustCompile(` \((hits: \d+|[^()]* free)\)`)
 
-// String is the fault with what it hit.
+// String returns the fault and how many operations it hit.
 func (f Fault) String() string { return fmt.Sprintf("%s (hits: %d)", f.Spec, f.Hits) }
 
-// String is the directory with its capacity.
+// String returns the directory and its capacity.
 func (d Disk) String() string {
 	free := " free"
 	if d.CapacityGiven {
@@ -147,8 +149,8 @@ func (r *Run) page() page.Run {
 		}
 	}
 	for i, ph := range p.Phases {
-		cutShort := p.Failed && i > 0 && i == len(p.Phases)-1 // by how much is unknown
-		if !cutShort && ph.Name != drain {
+		// How much of the input the last phase of a failed run has read is not known.
+		if ph.Name != drain && (!p.Failed || i == 0 || i < len(p.Phases)-1) {
 			p.Phases[i].Bytes = r.Input.Bytes
 		}
 	}

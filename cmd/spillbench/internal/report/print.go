@@ -33,8 +33,8 @@ func (d *Pair) print(p *printer) string {
 	return ""
 }
 
-// printer collects what a document shows: lines for people, and tables. Whatever the names in them are,
-// no line breaks, no terminal acts on them, and Markdown shows no HTML.
+// printer collects the output for a document: lines for people, and tables. It escapes names, so that
+// none of them breaks a line, controls a terminal or becomes HTML in Markdown.
 type printer struct {
 	format Format
 	text   strings.Builder
@@ -50,7 +50,7 @@ func (p *printer) block(text string, apart bool) {
 	p.apart = apart
 }
 
-// literal escapes what begins HTML or code in Markdown. Unlike a backslash, an entity doesn't depend on
+// literal escapes the characters that begin HTML or code in Markdown. Unlike a backslash, an entity doesn't depend on
 // the character before it.
 var literal = strings.NewReplacer("&", "&amp;", "<", "&lt;", "`", "&#96;")
 
@@ -62,7 +62,8 @@ func (p *printer) inert(text string) string {
 	return text
 }
 
-// line adds a line for people. Markdown would join lines that no empty line separates.
+// line adds a line for people. In Markdown an empty line separates it from the next, because Markdown
+// joins adjacent lines.
 func (p *printer) line(format string, args ...any) {
 	if p.format != CSV {
 		p.block(p.inert(fmt.Sprintf(format, args...)), p.format == Markdown)
@@ -84,36 +85,35 @@ func (p *printer) table(list any, columns ...string) {
 	for _, column := range columns {
 		heading, key, _ := strings.Cut(column, "=")
 		key, name, _ := strings.Cut(cmp.Or(key, heading), "=")
-		align, texts := text.AlignLeft, make([]string, rows.Len())
-		for i := range texts {
+		if p.format == CSV {
+			heading = key
+		} else if heading == "" {
+			continue
+		}
+		align := text.AlignLeft
+		for i := range cells {
 			value := fieldOf(rows.Index(i), cmp.Or(name, key))
 			switch value.(type) {
 			case int, int64, float64:
 				align = text.AlignRight
 			}
-			texts[i] = p.inert(p.cell(key, value))
-		}
-		if p.format == CSV {
-			heading = key
-		} else if heading == "" || strings.Join(texts, "") == "" {
-			continue
-		}
-		for i := range cells {
-			cells[i] = append(cells[i], texts[i])
+			cells[i] = append(cells[i], p.inert(p.cell(key, value)))
 		}
 		head = append(head, p.inert(heading))
 		configs = append(configs, table.ColumnConfig{Number: len(head), Align: align, AlignHeader: align})
 	}
-	if len(head) == 0 {
-		return
-	}
 	t.AppendHeader(head)
 	t.AppendRows(cells)
 	t.SetColumnConfigs(configs)
+	if p.format != CSV {
+		t.SuppressEmptyColumns()
+	}
 	t.SetStyle(table.Style{Box: table.BoxStyle{PaddingLeft: "  "}})
 	t.SuppressTrailingSpaces()
 	render := map[Format]func() string{Table: t.Render, Markdown: t.RenderMarkdown, CSV: t.RenderCSV}
-	p.block(render[p.format](), true)
+	if text := render[p.format](); text != "" {
+		p.block(text, true)
+	}
 }
 
 // fieldOf returns the field of a struct that has a JSON key, or the value in a map whose field has the
@@ -121,18 +121,19 @@ func (p *printer) table(list any, columns ...string) {
 func fieldOf(row reflect.Value, key string) any {
 	for _, f := range reflect.VisibleFields(row.Type()) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		value := row.FieldByIndex(f.Index)
 		if name == key {
-			return row.FieldByIndex(f.Index).Interface()
+			return value.Interface()
 		}
-		if inMap, ok := strings.CutPrefix(key, name+"_"); ok && f.Type == reflect.TypeFor[map[string]int64]() {
-			return row.FieldByIndex(f.Index).Interface().(map[string]int64)[inMap]
+		if reason, ok := strings.CutPrefix(key, name+"_"); ok && value.Kind() == reflect.Map {
+			return value.Interface().(map[string]int64)[reason]
 		}
 	}
 	return nil
 }
 
-// Keys of values that people read in other forms than programs: bytes with a unit, nothing for 0 or
-// false, and three digits behind the point instead of two.
+// Keys of values that are printed for people in a form of their own: bytes with a unit, nothing for 0
+// or false, and three digits after the decimal point instead of two.
 var (
 	keyOfBytes  = regexp.MustCompile(`bytes$|bytes_per_s$|^by_reason_|^quota$|^live$|^peak$`)
 	keyOfSparse = regexp.MustCompile(
@@ -140,11 +141,11 @@ var (
 	keyOfPrecise = regexp.MustCompile(`seconds$|^noise$|^cv$`)
 )
 
-// cell returns a value as programs read it, whole and in the unit of the JSON, or as people do.
+// cell formats a value. CSV has it in full and in the unit of the JSON; the other formats are for people.
 func (p *printer) cell(key string, value any) string {
 	forPeople := p.format != CSV
-	sparse := forPeople && keyOfSparse.MatchString(key)
-	if value == nil || value == topology.Unknown || sparse && reflect.ValueOf(value).IsZero() {
+	if value == nil || value == topology.Unknown ||
+		forPeople && keyOfSparse.MatchString(key) && reflect.ValueOf(value).IsZero() {
 		return ""
 	}
 	var texts []string

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Read reads a document of run, bandwidth or compare. It may come from anywhere, so Read checks that it
-// has everything that the other functions of this package rely on, and that they can calculate with it.
+// Read reads a document of run, bandwidth or compare. It doesn't trust the text: it checks that the
+// document has the parts and the numbers that the other functions of this package rely on.
 func Read(text []byte) (Document, error) {
 	if !json.Valid(text) {
 		return nil, errors.New("it is no JSON")
@@ -29,9 +29,7 @@ func Read(text []byte) (Document, error) {
 	case !known:
 		err = fmt.Errorf("it is one of %q", head.Command)
 	default:
-		if err = json.Unmarshal(text, doc); err == nil {
-			err = check(text, doc)
-		}
+		err = decode(text, doc)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("it is no result of run, bandwidth or compare: %w", inPlainWords(err))
@@ -53,7 +51,7 @@ func inPlainWords(err error) error {
 	return fmt.Errorf("%s: unexpected %s", cmp.Or(field, "the document"), wrong.Value)
 }
 
-// Bounds of numbers that can be calculated with. No run reaches them.
+// Bounds of numbers, within which calculations neither overflow nor divide by 0. No run reaches them.
 const (
 	maxCount   = 1 << 58 // bytes, or anything else that is counted
 	maxSeconds = float64(math.MaxInt64 / time.Second)
@@ -65,12 +63,9 @@ var (
 	neverEmpty   = regexp.MustCompile(`^(env|phases|spaces|rows)$`) // unless the command failed
 )
 
-// check checks what the types of a document, decoded from text into d, don't guarantee.
-func check(text []byte, d Document) error {
-	// Check the decoded values, not the text: encoding/json ignores the case of keys and merges duplicates.
-	var values, given map[string]any
-	decoded, err := json.Marshal(d)
-	if err := errors.Join(err, json.Unmarshal(decoded, &values), json.Unmarshal(text, &given)); err != nil {
+// decode decodes text into d and checks the properties that the type of d doesn't guarantee.
+func decode(text []byte, d Document) error {
+	if err := json.Unmarshal(text, d); err != nil {
 		return err
 	}
 	intervals := 0
@@ -93,22 +88,20 @@ func check(text []byte, d Document) error {
 			return fmt.Errorf("its ratio is %v and %v", d.Ratio.Write, d.Ratio.Read)
 		}
 	}
-	for key, value := range values {
-		length := -1
-		if key == "timeline" {
-			length = intervals
-		}
-		if err := checkNumbers(key, value, length); err != nil {
-			return err
-		}
-	}
-
+	// The numbers to check are the decoded ones: encoding/json ignores the case of keys and merges duplicates.
+	var decoded, given map[string]any
 	var schema struct {
 		Defs map[string]struct {
 			Required []string `json:"required"`
 		} `json:"$defs"`
 	}
-	if err := json.Unmarshal([]byte(jsonSchema), &schema); err != nil {
+	again, err := json.Marshal(d)
+	err = errors.Join(err, json.Unmarshal(again, &decoded), json.Unmarshal(text, &given),
+		json.Unmarshal([]byte(jsonSchema), &schema))
+	if err != nil {
+		return err
+	}
+	if err := cmp.Or(checkNumbers("", decoded, -1), checkNumbers("", decoded["timeline"], intervals)); err != nil {
 		return err
 	}
 	for _, key := range schema.Defs[reflect.TypeOf(d).Elem().Name()].Required {

@@ -14,7 +14,6 @@ package report
 
 import (
 	"bytes"
-	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -24,8 +23,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/perf/benchfmt"
-
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/observe/page"
@@ -34,8 +31,8 @@ import (
 //go:embed schema/spillbench.v1.schema.json
 var jsonSchema string
 
-// JSONSchema returns the JSON Schema (draft 2020-12) of all documents. It has every key of the
-// documents and allows no other.
+// JSONSchema returns the JSON Schema (draft 2020-12) of all documents. It lists every key of the
+// documents and allows no others.
 func JSONSchema() string { return jsonSchema }
 
 // Document is the result of a command: Run, Verify, Bandwidth, Compare, Quota, Topo, Trace or Inspect, or
@@ -55,8 +52,8 @@ type measured interface {
 }
 
 // addBenchmark adds a line of Go's benchmark format: a name such as "Run/phase=load", how often it was
-// done, and what was measured.
-type addBenchmark func(name string, times int64, values ...benchfmt.Value)
+// done, and what was measured, as alternating numbers and units.
+type addBenchmark func(name string, times int64, figures ...any)
 
 // Format is a form in which a result is printed.
 type Format string
@@ -114,7 +111,7 @@ func NotesOf(d Document) (notes []string) {
 	return notes
 }
 
-// Compared returns the only one of documents, or two of one command as a Pair.
+// Compared returns a single document as it is, and two documents of the same command as a Pair.
 func Compared(names []string, documents []Document) (Document, error) {
 	a, b := documents[0], documents[len(documents)-1]
 	if len(documents) == 1 {
@@ -126,12 +123,12 @@ func Compared(names []string, documents []Document) (Document, error) {
 	return &Pair{a, b, names}, nil
 }
 
-// parts returns the documents of a Pair with their names, or a document with the name of its command.
+// parts returns the documents of a Pair with their names, or a document without a name.
 func parts(d Document) (names []string, all []measured) {
 	if p, ok := d.(*Pair); ok {
 		return p.Names, []measured{p.Document.(measured), p.B.(measured)}
 	}
-	return []string{d.header().Command}, []measured{d.(measured)}
+	return []string{""}, []measured{d.(measured)}
 }
 
 // Print writes a document in a format. Lines for people end with the notes, each on a line of its own, and
@@ -183,64 +180,54 @@ func writeJSON(w io.Writer, document any) error {
 // writeBenchmarks writes figures in Go's benchmark format, which benchstat reads. In the figures of a
 // Pair, the key "result" has the name of the document.
 func writeBenchmarks(w io.Writer, d Document) error {
-	_, err := io.WriteString(w, `Unit GiB/s better=higher
+	var b bytes.Buffer
+	b.WriteString(`Unit GiB/s better=higher
 Unit limit-GiB/s better=higher
 Unit cpu-ns/op better=lower
 `)
-	// A stored document may have any text where these lines have words.
-	words := func(text, separator string) []byte {
-		return []byte(named.Inert(strings.Join(strings.Fields(text), separator)))
+	// A stored document may have any text in the places of these words.
+	words := func(text, separator string) string {
+		return named.Inert(strings.Join(strings.Fields(text), separator))
 	}
-	out := benchfmt.NewWriter(w)
 	names, documents := parts(d)
 	for i, d := range documents {
-		env, result := d.header().Env, ""
-		if len(documents) > 1 {
-			result = names[i]
-		}
-		var config []benchfmt.Config
+		env := d.header().Env
 		for _, p := range page.Pairs(
-			"result", result, "goos", env.GOOS, "goarch", env.GOARCH,
+			"result", names[i], "goos", env.GOOS, "goarch", env.GOARCH,
 			"pkg", "github.com/spillway-db/spillway/cmd/spillbench",
 			"cpu", env.CPU, "gpu", env.GPU, "filesystem", env.FileSystem, "commit", env.Commit,
 		) {
-			if value := words(p.Value, " "); len(value) > 0 {
-				config = append(config, benchfmt.Config{Key: p.Name, Value: value, File: true})
+			if value := words(p.Value, " "); value != "" || i > 0 { // an empty value removes that of the first
+				fmt.Fprintf(&b, "%s: %s\n", p.Name, value)
 			}
 		}
-		d.benchmarks(func(name string, times int64, values ...benchfmt.Value) {
-			err = cmp.Or(err, out.Write(&benchfmt.Result{
-				Config: config, Name: words(name, "-"), Iters: int(max(1, times)), Values: values,
-			}))
+		b.WriteString("\n")
+		d.benchmarks(func(name string, times int64, figures ...any) {
+			fmt.Fprintf(&b, "Benchmark%s %d %s", words(name, "-"), max(1, times), fmt.Sprintln(figures...))
 		})
 	}
+	_, err := w.Write(b.Bytes())
 	return err
 }
-
-func perOp(seconds float64) benchfmt.Value {
-	return benchfmt.Value{Value: seconds * 1e9, Unit: "ns/op"}
-}
-func gibPerS(rate float64) benchfmt.Value { return benchfmt.Value{Value: rate, Unit: "GiB/s"} }
 
 // benchmarks has a line for each phase, one for each edge, and one for each run if there are several.
 func (r *Run) benchmarks(add addBenchmark) {
 	for _, p := range r.Phases {
-		values := []benchfmt.Value{perOp(p.Seconds)}
-		if p.Name != drain {
-			values = append(values, gibPerS(Rate(r.Input.Bytes, p.Seconds)))
+		if p.Name == drain {
+			add("Run/phase="+drain, 1, 1e9*p.Seconds, "ns/op")
+		} else {
+			add("Run/phase="+p.Name, 1, 1e9*p.Seconds, "ns/op", Rate(r.Input.Bytes, p.Seconds), "GiB/s")
 		}
-		add("Run/phase="+p.Name, 1, values...)
 	}
-	add("Run/phase=all", 1, perOp(r.WallSeconds))
+	add("Run/phase=all", 1, 1e9*r.WallSeconds, "ns/op")
 	if len(r.Runs) > 1 {
 		for _, one := range r.Runs {
-			add("Run/whole", 1, perOp(one.Seconds), gibPerS(one.GiBPerS),
-				benchfmt.Value{Value: one.CPUSeconds * 1e9, Unit: "cpu-ns/op"})
+			add("Run/whole", 1, 1e9*one.Seconds, "ns/op", one.GiBPerS, "GiB/s", 1e9*one.CPUSeconds, "cpu-ns/op")
 		}
 	}
 	for _, e := range r.Edges {
-		if e.Batches > 0 {
-			add("Run/from="+e.From+"/to="+e.To, e.Batches, perOp(e.Seconds/float64(e.Batches)), gibPerS(e.GiBPerS))
+		if n := e.Batches; n > 0 {
+			add("Run/from="+e.From+"/to="+e.To, n, 1e9*e.Seconds/float64(n), "ns/op", e.GiBPerS, "GiB/s")
 		}
 	}
 }
@@ -259,7 +246,7 @@ func (b *Bandwidth) benchmarks(add addBenchmark) {
 			name += "/both-ways"
 		}
 		for i, rate := range r.Samples.GiBPerS {
-			add(name, 1, gibPerS(rate), benchfmt.Value{Value: r.Samples.LimitGiBPerS[i], Unit: "limit-GiB/s"})
+			add(name, 1, rate, "GiB/s", r.Samples.LimitGiBPerS[i], "limit-GiB/s")
 		}
 	}
 }
@@ -269,9 +256,9 @@ func (c *Compare) benchmarks(add addBenchmark) {
 	for _, round := range c.Samples {
 		for _, s := range sides(c.Peer.Name, round.Ours, round.Peer, round.Warm) {
 			name := "Compare/side=" + strings.ReplaceAll(s.Side, ",", "")
-			add(name+"/op=write", 1, gibPerS(s.Write))
-			if read, ok := s.Read.(float64); ok {
-				add(name+"/op=read", 1, gibPerS(read))
+			add(name+"/op=write", 1, s.Write, "GiB/s")
+			if s.Read != nil {
+				add(name+"/op=read", 1, s.Read, "GiB/s")
 			}
 		}
 	}

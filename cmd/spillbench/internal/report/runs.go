@@ -1,44 +1,38 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 )
 
-// BusyShare is the share of the processors' time, used by other processes, above which a run's figures
-// are called too low.
+// BusyShare is the share of the processors' time that other processes may use before Busy reports that
+// a run's figures are too low.
 const BusyShare = 0.2
 
-// SetRuns sets the runs, all of them of the document's input, and sums them up. It returns the number
-// of the run whose time is the median, or the lower of the two in the middle.
-func (r *Run) SetRuns(runs []Repetition) (median int) {
-	n := len(runs)
-	if n == 0 {
+// SetRuns sets the runs of the document's input and their summary. It returns the index of the run with
+// the median time. Of an even number of runs it returns the faster one of the two in the middle.
+func (r *Run) SetRuns(runs []Repetition) int {
+	if len(runs) == 0 {
 		return 0
 	}
-	order := make([]int, n)
+	var seconds []float64
 	for i := range runs {
-		order[i] = i
 		runs[i].GiBPerS = Rate(r.Input.Bytes, runs[i].Seconds)
+		seconds = append(seconds, runs[i].Seconds)
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(runs[a].Seconds, runs[b].Seconds) })
-	median = order[(n-1)/2]
-	t := RunTimes{
-		MedianSeconds: (runs[median].Seconds + runs[order[n/2]].Seconds) / 2,
-		MinSeconds:    runs[order[0]].Seconds,
-		MaxSeconds:    runs[order[n-1]].Seconds,
-	}
+	sorted, last := slices.Sorted(slices.Values(seconds)), len(runs)-1
+	lower, upper := sorted[last/2], sorted[len(runs)/2]
+	t := RunTimes{MedianSeconds: (lower + upper) / 2, MinSeconds: sorted[0], MaxSeconds: sorted[last]}
 	t.MedianGiBPerS = Rate(r.Input.Bytes, t.MedianSeconds)
 	if t.MedianSeconds > 0 {
 		t.Spread = (t.MaxSeconds - t.MinSeconds) / t.MedianSeconds
 	}
 	r.Runs, r.RunTimes = runs, &t
-	return median
+	return slices.Index(seconds, lower)
 }
 
 // Busy returns a sentence if other processes used so much of the processors that the figures are too
-// low, and else an empty text.
+// low. Otherwise it returns "".
 func (r *Run) Busy() string {
 	p := r.Processors
 	if p == nil || p.OthersShare < BusyShare {

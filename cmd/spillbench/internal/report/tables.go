@@ -42,7 +42,7 @@ func (e Env) String() string {
 		cmp.Or(e.CPU, "unknown CPU"), e.Cores, size.Approx(e.Memory), gpu, disks, e.Kernel)
 }
 
-// phaseRow is a phase with its rate, or nil for phases that have none.
+// phaseRow is a phase and its rate, which is nil for phases without one.
 type phaseRow struct {
 	Phase
 	GiBPerS any `json:"gib_per_s"`
@@ -165,14 +165,14 @@ func (b *Bandwidth) print(p *printer) string {
 	return fmt.Sprintf("%s: %s were moved%s", b.Config.Extent, size.Approx(b.Config.PlannedBytes), hint)
 }
 
-// sideRow is one side of a comparison; Read is nil where nothing was read.
+// sideRow is one side of a comparison. Read is nil if nothing was read.
 type sideRow struct {
 	Side  string  `json:"side"`
 	Write float64 `json:"write_gib_per_s"`
 	Read  any     `json:"read_gib_per_s"`
 }
 
-// sides returns all sides, ours first and those of the peer last.
+// sides returns the sides of Spillway, followed by the two of the peer.
 func sides(peer string, ours OurRates, cold, warm Rates) []sideRow {
 	return []sideRow{
 		{"spillway", ours.WriteGiBPerS, ours.ReadGiBPerS},
