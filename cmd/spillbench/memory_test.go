@@ -147,7 +147,7 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 			}}
 			e.probe = func(string) error { return nil }
 			for _, d := range c.disks {
-				must(e.disks.Set(d))
+				must(e.disks.add(d))
 			}
 			top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}}
 			m := e.newMachine(top)

@@ -158,11 +158,11 @@ func TestEnd(t *testing.T) {
 func TestBlame(t *testing.T) {
 	blame := func(ctx context.Context, spec string, err error) error {
 		t.Helper()
-		var specs inject.Specs
-		if err := specs.Set(spec); err != nil {
-			t.Fatal(err)
+		parsed, failed := inject.Parse(spec)
+		if failed != nil {
+			t.Fatal(failed)
 		}
-		m := (&engineFlags{faults: specs, seed: 1}).newMachine(nil)
+		m := (&engineFlags{faults: []inject.Spec{parsed}, seed: 1}).newMachine(nil)
 		dev, opening := sim.New(sim.Config{Memory: 1 << 20})
 		if opening != nil {
 			t.Fatal(opening)
