@@ -26,7 +26,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	before := debug.SetMemoryLimit(-1) // commands lower it; see headroom.Plan
 	defer debug.SetMemoryLimit(before)
 	var printed bytes.Buffer // by cobra, which drops the errors of its writer
-	root := newRoot(stdout, stderr, &printed)
+	root := newRoot(stderr, &printed)
 	profiles := registerProfiles(root)
 	started := false // errors before that are wrong use
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -86,7 +86,7 @@ Exit codes:
 
 // newRoot builds the tree of commands. cobra prints to help what it prints to standard output. Closures
 // hold the values of flags, so two calls of Main share nothing.
-func newRoot(stdout, stderr, help io.Writer) *cobra.Command {
+func newRoot(stderr, help io.Writer) *cobra.Command {
 	root := newRun()
 	root.SetOut(help)
 	root.SetErr(stderr)
@@ -103,7 +103,7 @@ GPU that Spillway can use, it simulates one and labels every figure sim.`
 	root.Args = refuseUnknown
 	root.SilenceErrors, root.SilenceUsage = true, true // Main prints errors
 	root.AddCommand(newRun(), newVerify(), newBandwidth(), newCompare(), newTopo(), newTrace(),
-		newQuota(stdout, stderr), newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
+		newQuota(), newInspect(), newReport(), newSchema())
 	root.PersistentFlags().Bool("version", false, "print the version of spillbench, its commit and its Go")
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -163,16 +163,12 @@ func finish(cmd *cobra.Command) {
 	}
 }
 
-// openFor opens the output of a command that reads these files.
-func (o *outputFlags) openFor(cmd *cobra.Command, reads ...string) (*output, error) {
-	return o.open(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), reads...)
-}
-
-// files returns a check that there are min to max arguments, none of them empty; what describes them.
+// files returns a check that there are min to max arguments, none of them empty. Its error describes
+// them as what.
 func files(min, max int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < min || len(args) > max || slices.Contains(args, "") {
-			return fail.Usagef("%s needs the name of %s (see %s --help)",
+			return fail.Usagef("%s needs %s (see %s --help)",
 				strings.TrimPrefix(cmd.CommandPath(), "spillbench "), what, cmd.CommandPath())
 		}
 		return nil

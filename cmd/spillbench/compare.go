@@ -91,7 +91,7 @@ func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
 	if err := f.input.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.openFor(cmd, f.input.files...)
+	out, err := f.output.open(cmd, f.input.files...)
 	if err != nil {
 		return err
 	}
@@ -130,15 +130,15 @@ func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
 // note adds notes where the comparison differs from its help.
 func (f *compareFlags) note(m *machine, res peer.Result) {
 	if res.CacheStays {
-		m.notes.add("cache stays", "the page cache cannot be dropped on this system: "+
+		m.notes.add("the page cache cannot be dropped on this system: " +
 			"the peer may have read from the cache")
 	}
 	if !m.env.DirectIO {
-		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: "+
+		m.notes.add("there is no direct I/O in the spill directory: " +
 			"Spillway's figures are those of the page cache, without a sync, like the peer's warm ones")
 	}
 	if len(m.config.Disks) > 1 {
-		m.notes.add("several disks", "the peer's file is in "+m.config.Disks[0].Dir+" alone; "+
+		m.notes.add("the peer's file is in " + m.config.Disks[0].Dir + " alone; " +
 			"Spillway used all spill directories")
 	}
 }

@@ -71,7 +71,7 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 	}
 	for _, w := range m.engine.Warnings() {
 		if w.Cause == causes.Simulated { // only information, but nobody may take its figures for a GPU's
-			m.notes.add(w.String(), w.String())
+			m.notes.add(w.String())
 		}
 	}
 	return m, nil
@@ -202,7 +202,7 @@ func (m *machine) settle(ctx context.Context, err error) error {
 		m.config.Faults[i].Hits = n
 	}
 	for _, line := range m.faults.Told() {
-		m.notes.add(line, line)
+		m.notes.add(line)
 	}
 	fault := m.faults.Blame()
 	if err == nil || fault == "" || ctx.Err() != nil || fail.Status(err) == fail.Usage {

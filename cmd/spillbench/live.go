@@ -238,7 +238,7 @@ func (p phased) Begin(phase string, steps int64) {
 func (m *machine) limits(ctx context.Context) []report.Limit {
 	all, err := bandwidth.Limits(ctx, m.engine, m.faults.Slow)
 	if err != nil && !errors.Is(err, context.Canceled) {
-		m.notes.add("no limits", "the raw limits were not measured: "+err.Error())
+		m.notes.add("the raw limits were not measured: " + err.Error())
 	}
 	var out []report.Limit
 	for _, l := range all {

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
@@ -89,14 +89,14 @@ func (o *outputFlags) places() []place {
 
 // output writes the result of a command.
 type output struct {
-	flags          *outputFlags
-	stdout, stderr io.Writer
-	call           call // of the program
+	flags *outputFlags
+	cmd   *cobra.Command
+	call  call // of the program
 }
 
 // open checks, before the work begins, that the command can write its results, and that they replace
 // none of the files that it reads.
-func (o *outputFlags) open(ctx context.Context, stdout, stderr io.Writer, reads ...string) (*output, error) {
+func (o *outputFlags) open(cmd *cobra.Command, reads ...string) (*output, error) {
 	err := o.validate()
 	if err == nil {
 		err = apart(o.places(), readings(reads...))
@@ -106,25 +106,19 @@ func (o *outputFlags) open(ctx context.Context, stdout, stderr io.Writer, reads 
 			err = p.check()
 		}
 	}
-	c, _ := ctx.Value(callKey{}).(call)
-	return &output{flags: o, stdout: stdout, stderr: stderr, call: c}, err
+	c, _ := cmd.Context().Value(callKey{}).(call)
+	return &output{o, cmd, c}, err
 }
 
-// show writes the document to the files of --json and --html, and prints it in the chosen format.
+// show writes the document to the files of --json and --html, and prints it in the chosen format. It
+// prints the document of a failed run only for programs: the error is enough for people.
 func (o *output) show(document report.Document, notes []string) error {
 	document.Stamp(o.call.args, o.call.began)
-	return o.write(o.flags.printed(), document, notes)
-}
-
-// showFailed writes the document of a command that failed to the files of --json and --html. It prints
-// the document only for programs: the error is enough for people.
-func (o *output) showFailed(document report.Document) error {
-	document.Stamp(o.call.args, o.call.began)
 	printed := o.flags.printed()
-	if printed != report.JSON && printed != report.HTML {
+	if report.FailureOf(document) != "" && printed != report.JSON && printed != report.HTML {
 		printed = ""
 	}
-	return o.write(printed, document, nil)
+	return o.write(printed, document, notes)
 }
 
 // write writes the files, and prints in a format unless that is empty.
@@ -144,7 +138,7 @@ func (o *output) write(printed report.Format, document report.Document, notes []
 		}
 	}
 	if printed != "" {
-		write(printed, func(text []byte) error { return toStdout(o.stdout, text) })
+		write(printed, func(text []byte) error { return toStdout(o.cmd.OutOrStdout(), text) })
 	}
 	return errors.Join(errs...)
 }
@@ -165,7 +159,7 @@ func (o *output) warn(lines []string) {
 		return
 	}
 	for _, l := range lines {
-		fmt.Fprintf(o.stderr, "spillbench: note: %s\n", named.Inert(l))
+		fmt.Fprintf(o.cmd.ErrOrStderr(), "spillbench: note: %s\n", named.Inert(l))
 	}
 }
 
@@ -252,17 +246,13 @@ func (p place) target() string {
 	return p.name
 }
 
-// probeDir checks that files can be made in dir. The file that it makes has no name or, where that
-// is not supported, loses it at once, so that a killed process leaves nothing.
+// probeDir returns an error if the process cannot create files in dir.
 func probeDir(dir string) error {
-	f, err := system.OpenNameless(dir)
-	if err == nil {
-		return f.Close()
-	}
-	if f, err = os.CreateTemp(dir, ".spillbench-*"); err != nil {
+	f, err := system.OpenUnlinked(dir)
+	if err != nil {
 		return err
 	}
-	return errors.Join(os.Remove(f.Name()), f.Close())
+	return f.Close()
 }
 
 // storeFile replaces the content of the file at path, whole or not at all. A new file has no name until

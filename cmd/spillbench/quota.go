@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -20,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-func newQuota(stdout, stderr io.Writer) *cobra.Command {
+func newQuota() *cobra.Command {
 	flags := outputFlags{prints: true}
 	var ledger string
 	var share []string
@@ -50,10 +48,9 @@ removed one that a process uses.`,
   spillbench quota --ledger /run/spillway/ledger --share GPU-4f7a    # as root`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printQuota(cmd.Context(), &flags, ledger, share, stdout, stderr)
+			return printQuota(cmd, &flags, ledger, share)
 		},
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&ledger, "ledger", "", "read the node's ledger in `DIR` instead of the environment's")
 	cmd.Flags().StringArrayVar(&share, "share", nil,
 		"let all users join the node's ledger for `GPU`, and remove what dead processes left (repeatable; needs root)")
@@ -89,9 +86,7 @@ func quotaSettings() (*quota.Settings, error) {
 	return &s, nil
 }
 
-func printQuota(
-	ctx context.Context, flags *outputFlags, ledger string, share []string, stdout, stderr io.Writer,
-) error {
+func printQuota(cmd *cobra.Command, flags *outputFlags, ledger string, share []string) error {
 	s, err := quotaSettings()
 	if err != nil {
 		return err
@@ -107,11 +102,11 @@ func printQuota(
 		}
 		s.Ledger = ledger
 	}
-	out, err := flags.open(ctx, stdout, stderr)
+	out, err := flags.open(cmd)
 	if err != nil {
 		return err
 	}
-	top, err := topology.Discover(ctx, topology.Options{})
+	top, err := topology.Discover(cmd.Context(), topology.Options{})
 	if err != nil {
 		return err
 	}

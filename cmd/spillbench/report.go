@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -19,7 +18,7 @@ import (
 // defaultPage is where report writes without --html.
 const defaultPage = "report.html"
 
-func newReport(stdout, stderr io.Writer) *cobra.Command {
+func newReport() *cobra.Command {
 	f := outputFlags{figures: true, prints: true}
 	cmd := &cobra.Command{
 		Use:   "report FILE [FILE]",
@@ -38,13 +37,12 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
   spillbench report a.json b.json --html slow.html
   spillbench report a.json b.json --format markdown
   spillbench report a.json b.json --format benchfmt    # for benchstat -col result`,
-		Args: files(1, 2, "one or two files that --json wrote"),
+		Args: files(1, 2, "the name of one or two files that --json wrote"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return makeReport(cmd.Context(), args, &f, stdout, stderr)
+			return makeReport(cmd, args, &f)
 		},
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
 	formats := report.Formats()
 	formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.JSON) }) // FILE is that
 	fs.Var(choice(&f.format, "", formats...), "format", "print in the place of a page, by `NAME`: "+either(formats))
@@ -54,13 +52,13 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
 	return cmd
 }
 
-func makeReport(ctx context.Context, files []string, f *outputFlags, stdout, stderr io.Writer) error {
+func makeReport(cmd *cobra.Command, files []string, f *outputFlags) error {
 	printed := f.printed()
 	if f.format == "" && f.html != "-" {
 		printed = ""
 		f.html = cmp.Or(f.html, defaultPage)
 	}
-	out, err := f.open(ctx, stdout, stderr, files...)
+	out, err := f.open(cmd, files...)
 	if err != nil {
 		return err
 	}
@@ -82,7 +80,7 @@ func makeReport(ctx context.Context, files []string, f *outputFlags, stdout, std
 		case printed == report.BenchFmt:
 			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
 		case printed == report.CSV && len(docs) == 1: // it has only the tables
-			fmt.Fprintf(stderr, "spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
+			cmd.PrintErrf("spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
 		}
 	}
 	var notes []string
@@ -93,7 +91,7 @@ func makeReport(ctx context.Context, files []string, f *outputFlags, stdout, std
 		return err
 	}
 	if page.isFile() && !f.quiet {
-		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", named.Inert(f.html))
+		cmd.PrintErrf("spillbench: the report is in %s\n", named.Inert(f.html))
 	}
 	return nil
 }

@@ -100,14 +100,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	start, cpu := time.Now(), system.CPUTime()
 	ctx, stderr := cmd.Context(), cmd.ErrOrStderr()
 	f.input.files = append(f.input.files, files...)
-	if _, err := listenAddress(f.listen); err != nil {
-		return err
-	}
 	f.input.again = f.runs > 1
 	if err := f.input.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.openFor(cmd, f.input.files...)
+	out, err := f.output.open(cmd, f.input.files...)
 	if err != nil {
 		return err
 	}
@@ -173,7 +170,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 		return err
 	}
 	if res.OnHost {
-		m.notes.add("on host", "the GPU cannot compute digests here: "+
+		m.notes.add("the GPU cannot compute digests here: " +
 			"the bytes were copied back and digested in host memory")
 	}
 	doc := f.document(m, sources, res)
@@ -184,7 +181,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
 	doc.CPUSeconds = (system.CPUTime() - cpu).Seconds()
 	if busy := doc.Busy(); busy != "" {
-		m.notes.add("busy", busy)
+		m.notes.add(busy)
 	}
 	doc.Limits, doc.Timeline = limits, line
 	if err != nil {
@@ -192,7 +189,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	}
 	live.end(ctx, doc, out.call)
 	if err != nil {
-		return errors.Join(err, out.showFailed(doc))
+		return errors.Join(err, out.show(doc, nil))
 	}
 	if res.Mismatches > 0 {
 		err = m.settle(ctx, fail.Wrongf("%s; the first: %s", doc.Verify.Wrong(), res.First))

@@ -53,7 +53,7 @@ The recording begins when the engine is open: a command that ends before that le
 as it is. A recording that is interrupted, or whose run fails, ends with the last event,
 and can be replayed.`,
 		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
-		Args:    files(1, 1, "a trace's file"),
+		Args:    files(1, 1, "the name of a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := &traceFile{place: place{"the trace " + args[0], args[0]}}
 			if info, err := os.Stat(to.name); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
@@ -140,7 +140,7 @@ func newReplay() *cobra.Command {
 the recording.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
-		Args: files(1, 1, "a trace's file"),
+		Args: files(1, 1, "the name of a trace's file"),
 		RunE: f.run,
 	}
 	cmd.Flags().Var(choice(&f.policies[0], "", monitor.Names()...), "policy",
@@ -158,7 +158,7 @@ func newTraceCompare() *cobra.Command {
 recording.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
-		Args: files(1, 1<<20, "a trace's file"),
+		Args: files(1, 1<<20, "the name of a trace's file"),
 		RunE: f.run,
 	}
 	f.register(cmd.Flags())
@@ -168,7 +168,7 @@ recording.`,
 // run replays each trace with each policy.
 func (f *replayFlags) run(cmd *cobra.Command, names []string) error {
 	ctx := cmd.Context()
-	out, err := f.output.openFor(cmd, names...)
+	out, err := f.output.open(cmd, names...)
 	if err != nil {
 		return err
 	}
