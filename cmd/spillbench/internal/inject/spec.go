@@ -96,7 +96,8 @@ func Parse(text string) (Spec, error) {
 			case name != "slow" && numbered:
 				problem = fmt.Sprintf("%s takes no number (write kind=%[1]s; only slow takes one, as slow:5)", name)
 			case err != nil || !(ms > 0 && ms <= float64(maxDelay/time.Millisecond)):
-				problem = fmt.Sprintf("want milliseconds above 0, and at most %d (such as slow:5)", maxDelay/time.Millisecond)
+				problem = fmt.Sprintf("want milliseconds above 0, and at most %d (such as slow:5)",
+					maxDelay/time.Millisecond)
 			case name == "slow":
 				s.Delay = time.Duration(ms * float64(time.Millisecond))
 			}
@@ -139,7 +140,8 @@ func Parse(text string) (Spec, error) {
 	case s.Kind == "":
 		problem = fmt.Sprintf("the kind is missing (add kind=%s)", strings.Join(op.kinds, ", kind="))
 	case !slices.Contains(op.kinds, s.Kind):
-		problem = fmt.Sprintf("%s cannot happen to %s (want kind=%s)", s.Kind, op.what, strings.Join(op.kinds, ", kind="))
+		problem = fmt.Sprintf("%s cannot happen to %s (want kind=%s)",
+			s.Kind, op.what, strings.Join(op.kinds, ", kind="))
 	case s.Probability > 0 && s.At > 0:
 		problem = "p and at exclude each other (give the chance of each, or the number of one)"
 	case s.Path != "" && !op.onDisk:
