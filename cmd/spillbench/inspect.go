@@ -12,7 +12,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/persist"
-	"github.com/spillway-db/spillway/topology"
 )
 
 func newInspect() *cobra.Command {
@@ -60,13 +59,11 @@ func inspect(cmd *cobra.Command, flags *outputFlags, path string, checksums bool
 	case len(found) == 0:
 		return fail.Usagef("nothing persists in %s (%s)", path, name)
 	}
-	top, err := topology.Discover(cmd.Context(), topology.Options{})
+	header, err := out.header()
 	if err != nil {
 		return err
 	}
-	doc := &report.Inspect{
-		Header: report.NewHeader("inspect", report.MachineEnv(top), nil), Path: path, Checksums: checksums,
-	}
+	doc := &report.Inspect{Header: header, Path: path, Checksums: checksums}
 	for i := range found {
 		d := describeKept(&found[i])
 		doc.Directories = append(doc.Directories, d)

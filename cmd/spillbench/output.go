@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/internal/named"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // outputFlags choose where the result of a command goes and in which form.
@@ -108,6 +110,16 @@ func (o *outputFlags) open(cmd *cobra.Command, reads ...string) (*output, error)
 	}
 	c, _ := cmd.Context().Value(callKey{}).(call)
 	return &output{o, cmd, c}, err
+}
+
+// header returns the beginning of the document of a command that opens no engine.
+func (o *output) header() (report.Header, error) {
+	top, err := topology.Discover(o.cmd.Context(), topology.Options{})
+	if err != nil {
+		return report.Header{}, err
+	}
+	name := strings.TrimPrefix(o.cmd.CommandPath(), "spillbench ")
+	return report.NewHeader(name, report.MachineEnv(top), nil), nil
 }
 
 // show writes the document to the files of --json and --html, and prints it in the chosen format. It

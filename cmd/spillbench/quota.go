@@ -15,7 +15,6 @@ import (
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/reservation/quota"
-	"github.com/spillway-db/spillway/topology"
 )
 
 func newQuota() *cobra.Command {
@@ -106,13 +105,12 @@ func printQuota(cmd *cobra.Command, flags *outputFlags, ledger string, share []s
 	if err != nil {
 		return err
 	}
-	top, err := topology.Discover(cmd.Context(), topology.Options{})
+	header, err := out.header()
 	if err != nil {
 		return err
 	}
 	doc := &report.Quota{
-		Header: report.NewHeader("quota", report.MachineEnv(top), nil),
-		Limit:  s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical,
+		Header: header, Limit: s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical,
 		Ledger: s.Ledger, Group: s.Group, Holders: []leases.Holder{},
 	}
 	if s.Ratio != nil {

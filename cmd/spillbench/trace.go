@@ -17,7 +17,6 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/topology"
 )
 
 func newTrace() *cobra.Command {
@@ -172,11 +171,11 @@ func (f *replayFlags) run(cmd *cobra.Command, names []string) error {
 	if err != nil {
 		return err
 	}
-	top, err := topology.Discover(ctx, topology.Options{})
+	header, err := out.header()
 	if err != nil {
 		return err
 	}
-	doc := &report.Trace{Header: report.NewHeader("trace "+cmd.Name(), report.MachineEnv(top), nil)}
+	doc := &report.Trace{Header: header}
 	for _, name := range names {
 		t, err := readTrace(name)
 		if err != nil {
