@@ -28,6 +28,7 @@ type outputFlags struct {
 	json, html string // a file, or - for standard output; empty: none
 	format     string // empty: the flag was not given
 	quiet      bool
+	trace      place // of a recording that the command writes in addition; empty: none
 
 	// figures is set if the result has figures for benchstat and a page.
 	figures bool
@@ -84,9 +85,9 @@ func (o *outputFlags) printed() report.Format {
 	return report.Table
 }
 
-// places returns the files of --json and --html.
+// places returns the files of --json, --html and the trace.
 func (o *outputFlags) places() []place {
-	return []place{{"--json " + o.json, o.json}, {"--html " + o.html, o.html}}
+	return []place{{"--json " + o.json, o.json}, {"--html " + o.html, o.html}, o.trace}
 }
 
 // output writes the result of a command.
@@ -144,9 +145,10 @@ func (o *output) write(printed report.Format, document report.Document, notes []
 		}
 		errs = append(errs, err)
 	}
-	for i, p := range o.flags.places() {
-		if p.isFile() {
-			write([]report.Format{report.JSON, report.HTML}[i], p.write)
+	places := o.flags.places()
+	for i, format := range []report.Format{report.JSON, report.HTML} {
+		if places[i].isFile() {
+			write(format, places[i].write)
 		}
 	}
 	if printed != "" {

@@ -57,21 +57,6 @@ removed one that a process uses.`,
 	return cmd
 }
 
-// shareLedger lets all users join the ledger in dir, for --share.
-func shareLedger(dir string, gpus []string) error {
-	switch {
-	case dir == "":
-		return fail.Usagef("--share needs a ledger (name its directory with --ledger DIR)")
-	case slices.Contains(gpus, ""):
-		return fail.Usagef("--share: a GPU without a name")
-	}
-	err := leases.Share(dir, gpus...)
-	if errors.Is(err, fs.ErrPermission) {
-		return fail.Environmentf("%w (run it as root)", err)
-	}
-	return err
-}
-
 // quotaSettings returns the quota that the environment sets. A wrong value there is wrong use.
 func quotaSettings() (*quota.Settings, error) {
 	lookup, err := nodelimits.Lookup(os.LookupEnv)
@@ -90,16 +75,24 @@ func printQuota(cmd *cobra.Command, flags *outputFlags, ledger string, share []s
 	if err != nil {
 		return err
 	}
+	s.Ledger = cmp.Or(ledger, s.Ledger)
 	if share != nil {
-		if err := shareLedger(cmp.Or(ledger, s.Ledger), share); err != nil {
+		switch {
+		case s.Ledger == "":
+			return fail.Usagef("--share needs a ledger (name its directory with --ledger DIR)")
+		case slices.Contains(share, ""):
+			return fail.Usagef("--share: a GPU without a name")
+		}
+		err := leases.Share(s.Ledger, share...)
+		if errors.Is(err, fs.ErrPermission) {
+			return fail.Environmentf("%w (run it as root)", err)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if ledger != "" {
-		if !isDir(ledger) {
-			return fail.Usagef("--ledger %s is no directory", ledger)
-		}
-		s.Ledger = ledger
+	if ledger != "" && !isDir(ledger) {
+		return fail.Usagef("--ledger %s is no directory", ledger)
 	}
 	out, err := flags.open(cmd)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/named"
 )
@@ -96,18 +97,17 @@ func makeReport(cmd *cobra.Command, files []string, f *outputFlags) error {
 	return nil
 }
 
-// readResults reads results. It returns their names for people, also of standard input.
+// readResults reads results. It returns them with the names of their files for messages.
 func readResults(files []string) (names []string, docs []report.Document, err error) {
+	if err := stdinOnce(files); err != nil {
+		return nil, nil, err
+	}
 	for _, name := range files {
 		f := os.Stdin
-		switch {
-		case name != "-":
+		if name != "-" {
 			f, err = os.Open(name)
-		case slices.Contains(names, "standard input"):
-			return nil, nil, fail.Usagef("standard input can be read once (give - once, and a file)")
-		default:
-			name = "standard input"
 		}
+		name = input.Name(name)
 		var text []byte
 		if err == nil {
 			text, err = io.ReadAll(io.LimitReader(f, maxResult+1)) // a device may have no end
@@ -131,9 +131,8 @@ func readResults(files []string) (names []string, docs []report.Document, err er
 // maxResult is the maximum size of a result in bytes: hundreds of times the largest known one.
 const maxResult = 64 << 20
 
-// replaceablePage reports whether a file may be written: it is a report, empty, not a regular file, or
-// not there. The command takes the names of files, so one that was to be read is easily given as the
-// page.
+// replaceablePage reports whether a page may be written to a file: it is a page, empty, not a regular
+// file, or does not exist. A user could easily pass a file to read as the file of the page.
 func replaceablePage(name string) bool {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
@@ -141,10 +140,10 @@ func replaceablePage(name string) bool {
 	}
 	f, err := os.Open(name)
 	if err != nil {
-		return true // to replace it takes no right to read it
+		return true // replacing a file needs no permission to read it
 	}
 	defer f.Close()
 	text := make([]byte, 2000)
-	n, _ := io.ReadFull(f, text) // a short file is no page
+	n, _ := io.ReadFull(f, text) // a short file is not a page
 	return strings.Contains(string(text[:n]), `<meta name="generator" content="spillway">`)
 }

@@ -185,7 +185,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	}
 	doc := f.document(m, sources, res)
 	if median := doc.SetRuns(runs); len(runs) == f.runs { // else the phases are those of the run that failed
-		doc.Phases = phases(perRun[median])
+		doc.Phases = perRun[median]
 	}
 	doc.Processors, doc.Admission = processors, admitted.report(m.engine.Stats().Admission)
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
@@ -240,7 +240,7 @@ func passOf(phase string, passes int) string {
 // repeat does the job --runs times, above 1 after a warm-up. The result has the findings of all runs,
 // and the input and phases of the last one. runs and phases have the times of each successful run.
 func (f *runFlags) repeat(ctx context.Context, cfg job.Config, p phased) (
-	all job.Result, runs []report.Repetition, phases [][]job.Phase, err error) {
+	all job.Result, runs []report.Repetition, phases [][]report.Phase, err error) {
 
 	first := 1
 	if f.runs > 1 {
@@ -285,7 +285,7 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		Verify: report.Verification{
 			Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches, Corrupt: res.Corrupt,
 		},
-		Spaces: made.Spaces, Edges: made.Edges, Phases: phases(res.Phases), Waits: made.Waits,
+		Spaces: made.Spaces, Edges: made.Edges, Phases: res.Phases, Waits: made.Waits,
 		Work: made.Work, Tasks: made.Tasks[:min(len(made.Tasks), maxTasks)],
 	}
 	doc.Config.RowsPerBatch = int64(f.input.rowsPerBatch)
@@ -296,11 +296,4 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		doc.Work[i].Unread = min(doc.Work[i].Unread, res.Unread)
 	}
 	return doc
-}
-
-func phases(all []job.Phase) (out []report.Phase) {
-	for _, p := range all {
-		out = append(out, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
-	}
-	return out
 }

@@ -61,12 +61,7 @@ and can be replayed.`,
 						to.name)
 				}
 			}
-			if err := to.check(); err != nil {
-				return err
-			}
-			if err := apart([]place{to.place}, append(f.output.places(), readings(f.input.files...)...)); err != nil {
-				return err
-			}
+			f.output.trace = to.place
 			f.trace = simulate.NewRecorder(to)
 			f.engine.events = f.trace.Event
 			err := errors.Join(f.run(cmd, nil), f.trace.Close())

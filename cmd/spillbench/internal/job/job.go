@@ -29,6 +29,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -78,12 +79,6 @@ type Config struct {
 	Failed     func() // called after an error while the batches are still there, unless ctx has ended
 }
 
-// Phase is a part of the job and how long it took.
-type Phase struct {
-	Name string
-	Took time.Duration
-}
-
 // Result is what came out. On an error it holds what was done so far.
 type Result struct {
 	Rows       int64
@@ -95,7 +90,7 @@ type Result struct {
 	OnHost     bool   // the device cannot compute: digests were made of what was copied back
 	First      string // the first mismatch, in words; empty if there is none
 	Unread     int64  // bytes that had moved down, and were dropped unused, before all was dropped at the end
-	Phases     []Phase
+	Phases     []page.Phase
 }
 
 // item is one batch that was loaded, and the digest that it must have.
@@ -179,6 +174,6 @@ func (j *job) phase(name string, steps int64, f func() error) error {
 	j.cfg.Progress.Begin(name, steps)
 	start := time.Now()
 	err := f()
-	j.res.Phases = append(j.res.Phases, Phase{Name: name, Took: time.Since(start)})
+	j.res.Phases = append(j.res.Phases, page.Phase{Name: name, Seconds: time.Since(start).Seconds()})
 	return err
 }
