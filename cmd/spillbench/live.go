@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,29 +38,17 @@ type live struct {
 // end of a run waits as long for an open page.
 const openFor = 1500 * time.Millisecond
 
-// listenAddress returns the address for a value of --listen. Without a host it is one of this machine
-// only.
-func listenAddress(text string) (string, error) {
-	if text == "" {
-		return "", nil
-	}
-	host, port, err := net.SplitHostPort(text)
-	if err != nil {
-		return "", fail.Usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:0", text)
-	}
-	if host == "" {
-		host = "127.0.0.1"
-	}
-	return net.JoinHostPort(host, port), nil
-}
-
-// serve begins to serve at the address of --listen, and prints the address of the page.
+// serve begins to serve at the address of --listen, and prints the address of the page. Without a host
+// only this machine can connect.
 func (f *runFlags) serve(stderr io.Writer) (*live, error) {
-	address, err := listenAddress(f.listen)
-	if address == "" || err != nil {
-		return nil, err
+	if f.listen == "" {
+		return nil, nil
 	}
-	listener, err := net.Listen("tcp", address)
+	host, port, err := net.SplitHostPort(f.listen)
+	if err != nil {
+		return nil, fail.Usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:0", f.listen)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
 	if err != nil {
 		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)",
 			f.listen, err)
@@ -69,7 +58,7 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 	if !l.local {
 		reach = "; other machines reach it by this one's name or address, without a password"
 	}
-	address = at.String()
+	address := at.String()
 	if at.IP.IsUnspecified() { // a browser can't open that
 		address = net.JoinHostPort("localhost", strconv.Itoa(at.Port))
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// outputFlags choose where the result of a command goes and in which form.
+// outputFlags are the flags for the files and the format of a command's result.
 type outputFlags struct {
 	json, html string // a file, or - for standard output; empty: none
 	format     string // empty: the flag was not given
@@ -97,13 +97,14 @@ type output struct {
 	call  call // of the program
 }
 
-// open checks, before the work begins, that the command can write its results, and that they replace
-// none of the files that it reads.
+// open checks, before the work begins, that the command can read and write its files, and that the
+// results replace none of those that it reads.
 func (o *outputFlags) open(cmd *cobra.Command, reads ...string) (*output, error) {
-	err := o.validate()
-	if err == nil {
-		err = apart(o.places(), readings(reads...))
+	var inputs []place
+	for _, name := range reads {
+		inputs = append(inputs, place{"the input " + name, name})
 	}
+	err := cmp.Or(stdinOnce(reads), o.validate(), apart(o.places(), inputs))
 	for _, p := range o.places() {
 		if err == nil {
 			err = p.check()
@@ -165,8 +166,8 @@ func toStdout(stdout io.Writer, text []byte) error {
 	return nil
 }
 
-// warn prints notes to standard error if the printed result has none. Only commands that succeed call
-// it: an error is one line.
+// warn prints notes to standard error if the printed result has none. Commands that fail do not call it,
+// because an error is one line.
 func (o *output) warn(lines []string) {
 	switch f := o.flags.printed(); {
 	case o.flags.quiet, f == report.Table, f == report.Markdown:
@@ -177,23 +178,15 @@ func (o *output) warn(lines []string) {
 	}
 }
 
-// place is a file of a command line, and what it is called there: "--json r.json", "the input a.csv".
-// The name may be empty, or - for a standard stream.
+// place is a file of a command line, with a description: "--json r.json", "the input a.csv". The name
+// may be empty, or - for a standard stream.
 type place struct{ what, name string }
-
-// readings returns the places of inputs.
-func readings(names ...string) (all []place) {
-	for _, name := range names {
-		all = append(all, place{"the input " + name, name})
-	}
-	return all
-}
 
 // isFile reports whether the place names a file.
 func (p place) isFile() bool { return p.name != "" && p.name != "-" }
 
-// apart refuses a file that is written and also read, or written twice: one content would replace the
-// other. Devices and pipes may be shared.
+// apart returns an error if a file is written and also read, or written twice: the second content would
+// replace the first. It allows that for devices and pipes.
 func apart(written, read []place) error {
 	for i, w := range written {
 		for _, other := range append(written[:i:i], read...) {
@@ -216,7 +209,8 @@ func sameFile(a, b string) bool {
 	return errA == nil && errB == nil && a == b
 }
 
-// check refuses a place that cannot be written. A process that is killed meanwhile leaves nothing.
+// check returns an error if the file cannot be written. A process that is killed meanwhile leaves no
+// file.
 func (p place) check() error {
 	if !p.isFile() {
 		return nil
@@ -237,8 +231,8 @@ func (p place) check() error {
 	return nil
 }
 
-// write replaces the content of the file, whole or not at all. It writes to devices and pipes, and
-// does not replace them.
+// write replaces the content of the file, completely or not at all. It does not replace devices and
+// pipes, but writes to them.
 func (p place) write(text []byte) error {
 	info, err := os.Stat(p.name)
 	if err == nil && !info.Mode().IsRegular() {
@@ -252,7 +246,7 @@ func (p place) write(text []byte) error {
 	return nil
 }
 
-// target returns the file that a link leads to: the link stays.
+// target returns the file that a link refers to, so that write does not replace the link.
 func (p place) target() string {
 	if real, err := filepath.EvalSymlinks(p.name); err == nil {
 		return real
@@ -269,9 +263,9 @@ func probeDir(dir string) error {
 	return f.Close()
 }
 
-// storeFile replaces the content of the file at path, whole or not at all. A new file has no name until
-// it is complete, if the file system supports that; else, and in place of another file, it is written
-// under another name.
+// storeFile replaces the content of the file at path, completely or not at all. A new file has no name
+// until it is complete, if the file system supports that. Otherwise, and to replace a file, it has a
+// temporary name until then.
 func storeFile(path string, content []byte) error {
 	fill := func(f *os.File) error {
 		_, err := f.Write(content)

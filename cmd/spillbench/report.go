@@ -99,9 +99,6 @@ func makeReport(cmd *cobra.Command, files []string, f *outputFlags) error {
 
 // readResults reads results. It returns them with the names of their files for messages.
 func readResults(files []string) (names []string, docs []report.Document, err error) {
-	if err := stdinOnce(files); err != nil {
-		return nil, nil, err
-	}
 	for _, name := range files {
 		f := os.Stdin
 		if name != "-" {

@@ -53,9 +53,6 @@ The other formats are first copied to a temporary file in TMPDIR.`,
 
 func (f *verifyFlags) run(cmd *cobra.Command, paths []string) error {
 	ctx := cmd.Context()
-	if err := stdinOnce(paths); err != nil {
-		return err
-	}
 	out, err := f.output.open(cmd, paths...)
 	if err != nil {
 		return err

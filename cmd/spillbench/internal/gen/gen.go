@@ -58,11 +58,11 @@ func New(cfg Config) (*Table, error) {
 	return t, nil
 }
 
-// Again returns the same table at its first row, for another reader. It is fast: both share the text
-// that New generates.
+// Again returns the same table at its first row, for another reader.
 func (t *Table) Again() *Table { return t.Part(0, 1) }
 
-// Part returns every of-th batch of the table, beginning with batch number, which counts from 0.
+// Part returns every of-th batch of the table, beginning with batch number, which counts from 0. It is
+// fast: all parts share the text that New generates.
 func (t *Table) Part(number, of int64) *Table {
 	part := *t
 	part.next, part.step = number*t.cfg.RowsPerBatch, of*t.cfg.RowsPerBatch
