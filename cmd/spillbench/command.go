@@ -84,8 +84,8 @@ Exit codes:
   130  interrupted
 `
 
-// newRoot builds the tree of commands. cobra prints to help what it prints to standard output. Closures
-// hold the values of flags, so two calls of Main share nothing.
+// newRoot builds the tree of commands. cobra prints help texts to help. Closures hold the values of
+// flags, so two calls of Main share nothing.
 func newRoot(stderr, help io.Writer) *cobra.Command {
 	root := newRun()
 	root.SetOut(help)
@@ -116,7 +116,7 @@ GPU that Spillway can use, it simulates one and labels every figure sim.`
 	return root
 }
 
-// refuseUnknown returns an error if there are args: the first is not a subcommand of cmd.
+// refuseUnknown returns an error if there are args, of which the first is not a subcommand of cmd.
 func refuseUnknown(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -132,8 +132,8 @@ func refuseUnknown(cmd *cobra.Command, args []string) error {
 	return fail.Usagef("unknown command %q for %q (%ssee %s --help)", args[0], path, hint, path)
 }
 
-// finish completes cmd and its subcommands. It registers the values that shells offer for flags, and
-// refuses command lines without a subcommand, or with an unknown topic of help: cobra would print help.
+// finish completes cmd and its subcommands. It registers the values of flags for completion in shells,
+// and makes a missing subcommand or an unknown topic of help an error: cobra would print help.
 func finish(cmd *cobra.Command) {
 	cmd.Version = report.VersionLine()
 	cmd.Flags().SortFlags = false
@@ -163,8 +163,7 @@ func finish(cmd *cobra.Command) {
 	}
 }
 
-// files returns a check that there are min to max arguments, none of them empty. Its error describes
-// them as what.
+// files returns a check for min to max arguments, none of them empty. what describes them in the error.
 func files(min, max int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < min || len(args) > max || slices.Contains(args, "") {
@@ -190,7 +189,8 @@ func must(err error) {
 	}
 }
 
-// valueFlag is a flag that refuses an empty value: a script's unset variable must not lose a result.
+// valueFlag is a flag with a value that is not empty: an unset variable of a script must not lose a
+// result.
 type valueFlag struct {
 	to   *string
 	want string // describes the value in errors

@@ -127,7 +127,7 @@ func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
 	return m.finish(out, doc, nil)
 }
 
-// note adds notes where the comparison differs from its help.
+// note adds notes for differences between the comparison and its description in the help.
 func (f *compareFlags) note(m *machine, res peer.Result) {
 	if res.CacheStays {
 		m.notes.add("the page cache cannot be dropped on this system: " +
@@ -143,7 +143,7 @@ func (f *compareFlags) note(m *machine, res peer.Result) {
 	}
 }
 
-// document returns the result, without its header. Rates and ratios are those of the median times.
+// document returns the document without its header. It computes rates and ratios from median times.
 func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *report.Compare {
 	all := roundRates(res.Bytes, res.Rounds)
 	doc := &report.Compare{
@@ -170,7 +170,7 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 	return doc
 }
 
-// roundRates returns the rates of the median times of these rounds.
+// roundRates returns the rates for the median times of rounds.
 func roundRates(bytes int64, rounds []peer.Round) report.RoundRates {
 	rates := func(of func(peer.Round) peer.Times) report.Rates {
 		var write, read []time.Duration
@@ -195,7 +195,7 @@ func roundRates(bytes int64, rounds []peer.Round) report.RoundRates {
 	}
 }
 
-// median returns the lower of the two in the middle of an even number.
+// median returns the median of values; of an even number of values, the lower of the two medians.
 func median[T cmp.Ordered](values []T) T {
 	s := slices.Sorted(slices.Values(values))
 	return s[(len(s)-1)/2]

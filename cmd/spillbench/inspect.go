@@ -116,7 +116,7 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 	return k
 }
 
-// line returns an error as one line, or "" if there is none.
+// line returns err as one line, or "" if it is nil.
 func line(err error) string {
 	if err == nil {
 		return ""

@@ -31,8 +31,8 @@ const defaultMemory = 64 << 20
 // loads, nobody consumes batches, so full memories stay full.
 const stuckAfter = 5 * time.Second
 
-// engineFlags are the options of an engine. All commands that open one have them. A command sets the
-// fields of the second part before it calls register or open.
+// engineFlags are the options of an engine, for all commands that open one. A command sets the fields of
+// the second part before it calls register or open.
 type engineFlags struct {
 	// config holds the flags that documents report as they were given. A codec that is set before
 	// register is the default.
@@ -108,7 +108,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	})
 }
 
-// validate refuses values that are wrong on any machine.
+// validate returns an error for values that are wrong on any machine.
 func (e *engineFlags) validate() error {
 	switch err := e.marks().Validate(); {
 	case err != nil:

@@ -22,8 +22,8 @@ import (
 	"github.com/spillway-db/spillway/observe/timeline"
 )
 
-// batchesInGPU is how many generated batches a GPU space has room for, so that workers and moves in
-// progress all find some.
+// batchesInGPU is the number of generated batches for which a GPU space has room: enough for all workers
+// and moves in progress.
 const batchesInGPU = 16
 
 // maxTasks is how many of the tasks that waited for room a document lists.
@@ -46,7 +46,7 @@ type runFlags struct {
 	passes     int
 	runs       int
 	listen     string
-	stallAfter time.Duration      // how long nothing moves before a note reports it
+	stallAfter time.Duration      // the time without moves before a note reports it
 	trace      *simulate.Recorder // gets the engine's events; nil: run does not record
 }
 
@@ -271,7 +271,7 @@ func (f *runFlags) repeat(ctx context.Context, cfg job.Config, p phased) (
 	return all, runs, phases, nil
 }
 
-// document returns the result so far.
+// document returns the document of the run up to now.
 func (f *runFlags) document(m *machine, sources []string, res job.Result) *report.Run {
 	var made page.Run
 	made.Fill(m.engine.Stats())
