@@ -209,7 +209,7 @@ func (f *bandwidthFlags) run(cmd *cobra.Command, _ []string) error {
 	if err := f.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.openFor(cmd)
+	out, err := f.output.open(cmd)
 	if err != nil {
 		return err
 	}
@@ -233,11 +233,11 @@ func (f *bandwidthFlags) run(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	for _, s := range plan.Skipped {
-		m.notes.add(s.Error(), "left out: "+s.Error())
+		m.notes.add("left out: " + s.Error())
 	}
 	if codec := m.config.Codec; codec != "none" {
-		m.notes.add("compressed", "moves to disk may be compressed (--codec "+codec+"): "+
-			"rates count the bytes before compression, so an efficiency above 1 can come from the codec; "+
+		m.notes.add("moves to disk may be compressed (--codec " + codec + "): " +
+			"rates count the bytes before compression, so an efficiency above 1 can come from the codec; " +
 			"--codec none moves the same bytes as the limit")
 	}
 	return m.finish(out, &report.Bandwidth{

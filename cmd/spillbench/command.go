@@ -26,7 +26,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	before := debug.SetMemoryLimit(-1) // commands lower it; see headroom.Plan
 	defer debug.SetMemoryLimit(before)
 	var printed bytes.Buffer // by cobra, which drops the errors of its writer
-	root := newRoot(stdout, stderr, &printed)
+	root := newRoot(stderr, &printed)
 	profiles := registerProfiles(root)
 	started := false // errors before that are wrong use
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -84,9 +84,9 @@ Exit codes:
   130  interrupted
 `
 
-// newRoot builds the tree of commands. cobra prints to help what it prints to standard output. Closures
-// hold the values of flags, so two calls of Main share nothing.
-func newRoot(stdout, stderr, help io.Writer) *cobra.Command {
+// newRoot builds the tree of commands. cobra prints help texts to help. Closures hold the values of
+// flags, so two calls of Main share nothing.
+func newRoot(stderr, help io.Writer) *cobra.Command {
 	root := newRun()
 	root.SetOut(help)
 	root.SetErr(stderr)
@@ -103,7 +103,7 @@ GPU that Spillway can use, it simulates one and labels every figure sim.`
 	root.Args = refuseUnknown
 	root.SilenceErrors, root.SilenceUsage = true, true // Main prints errors
 	root.AddCommand(newRun(), newVerify(), newBandwidth(), newCompare(), newTopo(), newTrace(),
-		newQuota(stdout, stderr), newInspect(stdout, stderr), newReport(stdout, stderr), newSchema(stdout))
+		newQuota(), newInspect(), newReport(), newSchema())
 	root.PersistentFlags().Bool("version", false, "print the version of spillbench, its commit and its Go")
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -116,7 +116,7 @@ GPU that Spillway can use, it simulates one and labels every figure sim.`
 	return root
 }
 
-// refuseUnknown returns an error if there are args: the first is not a subcommand of cmd.
+// refuseUnknown returns an error if there are args, of which the first is not a subcommand of cmd.
 func refuseUnknown(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -132,8 +132,8 @@ func refuseUnknown(cmd *cobra.Command, args []string) error {
 	return fail.Usagef("unknown command %q for %q (%ssee %s --help)", args[0], path, hint, path)
 }
 
-// finish completes cmd and its subcommands. It registers the values that shells offer for flags, and
-// refuses command lines without a subcommand, or with an unknown topic of help: cobra would print help.
+// finish completes cmd and its subcommands. It registers the values of flags for completion in shells,
+// and makes a missing subcommand or an unknown topic of help an error: cobra would print help.
 func finish(cmd *cobra.Command) {
 	cmd.Version = report.VersionLine()
 	cmd.Flags().SortFlags = false
@@ -163,16 +163,11 @@ func finish(cmd *cobra.Command) {
 	}
 }
 
-// openFor opens the output of a command that reads these files.
-func (o *outputFlags) openFor(cmd *cobra.Command, reads ...string) (*output, error) {
-	return o.open(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), reads...)
-}
-
-// files returns a check that there are min to max arguments, none of them empty; what describes them.
+// files returns a check for min to max arguments, none of them empty. what describes them in the error.
 func files(min, max int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < min || len(args) > max || slices.Contains(args, "") {
-			return fail.Usagef("%s needs the name of %s (see %s --help)",
+			return fail.Usagef("%s needs %s (see %s --help)",
 				strings.TrimPrefix(cmd.CommandPath(), "spillbench "), what, cmd.CommandPath())
 		}
 		return nil
@@ -194,7 +189,8 @@ func must(err error) {
 	}
 }
 
-// valueFlag is a flag that refuses an empty value: a script's unset variable must not lose a result.
+// valueFlag is a flag with a value that is not empty: an unset variable of a script must not lose a
+// result.
 type valueFlag struct {
 	to   *string
 	want string // describes the value in errors

@@ -91,7 +91,7 @@ func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
 	if err := f.input.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.openFor(cmd, f.input.files...)
+	out, err := f.output.open(cmd, f.input.files...)
 	if err != nil {
 		return err
 	}
@@ -127,23 +127,23 @@ func (f *compareFlags) run(cmd *cobra.Command, _ []string) error {
 	return m.finish(out, doc, nil)
 }
 
-// note adds notes where the comparison differs from its help.
+// note adds notes for differences between the comparison and its description in the help.
 func (f *compareFlags) note(m *machine, res peer.Result) {
 	if res.CacheStays {
-		m.notes.add("cache stays", "the page cache cannot be dropped on this system: "+
+		m.notes.add("the page cache cannot be dropped on this system: " +
 			"the peer may have read from the cache")
 	}
 	if !m.env.DirectIO {
-		m.notes.add("no direct I/O", "there is no direct I/O in the spill directory: "+
+		m.notes.add("there is no direct I/O in the spill directory: " +
 			"Spillway's figures are those of the page cache, without a sync, like the peer's warm ones")
 	}
 	if len(m.config.Disks) > 1 {
-		m.notes.add("several disks", "the peer's file is in "+m.config.Disks[0].Dir+" alone; "+
+		m.notes.add("the peer's file is in " + m.config.Disks[0].Dir + " alone; " +
 			"Spillway used all spill directories")
 	}
 }
 
-// document returns the result, without its header. Rates and ratios are those of the median times.
+// document returns the document without its header. It computes rates and ratios from median times.
 func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *report.Compare {
 	all := roundRates(res.Bytes, res.Rounds)
 	doc := &report.Compare{
@@ -170,7 +170,7 @@ func (f *compareFlags) document(m *machine, sources []string, res peer.Result) *
 	return doc
 }
 
-// roundRates returns the rates of the median times of these rounds.
+// roundRates returns the rates for the median times of rounds.
 func roundRates(bytes int64, rounds []peer.Round) report.RoundRates {
 	rates := func(of func(peer.Round) peer.Times) report.Rates {
 		var write, read []time.Duration
@@ -195,7 +195,7 @@ func roundRates(bytes int64, rounds []peer.Round) report.RoundRates {
 	}
 }
 
-// median returns the lower of the two in the middle of an even number.
+// median returns the median of values; of an even number of values, the lower of the two medians.
 func median[T cmp.Ordered](values []T) T {
 	s := slices.Sorted(slices.Values(values))
 	return s[(len(s)-1)/2]

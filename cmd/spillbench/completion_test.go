@@ -23,7 +23,7 @@ func everyCommand(f func(*cobra.Command)) {
 			walk(c)
 		}
 	}
-	root := newRoot(io.Discard, io.Discard, io.Discard)
+	root := newRoot(io.Discard, io.Discard)
 	walk(root)
 }
 

@@ -44,7 +44,7 @@ func TestFullSpillDirectories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var e engineFlags
 			for _, d := range c.disks {
-				if err := e.disks.Set(d); err != nil {
+				if err := e.disks.add(d); err != nil {
 					t.Fatal(err)
 				}
 			}

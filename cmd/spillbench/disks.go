@@ -66,7 +66,7 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 		if noRoom {
 			err = fail.Environmentf("--disk %s: there is no room: %v (make room there, or name another directory; "+
 				"or have your quota raised)", f.dir, pathless(err))
-			m.notes.add(f.dir, "left out: "+err.Error())
+			m.notes.add("left out: " + err.Error())
 			full = cmp.Or(full, err)
 			continue
 		}

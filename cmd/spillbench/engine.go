@@ -46,7 +46,7 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 	if err := e.configure(ctx, m); err != nil {
 		return nil, err
 	}
-	m.plan.Apply() // before anything is taken
+	m.plan.Apply() // before the engine allocates
 	m.reopen = func(ctx context.Context) (*spillway.Engine, error) {
 		eng, err := spillway.Open(ctx, m.opened)
 		if err != nil {
@@ -70,8 +70,8 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 		}
 	}
 	for _, w := range m.engine.Warnings() {
-		if w.Cause == causes.Simulated { // only information, but nobody may take its figures for a GPU's
-			m.notes.add(w.String(), w.String())
+		if w.Cause == causes.Simulated { // its figures must not be mistaken for those of a GPU
+			m.notes.add(w.String())
 		}
 	}
 	return m, nil
@@ -190,19 +190,19 @@ func (e *engineFlags) explain(ctx context.Context, err error) error {
 	return fail.Environmentf("%w (see --gpu-memory, --host-memory and --disk)", err)
 }
 
-// header returns the beginning of a document. The engine may be closed.
+// header returns the beginning of a document. It also works when the engine is closed.
 func (m *machine) header(command string) report.Header {
 	return report.NewHeader(command, m.env, m.engine.Warnings())
 }
 
-// settle adds the hits of faults to the configuration and to the notes, and returns err. If a fault may
-// have caused it, err gets the exit status of wrong data and names the fault: it was not survived.
+// settle adds the hits of faults to the configuration and to the notes, and returns err. If a fault can
+// have caused err, settle adds the fault and the exit status of wrong data to it.
 func (m *machine) settle(ctx context.Context, err error) error {
 	for i, n := range m.faults.Hits() {
 		m.config.Faults[i].Hits = n
 	}
 	for _, line := range m.faults.Told() {
-		m.notes.add(line, line)
+		m.notes.add(line)
 	}
 	fault := m.faults.Blame()
 	if err == nil || fault == "" || ctx.Err() != nil || fail.Status(err) == fail.Usage {

@@ -113,11 +113,11 @@ func TestSeveralFaults(t *testing.T) {
 // hitsOfChance are how many of n operations a fault of writing hits with a seed.
 func hitsOfChance(t *testing.T, spec string, seed uint64, n int) (hits int64) {
 	t.Helper()
-	var specs inject.Specs
-	if err := specs.Set(spec); err != nil {
+	parsed, err := inject.Parse(spec)
+	if err != nil {
 		t.Fatal(err)
 	}
-	faults := inject.New(specs, 0, seed)
+	faults := inject.New([]inject.Spec{parsed}, 0, seed)
 	f, err := faults.Volume().Create(filepath.Join(t.TempDir(), "f"), false)
 	if err != nil {
 		t.Fatal(err)

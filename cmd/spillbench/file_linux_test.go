@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -34,7 +35,7 @@ func TestNoNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := outputFlags{json: filepath.Join(dir, "r.json")}
-	if _, err := flags.open(t.Context(), nil, nil); err != nil {
+	if _, err := flags.open(commandTo(t, io.Discard)); err != nil {
 		t.Fatal(err)
 	}
 	if names := made(t, watch); len(names) != 0 {

@@ -99,7 +99,7 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s: %q is no call of spillbench", c.where, c.line)
 			continue
 		}
-		root := newRoot(io.Discard, io.Discard, io.Discard)
+		root := newRoot(io.Discard, io.Discard)
 		registerProfiles(root)
 		cmd, args, err := root.Find(words[1:])
 		if err == nil {

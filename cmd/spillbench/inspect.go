@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"strings"
 
@@ -14,10 +12,9 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/persist"
-	"github.com/spillway-db/spillway/topology"
 )
 
-func newInspect(stdout, stderr io.Writer) *cobra.Command {
+func newInspect() *cobra.Command {
 	flags := outputFlags{prints: true}
 	var checksums bool
 	cmd := &cobra.Command{
@@ -36,25 +33,19 @@ inspect ends with 1 if entries are damaged, with 2 if nothing persists in DIR, a
 		Example: `  spillbench inspect /var/spill
   spillbench inspect /var/spill --checksums           # reads all bytes
   spillbench inspect /var/spill --format json`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 || args[0] == "" {
-				return fail.Usagef("inspect needs one directory (spillbench inspect DIR)")
-			}
-			return nil
-		},
+		Args: files(1, 1, "one directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return inspect(cmd.Context(), &flags, args[0], checksums, stdout, stderr)
+			return inspect(cmd, &flags, args[0], checksums)
 		},
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&checksums, "checksums", false,
 		"compare all bytes with their checksums; those that an engine uses or that are encrypted are left out")
 	flags.register(cmd.Flags())
 	return cmd
 }
 
-func inspect(ctx context.Context, flags *outputFlags, path string, checksums bool, stdout, stderr io.Writer) error {
-	out, err := flags.open(ctx, stdout, stderr)
+func inspect(cmd *cobra.Command, flags *outputFlags, path string, checksums bool) error {
+	out, err := flags.open(cmd)
 	if err != nil {
 		return err
 	}
@@ -64,18 +55,15 @@ func inspect(ctx context.Context, flags *outputFlags, path string, checksums boo
 	case errors.Is(err, fs.ErrNotExist):
 		return fail.Usagef("%s: no such directory (%s)", path, name)
 	case err != nil:
-		return &fail.Error{Status: fail.Environment, Err: fmt.Errorf("%s cannot be read: %w", path, pathless(err)),
-			Fix: "name a directory that you may read"}
+		return fail.Environmentf("%s cannot be read: %w (name a directory that you may read)", path, pathless(err))
 	case len(found) == 0:
 		return fail.Usagef("nothing persists in %s (%s)", path, name)
 	}
-	top, err := topology.Discover(ctx, topology.Options{})
+	header, err := out.header()
 	if err != nil {
 		return err
 	}
-	doc := &report.Inspect{
-		Header: report.NewHeader("inspect", report.MachineEnv(top), nil), Path: path, Checksums: checksums,
-	}
+	doc := &report.Inspect{Header: header, Path: path, Checksums: checksums}
 	for i := range found {
 		d := describeKept(&found[i])
 		doc.Directories = append(doc.Directories, d)
@@ -128,7 +116,7 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 	return k
 }
 
-// line returns an error as one line, or "" if there is none.
+// line returns err as one line, or "" if it is nil.
 func line(err error) string {
 	if err == nil {
 		return ""

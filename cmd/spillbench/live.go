@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/bandwidth"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-db/spillway/observe/timeline"
 )
 
-// live serves the report of a run while it lasts. A nil live serves nothing.
+// live serves the report of a run in progress. A nil live serves nothing.
 type live struct {
 	server *http.Server
 	at     net.Listener
@@ -31,35 +31,24 @@ type live struct {
 	mu     sync.Mutex
 	report func() *page.Report // the content of the page; called with mu held
 	asked  time.Time           // the time of the latest request for data
-	final  func()              // reports to end that a page has the result; nil before end
+	final  func()              // ends the wait of end, as a page has the result; nil before
 }
 
-// lookedAt is how long after its last request a page counts as open: it asks each second. The end of a
-// run waits as long for an open page.
-const lookedAt = 1500 * time.Millisecond
+// openFor is how long a page counts as open after its latest request: it requests data each second. The
+// end of a run waits as long for an open page.
+const openFor = 1500 * time.Millisecond
 
-// listenAddress returns the address that --listen means. Without a host, only this machine reaches it.
-func listenAddress(text string) (string, error) {
-	if text == "" {
-		return "", nil
-	}
-	host, port, err := net.SplitHostPort(text)
-	if err != nil {
-		return "", fail.Usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:0", text)
-	}
-	if host == "" {
-		host = "127.0.0.1"
-	}
-	return net.JoinHostPort(host, port), nil
-}
-
-// serve begins to serve at the address that --listen gives, and prints where.
+// serve begins to serve at the address of --listen, and prints the address of the page. Without a host
+// only this machine can connect.
 func (f *runFlags) serve(stderr io.Writer) (*live, error) {
-	address, err := listenAddress(f.listen)
-	if address == "" || err != nil {
-		return nil, err
+	if f.listen == "" {
+		return nil, nil
 	}
-	listener, err := net.Listen("tcp", address)
+	host, port, err := net.SplitHostPort(f.listen)
+	if err != nil {
+		return nil, fail.Usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:0", f.listen)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
 	if err != nil {
 		return nil, fail.Usagef("--listen %s: %w (give another address, such as 127.0.0.1:0 for any free port)",
 			f.listen, err)
@@ -69,7 +58,7 @@ func (f *runFlags) serve(stderr io.Writer) (*live, error) {
 	if !l.local {
 		reach = "; other machines reach it by this one's name or address, without a password"
 	}
-	address = at.String()
+	address := at.String()
 	if at.IP.IsUnspecified() { // a browser can't open that
 		address = net.JoinHostPort("localhost", strconv.Itoa(at.Port))
 	}
@@ -118,8 +107,8 @@ func (l *live) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// show changes the content of the page. The lock that is held while report is called may be followed
-// only by those of the engine.
+// show changes the content of the page to what report returns. ServeHTTP calls report with mu held, so
+// report may only take locks of the engine.
 func (l *live) show(report func() *page.Report) {
 	if l != nil {
 		l.mu.Lock()
@@ -128,36 +117,26 @@ func (l *live) show(report func() *page.Report) {
 	}
 }
 
-// hold keeps the content of the page as it is.
-func (l *live) hold() {
-	if l != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		last := l.report()
-		l.report = func() *page.Report { return last }
-	}
-}
-
-// end shows the result, and waits a moment if a page is open that will ask for it.
+// end shows the result. If a page is open, it waits until the page has requested the result.
 func (l *live) end(ctx context.Context, doc *report.Run, c call) {
 	if l == nil {
 		return
 	}
 	doc.Stamp(c.args, c.began)
 	result := &page.Report{Title: "spillbench run", Runs: []page.Run{report.PageOf(doc)}}
-	ctx, cancel := context.WithTimeout(ctx, lookedAt)
+	ctx, cancel := context.WithTimeout(ctx, openFor)
 	defer cancel()
 	l.mu.Lock()
 	l.report, l.final = func() *page.Report { return result }, cancel
-	open := time.Since(l.asked) < lookedAt
+	open := time.Since(l.asked) < openFor
 	l.mu.Unlock()
 	if open {
 		<-ctx.Done()
 	}
 }
 
-// close ends serving. It finishes answers, for a second at most and until ctx ends. Connections without
-// a request, which browsers open ahead, would delay that.
+// close ends the serving. It finishes answers, for a second at most and until ctx ends. It first closes
+// connections without a request, which browsers open early: they would delay the end.
 func (l *live) close(ctx context.Context) {
 	if l == nil {
 		return
@@ -175,11 +154,11 @@ func (l *live) close(ctx context.Context) {
 	}
 }
 
-// now returns the report of a run under way.
-func (f *runFlags) now(m *machine, rec *recording, sources []string, start time.Time, args []string) *page.Report {
+// now returns the report of a run in progress.
+func (f *runFlags) now(m *machine, rec *timeline.Recorder, sources []string, c call) *page.Report {
 	doc := f.document(m, sources, job.Result{})
-	doc.Stamp(args, start)
-	doc.Timeline, doc.WallSeconds = rec.timeline.Snapshot(page.Points, page.Numbers), time.Since(start).Seconds()
+	doc.Stamp(c.args, c.began)
+	doc.Timeline, doc.WallSeconds = rec.Snapshot(page.Points, page.Numbers), time.Since(c.began).Seconds()
 	phase := "beginning"
 	for _, p := range doc.Timeline.Phases {
 		doc.Phases = append(doc.Phases, report.Phase{Name: p.Name, Seconds: p.End - p.Begin})
@@ -190,55 +169,12 @@ func (f *runFlags) now(m *machine, rec *recording, sources []string, start time.
 	return &page.Report{Title: "spillbench run", Runs: []page.Run{run}, Live: true}
 }
 
-// sampled is the period at which a recording samples the spaces: that of the intervals of a short run.
-const sampled = 5 * time.Millisecond
-
-// inDocument is the largest number of intervals in the timeline of a JSON document.
-const inDocument = 240
-
-// recording collects the timeline of a run.
-type recording struct {
-	timeline *timeline.Recorder
-	stop     func() // ends watch
-}
-
-func (f *runFlags) record() *recording { return &recording{timeline.New(), func() {}} }
-
-// events returns the function for Config.Events.
-func (r *recording) events() func(spillway.Event) { return r.timeline.Event }
-
-// watch samples the engine's spaces until end is called.
-func (r *recording) watch(eng *spillway.Engine) { r.stop = r.timeline.Watch(eng.Spaces, sampled) }
-
-// end stops watch. Later calls do nothing.
-func (r *recording) end() { r.stop() }
-
-// snapshot returns the timeline for a document.
-func (r *recording) snapshot() *timeline.Timeline {
-	return r.timeline.Snapshot(inDocument, page.Numbers)
-}
-
-// progress returns p, extended to record the phases.
-func (r *recording) progress(p job.Progress) job.Progress { return phased{p, r.timeline} }
-
-// phased is a job.Progress that also records the phases.
-type phased struct {
-	job.Progress
-	timeline *timeline.Recorder
-}
-
-// Begin starts a phase.
-func (p phased) Begin(phase string, steps int64) {
-	p.Progress.Begin(phase, steps)
-	p.timeline.Phase(time.Now(), phase)
-}
-
-// limits measures the machine's raw limits while the engine is idle. If there is no room to do so, it
-// adds a note.
+// limits measures the machine's raw limits while the engine is idle. It adds a note if that fails, for
+// example for lack of room.
 func (m *machine) limits(ctx context.Context) []report.Limit {
 	all, err := bandwidth.Limits(ctx, m.engine, m.faults.Slow)
 	if err != nil && !errors.Is(err, context.Canceled) {
-		m.notes.add("no limits", "the raw limits were not measured: "+err.Error())
+		m.notes.add("the raw limits were not measured: " + err.Error())
 	}
 	return all
 }

@@ -44,13 +44,13 @@ func main() {
 	os.Exit(interruptible(func(ctx context.Context) int { return Main(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
 }
 
-// patience is how long an interrupted command may take to return. Some steps, such as joining the rows
-// of a huge batch or releasing much memory, take longer and cannot be interrupted.
+// patience is the maximum time for an interrupted command to return. Some steps, such as joining the
+// rows of a huge batch or releasing a lot of memory, cannot be interrupted and may take longer.
 const patience = 700 * time.Millisecond
 
 // interruptible runs f with a context that the first SIGINT, SIGTERM or SIGHUP cancels. If f does not
-// return soon after that, the process exits: spill files have no names, so none of them stays; where
-// they must have names, the next volume that is opened in their directory removes them.
+// return within patience, the process exits. That leaves no spill files: they have no names, or the next
+// volume in their directory removes them.
 func interruptible(f func(context.Context) int) int {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // under nohup the command outlives its terminal

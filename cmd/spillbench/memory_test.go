@@ -65,7 +65,8 @@ func TestTooMuchMemory(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
 	f := flagsOf(t, "--host-memory=99%")
-	if _, err := f.open(t.Context()); !errors.Is(err, headroom.ErrTooSmall) {
+	var small *headroom.TooSmallError
+	if _, err := f.open(t.Context()); !errors.As(err, &small) {
 		t.Error(err)
 	}
 	top := &topology.Topology{Limits: topology.Limits{MemoryBytes: 1 << 30}}
@@ -82,7 +83,7 @@ func TestTooMuchMemory(t *testing.T) {
 		f := flagsOf(t, c.args...)
 		f.disks, f.buffers = slices.Repeat(f.disks, c.disks), c.beside
 		err := f.addDisks(t.Context(), f.newMachine(top), 800<<20)
-		if c.fits != (err == nil) || err != nil && !errors.Is(err, headroom.ErrTooSmall) {
+		if c.fits != (err == nil) || err != nil && !errors.As(err, &small) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -147,7 +148,7 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 			}}
 			e.probe = func(string) error { return nil }
 			for _, d := range c.disks {
-				must(e.disks.Set(d))
+				must(e.disks.add(d))
 			}
 			top := &topology.Topology{Limits: topology.Limits{MemoryBytes: c.limit * mib, MemorySource: "memory.max"}}
 			m := e.newMachine(top)

@@ -46,15 +46,15 @@ func (n *notes) Handle(_ context.Context, r slog.Record) error {
 		return true
 	})
 	if w.Remedy != "" {
-		n.add(w.String(), w.String())
+		n.add(w.String())
 	} else {
 		n.count(r.Message, strings.TrimSuffix(w.What+": "+strings.Join(attrs, ", "), ": "), 1)
 	}
 	return nil
 }
 
-// add keeps a text, unless there is one with this key already.
-func (n *notes) add(key, text string) { n.count(key, text, 0) }
+// add keeps a text, unless it is there already.
+func (n *notes) add(text string) { n.count(text, text, 0) }
 
 // count keeps a text, or adds times to the earlier text with the same key.
 func (n *notes) count(key, text string, times int) {

@@ -31,8 +31,8 @@ const defaultMemory = 64 << 20
 // loads, nobody consumes batches, so full memories stay full.
 const stuckAfter = 5 * time.Second
 
-// engineFlags are the options of an engine. All commands that open one have them. A command sets the
-// fields of the second part before it calls register or open.
+// engineFlags are the options of an engine, for all commands that open one. A command sets the fields of
+// the second part before it calls register or open.
 type engineFlags struct {
 	// config holds the flags that documents report as they were given. A codec that is set before
 	// register is the default.
@@ -41,7 +41,7 @@ type engineFlags struct {
 	gpuMemory, hostMemory tier.Amount // of each GPU, and of the process
 	disks                 diskFlags
 	period, stuckAfter    time.Duration
-	faults                inject.Specs
+	faults                []inject.Spec
 	given                 func(flag string) bool // reports whether a flag is on the command line
 
 	noGPUs bool // the command works without GPUs
@@ -72,8 +72,8 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 		"`SIZE` of the space on each GPU, such as 512MiB, or 25% of a real GPU's memory")
 	f.TextVar(&e.hostMemory, "host-memory", each,
 		"`SIZE` of the pinned host memory, such as 512MiB, or 25% of the process's memory")
-	f.Var(&e.disks, "disk", "spill to directory `DIR[=SIZE]`, with SIZE in bytes or as a share of the free space "+
-		"(repeatable; default the temp directory with half of its free space)")
+	f.Func("disk", "spill to directory `DIR[=SIZE]`, with SIZE in bytes or as a share of the free space "+
+		"(repeatable; default the temp directory with half of its free space)", e.disks.add)
 	f.Float64Var(&c.Limit, "limit", marks.Limit, "largest share of GPU and host memory in use, from 0 to 1")
 	f.Float64Var(&c.Trigger, "trigger", marks.Trigger,
 		"share of GPU and host memory in use, from 0 to 1, at which the monitor starts to evict batches")
@@ -97,13 +97,18 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 		"at most `N` concurrent transfers write to disks; the monitor may make one more")
 	f.Var((*sizeFlag)(&c.DiskThrottleBytesPerS), "disk-throttle",
 		"limit each spill directory to `SIZE` bytes a second, reads and writes together, such as 200MiB, or off")
-	f.Var(&e.faults, "fault", "inject faults (repeatable; default none): `SPEC` has op=read|write|alloc|copy and "+
+	f.Func("fault", "inject faults (repeatable; default none): `SPEC` has op=read|write|alloc|copy and "+
 		"kind=eio|enospc|short|bitflip|oom|slow[:MS], and may have p=F (chance of each operation), "+
 		"at=N (the Nth, from 1), times=N (at most N) and path=GLOB (for reads and writes), separated by commas; "+
-		"alloc and copy are counted on each GPU separately")
+		"alloc and copy are counted on each GPU separately", func(text string) error {
+
+		spec, err := inject.Parse(text)
+		e.faults = append(e.faults, spec)
+		return err
+	})
 }
 
-// validate refuses values that are wrong on any machine.
+// validate returns an error for values that are wrong on any machine.
 func (e *engineFlags) validate() error {
 	switch err := e.marks().Validate(); {
 	case err != nil:
@@ -184,8 +189,8 @@ type diskFlag struct {
 	capacity tier.Amount // not set: the engine's default
 }
 
-// Set parses DIR or DIR=SIZE. The name of a directory that exists is never split.
-func (d *diskFlags) Set(s string) (err error) {
+// add adds DIR or DIR=SIZE. It does not divide the name of an existing directory.
+func (d *diskFlags) add(s string) (err error) {
 	f := diskFlag{dir: s}
 	if i := strings.LastIndexByte(s, '='); i >= 0 && !isDir(s) {
 		f.dir = s[:i]
@@ -200,12 +205,6 @@ func (d *diskFlags) Set(s string) (err error) {
 	*d = append(*d, f)
 	return nil
 }
-
-// String implements pflag.Value. The flag has no default, so nobody prints it.
-func (*diskFlags) String() string { return "" }
-
-// Type implements pflag.Value.
-func (*diskFlags) Type() string { return "dir[=size]" }
 
 func isDir(path string) bool {
 	info, err := os.Stat(path)

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,21 +10,25 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/internal/named"
+	"github.com/spillway-db/spillway/topology"
 )
 
-// outputFlags choose where the result of a command goes and in which form.
+// outputFlags are the flags for the files and the format of a command's result.
 type outputFlags struct {
 	json, html string // a file, or - for standard output; empty: none
 	format     string // empty: the flag was not given
 	quiet      bool
+	trace      place // of a recording that the command writes in addition; empty: none
 
 	// figures is set if the result has figures for benchstat and a page.
 	figures bool
@@ -82,49 +85,54 @@ func (o *outputFlags) printed() report.Format {
 	return report.Table
 }
 
-// places returns the files of --json and --html.
+// places returns the files of --json, --html and the trace.
 func (o *outputFlags) places() []place {
-	return []place{{"--json " + o.json, o.json}, {"--html " + o.html, o.html}}
+	return []place{{"--json " + o.json, o.json}, {"--html " + o.html, o.html}, o.trace}
 }
 
 // output writes the result of a command.
 type output struct {
-	flags          *outputFlags
-	stdout, stderr io.Writer
-	call           call // of the program
+	flags *outputFlags
+	cmd   *cobra.Command
+	call  call // of the program
 }
 
-// open checks, before the work begins, that the command can write its results, and that they replace
-// none of the files that it reads.
-func (o *outputFlags) open(ctx context.Context, stdout, stderr io.Writer, reads ...string) (*output, error) {
-	err := o.validate()
-	if err == nil {
-		err = apart(o.places(), readings(reads...))
+// open checks, before the work begins, that the command can read and write its files, and that the
+// results replace none of those that it reads.
+func (o *outputFlags) open(cmd *cobra.Command, reads ...string) (*output, error) {
+	var inputs []place
+	for _, name := range reads {
+		inputs = append(inputs, place{"the input " + name, name})
 	}
+	err := cmp.Or(stdinOnce(reads), o.validate(), apart(o.places(), inputs))
 	for _, p := range o.places() {
 		if err == nil {
 			err = p.check()
 		}
 	}
-	c, _ := ctx.Value(callKey{}).(call)
-	return &output{flags: o, stdout: stdout, stderr: stderr, call: c}, err
+	c, _ := cmd.Context().Value(callKey{}).(call)
+	return &output{o, cmd, c}, err
 }
 
-// show writes the document to the files of --json and --html, and prints it in the chosen format.
+// header returns the beginning of the document of a command that opens no engine.
+func (o *output) header() (report.Header, error) {
+	top, err := topology.Discover(o.cmd.Context(), topology.Options{})
+	if err != nil {
+		return report.Header{}, err
+	}
+	name := strings.TrimPrefix(o.cmd.CommandPath(), "spillbench ")
+	return report.NewHeader(name, report.MachineEnv(top), nil), nil
+}
+
+// show writes the document to the files of --json and --html, and prints it in the chosen format. It
+// prints the document of a failed run only for programs: the error is enough for people.
 func (o *output) show(document report.Document, notes []string) error {
 	document.Stamp(o.call.args, o.call.began)
-	return o.write(o.flags.printed(), document, notes)
-}
-
-// showFailed writes the document of a command that failed to the files of --json and --html. It prints
-// the document only for programs: the error is enough for people.
-func (o *output) showFailed(document report.Document) error {
-	document.Stamp(o.call.args, o.call.began)
 	printed := o.flags.printed()
-	if printed != report.JSON && printed != report.HTML {
+	if report.FailureOf(document) != "" && printed != report.JSON && printed != report.HTML {
 		printed = ""
 	}
-	return o.write(printed, document, nil)
+	return o.write(printed, document, notes)
 }
 
 // write writes the files, and prints in a format unless that is empty.
@@ -138,13 +146,14 @@ func (o *output) write(printed report.Format, document report.Document, notes []
 		}
 		errs = append(errs, err)
 	}
-	for i, p := range o.flags.places() {
-		if p.isFile() {
-			write([]report.Format{report.JSON, report.HTML}[i], p.write)
+	places := o.flags.places()
+	for i, format := range []report.Format{report.JSON, report.HTML} {
+		if places[i].isFile() {
+			write(format, places[i].write)
 		}
 	}
 	if printed != "" {
-		write(printed, func(text []byte) error { return toStdout(o.stdout, text) })
+		write(printed, func(text []byte) error { return toStdout(o.cmd.OutOrStdout(), text) })
 	}
 	return errors.Join(errs...)
 }
@@ -157,35 +166,27 @@ func toStdout(stdout io.Writer, text []byte) error {
 	return nil
 }
 
-// warn prints notes to standard error if the printed result has none. Only commands that succeed call
-// it: an error is one line.
+// warn prints notes to standard error if the printed result has none. Commands that fail do not call it,
+// because an error is one line.
 func (o *output) warn(lines []string) {
 	switch f := o.flags.printed(); {
 	case o.flags.quiet, f == report.Table, f == report.Markdown:
 		return
 	}
 	for _, l := range lines {
-		fmt.Fprintf(o.stderr, "spillbench: note: %s\n", named.Inert(l))
+		fmt.Fprintf(o.cmd.ErrOrStderr(), "spillbench: note: %s\n", named.Inert(l))
 	}
 }
 
-// place is a file of a command line, and what it is called there: "--json r.json", "the input a.csv".
-// The name may be empty, or - for a standard stream.
+// place is a file of a command line, with a description: "--json r.json", "the input a.csv". The name
+// may be empty, or - for a standard stream.
 type place struct{ what, name string }
-
-// readings returns the places of inputs.
-func readings(names ...string) (all []place) {
-	for _, name := range names {
-		all = append(all, place{"the input " + name, name})
-	}
-	return all
-}
 
 // isFile reports whether the place names a file.
 func (p place) isFile() bool { return p.name != "" && p.name != "-" }
 
-// apart refuses a file that is written and also read, or written twice: one content would replace the
-// other. Devices and pipes may be shared.
+// apart returns an error if a file is written and also read, or written twice: the second content would
+// replace the first. It allows that for devices and pipes.
 func apart(written, read []place) error {
 	for i, w := range written {
 		for _, other := range append(written[:i:i], read...) {
@@ -208,7 +209,8 @@ func sameFile(a, b string) bool {
 	return errA == nil && errB == nil && a == b
 }
 
-// check refuses a place that cannot be written. A process that is killed meanwhile leaves nothing.
+// check returns an error if the file cannot be written. A process that is killed meanwhile leaves no
+// file.
 func (p place) check() error {
 	if !p.isFile() {
 		return nil
@@ -229,8 +231,8 @@ func (p place) check() error {
 	return nil
 }
 
-// write replaces the content of the file, whole or not at all. It writes to devices and pipes, and
-// does not replace them.
+// write replaces the content of the file, completely or not at all. It does not replace devices and
+// pipes, but writes to them.
 func (p place) write(text []byte) error {
 	info, err := os.Stat(p.name)
 	if err == nil && !info.Mode().IsRegular() {
@@ -244,7 +246,7 @@ func (p place) write(text []byte) error {
 	return nil
 }
 
-// target returns the file that a link leads to: the link stays.
+// target returns the file that a link refers to, so that write does not replace the link.
 func (p place) target() string {
 	if real, err := filepath.EvalSymlinks(p.name); err == nil {
 		return real
@@ -252,22 +254,18 @@ func (p place) target() string {
 	return p.name
 }
 
-// probeDir checks that files can be made in dir. The file that it makes has no name or, where that
-// is not supported, loses it at once, so that a killed process leaves nothing.
+// probeDir returns an error if the process cannot create files in dir.
 func probeDir(dir string) error {
-	f, err := system.OpenNameless(dir)
-	if err == nil {
-		return f.Close()
-	}
-	if f, err = os.CreateTemp(dir, ".spillbench-*"); err != nil {
+	f, err := system.OpenUnlinked(dir)
+	if err != nil {
 		return err
 	}
-	return errors.Join(os.Remove(f.Name()), f.Close())
+	return f.Close()
 }
 
-// storeFile replaces the content of the file at path, whole or not at all. A new file has no name until
-// it is complete, if the file system supports that; else, and in place of another file, it is written
-// under another name.
+// storeFile replaces the content of the file at path, completely or not at all. A new file has no name
+// until it is complete, if the file system supports that. Otherwise, and to replace a file, it has a
+// temporary name until then.
 func storeFile(path string, content []byte) error {
 	fill := func(f *os.File) error {
 		_, err := f.Write(content)

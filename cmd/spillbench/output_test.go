@@ -62,6 +62,15 @@ func TestResultToDevice(t *testing.T) {
 	}
 }
 
+// commandTo returns a command that prints errors and notes to stderr.
+func commandTo(t *testing.T, stderr io.Writer) *cobra.Command {
+	cmd := new(cobra.Command)
+	cmd.SetContext(t.Context())
+	cmd.SetOut(io.Discard)
+	cmd.SetErr(stderr)
+	return cmd
+}
+
 // TestWhereNotesGo: notes are on standard error where no table carries them, but not with --quiet.
 func TestWhereNotesGo(t *testing.T) {
 	for flags, want := range map[outputFlags]string{
@@ -71,7 +80,7 @@ func TestWhereNotesGo(t *testing.T) {
 		{json: "-", quiet: true}: "",
 	} {
 		var stderr strings.Builder
-		o, err := flags.open(t.Context(), io.Discard, &stderr)
+		o, err := flags.open(commandTo(t, &stderr))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +99,7 @@ func TestResultHasNoOtherName(t *testing.T) {
 	for _, what := range []string{"new", "replaced"} {
 		flags := outputFlags{json: path}
 		before, _ := os.ReadDir(dir)
-		if _, err := flags.open(t.Context(), io.Discard, io.Discard); err != nil {
+		if _, err := flags.open(commandTo(t, io.Discard)); err != nil {
 			t.Fatal(err)
 		}
 		if after, err := os.ReadDir(dir); err != nil || len(after) != len(before) {
@@ -250,7 +259,8 @@ func TestPlacesApart(t *testing.T) {
 // TestNotesAreInert: a note is one line beside what is printed for programs, whatever names are in it.
 func TestNotesAreInert(t *testing.T) {
 	var stderr strings.Builder
-	(&output{flags: &outputFlags{format: "csv"}, stderr: &stderr}).warn([]string{"no batches in a\n\x1b[31m\u202e"})
+	o := &output{flags: &outputFlags{format: "csv"}, cmd: commandTo(t, &stderr)}
+	o.warn([]string{"no batches in a\n\x1b[31m\u202e"})
 	if want := "spillbench: note: no batches in a" + `\n\x1b[31m\u202e` + "\n"; stderr.String() != want {
 		t.Errorf("%q, want %q", stderr.String(), want)
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/spillway-db/spillway/topology"
 )
 
-// processorTimes is what the processors and this process have done up to a moment.
+// processorTimes has the CPU times of the processors and of this process at one moment.
 type processorTimes struct {
 	cpus map[int]procfs.CPUTime // empty without /proc/stat
-	own  time.Duration          // processor time of this process
+	own  time.Duration          // CPU time of this process
 }
 
 func processorsNow() processorTimes {
@@ -26,16 +26,16 @@ func processorsNow() processorTimes {
 	return processorTimes{procfs.CPUTimes(string(text)), system.CPUTime()}
 }
 
-// othersShare returns what other processes used of the processors that this process may use, between
-// two moments. It returns nil if that is not known: without /proc/stat, under a CPU quota, which
-// /proc/stat does not show, and for less than a second of all processors together.
+// othersShare returns the share of other processes, between two moments, of the processors that this
+// process may use. It returns nil if the share is not known: without /proc/stat, under a CPU quota, which
+// /proc/stat does not show, and for less than one second of all processors together.
 func othersShare(top *topology.Topology, before, after processorTimes) *report.Processors {
 	var busy, all int64
 	p := new(report.Processors)
 	for _, cpu := range top.CPU.Allowed {
 		was, known := before.cpus[cpu]
 		is, still := after.cpus[cpu]
-		if known && still { // else it went offline or came back
+		if known && still { // otherwise it went offline or online
 			p.Count++
 			busy += is.Busy - was.Busy
 			all += is.Busy - was.Busy + is.Idle - was.Idle

@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -17,10 +15,9 @@ import (
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/reservation/quota"
-	"github.com/spillway-db/spillway/topology"
 )
 
-func newQuota(stdout, stderr io.Writer) *cobra.Command {
+func newQuota() *cobra.Command {
 	flags := outputFlags{prints: true}
 	var ledger string
 	var share []string
@@ -50,30 +47,14 @@ removed one that a process uses.`,
   spillbench quota --ledger /run/spillway/ledger --share GPU-4f7a    # as root`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printQuota(cmd.Context(), &flags, ledger, share, stdout, stderr)
+			return printQuota(cmd, &flags, ledger, share)
 		},
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&ledger, "ledger", "", "read the node's ledger in `DIR` instead of the environment's")
 	cmd.Flags().StringArrayVar(&share, "share", nil,
 		"let all users join the node's ledger for `GPU`, and remove what dead processes left (repeatable; needs root)")
 	flags.register(cmd.Flags())
 	return cmd
-}
-
-// shareLedger lets all users join the ledger in dir, for --share.
-func shareLedger(dir string, gpus []string) error {
-	switch {
-	case dir == "":
-		return fail.Usagef("--share needs a ledger (name its directory with --ledger DIR)")
-	case slices.Contains(gpus, ""):
-		return fail.Usagef("--share: a GPU without a name")
-	}
-	err := leases.Share(dir, gpus...)
-	if errors.Is(err, fs.ErrPermission) {
-		return fail.Environmentf("%w (run it as root)", err)
-	}
-	return err
 }
 
 // quotaSettings returns the quota that the environment sets. A wrong value there is wrong use.
@@ -89,35 +70,40 @@ func quotaSettings() (*quota.Settings, error) {
 	return &s, nil
 }
 
-func printQuota(
-	ctx context.Context, flags *outputFlags, ledger string, share []string, stdout, stderr io.Writer,
-) error {
+func printQuota(cmd *cobra.Command, flags *outputFlags, ledger string, share []string) error {
 	s, err := quotaSettings()
 	if err != nil {
 		return err
 	}
+	s.Ledger = cmp.Or(ledger, s.Ledger)
 	if share != nil {
-		if err := shareLedger(cmp.Or(ledger, s.Ledger), share); err != nil {
+		switch {
+		case s.Ledger == "":
+			return fail.Usagef("--share needs a ledger (name its directory with --ledger DIR)")
+		case slices.Contains(share, ""):
+			return fail.Usagef("--share: a GPU without a name")
+		}
+		err := leases.Share(s.Ledger, share...)
+		if errors.Is(err, fs.ErrPermission) {
+			return fail.Environmentf("%w (run it as root)", err)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if ledger != "" {
-		if !isDir(ledger) {
-			return fail.Usagef("--ledger %s is no directory", ledger)
-		}
-		s.Ledger = ledger
+	if ledger != "" && !isDir(ledger) {
+		return fail.Usagef("--ledger %s is no directory", ledger)
 	}
-	out, err := flags.open(ctx, stdout, stderr)
+	out, err := flags.open(cmd)
 	if err != nil {
 		return err
 	}
-	top, err := topology.Discover(ctx, topology.Options{})
+	header, err := out.header()
 	if err != nil {
 		return err
 	}
 	doc := &report.Quota{
-		Header: report.NewHeader("quota", report.MachineEnv(top), nil),
-		Limit:  s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical,
+		Header: header, Limit: s.Limit.String(), LimitBytes: s.Limit.Bytes, Source: s.Source, PhysicalBytes: s.Physical,
 		Ledger: s.Ledger, Group: s.Group, Holders: []leases.Holder{},
 	}
 	if s.Ratio != nil {

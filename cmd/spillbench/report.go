@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/named"
 )
@@ -19,7 +19,7 @@ import (
 // defaultPage is where report writes without --html.
 const defaultPage = "report.html"
 
-func newReport(stdout, stderr io.Writer) *cobra.Command {
+func newReport() *cobra.Command {
 	f := outputFlags{figures: true, prints: true}
 	cmd := &cobra.Command{
 		Use:   "report FILE [FILE]",
@@ -38,13 +38,12 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
   spillbench report a.json b.json --html slow.html
   spillbench report a.json b.json --format markdown
   spillbench report a.json b.json --format benchfmt    # for benchstat -col result`,
-		Args: files(1, 2, "one or two files that --json wrote"),
+		Args: files(1, 2, "the name of one or two files that --json wrote"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return makeReport(cmd.Context(), args, &f, stdout, stderr)
+			return makeReport(cmd, args, &f)
 		},
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
 	formats := report.Formats()
 	formats = slices.DeleteFunc(formats, func(s string) bool { return s == string(report.JSON) }) // FILE is that
 	fs.Var(choice(&f.format, "", formats...), "format", "print in the place of a page, by `NAME`: "+either(formats))
@@ -54,13 +53,13 @@ between two. For benchfmt it prints the figures of each FILE, with its name as "
 	return cmd
 }
 
-func makeReport(ctx context.Context, files []string, f *outputFlags, stdout, stderr io.Writer) error {
+func makeReport(cmd *cobra.Command, files []string, f *outputFlags) error {
 	printed := f.printed()
 	if f.format == "" && f.html != "-" {
 		printed = ""
 		f.html = cmp.Or(f.html, defaultPage)
 	}
-	out, err := f.open(ctx, stdout, stderr, files...)
+	out, err := f.open(cmd, files...)
 	if err != nil {
 		return err
 	}
@@ -82,7 +81,7 @@ func makeReport(ctx context.Context, files []string, f *outputFlags, stdout, std
 		case printed == report.BenchFmt:
 			return fail.Usagef("%s is of a run that failed, of which there is nothing to compare: %s", names[i], why)
 		case printed == report.CSV && len(docs) == 1: // it has only the tables
-			fmt.Fprintf(stderr, "spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
+			cmd.PrintErrf("spillbench: note: %s\n", named.Inert(names[i]+" is of a run that failed: "+why))
 		}
 	}
 	var notes []string
@@ -93,23 +92,19 @@ func makeReport(ctx context.Context, files []string, f *outputFlags, stdout, std
 		return err
 	}
 	if page.isFile() && !f.quiet {
-		fmt.Fprintf(stderr, "spillbench: the report is in %s\n", named.Inert(f.html))
+		cmd.PrintErrf("spillbench: the report is in %s\n", named.Inert(f.html))
 	}
 	return nil
 }
 
-// readResults reads results. It returns their names for people, also of standard input.
+// readResults reads results. It returns them with the names of their files for messages.
 func readResults(files []string) (names []string, docs []report.Document, err error) {
 	for _, name := range files {
 		f := os.Stdin
-		switch {
-		case name != "-":
+		if name != "-" {
 			f, err = os.Open(name)
-		case slices.Contains(names, "standard input"):
-			return nil, nil, fail.Usagef("standard input can be read once (give - once, and a file)")
-		default:
-			name = "standard input"
 		}
+		name = input.Name(name)
 		var text []byte
 		if err == nil {
 			text, err = io.ReadAll(io.LimitReader(f, maxResult+1)) // a device may have no end
@@ -133,9 +128,8 @@ func readResults(files []string) (names []string, docs []report.Document, err er
 // maxResult is the maximum size of a result in bytes: hundreds of times the largest known one.
 const maxResult = 64 << 20
 
-// replaceablePage reports whether a file may be written: it is a report, empty, not a regular file, or
-// not there. The command takes the names of files, so one that was to be read is easily given as the
-// page.
+// replaceablePage reports whether a page may be written to a file: it is a page, empty, not a regular
+// file, or does not exist. A user could easily pass a file to read as the file of the page.
 func replaceablePage(name string) bool {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
@@ -143,10 +137,10 @@ func replaceablePage(name string) bool {
 	}
 	f, err := os.Open(name)
 	if err != nil {
-		return true // to replace it takes no right to read it
+		return true // replacing a file needs no permission to read it
 	}
 	defer f.Close()
 	text := make([]byte, 2000)
-	n, _ := io.ReadFull(f, text) // a short file is no page
+	n, _ := io.ReadFull(f, text) // a short file is not a page
 	return strings.Contains(string(text[:n]), `<meta name="generator" content="spillway">`)
 }

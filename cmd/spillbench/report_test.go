@@ -55,7 +55,7 @@ func TestHTML(t *testing.T) {
 	}
 	var doc report.Run
 	decode(t, readFile(t, filepath.Join(dir, "run.json")), &doc)
-	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > inDocument || len(doc.Limits) == 0 || len(doc.Timeline.Phases) != 3 {
+	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > maxIntervals || len(doc.Limits) == 0 || len(doc.Timeline.Phases) != 3 {
 		t.Errorf("%+v, %d limits", doc.Timeline, len(doc.Limits))
 	}
 	if disk := doc.Spaces[2]; disk.WrittenBytes <= 0 || disk.ReadBytes <= 0 || doc.Config.Disks[0].CapacityGiven {

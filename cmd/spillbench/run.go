@@ -14,18 +14,27 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/job"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/observe/page"
+	"github.com/spillway-db/spillway/observe/timeline"
 )
 
-// batchesInGPU is how many generated batches a GPU space has room for, so that workers and moves in
-// progress all find some.
+// batchesInGPU is the number of generated batches for which a GPU space has room: enough for all workers
+// and moves in progress.
 const batchesInGPU = 16
 
-// mostTasks is how many tasks that waited for room a document names.
-const mostTasks = 50
+// maxTasks is how many of the tasks that waited for room a document lists.
+const maxTasks = 50
+
+// sampled is the period at which a run samples the spaces for its timeline: the length of the intervals
+// of a short run.
+const sampled = 5 * time.Millisecond
+
+// maxIntervals is the maximum number of intervals in the timeline of a document.
+const maxIntervals = 240
 
 // runFlags are the flags of run and of trace record.
 type runFlags struct {
@@ -37,7 +46,7 @@ type runFlags struct {
 	passes     int
 	runs       int
 	listen     string
-	stallAfter time.Duration      // how long nothing moves before a note reports it
+	stallAfter time.Duration      // the time without moves before a note reports it
 	trace      *simulate.Recorder // gets the engine's events; nil: run does not record
 }
 
@@ -100,14 +109,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	start, cpu := time.Now(), system.CPUTime()
 	ctx, stderr := cmd.Context(), cmd.ErrOrStderr()
 	f.input.files = append(f.input.files, files...)
-	if _, err := listenAddress(f.listen); err != nil {
-		return err
-	}
 	f.input.again = f.runs > 1
 	if err := f.input.validate(); err != nil {
 		return err
 	}
-	out, err := f.output.openFor(cmd, f.input.files...)
+	out, err := f.output.open(cmd, f.input.files...)
 	if err != nil {
 		return err
 	}
@@ -116,10 +122,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 		return err
 	}
 	defer live.close(ctx)
-	rec, still, admitted := f.record(), &stall{moving: make(map[uint64]bool), last: start}, new(admissions)
-	defer rec.end()
+	rec, still, admitted := timeline.New(), &stall{moving: make(map[uint64]bool), last: start}, new(admissions)
 	f.engine.seed = f.input.seed
-	f.engine.events = spillway.Tee(f.engine.events, rec.events(), still.event, admitted.event)
+	f.engine.events = spillway.Tee(f.engine.events, rec.Event, still.event, admitted.event)
 	m, err := f.engine.open(ctx)
 	if err != nil {
 		return err
@@ -127,9 +132,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if f.trace != nil {
 		f.trace.Begin(m.config.Policy, m.engine.Stats().Spaces)
 	}
-	rec.watch(m.engine)
+	endSamples := rec.Watch(m.engine.Spaces, sampled)
+	defer endSamples()
 	inputs, sources, batches := f.input.sources(m, m.config.GPUMemoryBytes/int64(len(m.opened.GPUs)*batchesInGPU))
-	live.show(func() *page.Report { return f.now(m, rec, sources, start, out.call.args) })
+	now := func() *page.Report { return f.now(m, rec, sources, out.call) }
+	live.show(now)
 	bar := f.output.bar(stderr, m.engine.Stats)
 	endStall := still.watch(f.stallAfter, m.engine.Spaces(), func(room string) {
 		if !f.output.quiet && f.stallAfter < f.engine.stuckAfter {
@@ -139,7 +146,6 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	})
 	cfg := f.job(m)
 	cfg.Inputs, cfg.Batches = inputs, batches
-	cfg.Progress = rec.progress(renamed{bar, func(phase string) string { return passOf(phase, f.passes) }})
 	var held []report.Held
 	cfg.Failed = func() {
 		for _, s := range m.engine.Spaces() {
@@ -151,19 +157,20 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 		}
 	}
 	before := processorsNow()
-	res, runs, perRun, err := f.repeat(ctx, cfg)
+	res, runs, perRun, err := f.repeat(ctx, cfg, phased{bar, rec, "", f.passes})
 	processors := othersShare(m.opened.Topology, before, processorsNow())
 	endStall()
 	bar.Close()
-	rec.end()
+	endSamples()
 	took := time.Since(start)
-	line := rec.snapshot() // before limits are measured
+	line := rec.Snapshot(maxIntervals, page.Numbers) // before limits are measured
 	var limits []report.Limit
 	if err == nil && (f.output.html != "" || f.listen != "") {
 		limits = m.limits(ctx)
 	}
 	began := time.Now()
-	live.hold() // pages must not read what changes now
+	last := now() // pages must not read what changes below
+	live.show(func() *page.Report { return last })
 	err = errors.Join(err, m.engine.Close())
 	if err == nil && res.Batches == 0 {
 		err = fail.Usagef("the input holds no batches (name a file with rows in it)")
@@ -173,18 +180,18 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 		return err
 	}
 	if res.OnHost {
-		m.notes.add("on host", "the GPU cannot compute digests here: "+
+		m.notes.add("the GPU cannot compute digests here: " +
 			"the bytes were copied back and digested in host memory")
 	}
 	doc := f.document(m, sources, res)
 	if median := doc.SetRuns(runs); len(runs) == f.runs { // else the phases are those of the run that failed
-		doc.Phases = phases(perRun[median])
+		doc.Phases = perRun[median]
 	}
 	doc.Processors, doc.Admission = processors, admitted.report(m.engine.Stats().Admission)
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
 	doc.CPUSeconds = (system.CPUTime() - cpu).Seconds()
 	if busy := doc.Busy(); busy != "" {
-		m.notes.add("busy", busy)
+		m.notes.add(busy)
 	}
 	doc.Limits, doc.Timeline = limits, line
 	if err != nil {
@@ -192,7 +199,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	}
 	live.end(ctx, doc, out.call)
 	if err != nil {
-		return errors.Join(err, out.showFailed(doc))
+		return errors.Join(err, out.show(doc, nil))
 	}
 	if res.Mismatches > 0 {
 		err = m.settle(ctx, fail.Wrongf("%s; the first: %s", doc.Verify.Wrong(), res.First))
@@ -208,41 +215,42 @@ func (f *runFlags) job(m *machine) job.Config {
 	}
 }
 
-// renamed is a job.Progress whose phases have other names.
-type renamed struct {
-	job.Progress
-	name func(phase string) string
+// phased is a job.Progress that records the phases in the timeline and draws them on the progress line.
+type phased struct {
+	*progress.Bar
+	timeline *timeline.Recorder
+	run      string // before the name of each phase, such as "run 2 of 5, "
+	passes   int
 }
 
 // Begin starts a phase.
-func (r renamed) Begin(phase string, steps int64) { r.Progress.Begin(r.name(phase), steps) }
+func (p phased) Begin(phase string, steps int64) {
+	p.timeline.Phase(time.Now(), p.run+phase)
+	p.Bar.Begin(p.run+passOf(phase, p.passes), steps)
+}
 
-// passOf adds the number of passes to the name of one: "pass 3 of 10".
+// passOf adds the number of passes to the name of a pass: "pass 3 of 10".
 func passOf(phase string, passes int) string {
-	if run, n, found := strings.Cut(phase, "pass-"); found {
-		return fmt.Sprintf("%spass %s of %d", run, n, passes)
+	if n, found := strings.CutPrefix(phase, "pass-"); found {
+		return fmt.Sprintf("pass %s of %d", n, passes)
 	}
 	return phase
 }
 
 // repeat does the job --runs times, above 1 after a warm-up. The result has the findings of all runs,
-// and the input and phases of the last one. runs and phases have what each took that went well.
-func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (
-	all job.Result, runs []report.Repetition, phases [][]job.Phase, err error) {
+// and the input and phases of the last one. runs and phases have the times of each successful run.
+func (f *runFlags) repeat(ctx context.Context, cfg job.Config, p phased) (
+	all job.Result, runs []report.Repetition, phases [][]report.Phase, err error) {
 
-	first, progress := 1, cfg.Progress
+	first := 1
 	if f.runs > 1 {
-		first = 0 // the warm-up
+		first, p.run = 0, "warm-up, "
 	}
 	for i := first; i <= f.runs; i++ {
-		prefix := ""
-		if f.runs > 1 {
-			prefix = fmt.Sprintf("run %d of %d, ", i, f.runs)
+		if i > first {
+			p.run = fmt.Sprintf("run %d of %d, ", i, f.runs)
 		}
-		if i == 0 {
-			prefix = "warm-up, "
-		}
-		cfg.Progress = renamed{progress, func(phase string) string { return prefix + phase }}
+		cfg.Progress = p
 		start, cpu := time.Now(), system.CPUTime()
 		res, err := job.Run(ctx, cfg)
 		one := report.Repetition{Seconds: time.Since(start).Seconds(), CPUSeconds: (system.CPUTime() - cpu).Seconds()}
@@ -263,7 +271,7 @@ func (f *runFlags) repeat(ctx context.Context, cfg job.Config) (
 	return all, runs, phases, nil
 }
 
-// document returns the result so far.
+// document returns the document of the run up to now.
 func (f *runFlags) document(m *machine, sources []string, res job.Result) *report.Run {
 	var made page.Run
 	made.Fill(m.engine.Stats())
@@ -277,8 +285,8 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		Verify: report.Verification{
 			Checked: res.Checked > 0, Batches: res.Checked, Mismatches: res.Mismatches, Corrupt: res.Corrupt,
 		},
-		Spaces: made.Spaces, Edges: made.Edges, Phases: phases(res.Phases), Waits: made.Waits,
-		Work: made.Work, Tasks: made.Tasks[:min(len(made.Tasks), mostTasks)],
+		Spaces: made.Spaces, Edges: made.Edges, Phases: res.Phases, Waits: made.Waits,
+		Work: made.Work, Tasks: made.Tasks[:min(len(made.Tasks), maxTasks)],
 	}
 	doc.Config.RowsPerBatch = int64(f.input.rowsPerBatch)
 	if f.runs > 1 {
@@ -288,11 +296,4 @@ func (f *runFlags) document(m *machine, sources []string, res job.Result) *repor
 		doc.Work[i].Unread = min(doc.Work[i].Unread, res.Unread)
 	}
 	return doc
-}
-
-func phases(all []job.Phase) (out []report.Phase) {
-	for _, p := range all {
-		out = append(out, report.Phase{Name: p.Name, Seconds: p.Took.Seconds()})
-	}
-	return out
 }

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"io"
-
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 )
 
-func newSchema(stdout io.Writer) *cobra.Command {
+func newSchema() *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of what --json writes",
@@ -17,8 +15,8 @@ json: each key, its type and its unit. It has no other keys than the documents o
 program, so validators refuse those of newer ones that have more.`,
 		Example: `  spillbench schema > spillbench.schema.json`,
 		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return toStdout(stdout, []byte(report.JSONSchema()))
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return toStdout(cmd.OutOrStdout(), []byte(report.JSONSchema()))
 		},
 	}
 }

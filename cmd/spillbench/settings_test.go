@@ -158,11 +158,11 @@ func TestEnd(t *testing.T) {
 func TestBlame(t *testing.T) {
 	blame := func(ctx context.Context, spec string, err error) error {
 		t.Helper()
-		var specs inject.Specs
-		if err := specs.Set(spec); err != nil {
-			t.Fatal(err)
+		parsed, failed := inject.Parse(spec)
+		if failed != nil {
+			t.Fatal(failed)
 		}
-		m := (&engineFlags{faults: specs, seed: 1}).newMachine(nil)
+		m := (&engineFlags{faults: []inject.Spec{parsed}, seed: 1}).newMachine(nil)
 		dev, opening := sim.New(sim.Config{Memory: 1 << 20})
 		if opening != nil {
 			t.Fatal(opening)
@@ -251,7 +251,7 @@ func TestNotes(t *testing.T) {
 	log.Warn("spillway: all is well")
 	for range 2 { // the machine's own
 		log.Warn("spillway: memory is not locked", "space", "host:0", "remedy", "raise the limit")
-		n.add("one", "left out: one")
+		n.add("left out: one")
 	}
 	log.Warn("spillway: memory is not locked", "space", "host:1", "remedy", "raise the limit")
 	want := []string{
@@ -263,7 +263,7 @@ func TestNotes(t *testing.T) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 	for i := range 2 * maxNotes {
-		n.add(fmt.Sprint(i), fmt.Sprint(i))
+		n.add(fmt.Sprint(i))
 	}
 	if got := n.lines(); len(got) != maxNotes || !slices.Equal(got[:len(want)], want) {
 		t.Errorf("of very many, %d are kept: %q", len(got), got)

@@ -17,22 +17,22 @@ import (
 )
 
 const (
-	// generatedTimes is how many times the memories of the engine together the
-	// generated table is: most of it is on disk then, and all tiers work.
+	// generatedTimes is the size of the generated table, in sizes of all memories of the engine. Most
+	// of the table is on disk then, and all tiers are in use.
 	generatedTimes = 3
-	// A generated batch has a size within bounds that suit any disk.
+	// The bounds of the size of a generated batch, in bytes, which suit any disk.
 	smallestGenerated = 64 << 10
 	largestGenerated  = 16 << 20
 )
 
-// Bounds of flags: far more than is useful, far less than would overflow.
+// Bounds of flags, far above useful values and far below overflows.
 const (
 	maxWorkers = 4096
 	maxRows    = 1 << 31
 )
 
-// inputFlags are the flags of run and compare for the data that goes through the memories, and
-// for the number of goroutines that move it.
+// inputFlags are the flags of run and compare for the data that moves through the memories, and for the
+// number of goroutines that move it.
 type inputFlags struct {
 	files        []string
 	repeat       int
@@ -42,8 +42,8 @@ type inputFlags struct {
 	again        bool // the command reads the files more than once and so refuses pipes
 }
 
-// register registers the flags that say what is put. do is what the command does with
-// it, and memories are those that a generated table is larger than.
+// register adds the flags for the data. In their usage, do is the verb for what the command does with
+// it, and memories are those that a generated table exceeds.
 func (f *inputFlags) register(fs *pflag.FlagSet, do, memories string) {
 	fs.StringArrayVar(&f.files, "input", nil, "Parquet, Arrow or CSV `FILE` to "+do+
 		" (repeatable); without one a table is generated, three times as large as "+memories)
@@ -56,8 +56,8 @@ func (f *inputFlags) registerWorkers(fs *pflag.FlagSet, usage string) {
 	intVar(fs, &f.workers, "workers", defaultWorkers(), 1, maxWorkers, usage)
 }
 
-// defaultWorkers returns twice the number of processors: half of the workers wait for room or for a move
-// while the others compute.
+// defaultWorkers returns twice the number of processors: while half of the workers compute, the others
+// wait for room or for a move.
 func defaultWorkers() int { return min(maxWorkers, 2*runtime.GOMAXPROCS(0)) }
 
 func (f *inputFlags) registerSeed(fs *pflag.FlagSet) {
@@ -65,7 +65,7 @@ func (f *inputFlags) registerSeed(fs *pflag.FlagSet) {
 }
 
 func (f *inputFlags) validate() error {
-	for _, path := range f.files { // before anything is done with the first of them
+	for _, path := range f.files { // all of them, before the work on the first
 		if path == "" {
 			return fail.Usagef("an input has no name: want FILE (give it as an argument or with --input)")
 		}
@@ -73,7 +73,7 @@ func (f *inputFlags) validate() error {
 			return err
 		}
 	}
-	return stdinOnce(f.files)
+	return nil
 }
 
 // sources returns the inputs, their names, and the number of batches, or 0 if it is not known. A
@@ -102,7 +102,7 @@ func (f *inputFlags) sources(m *machine, batchBytes int64) (inputs []job.Input, 
 	return inputs, names, 0
 }
 
-// stdinOnce refuses a list of files with standard input in it twice.
+// stdinOnce returns an error if a list of files has standard input twice.
 func stdinOnce(paths []string) error {
 	if first := slices.Index(paths, "-"); first >= 0 && slices.Contains(paths[first+1:], "-") {
 		return fail.Usagef("standard input can be read once (give - once, and files)")
@@ -110,17 +110,18 @@ func stdinOnce(paths []string) error {
 	return nil
 }
 
-// generated is a table that several goroutines can make.
+// generated is a table as a job.Divided.
 type generated struct{ *gen.Table }
 
 func (g generated) Part(number, of int64) job.Source { return g.Table.Part(number, of) }
 
-// reading says how to read a file in batches of so many rows.
+// reading returns the options to read a file in batches of a number of rows; 0: as in the file.
 func (m *machine) reading(rowsPerBatch int64) input.Options {
 	return input.Options{RowsPerBatch: rowsPerBatch, MaxAlloc: m.plan.Heap, Room: m.plan.Admit}
 }
 
-// table sizes the generated table by the memories that it is to overflow.
+// table returns the configuration of a generated table that exceeds memory bytes. Its batches have
+// about batchBytes, within the bounds.
 func (f *inputFlags) table(memory, batchBytes int64) gen.Config {
 	rows := int64(f.rowsPerBatch)
 	if rows == 0 {

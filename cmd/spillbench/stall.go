@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
@@ -16,13 +17,13 @@ import (
 // stallAfter is how long nothing moves before a note reports it: long before the end of --stuck-after.
 const stallAfter = 2 * time.Second
 
-// stall finds out from the engine's events that requests wait and that nothing moves that could free
-// room for them. Its mutex is a leaf.
+// stall detects, from the engine's events, that requests wait for room and that no move in progress
+// could free any. Its mutex is a leaf.
 type stall struct {
 	mu     sync.Mutex
 	moving map[uint64]bool // batches
 	stuck  bool            // a request waits, and the monitor found no batch that it could move
-	last   time.Time       // when something moved
+	last   time.Time       // of the latest move, or other progress
 }
 
 // event is for Config.Events.
@@ -47,46 +48,23 @@ func (s *stall) event(e spillway.Event) {
 	}
 }
 
-// watch calls tell once, with the room that is left in each space, if requests wait and nothing moves
-// for the time after. The function that it returns ends that.
-func (s *stall) watch(after time.Duration, spaces []*tier.Space, tell func(room string)) (stop func()) {
-	told := false
-	return every(max(after/8, time.Millisecond), func(now time.Time) {
+// watch starts a goroutine that calls report once, with the room that is left in each space, when
+// requests have waited without progress for the time after. stop ends the goroutine.
+func (s *stall) watch(after time.Duration, spaces []*tier.Space, report func(room string)) (stop func()) {
+	reported := false
+	return progress.Every(max(after/8, time.Millisecond), func(now time.Time) {
 		s.mu.Lock()
 		stalled := s.stuck && len(s.moving) == 0 && now.Sub(s.last) >= after
 		s.mu.Unlock()
-		if !stalled || told {
+		if !stalled || reported {
 			return
 		}
-		told = true
+		reported = true
 		var room []string
 		for _, space := range spaces {
 			room = append(room, fmt.Sprintf("%s has %s left", space.ID(), size.Approx(space.Available())))
 		}
 		slices.Sort(room)
-		tell(strings.Join(room, ", "))
-	})
-}
-
-// every calls f once a period, in a goroutine of its own. The function that it returns ends that, and
-// waits for a call that is in progress; it may be called several times.
-func every(period time.Duration, f func(now time.Time)) (stop func()) {
-	stopped := make(chan struct{})
-	var done sync.WaitGroup
-	done.Go(func() {
-		tick := time.NewTicker(period)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stopped:
-				return
-			case now := <-tick.C:
-				f(now)
-			}
-		}
-	})
-	return sync.OnceFunc(func() {
-		close(stopped)
-		done.Wait()
+		report(strings.Join(room, ", "))
 	})
 }

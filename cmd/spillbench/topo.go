@@ -60,7 +60,7 @@ func (f *topoFlags) run(cmd *cobra.Command, _ []string) error {
 		return fail.Usagef("--nvml %s: this spillbench is built without go-nvml (with cgo: "+
 			"go build -tags gonvml -ldflags '-extldflags=-Wl,-z,lazy' ./cmd/spillbench)", f.nvml)
 	}
-	out, err := f.output.openFor(cmd)
+	out, err := f.output.open(cmd)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/topology"
 )
 
 func newTrace() *cobra.Command {
@@ -53,7 +52,7 @@ The recording begins when the engine is open: a command that ends before that le
 as it is. A recording that is interrupted, or whose run fails, ends with the last event,
 and can be replayed.`,
 		Example: `  spillbench trace record run.trace --input data.parquet --repeat 8 --passes 3`,
-		Args:    files(1, 1, "a trace's file"),
+		Args:    files(1, 1, "the name of a trace's file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := &traceFile{place: place{"the trace " + args[0], args[0]}}
 			if info, err := os.Stat(to.name); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
@@ -62,12 +61,7 @@ and can be replayed.`,
 						to.name)
 				}
 			}
-			if err := to.check(); err != nil {
-				return err
-			}
-			if err := apart([]place{to.place}, append(f.output.places(), readings(f.input.files...)...)); err != nil {
-				return err
-			}
+			f.output.trace = to.place
 			f.trace = simulate.NewRecorder(to)
 			f.engine.events = f.trace.Event
 			err := errors.Join(f.run(cmd, nil), f.trace.Close())
@@ -140,7 +134,7 @@ func newReplay() *cobra.Command {
 the recording.`,
 		Example: `  spillbench trace replay run.trace
   spillbench trace replay run.trace --policy lru --gpu-memory 1GiB --bandwidth disk:0-gpu:0=2GiB`,
-		Args: files(1, 1, "a trace's file"),
+		Args: files(1, 1, "the name of a trace's file"),
 		RunE: f.run,
 	}
 	cmd.Flags().Var(choice(&f.policies[0], "", monitor.Names()...), "policy",
@@ -158,7 +152,7 @@ func newTraceCompare() *cobra.Command {
 recording.`,
 		Example: `  spillbench trace compare run.trace
   spillbench trace compare a.trace b.trace --format markdown`,
-		Args: files(1, 1<<20, "a trace's file"),
+		Args: files(1, 1<<20, "the name of a trace's file"),
 		RunE: f.run,
 	}
 	f.register(cmd.Flags())
@@ -168,15 +162,15 @@ recording.`,
 // run replays each trace with each policy.
 func (f *replayFlags) run(cmd *cobra.Command, names []string) error {
 	ctx := cmd.Context()
-	out, err := f.output.openFor(cmd, names...)
+	out, err := f.output.open(cmd, names...)
 	if err != nil {
 		return err
 	}
-	top, err := topology.Discover(ctx, topology.Options{})
+	header, err := out.header()
 	if err != nil {
 		return err
 	}
-	doc := &report.Trace{Header: report.NewHeader("trace "+cmd.Name(), report.MachineEnv(top), nil)}
+	doc := &report.Trace{Header: header}
 	for _, name := range names {
 		t, err := readTrace(name)
 		if err != nil {

@@ -40,7 +40,7 @@ The other formats are first copied to a temporary file in TMPDIR.`,
 		Example: `  spillbench verify data.parquet
   spillbench verify -                                  # standard input
   spillbench verify *.arrow --rows-per-batch 100000 --gpu-memory 1GiB`,
-		Args: files(1, 1<<20, "a file"),
+		Args: files(1, 1<<20, "the name of a file"),
 		RunE: f.run,
 	}
 	fs := cmd.Flags()
@@ -53,10 +53,7 @@ The other formats are first copied to a temporary file in TMPDIR.`,
 
 func (f *verifyFlags) run(cmd *cobra.Command, paths []string) error {
 	ctx := cmd.Context()
-	if err := stdinOnce(paths); err != nil {
-		return err
-	}
-	out, err := f.output.openFor(cmd, paths...)
+	out, err := f.output.open(cmd, paths...)
 	if err != nil {
 		return err
 	}
@@ -67,7 +64,7 @@ func (f *verifyFlags) run(cmd *cobra.Command, paths []string) error {
 	doc := &report.Verify{}
 	edges, unknown := roundtrip.Edges(m.engine)
 	for _, u := range unknown {
-		m.notes.add(u, "not verified, because no tier has these types: "+u)
+		m.notes.add("not verified, because no tier has these types: " + u)
 	}
 	var wrong, failed error // the first difference, and the first other error
 	for _, path := range paths {
@@ -88,7 +85,7 @@ func (f *verifyFlags) run(cmd *cobra.Command, paths []string) error {
 		if first := cmp.Or(res.First, err); first != nil {
 			file.Error = fail.Line(first)
 		} else if res.Batches == 0 {
-			m.notes.add("no batches in "+path, path+" holds no batches: it can be read, and nothing was verified")
+			m.notes.add(path + " holds no batches: it can be read, and nothing was verified")
 		}
 		failed = cmp.Or(failed, err)
 		doc.Files = append(doc.Files, file)

@@ -1,7 +1,7 @@
-// Package fail turns errors into what a command owes its caller: one line that
-// says what is wrong and what to do, and an exit status.
+// Package fail turns errors into the exit status of a command and into one line, with the cause and
+// with the flag to change.
 //
-// Its functions are pure and may be called at the same time.
+// Its functions are pure and safe for concurrent use.
 package fail
 
 import (
@@ -28,8 +28,7 @@ const (
 	Interrupted = 130 // as shells report a program ended by Ctrl-C: 128 + SIGINT
 )
 
-// Error is an error with an exit status. It prints as its cause does, with what to do
-// about it in brackets.
+// Error is an error with an exit status. Its text is that of its cause, with Fix in brackets.
 type Error struct {
 	Status int
 	Err    error
@@ -61,8 +60,8 @@ func Environmentf(format string, args ...any) error {
 	return &Error{Status: Environment, Err: fmt.Errorf(format, args...)}
 }
 
-// misuse is an error of wrong use, unless it wraps one of the machine. *input.Error is one: to
-// import that package would link every decoder.
+// misuse is an error of wrong use, unless it wraps one of the machine. *input.Error implements it; an
+// import of that package would link every decoder.
 type misuse interface {
 	error
 	Misuse() // marks it
@@ -72,6 +71,7 @@ type misuse interface {
 func Status(err error) int {
 	var e *Error
 	var m misuse
+	var full *headroom.FullError
 	switch {
 	case err == nil:
 		return Fine
@@ -79,7 +79,7 @@ func Status(err error) int {
 		return Wrong
 	case errors.As(err, &e):
 		return e.Status
-	case errors.Is(err, headroom.ErrTooSmall), errors.Is(err, headroom.ErrFull):
+	case errors.As(err, &full): // input files may also be wrong use because of it
 		return Environment
 	case errors.As(err, &m), errors.Is(err, topology.ErrVisibleDevices):
 		return Usage
@@ -87,8 +87,8 @@ func Status(err error) int {
 	return Environment
 }
 
-// Line returns err as one line, with the flag that would help where it is known. Names in it may have
-// what a terminal acts on: that is escaped.
+// Line returns err as one line, with the flag to change if that is known. It escapes control
+// characters of names, on which a terminal would act.
 func Line(err error) string {
 	text := named.Inert(strings.Join(strings.Fields(err.Error()), " "))
 	if fix := fix(err); fix != "" {
@@ -97,7 +97,7 @@ func Line(err error) string {
 	return text
 }
 
-// fix names the flags for errors of the engine, which knows no flags.
+// fix returns the flags to change for errors of the engine, which has no flags itself.
 func fix(err error) string {
 	var e *Error
 	if errors.As(err, &e) && e.Fix != "" {
@@ -106,24 +106,23 @@ func fix(err error) string {
 	var exceeded *reservation.ExceededError
 	var full *tier.NoSpaceError
 	var small *headroom.TooSmallError
+	var heap *headroom.FullError
 	switch {
 	case errors.As(err, &small) && small.Fit < tier.Page:
 		return "give the process more memory"
 	case errors.As(err, &small):
-		return fmt.Sprintf(
-			"give --gpu-memory and --host-memory %s together at most, or the process more memory",
-			size.Approx(small.Fit),
-		)
-	case errors.Is(err, headroom.ErrFull):
+		return fmt.Sprintf("give --gpu-memory and --host-memory %s together at most, or the process more memory",
+			size.Approx(small.Fit))
+	case errors.As(err, &heap):
 		return "make the batches smaller with --rows-per-batch, " +
 			"give --gpu-memory and --host-memory less, or the process more memory"
-	case errors.Is(err, tier.ErrLost): // which says itself what to do; others may have lacked room for it
+	case errors.Is(err, tier.ErrLost): // its text has the remedy; the errors joined with it may be a consequence
 		return ""
 	case errors.As(err, &exceeded):
 		return "make the batches smaller with --rows-per-batch, or " + larger(exceeded.Space.Kind)
-	case tells(err, syscall.EDQUOT):
+	case causedBy(err, syscall.EDQUOT):
 		return "have your disk quota raised, or give --disk another directory"
-	case tells(err, syscall.EFBIG): // there may be room, and not in one file
+	case causedBy(err, syscall.EFBIG): // the disk may have room, but one file may not be so large
 		return "raise the limit of file sizes (ulimit -f), " +
 			"or give --disk a directory whose file system takes larger files"
 	case errors.Is(err, tier.ErrOutOfBudget):
@@ -139,9 +138,9 @@ func fix(err error) string {
 	return ""
 }
 
-// tells reports whether an error is one of the system, or comes of moves that failed with it: the
-// monitor tells those in a hint, as text.
-func tells(err error, cause syscall.Errno) bool {
+// causedBy reports whether an error of the system caused err, or failed the moves that would have made
+// room: the monitor puts the text of such an error into the hint.
+func causedBy(err error, cause syscall.Errno) bool {
 	var full *tier.NoSpaceError
 	return errors.Is(err, cause) || errors.As(err, &full) && strings.Contains(full.Hint, cause.Error())
 }

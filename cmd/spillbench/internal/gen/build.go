@@ -10,12 +10,12 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// The sequences of random words that other columns, or no column, are made from. A column's own
-// sequence has the number of the column.
+// The numbers of sequences of random words. Each column has a sequence with the number of the column;
+// these constants name further sequences, and columns whose sequence others use.
 const (
 	shipDate    = 10
 	comment     = 16
-	commentText = 17 // where in the pool a comment begins
+	commentText = 17 // the position of a comment in the pool
 	nulls       = 18 // added to a column's number for the sequence that decides which rows are null
 )
 
@@ -38,24 +38,24 @@ type column struct {
 
 // columns are the columns of the table, with the words of TPC-H's clause 4.2.2.13.
 var columns = []column{
-	{"l_orderkey", integer, false, numbers(orderKey), nil},
-	{"l_partkey", integer, false, numbers(key(200_000_000)), nil},
-	{"l_suppkey", integer, true, numbers(key(10_000_000)), nil},
-	{"l_linenumber", arrow.PrimitiveTypes.Int32, false, numbers(lineNumber), nil},
-	{"l_quantity", price, false, numbers(hundredths(100, 5_000)), nil},
-	{"l_extendedprice", price, false, numbers(hundredths(90_000, 10_400_000)), nil},
-	{"l_discount", price, false, numbers(hundredths(0, 11)), nil},
-	{"l_tax", price, true, numbers(hundredths(0, 11)), nil},
-	{"l_returnflag", coded, false, numbers(code(3)), []string{"A", "N", "R"}},
-	{"l_linestatus", text, false, strs(1, oneOf("F", "O")), nil},
-	shipDate: {"l_shipdate", day, false, numbers(shipped), nil},
-	{"l_commitdate", day, false, numbers(afterShipping), nil},
-	{"l_receiptdate", day, true, numbers(afterShipping), nil},
+	{"l_orderkey", integer, false, rows(orderKey), nil},
+	{"l_partkey", integer, false, rows(key(200_000_000)), nil},
+	{"l_suppkey", integer, true, rows(key(10_000_000)), nil},
+	{"l_linenumber", arrow.PrimitiveTypes.Int32, false, rows(lineNumber), nil},
+	{"l_quantity", price, false, rows(hundredths(100, 5_000)), nil},
+	{"l_extendedprice", price, false, rows(hundredths(90_000, 10_400_000)), nil},
+	{"l_discount", price, false, rows(hundredths(0, 11)), nil},
+	{"l_tax", price, true, rows(hundredths(0, 11)), nil},
+	{"l_returnflag", coded, false, rows(code(3)), []string{"A", "N", "R"}},
+	{"l_linestatus", text, false, rows(oneOf("F", "O")), nil},
+	shipDate: {"l_shipdate", day, false, rows(shipped), nil},
+	{"l_commitdate", day, false, rows(afterShipping), nil},
+	{"l_receiptdate", day, true, rows(afterShipping), nil},
 	{"l_shipinstruct", text, false,
-		strs(17, oneOf("COLLECT COD", "DELIVER IN PERSON", "NONE", "TAKE BACK RETURN")), nil},
-	{"l_shipmode", coded, true, numbers(code(7)), []string{"AIR", "FOB", "MAIL", "RAIL", "REG AIR", "SHIP", "TRUCK"}},
-	{"l_weight", arrow.PrimitiveTypes.Float64, true, numbers(weight), nil},
-	comment: {"l_comment", text, true, strs(40, piece), nil},
+		rows(oneOf("COLLECT COD", "DELIVER IN PERSON", "NONE", "TAKE BACK RETURN")), nil},
+	{"l_shipmode", coded, true, rows(code(7)), []string{"AIR", "FOB", "MAIL", "RAIL", "REG AIR", "SHIP", "TRUCK"}},
+	{"l_weight", arrow.PrimitiveTypes.Float64, true, rows(weight), nil},
+	comment: {"l_comment", text, true, rows(piece), nil},
 }
 
 var schema = newSchema()
@@ -75,9 +75,9 @@ const vocabulary = `accounts across according after against along asymptotes bea
 	nag packages pending pinto platelets quickly quietly regular requests ruthlessly
 	silent sleep slyly special theodolites unusual warhorses warthogs waters wake`
 
-// commentPool returns the text that comments are cut from, as TPC-H's dbgen does it. 1 MiB stays in
-// the cache, and no row repeats another's by plan.
-func commentPool(seed uint64) []byte {
+// commentPool returns a text. Comments are substrings of it, as in TPC-H's dbgen. Its 1 MiB stays in
+// the processor's cache and is large enough that few rows have equal comments.
+func commentPool(seed uint64) string {
 	const size = 1 << 20
 	words := strings.Fields(vocabulary)
 	pool := make([]byte, 0, size+64)
@@ -89,14 +89,14 @@ func commentPool(seed uint64) []byte {
 		}
 		pool = append(pool, ' ')
 	}
-	return pool
+	return string(pool)
 }
 
 // step and the multipliers of mix are splitmix64's (Steele, Lea, Flood: Fast
 // Splittable Pseudorandom Number Generators, 2014).
 const step = 0x9e3779b97f4a7c15
 
-// mix spreads every bit of x over the whole word.
+// mix returns a hash of x: each bit of the result depends on all bits of x.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
@@ -109,7 +109,7 @@ func below(x uint64, n uint64) uint64 {
 	return hi
 }
 
-// builder makes one column of a batch: n rows from row first on.
+// builder has the arguments for one column of a batch: n rows, beginning with row first.
 type builder struct {
 	column
 	table  *Table
@@ -123,71 +123,35 @@ func (b *builder) word(sequence, row uint64) uint64 {
 	return mix(mix(b.table.cfg.Seed+mix(sequence+1)) + row*step)
 }
 
-// validity returns the column's bitmap, in which about one row in 32 is null, and how many are. It
-// returns no bitmap for a column without nulls.
-func (b *builder) validity() (bitmap []byte, count int) {
-	if !b.nullable {
-		return nil, 0
-	}
-	bitmap = make([]byte, (b.n+7)/8)
-	for i := range b.n {
-		if b.word(b.number+nulls, b.first+uint64(i))&31 == 0 {
-			count++
-		} else {
-			bitmap[i/8] |= 1 << (i % 8)
-		}
-	}
-	return bitmap, count
-}
-
-// array returns the column with the given buffers.
-func (b *builder) array(nulls int, buffers ...[]byte) arrow.Array {
-	var all []*memory.Buffer
-	for i, content := range buffers {
-		if i == 0 && content == nil {
-			all = append(all, nil) // no bitmap
-			continue
-		}
-		all = append(all, memory.NewBufferBytes(content))
-	}
-	data := array.NewData(b.dataType, b.n, all, nil, nulls, 0)
-	if dictionary := b.table.dictionaries[b.number]; dictionary != nil {
-		data.SetDictionary(dictionary)
-	}
-	defer data.Release()
-	return array.MakeFromData(data)
-}
-
-// numbers makes a column of values of one width. Values that are null are 0.
-func numbers[T arrow.FixedWidthType](value func(b *builder, row, word uint64) T) func(*builder) arrow.Array {
+// rows makes a column of values, or of codes of the column's words. About one row in 32 of a nullable
+// column is null.
+func rows[T any](value func(b *builder, row, word uint64) T) func(*builder) arrow.Array {
 	return func(b *builder) arrow.Array {
-		values := make([]T, b.n)
-		valid, nulls := b.validity()
-		for i := range values {
-			if row := b.first + uint64(i); valid == nil || valid[i/8]>>(i%8)&1 == 1 {
-				values[i] = value(b, row, b.word(b.number, row))
+		storage := b.dataType
+		if b.words != nil {
+			storage = coded.IndexType
+		}
+		values := array.NewBuilder(memory.DefaultAllocator, storage)
+		defer values.Release()
+		values.Reserve(b.n)
+		to := values.(interface{ Append(T) })
+		for row := b.first; row < b.first+uint64(b.n); row++ {
+			if b.nullable && b.word(b.number+nulls, row)&31 == 0 {
+				values.AppendNull()
+			} else {
+				to.Append(value(b, row, b.word(b.number, row)))
 			}
 		}
-		return b.array(nulls, valid, arrow.GetBytes(values))
-	}
-}
-
-// strs makes a column of strings, of at most or about so many bytes each.
-func strs(bytes int, value func(b *builder, row, word uint64) []byte) func(*builder) arrow.Array {
-	return func(b *builder) arrow.Array {
-		offsets, values := make([]int32, b.n+1), make([]byte, 0, b.n*bytes)
-		valid, nulls := b.validity()
-		for i := range b.n {
-			if row := b.first + uint64(i); valid == nil || valid[i/8]>>(i%8)&1 == 1 {
-				values = append(values, value(b, row, b.word(b.number, row))...)
-			}
-			offsets[i+1] = int32(len(values))
+		made := values.NewArray()
+		if b.words == nil {
+			return made
 		}
-		return b.array(nulls, valid, arrow.GetBytes(offsets), values)
+		defer made.Release()
+		return array.NewDictionaryArray(coded, made, b.table.dictionaries[b.number])
 	}
 }
 
-// orderKey ascends, with four lines an order.
+// orderKey ascends. An order has four lines.
 func orderKey(_ *builder, row, _ uint64) int64 { return int64(row/4 + 1) }
 
 func lineNumber(_ *builder, row, _ uint64) int32 { return int32(row%4 + 1) }
@@ -202,29 +166,25 @@ func code(n uint64) func(*builder, uint64, uint64) int8 {
 
 func weight(_ *builder, _, word uint64) float64 { return float64(word>>11) / (1 << 53) * 1000 }
 
-// hundredths are span decimals from low on.
+// hundredths returns span different decimals, of which low is the smallest.
 func hundredths(low, span uint64) func(*builder, uint64, uint64) decimal128.Num {
 	return func(_ *builder, _, word uint64) decimal128.Num { return decimal128.New(0, low+below(word, span)) }
 }
 
-// shipped spreads over seven years from 1992-01-01, day 8035.
+// shipped returns a day in the seven years from 1992-01-01, day 8035.
 func shipped(_ *builder, _, word uint64) arrow.Date32 { return arrow.Date32(8035 + below(word, 2526)) }
 
-// afterShipping is within a season of the row's date of shipping.
+// afterShipping returns a day at most 89 days after the row's shipping date.
 func afterShipping(b *builder, row, word uint64) arrow.Date32 {
 	return shipped(b, row, b.word(shipDate, row)) + arrow.Date32(below(word, 90))
 }
 
-func oneOf(words ...string) func(*builder, uint64, uint64) []byte {
-	all := make([][]byte, len(words))
-	for i, w := range words {
-		all[i] = []byte(w)
-	}
-	return func(_ *builder, _, word uint64) []byte { return all[below(word, uint64(len(all)))] }
+func oneOf(words ...string) func(*builder, uint64, uint64) string {
+	return func(_ *builder, _, word uint64) string { return words[below(word, uint64(len(words)))] }
 }
 
-// piece is of 10 to 43 characters, and in one row of 256 of up to 2 KiB.
-func piece(b *builder, row, word uint64) []byte {
+// piece returns 10 to 43 characters, and in one row of 256 up to 2 KiB.
+func piece(b *builder, row, word uint64) string {
 	pool, n := b.table.pool, 10+below(word, 34)
 	if word&0xff == 0 {
 		n = 256 + below(word, 1793)

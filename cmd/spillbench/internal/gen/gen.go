@@ -1,13 +1,11 @@
-// Package gen makes the table that spillbench runs on when it is given no file:
-// shaped like the lineitem table of TPC-H, with keys, numbers, decimals, dates,
-// dictionaries, short and long text, and nulls.
+// Package gen generates the table on which spillbench runs without input files. It has the shape of
+// TPC-H's lineitem table: keys, numbers, decimals, dates, dictionaries, short and long text, and nulls.
 //
-// Each value is a function of the seed, the column and the row alone: a counter that goes through
-// splitmix64's finalizer. So the same seed gives the same rows on every machine, however they are
-// cut into batches.
+// A value depends only on the seed, the column and the row: splitmix64's finalizer hashes a counter.
+// So a seed gives the same rows on every machine and in batches of any size.
 //
-// A Table belongs to one goroutine and takes no locks. Its batches belong to
-// the caller. Several goroutines can each make a part of the same table.
+// A Table belongs to one goroutine and takes no locks. Its batches belong to the caller. Several
+// goroutines can each generate a part of the same table.
 package gen
 
 import (
@@ -20,9 +18,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// RowBytes is about how many bytes a row takes as Arrow. It is the measured
-// mean, from which callers work out how many rows make a table of a size; a test
-// holds it to a tenth.
+// RowBytes is the mean size of a row in bytes as Arrow, as measured: a test fails if it is wrong by
+// more than 10 %. Callers compute from it how many rows a table of some size has.
 const RowBytes = 169
 
 // Config describes a table. RowsPerBatch must be above 0.
@@ -32,14 +29,14 @@ type Config struct {
 	RowsPerBatch int64
 }
 
-// Table is the generated table, read from front to back.
+// Table is a generated table, or a part of it. Callers read it once, from front to back.
 type Table struct {
 	cfg  Config
 	next int64
 	step int64 // from the first row of a batch to that of the next
 
-	pool         []byte            // the text that comments are pieces of
-	dictionaries []arrow.ArrayData // by column; all batches share them
+	pool         string        // comments are substrings of it
+	dictionaries []arrow.Array // by column; all batches share them
 }
 
 // New returns the table at its first row.
@@ -48,35 +45,32 @@ func New(cfg Config) (*Table, error) {
 		return nil, fmt.Errorf("gen: %d rows in batches of %d", cfg.Rows, cfg.RowsPerBatch)
 	}
 	t := &Table{cfg: cfg, step: cfg.RowsPerBatch, pool: commentPool(cfg.Seed)}
-	t.dictionaries = make([]arrow.ArrayData, len(columns))
+	t.dictionaries = make([]arrow.Array, len(columns))
 	for i, c := range columns {
 		if c.words == nil {
 			continue
 		}
 		b := array.NewStringBuilder(memory.DefaultAllocator)
 		b.AppendValues(c.words, nil)
-		t.dictionaries[i] = b.NewArray().Data()
+		t.dictionaries[i] = b.NewArray()
 		b.Release()
 	}
 	return t, nil
 }
 
-// Again returns the same table at its first row, which may be read at the same time. It takes no
-// time, as New does for the text.
+// Again returns the same table at its first row, for another reader.
 func (t *Table) Again() *Table { return t.Part(0, 1) }
 
-// Part is Again for every of-th batch from number on, which is 0 for the first.
+// Part returns every of-th batch of the table, beginning with batch number, which counts from 0. It is
+// fast: all parts share the text that New generates.
 func (t *Table) Part(number, of int64) *Table {
 	part := *t
 	part.next, part.step = number*t.cfg.RowsPerBatch, of*t.cfg.RowsPerBatch
 	return &part
 }
 
-// BatchBytes returns about how many bytes a batch takes as Arrow.
+// BatchBytes returns the approximate size of a batch in bytes as Arrow.
 func (t *Table) BatchBytes() int64 { return min(t.cfg.Rows, t.cfg.RowsPerBatch) * RowBytes }
-
-// Schema returns the schema of all batches.
-func (t *Table) Schema() *arrow.Schema { return schema }
 
 // Next returns the next batch, which the caller must Release, or io.EOF.
 func (t *Table) Next(ctx context.Context) (arrow.RecordBatch, error) {
@@ -96,5 +90,5 @@ func (t *Table) Next(ctx context.Context) (arrow.RecordBatch, error) {
 	return array.NewRecordBatch(schema, cols, n), nil
 }
 
-// Close does nothing; it makes a Table a source like a file.
+// Close does nothing. With it a Table is a source like a file.
 func (t *Table) Close() error { return nil }

@@ -40,8 +40,8 @@ func rest(t testing.TB, table *Table) (out []arrow.RecordBatch) {
 	}
 }
 
-// TestAgain: wherever a table stands, it is the same again from its first row.
-func TestAgain(t *testing.T) {
+// TestPart: the parts of a table do not depend on how far it has been read.
+func TestPart(t *testing.T) {
 	cfg := Config{Seed: 3, Rows: 250, RowsPerBatch: 100}
 	table, err := New(cfg)
 	if err != nil {

@@ -1,20 +1,17 @@
-// Package headroom divides the memory that the process may have: between the spaces of
-// an engine, which are locked or touched ahead of use, and Go's heap.
+// Package headroom divides the memory of the process between the spaces of an engine, which locks or
+// touches them before use, and Go's heap.
 //
-//	limit = spaces + beside (code, stacks, page tables) + heap
+//	limit = spaces + overhead (code, stacks, page tables) + heap
 //
-// A process that takes more than its cgroup may have is ended by the kernel without a
-// word. So what cannot fit is refused before anything is taken, the heap has a limit, and
-// what is decoded asks before it grows.
+// The kernel kills a process that exceeds its cgroup's limit, without a message. So Divide refuses
+// spaces that cannot fit, the heap has a limit, and decoders call Admit before they allocate.
 //
-// A Plan is a value; its methods may be called from several goroutines. Apply changes
-// the process, and belongs to the command's own goroutine.
+// A Plan is a value. Its methods are safe for concurrent use; only the command's own goroutine calls
+// Apply, which changes the process.
 package headroom
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
@@ -25,43 +22,36 @@ import (
 )
 
 const (
-	// beside is what neither the spaces nor the heap have: measured in a cgroup it is
-	// below 16 MiB, and page tables and bookkeeping of the kernel's grow with the memory.
-	beside      = 16 << 20
-	besideShare = 64
+	// The overhead is memory outside the spaces and the heap. Measured in a cgroup it is below 16 MiB;
+	// page tables and other structures of the kernel grow with the memory, by 1/overheadShare of it.
+	overhead      = 16 << 20
+	overheadShare = 64
 
-	// LeastHeap is the smallest heap with which the command does its work in batches of
-	// a few MiB: measured, with the default flags, 40 MiB are enough.
+	// LeastHeap is the smallest heap with which the command can process batches of a few MiB. With
+	// the default flags 40 MiB were enough.
 	LeastHeap = 56 << 20
 
-	// patience is how often, and pause how far apart, a full heap is looked at: two seconds
-	// in all, in which a batch is compressed and written on a slow machine.
+	// Admit checks a full heap patience times, with pauses between: for two seconds, in which a slow
+	// machine compresses and writes a batch.
 	patience = 40
 	pause    = 50 * time.Millisecond
 
-	// smallest is the smallest allocation that is worth a look at the heap.
+	// smallest is the smallest allocation for which Admit reads the size of the heap.
 	smallest = 128 << 10
 )
 
-// ErrTooSmall matches a *TooSmallError.
-var ErrTooSmall = errors.New("the process may not have so much memory")
-
-// TooSmallError reports that spaces leave too little of the process's memory. Sizes are in
-// bytes.
+// TooSmallError reports that spaces leave too little of the process's memory. Sizes are in bytes.
 type TooSmallError struct {
-	Spaces int64  // what the spaces take
-	Others int64  // what the command takes beside them and the heap
-	Limit  int64  // what the process may have
-	Source string // where the figure comes from
-	Fit    int64  // how large the spaces may be; 0: no size fits
+	Spaces int64  // of the spaces together
+	Others int64  // of the command's other memory, outside the heap
+	Limit  int64  // of the process's memory
+	Source string // of Limit, such as "memory.max"
+	Fit    int64  // the largest size of the spaces that fits; 0: none
 }
 
 func (e *TooSmallError) Error() string {
-	s := fmt.Sprintf(
-		"the process may have %s of memory (%s), which is too little for the command",
-		size.Approx(e.Limit),
-		e.Source,
-	)
+	s := fmt.Sprintf("the process may have %s of memory (%s), which is too little for the command",
+		size.Approx(e.Limit), e.Source)
 	if e.Spaces > 0 {
 		s += fmt.Sprintf(" with host memory and simulated GPU memory of %s together", size.Approx(e.Spaces))
 	}
@@ -71,22 +61,18 @@ func (e *TooSmallError) Error() string {
 	return s
 }
 
-// Is reports whether target is ErrTooSmall.
-func (e *TooSmallError) Is(target error) bool { return target == ErrTooSmall }
-
-// Plan says what the process's memory is for. The zero value has no limits.
+// Plan is a division of the process's memory. The zero value has no limits.
 type Plan struct {
 	Heap int64 // bytes for Go's heap and runtime; 0: there is no limit
 }
 
-// Divide plans the memory that limits allow, beside spaces and others of so many bytes: see
-// TooSmallError. Where the limit is not known the plan has none. It is a *TooSmallError if
-// too little is left.
+// Divide returns the plan for spaces and others of so many bytes, as in TooSmallError. If the limit is
+// not known, the plan has none. It returns a *TooSmallError if too little is left for the heap.
 func Divide(limits topology.Limits, spaces, others int64) (Plan, error) {
 	if limits.MemoryBytes <= 0 {
 		return Plan{}, nil
 	}
-	room := limits.MemoryBytes - beside - limits.MemoryBytes/besideShare - others
+	room := limits.MemoryBytes - overhead - limits.MemoryBytes/overheadShare - others
 	if spaces > room-LeastHeap {
 		return Plan{}, &TooSmallError{
 			Spaces: spaces, Others: others, Limit: limits.MemoryBytes, Source: limits.MemorySource,
@@ -96,47 +82,38 @@ func Divide(limits topology.Limits, spaces, others int64) (Plan, error) {
 	return Plan{Heap: room - spaces}, nil
 }
 
-// Apply limits Go's heap as planned, and returns what ends that. A lower limit that is
-// set already stays.
-func (p Plan) Apply() (undo func()) {
-	before := debug.SetMemoryLimit(-1)
+// Apply limits Go's heap as planned. It does not raise a limit.
+func (p Plan) Apply() {
 	if p.Heap > 0 {
-		debug.SetMemoryLimit(min(before, p.Heap))
+		debug.SetMemoryLimit(min(debug.SetMemoryLimit(-1), p.Heap))
 	}
-	return func() { debug.SetMemoryLimit(before) }
 }
 
-// Held returns how many bytes of decoded batches may wait to be put: the rest is for the
-// one that is being decoded, and for what the work needs; 0: any.
+// Held returns how many bytes of decoded batches may wait to be put; 0: any number. The rest of the
+// heap is for the batch that is being decoded and for the work.
 func (p Plan) Held() int64 { return p.Heap / 4 }
 
-// Admit waits until n more bytes of the heap may be taken. If what is in use does not become
-// less, which moves under way may take a while for, it is a *FullError.
-func (p Plan) Admit(n int64) error { return p.admit(n, heap{inUse, collect}) }
+// Admit waits until the heap has room for n more bytes. It returns a *FullError if the bytes in use do
+// not become fewer, for which moves in progress may need some time.
+func (p Plan) Admit(n int64) error { return p.admit(n, inUse, collect) }
 
-func (p Plan) admit(n int64, h heap) error {
+func (p Plan) admit(n int64, inUse func() int64, collect func(tries int)) error {
 	if p.Heap == 0 || n < smallest {
 		return nil
 	}
-	used := h.inUse()
+	used := inUse()
 	for tries := 0; used > p.Heap-n; tries++ {
 		if tries == patience {
 			return &FullError{Requested: n, Used: used, Heap: p.Heap}
 		}
-		h.collect(tries)
-		used = h.inUse()
+		collect(tries)
+		used = inUse()
 	}
 	return nil
 }
 
-// heap is Go's.
-type heap struct {
-	inUse   func() int64
-	collect func(tries int)
-}
-
-// collect frees what nothing refers to any more. From the second try on it first waits, so that the
-// users of the rest can release it. Pools give up what they keep in the second collection.
+// collect frees garbage. From the second try on it first waits, so that the users of the rest can
+// release it. Two collections also free the contents of pools.
 func collect(tries int) {
 	if tries > 0 {
 		time.Sleep(pause)
@@ -146,9 +123,6 @@ func collect(tries int) {
 	runtime.GC()
 }
 
-// ErrFull matches a *FullError.
-var ErrFull = errors.New("the heap is full")
-
 // FullError reports that the heap has no room for an allocation. Sizes are in bytes.
 type FullError struct {
 	Requested, Used, Heap int64
@@ -157,29 +131,17 @@ type FullError struct {
 func (e *FullError) Error() string {
 	return fmt.Sprintf(
 		"it needs %s more of the process's memory at once, and of the %s beside the engine's spaces %s are in use",
-		size.Approx(e.Requested),
-		size.Approx(e.Heap),
-		size.Approx(e.Used),
-	)
+		size.Approx(e.Requested), size.Approx(e.Heap), size.Approx(e.Used))
 }
 
-// Is reports whether target is ErrFull.
-func (e *FullError) Is(target error) bool { return target == ErrFull }
-
-// inUse returns what the runtime has of the system less what it could use again: what a
-// memory limit is compared with.
-func inUse() int64 {
+// inUse returns the bytes that the runtime has mapped and that are not free. The runtime compares the
+// same number with its memory limit.
+func inUse() (bytes int64) {
 	s := []metrics.Sample{
-		{
-			Name: "/memory/classes/total:bytes",
-		}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/released:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
 	}
 	metrics.Read(s)
-	var n [3]uint64
-	for i := range s {
-		if s[i].Value.Kind() == metrics.KindUint64 {
-			n[i] = s[i].Value.Uint64()
-		}
-	}
-	return int64(min(n[0]-n[1]-n[2], math.MaxInt64))
+	return int64(s[0].Value.Uint64() - s[1].Value.Uint64() - s[2].Value.Uint64())
 }

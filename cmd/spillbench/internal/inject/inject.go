@@ -1,21 +1,20 @@
-// Package inject makes the faults that --fault asks for, and the slow disks of
-// --disk-throttle.
+// Package inject makes the faults that --fault asks for, and the slow disks of --disk-throttle.
 //
 //	Parse ─▶ Spec ─┐
 //	               ▼
-//	            Faults ─▶ Volume: a file system for each spill volume, rates and faults in it
+//	            Faults ─▶ Volume: the file system of a spill volume, with its rate and faults
 //	               │   ─▶ Device: a device with faults
-//	               └───── Arm: from here on; Told: how often each hit
+//	               └───── Arm: the faults begin; Hits: how many operations had each
 //
-// The code that opens the engine owns a Faults, which needs no closing. Volume and Device come
-// before Arm. All other methods may be called at any time, by several goroutines. It takes no locks
-// of its own.
+// The code that opens the engine owns a Faults, which needs no closing. It calls Volume and Device
+// before Arm. All other methods are safe for concurrent use, at any time. The package has no locks of
+// its own.
 package inject
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -23,39 +22,35 @@ import (
 	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
-// Faults are what an engine is opened with.
+// Faults makes the file systems and devices of an engine.
 type Faults struct {
 	specs    []Spec
-	throttle int64 // bytes a second; 0 for none
+	throttle int64 // bytes a second; 0: no limit
 	seed     uint64
 
-	files   *faultfs.FS // that of all volumes, so that their operations are counted together; nil if it has no faults
+	files   *faultfs.FS // below all volumes, so that it counts their operations together; nil without faults in it
 	devices []*faultdev.Device
-	hits    []atomic.Int64 // by spec
-	before  map[string]int // operations while the engine was opened
+	hits    []atomic.Int64 // of each spec
+	before  []int          // operations before Arm, for each spec
 }
 
-// New returns faults that happen as the specs say and volumes whose reads and writes
-// pass at a rate in bytes a second, 0 for no limit. seed makes chance repeatable, as far
-// as the order of operations is.
+// New returns the faults that specs describe, in volumes that read and write at most throttle bytes a
+// second, 0 for no limit. The seed makes chance repeatable, provided that operations have the same
+// order.
 func New(specs []Spec, throttle int64, seed uint64) *Faults {
-	f := &Faults{
-		specs:    specs,
-		throttle: throttle,
-		seed:     seed,
-		hits:     make([]atomic.Int64, len(specs)),
-		before:   make(map[string]int),
-	}
-	for _, s := range specs {
-		if s.onDisk() && f.files == nil {
-			f.files = faultfs.New(disk.OS(), seed)
-		}
+	f := &Faults{specs: specs, throttle: throttle, seed: seed}
+	f.hits, f.before = make([]atomic.Int64, len(specs)), make([]int, len(specs))
+	if slices.ContainsFunc(specs, Spec.onDisk) {
+		f.files = faultfs.New(disk.OS(), seed)
 	}
 	return f
 }
 
-// Volume returns the file system of one more volume; nil is the machine's own, if there are neither
-// faults nor rates.
+// onDisk reports whether the fault is one of files, and not of devices.
+func (s Spec) onDisk() bool { return operations[s.Op].onDisk }
+
+// Volume returns the file system of one more volume. It returns nil, for the operating system's, if
+// there are neither faults nor rates.
 func (f *Faults) Volume() disk.FS {
 	switch {
 	case f.files != nil:
@@ -66,7 +61,7 @@ func (f *Faults) Volume() disk.FS {
 	return nil
 }
 
-// Slow returns a file system as slow as those of the volumes, without faults.
+// Slow returns a file system with the rate of a volume, and without faults.
 func (f *Faults) Slow() disk.FS { return f.slow(disk.OS()) }
 
 func (f *Faults) slow(inner disk.FS) disk.FS {
@@ -78,110 +73,73 @@ func (f *Faults) slow(inner disk.FS) disk.FS {
 	})
 }
 
-// Device puts faults over a device, if there are any for devices.
+// Device returns dev with faults, or dev itself if no spec is for devices.
 func (f *Faults) Device(dev tier.Device) tier.Device {
-	for _, s := range f.specs {
-		if !s.onDisk() {
-			d := faultdev.New(dev, f.seed)
-			f.devices = append(f.devices, d)
-			return d
-		}
+	if !slices.ContainsFunc(f.specs, func(s Spec) bool { return !s.onDisk() }) {
+		return dev
 	}
-	return dev
+	d := faultdev.New(dev, f.seed)
+	f.devices = append(f.devices, d)
+	return d
 }
 
-// Arm lets faults happen from here on: what an engine does while it is opened is not
-// what is counted, and depends on the machine.
+// Arm begins to inject faults and to count operations. Opening an engine takes a number of operations
+// that depends on the machine, so they do not count.
 func (f *Faults) Arm() {
-	for _, s := range f.specs {
-		f.before[s.Op] = f.count(s.Op)
-	}
 	for i, s := range f.specs {
-		skip := max(0, s.At-1)
+		f.before[i] = f.count(s)
+		e := effects[s.Kind]
+		if s.Kind == "slow" {
+			e = effect{faultfs.Slow(s.Delay), faultdev.Slow(s.Delay)}
+		}
+		ops, skip := []string{operations[s.Op].pattern}, max(0, s.At-1)
 		if s.onDisk() {
 			f.files.Add(faultfs.Rule{
-				Ops: []string{s.Op}, Path: s.Path, Skip: skip, Times: s.Times, Probability: s.Probability,
-				Hit: func(string, string) { f.hits[i].Add(1) }, Effect: s.onFile(),
+				Ops: ops, Path: s.Path, Skip: skip, Times: s.Times, Probability: s.Probability,
+				Hit: func(string, string) { f.hits[i].Add(1) }, Effect: e.file,
 			})
 			continue
 		}
 		for _, d := range f.devices {
 			d.Add(faultdev.Rule{
-				Ops: deviceOps(s.Op), Skip: skip, Times: s.Times, Probability: s.Probability,
-				Hit: func(string, int64) { f.hits[i].Add(1) }, Effect: s.onDevice(),
+				Ops: ops, Skip: skip, Times: s.Times, Probability: s.Probability,
+				Hit: func(string, int64) { f.hits[i].Add(1) }, Effect: e.device,
 			})
 		}
 	}
 }
 
-func (s *Spec) onFile() faultfs.Effect {
-	switch s.Kind {
-	case "enospc":
-		return faultfs.Fail(syscall.ENOSPC)
-	case "short":
-		return faultfs.Short()
-	case "bitflip":
-		return faultfs.BitFlip()
-	case "slow":
-		return faultfs.Slow(s.Delay)
-	}
-	return faultfs.Fail(syscall.EIO)
-}
-
-func (s *Spec) onDevice() faultdev.Effect {
-	switch s.Kind {
-	case "oom":
-		return faultdev.OutOfMemory()
-	case "bitflip":
-		return faultdev.BitFlip()
-	case "slow":
-		return faultdev.Slow(s.Delay)
-	}
-	return faultdev.FailWork(syscall.EIO) // as real devices fail: when the work comes to be done
-}
-
-func deviceOps(op string) []string {
-	if op == "copy" {
-		return []string{"copy-*"}
-	}
-	return []string{"alloc"}
-}
-
-// count returns how many operations of a kind there were.
-func (f *Faults) count(op string) (n int) {
-	if op == "read" || op == "write" {
-		return f.files.Count(op)
+// count returns the number of operations that a spec is about, since the engine was opened.
+func (f *Faults) count(s Spec) (n int) {
+	op := operations[s.Op]
+	if op.onDisk {
+		return f.files.Count(op.pattern)
 	}
 	for _, d := range f.devices {
-		n += d.Count(deviceOps(op)...)
+		n += d.Count(op.pattern)
 	}
 	return n
 }
 
-// Hits returns how many operations each spec hit, in their order.
-func (f *Faults) Hits() []int64 {
-	out := make([]int64, len(f.hits))
+// Hits returns how many operations each spec hit, in the order of New.
+func (f *Faults) Hits() (all []int64) {
 	for i := range f.hits {
-		out[i] = f.hits[i].Load()
+		all = append(all, f.hits[i].Load())
 	}
-	return out
+	return all
 }
 
-// Told reports in words what hit, and what did not, a line for each spec.
-func (f *Faults) Told() []string {
-	var lines []string
+// Told returns a line for each spec, with the number of its hits.
+func (f *Faults) Told() (lines []string) {
 	for i, s := range f.specs {
-		hits := f.hits[i].Load()
-		lines = append(
-			lines,
-			fmt.Sprintf("--fault %s, hits: %d of %d operations", s.Text, hits, f.count(s.Op)-f.before[s.Op]),
-		)
+		lines = append(lines, fmt.Sprintf("--fault %s, hits: %d of %d operations",
+			s.Text, f.hits[i].Load(), f.count(s)-f.before[i]))
 	}
 	return lines
 }
 
-// Blame returns the first spec that can be the reason of an error, with how often it hit;
-// empty if none is. Delays and short transfers are no reason.
+// Blame returns the first spec that can have caused an error, with the number of its hits, or "" if
+// none can. Delays and short transfers cause no errors.
 func (f *Faults) Blame() string {
 	for i, s := range f.specs {
 		if n := f.hits[i].Load(); n > 0 && s.Kind != "slow" && s.Kind != "short" {

@@ -15,15 +15,16 @@ import (
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
-func parse(t *testing.T, texts ...string) []Spec {
+func parse(t *testing.T, texts ...string) (all []Spec) {
 	t.Helper()
-	var s Specs
 	for _, text := range texts {
-		if err := s.Set(text); err != nil {
+		s, err := Parse(text)
+		if err != nil {
 			t.Fatal(err)
 		}
+		all = append(all, s)
 	}
-	return s
+	return all
 }
 
 func create(t *testing.T, fsys disk.FS) disk.File {

@@ -96,18 +96,6 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func TestSpecsIsAFlag(t *testing.T) {
-	var s Specs
-	for _, text := range []string{"op=read,kind=eio", "op=copy,kind=slow:2"} {
-		if err := s.Set(text); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(s) != 2 || s.String() != "op=read,kind=eio op=copy,kind=slow:2" || s.Set("op=x") == nil || len(s) != 2 {
-		t.Errorf("%v", s)
-	}
-}
-
 // FuzzParse: whatever is taken can happen, and says so again.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{

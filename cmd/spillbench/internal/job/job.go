@@ -1,5 +1,5 @@
-// Package job is what spillbench run does: it loads batches through all tiers,
-// works on them and checks them.
+// Package job does the work of spillbench run: it loads batches through all tiers, works on them and
+// verifies them.
 //
 //	Source ─▶ decode (once) ─▶ digest ─▶ Put                                  load
 //	                                       ▼
@@ -11,11 +11,10 @@
 //	                                       ▼
 //	               RunTask ─▶ digest ─▶ compare ─▶ drop                      drain
 //
-// The expected digest of a batch is computed from the decoded record, laid out in memory of its
-// own, and never from anything that an engine returned.
+// The job computes the expected digest of a batch from the decoded record, which it lays out in memory
+// of its own, and never from data that an engine returned.
 //
-// A Job runs once and owns its goroutines, which all end before Run returns. The
-// package takes no locks of the ranked order; its own are leaves.
+// All goroutines of a job end before Run returns. The locks of the package are leaves.
 package job
 
 import (
@@ -29,94 +28,88 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Source gives record batches, which the receiver must release, and io.EOF at
-// the end.
+// Source returns record batches, which the caller must release, and io.EOF at the end.
 type Source interface {
 	Next(ctx context.Context) (arrow.RecordBatch, error)
 	Close() error
 }
 
-// Divided is a Source that several goroutines can read at once, each a part of it.
+// Divided is a Source of which several goroutines can read parts concurrently.
 type Divided interface {
 	Source
-	// Part returns every of-th batch from number on, which is 0 for the first.
+	// Part returns every of-th batch, beginning with batch number, which counts from 0.
 	Part(number, of int64) Source
-	// BatchBytes returns about how many bytes a batch takes.
+	// BatchBytes returns the approximate size of a batch in bytes.
 	BatchBytes() int64
 }
 
-// Input is one source under a name. Open is called when its turn comes.
+// Input is a source and its name. Run opens one input after the other.
 type Input struct {
 	Name string
 	Open func(ctx context.Context) (Source, error)
 }
 
-// Progress is called as a phase advances. Several goroutines may call its methods.
+// Progress shows the progress of the phases. Its methods must be safe for concurrent use.
 type Progress interface {
-	// Begin starts a phase of so many steps, -1 if that is not known.
+	// Begin starts a phase with a number of steps, -1 if it is not known.
 	Begin(phase string, steps int64)
-	// Step counts one.
+	// Step counts a step of the phase.
 	Step()
 }
 
-// Config says what to do. All fields but Held, Batches and Failed are required.
+// Config describes a job. All fields but Held, Batches and Failed are required.
 type Config struct {
 	Engine     *spillway.Engine
 	Inputs     []Input
-	Repeat     int   // how often each decoded batch is put, above 0
-	Fits       bool  // place where there is room; else wait for the GPU
+	Repeat     int   // the number of puts of each decoded batch, above 0
+	Fits       bool  // put into the fastest tier with room; otherwise wait for the GPU
 	Partitions int   // of the repository, above 0
 	Passes     int   // how often all batches are worked on, 0 or above; with 0 no tasks are run
-	Workers    int   // tasks at once, above 0
+	Workers    int   // the number of concurrent tasks, above 0
 	Held       int64 // most bytes of decoded batches that wait to be put when the next is decoded; 0: any
-	Batches    int64 // how many there will be, for the progress; 0 if that is not known
+	Batches    int64 // the number of puts, for Progress; 0: not known
 	Progress   Progress
-	Failed     func() // called after an error while the batches are still there, unless ctx has ended
+	Failed     func() // called after an error while the engine has the batches, unless ctx has ended
 }
 
-// Phase is a part of the job and how long it took.
-type Phase struct {
-	Name string
-	Took time.Duration
-}
-
-// Result is what came out. On an error it holds what was done so far.
+// Result has the findings of a job. After an error it has those up to then.
 type Result struct {
 	Rows       int64
 	Batches    int64
 	Bytes      int64 // of the images
 	Checked    int64 // digests compared in passes
 	Mismatches int64
-	Corrupt    int64  // of these, batches that the engine refused because it found them corrupt
-	OnHost     bool   // the device cannot compute: digests were made of what was copied back
-	First      string // the first mismatch, in words; empty if there is none
-	Unread     int64  // bytes that had moved down, and were dropped unused, before all was dropped at the end
-	Phases     []Phase
+	Corrupt    int64  // those of Mismatches that the engine itself found
+	OnHost     bool   // the device cannot compute digests, so the job computed some from copies in host memory
+	First      string // a description of the first mismatch; "" without one
+	Unread     int64  // bytes that were evicted and dropped without a use, before the drain
+	Phases     []page.Phase
 }
 
-// item is one batch that was loaded, and the digest that it must have.
+// item is a batch that was loaded, and its expected digest.
 type item struct {
 	name      string // of the input
 	number    int64  // of the decoded batch in it, from 1
-	seq       int64  // of the put, over all inputs
+	seq       int64  // the number of the put, over all inputs
 	digest    tier.Digest
 	repo      *repository.Repository
 	partition int
 	b         *batch.Batch
-	wrong     bool // its bytes were found to be others; guarded by job.mu
+	wrong     bool // a mismatch was found; guarded by job.mu
 }
 
-// named adds the batch to an error about it.
+// named adds the name of the batch to an error.
 func (it *item) named(err error) error {
 	return fmt.Errorf("%s, batch %d: %w", it.name, it.number, err)
 }
 
-// Run does the job. The engine stays the caller's, and holds no batch of the job's any more
-// when Run returns, unless ctx has ended: then the caller is to close the engine.
+// Run does the job. When it returns, the engine has no batches of the job, unless ctx has ended: then the
+// caller must close the engine.
 func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	plan, err := cfg.Engine.Plan("spillbench")
 	if err != nil {
@@ -124,7 +117,7 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	}
 	defer func() {
 		if ctx.Err() != nil {
-			return // closing the plan would wait for moves, which closing the engine ends
+			return // closing the plan would wait for moves; closing the engine cancels them
 		}
 		if err != nil && cfg.Failed != nil {
 			cfg.Failed()
@@ -155,7 +148,7 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	return res, err
 }
 
-// unread returns the bytes that the engine has moved down and that were dropped unused.
+// unread returns the bytes that the engine evicted and that were dropped without a use.
 func unread(eng *spillway.Engine) (bytes int64) {
 	for _, w := range eng.Mover().Work() {
 		bytes += w.Unread
@@ -163,22 +156,22 @@ func unread(eng *spillway.Engine) (bytes int64) {
 	return bytes
 }
 
-// job is a run under way.
+// job is the state of Run.
 type job struct {
 	cfg      Config
 	plan     *spillway.Plan
 	items    []item // in the order of loading
 	consumed int64  // batches that tasks have dropped; guarded by mu
 
-	mu  sync.Mutex // a leaf; it guards res while batches are compared
+	mu  sync.Mutex // a leaf; it guards res while workers compare batches
 	res *Result
 }
 
-// phase runs f as a phase of the job. The number of steps is -1 if it is not known.
+// phase runs f as a phase with a number of steps, -1 if it is not known.
 func (j *job) phase(name string, steps int64, f func() error) error {
 	j.cfg.Progress.Begin(name, steps)
 	start := time.Now()
 	err := f()
-	j.res.Phases = append(j.res.Phases, Phase{Name: name, Took: time.Since(start)})
+	j.res.Phases = append(j.res.Phases, page.Phase{Name: name, Seconds: time.Since(start).Seconds()})
 	return err
 }

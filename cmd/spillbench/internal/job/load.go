@@ -21,8 +21,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// load puts every batch of every input. Each input has a repository of its own,
-// for a repository holds batches of one schema.
+// load puts every batch of every input. Each input has its own repository, because the batches of a
+// repository have one schema.
 func (j *job) load(ctx context.Context) error {
 	for i, in := range j.cfg.Inputs {
 		repo, err := j.plan.Repository("load", i)
@@ -37,17 +37,17 @@ func (j *job) load(ctx context.Context) error {
 	return nil
 }
 
-// loader loads one input. Its decoders are one goroutine, or several where the source can be divided.
+// loader loads one input. It has one goroutine that decodes, or several if the source is a Divided.
 type loader struct {
 	*job
 	repo    *repository.Repository
 	in      Input
 	seq     int64 // of the input's first put
 	held    *semaphore.Weighted
-	most    int64    // weight of held: bytes of decoded batches that wait to be put
-	shelves [][]item // what was put into each partition, in order
-	// turns has a channel for the partitions of each putter, which holds an element while a put is under
-	// way. So a partition has one put at a time, and its items have the order of its batches.
+	most    int64    // the size of held: the maximum of decoded bytes that wait to be put
+	shelves [][]item // the items that were put into each partition, in order
+	// turns has a channel for each worker's partitions, which has an element during a put. So a partition
+	// has one put at a time, and the order of its items is that of its batches.
 	turns []chan struct{}
 }
 
@@ -79,12 +79,13 @@ func (j *job) loadInput(ctx context.Context, repo *repository.Repository, in Inp
 	return errors.Join(err, l.collect(err == nil))
 }
 
-// decode reads a part of the source: every of-th batch from number on. A batch is expected to be as
-// large as the one before, the first one to have size bytes; 0 if that is not known.
+// decode reads a part of the source: every of-th batch, beginning with batch number. It reserves, in
+// held, the size of the previous batch before it decodes the next, and corrects that afterwards. size is
+// the expected size of the first one; 0: not known.
 func (l *loader) decode(ctx context.Context, group *errgroup.Group, src Source, number, of, size int64) error {
 	piece := make([]byte, 1<<20)
 	for ; ; number += of {
-		held := min(size, l.most) // the largest batch waits until nothing else is held
+		held := min(size, l.most) // a larger batch waits until it is alone
 		if err := l.held.Acquire(ctx, held); err != nil {
 			return context.Cause(ctx)
 		}
@@ -147,7 +148,7 @@ func (l *loader) put(ctx context.Context, rec arrow.RecordBatch, it item) error 
 	return nil
 }
 
-// collect counts the batches that were put. If all were, it pairs them with their items.
+// collect counts the batches that were put. If all of them were, it adds the batches to their items.
 func (l *loader) collect(all bool) error {
 	for partition, items := range l.shelves {
 		batches := slices.Collect(l.repo.Batches(partition))
@@ -172,9 +173,8 @@ func (l *loader) collect(all bool) error {
 	return nil
 }
 
-// digest returns the digest of rec as an image: of its body and its dictionaries, one
-// behind the other. They are laid out piece by piece, because a whole batch is memory that no
-// space counts.
+// digest returns the digest of rec's image: of its body, followed by its dictionaries. It lays them out
+// piece by piece, because no space accounts for the memory of a whole batch.
 func digest(rec arrow.RecordBatch, piece []byte) (sum tier.Digest, err error) {
 	l, err := convert.NewLayout(rec)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// outputShare is the size of a batch, in sizes of the output that its task makes of it.
+// outputShare is the size of a batch divided by the size of the output of its task.
 const outputShare = 16
 
-// each calls work for every batch, on Workers goroutines. The order is that of loading, the worst for
-// a memory that holds some of the batches.
+// each calls work for every batch, in Workers goroutines. The order is that of loading, which is the
+// worst case for a memory that has room for a part of the batches.
 func (j *job) each(ctx context.Context, work func(ctx context.Context, it *item) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(j.cfg.Workers)
@@ -39,8 +39,8 @@ func (j *job) each(ctx context.Context, work func(ctx context.Context, it *item)
 	return group.Wait()
 }
 
-// pass announces work on every batch, brings each to the GPU, or if it can never fit there to the
-// fastest tier in which it can, and compares its contents with what was loaded.
+// pass creates a task for every batch, moves each batch to the GPU, or to the fastest tier in which it
+// can fit, and compares its digest with the expected one.
 func (j *job) pass(ctx context.Context) error {
 	for i := range j.items {
 		if err := j.items[i].b.CreateTask(ctx); err != nil {
@@ -62,7 +62,7 @@ func (j *job) pass(ctx context.Context) error {
 		var wrong error
 		switch {
 		case errors.Is(err, convert.ErrCorrupt):
-			wrong, err = it.named(err), it.b.CancelTask() // the one that was announced and not begun
+			wrong, err = it.named(err), it.b.CancelTask() // which has not begun
 		case unfit(err):
 			return first
 		case err == nil:
@@ -80,24 +80,24 @@ func (j *job) pass(ctx context.Context) error {
 	})
 }
 
-// unfit reports whether err is that of a batch that can never fit a tier.
+// unfit reports whether err means that a batch can never fit in a tier.
 func unfit(err error) bool {
 	return errors.Is(err, reservation.ErrExceeded) || errors.Is(err, reservation.ErrNoCandidate)
 }
 
-// runTasks works on every batch by a task of the engine. The engine admits a task when the GPU has
-// room for its batch and for its output, retries it with more memory if that was too little, and drops
-// the batch when the task has succeeded. Batches that fit no GPU, and corrupt ones, are left.
+// runTasks works on every batch in a task of the engine. The engine admits a task when the GPU has room
+// for the batch and the output, retries it with more memory if that was too little, and drops the batch
+// after success. runTasks leaves corrupt batches, and batches that fit in no GPU.
 func (j *job) runTasks(ctx context.Context) error {
 	claims := make(map[*batch.Batch]*repository.Claim)
 	defer func() {
 		for _, c := range claims {
-			_ = c.Restore() // those that no task has ended
+			_ = c.Restore() // the claims of batches that are left
 		}
 	}()
 	for i := range j.items {
 		it := &j.items[i]
-		c, err := it.repo.Claim(ctx, it.partition, 1) // of any item of the partition
+		c, err := it.repo.Claim(ctx, it.partition, 1) // not necessarily the batch of it
 		if err != nil {
 			return it.named(err)
 		}
@@ -135,8 +135,8 @@ func (j *job) runTasks(ctx context.Context) error {
 	})
 }
 
-// compare computes the digest of a batch where it is. Bytes that are not those that were loaded are a
-// finding, wrong, and no error: the other batches are checked, too.
+// compare computes the digest of a batch in the space that has it. It returns a mismatch as wrong and
+// not as err, because the job goes on with the other batches.
 func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, err error) {
 	got, onDevice, err := j.cfg.Engine.Mover().Digest(ctx, h)
 	switch {
@@ -148,7 +148,7 @@ func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, er
 		return it.named(fmt.Errorf("the bytes in %s are not those that were loaded: digest %016x, want %016x",
 			h.Space().ID(), got.Hash, it.digest.Hash)), nil
 	}
-	// Of a batch without bytes there is nothing to compute, on any device.
+	// A batch without bytes needs no device.
 	if h.Space().Kind() == tier.GPU && !onDevice && h.Batch().Info().Descriptor.Body > 0 {
 		j.mu.Lock()
 		defer j.mu.Unlock()
@@ -157,7 +157,7 @@ func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, er
 	return nil, nil
 }
 
-// countLocked adds a finding to the result; nil if the bytes are those that were loaded.
+// countLocked adds a mismatch to the result, if there is one.
 func (j *job) countLocked(it *item, wrong error) {
 	if wrong == nil {
 		return
@@ -172,7 +172,7 @@ func (j *job) countLocked(it *item, wrong error) {
 	}
 }
 
-// drop drops all batches, and makes sure that all that no task has consumed were still there.
+// drop drops all batches. It returns an error unless the engine had every batch that no task dropped.
 func (j *job) drop(ctx context.Context) error {
 	left, err := j.plan.Manager().Clear(ctx)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package progress draws how far a run is on one line of a terminal: the phase, the share that is
-// done, the bytes in each tier, the rate at which bytes move between them, and the time that is left.
+// Package progress draws the progress of a run on one line of a terminal: the phase, the share that is
+// done, the bytes in each tier, the rate at which bytes move between tiers, and the time left.
 //
 // A Bar owns one goroutine, which draws until Close. Its methods are safe for concurrent use; its
 // mutex is a leaf.
@@ -22,16 +22,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// refresh is how often the line is drawn, and the time over which the rate is taken: a shorter one
-// would flicker.
+// refresh is the period at which a Bar draws the line and computes the rate. With a shorter one the
+// figures would be hard to read.
 const refresh = 250 * time.Millisecond
 
 // Bar is a progress line on a terminal. The zero value draws nothing.
 type Bar struct {
 	w     io.Writer
 	stats func() spillway.Stats
-	stop  chan struct{}
-	done  sync.WaitGroup
+	stop  func() // ends the goroutine
 
 	mu             sync.Mutex
 	phase          string
@@ -40,8 +39,8 @@ type Bar struct {
 	drawn          int       // columns of the line on the terminal
 
 	// Only the goroutine that draws uses these.
-	moved int64 // between tiers, when the line was drawn last
-	taken time.Time
+	moved int64     // bytes between tiers, up to the time taken
+	taken time.Time // of the latest drawing
 }
 
 // OnTerminal reports whether w is a terminal.
@@ -50,39 +49,51 @@ func OnTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// New draws on w until Close. stats returns how full the tiers are.
+// New returns a Bar that draws on w until Close. stats returns the statistics of the engine.
 func New(w io.Writer, stats func() spillway.Stats) *Bar {
-	b := &Bar{w: w, stats: stats, stop: make(chan struct{})}
-	b.done.Go(func() {
-		tick := time.NewTicker(refresh)
-		defer tick.Stop()
-		for {
-			select {
-			case <-b.stop:
-				return
-			case now := <-tick.C:
-				b.draw(now)
-			}
-		}
-	})
+	b := &Bar{w: w, stats: stats}
+	b.stop = Every(refresh, b.draw)
 	return b
 }
 
-// Begin starts a phase of so many steps, -1 if that is not known.
+// Every starts a goroutine that calls f once a period. stop ends the goroutine, and waits for a call
+// in progress; further calls of stop do nothing.
+func Every(period time.Duration, f func(now time.Time)) (stop func()) {
+	stopped := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		tick := time.NewTicker(period)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stopped:
+				return
+			case now := <-tick.C:
+				f(now)
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(stopped)
+		done.Wait()
+	})
+}
+
+// Begin starts a phase with a number of steps, -1 if it is not known.
 func (b *Bar) Begin(phase string, steps int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.phase, b.begun, b.steps, b.stepped = named.Inert(phase), time.Now(), steps, 0
 }
 
-// Step counts one.
+// Step counts a step of the phase.
 func (b *Bar) Step() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.stepped++
 }
 
-// Say prints a line to w in the place of the progress line, which is drawn again below it.
+// Say clears the progress line and prints a line to w. The Bar draws again below it.
 func (b *Bar) Say(w io.Writer, line string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -95,26 +106,24 @@ func (b *Bar) Close() {
 	if b.w == nil {
 		return
 	}
-	close(b.stop)
-	b.done.Wait()
+	b.stop()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.replaceLocked("")
 }
 
-// replaceLocked overwrites the line, and with no text clears it.
+// replaceLocked replaces the content of the line.
 func (b *Bar) replaceLocked(text string) {
-	columns := utf8.RuneCountInString(text)
 	if b.drawn > 0 {
 		fmt.Fprint(b.w, "\r"+strings.Repeat(" ", b.drawn)+"\r")
 	}
-	if columns > 0 {
+	if text != "" {
 		fmt.Fprint(b.w, text)
 	}
-	b.drawn = columns
+	b.drawn = utf8.RuneCountInString(text)
 }
 
-// draw draws the parts that fit on the terminal, in the order of their importance.
+// draw draws the parts that fit on the terminal, the most important ones first.
 func (b *Bar) draw(now time.Time) {
 	stats := b.stats()
 	moved, rate := int64(0), ""
@@ -152,7 +161,7 @@ func (b *Bar) draw(now time.Time) {
 	b.replaceLocked(text)
 }
 
-// occupancy returns how many bytes are in each tier: "gpu 57.1M host 60.2M disk 1.2G".
+// occupancy returns the bytes in use in each tier, such as "gpu 57.1M host 60.2M disk 1.2G".
 func occupancy(s spillway.Stats) string {
 	var parts []string
 	for _, k := range tier.Kinds() {
@@ -170,5 +179,5 @@ func occupancy(s spillway.Stats) string {
 	return strings.Join(parts, " ")
 }
 
-// brief returns a size such as 57.1M.
+// brief returns an approximate size, such as 57.1M.
 func brief(n int64) string { return strings.NewReplacer(" ", "", "iB", "").Replace(size.Approx(n)) }

@@ -1,15 +1,14 @@
-// Package roundtrip is what spillbench verify does: it moves batches along every
-// edge that an engine's registry knows, there and back, and compares what comes
-// out with the record that went in.
+// Package roundtrip does the work of spillbench verify: it moves batches along every edge of an engine's
+// registry, there and back, and compares the results with the original records.
 //
 //	record ─▶ Put ─▶ [ from ─▶ to ─▶ compare ─▶ back ─▶ compare ]  for each edge  ─▶ drop
 //
-// An edge of the registry is a pair of payload types; here it becomes one for each
-// pair of spaces of these tiers. A type to itself, where its tier has a single space, is
-// walked by cloning, which uses that converter within the space.
+// An edge of the registry is a pair of payload types. Here it becomes an edge for each pair of spaces of
+// these tiers. If a tier has a single space, Run clones a batch to test the converter of a type to
+// itself.
 //
-// Batches are walked one at a time, and only where two of them fit, so that no
-// move can wait for another. The package takes no locks and starts no goroutine.
+// Run moves one batch at a time, and only if each space has room for two of it, so that no move has to
+// wait for room. The package takes no locks and starts no goroutine.
 package roundtrip
 
 import (
@@ -29,7 +28,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Edge is a pair of spaces that batches are moved between, and the forms they have there.
+// Edge is a pair of spaces and the forms that batches have in them.
 type Edge struct {
 	From, To         *tier.Space
 	FromForm, ToForm batch.PayloadType
@@ -39,9 +38,9 @@ func (e Edge) String() string {
 	return fmt.Sprintf("%s (%s) to %s (%s)", e.From.ID(), e.FromForm, e.To.ID(), e.ToForm)
 }
 
-// Edges returns every pair of spaces for which the registry has a converter.
-// unknown names the registered pairs of types that are neither an image's nor a table's and
-// so lie in no tier that is known here.
+// Edges returns every pair of spaces for which the registry has a converter. unknown names the other
+// registered pairs: those with a type of which the tier is not known, as it is neither an image nor a
+// table.
 func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
 	kinds := map[batch.PayloadType]tier.Kind{batch.GPUTable: tier.GPU}
 	for _, k := range tier.Kinds() {
@@ -68,21 +67,20 @@ func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
 	return edges, unknown
 }
 
-// Source gives the batches of a file and io.EOF at the end; input.Source is one.
+// Source returns the batches of a file, and io.EOF at the end. input.Source is one.
 type Source interface {
 	Next(ctx context.Context) (arrow.RecordBatch, error)
 }
 
-// Result is what came out. On an error it holds what was done so far.
+// Result has the findings. After an error it has those up to then.
 type Result struct {
 	Batches    int64
-	Edges      int // that a batch was moved along, or was to be when it failed
+	Edges      int // that a batch was moved along, including the one that failed
 	Mismatches int64
 	First      error // the first difference; nil if there is none
 }
 
-// Run walks every batch of src along the edges. name says whose batches they
-// are, for messages, and names the plan.
+// Run moves every batch of src along the edges. Messages and the plan have name, the name of the file.
 func Run(ctx context.Context, eng *spillway.Engine, edges []Edge, name string, src Source) (res Result, err error) {
 	plan, err := eng.Plan("verify " + name)
 	if err != nil {
@@ -115,15 +113,16 @@ func Run(ctx context.Context, eng *spillway.Engine, edges []Edge, name string, s
 	}
 }
 
+// walker moves the batches of one source.
 type walker struct {
 	eng   *spillway.Engine
 	edges []Edge
 	repo  *repository.Repository
 	res   *Result
-	name  string // of the batch under way
+	name  string // of the present batch
 }
 
-// walk takes one record along all edges.
+// walk moves one record along all edges.
 func (w *walker) walk(ctx context.Context, rec arrow.RecordBatch) (err error) {
 	if err := w.fits(rec); err != nil {
 		return err
@@ -135,7 +134,7 @@ func (w *walker) walk(ctx context.Context, rec arrow.RecordBatch) (err error) {
 	if err != nil {
 		return err
 	}
-	defer b.Subscribe()() // the monitor leaves it alone
+	defer b.Subscribe()() // the monitor must not move it
 	defer func() { err = errors.Join(err, b.Discard(ctx)) }()
 	for i, e := range w.edges {
 		w.res.Edges = max(w.res.Edges, i+1)
@@ -146,8 +145,8 @@ func (w *walker) walk(ctx context.Context, rec arrow.RecordBatch) (err error) {
 	return nil
 }
 
-// fits refuses a batch that two of do not fit into each space at once: a clone, or
-// the copy that a record is opened from, would wait for its own original.
+// fits returns an error unless each space has room for the batch twice. Without it a clone, or the copy
+// that compare opens, would wait for its own original.
 func (w *walker) fits(rec arrow.RecordBatch) error {
 	l, err := convert.NewLayout(rec)
 	if err != nil {
@@ -157,7 +156,7 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 	for _, s := range w.eng.Spaces() {
 		need, have := 2*s.Charge(l.Size()), s.Available()
 		for _, d := range l.Dictionaries() {
-			need += s.Charge(d.Size()) // both share it
+			need += s.Charge(d.Size()) // shared by both
 		}
 		if need > have {
 			return &reservation.ExceededError{Space: s.ID(), Requested: need, Available: have, Limit: s.Limit(),
@@ -167,57 +166,53 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 	return nil
 }
 
-// edge walks one edge there and back.
+// edge moves the batch along an edge, there and back, and compares it after each move. An edge of a
+// space to itself is a clone.
 func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, e Edge) error {
 	if err := w.bring(ctx, b, e.From, e.FromForm); err != nil {
 		return w.judge(err, e, "before")
 	}
 	if e.From == e.To && e.FromForm == e.ToForm {
-		return w.clone(ctx, b, rec, e)
+		c, err := w.eng.Mover().Clone(ctx, b, nil)
+		if err != nil {
+			return w.judge(err, e, "cloned")
+		}
+		err = w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
+		return errors.Join(err, c.Discard(ctx))
 	}
-	if err := w.bring(ctx, b, e.To, e.ToForm); err != nil {
-		return w.judge(err, e, "there")
-	}
-	if err := w.judge(w.compare(ctx, b, rec, e.To), e, "there"); err != nil {
-		return err
-	}
-	if err := w.bring(ctx, b, e.From, e.FromForm); err != nil {
-		return w.judge(err, e, "back")
-	}
-	return w.judge(w.compare(ctx, b, rec, e.From), e, "back")
-}
-
-// clone walks the edge of a space to itself: a copy, and a copy of the copy.
-func (w *walker) clone(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, e Edge) (err error) {
-	c, err := w.eng.Mover().Clone(ctx, b, nil)
-	if err != nil {
-		return w.judge(err, e, "cloned")
-	}
-	defer func() { err = errors.Join(err, c.Discard(ctx)) }()
-	return w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
-}
-
-// bring moves b's bytes, by way of an image where there is no direct one: between tables and what
-// is compressed.
-func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
-	w.eng.Mover().Inside().DropCopies()
-	there := reservation.Specific(to.ID())
-	err := w.eng.Mover().MoveAs(ctx, b, there, form)
-	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) &&
-		b.Info().Payload.Type() == batch.GPUTable &&
-		form != image {
-		if err := w.eng.Mover().MoveAs(ctx, b, there, image); err != nil {
+	for _, leg := range []struct {
+		way  string
+		to   *tier.Space
+		form batch.PayloadType
+	}{{"there", e.To, e.ToForm}, {"back", e.From, e.FromForm}} {
+		if err := w.bring(ctx, b, leg.to, leg.form); err != nil {
+			return w.judge(err, e, leg.way)
+		}
+		if err := w.judge(w.compare(ctx, b, rec, leg.to), e, leg.way); err != nil {
 			return err
 		}
-		err = w.eng.Mover().MoveAs(ctx, b, there, form)
+	}
+	return nil
+}
+
+// bring moves b, by way of an image if there is no direct converter: between tables and compressed
+// batches.
+func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
+	mover, there := w.eng.Mover(), reservation.Specific(to.ID())
+	mover.Inside().DropCopies()
+	err := mover.MoveAs(ctx, b, there, form)
+	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) && form != image {
+		if err = mover.MoveAs(ctx, b, there, image); err == nil {
+			err = mover.MoveAs(ctx, b, there, form)
+		}
 	}
 	return err
 }
 
-// differs is the error of a comparison that found a difference.
+// differs is the error of compare for a difference.
 type differs struct{ error }
 
-// compare opens the batch where it is and compares it with rec.
+// compare opens the batch in the space that has it, and compares it with rec.
 func (w *walker) compare(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, at *tier.Space) (err error) {
 	h, err := w.eng.Mover().Acquire(ctx, b, reservation.Specific(at.ID()))
 	if err != nil {
@@ -235,8 +230,8 @@ func (w *walker) compare(ctx context.Context, b *batch.Batch, rec arrow.RecordBa
 	return nil
 }
 
-// judge counts what is wrong with the data and lets the walk go on; other errors
-// end it.
+// judge counts errors of wrong data and returns nil for them. It returns other errors, which end the
+// walk.
 func (w *walker) judge(err error, e Edge, way string) error {
 	var d differs
 	if !errors.As(err, &d) && !errors.Is(err, convert.ErrCorrupt) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,6 +95,26 @@ func TestWhole(t *testing.T) {
 	}
 	if moved != 9 { // clones are no moves, but batches change their form in all tiers
 		t.Errorf("%d pairs of spaces moved anything", moved)
+	}
+}
+
+// TestThereAndBack: a batch moves along a single edge, and back.
+func TestThereAndBack(t *testing.T) {
+	eng := engine(t)
+	edges, _ := Edges(eng)
+	i := slices.IndexFunc(edges, func(e Edge) bool {
+		return e.FromForm == batch.GPUImage && e.ToForm == batch.HostImage
+	})
+	if _, err := Run(t.Context(), eng, edges[i:i+1], "numbers", numbers(1)); err != nil {
+		t.Fatal(err)
+	}
+	moved := make(map[[2]tier.Kind]int64)
+	for _, e := range eng.Stats().Edges {
+		moved[[2]tier.Kind{e.From.Kind, e.To.Kind}] += e.Batches
+	}
+	there, back := moved[[2]tier.Kind{tier.GPU, tier.Host}], moved[[2]tier.Kind{tier.Host, tier.GPU}]
+	if there != 1 || back != 1 {
+		t.Errorf("moved %d times there and %d times back", there, back)
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// OpenUnlinked makes a file in dir that has no name, or that loses it at once where the system has no
-// such files. So nothing stays, however the process ends.
+// OpenUnlinked creates a file in dir without a name. If the system has no such files, it removes the
+// name at once. So a process that is killed leaves no file.
 func OpenUnlinked(dir string) (*os.File, error) {
 	if f, err := OpenNameless(dir); err == nil {
 		return f, nil

@@ -1,7 +1,7 @@
 //go:build !linux
 
-// Package system has what spillbench asks only Linux for. Files fail with errors.ErrUnsupported
-// here, and memory is of the heap.
+// Package system has the functions of spillbench that need Linux. On this system the functions for
+// files return errors.ErrUnsupported, and MapRegion returns memory of Go's heap.
 package system
 
 import (
@@ -10,21 +10,20 @@ import (
 	"time"
 )
 
-// OpenNameless fails: there are no files without names here.
+// OpenNameless returns an error.
 func OpenNameless(string) (*os.File, error) { return nil, errors.ErrUnsupported }
 
-// GiveName is not reached, as there is no file to name.
+// GiveName returns an error.
 func GiveName(*os.File, string) error { return errors.ErrUnsupported }
 
-// DropCache fails: the page cache keeps what it has here.
+// DropCache returns an error.
 func DropCache(*os.File, int64) error { return errors.ErrUnsupported }
 
-// MapRegion returns memory of the heap. There are neither huge pages to ask for nor direct I/O that
-// wants aligned addresses here.
+// MapRegion returns memory of Go's heap. It need not be aligned, because there is no direct I/O here.
 func MapRegion(n int64) ([]byte, error) { return make([]byte, n), nil }
 
 // UnmapRegion does nothing.
 func UnmapRegion([]byte) error { return nil }
 
-// CPUTime returns 0: the processor time of the process is not known here.
+// CPUTime returns 0: the CPU time of the process is not known.
 func CPUTime() time.Duration { return 0 }
