@@ -8,14 +8,22 @@
 //	 │  ├── Handle       reads the data where it is; many at once
 //	 │  └── Transit      gives the data another form; one at a time
 //	 ├─▶ Place           where it stands in its plan; set by the repository
-//	 └─▶ Observer        is called at every change: the monitor's index
+//	 └─▶ Observer        is called at every change: the engine's passes it to the monitor's index
+//
+//	state.go     the states, and the table of their transitions
+//	batch.go     New, Info, tasks, Drop; announces changes to the observers
+//	handle.go    Lock, Open, Read and Handle.Close; when a batch is used next
+//	transit.go   Transit, Commit and CommitOpen
+//	copies.go    clean images: earlier payloads that are still valid in other spaces
+//	payload.go   what a payload must implement; the built-in ones are in internal/payload
+//	inside.go    Inside: methods for this module's packages
 //
 // Ids come from one IDs for all batches that meet: an engine's, by its NewBatch. An
 // observer that is a Registrar refuses a second batch of an id.
 //
-// What may happen when is the table at State. An operation that the state does
-// not allow is a StateError at once; only for the end of a transit is waited,
-// by the methods that take a context.
+// The table at State has the transitions. An operation that the state does not allow returns a
+// StateError at once. Methods that take a context wait while the batch is in transit, and for
+// nothing else.
 //
 // # Ownership
 //
@@ -27,9 +35,10 @@
 //
 // # Locks
 //
-// One mutex a batch, of rank Batch: it may be taken under a repository's and
-// never under a space's. Nothing is called under it: observers, clocks and
-// payload releases run on the caller's goroutine with no lock held.
+// Each batch has one mutex, of rank Batch. It may be locked under a repository's mutex, and never
+// under a space's. Observers, clocks and payload releases run on the caller's goroutine, with no
+// lock held. So a method makes its change under the lock (changeLocked), and announces it
+// afterwards (announce).
 //
 //	Monitor → Manager → Repository → [Batch] → Registry → Reservation → Space → …
 package batch
@@ -66,9 +75,10 @@ var ErrStored = errors.New("in a repository already")
 // has noted.
 var ErrDuplicateID = errors.New("another batch has this id")
 
-// Observer is called at changes. The monitor's index is one. A wrapper of an Observer should have a
-// method Unwrap() Observer: panics of its batches' payloads and observers are then in the log of
-// the engine whose observer it wraps, and else in slog.Default.
+// Observer is called at changes. The engine's passes them to the monitor; a repository is one for
+// the batches that it holds. A wrapper of an Observer should have a method Unwrap() Observer.
+// Panics of payloads and observers are then logged by the engine whose observer it wraps; otherwise
+// by slog.Default.
 type Observer interface {
 	// BatchChanged is called after b was made and after every change of its state, counts, payload,
 	// subscribers or place, on the goroutine that made the change and with no lock held. It must be
@@ -117,7 +127,7 @@ type Options struct {
 	Place    Place        // as SetPlace; zero is no plan
 }
 
-// Info is a consistent cut through a batch.
+// Info is what a batch was like at one moment; all fields are from the same moment.
 type Info struct {
 	ID      ID
 	Version uint64 // rises with every change
@@ -141,7 +151,7 @@ type Info struct {
 	Task        uint64
 	Active      int // open handles
 	Subscribers int
-	Leased      bool // readers beyond the handles hold the memory: a move would not free it at once
+	Leased      bool // records opened in place hold the memory: a move would not free it at once
 	Place       Place
 	LastUse     int64 // by Options.Clock: when it was made, or a handle was last opened or closed
 	// NextUse is when the batch will be used again: as Hint has set, or else after as long as
@@ -169,7 +179,7 @@ type Batch struct {
 		tasks       tasks
 		subscribers int
 		state       State
-		over        bool          // the observers know that it was dropped
+		over        bool          // dropped: the observers get no further call
 		changed     chan struct{} // closed at the next change; nil without waiters
 		copies      []copyOf      // in other spaces, some of which may be gone; copied on write
 
@@ -255,7 +265,8 @@ func New(o Options) (*Batch, error) {
 	}
 }
 
-// register makes a new batch known to its observer, and returns whether it is noted there as leased.
+// register makes a new batch known to its observer, and returns whether it is noted there as
+// leased.
 func (b *Batch) register() (leased bool, err error) {
 	r, ok := b.observer.(Registrar)
 	if !ok {
@@ -378,19 +389,19 @@ func (b *Batch) Changed() <-chan struct{} {
 	return b.mu.changed
 }
 
-// change is what is announced of a change, once the lock is free.
+// change is a change that was made under the lock and is to be announced without it.
 type change struct {
 	now     Info
-	waiting chan struct{} // closed then; nil without waiters
-	store   Observer      // nil if there is none
-	over    bool          // the observers know all that they need
+	waiting chan struct{} // to be closed; nil without waiters
+	store   Observer      // the repository; nil if there is none
+	over    bool          // the observers are not to be called: the batch was dropped before
 	event   events.Kind   // BatchUsed or BatchHinted; 0 for neither
 	hint    int64         // of BatchHinted
 	was     payloadTraits // of BatchDropped: the payload that was dropped
-	copies  []copyOf      // that the batch has no use for
+	copies  []copyOf      // clean images to drop
 }
 
-// changeLocked notes a change. The caller hands it to announce once the lock is free.
+// changeLocked counts a change and returns it. The caller passes it to announce after unlocking.
 func (b *Batch) changeLocked() change {
 	b.mu.version++
 	c := change{now: b.infoLocked(), store: b.mu.store, over: b.mu.over, waiting: b.mu.changed}
@@ -401,7 +412,8 @@ func (b *Batch) changeLocked() change {
 	return c
 }
 
-// announce calls the observers of a change, with no lock held, and returns the cut that they got.
+// announce calls the observers of a change, with no lock held, and returns the Info that they got.
+// The repository comes before the batch's own observer.
 func (b *Batch) announce(c change) (now Info) {
 	lockrank.AssertNone("a batch's observers are called")
 	dropCopies(c.copies)
@@ -476,7 +488,7 @@ func (b *Batch) notify(o Observer, now Info) {
 	o.BatchChanged(b, now)
 }
 
-// restLocked is the state of a batch that is neither read nor moved.
+// restLocked returns the state of a batch that is neither read nor moved: idle or task created.
 func (b *Batch) restLocked() State {
 	if b.mu.tasks.pending > 0 {
 		return TaskCreated
@@ -488,8 +500,8 @@ func (b *Batch) errorLocked(op string, s Status) *StateError {
 	return &StateError{Batch: b.id, State: b.mu.state, Op: op, Status: s}
 }
 
-// barLocked is the error of an operation that is possible neither in transit nor on a batch that
-// was dropped; nil in other states.
+// barLocked returns an error if the batch is in transit or was dropped, for operations that need
+// neither; nil in other states.
 func (b *Batch) barLocked(op string) error {
 	switch b.mu.state {
 	case InTransit:
@@ -505,8 +517,8 @@ func (b *Batch) barLocked(op string) error {
 // Drop the batch.
 func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.TryCreateTask) }
 
-// await tries op until it does not fail because the batch is in transit. An error of the batch's is
-// not wrapped. One that wraps a StateError is the payload's, which was being released.
+// await repeats op while it fails because the batch is in transit. Only an unwrapped StateError is
+// the batch's own: an error that wraps one comes from the payload that op released.
 func (b *Batch) await(ctx context.Context, op func() error) error {
 	var changed <-chan struct{}
 	for {
@@ -585,12 +597,12 @@ func (b *Batch) Drop() error {
 	return release(payload)
 }
 
-// Discard is Drop for callers that own the batch but not the monitor: while it is in transit it
-// waits, until ctx ends.
+// Discard is Drop for an owner whose batch the monitor may be moving: it waits until the transit,
+// or ctx, ends.
 func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop) }
 
-// takePayloadLocked empties a batch that was dropped when no handle is open any more. The caller
-// releases the payload, which may be nil, once the lock is free.
+// takePayloadLocked returns the payload of a dropped batch, without which the batch is empty, or
+// nil while handles are open. The caller releases it after unlocking.
 func (b *Batch) takePayloadLocked() Payload {
 	if b.mu.tasks.active > 0 {
 		return nil
@@ -600,8 +612,9 @@ func (b *Batch) takePayloadLocked() Payload {
 	return payload
 }
 
-// release makes a panic of a program's payload an error, so that the callers' own books are kept.
-// It wraps the payload's errors, so that no StateError of theirs is taken for the batch's.
+// release releases p, which may be nil. A panic of a program's payload is an error, so that callers
+// can finish their own work. release wraps the payload's errors, so that nobody takes a StateError
+// among them for the batch's.
 func release(p Payload) (err error) {
 	if p == nil {
 		return nil

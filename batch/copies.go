@@ -11,15 +11,16 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// copyOf is a form that the batch had in another space, and that is valid still. It goes when that
-// space needs the room.
+// copyOf is a clean image: a payload that the batch has, beside its own, in another space. It is
+// valid because the bytes of a batch never change. Its memory counts as free (tier.Usage.Cached),
+// and the space frees it when it needs the room.
 type copyOf struct {
 	payload copyable
-	held    *copies.Copy
+	held    *copies.Copy    // its entry in the space's list, from which one caller takes it to use or free it
 	ended   func(used bool) // called once, when it is used or freed; may be nil
 }
 
-// copyable is a payload that can become a copy.
+// copyable is a payload that can become a clean image.
 type copyable interface {
 	Payload
 	KeepCopy(ended func(used bool)) *copies.Copy
@@ -43,8 +44,8 @@ func (b *Batch) Copies() (in []tier.ID) {
 	return in
 }
 
-// EachCopy calls f with each copy that is there, with no lock held. It may be gone by then, so its
-// memory may be used only while the payload's Hold keeps it.
+// EachCopy calls f with each clean image, with no lock held. It may be freed at any moment, so f
+// may use its memory only while the payload's Hold keeps it.
 func (b inside) EachCopy(f func(Payload)) {
 	b.mu.Lock()
 	all := b.mu.copies
@@ -63,16 +64,17 @@ func (b inside) CopiedIn(s *tier.Space) bool {
 	return b.copiedInLocked(s)
 }
 
-// Keep has the commit of a transit of b keep the old form as a copy, if its space does so. ended,
+// Keep makes the commit of t keep the old payload as a clean image, if its space keeps them. ended,
 // which may be nil, is called as that of AddCopy.
 func (b inside) Keep(t *Transit, ended func(used bool)) { t.keeps, t.copied = true, ended }
 
-// Kept reports whether the commit of a transit of b has kept the old form as a copy.
+// Kept reports whether the commit of t has kept the old payload as a clean image.
 func (b inside) Kept(t *Transit) bool { return t.kept }
 
-// Revive returns the copy of a batch in transit in r's space, drawn from r. form, unless
-// it is "", is the one that it must have. The caller must commit or release it. Revive returns nil
-// if there is none, or if r does not have the room.
+// Revive makes the clean image of b in r's space a payload again, drawn from r, so that a move
+// there copies no bytes. b must be in transit. The clean image must have the given form, unless
+// that is "". The caller must commit or release the payload. Revive returns nil if there is none,
+// or if r does not have the room.
 func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
 	c := b.takeCopy(form, r.Space())
 	if c == nil {
@@ -99,10 +101,10 @@ func (b inside) takeCopy(form PayloadType, space *tier.Space) *copyOf {
 	return nil
 }
 
-// AddCopy makes p, which it takes over, a copy of a batch that lies elsewhere. of is what p's bytes
-// mean. ended is called once, with no lock held: with true when the copy is used, else when it is
-// freed. AddCopy reports whether p is a copy now. It is none if the batch was dropped, lies in p's
-// space, has other bytes, or has a copy there.
+// AddCopy makes p a clean image of b, which is in another space, and takes p over. of is p's
+// descriptor. ended is called once, with no lock held: with true when the clean image is used, with
+// false when it is freed. AddCopy reports whether it added p. It does not if b was dropped, is in
+// p's space, has another descriptor, or already has a clean image there; then it releases p.
 func (b inside) AddCopy(p Payload, of *Descriptor, ended func(used bool)) (added bool) {
 	c := keep(p, ended)
 	if c == nil {
@@ -138,8 +140,8 @@ func (b *Batch) copiedInLocked(space *tier.Space) bool {
 	return false
 }
 
-// keep makes a payload a copy; nil if that cannot be. A program's payload never is one, also if it
-// embeds one of ours: its Release is its own.
+// keep makes a payload a clean image, and returns nil if it cannot. A program's payload never
+// becomes one, even if it embeds one of ours, because it may have a Release of its own.
 func keep(p Payload, ended func(used bool)) *copyOf {
 	lockrank.AssertNone("a payload becomes a copy")
 	switch p.(type) {
@@ -152,8 +154,8 @@ func keep(p Payload, ended func(used bool)) *copyOf {
 	return nil
 }
 
-// addCopyLocked puts c, which may be nil, before the copies that are left, in their order. It
-// returns those that the caller must drop: they are in the batch's space, or stale.
+// addCopyLocked puts c, which may be nil, before the other clean images. It returns those that the
+// caller must drop: the ones in the batch's own space or, if stale is set, all.
 func (b *Batch) addCopyLocked(c *copyOf, stale bool) (over []copyOf) {
 	var left []copyOf
 	if c != nil {

@@ -13,22 +13,22 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// A Handle lets its holder read a batch's data where it is. Many handles may be open at once; while
-// any is, the data stays. It must be closed once; it is safe for concurrent use. While it is open
-// it is part of the account of its space (tier.Leak, Engine.Holders), with the owner that its
-// context named (reservation.Owner.Context).
+// A Handle pins a batch's data in its space and lets its holder read it there. Many handles may be
+// open at once; the data stays until the last is closed. It must be closed once. It is safe for
+// concurrent use. While it is open the space lists it (tier.Leak, Engine.Holders), with the owner
+// that its context named (reservation.Owner.Context).
 type Handle struct {
-	trace   trace
-	holding holding
+	trace   trace   // finds handles that were never closed, in an invariants build
+	holding holding // the entry in the space's list
 	b       *Batch
 	payload Payload
 	space   *tier.Space // the payload's
 	closed  atomic.Bool
 }
 
-// Lock opens a handle for a pending task, which it takes; the data must be in
-// space. It waits only while the batch is in transit, until ctx ends: any other
-// obstacle is a StateError at once.
+// Lock opens a handle for a pending task, of which there is then one less. The data must be in
+// space. Lock waits only while the batch is in transit, until ctx ends: any other obstacle is a
+// StateError at once.
 func (b *Batch) Lock(ctx context.Context, space tier.ID) (*Handle, error) {
 	return b.lockAwait(ctx, opening{space: space})
 }
@@ -36,8 +36,8 @@ func (b *Batch) Lock(ctx context.Context, space tier.ID) (*Handle, error) {
 // TryLock is Lock, but fails while the batch is in transit.
 func (b *Batch) TryLock(space tier.ID) (*Handle, error) { return b.lock(opening{space: space}) }
 
-// Open is Lock for a task of its own, unless one is pending. The zero space is the one in which
-// the data is. With last the batch is dropped in the same step: its data goes with its handles.
+// Open is Lock, and needs no pending task. The zero space stands for the one in which the data is.
+// With last, Open also drops the batch in the same step: closing the last handle frees the data.
 func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, error) {
 	return b.lockAwait(ctx, opening{space: space, anywhere: !space.Valid(), own: true, last: last})
 }
@@ -54,14 +54,14 @@ func reading(space tier.ID) opening {
 	return opening{space: space, anywhere: !space.Valid(), own: true, keepPending: true}
 }
 
-// opening is how a handle is opened.
+// opening is how a handle is opened: the difference between Lock, Open and Read.
 type opening struct {
-	space       tier.ID
-	anywhere    bool // in any space
-	own         bool // without a pending task, too
-	keepPending bool // a pending task stays pending
-	last        bool // and the batch is dropped
-	owner       *reservation.Owner
+	space       tier.ID            // where the data must be
+	anywhere    bool               // it may be in any space
+	own         bool               // needs no pending task
+	keepPending bool               // leaves pending tasks pending
+	last        bool               // drops the batch
+	owner       *reservation.Owner // who holds the handle; nil if unknown
 }
 
 func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error) {
@@ -99,8 +99,8 @@ func (b *Batch) lock(o opening) (*Handle, error) {
 	return h, nil
 }
 
-// openLocked opens a handle. The caller calls begin for it and announces the change once the lock
-// is free.
+// openLocked opens a handle. After unlocking, the caller calls begin for it and announces the
+// change.
 func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	b.mu.state = Processing
 	if b.mu.tasks.pending > 0 && !o.keepPending {
@@ -120,8 +120,8 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 	return &Handle{b: b, payload: b.mu.payload, space: b.mu.traits.space}, c
 }
 
-// begin enters the handle into the account of its space. It calls nothing of the payload, which
-// might panic while the handle is open and nobody has it.
+// begin lists the handle in its space. It calls no method of the payload: if one panicked, the
+// handle would stay open, and no caller would have it.
 func (h *Handle) begin(owner *reservation.Owner, bytes int64) {
 	track(h, &h.trace, "handle", h.b.id)
 	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: bytes, About: h.b.Inside()}
@@ -162,10 +162,10 @@ func (h *Handle) Owner() *reservation.Owner {
 	return o
 }
 
-// Close ends the reading; all device work that reads the payload must be done. If
-// the batch was dropped and this is its last handle, the payload is freed. A
-// second Close changes nothing and returns tier.ErrReleased; an invariants build
-// panics with the stack that took the handle.
+// Close ends the reading. All device work that reads the payload must be done. The last handle's
+// Close frees the payload if the batch was dropped, as batches of Repository.Drain are; otherwise
+// the batch is idle, or has a task, and may be moved again. A second Close changes nothing and
+// returns tier.ErrReleased; an invariants build panics with the stack that took the handle.
 func (h *Handle) Close() error {
 	if !h.closed.CompareAndSwap(false, true) {
 		if invariants.Enabled {
@@ -193,10 +193,10 @@ func (h *Handle) Close() error {
 	return release(payload)
 }
 
-// Values of Info.NextUse and Hint that are no time.
+// Values of Info.NextUse and Hint that are not times.
 const (
-	Never = math.MaxInt64 // it will not be used again
-	Stay  = math.MinInt64 // it is to stay where it is as long as other batches can leave
+	Never = math.MaxInt64 // the batch will not be used again
+	Stay  = math.MinInt64 // the monitor evicts the batch only if there is no other
 )
 
 // Hint sets when the batch will be used next, by Options.Clock: in unix nanoseconds, if that is
@@ -218,8 +218,8 @@ func (b *Batch) Hint(next int64) {
 // longestGap bounds what is expected between two uses.
 const longestGap = int64(100 * 365 * 24 * time.Hour)
 
-// expectLocked is called when a use begins at now. The next is expected after the mean of what has
-// lain between uses so far; the last counts for a quarter.
+// expectLocked is called when a use begins at now. The next use is expected after the mean time
+// between uses so far, in which the last interval counts for a quarter.
 func (b *Batch) expectLocked(now int64) {
 	if b.mu.hint != Stay {
 		b.mu.hint = 0

@@ -7,33 +7,33 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// inside is a Batch as repositories, the monitor and accounts see it. They keep the rules that its
-// methods name.
+// inside has the methods of a Batch that only this module's packages call: repositories, the mover,
+// the monitor, and lists of holders. Callers keep the rules that its methods name.
 type inside struct{ *Batch }
 
 // Inside returns what only this module's packages do with a batch. Programs have no use for it.
 func (b *Batch) Inside() inside { return inside{b} }
 
-// Cut is Info for callers that hold a lock, of a lower rank than a batch's. It calls nothing of the
-// payload, so Leased is false.
+// Cut is Info for callers that hold a lock which comes before a batch's in the lock order. It calls
+// no method of the payload, so Leased is false.
 func (b inside) Cut() Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.infoLocked()
 }
 
-// Space returns the space that holds the batch, nil if it is gone. It calls no method of a program's
-// payload.
+// Space returns the space that holds the batch, nil if it is gone. It calls no method of a
+// program's payload.
 func (b inside) Space() *tier.Space {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.mu.traits.space
 }
 
-// Store makes store, which is the same each time, the holder of the batch, and sets its place. A
-// batch has one store at most, so that it cannot be in two repositories, or in one twice:
-// ErrStored. The store is called at changes after the cut that Store returns, before the batch's
-// own observer. The caller may hold its own lock, and must call announce with no lock held.
+// Store makes store, a repository, the holder of the batch, and sets the batch's place. A batch
+// that has a holder already is ErrStored, so it cannot be in two repositories, or in one twice.
+// From then on the batch calls store at each change after now, before its own observer. The caller
+// may hold its own lock, and must call announce with no lock held.
 func (b inside) Store(store Observer, p Place) (now Info, announce func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -69,17 +69,17 @@ func (b inside) Unstore(store Observer) {
 	}
 }
 
-// put is the reason of a batch that never moved.
+// put is the reason of a batch that has not moved yet; see Arrival.
 const put = "put"
 
-// Arrives has the commit of a transit of b note why the batch comes to where it will be, and whether
-// that is slower.
+// Arrives makes the commit of t record the reason of the move, and whether it goes to a slower
+// tier; see Arrival and Unread.
 func (b inside) Arrives(t *Transit, why string, slower bool) {
 	t.why, t.unread = cmp.Or(why, "other"), slower
 }
 
-// Arrival returns why the batch is where it is ("put": it never moved), and since when, by the clock
-// of the batch.
+// Arrival returns the reason of the batch's last move, "put" if it has not moved, and the time of
+// its arrival by Options.Clock.
 func (b inside) Arrival() (why string, since int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -99,7 +99,7 @@ func (b inside) Fits(t *Transit, p Payload) error {
 	return err
 }
 
-// Describe adds where in which plan the batch is, for tier.Space.Leaks and the like.
+// Describe fills in the batch and its place, for lists of holders such as tier.Space.Leaks.
 func (b inside) Describe(h *tier.Holding) {
 	place := b.Info().Place
 	h.Batch, h.Plan = uint64(b.id), place.Name

@@ -9,17 +9,17 @@ import (
 
 // State is where a batch is in its life.
 //
-//   - Idle: the data is whole, in one space, and no task has announced to need
-//     it. The monitor may move it.
-//   - TaskCreated: work that needs the batch is announced (pending tasks > 0)
-//     and has not begun. The monitor may still move it, but rather up than down.
+//   - Idle: the data is whole, in one space, and no task is pending. New makes a batch idle, and so
+//     does the end of each use. The monitor may evict it.
+//   - TaskCreated: a caller has announced work on the batch (pending tasks > 0) that has not begun.
+//     The monitor may still evict it, but prefers others.
 //   - Processing: handles are open (active > 0). The data stays where it is.
-//   - InTransit: one owner, the holder of the Transit, makes another form of the
-//     data. It is not read, and no task is created, until it ends.
-//   - Released: dropped. The batch is an empty shell; if handles were open, the
-//     data goes with the last of them.
+//   - InTransit: the holder of the Transit replaces the payload. Nobody reads the batch and no task
+//     is created, until the Transit ends.
+//   - Released: dropped. The batch is empty or, if handles are open, will be when the last is
+//     closed. Batches from Repository.Drain are in this state while the consumer works on them.
 //
-// The transitions, their callers, and what holds:
+// The transitions, and the methods that make them:
 //
 //	from                               to                                 by                        note
 //	idle                               task-created                       CreateTask                pending +1
@@ -37,9 +37,9 @@ import (
 //
 // While handles are open a created task only counts as pending: the state stays processing. A task
 // may be cancelled while the batch is in transit. Otherwise a caller that gives up its work while
-// the monitor happens to move the batch would leave a task behind that is never taken. Everything
-// else that the table does not name fails with a StateError. Only the end of a transit is waited
-// for, where a context is given.
+// the monitor happens to move the batch would leave a task behind that is never taken. All other
+// operations fail with a StateError. Methods with a context wait for the end of a transit, and for
+// nothing else.
 type State uint8
 
 // The states.

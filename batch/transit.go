@@ -10,25 +10,27 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// A Transit is the right to give a batch another form. No other code reads, moves or drops the
-// batch until it ends by Commit or Abort, of which exactly one takes effect. It is safe for
-// concurrent use.
+// A Transit is the right to replace a batch's payload, in this or another space. No other code
+// reads, moves or drops the batch until the Transit ends by Commit or Abort, of which exactly one
+// takes effect. It is safe for concurrent use.
+//
+// Before the commit, Inside().Keep and Arrives set what the commit also does.
 type Transit struct {
 	trace   trace
 	b       *Batch
-	payload Payload
-	desc    *Descriptor // of the batch
-	keeps   bool        // a commit keeps the payload as a copy
-	copied  func(used bool)
-	kept    bool   // it did
-	why     string // that a commit notes; "": nothing is
-	unread  bool   // and that the batch has moved to a slower tier
+	payload Payload         // the batch's, until the commit
+	desc    *Descriptor     // the batch's
+	keeps   bool            // Keep: the commit keeps the old payload as a clean image
+	copied  func(used bool) // called when that clean image is used or dropped; may be nil
+	kept    bool            // the commit did keep it
+	why     string          // Arrives: the reason of the move, for statistics; "" for none
+	unread  bool            // Arrives: the batch moves to a slower tier
 	ended   atomic.Bool
 }
 
-// Transit takes the batch in transit. It waits only while another has it in
-// transit, until ctx ends; open handles are a StateError at once. The caller must
-// Commit or Abort; a deferred Abort after a Commit does nothing.
+// Transit takes the batch in transit. It waits only while another caller has it in transit, until
+// ctx ends; open handles are a StateError at once. The caller must Commit or Abort; a deferred
+// Abort after a Commit does nothing.
 func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
 	err = b.await(ctx, func() (err error) {
 		t, err = b.TryTransit()
@@ -58,8 +60,8 @@ func (b *Batch) TryTransit() (*Transit, error) {
 	return t, nil
 }
 
-// Payload returns the form that the batch has, which stays the batch's and is
-// valid until the transit ends; nil afterwards.
+// Payload returns the batch's present payload, which stays the batch's and is valid until the
+// transit ends; nil afterwards.
 func (t *Transit) Payload() Payload {
 	if t.ended.Load() {
 		return nil
@@ -67,14 +69,15 @@ func (t *Transit) Payload() Payload {
 	return t.payload
 }
 
-// Commit makes p the batch's form and ends the transit; createTask also creates a task, in the same
-// step, so that the batch cannot be moved away in between. The old form is then released, so all
-// device work that reads it must be done.
+// Commit makes p the batch's payload and ends the transit. With createTask it also creates a task
+// in the same step, so that nobody can move the batch away in between. Then it releases the old
+// payload, or keeps it as a clean image, so all device work that reads the old payload must be
+// done.
 //
-// On an error nothing has changed: the transit is open still and p is the
-// caller's. A p without data, or with another number of rows than the batch, is a StateError; a
-// panic of p's is an error; a transit that has ended is tier.ErrReleased. Committing the form that
-// the batch already has is allowed and releases nothing.
+// After an error nothing has changed: the transit is still open, and p is the caller's. A p without
+// data, or with another number of rows than the batch, is a StateError; a panic of p is an error; a
+// transit that has ended is tier.ErrReleased. Committing the batch's present payload is allowed and
+// releases nothing.
 func (t *Transit) Commit(p Payload, createTask bool) error {
 	return t.commit(p, func() change {
 		b := t.b
@@ -86,8 +89,8 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	})
 }
 
-// CommitOpen is Commit, and opens a handle in the same step, as Open does. So the batch is never
-// seen at rest in between.
+// CommitOpen is Commit, and opens a handle in the same step, as Open does. With last it also drops
+// the batch. So the monitor never sees the batch at rest in between.
 func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
 	return t.commitOpen(ctx, p, opening{last: last})
 }
@@ -110,7 +113,8 @@ func (t *Transit) commitOpen(ctx context.Context, p Payload, o opening) (h *Hand
 	return h, err
 }
 
-// commit makes p the batch's form. end, which is called with the lock held, ends the transit.
+// commit makes p the batch's payload. It calls end with the lock held, which sets the batch's next
+// state and returns the change.
 func (t *Transit) commit(p Payload, end func() change) error {
 	if t.ended.Load() {
 		return tier.ErrReleased
@@ -129,7 +133,7 @@ func (t *Transit) commit(p Payload, end func() change) error {
 		now = b.now()
 	}
 	b.watch(p)
-	// The bytes of another descriptor may be others: copies are of those that the batch had.
+	// With another descriptor the bytes may differ, and clean images have the old ones.
 	stale := traits.desc != nil && t.desc != nil && traits.desc != t.desc
 	var kept *copyOf
 	if t.keeps && p != t.payload && !stale {
@@ -152,9 +156,9 @@ func (t *Transit) commit(p Payload, end func() change) error {
 	return nil
 }
 
-// releaseOld releases the form that the batch had. The batch has its data whatever this returns, so
-// an error is not Commit's: other code released what was not its own. A panic of a program's
-// payload ends here, because the caller must get the handle that is open.
+// releaseOld releases the old payload. The batch already has its new one, so an error here, which
+// means that other code released the old payload, is not an error of Commit. releaseOld recovers a
+// panic of a program's payload, because the caller must get the handle that is open.
 func (t *Transit) releaseOld() {
 	if !invariants.Enabled {
 		lockrank.AssertNone("a payload is released")
@@ -164,7 +168,8 @@ func (t *Transit) releaseOld() {
 	}
 }
 
-// check looks at what is offered, before anything changes.
+// check returns the traits of a new payload, or an error if the batch cannot have it. It changes
+// nothing.
 func (t *Transit) check(p Payload) (traits payloadTraits, err error) {
 	if p != nil {
 		if traits, err = inspect(p); err != nil {

@@ -1,12 +1,28 @@
-// Package convert knows how batches look in memory and how they get from one
-// memory to another.
+// Package convert makes batches of Arrow records, moves them between memories, and opens them as
+// records again. The Mover does all three.
+//
+//	mover.go         Mover and its calls: Move, Acquire, Consume; Relieve for the monitor
+//	ingest.go        Ingest: a record becomes an image (the first half of Repository.Put)
+//	trip.go          one move, from the first look at the batch to the commit, with its retries
+//	reserving.go     reserves the room for a move, and retries in other spaces
+//	registry.go      the converters, and which of their errors are the batch's own
+//	record.go        Record: a batch becomes an Arrow record; columns.go: some of its columns
+//	acquire_in.go    Acquire into a reservation that the caller has; clone.go: Clone
+//	table_adopt.go   AdoptTable: GPU memory of other code becomes a batch
+//	together.go      evicts small batches to a disk with one write
+//	write_ahead.go   pre-cleaning: copies a batch to a disk while it stays
+//	lost_spaces.go   what the loss of a GPU ends
+//	told.go          events; stats.go, work.go: counters; measure.go: Measure
+//
+// None of these files copies bytes: package internal/transfer does, and package internal/image lays
+// them out.
 //
 // # The image
 //
 // A batch's bytes have one layout in all tiers, its image: the Arrow buffers in
 // schema order, depth first, each at a multiple of 64 bytes and the large ones at a
-// page. Layout makes it out of a record, with a checksum for each 64 KiB; Open makes a
-// record out of it again, in place. Between the two nothing but bytes is copied.
+// page. A Layout writes it from a record, with a checksum for each 64 KiB. Open returns a record
+// whose buffers are the image's bytes, in place. Moves between the two only copy bytes.
 //
 //	arrow.RecordBatch ──Layout──▶ image (GPU) ◀─▶ image (host) ◀─▶ image (disk)
 //	                                   ▲                │               ▲
@@ -16,15 +32,15 @@
 // # Converters and moves
 //
 // A Registry holds the converters, one function for a pair of payload types. The built-in ones are
-// between images, and between images and tables. A Mover is the one way to move: it reserves in the
-// target, locks the batch for transit, converts, commits, and releases the source; on any failure
-// the batch is whole where it was and all that was taken is given back.
+// between images, and between images and tables. All moves go through a Mover: it reserves in the
+// target, takes the batch in transit, converts, commits, and releases the source. After any failure
+// the batch is whole where it was, and the Mover has given back everything that it took.
 //
-// A program may have forms of its own: payloads of a type of its own, and a converter for
-// each way that they are to go. One to batch.HostImage is what Record, Columns and a
-// repository's Reader need. A form that has a method Descriptor is given room for the
-// descriptor's body, others for as many bytes as they take where they are. Registry.Wrap puts
-// a function around a converter, also around a built-in one.
+// A program may register forms of its own: a payload type, and a converter for each pair of forms
+// that its batches move between. Record, Columns and a repository's Reader need a converter to
+// batch.HostImage. For a form with a method Descriptor the Mover reserves the descriptor's body,
+// for others as many bytes as they are charged where they are. Registry.Wrap replaces a converter,
+// built-in ones included, by a function that may call it.
 //
 // Package internal/transfer documents what the built-in converters do, and in which order they take
 // what they need. Package internal/image documents how a batch's bytes are laid out.
@@ -75,13 +91,13 @@ type (
 	DeviceRange = payload.DeviceRange
 )
 
-// Codec says how what is written to disk is compressed. The zero value is CodecAuto.
+// Codec is how batches are compressed on disk. The zero value is CodecAuto.
 type Codec = codec.Codec
 
-// The codecs. A batch that is not compressed is written as it is, straight from where it
-// lies; one that is compressed is a batch.DiskPacked.
+// The codecs. With CodecNone a batch is written from its own memory, as a batch.DiskImage;
+// a compressed batch is a batch.DiskPacked.
 const (
-	CodecAuto    = codec.Auto // whichever moves most, as measured
+	CodecAuto    = codec.Auto // the one that moves the most bytes a second, as measured
 	CodecNone    = codec.None
 	CodecS2      = codec.S2      // github.com/klauspost/compress/s2, a faster Snappy
 	CodecZstd    = codec.Zstd    // Zstandard, at its fastest

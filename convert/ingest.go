@@ -14,15 +14,17 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Ingest lays rec out as an image, and returns that, which the caller owns. It goes to the first
-// space of the strategy that stays below its trigger, or else the first that has room, and waits
-// for that. What can never fit in a space of the strategy goes to the first slower tier where it
-// fits, which is said (events.Oversized). A space that is lost meanwhile is skipped. The record is
-// only read.
+// Ingest lays rec out as an image and returns it; the caller owns it. The image goes to the first
+// space of the strategy that stays below its trigger, or else to the first that has room, for which
+// Ingest waits. If it is too large for every space of the strategy, it goes to the first slower
+// tier where it fits, and Ingest emits events.Oversized. Ingest skips a space that is lost
+// meanwhile, and only reads the record.
 //
-// A dictionary of more than 4 KiB that is in the space already is not copied again:
-// it is recognised if it is the same arrow-go array as before, or that of a record
-// which Record returned. As Arrow demands, it must not have been changed since.
+// On disk the image may be compressed, and is then a batch.DiskPacked.
+//
+// A dictionary of more than 4 KiB that is already in the space is not copied again. Ingest
+// recognises it if it is the same arrow-go array as before, or that of a record which Record
+// returned. It must not have changed since, as Arrow demands.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
 	return m.lay(ctx, rec, to, true)
 }
@@ -32,6 +34,7 @@ func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reserva
 	return m.lay(ctx, rec, to, false)
 }
 
+// lay plans the image of rec, and repeats ingest until dictionaries have not changed meanwhile.
 func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool) (_ batch.Payload, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -48,13 +51,15 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 		switch {
 		case errors.Is(err, errGone):
 		case errors.Is(err, transfer.ErrChanged) && !afresh:
-			afresh = true // what it says now is what counts
+			afresh = true // a dictionary was changed in place: lay its present values out
 		default:
 			return p, err
 		}
 	}
 }
 
+// ingest reserves room for the planned image, allocates it and lays the bytes out. With afresh it
+// takes no dictionary for one that is known already. errGone asks the caller to try again.
 func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, waits, afresh bool) (_ batch.Payload, err error) {
 	store := &m.cfg.Builtin.Dicts
 	dicts := store.Resolve(l.Dictionaries(), afresh)
@@ -92,8 +97,9 @@ func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Stra
 	return batch.NewImage(desc, buf, space, shared...), nil
 }
 
-// ingestImage lays a record out as it is. It does so while there is a reservation, because
-// the file system of a volume may turn out to be full only when it is written to.
+// ingestImage lays a record out without compression. It writes while the reservation is open,
+// because a volume's file system may turn out to be full only at the write; inRoom then tries
+// another space.
 func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
 	buf, err := transfer.AllocBody(r, l.Size(), l.Cuts())
 	if err != nil {
@@ -101,7 +107,7 @@ func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*trans
 	}
 	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
 	if err == nil && buf != nil {
-		l.Rewind() // another space may have had the beginning, and no room for the rest
+		l.Rewind() // an attempt in another space may have written a part
 		err = m.cfg.Builtin.Lay(ctx, l, buf)
 	}
 	if err != nil {
@@ -110,14 +116,15 @@ func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*trans
 	return buf, shared, nil
 }
 
-// ingestDictionaries lays dictionaries out, with one permit for all of them.
+// ingestDictionaries lays the dictionaries out that r's space does not have, with one permit for
+// all.
 func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	largest := int64(0)
 	for _, d := range dicts {
 		largest = max(largest, d.Body)
 	}
-	// With the permit in hand before others are made to wait for a copy: the
-	// monitor, which has one always, may be among them.
+	// The permit comes first. From the moment a dictionary is being copied, others wait for the
+	// copy, the monitor among them, and the monitor must not wait for a program's permit.
 	err = m.cfg.Builtin.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
 		shared, err = m.layDictionaries(ctx, l, dicts, r)
 		return err
@@ -125,8 +132,8 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts [
 	return shared, err
 }
 
-// ingestPacked lays a record out on disk and compresses it on the way. The reservation is
-// needed to the end, because how much is left shows only then.
+// ingestPacked lays a record out on disk and compresses it on the way. It needs the whole
+// reservation until the end, because the compressed size is known only then.
 func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []payload.Run, err error) {
 	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
 		return nil, nil, err
@@ -137,8 +144,8 @@ func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*tran
 	return shared, runs, nil
 }
 
-// layDictionaries returns the dictionaries of l in the space of r, and lays those
-// out that are not there. Their layouts know their descriptors then.
+// layDictionaries returns a reference to each dictionary of l in the space of r. It lays those out
+// that are missing. Afterwards each dictionary's Layout returns the shared descriptor.
 func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range l.Dictionaries() {
@@ -161,7 +168,7 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*t
 			return nil, errors.Join(err, transfer.ReleaseAll(shared))
 		}
 		sub.Is(c.Descriptor())
-		if seen.Of(dicts, dicts[i]) < i { // two arrays that were one before
+		if seen.Of(dicts, dicts[i]) < i { // an earlier array is the same dictionary
 			if err := c.Release(); err != nil {
 				return nil, errors.Join(err, transfer.ReleaseAll(shared))
 			}
@@ -172,8 +179,9 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*t
 	return shared, nil
 }
 
-// reserveSlower goes on where there is no room in the strategy's spaces for the reason err: what
-// can never fit there goes to the tiers below, the fastest first, and waits for room if it may.
+// reserveSlower reserves for an errand whose request in the strategy's spaces failed with err. If
+// it can never fit there, it tries the slower tiers, the fastest first, and waits if the errand
+// may.
 func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Strategy, err error) (reservation.Reservation, error) {
 	reserve := func(to reservation.Strategy) (reservation.Reservation, error) {
 		if !e.waits {
@@ -181,7 +189,7 @@ func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Str
 		}
 		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, m.cfg.Reservations.Inside().Moving(), e.origin)
 	}
-	if errors.Is(err, tier.ErrLost) { // which it was waited for; what is left may be too small for good
+	if errors.Is(err, tier.ErrLost) { // the largest space may be lost, and the others too small
 		r, again := reserve(to)
 		if again == nil {
 			return r, nil
@@ -203,7 +211,7 @@ func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Str
 		}
 		r, failed := reserve(reservation.AnyInTier(k))
 		if errors.Is(failed, reservation.ErrExceeded) {
-			err = failed // the last tier's word is the one that matters
+			err = failed // report the slowest tier's limit
 			continue
 		}
 		if failed == nil {

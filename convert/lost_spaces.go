@@ -10,12 +10,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// errLost: the source or the target space was lost meanwhile. Everything must be checked again:
-// there may be other spaces, or another caller may have brought the batch out before.
+// errLost ends a wait because the source or the target space was lost. The caller checks everything
+// again: there may be other spaces, or another caller may have moved the batch before the loss.
 var errLost = errors.New("convert: the space was lost meanwhile")
 
-// lostWith returns the error of a batch that lies in a space which is lost: its bytes cannot be had
-// any more.
+// lostWith returns a *tier.LostError if the batch is in a lost space, where its bytes are gone;
+// else nil.
 func lostWith(now batch.Info) error {
 	if now.Payload == nil {
 		return nil
@@ -23,8 +23,8 @@ func lostWith(now batch.Info) error {
 	return now.Payload.Space().Lost()
 }
 
-// ofLost says of an error of work in spaces that one of them is lost, if that is so: what a backend
-// says is its own.
+// ofLost wraps err in the *tier.LostError of the first of the spaces that is lost. Backends return
+// errors of their own for a lost device.
 func ofLost(err error, spaces ...*tier.Space) error {
 	if err == nil || errors.Is(err, tier.ErrLost) {
 		return err
@@ -37,9 +37,9 @@ func ofLost(err error, spaces ...*tier.Space) error {
 	return err
 }
 
-// losses has, for each GPU space, a context that ends with errLost when the space is lost; no other
-// is ever lost. It has one subscription to each: a space calls all its subscribers at each change,
-// and there may be thousands of waiters.
+// losses has a context for each GPU space, which ends with errLost when the space is lost. Other
+// spaces are never lost. It subscribes once to each space, because a space calls all subscribers at
+// each change, and there may be thousands of waiters.
 type losses struct {
 	of     map[tier.ID]context.Context
 	cancel []func()
@@ -67,8 +67,8 @@ func (l *losses) close() {
 	}
 }
 
-// untilLost returns a context that ends, with errLost, when the space is lost: waiting for room for
-// what lies there is useless then. done must be called.
+// untilLost returns a context that ends with errLost when s is lost, because waiting for room for a
+// batch in s is useless then. The caller must call done.
 func (m *Mover) untilLost(ctx context.Context, s *tier.Space) (_ context.Context, done func()) {
 	life, ok := m.losses.of[s.ID()]
 	if !ok {

@@ -20,10 +20,10 @@ import (
 
 // Why a batch is moved: the Reason of Moved.
 const (
-	ReasonTrigger = "trigger" // a space is at its trigger or above
-	ReasonDemand  = "demand"  // there are waiters for room
-	ReasonWork    = "work"    // a task needs the batch
-	ReasonAhead   = "ahead"   // it will need it soon
+	ReasonTrigger = "trigger" // the monitor: the space is at its trigger or above
+	ReasonDemand  = "demand"  // the monitor: requests wait for room
+	ReasonWork    = "work"    // a caller needs the batch
+	ReasonAhead   = "ahead"   // a caller will need it soon
 )
 
 // MoverConfig says what a Mover works with. Reservations, Registry and Builtin
@@ -34,40 +34,47 @@ type MoverConfig struct {
 	Builtin      *transfer.Builtin
 	IDs          *batch.IDs     // numbers clones; nil: the mover has its own
 	Observer     batch.Observer // of clones for which no other is named; may be nil
-	// Events is called as the mover works: for moves, copies, what is brought ahead, corrupt bytes
-	// and batches that fit nowhere else. It may be nil; see package events.
-	Events       func(events.Event)
-	Persists     func(tier.ID) bool // what comes to a space is recorded for the next process; nil: nowhere
-	PersistAhead bool               // batches are written ahead there, too, and so are recorded though they are up
-	Logger       *slog.Logger       // logs events that panic, and what converters do wrong; nil means slog.Default
+	// Events is called for moves, clean images, prefetches, corrupt bytes, and batches that fit
+	// only in a slower tier than asked for. It may be nil; see package events.
+	Events func(events.Event)
+	// Persists reports whether batches that come to a space are recorded for the next process; nil
+	// means that no space does.
+	Persists     func(tier.ID) bool
+	PersistAhead bool         // pre-clean to such spaces too, which records batches that are still in faster tiers
+	Logger       *slog.Logger // logs panics of Events, and mistakes of converters; nil means slog.Default
 }
 
 // Moved describes a move that has ended.
 type Moved struct {
 	Batch    batch.ID
 	From, To tier.ID
-	Bytes    int64 // of the body; 0 if it failed, or found a copy
-	Copy     bool  // a copy lay there: see batch.Batch.Copies
+	Bytes    int64 // of the body; 0 if the move failed, or used a clean image
+	Copy     bool  // the target had a clean image of the batch: see batch.Batch.Copies
 	Took     time.Duration
 	Reason   string
 	Err      error
 }
 
-// Mover moves batches between spaces. It is the only mover: all code that needs a batch elsewhere
-// calls it. It is safe for concurrent use.
+// Mover moves batches between spaces. An engine has one, and all code that needs a batch in another
+// space calls it: consumers through Acquire and Consume, the monitor through Inside().Relieve,
+// repositories through Inside().Ahead. It is safe for concurrent use.
+//
+// It has three layers: bring retries until the batch is where it should be, inRoom retries until
+// there is room, and trip.carry makes one move.
 type Mover struct {
 	cfg        MoverConfig
 	stats      stats
-	operations *operations
-	ended      context.Context // ends, with tier.ErrClosed, when all operations have ended for good
+	operations *operations     // in progress
+	ended      context.Context // ends, with tier.ErrClosed, when Close has waited for all operations
 	end        context.CancelCauseFunc
 	losses     *losses
-	panics     guard.Log // of events: the move has ended
-	// clearing has, for each space, a token for the goroutine that makes room in one piece there.
+	panics     guard.Log // of Events, which must not fail the move
+	// clearing has one token for each space. Its holder is the only goroutine that makes contiguous
+	// room there; see clear.
 	clearing map[tier.ID]chan struct{}
-	begun    time.Time                 // the time quiet before the mover was made: nothing has been relieved then
-	relieved map[tier.ID]*atomic.Int64 // when a batch was relieved from a space last: nanoseconds since begun
-	early    early
+	begun    time.Time                 // quiet before the mover was made, so that prefetches may begin at once
+	relieved map[tier.ID]*atomic.Int64 // when the monitor last evicted a batch from a space: nanoseconds since begun
+	early    early                     // prefetched batches that are not used yet, for the statistics
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -93,8 +100,8 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	return m, nil
 }
 
-// Close ends the mover: operations under way are cancelled, with tier.ErrClosed as
-// the cause, and waited for; those that come later are refused with it.
+// Close cancels the operations in progress, with tier.ErrClosed as the cause, and waits for them.
+// Later operations fail with tier.ErrClosed.
 func (m *Mover) Close() error {
 	if !m.operations.close() {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
@@ -112,34 +119,34 @@ func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 // CorruptError that some caller got.
 func (m *Mover) Corrupt() int64 { return m.stats.corrupt.Load() }
 
-// Move brings b to the first space of the strategy that stays below its trigger, or else the first
-// that has room: it reserves there, locks the batch for transit, converts, commits, and releases
-// the source. On any failure the batch is whole where it was and everything taken is given back. A
-// batch that is already in a space of the strategy stays.
+// Move brings b to the first space of the strategy that stays below its trigger, or else to the
+// first that has room. It reserves there, takes the batch in transit, converts, commits, and
+// releases the source. After any failure the batch is whole where it was, and Move has given back
+// everything that it took. A batch that is already in a space of the strategy stays.
 //
-// Move waits for room and for a transit that is under way, and for a permit to transfer from or to
-// a disk. A batch with open handles is a *batch.StateError.
+// Move waits for room, for a transit in progress, and for a permit to transfer from or to a disk. A
+// batch with open handles is a *batch.StateError.
 //
-// Where a space is lost in the middle the others of the strategy are tried. A batch that lies in a
-// lost space is a *tier.LostError, from Acquire and Record, too; it can be dropped.
+// If a space is lost meanwhile, Move tries the others of the strategy. A batch in a lost space is a
+// *tier.LostError, from Acquire and Record, too; the caller can only drop it.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork})
 	return err
 }
 
-// Relieve is Move to one space for a monitor that makes room for others. It does not wait for room
-// or batches: no room now is a *tier.NoSpaceError, a batch in use a *batch.StateError. To write to
-// disk it waits only for other moves of the monitor, even if users have all slots. Moved has the
-// reason.
+// Relieve evicts b: it is Move to one space, for the monitor. It does not wait for room or for the
+// batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write to
+// disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
+// goes into Moved.
 func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
 	return err
 }
 
-// MoveAs is Move to a form that the caller chooses, of a tier that the strategy is of: to
-// compress a batch in host memory, for example. A batch that is in a space of the strategy in
-// another form is converted there, and needs room for both forms at a time. The next Move
-// chooses itself again.
+// MoveAs is Move to a form that the caller chooses, for example to compress a batch in host memory.
+// The form must be one of the strategy's tier. A batch that is in a space of the strategy in
+// another form is converted there, which needs room for both forms. The next Move chooses the form
+// itself.
 func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType) error {
 	if form == "" {
 		return errors.New("convert: moving to a form needs one")
@@ -148,26 +155,27 @@ func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strat
 	return err
 }
 
-// Acquire brings b to a space of the strategy and locks it there for processing: it uses a pending
-// task, or makes one if there is none. It waits for room, and for others that move the batch or
-// hold it elsewhere. The caller must Close the handle.
+// Acquire brings b to a space of the strategy and opens a handle on it there. The handle takes a
+// pending task, if there is one. Acquire waits for room, and for callers that move the batch or
+// hold it in another space. The caller must Close the handle.
 //
-// The batch arrives and is locked in one step, so that the monitor cannot move it away in between.
+// The batch arrives and the handle is opened in one step, so that the monitor cannot move it away
+// in between.
 func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
 	return m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork, opens: true})
 }
 
-// Consume is Acquire for the last time: b is dropped in the step that locks it, and its data goes
-// with the handle.
+// Consume is Acquire for the last reader: it drops b in the step that opens the handle. Closing the
+// last handle frees the data. Repository.Drain calls it.
 func (m *Mover) Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
 	return m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork, opens: true, last: true})
 }
 
-// operations are those of a mover that are under way. Closing cancels them and waits for
-// them: what they work on is taken apart after that.
+// operations are the calls of a mover that are in progress. close cancels them and waits for them,
+// because the engine closes what they work on after that.
 type operations struct {
 	inside gate.Gate
-	life   context.Context // ends with tier.ErrClosed when they are closed
+	life   context.Context // ends with tier.ErrClosed when close is called
 	end    context.CancelCauseFunc
 }
 
@@ -262,11 +270,11 @@ func (m inside) Ended() context.Context { return m.ended }
 // if there was none.
 func (m inside) Speed(from, to tier.ID) int64 { return m.stats.speed(from, to) }
 
-// Ahead is Move for a batch that will be needed soon, by whoever brings it before. It waits for
-// nothing but the transfer, and takes room that nobody needs: the space must stay below its stop
-// mark, without waiters for room, and nothing may have been relieved there for a moment. Otherwise,
-// and where there is no room, the error is a *tier.NoSpaceError. A batch stays where it persists:
-// tier.ErrNotSupported.
+// Ahead prefetches b: it is Move for a batch that a consumer will need soon. It waits for nothing
+// but the transfer, and takes only room that nobody needs: the space must stay below its stop mark,
+// have no waiters, and the monitor must not have evicted from it in the last 100 ms. Otherwise, and
+// where there is no room, the error is a *tier.NoSpaceError. A batch in a space where it persists
+// is tier.ErrNotSupported.
 func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonAhead, ahead: true})
 	return err

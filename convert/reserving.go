@@ -15,18 +15,18 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// takes is what a batch, or a part of one, takes in a space: its body, and those of its
-// dictionaries that are not there.
+// takes is the room that a payload needs. It depends on the space: in returns the bytes for one.
+// Dictionaries that the space already has need none, and a table's buffers are rounded one by one.
 type takes struct {
-	body  int64
-	table *batch.Descriptor      // of a batch that becomes a table, whose buffers are rounded one by one; else nil
-	dicts []*transfer.Dictionary // each once
+	body  int64                  // bytes of the image's body
+	table *batch.Descriptor      // of a batch that becomes a table; else nil
+	dicts []*transfer.Dictionary // the shared dictionaries, each once
 }
 
-// takes returns what a batch takes elsewhere in a form; "" is an image's.
+// takes returns the room that a batch needs in another space as that form; "" means as an image.
 func (m *Mover) takes(now batch.Info, form batch.PayloadType) takes {
 	desc := now.Descriptor
-	if desc == nil { // a payload of a program's own: as much as it takes where it is
+	if desc == nil { // a payload of a program's own: as many bytes as it is charged now
 		return takes{body: now.Bytes}
 	}
 	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
@@ -53,15 +53,15 @@ func (t *takes) in(s *tier.Space) int64 {
 	return s.Charge(n) + t.dicts[0].Store.Missing(s, t.dicts)
 }
 
-// of returns a strategy that asks each space of another for what is taken there.
+// of returns the strategy to, but asking each space for the bytes that in returns.
 func (t *takes) of(to reservation.Strategy) reservation.Strategy {
 	if t.table == nil && len(t.dicts) == 0 {
-		return to // the same everywhere, and the manager has a shorter way for it
+		return to // as many bytes in every space, for which the manager has a fast path
 	}
 	return sized{to, t}
 }
 
-// sized is a strategy for what takes more in some spaces than in others.
+// sized is a strategy with a size of its own in each space: a reservation.Sized.
 type sized struct {
 	reservation.Strategy
 	what *takes
@@ -69,13 +69,14 @@ type sized struct {
 
 func (s sized) BytesIn(space *tier.Space, _ int64) int64 { return s.what.in(space) }
 
-// errGone: a dictionary that was in the target when room was reserved has left it
-// since, so that the room is too little.
+// errGone means that a reservation is too small: a shared dictionary, which was in the target when
+// the room was reserved, was freed there since. The caller reserves again.
 var errGone = errors.New("convert: a dictionary left the space")
 
-// pinned runs f, which allocates a body and its dictionaries from r, while those dictionaries stay
-// that are in r's space. If r is too small for the others, the error is errGone, and everything
-// must begin again. They are not kept any longer: otherwise a waiter for room would block itself.
+// pinned runs f, which allocates a body and its missing dictionaries from r. Meanwhile it holds a
+// reference to each dictionary that r's space already has. If r is too small for the missing ones,
+// the error is errGone, and the caller must reserve again. The references do not outlive f: held
+// during a wait for room, they would keep room in use that the waiter needs.
 func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (err error) {
 	if len(what.dicts) == 0 {
 		return f()
@@ -88,22 +89,23 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 	return f()
 }
 
-// errand is work that needs room in a space of a strategy.
+// errand is work that needs a reservation in a space of a strategy, such as laying out a record or
+// moving a batch. inRoom reserves and calls do, perhaps several times.
 type errand struct {
 	to     reservation.Strategy
-	what   *takes
-	origin reservation.Option // where the bytes come from
+	what   *takes             // how much room
+	origin reservation.Option // whether the request leaves headroom free or may use it: Incoming, Consuming, …
 	waits  bool               // for room
-	slower bool               // what can never fit there is done in a slower tier
-	// until returns a context that ends when waiting for room has become vain; done must be called.
-	// It may be nil.
+	slower bool               // try slower tiers if no space of to is large enough
+	// until returns a context that ends when waiting for room has become useless. The caller must
+	// call done. It may be nil.
 	until func(context.Context) (_ context.Context, done func())
-	do    func(reservation.Reservation) error // draws from the reservation, which is released then
+	do    func(reservation.Reservation) error // draws from the reservation, which inRoom then releases
 }
 
-// reserve reserves what is taken in a space of the strategy, and waits for it if it should. Where
-// it lies in pieces inRoom knows what to do: the monitor's moves are made so, too, and must not
-// make others.
+// reserve reserves the errand's room in a space of the strategy, and waits for it if wait is set.
+// The option Moving keeps allocations from evicting others when the free room is in pieces: inRoom
+// handles that case, and a move of the monitor must not start further moves.
 func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy, wait bool) (reservation.Reservation, error) {
 	if wait && ctx.Err() != nil {
 		return reservation.Reservation{}, context.Cause(ctx)
@@ -127,8 +129,9 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 	return r, err
 }
 
-// dropSharing frees copies that keep dictionaries in use, until the first space of a strategy has
-// room for what is taken there. Of who waits, the monitor knows. It reports whether it freed any.
+// dropSharing drops clean images that keep shared dictionaries in use, until the first space of the
+// strategy has room for what. It reports whether it freed anything. It is for requests that do not
+// wait; for waiters the monitor does the same.
 func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool) {
 	for _, s := range asked.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		before, need := s.Used(), what.in(s)
@@ -141,15 +144,15 @@ func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool
 	return freed
 }
 
-// inRoom reserves and does the errand; the reservation is released then. A space that refuses then
-// what it has promised (see refuses) is left out, and the strategy's other spaces are tried. If
-// none of them has room now and the errand may wait, there are two ways: where a space has the
-// bytes but not in one piece, that space is cleared; otherwise the others are waited for. If the
-// device of the last that was tried is lost meanwhile all begins again, without that space.
+// inRoom reserves, does the errand, and releases the reservation. A space may refuse the memory
+// that it has promised (see refuses). Then inRoom tries the strategy's other spaces. If none of
+// them has room now and the errand may wait, there are two cases. If a space has the bytes but not
+// in one piece, inRoom clears that space; otherwise it waits for the others. If the space that was
+// tried last is lost meanwhile, inRoom begins again without it.
 //
-// What the errand takes (a transit, a handle, the reservation) is given back before more is waited
-// for, and only one mover clears a space at a time. So waiters for one piece do not hold what the
-// others wait for.
+// The errand gives back what it took (a transit, a handle, the reservation) before inRoom waits
+// again, and only one goroutine clears a space at a time. So waiters for contiguous room do not
+// hold what the others wait for.
 func (m *Mover) inRoom(ctx context.Context, e *errand) error {
 	for {
 		last, err := m.inRoomOnce(ctx, e)
@@ -159,8 +162,8 @@ func (m *Mover) inRoom(ctx context.Context, e *errand) error {
 	}
 }
 
-// inRoomOnce is inRoom, except for spaces that are lost. It returns the space that was tried last,
-// nil if there was no room.
+// inRoomOnce is inRoom without the retry after a lost space. It returns the space that was tried
+// last, nil if there was no room.
 func (m *Mover) inRoomOnce(ctx context.Context, e *errand) (last *tier.Space, err error) {
 	t := &try{m: m, errand: e, left: without{e.to, nil}}
 	if err := t.next(ctx, e.waits); err != nil {
@@ -181,19 +184,20 @@ func (m *Mover) inRoomOnce(ctx context.Context, e *errand) (last *tier.Space, er
 	return t.last, t.err
 }
 
-// try is what inRoomOnce has tried so far.
+// try is an errand in progress, and the spaces that inRoomOnce has tried so far.
 type try struct {
 	m *Mover
 	*errand
-	left without // the spaces that are left
+	left without // the spaces not tried yet
 
-	last   *tier.Space // that was tried
-	err    error       // and what became of it
+	last   *tier.Space // the space that was tried last
+	err    error       // the errand's error there
 	pieces *tier.Space // the first that has the bytes, but not in one piece; nil if there is none
-	need   int64       // what was reserved there
+	need   int64       // the bytes that were reserved there
 }
 
-// next tries the first of the spaces that are left. The error is that there was no room.
+// next reserves in one of the spaces that are left, and does the errand there. It returns an error
+// if it could not reserve; the errand's own error is t.err.
 func (t *try) next(ctx context.Context, wait bool) error {
 	to := t.left.Strategy
 	if len(t.left.spaces) > 0 {
@@ -207,7 +211,8 @@ func (t *try) next(ctx context.Context, wait bool) error {
 	t.last = r.Space()
 	seen := t.last.Inside().CopyChanges()
 	t.err = t.doIn(r)
-	// A full disk may be noticed when it is written. Copies are given back until it is not full.
+	// A file system may turn out to be full only at the write. Then drop clean images and try
+	// again.
 	for n := max(1, need); t.refused() && n/2 < t.last.Capacity() && t.last.Inside().DropOldest(n, seen); n *= 2 {
 		seen = t.last.Inside().CopyChanges()
 		r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.last.ID()), false)
@@ -223,8 +228,8 @@ func (t *try) next(ctx context.Context, wait bool) error {
 	return nil
 }
 
-// doIn does the errand, and releases r also if it panics. That a converter has released r before is
-// no error of an errand that is done: its batch has arrived, and a handle may be open.
+// doIn does the errand and releases r, also after a panic. If a converter has already released r, a
+// successful errand stays successful, because its batch has arrived and a handle may be open.
 func (t *try) doIn(r reservation.Reservation) (err error) {
 	space := r.Space().ID()
 	defer func() {
@@ -238,10 +243,10 @@ func (t *try) doIn(r reservation.Reservation) (err error) {
 	return t.do(r)
 }
 
-// refused reports whether the space that was tried last refuses what it has promised.
+// refused reports whether the space that was tried last has refused the memory that it promised.
 func (t *try) refused() bool { return refuses(t.last, t.err) }
 
-// clear makes room in one piece for what was tried in t.pieces, and tries it there again.
+// clear makes contiguous room in t.pieces, and does the errand there.
 func (t *try) clear(ctx context.Context) error {
 	clearing := t.m.clearing[t.pieces.ID()]
 	if t.until != nil {
@@ -267,12 +272,13 @@ func (t *try) clear(ctx context.Context) error {
 	})
 }
 
-// errRefused: there was room a moment ago, and another request was faster.
+// errRefused means that another request took the room first.
 var errRefused = errors.New("convert: another request took the room")
 
-// clear runs f until it does not fail for want of room in one piece. Between the
-// tries it waits for twice the room, then four times and so on: waiting demand makes
-// the monitor move batches out, and each that has left may have made the piece.
+// clear runs f until it does not fail for lack of contiguous room. Before each try it waits until
+// twice the room is free, then four times and so on. This wait is demand, for which the monitor
+// evicts batches, and each eviction may join two free pieces. Despite its name it moves nothing
+// itself. For allocations of programs, Monitor.Clear evicts in place of this.
 func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func() error) error {
 	released := make(chan struct{}, 1)
 	space.Inside().Attend()
@@ -300,7 +306,7 @@ func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func
 				return err
 			}
 			select {
-			case <-released: // f's own, as a rule
+			case <-released: // usually of f's own reservation
 				freed = space.Used() < before
 			default:
 				freed = false
@@ -309,8 +315,8 @@ func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func
 	}
 }
 
-// demand waits until there is room for n bytes, without taking it, and says so; or
-// until something was released, which may be enough.
+// demand waits until n bytes are free, which it does not keep, and returns true. It returns false
+// earlier if something was released, which may be enough.
 func (m *Mover) demand(ctx context.Context, space *tier.Space, n int64, released <-chan struct{}) (bool, error) {
 	waiting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -334,7 +340,7 @@ func (m *Mover) demand(ctx context.Context, space *tier.Space, n int64, released
 	return err == nil, errors.Join(err, r.Release())
 }
 
-// without is a strategy less some spaces.
+// without is a strategy except for some of its spaces.
 type without struct {
 	reservation.Strategy
 	spaces []*tier.Space
@@ -347,7 +353,7 @@ func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.
 	return dst[:n+len(kept)]
 }
 
-// copiesFirst is a strategy for one tier that lists those spaces first in which a copy lies.
+// copiesFirst is a strategy for one tier that lists the spaces with a clean image first.
 type copiesFirst struct {
 	reservation.Strategy
 	in []tier.ID
@@ -362,15 +368,17 @@ func (c copiesFirst) Candidates(all *reservation.Spaces, dst []*tier.Space) []*t
 	return dst
 }
 
-// refuses reports whether err means that a space does not give what it has promised. Its room is in
-// pieces, others hold the device's memory or a budget that the space does not know of, or the file
-// system is full. It shows when memory is allocated or, on a disk, when it is written.
+// refuses reports whether err means that a space did not give the memory that it had promised.
+// There are three causes: the free room is in pieces; others hold the device's memory, or a budget,
+// that the space's ledger does not count; or the file system is full. It happens when memory is
+// allocated or, on a disk, written.
 func refuses(s *tier.Space, err error) bool {
 	var full *tier.NoSpaceError
 	return errors.Is(err, tier.ErrOutOfBudget) ||
 		errors.As(err, &full) && (full.Space == s.ID() || !full.Space.Valid()) // a pool need not know its space
 }
 
+// fragmented reports whether the bytes are free, but not in one piece.
 func fragmented(err error) bool {
 	var full *tier.NoSpaceError
 	return errors.As(err, &full) && full.Largest > 0

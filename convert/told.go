@@ -15,7 +15,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// say calls MoverConfig.Events, which must not be nil. The caller must hold no lock.
+// say emits an event: it calls MoverConfig.Events, which must not be nil. The caller must hold no
+// lock.
 func (m *Mover) say(e events.Event) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -26,7 +27,7 @@ func (m *Mover) say(e events.Event) {
 	m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
 }
 
-// originOf returns what the work of a context is for: the place of the batch, and the task.
+// originOf returns for whom a context's work is: the place of the batch in its plan, and the task.
 func originOf(ctx context.Context, p batch.Place) events.Origin {
 	o := events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 	if owner := reservation.OwnerOf(ctx); owner != nil {
@@ -39,7 +40,8 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 }
 
 // emitBegun emits MoveBegun for a batch that is in transit. The context has the origin of the move.
-// Each call needs one of emitEnded before the transit ends, so that the events of a batch alternate.
+// Each call needs one of emitEnded before the transit ends, so that the events of a batch
+// alternate.
 func (m *Mover) emitBegun(ctx context.Context, moved *Moved, bytes int64) {
 	if m.cfg.Events == nil {
 		return
@@ -81,8 +83,8 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	return err
 }
 
-// copied emits the events of one copy; it is nil without events. Another goroutine may use or drop the
-// copy before made has emitted CopyMade. Then made also emits the event of that.
+// copied emits the events of one copy; it is nil without events. Another goroutine may use or drop
+// the copy before made has emitted CopyMade. Then made also emits the event of that.
 type copied struct {
 	m    *Mover
 	e    events.Event

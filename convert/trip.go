@@ -20,29 +20,39 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// trip brings one batch to a space of a strategy: a retry loop around single moves.
+// trip is one call of a Mover that brings a batch to a space of a strategy. It is a retry loop
+// around single moves:
+//
+//	bring       until the batch is there, or cannot come
+//	└─ move     reserves room (see inRoom), once or in several spaces
+//	   └─ carry    takes the batch in transit, and commits
+//	      └─ transfer   revives a clean image, or converts
+//
+// The first fields are the caller's request, the others what the trip has found so far. One
+// goroutine uses a trip.
 type trip struct {
 	m      *Mover
 	b      *batch.Batch
 	to     reservation.Strategy
-	form   batch.PayloadType // that it takes there; "": whichever is best
-	reason string
-	// relieves is whether it is a monitor's, which waits for nothing.
+	form   batch.PayloadType // the form to make; "" means the best one for the space, see Builtin.Form
+	reason string            // for Moved
+	// relieves is whether the monitor evicts the batch. It waits neither for room nor for the
+	// batch.
 	relieves bool
-	ahead    bool                    // it is wanted later: it waits for nothing, and takes no room that others need
-	given    reservation.Reservation // what the room is drawn from; zero: it is reserved
-	opens    bool                    // a handle is opened on arrival
-	last     bool                    // and the batch is dropped
-	beside   bool                    // and pending tasks stay pending
+	ahead    bool                    // a prefetch: waits for nothing, and takes no room that others need
+	given    reservation.Reservation // the caller's, to draw from; zero: the trip reserves
+	opens    bool                    // opens a handle on arrival
+	last     bool                    // drops the batch in the same step
+	beside   bool                    // leaves pending tasks pending
 
-	now    batch.Info // of the batch, at the last look
-	what   takes
-	handle *batch.Handle // that was opened
+	now    batch.Info    // of the batch, at the last look
+	what   takes         // the bytes that it needs in the target
+	handle *batch.Handle // the one that was opened
 	moved  Moved         // the last move that began
 }
 
-// errThere: the batch is where it is wanted, or gone, so that nothing need be
-// waited for.
+// errThere ends a wait that has become useless: another caller has brought the batch to where it is
+// wanted, or has dropped it. bring then looks at the batch again.
 var errThere = errors.New("convert: another caller brought the batch")
 
 // errNilBatch reports a nil *batch.Batch.
@@ -92,7 +102,7 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 	}
 }
 
-// open opens a handle where the batch was seen.
+// open opens a handle in the space where the trip last saw the batch.
 func (t *trip) open(ctx context.Context) (*batch.Handle, error) {
 	if t.beside {
 		return t.b.Inside().Read(ctx, t.now.Space)
@@ -100,7 +110,8 @@ func (t *trip) open(ctx context.Context) (*batch.Handle, error) {
 	return t.b.Open(ctx, t.now.Space, t.last)
 }
 
-// there reports whether a payload is where, and what, the batch is to become. Nil is not.
+// there reports whether p is in a space of the strategy, and in the form that was asked for. A nil
+// p is not.
 func (t *trip) there(p batch.Payload) bool {
 	if p == nil || t.form != "" && p.Type() != t.form {
 		return false
@@ -122,10 +133,11 @@ func traced(ctx context.Context, from, to *tier.Space) (end func()) {
 	return exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End
 }
 
-// quiet is for how long nothing is brought ahead to a space that a batch was relieved from.
+// quiet is for how long nothing is prefetched to a space after the monitor has evicted a batch from
+// it.
 const quiet = 100 * time.Millisecond
 
-// errNeeded: the room for what is brought ahead is needed for something else.
+// errNeeded is the cause of a prefetch that fails because others need the room.
 var errNeeded = errors.New("convert: nothing is brought ahead where the room is needed")
 
 // needed returns the spaces of the strategy whose room others need, or may need soon.
@@ -143,7 +155,7 @@ func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Spa
 	return spaces
 }
 
-// untilClosed waits for the batch to change, which is held elsewhere.
+// untilClosed waits until the batch, on which handles are open in another space, changes.
 func (t *trip) untilClosed(ctx context.Context) error {
 	changed := t.b.Changed()
 	if t.b.Info().State != batch.Processing {
@@ -197,8 +209,8 @@ func (t *trip) move(ctx context.Context) error {
 	return err
 }
 
-// toCopies is the strategy, or one that lists the spaces of its tier with copies first, if it
-// leaves it to the mover which space of a tier that is.
+// toCopies returns the strategy. If it is AnyInTier of host memory or disk, the spaces that have a
+// clean image of the batch come first, because a move there copies no bytes.
 func (t *trip) toCopies() reservation.Strategy {
 	if t.to == reservation.AnyInTier(tier.Disk) || t.to == reservation.AnyInTier(tier.Host) {
 		if in := t.b.Copies(); len(in) > 0 {
@@ -209,20 +221,21 @@ func (t *trip) toCopies() reservation.Strategy {
 }
 
 // vain returns a context that ends when waiting for room has become useless. Its cause is errThere
-// if another caller has brought the batch or it was dropped, or errLost if the batch's space was
-// lost. done must be called.
+// if another caller has brought or dropped the batch, or errLost if the batch's space was lost. The
+// caller must call done.
 func (t *trip) vain(ctx context.Context) (_ context.Context, done func()) {
 	there := func(now batch.Info) bool { return t.there(now.Payload) }
 	return t.m.untilVain(ctx, t.b, t.now.Payload.Space(), there, errThere)
 }
 
-// untilVain returns a context that ends, with cause, when b is as is says or was dropped; or with
-// errLost when the space is lost, or the error of an is that panics. done must be called.
+// untilVain returns a context that ends with cause when is returns true or b was dropped, with
+// errLost when space is lost, and with the error of a panic of is. A goroutine watches b until the
+// caller calls done.
 func (m *Mover) untilVain(ctx context.Context, b *batch.Batch, space *tier.Space, is func(batch.Info) bool, cause error) (_ context.Context, done func()) {
 	ctx, end := m.untilLost(ctx, space)
 	ctx, cancel := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
-	vain := func() (_ bool, err error) { // it asks strategies and payloads of the program's
+	vain := func() (_ bool, err error) { // is may call strategies and payloads of the program
 		defer guard.Error(&err, "a strategy or a payload")
 		now := b.Info()
 		return now.State == batch.Released || is(now), nil
@@ -250,7 +263,8 @@ func (m *Mover) untilVain(ctx context.Context, b *batch.Batch, space *tier.Space
 	}
 }
 
-// carry moves the batch into r.
+// carry moves the batch once, into r: it takes the batch in transit, makes the new payload, and
+// commits it. If waits is set it waits for another transit to end.
 func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation) (err error) {
 	m, to := t.m, r.Space()
 	var transit *batch.Transit
@@ -287,7 +301,7 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	default:
 		t.handle, err = transit.CommitOpen(ctx, out, t.last)
 	}
-	if err != nil { // then out is ours still
+	if err != nil { // Commit did not take out over
 		return unfit(t.b, out, err)
 	}
 	if t.b.Inside().Kept(transit) {
@@ -300,8 +314,9 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	return nil
 }
 
-// transfer makes the form that the batch in transit is to have in r, or takes the copy that is
-// there. It emits MoveBegun and, before it returns, MoveEnded. So the batch is in transit for both.
+// transfer returns the new payload of the batch, drawn from r: a clean image that is in r's space,
+// or else what a converter makes. It emits MoveBegun and, before it returns, MoveEnded, so the
+// batch is in transit for both.
 func (t *trip) transfer(
 	ctx context.Context, transit *batch.Transit, r reservation.Reservation,
 ) (out batch.Payload, err error) {
@@ -337,7 +352,8 @@ func unfit(b *batch.Batch, out batch.Payload, why error) error {
 	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
 }
 
-// countAhead counts what was brought ahead. The caller has the batch in transit, so nobody uses it yet.
+// countAhead counts a prefetch, or the end of one that was wasted because the batch is evicted
+// again. The caller has the batch in transit, so nobody uses it yet.
 func (t *trip) countAhead(ctx context.Context, from, to *tier.Space, revived bool) {
 	switch {
 	case t.ahead && !revived:
@@ -347,8 +363,8 @@ func (t *trip) countAhead(ctx context.Context, from, to *tier.Space, revived boo
 	}
 }
 
-// revive returns the copy in r's space, nil if there is none. Host memory has the form that a move
-// makes there, unless the caller chooses one.
+// revive returns the clean image of the batch in r's space, now drawn from r; nil if there is none.
+// In host memory it must have the form that a move would make there.
 func (t *trip) revive(src batch.Payload, r reservation.Reservation) batch.Payload {
 	form := t.form
 	if form == "" && r.Space().Kind() == tier.Host {
@@ -357,9 +373,9 @@ func (t *trip) revive(src batch.Payload, r reservation.Reservation) batch.Payloa
 	return t.b.Inside().Revive(form, r)
 }
 
-// distrust frees the copies in both spaces of a move that found corrupt bytes, and those on a disk
-// that failed it: what was right when it was read last may not be so any more. Other failures, such
-// as that of a GPU, say nothing about copies.
+// distrust drops all clean images in both spaces of a move that found corrupt bytes, and those on a
+// disk that returned an I/O error, because they may be damaged too. Other failures, such as a
+// GPU's, are no reason to distrust them.
 func distrust(ctx context.Context, err error, between ...*tier.Space) {
 	var corrupt *image.CorruptError
 	var failed *disk.IOError
@@ -372,7 +388,8 @@ func distrust(ctx context.Context, err error, between ...*tier.Space) {
 	}
 }
 
-// convert makes a form of a payload in r; "" is whichever is best there.
+// convert makes a payload of that form out of src, drawn from r; "" means the best form for r's
+// space.
 func (m *Mover) convert(ctx context.Context, src batch.Payload, form batch.PayloadType, what *takes, r reservation.Reservation) (out batch.Payload, err error) {
 	if form == "" {
 		form = m.cfg.Builtin.Form(src, r.Space(), m.cfg.Registry.has)
@@ -389,7 +406,8 @@ func (m *Mover) convert(ctx context.Context, src batch.Payload, form batch.Paylo
 	return out, err
 }
 
-// misplaced is the error of a converter whose payload is not in the space that it was to be in.
+// misplaced returns an error if a converter's payload is in another space than the one it was
+// given.
 func misplaced(out batch.Payload, space *tier.Space) error {
 	at, err := spaceOf(out)
 	switch {
@@ -403,13 +421,13 @@ func misplaced(out batch.Payload, space *tier.Space) error {
 	return nil
 }
 
-// spaceOf makes a panic of a program's payload an error.
+// spaceOf returns p.Space(). A panic of a program's payload is an error.
 func spaceOf(p batch.Payload) (_ *tier.Space, err error) {
 	defer guard.Error(&err, "Payload.Space")
 	return p.Space(), nil
 }
 
-// release makes a panic of a program's payload an error.
+// release releases p. A panic of a program's payload is an error.
 func release(p batch.Payload) (err error) {
 	defer guard.Error(&err, "Payload.Release")
 	return p.Release()

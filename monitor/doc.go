@@ -1,5 +1,5 @@
-// Package monitor decides what moves down, when, and where to: batches leave a space when its
-// pressure reaches the trigger, and when there are waiters for room in it.
+// Package monitor decides which batches are evicted, when, and where to: batches leave a space when
+// its pressure reaches the trigger, and when requests wait for room in it.
 //
 //	tier.Space ──Pressed──▶ ┌─────────┐               ┌────────┐
 //	reservation ──demand──▶ │ Monitor │ ──snapshot──▶ │ decide │   pure
@@ -11,32 +11,43 @@
 //	│  index  │ ──────────────┘
 //	└─────────┘ ordered by the Policy's keys
 //
+//	monitor.go   Run: wakes, takes a step, starts moves and notes their ends
+//	space.go     observe: collects the Snapshot of a step; when waiters are refused
+//	index.go     all batches by space, and the victims in the policy's order
+//	policy.go    the policies; cost_aware.go: the default one
+//	faults.go    what is not tried again for a while after an error
+//	together.go  small batches that go to a disk with one write; ahead.go: pre-cleaning
+//	headroom.go  the room that stays free for consumers
+//	clear.go     Clear: evicts for an allocation that needs contiguous room, without Run
+//	events.go    the events, for Config.Events and the log
+//
+// Package internal/decide makes the decision, and package convert the moves.
+//
 // # What moves
 //
-// At the trigger a space is relieved until it is below it, and at most as far below as it was
-// above; the stop mark ends that. Each step computes this again: it sees
-// what changed in between, and moves nothing for a pressure that has gone. Waiting demand
-// frees what the waiters lack, at any pressure, and not more. Bytes that are on
-// their way already count: those of moves under way, and those that were freed and
-// that the device still works on. So no more than one batch's bytes leave beyond
-// what is needed. Every end of a move is followed by a new look.
+// At the trigger the monitor evicts batches until the pressure is as far below the trigger as it
+// was above it, but not below the stop mark. Each step computes this again, so the monitor evicts
+// nothing for a pressure that has gone. For waiters it evicts what they lack, at any pressure, and
+// no more. Bytes that are already on their way out count: those of moves in progress, and retired
+// ones, which the device still works on. So at most one batch's bytes leave beyond what is needed.
+// A new step follows every end of a move.
 //
-// Room for a request that several spaces may serve is made in one of them: where it can be made
-// soonest, and in another one if that is stuck. What leaves there for others counts, so small
-// requests do not move a batch each.
+// For a request that several spaces may serve, the monitor makes room in the one where it expects
+// room soonest, and in another if that one is stuck. Bytes that leave there for other requests
+// count, so that small requests do not evict a batch each.
 //
-// A victim goes to the next tier if that has room without waiters. If not, the one of two that the
-// policy would move first goes down: either a batch of that tier, which makes room, or the victim
-// itself, past that tier. Of the spaces in a memory tier the nearest with room is taken; several
-// disks are used side by side.
+// A victim goes to the next tier if that has room beyond what its waiters need. If not, the policy
+// compares the victim with the batches of that tier: the one that it would evict first goes down.
+// Either a batch of that tier leaves, which makes room, or the victim skips the tier. Within host
+// memory the nearest space with room gets the victim; several disks are used side by side.
 //
 // These batches are never moved: being processed, in transit, subscribed to, empty, in the slowest
 // tier, or with a reader that holds the memory beyond a handle.
 //
 // # What goes wrong
 //
-// A batch that is in use after all, or a target without room, is no error: another is chosen. After
-// any other error the batch stays where it is.
+// If a batch is in use after all, or the target has no room, the next step chooses another. That is
+// no error. After any other error the batch stays where it is.
 //
 // If the error is the batch's own (batch.ErrUnmovable), the batch is not tried for that tier again
 // for two periods, then four, up to 1024, and goes to the next one. When it can be converted for
@@ -44,18 +55,18 @@
 // got another form, or when the converters have changed. All others go on.
 //
 // If the error is about the machine, or of unknown cause, the batch is skipped as well, up to 64
-// periods. From the second such error in a row the way between the two spaces is skipped, too. Then
-// another batch is tried first.
+// periods. From the second such error in a row the edge between the two spaces is skipped, too.
+// Afterwards another batch is tried first.
 //
-// If nothing can be moved for a space, an event is sent once, and the monitor looks again when
-// something changes. Waiters are refused with a tier.NoSpaceError if nobody is left to help: all
-// that is used in the space belongs to batches at rest, all slower tiers are full in the same way,
-// or none of the batches can be converted, and there was no progress for Config.StuckAfter.
-// Owners that wait for each other hold something. The reservation manager detects those: it calls
-// Movable.
+// If nothing can be evicted from a space that needs it, the space is stuck: the monitor sends an
+// event once, and takes a step when something changes. It refuses waiters with a tier.NoSpaceError
+// if no goroutine is left that could free room. Then batches at rest have all used bytes of the
+// space, the slower tiers are full in the same way or cannot take the batches, and there was no
+// progress for Config.StuckAfter. Owners that hold room and wait for each other are a matter of the
+// reservation manager, which calls Movable to find out whether an eviction could help.
 //
-// So that consumers can go on when all tiers are full, moves down leave some room free, and so does
-// what comes from outside: see Monitor.Headroom.
+// So that consumers can go on when all tiers are full, evictions and new records leave some room
+// free: see Monitor.Headroom.
 //
 // A space that is lost with its device (tier.Space.Lost) is reported once. Nothing is moved from it
 // any more, however full it is: its batches have no bytes that could be moved.
@@ -70,9 +81,9 @@
 //
 // # Locks
 //
-// One mutex, the index's, of rank Monitor: the outermost, under which batches are read. It guards
-// what went wrong with batches, too, which Run and Clear note. Everything else belongs to Run's
-// goroutine or is atomic. Policies, events and the mover are called with no lock held.
+// There is one mutex, the index's, of rank Monitor, which is the outermost: batches are read under
+// it. It also guards the faults of batches, which Run and Clear record. Everything else belongs to
+// Run's goroutine or is atomic. Policies, events and the mover are called with no lock held.
 //
 //	[Monitor] → Manager → Repository → Batch → Registry → Reservation → Space → …
 package monitor

@@ -15,10 +15,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// index holds, for all batches, where they are and which of them could be moved down, in the policy's
-// order. It is the batch.Observer that an engine gives to its batches: each change costs a look at
-// that one batch, and steps in ordered trees if its place in one of them has changed. Nothing scans a
-// whole tree.
+// index holds, for all batches, where they are and which of them could be evicted, in the policy's
+// order. It is a batch.Observer, which the observer of the engine calls. Each change costs a look
+// at that one batch, and steps in ordered trees if its place in one of them has changed. Nothing
+// scans a whole tree.
 //
 // A victim is idle or only waited for by tasks, is not empty, and has a slower tier to go to. It
 // has neither subscribers nor leases of its memory. Batches in the slowest tier are only counted.
@@ -420,11 +420,11 @@ func (x *index) from(after Victim, place int) (list []Victim) {
 	return list
 }
 
-// victims appends victims of a space to dst, those with the smallest keys first, and reports whether
-// there are more. It takes limit of them, and as many of each other class of CostAware, and of those
-// that were used some that are stale. With a limit of shortlistMax, if none of the first ones is at
-// most as large as fit has for a tier, the smallest ones that are follow: a tier below that is nearly
-// full must not be the end while there is a batch that it could take.
+// victims appends victims of a space to dst, those with the smallest keys first, and reports
+// whether there are more. It takes limit of them, and as many of each other class of CostAware, and
+// of those that were used some that are stale. With a limit of shortlistMax, if none of the first
+// ones is at most as large as fit has for a tier, the smallest ones that are follow: a tier below
+// that is nearly full must not be the end while there is a batch that it could take.
 func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
 	_, aware := x.policy.(costAware)
 	if more = limit < shortlistMax; !more { // it ends there all the same

@@ -21,19 +21,19 @@ import (
 )
 
 const (
-	// defaultPeriod is how often a monitor looks when nothing wakes it.
+	// defaultPeriod is the time between two steps when nothing wakes the monitor.
 	defaultPeriod = 50 * time.Millisecond
 	// MinPeriod is the shortest period. A look takes about a microsecond for each space, so
 	// with a shorter one looks would take more than a few hundredths of a core.
 	MinPeriod = 100 * time.Microsecond
 	// defaultMovesPerEdge lets one move read while the other writes.
 	defaultMovesPerEdge = 2
-	// MaxMovesPerEdge is the most moves at once from one space to one other. There is memory for
-	// the results of all; more than some tens only wait for each other.
+	// MaxMovesPerEdge is the largest Config.MovesPerEdge. The monitor allocates room for the
+	// results of all moves, and more than some tens only wait for each other.
 	MaxMovesPerEdge = 1024
 )
 
-// Mover moves one batch. What convert.Mover.Inside returns is one.
+// Mover moves one batch. convert.Mover.Inside returns the engine's.
 type Mover interface {
 	// Relieve brings b to a space; reason is for events. It must not wait for room, nor for other
 	// users of the batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at
@@ -47,20 +47,20 @@ type Config struct {
 	Reservations *reservation.Manager
 	Mover        Mover
 	Policy       Policy // which batches go first; nil: CostAware
-	// Period is the time between looks that nothing asked for, at least MinPeriod; 0: 50 ms. It is a
-	// second while nothing is needed.
+	// Period is the time between looks that nothing asked for, at least MinPeriod; 0: 50 ms. It is
+	// a second while nothing is needed.
 	Period       time.Duration
 	MovesPerEdge int // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
-	// StuckAfter is how long nothing may change before waiters for room that batches at rest fill are
-	// refused; 0: 30 s, below 0: never.
+	// StuckAfter is how long nothing may change before waiters for room that batches at rest fill
+	// are refused; 0: 30 s, below 0: never.
 	StuckAfter time.Duration
 	Logger     *slog.Logger // gets all events, normal ones at debug level; nil: nothing is logged
 	Events     Events       // called, too
-	// Base returns the bytes of a space that are in no batch's: the engine's own, and what batches
-	// share; nil: none.
+	// Base returns the used bytes of a space that belong to no batch: the engine's own, and shared
+	// dictionaries; nil: none.
 	Base func(tier.ID) int64
-	// Changes returns another number when batches that could not be converted may be convertible; nil:
-	// never.
+	// Changes returns another number when batches that could not be converted may be convertible;
+	// nil: never.
 	Changes func() uint64
 	// Speed returns how many bytes a second a move makes from one space to another, 0 if that is
 	// not known; nil: it never is.
@@ -101,18 +101,18 @@ type Monitor struct {
 	spaces []*space
 	byID   map[tier.ID]int
 
-	wake    chan struct{} // there is a need: look at once
-	hint    chan struct{} // something has changed that may help a space that is stuck, or crossed a mark: look soon
-	starved atomic.Bool   // there is such a space
-	needed  bool          // the last step found that something is; Run's goroutine alone uses it
+	wake    chan struct{} // a space needs room: take a step at once
+	hint    chan struct{} // a change may help a stuck space, or crossed a mark: take a step soon
+	starved atomic.Bool   // there is a stuck space, or a step is in progress
+	needed  bool          // the last step found that a space needs room; Run's goroutine alone uses it
 	running atomic.Bool
 	outlook atomic.Pointer[outlook] // nil until a step has looked at what is needed
 	stats   counters
 
 	// Guarded by the index's mutex, as are the edges' failures.
 	faults  map[*batch.Batch]*fault
-	due     time.Time // when one of the faults is to be looked at; zero if there is none
-	changes uint64    // that Changes returned last
+	due     time.Time // when the first of the faults ends; zero if there is none
+	changes uint64    // what Config.Changes returned last
 
 	// The rest belongs to the goroutine of Run.
 	ended     chan []result // of an executor
@@ -184,21 +184,21 @@ func New(cfg Config) (*Monitor, error) {
 	return m, nil
 }
 
-// help makes the monitor look soon if a space is stuck.
+// help makes the monitor take a step soon if a space is stuck.
 func (m *Monitor) help() {
 	if m.starved.Load() {
 		poke(m.hint)
 	}
 }
 
-// wakeUp makes the monitor look at once.
+// wakeUp makes the monitor take a step at once.
 func (m *Monitor) wakeUp() { poke(m.wake) }
 
-// poke makes the monitor look. It never blocks.
+// poke puts a token into c. It never blocks.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // another call has, and it was not heeded yet
+	default: // a wake-up is already pending
 	}
 }
 
@@ -214,13 +214,12 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// idlePeriod is how often the monitor looks while nothing is needed: what it must do then, it is
-// woken for. What waits for time to pass, such as a batch that could not be moved, is looked at
-// first when something is needed again.
+// idlePeriod is the time between two steps while no space needs room: every need wakes the monitor.
+// What only waits for time to pass, such as a batch that could not be moved, is tried when there is
+// a need again.
 const idlePeriod = time.Second
 
-// hintsPerPeriod bounds how often changes that may help, but need not, make the
-// monitor look while a space is stuck.
+// hintsPerPeriod bounds the steps in a period that hints make the monitor take.
 const hintsPerPeriod = 16
 
 func (m *Monitor) watch(ctx context.Context) {
@@ -267,8 +266,7 @@ func (m *Monitor) watch(ctx context.Context) {
 	}
 }
 
-// drain takes note of all moves that have ended, so that the step which follows
-// sees them together.
+// drain notes all moves that have ended, so that the next step sees them together.
 func (m *Monitor) drain() {
 	for {
 		select {
@@ -299,11 +297,12 @@ func (m *Monitor) finishAll() {
 	m.due = time.Time{}
 }
 
-// changed is called at every change of a space's books, on any goroutine. It wakes the monitor
-// where a space is lost, or a mark was reached, and where a quota was lowered below what is used.
+// changed is the monitor's subscription to a space: it is called after changes, on any goroutine.
+// It wakes the monitor if the space is lost, if the pressure reached the trigger or fell to the
+// stop mark, and if more is used than a quota now allows.
 func (m *Monitor) changed(s *space, pressed bool) {
 	switch {
-	case pressed: // above the trigger each reservation comes here; the first is enough
+	case pressed: // above the trigger each reservation calls this; only the first wakes the monitor
 		if !s.pressed.Swap(true) {
 			m.wakeUp()
 		}
@@ -311,12 +310,13 @@ func (m *Monitor) changed(s *space, pressed bool) {
 	case s.Lost() != nil && !s.gone.Load():
 		m.wakeUp()
 	case s.high.Load() && s.PressureBytes() <= s.Stop(), s.Inside().Shared() && s.Used() > s.Inside().Ceiling():
-		poke(m.hint) // not at once, for it may be so for a while
+		poke(m.hint) // not at once, because each change may come here for a while
 	}
 	m.help()
 }
 
-// step looks at the spaces, and if anything is needed decides and begins moves.
+// step collects what waits and what is used. If a space needs room it calls decide.Decide, begins
+// the moves, and reports spaces that are stuck. Otherwise it pre-cleans.
 func (m *Monitor) step(ctx context.Context) {
 	now := time.Now()
 	m.last = now
@@ -348,8 +348,7 @@ func (m *Monitor) step(ctx context.Context) {
 		return
 	}
 	m.stopWriting(now)
-	// From here on changes are heard, so that none is missed between the look
-	// and the wait.
+	// From here on changes send hints, so that none is missed between this step and the next wait.
 	m.starved.Store(true)
 	m.stats.add(&m.stats.Steps, 1)
 	var long []int
@@ -362,7 +361,7 @@ func (m *Monitor) step(ctx context.Context) {
 		}
 		if m.begin(ctx, d.Moves) && try < 3 {
 			try++
-			continue // a batch was not what the index took it for, and now it is
+			continue // a batch had changed, and the index is up to date now
 		}
 		if (len(d.Stuck) > 0 || d.Held) && m.dropSharing(state) {
 			continue
@@ -380,9 +379,8 @@ func (m *Monitor) step(ctx context.Context) {
 	}
 }
 
-// dropSharing frees copies that keep shared memory in use where the victims of a space with
-// waiters, or of a slower one, find no room: as many as one of them needs. It reports whether there
-// is more room now.
+// dropSharing drops clean images that keep shared dictionaries in use, in the spaces where victims
+// find no room: as many as one victim needs. It reports whether there is more room now.
 func (m *Monitor) dropSharing(state decide.Snapshot) (freed bool) {
 	first := len(m.spaces) // with waiters
 	for _, d := range m.demand {
@@ -397,9 +395,9 @@ func (m *Monitor) dropSharing(state decide.Snapshot) (freed bool) {
 	return freed
 }
 
-// dropSharingOf frees copies of one space that keep shared memory in use, until bytes are free.
-// Those of batches that persist wait for the disk's journal, so the monitor waits for a period at
-// most. It frees no others there until that has ended.
+// dropSharingOf drops such clean images of one space until bytes are free. It does so on another
+// goroutine, because for batches that persist it waits for the disk's journal, and itself waits for
+// at most a period. Only one such goroutine runs for a space.
 func (m *Monitor) dropSharingOf(s *space, bytes int64) {
 	if bytes <= 0 || s.Inside().Cached() == 0 {
 		return
@@ -425,7 +423,7 @@ func (m *Monitor) dropSharingOf(s *space, bytes int64) {
 	}
 }
 
-// rest forgets what only counts while something is needed.
+// rest resets what only counts while a space needs room.
 func (m *Monitor) rest() {
 	m.starved.Store(false)
 	m.outlook.Store(nil)
@@ -435,14 +433,16 @@ func (m *Monitor) rest() {
 	m.forgive()
 }
 
-// begin starts moves. It returns whether one was not possible any more.
+// begin starts the moves that Decide chose, on new goroutines: one for each executor, which moves
+// its batches one after the other. It returns whether a batch had changed, so that its move was not
+// begun.
 func (m *Monitor) begin(ctx context.Context, moves []decide.Move) (outdated bool) {
 	var jobs [][]choice
 	type executor struct {
 		edge *edge
 		slot int
 	}
-	at := make(map[executor]int, 2) // their jobs
+	at := make(map[executor]int, 2) // the index in jobs
 	for _, move := range moves {
 		c := choice{m.shortlist[move.Victim.N], move.From, move.To, move.Reason}
 		b := c.Victim.Batch
@@ -489,11 +489,11 @@ type result struct {
 	err        error
 }
 
-// execute moves the batches of a job, which all have one edge and one reason. It runs on a goroutine of
-// its own. It moves small ones to a disk together until one of these fails, and then all that are left
-// alone, so that each error concerns its batch. The others are given back after one that could not be
-// moved alone, when it has taken longer than several are meant to, or when nothing waits for them any
-// more.
+// execute moves the batches of a job, which all have one edge and one reason. It runs on a
+// goroutine of its own. It moves small ones to a disk together until one of these fails, and then
+// each alone, so that each error concerns its batch. It does not begin the remaining moves
+// (errGivenBack) after one that failed alone, when the job has taken longer than jointlyFor, or
+// when no waiter needs them any more.
 func (m *Monitor) execute(ctx context.Context, job []choice) {
 	defer m.executors.Done()
 	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
@@ -533,8 +533,8 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 	m.ended <- results
 }
 
-// wanted reports whether there are waiters still for what c makes room for: in its space or in one
-// that is as fast, or faster. It takes each move on account of the trigger for wanted.
+// wanted reports whether a move is still needed. One for demand is while requests wait in its space
+// or a faster one; one for the trigger always is.
 func (m *Monitor) wanted(c choice) bool {
 	fastEnough := func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From }
 	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), fastEnough)
@@ -545,7 +545,7 @@ func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
 	return movable(now) && !now.Leased && now.Space == from
 }
 
-// errGivenBack: a batch before it could not be moved, or took long.
+// errGivenBack is the result of a move that execute did not begin.
 var errGivenBack = errors.New("monitor: the move was not begun")
 
 // move moves one batch and reports it. A panic of the mover is an error of the move, because
@@ -563,8 +563,8 @@ func (m *Monitor) move(ctx context.Context, v Victim, from, to tier.ID, reason s
 	return err
 }
 
-// ofEnding marks the error of a move if ctx has ended. The error's own text is no evidence: a file
-// system may return context.Canceled for reasons of its own.
+// ofEnding wraps the error of a move in ErrEnding if ctx has ended. It does not look at the error
+// itself, because a file system may return context.Canceled for reasons of its own.
 func ofEnding(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", ErrEnding, err)

@@ -13,38 +13,38 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// space is what the loop remembers of a space from step to step. Only pressed, high, gone, clearing
+// space is what the monitor keeps of a space from step to step. Only pressed, high, gone, clearing
 // and freeing are used by other goroutines than Run's.
 type space struct {
 	*tier.Space
-	pressed atomic.Bool // the loop has seen that the trigger was reached
+	pressed atomic.Bool // the monitor was woken because the trigger was reached
 	high    atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
-	gone    atomic.Bool // the loop has seen that the space is lost
-	// clearing has what a Clear of the space holds.
+	gone    atomic.Bool // the event of the space's loss was sent
+	// clearing has a token while a Clear of the space runs.
 	clearing chan struct{}
-	freeing  chan struct{} // has what frees copies of the space; see dropSharingOf
+	freeing  chan struct{} // has a token while clean images are dropped; see dropSharingOf
 
 	edges   map[int]*edge // by the index of the target
-	lower   decide.Kinds  // of the targets
-	leaving int64
-	moving  int
-	foreign int64
-	refusal refusal
-	linger  lingering
+	lower   decide.Kinds  // the tiers of the targets
+	leaving int64         // bytes of the moves in progress from here
+	moving  int           // moves in progress from here or to here
+	foreign int64         // external bytes, as last sampled
+	refusal refusal       // the last move to here that found no room
+	linger  lingering     // the age of retired bytes
 
 	covered coverage // when all that is above the stop mark had copies
 	search  search   // for batches to copy ahead
 
-	version    uint64    // of the index, at the last step
-	seen       progress  // at the last step with waiters
+	version    uint64    // of the index's part for this space, at the last step
+	seen       progress  // what it was at the last step with waiters
 	stillSince time.Time // since when there have been waiters somewhere, and no progress; zero if that is not so
 	stuckSince time.Time
 	stuckFor   string // the reason that was reported; "" if none was
 	stuckIdle  bool   // and with it batches that could have been moved
 }
 
-// below appends the spaces in slower tiers: next tier first, within a tier the
-// nearest first.
+// below appends the spaces to which batches may be evicted from here: those of the next slower tier
+// first, within a tier the nearest first.
 func (s *space) below(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 	for k := s.Kind() + 1; k.Valid(); k++ {
 		dst = reservation.ToDowngrade(s.ID(), k).Candidates(spaces, dst)
@@ -85,8 +85,8 @@ func (s *space) sampleForeign() int64 {
 	return s.foreign
 }
 
-// refusal is what a space had no room for although its books said so: the file
-// system is full, the room is in pieces, or it is kept for others.
+// refusal records that a space had no room for a move although its ledger had: the file system is
+// full, the room is in pieces, or it is kept for others.
 type refusal struct {
 	bytes int64
 	used  int64 // at that time
@@ -269,7 +269,7 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 }
 
 // victims appends victims of space i to dst, in the policy's order, and reports whether there are
-// more: see index.victims.
+// more: see index.victims. It adds what only a step knows: clean images, and the cost of a move.
 func (m *Monitor) victims(dst []Victim, i int, fit byKind, limit int) ([]Victim, bool) {
 	begin, now := len(dst), time.Now().UnixNano()
 	dst, more := m.index.victims(dst, i, fit, limit, now)

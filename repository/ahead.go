@@ -22,8 +22,8 @@ type aheadMover interface {
 	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
 }
 
-// defaultAhead is how many batches are brought ahead at most, if no option says so. maxAhead is the
-// most that an option may say: each look at what comes next goes through them.
+// defaultAhead is how many batches are prefetched at most without the option ReadAhead. maxAhead is
+// the largest value of the option: each look at what comes next goes through all of them.
 const (
 	defaultAhead = 8
 	maxAhead     = 64
@@ -122,8 +122,8 @@ func (l *lookahead) end() {
 }
 
 // depth is how many of the batches that come next should be there. One is enough if it is there
-// when the work ends. The longer moves take compared with the work, the more are asked for, so that the
-// time of a longer work is used.
+// when the work ends. The longer moves take compared with the work, the more are asked for, so that
+// the time of a longer work is used.
 func (l *lookahead) depth() int {
 	if l.max != adaptive {
 		return l.max

@@ -17,25 +17,25 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Drain takes one batch of the partition after the other, brings it to a tier,
-// and yields a handle on it. It ends when the partition is empty; with WaitInput
-// when moreover the input is closed. Batches in open claims count as being there: Drain
-// waits until they are consumed or restored.
+// Drain takes one batch of the partition after the other, fetches it to a tier, and yields a handle
+// on it. It ends when the partition is empty or, with WaitInput, when the partition is empty and
+// the input is closed. A partition whose batches are in open claims is not empty: Drain waits until
+// the claims consume or restore them.
 //
-// The order is that of arrival: an older batch that is in transit is waited for, unless
-// Drain is Unordered. Restored batches come next, whatever came meanwhile.
+// The order is that of arrival: Drain waits for an older batch that is in transit, unless it is
+// Unordered. Batches that a claim restores return to their places in the order.
 //
-// The caller owns the handle and must close it; it may be kept beyond the loop. The batch has left
-// the repository and counts as dropped: its data goes with the last handle. To keep a batch, Take
-// it.
+// The caller owns the handle and must close it; it may keep it beyond the loop. The batch has left
+// the repository and is dropped (batch.Released): closing its last handle frees its data. To keep a
+// batch, Take it.
 //
-// While the caller works, the batches that come next are brought ahead, if there is room that
-// nobody needs: see ReadAhead. Drain waits for room in the tier, and for batches that are in use
-// elsewhere. If that fails the batch is whole in the repository, where it was; the error is yielded
-// with a nil handle, and the iteration ends. It may be begun again. A batch in a lost GPU fails
-// each time with a *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the
-// batch is, and Take takes one out to drop it. Breaking off leaves the rest in the repository.
-// Several goroutines may drain one partition; each gets other batches, in ascending order.
+// While the caller works, Drain prefetches the batches that come next, into room that nobody needs:
+// see ReadAhead. Drain waits for room in the tier, and for batches that others use in other spaces.
+// If a fetch fails, the batch is whole in its place in the repository. Drain yields the error with
+// a nil handle and ends; a new Drain tries the batch again. A batch in a lost GPU fails each time
+// with a *tier.LostError, as does a tier of which all GPUs are lost. Peek shows where the batch is,
+// and Take removes it, to be dropped. Breaking the loop leaves the rest in the repository. Several
+// goroutines may drain one partition; each gets different batches, in ascending order.
 func (r *Repository) Drain(
 	ctx context.Context, partition int, to tier.Kind, opts ...TakeOption,
 ) iter.Seq2[*batch.Handle, error] {
@@ -73,11 +73,11 @@ func (r *Repository) Drain(
 	}
 }
 
-// opener opens a handle on a batch, wherever that is best.
+// opener opens a handle on a claimed batch: for Drain after a fetch, for Reader where the batch is.
 type opener func(context.Context, *batch.Batch) (*batch.Handle, error)
 
-// acquire claims the oldest batch and opens a handle on it. io.EOF is the end; on any error nothing
-// is claimed.
+// acquire claims the oldest batch and opens a handle on it. The caller ends the claim, by remove or
+// putBack. io.EOF is the end of the partition. After any error nothing is claimed.
 func (r *Repository) acquire(ctx context.Context, partition int, w want, open opener) (*entry, *batch.Handle, error) {
 	if r.m.cfg.Mover == nil {
 		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", r.key, tier.ErrNotSupported)
@@ -91,15 +91,16 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, open op
 		if err == nil {
 			return e, h, nil
 		}
-		// A batch that was dropped in place is passed over. One that failed is not, though a Clear may
-		// have dropped it since.
+		// Skip a batch that another caller dropped in its place. Return other errors, even if a
+		// Clear has dropped the batch since.
 		if !errors.Is(err, batch.ErrState) || e.b.Info().State != batch.Released {
 			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
 		}
 	}
 }
 
-// open opens a handle on what was claimed, or ends the claim.
+// open opens a handle on the batch of a claimed entry. If it fails or panics, it puts the entry
+// back.
 func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.Handle, err error) {
 	ctx, done := r.within(ctx)
 	defer done()
@@ -111,19 +112,17 @@ func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.
 	return open(ctx, e.b)
 }
 
-// Reader returns the partition as a stream of Arrow records, which consumes it:
-// each record's batch leaves the repository when the record is returned. The order is
-// that of Drain. The stream waits for more until the input is closed and nothing is left,
-// in open claims neither. It ends early, with the reason in Err, when ctx ends, the
-// repository is closed, or a batch cannot be opened, which is then still in the
-// repository. A payload whose release fails does not end it: Err returns the first such error
-// when the stream has ended. Records may be in pinned host memory, which is theirs until they are
+// Reader returns the partition as a stream of Arrow records, which consumes it: each batch leaves
+// the repository when its record is returned. The order is that of Drain. The stream ends when the
+// input is closed and nothing is left, also not in open claims. It ends early, with the reason in
+// Err, when ctx ends, the repository is closed, or a batch cannot be opened, which then stays in
+// the repository. A payload whose release fails does not end the stream: Err returns the first such
+// error after the end. Records may be in pinned host memory, which they keep until they are
 // released.
 //
-// Reader waits for the schema, if that is unknown, until something is put that has one (a
-// program's own form without a descriptor has none); if the
-// input is closed before, it returns ErrNoSchema. The reader must be released; it
-// is not safe for concurrent use.
+// If the schema is unknown, Reader waits for the first batch that has one; a payload of a program
+// without a descriptor has none. If the input is closed before that, Reader returns ErrNoSchema.
+// The reader must be released; it is not safe for concurrent use.
 func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOption) (array.RecordReader, error) {
 	r.mu.Lock()
 	_, err := r.partitionLocked(partition)
@@ -213,7 +212,7 @@ func (rd *reader) Next() bool {
 	return true
 }
 
-// read opens the next batch wherever it is.
+// read opens the next batch as a record. The Mover copies it to host memory if it is elsewhere.
 func (rd *reader) read() (arrow.RecordBatch, error) {
 	r := rd.r
 	if !r.m.calls.Enter() {

@@ -64,9 +64,9 @@ func (e *entry) holdLocked(h holder) {
 	}
 }
 
-// class is the set of its partition that an entry is in. There is a set for each state that a batch
-// was last seen in, and one for claimed entries. The claimer of an entry is about to take it, and may
-// put it back.
+// class is the set of its partition that an entry is in. There is one set for each state, by the
+// state in which the repository last saw the batch, and one for claimed entries, whatever their
+// state. The claimer of an entry is about to take it, and may put it back.
 type class uint8
 
 const (
@@ -79,7 +79,7 @@ const (
 	gone        = classes // the entry has left its partition; there is no set for it
 )
 
-// want is what a taker waits for.
+// want is what kind of batch a taker waits for. Takers of one kind wait in one queue.
 type want uint8
 
 const (
@@ -109,7 +109,8 @@ var eligible = [wants][]class{
 // A partition is a queue. Its entries are in one set per class, each ordered by arrival, so that a
 // taker finds its entry in logarithmic time. The repository's lock guards it.
 //
-// Invariant: no waiter could be served. Every change calls matchLocked.
+// Invariant: whenever the lock is free, no waiter could be served. So every change of an entry's
+// class ends with a call of matchLocked.
 type partition struct {
 	r         *Repository
 	number    int
@@ -193,7 +194,8 @@ func (p *partition) allLocked() []*entry {
 	return entries
 }
 
-// moveLocked moves an entry to another class; gone is none.
+// moveLocked moves an entry to the set of another class, or out of all sets if that is gone. It
+// moves no data.
 func (p *partition) moveLocked(e *entry, to class) {
 	p.sets[e.class].Delete(e)
 	if e.class = to; to != gone {

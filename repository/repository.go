@@ -5,17 +5,28 @@
 //	 one a plan       between two             a queue
 //	                  operators
 //
-// Put lays a record out in the fastest memory with room and queues it; Take hands
-// the oldest batch over that can move to a state; Drain brings one after the other to
-// a tier, and Reader makes Arrow records of them again. Claim sets batches apart for a
-// task, which may fail and must leave them where they were; ClaimAll does so for a task
-// that needs the whole partition. Taking and counting do not depend on how many batches
-// there are.
+// Put lays a record out in the fastest memory with room and queues it. Take returns the oldest
+// batch that can move to a state. Drain fetches one batch after the other to a tier, and Reader
+// returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
+// fails; ClaimAll does so for a task that needs the whole partition. Counting takes constant time,
+// and taking a batch logarithmic time.
+//
+//	manager.go      the repositories of a plan, their order, and Clear
+//	repository.go   Put and PutBatch; notes what the batches' states are (store.BatchChanged)
+//	partition.go    the queue: which taker gets which batch
+//	take.go         Take; claim, with which every taker begins
+//	drain.go        Drain and Reader
+//	claim.go        Claim and ClaimAll
+//	ahead.go        prefetches what comes next
+//	close.go        CloseInput and Close
+//
+// A repository moves no bytes. Put, Drain and Reader call the Mover of package convert.
 //
 // # Order
 //
 // Batches leave a partition in the order of arrival. A taker waits for a batch that the monitor is
-// moving: a move waits for no memory and for no taker, so this ends. Waits end with their contexts.
+// moving. Such a wait is short, because the monitor's moves wait for no memory and for no taker.
+// Waits end with their contexts.
 // A batch whose move fails, or whose GPU is lost, stays first, and its taker gets the error.
 // Several takers of one partition get different batches, each in ascending order. Restored batches
 // return to their places. Consumers that need no order pass Unordered, and then skip what is in
@@ -30,9 +41,10 @@
 //
 // # Locks
 //
-// Each manager has a mutex of rank Manager, and each repository one of rank Repository. States of
-// batches are read under the latter. All that changes a batch, moves bytes, or calls an observer
-// happens with no lock held, between a claim, which reserves a batch for one taker, and its end.
+// Each manager has a mutex of rank Manager, and each repository one of rank Repository. A
+// repository reads the states of its batches under its mutex. It changes batches, moves bytes and
+// calls observers with no lock held. So that no other taker gets the batch meanwhile, a taker first
+// claims its entry (claim), and ends the claim with remove or putBack.
 //
 //	Monitor → [Manager] → [Repository] → Batch → Registry → Reservation → Space → …
 package repository
@@ -61,13 +73,13 @@ const defaultPartitions = 1 << 16
 
 // Options configures a repository. The zero value means the defaults.
 type Options struct {
-	// Schema is what all batches must have; nil: the first one that is put sets it.
+	// Schema is the schema of all batches; nil means that of the first batch.
 	Schema *arrow.Schema
-	// Partitions is how many there may be at most, numbered from 0. They are made
-	// when they are first used. 0 means 65,536.
+	// Partitions is the maximum number of partitions, which are numbered from 0. 0 means 65,536. A
+	// partition is made when it is first used.
 	Partitions int
-	// Placement is where Put lays batches by default; nil means the fastest tier with room now:
-	// GPU, then host, then disk.
+	// Placement is the spaces where Put lays batches out by default; nil means the fastest tier
+	// with room now: GPU, then host, then disk.
 	Placement reservation.Strategy
 }
 
@@ -93,9 +105,9 @@ type Repository struct {
 	life context.Context // ends, with the reason, when the repository is closed
 	end  context.CancelCauseFunc
 
-	ended chan struct{} // closed when the input is
+	ended chan struct{} // closed by CloseInput
 
-	nodes *btree.FreeListG[*entry] // shared by the sets of all partitions
+	nodes *btree.FreeListG[*entry] // nodes of the sets of all partitions, for reuse
 
 	mu struct {
 		lockrank.Mutex[lockrank.Repository]
@@ -103,12 +115,12 @@ type Repository struct {
 		learned     chan struct{} // closed when the schema is known or never will be
 		parts       map[int]*partition
 		entries     map[batch.ID]*entry
-		bytes       [tier.Disk + 1]int64 // by kind
-		rank        int
-		last        bool
+		bytes       [tier.Disk + 1]int64 // charged for the batches, by tier
+		rank        int                  // position in the plan: 0 for the scans; see batch.Place
+		last        bool                 // the plan's output
 		inputClosed bool
 		closed      bool
-		emptied     bool // closed, and nothing is left
+		emptied     bool // closed, and no batch is left
 	}
 }
 
@@ -186,13 +198,13 @@ func WithPlacement(s reservation.Strategy) PutOption {
 // WithoutWait makes Put return a tier.NoSpaceError where it would wait for room.
 func WithoutWait() PutOption { return func(o *putOptions) { o.noWait = true } }
 
-// Put copies rec into a batch at the end of the partition. It waits until there is room where the
-// placement says: by default for room anywhere, the fastest memory first. When all memories are
-// full, consumers go first: what comes up to them keeps room for one batch in each, and Put waits
-// until they have freed more. It returns a tier.NoSpaceError if nobody does for Config.StuckAfter.
-// The record stays the caller's. On an error nothing was put. A record of another schema is a
-// *SchemaError, a partition out of range matches ErrPartition, and a repository whose input is
-// closed matches tier.ErrClosed.
+// Put copies rec into a batch at the end of the partition. It waits for room in the spaces of the
+// placement: by default anywhere, the fastest memory first. When all memories are full, Put leaves
+// headroom in each: room for one batch, so that consumers can still fetch theirs. It then waits
+// until they have freed more, and returns a tier.NoSpaceError if nothing changes for
+// Config.StuckAfter. The record stays the caller's. After an error nothing was put. A record of
+// another schema is a *SchemaError, a partition out of range matches ErrPartition, and a repository
+// whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
 	if !r.m.calls.Enter() {
 		return r.closedError()
@@ -208,15 +220,15 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 	return nil
 }
 
-// discard drops a batch that no taker can get. The monitor may be moving it. discard waits for the end
-// of that move, also if the caller's context has ended, because no other code would drop the batch.
-// The wait is short: the monitor's moves wait for nothing. Once the mover is closed, only a program has
-// batches in transit. Such a batch is left to the owner of the Transit, and the error is the cause
-// of m.ended.
+// discard drops a batch that no taker can get. The monitor may be moving it. discard waits for the
+// end of that move, also if the caller's context has ended, because no other code would drop the
+// batch. The wait is short: the monitor's moves wait for nothing. Once the mover is closed, only a
+// program has batches in transit. Such a batch is left to the owner of the Transit, and the error
+// is the cause of m.ended.
 func (m *Manager) discard(b *batch.Batch) error { return b.Discard(m.ended) }
 
-// ingest makes a batch of rec that is fit for the partition and not yet in it, and returns the
-// order of its arrival.
+// ingest makes a batch of rec for the partition, without inserting it there, and returns its order
+// of arrival.
 func (r *Repository) ingest(
 	ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption,
 ) (_ *batch.Batch, seq uint64, _ error) {
@@ -238,7 +250,7 @@ func (r *Repository) ingest(
 	inside, done := r.within(ctx)
 	defer done()
 	if r.m.cfg.Origins {
-		of := events.From(ctx) // a task's, if it puts what it has made
+		of := events.From(ctx) // of a task, if a task calls Put
 		of.Plan, of.Operator, of.Port, of.Partition = place.Name, place.Operator, place.Port, partition
 		inside = events.With(inside, of)
 	}
@@ -260,8 +272,8 @@ func (r *Repository) ingest(
 	return b, place.Seq, nil
 }
 
-// admit refuses what cannot be put into the partition. Else it returns the place of a batch there,
-// without its seq.
+// admit returns an error if a batch of the schema cannot be put into the partition, and otherwise
+// the place of a batch there, without its seq.
 func (r *Repository) admit(partition int, schema *arrow.Schema) (batch.Place, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -286,13 +298,12 @@ func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
 	}
 }
 
-// PutBatch hands b over, whatever its state, and puts it at the end of the
-// partition; nothing is copied. On an error b stays the caller's: besides those of
-// Put, a batch that is in a repository already matches batch.ErrStored, one that
-// was dropped batch.ErrState, and one whose id the repository has already
-// ErrDuplicate. In a plan of an engine's a batch must be known to the engine, as one
-// that is made by Engine.NewBatch or with Engine.Observer is: another would never be moved or
-// kept, and is tier.ErrNotSupported.
+// PutBatch puts b at the end of the partition, whatever its state, and takes it over; it copies
+// nothing. After an error b stays the caller's. Beside the errors of Put, a batch that is already
+// in a repository matches batch.ErrStored, a dropped one batch.ErrState, and one whose id the
+// repository already has ErrDuplicate. In a plan of an engine, b must have been made by
+// Engine.NewBatch or with Engine.Observer: the engine would never evict or persist another, which
+// is tier.ErrNotSupported.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 	if b == nil {
 		return fmt.Errorf("repository %s: putting into partition %d: the batch is nil", r.key, partition)
@@ -304,8 +315,9 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 	return r.insert(partition, b, 0)
 }
 
-// insert takes b over, and sets its place. seq is its order of arrival. insert draws another one if a
-// batch of the partition has a later one: other calls may have seen that batch, so it stays before b.
+// insert takes b over, and sets its place. seq is its order of arrival. If the partition has a
+// batch with a later one, insert draws a new seq: other calls may have seen that batch, so it stays
+// before b.
 func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
 	var schema *arrow.Schema
 	if d := b.Info().Descriptor; d != nil {
@@ -320,7 +332,8 @@ func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
 	return err
 }
 
-// insertLocked returns the function that announces the batch's place, to be called with no lock held.
+// insertLocked returns the function that announces the batch's place, to be called with no lock
+// held.
 func (r *Repository) insertLocked(
 	partition int, b *batch.Batch, seq uint64, schema *arrow.Schema,
 ) (announce func(), err error) {
@@ -334,7 +347,8 @@ func (r *Repository) insertLocked(
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
-	// From here on changes come through BatchChanged.
+	// From here on the batch reports its changes to BatchChanged, with a later Version than now
+	// has.
 	now, announce, err := b.Inside().Store((*store)(r), r.placeLocked(seq, partition))
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
@@ -356,7 +370,7 @@ func (r *Repository) insertLocked(
 	return announce, nil
 }
 
-// settleAll gives the batches their places.
+// settleAll sets the places of all batches again, after the plan's order has changed.
 func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var announce []func()
@@ -369,10 +383,12 @@ func (r *Repository) settleAll() {
 	}
 }
 
-// store is the batch.Observer of a repository's batches. It hides BatchChanged from programs.
+// store is a Repository as the batch.Observer of its batches. The type hides BatchChanged from
+// programs.
 type store Repository
 
-// BatchChanged notes what state a batch is in.
+// BatchChanged moves the batch's entry to the set of its new state, and gives it to a waiting
+// taker.
 func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
 	r := (*Repository)(st)
 	r.mu.Lock()
@@ -383,12 +399,12 @@ func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
 	}
 }
 
-// noteLocked records a cut through the batch of an entry. It reports whether the caller must call
-// matchLocked. A dropped batch is removed, unless it is claimed: its claimer will find out.
+// noteLocked records what a batch is like now in its entry. It reports whether the caller must call
+// matchLocked. It removes a dropped batch, unless it is claimed: then the claimer does.
 func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool) bool {
 	r.mu.bytes[e.kind] -= e.bytes
 	e.kind, e.bytes, e.version = now.Space.Kind, now.Bytes, now.Version
-	if now.State == batch.Released { // there may be no further call when its memory is free
+	if now.State == batch.Released { // the batch makes no further call when its memory is freed
 		e.bytes = 0
 	}
 	r.mu.bytes[e.kind] += e.bytes
@@ -406,15 +422,15 @@ func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool) bool {
 	return true
 }
 
-// unclaimLocked ends a claim whose taker has failed: the batch is where it was, unless it was
-// dropped. The caller calls matchLocked.
+// unclaimLocked ends the claim of a taker that has failed. The entry returns to its place in the
+// order, unless its batch was dropped. The caller calls matchLocked.
 func (r *Repository) unclaimLocked(e *entry) {
 	if e.class != gone {
 		r.noteLocked(e, e.b.Inside().Cut(), false)
 	}
 }
 
-// putBack ends the claim of a call that has failed.
+// putBack is unclaimLocked with the lock. A waiting taker may then get the entry.
 func (r *Repository) putBack(e *entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -422,7 +438,8 @@ func (r *Repository) putBack(e *entry) {
 	e.part.matchLocked()
 }
 
-// remove ends a claim whose taker has the batch now.
+// remove ends the claim of a taker that owns the batch from now on: the batch leaves the
+// repository.
 func (r *Repository) remove(e *entry) {
 	r.mu.Lock()
 	if e.class != gone {
@@ -460,8 +477,8 @@ func (r *Repository) Total() int {
 }
 
 // Bytes returns how many bytes the repository's batches are charged in a tier. A batch that was
-// dropped counts nothing, although open handles may keep its memory for a while: it is not data
-// that a taker could get.
+// dropped does not count, although open handles may keep its memory for a while, because no taker
+// can get it.
 func (r *Repository) Bytes(k tier.Kind) int64 {
 	if !k.Valid() {
 		return 0
@@ -478,8 +495,8 @@ func (r *Repository) Partitions() []int {
 	return slices.Sorted(maps.Keys(r.mu.parts))
 }
 
-// Peek returns the oldest batch of a partition, which stays in it, and whether
-// there is one. By then another may have taken it.
+// Peek returns the oldest batch of a partition, and whether there is one. The batch stays in the
+// partition, so another caller may take it at any moment.
 func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -494,10 +511,10 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 	return e.b, true
 }
 
-// Batches goes through the batches that a partition holds when the iteration
-// begins, oldest first. They stay where they are: an engine that makes several passes works
-// on them in place, by creating a task, locking, and closing the handle. Others may
-// take or drop a batch meanwhile, so that any step on it may be a *batch.StateError.
+// Batches yields the batches that a partition holds when the iteration begins, oldest first. They
+// stay in the partition: a program that makes several passes uses them there, by CreateTask, Lock
+// and Close of the handle. Others may take or drop a batch meanwhile, so each of these calls may
+// return a *batch.StateError.
 func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
 	return func(yield func(*batch.Batch) bool) {
 		r.mu.Lock()

@@ -107,7 +107,7 @@ func (r *Repository) Take(
 	}
 }
 
-// mover returns how a batch is moved to a state.
+// mover returns the function that moves a batch to a state; it has nothing to do with Config.Mover.
 func (r *Repository) mover(to batch.State, o takeOptions) (want, func(*batch.Batch) error, error) {
 	switch {
 	case to == batch.Idle:
@@ -195,8 +195,9 @@ func (r *Repository) finish(e *entry, move func(*batch.Batch) error) error {
 	return nil
 }
 
-// claim waits for the oldest entry that the taker can have; without wait it returns nil if there is
-// none. The caller must end the claim, by remove or putBack.
+// claim waits for the oldest entry that the taker can have, and moves it to the class claimed, so
+// that no other taker gets it. Without wait it returns nil if there is none now. The caller must
+// end the claim, by remove or putBack. The exported Claim makes a longer one of several entries.
 func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (*entry, error) {
 	var e *entry
 	r.mu.Lock()
@@ -226,7 +227,7 @@ func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case wt.e != nil: // handed over just now, to a waiter that has given up
+	case wt.e != nil: // another goroutine gave us the entry at the same moment
 		r.unclaimLocked(wt.e)
 		p.matchLocked()
 	case wt.err == nil:

@@ -7,17 +7,28 @@
 //	                                ▼                        ▼
 //	                            tier.Space ◀─────────────────┘
 //
+//	manager.go       Reserve, TryReserve: finds a space with room, or becomes a waiter
+//	strategy.go      the candidates of a request, in order; spaces.go: the set of all spaces
+//	wait.go          waiters: how they wait, and how serve gives them room
+//	line.go          the line of one space: who is next, and charging the space
+//	reservation.go   Reservation: Alloc, Grow, Shrink, Release
+//	policy.go        options: what happens when a reservation is used up; where its bytes come from
+//	demand.go        what the waiters need, for the monitor
+//	owner.go         tasks that hold and wait; books.go, progress.go, deadlock.go: deadlocks
+//	blocked.go       counts waits by owner; longwait.go reports long ones; oom.go: WithOutOfMemory
+//
 // # Ownership
 //
-// The caller of Reserve owns the Reservation and must Release it once. Its bytes are charged to
-// its space from the start. So an allocation within the promise never fails for want of room,
-// unless what is free lies in pieces. The caller of Alloc owns the Buffer, which may outlive the
-// reservation. A buffer that is freed before Release makes its bytes unused again; afterwards
-// they go to the space. While a device still works on it they are in neither. It is credited where
-// it was charged, on whichever goroutine it is freed.
+// The caller of Reserve owns the Reservation and must Release it once. Its bytes are charged to its
+// space from the start. So an allocation within the promise never fails for want of room, unless
+// the free room is in pieces. The caller of Alloc owns the Buffer, which may outlive the
+// reservation. When a buffer is freed before Release, its bytes are unused again; afterwards they
+// return to the space. While a device still works on the buffer they are in neither. Any goroutine
+// may free it.
 //
-// A Manager owns neither the spaces nor the reservations. It has no goroutine but that of a timer
-// while a request waits. Close ends all waits and refuses new requests; promises stay good.
+// A Manager owns neither the spaces nor the reservations. Its only goroutine is that of a timer
+// while a request waits. Close ends all waits and refuses new requests; open reservations stay
+// valid.
 //
 // # Waiting
 //
@@ -27,11 +38,11 @@
 // its context, by Close, by Refuse, by a DeadlockError, or when its last candidate is lost. Grow
 // waits like a new request, last in line. Alloc does not wait for releases.
 //
-// Each space serves its line in the order of arrival. While the head does not fit, others that do
-// may be served before it, waiting or new, but only Config.Bypass of them. Then the door is shut:
-// what is freed adds up until the head fits. The count starts again with each head, so a request
-// that has k others before it can be passed by k+1 times as many. TryReserve, Grow, TryGrow and the
-// policies Ignore and Increase pass through the same door.
+// Each space serves its line in the order of arrival. While the head, its oldest waiter, does not
+// fit, up to Config.Bypass other requests that fit may be served before it, waiting or new. Each
+// takes one pass. When no pass is left, the door is shut: freed bytes add up until the head fits. A
+// new head brings new passes, so a request that has k others before it can be passed by k+1 times
+// as many. TryReserve, Grow, TryGrow and the policies Ignore and Increase go through the same door.
 //
 // # Deadlocks
 //
@@ -67,7 +78,8 @@
 //
 //	… → Batch → Registry → Reservation → Space → Ledger → …
 //
-// So a waiter is picked under the lock, charged without it, and served under it again, which
-// fails if its wait has ended meanwhile. Strategies, subscribers, pools, hooks, Movable and the
-// callback of Refuse are called without locks, and waiters are woken without.
+// So serve picks a waiter under the lock, charges the space without it, and takes the lock again to
+// end the wait, which fails if the wait has ended meanwhile. The package calls strategies,
+// subscribers, pools, hooks, Movable and the callback of Refuse, and wakes waiters, with no lock
+// held.
 package reservation

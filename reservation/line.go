@@ -11,25 +11,24 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// line is a space and its waiters.
+// line is a space and its waiters. One that has several candidates is in several lines.
 //
-// Freed bytes are not handed to the head; its bell is rung, and when it runs it
-// takes them, or gives them to others that fit. Until then a goroutine that is
-// running may have them, for a pass. Otherwise every release among goroutines that
-// contend for a few slots would have to wait for another goroutine to be
-// scheduled before the bytes are used again.
+// A release does not give the freed bytes to the head. It rings the head's bell, and when the head
+// runs, it takes the bytes or gives them to others that fit. Until then a request of a running
+// goroutine may take them, for a pass. Otherwise goroutines that contend for a few slots would, at
+// every release, wait for another goroutine to be scheduled before the bytes are used again.
 type line struct {
 	m     *Manager
 	index int // in Manager.lines
 	space *tier.Space
-	hint  string
-	// lowest is whether no space is of a slower tier, so that nothing is ever moved away.
+	hint  string // the setting that would make the space larger, for errors
+	// lowest is whether there is no slower tier, so that nothing can be evicted from the space.
 	lowest bool
 
-	arriving atomic.Int64 // see Arriving
+	arriving atomic.Int64 // see Manager.Inside().Arriving
 
 	records sync.Pool     // of *record, none of which is in use
-	made    atomic.Uint32 // records so far
+	made    atomic.Uint32 // how many records were made
 
 	// waits are the waiters. Manager.mu guards it, except for what takes no lock.
 	waits waitline.Line[*slot]
@@ -38,15 +37,15 @@ type line struct {
 	dirty atomic.Bool
 	limit atomic.Int64 // the space's limit when the line was last filled; written under Manager.mu
 
-	holdings atomic.Pointer[dated] // the last that an error names
-	looking  atomic.Bool           // somebody looks them up
+	holdings atomic.Pointer[dated] // the holders that errors name, as last looked up
+	looking  atomic.Bool           // a goroutine is looking them up
 
 	attending bool // there are waiters, and the space knows; guarded by Manager.mu
 }
 
 const maxBypass = 1 << 20
 
-// nothing is a charge that never fits.
+// nothing is the charge of a request that can never fit; it is larger than any room.
 const nothing = waitline.Nothing
 
 func newLine(m *Manager, sp *tier.Space) *line {
@@ -57,9 +56,9 @@ func newLine(m *Manager, sp *tier.Space) *line {
 	return l
 }
 
-// charge returns what bytes take out of the space, or nothing, which never
-// fits, if it is more than there is, or the space is lost. (So that a pool need not round a number
-// that overflows.)
+// charge returns what the space charges for a buffer of bytes. It returns the constant nothing if
+// that is more than the capacity or the space is lost; a pool then need not round a number that
+// overflows.
 func (l *line) charge(bytes int64) int64 {
 	if bytes > l.space.Capacity() || l.space.Lost() != nil {
 		return nothing
@@ -67,8 +66,8 @@ func (l *line) charge(bytes int64) int64 {
 	return l.space.Charge(bytes)
 }
 
-// take charges the space for a request that has not waited: what least bytes need, or more, up
-// to most, if there is more. It returns how much it charged.
+// take charges the space for a request that has not waited, if the line lets it in (enter): what
+// least bytes need, or up to what most bytes need. It returns how much it charged.
 func (s *slot) take(least, most int64) (n int64, ok bool) {
 	l := s.line
 	if most == 0 && s.need == 0 {
@@ -89,7 +88,8 @@ func (s *slot) take(least, most int64) (n int64, ok bool) {
 	return n, ok
 }
 
-// takeAt is take of a fixed size, for a record that parks there; need is above 0.
+// takeAt is take for a fixed size above 0. It prefers bytes that were parked under the record's
+// number.
 func (l *line) takeAt(at uint32, need int64) bool {
 	if l.waits.Door().Open() {
 		return l.space.Inside().TryReserveAt(at, need)
@@ -98,12 +98,13 @@ func (l *line) takeAt(at uint32, need int64) bool {
 	return ok
 }
 
-// ask is a request for need bytes, which l charges.
+// ask returns a slot for a request of need bytes in l, as the space charges them.
 func (l *line) ask(need int64) *slot { return &slot{line: l, need: need} }
 
-// enter lets a request in that has not waited: freely if the line is empty, else with a pass of
-// the door's, which the caller uses or gives back. It is false if the door is shut or there is
-// too little room. What may use the headroom needs no pass where the head leaves that free.
+// enter reports whether a request that has not waited may try to charge the space. If the line is
+// empty it always may. Otherwise it needs a pass from the door, which the caller uses or gives
+// back. It may not if the door is shut or there is too little room. A request that may use headroom
+// needs no pass while the head waits only because it leaves headroom free.
 func (s *slot) enter() (door waitline.Door, ok bool) {
 	l := s.line
 	for {
@@ -121,15 +122,16 @@ func (s *slot) enter() (door waitline.Door, ok bool) {
 	}
 }
 
-// keeps reports whether the head of the line leaves headroom free.
+// keeps reports whether the head of the line leaves headroom free, and has not waited too long for
+// it.
 func (l *line) keeps() bool {
 	head := l.waits.Head()
 	return head != nil && head.Of.keeps && !head.Of.w.spent.Load()
 }
 
-// fillPassing is fill with a pass of door's, which the caller gives back if there is no room. If a
-// pool or a quota panics, it gives the pass back itself. No waiter is served then: the serving
-// goroutine may be the one that panics, and would record nothing any more.
+// fillPassing is fill for a request that has a pass from door. The caller gives the pass back if
+// there is no room. If a pool or a quota panics, fillPassing does, without serving waiters: the
+// goroutine that panics may be the one that serves them.
 func (s *slot) fillPassing(door waitline.Door, spare, least, most int64) (n int64, ok bool, err error) {
 	returned := false
 	defer func() {
@@ -142,8 +144,8 @@ func (s *slot) fillPassing(door waitline.Door, spare, least, most int64) (n int6
 	return n, ok, err
 }
 
-// unpass gives back a pass that was taken from door. While it was out, the door
-// may have looked shut to a waiter that could have run.
+// unpass gives back a pass that was taken from door, and serves waiters: one that fits may have
+// found the door shut meanwhile.
 func (l *line) unpass(door waitline.Door) {
 	if l.waits.GiveBack(door) {
 		l.dirty.Store(true)
@@ -151,9 +153,10 @@ func (l *line) unpass(door waitline.Door) {
 	}
 }
 
-// fill charges the space, with or without waiters. No lock may be held, because the space calls its
-// listeners. An error is not about room: the space's quota cannot report whether there is any, and
-// asking it again would not end.
+// fill charges the space, and leaves spare bytes free. It does not look at the line. No lock may be
+// held, because the space calls its listeners. It returns false if there is no room. An error means
+// that the space's quota failed and cannot report whether there is room, so trying again is
+// useless.
 func (s *slot) fill(spare, least, most int64) (int64, bool, error) {
 	l := s.line
 	for {
@@ -180,14 +183,15 @@ func (s *slot) fill(spare, least, most int64) (int64, bool, error) {
 	}
 }
 
-// changed is called by the space after each change, without locks.
+// changed is the line's subscription to the space: it is called after each change, with no lock
+// held. After a release it rings the head's bell if a waiter may fit now.
 func (l *line) changed(_ *tier.Space, pressed bool) {
 	// A new waiter shuts the door first and looks for room then. A release does it the other way
 	// round. So one of the two sees the other.
 	if pressed {
 		return
 	}
-	if l.space.Room() != l.limit.Load() { // seldom; some waiters may not be in the line
+	if l.space.Room() != l.limit.Load() { // rare; serve then rebuilds the line, see refreshLocked
 		l.dirty.Store(true)
 		l.m.serve()
 		return
@@ -213,8 +217,9 @@ func (l *line) changed(_ *tier.Space, pressed bool) {
 	}
 }
 
-// attendLocked has the space report every release while there are waiters. It is called after each
-// change of the waiters.
+// attendLocked makes the space report every release while the line has waiters: otherwise the space
+// may park released bytes silently (see tier's Attend). It is called after each change of the
+// waiters.
 func (l *line) attendLocked() {
 	switch waits := l.waits.Len() > 0; {
 	case waits && !l.attending:
@@ -225,9 +230,9 @@ func (l *line) attendLocked() {
 	l.attending = l.waits.Len() > 0
 }
 
-// pickLocked returns the waiter to serve from the room that there is: the head, or else the oldest
-// that fits, while the door is open. For the latter it takes a pass, and returns the door that it
-// is from.
+// pickLocked returns the waiter to serve with the present room: the head, or else the oldest that
+// fits, while the door has passes. For the latter it takes a pass, and returns the door. It returns
+// nil if no waiter can be served.
 func (l *line) pickLocked() (s *slot, door waitline.Door) {
 	room := l.space.Available()
 	head := l.waits.Head()
@@ -265,8 +270,8 @@ func (l *line) upwardLocked(room int64) *slot {
 	return nil
 }
 
-// exceeded is the error of a request that can never fit: that it is too large, or that the space is
-// lost.
+// exceeded returns the error of a request that can never fit: an *ExceededError, or a
+// *tier.LostError.
 func (l *line) exceeded(bytes int64) error {
 	if err := l.space.Lost(); err != nil {
 		return err
@@ -276,7 +281,8 @@ func (l *line) exceeded(bytes int64) error {
 	}
 }
 
-// full is the error of a request that does not fit now.
+// full returns the error of a request that does not fit now. Its Cause tells whether the room is
+// kept for older requests or as headroom.
 func (s *slot) full() *tier.NoSpaceError {
 	l := s.line
 	e := &tier.NoSpaceError{Space: l.space.ID(), Requested: s.need, Available: l.space.Available(), Hint: l.hint}

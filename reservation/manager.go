@@ -48,16 +48,19 @@ type Config struct {
 	// nothing can be moved.
 	Movable func(tier.ID) bool
 	// Clear is called when promised bytes cannot be allocated because the free room is in pieces
-	// (tier.NoSpaceError.Largest). It may move batches out of the space, and calls enough after
-	// each, until that returns true. It runs on the goroutine that allocates, with no lock held,
-	// and must not wait for any release. Nil means that nothing is moved.
+	// (tier.NoSpaceError.Largest). It may evict batches from the space, and calls enough after each
+	// until enough returns true. It runs on the goroutine that allocates, with no lock held, and
+	// must not wait for any release. Nil means that nothing is evicted. An engine sets
+	// Monitor.Clear.
 	Clear func(space tier.ID, enough func() bool)
-	// Headroom returns how many bytes of a space a request for need bytes, that is Incoming or
-	// MovedFrom a faster tier, leaves free for what is brought there to be opened. It is called
-	// with no lock held, and must not call Close. Nil means 0.
+	// Headroom returns how many bytes of a space stay free after a request for need bytes whose
+	// data is not going to be used at once: an Incoming one, or one MovedFrom a faster tier.
+	// Consumers use the headroom to fetch batches when all tiers are full. It is called with no
+	// lock held, and must not call Close. Nil means 0.
 	Headroom func(space tier.ID, need int64) int64
-	// Holders says who holds the bytes of a space, for LongWait and for errors of waits that took
-	// long. It is called with no lock held, and must not call Close. Nil means Manager.Holdings.
+	// Holders returns the holders of the bytes of a space, for LongWait and for errors of waits
+	// that took long. It is called with no lock held, and must not call Close. Nil means
+	// Manager.Holdings.
 	Holders func(tier.ID) (tier.Holdings, bool)
 	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
@@ -81,42 +84,41 @@ func (c Config) validate() error {
 }
 
 // Manager promises bytes of a fixed set of spaces. It is safe for concurrent use. The package
-// documentation says how it is fair and what it locks.
+// documentation describes its fairness and its locks.
 type Manager struct {
 	spaces *Spaces
-	lines  []*line // as spaces.all
+	lines  []*line // one for each of spaces.all, in the same order
 	config Config
 
 	closed   atomic.Bool
-	serving  atomic.Int64 // calls of serve that are not answered yet; see serve
+	serving  atomic.Int64 // calls of serve since it last found nothing to do; see serve
 	waits    histogram.Durations
 	blocked  blocked
-	made     time.Time
-	scratch  sync.Pool // of *scratch
-	bells    sync.Pool // of the bells of waiters, which may have been rung
-	progress progress
-	patience gate.Alarm // for reportLong, while there are waiters
-	panics   guard.Log  // of what the configuration and subscribers call
+	made     time.Time  // when the manager was made: waits count from it
+	scratch  sync.Pool  // of *scratch
+	bells    sync.Pool  // of waiter.bell; one may have been rung
+	progress progress   // detects deadlocks
+	patience gate.Alarm // calls reportLong while there are waiters
+	panics   guard.Log  // of the functions of config, and of subscribers
 	open     sync.Map   // of Reservation; only in an invariants build
 
-	subscribers notify.List // to demand
+	subscribers notify.List // see OnDemand
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
 		seq     uint64   // of the youngest waiter
-		ring    waiter   // is none: the oldest is next, and the youngest before
-		waiting int64    // how many are in the ring
-		served  *waiter  // that waits still, though its bytes may be charged already
-		special int      // waiters with several candidates, or with headroom
-		cancels []func() // ends the subscriptions to the spaces
+		ring    waiter   // the anchor of the list of waiters: next is the oldest, prev the youngest
+		waiting int64    // length of the list
+		served  *waiter  // the one that serve is charging a space for; nil if none
+		special int      // waiters with several candidates, or that leave headroom free
+		cancels []func() // end the subscriptions to the spaces
 	}
 }
 
-// scratch is what a request looks its candidates up in; it is pooled because
-// what is given to a Strategy would have to be allocated otherwise.
+// scratch holds the candidates of one request. It is pooled, so that a request does not allocate.
 type scratch struct {
-	spaces []*tier.Space
-	slots  []slot
+	spaces []*tier.Space // what the Strategy returned
+	slots  []slot        // the request in each of them
 }
 
 // NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
@@ -174,7 +176,8 @@ func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, o
 	return m.reserve(ctx, true, s, min, max, opts)
 }
 
-// reserve does all three.
+// reserve is Reserve, TryReserve and ReserveUpTo. It charges the first candidate that has room
+// (place). If none has and wait is set, it waits (see wait). Then it opens the reservation.
 func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, most int64, opts []Option) (Reservation, error) {
 	o, err := gather(opts)
 	switch {
@@ -227,8 +230,9 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	return at.record().open(bytes, o), nil
 }
 
-// single returns the line of a request that can only be for one space and has a fixed size, and
-// what it charges. It is nil for all other requests and for those that never fit.
+// single is a fast path: it returns the line of a request that has a fixed size and one possible
+// space, and what the space charges for it. It returns nil for other requests, and for those that
+// never fit.
 func (m *Manager) single(s Strategy, least, most int64) (*line, int64) {
 	if least != most {
 		return nil, 0
@@ -254,8 +258,8 @@ func (m *Manager) single(s Strategy, least, most int64) (*line, int64) {
 }
 
 // place charges the first candidate that has room below its trigger, or else the first that has
-// room, and returns which and how much. If none has, a request that could fit becomes a waiter, or
-// is refused if it does not wait.
+// room, and returns its line and how much it charged. If none has, it returns a new waiter, which
+// is not in line yet; without wait, or if the request can never fit, it returns an error.
 func (q *scratch) place(wait bool, least, most int64) (*line, int64, *waiter, error) {
 	for i := range q.slots {
 		c := &q.slots[i]
@@ -289,8 +293,8 @@ func (q *scratch) place(wait bool, least, most int64) (*line, int64, *waiter, er
 	return nil, 0, newWaiter(q.slots, least, most), nil
 }
 
-// addHeadroom notes which of the slots leave headroom free, or what is above the stop mark, and
-// which may use headroom.
+// addHeadroom sets which of the slots leave headroom free and how much, and which may use it. A
+// prefetch (early) also leaves free what is above the stop mark.
 func (m *Manager) addHeadroom(slots []slot, o origin) {
 	for i := range slots {
 		s := &slots[i]
@@ -359,8 +363,8 @@ func exceeded(slots []slot) error {
 	return best.line.exceeded(best.need)
 }
 
-// WaitStats says how long finished waits took, however they ended, and how many are not over. Requests
-// that did not have to wait are not counted.
+// WaitStats says how long finished waits took, however they ended, and how many are not over.
+// Requests that did not have to wait are not counted.
 type WaitStats struct {
 	Count int64
 	Total time.Duration // of all together; they may overlap

@@ -13,27 +13,33 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Reservation is a promise of bytes in one space, from which buffers are drawn. It must be
-// released once. It is safe for concurrent use, and buffers may be freed from any goroutine.
+// Reservation is a promise of bytes in one space, from which Alloc draws buffers. The caller must
+// release it once. It is safe for concurrent use, and buffers may be freed from any goroutine.
 //
-// It is a small value, to be copied and compared: its copies are the same promise. The zero value
-// is none: it has no space, and everything but Release of it is tier.ErrReleased.
+// It is a small value that may be copied and compared; copies are the same promise. The zero value
+// is no reservation: it has no space, its Release does nothing, and its other methods return
+// tier.ErrReleased.
+//
+// At any moment its bytes are either unused or drawn, that is charged to buffers:
+//
+//	unused ──Alloc──▶ drawn ──buffer freed, Credit──▶ unused, or free after Release
 type Reservation struct {
 	rec *record
-	gen uint64 // of rec when it was taken; afterwards another reservation may use rec
+	gen uint64 // the generation of rec that is this reservation; others may use rec before and after
 }
 
 // IsZero reports whether r is the zero value, and so no reservation.
 func (r Reservation) IsZero() bool { return r.rec == nil }
 
-// record holds the books of a reservation. When that is released, another one uses the record: so
-// reserving does not allocate, and buffers that are out keep no records. Its generation
-// distinguishes them.
+// record holds the counts of a reservation. After Release another reservation in the same space
+// uses the record, so that reserving does not allocate. The generation distinguishes the two:
+// buffers of the first are credited with the first's generation, and no longer count for the
+// second.
 type record struct {
-	line *line  // of all its reservations
-	at   uint32 // says where the space may keep the bytes for the next one
+	line *line  // the line of its space
+	at   uint32 // where the space may park the released bytes for the next reservation; see tier's UnreserveAt
 
-	account tier.Account // *creditor: what its buffers have a pointer to
+	account tier.Account // the record as a *creditor: buffers have a pointer to this field
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]        // never held with the manager's, which has the same rank
@@ -45,11 +51,11 @@ type record struct {
 		optioned                             bool      // there are options: most have none
 		options                              options
 		arriving                             int64            // its part of line.arriving
-		stack                                invariants.Trace // where it was taken; only in an invariants build
+		stack                                invariants.Trace // where it was reserved; only in an invariants build
 	}
 }
 
-// record returns a record for a new reservation.
+// record returns an unused record for a new reservation in l's space.
 func (l *line) record() *record {
 	if r, ok := l.records.Get().(*record); ok {
 		return r
@@ -59,7 +65,7 @@ func (l *line) record() *record {
 	return r
 }
 
-// open opens a reservation of bytes that are charged.
+// open makes r a reservation of bytes that the space has already been charged.
 func (r *record) open(bytes int64, o options) Reservation {
 	// Not locked: a reservation of an earlier generation reads only the generation, which stays.
 	v := Reservation{r, r.mu.gen}
@@ -95,8 +101,8 @@ func (r Reservation) lock() *record {
 // goneLocked reports whether the reservation of that generation was released.
 func (r *record) goneLocked(gen uint64) bool { return r.mu.gen != gen || r.mu.released }
 
-// recycle hands r on. An invariants build keeps each record as it was, for the stack of
-// a second release.
+// recycle makes r available to the next reservation. An invariants build does not, because a second
+// release panics with the record's stack.
 func (r *record) recycle() {
 	if !invariants.Enabled {
 		r.line.records.Put(r)
@@ -166,8 +172,8 @@ func (r Reservation) settings() (o options, open bool) {
 	return rec.mu.options, true
 }
 
-// unusedLocked is what the space's books have as reserved for the record, except for what
-// a call has charged and not settled yet.
+// unusedLocked returns how many promised bytes are in no buffer. The space's ledger has them as
+// reserved. It may have more, which a call has charged and not added to the promise yet.
 func (r *record) unusedLocked() int64 {
 	if r.mu.released {
 		return 0
@@ -176,11 +182,11 @@ func (r *record) unusedLocked() int64 {
 }
 
 // Alloc draws a buffer of size bytes in one piece, which the caller must release. It takes
-// Space.Charge(size) bytes. If that is more than is unused, the policy decides, and a refusal is an
-// ExceededError. In a lost space it is a tier.LostError. Alloc does not wait for releases. Where
-// the room is in pieces it waits for Config.Clear, and if that is not enough, it returns a
-// tier.NoSpaceError with the length of the largest piece. On an error the reservation is as it was.
-// A size of 0 gives a nil buffer.
+// Space.Charge(size) bytes. If fewer are unused, the policy (LimitPolicy) decides, and a refusal is
+// an ExceededError. In a lost space the error is a tier.LostError. Alloc does not wait for
+// releases. If the free room is in pieces, it calls Config.Clear, which may evict batches. If that
+// is not enough, it returns a tier.NoSpaceError with the length of the largest piece. After an
+// error the reservation is as it was. A size of 0 gives a nil buffer.
 func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
 
 // AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
@@ -211,7 +217,8 @@ func inPieces(err error) bool {
 	return errors.As(err, &full) && full.Largest > 0
 }
 
-// allocCleared has others moved out of the way of an allocation that failed with err.
+// allocCleared calls Config.Clear for an allocation that failed with err because the free room is
+// in pieces. Config.Clear evicts batches until the allocation succeeds.
 func (r Reservation) allocCleared(size int64, cuts []int64, a *tier.Account, err error) (*tier.Buffer, error) {
 	if o, open := r.settings(); !open || o.policy.asIs {
 		return nil, err
@@ -227,7 +234,8 @@ func (r Reservation) allocCleared(size int64, cuts []int64, a *tier.Account, err
 	return b, err
 }
 
-// drawer is a Reservation as conversions, copies and streams see it.
+// drawer has the methods of a Reservation that only this module's packages call. It is what the
+// types inside of other packages are.
 type drawer struct{ Reservation }
 
 // Inside returns what only this module's packages do with a reservation.
@@ -239,7 +247,8 @@ func (r drawer) IsOpen() bool {
 	return open
 }
 
-// AllocFor is Alloc with another account, which front returns, in front of the reservation's.
+// AllocFor is Alloc with the account that front returns. That account gets the credit for the
+// buffer first, and may pass it on to the reservation's account, which front is given.
 func (r drawer) AllocFor(size int64, front func(tier.Account) tier.Account) (*tier.Buffer, error) {
 	if r.rec == nil {
 		return nil, errReleased("alloc")
@@ -281,8 +290,8 @@ func (r Reservation) tryAlloc(size int64, cuts []int64, a *tier.Account) (*tier.
 	return b, nil
 }
 
-// Revive is Alloc onto the memory of a copy that lies in r's space, which the caller has taken.
-// bufs are all that it consists of. On an error they are a copy still.
+// Revive is Alloc of memory that a clean image in r's space already has. The caller has taken the
+// clean image c; bufs are all its buffers. After an error they are still a clean image.
 func (r drawer) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if r.rec == nil {
 		return errReleased("revive")
@@ -298,8 +307,8 @@ func (r drawer) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	return nil
 }
 
-// draw moves charge bytes from unused to drawn, and makes them so that many are
-// there if the policy says so. It returns by how much the promise grew.
+// draw moves charge bytes from unused to drawn. If fewer are unused, it charges the space for the
+// rest where the policy allows that. It returns by how much the promise grew.
 func (r Reservation) draw(charge int64) (grown int64, err error) {
 	rec, space := r.rec, r.rec.line.space
 	var extra int64 // charged beyond what was unused
@@ -340,7 +349,8 @@ func (r Reservation) draw(charge int64) (grown int64, err error) {
 	}
 }
 
-// beyond charges the space for what an allocation lacks, as the policy says.
+// beyond charges the space for the shortfall of an allocation, if the policy allows it, and returns
+// how much it charged.
 func (l *line) beyond(p LimitPolicy, shortfall int64) (int64, bool) {
 	switch p.kind {
 	case policyIncrease:
@@ -368,12 +378,13 @@ func (r Reservation) undraw(charge, grown int64) {
 	r.Space().Inside().Unreserve(spare)
 }
 
-// creditor is a record as the tier.Account of buffers, of all its reservations.
+// creditor is a record as the tier.Account of its buffers, for all generations.
 type creditor record
 
-// Credit takes n bytes back that a buffer was charged and that are reclaimed. A
-// promise that was overdrawn gives the space its part first. After Release all
-// of it is the space's.
+// Credit is called by the space when a buffer of generation gen, charged n bytes, was freed and its
+// memory reclaimed. While that reservation is open, the bytes are unused again. If the reservation
+// is overdrawn, they first make up for that, and return to the space. After Release Credit returns
+// false, and all bytes are the space's.
 func (a *creditor) Credit(gen uint64, n int64) bool {
 	r := Reservation{(*record)(a), gen}.lock()
 	if r == nil {
@@ -388,8 +399,8 @@ func (a *creditor) Credit(gen uint64, n int64) bool {
 	return true
 }
 
-// OwnerOf returns the name of the owner of the reservation of a generation, "" if it has none or was
-// released, and whether data is moved into it.
+// OwnerOf returns the name of the owner of the reservation with that generation, "" if it has none
+// or was released, and whether the reservation is for a move (see Moving).
 func (a *creditor) OwnerOf(gen uint64) (owner string, moves bool) {
 	o, _ := Reservation{(*record)(a), gen}.settings()
 	return o.owner.label(), o.policy.moves

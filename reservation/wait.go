@@ -19,9 +19,9 @@ type waiter struct {
 	slots       []slot
 	bell        chan struct{} // rung, without locks, when the wait is over or there are waiters to serve; another's afterwards
 	over        atomic.Bool   // set under Manager.mu, when the outcome is
-	single      [1]slot       // what slots is for most
-	owner       *Owner        // whose it is, or nil
-	tells       []func()      // for waits that gave way to it; guarded by Manager.mu until it is over
+	single      [1]slot       // the memory of slots, if there is one candidate
+	owner       *Owner        // the task that waits, or nil
+	tells       []func()      // called when the wait is over: see DeadlockError.Wait; guarded by Manager.mu until then
 
 	// Guarded by Manager.mu; the outcome may be read when over is set.
 	spent      atomic.Bool   // it has waited so long that it leaves no headroom; set under Manager.mu
@@ -34,16 +34,17 @@ type waiter struct {
 	nextOver   *waiter
 }
 
-// slot is a waiter's place in one line.
+// slot is a request in one of its candidate spaces. If the request waits, place is its position in
+// the space's line; a request that does not wait uses the other fields alone.
 type slot struct {
-	w     *waiter
+	w     *waiter // nil if the request does not wait
 	line  *line
 	need  int64 // bytes that the space charges
 	asked int64 // bytes asked for here
 	held  int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
-	spare int64 // bytes that it leaves free beside: headroom; see wants. In a line Manager.mu guards it
-	keeps bool  // it leaves headroom free, if there is any
-	// upward is whether it may use headroom, ahead of those that leave it free.
+	spare int64 // bytes that it leaves free: headroom; see wants. In a line Manager.mu guards it
+	keeps bool  // it leaves headroom free
+	// upward is whether it may use headroom, and goes ahead of those that leave it free.
 	upward bool
 	place  waitline.Place[*slot]
 }
@@ -57,8 +58,8 @@ func (s *slot) pushLocked() {
 	s.line.attendLocked()
 }
 
-// wants returns what must be free for the request: what it needs and the headroom, but no more than
-// there ever is.
+// wants returns how many bytes must be free to serve the request: its need and the headroom that it
+// leaves, but at most all room that the space can have.
 func (s *slot) wants() int64 {
 	if s.spare == 0 {
 		return s.need
@@ -67,26 +68,26 @@ func (s *slot) wants() int64 {
 	return s.need + max(0, min(s.spare, sp.Room()-s.need, sp.Inside().Ceiling()-sp.Inside().Held()-s.need))
 }
 
-// spared is the part of wants that stays free.
+// spared returns the headroom in wants: what stays free when the request is served.
 func (s *slot) spared() int64 { return s.wants() - s.need }
 
 // fits reports whether the request could be served under a limit, were the space
 // empty.
 func (s *slot) fits(limit int64) bool { return s.need <= limit-s.held }
 
-// calm reports whether the request, put here, would have nothing moved away: the pressure stays
-// below the trigger, or there is no slower tier. It is asked without the charge, so requests at
-// the same time may reach the trigger together.
+// calm reports whether serving the request here would not start the monitor: the pressure stays
+// below the trigger, or there is no slower tier. Nothing is charged yet, so several requests at the
+// same time may reach the trigger together.
 func (s *slot) calm() bool {
 	sp := s.line.space
 	return s.need <= sp.Room() && (s.line.lowest || s.need < sp.Trigger()-sp.PressureBytes())
 }
 
-// exceeded is the error of a request that does not fit any more. What Grow has already
-// is part of what is too much.
+// exceeded returns the error of a request that can no longer fit. It counts the bytes that Grow
+// already has.
 func (s *slot) exceeded() error { return s.line.exceeded(s.need + s.held) }
 
-// over lists waiters whose wait is over, to be woken when the lock is not held.
+// over lists waiters whose waits have ended under the lock, to be woken after unlocking.
 type over struct{ first *waiter }
 
 func (o *over) add(w *waiter) { w.nextOver, o.first = o.first, w }
@@ -102,11 +103,11 @@ func (o *over) wake() {
 	}
 }
 
-// ring makes w look whether its wait is over, and serve others if not.
+// ring wakes w, which checks whether its wait is over, and otherwise calls serve. It never blocks.
 func (w *waiter) ring() {
 	select {
 	case w.bell <- struct{}{}:
-	default: // it will look anyway
+	default: // a wake-up is already pending
 	}
 }
 
@@ -160,7 +161,8 @@ func (m *Manager) waitersLocked() iter.Seq[*waiter] {
 	}
 }
 
-// special reports whether w has several candidates, or leaves headroom free.
+// special reports whether w has several candidates, or leaves headroom free. While there are such
+// waiters, Waiting cannot use the sums of the lines.
 func (w *waiter) special() bool { return len(w.slots) > 1 || w.first().keeps }
 
 // String is for error messages.
@@ -172,9 +174,12 @@ func (w *waiter) String() string {
 	return s
 }
 
-// wait puts w into its lines and returns when it was served, with what it was
-// charged, or when the wait ended otherwise. Its owner is the one that was named, or the context's:
-// that is looked up only here, so that a request that is served at once does not pay for it.
+// wait puts w into its lines and waits. It returns the line that served w and how many bytes that
+// charged, or the error that ended the wait. The owner of the wait is named or, if that is nil, the
+// context's, which is looked up only here because a request that is served at once does not need
+// it.
+//
+// The waiting goroutine also serves others: each time its bell rings it calls serve.
 func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int64, error) {
 	if w.owner = named; named == nil {
 		w.owner = OwnerOf(ctx)
@@ -185,7 +190,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 	w.begun, w.due = time.Since(m.made), longWaitAfter // which is cheaper than time.Now
 	w.bell = m.bells.Get().(chan struct{})
 	err := m.enqueue(w)
-	m.serve() // what was freed before w was in line
+	m.serve() // bytes may have been freed just before w was in line
 	if err != nil {
 		return nil, 0, err
 	}
@@ -211,14 +216,14 @@ func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int
 		m.waits.Record(took)
 		m.blocked.add(w.owner, took)
 	}
-	m.bells.Put(w.bell) // a late ring wakes another waiter, which looks and waits on
+	m.bells.Put(w.bell) // a late ring wakes the next user of the bell, which then goes on waiting
 	if w.err == nil {
 		w.owner.gotPast(w.charged)
 	}
 	return w.from, w.charged, w.err
 }
 
-// enqueue puts w at the end of all its lines. The caller must call serve then.
+// enqueue puts w at the end of all its lines. The caller must call serve afterwards.
 func (m *Manager) enqueue(w *waiter) error {
 	var done over
 	defer done.wake()
@@ -285,8 +290,8 @@ func (m *Manager) failLocked(w *waiter, err error, done *over) {
 	m.leaveLocked(w, done)
 }
 
-// end calls f, which may end waits, with the lock held. It then wakes these waiters, and serves
-// those behind them.
+// end calls f, which may end waits, with the lock held. Then it wakes the waiters that f added to
+// done, and serves those behind them.
 func (m *Manager) end(f func(done *over)) {
 	var done over
 	m.mu.Lock()
@@ -310,10 +315,9 @@ func (m *Manager) withdraw(w *waiter, err error) (was bool) {
 	return was
 }
 
-// serve hands room to the waiters of dirty lines. One goroutine does it at a time, because the
-// space is charged without a lock: two could charge two spaces for one waiter, or two waiters for
-// the same bytes. A second caller leaves the work to the first, which looks again until there was
-// no other call.
+// serve gives room to the waiters of dirty lines. Only one goroutine at a time does so, because it
+// charges spaces without a lock: two could charge two spaces for one waiter, or charge twice for
+// the same bytes. A second caller returns at once, and the first goes through the lines again.
 func (m *Manager) serve() {
 	if m.serving.Add(1) > 1 {
 		return
@@ -352,7 +356,7 @@ func (m *Manager) serveLine(l *line) {
 		m.mu.Unlock()
 		if done.first != nil {
 			done.wake()
-			m.serve() // leaves a note: they may have left other lines as well
+			m.serve() // the running serve goes round again: they may have left other lines
 		}
 		if s == nil {
 			return
@@ -389,7 +393,7 @@ func (m *Manager) serveOne(s *slot, door waitline.Door, spare int64) {
 		return
 	}
 	done.wake()
-	m.serve() // leaves a note: w has left its other lines
+	m.serve() // the running serve goes round again: w has left its other lines
 }
 
 // refillLocked puts the waiters into l's queue anew, each with what it wants now.

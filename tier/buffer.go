@@ -98,14 +98,13 @@ type Buffer struct {
 	space   *Space
 	mem     Memory
 	charge  int64
-	account *Account // its owner keeps it as it is; nil if there is none; once listed it changes under Space.mu
-	of      uint64   // which of the account's promises
+	account *Account // gets the bytes back; nil if there is none. It changes only under Space.mu
+	of      uint64   // the account's number for the reservation; see Account.Credit
 	stack   invariants.Trace
 
-	// holders is the bit owned, while the owner has not released the buffer, plus the bit cached,
-	// while the owner does not need it, plus the number of leases, of which there are none beside
-	// cached. One word, so that no moment between them shows; without owned and leases the memory
-	// is gone.
+	// holders is the number of leases, plus the bit owned until the owner releases the buffer, plus
+	// the bit cached while it is the memory of a clean image, which has no leases. All are in one
+	// word, so that they change together. Without owned and leases the memory is gone.
 	holders atomic.Int64
 
 	unleased atomic.Pointer[func()] // see OnUnleased
@@ -153,9 +152,9 @@ func (b *Buffer) Memory() Memory {
 	return b.mem
 }
 
-// Lease keeps the memory until the returned function is called, also beyond
-// Release. Calling it again does nothing. The caller must hold the buffer or a
-// lease; without either, Lease panics if the memory is gone.
+// Lease keeps the memory until the caller calls the returned function, also after Release. A second
+// call of that function does nothing. The caller of Lease must own the buffer or hold a lease;
+// otherwise Lease panics if the memory is gone.
 func (b *Buffer) Lease() (end func()) {
 	if b == nil {
 		return func() {}
@@ -167,8 +166,9 @@ func (b *Buffer) Lease() (end func()) {
 	return b.leaseEnd()
 }
 
-// TryLease is Lease for callers that hold neither the buffer nor a lease: it returns false if the
-// memory is gone. That of a copy, which may go at any moment, counts as gone.
+// TryLease is Lease for callers that neither own the buffer nor hold a lease: it returns false if
+// the memory is gone. It also returns false for the memory of a clean image, which may go at any
+// moment.
 func (b *Buffer) TryLease() (end func(), ok bool) {
 	if b == nil {
 		return func() {}, true
@@ -184,7 +184,7 @@ func (b *Buffer) TryLease() (end func(), ok bool) {
 	}
 }
 
-// leaseEnd returns what ends a lease that is counted.
+// leaseEnd returns the function that ends a lease which holders counts already.
 func (b *Buffer) leaseEnd() func() {
 	var ended atomic.Bool
 	return func() {
@@ -194,7 +194,7 @@ func (b *Buffer) leaseEnd() func() {
 		switch b.holders.Add(-1) {
 		case 0:
 			b.space.free(b)
-		case owned: // the owner can free it, or move what lies in it, from now on
+		case owned: // the last lease: a move or a release frees the memory at once from now on
 			if f := b.unleased.Load(); f != nil {
 				(*f)()
 			}
@@ -215,7 +215,7 @@ func (b *Buffer) OnUnleased(f func()) {
 	}
 }
 
-// Leased says how many leases are open.
+// Leased returns how many leases are open.
 func (b *Buffer) Leased() int {
 	if b == nil {
 		return 0

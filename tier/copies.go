@@ -6,12 +6,14 @@ import (
 	"github.com/spillway-db/spillway/internal/copies"
 )
 
-// KeepCopy gives the memory of bufs, which their owner has no use for, to whoever needs the room:
-// from now on it is cached, and counts as free. shares says that more memory stays in use for it.
-// Only the taker of the copy uses the memory again, with Revive, or frees it, with Copy.Release. It
-// calls release, which must release bufs. KeepCopy returns nil, and has done nothing, if a lease is
-// open, and in a space that does not keep copies: those with a quota do not, because others may be
-// waiting for the bytes.
+// KeepCopy makes the memory of bufs a clean image, which the space calls a copy. From now on it is
+// cached: it counts as free, and the space frees it, the oldest copies first, when a reservation
+// needs the room. shares tells that it keeps shared dictionaries in use. The copy is in a list,
+// from which one caller takes it, to use the memory again (Revive) or to free it (Copy.Release,
+// which calls release; that must release bufs).
+//
+// KeepCopy returns nil, and has done nothing, if a lease is open, if the space is lost, and in a
+// space with a quota, because other spaces or processes may be waiting for the bytes.
 func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.Copy {
 	if in.cfg.Quota != nil || in.Lost() != nil {
 		return nil
@@ -45,8 +47,8 @@ func (in inside) KeepCopy(bufs []*Buffer, shares bool, release func()) *copies.C
 	return c
 }
 
-// Revive is Draw onto the memory of a copy, which the caller has taken, for its promise of as many
-// bytes. bufs are those that KeepCopy got.
+// Revive makes the buffers of a copy usable again: it is Draw without an allocation. The caller has
+// taken c, and has reserved as many bytes. bufs are those that KeepCopy got.
 func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account *Account, of uint64) {
 	defer c.Used()
 	for _, b := range bufs {
@@ -58,15 +60,15 @@ func (in inside) Revive(c *copies.Copy, bufs []*Buffer, account *Account, of uin
 	}
 }
 
-// Evicted returns how many bytes of copies were freed so far because the pool had less room than
-// the space's books say.
+// Evicted returns how many bytes of clean images were freed so far because the pool could not
+// allocate what the ledger has free. It does not count evicted batches.
 func (in inside) Evicted() int64 { return in.evicted.Load() }
 
 // Cached returns the bytes of copies.
 func (in inside) Cached() int64 { return in.ledger.Cached() }
 
-// DropSharing frees the oldest copies that keep shared memory in use, until more than bytes are
-// free because of that or none is left. bytes may be 0 or less.
+// DropSharing frees clean images that keep shared dictionaries in use, the oldest first, until used
+// bytes have fallen by at least bytes or none is left. bytes may be 0 or less.
 func (in inside) DropSharing(bytes int64) {
 	if bytes <= 0 || in.Cached() == 0 {
 		return
@@ -80,7 +82,8 @@ func (in inside) DropSharing(bytes int64) {
 	}
 }
 
-// DropCopies frees all copies that are listed now. Who holds one frees it then.
+// DropCopies frees all copies that are listed now. A copy that is held (Copy.Hold) is freed when
+// its holder lets it go.
 func (in inside) DropCopies() {
 	in.copies.DropHeld()
 	for in.ledger.Cached() > 0 {
@@ -90,12 +93,12 @@ func (in inside) DropCopies() {
 	}
 }
 
-// CopyChanges returns a number that is another after each change of the space's copies.
+// CopyChanges returns a number that changes with each change of the space's copies.
 func (in inside) CopyChanges() uint64 { return in.copies.Changes() }
 
-// DropOldest frees the oldest copies, until n bytes are free or none is left. It reports whether any
-// were freed, by it or, since CopyChanges was seen, by others. If others are about to free the last
-// ones, it waits for that.
+// DropOldest frees the oldest copies, until n bytes are free or none is left. It reports whether
+// any were freed, by it or, since CopyChanges was seen, by others. If others are about to free the
+// last ones, it waits for that.
 func (in inside) DropOldest(n int64, seen uint64) bool {
 	return in.dropCopies(n) > 0 || in.copies.Settle() || in.copies.Changes() != seen
 }
@@ -128,9 +131,9 @@ func (s *Space) fitCopies() {
 	}
 }
 
-// allocBesideCopies is alloc, and frees copies where the pool has no room for size bytes, or not in
-// one piece: more of them with each try. Memory that becomes a copy is in no account for a moment,
-// so what is cached does not count here.
+// allocBesideCopies is alloc, and frees clean images while the pool has no room for size bytes, or
+// not in one piece: twice as many with each try. It does not look at the cached bytes, because
+// memory that is becoming a copy is in no account for a moment.
 func (s *Space) allocBesideCopies(size int64, cuts []int64) (Memory, error) {
 	s.fitCopies()
 	for n := size; ; n = min(2*n, s.cfg.Capacity) {

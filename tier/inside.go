@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-db/spillway/internal/stripe"
 )
 
-// inside is a Space as the packages of this module see it: code that adopts memory, parks promises
-// or lists holders. They keep the rules that its methods name.
+// inside has the methods of a Space that only this module's packages call. Callers keep the rules
+// that its methods name.
 type inside struct{ *Space }
 
 // Inside returns what only this module's packages do with a space. Programs have no use for it.
@@ -20,9 +20,8 @@ func (s *Space) Inside() inside { return inside{s} }
 // be empty.
 func (in inside) Hint() string { return in.cfg.Hint }
 
-// Pace returns how far the space is with its share of what is written to it and to others beside
-// it; the zero one if its pool has none. What is promised and not drawn counts, because its holder
-// may still wait for something else.
+// Pace returns how far a volume is ahead of the others that are written side by side with it; see
+// stripe.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
 func (in inside) Pace() stripe.Pace {
 	if in.paced == nil {
 		return stripe.Pace{}
@@ -33,12 +32,12 @@ func (in inside) Pace() stripe.Pace {
 // Shared reports whether the space has a quota, which others may share.
 func (in inside) Shared() bool { return in.cfg.Quota != nil }
 
-// Hold says that n of the bytes in use stay so for as long as the space is open:
-// its owner's own, such as staging. They count as any others; only Room knows.
+// Hold marks n of the used bytes as used for as long as the space is open: the engine's own, such
+// as the staging chunks. They count as used like any others, and Room does not include them.
 func (in inside) Hold(n int64) { in.held.Add(n) }
 
-// HoldBuffer says of a buffer what Hold says of bytes. Nobody else may know of it yet; what it was
-// drawn from must be released.
+// HoldBuffer is Hold for the bytes of a buffer that the caller has just drawn. The reservation that
+// it was drawn from must be released.
 func (in inside) HoldBuffer(b *Buffer) {
 	in.mu.Lock()
 	b.account = &itsOwn
@@ -46,19 +45,19 @@ func (in inside) HoldBuffer(b *Buffer) {
 	in.Hold(b.charge)
 }
 
-// itsOwn is the account of buffers that stay with a space's owner: it takes no bytes back.
+// itsOwn is the account of the buffers that HoldBuffer was called for: it takes no bytes back.
 var itsOwn Account = nobody{}
 
 type nobody struct{}
 
 func (nobody) Credit(uint64, int64) bool { return false }
 
-// Held returns how many bytes stay in use for as long as the space is open; see
-// Hold and Unsure. Room()+Held() is how many may be in use at once.
+// Held returns how many bytes are used for as long as the space is open; see Hold and Unsure.
+// Room()+Held() is how many may be used at once.
 func (in inside) Held() int64 { return in.held.Load() + in.Unsure() }
 
-// Unsure returns how many of the retired bytes stay so for as long as the space is open: its pool
-// does not know whether they are free.
+// Unsure returns how many of the retired bytes stay retired for as long as the space is open,
+// because the pool cannot find out whether the device has freed them.
 func (in inside) Unsure() int64 {
 	if p, ok := in.cfg.Pool.(interface{ Unsure() int64 }); ok {
 		return p.Unsure()
@@ -66,13 +65,14 @@ func (in inside) Unsure() int64 {
 	return 0
 }
 
-// CountRetired counts in n, until it is called again, what is freed. When a buffer that n counts is
-// reclaimed, n gets less, also after that. So the caller learns how old the retired bytes are.
+// CountRetired makes n count the bytes that are retired from now on until the next call of
+// CountRetired. When the memory of a buffer in n is reclaimed, n falls again, even after that call.
+// So the caller learns how old the retired bytes are.
 func (in inside) CountRetired(n *atomic.Int64) { in.fresh.Store(n) }
 
-// TryReserveAt is Reserve for a reservation.Manager, which says with at, any number,
-// where it would rather have promised bytes from: those that were given back with the
-// same number. n must not be negative. It reports whether the bytes were promised.
+// TryReserveAt is Reserve for a reservation.Manager. It prefers bytes that UnreserveAt parked with
+// the same at, which may be any number. n must not be negative. It reports whether the bytes were
+// reserved.
 func (in inside) TryReserveAt(at uint32, n int64) bool {
 	if in.cfg.Quota != nil {
 		return in.Reserve(n) == nil
@@ -84,13 +84,14 @@ func (in inside) TryReserveAt(at uint32, n int64) bool {
 	return true
 }
 
-// UnreserveAt is Unreserve for a reservation.Manager. Without attendants, and while the space is
-// far from full, the bytes may be kept for the next TryReserveAt with the same number, without
-// calling the listeners. A request for room, or a query of what is used, takes them back.
+// UnreserveAt is Unreserve for a reservation.Manager. While nobody attends the space (Attend) and
+// it is far from full, it may park the bytes for the next TryReserveAt with the same number, and
+// then does not call the listeners. A request for room, or a query of what is used, takes parked
+// bytes back.
 func (in inside) UnreserveAt(at uint32, n int64) { in.unreserveAt(at, n, in.parkBelow) }
 
-// Attend begins a time with waiters for room: listeners are called at every release, and what was
-// given back before is there. EndAttend must be called once for it.
+// Attend stops parking while there are waiters for room: parked bytes are free from now on, and
+// each release calls the listeners. The caller must call EndAttend once.
 func (in inside) Attend() { in.ledger.Attend(1) }
 
 // EndAttend ends what Attend began.
@@ -143,8 +144,8 @@ func (in inside) Adopt(mem Memory, account Account) *Buffer {
 	return b
 }
 
-// Recall turns n retired bytes into promised ones. Only an Account calls it,
-// while it is being credited.
+// Recall turns n retired bytes into reserved ones. Only an Account calls it, in Credit, to keep the
+// bytes.
 func (in inside) Recall(n int64) { in.ledger.Recall(n) }
 
 // SetForeign records how many bytes others hold on the device, as sampled. Listeners are called if
@@ -230,8 +231,8 @@ func (in inside) Together() int64 {
 
 // Split makes several buffers of b, with the bytes that are in it: of so many bytes each, in order,
 // which are whole pages and add up to all of it. They are charged together what b is. Only the
-// caller may know of b, which is gone then. Where the pool cannot, Split returns nil, and b is as it
-// was.
+// caller may know of b, which is gone then. Where the pool cannot, Split returns nil, and b is as
+// it was.
 func (in inside) Split(b *Buffer, sizes []int64) []*Buffer {
 	mems := in.cfg.Pool.(splitter).Split(b.mem, sizes)
 	if mems == nil {

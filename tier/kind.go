@@ -5,25 +5,36 @@
 //	             Space ─────────── its books: live, retired, reserved
 //	Reserve ──▶  │ limit, trigger, stop; listeners
 //	Draw    ──▶  │                                        ┌▶ HostMemory    internal/host
-//	             └─ Pool ── Alloc, Free ── Memory ────────┼▶ FileMemory    tier/disk
+//	             └─ Pool ── Alloc, Free ── Memory ────────┼▶ FileMemory    internal/volumes
 //	Buffer  ◀──     │                                     └▶ DeviceMemory  tier/sim
 //	│ Lease                                                 Device ── Stream, Event
 //	│ Release
 //	▼
 //	retired ──▶ reclaimed: to the Account that promised the bytes, or free
 //
-// Pools that are written side by side, each as fast as it can, say how far they are (Pace): spill
-// volumes.
+//	space.go          Space: its marks and its listeners; reserving and unreserving
+//	space_memory.go   drawing buffers from reserved bytes, and freeing them
+//	buffer.go         Buffer and its leases; Pool and the kinds of Memory
+//	copies.go         clean images: memory that is kept while nobody needs the room
+//	inside.go         Inside: methods for this module's packages
+//	device.go         Device and Stream, for GPU backends; fractions.go: marks; quota.go: Quota
+//	hold.go           what keeps memory: handles and records; holdings.go: lists of holders
+//
+// Package reservation makes promises and waits, internal/ledger counts, and tier/disk has the file
+// system of volumes. Spill volumes report their Pace, so that several are written side by side in
+// proportion to their speed.
 //
 // # Bytes
 //
 // Every byte of a space is free, or in exactly one of three accounts: reserved (promised and not
 // drawn), live (in a buffer), retired (released, but the device may still work on it). Their sum is
-// never over the capacity. Sizes are charged as the pool rounds them, and everything is counted in
-// bytes. Promises that a reservation.Manager gives back may be kept for its next one while the
-// space is far from full and has no waiters. A request for room, or a query of what is used, takes
-// them back. A Quota limits what several spaces, programs or processes share, beside each space's
-// limit.
+// what is used, and is never over the capacity. Free bytes may be cached: a clean image is in them,
+// which the space drops when it needs the room. Sizes are charged as the pool rounds them, and
+// everything is counted in bytes. A Quota limits what several spaces, programs or processes share,
+// beside each space's limit.
+//
+// While a space is far from full and has no waiters, it may park bytes that a reservation gives
+// back, for the next reservation. A request for room, or a query of what is used, takes them back.
 //
 // # Ownership
 //

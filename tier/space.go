@@ -27,16 +27,16 @@ type SpaceConfig struct {
 	Logger    *slog.Logger // logs panics of listeners; nil means slog.Default
 }
 
-// What a space tells its listeners; see Subscribe.
+// The argument pressed of listeners; see Subscribe.
 const (
 	released = false
 	pressed  = true
 )
 
-// A Space is one bounded pool of memory in a tier. Its ledger counts every
-// byte; its pool hands out the memory. Bytes are first promised, then drawn as buffers, and come
-// back when the buffer is released and the device is done with it. A reservation.Manager does so,
-// which knows about waiting.
+// A Space is one bounded memory in a tier. Its ledger counts every byte; its pool allocates the
+// memory. Bytes are first reserved, then drawn as buffers, and are free again when the buffer is
+// released and the device is done with it. A Space does not wait for room: programs reserve through
+// a reservation.Manager, which does.
 //
 // A Space is safe for concurrent use.
 type Space struct {
@@ -48,12 +48,12 @@ type Space struct {
 	trigger atomic.Int64
 	stop    atomic.Int64
 	foreign atomic.Int64
-	held    atomic.Int64 // of the used bytes, what stays; see Hold
+	held    atomic.Int64 // used for as long as the space is open; see Hold
 	lost    atomic.Pointer[LostError]
 	fresh   atomic.Pointer[atomic.Int64] // see CountRetired; may be nil
 
-	holds   holds.List // what keeps memory
-	copies  copies.List
+	holds   holds.List   // open handles and records, for lists of holders
+	copies  copies.List  // clean images
 	evicted atomic.Int64 // see inside.Evicted
 	panics  guard.Log    // of the listeners
 
@@ -131,8 +131,8 @@ func (s *Space) Trigger() int64 { return s.trigger.Load() }
 // Stop returns the pressure, in bytes, at which the monitor ends at the latest.
 func (s *Space) Stop() int64 { return s.stop.Load() }
 
-// Room returns how many bytes reservations could take if only the space's owner held any: a request
-// for more can never fit.
+// Room returns the largest request that can ever fit: the limit, or the quota's if that is less,
+// without the bytes that the engine itself holds. Available returns what is free now.
 func (s *Space) Room() int64 {
 	room := s.Limit()
 	if s.cfg.Quota != nil {
@@ -141,8 +141,8 @@ func (s *Space) Room() int64 {
 	return max(0, room-s.Inside().Held())
 }
 
-// Ceiling returns what Used could come to now: the limit, or less where the quota
-// has less left. Where a limit was lowered it is below Used.
+// Ceiling returns the most that Used could be now: the limit, or less if the quota has less left.
+// After a limit was lowered it may be below Used.
 func (in inside) Ceiling() int64 {
 	limit := in.Limit()
 	if in.cfg.Quota != nil {
@@ -152,9 +152,9 @@ func (in inside) Ceiling() int64 {
 	return limit
 }
 
-// SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. It
-// revokes nothing; a lower limit only refuses what is new. That of a space that is lost
-// stays 0, which is a LostError.
+// SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. Reservations that are
+// open keep their bytes; a lower limit only refuses new ones. The limit of a lost space stays 0,
+// and the error is a LostError.
 func (s *Space) SetLimit(n int64) error {
 	if n <= 0 || n > s.cfg.Capacity {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d",
@@ -177,10 +177,10 @@ func (s *Space) limitChanged() {
 	s.notify(released)
 }
 
-// SetMarks changes all marks; zero fields mean the tier's defaults. Stop and trigger must be apart
-// in bytes, and the former above 0. A limit that SetLimit set is replaced, too. It revokes nothing:
-// above a lower trigger the monitor begins to move batches down. Those of a space that is lost
-// stay, which is a LostError.
+// SetMarks changes all marks; zero fields mean the tier's defaults. In bytes, stop must be above 0
+// and below the trigger. SetMarks replaces a limit that SetLimit set. Open reservations keep their
+// bytes; above a lower trigger the monitor begins to evict. The marks of a lost space stay, and the
+// error is a LostError.
 func (s *Space) SetMarks(f Fractions) error {
 	f = f.In(s.Kind())
 	if err := f.validateOf(s.cfg.Capacity); err != nil {
@@ -216,14 +216,14 @@ func (s *Space) swapLimit(n int64) (changed bool, err error) {
 	return s.limit.Swap(n) != n, nil
 }
 
-// Usage returns a consistent cut through the books.
+// Usage returns the counts of the ledger, all at the same moment.
 func (s *Space) Usage() Usage { return Usage(s.ledger.Snapshot()) }
 
 // ResetPeak sets Usage.Peak to the bytes in use now, so that the next Usage has the peak of one
 // phase of a program.
 func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
 
-// Usage is a consistent cut through a space's books, in bytes.
+// Usage is the counts of a space's ledger at one moment, in bytes.
 type Usage struct {
 	Live     int64 // in buffers that are in use
 	Retired  int64 // freed, but the device may still be working on them
@@ -247,7 +247,8 @@ func (s *Space) Available() int64 {
 	return max(0, room)
 }
 
-// Foreign returns how many bytes others hold on the device, as last sampled.
+// Foreign returns how many bytes other programs hold on the device, as last sampled: external bytes
+// in the documentation.
 func (s *Space) Foreign() int64 { return s.foreign.Load() }
 
 // PressureBytes returns used + foreign bytes: what Trigger and Stop are
@@ -257,12 +258,13 @@ func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load(
 // Charge returns what a buffer of size bytes takes out of the space.
 func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 
-// Subscribe calls f after each change, on the goroutine that made it and with no lock held.
-// pressed: used or foreign bytes rose, and the pressure is at the trigger or above it; or more is
-// used than a new limit allows. Otherwise they fell, or the limit changed; a waiter may fit now, or
-// never more. f must be quick and must
-// not block. A panic of f is logged, and ends there. The returned function ends the subscription; a
-// call that has begun may still be running when it returns.
+// Subscribe calls f after changes, on the goroutine that made them and with no lock held. With
+// pressed, used or foreign bytes rose, and the pressure is at the trigger or above it, or more is
+// used than a new limit allows: the monitor should evict. Without pressed, they fell or the limit
+// changed: a waiter may fit now, or can never fit. Rises below the trigger make no call, and
+// neither do releases of bytes that the space parks (see Attend). f must be quick and must not
+// block. A panic of f is logged. The returned function ends the subscription; a call that has begun
+// may still be running when it returns.
 func (in inside) Subscribe(f func(s *Space, pressed bool)) (cancel func()) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -303,9 +305,9 @@ func (s *Space) tell(l *listener, pressed bool) {
 // Reserve is ReserveLeaving nothing.
 func (in inside) Reserve(n int64) error { return in.ReserveLeaving(n, 0) }
 
-// ReserveLeaving promises n bytes if spare more stay under the limit. Otherwise it says with a
-// NoSpaceError that there is no room now, or with a LostError that there never will be. The caller
-// must either Draw or Unreserve every byte.
+// ReserveLeaving reserves n bytes if spare more stay free below the limit. Otherwise it returns a
+// NoSpaceError, or a LostError if the space is lost. The caller must either Draw or Unreserve every
+// byte.
 func (in inside) ReserveLeaving(n, spare int64) error {
 	if n < 0 {
 		return fmt.Errorf("tier: %s: cannot reserve %d bytes", in.cfg.ID, n)
@@ -328,7 +330,7 @@ func (in inside) ReserveLeaving(n, spare int64) error {
 	return nil
 }
 
-// tellPressure calls the listeners if the pressure is at the trigger.
+// tellPressure calls the listeners, with pressed, if the pressure is at the trigger or above it.
 func (s *Space) tellPressure() {
 	if s.ledger.UsedOrParked()+s.foreign.Load() >= s.Trigger() && s.PressureBytes() >= s.Trigger() {
 		s.notify(pressed)
@@ -347,10 +349,11 @@ func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
 	}
 }
 
-// parkBelow is up to how many used bytes promises may be parked.
+// parkBelow returns how many bytes may be used for released bytes to be parked: a space that is
+// fuller calls its listeners at each release.
 func (s *Space) parkBelow() int64 { return min(s.Stop()-s.foreign.Load(), s.Limit()) }
 
-// Unreserve gives n promised bytes back.
+// Unreserve frees n reserved bytes that were not drawn, and calls the listeners.
 func (in inside) Unreserve(n int64) {
 	if n == 0 {
 		return
@@ -359,7 +362,7 @@ func (in inside) Unreserve(n int64) {
 	in.credited(n)
 }
 
-// credited reports that n bytes are free again.
+// credited calls the listeners, because n bytes are free again.
 func (s *Space) credited(n int64) {
 	if s.cfg.Quota != nil {
 		s.cfg.Quota.Credit(n) // which notifies all the spaces that share it, and so this one
@@ -385,9 +388,9 @@ func (s *Space) Close() error {
 	return s.cfg.Pool.Close()
 }
 
-// Lost returns nil, or the *LostError that says why nothing can be done in the space any more: its
-// device is lost. Then reservations pass the space by, its Limit is 0, and buffers there can only
-// be released. It does not come back.
+// Lost returns a *LostError if the device of the space is lost, and otherwise nil. Reservations
+// then skip the space, its Limit is 0, and its buffers can only be released. A lost space stays
+// lost.
 func (s *Space) Lost() error {
 	if lost := s.lost.Load(); lost != nil {
 		return lost
@@ -395,8 +398,8 @@ func (s *Space) Lost() error {
 	return nil
 }
 
-// lose is called by the pool. The listeners see a limit that has become 0. So waiters for room here
-// fail, or go on waiting for others.
+// lose is called by the pool when the device is lost. It sets the limit to 0 and calls the
+// listeners, so waiters for room here fail, or go on waiting for other spaces.
 func (s *Space) lose(why error) {
 	if !s.loseOnce(&LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
 		return
@@ -415,7 +418,7 @@ func (s *Space) loseOnce(lost *LostError) bool {
 	return true
 }
 
-// refusal is the error of n bytes that cannot be promised.
+// refusal returns the error of a request for n bytes that failed.
 func (s *Space) refusal(n int64, cause error) error {
 	if err := s.Lost(); err != nil {
 		return err

@@ -18,7 +18,7 @@ func (in inside) Draw(size int64, cuts []int64, account Account) (*Buffer, error
 	return in.DrawOf(size, cuts, keptOf(account), 0)
 }
 
-// keptOf returns a pointer to an account, nil for none.
+// keptOf returns a pointer to an account, as buffers keep it; nil for none.
 func keptOf(account Account) *Account {
 	if account == nil {
 		return nil
@@ -26,7 +26,8 @@ func keptOf(account Account) *Account {
 	return &account
 }
 
-// DrawOf is Draw for an account that serves several promises, one after the other: of is the one.
+// DrawOf is Draw for an account that serves several reservations, one after the other. of is the
+// number of the reservation, which Credit gets back; a reservation.Manager passes its generation.
 func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (*Buffer, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", in.cfg.ID, size)
@@ -49,7 +50,7 @@ func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (
 	return b, nil
 }
 
-// list notes a new buffer, which its owner has.
+// list adds a new buffer, which its owner has, to the space's list of buffers.
 func (s *Space) list(b *Buffer) {
 	b.holders.Store(owned)
 	s.mu.Lock()
@@ -82,7 +83,8 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	return mem, err
 }
 
-// name adds to a pool's refusal of size bytes, which were promised, what the pool does not know.
+// name completes a pool's error for size reserved bytes: the space, the numbers of its ledger, and
+// a hint.
 func (s *Space) name(full *NoSpaceError, size int64) {
 	full.Space = s.cfg.ID
 	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
@@ -98,9 +100,13 @@ func (s *Space) name(full *NoSpaceError, size int64) {
 	}
 }
 
-// free returns a buffer's memory. The bytes are retired until the pool says
-// that the device is done with them. A panic goes on: those of a device or of a program's functions
-// end in the pool, so it is a bug of the pool's or in the books.
+// free returns a buffer's memory to the pool. The bytes are retired until the pool calls back, when
+// the device is done with them. Then the account may keep them for its reservation (Credit);
+// otherwise they are free, and the listeners are called. The memory of a clean image was cached,
+// and is just free.
+//
+// free does not recover panics: the pool recovers those of a device or of a program, so others are
+// bugs.
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	s.mu.Lock()
@@ -135,17 +141,16 @@ func (s *Space) free(b *Buffer) {
 		s.ledger.Reap(charge)
 		s.credited(charge)
 	})
-	if s.Inside().Unsure() > unsure { // waiters for these bytes may never fit
+	if s.Inside().Unsure() > unsure { // Room fell, so a waiter may never fit
 		s.notify(released)
 	}
 }
 
-// Account promised the bytes of a buffer and may take them back.
+// Account is what the bytes of a buffer were drawn from: a reservation, which may take them back.
 type Account interface {
-	// Credit is called with no lock held when n bytes, which a buffer was
-	// charged, are reclaimed. An account that keeps them for its own promise
-	// calls Space.Recall(n) and returns true; otherwise they become free. of
-	// is what the buffer was drawn with.
+	// Credit is called with no lock held when the memory of a buffer that was charged n bytes is
+	// reclaimed. An account that keeps the bytes reserved calls Inside().Recall(n) and returns
+	// true; if it returns false they become free. of is what the buffer was drawn with (DrawOf).
 	Credit(of uint64, n int64) bool
 }
 

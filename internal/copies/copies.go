@@ -1,6 +1,7 @@
-// Package copies lists what a space holds of batches that lie elsewhere now. A batch never changes,
-// so the image that it had in a slower tier stays valid when it moves up. It is kept while nobody
-// needs the room.
+// Package copies lists the clean images of a space, which the code calls copies. The bytes of a
+// batch never change, so the image that it had in a slower tier stays valid after a fetch. The
+// space keeps it while nobody needs the room. Package batch has the copies of one batch
+// (batch/copies.go), and tier/copies.go the bytes that they are charged.
 //
 // The lock of a List is lockrank.Space, under which no lock is taken.
 package copies
@@ -19,7 +20,7 @@ type List struct {
 		lockrank.Mutex[lockrank.Space]
 		added          uint64 // so many times
 		plain, sharing queue  // what is listed
-		taken          int    // and not yet listed, used or freed
+		taken          int    // copies that a caller has taken, or has made, and not yet listed, used or freed
 		freeing        int64  // the bytes of those that TakeOver has taken
 		held           map[*Copy]struct{}
 		settled        chan struct{} // closed when taken falls; nil without waiters
@@ -45,8 +46,8 @@ type Copy struct {
 }
 
 // New returns a copy that is charged bytes. It is the caller's, as if taken, until it is listed.
-// shares says that it keeps memory in use that others share. release frees the memory. It is called
-// with no lock held, by who takes the copy and does not use it.
+// shares tells that it keeps shared dictionaries in use. release frees the memory. The caller that
+// takes the copy and does not use it calls release, with no lock held.
 func (l *List) New(bytes int64, shares bool, release func()) *Copy {
 	l.mu.Lock()
 	defer l.mu.Unlock()

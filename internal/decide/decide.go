@@ -1,6 +1,6 @@
-// Package decide says which batches are moved down now, and where to: [Decide] is a pure function
-// over a [Snapshot] of all spaces. What it does not know are clocks, locks and batches: see package
-// monitor.
+// Package decide chooses which batches are evicted now, and where to. [Decide] is a pure function
+// of a [Snapshot] of all spaces. Package monitor makes the snapshot, and deals with clocks, locks
+// and batches. The command trace replay calls Decide, too.
 package decide
 
 import (
@@ -14,12 +14,12 @@ import (
 // Why a batch is moved: passed to Mover.Relieve, and part of events.
 const (
 	Trigger = "trigger" // its space is at the trigger, or above a limit that was lowered
-	Demand  = "demand"  // there are waiters for room in its space, or a faster space needs room there
+	Demand  = "demand"  // requests wait for room in its space, or for room that a faster space needs there
 )
 
-// Snapshot is all that a step looks at: one cut through the spaces, what waits and
-// what is under way. It holds no clock; what depends on time, such as backing off
-// after an error, is in it as a fact.
+// Snapshot is the input of a step: the spaces, the waiters and the moves in progress at one moment.
+// It has no clock; the monitor turns what depends on time, such as backing off after an error, into
+// facts.
 type Snapshot struct {
 	Spaces  []Space  // fastest tier first; edges name spaces by their place here
 	Choices [][]Want // requests that any of several spaces may serve, the oldest first
@@ -38,25 +38,25 @@ type Space struct {
 	Trigger int64
 	Stop    int64
 	Used    int64 // live + retired + promised
-	Retired int64 // of them freed already, and on their way out
-	// Late is how much of Retired has been so for a period at least: a device works on for long.
-	// Lingering is the part of it that was retired before the waiters came.
+	Retired int64 // part of Used: freed already, but the device may still work on it
+	// Late is the part of Retired that has been retired for at least a period, because a device
+	// still works on it. Lingering is the part of Late that was retired before the waiters came.
 	Late, Lingering int64
 	Foreign         int64 // what others hold on the device; part of the pressure
 	// Withheld is how much of the limit cannot be used because others hold it of a shared quota, or
 	// because the quota is less.
 	Withheld int64
 
-	Waiting int64 // the sum of what reservations wait for here and nowhere else
-	Wanted  int64 // the sum of what the choices that may be served here need
-	Leaving int64 // bytes of the batches that are being moved out
-	Moving  int   // moves under way from here or to here
-	Aside   int   // victims that are kept back from some tier, or all, for a moment after an error
-	Pace    stripe.Pace
-	Refused int64 // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
+	Waiting int64       // the sum of what reservations wait for here and nowhere else
+	Wanted  int64       // the sum of what the choices that may be served here need
+	Leaving int64       // bytes of the batches that are being moved out
+	Moving  int         // moves in progress from here or to here
+	Aside   int         // victims that are skipped for some tier, or all, for a moment after an error
+	Pace    stripe.Pace // of a volume: the one with the lowest gets the next batch
+	Refused int64       // if above 0, a move of so many bytes was refused a moment ago, so larger ones would be
 
-	// Headroom is what is to stay free here for what consumers bring: see Keep. Arriving is in use for
-	// what will be batches at rest.
+	// Headroom is how many bytes evictions to here leave free, for batches that consumers fetch:
+	// see Keep. Arriving is how many used bytes are reserved for batches that will be at rest here.
 	Headroom, Arriving int64
 	// Charge returns what a body that is charged so much elsewhere would be
 	// charged here; nil for the same.
@@ -65,9 +65,9 @@ type Space struct {
 	Victims []Victim // the shortlist, in the policy's order
 	More    bool     // there are victims behind the last of the shortlist
 
-	// What FullForGood looks at.
-	Rest int64 // charged for batches that are not being read, moved or dropped; Keep needs it, too
-	Base int64 // held by the engine itself, or shared by batches: in no batch's bytes
+	// For FullForGood.
+	Rest int64 // charged for batches at rest: not being read, moved or dropped; Keep needs it, too
+	Base int64 // used bytes of no batch: the engine's own, and shared dictionaries
 }
 
 // Victim is a batch that could be moved down.
@@ -79,7 +79,7 @@ type Victim struct {
 	Copied Places    // the spaces that have a copy of it
 }
 
-// goesBefore reports whether v goes down no later than other.
+// goesBefore reports whether the policy evicts v before other, or has no preference.
 func (v Victim) goesBefore(other Victim) bool { return slices.Compare(v.Key[:], other.Key[:]) <= 0 }
 
 // Kinds is a set of tiers.
@@ -94,18 +94,18 @@ type Places uint64
 func (s Places) Has(i int) bool    { return s&(1<<i) != 0 }
 func (s Places) With(i int) Places { return s | 1<<i }
 
-// Edge is a way down from one space to another.
+// Edge is a possible eviction from one space to another in a slower tier.
 type Edge struct {
-	To       int  // index in Snapshot.Spaces
-	UnderWay int  // moves on this edge
-	Free     int  // how many more may begin
-	Joint    Load // what a move may carry of several victims, one after the other; zero: one each
-	Blocked  bool
-	Broken   bool  // it failed so often that waiting for it is no use
+	To       int   // index in Snapshot.Spaces
+	UnderWay int   // moves in progress on this edge
+	Free     int   // how many more may begin
+	Joint    Load  // what one executor may move of several victims, one after the other; zero: one victim
+	Blocked  bool  // it failed a moment ago: it is not used now
+	Broken   bool  // it failed so often that waiting for it is useless
 	Smallest int64 // bytes of the smallest batch at rest that could go there, also of those that are no victims; 0 if there is none
 }
 
-// Load is how much one executor moves.
+// Load is how much one executor moves. An executor is a goroutine of the monitor.
 type Load struct {
 	Batches int
 	Bytes   int64
@@ -125,8 +125,8 @@ type Move struct {
 	Slot   int // which of the executors that begin on this edge moves it, after its other victims
 }
 
-// Shortage is what a space still needs and gets no nearer to: nothing is on its way
-// out and nothing can be moved.
+// Shortage describes a space that is stuck: it needs room, nothing is on its way out, and no victim
+// can be evicted.
 type Shortage struct {
 	Space  int // index in Snapshot.Spaces
 	Bytes  int64
@@ -137,15 +137,14 @@ type Shortage struct {
 type Decision struct {
 	Moves []Move
 	Stuck []Shortage
-	// Held says that a batch is kept back until the space that it should go to
-	// has been relieved.
+	// Held is set if a victim waits until its target has room, for which batches leave the target.
 	Held bool
-	// Cut lists the spaces whose shortlists ended too soon: with longer ones the
-	// decision might be another.
+	// Cut lists the spaces whose shortlists ended too soon: with longer ones Decide might decide
+	// differently. The monitor then repeats the step with longer ones.
 	Cut []int
 }
 
-// Decide says what to move now. It is a pure function.
+// Decide chooses what to evict now. It is a pure function.
 //
 // For each space it computes how many bytes must leave beyond those that already do. First come
 // what waiters lack, and what is above a lowered limit. Then comes what is above the trigger. When
@@ -166,9 +165,9 @@ type Decision struct {
 // is stuck, another is tried.
 func Decide(s Snapshot) Decision { return planStep(s).out }
 
-// planStep works a step out, and again without the spaces that turn out to be stuck, as long as
-// there are others for the choices that would wait there. It returns what strands the fewest of
-// them. A longer shortlist of any space that was tried might change that.
+// planStep plans a step. If a request that several spaces may serve would wait in one that is
+// stuck, it plans again without that space, while there are others. It returns the plan in which
+// the fewest such requests are stuck.
 func planStep(s Snapshot) *planner {
 	best := newPlanner(s)
 	best.work()
@@ -370,7 +369,7 @@ func (s *Space) Unrefused(room int64) int64 {
 	return room
 }
 
-// Coming is what will be free without any more moves.
+// Coming returns how many bytes will be free without any further move.
 func (s *Space) Coming() int64 { return s.Retired + s.Leaving }
 
 // soon is Coming, less what lingers: waiters do not wait for that while something else can leave.
@@ -408,7 +407,7 @@ func (p *planner) above(i int, spare bool) int64 {
 	return over - sp.Coming() - pl.planned
 }
 
-// relieve chooses victims of space i until need bytes are covered.
+// relieve chooses victims of space i until they have need bytes, and plans their moves.
 func (p *planner) relieve(i int, need int64, reason string) {
 	sp, pl := &p.s.Spaces[i], &p.sp[i]
 	for need > 0 && pl.next < len(sp.Victims) {
@@ -457,15 +456,16 @@ func (p *planner) slot(i, edge int, v Victim, reason string) int {
 	return best
 }
 
-// cut notes that more victims of space i might change the decision.
+// cut adds space i to Decision.Cut if there are more victims behind its shortlist.
 func (p *planner) cut(i int) {
 	if p.s.Spaces[i].More && !slices.Contains(p.out.Cut, i) {
 		p.out.Cut = append(p.out.Cut, i)
 	}
 }
 
-// target returns the edge that v should take, -1 if there is none, and whether
-// it may begin now.
+// target returns the edge on which v should be evicted, -1 if there is none, and whether the move
+// may begin now. It tries the tiers in order: a space with room (fit), else one that can make room
+// (relievable), else the next tier.
 func (p *planner) target(i int, v Victim, reason string) (edge int, now bool) {
 	down := p.s.Spaces[i].Down
 	fallback := -1
@@ -615,7 +615,7 @@ func (p *planner) sheds(i int) bool {
 	return false
 }
 
-// hold notes that a victim of space i waits for relief at the end of an edge.
+// hold notes that a victim of space i waits until batches have left the target of an edge.
 func (p *planner) hold(i, edge int, v Victim, reason string) {
 	e := &p.s.Spaces[i].Down[edge]
 	to, sp := &p.sp[e.To], &p.s.Spaces[e.To]

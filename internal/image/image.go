@@ -1,10 +1,18 @@
-// Package image knows the bytes of a batch: how they are laid out, what they mean, and which of
-// them a part of the batch needs. It does no I/O and takes no memory from a space.
+// Package image lays out the bytes of a batch, and opens and verifies them. It does no I/O and
+// takes no memory from a space: package internal/transfer does.
 //
 //	arrow.RecordBatch ──NewLayout, WriteTo──▶ image ──Open──▶ arrow.RecordBatch
 //	DeviceTable ──PlanTable──▶ TablePlan ──PartsOf──▶ Parts   where a table's buffers go in an image
 //
-// Layout describes the form of the image. Package convert documents what users may know of it.
+//	plan.go, plan_nested.go   walk a record and decide where each buffer goes
+//	layout.go                 Layout: the plan, and the writer of the bytes and checksums
+//	moved.go                  buffers that change as they are written: offsets and bitmaps
+//	open.go                   Open: a record in place; verify.go: checks bytes as they are read
+//	table_plan.go             the same plan for a table on a device; table_parts.go: its copies
+//	columns                   which bytes some columns and rows need
+//
+// The comment at Layout specifies the image. docs/formats.md has the part that programs may rely
+// on.
 package image
 
 import (
@@ -103,7 +111,7 @@ func Verify(d *batch.Descriptor, chunk int, b []byte) error {
 	return nil
 }
 
-// Stretch returns n bytes at off of extents, if they lie in one; else nil.
+// Stretch returns the n bytes at off of extents if they are in one extent; else nil.
 func Stretch(extents [][]byte, off, n int64) []byte {
 	for _, e := range extents {
 		if off < int64(len(e)) {

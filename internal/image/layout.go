@@ -68,7 +68,7 @@ const (
 // use.
 type Layout struct {
 	rec    arrow.RecordBatch
-	Desc   batch.Descriptor // Sums are filled as bytes go by
+	Desc   batch.Descriptor // its Sums are set as the bytes are written
 	pieces []piece          // the buffers, ascending by offset
 	bytes  int64            // in buffers
 	pos    int64            // how much of the body is laid out
@@ -219,7 +219,8 @@ func (l *Layout) Plan() *batch.Descriptor {
 	return &batch.Descriptor{Nodes: l.Desc.Nodes, Buffers: l.Desc.Buffers, Body: l.Desc.Body}
 }
 
-// is says that d describes the dictionary that l has laid out.
+// Is sets the descriptor of the dictionary that l has planned, if another layout of the same
+// dictionary has already been written. Descriptor then returns d.
 func (l *Layout) Is(d *batch.Descriptor) { l.made = d }
 
 // Close releases the record, and closes the layouts of the dictionaries. A
@@ -283,8 +284,8 @@ func (l *Layout) Next(dst []byte) (n int, err error) {
 }
 
 // WriteTo lays the whole body out in extents, as a tier.HostMemory of Size
-// bytes has them: each but the last a multiple of 4096 long. It begins anew
-// whatever Next did.
+// bytes has them: each but the last a multiple of 4096 long. It starts from the
+// beginning, whatever Next has written.
 func (l *Layout) WriteTo(extents [][]byte) (err error) {
 	if l.rec == nil {
 		return fmt.Errorf("convert: a layout that is %w", tier.ErrClosed)
@@ -389,7 +390,8 @@ func (p *piece) isStraight() bool {
 	return false
 }
 
-// straight returns how many bytes at pos, in whole blocks, are bytes of piece i.
+// straight returns how many bytes at pos, in whole blocks, can be copied from piece i of the record
+// without scratch; 0 if none.
 func (l *Layout) straight(i int, pos int64) int64 {
 	if i == len(l.pieces) || l.pieces[i].off > pos || !l.pieces[i].isStraight() {
 		return 0
@@ -409,8 +411,8 @@ func (l *Layout) copyStraight(p *piece, dst []byte, pos int64) {
 	}
 }
 
-// crooked returns how many bytes from pos on should be made in scratch: up to where copying
-// straight from the source pays again.
+// crooked returns how many bytes from pos on emitLarge should assemble in scratch memory: up to the
+// next large buffer that it can copy straight from the record.
 func (l *Layout) crooked(i int, pos int64) int64 {
 	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
 		if p := &l.pieces[i]; p.off > pos && p.n >= scratchSize && p.isStraight() {

@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// planner walks a record's arrays and says where their buffers go.
+// planner walks a record's arrays and decides where their buffers go in the body.
 type planner struct {
 	path   Path
 	nodes  []payload.Node

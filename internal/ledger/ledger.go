@@ -1,6 +1,8 @@
-// Package ledger keeps a space's books: how many of its bytes are live, retired, reserved and free.
-// A [Ledger] is one word that says what is used, which is changed by compare and swap, and the two
-// accounts that make it up. Promises that come and go at a high rate are parked beside that word.
+// Package ledger counts the bytes of a space: how many are live, retired, reserved and free. A
+// [Ledger] has one word for the used bytes, which is changed by compare and swap, and the accounts
+// that make it up. Reservations that come and go at a high rate are parked beside that word
+// (parking.go). It has nothing to do with the ledgers of internal/leases, in which processes count
+// bytes together.
 //
 // Its lock is lockrank.Ledger, under which nothing is called.
 package ledger
@@ -19,29 +21,29 @@ type Usage struct {
 	Live     int64 // in buffers that are in use
 	Retired  int64 // freed, but the device may still be working on them
 	Reserved int64 // promised and not yet drawn
-	Cached   int64 // in copies, which anybody who needs the room takes it from; not in Used
+	Cached   int64 // in clean images, which are freed when the room is needed; not in Used
 	Peak     int64 // largest Used since the start or the last ResetPeak
 }
 
 // Used is live + retired + reserved.
 func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
 
-// Ledger keeps one space's books. Every byte of the space is either free or in
-// exactly one of four accounts:
+// Ledger counts one space's bytes. Every byte of the space is either free or in exactly one of four
+// accounts. Of these, cached bytes count as free for reservations:
 //
 //	free ──Reserve──▶ reserved ──Draw──▶ live ──Retire──▶ retired ──Reap──▶ free
 //	     ◀─Unreserve─          ◀─Undraw─                     │
 //	free ◀──Forget── cached ◀──────────Cache─────────────────┘
 //	     reserved ───Revive─▶ live, which takes as much out of cached
 //
-// Used is one word, changed by compare and swap: check and charge are one step, and it
-// is never over the capacity, not even for an instant. What is reserved is the rest of
-// it. So promises, which come and go far more often than memory does, touch nothing
-// else, and need not know what is cached: bytes that are cached count as free until their
-// memory is needed. Live, retired and cached are changed under a lock and behind a sequence number
-// that is odd meanwhile: a reader that meets one tries again, and never locks. While it does not
-// change, any value of Used with the two of them is a cut that there was. A change that would take
-// an account below zero is a bug in a backend and panics: books that are wrong would be worse.
+// Used is one word, changed by compare and swap: check and charge are one step, so it is never over
+// the capacity. Reserved is Used without live and retired. So reservations, which come and go far
+// more often than memory does, change only that word, and cached bytes do not concern them. Live,
+// retired and cached are changed under a lock, behind a sequence number that is odd meanwhile. A
+// reader never locks: if the number is odd or has changed, it reads again. While the number stays
+// the same, each value of Used together with the accounts is a state that the ledger was in. A
+// change that would take an account below zero is a bug in a backend and panics, because wrong
+// counts would be worse.
 //
 // A Ledger is safe for concurrent use.
 type Ledger struct {
@@ -94,7 +96,7 @@ func (l *Ledger) Memory() int64 {
 // UsedOrParked is Used without taking back what is parked: it may be too high by that.
 func (l *Ledger) UsedOrParked() int64 { return l.used.Load() }
 
-// Snapshot returns a consistent cut.
+// Snapshot returns all counts at one moment.
 func (l *Ledger) Snapshot() Usage {
 	l.sweep()
 	for tries := 1; ; tries++ {

@@ -24,7 +24,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Type names a form that a batch's data can have; see batch.Type.
+// Type names a form that a batch's data can have; see batch.PayloadType.
 type Type string
 
 // The built-in forms. On a device none is compressed.
@@ -90,8 +90,8 @@ type Descriptor struct {
 	Nodes   []Node // one for each array
 	Buffers []Span // one for each buffer of each array
 	Body    int64  // bytes; a multiple of tier.Page
-	// Sums are the xxh3-64 of each SumChunk bytes of the body; the last chunk may be shorter. Nil in a
-	// Table that is not summed.
+	// Sums are the xxh3-64 of each SumChunk bytes of the body; the last chunk may be shorter. Nil
+	// in a Table that is not summed.
 	Sums []uint64
 
 	// Dictionaries are the images that nodes Outside refer to by their place
@@ -187,7 +187,8 @@ type body struct {
 	released atomic.Bool
 }
 
-// hold takes over buffers, of which those that are nil have no bytes, and references to dictionaries.
+// hold takes over buffers, of which those that are nil have no bytes, and references to
+// dictionaries.
 func (p *body) hold(bufs []*tier.Buffer, shared []Shared) {
 	p.bufs, p.shared = bufs, shared
 	for _, b := range bufs {
@@ -268,10 +269,10 @@ func (p *body) OnUnleased(f func()) {
 	}
 }
 
-// KeepCopy leaves the payload in its space until the room is needed, after the batch has left it: see
-// tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep what
-// shares dictionaries, because these would stay in use. ended, which may be nil, is called when the
-// copy is freed.
+// KeepCopy leaves the payload in its space until the room is needed, after the batch has left it:
+// see tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep
+// what shares dictionaries, because these would stay in use. ended, which may be nil, is called
+// when the copy is freed.
 func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
 	shares := len(p.shared) > 0
 	if len(p.bufs) == 0 || shares && p.space.Kind() != tier.Disk {
@@ -341,9 +342,9 @@ func releaseShared(s Shared) (err error) {
 	return s.Release()
 }
 
-// Image is the payload of all three built-in forms. It is the bytes of a batch in the one layout
-// that all tiers share, in a buffer of any space, and a reference to each dictionary that it needs,
-// in the same space.
+// Image is the payload of the three forms GPUImage, HostImage and DiskImage. It is the bytes of a
+// batch in the one layout that all tiers share, in a buffer of any space, and a reference to each
+// dictionary that it needs, in the same space.
 type Image struct{ body }
 
 // NewImage is documented at batch.NewImage.

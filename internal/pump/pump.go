@@ -1,12 +1,13 @@
-// Package pump moves what there is much of piece by piece, with several pieces under way: while
-// one is fetched another is put in its place. It is the one loop that does so. What brings a
-// piece, and where to, is its callers' business.
+// Package pump copies many bytes piece by piece, with several pieces in progress: while one is
+// fetched, another is put in its place. All transfers use this loop. The callers' functions fetch a
+// piece and put it in its place.
 //
 //	Begin ──▶ wait ──▶ Check ──▶ End    of each piece, by one of the lanes
 //	  └─ in order, one at a time
 //
-// A lane is a goroutine with something of its own to work in: a pinned chunk, scratch memory, or
-// nothing. The caller is the first lane, so that a single piece starts no goroutine.
+// A lane is a goroutine that moves one piece after the other. It may have something of its own to
+// work in, which it borrows from a Pool: a pinned chunk, or scratch memory. The caller is the first
+// lane, so that a single piece starts no goroutine.
 package pump
 
 import (
@@ -22,7 +23,7 @@ import (
 // A function may also return one of its own.
 const Panicked = "a transfer"
 
-// Pool lends what lanes work in.
+// Pool lends what lanes work in: an R.
 type Pool[R any] interface {
 	// Borrow waits for an R.
 	Borrow(ctx context.Context) (R, error)
@@ -35,11 +36,11 @@ type Pool[R any] interface {
 	Return(r R)
 }
 
-// Job is what is to be moved: pieces that are numbered from 0. Each function but one may be nil.
-// They are called with a context that ends when ctx ends or any of them fails.
+// Job describes the pieces to move, which are numbered from 0, and the functions that move them.
+// All but one of the functions may be nil. Their context ends when ctx ends or any of them fails.
 type Job[R any] struct {
 	Pieces int
-	Lanes  int     // how many pieces are under way at most
+	Lanes  int     // the maximum number of pieces in progress
 	Pool   Pool[R] // nil if lanes need nothing
 
 	// Begin begins to fetch a piece into r, and returns what waits for it; nil if it is there, or
@@ -51,9 +52,9 @@ type Job[R any] struct {
 	// End puts a piece in its place, and returns when it is there.
 	End func(ctx context.Context, r R, piece int) error
 
-	// Quick, unless it is 0, is how long a piece may take on a device that deserves all lanes. Two
-	// work at first; they become more while pieces are quick, and two again when they are not. So
-	// little is under way on a slow device, and a job that is cancelled ends soon.
+	// Quick, unless it is 0, is the longest time per piece at which more lanes are worth it. Two
+	// lanes work at first. Their number doubles while pieces are quick, and is two again when they
+	// are not. So a slow device has little in progress, and a cancelled job ends soon.
 	Quick time.Duration
 }
 
@@ -152,7 +153,7 @@ func (l *run[R]) leave() {
 	l.mu.lanes--
 }
 
-// invite starts lanes, as long as there is work for them and the pool has something to work in.
+// invite starts lanes while there is work for more and the pool has an R for each.
 func (l *run[R]) invite() {
 	for {
 		l.mu.Lock()
@@ -228,8 +229,8 @@ func (l *run[R]) piece(r R) bool {
 	return l.more()
 }
 
-// stop is called when a piece could not be begun: no other is. Where checks are in order, an
-// earlier piece may still have the first error.
+// stop is called when a piece could not be begun, and keeps others from beginning. With ordered
+// checks an earlier piece may still fail, and its error comes first.
 func (l *run[R]) stop(err error) {
 	l.mu.Lock()
 	l.mu.next = l.Pieces
@@ -262,8 +263,8 @@ func (l *run[R]) take() (piece int, ok bool) {
 	return l.mu.next - 1, true
 }
 
-// paced counts a piece that has ended, and lets more lanes work or fewer: as many pieces are
-// looked at together as may be under way.
+// paced counts a piece that has ended. After as many pieces as there may be lanes, it changes that
+// number by their time; see Job.Quick.
 func (l *run[R]) paced() {
 	if l.Quick == 0 {
 		return

@@ -29,7 +29,7 @@ const (
 	// StagedUnderWay is how many staged chunks a transfer between device and disk keeps
 	// under way: the number of requests at which the disks that were measured reach their speed.
 	StagedUnderWay = 8
-	// ReadsAhead is how many pieces of maxPiece a transfer from disk to host memory has under
+	// ReadsAhead is how many pieces of MaxPiece a transfer from disk to host memory has under
 	// way, in requests of hostRead, as volumes have them by default.
 	ReadsAhead = 2
 	hostRead   = 2 << 20
@@ -44,8 +44,7 @@ type Builtin struct {
 	Staging func(node int) (Staging, error)
 	// Permits grants a permit to every transfer with a disk. It must have a budget permit.Host.
 	Permits *permit.Pool
-	// Codec is how what goes to disk is compressed. Not part of it are dictionaries that
-	// are images of their own.
+	// Codec is how batches are compressed on disk. Shared dictionaries are never compressed.
 	Codec codec.Codec
 
 	Dicts   Dictionaries
@@ -74,7 +73,9 @@ func (b *Builtin) Layout(rec arrow.RecordBatch) (l *image.Layout, err error) {
 // Adder registers a converter.
 type Adder func(from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error)) error
 
-// Form returns what a payload becomes in a space, of the forms that there is a converter to.
+// Form returns the form that a move gives a payload in a space. On disk it is a packed image if the
+// payload is already packed or compressing should pay, and else a plain image. has reports whether
+// there is a converter between two forms.
 func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batch.PayloadType) bool) batch.PayloadType {
 	plain := batch.ImageType(to.Kind())
 	from, ok := src.(Imaged)
@@ -84,7 +85,7 @@ func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batc
 	packed := false
 	switch {
 	case src.Type() == batch.HostPacked || src.Type() == batch.DiskPacked:
-		packed = true // it is shorter so, and nothing is left to do
+		packed = true // it is compressed already, so the move only copies it
 	case src.Type() == batch.DiskImage:
 	default:
 		packed = b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID())
@@ -119,10 +120,10 @@ func (b *Builtin) Register(add Adder) error {
 	return b.registerTables(add)
 }
 
-// image copies the body of an image, or a table's, byte for byte to the space of r, and the
-// dictionaries that are not there yet. Nothing is encoded, and no row is looked at; what is
-// compressed is uncompressed. The descriptor is shared, but that of a table whose checksums are
-// known only when all bytes have come by. One permit is for the body and the dictionaries.
+// image is the converter to images. It copies the body of an image or a table byte for byte to the
+// space of r, uncompresses a packed one, and copies the dictionaries that the space does not have.
+// The new image shares the descriptor of src. A table that has no checksums yet gets a new
+// descriptor when all bytes have been read. One permit covers the body and the dictionaries.
 func (b *Builtin) image(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
 	from, ok := src.(Imaged)
 	if !ok {
@@ -163,9 +164,9 @@ func (b *Builtin) copyImage(ctx context.Context, from Imaged, r reservation.Rese
 	return batch.NewImage(desc, buf, r.Space(), shared...), nil
 }
 
-// AllocBody draws memory for a body from r, which may be split at cuts. On a disk, where what is free
-// may lie in many pieces, it may be split at any page if nothing else is left: files are not used in
-// place.
+// AllocBody draws memory for a body from r, which may be split at cuts. On a disk, where free room
+// may be in many pieces, the memory may be split at any page if it must, because nobody opens a
+// file in place.
 func AllocBody(r reservation.Reservation, size int64, cuts []int64) (*tier.Buffer, error) {
 	buf, err := r.AllocCuts(size, cuts)
 	var full *tier.NoSpaceError
@@ -242,9 +243,8 @@ func hostToDisk(ctx context.Context, d tier.FileMemory, s tier.HostMemory) error
 	return nil
 }
 
-// DiskToHost reads straight into the arena, in pieces of a request each, of which several
-// are read and verified at the same time. What a checksum covers may lie in two extents: that is
-// verified at the end.
+// DiskToHost reads straight into the arena, in pieces of one request, several at the same time, and
+// verifies each piece. If the bytes of one checksum are in two pieces, it verifies them at the end.
 func DiskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, s tier.FileMemory) error {
 	pieces := piecesOf(d, hostRead)
 	var split []int64 // where chunks begin that lie in several pieces
@@ -271,7 +271,7 @@ func DiskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, 
 	return nil
 }
 
-// read fills the piece and verifies the chunks that lie in it whole.
+// read fills the piece, and verifies the chunks that are completely in it.
 func (h hostPiece) read(ctx context.Context, desc *batch.Descriptor, s tier.FileMemory) error {
 	if err := s.ReadAt(ctx, h.p, h.off); err != nil {
 		return err

@@ -22,12 +22,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Dictionaries is the store of the dictionaries that are images of their own. A
-// Dictionary has at most one copy in a space, which the batches there share: each
-// of their images holds a reference, and the last one to go frees the copy.
+// Dictionaries is the store of the shared dictionaries: those that are images of their own. A
+// Dictionary has at most one DictCopy in a space, which the batches there share: each of their
+// images holds a reference, and the last release frees it. A DictCopy is not a clean image, though
+// both are called copies.
 //
-//	batch.Image ──▶ dictCopy (GPU) ──▶ dictionary ◀── identity ◀── *array.Data, weakly
-//	batch.Image ──▶ dictCopy (disk) ──┘
+//	batch.Image ──▶ DictCopy (GPU) ──▶ Dictionary ◀── identity ◀── *array.Data, weakly
+//	batch.Image ──▶ DictCopy (disk) ──┘
 //
 // A dictionary is known while a copy of it has a reference, or a caller that is about to make one
 // holds it. It is recognised by the array.Data that it was laid out from, or that a record of
@@ -45,7 +46,7 @@ type Dictionaries struct {
 	}
 }
 
-// identity says which dictionary an array is.
+// identity is the dictionary that an array was recognised as.
 type identity struct {
 	dict  *Dictionary
 	print []fingerprint
@@ -127,7 +128,7 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 
 // Resolve finds or makes the dictionary of each of the layouts, which are in the
 // order of Layout.Dictionaries. afresh makes new ones of those that are known. All
-// are held, until letGo.
+// are held, until LetGo.
 func (s *Dictionaries) Resolve(layouts []*image.Layout, afresh bool) []*Dictionary {
 	if len(layouts) == 0 {
 		return nil

@@ -5,6 +5,18 @@
 //	source ──transfer──▶ sink                      one way for each kind of memory, in and out
 //	pump.Job: lanes, chunks, copies of a stream    the one loop below all of them
 //
+//	builtin.go         Builtin; the converter between images; host memory to and from disk
+//	sources_sinks.go   source, sink and transfer, which chooses the way between two memories
+//	staged.go          the ways that use a stream or pinned chunks
+//	pack.go            compresses and uncompresses; scratch.go: the memory for it
+//	packed_file.go     reads parts of a compressed batch
+//	dictionaries.go    shared dictionaries
+//	table.go           tables; table_peek.go, table_slab.go: reading and allocating them
+//	permit.go          permits for disk transfers; spare.go: transfers that give way to others
+//	columns_read.go    some columns of a batch on disk; digest.go: digests
+//
+// Of the calls that this text names, those of a Mover are in package convert.
+//
 // Copies between device and disk go through a few pinned chunks, so that the
 // device and the disk work at the same time; those between host and disk go
 // straight to and from the arena. Everything goes in pieces of at most 8 MiB, and acts on a
@@ -46,13 +58,13 @@
 //	         ╰──── S2, Zstandard, bitpack ────╮
 //	packed │ f f  f f │ f f f f │ …                a buffer for each run, a checksum of what is stored
 //
-// Builtin.Codec says with what; codec.Auto finds out whether it helps. What is
-// read back is compared with both checksums, of what is stored and of the image's bytes.
+// Builtin.Codec is the codec; codec.Auto measures whether compressing is faster. A read verifies
+// two checksums: that of the stored bytes and that of the image's bytes.
 //
-// Lanes work in scratch: 1.5 MiB each, and 1 MiB more to lay a record out. All transfers together
-// have an eighth of host memory for that, and 3 MiB in any case. It is drawn from a host space, and
-// goes back when the transfer ends; where there is no room it is of the heap. A coder of Zstandard
-// has about 1 MiB of the heap beside that, which the garbage collector takes when it is idle.
+// Lanes work in scratch memory: 1.5 MiB each, and 1 MiB more to lay a record out. All transfers
+// together have an eighth of host memory for that, and at least 3 MiB. It is drawn from a host
+// space and freed when the transfer ends; if that space has no room, it comes from the Go heap. A
+// Zstandard coder has about 1 MiB of the heap beside that, until the garbage collector frees it.
 //
 // # Columns
 //
@@ -73,12 +85,14 @@
 //
 //	room in the target → the batch, in transit → a permit → a stream → scratch → a chunk → the disk
 //
-// All callers take them in this order, so a holder waits only for what is to the right of what it
+// All callers take them in this order, so a holder waits only for things to the right of what it
 // holds. A holder of a permit waits for no memory, no batch and no other permit. A caller that
-// copies a dictionary, for which others may wait, has a permit before they begin to. So a permit
-// comes free as soon as the disk has answered, and waits for it end. All waiters for room depend on
-// the monitor's moves. They ask for no bytes, and if users have all slots, one of them at a time
-// writes without a slot. So the monitor's transfers never wait for a program's permits.
+// copies a dictionary takes its permit before others can wait for the copy. So a permit is free as
+// soon as the disk has answered, and every wait for one ends.
+//
+// All waiters for room depend on the monitor's moves, which therefore never wait for a program's
+// permits. They need no bytes of the budget, and if programs have all slots, one move at a time
+// writes without a slot.
 //
 // # Locks
 //

@@ -14,21 +14,21 @@ import (
 // memory and its file: eight requests of 1 MiB, as volumes have by default.
 const DiskUnderWay = StagedUnderWay << 20
 
-// duty is the state of permits in a context: who makes the transfer, and the permit that it has.
+// duty is a context's value: for whom a transfer is made, and whether it has a permit already.
 type duty struct {
-	monitor       bool // it makes room for others
-	spare         bool // it gives way to all others
-	reads, writes bool // the permit's kind
+	monitor       bool // an eviction by the monitor, which must not wait for permits of programs
+	spare         bool // pre-cleaning, which gives way to all others
+	reads, writes bool // the kind of permit that the transfer has
 }
 
 type dutyKey struct{}
 
-// ForMonitor marks the transfers of a move that makes room for others.
+// ForMonitor returns a context for the transfers of an eviction by the monitor.
 func ForMonitor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, dutyKey{}, duty{monitor: true})
 }
 
-// IsMonitors reports whether a context is of such a move.
+// IsMonitors reports whether ForMonitor made the context.
 func IsMonitors(ctx context.Context) bool {
 	d, _ := ctx.Value(dutyKey{}).(duty)
 	return d.monitor
@@ -77,7 +77,7 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 		return b.Permits.With(ctx, r, permitted)
 	}
 	got, err := b.Permits.TryAcquire(r)
-	if errors.Is(err, tier.ErrOutOfBudget) { // users have all slots, and may wait for the room that f makes
+	if errors.Is(err, tier.ErrOutOfBudget) { // programs have all slots, and may wait for the room that f makes
 		select {
 		case b.reserve <- struct{}{}:
 			defer func() { <-b.reserve }()

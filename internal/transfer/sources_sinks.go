@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// source is where the bytes of a body come from. One of the five fields behind size says what
-// memory that is; each is read in as few ways as it takes to reach every sink:
+// source is where the bytes of a body come from. Exactly one of host, device, file, layout and
+// packed is set. The table shows how each kind is read; "-" means that no transfer needs that way:
 //
 //	         to host memory      to chunks (fetch)   to lanes (frames)
 //	host     memmove             -                   where it is
@@ -32,15 +32,16 @@ type source struct {
 	packed *payload.Packed
 
 	desc *batch.Descriptor
-	// check, which may be nil, sees all bytes in host memory before they are passed on, and may
-	// change them. ordered says that it must see the parts of a chunk under a checksum in order.
+	// check, which may be nil, is called with all bytes, in host memory, before they go to the
+	// sink, and may change them. If ordered is set, it must get the parts of a checksum's chunk in
+	// order.
 	check   func(p []byte, off int64) error
 	ordered bool
-	table   *tableReader // of a table
+	table   *tableReader // nil if src is no table
 	streamed
 }
 
-// sink is where the bytes of a body go. One of host, device and file says what memory that is.
+// sink is where the bytes of a body go. One of host, device and file is set.
 type sink struct {
 	space  *tier.Space
 	host   tier.HostMemory
@@ -50,7 +51,8 @@ type sink struct {
 	streamed
 }
 
-// streamed is a stream of a device, for as long as a transfer uses it. Lanes use it one at a time.
+// streamed is the borrowed stream of a source or sink on a device, while a transfer runs. Its lock
+// lets one lane at a time put copies on it.
 type streamed struct {
 	dev tier.Device
 	*stream
@@ -62,7 +64,7 @@ type stream struct {
 	regions []tier.Region // room for those of one copy
 }
 
-// from returns the bytes of a payload.
+// from returns a payload as a source.
 func (b *Builtin) from(ctx context.Context, p Imaged) (*source, error) {
 	switch p := p.(type) {
 	case *batch.Image:
@@ -75,7 +77,8 @@ func (b *Builtin) from(ctx context.Context, p Imaged) (*source, error) {
 	return nil, fmt.Errorf("convert: copying %T: %w", p, tier.ErrNotSupported)
 }
 
-// fromBuffer returns the bytes of an image. What comes from a disk is compared with its checksums.
+// fromBuffer returns an image as a source. Bytes from a disk are verified against the descriptor's
+// checksums.
 func (b *Builtin) fromBuffer(desc *batch.Descriptor, buf *tier.Buffer, space *tier.Space) (*source, error) {
 	s := &source{space: space, size: desc.Body, desc: desc}
 	if buf == nil {
@@ -95,7 +98,7 @@ func (b *Builtin) fromBuffer(desc *batch.Descriptor, buf *tier.Buffer, space *ti
 	return s, nil
 }
 
-// into returns a buffer for a body; nil for none.
+// into returns a buffer for a body as a sink.
 func (b *Builtin) into(buf *tier.Buffer) (*sink, error) {
 	s := &sink{space: buf.Space()}
 	switch m := buf.Memory().(type) {
@@ -123,8 +126,9 @@ func (b *Builtin) fill(ctx context.Context, buf *tier.Buffer, src *source) error
 	return b.transfer(ctx, dst, src)
 }
 
-// transfer brings the bytes of src to dst, the shortest way. A dst of nil is for a source whose
-// check is all that is wanted.
+// transfer copies the bytes of src to dst by the shortest way; every copy of a body goes through
+// it. If dst is nil, transfer only calls src.check. The ways without a function of their own, such
+// as GPU to disk, go through pinned chunks (staged).
 func (b *Builtin) transfer(ctx context.Context, dst *sink, src *source) error {
 	if src.size == 0 {
 		return nil
@@ -165,9 +169,10 @@ func (b *Builtin) transfer(ctx context.Context, dst *sink, src *source) error {
 	})
 }
 
-// onStreams runs f with streams for those of the two that are a device's. They are borrowed in the
-// order of the spaces: two moves in opposite directions would else each hold what the other needs.
-// Within a device both have the same: a second stream could be one too many.
+// onStreams borrows a stream for each of the two that is on a device, and runs f. It borrows them
+// in the order of the spaces; otherwise two moves in opposite directions could each hold the stream
+// that the other needs. Within a device both use the same stream, because a second one may never be
+// free.
 func (b *Builtin) onStreams(ctx context.Context, dst *sink, src *source, f func() error) error {
 	borrow := func(space *tier.Space, of *streamed, f func() error) error {
 		return b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
@@ -214,7 +219,7 @@ func (s *source) fetch(ctx context.Context, p []byte, off int64) (wait func() er
 	return nil, err
 }
 
-// drain brings p to its place at off.
+// drain copies p to the sink at off.
 func (s *sink) drain(ctx context.Context, p []byte, off int64) error {
 	if s.file != nil {
 		return s.file.WriteAt(ctx, p, off)
@@ -242,7 +247,7 @@ func (s *source) copyOut(ctx context.Context, h tier.HostMemory) error {
 	return copies(ctx, len(pieces), start, func(i int) error { return s.check(pieces[i].p, pieces[i].off) })
 }
 
-// show shows host memory to the check.
+// show calls check with all bytes of a source in host memory.
 func (s *source) show(ctx context.Context) error {
 	for _, piece := range piecesOf(s.host, MaxPiece) {
 		if err := context.Cause(ctx); err != nil {
@@ -298,7 +303,7 @@ func (b *Builtin) copyOnDevices(ctx context.Context, dst *sink, src *source) err
 	}, nil)
 }
 
-// onePiece takes maxPiece bytes of the copies.
+// onePiece takes MaxPiece bytes of the copies.
 func onePiece(to, copies []tier.Region) (piece, rest []tier.Region) {
 	for room := int64(MaxPiece); room > 0 && len(copies) > 0; {
 		c := &copies[0]
@@ -314,8 +319,9 @@ func onePiece(to, copies []tier.Region) (piece, rest []tier.Region) {
 	return to, copies
 }
 
-// Lay puts the layout's bytes into a buffer of any tier. How long a disk takes is not measured: it
-// waits for the layout, too.
+// Lay writes the image that l plans into a buffer of any tier. Unlike other transfers to a disk, it
+// does not measure the disk's speed for the choice of a codec, because the disk also waits for the
+// layout.
 func (b *Builtin) Lay(ctx context.Context, l *image.Layout, buf *tier.Buffer) error {
 	dst, err := b.into(buf)
 	if err != nil {
@@ -329,9 +335,9 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, buf *tier.Buffer) er
 	})
 }
 
-// Checked returns the memory of a volume for reading or writing a body: what an encrypted volume
-// itself finds altered is corrupt, as is what the checksums find. All that converters do on disks
-// goes through it.
+// Checked returns the memory of a volume for reading or writing a body. It turns the AlteredError
+// of an encrypted volume into a CorruptError, like that of a wrong checksum. Converters use disks
+// only through it.
 func Checked(m tier.FileMemory) tier.FileMemory { return checkedFile{m} }
 
 type checkedFile struct{ tier.FileMemory }
@@ -353,8 +359,7 @@ func corruptFile(err error) error {
 	return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
 }
 
-// metered returns the memory of a disk's space as checked does, so that what is done with it is
-// timed if codecs are chosen by that.
+// metered is Checked, and measures the speed of reads and writes if the codec is chosen by speed.
 func (b *Builtin) metered(space *tier.Space, m tier.FileMemory) tier.FileMemory {
 	m = Checked(m)
 	if b.Codec != codec.Auto {

@@ -32,8 +32,8 @@ func (c chunks) Yield(p []byte) ([]byte, bool) {
 	return c.TryBorrow()
 }
 
-// run runs a job. A panic of its functions is the batch's failure, as in safely; one that a file
-// system had, and that is an error already, is not.
+// run runs a job. A panic of its functions is an error that concerns the batch alone, as in safely.
+// A panic of a file system, which is an error already, may concern others.
 func run[R any](ctx context.Context, j pump.Job[R]) error {
 	err := j.Run(ctx)
 	if p, ok := err.(*guard.PanicError); ok && p.What == pump.Panicked {
@@ -42,8 +42,8 @@ func run[R any](ctx context.Context, j pump.Job[R]) error {
 	return err
 }
 
-// staged passes the bytes of src through the pinned chunks nearest to a node, so that fetching and
-// draining overlap.
+// staged copies the bytes of src to dst through pinned chunks near the device: between a device and
+// a disk, for example. While one chunk is fetched from the source, another is drained to the sink.
 func (b *Builtin) staged(ctx context.Context, dst *sink, src *source) error {
 	node := nodeOf(dst.space, src.space)
 	if src.device != nil {
@@ -174,7 +174,8 @@ func noPanic(err *error) {
 }
 
 // Together writes the bodies of images, which are all on one device or in one host space, side by
-// side to a buffer on a disk. It passes them through pinned chunks, so that one request writes many.
+// side to a buffer on a disk. It passes them through pinned chunks, so that one request writes
+// many.
 func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batch.Image) error {
 	dst, err := b.into(buf)
 	if err != nil {

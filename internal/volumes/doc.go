@@ -18,7 +18,7 @@
 //	persist.go       what outlives the process; takeover.go finds it again
 //	internal/pace    how fast the volume is: whose turn it is, and how much may be under way
 //	internal/seal    encryption
-//	internal/journal what a directory says of memory that persists
+//	internal/journal the manifest of a directory: its records of memory that persists
 //
 // # Ownership
 //

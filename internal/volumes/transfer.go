@@ -142,7 +142,8 @@ func (e *extents) request(piece int, p []byte, off, most int64) request {
 	return request{at: at.At, off: place, p: p[:n:n], piece: piece, from: off}
 }
 
-// doMeasured does one request when the window lets it in. It reports a write to the pacer.
+// doMeasured does one request. It waits until the window, which bounds the bytes in progress on a
+// slow disk, admits it, and reports a write to the pacer, which compares volumes.
 func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
 	v, n := e.v, int64(len(r.p))
 	if err := v.window.Enter(ctx, n, write); err != nil {
@@ -168,8 +169,9 @@ func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
 	return err
 }
 
-// wrote takes n bytes out of what is unwritten, and returns how many were there. Bytes that are
-// written twice make up for those that never are: the backlog is an estimate.
+// wrote subtracts n bytes from the memory's unwritten bytes, at most all of them, and returns how
+// many it subtracted. The count is an estimate of the backlog: it ignores which bytes are written,
+// or twice.
 func (e *extents) wrote(n int64) int64 {
 	for {
 		left := e.unwritten.Load()
@@ -253,7 +255,7 @@ func transferAll(f func(p []byte, off int64) (int, error), p []byte, off, align 
 	return nil
 }
 
-// all is transferAll as package io has it.
+// all is transferAll with the result of an io.ReaderAt or io.WriterAt.
 func all(f func(p []byte, off int64) (int, error), p []byte, off, align int64) (int, error) {
 	if err := transferAll(f, p, off, align); err != nil {
 		return 0, bare(err)
