@@ -103,7 +103,7 @@ func newPods(t *testing.T) *pods {
 	p := &pods{t: t, bench: filepath.Join(open, "spillbench")}
 	build := exec.Command("go", "build", "-o", p.bench, "./cmd/spillbench")
 	build.Dir = "../../.."
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as the image has it
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath") // as in the image, without the tests' flags
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
