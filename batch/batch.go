@@ -71,8 +71,7 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 // ErrStored: the batch is in a repository already.
 var ErrStored = errors.New("in a repository already")
 
-// ErrDuplicateID: New was given an id that another batch has, as far as the observer
-// has noted.
+// ErrDuplicateID reports that New was given the id of another batch that the observer already has.
 var ErrDuplicateID = errors.New("another batch has this id")
 
 // Observer is called at changes. The engine's passes them to the monitor; a repository is one for

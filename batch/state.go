@@ -14,8 +14,8 @@ import (
 //   - TaskCreated: a caller has announced work on the batch (pending tasks > 0) that has not begun.
 //     The monitor may still evict it, but prefers others.
 //   - Processing: handles are open (active > 0). The data stays where it is.
-//   - InTransit: the holder of the Transit replaces the payload. Nobody reads the batch and no task
-//     is created, until the Transit ends.
+//   - InTransit: the holder of the Transit replaces the payload. Until the Transit ends, readers and
+//     new tasks have to wait.
 //   - Released: dropped. The batch is empty or, if handles are open, will be when the last is
 //     closed. Batches from Repository.Drain are in this state while the consumer works on them.
 //

@@ -46,23 +46,25 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 		return nil, err
 	}
 	defer l.Close()
-	for afresh := false; ; {
-		p, err := m.ingest(ctx, l, to, waits, afresh)
+	for renew := false; ; {
+		p, err := m.ingest(ctx, l, to, waits, renew)
 		switch {
 		case errors.Is(err, errGone):
-		case errors.Is(err, transfer.ErrChanged) && !afresh:
-			afresh = true // a dictionary was changed in place: lay its present values out
+		case errors.Is(err, transfer.ErrChanged) && !renew:
+			renew = true // a dictionary was changed in place: lay its present values out
 		default:
 			return p, err
 		}
 	}
 }
 
-// ingest reserves room for the planned image, allocates it and lays the bytes out. With afresh it
-// takes no dictionary for one that is known already. errGone asks the caller to try again.
-func (m *Mover) ingest(ctx context.Context, l *image.Layout, to reservation.Strategy, waits, afresh bool) (_ batch.Payload, err error) {
+// ingest reserves room for the planned image, allocates it and lays the bytes out. With renew it stores
+// each dictionary again, even if the store already has it. errGone asks the caller to try again.
+func (m *Mover) ingest(
+	ctx context.Context, l *image.Layout, to reservation.Strategy, waits, renew bool,
+) (_ batch.Payload, err error) {
 	store := &m.cfg.Builtin.Dicts
-	dicts := store.Resolve(l.Dictionaries(), afresh)
+	dicts := store.Resolve(l.Dictionaries(), renew)
 	defer store.LetGo(dicts...)
 	what := takes{body: l.Size(), dicts: transfer.Distinct(dicts)}
 	var space *tier.Space

@@ -50,14 +50,14 @@ type entry struct {
 	in      *spaceIndex // where the batch is; nil if the entry is new or has left
 	version uint64      // of the batch when facts and key were noted
 
-	// What the monitor has noted after moves.
+	// The monitor sets these after moves.
 	aside bool              // a move is under way, or failed a moment ago
 	kept  bool              // skipped after a failure, until the batch has another form
 	not   decide.Kinds      // the tiers that the batch cannot be converted for in this form
 	form  batch.PayloadType // for which kept and not hold
 }
 
-// failed reports whether the monitor has noted something that holds for e.form alone.
+// failed reports whether kept or not is set, which hold for e.form alone.
 func (e *entry) failed() bool { return e.kept || e.not != 0 }
 
 // fits reports whether a tier that the batch may go to has room for it.
@@ -344,7 +344,7 @@ func (s *spaceIndex) add(f facts, sign int64) {
 	}
 }
 
-// changeLocked changes what the monitor has noted of b, if b is there.
+// changeLocked changes the entry of b, if b has one.
 func (x *index) changeLocked(b *batch.Batch, change func(e *entry)) {
 	if e := x.mu.entries[b]; e != nil {
 		next := *e

@@ -259,8 +259,8 @@ func TestIndexConverges(t *testing.T) {
 	w.end(all...)
 }
 
-// TestIndexOfFewOfMany: when few of many batches are left, the index lists them as before, also
-// those set aside.
+// TestIndexOfFewOfMany checks that the index still lists a batch, skipped or not, after most others
+// have left.
 func TestIndexOfFewOfMany(t *testing.T) {
 	const n = 2000
 	w := newWorld(t, sizes{gpu0: n * 10 * kib, disk0: n * 10 * kib}, nil)

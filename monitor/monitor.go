@@ -215,8 +215,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 }
 
 // idlePeriod is the time between two steps while no space needs room: every need wakes the monitor.
-// What only waits for time to pass, such as a batch that could not be moved, is tried when there is
-// a need again.
+// A retry that only waits for time to pass, as after a failed move, waits for the next need.
 const idlePeriod = time.Second
 
 // hintsPerPeriod bounds the steps in a period that hints make the monitor take.

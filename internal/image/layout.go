@@ -372,7 +372,7 @@ func (l *Layout) emitLarge(dst []byte) {
 			if l.scratch == nil {
 				l.scratch = make([]byte, scratchSize)
 			}
-			n = min(l.crooked(i, pos), int64(len(dst)))
+			n = min(l.scattered(i, pos), int64(len(dst)))
 			l.fill(l.scratch[:n], pos)
 			l.sum.Copy(dst[:n], l.scratch[:n])
 		}
@@ -411,9 +411,9 @@ func (l *Layout) copyStraight(p *piece, dst []byte, pos int64) {
 	}
 }
 
-// crooked returns how many bytes from pos on emitLarge should assemble in scratch memory: up to the
+// scattered returns how many bytes from pos on emitLarge should assemble in scratch memory: up to the
 // next large buffer that it can copy straight from the record.
-func (l *Layout) crooked(i int, pos int64) int64 {
+func (l *Layout) scattered(i int, pos int64) int64 {
 	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
 		if p := &l.pieces[i]; p.off > pos && p.n >= scratchSize && p.isStraight() {
 			return min(scratchSize, RoundUp(p.off-pos, sumcopy.Block))

@@ -69,10 +69,11 @@ func Strangers(dir string) ([]string, error) {
 	return names, nil
 }
 
-// Share creates a ledger that all users may join, for the GPUs that are named, and removes what dead
-// processes and other users left there. Only root can. A directory that exists must be root's. It must be
-// shared already, or writable by root alone. Nobody else may be able to replace it: the directories above
-// must be root's, and writable by root alone or sticky. A call that failed can be repeated.
+// Share creates a ledger that all users may join, for the named GPUs, and removes the files that dead
+// processes and other users left there. Only root can call it. An existing directory must belong to root,
+// and must either be shared already or be writable only by root. The directories above it must belong to
+// root, and be writable only by root or sticky, so that no other user can replace it. A call that failed
+// can be repeated.
 func Share(dir string, devices ...string) (err error) {
 	dir = filepath.Clean(dir)
 	defer func() {

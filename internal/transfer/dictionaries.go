@@ -126,10 +126,9 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 	return fingerprints(d.Dictionary(), to)
 }
 
-// Resolve finds or makes the dictionary of each of the layouts, which are in the
-// order of Layout.Dictionaries. afresh makes new ones of those that are known. All
-// are held, until LetGo.
-func (s *Dictionaries) Resolve(layouts []*image.Layout, afresh bool) []*Dictionary {
+// Resolve returns the dictionary of each layout, in the order of Layout.Dictionaries, and makes those
+// that the store does not have. With renew it makes all of them. The caller must pass them to LetGo.
+func (s *Dictionaries) Resolve(layouts []*image.Layout, renew bool) []*Dictionary {
 	if len(layouts) == 0 {
 		return nil
 	}
@@ -139,12 +138,12 @@ func (s *Dictionaries) Resolve(layouts []*image.Layout, afresh bool) []*Dictiona
 		for _, number := range l.Used() {
 			parts = append(parts, out[number])
 		}
-		out[i] = s.hold(l, parts, afresh)
+		out[i] = s.hold(l, parts, renew)
 	}
 	return out
 }
 
-func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, afresh bool) *Dictionary {
+func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *Dictionary {
 	source, valueType := l.Dictionary()
 	plan := l.Plan()
 	key, print := weak.Make(source), fingerprints(source, nil)
@@ -163,7 +162,7 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, afresh bool) *
 		}
 		id.dict.Users++
 		s.Mu.Unlock()
-		if !afresh && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
+		if !renew && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
 			return id.dict
 		}
 		other = id.dict
