@@ -112,9 +112,17 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
-		Spaces: e.spaces, Distance: e.topo.Distance, Paired: e.paired, Movable: func(id tier.ID) bool { return e.monitor.Inside().Movable(id) }, // no wait begins before there is a monitor
+		Spaces:     e.spaces,
+		Distance:   e.topo.Distance,
+		Paired:     e.paired,
+		Movable:    func(id tier.ID) bool { return e.monitor.Inside().Movable(id) }, // no wait begins before there is a monitor
 		Headroom:   func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
-		StuckAfter: e.cfg.StuckAfter, Clear: e.clear, LongWait: e.warnOfWait, Holders: e.Holders, Events: e.cfg.Events, Logger: e.cfg.Logger,
+		StuckAfter: e.cfg.StuckAfter,
+		Clear:      e.clear,
+		LongWait:   e.warnOfWait,
+		Holders:    e.Holders,
+		Events:     e.cfg.Events,
+		Logger:     e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}
@@ -131,20 +139,40 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		e.builtin.Choose.Chosen = e.codecChosen
 	}
 	e.mover, err = convert.NewMover(convert.MoverConfig{
-		Reservations: e.reservations, Registry: &e.registry, Builtin: e.builtin, IDs: &e.ids, Observer: e.Observer(), Events: e.cfg.Events, Persists: e.recorder.Records, PersistAhead: e.cfg.WriteAhead > 0, Logger: e.cfg.Logger,
+		Reservations: e.reservations,
+		Registry:     &e.registry,
+		Builtin:      e.builtin,
+		IDs:          &e.ids,
+		Observer:     e.Observer(),
+		Events:       e.cfg.Events,
+		Persists:     e.recorder.Records,
+		PersistAhead: e.cfg.WriteAhead > 0,
+		Logger:       e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
 	e.monitor, err = monitor.New(monitor.Config{
-		Reservations: e.reservations, Mover: e.mover.Inside(), Policy: e.cfg.Policy, Period: e.cfg.MonitorPeriod, MovesPerEdge: e.cfg.MovesPerEdge, StuckAfter: e.cfg.StuckAfter,
-		Logger: e.cfg.Logger, Events: e.monitorEvents(), Base: e.held, Speed: e.mover.Inside().Speed, Changes: e.registry.Changes,
-		WriteAhead: e.mover.Inside().WriteAhead, AheadRate: cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
+		Reservations: e.reservations,
+		Mover:        e.mover.Inside(),
+		Policy:       e.cfg.Policy,
+		Period:       e.cfg.MonitorPeriod,
+		MovesPerEdge: e.cfg.MovesPerEdge,
+		StuckAfter:   e.cfg.StuckAfter,
+		Logger:       e.cfg.Logger,
+		Events:       e.monitorEvents(),
+		Base:         e.held,
+		Speed:        e.mover.Inside().Speed,
+		Changes:      e.registry.Changes,
+		WriteAhead:   e.mover.Inside().WriteAhead,
+		AheadRate:    cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
 	})
 	if err != nil {
 		return nil, err
 	}
-	if e.admitter, err = admission.New(admission.Config{Reservations: e.reservations, Rules: e.cfg.Limits.Admission, Logger: e.cfg.Logger}); err != nil {
+	if e.admitter, err = admission.New(
+		admission.Config{Reservations: e.reservations, Rules: e.cfg.Limits.Admission, Logger: e.cfg.Logger},
+	); err != nil {
 		return nil, err
 	}
 	e.start()
@@ -187,7 +215,11 @@ func (e *Engine) start() {
 // an error p stays the caller's; a payload of another engine's is tier.ErrNotSupported.
 func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
 	if p != nil && !slices.Contains(e.spaces, p.Space()) {
-		return nil, fmt.Errorf("spillway: a batch of a payload in another engine's %s: %w", p.Space().ID(), tier.ErrNotSupported)
+		return nil, fmt.Errorf(
+			"spillway: a batch of a payload in another engine's %s: %w",
+			p.Space().ID(),
+			tier.ErrNotSupported,
+		)
 	}
 	return e.newBatch(p, nil)
 }
@@ -295,7 +327,12 @@ func (e *Engine) stagingNear(node int) (transfer.Staging, error) {
 
 // Reserve waits for a promise of bytes in a space of the strategy. The caller
 // must Release it.
-func (e *Engine) Reserve(ctx context.Context, s reservation.Strategy, bytes int64, opts ...reservation.Option) (reservation.Reservation, error) {
+func (e *Engine) Reserve(
+	ctx context.Context,
+	s reservation.Strategy,
+	bytes int64,
+	opts ...reservation.Option,
+) (reservation.Reservation, error) {
 	return e.reservations.Reserve(ctx, s, bytes, opts...)
 }
 

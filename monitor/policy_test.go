@@ -42,7 +42,12 @@ func TestPolicyOrder(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for i, a := range tt.want {
 				for j, b := range tt.want {
-					if got, want := sign(compareKeys(tt.policy.Key(a), tt.policy.Key(b))), cmp.Compare(i, j); got != want {
+					if got, want := sign(
+						compareKeys(tt.policy.Key(a), tt.policy.Key(b)),
+					), cmp.Compare(
+						i,
+						j,
+					); got != want {
 						t.Errorf("%d against %d: %d, want %d", i, j, got, want)
 					}
 				}
@@ -239,7 +244,11 @@ func TestHabitsBegin(t *testing.T) {
 // expected later.
 func TestStaleVictims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = CostAware() })
+		w := newWorld(
+			t,
+			sizes{gpu0: 4000 * kib, host0: 100 * kib},
+			func(c *Config, _ *world) { c.Policy = CostAware() },
+		)
 		all := w.fillSpace(gpu0, 2000, kib)
 		time.Sleep(time.Second)
 		stale := all[:10]
@@ -270,7 +279,11 @@ func TestStaleVictims(t *testing.T) {
 // that goes after all that were used.
 func TestStaleVictimsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = CostAware() })
+		w := newWorld(
+			t,
+			sizes{gpu0: 4000 * kib, host0: 100 * kib},
+			func(c *Config, _ *world) { c.Policy = CostAware() },
+		)
 		all := w.fillSpace(gpu0, 6, kib)
 		time.Sleep(time.Second)
 		for range 3 {
@@ -300,7 +313,11 @@ func TestStaleVictimsOnce(t *testing.T) {
 func TestStaleBehindALateOne(t *testing.T) {
 	for _, shield := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = CostAware() })
+			w := newWorld(
+				t,
+				sizes{gpu0: 4000 * kib, host0: 100 * kib},
+				func(c *Config, _ *world) { c.Policy = CostAware() },
+			)
 			all := w.fillSpace(gpu0, 2000, kib)
 			late := all[1999]
 			time.Sleep(8 * time.Second)
@@ -339,7 +356,11 @@ func TestStaleBehindALateOne(t *testing.T) {
 func TestStaleBelowMakesRoom(t *testing.T) {
 	for name, p := range map[string]Policy{"lru": LRU(), "cost-aware": CostAware()} {
 		bubble(t, name, func(t *testing.T) {
-			w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { c.Policy = p })
+			w := newWorld(
+				t,
+				sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 1000 * kib},
+				func(c *Config, _ *world) { c.Policy = p },
+			)
 			hot, cold := w.fillSpace(gpu0, 2, 35*kib), w.fillSpace(host0, 7, 10*kib)
 			time.Sleep(time.Second)
 			for range 50 { // not used for long after this
@@ -363,7 +384,9 @@ func TestStaleBelowMakesRoom(t *testing.T) {
 			settle(time.Second)
 			for _, b := range hot {
 				if b.Info().Space == disk0 {
-					t.Errorf("what is used each minute went to the disk; in host memory lies what was not used for an hour")
+					t.Errorf(
+						"what is used each minute went to the disk; in host memory lies what was not used for an hour",
+					)
 				}
 			}
 			if err := r.Release(); err != nil {

@@ -178,7 +178,13 @@ func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, o
 
 // reserve is Reserve, TryReserve and ReserveUpTo. It charges the first candidate that has room
 // (place). If none has and wait is set, it waits (see wait). Then it opens the reservation.
-func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, most int64, opts []Option) (Reservation, error) {
+func (m *Manager) reserve(
+	ctx context.Context,
+	wait bool,
+	s Strategy,
+	least, most int64,
+	opts []Option,
+) (Reservation, error) {
 	o, err := gather(opts)
 	switch {
 	case err != nil:
@@ -190,7 +196,12 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, least, mos
 	case most < least:
 		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d to %d bytes", least, most)
 	case most > least && isSized(s):
-		return Reservation{}, fmt.Errorf("reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes", s, least, most)
+		return Reservation{}, fmt.Errorf(
+			"reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes",
+			s,
+			least,
+			most,
+		)
 	case m.closed.Load():
 		return Reservation{}, closedError()
 	case ctx.Err() != nil:
@@ -380,7 +391,15 @@ type WaitStats struct {
 // Waits returns how long finished waits took, and how many are not over.
 func (m *Manager) Waits() WaitStats {
 	sum := m.waits.Summary()
-	s := WaitStats{Count: sum.Count, Total: sum.Total, P50: sum.P50, P99: sum.P99, P999: sum.P999, Max: sum.Max, Within: sum.Within}
+	s := WaitStats{
+		Count:  sum.Count,
+		Total:  sum.Total,
+		P50:    sum.P50,
+		P99:    sum.P99,
+		P999:   sum.P999,
+		Max:    sum.Max,
+		Within: sum.Within,
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s.Waiting = m.mu.waiting; s.Waiting > 0 {

@@ -79,15 +79,30 @@ func TestBatchEvents(t *testing.T) {
 		lines[e.Batch] = append(lines[e.Batch], fmt.Sprint(e.Kind, " ", e.To, " ", e.Hint))
 	}
 	want := []string{
-		"batch put gpu:0 0", fmt.Sprint("batch hinted gpu:0 ", batch.Never), "batch hinted gpu:0 0", fmt.Sprint("batch hinted gpu:0 ", batch.Stay),
-		"move ended host:0", "batch used host:0 0", "batch used host:0 0", "move ended gpu:0", "batch used gpu:0 0", "batch dropped gpu:0 0",
+		"batch put gpu:0 0",
+		fmt.Sprint("batch hinted gpu:0 ", batch.Never),
+		"batch hinted gpu:0 0",
+		fmt.Sprint("batch hinted gpu:0 ", batch.Stay),
+		"move ended host:0",
+		"batch used host:0 0",
+		"batch used host:0 0",
+		"move ended gpu:0",
+		"batch used gpu:0 0",
+		"batch dropped gpu:0 0",
 	}
 	if got := lines[uint64(b.ID())]; !slices.Equal(got, want) {
 		t.Errorf("got\n%q, want\n%q", got, want)
 	}
 	delete(lines, uint64(b.ID()))
 	for id, got := range lines {
-		if want := []string{"batch put gpu:0 0", "batch used gpu:0 0", "batch dropped gpu:0 0"}; !slices.Equal(got, want) {
+		if want := []string{
+			"batch put gpu:0 0",
+			"batch used gpu:0 0",
+			"batch dropped gpu:0 0",
+		}; !slices.Equal(
+			got,
+			want,
+		) {
 			t.Errorf("batch %d: got\n%q, want\n%q", id, got, want)
 		}
 	}

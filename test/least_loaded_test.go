@@ -53,7 +53,12 @@ func TestLeastLoadedGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			top := &topology.Topology{Nodes: []topology.Node{{MemoryBytes: 1 << 40}}}
 			for i := range 3 {
-				g := topology.GPU{UUID: uuid(i), PCIAddress: pci(i), Node: topology.Unknown, MemoryNode: topology.Unknown}
+				g := topology.GPU{
+					UUID:       uuid(i),
+					PCIAddress: pci(i),
+					Node:       topology.Unknown,
+					MemoryNode: topology.Unknown,
+				}
 				if c.free != nil {
 					g.MemoryBytes, g.FreeBytes = 16*gib, c.free[i]
 				}
@@ -73,7 +78,9 @@ func TestLeastLoadedGPU(t *testing.T) {
 				physical := physicalOf(t, cfg)
 				for i, held := range c.leases {
 					for _, n := range held {
-						l, err := leases.Join(leases.Terms{Dir: settings.Ledger, Device: uuid(i), Group: "others", Physical: physical})
+						l, err := leases.Join(
+							leases.Terms{Dir: settings.Ledger, Device: uuid(i), Group: "others", Physical: physical},
+						)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -101,7 +108,10 @@ func TestLeastLoadedGPU(t *testing.T) {
 			var got []int
 			for _, s := range eng.Reservations().Spaces().InTier(tier.GPU) {
 				info := s.Pool().(*devpool.Memory).Device().Info()
-				got = append(got, slices.IndexFunc(top.GPUs, func(g topology.GPU) bool { return g.PCIAddress == info.PCI }))
+				got = append(
+					got,
+					slices.IndexFunc(top.GPUs, func(g topology.GPU) bool { return g.PCIAddress == info.PCI }),
+				)
 			}
 			if !slices.Equal(got, c.want) {
 				t.Errorf("the spaces have GPUs %v, want %v", got, c.want)

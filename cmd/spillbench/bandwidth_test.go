@@ -24,7 +24,15 @@ import (
 // narrow is bandwidth with the flags that make it shortest.
 func narrow(t *testing.T, more ...string) []string {
 	t.Helper()
-	return append([]string{"bandwidth", "--codec=none", "--gpu-memory=1MiB", "--host-memory=1MiB", "--disk=" + t.TempDir() + "=2MiB"}, more...)
+	return append(
+		[]string{
+			"bandwidth",
+			"--codec=none",
+			"--gpu-memory=1MiB",
+			"--host-memory=1MiB",
+			"--disk=" + t.TempDir() + "=2MiB",
+		},
+		more...)
 }
 
 // fourLoads is narrow with two sizes, and two numbers of threads.
@@ -38,10 +46,15 @@ func TestBandwidth(t *testing.T) {
 	t.Parallel()
 	var doc report.Bandwidth
 	decode(t, succeed(t, fourLoads(t, "--json=-")...).stdout, &doc)
-	if doc.Schema != report.Schema || doc.Command != "bandwidth" || doc.Env.GPU != "sim" || doc.Env.FileSystem == "" || !(doc.WallSeconds > 0) {
+	if doc.Schema != report.Schema || doc.Command != "bandwidth" || doc.Env.GPU != "sim" || doc.Env.FileSystem == "" ||
+		!(doc.WallSeconds > 0) {
 		t.Errorf("%+v", doc)
 	}
-	if c := doc.Config; c.Pairs != 11 || !slices.Equal(c.Sizes, []int64{64 << 10, 128 << 10}) || !slices.Equal(c.Threads, []int{1, 2}) || c.Seed != 1 || c.GPUMemoryBytes != 1<<20 || c.Codec != "none" {
+	if c := doc.Config; c.Pairs != 11 || !slices.Equal(c.Sizes, []int64{64 << 10, 128 << 10}) ||
+		!slices.Equal(c.Threads, []int{1, 2}) ||
+		c.Seed != 1 ||
+		c.GPUMemoryBytes != 1<<20 ||
+		c.Codec != "none" {
 		t.Errorf("%+v", c)
 	}
 	states := make(map[string]int)
@@ -169,7 +182,15 @@ func TestBandwidthQuick(t *testing.T) {
 	unlessShort(t)
 	t.Parallel()
 	var doc report.Bandwidth
-	r := succeed(t, "bandwidth", "--gpu=sim", "--gpu-memory=16MiB", "--host-memory=16MiB", "--disk="+t.TempDir()+"=64MiB", "--json=-")
+	r := succeed(
+		t,
+		"bandwidth",
+		"--gpu=sim",
+		"--gpu-memory=16MiB",
+		"--host-memory=16MiB",
+		"--disk="+t.TempDir()+"=64MiB",
+		"--json=-",
+	)
 	decode(t, r.stdout, &doc)
 	if c := doc.Config; c.Extent != "quick" || c.PlannedBytes <= 0 || c.PlannedBytes > quickMost ||
 		!slices.Equal(c.Sizes, []int64{256 << 10, 2 << 20}) || !slices.Equal(c.Threads, []int{1}) {
@@ -189,10 +210,15 @@ func TestBandwidthQuick(t *testing.T) {
 
 // TestInconclusiveRows: a row that is within the limit's own variation is marked, and counted.
 func TestInconclusiveRows(t *testing.T) {
-	doc := report.Bandwidth{Rows: []report.BandwidthRow{{Inconclusive: true}, {Inconclusive: true}, {}, {Error: "no converter"}}}
+	doc := report.Bandwidth{
+		Rows: []report.BandwidthRow{{Inconclusive: true}, {Inconclusive: true}, {}, {Error: "no converter"}},
+	}
 	var text strings.Builder
 	must(report.Print(&text, report.Table, &doc, nil))
-	if n := len(regexp.MustCompile(` yes\b`).FindAllString(text.String(), -1)); n != 2 || !strings.Contains(text.String(), "\n2 of 4 rows are inconclusive: ") {
+	if n := len(
+		regexp.MustCompile(` yes\b`).FindAllString(text.String(), -1),
+	); n != 2 ||
+		!strings.Contains(text.String(), "\n2 of 4 rows are inconclusive: ") {
 		t.Errorf("%d rows are marked:\n%s", n, &text)
 	}
 	doc.Rows = doc.Rows[2:]
@@ -211,8 +237,12 @@ func TestBandwidthTooLarge(t *testing.T) {
 		{"--threads=8", "--sizes=128KiB"},
 		{"--thorough"}, // no default fits
 	} {
-		r := command(t, t.Context(), append([]string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB"}, args...)...)
-		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "gpu:0") || !strings.Contains(r.stderr, "raise --gpu-memory") {
+		r := command(
+			t,
+			t.Context(),
+			append([]string{"bandwidth", "--gpu-memory=1MiB", "--host-memory=1MiB"}, args...)...)
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "gpu:0") ||
+			!strings.Contains(r.stderr, "raise --gpu-memory") {
 			t.Errorf("%q ends with %d: %s", args, r.status, r.stderr)
 		}
 	}
@@ -320,7 +350,11 @@ func TestBandwidthThrottled(t *testing.T) {
 	const rate, size, pairs = 32 << 20, 64 << 10, 11
 	var doc report.Bandwidth
 	begun := time.Now()
-	decode(t, succeed(t, narrow(t, "--sizes=64KiB", "--threads=1", "--disk-throttle=32MiB", "--json=-")...).stdout, &doc)
+	decode(
+		t,
+		succeed(t, narrow(t, "--sizes=64KiB", "--threads=1", "--disk-throttle=32MiB", "--json=-")...).stdout,
+		&doc,
+	)
 	took := time.Since(begun)
 	slow := 0
 	for _, r := range doc.Rows {
@@ -346,7 +380,10 @@ func TestBandwidthFaults(t *testing.T) {
 	one := narrow(t, "--sizes=64KiB", "--threads=1", "--json=-")
 	for fault, want := range map[string]string{"op=write,kind=eio": "input/output error", "op=read,kind=bitflip": "corrupt", "op=copy,kind=eio": "input/output error"} {
 		r := command(t, t.Context(), append(slices.Clone(one), "--fault="+fault)...)
-		if r.status != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "--fault "+fault+", hits: ") || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+		if r.status != 1 || !strings.Contains(r.stderr, want) ||
+			!strings.Contains(r.stderr, "--fault "+fault+", hits: ") ||
+			strings.Count(r.stderr, "\n") != 1 ||
+			r.stdout != "" {
 			t.Errorf("%s: ended with %d: %q, %q", fault, r.status, r.stderr, r.stdout)
 		}
 	}
@@ -364,7 +401,10 @@ func TestBandwidthNotesTheCodec(t *testing.T) {
 	one := narrow(t, "--sizes=64KiB", "--threads=1")
 	for codec, noted := range map[string]bool{"none": false, "s2": true, "auto": true} {
 		r := succeed(t, append(slices.Clone(one), "--codec="+codec)...)
-		if got := strings.Contains(r.stdout, "note: moves to disk may be compressed (--codec "+codec+")"); got != noted {
+		if got := strings.Contains(
+			r.stdout,
+			"note: moves to disk may be compressed (--codec "+codec+")",
+		); got != noted {
 			t.Errorf("--codec %s, noted: %v\n%s", codec, got, r.stdout)
 		}
 	}
@@ -384,7 +424,13 @@ func TestBandwidthBetween(t *testing.T) {
 	if len(doc.Rows) != 8 {
 		t.Errorf("%d rows", len(doc.Rows))
 	}
-	if r := command(t, t.Context(), "bandwidth", "--between=gpu,tape"); r.status != 2 || !strings.Contains(r.stderr, `"tape"`) {
+	if r := command(
+		t,
+		t.Context(),
+		"bandwidth",
+		"--between=gpu,tape",
+	); r.status != 2 ||
+		!strings.Contains(r.stderr, `"tape"`) {
 		t.Errorf("it ends with %d: %s", r.status, r.stderr)
 	}
 }

@@ -21,16 +21,24 @@ var briefly = []string{"compare", "--peer=arrow-ipc", "--host-memory=1MiB", "--r
 func TestCompare(t *testing.T) {
 	t.Parallel()
 	var doc report.Compare
-	decode(t, succeed(t, append(slices.Clone(briefly), "--json=-", "--repeat=2", "--workers=2", "--gpu=sim")...).stdout, &doc)
+	decode(
+		t,
+		succeed(t, append(slices.Clone(briefly), "--json=-", "--repeat=2", "--workers=2", "--gpu=sim")...).stdout,
+		&doc,
+	)
 	if doc.Schema != report.Schema || doc.Command != "compare" || doc.Env.Cores < 1 || doc.Peer.Name != "arrow-ipc" {
 		t.Errorf("%+v", doc)
 	}
 	c := doc.Config
-	if c.Peer != "arrow-ipc" || c.Rounds != 2 || c.Repeat != 2 || c.Workers != 2 || c.HostMemoryBytes != 1<<20 || c.GPUMemoryBytes != 0 || c.GPU != "none" || len(c.Disks) != 1 {
+	if c.Peer != "arrow-ipc" || c.Rounds != 2 || c.Repeat != 2 || c.Workers != 2 || c.HostMemoryBytes != 1<<20 ||
+		c.GPUMemoryBytes != 0 ||
+		c.GPU != "none" ||
+		len(c.Disks) != 1 {
 		t.Errorf("%+v", c)
 	}
 	// Three times the memory, each batch twice.
-	if in := doc.Input; in.Bytes < 5<<20 || in.Bytes > 7<<20 || in.Rows == 0 || doc.Verify != (report.Verification{Checked: true, Batches: 2 * in.Batches}) {
+	if in := doc.Input; in.Bytes < 5<<20 || in.Bytes > 7<<20 || in.Rows == 0 ||
+		doc.Verify != (report.Verification{Checked: true, Batches: 2 * in.Batches}) {
 		t.Errorf("%+v, %+v", in, doc.Verify)
 	}
 	for i, v := range []float64{
@@ -125,12 +133,24 @@ func TestCompareFigures(t *testing.T) {
 		Rows: 5, Batches: 3, Bytes: 8 * gib, Verified: 7,
 		Rounds: []peer.Round{
 			{
-				Ours: peer.Times{Write: 1 * s, Read: 2 * s}, Put: 6 * s, Rewritten: peer.Times{Write: 8 * s, Read: 16 * s},
-				Peer: peer.Times{Write: 4 * s, Read: 4 * s}, Warm: peer.Times{Write: 32 * s, Read: 64 * s},
+				Ours: peer.Times{
+					Write: 1 * s,
+					Read:  2 * s,
+				},
+				Put:       6 * s,
+				Rewritten: peer.Times{Write: 8 * s, Read: 16 * s},
+				Peer:      peer.Times{Write: 4 * s, Read: 4 * s},
+				Warm:      peer.Times{Write: 32 * s, Read: 64 * s},
 			},
 			{
-				Ours: peer.Times{Write: 2 * s, Read: 1 * s}, Put: 2 * s, Rewritten: peer.Times{Write: 8 * s, Read: 16 * s},
-				Peer: peer.Times{Write: 6 * s, Read: 5 * s}, Warm: peer.Times{Write: 32 * s, Read: 64 * s},
+				Ours: peer.Times{
+					Write: 2 * s,
+					Read:  1 * s,
+				},
+				Put:       2 * s,
+				Rewritten: peer.Times{Write: 8 * s, Read: 16 * s},
+				Peer:      peer.Times{Write: 6 * s, Read: 5 * s},
+				Warm:      peer.Times{Write: 32 * s, Read: 64 * s},
 			},
 			{
 				Ours: peer.Times{Write: 4 * s, Read: 4 * s}, Put: 0, Rewritten: peer.Times{Write: 4 * s, Read: 64 * s},
@@ -138,8 +158,15 @@ func TestCompareFigures(t *testing.T) {
 			},
 		},
 	})
-	ours := report.OurRates{Rates: report.Rates{WriteGiBPerS: 4, ReadGiBPerS: 4}, Rewritten: report.Rates{WriteGiBPerS: 1, ReadGiBPerS: 0.5}, PutWriteGiBPerS: 2}
-	theirs := report.PeerRates{Rates: report.Rates{WriteGiBPerS: 2, ReadGiBPerS: 2}, Warm: report.Rates{WriteGiBPerS: 0.25, ReadGiBPerS: 0.125}}
+	ours := report.OurRates{
+		Rates:           report.Rates{WriteGiBPerS: 4, ReadGiBPerS: 4},
+		Rewritten:       report.Rates{WriteGiBPerS: 1, ReadGiBPerS: 0.5},
+		PutWriteGiBPerS: 2,
+	}
+	theirs := report.PeerRates{
+		Rates: report.Rates{WriteGiBPerS: 2, ReadGiBPerS: 2},
+		Warm:  report.Rates{WriteGiBPerS: 0.25, ReadGiBPerS: 0.125},
+	}
 	if doc.Ours != ours || doc.Peer != theirs {
 		t.Errorf("ours %+v, the peer's %+v", doc.Ours, doc.Peer)
 	}
@@ -158,7 +185,9 @@ func TestCompareFigures(t *testing.T) {
 	if got := doc.Samples[0]; got.Ours.Rewritten.WriteGiBPerS != 1 || got.Warm.ReadGiBPerS != 0.125 {
 		t.Errorf("the first round is %+v", got)
 	}
-	if doc.Verify != (report.Verification{Checked: true, Batches: 7}) || doc.Input.Bytes != 8*gib || doc.Input.Batches != 3 || doc.Input.Rows != 5 {
+	if doc.Verify != (report.Verification{Checked: true, Batches: 7}) || doc.Input.Bytes != 8*gib ||
+		doc.Input.Batches != 3 ||
+		doc.Input.Rows != 5 {
 		t.Errorf("%+v, %+v", doc.Verify, doc.Input)
 	}
 }
@@ -221,7 +250,20 @@ func TestCompareThrottled(t *testing.T) {
 	t.Parallel()
 	const rate = 32 << 20
 	var doc report.Compare
-	decode(t, succeed(t, "compare", "--peer=arrow-ipc", "--host-memory=1MiB", "--rounds=1", "--codec=none", "--disk-throttle=32MiB", "--json=-").stdout, &doc)
+	decode(
+		t,
+		succeed(
+			t,
+			"compare",
+			"--peer=arrow-ipc",
+			"--host-memory=1MiB",
+			"--rounds=1",
+			"--codec=none",
+			"--disk-throttle=32MiB",
+			"--json=-",
+		).stdout,
+		&doc,
+	)
 	if doc.Config.DiskThrottleBytesPerS != rate {
 		t.Errorf("%+v", doc.Config)
 	}
@@ -244,7 +286,10 @@ func TestCompareFaults(t *testing.T) {
 		"op=write,kind=enospc":      "no space",
 	} {
 		r := command(t, t.Context(), append(slices.Clone(briefly), "--fault="+fault, "--json=-")...)
-		if r.status != 1 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "--fault "+fault+", hits: ") || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+		if r.status != 1 || !strings.Contains(r.stderr, want) ||
+			!strings.Contains(r.stderr, "--fault "+fault+", hits: ") ||
+			strings.Count(r.stderr, "\n") != 1 ||
+			r.stdout != "" {
 			t.Errorf("%s: ended with %d: %q, %q", fault, r.status, r.stderr, r.stdout)
 		}
 	}
@@ -285,13 +330,16 @@ func TestRatios(t *testing.T) {
 			Warm:      peer.Times{Write: 2 * time.Second, Read: 1 * time.Second},
 		}},
 	})
-	if r := doc.Ratio; r.Write != 5 || r.WriteMin != 5 || r.WriteMax != 5 || r.Read != 4 || r.ReadMin != 4 || r.ReadMax != 4 {
+	if r := doc.Ratio; r.Write != 5 || r.WriteMin != 5 || r.WriteMax != 5 || r.Read != 4 || r.ReadMin != 4 ||
+		r.ReadMax != 4 {
 		t.Errorf("%+v", r)
 	}
-	if o := doc.Ours; o.WriteGiBPerS != 1 || o.ReadGiBPerS != 0.5 || o.Rewritten.ReadGiBPerS != 0.25 || o.PutWriteGiBPerS != 0.25 {
+	if o := doc.Ours; o.WriteGiBPerS != 1 || o.ReadGiBPerS != 0.5 || o.Rewritten.ReadGiBPerS != 0.25 ||
+		o.PutWriteGiBPerS != 0.25 {
 		t.Errorf("%+v", o)
 	}
-	if p := doc.Peer; p.WriteGiBPerS != 0.2 || p.ReadGiBPerS != 0.125 || p.Warm.WriteGiBPerS != 0.5 || p.Warm.ReadGiBPerS != 1 {
+	if p := doc.Peer; p.WriteGiBPerS != 0.2 || p.ReadGiBPerS != 0.125 || p.Warm.WriteGiBPerS != 0.5 ||
+		p.Warm.ReadGiBPerS != 1 {
 		t.Errorf("%+v", p)
 	}
 }

@@ -26,7 +26,12 @@ func withLibrary(t *testing.T, dir string, env []string, args ...string) ran {
 	t.Helper()
 	tmp := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-	cmd.Env = append(os.Environ(), commandChild+"=plain "+tmp, "TMPDIR="+tmp, "LD_LIBRARY_PATH="+dir+":"+os.Getenv("LD_LIBRARY_PATH"))
+	cmd.Env = append(
+		os.Environ(),
+		commandChild+"=plain "+tmp,
+		"TMPDIR="+tmp,
+		"LD_LIBRARY_PATH="+dir+":"+os.Getenv("LD_LIBRARY_PATH"),
+	)
 	cmd.Env = append(cmd.Env, env...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -110,7 +115,19 @@ func TestRunOnCUDA(t *testing.T) {
 func TestVerifyOnCUDA(t *testing.T) {
 	t.Parallel()
 	var doc report.Verify
-	decode(t, onCUDA(t, "verify", "--gpu=cuda", "--gpu-memory=4MiB", "--host-memory=4MiB", "--json=-", writeTable(t, "t.arrow", 2, 500)).stdout, &doc)
+	decode(
+		t,
+		onCUDA(
+			t,
+			"verify",
+			"--gpu=cuda",
+			"--gpu-memory=4MiB",
+			"--host-memory=4MiB",
+			"--json=-",
+			writeTable(t, "t.arrow", 2, 500),
+		).stdout,
+		&doc,
+	)
 	isEmulated(t, doc.Env)
 	if f := doc.Files[0]; f.Batches != 2 || f.Edges != 6*6 || f.Mismatches != 0 || f.Error != "" {
 		t.Errorf("%+v", f)
@@ -121,7 +138,20 @@ func TestVerifyOnCUDA(t *testing.T) {
 func TestBandwidthOnCUDA(t *testing.T) {
 	t.Parallel()
 	var doc report.Bandwidth
-	decode(t, onCUDA(t, "bandwidth", "--gpu=cuda", "--gpu-memory=1MiB", "--host-memory=1MiB", "--sizes=64KiB", "--threads=1", "--json=-").stdout, &doc)
+	decode(
+		t,
+		onCUDA(
+			t,
+			"bandwidth",
+			"--gpu=cuda",
+			"--gpu-memory=1MiB",
+			"--host-memory=1MiB",
+			"--sizes=64KiB",
+			"--threads=1",
+			"--json=-",
+		).stdout,
+		&doc,
+	)
 	isEmulated(t, doc.Env)
 	seen := map[string]bool{}
 	for _, row := range doc.Rows {
@@ -170,11 +200,15 @@ func TestNoCUDA(t *testing.T) {
 
 func noCUDA(t *testing.T, dir string, env []string, says string) {
 	r := withLibrary(t, dir, env, append([]string{"run", "--gpu=cuda"}, small...)...)
-	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, says) || !strings.Contains(r.stderr, "install NVIDIA's driver") || !strings.Contains(r.stderr, "--gpu sim") {
+	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, says) ||
+		!strings.Contains(r.stderr, "install NVIDIA's driver") ||
+		!strings.Contains(r.stderr, "--gpu sim") {
 		t.Errorf("with cuda ended with %d: %q", r.status, r.stderr)
 	}
 	r = withLibrary(t, dir, env, "run", "--gpu-memory=25%")
-	if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, says) || !strings.Contains(r.stderr, "--gpu-memory 25%") || !strings.Contains(r.stderr, "give a size") {
+	if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, says) ||
+		!strings.Contains(r.stderr, "--gpu-memory 25%") ||
+		!strings.Contains(r.stderr, "give a size") {
 		t.Errorf("with a share of no card ended with %d: %q", r.status, r.stderr)
 	}
 	args := append([]string{"run", "--rows-per-batch=2000"}, small...)
@@ -226,8 +260,18 @@ func TestRunOnSeveralCUDA(t *testing.T) {
 		})
 	}
 	for _, gpu := range []string{"cuda", "auto"} {
-		r := withLibrary(t, library, cfg.Environ(), "run", "--gpu="+gpu, "--gpus=3", "--gpu-memory=1MiB", "--host-memory=1MiB")
-		if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--gpus 3: NVIDIA's driver shows 2 GPUs") {
+		r := withLibrary(
+			t,
+			library,
+			cfg.Environ(),
+			"run",
+			"--gpu="+gpu,
+			"--gpus=3",
+			"--gpu-memory=1MiB",
+			"--host-memory=1MiB",
+		)
+		if r.status != 3 || strings.Count(r.stderr, "\n") != 1 ||
+			!strings.Contains(r.stderr, "--gpus 3: NVIDIA's driver shows 2 GPUs") {
 			t.Errorf("--gpu %s ended with %d: %q", gpu, r.status, r.stderr)
 		}
 	}

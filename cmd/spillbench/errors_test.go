@@ -150,7 +150,8 @@ func TestErrors(t *testing.T) {
 			if r.status != c.status {
 				t.Errorf("ended with %d, want %d", r.status, c.status)
 			}
-			if !strings.HasPrefix(r.stderr, "spillbench: ") || strings.Count(r.stderr, "\n") != 1 || !strings.HasSuffix(r.stderr, "\n") {
+			if !strings.HasPrefix(r.stderr, "spillbench: ") || strings.Count(r.stderr, "\n") != 1 ||
+				!strings.HasSuffix(r.stderr, "\n") {
 				t.Errorf("standard error is not one line: %q", r.stderr)
 			}
 			for _, want := range c.want {
@@ -169,7 +170,12 @@ func TestUnwritableSpillDirectory(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux's /proc")
 	}
-	if r := command(t, t.Context(), "--disk=/proc"); r.status != 2 || !strings.Contains(r.stderr, "--disk /proc: not writable") {
+	if r := command(
+		t,
+		t.Context(),
+		"--disk=/proc",
+	); r.status != 2 ||
+		!strings.Contains(r.stderr, "--disk /proc: not writable") {
 		t.Errorf("ended with %d: %q", r.status, r.stderr)
 	}
 }
@@ -178,7 +184,13 @@ func TestUnwritableSpillDirectory(t *testing.T) {
 func TestNoTempDirectory(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "absent"))
 	var stdout, stderr strings.Builder
-	if status := Main(t.Context(), small, &stdout, &stderr); status != 3 || !strings.Contains(stderr.String(), "--disk DIR") {
+	if status := Main(
+		t.Context(),
+		small,
+		&stdout,
+		&stderr,
+	); status != 3 ||
+		!strings.Contains(stderr.String(), "--disk DIR") {
 		t.Errorf("ended with %d: %q", status, stderr.String())
 	}
 }
@@ -187,7 +199,10 @@ func TestNoTempDirectory(t *testing.T) {
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"topo", "--help"}, {"help", "run"}} {
-		if r := succeed(t, args...); !strings.Contains(r.stdout, "--json FILE") && !strings.Contains(r.stdout, "--json `FILE`") {
+		if r := succeed(
+			t,
+			args...); !strings.Contains(r.stdout, "--json FILE") &&
+			!strings.Contains(r.stdout, "--json `FILE`") {
 			t.Errorf("%q printed %q", args, r.stdout)
 		}
 	}

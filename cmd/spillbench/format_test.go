@@ -27,10 +27,19 @@ func printing(t *testing.T) map[string]struct {
 		args    []string
 		figures []string
 	}{
-		"run":           {append([]string{"run"}, small...), []string{"Run/phase=load", "Run/phase=all", "Run/from=gpu:0/to=disk:0"}},
-		"trace record":  {append([]string{"trace", "record", filepath.Join(t.TempDir(), "again.trace")}, small...), []string{"Run/phase=load"}},
-		"verify":        {[]string{"verify", writeTable(t, "a,b.arrow", 2, 100)}, nil},
-		"bandwidth":     {narrow(t, "--sizes=64KiB", "--threads=1"), []string{"Bandwidth/from=gpu:0/to=disk:0/bytes=65536/moves=1/state=rewritten"}},
+		"run": {
+			append([]string{"run"}, small...),
+			[]string{"Run/phase=load", "Run/phase=all", "Run/from=gpu:0/to=disk:0"},
+		},
+		"trace record": {
+			append([]string{"trace", "record", filepath.Join(t.TempDir(), "again.trace")}, small...),
+			[]string{"Run/phase=load"},
+		},
+		"verify": {[]string{"verify", writeTable(t, "a,b.arrow", 2, 100)}, nil},
+		"bandwidth": {
+			narrow(t, "--sizes=64KiB", "--threads=1"),
+			[]string{"Bandwidth/from=gpu:0/to=disk:0/bytes=65536/moves=1/state=rewritten"},
+		},
 		"compare":       {briefly, []string{"Compare/side=spillway/op=read", "Compare/side=arrow-ipc-warm/op=write"}},
 		"topo":          {[]string{"topo"}, nil},
 		"quota":         {[]string{"quota"}, nil},
@@ -53,7 +62,11 @@ func TestFormats(t *testing.T) {
 				return r.stdout
 			}
 			var doc struct{ Command string }
-			if err := json.Unmarshal([]byte(as(report.JSON)), &doc); err != nil || doc.Command != strings.Replace(name, "trace record", "run", 1) {
+			if err := json.Unmarshal(
+				[]byte(as(report.JSON)),
+				&doc,
+			); err != nil ||
+				doc.Command != strings.Replace(name, "trace record", "run", 1) {
 				t.Errorf("JSON of %q, %v", doc.Command, err)
 			}
 			for block := range strings.SplitSeq(as(report.CSV), "\n\n") {
@@ -65,7 +78,8 @@ func TestFormats(t *testing.T) {
 			columns := 0
 			for line := range strings.Lines(as(report.Markdown)) {
 				n := strings.Count(line, "|")
-				if n > 0 && columns > 0 && n != columns || n > 0 && !strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "|:") {
+				if n > 0 && columns > 0 && n != columns ||
+					n > 0 && !strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "|:") {
 					t.Errorf("a row of another length, or after a line of text: %q", line)
 				}
 				columns = n

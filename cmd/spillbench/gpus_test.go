@@ -52,9 +52,18 @@ func TestSimulatedGPUs(t *testing.T) {
 	file := writeTable(t, "t.arrow", 1, 100)
 	decode(t, succeed(t, append([]string{"verify", file, "--json=-"}, four...)...).stdout, &doc)
 	var one report.Verify
-	decode(t, succeed(t, "verify", file, "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=1MiB").stdout, &one)
+	decode(
+		t,
+		succeed(t, "verify", file, "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=1MiB").stdout,
+		&one,
+	)
 	if doc.Config.GPUMemoryBytes != 4<<20 || doc.Files[0].Edges <= one.Files[0].Edges {
-		t.Errorf("%d bytes, %d edges with four GPUs and %d with one", doc.Config.GPUMemoryBytes, doc.Files[0].Edges, one.Files[0].Edges)
+		t.Errorf(
+			"%d bytes, %d edges with four GPUs and %d with one",
+			doc.Config.GPUMemoryBytes,
+			doc.Files[0].Edges,
+			one.Files[0].Edges,
+		)
 	}
 }
 
@@ -65,7 +74,9 @@ func TestNoGPUsToLimit(t *testing.T) {
 		t.Skip("needs a machine without a GPU")
 	}
 	r := command(t, t.Context(), append([]string{"run", "--gpus=2"}, small...)...)
-	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--gpus 2: NVIDIA's driver shows 0 GPUs") || !strings.Contains(r.stderr, "--gpu sim") {
+	if r.status != 3 || strings.Count(r.stderr, "\n") != 1 ||
+		!strings.Contains(r.stderr, "--gpus 2: NVIDIA's driver shows 0 GPUs") ||
+		!strings.Contains(r.stderr, "--gpu sim") {
 		t.Errorf("ended with %d: %q", r.status, r.stderr)
 	}
 }

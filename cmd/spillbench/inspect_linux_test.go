@@ -31,8 +31,12 @@ func persisting(t *testing.T, codec convert.Codec, key []byte) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(16 << 20), Codec: codec,
-		Disks:  []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(8 << 20), Persist: true, Encrypt: key != nil, Key: key}},
+		GPUs:       []spillway.GPUConfig{},
+		HostMemory: spillway.Bytes(16 << 20),
+		Codec:      codec,
+		Disks: []spillway.DiskConfig{
+			{Dir: dir, Capacity: spillway.Bytes(8 << 20), Persist: true, Encrypt: key != nil, Key: key},
+		},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
@@ -59,7 +63,11 @@ func persisting(t *testing.T, codec convert.Codec, key []byte) (dir string) {
 			index.Append(int32(i % 2000))
 		}
 		col := array.NewDictionaryArray(dt, index.NewArray(), dictionary)
-		return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "w", Type: dt}}, nil), []arrow.Array{col}, int64(n))
+		return array.NewRecordBatch(
+			arrow.NewSchema([]arrow.Field{{Name: "w", Type: dt}}, nil),
+			[]arrow.Array{col},
+			int64(n),
+		)
 	}
 	for port, recs := range [][]arrow.RecordBatch{{arrowgen.Ints(1, 50_000, 2)}, {coded(3000), coded(4000)}} {
 		repo, err := plan.Repository("scan", port)
@@ -67,7 +75,12 @@ func persisting(t *testing.T, codec convert.Codec, key []byte) (dir string) {
 			t.Fatal(err)
 		}
 		for i, rec := range recs {
-			if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+			if err := repo.Put(
+				t.Context(),
+				i,
+				rec,
+				repository.WithPlacement(reservation.AnyInTier(tier.Host)),
+			); err != nil {
 				t.Fatal(err)
 			}
 			for b := range repo.Batches(i) {
@@ -152,7 +165,9 @@ func TestInspect(t *testing.T) {
 			t.Fatalf("%+v", doc)
 		}
 		d := doc.Directories[0]
-		if d.InUse != c.inUse || d.Encrypted || d.Records != 4 || d.Dictionaries != 1 || len(d.Batches) != 3 || len(d.Unlisted) != 0 || d.Error != "" {
+		if d.InUse != c.inUse || d.Encrypted || d.Records != 4 || d.Dictionaries != 1 || len(d.Batches) != 3 ||
+			len(d.Unlisted) != 0 ||
+			d.Error != "" {
 			t.Fatalf("%+v", d)
 		}
 		sum := d.DictionaryBytes
@@ -164,7 +179,9 @@ func TestInspect(t *testing.T) {
 			b := d.Batches[i]
 			sum += b.Bytes
 			if b.ID == 0 || b.Plan != "query" || b.Operator != "scan" || b.Port != want.Port || b.Partition != want.Partition || b.Rows != want.Rows ||
-				b.Codec != "none" || b.Dictionaries != want.Dictionaries || b.Error != "" || b.Bytes != b.ImageBytes || b.Bytes < 4*want.Rows {
+				b.Codec != "none" || b.Dictionaries != want.Dictionaries || b.Error != "" ||
+				b.Bytes != b.ImageBytes ||
+				b.Bytes < 4*want.Rows {
 				t.Errorf("%+v, want %+v", b, want)
 			}
 			if want.Dictionaries > 0 && !slices.Equal(b.Columns, want.Columns) || len(b.Columns) != len(want.Columns) {
@@ -181,7 +198,15 @@ func TestInspect(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	if csv := succeed(t, "inspect", top, "--format=csv").stdout; !strings.HasPrefix(csv, "id,plan,operator,partition,rows,columns,bytes,image_bytes,codec,dictionaries,error\n") {
+	if csv := succeed(
+		t,
+		"inspect",
+		top,
+		"--format=csv",
+	).stdout; !strings.HasPrefix(
+		csv,
+		"id,plan,operator,partition,rows,columns,bytes,image_bytes,codec,dictionaries,error\n",
+	) {
 		t.Errorf("CSV:\n%s", csv)
 	}
 }
@@ -194,8 +219,10 @@ func TestInspectLeavesAll(t *testing.T) {
 		t.Errorf("the batch of numbers is %+v", b)
 	}
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(16 << 20), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Disks: []spillway.DiskConfig{{Dir: top, Capacity: spillway.Bytes(8 << 20), Persist: true}},
+		GPUs:       []spillway.GPUConfig{},
+		HostMemory: spillway.Bytes(16 << 20),
+		Logger:     slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Disks:      []spillway.DiskConfig{{Dir: top, Capacity: spillway.Bytes(8 << 20), Persist: true}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -306,7 +333,9 @@ func TestInspectEncrypted(t *testing.T) {
 	for _, path := range []string{dir, top} {
 		doc, _ := inspected(t, 0, path, "--checksums")
 		d := doc.Directories[0]
-		if !d.Encrypted || d.Records != 4 || len(d.Batches) != 0 || d.Bytes < 4*50_000 || doc.Damage() != 0 || d.InUse != (path == dir) || len(d.Unlisted) != 0 {
+		if !d.Encrypted || d.Records != 4 || len(d.Batches) != 0 || d.Bytes < 4*50_000 || doc.Damage() != 0 ||
+			d.InUse != (path == dir) ||
+			len(d.Unlisted) != 0 {
 			t.Errorf("%+v", d)
 		}
 	}

@@ -102,7 +102,8 @@ func openFiles() (n int) {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	for _, fd := range fds {
 		to, err := os.Readlink("/proc/self/fd/" + fd.Name())
-		if err == nil && !strings.HasPrefix(to, "anon_inode:") && !strings.HasPrefix(to, "pipe:") && !strings.HasPrefix(to, "/proc/") {
+		if err == nil && !strings.HasPrefix(to, "anon_inode:") && !strings.HasPrefix(to, "pipe:") &&
+			!strings.HasPrefix(to, "/proc/") {
 			n++
 		}
 	}
@@ -135,9 +136,11 @@ func besidesTheMachine(text string) string {
 	var rest strings.Builder
 	for line := range strings.Lines(text) {
 		ofMachine := func(c diag.Cause) bool {
-			return strings.HasPrefix(line, "spillbench: note: ") && causes.Remedy(c) != "" && strings.HasSuffix(line, " ("+causes.Remedy(c)+")\n")
+			return strings.HasPrefix(line, "spillbench: note: ") && causes.Remedy(c) != "" &&
+				strings.HasSuffix(line, " ("+causes.Remedy(c)+")\n")
 		}
-		if !slices.ContainsFunc(causes.All(), ofMachine) && !strings.HasPrefix(line, "spillbench: note: other processes used ") {
+		if !slices.ContainsFunc(causes.All(), ofMachine) &&
+			!strings.HasPrefix(line, "spillbench: note: other processes used ") {
 			rest.WriteString(line)
 		}
 	}
@@ -229,7 +232,12 @@ func writeTable(t *testing.T, name string, batches, n int) string {
 	var w recordWriter
 	switch filepath.Ext(name) {
 	case ".parquet":
-		w, err = pqarrow.NewFileWriter(tableSchema, f, parquet.NewWriterProperties(parquet.WithDictionaryDefault(false)), pqarrow.NewArrowWriterProperties())
+		w, err = pqarrow.NewFileWriter(
+			tableSchema,
+			f,
+			parquet.NewWriterProperties(parquet.WithDictionaryDefault(false)),
+			pqarrow.NewArrowWriterProperties(),
+		)
 	case ".arrows":
 		w = ipc.NewWriter(f, ipc.WithSchema(tableSchema))
 	case ".csv":

@@ -32,7 +32,14 @@ func TestResultFile(t *testing.T) {
 	if err := os.Symlink("real.json", link); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(t, t.Context(), "run", "--input="+filepath.Join(t.TempDir(), "missing"), "--json", link); r.status != 2 {
+	if r := command(
+		t,
+		t.Context(),
+		"run",
+		"--input="+filepath.Join(t.TempDir(), "missing"),
+		"--json",
+		link,
+	); r.status != 2 {
 		t.Fatalf("ended with %d", r.status)
 	}
 	if old, _ := os.ReadFile(real); string(old) != "old" {
@@ -142,7 +149,9 @@ func TestHeader(t *testing.T) {
 	args := []string{"topo", "-q", "--json=-", "--cpuprofile", os.DevNull}
 	var doc report.Topo
 	decode(t, succeed(t, args...).stdout, &doc)
-	if doc.Version == "" || doc.GoVersion != runtime.Version() || !slices.Equal(doc.Args, args) || doc.Time.Before(began) || doc.Time.After(time.Now()) {
+	if doc.Version == "" || doc.GoVersion != runtime.Version() || !slices.Equal(doc.Args, args) ||
+		doc.Time.Before(began) ||
+		doc.Time.After(time.Now()) {
 		t.Errorf("%+v, begun %v", doc.Header, began)
 	}
 	var raw struct{ Time string }
@@ -157,7 +166,11 @@ func TestHeader(t *testing.T) {
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	r := succeed(t, "--version", "--passes=2")
-	line := regexp.MustCompile(`^spillbench \S+, commit \S+, ` + regexp.QuoteMeta(runtime.Version()+", "+runtime.GOOS+"/"+runtime.GOARCH) + "\n$")
+	line := regexp.MustCompile(
+		`^spillbench \S+, commit \S+, ` + regexp.QuoteMeta(
+			runtime.Version()+", "+runtime.GOOS+"/"+runtime.GOARCH,
+		) + "\n$",
+	)
 	if !line.MatchString(r.stdout) {
 		t.Errorf("printed %q", r.stdout)
 	}
@@ -170,7 +183,13 @@ func TestVersion(t *testing.T) {
 		t.Errorf("help --version printed %q", got)
 	}
 	var stderr strings.Builder
-	if status := Main(t.Context(), []string{"--version"}, full{}, &stderr); status != 3 || strings.Count(stderr.String(), "\n") != 1 {
+	if status := Main(
+		t.Context(),
+		[]string{"--version"},
+		full{},
+		&stderr,
+	); status != 3 ||
+		strings.Count(stderr.String(), "\n") != 1 {
 		t.Errorf("without room for it: %d, %q", status, &stderr)
 	}
 }
@@ -195,7 +214,8 @@ func TestFullOutput(t *testing.T) {
 			t.Helper()
 			var stderr strings.Builder
 			status := Main(t.Context(), append(slices.Clone(args), more...), stdout, &stderr)
-			if got := stderr.String(); status != 3 || strings.Count(got, "\n") != 1 || !strings.Contains(got, want) || !strings.Contains(got, syscall.ENOSPC.Error()) {
+			if got := stderr.String(); status != 3 || strings.Count(got, "\n") != 1 || !strings.Contains(got, want) ||
+				!strings.Contains(got, syscall.ENOSPC.Error()) {
 				t.Errorf("%q %q ended with %d: %q", args, more, status, got)
 			}
 		}
@@ -213,7 +233,8 @@ func TestFullHelp(t *testing.T) {
 	for _, line := range []string{"--help", "run --help", "help verify", "report -h", "completion bash"} {
 		var stderr strings.Builder
 		status := Main(t.Context(), strings.Fields(line), full{}, &stderr)
-		if got := stderr.String(); status != 3 || got != "spillbench: writing standard output: "+syscall.ENOSPC.Error()+"\n" {
+		if got := stderr.String(); status != 3 ||
+			got != "spillbench: writing standard output: "+syscall.ENOSPC.Error()+"\n" {
 			t.Errorf("%s ended with %d: %q", line, status, got)
 		}
 	}
@@ -229,7 +250,11 @@ func TestPlacesApart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Link("a.json", "hard.json"), os.Symlink("a.json", "link.json"), os.Mkdir("d", 0o700)); err != nil {
+	if err := errors.Join(
+		os.Link("a.json", "hard.json"),
+		os.Symlink("a.json", "link.json"),
+		os.Mkdir("d", 0o700),
+	); err != nil {
 		t.Fatal(err)
 	}
 	was := map[string]string{table: readFile(t, table), "a.json": readFile(t, "a.json"), "mine.txt": "mine"}
@@ -241,7 +266,8 @@ func TestPlacesApart(t *testing.T) {
 		"trace record x --json x",
 	} {
 		r := command(t, t.Context(), strings.Fields(line)...)
-		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "name another file") || r.stdout != "" {
+		if r.status != 2 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "name another file") ||
+			r.stdout != "" {
 			t.Errorf("%s: %d, %q", line, r.status, r.stderr)
 		}
 	}
@@ -253,7 +279,11 @@ func TestPlacesApart(t *testing.T) {
 	if _, err := os.Stat("x"); err == nil {
 		t.Error("something was written")
 	}
-	succeed(t, append([]string{"run", "--json=" + os.DevNull, "--html=" + os.DevNull, "-q"}, small...)...) // a device may be shared
+	succeed(
+		t,
+		append(
+			[]string{"run", "--json=" + os.DevNull, "--html=" + os.DevNull, "-q"},
+			small...)...) // a device may be shared
 }
 
 // TestNotesAreInert: a note is one line beside what is printed for programs, whatever names are in it.

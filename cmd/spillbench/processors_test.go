@@ -64,7 +64,8 @@ func TestRuns(t *testing.T) {
 	r := succeed(t, append(small, "--runs=3", "--json=-")...)
 	var doc report.Run
 	decode(t, r.stdout, &doc)
-	if len(doc.Runs) != 3 || doc.RunTimes == nil || doc.Admission == nil || doc.Config.Runs != 3 || len(doc.Phases) != 3 {
+	if len(doc.Runs) != 3 || doc.RunTimes == nil || doc.Admission == nil || doc.Config.Runs != 3 ||
+		len(doc.Phases) != 3 {
 		t.Fatalf("%+v", doc)
 	}
 	var seconds []float64
@@ -78,11 +79,13 @@ func TestRuns(t *testing.T) {
 	}
 	slices.Sort(seconds)
 	if times := doc.RunTimes; times.MinSeconds != seconds[0] || times.MedianSeconds != seconds[1] || times.MaxSeconds != seconds[2] ||
-		times.Spread != (seconds[2]-seconds[0])/seconds[1] || doc.WallSeconds < sum {
+		times.Spread != (seconds[2]-seconds[0])/seconds[1] ||
+		doc.WallSeconds < sum {
 		t.Errorf("%+v of %v s in %v s", times, seconds, doc.WallSeconds)
 	}
 	// The warm-up and the three runs are all verified, with a task for each batch.
-	if want := 4 * doc.Input.Batches; doc.Verify.Batches != want || doc.Verify.Mismatches != 0 || doc.Admission.Admitted-doc.Admission.Retried != want {
+	if want := 4 * doc.Input.Batches; doc.Verify.Batches != want || doc.Verify.Mismatches != 0 ||
+		doc.Admission.Admitted-doc.Admission.Retried != want {
 		t.Errorf("verified %+v, admitted %+v, want %d batches", doc.Verify, doc.Admission, want)
 	}
 }
@@ -96,10 +99,18 @@ func TestRunsOnPage(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, several)
 		}
 	}
-	if one := succeed(t, small...).stdout; strings.Contains(one, "median") || !strings.Contains(one, "processor time: ") {
+	if one := succeed(
+		t,
+		small...).stdout; strings.Contains(one, "median") ||
+		!strings.Contains(one, "processor time: ") {
 		t.Errorf("of one run:\n%s", one)
 	}
-	if lines := succeed(t, append(small, "--runs=2", "--format=benchfmt")...).stdout; strings.Count(lines, "BenchmarkRun/whole 1 ") != 2 {
+	if lines := succeed(
+		t,
+		append(small, "--runs=2", "--format=benchfmt")...).stdout; strings.Count(
+		lines,
+		"BenchmarkRun/whole 1 ",
+	) != 2 {
 		t.Errorf("not two lines of runs in\n%s", lines)
 	}
 }

@@ -23,7 +23,17 @@ func TestProfiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			args := []string{"run", "--gpu", "sim", "--gpu-memory", "4MiB", "--host-memory", "4MiB", "--disk", t.TempDir()}
+			args := []string{
+				"run",
+				"--gpu",
+				"sim",
+				"--gpu-memory",
+				"4MiB",
+				"--host-memory",
+				"4MiB",
+				"--disk",
+				t.TempDir(),
+			}
 			for _, flag := range []string{"cpuprofile", "memprofile", "trace"} {
 				args = append(args, "--"+flag, filepath.Join(dir, flag))
 			}
@@ -46,7 +56,8 @@ func TestProfilesThatCannotBe(t *testing.T) {
 		for _, file := range []string{"", filepath.Join(t.TempDir(), "none", "file")} {
 			var stderr bytes.Buffer
 			status := Main(t.Context(), []string{"topo", "--quiet", flag, file}, io.Discard, &stderr)
-			if status != fail.Usage || strings.Count(stderr.String(), "\n") != 1 || !strings.Contains(stderr.String(), flag) {
+			if status != fail.Usage || strings.Count(stderr.String(), "\n") != 1 ||
+				!strings.Contains(stderr.String(), flag) {
 				t.Errorf("%s %q: status %d, %q", flag, file, status, stderr.String())
 			}
 		}
@@ -60,8 +71,15 @@ func TestProfilesOnFullDisk(t *testing.T) {
 	}
 	for _, flag := range []string{"--cpuprofile", "--memprofile", "--trace"} {
 		var stderr bytes.Buffer
-		status := Main(t.Context(), []string{"topo", "--quiet", "--format=json", flag, "/dev/full"}, io.Discard, &stderr)
-		if status != fail.Environment || strings.Count(stderr.String(), "\n") != 1 || !strings.Contains(stderr.String(), flag+": ") || !strings.Contains(stderr.String(), "no space left") {
+		status := Main(
+			t.Context(),
+			[]string{"topo", "--quiet", "--format=json", flag, "/dev/full"},
+			io.Discard,
+			&stderr,
+		)
+		if status != fail.Environment || strings.Count(stderr.String(), "\n") != 1 ||
+			!strings.Contains(stderr.String(), flag+": ") ||
+			!strings.Contains(stderr.String(), "no space left") {
 			t.Errorf("%s: status %d, %q", flag, status, stderr.String())
 		}
 	}

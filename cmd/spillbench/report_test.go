@@ -46,16 +46,22 @@ func TestHTML(t *testing.T) {
 			}
 		}
 		again := succeed(t, "report", result, "--html=-")
-		if !strings.HasPrefix(again.stdout, "<!doctype html>") || !strings.Contains(again.stdout, "<title>spillbench "+name) {
+		if !strings.HasPrefix(again.stdout, "<!doctype html>") ||
+			!strings.Contains(again.stdout, "<title>spillbench "+name) {
 			t.Errorf("report of %s: %.100q", name, again.stdout)
 		}
 	}
-	if r := succeed(t, append([]string{"run", "-q", "--html=-"}, small...)...); !strings.HasPrefix(r.stdout, "<!doctype html>") || strings.Count(r.stdout, "</html>") != 1 {
+	if r := succeed(
+		t,
+		append([]string{"run", "-q", "--html=-"}, small...)...); !strings.HasPrefix(r.stdout, "<!doctype html>") ||
+		strings.Count(r.stdout, "</html>") != 1 {
 		t.Errorf("%.200q", r.stdout)
 	}
 	var doc report.Run
 	decode(t, readFile(t, filepath.Join(dir, "run.json")), &doc)
-	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > maxIntervals || len(doc.Limits) == 0 || len(doc.Timeline.Phases) != 3 {
+	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || len(doc.Timeline.Waits.Ended) > maxIntervals ||
+		len(doc.Limits) == 0 ||
+		len(doc.Timeline.Phases) != 3 {
 		t.Errorf("%+v, %d limits", doc.Timeline, len(doc.Limits))
 	}
 	if disk := doc.Spaces[2]; disk.WrittenBytes <= 0 || disk.ReadBytes <= 0 || doc.Config.Disks[0].CapacityGiven {
@@ -143,7 +149,12 @@ func TestReportRefuses(t *testing.T) {
 			t.Errorf("%q: %d, %s", args, r.status, r.stderr)
 		}
 	}
-	if r := command(t, t.Context(), append([]string{"report", "--html=-"}, less("run", `"spaces":[{}],`, `"error":"no room","spaces":[],`)...)...); r.status != 0 {
+	if r := command(
+		t,
+		t.Context(),
+		append(
+			[]string{"report", "--html=-"},
+			less("run", `"spaces":[{}],`, `"error":"no room","spaces":[],`)...)...); r.status != 0 {
 		t.Errorf("of a run that failed: %d, %s", r.status, r.stderr)
 	}
 	if r := command(t, t.Context(), "report", run); r.status != 0 || !strings.Contains(r.stderr, "report.html") {
@@ -176,11 +187,22 @@ func TestReportFormats(t *testing.T) {
 	} {
 		file := name + ".json"
 		printed := command(t, t.Context(), append(args, "--json="+file)...).stdout
-		if again := succeed(t, "report", file, args[1]).stdout; withoutNotes(again) != withoutNotes(printed) || printed == "" {
+		if again := succeed(
+			t,
+			"report",
+			file,
+			args[1],
+		).stdout; withoutNotes(again) != withoutNotes(printed) ||
+			printed == "" {
 			t.Errorf("%s of %s: report prints\n%s\nand the command\n%s", args[1], name, again, printed)
 		}
 		for _, format := range []string{"table", "csv", "markdown", "benchfmt"} {
-			succeed(t, "report", writeFile(t, "bare.json", hollow[name]), "--format="+format) // what is missing deeper down is nothing
+			succeed(
+				t,
+				"report",
+				writeFile(t, "bare.json", hollow[name]),
+				"--format="+format,
+			) // what is missing deeper down is nothing
 			succeed(t, "report", file, "--format="+format)
 		}
 		both := succeed(t, "report", file, writeFile(t, "other.json", readFile(t, file)), "--format=benchfmt").stdout
@@ -196,18 +218,52 @@ func TestReportFormats(t *testing.T) {
 			t.Errorf("%s: the lines of each are %v in\n%s", name, lines, both)
 		}
 	}
-	slow := writeFile(t, "slow.json", strings.Replace(readFile(t, "run.json"), `"disk_throttle_bytes_per_s": 0`, `"disk_throttle_bytes_per_s": 1048576`, 1))
+	slow := writeFile(
+		t,
+		"slow.json",
+		strings.Replace(
+			readFile(t, "run.json"),
+			`"disk_throttle_bytes_per_s": 0`,
+			`"disk_throttle_bytes_per_s": 1048576`,
+			1,
+		),
+	)
 	const differs = "\nconfiguration,,\"the disk was slowed to 1.0 MiB/s in B, not in A (--disk-throttle).\"\n"
-	if r := succeed(t, "report", "run.json", slow, "--format=csv", "-q"); !strings.HasPrefix(r.stdout, "about,b_is,text\n") || !strings.Contains(r.stdout, differs) {
+	if r := succeed(
+		t,
+		"report",
+		"run.json",
+		slow,
+		"--format=csv",
+		"-q",
+	); !strings.HasPrefix(r.stdout, "about,b_is,text\n") ||
+		!strings.Contains(r.stdout, differs) {
 		t.Errorf("what differs is\n%s", r.stdout)
 	}
-	if r := succeed(t, "report", "run.json", "run.json", "--format=table"); !strings.Contains(r.stdout, "Both took about as long") {
+	if r := succeed(
+		t,
+		"report",
+		"run.json",
+		"run.json",
+		"--format=table",
+	); !strings.Contains(
+		r.stdout,
+		"Both took about as long",
+	) {
 		t.Errorf("what differs is\n%s", r.stdout)
 	}
 	if _, err := os.Stat(defaultPage); err == nil {
 		t.Error("a page was written")
 	}
-	if r := command(t, t.Context(), "report", "run.json", "--format=csv", "--html=page.html"); r.status != 0 || !strings.HasPrefix(r.stdout, "name,seconds") || !strings.Contains(r.stderr, "page.html") || !strings.Contains(readFile(t, "page.html"), "</html>") {
+	if r := command(
+		t,
+		t.Context(),
+		"report",
+		"run.json",
+		"--format=csv",
+		"--html=page.html",
+	); r.status != 0 || !strings.HasPrefix(r.stdout, "name,seconds") || !strings.Contains(r.stderr, "page.html") ||
+		!strings.Contains(readFile(t, "page.html"), "</html>") {
 		t.Errorf("%q, %q", r.stdout, r.stderr)
 	}
 }
@@ -230,9 +286,26 @@ func TestReportInBrowser(t *testing.T) {
 	// Enough is spilled that a slow disk matters, whatever this one does.
 	args := []string{"run", "-q", "--gpu-memory=8MiB", "--host-memory=8MiB", "--codec=none"}
 	succeed(t, append(args, "--json="+file("fast.json"), "--html="+file("fast.html"))...)
-	succeed(t, append(args, "--json="+file("slow.json"), "--html="+file("slow.html"), "--disk-throttle=100MiB", "--fault=op=write,kind=slow:20,p=0.5")...)
+	succeed(
+		t,
+		append(
+			args,
+			"--json="+file("slow.json"),
+			"--html="+file("slow.html"),
+			"--disk-throttle=100MiB",
+			"--fault=op=write,kind=slow:20,p=0.5",
+		)...)
 	succeed(t, "report", "-q", file("fast.json"), file("slow.json"), "--html="+file("both.html"))
-	succeed(t, "bandwidth", "-q", "--sizes=64KiB", "--threads=1", "--gpu-memory=1MiB", "--host-memory=1MiB", "--html="+file("bandwidth.html"))
+	succeed(
+		t,
+		"bandwidth",
+		"-q",
+		"--sizes=64KiB",
+		"--threads=1",
+		"--gpu-memory=1MiB",
+		"--host-memory=1MiB",
+		"--html="+file("bandwidth.html"),
+	)
 	succeed(t, append(briefly, "-q", "--html="+file("compare.html"))...)
 	for name, page := range map[string]struct {
 		bars int
@@ -243,8 +316,19 @@ func TestReportInBrowser(t *testing.T) {
 	} {
 		for _, how := range []browser.How{{Width: 1160, Height: 900}, {Width: 900, Height: 700, Dark: true}, {Width: 380, Height: 800}, {Width: 720, Height: 1000, Print: true}} {
 			s := b.Look("file://"+file(name), how)
-			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Bars != page.bars || how.Width > 380 && len(s.Hidden) > 0 {
-				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, hidden parts of %q, %d bars", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Hidden, s.Bars)
+			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Bars != page.bars ||
+				how.Width > 380 && len(s.Hidden) > 0 {
+				t.Errorf(
+					"%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, hidden parts of %q, %d bars",
+					name,
+					how,
+					s.Errors,
+					s.Requests,
+					s.Blank,
+					s.Overflow,
+					s.Hidden,
+					s.Bars,
+				)
 			}
 			for _, part := range page.text {
 				if !strings.Contains(s.Text, part) {
@@ -257,18 +341,36 @@ func TestReportInBrowser(t *testing.T) {
 		for _, name := range []string{"fast.html", "both.html"} {
 			s := b.Look("file://"+file(name), how)
 			if len(s.Errors)+len(s.Requests)+len(s.Blank) > 0 || s.Overflow > 0 || s.Plots < 3+3+2+1 {
-				t.Errorf("%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, %d plots", name, how, s.Errors, s.Requests, s.Blank, s.Overflow, s.Plots)
+				t.Errorf(
+					"%s at %+v: errors %q, requests %q, blank %q, %d pixels too wide, %d plots",
+					name,
+					how,
+					s.Errors,
+					s.Requests,
+					s.Blank,
+					s.Overflow,
+					s.Plots,
+				)
 			}
 			want := []string{"came back as they were loaded", "What to change", "gpu:0", "Waits for room"}
 			if name == "both.html" {
-				want = append(want, "What differs", "the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)", "faults: op=write,kind=slow:20,p=0.5", "was slowed to 100.0 MiB/s on purpose")
+				want = append(
+					want,
+					"What differs",
+					"the disk was slowed to 100.0 MiB/s in B, not in A (--disk-throttle)",
+					"faults: op=write,kind=slow:20,p=0.5",
+					"was slowed to 100.0 MiB/s on purpose",
+				)
 			}
 			for _, part := range want {
 				if !strings.Contains(s.Text, part) {
 					t.Errorf("%s at %+v lacks %q", name, how, part)
 				}
 			}
-			if slower := regexp.MustCompile(`→ (disk|gpu|host):0 got [0-9.]+ times slower: a move ran at`); name == "both.html" && !slower.MatchString(s.Text) {
+			if slower := regexp.MustCompile(
+				`→ (disk|gpu|host):0 got [0-9.]+ times slower: a move ran at`,
+			); name == "both.html" &&
+				!slower.MatchString(s.Text) {
 				t.Errorf("%s at %+v does not say which edge got slower:\n%s", name, how, s.Text)
 			}
 		}

@@ -77,7 +77,10 @@ func TestManifests(t *testing.T) {
 				}
 				for _, c := range pod.Spec.Containers {
 					for _, of := range c.Resources.Claims {
-						if !slices.ContainsFunc(pod.Spec.ResourceClaims, func(p v1.PodResourceClaim) bool { return p.Name == of.Name }) {
+						if !slices.ContainsFunc(
+							pod.Spec.ResourceClaims,
+							func(p v1.PodResourceClaim) bool { return p.Name == of.Name },
+						) {
 							t.Errorf("%s: the pod has no claim %s", pod.Name, of.Name)
 						}
 					}
@@ -114,7 +117,8 @@ func TestManifests(t *testing.T) {
 	if len(class.Spec.Selectors) != 1 || class.Spec.Selectors[0].CEL.Expression != `device.driver == "`+driver+`"` {
 		t.Errorf("the class is %+v, not of the driver %s", class.Spec, driver)
 	}
-	if binding.RoleRef.Name != role.Name || binding.Subjects[0].Name != account.Name || binding.Subjects[0].Namespace != account.Namespace {
+	if binding.RoleRef.Name != role.Name || binding.Subjects[0].Name != account.Name ||
+		binding.Subjects[0].Namespace != account.Namespace {
 		t.Errorf("%+v does not join %s and %s", binding, role.Name, account.Name)
 	}
 	user := `request.userInfo.username == "system:serviceaccount:` + account.Namespace + ":" + account.Name + `"`
@@ -169,7 +173,8 @@ func checkDaemonSet(t *testing.T, set *appsv1.DaemonSet) {
 			t.Errorf("%s: %v", c.Name, err)
 		}
 		for _, m := range c.VolumeMounts {
-			if volumes[m.Name] != m.MountPath && m.MountPath != "/host" { // what the kubelet is told must be the node's path
+			if volumes[m.Name] != m.MountPath &&
+				m.MountPath != "/host" { // what the kubelet is told must be the node's path
 				t.Errorf("%s: %s is at %s, and %s on the node", c.Name, m.Name, m.MountPath, volumes[m.Name])
 			}
 		}

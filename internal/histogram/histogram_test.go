@@ -58,7 +58,9 @@ func TestPercentiles(t *testing.T) {
 func TestOnePercentile(t *testing.T) {
 	var h Durations
 	h.Record(time.Second)
-	if s := h.Summary(); s.Count != 1 || s.Total != time.Second || s.P50 != time.Second || s.P99 != time.Second || s.P999 != time.Second || s.Max != time.Second {
+	if s := h.Summary(); s.Count != 1 || s.Total != time.Second || s.P50 != time.Second || s.P99 != time.Second ||
+		s.P999 != time.Second ||
+		s.Max != time.Second {
 		t.Errorf("%+v", s)
 	}
 }

@@ -61,7 +61,14 @@ func TestOneGrainIsUnused(t *testing.T) {
 					p.held = append(p.held, n)
 				} else if unused := before - live(all[0].lease, all[1].lease, all[2].lease); !errors.Is(err, tier.ErrOutOfBudget) ||
 					n <= share-before || unused > 3*grain {
-					t.Fatalf("%d bytes are refused while %d of %d are granted, %d unused: %v", n, before, int64(share), unused, err)
+					t.Fatalf(
+						"%d bytes are refused while %d of %d are granted, %d unused: %v",
+						n,
+						before,
+						int64(share),
+						unused,
+						err,
+					)
 				}
 			}
 			if n := granted(t, dir); n > share {

@@ -104,7 +104,11 @@ func checkDir(path string, shared bool) error {
 		return fmt.Errorf("%s is no directory", path)
 	case shared && uid == 0 && info.Mode()&fs.ModeSticky != 0:
 	case uid != os.Geteuid() && uid != 0:
-		return fmt.Errorf("%s belongs to user %d, who could change what it says: name a directory of this user's", path, uid)
+		return fmt.Errorf(
+			"%s belongs to user %d, who could change what it says: name a directory of this user's",
+			path,
+			uid,
+		)
 	case info.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("%s can be written to by others (mode %v): name a directory that only this user writes to",
 			path, info.Mode().Perm())

@@ -36,7 +36,8 @@ func isShared(dir string) bool {
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	if err != nil || stat(info).Uid != 0 || stat(info).Nlink != 1 || !info.Mode().IsRegular() || info.Mode()&0o022 != 0 {
+	if err != nil || stat(info).Uid != 0 || stat(info).Nlink != 1 || !info.Mode().IsRegular() ||
+		info.Mode()&0o022 != 0 {
 		return false
 	}
 	text, err := io.ReadAll(io.LimitReader(f, recordSize))

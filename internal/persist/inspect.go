@@ -102,7 +102,12 @@ func (l *Listed) compare(memory, size int, sums []uint64) error {
 			return nil
 		}
 		if got := xxh3.Hash(piece); got != sums[next] {
-			return &image.CorruptError{Volume: l.Record.Path(memory), Offset: int64(next * size), Want: sums[next], Got: got}
+			return &image.CorruptError{
+				Volume: l.Record.Path(memory),
+				Offset: int64(next * size),
+				Want:   sums[next],
+				Got:    got,
+			}
 		}
 		next++
 		return nil

@@ -124,7 +124,11 @@ func (k *Kept) read() (err error) {
 		k.Lost = found.Lost
 	}
 	for _, r := range records {
-		kept := KeptRecord{Persisted: Persisted{Key: r.Key, Shared: r.Shared, Meta: r.Meta}, path: k.Path, memories: r.Memories}
+		kept := KeptRecord{
+			Persisted: Persisted{Key: r.Key, Shared: r.Shared, Meta: r.Meta},
+			path:      k.Path,
+			memories:  r.Memories,
+		}
 		for _, m := range r.Memories {
 			kept.Sizes = append(kept.Sizes, m.Size)
 		}
@@ -176,7 +180,11 @@ func (r *KeptRecord) Read(i, size int, f func(piece []byte) error) error {
 	for _, p := range r.memories[i].Pieces {
 		for off := p.Off; off < p.Off+p.Len; {
 			n := min(int64(size-have), p.Off+p.Len-off)
-			if err := readSegment(filepath.Join(r.path, segmentFile(p.Segment)), buf[have:have+int(n)], off); err != nil {
+			if err := readSegment(
+				filepath.Join(r.path, segmentFile(p.Segment)),
+				buf[have:have+int(n)],
+				off,
+			); err != nil {
 				return err
 			}
 			off, have, left = off+n, have+int(n), left-n

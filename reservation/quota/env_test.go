@@ -89,10 +89,41 @@ func TestFromEnv(t *testing.T) {
 // variable, and never means "no limit".
 func TestWrongEnvironment(t *testing.T) {
 	sizes := []string{
-		"", "0", "0Gi", "-1", "-1Gi", "5m", "5K", "5KB", "Gi", "5 GiB", "5GiBx", " 5GiB", "5GiB ",
-		"1e", "1e3Gi", "1e-1", "1e19", "0e9",
-		"0x10", "NaN", "Inf", "none",
-		"unlimited", "9223372036854775808", "8Ei", "16E", ".5Gi", "1.1Ki", "0%", "101%", "-5%", "%", "5%%", "1,5Gi", "1_000",
+		"",
+		"0",
+		"0Gi",
+		"-1",
+		"-1Gi",
+		"5m",
+		"5K",
+		"5KB",
+		"Gi",
+		"5 GiB",
+		"5GiBx",
+		" 5GiB",
+		"5GiB ",
+		"1e",
+		"1e3Gi",
+		"1e-1",
+		"1e19",
+		"0e9",
+		"0x10",
+		"NaN",
+		"Inf",
+		"none",
+		"unlimited",
+		"9223372036854775808",
+		"8Ei",
+		"16E",
+		".5Gi",
+		"1.1Ki",
+		"0%",
+		"101%",
+		"-5%",
+		"%",
+		"5%%",
+		"1,5Gi",
+		"1_000",
 	}
 	ratios := []string{"", "0", "-1", "-0.5", "NaN", "nan", "Inf", "+Inf", "-Inf", "inf", "1/2", "0x1p1", "1_0", "1.5x",
 		" 1", "1 ", "1e400", "1e-400", "one", "1..5", "1e", "0e0", "--1"}
@@ -109,7 +140,8 @@ func TestWrongEnvironment(t *testing.T) {
 					t.Errorf("%s%s=%q: want an error", prefix, variable, text)
 					continue
 				}
-				if !strings.Contains(err.Error(), prefix+variable) || text != "" && !strings.Contains(err.Error(), `"`+text+`"`) {
+				if !strings.Contains(err.Error(), prefix+variable) ||
+					text != "" && !strings.Contains(err.Error(), `"`+text+`"`) {
 					t.Errorf("%s%s=%q: %v", prefix, variable, text, err)
 				}
 				if !s.Limit.IsZero() || s.Ratio != nil || s.Physical != 0 {

@@ -26,7 +26,10 @@ func TestPageOfRun(t *testing.T) {
 		Verify: Verification{Checked: true, Batches: 97, Mismatches: 5},
 		Spaces: []Space{{ID: "disk:0", WrittenBytes: 7, ReadBytes: 8}},
 	}
-	doc.Config.Disks = []Disk{{Dir: "/a", CapacityBytes: 1 << 30}, {Dir: "/b", CapacityBytes: 2 << 30, CapacityGiven: true}}
+	doc.Config.Disks = []Disk{
+		{Dir: "/a", CapacityBytes: 1 << 30},
+		{Dir: "/b", CapacityBytes: 2 << 30, CapacityGiven: true},
+	}
 	doc.Config.Faults = []Fault{{Spec: "op=read", Hits: 3}}
 	r := PageOf(doc)
 	want := page.Input{Sources: []string{"x.parquet"}, Rows: 10, Batches: 97, Bytes: 1 << 30}
@@ -42,7 +45,12 @@ func TestPageOfRun(t *testing.T) {
 	if last := r.Facts[len(r.Facts)-1]; last != (page.Pair{Name: "verified", Value: "92 of 97"}) {
 		t.Errorf("beside wrong batches stands %+v", last)
 	}
-	if s := settingOf(t, r, "spill directories"); s.Value != "/a (1.0 GiB free) /b (2.0 GiB)" || s.Same != "/a /b (2.0 GiB)" {
+	if s := settingOf(
+		t,
+		r,
+		"spill directories",
+	); s.Value != "/a (1.0 GiB free) /b (2.0 GiB)" ||
+		s.Same != "/a /b (2.0 GiB)" {
 		t.Errorf("%+v", s)
 	}
 	if s := settingOf(t, r, "faults"); s.Value != "op=read (hits: 3)" || s.Same != "op=read" {
@@ -71,7 +79,13 @@ func TestPageOfBandwidth(t *testing.T) {
 		r.GiBPerS, r.LimitGiBPerS, r.Efficiency, r.Noise = 1, 2, 0.5, 0.01
 		doc.Rows = append(doc.Rows, r)
 	}
-	want := []string{"disk I/O from host:0 to disk:0", "disk I/O from disk:0 to gpu:0", "memmove from gpu:0 to host:0", "driver's copy from gpu:0 to host:0", "memmove from gpu:0 to host:0"}
+	want := []string{
+		"disk I/O from host:0 to disk:0",
+		"disk I/O from disk:0 to gpu:0",
+		"memmove from gpu:0 to host:0",
+		"driver's copy from gpu:0 to host:0",
+		"memmove from gpu:0 to host:0",
+	}
 	for i, f := range PageOf(doc).Figures {
 		if f.Share != 0.5 || f.ShareNoise != 0.01 || f.Limit != 2 || f.LimitOf != "The speed of "+want[i] {
 			t.Errorf("%+v, want %s", f, want[i])
@@ -91,7 +105,9 @@ func TestPageOfCompare(t *testing.T) {
 	doc := &Compare{Ratio: Ratios{Write: 2, WriteMin: 1.8, WriteMax: 2.2, Read: 3, ReadMin: 3, ReadMax: 3}}
 	doc.Peer.Name, doc.Peer.WriteGiBPerS, doc.Ours.WriteGiBPerS = "p", 1, 2
 	f := PageOf(doc).Figures
-	if len(f) != 2 || f[0].Share != 2 || f[0].ShareNoise < 0.099 || f[0].ShareNoise > 0.101 || f[0].ShareOf != "of the speed of p" || f[0].Limit != 1 {
+	if len(f) != 2 || f[0].Share != 2 || f[0].ShareNoise < 0.099 || f[0].ShareNoise > 0.101 ||
+		f[0].ShareOf != "of the speed of p" ||
+		f[0].Limit != 1 {
 		t.Errorf("%+v", f)
 	}
 	doc.Samples = make([]RoundRates, 3)

@@ -37,7 +37,16 @@ func TestTables(t *testing.T) {
 	began := time.Date(2026, 11, 25, 12, 30, 0, 0, time.UTC)
 	rows := []row{
 		{ID: "a", Bytes: 3 << 19, Rate: 1.256, Seconds: 2, Began: began, Count: 7, Node: topology.Unknown},
-		{ID: `b,"c"|`, Bytes: 12 << 20, Rate: 10, Seconds: 0.0004, Unmoved: 1 << 20, Began: began, Node: 1, By: map[string]int64{"work": 1 << 10}},
+		{
+			ID:      `b,"c"|`,
+			Bytes:   12 << 20,
+			Rate:    10,
+			Seconds: 0.0004,
+			Unmoved: 1 << 20,
+			Began:   began,
+			Node:    1,
+			By:      map[string]int64{"work": 1 << 10},
+		},
 	}
 	for format, want := range map[Format]string{
 		Table: `title: 1
@@ -175,7 +184,9 @@ func TestColumns(t *testing.T) {
 				}
 			}
 			// A phase "all" has no rate, laying out no speed of reading, and a trace that is not stuck no error.
-			if line != "\n" && empty > 0 && !strings.HasPrefix(line, "all,") && !strings.HasPrefix(line, `"spillway, laid out"`) && !(command == "trace" && cells[len(cells)-1] == "") {
+			if line != "\n" && empty > 0 && !strings.HasPrefix(line, "all,") &&
+				!strings.HasPrefix(line, `"spillway, laid out"`) &&
+				!(command == "trace" && cells[len(cells)-1] == "") {
 				t.Errorf("%s: an empty cell in %q of\n%s", command, line, &b)
 			}
 		}

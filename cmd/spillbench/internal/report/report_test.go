@@ -47,14 +47,55 @@ func keys(t *testing.T, document Document) []string {
 
 // TestKeys: the schema's keys are what programs read; a change is a new version.
 func TestKeys(t *testing.T) {
-	header := []string{"command", "schema", "version", "go_version", "args[]", "time",
-		"env.commit", "env.cores", "env.cpu", "env.direct_io", "env.driver", "env.file_system", "env.goarch", "env.goos", "env.gpu", "env.kernel", "env.memory", "env.pcie_link",
-		"warnings[].cause", "warnings[].space", "warnings[].what", "warnings[].remedy", "warnings[].info"}
+	header := []string{
+		"command",
+		"schema",
+		"version",
+		"go_version",
+		"args[]",
+		"time",
+		"env.commit",
+		"env.cores",
+		"env.cpu",
+		"env.direct_io",
+		"env.driver",
+		"env.file_system",
+		"env.goarch",
+		"env.goos",
+		"env.gpu",
+		"env.kernel",
+		"env.memory",
+		"env.pcie_link",
+		"warnings[].cause",
+		"warnings[].space",
+		"warnings[].what",
+		"warnings[].remedy",
+		"warnings[].info",
+	}
 	warned := NewHeader("x", Env{}, []diag.Warning{{}})
 	warned.Stamp([]string{"--quiet"}, time.Unix(0, 0))
-	config := []string{"config.disks[].capacity_bytes", "config.disks[].dir", "config.gpu", "config.gpu_memory_bytes", "config.host_memory_bytes",
-		"config.codec", "config.encrypt", "config.limit", "config.monitor_period_seconds", "config.moves_per_edge", "config.policy", "config.rows_per_batch", "config.stop", "config.stuck_after_seconds", "config.trigger", "config.write_ahead_bytes_per_s",
-		"config.disk_slots", "config.disk_throttle_bytes_per_s", "config.faults[].spec", "config.faults[].hits"}
+	config := []string{
+		"config.disks[].capacity_bytes",
+		"config.disks[].dir",
+		"config.gpu",
+		"config.gpu_memory_bytes",
+		"config.host_memory_bytes",
+		"config.codec",
+		"config.encrypt",
+		"config.limit",
+		"config.monitor_period_seconds",
+		"config.moves_per_edge",
+		"config.policy",
+		"config.rows_per_batch",
+		"config.stop",
+		"config.stuck_after_seconds",
+		"config.trigger",
+		"config.write_ahead_bytes_per_s",
+		"config.disk_slots",
+		"config.disk_throttle_bytes_per_s",
+		"config.faults[].spec",
+		"config.faults[].hits",
+	}
 	disks := Config{Disks: []Disk{{}}, Faults: []Fault{{}}}
 	for _, c := range []struct {
 		document Document
@@ -113,8 +154,18 @@ func TestPrint(t *testing.T) {
 	r := &Run{
 		Input:  Input{Sources: []string{"a.csv", "b.csv"}, Batches: 7, Bytes: 1 << 20},
 		Verify: Verification{Checked: true, Batches: 7, Mismatches: 2},
-		Edges: []Edge{{From: "gpu:0", To: "host:0", Batches: 3, Bytes: 1 << 20, ByReason: map[string]int64{"demand": 1 << 20}},
-			{From: "host:0", To: "gpu:0", Batches: 2, Bytes: 1 << 10, Copies: 1, Unmoved: 3 << 20, ByReason: map[string]int64{"work": 1 << 10}}},
+		Edges: []Edge{
+			{From: "gpu:0", To: "host:0", Batches: 3, Bytes: 1 << 20, ByReason: map[string]int64{"demand": 1 << 20}},
+			{
+				From:     "host:0",
+				To:       "gpu:0",
+				Batches:  2,
+				Bytes:    1 << 10,
+				Copies:   1,
+				Unmoved:  3 << 20,
+				ByReason: map[string]int64{"work": 1 << 10},
+			},
+		},
 		Waits: Waits{Count: 2, P50: 0.0015, P99: 2.5, Max: 2.5},
 	}
 	r.Env.GPU = "sim"
@@ -137,7 +188,9 @@ func TestMachineEnv(t *testing.T) {
 		GPUs: []topology.GPU{{Name: "A GPU", Driver: "nvidia", PCIeGeneration: 4, PCIeWidth: 16}},
 	}
 	e := MachineEnv(top)
-	if e.CPU != "A CPU" || e.Cores != 6 || e.Memory != 1<<30 || e.GPU != "A GPU" || e.Driver != "nvidia" || e.PCIeLink != "PCIe 4 x16" || e.Kernel == "" {
+	if e.CPU != "A CPU" || e.Cores != 6 || e.Memory != 1<<30 || e.GPU != "A GPU" || e.Driver != "nvidia" ||
+		e.PCIeLink != "PCIe 4 x16" ||
+		e.Kernel == "" {
 		t.Errorf("%+v", e)
 	}
 	top.GPUs[0].Name, top.GPUs[0].DeviceID = "", "10de:2330"

@@ -53,7 +53,8 @@ func TestBusy(t *testing.T) {
 	}
 	for _, quiet := range []*Processors{nil, {Count: 2, OthersShare: 0.19}} {
 		r.Processors = quiet
-		if busy := r.Busy(); busy != "" || strings.Contains(PageOf(r).Headline, "processors") || slices.ContainsFunc(NotesOf(r), func(s string) bool { return s != "" }) {
+		if busy := r.Busy(); busy != "" || strings.Contains(PageOf(r).Headline, "processors") ||
+			slices.ContainsFunc(NotesOf(r), func(s string) bool { return s != "" }) {
 			t.Errorf("%+v: %q", quiet, busy)
 		}
 	}

@@ -14,12 +14,32 @@ import (
 )
 
 // since are the keys that documents of older programs of this version of the schema do not have.
-var since = []string{"version", "go_version", "args", "time", "extent", "planned_bytes", "inconclusive", "samples", "moves_per_edge", "disk_slots", "goos", "goarch"}
+var since = []string{
+	"version",
+	"go_version",
+	"args",
+	"time",
+	"extent",
+	"planned_bytes",
+	"inconclusive",
+	"samples",
+	"moves_per_edge",
+	"disk_slots",
+	"goos",
+	"goarch",
+}
 
 // documents are the commands and what they write.
 var documents = map[string]Document{
-	"run": &Run{}, "verify": &Verify{}, "bandwidth": &Bandwidth{}, "compare": &Compare{}, "quota": &Quota{}, "topo": &Topo{}, "inspect": &Inspect{},
-	"trace replay": &Trace{}, "trace compare": &Trace{},
+	"run":           &Run{},
+	"verify":        &Verify{},
+	"bandwidth":     &Bandwidth{},
+	"compare":       &Compare{},
+	"quota":         &Quota{},
+	"topo":          &Topo{},
+	"inspect":       &Inspect{},
+	"trace replay":  &Trace{},
+	"trace compare": &Trace{},
 }
 
 // TestSchemaHasEveryKey: the schema says of each document which keys it has, of which type, and which
@@ -85,7 +105,14 @@ func TestSchemaHasEveryKey(t *testing.T) {
 					always = append(always, key)
 				}
 			})
-			if got, want := slices.Sorted(maps.Keys(properties)), slices.Sorted(maps.Keys(keys)); !slices.Equal(got, want) {
+			if got, want := slices.Sorted(
+				maps.Keys(properties),
+			), slices.Sorted(
+				maps.Keys(keys),
+			); !slices.Equal(
+				got,
+				want,
+			) {
 				t.Errorf("%s: schema/spillbench.v1.schema.json has the keys\n%q, and the document\n%q", at, got, want)
 				return
 			}

@@ -29,7 +29,12 @@ func newSource(t *testing.T) Source {
 		Ledger: filepath.Join(t.TempDir(), "ledger"), Ready: func() error { return nil },
 		Holders: func() []grants.Holder {
 			return []grants.Holder{
-				{Grant: grants.Grant{Name: "a", GPUs: list[:1], Limit: 256 << 20}, Namespace: "n", Pod: "p", Container: "c"},
+				{
+					Grant:     grants.Grant{Name: "a", GPUs: list[:1], Limit: 256 << 20},
+					Namespace: "n",
+					Pod:       "p",
+					Container: "c",
+				},
 				{Grant: grants.Grant{Name: "whole", GPUs: list[1:]}, Namespace: "n", Pod: "q", Container: "c"},
 				// Two that the kubelet does not list yet have the same labels.
 				{Grant: grants.Grant{Name: "new-1", GPUs: list[:1], Limit: 1 << 20}},
@@ -42,7 +47,16 @@ func newSource(t *testing.T) Source {
 func TestMetrics(t *testing.T) {
 	s := newSource(t)
 	join := func(group, device string, quota, hold int64) *leases.Lease {
-		l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: device, Group: group, Physical: 1 << 30, Advertised: 3 << 29, Quota: quota})
+		l, err := leases.Join(
+			leases.Terms{
+				Dir:        s.Ledger,
+				Device:     device,
+				Group:      group,
+				Physical:   1 << 30,
+				Advertised: 3 << 29,
+				Quota:      quota,
+			},
+		)
 		if err == nil {
 			err = l.Charge(hold)
 		}
@@ -87,8 +101,16 @@ spillway_gpu_processes{claim="",container="c",gpu="sim-1",namespace="n",pod="q"}
 # TYPE spillway_ledger_readable gauge
 spillway_ledger_readable 1
 `
-	if err := testutil.CollectAndCompare(s, strings.NewReader(want), "spillway_gpu_healthy", "spillway_gpu_memory_advertised_bytes",
-		"spillway_gpu_memory_allocated_bytes", "spillway_gpu_memory_used_bytes", "spillway_gpu_processes", "spillway_ledger_readable"); err != nil {
+	if err := testutil.CollectAndCompare(
+		s,
+		strings.NewReader(want),
+		"spillway_gpu_healthy",
+		"spillway_gpu_memory_advertised_bytes",
+		"spillway_gpu_memory_allocated_bytes",
+		"spillway_gpu_memory_used_bytes",
+		"spillway_gpu_processes",
+		"spillway_ledger_readable",
+	); err != nil {
 		t.Error(err)
 	}
 	problems, err := testutil.CollectAndLint(s)
@@ -100,7 +122,16 @@ spillway_ledger_readable 1
 // More than a container was given is shown; a ledger that cannot be read spoils nothing else.
 func TestOverLimitAndBrokenLedger(t *testing.T) {
 	s := newSource(t)
-	l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "sim-0", Group: "a", Physical: 1 << 30, Advertised: 2 << 30, Quota: 1 << 30})
+	l, err := leases.Join(
+		leases.Terms{
+			Dir:        s.Ledger,
+			Device:     "sim-0",
+			Group:      "a",
+			Physical:   1 << 30,
+			Advertised: 2 << 30,
+			Quota:      1 << 30,
+		},
+	)
 	if err == nil {
 		err = l.Charge(300 << 20)
 	}
@@ -109,7 +140,16 @@ func TestOverLimitAndBrokenLedger(t *testing.T) {
 	}
 	defer l.Close()
 	// One whose limit is not known is not over it.
-	unknown, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "sim-0", Group: "unknown", Physical: 1 << 30, Advertised: 2 << 30, Quota: 1 << 30})
+	unknown, err := leases.Join(
+		leases.Terms{
+			Dir:        s.Ledger,
+			Device:     "sim-0",
+			Group:      "unknown",
+			Physical:   1 << 30,
+			Advertised: 2 << 30,
+			Quota:      1 << 30,
+		},
+	)
 	if err == nil {
 		err = unknown.Charge(500 << 20)
 	}
@@ -199,7 +239,10 @@ func TestServe(t *testing.T) {
 	if status, body := ask("/healthz"); status != 200 || body != "ok\n" {
 		t.Errorf("%d %s", status, body)
 	}
-	if status, body := ask("/metrics"); status != 200 || !strings.Contains(body, `spillway_gpu_healthy{gpu="sim-0"} 1`) {
+	if status, body := ask(
+		"/metrics",
+	); status != 200 ||
+		!strings.Contains(body, `spillway_gpu_healthy{gpu="sim-0"} 1`) {
 		t.Errorf("%d %s", status, body)
 	}
 	cancel()
@@ -215,7 +258,9 @@ func TestInstance(t *testing.T) {
 	s.Holders = func() []grants.Holder {
 		return []grants.Holder{{Grant: grants.Grant{Name: "a", GPUs: list, Limit: 256 << 20}, Pod: "p"}}
 	}
-	l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: "GPU-" + digits, Group: "a", Physical: 1 << 30, Advertised: 1 << 30})
+	l, err := leases.Join(
+		leases.Terms{Dir: s.Ledger, Device: "GPU-" + digits, Group: "a", Physical: 1 << 30, Advertised: 1 << 30},
+	)
 	if err == nil {
 		err = l.Charge(1 << 20)
 	}
@@ -236,7 +281,15 @@ spillway_gpu_memory_used_bytes{claim="",container="",gpu="MIG-8932f937-d72c-4106
 func TestStrangeNames(t *testing.T) {
 	s := newSource(t)
 	for _, device := range []string{"\xff", "made-up-1", "made-up-2", "made-up-3"} {
-		l, err := leases.Join(leases.Terms{Dir: s.Ledger, Device: device, Group: "x", Physical: math.MaxInt64 - 1, Quota: math.MaxInt64 - 2})
+		l, err := leases.Join(
+			leases.Terms{
+				Dir:      s.Ledger,
+				Device:   device,
+				Group:    "x",
+				Physical: math.MaxInt64 - 1,
+				Quota:    math.MaxInt64 - 2,
+			},
+		)
 		if err == nil {
 			err = l.Charge(math.MaxInt64 - 2)
 		}
@@ -267,7 +320,13 @@ spillway_gpu_memory_used_bytes{claim="",container="c",gpu="sim-1",namespace="n",
 func TestClaim(t *testing.T) {
 	s := newSource(t)
 	s.Holders = func() []grants.Holder {
-		return []grants.Holder{{Grant: grants.Grant{Name: "claim-1", GPUs: gpus.Sim(1, 1<<30), Limit: 1 << 20}, Namespace: "n", Claim: "shared"}}
+		return []grants.Holder{
+			{
+				Grant:     grants.Grant{Name: "claim-1", GPUs: gpus.Sim(1, 1<<30), Limit: 1 << 20},
+				Namespace: "n",
+				Claim:     "shared",
+			},
+		}
 	}
 	if err := testutil.CollectAndCompare(s, strings.NewReader(`
 # HELP spillway_gpu_memory_allocated_bytes Memory of the GPU allocated to a container or a claim. Without a name: the kubelet does not list the container yet.

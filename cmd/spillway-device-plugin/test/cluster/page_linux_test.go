@@ -67,7 +67,9 @@ func TestPage(t *testing.T) {
 				}
 			}
 		case strings.HasPrefix(line, "kubectl logs "): // there is no container whose output could be read
-			if _, err := c.client.CoreV1().Pods("default").Get(c.ctx, strings.Fields(line)[2], metav1.GetOptions{}); err != nil {
+			if _, err := c.client.CoreV1().
+				Pods("default").
+				Get(c.ctx, strings.Fields(line)[2], metav1.GetOptions{}); err != nil {
 				t.Errorf("%s: %v", line, err)
 			}
 		case word == "kubectl" || word == "sed":
@@ -141,10 +143,16 @@ func (c *cluster) finishAll() {
 		c.t.Fatal(err)
 	}
 	for _, set := range sets.Items {
-		patch := fmt.Appendf(nil, `{"status":{"observedGeneration":%d,"desiredNumberScheduled":1,"updatedNumberScheduled":1,`+
-			`"numberAvailable":1,"numberReady":1,"currentNumberScheduled":1,"numberMisscheduled":0}}`, set.Generation)
-		if _, err := c.client.AppsV1().DaemonSets("kube-system").Patch(c.ctx, set.Name, "application/merge-patch+json", patch,
-			metav1.PatchOptions{}, "status"); err != nil {
+		patch := fmt.Appendf(
+			nil,
+			`{"status":{"observedGeneration":%d,"desiredNumberScheduled":1,"updatedNumberScheduled":1,`+
+				`"numberAvailable":1,"numberReady":1,"currentNumberScheduled":1,"numberMisscheduled":0}}`,
+			set.Generation,
+		)
+		if _, err := c.client.AppsV1().
+			DaemonSets("kube-system").
+			Patch(c.ctx, set.Name, "application/merge-patch+json", patch,
+				metav1.PatchOptions{}, "status"); err != nil {
 			c.t.Fatal(err)
 		}
 	}
