@@ -39,6 +39,8 @@ func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want columns.Se
 		return err
 	}
 	defer got.Release()
+	m.comparing.Lock()
+	defer m.comparing.Unlock()
 	rec := m.records[b.ID()]
 	c, err := want.Of(rec.Schema(), rec.NumRows())
 	if err != nil {
@@ -307,7 +309,6 @@ func TestColumnsAndMovesAtTheSameTime(t *testing.T) {
 	seed := testseed.One(t)
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 8 << 20})
 	b := m.put(t, mixed(4, mixedRows), tier.Disk)
-	m.records[b.ID()].Column(1).(*array.Dictionary).Dictionary() // makes it, before several do
 	var readers, movers sync.WaitGroup
 	over := make(chan struct{})
 	for i := range 3 {

@@ -3,6 +3,7 @@ package convert
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -43,6 +44,10 @@ type machine struct {
 
 	records map[batch.ID]arrow.RecordBatch
 	digests map[batch.ID]tier.Digest // of those that were asked for
+
+	// comparing is held while a record is compared, because arrow-go counts the nulls of an array
+	// when they are first asked for, which is a race where several goroutines share the array.
+	comparing sync.Mutex
 }
 
 type machineConfig struct {
