@@ -1,0 +1,148 @@
+// Package fairqueue decides who is served next where goroutines wait for amounts of something
+// scarce: first come, first served, with a bounded bypass.
+//
+// The oldest waiter is the head. While there is too little for it, requests that need less may be
+// served before it, whether they wait behind it or have just arrived. Each of them bypasses the
+// head, and a head is bypassed at most Bypass times. From then on whatever is freed adds up until
+// the head can be served. So small requests keep a resource busy, and a large one is not starved.
+//
+// A queue does not know what is waited for. Its owner checks with a function of its own whether a
+// waiter can be served, guards the queue with its own lock, and wakes the waiters.
+package fairqueue
+
+import (
+	"context"
+	"iter"
+)
+
+// window is how many waiters from the head on are considered for a bypass. It bounds what a wake-up
+// costs, however many wait. Waiters further back are considered as soon as they are nearer.
+const window = 256
+
+// A Queue holds waiters of type T in order of arrival. The zero value is empty and lets no request
+// bypass its head. The owner's lock guards it.
+type Queue[T any] struct {
+	Bypass int // how many requests may be served before the head
+
+	first, last *Entry[T]
+	length      int
+	bypassed    int // how many have bypassed the present head
+}
+
+// An Entry is a waiter's place in a queue.
+type Entry[T any] struct {
+	Value T
+
+	queue      *Queue[T] // nil once it was removed
+	prev, next *Entry[T]
+}
+
+// Len returns how many wait.
+func (q *Queue[T]) Len() int { return q.length }
+
+// Head returns the entry of the oldest waiter, nil if nobody waits.
+func (q *Queue[T]) Head() *Entry[T] { return q.first }
+
+// All yields all entries, the oldest first. The loop may remove the entry that it was given.
+func (q *Queue[T]) All() iter.Seq[*Entry[T]] {
+	return func(yield func(*Entry[T]) bool) {
+		for e := q.first; e != nil; {
+			next := e.next
+			if !yield(e) {
+				return
+			}
+			e = next
+		}
+	}
+}
+
+// Push adds a waiter at the end.
+func (q *Queue[T]) Push(value T) *Entry[T] {
+	e := &Entry[T]{Value: value, queue: q, prev: q.last}
+	if q.last == nil {
+		q.first = e
+	} else {
+		q.last.next = e
+	}
+	q.last = e
+	q.length++
+	return e
+}
+
+// Remove takes the entry out of its queue. It does nothing if it was removed before, or if e is nil.
+func (e *Entry[T]) Remove() {
+	if e == nil || e.queue == nil {
+		return
+	}
+	q := e.queue
+	if e.prev == nil {
+		q.first = e.next
+		q.bypassed = 0 // the next head has not been bypassed
+	} else {
+		e.prev.next = e.next
+	}
+	if e.next == nil {
+		q.last = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	e.queue, e.prev, e.next = nil, nil, nil
+	q.length--
+}
+
+// Waits reports whether the entry is in its queue.
+func (e *Entry[T]) Waits() bool { return e != nil && e.queue != nil }
+
+// Next returns the entry to serve now: the head if fits returns true for it, or else the oldest for
+// which fits does, if the head may be bypassed. It returns nil if there is none. The owner serves
+// the entry and then calls Served, or leaves the queue as it is.
+func (q *Queue[T]) Next(fits func(T) bool) *Entry[T] {
+	if q.first == nil || fits(q.first.Value) {
+		return q.first
+	}
+	if q.IsClosed() {
+		return nil
+	}
+	n := 1
+	for e := q.first.next; e != nil && n < window; e = e.next {
+		if fits(e.Value) {
+			return e
+		}
+		n++
+	}
+	return nil
+}
+
+// Served removes an entry whose waiter was served. If it was not the head, it counts a bypass.
+func (q *Queue[T]) Served(e *Entry[T]) {
+	if e != q.first {
+		q.bypassed++
+	}
+	e.Remove()
+}
+
+// IsClosed reports whether nobody may bypass the head any more: all that is freed is kept for it.
+// A queue without waiters is not closed.
+func (q *Queue[T]) IsClosed() bool { return q.first != nil && q.bypassed >= q.Bypass }
+
+// Bypassed counts a bypass by a request that was served without waiting. The owner has checked that
+// the queue is not closed.
+func (q *Queue[T]) Bypassed() {
+	if q.first != nil {
+		q.bypassed++
+	}
+}
+
+// Ended returns the error of a wait that ctx has ended: what, and the cause. It matches the cause
+// and the context's error.
+func Ended(ctx context.Context, what string) error {
+	return &ended{what, ctx.Err(), context.Cause(ctx)}
+}
+
+type ended struct {
+	what       string
+	err, cause error
+}
+
+func (e *ended) Error() string   { return e.what + ": " + e.cause.Error() }
+func (e *ended) Unwrap() []error { return []error{e.cause, e.err} }
