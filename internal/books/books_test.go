@@ -1,0 +1,183 @@
+package books
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/testseed"
+)
+
+// buffer is what a test has drawn.
+type buffer struct {
+	from    *Promise
+	n       int64
+	retired bool
+}
+
+// TestRandom does random operations, and checks after each that the accounts add up to what the
+// promises and buffers have, and never exceed the capacity.
+func TestRandom(t *testing.T) {
+	rng := rand.New(rand.NewPCG(testseed.One(t), 0))
+	for range testseed.Rounds(200, 50) {
+		const capacity = 1000
+		b := New(capacity, Marks{Limit: capacity - rng.Int64N(200), Trigger: 800, Stop: 600})
+		var open []*Promise
+		var buffers []buffer
+		var cached []int64
+		dropped := func(drop int64) {
+			for drop > 0 && len(cached) > 0 {
+				b.Uncache(cached[0])
+				drop -= cached[0]
+				cached = cached[1:]
+			}
+			if drop > 0 {
+				t.Fatalf("%d bytes too many are to be dropped", drop)
+			}
+		}
+		for range 1000 {
+			n := rng.Int64N(120)
+			switch rng.IntN(9) {
+			case 0:
+				p, drop := b.Promise(n, 0, nil, false)
+				if drop > 0 {
+					dropped(drop)
+					if p, _ = b.Promise(n, 0, nil, false); p == nil {
+						t.Fatal("refused after clean images were dropped")
+					}
+				}
+				if p != nil {
+					open = append(open, p)
+				} else if n <= b.Marks().Limit-b.Usage().Used() {
+					t.Fatalf("refused %d bytes: %+v", n, b.Usage())
+				}
+			case 1, 2:
+				if len(open) == 0 {
+					break
+				}
+				p, grow := open[rng.IntN(len(open))], rng.IntN(2) == 0
+				out := p.Draw(n, 0, grow)
+				extra := out.Short
+				if extra > 0 {
+					if ok, drop := b.Reserve(extra, 0); !ok && drop == 0 {
+						break
+					} else if !ok {
+						dropped(drop)
+						if ok, _ := b.Reserve(extra, 0); !ok {
+							t.Fatal("refused after clean images were dropped")
+						}
+					}
+					out = p.Draw(n, extra, grow)
+				}
+				if out != (Outcome{}) {
+					t.Fatalf("drawing %d with %d more: %+v", n, extra, out)
+				}
+				if rng.IntN(4) > 0 {
+					buffers = append(buffers, buffer{from: p, n: n})
+				} else if !grow {
+					extra = 0
+					p.Undraw(n, extra)
+				} else {
+					p.Undraw(n, extra)
+				}
+			case 3:
+				if len(open) > 0 {
+					i := rng.IntN(len(open))
+					v, _ := open[i].View()
+					if out := open[i].Release(); out.Freed != v.Unused {
+						t.Fatalf("released %+v: %+v", v, out)
+					}
+					if !open[i].Release().Released || !open[i].Grow(1).Released || !open[i].Shrink(0).Released || !open[i].Draw(0, 0, true).Released {
+						t.Fatal("a released promise was used")
+					}
+					open = append(open[:i], open[i+1:]...)
+				}
+			case 4:
+				if len(open) > 0 {
+					p := open[rng.IntN(len(open))]
+					v, _ := p.View()
+					if out := p.Shrink(n); n > v.Unused && out.Short != n-v.Unused || n <= v.Unused && out.Freed != n {
+						t.Fatalf("shrinking %+v by %d: %+v", v, n, out)
+					}
+				}
+			case 5:
+				if len(open) > 0 {
+					if ok, _ := b.Reserve(n, 0); ok {
+						open[rng.IntN(len(open))].Grow(n)
+					}
+				}
+			case 6, 7:
+				if len(buffers) > 0 {
+					i := rng.IntN(len(buffers))
+					if f := &buffers[i]; !f.retired {
+						b.Retire(f.n)
+						f.retired = true
+						break
+					}
+					before := b.Usage().Used()
+					freed := b.Reclaim(buffers[i].from, buffers[i].n)
+					if b.Usage().Used() != before-freed {
+						t.Fatalf("%d bytes were freed, and used went from %d to %d", freed, before, b.Usage().Used())
+					}
+					buffers = append(buffers[:i], buffers[i+1:]...)
+				}
+			case 8:
+				if len(buffers) > 0 && !buffers[0].retired {
+					_, open := buffers[0].from.View()
+					if done := b.Cache(buffers[0].from, buffers[0].n); done == open {
+						t.Fatalf("cached %t, from an open promise %t", done, open)
+					} else if done {
+						cached = append(cached, buffers[0].n)
+						buffers = buffers[1:]
+					}
+				}
+			}
+			var want Usage
+			for _, v := range b.Promises() {
+				want.Reserved += v.Unused
+			}
+			for _, f := range buffers {
+				if f.retired {
+					want.Retired += f.n
+				} else {
+					want.Live += f.n
+				}
+			}
+			for _, n := range cached {
+				want.Cached += n
+			}
+			got := b.Usage()
+			want.Peak = got.Peak
+			if got != want || got.Used()+got.Cached > capacity || got.Peak < got.Used() {
+				t.Fatalf("the books have %+v, want %+v", got, want)
+			}
+		}
+	}
+}
+
+func TestMisuse(t *testing.T) {
+	for name, f := range map[string]func(*Books){
+		"unreserve": func(b *Books) { b.Unreserve(11) },
+		"adopt":     func(b *Books) { b.Adopt(11) },
+		"retire":    func(b *Books) { b.Retire(1) },
+		"reclaim":   func(b *Books) { b.Reclaim(nil, 1) },
+		"uncache":   func(b *Books) { b.Uncache(1) },
+		"negative":  func(b *Books) { b.Unreserve(-1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
+			if ok, _ := b.Reserve(10, 0); !ok {
+				t.Fatal("refused")
+			}
+			before := b.Usage()
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+				if b.Usage() != before {
+					t.Errorf("the books were changed: %+v", b.Usage())
+				}
+			}()
+			f(b)
+		})
+	}
+}
