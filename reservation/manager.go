@@ -107,7 +107,7 @@ type Manager struct {
 		lockrank.Mutex[lockrank.Reservation]
 		closed    bool
 		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
-		evict     func(ctx context.Context, space tier.ID, bytes int64)
+		evict     []*evictFunc
 		reclaim   []*reclaimer
 		changes   uint64 // of waiters
 		progress  progress
