@@ -382,7 +382,7 @@ func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 // dropCopies frees the copies in a space, unless the next process may want them.
 func (e *Engine) dropCopies(s *tier.Space) {
 	if !e.recorder.Records(s.ID()) {
-		s.Inside().DropCopies()
+		s.DropAllClean()
 	}
 }
 

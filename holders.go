@@ -27,7 +27,7 @@ func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
 			of dictionaries
 		}
 		var copies []copied
-		looks := space.Inside().Cached() > 0
+		looks := space.Usage().Cached > 0
 		e.monitor.Inside().Each(func(b *batch.Batch) {
 			now := b.Inside().Cut()
 			at := now.Place

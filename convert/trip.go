@@ -384,7 +384,7 @@ func distrust(ctx context.Context, err error, between ...*tier.Space) {
 	broken := errors.As(err, &failed) && !errors.Is(err, tier.ErrNoSpace) && ctx.Err() == nil
 	for _, s := range between {
 		if bad || broken && failed.Space == s.ID() {
-			s.Inside().DropCopies()
+			s.DropAllClean()
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	b := m.put(t, numbered(1, 3000), tier.GPU)
 	before := make(map[tier.Kind]int)
 	for k, s := range m.spaces {
-		before[k] = s.Inside().Subscribers()
+		before[k] = s.Subscribers()
 	}
 	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
 	if err != nil {
@@ -47,7 +47,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 		<-begun
 	}
 	for k, s := range m.spaces {
-		if n := s.Inside().Subscribers(); n != before[k] {
+		if n := s.Subscribers(); n != before[k] {
 			t.Errorf("%d subscribe to %s while %d records wait, %d did before", n, s.ID(), waiting, before[k])
 		}
 	}
@@ -62,7 +62,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	gpu := m.spaces[tier.GPU]
-	before := gpu.Inside().Subscribers()
+	before := gpu.Subscribers()
 	cfg := m.mover.cfg
 	cfg.Registry = new(Registry)
 	other, err := NewMover(cfg)
@@ -72,7 +72,7 @@ func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if n := gpu.Inside().Subscribers(); n != before {
+	if n := gpu.Subscribers(); n != before {
 		t.Errorf("%d subscriptions are left, %d were there before", n, before)
 	}
 }

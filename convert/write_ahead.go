@@ -122,7 +122,7 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, r.Release()) }()
-	disk := r.Space().Inside()
+	disk := r.Space()
 	before := disk.Evicted()
 	out, err := m.convert(ctx, now.Payload, "", &what, r)
 	var corrupt *image.CorruptError
@@ -156,7 +156,7 @@ func (m *Mover) toSpare(what *takes) (_ reservation.Strategy, ok bool) {
 	all := to.Candidates(m.cfg.Reservations.Spaces(), nil)
 	for _, s := range all {
 		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
-		if persists || s.Used()+s.Inside().Cached()+what.in(s) > s.Limit() {
+		if persists || s.Used()+s.Usage().Cached+what.in(s) > s.Limit() {
 			taken = append(taken, s)
 		}
 	}

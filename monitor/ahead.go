@@ -105,7 +105,7 @@ func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 	disks, sum := m.cfg.Reservations.Spaces().InTier(tier.Disk), m.index.summary(i)
 	seen := coverage{version: sum.version, victims: sum.victims, above: above}
 	for _, to := range disks {
-		seen.room += to.Stop() + to.Limit() - to.Used() - to.Inside().Cached()
+		seen.room += to.Stop() + to.Limit() - to.Used() - to.Usage().Cached
 	}
 	if seen == s.covered {
 		return nil, w

@@ -165,7 +165,7 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range eng.Spaces() {
-		cancel := s.Inside().Subscribe(func(s *tier.Space, _ bool) { panic("told by " + s.ID().String()) })
+		cancel := s.Subscribe(func(bool) { panic("told by " + s.ID().String()) })
 		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.Room()-s.Used())/tier.Page*tier.Page)
 		if err == nil {
 			err = r.Release()

@@ -45,7 +45,7 @@ type Holder struct {
 	Plan     string
 	Operator string
 	Port     int
-	Count    int    // 0 if that is unknown, as of reservations without an owner
+	Count    int
 	Bytes    int64  // what the memory is charged, or what is promised
 	Shared   int64  // bytes that it keeps, too, and that are counted with another holder
 	Batch    uint64 // one of the batches; 0 if there is none
@@ -55,10 +55,14 @@ type Holder struct {
 func (h Holder) text() string {
 	s := "1 " + h.What
 	switch {
-	case h.Count == 0:
-		s = plural(h.What) + " without an owner"
+	case h.What == "reservation" && h.Owner == "":
+		s = "reservations without an owner"
+	case h.What == "copy" && h.Count > 1:
+		s = fmt.Sprintf("%d copies", h.Count)
+	case h.What == "batch" && h.Count > 1:
+		s = fmt.Sprintf("%d batches", h.Count)
 	case h.Count > 1:
-		s = fmt.Sprintf("%d %s", h.Count, plural(h.What))
+		s = fmt.Sprintf("%d %ss", h.Count, h.What)
 	}
 	if h.Plan != "" {
 		s += " of plan " + named.Quoted(h.Plan)
@@ -81,16 +85,6 @@ func (h Holder) text() string {
 		s += fmt.Sprintf(", and %d that others of these hold, too", h.Shared)
 	}
 	return s
-}
-
-func plural(what string) string {
-	switch {
-	case strings.HasSuffix(what, "ch"):
-		return what + "es"
-	case strings.HasSuffix(what, "py"):
-		return strings.TrimSuffix(what, "y") + "ies"
-	}
-	return what + "s"
 }
 
 // String returns the holdings as one line.
@@ -134,43 +128,51 @@ func (a Holdings) String() string {
 }
 
 // eachBatch calls add for each batch that lies in a space: with whose it is and its id, with its memory,
-// and with what that is charged, for memory that does not say which buffers it has.
+// and with what that is charged, for memory that does not list its buffers.
 type eachBatch = func(add func(by Holder, memory any, bytes int64))
 
-// Holdings lists the holders of the space's used bytes. promises are reservations with an owner, with
-// what is in no buffer; batches, which may be nil, yields the batches that lie in the space. It takes
-// time in proportion to the buffers of the space.
-func (in inside) Holdings(promises []Holder, batches eachBatch) Holdings {
-	u := in.Usage()
+// Holdings lists the holders of the space's used bytes. batches, which may be nil, yields the
+// batches that lie in the space. A buffer counts with the first that claims it: handles and records,
+// the oldest first, then batches, and otherwise the owner of the reservation that it was drawn from.
+// Holdings takes time in proportion to the buffers of the space.
+func (s *Space) Holdings(batches eachBatch) Holdings {
+	u := s.Usage()
 	a := Holdings{
-		Space: in.ID(), Used: u.Used(), Available: in.Available(), Limit: in.Limit(), Reserved: u.Reserved,
-		Retired: u.Retired, Engine: in.held.Load(), Foreign: in.Foreign(), Cached: u.Cached,
+		Space: s.ID(), Used: u.Used(), Available: s.Available(), Limit: s.Limit(), Reserved: u.Reserved,
+		Retired: u.Retired, Engine: s.books.Held(), Foreign: s.Foreign(), Cached: u.Cached,
 	}
-	c := claims{space: in.Space, by: make(map[Holder]*Holder), claimed: make(map[*Buffer]*Holder)}
-	for _, v := range slices.Backward(in.Holds().Append(nil)) { // the oldest first
-		d := in.Describe(&v)
+	c := claims{by: make(map[Holder]*Holder), claimed: make(map[any]*Holder), shared: make(map[claim]bool)}
+	keep := func(h *Holder, memory any, bytes int64) {
+		claim := func(b *Buffer) {
+			if b.Space() == s {
+				c.claim(h, b, b.charge)
+			}
+		}
+		s.panics.Do("a payload", func() {
+			if !eachBuffer(memory, claim) && c.claim(h, memory, bytes) {
+				c.opaque = append(c.opaque, bytes)
+			}
+			eachShared(memory, claim)
+		})
+	}
+	for _, v := range slices.Backward(s.holds.Append(nil)) { // the oldest first
+		d := s.Describe(&v)
 		by := Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port}
-		c.keep(c.holder(by, d.Batch), v.Memory, v.Bytes)
+		keep(c.holder(by, d.Batch), v.Memory, v.Bytes)
 	}
 	if batches != nil {
 		batches(func(by Holder, memory any, bytes int64) {
 			id := by.Batch
 			by.Batch = 0
-			c.keep(c.holder(by, id), memory, bytes)
+			keep(c.holder(by, id), memory, bytes)
 		})
 	}
-	unowned := u.Reserved
-	for _, p := range promises {
-		if p.Bytes > 0 {
-			c.holder(Holder{What: "reservation", Owner: p.Owner}, 0).Bytes += p.Bytes
-			unowned -= p.Bytes
+	for _, p := range s.books.Promises() {
+		if p.Unused > 0 && !p.Moves { // what moves have is in Others
+			c.holder(Holder{What: "reservation", Owner: nameOf(p.Owner)}, 0).Bytes += p.Unused
 		}
 	}
-	own := c.rest()
-	if unowned -= max(0, a.Engine-own); unowned > 0 {
-		h := c.holder(Holder{What: "reservation"}, 0)
-		h.Count, h.Bytes = 0, unowned
-	}
+	c.rest(s.outstanding())
 	a.Others = a.Used - a.Engine - a.Retired
 	for _, h := range c.by {
 		a.Others -= h.Bytes
@@ -190,19 +192,12 @@ func (in inside) Holdings(promises []Holder, batches eachBatch) Holdings {
 	return a
 }
 
-// claims says which holder the buffers of a space are counted with: the first that has claimed it.
+// claims is which holder memory is counted with: the first that has claimed it.
 type claims struct {
-	space   *Space
 	by      map[Holder]*Holder
-	claimed map[*Buffer]*Holder
-	opaque  map[any]claimed // memory that does not say which buffers it has
-	others  map[claim]struct{}
-}
-
-// claimed says which holder memory is counted with, and its bytes.
-type claimed struct {
-	by    *Holder
-	bytes int64
+	claimed map[any]*Holder // by buffers, and by memory that does not list its buffers
+	shared  map[claim]bool  // those that came later
+	opaque  []int64         // the bytes of memory that does not list its buffers
 }
 
 // claim is one of memory that is counted with another holder.
@@ -225,62 +220,18 @@ func (c *claims) holder(key Holder, batch uint64) *Holder {
 	return h
 }
 
-// keep counts memory with h, and what it shares.
-func (c *claims) keep(h *Holder, memory any, bytes int64) {
-	c.space.panics.Do("a payload", func() {
-		switch m := memory.(type) {
-		case *Buffer:
-			c.claim(h, m)
-		case interface{ Buffers() []*Buffer }:
-			for _, b := range m.Buffers() {
-				c.claim(h, b)
-			}
-		default:
-			c.claimOpaque(h, memory, bytes)
-		}
-		if m, ok := memory.(interface{ EachShared(func(*Buffer)) }); ok {
-			m.EachShared(func(b *Buffer) { c.claim(h, b) })
-		}
-	})
-}
-
-func (c *claims) claim(h *Holder, b *Buffer) {
-	if b == nil || b.space != c.space {
-		return
-	}
-	switch by := c.claimed[b]; {
+// claim counts memory with h, and reports whether h is the first that claims it.
+func (c *claims) claim(h *Holder, memory any, bytes int64) bool {
+	switch by := c.claimed[memory]; {
 	case by == nil:
-		c.claimed[b] = h
-		h.Bytes += b.charge
-	case by != h && c.first(b, h):
-		h.Shared += b.charge
-	}
-}
-
-func (c *claims) claimOpaque(h *Holder, memory any, bytes int64) {
-	switch of, ok := c.opaque[memory]; {
-	case !ok:
-		if c.opaque == nil {
-			c.opaque = make(map[any]claimed)
-		}
-		c.opaque[memory] = claimed{h, bytes}
+		c.claimed[memory] = h
 		h.Bytes += bytes
-	case of.by != h && c.first(memory, h):
-		h.Shared += of.bytes
+		return true
+	case by != h && !c.shared[claim{memory, h}]:
+		c.shared[claim{memory, h}] = true
+		h.Shared += bytes
 	}
-}
-
-// first reports whether a claim is not one that there was.
-func (c *claims) first(memory any, by *Holder) bool {
-	k := claim{memory, by}
-	if _, ok := c.others[k]; ok {
-		return false
-	}
-	if c.others == nil {
-		c.others = make(map[claim]struct{})
-	}
-	c.others[k] = struct{}{}
-	return true
+	return false
 }
 
 // alike is buffers that nobody has claimed, of one owner and one charge.
@@ -289,81 +240,45 @@ type alike struct {
 	bytes int64
 }
 
-// rest counts the buffers that nobody has claimed: those of programs, by the owners of the reservations
-// that they were drawn from. It returns what the engine's own have.
-func (c *claims) rest() (own int64) {
-	left := make(map[alike]int)
-	count := func(bytes int64, account *Account, of uint64) {
-		if account == &itsOwn {
-			own += bytes
-			return
+// rest counts the buffers that nobody has claimed: those of programs, by the owners of the open
+// reservations that they were drawn from. Memory that does not list its buffers has some of them,
+// best those without an owner: one of its size, or else the largest.
+func (c *claims) rest(all []drawn) {
+	left := make(map[alike]int64)
+	for _, b := range all {
+		if b.engines || c.claimed[b.Buffer] != nil {
+			continue
 		}
-		key, moves := alike{bytes: bytes}, false
-		if account != nil {
-			if o, ok := (*account).(interface {
-				OwnerOf(of uint64) (owner string, moves bool)
-			}); ok {
-				key.owner, moves = o.OwnerOf(of)
+		key := alike{bytes: b.charge}
+		if b.promise != nil {
+			v, open := b.promise.View()
+			if open && v.Moves {
+				continue // in Others
+			}
+			if open {
+				key.owner = nameOf(v.Owner)
 			}
 		}
-		if !moves { // else it is in Others
-			left[key]++
-		}
-	}
-	// Buffers that come or go while the lock is free may be left out.
-	s := c.space
-	s.mu.Lock()
-	for b := range s.mu.buffers {
-		bytes, account, of := b.charge, b.account, b.of
-		s.mu.Unlock()
-		if c.claimed[b] == nil && b.holders.Load()&cached == 0 {
-			count(bytes, account, of)
-		}
-		s.mu.Lock()
-	}
-	s.mu.Unlock()
-	over := c.takeOpaque(left)
-	for key, n := range left {
-		if n > 0 {
-			h := c.holder(Holder{What: "buffer", Owner: key.owner}, 0)
-			h.Count += n - 1
-			h.Bytes += int64(n)*key.bytes - over[key]
-		}
-	}
-	return own
-}
-
-// takeOpaque takes the buffers of opaque memory out of those that are left, best those without an
-// owner, whose reservations are released. over says how many bytes of some more are such memory's.
-func (c *claims) takeOpaque(left map[alike]int) (over map[alike]int64) {
-	if len(c.opaque) == 0 {
-		return nil
+		left[key]++
 	}
 	order := slices.SortedFunc(maps.Keys(left), func(a, b alike) int {
-		return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(b.bytes, a.bytes)) // no owner first, then the largest
+		return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(b.bytes, a.bytes))
 	})
-	sizes := make(map[int64]int64) // how many of opaque memory have so many bytes
-	for _, of := range c.opaque {
-		sizes[of.bytes]++
-	}
 	var more int64
-	for _, key := range order { // most have one buffer each
-		n := min(int64(left[key]), sizes[key.bytes])
-		left[key] -= int(n)
-		sizes[key.bytes] -= n
-	}
-	for bytes, n := range sizes {
-		more += n * bytes
-	}
-	for _, key := range order {
-		n := min(int64(left[key]), more/max(1, key.bytes))
-		left[key] -= int(n)
-		more -= n * key.bytes
-	}
-	for _, key := range order { // in what is left each buffer has more bytes than this
-		if left[key] > 0 && more > 0 {
-			return map[alike]int64{key: more}
+	for _, bytes := range c.opaque {
+		if i := slices.IndexFunc(order, func(k alike) bool { return k.bytes == bytes && left[k] > 0 }); i >= 0 {
+			left[order[i]]--
+		} else {
+			more += bytes
 		}
 	}
-	return nil
+	for _, key := range order {
+		n := min(left[key], more/max(1, key.bytes))
+		more -= n * key.bytes
+		if n < left[key] {
+			h := c.holder(Holder{What: "buffer", Owner: key.owner}, 0)
+			h.Count += int(left[key]-n) - 1
+			h.Bytes += (left[key] - n) * key.bytes
+		}
+	}
 }

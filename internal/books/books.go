@@ -9,7 +9,8 @@
 // Reserved bytes are promised to a reservation and in no buffer. Live bytes are in buffers. Retired
 // bytes were freed by their owner, but the device may still work on them. Cached bytes are clean
 // images: they count as free for reservations, but a promise is made only when they have been
-// dropped. So live + retired + reserved + cached never exceed the capacity.
+// dropped. So live + retired + reserved + cached never exceed the capacity, and a promise leaves
+// them within the limit.
 //
 // One mutex of rank Space guards a space's books and the promises that are made from it. Nothing is
 // called under it. A change that would take an account below zero is a bug and panics, because
@@ -18,6 +19,7 @@ package books
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -37,7 +39,7 @@ func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
 
 // Marks are the limits of a space in bytes.
 type Marks struct {
-	Limit   int64 // the most that reservations may take
+	Limit   int64 // the most that reservations may take; 0 is final, for a space that is lost
 	Trigger int64 // pressure at which the monitor begins to evict
 	Stop    int64 // pressure at which it ends at the latest
 }
@@ -76,12 +78,26 @@ func (b *Books) Marks() Marks {
 	return b.marks
 }
 
-// SetMarks replaces the marks. Bytes that are in use stay.
+// SetMarks replaces the marks, unless the limit is 0. Bytes that are in use stay.
 func (b *Books) SetMarks(m Marks) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.marks = m
+	if b.marks.Limit > 0 {
+		b.marks = m
+		b.changes++
+	}
+}
+
+// SetLimit replaces the limit, unless it is 0, and reports whether that changed it.
+func (b *Books) SetLimit(n int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.marks.Limit == 0 || b.marks.Limit == n {
+		return false
+	}
+	b.marks.Limit = n
 	b.changes++
+	return true
 }
 
 // External returns how many bytes other programs hold on the device, as last set.
@@ -143,14 +159,18 @@ func (b *Books) Changes() uint64 {
 	return b.changes
 }
 
-// takeLocked reserves n bytes if that leaves used + n at most at limit. Clean images may be in the
-// way: then nothing is taken, and drop is how many of their bytes must go first.
-func (b *Books) takeLocked(n, limit int64) (ok bool, drop int64) {
+// takeLocked reserves n bytes if that leaves spare bytes free below the limit. Clean images may be
+// in the way: then nothing is taken, and drop is how many of their bytes must go first.
+func (b *Books) takeLocked(n, spare, limit int64) (ok bool, drop int64) {
+	mustNotBeNegative(n)
 	used := b.usage.Used()
-	if n > min(limit, b.capacity)-used {
+	if n == 0 {
+		return true, 0
+	}
+	if n > limit-spare-used {
 		return false, 0
 	}
-	if over := used + n + b.usage.Cached - b.capacity; over > 0 {
+	if over := used + n + b.usage.Cached - limit; over > 0 {
 		return false, over
 	}
 	b.usage.Reserved += n
@@ -163,18 +183,9 @@ func (b *Books) takeLocked(n, limit int64) (ok bool, drop int64) {
 // Clean images may be in the way: drop is how many of their bytes the caller must drop before it
 // tries again, 0 if that would not help.
 func (b *Books) Reserve(n, spare int64) (ok bool, drop int64) {
-	mustNotBeNegative(n)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.takeLocked(n, b.marks.Limit-spare)
-}
-
-// Occupy is Reserve for memory that was in use before the space was made. The limit does not count.
-func (b *Books) Occupy(n int64) (ok bool, drop int64) {
-	mustNotBeNegative(n)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.takeLocked(n, b.capacity)
+	return b.takeLocked(n, spare, b.marks.Limit)
 }
 
 // Unreserve gives n reserved bytes back that are in no promise.
@@ -201,25 +212,13 @@ func (b *Books) Reclaim(p *Promise, n int64) (freed int64) {
 	return n - p.creditLocked(n)
 }
 
-// Adopt turns n reserved bytes that are in no promise into live ones.
-func (b *Books) Adopt(n int64) {
+// Cache turns n live bytes into cached ones. The promises that they were drawn from must be
+// released, because open ones would have the bytes back.
+func (b *Books) Cache(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.take(&b.usage.Reserved, n, "reserved")
-	b.usage.Live += n
-}
-
-// Cache turns n live bytes that were drawn from p into cached ones, and returns true. If p is open,
-// which would have the bytes back, it does nothing.
-func (b *Books) Cache(p *Promise, n int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if p != nil && !p.released {
-		return false
-	}
 	b.take(&b.usage.Live, n, "live")
 	b.usage.Cached += n
-	return true
 }
 
 // Uncache frees n cached bytes.
@@ -271,11 +270,23 @@ type PromiseView struct {
 
 // Promise reserves n bytes as Reserve does, as a new promise.
 func (b *Books) Promise(n, spare int64, owner any, moves bool) (p *Promise, drop int64) {
-	mustNotBeNegative(n)
 	p = &Promise{books: b, promised: n, owner: owner, moves: moves, stack: invariants.Stack()}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if ok, drop := b.takeLocked(n, b.marks.Limit-spare); !ok {
+	return b.openLocked(p, spare, b.marks.Limit)
+}
+
+// Occupy is Promise for memory that was in use before the space was made, or that is lent to it: no
+// program's, and the limit does not count.
+func (b *Books) Occupy(n int64) (p *Promise, drop int64) {
+	p = &Promise{books: b, promised: n, moves: true, stack: invariants.Stack()}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.openLocked(p, 0, b.capacity)
+}
+
+func (b *Books) openLocked(p *Promise, spare, limit int64) (*Promise, int64) {
+	if ok, drop := b.takeLocked(p.promised, spare, limit); !ok {
 		return nil, drop
 	}
 	p.prev, p.next = b.promises.prev, &b.promises
@@ -451,4 +462,19 @@ func (p *Promise) Release() Outcome {
 	p.prev.next, p.next.prev = p.next, p.prev
 	p.prev, p.next = nil, nil
 	return Outcome{Freed: unused}
+}
+
+// Left is what Remaining of a tier.Quota returns to the holder of mine of the used bytes, under a
+// limit that all holders share. It is the bytes that are left. Below 0 it is the caller's share of
+// the excess, rounded so that the shares add up to all of it.
+func Left(limit, used, mine int64) int64 {
+	if used <= limit || mine <= 0 {
+		return max(0, limit-used)
+	}
+	hi, lo := bits.Mul64(uint64(used-limit), uint64(mine))
+	share, rest := bits.Div64(hi, lo, uint64(used)) // hi < used, because used-limit ≤ used and mine < 1<<63
+	if rest > 0 {
+		share++
+	}
+	return -min(int64(share), mine)
 }

@@ -34,10 +34,7 @@ func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
 			t.Error(err)
 		}
 	})
-	if err := space.Inside().Reserve(space.Charge(size)); err != nil {
-		t.Fatal(err)
-	}
-	b, err := space.Inside().Draw(size, cuts, nil)
+	b, err := space.DrawNew(size, cuts...)
 	if err != nil {
 		t.Fatal(err)
 	}

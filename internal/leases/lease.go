@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/notify"
 	"github.com/spillway-db/spillway/reservation/quota"
@@ -114,7 +114,7 @@ func (l *Lease) Remaining() int64 {
 	case l.mu.closed:
 		return 0
 	case held > limit:
-		return ledger.Left(limit, held, live)
+		return books.Left(limit, held, live)
 	}
 	return max(0, l.mu.room()-live)
 }

@@ -278,7 +278,7 @@ func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
 	if len(p.bufs) == 0 || shares && p.space.Kind() != tier.Disk {
 		return nil
 	}
-	c := p.space.Inside().KeepCopy(p.bufs, shares, func() {
+	c := p.space.KeepClean(p.bufs, shares, func() {
 		_ = p.Release()
 		if ended != nil {
 			ended(false)
