@@ -110,7 +110,7 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 	if wait && ctx.Err() != nil {
 		return reservation.Reservation{}, context.Cause(ctx)
 	}
-	asked, piecemeal := e.what.of(to), m.cfg.Reservations.Inside().Moving()
+	asked, piecemeal := e.what.of(to), reservation.Moving()
 	r, err := m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
 	if !wait && errors.Is(err, tier.ErrNoSpace) && m.dropSharing(asked, e.what) {
 		r, err = m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)

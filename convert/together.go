@@ -104,8 +104,8 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 	if room == 0 {
 		return errLone
 	}
-	origin := t.m.cfg.Reservations.Inside().MovedFrom(tier.Host) // as from any faster tier
-	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, t.m.cfg.Reservations.Inside().Moving(), origin)
+	origin := reservation.MovedFrom(tier.Host) // as from any faster tier
+	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, reservation.Moving(), origin)
 	if err != nil {
 		return err
 	}

@@ -114,7 +114,7 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	if !ok {
 		return 0, nil
 	}
-	r, err := m.cfg.Reservations.TryReserve(what.of(to), what.body, m.cfg.Reservations.Inside().Moving(), reservation.Incoming())
+	r, err := m.cfg.Reservations.TryReserve(what.of(to), what.body, reservation.Moving(), reservation.Incoming())
 	if errors.Is(err, tier.ErrNoSpace) {
 		return 0, nil
 	}

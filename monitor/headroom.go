@@ -22,7 +22,7 @@ func (m inside) Headroom(id tier.ID, need int64) int64 {
 	}
 	at := decide.Space{
 		Limit: s.Ceiling(), Used: s.Used(), Rest: m.index.resting(i),
-		Arriving: m.cfg.Reservations.Inside().Arriving(id), Headroom: n,
+		Arriving: m.cfg.Reservations.Arriving(id), Headroom: n,
 	}
 	return at.Keep(need)
 }

@@ -227,7 +227,7 @@ func (m *Monitor) watch(ctx context.Context) {
 	for _, s := range m.spaces {
 		defer s.Subscribe(func(pressed bool) { m.changed(s, pressed) })()
 	}
-	defer m.cfg.Reservations.OnDemand(m.wakeUp)()
+	defer m.cfg.Reservations.OnEvict(func(context.Context, tier.ID, int64) { m.wakeUp() })()
 	period := time.NewTicker(m.cfg.Period)
 	defer period.Stop()
 	gap := m.cfg.Period / hintsPerPeriod
@@ -319,7 +319,7 @@ func (m *Monitor) changed(s *space, pressed bool) {
 func (m *Monitor) step(ctx context.Context) {
 	now := time.Now()
 	m.last = now
-	m.demand = m.cfg.Reservations.Inside().Demand(m.demand[:0])
+	m.demand = m.cfg.Reservations.Demand(m.demand[:0])
 	needed := len(m.demand) > 0
 	for _, d := range m.demand {
 		m.dropSharingOf(m.spaces[m.byID[d.Space]], d.Bytes)
@@ -373,7 +373,7 @@ func (m *Monitor) step(ctx context.Context) {
 		m.outlook.Store(&o)
 		m.reportStuck(now, state, d.Stuck)
 		m.refuse(now, state)
-		m.cfg.Reservations.Inside().Reconsider()
+		m.cfg.Reservations.Reconsider()
 		return
 	}
 }
@@ -536,7 +536,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 // or a faster one; one for the trigger always is.
 func (m *Monitor) wanted(c choice) bool {
 	fastEnough := func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From }
-	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), fastEnough)
+	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Demand(nil), fastEnough)
 }
 
 // canLeave reports whether a batch may still be moved out of a space.

@@ -197,7 +197,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Pace(), Refused: s.refusal.bound(now, u.Used()),
 			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
-			Arriving: m.cfg.Reservations.Inside().Arriving(s.ID()),
+			Arriving: m.cfg.Reservations.Arriving(s.ID()),
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {
@@ -205,7 +205,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 			sp.Down = append(sp.Down, s.edges[j].state(j, now, m.cfg.MovesPerEdge))
 		}
 	}
-	m.again, m.choices = m.cfg.Reservations.Inside().Waiting(m.again[:0], m.choices[:0])
+	m.again, m.choices = m.cfg.Reservations.Waiting(m.again[:0], m.choices[:0])
 	for _, d := range m.demand {
 		i := slices.IndexFunc(m.again, func(a reservation.Demand) bool { return a.Space == d.Space })
 		if i >= 0 {
@@ -479,7 +479,7 @@ func (m *Monitor) refuse(now time.Time, state decide.Snapshot) {
 	if len(forGood) == 0 {
 		return
 	}
-	n := m.cfg.Reservations.Inside().Refuse(func(id tier.ID) (full, soon bool) {
+	n := m.cfg.Reservations.Refuse(func(id tier.ID) (full, soon bool) {
 		soon, full = early[id]
 		return full, soon
 	}, m.whyRefused(state, forGood))

@@ -215,7 +215,7 @@ func TestErrorSaysWhatHelps(t *testing.T) {
 
 // TestDeadlocksCutNames: an owner may be named by its whole query.
 func TestDeadlocksCutNames(t *testing.T) {
-	for _, e := range []reservation.DeadlockError{{}, {Split: true}, {Held: 1}} {
+	for _, e := range []reservation.DeadlockError{{}, {Held: 1}} {
 		e.Owner = strings.Repeat("SELECT ", 1000)
 		if text := e.Error(); !strings.Contains(text, `"SELECT SELECT`) || len(text) > 500 {
 			t.Error(text)

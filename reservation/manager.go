@@ -107,13 +107,13 @@ type Manager struct {
 		lockrank.Mutex[lockrank.Reservation]
 		closed    bool
 		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
-		evict     func(ctx context.Context, space tier.ID, bytes int64)
+		evict     []*evictFunc
 		reclaim   []*reclaimer
 		changes   uint64 // of waiters
 		progress  progress
 		reporting bool // a call of Config.LongWait is under way
 		looking   bool // a wait that has ended looks up the holders of what it waited for
-		blocked   map[string]*Blocked
+		blocked   map[string]*blockedNow
 		cancels   []func() // end the subscriptions to the spaces
 	}
 }
@@ -153,7 +153,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{spaces: spaces, config: cfg}
 	m.panics.Logger = cfg.Logger
-	m.mu.blocked = make(map[string]*Blocked)
+	m.mu.blocked = make(map[string]*blockedNow)
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
 		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room()}

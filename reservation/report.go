@@ -162,51 +162,75 @@ type Blocked struct {
 	SoFar   time.Duration // how long these have taken, added up
 }
 
-// maxBlocked is how many names are counted apart: a program that gives each task a name of its own
-// would fill the memory. The rest is counted under otherOwners.
 const (
+	// maxBlocked is how many names are counted apart, those that waited last: a program that gives
+	// each task a name of its own would fill the memory. The rest is counted under otherOwners.
 	maxBlocked  = 1024
 	otherOwners = "(others)"
 )
+
+// blockedNow is what is counted for one name.
+type blockedNow struct {
+	Blocked
+	last time.Time // when one of its waits ended last
+}
 
 // countBlocked counts a finished wait by the name of its owner.
 func (m *Manager) countBlocked(o *Owner, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	b := blockedOf(m.mu.blocked, o.label())
+	all, name := m.mu.blocked, o.label()
+	if all[name] == nil && len(all) >= maxBlocked {
+		var oldest *blockedNow
+		for _, b := range all {
+			if b.Owner != otherOwners && (oldest == nil || b.last.Before(oldest.last)) {
+				oldest = b
+			}
+		}
+		delete(all, oldest.Owner)
+		others := blockedOf(all, otherOwners)
+		others.Waits += oldest.Waits
+		others.Total += oldest.Total
+		others.Longest = max(others.Longest, oldest.Longest)
+	}
+	b := blockedOf(all, name)
 	b.Waits++
 	b.Total += took
 	b.Longest = max(b.Longest, took)
+	b.last = time.Now()
 }
 
-func blockedOf(all map[string]*Blocked, name string) *Blocked {
-	if all[name] == nil && len(all) >= maxBlocked-1 {
-		name = otherOwners
+func blockedOf(all map[string]*blockedNow, name string) *blockedNow {
+	b := all[name]
+	if b == nil {
+		b = &blockedNow{Blocked: Blocked{Owner: name}}
+		all[name] = b
 	}
-	if all[name] == nil {
-		all[name] = &Blocked{Owner: name}
-	}
-	return all[name]
+	return b
 }
 
 // Blocked returns how long owners have waited for room, and wait still, the longest first. At most
-// 1,024 names are counted apart, and all others as "(others)".
+// some thousand names are counted apart: those that waited last. The rest is "(others)".
 func (m *Manager) Blocked() []Blocked {
-	all := make(map[string]*Blocked)
+	all := make(map[string]*blockedNow)
 	m.mu.Lock()
 	for name, b := range m.mu.blocked {
 		one := *b
 		all[name] = &one
 	}
 	for e := range m.mu.waiters.All() {
-		b := blockedOf(all, e.Value.owner.label())
+		name := e.Value.owner.label()
+		if all[name] == nil && len(all) >= maxBlocked {
+			name = otherOwners
+		}
+		b := blockedOf(all, name)
 		b.Waiting++
 		b.SoFar += time.Since(e.Value.begun)
 	}
 	m.mu.Unlock()
 	var out []Blocked
 	for b := range maps.Values(all) {
-		out = append(out, *b)
+		out = append(out, b.Blocked)
 	}
 	slices.SortFunc(out, func(a, b Blocked) int {
 		return cmp.Or(cmp.Compare(b.Total+b.SoFar, a.Total+a.SoFar), cmp.Compare(a.Owner, b.Owner))

@@ -343,7 +343,7 @@ func TestPassThatComesBackIsNoticed(t *testing.T) {
 			if small.over() {
 				t.Error("the last pass was there twice")
 			}
-			if err := s.Inside().Reserve(25); err != nil {
+			if err := s.Reserve(25); err != nil {
 				t.Error(err)
 			}
 		})
@@ -354,7 +354,7 @@ func TestPassThatComesBackIsNoticed(t *testing.T) {
 		release(t, small.served(t))
 		cancel()
 		taker.failed(t, context.Canceled)
-		s.Inside().Unreserve(25)
+		s.Unreserve(25)
 		release(t, held)
 		release(t, large.served(t))
 	})
@@ -373,7 +373,7 @@ func TestThirtyThousandWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	came := make(chan struct{}, 1) // OnDemand is called once the request waits, so that they come in order
-	defer m.OnDemand(func() { came <- struct{}{} })()
+	defer m.OnEvict(func(context.Context, tier.ID, int64) { came <- struct{}{} })()
 	held := mustTry(t, m, onGPU0, 10)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	exec "runtime/trace"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/events"
@@ -269,31 +270,33 @@ func (m *Manager) heads(w *waiter) (heads []*candidate) {
 	return heads
 }
 
-// OnEvict registers the function that evicts batches from a space for a waiter. It gets the bytes
-// that the waiter lacks, runs on the goroutine that waits, with no lock held, and may return before
-// anything is evicted. Its panics are logged. The returned function unregisters it.
+// OnEvict registers a function that evicts batches from a space for the head of its line. It gets
+// the bytes that the waiter lacks, runs on the goroutine that waits, with no lock held, and may
+// return before anything is evicted. Its panics are logged. The returned function unregisters it; a
+// call that has begun may still be running when that returns.
 func (m *Manager) OnEvict(f func(ctx context.Context, space tier.ID, bytes int64)) (cancel func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.mu.evict = f
+	m.mu.evict = append(m.mu.evict, &f)
 	return func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.mu.evict = nil
+		m.mu.evict = slices.DeleteFunc(slices.Clone(m.mu.evict), func(o *evictFunc) bool { return o == &f })
 	}
 }
 
-// evict calls the registered function for the head of a line.
+type evictFunc = func(ctx context.Context, space tier.ID, bytes int64)
+
+// evict calls the registered functions for the head of a line.
 func (m *Manager) evict(ctx context.Context, c *candidate) {
-	m.mu.Lock()
-	f := m.mu.evict
-	m.mu.Unlock()
-	if f == nil {
-		return
-	}
 	lockrank.AssertNone("batches are evicted")
-	lack := c.need + c.spared() - c.line.space.Available()
-	m.panics.Do("the function of OnEvict", func() { f(ctx, c.line.space.ID(), max(0, lack)) })
+	m.mu.Lock()
+	all := m.mu.evict[:len(m.mu.evict):len(m.mu.evict)]
+	m.mu.Unlock()
+	lack := max(0, c.need+c.spared()-c.line.space.Available())
+	for _, f := range all {
+		m.panics.Do("the function of OnEvict", func() { (*f)(ctx, c.line.space.ID(), lack) })
+	}
 }
 
 // Grow promises n bytes more, rounded as the space charges them, and waits for

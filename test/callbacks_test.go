@@ -141,7 +141,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	}
 	<-pressed
 	ctx, cancel := context.WithCancel(t.Context())
-	unsubscribe := eng.Reservations().OnDemand(func() { cancel(); panic("demand") })
+	unsubscribe := eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { cancel(); panic("demand") })
 	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096); !errors.Is(err, context.Canceled) {
 		t.Errorf("a wait that its own subscriber ends: %v", err)
 	}
@@ -205,7 +205,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 			first = false
 			<-opened
 			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-			cancel := eng.Reservations().OnDemand(func() { close(waits) })
+			cancel := eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { close(waits) })
 			defer cancel()
 			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.Room()/4096*4096)
 			ended <- errors.Join(err, r.Release())

@@ -191,7 +191,7 @@ func TestAloneWaitsForRoom(t *testing.T) {
 		if d := w.m.Demand(nil); len(d) != 1 || d[0].Bytes != 1000 {
 			t.Fatalf("the demand is %+v", d)
 		}
-		if n := w.m.Inside().Refuse(func(tier.ID) (full, early bool) { return true, false }, "nothing can be moved"); n != 1 {
+		if n := w.m.Refuse(func(tier.ID) (full, early bool) { return true, false }, "nothing can be moved"); n != 1 {
 			t.Fatalf("%d were refused", n)
 		}
 		var full *tier.NoSpaceError
@@ -278,7 +278,7 @@ func TestAloneInAFullSpace(t *testing.T) {
 		}
 		c := w.admit(exactly(950))
 		c.waits()
-		w.m.Inside().Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
+		w.m.Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
 		c.waits()
 		w.end(one)
 		w.end(c.runs())

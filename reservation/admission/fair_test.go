@@ -360,7 +360,7 @@ func TestRoomBetweenRefusalAndSleep(t *testing.T) {
 		}
 		c := w.admit(exactly(950))
 		c.waits()
-		w.m.Inside().Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
+		w.m.Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
 		if err := rest.Release(); err != nil { // at the same moment
 			t.Fatal(err)
 		}
