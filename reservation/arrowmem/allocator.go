@@ -89,9 +89,17 @@ func New(r reservation.Reservation) (*Allocator, error) {
 	if r.IsZero() {
 		return nil, fmt.Errorf("arrowmem: %w", tier.ErrReleased)
 	}
-	a := &Allocator{r: r}
+	a := newAllocator(r, nil)
+	if err := a.supported(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+func newAllocator(r reservation.Reservation, heap *HeapCounter) *Allocator {
+	a := &Allocator{r: r, heap: heap}
 	a.mu.blocks = make(map[*byte]*block)
-	return a, a.supported()
+	return a
 }
 
 // supported returns an error if the reservation is in other than host memory.
@@ -109,41 +117,34 @@ func (a *Allocator) Allocate(size int) []byte {
 	switch {
 	case size == 0:
 		return nil
+	case size < 0 && a.heap == nil:
+		panic(fmt.Sprintf("arrowmem: cannot allocate %d bytes", size))
 	case size < 0:
-		err := fmt.Errorf("arrowmem: cannot allocate %d bytes", size)
-		if a.heap == nil {
-			panic(err)
-		}
-		a.misuse(err)
+		a.misuse("allocate", size)
 		return nil
 	}
 	b, err := a.take(size, nil, true)
 	if err != nil {
 		panic(&refusal{err})
 	}
-	return b.bytes[:size:size]
+	return b
 }
 
 // take allocates size bytes that begin with those of from, and enters them as a block. Memory comes
 // from the reservation, or else, for a Work if mayOverflow is set, from the Go heap.
-func (a *Allocator) take(size int, from []byte, mayOverflow bool) (*block, error) {
+func (a *Allocator) take(size int, from []byte, mayOverflow bool) ([]byte, error) {
 	b := &block{size: size, stack: invariants.Stack()}
 	err := a.supported()
 	if err == nil {
 		b.buf, err = a.r.Alloc(a.charge(size)) // it may grow into all that it is charged
 	}
-	if err == nil {
-		if mem, ok := b.buf.Memory().(tier.HostMemory); ok && len(mem.Extents()) == 1 {
-			b.bytes = mem.Extents()[0]
-		} else {
-			err = errors.Join(fmt.Errorf("arrowmem: memory in pieces: %w", tier.ErrNotSupported), b.buf.Release())
-		}
-	}
-	if err != nil {
-		if a.heap == nil || !mayOverflow {
-			return nil, err
-		}
-		b.buf, b.bytes = nil, memory.NewGoAllocator().Allocate(size)
+	switch {
+	case err == nil:
+		b.bytes = b.buf.Memory().(tier.HostMemory).Extents()[0]
+	case a.heap == nil || !mayOverflow:
+		return nil, err
+	default:
+		b.bytes = memory.NewGoAllocator().Allocate(size)
 		a.heap.add(int64(size))
 	}
 	n := copy(b.bytes[:size], from)
@@ -151,9 +152,9 @@ func (a *Allocator) take(size int, from []byte, mayOverflow bool) (*block, error
 	a.mu.Lock()
 	closed := a.mu.closed
 	if !closed {
-		a.mu.blocks[address(b.bytes)] = b
+		a.mu.blocks[&b.bytes[0]] = b
 	}
-	if b.buf == nil {
+	if err != nil {
 		a.mu.heap += int64(size)
 		a.mu.overflow = err
 	}
@@ -161,16 +162,17 @@ func (a *Allocator) take(size int, from []byte, mayOverflow bool) (*block, error
 	if closed {
 		return nil, errors.Join(fmt.Errorf("arrowmem: allocate: %w", tier.ErrClosed), b.buf.Release())
 	}
-	return b, nil
+	return b.bytes[:size:size], nil
 }
 
 // charge returns the charge of size bytes. A size that can never be allocated is left as it is,
 // because rounding it might overflow.
 func (a *Allocator) charge(size int) int64 {
-	if n := int64(size); n > a.r.Space().Capacity() {
-		return n
+	n := int64(size)
+	if s := a.r.Space(); n <= s.Capacity() {
+		n = s.Charge(n)
 	}
-	return a.r.Space().Charge(int64(size))
+	return n
 }
 
 // Reallocate makes b, which Allocate or Reallocate returned, size bytes long. It keeps the contents
@@ -186,27 +188,25 @@ func (a *Allocator) Reallocate(size int, b []byte) []byte {
 		a.Free(b)
 		return nil
 	}
-	unused, charge := a.r.Unused(), a.charge(size)
 	a.mu.Lock()
-	old, ok := a.mu.blocks[address(b)]
+	old := a.mu.blocks[address(b)]
 	a.mu.Unlock()
-	if !ok {
-		err := a.misuse(a.foreign("reallocate", b))
-		if a.heap == nil {
+	if old == nil {
+		if err := a.misuse("reallocate", len(b)); a.heap == nil {
 			panic(&refusal{err})
 		}
-		old = &block{bytes: b[:cap(b)], size: len(b)}
+		next := a.Allocate(size)
+		copy(next, b)
+		return next
 	}
-	fits := ok && size <= len(old.bytes)
-	if !fits || charge <= int64(len(old.bytes))*3/4 && charge <= unused {
+	fits, charge := size <= len(old.bytes), a.charge(size)
+	if !fits || charge <= int64(len(old.bytes))*3/4 && charge <= a.r.Unused() {
 		next, err := a.take(size, old.bytes[:min(size, old.size)], !fits)
-		switch {
-		case err == nil:
-			if ok {
-				a.Free(b)
-			}
-			return next.bytes[:size:size]
-		case !fits:
+		if err == nil {
+			a.Free(b)
+			return next
+		}
+		if !fits {
 			panic(&refusal{err})
 		}
 	}
@@ -231,15 +231,15 @@ func (a *Allocator) Free(b []byte) {
 	}
 	at := address(b)
 	a.mu.Lock()
-	old, ok := a.mu.blocks[at]
+	old := a.mu.blocks[at]
 	delete(a.mu.blocks, at)
-	if ok && old.buf == nil {
+	if old != nil && old.buf == nil {
 		a.mu.heap -= int64(len(old.bytes))
 	}
 	a.mu.Unlock()
 	switch {
-	case !ok:
-		_ = a.misuse(a.foreign("free", b))
+	case old == nil:
+		a.misuse("free", len(b))
 	case old.buf == nil:
 		a.heap.add(-int64(len(old.bytes)))
 	default:
@@ -247,15 +247,12 @@ func (a *Allocator) Free(b []byte) {
 	}
 }
 
-// foreign is the error of a call with memory that is not the allocator's.
-func (a *Allocator) foreign(op string, b []byte) error {
-	return fmt.Errorf("arrowmem: %s: cannot %s %d bytes: they were not allocated here, or %w",
-		a.r.Space().ID(), op, len(b), tier.ErrReleased)
-}
-
-// misuse keeps the error of the first wrong call for Close. An invariants build panics with it, unless
-// the allocator is a Work's, which never panics.
-func (a *Allocator) misuse(err error) error {
+// misuse returns the error of a call with a negative size, or with memory that is not the
+// allocator's, and keeps the first one for Close. An invariants build panics with it, unless the
+// allocator is a Work's, which never panics.
+func (a *Allocator) misuse(op string, size int) error {
+	err := fmt.Errorf("arrowmem: %s: cannot %s %d bytes: a wrong size, or memory that was not allocated here, or %w",
+		a.r.Space().ID(), op, size, tier.ErrReleased)
 	if invariants.Enabled && a.heap == nil {
 		panic(err)
 	}
@@ -286,22 +283,20 @@ func (a *Allocator) Close() error {
 		a.mu.Unlock()
 		return tier.ErrClosed
 	}
-	left, misused := a.mu.blocks, a.mu.misused
+	left := a.mu.blocks
+	errs := []error{a.mu.misused}
 	a.mu.closed, a.mu.blocks = true, nil
 	a.mu.Unlock()
-	if len(left) == 0 {
-		return misused
-	}
 	e := &UnfreedError{Space: a.r.Space().ID()}
-	errs := []error{e, misused}
 	for _, b := range left {
 		e.Bytes += int64(b.size)
 		e.Left = append(e.Left, tier.Leak{Space: e.Space, Bytes: int64(b.size), Stack: b.stack.String()})
 		errs = append(errs, b.buf.Release())
 	}
-	slices.SortFunc(e.Left, func(a, b tier.Leak) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack))
-	})
+	if len(left) > 0 {
+		slices.SortFunc(e.Left, func(a, b tier.Leak) int { return cmp.Compare(b.Bytes, a.Bytes) })
+		errs = append(errs, e)
+	}
 	return errors.Join(errs...)
 }
 

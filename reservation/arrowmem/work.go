@@ -45,7 +45,7 @@ type WorkOptions struct {
 // The caller must Close it. It is safe for concurrent use. The reservation.Owner of the context that
 // it was made with, if there is one, is the owner of the Work and of its waits.
 type Work struct {
-	alloc   Allocator
+	alloc   *Allocator
 	manager *reservation.Manager
 	name    string
 	max     int64
@@ -53,16 +53,17 @@ type Work struct {
 	cancel  func() // ends Reclaim
 	closed  atomic.Bool
 
+	// size is Min, and what Grow calls have added or will add, without what Shrink gave back. The
+	// reservation has that and the slack, without what waits, and somewhat more where the space rounds.
 	// Guarded by alloc.mu.
-	size    int64 // Min, and what was added and not given back, as requested
-	growing int64 // bytes that Grow calls under way will add
+	size int64
 }
 
 // NewWork makes a Work, and waits for Min bytes and the slack as reservation.Manager.Reserve does,
 // with the same errors. heap counts what its allocator takes from the Go heap.
 func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o WorkOptions) (*Work, error) {
 	w := &Work{
-		manager: m, name: "work of " + named.Quoted(o.Operator), cancel: func() {},
+		manager: m, name: "work of " + named.Quoted(o.Operator),
 		max: cmp.Or(o.Max, math.MaxInt64), slack: max(minSlack, o.Min/16), size: o.Min,
 	}
 	if o.Min < 0 || w.max < o.Min {
@@ -73,8 +74,7 @@ func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o W
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", w.name, err)
 	}
-	w.alloc.r, w.alloc.heap = r, heap
-	w.alloc.mu.blocks = make(map[*byte]*block)
+	w.alloc = newAllocator(r, heap)
 	if o.Reclaim != nil {
 		w.cancel = m.OnReclaim(reservation.Reclaimer{
 			Reservation: r, Name: w.name, Reclaim: func(ctx context.Context, want int64) { o.Reclaim(ctx, want) },
@@ -89,30 +89,22 @@ func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o W
 // nobody is left who could free the bytes, the error matches reservation.ErrDeadlock. After an error
 // the Work is as it was.
 func (w *Work) Grow(ctx context.Context, n int64) error {
-	if n < 0 {
-		return fmt.Errorf("%s: cannot grow by %d bytes", w.name, n)
-	}
-	a := &w.alloc
+	a := w.alloc
 	a.mu.Lock()
-	size := w.size + w.growing
-	if n > w.max-size {
+	if err := w.check(n, w.max-w.size); err != nil {
 		a.mu.Unlock()
-		return fmt.Errorf("%s: %w", w.name, &reservation.ExceededError{
-			Space: a.r.Space().ID(), Requested: n, Available: w.max - size, Limit: w.max,
-			Hint: "put some of its state away, or raise WorkOptions.Max",
-		})
+		return err
 	}
-	w.growing += n
-	spare := max(0, a.r.Bytes()-w.slack-size) // earlier calls were charged rounded sizes
+	spare := max(0, w.spareLocked())
+	w.size += n
 	a.mu.Unlock()
 	err := a.r.Grow(ctx, n-min(n, spare))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	w.growing -= n
 	if err != nil {
+		w.size -= n
 		return fmt.Errorf("%s: %w", w.name, err)
 	}
-	w.size += n
 	if a.mu.heap <= a.r.Unused() && a.supported() == nil {
 		a.mu.overflow = nil
 	}
@@ -122,14 +114,11 @@ func (w *Work) Grow(ctx context.Context, n int64) error {
 // Shrink gives n bytes back, which must be in no buffer. More than that, or than the Work has besides
 // its slack, is an error that matches reservation.ErrExceeded and changes nothing.
 func (w *Work) Shrink(n int64) error {
-	a := &w.alloc
+	a := w.alloc
 	a.mu.Lock()
-	size := w.size
-	if n > size {
+	if err := w.check(n, w.size+min(0, w.spareLocked())); err != nil {
 		a.mu.Unlock()
-		return fmt.Errorf("%s: %w", w.name, &reservation.ExceededError{
-			Space: a.r.Space().ID(), Requested: n, Available: size, Limit: size, Hint: "give back what it has",
-		})
+		return err
 	}
 	w.size -= n
 	a.mu.Unlock()
@@ -142,14 +131,32 @@ func (w *Work) Shrink(n int64) error {
 	return nil
 }
 
+// check returns an error if n bytes are below 0 or above those that are available. After Close the
+// reservation returns another.
+func (w *Work) check(n, available int64) error {
+	switch {
+	case n < 0:
+		return fmt.Errorf("%s: cannot grow or shrink by %d bytes", w.name, n)
+	case n > available && !w.closed.Load():
+		return fmt.Errorf("%s: %w", w.name, &reservation.ExceededError{
+			Space: w.alloc.r.Space().ID(), Requested: n, Available: available, Limit: w.max,
+			Hint: "put state away, or raise WorkOptions.Max",
+		})
+	}
+	return nil
+}
+
+// spareLocked returns by how much the reservation is larger than the size and the slack, because the
+// space charges rounded sizes. Below 0 it is how many bytes Grow calls wait for.
+func (w *Work) spareLocked() int64 { return w.alloc.r.Bytes() - w.slack - w.size }
+
 // Requested returns how many bytes other requests that wait for room in the space lack. An operator
 // that can put state away should poll it between batches.
 func (w *Work) Requested() int64 {
-	a := &w.alloc
-	lack := w.manager.Requested(a.r.Space().ID())
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return max(0, lack-w.growing)
+	lack := w.manager.Requested(w.alloc.r.Space().ID())
+	w.alloc.mu.Lock()
+	defer w.alloc.mu.Unlock()
+	return max(0, lack+min(0, w.spareLocked())) // without its own
 }
 
 // Allocator returns an Arrow allocator of the Work's bytes and its slack, always the same. It never
@@ -158,13 +165,13 @@ func (w *Work) Requested() int64 {
 // free again. Engine.Stats counts that, and Err returns an error. A Work in other than host memory
 // has no memory for arrays: all of them are on the Go heap, and Err returns an error that also
 // matches tier.ErrNotSupported, which Grow does not clear.
-func (w *Work) Allocator() memory.Allocator { return &w.alloc }
+func (w *Work) Allocator() memory.Allocator { return w.alloc }
 
 // Err returns an error that matches reservation.ErrExceeded once the allocator has used the Go heap,
 // and nil again after a Grow that makes the Work large enough for all its arrays that are left: the
 // operator should Grow, or free arrays and then Grow by what is still missing, which may be 0.
 func (w *Work) Err() error {
-	a := &w.alloc
+	a := w.alloc
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.overflow == nil {
@@ -182,7 +189,9 @@ func (w *Work) Close() error {
 	if w.closed.Swap(true) {
 		return fmt.Errorf("%s: %w", w.name, tier.ErrReleased)
 	}
-	w.cancel()
+	if w.cancel != nil {
+		w.cancel()
+	}
 	err := w.alloc.r.Release()
 	w.alloc.mu.Lock()
 	defer w.alloc.mu.Unlock()
