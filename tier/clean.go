@@ -12,8 +12,8 @@ import (
 // bufs).
 //
 // KeepClean returns nil, and has done nothing, if a lease is open, if the reservation that a buffer
-// was drawn from is open, if the space is lost, and in a space with a quota, because other spaces or
-// processes may be waiting for the bytes.
+// was drawn from is open, if the space is lost, and in a space with a quota, because other spaces
+// or processes may be waiting for the bytes.
 func (s *Space) KeepClean(bufs []*Buffer, shares bool, release func()) *copies.Copy {
 	if s.cfg.Quota != nil || s.Lost() != nil {
 		return nil

@@ -45,12 +45,14 @@ func (f Fractions) Validate() error {
 	return nil
 }
 
-// of returns the fractions, with the defaults of the space's tier, in bytes of its capacity. In bytes,
-// too, 0 < Stop < Trigger is required: otherwise an empty space could be above its trigger.
+// of returns the fractions, with the defaults of the space's tier, in bytes of its capacity. In
+// bytes, too, 0 < Stop < Trigger is required: otherwise an empty space could be above its trigger.
 func (f Fractions) of(id ID, capacity int64) (books.Marks, error) {
 	f = f.In(id.Kind)
 	err := f.Validate()
-	m := books.Marks{Limit: share(capacity, f.Limit), Trigger: share(capacity, f.Trigger), Stop: share(capacity, f.Stop)}
+	m := books.Marks{
+		Limit: share(capacity, f.Limit), Trigger: share(capacity, f.Trigger), Stop: share(capacity, f.Stop),
+	}
 	if err == nil && (m.Stop == 0 || m.Stop >= m.Trigger) {
 		err = fmt.Errorf("tier: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger",
 			capacity, f.Stop, m.Stop, f.Trigger, m.Trigger)

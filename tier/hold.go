@@ -10,7 +10,8 @@ import (
 	"github.com/spillway-db/spillway/internal/named"
 )
 
-// Holding describes one hold on memory for people: an open handle, an open record, or a reservation.
+// Holding describes one hold on memory for people: an open handle, an open record, or a
+// reservation.
 type Holding struct {
 	Space     ID
 	Kind      string // "handle", "record", or of a leak "reservation"
@@ -136,7 +137,9 @@ func (s *Space) PromiseLeaks() (leaks []Leak) {
 		if name := nameOf(p.Owner); name != "" {
 			l.Holders = []Holding{{Space: s.cfg.ID, Kind: "reservation", Owner: name}}
 		}
-		i := slices.IndexFunc(leaks, func(o Leak) bool { return o.Stack == l.Stack && slices.Equal(o.Holders, l.Holders) })
+		i := slices.IndexFunc(leaks, func(o Leak) bool {
+			return o.Stack == l.Stack && slices.Equal(o.Holders, l.Holders)
+		})
 		if i < 0 {
 			i, leaks = len(leaks), append(leaks, l)
 		}

@@ -9,9 +9,9 @@ import (
 // maxHolders is how many holders, and how many batches, Holdings.String names.
 const maxHolders = 8
 
-// Holdings lists the holders of the used bytes of a space. Sizes are bytes. The parts are looked up one
-// after the other, so they add up to Used while nothing is put, moved or given back. Else they may be
-// some more or less.
+// Holdings lists the holders of the used bytes of a space. Sizes are bytes. The parts are looked up
+// one after the other, so they add up to Used while nothing is put, moved or given back. Else they
+// may be some more or less.
 type Holdings struct {
 	Space     ID
 	Used      int64 // in all
@@ -33,9 +33,9 @@ type Holdings struct {
 // kind of holds. Memory is counted with one holder alone, so with Engine, Retired and Others
 // the Bytes of all make up Used while nothing moves.
 type Holder struct {
-	// What is "handle", "record", "reservation" for what is promised and in no buffer, also to moves,
-	// "buffer" for what a program has drawn from a reservation, or "copy" for dictionaries of copies,
-	// which no batch there has and which go with them; of Batches "batch".
+	// What is "handle", "record", "reservation" for what is promised and in no buffer, also to
+	// moves, "buffer" for what a program has drawn from a reservation, or "copy" for dictionaries
+	// of copies, which no batch there has and which go with them; of Batches "batch".
 	What     string
 	Owner    string // the task; "" if that is unknown
 	Plan     string
@@ -102,9 +102,9 @@ func (a Holdings) String() string {
 type eachBatch = func(add func(by Holder, memory any, bytes int64))
 
 // Holdings lists the holders of the space's used bytes. batches, which may be nil, yields the
-// batches that lie in the space. A buffer counts with the first that claims it: handles and records,
-// the oldest first, then batches, and otherwise the owner of the reservation that it was drawn from.
-// Holdings takes time in proportion to the buffers of the space.
+// batches that lie in the space. A buffer counts with the first that claims it: handles and
+// records, the oldest first, then batches, and otherwise the owner of the reservation that it was
+// drawn from. Holdings takes time in proportion to the buffers of the space.
 func (s *Space) Holdings(batches eachBatch) Holdings {
 	u := s.Usage()
 	a := Holdings{
@@ -179,7 +179,8 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 		}
 	}
 
-	// The other buffers are those of programs, of the owners of the reservations that are still open.
+	// The other buffers are those of programs, of the owners of the reservations that are still
+	// open.
 	var left []Holder
 	for b, p := range s.outstanding() {
 		if claimed[b] != nil {
@@ -197,8 +198,8 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 		}
 		left = append(left, h)
 	}
-	// Memory that does not list its buffers has some of them, rather those without an owner: one of its
-	// size, or else the largest.
+	// Memory that does not list its buffers has some of them, rather those without an owner: one of
+	// its size, or else the largest.
 	slices.SortFunc(left, func(a, b Holder) int {
 		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(b.Bytes, a.Bytes))
 	})

@@ -39,8 +39,8 @@ type SpaceConfig struct {
 // A space is pressed while used and foreign bytes reach the trigger. Nothing is refused for that,
 // but subscribers are called, so that the monitor evicts until the pressure is below Stop.
 //
-// A space is lost when its pool, a Losable, has reported the loss of the device. Its limit is 0 from
-// then on, for good. Promises and draws fail with the LostError; bytes are still given back.
+// A space is lost when its pool, a Losable, has reported the loss of the device. Its limit is 0
+// from then on, for good. Promises and draws fail with the LostError; bytes are still given back.
 //
 // A space is closed after Close. Outstanding buffers stay usable and may be released later.
 //
@@ -309,7 +309,8 @@ func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.mu.subscribers = slices.DeleteFunc(slices.Clone(s.mu.subscribers), func(f *func(bool)) bool { return f == one })
+		all := slices.Clone(s.mu.subscribers)
+		s.mu.subscribers = slices.DeleteFunc(all, func(f *func(bool)) bool { return f == one })
 	}
 }
 

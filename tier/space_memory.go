@@ -31,8 +31,8 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(
 		if err == nil {
 			return s.list(&Buffer{mem: mem, charge: s.Charge(size), promise: p, reclaimed: reclaimed}), nil
 		}
-		// Where the pool has no room, or not in one piece, clean images are dropped, twice as many with
-		// each try.
+		// Where the pool has no room, or not in one piece, clean images are dropped, twice as many
+		// with each try.
 		if !errors.Is(err, ErrNoSpace) || !s.DropOldest(n, seen) {
 			return nil, cmp.Or(s.Lost(), err) // the error may be the device's report of its loss
 		}
@@ -82,8 +82,8 @@ func (s *Space) HoldBuffer(b *Buffer) {
 	delete(s.mu.buffers, b)
 }
 
-// alloc asks the pool. It makes a panic of a backend an error, and completes an error for lack of room
-// with the space, the numbers of its books, and a hint.
+// alloc asks the pool. It makes a panic of a backend an error, and completes an error for lack of
+// room with the space, the numbers of its books, and a hint.
 func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	lockrank.AssertNone("a pool allocates")
 	defer func() {
