@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/books"
+	spacebooks "github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/notify"
@@ -114,7 +114,7 @@ func (l *Lease) Remaining() int64 {
 	case l.mu.closed:
 		return 0
 	case held > limit:
-		return books.Left(limit, held, live)
+		return spacebooks.Left(limit, held, live)
 	}
 	return max(0, l.mu.room()-live)
 }
