@@ -100,13 +100,13 @@ type Manager struct {
 
 	waits   histogram.Durations
 	panics  guard.Log      // of the functions of config
+	closed  atomic.Bool    // set under mu
 	waiting atomic.Int64   // how many wait, so that a release without waiters takes no lock
 	growing atomic.Int64   // Grow calls that wait
 	reports sync.WaitGroup // calls of Config.LongWait
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		closed    bool
 		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
 		evict     []*evictFunc
 		reclaim   []*reclaimer
@@ -218,6 +218,11 @@ func (m *Manager) reserve(
 	case ctx.Err() != nil:
 		return Reservation{}, ended(ctx, "not begun")
 	}
+	if min == max && o.origin == unknown {
+		if r, ok := m.reserveNow(s, min, &o); ok {
+			return r, nil
+		}
+	}
 	w := &waiter{min: min, max: max, owner: o.owner}
 	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
@@ -233,7 +238,49 @@ func (m *Manager) reserve(
 	if err != nil {
 		return Reservation{}, err
 	}
-	return at.line.open(m, bytes, o), nil
+	return at.line.open(m, bytes, &o), nil
+}
+
+// reserveNow is a fast path for requests that one space may serve, and that need not wait. It
+// reports whether it served the request.
+func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, bool) {
+	var l *line
+	switch s := s.(type) {
+	case specific:
+		if i := m.spaces.index(s.id); i >= 0 {
+			l = m.lines[i]
+		}
+	case anyInTier:
+		if k := tier.Kind(s); k.Valid() && m.spaces.kinds[k].to-m.spaces.kinds[k].from == 1 {
+			l = m.lines[m.spaces.kinds[k].from]
+		}
+	}
+	if l == nil || l.space.Quota() != nil {
+		return Reservation{}, false
+	}
+	need := charge(l.space, bytes)
+	if need == nothing || need == 0 || m.closed.Load() {
+		return Reservation{}, false
+	}
+	st := l.newState(m, o)
+	waits := m.waiting.Load() > 0
+	if waits {
+		m.mu.Lock()
+	}
+	ok, used, trigger := false, int64(0), int64(0)
+	if !waits || !l.queue.IsClosed() {
+		ok, used, trigger = l.space.Books().TryOpen(&st.promise, need, st.owner(), o.moves)
+	}
+	if waits {
+		if ok {
+			l.queue.Bypassed()
+		}
+		m.mu.Unlock()
+	}
+	if ok && used+l.space.Foreign() >= trigger {
+		l.space.Reserved()
+	}
+	return Reservation{st}, ok
 }
 
 // candidates asks the strategy which spaces may serve w, and what it needs in each.
@@ -372,7 +419,7 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 
 // overLocked returns the error that ended w's wait, or that of a closed manager.
 func (m *Manager) overLocked(w *waiter) error {
-	if w.err == nil && m.mu.closed {
+	if w.err == nil && m.closed.Load() {
 		return closedError()
 	}
 	return w.err
@@ -509,11 +556,10 @@ func (m *Manager) headroom(id tier.ID, need int64) (bytes int64) {
 // tier.ErrClosed.
 func (m *Manager) Close() error {
 	m.mu.Lock()
-	if m.mu.closed {
+	if m.closed.Swap(true) {
 		m.mu.Unlock()
 		return tier.ErrClosed
 	}
-	m.mu.closed = true
 	for e := range m.mu.waiters.All() {
 		m.failLocked(e.Value, closedError())
 	}

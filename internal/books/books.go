@@ -242,8 +242,7 @@ func (b *Books) openLocked(p *Promise, spare, limit int64) (*Promise, int64) {
 	if ok, drop := b.takeLocked(p.promised, spare, limit); !ok {
 		return nil, drop
 	}
-	p.prev, p.next = b.promises.prev, &b.promises
-	p.prev.next, p.next.prev = p, p
+	b.listLocked(p)
 	return p, 0
 }
 
