@@ -8,7 +8,6 @@ import (
 	"math/bits"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/guard"
@@ -57,8 +56,8 @@ type Terms struct {
 // is detached until its next look at the ledger, which refuses one charge and creates a new file. If that
 // fails, the lease stays detached until a later look succeeds. Close detaches it for good.
 type Lease struct {
-	terms  Terms
-	panics guard.Log
+	terms       Terms
+	subscribers guard.List[struct{}]
 
 	files chan struct{} // holds one element while a goroutine uses gpu; acquired before mu
 	gpu   *gpuDir       // nil while the lease is detached
@@ -66,11 +65,10 @@ type Lease struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		books
-		over        bool // the group held more than its limit at the last look, and has since then
-		blocked     bool // the last look could not lock the directory
-		closed      bool
-		poll        *time.Timer // nil without subscribers
-		subscribers []*func()   // replaced, never changed in place
+		over    bool // the group held more than its limit at the last look, and has since then
+		blocked bool // the last look could not lock the directory
+		closed  bool
+		poll    *time.Timer // nil before the first subscription
 	}
 }
 
@@ -116,14 +114,13 @@ func Join(t Terms) (*Lease, error) {
 			"it needs a directory, a GPU and its size, and no number may be negative",
 			t.Dir, t.Device, t.Physical, t.Quota, t.Advertised)
 	}
-	if err := (&quota.Settings{Group: t.Group, Ledger: t.Dir}).Validate(); err != nil {
+	err := (&quota.Settings{Group: t.Group, Ledger: t.Dir}).Validate()
+	if err == nil {
+		t.Dir, err = filepath.Abs(t.Dir) // the process may change its directory
+	}
+	if err != nil {
 		return nil, err
 	}
-	dir, err := filepath.Abs(t.Dir) // the process may change its directory
-	if err != nil {
-		return nil, fmt.Errorf("quota: the ledger in %s: %w", t.Dir, err)
-	}
-	t.Dir = dir
 	l := &Lease{terms: t, files: make(chan struct{}, 1)}
 	l.mu.own = record{Version: version, Joined: t.Quota, Holder: Holder{
 		Device: t.Device, Group: t.Group, PID: os.Getpid(), Started: time.Now().UTC(),
@@ -146,14 +143,12 @@ func (l *Lease) Charge(n int64) error {
 		return fmt.Errorf("quota: cannot charge %d bytes", n)
 	}
 	l.mu.Lock()
-	fits := n <= l.mu.own.Granted-l.mu.own.Live
-	if fits {
+	if n <= l.mu.own.Granted-l.mu.own.Live {
 		l.mu.own.charge(n)
-	}
-	l.mu.Unlock()
-	if fits {
+		l.mu.Unlock()
 		return nil
 	}
+	l.mu.Unlock()
 	return l.look(n, 0)
 }
 
@@ -236,7 +231,6 @@ func (l *Lease) own() record {
 func (l *Lease) Subscribe(f func()) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.mu.subscribers = append(slices.Clone(l.mu.subscribers), &f)
 	if l.mu.poll == nil {
 		l.mu.poll = time.AfterFunc(pollEvery, func() {
 			labels.Quota.Set()
@@ -250,22 +244,10 @@ func (l *Lease) Subscribe(f func()) (cancel func()) {
 			}
 		})
 	}
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.mu.subscribers = slices.DeleteFunc(slices.Clone(l.mu.subscribers), func(o *func()) bool { return o == &f })
-	}
+	return l.subscribers.Add(func(struct{}) { f() })
 }
 
-func (l *Lease) notify() {
-	l.mu.Lock()
-	subscribers := l.mu.subscribers
-	l.mu.Unlock()
-	for _, f := range subscribers {
-		lockrank.AssertNone("a subscriber of a quota is called")
-		l.panics.Do("a subscriber of a quota", *f)
-	}
-}
+func (l *Lease) notify() { l.subscribers.Call("a subscriber of a quota", struct{}{}) }
 
 // Close returns everything that this process holds, and removes its file. A second Close returns
 // tier.ErrClosed.
@@ -304,12 +286,12 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 			err = errors.Join(fmt.Errorf("%w: the file of this process was removed from the ledger in %s while the "+
 				"process, which holds %d bytes of %s, uses it: keep programs that remove old files away from the directory",
 				ErrBroken, l.terms.Dir, l.Live(), l.terms.Device), err)
-		}
-		if broken && l.terms.OnBroken != nil {
-			l.panics.Do("Terms.OnBroken", l.terms.OnBroken)
+			if l.terms.OnBroken != nil {
+				l.subscribers.Panics.Do("Terms.OnBroken", l.terms.OnBroken)
+			}
 		}
 		if exceeded && l.terms.OnOver != nil {
-			l.panics.Do("Terms.OnOver", func() { l.terms.OnOver(over) })
+			l.subscribers.Panics.Do("Terms.OnOver", func() { l.terms.OnOver(over) })
 		}
 		if changed {
 			l.notify()
@@ -342,7 +324,7 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 			return err
 		}
 	}
-	defer l.gpu.unlock()
+	defer flock(l.gpu.dir, unix.LOCK_UN)
 	if broken {
 		own.Lost++
 		bytes, asked = 0, 0

@@ -154,9 +154,8 @@ func Holders(dir string) ([]Holder, error) {
 // Advertised returns ⌊physical × ratio⌋, in bytes: how much quotas may promise of a GPU. A nil ratio is 1.
 func Advertised(physical int64, ratio *big.Rat) (int64, error) {
 	ratio = cmp.Or(ratio, big.NewRat(1, 1))
-	product := new(big.Rat).Mul(big.NewRat(physical, 1), ratio)
-	n := new(big.Int).Quo(product.Num(), product.Denom())
-	if !n.IsInt64() || n.Sign() <= 0 {
+	n := new(big.Int).Mul(big.NewInt(physical), ratio.Num())
+	if n.Quo(n, ratio.Denom()); !n.IsInt64() || n.Sign() <= 0 {
 		return 0, fmt.Errorf("quota: a GPU of %d bytes, oversubscribed %s times, is less than a byte "+
 			"or above the largest size", physical, ratio.RatString())
 	}
@@ -198,6 +197,10 @@ func openGPU(dir, name string, how int) (*gpuDir, error) {
 			return nil, err
 		}
 	}
+	if on, err := fsinfo.Of(path); err == nil && on.Remote {
+		return nil, fmt.Errorf("%s is on a network file system (%s), whose locks are not reliable: "+
+			"name a local one, such as a directory in /dev/shm or /run: %w", path, on.Name, tier.ErrNotSupported)
+	}
 	if g.dir, err = os.OpenFile(path, readOnly, 0); err != nil {
 		return nil, err
 	}
@@ -223,10 +226,6 @@ func checkDir(path string, mayBeShared bool) (shared bool, err error) {
 		return false, fmt.Errorf("%s can be written to by others (mode %v): name a directory that only this user writes to",
 			path, info.Mode().Perm())
 	}
-	if on, err := fsinfo.Of(path); err == nil && on.Remote {
-		return false, fmt.Errorf("%s is on a network file system (%s), whose locks are not reliable: "+
-			"name a local one, such as a directory in /dev/shm or /run: %w", path, on.Name, tier.ErrNotSupported)
-	}
 	return shared, nil
 }
 
@@ -242,8 +241,6 @@ func (g *gpuDir) lock(how int, until time.Time) error {
 		time.Sleep(delay)
 	}
 }
-
-func (g *gpuDir) unlock() { _ = flock(g.dir, unix.LOCK_UN) }
 
 // flock locks f, or returns unix.EWOULDBLOCK if another process has it locked.
 func flock(f *os.File, how int) error {
@@ -265,13 +262,13 @@ func (g *gpuDir) read(reap bool) (live []record, err error) {
 		if !strings.HasPrefix(e.Name(), "lease-") || !e.Type().IsRegular() || g.file != nil && path == g.file.Name() {
 			continue
 		}
-		r, alive, err := readRecord(path)
+		r, err := readRecord(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // Close has removed it
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s, whose process is alive, cannot be read: %w", path, err))
-		case alive:
-			live = append(live, r)
+		case r != nil:
+			live = append(live, *r)
 		case reap:
 			if ours, _ := filepath.Match("lease-[0-9]*-*", e.Name()); ours { // other files stay
 				_ = os.Remove(path) // where that is not allowed, the file counts for nothing
@@ -281,25 +278,23 @@ func (g *gpuDir) read(reap bool) (live []record, err error) {
 	return live, errors.Join(errs...)
 }
 
-// readRecord reads the file of a process, unless the process is dead: nobody has its file locked.
-func readRecord(path string) (r record, alive bool, err error) {
+// readRecord reads the file of a process. It returns nil if the process is dead: nobody has its file locked.
+func readRecord(path string) (*record, error) {
 	f, err := os.OpenFile(path, readOnly, 0)
 	if err != nil {
-		return r, false, err
+		return nil, err
 	}
 	defer f.Close()
 	if err := flock(f, unix.LOCK_SH); err != unix.EWOULDBLOCK {
-		return r, false, err
+		return nil, err
 	}
-	switch err = json.NewDecoder(io.LimitReader(f, recordSize)).Decode(&r); {
-	case err != nil:
-	case r.Version != version:
-		err = fmt.Errorf("it has version %d of the format, not %d", r.Version, version)
-	case min(r.Quota, r.Joined, r.Physical, r.Advertised) <= 0 || min(r.Granted, r.Live, r.Peak) < 0:
-		err = fmt.Errorf("its numbers make no sense: %+v", r)
+	r := record{file: path}
+	err = json.NewDecoder(io.LimitReader(f, recordSize)).Decode(&r)
+	if err == nil && (r.Version != version || min(r.Quota, r.Joined, r.Physical, r.Advertised) <= 0 ||
+		min(r.Granted, r.Live, r.Peak) < 0) {
+		err = fmt.Errorf("its format is not of version %d, or its numbers make no sense: %+v", version, r)
 	}
-	r.file = path
-	return r, true, err
+	return &r, err
 }
 
 // write replaces the content of this process's file. The first write creates the file, and locks it for as
@@ -333,7 +328,7 @@ func (g *gpuDir) close() {
 		_ = flock(g.file, unix.LOCK_UN)
 		_ = g.file.Close()
 	}
-	g.unlock()
+	_ = flock(g.dir, unix.LOCK_UN)
 	_ = g.dir.Close()
 }
 

@@ -44,23 +44,18 @@ func Share(dir string, devices ...string) (err error) {
 		return err
 	}
 	above, err := filepath.EvalSymlinks(filepath.Dir(dir))
-	for ; err == nil; above = filepath.Dir(above) {
-		var info fs.FileInfo
-		if info, err = os.Lstat(above); err != nil {
-			return err
-		}
-		if stat(info).Uid != 0 || info.Mode()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0 {
-			return fmt.Errorf("users other than root can write to %s, and so replace its files: "+
-				"name a directory below one that only root writes to", above)
+	if err != nil {
+		return err
+	}
+	for ; ; above = filepath.Dir(above) {
+		if _, err := checkDir(above, true); err != nil {
+			return fmt.Errorf("users other than root can write to %s, and so replace its files: %w", above, err)
 		}
 		if above == filepath.Dir(above) {
 			break
 		}
 	}
-	if err == nil {
-		_, err = checkDir(dir, false)
-	}
-	if err != nil {
+	if _, err := checkDir(dir, false); err != nil {
 		return err
 	}
 	for _, d := range devices {

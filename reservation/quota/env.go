@@ -57,7 +57,7 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 				err = errors.New("it is set to nothing: unset it, or give it a value")
 			}
 			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+				errs = append(errs, fmt.Errorf("quota: %s: %w", name, err))
 			}
 			return name
 		}
@@ -78,8 +78,8 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 	}, "SPILLWAY_GPU_PHYSICAL_MEMORY_MB", "NVSHARE_GPU_PHYSICAL_MEMORY_MB")
 	read(func(text string) error { s.Ledger = text; return nil }, "SPILLWAY_GPU_QUOTA_DIR")
 	read(func(text string) error { s.Group = text; return nil }, "SPILLWAY_GPU_QUOTA_GROUP")
-	if err := errors.Join(append(errs, s.check())...); err != nil {
-		return Settings{}, fmt.Errorf("quota: %w", err)
+	if err := errors.Join(append(errs, s.Validate())...); err != nil {
+		return Settings{}, err
 	}
 	return s, nil
 }
@@ -98,26 +98,19 @@ func ParseRatio(s string) (*big.Rat, error) {
 
 // Validate checks s as far as that is possible without the machine.
 func (s *Settings) Validate() error {
-	if err := s.check(); err != nil {
-		return fmt.Errorf("quota: %w", err)
-	}
-	return nil
-}
-
-func (s *Settings) check() error {
 	const maxGroup = 128 // bytes
 	unprintable := func(r rune) bool { return r < ' ' || r == '\x7f' || r == utf8.RuneError }
 	switch err := s.Limit.Validate(); {
 	case err != nil:
-		return fmt.Errorf("Limit: %w", err)
+		return fmt.Errorf("quota: Limit: %w", err)
 	case s.Physical < 0:
-		return fmt.Errorf("physical memory of %d bytes is negative", s.Physical)
+		return fmt.Errorf("quota: physical memory of %d bytes is negative", s.Physical)
 	case s.Ratio != nil && s.Ratio.Sign() <= 0:
-		return fmt.Errorf("an oversubscription ratio of %s: it must be above 0", s.Ratio.RatString())
+		return fmt.Errorf("quota: an oversubscription ratio of %s: it must be above 0", s.Ratio.RatString())
 	case s.Group != "" && s.Ledger == "":
-		return fmt.Errorf("the group %q has no ledger: set Ledger or SPILLWAY_GPU_QUOTA_DIR too", s.Group)
+		return fmt.Errorf("quota: the group %q has no ledger: set Ledger or SPILLWAY_GPU_QUOTA_DIR too", s.Group)
 	case len(s.Group) > maxGroup || strings.ContainsFunc(s.Group, unprintable):
-		return fmt.Errorf("the group %.60q: Group or SPILLWAY_GPU_QUOTA_GROUP may have at most %d bytes, all printable",
+		return fmt.Errorf("quota: the group %.60q: Group or SPILLWAY_GPU_QUOTA_GROUP may have at most %d bytes, all printable",
 			s.Group, maxGroup)
 	}
 	return nil

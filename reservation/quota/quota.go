@@ -53,7 +53,6 @@ import (
 	"cmp"
 	"fmt"
 	"math/bits"
-	"slices"
 
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -63,14 +62,13 @@ import (
 // Quota is one limit over the GPU memory of a process: over all spaces whose devices have a Member
 // of it. It is safe for concurrent use, has no goroutine, and need not be closed.
 type Quota struct {
-	name   string
-	panics guard.Log
+	name        string
+	subscribers guard.List[*Over] // see change
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		limit, used, peak int64
-		over              bool           // the limit was lowered below used, which has not been within it since
-		subscribers       []*func(*Over) // replaced, never changed in place; see change
+		over              bool // the limit was lowered below used, which has not been within it since
 	}
 }
 
@@ -119,33 +117,18 @@ func (q *Quota) change(credit, limit int64) {
 	if q.mu.over && !wasOver {
 		over = &now
 	}
-	subscribers := q.mu.subscribers
 	q.mu.Unlock()
 	if now.Used < 0 {
 		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", credit, q.name))
 	}
-	for _, f := range subscribers {
-		lockrank.AssertNone("a subscriber of a quota is called")
-		q.panics.Do("a subscriber of a quota", func() { (*f)(over) })
-	}
-}
-
-func (q *Quota) subscribe(f func(*Over)) (cancel func()) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.mu.subscribers = append(slices.Clone(q.mu.subscribers), &f)
-	return func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.mu.subscribers = slices.DeleteFunc(slices.Clone(q.mu.subscribers), func(o *func(*Over)) bool { return o == &f })
-	}
+	q.subscribers.Call("a subscriber of a quota", over)
 }
 
 // OnOver calls f whenever more is in use than the limit allows, until cancel is called. The goroutine that
 // lowered the limit calls f, and holds no lock. An engine emits events.QuotaExceeded for its quota;
 // programs need OnOver only without an engine.
 func (q *Quota) OnOver(f func(Over)) (cancel func()) {
-	return q.subscribe(func(o *Over) {
+	return q.subscribers.Add(func(o *Over) {
 		if o != nil {
 			f(*o)
 		}
@@ -220,7 +203,9 @@ func (m *member) Remaining() int64 {
 func (m *member) Limit() int64 { return m.Stats().Limit }
 
 // Subscribe implements tier.Quota.
-func (m *member) Subscribe(f func()) (cancel func()) { return m.subscribe(func(*Over) { f() }) }
+func (m *member) Subscribe(f func()) (cancel func()) {
+	return m.subscribers.Add(func(*Over) { f() })
+}
 
 // device is a device under quotas.
 type device struct {
