@@ -62,7 +62,8 @@ func TestRefusalNamesTheBudget(t *testing.T) {
 	if err := r.b.SetLimit(1 << 50); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.dev.Alloc(r.s, 1<<40); err == nil || !strings.HasPrefix(err.Error(), "no space for 1099511627776 bytes: ") {
+	_, err = r.dev.Alloc(r.s, 1<<40)
+	if err == nil || !strings.HasPrefix(err.Error(), "no space for 1099511627776 bytes: ") {
 		t.Errorf("the device's refusal is %v", err)
 	}
 }
@@ -475,7 +476,9 @@ func TestComputer(t *testing.T) {
 	d, s := wrap(t, b, newSim(t, 64*kib))
 	a, err := d.Alloc(s, 8)
 	var got tier.Digest
-	if err := errors.Join(err, d.CopyToDevice(s, a, []byte("12345678")), d.(tier.Computer).Digest(s, a, 8, 0, &got), s.Sync()); err != nil {
+	if err := errors.Join(err,
+		d.CopyToDevice(s, a, []byte("12345678")), d.(tier.Computer).Digest(s, a, 8, 0, &got), s.Sync(),
+	); err != nil {
 		t.Fatal(err)
 	}
 	if got != tier.DigestBytes([]byte("12345678"), 0) {
@@ -485,7 +488,8 @@ func TestComputer(t *testing.T) {
 	if err := dull.(tier.Computer).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
-	if err := budget.Logged(dull, discard).(tier.Computer).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
+	logged := budget.Logged(dull, discard).(tier.Computer)
+	if err := logged.Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
 }

@@ -41,32 +41,28 @@ func (d *loggedDevice) Unwrap() tier.Device { return d.inner }
 
 var errPanicked = errors.New("it panicked")
 
-// call is a call of a device, for its line. A method begins it, and defers end.
+// call is what the line of a call contains.
 type call struct {
-	log    *slog.Logger // nil if nothing is logged
 	op     string
 	stream tier.Stream
 	bytes  int64
 	addr   tier.Addr
-	began  time.Time
 }
 
-// begin sets *err to the error that is logged if the call panics.
-func (d *loggedDevice) begin(err *error, op string, s tier.Stream, bytes int64, addr tier.Addr) call {
+// do makes a call and logs it, also if it panics. f may set what is not known before in c.
+func (d *loggedDevice) do(c *call, f func() error) (err error) {
 	if !d.log.Enabled(context.Background(), slog.LevelDebug) {
-		return call{}
+		return f()
 	}
-	*err = errPanicked
-	return call{d.log, op, s, bytes, addr, time.Now()}
+	began := time.Now()
+	err = errPanicked
+	defer func() { d.line(c, time.Since(began), err) }()
+	return f()
 }
 
-// end writes the line of a call that returns *err.
-func (c call) end(err *error) {
-	if c.log == nil {
-		return
-	}
+func (d *loggedDevice) line(c *call, took time.Duration, err error) {
 	lockrank.AssertNone("a device's call is logged")
-	attrs := []any{"op", c.op, "took", time.Since(c.began)}
+	attrs := []any{"op", c.op, "took", took}
 	if c.bytes != 0 {
 		attrs = append(attrs, "bytes", c.bytes)
 	}
@@ -76,106 +72,101 @@ func (c call) end(err *error) {
 	if c.addr != 0 {
 		attrs = append(attrs, "addr", fmt.Sprintf("%#x", uint64(c.addr)))
 	}
-	if *err != nil {
-		attrs = append(attrs, "error", (*err).Error())
+	if err != nil {
+		attrs = append(attrs, "error", err.Error())
 	}
-	c.log.Debug("device call", attrs...)
+	d.log.Debug("device call", attrs...)
 }
 
 // Alloc implements tier.Device.
 func (d *loggedDevice) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
-	c := d.begin(&err, "alloc", s, size, 0)
-	defer func() {
+	c := call{"alloc", s, size, 0}
+	err = d.do(&c, func() (err error) {
+		a, err = d.inner.Alloc(s, size)
 		c.addr = a
-		c.end(&err)
-	}()
-	return d.inner.Alloc(s, size)
+		return err
+	})
+	return a, err
 }
 
 // Free implements tier.Device.
-func (d *loggedDevice) Free(s tier.Stream, a tier.Addr) (err error) {
-	defer d.begin(&err, "free", s, 0, a).end(&err)
-	return d.inner.Free(s, a)
+func (d *loggedDevice) Free(s tier.Stream, a tier.Addr) error {
+	return d.do(&call{"free", s, 0, a}, func() error { return d.inner.Free(s, a) })
 }
 
 // CopyToDevice implements tier.Device.
-func (d *loggedDevice) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) (err error) {
-	defer d.begin(&err, "copy to device", s, int64(len(src)), dst).end(&err)
-	return d.inner.CopyToDevice(s, dst, src)
+func (d *loggedDevice) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+	c := call{"copy to device", s, int64(len(src)), dst}
+	return d.do(&c, func() error { return d.inner.CopyToDevice(s, dst, src) })
 }
 
 // CopyToHost implements tier.Device.
-func (d *loggedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) (err error) {
-	defer d.begin(&err, "copy to host", s, int64(len(dst)), src).end(&err)
-	return d.inner.CopyToHost(s, dst, src)
+func (d *loggedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+	c := call{"copy to host", s, int64(len(dst)), src}
+	return d.do(&c, func() error { return d.inner.CopyToHost(s, dst, src) })
 }
 
 // CopyPeer implements tier.Device.
-func (d *loggedDevice) CopyPeer(
-	s tier.Stream, dst tier.Addr, peer tier.Device, src tier.Addr, size int64,
-) (err error) {
-	defer d.begin(&err, "copy to peer", s, size, dst).end(&err)
-	return d.inner.CopyPeer(s, dst, peer, src, size)
+func (d *loggedDevice) CopyPeer(s tier.Stream, dst tier.Addr, peer tier.Device, src tier.Addr, size int64) error {
+	c := call{"copy to peer", s, size, dst}
+	return d.do(&c, func() error { return d.inner.CopyPeer(s, dst, peer, src, size) })
 }
 
 // CopyRegions implements tier.Device.
-func (d *loggedDevice) CopyRegions(s tier.Stream, regions []tier.Region) (err error) {
-	var n int64
+func (d *loggedDevice) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	c := call{op: "copy regions", stream: s}
 	for _, r := range regions {
-		n += max(r.Size, int64(len(r.HostDst)), int64(len(r.HostSrc)))
+		c.bytes += max(r.Size, int64(len(r.HostDst)), int64(len(r.HostSrc)))
 	}
-	defer d.begin(&err, "copy regions", s, n, 0).end(&err)
-	return d.inner.CopyRegions(s, regions)
+	return d.do(&c, func() error { return d.inner.CopyRegions(s, regions) })
 }
 
 // Fill implements tier.Device.
-func (d *loggedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) (err error) {
-	defer d.begin(&err, "fill", s, size, dst).end(&err)
-	return d.inner.Fill(s, dst, value, size)
+func (d *loggedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) error {
+	return d.do(&call{"fill", s, size, dst}, func() error { return d.inner.Fill(s, dst, value, size) })
 }
 
 // Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not
 // compute.
-func (d *loggedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) (err error) {
-	defer d.begin(&err, "digest", s, size, src).end(&err)
-	return digest(d.inner, s, src, size, first, out)
+func (d *loggedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+	c := call{"digest", s, size, src}
+	return d.do(&c, func() error { return digest(d.inner, s, src, size, first, out) })
 }
 
 // NewStream implements tier.Device.
 func (d *loggedDevice) NewStream() (s tier.Stream, err error) {
-	c := d.begin(&err, "new stream", nil, 0, 0)
-	defer func() {
+	c := call{op: "new stream"}
+	err = d.do(&c, func() (err error) {
+		s, err = d.inner.NewStream()
 		c.stream = s
-		c.end(&err)
-	}()
-	return d.inner.NewStream()
+		return err
+	})
+	return s, err
 }
 
 // Record implements tier.Device.
 func (d *loggedDevice) Record(s tier.Stream) (e tier.Event, err error) {
-	defer d.begin(&err, "record", s, 0, 0).end(&err)
-	return d.inner.Record(s)
+	err = d.do(&call{op: "record", stream: s}, func() (err error) {
+		e, err = d.inner.Record(s)
+		return err
+	})
+	return e, err
 }
 
 // WaitEvent implements tier.Device.
-func (d *loggedDevice) WaitEvent(s tier.Stream, e tier.Event) (err error) {
-	defer d.begin(&err, "wait event", s, 0, 0).end(&err)
-	return d.inner.WaitEvent(s, e)
+func (d *loggedDevice) WaitEvent(s tier.Stream, e tier.Event) error {
+	return d.do(&call{op: "wait event", stream: s}, func() error { return d.inner.WaitEvent(s, e) })
 }
 
 // Reap implements tier.Device.
 func (d *loggedDevice) Reap() int64 {
-	var err error
-	c := d.begin(&err, "reap", nil, 0, 0)
-	c.bytes = d.inner.Reap()
-	if err = nil; c.bytes != 0 {
-		c.end(&err)
+	began := time.Now()
+	n := d.inner.Reap()
+	if n != 0 {
+		d.line(&call{op: "reap", bytes: n}, time.Since(began), nil)
 	}
-	return c.bytes
+	return n
 }
 
 // Close implements tier.Device.
-func (d *loggedDevice) Close() (err error) {
-	defer d.begin(&err, "close", nil, 0, 0).end(&err)
-	return d.inner.Close()
-}
+func (d *loggedDevice) Close() error { return d.do(&call{op: "close"}, d.inner.Close) }
