@@ -273,6 +273,38 @@ func TestFreedBehindTheBudgetsBack(t *testing.T) {
 	r.want(2*kib, 0)
 }
 
+// TestFreedBehindTheBudgetsBackStaysLive: the device does not count the bytes any more, but only a
+// Free through the budget retires them.
+func TestFreedBehindTheBudgetsBackStaysLive(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(2 * kib)
+	if err := r.spy.Device.Free(r.s, a); err != nil {
+		t.Fatal(err)
+	}
+	r.sync()
+	if n := r.dev.Reap(); n != 0 {
+		t.Errorf("Reap credited %d bytes of a live allocation", n)
+	}
+	r.want(2*kib, 0)
+}
+
+// TestPeak: the peak is the largest sum over all devices, whether or not Stats was called then.
+func TestPeak(t *testing.T) {
+	r := newRig(t, 64*kib)
+	other, s := wrap(t, r.b, newSim(t, 64*kib))
+	a := r.alloc(20 * kib)
+	b, err := other.Alloc(s, 30*kib)
+	if err := errors.Join(err, other.Free(s, b)); err != nil {
+		t.Fatal(err)
+	}
+	r.free(a)
+	r.free(r.alloc(40 * kib))
+	if st := r.b.Stats(); st.Peak != 50*kib {
+		t.Errorf("the peak is %d bytes, want %d", st.Peak, 50*kib)
+	}
+	r.want(0, 0)
+}
+
 // The spaces that share a budget are notified when there is more room, and of nothing else.
 func TestSubscribersAreToldOfRoom(t *testing.T) {
 	r := newRig(t, 64*kib)
