@@ -110,7 +110,7 @@ func (b *Budget) Wrap(dev tier.Device) (tier.Device, error) {
 	}
 	older := max(0, dev.Outstanding())
 	d := &device{
-		inner: dev, root: innermost(dev), budget: b,
+		decorator: decorator{dev}, root: innermost(dev), budget: b,
 		users: 1, older: older, admitted: older, allocs: make(map[tier.Addr]*allocation),
 	}
 	name := dev.Info().Name
@@ -205,8 +205,8 @@ func (b *Budget) refusal(s Stats, requested int64) error {
 	}
 }
 
-// update changes the budget by f, which must not charge more than before. Devices that are not
-// used any more leave the budget, and the subscribers are notified if there may be more room.
+// update changes the budget by f, which must not charge more than before. Unused devices leave the
+// budget then, and the subscribers are notified if there may be more room.
 func (b *Budget) update(f func()) {
 	b.mu.Lock()
 	before := b.statsLocked()

@@ -24,7 +24,7 @@ import (
 // A panic of the wrapped device reaches the caller, with the counters as they would be after an
 // error. Callers of devices, such as tier.Space, turn panics into errors.
 type device struct {
-	inner
+	decorator
 	root   tier.Device // the innermost device that inner wraps
 	budget *Budget
 
@@ -44,8 +44,24 @@ type device struct {
 	closed bool                      // calls fail from now on, and nothing but pending is charged
 }
 
-// inner is embedded for the calls that are passed on.
+// decorator is embedded for the calls that are passed on.
+type decorator struct{ inner }
+
+// inner keeps the embedded field unexported.
 type inner = tier.Device
+
+// Unwrap returns the device below the decorator.
+func (d decorator) Unwrap() tier.Device { return d.inner }
+
+// Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not
+// compute.
+func (d decorator) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+	c, ok := d.inner.(tier.Computer)
+	if !ok {
+		return fmt.Errorf("budget: %s does not compute: %w", d.Info().Name, tier.ErrNotSupported)
+	}
+	return c.Digest(s, src, size, first, out)
+}
 
 // allocation is one that was made through the budget.
 type allocation struct {
@@ -78,9 +94,6 @@ var (
 	_ tier.Computer = (*device)(nil)
 	_ tier.Limited  = (*device)(nil)
 )
-
-// Unwrap returns the device behind the budget.
-func (d *device) Unwrap() tier.Device { return d.inner }
 
 // Alloc implements tier.Device. Over the limit it returns a tier.NoSpaceError, as any device
 // without room does, whose cause is a tier.OutOfBudgetError, and does not call the wrapped device.
@@ -244,20 +257,6 @@ func (d *device) Close() error {
 	return err
 }
 
-// Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not
-// compute.
-func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	return digest(d.inner, s, src, size, first, out)
-}
-
-func digest(inner tier.Device, s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	c, ok := inner.(tier.Computer)
-	if !ok {
-		return fmt.Errorf("budget: %s does not compute: %w", inner.Info().Name, tier.ErrNotSupported)
-	}
-	return c.Digest(s, src, size, first, out)
-}
-
 // Quota implements tier.Limited.
 func (d *device) Quota() tier.Quota { return quota{d} }
 
@@ -295,12 +294,10 @@ func (q quota) Limit() int64 { return q.d.budget.Stats().Limit }
 
 func (q quota) Subscribe(f func()) (cancel func()) {
 	b := q.d.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.mu.subscribers = append(b.mu.subscribers, &f)
+	b.update(func() { b.mu.subscribers = append(b.mu.subscribers, &f) })
 	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.mu.subscribers = slices.DeleteFunc(b.mu.subscribers, func(o *func()) bool { return o == &f })
+		b.update(func() {
+			b.mu.subscribers = slices.DeleteFunc(b.mu.subscribers, func(o *func()) bool { return o == &f })
+		})
 	}
 }

@@ -15,7 +15,7 @@ import (
 // loggedDevice logs the calls of a device, and passes streams, events and peers on as they are: a
 // device that copies to a peer unwraps the peer itself.
 type loggedDevice struct {
-	inner
+	decorator
 	log *slog.Logger
 }
 
@@ -33,11 +33,8 @@ var _ tier.Computer = (*loggedDevice)(nil)
 // lost if its handler panics. The returned device has a method Unwrap, implements tier.Computer,
 // and is safe for concurrent use.
 func Logged(dev tier.Device, log *slog.Logger) tier.Device {
-	return &loggedDevice{dev, guard.Logger(log).With("device", dev.Info().Name)}
+	return &loggedDevice{decorator{dev}, guard.Logger(log).With("device", dev.Info().Name)}
 }
-
-// Unwrap returns the device whose calls are logged.
-func (d *loggedDevice) Unwrap() tier.Device { return d.inner }
 
 var errPanicked = errors.New("it panicked")
 
@@ -130,7 +127,7 @@ func (d *loggedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64
 // compute.
 func (d *loggedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
 	c := call{"digest", s, size, src}
-	return d.do(&c, func() error { return digest(d.inner, s, src, size, first, out) })
+	return d.do(&c, func() error { return d.decorator.Digest(s, src, size, first, out) })
 }
 
 // NewStream implements tier.Device.
