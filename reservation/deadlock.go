@@ -16,7 +16,11 @@ import (
 type progress struct {
 	changes uint64    // of the waiters, and of the spaces that are waited for
 	since   time.Time // since when these are the same
+	next    time.Time // when it looks again
 }
+
+// lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
+const lookShare = 20
 
 // unclaimedGrace is added to Config.StuckAfter where nobody is known to hold anything: the monitor,
 // which knows the batches at rest, refuses such waits with a better error.
@@ -51,30 +55,41 @@ func (m *Manager) watch(w *waiter) {
 			lines[l] = nil
 			if l.nextLocked() != nil { // it is about to be served
 				changes++
-				m.mu.progress = progress{}
+				m.mu.progress.since = time.Time{}
 			}
 		}
 	}
 	now := time.Now()
 	if m.mu.progress.changes != changes || m.mu.progress.since.IsZero() {
-		m.mu.progress = progress{changes, now}
+		m.mu.progress.changes, m.mu.progress.since = changes, now
 	}
-	still := now.Sub(m.mu.progress.since)
+	still, early := now.Sub(m.mu.progress.since), now.Before(m.mu.progress.next)
 	m.mu.Unlock()
-	if still < m.config.Grace {
+	if still < m.config.Grace || early {
 		return
 	}
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.mu.progress.next = time.Now().Add(lookShare * time.Since(now))
+	}()
 	for l := range lines {
 		lines[l] = m.holdersOf(l)
 	}
-	var stuck []*waiter
-	ownerless := false
-	for _, w := range waiters {
-		is, without := m.isStuck(w, lines, still)
-		if is {
-			stuck = append(stuck, w)
-			ownerless = ownerless || without
-		}
+	// Begin with all, and take those out for which somebody can still free room, until none is left.
+	stuck, ownerless := waiters, false
+	served := make(map[*Owner]bool) // owners that have a wait which can still be served
+	for before := -1; before != len(stuck); {
+		before, ownerless = len(stuck), false
+		stuck = slices.DeleteFunc(stuck, func(w *waiter) bool {
+			is, without := m.isStuck(w, lines, still, func(o *Owner) bool { return o.runs() || served[o] })
+			if is {
+				ownerless = ownerless || without
+			} else if w.owner != nil {
+				served[w.owner] = true
+			}
+			return !is
+		})
 	}
 	if len(stuck) > 0 {
 		m.endDeadlock(stuck, lines, changes, still, ownerless)
@@ -85,14 +100,14 @@ func (m *Manager) watch(w *waiter) {
 type holders struct {
 	owners    map[*Owner]int64 // bytes by owner
 	ownerless int64            // bytes of reservations, handles and records without one
-	moves     bool             // data is being moved there, or freed: that ends by itself
+	frees     bool             // room will be free by itself, or can be had: batches or other memory
 	known     []tier.Holding   // handles and records, and reservations by owner
 }
 
 func (m *Manager) holdersOf(l *line) *holders {
 	h := &holders{owners: make(map[*Owner]int64)}
 	u := l.space.Usage()
-	h.moves = u.Retired > l.space.Unsure()
+	h.frees = u.Retired > l.space.Unsure() || m.movable(l) || m.reclaimable(l)
 	add := func(owner any, bytes int64) *Owner {
 		o, _ := owner.(*Owner)
 		if o == nil {
@@ -105,7 +120,7 @@ func (m *Manager) holdersOf(l *line) *holders {
 	reserved := make(map[*Owner]int64)
 	for _, p := range l.space.Books().Promises() {
 		if p.Moves {
-			h.moves = true
+			h.frees = true // a move ends by itself
 		} else if p.Promised > 0 {
 			reserved[add(p.Owner, p.Promised)] += p.Promised
 		}
@@ -126,7 +141,9 @@ func (m *Manager) holdersOf(l *line) *holders {
 
 // isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
 // whether holders without an owner are among those that keep it.
-func (m *Manager) isStuck(w *waiter, lines map[*line]*holders, still time.Duration) (stuck, ownerless bool) {
+func (m *Manager) isStuck(
+	w *waiter, lines map[*line]*holders, still time.Duration, progresses func(*Owner) bool,
+) (stuck, ownerless bool) {
 	patience := m.config.Grace
 	for i := range w.candidates {
 		l := w.candidates[i].line
@@ -134,11 +151,11 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders, still time.Durati
 		switch {
 		case h == nil: // w can never be served there
 			continue
-		case h.moves || m.movable(l) || m.reclaimable(w, l):
+		case h.frees:
 			return false, false
 		}
 		for o := range h.owners {
-			if o.runs() {
+			if progresses(o) {
 				return false, false
 			}
 		}
@@ -296,16 +313,13 @@ func (m *Manager) nextReclaimer(w *waiter, l *line) (next *reclaimer) {
 	return next
 }
 
-// reclaimable reports whether w, or the head of the line, may still ask for memory that is not in
-// batches.
-func (m *Manager) reclaimable(w *waiter, l *line) bool {
+// reclaimable reports whether the head of the line may still ask for memory that is not in batches.
+func (m *Manager) reclaimable(l *line) bool {
 	m.mu.Lock()
-	if head := l.queue.Head(); head != nil {
-		w = head.Value.waiter
-	}
-	asked := w.asked != nil
+	head := l.queue.Head()
+	asks := head != nil && head.Value.waiter.asked != nil
 	m.mu.Unlock()
-	return asked || m.nextReclaimer(w, l) != nil
+	return asks || head != nil && m.nextReclaimer(head.Value.waiter, l) != nil
 }
 
 // reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which

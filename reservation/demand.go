@@ -113,16 +113,18 @@ func (m *Manager) Reconsider() {
 		return
 	}
 	lockrank.AssertNone("headroom is asked")
-	patience := m.config.StuckAfter
+	expired := func(c *candidate) bool {
+		return m.config.StuckAfter >= 0 && time.Since(c.waiter.begun) >= m.config.StuckAfter
+	}
 	for c := range spare {
-		if patience < 0 || time.Since(c.waiter.begun) < patience {
+		if !expired(c) {
 			spare[c] = m.headroom(c.line.space.ID(), c.need)
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for c, n := range spare {
-		c.spare = n
+		c.spare, c.keeps = n, !expired(c)
 	}
 	for _, l := range m.lines {
 		l.wakeLocked()
@@ -136,15 +138,18 @@ func (m *Manager) Reconsider() {
 // Config.StuckAfter, unless full returns early as well: then nobody waits so long there.
 func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (refused int) {
 	m.mu.Lock()
-	waiting := make(map[*waiter]bool)
+	waiting, lines := make(map[*waiter]bool), make(map[*line]bool)
 	for e := range m.mu.waiters.All() {
 		waiting[e.Value] = true
+	}
+	for _, l := range m.lines {
+		lines[l] = l.queue.Len() > 0
 	}
 	m.mu.Unlock()
 	lockrank.AssertNone("full is asked")
 	early := make(map[*line]bool)
 	for _, l := range m.lines {
-		if l.waiting.Load() == 0 {
+		if !lines[l] {
 			continue
 		}
 		if is, soon := full(l.space.ID()); is {

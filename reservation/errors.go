@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
@@ -213,7 +214,7 @@ func (c *candidate) exceeded() error {
 	}
 	if c.waiter.grows != nil {
 		v, _ := c.waiter.grows.promise.View()
-		n += v.Promised
+		n += min(v.Promised, math.MaxInt64-n)
 	}
 	return c.line.exceeded(n)
 }

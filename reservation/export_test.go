@@ -8,7 +8,7 @@ func (m *Manager) Runnable() (out []string) {
 	defer m.mu.Unlock()
 	for _, l := range m.lines {
 		if e := l.nextLocked(); e != nil {
-			out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes", l.space.ID(), e.Value.need, l.space.Available()))
+			out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes (head %t, %d candidates, limit %d)", l.space.ID(), e.Value.need, l.space.Available(), l.queue.Head() == e, len(e.Value.waiter.candidates), l.space.Limit()))
 		}
 		waiting := 0
 		for e := range m.mu.waiters.All() {
@@ -16,8 +16,8 @@ func (m *Manager) Runnable() (out []string) {
 				waiting++
 			}
 		}
-		if waiting != l.queue.Len() || l.waiting.Load() != int64(waiting) {
-			out = append(out, fmt.Sprintf("%s: %d wait, %d in line, %d counted", l.space.ID(), waiting, l.queue.Len(), l.waiting.Load()))
+		if waiting != l.queue.Len() {
+			out = append(out, fmt.Sprintf("%s: %d wait, %d in line", l.space.ID(), waiting, l.queue.Len()))
 		}
 	}
 	return out

@@ -33,7 +33,6 @@ func startAs(m *reservation.Manager, bytes int64, origin reservation.Option) *ca
 // others may have it.
 func TestHeadroom(t *testing.T) {
 	onHost := reservation.Specific(tier.ID{Kind: tier.Host})
-	var origin *reservation.Manager // makes options
 	for _, c := range []struct {
 		name   string
 		to     reservation.Strategy
@@ -43,10 +42,10 @@ func TestHeadroom(t *testing.T) {
 		{"work", onGPU0, reservation.WithPolicy(reservation.Fail()), false},
 		{"incoming", onGPU0, reservation.Incoming(), true},
 		{"consuming", onGPU0, reservation.Consuming(), false},
-		{"moved up", onGPU0, origin.MovedFrom(tier.Disk), false},
-		{"moved up to host", onHost, origin.MovedFrom(tier.Disk), false},
-		{"moved within a tier", onHost, origin.MovedFrom(tier.Host), false},
-		{"moved down", onHost, origin.MovedFrom(tier.GPU), true},
+		{"moved up", onGPU0, reservation.MovedFrom(tier.Disk), false},
+		{"moved up to host", onHost, reservation.MovedFrom(tier.Disk), false},
+		{"moved within a tier", onHost, reservation.MovedFrom(tier.Host), false},
+		{"moved down", onHost, reservation.MovedFrom(tier.GPU), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, 30)
@@ -363,7 +362,7 @@ func TestDeadlockBesideHeadroom(t *testing.T) {
 		c := start(func() (reservation.Reservation, error) {
 			return k.m.Reserve(context.Background(), onGPU0, 20, reservation.Incoming(), reservation.WithOwner(k.o))
 		})
-		if e := c.told(t, rollBack); e.Requested != 20 {
+		if e := c.deadlocked(t); e.Requested != 20 {
 			t.Errorf("%+v: 20 bytes were requested", e)
 		}
 		release(t, held)

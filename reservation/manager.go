@@ -100,12 +100,13 @@ type Manager struct {
 
 	waits   histogram.Durations
 	panics  guard.Log      // of the functions of config
+	closed  atomic.Bool    // set under mu
+	waiting atomic.Int64   // how many wait, so that a release without waiters takes no lock
 	growing atomic.Int64   // Grow calls that wait
 	reports sync.WaitGroup // calls of Config.LongWait
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		closed    bool
 		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
 		evict     []*evictFunc
 		reclaim   []*reclaimer
@@ -125,7 +126,6 @@ type line struct {
 	lowest bool
 
 	arriving atomic.Int64 // see Manager.Arriving
-	waiting  atomic.Int64 // length of queue, so that a release without waiters takes no lock
 
 	// Guarded by Manager.mu.
 	queue fairqueue.Queue[*candidate]
@@ -218,6 +218,11 @@ func (m *Manager) reserve(
 	case ctx.Err() != nil:
 		return Reservation{}, ended(ctx, "not begun")
 	}
+	if min == max && o.origin == unknown {
+		if r, ok := m.reserveNow(s, min, &o); ok {
+			return r, nil
+		}
+	}
 	w := &waiter{min: min, max: max, owner: o.owner}
 	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
@@ -233,7 +238,49 @@ func (m *Manager) reserve(
 	if err != nil {
 		return Reservation{}, err
 	}
-	return at.line.open(m, bytes, o), nil
+	return at.line.open(m, bytes, &o), nil
+}
+
+// reserveNow is a fast path for requests that one space may serve, and that need not wait. It
+// reports whether it served the request.
+func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, bool) {
+	var l *line
+	switch s := s.(type) {
+	case specific:
+		if i := m.spaces.index(s.id); i >= 0 {
+			l = m.lines[i]
+		}
+	case anyInTier:
+		if k := tier.Kind(s); k.Valid() && m.spaces.kinds[k].to-m.spaces.kinds[k].from == 1 {
+			l = m.lines[m.spaces.kinds[k].from]
+		}
+	}
+	if l == nil || l.space.Quota() != nil {
+		return Reservation{}, false
+	}
+	need := charge(l.space, bytes)
+	if need == nothing || need == 0 || m.closed.Load() {
+		return Reservation{}, false
+	}
+	st := l.newState(m, o)
+	waits := m.waiting.Load() > 0
+	if waits {
+		m.mu.Lock()
+	}
+	ok, used, trigger := false, int64(0), int64(0)
+	if !waits || !l.queue.IsClosed() {
+		ok, used, trigger = l.space.Books().TryOpen(&st.promise, need, st.owner(), o.moves)
+	}
+	if waits {
+		if ok {
+			l.queue.Bypassed()
+		}
+		m.mu.Unlock()
+	}
+	if ok && used+l.space.Foreign() >= trigger {
+		l.space.Reserved()
+	}
+	return Reservation{st}, ok
 }
 
 // candidates asks the strategy which spaces may serve w, and what it needs in each.
@@ -274,10 +321,16 @@ func (m *Manager) candidates(w *waiter, s Strategy, bytes int64) (err error) {
 // stays below its trigger, or else the first. It returns no candidate if the request must wait,
 // and an error if it can never be served.
 func (m *Manager) take(w *waiter) (*candidate, int64, error) {
+	try := func(c *candidate) (int64, bool, error) {
+		if c.need == 0 && w.max == w.min { // which bypasses nobody
+			return 0, true, nil
+		}
+		return m.takeIn(c)
+	}
 	if len(w.candidates) > 1 && w.min == w.max {
 		for i := range w.candidates {
 			if c := &w.candidates[i]; c.staysCalm() {
-				if n, ok, err := m.takeIn(c); ok || err != nil {
+				if n, ok, err := try(c); ok || err != nil {
 					return c, n, err
 				}
 			}
@@ -289,10 +342,8 @@ func (m *Manager) take(w *waiter) (*candidate, int64, error) {
 		if !c.fits(c.line.space.Room()) {
 			continue
 		}
-		if w.max > 0 {
-			if n, ok, err := m.takeIn(c); ok || err != nil {
-				return c, n, err
-			}
+		if n, ok, err := try(c); ok || err != nil {
+			return c, n, err
 		}
 		if fits == nil {
 			fits = c
@@ -317,70 +368,69 @@ func (m *Manager) take(w *waiter) (*candidate, int64, error) {
 func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 	space := c.line.space
 	quota := space.Quota()
+	w := c.waiter
 	for {
-		m.mu.Lock()
-		if err := m.overLocked(c.waiter); err != nil {
-			m.mu.Unlock()
-			return 0, false, err
-		}
-		room := space.Available() - c.spared()
-		if !m.mayTakeLocked(c, room) {
-			m.mu.Unlock()
-			return 0, false, nil
-		}
 		n = c.need
-		if c.waiter.max > c.waiter.min {
-			n = space.Charge(size.Largest(space.Charge, c.waiter.min, c.waiter.max, room))
+		if w.max > w.min {
+			room := space.Available() - c.spared()
+			if n = max(n, space.Charge(size.Largest(space.Charge, w.min, w.max, room))); n == 0 {
+				return 0, false, nil
+			}
 		}
-		if quota != nil {
+		m.mu.Lock()
+		err, may := m.overLocked(w), false
+		if err == nil {
+			may = m.mayTakeLocked(c)
+		}
+		if quota != nil && may {
 			m.mu.Unlock()
-			if err := quota.Charge(n); err != nil {
-				if errors.Is(err, tier.ErrOutOfBudget) {
-					return 0, false, nil
-				}
+			if err := quota.Charge(n); errors.Is(err, tier.ErrOutOfBudget) {
+				w.overQuota = true
+				return 0, false, nil
+			} else if err != nil {
 				return 0, false, c.refusal(err)
 			}
 			m.mu.Lock()
-			if err := m.overLocked(c.waiter); err != nil {
-				m.mu.Unlock()
-				quota.Credit(n)
-				return 0, false, err
-			}
+			err = m.overLocked(w)
 		}
-		ok, drop := space.Books().Reserve(n, c.spared())
-		if ok {
-			m.servedLocked(c)
+		var drop int64
+		if err == nil && may {
+			if ok, drop = space.Books().Reserve(n, c.spared()); ok {
+				m.servedLocked(c)
+			}
 		}
 		m.mu.Unlock()
 		if ok {
 			space.Reserved()
 			return n, true, nil
 		}
-		if quota != nil {
+		if quota != nil && may {
 			quota.Credit(n)
 		}
-		// Without anything to drop, another request was faster; a quota that was just charged may
-		// have changed what there is.
-		if drop > 0 && !space.DropClean(drop) || drop == 0 && quota == nil {
+		switch {
+		case err != nil || !may:
+			return 0, false, err
+		case drop > 0 && !space.DropClean(drop):
 			return 0, false, nil
 		}
+		// Clean images were dropped, or another request was faster and less is left.
 	}
 }
 
 // overLocked returns the error that ended w's wait, or that of a closed manager.
 func (m *Manager) overLocked(w *waiter) error {
-	if w.err == nil && m.mu.closed {
+	if w.err == nil && m.closed.Load() {
 		return closedError()
 	}
 	return w.err
 }
 
-// mayTakeLocked reports whether the request may take what it needs of room bytes: nobody waits, or
-// it is the waiter to serve next, or it may bypass the oldest waiter.
-func (m *Manager) mayTakeLocked(c *candidate, room int64) bool {
+// mayTakeLocked reports whether the request may take what it needs: there is room, and nobody waits,
+// or it is the waiter to serve next, or it may bypass the oldest waiter.
+func (m *Manager) mayTakeLocked(c *candidate) bool {
 	l := c.line
 	switch {
-	case c.need > room || c.waiter.min < c.waiter.max && room <= 0:
+	case c.need > l.space.Available()-c.spared():
 		return false
 	case c.entry.Waits():
 		return l.nextLocked() == c.entry
@@ -389,48 +439,47 @@ func (m *Manager) mayTakeLocked(c *candidate, room int64) bool {
 	case l.queue.Len() == 0:
 		return true
 	}
-	return c.upward && l.keepsLocked() || !l.queue.IsClosed()
+	return !l.queue.IsClosed() || c.upward && l.keepsLocked()
 }
 
 // servedLocked notes that c was served: as a waiter, which leaves its lines, or as a bypass.
 func (m *Manager) servedLocked(c *candidate) {
 	l := c.line
-	free := c.upward && l.keepsLocked() // it bypassed nobody who could have been served
+	counts := !l.queue.IsClosed() || l.queue.Head() == c.entry // else it bypassed nobody who could have been served
 	switch {
 	case c.waiter.waits.Waits():
-		if !free {
+		if counts {
 			l.queue.Served(c.entry)
-			l.waiting.Store(int64(l.queue.Len()))
 		}
 		m.leaveLocked(c.waiter)
-	case !free:
+	case counts:
 		l.queue.Bypassed()
 	}
 }
 
 // nextLocked returns the entry to serve with the present room, or nil: the head, or else the oldest
-// that fits, while the head may be bypassed. While the head waits only because it leaves headroom
-// free, that is the oldest that may use the headroom.
+// that fits, while the head may be bypassed. After that, as long as the head waits only because it
+// leaves headroom free, it is the oldest that may use the headroom.
 func (l *line) nextLocked() *fairqueue.Entry[*candidate] {
 	if l.queue.Len() == 0 {
 		return nil
 	}
 	room := l.space.Available()
-	if l.keepsLocked() {
+	e := l.queue.Next(func(c *candidate) bool { return c.need+c.spared() <= room })
+	if e == nil && l.keepsLocked() {
 		for e := range l.queue.All() {
 			if c := e.Value; c.upward && c.need <= room {
 				return e
 			}
 		}
 	}
-	return l.queue.Next(func(c *candidate) bool { return c.need+c.spared() <= room })
+	return e
 }
 
-// keepsLocked reports whether the head waits for more than its need, because it leaves headroom
-// free.
+// keepsLocked reports whether the head leaves headroom free, which others may use.
 func (l *line) keepsLocked() bool {
 	head := l.queue.Head()
-	return head != nil && head.Value.keeps && l.space.Available() < head.Value.need+head.Value.spared()
+	return head != nil && head.Value.keeps
 }
 
 // spaceChanged serves the waiters of a line after bytes were freed, a limit has changed, or the
@@ -438,14 +487,13 @@ func (l *line) keepsLocked() bool {
 func (m *Manager) spaceChanged(l *line) {
 	// A waiter joins the line first and looks for room then. A release does it the other way
 	// round. So one of the two sees the other.
-	if l.waiting.Load() == 0 && m.growing.Load() == 0 {
+	if m.waiting.Load() == 0 {
 		return
 	}
-	room := l.space.Room()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if room != l.room {
-		m.refillLocked(l, room)
+	if l.room != l.space.Room() {
+		m.refillLocked(l)
 	}
 	l.wakeLocked()
 }
@@ -461,20 +509,19 @@ func (l *line) wakeLocked() {
 // refillLocked fills l's queue anew after the room that the space can ever have has changed.
 // Waiters that can never fit there must not be in it, least of all at its head. Those that fit
 // nowhere any more fail.
-func (m *Manager) refillLocked(l *line, room int64) {
-	l.room = room
+func (m *Manager) refillLocked(l *line) {
+	l.room = l.space.Room()
 	for e := range l.queue.All() {
 		e.Remove()
 	}
 	for e := range m.mu.waiters.All() {
 		w := e.Value
-		if c := w.in(l); c != nil && c.fits(room) {
+		if c := w.in(l); c != nil && c.fits(l.room) {
 			c.entry = l.queue.Push(c)
 		} else if c != nil && !w.isInLine() {
 			m.failLocked(w, c.exceeded())
 		}
 	}
-	l.waiting.Store(int64(l.queue.Len()))
 }
 
 // addHeadroom sets which candidates leave headroom free and how much, and which may use it. A
@@ -509,11 +556,10 @@ func (m *Manager) headroom(id tier.ID, need int64) (bytes int64) {
 // tier.ErrClosed.
 func (m *Manager) Close() error {
 	m.mu.Lock()
-	if m.mu.closed {
+	if m.closed.Swap(true) {
 		m.mu.Unlock()
 		return tier.ErrClosed
 	}
-	m.mu.closed = true
 	for e := range m.mu.waiters.All() {
 		m.failLocked(e.Value, closedError())
 	}

@@ -38,7 +38,7 @@ func (m *Manager) reportLong() {
 	var due []LongWait
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.mu.reporting || m.mu.closed {
+	if m.mu.reporting || m.closed.Load() {
 		return
 	}
 	for _, l := range m.lines {

@@ -31,25 +31,45 @@ type state struct {
 	manager  *Manager
 	line     *line
 	promise  books.Promise
-	options  options
+	options  *options    // nil without options
 	noClear  atomic.Bool // see WithoutClearing
 	arriving int64       // its part of line.arriving
+}
+
+// newState returns the state of a reservation whose promise is not open yet.
+func (l *line) newState(m *Manager, o *options) *state {
+	s := &state{manager: m, line: l}
+	if *o != (options{}) {
+		one := *o
+		s.options = &one
+		s.noClear.Store(o.noClear)
+	}
+	return s
+}
+
+// owner returns the owner that the options name, as the books keep it.
+func (s *state) owner() any {
+	if s.options == nil || s.options.owner == nil {
+		return nil
+	}
+	return s.options.owner
+}
+
+// policy returns what happens when more is drawn than was promised.
+func (s *state) policy() LimitPolicy {
+	if s.options == nil {
+		return Fail()
+	}
+	return s.options.policy
 }
 
 // IsZero reports whether r is the zero value, and so no reservation.
 func (r Reservation) IsZero() bool { return r.state == nil }
 
 // open makes a reservation of bytes that were reserved in l's space.
-func (l *line) open(m *Manager, bytes int64, o options) Reservation {
-	s := &state{manager: m, line: l, options: o}
-	var owner any
-	if o.owner != nil {
-		owner = o.owner
-	}
-	l.space.Books().Open(&s.promise, bytes, owner, o.moves)
-	if o.noClear {
-		s.noClear.Store(true)
-	}
+func (l *line) open(m *Manager, bytes int64, o *options) Reservation {
+	s := l.newState(m, o)
+	l.space.Books().Open(&s.promise, bytes, s.owner(), o.moves)
 	if keeps, _ := o.origin.of(l.space); keeps {
 		s.arriving = bytes
 		l.arriving.Add(bytes)
@@ -141,7 +161,7 @@ func (r Reservation) AllocCounted(size int64, cuts []int64, reclaimed func(n int
 			return !inPieces(err)
 		})
 	}
-	if err != nil && s.options.memory != nil {
+	if err != nil && s.options != nil && s.options.memory != nil {
 		return s.options.memory.again(r, size, err, try)
 	}
 	return b, err
@@ -205,7 +225,7 @@ func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 // draw turns n unused bytes into live ones, by promise.Draw or Revive. If fewer are unused, it
 // reserves the rest where the policy allows that. It returns by how much the promise grew.
 func (s *state) draw(n int64, draw func(n, extra int64, grow bool) books.Outcome) (grown int64, err error) {
-	space, policy := s.line.space, s.options.policy
+	space, policy := s.line.space, s.policy()
 	var extra int64 // reserved beyond what was unused
 	for {
 		v, _ := s.promise.View()
@@ -246,7 +266,7 @@ func (e errRefused) Unwrap() error { return e.cause }
 // beyond reserves room for the shortfall of an allocation, if the policy allows it, and returns how
 // much it reserved.
 func (s *state) beyond(shortfall int64) (int64, error) {
-	if s.options.policy.kind == policyFail {
+	if s.policy().kind == policyFail {
 		return 0, errRefused{}
 	}
 	ask := func(n int64) (int64, bool, error) {
@@ -259,8 +279,8 @@ func (s *state) beyond(shortfall int64) (int64, error) {
 		}
 		return got, ok, err
 	}
-	if s.options.policy.kind == policyIncrease {
-		if n := size.Times(s.options.policy.padding, shortfall); n > shortfall {
+	if s.policy().kind == policyIncrease {
+		if n := size.Times(s.policy().padding, shortfall); n > shortfall {
 			if got, ok, _ := ask(n); ok {
 				return got, nil
 			}

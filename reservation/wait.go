@@ -39,6 +39,7 @@ type waiter struct {
 
 	wake       chan struct{} // has one place
 	begun, due time.Time     // of the wait; and when it is reported as a long one
+	overQuota  bool          // a quota has refused the last attempt
 
 	// Guarded by Manager.mu.
 	waits  *fairqueue.Entry[*waiter]
@@ -55,10 +56,10 @@ type candidate struct {
 	line   *line
 	need   int64 // bytes that the space charges
 	asked  int64 // bytes asked for here
-	keeps  bool  // it leaves headroom free
 	upward bool  // it may use headroom, and goes ahead of those that leave it free
 
 	// Guarded by Manager.mu while the request waits.
+	keeps bool                         // it leaves headroom free
 	spare int64                        // bytes of headroom that it leaves free
 	entry *fairqueue.Entry[*candidate] // in the line's queue
 }
@@ -198,6 +199,19 @@ func (m *Manager) takeAny(w *waiter) (*candidate, int64, error) {
 			return c, n, nil
 		}
 	}
+	// Another request was faster. What it has left may be enough for others, which were not woken. If
+	// a quota has refused, its next credit wakes all.
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w.overQuota {
+		w.overQuota = false
+		return nil, 0, nil
+	}
+	for i := range w.candidates {
+		if e := w.candidates[i].line.nextLocked(); e != nil && e.Value.waiter != w {
+			e.Value.waiter.wakeUp()
+		}
+	}
 	return nil, 0, nil
 }
 
@@ -208,19 +222,21 @@ func (m *Manager) join(w *waiter) error {
 	if err := m.overLocked(w); err != nil {
 		return err
 	}
+	for i := range w.candidates {
+		if l := w.candidates[i].line; l.room != l.space.Room() {
+			m.refillLocked(l)
+		}
+	}
 	w.waits = m.mu.waiters.Push(w)
+	m.waiting.Add(1)
 	w.owner.wait(1)
 	m.mu.changes++
 	for i := range w.candidates {
-		c := &w.candidates[i]
-		if room := c.line.space.Room(); room != c.line.room {
-			m.refillLocked(c.line, room) // which adds c, too
-		} else if c.fits(room) {
+		if c := &w.candidates[i]; c.fits(c.line.room) {
 			c.entry = c.line.queue.Push(c)
-			c.line.waiting.Store(int64(c.line.queue.Len()))
 		}
 	}
-	if w.err == nil && !w.isInLine() { // a limit was lowered just now
+	if !w.isInLine() { // a limit was lowered just now
 		m.failLocked(w, w.candidates[0].exceeded())
 	}
 	return w.err
@@ -233,6 +249,7 @@ func (m *Manager) leaveLocked(w *waiter) {
 		return
 	}
 	w.waits.Remove()
+	m.waiting.Add(-1)
 	m.mu.changes++
 	w.owner.wait(-1)
 	for _, f := range w.over {
@@ -241,7 +258,6 @@ func (m *Manager) leaveLocked(w *waiter) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		c.entry.Remove()
-		c.line.waiting.Store(int64(c.line.queue.Len()))
 		c.line.wakeLocked()
 		if head := c.line.queue.Head(); head != nil {
 			head.Value.waiter.wakeUp()

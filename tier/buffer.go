@@ -100,7 +100,6 @@ type Buffer struct {
 	mem     Memory
 	charge  int64
 	promise *books.Promise // gets the bytes back while it is open; may be nil. It changes only under Space.mu
-	engines bool           // see HoldBuffer; guarded by Space.mu
 	stack   invariants.Trace
 
 	reclaimed func(n int64) // see Space.Draw; may be nil

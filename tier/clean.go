@@ -12,8 +12,8 @@ import (
 // bufs).
 //
 // KeepClean returns nil, and has done nothing, if a lease is open, if the reservation that a buffer
-// was drawn from is open, if the space is lost, and in a space with a quota, because other spaces or
-// processes may be waiting for the bytes.
+// was drawn from is open, if the space is lost, and in a space with a quota, because other spaces
+// or processes may be waiting for the bytes.
 func (s *Space) KeepClean(bufs []*Buffer, shares bool, release func()) *copies.Copy {
 	if s.cfg.Quota != nil || s.Lost() != nil {
 		return nil
@@ -95,7 +95,9 @@ func (s *Space) DropClean(n int64) bool { return s.DropOldest(n, s.CopyChanges()
 // DropOldest is DropClean, and also reports true if an image was dropped or used since CopyChanges
 // returned seen.
 func (s *Space) DropOldest(n int64, seen uint64) bool {
-	return s.dropClean(n) > 0 || s.clean.Settle() || s.CopyChanges() != seen
+	dropped := s.dropClean(n)
+	s.evicted.Add(dropped)
+	return dropped > 0 || s.clean.Settle() || s.CopyChanges() != seen
 }
 
 // DropAllClean drops all clean images that are listed now. One that is held (Copy.Hold) is dropped
@@ -117,6 +119,6 @@ func (s *Space) DropSharing(bytes int64) {
 	}
 }
 
-// Evicted returns how many bytes of clean images were dropped so far because the pool could not
-// allocate what the books have free. It does not count evicted batches.
+// Evicted returns how many bytes of clean images were dropped so far because a promise or an
+// allocation needed the room. It does not count evicted batches.
 func (s *Space) Evicted() int64 { return s.evicted.Load() }

@@ -75,8 +75,8 @@ func wantUsage(t testing.TB, s *tier.Space, live, reserved, cached int64) {
 	}
 }
 
-// TestCleanImagesCountAsFree: their bytes can be promised, for which the oldest are dropped, and one that
-// is taken becomes a buffer again.
+// TestCleanImagesCountAsFree: their bytes can be promised, for which the oldest are dropped, and
+// one that is taken becomes a buffer again.
 func TestCleanImagesCountAsFree(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	old := keepClean(t, s, draw(t, s, 2*page), draw(t, s, 2*page))
@@ -112,8 +112,8 @@ func TestCleanImagesCountAsFree(t *testing.T) {
 	wantUsage(t, s, 0, 0, 0)
 }
 
-// TestCleanImagesAreDropped: for a lower limit, by an explicit call, and when the pool has no room for
-// another reason.
+// TestCleanImagesAreDropped: for a lower limit, by an explicit call, and when the pool has no room
+// for another reason.
 func TestCleanImagesAreDropped(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	for range 4 {
@@ -161,8 +161,8 @@ func TestDropClean(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotKept: memory under a lease, memory of an open reservation, which would have the bytes
-// back, memory under a quota, which others wait for, and memory of a lost space.
+// TestWhatIsNotKept: memory under a lease, memory of an open reservation, which would have the
+// bytes back, memory under a quota, which others wait for, and memory of a lost space.
 func TestWhatIsNotKept(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	a, b := draw(t, s, page), draw(t, s, page)
@@ -213,7 +213,8 @@ func TestWhatIsNotKept(t *testing.T) {
 	ok(t, f.Release())
 }
 
-// TestDrawerIsToldOfACleanImage: its bytes are free then, and when it is dropped they are free already.
+// TestDrawerIsToldOfACleanImage: its bytes are free then, and when it is dropped they are free
+// already.
 func TestDrawerIsToldOfACleanImage(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	r := promise(t, s, page)
@@ -280,7 +281,8 @@ func TestHeldImage(t *testing.T) {
 	wantUsage(t, s, 0, 0, 0)
 }
 
-// TestPromiseWaitsForAnImageThatIsDropped: while another drops the last image, the room is nearly there.
+// TestPromiseWaitsForAnImageThatIsDropped: while another drops the last image, the room is nearly
+// there.
 func TestPromiseWaitsForAnImageThatIsDropped(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	c := clean(t, s, 10)
@@ -352,8 +354,8 @@ func TestPromisesAtOnceDropWhatTheyNeed(t *testing.T) {
 	}
 }
 
-// TestPromisesAreKeptBesideImages: goroutines promise, draw, keep, revive and free at random. Promised
-// bytes can be drawn, whatever is kept, and the books are right whenever they are read.
+// TestPromisesAreKeptBesideImages: goroutines promise, draw, keep, revive and free at random.
+// Promised bytes can be drawn, whatever is kept, and the books are right whenever they are read.
 func TestPromisesAreKeptBesideImages(t *testing.T) {
 	const pages = 64
 	for seed := range testseed.Each(t, 3) {

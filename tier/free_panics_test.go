@@ -14,8 +14,8 @@ func (p *twicePool) Free(mem tier.Memory, reclaimed func()) {
 	reclaimed()
 }
 
-// TestBooksThatBreakAreNotHidden: the books panic when they are given back more than they have. That is
-// our own bug, not a function of the program's, and must not end in a line of the log.
+// TestBooksThatBreakAreNotHidden: the books panic when they are given back more than they have.
+// That is our own bug, not a function of the program's, and must not end in a line of the log.
 func TestBooksThatBreakAreNotHidden(t *testing.T) {
 	s := newSpace(t, 8*page, new(twicePool))
 	b := draw(t, s, 2*page)

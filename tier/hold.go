@@ -4,14 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/named"
 )
 
-// Holding describes one hold on memory for people: an open handle, an open record, or a reservation.
+// Holding describes one hold on memory for people: an open handle, an open record, or a
+// reservation.
 type Holding struct {
 	Space     ID
 	Kind      string // "handle", "record", or of a leak "reservation"
@@ -28,21 +28,25 @@ type Holding struct {
 // String returns, for example, `handle on batch 7 of plan "q", operator join:0, partition
 // 3, owner "probe"`.
 func (h Holding) String() string {
-	var b strings.Builder
-	b.WriteString(h.Kind)
+	s := h.Kind
 	if h.Batch != 0 {
-		fmt.Fprintf(&b, " on batch %d", h.Batch)
+		s += fmt.Sprintf(" on batch %d", h.Batch)
 	}
-	if h.Plan != "" {
-		b.WriteString(" of plan " + named.Quoted(h.Plan))
+	return s + placed(h.Plan, h.Operator, h.Port, fmt.Sprintf(", partition %d", h.Partition), h.Owner)
+}
+
+// placed describes a place, as far as it is known. partition is for a place that has an operator.
+func placed(plan, operator string, port int, partition, owner string) (s string) {
+	if plan != "" {
+		s = " of plan " + named.Quoted(plan)
 	}
-	if h.Operator != "" {
-		fmt.Fprintf(&b, ", operator %s:%d, partition %d", named.Plain(h.Operator), h.Port, h.Partition)
+	if operator != "" {
+		s += fmt.Sprintf(", operator %s:%d%s", named.Plain(operator), port, partition)
 	}
-	if h.Owner != "" {
-		b.WriteString(", owner " + named.Quoted(h.Owner))
+	if owner != "" {
+		s += ", owner " + named.Quoted(owner)
 	}
-	return b.String()
+	return s
 }
 
 // Describe returns what is known about a view of one of the space's holds, for people. It must be
@@ -113,8 +117,7 @@ func (s *Space) Leaks() (leaks []Leak) {
 		eachBuffer(v.Memory, add)
 		eachShared(v.Memory, add)
 	}
-	for _, o := range s.outstanding() {
-		b := o.Buffer
+	for b := range s.outstanding() {
 		leaks = append(leaks, Leak{Space: s.cfg.ID, Bytes: b.charge, Holders: by[b], Stack: b.stack.String()})
 	}
 	slices.SortFunc(leaks, func(a, b Leak) int {
@@ -134,7 +137,9 @@ func (s *Space) PromiseLeaks() (leaks []Leak) {
 		if name := nameOf(p.Owner); name != "" {
 			l.Holders = []Holding{{Space: s.cfg.ID, Kind: "reservation", Owner: name}}
 		}
-		i := slices.IndexFunc(leaks, func(o Leak) bool { return o.Stack == l.Stack && slices.Equal(o.Holders, l.Holders) })
+		i := slices.IndexFunc(leaks, func(o Leak) bool {
+			return o.Stack == l.Stack && slices.Equal(o.Holders, l.Holders)
+		})
 		if i < 0 {
 			i, leaks = len(leaks), append(leaks, l)
 		}
@@ -143,20 +148,14 @@ func (s *Space) PromiseLeaks() (leaks []Leak) {
 	return leaks
 }
 
-// drawn is an outstanding buffer, and what it was drawn from.
-type drawn struct {
-	*Buffer
-	promise *books.Promise
-	engines bool
-}
-
-// outstanding returns the buffers that are in use.
-func (s *Space) outstanding() (all []drawn) {
+// outstanding returns the buffers that are in use, and the promises that they were drawn from.
+func (s *Space) outstanding() map[*Buffer]*books.Promise {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	all := make(map[*Buffer]*books.Promise)
 	for b := range s.mu.buffers {
 		if b.holders.Load()&cached == 0 {
-			all = append(all, drawn{b, b.promise, b.engines})
+			all[b] = b.promise
 		}
 	}
 	return all

@@ -115,7 +115,9 @@ func TestHoldersOfBuffers(t *testing.T) {
 		{What: "buffer", Count: 1, Bytes: 128},
 		{What: "record", Owner: "b", Count: 1, Shared: 128},
 	}
-	wantBatches := []tier.Holder{{What: "batch", Plan: "q", Operator: "op", Count: 2, Bytes: 128, Shared: 128, Batch: 5}}
+	wantBatches := []tier.Holder{
+		{What: "batch", Plan: "q", Operator: "op", Count: 2, Bytes: 128, Shared: 128, Batch: 5},
+	}
 	if !slices.Equal(all.Holders, want) || !slices.Equal(all.Batches, wantBatches) ||
 		all.Retired != 128 || all.Engine != 1024 || all.Others != 0 {
 		t.Errorf("got %+v", all)
@@ -130,7 +132,7 @@ func TestHoldersOfBuffers(t *testing.T) {
 		}
 	}
 	leaks := s.Leaks()
-	if len(leaks) != 5 || leaks[0].Bytes != 1024 {
+	if len(leaks) != 4 {
 		t.Errorf("%+v", leaks)
 	}
 	held := 0
@@ -150,8 +152,9 @@ type several []*tier.Buffer
 
 func (m several) Buffers() []*tier.Buffer { return m }
 
-// TestHoldersOfOpaqueMemory: memory that does not list its buffers is counted once: it is taken to be in
-// the buffers of its size that nobody claims, or in the largest, and best in those without an owner.
+// TestHoldersOfOpaqueMemory: memory that does not list its buffers is counted once: it is taken to
+// be in the buffers of its size that nobody claims, or in the largest, and best in those without an
+// owner.
 func TestHoldersOfOpaqueMemory(t *testing.T) {
 	s := newSpace(t, 1<<20, &fakePool{})
 	r := owned(t, s, 1024, named("me"), false)

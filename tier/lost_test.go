@@ -18,7 +18,9 @@ func losable(t *testing.T, capacity int64) (*tier.Space, *faultdev.Device) {
 	dev := faultdev.New(openDevice(t, sim.Config{Memory: capacity}), 1)
 	pool, err := devpool.NewMemory(dev)
 	ok(t, err)
-	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Fractions: tier.Fractions{Limit: 1}})
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Fractions: tier.Fractions{Limit: 1},
+	})
 	ok(t, err)
 	return s, dev
 }
@@ -45,8 +47,8 @@ func TestSpaceIsLost(t *testing.T) {
 	isLost := func(what string, err error) {
 		t.Helper()
 		var lost *tier.LostError
-		if !errors.As(err, &lost) || !errors.Is(err, tier.ErrLost) || !errors.Is(err, errGone) || errors.Is(err, tier.ErrNoSpace) ||
-			lost.Space != s.ID() || lost.Bytes != 3000 {
+		if !errors.As(err, &lost) || !errors.Is(err, tier.ErrLost) || !errors.Is(err, errGone) ||
+			errors.Is(err, tier.ErrNoSpace) || lost.Space != s.ID() || lost.Bytes != 3000 {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -59,7 +61,8 @@ func TestSpaceIsLost(t *testing.T) {
 	isLost("marks", s.SetMarks(tier.Fractions{}))
 	_, err = drawFrom(s, r, 256)
 	isLost("drawing", err)
-	if taken, _ := s.Books().Reserve(1, 0); taken || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
+	taken, _ := s.Books().Reserve(1, 0)
+	if taken || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
 		t.Error("there is room in a lost space")
 	}
 	ok(t, b.Release())

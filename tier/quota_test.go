@@ -118,13 +118,16 @@ func TestCeiling(t *testing.T) {
 	}
 	q := &counter{limit: 8000}
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.GPU}, Capacity: 10_000, Pool: pool, Quota: q, Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
+		ID: tier.ID{Kind: tier.GPU}, Capacity: 10_000, Pool: pool, Quota: q,
+		Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for _, c := range []struct{ mine, others, want int64 }{{0, 0, 8000}, {1000, 0, 8000}, {1000, 3000, 5000}, {8000, 0, 8000}, {0, 8000, 0}} {
+	for _, c := range []struct{ mine, others, want int64 }{
+		{0, 0, 8000}, {1000, 0, 8000}, {1000, 3000, 5000}, {8000, 0, 8000}, {0, 8000, 0},
+	} {
 		r := promise(t, s, c.mine)
 		ok(t, q.Charge(c.others))
 		if got := s.Ceiling(); got != c.want {

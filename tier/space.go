@@ -39,8 +39,8 @@ type SpaceConfig struct {
 // A space is pressed while used and foreign bytes reach the trigger. Nothing is refused for that,
 // but subscribers are called, so that the monitor evicts until the pressure is below Stop.
 //
-// A space is lost when its pool, a Losable, has reported the loss of the device. Its limit is 0 from
-// then on, for good. Promises and draws fail with the LostError; bytes are still given back.
+// A space is lost when its pool, a Losable, has reported the loss of the device. Its limit is 0
+// from then on, for good. Promises and draws fail with the LostError; bytes are still given back.
 //
 // A space is closed after Close. Outstanding buffers stay usable and may be released later.
 //
@@ -49,10 +49,12 @@ type Space struct {
 	cfg     SpaceConfig
 	books   *books.Books
 	lost    atomic.Pointer[LostError]
+	foreign atomic.Int64                 // bytes that others hold on the device
+	held    atomic.Int64                 // see Hold
+	evicted atomic.Int64                 // see Evicted
+	fresh   atomic.Pointer[atomic.Int64] // see CountRetired
 	holds   holds.List                   // open handles and records, for lists of holders
 	clean   copies.List                  // clean images
-	evicted atomic.Int64                 // see Evicted
-	fresh   atomic.Pointer[atomic.Int64] // see CountRetired; may be nil
 	panics  guard.Log                    // of subscribers
 
 	mu struct {
@@ -74,13 +76,13 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	case cfg.Pool == nil:
 		return nil, fmt.Errorf("tier: %s: a pool is required", cfg.ID)
 	}
-	s := &Space{cfg: cfg}
-	marks, err := s.marks(cfg.Fractions)
+	marks, err := cfg.Fractions.of(cfg.ID, cfg.Capacity)
 	if err != nil {
 		return nil, err
 	}
-	s.books = books.New(cfg.Capacity, marks)
+	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks)}
 	s.panics.Logger = cfg.Logger
+	s.fresh.Store(new(atomic.Int64))
 	s.mu.buffers = make(map[*Buffer]struct{})
 	if cfg.Quota != nil {
 		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
@@ -153,11 +155,11 @@ func (s *Space) ResetPeak() { s.books.ResetPeak() }
 
 // Foreign returns how many bytes other programs hold on the device, as last sampled: external bytes
 // in the documentation.
-func (s *Space) Foreign() int64 { return s.books.External() }
+func (s *Space) Foreign() int64 { return s.foreign.Load() }
 
 // PressureBytes returns used + foreign bytes: what Trigger and Stop are
 // compared with.
-func (s *Space) PressureBytes() int64 { return s.books.Pressure() }
+func (s *Space) PressureBytes() int64 { return s.Used() + s.foreign.Load() }
 
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
@@ -203,7 +205,7 @@ func (s *Space) Ceiling() int64 {
 // Held returns how many bytes are used for as long as the space is open: the engine's own (Hold),
 // and retired bytes of which the pool cannot find out whether the device has freed them (Unsure).
 // Room()+Held() is how many may be used at once.
-func (s *Space) Held() int64 { return s.books.Held() + s.Unsure() }
+func (s *Space) Held() int64 { return s.held.Load() + s.Unsure() }
 
 // Unsure returns how many of the retired bytes stay retired for as long as the space is open.
 func (s *Space) Unsure() int64 {
@@ -214,7 +216,7 @@ func (s *Space) Unsure() int64 {
 }
 
 // Hold marks n of the used bytes as the engine's own, such as staging chunks.
-func (s *Space) Hold(n int64) { s.books.Hold(n) }
+func (s *Space) Hold(n int64) { s.held.Add(n) }
 
 // Pace returns how far a volume is ahead of the others that are written side by side with it; see
 // stripe.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
@@ -235,22 +237,12 @@ type paced interface {
 	Promised(n int64)
 }
 
-// marks returns fractions in bytes of the space.
-func (s *Space) marks(f Fractions) (books.Marks, error) {
-	f = f.In(s.cfg.ID.Kind)
-	if err := f.validateOf(s.cfg.Capacity); err != nil {
-		return books.Marks{}, fmt.Errorf("%w (space %s)", err, s.cfg.ID)
-	}
-	n := s.cfg.Capacity
-	return books.Marks{Limit: share(n, f.Limit), Trigger: share(n, f.Trigger), Stop: share(n, f.Stop)}, nil
-}
-
 // SetMarks changes all marks; zero fields mean the tier's defaults. In bytes, stop must be above 0
 // and below the trigger. SetMarks replaces a limit that SetLimit set. Open reservations keep their
 // bytes; above a lower trigger the monitor begins to evict. The marks of a lost space stay, and the
 // error is a LostError.
 func (s *Space) SetMarks(f Fractions) error {
-	marks, err := s.marks(f)
+	marks, err := f.of(s.cfg.ID, s.cfg.Capacity)
 	if err != nil {
 		return err
 	}
@@ -317,7 +309,8 @@ func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.mu.subscribers = slices.DeleteFunc(slices.Clone(s.mu.subscribers), func(f *func(bool)) bool { return f == one })
+		all := slices.Clone(s.mu.subscribers)
+		s.mu.subscribers = slices.DeleteFunc(all, func(f *func(bool)) bool { return f == one })
 	}
 }
 
@@ -343,7 +336,7 @@ func (s *Space) notify(pressed bool) {
 // Reserved calls the subscribers if the pressure is at the trigger or above it. It must be called
 // with no lock held after bytes were reserved through Books.
 func (s *Space) Reserved() {
-	if s.books.Pressed() {
+	if s.PressureBytes() >= s.Trigger() {
 		s.notify(true)
 	}
 }
@@ -364,7 +357,7 @@ func (s *Space) Freed(n int64) {
 // if that presses the space, or if it is less than before. ForeignOn documents the number.
 func (s *Space) SetForeign(n int64) {
 	n = min(max(0, n), math.MaxInt64-s.cfg.Capacity) // so that the pressure is a number
-	switch before := s.books.SetExternal(n); {
+	switch before := s.foreign.Swap(n); {
 	case before > n:
 		s.notify(false)
 	case before < n:

@@ -31,14 +31,10 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(
 		if err == nil {
 			return s.list(&Buffer{mem: mem, charge: s.Charge(size), promise: p, reclaimed: reclaimed}), nil
 		}
-		if !errors.Is(err, ErrNoSpace) {
+		// Where the pool has no room, or not in one piece, clean images are dropped, twice as many
+		// with each try.
+		if !errors.Is(err, ErrNoSpace) || !s.DropOldest(n, seen) {
 			return nil, cmp.Or(s.Lost(), err) // the error may be the device's report of its loss
-		}
-		// The pool has no room, or not in one piece: drop clean images, twice as many with each try.
-		dropped := s.dropClean(n)
-		s.evicted.Add(dropped)
-		if dropped == 0 && !s.clean.Settle() && s.CopyChanges() == seen {
-			return nil, cmp.Or(s.Lost(), err)
 		}
 	}
 }
@@ -77,16 +73,17 @@ func (s *Space) list(b *Buffer) *Buffer {
 	return b
 }
 
-// HoldBuffer is Hold for the bytes of a buffer. The reservation that it was drawn from must be
-// released.
+// HoldBuffer is Hold for the bytes of a buffer. From now on no list has the buffer: neither that of
+// leaks, nor that of holders.
 func (s *Space) HoldBuffer(b *Buffer) {
-	s.mu.Lock()
-	b.engines = true
-	s.mu.Unlock()
 	s.Hold(b.charge)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.mu.buffers, b)
 }
 
-// alloc asks the pool and makes a panic of a backend an error.
+// alloc asks the pool. It makes a panic of a backend an error, and completes an error for lack of
+// room with the space, the numbers of its books, and a hint.
 func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	lockrank.AssertNone("a pool allocates")
 	defer func() {
@@ -101,18 +98,13 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 		p.Promised(s.Usage().Reserved)
 	}
 	mem, err = s.cfg.Pool.Alloc(size, cuts)
-	var full *NoSpaceError
-	if errors.As(err, &full) && !full.Space.Valid() {
-		s.complete(full, size)
-	}
 	if err == nil && mem == nil {
 		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
 	}
-	return mem, err
-}
-
-// complete adds the space, the numbers of its books, and a hint to a pool's error for size bytes.
-func (s *Space) complete(full *NoSpaceError, size int64) {
+	var full *NoSpaceError
+	if !errors.As(err, &full) || full.Space.Valid() {
+		return mem, err
+	}
 	full.Space = s.cfg.ID
 	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
 		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
@@ -122,7 +114,8 @@ func (s *Space) complete(full *NoSpaceError, size int64) {
 			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"
 		}
 	}
-	full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a hint of the pool: not the space's memory was too small
+	full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
+	return mem, err
 }
 
 // CountRetired makes n count the bytes that are retired from now on until the next call of
@@ -148,28 +141,22 @@ func (s *Space) free(b *Buffer) {
 	s.mu.Lock()
 	delete(s.mu.buffers, b)
 	s.mu.Unlock()
-	unsure, fresh, clean := s.Unsure(), s.fresh.Load(), b.holders.Load()&cached != 0
-	if clean {
-		fresh = nil
-	} else {
-		s.books.Retire(b.charge)
-	}
-	if fresh != nil {
-		fresh.Add(b.charge)
-	}
+	unsure := s.Unsure()
 	reclaimed := func() {
-		if clean {
-			s.books.Uncache(b.charge)
-			s.notify(false)
-			return
-		}
-		if fresh != nil {
+		s.books.Uncache(b.charge)
+		s.notify(false)
+	}
+	if b.holders.Load()&cached == 0 {
+		s.books.Retire(b.charge)
+		fresh := s.fresh.Load()
+		fresh.Add(b.charge)
+		reclaimed = func() {
 			fresh.Add(-b.charge)
+			if b.reclaimed != nil {
+				b.reclaimed(b.charge)
+			}
+			s.Freed(s.books.Reclaim(b.promise, b.charge))
 		}
-		if b.reclaimed != nil {
-			b.reclaimed(b.charge)
-		}
-		s.Freed(s.books.Reclaim(b.promise, b.charge))
 	}
 	if m, ok := b.mem.(giver); ok {
 		m.GiveBack(reclaimed)

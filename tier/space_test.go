@@ -98,10 +98,12 @@ func TestFractions(t *testing.T) {
 			t.Errorf("the defaults of %v: %v", k, err)
 		}
 	}
-	if got, want := (tier.Fractions{}).In(tier.GPU), (tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}); got != want {
+	want := tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
+	if got := (tier.Fractions{}).In(tier.GPU); got != want {
 		t.Errorf("gpu: %+v, want %+v", got, want)
 	}
-	if got, want := (tier.Fractions{}).In(tier.Disk), (tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}); got != want {
+	want = tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}
+	if got := (tier.Fractions{}).In(tier.Disk); got != want {
 		t.Errorf("disk: %+v, want %+v", got, want)
 	}
 	nan := math.NaN()
@@ -166,7 +168,8 @@ func TestNewSpaceRefuses(t *testing.T) {
 func TestSpaceTellsWhatItIs(t *testing.T) {
 	p := &fakePool{}
 	s := newSpace(t, 1000, p)
-	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(), s.Capacity(), s.Limit(), s.Trigger(), s.Stop(), s.Available(), s.Charge(65))
+	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(),
+		s.Capacity(), s.Limit(), s.Trigger(), s.Stop(), s.Available(), s.Charge(65))
 	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
 	}
@@ -269,7 +272,8 @@ func TestSpaceDrawFails(t *testing.T) {
 		{"error", func(int64) (tier.Memory, error) { return nil, boom }, boom, "boom"},
 		{"no space", func(n int64) (tier.Memory, error) {
 			return nil, &tier.NoSpaceError{Requested: n, Available: 700, Largest: 60}
-		}, tier.ErrNoSpace, "host:2 has no space for 100 bytes: 700 available in pieces of at most 60 (raise HostMemory)"},
+		}, tier.ErrNoSpace,
+			"host:2 has no space for 100 bytes: 700 available in pieces of at most 60 (raise HostMemory)"},
 		{"wrapped no space", func(n int64) (tier.Memory, error) {
 			return nil, fmt.Errorf("deep down: %w", &tier.NoSpaceError{Requested: n, Cause: boom})
 		}, boom, "deep down: "},
@@ -282,7 +286,8 @@ func TestSpaceDrawFails(t *testing.T) {
 			s := newSpace(t, 1000, p)
 			r := promise(t, s, 200)
 			b, err := drawFrom(s, r, 100)
-			if b != nil || err == nil || !strings.Contains(err.Error(), c.says) || c.is != nil && !errors.Is(err, c.is) {
+			if b != nil || err == nil || !strings.Contains(err.Error(), c.says) ||
+				c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("Draw gave %v, %v", b, err)
 			}
 			var full *tier.NoSpaceError
@@ -418,7 +423,8 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 func TestPanicOfASubscriber(t *testing.T) {
 	var log strings.Builder
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.Host}, Capacity: 1000, Pool: &fakePool{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		ID: tier.ID{Kind: tier.Host}, Capacity: 1000, Pool: &fakePool{},
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	ok(t, err)
 	var c changes
@@ -436,7 +442,8 @@ func TestSpaceForeign(t *testing.T) {
 	promise(t, s, 100)
 	s.SetForeign(300)
 	if s.PressureBytes() != 400 || s.Foreign() != 300 || s.Used() != 100 || s.Available() != 800 {
-		t.Errorf("pressure %d, foreign %d, used %d, available %d", s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
+		t.Errorf("pressure %d, foreign %d, used %d, available %d",
+			s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
 	}
 	s.SetForeign(-5)
 	if s.PressureBytes() != 100 || s.Foreign() != 0 {
@@ -454,7 +461,8 @@ func TestSetMarks(t *testing.T) {
 	marks := func() [3]int64 { return [3]int64{s.Limit(), s.Trigger(), s.Stop()} }
 	for _, wrong := range []tier.Fractions{
 		{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()},
-		{Trigger: 2e-6, Stop: 1e-6}, {Trigger: 0.002, Stop: 1e-6}, {Trigger: 0.0019, Stop: 0.0018}, // less than a byte, or apart
+		// less than a byte, or less apart
+		{Trigger: 2e-6, Stop: 1e-6}, {Trigger: 0.002, Stop: 1e-6}, {Trigger: 0.0019, Stop: 0.0018},
 	} {
 		if err := s.SetMarks(wrong); err == nil || marks() != [3]int64{900, 800, 500} {
 			t.Errorf("%+v: %v, marks %v", wrong, err, marks())
@@ -527,7 +535,8 @@ func TestSpaceLeaks(t *testing.T) {
 	s := newSpace(t, 10000, &fakePool{})
 	a, b, c := draw(t, s, 100), draw(t, s, 1000), draw(t, s, 10)
 	leaks := s.Leaks()
-	if len(leaks) != 3 || leaks[0].Bytes != 1024 || leaks[1].Bytes != 128 || leaks[2].Bytes != 64 || leaks[0].Space != s.ID() {
+	if len(leaks) != 3 || leaks[0].Bytes != 1024 || leaks[1].Bytes != 128 || leaks[2].Bytes != 64 ||
+		leaks[0].Space != s.ID() {
 		t.Errorf("leaks: %+v; want 1024, 128 and 64 bytes", leaks)
 	}
 	if stack := leaks[0].Stack; strings.Contains(stack, "TestSpaceLeaks") != invariantsBuild {
@@ -548,8 +557,8 @@ func TestSpaceLeaks(t *testing.T) {
 	usage(t, s, "in the end", 0, 0, 0)
 }
 
-// TestBytesReturnToAnOpenPromise: those of a buffer return to the promise that it was drawn from while
-// that is open, and are free when it is released. The caller is told just before.
+// TestBytesReturnToAnOpenPromise: those of a buffer return to the promise that it was drawn from
+// while that is open, and are free when it is released. The caller is told just before.
 func TestBytesReturnToAnOpenPromise(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p)

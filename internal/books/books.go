@@ -51,8 +51,6 @@ type Books struct {
 	mu       lockrank.Mutex[lockrank.Space]
 	marks    Marks
 	usage    Usage
-	external int64   // bytes that other programs hold on the device
-	held     int64   // used for as long as the space is open
 	changes  uint64  // of all of this, and of the promises
 	promises Promise // the anchor of the list of open promises
 }
@@ -98,51 +96,6 @@ func (b *Books) SetLimit(n int64) bool {
 	b.marks.Limit = n
 	b.changes++
 	return true
-}
-
-// External returns how many bytes other programs hold on the device, as last set.
-func (b *Books) External() int64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.external
-}
-
-// SetExternal sets the bytes that other programs hold, and returns what they were.
-func (b *Books) SetExternal(n int64) (before int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	before, b.external = b.external, n
-	b.changes++
-	return before
-}
-
-// Held returns how many bytes are used for as long as the space is open.
-func (b *Books) Held() int64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.held
-}
-
-// Hold marks n more of the used bytes as used for as long as the space is open.
-func (b *Books) Hold(n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.held += n
-	b.changes++
-}
-
-// Pressure returns used + external bytes, which the marks are compared with.
-func (b *Books) Pressure() int64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.usage.Used() + b.external
-}
-
-// Pressed reports whether the pressure has reached the trigger.
-func (b *Books) Pressed() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.usage.Used()+b.external >= b.marks.Trigger
 }
 
 // ResetPeak makes the present use the peak.
@@ -289,8 +242,7 @@ func (b *Books) openLocked(p *Promise, spare, limit int64) (*Promise, int64) {
 	if ok, drop := b.takeLocked(p.promised, spare, limit); !ok {
 		return nil, drop
 	}
-	p.prev, p.next = b.promises.prev, &b.promises
-	p.prev.next, p.next.prev = p, p
+	b.listLocked(p)
 	return p, 0
 }
 

@@ -86,7 +86,9 @@ func TestRandom(t *testing.T) {
 					if out := open[i].Release(); out.Freed != v.Unused {
 						t.Fatalf("released %+v: %+v", v, out)
 					}
-					if !open[i].Release().Released || !open[i].Grow(1).Released || !open[i].Shrink(0).Released || !open[i].Draw(0, 0, true).Released {
+					p := open[i]
+					if !p.Release().Released || !p.Grow(1).Released || !p.Shrink(0).Released ||
+						!p.Draw(0, 0, true).Released {
 						t.Fatal("a released promise was used")
 					}
 					open = append(open[:i], open[i+1:]...)

@@ -133,6 +133,37 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	}
 }
 
+// TestRemainingOverALoweredLimit: each device is over the limit by its share of the excess, and the
+// shares cover it.
+func TestRemainingOverALoweredLimit(t *testing.T) {
+	b := newBudget(t, 96*kib)
+	d1, _ := wrap(t, b, newSim(t, 64*kib))
+	d2, _ := wrap(t, b, newSim(t, 64*kib))
+	empty, _ := wrap(t, b, newSim(t, 64*kib))
+	one, two := tier.QuotaOf(d1), tier.QuotaOf(d2)
+	if err := errors.Join(one.Charge(60*kib), two.Charge(20*kib)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ limit, one, two, empty int64 }{
+		{96 * kib, 16 * kib, 16 * kib, 16 * kib},
+		{80 * kib, 0, 0, 0},
+		{40 * kib, -30 * kib, -10 * kib, 0},
+		{80*kib - 1, -1, -1, 0},
+		{1, -60 * kib, -20 * kib, 0},
+	} {
+		if err := b.SetLimit(c.limit); err != nil {
+			t.Fatal(err)
+		}
+		got := [3]int64{one.Remaining(), two.Remaining(), tier.QuotaOf(empty).Remaining()}
+		if want := [3]int64{c.one, c.two, c.empty}; got != want {
+			t.Errorf("with a limit of %d bytes %v remain, want %v", c.limit, got, want)
+		}
+	}
+	one.Credit(60 * kib)
+	two.Credit(20 * kib)
+	checkBooks(t, b.Stats())
+}
+
 // A closed device has nothing left, which a space must see before it asks.
 func TestQuotaOfAClosedDevice(t *testing.T) {
 	b := newBudget(t, 64*kib)

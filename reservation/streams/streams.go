@@ -70,7 +70,8 @@ func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
 	case !r.Inside().IsOpen():
 		return fmt.Errorf("reservation: attach: %w", tier.ErrReleased)
 	case r.Space() != s.space:
-		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s", r.Space().ID(), s.space.ID())
+		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s",
+			r.Space().ID(), s.space.ID())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,7 +18,9 @@ import (
 
 // simStreams returns Streams of a simulated GPU, some of its streams, and the
 // manager. A page is charged for each allocation.
-func simStreams(t *testing.T, capacity int64, n int) (*streams.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
+func simStreams(
+	t *testing.T, capacity int64, n int,
+) (*streams.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
 	t.Helper()
 	dev, err := sim.New(sim.Config{Memory: capacity})
 	if err != nil {
@@ -28,7 +30,9 @@ func simStreams(t *testing.T, capacity int64, n int) (*streams.Streams, []tier.S
 	if err != nil {
 		t.Fatal(err)
 	}
-	space, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: capacity, Fractions: tier.Fractions{Limit: 1}, Pool: pool, Backend: "sim"})
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: gpu0, Capacity: capacity, Fractions: tier.Fractions{Limit: 1}, Pool: pool, Backend: "sim",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
