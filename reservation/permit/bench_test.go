@@ -15,11 +15,7 @@ import (
 func BenchmarkTryAcquire(b *testing.B) {
 	b.Run("permit", func(b *testing.B) {
 		p := newPool(b, permit.Config{})
-		r, err := permit.MiB(1, 2)
-		if err != nil {
-			b.Fatal(err)
-		}
-		r = r.Spill()
+		r := of(b, permit.Device, 1<<20, permit.Host, 2<<20).Spill()
 		b.ReportAllocs()
 		for b.Loop() {
 			got, err := p.TryAcquire(r)
