@@ -63,7 +63,9 @@ func (s *Staging) Count() int { return s.count }
 // wait for, a *tier.NoSpaceError.
 func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
 	if s.count == 0 {
-		return nil, &tier.NoSpaceError{Space: s.space(), Requested: s.chunk, Available: s.buf.Size(), Hint: "a larger staging buffer"}
+		return nil, &tier.NoSpaceError{
+			Space: s.space(), Requested: s.chunk, Available: s.buf.Size(), Hint: "a larger staging buffer",
+		}
 	}
 	s.mu.Lock()
 	if c, ok := s.takeLocked(); ok || s.mu.closed {
