@@ -76,8 +76,10 @@ func TestWindowIsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const mib = 1 << 20
 		w := &Window{Request: mib, Depth: 4} // nothing is measured: 1 MiB may be under way
-		if err := w.Enter(t.Context(), mib/2, true); err != nil {
-			t.Fatal(err)
+		for _, n := range []int64{mib / 2, mib / 4} {
+			if err := w.Enter(t.Context(), n, true); err != nil {
+				t.Fatal(err)
+			}
 		}
 		var mu sync.Mutex
 		var order []int64
@@ -91,6 +93,11 @@ func TestWindowIsInOrder(t *testing.T) {
 				order = append(order, n)
 			}()
 			synctest.Wait()
+		}
+		w.Leave(mib/4, true, false) // makes room for the small ones
+		synctest.Wait()
+		if len(order) > 0 {
+			t.Fatalf("begun: %d", order)
 		}
 		w.Leave(mib/2, true, false)
 		synctest.Wait()
