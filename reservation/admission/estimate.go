@@ -67,27 +67,29 @@ type Inputs interface {
 	Restore(ctx context.Context) error
 }
 
-// validate says what Admit refuses.
+// validate returns an error for negative bytes.
 func (e *Estimate) validate() error {
-	for _, f := range [...]struct {
-		name  string
-		bytes int64
-		none  bool
-	}{{"input", e.Input, false}, {"output", e.Output, true}, {"overhead", e.Overhead, true}, {"least", e.Least, false}} {
-		if f.bytes < 0 && !(f.none && f.bytes == None) {
-			return fmt.Errorf("admission: task %s: %s of %d bytes makes no sense", named.Quoted(e.Operator), f.name, f.bytes)
-		}
+	output, overhead := e.Output, e.Overhead
+	if output == None {
+		output = 0
 	}
-	return nil
+	if overhead == None {
+		overhead = 0
+	}
+	if min(e.Input, output, overhead, e.Least) >= 0 {
+		return nil
+	}
+	return fmt.Errorf("admission: task %s: an estimate below 0 makes no sense: "+
+		"%d bytes of input, %d of output, %d of overhead, and %d at least",
+		named.Quoted(e.Operator), e.Input, output, overhead, e.Least)
 }
 
 // input returns how large all inputs are.
 func (e *Estimate) input() int64 {
-	n := e.Input
-	if e.Inputs != nil {
-		n = add(n, max(0, e.Inputs.Bytes()))
+	if e.Inputs == nil {
+		return e.Input
 	}
-	return n
+	return add(e.Input, max(0, e.Inputs.Bytes()))
 }
 
 // in returns how many bytes of the inputs are in a space and how many are not.
@@ -107,7 +109,7 @@ func (e *Estimate) hold(s *tier.Space) int64 {
 	return add(e.Input, max(0, e.Inputs.Hold(s)))
 }
 
-// restore lets the inputs go, whatever has become of ctx.
+// restore ends what hold and the task did with the inputs, whatever has become of ctx.
 func (e *Estimate) restore(ctx context.Context) error {
 	if e.Inputs == nil {
 		return nil
@@ -116,10 +118,10 @@ func (e *Estimate) restore(ctx context.Context) error {
 }
 
 // work returns what the task will take beside its inputs.
-func (e *Estimate) work(by Estimator, input int64) int64 {
+func (e *Estimate) work(by Estimator) int64 {
 	output, overhead := e.Output, e.Overhead
 	if output == 0 || overhead == 0 {
-		o, h := by.Estimate(e.Operator, input)
+		o, h := by.Estimate(e.Operator, e.input())
 		if output == 0 {
 			output = o
 		}

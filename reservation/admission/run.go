@@ -1,12 +1,12 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
@@ -62,7 +62,7 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 	var before error // of the last attempt
 	for attempt := 1; ; attempt++ {
 		g, err := a.Admit(ctx, e)
-		if err != nil && attempt > 1 {
+		if err != nil && before != nil {
 			return fmt.Errorf("%w (attempt %d; the one before: %v)", err, attempt, before)
 		}
 		if err != nil {
@@ -70,9 +70,6 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		}
 		reserved := g.r.Bytes()
 		again, err := a.once(ctx, &e, g, f)
-		if err == nil {
-			return nil
-		}
 		if !again {
 			return err
 		}
@@ -80,160 +77,125 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 			return errors.Join(err, ended(ctx, &e))
 		}
 		never := a.never(&e, g, reserved, err)
-		if never != nil {
-			err = never
-		}
 		if never != nil || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
-				Operator: e.Operator, Attempts: attempt, Space: g.r.Space().ID(), Need: g.need, Reserved: reserved, Peak: g.Peak(), Err: err,
+				Operator: e.Operator, Attempts: attempt, Space: g.r.Space().ID(), Need: g.need, Reserved: reserved,
+				Peak: g.Peak(), Err: cmp.Or(never, err),
 			}
 		}
 		before = err
-		e.Least = g.higher(err)
-		if told := (*reservation.DeadlockError)(nil); errors.As(err, &told) { // or it would meet the others again
-			if werr := told.Wait(ctx); werr != nil {
+		if deadlock, ok := errors.AsType[*reservation.DeadlockError](err); ok {
+			// Others held what it waited for. To reserve more would only keep that from the wait.
+			e.Least = max(g.work, g.Peak())
+			if werr := deadlock.Wait(ctx); werr != nil {
 				return errors.Join(err, werr)
 			}
+		} else {
+			e.Least = max(tier.Page, add(g.work, g.work), add(g.Peak(), refused(err, g.r.Space().ID())))
 		}
-		a.retries.Add(1)
+		a.mu.Lock()
+		a.stats.Retried++
+		a.mu.Unlock()
 		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task ran out of memory and is tried again",
 			slog.String("operator", e.Operator), slog.Int("attempt", attempt), slog.Int64("reserved", reserved),
 			slog.Int64("peak", g.Peak()), slog.Int64("least", e.Least), slog.Any("error", err))
 	}
 }
 
-// neverFits returns an *reservation.ExceededError if no space could hold so many bytes even if it
-// were empty. inputs adds the bytes of all inputs.
-func (a *Admitter) neverFits(e *Estimate, inputs bool, work int64, cause error) error {
-	var most *reservation.ExceededError
-	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
-		if s == nil || s.Lost() != nil { // admission reports that
-			continue
-		}
-		var there, missing int64
-		if inputs {
-			there, missing = e.in(s)
-		}
-		need := add(there, charge(s, add(missing, work)))
-		if need <= s.Room() {
-			return nil
-		}
-		if most == nil || s.Room() > most.Limit {
-			most = &reservation.ExceededError{
-				Space: s.ID(), Requested: add(there, add(missing, work)), Available: s.Available(), Limit: s.Room(),
-				Cause: cause,
-			}
-		}
-	}
-	if most == nil {
-		return nil
-	}
-	return most
-}
-
-// never returns why an attempt that failed with err shows that the task can never be done, or nil.
-func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error {
-	var exceeded *reservation.ExceededError
-	if !errors.Is(err, reservation.ErrExceeded) || errors.As(err, &exceeded) && exceeded.Space != g.r.Space().ID() {
-		return nil // it lacks something else
-	}
-	if exceeded != nil {
-		// What was drawn when it was refused is what was promised less what was unused. If the
-		// space itself refused, it is not known.
-		work := exceeded.Requested
-		if exceeded.Requested <= g.r.Space().Room() {
-			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base.Load()))
-		}
-		if err := a.neverFits(e, g.here.Load(), work, err); err != nil {
-			return err
-		}
-	}
-	if e.Inputs != nil && !g.here.Load() {
-		return nil // they may have been in the way of each other
-	}
-	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
-		if s == nil || s.Lost() != nil {
-			continue
-		}
-		if there, _ := e.in(s); most(s, s.Room()-there) > reserved {
-			return nil
-		}
-	}
-	return err
-}
-
 // once runs one attempt and reports whether there may be another after its error.
-func (a *Admitter) once(ctx context.Context, e *Estimate, g *Grant, f func(context.Context, *Grant) error) (again bool, err error) {
+func (a *Admitter) once(
+	ctx context.Context, e *Estimate, g *Grant, f func(context.Context, *Grant) error,
+) (again bool, err error) {
 	done := false
 	defer func() { // also after a panic
 		if done {
 			return
 		}
-		failed := e.restore(ctx)
-		if !g.over.Load() {
-			g.note() // Release forgets what is drawn
-			failed = errors.Join(failed, g.Release())
+		p := recover()
+		if oom, ok := p.(error); ok && OutOfMemory(oom) {
+			p, err = nil, oom
 		}
-		if failed != nil {
-			again, err = false, errors.Join(err, failed)
+		failed := e.restore(ctx)
+		if !g.end() {
+			failed = errors.Join(failed, g.close(nil))
+		}
+		if again = failed == nil && OutOfMemory(err); failed != nil {
+			err = errors.Join(err, failed)
+		}
+		if p != nil {
+			panic(p)
 		}
 	}()
-	if err = call(g.owner.Context(ctx), g, f); err != nil {
-		return OutOfMemory(err), err
+	if err := f(g.owner.Context(ctx), g); err != nil {
+		return false, err
 	}
 	done = true
-	if g.over.Load() { // f has done that
+	if g.end() { // f has done that
 		return false, nil
 	}
-	if err := g.Done(g.measured()); err != nil { // the task has succeeded all the same
-		a.log.LogAttrs(ctx, slog.LevelWarn, "admission: other code released the reservation of a task, such as a converter of its inputs",
-			slog.String("operator", e.Operator), slog.String("space", g.r.Space().ID().String()), slog.Any("error", err))
+	if err := g.close(&Measured{Output: g.output}); err != nil { // the task has succeeded all the same
+		a.log.LogAttrs(ctx, slog.LevelWarn,
+			"admission: other code released the reservation of a task, such as a converter of its inputs",
+			slog.String("operator", e.Operator), slog.String("space", g.r.Space().ID().String()),
+			slog.Any("error", err))
 	}
 	return false, nil
 }
 
-// call runs f and makes a panic about memory an error.
-func call(ctx context.Context, g *Grant, f func(context.Context, *Grant) error) (err error) {
-	defer func() {
-		p := recover()
-		if p == nil {
-			return
+// never returns why an attempt that failed with err shows that the task can never be done, or nil.
+func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error {
+	exceeded, is := errors.AsType[*reservation.ExceededError](err)
+	if !errors.Is(err, reservation.ErrExceeded) || is && exceeded.Space != g.r.Space().ID() {
+		return nil // it lacks something else
+	}
+	var work int64
+	if is {
+		work = exceeded.Requested
+		if work <= g.r.Space().Room() {
+			// What was drawn when it was refused is what was reserved less what was unused. If the
+			// space itself refused, it is not known.
+			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base))
 		}
-		e, ok := p.(error)
-		if _, order := p.(lockrank.Violation); order || !ok || !OutOfMemory(e) {
-			panic(p)
+	}
+	all := e.Inputs == nil || g.inputsHere // else its inputs may have been in the way of each other
+	fits := !is
+	var largest *reservation.ExceededError
+	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+		if s == nil || s.Lost() != nil {
+			continue
 		}
-		err = e
-	}()
-	return f(ctx, g)
+		there, missing := e.in(s)
+		all = all && most(s, s.Room()-there) <= reserved
+		if !g.inputsHere {
+			there, missing = 0, 0
+		}
+		fits = fits || add(there, charge(s, add(missing, work))) <= s.Room()
+		if largest == nil || s.Room() > largest.Limit {
+			largest = &reservation.ExceededError{
+				Space: s.ID(), Requested: add(there, add(missing, work)), Available: s.Available(), Limit: s.Room(),
+				Cause: err,
+			}
+		}
+	}
+	switch {
+	case !fits && largest != nil:
+		return largest
+	case all:
+		return err
+	}
+	return nil
 }
 
-// higher returns what output and overhead should be taken for after an attempt that
-// failed with err.
-func (g *Grant) higher(err error) int64 {
-	if told := (*reservation.DeadlockError)(nil); errors.As(err, &told) {
-		// Others held what it waited for: its estimate was not too low, and to promise it
-		// more would only keep that from the wait.
-		return max(g.work, g.Peak())
+// refused returns how many bytes an error reports that were refused in a space.
+func refused(err error, in tier.ID) (n int64) {
+	if e, ok := errors.AsType[*reservation.ExceededError](err); ok && e.Space == in {
+		n = e.Requested
 	}
-	return max(tier.Page, add(g.work, g.work), add(g.Peak(), requested(err, g.r.Space().ID())))
-}
-
-// requested returns how many bytes an error says were refused in a space.
-func requested(err error, in tier.ID) (n int64) {
-	var (
-		exceeded *reservation.ExceededError
-		full     *tier.NoSpaceError
-		budget   *tier.OutOfBudgetError
-	)
-	if errors.As(err, &exceeded) && exceeded.Space == in {
-		n = max(n, exceeded.Requested)
+	if e, ok := errors.AsType[*tier.NoSpaceError](err); ok && e.Space == in {
+		n = max(n, e.Requested)
 	}
-	if errors.As(err, &full) && full.Space == in {
-		n = max(n, full.Requested)
-	}
-	if errors.As(err, &budget) {
-		n = max(n, budget.Requested)
+	if e, ok := errors.AsType[*tier.OutOfBudgetError](err); ok {
+		n = max(n, e.Requested)
 	}
 	return n
 }
