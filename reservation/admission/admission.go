@@ -86,6 +86,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// defaultThreshold is the share of a space's capacity that tasks are admitted up to.
+const defaultThreshold = 0.9
+
 // Rules decide which tasks may start. The zero value means the defaults.
 type Rules struct {
 	// Strategy names the spaces that tasks may run in; nil means any GPU.
@@ -110,15 +113,10 @@ type Rules struct {
 // Validate returns the error that New would return for the rules, except for a Policy with which
 // nothing can be reserved.
 func (r Rules) Validate() error {
-	switch {
-	case r.Threads < 0:
-		return fmt.Errorf("admission: %d threads are negative", r.Threads)
-	case r.MaxAttempts < 0:
-		return fmt.Errorf("admission: %d attempts are negative", r.MaxAttempts)
-	case r.Threshold == 0:
-		return nil
+	if r.Threads < 0 || r.MaxAttempts < 0 {
+		return fmt.Errorf("admission: %d threads and %d attempts: neither may be negative", r.Threads, r.MaxAttempts)
 	}
-	return checkThreshold(r.Threshold)
+	return checkThreshold(cmp.Or(r.Threshold, defaultThreshold))
 }
 
 func checkThreshold(f float64) error {
@@ -175,7 +173,7 @@ func New(cfg Config) (*Admitter, error) {
 		return nil, err
 	}
 	spaces := m.Spaces().All()
-	if len(spaces) > 0 && rules.Policy != reservation.Fail() { // with some, nothing can be reserved
+	if len(spaces) > 0 { // with some policies nothing can be reserved
 		slowest := reservation.Specific(spaces[len(spaces)-1].ID())
 		r, err := m.TryReserve(slowest, 0, reservation.WithPolicy(rules.Policy))
 		if err == nil {
@@ -191,14 +189,11 @@ func New(cfg Config) (*Admitter, error) {
 	a := &Admitter{
 		reservations: m,
 		rules:        rules,
-		log:          slog.New(slog.DiscardHandler),
-		threshold:    cmp.Or(rules.Threshold, 0.9),
+		log:          guard.Logger(cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))),
+		threshold:    cmp.Or(rules.Threshold, defaultThreshold),
 		threads:      cmp.Or(rules.Threads, runtime.GOMAXPROCS(0)),
 		waiting:      fairqueue.Queue[*waiter]{Bypass: max(0, cmp.Or(rules.Bypass, 16))},
 		running:      make(map[*tier.Space]int),
-	}
-	if cfg.Logger != nil {
-		a.log = guard.Logger(cfg.Logger)
 	}
 	a.panics.Logger = a.log
 	for _, s := range spaces {
@@ -241,7 +236,7 @@ func (a *Admitter) change(f func()) {
 	}
 	if w := head.Value; w.asks == nil || !a.holdLocked(w.asks) {
 		w.stuck = false
-		w.interrupt(errAgain)
+		w.interrupt()
 	}
 	a.ringLocked()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
@@ -22,22 +21,18 @@ const window = 256
 // plan cannot be outdated.
 const maxStale = 2
 
-// What becomes of an attempt that did not start the task.
-var (
-	errWait  = errors.New("admission: the task cannot start now")
-	errAgain = errors.New("admission: the states of the spaces have changed")
-	errStale = errors.New("admission: inputs have been moved meanwhile")
-)
-
 // waiter is a task that waits in a call of Admit. Its states are in the package doc.
 type waiter struct {
+	e     Estimate
+	work  int64 // what the task takes beside its inputs, as last estimated
+	stale int   // outdated plans so far
 	entry *fairqueue.Entry[*waiter]
 	bell  chan struct{} // of capacity 1; rung under the Admitter's mutex
 
 	// Of the head, guarded by the Admitter's mutex.
-	stuck     bool                    // it cannot start now: others may bypass it
-	asks      plans                   // what it waits for in the manager; nil if it does not
-	interrupt context.CancelCauseFunc // ends that wait
+	stuck     bool               // it cannot start now: others may bypass it
+	asks      plans              // what it waits for in the manager; nil if it does not
+	interrupt context.CancelFunc // ends that wait
 }
 
 // ringLocked makes the head look again and, if it is stuck, also those that may bypass it.
@@ -57,25 +52,25 @@ func (a *Admitter) ringLocked() {
 // mayBypassLocked reports whether younger tasks may start before the head: it is stuck, there is no
 // room for what it waits for, and not as many as may have bypassed it before.
 func (a *Admitter) mayBypassLocked() bool {
-	w := a.waiting.Head().Value
+	head := a.waiting.Head().Value
 	hasRoom := func(p plan) bool { return charge(p.space, p.reserve) <= p.space.Available() }
-	return w.stuck && !a.waiting.IsClosed() && !slices.ContainsFunc(w.asks, hasRoom)
+	return head.stuck && !a.waiting.IsClosed() && !slices.ContainsFunc(head.asks, hasRoom)
 }
 
 // stick makes the head w stuck: it waits for asks in the manager or, if there are none, for its
-// bell. It returns errWait, or errAgain if asks are outdated.
-func (a *Admitter) stick(w *waiter, asks plans, interrupt context.CancelCauseFunc) error {
+// bell. It returns false if the states have changed on which that is based.
+func (a *Admitter) stick(w *waiter, asks plans, interrupt context.CancelFunc) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.holdLocked(asks) {
-		return errAgain
+		return false
 	}
 	if asks != nil || len(w.bell) == 0 {
 		w.stuck, w.asks, w.interrupt = true, asks, interrupt
 		a.ringLocked()
 		<-w.bell // which was for the others
 	}
-	return errWait
+	return true
 }
 
 // Admit waits until the task may start, and returns the grant to run it with. The package doc
@@ -90,11 +85,11 @@ func (a *Admitter) stick(w *waiter, asks plans, interrupt context.CancelCauseFun
 // spaces are lost, and reservation.ErrExceeded if the limits of the spaces leave no room at all. An
 // estimate that makes no sense is an error, too.
 func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) {
-	if err := e.validate(); err != nil {
+	if err := e.prepare(ctx); err != nil {
 		return nil, err
 	}
 	lockrank.AssertNone("a task is to be admitted")
-	w := &waiter{bell: make(chan struct{}, 1), interrupt: func(error) {}}
+	w := &waiter{e: e, bell: make(chan struct{}, 1), interrupt: func() {}}
 	a.mu.Lock()
 	w.entry = a.waiting.Push(w)
 	a.attendLocked(1)
@@ -104,23 +99,13 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 		a.attendLocked(-1)
 	})
 	defer guard.Error(&err, "an estimator, a strategy or inputs of a task")
-	for stale := 0; ctx.Err() == nil; {
-		g, err := a.attempt(ctx, w, &e, stale >= maxStale)
-		switch {
-		case err == nil:
-			return g, nil
-		case errors.Is(err, errStale):
-			stale++
-		case errors.Is(err, errWait):
-			select {
-			case <-w.bell:
-			case <-ctx.Done():
-			}
-		case ctx.Err() == nil && !errors.Is(err, errAgain):
-			return nil, err
+	for ctx.Err() == nil {
+		if g, err := a.attempt(ctx, w); g != nil || err != nil && ctx.Err() == nil {
+			return g, err
 		}
 	}
-	return nil, ended(ctx, &e)
+	operator := named.Quoted(e.Operator)
+	return nil, fairqueue.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", operator))
 }
 
 // attendLocked makes the spaces report every release while tasks wait: without it they may keep
@@ -135,22 +120,27 @@ func (a *Admitter) attendLocked(n int) {
 	}
 }
 
-// attempt starts the task if it may start now. The head waits for room. If all is set, all inputs
-// count as missing.
-func (a *Admitter) attempt(ctx context.Context, w *waiter, e *Estimate, all bool) (*Grant, error) {
+// attempt starts the task if it may start now, and waits otherwise. It returns neither a grant nor
+// an error if the task has to look again.
+func (a *Admitter) attempt(ctx context.Context, w *waiter) (*Grant, error) {
 	a.mu.Lock()
-	head, closed := a.waiting.Head(), a.closed
-	isHead := head == w.entry
+	closed, isHead := a.closed, a.waiting.Head() == w.entry
 	may := a.holdLocked(nil) && (isHead || a.mayBypassLocked())
 	a.mu.Unlock()
-	if closed {
+	sleep := func() (*Grant, error) {
+		select {
+		case <-w.bell:
+		case <-ctx.Done():
+		}
+		return nil, nil
+	}
+	switch {
+	case closed:
 		return nil, fmt.Errorf("admission: the admitter is %w", tier.ErrClosed)
+	case !may:
+		return sleep()
 	}
-	if !may {
-		return nil, errWait
-	}
-	work := e.work(a.rules.Estimator)
-	ps, err := a.plan(e, work, all)
+	ps, err := a.plan(w)
 	if err != nil {
 		return nil, err
 	}
@@ -161,30 +151,27 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter, e *Estimate, all bool
 		}
 		r, err := a.reservations.TryReserve(ps[i:i+1], 0, options...)
 		if err == nil {
-			return a.start(ctx, w, e, work, p, r)
+			return a.start(ctx, w, p, r)
 		}
 		if !exceeds(err) && !errors.Is(err, tier.ErrNoSpace) {
 			return nil, err
 		}
 	}
-	if !isHead {
-		return nil, errWait
-	}
 
-	asks, others := ps.asHead()
-	if first := ps[0]; asks == nil && first.allIdle {
+	asks, allIdle := ps.asHead(), ps[0].allIdle
+	waiting, interrupt := context.WithCancel(ctx)
+	defer interrupt()
+	switch s := ps[0].space; {
+	case !isHead:
+		return sleep()
+	case asks == nil && allIdle:
 		return nil, &reservation.ExceededError{
-			Space: first.space.ID(), Requested: first.need, Available: first.space.Available(),
-			Limit: first.space.Room(), Hint: "raise the space's limit",
+			Space: s.ID(), Requested: ps[0].need, Limit: s.Room(), Hint: "raise the space's limit",
 		}
-	}
-	if asks == nil {
-		return nil, a.stick(w, nil, w.interrupt)
-	}
-	waiting, interrupt := context.WithCancelCause(ctx)
-	defer interrupt(nil)
-	if err := a.stick(w, asks, interrupt); errors.Is(err, errAgain) {
-		return nil, err
+	case !a.stick(w, asks, interrupt):
+		return nil, nil
+	case asks == nil:
+		return sleep()
 	}
 	r, err := a.reservations.Reserve(waiting, asks, 0, options...)
 	a.mu.Lock()
@@ -192,11 +179,14 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter, e *Estimate, all bool
 	a.mu.Unlock()
 	switch {
 	case err == nil:
-		return a.start(ctx, w, e, work, asks[asks.index(r.Space())], r)
-	case exceeds(err):
-		return nil, errAgain // a limit was lowered just now, or a space lost
-	case errors.Is(err, tier.ErrNoSpace) && others:
-		return nil, a.stick(w, nil, interrupt)
+		return a.start(ctx, w, asks[asks.index(r.Space())], r)
+	case exceeds(err), waiting.Err() != nil:
+		return nil, nil // a limit was lowered just now, or a space lost
+	case errors.Is(err, tier.ErrNoSpace) && len(asks) < len(ps) && !allIdle:
+		if a.stick(w, nil, interrupt) { // when tasks have ended, another space may serve it
+			return sleep()
+		}
+		return nil, nil
 	}
 	return nil, err
 }
@@ -206,42 +196,42 @@ func exceeds(err error) bool {
 	return errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost)
 }
 
-// start makes a grant of a reservation by the plan p, if the task may still start: others may have
-// taken the room under the mark, the idle space, the last thread or the last bypass.
-func (a *Admitter) start(
-	ctx context.Context, w *waiter, e *Estimate, work int64, p plan, r reservation.Reservation,
-) (_ *Grant, err error) {
-	started := false
+// start makes a grant of a reservation by the plan p. It returns no grant if the task has to look
+// again: inputs have left the space, or others have taken the room under the mark, the idle space,
+// the last thread or the last bypass.
+func (a *Admitter) start(ctx context.Context, w *waiter, p plan, r reservation.Reservation) (g *Grant, err error) {
 	defer func() {
-		if !started {
-			err = errors.Join(err, e.restore(ctx), r.Release())
+		if g == nil {
+			err = errors.Join(err, w.e.Inputs.Restore(context.WithoutCancel(ctx)), r.Release())
 		}
 	}()
 	used := p.space.Used() - r.Bytes() + p.keep
-	missing := e.hold(p.space)
+	missing := add(w.e.Input, max(0, w.e.Inputs.Hold(p.space)))
 	if missing > p.missing {
-		return nil, errStale
+		w.stale++
+		return nil, nil
 	}
-	need := charge(p.space, add(missing, work)) // less, if more is there than was planned for
+	need := charge(p.space, add(missing, w.work)) // less, if more is there than was planned for
 	if n := r.Bytes() - min(p.keep, need); n > 0 {
 		if err := r.Shrink(n); err != nil {
 			return nil, err
 		}
 	}
-	owner := e.owner(ctx)
-	if err := r.SetOwner(owner); err != nil { // only now, because a waiting task holds nothing
+	if err := r.SetOwner(w.e.Owner); err != nil { // only now, because a waiting task holds nothing
 		return nil, err
 	}
-	alone := false
+	reserved := r.Bytes()
 	a.change(func() {
 		now, isHead := a.stateLocked(p.space), a.waiting.Head() == w.entry
-		alone = used > now.mark || p.keep < p.need
+		less := p.keep < p.need
+		alone := less || used > now.mark
 		if !a.holdLocked(nil) || !isHead && a.waiting.IsClosed() ||
-			alone && !(p.alone && now.idle) || p.keep < p.need && !now.allIdle {
-			err = errAgain
+			alone && !(p.alone && now.idle) || less && !now.allIdle {
 			return
 		}
-		started = true
+		g = &Grant{
+			a: a, r: r, e: w.e, need: need, work: w.work, reserved: reserved, alone: alone, output: None,
+		}
 		a.waiting.Served(w.entry)
 		a.running[p.space]++
 		a.stats.Running++
@@ -253,22 +243,10 @@ func (a *Admitter) start(
 			a.stats.Alone++
 		}
 	})
-	if err != nil {
-		return nil, err
+	if g != nil && g.alone {
+		a.log.DebugContext(ctx, "admission: a task is admitted only because no other runs there",
+			"operator", w.e.Operator, "space", p.space.ID().String(), "need", need, "reserved", reserved,
+			"used", used-reserved, "threshold", p.mark, "limit", p.top)
 	}
-	if alone {
-		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task is admitted only because no other runs there",
-			slog.String("operator", e.Operator), slog.String("space", p.space.ID().String()),
-			slog.Int64("need", need), slog.Int64("reserved", r.Bytes()), slog.Int64("used", used-r.Bytes()),
-			slog.Int64("threshold", p.mark), slog.Int64("limit", p.top))
-	}
-	return &Grant{
-		a: a, r: r, owner: owner, operator: e.Operator, input: e.input(), need: need, work: work, alone: alone,
-		output: None,
-	}, nil
-}
-
-// ended returns the error of a wait that ctx has ended.
-func ended(ctx context.Context, e *Estimate) error {
-	return fairqueue.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", named.Quoted(e.Operator)))
+	return g, nil
 }

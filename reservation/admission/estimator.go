@@ -24,7 +24,8 @@ const (
 	// settling is the share of the way down that an overhead goes when less was
 	// measured.
 	settling = 8
-	// maxOperators bounds what Ratios remembers; the operators beyond share one memory.
+	// maxOperators bounds what Ratios remembers; the operators beyond share that of the
+	// empty name.
 	maxOperators = 4096
 )
 
@@ -43,11 +44,16 @@ const (
 //
 // The zero value is ready, and safe for concurrent use.
 type Ratios struct {
-	mu struct {
-		lockrank.Mutex[lockrank.Reservation]
-		operators map[string]*ratio
-		others    ratio
+	mu        lockrank.Mutex[lockrank.Reservation]
+	operators map[string]ratio // by key
+}
+
+// key returns the key of an operator, which the operators share that are too many.
+func (e *Ratios) key(operator string) string {
+	if _, known := e.operators[operator]; !known && len(e.operators) >= maxOperators {
+		return ""
 	}
+	return operator
 }
 
 // ratio is what is known of one operator.
@@ -79,10 +85,7 @@ func (e *Ratios) Estimate(operator string, input int64) (output, overhead int64)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.mu.operators[operator]
-	if r == nil {
-		r = &e.mu.others
-	}
+	r := e.operators[e.key(operator)]
 	if input == 0 {
 		return 0, times(1, r.bare.value)
 	}
@@ -103,7 +106,12 @@ func (e *Ratios) Observe(operator string, m Measured) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.ofLocked(operator)
+	if e.operators == nil {
+		e.operators = make(map[string]ratio)
+	}
+	operator = e.key(operator)
+	r := e.operators[operator]
+	defer func() { e.operators[operator] = r }()
 	if m.Input == 0 {
 		if m.Peak > 0 {
 			r.bare.measure(float64(m.Peak))
@@ -119,21 +127,6 @@ func (e *Ratios) Observe(operator string, m Measured) {
 	if m.Peak > 0 {
 		r.over.measure(max(0, float64(m.Peak)-float64(max(0, m.Output))) / float64(m.Input))
 	}
-}
-
-func (e *Ratios) ofLocked(operator string) *ratio {
-	if r := e.mu.operators[operator]; r != nil {
-		return r
-	}
-	if len(e.mu.operators) >= maxOperators {
-		return &e.mu.others
-	}
-	if e.mu.operators == nil {
-		e.mu.operators = make(map[string]*ratio)
-	}
-	r := new(ratio)
-	e.mu.operators[operator] = r
-	return r
 }
 
 // times returns ⌈n × f⌉, or the largest number if that is more.

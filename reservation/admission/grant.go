@@ -15,11 +15,10 @@ import (
 type Grant struct {
 	a        *Admitter
 	r        reservation.Reservation
-	owner    *reservation.Owner
-	operator string
-	input    int64 // bytes of all inputs
+	e        Estimate
 	need     int64
 	work     int64 // the part of need for output and overhead, before it was charged
+	reserved int64
 	alone    bool
 
 	mu         lockrank.Mutex[lockrank.Reservation] // guards all below
@@ -36,7 +35,7 @@ func (g *Grant) Reservation() reservation.Reservation { return g.r }
 
 // Owner returns the task's owner, by which deadlocks between tasks are found. It has one goroutine
 // unless SetWorkers changes that. Waits with its Context are the task's.
-func (g *Grant) Owner() *reservation.Owner { return g.owner }
+func (g *Grant) Owner() *reservation.Owner { return g.e.Owner }
 
 // Need returns the estimated need of the task in bytes, as charged; math.MaxInt64 if the sum
 // overflows. The reservation is smaller if the space can never have so much.
@@ -116,8 +115,8 @@ func (g *Grant) close(m *Measured) error {
 		g.a.running[space]--
 	})
 	if m != nil && err == nil {
-		m.Input, m.Peak = cmp.Or(m.Input, g.input), max(m.Peak, peak)
-		g.a.panics.Do("Estimator.Observe", func() { g.a.rules.Estimator.Observe(g.operator, *m) })
+		m.Input, m.Peak = cmp.Or(m.Input, g.e.input()), max(m.Peak, peak)
+		g.a.panics.Do("Estimator.Observe", func() { g.a.rules.Estimator.Observe(g.e.Operator, *m) })
 	}
 	return err
 }

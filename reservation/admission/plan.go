@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -66,13 +65,7 @@ func (ps plans) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Spa
 }
 
 // String implements reservation.Strategy.
-func (ps plans) String() string {
-	var names []string
-	for i := range ps {
-		names = append(names, ps[i].space.ID().String())
-	}
-	return "any of " + strings.Join(names, ", ")
-}
+func (ps plans) String() string { return "a space where the task may run" }
 
 // BytesIn implements reservation.Sized.
 func (ps plans) BytesIn(s *tier.Space, _ int64) int64 { return ps[ps.index(s)].reserve }
@@ -81,10 +74,10 @@ func (ps plans) index(s *tier.Space) int {
 	return slices.IndexFunc(ps, func(p plan) bool { return p.space == s })
 }
 
-// plan lists where the task could run, and what it needs there beside work bytes. The least need
-// comes first, and of equal needs the most room, less what others hold on the device. Lost spaces
-// are skipped. If all is set, all inputs count as missing.
-func (a *Admitter) plan(e *Estimate, work int64, all bool) (ps plans, err error) {
+// plan lists where the task could run, and what it needs there. The least need comes first, and of
+// equal needs the most room, less what others hold on the device. Lost spaces are skipped.
+func (a *Admitter) plan(w *waiter) (ps plans, err error) {
+	w.work = w.e.work(a.rules.Estimator)
 	err = fmt.Errorf("admission: %s: %w", a.rules.Strategy, reservation.ErrNoCandidate)
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
 		if s == nil || ps.index(s) >= 0 {
@@ -94,11 +87,11 @@ func (a *Admitter) plan(e *Estimate, work int64, all bool) (ps plans, err error)
 			err = lost
 			continue
 		}
-		there, missing := e.in(s)
-		if all {
+		there, missing := w.e.in(s)
+		if w.stale >= maxStale {
 			there, missing = 0, add(there, missing)
 		}
-		need := charge(s, add(missing, work))
+		need := charge(s, add(missing, w.work))
 		ps = append(ps, plan{space: s, there: there, missing: missing, need: need, reserve: need, keep: need})
 	}
 	if len(ps) == 0 {
@@ -119,9 +112,8 @@ func (a *Admitter) plan(e *Estimate, work int64, all bool) (ps plans, err error)
 // asHead returns the plans that the head may wait for now, with what it asks for. In an idle space
 // that is the need or, if no task runs at all, what can be had beside the inputs that are there.
 // Elsewhere it is the need and what lies between the mark and the top: so the manager waits, and
-// the monitor makes room, until the need fits under the mark. others reports whether more spaces
-// may serve the head when tasks have ended there.
-func (ps plans) asHead() (asks plans, others bool) {
+// the monitor makes room, until the need fits under the mark.
+func (ps plans) asHead() (asks plans) {
 	for _, p := range ps {
 		room := p.space.Room()
 		p.reserve = add(p.need, p.top-p.mark)
@@ -133,9 +125,7 @@ func (ps plans) asHead() (asks plans, others bool) {
 		}
 		if possible {
 			asks = append(asks, p)
-		} else if room > 0 {
-			others = true
 		}
 	}
-	return asks, others
+	return asks
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 
 	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
@@ -59,6 +58,9 @@ func OutOfMemory(err error) bool {
 // has handed to others. It may end the grant itself. Its context is that of Grant.Owner: if
 // f has several goroutines that wait or release, Owner.SetWorkers must say so.
 func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, *Grant) error) error {
+	if err := e.prepare(ctx); err != nil {
+		return err
+	}
 	var before error // of the last attempt
 	for attempt := 1; ; attempt++ {
 		g, err := a.Admit(ctx, e)
@@ -68,18 +70,14 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		if err != nil {
 			return err
 		}
-		reserved := g.r.Bytes()
 		again, err := a.once(ctx, &e, g, f)
 		if !again {
 			return err
 		}
-		if ctx.Err() != nil {
-			return errors.Join(err, ended(ctx, &e))
-		}
-		never := a.never(&e, g, reserved, err)
+		never := a.never(&e, g, err)
 		if never != nil || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
-				Operator: e.Operator, Attempts: attempt, Space: g.r.Space().ID(), Need: g.need, Reserved: reserved,
+				Operator: e.Operator, Attempts: attempt, Space: g.r.Space().ID(), Need: g.need, Reserved: g.reserved,
 				Peak: g.Peak(), Err: cmp.Or(never, err),
 			}
 		}
@@ -96,9 +94,8 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		a.mu.Lock()
 		a.stats.Retried++
 		a.mu.Unlock()
-		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task ran out of memory and is tried again",
-			slog.String("operator", e.Operator), slog.Int("attempt", attempt), slog.Int64("reserved", reserved),
-			slog.Int64("peak", g.Peak()), slog.Int64("least", e.Least), slog.Any("error", err))
+		a.log.DebugContext(ctx, "admission: a task ran out of memory and is tried again", "operator", e.Operator,
+			"attempt", attempt, "reserved", g.reserved, "peak", g.Peak(), "least", e.Least, "error", err)
 	}
 }
 
@@ -115,7 +112,7 @@ func (a *Admitter) once(
 		if oom, ok := p.(error); ok && OutOfMemory(oom) {
 			p, err = nil, oom
 		}
-		failed := e.restore(ctx)
+		failed := e.Inputs.Restore(context.WithoutCancel(ctx))
 		if !g.end() {
 			failed = errors.Join(failed, g.close(nil))
 		}
@@ -126,7 +123,7 @@ func (a *Admitter) once(
 			panic(p)
 		}
 	}()
-	if err := f(g.owner.Context(ctx), g); err != nil {
+	if err := f(g.e.Owner.Context(ctx), g); err != nil {
 		return false, err
 	}
 	done = true
@@ -134,16 +131,15 @@ func (a *Admitter) once(
 		return false, nil
 	}
 	if err := g.close(&Measured{Output: g.output}); err != nil { // the task has succeeded all the same
-		a.log.LogAttrs(ctx, slog.LevelWarn,
+		a.log.WarnContext(ctx,
 			"admission: other code released the reservation of a task, such as a converter of its inputs",
-			slog.String("operator", e.Operator), slog.String("space", g.r.Space().ID().String()),
-			slog.Any("error", err))
+			"operator", e.Operator, "space", g.r.Space().ID().String(), "error", err)
 	}
 	return false, nil
 }
 
 // never returns why an attempt that failed with err shows that the task can never be done, or nil.
-func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error {
+func (a *Admitter) never(e *Estimate, g *Grant, err error) error {
 	exceeded, is := errors.AsType[*reservation.ExceededError](err)
 	if !errors.Is(err, reservation.ErrExceeded) || is && exceeded.Space != g.r.Space().ID() {
 		return nil // it lacks something else
@@ -157,7 +153,7 @@ func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error
 			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base))
 		}
 	}
-	all := e.Inputs == nil || g.inputsHere // else its inputs may have been in the way of each other
+	all := g.inputsHere || e.Inputs == Inputs(none{}) // else its inputs may have been in the way of each other
 	fits := !is
 	var largest *reservation.ExceededError
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
@@ -165,7 +161,7 @@ func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error
 			continue
 		}
 		there, missing := e.in(s)
-		all = all && most(s, s.Room()-there) <= reserved
+		all = all && most(s, s.Room()-there) <= g.reserved
 		if !g.inputsHere {
 			there, missing = 0, 0
 		}
