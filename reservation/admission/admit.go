@@ -23,7 +23,7 @@ const maxStale = 2
 
 // waiter is a task that waits in a call of Admit. Its states are in the package doc.
 type waiter struct {
-	e     Estimate
+	Estimate
 	work  int64 // what the task takes beside its inputs, as last estimated
 	stale int   // outdated plans so far
 	entry *fairqueue.Entry[*waiter]
@@ -37,13 +37,13 @@ type waiter struct {
 
 // ringLocked makes the head look again and, if it is stuck, also those that may bypass it.
 func (a *Admitter) ringLocked() {
-	n := 0
+	n, more := 0, a.mayBypassLocked()
 	for e := range a.waiting.All() {
 		select {
 		case e.Value.bell <- struct{}{}:
 		default: // it will look
 		}
-		if n++; n == window || !a.mayBypassLocked() {
+		if n++; n == window || !more {
 			return
 		}
 	}
@@ -53,7 +53,7 @@ func (a *Admitter) ringLocked() {
 // room for what it waits for, and not as many as may have bypassed it before.
 func (a *Admitter) mayBypassLocked() bool {
 	head := a.waiting.Head().Value
-	hasRoom := func(p plan) bool { return charge(p.space, p.reserve) <= p.space.Available() }
+	hasRoom := func(p plan) bool { return charge(p.Space, p.reserve) <= p.Available() }
 	return head.stuck && !a.waiting.IsClosed() && !slices.ContainsFunc(head.asks, hasRoom)
 }
 
@@ -89,7 +89,7 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 		return nil, err
 	}
 	lockrank.AssertNone("a task is to be admitted")
-	w := &waiter{e: e, bell: make(chan struct{}, 1), interrupt: func() {}}
+	w := &waiter{Estimate: e, bell: make(chan struct{}, 1), interrupt: func() {}}
 	a.mu.Lock()
 	w.entry = a.waiting.Push(w)
 	a.attendLocked(1)
@@ -146,24 +146,22 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (*Grant, error) {
 	}
 	options := []reservation.Option{reservation.WithPolicy(a.rules.Policy), reservation.Consuming()}
 	for i, p := range ps {
-		if p.need > min(p.mark-p.space.Used(), p.space.Available()) {
+		if p.need > min(p.mark-p.Used(), p.Available()) {
 			continue
 		}
 		r, err := a.reservations.TryReserve(ps[i:i+1], 0, options...)
-		if err == nil {
+		if err == nil { // else the head will get the error, if that is not for want of room
 			return a.start(ctx, w, p, r)
-		}
-		if !exceeds(err) && !errors.Is(err, tier.ErrNoSpace) {
-			return nil, err
 		}
 	}
 
+	if !isHead {
+		return sleep()
+	}
 	asks, allIdle := ps.asHead(), ps[0].allIdle
 	waiting, interrupt := context.WithCancel(ctx)
 	defer interrupt()
-	switch s := ps[0].space; {
-	case !isHead:
-		return sleep()
+	switch s := ps[0].Space; {
 	case asks == nil && allIdle:
 		return nil, &reservation.ExceededError{
 			Space: s.ID(), Requested: ps[0].need, Limit: s.Room(), Hint: "raise the space's limit",
@@ -180,7 +178,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (*Grant, error) {
 	switch {
 	case err == nil:
 		return a.start(ctx, w, asks[asks.index(r.Space())], r)
-	case exceeds(err), waiting.Err() != nil:
+	case errors.Is(err, reservation.ErrExceeded), errors.Is(err, tier.ErrLost), waiting.Err() != nil:
 		return nil, nil // a limit was lowered just now, or a space lost
 	case errors.Is(err, tier.ErrNoSpace) && len(asks) < len(ps) && !allIdle:
 		if a.stick(w, nil, interrupt) { // when tasks have ended, another space may serve it
@@ -191,49 +189,42 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (*Grant, error) {
 	return nil, err
 }
 
-// exceeds reports whether a request was refused because of the limits of spaces.
-func exceeds(err error) bool {
-	return errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost)
-}
-
 // start makes a grant of a reservation by the plan p. It returns no grant if the task has to look
 // again: inputs have left the space, or others have taken the room under the mark, the idle space,
 // the last thread or the last bypass.
 func (a *Admitter) start(ctx context.Context, w *waiter, p plan, r reservation.Reservation) (g *Grant, err error) {
 	defer func() {
 		if g == nil {
-			err = errors.Join(err, w.e.Inputs.Restore(context.WithoutCancel(ctx)), r.Release())
+			err = errors.Join(err, w.Inputs.Restore(context.WithoutCancel(ctx)), r.Release())
 		}
 	}()
-	used := p.space.Used() - r.Bytes() + p.keep
-	missing := add(w.e.Input, max(0, w.e.Inputs.Hold(p.space)))
+	used := p.Used() - r.Bytes() + p.keep
+	missing := add(w.Input, max(0, w.Inputs.Hold(p.Space)))
 	if missing > p.missing {
 		w.stale++
 		return nil, nil
 	}
-	need := charge(p.space, add(missing, w.work)) // less, if more is there than was planned for
+	need := charge(p.Space, add(missing, w.work)) // less, if more is there than was planned for
 	if n := r.Bytes() - min(p.keep, need); n > 0 {
 		if err := r.Shrink(n); err != nil {
 			return nil, err
 		}
 	}
-	if err := r.SetOwner(w.e.Owner); err != nil { // only now, because a waiting task holds nothing
+	if err := r.SetOwner(w.Owner); err != nil { // only now, because a waiting task holds nothing
 		return nil, err
 	}
 	reserved := r.Bytes()
-	a.change(func() {
-		now, isHead := a.stateLocked(p.space), a.waiting.Head() == w.entry
-		less := p.keep < p.need
-		alone := less || used > now.mark
-		if !a.holdLocked(nil) || !isHead && a.waiting.IsClosed() ||
-			alone && !(p.alone && now.idle) || less && !now.allIdle {
-			return
-		}
+	less := p.keep < p.need
+	a.mu.Lock()
+	now, isHead := a.stateLocked(p.Space), a.waiting.Head() == w.entry
+	alone := less || used > now.mark
+	if a.holdLocked(nil) && (isHead || !a.waiting.IsClosed()) &&
+		(!alone || p.alone && now.idle) && (!less || now.allIdle) {
 		g = &Grant{
-			a: a, r: r, e: w.e, need: need, work: w.work, reserved: reserved, alone: alone, output: None,
+			a: a, r: r, e: w.Estimate, need: need, work: w.work, reserved: reserved, alone: alone, output: None,
 		}
-		a.waiting.Served(w.entry)
-		a.running[p.space]++
+		a.waiting.Served(w.entry) // Admit wakes others
+		a.running[p.Space]++
 		a.stats.Running++
 		a.stats.Admitted++
 		if !isHead {
@@ -242,10 +233,11 @@ func (a *Admitter) start(ctx context.Context, w *waiter, p plan, r reservation.R
 		if alone {
 			a.stats.Alone++
 		}
-	})
+	}
+	a.mu.Unlock()
 	if g != nil && g.alone {
 		a.log.DebugContext(ctx, "admission: a task is admitted only because no other runs there",
-			"operator", w.e.Operator, "space", p.space.ID().String(), "need", need, "reserved", reserved,
+			"operator", w.Operator, "space", p.ID().String(), "need", need, "reserved", reserved,
 			"used", used-reserved, "threshold", p.mark, "limit", p.top)
 	}
 	return g, nil

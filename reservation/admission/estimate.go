@@ -86,8 +86,8 @@ func (e *Estimate) in(s *tier.Space) (there, missing int64) {
 	return max(0, there), add(e.Input, max(0, missing))
 }
 
-// work returns what the task will take beside its inputs.
-func (e *Estimate) work(by Estimator) int64 {
+// outputAndOverhead returns what the task will take beside its inputs.
+func (e *Estimate) outputAndOverhead(by Estimator) int64 {
 	output, overhead := e.Output, e.Overhead
 	if output == 0 || overhead == 0 {
 		o, h := by.Estimate(e.Operator, e.input())

@@ -59,7 +59,6 @@ func (e *Ratios) key(operator string) string {
 // ratio is what is known of one operator.
 type ratio struct {
 	in, out float64
-	ratioed bool // out/in is known
 	over    follower
 	bare    follower // bytes taken by tasks without input
 }
@@ -90,7 +89,7 @@ func (e *Ratios) Estimate(operator string, input int64) (output, overhead int64)
 		return 0, times(1, r.bare.value)
 	}
 	output, overhead = input, input
-	if r.ratioed {
+	if r.in > 0 {
 		output = times(input, r.out/r.in)
 	}
 	if r.over.known {
@@ -111,22 +110,19 @@ func (e *Ratios) Observe(operator string, m Measured) {
 	}
 	operator = e.key(operator)
 	r := e.operators[operator]
-	defer func() { e.operators[operator] = r }()
-	if m.Input == 0 {
-		if m.Peak > 0 {
-			r.bare.measure(float64(m.Peak))
-		}
-		return
-	}
-	if m.Output != None {
+	if m.Input > 0 && m.Output != None {
 		const kept = 1 - 1.0/fading
 		r.in = r.in*kept + float64(m.Input)
 		r.out = r.out*kept + float64(m.Output)
-		r.ratioed = true
 	}
-	if m.Peak > 0 {
-		r.over.measure(max(0, float64(m.Peak)-float64(max(0, m.Output))) / float64(m.Input))
+	switch peak := float64(m.Peak); {
+	case m.Peak == 0:
+	case m.Input == 0:
+		r.bare.measure(peak)
+	default:
+		r.over.measure(max(0, peak-float64(max(0, m.Output))) / float64(m.Input))
 	}
+	e.operators[operator] = r
 }
 
 // times returns ⌈n × f⌉, or the largest number if that is more.

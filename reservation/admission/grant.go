@@ -88,28 +88,24 @@ func (g *Grant) Done(m Measured) error { return g.finish(&m) }
 func (g *Grant) Release() error { return g.finish(nil) }
 
 func (g *Grant) finish(m *Measured) error {
-	if !g.end() {
-		return g.close(m)
-	}
-	if invariants.Enabled {
+	again, err := g.end(m)
+	if again && invariants.Enabled {
 		panic("admission: a grant was ended twice")
 	}
-	return fmt.Errorf("admission: the grant was %w", tier.ErrReleased)
+	return err
 }
 
-// end marks the grant as ended, and reports whether it was before. The caller that ends it closes
-// it.
-func (g *Grant) end() (before bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	before, g.ended = g.ended, true
-	return before
-}
-
-// close releases everything. If m is not nil, the estimator learns from it.
-func (g *Grant) close(m *Measured) error {
+// end releases everything, unless the grant was ended before. If m is not nil, the estimator learns
+// from it.
+func (g *Grant) end(m *Measured) (again bool, err error) {
 	peak, space := g.Peak(), g.r.Space()
-	err := g.r.Release() // first, so that a waiter that gets the thread finds the room
+	g.mu.Lock()
+	again, g.ended = g.ended, true
+	g.mu.Unlock()
+	if again {
+		return true, fmt.Errorf("admission: the grant was %w", tier.ErrReleased)
+	}
+	err = g.r.Release() // first, so that a waiter that gets the thread finds the room
 	g.a.change(func() {
 		g.a.stats.Running--
 		g.a.running[space]--
@@ -118,5 +114,5 @@ func (g *Grant) close(m *Measured) error {
 		m.Input, m.Peak = cmp.Or(m.Input, g.e.input()), max(m.Peak, peak)
 		g.a.panics.Do("Estimator.Observe", func() { g.a.rules.Estimator.Observe(g.e.Operator, *m) })
 	}
-	return err
+	return false, err
 }

@@ -37,13 +37,13 @@ func (a *Admitter) stateLocked(s *tier.Space) state {
 
 // holdLocked reports whether a task may start, and the plans' states are the present ones.
 func (a *Admitter) holdLocked(ps plans) bool {
-	changed := func(p plan) bool { return p.state != a.stateLocked(p.space) }
+	changed := func(p plan) bool { return p.state != a.stateLocked(p.Space) }
 	return !a.closed && a.stats.Running < a.threads && !slices.ContainsFunc(ps, changed)
 }
 
 // plan is what a task would take in one space. A new plan is to reserve the need by the rule.
 type plan struct {
-	space *tier.Space
+	*tier.Space
 	state
 	there   int64 // bytes of the inputs that are in the space
 	missing int64 // and that have to be brought
@@ -59,7 +59,7 @@ type plans []plan
 // Candidates implements reservation.Strategy.
 func (ps plans) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 	for i := range ps {
-		dst = append(dst, ps[i].space)
+		dst = append(dst, ps[i].Space)
 	}
 	return dst
 }
@@ -71,40 +71,40 @@ func (ps plans) String() string { return "a space where the task may run" }
 func (ps plans) BytesIn(s *tier.Space, _ int64) int64 { return ps[ps.index(s)].reserve }
 
 func (ps plans) index(s *tier.Space) int {
-	return slices.IndexFunc(ps, func(p plan) bool { return p.space == s })
+	return slices.IndexFunc(ps, func(p plan) bool { return p.Space == s })
 }
 
 // plan lists where the task could run, and what it needs there. The least need comes first, and of
 // equal needs the most room, less what others hold on the device. Lost spaces are skipped.
 func (a *Admitter) plan(w *waiter) (ps plans, err error) {
-	w.work = w.e.work(a.rules.Estimator)
+	w.work = w.outputAndOverhead(a.rules.Estimator)
 	err = fmt.Errorf("admission: %s: %w", a.rules.Strategy, reservation.ErrNoCandidate)
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
-		if s == nil || ps.index(s) >= 0 {
+		if s == nil {
 			continue
 		}
 		if lost := s.Lost(); lost != nil {
 			err = lost
 			continue
 		}
-		there, missing := w.e.in(s)
+		there, missing := w.in(s)
 		if w.stale >= maxStale {
 			there, missing = 0, add(there, missing)
 		}
 		need := charge(s, add(missing, w.work))
-		ps = append(ps, plan{space: s, there: there, missing: missing, need: need, reserve: need, keep: need})
+		ps = append(ps, plan{Space: s, there: there, missing: missing, need: need, reserve: need, keep: need})
 	}
 	if len(ps) == 0 {
 		return nil, err
 	}
 	slices.SortStableFunc(ps, func(p, q plan) int {
-		room := cmp.Compare(q.space.Available()-q.space.Foreign(), p.space.Available()-p.space.Foreign())
+		room := cmp.Compare(q.Available()-q.Foreign(), p.Available()-p.Foreign())
 		return cmp.Or(cmp.Compare(p.need, q.need), room)
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i := range ps {
-		ps[i].state = a.stateLocked(ps[i].space)
+		ps[i].state = a.stateLocked(ps[i].Space)
 	}
 	return ps, nil
 }
@@ -115,11 +115,11 @@ func (a *Admitter) plan(w *waiter) (ps plans, err error) {
 // the monitor makes room, until the need fits under the mark.
 func (ps plans) asHead() (asks plans) {
 	for _, p := range ps {
-		room := p.space.Room()
+		room := p.Room()
 		p.reserve = add(p.need, p.top-p.mark)
-		possible := charge(p.space, p.reserve) <= room
+		possible := charge(p.Space, p.reserve) <= room
 		if p.alone = p.idle; p.alone {
-			p.keep = min(p.need, most(p.space, room-p.there))
+			p.keep = min(p.need, most(p.Space, room-p.there))
 			p.reserve = p.keep
 			possible = p.keep == p.need || p.allIdle && room > 0
 		}

@@ -82,14 +82,13 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 			}
 		}
 		before = err
+		e.Least = max(tier.Page, add(g.work, g.work), g.shown(err))
 		if deadlock, ok := errors.AsType[*reservation.DeadlockError](err); ok {
 			// Others held what it waited for. To reserve more would only keep that from the wait.
 			e.Least = max(g.work, g.Peak())
 			if werr := deadlock.Wait(ctx); werr != nil {
 				return errors.Join(err, werr)
 			}
-		} else {
-			e.Least = max(tier.Page, add(g.work, g.work), add(g.Peak(), refused(err, g.r.Space().ID())))
 		}
 		a.mu.Lock()
 		a.stats.Retried++
@@ -113,8 +112,8 @@ func (a *Admitter) once(
 			p, err = nil, oom
 		}
 		failed := e.Inputs.Restore(context.WithoutCancel(ctx))
-		if !g.end() {
-			failed = errors.Join(failed, g.close(nil))
+		if ended, err := g.end(nil); !ended { // by f
+			failed = errors.Join(failed, err)
 		}
 		if again = failed == nil && OutOfMemory(err); failed != nil {
 			err = errors.Join(err, failed)
@@ -127,10 +126,7 @@ func (a *Admitter) once(
 		return false, err
 	}
 	done = true
-	if g.end() { // f has done that
-		return false, nil
-	}
-	if err := g.close(&Measured{Output: g.output}); err != nil { // the task has succeeded all the same
+	if ended, err := g.end(&Measured{Output: g.output}); !ended && err != nil {
 		a.log.WarnContext(ctx,
 			"admission: other code released the reservation of a task, such as a converter of its inputs",
 			"operator", e.Operator, "space", g.r.Space().ID().String(), "error", err)
@@ -138,60 +134,56 @@ func (a *Admitter) once(
 	return false, nil
 }
 
-// never returns why an attempt that failed with err shows that the task can never be done, or nil.
+// shown returns how many bytes beside its inputs the task needs at least, as the error shows: what it
+// had drawn and what was refused to it in its space.
+func (g *Grant) shown(err error) int64 {
+	space := g.r.Space()
+	if e, ok := errors.AsType[*reservation.ExceededError](err); ok && e.Space == space.ID() {
+		if e.Requested > space.Room() { // the space refused, and its numbers are not of this task
+			return e.Requested
+		}
+		return add(e.Requested, max(0, e.Limit-e.Available-g.base))
+	}
+	if e, ok := errors.AsType[*tier.NoSpaceError](err); ok && e.Space == space.ID() {
+		return add(g.Peak(), e.Requested)
+	}
+	if e, ok := errors.AsType[*tier.OutOfBudgetError](err); ok {
+		return add(g.Peak(), e.Requested)
+	}
+	return g.Peak()
+}
+
+// never returns why an attempt that failed with err shows that the task can never be done: no space
+// could hold what it needs, or it was given all that any space has. It returns nil if neither is so.
 func (a *Admitter) never(e *Estimate, g *Grant, err error) error {
-	exceeded, is := errors.AsType[*reservation.ExceededError](err)
-	if !errors.Is(err, reservation.ErrExceeded) || is && exceeded.Space != g.r.Space().ID() {
+	exceeded, tooLarge := errors.AsType[*reservation.ExceededError](err)
+	if !errors.Is(err, reservation.ErrExceeded) || tooLarge && exceeded.Space != g.r.Space().ID() {
 		return nil // it lacks something else
 	}
-	var work int64
-	if is {
-		work = exceeded.Requested
-		if work <= g.r.Space().Room() {
-			// What was drawn when it was refused is what was reserved less what was unused. If the
-			// space itself refused, it is not known.
-			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base))
-		}
-	}
-	all := g.inputsHere || e.Inputs == Inputs(none{}) // else its inputs may have been in the way of each other
-	fits := !is
+	gotAll := g.inputsHere || e.Inputs == Inputs(none{}) // else its inputs may have been in each other's way
 	var largest *reservation.ExceededError
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
 		if s == nil || s.Lost() != nil {
 			continue
 		}
 		there, missing := e.in(s)
-		all = all && most(s, s.Room()-there) <= g.reserved
+		gotAll = gotAll && most(s, s.Room()-there) <= g.reserved
 		if !g.inputsHere {
 			there, missing = 0, 0
 		}
-		fits = fits || add(there, charge(s, add(missing, work))) <= s.Room()
+		work := add(missing, g.shown(err))
+		tooLarge = tooLarge && add(there, charge(s, work)) > s.Room()
 		if largest == nil || s.Room() > largest.Limit {
 			largest = &reservation.ExceededError{
-				Space: s.ID(), Requested: add(there, add(missing, work)), Available: s.Available(), Limit: s.Room(),
-				Cause: err,
+				Space: s.ID(), Requested: add(there, work), Available: s.Available(), Limit: s.Room(), Cause: err,
 			}
 		}
 	}
 	switch {
-	case !fits && largest != nil:
+	case tooLarge && largest != nil:
 		return largest
-	case all:
+	case gotAll:
 		return err
 	}
 	return nil
-}
-
-// refused returns how many bytes an error reports that were refused in a space.
-func refused(err error, in tier.ID) (n int64) {
-	if e, ok := errors.AsType[*reservation.ExceededError](err); ok && e.Space == in {
-		n = e.Requested
-	}
-	if e, ok := errors.AsType[*tier.NoSpaceError](err); ok && e.Space == in {
-		n = max(n, e.Requested)
-	}
-	if e, ok := errors.AsType[*tier.OutOfBudgetError](err); ok {
-		n = max(n, e.Requested)
-	}
-	return n
 }
