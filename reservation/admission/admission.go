@@ -197,7 +197,7 @@ func New(cfg Config) (*Admitter, error) {
 	}
 	a.panics.Logger = a.log
 	for _, s := range spaces {
-		a.cancels = append(a.cancels, s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+		a.cancels = append(a.cancels, s.Subscribe(func(pressed bool) {
 			if !pressed {
 				a.change(func() {})
 			}

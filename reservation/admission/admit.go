@@ -92,11 +92,9 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 	w := &waiter{Estimate: e, bell: make(chan struct{}, 1), interrupt: func() {}}
 	a.mu.Lock()
 	w.entry = a.waiting.Push(w)
-	a.attendLocked(1)
 	a.mu.Unlock()
 	defer a.change(func() {
 		w.entry.Remove() // if it did not start
-		a.attendLocked(-1)
 	})
 	defer guard.Error(&err, "an estimator, a strategy or inputs of a task")
 	for ctx.Err() == nil {
@@ -106,18 +104,6 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 	}
 	operator := named.Quoted(e.Operator)
 	return nil, fairqueue.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", operator))
-}
-
-// attendLocked makes the spaces report every release while tasks wait: without it they may keep
-// released bytes for the next reservation and report nothing. It has the only uses of Attend here.
-func (a *Admitter) attendLocked(n int) {
-	for _, s := range a.reservations.Spaces().All() {
-		if n > 0 {
-			s.Inside().Attend()
-		} else {
-			s.Inside().EndAttend()
-		}
-	}
 }
 
 // attempt starts the task if it may start now, and waits otherwise. It returns neither a grant nor

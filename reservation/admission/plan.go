@@ -23,7 +23,7 @@ type state struct {
 // below the threshold. The head reserves this difference beside its need. If only that sum were
 // rounded up, the head would wait where a new task is admitted.
 func (a *Admitter) stateLocked(s *tier.Space) state {
-	top := add(s.Room(), s.Inside().Held())
+	top := add(s.Room(), s.Held())
 	mark := s.Capacity()
 	if a.threshold < 1 {
 		mark = int64(float64(mark) * a.threshold)

@@ -54,7 +54,7 @@ func TestWakeUpsAreBounded(t *testing.T) {
 }
 
 // setForeign sets how many bytes others hold on a device.
-func setForeign(s *tier.Space, bytes int64) { s.Inside().SetForeign(bytes) }
+func setForeign(s *tier.Space, bytes int64) { s.SetForeign(bytes) }
 
 // TestForeignChangesWhileTheHeadWaits: the threshold that holds when the head starts is the one of
 // that moment.
