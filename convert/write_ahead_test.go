@@ -131,7 +131,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		}
 		none("somebody has just read", context.Canceled)
 		time.Sleep(quiet)
-		var slots [2]permit.Permit
+		var slots [2]*permit.Permit
 		for i := range slots {
 			if slots[i], err = m.permits.TryAcquire(permit.Request{}.Spill()); err != nil {
 				t.Fatal(err)

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -38,17 +39,6 @@ type Estimate struct {
 	Owner *reservation.Owner
 }
 
-// owner returns whose the task is.
-func (e *Estimate) owner(ctx context.Context) *reservation.Owner {
-	if e.Owner != nil {
-		return e.Owner
-	}
-	if o := reservation.OwnerOf(ctx); o != nil {
-		return o
-	}
-	return reservation.NewOwner(e.Operator)
-}
-
 // Inputs is what a task reads, in whatever space it is. The goroutine that calls Admit and Run
 // calls the methods, with no lock held.
 type Inputs interface {
@@ -67,59 +57,40 @@ type Inputs interface {
 	Restore(ctx context.Context) error
 }
 
-// validate says what Admit refuses.
-func (e *Estimate) validate() error {
-	for _, f := range [...]struct {
-		name  string
-		bytes int64
-		none  bool
-	}{{"input", e.Input, false}, {"output", e.Output, true}, {"overhead", e.Overhead, true}, {"least", e.Least, false}} {
-		if f.bytes < 0 && !(f.none && f.bytes == None) {
-			return fmt.Errorf("admission: task %s: %s of %d bytes makes no sense", named.Quoted(e.Operator), f.name, f.bytes)
-		}
+// none are the inputs of a task without any.
+type none struct{}
+
+func (none) Bytes() int64                          { return 0 }
+func (none) In(*tier.Space) (there, missing int64) { return 0, 0 }
+func (none) Hold(*tier.Space) (missing int64)      { return 0 }
+func (none) Restore(context.Context) error         { return nil }
+
+// prepare fills in the inputs and the owner. Negative bytes are an error.
+func (e *Estimate) prepare(ctx context.Context) error {
+	e.Inputs = cmp.Or[Inputs](e.Inputs, none{})
+	e.Owner = cmp.Or(e.Owner, reservation.OwnerOf(ctx), reservation.NewOwner(e.Operator))
+	if e.Input >= 0 && e.Least >= 0 && (e.Output >= 0 || e.Output == None) && (e.Overhead >= 0 || e.Overhead == None) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("admission: task %s: an estimate below 0 makes no sense: "+
+		"%d bytes of input, %d of output, %d of overhead, and %d at least",
+		named.Quoted(e.Operator), e.Input, e.Output, e.Overhead, e.Least)
 }
 
 // input returns how large all inputs are.
-func (e *Estimate) input() int64 {
-	n := e.Input
-	if e.Inputs != nil {
-		n = add(n, max(0, e.Inputs.Bytes()))
-	}
-	return n
-}
+func (e *Estimate) input() int64 { return add(e.Input, max(0, e.Inputs.Bytes())) }
 
 // in returns how many bytes of the inputs are in a space and how many are not.
 func (e *Estimate) in(s *tier.Space) (there, missing int64) {
-	if e.Inputs == nil {
-		return 0, e.Input
-	}
 	there, missing = e.Inputs.In(s)
 	return max(0, there), add(e.Input, max(0, missing))
 }
 
-// hold keeps those inputs that are in a space there, and returns what is missing.
-func (e *Estimate) hold(s *tier.Space) int64 {
-	if e.Inputs == nil {
-		return e.Input
-	}
-	return add(e.Input, max(0, e.Inputs.Hold(s)))
-}
-
-// restore lets the inputs go, whatever has become of ctx.
-func (e *Estimate) restore(ctx context.Context) error {
-	if e.Inputs == nil {
-		return nil
-	}
-	return e.Inputs.Restore(context.WithoutCancel(ctx))
-}
-
-// work returns what the task will take beside its inputs.
-func (e *Estimate) work(by Estimator, input int64) int64 {
+// outputAndOverhead returns what the task will take beside its inputs.
+func (e *Estimate) outputAndOverhead(by Estimator) int64 {
 	output, overhead := e.Output, e.Overhead
 	if output == 0 || overhead == 0 {
-		o, h := by.Estimate(e.Operator, input)
+		o, h := by.Estimate(e.Operator, e.input())
 		if output == 0 {
 			output = o
 		}

@@ -24,7 +24,8 @@ const (
 	// settling is the share of the way down that an overhead goes when less was
 	// measured.
 	settling = 8
-	// maxOperators bounds what Ratios remembers; the operators beyond share one memory.
+	// maxOperators bounds what Ratios remembers; the operators beyond share that of the
+	// empty name.
 	maxOperators = 4096
 )
 
@@ -43,17 +44,21 @@ const (
 //
 // The zero value is ready, and safe for concurrent use.
 type Ratios struct {
-	mu struct {
-		lockrank.Mutex[lockrank.Reservation]
-		operators map[string]*ratio
-		others    ratio
+	mu        lockrank.Mutex[lockrank.Reservation]
+	operators map[string]ratio // by key
+}
+
+// key returns the key of an operator, which the operators share that are too many.
+func (e *Ratios) key(operator string) string {
+	if _, known := e.operators[operator]; !known && len(e.operators) >= maxOperators {
+		return ""
 	}
+	return operator
 }
 
 // ratio is what is known of one operator.
 type ratio struct {
 	in, out float64
-	ratioed bool // out/in is known
 	over    follower
 	bare    follower // bytes taken by tasks without input
 }
@@ -79,15 +84,12 @@ func (e *Ratios) Estimate(operator string, input int64) (output, overhead int64)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.mu.operators[operator]
-	if r == nil {
-		r = &e.mu.others
-	}
+	r := e.operators[e.key(operator)]
 	if input == 0 {
 		return 0, times(1, r.bare.value)
 	}
 	output, overhead = input, input
-	if r.ratioed {
+	if r.in > 0 {
 		output = times(input, r.out/r.in)
 	}
 	if r.over.known {
@@ -103,37 +105,24 @@ func (e *Ratios) Observe(operator string, m Measured) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.ofLocked(operator)
-	if m.Input == 0 {
-		if m.Peak > 0 {
-			r.bare.measure(float64(m.Peak))
-		}
-		return
+	if e.operators == nil {
+		e.operators = make(map[string]ratio)
 	}
-	if m.Output != None {
+	operator = e.key(operator)
+	r := e.operators[operator]
+	if m.Input > 0 && m.Output != None {
 		const kept = 1 - 1.0/fading
 		r.in = r.in*kept + float64(m.Input)
 		r.out = r.out*kept + float64(m.Output)
-		r.ratioed = true
 	}
-	if m.Peak > 0 {
-		r.over.measure(max(0, float64(m.Peak)-float64(max(0, m.Output))) / float64(m.Input))
+	switch peak := float64(m.Peak); {
+	case m.Peak == 0:
+	case m.Input == 0:
+		r.bare.measure(peak)
+	default:
+		r.over.measure(max(0, peak-float64(max(0, m.Output))) / float64(m.Input))
 	}
-}
-
-func (e *Ratios) ofLocked(operator string) *ratio {
-	if r := e.mu.operators[operator]; r != nil {
-		return r
-	}
-	if len(e.mu.operators) >= maxOperators {
-		return &e.mu.others
-	}
-	if e.mu.operators == nil {
-		e.mu.operators = make(map[string]*ratio)
-	}
-	r := new(ratio)
-	e.mu.operators[operator] = r
-	return r
+	e.operators[operator] = r
 }
 
 // times returns ⌈n × f⌉, or the largest number if that is more.

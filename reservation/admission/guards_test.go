@@ -20,10 +20,8 @@ func TestRoomBeforeThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := w.gpus[0]
-	gpu.Inside().Attend() // else no listener is called for what comes back
-	defer gpu.Inside().EndAttend()
 	told := 0
-	defer gpu.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+	defer gpu.Subscribe(func(pressed bool) {
 		if told++; !pressed && w.Stats().Running != 1 {
 			t.Errorf("the room comes back when %d tasks run", w.Stats().Running)
 		}
