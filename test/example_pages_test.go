@@ -54,8 +54,7 @@ func TestPageFragments(t *testing.T) {
 	}
 	for name, fragment := range map[string]func(shown) error{
 		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "group": shown.group,
-		"operator memory": shown.operatorMemory,
-		"reserve": shown.reserve, "hint": shown.hint, "close": shown.closePlan, "explain": shown.explain,
+		"work": shown.operatorMemory, "reserve": shown.reserve, "hint": shown.hint, "close": shown.closePlan, "explain": shown.explain,
 		"events": shown.events, "configure": shown.configure, "persist": shown.persist, "fault": shown.fault, "page": shown.page,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -267,7 +266,7 @@ func (s shown) operatorMemory() error {
 	for rec = range s.scan {
 		break
 	}
-	values, indices := rec.Column(0), rec.Column(0) // the numbers from 0
+	values, indices := rec.Column(0), array.MakeArrayOfNull(memory.DefaultAllocator, arrow.PrimitiveTypes.Int32, 3)
 	work, err := plan.Work(ctx, spillway.WorkOptions{
 		Operator: "aggregate", In: spillway.AnyInTier(spillway.Host), Min: 1 << 20, Max: 64 << 20,
 	})

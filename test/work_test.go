@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,13 +25,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// inHost is where the Works of these tests are.
-var inHost = spillway.AnyInTier(tier.Host)
+// inHostMemory is where the Works of these tests are.
+var inHostMemory = spillway.AnyInTier(tier.Host)
 
 // openForWorks opens an engine with host memory of some MiB, and a plan.
 func openForWorks(t *testing.T, memory int64) (*spillway.Engine, *spillway.Plan, *tier.Space) {
 	t.Helper()
-	eng := openMarked(t, memory, func(c *spillway.Config) { c.StuckAfter = 3 * time.Second })
+	eng := openMarked(t, memory, func(c *spillway.Config) {
+		c.StuckAfter, c.Logger = 3*time.Second, slog.New(slog.DiscardHandler)
+	})
 	plan, err := eng.Plan("q")
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +48,7 @@ func shareOf(s *tier.Space, share float64) int64 {
 
 func newWork(t *testing.T, plan *spillway.Plan, o spillway.WorkOptions) *spillway.Work {
 	t.Helper()
-	o.In = inHost
+	o.In = inHostMemory
 	w, err := plan.Work(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +89,7 @@ func TestWorkGivesBackHalf(t *testing.T) {
 			},
 		})
 		lack := all*4/10 - host.Available()
-		r, err := eng.Reserve(t.Context(), inHost, all*4/10)
+		r, err := eng.Reserve(t.Context(), inHostMemory, all*4/10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,21 +123,23 @@ func TestWorkThatGivesNothingBack(t *testing.T) {
 				gives := shareOf(host, 0.75)
 				small = newWork(t, plan, spillway.WorkOptions{
 					Operator: "probe", Min: gives, Reclaim: func(context.Context, int64) int64 {
-						if err := small.Shrink(gives); err != nil {
+						freed := gives
+						gives = 0 // when it is asked again
+						if err := small.Shrink(freed); err != nil {
 							t.Error(err)
 						}
-						return 0
+						return freed
 					},
 				})
 				before := time.Now()
-				r, err := eng.Reserve(t.Context(), inHost, gives)
+				r, err := eng.Reserve(t.Context(), inHostMemory, gives/2)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if took := time.Since(before); hangs != (took >= time.Second) || took > 1500*time.Millisecond {
 					t.Errorf("it was served after %v", took)
 				}
-				_, err = eng.Reserve(t.Context(), inHost, need)
+				_, err = eng.Reserve(t.Context(), inHostMemory, need)
 				if !errors.Is(err, spillway.ErrDeadlock) || !strings.Contains(err.Error(), `work of "q/build"`) {
 					t.Errorf("%v", err)
 				}
@@ -274,7 +280,7 @@ func TestWorkOfClosedPlan(t *testing.T) {
 	if _, err := plan.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if w, err := plan.Work(t.Context(), spillway.WorkOptions{In: inHost}); w != nil || !errors.Is(err, tier.ErrClosed) {
+	if w, err := plan.Work(t.Context(), spillway.WorkOptions{In: inHostMemory}); w != nil || !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("%v, %v", w, err)
 	}
 	var leak *spillway.LeakError
@@ -290,30 +296,37 @@ func TestWorkOfClosedPlan(t *testing.T) {
 // arrays. Each wait ends, no row is wrong, and the books are empty at the end.
 func TestWorksAndBatchesAtRandom(t *testing.T) {
 	t.Parallel()
-	for seed := range testseed.Each(t, 2) {
+	var reclaims, evictions atomic.Int64
+	for seed := range testseed.Each(t, 3) {
 		synctest.Test(t, func(t *testing.T) {
-			eng, plan, host := openForWorks(t, 16*mib)
-			rec := arrowgen.Ints(seed, 30_000, 1)
-			defer rec.Release()
+			eng, plan, host := openForWorks(t, 10*mib)
 			var all sync.WaitGroup
 			for g := range uint64(4) {
 				repo, err := plan.Repository(fmt.Sprint("operator ", g), 0)
 				if err != nil {
 					t.Fatal(err)
 				}
-				all.Go(func() { operate(t, eng, plan, repo, rand.New(rand.NewPCG(seed, g))) })
+				all.Go(func() { operate(t, eng, plan, repo, rand.New(rand.NewPCG(seed, g)), &reclaims) })
 			}
 			all.Wait()
 			if u := host.Usage(); u.Reserved != 0 {
 				t.Errorf("at the end the space has %+v", u)
 			}
+			for _, e := range eng.Stats().Edges {
+				evictions.Add(e.Batches)
+			}
 			endWorks(t, eng)
 		})
+	}
+	if reclaims.Load() == 0 || evictions.Load() == 0 {
+		t.Errorf("%d calls of Reclaim, %d moves: the test shows too little", reclaims.Load(), evictions.Load())
 	}
 }
 
 // operate does random operations of one operator.
-func operate(t *testing.T, eng *spillway.Engine, plan *spillway.Plan, repo *spillway.Repository, rng *rand.Rand) {
+func operate(
+	t *testing.T, eng *spillway.Engine, plan *spillway.Plan, repo *spillway.Repository, rng *rand.Rand, reclaims *atomic.Int64,
+) {
 	var mu sync.Mutex // guards w, size and state
 	var w *spillway.Work
 	var size int64
@@ -347,12 +360,13 @@ func operate(t *testing.T, eng *spillway.Engine, plan *spillway.Plan, repo *spil
 			shrink(16 * mib)
 		}
 	}
-	for range testseed.Rounds(300, 100) {
+	for range testseed.Rounds(600, 300) {
 		n := 1 + rng.Int64N(1<<(10+rng.IntN(11)))
 		switch what := rng.IntN(8); {
 		case w == nil:
 			made, err := plan.Work(t.Context(), spillway.WorkOptions{
-				Operator: "random", In: inHost, Min: n, Max: 12 * mib, Reclaim: func(_ context.Context, want int64) int64 {
+				Operator: "random", In: inHostMemory, Min: n, Max: 12 * mib, Reclaim: func(_ context.Context, want int64) int64 {
+					reclaims.Add(1)
 					mu.Lock()
 					defer mu.Unlock()
 					if w == nil {

@@ -91,7 +91,7 @@ func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o W
 func (w *Work) Grow(ctx context.Context, n int64) error {
 	a := w.alloc
 	a.mu.Lock()
-	if err := w.check(n, w.max-w.size); err != nil {
+	if err := w.check(n, w.max-w.size, w.max); err != nil {
 		a.mu.Unlock()
 		return err
 	}
@@ -116,7 +116,7 @@ func (w *Work) Grow(ctx context.Context, n int64) error {
 func (w *Work) Shrink(n int64) error {
 	a := w.alloc
 	a.mu.Lock()
-	if err := w.check(n, w.size+min(0, w.spareLocked())); err != nil {
+	if err := w.check(n, w.size+min(0, w.spareLocked()), w.size); err != nil {
 		a.mu.Unlock()
 		return err
 	}
@@ -131,15 +131,15 @@ func (w *Work) Shrink(n int64) error {
 	return nil
 }
 
-// check returns an error if n bytes are below 0 or above those that are available. After Close the
-// reservation returns another.
-func (w *Work) check(n, available int64) error {
+// check returns an error if n bytes are below 0, or above those of limit that are available. After
+// Close the reservation returns another error.
+func (w *Work) check(n, available, limit int64) error {
 	switch {
 	case n < 0:
 		return fmt.Errorf("%s: cannot grow or shrink by %d bytes", w.name, n)
 	case n > available && !w.closed.Load():
 		return fmt.Errorf("%s: %w", w.name, &reservation.ExceededError{
-			Space: w.alloc.r.Space().ID(), Requested: n, Available: available, Limit: w.max,
+			Space: w.alloc.r.Space().ID(), Requested: n, Available: available, Limit: limit,
 			Hint: "put state away, or raise WorkOptions.Max",
 		})
 	}
