@@ -213,6 +213,46 @@ func TestRequestedIsOfOthers(t *testing.T) {
 	})
 }
 
+// TestWorkHasAnOwner: a Work of an owner that runs may be given back at any time, so a request that
+// waits for it is no deadlock. If its owner waits too, it is one at once.
+func TestWorkHasAnOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := arenaOf(t, 100*mib)
+		work := func(name string, min int64) (context.Context, *arrowmem.Work) {
+			ctx := reservation.NewOwner(name).Context(t.Context())
+			w, err := arrowmem.NewWork(ctx, m, nil, arrowmem.WorkOptions{Operator: name, In: inHost, Min: min})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return ctx, w
+		}
+		runs, build := work("build", 48*mib)
+		waits, probe := work("probe", 16*mib)
+		grown := make(chan error, 1)
+		go func() { grown <- probe.Grow(waits, 40*mib) }()
+		time.Sleep(time.Minute)
+		select {
+		case err := <-grown:
+			t.Fatalf("the Grow of one ended with %v", err)
+		default:
+		}
+		start := time.Now()
+		err := build.Grow(runs, 40*mib)
+		if took := time.Since(start); !errors.Is(err, reservation.ErrDeadlock) || took > time.Second {
+			t.Errorf("the Grow of the other, after %v: %v", took, err)
+		}
+		if err := build.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-grown; err != nil {
+			t.Error(err)
+		}
+		if err := probe.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestCloseDuringReclaim: Close waits for it, and ends a Grow that waits.
 func TestCloseDuringReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
