@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -61,6 +62,7 @@ type Engine struct {
 	recorder     *persist.Recorder // of what comes to disks with DiskConfig.Persist
 	found        *persist.Found    // what was recorded there before
 	ahead        aheadOfTasks
+	overflow     arrowmem.HeapCounter // of all Works
 
 	panics      guard.Log // of functions of the configuration
 	batchPanics guard.Log // of the batches' payloads and observers

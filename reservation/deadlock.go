@@ -345,7 +345,9 @@ func (m *Manager) reclaimable(l *line) bool {
 // reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
 // heads c's line, once no batch can be evicted. It does not wait: what is given back wakes w.
 func (m *Manager) reclaimFor(ctx context.Context, w *waiter, c *candidate) {
+	m.mu.Lock()
 	lack := c.need + c.spared() - c.line.space.Available()
+	m.mu.Unlock()
 	if lack <= 0 || m.movable(c.line) {
 		return
 	}

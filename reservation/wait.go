@@ -309,8 +309,8 @@ func (m *Manager) evict(ctx context.Context, c *candidate) {
 	lockrank.AssertNone("batches are evicted")
 	m.mu.Lock()
 	all := m.mu.evict[:len(m.mu.evict):len(m.mu.evict)]
-	m.mu.Unlock()
 	lack := max(0, c.need+c.spared()-c.line.space.Available())
+	m.mu.Unlock()
 	for _, f := range all {
 		m.panics.Do("the function of OnEvict", func() { (*f)(ctx, c.line.space.ID(), lack) })
 	}
