@@ -297,7 +297,7 @@ func (p *Promise) unusedLocked() int64 {
 // creditLocked takes n drawn bytes back, as reserved ones, and returns how many it kept. A nil or
 // released promise keeps none.
 func (p *Promise) creditLocked(n int64) (kept int64) {
-	if p == nil || p.released {
+	if p == nil {
 		return 0
 	}
 	before := p.unusedLocked()
@@ -360,12 +360,11 @@ func (p *Promise) Undraw(n, grown int64) Outcome {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.take(&b.usage.Live, n, "live")
-	kept := p.creditLocked(n)
-	if back := min(grown, p.unusedLocked()); back > 0 {
-		p.promised -= back
-		b.usage.Reserved -= back
-		kept -= back
-	}
+	before := p.unusedLocked()
+	p.drawn -= n
+	p.promised -= min(grown, p.promised) // it may have been shrunk meanwhile
+	kept := p.unusedLocked() - before
+	b.usage.Reserved += kept
 	return Outcome{Released: p.released, Freed: n - kept}
 }
 
