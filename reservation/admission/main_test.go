@@ -69,6 +69,7 @@ type setup struct {
 	charging func(n int64) // is called each time that a size's charge is requested
 	admission.Config
 	manager reservation.Config
+	changed func() // is called after a space's release, by it, before the admitter's listener
 }
 
 func newWorld(t testing.TB, c setup) *world {
@@ -91,6 +92,11 @@ func newWorld(t testing.TB, c setup) *world {
 	var err error
 	if w.m, err = reservation.NewManager(c.manager); err != nil {
 		t.Fatal(err)
+	}
+	for _, s := range w.gpus {
+		if c.changed != nil {
+			t.Cleanup(onRelease(s, c.changed))
+		}
 	}
 	c.Reservations = w.m
 	if c.Rules.Threads == 0 {
@@ -116,6 +122,15 @@ func newWorld(t testing.TB, c setup) *world {
 		}
 	})
 	return w
+}
+
+// onRelease calls f after each release of the space's bytes and each change of its limit.
+func onRelease(s *tier.Space, f func()) (cancel func()) {
+	return s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+		if !pressed {
+			f()
+		}
+	})
 }
 
 // exactly is an estimate of n bytes.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -289,4 +290,82 @@ func TestRunLearns(t *testing.T) {
 	if err != nil || runs != 1 {
 		t.Errorf("what was learned did not help: %d runs, %v", runs, err)
 	}
+}
+
+// TestOwner: the reservation and the context of a task are its owner's: the estimate's, or else
+// that of the context, or else a new one with the operator's name.
+func TestOwner(t *testing.T) {
+	mine, callers := reservation.NewOwner("mine"), reservation.NewOwner("the caller's")
+	for _, c := range []struct {
+		owner *reservation.Owner
+		ctx   context.Context
+		want  string
+	}{
+		{mine, callers.Context(t.Context()), "mine"},
+		{nil, callers.Context(t.Context()), "the caller's"},
+		{nil, t.Context(), "join"},
+	} {
+		w := newWorld(t, setup{cap: 1000})
+		if c.owner != nil {
+			c.owner = reservation.NewOwner(c.owner.Name())
+		}
+		e := admission.Estimate{Operator: "join", Output: 10, Overhead: admission.None, Owner: c.owner}
+		err := w.Run(c.ctx, e, func(ctx context.Context, g *admission.Grant) error {
+			o := g.Owner()
+			if o.Name() != c.want || c.owner != nil && o != c.owner || g.Reservation().Owner() != o || reservation.OwnerOf(ctx) != o {
+				t.Errorf("the owner is %q, want %q", o.Name(), c.want)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestDeadlockIsNoLowEstimate: a task that others were in the way of is tried again with the same
+// estimate, and not before one of them has gone on.
+func TestDeadlockIsNoLowEstimate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		other := reservation.NewOwner("other")
+		gpu := reservation.AnyInTier(tier.GPU)
+		held, err := w.m.TryReserve(gpu, 400, reservation.WithOwner(other))
+		if err != nil {
+			t.Fatal(err)
+		}
+		waits := make(chan struct{})
+		var reserved []int64
+		var goneOn atomic.Bool
+		over := make(chan error)
+		go func() {
+			over <- w.Run(t.Context(), exactly(400), func(ctx context.Context, g *admission.Grant) error {
+				if reserved = append(reserved, g.Reservation().Bytes()); len(reserved) == 2 {
+					if !goneOn.Load() {
+						t.Error("it is tried again before the other has gone on")
+					}
+					return nil
+				}
+				<-waits
+				r, err := w.m.Reserve(ctx, gpu, 300)
+				return errors.Join(err, r.Release())
+			})
+		}()
+		synctest.Wait()
+		go func() {
+			synctest.Wait() // until the line below waits
+			close(waits)
+		}()
+		more, err := w.m.Reserve(other.Context(t.Context()), gpu, 300)
+		if err != nil {
+			t.Fatal(err)
+		}
+		goneOn.Store(true)
+		if err := errors.Join(more.Release(), held.Release(), <-over); err != nil {
+			t.Error(err)
+		}
+		if !slices.Equal(reserved, []int64{400, 400}) {
+			t.Errorf("reserved %d", reserved)
+		}
+	})
 }
