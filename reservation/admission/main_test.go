@@ -80,7 +80,8 @@ func newWorld(t testing.TB, c setup) *world {
 	}
 	for i := range max(1, c.gpus) {
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain), new(loss.Signal), c.charging},
+			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1,
+			Pool:      pool{max(1, c.grain), new(loss.Signal), c.charging},
 			Fractions: tier.Fractions{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
 		})
 		if err != nil {
@@ -132,6 +133,9 @@ func onRelease(s *tier.Space, f func()) (cancel func()) {
 		}
 	})
 }
+
+// with is a configuration with rules.
+func with(r admission.Rules) admission.Config { return admission.Config{Rules: r} }
 
 // exactly is an estimate of n bytes.
 func exactly(n int64) admission.Estimate {

@@ -31,7 +31,8 @@ func TestRestoredInPlace(t *testing.T) {
 				w := newWorld(t, setup{cap: 1 << 20})
 				in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
 				runs := 0
-				err := w.Run(t.Context(), admission.Estimate{Inputs: in}, func(_ context.Context, g *admission.Grant) error {
+				e := admission.Estimate{Inputs: in}
+				err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 					runs++
 					if in.held != runs || in.restored != runs-1 {
 						t.Errorf("run %d: held %d times, restored %d times", runs, in.held, in.restored)
@@ -61,7 +62,7 @@ func TestRestoredInPlace(t *testing.T) {
 // TestTenAttempts: a task is tried ten times and not more, and the error has all numbers.
 func TestTenAttempts(t *testing.T) {
 	for _, most := range []int{0, 1, 3} {
-		w := newWorld(t, setup{cap: 1 << 30, Config: admission.Config{Rules: admission.Rules{MaxAttempts: most}}})
+		w := newWorld(t, setup{cap: 1 << 30, Config: with(admission.Rules{MaxAttempts: most})})
 		want := most
 		if most == 0 {
 			want = 10
@@ -69,7 +70,8 @@ func TestTenAttempts(t *testing.T) {
 		in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
 		runs := 0
 		last := &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 4242, Hint: "a hint"}
-		err := w.Run(t.Context(), admission.Estimate{Operator: "join", Inputs: in}, func(context.Context, *admission.Grant) error {
+		e := admission.Estimate{Operator: "join", Inputs: in}
+		err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error {
 			runs++
 			return last
 		})
@@ -77,7 +79,8 @@ func TestTenAttempts(t *testing.T) {
 		if !errors.As(err, &ae) || !errors.Is(err, reservation.ErrExceeded) {
 			t.Fatalf("%v", err)
 		}
-		if runs != want || ae.Attempts != want || ae.Err != error(last) || ae.Operator != "join" || ae.Space != w.gpus[0].ID() || ae.Reserved != ae.Need {
+		if runs != want || ae.Attempts != want || ae.Err != error(last) || ae.Operator != "join" ||
+			ae.Space != w.gpus[0].ID() || ae.Reserved != ae.Need {
 			t.Errorf("%d runs: %+v", runs, ae)
 		}
 		for _, says := range []string{"join", fmt.Sprint(want, " times"), "gpu:0", "4242", "a hint"} {
@@ -108,7 +111,7 @@ func TestNeedAboveTheSpace(t *testing.T) {
 		{largest - 10, 11, largest, "needed 8 EiB or more"},
 		{largest, largest, largest, "needed 8 EiB or more"},
 	} {
-		w := newWorld(t, setup{cap: capacity, grain: grain, Config: admission.Config{Rules: admission.Rules{MaxAttempts: 1}}})
+		w := newWorld(t, setup{cap: capacity, grain: grain, Config: with(admission.Rules{MaxAttempts: 1})})
 		e := admission.Estimate{Operator: "sort", Input: c.input, Output: c.output, Overhead: admission.None}
 		err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 			if g.Need() != c.need || g.Reservation().Bytes() != capacity {
@@ -117,7 +120,8 @@ func TestNeedAboveTheSpace(t *testing.T) {
 			return reservation.ErrExceeded
 		})
 		for _, part := range []string{c.text, "1048576 were reserved", "at most 0 were drawn"} {
-			if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), fmt.Sprint(int64(largest))) {
+			overflow := fmt.Sprint(int64(largest))
+			if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), overflow) {
 				t.Errorf("%+v: %v does not have %q", c, err, part)
 			}
 		}
@@ -178,7 +182,7 @@ func TestHigherEstimateByWhatIsLeft(t *testing.T) {
 
 // TestHigherEstimateStops: estimates that double for ever end at what the space has.
 func TestHigherEstimateStops(t *testing.T) {
-	w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{MaxAttempts: 100}}})
+	w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{MaxAttempts: 100})})
 	runs := 0
 	err := w.Run(t.Context(), exactly(300), func(_ context.Context, g *admission.Grant) error {
 		runs++
@@ -248,7 +252,8 @@ func TestRunIsCancelled(t *testing.T) {
 		synctest.Wait() // the second attempt waits for 510 bytes
 		why := errors.New("enough")
 		cancel(why)
-		if err := <-over; !errors.Is(err, why) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "attempt 2") {
+		err := <-over
+		if !errors.Is(err, why) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "attempt 2") {
 			t.Errorf("%v", err)
 		}
 		if runs != 1 || in.restored != in.held {
@@ -312,7 +317,8 @@ func TestOwner(t *testing.T) {
 		e := admission.Estimate{Operator: "join", Output: 10, Overhead: admission.None, Owner: c.owner}
 		err := w.Run(c.ctx, e, func(ctx context.Context, g *admission.Grant) error {
 			o := g.Owner()
-			if o.Name() != c.want || c.owner != nil && o != c.owner || g.Reservation().Owner() != o || reservation.OwnerOf(ctx) != o {
+			if o.Name() != c.want || c.owner != nil && o != c.owner ||
+				g.Reservation().Owner() != o || reservation.OwnerOf(ctx) != o {
 				t.Errorf("the owner is %q, want %q", o.Name(), c.want)
 			}
 			return nil

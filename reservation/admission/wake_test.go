@@ -94,7 +94,7 @@ func TestForeignChangesWhileTheHeadWaits(t *testing.T) {
 // TestCloseEndsManyWaits: also those of more waiters than one change wakes.
 func TestCloseEndsManyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Bypass: -1}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Bypass: -1})})
 		one := w.admit(exactly(800)).runs()
 		var calls []*call
 		for range 600 {
