@@ -73,6 +73,9 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		if !again {
 			return err
 		}
+		if ctx.Err() != nil {
+			return errors.Join(err, e.ended(ctx))
+		}
 		never := a.never(&e, g, err)
 		if never != nil || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{

@@ -263,6 +263,23 @@ func TestRunIsCancelled(t *testing.T) {
 	})
 }
 
+// TestRunIsCancelledInTheLastAttempt: the error has the reasons of both.
+func TestRunIsCancelledInTheLastAttempt(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{MaxAttempts: 1})})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	err := w.Run(ctx, exactly(10), func(context.Context, *admission.Grant) error {
+		cancel(why)
+		return reservation.ErrExceeded
+	})
+	if !errors.Is(err, why) || !errors.Is(err, reservation.ErrExceeded) || outOfAttempts(err) {
+		t.Errorf("%v", err)
+	}
+	if s := w.Stats(); s.Retried != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // TestRunLearns: a task that succeeded reports what it took; one that failed does not.
 func TestRunLearns(t *testing.T) {
 	w := newWorld(t, setup{cap: 1 << 20})
