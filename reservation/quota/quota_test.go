@@ -224,6 +224,30 @@ func TestLoweredLimit(t *testing.T) {
 	b.Inside().Unreserve(20 << 10)
 }
 
+// TestRemaining: a member's Remaining is what is left, or its share of the excess over a lowered limit. The
+// shares of all members add up to at least the excess.
+func TestRemaining(t *testing.T) {
+	for _, c := range []struct{ limit, used, own, want int64 }{
+		{100, 60, 10, 40}, {100, 100, 100, 0}, {100, 0, 0, 100}, {100, 150, 0, 0},
+		{100, 150, 150, -50}, {100, 150, 100, -34}, {100, 150, 50, -17}, {100, 101, 1, -1}, {100, 101, 100, -1},
+		{1, math.MaxInt64, math.MaxInt64, -(math.MaxInt64 - 1)}, {1, math.MaxInt64, 1, -1},
+	} {
+		q := newQuota(t, math.MaxInt64)
+		own, other := q.Member(), q.Member()
+		for m, n := range map[tier.Quota]int64{own: c.own, other: c.used - c.own} {
+			if n > 0 && m.Charge(n) != nil {
+				t.Fatalf("%d bytes are refused", n)
+			}
+		}
+		if err := q.SetLimit(c.limit); err != nil {
+			t.Fatal(err)
+		}
+		if got := own.Remaining(); got != c.want {
+			t.Errorf("limit %d, %d used, %d of them own: remaining %d, want %d", c.limit, c.used, c.own, got, c.want)
+		}
+	}
+}
+
 // TestOverIsReportedOnce: use above a limit is one event with the numbers, until it has been within
 // the limit again.
 func TestOverIsReportedOnce(t *testing.T) {
