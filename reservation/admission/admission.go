@@ -68,7 +68,7 @@
 // with another of that rank. Under the Admitter's, only counters of spaces are read. Strategies,
 // estimators, inputs, tasks and the logger are called with no lock held.
 //
-//	… → Batch → Registry → [Reservation] → Space → Ledger → …
+//	… → Batch → Registry → [Reservation] → Space → …
 package admission
 
 import (

@@ -49,7 +49,7 @@
 // The mutexes here have the rank Backend. With one locked, subscribers are not called, and files
 // are not used.
 //
-//	… → Reservation → Space → Ledger → Backend
+//	… → Reservation → Space → Backend
 package quota
 
 import (
