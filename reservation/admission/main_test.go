@@ -127,7 +127,7 @@ func newWorld(t testing.TB, c setup) *world {
 
 // onRelease calls f after each release of the space's bytes and each change of its limit.
 func onRelease(s *tier.Space, f func()) (cancel func()) {
-	return s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+	return s.Subscribe(func(pressed bool) {
 		if !pressed {
 			f()
 		}
