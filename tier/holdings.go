@@ -169,7 +169,7 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 	}
 
 	for _, p := range s.books.Promises() {
-		if p.Unused > 0 && !p.Moves { // what moves have is in Others
+		if p.Unused > 0 && !p.Occupied { // else it is the engine's own
 			add(Holder{What: "reservation", Owner: nameOf(p.Owner)}, p.Unused)
 		}
 	}
