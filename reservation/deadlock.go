@@ -125,10 +125,6 @@ func (m *Manager) holdersOf(l *line) *holders {
 			reserved[add(p.Owner, p.Promised)] += p.Promised
 		}
 	}
-	h.rest = u.Used() - l.space.Held() - h.ownerless
-	for _, bytes := range h.owners {
-		h.rest -= bytes
-	}
 	for o, bytes := range reserved {
 		h.known = append(h.known, tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()})
 	}
@@ -136,6 +132,10 @@ func (m *Manager) holdersOf(l *line) *holders {
 		d := l.space.Describe(&v)
 		add(v.Owner, d.Bytes)
 		h.known = append(h.known, d)
+	}
+	h.rest = u.Used() - l.space.Held() - h.ownerless
+	for _, bytes := range h.owners {
+		h.rest -= bytes
 	}
 	slices.SortFunc(h.known, func(a, b tier.Holding) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Batch, b.Batch), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Owner, b.Owner))
