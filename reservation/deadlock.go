@@ -22,8 +22,7 @@ type progress struct {
 // lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
 const lookShare = 20
 
-// unclaimedGrace is added to Config.StuckAfter where nobody is known to hold anything: the monitor,
-// which knows the batches at rest, refuses such waits with a better error.
+// unclaimedGrace is added to Config.StuckAfter where nobody is known to hold anything.
 const unclaimedGrace = 500 * time.Millisecond
 
 // watch is called by the head of a line at each tick. It reports long waits, and ends the wait of a
@@ -52,7 +51,6 @@ func (m *Manager) watch(w *waiter) {
 	for _, l := range m.lines {
 		if l.queue.Len() > 0 {
 			changes += l.space.Books().Changes() + l.space.Holds().Changes()
-			lines[l] = nil
 			if l.nextLocked() != nil { // it is about to be served
 				changes++
 				m.mu.progress.since = time.Time{}
@@ -73,7 +71,7 @@ func (m *Manager) watch(w *waiter) {
 		defer m.mu.Unlock()
 		m.mu.progress.next = time.Now().Add(lookShare * time.Since(now))
 	}()
-	for l := range lines {
+	for _, l := range m.lines {
 		lines[l] = m.holdersOf(l)
 	}
 	// Begin with all, and take those out for which somebody can still free room, until none is left.
@@ -100,14 +98,16 @@ func (m *Manager) watch(w *waiter) {
 type holders struct {
 	owners    map[*Owner]int64 // bytes by owner
 	ownerless int64            // bytes of reservations, handles and records without one
-	frees     bool             // room will be free by itself, or can be had: batches or other memory
+	rest      int64            // used bytes that nobody holds: batches at rest, which could leave for slower spaces
+	frees     bool             // room will be free by itself: a move ends, or the device is done with what was freed
+	wanted    bool             // somebody waits for the space, or for room to evict batches to
 	known     []tier.Holding   // handles and records, and reservations by owner
 }
 
 func (m *Manager) holdersOf(l *line) *holders {
 	h := &holders{owners: make(map[*Owner]int64)}
 	u := l.space.Usage()
-	h.frees = u.Retired > l.space.Unsure() || m.movable(l) || m.reclaimable(l)
+	h.frees = u.Retired > l.space.Unsure()
 	add := func(owner any, bytes int64) *Owner {
 		o, _ := owner.(*Owner)
 		if o == nil {
@@ -133,6 +133,10 @@ func (m *Manager) holdersOf(l *line) *holders {
 		add(v.Owner, d.Bytes)
 		h.known = append(h.known, d)
 	}
+	h.rest = u.Used() - l.space.Held() - h.ownerless
+	for _, bytes := range h.owners {
+		h.rest -= bytes
+	}
 	slices.SortFunc(h.known, func(a, b tier.Holding) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Batch, b.Batch), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Owner, b.Owner))
 	})
@@ -140,32 +144,49 @@ func (m *Manager) holdersOf(l *line) *holders {
 }
 
 // isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
-// whether holders without an owner are among those that keep it.
+// whether holders without an owner are among those that keep it. Where batches are at rest, those
+// that hold slower spaces count, too: with room there the batches could leave.
 func (m *Manager) isStuck(
 	w *waiter, lines map[*line]*holders, still time.Duration, progresses func(*Owner) bool,
 ) (stuck, ownerless bool) {
 	patience := m.config.Grace
 	for i := range w.candidates {
-		l := w.candidates[i].line
-		h := lines[l]
-		switch {
-		case h == nil: // w can never be served there
+		c := &w.candidates[i]
+		if !c.fits(c.line.space.Room()) { // it can never be served there
 			continue
-		case h.frees:
-			return false, false
 		}
-		for o := range h.owners {
-			if progresses(o) {
+		owners, nobodys := 0, int64(0)
+		for _, l := range m.lines {
+			h := lines[l]
+			below := lines[c.line].rest > 0 && l.space.Kind() > c.line.space.Kind()
+			if l != c.line && !below {
+				continue
+			}
+			if !h.wanted {
+				h.wanted = true
+				h.frees = h.frees || m.movable(l) || m.reclaimable(l)
+			}
+			if h.frees {
 				return false, false
 			}
+			for o := range h.owners {
+				if progresses(o) {
+					return false, false
+				}
+			}
+			owners += len(h.owners)
+			nobodys += h.ownerless
 		}
-		if h.ownerless > 0 || len(h.owners) == 0 {
+		if nobodys > 0 || owners == 0 {
 			ownerless = true
 			after := m.config.StuckAfter
-			if after < 0 {
+			// In an engine others may consume what is at rest. If nobody is left who could, the monitor
+			// refuses the request.
+			consumed := m.config.Movable != nil && c.need <= c.line.space.Available()+lines[c.line].rest
+			if after < 0 || consumed {
 				return false, false
 			}
-			if h.ownerless == 0 {
+			if nobodys == 0 {
 				after += unclaimedGrace
 			}
 			patience = max(patience, after)
@@ -192,7 +213,7 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, changes
 			return 0
 		}
 		for _, h := range lines {
-			if h != nil {
+			if h.wanted {
 				bytes += h.owners[o]
 			}
 		}
@@ -218,10 +239,9 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, changes
 	if ownerless {
 		e.Still = still
 	}
-	if h := lines[l]; h != nil {
-		e.Holders = h.known[:min(len(h.known), maxHolders)]
-		e.MoreHolders = len(h.known) - len(e.Holders)
-	}
+	known := lines[l].known
+	e.Holders = known[:min(len(known), maxHolders)]
+	e.MoreHolders = len(known) - len(e.Holders)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.progress.changes != changes || !victim.waits.Waits() {

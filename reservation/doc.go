@@ -47,8 +47,8 @@
 // goroutine to be scheduled before each use of the bytes. Taking room on the waiter's goroutine also
 // keeps quotas and clean images, which take time, away from the goroutine that releases.
 //
-// The head of a line has batches evicted (OnEvict). When no batch can be, it asks for memory that is
-// not in batches (OnReclaim), the largest first, each for a second.
+// A request that begins to wait has batches evicted (OnEvict). When no batch can be, the head of a
+// line asks for memory that is not in batches (OnReclaim), the largest first, each for a second.
 //
 // # Deadlocks
 //

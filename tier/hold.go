@@ -68,33 +68,26 @@ func nameOf(owner any) string {
 	return ""
 }
 
-// EachKept calls f with all that a hold keeps and what that is charged: the memory, and what it
-// shares with others.
+// EachKept calls f with all that a hold keeps and its charge: the buffers of its memory, those that
+// the memory shares with others, and memory that does not list its buffers. Memory may come twice.
 func (*Space) EachKept(v *holds.View, f func(memory any, bytes int64)) {
-	f(v.Memory, v.Bytes)
-	eachShared(v.Memory, func(b *Buffer) { f(b, b.Charge()) })
+	eachKept(v.Memory, v.Bytes, f)
 }
 
-func eachShared(memory any, f func(*Buffer)) {
-	if m, ok := memory.(interface{ EachShared(func(*Buffer)) }); ok {
-		m.EachShared(f)
-	}
-}
-
-// eachBuffer calls f with the buffers that memory has, without those that it shares. It returns
-// false if that is unknown.
-func eachBuffer(memory any, f func(*Buffer)) bool {
+func eachKept(memory any, bytes int64, f func(memory any, bytes int64)) {
 	switch m := memory.(type) {
 	case *Buffer:
-		f(m)
+		f(m, m.Charge())
 	case interface{ Buffers() []*Buffer }:
 		for _, b := range m.Buffers() {
-			f(b)
+			f(b, b.Charge())
 		}
 	default:
-		return false
+		f(memory, bytes)
 	}
-	return true
+	if m, ok := memory.(interface{ EachShared(func(*Buffer)) }); ok {
+		m.EachShared(func(b *Buffer) { f(b, b.Charge()) })
+	}
 }
 
 // Leak is what was still outstanding when its space was closed: a buffer, or bytes
@@ -110,12 +103,10 @@ type Leak struct {
 // Leaks lists the outstanding buffers, the largest first, and what keeps them. It must be called
 // with no lock held. Clean images are not among them: their batches are what leaks, elsewhere.
 func (s *Space) Leaks() (leaks []Leak) {
-	by := make(map[*Buffer][]Holding)
+	by := make(map[any][]Holding)
 	for _, v := range s.holds.Append(nil) {
 		h := s.Describe(&v)
-		add := func(b *Buffer) { by[b] = append(by[b], h) }
-		eachBuffer(v.Memory, add)
-		eachShared(v.Memory, add)
+		s.EachKept(&v, func(memory any, _ int64) { by[memory] = append(by[memory], h) })
 	}
 	for b := range s.outstanding() {
 		leaks = append(leaks, Leak{Space: s.cfg.ID, Bytes: b.charge, Holders: by[b], Stack: b.stack.String()})

@@ -135,33 +135,28 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 		by     *Holder
 	}
 	again := make(map[claim]bool)
-	count := func(h *Holder, memory any, bytes int64) (first bool) {
+	opaque := make(map[int64]int) // of memory that does not list its buffers: how many have so many bytes
+	var hidden int64              // and how many bytes they have together
+	count := func(h *Holder, memory any, bytes int64) {
+		b, listed := memory.(*Buffer)
 		switch by := claimed[memory]; {
+		case listed && b.Space() != s:
 		case by == nil:
 			claimed[memory] = h
 			h.Bytes += bytes
-			return true
+			if !listed {
+				opaque[bytes]++
+				hidden += bytes
+			}
 		case by != h && !again[claim{memory, h}]:
 			again[claim{memory, h}] = true
 			h.Shared += bytes
 		}
-		return false
 	}
-	opaque := make(map[int64]int) // of memory that does not list its buffers: how many have so many bytes
-	var hidden int64              // and how many bytes they have together
 	keep := func(by Holder, memory any, bytes int64) {
 		h := add(by, 0)
-		buffer := func(b *Buffer) {
-			if b.Space() == s {
-				count(h, b, b.charge)
-			}
-		}
 		s.panics.Do("a payload", func() {
-			if !eachBuffer(memory, buffer) && count(h, memory, bytes) {
-				opaque[bytes]++
-				hidden += bytes
-			}
-			eachShared(memory, buffer)
+			eachKept(memory, bytes, func(memory any, bytes int64) { count(h, memory, bytes) })
 		})
 	}
 	for _, v := range slices.Backward(s.holds.Append(nil)) { // the oldest first
@@ -174,7 +169,7 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 	}
 
 	for _, p := range s.books.Promises() {
-		if p.Unused > 0 && !p.Moves { // what moves have is in Others
+		if p.Unused > 0 && !p.Occupied { // else it is the engine's own
 			add(Holder{What: "reservation", Owner: nameOf(p.Owner)}, p.Unused)
 		}
 	}

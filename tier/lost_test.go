@@ -73,6 +73,33 @@ func TestSpaceIsLost(t *testing.T) {
 	}
 }
 
+// TestDrawThatFindsTheLoss: the pool's error, whatever it is, is that of the lost device.
+func TestDrawThatFindsTheLoss(t *testing.T) {
+	for name, err := range map[string]error{"an error": errors.New("failed"), "no space": &tier.NoSpaceError{}} {
+		pool := &losingPool{}
+		s := newSpace(t, 1000, pool)
+		pool.alloc = func(int64) (tier.Memory, error) {
+			pool.lose(errGone)
+			return nil, err
+		}
+		if b, err := s.DrawNew(10); b != nil || !errors.Is(err, errGone) || !errors.Is(err, tier.ErrLost) {
+			t.Errorf("%s: %v", name, err)
+		}
+		usage(t, s, "in the end", 0, 0, 0)
+	}
+}
+
+// losingPool is a pool whose device may be lost.
+type losingPool struct {
+	fakePool
+	lose func(why error)
+}
+
+func (p *losingPool) OnLost(f func(why error)) (cancel func()) {
+	p.lose = f
+	return func() {}
+}
+
 // A device may be lost before there is a space.
 func TestSpaceOfALostDevice(t *testing.T) {
 	dev := faultdev.New(openDevice(t, sim.Config{Memory: 1 << 20}), 1)

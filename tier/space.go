@@ -305,7 +305,7 @@ func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := &f
-	s.mu.subscribers = append(slices.Clip(s.mu.subscribers), one)
+	s.mu.subscribers = append(s.mu.subscribers, one)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -510,6 +510,25 @@ func TestSpaceSetLimit(t *testing.T) {
 	promise(t, s, 500)
 }
 
+// TestSubscriberThatEndsItself: the others are called all the same.
+func TestSubscriberThatEndsItself(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	var calls [3]int
+	var cancel [3]func()
+	for i := range calls {
+		cancel[i] = s.Subscribe(func(bool) {
+			calls[i]++
+			cancel[i]()
+		})
+	}
+	for range 2 {
+		ok(t, s.Release(promise(t, s, 10)))
+		if calls != [3]int{1, 1, 1} {
+			t.Errorf("calls %v", calls)
+		}
+	}
+}
+
 // TestSubscribersMayDoAnything: they run without locks.
 func TestSubscribersMayDoAnything(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})

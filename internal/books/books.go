@@ -209,6 +209,7 @@ type Promise struct {
 	released        bool
 	owner           any
 	moves           bool
+	occupied        bool
 	stack           invariants.Trace // where it was made, in an invariants build
 	prev, next      *Promise
 }
@@ -217,6 +218,7 @@ type Promise struct {
 type PromiseView struct {
 	Owner            any  // who holds it; nil if that is unknown
 	Moves            bool // it is for data that is being moved, and no program's
+	Occupied         bool // it was made by Occupy
 	Promised, Unused int64
 	Stack            invariants.Trace
 }
@@ -232,7 +234,7 @@ func (b *Books) Promise(n, spare int64, owner any, moves bool) (p *Promise, drop
 // Occupy is Promise for memory that was in use before the space was made, or that is lent to it: no
 // program's, and the limit does not count.
 func (b *Books) Occupy(n int64) (p *Promise, drop int64) {
-	p = &Promise{books: b, promised: n, moves: true, stack: invariants.Stack()}
+	p = &Promise{books: b, promised: n, moves: true, occupied: true, stack: invariants.Stack()}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.openLocked(p, 0, b.capacity)
@@ -257,7 +259,10 @@ func (b *Books) Promises() (all []PromiseView) {
 }
 
 func (p *Promise) viewLocked() PromiseView {
-	return PromiseView{Owner: p.owner, Moves: p.moves, Promised: p.promised, Unused: p.unusedLocked(), Stack: p.stack}
+	return PromiseView{
+		Owner: p.owner, Moves: p.moves, Occupied: p.occupied,
+		Promised: p.promised, Unused: p.unusedLocked(), Stack: p.stack,
+	}
 }
 
 // View returns the promise as it is, and whether it is open. A released promise has no bytes.
@@ -297,7 +302,7 @@ func (p *Promise) unusedLocked() int64 {
 // creditLocked takes n drawn bytes back, as reserved ones, and returns how many it kept. A nil or
 // released promise keeps none.
 func (p *Promise) creditLocked(n int64) (kept int64) {
-	if p == nil || p.released {
+	if p == nil {
 		return 0
 	}
 	before := p.unusedLocked()
@@ -360,12 +365,11 @@ func (p *Promise) Undraw(n, grown int64) Outcome {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.take(&b.usage.Live, n, "live")
-	kept := p.creditLocked(n)
-	if back := min(grown, p.unusedLocked()); back > 0 {
-		p.promised -= back
-		b.usage.Reserved -= back
-		kept -= back
-	}
+	before := p.unusedLocked()
+	p.drawn -= n
+	p.promised -= min(grown, p.promised) // it may have been shrunk meanwhile
+	kept := p.unusedLocked() - before
+	b.usage.Reserved += kept
 	return Outcome{Released: p.released, Freed: n - kept}
 }
 

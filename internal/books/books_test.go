@@ -1,6 +1,7 @@
 package books
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -55,6 +56,7 @@ func TestRandom(t *testing.T) {
 					break
 				}
 				p, grow := open[rng.IntN(len(open))], rng.IntN(2) == 0
+				before, _ := p.View()
 				out := p.Draw(n, 0, grow)
 				extra := out.Short
 				if extra > 0 {
@@ -73,11 +75,15 @@ func TestRandom(t *testing.T) {
 				}
 				if rng.IntN(4) > 0 {
 					buffers = append(buffers, buffer{from: p, n: n})
-				} else if !grow {
-					extra = 0
-					p.Undraw(n, extra)
-				} else {
-					p.Undraw(n, extra)
+					break
+				}
+				grown := extra
+				if !grow {
+					grown = 0
+				}
+				out = p.Undraw(n, grown)
+				if after, _ := p.View(); after != before || out.Freed != extra {
+					t.Fatalf("a draw that was undone: %+v, with %d more; %+v, before %+v", out, extra, after, before)
 				}
 			case 3:
 				if len(open) > 0 {
@@ -179,5 +185,97 @@ func TestMisuse(t *testing.T) {
 			}()
 			f(b)
 		})
+	}
+}
+
+// TestSpare: a request that leaves room for others is refused where they would not have it.
+func TestSpare(t *testing.T) {
+	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
+	if ok, drop := b.Reserve(50, 41); ok || drop != 0 {
+		t.Error("41 bytes more do not fit")
+	}
+	if p, _ := b.Promise(50, 41, nil, false); p != nil {
+		t.Error("41 bytes more do not fit")
+	}
+	if ok, _ := b.Reserve(50, 40); !ok || b.Usage().Reserved != 50 {
+		t.Error("40 bytes more fit")
+	}
+}
+
+// TestOwner: the first owner stays, and a released promise gets none.
+func TestOwner(t *testing.T) {
+	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
+	p, _ := b.Promise(10, 0, nil, false)
+	if !p.SetOwner("a") || p.SetOwner("b") {
+		t.Error("want the first owner only")
+	}
+	if v, open := p.View(); v.Owner != "a" || !open || p.Books() != b {
+		t.Errorf("%+v, open %t", v, open)
+	}
+	q, _ := b.Promise(10, 0, nil, true)
+	q.Release()
+	if q.SetOwner("a") {
+		t.Error("a released promise has an owner")
+	}
+	if v, open := q.View(); v.Promised != 0 || v.Unused != 0 || !v.Moves || open {
+		t.Errorf("%+v, open %t", v, open)
+	}
+}
+
+// TestOverdraft: with a soft limit bytes are drawn beyond the promise. Bytes that come back, and
+// growth, make up for them first.
+func TestOverdraft(t *testing.T) {
+	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
+	p, _ := b.Promise(10, 0, nil, false)
+	if ok, _ := b.Reserve(25, 0); !ok {
+		t.Fatal("no room")
+	}
+	if out := p.Draw(30, 20, false); out != (Outcome{}) { // 20 bytes more than promised
+		t.Fatalf("%+v", out)
+	}
+	if out := p.Grow(5); out.Freed != 5 { // which the overdraft had reserved
+		t.Errorf("grown: %+v", out)
+	}
+	b.Retire(30)
+	if freed := b.Reclaim(p, 10); freed != 10 {
+		t.Errorf("%d bytes are free, want all 10", freed)
+	}
+	if freed := b.Reclaim(p, 20); freed != 5 {
+		t.Errorf("%d bytes are free, want 5 of 20", freed)
+	}
+	if v, _ := p.View(); v.Promised != 15 || v.Unused != 15 || b.Usage().Used() != 15 {
+		t.Errorf("%+v, %+v", v, b.Usage())
+	}
+}
+
+// TestChanges: the number grows with each change, so that a waiter sees that there was none.
+func TestChanges(t *testing.T) {
+	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
+	p, _ := b.Promise(50, 0, nil, false)
+	for name, f := range map[string]func(){
+		"reserve": func() { b.Reserve(1, 0) }, "draw": func() { p.Draw(10, 0, false) }, "limit": func() { b.SetLimit(90) },
+		"marks": func() { b.SetMarks(Marks{Limit: 91, Trigger: 80, Stop: 60}) }, "owner": func() { p.SetOwner("a") },
+	} {
+		before := b.Changes()
+		if f(); b.Changes() <= before {
+			t.Errorf("%s is no change", name)
+		}
+	}
+	before := b.Changes()
+	if b.Reserve(1000, 0); b.Changes() != before {
+		t.Error("a refusal is a change")
+	}
+}
+
+// TestLeft: above a limit that was lowered, the holders' shares of the excess add up to all of it.
+func TestLeft(t *testing.T) {
+	for _, c := range []struct{ limit, used, mine, want int64 }{
+		{100, 60, 10, 40}, {100, 100, 100, 0}, {100, 0, 0, 100}, {100, 150, 0, 0},
+		{100, 150, 150, -50}, {100, 150, 100, -34}, {100, 150, 50, -17}, {100, 101, 1, -1}, {100, 101, 100, -1},
+		{1, math.MaxInt64, math.MaxInt64, -(math.MaxInt64 - 1)}, {1, math.MaxInt64, 1, -1},
+	} {
+		if got := Left(c.limit, c.used, c.mine); got != c.want {
+			t.Errorf("Left(%d, %d, %d) = %d, want %d", c.limit, c.used, c.mine, got, c.want)
+		}
 	}
 }

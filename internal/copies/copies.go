@@ -1,7 +1,7 @@
 // Package copies lists the clean images of a space, which the code calls copies. The bytes of a
 // batch never change, so the image that it had in a slower tier stays valid after a fetch. The
 // space keeps it while nobody needs the room. Package batch has the copies of one batch
-// (batch/copies.go), and tier/copies.go the bytes that they are charged.
+// (batch/copies.go), and tier/clean.go the bytes that they are charged.
 //
 // The lock of a List is lockrank.Space, under which no lock is taken.
 package copies

@@ -7,9 +7,9 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// List is a list of functions of users, such as the subscribers of a quota. Call calls all of them, in the
-// order in which they were added; a panic of one is logged, and the others are called. The zero value is
-// empty. It is safe for concurrent use, and calls no function with a lock held.
+// List is a list of functions of users, such as the subscribers of a quota. Call calls all of them,
+// in the order in which they were added; a panic of one is logged, and the others are called. The
+// zero value is empty. It is safe for concurrent use, and calls no function with a lock held.
 type List[T any] struct {
 	Panics Log
 
@@ -17,8 +17,8 @@ type List[T any] struct {
 	all []*func(T) // replaced, never changed in place
 }
 
-// Add adds f. The returned function removes it; a call that has begun may still be running when that
-// returns.
+// Add adds f. The returned function removes it; a call that has begun may still be running when
+// that returns.
 func (l *List[T]) Add(f func(T)) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -30,8 +30,8 @@ func (l *List[T]) Add(f func(T)) (cancel func()) {
 	}
 }
 
-// Call calls the functions with arg. It must be called with no lock held. The log of a panic names the
-// functions what.
+// Call calls the functions with arg. It must be called with no lock held. The log of a panic names
+// the functions what.
 func (l *List[T]) Call(what string, arg T) {
 	l.mu.Lock()
 	all := l.all

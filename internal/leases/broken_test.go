@@ -52,7 +52,8 @@ func TestRemovedFiles(t *testing.T) {
 		"replaced": func(_ *testing.T, dir, own string) error {
 			path := filepath.Join(dir, device, own)
 			text, err := os.ReadFile(path)
-			return errors.Join(err, os.Rename(path, path+"-old"), os.WriteFile(path, text, 0o600), os.Remove(path+"-old"))
+			return errors.Join(err, os.Rename(path, path+"-old"), os.WriteFile(path, text, 0o600),
+				os.Remove(path+"-old"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

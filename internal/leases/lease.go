@@ -20,26 +20,26 @@ import (
 
 // Terms are the arguments of Join. Dir, Device and Physical are required.
 type Terms struct {
-	// Dir is the ledger's directory. Join creates it if it does not exist, for this user only. It must
-	// not be a link. It must be this user's or root's own, writable by no other user unless root has
-	// shared it (see Share), and on a local file system.
+	// Dir is the ledger's directory. Join creates it if it does not exist, for this user only. It
+	// must not be a link. It must be this user's or root's own, writable by no other user unless
+	// root has shared it (see Share), and on a local file system.
 	Dir string
 	// Device is the UUID of the GPU. Each GPU is counted by itself.
 	Device string
-	// Group is the name of the group whose processes together hold at most Quota. At most 128 bytes;
-	// empty means that the process has a quota of its own.
+	// Group is the name of the group whose processes together hold at most Quota. At most 128
+	// bytes; empty means that the process has a quota of its own.
 	Group string
-	// Quota is how many bytes the group may hold. 0 means the quota that the group has already, or else
-	// all that is advertised.
+	// Quota is how many bytes the group may hold. 0 means the quota that the group has already, or
+	// else all that is advertised.
 	Quota int64
-	// Physical is the size of the GPU in bytes: all processes together never hold more, with any quotas.
-	// All processes must give the same.
+	// Physical is the size of the GPU in bytes: all processes together never hold more, with any
+	// quotas. All processes must give the same.
 	Physical int64
-	// Advertised is how much the quotas of all groups may come to; 0 means Physical. See Advertised.
-	// All processes must give the same.
+	// Advertised is how much the quotas of all groups may come to; 0 means Physical. See
+	// Advertised. All processes must give the same.
 	Advertised int64
-	// OnBroken, if set, is called when this process's file was removed, by the goroutine that noticed,
-	// with no lock held. It must not close the lease.
+	// OnBroken, if set, is called when this process's file was removed, by the goroutine that
+	// noticed, with no lock held. It must not close the lease.
 	OnBroken func()
 	// OnOver, if set, is called when the group holds more than its quota allows, because one of its
 	// processes has lowered that. It is called once, until use is within the quota again. A process
@@ -48,13 +48,14 @@ type Terms struct {
 	OnOver func(quota.Over)
 }
 
-// Lease is one process's part in the ledger of a node, for one GPU. It is a tier.Quota over the live
-// processes of the node: it refuses bytes beyond the group's quota, and beyond the GPU's memory. It is
-// safe for concurrent use. Join returns it, and the caller must Close it.
+// Lease is one process's part in the ledger of a node, for one GPU. It is a tier.Quota over the
+// live processes of the node: it refuses bytes beyond the group's quota, and beyond the GPU's
+// memory. It is safe for concurrent use. Join returns it, and the caller must Close it.
 //
-// A lease is attached while it has a locked file in the ledger. If somebody removes the file, the lease
-// is detached until its next look at the ledger, which refuses one charge and creates a new file. If that
-// fails, the lease stays detached until a later look succeeds. Close detaches it for good.
+// A lease is attached while it has a locked file in the ledger. If somebody removes the file, the
+// lease is detached until its next look at the ledger, which refuses one charge and creates a new
+// file. If that fails, the lease stays detached until a later look succeeds. Close detaches it for
+// good.
 type Lease struct {
 	terms       Terms
 	subscribers guard.List[struct{}]
@@ -74,9 +75,9 @@ type Lease struct {
 
 // books are the numbers of a lease. All but own are as of its last look at the ledger.
 type books struct {
-	// own has this process's numbers as they are now. Granted is what the file has, or less while a look
-	// is about to lower the file. Live is at most Granted, except while a look charges. Quota is 0 until
-	// the process has joined.
+	// own has this process's numbers as they are now. Granted is what the file has, or less while a
+	// look is about to lower the file. Live is at most Granted, except while a look charges. Quota
+	// is 0 until the process has joined.
 	own   record
 	peers int   // how many other processes use the GPU
 	live  int64 // bytes that the other processes of the group hold
@@ -90,24 +91,25 @@ var _ tier.Quota = (*Lease)(nil)
 const (
 	maxGrain = 64 << 20 // bytes that a process may have counted without using them
 
-	// How often a lease with subscribers looks at the ledger. Each look takes about 15 µs for each peer, with
-	// the directory locked. So the looks of n processes take 15 µs × n² in each period, which grows with n to
-	// keep the directory unlocked most of the time, up to a few hundred processes.
+	// How often a lease with subscribers looks at the ledger. Each look takes about 15 µs for each
+	// peer, with the directory locked. So the looks of n processes take 15 µs × n² in each period,
+	// which grows with n to keep the directory unlocked most of the time, up to a few hundred
+	// processes.
 	pollEvery   = 50 * time.Millisecond
 	pollPerPeer = 10 * time.Millisecond // if that comes to more
 )
 
-// ErrBroken is the error of a charge that finds that the file of this process was removed, alone or with
-// its directory. Until then other processes did not count this one, so that together they may hold more
-// than they should.
+// ErrBroken is the error of a charge that finds that the file of this process was removed, alone or
+// with its directory. Until then other processes did not count this one, so that together they may
+// hold more than they should.
 var ErrBroken = errors.New("the ledger is broken")
 
-// Join attaches this process to the ledger of a node: from now on its quota counts for others, and theirs
-// for it. It holds nothing yet. The caller must Close the lease.
+// Join attaches this process to the ledger of a node: from now on its quota counts for others, and
+// theirs for it. It holds nothing yet. The caller must Close the lease.
 //
-// The error is tier.ErrOutOfBudget if the quotas of all groups would exceed what is advertised. Another
-// quota for the group or another size of the GPU than other processes have is an error too. Where the
-// file system has no reliable locks, the error is tier.ErrNotSupported.
+// The error is tier.ErrOutOfBudget if the quotas of all groups would exceed what is advertised.
+// Another quota for the group or another size of the GPU than other processes have is an error too.
+// Where the file system has no reliable locks, the error is tier.ErrNotSupported.
 func Join(t Terms) (*Lease, error) {
 	if t.Dir == "" || t.Device == "" || t.Physical <= 0 || t.Quota < 0 || t.Advertised < 0 {
 		return nil, fmt.Errorf("quota: joining the ledger %q for the GPU %q of %d bytes, %d of %d advertised: "+
@@ -136,8 +138,8 @@ func Join(t Terms) (*Lease, error) {
 // process has. Otherwise it takes grains, for which it reads the files of all live processes.
 //
 // If the file of this process was removed, Charge returns ErrBroken and charges nothing. If another
-// process is stopped while it has the ledger locked, or the file cannot be written, Charge returns an
-// error too; grains that the process already has can still be charged.
+// process is stopped while it has the ledger locked, or the file cannot be written, Charge returns
+// an error too; grains that the process already has can still be charged.
 func (l *Lease) Charge(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: cannot charge %d bytes", n)
@@ -153,8 +155,8 @@ func (l *Lease) Charge(n int64) error {
 }
 
 // Credit implements tier.Quota. It returns grains once more than one is unused. If that fails, this
-// process keeps them until its next look. While the ledger is locked by a process that is stopped, only
-// the first Credit waits for it.
+// process keeps them until its next look. While the ledger is locked by a process that is stopped,
+// only the first Credit waits for it.
 func (l *Lease) Credit(n int64) {
 	l.mu.Lock()
 	if !l.mu.closed {
@@ -170,7 +172,8 @@ func (l *Lease) Credit(n int64) {
 	l.notify()
 }
 
-// returnGrains looks at the ledger if more than one grain is unused, and the last look found it unlocked.
+// returnGrains looks at the ledger if more than one grain is unused, and the last look found it
+// unlocked.
 func (l *Lease) returnGrains() {
 	l.mu.Lock()
 	returns := !l.mu.blocked && l.mu.own.Granted-l.mu.own.Live > l.mu.grain
@@ -180,10 +183,10 @@ func (l *Lease) returnGrains() {
 	}
 }
 
-// Remaining implements tier.Quota, without a system call. It may be out of date, because it counts others
-// as of the last look; Charge decides. A lease looks when it takes or returns grains, and periodically
-// while it has subscribers. While the group holds more than a lowered limit, Remaining is negative: this
-// process's share of the excess.
+// Remaining implements tier.Quota, without a system call. It may be out of date, because it counts
+// others as of the last look; Charge decides. A lease looks when it takes or returns grains, and
+// periodically while it has subscribers. While the group holds more than a lowered limit, Remaining
+// is negative: this process's share of the excess.
 func (l *Lease) Remaining() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -196,16 +199,17 @@ func (l *Lease) Remaining() int64 {
 	return max(0, l.mu.room-own)
 }
 
-// Limit implements tier.Quota: the group's quota, and at most the GPU's memory, as of the last look.
+// Limit implements tier.Quota: the group's quota, and at most the GPU's memory, as of the last
+// look.
 func (l *Lease) Limit() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return min(l.mu.limit, l.mu.own.Physical)
 }
 
-// SetLimit changes the quota that this process asks for its group, to n > 0 bytes; the smallest one that
-// a process of the group asks for is the group's limit. It revokes nothing. After an increase the quotas
-// of all groups must still be within what is advertised.
+// SetLimit changes the quota that this process asks for its group, to n > 0 bytes; the smallest one
+// that a process of the group asks for is the group's limit. It revokes nothing. After an increase
+// the quotas of all groups must still be within what is advertised.
 func (l *Lease) SetLimit(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
@@ -225,9 +229,9 @@ func (l *Lease) own() record {
 	return l.mu.own
 }
 
-// Subscribe implements tier.Quota. From the first subscription on, the lease looks at the ledger every
-// 50 ms, or every 10 ms × peers if that is more: for bytes that other processes returned, for killed
-// processes, and for changed quotas.
+// Subscribe implements tier.Quota. From the first subscription on, the lease looks at the ledger
+// every 50 ms, or every 10 ms × peers if that is more: for bytes that other processes returned, for
+// killed processes, and for changed quotas.
 func (l *Lease) Subscribe(f func()) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -270,10 +274,10 @@ func (l *Lease) Close() error {
 	return nil
 }
 
-// look reads the ledger, charges bytes, sets the quota that this process asks for unless asked is 0, and
-// writes this process's file, with as many grains as the process needs from then on. If look returns an
-// error, it has charged and set nothing. The first look joins the ledger. A look that finds that the file
-// was removed creates a new file, and returns ErrBroken.
+// look reads the ledger, charges bytes, sets the quota that this process asks for unless asked is
+// 0, and writes this process's file, with as many grains as the process needs from then on. If look
+// returns an error, it has charged and set nothing. The first look joins the ledger. A look that
+// finds that the file was removed creates a new file, and returns ErrBroken.
 func (l *Lease) look(bytes, asked int64) (err error) {
 	lockrank.AssertNone("the ledger is read")
 	until := time.Now().Add(lockFor) // for all goroutines that wait now, so that they fail at the same time
@@ -284,7 +288,8 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 		<-l.files
 		if broken {
 			err = errors.Join(fmt.Errorf("%w: the file of this process was removed from the ledger in %s while the "+
-				"process, which holds %d bytes of %s, uses it: keep programs that remove old files away from the directory",
+				"process, which holds %d bytes of %s, uses it: "+
+				"keep programs that remove old files away from the directory",
 				ErrBroken, l.terms.Dir, l.Live(), l.terms.Device), err)
 			if l.terms.OnBroken != nil {
 				l.subscribers.Panics.Do("Terms.OnBroken", l.terms.OnBroken)
@@ -362,8 +367,8 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 		promised = add(promised, q)
 	}
 
-	// Check the quota. A process that joins without one gets all that is advertised. If the group's limit
-	// was lowered, the process starts with the lowered one.
+	// Check the quota. A process that joins without one gets all that is advertised. If the group's
+	// limit was lowered, the process starts with the lowered one.
 	if joins {
 		own.Joined = cmp.Or(own.Joined, own.Advertised)
 		asked = min(own.Joined, smallest)
@@ -392,8 +397,8 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 	}
 	room := max(0, bound.Limit-bound.Current)
 
-	// Charge. Until the file is written, other goroutines may charge only bytes that count before and after
-	// the write.
+	// Charge. Until the file is written, other goroutines may charge only bytes that count before
+	// and after the write.
 	l.mu.Lock()
 	if bound.Remaining = max(0, room-l.mu.own.Live); bytes > bound.Remaining {
 		bound.Current = add(bound.Current, l.mu.own.Live)
@@ -425,5 +430,6 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 	return err
 }
 
-// add returns a + b, or the largest number if that is too large. Other users may have written false numbers.
+// add returns a + b, or the largest number if that is too large. Other users may have written false
+// numbers.
 func add(a, b int64) int64 { return a + min(b, math.MaxInt64-a) }

@@ -1,5 +1,5 @@
-// Package leases counts the GPU memory of all processes of a node, so that they share quotas without a
-// daemon. Package reservation/quota documents the rules.
+// Package leases counts the GPU memory of all processes of a node, so that they share quotas
+// without a daemon. Package reservation/quota documents the rules.
 //
 //	Join(Terms) ──▶ Lease, a tier.Quota for one GPU
 //	Holders ── what all live processes hold
@@ -7,51 +7,52 @@
 //
 // # Grains
 //
-// A process counts memory in grains: a 64th of its group's limit, at most 64 MiB. It takes a grain when
-// a charge does not fit into those that it has, and returns grains once more than one is unused. So most
-// charges take no system call, and at most one grain of each process is counted without being used. A
-// grain that does not fit into the quota any more is taken in part: as many bytes as the charge needs.
-// Thus a process can have a quota to its last byte.
+// A process counts memory in grains: a 64th of its group's limit, at most 64 MiB. It takes a grain
+// when a charge does not fit into those that it has, and returns grains once more than one is
+// unused. So most charges take no system call, and at most one grain of each process is counted
+// without being used. A grain that does not fit into the quota any more is taken in part: as many
+// bytes as the charge needs. Thus a process can have a quota to its last byte.
 //
 // # Files
 //
 //	DIR/<GPU>/               locked for a moment by a process that reads or writes files in it
 //	DIR/<GPU>/lease-PID-…    one for each process (or engine, if it has several), locked while it lives
 //
-// A lease file is a JSON object: the process, its group, the limit that it asks for, the bytes that it
-// has granted itself in grains, and those that it held when it wrote the file. Only its process writes
-// it. Each GPU has a directory, so that charges on several GPUs do not wait for each other, and root can
-// open each GPU to users by itself.
+// A lease file is a JSON object: the process, its group, the limit that it asks for, the bytes that
+// it has granted itself in grains, and those that it held when it wrote the file. Only its process
+// writes it. Each GPU has a directory, so that charges on several GPUs do not wait for each other,
+// and root can open each GPU to users by itself.
 //
-// All locks are flock(2). A process that joins, charges, returns grains or changes its limit has the
-// directory locked exclusively: it reads all files, decides, and writes its own. Observers have it locked
-// shared. Thus nobody reads half a record, and two processes cannot take the same bytes. While a process
-// is stopped with the lock, other processes cannot take grains: after 5 seconds a charge fails with an
-// error. Charges within their grains succeed.
+// All locks are flock(2). A process that joins, charges, returns grains or changes its limit has
+// the directory locked exclusively: it reads all files, decides, and writes its own. Observers have
+// it locked shared. Thus nobody reads half a record, and two processes cannot take the same bytes.
+// While a process is stopped with the lock, other processes cannot take grains: after 5 seconds a
+// charge fails with an error. Charges within their grains succeed.
 //
-// A file counts while its process has it locked. The kernel releases a process's locks when the process
-// ends in any way, so kill -9 is harmless at any point:
+// A file counts while its process has it locked. The kernel releases a process's locks when the
+// process ends in any way, so kill -9 is harmless at any point:
 //
 //   - before it has created its file: nothing is there;
 //   - with an empty or half-written file: the file is unlocked, so nobody reads it;
 //   - while it charges, before or after the write: its file does not count any more, whatever it says;
 //   - with the directory locked: the lock is gone, and the next process gets it.
 //
-// The next process that looks removes unlocked files. Process IDs in names and records are for people;
-// that they are reused does not matter. Files are open with O_CLOEXEC, so programs that the process
-// starts do not keep the locks. A child that is forked without exec keeps them until it ends, and counts
-// as the process until then. Nothing is synced to disk: after a power failure no process is left to
-// count. A network file system is refused, because its locks may not reach all processes. If a file cannot
-// be written, as on a full disk, the charge fails with the system's error, and nothing is charged.
+// The next process that looks removes unlocked files. Process IDs in names and records are for
+// people; that they are reused does not matter. Files are open with O_CLOEXEC, so programs that the
+// process starts do not keep the locks. A child that is forked without exec keeps them until it
+// ends, and counts as the process until then. Nothing is synced to disk: after a power failure no
+// process is left to count. A network file system is refused, because its locks may not reach all
+// processes. If a file cannot be written, as on a full disk, the charge fails with the system's
+// error, and nothing is charged.
 //
-// Links, directories, sockets and FIFOs are ignored, and files with other names stay. A file named like
-// a lease that somebody has locked and that makes no sense is an error in every charge that takes a
-// grain, never nothing.
+// Links, directories, sockets and FIFOs are ignored, and files with other names stay. A file named
+// like a lease that somebody has locked and that makes no sense is an error in every charge that
+// takes a grain, never nothing.
 //
 // # Locks
 //
-// Lease.files is acquired before Lease.mu, which has the rank Backend. With mu locked, subscribers and
-// events are not called, and files are not used.
+// Lease.files is acquired before Lease.mu, which has the rank Backend. With mu locked, subscribers
+// and events are not called, and files are not used.
 package leases
 
 import (
@@ -91,7 +92,8 @@ type Holder struct {
 	Advertised int64 `json:"advertised"` // how much quotas may promise of the GPU
 }
 
-// record is the content of a process's file: one JSON object, spaces up to recordSize bytes, and a newline.
+// record is the content of a process's file: one JSON object, spaces up to recordSize bytes, and a
+// newline.
 type record struct {
 	Version int `json:"version"`
 	Holder
@@ -110,14 +112,15 @@ const (
 	recordSize = 4096
 	readOnly   = os.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK // follows no link and waits for no FIFO
 
-	// lockFor is how long a process waits for the lock of a directory. Processes keep it for well under a
-	// millisecond, unless they are stopped.
+	// lockFor is how long a process waits for the lock of a directory. Processes keep it for well
+	// under a millisecond, unless they are stopped.
 	lockFor = 5 * time.Second
 )
 
-// Holders returns the holders on all GPUs of a ledger, by GPU, group and process. It changes nothing. The
-// error names files that cannot be read, which are left out. A directory that does not exist is an empty
-// ledger. In a ledger that root shares, directories that root has not created are ignored; see Strangers.
+// Holders returns the holders on all GPUs of a ledger, by GPU, group and process. It changes
+// nothing. The error names files that cannot be read, which are left out. A directory that does not
+// exist is an empty ledger. In a ledger that root shares, directories that root has not created are
+// ignored; see Strangers.
 func Holders(dir string) ([]Holder, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -151,7 +154,8 @@ func Holders(dir string) ([]Holder, error) {
 	return out, nil
 }
 
-// Advertised returns ⌊physical × ratio⌋, in bytes: how much quotas may promise of a GPU. A nil ratio is 1.
+// Advertised returns ⌊physical × ratio⌋, in bytes: how much quotas may promise of a GPU. A nil
+// ratio is 1.
 func Advertised(physical int64, ratio *big.Rat) (int64, error) {
 	ratio = cmp.Or(ratio, big.NewRat(1, 1))
 	n := new(big.Int).Mul(big.NewInt(physical), ratio.Num())
@@ -162,8 +166,8 @@ func Advertised(physical int64, ratio *big.Rat) (int64, error) {
 	return n.Int64(), nil
 }
 
-// gpuDir is the directory of one GPU, as one lease or one observer has it open. One goroutine at a time
-// may use it.
+// gpuDir is the directory of one GPU, as one lease or one observer has it open. One goroutine at a
+// time may use it.
 type gpuDir struct {
 	dir    *os.File // to lock and to list
 	shared bool     // root lets all users join: see Share
@@ -189,7 +193,8 @@ func openGPU(dir, name string, how int) (*gpuDir, error) {
 	for _, d := range []string{dir, path} {
 		if how == unix.LOCK_EX {
 			if err := os.MkdirAll(d, 0o700); err != nil {
-				return nil, fmt.Errorf("the ledger in %s: root has not shared %s, and this process cannot create it: %w",
+				return nil, fmt.Errorf("the ledger in %s: root has not shared %s, "+
+					"and this process cannot create it: %w",
 					dir, name, err)
 			}
 		}
@@ -207,8 +212,8 @@ func openGPU(dir, name string, how int) (*gpuDir, error) {
 	return g, g.lock(how, time.Now().Add(lockFor))
 }
 
-// checkDir refuses a directory to which other users can write. Only the directory of a GPU may be shared:
-// it must be root's, and sticky, so that users cannot remove the files of others.
+// checkDir refuses a directory to which other users can write. Only the directory of a GPU may be
+// shared: it must be root's, and sticky, so that users cannot remove the files of others.
 func checkDir(path string, mayBeShared bool) (shared bool, err error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -223,7 +228,8 @@ func checkDir(path string, mayBeShared bool) (shared bool, err error) {
 		return false, fmt.Errorf("%s belongs to user %d, who could change its files: name a directory of this user's",
 			path, uid)
 	case !shared && info.Mode().Perm()&0o022 != 0:
-		return false, fmt.Errorf("%s can be written to by others (mode %v): name a directory that only this user writes to",
+		return false, fmt.Errorf("%s can be written to by others (mode %v): "+
+			"name a directory that only this user writes to",
 			path, info.Mode().Perm())
 	}
 	return shared, nil
@@ -251,9 +257,9 @@ func flock(f *os.File, how int) error {
 	return err
 }
 
-// read returns the records of the other live processes. With reap it removes the files of dead ones, as
-// far as this user may. The error names each file that cannot be read and whose process is alive. The
-// caller has the directory locked.
+// read returns the records of the other live processes. With reap it removes the files of dead
+// ones, as far as this user may. The error names each file that cannot be read and whose process is
+// alive. The caller has the directory locked.
 func (g *gpuDir) read(reap bool) (live []record, err error) {
 	entries, err := os.ReadDir(g.dir.Name())
 	errs := []error{err}
@@ -278,7 +284,8 @@ func (g *gpuDir) read(reap bool) (live []record, err error) {
 	return live, errors.Join(errs...)
 }
 
-// readRecord reads the file of a process. It returns nil if the process is dead: nobody has its file locked.
+// readRecord reads the file of a process. It returns nil if the process is dead: nobody has its
+// file locked.
 func readRecord(path string) (*record, error) {
 	f, err := os.OpenFile(path, readOnly, 0)
 	if err != nil {
@@ -297,8 +304,9 @@ func readRecord(path string) (*record, error) {
 	return &r, err
 }
 
-// write replaces the content of this process's file. The first write creates the file, and locks it for as
-// long as the process lives. The caller has the directory locked, so nobody reads half of it.
+// write replaces the content of this process's file. The first write creates the file, and locks it
+// for as long as the process lives. The caller has the directory locked, so nobody reads half of
+// it.
 func (g *gpuDir) write(r record) error {
 	text, err := json.Marshal(r)
 	if err == nil && g.file == nil {
@@ -317,8 +325,9 @@ func (g *gpuDir) write(r record) error {
 	return err
 }
 
-// close removes the file of this process, and unlocks and closes all. It unlocks explicitly, because a child
-// process that is just being started has the files open, too. A nil gpuDir has nothing to close.
+// close removes the file of this process, and unlocks and closes all. It unlocks explicitly,
+// because a child process that is just being started has the files open, too. A nil gpuDir has
+// nothing to close.
 func (g *gpuDir) close() {
 	if g == nil {
 		return

@@ -12,8 +12,8 @@ import (
 
 func stat(info fs.FileInfo) *syscall.Stat_t { return info.Sys().(*syscall.Stat_t) }
 
-// Share creates a ledger that all users may join, for the named GPUs, and removes the files that dead
-// processes left there. Only root can call it.
+// Share creates a ledger that all users may join, for the named GPUs, and removes the files that
+// dead processes left there. Only root can call it.
 //
 // A ledger that several users share is root's, and only root can add GPUs to it:
 //
@@ -21,13 +21,14 @@ func stat(info fs.FileInfo) *syscall.Stat_t { return info.Sys().(*syscall.Stat_t
 //	DIR/<GPU>          mode 1777: root lets all users join
 //	DIR/<GPU>/lease-…  written by its user, read by all
 //
-// Users cannot change, remove or replace the files of others. But every user who reaches the directory of a
-// GPU can create files with false numbers in it, or keep it locked. So root creates the ledger where only
-// those users reach it who are to share: below a directory of its own, from which containers mount it.
+// Users cannot change, remove or replace the files of others. But every user who reaches the
+// directory of a GPU can create files with false numbers in it, or keep it locked. So root creates
+// the ledger where only those users reach it who are to share: below a directory of its own, from
+// which containers mount it.
 //
-// An existing directory must belong to root, and must be writable only by root. The directories above it must
-// belong to root, and be writable only by root or sticky, so that no other user can replace it. A call that
-// failed can be repeated.
+// An existing directory must belong to root, and must be writable only by root. The directories
+// above it must belong to root, and be writable only by root or sticky, so that no other user can
+// replace it. A call that failed can be repeated.
 func Share(dir string, devices ...string) (err error) {
 	defer func() {
 		if err != nil {

@@ -113,6 +113,8 @@ func TestNoSharedLedger(t *testing.T) {
 			"belongs to user 23456"},
 		"a GPU that is not sticky": {func(dir string) error { return os.Chmod(filepath.Join(dir, device), 0o777) },
 			"written to by others"},
+		"a user's GPU": {func(dir string) error { return os.Chown(filepath.Join(dir, device), 12345, -1) },
+			"written to by others"},
 		"a private GPU": {func(dir string) error { return os.Chmod(filepath.Join(dir, device), 0o700) },
 			"permission denied"},
 		"a GPU that is a link": {func(dir string) error {
@@ -174,8 +176,14 @@ func TestShareAgain(t *testing.T) {
 		if err := errors.Join(os.Chmod(dir, 0o700), undo(dir)); err != nil {
 			t.Fatal(err)
 		}
+		dead := filepath.Join(dir, device, "lease-1-abc")
+		if err := os.WriteFile(dead, nil, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
 		if err := leases.Share(dir, device); err != nil {
 			t.Errorf("%s: %v", name, err)
+		} else if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the file of a dead process stays: %v", name, err)
 		} else if got := launch(t, users[0], dir, 1000).read(t); got != "joined" {
 			t.Errorf("%s: %s", name, got)
 		}

@@ -1,13 +1,12 @@
 // Package admission decides which tasks may start. A task states what it will need. It starts when
 // that much memory is reserved for it, so that tasks that run together fit together.
 //
-//	Estimate ─ input, output, overhead ─▶ ┌──────────┐ ── Grant ──▶ task ── draws ──▶ Reservation
-//	   ▲                                  │ Admitter │
-//	   │ twice as much, after             └──────────┘ ◀── Measured ──┘
-//	   └ running out of memory               │    ▲
-//	                                 reserves│    │ learns
-//	                                         ▼    │
-//	                          reservation.Manager   Estimator
+//	Estimate -- input, output, overhead --> Admitter -- Grant --> task -- draws --> Reservation
+//	   ^                                    |      ^               |
+//	   | twice as much, after               |      +-- Measured ---+
+//	   + running out of memory              |
+//	                                        +-- reserves --> reservation.Manager
+//	                                        +-- learns ----> Estimator
 //
 // # The rule
 //
@@ -69,7 +68,7 @@
 // with another of that rank. Under the Admitter's, only counters of spaces are read. Strategies,
 // estimators, inputs, tasks and the logger are called with no lock held.
 //
-//	… → Batch → Registry → [Reservation] → Space → Ledger → …
+//	… → Batch → Registry → [Reservation] → Space → …
 package admission
 
 import (

@@ -102,8 +102,12 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 			return g, err
 		}
 	}
-	operator := named.Quoted(e.Operator)
-	return nil, fairqueue.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", operator))
+	return nil, e.ended(ctx)
+}
+
+// ended returns the error of a wait that ctx has ended.
+func (e *Estimate) ended(ctx context.Context) error {
+	return fairqueue.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", named.Quoted(e.Operator)))
 }
 
 // attempt starts the task if it may start now, and waits otherwise. It returns neither a grant nor

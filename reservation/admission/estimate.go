@@ -12,44 +12,41 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// None says that there is none where 0 means that it is not known: as an
-// Estimate's Output or Overhead, that the task has none; as a Measured's Output, that
-// it was not measured. It is no number that a miscalculation leads to.
+// None stands for "none" where 0 means "not known": in an Estimate, that the task has no output or
+// overhead; in a Measured, that the output was not measured. No miscalculation leads to this number.
 const None int64 = math.MinInt64
 
-// Estimate says what a task will need, in bytes. The zero value is a task
-// without any input.
+// Estimate is what a task will need, in bytes. The zero value is a task without any input.
 type Estimate struct {
-	// Operator is the kind of task. What was measured of tasks of one kind says
-	// something about the next of that kind only.
+	// Operator is the kind of task. Measurements of tasks of one kind count for that kind only.
 	Operator string
 	// Input is how many bytes of input have to be brought to the space, beside Inputs.
 	Input int64
 	// Inputs are those that may be in the space already; may be nil.
 	Inputs Inputs
-	// Output and Overhead are what the task will take for its result, and beside that:
-	// hash tables, copies, scratch. 0 means what the Estimator says, None nothing.
+	// Output and Overhead are what the task will take for its result, and beside that: hash tables,
+	// copies, scratch. 0 means the Estimator's estimate, None nothing.
 	Output, Overhead int64
-	// Least is the least that output and overhead together are taken for, whatever
-	// the above say: what a task is known to need that ran out of memory.
+	// Least is a lower bound of output and overhead together: what a task is known to need that
+	// ran out of memory.
 	Least int64
-	// Owner is the task's, as far as deadlocks are concerned: what the grant promises is its,
-	// and what Run's function waits for. Nil: that of the context, or else one that is made,
-	// with the operator's name and one goroutine.
+	// Owner is the task's, as far as deadlocks are concerned: it holds the grant's reservation, and
+	// waits when Run's function does. Nil means that of the context, or else a new one with the
+	// operator's name and one goroutine.
 	Owner *reservation.Owner
 }
 
-// Inputs is what a task reads, in whatever space it is. The goroutine that calls Admit and Run
-// calls the methods, with no lock held.
+// Inputs are the data that a task reads, in the spaces where they are. The goroutine that calls
+// Admit or Run calls the methods, with no lock held.
 type Inputs interface {
 	// Bytes returns how large they are in all.
 	Bytes() int64
-	// In returns how many bytes of them are in the space, and how many would have to
-	// be brought there, both as the space charges them. The inputs may be moved at any
-	// time, and the numbers be outdated.
+	// In returns how many bytes of them are in the space, and how many would have to be brought
+	// there, both as the space charges them. The inputs may be moved at any time, so the numbers
+	// may be outdated.
 	In(s *tier.Space) (there, missing int64)
-	// Hold keeps those that are in the space there, until Restore, and returns how
-	// many bytes of others have to be brought. It must not wait.
+	// Hold keeps the inputs that are in the space there, until Restore, and returns how many bytes
+	// of others have to be brought. It must not wait.
 	Hold(s *tier.Space) (missing int64)
 	// Restore ends what Hold began and what the task did since: the inputs are whole,
 	// in their place in the order, and may be moved. They need not be in the space in
@@ -105,8 +102,7 @@ func (e *Estimate) outputAndOverhead(by Estimator) int64 {
 type Measured struct {
 	Input  int64 // as in the estimate; 0 means that
 	Output int64 // None: it was not measured
-	// Peak is the most that it had in use at once beside its inputs; 0: what the Grant
-	// has seen.
+	// Peak is the most that it had in use at once beside its inputs; 0: what the Grant measured.
 	Peak int64
 }
 

@@ -6,9 +6,8 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// Estimator says what tasks take beside their inputs, and learns from what they
-// took. It is safe for concurrent use; it is called with no lock held and should
-// not block.
+// Estimator estimates what tasks take beside their inputs, and learns from what they took. It must
+// be safe for concurrent use. It is called with no lock held and should not block.
 type Estimator interface {
 	// Estimate returns how many bytes of output, and how many beside it, a task of
 	// that kind takes for so many bytes of input. Negative numbers count as 0.
@@ -29,18 +28,17 @@ const (
 	maxOperators = 4096
 )
 
-// Ratios is the Estimator that is used if there is no other. It learns for each
-// operator by itself:
+// Ratios is the default Estimator. It learns for each operator by itself:
 //
 //	output   = ⌈input × O/I⌉    O and I: sums of the outputs and inputs measured so far,
 //	                            of which each new measure fades the older by 1/32
 //	overhead = ⌈input × h⌉      h: the highest (peak − output)/input measured so far, from
 //	                            which each lower measure takes 1/8 of the difference
 //
-// Before anything was measured, output = input and overhead = input. The overhead
-// follows what is higher at once, because too low an estimate costs a try, and what is
-// lower slowly. For tasks without input, the overhead is the peak itself, followed in
-// the same way, and the output is part of it. Results are at most the largest int64.
+// Before anything was measured, output = input and overhead = input. The overhead rises to a higher
+// measure at once, because too low an estimate costs an attempt, and falls to a lower one slowly.
+// For tasks without input, the overhead is the peak itself, which rises and falls in the same way,
+// and the output is part of it. Results are at most the largest int64.
 //
 // The zero value is ready, and safe for concurrent use.
 type Ratios struct {
@@ -48,7 +46,7 @@ type Ratios struct {
 	operators map[string]ratio // by key
 }
 
-// key returns the key of an operator, which the operators share that are too many.
+// key returns where an operator's ratio is. Operators beyond maxOperators share one place.
 func (e *Ratios) key(operator string) string {
 	if _, known := e.operators[operator]; !known && len(e.operators) >= maxOperators {
 		return ""

@@ -26,37 +26,36 @@ type AttemptsError struct {
 
 func (e *AttemptsError) Error() string {
 	return fmt.Sprintf("admission: task %s ran out of memory %d times: in the last attempt it needed %s in %s, "+
-		"%d were reserved, and at most %d were drawn beside its inputs: %v (give the task less input, or the space more memory)",
+		"%d were reserved, and at most %d were drawn beside its inputs: %v "+
+		"(give the task less input, or the space more memory)",
 		named.Quoted(e.Operator), e.Attempts, size.Saturated(e.Need), e.Space, e.Reserved, e.Peak, e.Err)
 }
 
 // Unwrap returns the error of the last attempt.
 func (e *AttemptsError) Unwrap() error { return e.Err }
 
-// OutOfMemory reports whether an error is one after which a task is tried again: it
-// matches reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or
-// tier.ErrOutOfBudget.
+// OutOfMemory reports whether Run retries a task after an error: whether it matches
+// reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or tier.ErrOutOfBudget.
 func OutOfMemory(err error) bool {
 	return errors.Is(err, reservation.ErrExceeded) || errors.Is(err, reservation.ErrDeadlock) ||
 		errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrOutOfBudget)
 }
 
-// Run admits a task, runs f, and ends the grant. If f runs out of memory, the inputs
-// are restored, all that the grant held is released, and the task is tried again with
-// a higher estimate: twice what it was given beside its inputs or, if that is more, what it
-// had drawn and what was refused to it. After a reservation.DeadlockError the estimate stays,
-// and the others are waited for first. After Rules.MaxAttempts of those the error is an
-// *AttemptsError. So it is, at once, when an attempt shows that no space could ever hold what the
-// task takes: what it had drawn beside its inputs and what was refused to it are more than there
-// is, or it was given all that there is. Any other error of f, and any of Admit, ends Run at
-// once; the inputs are restored then, too.
-// An estimate alone is never the reason: it may be too high.
+// Run admits a task, runs f, and ends the grant. If f runs out of memory, Run restores the inputs,
+// releases all that the grant held, and tries the task again with a higher estimate: twice what it
+// was given beside its inputs or, if that is more, what it had drawn and what was refused to it.
+// After a reservation.DeadlockError the estimate stays, and Run first waits for the others. After
+// Rules.MaxAttempts attempts the error is an *AttemptsError. Run returns it at once when an attempt
+// shows that no space could ever hold what the task takes: what it had drawn beside its inputs and
+// what was refused to it are more than there is, or it was given all that there is. A high estimate
+// alone is never the reason. Any other error of f, and any of Admit, ends Run at once; the inputs
+// are restored then, too.
 //
-// Running out of memory is an error for which OutOfMemory holds, or a panic with such
-// an error, as allocators that cannot return one do. Other panics go on when everything
-// is given back. f must free what it has drawn when it fails, and take back what it
-// has handed to others. It may end the grant itself. Its context is that of Grant.Owner: if
-// f has several goroutines that wait or release, Owner.SetWorkers must say so.
+// Running out of memory is an error for which OutOfMemory returns true, or a panic with such an
+// error, as of allocators that cannot return one. Other panics go on when everything is given back.
+// f must free what it has drawn when it fails, and take back what it has handed to others. It may
+// end the grant itself. Its context is that of Grant.Owner: if f has several goroutines that wait or
+// release, call Owner.SetWorkers.
 func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, *Grant) error) error {
 	if err := e.prepare(ctx); err != nil {
 		return err
@@ -73,6 +72,9 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		again, err := a.once(ctx, &e, g, f)
 		if !again {
 			return err
+		}
+		if ctx.Err() != nil {
+			return errors.Join(err, e.ended(ctx))
 		}
 		never := a.never(&e, g, err)
 		if never != nil || attempt == a.rules.MaxAttempts {

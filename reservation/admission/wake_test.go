@@ -1,6 +1,7 @@
 package admission_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 
@@ -93,7 +94,7 @@ func TestForeignChangesWhileTheHeadWaits(t *testing.T) {
 // TestCloseEndsManyWaits: also those of more waiters than one change wakes.
 func TestCloseEndsManyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Bypass: -1}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Bypass: -1})})
 		one := w.admit(exactly(800)).runs()
 		var calls []*call
 		for range 600 {
@@ -135,5 +136,99 @@ func TestThresholdFallsWhileTheHeadIsServed(t *testing.T) {
 		}
 		w.end(one)
 		w.end(head.runs())
+	})
+}
+
+// TestHeadKeepsItsPlace: a change that does not concern the head leaves it where it waits in the
+// manager, before younger requests.
+func TestHeadKeepsItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		one := w.admit(exactly(500)).runs()
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 400)
+		if err != nil {
+			t.Fatal(err)
+		}
+		head := w.admit(exactly(300))
+		head.waits()
+		var younger reservation.Reservation
+		done := make(chan error)
+		go func() {
+			var err error
+			younger, err = w.m.Reserve(context.Background(), reservation.AnyInTier(tier.GPU), 400)
+			done <- err
+		}()
+		synctest.Wait()
+		for _, n := range []int64{1, 299} {
+			head.waits()
+			if err := other.Shrink(n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g := head.runs()
+		w.used(900)
+		w.end(one, g)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range []reservation.Reservation{other, younger} {
+			if err := r.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// TestNobodyPassesAServedHead: a task that arrives while the head has its bytes and is about to
+// start does not start before it.
+func TestNobodyPassesAServedHead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		one := w.admit(exactly(100)).runs()
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		goOn := make(chan struct{})
+		in := &inputs{there: map[tier.ID]int64{}, hold: func() { <-goOn }}
+		e := exactly(500)
+		e.Inputs = in
+		head := w.admit(e)
+		head.waits()
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+		head.waits()
+		if in.held != 1 {
+			t.Fatalf("held %d times", in.held)
+		}
+		small := w.admit(exactly(1))
+		small.waits()
+		close(goOn)
+		w.end(one, head.runs(), small.runs())
+		if s := w.Stats(); s.Passed != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestLimitFallsBeforeTheHeadKnows: a head whose wait in the manager ends because of a lower limit,
+// before the admitter has noticed the limit, goes on waiting.
+func TestLimitFallsBeforeTheHeadKnows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, changed: synctest.Wait})
+		one := w.admit(exactly(500)).runs()
+		head := w.admit(exactly(600))
+		synctest.Wait()
+		if err := w.gpus[0].SetLimit(550); err != nil {
+			t.Fatal(err)
+		}
+		head.waits()
+		w.end(one)
+		g := head.runs()
+		if n := g.Reservation().Bytes(); n != 550 {
+			t.Errorf("%d bytes are reserved", n)
+		}
+		w.end(g)
 	})
 }

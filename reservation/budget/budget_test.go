@@ -144,13 +144,9 @@ func TestInnerPanic(t *testing.T) {
 	// A space makes the panic an error, as of any device.
 	r.spy.beforeAlloc = boom
 	space := newSpace(t, r.dev, 64*kib)
-	if err := space.Inside().Reserve(kib); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := space.Inside().Draw(kib, nil, nil); err == nil {
+	if b, err := space.DrawNew(kib); err == nil {
 		t.Errorf("drawing gave %v", b)
 	}
-	space.Inside().Unreserve(kib)
 	r.spy.beforeAlloc = nil
 	r.want(0, 0)
 }

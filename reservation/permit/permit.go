@@ -26,13 +26,13 @@
 //
 // A waiter is in one line for each budget that the request needs, and in the line of the slots if
 // it asks for one. A request passes freely if it needs nothing that others wait for. Each line is
-// first come, first served, with a bounded bypass. While the oldest does not fit, others that fit
-// may be served before it, but at most Config.Bypass of them. After that, the pool keeps released
-// bytes and slots until the oldest fits. A wait ends when the request is granted, when its context
-// ends, by Close, or when lowered limits make it impossible to grant.
+// first come, first served, with a bounded bypass. While the head, its oldest waiter, does not fit,
+// others that fit may be served before it, but at most Config.Bypass of them. Then the line is
+// closed: the pool keeps what is free of that resource until the head fits. The oldest waiter of all
+// is the head of all its lines, so the pool keeps all that it needs in the end.
 //
-// The oldest waiter of all is the first of each of its lines, so the pool keeps all that it needs
-// in the end. Each other waiter becomes the oldest in turn.
+// A wait ends when the request is granted, when its context ends, by Close, or when lowered limits
+// make it impossible to grant.
 //
 // Waits must point downwards: the holder of a permit must not wait for room in a memory, nor for
 // another permit. A caller that needs both takes the room first and the permit last, around the
@@ -84,7 +84,7 @@ type Config struct {
 	// Slots is the number of spill slots, as new(8), or Unlimited. Nil means 16.
 	Slots *int
 	// Bypass is how many requests may be served before the oldest one of a line while that does not
-	// fit. 0 means 16. Below 0, no request may pass the oldest.
+	// fit. 0 means 16. If it is negative, no request may bypass the oldest.
 	Bypass int
 }
 
@@ -95,16 +95,16 @@ func (c Config) Validate() error {
 	}
 	var all Request
 	for i, b := range c.Budgets {
-		var err error
-		if all, err = all.And(b.Name, b.Bytes); err != nil {
+		sum, err := all.And(b.Name, b.Bytes)
+		switch {
+		case err != nil:
 			return err
-		}
-		if b.Bytes == 0 {
+		case b.Bytes == 0:
 			return fmt.Errorf("permit: budget %q of 0 bytes: want more", b.Name)
-		}
-		if len(all.budgets) <= i {
+		case len(sum.budgets) == i:
 			return fmt.Errorf("permit: there are two budgets %q", b.Name)
 		}
+		all = sum
 	}
 	if c.Slots != nil && *c.Slots < 1 && *c.Slots != Unlimited {
 		return fmt.Errorf("permit: a pool of %d slots: want at least 1, or Unlimited", *c.Slots)
@@ -112,8 +112,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Request lists the bytes of budgets, and the slot, that a permit shall contain. The zero value
-// asks for nothing, and each open pool grants it. It is a value: its methods return another one.
+// Request lists the bytes of budgets, and the slot, that a permit is to have. The zero value asks
+// for nothing, and each open pool grants it. It is a value: its methods return another one.
 type Request struct {
 	budgets []Budget // each name once, none of 0 bytes; its elements never change
 	bytes   int64    // of all budgets
@@ -121,8 +121,8 @@ type Request struct {
 	capped  bool
 }
 
-// And returns r with more bytes of a budget. 0 bytes change nothing, whatever the name. A negative
-// number, and a sum that overflows an int64, are errors.
+// And returns r with more bytes of a budget. 0 bytes change nothing, and the pool need not have the
+// budget then. An empty name, a negative number, and a sum that overflows an int64 are errors.
 func (r Request) And(name string, bytes int64) (Request, error) {
 	switch {
 	case name == "":
@@ -199,6 +199,8 @@ func (e *LeakError) Error() string {
 		}
 		if l.Slot {
 			text += " a slot"
+		} else if len(l.Budgets) == 0 {
+			text += " nothing"
 		}
 		text += ";"
 		if l.Stack != "" {

@@ -44,7 +44,7 @@ const unlimited = math.MaxInt64
 // Stats are a pool's numbers at one moment.
 type Stats struct {
 	Budgets []BudgetStats // in the pool's order
-	Waiting int           // requests
+	Waiting int           // requests that wait
 
 	Slots     int // or Unlimited
 	HeldSlots int // may be above Slots after SetSlots
@@ -218,7 +218,7 @@ func (p *Pool) wakeLocked(got *Permit, err error) {
 // serveLocked grants the waiting requests that fit. It begins again after each grant, because a
 // waiter that leaves may have been the head of several lines.
 func (p *Pool) serveLocked() {
-	for again := p.mu.waiting > 0; again; {
+	for again := true; again; {
 		again = false
 		for _, r := range p.resources {
 			if e := r.line.Next((*Permit).fitsLocked); e != nil {
@@ -342,13 +342,13 @@ func (p *Pool) Close() error {
 // Permit is a granted request, and must be released once. It may be used on any goroutine; after
 // its release it has nothing. A nil Permit has nothing, and its release does nothing.
 //
-// Inside the pool, a permit may wait before it is granted. Waiting: done is open, and the permit has
-// a place in the line of each resource that it needs. The wait ends with done closed, and with a
-// grant or with err.
-// Held: the permit is in Pool.mu.held, and its bytes and its slot count as used. Its request does
-// not change any more.
+// The pool makes a permit when it gets the request. If that does not fit, the permit waits: it has a
+// place in the line of each resource that it needs. A call that releases something, or changes a
+// limit, grants it; the end of its context, Close, and a budget that has become too small set err.
+// Each of them removes it from all lines and closes done. From the grant to its release the permit
+// is in Pool.mu.held, its bytes and its slot count as used, and its request does not change.
 type Permit struct {
-	request  Request // what it is to contain, and from the grant on what it contains
+	request  Request // what it is to have, and from the grant on what it has
 	limited  bool    // it was granted while the slots were limited
 	released atomic.Bool
 	pool     *Pool

@@ -16,14 +16,13 @@ type Settings struct {
 	// Limit is how much GPU memory may be held, as a share of the memory of all GPUs. Zero is no
 	// limit.
 	Limit tier.Amount
-	// Ratio is the oversubscription ratio: quotas may promise that much of the physical
-	// memory. Nil means 1.
+	// Ratio is the oversubscription ratio: quotas may promise that much of the physical memory. Nil
+	// means 1.
 	Ratio *big.Rat
-	// Physical is how many bytes each GPU counts as having, if it does not have less;
-	// 0 means all that it has.
+	// Physical is how many bytes each GPU counts as having, if it does not have less; 0 means all
+	// that it has.
 	Physical int64
-	// Ledger is the directory of the node's ledger; empty means that other processes
-	// do not count.
+	// Ledger is the directory of the node's ledger; empty means that other processes do not count.
 	Ledger string
 	// Group is whose share of the ledger it is; empty means the process's own.
 	Group string
@@ -39,10 +38,10 @@ type Settings struct {
 //	SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger; see Settings.Ledger
 //	SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is; see Settings.Group
 //
-// If one of the first three is not set, FromEnv looks for it under the name with NVSHARE_ in the place of
-// SPILLWAY_. The ratio has a second name, SPILLWAY_GPU_OVERSUB_RATIO, which FromEnv reads if the first is
-// not set. A variable that is set to nothing, or to a value that makes no sense, is an error that names the
-// variable and quotes the value: never "no limit".
+// If one of the first three is not set, FromEnv looks for it under the name with NVSHARE_ in the
+// place of SPILLWAY_. The ratio has a second name, SPILLWAY_GPU_OVERSUB_RATIO, which FromEnv reads
+// if the first is not set. A variable that is set to nothing, or to a value that makes no sense, is
+// an error that names the variable and quotes the value: never "no limit".
 func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 	var s Settings
 	var errs []error
@@ -110,7 +109,8 @@ func (s *Settings) Validate() error {
 	case s.Group != "" && s.Ledger == "":
 		return fmt.Errorf("quota: the group %q has no ledger: set Ledger or SPILLWAY_GPU_QUOTA_DIR too", s.Group)
 	case len(s.Group) > maxGroup || strings.ContainsFunc(s.Group, unprintable):
-		return fmt.Errorf("quota: the group %.60q: Group or SPILLWAY_GPU_QUOTA_GROUP may have at most %d bytes, all printable",
+		return fmt.Errorf("quota: the group %.60q: "+
+			"Group or SPILLWAY_GPU_QUOTA_GROUP may have at most %d bytes, all printable",
 			s.Group, maxGroup)
 	}
 	return nil

@@ -1,5 +1,5 @@
-// Package quota limits how much GPU memory a process, or a group of processes on a
-// node, takes by Spillway.
+// Package quota limits how much GPU memory a process, or a group of processes on a node, takes by
+// Spillway.
 //
 //	environment ─▶ Settings ─▶ Quota ──┐
 //	program     ─┘                     ├─▶ Under ─▶ tier.Space charges them for
@@ -7,46 +7,49 @@
 //	                                       ▼
 //	                                  a backend's device
 //
-// A [Quota] is one number over all GPU spaces of a process. A [Lease] is a process's part in a ledger that
-// all processes of a node share for one GPU. Both are a tier.Quota: the check and the charge are one step,
-// made when bytes are reserved, so that a device never gets a request that would be refused. Bytes above a
-// limit that was lowered stay charged until the monitor has moved batches down.
+// A [Quota] is one number over all GPU spaces of a process. A [Lease] is a process's part in a
+// ledger that all processes of a node share for one GPU. Both are a tier.Quota: the check and the
+// charge are one step, made when bytes are reserved, so that a device never gets a request that
+// would be refused. Bytes above a limit that was lowered stay charged until the monitor has moved
+// batches down.
 //
-// A quota limits only bytes that are reserved through Spillway. It does not limit other libraries in the
-// same process and other programs on the same GPU: their bytes are the foreign bytes of a space.
+// A quota limits only bytes that are reserved through Spillway. It does not limit other libraries
+// in the same process and other programs on the same GPU: their bytes are the foreign bytes of a
+// space.
 //
 // # The ledger
 //
-// A ledger is a directory with one directory for each GPU. There each process has a file, the lease, that
-// it keeps locked while it lives. There is no daemon: the kernel releases the lock when the process ends
-// in any way, and an unlocked lease counts for nothing. Three rules hold over all live processes:
+// A ledger is a directory with one directory for each GPU. There each process has a file, the
+// lease, that it keeps locked while it lives. There is no daemon: the kernel releases the lock when
+// the process ends in any way, and an unlocked lease counts for nothing. Three rules hold over all
+// live processes:
 //
 //   - the quotas of all groups together are no more than what is advertised of the GPU:
 //     its memory times the oversubscription ratio,
 //   - the processes of a group together hold no more than the group's quota,
 //   - all processes together hold no more than the GPU has. Batches that do not fit are spilled.
 //
-// Processes count in grains of a 64th of their quota, at most 64 MiB. Each process may have one grain
-// counted that it does not use. Most charges stay within a process's grains and take no system call. One
-// that takes a grain locks the directory for a moment and reads the leases of all.
+// Processes count in grains of a 64th of their quota, at most 64 MiB. Each process may have one
+// grain counted that it does not use. Most charges stay within a process's grains and take no
+// system call. One that takes a grain locks the directory for a moment and reads the leases of all.
 //
-// Nobody may change the files while processes use them. If somebody removes one, its process notices when
-// it next looks at the ledger, warns, and creates another. Until then other processes do not count its
-// bytes. A process that may write to the directory can break the rules. So a ledger is for one user's
-// processes, which trust each other, or for the users that reach a ledger that root has created for all
-// users. Containers share it as a mount.
+// Nobody may change the files while processes use them. If somebody removes one, its process
+// notices when it next looks at the ledger, warns, and creates another. Until then other processes
+// do not count its bytes. A process that may write to the directory can break the rules. So a
+// ledger is for one user's processes, which trust each other, or for the users that reach a ledger
+// that root has created for all users. Containers share it as a mount.
 //
 // # Ownership
 //
-// A Quota has nothing to close; an engine closes its leases. A device that Under returns belongs to its
-// creator. Closing it closes the wrapped device.
+// A Quota has nothing to close; an engine closes its leases. A device that Under returns belongs to
+// its creator. Closing it closes the wrapped device.
 //
 // # Locks
 //
-// The mutexes here have the rank Backend. With one locked, subscribers are not called, and files are not
-// used.
+// The mutexes here have the rank Backend. With one locked, subscribers are not called, and files
+// are not used.
 //
-//	… → Reservation → Space → Ledger → Backend
+//	… → Reservation → Space → Backend
 package quota
 
 import (
@@ -95,8 +98,8 @@ func New(cfg Config) (*Quota, error) {
 	return q, nil
 }
 
-// SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below the bytes in use refuses
-// new charges, and monitors move down the excess.
+// SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below the bytes in use
+// refuses new charges, and monitors move down the excess.
 func (q *Quota) SetLimit(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
@@ -105,8 +108,8 @@ func (q *Quota) SetLimit(n int64) error {
 	return nil
 }
 
-// change credits bytes, sets the limit unless it is 0, and calls the subscribers. They get an Over if use
-// is above the limit, once for each time that this happens, and else nil.
+// change credits bytes, sets the limit unless it is 0, and calls the subscribers. They get an Over
+// if use is above the limit, once for each time that this happens, and else nil.
 func (q *Quota) change(credit, limit int64) {
 	q.mu.Lock()
 	q.mu.used -= credit
@@ -124,9 +127,9 @@ func (q *Quota) change(credit, limit int64) {
 	q.subscribers.Call("a subscriber of a quota", over)
 }
 
-// OnOver calls f whenever more is in use than the limit allows, until cancel is called. The goroutine that
-// lowered the limit calls f, and holds no lock. An engine emits events.QuotaExceeded for its quota;
-// programs need OnOver only without an engine.
+// OnOver calls f whenever more is in use than the limit allows, until cancel is called. The
+// goroutine that lowered the limit calls f, and holds no lock. An engine emits events.QuotaExceeded
+// for its quota; programs need OnOver only without an engine.
 func (q *Quota) OnOver(f func(Over)) (cancel func()) {
 	return q.subscribers.Add(func(o *Over) {
 		if o != nil {
@@ -150,8 +153,9 @@ func (q *Quota) Stats() Stats {
 	return Stats{Name: q.name, Limit: q.mu.limit, Used: q.mu.used, Peak: q.mu.peak}
 }
 
-// Member returns a quota that charges q and counts how much of it is its own: each space should have one.
-// When a limit is lowered below the bytes in use, a member's Remaining returns its share of the excess.
+// Member returns a quota that charges q and counts how much of it is its own: each space should
+// have one. When a limit is lowered below the bytes in use, a member's Remaining returns its share
+// of the excess.
 func (q *Quota) Member() tier.Quota { return &member{Quota: q} }
 
 type member struct {
@@ -213,10 +217,10 @@ type device struct {
 	quota tier.Quota
 }
 
-// Under returns dev under all of those quotas. A tier.Space over it charges them for each byte that it
-// promises, before it allocates. MemInfo shows the least of what the quotas allow and of what the
-// device has. All else is the device's own. It counts nothing by itself: allocations that are made
-// through it without a space are not limited.
+// Under returns dev under all of those quotas. A tier.Space over it charges them for each byte that
+// it promises, before it allocates. MemInfo shows the least of what the quotas allow and of what
+// the device has. All else is the device's own. It counts nothing by itself: allocations that are
+// made through it without a space are not limited.
 func Under(dev tier.Device, quotas ...tier.Quota) tier.Device {
 	return &device{Device: dev, quota: tier.Quotas(quotas...)}
 }
@@ -251,9 +255,9 @@ type Lease interface {
 	Live() int64      // what this process holds
 	Remaining() int64 // what is left for it; below 0 while its group holds more than a lowered limit
 	Limit() int64     // the group's quota, and no more than the GPU has
-	// SetLimit changes the group's quota to n > 0 bytes as this process asks for it; the smallest quota
-	// that one of the group's processes asks for counts. It takes back nothing. The quotas of all groups
-	// must stay within what is advertised.
+	// SetLimit changes the group's quota to n > 0 bytes as this process asks for it; the smallest
+	// quota that one of the group's processes asks for counts. It takes back nothing. The quotas of
+	// all groups must stay within what is advertised.
 	SetLimit(n int64) error
 	Lost() int64 // how often this process's file was removed from the ledger while the process used it
 }

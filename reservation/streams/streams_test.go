@@ -238,7 +238,7 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	pool := space.Pool().(*heapPool)
 	pool.hold = true
 	on := &namedStream{}
-	defer space.Inside().Subscribe(func(*tier.Space, bool) {
+	defer space.Subscribe(func(bool) {
 		if now, used := total(s), space.Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)
 		}
@@ -275,7 +275,7 @@ func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 	}
 	a, b := mustAllocOn(t, s, on, 40), mustAllocOn(t, s, on, 20)
 	told := 0
-	defer space.Inside().Subscribe(func(*tier.Space, bool) {
+	defer space.Subscribe(func(bool) {
 		told++
 		if now, used := total(s), space.Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)
