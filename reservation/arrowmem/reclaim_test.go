@@ -50,14 +50,15 @@ func TestReclaimLetsAWaiterProceed(t *testing.T) {
 		var w *arrowmem.Work
 		var calls []int64
 		var requested int64
-		w = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 84 * mib, Reclaim: func(_ context.Context, want int64) int64 {
+		reclaim := func(_ context.Context, want int64) int64 {
 			calls = append(calls, want)
 			requested = w.Requested()
 			if err := w.Shrink(42 * mib); err != nil {
 				t.Error(err)
 			}
 			return 42 * mib
-		}})
+		}
+		w = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 84 * mib, Reclaim: reclaim})
 		free := s.Available()
 		if w.Requested() != 0 {
 			t.Errorf("%d bytes are requested while nobody waits", w.Requested())
@@ -130,12 +131,13 @@ func TestReclaimThatHangs(t *testing.T) {
 			},
 		})
 		var small *arrowmem.Work
-		small = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "frees", Min: 30 * mib, Reclaim: func(context.Context, int64) int64 {
+		reclaim := func(context.Context, int64) int64 {
 			if err := small.Shrink(15 * mib); err != nil {
 				t.Error(err)
 			}
 			return 0
-		}})
+		}
+		small = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "frees", Min: 30 * mib, Reclaim: reclaim})
 		start := time.Now()
 		(<-reserve(t.Context(), m, 25*mib)).served(t)
 		if took := time.Since(start); took < time.Second || took > 1100*time.Millisecond {
