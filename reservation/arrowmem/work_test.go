@@ -350,7 +350,7 @@ func TestWorkAllocatorNeverPanics(t *testing.T) {
 			a.Free(b)
 		},
 	} {
-		w := workOf(t, m, new(arrowmem.HeapCounter), arrowmem.WorkOptions{})
+		w := workOf(t, m, nil, arrowmem.WorkOptions{})
 		freed := w.Allocator().Allocate(100)
 		w.Allocator().Free(freed)
 		f(w.Allocator(), freed)
