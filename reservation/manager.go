@@ -430,8 +430,12 @@ func (m *Manager) overLocked(w *waiter) error {
 // or it is the waiter to serve next, or it may bypass the oldest waiter.
 func (m *Manager) mayTakeLocked(c *candidate) bool {
 	l := c.line
+	free := l.space.Available()
+	if l.space.Quota() != nil && !c.entry.Waits() {
+		free = l.space.Limit() - l.space.Used() // what the quota has left is known when it is charged
+	}
 	switch {
-	case c.need > l.space.Available()-c.spared():
+	case c.need > free-c.spared():
 		return false
 	case c.entry.Waits():
 		return l.nextLocked() == c.entry

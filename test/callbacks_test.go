@@ -116,7 +116,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Policy.Key", "Config.Events", "Estimator.Observe", "a subscriber to demand"}
+	want := []string{"Policy.Key", "Config.Events", "Estimator.Observe", "the function of OnEvict"}
 	nothing := func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Output: 4096}, nothing); err != nil {
 		t.Error(err)
