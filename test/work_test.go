@@ -244,7 +244,9 @@ func TestWorkInStats(t *testing.T) {
 	rec := arrowgen.Ints(1, 500_000, 1)
 	defer rec.Release()
 	ctx := compute.WithAllocator(t.Context(), w.Allocator())
-	sum, err := compute.Add(ctx, compute.ArithmeticOptions{}, compute.NewDatum(rec.Column(0)), compute.NewDatum(rec.Column(0)))
+	column := compute.NewDatum(rec.Column(0))
+	defer column.Release()
+	sum, err := compute.Add(ctx, compute.ArithmeticOptions{}, column, column)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +282,8 @@ func TestWorkOfClosedPlan(t *testing.T) {
 	if _, err := plan.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if w, err := plan.Work(t.Context(), spillway.WorkOptions{In: inHostMemory}); w != nil || !errors.Is(err, tier.ErrClosed) {
+	w, err := plan.Work(t.Context(), spillway.WorkOptions{In: inHostMemory})
+	if w != nil || !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("%v, %v", w, err)
 	}
 	var leak *spillway.LeakError
@@ -325,7 +328,8 @@ func TestWorksAndBatchesAtRandom(t *testing.T) {
 
 // operate does random operations of one operator.
 func operate(
-	t *testing.T, eng *spillway.Engine, plan *spillway.Plan, repo *spillway.Repository, rng *rand.Rand, reclaims *atomic.Int64,
+	t *testing.T, eng *spillway.Engine, plan *spillway.Plan, repo *spillway.Repository, rng *rand.Rand,
+	reclaims *atomic.Int64,
 ) {
 	var mu sync.Mutex // guards w, size and state
 	var w *spillway.Work

@@ -105,7 +105,7 @@ func newAllocator(r reservation.Reservation, heap *HeapCounter) *Allocator {
 // supported returns an error if the reservation is in other than host memory.
 func (a *Allocator) supported() error {
 	if s := a.r.Space(); s.Kind() != tier.Host {
-		return fmt.Errorf("arrowmem: allocate in %s: %w: only host memory has addresses for arrays", s.ID(), tier.ErrNotSupported)
+		return fmt.Errorf("arrowmem: %s: %w: only host memory has addresses for arrays", s.ID(), tier.ErrNotSupported)
 	}
 	return nil
 }

@@ -50,14 +50,15 @@ func TestReclaimLetsAWaiterProceed(t *testing.T) {
 		var w *arrowmem.Work
 		var calls []int64
 		var requested int64
-		w = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 84 * mib, Reclaim: func(_ context.Context, want int64) int64 {
+		reclaim := func(_ context.Context, want int64) int64 {
 			calls = append(calls, want)
 			requested = w.Requested()
 			if err := w.Shrink(42 * mib); err != nil {
 				t.Error(err)
 			}
 			return 42 * mib
-		}})
+		}
+		w = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 84 * mib, Reclaim: reclaim})
 		free := s.Available()
 		if w.Requested() != 0 {
 			t.Errorf("%d bytes are requested while nobody waits", w.Requested())
@@ -130,12 +131,13 @@ func TestReclaimThatHangs(t *testing.T) {
 			},
 		})
 		var small *arrowmem.Work
-		small = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "frees", Min: 30 * mib, Reclaim: func(context.Context, int64) int64 {
+		reclaim := func(context.Context, int64) int64 {
 			if err := small.Shrink(15 * mib); err != nil {
 				t.Error(err)
 			}
 			return 0
-		}})
+		}
+		small = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "frees", Min: 30 * mib, Reclaim: reclaim})
 		start := time.Now()
 		(<-reserve(t.Context(), m, 25*mib)).served(t)
 		if took := time.Since(start); took < time.Second || took > 1100*time.Millisecond {
@@ -209,6 +211,46 @@ func TestRequestedIsOfOthers(t *testing.T) {
 		cancel()
 		if err := <-grown; !errors.Is(err, context.Canceled) {
 			t.Errorf("Grow: %v", err)
+		}
+	})
+}
+
+// TestWorkHasAnOwner: a Work of an owner that runs may be given back at any time, so a request that
+// waits for it is no deadlock. If its owner waits too, it is one at once.
+func TestWorkHasAnOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := arenaOf(t, 100*mib)
+		work := func(name string, min int64) (context.Context, *arrowmem.Work) {
+			ctx := reservation.NewOwner(name).Context(t.Context())
+			w, err := arrowmem.NewWork(ctx, m, nil, arrowmem.WorkOptions{Operator: name, In: inHost, Min: min})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return ctx, w
+		}
+		runs, build := work("build", 48*mib)
+		waits, probe := work("probe", 16*mib)
+		grown := make(chan error, 1)
+		go func() { grown <- probe.Grow(waits, 40*mib) }()
+		time.Sleep(time.Minute)
+		select {
+		case err := <-grown:
+			t.Fatalf("the Grow of one ended with %v", err)
+		default:
+		}
+		start := time.Now()
+		err := build.Grow(runs, 40*mib)
+		if took := time.Since(start); !errors.Is(err, reservation.ErrDeadlock) || took > time.Second {
+			t.Errorf("the Grow of the other, after %v: %v", took, err)
+		}
+		if err := build.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-grown; err != nil {
+			t.Error(err)
+		}
+		if err := probe.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -158,6 +158,26 @@ func TestWorkMax(t *testing.T) {
 	}
 }
 
+// TestWorkAfterErrors is as it was before.
+func TestWorkAfterErrors(t *testing.T) {
+	m, s := arenaOf(t, 100*mib)
+	w := workOf(t, m, new(arrowmem.HeapCounter), arrowmem.WorkOptions{Min: 10 * mib, Max: 110 * mib})
+	if err := w.Grow(t.Context(), 95*mib); !errors.Is(err, reservation.ErrExceeded) {
+		t.Errorf("above what the space has: %v", err)
+	}
+	if err := w.Grow(t.Context(), 50*mib); err != nil || s.Used() != 61*mib {
+		t.Errorf("Grow after that: %v, and %d bytes are used", err, s.Used())
+	}
+	b := w.Allocator().Allocate(40 * mib)
+	if err := w.Shrink(30 * mib); !errors.Is(err, reservation.ErrExceeded) || s.Used() != 61*mib {
+		t.Errorf("Shrink by what is in an array: %v, and %d bytes are used", err, s.Used())
+	}
+	w.Allocator().Free(b)
+	if err := w.Shrink(60 * mib); err != nil || s.Used() != mib {
+		t.Errorf("Shrink after that: %v, and %d bytes are used", err, s.Used())
+	}
+}
+
 // TestWorkRoundingDoesNotAddUp: the space charges pages, and an operator may grow and shrink by any
 // number of bytes.
 func TestWorkRoundingDoesNotAddUp(t *testing.T) {
@@ -318,13 +338,19 @@ func TestWorkReallocatesOffTheHeap(t *testing.T) {
 func TestWorkAllocatorNeverPanics(t *testing.T) {
 	m, _ := arenaOf(t, 100*mib)
 	for name, f := range map[string]func(a memory.Allocator, freed []byte){
-		"negative":           func(a memory.Allocator, _ []byte) { a.Allocate(-1) },
-		"free twice":         func(a memory.Allocator, freed []byte) { a.Free(freed) },
-		"free another's":     func(a memory.Allocator, _ []byte) { a.Free(make([]byte, 10)) },
-		"reallocate freed":   func(a memory.Allocator, freed []byte) { a.Free(a.Reallocate(200, freed)) },
-		"reallocate foreign": func(a memory.Allocator, _ []byte) { a.Free(a.Reallocate(5, make([]byte, 10))) },
+		"negative":         func(a memory.Allocator, _ []byte) { a.Allocate(-1) },
+		"free twice":       func(a memory.Allocator, freed []byte) { a.Free(freed) },
+		"free another's":   func(a memory.Allocator, _ []byte) { a.Free(make([]byte, 10)) },
+		"reallocate freed": func(a memory.Allocator, freed []byte) { a.Free(a.Reallocate(200, freed)) },
+		"reallocate foreign": func(a memory.Allocator, _ []byte) {
+			b := a.Reallocate(5, []byte("some other"))
+			if string(b) != "some " {
+				t.Errorf("its bytes are %q", b)
+			}
+			a.Free(b)
+		},
 	} {
-		w := workOf(t, m, new(arrowmem.HeapCounter), arrowmem.WorkOptions{})
+		w := workOf(t, m, nil, arrowmem.WorkOptions{})
 		freed := w.Allocator().Allocate(100)
 		w.Allocator().Free(freed)
 		f(w.Allocator(), freed)
@@ -387,6 +413,30 @@ func TestWorkInOtherMemory(t *testing.T) {
 	if err := w.Close(); err != nil || s.Used() != 0 {
 		t.Errorf("Close: %v, and %d bytes are used", err, s.Used())
 	}
+}
+
+// TestWorkShrinksInPlaceWithoutRoom: an array that becomes smaller stays where it is if the room for
+// it is in pieces, and does not go to the heap.
+func TestWorkShrinksInPlaceWithoutRoom(t *testing.T) {
+	m, _ := arenaOf(t, 8*mib)
+	var heap arrowmem.HeapCounter
+	w := workOf(t, m, &heap, arrowmem.WorkOptions{Min: 7 * mib})
+	alloc := w.Allocator()
+	large := alloc.Allocate(3 * mib)
+	var all [5][]byte
+	for i := range all {
+		all[i] = alloc.Allocate(mib)
+	}
+	alloc.Free(all[0])
+	alloc.Free(all[2])
+	alloc.Free(all[4])
+	small := alloc.Reallocate(2*mib, large)
+	if &small[0] != &large[0] || len(small) != 2*mib || heap.Stats().Peak != 0 || w.Err() != nil {
+		t.Errorf("%d bytes, %+v, %v", len(small), heap.Stats(), w.Err())
+	}
+	alloc.Free(small)
+	alloc.Free(all[1])
+	alloc.Free(all[3])
 }
 
 // TestWorkInPieces: room that an arena has only in pieces is taken from the heap, too.
