@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -89,6 +90,10 @@ type (
 	Reservation = reservation.Reservation
 	// Strategy says in which spaces a reservation may be.
 	Strategy = reservation.Strategy
+	// Work is an operator's own memory in a space, which grows and shrinks.
+	Work = arrowmem.Work
+	// WorkOptions describe a Work.
+	WorkOptions = arrowmem.WorkOptions
 	// Estimate says what a task will need.
 	Estimate = admission.Estimate
 	// Grant is the right to run a task.

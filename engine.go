@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -61,6 +62,7 @@ type Engine struct {
 	recorder     *persist.Recorder // of what comes to disks with DiskConfig.Persist
 	found        *persist.Found    // what was recorded there before
 	ahead        aheadOfTasks
+	overflow     arrowmem.HeapCounter // of all Works
 
 	panics      guard.Log // of functions of the configuration
 	batchPanics guard.Log // of the batches' payloads and observers
@@ -382,7 +384,7 @@ func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 // dropCopies frees the copies in a space, unless the next process may want them.
 func (e *Engine) dropCopies(s *tier.Space) {
 	if !e.recorder.Records(s.ID()) {
-		s.Inside().DropCopies()
+		s.DropAllClean()
 	}
 }
 

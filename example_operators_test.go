@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"sync"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -182,6 +183,76 @@ func ExampleEngine_Reserve() {
 	check(0, promise.Release())
 	check(0, eng.Close())
 	// Output: true 4096 groups
+}
+
+// A group-by has its groups in a Work, which grows with them. While another request waits for memory,
+// Reclaim puts the groups on the disk and gives their memory back.
+func ExamplePlan_Work() {
+	ctx := context.Background()
+	dir := check(os.MkdirTemp("", "spillway"))
+	defer os.RemoveAll(dir)
+	eng := check(spillway.Open(ctx, spillway.Config{
+		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+		HostMemory: spillway.Bytes(32 << 20),
+		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
+	}))
+	plan := check(eng.Plan("query-17"))
+	g := &groupBy{spilled: check(plan.Repository("group-by", 0))}
+	g.mu.Lock()
+	g.work = check(plan.Work(ctx, spillway.WorkOptions{
+		Operator: "group-by", In: spillway.AnyInTier(spillway.Host), Min: 8 << 20, Reclaim: g.putAway,
+	}))
+	g.mu.Unlock()
+
+	g.mu.Lock()
+	groups := array.NewRecordBuilder(g.work.Allocator(), arrow.NewSchema([]arrow.Field{
+		{Name: "group", Type: arrow.PrimitiveTypes.Int64},
+	}, nil))
+	for i := range int64(1 << 20) {
+		groups.Field(0).(*array.Int64Builder).Append(i)
+	}
+	g.groups = groups.NewRecordBatch()
+	groups.Release()
+	fmt.Println("more than was reserved:", errors.Is(g.work.Err(), spillway.ErrExceeded))
+	check(0, g.work.Grow(ctx, 8<<20))
+	fmt.Println("after Grow:", g.work.Err())
+	g.mu.Unlock()
+
+	another := check(eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 20<<20)) // waits for the group-by
+	check(0, another.Release())
+	check(0, g.work.Close())
+	check(plan.Close())
+	check(0, eng.Close())
+	// Output:
+	// more than was reserved: true
+	// after Grow: <nil>
+	// put 1048576 groups away
+}
+
+// groupBy is the state of an operator.
+type groupBy struct {
+	mu      sync.Mutex // guards work and groups
+	work    *spillway.Work
+	groups  arrow.RecordBatch
+	spilled *spillway.Repository
+}
+
+// putAway is the Reclaim of the Work.
+func (g *groupBy) putAway(ctx context.Context, want int64) (freed int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.groups == nil {
+		return 0
+	}
+	onDisk := spillway.WithPlacement(spillway.AnyInTier(spillway.Disk))
+	if err := g.spilled.Put(ctx, 0, g.groups, onDisk); err != nil {
+		return 0 // the request asks another Work, or fails
+	}
+	fmt.Println("put", g.groups.NumRows(), "groups away")
+	g.groups.Release()
+	g.groups = nil
+	check(0, g.work.Shrink(16<<20))
+	return 16 << 20
 }
 
 // numbers yields one batch of 8,192 rows.

@@ -254,9 +254,9 @@ func (e *Engine) watchGPUs(ctx context.Context) {
 		for i, s := range gpus {
 			var n int64
 			var ok bool
-			e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.Inside().ForeignOn(e.wrapped[i]) })
+			e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
 			if ok {
-				s.Inside().SetForeign(n)
+				s.SetForeign(n)
 			}
 			e.panics.Do("Device.NewStream or Stream.Close", s.Pool().(*devpool.Memory).Retry)
 		}

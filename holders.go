@@ -21,13 +21,13 @@ func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
 	if !ok {
 		return tier.Holdings{}, false
 	}
-	return e.reservations.Inside().Holdings(id, func(add func(tier.Holder, any, int64)) {
+	all := space.Holdings(func(add func(tier.Holder, any, int64)) {
 		type copied struct {
 			by tier.Holder
 			of dictionaries
 		}
 		var copies []copied
-		looks := space.Inside().Cached() > 0
+		looks := space.Usage().Cached > 0
 		e.monitor.Inside().Each(func(b *batch.Batch) {
 			now := b.Inside().Cut()
 			at := now.Place
@@ -47,6 +47,7 @@ func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
 			add(c.by, c.of, 0)
 		}
 	})
+	return all, true
 }
 
 // dictionaries are what a copy shares: they stay in use, though its own memory counts as free.

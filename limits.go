@@ -213,7 +213,7 @@ func (e *Engine) join(i int) (*leases.Lease, error) {
 	s, dev := &e.limits.settings, e.bare[i]
 	t := leases.Terms{
 		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
-		OnBroken: func(*leases.BrokenError) {
+		OnBroken: func() {
 			w := e.ledgerWarning(i)
 			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
 			e.logWarning(w)

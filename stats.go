@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -36,6 +37,8 @@ type Stats struct {
 	Admission admission.Stats
 	Permits   permit.Stats // also of a pool that engines share
 	Quota     *quota.Stats // nil without a limit of GPU memory
+	// HeapOverflow counts what allocators of Works took from the Go heap, beyond what was reserved.
+	HeapOverflow arrowmem.HeapStats
 }
 
 // SpaceStats describes one space.
@@ -56,7 +59,7 @@ type SpaceStats struct {
 func (e *Engine) Stats() Stats {
 	s := Stats{
 		Edges: e.mover.Stats(), Work: e.mover.Work(), Corrupt: e.mover.Corrupt(), Waits: e.reservations.Waits(), Blocked: e.reservations.Blocked(), Monitor: e.monitor.Stats(),
-		Admission: e.admitter.Stats(), Permits: e.permits.Stats(),
+		Admission: e.admitter.Stats(), Permits: e.permits.Stats(), HeapOverflow: e.overflow.Stats(),
 	}
 	if e.limits.quota != nil {
 		q := e.limits.quota.Stats()
@@ -142,6 +145,9 @@ func (s Stats) String() string {
 	fmt.Fprintf(&b, "tasks: %d running, %d waiting, %d admitted, %d tried again\n", s.Admission.Running, s.Admission.Waiting, s.Admission.Admitted, s.Admission.Retried)
 	fmt.Fprintf(&b, "monitor: %d moves of %s, %d found no room, %d failed, %d waiters refused\n",
 		s.Monitor.Moves, size.Approx(s.Monitor.Bytes), s.Monitor.NoRoom, s.Monitor.Failed, s.Monitor.Refused)
+	if o := s.HeapOverflow; o.Peak > 0 {
+		fmt.Fprintf(&b, "operators: %s on the Go heap beyond their Works, %s at the peak\n", size.Approx(o.Bytes), size.Approx(o.Peak))
+	}
 	if q := s.Quota; q != nil {
 		fmt.Fprintf(&b, "quota %s: %s of %s used, %s at the peak\n", named.Plain(q.Name), size.Approx(q.Used), size.Approx(q.Limit), size.Approx(q.Peak))
 	}

@@ -80,7 +80,7 @@ func (b inside) Revive(form PayloadType, r reservation.Reservation) Payload {
 	if c == nil {
 		return nil
 	}
-	if err := r.Inside().Revive(c.held, c.payload.Buffers()); err != nil {
+	if err := r.Revive(c.held, c.payload.Buffers()); err != nil {
 		c.held.Release()
 		return nil
 	}

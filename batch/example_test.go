@@ -23,10 +23,7 @@ func (heap) Close() error                                     { return nil }
 // image takes the memory for an image of 4096 bytes. Engines do so through a
 // reservation.
 func image(s *tier.Space, d *batch.Descriptor) (*batch.Image, error) {
-	if err := s.Inside().Reserve(s.Charge(d.Body)); err != nil {
-		return nil, err
-	}
-	buf, err := s.Inside().Draw(d.Body, nil, nil)
+	buf, err := s.DrawNew(d.Body)
 	if err != nil {
 		return nil, err
 	}

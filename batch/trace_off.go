@@ -10,7 +10,7 @@ import (
 // holding is a handle's entry in its space's account. It is a part of the handle.
 type holding struct{ own holds.Hold }
 
-func (h *holding) begin(s *tier.Space, v holds.View) { h.own.Begin(s.Inside().Holds(), v) }
+func (h *holding) begin(s *tier.Space, v holds.View) { h.own.Begin(s.Holds(), v) }
 
 func (h *holding) hold() *holds.Hold { return &h.own }
 

@@ -17,7 +17,7 @@ type holding struct{ own *holds.Hold }
 
 func (h *holding) begin(s *tier.Space, v holds.View) {
 	h.own = new(holds.Hold)
-	h.own.Begin(s.Inside().Holds(), v)
+	h.own.Begin(s.Holds(), v)
 }
 
 func (h *holding) hold() *holds.Hold { return h.own }

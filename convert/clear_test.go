@@ -78,7 +78,7 @@ func TestClearTriesAgain(t *testing.T) {
 	defer cancel(nil)
 	held, demands := []func(){hold(tier.Page), hold(tier.Page), hold(tier.Page), hold(tier.Page)}, 0
 	release := func() { held[0](); held = held[1:] }
-	defer m.reservations.OnDemand(func() {
+	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) {
 		if demands++; demands > 2 {
 			cancel(errors.New("more was asked for, and there is no more"))
 			return

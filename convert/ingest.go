@@ -187,9 +187,9 @@ func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*t
 func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Strategy, err error) (reservation.Reservation, error) {
 	reserve := func(to reservation.Strategy) (reservation.Reservation, error) {
 		if !e.waits {
-			return m.cfg.Reservations.TryReserve(e.what.of(to), e.what.body, m.cfg.Reservations.Inside().Moving(), e.origin)
+			return m.cfg.Reservations.TryReserve(e.what.of(to), e.what.body, reservation.Moving(), e.origin)
 		}
-		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, m.cfg.Reservations.Inside().Moving(), e.origin)
+		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, reservation.Moving(), e.origin)
 	}
 	if errors.Is(err, tier.ErrLost) { // the largest space may be lost, and the others too small
 		r, again := reserve(to)

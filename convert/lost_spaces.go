@@ -49,14 +49,14 @@ func newLosses(spaces []*tier.Space) *losses {
 	l := &losses{of: make(map[tier.ID]context.Context, len(spaces))}
 	for _, s := range spaces {
 		ctx, end := context.WithCancelCause(context.Background())
-		look := func(s *tier.Space, _ bool) {
+		look := func(bool) {
 			if s.Lost() != nil {
 				end(errLost)
 			}
 		}
 		l.of[s.ID()] = ctx
-		l.cancel = append(l.cancel, s.Inside().Subscribe(look), func() { end(nil) })
-		look(s, false) // it may have been before
+		l.cancel = append(l.cancel, s.Subscribe(look), func() { end(nil) })
+		look(false) // it may have been before
 	}
 	return l
 }

@@ -335,7 +335,7 @@ func (m *machine) settle() {
 		return
 	}
 	changed := make(chan struct{}, 1)
-	defer s.Inside().Subscribe(func(*tier.Space, bool) {
+	defer s.Subscribe(func(bool) {
 		select {
 		case changed <- struct{}{}:
 		default:

@@ -283,7 +283,7 @@ func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strate
 // DropCopies gives up all copies of batches, so that the next moves are moves of bytes.
 func (m inside) DropCopies() {
 	for _, s := range m.cfg.Reservations.Spaces().All() {
-		s.Inside().DropCopies()
+		s.DropAllClean()
 	}
 }
 

@@ -80,7 +80,7 @@ func (u *underWay) ended(t *testing.T, want error) {
 }
 
 // users are permits that a program holds.
-type users []permit.Permit
+type users []*permit.Permit
 
 // freeHost is how many bytes of the budget permit.Host no permit has.
 func (m *machine) freeHost() int64 {

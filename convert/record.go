@@ -123,7 +123,7 @@ func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	if who.owner != nil {
 		v.Owner = who.owner
 	}
-	l.Hold.Begin(s.Inside().Holds(), v)
+	l.Hold.Begin(s.Holds(), v)
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the

@@ -248,7 +248,7 @@ func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to ba
 		return nil, fmt.Errorf("convert: room for %s between %s and %s: %w", e.via, src.Type(), to, err)
 	}
 	if transfer.IsMonitors(ctx) { // it may be moving batches to make one piece of room already
-		room.Inside().StopClearing()
+		room.StopClearing()
 	}
 	between, err := call(ctx, first, src, e.via, room)
 	if err != nil {

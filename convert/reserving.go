@@ -110,7 +110,7 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 	if wait && ctx.Err() != nil {
 		return reservation.Reservation{}, context.Cause(ctx)
 	}
-	asked, piecemeal := e.what.of(to), m.cfg.Reservations.Inside().Moving()
+	asked, piecemeal := e.what.of(to), reservation.Moving()
 	r, err := m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
 	if !wait && errors.Is(err, tier.ErrNoSpace) && m.dropSharing(asked, e.what) {
 		r, err = m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
@@ -135,7 +135,7 @@ func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy,
 func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool) {
 	for _, s := range asked.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		before, need := s.Used(), what.in(s)
-		s.Inside().DropSharing(need - s.Available())
+		s.DropSharing(need - s.Available())
 		freed = freed || s.Used() < before
 		if s.Available() >= need {
 			break
@@ -209,12 +209,12 @@ func (t *try) next(ctx context.Context, wait bool) error {
 	}
 	need := r.Bytes()
 	t.last = r.Space()
-	seen := t.last.Inside().CopyChanges()
+	seen := t.last.CopyChanges()
 	t.err = t.doIn(r)
 	// A file system may turn out to be full only at the write. Then drop clean images and try
 	// again.
-	for n := max(1, need); t.refused() && n/2 < t.last.Capacity() && t.last.Inside().DropOldest(n, seen); n *= 2 {
-		seen = t.last.Inside().CopyChanges()
+	for n := max(1, need); t.refused() && n/2 < t.last.Capacity() && t.last.DropOldest(n, seen); n *= 2 {
+		seen = t.last.CopyChanges()
 		r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.last.ID()), false)
 		if err != nil {
 			break
@@ -281,9 +281,7 @@ var errRefused = errors.New("convert: another request took the room")
 // itself. For allocations of programs, Monitor.Clear evicts in place of this.
 func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func() error) error {
 	released := make(chan struct{}, 1)
-	space.Inside().Attend()
-	defer space.Inside().EndAttend()
-	defer space.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+	defer space.Subscribe(func(pressed bool) {
 		if !pressed {
 			select {
 			case released <- struct{}{}:

@@ -58,15 +58,15 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 	before := covered(t.Charged)
 	mem := &lentMemory{release: t.Release, panics: &m.panics, size: covered(p.Ranges, t.Charged) - before}
 	parts.Kept = covered(p.Ranges) - mem.size
-	charge := t.Space.Charge(mem.size)
-	if err := t.Space.Inside().Occupy(charge); err != nil {
+	promise, err := t.Space.Occupy(t.Space.Charge(mem.size))
+	if err != nil {
 		return nil, err
 	}
+	defer t.Space.Release(promise)
 	if err := mem.borrow(t.Space, p.Ranges); err != nil {
-		t.Space.Inside().Unreserve(charge)
 		return nil, ofLost(err, t.Space)
 	}
-	parts.Buffers = []*tier.Buffer{t.Space.Inside().Adopt(mem, nil)}
+	parts.Buffers = []*tier.Buffer{t.Space.Adopt(promise, mem)}
 	return payload.NewTable(parts), nil
 }
 

@@ -39,7 +39,7 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 		return 0
 	}
 	t := &together{m: m.Mover, to: disk}
-	room := min(disk.Available(), disk.Inside().Together())
+	room := min(disk.Available(), disk.Together())
 	for _, b := range all {
 		img := t.image(b.Inside().Cut().Payload)
 		if img == nil || b.Inside().CopiedIn(disk) || t.bytes+img.Descriptor().Body > room {
@@ -104,8 +104,8 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 	if room == 0 {
 		return errLone
 	}
-	origin := t.m.cfg.Reservations.Inside().MovedFrom(tier.Host) // as from any faster tier
-	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, t.m.cfg.Reservations.Inside().Moving(), origin)
+	origin := reservation.MovedFrom(tier.Host) // as from any faster tier
+	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, reservation.Moving(), origin)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (t *together) write(ctx context.Context, r reservation.Reservation) ([]*tie
 	if err := t.m.cfg.Builtin.Together(ctx, buf, t.images); err != nil {
 		return nil, errors.Join(err, buf.Release())
 	}
-	out := t.to.Inside().Split(buf, t.sizes)
+	out := t.to.Split(buf, t.sizes)
 	if out == nil {
 		return nil, errors.Join(errLone, buf.Release())
 	}

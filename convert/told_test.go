@@ -51,7 +51,7 @@ func TestAheadIsTold(t *testing.T) {
 	}
 	write()
 	told("written", events.CopyMade)
-	m.spaces[tier.Disk].Inside().DropCopies()
+	m.spaces[tier.Disk].DropAllClean()
 	told("dropped", events.AheadWasted, events.CopyDropped)
 	write()
 	told("written again", events.CopyMade)
@@ -86,7 +86,7 @@ func TestCopyIsMadeBeforeItEnds(t *testing.T) {
 					return
 				case events.CopyMade:
 					if name == "freed while it is told" {
-						disk.Inside().DropCopies()
+						disk.DropAllClean()
 						if n := disk.Usage().Cached; n != 0 {
 							t.Errorf("copies have %d bytes", n)
 						}

@@ -144,7 +144,7 @@ var errNeeded = errors.New("convert: nothing is brought ahead where the room is 
 func (t *trip) needed() []*tier.Space { return t.m.needed(t.to, &t.what) }
 
 func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Space) {
-	demand, choices := m.cfg.Reservations.Inside().Waiting(nil, nil)
+	demand, choices := m.cfg.Reservations.Waiting(nil, nil)
 	demand = append(demand, slices.Concat(choices...)...)
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
@@ -161,6 +161,7 @@ func (t *trip) untilClosed(ctx context.Context) error {
 	if t.b.Info().State != batch.Processing {
 		return nil
 	}
+	defer reservation.Waits(ctx)()
 	select {
 	case <-changed:
 		return nil
@@ -183,12 +184,12 @@ func (t *trip) move(ctx context.Context) error {
 		ctx = events.With(ctx, originOf(ctx, t.now.Place))
 	}
 	t.what = m.takes(t.now, t.form)
-	origin, to := m.cfg.Reservations.Inside().MovedFrom(t.now.Space.Kind), t.toCopies()
+	origin, to := reservation.MovedFrom(t.now.Space.Kind), t.toCopies()
 	switch {
 	case t.opens:
 		origin = reservation.Consuming()
 	case t.ahead:
-		origin = m.cfg.Reservations.Inside().Early() // it is not the next to consume
+		origin = reservation.Early() // it is not the next to consume
 		needed := t.needed()
 		if to = (without{to, needed}); len(needed) > 0 && len(t.candidates(to)) == 0 {
 			return &tier.NoSpaceError{Space: needed[0].ID(), Requested: t.what.in(needed[0]), Available: needed[0].Available(), Cause: errNeeded}
@@ -383,7 +384,7 @@ func distrust(ctx context.Context, err error, between ...*tier.Space) {
 	broken := errors.As(err, &failed) && !errors.Is(err, tier.ErrNoSpace) && ctx.Err() == nil
 	for _, s := range between {
 		if bad || broken && failed.Space == s.ID() {
-			s.Inside().DropCopies()
+			s.DropAllClean()
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	b := m.put(t, numbered(1, 3000), tier.GPU)
 	before := make(map[tier.Kind]int)
 	for k, s := range m.spaces {
-		before[k] = s.Inside().Subscribers()
+		before[k] = s.Subscribers()
 	}
 	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
 	if err != nil {
@@ -34,7 +34,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	ours := errors.New("ours")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	begun := make(chan struct{}, waiting)
-	defer m.reservations.OnDemand(func() { begun <- struct{}{} })()
+	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) { begun <- struct{}{} })()
 	var wg sync.WaitGroup
 	for range waiting {
 		wg.Go(func() {
@@ -47,7 +47,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 		<-begun
 	}
 	for k, s := range m.spaces {
-		if n := s.Inside().Subscribers(); n != before[k] {
+		if n := s.Subscribers(); n != before[k] {
 			t.Errorf("%d subscribe to %s while %d records wait, %d did before", n, s.ID(), waiting, before[k])
 		}
 	}
@@ -62,7 +62,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	gpu := m.spaces[tier.GPU]
-	before := gpu.Inside().Subscribers()
+	before := gpu.Subscribers()
 	cfg := m.mover.cfg
 	cfg.Registry = new(Registry)
 	other, err := NewMover(cfg)
@@ -72,7 +72,7 @@ func TestClosedMoverSubscribesToNothing(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if n := gpu.Inside().Subscribers(); n != before {
+	if n := gpu.Subscribers(); n != before {
 		t.Errorf("%d subscriptions are left, %d were there before", n, before)
 	}
 }
@@ -133,7 +133,7 @@ func TestPanicsWhileAMoveWaits(t *testing.T) {
 				t.Fatal(err)
 			}
 			waits := make(chan struct{}, 16)
-			defer m.reservations.OnDemand(func() { waits <- struct{}{} })()
+			defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) { waits <- struct{}{} })()
 			moved := make(chan error, 1)
 			go func() { moved <- m.mover.Move(t.Context(), b, to) }()
 			<-waits

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/tally"
 )
 
 // WorkStats counts what was moved for the batches of one operator's port, or of those that are in no
@@ -29,40 +28,71 @@ type MoveStats struct {
 	Busy    time.Duration // sum over the moves; they may overlap
 }
 
-// OthersPlan is the plan of WorkStats that stand for several. At most tally.Most operators are counted
-// apart.
+// OthersPlan is the plan of the WorkStats that count several operators together. At most
+// maxOperators are counted separately.
 const OthersPlan = "(others)"
 
-// workKey is what WorkStats are counted by. Plans of one name, one after the other, count together: else
-// what is shown of them would fall when one is counted with others.
+const maxOperators = 1024
+
+// workKey identifies WorkStats. Plans with the same name, one after the other, count together.
+// Otherwise the figures under a name would fall when one of these plans moves to OthersPlan.
 type workKey struct {
 	plan     string
 	operator string
 	port     int
 }
 
-// othersKey is what those are counted by that are not kept apart.
 var othersKey = workKey{plan: OthersPlan}
 
-type work struct{ WorkStats }
-
-// works is guarded by its owner.
-type works struct{ tally.Table[workKey, *work] }
-
-// of returns what is counted for batches of a place.
-func (w *works) of(at batch.Place) *work {
-	return w.Of(workKey{at.Name, at.Operator, at.Port}, othersKey, func(key workKey) *work {
-		return &work{WorkStats{Plan: key.plan, Operator: key.operator, Port: key.port, ByReason: make(map[string]int64)}}
-	})
+type work struct {
+	WorkStats
+	used uint64 // works.uses at the last use
 }
 
-// Add counts with of what another has counted.
-func (of *work) Add(o *work) {
-	of.Down.plus(o.Down)
-	of.Up.plus(o.Up)
-	of.Unread += o.Unread
+// works counts by operator. Its owner guards it.
+type works struct {
+	by   map[workKey]*work
+	uses uint64 // calls of of
+}
+
+// of returns the counts of the operator at a place. When there are too many operators, it adds the
+// counts of the least recently used one to those of OthersPlan.
+func (w *works) of(at batch.Place) *work {
+	key := workKey{at.Name, at.Operator, at.Port}
+	of := w.by[key]
+	if of == nil {
+		if key != othersKey && len(w.by) >= maxOperators {
+			w.foldOldest()
+		}
+		if w.by == nil {
+			w.by = make(map[workKey]*work)
+		}
+		of = &work{WorkStats: WorkStats{
+			Plan: at.Name, Operator: at.Operator, Port: at.Port, ByReason: make(map[string]int64),
+		}}
+		w.by[key] = of
+	}
+	w.uses++
+	of.used = w.uses
+	return of
+}
+
+func (w *works) foldOldest() {
+	var oldest workKey
+	least := w.uses + 1
+	for key, of := range w.by {
+		if key != othersKey && of.used < least {
+			oldest, least = key, of.used
+		}
+	}
+	o := w.by[oldest]
+	delete(w.by, oldest)
+	others := w.of(batch.Place{Name: OthersPlan})
+	others.Down.plus(o.Down)
+	others.Up.plus(o.Up)
+	others.Unread += o.Unread
 	for reason, bytes := range o.ByReason {
-		of.ByReason[reason] += bytes
+		others.ByReason[reason] += bytes
 	}
 }
 
@@ -83,14 +113,15 @@ func (of *work) moved(m *Moved, took time.Duration) {
 	of.ByReason[m.Reason] += m.Bytes
 }
 
-// Work returns what was moved so far for each operator, ordered by plan, operator and port. At most
-// some thousand are kept apart: see OthersPlan. Moves within a tier are in ByReason alone.
+// Work returns what was moved so far for each operator, ordered by plan, operator and port. It
+// counts the most recently used 1,024 operators separately: see OthersPlan. Moves within a tier are
+// in ByReason alone.
 func (m *Mover) Work() []WorkStats {
 	s := &m.stats
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]WorkStats, 0, s.work.Len())
-	for _, of := range s.work.All() {
+	out := make([]WorkStats, 0, len(s.work.by))
+	for _, of := range s.work.by {
 		c := of.WorkStats
 		c.ByReason = maps.Clone(of.ByReason)
 		out = append(out, c)

@@ -6,16 +6,16 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/tally"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// However many operators there are, what was moved for all of them is counted, the last ones apart.
+// TestWorkIsBounded: the moves of all operators are counted, and separately for the most recently
+// used ones.
 func TestWorkIsBounded(t *testing.T) {
 	var w works
 	down := &Moved{From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Disk}, Bytes: 3, Reason: ReasonTrigger}
 	up := &Moved{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}, Bytes: 2, Reason: ReasonWork}
-	const operators = 3 * tally.Most
+	const operators = 3 * maxOperators
 	first := batch.Place{Plan: 1, Name: "kept"}
 	again := batch.Place{Name: "again", Operator: "scan"} // of many plans with one name
 	for i := range operators {
@@ -31,12 +31,12 @@ func TestWorkIsBounded(t *testing.T) {
 		w.of(at).Unread += 5
 		w.of(first).moved(down, 0) // which is used all the time
 	}
-	if w.Len() > tally.Most+1 {
-		t.Errorf("%d operators are kept", w.Len())
+	if len(w.by) > maxOperators+1 {
+		t.Errorf("%d operators are kept", len(w.by))
 	}
 	var sum WorkStats
 	sum.ByReason = map[string]int64{}
-	for _, of := range w.All() {
+	for _, of := range w.by {
 		sum.Down.plus(of.Down)
 		sum.Up.plus(of.Up)
 		sum.Unread += of.Unread
@@ -47,11 +47,12 @@ func TestWorkIsBounded(t *testing.T) {
 			t.Errorf("what is used all the time: %+v", of.WorkStats)
 		}
 	}
-	if sum.Down.Bytes != 9*operators || sum.Up.Bytes != 2*operators || sum.Up.Busy != operators*time.Millisecond || sum.Unread != 5*operators ||
+	if sum.Down.Bytes != 9*operators || sum.Up.Bytes != 2*operators ||
+		sum.Up.Busy != operators*time.Millisecond || sum.Unread != 5*operators ||
 		sum.ByReason[ReasonTrigger] != 9*operators || sum.ByReason[ReasonWork] != 2*operators {
 		t.Errorf("in all %+v", sum)
 	}
-	if others := w.of(batch.Place{Name: OthersPlan}); others.Down.Batches < operators-tally.Most {
+	if others := w.of(batch.Place{Name: OthersPlan}); others.Down.Batches < operators-maxOperators {
 		t.Errorf("the others: %+v", others)
 	}
 }

@@ -114,23 +114,24 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	if !ok {
 		return 0, nil
 	}
-	r, err := m.cfg.Reservations.TryReserve(what.of(to), what.body, m.cfg.Reservations.Inside().Moving(), reservation.Incoming())
+	r, err := m.cfg.Reservations.TryReserve(what.of(to), what.body, reservation.Moving(), reservation.Incoming())
 	if errors.Is(err, tier.ErrNoSpace) {
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, r.Release()) }()
-	disk := r.Space().Inside()
+	disk := r.Space()
 	before := disk.Evicted()
 	out, err := m.convert(ctx, now.Payload, "", &what, r)
+	released := r.Release() // now, because an open reservation would have the bytes of a clean image back
+	defer func() { err = errors.Join(err, released) }()
 	var corrupt *image.CorruptError
 	if errors.As(err, &corrupt) { // who uses the batch will notice; the disk has done nothing
 		return 0, nil
 	}
 	if err != nil {
-		distrust(ctx, err, r.Space())
+		distrust(ctx, err, disk)
 		if errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun
 			what.body = 0
 		}
@@ -156,7 +157,7 @@ func (m *Mover) toSpare(what *takes) (_ reservation.Strategy, ok bool) {
 	all := to.Candidates(m.cfg.Reservations.Spaces(), nil)
 	for _, s := range all {
 		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
-		if persists || s.Used()+s.Inside().Cached()+what.in(s) > s.Limit() {
+		if u := s.Usage(); persists || u.Used()+u.Cached+what.in(s) > s.Limit() {
 			taken = append(taken, s)
 		}
 	}

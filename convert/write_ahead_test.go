@@ -73,7 +73,7 @@ func TestWrittenAhead(t *testing.T) {
 			if _, err := m.ahead(t.Context(), b); err != nil {
 				t.Error(err)
 			}
-			m.spaces[tier.Disk].Inside().DropCopies()
+			m.spaces[tier.Disk].DropAllClean()
 			if n, err := m.ahead(t.Context(), b); n != body || err != nil {
 				t.Errorf("another copy: %d bytes, %v", n, err)
 			}
@@ -131,7 +131,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		}
 		none("somebody has just read", context.Canceled)
 		time.Sleep(quiet)
-		var slots [2]permit.Permit
+		var slots [2]*permit.Permit
 		for i := range slots {
 			if slots[i], err = m.permits.TryAcquire(permit.Request{}.Spill()); err != nil {
 				t.Fatal(err)
@@ -157,7 +157,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		if n, err := m.ahead(t.Context(), other); n == 0 || err != nil {
 			t.Fatalf("the other: %d bytes, %v", n, err)
 		}
-		r, err := m.reservations.TryReserve(reservation.Specific(disk.ID()), disk.Capacity()-2*disk.Inside().Cached()+tier.Page)
+		r, err := m.reservations.TryReserve(reservation.Specific(disk.ID()), disk.Capacity()-2*disk.Usage().Cached+tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +215,7 @@ func TestWritingAheadGivesWay(t *testing.T) {
 			if n := m.files.Count("write") - writes; n == 0 || n > 11 { // of 14
 				t.Errorf("%d requests were written", n)
 			}
-			m.spaces[tier.Host].Inside().DropCopies()
+			m.spaces[tier.Host].DropAllClean()
 			if b.Info().State == batch.Released {
 				m.copyBooks(t, other)
 				return

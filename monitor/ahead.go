@@ -105,7 +105,8 @@ func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 	disks, sum := m.cfg.Reservations.Spaces().InTier(tier.Disk), m.index.summary(i)
 	seen := coverage{version: sum.version, victims: sum.victims, above: above}
 	for _, to := range disks {
-		seen.room += to.Stop() + to.Limit() - to.Used() - to.Inside().Cached()
+		u := to.Usage()
+		seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
 	}
 	if seen == s.covered {
 		return nil, w

@@ -21,8 +21,8 @@ func (m inside) Headroom(id tier.ID, need int64) int64 {
 		return 0
 	}
 	at := decide.Space{
-		Limit: s.Inside().Ceiling(), Used: s.Used(), Rest: m.index.resting(i),
-		Arriving: m.cfg.Reservations.Inside().Arriving(id), Headroom: n,
+		Limit: s.Ceiling(), Used: s.Used(), Rest: m.index.resting(i),
+		Arriving: m.cfg.Reservations.Arriving(id), Headroom: n,
 	}
 	return at.Keep(need)
 }
@@ -33,7 +33,7 @@ func (m *Monitor) headroom(s *space) int64 {
 	if s.Kind() == tier.Disk {
 		return 0
 	}
-	half := s.Inside().Ceiling() / 2
+	half := s.Ceiling() / 2
 	n := s.Charge(m.largestElsewhere(s, half))
 	if n > half { // for rounding
 		n = s.Charge(m.largestElsewhere(s, size.Largest(s.Charge, 0, half, half)))

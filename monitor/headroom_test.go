@@ -118,7 +118,7 @@ func TestHeadroomBesidePutsAtOnce(t *testing.T) {
 		for i, r := range puts {
 			all = append(all, w.fill(r, seq(i+1)))
 		}
-		if n := w.res.Inside().Arriving(host0); n != 0 || len(puts) != 7 {
+		if n := w.res.Arriving(host0); n != 0 || len(puts) != 7 {
 			t.Errorf("%d bytes are still arriving of %d puts", n, len(puts))
 		}
 		w.start()

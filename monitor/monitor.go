@@ -225,9 +225,9 @@ func (m *Monitor) watch(ctx context.Context) {
 	defer m.finishAll()
 	m.stopWriting(time.Now()) // it begins when the monitor has been idle for a while
 	for _, s := range m.spaces {
-		defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) { m.changed(s, pressed) })()
+		defer s.Subscribe(func(pressed bool) { m.changed(s, pressed) })()
 	}
-	defer m.cfg.Reservations.OnDemand(m.wakeUp)()
+	defer m.cfg.Reservations.OnEvict(func(context.Context, tier.ID, int64) { m.wakeUp() })()
 	period := time.NewTicker(m.cfg.Period)
 	defer period.Stop()
 	gap := m.cfg.Period / hintsPerPeriod
@@ -308,7 +308,7 @@ func (m *Monitor) changed(s *space, pressed bool) {
 		return
 	case s.Lost() != nil && !s.gone.Load():
 		m.wakeUp()
-	case s.high.Load() && s.PressureBytes() <= s.Stop(), s.Inside().Shared() && s.Used() > s.Inside().Ceiling():
+	case s.high.Load() && s.PressureBytes() <= s.Stop(), s.Quota() != nil && s.Used() > s.Ceiling():
 		poke(m.hint) // not at once, because each change may come here for a while
 	}
 	m.help()
@@ -319,7 +319,7 @@ func (m *Monitor) changed(s *space, pressed bool) {
 func (m *Monitor) step(ctx context.Context) {
 	now := time.Now()
 	m.last = now
-	m.demand = m.cfg.Reservations.Inside().Demand(m.demand[:0])
+	m.demand = m.cfg.Reservations.Demand(m.demand[:0])
 	needed := len(m.demand) > 0
 	for _, d := range m.demand {
 		m.dropSharingOf(m.spaces[m.byID[d.Space]], d.Bytes)
@@ -336,7 +336,7 @@ func (m *Monitor) step(ctx context.Context) {
 				Above: s.high.Load(), Lowest: len(s.edges) == 0,
 			})
 		}
-		needed = needed || pressing || s.Used() > s.Inside().Ceiling()
+		needed = needed || pressing || s.Used() > s.Ceiling()
 	}
 	m.putBack(now)
 	m.needed = needed
@@ -373,7 +373,7 @@ func (m *Monitor) step(ctx context.Context) {
 		m.outlook.Store(&o)
 		m.reportStuck(now, state, d.Stuck)
 		m.refuse(now, state)
-		m.cfg.Reservations.Inside().Reconsider()
+		m.cfg.Reservations.Reconsider()
 		return
 	}
 }
@@ -398,7 +398,7 @@ func (m *Monitor) dropSharing(state decide.Snapshot) (freed bool) {
 // goroutine, because for batches that persist it waits for the disk's journal, and itself waits for
 // at most a period. Only one such goroutine runs for a space.
 func (m *Monitor) dropSharingOf(s *space, bytes int64) {
-	if bytes <= 0 || s.Inside().Cached() == 0 {
+	if bytes <= 0 || s.Usage().Cached == 0 {
 		return
 	}
 	select {
@@ -412,7 +412,7 @@ func (m *Monitor) dropSharingOf(s *space, bytes int64) {
 		labels.DropCopies.Set()
 		defer m.executors.Done()
 		defer func() { <-s.freeing; close(done) }()
-		s.Inside().DropSharing(bytes)
+		s.DropSharing(bytes)
 	}()
 	late := time.NewTimer(m.cfg.Period)
 	defer late.Stop()
@@ -536,7 +536,7 @@ func (m *Monitor) execute(ctx context.Context, job []choice) {
 // or a faster one; one for the trigger always is.
 func (m *Monitor) wanted(c choice) bool {
 	fastEnough := func(d reservation.Demand) bool { return m.byID[d.Space] <= c.From }
-	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Inside().Demand(nil), fastEnough)
+	return c.Reason != decide.Demand || slices.ContainsFunc(m.cfg.Reservations.Demand(nil), fastEnough)
 }
 
 // canLeave reports whether a batch may still be moved out of a space.

@@ -132,7 +132,7 @@ func (l *lingering) begin(s *tier.Space, now time.Time) {
 	}
 	l.older = slices.DeleteFunc(l.older, func(e era) bool { return e.retired.Load() == 0 })
 	l.begun, l.fresh = now, new(atomic.Int64)
-	s.Inside().CountRetired(l.fresh)
+	s.CountRetired(l.fresh)
 }
 
 // note returns how many bytes have been retired for a period at least, and how many of them were so
@@ -183,7 +183,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 	state := decide.Snapshot{Spaces: make([]decide.Space, len(m.spaces))}
 	aside := m.aside()
 	for i, s := range m.spaces {
-		unsure := s.Inside().Unsure() // first: they were retired before
+		unsure := s.Unsure() // first: they were retired before
 		u := s.Usage()
 		retired := max(0, u.Retired-unsure)
 		sp := &state.Spaces[i]
@@ -193,11 +193,11 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 		}
 		*sp = decide.Space{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Inside().Ceiling(),
+			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
-			Pace: s.Inside().Pace(), Refused: s.refusal.bound(now, u.Used()),
+			Pace: s.Pace(), Refused: s.refusal.bound(now, u.Used()),
 			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
-			Arriving: m.cfg.Reservations.Inside().Arriving(s.ID()),
+			Arriving: m.cfg.Reservations.Arriving(s.ID()),
 		}
 		m.targets = s.below(m.cfg.Reservations.Spaces(), m.targets[:0])
 		for _, to := range m.targets {
@@ -205,7 +205,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 			sp.Down = append(sp.Down, s.edges[j].state(j, now, m.cfg.MovesPerEdge))
 		}
 	}
-	m.again, m.choices = m.cfg.Reservations.Inside().Waiting(m.again[:0], m.choices[:0])
+	m.again, m.choices = m.cfg.Reservations.Waiting(m.again[:0], m.choices[:0])
 	for _, d := range m.demand {
 		i := slices.IndexFunc(m.again, func(a reservation.Demand) bool { return a.Space == d.Space })
 		if i >= 0 {
@@ -236,7 +236,7 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 		lacking = lacking || sp.Waiting > 0 || sp.Wanted > 0 || sp.Room() < 0
 		wanted = wanted || lacking || sp.Over() > 0
 		late, before := s.linger.note(s.Space, m.last, m.cfg.Period, lacking)
-		unsure := s.Inside().Unsure()
+		unsure := s.Unsure()
 		sp.Late, sp.Lingering = min(sp.Retired, max(0, late-unsure)), min(sp.Retired, max(0, before-unsure))
 		if wanted && len(sp.Down) > 0 {
 			var fit byKind
@@ -285,7 +285,7 @@ func (m *Monitor) victims(dst []Victim, i int, fit byKind, limit int) ([]Victim,
 
 // findCopies notes of victims in which of the spaces they have copies.
 func (m *Monitor) findCopies(in []*tier.Space, list []Victim) {
-	if !slices.ContainsFunc(in, func(s *tier.Space) bool { return s.Inside().Cached() > 0 }) {
+	if !slices.ContainsFunc(in, func(s *tier.Space) bool { return s.Usage().Cached > 0 }) {
 		return
 	}
 	for k := range list {
@@ -479,7 +479,7 @@ func (m *Monitor) refuse(now time.Time, state decide.Snapshot) {
 	if len(forGood) == 0 {
 		return
 	}
-	n := m.cfg.Reservations.Inside().Refuse(func(id tier.ID) (full, soon bool) {
+	n := m.cfg.Reservations.Refuse(func(id tier.ID) (full, soon bool) {
 		soon, full = early[id]
 		return full, soon
 	}, m.whyRefused(state, forGood))

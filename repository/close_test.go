@@ -54,13 +54,19 @@ func TestCallsAreCounted(t *testing.T) {
 				synctest.Wait()
 				check(t, closeAll(background, plan))
 				calls.Shut()
-				select {
-				case <-calls.Empty():
+				var waited atomic.Bool
+				left := make(chan struct{})
+				go func() {
+					defer close(left)
+					calls.Wait()
+					waited.Store(true)
+				}()
+				synctest.Wait()
+				if waited.Load() {
 					t.Error("the call is not counted")
-				default:
 				}
 				close(goOn)
-				calls.Wait()
+				<-left
 				for _, k := range tier.Kinds() {
 					if used := m.space(k).Used(); used != 0 {
 						t.Errorf("%d bytes are used in %s", used, k)

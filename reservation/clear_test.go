@@ -116,12 +116,12 @@ func TestClear(t *testing.T) {
 func TestStopClearing(t *testing.T) {
 	c := newClearer(t, 1)
 	r := mustTry(t, c.Manager, onGPU0, 100)
-	r.Inside().StopClearing()
+	r.StopClearing()
 	if _, err := r.Alloc(100); !errors.Is(err, tier.ErrNoSpace) || c.calls != 0 {
 		t.Errorf("cleared %d times: %v", c.calls, err)
 	}
 	release(t, r)
-	r.Inside().StopClearing()
+	r.StopClearing()
 	r = mustTry(t, c.Manager, onGPU0, 100)
 	b, err := r.Alloc(100)
 	if err != nil || c.calls != 1 {

@@ -162,7 +162,7 @@ func newField(t testing.TB, bypass int) *field {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Inside().Subscribe(func(*tier.Space, bool) { f.observe(i) })
+		s.Subscribe(func(bool) { f.observe(i) })
 		f.spaces, f.pools = append(f.spaces, s), append(f.pools, c.pool)
 	}
 	var err error

@@ -2,107 +2,387 @@ package reservation
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/deadlock"
+	"github.com/spillway-db/spillway/internal/labels"
+	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
 
-func (m *Manager) errorOf(b *deadlock.Books, v *deadlock.Wait, waiters int, split bool, still time.Duration) *DeadlockError {
-	s := v.MostKept()
-	l := m.lines[s.Line.Index]
+// progress is what the head of a line saw when it last looked for deadlocks.
+type progress struct {
+	changes uint64    // of the waiters, and of the spaces that are waited for
+	since   time.Time // since when these are the same
+	next    time.Time // when it looks again
+}
+
+// lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
+const lookShare = 20
+
+// unclaimedGrace is added to Config.StuckAfter where nobody is known to hold anything.
+const unclaimedGrace = 500 * time.Millisecond
+
+// watch is called by the head of a line at each tick. It reports long waits, and ends the wait of a
+// request that is part of a deadlock.
+//
+// A deadlock is a lack of progress: nothing has changed in the spaces that are waited for, and
+// nobody is left who could free anything there. That is so for a space if all that hold some of it
+// wait themselves, or have no owner and did nothing for Config.StuckAfter; if no batch can be
+// evicted; and if no memory is left that could be reclaimed. An owner that runs may release
+// something at any time, however slow it is.
+func (m *Manager) watch(w *waiter) {
+	lockrank.AssertNone("waiters are looked at")
+	m.reportLong()
+	m.mu.Lock()
+	var waiters []*waiter
+	first := m.mu.waiters.Head()
+	if first == nil || first.Value != w { // one looks for all: the oldest, which heads all its lines
+		m.mu.Unlock()
+		return
+	}
+	for e := range m.mu.waiters.All() {
+		waiters = append(waiters, e.Value)
+	}
+	changes := m.mu.changes
+	lines := make(map[*line]*holders)
+	for _, l := range m.lines {
+		if l.queue.Len() > 0 {
+			changes += l.space.Books().Changes() + l.space.Holds().Changes()
+			if l.nextLocked() != nil { // it is about to be served
+				changes++
+				m.mu.progress.since = time.Time{}
+			}
+		}
+	}
+	now := time.Now()
+	if m.mu.progress.changes != changes || m.mu.progress.since.IsZero() {
+		m.mu.progress.changes, m.mu.progress.since = changes, now
+	}
+	still, early := now.Sub(m.mu.progress.since), now.Before(m.mu.progress.next)
+	m.mu.Unlock()
+	if still < m.config.Grace || early {
+		return
+	}
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.mu.progress.next = time.Now().Add(lookShare * time.Since(now))
+	}()
+	for _, l := range m.lines {
+		lines[l] = m.holdersOf(l)
+	}
+	// Begin with all, and take those out for which somebody can still free room, until none is left.
+	stuck, ownerless := waiters, false
+	served := make(map[*Owner]bool) // owners that have a wait which can still be served
+	for before := -1; before != len(stuck); {
+		before, ownerless = len(stuck), false
+		stuck = slices.DeleteFunc(stuck, func(w *waiter) bool {
+			is, without := m.isStuck(w, lines, still, func(o *Owner) bool { return o.runs() || served[o] })
+			if is {
+				ownerless = ownerless || without
+			} else if w.owner != nil {
+				served[w.owner] = true
+			}
+			return !is
+		})
+	}
+	if len(stuck) > 0 {
+		m.endDeadlock(stuck, lines, changes, still, ownerless)
+	}
+}
+
+// holders are those that hold bytes of a space.
+type holders struct {
+	owners    map[*Owner]int64 // bytes by owner
+	ownerless int64            // bytes of reservations, handles and records without one
+	rest      int64            // used bytes that nobody holds: batches at rest, which could leave for slower spaces
+	frees     bool             // room will be free by itself: a move ends, or the device is done with what was freed
+	wanted    bool             // somebody waits for the space, or for room to evict batches to
+	known     []tier.Holding   // handles and records, and reservations by owner
+}
+
+func (m *Manager) holdersOf(l *line) *holders {
+	h := &holders{owners: make(map[*Owner]int64)}
+	u := l.space.Usage()
+	h.frees = u.Retired > l.space.Unsure()
+	add := func(owner any, bytes int64) *Owner {
+		o, _ := owner.(*Owner)
+		if o == nil {
+			h.ownerless += bytes
+		} else {
+			h.owners[o] += bytes
+		}
+		return o
+	}
+	reserved := make(map[*Owner]int64)
+	for _, p := range l.space.Books().Promises() {
+		if p.Moves {
+			h.frees = true // a move ends by itself
+		} else if p.Promised > 0 {
+			reserved[add(p.Owner, p.Promised)] += p.Promised
+		}
+	}
+	for o, bytes := range reserved {
+		h.known = append(h.known, tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()})
+	}
+	for _, v := range l.space.Holds().Append(nil) {
+		d := l.space.Describe(&v)
+		add(v.Owner, d.Bytes)
+		h.known = append(h.known, d)
+	}
+	h.rest = u.Used() - l.space.Held() - h.ownerless
+	for _, bytes := range h.owners {
+		h.rest -= bytes
+	}
+	slices.SortFunc(h.known, func(a, b tier.Holding) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Batch, b.Batch), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Owner, b.Owner))
+	})
+	return h
+}
+
+// isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
+// whether holders without an owner are among those that keep it. Where batches are at rest, those
+// that hold slower spaces count, too: with room there the batches could leave.
+func (m *Manager) isStuck(
+	w *waiter, lines map[*line]*holders, still time.Duration, progresses func(*Owner) bool,
+) (stuck, ownerless bool) {
+	patience := m.config.Grace
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		if !c.fits(c.line.space.Room()) { // it can never be served there
+			continue
+		}
+		owners, nobodys := 0, int64(0)
+		for _, l := range m.lines {
+			h := lines[l]
+			below := lines[c.line].rest > 0 && l.space.Kind() > c.line.space.Kind()
+			if l != c.line && !below {
+				continue
+			}
+			if !h.wanted {
+				h.wanted = true
+				h.frees = h.frees || m.movable(l) || m.reclaimable(l)
+			}
+			if h.frees {
+				return false, false
+			}
+			for o := range h.owners {
+				if progresses(o) {
+					return false, false
+				}
+			}
+			owners += len(h.owners)
+			nobodys += h.ownerless
+		}
+		if nobodys > 0 || owners == 0 {
+			ownerless = true
+			after := m.config.StuckAfter
+			// In an engine others may consume what is at rest. If nobody is left who could, the monitor
+			// refuses the request.
+			consumed := m.config.Movable != nil && c.need <= c.line.space.Available()+lines[c.line].rest
+			if after < 0 || consumed {
+				return false, false
+			}
+			if nobodys == 0 {
+				after += unclaimedGrace
+			}
+			patience = max(patience, after)
+		}
+	}
+	return still >= patience, ownerless
+}
+
+// movable asks Config.Movable whether batches may leave a space. If that panics they may.
+func (m *Manager) movable(l *line) (movable bool) {
+	if m.config.Movable == nil {
+		return false
+	}
+	movable = true
+	m.panics.Do("Config.Movable", func() { movable = m.config.Movable(l.space.ID()) })
+	return movable
+}
+
+// endDeadlock ends the wait of one of the stuck waiters, if nothing has changed since they were
+// looked at: the youngest whose owner holds something where it is waited for, or else the youngest.
+func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, changes uint64, still time.Duration, ownerless bool) {
+	held := func(o *Owner) (bytes int64) {
+		if o == nil {
+			return 0
+		}
+		for _, h := range lines {
+			if h.wanted {
+				bytes += h.owners[o]
+			}
+		}
+		return bytes
+	}
+	victim := stuck[len(stuck)-1]
+	for _, w := range slices.Backward(stuck) {
+		if held(w.owner) > 0 || w.grows != nil {
+			victim = w
+			break
+		}
+	}
+	c := &victim.candidates[0]
+	l := c.line
 	e := &DeadlockError{
-		Space: l.space.ID(), Requested: slotIn(v.Of.(*waiter).slots, l).need, Available: s.Line.Available,
-		Waiters: waiters, Split: split, Hint: l.hint, Still: still, Holders: holdersIn(b, l.space, still > 0),
+		Space: l.space.ID(), Requested: c.need, Available: l.space.Available(), Owner: victim.owner.label(),
+		Held: held(victim.owner), Waiters: len(stuck), Hint: l.space.Hint(),
 	}
-	if v.Owner != nil {
-		e.Owner, e.Held = v.Owner.Of.(*Owner).name, v.Owner.Total
+	if victim.grows != nil && victim.owner == nil {
+		v, _ := victim.grows.promise.View()
+		e.Held = v.Promised
 	}
-	if among := e.Holders; len(among) > maxHolders {
-		e.Holders, e.MoreHolders = among[:maxHolders], len(among)-maxHolders
+	if ownerless {
+		e.Still = still
 	}
-	return e
+	known := lines[l].known
+	e.Holders = known[:min(len(known), maxHolders)]
+	e.MoreHolders = len(known) - len(e.Holders)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.progress.changes != changes || !victim.waits.Waits() {
+		return
+	}
+	for _, r := range victim.passed {
+		e.Passed = append(e.Passed, r.String())
+	}
+	others := make(chan struct{})
+	for _, w := range stuck {
+		if w != victim && (w.owner == nil || w.owner != victim.owner) && w.waits.Waits() {
+			e.others = others
+			w.over = append(w.over, func() {
+				select {
+				case <-others:
+				default:
+					close(others)
+				}
+			})
+		}
+	}
+	m.failLocked(victim, e)
 }
 
 // maxHolders is how many holders an error or an event names.
 const maxHolders = 8
 
-// holdersIn lists what handles and records of waiting owners keep in a space, and of unknown owners
-// where these are in the way. The largest is first.
-func holdersIn(b *deadlock.Books, space *tier.Space, unknown bool) []tier.Holding {
-	var out []tier.Holding
-	for _, v := range space.Inside().Holds().Append(nil) {
-		if known := b.Owner(v.Owner); known == nil && unknown || known != nil && len(known.Waits) > 0 {
-			out = append(out, space.Inside().Describe(&v))
-		}
-	}
-	slices.SortFunc(out, func(a, b tier.Holding) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Batch, b.Batch), cmp.Compare(a.Kind, b.Kind))
-	})
-	return out
+// A Reclaimer is memory that is not in batches, and that its holder gives back when it is asked:
+// the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a time,
+// when a request waits for room in the reservation's space and no batch can be evicted from it. want
+// is how many bytes the request lacks. Reclaim gives memory back by Reservation.Shrink. ctx ends
+// after a second, after which the request asks another Reclaimer.
+type Reclaimer struct {
+	Reservation Reservation
+	Name        string // for errors
+	Reclaim     func(ctx context.Context, want int64)
 }
 
-// tell ends v's wait, unless there is room for it by now. It records before that the owner gets
-// the error, so that what the owner does then counts.
-func (m *Manager) tell(b *deadlock.Books, v *deadlock.Wait, stuck []*deadlock.Wait, split bool, still time.Duration) {
-	err := m.errorOf(b, v, len(stuck), split, still)
-	takeBack := func() {}
-	if v.Owner != nil {
-		takeBack = v.Owner.Of.(*Owner).tell(m, err)
-	}
-	m.end(func(done *over) {
-		if w := waiterOf(v); w != nil && !w.fitsLocked() {
-			err.others = othersLocked(stuck, v)
-			m.failLocked(w, err, done)
-			takeBack = func() {}
-		}
-	})
-	takeBack()
+// reclaimer is a registered Reclaimer.
+type reclaimer struct {
+	Reclaimer
+	busy chan struct{} // holds one value while Reclaim runs
 }
 
-// tell records that o gets err.
-func (o *Owner) tell(m *Manager, err *DeadlockError) (takeBack func()) {
-	t := &m.progress.owners
-	t.Lock()
-	defer t.Unlock()
-	before := o.told
-	o.told = told{is: true, past: err.Held + err.Requested, rolledBack: len(o.open) == 0}
+func (r *reclaimer) String() string {
+	return fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes())
+}
+
+// reclaimTime is how long a request waits for one Reclaimer.
+const reclaimTime = time.Second
+
+// OnReclaim registers memory that can be reclaimed. The returned function unregisters it and waits
+// until Reclaim has returned.
+func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
+	one := &reclaimer{Reclaimer: r, busy: make(chan struct{}, 1)}
+	m.mu.Lock()
+	m.mu.reclaim = append(m.mu.reclaim, one)
+	m.mu.Unlock()
 	return func() {
-		t.Lock()
-		defer t.Unlock()
-		o.told = before
+		m.mu.Lock()
+		m.mu.reclaim = slices.DeleteFunc(m.mu.reclaim, func(o *reclaimer) bool { return o == one })
+		m.mu.Unlock()
+		one.busy <- struct{}{} // and stays
 	}
 }
 
-// fitsLocked reports whether w is about to be served.
-func (w *waiter) fitsLocked() bool {
-	for s := range w.placesLocked() {
-		if s.line.space.Available() >= s.wants() && (!s.line.waits.Door().Shut() || s.line.waits.Head() == &s.place) {
-			return true
+// Requested returns how many bytes requests that wait for a space lack.
+func (m *Manager) Requested(id tier.ID) (bytes int64) {
+	for _, d := range m.Demand(nil) {
+		if sp, ok := m.spaces.ByID(id); ok && d.Space == id {
+			bytes = max(0, d.Bytes-sp.Available())
 		}
 	}
-	return false
+	return bytes
 }
 
-// othersLocked returns what is closed when a wait of an owner other than told's is over; nil if
-// there is none.
-func othersLocked(stuck []*deadlock.Wait, told *deadlock.Wait) <-chan struct{} {
-	stuck = slices.DeleteFunc(slices.Clone(stuck), func(v *deadlock.Wait) bool {
-		return v == told || v.Owner != nil && v.Owner == told.Owner
-	})
-	if len(stuck) == 0 {
-		return nil
-	}
-	others := make(chan struct{})
-	end := sync.OnceFunc(func() { close(others) })
-	for _, v := range stuck {
-		if w := waiterOf(v); w != nil {
-			w.tells = append(w.tells, end)
-		} else { // it ended just now
-			end()
+// nextReclaimer returns the largest reservation of a space that w can ask for memory; nil if there
+// is none. A Grow does not ask its own.
+func (m *Manager) nextReclaimer(w *waiter, l *line) (next *reclaimer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var most int64
+	for _, r := range m.mu.reclaim {
+		s := r.Reservation.state
+		if n := r.Reservation.Bytes(); s.line == l && s != w.grows && n > most && !slices.Contains(w.passed, r) {
+			next, most = r, n
 		}
 	}
-	return others
+	return next
+}
+
+// reclaimable reports whether the head of the line may still ask for memory that is not in batches.
+func (m *Manager) reclaimable(l *line) bool {
+	m.mu.Lock()
+	head := l.queue.Head()
+	asks := head != nil && head.Value.waiter.asked != nil
+	m.mu.Unlock()
+	return asks || head != nil && m.nextReclaimer(head.Value.waiter, l) != nil
+}
+
+// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
+// heads c's line, once no batch can be evicted. It does not wait: what is given back wakes w.
+func (m *Manager) reclaimFor(ctx context.Context, w *waiter, c *candidate) {
+	m.mu.Lock()
+	lack := c.need + c.spared() - c.line.space.Available()
+	m.mu.Unlock()
+	if lack <= 0 || m.movable(c.line) {
+		return
+	}
+	m.mu.Lock()
+	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
+		w.passed, w.asked = append(w.passed, w.asked), nil
+	}
+	waits := w.asked != nil
+	m.mu.Unlock()
+	if waits {
+		return
+	}
+	r := m.nextReclaimer(w, c.line)
+	if r == nil {
+		return
+	}
+	m.mu.Lock()
+	w.asked, w.asks = r, time.Now()
+	m.mu.Unlock()
+	select {
+	case r.busy <- struct{}{}:
+	default: // it was asked already
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reclaimTime)
+	go func() {
+		labels.Reclaim.Set()
+		defer func() { <-r.busy }()
+		defer cancel()
+		m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if w.asked == r { // w asks another if this was too little
+			w.passed, w.asked = append(w.passed, r), nil
+		}
+		w.wakeUp()
+	}()
 }

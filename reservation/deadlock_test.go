@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -49,22 +49,33 @@ func grow(t *testing.T, r reservation.Reservation, n int64) *call {
 	return c
 }
 
-// The advice of a DeadlockError.
-const rollBack, split = false, true
-
-// told fails unless c gets a DeadlockError within a second.
-func (c *call) told(t *testing.T, advice bool) *reservation.DeadlockError {
+// deadlocked fails unless c gets a DeadlockError within a second.
+func (c *call) deadlocked(t *testing.T) *reservation.DeadlockError {
 	t.Helper()
 	c.waiting(t)
-	time.Sleep(time.Second)
+	return c.deadlockedBy(t, time.Second)
+}
+
+// deadlockedBy fails unless c has a DeadlockError after d.
+func (c *call) deadlockedBy(t *testing.T, d time.Duration) *reservation.DeadlockError {
+	t.Helper()
+	time.Sleep(d)
 	var e *reservation.DeadlockError
-	if err := c.failed(t, reservation.ErrDeadlock); !errors.As(err, &e) || e.Split != advice {
-		t.Fatalf("it was told %v; want the advice to split: %v", err, advice)
+	if err := c.failed(t, reservation.ErrDeadlock); !errors.As(err, &e) {
+		t.Fatalf("the error is %v", err)
 	}
 	return e
 }
 
-// left fails if c is not left alone.
+// stalled fails unless c gets a DeadlockError after StuckAfter, and within a second of it.
+func (c *call) stalled(t *testing.T) *reservation.DeadlockError {
+	t.Helper()
+	time.Sleep(reservation.StuckAfter - 5*time.Second)
+	c.waiting(t)
+	return c.deadlockedBy(t, 6*time.Second)
+}
+
+// left fails if c gets an error within a minute.
 func (c *call) left(t *testing.T) {
 	t.Helper()
 	time.Sleep(long)
@@ -97,9 +108,15 @@ func TestDeadlockOfTwo(t *testing.T) {
 				ca := more(a, ra)
 				ca.left(t) // b runs and may release
 				cb := more(b, rb)
-				e := cb.told(t, rollBack)
-				if e.Space != gpu0 || e.Requested != 50 || e.Available != 0 || e.Owner != "b" || e.Held != 50 || e.Waiters != 2 || e.Hint != "enlarge gpu:0" {
-					t.Errorf("it was told %+v", *e)
+				e := cb.deadlocked(t)
+				if e.Space != gpu0 || e.Requested != 50 || e.Available != 0 || e.Owner != "b" || e.Held != 50 || e.Waiters != 2 ||
+					e.Hint != "enlarge gpu:0" || e.Still != 0 || len(e.Holders) != 2 {
+					t.Errorf("the error is %+v", *e)
+				}
+				for _, want := range []string{"all 2 waiters wait for each other", `50 bytes by a reservation, owner "a"`} {
+					if !strings.Contains(e.Error(), want) {
+						t.Errorf("%q does not contain %q", e, want)
+					}
 				}
 				ca.left(t) // b runs now
 				wantReservation(t, rb, 50, 50)
@@ -127,6 +144,38 @@ func TestDeadlockOfTwo(t *testing.T) {
 	}
 }
 
+// The same without owners: nobody knows who holds what, so it takes StuckAfter.
+func TestDeadlockWithoutOwners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		ra, rb := mustTry(t, m, onGPU0, 50), mustTry(t, m, onGPU0, 50)
+		ca := grow(t, ra, 50)
+		cb := grow(t, rb, 50)
+		e := cb.stalled(t)
+		if e.Held != 50 || e.Owner != "" || e.Waiters != 2 || e.Still < reservation.StuckAfter {
+			t.Errorf("the error is %+v", *e)
+		}
+		if want := "release the 50 bytes that you hold"; !strings.Contains(e.Error(), want) {
+			t.Errorf("%q does not contain %q", e, want)
+		}
+		ca.waiting(t)
+		release(t, rb)
+		release(t, ca.served(t))
+	})
+}
+
+// With StuckAfter below 0 the program decides how long it waits.
+func TestDeadlockWithoutOwnersIsOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, StuckAfter: -1})
+		r := mustTry(t, m, onGPU0, 100)
+		c := startReserve(t.Context(), m, onGPU0, 50)
+		c.left(t)
+		release(t, r)
+		release(t, c.served(t))
+	})
+}
+
 func TestDeadlockOfThreeInACircle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ids := []tier.ID{gpu0, gpu1, host}
@@ -146,8 +195,8 @@ func TestDeadlockOfThreeInACircle(t *testing.T) {
 			}
 			calls = append(calls, k.ask(reservation.Specific(ids[(i+1)%3]), 30))
 		}
-		if e := calls[2].told(t, rollBack); e.Waiters != 3 || e.Space != gpu0 {
-			t.Errorf("it was told %+v", e)
+		if e := calls[2].deadlocked(t); e.Waiters != 3 || e.Space != gpu0 || e.Held != 80 {
+			t.Errorf("the error is %+v", e)
 		}
 		release(t, held[2])
 		release(t, calls[1].served(t), held[1])
@@ -163,98 +212,51 @@ func TestDeadlockAcrossSpaces(t *testing.T) {
 		ra, rb := a.hold(host, 60), b.hold(gpu0, 60)
 		ca := a.ask(onGPU0, 50)
 		ca.left(t)
-		b.ask(reservation.Specific(host), 50).told(t, rollBack)
+		b.ask(reservation.Specific(host), 50).deadlocked(t)
 		release(t, rb)
 		release(t, ca.served(t), ra)
 	})
 }
 
-// A running owner, or anything without an owner, may make room for the waiters: there is no error.
-// When that has ended, there is one.
-func TestNoAlarm(t *testing.T) {
+// An owner that runs and holds something where it is waited for may make room: there is no error,
+// however long that takes. Once it waits too, or has given its bytes back, there is one.
+func TestSlowConsumerIsNoDeadlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
 		a, b, c := newTask(t, m, "a"), newTask(t, m, "b"), newTask(t, m, "c")
-		ra, rb, rc := a.hold(gpu0, 35), b.hold(gpu0, 35), c.hold(gpu0, 30)
-		ca, cb := a.ask(onGPU0, 30), b.ask(onGPU0, 30)
-		ca.left(t) // c's are enough
-		// Bytes without an owner are waited for as long as an owner runs that could free them.
-		release(t, rc)
-		got := ca.served(t)
-		buf := mustAlloc(t, got, 30)
-		release(t, got)
-		rc = c.hold(host, 1)
-		ca = a.ask(onGPU0, 30)
+		ra, rb, slow := a.hold(gpu0, 35), b.hold(gpu0, 35), c.hold(gpu0, 30)
+		ca, cb := a.ask(onGPU0, 40), b.ask(onGPU0, 40)
+		for range 10 {
+			ca.left(t)
+			cb.waiting(t)
+		}
+		cc := c.ask(onGPU0, 10)
+		cc.deadlocked(t)
 		ca.left(t)
-		cb.waiting(t)
-		release(t, rc)
-		ca.told(t, rollBack)
-		release(t, ra)
-		release(t, cb.served(t), rb, buf)
+		release(t, slow)
+		cb.deadlocked(t)
+		release(t, rb)
+		release(t, ca.served(t), ra)
 	})
 }
 
-// Bytes without an owner may come back while they change.
-func TestNoAlarmWhileTheBooksChange(t *testing.T) {
+// Bytes without an owner may come back as long as something changes.
+func TestNoDeadlockWhileTheBooksChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
 		ra, rb, others := a.hold(gpu0, 20), b.hold(gpu0, 20), mustTry(t, m, onGPU0, 60)
 		ca, cb := a.ask(onGPU0, 60), b.ask(onGPU0, 60)
 		for range 50 {
-			time.Sleep(reservation.DefaultGrace / 2)
+			time.Sleep(reservation.StuckAfter / 2)
 			if err := others.Shrink(1); err != nil {
 				t.Fatal(err)
 			}
 		}
 		ca.waiting(t)
-		cb.told(t, rollBack)
+		cb.stalled(t)
 		release(t, others)
 		release(t, ca.served(t), ra, rb)
-	})
-}
-
-// An owner that gives reservations back is at work, also where they hold no bytes.
-func TestNoAlarmWhileAnOwnerReleases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, _ := one(t, 100, 0)
-		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		ra, rb, others := a.hold(gpu0, 20), b.hold(gpu0, 20), mustTry(t, m, onGPU0, 60)
-		var empty []reservation.Reservation
-		for range 50 {
-			empty = append(empty, a.hold(gpu0, 0))
-		}
-		ca, cb := a.ask(onGPU0, 60), b.ask(onGPU0, 60)
-		for _, r := range empty {
-			time.Sleep(reservation.DefaultGrace / 2)
-			release(t, r)
-		}
-		ca.waiting(t)
-		cb.told(t, rollBack)
-		release(t, others)
-		release(t, ca.served(t), ra, rb)
-	})
-}
-
-// A certain deadlock is reported although others run, and although all bytes without an owner
-// change all the time.
-func TestDeadlockOfSomeWhileOthersRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := managerOf(t, reservation.Config{
-			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
-			Movable: func(tier.ID) bool { return true },
-		})
-		a, b, c, d := newTask(t, m, "a"), newTask(t, m, "b"), newTask(t, m, "c"), newTask(t, m, "d")
-		ra, rb, rc, rd := a.hold(gpu0, 40), b.hold(gpu0, 40), c.hold(host, 90), d.hold(gpu0, 20)
-		cd := d.ask(reservation.Specific(host), 20) // c makes room for it some day
-		ca, cb := a.ask(onGPU0, 30), b.ask(onGPU0, 30)
-		time.Sleep(time.Second) // d has 20 and a lacks 30
-		cb.failed(t, reservation.ErrDeadlock)
-		ca.waiting(t)
-		cd.left(t)
-		release(t, rb)
-		release(t, ca.served(t), ra, rc)
-		release(t, cd.served(t), rd)
 	})
 }
 
@@ -269,16 +271,33 @@ func TestWorkersOfAnOwner(t *testing.T) {
 		ca.left(t)
 		first.waiting(t)
 		second := b.ask(onGPU0, 40)
-		if e := second.told(t, rollBack); e.Waiters != 3 {
-			t.Errorf("it was told %+v", e)
+		if e := second.deadlocked(t); e.Waiters != 3 {
+			t.Errorf("the error is %+v", e)
 		}
 		first.left(t) // one of b's goroutines runs again
 		b.o.SetWorkers(-1)
-		first.waiting(t)
-		time.Sleep(time.Second) // it is b's only one now; b has had an error already, a has not
-		ca.failed(t, reservation.ErrDeadlock)
+		first.deadlocked(t) // it is b's only one now
+		release(t, rb)
+		release(t, ca.served(t))
+	})
+}
+
+// A goroutine that waits for something else than room, such as a handle, does not run either.
+func TestWaitsForOtherThings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
+		cb := b.ask(onGPU0, 20)
+		cb.left(t)
+		done := reservation.Waits(a.o.Context(t.Context()))
+		cb.deadlocked(t)
+		done()
+		cb = b.ask(onGPU0, 20)
+		cb.left(t)
+		reservation.Waits(t.Context())() // without an owner it does nothing
 		release(t, ra)
-		release(t, first.served(t))
+		release(t, cb.served(t), rb)
 	})
 }
 
@@ -289,11 +308,13 @@ func TestDeadlockNeedsAllCandidates(t *testing.T) {
 		a, b, c := newTask(t, m, "a"), newTask(t, m, "b"), newTask(t, m, "c")
 		ra, rb, rc := a.hold(gpu0, 50), b.hold(gpu0, 50), c.hold(host, 90)
 		either := a.ask(reservation.AnyInTiers(tier.GPU, tier.Host), 50)
-		cb := b.ask(onGPU0, 50)
 		either.left(t)
-		cb.waiting(t)
-		cc := c.ask(onGPU0, 50) // holds nothing of the GPU, but of what a waits for
-		cc.told(t, rollBack)
+		cb := b.ask(onGPU0, 50)
+		cb.left(t) // a has what it wants when c releases something
+		cc := c.ask(onGPU0, 50)
+		if e := cc.deadlocked(t); e.Waiters != 3 || e.Held != 90 {
+			t.Errorf("the error is %+v", e)
+		}
 		release(t, rc)
 		got := either.served(t)
 		if got.Space().ID() != host {
@@ -304,67 +325,44 @@ func TestDeadlockNeedsAllCandidates(t *testing.T) {
 	})
 }
 
-// Bytes that can be moved are worth waiting for. The monitor's answer is heeded, and it is called
-// without locks.
-func TestNoAlarmWhileSomethingIsMovable(t *testing.T) {
+// Bytes that can be evicted are worth waiting for. Movable is called without locks.
+func TestNoDeadlockWhileSomethingIsMovable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var movable atomic.Bool
 		var m *reservation.Manager
-		asked := make(map[tier.ID]int)
+		var asked atomic.Int64
 		m = managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
 			Movable: func(id tier.ID) bool {
 				m.Demand(nil) // would hang, or panic in an invariants build
-				asked[id]++
+				if id != gpu0 {
+					t.Errorf("asked about %s", id)
+				}
+				asked.Add(1)
 				return movable.Load()
 			},
 		})
 		movable.Store(true)
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		ra, rb, batches := a.hold(gpu0, 25), b.hold(gpu0, 25), mustTry(t, m, onGPU0, 50)
+		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
 		ca, cb := a.ask(onGPU0, 50), b.ask(onGPU0, 50)
 		ca.left(t)
 		cb.waiting(t)
 		movable.Store(false)
-		time.Sleep(reservation.DefaultGrace)
-		cb.waiting(t) // it may have begun just now
-		cb.told(t, rollBack)
-		if asked[gpu0] == 0 || asked[host] > 0 {
-			t.Errorf("it was asked %v", asked)
-		}
-		release(t, batches)
+		cb.deadlocked(t)
+		release(t, rb)
 		got := ca.served(t)
-		n := asked[gpu0]
+		n := asked.Load()
 		time.Sleep(long)
-		if asked[gpu0] != n {
-			t.Error("it looks although nobody waits")
+		if asked.Load() != n {
+			t.Error("Movable is called although nobody waits")
 		}
-		release(t, got, ra, rb)
+		release(t, got, ra)
 	})
 }
 
-// The door is shut for an owner that would fit; a waiter at it cannot be served.
-func TestDeadlockBehindAShutDoor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Bypass: -1})
-		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		ra, rb := a.hold(gpu0, 40), b.hold(gpu0, 40)
-		head := startReserve(t.Context(), m, onGPU0, 90)
-		head.waiting(t)
-		ca, cb := a.ask(onGPU0, 10), b.ask(onGPU0, 10)
-		e := cb.told(t, rollBack)
-		ca.failed(t, reservation.ErrDeadlock) // without b's 40 the head would lack 30 still
-		if err := errors.Join(e.Wait(context.Background()), (&reservation.DeadlockError{}).Wait(context.Background())); err != nil {
-			t.Error(err) // a got the error, so that b need not wait for it
-		}
-		release(t, ra, rb)
-		release(t, head.served(t))
-	})
-}
-
-// The youngest owner that holds something that others wait for gets the error: an owner that holds
-// nothing helps no other. If no owner holds anything, those who have the room have StuckAfter to
-// give some back. Then the youngest gets the error.
+// The youngest request whose owner holds something that others wait for gets the error: one that
+// holds nothing helps no other.
 func TestVictim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
@@ -372,8 +370,7 @@ func TestVictim(t *testing.T) {
 		ra, rb, rd := a.hold(gpu0, 50), b.hold(gpu0, 50), d.hold(host, 10)
 		ca, cb := a.ask(onGPU0, 20), b.ask(onGPU0, 20)
 		cc, cd := c.ask(onGPU0, 20), d.ask(onGPU0, 20)
-		time.Sleep(time.Second)
-		cb.failed(t, reservation.ErrDeadlock)
+		cb.deadlocked(t)
 		release(t, rb)
 		for _, c := range []*call{ca, cc} {
 			release(t, c.served(t))
@@ -382,65 +379,12 @@ func TestVictim(t *testing.T) {
 
 		others := mustTry(t, m, onGPU0, 100)
 		old, young := newTask(t, m, "e").ask(onGPU0, 20), newTask(t, m, "f").ask(onGPU0, 20)
-		time.Sleep(2 * reservation.DefaultGrace)
-		young.waiting(t)
-		time.Sleep(reservation.StuckAfter)
-		young.failed(t, reservation.ErrDeadlock)
+		if e := young.stalled(t); e.Held != 0 || !strings.Contains(e.Error(), `"f", which holds nothing`) {
+			t.Errorf("the error is %v", e)
+		}
 		old.waiting(t)
 		release(t, others)
 		release(t, old.served(t))
-	})
-}
-
-// An owner that had the error before does not get it again while there is another. When all have
-// had it, the youngest should split its work.
-func TestSplitWhenAllHaveRolledBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, _ := one(t, 100, 0)
-		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
-		ca, cb := grow(t, ra, 50), grow(t, rb, 50)
-		cb.told(t, rollBack)
-		cb = grow(t, rb, 50) // it does not
-		ca.told(t, rollBack)
-		ca = grow(t, ra, 50)
-		ca.told(t, split)
-		ca = grow(t, ra, 50)
-		ca.told(t, split)
-		release(t, ra)
-		release(t, cb.served(t))
-		// b has got past the point of its error: that is forgotten.
-		rb = b.hold(gpu0, 50)
-		ra = a.hold(gpu0, 50)
-		ca, cb = grow(t, ra, 50), grow(t, rb, 50)
-		cb.told(t, rollBack)
-		release(t, rb)
-		release(t, ca.served(t))
-	})
-}
-
-// An owner's error is forgotten when it has rolled back, and done something from beginning to end.
-func TestRollBackIsForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, _ := one(t, 100, 0)
-		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		round := func(victim, other task) {
-			t.Helper()
-			ro, rv := other.hold(gpu0, 50), victim.hold(gpu0, 50)
-			co, cv := grow(t, ro, 50), grow(t, rv, 50)
-			cv.told(t, rollBack)
-			release(t, rv)
-			release(t, co.served(t))
-		}
-		round(b, a)
-		release(t, b.hold(gpu0, 10)) // less than it wanted, but all of it
-		round(b, a)
-		// Rolling back alone is not enough: now a gets the error although it is the older.
-		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
-		ca, cb := grow(t, ra, 50), grow(t, rb, 50)
-		ca.told(t, rollBack)
-		release(t, ra)
-		release(t, cb.served(t))
 	})
 }
 
@@ -452,63 +396,27 @@ func TestOwnerOfAContext(t *testing.T) {
 		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
 		ca := grow(t, ra, 50)
 		cb := startReserve(b.o.Context(t.Context()), m, onGPU0, 50)
-		cb.told(t, rollBack)
+		cb.deadlocked(t)
 		release(t, rb)
 		release(t, ca.served(t))
 	})
 }
 
-func TestOwnerBelongsToOneManager(t *testing.T) {
+func TestSetOwner(t *testing.T) {
 	m, _ := one(t, 100, 0)
-	other, _ := one(t, 100, 0)
+	r := mustTry(t, m, onGPU0, 10)
 	o := reservation.NewOwner("a")
-	if o.Name() != "a" || o.Goroutines() != 1 {
-		t.Errorf("the owner is %q with %d workers", o.Name(), o.Goroutines())
+	if err := errors.Join(r.SetOwner(nil), r.SetOwner(o)); err != nil || r.Owner() != o || o.Name() != "a" {
+		t.Errorf("%v, the owner is %v", err, r.Owner())
 	}
-	r := mustTry(t, m, onGPU0, 10, reservation.WithOwner(o))
-	if _, err := other.TryReserve(onGPU0, 10, reservation.WithOwner(o)); err == nil {
-		t.Error("another manager took it")
+	if err := r.SetOwner(reservation.NewOwner("b")); err == nil || r.Owner() != o {
+		t.Errorf("a second owner: %v", err)
 	}
-	held := mustTry(t, other, onGPU0, 100)
-	if _, err := other.Reserve(o.Context(t.Context()), onGPU0, 10); err == nil || errors.Is(err, reservation.ErrDeadlock) {
-		t.Errorf("a wait in another manager: %v", err)
+	release(t, r)
+	if err := r.SetOwner(o); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("a released reservation: %v", err)
 	}
-	release(t, r, held)
 	if _, err := reservation.NewManager(reservation.Config{Spaces: m.Spaces().All(), Grace: -1}); err == nil {
 		t.Error("a negative grace is accepted")
 	}
-}
-
-// Close waits for a look that is under way, and then there are no more.
-func TestCloseEndsTheLooks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asked, answer := make(chan struct{}), make(chan struct{})
-		m, err := reservation.NewManager(reservation.Config{
-			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
-			Movable: func(tier.ID) bool { asked <- struct{}{}; <-answer; return false },
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := newTask(t, m, "a")
-		ra, others := a.hold(gpu0, 40), mustTry(t, m, onGPU0, 50)
-		c := grow(t, ra, 20)
-		<-asked
-		var closed sync.WaitGroup
-		over := false
-		closed.Go(func() {
-			if err := m.Close(); err != nil {
-				t.Error(err)
-			}
-			over = true
-		})
-		c.failed(t, tier.ErrClosed)
-		if over {
-			t.Error("Close did not wait for the look")
-		}
-		close(answer)
-		closed.Wait()
-		time.Sleep(long) // a look would block in asked, and the bubble would report that
-		release(t, ra, others)
-	})
 }

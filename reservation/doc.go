@@ -1,21 +1,20 @@
 // Package reservation promises bytes of a machine's memories before they are allocated, and keeps
-// requests that have to wait in a fair order. The monitor spills for what waits here.
+// requests that have to wait in a fair order.
 //
 //	Strategy ── which spaces ──▶ Manager ── promises ──▶ Reservation ── draws ──▶ tier.Buffer
 //	                                │                        │  ▲                     │
-//	                             charges                  returns └───── credits ─────┘
+//	                            reserves                  returns └────── credits ────┘
 //	                                ▼                        ▼
 //	                            tier.Space ◀─────────────────┘
 //
-//	manager.go       Reserve, TryReserve: finds a space with room, or becomes a waiter
+//	manager.go       Reserve, TryReserve: takes room, or waits for it
 //	strategy.go      the candidates of a request, in order; spaces.go: the set of all spaces
-//	wait.go          waiters: how they wait, and how serve gives them room
-//	line.go          the line of one space: who is next, and charging the space
-//	reservation.go   Reservation: Alloc, Grow, Shrink, Release
+//	wait.go          requests that wait, and their lines; Grow
+//	reservation.go   Reservation: Alloc, Shrink, Release
 //	policy.go        options: what happens when a reservation is used up; where its bytes come from
-//	demand.go        what the waiters need, for the monitor
-//	owner.go         tasks that hold and wait; books.go, progress.go, deadlock.go: deadlocks
-//	blocked.go       counts waits by owner; longwait.go reports long ones; oom.go: WithOutOfMemory
+//	demand.go        what is waited for, for the monitor
+//	owner.go         tasks that hold and wait; deadlock.go: deadlocks, and memory to reclaim
+//	report.go        long waits, and figures; oom.go: WithOutOfMemory
 //
 // # Ownership
 //
@@ -26,9 +25,8 @@
 // return to the space. While a device still works on the buffer they are in neither. Any goroutine
 // may free it.
 //
-// A Manager owns neither the spaces nor the reservations. Its only goroutine is that of a timer
-// while a request waits. Close ends all waits and refuses new requests; open reservations stay
-// valid.
+// A Manager owns neither the spaces nor the reservations. Close ends all waits and refuses new
+// requests; open reservations stay valid.
 //
 // # Waiting
 //
@@ -39,47 +37,34 @@
 // waits like a new request, last in line. Alloc does not wait for releases.
 //
 // Each space serves its line in the order of arrival. While the head, its oldest waiter, does not
-// fit, up to Config.Bypass other requests that fit may be served before it, waiting or new. Each
-// takes one pass. When no pass is left, the door is shut: freed bytes add up until the head fits. A
-// new head brings new passes, so a request that has k others before it can be passed by k+1 times
-// as many. TryReserve, Grow, TryGrow and the policies Ignore and Increase go through the same door.
+// fit, up to Config.Bypass other requests that fit may be served before it, waiting or new. After
+// that freed bytes add up until the head fits. A new head may be bypassed as often again.
+// TryReserve, Grow, TryGrow and the policies Ignore and Increase follow the same rule.
+//
+// A release gives the freed bytes to nobody. It wakes the waiter to be served next, which takes them
+// on its own goroutine and then wakes the next one. Until it runs, a request of a running goroutine
+// may take them as a bypass. So goroutines that contend for a few slots need not wait for another
+// goroutine to be scheduled before each use of the bytes. Taking room on the waiter's goroutine also
+// keeps quotas and clean images, which take time, away from the goroutine that releases.
+//
+// A request that begins to wait has batches evicted (OnEvict). When no batch can be, the head of a
+// line asks for memory that is not in batches (OnReclaim), the largest first, each for a second.
 //
 // # Deadlocks
 //
-// Tasks that hold bytes and wait for more may wait for each other. A reservation may have an
-// Owner. Handles and records count as held by the owner that their context named (Owner.Context;
-// holds.Hold). An owner runs until as many of its goroutines wait as it has. One owner gets a
-// DeadlockError
-//
-//   - when owners are stuck whatever happens: even if all others give back everything that they
-//     hold. It gets the error after two looks at the books, also if other owners run.
-//   - when every owner waits, nothing that is free is enough for any of them, and for
-//     Config.Grace nothing has changed and nothing could be moved (Config.Movable). Where handles
-//     or records of unknown owners keep some of the room, or no owner holds anything, it takes
-//     Config.StuckAfter. Where what owners hold is in other spaces, it takes four times the grace.
-//
-// A wait without an owner gets the error if two things are so. Handles and records of unknown
-// owners keep so much of each space that it could not be served whatever else became free. And
-// nothing has changed in those spaces for Config.StuckAfter. It takes so long because a handle is
-// often passed to another goroutine, and waiting for that one is no mistake.
-//
-// The error goes to the youngest wait whose owner holds something in the spaces that are waited
-// for and has not had it before. That owner should roll back, DeadlockError.Wait for the others,
-// and begin again. If all have had it, the youngest should split its work. An owner's record is
-// cleared when it holds as much as it wanted then, or when it has released everything, was served,
-// and has released everything once more.
+// Tasks that hold bytes and wait for more may wait for each other. Of such requests the one that
+// began to wait last gets a DeadlockError: see Manager.watch for what counts as a deadlock. A
+// reservation may have an Owner. Handles and records count as held by the owner that their context
+// named (Owner.Context). The owner should roll back, DeadlockError.Wait for the others, and begin
+// again.
 //
 // # Locks
 //
-// Three kinds of mutex have this package's rank and are never held together: the Manager's guards
-// the lines, that of its table of owners the owners, and a Reservation's its books. Under them only
-// the ledger of a space is locked (that is below), never a Space, which calls its listeners when it
-// is charged:
+// One mutex of the rank Reservation, the Manager's, guards the lines of all spaces and whatever else
+// concerns waiters. Under it only a space's books are locked:
 //
-//	… → Batch → Registry → Reservation → Space → Ledger → …
+//	… → Batch → Registry → Reservation → Space → …
 //
-// So serve picks a waiter under the lock, charges the space without it, and takes the lock again to
-// end the wait, which fails if the wait has ended meanwhile. The package calls strategies,
-// subscribers, pools, hooks, Movable and the callback of Refuse, and wakes waiters, with no lock
-// held.
+// The package calls strategies, quotas, pools, hooks and the functions of Config, drops clean
+// images, and notifies spaces of changes with no lock held.
 package reservation

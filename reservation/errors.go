@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
-	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -51,28 +52,26 @@ func (e *ExceededError) Error() string {
 // Unwrap returns ErrExceeded and the cause, if there is one.
 func (e *ExceededError) Unwrap() []error { return []error{ErrExceeded, e.Cause} }
 
-// DeadlockError reports that a waiter, an owner or an unknown one, waits for waits that wait for
-// it, or for handles and records that were not closed for Still. It matches ErrDeadlock. Nothing
-// was reserved, and what the owner holds is still its own.
+// DeadlockError reports that a request waited for bytes that nobody is left to free: all that hold
+// them wait themselves, or have no owner and did nothing for Still. It matches ErrDeadlock. Nothing
+// was reserved, and what the owner holds is still its own. It should release what it holds, so that
+// the others can go on, wait for them (Wait), and begin again.
 type DeadlockError struct {
 	Space     tier.ID // the first that was waited for
 	Requested int64   // bytes asked for there, rounded up as the space charges them
 	Available int64   // bytes free there
 	Owner     string  // its name; "" if the wait had no owner
-	Held      int64   // bytes that the owner's reservations promise, and its handles and records keep, in all spaces
+	Held      int64   // bytes that the owner's reservations, handles and records keep where it is waited for
 	Waiters   int     // how many waits are stuck, this one included
-	// Split is the advice: the owner, and all others, have rolled back before and met again. It
-	// should do its work in smaller parts, one after the other. Otherwise it should roll back:
-	// release everything that it holds, so that the others can go on, and begin again. What is held
-	// beside reservations, such as handles, goes first.
-	Split bool
-	Hint  string        // the setting that would help; may be empty
-	Still time.Duration // how long nothing had changed; 0 if no handles or records of unknown owners are in the way
+	Hint      string  // the setting that would help; may be empty
+	// Still is how long nothing had changed; 0 if all that hold something are owners that wait.
+	Still time.Duration
 
-	// Holders are the largest handles and records in Space of owners that wait for each other, and
-	// of unknown owners. MoreHolders is how many others there are.
+	// Holders are the largest holders in Space. MoreHolders is how many others there are.
 	Holders     []tier.Holding
 	MoreHolders int
+	// Passed names the memory that was asked for and not given back in time: see Reclaimer.
+	Passed []string
 
 	others <-chan struct{} // closed when one of the others has gone on; nil if there are none
 }
@@ -103,12 +102,12 @@ func (e *DeadlockError) Error() string {
 	}
 	s := fmt.Sprintf("%s has no space for %d bytes: %d available, and %s: ", e.Space, e.Requested, e.Available, who)
 	switch {
-	case e.Owner == "":
-		s += "close the handles and release the records that you hold, and begin again"
-	case e.Split:
-		s += fmt.Sprintf("rolling back has not helped, so %s should split its work", named.Quoted(e.Owner))
+	case e.Held == 0 && e.Owner == "":
+		s += "close the handles and release the reservations and records that you hold, and begin again"
 	case e.Held == 0:
 		s += fmt.Sprintf("%s, which holds nothing, should begin again when others have gone on", named.Quoted(e.Owner))
+	case e.Owner == "":
+		s += fmt.Sprintf("release the %d bytes that you hold and begin again", e.Held)
 	default:
 		s += fmt.Sprintf("%s should release the %d bytes that it holds and begin again", named.Quoted(e.Owner), e.Held)
 	}
@@ -123,6 +122,9 @@ func (e *DeadlockError) Error() string {
 	if e.MoreHolders > 0 {
 		s += fmt.Sprintf(" and %d more", e.MoreHolders)
 	}
+	for _, passed := range e.Passed {
+		s += "; nothing was given back in time by " + passed
+	}
 	if e.Hint != "" {
 		s += " (" + e.Hint + ")"
 	}
@@ -134,7 +136,7 @@ func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
 
 // ended is the error of a wait that its context has ended.
 func ended(ctx context.Context, what string) error {
-	return waitline.Ended(ctx, "reservation: "+what)
+	return fairqueue.Ended(ctx, "reservation: "+what)
 }
 
 // longError is the error of a long wait that its context has ended.
@@ -142,10 +144,15 @@ type longError struct {
 	error
 	holdings *tier.Holdings // of what was waited for
 	hint     string         // the setting that would make the space larger; may be empty
+	passed   []string       // memory that was asked for and not given back in time
 }
 
 func (e *longError) Error() string {
-	return fmt.Sprintf("%s; in %s %s (%s)", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint))
+	s := fmt.Sprintf("%s; in %s %s (%s)", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint))
+	for _, passed := range e.passed {
+		s += "; nothing was given back in time by " + passed
+	}
+	return s
 }
 
 // lever says what would make room where that is held, by the largest part, with the hint of the space.
@@ -187,3 +194,66 @@ var errKept = errors.New("what is free is kept for an older request")
 var errHeadroom = errors.New("what is free is kept for batches that consumers bring there")
 
 func closedError() error { return fmt.Errorf("reservation: the manager is %w", tier.ErrClosed) }
+
+// exceeded returns the error of a request that can never fit in l: an *ExceededError, or a
+// *tier.LostError.
+func (l *line) exceeded(bytes int64) error {
+	if err := l.space.Lost(); err != nil {
+		return err
+	}
+	return &ExceededError{
+		Space: l.space.ID(), Requested: bytes, Available: l.space.Available(), Limit: l.space.Room(), Hint: l.space.Hint(),
+	}
+}
+
+// exceeded is line.exceeded with the bytes that a reservation which grows already has.
+func (c *candidate) exceeded() error {
+	n := c.need
+	if n == nothing {
+		n = c.asked
+	}
+	if c.waiter.grows != nil {
+		v, _ := c.waiter.grows.promise.View()
+		n += min(v.Promised, math.MaxInt64-n)
+	}
+	return c.line.exceeded(n)
+}
+
+// exceeded is the error of a request that fits no candidate even when empty. It is about the one
+// with the highest limit.
+func (w *waiter) exceeded() error {
+	best := &w.candidates[0]
+	for i := range w.candidates {
+		if c := &w.candidates[i]; c.line.space.Room() > best.line.space.Room() {
+			best = c
+		}
+	}
+	return best.exceeded()
+}
+
+// noRoom returns the error of a request that does not fit now. It is about the first candidate in
+// which it would fit if that were empty. Its Cause tells whether the room is kept for older requests
+// or as headroom.
+func (w *waiter) noRoom() *tier.NoSpaceError {
+	c := &w.candidates[0]
+	for i := range w.candidates {
+		if o := &w.candidates[i]; o.fits(o.line.space.Room()) {
+			c = o
+			break
+		}
+	}
+	e := c.refusal(nil).(*tier.NoSpaceError)
+	switch {
+	case e.Available >= c.need+c.spared():
+		e.Cause = errKept
+	case e.Available >= c.need:
+		e.Cause = errHeadroom
+	}
+	return e
+}
+
+// refusal returns the error of a request that its space refuses.
+func (c *candidate) refusal(cause error) error {
+	sp := c.line.space
+	return &tier.NoSpaceError{Space: sp.ID(), Requested: c.need, Available: sp.Available(), Hint: sp.Hint(), Cause: cause}
+}

@@ -66,7 +66,7 @@ func ExampleManager_Reserve() {
 	fmt.Println(errors.Is(err, reservation.ErrExceeded), err)
 
 	first, _ := m.Reserve(context.Background(), gpu, 900)
-	m.OnDemand(func() { // there are waiters: spill something
+	m.OnEvict(func(context.Context, tier.ID, int64) { // there are waiters: spill something
 		fmt.Printf("%+v\n", m.Demand(nil))
 		first.Release()
 	})
@@ -148,7 +148,7 @@ func ExampleWithOwner() {
 			if !errors.As(err, &deadlock) {
 				return // done, or another error
 			}
-			fmt.Println("one should split its work:", deadlock.Split)
+			fmt.Println("one gives way, with bytes that it held:", deadlock.Held)
 			deadlock.Wait(ctx)
 		}
 	}
@@ -161,7 +161,7 @@ func ExampleWithOwner() {
 	tasks.Wait()
 	fmt.Println("both are done")
 	// Output:
-	// one should split its work: false
+	// one gives way, with bytes that it held: 500
 	// both are done
 }
 

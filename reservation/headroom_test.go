@@ -33,7 +33,6 @@ func startAs(m *reservation.Manager, bytes int64, origin reservation.Option) *ca
 // others may have it.
 func TestHeadroom(t *testing.T) {
 	onHost := reservation.Specific(tier.ID{Kind: tier.Host})
-	var origin *reservation.Manager // makes options
 	for _, c := range []struct {
 		name   string
 		to     reservation.Strategy
@@ -43,10 +42,10 @@ func TestHeadroom(t *testing.T) {
 		{"work", onGPU0, reservation.WithPolicy(reservation.Fail()), false},
 		{"incoming", onGPU0, reservation.Incoming(), true},
 		{"consuming", onGPU0, reservation.Consuming(), false},
-		{"moved up", onGPU0, origin.Inside().MovedFrom(tier.Disk), false},
-		{"moved up to host", onHost, origin.Inside().MovedFrom(tier.Disk), false},
-		{"moved within a tier", onHost, origin.Inside().MovedFrom(tier.Host), false},
-		{"moved down", onHost, origin.Inside().MovedFrom(tier.GPU), true},
+		{"moved up", onGPU0, reservation.MovedFrom(tier.Disk), false},
+		{"moved up to host", onHost, reservation.MovedFrom(tier.Disk), false},
+		{"moved within a tier", onHost, reservation.MovedFrom(tier.Host), false},
+		{"moved down", onHost, reservation.MovedFrom(tier.GPU), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, 30)
@@ -86,13 +85,13 @@ func TestEarly(t *testing.T) {
 			if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 				t.Fatal(err)
 			}
-			s.Inside().SetForeign(c.foreign)
+			s.SetForeign(c.foreign)
 			var all sync.WaitGroup
 			got := make([]reservation.Reservation, 200)
 			for i := range got {
 				all.Go(func() {
 					var err error
-					if got[i], err = m.TryReserve(onGPU0, 1, m.Inside().Early()); err != nil && !errors.Is(err, tier.ErrNoSpace) {
+					if got[i], err = m.TryReserve(onGPU0, 1, reservation.Early()); err != nil && !errors.Is(err, tier.ErrNoSpace) {
 						t.Error(err)
 					}
 				})
@@ -157,7 +156,7 @@ func TestHeadroomIsDemandedOnce(t *testing.T) {
 		a, b := startAs(m, 10, reservation.Incoming()), startAs(m, 5, reservation.Incoming())
 		a.waiting(t)
 		b.waiting(t)
-		got, choices := m.Inside().Waiting(nil, nil)
+		got, choices := m.Waiting(nil, nil)
 		want := reservation.Demand{Space: tier.ID{Kind: tier.GPU}, Bytes: 15, Smallest: 5, Headroom: 30, Waiters: 2}
 		if len(got) != 1 || got[0] != want || len(choices) != 0 {
 			t.Errorf("%+v %+v, want %+v", got, choices, want)
@@ -212,7 +211,7 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 		first := startAs(m, 20, reservation.Incoming())
 		first.waiting(t)
 		n.Store(0) // the largest batch elsewhere was dropped
-		m.Inside().Reconsider()
+		m.Reconsider()
 		synctest.Wait()
 		if !first.over() {
 			t.Error("20 bytes still wait, with 40 free and no headroom to leave")
@@ -229,10 +228,10 @@ func TestHeadroomEnds(t *testing.T) {
 		held := mustTry(t, m, onGPU0, 60)
 		w := startAs(m, 20, reservation.Incoming())
 		time.Sleep(reservation.StuckAfter - time.Second)
-		m.Inside().Reconsider()
+		m.Reconsider()
 		w.waiting(t)
 		time.Sleep(time.Second)
-		m.Inside().Reconsider()
+		m.Reconsider()
 		release(t, w.served(t), held)
 	})
 }
@@ -342,7 +341,7 @@ func TestProducerBesideBusyConsumers(t *testing.T) {
 		producer := startAs(m, 45, reservation.Incoming())
 		for range 10 * 60 * 20 {
 			time.Sleep(50 * time.Millisecond)
-			m.Inside().Reconsider()
+			m.Reconsider()
 		}
 		synctest.Wait()
 		if !producer.over() {
@@ -363,7 +362,7 @@ func TestDeadlockBesideHeadroom(t *testing.T) {
 		c := start(func() (reservation.Reservation, error) {
 			return k.m.Reserve(context.Background(), onGPU0, 20, reservation.Incoming(), reservation.WithOwner(k.o))
 		})
-		if e := c.told(t, rollBack); e.Requested != 20 {
+		if e := c.deadlocked(t); e.Requested != 20 {
 			t.Errorf("%+v: 20 bytes were requested", e)
 		}
 		release(t, held)
@@ -375,15 +374,15 @@ func TestArriving(t *testing.T) {
 	m := withHeadroom(t, 30)
 	onHost := reservation.Specific(host)
 	all := []releaser{
-		mustTry(t, m, onHost, 10, reservation.Incoming()), mustTry(t, m, onHost, 5, m.Inside().MovedFrom(tier.GPU)),
-		mustTry(t, m, onHost, 1, m.Inside().MovedFrom(tier.Disk)), mustTry(t, m, onHost, 1, reservation.Consuming()),
+		mustTry(t, m, onHost, 10, reservation.Incoming()), mustTry(t, m, onHost, 5, reservation.MovedFrom(tier.GPU)),
+		mustTry(t, m, onHost, 1, reservation.MovedFrom(tier.Disk)), mustTry(t, m, onHost, 1, reservation.Consuming()),
 		mustTry(t, m, onHost, 1), mustTry(t, m, onGPU0, 7, reservation.Incoming()),
 	}
-	if h, g := m.Inside().Arriving(host), m.Inside().Arriving(gpu0); h != 15 || g != 7 {
+	if h, g := m.Arriving(host), m.Arriving(gpu0); h != 15 || g != 7 {
 		t.Errorf("%d bytes arrive in host and %d in the GPU, want 15 and 7", h, g)
 	}
 	release(t, all...)
-	if n := m.Inside().Arriving(host) + m.Inside().Arriving(gpu0) + m.Inside().Arriving(tier.ID{Kind: tier.Disk}); n != 0 {
+	if n := m.Arriving(host) + m.Arriving(gpu0) + m.Arriving(tier.ID{Kind: tier.Disk}); n != 0 {
 		t.Errorf("%d bytes arrive after the release", n)
 	}
 }
@@ -398,7 +397,7 @@ func TestRefuseBesideHeadroom(t *testing.T) {
 		producer.waiting(t)
 		refuse := func(early bool, want int) {
 			t.Helper()
-			if n := m.Inside().Refuse(func(tier.ID) (bool, bool) { return true, early }, "hint"); n != want {
+			if n := m.Refuse(func(tier.ID) (bool, bool) { return true, early }, "hint"); n != want {
 				t.Errorf("%d were refused, want %d", n, want)
 			}
 		}

@@ -1,7 +1,6 @@
 package reservation
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,16 +11,26 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/histogram"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/notify"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// defaultBypass is how many requests may pass the oldest waiter of a space.
-const defaultBypass = 16
+const (
+	// defaultBypass is how many requests may be served before the oldest waiter of a space.
+	defaultBypass = 16
+	maxBypass     = 1 << 20
+
+	// defaultGrace is how long nothing may change before owners that all wait count as deadlocked.
+	defaultGrace = 100 * time.Millisecond
+
+	// StuckAfter is the default of Config.StuckAfter. Work may be in progress on what is waited for
+	// that takes longer than moves do, and waiters would fail for nothing.
+	StuckAfter = 30 * time.Second
+)
 
 // Config describes a Manager. Spaces is required; each must have its own id.
 type Config struct {
@@ -35,17 +44,16 @@ type Config struct {
 	Paired func(a, b tier.ID) bool
 	// Bypass is how many requests may be served from a space before its oldest waiter, for which
 	// there is no room yet. After that all freed bytes are kept for it. 0 means 16. Below 0, no
-	// request may pass the oldest.
+	// request may bypass the oldest.
 	Bypass int
-	// Grace is how long nothing may change before owners that all wait count as deadlocked; 0 means
-	// 100 ms. See the package doc.
+	// Grace is how long nothing may change before a wait fails with ErrDeadlock because all owners
+	// that hold the wanted bytes wait. 0 means 100 ms.
 	Grace time.Duration
-	// StuckAfter is the same for waits for room that handles or records of unknown owners keep.
-	// 0 means 30 s, below 0 that these waits never end with ErrDeadlock.
+	// StuckAfter is the same where reservations, handles or records without an owner hold some of
+	// the bytes. 0 means 30 s, below 0 that these waits never fail with ErrDeadlock.
 	StuckAfter time.Duration
-	// Movable reports whether bytes of a space may become free because something is moved out. It
-	// is called with no lock held while all owners wait, and must not call Close. Nil means that
-	// nothing can be moved.
+	// Movable reports whether bytes of a space may become free because batches are evicted. It is
+	// called with no lock held, and must not call Close. Nil means that nothing can be evicted.
 	Movable func(tier.ID) bool
 	// Clear is called when promised bytes cannot be allocated because the free room is in pieces
 	// (tier.NoSpaceError.Largest). It may evict batches from the space, and calls enough after each
@@ -60,7 +68,7 @@ type Config struct {
 	Headroom func(space tier.ID, need int64) int64
 	// Holders returns the holders of the bytes of a space, for LongWait and for errors of waits
 	// that took long. It is called with no lock held, and must not call Close. Nil means
-	// Manager.Holdings.
+	// tier.Space.Holdings.
 	Holders func(tier.ID) (tier.Holdings, bool)
 	// LongWait is called for the oldest wait in each space when it has taken 5 s, and again after
 	// twice as long, and so on. It runs on a goroutine of its own with no lock held, and must not
@@ -90,35 +98,38 @@ type Manager struct {
 	lines  []*line // one for each of spaces.all, in the same order
 	config Config
 
-	closed   atomic.Bool
-	serving  atomic.Int64 // calls of serve since it last found nothing to do; see serve
-	waits    histogram.Durations
-	blocked  blocked
-	made     time.Time  // when the manager was made: waits count from it
-	scratch  sync.Pool  // of *scratch
-	bells    sync.Pool  // of waiter.bell; one may have been rung
-	progress progress   // detects deadlocks
-	patience gate.Alarm // calls reportLong while there are waiters
-	panics   guard.Log  // of the functions of config, and of subscribers
-	open     sync.Map   // of Reservation; only in an invariants build
-
-	subscribers notify.List // see OnDemand
+	waits   histogram.Durations
+	panics  guard.Log      // of the functions of config
+	closed  atomic.Bool    // set under mu
+	waiting atomic.Int64   // how many wait, so that a release without waiters takes no lock
+	growing atomic.Int64   // Grow calls that wait
+	reports sync.WaitGroup // calls of Config.LongWait
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		seq     uint64   // of the youngest waiter
-		ring    waiter   // the anchor of the list of waiters: next is the oldest, prev the youngest
-		waiting int64    // length of the list
-		served  *waiter  // the one that serve is charging a space for; nil if none
-		special int      // waiters with several candidates, or that leave headroom free
-		cancels []func() // end the subscriptions to the spaces
+		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
+		evict     []*evictFunc
+		reclaim   []*reclaimer
+		changes   uint64 // of waiters
+		progress  progress
+		reporting bool // a call of Config.LongWait is under way
+		looking   bool // a wait that has ended looks up the holders of what it waited for
+		blocked   map[string]*blockedNow
+		cancels   []func() // end the subscriptions to the spaces
 	}
 }
 
-// scratch holds the candidates of one request. It is pooled, so that a request does not allocate.
-type scratch struct {
-	spaces []*tier.Space // what the Strategy returned
-	slots  []slot        // the request in each of them
+// line is a space and the requests that wait for its room.
+type line struct {
+	space *tier.Space
+	// lowest is whether there is no slower tier, so that nothing can be evicted from the space.
+	lowest bool
+
+	arriving atomic.Int64 // see Manager.Arriving
+
+	// Guarded by Manager.mu.
+	queue fairqueue.Queue[*candidate]
+	room  int64 // Space.Room when the queue was last filled
 }
 
 // NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
@@ -131,17 +142,28 @@ func NewManager(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{spaces: spaces, config: cfg, made: time.Now()}
-	m.bells.New = func() any { return make(chan struct{}, 1) }
-	m.progress.configure(m, cfg)
+	if cfg.Bypass == 0 {
+		cfg.Bypass = defaultBypass
+	}
+	if cfg.Grace == 0 {
+		cfg.Grace = defaultGrace
+	}
+	if cfg.StuckAfter == 0 {
+		cfg.StuckAfter = StuckAfter
+	}
+	m := &Manager{spaces: spaces, config: cfg}
 	m.panics.Logger = cfg.Logger
-	m.mu.ring.prev, m.mu.ring.next = &m.mu.ring, &m.mu.ring
-	m.scratch.New = func() any { return new(scratch) }
+	m.mu.blocked = make(map[string]*blockedNow)
+	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
-		l := newLine(m, sp)
-		l.index = len(m.lines)
+		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room()}
+		l.queue.Bypass = max(0, cfg.Bypass)
 		m.lines = append(m.lines, l)
-		m.mu.cancels = append(m.mu.cancels, sp.Inside().Subscribe(l.changed))
+		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(func(pressed bool) {
+			if !pressed {
+				m.spaceChanged(l)
+			}
+		}))
 	}
 	return m, nil
 }
@@ -176,164 +198,98 @@ func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, o
 	return m.reserve(ctx, true, s, min, max, opts)
 }
 
-// reserve is Reserve, TryReserve and ReserveUpTo. It charges the first candidate that has room
-// (place). If none has and wait is set, it waits (see wait). Then it opens the reservation.
 func (m *Manager) reserve(
-	ctx context.Context,
-	wait bool,
-	s Strategy,
-	least, most int64,
-	opts []Option,
+	ctx context.Context, wait bool, s Strategy, min, max int64, opts []Option,
 ) (Reservation, error) {
 	o, err := gather(opts)
+	_, sized := s.(Sized)
 	switch {
 	case err != nil:
 		return Reservation{}, err
 	case s == nil:
 		return Reservation{}, errors.New("reservation: a strategy is required")
-	case least < 0:
-		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", least)
-	case most < least:
-		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d to %d bytes", least, most)
-	case most > least && isSized(s):
+	case min < 0:
+		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", min)
+	case max < min:
+		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d to %d bytes", min, max)
+	case max > min && sized:
 		return Reservation{}, fmt.Errorf(
-			"reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes",
-			s,
-			least,
-			most,
-		)
-	case m.closed.Load():
-		return Reservation{}, closedError()
+			"reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes", s, min, max)
 	case ctx.Err() != nil:
 		return Reservation{}, ended(ctx, "not begun")
 	}
-	if err := o.owner.join(m); err != nil {
+	if min == max && o.origin == unknown {
+		if r, ok := m.reserveNow(s, min, &o); ok {
+			return r, nil
+		}
+	}
+	w := &waiter{min: min, max: max, owner: o.owner}
+	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
 	}
-	only, need := m.single(s, least, most)
-	if only != nil {
-		r := only.record()
-		if need == 0 || o.policy.origin == unknown && only.takeAt(r.at, need) {
-			return r.open(need, o), nil
+	m.addHeadroom(w, o.origin)
+	at, bytes, err := m.take(w)
+	if err == nil && at == nil {
+		if !wait {
+			return Reservation{}, w.noRoom()
 		}
-		only.records.Put(r)
-	}
-	q := m.scratch.Get().(*scratch)
-	if only != nil {
-		q.slots = append(q.slots[:0], slot{line: only, need: need, asked: least})
-	} else {
-		err = m.candidates(q, s, least)
-	}
-	var at *line
-	var bytes int64 // as charged
-	var w *waiter
-	if err == nil {
-		m.addHeadroom(q.slots, o.policy.origin)
-		at, bytes, w, err = q.place(wait, least, most)
-	}
-	m.scratch.Put(q)
-	if w != nil {
-		at, bytes, err = m.wait(ctx, w, o.owner)
+		at, bytes, err = m.wait(ctx, w)
 	}
 	if err != nil {
 		return Reservation{}, err
 	}
-	return at.record().open(bytes, o), nil
+	return at.line.open(m, bytes, &o), nil
 }
 
-// single is a fast path: it returns the line of a request that has a fixed size and one possible
-// space, and what the space charges for it. It returns nil for other requests, and for those that
-// never fit.
-func (m *Manager) single(s Strategy, least, most int64) (*line, int64) {
-	if least != most {
-		return nil, 0
-	}
-	i := -1
+// reserveNow is a fast path for requests that one space may serve, and that need not wait. It
+// reports whether it served the request.
+func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, bool) {
+	var l *line
 	switch s := s.(type) {
 	case specific:
-		i = m.spaces.index(s.id)
+		if i := m.spaces.index(s.id); i >= 0 {
+			l = m.lines[i]
+		}
 	case anyInTier:
 		if k := tier.Kind(s); k.Valid() && m.spaces.kinds[k].to-m.spaces.kinds[k].from == 1 {
-			i = m.spaces.kinds[k].from
+			l = m.lines[m.spaces.kinds[k].from]
 		}
 	}
-	if i < 0 {
-		return nil, 0
+	if l == nil || l.space.Quota() != nil {
+		return Reservation{}, false
 	}
-	l := m.lines[i]
-	need := l.charge(least)
-	if need == nothing {
-		return nil, 0
+	need := charge(l.space, bytes)
+	if need == nothing || need == 0 || m.closed.Load() {
+		return Reservation{}, false
 	}
-	return l, need
+	st := l.newState(m, o)
+	waits := m.waiting.Load() > 0
+	if waits {
+		m.mu.Lock()
+	}
+	ok, used, trigger := false, int64(0), int64(0)
+	if !waits || !l.queue.IsClosed() {
+		ok, used, trigger = l.space.Books().TryOpen(&st.promise, need, st.owner(), o.moves)
+	}
+	if waits {
+		if ok {
+			l.queue.Bypassed()
+		}
+		m.mu.Unlock()
+	}
+	if ok && used+l.space.Foreign() >= trigger {
+		l.space.Reserved()
+	}
+	return Reservation{st}, ok
 }
 
-// place charges the first candidate that has room below its trigger, or else the first that has
-// room, and returns its line and how much it charged. If none has, it returns a new waiter, which
-// is not in line yet; without wait, or if the request can never fit, it returns an error.
-func (q *scratch) place(wait bool, least, most int64) (*line, int64, *waiter, error) {
-	for i := range q.slots {
-		c := &q.slots[i]
-		if len(q.slots) > 1 && least == most && c.calm() {
-			if n, ok := c.take(least, most); ok {
-				return c.line, n, nil, nil
-			}
-		}
-	}
-	var fits *slot // the first in which the request would fit if it were empty
-	for i := range q.slots {
-		c := &q.slots[i]
-		if !c.fits(c.line.space.Room()) {
-			continue
-		}
-		if n, ok := c.take(least, most); ok {
-			return c.line, n, nil, nil
-		}
-		if fits == nil {
-			fits = c
-		}
-	}
-	switch {
-	case fits == nil:
-		return nil, 0, nil, exceeded(q.slots)
-	case fits.need == 0: // nothing was asked for at least, and there is nothing
-		return fits.line, 0, nil, nil
-	case !wait:
-		return nil, 0, nil, fits.full()
-	}
-	return nil, 0, newWaiter(q.slots, least, most), nil
-}
-
-// addHeadroom sets which of the slots leave headroom free and how much, and which may use it. A
-// prefetch (early) also leaves free what is above the stop mark.
-func (m *Manager) addHeadroom(slots []slot, o origin) {
-	for i := range slots {
-		s := &slots[i]
-		if o != unknown && m.config.Headroom != nil {
-			s.keeps, s.upward = o.of(s.line.space)
-		}
-		if s.keeps && s.need < nothing {
-			s.spare = m.headroom(s.line, s.need)
-		}
-		if sp := s.line.space; o == early {
-			s.spare = max(s.spare, sp.Limit()-sp.Stop()+sp.Foreign())
-		}
-	}
-}
-
-// headroom asks how much a request for need bytes leaves free in l.
-func (m *Manager) headroom(l *line, need int64) (bytes int64) {
-	m.panics.Do("Config.Headroom", func() { bytes = max(0, m.config.Headroom(l.space.ID(), need)) })
-	return bytes
-}
-
-// candidates asks s and puts into q.slots what the request needs in each space.
-func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) (err error) {
+// candidates asks the strategy which spaces may serve w, and what it needs in each.
+func (m *Manager) candidates(w *waiter, s Strategy, bytes int64) (err error) {
 	defer guard.Error(&err, "a strategy")
-	q.spaces = s.Candidates(m.spaces, q.spaces[:0])
-	q.slots = q.slots[:0]
+	var some [8]*tier.Space
 	sized, differs := s.(Sized)
-	for _, sp := range q.spaces {
+	w.candidates = w.one[:0]
+	for _, sp := range s.Candidates(m.spaces, some[:0]) {
 		i := -1
 		if sp != nil {
 			i = m.spaces.index(sp.ID())
@@ -341,8 +297,7 @@ func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) (err error) {
 		if i < 0 || m.spaces.all[i] != sp {
 			return fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
 		}
-		l := m.lines[i]
-		if slotIn(q.slots, l) != nil {
+		if w.in(m.lines[i]) != nil {
 			continue
 		}
 		n := bytes
@@ -351,61 +306,254 @@ func (m *Manager) candidates(q *scratch, s Strategy, bytes int64) (err error) {
 				return fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
 			}
 		}
-		q.slots = append(q.slots, slot{line: l, need: l.charge(n), asked: n})
+		w.candidates = append(w.candidates, candidate{line: m.lines[i], need: charge(sp, n), asked: n})
 	}
-	if len(q.slots) == 0 {
+	if len(w.candidates) == 0 {
 		return fmt.Errorf("reservation: %s: %w", s, ErrNoCandidate)
+	}
+	for i := range w.candidates {
+		w.candidates[i].waiter = w
 	}
 	return nil
 }
 
-func isSized(s Strategy) bool {
-	_, ok := s.(Sized)
-	return ok
-}
-
-// exceeded is the error of a request that fits no candidate even when empty. It is about the one
-// with the highest limit.
-func exceeded(slots []slot) error {
-	best := slices.MaxFunc(slots, func(a, b slot) int { return cmp.Compare(a.line.space.Room(), b.line.space.Room()) })
-	if best.need == nothing {
-		return best.line.exceeded(best.asked)
+// take serves a request that has not waited, if one of its candidates has room: the first that
+// stays below its trigger, or else the first. It returns no candidate if the request must wait,
+// and an error if it can never be served.
+func (m *Manager) take(w *waiter) (*candidate, int64, error) {
+	try := func(c *candidate) (int64, bool, error) {
+		if c.need == 0 && w.max == w.min { // which bypasses nobody
+			return 0, true, nil
+		}
+		return m.takeIn(c)
 	}
-	return best.line.exceeded(best.need)
+	if len(w.candidates) > 1 && w.min == w.max {
+		for i := range w.candidates {
+			if c := &w.candidates[i]; c.staysCalm() {
+				if n, ok, err := try(c); ok || err != nil {
+					return c, n, err
+				}
+			}
+		}
+	}
+	var fits *candidate // the first in which the request would fit if it were empty
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		if !c.fits(c.line.space.Room()) {
+			continue
+		}
+		if n, ok, err := try(c); ok || err != nil {
+			return c, n, err
+		}
+		if fits == nil {
+			fits = c
+		}
+	}
+	switch {
+	case fits == nil:
+		return nil, 0, w.exceeded()
+	case fits.need == 0: // nothing was asked for at least, and there is nothing
+		return fits, 0, nil
+	}
+	return nil, 0, nil
 }
 
-// WaitStats says how long finished waits took, however they ended, and how many are not over.
-// Requests that did not have to wait are not counted.
-type WaitStats struct {
-	Count int64
-	Total time.Duration // of all together; they may overlap
-	// P50, P99 and P999 are percentiles, P999 that of 99.9 %. They are at most 1/16 too high.
-	P50, P99, P999, Max time.Duration
-	// Within is a histogram: how many took less than so long, for the powers of two of nanoseconds
-	// from 4 µs to 18 minutes.
-	Within  map[time.Duration]int64
-	Waiting int64         // that are not over
-	Oldest  time.Duration // how long the oldest of them has taken so far
+// takeIn reserves room for c's request in its space, if the space has it and the line lets the
+// request take it. It returns how many bytes it took. It may be called for requests that wait and
+// for others; a waiter that is served leaves all lines. No lock may be held: a quota may take its
+// time, and clean images that are in the way are dropped here.
+//
+// An error ends a wait: the wait has failed meanwhile, or the quota cannot report whether there is
+// room.
+func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
+	space := c.line.space
+	quota := space.Quota()
+	w := c.waiter
+	for {
+		seen := space.CopyChanges()
+		n = c.need
+		if w.max > w.min {
+			room := space.Available() - c.spared()
+			if n = max(n, space.Charge(size.Largest(space.Charge, w.min, w.max, room))); n == 0 {
+				return 0, false, nil
+			}
+		}
+		m.mu.Lock()
+		err, may := m.overLocked(w), false
+		if err == nil {
+			may = m.mayTakeLocked(c)
+		}
+		if quota != nil && may {
+			m.mu.Unlock()
+			if err := quota.Charge(n); errors.Is(err, tier.ErrOutOfBudget) {
+				w.overQuota = true
+				return 0, false, nil
+			} else if err != nil {
+				return 0, false, c.refusal(err)
+			}
+			m.mu.Lock()
+			err = m.overLocked(w)
+		}
+		var drop int64
+		if err == nil && may {
+			if ok, drop = space.Books().Reserve(n, c.spared()); ok {
+				m.servedLocked(c)
+			}
+		}
+		m.mu.Unlock()
+		if ok {
+			space.Reserved()
+			return n, true, nil
+		}
+		if quota != nil && may {
+			quota.Credit(n)
+		}
+		switch {
+		case err != nil || !may:
+			return 0, false, err
+		case drop > 0 && !space.DropOldest(drop, seen):
+			return 0, false, nil
+		}
+		// Clean images were dropped, or another request was faster and less is left.
+	}
 }
 
-// Waits returns how long finished waits took, and how many are not over.
-func (m *Manager) Waits() WaitStats {
-	sum := m.waits.Summary()
-	s := WaitStats{
-		Count:  sum.Count,
-		Total:  sum.Total,
-		P50:    sum.P50,
-		P99:    sum.P99,
-		P999:   sum.P999,
-		Max:    sum.Max,
-		Within: sum.Within,
+// overLocked returns the error that ended w's wait, or that of a closed manager.
+func (m *Manager) overLocked(w *waiter) error {
+	if w.err == nil && m.closed.Load() {
+		return closedError()
+	}
+	return w.err
+}
+
+// mayTakeLocked reports whether the request may take what it needs: there is room, and nobody waits,
+// or it is the waiter to serve next, or it may bypass the oldest waiter.
+func (m *Manager) mayTakeLocked(c *candidate) bool {
+	l := c.line
+	free := l.space.Available()
+	if l.space.Quota() != nil && !c.entry.Waits() {
+		free = l.space.Limit() - l.space.Used() // what the quota has left is known when it is charged
+	}
+	switch {
+	case c.need > free-c.spared():
+		return false
+	case c.entry.Waits():
+		return l.nextLocked() == c.entry
+	case c.waiter.waits.Waits(): // it has left this line: it could never be served here
+		return false
+	case l.queue.Len() == 0:
+		return true
+	}
+	return !l.queue.IsClosed() || c.upward && l.keepsLocked()
+}
+
+// servedLocked notes that c was served: as a waiter, which leaves its lines, or as a bypass.
+func (m *Manager) servedLocked(c *candidate) {
+	l := c.line
+	counts := !l.queue.IsClosed() || l.queue.Head() == c.entry // else it bypassed nobody who could have been served
+	switch {
+	case c.waiter.waits.Waits():
+		if counts {
+			l.queue.Served(c.entry)
+		}
+		m.leaveLocked(c.waiter)
+	case counts:
+		l.queue.Bypassed()
+	}
+}
+
+// nextLocked returns the entry to serve with the present room, or nil: the head, or else the oldest
+// that fits, while the head may be bypassed. After that, as long as the head waits only because it
+// leaves headroom free, it is the oldest that may use the headroom.
+func (l *line) nextLocked() *fairqueue.Entry[*candidate] {
+	if l.queue.Len() == 0 {
+		return nil
+	}
+	room := l.space.Available()
+	e := l.queue.Next(func(c *candidate) bool { return c.need+c.spared() <= room })
+	if e == nil && l.keepsLocked() {
+		for e := range l.queue.All() {
+			if c := e.Value; c.upward && c.need <= room {
+				return e
+			}
+		}
+	}
+	return e
+}
+
+// keepsLocked reports whether the head leaves headroom free, which others may use.
+func (l *line) keepsLocked() bool {
+	head := l.queue.Head()
+	return head != nil && head.Value.keeps
+}
+
+// spaceChanged serves the waiters of a line after bytes were freed, a limit has changed, or the
+// space was lost. It is called with no lock held.
+func (m *Manager) spaceChanged(l *line) {
+	// A waiter joins the line first and looks for room then. A release does it the other way
+	// round. So one of the two sees the other.
+	if m.waiting.Load() == 0 {
+		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s.Waiting = m.mu.waiting; s.Waiting > 0 {
-		s.Oldest = max(0, time.Since(m.made)-m.mu.ring.next.begun)
+	if l.room != l.space.Room() {
+		m.refillLocked(l)
 	}
-	return s
+	l.wakeLocked()
+}
+
+// wakeLocked wakes the waiter that can be served next. When it has taken its room, or has left, it
+// wakes the one after it.
+func (l *line) wakeLocked() {
+	if e := l.nextLocked(); e != nil {
+		e.Value.waiter.wakeUp()
+	}
+}
+
+// refillLocked fills l's queue anew after the room that the space can ever have has changed.
+// Waiters that can never fit there must not be in it, least of all at its head. Those that fit
+// nowhere any more fail.
+func (m *Manager) refillLocked(l *line) {
+	l.room = l.space.Room()
+	for e := range l.queue.All() {
+		e.Remove()
+	}
+	for e := range m.mu.waiters.All() {
+		w := e.Value
+		if c := w.in(l); c != nil && c.fits(l.room) {
+			c.entry = l.queue.Push(c)
+		} else if c != nil && !w.isInLine() {
+			m.failLocked(w, c.exceeded())
+		}
+	}
+}
+
+// addHeadroom sets which candidates leave headroom free and how much, and which may use it. A
+// prefetch also leaves free what is above the stop mark.
+func (m *Manager) addHeadroom(w *waiter, o origin) {
+	if o == unknown {
+		return
+	}
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		sp := c.line.space
+		c.keeps, c.upward = o.of(sp)
+		if c.keeps && c.need < nothing {
+			c.spare = m.headroom(sp.ID(), c.need)
+		}
+		if o == early {
+			c.spare = max(c.spare, sp.Limit()-sp.Stop()+sp.Foreign())
+		}
+	}
+}
+
+// headroom asks how much a request for need bytes leaves free in a space.
+func (m *Manager) headroom(id tier.ID, need int64) (bytes int64) {
+	if m.config.Headroom != nil {
+		m.panics.Do("Config.Headroom", func() { bytes = max(0, m.config.Headroom(id, need)) })
+	}
+	return bytes
 }
 
 // Close ends all waits with tier.ErrClosed and refuses requests from now on.
@@ -417,19 +565,51 @@ func (m *Manager) Close() error {
 		m.mu.Unlock()
 		return tier.ErrClosed
 	}
-	var done over
-	for w := range m.waitersLocked() {
-		m.failLocked(w, closedError(), &done)
+	for e := range m.mu.waiters.All() {
+		m.failLocked(e.Value, closedError())
 	}
-	m.patience.Stop()
 	cancels := m.mu.cancels
 	m.mu.cancels = nil
 	m.mu.Unlock()
-	done.wake()
-	m.progress.next.Wait()
-	m.patience.Wait()
+	m.reports.Wait()
 	for _, cancel := range cancels {
 		cancel()
 	}
 	return nil
+}
+
+// Leaks lists what is promised and not released, for the report of an engine that is closed: one
+// entry for each space and owner, or in an invariants build one for each reservation, with the
+// stack that took it.
+func (m *Manager) Leaks() (leaks []tier.Leak) {
+	for _, s := range m.spaces.all {
+		for _, p := range s.Books().Promises() {
+			if p.Unused == 0 {
+				continue
+			}
+			l := tier.Leak{Space: s.ID(), Bytes: p.Unused, Promise: true, Stack: p.Stack.String()}
+			if o, ok := p.Owner.(*Owner); ok && o != nil {
+				l.Holders = []tier.Holding{{Space: s.ID(), Kind: "reservation", Bytes: p.Unused, Owner: o.name}}
+			}
+			same := func(other tier.Leak) bool {
+				return l.Stack == "" && other.Space == l.Space && owner(other) == owner(l)
+			}
+			if i := slices.IndexFunc(leaks, same); i >= 0 {
+				leaks[i].Bytes += l.Bytes
+				if len(leaks[i].Holders) > 0 {
+					leaks[i].Holders[0].Bytes += l.Bytes
+				}
+				continue
+			}
+			leaks = append(leaks, l)
+		}
+	}
+	return leaks
+}
+
+func owner(l tier.Leak) string {
+	if len(l.Holders) == 0 {
+		return ""
+	}
+	return l.Holders[0].Owner
 }

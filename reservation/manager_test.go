@@ -188,7 +188,7 @@ func TestReserveUpTo(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			if test.wantUnavailable {
-				m.OnDemand(cancel) // it waits
+				m.OnEvict(func(context.Context, tier.ID, int64) { cancel() }) // it waits
 			}
 			r, err := m.ReserveUpTo(ctx, onGPU0, test.least, test.most)
 			if test.wantUnavailable {
@@ -238,8 +238,6 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{broken, "gpu:0: 61 bytes exceed what may be had: 60 available of 60 (reserve more, or with the policy Increase or Ignore)"},
 		{&reservation.DeadlockError{Space: gpu0, Requested: 60, Available: 10, Owner: "join", Held: 40, Waiters: 3, Hint: "enlarge gpu:0"},
 			`gpu:0 has no space for 60 bytes: 10 available, and all 3 waiters wait for each other: "join" should release the 40 bytes that it holds and begin again (enlarge gpu:0)`},
-		{&reservation.DeadlockError{Space: gpu0, Requested: 60, Owner: "join", Held: 40, Waiters: 2, Split: true},
-			`gpu:0 has no space for 60 bytes: 0 available, and all 2 waiters wait for each other: rolling back has not helped, so "join" should split its work`},
 	} {
 		if test.err == nil || test.err.Error() != test.want {
 			t.Errorf("got  %v\nwant %s", test.err, test.want)

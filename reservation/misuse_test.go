@@ -96,7 +96,7 @@ func TestAnyNumberOfBytes(t *testing.T) {
 			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
 			r := mustTry(t, m, onGPU0, 256)
 			ctx, cancel := context.WithCancel(t.Context())
-			m.OnDemand(cancel) // a request that begins to wait need not wait long
+			m.OnEvict(func(context.Context, tier.ID, int64) { cancel() }) // a request that begins to wait need not wait long
 			err := f(ctx, m, r, n)
 			cancel()
 			got := done

@@ -26,12 +26,11 @@ import (
 // says so beside the first cause, and the books are as if it had not been called. Nil is no
 // hook.
 func WithOutOfMemory(hook func(r Reservation, requested int64, err error) (again bool)) Option {
-	return func(o options) options {
+	return func(o *options) {
 		o.memory = nil
 		if hook != nil {
 			o.memory = &memoryHook{call: hook} // each reservation has its own
 		}
-		return o
 	}
 }
 

@@ -11,31 +11,7 @@ import (
 // was promised. The zero value is Fail.
 type LimitPolicy struct {
 	kind    policyKind
-	asIs    bool // see options
-	moves   bool // see inside.Moving
-	origin  origin
 	padding float64
-}
-
-// origin is where the bytes come from that a reservation is for.
-type origin uint8
-
-const (
-	unknown   origin = iota // a reservation for work, or whose maker does not say
-	incoming                // from outside
-	early                   // for what nobody needs yet
-	consuming               // for what somebody works on
-	within                  // within + k: from tier k
-)
-
-// of returns what a request with this origin may do with the headroom of a space: keep it free, or
-// use it ahead of those that keep it.
-func (o origin) of(s *tier.Space) (keeps, uses bool) {
-	if o < within {
-		return o == incoming || o == early, o == consuming
-	}
-	from := tier.Kind(o - within)
-	return from < s.Kind(), from > s.Kind()
 }
 
 type policyKind uint8
@@ -76,71 +52,77 @@ func (p LimitPolicy) hint() string {
 	return "reserve more from the start, or free some of it"
 }
 
-// Option is an option of a reservation.
-type Option func(options) options
+// origin is where the bytes come from that a reservation is for.
+type origin uint8
 
-// options are four words, so that they stay in registers: five make a reservation a tenth
-// slower. Hence asIs, moves and origin in policy, which are no part of a policy. With asIs,
-// allocations fail at once where room is in pieces.
+const (
+	unknown   origin = iota // a reservation for work, or whose maker does not say
+	incoming                // from outside
+	early                   // for what nobody needs yet
+	consuming               // for what somebody works on
+	within                  // within + k: from tier k
+)
+
+// of returns what a request with this origin may do with the headroom of a space: keep it free, or
+// use it ahead of those that keep it.
+func (o origin) of(s *tier.Space) (keeps, uses bool) {
+	if o < within {
+		return o == incoming || o == early, o == consuming
+	}
+	from := tier.Kind(o - within)
+	return from < s.Kind(), from > s.Kind()
+}
+
+// Option is an option of a reservation.
+type Option func(*options)
+
 type options struct {
-	policy LimitPolicy
-	owner  *Owner
-	memory *memoryHook
+	policy  LimitPolicy
+	owner   *Owner
+	memory  *memoryHook
+	origin  origin
+	noClear bool // see WithoutClearing
+	moves   bool // see Moving
+}
+
+func gather(opts []Option) (o options, err error) {
+	if len(opts) > 0 {
+		all := new(options)
+		for _, f := range opts {
+			f(all)
+		}
+		o = *all
+	}
+	return o, o.policy.validate()
 }
 
 // WithPolicy sets what happens when the promise is exceeded; Fail is the
 // default.
-func WithPolicy(p LimitPolicy) Option {
-	return func(o options) options {
-		p.asIs, p.moves, p.origin = o.policy.asIs, o.policy.moves, o.policy.origin
-		o.policy = p
-		return o
-	}
-}
+func WithPolicy(p LimitPolicy) Option { return func(o *options) { o.policy = p } }
 
 // WithoutClearing makes allocations from the reservation fail at once where the room is in pieces.
 // Nothing is moved out of the way (Config.Clear). It is for callers that can go elsewhere, or do
 // such moving themselves.
-func WithoutClearing() Option {
-	return func(o options) options { o.policy.asIs = true; return o }
-}
+func WithoutClearing() Option { return func(o *options) { o.noClear = true } }
 
 // Moving is WithoutClearing for data that is written to the space just now: what is drawn from the
 // reservation is no program's buffer while that is open (tier.Holdings.Others).
-func (inside) Moving() Option {
-	return func(o options) options { o.policy.asIs, o.policy.moves = true, true; return o }
-}
+func Moving() Option { return func(o *options) { o.noClear, o.moves = true, true } }
 
 // Incoming says that the bytes are for data from outside. The request leaves the headroom of a
 // space free (Config.Headroom). So consumers can still bring what they work on to where they need
 // it when all tiers are full of incoming data.
-func Incoming() Option {
-	return func(o options) options { o.policy.origin = incoming; return o }
-}
+func Incoming() Option { return func(o *options) { o.origin = incoming } }
 
 // Early is Incoming for what somebody will need soon, and is meant for TryReserve. The pressure of
 // the space stays at its stop mark at most, also if several such requests come at once. Only one
 // that is larger may have the space alone.
-func (inside) Early() Option {
-	return func(o options) options { o.policy.origin = early; return o }
-}
+func Early() Option { return func(o *options) { o.origin = early } }
 
 // Consuming says that the bytes are for a batch that somebody opens. The request may use the
 // headroom of a space, ahead of those that leave it free.
-func Consuming() Option {
-	return func(o options) options { o.policy.origin = consuming; return o }
-}
+func Consuming() Option { return func(o *options) { o.origin = consuming } }
 
 // MovedFrom says that the bytes are for a batch from another tier. In slower tiers the request
 // leaves the headroom free, as with Incoming. In faster ones it may use it, as with Consuming.
-func (inside) MovedFrom(k tier.Kind) Option {
-	return func(o options) options { o.policy.origin = within + origin(k); return o }
-}
-
-func gather(opts []Option) (options, error) {
-	var o options
-	for _, f := range opts {
-		o = f(o)
-	}
-	return o, o.policy.validate()
-}
+func MovedFrom(k tier.Kind) Option { return func(o *options) { o.origin = within + origin(k) } }

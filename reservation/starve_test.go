@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -328,38 +329,6 @@ func TestLoweredLimitUnblocksThoseBehind(t *testing.T) {
 	})
 }
 
-// The last pass is out, in the hands of one that then finds no room; a waiter that
-// fits came meanwhile and saw a shut door. It must be served when the pass comes back.
-func TestPassThatComesBackIsNoticed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, s := one(t, 100, 1)
-		held := mustTry(t, m, onGPU0, 50)
-		large := startReserve(t.Context(), m, onGPU0, 90)
-		large.waiting(t)
-		var small *call
-		s.Pool().(*heapPool).onCharge = nth(2, func() { // the first is for the least
-			small = startReserve(t.Context(), m, onGPU0, 20)
-			time.Sleep(time.Millisecond) // it looks, and waits
-			if small.over() {
-				t.Error("the last pass was there twice")
-			}
-			if err := s.Inside().Reserve(25); err != nil {
-				t.Error(err)
-			}
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		taker := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 30, 45) })
-		time.Sleep(time.Second)
-		taker.waiting(t)
-		release(t, small.served(t))
-		cancel()
-		taker.failed(t, context.Canceled)
-		s.Inside().Unreserve(25)
-		release(t, held)
-		release(t, large.served(t))
-	})
-}
-
 // Thirty thousand waiters are served in the order in which they came. One in the
 // midst of them that is cancelled is gone at once, and Close ends the rest.
 func TestThirtyThousandWaiters(t *testing.T) {
@@ -368,12 +337,15 @@ func TestThirtyThousandWaiters(t *testing.T) {
 		n /= 20
 	}
 	s := spaceOf(t, "gpu:0", 10)
-	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}})
+	came := make(chan struct{}, 1) // so that they come in order
+	m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{s}, Events: func(e events.Event) {
+		if e.Kind == events.WaitBegun {
+			came <- struct{}{}
+		}
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	came := make(chan struct{}, 1) // OnDemand is called once the request waits, so that they come in order
-	defer m.OnDemand(func() { came <- struct{}{} })()
 	held := mustTry(t, m, onGPU0, 10)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -159,7 +159,7 @@ func (s *Spaces) better(a, b *tier.Space, from *tier.ID) bool {
 			return c < 0
 		}
 	}
-	if c := a.Inside().Pace().Compare(b.Inside().Pace()); c != 0 {
+	if c := a.Pace().Compare(b.Pace()); c != 0 {
 		return c < 0
 	}
 	return left(a) > left(b)

@@ -1,453 +1,415 @@
 package reservation
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"iter"
+	"math"
 	exec "runtime/trace"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/waitline"
+	"github.com/spillway-db/spillway/internal/fairqueue"
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
 )
 
-// waiter is a request that waits in the line of each of its candidates.
+// nothing is the charge of a request that can never fit: more than any space has.
+const nothing = math.MaxInt64
+
+// charge returns what a space charges for a buffer of bytes. It returns the constant nothing if that
+// is more than the capacity or the space is lost; a pool then need not round a number that
+// overflows.
+func charge(s *tier.Space, bytes int64) int64 {
+	if bytes > s.Capacity() || s.Lost() != nil {
+		return nothing
+	}
+	return s.Charge(bytes)
+}
+
+// waiter is a request. If there is no room for it, it waits in the line of each of its candidates
+// and leaves them all when it is served from one. Its own goroutine does all the work for it
+// (Manager.wait): others only wake it.
 type waiter struct {
-	least, most int64 // bytes asked for
-	slots       []slot
-	bell        chan struct{} // rung, without locks, when the wait is over or there are waiters to serve; another's afterwards
-	over        atomic.Bool   // set under Manager.mu, when the outcome is
-	single      [1]slot       // the memory of slots, if there is one candidate
-	owner       *Owner        // the task that waits, or nil
-	tells       []func()      // called when the wait is over: see DeadlockError.Wait; guarded by Manager.mu until then
+	min, max   int64 // bytes asked for
+	candidates []candidate
+	one        [1]candidate // the memory of candidates, if there is one
+	owner      *Owner       // the task that waits; nil if it is unknown
+	grows      *state       // the reservation that a Grow is for; nil for other requests
 
-	// Guarded by Manager.mu; the outcome may be read when over is set.
-	spent      atomic.Bool   // it has waited so long that it leaves no headroom; set under Manager.mu
-	seq        uint64        // 0 before it waits
-	begun, due time.Duration // since Manager.made; and after how long the wait is reported
-	prev, next *waiter       // in Manager.mu.ring
-	from       *line         // the line that served it, or nil
-	charged    int64
-	err        error
-	nextOver   *waiter
+	wake       chan struct{} // has one place
+	begun, due time.Time     // of the wait; and when it is reported as a long one
+	overQuota  bool          // a quota has refused the last attempt
+
+	// Guarded by Manager.mu.
+	waits  *fairqueue.Entry[*waiter]
+	err    error    // set when the wait has failed
+	over   []func() // called when the wait is over: see DeadlockError.Wait
+	passed []*reclaimer
+	asked  *reclaimer // was asked to give memory back, until asks
+	asks   time.Time
 }
 
-// slot is a request in one of its candidate spaces. If the request waits, place is its position in
-// the space's line; a request that does not wait uses the other fields alone.
-type slot struct {
-	w     *waiter // nil if the request does not wait
-	line  *line
-	need  int64 // bytes that the space charges
-	asked int64 // bytes asked for here
-	held  int64 // bytes that the request already has and keeps: Grow; guarded by Manager.mu
-	spare int64 // bytes that it leaves free: headroom; see wants. In a line Manager.mu guards it
-	keeps bool  // it leaves headroom free
-	// upward is whether it may use headroom, and goes ahead of those that leave it free.
-	upward bool
-	place  waitline.Place[*slot]
+// candidate is a request in one of the spaces that may serve it.
+type candidate struct {
+	waiter *waiter
+	line   *line
+	need   int64 // bytes that the space charges
+	asked  int64 // bytes asked for here
+	upward bool  // it may use headroom, and goes ahead of those that leave it free
+
+	// Guarded by Manager.mu while the request waits.
+	keeps bool                         // it leaves headroom free
+	spare int64                        // bytes of headroom that it leaves free
+	entry *fairqueue.Entry[*candidate] // in the line's queue
 }
 
-// in reports whether the slot is in its line; under Manager.mu.
-func (s *slot) in() bool { return s.place.In() }
-
-// pushLocked puts s at the end of its line.
-func (s *slot) pushLocked() {
-	s.line.waits.Push(&s.place, s.wants())
-	s.line.attendLocked()
-}
-
-// wants returns how many bytes must be free to serve the request: its need and the headroom that it
-// leaves, but at most all room that the space can have.
-func (s *slot) wants() int64 {
-	if s.spare == 0 {
-		return s.need
+// spared returns how much stays free when the request is served: its headroom, but no more than the
+// space can have.
+func (c *candidate) spared() int64 {
+	if c.spare == 0 || c.need == nothing {
+		return 0
 	}
-	sp := s.line.space
-	return s.need + max(0, min(s.spare, sp.Room()-s.need, sp.Inside().Ceiling()-sp.Inside().Held()-s.need))
+	sp := c.line.space
+	return max(0, min(c.spare, sp.Room()-c.need, sp.Ceiling()-sp.Held()-c.need))
 }
 
-// spared returns the headroom in wants: what stays free when the request is served.
-func (s *slot) spared() int64 { return s.wants() - s.need }
-
-// fits reports whether the request could be served under a limit, were the space
-// empty.
-func (s *slot) fits(limit int64) bool { return s.need <= limit-s.held }
-
-// calm reports whether serving the request here would not start the monitor: the pressure stays
-// below the trigger, or there is no slower tier. Nothing is charged yet, so several requests at the
-// same time may reach the trigger together.
-func (s *slot) calm() bool {
-	sp := s.line.space
-	return s.need <= sp.Room() && (s.line.lowest || s.need < sp.Trigger()-sp.PressureBytes())
+// fits reports whether the request could ever be served, with room bytes in the empty space. A
+// reservation that grows keeps what it has.
+func (c *candidate) fits(room int64) bool {
+	if c.waiter.grows != nil {
+		v, _ := c.waiter.grows.promise.View()
+		room -= v.Promised
+	}
+	return c.need <= room
 }
 
-// exceeded returns the error of a request that can no longer fit. It counts the bytes that Grow
-// already has.
-func (s *slot) exceeded() error { return s.line.exceeded(s.need + s.held) }
+// staysCalm reports whether serving the request here would not start the monitor: the pressure
+// stays below the trigger, or there is no slower tier. Nothing is charged yet, so several requests
+// at the same time may reach the trigger together.
+func (c *candidate) staysCalm() bool {
+	sp := c.line.space
+	return c.need <= sp.Room() && (c.line.lowest || c.need < sp.Trigger()-sp.PressureBytes())
+}
 
-// over lists waiters whose waits have ended under the lock, to be woken after unlocking.
-type over struct{ first *waiter }
-
-func (o *over) add(w *waiter) { w.nextOver, o.first = o.first, w }
-
-func (o *over) wake() {
-	for w := o.first; w != nil; {
-		next := w.nextOver
-		for _, tell := range w.tells {
-			tell()
+// in returns w's candidate in l, or nil.
+func (w *waiter) in(l *line) *candidate {
+	for i := range w.candidates {
+		if w.candidates[i].line == l {
+			return &w.candidates[i]
 		}
-		w.ring()
-		w = next
-	}
-}
-
-// ring wakes w, which checks whether its wait is over, and otherwise calls serve. It never blocks.
-func (w *waiter) ring() {
-	select {
-	case w.bell <- struct{}{}:
-	default: // a wake-up is already pending
-	}
-}
-
-func newWaiter(slots []slot, least, most int64) *waiter {
-	w := &waiter{least: least, most: most}
-	w.slots = w.single[:0]
-	for _, s := range slots {
-		if s.need <= s.line.space.Capacity() { // a limit may rise, a capacity never does
-			s.w = w
-			w.slots = append(w.slots, s)
-		}
-	}
-	for i := range w.slots {
-		w.slots[i].place.Of = &w.slots[i]
-	}
-	return w
-}
-
-// first is w's place in the line of its first candidate.
-func (w *waiter) first() *slot { return &w.slots[0] }
-
-// placesLocked yields those of w's slots that are in a line.
-func (w *waiter) placesLocked() iter.Seq[*slot] {
-	return func(yield func(*slot) bool) {
-		for i := range w.slots {
-			if s := &w.slots[i]; s.in() && !yield(s) {
-				return
-			}
-		}
-	}
-}
-
-// placeLocked returns the first of w's slots that is in a line, or nil.
-func (w *waiter) placeLocked() *slot {
-	for s := range w.placesLocked() {
-		return s
 	}
 	return nil
 }
 
-// waitersLocked yields all waiters, the oldest first. The wait of one that was yielded may end.
-func (m *Manager) waitersLocked() iter.Seq[*waiter] {
-	return func(yield func(*waiter) bool) {
-		for w := m.mu.ring.next; w != &m.mu.ring; {
-			next := w.next
-			if !yield(w) {
-				return
-			}
-			w = next
+// isInLine reports whether w waits in a line; under Manager.mu.
+func (w *waiter) isInLine() bool {
+	for i := range w.candidates {
+		if w.candidates[i].entry.Waits() {
+			return true
 		}
+	}
+	return false
+}
+
+// wakeUp makes w look again. It never blocks.
+func (w *waiter) wakeUp() {
+	select {
+	case w.wake <- struct{}{}:
+	default: // a wake-up is already pending
 	}
 }
 
-// special reports whether w has several candidates, or leaves headroom free. While there are such
-// waiters, Waiting cannot use the sums of the lines.
-func (w *waiter) special() bool { return len(w.slots) > 1 || w.first().keeps }
-
-// String is for error messages.
 func (w *waiter) String() string {
-	s := fmt.Sprintf("waiting for %d bytes in %s", w.first().need, w.first().line.space.ID())
-	if n := len(w.slots) - 1; n > 0 {
+	s := fmt.Sprintf("waiting for %d bytes in %s", w.candidates[0].need, w.candidates[0].line.space.ID())
+	if n := len(w.candidates) - 1; n > 0 {
 		s += fmt.Sprintf(" or %d others", n)
 	}
 	return s
 }
 
-// wait puts w into its lines and waits. It returns the line that served w and how many bytes that
-// charged, or the error that ended the wait. The owner of the wait is named or, if that is nil, the
-// context's, which is looked up only here because a request that is served at once does not need
-// it.
+// tick is how often the head of a line looks whether it can still be served.
+const tick = 25 * time.Millisecond
+
+// wait waits until one of w's candidates has room, takes it, and returns the candidate and how much
+// it took; or the error that ended the wait.
 //
-// The waiting goroutine also serves others: each time its bell rings it calls serve.
-func (m *Manager) wait(ctx context.Context, w *waiter, named *Owner) (*line, int64, error) {
-	if w.owner = named; named == nil {
+// A request has batches evicted (OnEvict) when it begins to wait. The head of a line has more to do
+// on its own goroutine: it asks for memory that is not in batches (reclaimFor), and looks for
+// deadlocks (watch).
+func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, err error) {
+	if w.owner == nil {
 		w.owner = OwnerOf(ctx)
 	}
-	if err := w.owner.join(m); err != nil {
+	w.wake = make(chan struct{}, 1)
+	w.begun = time.Now()
+	w.due = w.begun.Add(longWaitAfter)
+	if err := m.join(w); err != nil {
 		return nil, 0, err
 	}
-	w.begun, w.due = time.Since(m.made), longWaitAfter // which is cheaper than time.Now
-	w.bell = m.bells.Get().(chan struct{})
-	err := m.enqueue(w)
-	m.serve() // bytes may have been freed just before w was in line
-	if err != nil {
-		return nil, 0, err
+	if at, n, err := m.takeAny(w); at != nil || err != nil { // what was freed before w was in line
+		return at, n, err
 	}
-	waits := !w.over.Load()
-	if waits {
-		if exec.IsEnabled() {
-			defer exec.StartRegion(ctx, "spillway wait for "+w.first().line.space.ID().String()).End()
-		}
-		m.announce()
-		m.say(ctx, w, events.WaitBegun, 0)
-		defer func() { m.say(ctx, w, events.WaitEnded, time.Since(m.made)-w.begun) }()
+	if exec.IsEnabled() {
+		defer exec.StartRegion(ctx, "spillway wait for "+w.candidates[0].line.space.ID().String()).End()
 	}
-	for !w.over.Load() {
-		select {
-		case <-w.bell:
-			m.serve()
-		case <-ctx.Done():
-			m.giveUp(ctx, w)
-		}
-	}
-	if waits {
-		took := time.Since(m.made) - w.begun
+	m.emit(ctx, w, events.WaitBegun, 0, nil)
+	defer func() {
+		took := time.Since(w.begun)
 		m.waits.Record(took)
-		m.blocked.add(w.owner, took)
+		m.countBlocked(w.owner, took)
+		m.emit(ctx, w, events.WaitEnded, took, err)
+	}()
+	m.evict(ctx, &w.candidates[0])
+	var ticker *time.Ticker
+	var ticks <-chan time.Time
+	for {
+		if heads := m.heads(w); len(heads) > 0 {
+			if ticker == nil {
+				ticker = time.NewTicker(tick)
+				defer ticker.Stop()
+				ticks = ticker.C
+			}
+			m.reclaimFor(ctx, w, heads[0])
+		}
+		select {
+		case <-w.wake:
+		case <-ticks:
+			m.watch(w)
+		case <-ctx.Done():
+			return m.giveUp(ctx, w)
+		}
+		if at, n, err := m.takeAny(w); at != nil || err != nil {
+			return at, n, err
+		}
 	}
-	m.bells.Put(w.bell) // a late ring wakes the next user of the bell, which then goes on waiting
-	if w.err == nil {
-		w.owner.gotPast(w.charged)
-	}
-	return w.from, w.charged, w.err
 }
 
-// enqueue puts w at the end of all its lines. The caller must call serve afterwards.
-func (m *Manager) enqueue(w *waiter) error {
-	var done over
-	defer done.wake()
+// takeAny serves a waiter from the first of its candidates that has room.
+func (m *Manager) takeAny(w *waiter) (*candidate, int64, error) {
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		n, ok, err := m.takeIn(c)
+		if err != nil {
+			m.mu.Lock()
+			m.failLocked(w, err)
+			m.mu.Unlock()
+			return nil, 0, err
+		}
+		if ok {
+			return c, n, nil
+		}
+	}
+	// Another request was faster. What it has left may be enough for others, which were not woken. If
+	// a quota has refused, its next credit wakes all.
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed.Load() {
-		return closedError()
+	if w.overQuota {
+		w.overQuota = false
+		return nil, 0, nil
 	}
-	if w.over.Load() { // withdrawn before it began
-		return w.err
-	}
-	fits := false
-	for i := range w.slots {
-		s := &w.slots[i]
-		m.refreshLocked(s.line, &done)
-		fits = fits || s.fits(s.line.limit.Load())
-	}
-	if !fits { // a limit was lowered just now
-		return w.first().exceeded()
-	}
-	m.mu.seq++
-	w.seq = m.mu.seq
-	w.prev, w.next = m.mu.ring.prev, &m.mu.ring
-	w.prev.next, w.next.prev = w, w
-	m.mu.waiting++
-	if w.special() {
-		m.mu.special++
-	}
-	for i := range w.slots {
-		s := &w.slots[i]
-		if s.fits(s.line.limit.Load()) {
-			s.pushLocked()
-			s.line.dirty.Store(true)
+	for i := range w.candidates {
+		if e := w.candidates[i].line.nextLocked(); e != nil && e.Value.waiter != w {
+			e.Value.waiter.wakeUp()
 		}
 	}
-	m.waitBegunLocked(w)
-	if m.config.LongWait != nil && !m.patience.IsSet() {
-		m.patience.Start(longWaitAfter, m.reportLong)
-	}
-	return nil
+	return nil, 0, nil
 }
 
-// leaveLocked takes w, whose wait is over, out of all its lines and adds it to
-// done. There may be room now for those behind it: the caller must call serve.
-func (m *Manager) leaveLocked(w *waiter, done *over) {
-	done.add(w)
-	w.prev.next, w.next.prev = w.next, w.prev
-	m.mu.waiting--
-	if w.special() {
-		m.mu.special--
+// join puts w at the end of the lines of its candidates, except where it could never be served.
+func (m *Manager) join(w *waiter) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.overLocked(w); err != nil {
+		return err
 	}
-	for s := range w.placesLocked() {
-		s.line.waits.Remove(&s.place)
-		s.line.attendLocked()
-		s.line.dirty.Store(true)
+	for i := range w.candidates {
+		if l := w.candidates[i].line; l.room != l.space.Room() {
+			m.refillLocked(l)
+		}
 	}
-	m.waitEndedLocked(w)
-	w.over.Store(true) // last, because then w returns
+	w.waits = m.mu.waiters.Push(w)
+	m.waiting.Add(1)
+	w.owner.wait(1)
+	m.mu.changes++
+	for i := range w.candidates {
+		if c := &w.candidates[i]; c.fits(c.line.room) {
+			c.entry = c.line.queue.Push(c)
+		}
+	}
+	if !w.isInLine() { // a limit was lowered just now
+		m.failLocked(w, w.candidates[0].exceeded())
+	}
+	return w.err
+}
+
+// leaveLocked takes w, whose wait is over, out of all lines, and wakes those that can be served
+// now, and the new heads.
+func (m *Manager) leaveLocked(w *waiter) {
+	if !w.waits.Waits() {
+		return
+	}
+	w.waits.Remove()
+	m.waiting.Add(-1)
+	m.mu.changes++
+	w.owner.wait(-1)
+	for _, f := range w.over {
+		f()
+	}
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		c.entry.Remove()
+		c.line.wakeLocked()
+		if head := c.line.queue.Head(); head != nil {
+			head.Value.waiter.wakeUp()
+		}
+	}
 }
 
 // failLocked ends w's wait with an error.
-func (m *Manager) failLocked(w *waiter, err error, done *over) {
-	w.err = err
-	m.leaveLocked(w, done)
+func (m *Manager) failLocked(w *waiter, err error) {
+	if w.err == nil {
+		w.err = err
+	}
+	m.leaveLocked(w)
+	w.wakeUp()
 }
 
-// end calls f, which may end waits, with the lock held. Then it wakes the waiters that f added to
-// done, and serves those behind them.
-func (m *Manager) end(f func(done *over)) {
-	var done over
+// heads returns the candidates of w whose lines it heads.
+func (m *Manager) heads(w *waiter) (heads []*candidate) {
 	m.mu.Lock()
-	f(&done)
-	m.mu.Unlock()
-	done.wake()
-	m.serve()
-}
-
-// withdraw ends w's wait with an error, and reports whether it was not over before.
-func (m *Manager) withdraw(w *waiter, err error) (was bool) {
-	m.end(func(done *over) {
-		switch was = !w.over.Load(); {
-		case was && w.seq == 0:
-			w.err = err
-			w.over.Store(true)
-		case was:
-			m.failLocked(w, err, done)
-		}
-	})
-	return was
-}
-
-// serve gives room to the waiters of dirty lines. Only one goroutine at a time does so, because it
-// charges spaces without a lock: two could charge two spaces for one waiter, or charge twice for
-// the same bytes. A second caller returns at once, and the first goes through the lines again.
-func (m *Manager) serve() {
-	if m.serving.Add(1) > 1 {
-		return
-	}
-	done := false
-	defer func() {
-		if !done { // a pool or a quota has panicked: others must still be able to serve
-			m.serving.Store(0)
-		}
-	}()
-	for calls := int64(1); ; calls = m.serving.Load() {
-		for _, l := range m.lines {
-			if l.dirty.Load() && l.dirty.Swap(false) {
-				m.serveLine(l)
-			}
-		}
-		if m.serving.CompareAndSwap(calls, 0) {
-			done = true
-			return
+	defer m.mu.Unlock()
+	for i := range w.candidates {
+		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
+			heads = append(heads, c)
 		}
 	}
+	return heads
 }
 
-// serveLine serves the waiters in l for which there is room.
-func (m *Manager) serveLine(l *line) {
-	for {
-		var done over
+// OnEvict registers a function that evicts batches from a space for a request that begins to wait.
+// It gets the bytes that the request lacks, runs on the goroutine that waits, with no lock held, and may
+// return before anything is evicted. Its panics are logged. The returned function unregisters it; a
+// call that has begun may still be running when that returns.
+func (m *Manager) OnEvict(f func(ctx context.Context, space tier.ID, bytes int64)) (cancel func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.evict = append(m.mu.evict, &f)
+	return func() {
 		m.mu.Lock()
-		m.refreshLocked(l, &done)
-		s, door := l.pickLocked()
-		spare := int64(0)
-		if m.mu.served = nil; s != nil {
-			spare = s.place.Need() - s.need // not what it would be by now: s was picked by that
-			m.mu.served = s.w
-		}
-		m.mu.Unlock()
-		if done.first != nil {
-			done.wake()
-			m.serve() // the running serve goes round again: they may have left other lines
-		}
-		if s == nil {
-			return
-		}
-		m.serveOne(s, door, spare)
+		defer m.mu.Unlock()
+		m.mu.evict = slices.DeleteFunc(slices.Clone(m.mu.evict), func(o *evictFunc) bool { return o == &f })
 	}
 }
 
-// serveOne charges s's space for s, which leaves spare bytes free and has a pass of door's. It
-// gives the pass back if s cannot be served: a request that did not wait was faster, or s's wait
-// has just ended. An error of the space's quota ends the wait: returning it is better than waiting
-// on.
-func (m *Manager) serveOne(s *slot, door waitline.Door, spare int64) {
-	w, l := s.w, s.line
-	n, ok, err := s.fillPassing(door, spare, w.least, w.most)
-	if err != nil {
-		m.withdraw(w, err)
-	}
-	if !ok {
-		l.unpass(door)
-		return
-	}
-	var done over
+type evictFunc = func(ctx context.Context, space tier.ID, bytes int64)
+
+// evict calls the registered functions for a waiter.
+func (m *Manager) evict(ctx context.Context, c *candidate) {
+	lockrank.AssertNone("batches are evicted")
 	m.mu.Lock()
-	served := !w.over.Load()
-	if served {
-		w.from, w.charged = l, n
-		m.leaveLocked(w, &done)
-	}
+	all := m.mu.evict[:len(m.mu.evict):len(m.mu.evict)]
+	lack := max(0, c.need+c.spared()-c.line.space.Available())
 	m.mu.Unlock()
-	if !served {
-		l.space.Inside().Unreserve(n)
-		l.unpass(door)
-		return
-	}
-	done.wake()
-	m.serve() // the running serve goes round again: w has left its other lines
-}
-
-// refillLocked puts the waiters into l's queue anew, each with what it wants now.
-func (l *line) refillLocked() {
-	limit := l.limit.Load()
-	l.waits.Refill(func(push func(*waitline.Place[*slot], int64)) {
-		for w := range l.m.waitersLocked() {
-			if s := slotIn(w.slots, l); s != nil && s.fits(limit) {
-				push(&s.place, s.wants())
-			}
-		}
-	})
-	l.attendLocked()
-}
-
-// refreshLocked rebuilds l's queue if the space's limit has changed. Waiters that can never fit
-// there must not be in it, least of all at its head. Those that fit nowhere any more are refused.
-func (m *Manager) refreshLocked(l *line, done *over) {
-	limit := l.space.Room()
-	if limit == l.limit.Load() {
-		return
-	}
-	l.limit.Store(limit)
-	l.refillLocked()
-	for w := range m.waitersLocked() {
-		if w.placeLocked() == nil {
-			m.failLocked(w, cmp.Or(slotIn(w.slots, l), w.first()).exceeded(), done)
-		}
+	for _, f := range all {
+		m.panics.Do("the function of OnEvict", func() { (*f)(ctx, c.line.space.ID(), lack) })
 	}
 }
 
-// slotIn returns the slot for l, or nil.
-func slotIn(slots []slot, l *line) *slot {
-	for i := range slots {
-		if slots[i].line == l {
-			return &slots[i]
-		}
+// Grow promises n bytes more, rounded as the space charges them, and waits for
+// them as Reserve does: in the reservation's own space, and last in line. An error leaves the
+// reservation as it was. One that could never be so large is an ExceededError, also when that
+// comes about while it waits. Two that grow may wait for each other: one of them gets a
+// DeadlockError then.
+func (r Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
+
+// TryGrow is Grow without waiting: no room now is a tier.NoSpaceError.
+func (r Reservation) TryGrow(n int64) error { return r.grow(context.Background(), false, n) }
+
+func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
+	s := r.state
+	if s == nil {
+		return errReleased("grow")
 	}
+	m, space := s.manager, s.line.space
+	if n < 0 {
+		return fmt.Errorf("reservation: %s: cannot grow by %d bytes", space.ID(), n)
+	}
+	if ctx.Err() != nil {
+		return ended(ctx, "not grown")
+	}
+	v, open := s.promise.View()
+	if !open {
+		return errReleased("grow")
+	}
+	need := charge(space, n)
+	if whole := charge(space, v.Promised+n); need != nothing && whole != nothing {
+		// Both together, drawn as one, may be charged more than each by itself.
+		need = max(need, whole-charge(space, v.Promised))
+	}
+	o, _ := v.Owner.(*Owner)
+	w := &waiter{min: n, max: n, owner: o, grows: s}
+	w.one[0] = candidate{waiter: w, line: s.line, need: need, asked: n}
+	w.candidates = w.one[:]
+	at, charged, err := m.take(w)
+	if err == nil && at == nil {
+		if !wait {
+			return w.noRoom()
+		}
+		m.growing.Add(1)
+		defer m.growing.Add(-1)
+		if _, open := s.promise.View(); !open { // else Release sees that somebody waits
+			return errReleased("grow")
+		}
+		_, charged, err = m.wait(ctx, w)
+	}
+	if err != nil {
+		return err
+	}
+	out := s.promise.Grow(charged)
+	if out.Released {
+		space.Books().Unreserve(charged)
+		space.Freed(charged)
+		return errReleased("grow")
+	}
+	space.Freed(out.Freed)
+	s.changed()
 	return nil
 }
 
-// setHeld passes what the reservation promises now to the waiting Grow calls. Calls that would make
-// it too large for the space are refused: they would never be served, and would block all others.
-func (m *Manager) setHeld(growing []*waiter, held int64) {
-	m.end(func(done *over) {
-		for _, w := range growing {
-			if w.over.Load() {
-				continue
-			}
-			s := w.first()
-			s.held = held
-			if s.in() && !s.fits(s.line.limit.Load()) {
-				m.failLocked(w, s.exceeded(), done)
-			}
+// changed checks the Grow calls that wait, after the promise has changed or was released: those
+// that can never be served now, and would keep all others from being served, fail.
+func (s *state) changed() {
+	m := s.manager
+	if m.growing.Load() == 0 {
+		return
+	}
+	_, open := s.promise.View()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for e := range m.mu.waiters.All() {
+		switch w := e.Value; {
+		case w.grows != s:
+		case !open:
+			m.failLocked(w, errReleased("grow"))
+		case !w.candidates[0].fits(s.line.room):
+			m.failLocked(w, w.candidates[0].exceeded())
 		}
-	})
+	}
+}
+
+// emit calls Config.Events for a wait, with no lock held.
+func (m *Manager) emit(ctx context.Context, w *waiter, kind events.Kind, took time.Duration, err error) {
+	if m.config.Events == nil {
+		return
+	}
+	c := &w.candidates[0]
+	e := events.Event{
+		Kind: kind, At: time.Now(), Context: ctx, Origin: events.From(ctx), To: c.line.space.ID(), Bytes: c.need,
+		Took: took, Err: err,
+	}
+	if name := w.owner.label(); w.owner != nil && name != e.Task {
+		e.Task, e.TaskID = name, 0
+	}
+	m.panics.Do("Config.Events", func() { m.config.Events(e) })
 }

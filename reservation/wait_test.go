@@ -275,13 +275,13 @@ func TestDemandIsAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		var a, b int
-		cancelA := m.OnDemand(func() {
+		cancelA := m.OnEvict(func(context.Context, tier.ID, int64) {
 			a++
 			if len(m.Demand(nil)) != 1 { // no lock is held: this must not deadlock
 				t.Error("demand was announced before it was there")
 			}
 		})
-		m.OnDemand(func() { b++ })
+		m.OnEvict(func(context.Context, tier.ID, int64) { b++ })
 		held := mustTry(t, m, onGPU0, 100)
 		if _, err := m.TryReserve(onGPU0, 1); err == nil {
 			t.Error("a full space had room")
@@ -299,9 +299,6 @@ func TestDemandIsAnnounced(t *testing.T) {
 		cancelA()
 		e := startReserve(t.Context(), m, onGPU0, 40)
 		e.waiting(t)
-		if a != 2 || b != 3 {
-			t.Errorf("announced %d and %d times; want 2 and 3", a, b)
-		}
 		got := m.Demand(make([]reservation.Demand, 1))
 		if want := (reservation.Demand{Space: gpu0, Bytes: 130, Smallest: 30, Waiters: 3}); len(got) != 2 || got[1] != want {
 			t.Errorf("demand is %+v; want %+v after an empty one", got, want)
@@ -309,6 +306,9 @@ func TestDemandIsAnnounced(t *testing.T) {
 		release(t, held)
 		release(t, c.served(t), d.served(t))
 		release(t, e.served(t))
+		if a != 2 || b != 3 {
+			t.Errorf("announced %d and %d times; want 2 and 3", a, b)
+		}
 	})
 }
 
@@ -319,8 +319,8 @@ func TestPanickingListenersWedgeNothing(t *testing.T) {
 		s := spaceOf(t, "gpu:0", 100)
 		var log bytes.Buffer
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		defer m.OnDemand(func() { panic("subscriber") })()
-		defer s.Inside().Subscribe(func(*tier.Space, bool) { panic("listener") })()
+		defer m.OnEvict(func(context.Context, tier.ID, int64) { panic("subscriber") })()
+		defer s.Subscribe(func(bool) { panic("listener") })()
 		held := mustTry(t, m, onGPU0, 100)
 		c := startReserve(t.Context(), m, onGPU0, 60)
 		c.waiting(t)
@@ -371,14 +371,14 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 				return slices.Contains(ids, id.String()), false
 			}
 		}
-		if n := m.Inside().Refuse(full(), "hint"); n != 0 {
+		if n := m.Refuse(full(), "hint"); n != 0 {
 			t.Errorf("%d were refused though nothing is full", n)
 		}
 		if want := []string{"gpu:0", "gpu:1"}; !slices.Equal(asked, want) {
 			t.Errorf("asked about %v; want %v", asked, want)
 		}
 		var late *call
-		n := m.Inside().Refuse(func(id tier.ID) (full, early bool) {
+		n := m.Refuse(func(id tier.ID) (full, early bool) {
 			if late == nil { // comes too late to be refused
 				late = startReserve(t.Context(), m, onGPU0, 7)
 				late.waiting(t)
@@ -397,7 +397,7 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 		}
 		either.waiting(t)
 		other.waiting(t)
-		if n := m.Inside().Refuse(full("gpu:0", "gpu:1"), ""); n != 3 {
+		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 3 {
 			t.Errorf("%d were refused; want 3", n)
 		}
 		late.failed(t, tier.ErrNoSpace)
@@ -406,7 +406,7 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 		if !errors.As(err, &e) || e.Space != gpu1 || e.Available != 50 || e.Hint != "enlarge gpu:1" {
 			t.Errorf("%+v", err)
 		}
-		if n := m.Inside().Refuse(full("gpu:0", "gpu:1"), ""); n != 0 {
+		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 0 {
 			t.Errorf("%d were refused; want none", n)
 		}
 		release(t, a, b)
@@ -423,7 +423,7 @@ func TestRefuseServesThoseBehind(t *testing.T) {
 		large.waiting(t)
 		small := startReserve(t.Context(), m, onGPU0, 40)
 		small.waiting(t)
-		if n := m.Inside().Refuse(func(tier.ID) (full, early bool) { return true, false }, ""); n != 1 {
+		if n := m.Refuse(func(tier.ID) (full, early bool) { return true, false }, ""); n != 1 {
 			t.Errorf("%d were refused; want 1", n)
 		}
 		large.failed(t, tier.ErrNoSpace)

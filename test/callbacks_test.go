@@ -116,7 +116,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Policy.Key", "Config.Events", "Estimator.Observe", "a subscriber to demand"}
+	want := []string{"Policy.Key", "Config.Events", "Estimator.Observe", "the function of OnEvict"}
 	nothing := func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Output: 4096}, nothing); err != nil {
 		t.Error(err)
@@ -141,7 +141,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	}
 	<-pressed
 	ctx, cancel := context.WithCancel(t.Context())
-	unsubscribe := eng.Reservations().OnDemand(func() { cancel(); panic("demand") })
+	unsubscribe := eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { cancel(); panic("demand") })
 	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096); !errors.Is(err, context.Canceled) {
 		t.Errorf("a wait that its own subscriber ends: %v", err)
 	}
@@ -165,7 +165,7 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range eng.Spaces() {
-		cancel := s.Inside().Subscribe(func(s *tier.Space, _ bool) { panic("told by " + s.ID().String()) })
+		cancel := s.Subscribe(func(bool) { panic("told by " + s.ID().String()) })
 		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.Room()-s.Used())/tier.Page*tier.Page)
 		if err == nil {
 			err = r.Release()
@@ -205,7 +205,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 			first = false
 			<-opened
 			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-			cancel := eng.Reservations().OnDemand(func() { close(waits) })
+			cancel := eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { close(waits) })
 			defer cancel()
 			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.Room()/4096*4096)
 			ended <- errors.Join(err, r.Release())

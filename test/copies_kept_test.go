@@ -284,7 +284,7 @@ func TestLateFullDiskWhoseCopiesOthersFree(t *testing.T) {
 	eng, repo, files := onFaultyDisk(t)
 	putWithCopies(t, eng, repo, 1, wordList(1, 10))
 	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
-	drop := faultfs.Do(func(string, string) { s.Inside().DropCopies() })
+	drop := faultfs.Do(func(string, string) { s.DropAllClean() })
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: drop, Times: 1})()
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
 	if err := repo.Put(t.Context(), 9, numberedRecord(9, 75_000, wordList(1, 10)), in(tier.Disk)); err != nil {

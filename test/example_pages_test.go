@@ -16,6 +16,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/compute"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
@@ -53,7 +54,7 @@ func TestPageFragments(t *testing.T) {
 	}
 	for name, fragment := range map[string]func(shown) error{
 		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "group": shown.group,
-		"reserve": shown.reserve, "hint": shown.hint, "close": shown.closePlan, "explain": shown.explain,
+		"work": shown.operatorMemory, "reserve": shown.reserve, "hint": shown.hint, "close": shown.closePlan, "explain": shown.explain,
 		"events": shown.events, "configure": shown.configure, "persist": shown.persist, "fault": shown.fault, "page": shown.page,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -255,6 +256,34 @@ func (s shown) group() error {
 	})
 	if errors.Is(err, spillway.ErrExceeded) { // the reservation is used up: put the groups away, go on
 		err = groups.Put(ctx, partition, rec)
+	}
+	return err
+}
+
+func (s shown) operatorMemory() error {
+	ctx, plan, groups := s.ctx, s.plan, s.groups
+	var rec arrow.RecordBatch
+	for rec = range s.scan {
+		break
+	}
+	values, indices := rec.Column(0), array.MakeArrayOfNull(memory.DefaultAllocator, arrow.PrimitiveTypes.Int32, 3)
+	work, err := plan.Work(ctx, spillway.WorkOptions{
+		Operator: "aggregate", In: spillway.AnyInTier(spillway.Host), Min: 1 << 20, Max: 64 << 20,
+	})
+	if err != nil {
+		return err
+	}
+	defer work.Close()
+	sorted, err := compute.TakeArray(compute.WithAllocator(ctx, work.Allocator()), values, indices)
+	if err != nil {
+		return err
+	}
+	defer sorted.Release()
+	if work.Err() != nil { // the kernel used more than the Work has
+		err = work.Grow(ctx, 16<<20)
+	}
+	if errors.Is(err, spillway.ErrExceeded) || work.Requested() > 0 {
+		err = groups.Put(ctx, partition, rec) // then free the state, and call work.Shrink
 	}
 	return err
 }

@@ -251,7 +251,7 @@ func settled(s *tier.Space) {
 // untilUsage waits until a space's usage is as is says.
 func untilUsage(s *tier.Space, is func(tier.Usage) bool) {
 	changed := make(chan struct{}, 1)
-	defer s.Inside().Subscribe(func(*tier.Space, bool) {
+	defer s.Subscribe(func(bool) {
 		select {
 		case changed <- struct{}{}:
 		default:

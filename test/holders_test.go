@@ -249,7 +249,7 @@ func TestHoldersOfDictionariesOfCopies(t *testing.T) {
 		}
 	}
 	space, _ := eng.Reservations().Spaces().ByID(disk)
-	space.Inside().DropCopies()
+	space.DropAllClean()
 	if held := account(t, eng, disk); held.Used != 0 || len(held.Holders) != 0 {
 		t.Errorf("without copies: %s", held)
 	}

@@ -176,7 +176,7 @@ func testLeastLoadedSpace(t *testing.T) {
 			t.Errorf("put %d went to %s", i, at)
 		}
 	}
-	gpus[0].Inside().SetForeign(1 << 20)
+	gpus[0].SetForeign(1 << 20)
 	for i := range 3 {
 		if at := put(); at != gpus[1].ID() {
 			t.Errorf("put %d beside foreign bytes went to %s", i, at)
@@ -185,7 +185,7 @@ func testLeastLoadedSpace(t *testing.T) {
 	if at := admitted(); at != gpus[1].ID() {
 		t.Errorf("a task went to %s", at)
 	}
-	gpus[0].Inside().SetForeign(0)
+	gpus[0].SetForeign(0)
 	if at := admitted(); at != gpus[0].ID() {
 		t.Errorf("a task went to %s", at)
 	}

@@ -289,7 +289,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("it takes for ever"))
 	defer cancel()
 	waits := make(chan struct{}, 16)
-	defer l.eng.Reservations().OnDemand(func() { waits <- struct{}{} })()
+	defer l.eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { waits <- struct{}{} })()
 	take := func(k tier.Kind, part int64) reservation.Reservation {
 		s := l.eng.Reservations().Spaces().InTier(k)[0]
 		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID()), s.Available()/part/tier.Page*tier.Page)

@@ -40,7 +40,7 @@ func openPermits(t *testing.T, cfg spillway.Config) *spillway.Engine {
 // takeAll takes all permits of a pool.
 func takeAll(t *testing.T, p *permit.Pool) (release func()) {
 	t.Helper()
-	var held []permit.Permit
+	var held []*permit.Permit
 	for _, b := range p.Stats().Budgets {
 		r, err := permit.Request{}.And(b.Name, b.Total)
 		if err != nil {

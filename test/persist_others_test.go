@@ -231,7 +231,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	var once sync.Once
-	end := s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+	end := s.Subscribe(func(pressed bool) {
 		if pressed {
 			once.Do(func() { err = join.PutBatch(0, b) })
 		}
@@ -296,7 +296,7 @@ func TestRecordStaysWithItsCopy(t *testing.T) {
 	}
 	for _, gone := range []tier.ID{secondDisk, firstDisk} {
 		s, _ := eng.Reservations().Spaces().ByID(gone)
-		s.Inside().DropCopies()
+		s.DropAllClean()
 		b.Subscribe()()
 		if n := persistIn(t, dirs...); n != len(b.Copies()) {
 			t.Errorf("%s is without copies: %d persist; copies are in %v", gone, n, b.Copies())

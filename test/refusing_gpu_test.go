@@ -161,7 +161,7 @@ func TestGPUThatRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		demand := make(chan struct{}, 1)
-		defer r.Reservations().OnDemand(func() {
+		defer r.Reservations().OnEvict(func(context.Context, tier.ID, int64) {
 			select {
 			case demand <- struct{}{}:
 			default:

@@ -40,7 +40,8 @@ func TestAmount(t *testing.T) {
 		}
 	}
 	var unset tier.Amount
-	if n, err := unset.Of(100); n != 0 || err != nil || !unset.IsZero() || unset.Validate() != nil || unset.String() != "" {
+	n, err := unset.Of(100)
+	if n != 0 || err != nil || !unset.IsZero() || unset.Validate() != nil || unset.String() != "" {
 		t.Errorf("not set: %d, %v, %q", n, err, unset)
 	}
 }
@@ -48,7 +49,8 @@ func TestAmount(t *testing.T) {
 // TestAmountRefuses: what makes no sense is an error, never "not set".
 func TestAmountRefuses(t *testing.T) {
 	for text, says := range map[string]string{
-		"": "missing", "0": "above zero", "0%": "above 0%", "101%": "above 100%", "-1": "negative", "-5%": "number before", "NaN%": "number before",
+		"": "missing", "0": "above zero", "0%": "above 0%", "101%": "above 100%", "-1": "negative",
+		"-5%": "number before", "NaN%": "number before",
 		"8EiB": "largest",
 		"1e19": "largest", "1e-1": "whole number", "-1e9": "negative", "1e1%": "number before",
 		"1%B": "not a unit", "5 GiB": "space",
@@ -59,8 +61,9 @@ func TestAmountRefuses(t *testing.T) {
 		}
 	}
 	for says, a := range map[string]tier.Amount{
-		"both bytes and": {Bytes: 1, Share: 0.5}, "-1 bytes": {Bytes: -1}, "a share of 1.5": {Share: 1.5}, "a share of -0.1": {Share: -0.1},
-		"a share of NaN": {Share: math.NaN()}, "a share of +Inf": {Share: math.Inf(1)}, "a share of 5e-324": {Share: math.SmallestNonzeroFloat64},
+		"both bytes and": {Bytes: 1, Share: 0.5}, "-1 bytes": {Bytes: -1},
+		"a share of 1.5": {Share: 1.5}, "a share of -0.1": {Share: -0.1}, "a share of NaN": {Share: math.NaN()},
+		"a share of +Inf": {Share: math.Inf(1)}, "a share of 5e-324": {Share: math.SmallestNonzeroFloat64},
 	} {
 		_, err := a.Of(1 << 40)
 		_, inText := a.MarshalText()

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
@@ -63,8 +64,8 @@ type FileMemory interface {
 	Locate(off int64) (volume, file string, offset int64)
 }
 
-// Pool is the allocator behind a space. It does not count: the space's ledger
-// does, and calls Alloc only for bytes that it has charged. A Pool is safe for
+// Pool is the allocator behind a space. It does not count: the space's books
+// do, and the space calls Alloc only for bytes that it has charged. A Pool is safe for
 // concurrent use.
 type Pool interface {
 	// Charge returns what size bytes take out of the space: size rounded up as
@@ -98,9 +99,10 @@ type Buffer struct {
 	space   *Space
 	mem     Memory
 	charge  int64
-	account *Account // gets the bytes back; nil if there is none. It changes only under Space.mu
-	of      uint64   // the account's number for the reservation; see Account.Credit
+	promise *books.Promise // gets the bytes back while it is open; may be nil. It changes only under Space.mu
 	stack   invariants.Trace
+
+	reclaimed func(n int64) // see Space.Draw; may be nil
 
 	// holders is the number of leases, plus the bit owned until the owner releases the buffer, plus
 	// the bit cached while it is the memory of a clean image, which has no leases. All are in one
@@ -131,7 +133,7 @@ func (b *Buffer) Size() int64 {
 	return b.mem.Size()
 }
 
-// Charge returns the number of bytes counted in the space's ledger.
+// Charge returns the number of bytes counted in the space's books.
 func (b *Buffer) Charge() int64 {
 	if b == nil {
 		return 0

@@ -43,7 +43,8 @@ func TestDigestIsWhatItSays(t *testing.T) {
 		t.Errorf("no bytes: %x", d)
 	}
 	// Written down, so that digests of different versions can be compared.
-	if got, want := tier.DigestBytes([]byte("Spillway keeps"), 0), (tier.Digest{Hash: 0xf9cfe7265ebf3a5d, Sum: 0x7961eadcd1cedb73}); got != want {
+	want := tier.Digest{Hash: 0xf9cfe7265ebf3a5d, Sum: 0x7961eadcd1cedb73}
+	if got := tier.DigestBytes([]byte("Spillway keeps"), 0); got != want {
 		t.Errorf("of a known text: %#x, want %#x", got, want)
 	}
 }

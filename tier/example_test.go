@@ -38,10 +38,7 @@ func Example() {
 	defer space.Close()
 
 	const text = "held in host memory"
-	if err := space.Inside().Reserve(space.Charge(int64(len(text)))); err != nil {
-		log.Fatal(err)
-	}
-	buf, err := space.Inside().Draw(int64(len(text)), nil, nil)
+	buf, err := space.DrawNew(int64(len(text)))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -54,7 +51,8 @@ func Example() {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s: %+v\n", space.ID(), space.Usage())
-	fmt.Println(space.Inside().Reserve(1 << 20))
+	_, err = space.Promise(1 << 20)
+	fmt.Println(err)
 	// Output:
 	// host:0: {Live:64 Retired:0 Reserved:0 Cached:0 Peak:64}
 	// held in host memory

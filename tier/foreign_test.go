@@ -33,12 +33,8 @@ func (limiting) FreeBytes() (int64, error) { return 0, nil }
 // TestForeignOn: what is neither free nor in the space's books is others'.
 func TestForeignOn(t *testing.T) {
 	s := newSpace(t, 1024, &fakePool{})
-	ok(t, s.Inside().Reserve(320))
-	b, err := s.Inside().Draw(320, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ok(t, s.Inside().Reserve(128)) // only promised: the device has it still
+	b := draw(t, s, 320)
+	r := promise(t, s, 128) // only promised: the device has it still
 	for _, tt := range []struct {
 		name string
 		dev  tier.Device
@@ -52,21 +48,22 @@ func TestForeignOn(t *testing.T) {
 		{"behind decorators", limiting{limiting{&teller{free: 604}}}, 100, true},
 		{"no answer", &teller{err: errors.New("no answer")}, 0, false},
 	} {
-		if n, known := s.Inside().ForeignOn(tt.dev); n != tt.want || known != tt.ok {
+		if n, known := s.ForeignOn(tt.dev); n != tt.want || known != tt.ok {
 			t.Errorf("%s: %d bytes, %v; want %d, %v", tt.name, n, known, tt.want, tt.ok)
 		}
 	}
 	// A buffer that comes during the device's query is no foreign bytes.
 	d := &teller{free: 704}
 	var more *tier.Buffer
+	var err error
 	d.when = func() {
 		if more != nil {
 			return
 		}
-		more, err = s.Inside().Draw(128, nil, nil)
+		more, err = drawFrom(s, r, 128)
 		d.free = 576
 	}
-	if n, known := s.Inside().ForeignOn(d); n != 0 || !known || err != nil {
+	if n, known := s.ForeignOn(d); n != 0 || !known || err != nil {
 		t.Errorf("%d bytes, %v, with an allocation meanwhile: %v", n, known, err)
 	}
 	changing := &teller{}
@@ -76,11 +73,9 @@ func TestForeignOn(t *testing.T) {
 			more = nil
 			return
 		}
-		ok(t, s.Inside().Reserve(128))
-		more, err = s.Inside().Draw(128, nil, nil)
-		ok(t, err)
+		more = draw(t, s, 128)
 	}
-	if _, known := s.Inside().ForeignOn(changing); known {
+	if _, known := s.ForeignOn(changing); known {
 		t.Error("a number, though the books change all the time")
 	}
 	ok(t, more.Release())

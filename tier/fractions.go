@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/spillway-db/spillway/internal/books"
 )
 
 // Fractions are the marks of a space, as shares of its capacity:
@@ -43,17 +45,22 @@ func (f Fractions) Validate() error {
 	return nil
 }
 
-// validateOf is Validate, and checks that the marks are that far apart in a space, too: in bytes,
-// 0 < Stop < Trigger. Else it would be above its trigger while it is empty.
-func (f Fractions) validateOf(capacity int64) error {
-	if err := f.Validate(); err != nil {
-		return err
+// of returns the fractions, with the defaults of the space's tier, in bytes of its capacity. In
+// bytes, too, 0 < Stop < Trigger is required: otherwise an empty space could be above its trigger.
+func (f Fractions) of(id ID, capacity int64) (books.Marks, error) {
+	f = f.In(id.Kind)
+	err := f.Validate()
+	m := books.Marks{
+		Limit: share(capacity, f.Limit), Trigger: share(capacity, f.Trigger), Stop: share(capacity, f.Stop),
 	}
-	if stop, trigger := share(capacity, f.Stop), share(capacity, f.Trigger); stop == 0 || stop >= trigger {
-		return fmt.Errorf("tier: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger",
-			capacity, f.Stop, stop, f.Trigger, trigger)
+	if err == nil && (m.Stop == 0 || m.Stop >= m.Trigger) {
+		err = fmt.Errorf("tier: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger",
+			capacity, f.Stop, m.Stop, f.Trigger, m.Trigger)
 	}
-	return nil
+	if err != nil {
+		return m, fmt.Errorf("%w (space %s)", err, id)
+	}
+	return m, nil
 }
 
 // share is ⌊capacity × f⌋, exact where f is 1.

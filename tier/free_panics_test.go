@@ -1,34 +1,23 @@
-package tier
+package tier_test
 
 import (
-	"io"
-	"log/slog"
 	"testing"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
-// twicePool is a backend of ours with a bug: it says of each memory twice that it is reclaimed.
+// twicePool is a backend of ours with a bug: it reports twice that memory is reclaimed.
 type twicePool struct{ adoptPool }
 
-func (p *twicePool) Free(mem Memory, reclaimed func()) {
+func (p *twicePool) Free(mem tier.Memory, reclaimed func()) {
 	p.adoptPool.Free(mem, reclaimed)
 	reclaimed()
 }
 
-// TestBooksThatBreakAreNotHidden: the ledger panics when it is given back more than it has. That is
-// our own bug, not a function of the program's, and must not end in a line of the log.
+// TestBooksThatBreakAreNotHidden: the books panic when they are given back more than they have.
+// That is our own bug, not a function of the program's, and must not end in a line of the log.
 func TestBooksThatBreakAreNotHidden(t *testing.T) {
-	s, err := NewSpace(SpaceConfig{ID: ID{Kind: GPU}, Capacity: 8 * Page, Pool: new(twicePool), Backend: "test", Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Inside().Occupy(2 * Page); err != nil {
-		t.Fatal(err)
-	}
-	b := s.Inside().Adopt(adoptMemory(2*Page), nil)
-	defer func() {
-		if p := recover(); p == nil {
-			t.Errorf("memory was reclaimed twice, and nobody hears of it; the books say %+v", s.Usage())
-		}
-	}()
-	_ = b.Release()
+	s := newSpace(t, 8*page, new(twicePool))
+	b := draw(t, s, 2*page)
+	mustPanic(t, func() { _ = b.Release() })
 }

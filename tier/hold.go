@@ -4,16 +4,17 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/named"
 )
 
-// Holding describes one hold on memory, an open handle or an open record, for people.
+// Holding describes one hold on memory for people: an open handle, an open record, or a
+// reservation.
 type Holding struct {
 	Space     ID
-	Kind      string // "handle" or "record"
+	Kind      string // "handle", "record", or of a leak "reservation"
 	Bytes     int64  // charged for all that it keeps, shared or not
 	Batch     uint64 // its id; 0 if it is none
 	Plan      string // the plan's name; "" if it is in none
@@ -27,69 +28,66 @@ type Holding struct {
 // String returns, for example, `handle on batch 7 of plan "q", operator join:0, partition
 // 3, owner "probe"`.
 func (h Holding) String() string {
-	var b strings.Builder
-	b.WriteString(h.Kind)
+	s := h.Kind
 	if h.Batch != 0 {
-		fmt.Fprintf(&b, " on batch %d", h.Batch)
+		s += fmt.Sprintf(" on batch %d", h.Batch)
 	}
-	if h.Plan != "" {
-		b.WriteString(" of plan " + named.Quoted(h.Plan))
-	}
-	if h.Operator != "" {
-		fmt.Fprintf(&b, ", operator %s:%d, partition %d", named.Plain(h.Operator), h.Port, h.Partition)
-	}
-	if h.Owner != "" {
-		b.WriteString(", owner " + named.Quoted(h.Owner))
-	}
-	return b.String()
+	return s + placed(h.Plan, h.Operator, h.Port, fmt.Sprintf(", partition %d", h.Partition), h.Owner)
 }
 
-// Holds returns the account of what keeps memory of the space.
-func (in inside) Holds() *holds.List { return &in.holds }
+// placed describes a place, as far as it is known. partition is for a place that has an operator.
+func placed(plan, operator string, port int, partition, owner string) (s string) {
+	if plan != "" {
+		s = " of plan " + named.Quoted(plan)
+	}
+	if operator != "" {
+		s += fmt.Sprintf(", operator %s:%d%s", named.Plain(operator), port, partition)
+	}
+	if owner != "" {
+		s += ", owner " + named.Quoted(owner)
+	}
+	return s
+}
 
-// Describe returns what a view of one of the space's holds says, for people. It must be called with
-// no lock held.
-func (in inside) Describe(v *holds.View) Holding {
-	h := Holding{Space: in.cfg.ID, Kind: v.Kind, Stack: v.Stack.String()}
-	in.EachKept(v, func(_ any, bytes int64) { h.Bytes += bytes })
+// Describe returns what is known about a view of one of the space's holds, for people. It must be
+// called with no lock held.
+func (s *Space) Describe(v *holds.View) Holding {
+	h := Holding{Space: s.cfg.ID, Kind: v.Kind, Owner: nameOf(v.Owner), Stack: v.Stack.String()}
+	s.EachKept(v, func(_ any, bytes int64) { h.Bytes += bytes })
 	if about, ok := v.About.(interface{ Describe(*Holding) }); ok {
 		about.Describe(&h)
-	}
-	if o, ok := v.Owner.(interface{ Name() string }); ok {
-		h.Owner = o.Name()
 	}
 	return h
 }
 
-// EachKept calls f with all that a hold keeps and what that is charged: the memory, and what it
-// shares with others.
-func (inside) EachKept(v *holds.View, f func(memory any, bytes int64)) {
-	f(v.Memory, v.Bytes)
-	eachShared(v, func(b *Buffer) { f(b, b.Charge()) })
-}
-
-func eachShared(v *holds.View, f func(*Buffer)) {
-	if m, ok := v.Memory.(interface{ EachShared(func(*Buffer)) }); ok {
-		m.EachShared(f)
+// nameOf returns the name of an owner; "" for none.
+func nameOf(owner any) string {
+	if o, ok := owner.(interface{ Name() string }); ok {
+		return o.Name()
 	}
+	return ""
 }
 
-// holdsByBuffer returns the open holds by the buffers that they keep.
-func (s *Space) holdsByBuffer() map[*Buffer][]*Holding {
-	out := make(map[*Buffer][]*Holding)
-	for _, v := range s.holds.Append(nil) {
-		h := s.Inside().Describe(&v)
-		switch m := v.Memory.(type) {
-		case *Buffer:
-			out[m] = append(out[m], &h)
-		case interface{ Buffers() []*Buffer }:
-			for _, b := range m.Buffers() {
-				out[b] = append(out[b], &h)
-			}
+// EachKept calls f with all that a hold keeps and its charge: the buffers of its memory, those that
+// the memory shares with others, and memory that does not list its buffers. Memory may come twice.
+func (*Space) EachKept(v *holds.View, f func(memory any, bytes int64)) {
+	eachKept(v.Memory, v.Bytes, f)
+}
+
+func eachKept(memory any, bytes int64, f func(memory any, bytes int64)) {
+	switch m := memory.(type) {
+	case *Buffer:
+		f(m, m.Charge())
+	case interface{ Buffers() []*Buffer }:
+		for _, b := range m.Buffers() {
+			f(b, b.Charge())
 		}
-		eachShared(&v, func(b *Buffer) { out[b] = append(out[b], &h) })
+	default:
+		f(memory, bytes)
 	}
-	return out
+	if m, ok := memory.(interface{ EachShared(func(*Buffer)) }); ok {
+		m.EachShared(func(b *Buffer) { f(b, b.Charge()) })
+	}
 }
 
 // Leak is what was still outstanding when its space was closed: a buffer, or bytes
@@ -97,37 +95,59 @@ func (s *Space) holdsByBuffer() map[*Buffer][]*Holding {
 type Leak struct {
 	Space   ID
 	Bytes   int64     // charged
-	Promise bool      // bytes that a reservation holds, in no buffer
-	Holders []Holding // what keeps the buffer, as far as that is known
+	Promise bool      // bytes that reservations of one owner hold, in no buffer
+	Holders []Holding // what keeps the bytes, as far as that is known
 	Stack   string    // where the bytes were taken; only in an invariants build
 }
 
 // Leaks lists the outstanding buffers, the largest first, and what keeps them. It must be called
-// with no lock held.
-func (s *Space) Leaks() []Leak {
-	by := s.holdsByBuffer()
-	var out []Leak
-	for _, b := range s.outstanding() {
-		l := Leak{Space: s.cfg.ID, Bytes: b.charge, Stack: b.stack.String()}
-		for _, h := range by[b] {
-			l.Holders = append(l.Holders, *h)
-		}
-		out = append(out, l)
+// with no lock held. Clean images are not among them: their batches are what leaks, elsewhere.
+func (s *Space) Leaks() (leaks []Leak) {
+	by := make(map[any][]Holding)
+	for _, v := range s.holds.Append(nil) {
+		h := s.Describe(&v)
+		s.EachKept(&v, func(memory any, _ int64) { by[memory] = append(by[memory], h) })
 	}
-	slices.SortFunc(out, func(a, b Leak) int {
+	for b := range s.outstanding() {
+		leaks = append(leaks, Leak{Space: s.cfg.ID, Bytes: b.charge, Holders: by[b], Stack: b.stack.String()})
+	}
+	slices.SortFunc(leaks, func(a, b Leak) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Stack, b.Stack))
 	})
-	return out
+	return leaks
 }
 
-func (s *Space) outstanding() []*Buffer {
+// PromiseLeaks lists what open reservations hold in no buffer: one entry for each owner, and in an
+// invariants build for each place where they were made.
+func (s *Space) PromiseLeaks() (leaks []Leak) {
+	for _, p := range s.books.Promises() {
+		if p.Unused == 0 {
+			continue
+		}
+		l := Leak{Space: s.cfg.ID, Promise: true, Stack: p.Stack.String()}
+		if name := nameOf(p.Owner); name != "" {
+			l.Holders = []Holding{{Space: s.cfg.ID, Kind: "reservation", Owner: name}}
+		}
+		i := slices.IndexFunc(leaks, func(o Leak) bool {
+			return o.Stack == l.Stack && slices.Equal(o.Holders, l.Holders)
+		})
+		if i < 0 {
+			i, leaks = len(leaks), append(leaks, l)
+		}
+		leaks[i].Bytes += p.Unused
+	}
+	return leaks
+}
+
+// outstanding returns the buffers that are in use, and the promises that they were drawn from.
+func (s *Space) outstanding() map[*Buffer]*books.Promise {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []*Buffer
+	all := make(map[*Buffer]*books.Promise)
 	for b := range s.mu.buffers {
-		if b.holders.Load()&cached == 0 { // else its batch is what leaks, elsewhere
-			out = append(out, b)
+		if b.holders.Load()&cached == 0 {
+			all[b] = b.promise
 		}
 	}
-	return out
+	return all
 }

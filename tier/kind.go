@@ -2,68 +2,88 @@
 // names of the spaces in them, the books of a space, the buffers that are drawn from it, and the
 // small interfaces that a backend implements. The backends are in the packages below this one.
 //
-//	             Space ─────────── its books: live, retired, reserved
-//	Reserve ──▶  │ limit, trigger, stop; listeners
-//	Draw    ──▶  │                                        ┌▶ HostMemory    internal/host
+//	Promise ──▶  Space ─────────── books: live, retired, reserved, cached
+//	Draw    ──▶  │ limit, trigger, stop; subscribers
+//	             │                                        ┌▶ HostMemory    internal/host
 //	             └─ Pool ── Alloc, Free ── Memory ────────┼▶ FileMemory    internal/volumes
 //	Buffer  ◀──     │                                     └▶ DeviceMemory  tier/sim
 //	│ Lease                                                 Device ── Stream, Event
 //	│ Release
 //	▼
-//	retired ──▶ reclaimed: to the Account that promised the bytes, or free
+//	retired ──▶ reclaimed: to the promise that the bytes were drawn from, or free
 //
-//	space.go          Space: its marks and its listeners; reserving and unreserving
-//	space_memory.go   drawing buffers from reserved bytes, and freeing them
+//	space.go          Space: limits, loss, subscribers, promises
+//	space_memory.go   drawing buffers from promised bytes, and freeing them
+//	clean.go          clean images: memory that is kept while nobody needs the room
 //	buffer.go         Buffer and its leases; Pool and the kinds of Memory
-//	copies.go         clean images: memory that is kept while nobody needs the room
-//	inside.go         Inside: methods for this module's packages
 //	device.go         Device and Stream, for GPU backends; fractions.go: marks; quota.go: Quota
-//	hold.go           what keeps memory: handles and records; holdings.go: lists of holders
+//	hold.go           what keeps memory, and leaks; holdings.go: lists of holders
 //
-// Package reservation makes promises and waits, internal/ledger counts, and tier/disk has the file
-// system of volumes. Spill volumes report their Pace, so that several are written side by side in
-// proportion to their speed.
+// Package reservation waits for room and makes promises for programs. Package internal/books
+// counts. Some methods of Space take or return types of this module's internal packages: only
+// packages of the module call them.
 //
 // # Bytes
 //
-// Every byte of a space is free, or in exactly one of three accounts: reserved (promised and not
-// drawn), live (in a buffer), retired (released, but the device may still work on it). Their sum is
-// what is used, and is never over the capacity. Free bytes may be cached: a clean image is in them,
-// which the space drops when it needs the room. Sizes are charged as the pool rounds them, and
-// everything is counted in bytes. A Quota limits what several spaces, programs or processes share,
-// beside each space's limit.
+// Sizes are charged as the pool rounds them. Every byte of a space is free, or in exactly one of
+// four accounts. Used is the first three together.
 //
-// While a space is far from full and has no waiters, it may park bytes that a reservation gives
-// back, for the next reservation. A request for room, or a query of what is used, takes them back.
+// Reserved bytes are promised and in no buffer. A reservation gets them, and gives them back when
+// it is released. They are also charged to the space's Quota, which limits what several spaces,
+// programs or processes take together; so are live and retired bytes.
+//
+// Live bytes are in a Buffer. Space.Draw allocates it for bytes that a promise has turned into live
+// ones.
+//
+// Retired bytes were in a buffer that is released, while the device may still work on them. When
+// the pool reports that they are reclaimed, they return to the promise that they were drawn from
+// while it is open, and otherwise are free.
+//
+// Cached bytes are in clean images: the memory of batches that are current in another space
+// (Space.KeepClean). They count as free. A promise that needs their room is made when the oldest
+// images are dropped; a batch that returns revives its image, which costs no copy.
+//
+// Used and cached bytes never exceed the capacity, and no promise takes them over the limit. Only a
+// lowered limit, and memory that was there before the space (Space.Occupy), can be above it.
+//
+// # Promises
+//
+// A books.Promise is the part of a space that one reservation has. The code that makes a promise
+// must release it. Buffers may outlive it. A promise may have an owner, which lists of holders and
+// of leaks name. Space.Promise is for code without a reservation.Manager; it never waits.
+//
+// A space calls its subscribers when bytes are free again, when a limit changed, when the space is
+// lost, and when the pressure has reached the trigger. Code that reserves or frees bytes through
+// Space.Books calls Space.Reserved or Space.Freed afterwards.
 //
 // # Ownership
 //
-// A caller that reserves bytes must draw or unreserve each of them. A caller that draws a Buffer
-// owns it and must Release it once. Longer readers, such as Arrow arrays that were opened in place,
-// hold leases, and the memory goes back when all of them have ended. A Space owns its Pool and
-// closes it. A pool does not own the device that it allocates from: the opener of the Device closes
-// it, after the pools and the streams. A stream belongs to one goroutine at a time.
-//
-// Buffers outlive the close of their space: their memory stays usable, except for
-// the memory of a device that was closed.
+// A caller that draws a Buffer owns it and must Release it once. Longer readers, such as Arrow
+// arrays that were opened in place, hold leases, and the memory goes back when all of them have
+// ended. A Space owns its Pool and closes it. A pool does not own the device that it allocates
+// from: the opener of the Device closes it, after the pools and the streams. A stream belongs to
+// one goroutine at a time. Buffers outlive the close of their space: their memory stays usable,
+// except for the memory of a device that was closed.
 //
 // # Locks
 //
 // The order of all of Spillway's locks is in internal/lockrank; this package
 // has the inner end of it:
 //
-//	… → Reservation → Space → Ledger → Backend → Device
+//	… → Reservation → Space → Backend → Device
 //
-// Space guards a space's set of buffers and its listeners, Ledger the writers of the books (readers
-// take no lock). Backend is for pools. Device is for the devices themselves. No lock is held during
-// calls of a pool, a device, a listener or an account, or during a wait.
+// The mutex of a space, which guards its set of buffers and its subscribers, that of its books, and
+// those of its lists of holds and of clean images have the rank Space: a goroutine holds one of
+// them at a time. Backend is for pools. Device is for the devices themselves. No lock is held
+// during calls of a pool, a device or a subscriber, or during a wait.
 //
 // # Errors
 //
-// No room is a *NoSpaceError, which matches ErrNoSpace and says how much there is. A space whose
-// device is lost for good is a *LostError, which matches ErrLost: see Losable and Space.Lost. A
-// second release is ErrReleased, use after a close ErrClosed, and what a backend cannot do
+// No room is a *NoSpaceError, which matches ErrNoSpace and has how much there is. A space whose
+// device is lost for good returns a *LostError, which matches ErrLost: see Losable and Space.Lost.
+// A second release is ErrReleased, use after a close ErrClosed, and what a backend cannot do
 // ErrNotSupported. A Pool that panics in Alloc has returned an error as far as callers can see.
+// Books that are given back more than they have panic, because that is a bug in a backend.
 package tier
 
 import (
@@ -131,19 +151,13 @@ func (id ID) String() string { return id.Kind.String() + ":" + strconv.Itoa(id.O
 
 // parseID parses what ID.String prints.
 func parseID(s string) (ID, error) {
-	kind, ordinal, ok := strings.Cut(s, ":")
-	if !ok {
-		return ID{}, fmt.Errorf("tier: %q is not a space: want tier:number, such as gpu:0", s)
+	kind, ordinal, _ := strings.Cut(s, ":")
+	k, _ := ParseKind(kind)
+	n, _ := strconv.ParseUint(ordinal, 10, 31)
+	if id := (ID{Kind: k, Ordinal: int(n)}); id.Valid() && id.String() == s {
+		return id, nil
 	}
-	k, err := ParseKind(kind)
-	if err != nil {
-		return ID{}, fmt.Errorf("tier: %q is not a space: want tier:number, such as gpu:0", s)
-	}
-	n, err := strconv.ParseUint(ordinal, 10, 31)
-	if err != nil || ordinal != strconv.FormatUint(n, 10) {
-		return ID{}, fmt.Errorf("tier: %q is not a space: %q is not a number from 0", s, ordinal)
-	}
-	return ID{Kind: k, Ordinal: int(n)}, nil
+	return ID{}, fmt.Errorf("tier: %q is not a space: want tier:number with a number from 0, such as gpu:0", s)
 }
 
 // MarshalText prints the id as String does.

@@ -2,6 +2,7 @@ package tier_test
 
 import (
 	"encoding/json"
+	"maps"
 	"testing"
 
 	"github.com/spillway-db/spillway/tier"
@@ -76,7 +77,7 @@ func TestIDInJSON(t *testing.T) {
 		t.Fatalf("marshals to %s, %v", b, err)
 	}
 	var out map[tier.ID]tier.ID
-	if err := json.Unmarshal(b, &out); err != nil || len(out) != 1 || out[tier.ID{Kind: tier.GPU}] != in[tier.ID{Kind: tier.GPU}] {
+	if err := json.Unmarshal(b, &out); err != nil || !maps.Equal(out, in) {
 		t.Fatalf("unmarshals to %v, %v", out, err)
 	}
 	id := tier.ID{Kind: tier.Host, Ordinal: 7}

@@ -18,7 +18,9 @@ func losable(t *testing.T, capacity int64) (*tier.Space, *faultdev.Device) {
 	dev := faultdev.New(openDevice(t, sim.Config{Memory: capacity}), 1)
 	pool, err := devpool.NewMemory(dev)
 	ok(t, err)
-	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Fractions: tier.Fractions{Limit: 1}})
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Fractions: tier.Fractions{Limit: 1},
+	})
 	ok(t, err)
 	return s, dev
 }
@@ -28,11 +30,11 @@ func losable(t *testing.T, capacity int64) (*tier.Space, *faultdev.Device) {
 func TestSpaceIsLost(t *testing.T) {
 	s, dev := losable(t, 1<<20)
 	ok(t, s.Lost())
-	ok(t, s.Inside().Reserve(3000))
-	b, err := s.Inside().Draw(1024, nil, nil)
+	r := promise(t, s, 3000)
+	b, err := drawFrom(s, r, 1024)
 	ok(t, err)
 	heard := 0
-	defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+	defer s.Subscribe(func(pressed bool) {
 		if heard++; pressed || s.Limit() != 0 || s.Lost() == nil {
 			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", pressed, s.Limit(), s.Lost())
 		}
@@ -45,48 +47,57 @@ func TestSpaceIsLost(t *testing.T) {
 	isLost := func(what string, err error) {
 		t.Helper()
 		var lost *tier.LostError
-		if !errors.As(err, &lost) || !errors.Is(err, tier.ErrLost) || !errors.Is(err, errGone) || errors.Is(err, tier.ErrNoSpace) ||
-			lost.Space != s.ID() || lost.Bytes != 3000 {
+		if !errors.As(err, &lost) || !errors.Is(err, tier.ErrLost) || !errors.Is(err, errGone) ||
+			errors.Is(err, tier.ErrNoSpace) || lost.Space != s.ID() || lost.Bytes != 3000 {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	isLost("the space", s.Lost())
-	isLost("reserving", s.Inside().Reserve(1))
-	isLost("occupying", s.Inside().Occupy(1))
+	_, err = s.Promise(1)
+	isLost("reserving", err)
+	_, err = s.Occupy(1)
+	isLost("occupying", err)
 	isLost("a limit", s.SetLimit(1<<20))
 	isLost("marks", s.SetMarks(tier.Fractions{}))
-	_, err = s.Inside().Draw(256, nil, nil)
+	_, err = drawFrom(s, r, 256)
 	isLost("drawing", err)
-	if s.Inside().TryReserveAt(1, 1) || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Inside().Ceiling() != 0 {
-		t.Error("there is room in what is lost")
+	taken, _ := s.Books().Reserve(1, 0)
+	if taken || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
+		t.Error("there is room in a lost space")
 	}
 	ok(t, b.Release())
-	s.Inside().Unreserve(3000 - 1024)
+	ok(t, s.Release(r))
 	ok(t, s.Close())
 	if u := s.Usage(); u.Used() != 0 {
 		t.Errorf("the space ends with %+v", u)
 	}
 }
 
-// What waits parked for the next promise is no promise of what is lost.
-func TestParkedIsLost(t *testing.T) {
-	s, dev := losable(t, 1<<24)
-	for range 64 {
-		ok(t, s.Inside().Reserve(256))
-	}
-	for at := range uint32(64) {
-		s.Inside().UnreserveAt(at, 256)
-	}
-	dev.Lose(errGone)
-	for at := range uint32(64) {
-		if s.Inside().TryReserveAt(at, 256) {
-			t.Fatalf("what was parked at %d is promised", at)
+// TestDrawThatFindsTheLoss: the pool's error, whatever it is, is that of the lost device.
+func TestDrawThatFindsTheLoss(t *testing.T) {
+	for name, err := range map[string]error{"an error": errors.New("failed"), "no space": &tier.NoSpaceError{}} {
+		pool := &losingPool{}
+		s := newSpace(t, 1000, pool)
+		pool.alloc = func(int64) (tier.Memory, error) {
+			pool.lose(errGone)
+			return nil, err
 		}
+		if b, err := s.DrawNew(10); b != nil || !errors.Is(err, errGone) || !errors.Is(err, tier.ErrLost) {
+			t.Errorf("%s: %v", name, err)
+		}
+		usage(t, s, "in the end", 0, 0, 0)
 	}
-	if n := s.Used(); n != 0 {
-		t.Errorf("%d bytes are in use", n)
-	}
-	ok(t, s.Close())
+}
+
+// losingPool is a pool whose device may be lost.
+type losingPool struct {
+	fakePool
+	lose func(why error)
+}
+
+func (p *losingPool) OnLost(f func(why error)) (cancel func()) {
+	p.lose = f
+	return func() {}
 }
 
 // A device may be lost before there is a space.

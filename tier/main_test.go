@@ -3,6 +3,7 @@ package tier_test
 import (
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -49,4 +50,33 @@ func mustPanic(t testing.TB, f func()) (p any) {
 	}()
 	f()
 	return nil
+}
+
+// promise reserves n bytes.
+func promise(t testing.TB, s *tier.Space, n int64) *books.Promise {
+	t.Helper()
+	p, err := s.Promise(n)
+	ok(t, err)
+	return p
+}
+
+// drawFrom draws a buffer from a promise that has the bytes, as a reservation does.
+func drawFrom(s *tier.Space, p *books.Promise, size int64) (*tier.Buffer, error) {
+	charge := s.Charge(size)
+	if out := p.Draw(charge, 0, false); out.Released || out.Short > 0 {
+		panic(out)
+	}
+	b, err := s.Draw(p, size, nil, nil)
+	if err != nil {
+		p.Undraw(charge, 0)
+	}
+	return b, err
+}
+
+// draw draws a buffer from a promise of its own, which is released.
+func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
+	t.Helper()
+	b, err := s.DrawNew(size)
+	ok(t, err)
+	return b
 }

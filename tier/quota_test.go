@@ -118,24 +118,26 @@ func TestCeiling(t *testing.T) {
 	}
 	q := &counter{limit: 8000}
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.GPU}, Capacity: 10_000, Pool: pool, Quota: q, Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
+		ID: tier.ID{Kind: tier.GPU}, Capacity: 10_000, Pool: pool, Quota: q,
+		Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for _, c := range []struct{ mine, others, want int64 }{{0, 0, 8000}, {1000, 0, 8000}, {1000, 3000, 5000}, {8000, 0, 8000}, {0, 8000, 0}} {
-		if err := errors.Join(s.Inside().Reserve(c.mine), q.Charge(c.others)); err != nil {
-			t.Fatal(err)
-		}
-		if got := s.Inside().Ceiling(); got != c.want {
+	for _, c := range []struct{ mine, others, want int64 }{
+		{0, 0, 8000}, {1000, 0, 8000}, {1000, 3000, 5000}, {8000, 0, 8000}, {0, 8000, 0},
+	} {
+		r := promise(t, s, c.mine)
+		ok(t, q.Charge(c.others))
+		if got := s.Ceiling(); got != c.want {
 			t.Errorf("with %d used here and %d elsewhere the ceiling is %d, want %d", c.mine, c.others, got, c.want)
 		}
-		s.Inside().Unreserve(c.mine)
+		ok(t, s.Release(r))
 		q.Credit(c.others)
 	}
 	q.limit = 1<<63 - 1
-	if got := s.Inside().Ceiling(); got != 9000 {
+	if got := s.Ceiling(); got != 9000 {
 		t.Errorf("with a wide quota the ceiling is %d", got)
 	}
 }
@@ -148,18 +150,54 @@ func TestRefusedBytesAreNotCharged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := s.Inside().Reserve(s.Limit() + 1); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := s.Promise(s.Limit() + 1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
-	if s.Inside().TryReserveAt(0, s.Limit()+1) {
-		t.Error("a manager reserved above the limit")
-	}
-	if err := s.Inside().Occupy(s.Capacity() + 1); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := s.Occupy(s.Capacity() + 1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("occupied above the capacity: %v", err)
 	}
 	if q.used != 0 {
 		t.Errorf("the quota is charged %d bytes", q.used)
 	}
+}
+
+// TestQuotaIsChargedForWhatIsUsed: for promised, live and retired bytes, until they are free.
+func TestQuotaIsChargedForWhatIsUsed(t *testing.T) {
+	q := &counter{limit: 500}
+	p := &fakePool{keep: true}
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1000, Pool: p, Quota: q})
+	ok(t, err)
+	var c changes
+	s.Subscribe(c.listen)
+	charged := func(when string, want int64) {
+		t.Helper()
+		if q.used != want || s.Used() != want {
+			t.Errorf("%s the quota is charged %d bytes, and %d are used; want %d", when, q.used, s.Used(), want)
+		}
+	}
+	r := promise(t, s, 200)
+	b, err := drawFrom(s, r, 128)
+	ok(t, err)
+	charged("drawn:", 200)
+	if _, err := s.Promise(301); !errors.Is(err, tier.ErrOutOfBudget) || !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("more than the quota has: %v", err)
+	}
+	if s.Available() != 300 || s.Room() != 500 {
+		t.Errorf("%d bytes are available of a room of %d", s.Available(), s.Room())
+	}
+	ok(t, s.Release(r))
+	charged("the promise released:", 128)
+	c.expect(t, "the release", false)
+	ok(t, b.Release())
+	charged("retired:", 128)
+	p.reclaim()
+	charged("reclaimed:", 0)
+	c.expect(t, "the reclaim", false)
+	q.Credit(0)
+	c.expect(t, "a credit of another's", false)
+	ok(t, s.Close())
+	q.Credit(0)
+	c.expect(t, "a credit after the close")
 }
 
 // strict is a quota that takes the rule of its interface literally.
@@ -180,12 +218,10 @@ func TestOccupyNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Inside().Occupy(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Inside().Adopt(fakeMemory(0), nil).Release(); err != nil {
-		t.Error(err)
-	}
+	r, err := s.Occupy(0)
+	ok(t, err)
+	ok(t, s.Adopt(r, fakeMemory(0)).Release())
+	ok(t, s.Release(r))
 	if s.Used() != 0 || q.used != 0 {
 		t.Errorf("%d bytes are used, %d charged", s.Used(), q.used)
 	}

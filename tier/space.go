@@ -3,14 +3,16 @@ package tier
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/holds"
-	"github.com/spillway-db/spillway/internal/ledger"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/stripe"
 )
 
 // SpaceConfig describes a space. ID, Capacity and Pool are required; zero
@@ -24,53 +26,44 @@ type SpaceConfig struct {
 	Pool      Pool         // hands out the memory; the space closes it
 	Hint      string       // the setting that would make the space larger, for error messages
 	Quota     Quota        // charged for what is reserved here; may be nil, and shared by spaces
-	Logger    *slog.Logger // logs panics of listeners; nil means slog.Default
+	Logger    *slog.Logger // logs panics of subscribers; nil means slog.Default
 }
 
-// The argument pressed of listeners; see Subscribe.
-const (
-	released = false
-	pressed  = true
-)
-
-// A Space is one bounded memory in a tier. Its ledger counts every byte; its pool allocates the
-// memory. Bytes are first reserved, then drawn as buffers, and are free again when the buffer is
+// A Space is one bounded memory in a tier. Its books count every byte; its pool allocates the
+// memory. Bytes are first promised, then drawn as buffers, and are free again when the buffer is
 // released and the device is done with it. A Space does not wait for room: programs reserve through
 // a reservation.Manager, which does.
 //
+// A space is open from NewSpace on: promises are made and buffers are drawn up to the limit.
+//
+// A space is pressed while used and foreign bytes reach the trigger. Nothing is refused for that,
+// but subscribers are called, so that the monitor evicts until the pressure is below Stop.
+//
+// A space is lost when its pool, a Losable, has reported the loss of the device. Its limit is 0
+// from then on, for good. Promises and draws fail with the LostError; bytes are still given back.
+//
+// A space is closed after Close. Outstanding buffers stay usable and may be released later.
+//
 // A Space is safe for concurrent use.
 type Space struct {
-	cfg    SpaceConfig
-	paced  paced // the pool, if it is
-	ledger *ledger.Ledger
-
-	limit   atomic.Int64 // bytes, as are the others
-	trigger atomic.Int64
-	stop    atomic.Int64
-	foreign atomic.Int64
-	held    atomic.Int64 // used for as long as the space is open; see Hold
+	cfg     SpaceConfig
+	books   *books.Books
 	lost    atomic.Pointer[LostError]
-	fresh   atomic.Pointer[atomic.Int64] // see CountRetired; may be nil
-
-	holds   holds.List   // open handles and records, for lists of holders
-	copies  copies.List  // clean images
-	evicted atomic.Int64 // see inside.Evicted
-	panics  guard.Log    // of the listeners
-
-	listeners atomic.Pointer[[]listener] // copied on write; called without locks
+	foreign atomic.Int64                 // bytes that others hold on the device
+	held    atomic.Int64                 // see Hold
+	evicted atomic.Int64                 // see Evicted
+	fresh   atomic.Pointer[atomic.Int64] // see CountRetired
+	holds   holds.List                   // open handles and records, for lists of holders
+	clean   copies.List                  // clean images
+	panics  guard.Log                    // of subscribers
 
 	mu struct {
 		lockrank.Mutex[lockrank.Space]
-		nextListener int
-		closed       bool
-		cancels      []func()             // end the subscriptions to the quota and to the loss of the pool
-		buffers      map[*Buffer]struct{} // outstanding, for the leak report
+		closed      bool
+		cancels     []func()             // end the subscriptions to the quota and to the loss of the pool
+		subscribers []*func(bool)        // copied on write
+		buffers     map[*Buffer]struct{} // outstanding
 	}
-}
-
-type listener struct {
-	id int
-	f  func(s *Space, pressed bool)
 }
 
 // NewSpace returns an empty space.
@@ -83,25 +76,37 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	case cfg.Pool == nil:
 		return nil, fmt.Errorf("tier: %s: a pool is required", cfg.ID)
 	}
-	cfg.Fractions = cfg.Fractions.In(cfg.ID.Kind)
-	if err := cfg.Fractions.validateOf(cfg.Capacity); err != nil {
-		return nil, fmt.Errorf("%w (space %s)", err, cfg.ID)
+	marks, err := cfg.Fractions.of(cfg.ID, cfg.Capacity)
+	if err != nil {
+		return nil, err
 	}
-	s := &Space{cfg: cfg, ledger: ledger.New(cfg.Capacity)}
+	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks)}
 	s.panics.Logger = cfg.Logger
+	s.fresh.Store(new(atomic.Int64))
 	s.mu.buffers = make(map[*Buffer]struct{})
-	s.paced, _ = cfg.Pool.(paced)
-	s.mark(cfg.Fractions)
-	if cfg.Quota == nil { // a quota is called for each byte
-		s.ledger.AllowParking()
-	}
 	if cfg.Quota != nil {
-		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(released) }))
+		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
 	}
 	if pool, ok := cfg.Pool.(Losable); ok { // last: it may be lost already
 		s.mu.cancels = append(s.mu.cancels, pool.OnLost(s.lose))
 	}
 	return s, nil
+}
+
+// Close closes the pool. Buffers that are outstanding stay usable and may be
+// released later.
+func (s *Space) Close() error {
+	s.mu.Lock()
+	closed, cancels := s.mu.closed, s.mu.cancels
+	s.mu.closed = true
+	s.mu.Unlock()
+	if closed {
+		return ErrClosed
+	}
+	for _, cancel := range cancels {
+		cancel()
+	}
+	return s.cfg.Pool.Close()
 }
 
 // ID returns the space's name.
@@ -119,17 +124,63 @@ func (s *Space) Backend() string { return s.cfg.Backend }
 // Pool returns what hands out the memory.
 func (s *Space) Pool() Pool { return s.cfg.Pool }
 
+// Quota returns what the space charges for the bytes that it reserves, and what others may share;
+// nil if there is none.
+func (s *Space) Quota() Quota { return s.cfg.Quota }
+
+// Hint names the setting that would make the space larger, for error messages; it may be empty.
+func (s *Space) Hint() string { return s.cfg.Hint }
+
+// Books returns the space's counts and promises, for this module's packages.
+func (s *Space) Books() *books.Books { return s.books }
+
+// Holds returns the list of what keeps memory of the space, for this module's packages.
+func (s *Space) Holds() *holds.List { return &s.holds }
+
+// Charge returns what a buffer of size bytes takes out of the space.
+func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
+
+// Usage is the counts of a space at one moment, in bytes. Used is live + retired + reserved.
+type Usage = books.Usage
+
+// Usage returns the counts, all at the same moment.
+func (s *Space) Usage() Usage { return s.books.Usage() }
+
+// Used returns live + retired + reserved bytes.
+func (s *Space) Used() int64 { return s.Usage().Used() }
+
+// ResetPeak sets Usage.Peak to the bytes in use now, so that the next Usage has the peak of one
+// phase of a program.
+func (s *Space) ResetPeak() { s.books.ResetPeak() }
+
+// Foreign returns how many bytes other programs hold on the device, as last sampled: external bytes
+// in the documentation.
+func (s *Space) Foreign() int64 { return s.foreign.Load() }
+
+// PressureBytes returns used + foreign bytes: what Trigger and Stop are
+// compared with.
+func (s *Space) PressureBytes() int64 { return s.Used() + s.foreign.Load() }
+
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
 // Limit returns how many bytes reservations may take; 0 where the space is lost.
-func (s *Space) Limit() int64 { return s.limit.Load() }
+func (s *Space) Limit() int64 { return s.books.Marks().Limit }
 
 // Trigger returns the pressure, in bytes, at which the monitor starts.
-func (s *Space) Trigger() int64 { return s.trigger.Load() }
+func (s *Space) Trigger() int64 { return s.books.Marks().Trigger }
 
 // Stop returns the pressure, in bytes, at which the monitor ends at the latest.
-func (s *Space) Stop() int64 { return s.stop.Load() }
+func (s *Space) Stop() int64 { return s.books.Marks().Stop }
+
+// Available returns how many bytes a reservation could take now.
+func (s *Space) Available() int64 {
+	room := s.Limit() - s.Used()
+	if s.cfg.Quota != nil {
+		room = min(room, s.cfg.Quota.Remaining())
+	}
+	return max(0, room)
+}
 
 // Room returns the largest request that can ever fit: the limit, or the quota's if that is less,
 // without the bytes that the engine itself holds. Available returns what is free now.
@@ -138,18 +189,70 @@ func (s *Space) Room() int64 {
 	if s.cfg.Quota != nil {
 		room = min(room, s.cfg.Quota.Limit())
 	}
-	return max(0, room-s.Inside().Held())
+	return max(0, room-s.Held())
 }
 
 // Ceiling returns the most that Used could be now: the limit, or less if the quota has less left.
 // After a limit was lowered it may be below Used.
-func (in inside) Ceiling() int64 {
-	limit := in.Limit()
-	if in.cfg.Quota != nil {
-		used := in.ledger.Used()
-		limit = max(0, min(limit, used+min(limit, in.cfg.Quota.Remaining()))) // which may be all that an int64 holds
+func (s *Space) Ceiling() int64 {
+	limit := s.Limit()
+	if s.cfg.Quota == nil {
+		return limit
 	}
-	return limit
+	return max(0, min(limit, s.Used()+min(limit, s.cfg.Quota.Remaining()))) // which may be all that an int64 holds
+}
+
+// Held returns how many bytes are used for as long as the space is open: the engine's own (Hold),
+// and retired bytes of which the pool cannot find out whether the device has freed them (Unsure).
+// Room()+Held() is how many may be used at once.
+func (s *Space) Held() int64 { return s.held.Load() + s.Unsure() }
+
+// Unsure returns how many of the retired bytes stay retired for as long as the space is open.
+func (s *Space) Unsure() int64 {
+	if p, ok := s.cfg.Pool.(interface{ Unsure() int64 }); ok {
+		return p.Unsure()
+	}
+	return 0
+}
+
+// Hold marks n of the used bytes as the engine's own, such as staging chunks.
+func (s *Space) Hold(n int64) { s.held.Add(n) }
+
+// Pace returns how far a volume is ahead of the others that are written side by side with it; see
+// stripe.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
+func (s *Space) Pace() stripe.Pace {
+	if p, ok := s.cfg.Pool.(paced); ok {
+		return p.Pace().After(s.Usage().Reserved)
+	}
+	return stripe.Pace{}
+}
+
+// paced is what a Pool implements that is one of several which are written side by
+// side, each as fast as it can: a spill volume. What goes to any of them goes to
+// the one whose stripe.Pace is the least. A paced is safe for concurrent use.
+type paced interface {
+	Pace() stripe.Pace
+	// Promised is called before each Alloc with how many bytes of the space are promised and not
+	// drawn. Space.Pace counts them, and so must a caller that checks whether the pool was skipped.
+	Promised(n int64)
+}
+
+// SetMarks changes all marks; zero fields mean the tier's defaults. In bytes, stop must be above 0
+// and below the trigger. SetMarks replaces a limit that SetLimit set. Open reservations keep their
+// bytes; above a lower trigger the monitor begins to evict. The marks of a lost space stay, and the
+// error is a LostError.
+func (s *Space) SetMarks(f Fractions) error {
+	marks, err := f.of(s.cfg.ID, s.cfg.Capacity)
+	if err != nil {
+		return err
+	}
+	s.books.SetMarks(marks)
+	if err := s.Lost(); err != nil {
+		return err
+	}
+	s.fit()
+	s.Reserved()
+	return nil
 }
 
 // SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. Reservations that are
@@ -160,232 +263,17 @@ func (s *Space) SetLimit(n int64) error {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d",
 			s.cfg.ID, n, s.cfg.Capacity)
 	}
-	changed, err := s.swapLimit(n)
-	if changed {
-		s.limitChanged()
-		if s.Used() > n { // also below the trigger
-			s.notify(pressed)
-		}
-	}
-	return err
-}
-
-// limitChanged is called with no lock held.
-func (s *Space) limitChanged() {
-	s.ledger.LimitsChanged()
-	s.fitCopies()
-	s.notify(released)
-}
-
-// SetMarks changes all marks; zero fields mean the tier's defaults. In bytes, stop must be above 0
-// and below the trigger. SetMarks replaces a limit that SetLimit set. Open reservations keep their
-// bytes; above a lower trigger the monitor begins to evict. The marks of a lost space stay, and the
-// error is a LostError.
-func (s *Space) SetMarks(f Fractions) error {
-	f = f.In(s.Kind())
-	if err := f.validateOf(s.cfg.Capacity); err != nil {
-		return fmt.Errorf("%w (space %s)", err, s.cfg.ID)
-	}
-	s.mu.Lock()
-	lost := s.Lost()
-	if lost == nil {
-		s.mark(f)
-	}
-	s.mu.Unlock()
-	if lost != nil {
-		return lost
-	}
-	s.limitChanged()
-	s.tellPressure()
-	return nil
-}
-
-func (s *Space) mark(f Fractions) {
-	s.limit.Store(share(s.cfg.Capacity, f.Limit))
-	s.trigger.Store(share(s.cfg.Capacity, f.Trigger))
-	s.stop.Store(share(s.cfg.Capacity, f.Stop))
-}
-
-// swapLimit sets the limit, unless the space is lost, and reports whether that changed it.
-func (s *Space) swapLimit(n int64) (changed bool, err error) {
-	s.mu.Lock() // lose has it, too
-	defer s.mu.Unlock()
+	changed := s.books.SetLimit(n)
 	if err := s.Lost(); err != nil {
-		return false, err
+		return err
 	}
-	return s.limit.Swap(n) != n, nil
-}
-
-// Usage returns the counts of the ledger, all at the same moment.
-func (s *Space) Usage() Usage { return Usage(s.ledger.Snapshot()) }
-
-// ResetPeak sets Usage.Peak to the bytes in use now, so that the next Usage has the peak of one
-// phase of a program.
-func (s *Space) ResetPeak() { s.ledger.ResetPeak() }
-
-// Usage is the counts of a space's ledger at one moment, in bytes.
-type Usage struct {
-	Live     int64 // in buffers that are in use
-	Retired  int64 // freed, but the device may still be working on them
-	Reserved int64 // promised and not yet drawn
-	Cached   int64 // in copies of batches that are current elsewhere; reclaimable at once and not in Used
-	Peak     int64 // largest Used since the start or the last ResetPeak
-}
-
-// Used is live + retired + reserved.
-func (u Usage) Used() int64 { return u.Live + u.Retired + u.Reserved }
-
-// Used returns live + retired + reserved bytes, as one word.
-func (s *Space) Used() int64 { return s.ledger.Used() }
-
-// Available returns how many bytes a reservation could take now.
-func (s *Space) Available() int64 {
-	room := s.Limit() - s.ledger.Used()
-	if s.cfg.Quota != nil {
-		room = min(room, s.cfg.Quota.Remaining())
-	}
-	return max(0, room)
-}
-
-// Foreign returns how many bytes other programs hold on the device, as last sampled: external bytes
-// in the documentation.
-func (s *Space) Foreign() int64 { return s.foreign.Load() }
-
-// PressureBytes returns used + foreign bytes: what Trigger and Stop are
-// compared with.
-func (s *Space) PressureBytes() int64 { return s.ledger.Used() + s.foreign.Load() }
-
-// Charge returns what a buffer of size bytes takes out of the space.
-func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
-
-// Subscribe calls f after changes, on the goroutine that made them and with no lock held. With
-// pressed, used or foreign bytes rose, and the pressure is at the trigger or above it, or more is
-// used than a new limit allows: the monitor should evict. Without pressed, they fell or the limit
-// changed: a waiter may fit now, or can never fit. Rises below the trigger make no call, and
-// neither do releases of bytes that the space parks (see Attend). f must be quick and must not
-// block. A panic of f is logged. The returned function ends the subscription; a call that has begun
-// may still be running when it returns.
-func (in inside) Subscribe(f func(s *Space, pressed bool)) (cancel func()) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	id := in.mu.nextListener
-	in.mu.nextListener++
-	var next []listener
-	if old := in.listeners.Load(); old != nil {
-		next = slices.Clone(*old)
-	}
-	next = append(next, listener{id, f})
-	in.listeners.Store(&next)
-	return func() {
-		in.mu.Lock()
-		defer in.mu.Unlock()
-		next := slices.DeleteFunc(slices.Clone(*in.listeners.Load()), func(l listener) bool { return l.id == id })
-		in.listeners.Store(&next)
-	}
-}
-
-func (s *Space) notify(pressed bool) {
-	ls := s.listeners.Load()
-	if ls == nil {
-		return
-	}
-	lockrank.AssertNone("a space's listeners are called")
-	for i := range *ls {
-		s.tell(&(*ls)[i], pressed)
-	}
-}
-
-// tell calls one listener. If one panics, the others are still called, and the caller, which may be
-// serving others, goes on.
-func (s *Space) tell(l *listener, pressed bool) {
-	defer s.panics.Recover("a listener of a space")
-	l.f(s, pressed)
-}
-
-// Reserve is ReserveLeaving nothing.
-func (in inside) Reserve(n int64) error { return in.ReserveLeaving(n, 0) }
-
-// ReserveLeaving reserves n bytes if spare more stay free below the limit. Otherwise it returns a
-// NoSpaceError, or a LostError if the space is lost. The caller must either Draw or Unreserve every
-// byte.
-func (in inside) ReserveLeaving(n, spare int64) error {
-	if n < 0 {
-		return fmt.Errorf("tier: %s: cannot reserve %d bytes", in.cfg.ID, n)
-	}
-	if n == 0 {
-		return nil
-	}
-	if in.cfg.Quota != nil {
-		if err := in.cfg.Quota.Charge(n); err != nil {
-			return in.refusal(n, err)
+	if changed {
+		s.fit()
+		if s.Used() > n { // also below the trigger
+			s.notify(true)
 		}
 	}
-	if !in.ledger.Reserve(n, in.Limit()-spare) {
-		if in.cfg.Quota != nil {
-			in.cfg.Quota.Credit(n)
-		}
-		return in.refusal(n, nil)
-	}
-	in.tellPressure()
 	return nil
-}
-
-// tellPressure calls the listeners, with pressed, if the pressure is at the trigger or above it.
-func (s *Space) tellPressure() {
-	if s.ledger.UsedOrParked()+s.foreign.Load() >= s.Trigger() && s.PressureBytes() >= s.Trigger() {
-		s.notify(pressed)
-	}
-}
-
-func (s *Space) unreserveAt(at uint32, n int64, below func() int64) {
-	if n == 0 {
-		return
-	}
-	switch done, tell := s.ledger.TryPark(at, n, below); {
-	case tell:
-		s.notify(released)
-	case !done:
-		s.Inside().Unreserve(n)
-	}
-}
-
-// parkBelow returns how many bytes may be used for released bytes to be parked: a space that is
-// fuller calls its listeners at each release.
-func (s *Space) parkBelow() int64 { return min(s.Stop()-s.foreign.Load(), s.Limit()) }
-
-// Unreserve frees n reserved bytes that were not drawn, and calls the listeners.
-func (in inside) Unreserve(n int64) {
-	if n == 0 {
-		return
-	}
-	in.ledger.Unreserve(n)
-	in.credited(n)
-}
-
-// credited calls the listeners, because n bytes are free again.
-func (s *Space) credited(n int64) {
-	if s.cfg.Quota != nil {
-		s.cfg.Quota.Credit(n) // which notifies all the spaces that share it, and so this one
-		return
-	}
-	s.notify(released)
-}
-
-// Close closes the pool. Buffers that are outstanding stay usable and may be
-// released later.
-func (s *Space) Close() error {
-	s.mu.Lock()
-	if s.mu.closed {
-		s.mu.Unlock()
-		return ErrClosed
-	}
-	s.mu.closed = true
-	cancels := s.mu.cancels
-	s.mu.Unlock()
-	for _, cancel := range cancels {
-		cancel()
-	}
-	return s.cfg.Pool.Close()
 }
 
 // Lost returns a *LostError if the device of the space is lost, and otherwise nil. Reservations
@@ -398,24 +286,168 @@ func (s *Space) Lost() error {
 	return nil
 }
 
-// lose is called by the pool when the device is lost. It sets the limit to 0 and calls the
-// listeners, so waiters for room here fail, or go on waiting for other spaces.
+// lose is called by the pool when the device is lost.
 func (s *Space) lose(why error) {
-	if !s.loseOnce(&LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
-		return
+	// The error is set first, so that a request which the limit refuses finds the reason.
+	if s.lost.CompareAndSwap(nil, &LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
+		s.books.SetLimit(0)
+		s.fit()
 	}
-	s.limitChanged()
 }
 
-func (s *Space) loseOnce(lost *LostError) bool {
+// Subscribe calls f after changes, on the goroutine that made them and with no lock held. With
+// pressed, used or foreign bytes rose, and the pressure is at the trigger or above it, or more is
+// used than a new limit allows: the monitor should evict. Without pressed, they fell, the limit
+// changed or the space was lost: a waiter may fit now, or can never fit. Rises below the trigger
+// make no call. f must be quick and must not block. A panic of f is logged. The returned function
+// ends the subscription; a call that has begun may still be running when it returns.
+func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lost.Load() != nil {
-		return false
+	one := &f
+	s.mu.subscribers = append(s.mu.subscribers, one)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		all := slices.Clone(s.mu.subscribers)
+		s.mu.subscribers = slices.DeleteFunc(all, func(f *func(bool)) bool { return f == one })
 	}
-	s.lost.Store(lost) // first, so that a request refused for the limit finds the reason
-	s.limit.Store(0)
-	return true
+}
+
+// Subscribers returns how many subscriptions there are: what each change costs, in calls.
+func (s *Space) Subscribers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.mu.subscribers)
+}
+
+// notify calls all subscribers. If one panics, the others are still called, and the caller, which
+// may be serving others, goes on.
+func (s *Space) notify(pressed bool) {
+	lockrank.AssertNone("a space's listeners are called")
+	s.mu.Lock()
+	all := s.mu.subscribers
+	s.mu.Unlock()
+	for _, f := range all {
+		s.panics.Do("a listener of a space", func() { (*f)(pressed) })
+	}
+}
+
+// Reserved calls the subscribers if the pressure is at the trigger or above it. It must be called
+// with no lock held after bytes were reserved through Books.
+func (s *Space) Reserved() {
+	if s.PressureBytes() >= s.Trigger() {
+		s.notify(true)
+	}
+}
+
+// Freed credits the quota with n bytes and calls the subscribers. It must be called with no lock
+// held after n reserved bytes became free in Books. If n is 0, it does nothing.
+func (s *Space) Freed(n int64) {
+	switch {
+	case n == 0:
+	case s.cfg.Quota != nil:
+		s.cfg.Quota.Credit(n) // which notifies all the spaces that share it, and so this one
+	default:
+		s.notify(false)
+	}
+}
+
+// SetForeign records how many bytes others hold on the device, as sampled. Subscribers are called
+// if that presses the space, or if it is less than before. ForeignOn documents the number.
+func (s *Space) SetForeign(n int64) {
+	n = min(max(0, n), math.MaxInt64-s.cfg.Capacity) // so that the pressure is a number
+	switch before := s.foreign.Swap(n); {
+	case before > n:
+		s.notify(false)
+	case before < n:
+		s.Reserved()
+	}
+}
+
+// ForeignOn returns how many bytes of the space's capacity others hold on dev, the device
+// that the space is on: other processes, other libraries of this one, and other spaces on
+// the same device. It is what is neither free nor in the space's own books. What the device
+// keeps of freed memory counts as free, and memory of others that the space has adopted
+// as its own. If the device is larger than the space, others may fill the rest
+// of it first.
+//
+// Decorators are looked through, because the limits that they make are not foreign bytes.
+// ok is false if the number cannot be found now: the space is lost, the device does not answer, or
+// the space's books change all the time. The call may take as long as the device's driver
+// does; it must be made with no lock held.
+func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
+	for d := range layers(dev) {
+		dev = d // the innermost
+	}
+	for range 4 {
+		before := s.Usage()
+		free, known := freeOn(dev)
+		after := s.Usage()
+		if s.Lost() != nil || !known {
+			return 0, false
+		}
+		if before.Live == after.Live && before.Retired == after.Retired {
+			return max(0, s.cfg.Capacity-after.Live-after.Retired-free), true
+		}
+	}
+	return 0, false
+}
+
+func freeOn(dev Device) (bytes int64, known bool) {
+	// A device that may fail to find out has FreeBytes.
+	if t, ok := dev.(interface{ FreeBytes() (int64, error) }); ok {
+		free, err := t.FreeBytes()
+		return free, err == nil
+	}
+	free, total := dev.MemInfo()
+	return free, total > 0
+}
+
+// Promise reserves n bytes, for code that has no reservation.Manager. It drops clean images where
+// they are in the way. The caller must Release the promise. The error is a NoSpaceError, or a
+// LostError if the space is lost.
+func (s *Space) Promise(n int64) (*books.Promise, error) {
+	return s.promise(n, func() (*books.Promise, int64) { return s.books.Promise(n, 0, nil, false) })
+}
+
+// Occupy is Promise for memory that was in use before the space was made, such as files that
+// outlived a process, or that is lent to the space. The limit does not count, because the bytes are
+// there; more than the capacity is a NoSpaceError.
+func (s *Space) Occupy(n int64) (*books.Promise, error) {
+	return s.promise(n, func() (*books.Promise, int64) { return s.books.Occupy(n) })
+}
+
+// promise charges the quota, and tries to make a promise of n bytes for as long as clean images are
+// in the way.
+func (s *Space) promise(n int64, try func() (*books.Promise, int64)) (*books.Promise, error) {
+	if n < 0 {
+		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
+	}
+	if err := s.Lost(); err != nil {
+		return nil, err
+	}
+	charged := s.cfg.Quota != nil && n > 0
+	if charged {
+		if err := s.cfg.Quota.Charge(n); err != nil {
+			return nil, s.refusal(n, err)
+		}
+	}
+	for {
+		seen := s.CopyChanges()
+		p, drop := try()
+		if p != nil {
+			s.Reserved()
+			return p, nil
+		}
+		if drop == 0 || !s.DropOldest(drop, seen) {
+			break
+		}
+	}
+	if charged {
+		s.cfg.Quota.Credit(n)
+	}
+	return nil, s.refusal(n, nil)
 }
 
 // refusal returns the error of a request for n bytes that failed.
@@ -424,4 +456,20 @@ func (s *Space) refusal(n int64, cause error) error {
 		return err
 	}
 	return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: cause}
+}
+
+// Release ends a promise: its unused bytes are free again. A second call returns ErrReleased.
+func (s *Space) Release(p *books.Promise) error {
+	out := p.Release()
+	if out.Released {
+		return ErrReleased
+	}
+	s.Freed(out.Freed)
+	return nil
+}
+
+// Unreserve frees n bytes that were reserved through Books and are in no promise.
+func (s *Space) Unreserve(n int64) {
+	s.books.Unreserve(n)
+	s.Freed(n)
 }

@@ -4,61 +4,86 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// Draw turns Charge(size) promised bytes, which the caller must hold, into a
-// buffer. cuts are ascending multiples of 4096 at which the memory may be
-// split if it cannot be had in one piece; see Pool. On an error the bytes are
-// promised still. A size of 0 gives a nil buffer and no error. account, which
-// may be nil, is offered the bytes when the buffer is gone.
-func (in inside) Draw(size int64, cuts []int64, account Account) (*Buffer, error) {
-	return in.DrawOf(size, cuts, keptOf(account), 0)
-}
-
-// keptOf returns a pointer to an account, as buffers keep it; nil for none.
-func keptOf(account Account) *Account {
-	if account == nil {
-		return nil
-	}
-	return &account
-}
-
-// DrawOf is Draw for an account that serves several reservations, one after the other. of is the
-// number of the reservation, which Credit gets back; a reservation.Manager passes its generation.
-func (in inside) DrawOf(size int64, cuts []int64, account *Account, of uint64) (*Buffer, error) {
+// Draw allocates a buffer of size bytes. The caller has turned Charge(size) bytes of p into live
+// ones before, with p.Draw, and on an error turns them back with p.Undraw. cuts are ascending
+// multiples of 4096 at which the memory may be split if it cannot be had in one piece; see Pool. A
+// size of 0 gives a nil buffer and no error.
+//
+// When the memory is reclaimed, the bytes return to p if it is still open, and otherwise are free.
+// reclaimed, which may be nil, is called with the charge just before that, with no lock held.
+func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(n int64)) (*Buffer, error) {
 	if size < 0 {
-		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", in.cfg.ID, size)
+		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
 	}
-	if err := in.Lost(); err != nil {
+	if err := s.Lost(); err != nil || size == 0 {
 		return nil, err
 	}
-	if size == 0 {
-		return nil, nil
+	for n := size; ; n = min(2*n, s.cfg.Capacity) {
+		seen := s.CopyChanges()
+		mem, err := s.alloc(size, cuts)
+		if err == nil {
+			return s.list(&Buffer{mem: mem, charge: s.Charge(size), promise: p, reclaimed: reclaimed}), nil
+		}
+		// Where the pool has no room, or not in one piece, clean images are dropped, twice as many
+		// with each try.
+		if !errors.Is(err, ErrNoSpace) || !s.DropOldest(n, seen) {
+			return nil, cmp.Or(s.Lost(), err) // the error may be the device's report of its loss
+		}
 	}
-	charge := in.Charge(size)
-	in.ledger.Draw(charge)
-	mem, err := in.allocBesideCopies(size, cuts)
+}
+
+// DrawNew draws a buffer from a promise of its own, for code that has no reservation.Manager.
+func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
+	p, err := s.Promise(s.Charge(size))
 	if err != nil {
-		in.ledger.Undraw(charge)
-		return nil, cmp.Or(in.Lost(), err) // it may be the device's word for its loss
+		return nil, err
 	}
-	b := &Buffer{space: in.Space, mem: mem, charge: charge, account: account, of: of, stack: invariants.Stack()}
-	in.list(b)
-	return b, nil
+	p.Draw(s.Charge(size), 0, false)
+	b, err := s.Draw(p, size, cuts, nil)
+	if err != nil {
+		p.Undraw(s.Charge(size), 0)
+	}
+	return b, errors.Join(err, s.Release(p))
+}
+
+// Adopt returns a buffer of memory that the pool has handed out already, or that is lent. It draws
+// Charge(mem.Size()) bytes from p, which must have them. The buffer frees the memory as its own.
+func (s *Space) Adopt(p *books.Promise, mem Memory) *Buffer {
+	charge := s.Charge(mem.Size())
+	if out := p.Draw(charge, 0, false); out.Released || out.Short > 0 {
+		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.cfg.ID, charge, out))
+	}
+	return s.list(&Buffer{mem: mem, charge: charge, promise: p})
 }
 
 // list adds a new buffer, which its owner has, to the space's list of buffers.
-func (s *Space) list(b *Buffer) {
+func (s *Space) list(b *Buffer) *Buffer {
+	b.space, b.stack = s, invariants.Stack()
 	b.holders.Store(owned)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.mu.buffers[b] = struct{}{}
-	s.mu.Unlock()
+	return b
 }
 
-// alloc asks the pool and makes a panic of a backend an error.
+// HoldBuffer is Hold for the bytes of a buffer. From now on no list has the buffer: neither that of
+// leaks, nor that of holders.
+func (s *Space) HoldBuffer(b *Buffer) {
+	s.Hold(b.charge)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.mu.buffers, b)
+}
+
+// alloc asks the pool. It makes a panic of a backend an error, and completes an error for lack of
+// room with the space, the numbers of its books, and a hint.
 func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	lockrank.AssertNone("a pool allocates")
 	defer func() {
@@ -69,23 +94,17 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 			mem, err = nil, fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
 		}
 	}()
-	if s.paced != nil {
-		s.paced.Promised(s.ledger.Snapshot().Reserved)
+	if p, ok := s.cfg.Pool.(paced); ok {
+		p.Promised(s.Usage().Reserved)
 	}
 	mem, err = s.cfg.Pool.Alloc(size, cuts)
-	var full *NoSpaceError
-	if errors.As(err, &full) && !full.Space.Valid() {
-		s.name(full, size)
-	}
 	if err == nil && mem == nil {
 		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
 	}
-	return mem, err
-}
-
-// name completes a pool's error for size reserved bytes: the space, the numbers of its ledger, and
-// a hint.
-func (s *Space) name(full *NoSpaceError, size int64) {
+	var full *NoSpaceError
+	if !errors.As(err, &full) || full.Space.Valid() {
+		return mem, err
+	}
 	full.Space = s.cfg.ID
 	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
 		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
@@ -95,15 +114,25 @@ func (s *Space) name(full *NoSpaceError, size int64) {
 			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"
 		}
 	}
-	if full.Hint == "" { // else it was not the space's memory that was too small
-		full.Hint = s.cfg.Hint
-	}
+	full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
+	return mem, err
+}
+
+// CountRetired makes n count the bytes that are retired from now on until the next call of
+// CountRetired. When the memory of a buffer in n is reclaimed, n falls again, even after that call.
+// So the caller learns how old the retired bytes are.
+func (s *Space) CountRetired(n *atomic.Int64) { s.fresh.Store(n) }
+
+// giver is memory of a space's device that other code has allocated, and wants back: the
+// buffer of such memory returns it there instead of to the space's pool.
+type giver interface {
+	// GiveBack is called once, when the memory is not in use any more, with no lock held. It calls
+	// reclaimed when the memory is its owner's again, as Pool.Free does, and must not panic either.
+	GiveBack(reclaimed func())
 }
 
 // free returns a buffer's memory to the pool. The bytes are retired until the pool calls back, when
-// the device is done with them. Then the account may keep them for its reservation (Credit);
-// otherwise they are free, and the listeners are called. The memory of a clean image was cached,
-// and is just free.
+// the device is done with them. Those of a clean image were cached, and are just free.
 //
 // free does not recover panics: the pool recovers those of a device or of a program, so others are
 // bugs.
@@ -112,52 +141,63 @@ func (s *Space) free(b *Buffer) {
 	s.mu.Lock()
 	delete(s.mu.buffers, b)
 	s.mu.Unlock()
-	charge, account, of, copied := b.charge, b.account, b.of, b.holders.Load()&cached != 0
-	unsure, fresh := s.Inside().Unsure(), s.fresh.Load()
-	if copied {
-		fresh = nil
-	} else {
-		s.ledger.Retire(charge)
+	unsure := s.Unsure()
+	reclaimed := func() {
+		s.books.Uncache(b.charge)
+		s.notify(false)
 	}
-	if fresh != nil {
-		fresh.Add(charge)
+	if b.holders.Load()&cached == 0 {
+		s.books.Retire(b.charge)
+		fresh := s.fresh.Load()
+		fresh.Add(b.charge)
+		reclaimed = func() {
+			fresh.Add(-b.charge)
+			if b.reclaimed != nil {
+				b.reclaimed(b.charge)
+			}
+			s.Freed(s.books.Reclaim(b.promise, b.charge))
+		}
 	}
-	free := s.cfg.Pool.Free
 	if m, ok := b.mem.(giver); ok {
-		free = func(_ Memory, reclaimed func()) { m.GiveBack(reclaimed) }
+		m.GiveBack(reclaimed)
+	} else {
+		s.cfg.Pool.Free(b.mem, reclaimed)
 	}
-	free(b.mem, func() {
-		if copied {
-			s.ledger.Forget(charge)
-			s.notify(released)
-			return
-		}
-		if fresh != nil {
-			fresh.Add(-charge)
-		}
-		if account != nil && (*account).Credit(of, charge) {
-			return
-		}
-		s.ledger.Reap(charge)
-		s.credited(charge)
-	})
-	if s.Inside().Unsure() > unsure { // Room fell, so a waiter may never fit
-		s.notify(released)
+	if s.Unsure() > unsure { // Room fell, so a waiter may never fit
+		s.notify(false)
 	}
 }
 
-// Account is what the bytes of a buffer were drawn from: a reservation, which may take them back.
-type Account interface {
-	// Credit is called with no lock held when the memory of a buffer that was charged n bytes is
-	// reclaimed. An account that keeps the bytes reserved calls Inside().Recall(n) and returns
-	// true; if it returns false they become free. of is what the buffer was drawn with (DrawOf).
-	Credit(of uint64, n int64) bool
+// splitter is what a Pool implements that can make several memories of one: a spill volume.
+type splitter interface {
+	Together() int64
+	Split(m Memory, sizes []int64) []Memory
 }
 
-// giver is memory of a space's device that other code has allocated, and wants back: the
-// buffer of such memory returns it there instead of to the space's pool.
-type giver interface {
-	// GiveBack is called once, when the memory is not in use any more, with no lock held. It calls
-	// reclaimed when the memory is its owner's again, as Pool.Free does, and must not panic either.
-	GiveBack(reclaimed func())
+// Together returns how many bytes are best drawn as one buffer now, to be written at once and then
+// split; 0 where buffers cannot be.
+func (s *Space) Together() int64 {
+	if pool, ok := s.cfg.Pool.(splitter); ok {
+		return pool.Together()
+	}
+	return 0
+}
+
+// Split makes several buffers of b, with the bytes that are in it: of so many bytes each, in order,
+// which are whole pages and add up to all of it. They are charged together what b is. Only the
+// caller may have b, which is gone then. Where the pool cannot, Split returns nil, and b is as
+// it was.
+func (s *Space) Split(b *Buffer, sizes []int64) (parts []*Buffer) {
+	mems := s.cfg.Pool.(splitter).Split(b.mem, sizes)
+	if mems == nil {
+		return nil
+	}
+	b.holders.Store(0)
+	s.mu.Lock()
+	delete(s.mu.buffers, b)
+	s.mu.Unlock()
+	for i, mem := range mems {
+		parts = append(parts, s.list(&Buffer{mem: mem, charge: sizes[i], promise: b.promise, reclaimed: b.reclaimed}))
+	}
+	return parts
 }

@@ -1,69 +1,77 @@
-package tier
+package tier_test
 
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
+
+	"github.com/spillway-db/spillway/tier"
 )
 
 // TestAdoptedMemoryIsChargedAsDrawn: what was in use before the space is promised even above
 // the limit, never above the capacity, and its buffers are as any others.
 func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 	pool := &adoptPool{}
-	s, err := NewSpace(SpaceConfig{ID: ID{Kind: Disk}, Capacity: 10 * Page, Fractions: Fractions{Limit: 0.5, Trigger: 0.5, Stop: 0.4}, Pool: pool})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Inside().Occupy(8 * Page); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Inside().Occupy(3 * Page); !errors.Is(err, ErrNoSpace) {
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Disk}, Capacity: 10 * page, Pool: pool,
+		Fractions: tier.Fractions{Limit: 0.5, Trigger: 0.5, Stop: 0.4},
+	})
+	ok(t, err)
+	r, err := s.Occupy(8 * page)
+	ok(t, err)
+	if _, err := s.Occupy(3 * page); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the capacity is in use: %v", err)
 	}
-	if err := s.Inside().Reserve(Page); !errors.Is(err, ErrNoSpace) {
+	if _, err := s.Promise(page); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
-	b := s.Inside().Adopt(adoptMemory(3*Page), nil)
-	if u := s.Usage(); u.Live != 3*Page || u.Reserved != 5*Page || b.Size() != 3*Page || len(s.Leaks()) != 1 {
+	b := s.Adopt(r, fakeMemory(3*page))
+	if u := s.Usage(); u.Live != 3*page || u.Reserved != 5*page || b.Size() != 3*page || len(s.Leaks()) != 1 {
 		t.Errorf("%+v, a buffer of %d", u, b.Size())
 	}
-	end, ok := b.TryLease()
-	if !ok {
+	end, leased := b.TryLease()
+	if !leased {
 		t.Fatal("no lease on a buffer that is held")
 	}
 	if err := b.Release(); err != nil || pool.freed != 0 {
 		t.Errorf("released with a lease: %v, %d freed", err, pool.freed)
 	}
-	again, ok := b.TryLease()
-	if !ok {
+	again, leased := b.TryLease()
+	if !leased {
 		t.Fatal("no lease while there is one")
 	}
 	end()
 	again()
-	if _, ok := b.TryLease(); ok || pool.freed != 1 {
+	if _, leased := b.TryLease(); leased || pool.freed != 1 {
 		t.Errorf("a lease on memory that is gone; %d freed", pool.freed)
 	}
-	if _, ok := (*Buffer)(nil).TryLease(); !ok {
+	if _, leased := (*tier.Buffer)(nil).TryLease(); !leased {
 		t.Error("no lease on no bytes")
 	}
-	s.Inside().Unreserve(5 * Page)
+	ok(t, s.Release(r))
 	if s.Used() != 0 {
 		t.Errorf("%+v", s.Usage())
 	}
 }
 
+// TestAdoptedMemoryMayBePutBack: while the promise is open, the bytes of its buffers return to it.
+func TestAdoptedMemoryMayBePutBack(t *testing.T) {
+	s := cleanSpace(t, 10, nil)
+	r, err := s.Occupy(8 * page)
+	ok(t, err)
+	ok(t, s.Adopt(r, fakeMemory(8*page)).Release())
+	wantUsage(t, s, 0, 8, 0)
+	ok(t, s.Release(r))
+	wantUsage(t, s, 0, 0, 0)
+}
+
 // TestTryLeaseBesideRelease: the memory goes once, and never under a lease.
 func TestTryLeaseBesideRelease(t *testing.T) {
 	pool := &adoptPool{}
-	s, err := NewSpace(SpaceConfig{ID: ID{Kind: Disk}, Capacity: 10 * Page, Pool: pool})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for round := range 500 {
-		if err := s.Inside().Occupy(Page); err != nil {
-			t.Fatal(err)
-		}
-		b := s.Inside().Adopt(adoptMemory(Page), nil)
+	s := newSpace(t, 10*page, pool)
+	for round := range rounds(500) {
+		b := draw(t, s, page)
 		var all sync.WaitGroup
 		for range 2 {
 			all.Go(func() {
@@ -87,10 +95,6 @@ func TestTryLeaseBesideRelease(t *testing.T) {
 	}
 }
 
-type adoptMemory int64
-
-func (m adoptMemory) Size() int64 { return int64(m) }
-
 // adoptPool counts what is freed.
 type adoptPool struct {
 	mu    sync.Mutex
@@ -103,11 +107,11 @@ func (p *adoptPool) count() int {
 	return p.freed
 }
 
-func (p *adoptPool) Charge(n int64) int64 { return (n + Page - 1) / Page * Page }
+func (p *adoptPool) Charge(n int64) int64 { return (n + page - 1) / page * page }
 
-func (p *adoptPool) Alloc(int64, []int64) (Memory, error) { return nil, ErrNotSupported }
+func (p *adoptPool) Alloc(n int64, _ []int64) (tier.Memory, error) { return fakeMemory(n), nil }
 
-func (p *adoptPool) Free(_ Memory, reclaimed func()) {
+func (p *adoptPool) Free(_ tier.Memory, reclaimed func()) {
 	p.mu.Lock()
 	p.freed++
 	p.mu.Unlock()
@@ -118,7 +122,7 @@ func (p *adoptPool) Close() error { return nil }
 
 // lent counts how often it was given back.
 type lent struct {
-	adoptMemory
+	fakeMemory
 	back *int
 }
 
@@ -131,22 +135,15 @@ func (m lent) GiveBack(reclaimed func()) {
 // last lease has ended.
 func TestLentMemoryGoesBack(t *testing.T) {
 	pool := new(adoptPool)
-	s, err := NewSpace(SpaceConfig{ID: ID{Kind: GPU}, Capacity: 4 * Page, Pool: pool, Backend: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Inside().Occupy(2 * Page); err != nil {
-		t.Fatal(err)
-	}
+	s := newSpace(t, 4*page, pool)
+	r, err := s.Occupy(2 * page)
+	ok(t, err)
 	back := 0
-	b := s.Inside().Adopt(lent{2 * Page, &back}, nil)
-	if u := s.Usage(); u.Live != 2*Page {
-		t.Errorf("the books say %+v", u)
-	}
+	b := s.Adopt(r, lent{2 * page, &back})
+	ok(t, s.Release(r))
+	usage(t, s, "adopted", 2*page, 0, 0)
 	end := b.Lease()
-	if err := b.Release(); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, b.Release())
 	if back != 0 {
 		t.Error("given back under a lease")
 	}
@@ -154,4 +151,105 @@ func TestLentMemoryGoesBack(t *testing.T) {
 	if back != 1 || pool.count() != 0 || s.Used() != 0 {
 		t.Errorf("given back %d times, to the pool %d times, %+v", back, pool.count(), s.Usage())
 	}
+}
+
+// splitPool splits memory.
+type splitPool struct {
+	fakePool
+	refuse bool
+}
+
+func (p *splitPool) Together() int64 { return 512 }
+
+func (p *splitPool) Split(_ tier.Memory, sizes []int64) (all []tier.Memory) {
+	if p.refuse {
+		return nil
+	}
+	for _, n := range sizes {
+		all = append(all, fakeMemory(n))
+	}
+	return all
+}
+
+// TestSplit: the parts are charged what the whole was, and are released each by itself. What the
+// pool does not split stays as it was.
+func TestSplit(t *testing.T) {
+	if n := newSpace(t, 1000, &fakePool{}).Together(); n != 0 {
+		t.Errorf("of a pool that does not split, %d bytes are drawn together", n)
+	}
+	pool := &splitPool{refuse: true}
+	s := newSpace(t, 1000, pool)
+	r := promise(t, s, 512)
+	b, err := drawFrom(s, r, 512)
+	ok(t, err)
+	if s.Together() != 512 || s.Split(b, []int64{256, 256}) != nil || b.Leased() != 0 || len(s.Leaks()) != 1 {
+		t.Error("a refused split has changed the buffer")
+	}
+	pool.refuse = false
+	parts := s.Split(b, []int64{128, 384})
+	usage(t, s, "split", 512, 0, 0)
+	if len(parts) != 2 || parts[1].Charge() != 384 || len(s.Leaks()) != 2 {
+		t.Fatalf("%d parts, leaks %v", len(parts), s.Leaks())
+	}
+	ok(t, parts[0].Release())
+	usage(t, s, "with one part", 384, 0, 128)
+	ok(t, s.Release(r))
+	ok(t, parts[1].Release())
+	usage(t, s, "in the end", 0, 0, 0)
+}
+
+// TestCountRetired: what is retired counts in the counter of its time until it is reclaimed.
+func TestCountRetired(t *testing.T) {
+	pool := &fakePool{keep: true}
+	s := newSpace(t, 1000, pool)
+	a, b := draw(t, s, 64), draw(t, s, 128)
+	var first, second atomic.Int64
+	s.CountRetired(&first)
+	ok(t, a.Release())
+	s.CountRetired(&second)
+	ok(t, b.Release())
+	if first.Load() != 64 || second.Load() != 128 {
+		t.Errorf("%d and %d bytes are retired", first.Load(), second.Load())
+	}
+	pool.reclaim()
+	if first.Load() != 0 || second.Load() != 0 {
+		t.Errorf("after the reclaim %d and %d", first.Load(), second.Load())
+	}
+}
+
+// TestHeldBytes: the engine's own, and those that are retired for good, are not in Room.
+func TestHeldBytes(t *testing.T) {
+	pool := &unsurePool{}
+	s := newSpace(t, 1000, pool)
+	b, c := draw(t, s, 64), draw(t, s, 128)
+	s.HoldBuffer(b)
+	s.Hold(6)
+	if s.Held() != 70 || s.Room() != 830 || s.Used() != 192 {
+		t.Errorf("%d bytes are held, the room is %d", s.Held(), s.Room())
+	}
+	s.Hold(-6)
+	told := 0
+	defer s.Subscribe(func(bool) { told++ })()
+	pool.fail = true
+	ok(t, c.Release())
+	if s.Unsure() != 128 || s.Held() != 192 || s.Room() != 708 || told != 1 {
+		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls", s.Unsure(), s.Held(), s.Room(), told)
+	}
+}
+
+// unsurePool may fail to find out what became of memory.
+type unsurePool struct {
+	fakePool
+	fail   bool
+	unsure int64
+}
+
+func (p *unsurePool) Unsure() int64 { return p.unsure }
+
+func (p *unsurePool) Free(m tier.Memory, reclaimed func()) {
+	if p.fail {
+		p.unsure += m.Size()
+		return
+	}
+	p.fakePool.Free(m, reclaimed)
 }

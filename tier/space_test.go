@@ -3,6 +3,7 @@ package tier_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
@@ -82,14 +84,6 @@ func newSpace(t testing.TB, capacity int64, pool tier.Pool) *tier.Space {
 	return s
 }
 
-func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
-	t.Helper()
-	ok(t, s.Inside().Reserve(s.Charge(size)))
-	b, err := s.Inside().Draw(size, nil, nil)
-	ok(t, err)
-	return b
-}
-
 func usage(t testing.TB, s *tier.Space, when string, live, retired, reserved int64) {
 	t.Helper()
 	u := s.Usage()
@@ -104,10 +98,12 @@ func TestFractions(t *testing.T) {
 			t.Errorf("the defaults of %v: %v", k, err)
 		}
 	}
-	if got, want := (tier.Fractions{}).In(tier.GPU), (tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}); got != want {
+	want := tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
+	if got := (tier.Fractions{}).In(tier.GPU); got != want {
 		t.Errorf("gpu: %+v, want %+v", got, want)
 	}
-	if got, want := (tier.Fractions{}).In(tier.Disk), (tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}); got != want {
+	want = tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}
+	if got := (tier.Fractions{}).In(tier.Disk); got != want {
 		t.Errorf("disk: %+v, want %+v", got, want)
 	}
 	nan := math.NaN()
@@ -172,7 +168,8 @@ func TestNewSpaceRefuses(t *testing.T) {
 func TestSpaceTellsWhatItIs(t *testing.T) {
 	p := &fakePool{}
 	s := newSpace(t, 1000, p)
-	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(), s.Capacity(), s.Limit(), s.Trigger(), s.Stop(), s.Available(), s.Charge(65))
+	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(),
+		s.Capacity(), s.Limit(), s.Trigger(), s.Stop(), s.Available(), s.Charge(65))
 	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
 	}
@@ -184,16 +181,19 @@ func TestSpaceTellsWhatItIs(t *testing.T) {
 func TestSpaceLifeOfABuffer(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p)
-	ok(t, s.Inside().Reserve(300))
+	r := promise(t, s, 300)
 	usage(t, s, "reserved", 0, 0, 300)
-	b, err := s.Inside().Draw(100, nil, nil)
+	b, err := drawFrom(s, r, 100)
 	ok(t, err)
 	usage(t, s, "drawn", 128, 0, 172)
 	if b.Size() != 100 || b.Charge() != 128 || b.Space() != s || b.Memory() != fakeMemory(100) {
 		t.Errorf("the buffer has size %d, charge %d, memory %v", b.Size(), b.Charge(), b.Memory())
 	}
-	s.Inside().Unreserve(172)
-	usage(t, s, "unreserved", 128, 0, 0)
+	ok(t, s.Release(r))
+	usage(t, s, "the promise released", 128, 0, 0)
+	if err := s.Release(r); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("the second release: %v", err)
+	}
 	ok(t, b.Release())
 	usage(t, s, "released", 0, 128, 0)
 	if s.Used() != 128 || s.Available() != 900-128 {
@@ -216,47 +216,47 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 
 func TestSpaceOfNothing(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Inside().Reserve(0))
-	s.Inside().Unreserve(0)
-	b, err := s.Inside().Draw(0, nil, nil)
+	r := promise(t, s, 0)
+	b, err := s.Draw(r, 0, nil, nil)
 	if b != nil || err != nil {
 		t.Errorf("a buffer of 0 bytes is %v, %v; want nil and no error", b, err)
 	}
-	if b.Size() != 0 || b.Charge() != 0 || b.Memory() != nil || b.Space() != nil || b.Leased() != 0 || b.Release() != nil || b.Release() != nil {
+	if b.Size() != 0 || b.Charge() != 0 || b.Memory() != nil || b.Space() != nil || b.Leased() != 0 ||
+		b.Release() != nil || b.Release() != nil {
 		t.Error("a nil buffer is not empty")
 	}
 	b.Lease()()
-	if err := s.Inside().Reserve(-1); err == nil || errors.Is(err, tier.ErrNoSpace) {
-		t.Errorf("Reserve(-1): %v", err)
+	if _, err := s.Promise(-1); err == nil || errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("Promise(-1): %v", err)
 	}
-	if b, err := s.Inside().Draw(-1, nil, nil); b != nil || err == nil {
+	if b, err := s.Draw(r, -1, nil, nil); b != nil || err == nil {
 		t.Errorf("Draw(-1) gave %v, %v", b, err)
 	}
-	// A limit below what is used refuses what is new, but nothing is always had.
-	ok(t, s.Inside().Reserve(500))
+	// A limit below what is used refuses new bytes, but no bytes can always be had.
+	all := promise(t, s, 500)
 	ok(t, s.SetLimit(100))
-	ok(t, s.Inside().Reserve(0))
-	s.Inside().Unreserve(500)
+	ok(t, s.Release(promise(t, s, 0)))
+	ok(t, s.Release(all))
+	ok(t, s.Release(r))
 }
 
 func TestSpaceRefuses(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Inside().Reserve(600))
-	err := s.Inside().Reserve(301)
+	promise(t, s, 600)
+	_, err := s.Promise(301)
 	var full *tier.NoSpaceError
 	if !errors.As(err, &full) || !errors.Is(err, tier.ErrNoSpace) {
-		t.Fatalf("Reserve over the limit: %v", err)
+		t.Fatalf("a promise over the limit: %v", err)
 	}
 	want := tier.NoSpaceError{Space: s.ID(), Requested: 301, Available: 300, Hint: "raise HostMemory"}
 	if *full != want {
 		t.Errorf("got %+v, want %+v", *full, want)
 	}
 	if got, want := err.Error(), "host:2 has no space for 301 bytes: 300 available (raise HostMemory)"; got != want {
-		t.Errorf("it says %q, want %q", got, want)
+		t.Errorf("the error is %q, want %q", got, want)
 	}
-	ok(t, s.Inside().Reserve(300))
+	promise(t, s, 300)
 	usage(t, s, "at the limit", 0, 0, 900)
-	s.Inside().Unreserve(900)
 }
 
 // TestSpaceDrawFails: whatever goes wrong in a pool is an error, and leaves the
@@ -272,7 +272,8 @@ func TestSpaceDrawFails(t *testing.T) {
 		{"error", func(int64) (tier.Memory, error) { return nil, boom }, boom, "boom"},
 		{"no space", func(n int64) (tier.Memory, error) {
 			return nil, &tier.NoSpaceError{Requested: n, Available: 700, Largest: 60}
-		}, tier.ErrNoSpace, "host:2 has no space for 100 bytes: 700 available in pieces of at most 60 (raise HostMemory)"},
+		}, tier.ErrNoSpace,
+			"host:2 has no space for 100 bytes: 700 available in pieces of at most 60 (raise HostMemory)"},
 		{"wrapped no space", func(n int64) (tier.Memory, error) {
 			return nil, fmt.Errorf("deep down: %w", &tier.NoSpaceError{Requested: n, Cause: boom})
 		}, boom, "deep down: "},
@@ -283,9 +284,10 @@ func TestSpaceDrawFails(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := &fakePool{alloc: c.alloc}
 			s := newSpace(t, 1000, p)
-			ok(t, s.Inside().Reserve(200))
-			b, err := s.Inside().Draw(100, nil, nil)
-			if b != nil || err == nil || !strings.Contains(err.Error(), c.says) || c.is != nil && !errors.Is(err, c.is) {
+			r := promise(t, s, 200)
+			b, err := drawFrom(s, r, 100)
+			if b != nil || err == nil || !strings.Contains(err.Error(), c.says) ||
+				c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("Draw gave %v, %v", b, err)
 			}
 			var full *tier.NoSpaceError
@@ -297,10 +299,11 @@ func TestSpaceDrawFails(t *testing.T) {
 				t.Errorf("leaks: %+v", l)
 			}
 			p.alloc = nil // and the next one passes
-			b, err = s.Inside().Draw(100, nil, nil)
+			b, err = drawFrom(s, r, 100)
 			ok(t, err)
 			ok(t, b.Release())
-			s.Inside().Unreserve(72)
+			usage(t, s, "the bytes are promised again", 0, 0, 200)
+			ok(t, s.Release(r))
 			usage(t, s, "in the end", 0, 0, 0)
 		})
 	}
@@ -310,18 +313,20 @@ func TestSpaceDrawFails(t *testing.T) {
 // failed allocation.
 func TestSpaceDoesNotHideViolations(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{alloc: func(int64) (tier.Memory, error) { panic(lockrank.Violation("broken")) }})
-	ok(t, s.Inside().Reserve(64))
-	if p := mustPanic(t, func() { _, _ = s.Inside().Draw(1, nil, nil) }); p != lockrank.Violation("broken") {
+	r := promise(t, s, 64)
+	if p := mustPanic(t, func() { _, _ = s.Draw(r, 1, nil, nil) }); p != lockrank.Violation("broken") {
 		t.Errorf("it panicked with %v", p)
 	}
 }
 
-func TestSpaceDrawsOnlyWhatIsPromised(t *testing.T) {
+// TestSpaceAdoptsOnlyWhatIsPromised: what is not in the promise cannot become a buffer.
+func TestSpaceAdoptsOnlyWhatIsPromised(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Inside().Reserve(127))
-	mustPanic(t, func() { _, _ = s.Inside().Draw(100, nil, nil) })
+	r := promise(t, s, 127)
+	mustPanic(t, func() { s.Adopt(r, fakeMemory(100)) })
 	usage(t, s, "after the panic", 0, 0, 127)
-	s.Inside().Unreserve(127)
+	ok(t, s.Release(r))
+	mustPanic(t, func() { s.Adopt(r, fakeMemory(100)) })
 }
 
 // changes records a space's calls of a listener.
@@ -330,7 +335,7 @@ type changes struct {
 	got []bool // pressed
 }
 
-func (c *changes) listen(_ *tier.Space, pressed bool) {
+func (c *changes) listen(pressed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.got = append(c.got, pressed)
@@ -347,28 +352,33 @@ func (c *changes) expect(t *testing.T, after string, pressed ...bool) {
 	c.got = nil
 }
 
-func TestSpaceTellsListeners(t *testing.T) {
+func TestSpaceCallsSubscribers(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p) // limit 900, trigger 800
 	var c changes
-	cancel := s.Inside().Subscribe(c.listen)
-	ok(t, s.Inside().Reserve(799))
+	cancel := s.Subscribe(c.listen)
+	first := promise(t, s, 710)
 	c.expect(t, "reserving below the trigger")
-	ok(t, s.Inside().Reserve(1))
+	rest := promise(t, s, 90)
 	c.expect(t, "reserving up to the trigger", true)
-	ok(t, s.Inside().Reserve(10))
+	promise(t, s, 10)
 	c.expect(t, "reserving above the trigger", true)
-	if s.Inside().Reserve(500) == nil {
+	if _, err := s.Promise(500); err == nil {
 		t.Error("a reservation over the limit passed")
 	}
 	c.expect(t, "a refusal")
-	s.Inside().Unreserve(710)
-	c.expect(t, "unreserving", false)
-	s.Inside().Unreserve(0)
-	c.expect(t, "unreserving nothing")
-	b, err := s.Inside().Draw(64, nil, nil)
+	ok(t, s.Release(first))
+	c.expect(t, "releasing a promise", false)
+	b, err := drawFrom(s, rest, 64)
 	ok(t, err)
 	c.expect(t, "drawing")
+	if out := rest.Shrink(26); out.Freed != 26 {
+		t.Fatalf("shrinking: %+v", out)
+	}
+	s.Freed(26)
+	c.expect(t, "bytes freed in the books", false)
+	ok(t, s.Release(rest))
+	c.expect(t, "releasing a promise of no unused bytes")
 	ok(t, b.Release())
 	c.expect(t, "releasing what the device still has")
 	p.reclaim()
@@ -377,38 +387,72 @@ func TestSpaceTellsListeners(t *testing.T) {
 	c.expect(t, "lowering the limit", false)
 	ok(t, s.SetLimit(850))
 	c.expect(t, "the same limit")
+	ok(t, s.SetLimit(9))
+	c.expect(t, "a limit below what is used", false, true)
 	ok(t, s.SetLimit(1000))
 	c.expect(t, "raising the limit", false)
-	s.Inside().SetForeign(763)
+	s.SetForeign(789)
 	c.expect(t, "foreign bytes below the trigger")
-	s.Inside().SetForeign(764)
+	s.SetForeign(790)
 	c.expect(t, "foreign bytes that press", true)
-	s.Inside().SetForeign(764)
+	s.SetForeign(790)
 	c.expect(t, "the same foreign bytes")
-	s.Inside().SetForeign(0)
+	if ok, _ := s.Books().Reserve(1, 0); !ok {
+		t.Fatal("no room")
+	}
+	s.Reserved()
+	c.expect(t, "bytes reserved in the books", true)
+	s.Unreserve(1)
+	c.expect(t, "unreserving", false)
+	s.SetForeign(0)
 	c.expect(t, "no foreign bytes", false)
+	if n := s.Subscribers(); n != 1 {
+		t.Errorf("%d subscribers", n)
+	}
 	cancel()
 	cancel()
-	s.Inside().Unreserve(36)
+	s.Freed(0)
+	ok(t, s.SetLimit(900))
 	c.expect(t, "the end of the subscription")
+	if n := s.Subscribers(); n != 0 {
+		t.Errorf("%d subscribers are left", n)
+	}
+}
+
+// TestPanicOfASubscriber: the others are called, and the caller goes on.
+func TestPanicOfASubscriber(t *testing.T) {
+	var log strings.Builder
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Host}, Capacity: 1000, Pool: &fakePool{},
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	ok(t, err)
+	var c changes
+	s.Subscribe(func(bool) { panic("a program's bug") })
+	s.Subscribe(c.listen)
+	ok(t, draw(t, s, 10).Release())
+	c.expect(t, "a release", false)
+	if !strings.Contains(log.String(), "a program's bug") {
+		t.Errorf("the log is %q", log.String())
+	}
 }
 
 func TestSpaceForeign(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	ok(t, s.Inside().Reserve(100))
-	s.Inside().SetForeign(300)
+	promise(t, s, 100)
+	s.SetForeign(300)
 	if s.PressureBytes() != 400 || s.Foreign() != 300 || s.Used() != 100 || s.Available() != 800 {
-		t.Errorf("pressure %d, foreign %d, used %d, available %d", s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
+		t.Errorf("pressure %d, foreign %d, used %d, available %d",
+			s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
 	}
-	s.Inside().SetForeign(-5)
+	s.SetForeign(-5)
 	if s.PressureBytes() != 100 || s.Foreign() != 0 {
 		t.Errorf("pressure %d with a negative sample", s.PressureBytes())
 	}
-	s.Inside().SetForeign(math.MaxInt64)
+	s.SetForeign(math.MaxInt64)
 	if s.PressureBytes() < s.Capacity() {
 		t.Errorf("pressure %d with a sample that is too large", s.PressureBytes())
 	}
-	s.Inside().Unreserve(100)
 }
 
 // TestSetMarks: all marks change at once, and listeners hear what follows from it.
@@ -417,7 +461,8 @@ func TestSetMarks(t *testing.T) {
 	marks := func() [3]int64 { return [3]int64{s.Limit(), s.Trigger(), s.Stop()} }
 	for _, wrong := range []tier.Fractions{
 		{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()},
-		{Trigger: 2e-6, Stop: 1e-6}, {Trigger: 0.002, Stop: 1e-6}, {Trigger: 0.0019, Stop: 0.0018}, // less than a byte, or apart
+		// less than a byte, or less apart
+		{Trigger: 2e-6, Stop: 1e-6}, {Trigger: 0.002, Stop: 1e-6}, {Trigger: 0.0019, Stop: 0.0018},
 	} {
 		if err := s.SetMarks(wrong); err == nil || marks() != [3]int64{900, 800, 500} {
 			t.Errorf("%+v: %v, marks %v", wrong, err, marks())
@@ -427,9 +472,9 @@ func TestSetMarks(t *testing.T) {
 	if marks() != [3]int64{900, 2, 1} {
 		t.Errorf("the least: marks %v", marks())
 	}
-	ok(t, s.Inside().Reserve(600))
+	promise(t, s, 600)
 	var heard []bool
-	defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) { heard = append(heard, pressed) })()
+	defer s.Subscribe(func(pressed bool) { heard = append(heard, pressed) })()
 	ok(t, s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.7, Stop: 0.1}))
 	if marks() != [3]int64{1000, 700, 100} || !slices.Equal(heard, []bool{false}) {
 		t.Errorf("marks %v, heard %v", marks(), heard)
@@ -443,7 +488,6 @@ func TestSetMarks(t *testing.T) {
 	if marks() != [3]int64{900, 850, 650} {
 		t.Errorf("the defaults: marks %v", marks())
 	}
-	s.Inside().Unreserve(600)
 }
 
 func TestSpaceSetLimit(t *testing.T) {
@@ -453,39 +497,56 @@ func TestSpaceSetLimit(t *testing.T) {
 			t.Errorf("SetLimit(%d): %v, the limit is %d", n, err, s.Limit())
 		}
 	}
-	ok(t, s.Inside().Reserve(500))
+	promise(t, s, 500)
 	ok(t, s.SetLimit(400)) // revokes nothing
 	usage(t, s, "with a limit below what is used", 0, 0, 500)
 	if s.Available() != 0 {
 		t.Errorf("available %d", s.Available())
 	}
-	if err := s.Inside().Reserve(1); !errors.Is(err, tier.ErrNoSpace) {
-		t.Errorf("Reserve over the limit: %v", err)
+	if _, err := s.Promise(1); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("a promise over the limit: %v", err)
 	}
 	ok(t, s.SetLimit(1000))
-	ok(t, s.Inside().Reserve(500))
-	s.Inside().Unreserve(1000)
+	promise(t, s, 500)
 }
 
-// TestSpaceListenersMayDoAnything: they run without locks.
-func TestSpaceListenersMayDoAnything(t *testing.T) {
+// TestSubscriberThatEndsItself: the others are called all the same.
+func TestSubscriberThatEndsItself(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	var calls [3]int
+	var cancel [3]func()
+	for i := range calls {
+		cancel[i] = s.Subscribe(func(bool) {
+			calls[i]++
+			cancel[i]()
+		})
+	}
+	for range 2 {
+		ok(t, s.Release(promise(t, s, 10)))
+		if calls != [3]int{1, 1, 1} {
+			t.Errorf("calls %v", calls)
+		}
+	}
+}
+
+// TestSubscribersMayDoAnything: they run without locks.
+func TestSubscribersMayDoAnything(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	var calls int
 	var cancel func()
-	cancel = s.Inside().Subscribe(func(s *tier.Space, pressed bool) {
-		lockrank.AssertNone("a listener is called")
+	cancel = s.Subscribe(func(pressed bool) {
+		lockrank.AssertNone("a subscriber is called")
 		calls++
 		cancel()
-		s.Inside().Subscribe(func(*tier.Space, bool) { calls += 10 })
-		ok(t, s.Inside().Reserve(10))
+		s.Subscribe(func(bool) { calls += 10 })
+		r := promise(t, s, 10)
 		s.Usage()
 		s.Leaks()
-		s.Inside().Unreserve(10) // which calls the new listener only
+		ok(t, s.Release(r)) // which calls the new subscriber only
 	})
-	ok(t, s.Inside().Reserve(10))
-	s.Inside().Unreserve(10)
+	ok(t, s.Release(promise(t, s, 10)))
 	if calls != 11 {
-		t.Errorf("listeners were called %d times, counted in their way; want 11", calls)
+		t.Errorf("subscribers were called %d times, counted in their way; want 11", calls)
 	}
 }
 
@@ -493,7 +554,8 @@ func TestSpaceLeaks(t *testing.T) {
 	s := newSpace(t, 10000, &fakePool{})
 	a, b, c := draw(t, s, 100), draw(t, s, 1000), draw(t, s, 10)
 	leaks := s.Leaks()
-	if len(leaks) != 3 || leaks[0].Bytes != 1024 || leaks[1].Bytes != 128 || leaks[2].Bytes != 64 || leaks[0].Space != s.ID() {
+	if len(leaks) != 3 || leaks[0].Bytes != 1024 || leaks[1].Bytes != 128 || leaks[2].Bytes != 64 ||
+		leaks[0].Space != s.ID() {
 		t.Errorf("leaks: %+v; want 1024, 128 and 64 bytes", leaks)
 	}
 	if stack := leaks[0].Stack; strings.Contains(stack, "TestSpaceLeaks") != invariantsBuild {
@@ -514,53 +576,42 @@ func TestSpaceLeaks(t *testing.T) {
 	usage(t, s, "in the end", 0, 0, 0)
 }
 
-// account takes back what it is credited, or not.
-type account struct {
-	space *tier.Space
-	keep  atomic.Bool
-	sum   atomic.Int64
-}
-
-func (a *account) Credit(_ uint64, n int64) bool {
-	lockrank.AssertNone("an account is credited")
-	a.sum.Add(n)
-	if a.keep.Load() {
-		a.space.Inside().Recall(n)
-	}
-	return a.keep.Load()
-}
-
-func TestSpaceCreditsTheAccount(t *testing.T) {
+// TestBytesReturnToAnOpenPromise: those of a buffer return to the promise that it was drawn from
+// while that is open, and are free when it is released. The caller is told just before.
+func TestBytesReturnToAnOpenPromise(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p)
 	var c changes
-	s.Inside().Subscribe(c.listen)
-	a := &account{space: s}
-	ok(t, s.Inside().Reserve(200))
-	for _, keep := range []bool{true, false} {
-		a.keep.Store(keep)
-		a.sum.Store(0)
-		b, err := s.Inside().Draw(100, nil, a)
+	s.Subscribe(c.listen)
+	r := promise(t, s, 200)
+	for _, open := range []bool{true, false} {
+		r.Draw(128, 0, false)
+		var reclaimed, retired int64
+		b, err := s.Draw(r, 100, nil, func(n int64) {
+			lockrank.AssertNone("the drawer is told")
+			reclaimed, retired = n, s.Usage().Retired
+		})
 		ok(t, err)
-		usage(t, s, "drawn", 128, 0, 72)
+		if !open {
+			ok(t, s.Release(r))
+			c.expect(t, "the release of 72 bytes", false)
+		}
 		ok(t, b.Release())
-		usage(t, s, "released", 0, 128, 72)
-		if a.sum.Load() != 0 {
-			t.Error("the account was credited before the bytes were reclaimed")
+		if s.Usage().Retired != 128 || reclaimed != 0 {
+			t.Errorf("released: %+v, %d bytes reclaimed", s.Usage(), reclaimed)
 		}
 		p.reclaim()
-		if a.sum.Load() != 128 {
-			t.Errorf("the account was credited %d bytes, want 128", a.sum.Load())
+		if reclaimed != 128 || retired != 128 {
+			t.Errorf("%d bytes were reclaimed while %d were retired; want 128", reclaimed, retired)
 		}
-		if keep {
-			usage(t, s, "kept by the account", 0, 0, 200)
-			c.expect(t, "the account kept the bytes: nothing is free")
+		if open {
+			usage(t, s, "with an open promise", 0, 0, 200)
+			c.expect(t, "bytes that return to a promise: nothing is free")
 		} else {
-			usage(t, s, "left by the account", 0, 0, 72)
-			c.expect(t, "the account left the bytes", false)
+			usage(t, s, "without one", 0, 0, 0)
+			c.expect(t, "bytes that are free", false)
 		}
 	}
-	s.Inside().Unreserve(72)
 }
 
 // TestSpaceConcurrent draws and releases on several goroutines, over a pool that
@@ -570,51 +621,60 @@ func TestSpaceConcurrent(t *testing.T) {
 	tiertest.NoLeaks(t)
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1<<20, p)
-	a := &account{space: s}
 	var told atomic.Int64
-	s.Inside().Subscribe(func(*tier.Space, bool) { told.Add(1) })
+	s.Subscribe(func(bool) { told.Add(1) })
+	check := func(err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
 	var wg sync.WaitGroup
 	for g := range uint64(4) {
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(seed, g))
+			rng := rand.New(rand.NewPCG(seed, g))
 			var held []*tier.Buffer
+			var open *books.Promise
 			for range rounds(3000) {
-				switch r.IntN(5) {
+				switch rng.IntN(6) {
 				case 0, 1:
-					size := 1 + r.Int64N(100_000)
-					charge := s.Charge(size)
-					if err := s.Inside().Reserve(charge); err != nil {
-						if !errors.Is(err, tier.ErrNoSpace) {
-							t.Error(err)
-						}
+					size := 1 + rng.Int64N(100_000)
+					r, err := s.Promise(s.Charge(size))
+					if errors.Is(err, tier.ErrNoSpace) {
 						continue
 					}
-					b, err := s.Inside().Draw(size, nil, a)
-					if err != nil {
-						t.Error(err)
-						return
+					check(err)
+					b, err := drawFrom(s, r, size)
+					check(err)
+					if open == nil {
+						open = r
+					} else {
+						check(s.Release(r))
 					}
 					held = append(held, b)
 				case 2, 3:
 					if len(held) > 0 {
-						i := r.IntN(len(held))
-						if err := held[i].Release(); err != nil {
-							t.Error(err)
-						}
+						i := rng.IntN(len(held))
+						check(held[i].Release())
 						held[i] = held[len(held)-1]
 						held = held[:len(held)-1]
 					}
 				case 4:
 					p.reclaim()
+				case 5:
+					if open != nil {
+						check(s.Release(open))
+						open = nil
+					}
 				}
 				if u := s.Usage(); u.Used() > s.Limit() || u.Peak > s.Limit() {
 					t.Errorf("%+v, the limit is %d", u, s.Limit())
 				}
 			}
 			for _, b := range held {
-				if err := b.Release(); err != nil {
-					t.Error(err)
-				}
+				check(b.Release())
+			}
+			if open != nil {
+				check(s.Release(open))
 			}
 		})
 	}

@@ -130,8 +130,8 @@ func TestNoRoomForZeros(t *testing.T) {
 	b := r.put(t, rec, batch.GPUImage)
 	defer r.drop(t, b)
 	h := r.hold(t, b)
-	rest := r.gpu.Available()
-	if err := r.gpu.Inside().Reserve(rest); err != nil {
+	rest, err := r.gpu.Promise(r.gpu.Available())
+	if err != nil {
 		t.Fatal(err)
 	}
 	used, array := r.gpu.Used(), new(DeviceArray)
@@ -142,8 +142,7 @@ func TestNoRoomForZeros(t *testing.T) {
 	if r.gpu.Used() != used {
 		t.Errorf("%d bytes are used, %d before", r.gpu.Used(), used)
 	}
-	r.gpu.Inside().Unreserve(rest)
-	if err := h.Close(); err != nil {
+	if err := errors.Join(r.gpu.Release(rest), h.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -116,13 +116,8 @@ func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 	if n == 0 {
 		return nil, nil
 	}
-	charge := space.Charge(n)
-	if err := space.Inside().Reserve(charge); err != nil {
-		return nil, err
-	}
-	buf, err := space.Inside().Draw(n, nil, nil)
+	buf, err := space.DrawNew(n)
 	if err != nil {
-		space.Inside().Unreserve(charge)
 		return nil, err
 	}
 	defer func() {

@@ -1,7 +1,7 @@
 // Package copies lists the clean images of a space, which the code calls copies. The bytes of a
 // batch never change, so the image that it had in a slower tier stays valid after a fetch. The
 // space keeps it while nobody needs the room. Package batch has the copies of one batch
-// (batch/copies.go), and tier/copies.go the bytes that they are charged.
+// (batch/copies.go), and tier/clean.go the bytes that they are charged.
 //
 // The lock of a List is lockrank.Space, under which no lock is taken.
 package copies
@@ -21,7 +21,6 @@ type List struct {
 		added          uint64 // so many times
 		plain, sharing queue  // what is listed
 		taken          int    // copies that a caller has taken, or has made, and not yet listed, used or freed
-		freeing        int64  // the bytes of those that TakeOver has taken
 		held           map[*Copy]struct{}
 		settled        chan struct{} // closed when taken falls; nil without waiters
 	}
@@ -40,7 +39,6 @@ type Copy struct {
 	listed       bool
 	held         bool // see Hold
 	dropped      bool // while it was held
-	excess       bool // taken by TakeOver
 	bytes        int64
 	release      func()
 }
@@ -163,9 +161,6 @@ func (c *Copy) Release() {
 func (c *Copy) Used() {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
-	if c.excess {
-		c.list.mu.freeing -= c.bytes
-	}
 	c.list.settleLocked()
 }
 
@@ -221,26 +216,6 @@ func (l *List) DropHeld() {
 func (l *List) TakeOldest(sharing bool) *Copy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.takeOldestLocked(sharing)
-}
-
-// TakeOver is TakeOldest for a caller that frees the copy, if over returns more bytes than such
-// callers are about to free already. over must take no lock.
-func (l *List) TakeOver(over func() int64) *Copy {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if over() <= l.mu.freeing {
-		return nil
-	}
-	c := l.takeOldestLocked(false)
-	if c != nil {
-		c.excess = true
-		l.mu.freeing += c.bytes
-	}
-	return c
-}
-
-func (l *List) takeOldestLocked(sharing bool) *Copy {
 	c := l.mu.sharing.oldest
 	if p := l.mu.plain.oldest; !sharing && p != nil && (c == nil || p.number < c.number) {
 		c = p

@@ -58,11 +58,10 @@ func TestDevicePoolFaults(t *testing.T) {
 			d, f := faultyDevice(t, capacity)
 			s := gpuSpace(t, capacity, newDevicePool(t, d))
 			charge := s.Charge(size)
-			ok(t, s.Inside().Reserve(charge))
 			for k, n := range c.alloc {
 				f.next(k, n)
 			}
-			b, err := s.Inside().Draw(size, nil, nil)
+			b, err := s.DrawNew(size)
 			if c.passes {
 				ok(t, err)
 				for k, n := range c.free {
@@ -73,8 +72,7 @@ func TestDevicePoolFaults(t *testing.T) {
 				if !errors.Is(err, errFault) || b != nil {
 					t.Fatalf("Draw gave %v, %v", b, err)
 				}
-				usage(t, s, "after a failed draw", 0, 0, charge)
-				s.Inside().Unreserve(charge)
+				usage(t, s, "after a failed draw", 0, 0, 0)
 			}
 			if c.kept {
 				usage(t, s, "with a free that was refused", 0, charge, 0)
@@ -282,13 +280,12 @@ func TestDevicePoolSurvivesPanics(t *testing.T) {
 		return nil
 	})
 	s := gpuSpace(t, 1<<20, newDevicePool(t, d))
-	ok(t, s.Inside().Reserve(1024))
-	if b, err := s.Inside().Draw(1000, nil, nil); b != nil || err == nil {
-		t.Errorf("Draw from a device that panics: %v, %v", b, err)
+	if b, err := s.DrawNew(1000); b != nil || err == nil {
+		t.Errorf("DrawNew from a device that panics: %v, %v", b, err)
 	}
-	usage(t, s, "after a panic", 0, 0, 1024)
+	usage(t, s, "after a panic", 0, 0, 0)
 	panics = false
-	b, err := s.Inside().Draw(1000, nil, nil)
+	b, err := s.DrawNew(1000)
 	ok(t, err)
 	ok(t, b.Release())
 	usage(t, s, "in the end", 0, 0, 0)
@@ -322,8 +319,7 @@ func TestWait(t *testing.T) {
 
 func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
 	t.Helper()
-	ok(t, s.Inside().Reserve(s.Charge(size)))
-	b, err := s.Inside().Draw(size, nil, nil)
+	b, err := s.DrawNew(size)
 	ok(t, err)
 	return b
 }

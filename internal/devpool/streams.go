@@ -14,9 +14,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -35,9 +35,16 @@ type Streams struct {
 		open    int                      // how many there are or are being opened
 		idle    []tier.Stream            // the last returned is lent first
 		lent    map[tier.Stream]struct{} // a stream in neither is not ours
-		waiters waitline.Queue[struct{}, tier.Stream]
+		waiters fairqueue.Queue[*borrower]
 		closed  bool
 	}
+}
+
+// A borrower waits for a stream.
+type borrower struct {
+	done   chan struct{} // closed when stream or err is set
+	stream tier.Stream
+	err    error
 }
 
 // NewStreams opens size > 0 streams on dev.
@@ -66,62 +73,61 @@ func (p *Streams) Device() tier.Device { return p.dev }
 // once, with all its work done, also if ctx has ended meanwhile. It returns ctx's cause if
 // that ends first, and tier.ErrClosed when the pool is closed.
 func (p *Streams) Borrow(ctx context.Context) (tier.Stream, error) {
-	s, turn, err := p.take()
-	if turn == nil {
-		return s, err
-	}
-	return p.mu.waiters.Wait(ctx, &p.mu, turn, nil)
-}
-
-// take lends an idle stream, or opens one that is missing, or joins the queue.
-func (p *Streams) take() (tier.Stream, *waitline.Turn[struct{}, tier.Stream], error) {
 	p.mu.Lock()
 	if p.mu.closed {
 		p.mu.Unlock()
-		return nil, nil, tier.ErrClosed
+		return nil, tier.ErrClosed
 	}
 	if n := len(p.mu.idle); n > 0 {
 		s := p.mu.idle[n-1]
 		p.mu.idle = p.mu.idle[:n-1]
 		p.mu.lent[s] = struct{}{}
 		p.mu.Unlock()
-		return s, nil, nil
+		return s, nil
 	}
-	if p.mu.open >= p.mu.size {
-		turn := p.mu.waiters.Join(struct{}{})
+	b := &borrower{done: make(chan struct{})}
+	place := p.mu.waiters.Push(b)
+	p.mu.Unlock()
+	p.replace()
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		p.mu.Lock()
+		if place.Waits() {
+			place.Remove()
+			b.err = context.Cause(ctx)
+		}
 		p.mu.Unlock()
-		return nil, turn, nil
+	}
+	return b.stream, b.err
+}
+
+// replace opens a stream in place of one that failed, if a borrower waits for it. Otherwise the
+// next borrower opens it. If that fails and there is no other stream, all borrowers get the error:
+// no stream would come.
+func (p *Streams) replace() {
+	p.mu.Lock()
+	if p.mu.waiters.Len() == 0 || p.mu.open >= p.mu.size { // a closed pool has no waiters
+		p.mu.Unlock()
+		return
 	}
 	p.mu.open++
 	p.mu.Unlock()
-	var lent tier.Stream
-	err := p.openStream(func(s tier.Stream) {
-		lent = s
-		p.mu.lent[s] = struct{}{}
-	})
-	return lent, nil, err
-}
-
-// openStream opens a stream, which the caller has counted, and gives it to placeLocked. If that
-// fails and there is no other stream, the waiters get the error: no stream would come.
-func (p *Streams) openStream(placeLocked func(tier.Stream)) error {
 	s, err := p.newStream()
 	p.mu.Lock()
 	if err == nil && !p.mu.closed {
-		placeLocked(s)
+		p.lendLocked(s)
 		p.mu.Unlock()
-		return nil
+		return
 	}
 	p.mu.open--
-	if err == nil { // closed meanwhile; Close has woken the waiters
-		p.mu.Unlock()
-		return errors.Join(tier.ErrClosed, s.Close())
-	}
 	if p.mu.open == 0 {
-		p.refuseLocked(err)
+		p.refuseLocked(err) // if the pool was closed meanwhile, nobody waits
 	}
 	p.mu.Unlock()
-	return err
+	if err == nil {
+		_ = s.Close() // nothing was done on it
+	}
 }
 
 func (p *Streams) newStream() (s tier.Stream, err error) {
@@ -136,8 +142,10 @@ func (p *Streams) newStream() (s tier.Stream, err error) {
 
 // refuseLocked ends all waits with an error.
 func (p *Streams) refuseLocked(err error) {
-	for p.mu.waiters.Len() > 0 {
-		p.mu.waiters.HandOver(nil, err)
+	for place := range p.mu.waiters.All() {
+		place.Remove()
+		place.Value.err = err
+		close(place.Value.done)
 	}
 }
 
@@ -162,27 +170,17 @@ func (p *Streams) Return(s tier.Stream) {
 	p.replace()
 }
 
-// replace opens a stream in place of one that failed, if a borrower waits for it. Otherwise the
-// next borrower opens it.
-func (p *Streams) replace() {
-	p.mu.Lock()
-	if p.mu.waiters.Len() == 0 || p.mu.open >= p.mu.size { // a closed pool has no waiters
-		p.mu.Unlock()
-		return
-	}
-	p.mu.open++
-	p.mu.Unlock()
-	_ = p.openStream(p.lendLocked) // the waiters get the error if there is no other stream
-}
-
 // lendLocked gives s to the oldest waiter, or puts it with the idle ones.
 func (p *Streams) lendLocked(s tier.Stream) {
-	if p.mu.waiters.Len() == 0 {
+	oldest := p.mu.waiters.Head()
+	if oldest == nil {
 		p.mu.idle = append(p.mu.idle, s)
 		return
 	}
+	oldest.Remove()
 	p.mu.lent[s] = struct{}{}
-	p.mu.waiters.HandOver(s, nil)
+	oldest.Value.stream = s
+	close(oldest.Value.done)
 }
 
 // Close closes the streams and wakes the waiters. Its error lists the streams that are still

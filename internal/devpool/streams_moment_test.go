@@ -206,6 +206,32 @@ func TestStreamPoolKeepsThoseWhoMayBeServed(t *testing.T) {
 	})
 }
 
+// A borrower that cannot open the stream that is missing waits for another one.
+func TestStreamPoolWaitsIfItCannotOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &faults{}
+		d, err := sim.NewFaulty(sim.Config{Memory: 1 << 20}, f.ask)
+		ok(t, err)
+		p, err := devpool.NewStreams(d, 2)
+		ok(t, err)
+		bad, good := borrow(t, p), borrow(t, p)
+		spoil(t, d, f, bad)
+		p.Return(bad)
+		f.next(sim.OpNewStream, 1)
+		got := make(chan tier.Stream, 1)
+		go func() { got <- borrow(t, p) }()
+		synctest.Wait()
+		p.Return(good)
+		if s := <-got; s != good {
+			t.Error("it was given another stream")
+		}
+		p.Return(borrow(t, p)) // which can be opened now
+		p.Return(good)
+		ok(t, p.Close())
+		ok(t, d.Close())
+	})
+}
+
 // A device that panics has opened no stream: who borrows is told, and the next one gets one.
 func TestStreamPoolOfADeviceThatPanics(t *testing.T) {
 	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20}), failed: func() {}}

@@ -23,11 +23,7 @@ func Example() {
 		return
 	}
 	defer space.Close() // closes the arena
-	if err := space.Inside().Reserve(space.Charge(10000)); err != nil {
-		fmt.Println(err)
-		return
-	}
-	buf, err := space.Inside().Draw(10000, nil, nil)
+	buf, err := space.DrawNew(10000)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -54,12 +50,8 @@ func ExampleStaging() {
 		return
 	}
 	defer space.Close()
-	if err := space.Inside().Reserve(512 << 10); err != nil {
-		fmt.Println(err)
-		return
-	}
 	const chunk = 128 << 10
-	buf, err := space.Inside().Draw(512<<10, []int64{chunk, 2 * chunk, 3 * chunk}, nil)
+	buf, err := space.DrawNew(512<<10, chunk, 2*chunk, 3*chunk)
 	if err != nil {
 		fmt.Println(err)
 		return

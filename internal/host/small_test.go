@@ -235,16 +235,23 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 					size = 1 + r.Int64N(8*tier.Page)
 				}
 				charge := space.Charge(size)
-				if space.Inside().Reserve(charge) != nil {
+				p, err := space.Promise(charge)
+				if err != nil {
 					continue
 				}
-				b, err := space.Inside().Draw(size, nil, nil)
+				p.Draw(charge, 0, false)
+				b, err := space.Draw(p, size, nil, nil)
+				if err != nil {
+					p.Undraw(charge, 0)
+				}
+				if err := space.Release(p); err != nil {
+					t.Error(err)
+				}
 				if err != nil {
 					var full *tier.NoSpaceError
 					if !errors.As(err, &full) || full.Largest == 0 {
 						t.Errorf("%d bytes that the books have: %v", size, err)
 					}
-					space.Inside().Unreserve(charge)
 					continue
 				}
 				fill(b.Memory().(tier.HostMemory), byte(g))

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -22,8 +22,8 @@ type Staging struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		free   [][]byte
-		waits  waitline.Queue[struct{}, []byte] // empty while there is something free
-		lent   map[*byte]bool                   // by first byte; false: here
+		waits  fairqueue.Queue[chan []byte] // empty while there is something free; closed by Close
+		lent   map[*byte]bool               // by first byte; false: here
 		out    int
 		closed bool
 	}
@@ -63,39 +63,59 @@ func (s *Staging) Count() int { return s.count }
 // wait for, a *tier.NoSpaceError.
 func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
 	if s.count == 0 {
-		return nil, &tier.NoSpaceError{Space: s.space(), Requested: s.chunk, Available: s.buf.Size(), Hint: "a larger staging buffer"}
+		return nil, &tier.NoSpaceError{
+			Space: s.space(), Requested: s.chunk, Available: s.buf.Size(), Hint: "a larger staging buffer",
+		}
 	}
-	c, turn, err := s.take(true)
-	if turn == nil {
-		return c, err
+	s.mu.Lock()
+	if c, ok := s.takeLocked(); ok || s.mu.closed {
+		s.mu.Unlock()
+		return orClosed(c)
 	}
-	return s.mu.waits.Wait(ctx, &s.mu, turn, nil)
+	handed := make(chan []byte, 1)
+	place := s.mu.waits.Push(handed)
+	s.mu.Unlock()
+	select {
+	case c := <-handed:
+		return orClosed(c)
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if place.Waits() {
+		place.Remove()
+		return nil, context.Cause(ctx)
+	}
+	return orClosed(<-handed) // it was handed over at the same moment
+}
+
+// orClosed returns a chunk, or the error of a closed staging if there is none.
+func orClosed(c []byte) ([]byte, error) {
+	if c == nil {
+		return nil, tier.ErrClosed
+	}
+	return c, nil
 }
 
 // TryBorrow lends a chunk if one is here now, under the same terms.
 func (s *Staging) TryBorrow() ([]byte, bool) {
-	c, _, err := s.take(false)
-	return c, c != nil && err == nil
-}
-
-// take lends a chunk, or, if none is here and wait is set, joins the queue.
-func (s *Staging) take(wait bool) (c []byte, turn *waitline.Turn[struct{}, []byte], err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mu.closed {
-		return nil, nil, tier.ErrClosed
+	return s.takeLocked()
+}
+
+// takeLocked lends the chunk that was returned last. It returns false if none is here, or after
+// Close.
+func (s *Staging) takeLocked() (c []byte, ok bool) {
+	last := len(s.mu.free) - 1
+	if last < 0 || s.mu.closed {
+		return nil, false
 	}
-	if last := len(s.mu.free) - 1; last >= 0 {
-		c = s.mu.free[last]
-		s.mu.free = s.mu.free[:last]
-		s.mu.lent[&c[0]] = true
-		s.mu.out++
-		return c, nil, nil
-	}
-	if wait {
-		turn = s.mu.waits.Join(struct{}{})
-	}
-	return nil, turn, nil
+	c = s.mu.free[last]
+	s.mu.free = s.mu.free[:last]
+	s.mu.lent[&c[0]] = true
+	s.mu.out++
+	return c, true
 }
 
 func (s *Staging) space() tier.ID {
@@ -122,8 +142,9 @@ func (s *Staging) takeBack(c []byte) (last bool) {
 		panic("host: a chunk was returned that is not borrowed")
 	}
 	c = c[:s.chunk:s.chunk]
-	if s.mu.waits.Len() > 0 { // not after Close
-		s.mu.waits.HandOver(c, nil)
+	if oldest := s.mu.waits.Head(); oldest != nil { // not after Close
+		oldest.Remove()
+		oldest.Value <- c
 		return false
 	}
 	s.mu.lent[&c[0]] = false
@@ -142,8 +163,9 @@ func (s *Staging) Close() error {
 		return tier.ErrClosed
 	}
 	s.mu.closed = true
-	for s.mu.waits.Len() > 0 {
-		s.mu.waits.HandOver(nil, tier.ErrClosed)
+	for place := range s.mu.waits.All() {
+		place.Remove()
+		close(place.Value)
 	}
 	out := s.mu.out
 	s.mu.Unlock()

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -34,10 +35,7 @@ func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
 			t.Error(err)
 		}
 	})
-	if err := space.Inside().Reserve(space.Charge(size)); err != nil {
-		t.Fatal(err)
-	}
-	b, err := space.Inside().Draw(size, cuts, nil)
+	b, err := space.DrawNew(size, cuts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,17 +128,61 @@ func TestStagingServesWaitersAndWakesThemAtClose(t *testing.T) {
 	})
 }
 
+// A waiter whose context ends at the moment in which a chunk is handed over has the chunk. At the
+// moment of Close it gets the error of Close, or its cause.
+func TestStagingServesAtTheSameMoment(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the waiter runs when both have happened
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStaging(hostBuffer(t, tier.Page), tier.Page)
+		c := mustBorrow(t, s)
+		for _, closes := range []bool{false, true} {
+			ctx, cancel := context.WithCancel(t.Context())
+			var got []byte
+			gone := make(chan error)
+			go func() {
+				var err error
+				got, err = s.Borrow(ctx)
+				gone <- err
+			}()
+			synctest.Wait()
+			cancel()
+			if closes {
+				if err := s.Close(); err == nil {
+					t.Error("Close with a chunk out returns no error")
+				}
+				if err := <-gone; !errors.Is(err, tier.ErrClosed) || got != nil {
+					t.Errorf("at Close: %v", err)
+				}
+			} else {
+				s.Return(c)
+				if err := <-gone; err != nil || &got[0] != &c[0] {
+					t.Errorf("not served: %v", err)
+				}
+			}
+		}
+		s.Return(c)
+	})
+}
+
 func TestStagingConcurrent(t *testing.T) {
 	tiertest.NoLeaks(t)
 	s := NewStaging(hostBuffer(t, 3*tier.Page), tier.Page)
 	var wg sync.WaitGroup
 	for g := range byte(8) {
 		wg.Go(func() {
-			for range 200 {
-				c, err := s.Borrow(context.Background())
+			for i := range 200 {
+				ctx, cancel := context.WithCancel(context.Background())
+				if (i+int(g))%3 == 0 {
+					go cancel()
+				}
+				c, err := s.Borrow(ctx)
+				cancel()
 				if err != nil {
-					t.Error(err)
-					return
+					if !errors.Is(err, context.Canceled) {
+						t.Error(err)
+						return
+					}
+					continue
 				}
 				c[0] = g // the race detector sees two owners
 				if c[0] != g {

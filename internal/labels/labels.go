@@ -53,6 +53,7 @@ var (
 	Trim       = value("trim")        // gives room back to a disk
 	SlowDisk   = value("slow disk")   // says that a request takes long
 	Alarm      = value("alarm")       // ends a wait after a time
+	Reclaim    = value("reclaim")     // gives back memory that is not in batches
 	Touch      = value("touch")       // makes memory present ahead of use
 	Free       = value("free")        // frees device memory when the device is done with it
 	GPU        = value("gpu")         // makes a GPU's driver calls, or waits for its work

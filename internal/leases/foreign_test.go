@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/tier"
 	"golang.org/x/sys/unix"
 )
 
@@ -205,5 +206,36 @@ func TestUnsafeDirectories(t *testing.T) {
 	}
 	if held, err := leases.Holders(filepath.Join(base, "nothing")); err != nil || len(held) != 0 {
 		t.Errorf("of a ledger that is not there: %v, %v", held, err)
+	}
+}
+
+// TestFalseNumbers: records of other users whose numbers add up to more than an int64 holds leave no room,
+// instead of a sum that overflows.
+func TestFalseNumbers(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 500, 1000))
+	sub := filepath.Join(dir, device)
+	text, err := os.ReadFile(filepath.Join(sub, leaseFiles(t, dir)[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := strings.NewReplacer(`"group":"g"`, `"group":"h"`, `"granted":0`, `"granted":9223372036854775807`).
+		Replace(string(text))
+	for _, name := range []string{"lease-1-x", "lease-2-x"} {
+		f, err := os.Create(filepath.Join(sub, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(f.Name())
+		defer f.Close()
+		if _, err := f.WriteString(wrong); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Charge(1); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("beside processes that have granted themselves everything: %v", err)
 	}
 }

@@ -59,8 +59,8 @@ func TestOneGrainIsUnused(t *testing.T) {
 				err := p.lease.Charge(n)
 				if err == nil {
 					p.held = append(p.held, n)
-				} else if unused := before - live(all[0].lease, all[1].lease, all[2].lease); !errors.Is(err, tier.ErrOutOfBudget) ||
-					n <= share-before || unused > 3*grain {
+				} else if unused := before - live(all[0].lease, all[1].lease, all[2].lease); n <= share-before ||
+					!errors.Is(err, tier.ErrOutOfBudget) || unused > 3*grain {
 					t.Fatalf(
 						"%d bytes are refused while %d of %d are granted, %d unused: %v",
 						n,

@@ -208,7 +208,8 @@ func TestProcessesMustAgree(t *testing.T) {
 	for name, tm := range map[string]leases.Terms{
 		"another quota for the group": terms(dir, "a", 300, 1000),
 		"another size of the GPU":     terms(dir, "b", 100, 2000),
-		"more advertised":             {Dir: dir, Device: device, Group: "b", Quota: 100, Physical: 1000, Advertised: 1100},
+		"more advertised": {Dir: dir, Device: device, Group: "b", Quota: 100, Physical: 1000,
+			Advertised: 1100},
 	} {
 		if _, err := leases.Join(tm); err == nil || errors.Is(err, tier.ErrOutOfBudget) ||
 			!strings.Contains(err.Error(), "all the same") {

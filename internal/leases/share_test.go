@@ -99,56 +99,39 @@ func TestUsersShareAQuota(t *testing.T) {
 	}
 }
 
-// What root has not made is no shared ledger.
+// TestNoSharedLedger: users cannot join a ledger that only looks as if root had shared it.
 func TestNoSharedLedger(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(dir string) error
-		says   string
+		want   string
 	}{
-		"another's mark": {func(dir string) error { return os.Chown(filepath.Join(dir, "shared"), 12345, -1) },
-			"written to by others"},
-		"a mark others write": {func(dir string) error { return os.Chmod(filepath.Join(dir, "shared"), 0o666) },
-			"written to by others"},
-		"a mark of two names": {func(dir string) error {
-			return os.Link(filepath.Join(dir, "shared"),
-				filepath.Join(dir, "too"))
-		}, "written to by others"},
-		"another text": {func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "shared"),
-				[]byte("root:x:0"), 0o644)
-		}, "written to by others"},
-		"more text": {func(dir string) error { return appendTo(filepath.Join(dir, "shared")) },
-			"written to by others"},
-		"no mark": {func(dir string) error { return os.Remove(filepath.Join(dir, "shared")) },
-			"written to by others"},
 		"another's directory": {func(dir string) error { return os.Chown(dir, 23456, -1) }, "belongs to user 23456"},
-		"not sticky":          {func(dir string) error { return os.Chmod(dir, 0o777) }, "written to by others"},
+		"writable by all":     {func(dir string) error { return os.Chmod(dir, 0o777) }, "written to by others"},
+		"a sticky directory": {func(dir string) error { return os.Chmod(dir, 0o777|fs.ModeSticky) },
+			"written to by others"},
 		"another's GPU": {func(dir string) error { return os.Chown(filepath.Join(dir, device), 23456, -1) },
 			"belongs to user 23456"},
+		"a GPU that is not sticky": {func(dir string) error { return os.Chmod(filepath.Join(dir, device), 0o777) },
+			"written to by others"},
+		"a user's GPU": {func(dir string) error { return os.Chown(filepath.Join(dir, device), 12345, -1) },
+			"written to by others"},
+		"a private GPU": {func(dir string) error { return os.Chmod(filepath.Join(dir, device), 0o700) },
+			"permission denied"},
 		"a GPU that is a link": {func(dir string) error {
 			return errors.Join(os.Rename(filepath.Join(dir, device), filepath.Join(dir, "x")),
 				os.Symlink("x", filepath.Join(dir, device)))
 		}, "link"},
-		"a GPU that is not there": {func(dir string) error { return os.RemoveAll(filepath.Join(dir, device)) },
-			"has not named " + device},
+		"a GPU that does not exist": {func(dir string) error { return os.RemoveAll(filepath.Join(dir, device)) },
+			"has not shared " + device},
 	} {
 		dir := sharedLedger(t)
 		if err := c.change(dir); err != nil {
 			t.Fatal(err)
 		}
-		if got := launch(t, users[0], dir, 1000).read(t); !strings.Contains(got, c.says) {
-			t.Errorf("%s: %s; want %q", name, got, c.says)
+		if got := launch(t, users[0], dir, 1000).read(t); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s; want %q", name, got, c.want)
 		}
 	}
-}
-
-func appendTo(path string) error {
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString("x")
-	return errors.Join(err, f.Close())
 }
 
 // Share makes nothing shared where others could have put something before.
@@ -173,10 +156,6 @@ func TestShareRefuses(t *testing.T) {
 			t.Errorf("%s: left: %v, %v", name, left, err)
 		}
 	}
-	if err := leases.Share(filepath.Join(base, "new"), device, "shared"); err == nil ||
-		!strings.Contains(err.Error(), "no name for a GPU") {
-		t.Errorf("a GPU that is called as the mark is: %v", err)
-	}
 	mine := mk("mine", 0o755, 0)
 	me := join(t, terms(mine, "g", 1000, 1000))
 	charge(t, me, 1)
@@ -189,9 +168,7 @@ func TestShareRefuses(t *testing.T) {
 // A call of Share that was interrupted, or failed at one of its GPUs, can be repeated.
 func TestShareAgain(t *testing.T) {
 	for name, undo := range map[string]func(dir string) error{
-		"no mark yet":    func(dir string) error { return os.Remove(filepath.Join(dir, "shared")) },
-		"an empty mark":  func(dir string) error { return os.Truncate(filepath.Join(dir, "shared"), 0) },
-		"a private mark": func(dir string) error { return os.Chmod(filepath.Join(dir, "shared"), 0o600) },
+		"no GPU yet":     func(dir string) error { return os.RemoveAll(filepath.Join(dir, device)) },
 		"a private GPU":  func(dir string) error { return os.Chmod(filepath.Join(dir, device), 0o700) },
 		"nothing opened": func(string) error { return nil },
 	} {
@@ -199,8 +176,14 @@ func TestShareAgain(t *testing.T) {
 		if err := errors.Join(os.Chmod(dir, 0o700), undo(dir)); err != nil {
 			t.Fatal(err)
 		}
+		dead := filepath.Join(dir, device, "lease-1-abc")
+		if err := os.WriteFile(dead, nil, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
 		if err := leases.Share(dir, device); err != nil {
 			t.Errorf("%s: %v", name, err)
+		} else if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the file of a dead process stays: %v", name, err)
 		} else if got := launch(t, users[0], dir, 1000).read(t); got != "joined" {
 			t.Errorf("%s: %s", name, got)
 		}
@@ -265,49 +248,25 @@ func TestInstanceHasOnePart(t *testing.T) {
 	}
 }
 
-// Directories that a user makes in a shared ledger hide nothing of it, also one that has a GPU's name before
-// root shares that. Root removes them when it shares the ledger again; what they lead to stays.
-func TestStrangersDirectories(t *testing.T) {
+// TestUsersAddNoGPU: a user cannot add anything to a shared ledger. The ledger ignores files that users add
+// to the directory of a GPU, unless they look like leases and are locked.
+func TestUsersAddNoGPU(t *testing.T) {
 	dir := sharedLedger(t)
 	l := join(t, terms(dir, "g", 1000, 1000))
 	charge(t, l, 10)
-	outside := filepath.Join(filepath.Dir(dir), "outside")
-	if err := errors.Join(os.Mkdir(outside, 0o777), os.WriteFile(filepath.Join(outside, "x"), nil, 0o666)); err != nil {
-		t.Fatal(err)
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("the ledger has mode %v, %v: only root may add GPUs", info.Mode(), err)
 	}
-	const next = "GPU-next"
-	for _, name := range []string{next, "%FF"} {
-		p := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Join(p, "a", "b"), 0o777), os.Symlink(outside, filepath.Join(p, "link")),
-			os.Symlink(outside, filepath.Join(p, "a", "link")), os.WriteFile(filepath.Join(p, "lease-1"), nil, 0o666),
-			os.Chown(p, 12345, -1)); err != nil {
-			t.Fatal(err)
-		}
+	p := filepath.Join(dir, device, "lease-1-directory")
+	if err := errors.Join(os.Mkdir(p, 0o777), os.Chown(p, 12345, -1)); err != nil {
+		t.Fatal(err)
 	}
 	held, err := leases.Holders(dir)
 	if err != nil || len(held) != 1 || held[0].Live != 10 {
 		t.Errorf("%+v, %v", held, err)
 	}
-	if names, err := leases.Strangers(dir); err != nil || len(names) != 2 || names[1] != next {
-		t.Errorf("%v, %v", names, err)
-	}
-	if err := leases.Share(dir, device, next); err != nil {
-		t.Fatal(err)
-	}
-	if names, err := leases.Strangers(dir); err != nil || len(names) > 0 {
-		t.Errorf("%v, %v", names, err)
-	}
-	if left, err := os.ReadDir(outside); err != nil || len(left) != 1 {
-		t.Errorf("outside: %v, %v", left, err)
-	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 { // the mark, and two GPUs
-		t.Errorf("%v, %v", left, err)
-	}
-	if got := launch(t, users[0], dir, 1000).read(t); got != "joined" {
-		t.Error(got)
-	}
-	own := t.TempDir()
-	if names, err := leases.Strangers(own); err != nil || len(names) > 0 {
-		t.Errorf("%v, %v", names, err)
+	charge(t, l, 990)
+	if err := os.Remove(p); err != nil {
+		t.Error(err)
 	}
 }

@@ -6,7 +6,7 @@
 //
 // The order, outermost first:
 //
-//	Monitor → Manager → Repository → Batch → Registry → Reservation → Space → Ledger → Backend → Device
+//	Monitor → Manager → Repository → Batch → Registry → Reservation → Space → Backend → Device
 package lockrank
 
 // Violation is what a broken order panics with in an invariants build. Code that
@@ -35,10 +35,8 @@ type (
 	Registry struct{}
 	// Reservation guards the queue of waiters and one reservation's books.
 	Reservation struct{}
-	// Space guards one space's listeners and its set of buffers.
+	// Space guards one space's books, its listeners and its set of buffers.
 	Space struct{}
-	// Ledger guards one ledger's counters.
-	Ledger struct{}
 	// Backend guards what a backend keeps for itself: free lists, queues.
 	Backend struct{}
 	// Device guards what a device keeps for itself, below the pool that uses it.
@@ -52,9 +50,8 @@ func (Batch) rank() int       { return 4 }
 func (Registry) rank() int    { return 5 }
 func (Reservation) rank() int { return 6 }
 func (Space) rank() int       { return 7 }
-func (Ledger) rank() int      { return 8 }
-func (Backend) rank() int     { return 9 }
-func (Device) rank() int      { return 10 }
+func (Backend) rank() int     { return 8 }
+func (Device) rank() int      { return 9 }
 
 func (Monitor) name() string     { return "monitor" }
 func (Manager) name() string     { return "repository manager" }
@@ -63,6 +60,5 @@ func (Batch) name() string       { return "batch" }
 func (Registry) name() string    { return "registry" }
 func (Reservation) name() string { return "reservation" }
 func (Space) name() string       { return "space" }
-func (Ledger) name() string      { return "ledger" }
 func (Backend) name() string     { return "backend" }
 func (Device) name() string      { return "device" }

@@ -16,11 +16,11 @@ type locker interface {
 
 // order is the lock order of the package comment, outermost first.
 func order() (names []string, locks []locker) {
-	return []string{"monitor", "repository manager", "repository", "batch", "registry", "reservation", "space", "ledger", "backend", "device"},
+	return []string{"monitor", "repository manager", "repository", "batch", "registry", "reservation", "space", "backend", "device"},
 		[]locker{
 			new(lockrank.Mutex[lockrank.Monitor]), new(lockrank.Mutex[lockrank.Manager]), new(lockrank.Mutex[lockrank.Repository]),
 			new(lockrank.Mutex[lockrank.Batch]), new(lockrank.Mutex[lockrank.Registry]), new(lockrank.Mutex[lockrank.Reservation]),
-			new(lockrank.Mutex[lockrank.Space]), new(lockrank.Mutex[lockrank.Ledger]), new(lockrank.Mutex[lockrank.Backend]),
+			new(lockrank.Mutex[lockrank.Space]), new(lockrank.Mutex[lockrank.Backend]),
 			new(lockrank.Mutex[lockrank.Device]),
 		}
 }
@@ -140,15 +140,15 @@ func TestUnlockByAnother(t *testing.T) {
 // TestGoroutinesAreApart: what one goroutine holds does not bind another.
 func TestGoroutinesAreApart(t *testing.T) {
 	_, locks := order()
-	locks[9].Lock()
+	locks[8].Lock()
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for range 500 {
-				for _, l := range locks[:9] {
+				for _, l := range locks[:8] {
 					l.Lock()
 				}
-				for _, l := range locks[:9] {
+				for _, l := range locks[:8] {
 					l.Unlock()
 				}
 			}
@@ -156,7 +156,7 @@ func TestGoroutinesAreApart(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	locks[9].Unlock()
+	locks[8].Unlock()
 }
 
 func TestViolationIsAnError(t *testing.T) {

@@ -5,7 +5,6 @@
 package loss
 
 import (
-	"maps"
 	"slices"
 	"sync"
 
@@ -17,14 +16,13 @@ import (
 // for concurrent use.
 type Signal struct {
 	panics guard.Log
-	once   sync.Once // no caller goes on with an error of the loss before all subscribers were called
+	once   sync.Once // so that every call of Lose returns after all subscribers were called
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		why  error
-		over bool // all subscribers were called
-		next int
-		told map[int]func(error)
+		why         error
+		over        bool // all subscribers were called
+		subscribers []*func(why error)
 	}
 }
 
@@ -39,46 +37,35 @@ func (l *Signal) Err() error {
 }
 
 // Lose marks the device as lost, for the first reason given. It calls all subscribers and returns
-// when they have. It must be called with no lock held.
+// when they have returned. It must be called with no lock held.
 func (l *Signal) Lose(why error) {
 	lockrank.AssertNone("a device is lost")
 	l.once.Do(func() {
-		for _, f := range l.begin(why) {
-			l.panics.Do("a listener of a device's loss", func() { f(why) })
+		l.mu.Lock()
+		l.mu.why = why
+		subscribers := slices.Clone(l.mu.subscribers)
+		l.mu.Unlock()
+		for _, f := range subscribers {
+			l.panics.Do("a listener of a device's loss", func() { (*f)(why) })
 		}
 		l.mu.Lock()
-		defer l.mu.Unlock()
 		l.mu.over = true
+		l.mu.Unlock()
 	})
 }
 
-func (l *Signal) begin(why error) []func(error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.mu.why = why
-	return slices.Collect(maps.Values(l.mu.told))
-}
-
-// OnLost is tier.Losable's.
+// OnLost implements tier.Losable.
 func (l *Signal) OnLost(f func(why error)) (cancel func()) {
-	id, why := l.add(f)
+	l.mu.Lock()
+	l.mu.subscribers = append(l.mu.subscribers, &f)
+	why := l.mu.why
+	l.mu.Unlock()
 	if why != nil {
 		f(why)
 	}
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.mu.told, id)
+		l.mu.subscribers = slices.DeleteFunc(l.mu.subscribers, func(o *func(error)) bool { return o == &f })
 	}
-}
-
-func (l *Signal) add(f func(error)) (id int, why error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.mu.told == nil {
-		l.mu.told = make(map[int]func(error))
-	}
-	l.mu.next++
-	l.mu.told[l.mu.next] = f
-	return l.mu.next, l.mu.why
 }

@@ -2,6 +2,7 @@ package loss_test
 
 import (
 	"errors"
+	"maps"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/loss"
@@ -9,23 +10,39 @@ import (
 
 var errGone = errors.New("gone")
 
-// All are told once, also those who ask afterwards, and a subscription ends.
+// TestSignal: each subscriber is called once, one that subscribes after the loss at once, and a
+// cancelled one is not.
 func TestSignal(t *testing.T) {
 	var l loss.Signal
-	told := make(map[string]int)
-	tell := func(who string) func(error) {
-		return func(why error) {
-			if told[who]++; why != errGone || l.Err() != nil && who != "late" {
-				t.Errorf("%s is told %v, after others were told %v", who, why, l.Err())
+	calls := make(map[string]int)
+	subscribe := func(name string) (cancel func()) {
+		return l.OnLost(func(why error) {
+			calls[name]++
+			if why != errGone || l.Err() != nil && name != "late" {
+				t.Errorf("%s is called with %v, after Err returned %v", name, why, l.Err())
 			}
-		}
+		})
 	}
-	l.OnLost(tell("early"))
-	l.OnLost(tell("gone"))()
+	subscribe("early")
+	subscribe("cancelled")()
+	subscribe("second")
 	l.Lose(errGone)
 	l.Lose(errors.New("once more"))
-	l.OnLost(tell("late"))
-	if told["early"] != 1 || told["gone"] != 0 || told["late"] != 1 || l.Err() != errGone {
-		t.Errorf("told: %v, %v", told, l.Err())
+	subscribe("late")
+	want := map[string]int{"early": 1, "second": 1, "late": 1}
+	if !maps.Equal(calls, want) || l.Err() != errGone {
+		t.Errorf("calls: %v, want %v; Err is %v", calls, want, l.Err())
+	}
+}
+
+// TestSignalOfAPanickingSubscriber: a panic does not keep others from being called.
+func TestSignalOfAPanickingSubscriber(t *testing.T) {
+	var l loss.Signal
+	called := 0
+	l.OnLost(func(error) { called++; panic("on purpose") })
+	l.OnLost(func(error) { called++ })
+	l.Lose(errGone)
+	if called != 2 || l.Err() != errGone {
+		t.Errorf("%d subscribers were called, want 2; Err is %v", called, l.Err())
 	}
 }

@@ -38,10 +38,7 @@ func newSpace(t testing.TB, id string) *tier.Space {
 // draw takes a buffer of size bytes out of s.
 func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
 	t.Helper()
-	if err := s.Inside().Reserve(s.Charge(size)); err != nil {
-		t.Fatal(err)
-	}
-	b, err := s.Inside().Draw(size, nil, nil)
+	b, err := s.DrawNew(size)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -270,7 +270,7 @@ func (p *body) OnUnleased(f func()) {
 }
 
 // KeepCopy leaves the payload in its space until the room is needed, after the batch has left it:
-// see tier.Space.KeepCopy. It returns nil if the space does not keep it. Host memory does not keep
+// see tier.Space.KeepClean. It returns nil if the space does not keep it. Host memory does not keep
 // what shares dictionaries, because these would stay in use. ended, which may be nil, is called
 // when the copy is freed.
 func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
@@ -278,7 +278,7 @@ func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
 	if len(p.bufs) == 0 || shares && p.space.Kind() != tier.Disk {
 		return nil
 	}
-	c := p.space.Inside().KeepCopy(p.bufs, shares, func() {
+	c := p.space.KeepClean(p.bufs, shares, func() {
 		_ = p.Release()
 		if ended != nil {
 			ended(false)

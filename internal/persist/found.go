@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
@@ -68,6 +68,8 @@ type foundMemory struct {
 	volume *volumes.Volume
 	space  *tier.Space
 	bytes  int64 // charged
+	// promise has the bytes. While it is open, those of adopted memory return to it.
+	promise *books.Promise
 }
 
 type foundBatch struct {
@@ -106,7 +108,8 @@ func (f *Found) Add(space *tier.Space, volume *volumes.Volume) error {
 		for _, n := range k.Sizes {
 			m.bytes += space.Charge(n)
 		}
-		if err := space.Inside().Occupy(m.bytes); err != nil {
+		var err error
+		if m.promise, err = space.Occupy(m.bytes); err != nil {
 			return err
 		}
 		f.count(m, m.bytes)
@@ -207,7 +210,7 @@ func (f *Found) needs(b *foundBatch) {
 
 // count changes what is promised for what was found.
 func (f *Found) count(m foundMemory, n int64) {
-	m.space.Inside().Hold(n)
+	m.space.Hold(n)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.bytes[m.space.ID()] += n
@@ -223,8 +226,13 @@ func (f *Found) Held(id tier.ID) int64 {
 // drop frees what is not needed any more.
 func (f *Found) drop(m foundMemory) {
 	m.volume.Forget(m.key.key)
+	f.unhold(m)
+}
+
+// unhold frees the bytes of a record.
+func (f *Found) unhold(m foundMemory) {
 	f.count(m, -m.bytes)
-	m.space.Inside().Unreserve(m.bytes)
+	_ = m.space.Release(m.promise)
 }
 
 // begin takes a batch; it must be given back to list, or end. done must be called.
@@ -276,35 +284,19 @@ func (f *Found) end(b *foundBatch) error {
 	return err
 }
 
-// returns is the account of adopted memory: what could not be adopted after all becomes
-// promised again.
-type returns struct {
-	space *tier.Space
-	back  atomic.Bool
-}
-
-func (r *returns) Credit(_ uint64, n int64) bool {
-	if r.back.Load() {
-		r.space.Inside().Recall(n)
-	}
-	return r.back.Load()
-}
-
-// take hands the memories of a record out as buffers. putBack, called before they are
-// released, undoes it.
+// take hands the memories of a record out as buffers. The caller must then either release the
+// record's promise, or call putBack before it releases the buffers, which undoes take.
 func (f *Found) take(m foundMemory) (buffers []*tier.Buffer, putBack func() error, err error) {
 	memories, err := m.volume.Take(m.key.key)
 	if err != nil {
 		return nil, nil, err
 	}
 	f.count(m, -m.bytes)
-	account := &returns{space: m.space}
 	for _, mem := range memories {
-		buffers = append(buffers, m.space.Inside().Adopt(mem, account))
+		buffers = append(buffers, m.space.Adopt(m.promise, mem))
 	}
 	return buffers, func() error {
 		f.count(m, m.bytes)
-		account.back.Store(true)
 		return m.volume.PutBack(m.key.key)
 	}, nil
 }
@@ -338,7 +330,7 @@ func (f *Found) payload(ctx context.Context, b *foundBatch, im Images) (_ batch.
 	if err := im.Verify(ctx, p); err != nil {
 		return nil, errors.Join(err, putBack(), p.Release())
 	}
-	return p, nil
+	return p, b.space.Release(b.promise)
 }
 
 // dictionaries returns a reference to each dictionary of a batch.
@@ -379,13 +371,13 @@ func (f *Found) adoptDictionary(ctx context.Context, d *foundDictionary, im Imag
 	}
 	s, err := im.AdoptDictionary(ctx, d.desc, buf)
 	if err != nil {
-		return err
+		return errors.Join(err, d.space.Release(d.promise))
 	}
 	if err := im.VerifyDictionary(ctx, s); err != nil {
 		return errors.Join(err, putBack(), s.Release())
 	}
 	d.shared = s
-	return nil
+	return d.space.Release(d.promise)
 }
 
 func releaseShared(shared []batch.Shared) error {
@@ -405,15 +397,13 @@ func (f *Found) Close() error {
 	var err error
 	for _, d := range f.dicts {
 		if d.shared == nil {
-			f.count(d.foundMemory, -d.bytes)
-			d.space.Inside().Unreserve(d.bytes)
+			f.unhold(d.foundMemory)
 			continue
 		}
 		err = errors.Join(err, d.volume.PutBack(d.key.key), d.shared.Release())
 	}
 	for _, b := range f.batches {
-		f.count(b.foundMemory, -b.bytes)
-		b.space.Inside().Unreserve(b.bytes)
+		f.unhold(b.foundMemory)
 	}
 	return err
 }

@@ -83,10 +83,7 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 			return batch.NewImage(whole, nil, space, dictionary{b, desc})
 		},
 	} {
-		if err := space.Inside().Reserve(space.Charge(desc.Body)); err != nil {
-			t.Fatal(err)
-		}
-		buf, err := space.Inside().Draw(desc.Body, nil, nil)
+		buf, err := space.DrawNew(desc.Body)
 		if err != nil {
 			t.Fatal(err)
 		}

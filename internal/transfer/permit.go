@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spillway-db/spillway/internal/waitline"
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -70,7 +70,7 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	}
 	b.turns.enter()
 	defer b.turns.leave()
-	permitted := func(ctx context.Context, _ permit.Permit) error {
+	permitted := func(ctx context.Context, _ *permit.Permit) error {
 		return f(context.WithValue(ctx, dutyKey{}, duty{reads: true, writes: writes}))
 	}
 	if !d.monitor {
@@ -82,12 +82,12 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 		case b.reserve <- struct{}{}:
 			defer func() { <-b.reserve }()
 		case <-ctx.Done():
-			return waitline.Ended(ctx, "convert: a move that makes room waited for another one to write")
+			return fairqueue.Ended(ctx, "convert: a move that makes room waited for another one to write")
 		}
 	} else if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, got.Release()) }() // the zero Permit if it is the reserve
+	defer func() { err = errors.Join(err, got.Release()) }() // nil if it is the reserve
 	return permitted(ctx, got)
 }
 

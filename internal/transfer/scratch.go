@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/pump"
-	"github.com/spillway-db/spillway/internal/waitline"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -44,10 +44,16 @@ type scratch struct {
 	Mu    sync.Mutex // a leaf: nothing is called under it
 	most  int64      // bytes
 	Lent  int64
-	waits waitline.Queue[int64, struct{}] // for so many bytes
+	waits fairqueue.Queue[*scratchWait]
 	hosts []*hostScratch
 
 	heap sync.Pool // *[]byte of layingSize; what is idle is the collector's
+}
+
+// scratchWait is a wait for scratch.
+type scratchWait struct {
+	bytes int64
+	done  chan struct{} // closed when they are lent
 }
 
 // hostScratch is a host space that blocks are drawn from.
@@ -83,10 +89,23 @@ func (s *scratch) borrow(ctx context.Context, node int, n int64) (*block, error)
 		s.Mu.Unlock()
 		return s.draw(node, n), nil
 	}
-	turn := s.waits.Join(n)
+	w := &scratchWait{n, make(chan struct{})}
+	place := s.waits.Push(w)
 	s.Mu.Unlock()
-	if _, err := s.waits.Wait(ctx, &s.Mu, turn, s.grantLocked); err != nil { // those behind it may need less
-		return nil, err
+	select {
+	case <-w.done:
+		return s.draw(node, n), nil
+	case <-ctx.Done():
+	}
+	s.Mu.Lock()
+	gaveUp := place.Waits() // else the bytes were lent at the same moment
+	if gaveUp {
+		place.Remove()
+		s.grantLocked() // those behind it may need less
+	}
+	s.Mu.Unlock()
+	if gaveUp {
+		return nil, context.Cause(ctx)
 	}
 	return s.draw(node, n), nil
 }
@@ -123,9 +142,14 @@ func (s *scratch) fitsLocked(n int64) bool {
 }
 
 func (s *scratch) grantLocked() {
-	for turn := s.waits.First(); turn != nil && s.fitsLocked(turn.Ask); turn = s.waits.First() {
-		s.Lent += turn.Ask
-		s.waits.HandOver(struct{}{}, nil)
+	for place := range s.waits.All() {
+		w := place.Value
+		if !s.fitsLocked(w.bytes) {
+			return
+		}
+		place.Remove()
+		s.Lent += w.bytes
+		close(w.done)
 	}
 }
 

@@ -3,6 +3,8 @@ package transfer
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -105,6 +108,60 @@ func TestScratchAfterOneGaveUp(t *testing.T) {
 	})
 }
 
+// A waiter whose context ends at the moment in which it is served has the scratch.
+func TestScratchServesAtTheSameMoment(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the waiter runs when both have happened
+	synctest.Test(t, func(t *testing.T) {
+		var s scratch
+		one, _ := s.borrow(t.Context(), 0, layingSize)
+		ctx, cancel := context.WithCancel(t.Context())
+		got := make(chan error)
+		go func() {
+			b, err := s.borrow(ctx, 0, layingSize)
+			if err == nil {
+				b.back()
+			}
+			got <- err
+		}()
+		synctest.Wait()
+		cancel()
+		one.back()
+		if err := <-got; err != nil || s.Lent != 0 {
+			t.Errorf("%v; %d bytes are lent", err, s.Lent)
+		}
+	})
+}
+
+// No scratch is lost, and no waiter forgotten, while contexts end.
+func TestScratchStorm(t *testing.T) {
+	seed := testseed.One(t)
+	var s scratch
+	var wg sync.WaitGroup
+	for g := range uint64(8) {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, g))
+			for range 300 {
+				ctx, cancel := context.WithCancel(t.Context())
+				if rng.IntN(3) == 0 {
+					go cancel()
+				}
+				b, err := s.borrow(ctx, 0, []int64{BlockSize, layingSize}[rng.IntN(2)])
+				cancel()
+				if err == nil {
+					runtime.Gosched()
+					b.back()
+				} else if !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s.Lent != 0 || s.wanted() {
+		t.Errorf("%d bytes are lent; waiters: %t", s.Lent, s.wanted())
+	}
+}
+
 // Transfers that have scratch wait for chunks, and columns that look strings up need both: none
 // holds what the other waits for.
 // TestLanesShareScratch: a transfer has a lane for each block that there is, up to as many as its
@@ -156,7 +213,8 @@ func TestLanesShareScratch(t *testing.T) {
 			goOn <- struct{}{}
 			synctest.Wait()
 			if len(others) != 2 || running.Load() != want || b.Scratch.waits.Len() != 1 {
-				t.Fatalf("%d of 2 who waited have scratch, %d runs have begun, and %d lanes wait", len(others), running.Load(), b.Scratch.waits.Len())
+				t.Fatalf("%d of 2 waiters have scratch, %d runs have begun, and %d lanes wait",
+					len(others), running.Load(), b.Scratch.waits.Len())
 			}
 			(<-others).back()
 			goOn <- struct{}{} // of the last run, for which one block is enough

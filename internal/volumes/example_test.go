@@ -30,11 +30,7 @@ func Example() {
 		return
 	}
 	defer space.Close() // closes the volume
-	if err := space.Inside().Reserve(space.Charge(1 << 20)); err != nil {
-		fmt.Println(err)
-		return
-	}
-	buf, err := space.Inside().Draw(1<<20, nil, nil)
+	buf, err := space.DrawNew(1 << 20)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -443,13 +443,12 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 		t.Fatal(err)
 	}
 	use := func(size int64) *tier.Buffer {
-		if err := space.Inside().Reserve(space.Charge(size)); err != nil {
-			t.Errorf("the books are off: %v", err)
+		if n := space.Available(); n < space.Charge(size) {
+			t.Errorf("the books are off: %d bytes are available", n)
 			return nil
 		}
-		b, err := space.Inside().Draw(size, nil, nil)
+		b, err := space.DrawNew(size)
 		if !note(err) {
-			space.Inside().Unreserve(space.Charge(size))
 			return nil
 		}
 		m := b.Memory().(tier.FileMemory)

@@ -23,7 +23,8 @@ func TestStrict(t *testing.T) {
 		for _, threshold := range []float64{0.3, 0.5, 0.9, 1} {
 			t.Run(fmt.Sprintf("limit=%v,threshold=%v", limit, threshold), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newWorld(t, setup{cap: 1000, limit: limit, Config: admission.Config{Rules: admission.Rules{Threshold: threshold}}})
+					rules := admission.Rules{Threshold: threshold}
+					w := newWorld(t, setup{cap: 1000, limit: limit, Config: with(rules)})
 					mark := int64(1000 * min(limit, threshold))
 					first := w.admit(exactly(100)).runs()
 					fits := w.admit(exactly(mark - 100)).runs()
@@ -47,7 +48,7 @@ func TestStrict(t *testing.T) {
 // their release lets the next task in.
 func TestStrictAgainstOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threshold: 0.6}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threshold: 0.6})})
 		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
 		if err != nil {
 			t.Fatal(err)
@@ -77,11 +78,17 @@ func TestStrictInUnits(t *testing.T) {
 		for _, threshold := range []float64{0.75, 0.7501, 0.7502, 0.77, 0.79} {
 			t.Run(fmt.Sprintf("limit=%v,threshold=%v", limit, threshold), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newWorld(t, setup{cap: capacity, limit: limit, grain: unit, Config: admission.Config{Rules: admission.Rules{Threshold: threshold}}})
+					w := newWorld(t, setup{
+						cap: capacity, limit: limit, grain: unit, Config: with(admission.Rules{Threshold: threshold}),
+					})
 					top, under := int64(float64(capacity)*limit), int64(float64(capacity)*threshold)
 					mark := top - (top-under+unit-1)/unit*unit
 					rest := mark/unit*unit - 2*quarter // with two quarters as much as fits
-					full := []*admission.Grant{w.admit(exactly(quarter)).runs(), w.admit(exactly(quarter)).runs(), w.admit(exactly(rest)).runs()}
+					full := []*admission.Grant{
+						w.admit(exactly(quarter)).runs(),
+						w.admit(exactly(quarter)).runs(),
+						w.admit(exactly(rest)).runs(),
+					}
 					next := w.admit(exactly(quarter))
 					next.waits()
 					more := w.admit(exactly(unit))
@@ -125,7 +132,8 @@ func TestOneTaskIfNoneRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		w := newWorld(t, setup{cap: 1000, limit: 0.95, Config: admission.Config{
-			Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), Rules: admission.Rules{Threshold: 0.5},
+			Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+			Rules:  admission.Rules{Threshold: 0.5},
 		}})
 		var calls []*call
 		for range 5 {
@@ -191,11 +199,13 @@ func TestAloneWaitsForRoom(t *testing.T) {
 		if d := w.m.Demand(nil); len(d) != 1 || d[0].Bytes != 1000 {
 			t.Fatalf("the demand is %+v", d)
 		}
-		if n := w.m.Inside().Refuse(func(tier.ID) (full, early bool) { return true, false }, "nothing can be moved"); n != 1 {
+		full := func(tier.ID) (full, early bool) { return true, false }
+		if n := w.m.Refuse(full, "nothing can be moved"); n != 1 {
 			t.Fatalf("%d were refused", n)
 		}
-		var full *tier.NoSpaceError
-		if err := c.fails(tier.ErrNoSpace); !errors.As(err, &full) || full.Available != 700 || full.Hint == "" {
+		var noSpace *tier.NoSpaceError
+		err = c.fails(tier.ErrNoSpace)
+		if !errors.As(err, &noSpace) || noSpace.Available != 700 || noSpace.Hint == "" {
 			t.Errorf("refused with %v", err)
 		}
 		c = w.admit(exactly(5000))
@@ -215,7 +225,8 @@ func TestAloneInItsSpace(t *testing.T) {
 		one := w.admit(exactly(100)).runs()
 		two := w.admit(exactly(950)).runs()
 		if two.Reservation().Space() == one.Reservation().Space() || two.Reservation().Bytes() != 950 || !two.Alone() {
-			t.Errorf("it runs in %s with %d bytes, alone: %v", two.Reservation().Space().ID(), two.Reservation().Bytes(), two.Alone())
+			r := two.Reservation()
+			t.Errorf("it runs in %s with %d bytes, alone: %v", r.Space().ID(), r.Bytes(), two.Alone())
 		}
 		c := w.admit(exactly(950))
 		c.waits()
@@ -278,7 +289,7 @@ func TestAloneInAFullSpace(t *testing.T) {
 		}
 		c := w.admit(exactly(950))
 		c.waits()
-		w.m.Inside().Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
+		w.m.Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
 		c.waits()
 		w.end(one)
 		w.end(c.runs())
@@ -418,12 +429,14 @@ func TestOverflowingEstimate(t *testing.T) {
 func TestNegativeEstimates(t *testing.T) {
 	w := newWorld(t, setup{cap: 1000})
 	for _, e := range []admission.Estimate{
-		{Input: -1}, {Output: -1}, {Overhead: -5}, {Least: -1}, {Input: admission.None}, {Least: admission.None}, {Output: admission.None + 1},
+		{Input: -1}, {Output: -1}, {Overhead: -5}, {Least: -1},
+		{Input: admission.None}, {Least: admission.None}, {Output: admission.None + 1},
 	} {
 		if _, err := w.Admit(t.Context(), e); err == nil || !strings.Contains(err.Error(), "makes no sense") {
 			t.Errorf("%+v: %v", e, err)
 		}
-		if err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error { t.Error("it ran"); return nil }); err == nil || !strings.Contains(err.Error(), "makes no sense") {
+		err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error { t.Error("it ran"); return nil })
+		if err == nil || !strings.Contains(err.Error(), "makes no sense") {
 			t.Errorf("%+v: %v", e, err)
 		}
 	}
@@ -466,7 +479,7 @@ func TestValidate(t *testing.T) {
 }
 
 func TestNoCandidate(t *testing.T) {
-	w := newWorld(t, setup{cap: 10, Config: admission.Config{Rules: admission.Rules{Strategy: reservation.AnyInTier(tier.Disk)}}})
+	w := newWorld(t, setup{cap: 10, Config: with(admission.Rules{Strategy: reservation.AnyInTier(tier.Disk)})})
 	if _, err := w.Admit(t.Context(), exactly(1)); !errors.Is(err, reservation.ErrNoCandidate) {
 		t.Errorf("without a space: %v", err)
 	}
@@ -570,7 +583,8 @@ func TestAnyOfSeveralSpaces(t *testing.T) {
 // TestPanickingEstimator: a panic of a callback is an error, and leaves no task in the queue.
 func TestPanickingEstimator(t *testing.T) {
 	w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Estimator: panics{}}}})
-	if _, err := w.Admit(t.Context(), admission.Estimate{Input: 1}); err == nil || !strings.Contains(err.Error(), "panicked: no idea") {
+	_, err := w.Admit(t.Context(), admission.Estimate{Input: 1})
+	if err == nil || !strings.Contains(err.Error(), "panicked: no idea") {
 		t.Errorf("it failed with %v", err)
 	}
 	g, err := w.Admit(t.Context(), exactly(10))

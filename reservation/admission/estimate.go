@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -11,55 +12,41 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// None says that there is none where 0 means that it is not known: as an
-// Estimate's Output or Overhead, that the task has none; as a Measured's Output, that
-// it was not measured. It is no number that a miscalculation leads to.
+// None stands for "none" where 0 means "not known": in an Estimate, that the task has no output or
+// overhead; in a Measured, that the output was not measured. No miscalculation leads to this number.
 const None int64 = math.MinInt64
 
-// Estimate says what a task will need, in bytes. The zero value is a task
-// without any input.
+// Estimate is what a task will need, in bytes. The zero value is a task without any input.
 type Estimate struct {
-	// Operator is the kind of task. What was measured of tasks of one kind says
-	// something about the next of that kind only.
+	// Operator is the kind of task. Measurements of tasks of one kind count for that kind only.
 	Operator string
 	// Input is how many bytes of input have to be brought to the space, beside Inputs.
 	Input int64
 	// Inputs are those that may be in the space already; may be nil.
 	Inputs Inputs
-	// Output and Overhead are what the task will take for its result, and beside that:
-	// hash tables, copies, scratch. 0 means what the Estimator says, None nothing.
+	// Output and Overhead are what the task will take for its result, and beside that: hash tables,
+	// copies, scratch. 0 means the Estimator's estimate, None nothing.
 	Output, Overhead int64
-	// Least is the least that output and overhead together are taken for, whatever
-	// the above say: what a task is known to need that ran out of memory.
+	// Least is a lower bound of output and overhead together: what a task is known to need that
+	// ran out of memory.
 	Least int64
-	// Owner is the task's, as far as deadlocks are concerned: what the grant promises is its,
-	// and what Run's function waits for. Nil: that of the context, or else one that is made,
-	// with the operator's name and one goroutine.
+	// Owner is the task's, as far as deadlocks are concerned: it holds the grant's reservation, and
+	// waits when Run's function does. Nil means that of the context, or else a new one with the
+	// operator's name and one goroutine.
 	Owner *reservation.Owner
 }
 
-// owner returns whose the task is.
-func (e *Estimate) owner(ctx context.Context) *reservation.Owner {
-	if e.Owner != nil {
-		return e.Owner
-	}
-	if o := reservation.OwnerOf(ctx); o != nil {
-		return o
-	}
-	return reservation.NewOwner(e.Operator)
-}
-
-// Inputs is what a task reads, in whatever space it is. The goroutine that calls Admit and Run
-// calls the methods, with no lock held.
+// Inputs are the data that a task reads, in the spaces where they are. The goroutine that calls
+// Admit or Run calls the methods, with no lock held.
 type Inputs interface {
 	// Bytes returns how large they are in all.
 	Bytes() int64
-	// In returns how many bytes of them are in the space, and how many would have to
-	// be brought there, both as the space charges them. The inputs may be moved at any
-	// time, and the numbers be outdated.
+	// In returns how many bytes of them are in the space, and how many would have to be brought
+	// there, both as the space charges them. The inputs may be moved at any time, so the numbers
+	// may be outdated.
 	In(s *tier.Space) (there, missing int64)
-	// Hold keeps those that are in the space there, until Restore, and returns how
-	// many bytes of others have to be brought. It must not wait.
+	// Hold keeps the inputs that are in the space there, until Restore, and returns how many bytes
+	// of others have to be brought. It must not wait.
 	Hold(s *tier.Space) (missing int64)
 	// Restore ends what Hold began and what the task did since: the inputs are whole,
 	// in their place in the order, and may be moved. They need not be in the space in
@@ -67,59 +54,40 @@ type Inputs interface {
 	Restore(ctx context.Context) error
 }
 
-// validate says what Admit refuses.
-func (e *Estimate) validate() error {
-	for _, f := range [...]struct {
-		name  string
-		bytes int64
-		none  bool
-	}{{"input", e.Input, false}, {"output", e.Output, true}, {"overhead", e.Overhead, true}, {"least", e.Least, false}} {
-		if f.bytes < 0 && !(f.none && f.bytes == None) {
-			return fmt.Errorf("admission: task %s: %s of %d bytes makes no sense", named.Quoted(e.Operator), f.name, f.bytes)
-		}
+// none are the inputs of a task without any.
+type none struct{}
+
+func (none) Bytes() int64                          { return 0 }
+func (none) In(*tier.Space) (there, missing int64) { return 0, 0 }
+func (none) Hold(*tier.Space) (missing int64)      { return 0 }
+func (none) Restore(context.Context) error         { return nil }
+
+// prepare fills in the inputs and the owner. Negative bytes are an error.
+func (e *Estimate) prepare(ctx context.Context) error {
+	e.Inputs = cmp.Or[Inputs](e.Inputs, none{})
+	e.Owner = cmp.Or(e.Owner, reservation.OwnerOf(ctx), reservation.NewOwner(e.Operator))
+	if e.Input >= 0 && e.Least >= 0 && (e.Output >= 0 || e.Output == None) && (e.Overhead >= 0 || e.Overhead == None) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("admission: task %s: an estimate below 0 makes no sense: "+
+		"%d bytes of input, %d of output, %d of overhead, and %d at least",
+		named.Quoted(e.Operator), e.Input, e.Output, e.Overhead, e.Least)
 }
 
 // input returns how large all inputs are.
-func (e *Estimate) input() int64 {
-	n := e.Input
-	if e.Inputs != nil {
-		n = add(n, max(0, e.Inputs.Bytes()))
-	}
-	return n
-}
+func (e *Estimate) input() int64 { return add(e.Input, max(0, e.Inputs.Bytes())) }
 
 // in returns how many bytes of the inputs are in a space and how many are not.
 func (e *Estimate) in(s *tier.Space) (there, missing int64) {
-	if e.Inputs == nil {
-		return 0, e.Input
-	}
 	there, missing = e.Inputs.In(s)
 	return max(0, there), add(e.Input, max(0, missing))
 }
 
-// hold keeps those inputs that are in a space there, and returns what is missing.
-func (e *Estimate) hold(s *tier.Space) int64 {
-	if e.Inputs == nil {
-		return e.Input
-	}
-	return add(e.Input, max(0, e.Inputs.Hold(s)))
-}
-
-// restore lets the inputs go, whatever has become of ctx.
-func (e *Estimate) restore(ctx context.Context) error {
-	if e.Inputs == nil {
-		return nil
-	}
-	return e.Inputs.Restore(context.WithoutCancel(ctx))
-}
-
-// work returns what the task will take beside its inputs.
-func (e *Estimate) work(by Estimator, input int64) int64 {
+// outputAndOverhead returns what the task will take beside its inputs.
+func (e *Estimate) outputAndOverhead(by Estimator) int64 {
 	output, overhead := e.Output, e.Overhead
 	if output == 0 || overhead == 0 {
-		o, h := by.Estimate(e.Operator, input)
+		o, h := by.Estimate(e.Operator, e.input())
 		if output == 0 {
 			output = o
 		}
@@ -134,8 +102,7 @@ func (e *Estimate) work(by Estimator, input int64) int64 {
 type Measured struct {
 	Input  int64 // as in the estimate; 0 means that
 	Output int64 // None: it was not measured
-	// Peak is the most that it had in use at once beside its inputs; 0: what the Grant
-	// has seen.
+	// Peak is the most that it had in use at once beside its inputs; 0: what the Grant measured.
 	Peak int64
 }
 

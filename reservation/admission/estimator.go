@@ -6,9 +6,8 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// Estimator says what tasks take beside their inputs, and learns from what they
-// took. It is safe for concurrent use; it is called with no lock held and should
-// not block.
+// Estimator estimates what tasks take beside their inputs, and learns from what they took. It must
+// be safe for concurrent use. It is called with no lock held and should not block.
 type Estimator interface {
 	// Estimate returns how many bytes of output, and how many beside it, a task of
 	// that kind takes for so many bytes of input. Negative numbers count as 0.
@@ -24,36 +23,40 @@ const (
 	// settling is the share of the way down that an overhead goes when less was
 	// measured.
 	settling = 8
-	// maxOperators bounds what Ratios remembers; the operators beyond share one memory.
+	// maxOperators bounds what Ratios remembers; the operators beyond share that of the
+	// empty name.
 	maxOperators = 4096
 )
 
-// Ratios is the Estimator that is used if there is no other. It learns for each
-// operator by itself:
+// Ratios is the default Estimator. It learns for each operator by itself:
 //
 //	output   = ⌈input × O/I⌉    O and I: sums of the outputs and inputs measured so far,
 //	                            of which each new measure fades the older by 1/32
 //	overhead = ⌈input × h⌉      h: the highest (peak − output)/input measured so far, from
 //	                            which each lower measure takes 1/8 of the difference
 //
-// Before anything was measured, output = input and overhead = input. The overhead
-// follows what is higher at once, because too low an estimate costs a try, and what is
-// lower slowly. For tasks without input, the overhead is the peak itself, followed in
-// the same way, and the output is part of it. Results are at most the largest int64.
+// Before anything was measured, output = input and overhead = input. The overhead rises to a higher
+// measure at once, because too low an estimate costs an attempt, and falls to a lower one slowly.
+// For tasks without input, the overhead is the peak itself, which rises and falls in the same way,
+// and the output is part of it. Results are at most the largest int64.
 //
 // The zero value is ready, and safe for concurrent use.
 type Ratios struct {
-	mu struct {
-		lockrank.Mutex[lockrank.Reservation]
-		operators map[string]*ratio
-		others    ratio
+	mu        lockrank.Mutex[lockrank.Reservation]
+	operators map[string]ratio // by key
+}
+
+// key returns where an operator's ratio is. Operators beyond maxOperators share one place.
+func (e *Ratios) key(operator string) string {
+	if _, known := e.operators[operator]; !known && len(e.operators) >= maxOperators {
+		return ""
 	}
+	return operator
 }
 
 // ratio is what is known of one operator.
 type ratio struct {
 	in, out float64
-	ratioed bool // out/in is known
 	over    follower
 	bare    follower // bytes taken by tasks without input
 }
@@ -79,15 +82,12 @@ func (e *Ratios) Estimate(operator string, input int64) (output, overhead int64)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.mu.operators[operator]
-	if r == nil {
-		r = &e.mu.others
-	}
+	r := e.operators[e.key(operator)]
 	if input == 0 {
 		return 0, times(1, r.bare.value)
 	}
 	output, overhead = input, input
-	if r.ratioed {
+	if r.in > 0 {
 		output = times(input, r.out/r.in)
 	}
 	if r.over.known {
@@ -103,37 +103,24 @@ func (e *Ratios) Observe(operator string, m Measured) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.ofLocked(operator)
-	if m.Input == 0 {
-		if m.Peak > 0 {
-			r.bare.measure(float64(m.Peak))
-		}
-		return
+	if e.operators == nil {
+		e.operators = make(map[string]ratio)
 	}
-	if m.Output != None {
+	operator = e.key(operator)
+	r := e.operators[operator]
+	if m.Input > 0 && m.Output != None {
 		const kept = 1 - 1.0/fading
 		r.in = r.in*kept + float64(m.Input)
 		r.out = r.out*kept + float64(m.Output)
-		r.ratioed = true
 	}
-	if m.Peak > 0 {
-		r.over.measure(max(0, float64(m.Peak)-float64(max(0, m.Output))) / float64(m.Input))
+	switch peak := float64(m.Peak); {
+	case m.Peak == 0:
+	case m.Input == 0:
+		r.bare.measure(peak)
+	default:
+		r.over.measure(max(0, peak-float64(max(0, m.Output))) / float64(m.Input))
 	}
-}
-
-func (e *Ratios) ofLocked(operator string) *ratio {
-	if r := e.mu.operators[operator]; r != nil {
-		return r
-	}
-	if len(e.mu.operators) >= maxOperators {
-		return &e.mu.others
-	}
-	if e.mu.operators == nil {
-		e.mu.operators = make(map[string]*ratio)
-	}
-	r := new(ratio)
-	e.mu.operators[operator] = r
-	return r
+	e.operators[operator] = r
 }
 
 // times returns ⌈n × f⌉, or the largest number if that is more.

@@ -13,7 +13,9 @@ import (
 // A task whose estimate is too low runs out of memory and is tried again with a higher
 // one; the next task of its kind has the right one from the start.
 func Example() {
-	gpu, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Node: -1, Pool: pool{1, new(loss.Signal), nil}})
+	gpu, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Node: -1, Pool: pool{1, new(loss.Signal), nil},
+	})
 	if err != nil {
 		fmt.Println(err)
 		return

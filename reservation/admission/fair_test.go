@@ -14,7 +14,7 @@ import (
 
 func TestThreadsCap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threads: 2})})
 		one, two := w.admit(exactly(1)).runs(), w.admit(exactly(0)).runs()
 		three := w.admit(exactly(1))
 		three.waits()
@@ -48,7 +48,7 @@ func TestThreadsCap(t *testing.T) {
 // take the last thread; the head gets neither more threads than there are nor lost.
 func TestThreadIsTakenWhileWaitingForMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threads: 2})})
 		one := w.admit(exactly(500)).runs()
 		head := w.admit(exactly(600))
 		head.waits()
@@ -134,7 +134,7 @@ func TestLimitChanges(t *testing.T) {
 
 func TestCancelWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Bypass: -1}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Bypass: -1})})
 		one := w.admit(exactly(500)).runs()
 		head := w.admit(exactly(600))
 		head.waits()
@@ -227,7 +227,7 @@ func TestPassersAreWoken(t *testing.T) {
 // TestPassersAreWokenByOthers: also by what is freed beside the admitter.
 func TestPassersAreWokenByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threshold: 0.8}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threshold: 0.8})})
 		one := w.admit(exactly(300)).runs()
 		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
 		if err != nil {
@@ -303,7 +303,7 @@ func testAloneNoMore(t *testing.T, c setup, alone, passes int64) {
 // other gives back what it has reserved.
 func TestLastThread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{Threads: 2}}})
+		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threads: 2})})
 		one := w.admit(exactly(100)).runs()
 		head := w.admit(exactly(5000))
 		head.waits()
@@ -360,7 +360,7 @@ func TestRoomBetweenRefusalAndSleep(t *testing.T) {
 		}
 		c := w.admit(exactly(950))
 		c.waits()
-		w.m.Inside().Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
+		w.m.Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
 		if err := rest.Release(); err != nil { // at the same moment
 			t.Fatal(err)
 		}

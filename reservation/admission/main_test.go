@@ -69,6 +69,7 @@ type setup struct {
 	charging func(n int64) // is called each time that a size's charge is requested
 	admission.Config
 	manager reservation.Config
+	changed func() // is called after a space's release, by it, before the admitter's listener
 }
 
 func newWorld(t testing.TB, c setup) *world {
@@ -79,7 +80,8 @@ func newWorld(t testing.TB, c setup) *world {
 	}
 	for i := range max(1, c.gpus) {
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1, Pool: pool{max(1, c.grain), new(loss.Signal), c.charging},
+			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1,
+			Pool:      pool{max(1, c.grain), new(loss.Signal), c.charging},
 			Fractions: tier.Fractions{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
 		})
 		if err != nil {
@@ -91,6 +93,11 @@ func newWorld(t testing.TB, c setup) *world {
 	var err error
 	if w.m, err = reservation.NewManager(c.manager); err != nil {
 		t.Fatal(err)
+	}
+	for _, s := range w.gpus {
+		if c.changed != nil {
+			t.Cleanup(onRelease(s, c.changed))
+		}
 	}
 	c.Reservations = w.m
 	if c.Rules.Threads == 0 {
@@ -117,6 +124,18 @@ func newWorld(t testing.TB, c setup) *world {
 	})
 	return w
 }
+
+// onRelease calls f after each release of the space's bytes and each change of its limit.
+func onRelease(s *tier.Space, f func()) (cancel func()) {
+	return s.Subscribe(func(pressed bool) {
+		if !pressed {
+			f()
+		}
+	})
+}
+
+// with is a configuration with rules.
+func with(r admission.Rules) admission.Config { return admission.Config{Rules: r} }
 
 // exactly is an estimate of n bytes.
 func exactly(n int64) admission.Estimate {

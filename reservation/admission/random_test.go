@@ -96,14 +96,17 @@ func (r *reference) settle(t *testing.T) {
 	}
 	for _, w := range r.waiting[1:] {
 		if r.most < 16 && w.need <= r.mark-r.used() {
-			t.Fatalf("a task that needs %d of %d-%d waits, though only %d have passed", w.need, r.mark, r.used(), r.most)
+			t.Fatalf("a task that needs %d of %d-%d waits, though only %d have passed",
+				w.need, r.mark, r.used(), r.most)
 		}
 	}
 }
 
 func againstReference(t *testing.T, rng *rand.Rand) {
 	const capacity = 1000
-	w := newWorld(t, setup{cap: capacity, manager: reservation.Config{Bypass: 1000}, Config: admission.Config{Rules: admission.Rules{Threads: 6}}})
+	w := newWorld(t, setup{
+		cap: capacity, manager: reservation.Config{Bypass: 1000}, Config: with(admission.Rules{Threads: 6}),
+	})
 	r := &reference{capacity: capacity, mark: 900, threads: 6}
 	for range 300 {
 		switch k := rng.IntN(20); {
@@ -156,7 +159,7 @@ func againstReference(t *testing.T, rng *rand.Rand) {
 func TestRandomConcurrent(t *testing.T) {
 	for _, gpus := range []int{1, 3} {
 		const capacity, threads = 10_000, 4
-		w := newWorld(t, setup{cap: capacity, gpus: gpus, grain: 16, Config: admission.Config{Rules: admission.Rules{Threads: threads}}})
+		w := newWorld(t, setup{cap: capacity, gpus: gpus, grain: 16, Config: with(admission.Rules{Threads: threads})})
 		var mu sync.Mutex
 		running := 0
 		enter := func(n int) {

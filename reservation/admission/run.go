@@ -1,12 +1,11 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
@@ -27,213 +26,166 @@ type AttemptsError struct {
 
 func (e *AttemptsError) Error() string {
 	return fmt.Sprintf("admission: task %s ran out of memory %d times: in the last attempt it needed %s in %s, "+
-		"%d were reserved, and at most %d were drawn beside its inputs: %v (give the task less input, or the space more memory)",
+		"%d were reserved, and at most %d were drawn beside its inputs: %v "+
+		"(give the task less input, or the space more memory)",
 		named.Quoted(e.Operator), e.Attempts, size.Saturated(e.Need), e.Space, e.Reserved, e.Peak, e.Err)
 }
 
 // Unwrap returns the error of the last attempt.
 func (e *AttemptsError) Unwrap() error { return e.Err }
 
-// OutOfMemory reports whether an error is one after which a task is tried again: it
-// matches reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or
-// tier.ErrOutOfBudget.
+// OutOfMemory reports whether Run retries a task after an error: whether it matches
+// reservation.ErrExceeded, reservation.ErrDeadlock, tier.ErrNoSpace or tier.ErrOutOfBudget.
 func OutOfMemory(err error) bool {
 	return errors.Is(err, reservation.ErrExceeded) || errors.Is(err, reservation.ErrDeadlock) ||
 		errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrOutOfBudget)
 }
 
-// Run admits a task, runs f, and ends the grant. If f runs out of memory, the inputs
-// are restored, all that the grant held is released, and the task is tried again with
-// a higher estimate: twice what it was given beside its inputs or, if that is more, what it
-// had drawn and what was refused to it. After a reservation.DeadlockError the estimate stays,
-// and the others are waited for first. After Rules.MaxAttempts of those the error is an
-// *AttemptsError. So it is, at once, when an attempt shows that no space could ever hold what the
-// task takes: what it had drawn beside its inputs and what was refused to it are more than there
-// is, or it was given all that there is. Any other error of f, and any of Admit, ends Run at
-// once; the inputs are restored then, too.
-// An estimate alone is never the reason: it may be too high.
+// Run admits a task, runs f, and ends the grant. If f runs out of memory, Run restores the inputs,
+// releases all that the grant held, and tries the task again with a higher estimate: twice what it
+// was given beside its inputs or, if that is more, what it had drawn and what was refused to it.
+// After a reservation.DeadlockError the estimate stays, and Run first waits for the others. After
+// Rules.MaxAttempts attempts the error is an *AttemptsError. Run returns it at once when an attempt
+// shows that no space could ever hold what the task takes: what it had drawn beside its inputs and
+// what was refused to it are more than there is, or it was given all that there is. A high estimate
+// alone is never the reason. Any other error of f, and any of Admit, ends Run at once; the inputs
+// are restored then, too.
 //
-// Running out of memory is an error for which OutOfMemory holds, or a panic with such
-// an error, as allocators that cannot return one do. Other panics go on when everything
-// is given back. f must free what it has drawn when it fails, and take back what it
-// has handed to others. It may end the grant itself. Its context is that of Grant.Owner: if
-// f has several goroutines that wait or release, Owner.SetWorkers must say so.
+// Running out of memory is an error for which OutOfMemory returns true, or a panic with such an
+// error, as of allocators that cannot return one. Other panics go on when everything is given back.
+// f must free what it has drawn when it fails, and take back what it has handed to others. It may
+// end the grant itself. Its context is that of Grant.Owner: if f has several goroutines that wait or
+// release, call Owner.SetWorkers.
 func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, *Grant) error) error {
+	if err := e.prepare(ctx); err != nil {
+		return err
+	}
 	var before error // of the last attempt
 	for attempt := 1; ; attempt++ {
 		g, err := a.Admit(ctx, e)
-		if err != nil && attempt > 1 {
+		if err != nil && before != nil {
 			return fmt.Errorf("%w (attempt %d; the one before: %v)", err, attempt, before)
 		}
 		if err != nil {
 			return err
 		}
-		reserved := g.r.Bytes()
 		again, err := a.once(ctx, &e, g, f)
-		if err == nil {
-			return nil
-		}
 		if !again {
 			return err
 		}
 		if ctx.Err() != nil {
-			return errors.Join(err, ended(ctx, &e))
+			return errors.Join(err, e.ended(ctx))
 		}
-		never := a.never(&e, g, reserved, err)
-		if never != nil {
-			err = never
-		}
+		never := a.never(&e, g, err)
 		if never != nil || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
-				Operator: e.Operator, Attempts: attempt, Space: g.r.Space().ID(), Need: g.need, Reserved: reserved, Peak: g.Peak(), Err: err,
+				Operator: e.Operator, Attempts: attempt, Space: g.r.Space().ID(), Need: g.need, Reserved: g.reserved,
+				Peak: g.Peak(), Err: cmp.Or(never, err),
 			}
 		}
 		before = err
-		e.Least = g.higher(err)
-		if told := (*reservation.DeadlockError)(nil); errors.As(err, &told) { // or it would meet the others again
-			if werr := told.Wait(ctx); werr != nil {
+		e.Least = max(tier.Page, add(g.work, g.work), g.shown(err))
+		if deadlock, ok := errors.AsType[*reservation.DeadlockError](err); ok {
+			// Others held what it waited for. To reserve more would only keep that from the wait.
+			e.Least = max(g.work, g.Peak())
+			if werr := deadlock.Wait(ctx); werr != nil {
 				return errors.Join(err, werr)
 			}
 		}
-		a.retries.Add(1)
-		a.log.LogAttrs(ctx, slog.LevelDebug, "admission: a task ran out of memory and is tried again",
-			slog.String("operator", e.Operator), slog.Int("attempt", attempt), slog.Int64("reserved", reserved),
-			slog.Int64("peak", g.Peak()), slog.Int64("least", e.Least), slog.Any("error", err))
+		a.mu.Lock()
+		a.stats.Retried++
+		a.mu.Unlock()
+		a.log.DebugContext(ctx, "admission: a task ran out of memory and is tried again", "operator", e.Operator,
+			"attempt", attempt, "reserved", g.reserved, "peak", g.Peak(), "least", e.Least, "error", err)
 	}
-}
-
-// neverFits returns an *reservation.ExceededError if no space could hold so many bytes even if it
-// were empty. inputs adds the bytes of all inputs.
-func (a *Admitter) neverFits(e *Estimate, inputs bool, work int64, cause error) error {
-	var most *reservation.ExceededError
-	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
-		if s == nil || s.Lost() != nil { // admission reports that
-			continue
-		}
-		var there, missing int64
-		if inputs {
-			there, missing = e.in(s)
-		}
-		need := add(there, charge(s, add(missing, work)))
-		if need <= s.Room() {
-			return nil
-		}
-		if most == nil || s.Room() > most.Limit {
-			most = &reservation.ExceededError{
-				Space: s.ID(), Requested: add(there, add(missing, work)), Available: s.Available(), Limit: s.Room(),
-				Cause: cause,
-			}
-		}
-	}
-	if most == nil {
-		return nil
-	}
-	return most
-}
-
-// never returns why an attempt that failed with err shows that the task can never be done, or nil.
-func (a *Admitter) never(e *Estimate, g *Grant, reserved int64, err error) error {
-	var exceeded *reservation.ExceededError
-	if !errors.Is(err, reservation.ErrExceeded) || errors.As(err, &exceeded) && exceeded.Space != g.r.Space().ID() {
-		return nil // it lacks something else
-	}
-	if exceeded != nil {
-		// What was drawn when it was refused is what was promised less what was unused. If the
-		// space itself refused, it is not known.
-		work := exceeded.Requested
-		if exceeded.Requested <= g.r.Space().Room() {
-			work = add(work, max(0, exceeded.Limit-exceeded.Available-g.base.Load()))
-		}
-		if err := a.neverFits(e, g.here.Load(), work, err); err != nil {
-			return err
-		}
-	}
-	if e.Inputs != nil && !g.here.Load() {
-		return nil // they may have been in the way of each other
-	}
-	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
-		if s == nil || s.Lost() != nil {
-			continue
-		}
-		if there, _ := e.in(s); most(s, s.Room()-there) > reserved {
-			return nil
-		}
-	}
-	return err
 }
 
 // once runs one attempt and reports whether there may be another after its error.
-func (a *Admitter) once(ctx context.Context, e *Estimate, g *Grant, f func(context.Context, *Grant) error) (again bool, err error) {
+func (a *Admitter) once(
+	ctx context.Context, e *Estimate, g *Grant, f func(context.Context, *Grant) error,
+) (again bool, err error) {
 	done := false
 	defer func() { // also after a panic
 		if done {
 			return
 		}
-		failed := e.restore(ctx)
-		if !g.over.Load() {
-			g.note() // Release forgets what is drawn
-			failed = errors.Join(failed, g.Release())
+		p := recover()
+		if oom, ok := p.(error); ok && OutOfMemory(oom) {
+			p, err = nil, oom
 		}
-		if failed != nil {
-			again, err = false, errors.Join(err, failed)
+		failed := e.Inputs.Restore(context.WithoutCancel(ctx))
+		if ended, err := g.end(nil); !ended { // by f
+			failed = errors.Join(failed, err)
+		}
+		if again = failed == nil && OutOfMemory(err); failed != nil {
+			err = errors.Join(err, failed)
+		}
+		if p != nil {
+			panic(p)
 		}
 	}()
-	if err = call(g.owner.Context(ctx), g, f); err != nil {
-		return OutOfMemory(err), err
+	if err := f(g.e.Owner.Context(ctx), g); err != nil {
+		return false, err
 	}
 	done = true
-	if g.over.Load() { // f has done that
-		return false, nil
-	}
-	if err := g.Done(g.measured()); err != nil { // the task has succeeded all the same
-		a.log.LogAttrs(ctx, slog.LevelWarn, "admission: other code released the reservation of a task, such as a converter of its inputs",
-			slog.String("operator", e.Operator), slog.String("space", g.r.Space().ID().String()), slog.Any("error", err))
+	if ended, err := g.end(&Measured{Output: g.output}); !ended && err != nil {
+		a.log.WarnContext(ctx,
+			"admission: other code released the reservation of a task, such as a converter of its inputs",
+			"operator", e.Operator, "space", g.r.Space().ID().String(), "error", err)
 	}
 	return false, nil
 }
 
-// call runs f and makes a panic about memory an error.
-func call(ctx context.Context, g *Grant, f func(context.Context, *Grant) error) (err error) {
-	defer func() {
-		p := recover()
-		if p == nil {
-			return
+// shown returns how many bytes beside its inputs the task needs at least, as the error shows: what it
+// had drawn and what was refused to it in its space.
+func (g *Grant) shown(err error) int64 {
+	space := g.r.Space()
+	if e, ok := errors.AsType[*reservation.ExceededError](err); ok && e.Space == space.ID() {
+		if e.Requested > space.Room() { // the space refused, and its numbers are not of this task
+			return e.Requested
 		}
-		e, ok := p.(error)
-		if _, order := p.(lockrank.Violation); order || !ok || !OutOfMemory(e) {
-			panic(p)
-		}
-		err = e
-	}()
-	return f(ctx, g)
+		return add(e.Requested, max(0, e.Limit-e.Available-g.base))
+	}
+	if e, ok := errors.AsType[*tier.NoSpaceError](err); ok && e.Space == space.ID() {
+		return add(g.Peak(), e.Requested)
+	}
+	if e, ok := errors.AsType[*tier.OutOfBudgetError](err); ok {
+		return add(g.Peak(), e.Requested)
+	}
+	return g.Peak()
 }
 
-// higher returns what output and overhead should be taken for after an attempt that
-// failed with err.
-func (g *Grant) higher(err error) int64 {
-	if told := (*reservation.DeadlockError)(nil); errors.As(err, &told) {
-		// Others held what it waited for: its estimate was not too low, and to promise it
-		// more would only keep that from the wait.
-		return max(g.work, g.Peak())
+// never returns why an attempt that failed with err shows that the task can never be done: no space
+// could hold what it needs, or it was given all that any space has. It returns nil if neither is so.
+func (a *Admitter) never(e *Estimate, g *Grant, err error) error {
+	exceeded, tooLarge := errors.AsType[*reservation.ExceededError](err)
+	if !errors.Is(err, reservation.ErrExceeded) || tooLarge && exceeded.Space != g.r.Space().ID() {
+		return nil // it lacks something else
 	}
-	return max(tier.Page, add(g.work, g.work), add(g.Peak(), requested(err, g.r.Space().ID())))
-}
-
-// requested returns how many bytes an error says were refused in a space.
-func requested(err error, in tier.ID) (n int64) {
-	var (
-		exceeded *reservation.ExceededError
-		full     *tier.NoSpaceError
-		budget   *tier.OutOfBudgetError
-	)
-	if errors.As(err, &exceeded) && exceeded.Space == in {
-		n = max(n, exceeded.Requested)
+	gotAll := g.inputsHere || e.Inputs == Inputs(none{}) // else its inputs may have been in each other's way
+	var largest *reservation.ExceededError
+	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+		if s == nil || s.Lost() != nil {
+			continue
+		}
+		there, missing := e.in(s)
+		gotAll = gotAll && most(s, s.Room()-there) <= g.reserved
+		if !g.inputsHere {
+			there, missing = 0, 0
+		}
+		work := add(missing, g.shown(err))
+		tooLarge = tooLarge && add(there, charge(s, work)) > s.Room()
+		if largest == nil || s.Room() > largest.Limit {
+			largest = &reservation.ExceededError{
+				Space: s.ID(), Requested: add(there, work), Available: s.Available(), Limit: s.Room(), Cause: err,
+			}
+		}
 	}
-	if errors.As(err, &full) && full.Space == in {
-		n = max(n, full.Requested)
+	switch {
+	case tooLarge && largest != nil:
+		return largest
+	case gotAll:
+		return err
 	}
-	if errors.As(err, &budget) {
-		n = max(n, budget.Requested)
-	}
-	return n
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -30,7 +31,8 @@ func TestRestoredInPlace(t *testing.T) {
 				w := newWorld(t, setup{cap: 1 << 20})
 				in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
 				runs := 0
-				err := w.Run(t.Context(), admission.Estimate{Inputs: in}, func(_ context.Context, g *admission.Grant) error {
+				e := admission.Estimate{Inputs: in}
+				err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 					runs++
 					if in.held != runs || in.restored != runs-1 {
 						t.Errorf("run %d: held %d times, restored %d times", runs, in.held, in.restored)
@@ -60,7 +62,7 @@ func TestRestoredInPlace(t *testing.T) {
 // TestTenAttempts: a task is tried ten times and not more, and the error has all numbers.
 func TestTenAttempts(t *testing.T) {
 	for _, most := range []int{0, 1, 3} {
-		w := newWorld(t, setup{cap: 1 << 30, Config: admission.Config{Rules: admission.Rules{MaxAttempts: most}}})
+		w := newWorld(t, setup{cap: 1 << 30, Config: with(admission.Rules{MaxAttempts: most})})
 		want := most
 		if most == 0 {
 			want = 10
@@ -68,7 +70,8 @@ func TestTenAttempts(t *testing.T) {
 		in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
 		runs := 0
 		last := &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 4242, Hint: "a hint"}
-		err := w.Run(t.Context(), admission.Estimate{Operator: "join", Inputs: in}, func(context.Context, *admission.Grant) error {
+		e := admission.Estimate{Operator: "join", Inputs: in}
+		err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error {
 			runs++
 			return last
 		})
@@ -76,7 +79,8 @@ func TestTenAttempts(t *testing.T) {
 		if !errors.As(err, &ae) || !errors.Is(err, reservation.ErrExceeded) {
 			t.Fatalf("%v", err)
 		}
-		if runs != want || ae.Attempts != want || ae.Err != error(last) || ae.Operator != "join" || ae.Space != w.gpus[0].ID() || ae.Reserved != ae.Need {
+		if runs != want || ae.Attempts != want || ae.Err != error(last) || ae.Operator != "join" ||
+			ae.Space != w.gpus[0].ID() || ae.Reserved != ae.Need {
 			t.Errorf("%d runs: %+v", runs, ae)
 		}
 		for _, says := range []string{"join", fmt.Sprint(want, " times"), "gpu:0", "4242", "a hint"} {
@@ -107,7 +111,7 @@ func TestNeedAboveTheSpace(t *testing.T) {
 		{largest - 10, 11, largest, "needed 8 EiB or more"},
 		{largest, largest, largest, "needed 8 EiB or more"},
 	} {
-		w := newWorld(t, setup{cap: capacity, grain: grain, Config: admission.Config{Rules: admission.Rules{MaxAttempts: 1}}})
+		w := newWorld(t, setup{cap: capacity, grain: grain, Config: with(admission.Rules{MaxAttempts: 1})})
 		e := admission.Estimate{Operator: "sort", Input: c.input, Output: c.output, Overhead: admission.None}
 		err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 			if g.Need() != c.need || g.Reservation().Bytes() != capacity {
@@ -116,7 +120,8 @@ func TestNeedAboveTheSpace(t *testing.T) {
 			return reservation.ErrExceeded
 		})
 		for _, part := range []string{c.text, "1048576 were reserved", "at most 0 were drawn"} {
-			if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), fmt.Sprint(int64(largest))) {
+			overflow := fmt.Sprint(int64(largest))
+			if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), overflow) {
 				t.Errorf("%+v: %v does not have %q", c, err, part)
 			}
 		}
@@ -177,7 +182,7 @@ func TestHigherEstimateByWhatIsLeft(t *testing.T) {
 
 // TestHigherEstimateStops: estimates that double for ever end at what the space has.
 func TestHigherEstimateStops(t *testing.T) {
-	w := newWorld(t, setup{cap: 1000, Config: admission.Config{Rules: admission.Rules{MaxAttempts: 100}}})
+	w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{MaxAttempts: 100})})
 	runs := 0
 	err := w.Run(t.Context(), exactly(300), func(_ context.Context, g *admission.Grant) error {
 		runs++
@@ -247,7 +252,8 @@ func TestRunIsCancelled(t *testing.T) {
 		synctest.Wait() // the second attempt waits for 510 bytes
 		why := errors.New("enough")
 		cancel(why)
-		if err := <-over; !errors.Is(err, why) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "attempt 2") {
+		err := <-over
+		if !errors.Is(err, why) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "attempt 2") {
 			t.Errorf("%v", err)
 		}
 		if runs != 1 || in.restored != in.held {
@@ -255,6 +261,23 @@ func TestRunIsCancelled(t *testing.T) {
 		}
 		w.end(block)
 	})
+}
+
+// TestRunIsCancelledInTheLastAttempt: the error has the reasons of both.
+func TestRunIsCancelledInTheLastAttempt(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{MaxAttempts: 1})})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	err := w.Run(ctx, exactly(10), func(context.Context, *admission.Grant) error {
+		cancel(why)
+		return reservation.ErrExceeded
+	})
+	if !errors.Is(err, why) || !errors.Is(err, reservation.ErrExceeded) || outOfAttempts(err) {
+		t.Errorf("%v", err)
+	}
+	if s := w.Stats(); s.Retried != 0 {
+		t.Errorf("%+v", s)
+	}
 }
 
 // TestRunLearns: a task that succeeded reports what it took; one that failed does not.
@@ -289,4 +312,83 @@ func TestRunLearns(t *testing.T) {
 	if err != nil || runs != 1 {
 		t.Errorf("what was learned did not help: %d runs, %v", runs, err)
 	}
+}
+
+// TestOwner: the reservation and the context of a task are its owner's: the estimate's, or else
+// that of the context, or else a new one with the operator's name.
+func TestOwner(t *testing.T) {
+	mine, callers := reservation.NewOwner("mine"), reservation.NewOwner("the caller's")
+	for _, c := range []struct {
+		owner *reservation.Owner
+		ctx   context.Context
+		want  string
+	}{
+		{mine, callers.Context(t.Context()), "mine"},
+		{nil, callers.Context(t.Context()), "the caller's"},
+		{nil, t.Context(), "join"},
+	} {
+		w := newWorld(t, setup{cap: 1000})
+		if c.owner != nil {
+			c.owner = reservation.NewOwner(c.owner.Name())
+		}
+		e := admission.Estimate{Operator: "join", Output: 10, Overhead: admission.None, Owner: c.owner}
+		err := w.Run(c.ctx, e, func(ctx context.Context, g *admission.Grant) error {
+			o := g.Owner()
+			if o.Name() != c.want || c.owner != nil && o != c.owner ||
+				g.Reservation().Owner() != o || reservation.OwnerOf(ctx) != o {
+				t.Errorf("the owner is %q, want %q", o.Name(), c.want)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestDeadlockIsNoLowEstimate: a task that others were in the way of is tried again with the same
+// estimate, and not before one of them has gone on.
+func TestDeadlockIsNoLowEstimate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		other := reservation.NewOwner("other")
+		gpu := reservation.AnyInTier(tier.GPU)
+		held, err := w.m.TryReserve(gpu, 400, reservation.WithOwner(other))
+		if err != nil {
+			t.Fatal(err)
+		}
+		waits := make(chan struct{})
+		var reserved []int64
+		var goneOn atomic.Bool
+		over := make(chan error)
+		go func() {
+			over <- w.Run(t.Context(), exactly(400), func(ctx context.Context, g *admission.Grant) error {
+				if reserved = append(reserved, g.Reservation().Bytes()); len(reserved) == 2 {
+					if !goneOn.Load() {
+						t.Error("it is tried again before the other has gone on")
+					}
+					return nil
+				}
+				<-waits
+				r, err := w.m.Reserve(ctx, gpu, 300)
+				return errors.Join(err, r.Release())
+			})
+		}()
+		synctest.Wait()
+		go func() {
+			synctest.Wait() // until the line below waits
+			close(waits)
+		}()
+		more, err := w.m.Reserve(other.Context(t.Context()), gpu, 300)
+		if err != nil {
+			t.Fatal(err)
+		}
+		goneOn.Store(true)
+		if err := errors.Join(more.Release(), held.Release(), <-over); err != nil {
+			t.Error(err)
+		}
+		if !slices.Equal(reserved, []int64{400, 400}) {
+			t.Errorf("reserved %d", reserved)
+		}
+	})
 }

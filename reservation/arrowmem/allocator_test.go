@@ -167,7 +167,8 @@ func TestAllocatorRefusalsCarryTheirError(t *testing.T) {
 	}
 	b := a.Allocate(size)
 	var exceeded *reservation.ExceededError
-	if err := guarded(func() { a.Allocate(1) }); !errors.As(err, &exceeded) || exceeded.Limit != size || !errors.Is(err, reservation.ErrExceeded) {
+	err = guarded(func() { a.Allocate(1) })
+	if !errors.As(err, &exceeded) || exceeded.Limit != size || !errors.Is(err, reservation.ErrExceeded) {
 		t.Errorf("beyond the promise: %v", err)
 	}
 	if err := guarded(func() { a.Allocate(1 << 62) }); !errors.Is(err, reservation.ErrExceeded) {
@@ -337,7 +338,8 @@ func TestForeignMemory(t *testing.T) {
 			}()
 			err = guarded(func() { f(a, freed, live) })
 		}()
-		if reported := invariants.Enabled || strings.HasPrefix(name, "reallocate"); reported && !errors.Is(err, tier.ErrReleased) {
+		reported := invariants.Enabled || strings.HasPrefix(name, "reallocate")
+		if reported && !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if a.Allocated() != 100 {

@@ -184,7 +184,9 @@ func TestConcatenateWrapsRefusals(t *testing.T) {
 // TestAllocatorConcurrently: goroutines build, and free each other's arrays, while the
 // promise is given up in the middle; all that they had comes back.
 func TestAllocatorConcurrently(t *testing.T) {
-	for _, policy := range []reservation.LimitPolicy{reservation.Fail(), reservation.Ignore(), reservation.Increase(1.25)} {
+	for _, policy := range []reservation.LimitPolicy{
+		reservation.Fail(), reservation.Ignore(), reservation.Increase(1.25),
+	} {
 		m, s := arenaOf(t, 1<<20)
 		r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 100<<10, reservation.WithPolicy(policy))
 		if err != nil {
@@ -206,7 +208,8 @@ func TestAllocatorConcurrently(t *testing.T) {
 						}
 						arrays <- b.NewArray()
 					})
-					if err != nil && !errors.Is(err, reservation.ErrExceeded) && !errors.Is(err, tier.ErrReleased) && !errors.Is(err, tier.ErrNoSpace) {
+					if err != nil && !errors.Is(err, reservation.ErrExceeded) &&
+						!errors.Is(err, tier.ErrReleased) && !errors.Is(err, tier.ErrNoSpace) {
 						t.Error(err)
 					}
 					b.Release()

@@ -62,7 +62,8 @@ func TestRefusalNamesTheBudget(t *testing.T) {
 	if err := r.b.SetLimit(1 << 50); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.dev.Alloc(r.s, 1<<40); err == nil || !strings.HasPrefix(err.Error(), "no space for 1099511627776 bytes: ") {
+	_, err = r.dev.Alloc(r.s, 1<<40)
+	if err == nil || !strings.HasPrefix(err.Error(), "no space for 1099511627776 bytes: ") {
 		t.Errorf("the device's refusal is %v", err)
 	}
 }
@@ -143,13 +144,9 @@ func TestInnerPanic(t *testing.T) {
 	// A space makes the panic an error, as of any device.
 	r.spy.beforeAlloc = boom
 	space := newSpace(t, r.dev, 64*kib)
-	if err := space.Inside().Reserve(kib); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := space.Inside().Draw(kib, nil, nil); err == nil {
+	if b, err := space.DrawNew(kib); err == nil {
 		t.Errorf("drawing gave %v", b)
 	}
-	space.Inside().Unreserve(kib)
 	r.spy.beforeAlloc = nil
 	r.want(0, 0)
 }
@@ -270,6 +267,38 @@ func TestFreedBehindTheBudgetsBack(t *testing.T) {
 		t.Skipf("needs a device that gives an address out again: %#x, then %#x", a, again)
 	}
 	r.want(2*kib, 0)
+}
+
+// TestFreedBehindTheBudgetsBackStaysLive: the device does not count the bytes any more, but only a
+// Free through the budget retires them.
+func TestFreedBehindTheBudgetsBackStaysLive(t *testing.T) {
+	r := newRig(t, 64*kib)
+	a := r.alloc(2 * kib)
+	if err := r.spy.Device.Free(r.s, a); err != nil {
+		t.Fatal(err)
+	}
+	r.sync()
+	if n := r.dev.Reap(); n != 0 {
+		t.Errorf("Reap credited %d bytes of a live allocation", n)
+	}
+	r.want(2*kib, 0)
+}
+
+// TestPeak: the peak is the largest sum over all devices, whether or not Stats was called then.
+func TestPeak(t *testing.T) {
+	r := newRig(t, 64*kib)
+	other, s := wrap(t, r.b, newSim(t, 64*kib))
+	a := r.alloc(20 * kib)
+	b, err := other.Alloc(s, 30*kib)
+	if err := errors.Join(err, other.Free(s, b)); err != nil {
+		t.Fatal(err)
+	}
+	r.free(a)
+	r.free(r.alloc(40 * kib))
+	if st := r.b.Stats(); st.Peak != 50*kib {
+		t.Errorf("the peak is %d bytes, want %d", st.Peak, 50*kib)
+	}
+	r.want(0, 0)
 }
 
 // The spaces that share a budget are notified when there is more room, and of nothing else.
@@ -475,7 +504,9 @@ func TestComputer(t *testing.T) {
 	d, s := wrap(t, b, newSim(t, 64*kib))
 	a, err := d.Alloc(s, 8)
 	var got tier.Digest
-	if err := errors.Join(err, d.CopyToDevice(s, a, []byte("12345678")), d.(tier.Computer).Digest(s, a, 8, 0, &got), s.Sync()); err != nil {
+	if err := errors.Join(err,
+		d.CopyToDevice(s, a, []byte("12345678")), d.(tier.Computer).Digest(s, a, 8, 0, &got), s.Sync(),
+	); err != nil {
 		t.Fatal(err)
 	}
 	if got != tier.DigestBytes([]byte("12345678"), 0) {
@@ -485,7 +516,8 @@ func TestComputer(t *testing.T) {
 	if err := dull.(tier.Computer).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
-	if err := budget.Logged(dull, discard).(tier.Computer).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
+	logged := budget.Logged(dull, discard).(tier.Computer)
+	if err := logged.Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("%v", err)
 	}
 }

@@ -223,7 +223,9 @@ func mustRefuse(t testing.TB, err error, requested, current, limit int64) {
 	if !errors.As(err, &full) || !errors.Is(err, tier.ErrOutOfBudget) || !errors.Is(err, tier.ErrNoSpace) {
 		t.Fatalf("%v; want an OutOfBudgetError", err)
 	}
-	want := tier.OutOfBudgetError{Budget: full.Budget, Requested: requested, Remaining: max(0, limit-current), Current: current, Limit: limit}
+	want := tier.OutOfBudgetError{
+		Budget: full.Budget, Requested: requested, Remaining: max(0, limit-current), Current: current, Limit: limit,
+	}
 	if *full != want {
 		t.Fatalf("%+v; want %+v", *full, want)
 	}

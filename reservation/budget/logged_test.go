@@ -74,7 +74,8 @@ func TestLoggedOnce(t *testing.T) {
 		}
 	}
 	line := l.of(t, "alloc")[0]
-	if line["bytes"] != float64(60*kib) || line["device"] != "simulated GPU" || line["stream"] == nil || line["addr"] == nil || line["took"] == nil || line["error"] != nil {
+	if line["bytes"] != float64(60*kib) || line["device"] != "simulated GPU" || line["stream"] == nil ||
+		line["addr"] == nil || line["took"] == nil || line["error"] != nil {
 		t.Errorf("%v", line)
 	}
 	if f := l.of(t, "free")[0]; f["addr"] != line["addr"] || f["stream"] != line["stream"] {
@@ -104,7 +105,8 @@ func TestLoggingOverBudgetLogsTheRefusal(t *testing.T) {
 
 func TestLoggedPanic(t *testing.T) {
 	log, l := newLines(slog.LevelDebug)
-	sp := &spy{Device: newSim(t, 64*kib), beforeAlloc: func() error { panic(errFault) }, beforeFree: func() error { panic(errFault) }}
+	boom := func() error { panic(errFault) }
+	sp := &spy{Device: newSim(t, 64*kib), beforeAlloc: boom, beforeFree: boom}
 	d, s := wrap(t, newBudget(t, 64*kib), budget.Logged(sp, log))
 	if p := panics(func() { _, _ = d.Alloc(s, kib) }); p != errFault {
 		t.Errorf("%v", p)
@@ -166,8 +168,10 @@ func TestEveryCallIsLogged(t *testing.T) {
 	var digest tier.Digest
 	e, err := d.Record(s)
 	if err := errors.Join(err,
-		d.Fill(s, a, 7, kib), d.CopyToDevice(s, a, in), d.CopyRegions(s, []tier.Region{{Dst: a + 512, Src: a, Size: 8}, {HostDst: out, Src: a}}),
-		d.CopyPeer(s, b, budget.Logged(peer, log), a, 8), d.(tier.Computer).Digest(s, a, 8, 0, &digest), d.CopyToHost(s, make([]byte, 4), a),
+		d.Fill(s, a, 7, kib), d.CopyToDevice(s, a, in),
+		d.CopyRegions(s, []tier.Region{{Dst: a + 512, Src: a, Size: 8}, {HostDst: out, Src: a}}),
+		d.CopyPeer(s, b, budget.Logged(peer, log), a, 8), d.(tier.Computer).Digest(s, a, 8, 0, &digest),
+		d.CopyToHost(s, make([]byte, 4), a),
 		d.WaitEvent(s, e), d.Free(s, a), s.Sync(), d.Close(), peer.Close(),
 	); err != nil {
 		t.Fatal(err)

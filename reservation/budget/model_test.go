@@ -97,7 +97,8 @@ func (w *world) over() {
 		}
 	}
 	s := w.b.Stats()
-	if s.Reserved > modelLimit || s.Peak > modelLimit || s.Reserved != s.Live+s.Retired+s.Pending || s.Admitted-s.Reclaimed != s.Live+s.Retired {
+	if s.Reserved > modelLimit || s.Peak > modelLimit || s.Reserved != s.Live+s.Retired+s.Pending ||
+		s.Admitted-s.Reclaimed != s.Live+s.Retired {
 		w.Errorf("%+v", s)
 	}
 	if n := w.held.Load(); n > modelLimit {

@@ -46,16 +46,21 @@ func TestPromisesHold(t *testing.T) {
 	d1, _ := wrap(t, b, newSim(t, 64*kib))
 	d2, s2 := wrap(t, b, budget.Logged(newSim(t, 64*kib), discard))
 	one, two := newSpace(t, d1, 64*kib), newSpace(t, budget.Logged(d2, discard), 64*kib)
-	if err := one.Inside().Reserve(48 * kib); err != nil {
+	promise, err := one.Promise(40 * kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest, err := one.Promise(8 * kib)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if n := two.Available(); n != 16*kib {
 		t.Errorf("%d bytes are available to the other", n)
 	}
-	if n := two.Inside().Ceiling(); n != 16*kib {
+	if n := two.Ceiling(); n != 16*kib {
 		t.Errorf("the other's ceiling is %d", n)
 	}
-	err := two.Inside().Reserve(16*kib + 256)
+	_, err = two.Promise(16*kib + 256)
 	mustRefuse(t, err, 16*kib+256, 48*kib, 64*kib)
 	var full *tier.NoSpaceError
 	if !errors.As(err, &full) || full.Space != two.ID() || full.Available != 16*kib {
@@ -67,15 +72,16 @@ func TestPromisesHold(t *testing.T) {
 	if err := b.SetLimit(40 * kib); err != nil { // revokes no promise
 		t.Fatal(err)
 	}
-	buf, err := one.Inside().Draw(40*kib, nil, nil)
-	if err != nil {
+	promise.Draw(40*kib, 0, false)
+	buf, err := one.Draw(promise, 40*kib, nil, nil)
+	if err := errors.Join(err, one.Release(promise)); err != nil {
 		t.Fatal(err)
 	}
 	if st := b.Stats(); st.Reserved != 48*kib || st.Live != 40*kib || st.Promised != 48*kib {
 		t.Errorf("%+v", st)
 	}
 	woken := atomic.Int64{}
-	defer two.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+	defer two.Subscribe(func(pressed bool) {
 		if !pressed {
 			woken.Add(1)
 		}
@@ -89,7 +95,9 @@ func TestPromisesHold(t *testing.T) {
 	if woken.Load() == 0 {
 		t.Error("the space that shares the budget was not told that there is room")
 	}
-	one.Inside().Unreserve(8 * kib)
+	if err := one.Release(rest); err != nil {
+		t.Error(err)
+	}
 	checkBooks(t, b.Stats())
 	if two.Room() != 40*kib {
 		t.Errorf("the room is %d with a limit of %d", two.Room(), 40*kib)
@@ -108,7 +116,8 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	if s.Room() != 32*kib || s.Available() != 32*kib {
 		t.Errorf("room %d, available %d", s.Room(), s.Available())
 	}
-	if err := s.Inside().Reserve(32 * kib); err != nil {
+	promise, err := s.Promise(32 * kib)
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range []*budget.Budget{inner, outer} {
@@ -116,14 +125,16 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 	}
-	if err := s.Inside().Reserve(256); !errors.Is(err, tier.ErrOutOfBudget) {
+	if _, err := s.Promise(256); !errors.Is(err, tier.ErrOutOfBudget) {
 		t.Errorf("%v", err)
 	}
-	s.Inside().Unreserve(32 * kib)
+	if err := s.Release(promise); err != nil {
+		t.Fatal(err)
+	}
 	if err := inner.SetLimit(16 * kib); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Inside().Reserve(32 * kib); !errors.Is(err, tier.ErrOutOfBudget) { // refused by the second one
+	if _, err := s.Promise(32 * kib); !errors.Is(err, tier.ErrOutOfBudget) { // refused by the second one
 		t.Errorf("%v", err)
 	}
 	checkBooks(t, inner.Stats())
@@ -131,6 +142,37 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	if outer.Stats().Reserved != 0 {
 		t.Errorf("what one budget refused stays in the other: %+v", outer.Stats())
 	}
+}
+
+// TestRemainingOverALoweredLimit: each device is over the limit by its share of the excess, and the
+// shares cover it.
+func TestRemainingOverALoweredLimit(t *testing.T) {
+	b := newBudget(t, 96*kib)
+	d1, _ := wrap(t, b, newSim(t, 64*kib))
+	d2, _ := wrap(t, b, newSim(t, 64*kib))
+	empty, _ := wrap(t, b, newSim(t, 64*kib))
+	one, two := tier.QuotaOf(d1), tier.QuotaOf(d2)
+	if err := errors.Join(one.Charge(60*kib), two.Charge(20*kib)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ limit, one, two, empty int64 }{
+		{96 * kib, 16 * kib, 16 * kib, 16 * kib},
+		{80 * kib, 0, 0, 0},
+		{40 * kib, -30 * kib, -10 * kib, 0},
+		{80*kib - 1, -1, -1, 0},
+		{1, -60 * kib, -20 * kib, 0},
+	} {
+		if err := b.SetLimit(c.limit); err != nil {
+			t.Fatal(err)
+		}
+		got := [3]int64{one.Remaining(), two.Remaining(), tier.QuotaOf(empty).Remaining()}
+		if want := [3]int64{c.one, c.two, c.empty}; got != want {
+			t.Errorf("with a limit of %d bytes %v remain, want %v", c.limit, got, want)
+		}
+	}
+	one.Credit(60 * kib)
+	two.Credit(20 * kib)
+	checkBooks(t, b.Stats())
 }
 
 // A closed device has nothing left, which a space must see before it asks.
@@ -162,10 +204,7 @@ func TestCreditOfAnAsynchronousFree(t *testing.T) {
 	d, _ := wrap(t, b, sp)
 	held := &heldFrees{Device: d, t: t, gate: make(chan gate, 1)}
 	s := newSpace(t, held, 64*kib)
-	if err := s.Inside().Reserve(64 * kib); err != nil {
-		t.Fatal(err)
-	}
-	buf, err := s.Inside().Draw(64*kib, nil, nil)
+	buf, err := s.DrawNew(64 * kib)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +215,7 @@ func TestCreditOfAnAsynchronousFree(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	freed := make(chan struct{}, 1)
-	defer s.Inside().Subscribe(func(_ *tier.Space, pressed bool) {
+	defer s.Subscribe(func(pressed bool) {
 		if !pressed {
 			select {
 			case freed <- struct{}{}:

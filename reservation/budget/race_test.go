@@ -8,10 +8,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// What happens between the device's word on what is outstanding and the moment at
-// which the budget acts on it must not be taken for something that the device has
-// finished with.
+// TestWhatHappensWhileItReaps: allocations and frees between the call of Outstanding and the credit
+// are not credited.
 func TestWhatHappensWhileItReaps(t *testing.T) {
+	allocAndFree := func(r *rig, _ tier.Stream, _ tier.Addr) { r.free(r.alloc(20 * kib)) }
 	for name, c := range map[string]struct {
 		held       bool // something is live and something retired at the start
 		meanwhile  func(r *rig, other tier.Stream, live tier.Addr)
@@ -23,8 +23,8 @@ func TestWhatHappensWhileItReaps(t *testing.T) {
 			}
 		}, 28 * kib, 10 * kib},
 		"a free":                     {true, func(r *rig, _ tier.Stream, live tier.Addr) { r.free(live) }, 0, 18 * kib},
-		"an allocation and its free": {true, func(r *rig, _ tier.Stream, _ tier.Addr) { r.free(r.alloc(20 * kib)) }, 8 * kib, 30 * kib},
-		"both, and nothing before":   {false, func(r *rig, _ tier.Stream, _ tier.Addr) { r.free(r.alloc(20 * kib)) }, 0, 20*kib + 256},
+		"an allocation and its free": {true, allocAndFree, 8 * kib, 30 * kib},
+		"both, and nothing before":   {false, allocAndFree, 0, 20*kib + 256},
 		"another reap":               {true, func(r *rig, _ tier.Stream, _ tier.Addr) { r.dev.Reap() }, 8 * kib, 10 * kib},
 	} {
 		for _, marked := range []bool{true, false} {
@@ -65,7 +65,8 @@ func TestWhatHappensWhileItReaps(t *testing.T) {
 	}
 }
 
-// A free that has been made and not noted yet is none of the live.
+// TestReapWhileAFreeIsUnderWay: a reap during a call of Free may credit that free if the device has
+// finished with it, counts it once, and credits nothing that the device still has.
 func TestReapWhileAFreeIsUnderWay(t *testing.T) {
 	r := newRig(t, 64*kib)
 	other, err := r.dev.NewStream()
@@ -81,8 +82,8 @@ func TestReapWhileAFreeIsUnderWay(t *testing.T) {
 	r.free(b)
 	r.spy.beforeRecord = func() error { // behind the free
 		r.spy.beforeRecord = nil
-		if n := r.dev.Reap(); n != 0 {
-			t.Errorf("Reap credited %d bytes of those that the device has", n)
+		if n := r.dev.Reap(); n != 8*kib {
+			t.Errorf("Reap credited %d bytes, want the %d that the device has finished with", n, 8*kib)
 		}
 		return nil
 	}

@@ -2,6 +2,8 @@ package permit_test
 
 import (
 	"context"
+	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -10,16 +12,12 @@ import (
 	"github.com/spillway-db/spillway/reservation/permit"
 )
 
-// BenchmarkTryAcquire takes and releases two budgets and a slot. The limit beside it is two
-// lock-unlock pairs of a mutex.
+// BenchmarkTryAcquire takes and releases two budgets and a slot, beside two lock-unlock pairs of a
+// mutex, without which no pool can do that.
 func BenchmarkTryAcquire(b *testing.B) {
 	b.Run("permit", func(b *testing.B) {
 		p := newPool(b, permit.Config{})
-		r, err := permit.MiB(1, 2)
-		if err != nil {
-			b.Fatal(err)
-		}
-		r = r.Spill()
+		r := of(b, permit.Device, 1<<20, permit.Host, 2<<20).Spill()
 		b.ReportAllocs()
 		for b.Loop() {
 			got, err := p.TryAcquire(r)
@@ -44,10 +42,11 @@ func BenchmarkTryAcquire(b *testing.B) {
 	})
 }
 
-// BenchmarkContended has more takers than slots. All of them wait in line.
-func BenchmarkContended(b *testing.B) {
+// BenchmarkGoroutines has 16 goroutines, for each of which there is a slot, or which wait in line.
+func BenchmarkGoroutines(b *testing.B) {
+	const goroutines = 16
 	run := func(b *testing.B, once func(context.Context) error) {
-		b.SetParallelism(8)
+		b.SetParallelism(max(1, goroutines/runtime.GOMAXPROCS(0)))
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
@@ -57,24 +56,26 @@ func BenchmarkContended(b *testing.B) {
 			}
 		})
 	}
-	b.Run("permit", func(b *testing.B) {
-		p := newPool(b, abc(4))
-		run(b, func(ctx context.Context) error {
-			got, err := p.Acquire(ctx, slot())
-			if err != nil {
-				return err
-			}
-			return got.Release()
+	for _, slots := range []int{goroutines, 4, 1} {
+		b.Run(fmt.Sprintf("slots=%d/permit", slots), func(b *testing.B) {
+			p := newPool(b, abc(slots))
+			run(b, func(ctx context.Context) error {
+				got, err := p.Acquire(ctx, slot())
+				if err != nil {
+					return err
+				}
+				return got.Release()
+			})
 		})
-	})
-	b.Run("semaphore", func(b *testing.B) {
-		s := semaphore.NewWeighted(4)
-		run(b, func(ctx context.Context) error {
-			if err := s.Acquire(ctx, 1); err != nil {
-				return err
-			}
-			s.Release(1)
-			return nil
+		b.Run(fmt.Sprintf("slots=%d/semaphore", slots), func(b *testing.B) {
+			s := semaphore.NewWeighted(int64(slots))
+			run(b, func(ctx context.Context) error {
+				if err := s.Acquire(ctx, 1); err != nil {
+					return err
+				}
+				s.Release(1)
+				return nil
+			})
 		})
-	})
+	}
 }

@@ -15,11 +15,11 @@ func Example() {
 	}
 	defer pool.Close()
 
-	request, err := permit.MiB(0, 64)
+	request, err := permit.Request{}.And(permit.Host, 64<<20)
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = pool.With(context.Background(), request.Spill(), func(_ context.Context, p permit.Permit) error {
+	err = pool.With(context.Background(), request.Spill(), func(_ context.Context, p *permit.Permit) error {
 		fmt.Println("may write to disk:", p.CanSpill(), "with", p.Bytes(permit.Host), "bytes under way")
 		fmt.Println(pool.Stats().FreeSlots, "slots are left")
 		return nil

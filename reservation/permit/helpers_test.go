@@ -30,7 +30,8 @@ func newPool(t testing.TB, cfg permit.Config) *permit.Pool {
 
 // abc has three budgets of 100 bytes each.
 func abc(slots int) permit.Config {
-	return permit.Config{Budgets: []permit.Budget{{Name: "a", Bytes: 100}, {Name: "b", Bytes: 100}, {Name: "c", Bytes: 100}}, Slots: &slots}
+	budgets := []permit.Budget{{Name: "a", Bytes: 100}, {Name: "b", Bytes: 100}, {Name: "c", Bytes: 100}}
+	return permit.Config{Budgets: budgets, Slots: &slots}
 }
 
 // full checks that nothing of p is held.
@@ -74,7 +75,7 @@ func of(t testing.TB, pairs ...any) permit.Request {
 
 func slot() permit.Request { return permit.Request{}.Spill() }
 
-func try(t testing.TB, p *permit.Pool, r permit.Request) permit.Permit {
+func try(t testing.TB, p *permit.Pool, r permit.Request) *permit.Permit {
 	t.Helper()
 	got, err := p.TryAcquire(r)
 	if err != nil {
@@ -83,7 +84,7 @@ func try(t testing.TB, p *permit.Pool, r permit.Request) permit.Permit {
 	return got
 }
 
-func release(t testing.TB, permits ...permit.Permit) {
+func release(t testing.TB, permits ...*permit.Permit) {
 	t.Helper()
 	for _, p := range permits {
 		if err := p.Release(); err != nil {
@@ -92,8 +93,8 @@ func release(t testing.TB, permits ...permit.Permit) {
 	}
 }
 
-// releasedTwice checks that a permit which was released says so.
-func releasedTwice(t *testing.T, p permit.Permit) {
+// releasedTwice checks what Release of a released permit returns.
+func releasedTwice(t *testing.T, p *permit.Permit) {
 	t.Helper()
 	defer func() {
 		if got := recover(); (got != nil) != invariants.Enabled {
@@ -108,7 +109,7 @@ func releasedTwice(t *testing.T, p permit.Permit) {
 // call is an Acquire on a goroutine of its own, inside a synctest bubble.
 type call struct {
 	over atomic.Bool
-	got  permit.Permit
+	got  *permit.Permit
 	err  error
 }
 
@@ -130,7 +131,7 @@ func (c *call) waiting(t *testing.T) {
 	}
 }
 
-func (c *call) served(t *testing.T) permit.Permit {
+func (c *call) served(t *testing.T) *permit.Permit {
 	t.Helper()
 	synctest.Wait()
 	if !c.over.Load() || c.err != nil {
@@ -142,7 +143,7 @@ func (c *call) served(t *testing.T) permit.Permit {
 func (c *call) failed(t *testing.T, want error) {
 	t.Helper()
 	synctest.Wait()
-	if !c.over.Load() || !errors.Is(c.err, want) || c.got != (permit.Permit{}) {
+	if !c.over.Load() || !errors.Is(c.err, want) || c.got != nil {
 		t.Fatalf("over %v, %v; want %v", c.over.Load(), c.err, want)
 	}
 }

@@ -17,7 +17,8 @@ func TestMain(m *testing.M) {
 		for runtime.NumGoroutine() > before {
 			if time.Now().After(deadline) {
 				stacks := make([]byte, 1<<20)
-				fmt.Fprintf(os.Stderr, "%d goroutines were left behind:\n%s\n", runtime.NumGoroutine()-before, stacks[:runtime.Stack(stacks, true)])
+				stacks = stacks[:runtime.Stack(stacks, true)]
+				fmt.Fprintf(os.Stderr, "%d goroutines were left behind:\n%s\n", runtime.NumGoroutine()-before, stacks)
 				code = 1
 				break
 			}

@@ -26,10 +26,13 @@
 //
 // A waiter is in one line for each budget that the request needs, and in the line of the slots if
 // it asks for one. A request passes freely if it needs nothing that others wait for. Each line is
-// first come, first served, with a bounded bypass. While the oldest does not fit, others that fit
-// may be served before it, but at most Config.Bypass of them. After that, the pool keeps released
-// bytes and slots until the oldest fits. A wait ends when the request is granted, when its context
-// ends, by Close, or when lowered limits make it impossible to grant.
+// first come, first served, with a bounded bypass. While the head, its oldest waiter, does not fit,
+// others that fit may be served before it, but at most Config.Bypass of them. Then the line is
+// closed: the pool keeps what is free of that resource until the head fits. The oldest waiter of all
+// is the head of all its lines, so the pool keeps all that it needs in the end.
+//
+// A wait ends when the request is granted, when its context ends, by Close, or when lowered limits
+// make it impossible to grant.
 //
 // Waits must point downwards: the holder of a permit must not wait for room in a memory, nor for
 // another permit. A caller that needs both takes the room first and the permit last, around the
@@ -43,145 +46,168 @@
 //
 // # Locks
 //
-// A Pool has one mutex, of the rank Reservation. Nothing is called under it; waiters are woken
-// without it.
+// A Pool has one mutex, of the rank Reservation. No lock is taken under it.
 package permit
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 
-	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Permit is a granted request, and must be released once. It is a small value; the zero value has
-// nothing and is not a permit. Its copies are the same permit. It may be used on any goroutine;
-// after its release it has nothing.
-type Permit struct {
-	rec *record
-	gen uint64
+// The budgets that a pool has by default. The converters of disks charge Host for the pinned memory
+// that a transfer uses.
+const (
+	Device = "device" // the budget of device memory
+	Host   = "host"   // the budget of pinned host memory
+)
+
+// Unlimited as a number of slots means that every request for a slot is granted one.
+const Unlimited = -1
+
+// Budget is a named number of bytes.
+type Budget struct {
+	Name  string
+	Bytes int64
 }
 
-// record has the books of a permit. The pool uses it again for another permit, which has another
-// generation. The pool's mutex guards all of it.
-type record struct {
-	pool    *Pool // never changes
-	gen     uint64
-	took    amounts
-	held    bool
-	limited bool
-	stack   invariants.Trace // of the call that took it last
-	next    *record          // the next free one
+// Config describes a Pool. The zero value has 256 MiB of Device, 512 MiB of Host, and 16 slots. A
+// budget of 0 bytes, an empty list of budgets and 0 slots are errors.
+type Config struct {
+	// Budgets are the pool's budgets in their order. Nil means Device and
+	// Host; an empty list that is not nil is an error.
+	Budgets []Budget
+	// Slots is the number of spill slots, as new(8), or Unlimited. Nil means 16.
+	Slots *int
+	// Bypass is how many requests may be served before the oldest one of a line while that does not
+	// fit. 0 means 16. If it is negative, no request may bypass the oldest.
+	Bypass int
 }
 
-// slab is how many records the pool makes at once.
-const slab = 32
-
-func (p *Pool) growLocked() {
-	records := make([]record, slab)
-	p.mu.records = append(p.mu.records, records)
-	for i := range records {
-		r := &records[i]
-		r.pool, r.gen = p, 1
-		r.next, p.mu.free = p.mu.free, r
+// Validate returns the error that New would return.
+func (c Config) Validate() error {
+	if c.Budgets != nil && len(c.Budgets) == 0 {
+		return errors.New("permit: a pool needs a budget (nil means the defaults)")
 	}
+	var all Request
+	for i, b := range c.Budgets {
+		sum, err := all.And(b.Name, b.Bytes)
+		switch {
+		case err != nil:
+			return err
+		case b.Bytes == 0:
+			return fmt.Errorf("permit: budget %q of 0 bytes: want more", b.Name)
+		case len(sum.budgets) == i:
+			return fmt.Errorf("permit: there are two budgets %q", b.Name)
+		}
+		all = sum
+	}
+	if c.Slots != nil && *c.Slots < 1 && *c.Slots != Unlimited {
+		return fmt.Errorf("permit: a pool of %d slots: want at least 1, or Unlimited", *c.Slots)
+	}
+	return nil
 }
 
-func (p *Pool) recordLocked() *record {
-	if p.mu.free == nil {
-		p.growLocked()
+// Request lists the bytes of budgets, and the slot, that a permit is to have. The zero value asks
+// for nothing, and each open pool grants it. It is a value: its methods return another one.
+type Request struct {
+	budgets []Budget // each name once, none of 0 bytes; its elements never change
+	bytes   int64    // of all budgets
+	slot    bool
+	capped  bool
+}
+
+// And returns r with more bytes of a budget. 0 bytes change nothing, and the pool need not have the
+// budget then. An empty name, a negative number, and a sum that overflows an int64 are errors.
+func (r Request) And(name string, bytes int64) (Request, error) {
+	switch {
+	case name == "":
+		return r, errors.New("permit: a budget has no name")
+	case bytes < 0:
+		return r, fmt.Errorf("permit: budget %q of %d bytes: want at least 0", name, bytes)
+	case bytes > math.MaxInt64-r.bytes:
+		return r, fmt.Errorf("permit: budget %q of %d bytes: all are more than %d bytes together",
+			name, bytes, int64(math.MaxInt64))
+	case bytes == 0:
+		return r, nil
 	}
-	r := p.mu.free
-	p.mu.free, r.next = r.next, nil
-	r.held = true
+	r.bytes += bytes
+	r.budgets = slices.Clone(r.budgets)
+	for i, b := range r.budgets {
+		if b.Name == name {
+			r.budgets[i].Bytes += bytes
+			return r, nil
+		}
+	}
+	r.budgets = append(r.budgets, Budget{name, bytes})
+	return r, nil
+}
+
+// Spill returns r with a slot, which writing to disk requires.
+func (r Request) Spill() Request {
+	r.slot = true
 	return r
 }
 
-// look runs f with the books of the permit if it is held, and reports whether it is.
-func (p Permit) look(f func(*Pool, *record)) bool {
-	if p.rec == nil {
-		return false
-	}
-	pool := p.rec.pool
-	pool.mu.Lock()
-	defer pool.mu.Unlock()
-	if p.rec.gen != p.gen {
-		return false
-	}
-	f(pool, p.rec)
-	return true
+// Capped returns r with each number of bytes limited to the budget's total. It is for transfers
+// that can work with less, and must not be refused when a budget is small.
+func (r Request) Capped() Request {
+	r.capped = true
+	return r
 }
 
-// Bytes returns how many bytes of a budget the permit has; after its release 0.
-func (p Permit) Bytes(name string) (bytes int64) {
-	p.look(func(pool *Pool, r *record) {
-		if i := pool.index(name); i >= 0 {
-			bytes = r.took[i]
+// ErrNoBudget reports that a request names a budget that the pool does not have. Other errors match
+// tier.ErrOutOfBudget (not now), reservation.ErrExceeded (never), tier.ErrReleased and
+// tier.ErrClosed.
+var ErrNoBudget = errors.New("no such budget")
+
+// ExceededError reports that a request can never be granted. It matches reservation.ErrExceeded.
+// Slots are never the reason, because a pool has at least one.
+type ExceededError struct {
+	Budget    string // the budget's name
+	Requested int64  // bytes
+	Limit     int64  // bytes of the whole budget
+}
+
+func (e *ExceededError) Error() string {
+	return fmt.Sprintf("permit: %d bytes are more than all %d of budget %q (Config.Budgets or SetTotal makes it larger)",
+		e.Requested, e.Limit, e.Budget)
+}
+
+// Is matches reservation.ErrExceeded.
+func (e *ExceededError) Is(target error) bool { return target == reservation.ErrExceeded }
+
+// Leak is a permit that was never released.
+type Leak struct {
+	Budgets []Budget // the bytes of each
+	Slot    bool
+	Stack   string // of the call that took it; only in an invariants build
+}
+
+// LeakError reports the permits that were still held at Close.
+type LeakError struct{ Leaks []Leak }
+
+func (e *LeakError) Error() string {
+	text := fmt.Sprintf("permit: %d permits were not released:", len(e.Leaks))
+	for _, l := range e.Leaks {
+		for _, b := range l.Budgets {
+			text += fmt.Sprintf(" %d bytes of %q", b.Bytes, b.Name)
 		}
-	})
-	return bytes
-}
-
-// TotalBytes returns how many bytes the permit has of all budgets together. After its release it
-// returns tier.ErrReleased; a sum that overflows an int64 is an error.
-func (p Permit) TotalBytes() (bytes int64, err error) {
-	held := p.look(func(pool *Pool, r *record) { bytes, err = total(r.took[:pool.slots]) })
-	if !held {
-		return 0, fmt.Errorf("permit: total bytes: %w", tier.ErrReleased)
-	}
-	return bytes, err
-}
-
-func total(took []int64) (sum int64, err error) {
-	for _, n := range took {
-		var ok bool
-		if sum, ok = add(sum, n); !ok {
-			return 0, fmt.Errorf("permit: the bytes of all budgets are more than %d", int64(math.MaxInt64))
+		if l.Slot {
+			text += " a slot"
+		} else if len(l.Budgets) == 0 {
+			text += " nothing"
+		}
+		text += ";"
+		if l.Stack != "" {
+			text += " taken at\n" + l.Stack
 		}
 	}
-	return sum, nil
+	return text
 }
 
-// CanSpill reports whether the permit has a slot, so that its holder may write to disk.
-func (p Permit) CanSpill() (can bool) {
-	p.look(func(pool *Pool, r *record) { can = r.took[pool.slots] > 0 })
-	return can
-}
-
-// Limited reports whether the permit's slot is one of a limited number.
-func (p Permit) Limited() (limited bool) {
-	p.look(func(_ *Pool, r *record) { limited = r.limited })
-	return limited
-}
-
-// Release gives everything back, and serves the requests that wait for it. A second release changes
-// nothing and returns tier.ErrReleased, even if the pool has granted other permits since. An
-// invariants build panics on it, with the stack that took the permit if that is still known.
-// Release of the zero Permit does nothing.
-func (p Permit) Release() error {
-	if p.rec == nil {
-		return nil
-	}
-	pool := p.rec.pool
-	var done over
-	pool.mu.Lock()
-	if p.rec.gen != p.gen {
-		stack := p.rec.stack
-		known := p.rec.gen == p.gen+1 && !p.rec.held
-		pool.mu.Unlock()
-		if invariants.Enabled {
-			at := stack.String()
-			if !known {
-				at = "an unknown place: its record is in use again"
-			}
-			panic("permit: released twice; it was taken at\n" + at)
-		}
-		return fmt.Errorf("permit: %w", tier.ErrReleased)
-	}
-	pool.giveBackLocked(p.rec)
-	pool.serveLocked(&done)
-	pool.mu.Unlock()
-	done.wake()
-	return nil
-}
+func closedError() error { return fmt.Errorf("permit: the pool is %w", tier.ErrClosed) }

@@ -20,6 +20,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// defaultBypass is the documented value of Config.Bypass.
+const defaultBypass = 16
+
 func bubble(t *testing.T, cfg permit.Config, f func(t *testing.T, p *permit.Pool)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { f(t, newPool(t, cfg)) })
@@ -48,10 +51,10 @@ func TestFirstComeFirstServed(t *testing.T) {
 	})
 }
 
-// Others may pass a large request that has no room yet, but only so often; then
-// what there is is kept for it.
+// Others may bypass a large request that does not fit, but only so often in each of its lines. From
+// then on what is free is kept for it.
 func TestBypassIsBounded(t *testing.T) {
-	for _, c := range []struct{ bypass, want int }{{0, permit.DefaultBypass}, {1, 1}, {3, 3}, {-1, 0}, {-9, 0}} {
+	for _, c := range []struct{ bypass, want int }{{0, defaultBypass}, {1, 1}, {3, 3}, {-1, 0}, {-9, 0}} {
 		cfg := abc(3)
 		cfg.Bypass = c.bypass
 		bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
@@ -66,17 +69,26 @@ func TestBypassIsBounded(t *testing.T) {
 			for range 100 { // a request for nothing that it needs passes freely
 				release(t, try(t, p, of(t, "c", 100)))
 			}
-			// Whatever they take that it needs, also when it is several things at once.
+			// Each of its lines counts the requests that take of that resource, of several
+			// resources at once, too.
 			for i := range c.want {
-				release(t, try(t, p, []permit.Request{of(t, "a", 1), of(t, "a", 1, "b", 1).Spill(), of(t, "b", 100)}[i%3]))
-			}
-			for _, r := range []permit.Request{of(t, "a", 1), of(t, "b", 1), slot()} {
-				if _, err := p.TryAcquire(r); !errors.Is(err, tier.ErrOutOfBudget) || !strings.Contains(err.Error(), "kept for an older") {
-					t.Errorf("past a shut door: %v", err)
+				rs := []permit.Request{of(t, "a", 1, "b", 1).Spill()}
+				if i%2 == 1 {
+					rs = []permit.Request{of(t, "a", 50), of(t, "b", 100), slot()}
+				}
+				for _, r := range rs {
+					release(t, try(t, p, r))
 				}
 			}
-			if _, err := p.TryAcquire(of(t, "a", 51, "b", 1)); !errors.Is(err, tier.ErrOutOfBudget) || strings.Contains(err.Error(), "kept for an older") {
-				t.Errorf("past a shut door, for more than there is: %v", err)
+			for _, r := range []permit.Request{of(t, "a", 1), of(t, "b", 1), slot()} {
+				_, err := p.TryAcquire(r)
+				if !errors.Is(err, tier.ErrOutOfBudget) || !strings.Contains(err.Error(), "kept for an older") {
+					t.Errorf("past a closed line: %v", err)
+				}
+			}
+			_, err := p.TryAcquire(of(t, "a", 51, "b", 1))
+			if !errors.Is(err, tier.ErrOutOfBudget) || strings.Contains(err.Error(), "kept for an older") {
+				t.Errorf("past a closed line, for more than there is: %v", err)
 			}
 			small := start(t.Context(), p, of(t, "b", 1))
 			small.waiting(t)
@@ -101,7 +113,7 @@ func TestSmallWaitersPass(t *testing.T) {
 		}
 		release(t, x)
 		release(t, small[0].served(t), small[1].served(t))
-		small[2].waiting(t) // the door is shut
+		small[2].waiting(t) // the line is closed
 		large.waiting(t)
 		release(t, y)
 		got := large.served(t)
@@ -134,8 +146,8 @@ func TestLinesAreApart(t *testing.T) {
 	})
 }
 
-// A waiter served in one line opens the door of another to those behind.
-func TestDoorsOfOtherLinesOpen(t *testing.T) {
+// A waiter that is served in one line leaves the others, too, for those behind it.
+func TestOtherLinesOpen(t *testing.T) {
 	cfg := abc(3)
 	cfg.Bypass = -1
 	bubble(t, cfg, func(t *testing.T, p *permit.Pool) {
@@ -168,10 +180,10 @@ func TestCancelledWait(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		held := try(t, p, of(t, "a", 50))
 		large := start(ctx, p, of(t, "a", 60))
-		for range permit.DefaultBypass {
+		for range defaultBypass {
 			release(t, try(t, p, of(t, "a", 1)))
 		}
-		next := start(t.Context(), p, of(t, "a", 10)) // fits, but the door is shut
+		next := start(t.Context(), p, of(t, "a", 10)) // fits, but the line is closed
 		next.waiting(t)
 		cancel(cause)
 		large.failed(t, cause)
@@ -186,7 +198,7 @@ func TestCancelledWait(t *testing.T) {
 		if p.Stats().Waiting != 0 {
 			t.Errorf("%d wait", p.Stats().Waiting)
 		}
-		if got, err := p.Acquire(ctx, permit.Request{}); !errors.Is(err, cause) || got != (permit.Permit{}) {
+		if got, err := p.Acquire(ctx, permit.Request{}); !errors.Is(err, cause) || got != nil {
 			t.Errorf("with an ended context: %v", err)
 		}
 		release(t, held)
@@ -278,10 +290,11 @@ func TestSlotsChange(t *testing.T) {
 		}
 		third := v.served(t)
 		s := p.Stats()
-		if !third.CanSpill() || third.Limited() || !first.Limited() || s.Slots != permit.Unlimited || s.HeldSlots != 3 || s.FreeSlots != 0 {
+		if !third.CanSpill() || third.Limited() || !first.Limited() ||
+			s.Slots != permit.Unlimited || s.HeldSlots != 3 || s.FreeSlots != 0 {
 			t.Errorf("%v, %v, %+v", third.CanSpill(), third.Limited(), s)
 		}
-		var many []permit.Permit
+		var many []*permit.Permit
 		for range 50 {
 			many = append(many, try(t, p, slot()))
 		}
@@ -315,13 +328,13 @@ func TestWith(t *testing.T) {
 	bubble(t, abc(1), func(t *testing.T, p *permit.Pool) {
 		r := of(t, "a", 10).Spill()
 		sentinel := errors.New("its own")
-		holds := func(got permit.Permit) {
+		holds := func(got *permit.Permit) {
 			if n := available(p, "a"); n != 90 || got.Bytes("a") != 10 || !got.CanSpill() {
 				t.Errorf("%d available", n)
 			}
 		}
 		for _, want := range []error{nil, sentinel} { // returns
-			err := p.With(t.Context(), r, func(_ context.Context, got permit.Permit) error {
+			err := p.With(t.Context(), r, func(_ context.Context, got *permit.Permit) error {
 				holds(got)
 				return want
 			})
@@ -336,7 +349,7 @@ func TestWith(t *testing.T) {
 					t.Errorf("it panicked with %v", got)
 				}
 			}()
-			_ = p.With(t.Context(), r, func(_ context.Context, got permit.Permit) error {
+			_ = p.With(t.Context(), r, func(_ context.Context, got *permit.Permit) error {
 				holds(got)
 				panic(sentinel)
 			})
@@ -344,7 +357,7 @@ func TestWith(t *testing.T) {
 		full(t, p)
 		var wg sync.WaitGroup
 		wg.Go(func() { // ends its goroutine
-			_ = p.With(t.Context(), r, func(_ context.Context, got permit.Permit) error {
+			_ = p.With(t.Context(), r, func(_ context.Context, got *permit.Permit) error {
 				holds(got)
 				runtime.Goexit()
 				return nil
@@ -354,7 +367,7 @@ func TestWith(t *testing.T) {
 		full(t, p)
 
 		ctx, cancel := context.WithCancelCause(t.Context()) // cancelled in it
-		err := p.With(ctx, r, func(ctx context.Context, got permit.Permit) error {
+		err := p.With(ctx, r, func(ctx context.Context, got *permit.Permit) error {
 			holds(got)
 			cancel(sentinel)
 			<-ctx.Done()
@@ -364,7 +377,7 @@ func TestWith(t *testing.T) {
 			t.Errorf("cancelled: %v", err)
 		}
 		full(t, p)
-		ran := func(context.Context, permit.Permit) error { t.Error("it ran"); return nil }
+		ran := func(context.Context, *permit.Permit) error { t.Error("it ran"); return nil }
 		if err := p.With(ctx, r, ran); !errors.Is(err, sentinel) { // before it
 			t.Errorf("with an ended context: %v", err)
 		}
@@ -389,7 +402,8 @@ func TestRandomUsers(t *testing.T) {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(seed, uint64(g)))
 				for range 400 {
-					r := of(t, []string{"a", "b", "c"}[rng.IntN(3)], 1+rng.IntN(60), []string{"a", "b", "c"}[rng.IntN(3)], rng.IntN(40))
+					names := []string{"a", "b", "c"}
+					r := of(t, names[rng.IntN(3)], 1+rng.IntN(60), names[rng.IntN(3)], rng.IntN(40))
 					if rng.IntN(2) == 0 {
 						r = r.Spill()
 					}

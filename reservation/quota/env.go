@@ -4,39 +4,25 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spillway-db/spillway/tier"
 )
 
-// The variables that FromEnv reads.
-const (
-	limitVar      = "SPILLWAY_GPU_MEMORY_LIMIT"
-	ratioVar      = "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO"
-	physicalVar   = "SPILLWAY_GPU_PHYSICAL_MEMORY_MB"
-	ledgerVar     = "SPILLWAY_GPU_QUOTA_DIR"
-	groupVar      = "SPILLWAY_GPU_QUOTA_GROUP"
-	shortRatioVar = "SPILLWAY_GPU_OVERSUB_RATIO" // the ratio's second name
-
-	ours, nvshare = "SPILLWAY_", "NVSHARE_"
-)
-
-// Settings describe the wanted quota, from the environment or from a program. The zero value wants
-// none.
+// Settings describe a quota, from the environment or from a program. The zero value is no quota.
 type Settings struct {
 	// Limit is how much GPU memory may be held, as a share of the memory of all GPUs. Zero is no
 	// limit.
 	Limit tier.Amount
-	// Ratio is the oversubscription ratio: quotas may promise that much of the physical
-	// memory. Nil means 1.
+	// Ratio is the oversubscription ratio: quotas may promise that much of the physical memory. Nil
+	// means 1.
 	Ratio *big.Rat
-	// Physical is how many bytes each GPU counts as having, if it does not have less;
-	// 0 means all that it has.
+	// Physical is how many bytes each GPU counts as having, if it does not have less; 0 means all
+	// that it has.
 	Physical int64
-	// Ledger is the directory of the node's ledger; empty means that other processes
-	// are not asked.
+	// Ledger is the directory of the node's ledger; empty means that other processes do not count.
 	Ledger string
 	// Group is whose share of the ledger it is; empty means the process's own.
 	Group string
@@ -52,119 +38,80 @@ type Settings struct {
 //	SPILLWAY_GPU_QUOTA_DIR             the directory of the node's ledger; see Settings.Ledger
 //	SPILLWAY_GPU_QUOTA_GROUP           whose share of the ledger it is; see Settings.Group
 //
-// Each of the first three is also looked for under the name with NVSHARE_ in the place of
-// SPILLWAY_, if that is not set. The ratio has a second name, SPILLWAY_GPU_OVERSUB_RATIO, which is
-// read if the first is not set. A variable that is set and says nothing sensible, or nothing at
-// all, is an error that names it and quotes what it says: never "no limit".
+// If one of the first three is not set, FromEnv looks for it under the name with NVSHARE_ in the
+// place of SPILLWAY_. The ratio has a second name, SPILLWAY_GPU_OVERSUB_RATIO, which FromEnv reads
+// if the first is not set. A variable that is set to nothing, or to a value that makes no sense, is
+// an error that names the variable and quotes the value: never "no limit".
 func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 	var s Settings
 	var errs []error
 	read := func(parse func(string) error, names ...string) (source string) {
-		for _, name := range namesOf(names) {
+		for _, name := range names {
 			text, ok := lookup(name)
 			if !ok {
 				continue
 			}
-			if err := parse(text); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			err := parse(text)
+			if text == "" {
+				err = errors.New("it is set to nothing: unset it, or give it a value")
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("quota: %s: %w", name, err))
 			}
 			return name
 		}
 		return ""
 	}
-	s.Source = read(func(text string) (err error) { s.Limit, err = tier.ParseAmount(text); return err }, limitVar)
-	read(func(text string) (err error) { s.Ratio, err = ParseRatio(text); return err }, ratioVar, shortRatioVar)
-	read(func(text string) (err error) { s.Physical, err = parseMiB(text); return err }, physicalVar)
-	for _, v := range []struct {
-		name string
-		to   *string
-	}{{ledgerVar, &s.Ledger}, {groupVar, &s.Group}} {
-		text, ok := lookup(v.name)
-		if ok && text == "" {
-			errs = append(errs, fmt.Errorf("%s: it is set to nothing: unset it, or give it a value", v.name))
+	s.Source = read(func(text string) (err error) { s.Limit, err = tier.ParseAmount(text); return err },
+		"SPILLWAY_GPU_MEMORY_LIMIT", "NVSHARE_GPU_MEMORY_LIMIT")
+	read(func(text string) (err error) { s.Ratio, err = ParseRatio(text); return err },
+		"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO", "SPILLWAY_GPU_OVERSUB_RATIO",
+		"NVSHARE_GPU_MEMORY_OVERSUB_RATIO", "NVSHARE_GPU_OVERSUB_RATIO")
+	read(func(text string) error {
+		mib, err := strconv.ParseUint(text, 10, 43)
+		if err != nil || mib == 0 {
+			return fmt.Errorf("%.60q is not a number of MiB: want digits, above 0 and below %d", text, int64(1)<<43)
 		}
-		*v.to = text
-	}
-	if err := checkGroup(s.Group); err != nil {
-		errs = append(errs, fmt.Errorf("%s: %w", groupVar, err))
-	}
-	if s.Group != "" && s.Ledger == "" {
-		errs = append(errs, fmt.Errorf("%s: there is no ledger to share in: set %s too", groupVar, ledgerVar))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return Settings{}, fmt.Errorf("quota: %w", err)
+		s.Physical = int64(mib) << 20
+		return nil
+	}, "SPILLWAY_GPU_PHYSICAL_MEMORY_MB", "NVSHARE_GPU_PHYSICAL_MEMORY_MB")
+	read(func(text string) error { s.Ledger = text; return nil }, "SPILLWAY_GPU_QUOTA_DIR")
+	read(func(text string) error { s.Group = text; return nil }, "SPILLWAY_GPU_QUOTA_GROUP")
+	if err := errors.Join(append(errs, s.Validate())...); err != nil {
+		return Settings{}, err
 	}
 	return s, nil
-}
-
-// namesOf returns the names under which a variable is looked for, in this order: all of
-// ours, then the same with nvshare's prefix.
-func namesOf(names []string) []string {
-	all := slices.Clone(names)
-	for _, name := range names {
-		all = append(all, strings.Replace(name, ours, nvshare, 1))
-	}
-	return all
 }
 
 // ParseRatio parses an oversubscription ratio: a decimal number above 0, exactly.
 func ParseRatio(s string) (*big.Rat, error) {
 	plain := strings.Trim(s, "0123456789.eE+-") == "" // big.Rat reads fractions and other bases too
 	f, err := strconv.ParseFloat(s, 64)               // which also bounds the exponent
-	if !plain || err != nil || f <= 0 {
-		return nil, fmt.Errorf("%.60q is not a ratio: want a number above 0, such as 1.5", s)
+	if plain && err == nil && f > 0 && len(s) <= 100 {
+		if r, ok := new(big.Rat).SetString(s); ok {
+			return r, nil
+		}
 	}
-	r, ok := new(big.Rat).SetString(s)
-	if !ok || len(s) > 100 {
-		return nil, fmt.Errorf("%.60q is not a ratio: want a number above 0, such as 1.5", s)
-	}
-	return r, nil
+	return nil, fmt.Errorf("%.60q is not a ratio: want a number above 0, such as 1.5", s)
 }
 
-// parseMiB reads a whole number of MiB, which tools for GPUs call MB.
-func parseMiB(s string) (int64, error) {
-	n, err := strconv.ParseUint(s, 10, 64)
-	switch {
-	case err != nil && !errors.Is(err, strconv.ErrRange):
-		return 0, fmt.Errorf("%.60q is not a number of MiB: want digits", s)
-	case err != nil || n >= 1<<43:
-		return 0, fmt.Errorf("%.60q MiB are above the largest size", s)
-	case n == 0:
-		return 0, fmt.Errorf("%q MiB: it must be above 0", s)
-	}
-	return int64(n) << 20, nil
-}
-
-// Validate returns what is wrong with s, as far as that is known without the machine.
+// Validate checks s as far as that is possible without the machine.
 func (s *Settings) Validate() error {
-	switch {
-	case s.Limit.Validate() != nil:
-		return fmt.Errorf("quota: Limit: %w", s.Limit.Validate())
+	const maxGroup = 128 // bytes
+	unprintable := func(r rune) bool { return r < ' ' || r == '\x7f' || r == utf8.RuneError }
+	switch err := s.Limit.Validate(); {
+	case err != nil:
+		return fmt.Errorf("quota: Limit: %w", err)
 	case s.Physical < 0:
 		return fmt.Errorf("quota: physical memory of %d bytes is negative", s.Physical)
 	case s.Ratio != nil && s.Ratio.Sign() <= 0:
 		return fmt.Errorf("quota: an oversubscription ratio of %s: it must be above 0", s.Ratio.RatString())
 	case s.Group != "" && s.Ledger == "":
-		return fmt.Errorf("quota: the group %q has no ledger to share in", s.Group)
-	}
-	if err := checkGroup(s.Group); err != nil {
-		return fmt.Errorf("quota: %w", err)
-	}
-	return nil
-}
-
-// maxGroup is how many bytes a group's name may have.
-const maxGroup = 128
-
-// checkGroup refuses a Group that is too long, or could not be printed.
-func checkGroup(name string) error {
-	if len(name) > maxGroup {
-		return fmt.Errorf("the group %.60q has more than %d bytes", name, maxGroup)
-	}
-	for _, r := range name {
-		if r < ' ' || r == '\x7f' || r == '\uFFFD' {
-			return fmt.Errorf("the group %q has a character that cannot be printed", name)
-		}
+		return fmt.Errorf("quota: the group %q has no ledger: set Ledger or SPILLWAY_GPU_QUOTA_DIR too", s.Group)
+	case len(s.Group) > maxGroup || strings.ContainsFunc(s.Group, unprintable):
+		return fmt.Errorf("quota: the group %.60q: "+
+			"Group or SPILLWAY_GPU_QUOTA_GROUP may have at most %d bytes, all printable",
+			s.Group, maxGroup)
 	}
 	return nil
 }

@@ -34,14 +34,15 @@ func TestFromEnv(t *testing.T) {
 	}{
 		"nothing": {},
 		"limit":   {env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=4Gi"}, limit: "4GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
-		"share":   {env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=12.5%"}, limit: "12.5%", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
+		"share": {env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=12.5%"}, limit: "12.5%",
+			source: "SPILLWAY_GPU_MEMORY_LIMIT"},
 		"exponent": {
 			env: []string{"SPILLWAY_GPU_MEMORY_LIMIT=1e9"}, limit: "1GB", source: "SPILLWAY_GPU_MEMORY_LIMIT",
 		},
 		"fallback": {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=500MB"}, limit: "500MB",
 			source: "NVSHARE_GPU_MEMORY_LIMIT"},
-		"ours comes first": {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=1Gi", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB",
-			source: "SPILLWAY_GPU_MEMORY_LIMIT"},
+		"ours comes first": {env: []string{"NVSHARE_GPU_MEMORY_LIMIT=1Gi", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"},
+			limit: "2GiB", source: "SPILLWAY_GPU_MEMORY_LIMIT"},
 		"theirs may be wrong if ours is set": {
 			env: []string{"NVSHARE_GPU_MEMORY_LIMIT=much", "SPILLWAY_GPU_MEMORY_LIMIT=2Gi"}, limit: "2GiB",
 			source: "SPILLWAY_GPU_MEMORY_LIMIT",
@@ -54,7 +55,8 @@ func TestFromEnv(t *testing.T) {
 		"ratio as a power": {env: []string{"SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=25e-1"}, ratio: "5/2"},
 		"first name first": {env: []string{"SPILLWAY_GPU_OVERSUB_RATIO=x", "SPILLWAY_GPU_MEMORY_OVERSUB_RATIO=2"},
 			ratio: "2"},
-		"their first first": {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=x", "NVSHARE_GPU_MEMORY_OVERSUB_RATIO=2"}, ratio: "2"},
+		"their first first": {env: []string{"NVSHARE_GPU_OVERSUB_RATIO=x", "NVSHARE_GPU_MEMORY_OVERSUB_RATIO=2"},
+			ratio: "2"},
 		"our prefix first": {env: []string{"NVSHARE_GPU_MEMORY_OVERSUB_RATIO=x", "SPILLWAY_GPU_OVERSUB_RATIO=5"},
 			ratio: "5"},
 		"physical":          {env: []string{"SPILLWAY_GPU_PHYSICAL_MEMORY_MB=8192"}, physical: 8 << 30},

@@ -1,82 +1,78 @@
-// Package quota limits how much GPU memory a process, or a group of processes on a
-// node, takes by Spillway.
+// Package quota limits how much GPU memory a process, or a group of processes on a node, takes by
+// Spillway.
 //
 //	environment ─▶ Settings ─▶ Quota ──┐
-//	program     ─┘                     ├─▶ Device ─▶ tier.Space charges them for
-//	other processes ◀─ Ledger ─▶ Lease ┘   │         each byte that it promises
+//	program     ─┘                     ├─▶ Under ─▶ tier.Space charges them for
+//	other processes ◀─ ledger ─▶ Lease ┘   │        each byte that it promises
 //	                                       ▼
 //	                                  a backend's device
 //
-// A [Quota] is one number over all GPU spaces of a process. A lease is a process's part
-// in a ledger that all processes of a node share for one GPU. Both implement tier.Quota:
-// the check and the charge are one step, made when bytes are reserved, so that a device
-// is never asked for what would be refused. What is above a limit that was lowered stays
-// where it is until the monitor has moved it down.
+// A [Quota] is one number over all GPU spaces of a process. A [Lease] is a process's part in a
+// ledger that all processes of a node share for one GPU. Both are a tier.Quota: the check and the
+// charge are one step, made when bytes are reserved, so that a device never gets a request that
+// would be refused. Bytes above a limit that was lowered stay charged until the monitor has moved
+// batches down.
 //
-// Only what is reserved through Spillway is limited. Other libraries in the same process,
-// and other programs on the same GPU, are not: what they hold shows as foreign bytes of a
-// space, and nothing here keeps them from taking more.
+// A quota limits only bytes that are reserved through Spillway. It does not limit other libraries
+// in the same process and other programs on the same GPU: their bytes are the foreign bytes of a
+// space.
 //
 // # The ledger
 //
-// A ledger is a directory with one directory for each GPU. There each process has a file, the lease, that
-// it keeps locked while it lives. There is no daemon: the kernel releases the lock when the process ends
-// in any way, and an unlocked lease counts for nothing. Three rules hold over all live processes:
+// A ledger is a directory with one directory for each GPU. There each process has a file, the
+// lease, that it keeps locked while it lives. There is no daemon: the kernel releases the lock when
+// the process ends in any way, and an unlocked lease counts for nothing. Three rules hold over all
+// live processes:
 //
 //   - the quotas of all groups together are no more than what is advertised of the GPU:
 //     its memory times the oversubscription ratio,
 //   - the processes of a group together hold no more than the group's quota,
-//   - all processes together hold no more than the GPU has. What does not fit is spilled.
+//   - all processes together hold no more than the GPU has. Batches that do not fit are spilled.
 //
-// Processes count in grains of a 64th of their quota, at most 64 MiB. Each process may have one grain
-// counted that it does not use. Most charges stay within a process's grains and take no system call. One
-// that takes a grain locks the directory for a moment and reads the leases of all.
+// Processes count in grains of a 64th of their quota, at most 64 MiB. Each process may have one
+// grain counted that it does not use. Most charges stay within a process's grains and take no
+// system call. One that takes a grain locks the directory for a moment and reads the leases of all.
 //
-// The files must not be touched while processes use them. If one is removed all the same, its process
-// notices when it next looks at the ledger, warns, and creates another. Until then the others do not see
-// what it holds. A process that may write to the directory can break the rules. So a ledger is for one
-// user's processes, which trust each other, or for those that reach one that root has made for all
-// users. Containers share it as a mount.
+// Nobody may change the files while processes use them. If somebody removes one, its process
+// notices when it next looks at the ledger, warns, and creates another. Until then other processes
+// do not count its bytes. A process that may write to the directory can break the rules. So a
+// ledger is for one user's processes, which trust each other, or for the users that reach a ledger
+// that root has created for all users. Containers share it as a mount.
 //
 // # Ownership
 //
-// A Quota has nothing to close; an engine closes its leases. A Device belongs to its creator.
-// Closing it closes the wrapped device.
+// A Quota has nothing to close; an engine closes its leases. A device that Under returns belongs to
+// its creator. Closing it closes the wrapped device.
 //
 // # Locks
 //
-// The mutexes here have the rank Backend; subscribers, events and files are never called
-// or read with one held.
+// The mutexes here have the rank Backend. With one locked, subscribers are not called, and files
+// are not used.
 //
-//	… → Reservation → Space → Ledger → Backend
+//	… → Reservation → Space → Backend
 package quota
 
 import (
 	"cmp"
 	"fmt"
-	"slices"
-	"sync/atomic"
+	"math/bits"
 
-	"github.com/spillway-db/spillway/internal/ledger"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/notify"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // Quota is one limit over the GPU memory of a process: over all spaces whose devices have a Member
 // of it. It is safe for concurrent use, has no goroutine, and need not be closed.
 type Quota struct {
-	name string
+	name        string
+	subscribers guard.List[*Over] // see change
 
-	limit atomic.Int64
-	used  atomic.Int64
-	peak  atomic.Int64
-	over  atomic.Bool // use was above the limit, and has not been within it since
-
-	subscribers notify.Guarded
-
-	mu       lockrank.Mutex[lockrank.Backend] // held to change over and watchers
-	watchers []*func(Over)                    // replaced, never changed in place
+	mu struct {
+		lockrank.Mutex[lockrank.Backend]
+		limit, used, peak int64
+		over              bool // the limit was lowered below used, which has not been within it since
+	}
 }
 
 // Over reports that more is in use than the limit allows, because the limit was lowered. There is
@@ -95,91 +91,51 @@ type Config struct {
 
 // New returns a quota.
 func New(cfg Config) (*Quota, error) {
-	if cfg.Limit <= 0 {
-		return nil, fmt.Errorf("quota: a limit of %d bytes: it must be above 0", cfg.Limit)
-	}
 	q := &Quota{name: cmp.Or(cfg.Name, "the GPU memory quota")}
-	q.limit.Store(cfg.Limit)
+	if err := q.SetLimit(cfg.Limit); err != nil {
+		return nil, err
+	}
 	return q, nil
 }
 
-// OnOver calls f whenever more is in use than the limit allows, until cancel is called. The caller
-// of f is the goroutine that lowered the limit, or one that charged at the same moment. It holds no
-// lock. An engine emits events.QuotaExceeded for its quota; programs need OnOver only without an
-// engine.
-func (q *Quota) OnOver(f func(Over)) (cancel func()) {
-	w := &f
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.watchers = append(slices.Clone(q.watchers), w)
-	return func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.watchers = slices.DeleteFunc(slices.Clone(q.watchers), func(o *func(Over)) bool { return o == w })
-	}
-}
-
-// charge checks and charges in one compare and swap.
-func (q *Quota) charge(n int64) error {
-	if n <= 0 {
-		return fmt.Errorf("quota: cannot charge %d bytes", n)
-	}
-	for {
-		used, limit := q.used.Load(), q.limit.Load()
-		if n > limit-used {
-			return &tier.OutOfBudgetError{
-				Budget: q.name, Requested: n, Remaining: max(0, limit-used), Current: used, Limit: limit,
-			}
-		}
-		if q.used.CompareAndSwap(used, used+n) {
-			ledger.Raise(&q.peak, used+n)
-			if used+n > q.limit.Load() { // it was lowered meanwhile, by a goroutine that may not have seen this charge
-				q.look()
-			}
-			return nil
-		}
-	}
-}
-
-func (q *Quota) credit(n int64) {
-	if q.used.Add(-n) < 0 {
-		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, q.name))
-	}
-	q.look()
-	q.subscribers.Notify("a subscriber of a quota")
-}
-
-// SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below what is
-// in use refuses what is new, and monitors move down what is above it.
+// SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below the bytes in use
+// refuses new charges, and monitors move down the excess.
 func (q *Quota) SetLimit(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
 	}
-	if q.limit.Swap(n) != n {
-		q.look()
-		q.subscribers.Notify("a subscriber of a quota")
-	}
+	q.change(0, n)
 	return nil
 }
 
-// look calls the watchers if use is above the limit, once for each time that this happens.
-func (q *Quota) look() {
-	if q.used.Load() <= q.limit.Load() && !q.over.Load() {
-		return
-	}
+// change credits bytes, sets the limit unless it is 0, and calls the subscribers. They get an Over
+// if use is above the limit, once for each time that this happens, and else nil.
+func (q *Quota) change(credit, limit int64) {
 	q.mu.Lock()
-	used, limit := q.used.Load(), q.limit.Load() // a goroutine that changes them after this looks after us
-	tell := used > limit && !q.over.Load()
-	q.over.Store(used > limit)
-	watchers := q.watchers
+	q.mu.used -= credit
+	q.mu.limit = cmp.Or(limit, q.mu.limit)
+	wasOver, now := q.mu.over, Over{Quota: q.name, Used: q.mu.used, Limit: q.mu.limit}
+	q.mu.over = now.Used > now.Limit
+	var over *Over
+	if q.mu.over && !wasOver {
+		over = &now
+	}
 	q.mu.Unlock()
-	if !tell {
-		return
+	if now.Used < 0 {
+		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", credit, q.name))
 	}
-	lockrank.AssertNone("a quota's watchers are called")
-	for _, f := range watchers {
-		q.subscribers.Panics.Do("a watcher of a quota", func() { (*f)(Over{Quota: q.name, Used: used, Limit: limit}) })
-	}
+	q.subscribers.Call("a subscriber of a quota", over)
+}
+
+// OnOver calls f whenever more is in use than the limit allows, until cancel is called. The
+// goroutine that lowered the limit calls f, and holds no lock. An engine emits events.QuotaExceeded
+// for its quota; programs need OnOver only without an engine.
+func (q *Quota) OnOver(f func(Over)) (cancel func()) {
+	return q.subscribers.Add(func(o *Over) {
+		if o != nil {
+			f(*o)
+		}
+	})
 }
 
 // Stats are a quota's numbers, in bytes.
@@ -190,16 +146,107 @@ type Stats struct {
 	Peak  int64  `json:"peak"` // largest Used so far
 }
 
-// Stats returns the numbers. Each is exact; they are not a cut.
+// Stats returns the numbers, all of the same moment.
 func (q *Quota) Stats() Stats {
-	return Stats{Name: q.name, Limit: q.limit.Load(), Used: q.used.Load(), Peak: q.peak.Load()}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return Stats{Name: q.name, Limit: q.mu.limit, Used: q.mu.used, Peak: q.mu.peak}
 }
 
-// memInfo is what a device of so many bytes shows under a quota: no more than the
-// limit, and of that no more free than what is left.
-func memInfo(q tier.Quota, free, total int64) (int64, int64) {
-	total = min(total, q.Limit())
-	return min(free, total, max(0, q.Remaining())), total
+// Member returns a quota that charges q and counts how much of it is its own: each space should
+// have one. When a limit is lowered below the bytes in use, a member's Remaining returns its share
+// of the excess.
+func (q *Quota) Member() tier.Quota { return &member{Quota: q} }
+
+type member struct {
+	*Quota
+	own int64 // bytes charged by this member; guarded by Quota.mu
+}
+
+// Charge implements tier.Quota.
+func (m *member) Charge(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("quota: cannot charge %d bytes", n)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	used, limit := m.mu.used, m.mu.limit
+	if n > limit-used {
+		return &tier.OutOfBudgetError{
+			Budget: m.name, Requested: n, Remaining: max(0, limit-used), Current: used, Limit: limit,
+		}
+	}
+	m.own += n
+	m.mu.used += n
+	m.mu.peak = max(m.mu.peak, m.mu.used)
+	return nil
+}
+
+// Credit implements tier.Quota.
+func (m *member) Credit(n int64) {
+	m.mu.Lock()
+	m.own -= n
+	m.mu.Unlock()
+	m.change(n, 0)
+}
+
+// Remaining implements tier.Quota.
+func (m *member) Remaining() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	limit, used, own := m.mu.limit, m.mu.used, max(0, m.own)
+	if used <= limit {
+		return limit - used
+	}
+	hi, lo := bits.Mul64(uint64(limit), uint64(own))
+	keeps, _ := bits.Div64(hi, lo, uint64(used)) // rounded down, so that together all members are within the limit
+	return int64(keeps) - own
+}
+
+// Limit implements tier.Quota.
+func (m *member) Limit() int64 { return m.Stats().Limit }
+
+// Subscribe implements tier.Quota.
+func (m *member) Subscribe(f func()) (cancel func()) {
+	return m.subscribers.Add(func(*Over) { f() })
+}
+
+// device is a device under quotas.
+type device struct {
+	tier.Device
+	quota tier.Quota
+}
+
+// Under returns dev under all of those quotas. A tier.Space over it charges them for each byte that
+// it promises, before it allocates. MemInfo shows the least of what the quotas allow and of what
+// the device has. All else is the device's own. It counts nothing by itself: allocations that are
+// made through it without a space are not limited.
+func Under(dev tier.Device, quotas ...tier.Quota) tier.Device {
+	return &device{Device: dev, quota: tier.Quotas(quotas...)}
+}
+
+// Unwrap returns the device that is under the quotas.
+func (d *device) Unwrap() tier.Device { return d.Device }
+
+// Quota implements tier.Limited.
+func (d *device) Quota() tier.Quota { return d.quota }
+
+// MemInfo implements tier.Device.
+func (d *device) MemInfo() (free, total int64) {
+	free, total = d.Device.MemInfo()
+	if d.quota != nil {
+		total = min(total, d.quota.Limit())
+		free = min(free, total, max(0, d.quota.Remaining()))
+	}
+	return free, total
+}
+
+// Digest implements tier.Computer: ErrNotSupported if the device does not compute.
+func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+	if c, ok := d.Device.(tier.Computer); ok {
+		return c.Digest(s, src, size, first, out)
+	}
+	return fmt.Errorf("quota: %s does not compute: %w", d.Info().Name, tier.ErrNotSupported)
 }
 
 // Lease is a process's part in the ledger of a node, for one GPU. An engine joins the ledger and
@@ -208,9 +255,9 @@ type Lease interface {
 	Live() int64      // what this process holds
 	Remaining() int64 // what is left for it; below 0 while its group holds more than a lowered limit
 	Limit() int64     // the group's quota, and no more than the GPU has
-	// SetLimit changes the group's quota to n > 0 bytes as this process asks for it; the least of
-	// what the group's processes ask for counts. It takes back nothing. The quotas of all groups
-	// must stay within what is advertised.
+	// SetLimit changes the group's quota to n > 0 bytes as this process asks for it; the smallest
+	// quota that one of the group's processes asks for counts. It takes back nothing. The quotas of
+	// all groups must stay within what is advertised.
 	SetLimit(n int64) error
 	Lost() int64 // how often this process's file was removed from the ledger while the process used it
 }

@@ -121,10 +121,11 @@ func TestEqualIsFine(t *testing.T) {
 func TestTheDeviceIsNotAsked(t *testing.T) {
 	q := newQuota(t, 64<<10)
 	space, dev := spaceUnder(t, 0, 1<<20, q)
-	if err := space.Inside().Reserve(64 << 10); err != nil {
+	promise, err := space.Promise(64 << 10)
+	if err != nil {
 		t.Fatal(err)
 	}
-	err := space.Inside().Reserve(4096)
+	_, err = space.Promise(4096)
 	var full *tier.NoSpaceError
 	if !errors.As(err, &full) || full.Space.Kind != tier.GPU {
 		t.Fatalf("%v; want an error that names the space", err)
@@ -136,14 +137,15 @@ func TestTheDeviceIsNotAsked(t *testing.T) {
 	if dev.allocs.Load() != 0 {
 		t.Errorf("the device was asked %d times", dev.allocs.Load())
 	}
-	b, err := space.Inside().Draw(64<<10, nil, nil)
+	promise.Draw(64<<10, 0, false)
+	b, err := space.Draw(promise, 64<<10, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if q.Stats().Used != 64<<10 {
 		t.Errorf("%+v", q.Stats())
 	}
-	if err := b.Release(); err != nil {
+	if err := errors.Join(space.Release(promise), b.Release()); err != nil {
 		t.Fatal(err)
 	}
 	if q.Stats().Used != 0 {
@@ -192,7 +194,9 @@ func TestLoweredLimit(t *testing.T) {
 	q := newQuota(t, 100<<10)
 	a, _ := spaceUnder(t, 0, 1<<20, q)
 	b, _ := spaceUnder(t, 1, 1<<20, q)
-	if err := errors.Join(a.Inside().Reserve(60<<10), b.Inside().Reserve(20<<10)); err != nil {
+	inA, errA := a.Promise(60 << 10)
+	inB, errB := b.Promise(20 << 10)
+	if err := errors.Join(errA, errB); err != nil {
 		t.Fatal(err)
 	}
 	told := 0
@@ -206,22 +210,51 @@ func TestLoweredLimit(t *testing.T) {
 	if a.Used() != 60<<10 || b.Used() != 20<<10 || q.Stats().Used != 80<<10 {
 		t.Errorf("used %d and %d, %+v", a.Used(), b.Used(), q.Stats())
 	}
-	wantRefusal(t, a.Inside().Reserve(4096), 4096, 0, 80<<10, 40<<10)
-	if got := a.Inside().Ceiling(); got != 30<<10 {
+	_, err := a.Promise(4096)
+	wantRefusal(t, err, 4096, 0, 80<<10, 40<<10)
+	if got := a.Ceiling(); got != 30<<10 {
 		t.Errorf("the first should come down to %d, not %d", 30<<10, got)
 	}
-	if got := b.Inside().Ceiling(); got != 10<<10 {
+	if got := b.Ceiling(); got != 10<<10 {
 		t.Errorf("the second should come down to %d, not %d", 10<<10, got)
 	}
 	if q.Stats().Limit-q.Stats().Used != -(40<<10) || a.Available() != 0 {
 		t.Errorf("remaining %d, available %d", q.Stats().Limit-q.Stats().Used, a.Available())
 	}
-	a.Inside().Unreserve(60 << 10)
-	if err := a.Inside().Reserve(20 << 10); err != nil {
-		t.Errorf("with room again: %v", err)
+	if err := a.Release(inA); err != nil {
+		t.Fatal(err)
 	}
-	a.Inside().Unreserve(20 << 10)
-	b.Inside().Unreserve(20 << 10)
+	inA, err = a.Promise(20 << 10)
+	if err != nil {
+		t.Fatalf("with room again: %v", err)
+	}
+	if err := errors.Join(a.Release(inA), b.Release(inB)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRemaining: a member's Remaining is what is left, or its share of the excess over a lowered limit. The
+// shares of all members add up to at least the excess.
+func TestRemaining(t *testing.T) {
+	for _, c := range []struct{ limit, used, own, want int64 }{
+		{100, 60, 10, 40}, {100, 100, 100, 0}, {100, 0, 0, 100}, {100, 150, 0, 0},
+		{100, 150, 150, -50}, {100, 150, 100, -34}, {100, 150, 50, -17}, {100, 101, 1, -1}, {100, 101, 100, -1},
+		{1, math.MaxInt64, math.MaxInt64, -(math.MaxInt64 - 1)}, {1, math.MaxInt64, 1, -1},
+	} {
+		q := newQuota(t, math.MaxInt64)
+		own, other := q.Member(), q.Member()
+		for m, n := range map[tier.Quota]int64{own: c.own, other: c.used - c.own} {
+			if n > 0 && m.Charge(n) != nil {
+				t.Fatalf("%d bytes are refused", n)
+			}
+		}
+		if err := q.SetLimit(c.limit); err != nil {
+			t.Fatal(err)
+		}
+		if got := own.Remaining(); got != c.want {
+			t.Errorf("limit %d, %d used, %d of them own: remaining %d, want %d", c.limit, c.used, c.own, got, c.want)
+		}
+	}
 }
 
 // TestOverIsReportedOnce: use above a limit is one event with the numbers, until it has been within

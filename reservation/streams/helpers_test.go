@@ -94,7 +94,9 @@ func one(t testing.TB, capacity int64) (*reservation.Manager, *tier.Space) {
 	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s}}), s
 }
 
-func mustTry(t testing.TB, m *reservation.Manager, s reservation.Strategy, bytes int64, opts ...reservation.Option) reservation.Reservation {
+func mustTry(
+	t testing.TB, m *reservation.Manager, s reservation.Strategy, bytes int64, opts ...reservation.Option,
+) reservation.Reservation {
 	t.Helper()
 	r, err := m.TryReserve(s, bytes, opts...)
 	if err != nil {

@@ -67,10 +67,11 @@ func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
 	switch {
 	case on == nil:
 		return errors.New("reservation: a stream is required")
-	case !r.Inside().IsOpen():
+	case !r.IsOpen():
 		return fmt.Errorf("reservation: attach: %w", tier.ErrReleased)
 	case r.Space() != s.space:
-		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s", r.Space().ID(), s.space.ID())
+		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s",
+			r.Space().ID(), s.space.ID())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +142,9 @@ func (s *Streams) allocNow(st *stream, size int64) (*tier.Buffer, error) {
 }
 
 func (s *Streams) allocFrom(r reservation.Reservation, st *stream, size int64) (*tier.Buffer, error) {
-	b, err := r.Inside().AllocFor(size, func(a tier.Account) tier.Account { return &streamAccount{s, st, a} })
+	// The bytes are counted off before another request can have them. Otherwise a sum above the
+	// capacity would be visible.
+	b, err := r.AllocCounted(size, nil, func(n int64) { s.count(st, -n) })
 	if err == nil {
 		// Not before, because a failed allocation is never visible. No goroutine can free it
 		// earlier.
@@ -181,18 +184,4 @@ func (s *Streams) Usage(on tier.Stream) (current, peak int64) {
 		}
 	}
 	return u.current, u.peak
-}
-
-// streamAccount is between a buffer and the reservation that it was drawn from.
-type streamAccount struct {
-	streams *Streams
-	stream  *stream
-	tier.Account
-}
-
-// Credit counts the bytes off before another request can have them. Otherwise a sum above the
-// capacity would be visible.
-func (a *streamAccount) Credit(gen uint64, n int64) bool {
-	a.streams.count(a.stream, -n)
-	return a.Account.Credit(gen, n)
 }

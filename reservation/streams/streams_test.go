@@ -18,7 +18,9 @@ import (
 
 // simStreams returns Streams of a simulated GPU, some of its streams, and the
 // manager. A page is charged for each allocation.
-func simStreams(t *testing.T, capacity int64, n int) (*streams.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
+func simStreams(
+	t *testing.T, capacity int64, n int,
+) (*streams.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
 	t.Helper()
 	dev, err := sim.New(sim.Config{Memory: capacity})
 	if err != nil {
@@ -28,7 +30,9 @@ func simStreams(t *testing.T, capacity int64, n int) (*streams.Streams, []tier.S
 	if err != nil {
 		t.Fatal(err)
 	}
-	space, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: capacity, Fractions: tier.Fractions{Limit: 1}, Pool: pool, Backend: "sim"})
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: gpu0, Capacity: capacity, Fractions: tier.Fractions{Limit: 1}, Pool: pool, Backend: "sim",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +238,7 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	pool := space.Pool().(*heapPool)
 	pool.hold = true
 	on := &namedStream{}
-	defer space.Inside().Subscribe(func(*tier.Space, bool) {
+	defer space.Subscribe(func(bool) {
 		if now, used := total(s), space.Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)
 		}
@@ -271,7 +275,7 @@ func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 	}
 	a, b := mustAllocOn(t, s, on, 40), mustAllocOn(t, s, on, 20)
 	told := 0
-	defer space.Inside().Subscribe(func(*tier.Space, bool) {
+	defer space.Subscribe(func(bool) {
 		told++
 		if now, used := total(s), space.Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)

@@ -403,7 +403,7 @@ func (e *engine) trim(ctx context.Context) error {
 
 // allPermits takes all permits to write to disks, and returns what gives them back.
 func (e *engine) allPermits() (release func() error) {
-	var held []permit.Permit
+	var held []*permit.Permit
 	for {
 		p, err := e.eng.Permits().TryAcquire(permit.Request{}.Spill())
 		if err != nil {

@@ -530,19 +530,11 @@ func testPoolConcurrent(t *testing.T, p *pool) {
 // drawAndCheck draws a buffer, unless the space is full, and checks that no other goroutine writes
 // to it.
 func drawAndCheck(space *tier.Space, size int64, seed uint64) error {
-	charge := space.Charge(size)
-	if err := space.Inside().Reserve(charge); err != nil {
-		if errors.Is(err, tier.ErrNoSpace) {
-			return nil
-		}
-		return err
+	b, err := space.DrawNew(size, pages(size)...)
+	if errors.Is(err, tier.ErrNoSpace) { // the space is full, or a device's memory is fragmented
+		return nil
 	}
-	b, err := space.Inside().Draw(size, pages(size), nil)
 	if err != nil {
-		space.Inside().Unreserve(charge)
-		if errors.Is(err, tier.ErrNoSpace) { // a device's memory is fragmented
-			return nil
-		}
 		return err
 	}
 	want, got, drawn := pattern(size, seed), make([]byte, size), []piece{{b.Memory(), seed}}

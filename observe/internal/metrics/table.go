@@ -144,6 +144,11 @@ var table = []group{
 		gauge("budget", Bytes, "Size of a budget of transfers in progress, in bytes.", field("Total")),
 		gauge("held", Bytes, "Bytes of a budget that permits hold.", field("Held"))),
 
+	newGroup("heap", "HeapOverflow", "", "",
+		gauge("overflow", Bytes, "Bytes on the Go heap that operators allocated beyond their reserved memory.",
+			field("Bytes")),
+		gauge("overflow_peak", Bytes, "Largest number of such bytes so far.", field("Peak"))),
+
 	newGroup("quota", "Quota", "quota", "Name",
 		gauge("limit", Bytes, "Maximum of bytes that a quota allows.", field("Limit")),
 		gauge("used", Bytes, "Bytes charged to a quota.", field("Used")),

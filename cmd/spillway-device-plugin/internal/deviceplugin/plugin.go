@@ -313,7 +313,6 @@ func (p *Plugin) refresh(ctx context.Context, now time.Time) {
 		holdings[i] = holding{Holding: h, kind: kinds[h.Resource]}
 	}
 	p.alloc.list(holdings, now)
-	p.status.Warn("ledger", p.cfg.Store.Strangers())
 	problem := ""
 	if err := p.sweep(now); err != nil {
 		problem = "removing grants that nobody has: " + err.Error()

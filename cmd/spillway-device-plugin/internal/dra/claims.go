@@ -431,7 +431,6 @@ func (d *Driver) sweep(ctx context.Context, gpu string) {
 		}
 		failed = cmp.Or(failed, err)
 	}
-	d.status.Warn("ledger", d.cfg.Store.Strangers())
 	switch {
 	case failed == nil:
 		d.status.Warn("sweep", "")

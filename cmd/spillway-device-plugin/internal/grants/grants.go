@@ -125,6 +125,10 @@ func Open(root string, ratio *big.Rat, list []gpus.GPU) (_ *Store, err error) {
 	if err := os.Chmod(s.root, 0o700); err != nil {
 		return nil, err
 	}
+	// Earlier versions let all users write to the ledger's directory.
+	if err := os.Chmod(s.Ledger(), 0o755); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	if err := leases.Share(s.Ledger(), uuids(list)...); err != nil {
 		return nil, err
 	}
@@ -177,17 +181,6 @@ func (s *Store) Outdated(list []gpus.GPU) (string, error) {
 	return fmt.Sprintf("GPUs in use with another --ratio or --reserve: %d, such as %s: new containers cannot use "+
 		"them until those "+
 		"that run there have ended (drain the node before you change these flags)", len(found), first), err
-}
-
-// Strangers returns a line about directories that containers have made in the ledger; empty: there are
-// none. The ledger ignores such directories.
-func (s *Store) Strangers() string {
-	names, err := leases.Strangers(s.Ledger())
-	if err != nil || len(names) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("containers have made %d directories in %s, such as %.60q: they do not count, and are removed "+
-		"at the next start", len(names), s.Ledger(), names[0])
 }
 
 // Put makes a grant's directory, and returns what the grant's containers need. It may be repeated: the

@@ -99,7 +99,8 @@ func TestModes(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(root, "ledger"), 0o777); err != nil { // as a container runtime does
 		t.Fatal(err)
 	}
-	if err := os.Chmod(root, 0o755); err != nil {
+	// An earlier version let all users write to the ledger's directory.
+	if err := errors.Join(os.Chmod(root, 0o755), os.Chmod(filepath.Join(root, "ledger"), 0o777)); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, root, nil)
@@ -108,7 +109,7 @@ func TestModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	limits := a.Mounts[1].Host
-	for path, want := range map[string]os.FileMode{root: 0o700, s.Ledger(): 0o777, limits: 0o755, filepath.Join(limits, "environment"): 0o644} {
+	for path, want := range map[string]os.FileMode{root: 0o700, s.Ledger(): 0o755, filepath.Join(s.Ledger(), "sim-0"): 0o777, limits: 0o755, filepath.Join(limits, "environment"): 0o644} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v; want %v", path, info.Mode(), err, want)
 		}

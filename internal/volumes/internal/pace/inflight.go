@@ -5,8 +5,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/waitline"
 )
 
 const (
@@ -39,14 +39,15 @@ type Window struct {
 		since  time.Time // up to when time is counted, while there are some
 		reads  speed     // which may be much faster than writes
 		writes speed
-		line   waitline.Queue[entering, struct{}]
+		line   fairqueue.Queue[*entering]
 	}
 }
 
-// entering is a read or a write that asks to be let in.
+// entering is a read or a write that waits to begin.
 type entering struct {
 	bytes int64
 	write bool
+	begun chan struct{} // closed when it may begin
 }
 
 func (w *Window) speedLocked(write bool) *speed {
@@ -83,10 +84,22 @@ func (w *Window) Enter(ctx context.Context, n int64, write bool) error {
 		w.mu.Unlock()
 		return nil
 	}
-	turn := w.mu.line.Join(entering{n, write})
+	e := &entering{n, write, make(chan struct{})}
+	place := w.mu.line.Push(e)
 	w.mu.Unlock()
-	_, err := w.mu.line.Wait(ctx, &w.mu, turn, w.admitLocked) // those behind it may be smaller
-	return err
+	select {
+	case <-e.begun:
+		return nil
+	case <-ctx.Done():
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !place.Waits() { // it was admitted at the same moment
+		return nil
+	}
+	place.Remove()
+	w.admitLocked() // those behind it may be smaller
+	return context.Cause(ctx)
 }
 
 // Leave ends what Enter began. ok says that the bytes were transferred: the time of a
@@ -127,11 +140,16 @@ func (w *Window) endLocked(n int64, write, ok bool) {
 	w.mu.inside -= n
 }
 
-// admitLocked lets those in front in, as far as they fit.
+// admitLocked begins the oldest requests, as far as they fit.
 func (w *Window) admitLocked() {
-	for turn := w.mu.line.First(); turn != nil && w.fitsLocked(turn.Ask.bytes, turn.Ask.write); turn = w.mu.line.First() {
-		w.beginLocked(turn.Ask.bytes)
-		w.mu.line.HandOver(struct{}{}, nil)
+	for place := range w.mu.line.All() {
+		e := place.Value
+		if !w.fitsLocked(e.bytes, e.write) {
+			return
+		}
+		place.Remove()
+		w.beginLocked(e.bytes)
+		close(e.begun)
 	}
 }
 

@@ -1,7 +1,0 @@
-package permit
-
-// Limits of a pool.
-const (
-	DefaultBypass = defaultBypass
-	MaxBudgets    = maxBudgets
-)

@@ -1,0 +1,273 @@
+package permit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// model is a pool of three budgets and slots without any goroutine. Its resources are the budgets
+// and then the slots.
+type model struct {
+	bypass    int
+	total     [4]int64
+	unlimited bool // slots
+	used      [4]int64
+	lines     [4][]*entry
+	bypassed  [4]int
+}
+
+// entry is a request in the model, and the call that makes it at the pool.
+type entry struct {
+	needs  [4]int64
+	capped bool
+	state  string // "waits", "held", "exceeds", "canceled"
+	has    [4]int64
+	call   *call
+	cancel context.CancelFunc
+}
+
+func (m *model) want(e *entry, r int) int64 {
+	if e.capped && r < 3 {
+		return min(e.needs[r], m.total[r])
+	}
+	return e.needs[r]
+}
+
+func (m *model) endless(r int) bool { return r == 3 && m.unlimited }
+
+func (m *model) fits(e *entry) bool {
+	for r := range 4 {
+		if e.needs[r] == 0 || m.endless(r) {
+			continue
+		}
+		kept := len(m.lines[r]) > 0 && m.lines[r][0] != e && m.bypassed[r] >= m.bypass
+		if kept || m.want(e, r) > m.total[r]-m.used[r] {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *model) exceeds(e *entry) bool {
+	return !e.capped && slices.ContainsFunc([]int{0, 1, 2}, func(r int) bool { return e.needs[r] > m.total[r] })
+}
+
+func (m *model) grant(e *entry) {
+	e.state = "held"
+	for r := range 4 {
+		e.has[r] = m.want(e, r)
+		m.used[r] += e.has[r]
+		if e.has[r] > 0 && len(m.lines[r]) > 0 && m.lines[r][0] != e {
+			m.bypassed[r]++
+		}
+	}
+}
+
+func (m *model) leave(e *entry) {
+	for r := range m.lines {
+		if i := slices.Index(m.lines[r], e); i >= 0 {
+			if i == 0 {
+				m.bypassed[r] = 0
+			}
+			m.lines[r] = slices.Delete(m.lines[r], i, i+1)
+		}
+	}
+}
+
+func (m *model) serve() {
+	for again := true; again; {
+		again = false
+		for r := range m.lines {
+			for i, e := range m.lines[r] {
+				if i > 0 && !m.endless(r) && m.bypassed[r] >= m.bypass {
+					break
+				}
+				if m.fits(e) {
+					m.grant(e)
+					m.leave(e)
+					again = true
+					break
+				}
+			}
+		}
+	}
+}
+
+func (m *model) request(e *entry, wait bool) {
+	switch {
+	case m.exceeds(e):
+		e.state = "exceeds"
+	case m.fits(e):
+		m.grant(e)
+	case wait:
+		e.state = "waits"
+		for r := range m.lines {
+			if e.needs[r] > 0 {
+				m.lines[r] = append(m.lines[r], e)
+			}
+		}
+	default:
+		e.state = "refused"
+	}
+}
+
+// TestPoolModel makes the same random calls of a pool and of the model, and compares them after
+// each.
+func TestPoolModel(t *testing.T) {
+	for seed := range testseed.Each(t, 20) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 0))
+			m := &model{bypass: rng.IntN(4), total: [4]int64{100, 100, 100, 2}}
+			cfg := abc(2)
+			if cfg.Bypass = m.bypass; m.bypass == 0 {
+				cfg.Bypass = -1
+			}
+			p := newPool(t, cfg)
+			var live []*entry
+			for step := range 1500 {
+				var what string
+				switch op := rng.IntN(10); {
+				case op < 5:
+					e := randomEntry(rng)
+					wait := op < 4
+					m.request(e, wait)
+					what = fmt.Sprintf("request %d, capped %t, wait %t", e.needs, e.capped, wait)
+					var ctx context.Context
+					ctx, e.cancel = context.WithCancel(t.Context())
+					if wait {
+						e.call = start(ctx, p, e.request(t))
+					} else {
+						e.call = new(call)
+						e.call.got, e.call.err = p.TryAcquire(e.request(t))
+						e.call.over.Store(true)
+					}
+					live = append(live, e)
+				case op < 8 && len(live) > 0:
+					e := live[rng.IntN(len(live))]
+					what = "end " + e.state
+					switch e.state {
+					case "held":
+						for r := range e.has {
+							m.used[r] -= e.has[r]
+						}
+						m.serve()
+						release(t, e.call.got)
+						live = slices.DeleteFunc(live, func(o *entry) bool { return o == e })
+					case "waits":
+						e.state = "canceled"
+						m.leave(e)
+						m.serve()
+						e.cancel()
+					}
+				case op == 8:
+					r, n := rng.IntN(3), int64(20+rng.IntN(120))
+					what = fmt.Sprintf("set total %d to %d", r, n)
+					m.total[r] = n
+					for _, e := range slices.Clone(m.lines[r]) {
+						if m.exceeds(e) {
+							e.state = "exceeds"
+							m.leave(e)
+						}
+					}
+					m.serve()
+					if err := p.SetTotal(string(rune('a'+r)), n); err != nil {
+						t.Fatal(err)
+					}
+				case op == 9:
+					n := rng.IntN(4)
+					what = fmt.Sprintf("set slots to %d", n)
+					m.total[3], m.unlimited = int64(n), n == 0
+					m.serve()
+					if n == 0 {
+						n = permit.Unlimited
+					}
+					if err := p.SetSlots(n); err != nil {
+						t.Fatal(err)
+					}
+				}
+				synctest.Wait()
+				live = slices.DeleteFunc(live, func(e *entry) bool {
+					if problem := e.compare(); problem != "" {
+						t.Fatalf("step %d, %s: %s", step, what, problem)
+					}
+					return e.state != "held" && e.state != "waits"
+				})
+				s := p.Stats()
+				used := [4]int64{s.Budgets[0].Held, s.Budgets[1].Held, s.Budgets[2].Held, int64(s.HeldSlots)}
+				waiting := 0
+				for _, e := range live {
+					if e.state == "waits" {
+						waiting++
+					}
+				}
+				if used != m.used || s.Waiting != waiting {
+					t.Fatalf("step %d, %s: %+v; want %d used and %d waiting", step, what, s, m.used, waiting)
+				}
+			}
+			for _, e := range live {
+				e.cancel()
+				synctest.Wait()
+				if e.call.err == nil {
+					release(t, e.call.got)
+				}
+			}
+		})
+	}
+}
+
+func randomEntry(rng *rand.Rand) *entry {
+	e := &entry{capped: rng.IntN(4) == 0}
+	for r := range 3 {
+		if rng.IntN(2) == 0 {
+			e.needs[r] = int64(1 + rng.IntN([]int{10, 60, 120}[rng.IntN(3)]))
+		}
+	}
+	e.needs[3] = int64(rng.IntN(2))
+	return e
+}
+
+func (e *entry) request(t *testing.T) permit.Request {
+	r := of(t, "a", int(e.needs[0]), "b", int(e.needs[1]), "c", int(e.needs[2]))
+	if e.needs[3] > 0 {
+		r = r.Spill()
+	}
+	if e.capped {
+		r = r.Capped()
+	}
+	return r
+}
+
+// compare returns how the call differs from the model.
+func (e *entry) compare() string {
+	if e.state == "waits" {
+		if e.call.over.Load() {
+			return fmt.Sprintf("a request of %d does not wait: %v", e.needs, e.call.err)
+		}
+		return ""
+	}
+	if !e.call.over.Load() {
+		return fmt.Sprintf("a request of %d waits; want it %s", e.needs, e.state)
+	}
+	want := map[string]error{
+		"held": nil, "exceeds": reservation.ErrExceeded, "refused": tier.ErrOutOfBudget, "canceled": context.Canceled,
+	}[e.state]
+	if !errors.Is(e.call.err, want) {
+		return fmt.Sprintf("a request of %d: %v; want it %s", e.needs, e.call.err, e.state)
+	}
+	got := e.call.got
+	if has := [3]int64{got.Bytes("a"), got.Bytes("b"), got.Bytes("c")}; e.state == "held" &&
+		(has != [3]int64(e.has[:3]) || got.CanSpill() != (e.has[3] > 0)) {
+		return fmt.Sprintf("a permit has %d, slot %t; want %d", has, got.CanSpill(), e.has)
+	}
+	return ""
+}
