@@ -99,7 +99,11 @@ func TestEnvironment(t *testing.T) {
 			t.Setenv(variable, value)
 			var stdout, stderr bytes.Buffer
 			status := Main(t.Context(), []string{"--sim=1x1Gi"}, &stdout, &stderr)
-			if got := stderr.String(); status != 2 || !strings.Contains(got, variable+`: "`+value+`"`) || strings.Count(got, "\n") != 1 {
+			want := variable + `: "` + value + `"`
+			if value == "" {
+				want = variable + ": it is set to nothing"
+			}
+			if got := stderr.String(); status != 2 || !strings.Contains(got, want) || strings.Count(got, "\n") != 1 {
 				t.Errorf("status %d, %q", status, got)
 			}
 		})
