@@ -53,7 +53,7 @@ func (s shown) promise() error {
 	if err != nil {
 		return err
 	}
-	defer table.Release() // before or after r.Release
+	defer table.Release()                       // before or after r.Release
 	if err := r.Grow(ctx, 32<<20); err != nil { // waits like a new request
 		return err
 	}
@@ -82,7 +82,8 @@ func (s shown) beginAgain() error {
 	eng := s.eng
 	half := eng.Spaces()[0].Limit() / 2
 	work := func(ctx context.Context) error {
-		r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), half, reservation.WithOwner(reservation.OwnerOf(ctx)))
+		owner := reservation.WithOwner(reservation.OwnerOf(ctx))
+		r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), half, owner)
 		if err != nil {
 			return err
 		}
