@@ -1,8 +1,5 @@
 // Package gate counts the calls that are in progress, so that closing can refuse later calls and
 // wait for these.
-//
-//	Gate   for calls from outside
-//	Alarm  for a call of its own, after some time
 package gate
 
 import "sync"

@@ -52,7 +52,7 @@ var (
 	Drop       = value("drop")        // drops batches of a repository
 	Trim       = value("trim")        // gives room back to a disk
 	SlowDisk   = value("slow disk")   // says that a request takes long
-	Alarm      = value("alarm")       // ends a wait after a time
+	Alarm      = value("alarm")       // reports a wait that takes long
 	Reclaim    = value("reclaim")     // gives back memory that is not in batches
 	Touch      = value("touch")       // makes memory present ahead of use
 	Free       = value("free")        // frees device memory when the device is done with it
