@@ -65,8 +65,8 @@ func (s *Space) Revive(c *copies.Copy, bufs []*Buffer, p *books.Promise) {
 // fit drops clean images until all memory is within the limit, which has changed, and calls the
 // subscribers.
 func (s *Space) fit() {
-	u := s.Usage()
-	s.dropClean(min(u.Cached, u.Used()+u.Cached-s.Limit()))
+	u, m := s.books.Now()
+	s.dropClean(min(u.Cached, u.Used()+u.Cached-m.Limit))
 	s.notify(false)
 }
 

@@ -69,6 +69,13 @@ func (b *Books) Usage() Usage {
 	return b.usage
 }
 
+// Now returns the counts and the marks, all at the same moment.
+func (b *Books) Now() (Usage, Marks) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.usage, b.marks
+}
+
 // Marks returns the present marks.
 func (b *Books) Marks() Marks {
 	b.mu.Lock()
