@@ -371,13 +371,13 @@ func (c copiesFirst) Candidates(all *reservation.Spaces, dst []*tier.Space) []*t
 // that the space's ledger does not count; or the file system is full. It happens when memory is
 // allocated or, on a disk, written.
 func refuses(s *tier.Space, err error) bool {
-	var full *tier.NoSpaceError
-	return errors.Is(err, tier.ErrOutOfBudget) ||
-		errors.As(err, &full) && (full.Space == s.ID() || !full.Space.Valid()) // a pool need not know its space
+	full, ok := errors.AsType[*tier.NoSpaceError](err)
+	return ok && (full.Space == s.ID() || !full.Space.Valid()) || // a pool need not know its space
+		errors.Is(err, tier.ErrOutOfBudget)
 }
 
 // fragmented reports whether the bytes are free, but not in one piece.
 func fragmented(err error) bool {
-	var full *tier.NoSpaceError
-	return errors.As(err, &full) && full.Largest > 0
+	full, ok := errors.AsType[*tier.NoSpaceError](err)
+	return ok && full.Largest > 0
 }
