@@ -141,6 +141,19 @@ func TestCleanImagesAreDropped(t *testing.T) {
 	}
 }
 
+// TestLimitFallsWhileAnImageIsKept: no image stays above it.
+func TestLimitFallsWhileAnImageIsKept(t *testing.T) {
+	s := cleanSpace(t, 10, nil)
+	clean(t, s, 2)
+	r := promise(t, s, 3*page)
+	r.Draw(3*page, 0, false)
+	b, err := s.Draw(r, 3*page, nil, func(int64) { ok(t, s.SetLimit(4*page)) }) // called while it is kept
+	ok(t, err)
+	ok(t, s.Release(r))
+	keepClean(t, s, b)
+	wantUsage(t, s, 0, 0, 3)
+}
+
 // TestDropClean reports whether it makes sense to try again.
 func TestDropClean(t *testing.T) {
 	s := cleanSpace(t, 10, nil)

@@ -374,7 +374,7 @@ func (p *Promise) Undraw(n, grown int64) Outcome {
 	b.take(&b.usage.Live, n, "live")
 	before := p.unusedLocked()
 	p.drawn -= n
-	p.promised -= min(grown, p.promised) // it may have been shrunk meanwhile
+	p.promised -= grown // shrinking does not take drawn bytes
 	kept := p.unusedLocked() - before
 	b.usage.Reserved += kept
 	return Outcome{Released: p.released, Freed: n - kept}
