@@ -154,17 +154,17 @@ func TestLimitFallsWhileAnImageIsKept(t *testing.T) {
 	wantUsage(t, s, 0, 0, 3)
 }
 
-// TestDropClean reports whether it makes sense to try again.
-func TestDropClean(t *testing.T) {
+// TestDropOldest reports whether it makes sense to try again.
+func TestDropOldest(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
-	if s.DropClean(page) {
+	if s.DropOldest(page, s.CopyChanges()) {
 		t.Error("there is nothing to drop")
 	}
 	clean(t, s, 2)
 	clean(t, s, 2)
 	clean(t, s, 2)
 	seen := s.CopyChanges()
-	if !s.DropClean(3 * page) {
+	if !s.DropOldest(3*page, s.CopyChanges()) {
 		t.Error("nothing was dropped")
 	}
 	wantUsage(t, s, 0, 0, 2)
