@@ -154,6 +154,27 @@ func TestLimitFallsWhileAnImageIsKept(t *testing.T) {
 	wantUsage(t, s, 0, 0, 3)
 }
 
+// TestDrawDropsImagesByDoubling: a pool that has no room for another reason is not asked once for
+// each image.
+func TestDrawDropsImagesByDoubling(t *testing.T) {
+	const images = 100
+	asked := 0
+	pool := &fakePool{}
+	s := newSpace(t, 100*64*images, pool)
+	for range images {
+		keepClean(t, s, draw(t, s, 64))
+	}
+	pool.alloc = func(n int64) (tier.Memory, error) {
+		if asked++; pool.frees < images {
+			return nil, &tier.NoSpaceError{Requested: n, Largest: 1}
+		}
+		return fakeMemory(n), nil
+	}
+	if b := draw(t, s, 64); b.Size() != 64 || asked > 10 {
+		t.Errorf("a buffer of %d bytes after %d requests", b.Size(), asked)
+	}
+}
+
 // TestDropOldest reports whether it makes sense to try again.
 func TestDropOldest(t *testing.T) {
 	s := cleanSpace(t, 10, nil)

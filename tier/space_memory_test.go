@@ -2,6 +2,7 @@ package tier_test
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -180,7 +181,9 @@ func TestSplit(t *testing.T) {
 	pool := &splitPool{refuse: true}
 	s := newSpace(t, 1000, pool)
 	r := promise(t, s, 512)
-	b, err := drawFrom(s, r, 512)
+	r.Draw(512, 0, false)
+	var reclaimed []int64
+	b, err := s.Draw(r, 512, nil, func(n int64) { reclaimed = append(reclaimed, n) })
 	ok(t, err)
 	if s.Together() != 512 || s.Split(b, []int64{256, 256}) != nil || b.Leased() != 0 || len(s.Leaks()) != 1 {
 		t.Error("a refused split has changed the buffer")
@@ -196,6 +199,9 @@ func TestSplit(t *testing.T) {
 	ok(t, s.Release(r))
 	ok(t, parts[1].Release())
 	usage(t, s, "in the end", 0, 0, 0)
+	if !slices.Equal(reclaimed, []int64{128, 384}) {
+		t.Errorf("reclaimed %v", reclaimed)
+	}
 }
 
 // TestCountRetired: what is retired counts in the counter of its time until it is reclaimed.
