@@ -289,10 +289,13 @@ func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func
 			}
 		}
 	})()
-	most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
 	for {
+		most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
 		need = min(2*need, most)
 		got, err := m.demand(ctx, space, need, released)
+		if errors.Is(err, reservation.ErrExceeded) && need > space.Room() {
+			continue // the limit fell meanwhile
+		}
 		if err != nil {
 			return err
 		}
