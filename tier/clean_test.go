@@ -175,6 +175,25 @@ func TestDrawDropsImagesByDoubling(t *testing.T) {
 	}
 }
 
+// TestImageThatIsFreedLate: its bytes are cached until the pool is done with them. Then subscribers
+// are called, because a waiter may fit.
+func TestImageThatIsFreedLate(t *testing.T) {
+	pool := &fakePool{}
+	s := newSpace(t, 1000, pool)
+	ok(t, s.SetLimit(640))
+	keepClean(t, s, draw(t, s, 320))
+	var c changes
+	defer s.Subscribe(c.listen)()
+	pool.keep = true
+	if _, err := s.Promise(640); !errors.Is(err, tier.ErrNoSpace) || s.Usage().Cached != 320 {
+		t.Errorf("promised bytes that are not back: %v, %+v", err, s.Usage())
+	}
+	c.expect(t, "a refusal")
+	pool.reclaim()
+	c.expect(t, "the image's end", false)
+	ok(t, s.Release(promise(t, s, 640)))
+}
+
 // TestDropOldest reports whether it makes sense to try again.
 func TestDropOldest(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
