@@ -282,17 +282,22 @@ func (m *Monitor) findCopies(in []*tier.Space, list []Victim) {
 // weigh estimates what it costs to move victims from a space down and back: to the next tier, or
 // onto a copy.
 func (m *Monitor) weigh(from tier.ID, targets []*tier.Space, list []Victim) {
-	speeds := make([][2]int64, 0, len(targets)) // down and up
+	type way struct {
+		to       int // its index
+		kind     tier.Kind
+		down, up int64 // bytes a second
+	}
+	ways := make([]way, 0, len(targets)) // looked up once, not for each victim
 	for _, to := range targets {
-		speeds = append(speeds, [2]int64{m.speed(from, to.ID()), m.speed(to.ID(), from)})
+		id := to.ID()
+		ways = append(ways, way{m.byID[id], id.Kind, m.speed(from, id), m.speed(id, from)})
 	}
 	for k := range list {
 		v := &list[k]
-		for j, to := range targets {
-			id := to.ID()
-			copied := v.copied.Has(m.byID[id])
-			if copied || v.Up == 0 && !v.not.Has(id.Kind) {
-				v.Down, v.Up = takes(speeds[j][0], v.Bytes), takes(speeds[j][1], v.Bytes)
+		for _, w := range ways {
+			copied := v.copied.Has(w.to)
+			if copied || v.Up == 0 && !v.not.Has(w.kind) {
+				v.Down, v.Up = takes(w.down, v.Bytes), takes(w.up, v.Bytes)
 			}
 			if copied {
 				v.Down = 0
