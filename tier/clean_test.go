@@ -147,11 +147,11 @@ func TestLimitFallsWhileAnImageIsKept(t *testing.T) {
 	clean(t, s, 2)
 	r := promise(t, s, 3*page)
 	r.Draw(3*page, 0, false)
-	b, err := s.Draw(r, 3*page, nil, func(int64) { ok(t, s.SetLimit(4*page)) }) // called while it is kept
+	b, err := s.Draw(r, 3*page, nil, func(int64) { ok(t, s.SetLimit(2*page)) }) // called while it is kept
 	ok(t, err)
 	ok(t, s.Release(r))
 	keepClean(t, s, b)
-	wantUsage(t, s, 0, 0, 3)
+	wantUsage(t, s, 0, 0, 0)
 }
 
 // TestDrawDropsImagesByDoubling: a pool that has no room for another reason is not asked once for
