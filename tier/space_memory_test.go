@@ -6,7 +6,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -201,6 +203,37 @@ func TestSplit(t *testing.T) {
 	usage(t, s, "in the end", 0, 0, 0)
 	if !slices.Equal(reclaimed, []int64{128, 384}) {
 		t.Errorf("reclaimed %v", reclaimed)
+	}
+}
+
+// pacedPool is one of several that are written side by side.
+type pacedPool struct {
+	fakePool
+	promised []int64
+}
+
+func (p *pacedPool) Pace() stripe.Pace {
+	return stripe.Pace{Lead: time.Second, Bandwidth: 100}
+}
+
+func (p *pacedPool) Promised(n int64) { p.promised = append(p.promised, n) }
+
+// TestPace: bytes that are promised and not drawn count as if they were being written, also for the
+// pool, before each allocation.
+func TestPace(t *testing.T) {
+	if p := newSpace(t, 1000, &fakePool{}).Pace(); p != (stripe.Pace{}) {
+		t.Errorf("a space alone has the pace %+v", p)
+	}
+	pool := &pacedPool{}
+	s := newSpace(t, 1000, pool)
+	r := promise(t, s, 400)
+	if p := s.Pace(); p.Lead != 5*time.Second || p.Bandwidth != 100 {
+		t.Errorf("%+v", p)
+	}
+	_, err := drawFrom(s, r, 128)
+	ok(t, err)
+	if !slices.Equal(pool.promised, []int64{272}) {
+		t.Errorf("promised %v", pool.promised)
 	}
 }
 
