@@ -102,6 +102,34 @@ func TestClearTriesAgain(t *testing.T) {
 	}
 }
 
+// TestClearInASpaceThatShrinks: a limit that falls while all of the room is waited for refuses no
+// batch that is smaller.
+func TestClearInASpaceThatShrinks(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	disk := m.spaces[tier.Disk]
+	room := disk.Room()
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), tier.Page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	demands := 0
+	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) {
+		if demands++; demands == 1 {
+			if err := errors.Join(disk.SetLimit(room/2), r.Release()); err != nil {
+				t.Error(err)
+			}
+		}
+	})()
+	tries := 0
+	err = m.mover.clear(t.Context(), disk, room, func() error {
+		tries++
+		return nil
+	})
+	if err != nil || tries != 1 || demands != 1 {
+		t.Errorf("%v after %d tries; room was asked for %d times", err, tries, demands)
+	}
+}
+
 // TestOneClearsASpaceAtATime: the goroutine that makes room in one piece has the space's token
 // until the end.
 func TestOneClearsASpaceAtATime(t *testing.T) {

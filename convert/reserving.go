@@ -289,10 +289,13 @@ func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func
 			}
 		}
 	})()
-	most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
 	for {
+		most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
 		need = min(2*need, most)
 		got, err := m.demand(ctx, space, need, released)
+		if errors.Is(err, reservation.ErrExceeded) && need > space.Room() {
+			continue // the limit fell meanwhile
+		}
 		if err != nil {
 			return err
 		}
@@ -371,13 +374,13 @@ func (c copiesFirst) Candidates(all *reservation.Spaces, dst []*tier.Space) []*t
 // that the space's ledger does not count; or the file system is full. It happens when memory is
 // allocated or, on a disk, written.
 func refuses(s *tier.Space, err error) bool {
-	var full *tier.NoSpaceError
-	return errors.Is(err, tier.ErrOutOfBudget) ||
-		errors.As(err, &full) && (full.Space == s.ID() || !full.Space.Valid()) // a pool need not know its space
+	full, ok := errors.AsType[*tier.NoSpaceError](err)
+	return ok && (full.Space == s.ID() || !full.Space.Valid()) || // a pool need not know its space
+		errors.Is(err, tier.ErrOutOfBudget)
 }
 
 // fragmented reports whether the bytes are free, but not in one piece.
 func fragmented(err error) bool {
-	var full *tier.NoSpaceError
-	return errors.As(err, &full) && full.Largest > 0
+	full, ok := errors.AsType[*tier.NoSpaceError](err)
+	return ok && full.Largest > 0
 }

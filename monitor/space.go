@@ -28,7 +28,6 @@ type space struct {
 	lower   decide.Kinds  // the tiers of the targets
 	leaving int64         // bytes of the moves in progress from here
 	moving  int           // moves in progress from here or to here
-	foreign int64         // external bytes, as last sampled
 	refusal refusal       // the last move to here that found no room
 	linger  lingering     // the age of retired bytes
 
@@ -69,20 +68,6 @@ func (s *space) pressing() (pressure int64, is, changed bool) {
 	high := is || was && pressure > s.Stop()
 	s.high.Store(high)
 	return pressure, is, high != was
-}
-
-// sampleForeign works out what others hold on the device: the pressure less what
-// is used, if that did not change in between. If it does all the time, what was
-// worked out before is good enough, because it changes slowly.
-func (s *space) sampleForeign() int64 {
-	for range 8 {
-		used, pressure := s.Used(), s.PressureBytes()
-		if used == s.Used() {
-			s.foreign = max(0, pressure-used)
-			break
-		}
-	}
-	return s.foreign
 }
 
 // refusal records that a space had no room for a move although its ledger had: the file system is
@@ -193,7 +178,7 @@ func (m *Monitor) observe(now time.Time, long []int) decide.Snapshot {
 		}
 		*sp = decide.Space{
 			ID: s.ID(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-			Used: u.Used(), Retired: retired, Foreign: s.sampleForeign(), Withheld: s.Limit() - s.Ceiling(),
+			Used: u.Used(), Retired: retired, Foreign: s.Foreign(), Withheld: s.Limit() - s.Ceiling(),
 			Leaving: s.leaving, Moving: s.moving,
 			Pace: s.Pace(), Refused: s.refusal.bound(now, u.Used()),
 			Charge: s.Charge, Base: m.cfg.Base(s.ID()) + unsure, Aside: aside[i], Headroom: m.headroom(s),
@@ -297,17 +282,22 @@ func (m *Monitor) findCopies(in []*tier.Space, list []Victim) {
 // weigh estimates what it costs to move victims from a space down and back: to the next tier, or
 // onto a copy.
 func (m *Monitor) weigh(from tier.ID, targets []*tier.Space, list []Victim) {
-	speeds := make([][2]int64, 0, len(targets)) // down and up
+	type way struct {
+		to       int // its index
+		kind     tier.Kind
+		down, up int64 // bytes a second
+	}
+	ways := make([]way, 0, len(targets)) // looked up once, not for each victim
 	for _, to := range targets {
-		speeds = append(speeds, [2]int64{m.speed(from, to.ID()), m.speed(to.ID(), from)})
+		id := to.ID()
+		ways = append(ways, way{m.byID[id], id.Kind, m.speed(from, id), m.speed(id, from)})
 	}
 	for k := range list {
 		v := &list[k]
-		for j, to := range targets {
-			id := to.ID()
-			copied := v.copied.Has(m.byID[id])
-			if copied || v.Up == 0 && !v.not.Has(id.Kind) {
-				v.Down, v.Up = takes(speeds[j][0], v.Bytes), takes(speeds[j][1], v.Bytes)
+		for _, w := range ways {
+			copied := v.copied.Has(w.to)
+			if copied || v.Up == 0 && !v.not.Has(w.kind) {
+				v.Down, v.Up = takes(w.down, v.Bytes), takes(w.up, v.Bytes)
 			}
 			if copied {
 				v.Down = 0

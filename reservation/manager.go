@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -578,38 +577,11 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// Leaks lists what is promised and not released, for the report of an engine that is closed: one
-// entry for each space and owner, or in an invariants build one for each reservation, with the
-// stack that took it.
+// Leaks lists what is promised and not released, for the report of an engine that is closed: see
+// tier.Space.PromiseLeaks.
 func (m *Manager) Leaks() (leaks []tier.Leak) {
 	for _, s := range m.spaces.all {
-		for _, p := range s.Books().Promises() {
-			if p.Unused == 0 {
-				continue
-			}
-			l := tier.Leak{Space: s.ID(), Bytes: p.Unused, Promise: true, Stack: p.Stack.String()}
-			if o, ok := p.Owner.(*Owner); ok && o != nil {
-				l.Holders = []tier.Holding{{Space: s.ID(), Kind: "reservation", Bytes: p.Unused, Owner: o.name}}
-			}
-			same := func(other tier.Leak) bool {
-				return l.Stack == "" && other.Space == l.Space && owner(other) == owner(l)
-			}
-			if i := slices.IndexFunc(leaks, same); i >= 0 {
-				leaks[i].Bytes += l.Bytes
-				if len(leaks[i].Holders) > 0 {
-					leaks[i].Holders[0].Bytes += l.Bytes
-				}
-				continue
-			}
-			leaks = append(leaks, l)
-		}
+		leaks = append(leaks, s.PromiseLeaks()...)
 	}
 	return leaks
-}
-
-func owner(l tier.Leak) string {
-	if len(l.Holders) == 0 {
-		return ""
-	}
-	return l.Holders[0].Owner
 }

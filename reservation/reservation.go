@@ -150,8 +150,16 @@ func (r Reservation) AllocCounted(size int64, cuts []int64, reclaimed func(n int
 	if s == nil {
 		return nil, errReleased("alloc")
 	}
-	try := func() (*tier.Buffer, error) { return s.tryAlloc(size, cuts, reclaimed) }
-	b, err := try()
+	b, err := s.tryAlloc(size, cuts, reclaimed)
+	if err != nil {
+		b, err = r.allocAgain(err, size, func() (*tier.Buffer, error) { return s.tryAlloc(size, cuts, reclaimed) })
+	}
+	return b, err
+}
+
+// allocAgain does what may help an allocation that has failed with err, and tries again.
+func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer, error)) (b *tier.Buffer, _ error) {
+	s := r.state
 	if clear := s.manager.config.Clear; clear != nil && inPieces(err) && !s.noClear.Load() {
 		lockrank.AssertNone("batches are evicted for contiguous room")
 		clear(s.line.space.ID(), func() bool {
@@ -169,8 +177,8 @@ func (r Reservation) AllocCounted(size int64, cuts []int64, reclaimed func(n int
 
 // inPieces reports whether an allocation failed because what is free lies in pieces.
 func inPieces(err error) bool {
-	var full *tier.NoSpaceError
-	return errors.As(err, &full) && full.Largest > 0
+	full, ok := errors.AsType[*tier.NoSpaceError](err)
+	return ok && full.Largest > 0
 }
 
 // StopClearing does for r from now on what WithoutClearing does for a new reservation.
@@ -189,7 +197,7 @@ func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*ti
 	if n == nothing {
 		return nil, s.line.exceeded(size)
 	}
-	grown, err := s.draw(n, s.promise.Draw)
+	grown, err := s.draw(n, (*books.Promise).Draw)
 	if err != nil || size == 0 {
 		return nil, err
 	}
@@ -211,7 +219,7 @@ func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if s == nil {
 		return errReleased("revive")
 	}
-	grown, err := s.draw(c.Bytes(), s.promise.Revive)
+	grown, err := s.draw(c.Bytes(), (*books.Promise).Revive)
 	if err != nil {
 		return err
 	}
@@ -222,14 +230,16 @@ func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	return nil
 }
 
-// draw turns n unused bytes into live ones, by promise.Draw or Revive. If fewer are unused, it
+// draw turns n unused bytes into live ones, by Promise.Draw or Revive. If fewer are unused, it
 // reserves the rest where the policy allows that. It returns by how much the promise grew.
-func (s *state) draw(n int64, draw func(n, extra int64, grow bool) books.Outcome) (grown int64, err error) {
+func (s *state) draw(
+	n int64, draw func(p *books.Promise, n, extra int64, grow bool) books.Outcome,
+) (grown int64, err error) {
 	space, policy := s.line.space, s.policy()
 	var extra int64 // reserved beyond what was unused
 	for {
 		v, _ := s.promise.View()
-		out := draw(n, extra, policy.kind == policyIncrease)
+		out := draw(&s.promise, n, extra, policy.kind == policyIncrease)
 		if !out.Released && out.Short == 0 {
 			space.Freed(out.Freed)
 			if policy.kind == policyIncrease {

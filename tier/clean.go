@@ -65,8 +65,8 @@ func (s *Space) Revive(c *copies.Copy, bufs []*Buffer, p *books.Promise) {
 // fit drops clean images until all memory is within the limit, which has changed, and calls the
 // subscribers.
 func (s *Space) fit() {
-	u := s.Usage()
-	s.dropClean(min(u.Cached, u.Used()+u.Cached-s.Limit()))
+	u, m := s.books.Now()
+	s.dropClean(min(u.Cached, u.Used()+u.Cached-m.Limit))
 	s.notify(false)
 }
 
@@ -87,13 +87,9 @@ func (s *Space) dropClean(n int64) (dropped int64) {
 // CopyChanges returns a number that changes with each change of the space's clean images.
 func (s *Space) CopyChanges() uint64 { return s.clean.Changes() }
 
-// DropClean drops the oldest clean images, until n bytes were dropped or none is left. If others
+// DropOldest drops the oldest clean images, until n bytes were dropped or none is left. If others
 // are about to drop the last ones, it waits for that. It reports whether an image was dropped or
-// used since the call began: then it makes sense to try again what needs the room.
-func (s *Space) DropClean(n int64) bool { return s.DropOldest(n, s.CopyChanges()) }
-
-// DropOldest is DropClean, and also reports true if an image was dropped or used since CopyChanges
-// returned seen.
+// used since CopyChanges returned seen: then it makes sense to try again what needs the room.
 func (s *Space) DropOldest(n int64, seen uint64) bool {
 	dropped := s.dropClean(n)
 	s.evicted.Add(dropped)

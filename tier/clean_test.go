@@ -141,17 +141,70 @@ func TestCleanImagesAreDropped(t *testing.T) {
 	}
 }
 
-// TestDropClean reports whether it makes sense to try again.
-func TestDropClean(t *testing.T) {
+// TestLimitFallsWhileAnImageIsKept: no image stays above it.
+func TestLimitFallsWhileAnImageIsKept(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
-	if s.DropClean(page) {
+	clean(t, s, 2)
+	r := promise(t, s, 3*page)
+	r.Draw(3*page, 0, false)
+	b, err := s.Draw(r, 3*page, nil, func(int64) { ok(t, s.SetLimit(2*page)) }) // called while it is kept
+	ok(t, err)
+	ok(t, s.Release(r))
+	keepClean(t, s, b)
+	wantUsage(t, s, 0, 0, 0)
+}
+
+// TestDrawDropsImagesByDoubling: a pool that has no room for another reason is not asked once for
+// each image.
+func TestDrawDropsImagesByDoubling(t *testing.T) {
+	const images = 100
+	asked := 0
+	pool := &fakePool{}
+	s := newSpace(t, 100*64*images, pool)
+	for range images {
+		keepClean(t, s, draw(t, s, 64))
+	}
+	pool.alloc = func(n int64) (tier.Memory, error) {
+		if asked++; pool.frees < images {
+			return nil, &tier.NoSpaceError{Requested: n, Largest: 1}
+		}
+		return fakeMemory(n), nil
+	}
+	if b := draw(t, s, 64); b.Size() != 64 || asked > 10 {
+		t.Errorf("a buffer of %d bytes after %d requests", b.Size(), asked)
+	}
+}
+
+// TestImageThatIsFreedLate: its bytes are cached until the pool is done with them. Then subscribers
+// are called, because a waiter may fit.
+func TestImageThatIsFreedLate(t *testing.T) {
+	pool := &fakePool{}
+	s := newSpace(t, 1000, pool)
+	ok(t, s.SetLimit(640))
+	keepClean(t, s, draw(t, s, 320))
+	var c changes
+	defer s.Subscribe(c.listen)()
+	pool.keep = true
+	if _, err := s.Promise(640); !errors.Is(err, tier.ErrNoSpace) || s.Usage().Cached != 320 {
+		t.Errorf("promised bytes that are not back: %v, %+v", err, s.Usage())
+	}
+	c.expect(t, "a refusal")
+	pool.reclaim()
+	c.expect(t, "the image's end", false)
+	ok(t, s.Release(promise(t, s, 640)))
+}
+
+// TestDropOldest reports whether it makes sense to try again.
+func TestDropOldest(t *testing.T) {
+	s := cleanSpace(t, 10, nil)
+	if s.DropOldest(page, s.CopyChanges()) {
 		t.Error("there is nothing to drop")
 	}
 	clean(t, s, 2)
 	clean(t, s, 2)
 	clean(t, s, 2)
 	seen := s.CopyChanges()
-	if !s.DropClean(3 * page) {
+	if !s.DropOldest(3*page, s.CopyChanges()) {
 		t.Error("nothing was dropped")
 	}
 	wantUsage(t, s, 0, 0, 2)

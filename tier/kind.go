@@ -17,7 +17,7 @@
 //	clean.go          clean images: memory that is kept while nobody needs the room
 //	buffer.go         Buffer and its leases; Pool and the kinds of Memory
 //	device.go         Device and Stream, for GPU backends; fractions.go: marks; quota.go: Quota
-//	hold.go           what keeps memory, and leaks; holdings.go: lists of holders
+//	holdings.go       what keeps memory: leaks, and lists of holders
 //
 // Package reservation waits for room and makes promises for programs. Package internal/books
 // counts. Some methods of Space take or return types of this module's internal packages: only

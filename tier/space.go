@@ -57,12 +57,13 @@ type Space struct {
 	clean   copies.List                  // clean images
 	panics  guard.Log                    // of subscribers
 
+	subscribers atomic.Pointer[[]*func(bool)] // copied on write, under mu
+
 	mu struct {
 		lockrank.Mutex[lockrank.Space]
-		closed      bool
-		cancels     []func()             // end the subscriptions to the quota and to the loss of the pool
-		subscribers []*func(bool)        // copied on write
-		buffers     map[*Buffer]struct{} // outstanding
+		closed  bool
+		cancels []func()             // end the subscriptions to the quota and to the loss of the pool
+		buffers map[*Buffer]struct{} // outstanding
 	}
 }
 
@@ -83,6 +84,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks)}
 	s.panics.Logger = cfg.Logger
 	s.fresh.Store(new(atomic.Int64))
+	s.subscribers.Store(new([]*func(bool)))
 	s.mu.buffers = make(map[*Buffer]struct{})
 	if cfg.Quota != nil {
 		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
@@ -175,7 +177,8 @@ func (s *Space) Stop() int64 { return s.books.Marks().Stop }
 
 // Available returns how many bytes a reservation could take now.
 func (s *Space) Available() int64 {
-	room := s.Limit() - s.Used()
+	u, m := s.books.Now()
+	room := m.Limit - u.Used()
 	if s.cfg.Quota != nil {
 		room = min(room, s.cfg.Quota.Remaining())
 	}
@@ -195,11 +198,11 @@ func (s *Space) Room() int64 {
 // Ceiling returns the most that Used could be now: the limit, or less if the quota has less left.
 // After a limit was lowered it may be below Used.
 func (s *Space) Ceiling() int64 {
-	limit := s.Limit()
+	u, m := s.books.Now()
 	if s.cfg.Quota == nil {
-		return limit
+		return m.Limit
 	}
-	return max(0, min(limit, s.Used()+min(limit, s.cfg.Quota.Remaining()))) // which may be all that an int64 holds
+	return max(0, min(m.Limit, u.Used()+min(m.Limit, s.cfg.Quota.Remaining()))) // which may be all that an int64 holds
 }
 
 // Held returns how many bytes are used for as long as the space is open: the engine's own (Hold),
@@ -305,38 +308,39 @@ func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := &f
-	s.mu.subscribers = append(s.mu.subscribers, one)
+	all := append(slices.Clone(*s.subscribers.Load()), one)
+	s.subscribers.Store(&all)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		all := slices.Clone(s.mu.subscribers)
-		s.mu.subscribers = slices.DeleteFunc(all, func(f *func(bool)) bool { return f == one })
+		left := slices.DeleteFunc(slices.Clone(*s.subscribers.Load()), func(f *func(bool)) bool { return f == one })
+		s.subscribers.Store(&left)
 	}
 }
 
 // Subscribers returns how many subscriptions there are: what each change costs, in calls.
-func (s *Space) Subscribers() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.mu.subscribers)
-}
+func (s *Space) Subscribers() int { return len(*s.subscribers.Load()) }
 
 // notify calls all subscribers. If one panics, the others are still called, and the caller, which
 // may be serving others, goes on.
 func (s *Space) notify(pressed bool) {
 	lockrank.AssertNone("a space's listeners are called")
-	s.mu.Lock()
-	all := s.mu.subscribers
-	s.mu.Unlock()
-	for _, f := range all {
-		s.panics.Do("a listener of a space", func() { (*f)(pressed) })
+	all := *s.subscribers.Load()
+	for i := 0; i < len(all); { // once more after each panic
+		s.panics.Do("a listener of a space", func() {
+			for i < len(all) {
+				f := all[i]
+				i++
+				(*f)(pressed)
+			}
+		})
 	}
 }
 
 // Reserved calls the subscribers if the pressure is at the trigger or above it. It must be called
 // with no lock held after bytes were reserved through Books.
 func (s *Space) Reserved() {
-	if s.PressureBytes() >= s.Trigger() {
+	if u, m := s.books.Now(); u.Used()+s.foreign.Load() >= m.Trigger {
 		s.notify(true)
 	}
 }

@@ -101,8 +101,8 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	if err == nil && mem == nil {
 		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
 	}
-	var full *NoSpaceError
-	if !errors.As(err, &full) || full.Space.Valid() {
+	full, ok := errors.AsType[*NoSpaceError](err)
+	if !ok || full.Space.Valid() {
 		return mem, err
 	}
 	full.Space = s.cfg.ID
@@ -142,21 +142,23 @@ func (s *Space) free(b *Buffer) {
 	delete(s.mu.buffers, b)
 	s.mu.Unlock()
 	unsure := s.Unsure()
-	reclaimed := func() {
-		s.books.Uncache(b.charge)
-		s.notify(false)
-	}
+	var fresh *atomic.Int64 // nil for a clean image
 	if b.holders.Load()&cached == 0 {
 		s.books.Retire(b.charge)
-		fresh := s.fresh.Load()
+		fresh = s.fresh.Load()
 		fresh.Add(b.charge)
-		reclaimed = func() {
-			fresh.Add(-b.charge)
-			if b.reclaimed != nil {
-				b.reclaimed(b.charge)
-			}
-			s.Freed(s.books.Reclaim(b.promise, b.charge))
+	}
+	reclaimed := func() {
+		if fresh == nil {
+			s.books.Uncache(b.charge)
+			s.notify(false)
+			return
 		}
+		fresh.Add(-b.charge)
+		if b.reclaimed != nil {
+			b.reclaimed(b.charge)
+		}
+		s.Freed(s.books.Reclaim(b.promise, b.charge))
 	}
 	if m, ok := b.mem.(giver); ok {
 		m.GiveBack(reclaimed)

@@ -2,10 +2,13 @@ package tier_test
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -180,7 +183,9 @@ func TestSplit(t *testing.T) {
 	pool := &splitPool{refuse: true}
 	s := newSpace(t, 1000, pool)
 	r := promise(t, s, 512)
-	b, err := drawFrom(s, r, 512)
+	r.Draw(512, 0, false)
+	var reclaimed []int64
+	b, err := s.Draw(r, 512, nil, func(n int64) { reclaimed = append(reclaimed, n) })
 	ok(t, err)
 	if s.Together() != 512 || s.Split(b, []int64{256, 256}) != nil || b.Leased() != 0 || len(s.Leaks()) != 1 {
 		t.Error("a refused split has changed the buffer")
@@ -196,6 +201,40 @@ func TestSplit(t *testing.T) {
 	ok(t, s.Release(r))
 	ok(t, parts[1].Release())
 	usage(t, s, "in the end", 0, 0, 0)
+	if !slices.Equal(reclaimed, []int64{128, 384}) {
+		t.Errorf("reclaimed %v", reclaimed)
+	}
+}
+
+// pacedPool is one of several that are written side by side.
+type pacedPool struct {
+	fakePool
+	promised []int64
+}
+
+func (p *pacedPool) Pace() stripe.Pace {
+	return stripe.Pace{Lead: time.Second, Bandwidth: 100}
+}
+
+func (p *pacedPool) Promised(n int64) { p.promised = append(p.promised, n) }
+
+// TestPace: bytes that are promised and not drawn count as if they were being written, also for the
+// pool, before each allocation.
+func TestPace(t *testing.T) {
+	if p := newSpace(t, 1000, &fakePool{}).Pace(); p != (stripe.Pace{}) {
+		t.Errorf("a space alone has the pace %+v", p)
+	}
+	pool := &pacedPool{}
+	s := newSpace(t, 1000, pool)
+	r := promise(t, s, 400)
+	if p := s.Pace(); p.Lead != 5*time.Second || p.Bandwidth != 100 {
+		t.Errorf("%+v", p)
+	}
+	_, err := drawFrom(s, r, 128)
+	ok(t, err)
+	if !slices.Equal(pool.promised, []int64{272}) {
+		t.Errorf("promised %v", pool.promised)
+	}
 }
 
 // TestCountRetired: what is retired counts in the counter of its time until it is reclaimed.

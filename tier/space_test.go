@@ -510,6 +510,36 @@ func TestSpaceSetLimit(t *testing.T) {
 	promise(t, s, 500)
 }
 
+// TestAvailableIsOfOneMoment: the limit is raised only while much is used, so that 100 bytes are
+// available at most, whenever another goroutine asks.
+func TestAvailableIsOfOneMoment(t *testing.T) {
+	s := newSpace(t, 1000, &fakePool{})
+	small := promise(t, s, 400)
+	ok(t, s.SetLimit(500))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range rounds(20_000) {
+			large, err := s.Occupy(400)
+			err = errors.Join(err, s.SetLimit(900), s.SetLimit(500))
+			if err = errors.Join(err, s.Release(large)); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for going := true; going; {
+		select {
+		case <-done:
+			going = false
+		default:
+		}
+		if n := s.Available(); n > 100 {
+			t.Fatalf("%d bytes are available", n)
+		}
+	}
+	ok(t, s.Release(small))
+}
+
 // TestSubscriberThatEndsItself: the others are called all the same.
 func TestSubscriberThatEndsItself(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})

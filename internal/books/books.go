@@ -69,6 +69,13 @@ func (b *Books) Usage() Usage {
 	return b.usage
 }
 
+// Now returns the counts and the marks, all at the same moment.
+func (b *Books) Now() (Usage, Marks) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.usage, b.marks
+}
+
 // Marks returns the present marks.
 func (b *Books) Marks() Marks {
 	b.mu.Lock()
@@ -240,12 +247,41 @@ func (b *Books) Occupy(n int64) (p *Promise, drop int64) {
 	return b.openLocked(p, 0, b.capacity)
 }
 
+// Open makes p, a zero promise, one of n bytes that the caller has reserved. moves marks a promise
+// for data that is being moved.
+func (b *Books) Open(p *Promise, n int64, owner any, moves bool) {
+	p.books, p.promised, p.owner, p.moves, p.stack = b, n, owner, moves, invariants.Stack()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.listLocked(p)
+	b.changes++
+}
+
+// TryOpen reserves n bytes as p, a zero promise, if there is room for them below the limit and no
+// clean image is in the way. It reports whether it did, how many bytes are used then, and the
+// trigger.
+func (b *Books) TryOpen(p *Promise, n int64, owner any, moves bool) (ok bool, used, trigger int64) {
+	p.books, p.promised, p.owner, p.moves, p.stack = b, n, owner, moves, invariants.Stack()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ok, _ = b.takeLocked(n, 0, b.marks.Limit); ok {
+		b.listLocked(p)
+	}
+	return ok, b.usage.Used(), b.marks.Trigger
+}
+
 func (b *Books) openLocked(p *Promise, spare, limit int64) (*Promise, int64) {
 	if ok, drop := b.takeLocked(p.promised, spare, limit); !ok {
 		return nil, drop
 	}
 	b.listLocked(p)
 	return p, 0
+}
+
+// listLocked adds p to the open promises.
+func (b *Books) listLocked(p *Promise) {
+	p.prev, p.next = b.promises.prev, &b.promises
+	p.prev.next, p.next.prev = p, p
 }
 
 // Promises returns all open promises, the oldest first.
@@ -367,7 +403,7 @@ func (p *Promise) Undraw(n, grown int64) Outcome {
 	b.take(&b.usage.Live, n, "live")
 	before := p.unusedLocked()
 	p.drawn -= n
-	p.promised -= min(grown, p.promised) // it may have been shrunk meanwhile
+	p.promised -= grown // shrinking does not take drawn bytes
 	kept := p.unusedLocked() - before
 	b.usage.Reserved += kept
 	return Outcome{Released: p.released, Freed: n - kept}

@@ -252,9 +252,11 @@ func TestOverdraft(t *testing.T) {
 func TestChanges(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	p, _ := b.Promise(50, 0, nil, false)
+	b.Reserve(1, 0) // for a promise to open
 	for name, f := range map[string]func(){
 		"reserve": func() { b.Reserve(1, 0) }, "draw": func() { p.Draw(10, 0, false) }, "limit": func() { b.SetLimit(90) },
 		"marks": func() { b.SetMarks(Marks{Limit: 91, Trigger: 80, Stop: 60}) }, "owner": func() { p.SetOwner("a") },
+		"open": func() { b.Open(new(Promise), 1, nil, false) },
 	} {
 		before := b.Changes()
 		if f(); b.Changes() <= before {
