@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -110,8 +111,7 @@ type Manager struct {
 		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
 		evict     []*evictFunc
 		reclaim   []*reclaimer
-		changes   uint64 // of waiters
-		progress  progress
+		nextLook  time.Time // for deadlocks
 		reporting bool // a call of Config.LongWait is under way
 		looking   bool // a wait that has ended looks up the holders of what it waited for
 		blocked   map[string]*blockedNow
@@ -128,8 +128,11 @@ type line struct {
 	arriving atomic.Int64 // see Manager.Arriving
 
 	// Guarded by Manager.mu.
-	queue fairqueue.Queue[*candidate]
-	room  int64 // Space.Room when the queue was last filled
+	queue    fairqueue.Queue[*candidate]
+	upward   fairqueue.Queue[*candidate] // those of queue that may use headroom
+	room     int64                       // Space.Room when the queue was last filled
+	joined   uint64                      // how often a waiter has joined or left
+	progress progress
 }
 
 // NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
@@ -158,6 +161,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	for _, sp := range spaces.all {
 		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room()}
 		l.queue.Bypass = max(0, cfg.Bypass)
+		l.upward.Bypass = math.MaxInt
 		m.lines = append(m.lines, l)
 		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(func(pressed bool) {
 			if !pressed {
@@ -369,14 +373,16 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 	space := c.line.space
 	quota := space.Quota()
 	w := c.waiter
+	most := w.max
 	for {
 		seen := space.CopyChanges()
 		n = c.need
-		if w.max > w.min {
+		if most > w.min {
 			room := space.Available() - c.spared()
-			if n = max(n, space.Charge(size.Largest(space.Charge, w.min, w.max, room))); n == 0 {
-				return 0, false, nil
-			}
+			n = max(n, space.Charge(size.Largest(space.Charge, w.min, most, room)))
+		}
+		if n == 0 {
+			return 0, false, nil
 		}
 		m.mu.Lock()
 		err, may := m.overLocked(w), false
@@ -386,7 +392,11 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 		if quota != nil && may {
 			m.mu.Unlock()
 			if err := quota.Charge(n); errors.Is(err, tier.ErrOutOfBudget) {
-				w.overQuota = true
+				if n > c.need {
+					most = w.min
+					continue
+				}
+				w.refused = w.refused || n <= space.Available()-c.spared()
 				return 0, false, nil
 			} else if err != nil {
 				return 0, false, c.refusal(err)
@@ -468,10 +478,8 @@ func (l *line) nextLocked() *fairqueue.Entry[*candidate] {
 	room := l.space.Available()
 	e := l.queue.Next(func(c *candidate) bool { return c.need+c.spared() <= room })
 	if e == nil && l.keepsLocked() {
-		for e := range l.queue.All() {
-			if c := e.Value; c.upward && c.need <= room {
-				return e
-			}
+		if up := l.upward.Next(func(c *candidate) bool { return c.need <= room }); up != nil {
+			return up.Value.entry
 		}
 	}
 	return e
@@ -503,6 +511,7 @@ func (m *Manager) spaceChanged(l *line) {
 // wakes the one after it.
 func (l *line) wakeLocked() {
 	if e := l.nextLocked(); e != nil {
+		e.Value.woken = true
 		e.Value.waiter.wakeUp()
 	}
 }
@@ -513,15 +522,23 @@ func (l *line) wakeLocked() {
 func (m *Manager) refillLocked(l *line) {
 	l.room = l.space.Room()
 	for e := range l.queue.All() {
-		e.Remove()
+		e.Value.leaveLocked()
 	}
 	for e := range m.mu.waiters.All() {
 		w := e.Value
 		if c := w.in(l); c != nil && c.fits(l.room) {
-			c.entry = l.queue.Push(c)
+			c.joinLocked()
 		} else if c != nil && !w.isInLine() {
 			m.failLocked(w, c.exceeded())
 		}
+	}
+	l.wakeHeadLocked()
+}
+
+// wakeHeadLocked wakes the head, which may be a new one and then has more to do than others: see wait.
+func (l *line) wakeHeadLocked() {
+	if head := l.queue.Head(); head != nil {
+		head.Value.waiter.wakeUp()
 	}
 }
 
