@@ -112,8 +112,8 @@ type Manager struct {
 		evict     []*evictFunc
 		reclaim   []*reclaimer
 		nextLook  time.Time // for deadlocks
-		reporting bool // a call of Config.LongWait is under way
-		looking   bool // a wait that has ended looks up the holders of what it waited for
+		reporting bool      // a call of Config.LongWait is under way
+		looking   bool      // a wait that has ended looks up the holders of what it waited for
 		blocked   map[string]*blockedNow
 		cancels   []func() // end the subscriptions to the spaces
 	}
