@@ -253,9 +253,7 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 			return
 		}
 	}
-	for _, r := range victim.passed {
-		e.Passed = append(e.Passed, r.String())
-	}
+	e.Passed = victim.passedLocked()
 	others := make(chan struct{})
 	for _, w := range stuck {
 		if w != victim && (w.owner == nil || w.owner != victim.owner) && w.waits.Waits() {
@@ -292,8 +290,12 @@ type reclaimer struct {
 	busy chan struct{} // holds one value while Reclaim runs
 }
 
-func (r *reclaimer) String() string {
-	return fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes())
+// passedLocked names the memory that w has asked for in vain.
+func (w *waiter) passedLocked() (names []string) {
+	for _, r := range w.passed {
+		names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes()))
+	}
+	return names
 }
 
 // reclaimTime is how long a request waits for one Reclaimer.
@@ -324,11 +326,9 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	return bytes
 }
 
-// nextReclaimer returns the largest reservation of a space that w can ask for memory; nil if there
-// is none. A Grow does not ask its own.
-func (m *Manager) nextReclaimer(w *waiter, l *line) (next *reclaimer) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// nextReclaimerLocked returns the largest reservation of a space that w can ask for memory; nil if
+// there is none. A Grow does not ask its own.
+func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
 	var most int64
 	for _, r := range m.mu.reclaim {
 		s := r.Reservation.state
@@ -342,10 +342,9 @@ func (m *Manager) nextReclaimer(w *waiter, l *line) (next *reclaimer) {
 // reclaimable reports whether the head of the line may still ask for memory that is not in batches.
 func (m *Manager) reclaimable(l *line) bool {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	head := l.queue.Head()
-	asks := head != nil && head.Value.waiter.asked != nil
-	m.mu.Unlock()
-	return asks || head != nil && m.nextReclaimer(head.Value.waiter, l) != nil
+	return head != nil && (head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l) != nil)
 }
 
 // reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
@@ -364,20 +363,20 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter, heads []*candidate)
 	if waits {
 		return
 	}
-	var c *candidate
 	var r *reclaimer
-	for _, c = range heads {
-		if r = m.nextReclaimer(w, c.line); r != nil {
+	var lack int64
+	m.mu.Lock()
+	for _, c := range heads {
+		if r = m.nextReclaimerLocked(w, c.line); r != nil {
+			w.asked, w.asks = r, time.Now()
+			lack = c.need + c.spared() - c.line.space.Available()
 			break
 		}
 	}
+	m.mu.Unlock()
 	if r == nil {
 		return
 	}
-	m.mu.Lock()
-	w.asked, w.asks = r, time.Now()
-	lack := c.need + c.spared() - c.line.space.Available()
-	m.mu.Unlock()
 	select {
 	case r.busy <- struct{}{}:
 	default: // it was asked already

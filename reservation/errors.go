@@ -122,9 +122,7 @@ func (e *DeadlockError) Error() string {
 	if e.MoreHolders > 0 {
 		s += fmt.Sprintf(" and %d more", e.MoreHolders)
 	}
-	for _, passed := range e.Passed {
-		s += "; nothing was given back in time by " + passed
-	}
+	s += notGiven(e.Passed)
 	if e.Hint != "" {
 		s += " (" + e.Hint + ")"
 	}
@@ -148,9 +146,13 @@ type longError struct {
 }
 
 func (e *longError) Error() string {
-	s := fmt.Sprintf("%s; in %s %s (%s)", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint))
-	for _, passed := range e.passed {
-		s += "; nothing was given back in time by " + passed
+	return fmt.Sprintf("%s; in %s %s (%s)%s", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
+}
+
+// notGiven lists memory that was asked for in vain.
+func notGiven(passed []string) (s string) {
+	for _, name := range passed {
+		s += "; nothing was given back in time by " + name
 	}
 	return s
 }

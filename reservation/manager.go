@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -114,7 +113,7 @@ type Manager struct {
 		nextLook  time.Time // for deadlocks
 		reporting bool      // a call of Config.LongWait is under way
 		looking   bool      // a wait that has ended looks up the holders of what it waited for
-		blocked   map[string]*blockedNow
+		blocked   waitsByName
 		cancels   []func() // end the subscriptions to the spaces
 	}
 }
@@ -156,7 +155,6 @@ func NewManager(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{spaces: spaces, config: cfg}
 	m.panics.Logger = cfg.Logger
-	m.mu.blocked = make(map[string]*blockedNow)
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
 		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room()}
@@ -232,17 +230,23 @@ func (m *Manager) reserve(
 		return Reservation{}, err
 	}
 	m.addHeadroom(w, o.origin)
-	at, bytes, err := m.take(w)
-	if err == nil && at == nil {
-		if !wait {
-			return Reservation{}, w.noRoom()
-		}
-		at, bytes, err = m.wait(ctx, w)
-	}
+	at, bytes, err := m.serve(ctx, wait, w)
 	if err != nil {
 		return Reservation{}, err
 	}
 	return at.line.open(m, bytes, &o), nil
+}
+
+// serve takes room for a request, and waits for it if wait is set.
+func (m *Manager) serve(ctx context.Context, wait bool, w *waiter) (*candidate, int64, error) {
+	at, n, err := m.take(w)
+	switch {
+	case at != nil || err != nil:
+		return at, n, err
+	case !wait:
+		return nil, 0, w.noRoom()
+	}
+	return m.wait(ctx, w)
 }
 
 // reserveNow is a fast path for requests that one space may serve, and that need not wait. It
@@ -592,37 +596,16 @@ func (m *Manager) Close() error {
 }
 
 // Leaks lists what is promised and not released, for the report of an engine that is closed: one
-// entry for each space and owner, or in an invariants build one for each reservation, with the
-// stack that took it.
+// entry for each space and owner, and in an invariants build for each place where a reservation was
+// made, with its stack.
 func (m *Manager) Leaks() (leaks []tier.Leak) {
 	for _, s := range m.spaces.all {
-		for _, p := range s.Books().Promises() {
-			if p.Unused == 0 {
-				continue
-			}
-			l := tier.Leak{Space: s.ID(), Bytes: p.Unused, Promise: true, Stack: p.Stack.String()}
-			if o, ok := p.Owner.(*Owner); ok && o != nil {
-				l.Holders = []tier.Holding{{Space: s.ID(), Kind: "reservation", Bytes: p.Unused, Owner: o.name}}
-			}
-			same := func(other tier.Leak) bool {
-				return l.Stack == "" && other.Space == l.Space && owner(other) == owner(l)
-			}
-			if i := slices.IndexFunc(leaks, same); i >= 0 {
-				leaks[i].Bytes += l.Bytes
-				if len(leaks[i].Holders) > 0 {
-					leaks[i].Holders[0].Bytes += l.Bytes
-				}
-				continue
-			}
-			leaks = append(leaks, l)
+		leaks = append(leaks, s.PromiseLeaks()...)
+	}
+	for _, l := range leaks {
+		for i := range l.Holders {
+			l.Holders[i].Bytes = l.Bytes
 		}
 	}
 	return leaks
-}
-
-func owner(l tier.Leak) string {
-	if len(l.Holders) == 0 {
-		return ""
-	}
-	return l.Holders[0].Owner
 }

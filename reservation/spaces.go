@@ -15,8 +15,7 @@ import (
 type Spaces struct {
 	all      []*tier.Space
 	kinds    [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
-	distance []int                                 // between spaces i and j at i*len(all)+j
-	apart    []int                                 // in the same way: 0 if they are paired, else 1
+	distance []int                                 // between spaces i and j at i*len(all)+j, doubled; 1 more if they are not paired
 }
 
 func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {
@@ -44,12 +43,11 @@ func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a,
 	}
 	for _, a := range s.all {
 		for _, b := range s.all {
-			s.distance = append(s.distance, distance(a.Node(), b.Node()))
-			apart := 1
-			if paired != nil && paired(a.ID(), b.ID()) {
-				apart = 0
+			d := 2 * distance(a.Node(), b.Node())
+			if paired == nil || !paired(a.ID(), b.ID()) {
+				d++
 			}
-			s.apart = append(s.apart, apart)
+			s.distance = append(s.distance, d)
 		}
 	}
 	return s, nil
@@ -108,6 +106,5 @@ func (s *Spaces) index(id tier.ID) int {
 // are spaces of the set.
 func (s *Spaces) nearer(from, a, b tier.ID) int {
 	row := s.index(from) * len(s.all)
-	i, j := row+s.index(a), row+s.index(b)
-	return cmp.Or(cmp.Compare(s.distance[i], s.distance[j]), cmp.Compare(s.apart[i], s.apart[j]))
+	return cmp.Compare(s.distance[row+s.index(a)], s.distance[row+s.index(b)])
 }

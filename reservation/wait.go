@@ -373,18 +373,13 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		need = max(need, whole-charge(space, v.Promised))
 	}
 	o, _ := v.Owner.(*Owner)
-	w := &waiter{min: n, max: n, owner: o, grows: s}
-	w.one[0] = candidate{waiter: w, line: s.line, need: need, asked: n}
-	w.candidates = w.one[:]
-	at, charged, err := m.take(w)
-	if err == nil && at == nil {
-		if !wait {
-			return w.noRoom()
-		}
+	w := s.request(n, need)
+	w.owner, w.grows = o, s
+	if wait {
 		m.growing.Add(1)
 		defer m.growing.Add(-1)
-		_, charged, err = m.wait(ctx, w)
 	}
+	_, charged, err := m.serve(ctx, wait, w)
 	if err != nil {
 		return err
 	}
@@ -397,6 +392,14 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	space.Freed(out.Freed)
 	s.changed()
 	return nil
+}
+
+// request returns a request for n bytes more in the reservation's space.
+func (s *state) request(n, need int64) *waiter {
+	w := &waiter{min: n, max: n}
+	w.one[0] = candidate{waiter: w, line: s.line, need: need, asked: n}
+	w.candidates = w.one[:]
+	return w
 }
 
 // changed checks the Grow calls that wait, after the promise has changed or was released: those
