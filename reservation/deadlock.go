@@ -347,40 +347,46 @@ func (m *Manager) reclaimable(l *line) bool {
 	return head != nil && (head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l) != nil)
 }
 
-// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
-// heads the lines of the candidates, once no batch can be evicted for any of them. It does not wait:
-// what is given back wakes w.
-func (m *Manager) reclaimFor(ctx context.Context, w *waiter, heads []*candidate) {
+// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, if w
+// heads lines and no batch can be evicted for it. It does not wait: what is given back wakes w. It
+// reports whether w heads a line.
+func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
+	var heads []*candidate
 	m.mu.Lock()
 	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
 		w.passed, w.asked = append(w.passed, w.asked), nil
 	}
 	waits := w.asked != nil
+	for i := range w.candidates {
+		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
+			heads = append(heads, c)
+			waits = waits || c.lack() <= 0
+		}
+	}
 	m.mu.Unlock()
 	for _, c := range heads {
-		waits = waits || c.need+c.spared() <= c.line.space.Available() || m.movable(c.line)
+		waits = waits || m.movable(c.line)
 	}
 	if waits {
-		return
+		return len(heads) > 0
 	}
 	var r *reclaimer
 	var lack int64
 	m.mu.Lock()
 	for _, c := range heads {
 		if r = m.nextReclaimerLocked(w, c.line); r != nil {
-			w.asked, w.asks = r, time.Now()
-			lack = c.need + c.spared() - c.line.space.Available()
+			w.asked, w.asks, lack = r, time.Now(), c.lack()
 			break
 		}
 	}
 	m.mu.Unlock()
 	if r == nil {
-		return
+		return len(heads) > 0
 	}
 	select {
 	case r.busy <- struct{}{}:
 	default: // it was asked already
-		return
+		return true
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reclaimTime)
 	go func() {
@@ -395,4 +401,5 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter, heads []*candidate)
 		}
 		w.wakeUp()
 	}()
+	return true
 }

@@ -445,7 +445,7 @@ func (m *Manager) overLocked(w *waiter) error {
 func (m *Manager) mayTakeLocked(c *candidate) bool {
 	l := c.line
 	switch {
-	case c.need > l.space.Available()-c.spared():
+	case c.lack() > 0:
 		return false
 	case c.entry.Waits():
 		return l.nextLocked() == c.entry

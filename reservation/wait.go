@@ -97,6 +97,10 @@ func (c *candidate) spared() int64 {
 	return max(0, min(c.spare, sp.Room()-c.need, sp.Ceiling()-sp.Held()-c.need))
 }
 
+// lack returns how many bytes more must be free before the request can be served. It is called under
+// Manager.mu while the request waits.
+func (c *candidate) lack() int64 { return c.need + c.spared() - c.line.space.Available() }
+
 // fits reports whether the request could ever be served, with room bytes in the empty space. A
 // reservation that grows keeps what it has.
 func (c *candidate) fits(room int64) bool {
@@ -184,16 +188,12 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 		m.emit(ctx, w, events.WaitEnded, took, err)
 	}()
 	m.evict(ctx, &w.candidates[0])
-	var ticker *time.Ticker
 	var ticks <-chan time.Time
 	for {
-		if heads := m.heads(w); len(heads) > 0 {
-			if ticker == nil {
-				ticker = time.NewTicker(tick)
-				defer ticker.Stop()
-				ticks = ticker.C
-			}
-			m.reclaimFor(ctx, w, heads)
+		if m.reclaimFor(ctx, w) && ticks == nil {
+			ticker := time.NewTicker(tick)
+			defer ticker.Stop()
+			ticks = ticker.C
 		}
 		wake, retry := w.wake, (<-chan time.Time)(nil)
 		if w.refused { // or what the quota credits when it refuses would wake w again and again
@@ -300,18 +300,6 @@ func (m *Manager) failLocked(w *waiter, err error) {
 	w.wakeUp()
 }
 
-// heads returns the candidates of w whose lines it heads.
-func (m *Manager) heads(w *waiter) (heads []*candidate) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
-			heads = append(heads, c)
-		}
-	}
-	return heads
-}
-
 // OnEvict registers a function that evicts batches from a space for a request that begins to wait.
 // It gets the bytes that the request lacks, runs on the goroutine that waits, with no lock held, and may
 // return before anything is evicted. Its panics are logged. The returned function unregisters it; a
@@ -334,7 +322,7 @@ func (m *Manager) evict(ctx context.Context, c *candidate) {
 	lockrank.AssertNone("batches are evicted")
 	m.mu.Lock()
 	all := m.mu.evict[:len(m.mu.evict):len(m.mu.evict)]
-	lack := max(0, c.need+c.spared()-c.line.space.Available())
+	lack := max(0, c.lack())
 	m.mu.Unlock()
 	for _, f := range all {
 		m.panics.Do("the function of OnEvict", func() { (*f)(ctx, c.line.space.ID(), lack) })
