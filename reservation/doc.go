@@ -61,10 +61,11 @@
 // # Locks
 //
 // One mutex of the rank Reservation, the Manager's, guards the lines of all spaces and whatever else
-// concerns waiters. Under it only a space's books are locked:
+// concerns waiters. Under it a space's books are locked, and numbers are read that are in memory: of
+// a quota Remaining and Limit, and of a pool what it is unsure of.
 //
-//	… → Batch → Registry → Reservation → Space → …
+//	… → Batch → Registry → Reservation → Space → Backend → …
 //
-// The package calls strategies, quotas, pools, hooks and the functions of Config, drops clean
-// images, and notifies spaces of changes with no lock held.
+// The package charges and credits quotas, calls strategies, pools, hooks and the functions of
+// Config, drops clean images, and notifies spaces of changes with no lock held.
 package reservation

@@ -459,16 +459,11 @@ func (m *Manager) mayTakeLocked(c *candidate) bool {
 
 // servedLocked notes that c was served: as a waiter, which leaves its lines, or as a bypass.
 func (m *Manager) servedLocked(c *candidate) {
-	l := c.line
-	counts := !l.queue.IsClosed() || l.queue.Head() == c.entry // else it bypassed nobody who could have been served
-	switch {
-	case c.waiter.waits.Waits():
-		if counts {
-			l.queue.Served(c.entry)
-		}
+	if c.waiter.waits.Waits() {
+		c.line.queue.Served(c.entry)
 		m.leaveLocked(c.waiter)
-	case counts:
-		l.queue.Bypassed()
+	} else {
+		c.line.queue.Bypassed()
 	}
 }
 

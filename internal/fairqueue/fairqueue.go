@@ -130,8 +130,7 @@ func (q *Queue[T]) Served(e *Entry[T]) {
 // A queue without waiters is not closed.
 func (q *Queue[T]) IsClosed() bool { return q.first != nil && q.first.bypassed >= q.Bypass }
 
-// Bypassed counts a bypass by a request that was served without waiting. The owner has checked that
-// the queue is not closed.
+// Bypassed counts a bypass by a request that was served without waiting.
 func (q *Queue[T]) Bypassed() {
 	if q.first != nil {
 		q.first.bypassed++
