@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/labels"
@@ -56,10 +57,7 @@ func (m *Manager) watch(w *waiter) {
 		m.mu.Unlock()
 		return
 	}
-	var stuck []*waiter
-	for e := range m.mu.waiters.All() {
-		stuck = append(stuck, e.Value)
-	}
+	stuck := m.allLocked()
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
@@ -255,16 +253,11 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 	}
 	e.Passed = victim.passedLocked()
 	others := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(others) })
 	for _, w := range stuck {
 		if w != victim && (w.owner == nil || w.owner != victim.owner) && w.waits.Waits() {
 			e.others = others
-			w.over = append(w.over, func() {
-				select {
-				case <-others:
-				default:
-					close(others)
-				}
-			})
+			w.over = append(w.over, goOn)
 		}
 	}
 	m.failLocked(victim, e)

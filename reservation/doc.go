@@ -38,7 +38,7 @@
 //
 // Each space serves its line in the order of arrival. While the head, its oldest waiter, does not
 // fit, up to Config.Bypass other requests that fit may be served before it, waiting or new. After
-// that freed bytes add up until the head fits. A new head may be bypassed as often again.
+// that freed bytes add up until the head fits. The next head may be bypassed as often again.
 // TryReserve, Grow, TryGrow and the policies Ignore and Increase follow the same rule.
 //
 // A release gives the freed bytes to nobody. It wakes the waiter to be served next, which takes them

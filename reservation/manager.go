@@ -329,16 +329,10 @@ func (m *Manager) candidates(w *waiter, s Strategy, bytes int64) (err error) {
 // stays below its trigger, or else the first. It returns no candidate if the request must wait,
 // and an error if it can never be served.
 func (m *Manager) take(w *waiter) (*candidate, int64, error) {
-	try := func(c *candidate) (int64, bool, error) {
-		if c.need == 0 && w.max == w.min { // which bypasses nobody
-			return 0, true, nil
-		}
-		return m.takeIn(c)
-	}
 	if len(w.candidates) > 1 && w.min == w.max {
 		for i := range w.candidates {
 			if c := &w.candidates[i]; c.staysCalm() {
-				if n, ok, err := try(c); ok || err != nil {
+				if n, ok, err := m.takeIn(c); ok || err != nil {
 					return c, n, err
 				}
 			}
@@ -350,7 +344,7 @@ func (m *Manager) take(w *waiter) (*candidate, int64, error) {
 		if !c.fits(c.line.space.Room()) {
 			continue
 		}
-		if n, ok, err := try(c); ok || err != nil {
+		if n, ok, err := m.takeIn(c); ok || err != nil {
 			return c, n, err
 		}
 		if fits == nil {
@@ -385,8 +379,8 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 			room := space.Available() - c.spared()
 			n = max(n, space.Charge(size.Largest(space.Charge, w.min, most, room)))
 		}
-		if n == 0 {
-			return 0, false, nil
+		if n == 0 { // which bypasses nobody
+			return 0, w.max == w.min, nil
 		}
 		m.mu.Lock()
 		err, may := m.overLocked(w), false

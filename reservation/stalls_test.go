@@ -3,6 +3,7 @@ package reservation_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -105,18 +106,21 @@ func TestBypassUnderAChangingLimit(t *testing.T) {
 
 // hookedQuota reports room for 100 bytes. grants decides whether it has them.
 type hookedQuota struct {
-	grants func(n int64) bool
-	notify func()
+	grants  func(n int64) bool
+	notify  func()
+	charged atomic.Int64
 }
 
 func (q *hookedQuota) Charge(n int64) error {
 	if q.grants(n) {
+		q.charged.Add(n)
 		return nil
 	}
 	return &tier.OutOfBudgetError{Requested: n}
 }
 
-func (q *hookedQuota) Credit(int64) {
+func (q *hookedQuota) Credit(n int64) {
+	q.charged.Add(-n)
 	if q.notify != nil {
 		q.notify()
 	}
@@ -197,6 +201,34 @@ func TestReserveUpToUnderAQuotaThatReportsTooMuch(t *testing.T) {
 		wantReservation(t, r, 10, 10)
 		release(t, r)
 	})
+}
+
+// What was charged to a quota is credited if the space has no room any more, or if the reservation
+// that the bytes were for was released meanwhile.
+func TestQuotaIsCreditedAfterALostRace(t *testing.T) {
+	var during func()
+	q := &hookedQuota{grants: func(int64) bool {
+		if f := during; f != nil {
+			during = nil
+			f()
+		}
+		return true
+	}}
+	m := underQuotas(t, q)
+	gpu, _ := m.Spaces().ByID(gpu0)
+	during = func() {
+		if err := gpu.SetLimit(50); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := m.TryReserve(onGPU0, 60); !errors.Is(err, tier.ErrNoSpace) || q.charged.Load() != 0 {
+		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
+	}
+	r := mustTry(t, m, onGPU0, 10, reservation.WithPolicy(reservation.Ignore()))
+	during = func() { release(t, r) }
+	if _, err := r.Alloc(20); !errors.Is(err, tier.ErrReleased) || q.charged.Load() != 0 {
+		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
+	}
 }
 
 // Two waiters, each next in one space, sleep while the memory of dropped clean images is in the way.
