@@ -336,6 +336,38 @@ func TestShortWaitsAreNoDeadlock(t *testing.T) {
 	})
 }
 
+// Freed memory that the device still works on comes back by itself.
+func TestNoDeadlockWhileTheDeviceIsBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &heapPool{granule: 1, hold: true}
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
+		a := newTask(t, m, "a")
+		held, r := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50)
+		release(t, mustAlloc(t, r, 50), r)
+		c := a.ask(onGPU0, 50)
+		c.left(t)
+		p.reap()
+		release(t, c.served(t), held)
+	})
+}
+
+// A move ends by itself, however long it takes.
+func TestNoDeadlockDuringAMove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a := newTask(t, m, "a")
+		held, moved := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50, reservation.Moving())
+		c := a.ask(onGPU0, 50)
+		c.left(t)
+		release(t, moved)
+		release(t, c.served(t), held)
+	})
+}
+
 // A request gets no DeadlockError if bytes were freed while the manager looked for deadlocks.
 func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
