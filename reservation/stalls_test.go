@@ -368,6 +368,36 @@ func TestNoDeadlockDuringAMove(t *testing.T) {
 	})
 }
 
+// Buffers that outlive their reservations have no holder. In an engine they are batches that others
+// may consume, and the monitor decides how long to wait for that. Otherwise a wait for them ends
+// somewhat later than one for bytes that somebody holds.
+func TestWaitForBytesOfNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, engine := range []bool{true, false} {
+			cfg := reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}}
+			if engine {
+				cfg.Movable = func(tier.ID) bool { return false }
+			}
+			m := managerOf(t, cfg)
+			r := mustTry(t, m, onGPU0, 80)
+			b := mustAlloc(t, r, 80)
+			release(t, r)
+			c := startReserve(t.Context(), m, onGPU0, 50)
+			if engine {
+				c.left(t)
+			} else {
+				time.Sleep(reservation.StuckAfter + 400*time.Millisecond)
+				c.waiting(t)
+				c.deadlockedBy(t, time.Second)
+			}
+			release(t, b)
+			if engine {
+				release(t, c.served(t))
+			}
+		}
+	})
+}
+
 // A request gets no DeadlockError if bytes were freed while the manager looked for deadlocks.
 func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
