@@ -398,6 +398,23 @@ func TestWaitForBytesOfNobody(t *testing.T) {
 	})
 }
 
+// While batches at rest could leave for a slower space, those that hold that space count.
+func TestDeadlockOverTheRoomForBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb, rest := a.hold(gpu0, 10), b.hold(host, 100), mustTry(t, m, onGPU0, 90)
+		batch := mustAlloc(t, rest, 90)
+		release(t, rest)
+		ca := a.ask(onGPU0, 50)
+		ca.left(t) // b runs
+		cb := b.ask(onGPU0, 20)
+		cb.deadlocked(t)
+		release(t, batch)
+		release(t, ca.served(t), ra, rb)
+	})
+}
+
 // A request gets no DeadlockError if bytes were freed while the manager looked for deadlocks.
 func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
