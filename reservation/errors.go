@@ -1,10 +1,12 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
@@ -224,12 +226,9 @@ func (c *candidate) exceeded() error {
 // exceeded is the error of a request that fits no candidate even when empty. It is about the one
 // with the highest limit.
 func (w *waiter) exceeded() error {
-	best := &w.candidates[0]
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.line.space.Room() > best.line.space.Room() {
-			best = c
-		}
-	}
+	best := slices.MaxFunc(w.candidates, func(a, b candidate) int {
+		return cmp.Compare(a.line.space.Room(), b.line.space.Room())
+	})
 	return best.exceeded()
 }
 
@@ -237,13 +236,7 @@ func (w *waiter) exceeded() error {
 // which it would fit if that were empty. Its Cause tells whether the room is kept for older requests
 // or as headroom.
 func (w *waiter) noRoom() *tier.NoSpaceError {
-	c := &w.candidates[0]
-	for i := range w.candidates {
-		if o := &w.candidates[i]; o.fits(o.line.space.Room()) {
-			c = o
-			break
-		}
-	}
+	c := &w.candidates[max(0, slices.IndexFunc(w.candidates, func(c candidate) bool { return c.fits(c.line.space.Room()) }))]
 	e := c.refusal(nil).(*tier.NoSpaceError)
 	switch {
 	case e.Available >= c.need+c.spared():

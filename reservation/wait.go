@@ -131,12 +131,7 @@ func (w *waiter) in(l *line) *candidate {
 
 // isInLine reports whether w waits in a line; under Manager.mu.
 func (w *waiter) isInLine() bool {
-	for i := range w.candidates {
-		if w.candidates[i].entry.Waits() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.entry.Waits() })
 }
 
 // wakeUp makes w look again. It never blocks.
