@@ -33,7 +33,8 @@ const unclaimedGrace = 500 * time.Millisecond
 // nobody is left who could free anything there. That is so for a space if all that hold some of it
 // wait themselves, or have no owner and did nothing for Config.StuckAfter; if no batch can be
 // evicted; and if no memory is left that could be reclaimed. An owner that runs may release
-// something at any time, however slow it is.
+// something at any time, however slow it is. So may one that has begun or ended a wait within
+// Config.Grace. Each space is looked at by itself, so that a busy one hides no deadlock in another.
 func (m *Manager) watch(w *waiter) {
 	lockrank.AssertNone("waiters are looked at")
 	m.reportLong()
