@@ -414,3 +414,17 @@ func TestWorkInPieces(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestWorkAfterAFailedGrow: a Grow that fails takes nothing of what the Work may grow to.
+func TestWorkAfterAFailedGrow(t *testing.T) {
+	m, _ := arenaOf(t, 100*mib)
+	w := workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 10 * mib, Max: 20 * mib})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.Grow(ctx, 10*mib); !errors.Is(err, context.Canceled) {
+		t.Errorf("Grow: %v", err)
+	}
+	if err := w.Grow(t.Context(), 10*mib); err != nil {
+		t.Errorf("Grow after one that failed: %v", err)
+	}
+}
