@@ -415,15 +415,44 @@ func TestDeadlockOverTheRoomForBatches(t *testing.T) {
 	})
 }
 
+// forReclaim reports whether Movable is called for a head that asks for memory, and not in the look
+// for deadlocks.
+func forReclaim() bool {
+	stack := make([]byte, 1<<16)
+	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte("reclaimFor"))
+}
+
+// Looking for deadlocks takes little of the time, however long each look takes.
+func TestLooksForDeadlocksAreRare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looks atomic.Int64
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
+			if !forReclaim() {
+				looks.Add(1)
+				time.Sleep(time.Second)
+			}
+			return true
+		}})
+		a := newTask(t, m, "a")
+		held, rest := a.hold(gpu0, 50), newTask(t, m, "b").hold(gpu0, 50)
+		c := a.ask(onGPU0, 50)
+		time.Sleep(time.Minute)
+		if n := looks.Load(); n < 1 || n > 4 {
+			t.Errorf("it looked %d times within a minute", n)
+		}
+		release(t, rest)
+		time.Sleep(2 * time.Second)
+		release(t, c.served(t), held)
+	})
+}
+
 // A request gets no DeadlockError if bytes were freed while the manager looked for deadlocks.
 func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looked atomic.Bool
 		var ra reservation.Reservation
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
-			stack := make([]byte, 1<<16)
-			stack = stack[:runtime.Stack(stack, false)]
-			if !bytes.Contains(stack, []byte("reclaimFor")) && !looked.Swap(true) {
+			if !forReclaim() && !looked.Swap(true) {
 				if err := ra.Shrink(50); err != nil {
 					t.Error(err)
 				}
