@@ -415,6 +415,26 @@ func TestDeadlockOverTheRoomForBatches(t *testing.T) {
 	})
 }
 
+// While memory is reclaimed, owners that all wait are not deadlocked.
+func TestNoDeadlockDuringReclaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: rb, Name: "work", Reclaim: func(_ context.Context, want int64) {
+			time.Sleep(500 * time.Millisecond)
+			if err := rb.Shrink(min(want, rb.Unused())); err != nil {
+				t.Error(err)
+			}
+		}})()
+		ca, cb := a.ask(onGPU0, 40), b.ask(onGPU0, 40)
+		time.Sleep(time.Second)
+		cb.waiting(t)
+		release(t, ca.served(t))
+		release(t, cb.served(t), ra, rb)
+	})
+}
+
 // forReclaim reports whether Movable is called for a head that asks for memory, and not in the look
 // for deadlocks.
 func forReclaim() bool {
