@@ -148,7 +148,8 @@ type longError struct {
 }
 
 func (e *longError) Error() string {
-	return fmt.Sprintf("%s; in %s %s (%s)%s", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
+	return fmt.Sprintf("%s; in %s %s (%s)%s",
+		e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
 }
 
 // notGiven lists memory that was asked for in vain.
@@ -236,7 +237,8 @@ func (w *waiter) exceeded() error {
 // which it would fit if that were empty. Its Cause tells whether the room is kept for older requests
 // or as headroom.
 func (w *waiter) noRoom() *tier.NoSpaceError {
-	c := &w.candidates[max(0, slices.IndexFunc(w.candidates, func(c candidate) bool { return c.fits(c.line.space.Room()) }))]
+	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.fits(c.line.space.Room()) })
+	c := &w.candidates[max(0, first)]
 	e := c.refusal(nil).(*tier.NoSpaceError)
 	switch {
 	case e.Available >= c.need+c.spared():

@@ -13,9 +13,10 @@ import (
 // Spaces is the set of spaces that a manager hands out, ordered by kind and
 // ordinal. It never changes and is safe for concurrent use.
 type Spaces struct {
-	all      []*tier.Space
-	kinds    [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
-	distance [][2]int                              // between spaces i and j at i*len(all)+j, and then 0 if they are paired, else 1
+	all   []*tier.Space
+	kinds [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
+	// distance has at i*len(all)+j that between spaces i and j, and 0 if they are paired, else 1.
+	distance [][2]int
 }
 
 func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {

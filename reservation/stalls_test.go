@@ -493,3 +493,22 @@ func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
 		release(t, cb.served(t), rb)
 	})
 }
+
+// Clean images are dropped for a request that their memory is in the way of.
+func TestCleanImagesMakeRoom(t *testing.T) {
+	m, s := one(t, 100, 0)
+	r := mustTry(t, m, onGPU0, 100)
+	buffers := []*tier.Buffer{mustAlloc(t, r, 50), mustAlloc(t, r, 50)}
+	release(t, r)
+	for _, b := range buffers {
+		if s.KeepClean([]*tier.Buffer{b}, false, func() { release(t, b) }) == nil {
+			t.Fatal("the buffer is no clean image")
+		}
+	}
+	for i, strategy := range []reservation.Strategy{onGPU0, reservation.AnyInTiers(tier.GPU)} {
+		release(t, mustTry(t, m, strategy, 50+50*int64(i)))
+		if n := s.Evicted(); n != 50*int64(i+1) {
+			t.Errorf("%d bytes of clean images were dropped; want %d", n, 50*(i+1))
+		}
+	}
+}
