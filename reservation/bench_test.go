@@ -132,39 +132,59 @@ func BenchmarkServeAmongWaiters(b *testing.B) {
 	for _, waiters := range []int{10, 1000, 100_000} {
 		b.Run(fmt.Sprint(waiters), func(b *testing.B) {
 			m, _ := one(b, slot, 0)
-			ctx, cancel := context.WithCancel(context.Background())
-			served := make(chan reservation.Reservation)
-			held := mustTry(b, m, onGPU0, slot)
-			var wg sync.WaitGroup
-			for range waiters {
-				wg.Go(func() {
-					for {
-						r, err := m.Reserve(ctx, onGPU0, slot)
-						if err != nil {
-							return
-						}
-						served <- r
-					}
-				})
-			}
-			for len(m.Demand(nil)) == 0 || m.Demand(nil)[0].Waiters < waiters {
-				runtime.Gosched()
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				held.Release()
-				held = <-served
-			}
-			b.StopTimer()
-			cancel()
-			held.Release()
-			go func() {
-				wg.Wait()
-				close(served)
-			}()
-			for r := range served {
-				r.Release()
+			serveAmong(b, m, waiters)
+		})
+	}
+}
+
+// BenchmarkServeAmongIncoming is BenchmarkServeAmongWaiters where all waiters leave headroom free, none
+// of which may use it.
+func BenchmarkServeAmongIncoming(b *testing.B) {
+	for _, waiters := range []int{10, 1000, 100_000} {
+		b.Run(fmt.Sprint(waiters), func(b *testing.B) {
+			m := managerOf(b, reservation.Config{
+				Spaces:   []*tier.Space{spaceOf(b, "gpu:0", 10*slot)},
+				Headroom: func(tier.ID, int64) int64 { return slot },
+			})
+			serveAmong(b, m, waiters, reservation.Incoming())
+		})
+	}
+}
+
+// serveAmong serves one of so many waiters, again and again.
+func serveAmong(b *testing.B, m *reservation.Manager, waiters int, opts ...reservation.Option) {
+	all := m.Spaces().All()[0].Capacity()
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan reservation.Reservation)
+	held := mustTry(b, m, onGPU0, all)
+	var wg sync.WaitGroup
+	for range waiters {
+		wg.Go(func() {
+			for {
+				r, err := m.Reserve(ctx, onGPU0, slot, opts...)
+				if err != nil {
+					return
+				}
+				served <- r
 			}
 		})
+	}
+	for len(m.Demand(nil)) == 0 || m.Demand(nil)[0].Waiters < waiters {
+		runtime.Gosched()
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		held.Release()
+		held = <-served
+	}
+	b.StopTimer()
+	cancel()
+	held.Release()
+	go func() {
+		wg.Wait()
+		close(served)
+	}()
+	for r := range served {
+		r.Release()
 	}
 }

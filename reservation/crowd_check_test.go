@@ -188,7 +188,7 @@ func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 	sure, maybe, limits := l.sure.Load(), l.maybe.Load(), c.f.limits[i].Load()
 	switch {
 	case head == l.head:
-	case head != nil && head.epoch <= l.oldest: // it may have been the head before
+	case head != nil && (head.epoch <= l.oldest || head.limits[i] != limits): // it may have been the head before
 		l.maybeThen = head.maybe[i]
 	default:
 		l.maybeThen = l.maybeLast

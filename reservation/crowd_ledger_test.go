@@ -280,6 +280,8 @@ type asked struct {
 	epoch int     // when it was made; of requests of one epoch it is not known which came first
 	seen  int     // the epoch in which it was first seen to wait; the checker's
 	maybe []int64 // by space, what lineWatch had when it came
+
+	limits []int64 // by space, how often the limit had changed by then
 }
 
 // askedSlot is what a request needs in one space, beside what it holds there

@@ -131,6 +131,7 @@ func (w *crowdWorker) call(slots []askedSlot, f func(context.Context) error) err
 	w.asked = &asked{slots: slots, epoch: int(w.all.epoch.Load())}
 	for i := range w.all.lines {
 		w.asked.maybe = append(w.asked.maybe, w.all.lines[i].maybe.Load())
+		w.asked.limits = append(w.asked.limits, w.all.f.limits[i].Load())
 	}
 	w.mu.Unlock()
 	w.state.Store(calling)

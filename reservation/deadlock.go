@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/labels"
@@ -12,11 +14,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// progress is what the head of a line saw when it last looked for deadlocks.
+// progress is what the oldest waiter saw of a line when it last looked for deadlocks.
 type progress struct {
-	changes uint64    // of the waiters, and of the spaces that are waited for
+	changes uint64    // of the line and of its space
 	since   time.Time // since when these are the same
-	next    time.Time // when it looks again
 }
 
 // lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
@@ -32,80 +33,88 @@ const unclaimedGrace = 500 * time.Millisecond
 // nobody is left who could free anything there. That is so for a space if all that hold some of it
 // wait themselves, or have no owner and did nothing for Config.StuckAfter; if no batch can be
 // evicted; and if no memory is left that could be reclaimed. An owner that runs may release
-// something at any time, however slow it is.
+// something at any time, however slow it is. So may one that has begun or ended a wait within
+// Config.Grace. Each space is looked at by itself, so that a busy one hides no deadlock in another.
 func (m *Manager) watch(w *waiter) {
 	lockrank.AssertNone("waiters are looked at")
 	m.reportLong()
 	m.mu.Lock()
-	var waiters []*waiter
 	first := m.mu.waiters.Head()
 	if first == nil || first.Value != w { // one looks for all: the oldest, which heads all its lines
 		m.mu.Unlock()
 		return
 	}
-	for e := range m.mu.waiters.All() {
-		waiters = append(waiters, e.Value)
-	}
-	changes := m.mu.changes
+	now, still := time.Now(), false
 	lines := make(map[*line]*holders)
 	for _, l := range m.lines {
-		if l.queue.Len() > 0 {
-			changes += l.space.Books().Changes() + l.space.Holds().Changes()
-			if l.nextLocked() != nil { // it is about to be served
-				changes++
-				m.mu.progress.since = time.Time{}
-			}
+		p, changes := &l.progress, l.changesLocked()
+		if p.changes != changes || l.nextLocked() != nil { // a waiter that is about to be served is progress
+			*p = progress{changes, now}
 		}
+		lines[l] = &holders{changes: changes, still: now.Sub(p.since)}
+		still = still || l.queue.Len() > 0 && lines[l].still >= m.config.Grace
 	}
-	now := time.Now()
-	if m.mu.progress.changes != changes || m.mu.progress.since.IsZero() {
-		m.mu.progress.changes, m.mu.progress.since = changes, now
-	}
-	still, early := now.Sub(m.mu.progress.since), now.Before(m.mu.progress.next)
-	m.mu.Unlock()
-	if still < m.config.Grace || early {
+	if !still || now.Before(m.mu.nextLook) {
+		m.mu.Unlock()
 		return
 	}
+	stuck := m.allLocked()
+	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.mu.progress.next = time.Now().Add(lookShare * time.Since(now))
+		m.mu.nextLook = time.Now().Add(lookShare * time.Since(now))
 	}()
-	for _, l := range m.lines {
-		lines[l] = m.holdersOf(l)
+	for l, h := range lines {
+		h.find(l, now)
 	}
 	// Begin with all, and take those out for which somebody can still free room, until none is left.
-	stuck, ownerless := waiters, false
+	ownerless := false
 	served := make(map[*Owner]bool) // owners that have a wait which can still be served
 	for before := -1; before != len(stuck); {
 		before, ownerless = len(stuck), false
+		for _, h := range lines {
+			h.runs = false
+			for o := range h.owners {
+				h.runs = h.runs || o.runs() || served[o]
+			}
+		}
 		stuck = slices.DeleteFunc(stuck, func(w *waiter) bool {
-			is, without := m.isStuck(w, lines, still, func(o *Owner) bool { return o.runs() || served[o] })
-			if is {
-				ownerless = ownerless || without
-			} else if w.owner != nil {
+			is, without := m.isStuck(w, lines)
+			ownerless = ownerless || without
+			if !is && w.owner != nil {
 				served[w.owner] = true
 			}
 			return !is
 		})
 	}
 	if len(stuck) > 0 {
-		m.endDeadlock(stuck, lines, changes, still, ownerless)
+		m.endDeadlock(stuck, lines, ownerless)
 	}
+}
+
+// changesLocked returns a number that grows with each change of l's waiters and of what its space
+// holds.
+func (l *line) changesLocked() uint64 {
+	return l.joined + l.space.Books().Changes() + l.space.Holds().Changes()
 }
 
 // holders are those that hold bytes of a space.
 type holders struct {
+	changes   uint64           // of the line
+	still     time.Duration    // how long nothing has changed
 	owners    map[*Owner]int64 // bytes by owner
 	ownerless int64            // bytes of reservations, handles and records without one
 	rest      int64            // used bytes that nobody holds: batches at rest, which could leave for slower spaces
+	runs      bool             // one of the owners may still release something
 	frees     bool             // room will be free by itself: a move ends, or the device is done with what was freed
 	wanted    bool             // somebody waits for the space, or for room to evict batches to
 	known     []tier.Holding   // handles and records, and reservations by owner
 }
 
-func (m *Manager) holdersOf(l *line) *holders {
-	h := &holders{owners: make(map[*Owner]int64)}
+// find looks up who holds bytes of l's space.
+func (h *holders) find(l *line, now time.Time) {
+	h.owners = make(map[*Owner]int64)
 	u := l.space.Usage()
 	h.frees = u.Retired > l.space.Unsure()
 	add := func(owner any, bytes int64) *Owner {
@@ -134,22 +143,20 @@ func (m *Manager) holdersOf(l *line) *holders {
 		h.known = append(h.known, d)
 	}
 	h.rest = u.Used() - l.space.Held() - h.ownerless
-	for _, bytes := range h.owners {
+	for o, bytes := range h.owners {
 		h.rest -= bytes
+		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
 	}
 	slices.SortFunc(h.known, func(a, b tier.Holding) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Batch, b.Batch), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Owner, b.Owner))
 	})
-	return h
 }
 
 // isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
 // whether holders without an owner are among those that keep it. Where batches are at rest, those
 // that hold slower spaces count, too: with room there the batches could leave.
-func (m *Manager) isStuck(
-	w *waiter, lines map[*line]*holders, still time.Duration, progresses func(*Owner) bool,
-) (stuck, ownerless bool) {
-	patience := m.config.Grace
+func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless bool) {
+	patience, still := m.config.Grace, time.Duration(math.MaxInt64)
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		if !c.fits(c.line.space.Room()) { // it can never be served there
@@ -166,16 +173,12 @@ func (m *Manager) isStuck(
 				h.wanted = true
 				h.frees = h.frees || m.movable(l) || m.reclaimable(l)
 			}
-			if h.frees {
+			if h.frees || h.runs {
 				return false, false
-			}
-			for o := range h.owners {
-				if progresses(o) {
-					return false, false
-				}
 			}
 			owners += len(h.owners)
 			nobodys += h.ownerless
+			still = min(still, h.still)
 		}
 		if nobodys > 0 || owners == 0 {
 			ownerless = true
@@ -192,7 +195,7 @@ func (m *Manager) isStuck(
 			patience = max(patience, after)
 		}
 	}
-	return still >= patience, ownerless
+	return still >= patience, still >= patience && ownerless
 }
 
 // movable asks Config.Movable whether batches may leave a space. If that panics they may.
@@ -207,7 +210,7 @@ func (m *Manager) movable(l *line) (movable bool) {
 
 // endDeadlock ends the wait of one of the stuck waiters, if nothing has changed since they were
 // looked at: the youngest whose owner holds something where it is waited for, or else the youngest.
-func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, changes uint64, still time.Duration, ownerless bool) {
+func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerless bool) {
 	held := func(o *Owner) (bytes int64) {
 		if o == nil {
 			return 0
@@ -237,30 +240,25 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, changes
 		e.Held = v.Promised
 	}
 	if ownerless {
-		e.Still = still
+		e.Still = lines[l].still
 	}
 	known := lines[l].known
 	e.Holders = known[:min(len(known), maxHolders)]
 	e.MoreHolders = len(known) - len(e.Holders)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.mu.progress.changes != changes || !victim.waits.Waits() {
-		return
+	for l, h := range lines {
+		if h.wanted && (l.changesLocked() != h.changes || l.nextLocked() != nil) {
+			return
+		}
 	}
-	for _, r := range victim.passed {
-		e.Passed = append(e.Passed, r.String())
-	}
+	e.Passed = victim.passedLocked()
 	others := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(others) })
 	for _, w := range stuck {
 		if w != victim && (w.owner == nil || w.owner != victim.owner) && w.waits.Waits() {
 			e.others = others
-			w.over = append(w.over, func() {
-				select {
-				case <-others:
-				default:
-					close(others)
-				}
-			})
+			w.over = append(w.over, goOn)
 		}
 	}
 	m.failLocked(victim, e)
@@ -286,8 +284,12 @@ type reclaimer struct {
 	busy chan struct{} // holds one value while Reclaim runs
 }
 
-func (r *reclaimer) String() string {
-	return fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes())
+// passedLocked names the memory that w has asked for in vain.
+func (w *waiter) passedLocked() (names []string) {
+	for _, r := range w.passed {
+		names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes()))
+	}
+	return names
 }
 
 // reclaimTime is how long a request waits for one Reclaimer.
@@ -318,11 +320,9 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	return bytes
 }
 
-// nextReclaimer returns the largest reservation of a space that w can ask for memory; nil if there
-// is none. A Grow does not ask its own.
-func (m *Manager) nextReclaimer(w *waiter, l *line) (next *reclaimer) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// nextReclaimerLocked returns the largest reservation of a space that w can ask for memory; nil if
+// there is none. A Grow does not ask its own.
+func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
 	var most int64
 	for _, r := range m.mu.reclaim {
 		s := r.Reservation.state
@@ -336,41 +336,51 @@ func (m *Manager) nextReclaimer(w *waiter, l *line) (next *reclaimer) {
 // reclaimable reports whether the head of the line may still ask for memory that is not in batches.
 func (m *Manager) reclaimable(l *line) bool {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	head := l.queue.Head()
-	asks := head != nil && head.Value.waiter.asked != nil
-	m.mu.Unlock()
-	return asks || head != nil && m.nextReclaimer(head.Value.waiter, l) != nil
+	return head != nil && (head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l) != nil)
 }
 
-// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
-// heads c's line, once no batch can be evicted. It does not wait: what is given back wakes w.
-func (m *Manager) reclaimFor(ctx context.Context, w *waiter, c *candidate) {
-	m.mu.Lock()
-	lack := c.need + c.spared() - c.line.space.Available()
-	m.mu.Unlock()
-	if lack <= 0 || m.movable(c.line) {
-		return
-	}
+// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, if w
+// heads lines and no batch can be evicted for it. It does not wait: what is given back wakes w. It
+// reports whether w heads a line.
+func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
+	var heads []*candidate
 	m.mu.Lock()
 	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
 		w.passed, w.asked = append(w.passed, w.asked), nil
 	}
 	waits := w.asked != nil
+	for i := range w.candidates {
+		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
+			heads = append(heads, c)
+			waits = waits || c.lack() <= 0
+		}
+	}
 	m.mu.Unlock()
+	for _, c := range heads {
+		waits = waits || m.movable(c.line)
+	}
 	if waits {
-		return
+		return len(heads) > 0
 	}
-	r := m.nextReclaimer(w, c.line)
-	if r == nil {
-		return
-	}
+	var r *reclaimer
+	var lack int64
 	m.mu.Lock()
-	w.asked, w.asks = r, time.Now()
+	for _, c := range heads {
+		if r = m.nextReclaimerLocked(w, c.line); r != nil {
+			w.asked, w.asks, lack = r, time.Now(), c.lack()
+			break
+		}
+	}
 	m.mu.Unlock()
+	if r == nil {
+		return len(heads) > 0
+	}
 	select {
 	case r.busy <- struct{}{}:
 	default: // it was asked already
-		return
+		return true
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reclaimTime)
 	go func() {
@@ -385,4 +395,5 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter, c *candidate) {
 		}
 		w.wakeUp()
 	}()
+	return true
 }

@@ -138,18 +138,12 @@ func (m *Manager) Reconsider() {
 // Config.StuckAfter, unless full returns early as well: then nobody waits so long there.
 func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (refused int) {
 	m.mu.Lock()
-	waiting, lines := make(map[*waiter]bool), make(map[*line]bool)
-	for e := range m.mu.waiters.All() {
-		waiting[e.Value] = true
-	}
-	for _, l := range m.lines {
-		lines[l] = l.queue.Len() > 0
-	}
+	waiting := m.allLocked()
 	m.mu.Unlock()
 	lockrank.AssertNone("full is asked")
 	early := make(map[*line]bool)
 	for _, l := range m.lines {
-		if !lines[l] {
+		if !slices.ContainsFunc(waiting, func(w *waiter) bool { return w.in(l) != nil }) {
 			continue
 		}
 		if is, soon := full(l.space.ID()); is {
@@ -158,9 +152,8 @@ func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (re
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for e := range m.mu.waiters.All() {
-		w := e.Value
-		if !waiting[w] || !w.isStuckLocked(early) {
+	for _, w := range waiting {
+		if !w.waits.Waits() || !w.isStuckLocked(early) {
 			continue
 		}
 		err := w.noRoom()
@@ -169,6 +162,14 @@ func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (re
 		refused++
 	}
 	return refused
+}
+
+// allLocked returns all that wait, the oldest first.
+func (m *Manager) allLocked() (all []*waiter) {
+	for e := range m.mu.waiters.All() {
+		all = append(all, e.Value)
+	}
+	return all
 }
 
 // isStuckLocked reports whether each line that w is in is one of early, and has no room for it. The

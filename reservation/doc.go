@@ -38,7 +38,7 @@
 //
 // Each space serves its line in the order of arrival. While the head, its oldest waiter, does not
 // fit, up to Config.Bypass other requests that fit may be served before it, waiting or new. After
-// that freed bytes add up until the head fits. A new head may be bypassed as often again.
+// that freed bytes add up until the head fits. The next head may be bypassed as often again.
 // TryReserve, Grow, TryGrow and the policies Ignore and Increase follow the same rule.
 //
 // A release gives the freed bytes to nobody. It wakes the waiter to be served next, which takes them
@@ -61,10 +61,11 @@
 // # Locks
 //
 // One mutex of the rank Reservation, the Manager's, guards the lines of all spaces and whatever else
-// concerns waiters. Under it only a space's books are locked:
+// concerns waiters. Under it a space's books are locked, and numbers are read that are in memory: of
+// a quota Remaining and Limit, and of a pool what it is unsure of.
 //
-//	… → Batch → Registry → Reservation → Space → …
+//	… → Batch → Registry → Reservation → Space → Backend → …
 //
-// The package calls strategies, quotas, pools, hooks and the functions of Config, drops clean
-// images, and notifies spaces of changes with no lock held.
+// The package charges and credits quotas, calls strategies, pools, hooks and the functions of
+// Config, drops clean images, and notifies spaces of changes with no lock held.
 package reservation

@@ -1,10 +1,12 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
@@ -122,9 +124,7 @@ func (e *DeadlockError) Error() string {
 	if e.MoreHolders > 0 {
 		s += fmt.Sprintf(" and %d more", e.MoreHolders)
 	}
-	for _, passed := range e.Passed {
-		s += "; nothing was given back in time by " + passed
-	}
+	s += notGiven(e.Passed)
 	if e.Hint != "" {
 		s += " (" + e.Hint + ")"
 	}
@@ -148,9 +148,14 @@ type longError struct {
 }
 
 func (e *longError) Error() string {
-	s := fmt.Sprintf("%s; in %s %s (%s)", e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint))
-	for _, passed := range e.passed {
-		s += "; nothing was given back in time by " + passed
+	return fmt.Sprintf("%s; in %s %s (%s)%s",
+		e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
+}
+
+// notGiven lists memory that was asked for in vain.
+func notGiven(passed []string) (s string) {
+	for _, name := range passed {
+		s += "; nothing was given back in time by " + name
 	}
 	return s
 }
@@ -222,12 +227,9 @@ func (c *candidate) exceeded() error {
 // exceeded is the error of a request that fits no candidate even when empty. It is about the one
 // with the highest limit.
 func (w *waiter) exceeded() error {
-	best := &w.candidates[0]
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.line.space.Room() > best.line.space.Room() {
-			best = c
-		}
-	}
+	best := slices.MaxFunc(w.candidates, func(a, b candidate) int {
+		return cmp.Compare(a.line.space.Room(), b.line.space.Room())
+	})
 	return best.exceeded()
 }
 
@@ -235,13 +237,8 @@ func (w *waiter) exceeded() error {
 // which it would fit if that were empty. Its Cause tells whether the room is kept for older requests
 // or as headroom.
 func (w *waiter) noRoom() *tier.NoSpaceError {
-	c := &w.candidates[0]
-	for i := range w.candidates {
-		if o := &w.candidates[i]; o.fits(o.line.space.Room()) {
-			c = o
-			break
-		}
-	}
+	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.fits(c.line.space.Room()) })
+	c := &w.candidates[max(0, first)]
 	e := c.refusal(nil).(*tier.NoSpaceError)
 	switch {
 	case e.Available >= c.need+c.spared():

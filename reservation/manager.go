@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,11 +110,10 @@ type Manager struct {
 		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
 		evict     []*evictFunc
 		reclaim   []*reclaimer
-		changes   uint64 // of waiters
-		progress  progress
-		reporting bool // a call of Config.LongWait is under way
-		looking   bool // a wait that has ended looks up the holders of what it waited for
-		blocked   map[string]*blockedNow
+		nextLook  time.Time // for deadlocks
+		reporting bool      // a call of Config.LongWait is under way
+		looking   bool      // a wait that has ended looks up the holders of what it waited for
+		blocked   waitsByName
 		cancels   []func() // end the subscriptions to the spaces
 	}
 }
@@ -127,8 +127,11 @@ type line struct {
 	arriving atomic.Int64 // see Manager.Arriving
 
 	// Guarded by Manager.mu.
-	queue fairqueue.Queue[*candidate]
-	room  int64 // Space.Room when the queue was last filled
+	queue    fairqueue.Queue[*candidate]
+	upward   fairqueue.Queue[*candidate] // those of queue that may use headroom
+	room     int64                       // Space.Room when the queue was last filled
+	joined   uint64                      // how often a waiter has joined or left
+	progress progress
 }
 
 // NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
@@ -152,11 +155,11 @@ func NewManager(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{spaces: spaces, config: cfg}
 	m.panics.Logger = cfg.Logger
-	m.mu.blocked = make(map[string]*blockedNow)
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
 		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room()}
 		l.queue.Bypass = max(0, cfg.Bypass)
+		l.upward.Bypass = math.MaxInt
 		m.lines = append(m.lines, l)
 		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(func(pressed bool) {
 			if !pressed {
@@ -227,17 +230,23 @@ func (m *Manager) reserve(
 		return Reservation{}, err
 	}
 	m.addHeadroom(w, o.origin)
-	at, bytes, err := m.take(w)
-	if err == nil && at == nil {
-		if !wait {
-			return Reservation{}, w.noRoom()
-		}
-		at, bytes, err = m.wait(ctx, w)
-	}
+	at, bytes, err := m.serve(ctx, wait, w)
 	if err != nil {
 		return Reservation{}, err
 	}
 	return at.line.open(m, bytes, &o), nil
+}
+
+// serve takes room for a request, and waits for it if wait is set.
+func (m *Manager) serve(ctx context.Context, wait bool, w *waiter) (*candidate, int64, error) {
+	at, n, err := m.take(w)
+	switch {
+	case at != nil || err != nil:
+		return at, n, err
+	case !wait:
+		return nil, 0, w.noRoom()
+	}
+	return m.wait(ctx, w)
 }
 
 // reserveNow is a fast path for requests that one space may serve, and that need not wait. It
@@ -320,16 +329,10 @@ func (m *Manager) candidates(w *waiter, s Strategy, bytes int64) (err error) {
 // stays below its trigger, or else the first. It returns no candidate if the request must wait,
 // and an error if it can never be served.
 func (m *Manager) take(w *waiter) (*candidate, int64, error) {
-	try := func(c *candidate) (int64, bool, error) {
-		if c.need == 0 && w.max == w.min { // which bypasses nobody
-			return 0, true, nil
-		}
-		return m.takeIn(c)
-	}
 	if len(w.candidates) > 1 && w.min == w.max {
 		for i := range w.candidates {
 			if c := &w.candidates[i]; c.staysCalm() {
-				if n, ok, err := try(c); ok || err != nil {
+				if n, ok, err := m.takeIn(c); ok || err != nil {
 					return c, n, err
 				}
 			}
@@ -341,7 +344,7 @@ func (m *Manager) take(w *waiter) (*candidate, int64, error) {
 		if !c.fits(c.line.space.Room()) {
 			continue
 		}
-		if n, ok, err := try(c); ok || err != nil {
+		if n, ok, err := m.takeIn(c); ok || err != nil {
 			return c, n, err
 		}
 		if fits == nil {
@@ -368,14 +371,16 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 	space := c.line.space
 	quota := space.Quota()
 	w := c.waiter
+	most := w.max
 	for {
 		seen := space.CopyChanges()
 		n = c.need
-		if w.max > w.min {
+		if most > w.min {
 			room := space.Available() - c.spared()
-			if n = max(n, space.Charge(size.Largest(space.Charge, w.min, w.max, room))); n == 0 {
-				return 0, false, nil
-			}
+			n = max(n, space.Charge(size.Largest(space.Charge, w.min, most, room)))
+		}
+		if n == 0 { // which bypasses nobody
+			return 0, w.max == w.min, nil
 		}
 		m.mu.Lock()
 		err, may := m.overLocked(w), false
@@ -385,7 +390,11 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 		if quota != nil && may {
 			m.mu.Unlock()
 			if err := quota.Charge(n); errors.Is(err, tier.ErrOutOfBudget) {
-				w.overQuota = true
+				if n > c.need {
+					most = w.min
+					continue
+				}
+				w.refused = w.refused || n <= space.Available()-c.spared()
 				return 0, false, nil
 			} else if err != nil {
 				return 0, false, c.refusal(err)
@@ -429,12 +438,12 @@ func (m *Manager) overLocked(w *waiter) error {
 // or it is the waiter to serve next, or it may bypass the oldest waiter.
 func (m *Manager) mayTakeLocked(c *candidate) bool {
 	l := c.line
-	free := l.space.Available()
-	if l.space.Quota() != nil && !c.entry.Waits() {
-		free = l.space.Limit() - l.space.Used() // what the quota has left is known when it is charged
+	lack := c.lack()
+	if l.space.Quota() != nil && !c.entry.Waits() { // what the quota has left is known when it is charged
+		lack = c.need + c.spared() - (l.space.Limit() - l.space.Used())
 	}
 	switch {
-	case c.need > free-c.spared():
+	case lack > 0:
 		return false
 	case c.entry.Waits():
 		return l.nextLocked() == c.entry
@@ -448,16 +457,11 @@ func (m *Manager) mayTakeLocked(c *candidate) bool {
 
 // servedLocked notes that c was served: as a waiter, which leaves its lines, or as a bypass.
 func (m *Manager) servedLocked(c *candidate) {
-	l := c.line
-	counts := !l.queue.IsClosed() || l.queue.Head() == c.entry // else it bypassed nobody who could have been served
-	switch {
-	case c.waiter.waits.Waits():
-		if counts {
-			l.queue.Served(c.entry)
-		}
+	if c.waiter.waits.Waits() {
+		c.line.queue.Served(c.entry)
 		m.leaveLocked(c.waiter)
-	case counts:
-		l.queue.Bypassed()
+	} else {
+		c.line.queue.Bypassed()
 	}
 }
 
@@ -471,10 +475,8 @@ func (l *line) nextLocked() *fairqueue.Entry[*candidate] {
 	room := l.space.Available()
 	e := l.queue.Next(func(c *candidate) bool { return c.need+c.spared() <= room })
 	if e == nil && l.keepsLocked() {
-		for e := range l.queue.All() {
-			if c := e.Value; c.upward && c.need <= room {
-				return e
-			}
+		if up := l.upward.Next(func(c *candidate) bool { return c.need <= room }); up != nil {
+			return up.Value.entry
 		}
 	}
 	return e
@@ -506,6 +508,7 @@ func (m *Manager) spaceChanged(l *line) {
 // wakes the one after it.
 func (l *line) wakeLocked() {
 	if e := l.nextLocked(); e != nil {
+		e.Value.woken = true
 		e.Value.waiter.wakeUp()
 	}
 }
@@ -516,15 +519,23 @@ func (l *line) wakeLocked() {
 func (m *Manager) refillLocked(l *line) {
 	l.room = l.space.Room()
 	for e := range l.queue.All() {
-		e.Remove()
+		e.Value.leaveLocked()
 	}
 	for e := range m.mu.waiters.All() {
 		w := e.Value
 		if c := w.in(l); c != nil && c.fits(l.room) {
-			c.entry = l.queue.Push(c)
+			c.joinLocked()
 		} else if c != nil && !w.isInLine() {
 			m.failLocked(w, c.exceeded())
 		}
+	}
+	l.wakeHeadLocked()
+}
+
+// wakeHeadLocked wakes the head, which may be a new one and then has more to do than others: see wait.
+func (l *line) wakeHeadLocked() {
+	if head := l.queue.Head(); head != nil {
+		head.Value.waiter.wakeUp()
 	}
 }
 

@@ -3,6 +3,7 @@ package reservation
 import (
 	"context"
 	"sync/atomic"
+	"time"
 )
 
 // Owner is a task that reserves. What it holds is known by its reservations, and by the handles and
@@ -16,6 +17,7 @@ type Owner struct {
 	name    string
 	workers atomic.Int64
 	waiting atomic.Int64 // goroutines that wait
+	changed atomic.Int64 // when waiting last changed, in Unix nanoseconds
 }
 
 // NewOwner returns an owner of one goroutine. The name is for error messages.
@@ -34,6 +36,7 @@ func (o *Owner) runs() bool { return o.waiting.Load() < max(1, o.workers.Load())
 // wait counts goroutines that begin or end to wait. o may be nil.
 func (o *Owner) wait(n int64) {
 	if o != nil {
+		o.changed.Store(time.Now().UnixNano())
 		o.waiting.Add(n)
 	}
 }

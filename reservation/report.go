@@ -3,10 +3,10 @@ package reservation
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -94,10 +94,7 @@ func (m *Manager) giveUp(ctx context.Context, w *waiter) (*candidate, int64, err
 	failed := w.err
 	looks := !m.mu.looking && failed == err && time.Since(w.begun) >= holdersAfter
 	m.mu.looking = m.mu.looking || looks
-	var passed []string
-	for _, r := range w.passed {
-		passed = append(passed, r.String())
-	}
+	passed := w.passedLocked()
 	m.mu.Unlock()
 	if !looks {
 		return nil, 0, failed
@@ -169,68 +166,72 @@ const (
 	otherOwners = "(others)"
 )
 
-// blockedNow is what is counted for one name.
-type blockedNow struct {
-	Blocked
-	last time.Time // when one of its waits ended last
+// waitsByName are finished waits by the name of their owner.
+type waitsByName struct {
+	names  map[string]*fairqueue.Entry[*Blocked]
+	recent fairqueue.Queue[*Blocked] // the names, the one that waited last at the end
+	others Blocked                   // of names that were dropped
+}
+
+// add adds waits that are over.
+func (b *Blocked) add(waits int64, total, longest time.Duration) {
+	b.Waits += waits
+	b.Total += total
+	b.Longest = max(b.Longest, longest)
 }
 
 // countBlocked counts a finished wait by the name of its owner.
 func (m *Manager) countBlocked(o *Owner, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all, name := m.mu.blocked, o.label()
-	if all[name] == nil && len(all) >= maxBlocked {
-		var oldest *blockedNow
-		for _, b := range all {
-			if b.Owner != otherOwners && (oldest == nil || b.last.Before(oldest.last)) {
-				oldest = b
-			}
+	all, name := &m.mu.blocked, o.label()
+	if e := all.names[name]; e != nil {
+		e.Remove()
+		all.recent.Return(e)
+	} else {
+		if all.recent.Len() >= maxBlocked {
+			oldest := all.recent.Head()
+			oldest.Remove()
+			delete(all.names, oldest.Value.Owner)
+			all.others.add(oldest.Value.Waits, oldest.Value.Total, oldest.Value.Longest)
 		}
-		delete(all, oldest.Owner)
-		others := blockedOf(all, otherOwners)
-		others.Waits += oldest.Waits
-		others.Total += oldest.Total
-		others.Longest = max(others.Longest, oldest.Longest)
+		if all.names == nil {
+			all.names = make(map[string]*fairqueue.Entry[*Blocked])
+		}
+		all.names[name] = all.recent.Push(&Blocked{Owner: name})
 	}
-	b := blockedOf(all, name)
-	b.Waits++
-	b.Total += took
-	b.Longest = max(b.Longest, took)
-	b.last = time.Now()
-}
-
-func blockedOf(all map[string]*blockedNow, name string) *blockedNow {
-	b := all[name]
-	if b == nil {
-		b = &blockedNow{Blocked: Blocked{Owner: name}}
-		all[name] = b
-	}
-	return b
+	all.names[name].Value.add(1, took, took)
 }
 
 // Blocked returns how long owners have waited for room, and wait still, the longest first. At most
 // some thousand names are counted apart: those that waited last. The rest is "(others)".
 func (m *Manager) Blocked() []Blocked {
-	all := make(map[string]*blockedNow)
+	all := make(map[string]*Blocked)
+	of := func(name string) *Blocked {
+		if all[name] == nil {
+			all[name] = &Blocked{Owner: name}
+		}
+		return all[name]
+	}
 	m.mu.Lock()
-	for name, b := range m.mu.blocked {
-		one := *b
-		all[name] = &one
+	for e := range m.mu.blocked.recent.All() {
+		*of(e.Value.Owner) = *e.Value
+	}
+	if o := m.mu.blocked.others; o.Waits > 0 {
+		of(otherOwners).add(o.Waits, o.Total, o.Longest)
 	}
 	for e := range m.mu.waiters.All() {
 		name := e.Value.owner.label()
 		if all[name] == nil && len(all) >= maxBlocked {
 			name = otherOwners
 		}
-		b := blockedOf(all, name)
-		b.Waiting++
-		b.SoFar += time.Since(e.Value.begun)
+		of(name).Waiting++
+		of(name).SoFar += time.Since(e.Value.begun)
 	}
 	m.mu.Unlock()
 	var out []Blocked
-	for b := range maps.Values(all) {
-		out = append(out, b.Blocked)
+	for _, b := range all {
+		out = append(out, *b)
 	}
 	slices.SortFunc(out, func(a, b Blocked) int {
 		return cmp.Or(cmp.Compare(b.Total+b.SoFar, a.Total+a.SoFar), cmp.Compare(a.Owner, b.Owner))

@@ -280,9 +280,7 @@ func (s *state) beyond(shortfall int64) (int64, error) {
 		return 0, errRefused{}
 	}
 	ask := func(n int64) (int64, bool, error) {
-		w := &waiter{min: n, max: n}
-		w.one[0] = candidate{waiter: w, line: s.line, need: n, asked: n}
-		w.candidates = w.one[:]
+		w := s.request(n, n)
 		got, ok, err := s.manager.takeIn(&w.one[0])
 		if !ok && err == nil {
 			err = w.noRoom()

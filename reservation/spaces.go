@@ -13,10 +13,10 @@ import (
 // Spaces is the set of spaces that a manager hands out, ordered by kind and
 // ordinal. It never changes and is safe for concurrent use.
 type Spaces struct {
-	all      []*tier.Space
-	kinds    [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
-	distance []int                                 // between spaces i and j at i*len(all)+j
-	apart    []int                                 // in the same way: 0 if they are paired, else 1
+	all   []*tier.Space
+	kinds [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
+	// distance has at i*len(all)+j that between spaces i and j, and 0 if they are paired, else 1.
+	distance [][2]int
 }
 
 func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {
@@ -28,7 +28,9 @@ func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a,
 		return nil, errors.New("reservation: a space is nil")
 	}
 	s := &Spaces{all: slices.Clone(spaces)}
-	slices.SortFunc(s.all, func(a, b *tier.Space) int { return compareIDs(a.ID(), b.ID()) })
+	slices.SortFunc(s.all, func(a, b *tier.Space) int {
+		return cmp.Or(cmp.Compare(a.Kind(), b.Kind()), cmp.Compare(a.ID().Ordinal, b.ID().Ordinal))
+	})
 	for i, sp := range s.all {
 		if i > 0 && s.all[i-1].ID() == sp.ID() {
 			return nil, fmt.Errorf("reservation: there are two spaces %s", sp.ID())
@@ -40,31 +42,23 @@ func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a,
 		r.to = i + 1
 	}
 	if distance == nil {
-		distance = sameNode
+		distance = func(a, b int) int { // knows only near and far; a node that is unknown is far from all
+			if a == b && a >= 0 {
+				return 0
+			}
+			return 1
+		}
 	}
 	for _, a := range s.all {
 		for _, b := range s.all {
-			s.distance = append(s.distance, distance(a.Node(), b.Node()))
-			apart := 1
+			d := [2]int{distance(a.Node(), b.Node()), 1}
 			if paired != nil && paired(a.ID(), b.ID()) {
-				apart = 0
+				d[1] = 0
 			}
-			s.apart = append(s.apart, apart)
+			s.distance = append(s.distance, d)
 		}
 	}
 	return s, nil
-}
-
-func compareIDs(a, b tier.ID) int {
-	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
-}
-
-// sameNode knows only near and far; a node that is unknown is far from all.
-func sameNode(a, b int) int {
-	if a == b && a >= 0 {
-		return 0
-	}
-	return 1
 }
 
 // All returns all spaces, ordered by kind and ordinal. The caller must not
@@ -94,20 +88,17 @@ func (s *Spaces) index(id tier.ID) int {
 		return -1
 	}
 	r := s.kinds[id.Kind]
-	if i := r.from + id.Ordinal; id.Ordinal < r.to-r.from && s.all[i].ID() == id { // no gap in the numbers
-		return i
+	for i := r.from; i < r.to; i++ {
+		if s.all[i].ID() == id {
+			return i
+		}
 	}
-	i, ok := slices.BinarySearchFunc(s.all, id, func(sp *tier.Space, id tier.ID) int { return compareIDs(sp.ID(), id) })
-	if !ok {
-		return -1
-	}
-	return i
+	return -1
 }
 
 // nearer is negative if a is nearer to from than b, positive if it is farther; all
 // are spaces of the set.
 func (s *Spaces) nearer(from, a, b tier.ID) int {
 	row := s.index(from) * len(s.all)
-	i, j := row+s.index(a), row+s.index(b)
-	return cmp.Or(cmp.Compare(s.distance[i], s.distance[j]), cmp.Compare(s.apart[i], s.apart[j]))
+	return slices.Compare(s.distance[row+s.index(a)][:], s.distance[row+s.index(b)][:])
 }

@@ -39,7 +39,7 @@ type waiter struct {
 
 	wake       chan struct{} // has one place
 	begun, due time.Time     // of the wait; and when it is reported as a long one
-	overQuota  bool          // a quota has refused the last attempt
+	refused    bool          // a quota has refused what it reports as free
 
 	// Guarded by Manager.mu.
 	waits  *fairqueue.Entry[*waiter]
@@ -61,7 +61,30 @@ type candidate struct {
 	// Guarded by Manager.mu while the request waits.
 	keeps bool                         // it leaves headroom free
 	spare int64                        // bytes of headroom that it leaves free
-	entry *fairqueue.Entry[*candidate] // in the line's queue
+	woken bool                         // the line has woken it, and it must wake the next one if it is not served
+	entry *fairqueue.Entry[*candidate] // in the line's queue; nil if it was never there
+	ahead *fairqueue.Entry[*candidate] // in the line's queue upward
+}
+
+// joinLocked puts c at the end of its line.
+func (c *candidate) joinLocked() {
+	l := c.line
+	if c.entry == nil {
+		c.entry = l.queue.Push(c)
+	} else {
+		l.queue.Return(c.entry)
+	}
+	if c.upward {
+		c.ahead = l.upward.Push(c)
+	}
+	l.joined++
+}
+
+// leaveLocked takes c out of its line.
+func (c *candidate) leaveLocked() {
+	c.entry.Remove()
+	c.ahead.Remove()
+	c.line.joined++
 }
 
 // spared returns how much stays free when the request is served: its headroom, but no more than the
@@ -73,6 +96,10 @@ func (c *candidate) spared() int64 {
 	sp := c.line.space
 	return max(0, min(c.spare, sp.Room()-c.need, sp.Ceiling()-sp.Held()-c.need))
 }
+
+// lack returns how many bytes more must be free before the request can be served. It is called under
+// Manager.mu while the request waits.
+func (c *candidate) lack() int64 { return c.need + c.spared() - c.line.space.Available() }
 
 // fits reports whether the request could ever be served, with room bytes in the empty space. A
 // reservation that grows keeps what it has.
@@ -104,12 +131,7 @@ func (w *waiter) in(l *line) *candidate {
 
 // isInLine reports whether w waits in a line; under Manager.mu.
 func (w *waiter) isInLine() bool {
-	for i := range w.candidates {
-		if w.candidates[i].entry.Waits() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.entry.Waits() })
 }
 
 // wakeUp makes w look again. It never blocks.
@@ -161,19 +183,20 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 		m.emit(ctx, w, events.WaitEnded, took, err)
 	}()
 	m.evict(ctx, &w.candidates[0])
-	var ticker *time.Ticker
 	var ticks <-chan time.Time
 	for {
-		if heads := m.heads(w); len(heads) > 0 {
-			if ticker == nil {
-				ticker = time.NewTicker(tick)
-				defer ticker.Stop()
-				ticks = ticker.C
-			}
-			m.reclaimFor(ctx, w, heads[0])
+		if m.reclaimFor(ctx, w) && ticks == nil {
+			ticker := time.NewTicker(tick)
+			defer ticker.Stop()
+			ticks = ticker.C
+		}
+		wake, retry := w.wake, (<-chan time.Time)(nil)
+		if w.refused { // or what the quota credits when it refuses would wake w again and again
+			wake, retry = nil, time.After(tick)
 		}
 		select {
-		case <-w.wake:
+		case <-wake:
+		case <-retry:
 		case <-ticks:
 			m.watch(w)
 		case <-ctx.Done():
@@ -187,6 +210,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 
 // takeAny serves a waiter from the first of its candidates that has room.
 func (m *Manager) takeAny(w *waiter) (*candidate, int64, error) {
+	w.refused = false
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		n, ok, err := m.takeIn(c)
@@ -200,17 +224,14 @@ func (m *Manager) takeAny(w *waiter) (*candidate, int64, error) {
 			return c, n, nil
 		}
 	}
-	// Another request was faster. What it has left may be enough for others, which were not woken. If
-	// a quota has refused, its next credit wakes all.
+	// Where w was woken, another request may have been faster. What it has left may be enough for
+	// others, which were not woken.
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if w.overQuota {
-		w.overQuota = false
-		return nil, 0, nil
-	}
 	for i := range w.candidates {
-		if e := w.candidates[i].line.nextLocked(); e != nil && e.Value.waiter != w {
-			e.Value.waiter.wakeUp()
+		if c := &w.candidates[i]; c.woken && c.line.nextLocked() != c.entry {
+			c.woken = false
+			c.line.wakeLocked()
 		}
 	}
 	return nil, 0, nil
@@ -231,13 +252,15 @@ func (m *Manager) join(w *waiter) error {
 	w.waits = m.mu.waiters.Push(w)
 	m.waiting.Add(1)
 	w.owner.wait(1)
-	m.mu.changes++
 	for i := range w.candidates {
 		if c := &w.candidates[i]; c.fits(c.line.room) {
-			c.entry = c.line.queue.Push(c)
+			c.joinLocked()
 		}
 	}
-	if !w.isInLine() { // a limit was lowered just now
+	switch {
+	case w.grows != nil && !(Reservation{w.grows}).IsOpen(): // later a Release finds w: see changed
+		m.failLocked(w, errReleased("grow"))
+	case !w.isInLine(): // a limit was lowered just now
 		m.failLocked(w, w.candidates[0].exceeded())
 	}
 	return w.err
@@ -251,18 +274,15 @@ func (m *Manager) leaveLocked(w *waiter) {
 	}
 	w.waits.Remove()
 	m.waiting.Add(-1)
-	m.mu.changes++
 	w.owner.wait(-1)
 	for _, f := range w.over {
 		f()
 	}
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		c.entry.Remove()
+		c.leaveLocked()
 		c.line.wakeLocked()
-		if head := c.line.queue.Head(); head != nil {
-			head.Value.waiter.wakeUp()
-		}
+		c.line.wakeHeadLocked()
 	}
 }
 
@@ -273,18 +293,6 @@ func (m *Manager) failLocked(w *waiter, err error) {
 	}
 	m.leaveLocked(w)
 	w.wakeUp()
-}
-
-// heads returns the candidates of w whose lines it heads.
-func (m *Manager) heads(w *waiter) (heads []*candidate) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
-			heads = append(heads, c)
-		}
-	}
-	return heads
 }
 
 // OnEvict registers a function that evicts batches from a space for a request that begins to wait.
@@ -309,7 +317,7 @@ func (m *Manager) evict(ctx context.Context, c *candidate) {
 	lockrank.AssertNone("batches are evicted")
 	m.mu.Lock()
 	all := m.mu.evict[:len(m.mu.evict):len(m.mu.evict)]
-	lack := max(0, c.need+c.spared()-c.line.space.Available())
+	lack := max(0, c.lack())
 	m.mu.Unlock()
 	for _, f := range all {
 		m.panics.Do("the function of OnEvict", func() { (*f)(ctx, c.line.space.ID(), lack) })
@@ -348,21 +356,13 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		need = max(need, whole-charge(space, v.Promised))
 	}
 	o, _ := v.Owner.(*Owner)
-	w := &waiter{min: n, max: n, owner: o, grows: s}
-	w.one[0] = candidate{waiter: w, line: s.line, need: need, asked: n}
-	w.candidates = w.one[:]
-	at, charged, err := m.take(w)
-	if err == nil && at == nil {
-		if !wait {
-			return w.noRoom()
-		}
+	w := s.request(n, need)
+	w.owner, w.grows = o, s
+	if wait {
 		m.growing.Add(1)
 		defer m.growing.Add(-1)
-		if _, open := s.promise.View(); !open { // else Release sees that somebody waits
-			return errReleased("grow")
-		}
-		_, charged, err = m.wait(ctx, w)
 	}
+	_, charged, err := m.serve(ctx, wait, w)
 	if err != nil {
 		return err
 	}
@@ -375,6 +375,14 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	space.Freed(out.Freed)
 	s.changed()
 	return nil
+}
+
+// request returns a request for n bytes more in the reservation's space.
+func (s *state) request(n, need int64) *waiter {
+	w := &waiter{min: n, max: n}
+	w.one[0] = candidate{waiter: w, line: s.line, need: need, asked: n}
+	w.candidates = w.one[:]
+	return w
 }
 
 // changed checks the Grow calls that wait, after the promise has changed or was released: those

@@ -26,7 +26,6 @@ type Queue[T any] struct {
 
 	first, last *Entry[T]
 	length      int
-	bypassed    int // how many have bypassed the present head
 }
 
 // An Entry is a waiter's place in a queue.
@@ -35,6 +34,7 @@ type Entry[T any] struct {
 
 	queue      *Queue[T] // nil once it was removed
 	prev, next *Entry[T]
+	bypassed   int // how many have bypassed it while it was the head
 }
 
 // Len returns how many wait.
@@ -58,7 +58,14 @@ func (q *Queue[T]) All() iter.Seq[*Entry[T]] {
 
 // Push adds a waiter at the end.
 func (q *Queue[T]) Push(value T) *Entry[T] {
-	e := &Entry[T]{Value: value, queue: q, prev: q.last}
+	e := &Entry[T]{Value: value}
+	q.Return(e)
+	return e
+}
+
+// Return adds an entry that was removed at the end. The requests that bypassed it before still count.
+func (q *Queue[T]) Return(e *Entry[T]) {
+	e.queue, e.prev = q, q.last
 	if q.last == nil {
 		q.first = e
 	} else {
@@ -66,7 +73,6 @@ func (q *Queue[T]) Push(value T) *Entry[T] {
 	}
 	q.last = e
 	q.length++
-	return e
 }
 
 // Remove takes the entry out of its queue. It does nothing if it was removed before, or if e is nil.
@@ -77,7 +83,6 @@ func (e *Entry[T]) Remove() {
 	q := e.queue
 	if e.prev == nil {
 		q.first = e.next
-		q.bypassed = 0 // the next head has not been bypassed
 	} else {
 		e.prev.next = e.next
 	}
@@ -116,20 +121,19 @@ func (q *Queue[T]) Next(fits func(T) bool) *Entry[T] {
 // Served removes an entry whose waiter was served. If it was not the head, it counts a bypass.
 func (q *Queue[T]) Served(e *Entry[T]) {
 	if e != q.first {
-		q.bypassed++
+		q.Bypassed()
 	}
 	e.Remove()
 }
 
 // IsClosed reports whether nobody may bypass the head any more: all that is freed is kept for it.
 // A queue without waiters is not closed.
-func (q *Queue[T]) IsClosed() bool { return q.first != nil && q.bypassed >= q.Bypass }
+func (q *Queue[T]) IsClosed() bool { return q.first != nil && q.first.bypassed >= q.Bypass }
 
-// Bypassed counts a bypass by a request that was served without waiting. The owner has checked that
-// the queue is not closed.
+// Bypassed counts a bypass by a request that was served without waiting.
 func (q *Queue[T]) Bypassed() {
 	if q.first != nil {
-		q.bypassed++
+		q.first.bypassed++
 	}
 }
 

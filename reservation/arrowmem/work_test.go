@@ -464,3 +464,42 @@ func TestWorkInPieces(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestWorkAfterAFailedGrow: a Grow that fails takes nothing of what the Work may grow to.
+func TestWorkAfterAFailedGrow(t *testing.T) {
+	m, _ := arenaOf(t, 100*mib)
+	w := workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 10 * mib, Max: 20 * mib})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.Grow(ctx, 10*mib); !errors.Is(err, context.Canceled) {
+		t.Errorf("Grow: %v", err)
+	}
+	if err := w.Grow(t.Context(), 10*mib); err != nil {
+		t.Errorf("Grow after one that failed: %v", err)
+	}
+}
+
+// TestWorkShrinkWhileItGrows: what a Grow waits for, and the slack, cannot be given back.
+func TestWorkShrinkWhileItGrows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s := arenaOf(t, 100*mib)
+		w := workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 10 * mib})
+		full, err := m.TryReserve(inHost, s.Available())
+		if err != nil {
+			t.Fatal(err)
+		}
+		grown := make(chan error, 1)
+		go func() { grown <- w.Grow(t.Context(), 50*mib) }()
+		synctest.Wait()
+		if err := w.Shrink(10*mib + mib/2); !errors.Is(err, reservation.ErrExceeded) {
+			t.Errorf("Shrink into the slack: %v", err)
+		}
+		release(t, full)
+		if err := <-grown; err != nil {
+			t.Error(err)
+		}
+		if err := w.Shrink(60 * mib); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,514 @@
+package reservation_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// A request that heads the lines of two spaces asks for the memory of both.
+func TestReclaimInTheSecondOfTwoSpaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		full, work := newTask(t, m, "runs").hold(gpu0, 100), mustTry(t, m, reservation.Specific(host), 100)
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+			if err := work.Shrink(want); err != nil {
+				t.Error(err)
+			}
+		}})()
+		c := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 40)
+		release(t, c.served(t), full, work)
+	})
+}
+
+// A waiter that becomes the head because another fits there no more asks for memory.
+func TestReclaimForAHeadAfterALowerLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		full, work := newTask(t, m, "runs").hold(host, 100), mustTry(t, m, onGPU0, 70)
+		first := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 90)
+		first.waiting(t)
+		second := startReserve(t.Context(), m, onGPU0, 60)
+		second.waiting(t)
+		gpu, _ := m.Spaces().ByID(gpu0)
+		if err := gpu.SetLimit(80); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+			if err := work.Shrink(want); err != nil {
+				t.Error(err)
+			}
+		}})()
+		time.Sleep(time.Second)
+		release(t, second.served(t), full, work)
+		release(t, first.served(t))
+	})
+}
+
+// hookedContext calls a function when a wait asks it for its owner.
+type hookedContext struct {
+	context.Context
+	call func()
+}
+
+func (c hookedContext) Value(key any) any {
+	c.call()
+	return c.Context.Value(key)
+}
+
+// A Release between the checks of a Grow and its place in line ends the Grow.
+func TestReleaseJustBeforeAGrowWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		r, other := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		ctx := hookedContext{t.Context(), sync.OnceFunc(func() { release(t, r) })}
+		c := start(func() (reservation.Reservation, error) { return r, r.Grow(ctx, 60) })
+		c.failed(t, tier.ErrReleased)
+		release(t, other)
+	})
+}
+
+// A limit that changes all the time lets no more requests bypass the head.
+func TestBypassUnderAChangingLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s := one(t, 100, 0)
+		held := mustTry(t, m, onGPU0, 50)
+		large := startReserve(t.Context(), m, onGPU0, 60)
+		large.waiting(t)
+		n := 0
+		for ; n < 100; n++ {
+			if err := s.SetLimit(100 - int64(n%2)); err != nil {
+				t.Fatal(err)
+			}
+			r, err := m.TryReserve(onGPU0, 10)
+			if err != nil {
+				break
+			}
+			release(t, r)
+		}
+		if n != reservation.DefaultBypass {
+			t.Errorf("%d bypassed the head; want %d", n, reservation.DefaultBypass)
+		}
+		release(t, held)
+		release(t, large.served(t))
+	})
+}
+
+// hookedQuota reports room for 100 bytes. grants decides whether it has them.
+type hookedQuota struct {
+	grants  func(n int64) bool
+	notify  func()
+	charged atomic.Int64
+}
+
+func (q *hookedQuota) Charge(n int64) error {
+	if q.grants(n) {
+		q.charged.Add(n)
+		return nil
+	}
+	return &tier.OutOfBudgetError{Requested: n}
+}
+
+func (q *hookedQuota) Credit(n int64) {
+	q.charged.Add(-n)
+	if q.notify != nil {
+		q.notify()
+	}
+}
+
+func (q *hookedQuota) Remaining() int64 { return 100 }
+func (q *hookedQuota) Limit() int64     { return 100 }
+
+func (q *hookedQuota) Subscribe(f func()) (cancel func()) {
+	q.notify = f
+	return func() {}
+}
+
+// underQuotas is a manager of gpu:0 under quotas and of host memory, of 100 bytes each.
+func underQuotas(t *testing.T, quotas ...tier.Quota) *reservation.Manager {
+	s, err := tier.NewSpace(tier.SpaceConfig{
+		ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: tier.Quotas(quotas...),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s, spaceOf(t, "host:0", 100)}})
+}
+
+// A waiter that a quota refuses, and that finds too little in its other space, wakes the next there.
+func TestRefusedWaiterWakesTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var newcomer func()
+		m := underQuotas(t, &hookedQuota{grants: func(int64) bool {
+			if f := newcomer; f != nil {
+				newcomer = nil
+				f()
+			}
+			return false
+		}})
+		inHost := reservation.Specific(host)
+		large, small := mustTry(t, m, inHost, 70), mustTry(t, m, inHost, 30)
+		either := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 60)
+		either.waiting(t)
+		next := startReserve(t.Context(), m, inHost, 30)
+		next.waiting(t)
+		var fast reservation.Reservation
+		newcomer = func() { fast = mustTry(t, m, inHost, 40) }
+		release(t, large)
+		time.Sleep(time.Second)
+		release(t, next.served(t), fast)
+		time.Sleep(time.Second)
+		release(t, either.served(t), small)
+	})
+}
+
+// A waiter does not retry without pause while one of two quotas refuses what it reports as free.
+func TestQuotaThatReportsTooMuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var open atomic.Bool
+		var calls atomic.Int64
+		m := underQuotas(t, &hookedQuota{grants: func(int64) bool { return true }}, &hookedQuota{grants: func(int64) bool {
+			return open.Load() || calls.Add(1) > 1000
+		}})
+		c := startReserve(t.Context(), m, onGPU0, 60)
+		time.Sleep(time.Second)
+		if n := calls.Load(); n > 100 {
+			t.Fatalf("the quota was charged %d times within a second", n)
+		}
+		c.waiting(t)
+		open.Store(true)
+		time.Sleep(time.Second)
+		release(t, c.served(t))
+	})
+}
+
+// ReserveUpTo takes its minimum if the quota refuses more than that, although it reports room.
+func TestReserveUpToUnderAQuotaThatReportsTooMuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := underQuotas(t, &hookedQuota{grants: func(n int64) bool { return n <= 20 }})
+		c := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 10, 50) })
+		r := c.served(t)
+		wantReservation(t, r, 10, 10)
+		release(t, r)
+	})
+}
+
+// What was charged to a quota is credited if the space has no room any more, or if the reservation
+// that the bytes were for was released meanwhile.
+func TestQuotaIsCreditedAfterALostRace(t *testing.T) {
+	var during func()
+	q := &hookedQuota{grants: func(int64) bool {
+		if f := during; f != nil {
+			during = nil
+			f()
+		}
+		return true
+	}}
+	m := underQuotas(t, q)
+	gpu, _ := m.Spaces().ByID(gpu0)
+	during = func() {
+		if err := gpu.SetLimit(50); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := m.TryReserve(onGPU0, 60); !errors.Is(err, tier.ErrNoSpace) || q.charged.Load() != 0 {
+		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
+	}
+	r := mustTry(t, m, onGPU0, 10, reservation.WithPolicy(reservation.Ignore()))
+	during = func() { release(t, r) }
+	if _, err := r.Alloc(20); !errors.Is(err, tier.ErrReleased) || q.charged.Load() != 0 {
+		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
+	}
+}
+
+// Two waiters, each next in one space, sleep while the memory of dropped clean images is in the way.
+func TestNoSpinWhileCleanImagesAreFreed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pools []*heapPool
+		var spaces []*tier.Space
+		for _, id := range []tier.ID{gpu0, host} {
+			p := &heapPool{granule: 1}
+			s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pools, spaces = append(pools, p), append(spaces, s)
+		}
+		m := managerOf(t, reservation.Config{Spaces: spaces})
+		clean := func(i int, n int64) {
+			r := mustTry(t, m, reservation.Specific(spaces[i].ID()), n)
+			b := mustAlloc(t, r, n)
+			release(t, r)
+			pools[i].hold = true
+			spaces[i].KeepClean([]*tier.Buffer{b}, false, func() { release(t, b) })
+			spaces[i].DropAllClean() // and the device is not done with it
+		}
+		held := mustTry(t, m, onGPU0, 50)
+		clean(0, 50)
+		clean(1, 100)
+		var calls atomic.Int64
+		for _, p := range pools {
+			p.onCharge = func() {
+				if calls.Add(1) == 10_000 {
+					t.Error("the waiters spin")
+					for _, p := range pools {
+						p.reap()
+					}
+				}
+			}
+		}
+		any := reservation.AnyInTiers(tier.GPU, tier.Host)
+		upTo := func(min int64) *call {
+			c := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), any, min, min+1) })
+			synctest.Wait()
+			return c
+		}
+		large, small := upTo(95), upTo(45)
+		time.Sleep(50 * time.Millisecond)
+		for i, p := range pools {
+			p.reap()
+			p.hold = false
+			if i == 0 {
+				release(t, small.served(t))
+			}
+		}
+		release(t, large.served(t), held)
+	})
+}
+
+// A deadlock in one space ends although another space is busy.
+func TestDeadlockBesideABusySpace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
+		ctx, cancel := context.WithCancel(t.Context())
+		var busy sync.WaitGroup
+		for range 2 {
+			busy.Go(func() {
+				for {
+					r, err := m.Reserve(ctx, reservation.Specific(host), 100)
+					if err != nil {
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+					release(t, r)
+				}
+			})
+		}
+		ca, cb := a.ask(onGPU0, 50), b.ask(onGPU0, 50)
+		cb.deadlockedBy(t, time.Second)
+		release(t, rb)
+		release(t, ca.served(t), ra)
+		cancel()
+		busy.Wait()
+	})
+}
+
+// An owner that waits for other things again and again, and runs in between, is not stuck.
+func TestShortWaitsAreNoDeadlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
+		ca := a.ask(onGPU0, 50)
+		for range 1000 {
+			done := reservation.Waits(b.o.Context(t.Context()))
+			time.Sleep(60 * time.Millisecond)
+			done()
+			time.Sleep(time.Millisecond)
+		}
+		ca.waiting(t)
+		done := reservation.Waits(b.o.Context(t.Context()))
+		ca.deadlocked(t)
+		done()
+		release(t, ra, rb)
+	})
+}
+
+// Freed memory that the device still works on comes back by itself.
+func TestNoDeadlockWhileTheDeviceIsBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &heapPool{granule: 1, hold: true}
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
+		a := newTask(t, m, "a")
+		held, r := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50)
+		release(t, mustAlloc(t, r, 50), r)
+		c := a.ask(onGPU0, 50)
+		c.left(t)
+		p.reap()
+		release(t, c.served(t), held)
+	})
+}
+
+// A move ends by itself, however long it takes.
+func TestNoDeadlockDuringAMove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a := newTask(t, m, "a")
+		held, moved := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50, reservation.Moving())
+		c := a.ask(onGPU0, 50)
+		c.left(t)
+		release(t, moved)
+		release(t, c.served(t), held)
+	})
+}
+
+// Buffers that outlive their reservations have no holder. In an engine they are batches that others
+// may consume, and the monitor decides how long to wait for that. Otherwise a wait for them ends
+// somewhat later than one for bytes that somebody holds.
+func TestWaitForBytesOfNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, engine := range []bool{true, false} {
+			cfg := reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}}
+			if engine {
+				cfg.Movable = func(tier.ID) bool { return false }
+			}
+			m := managerOf(t, cfg)
+			r := mustTry(t, m, onGPU0, 80)
+			b := mustAlloc(t, r, 80)
+			release(t, r)
+			c := startReserve(t.Context(), m, onGPU0, 50)
+			if engine {
+				c.left(t)
+			} else {
+				time.Sleep(reservation.StuckAfter + 400*time.Millisecond)
+				c.waiting(t)
+				c.deadlockedBy(t, time.Second)
+			}
+			release(t, b)
+			if engine {
+				release(t, c.served(t))
+			}
+		}
+	})
+}
+
+// While batches at rest could leave for a slower space, those that hold that space count.
+func TestDeadlockOverTheRoomForBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb, rest := a.hold(gpu0, 10), b.hold(host, 100), mustTry(t, m, onGPU0, 90)
+		batch := mustAlloc(t, rest, 90)
+		release(t, rest)
+		ca := a.ask(onGPU0, 50)
+		ca.left(t) // b runs
+		cb := b.ask(onGPU0, 20)
+		cb.deadlocked(t)
+		release(t, batch)
+		release(t, ca.served(t), ra, rb)
+	})
+}
+
+// While memory is reclaimed, owners that all wait are not deadlocked.
+func TestNoDeadlockDuringReclaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: rb, Name: "work", Reclaim: func(_ context.Context, want int64) {
+			time.Sleep(500 * time.Millisecond)
+			if err := rb.Shrink(min(want, rb.Unused())); err != nil {
+				t.Error(err)
+			}
+		}})()
+		ca, cb := a.ask(onGPU0, 40), b.ask(onGPU0, 40)
+		time.Sleep(time.Second)
+		cb.waiting(t)
+		release(t, ca.served(t))
+		release(t, cb.served(t), ra, rb)
+	})
+}
+
+// forReclaim reports whether Movable is called for a head that asks for memory, and not in the look
+// for deadlocks.
+func forReclaim() bool {
+	stack := make([]byte, 1<<16)
+	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte("reclaimFor"))
+}
+
+// Looking for deadlocks takes little of the time, however long each look takes.
+func TestLooksForDeadlocksAreRare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looks atomic.Int64
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
+			if !forReclaim() {
+				looks.Add(1)
+				time.Sleep(time.Second)
+			}
+			return true
+		}})
+		a := newTask(t, m, "a")
+		held, rest := a.hold(gpu0, 50), newTask(t, m, "b").hold(gpu0, 50)
+		c := a.ask(onGPU0, 50)
+		time.Sleep(time.Minute)
+		if n := looks.Load(); n < 1 || n > 4 {
+			t.Errorf("it looked %d times within a minute", n)
+		}
+		release(t, rest)
+		time.Sleep(2 * time.Second)
+		release(t, c.served(t), held)
+	})
+}
+
+// A request gets no DeadlockError if bytes were freed while the manager looked for deadlocks.
+func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looked atomic.Bool
+		var ra reservation.Reservation
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
+			if !forReclaim() && !looked.Swap(true) {
+				if err := ra.Shrink(50); err != nil {
+					t.Error(err)
+				}
+			}
+			return false
+		}})
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		ra = a.hold(gpu0, 50)
+		rb := b.hold(gpu0, 50)
+		ca, cb := a.ask(onGPU0, 50), b.ask(onGPU0, 50)
+		time.Sleep(time.Second)
+		if !looked.Load() {
+			t.Error("Movable was not called")
+		}
+		got := ca.served(t)
+		cb.left(t)
+		release(t, got, ra)
+		release(t, cb.served(t), rb)
+	})
+}
+
+// Clean images are dropped for a request that their memory is in the way of.
+func TestCleanImagesMakeRoom(t *testing.T) {
+	m, s := one(t, 100, 0)
+	r := mustTry(t, m, onGPU0, 100)
+	buffers := []*tier.Buffer{mustAlloc(t, r, 50), mustAlloc(t, r, 50)}
+	release(t, r)
+	for _, b := range buffers {
+		if s.KeepClean([]*tier.Buffer{b}, false, func() { release(t, b) }) == nil {
+			t.Fatal("the buffer is no clean image")
+		}
+	}
+	for i, strategy := range []reservation.Strategy{onGPU0, reservation.AnyInTiers(tier.GPU)} {
+		release(t, mustTry(t, m, strategy, 50+50*int64(i)))
+		if n := s.Evicted(); n != 50*int64(i+1) {
+			t.Errorf("%d bytes of clean images were dropped; want %d", n, 50*(i+1))
+		}
+	}
+}
