@@ -58,8 +58,15 @@ type SpaceStats struct {
 // Stats returns the present numbers. It may be called at any time, also after Close.
 func (e *Engine) Stats() Stats {
 	s := Stats{
-		Edges: e.mover.Stats(), Work: e.mover.Work(), Corrupt: e.mover.Corrupt(), Waits: e.reservations.Waits(), Blocked: e.reservations.Blocked(), Monitor: e.monitor.Stats(),
-		Admission: e.admitter.Stats(), Permits: e.permits.Stats(), HeapOverflow: e.overflow.Stats(),
+		Edges:        e.mover.Stats(),
+		Work:         e.mover.Work(),
+		Corrupt:      e.mover.Corrupt(),
+		Waits:        e.reservations.Waits(),
+		Blocked:      e.reservations.Blocked(),
+		Monitor:      e.monitor.Stats(),
+		Admission:    e.admitter.Stats(),
+		Permits:      e.permits.Stats(),
+		HeapOverflow: e.overflow.Stats(),
 	}
 	if e.limits.quota != nil {
 		q := e.limits.quota.Stats()
@@ -73,8 +80,15 @@ func (e *Engine) Stats() Stats {
 
 func statsOf(space *tier.Space) SpaceStats {
 	s := SpaceStats{
-		ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(), Limit: space.Limit(), Trigger: space.Trigger(), Stop: space.Stop(),
-		Foreign: space.Foreign(), Lost: space.Lost() != nil, Usage: space.Usage(),
+		ID:       space.ID(),
+		Backend:  space.Backend(),
+		Capacity: space.Capacity(),
+		Limit:    space.Limit(),
+		Trigger:  space.Trigger(),
+		Stop:     space.Stop(),
+		Foreign:  space.Foreign(),
+		Lost:     space.Lost() != nil,
+		Usage:    space.Usage(),
 	}
 	switch pool := space.Pool().(type) {
 	case *host.Arena:
@@ -108,7 +122,16 @@ func (s Stats) String() string {
 	}
 	next("space", "backend", ">capacity", ">used", ">reserved", ">copies", ">peak", ">foreign")
 	for _, p := range s.Spaces {
-		row(p.ID, p.Backend, size.Approx(p.Capacity), size.Approx(p.Used()), size.Approx(p.Reserved), size.Approx(p.Cached), size.Approx(p.Peak), size.Approx(p.Foreign))
+		row(
+			p.ID,
+			p.Backend,
+			size.Approx(p.Capacity),
+			size.Approx(p.Used()),
+			size.Approx(p.Reserved),
+			size.Approx(p.Cached),
+			size.Approx(p.Peak),
+			size.Approx(p.Foreign),
+		)
 	}
 	if len(s.Edges) > 0 {
 		next("from", "to", ">batches", ">bytes", ">GiB/s", ">half within", ">99 % within", ">longest", "reasons")
@@ -117,7 +140,17 @@ func (s Stats) String() string {
 			if e.Busy > 0 {
 				rate = fmt.Sprintf("%.2f", float64(e.Bytes)/(1<<30)/e.Busy.Seconds())
 			}
-			row(e.From, e.To, e.Batches, size.Approx(e.Bytes), rate, rounded(e.P50), rounded(e.P99), rounded(e.Longest), reasons(e.ByReason))
+			row(
+				e.From,
+				e.To,
+				e.Batches,
+				size.Approx(e.Bytes),
+				rate,
+				rounded(e.P50),
+				rounded(e.P99),
+				rounded(e.Longest),
+				reasons(e.ByReason),
+			)
 		}
 	}
 	if len(s.Work) > 0 {
@@ -127,13 +160,27 @@ func (s Stats) String() string {
 			if w.Operator != "" {
 				operator = fmt.Sprintf("%s:%d", named.Plain(w.Operator), w.Port)
 			}
-			row(cmp.Or(named.Plain(w.Plan), "-"), operator, size.Approx(w.Down.Bytes), size.Approx(w.Up.Bytes), size.Approx(w.Unread), reasons(w.ByReason))
+			row(
+				cmp.Or(named.Plain(w.Plan), "-"),
+				operator,
+				size.Approx(w.Down.Bytes),
+				size.Approx(w.Up.Bytes),
+				size.Approx(w.Unread),
+				reasons(w.ByReason),
+			)
 		}
 	}
 	if len(s.Blocked) > 0 {
 		next("task", ">waits", ">waited", ">longest", ">waiting now", ">so far")
 		for _, o := range s.Blocked {
-			row(cmp.Or(named.Plain(o.Owner), "-"), o.Waits, rounded(o.Total), rounded(o.Longest), o.Waiting, rounded(o.SoFar))
+			row(
+				cmp.Or(named.Plain(o.Owner), "-"),
+				o.Waits,
+				rounded(o.Total),
+				rounded(o.Longest),
+				o.Waiting,
+				rounded(o.SoFar),
+			)
 		}
 	}
 	writeTable(&b, rows)
@@ -142,14 +189,33 @@ func (s Stats) String() string {
 	if w := s.Waits; w.Waiting > 0 {
 		fmt.Fprintf(&b, "waiting for room now: %d, the oldest for %s\n", w.Waiting, rounded(w.Oldest))
 	}
-	fmt.Fprintf(&b, "tasks: %d running, %d waiting, %d admitted, %d tried again\n", s.Admission.Running, s.Admission.Waiting, s.Admission.Admitted, s.Admission.Retried)
+	fmt.Fprintf(
+		&b,
+		"tasks: %d running, %d waiting, %d admitted, %d tried again\n",
+		s.Admission.Running,
+		s.Admission.Waiting,
+		s.Admission.Admitted,
+		s.Admission.Retried,
+	)
 	fmt.Fprintf(&b, "monitor: %d moves of %s, %d found no room, %d failed, %d waiters refused\n",
 		s.Monitor.Moves, size.Approx(s.Monitor.Bytes), s.Monitor.NoRoom, s.Monitor.Failed, s.Monitor.Refused)
 	if o := s.HeapOverflow; o.Peak > 0 {
-		fmt.Fprintf(&b, "operators: %s on the Go heap beyond their Works, %s at the peak\n", size.Approx(o.Bytes), size.Approx(o.Peak))
+		fmt.Fprintf(
+			&b,
+			"operators: %s on the Go heap beyond their Works, %s at the peak\n",
+			size.Approx(o.Bytes),
+			size.Approx(o.Peak),
+		)
 	}
 	if q := s.Quota; q != nil {
-		fmt.Fprintf(&b, "quota %s: %s of %s used, %s at the peak\n", named.Plain(q.Name), size.Approx(q.Used), size.Approx(q.Limit), size.Approx(q.Peak))
+		fmt.Fprintf(
+			&b,
+			"quota %s: %s of %s used, %s at the peak\n",
+			named.Plain(q.Name),
+			size.Approx(q.Used),
+			size.Approx(q.Limit),
+			size.Approx(q.Peak),
+		)
 	}
 	return b.String()
 }
@@ -189,7 +255,10 @@ func writeTable(b *strings.Builder, rows [][]string) {
 
 // reasons returns the bytes by reason, the most first.
 func reasons(by map[string]int64) string {
-	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
+	names := slices.SortedFunc(
+		maps.Keys(by),
+		func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) },
+	)
 	var parts []string
 	for _, n := range names {
 		if by[n] > 0 {

@@ -52,7 +52,8 @@ func TestWrittenAhead(t *testing.T) {
 			if n, err := m.ahead(t.Context(), b); n != body || err != nil {
 				t.Fatalf("%d bytes were written, %v", n, err)
 			}
-			if now := b.Info(); now.Payload != was.Payload || now.State != was.State || now.LastUse != was.LastUse || now.Leased {
+			if now := b.Info(); now.Payload != was.Payload || now.State != was.State || now.LastUse != was.LastUse ||
+				now.Leased {
 				t.Errorf("the batch is %+v, and was %+v", now, was)
 			}
 			if in := b.Copies(); len(in) != 1 || in[0].Kind != tier.Disk || len(*told) != 0 {
@@ -96,7 +97,15 @@ func (m *machine) wantAhead(t *testing.T, written, used, inVain int64) {
 		sum.Ahead, sum.AheadUsed, sum.AheadInVain = sum.Ahead+e.Ahead, sum.AheadUsed+e.AheadUsed, sum.AheadInVain+e.AheadInVain
 	}
 	if sum.Ahead != written || sum.AheadUsed != used || sum.AheadInVain != inVain {
-		t.Errorf("%d bytes were written ahead, %d used, %d in vain; want %d, %d, %d", sum.Ahead, sum.AheadUsed, sum.AheadInVain, written, used, inVain)
+		t.Errorf(
+			"%d bytes were written ahead, %d used, %d in vain; want %d, %d, %d",
+			sum.Ahead,
+			sum.AheadUsed,
+			sum.AheadInVain,
+			written,
+			used,
+			inVain,
+		)
 	}
 }
 
@@ -157,7 +166,10 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		if n, err := m.ahead(t.Context(), other); n == 0 || err != nil {
 			t.Fatalf("the other: %d bytes, %v", n, err)
 		}
-		r, err := m.reservations.TryReserve(reservation.Specific(disk.ID()), disk.Capacity()-2*disk.Usage().Cached+tier.Page)
+		r, err := m.reservations.TryReserve(
+			reservation.Specific(disk.ID()),
+			disk.Capacity()-2*disk.Usage().Cached+tier.Page,
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +255,9 @@ func TestEveryOperationFailsOnceAhead(t *testing.T) {
 					"EIO": faultfs.Fail(syscall.EIO), "ENOSPC": faultfs.Fail(syscall.ENOSPC), "cancel": faultfs.Do(func(string, string) { cancel() }),
 				}[name]
 				before := m.files.Hits()
-				remove := m.files.Add(faultfs.Rule{Ops: []string{"read", "write", "allocate"}, Skip: n, Times: 1, Effect: effect})
+				remove := m.files.Add(
+					faultfs.Rule{Ops: []string{"read", "write", "allocate"}, Skip: n, Times: 1, Effect: effect},
+				)
 				defer remove()
 				for _, b := range both {
 					was := b.Info()

@@ -135,7 +135,10 @@ func (h *holders) find(l *line, now time.Time) {
 		}
 	}
 	for o, bytes := range reserved {
-		h.known = append(h.known, tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()})
+		h.known = append(
+			h.known,
+			tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()},
+		)
 	}
 	for _, v := range l.space.Holds().Append(nil) {
 		d := l.space.Describe(&v)
@@ -148,7 +151,12 @@ func (h *holders) find(l *line, now time.Time) {
 		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
 	}
 	slices.SortFunc(h.known, func(a, b tier.Holding) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Batch, b.Batch), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Owner, b.Owner))
+		return cmp.Or(
+			cmp.Compare(b.Bytes, a.Bytes),
+			cmp.Compare(a.Batch, b.Batch),
+			cmp.Compare(a.Kind, b.Kind),
+			cmp.Compare(a.Owner, b.Owner),
+		)
 	})
 }
 
@@ -284,7 +292,7 @@ type reclaimer struct {
 	busy chan struct{} // holds one value while Reclaim runs
 }
 
-// passedLocked names the memory that w has asked for in vain.
+// passedLocked names the memory that w was not given in time.
 func (w *waiter) passedLocked() (names []string) {
 	for _, r := range w.passed {
 		names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes()))

@@ -110,7 +110,8 @@ func TestDeadlockOfTwo(t *testing.T) {
 				cb := more(b, rb)
 				e := cb.deadlocked(t)
 				if e.Space != gpu0 || e.Requested != 50 || e.Available != 0 || e.Owner != "b" || e.Held != 50 || e.Waiters != 2 ||
-					e.Hint != "enlarge gpu:0" || e.Still != 0 || len(e.Holders) != 2 {
+					e.Hint != "enlarge gpu:0" || e.Still != 0 ||
+					len(e.Holders) != 2 {
 					t.Errorf("the error is %+v", *e)
 				}
 				for _, want := range []string{"all 2 waiters wait for each other", `50 bytes by a reservation, owner "a"`} {
@@ -144,7 +145,7 @@ func TestDeadlockOfTwo(t *testing.T) {
 	}
 }
 
-// The same without owners: nobody knows who holds what, so it takes StuckAfter.
+// The same without owners, whose activity is unknown, takes StuckAfter.
 func TestDeadlockWithoutOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)

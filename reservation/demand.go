@@ -69,7 +69,10 @@ func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 		var c Choice
 		for i := range e.Value.candidates {
 			if s := &e.Value.candidates[i]; s.entry.Waits() {
-				c = append(c, Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Headroom: s.spared(), Waiters: 1})
+				c = append(
+					c,
+					Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Headroom: s.spared(), Waiters: 1},
+				)
 			}
 		}
 		switch len(c) {

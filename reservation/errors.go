@@ -152,7 +152,7 @@ func (e *longError) Error() string {
 		e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
 }
 
-// notGiven lists memory that was asked for in vain.
+// notGiven lists memory that was not given back in time.
 func notGiven(passed []string) (s string) {
 	for _, name := range passed {
 		s += "; nothing was given back in time by " + name
@@ -207,7 +207,11 @@ func (l *line) exceeded(bytes int64) error {
 		return err
 	}
 	return &ExceededError{
-		Space: l.space.ID(), Requested: bytes, Available: l.space.Available(), Limit: l.space.Room(), Hint: l.space.Hint(),
+		Space:     l.space.ID(),
+		Requested: bytes,
+		Available: l.space.Available(),
+		Limit:     l.space.Room(),
+		Hint:      l.space.Hint(),
 	}
 }
 
@@ -252,5 +256,11 @@ func (w *waiter) noRoom() *tier.NoSpaceError {
 // refusal returns the error of a request that its space refuses.
 func (c *candidate) refusal(cause error) error {
 	sp := c.line.space
-	return &tier.NoSpaceError{Space: sp.ID(), Requested: c.need, Available: sp.Available(), Hint: sp.Hint(), Cause: cause}
+	return &tier.NoSpaceError{
+		Space:     sp.ID(),
+		Requested: c.need,
+		Available: sp.Available(),
+		Hint:      sp.Hint(),
+		Cause:     cause,
+	}
 }

@@ -8,7 +8,18 @@ func (m *Manager) Runnable() (out []string) {
 	defer m.mu.Unlock()
 	for _, l := range m.lines {
 		if e := l.nextLocked(); e != nil {
-			out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes (head %t, %d candidates, limit %d)", l.space.ID(), e.Value.need, l.space.Available(), l.queue.Head() == e, len(e.Value.waiter.candidates), l.space.Limit()))
+			out = append(
+				out,
+				fmt.Sprintf(
+					"%s: a waiter for %d of %d bytes (head %t, %d candidates, limit %d)",
+					l.space.ID(),
+					e.Value.need,
+					l.space.Available(),
+					l.queue.Head() == e,
+					len(e.Value.waiter.candidates),
+					l.space.Limit(),
+				),
+			)
 		}
 		waiting := 0
 		for e := range m.mu.waiters.All() {

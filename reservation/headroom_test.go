@@ -54,7 +54,8 @@ func TestHeadroom(t *testing.T) {
 				most = 70
 				held := mustTry(t, m, c.to, 10)
 				_, err := m.TryReserve(c.to, 61, c.origin)
-				if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), "kept for batches that consumers bring") {
+				if !errors.Is(err, tier.ErrNoSpace) ||
+					!strings.Contains(err.Error(), "kept for batches that consumers bring") {
 					t.Errorf("more than leaves the headroom: %v", err)
 				}
 				most -= 10
@@ -91,7 +92,12 @@ func TestEarly(t *testing.T) {
 			for i := range got {
 				all.Go(func() {
 					var err error
-					if got[i], err = m.TryReserve(onGPU0, 1, reservation.Early()); err != nil && !errors.Is(err, tier.ErrNoSpace) {
+					if got[i], err = m.TryReserve(
+						onGPU0,
+						1,
+						reservation.Early(),
+					); err != nil &&
+						!errors.Is(err, tier.ErrNoSpace) {
 						t.Error(err)
 					}
 				})
@@ -406,7 +412,8 @@ func TestRefuseBesideHeadroom(t *testing.T) {
 		refuse(true, 1)
 		var e *tier.NoSpaceError
 		err := producer.failed(t, tier.ErrNoSpace)
-		if !errors.As(err, &e) || e.Available != 20 || e.Hint != "hint" || !strings.Contains(err.Error(), "kept for batches that consumers bring") {
+		if !errors.As(err, &e) || e.Available != 20 || e.Hint != "hint" ||
+			!strings.Contains(err.Error(), "kept for batches that consumers bring") {
 			t.Errorf("%+v", err)
 		}
 		release(t, full)

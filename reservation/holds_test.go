@@ -31,7 +31,14 @@ func keep(t *testing.T, m *reservation.Manager, o *reservation.Owner, n int64, b
 	return keepIn(t, m, onGPU0, o, n, batch)
 }
 
-func keepIn(t *testing.T, m *reservation.Manager, in reservation.Strategy, o *reservation.Owner, n int64, batch uint64) *kept {
+func keepIn(
+	t *testing.T,
+	m *reservation.Manager,
+	in reservation.Strategy,
+	o *reservation.Owner,
+	n int64,
+	batch uint64,
+) *kept {
 	t.Helper()
 	r := mustTry(t, m, in, n)
 	k := &kept{buf: mustAlloc(t, r, n)}
@@ -74,7 +81,8 @@ func TestDeadlockOfHandles(t *testing.T) {
 			}
 		}
 		e := calls[15].deadlocked(t)
-		if e.Held != 10 || e.Waiters != 16 || len(e.Holders) != 8 || e.MoreHolders != 8 || e.Holders[0].Batch != 1 || e.Holders[0].Owner != "task 0" {
+		if e.Held != 10 || e.Waiters != 16 || len(e.Holders) != 8 || e.MoreHolders != 8 || e.Holders[0].Batch != 1 ||
+			e.Holders[0].Owner != "task 0" {
 			t.Errorf("the error is %+v", *e)
 		}
 		for _, want := range []string{`"task 15" should release the 10 bytes that it holds`, `10 bytes by a handle on batch 1 of plan "q"`, "and 8 more"} {
@@ -126,7 +134,8 @@ func TestPlainHoldAndWait(t *testing.T) {
 			synctest.Wait()
 		}
 		e := calls[15].stalled(t)
-		if e.Requested != 10 || e.Available != 0 || e.Waiters != 16 || len(e.Holders) != 8 || e.MoreHolders != 8 || e.Holders[0].Batch != 1 {
+		if e.Requested != 10 || e.Available != 0 || e.Waiters != 16 || len(e.Holders) != 8 || e.MoreHolders != 8 ||
+			e.Holders[0].Batch != 1 {
 			t.Errorf("the error is %+v", *e)
 		}
 		for _, want := range []string{"nothing has changed for 30s (16 wait)", "close the handles and release the reservations and records that you hold", `10 bytes by a handle on batch 1 of plan "q"`, "and 8 more"} {

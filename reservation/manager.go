@@ -513,7 +513,7 @@ func (l *line) wakeLocked() {
 	}
 }
 
-// refillLocked fills l's queue anew after the room that the space can ever have has changed.
+// refillLocked fills l's queue again after the room that the space can ever have has changed.
 // Waiters that can never fit there must not be in it, least of all at its head. Those that fit
 // nowhere any more fail.
 func (m *Manager) refillLocked(l *line) {

@@ -96,7 +96,9 @@ func TestAnyNumberOfBytes(t *testing.T) {
 			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
 			r := mustTry(t, m, onGPU0, 256)
 			ctx, cancel := context.WithCancel(t.Context())
-			m.OnEvict(func(context.Context, tier.ID, int64) { cancel() }) // a request that begins to wait need not wait long
+			m.OnEvict(
+				func(context.Context, tier.ID, int64) { cancel() },
+			) // a request that begins to wait need not wait long
 			err := f(ctx, m, r, n)
 			cancel()
 			got := done
@@ -163,7 +165,13 @@ func TestReleasedReservationTouchesNoOther(t *testing.T) {
 			others = append(others, mustTry(t, m, onGPU0, 256))
 		}
 		for _, op := range []string{"Grow", "TryGrow", "Shrink", "Alloc"} {
-			if err := operations[op](t.Context(), m, old, n); err == nil || n >= 0 && n <= 256 && !errors.Is(err, tier.ErrReleased) {
+			if err := operations[op](
+				t.Context(),
+				m,
+				old,
+				n,
+			); err == nil ||
+				n >= 0 && n <= 256 && !errors.Is(err, tier.ErrReleased) {
 				t.Errorf("%s of %d: %v", op, n, err)
 			}
 		}

@@ -65,7 +65,7 @@ func OwnerOf(ctx context.Context) *Owner {
 	return o
 }
 
-// Waits notes that the goroutine of ctx's owner waits for something else than room, such as a
+// Waits notes that the goroutine of ctx's owner waits for something other than room, such as a
 // handle that another task must close. While it does, nothing can be expected of it. The caller
 // calls done when the wait is over.
 func Waits(ctx context.Context) (done func()) {

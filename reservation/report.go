@@ -49,7 +49,13 @@ func (m *Manager) reportLong() {
 		w := head.Value.waiter
 		waited := time.Since(w.begun)
 		w.due = w.begun.Add(2 * waited) // a wait in several lines is reported once
-		one := LongWait{Space: l.space.ID(), Requested: head.Value.need, Waited: waited, Owner: w.owner.label(), Waiters: l.queue.Len()}
+		one := LongWait{
+			Space:     l.space.ID(),
+			Requested: head.Value.need,
+			Waited:    waited,
+			Owner:     w.owner.label(),
+			Waiters:   l.queue.Len(),
+		}
 		var sum Demand
 		for e := range l.queue.All() {
 			sum.add(Demand{Bytes: e.Value.need, Waiters: 1})
@@ -138,7 +144,13 @@ type WaitStats struct {
 func (m *Manager) Waits() WaitStats {
 	sum := m.waits.Summary()
 	s := WaitStats{
-		Count: sum.Count, Total: sum.Total, P50: sum.P50, P99: sum.P99, P999: sum.P999, Max: sum.Max, Within: sum.Within,
+		Count:  sum.Count,
+		Total:  sum.Total,
+		P50:    sum.P50,
+		P99:    sum.P99,
+		P999:   sum.P999,
+		Max:    sum.Max,
+		Within: sum.Within,
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -262,7 +262,12 @@ func (s *state) draw(
 			return 0, errReleased("alloc")
 		}
 		return 0, &ExceededError{
-			Space: space.ID(), Requested: n, Available: v.Unused, Limit: v.Promised, Hint: policy.hint(), Cause: errors.Unwrap(err),
+			Space:     space.ID(),
+			Requested: n,
+			Available: v.Unused,
+			Limit:     v.Promised,
+			Hint:      policy.hint(),
+			Cause:     errors.Unwrap(err),
 		}
 	}
 }

@@ -20,11 +20,13 @@ func TestReclaimInTheSecondOfTwoSpaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
 		full, work := newTask(t, m, "runs").hold(gpu0, 100), mustTry(t, m, reservation.Specific(host), 100)
-		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
-			if err := work.Shrink(want); err != nil {
-				t.Error(err)
-			}
-		}})()
+		defer m.OnReclaim(
+			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+				if err := work.Shrink(want); err != nil {
+					t.Error(err)
+				}
+			}},
+		)()
 		c := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 40)
 		release(t, c.served(t), full, work)
 	})
@@ -44,11 +46,13 @@ func TestReclaimForAHeadAfterALowerLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
-			if err := work.Shrink(want); err != nil {
-				t.Error(err)
-			}
-		}})()
+		defer m.OnReclaim(
+			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+				if err := work.Shrink(want); err != nil {
+					t.Error(err)
+				}
+			}},
+		)()
 		time.Sleep(time.Second)
 		release(t, second.served(t), full, work)
 		release(t, first.served(t))
@@ -137,7 +141,11 @@ func (q *hookedQuota) Subscribe(f func()) (cancel func()) {
 // underQuotas is a manager of gpu:0 under quotas and of host memory, of 100 bytes each.
 func underQuotas(t *testing.T, quotas ...tier.Quota) *reservation.Manager {
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: tier.Quotas(quotas...),
+		ID:        gpu0,
+		Capacity:  100,
+		Fractions: tier.Fractions{Limit: 1},
+		Pool:      &heapPool{granule: 1},
+		Quota:     tier.Quotas(quotas...),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -177,9 +185,13 @@ func TestQuotaThatReportsTooMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var open atomic.Bool
 		var calls atomic.Int64
-		m := underQuotas(t, &hookedQuota{grants: func(int64) bool { return true }}, &hookedQuota{grants: func(int64) bool {
-			return open.Load() || calls.Add(1) > 1000
-		}})
+		m := underQuotas(
+			t,
+			&hookedQuota{grants: func(int64) bool { return true }},
+			&hookedQuota{grants: func(int64) bool {
+				return open.Load() || calls.Add(1) > 1000
+			}},
+		)
 		c := startReserve(t.Context(), m, onGPU0, 60)
 		time.Sleep(time.Second)
 		if n := calls.Load(); n > 100 {
@@ -238,7 +250,9 @@ func TestNoSpinWhileCleanImagesAreFreed(t *testing.T) {
 		var spaces []*tier.Space
 		for _, id := range []tier.ID{gpu0, host} {
 			p := &heapPool{granule: 1}
-			s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+			s, err := tier.NewSpace(
+				tier.SpaceConfig{ID: id, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -421,12 +435,14 @@ func TestNoDeadlockDuringReclaim(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
 		ra, rb := a.hold(gpu0, 50), b.hold(gpu0, 50)
-		defer m.OnReclaim(reservation.Reclaimer{Reservation: rb, Name: "work", Reclaim: func(_ context.Context, want int64) {
-			time.Sleep(500 * time.Millisecond)
-			if err := rb.Shrink(min(want, rb.Unused())); err != nil {
-				t.Error(err)
-			}
-		}})()
+		defer m.OnReclaim(
+			reservation.Reclaimer{Reservation: rb, Name: "work", Reclaim: func(_ context.Context, want int64) {
+				time.Sleep(500 * time.Millisecond)
+				if err := rb.Shrink(min(want, rb.Unused())); err != nil {
+					t.Error(err)
+				}
+			}},
+		)()
 		ca, cb := a.ask(onGPU0, 40), b.ask(onGPU0, 40)
 		time.Sleep(time.Second)
 		cb.waiting(t)
@@ -446,13 +462,16 @@ func forReclaim() bool {
 func TestLooksForDeadlocksAreRare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks atomic.Int64
-		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
-			if !forReclaim() {
-				looks.Add(1)
-				time.Sleep(time.Second)
-			}
-			return true
-		}})
+		m := managerOf(
+			t,
+			reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
+				if !forReclaim() {
+					looks.Add(1)
+					time.Sleep(time.Second)
+				}
+				return true
+			}},
+		)
 		a := newTask(t, m, "a")
 		held, rest := a.hold(gpu0, 50), newTask(t, m, "b").hold(gpu0, 50)
 		c := a.ask(onGPU0, 50)
@@ -471,14 +490,17 @@ func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looked atomic.Bool
 		var ra reservation.Reservation
-		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
-			if !forReclaim() && !looked.Swap(true) {
-				if err := ra.Shrink(50); err != nil {
-					t.Error(err)
+		m := managerOf(
+			t,
+			reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
+				if !forReclaim() && !looked.Swap(true) {
+					if err := ra.Shrink(50); err != nil {
+						t.Error(err)
+					}
 				}
-			}
-			return false
-		}})
+				return false
+			}},
+		)
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
 		ra = a.hold(gpu0, 50)
 		rb := b.hold(gpu0, 50)

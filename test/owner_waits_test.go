@@ -69,9 +69,17 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 	persistNeedsLinux(t)
 	synctest.Test(t, func(t *testing.T) {
-		eng, host := openOnHost(t, spillway.DiskConfig{Dir: crashed(t, 3), Capacity: spillway.Bytes(16 << 20), Persist: true})
+		eng, host := openOnHost(
+			t,
+			spillway.DiskConfig{Dir: crashed(t, 3), Capacity: spillway.Bytes(16 << 20), Persist: true},
+		)
 		if n := spaceAt(eng, tier.Disk, 0).Held(); len(eng.Persisted()) != 3 || n == 0 || host.Held() == 0 {
-			t.Errorf("%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing", len(eng.Persisted()), n, host.Held())
+			t.Errorf(
+				"%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing",
+				len(eng.Persisted()),
+				n,
+				host.Held(),
+			)
 		}
 		if err := scanOf(t, eng).Put(t.Context(), 0, numberedRecord(0, 100, commonWords()), in(tier.Host)); err != nil {
 			t.Error(err)
@@ -125,7 +133,8 @@ func TestIDsIncrease(t *testing.T) {
 		clone, err := eng.Mover().Clone(t.Context(), b, nil)
 		next(b, nil)
 		next(clone, err)
-		p, err := eng.Mover().Ingest(t.Context(), numberedRecord(0, 100, wordList(1, 10)), reservation.AnyInTier(tier.Host))
+		p, err := eng.Mover().
+			Ingest(t.Context(), numberedRecord(0, 100, wordList(1, 10)), reservation.AnyInTier(tier.Host))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -369,7 +369,11 @@ func operate(
 		switch what := rng.IntN(8); {
 		case w == nil:
 			made, err := plan.Work(t.Context(), spillway.WorkOptions{
-				Operator: "random", In: inHostMemory, Min: n, Max: 12 * mib, Reclaim: func(_ context.Context, want int64) int64 {
+				Operator: "random",
+				In:       inHostMemory,
+				Min:      n,
+				Max:      12 * mib,
+				Reclaim: func(_ context.Context, want int64) int64 {
 					reclaims.Add(1)
 					mu.Lock()
 					defer mu.Unlock()

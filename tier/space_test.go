@@ -607,7 +607,7 @@ func TestSpaceLeaks(t *testing.T) {
 }
 
 // TestBytesReturnToAnOpenPromise: those of a buffer return to the promise that it was drawn from
-// while that is open, and are free when it is released. The caller is told just before.
+// while that is open, and are free when it is released. The caller is notified just before.
 func TestBytesReturnToAnOpenPromise(t *testing.T) {
 	p := &fakePool{keep: true}
 	s := newSpace(t, 1000, p)

@@ -80,7 +80,13 @@ func TestQueueModel(t *testing.T) {
 				m.remove(want)
 			}
 			if q.Len() != len(m.needs) || q.IsClosed() != (len(m.needs) > 0 && m.bypassed >= q.Bypass) {
-				t.Fatalf("%d wait, closed %t; want %d after %d bypasses", q.Len(), q.IsClosed(), len(m.needs), m.bypassed)
+				t.Fatalf(
+					"%d wait, closed %t; want %d after %d bypasses",
+					q.Len(),
+					q.IsClosed(),
+					len(m.needs),
+					m.bypassed,
+				)
 			}
 			var all []int
 			for e := range q.All() {

@@ -16,11 +16,30 @@ type locker interface {
 
 // order is the lock order of the package comment, outermost first.
 func order() (names []string, locks []locker) {
-	return []string{"monitor", "repository manager", "repository", "batch", "registry", "reservation", "space", "backend", "device"},
+	return []string{
+			"monitor",
+			"repository manager",
+			"repository",
+			"batch",
+			"registry",
+			"reservation",
+			"space",
+			"backend",
+			"device",
+		},
 		[]locker{
-			new(lockrank.Mutex[lockrank.Monitor]), new(lockrank.Mutex[lockrank.Manager]), new(lockrank.Mutex[lockrank.Repository]),
-			new(lockrank.Mutex[lockrank.Batch]), new(lockrank.Mutex[lockrank.Registry]), new(lockrank.Mutex[lockrank.Reservation]),
-			new(lockrank.Mutex[lockrank.Space]), new(lockrank.Mutex[lockrank.Backend]),
+			new(
+				lockrank.Mutex[lockrank.Monitor],
+			),
+			new(lockrank.Mutex[lockrank.Manager]),
+			new(lockrank.Mutex[lockrank.Repository]),
+			new(
+				lockrank.Mutex[lockrank.Batch],
+			),
+			new(lockrank.Mutex[lockrank.Registry]),
+			new(lockrank.Mutex[lockrank.Reservation]),
+			new(lockrank.Mutex[lockrank.Space]),
+			new(lockrank.Mutex[lockrank.Backend]),
 			new(lockrank.Mutex[lockrank.Device]),
 		}
 }
@@ -118,7 +137,10 @@ func TestAssertNone(t *testing.T) {
 	_, locks := order()
 	lockrank.AssertNone("nothing")
 	locks[4].Lock()
-	if v := violation(t, func() { lockrank.AssertNone("a file is read") }); v != "a file is read while registry is held" {
+	if v := violation(
+		t,
+		func() { lockrank.AssertNone("a file is read") },
+	); v != "a file is read while registry is held" {
 		t.Errorf("%q", v)
 	}
 	locks[4].Unlock()

@@ -464,7 +464,12 @@ func TestWorksAtRandom(t *testing.T) {
 			}
 			all.Wait()
 			if grown.Load() == 0 || refused.Load() == 0 || heap.Stats().Peak == 0 {
-				t.Errorf("%d steps, %d refused, %+v: the test shows too little", grown.Load(), refused.Load(), heap.Stats())
+				t.Errorf(
+					"%d steps, %d refused, %+v: the test shows too little",
+					grown.Load(),
+					refused.Load(),
+					heap.Stats(),
+				)
 			}
 			if s.Used() != 0 || heap.Stats().Bytes != 0 {
 				t.Errorf("at the end %d bytes are used, and %+v", s.Used(), heap.Stats())

@@ -174,8 +174,12 @@ type ExceededError struct {
 }
 
 func (e *ExceededError) Error() string {
-	return fmt.Sprintf("permit: %d bytes are more than all %d of budget %q (Config.Budgets or SetTotal makes it larger)",
-		e.Requested, e.Limit, e.Budget)
+	return fmt.Sprintf(
+		"permit: %d bytes are more than all %d of budget %q (Config.Budgets or SetTotal makes it larger)",
+		e.Requested,
+		e.Limit,
+		e.Budget,
+	)
 }
 
 // Is matches reservation.ErrExceeded.

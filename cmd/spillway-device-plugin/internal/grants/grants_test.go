@@ -78,7 +78,9 @@ func TestPut(t *testing.T) {
 
 func TestWholeAndRealGPUs(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "node"), nil)
-	a, err := s.Put(Grant{Name: "gpus-1", GPUs: []gpus.GPU{{UUID: "GPU-1", Memory: 1 << 30}, {UUID: "GPU-2", Memory: 2 << 30}}})
+	a, err := s.Put(
+		Grant{Name: "gpus-1", GPUs: []gpus.GPU{{UUID: "GPU-1", Memory: 1 << 30}, {UUID: "GPU-2", Memory: 2 << 30}}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +147,12 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for root, want := range map[string]string{used: "such as x", link: "is no directory", "run": "is not an absolute path"} {
-		if _, err := Open(root, nil, nil); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if _, err := Open(
+			root,
+			nil,
+			nil,
+		); err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", root, err)
 		}
 	}
@@ -158,7 +165,12 @@ func TestOpenRefuses(t *testing.T) {
 func TestOneStore(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "node")
 	s := open(t, root, nil)
-	if _, err := Open(root, nil, gpus.Sim(1, 1<<30)); err == nil || !strings.Contains(err.Error(), "another one runs with --dir "+root+": end it") {
+	if _, err := Open(
+		root,
+		nil,
+		gpus.Sim(1, 1<<30),
+	); err == nil ||
+		!strings.Contains(err.Error(), "another one runs with --dir "+root+": end it") {
 		t.Error(err)
 	}
 	if err := s.Close(); err != nil {
@@ -201,7 +213,10 @@ func TestNote(t *testing.T) {
 	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 1 << 16, Max: old.Max}); err != nil { // as a full disk
+	if err := syscall.Setrlimit(
+		syscall.RLIMIT_FSIZE,
+		&syscall.Rlimit{Cur: 1 << 16, Max: old.Max},
+	); err != nil { // as a full disk
 		t.Fatal(err)
 	}
 	_, err := s.Put(bad)
@@ -236,7 +251,9 @@ func TestOutdated(t *testing.T) {
 		}
 	}
 	check("")
-	l, err := leases.Join(leases.Terms{Dir: s.Ledger(), Device: "sim-1", Group: "units-1", Physical: 1 << 30, Advertised: 3 << 29})
+	l, err := leases.Join(
+		leases.Terms{Dir: s.Ledger(), Device: "sim-1", Group: "units-1", Physical: 1 << 30, Advertised: 3 << 29},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +261,9 @@ func TestOutdated(t *testing.T) {
 	check("")
 	s.Close()
 	s = open(t, root, nil)
-	check("GPUs in use with another --ratio or --reserve: 1, such as sim-1, of which processes may promise 1.5 GiB of 1.0 GiB, now 1.0 GiB of 1.0 GiB")
+	check(
+		"GPUs in use with another --ratio or --reserve: 1, such as sim-1, of which processes may promise 1.5 GiB of 1.0 GiB, now 1.0 GiB of 1.0 GiB",
+	)
 	s.Close()
 	s = open(t, root, big.NewRat(3, 2))
 	list[1].Memory = 512 << 20
