@@ -283,7 +283,7 @@ func TestWorkersOfAnOwner(t *testing.T) {
 	})
 }
 
-// A goroutine that waits for something else than room, such as a handle, does not run either.
+// A goroutine that waits for something other than room, such as a handle, does not run either.
 func TestWaitsForOtherThings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)

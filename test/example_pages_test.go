@@ -290,12 +290,8 @@ func (s shown) operatorMemory() error {
 
 func (s shown) reserve() error {
 	ctx, eng := s.ctx, s.eng
-	r, err := eng.Reserve(
-		ctx,
-		spillway.AnyInTier(spillway.GPU),
-		1<<20,
-		reservation.WithPolicy(reservation.Increase(1.25)),
-	)
+	larger := reservation.WithPolicy(reservation.Increase(1.25))
+	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), 1<<20, larger)
 	if err != nil {
 		return err
 	}
