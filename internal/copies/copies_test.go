@@ -30,7 +30,8 @@ func TestSettle(t *testing.T) {
 			default:
 			}
 			end(c)
-			if !<-settled || !<-settled || l.Changes() == before {
+			first, second := <-settled, <-settled
+			if !first || !second || l.Changes() == before {
 				t.Errorf("%s: it is no change", name)
 			}
 		})

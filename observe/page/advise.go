@@ -95,7 +95,9 @@ func failing(r *Run) Advice {
 		case "waiters refused":
 			full = fmt.Sprintf("the disk was full at %s, and so was all memory above it", at)
 		case "disk failing", "corruption found", "space lost":
-			if n.Kind == "disk failing" && isFull(n.Text) {
+			// If the error means that the disk, or a quota of it, is full, the device is fine.
+			noRoom := strings.Contains(n.Text, "no space left on device") || strings.Contains(n.Text, "quota exceeded")
+			if n.Kind == "disk failing" && noRoom {
 				full = fmt.Sprintf("%s was full at %s", n.Space, at)
 				break
 			}
@@ -110,11 +112,6 @@ func failing(r *Run) Advice {
 		return Advice{full, moreRoom, "--disk DIR=SIZE", "Disks[].Capacity"}
 	}
 	return Advice{}
-}
-
-// isFull reports whether an error means that a disk, or a quota of it, is full. Then the device is fine.
-func isFull(text string) bool {
-	return strings.Contains(text, "no space left on device") || strings.Contains(text, "quota exceeded")
 }
 
 func throttled(r *Run) Advice {
