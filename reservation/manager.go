@@ -225,7 +225,7 @@ func (m *Manager) reserve(
 			return r, nil
 		}
 	}
-	w := &waiter{min: min, max: max, owner: o.owner}
+	w := &waiter{min: min, max: max, owner: o.owner, options: &o}
 	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
 	}
@@ -234,7 +234,10 @@ func (m *Manager) reserve(
 	if err != nil {
 		return Reservation{}, err
 	}
-	return at.line.open(m, bytes, &o), nil
+	if w.opened.IsZero() { // of no bytes
+		return at.line.open(m, bytes, &o), nil
+	}
+	return w.opened, nil
 }
 
 // serve takes room for a request, and waits for it if wait is set.
@@ -405,6 +408,9 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 		var drop int64
 		if err == nil && may {
 			if ok, drop = space.Books().Reserve(n, c.spared()); ok {
+				if w.options != nil { // here, so that a look for deadlocks finds who holds the bytes
+					w.opened = c.line.open(m, n, w.options)
+				}
 				m.servedLocked(c)
 			}
 		}

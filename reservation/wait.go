@@ -36,6 +36,8 @@ type waiter struct {
 	one        [1]candidate // the memory of candidates, if there is one
 	owner      *Owner       // the task that waits; nil if it is unknown
 	grows      *state       // the reservation that a Grow is for; nil for other requests
+	options    *options     // of the reservation to make; nil for other requests
+	opened     Reservation  // once it is made
 
 	wake       chan struct{} // has one place
 	begun, due time.Time     // of the wait; and when it is reported as a long one
