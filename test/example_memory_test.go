@@ -219,7 +219,6 @@ func TestDeadlockOfOwners(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer r.Release()
 			held[i] = r
 		}
 		ctx, cancel := context.WithTimeout(s.ctx, time.Minute)
@@ -228,10 +227,7 @@ func TestDeadlockOfOwners(t *testing.T) {
 		for _, r := range held {
 			go func() {
 				err := r.Grow(ctx, half)
-				if err != nil {
-					err = errors.Join(err, r.Release())
-				}
-				errs <- err
+				errs <- errors.Join(err, r.Release())
 			}()
 		}
 		failed, served := <-errs, <-errs
