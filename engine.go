@@ -114,10 +114,11 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	if e.reservations, err = reservation.NewManager(reservation.Config{
-		Spaces:     e.spaces,
-		Distance:   e.topo.Distance,
-		Paired:     e.paired,
-		Movable:    func(id tier.ID) bool { return e.monitor.Inside().Movable(id) }, // no wait begins before there is a monitor
+		Spaces:   e.spaces,
+		Distance: e.topo.Distance,
+		Paired:   e.paired,
+		// No wait begins before there is a monitor.
+		Movable:    func(id tier.ID) bool { return e.monitor.Inside().Movable(id) },
 		Headroom:   func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
 		StuckAfter: e.cfg.StuckAfter,
 		Clear:      e.clear,

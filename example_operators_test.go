@@ -245,8 +245,8 @@ func (g *groupBy) putAway(ctx context.Context, want int64) (freed int64) {
 		return 0
 	}
 	onDisk := spillway.WithPlacement(spillway.AnyInTier(spillway.Disk))
-	// After a second ctx ends and the request may ask another Work. What has begun goes on, because
-	// the memory helps later, too.
+	// After a second ctx ends, and the request may ask another Work. Put ignores that, because the
+	// memory helps later, too.
 	if err := g.spilled.Put(context.WithoutCancel(ctx), 0, g.groups, onDisk); err != nil {
 		return 0 // the request asks another Work, or fails
 	}

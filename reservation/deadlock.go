@@ -304,8 +304,11 @@ func (w *waiter) passedLocked() (names []string) {
 const reclaimTime = time.Second
 
 // OnReclaim registers memory that can be reclaimed. The returned function unregisters it and waits
-// until Reclaim has returned.
+// until Reclaim has returned. A zero Reservation has nothing to reclaim and is not registered.
 func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
+	if r.Reservation.IsZero() {
+		return func() {}
+	}
 	one := &reclaimer{Reclaimer: r, busy: make(chan struct{}, 1)}
 	m.mu.Lock()
 	m.mu.reclaim = append(m.mu.reclaim, one)

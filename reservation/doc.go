@@ -52,8 +52,8 @@
 //
 // # Deadlocks
 //
-// Tasks that hold bytes and wait for more may wait for each other. Of such requests the one that
-// began to wait last gets a DeadlockError: see Manager.watch for what counts as a deadlock. A
+// Tasks that hold bytes and wait for more may wait for each other. The request that began to wait
+// last gets a DeadlockError then: see Manager.watch for the definition of a deadlock. A
 // reservation may have an Owner. Handles and records count as held by the owner that their context
 // named (Owner.Context). The owner should roll back, DeadlockError.Wait for the others, and begin
 // again.

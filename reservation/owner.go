@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Owner is a task that reserves. What it holds is known by its reservations, and by the handles and
-// records that were opened with its Context. So tasks that wait for each other are found, and one of
-// them gets ErrDeadlock. Pass it to each reservation of the task with WithOwner, and a context of it
-// to what reserves on the task's behalf.
+// Owner is a task that reserves. The manager finds the memory of an owner by its reservations, and by
+// the handles and records that were opened with its Context. So it finds tasks that wait for each
+// other, and one of them gets ErrDeadlock. Pass the owner to each reservation of the task with
+// WithOwner, and its Context to calls that reserve on the task's behalf.
 //
 // An owner runs until as many of its goroutines wait as it has: a running owner may release
 // something. See SetWorkers. It is safe for concurrent use and needs no closing.

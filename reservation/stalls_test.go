@@ -215,8 +215,8 @@ func TestReserveUpToUnderAQuotaThatReportsTooMuch(t *testing.T) {
 	})
 }
 
-// What was charged to a quota is credited if the space has no room any more, or if the reservation
-// that the bytes were for was released meanwhile.
+// Bytes charged to a quota are credited if the space has no room any more, or if the reservation that
+// they were for was released meanwhile.
 func TestQuotaIsCreditedAfterALostRace(t *testing.T) {
 	var during func()
 	q := &hookedQuota{grants: func(int64) bool {
@@ -533,4 +533,19 @@ func TestCleanImagesMakeRoom(t *testing.T) {
 			t.Errorf("%d bytes of clean images were dropped; want %d", n, 50*(i+1))
 		}
 	}
+}
+
+// A zero Reservation has nothing to reclaim.
+func TestReclaimerWithoutAReservation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		cancel := m.OnReclaim(reservation.Reclaimer{Reclaim: func(context.Context, int64) { t.Error("called") }})
+		held := mustTry(t, m, onGPU0, 100)
+		c := startReserve(t.Context(), m, onGPU0, 50)
+		time.Sleep(5 * time.Second)
+		c.waiting(t)
+		cancel()
+		release(t, held)
+		release(t, c.served(t))
+	})
 }

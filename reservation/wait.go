@@ -226,8 +226,8 @@ func (m *Manager) takeAny(w *waiter) (*candidate, int64, error) {
 			return c, n, nil
 		}
 	}
-	// Where w was woken, another request may have been faster. What it has left may be enough for
-	// others, which were not woken.
+	// Another request may have taken the room that w was woken for. The rest may be enough for waiters
+	// that were not woken.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range w.candidates {

@@ -181,9 +181,9 @@ type Holdings struct {
 // kind of holds. Memory is counted with one holder alone, so with Engine, Retired and Others
 // the Bytes of all make up Used while nothing moves.
 type Holder struct {
-	// What is "handle", "record", "reservation" for what is promised and in no buffer, also to
-	// moves, "buffer" for what a program has drawn from a reservation, or "copy" for dictionaries
-	// of copies, which no batch there has and which go with them; of Batches "batch".
+	// What is the kind of holder: "handle", "record", "reservation" (promised bytes in no buffer,
+	// also those of moves), "buffer" (drawn by a program from a reservation), or "copy" (dictionaries
+	// that only clean images use, and that are freed with them). In Batches it is "batch".
 	What     string
 	Owner    string // the task; "" if that is unknown
 	Plan     string

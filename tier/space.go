@@ -231,7 +231,7 @@ func (s *Space) Pace() stripe.Pace {
 }
 
 // paced is what a Pool implements that is one of several which are written side by
-// side, each as fast as it can: a spill volume. What goes to any of them goes to
+// side, each as fast as it can: a spill volume. Bytes for any of them go to
 // the one whose stripe.Pace is the least. A paced is safe for concurrent use.
 type paced interface {
 	Pace() stripe.Pace
@@ -371,8 +371,8 @@ func (s *Space) SetForeign(n int64) {
 
 // ForeignOn returns how many bytes of the space's capacity others hold on dev, the device
 // that the space is on: other processes, other libraries of this one, and other spaces on
-// the same device. It is what is neither free nor in the space's own books. What the device
-// keeps of freed memory counts as free, and memory of others that the space has adopted
+// the same device. These bytes are neither free nor in the space's own books. Freed memory
+// that the device keeps counts as free, and memory of others that the space has adopted
 // as its own. If the device is larger than the space, others may fill the rest
 // of it first.
 //

@@ -174,8 +174,8 @@ func (p *splitPool) Split(_ tier.Memory, sizes []int64) (all []tier.Memory) {
 	return all
 }
 
-// TestSplit: the parts are charged what the whole was, and are released each by itself. What the
-// pool does not split stays as it was.
+// TestSplit: the parts are charged as much as the whole was, and each is released by itself. A
+// buffer that the pool does not split stays as it was.
 func TestSplit(t *testing.T) {
 	if n := newSpace(t, 1000, &fakePool{}).Together(); n != 0 {
 		t.Errorf("of a pool that does not split, %d bytes are drawn together", n)

@@ -52,8 +52,8 @@ func (g *Grant) Alloc(size int64) (*tier.Buffer, error) {
 
 func (g *Grant) drawn() int64 { return max(0, g.r.Bytes()-g.r.Unused()) }
 
-// InputsHere records that all inputs are in the space. What is drawn now is theirs, and does not
-// count for the peak.
+// InputsHere records that all inputs are in the space. The bytes drawn so far belong to
+// the inputs and do not count for the peak.
 func (g *Grant) InputsHere() {
 	drawn := g.drawn()
 	g.mu.Lock()
@@ -80,7 +80,7 @@ func (g *Grant) Produced(bytes int64) {
 }
 
 // Done ends a task that has succeeded: the estimator learns from it, and everything is released.
-// What the task has drawn and not freed stays until it is freed. A second end changes nothing and
+// Buffers that the task has drawn stay until they are freed. A second end changes nothing and
 // returns tier.ErrReleased (an invariants build panics).
 func (g *Grant) Done(m Measured) error { return g.finish(&m) }
 

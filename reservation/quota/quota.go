@@ -33,7 +33,7 @@
 // grain counted that it does not use. Most charges stay within a process's grains and take no
 // system call. One that takes a grain locks the directory for a moment and reads the leases of all.
 //
-// Nobody may change the files while processes use them. If somebody removes one, its process
+// The files must not be changed while processes use them. If one is removed, its process
 // notices when it next looks at the ledger, warns, and creates another. Until then other processes
 // do not count its bytes. A process that may write to the directory can break the rules. So a
 // ledger is for one user's processes, which trust each other, or for the users that reach a ledger
