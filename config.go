@@ -71,14 +71,14 @@ type Config struct {
 	// to disks with Persist: a copy there persists, too. Below 0 there is none.
 	WriteAhead int64
 
-	// StuckAfter is how long nothing may change before a stuck wait for room, as of Put, Acquire or
+	// StallTimeout is how long nothing may change before a stuck wait for room, as of Put, Acquire or
 	// a Reader, ends with an error. If all memories are full of batches at rest, it is a
 	// tier.NoSpaceError: nobody has used or dropped any for so long. If open handles or records
 	// keep so much that the wait could not be served whatever else became free, it is a
 	// reservation.DeadlockError. Make it longer than the longest work on open batches, or pause of
 	// the consumers. 0 means 30 s; below 0 such waits end with their contexts.
 	// Owners (reservation.Owner, RunTask) need not wait for it: what they hold is known.
-	StuckAfter time.Duration
+	StallTimeout time.Duration
 
 	// Codec is how what goes to disk is compressed. The zero value, convert.CodecAuto,
 	// compresses where that is faster than writing what is there, as measured.

@@ -118,14 +118,14 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Distance: e.topo.Distance,
 		Paired:   e.paired,
 		// No wait begins before there is a monitor.
-		Movable:    func(id tier.ID) bool { return e.monitor.Inside().Movable(id) },
-		Headroom:   func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
-		StuckAfter: e.cfg.StuckAfter,
-		Clear:      e.clear,
-		LongWait:   e.warnOfWait,
-		Holders:    e.Holders,
-		Events:     e.cfg.Events,
-		Logger:     e.cfg.Logger,
+		Movable:      func(id tier.ID) bool { return e.monitor.Inside().Movable(id) },
+		Headroom:     func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
+		StallTimeout: e.cfg.StallTimeout,
+		Clear:        e.clear,
+		LongWait:     e.warnOfWait,
+		Holders:      e.Holders,
+		Events:       e.cfg.Events,
+		Logger:       e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Policy:       e.cfg.Policy,
 		Period:       e.cfg.MonitorPeriod,
 		MovesPerEdge: e.cfg.MovesPerEdge,
-		StuckAfter:   e.cfg.StuckAfter,
+		StallTimeout: e.cfg.StallTimeout,
 		Logger:       e.cfg.Logger,
 		Events:       e.monitorEvents(),
 		Base:         e.held,

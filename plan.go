@@ -27,7 +27,7 @@ type Plan struct {
 // goroutine that acquires, drains or reads with Owner().Context(ctx) takes part in deadlock
 // detection; SetWorkers must set how many do. A goroutine that works alone should have an owner of
 // its own (reservation.NewOwner), because one of several can then be chosen to give way. Calls
-// without an owner are refused only after Config.StuckAfter. Long waits are logged.
+// without an owner are refused only after Config.StallTimeout. Long waits are logged.
 func (p *Plan) Owner() *reservation.Owner { return p.owner }
 
 // Repository returns the repository of an operator's port, and makes it if it is

@@ -62,7 +62,7 @@
 // event once, and takes a step when something changes. It refuses waiters with a tier.NoSpaceError
 // if no goroutine is left that could free room. Then batches at rest have all used bytes of the
 // space, the slower tiers are full in the same way or cannot take the batches, and there was no
-// progress for Config.StuckAfter. Owners that hold room and wait for each other are a matter of the
+// progress for Config.StallTimeout. Owners that hold room and wait for each other are a matter of the
 // reservation manager, which calls Movable to find out whether an eviction could help.
 //
 // So that consumers can go on when all tiers are full, evictions and new records leave some room

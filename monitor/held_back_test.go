@@ -98,7 +98,7 @@ func TestBrokenDiskRefuses(t *testing.T) {
 		}
 		bubble(t, name, func(t *testing.T) {
 			w := newWorld(t, sizes{host0: 800 * kib, disk0: 6400 * kib}, func(c *Config, _ *world) {
-				c.StuckAfter = 30 * time.Second
+				c.StallTimeout = 30 * time.Second
 			})
 			w.mover.fault = func(_ *batch.Batch, _, _ tier.ID) error { return errors.New("the disk is broken") }
 			all := w.fillSpace(host0, 200, 4*kib)
@@ -127,7 +127,7 @@ func TestBrokenDiskRefuses(t *testing.T) {
 func TestBrokenDiskKeepsHeadroom(t *testing.T) {
 	bubble(t, "batches on the disk can still be read", func(t *testing.T) {
 		w := newWorldWithHeadroom(t, sizes{host0: 64 * kib, disk0: 640 * kib}, func(c *Config, _ *world) {
-			c.StuckAfter = 30 * time.Second
+			c.StallTimeout = 30 * time.Second
 		})
 		w.mover.fault = func(_ *batch.Batch, _, _ tier.ID) error { return errors.New("the disk is broken") }
 		all := append(w.fillSpace(disk0, 2, 8*kib), w.fillSpace(host0, 14, 4*kib)...)
@@ -158,7 +158,7 @@ func TestOneDiskOfTwo(t *testing.T) {
 	bubble(t, "a consumer of the healthy disk", func(t *testing.T) {
 		disk1 := tier.ID{Kind: tier.Disk, Ordinal: 1}
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib, disk1: 64 * kib}, func(c *Config, _ *world) {
-			c.StuckAfter = 30 * time.Second
+			c.StallTimeout = 30 * time.Second
 		})
 		w.mover.fault = func(_ *batch.Batch, _, to tier.ID) error {
 			if to == disk0 {

@@ -51,11 +51,11 @@ type Config struct {
 	// a second while nothing is needed.
 	Period       time.Duration
 	MovesPerEdge int // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
-	// StuckAfter is how long nothing may change before waiters for room that batches at rest fill
+	// StallTimeout is how long nothing may change before waiters for room that batches at rest fill
 	// are refused; 0: 30 s, below 0: never.
-	StuckAfter time.Duration
-	Logger     *slog.Logger // gets all events, normal ones at debug level; nil: nothing is logged
-	Events     Events       // called, too
+	StallTimeout time.Duration
+	Logger       *slog.Logger // gets all events, normal ones at debug level; nil: nothing is logged
+	Events       Events       // called, too
 	// Base returns the used bytes of a space that belong to no batch: the engine's own, and shared
 	// dictionaries; nil: none.
 	Base func(tier.ID) int64
@@ -140,7 +140,7 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.MovesPerEdge == 0 {
 		cfg.MovesPerEdge = defaultMovesPerEdge
 	}
-	cfg.StuckAfter = cmp.Or(cfg.StuckAfter, reservation.StuckAfter)
+	cfg.StallTimeout = cmp.Or(cfg.StallTimeout, reservation.StallTimeout)
 	if cfg.Base == nil {
 		cfg.Base = func(tier.ID) int64 { return 0 }
 	}

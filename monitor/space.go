@@ -429,7 +429,7 @@ func (m *Monitor) whyRefused(state decide.Snapshot, full []tier.ID) string {
 }
 
 // refuse refuses waiters that nobody is left to serve. All that is used in their spaces belongs to
-// batches at rest that can go nowhere (see fullForGood). And for Config.StuckAfter there was no
+// batches at rest that can go nowhere (see fullForGood). And for Config.StallTimeout there was no
 // sign of life in these spaces, or in those below: no batch came, left or was used, and no move
 // succeeded. Where moves have failed meanwhile, and there is no other disk, it takes a period only:
 // a consumer cannot mend a disk. Then the headroom stays free for consumers.
@@ -440,7 +440,7 @@ func (m *Monitor) refuse(now time.Time, state decide.Snapshot) {
 	}
 	full := decide.FullForGood(state)
 	var forGood []tier.ID
-	early := make(map[tier.ID]bool)           // of those in forGood: before Config.StuckAfter
+	early := make(map[tier.ID]bool)           // of those in forGood: before Config.StallTimeout
 	for i := len(m.spaces) - 1; i >= 0; i-- { // slower spaces first
 		s, sp := m.spaces[i], &state.Spaces[i]
 		if sp.Held() || s.stillSince.IsZero() {
@@ -457,7 +457,7 @@ func (m *Monitor) refuse(now time.Time, state decide.Snapshot) {
 				}
 			}
 		}
-		patience, soon := m.cfg.StuckAfter, broken && !others && m.cfg.Period < m.cfg.StuckAfter
+		patience, soon := m.cfg.StallTimeout, broken && !others && m.cfg.Period < m.cfg.StallTimeout
 		if soon {
 			patience = m.cfg.Period
 		}

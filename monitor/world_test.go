@@ -202,7 +202,7 @@ func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, 
 		w.t.Fatal(err)
 	}
 	w.mover = &slowMover{w: w, bytesA: time.Microsecond}
-	cfg := Config{Reservations: w.res, Mover: w.mover, Events: w.events(), StuckAfter: defaultPeriod}
+	cfg := Config{Reservations: w.res, Mover: w.mover, Events: w.events(), StallTimeout: defaultPeriod}
 	if change != nil {
 		change(&cfg, w)
 	}

@@ -202,7 +202,7 @@ func WithoutWait() PutOption { return func(o *putOptions) { o.noWait = true } }
 // placement: by default anywhere, the fastest memory first. When all memories are full, Put leaves
 // headroom in each: room for one batch, so that consumers can still fetch theirs. It then waits
 // until they have freed more, and returns a tier.NoSpaceError if nothing changes for
-// Config.StuckAfter. The record stays the caller's. After an error nothing was put. A record of
+// Config.StallTimeout. The record stays the caller's. After an error nothing was put. A record of
 // another schema is a *SchemaError, a partition out of range matches ErrPartition, and a repository
 // whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {

@@ -23,7 +23,7 @@ type progress struct {
 // lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
 const lookShare = 20
 
-// unclaimedGrace is added to Config.StuckAfter where nobody is known to hold anything.
+// unclaimedGrace is added to Config.StallTimeout where nobody is known to hold anything.
 const unclaimedGrace = 500 * time.Millisecond
 
 // watch is called by the head of a line at each tick. It reports long waits, and ends the wait of a
@@ -31,7 +31,7 @@ const unclaimedGrace = 500 * time.Millisecond
 //
 // A deadlock is a lack of progress: nothing has changed in the spaces that are waited for, and
 // nobody is left who could free anything there. That is so for a space if all that hold some of it
-// wait themselves, or have no owner and did nothing for Config.StuckAfter; if no batch can be
+// wait themselves, or have no owner and did nothing for Config.StallTimeout; if no batch can be
 // evicted; and if no memory is left that could be reclaimed. An owner that runs may release
 // something at any time, however slow it is. So may one that has begun or ended a wait within
 // Config.Grace. Each space is looked at by itself, so that a busy one hides no deadlock in another.
@@ -190,7 +190,7 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 		}
 		if nobodys > 0 || owners == 0 {
 			ownerless = true
-			after := m.config.StuckAfter
+			after := m.config.StallTimeout
 			// In an engine others may consume what is at rest. If nobody is left who could, the monitor
 			// refuses the request.
 			consumed := m.config.Movable != nil && c.need <= c.line.space.Available()+lines[c.line].rest

@@ -67,10 +67,10 @@ func (c *call) deadlockedBy(t *testing.T, d time.Duration) *reservation.Deadlock
 	return e
 }
 
-// stalled fails unless c gets a DeadlockError after StuckAfter, and within a second of it.
+// stalled fails unless c gets a DeadlockError after StallTimeout, and within a second of it.
 func (c *call) stalled(t *testing.T) *reservation.DeadlockError {
 	t.Helper()
-	time.Sleep(reservation.StuckAfter - 5*time.Second)
+	time.Sleep(reservation.StallTimeout - 5*time.Second)
 	c.waiting(t)
 	return c.deadlockedBy(t, 6*time.Second)
 }
@@ -145,7 +145,7 @@ func TestDeadlockOfTwo(t *testing.T) {
 	}
 }
 
-// The same without owners, whose activity is unknown, takes StuckAfter.
+// The same without owners, whose activity is unknown, takes StallTimeout.
 func TestDeadlockWithoutOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
@@ -153,7 +153,7 @@ func TestDeadlockWithoutOwners(t *testing.T) {
 		ca := grow(t, ra, 50)
 		cb := grow(t, rb, 50)
 		e := cb.stalled(t)
-		if e.Held != 50 || e.Owner != "" || e.Waiters != 2 || e.Still < reservation.StuckAfter {
+		if e.Held != 50 || e.Owner != "" || e.Waiters != 2 || e.Still < reservation.StallTimeout {
 			t.Errorf("the error is %+v", *e)
 		}
 		if want := "release the 50 bytes that you hold"; !strings.Contains(e.Error(), want) {
@@ -165,10 +165,10 @@ func TestDeadlockWithoutOwners(t *testing.T) {
 	})
 }
 
-// With StuckAfter below 0 the program decides how long it waits.
+// With StallTimeout below 0 the program decides how long it waits.
 func TestDeadlockWithoutOwnersIsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, StuckAfter: -1})
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, StallTimeout: -1})
 		r := mustTry(t, m, onGPU0, 100)
 		c := startReserve(t.Context(), m, onGPU0, 50)
 		c.left(t)
@@ -249,7 +249,7 @@ func TestNoDeadlockWhileTheBooksChange(t *testing.T) {
 		ra, rb, others := a.hold(gpu0, 20), b.hold(gpu0, 20), mustTry(t, m, onGPU0, 60)
 		ca, cb := a.ask(onGPU0, 60), b.ask(onGPU0, 60)
 		for range 50 {
-			time.Sleep(reservation.StuckAfter / 2)
+			time.Sleep(reservation.StallTimeout / 2)
 			if err := others.Shrink(1); err != nil {
 				t.Fatal(err)
 			}

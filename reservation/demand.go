@@ -96,7 +96,7 @@ func (m *Manager) Arriving(id tier.ID) int64 {
 }
 
 // Reconsider, called while there are waiters, asks Config.Headroom how much headroom those leave
-// free now that do. A wait of more than Config.StuckAfter leaves none any more: consumers have had
+// free now that do. A wait of more than Config.StallTimeout leaves none any more: consumers have had
 // their time. It must be called with no lock held.
 func (m *Manager) Reconsider() {
 	if m.config.Headroom == nil {
@@ -117,7 +117,7 @@ func (m *Manager) Reconsider() {
 	}
 	lockrank.AssertNone("headroom is asked")
 	expired := func(c *candidate) bool {
-		return m.config.StuckAfter >= 0 && time.Since(c.waiter.begun) >= m.config.StuckAfter
+		return m.config.StallTimeout >= 0 && time.Since(c.waiter.begun) >= m.config.StallTimeout
 	}
 	for c := range spare {
 		if !expired(c) {
@@ -138,7 +138,7 @@ func (m *Manager) Reconsider() {
 // full, with a tier.NoSpaceError that carries hint, and returns how many those were. full is called
 // once for each space with waiters, with no lock held. Waiters that came after that, or fit by now,
 // keep waiting. So do those that fit into the headroom, which they may take after
-// Config.StuckAfter, unless full returns early as well: then nobody waits so long there.
+// Config.StallTimeout, unless full returns early as well: then nobody waits so long there.
 func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (refused int) {
 	m.mu.Lock()
 	waiting := m.allLocked()

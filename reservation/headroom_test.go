@@ -227,13 +227,13 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 	})
 }
 
-// TestHeadroomEnds: a request that has waited for StuckAfter leaves no headroom any more.
+// TestHeadroomEnds: a request that has waited for StallTimeout leaves no headroom any more.
 func TestHeadroomEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
 		held := mustTry(t, m, onGPU0, 60)
 		w := startAs(m, 20, reservation.Incoming())
-		time.Sleep(reservation.StuckAfter - time.Second)
+		time.Sleep(reservation.StallTimeout - time.Second)
 		m.Reconsider()
 		w.waiting(t)
 		time.Sleep(time.Second)
@@ -321,7 +321,7 @@ func TestHeadroomAndAGrowingQuota(t *testing.T) {
 }
 
 // TestProducerBesideBusyConsumers: consumers that open one batch after the other leave a producer
-// its turn, at the latest when it has waited for StuckAfter and leaves no headroom any more.
+// its turn, at the latest when it has waited for StallTimeout and leaves no headroom any more.
 func TestProducerBesideBusyConsumers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
@@ -394,7 +394,7 @@ func TestArriving(t *testing.T) {
 }
 
 // TestRefuseBesideHeadroom: a Put that fits into the headroom is refused only where nobody waits
-// for Config.StuckAfter.
+// for Config.StallTimeout.
 func TestRefuseBesideHeadroom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)

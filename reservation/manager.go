@@ -27,9 +27,9 @@ const (
 	// defaultGrace is how long nothing may change before owners that all wait count as deadlocked.
 	defaultGrace = 100 * time.Millisecond
 
-	// StuckAfter is the default of Config.StuckAfter. Work may be in progress on what is waited for
+	// StallTimeout is the default of Config.StallTimeout. Work may be in progress on what is waited for
 	// that takes longer than moves do, and waiters would fail for nothing.
-	StuckAfter = 30 * time.Second
+	StallTimeout = 30 * time.Second
 )
 
 // Config describes a Manager. Spaces is required; each must have its own id.
@@ -49,9 +49,9 @@ type Config struct {
 	// Grace is how long nothing may change before a wait fails with ErrDeadlock because all owners
 	// that hold the wanted bytes wait. 0 means 100 ms.
 	Grace time.Duration
-	// StuckAfter is the same where reservations, handles or records without an owner hold some of
+	// StallTimeout is the same where reservations, handles or records without an owner hold some of
 	// the bytes. 0 means 30 s, below 0 that these waits never fail with ErrDeadlock.
-	StuckAfter time.Duration
+	StallTimeout time.Duration
 	// Movable reports whether bytes of a space may become free because batches are evicted. It is
 	// called with no lock held, and must not call Close. Nil means that nothing can be evicted.
 	Movable func(tier.ID) bool
@@ -150,8 +150,8 @@ func NewManager(cfg Config) (*Manager, error) {
 	if cfg.Grace == 0 {
 		cfg.Grace = defaultGrace
 	}
-	if cfg.StuckAfter == 0 {
-		cfg.StuckAfter = StuckAfter
+	if cfg.StallTimeout == 0 {
+		cfg.StallTimeout = StallTimeout
 	}
 	m := &Manager{spaces: spaces, config: cfg}
 	m.panics.Logger = cfg.Logger

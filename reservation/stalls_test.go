@@ -400,7 +400,7 @@ func TestWaitForBytesOfNobody(t *testing.T) {
 			if engine {
 				c.left(t)
 			} else {
-				time.Sleep(reservation.StuckAfter + 400*time.Millisecond)
+				time.Sleep(reservation.StallTimeout + 400*time.Millisecond)
 				c.waiting(t)
 				c.deadlockedBy(t, time.Second)
 			}

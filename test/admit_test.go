@@ -366,7 +366,7 @@ func TestLargeTaskBesideAFullGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, 64*mib, func(c *spillway.Config) {
 			c.GPUs = append(c.GPUs, c.GPUs[0])
-			c.HostMemory, c.StuckAfter = spillway.Bytes(8*mib), time.Second
+			c.HostMemory, c.StallTimeout = spillway.Bytes(8*mib), time.Second
 			c.Disks = []spillway.DiskConfig{}
 		})
 		id := tier.ID{Kind: tier.GPU, Ordinal: 1}

@@ -37,7 +37,7 @@ func openGPU(t *testing.T, gpu spillway.GPUConfig) (*spillway.Engine, *repositor
 		HostMemory:    spillway.Bytes(1 << 20),
 		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
 		MonitorPeriod: time.Millisecond,
-		StuckAfter:    time.Second,
+		StallTimeout:  time.Second,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {

@@ -573,7 +573,7 @@ func TestConfigureTwice(t *testing.T) {
 	for _, name := range recorded {
 		top := recordedMachine(t, name)
 		for i, cfg := range []spillway.Config{
-			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MostGPUs: 1, HostPerGPU: true, StuckAfter: 7},
+			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MostGPUs: 1, HostPerGPU: true, StallTimeout: 7},
 			{GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}},
 			{
 				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
@@ -590,7 +590,7 @@ func TestConfigureTwice(t *testing.T) {
 			if !reflect.DeepEqual(cfg, before) {
 				t.Errorf("%s %d: what was given has changed: %+v", name, i, cfg)
 			}
-			if err := once.Validate(); err != nil || once.StuckAfter != cfg.StuckAfter || cfg.GPUs != nil && !reflect.DeepEqual(once.GPUs, cfg.GPUs) {
+			if err := once.Validate(); err != nil || once.StallTimeout != cfg.StallTimeout || cfg.GPUs != nil && !reflect.DeepEqual(once.GPUs, cfg.GPUs) {
 				t.Errorf("%s %d: %+v, %v", name, i, once, err)
 			}
 			twice, err := spillway.Configure(top, once)

@@ -156,7 +156,7 @@ func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
 	t.Parallel()
 	eng := openMarked(t, 4*mib, func(c *spillway.Config) {
 		c.Disks[0].Capacity = spillway.Bytes(2 * mib)
-		c.StuckAfter = 2 * time.Second
+		c.StallTimeout = 2 * time.Second
 		c.HostMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 		c.GPUMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 	})

@@ -110,7 +110,7 @@ func spillConfig(dir string, files disk.FS, top *topology.Topology) spillway.Con
 	return spillway.Config{
 		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(256 << 10)}}, HostMemory: spillway.Bytes(512 << 10),
 		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: files}}, Topology: top,
-		MonitorPeriod: time.Millisecond, StuckAfter: 300 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		MonitorPeriod: time.Millisecond, StallTimeout: 300 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }
 

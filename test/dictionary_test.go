@@ -36,7 +36,7 @@ func TestFullOfDictionaries(t *testing.T) {
 				HostMemory:    spillway.Bytes(512 << 10),
 				Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}},
 				MonitorPeriod: time.Millisecond,
-				StuckAfter:    300 * time.Millisecond,
+				StallTimeout:  300 * time.Millisecond,
 				Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 			})
 			if err != nil {

@@ -86,7 +86,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(64 << 20),
 		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(256 << 20)}},
 		MonitorPeriod: time.Millisecond,
-		StuckAfter:    300 * time.Millisecond,
+		StallTimeout:  300 * time.Millisecond,
 		Logger:        slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	if err != nil {
@@ -227,7 +227,7 @@ func TestForeignCancellation(t *testing.T) {
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(16 << 20),
 		Disks:         []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20), FS: files}},
 		MonitorPeriod: time.Millisecond,
-		StuckAfter:    300 * time.Millisecond,
+		StallTimeout:  300 * time.Millisecond,
 		Logger:        slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

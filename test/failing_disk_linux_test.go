@@ -233,7 +233,7 @@ func TestDiskThatDies(t *testing.T) {
 				alive := files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Effect: faultfs.Fail(c.err)})
 				cfg := spillConfig(dir, files, top)
 				cfg.MonitorPeriod = 250 * time.Microsecond // it waits for 64 of them before it tries again
-				cfg.StuckAfter = 50 * time.Millisecond
+				cfg.StallTimeout = 50 * time.Millisecond
 				failed, died := dies(t, cfg, c.err, files.Hits, alive)
 				if !died {
 					break

@@ -31,12 +31,12 @@ func runsOf(n int) arrow.RecordBatch {
 
 // openHostAndDisk opens an engine of 1 MiB of host memory and a disk that does not pack, without
 // GPUs.
-func openHostAndDisk(t *testing.T, disk int64, stuckAfter time.Duration) *spillway.Engine {
+func openHostAndDisk(t *testing.T, disk int64, stallTimeout time.Duration) *spillway.Engine {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(mib),
-		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(disk)}},
-		StuckAfter: stuckAfter, Codec: convert.CodecNone,
+		Disks:        []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(disk)}},
+		StallTimeout: stallTimeout, Codec: convert.CodecNone,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -75,8 +75,8 @@ func TestPackedHeadroom(t *testing.T) {
 		t.Run(fmt.Sprint(codec), func(t *testing.T) {
 			eng, err := spillway.Open(t.Context(), spillway.Config{
 				GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(mib),
-				Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
-				StuckAfter: time.Second, Codec: codec, Policy: monitor.LRU(),
+				Disks:        []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
+				StallTimeout: time.Second, Codec: codec, Policy: monitor.LRU(),
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -197,8 +197,8 @@ func TestTasksBesideAWaitingPut(t *testing.T) {
 	t.Parallel()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(mib)}}, HostMemory: spillway.Bytes(mib),
-		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
-		StuckAfter: 5 * time.Second, Codec: convert.CodecNone,
+		Disks:        []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
+		StallTimeout: 5 * time.Second, Codec: convert.CodecNone,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +227,7 @@ func TestTasksBesideAWaitingPut(t *testing.T) {
 }
 
 // TestPutThatFitsWithoutHeadroom: everything is full but for the headroom of host, and nothing is
-// open. A Put that fits there has it when it has waited for StuckAfter, and is not refused then.
+// open. A Put that fits there has it when it has waited for StallTimeout, and is not refused then.
 func TestPutThatFitsWithoutHeadroom(t *testing.T) {
 	t.Parallel()
 	for range 3 {

@@ -192,7 +192,7 @@ func TestInputThatIsThereIsTheTasks(t *testing.T) {
 
 // TestTasksAndGrantsHoldAndWait: two tasks of RunTask and two of Admit hold most of the GPU
 // together, and each wants more than is left. None of them names an owner. One gets the deadlock
-// error at once, long before StuckAfter, and all of them finish.
+// error at once, long before StallTimeout, and all of them finish.
 func TestTasksAndGrantsHoldAndWait(t *testing.T) { synctest.Test(t, testTasksAndGrantsHoldAndWait) }
 
 func testTasksAndGrantsHoldAndWait(t *testing.T) {

@@ -176,7 +176,7 @@ func TestRefusedEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, r := telling(t, func(c *spillway.Config) {
 			quietly(c)
-			c.Disks, c.StuckAfter = []spillway.DiskConfig{}, time.Second
+			c.Disks, c.StallTimeout = []spillway.DiskConfig{}, time.Second
 		})
 		defer closeEngine(t, eng)
 		var all []*batch.Batch

@@ -23,7 +23,7 @@ import (
 // openPlain opens an engine in which nothing may stand still for 10 s, with a repository.
 func openPlain(t *testing.T, cfg spillway.Config) (*spillway.Engine, *repository.Repository) {
 	t.Helper()
-	cfg.StuckAfter, cfg.Logger = 10*time.Second, slog.New(slog.NewTextHandler(io.Discard, nil))
+	cfg.StallTimeout, cfg.Logger = 10*time.Second, slog.New(slog.NewTextHandler(io.Discard, nil))
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -16,13 +16,13 @@ import (
 )
 
 // openSmallTiers opens an engine of 1 MiB of GPU memory, 1 MiB of host memory and 2 MiB of disk.
-func openSmallTiers(t *testing.T, stuckAfter time.Duration) *spillway.Engine {
+func openSmallTiers(t *testing.T, stallTimeout time.Duration) *spillway.Engine {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
-		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(mib)}},
-		HostMemory: spillway.Bytes(mib),
-		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
-		StuckAfter: stuckAfter,
+		GPUs:         []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(mib)}},
+		HostMemory:   spillway.Bytes(mib),
+		Disks:        []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(2 * mib)}},
+		StallTimeout: stallTimeout,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func rowsUpTo(most int) func() int {
 	}
 }
 
-// TestNobodyIsLeft: where nobody frees anything, the error comes after StuckAfter, and says so.
+// TestNobodyIsLeft: where nobody frees anything, the error comes after StallTimeout, and says so.
 func TestNobodyIsLeft(t *testing.T) {
 	t.Parallel()
 	eng := openSmallTiers(t, 100*time.Millisecond)

@@ -401,8 +401,8 @@ var settings = []setting{
 			return looks >= 6 && looks < 200
 		}
 	}},
-	{field: "StuckAfter", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.StuckAfter = 2 * time.Second
+	{field: "StallTimeout", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+		c.StallTimeout = 2 * time.Second
 		return func(eng *spillway.Engine) bool {
 			gpu := spaceAt(eng, tier.GPU, 0)
 			h, err := eng.Mover().Acquire(t.Context(), putOn(t, eng, tier.GPU, 2000), reservation.Specific(gpu.ID()))

@@ -21,7 +21,7 @@ func TestWaitWhileAnotherOwnerRuns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, mib, func(c *spillway.Config) {
-			c.StuckAfter = time.Second
+			c.StallTimeout = time.Second
 			c.GPUMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
 		})
 		repo := scanOf(t, eng)
@@ -73,14 +73,14 @@ func TestWaitWhileAnotherOwnerRuns(t *testing.T) {
 }
 
 // TestOneStuckWaitFailsAtATime: goroutines without an owner hold a batch each and wait for another.
-// One of them gets the error and takes its time, less than StuckAfter, to close its batch. No other
+// One of them gets the error and takes its time, less than StallTimeout, to close its batch. No other
 // wait fails meanwhile, because all can go on then.
 func TestOneStuckWaitFailsAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const stuckAfter = 10 * time.Second
+		const stallTimeout = 10 * time.Second
 		eng := openMarked(t, mib, func(c *spillway.Config) {
-			c.HostMemory, c.StuckAfter, c.GPUMarks = spillway.Bytes(8*mib), stuckAfter, tier.Fractions{}
+			c.HostMemory, c.StallTimeout, c.GPUMarks = spillway.Bytes(8*mib), stallTimeout, tier.Fractions{}
 		})
 		repo := scanOf(t, eng)
 		fillGPU(t.Context(), t, eng, repo, 2*crowdSize)
@@ -103,7 +103,7 @@ func TestOneStuckWaitFailsAtATime(t *testing.T) {
 				switch {
 				case errors.Is(err, reservation.ErrDeadlock):
 					failed.Add(1)
-					time.Sleep(stuckAfter * 9 / 10)
+					time.Sleep(stallTimeout * 9 / 10)
 				case err != nil:
 					t.Errorf("worker %d: %v", i, err)
 				default:

@@ -32,7 +32,7 @@ var inHostMemory = spillway.AnyInTier(tier.Host)
 func openForWorks(t *testing.T, memory int64) (*spillway.Engine, *spillway.Plan, *tier.Space) {
 	t.Helper()
 	eng := openMarked(t, memory, func(c *spillway.Config) {
-		c.StuckAfter, c.Logger = 3*time.Second, slog.New(slog.DiscardHandler)
+		c.StallTimeout, c.Logger = 3*time.Second, slog.New(slog.DiscardHandler)
 	})
 	plan, err := eng.Plan("q")
 	if err != nil {

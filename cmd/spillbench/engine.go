@@ -81,7 +81,7 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 func (e *engineFlags) newMachine(top *topology.Topology) *machine {
 	m := &machine{opened: spillway.Config{Topology: top}, config: e.config, notes: new(notes)}
 	m.faults = inject.New(e.faults, e.config.DiskThrottleBytesPerS, e.seed)
-	m.config.MonitorPeriodSeconds, m.config.StuckAfterSeconds = e.period.Seconds(), e.stuckAfter.Seconds()
+	m.config.MonitorPeriodSeconds, m.config.StuckAfterSeconds = e.period.Seconds(), e.stallTimeout.Seconds()
 	m.config.Disks, m.config.Faults = []report.Disk{}, []report.Fault{}
 	for _, f := range e.faults {
 		m.config.Faults = append(m.config.Faults, report.Fault{Spec: f.Text})
@@ -112,7 +112,7 @@ func (e *engineFlags) configure(ctx context.Context, m *machine) error {
 	}
 	cfg := &m.opened
 	cfg.HostMemory, cfg.GPUMarks, cfg.HostMarks = spillway.Bytes(memory), e.marks(), e.marks()
-	cfg.MonitorPeriod, cfg.StuckAfter, cfg.Events, cfg.Logger = e.period, e.stuckAfter, e.events, slog.New(m.notes)
+	cfg.MonitorPeriod, cfg.StallTimeout, cfg.Events, cfg.Logger = e.period, e.stallTimeout, e.events, slog.New(m.notes)
 	cfg.MovesPerEdge, cfg.Limits.Permits.Slots = e.config.MovesPerEdge, new(e.config.DiskSlots)
 	cfg.WriteAhead = cmp.Or(e.config.WriteAheadBytesPerS, -1) // 0 would be the engine's default
 	if cfg.Policy, err = monitor.ByName(e.config.Policy); err != nil {

@@ -105,7 +105,7 @@ func TestErrors(t *testing.T) {
 		{"bad place", []string{"--place=disk"}, 2, []string{"disk", "fits"}},
 		{"bad backend", []string{"--gpu=opencl"}, 2, []string{"opencl", "cuda or sim"}},
 		{"no period", []string{"--monitor-period=0s"}, 2, []string{"--monitor-period", "50ms"}},
-		{"no patience", []string{"--stuck-after=0s"}, 2, []string{"--stuck-after", "30s"}},
+		{"no patience", []string{"--stall-timeout=0s"}, 2, []string{"--stall-timeout", "30s"}},
 		{"no workers", []string{"--workers=0"}, 2, []string{"--workers", "1 to"}},
 		{"no number of repeats", []string{"--repeat=x"}, 2, []string{`"x" for "--repeat" flag`, "from 1 to 1000000"}},
 		{"negative passes", []string{"--passes=-1"}, 2, []string{"--passes", "0 to"}},

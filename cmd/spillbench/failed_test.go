@@ -158,7 +158,7 @@ func TestStandstillIsNoted(t *testing.T) {
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 		f.register(fs)
 		f.stallAfter = 20 * time.Millisecond
-		if err := fs.Parse(append(noRoom(t), "--stuck-after=2s")); err != nil {
+		if err := fs.Parse(append(noRoom(t), "--stall-timeout=2s")); err != nil {
 			t.Fatal(err)
 		}
 		f.output.quiet = quiet
@@ -171,7 +171,7 @@ func TestStandstillIsNoted(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 		note := "spillbench: note: nothing moves: disk:0 "
-		if got := stderr.String(); quiet && got != "" || !quiet && (!strings.HasPrefix(got, note) || !strings.HasSuffix(got, "; the run ends after 2s of that, or twice as long (--stuck-after)\n") || strings.Count(got, "\n") != 1) {
+		if got := stderr.String(); quiet && got != "" || !quiet && (!strings.HasPrefix(got, note) || !strings.HasSuffix(got, "; the run ends after 2s of that, or twice as long (--stall-timeout)\n") || strings.Count(got, "\n") != 1) {
 			t.Errorf("quiet %v: %q", quiet, got)
 		}
 	}

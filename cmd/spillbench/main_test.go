@@ -82,7 +82,7 @@ func TestMain(m *testing.M) {
 }
 
 // soon makes commands end soon that wait for room in vain.
-const soon = "--stuck-after=50ms"
+const soon = "--stall-timeout=50ms"
 
 // small are the memories of most tests: large enough to work, small enough that
 // a table overflows them at once.

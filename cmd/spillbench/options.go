@@ -27,9 +27,9 @@ import (
 // batches of a few MiB.
 const defaultMemory = 64 << 20
 
-// stuckAfter is the default of --stuck-after. It is shorter than an engine's own default: while a run
-// loads, nobody consumes batches, so full memories stay full.
-const stuckAfter = 5 * time.Second
+// stallTimeout is the default of --stall-timeout. It is shorter than an engine's own default: while
+// a run loads, nobody consumes batches, so full memories stay full.
+const stallTimeout = 5 * time.Second
 
 // engineFlags are the options of an engine, for all commands that open one. A command sets the fields of
 // the second part before it calls register or open.
@@ -40,7 +40,7 @@ type engineFlags struct {
 	gpus                  int         // the most GPUs that are used; 0: all
 	gpuMemory, hostMemory tier.Amount // of each GPU, and of the process
 	disks                 diskFlags
-	period, stuckAfter    time.Duration
+	period, stallTimeout  time.Duration
 	faults                []inject.Spec
 	given                 func(flag string) bool // reports whether a flag is on the command line
 
@@ -87,7 +87,7 @@ func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
 	f.BoolVar(&c.Encrypt, "encrypt", false, "encrypt spill files, with a key that is never written (default off)")
 	f.DurationVar(&e.period, "monitor-period", 50*time.Millisecond,
 		"`TIME` between the monitor's own checks of the memories, such as 50ms")
-	f.DurationVar(&e.stuckAfter, "stuck-after", stuckAfter,
+	f.DurationVar(&e.stallTimeout, "stall-timeout", stallTimeout,
 		"fail waiting requests after this `TIME` without progress while every tier is full")
 	f.Var((*sizeFlag)(&c.WriteAheadBytesPerS), "write-ahead",
 		"copy at most `SIZE` bytes a second to disk before their room is needed, such as 64MiB, or off")
@@ -115,8 +115,8 @@ func (e *engineFlags) validate() error {
 		return fail.Usagef("%w (set --stop < --trigger <= --limit <= 1)", err)
 	case e.period < monitor.MinPeriod:
 		return fail.Usagef("--monitor-period %v must be at least %v (such as 50ms)", e.period, monitor.MinPeriod)
-	case e.stuckAfter <= 0:
-		return fail.Usagef("--stuck-after %v must be above 0 (such as 30s)", e.stuckAfter)
+	case e.stallTimeout <= 0:
+		return fail.Usagef("--stall-timeout %v must be above 0 (such as 30s)", e.stallTimeout)
 	}
 	return nil
 }

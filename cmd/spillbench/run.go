@@ -139,9 +139,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	live.show(now)
 	bar := f.output.bar(stderr, m.engine.Stats)
 	endStall := still.watch(f.stallAfter, m.engine.Spaces(), func(room string) {
-		if !f.output.quiet && f.stallAfter < f.engine.stuckAfter {
+		if !f.output.quiet && f.stallAfter < f.engine.stallTimeout {
 			bar.Say(stderr, fmt.Sprintf("spillbench: note: nothing moves: %s; the run ends after %v of that, "+
-				"or twice as long (--stuck-after)", room, f.engine.stuckAfter))
+				"or twice as long (--stall-timeout)", room, f.engine.stallTimeout))
 		}
 	})
 	cfg := f.job(m)

@@ -72,7 +72,7 @@ func TestEngineFlags(t *testing.T) {
 		{"--policy=lru", func(c spillway.Config) bool { return c.Policy.Name() == "lru" }},
 		{"--codec=s2", func(c spillway.Config) bool { return c.Codec == convert.CodecS2 }},
 		{"--encrypt", func(c spillway.Config) bool { return c.Disks[0].Encrypt }},
-		{"--stuck-after=7s", func(c spillway.Config) bool { return c.StuckAfter == 7*time.Second }},
+		{"--stall-timeout=7s", func(c spillway.Config) bool { return c.StallTimeout == 7*time.Second }},
 		{"--write-ahead=off", func(c spillway.Config) bool { return c.WriteAhead < 0 }},
 		{"--write-ahead=7MiB", func(c spillway.Config) bool { return c.WriteAhead == 7<<20 }},
 		{"--moves-per-edge=7", func(c spillway.Config) bool { return c.MovesPerEdge == 7 }},
@@ -299,7 +299,7 @@ func TestConfigIsTold(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
-		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stuck-after=9s", "--write-ahead=5MiB", "--moves-per-edge=6", "--disk-slots=7", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
+		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stall-timeout=9s", "--write-ahead=5MiB", "--moves-per-edge=6", "--disk-slots=7", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
 	if r.status != 0 {
 		t.Fatalf("ended with %d: %s", r.status, r.stderr)
 	}

@@ -80,7 +80,7 @@ func open(ctx context.Context, dir string, seed uint64, s settings) (*engine, er
 		Codec:         codec,
 		MonitorPeriod: monitor.MinPeriod,
 		WriteAhead:    -1,
-		StuckAfter:    stallTimeout,
+		StallTimeout:  stallTimeout,
 		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	for range s.gpus {

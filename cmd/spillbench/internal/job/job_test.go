@@ -454,7 +454,7 @@ func TestNoRoom(t *testing.T) {
 		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(1 << 20),
 		Disks: []spillway.DiskConfig{
 			{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)},
-		}, Logger: slog.New(slog.DiscardHandler), StuckAfter: 100 * time.Millisecond,
+		}, Logger: slog.New(slog.DiscardHandler), StallTimeout: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -105,7 +105,7 @@ func (r *rig) open(ctx context.Context, disk int64) (*spillway.Engine, error) {
 	eng, err := spillway.Open(ctx, spillway.Config{
 		GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(hostMemory),
 		Disks:  []spillway.DiskConfig{{Dir: r.Dir, Capacity: spillway.Bytes(disk)}},
-		Logger: slog.New(slog.DiscardHandler), Topology: machine(), StuckAfter: time.Second,
+		Logger: slog.New(slog.DiscardHandler), Topology: machine(), StallTimeout: time.Second,
 	})
 	if err == nil {
 		r.engines = append(r.engines, eng)

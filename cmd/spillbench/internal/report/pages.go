@@ -71,7 +71,7 @@ var settings = []string{
 	"disk_throttle_bytes_per_s|disk slowed to|--disk-throttle||the disk was slowed to",
 	"moves_per_edge?|moves an edge|--moves-per-edge|MovesPerEdge",
 	"disk_slots?|transfers with disks|--disk-slots|Limits.Permits.Slots",
-	"stuck_after_seconds?|stuck after seconds|--stuck-after|StuckAfter",
+	"stuck_after_seconds?|stuck after seconds|--stall-timeout|StallTimeout",
 	"faults|faults|--fault",
 	"extent|extent|--thorough",
 	"pairs|pairs|--pairs",
