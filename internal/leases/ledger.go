@@ -222,7 +222,7 @@ func lockGPU(dir, name string, how int, until time.Time) (*os.File, error) {
 	for _, d := range []string{filepath.Dir(path), path} { // no slash at the end, which would follow a link
 		if how == unix.LOCK_EX {
 			if err := os.MkdirAll(d, 0o700); err != nil {
-				return nil, fmt.Errorf("root has not shared %s, and this process cannot create it: %w", name, err)
+				return nil, fmt.Errorf("root has not shared %s in the ledger %s, and it cannot be created: %w", name, dir, err)
 			}
 		}
 		if err := checkDir(d, d == path); err != nil {
