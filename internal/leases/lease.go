@@ -100,19 +100,13 @@ const (
 // Another size of the GPU than other processes have is an error too. On a network file system the
 // error is tier.ErrNotSupported.
 func Join(t Terms) (*Lease, error) {
-	t.Advertised = cmp.Or(t.Advertised, t.Physical)
-	if t.Dir == "" || t.Device == "" || min(t.Physical, t.Advertised) <= 0 || t.Quota < 0 ||
-		max(t.Physical, t.Advertised) > maxBytes {
-		return nil, fmt.Errorf("quota: joining a ledger with %+v: want a directory, a GPU, and sizes of 1 to %d bytes",
-			t, int64(maxBytes))
-	}
 	var err error
 	if t.Dir, err = filepath.Abs(t.Dir); err != nil { // the process may change its directory
 		return nil, err
 	}
 	l := &Lease{terms: t, files: make(chan struct{}, 1), own: Holder{
 		Device: cudaName(t.Device), Group: t.Group, PID: os.Getpid(), Started: time.Now(),
-		Physical: t.Physical, Advertised: t.Advertised,
+		Physical: t.Physical, Advertised: cmp.Or(t.Advertised, t.Physical),
 	}}
 	if err := l.look(0, 0); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -267,7 +261,7 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 		return err
 	}
 	defer unlock(dir)
-	joins, file := own.Quota == 0, l.file
+	file, joins := l.file, own.Quota == 0
 	if !joins {
 		if _, err := os.Lstat(file.Name()); err != nil { // somebody removed the file, or its directory
 			_ = file.Close()

@@ -91,6 +91,12 @@ type Holder struct {
 	Advertised int64 `json:"advertised"` // how much quotas may promise of the GPU
 }
 
+// valid reports whether the numbers make sense, and sums of thousands of them fit into an int64.
+func (h *Holder) valid() bool {
+	return min(h.Quota, h.Physical, h.Advertised) > 0 && min(h.Granted, h.Live, h.Peak) >= 0 &&
+		max(h.Quota, h.Physical, h.Advertised, h.Granted, h.Live) <= maxBytes
+}
+
 // record is the content of a lease's file: one JSON object, spaces up to recordSize bytes, and a
 // newline.
 type record struct {
@@ -101,8 +107,10 @@ type record struct {
 const (
 	version    = 3
 	recordSize = 4096
-	maxBytes   = 1 << 50                                         // of a GPU. Users may write false numbers, but the sum of thousands is an int64
 	readOnly   = os.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK // follows no link and waits for no FIFO
+
+	// maxBytes is the largest size of a GPU or a quota.
+	maxBytes = 1 << 50
 
 	// lockFor is how long a process waits for the lock of a directory. Processes keep it for well
 	// under a millisecond, unless they are stopped.
@@ -315,8 +323,7 @@ func readLease(path string) (*Holder, error) {
 	}
 	var r record
 	err = json.NewDecoder(io.LimitReader(f, recordSize)).Decode(&r)
-	if err == nil && (r.Version != version || min(r.Quota, r.Physical, r.Advertised) <= 0 ||
-		min(r.Granted, r.Live, r.Peak) < 0 || max(r.Quota, r.Granted, r.Live) > maxBytes) {
+	if err == nil && (r.Version != version || !r.valid()) {
 		err = fmt.Errorf("its format is not of version %d, or its numbers make no sense: %+v", version, r)
 	}
 	return &r.Holder, err
@@ -326,6 +333,9 @@ func readLease(path string) (*Holder, error) {
 // dir, which it locks for as long as the process lives. The caller has dir locked, so nobody reads
 // half of the content.
 func write(dir, file *os.File, h Holder) (*os.File, error) {
+	if !h.valid() {
+		return file, fmt.Errorf("%+v: sizes must be from 1 to %d bytes", h, int64(maxBytes))
+	}
 	text, err := json.Marshal(record{version, h})
 	if err == nil && file == nil {
 		if file, err = os.CreateTemp(dir.Name(), fmt.Sprintf("lease-%d-*", os.Getpid())); err != nil {

@@ -222,8 +222,6 @@ func TestProcessesMustAgree(t *testing.T) {
 	}
 	charge(t, a, 400)
 	for name, tm := range map[string]leases.Terms{
-		"no directory":        {Device: device, Physical: 1},
-		"no device":           {Dir: dir, Physical: 1},
 		"no memory":           {Dir: dir, Device: device},
 		"negative memory":     {Dir: dir, Device: device, Physical: -1},
 		"negative quota":      {Dir: dir, Device: device, Physical: 1, Quota: -1},
