@@ -192,7 +192,7 @@ func Share(dir string, devices ...string) (err error) {
 		path, err = filepath.Abs(path)
 	}
 	for at, below := path, ""; err == nil && at != below; at, below = filepath.Dir(at), at {
-		err = checkDir(at, at != path)
+		err = checkDir(at, true) // lockGPU checks path itself
 	}
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ package leases_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
@@ -464,6 +465,51 @@ func TestIdleLeaseSees(t *testing.T) {
 	until(1000, 100)
 	p.kill(t)
 	until(1000, 400)
+}
+
+// TestSubscribersAreNotified: of bytes that their own process returns, at once, and of a ledger that cannot
+// be used any more, so that a waiter charges again and gets the error.
+func TestSubscribersAreNotified(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		a := join(t, terms(dir, "g", 64000, 64000))
+		charge(t, a, 100)
+		calls := 0
+		defer a.Subscribe(func() { calls++ })()
+		if a.Credit(10); calls != 1 {
+			t.Errorf("after a credit there were %d calls, want 1", calls)
+		}
+		time.Sleep(time.Second)
+		if synctest.Wait(); calls != 1 {
+			t.Errorf("while nothing changed there were %d calls, want 1", calls)
+		}
+		if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if synctest.Wait(); calls < 2 {
+			t.Error("no call when the ledger cannot be used")
+		}
+		if err := os.Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestFileIsOneObject: nothing of a longer content remains in the file of a process.
+func TestFileIsOneObject(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1<<40, 1<<40))
+	charge(t, a, 1<<39)
+	a.Credit(1<<39 - 1)
+	text, err := os.ReadFile(filepath.Join(dir, device, leaseFiles(t, dir)[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h leases.Holder
+	if err := json.Unmarshal(text, &h); err != nil || h.Live != 1 {
+		t.Errorf("%q: %v", text, err)
+	}
 }
 
 // lockDir locks the device's directory, as a process does that is stopped while it uses the ledger.
