@@ -32,7 +32,8 @@ func TestQuotaOfTheEnvironment(t *testing.T) {
 	var doc report.Quota
 	decode(t, succeed(t, "quota", "--json=-").stdout, &doc)
 	if doc.Command != "quota" || doc.Limit != "1.5GiB" || doc.LimitBytes != 3<<29 ||
-		doc.Source != "NVSHARE_GPU_MEMORY_LIMIT" || doc.Ratio != 1.5 || doc.PhysicalBytes != 8<<30 || doc.Holders == nil {
+		doc.Source != "NVSHARE_GPU_MEMORY_LIMIT" || doc.Ratio != 1.5 || doc.PhysicalBytes != 8<<30 ||
+		doc.Holders == nil {
 		t.Errorf("%+v", doc)
 	}
 	t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "12.5%")

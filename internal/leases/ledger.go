@@ -83,7 +83,7 @@ type Holder struct {
 	Started time.Time `json:"started"`         // when it joined
 	Quota   int64     `json:"quota"`           // of the group, as this process has it
 	Live    int64     `json:"live"`            // promised or allocated when the process last wrote its file
-	Peak    int64     `json:"peak"`            // largest Live so far
+	Peak    int64     `json:"peak"`            // largest Live that the process has written
 	Lost    int64     `json:"lost,omitempty"`  // how often its files were removed while it used them
 
 	Granted    int64 `json:"granted"`    // counted against the limits: Live in whole grains
@@ -117,9 +117,9 @@ const (
 	lockFor = 5 * time.Second
 )
 
-// Holders returns the holders on all GPUs of a ledger, by GPU. It changes nothing. The error names
-// files that cannot be read, which are left out. A directory that does not exist is an empty
-// ledger.
+// Holders returns the holders on all GPUs of a ledger, by GPU and process. It changes nothing. The
+// error names files that cannot be read, which are left out. A directory that does not exist is an
+// empty ledger.
 func Holders(dir string) ([]Holder, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -230,7 +230,8 @@ func lockGPU(dir, name string, how int, until time.Time) (*os.File, error) {
 	for _, d := range []string{filepath.Dir(path), path} { // no slash at the end, which would follow a link
 		if how == unix.LOCK_EX {
 			if err := os.MkdirAll(d, 0o700); err != nil {
-				return nil, fmt.Errorf("root has not shared %s in the ledger %s, and it cannot be created: %w", name, dir, err)
+				return nil, fmt.Errorf("root has not shared %s in the ledger %s, and it cannot be created: %w",
+					name, dir, err)
 			}
 		}
 		if err := checkDir(d, d == path); err != nil {
@@ -248,7 +249,8 @@ func lockGPU(dir, name string, how int, until time.Time) (*os.File, error) {
 	for err = flock(d, how); err != nil; err = flock(d, how) {
 		if time.Now().After(until) {
 			_ = d.Close()
-			return nil, fmt.Errorf("%s cannot be locked for %v: is a process that uses it stopped? %w", path, lockFor, err)
+			return nil, fmt.Errorf("%s cannot be locked for %v: is a process that uses it stopped? %w",
+				path, lockFor, err)
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -268,8 +270,8 @@ func checkDir(path string, mayBeShared bool) error {
 	uid := int(info.Sys().(*syscall.Stat_t).Uid)
 	shared := mayBeShared && uid == 0 && info.Mode()&fs.ModeSticky != 0
 	if uid != os.Geteuid() && uid != 0 || !shared && info.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("%s belongs to user %d and has mode %v, so its files can be replaced or written to by others: "+
-			"name a directory that only this user or root can write to", path, uid, info.Mode())
+		return fmt.Errorf("%s belongs to user %d and has mode %v, so its files can be replaced "+
+			"or written to by others: name a directory that only this user or root can write to", path, uid, info.Mode())
 	}
 	return nil
 }
@@ -288,7 +290,7 @@ func unlock(f *os.File) {
 // of dead ones, as far as this user may. The error names each file that cannot be read and whose
 // process is alive. The caller has dir locked.
 func read(dir, own *os.File, reap bool) (live []Holder, err error) {
-	entries, err := dir.ReadDir(-1)
+	entries, err := os.ReadDir(dir.Name())
 	errs := []error{err}
 	for _, e := range entries {
 		path := filepath.Join(dir.Name(), e.Name())

@@ -124,7 +124,8 @@ func TestGroupSharesOneQuota(t *testing.T) {
 func TestLargestSizes(t *testing.T) {
 	const most = 1<<50 - 1
 	dir := ledgerDir(t)
-	if _, err := leases.Join(terms(dir, "g", most, most+2)); err == nil || !strings.Contains(err.Error(), "1125899906842624") {
+	if _, err := leases.Join(terms(dir, "g", most, most+2)); err == nil ||
+		!strings.Contains(err.Error(), "to 1125899906842624 bytes") {
 		t.Errorf("a larger GPU: %v", err)
 	}
 	a := join(t, terms(dir, "g", most, most))
