@@ -257,21 +257,18 @@ func lockGPU(dir, name string, how int, until time.Time) (*os.File, error) {
 	return d, nil
 }
 
-// checkDir refuses a directory to which other users can write. One that may be shared can be root's
-// and sticky, so that users cannot remove the files of others.
+// checkDir refuses a link, and a directory to which other users can write. One that may be shared
+// can be root's and sticky, so that users cannot remove the files of others.
 func checkDir(path string, mayBeShared bool) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() {
-		return fmt.Errorf("%s is not a directory, or is a link: name the directory itself", path)
-	}
 	uid := int(info.Sys().(*syscall.Stat_t).Uid)
 	shared := mayBeShared && uid == 0 && info.Mode()&fs.ModeSticky != 0
-	if uid != os.Geteuid() && uid != 0 || !shared && info.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("%s belongs to user %d and has mode %v, so its files can be replaced "+
-			"or written to by others: name a directory that only this user or root can write to", path, uid, info.Mode())
+	if !info.IsDir() || uid != os.Geteuid() && uid != 0 || !shared && info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%s belongs to user %d and has mode %v: want a directory, not a link, of this user or root, "+
+			"that cannot be written to by others", path, uid, info.Mode())
 	}
 	return nil
 }

@@ -222,7 +222,7 @@ func TestShareBelowAnothers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := leases.Share(filepath.Join(above, "x", "ledger"), device); err == nil ||
-			!strings.Contains(err.Error(), "replace") {
+			!strings.Contains(err.Error(), above+" belongs to user") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
