@@ -475,20 +475,20 @@ func TestSubscribersAreNotified(t *testing.T) {
 		dir := ledgerDir(t)
 		a := join(t, terms(dir, "g", 64000, 64000))
 		charge(t, a, 100)
-		calls := 0
-		defer a.Subscribe(func() { calls++ })()
-		if a.Credit(10); calls != 1 {
-			t.Errorf("after a credit there were %d calls, want 1", calls)
+		var calls atomic.Int64
+		defer a.Subscribe(func() { calls.Add(1) })()
+		if a.Credit(10); calls.Load() != 1 {
+			t.Errorf("after a credit there were %d calls, want 1", calls.Load())
 		}
 		time.Sleep(time.Second)
-		if synctest.Wait(); calls != 1 {
-			t.Errorf("while nothing changed there were %d calls, want 1", calls)
+		if synctest.Wait(); calls.Load() != 1 {
+			t.Errorf("while nothing changed there were %d calls, want 1", calls.Load())
 		}
 		if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
-		if synctest.Wait(); calls < 2 {
+		if synctest.Wait(); calls.Load() < 2 {
 			t.Error("no call when the ledger cannot be used")
 		}
 		if err := os.Remove(dir); err != nil {
