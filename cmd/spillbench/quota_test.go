@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -33,7 +32,8 @@ func TestQuotaOfTheEnvironment(t *testing.T) {
 	var doc report.Quota
 	decode(t, succeed(t, "quota", "--json=-").stdout, &doc)
 	if doc.Command != "quota" || doc.Limit != "1.5GiB" || doc.LimitBytes != 3<<29 ||
-		doc.Source != "NVSHARE_GPU_MEMORY_LIMIT" || doc.Ratio != 1.5 || doc.PhysicalBytes != 8<<30 || doc.Holders == nil {
+		doc.Source != "NVSHARE_GPU_MEMORY_LIMIT" || doc.Ratio != 1.5 || doc.PhysicalBytes != 8<<30 ||
+		doc.Holders == nil {
 		t.Errorf("%+v", doc)
 	}
 	t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "12.5%")
@@ -106,7 +106,7 @@ func TestQuotaOfABrokenLedger(t *testing.T) {
 	if err := os.Remove(file("GPU-1")); err != nil {
 		t.Fatal(err)
 	}
-	if err := lease.Charge(1); !errors.Is(err, leases.ErrBroken) {
+	if err := lease.Charge(1); err != nil {
 		t.Fatal(err)
 	}
 	broken("were removed while processes use it")

@@ -97,7 +97,7 @@ func TestRunFails(t *testing.T) {
 		"too many units":     {[]string{"--sim", "64x1Ti", "--unit", "1Mi"}, "use --unit "},
 		"no API server":      {[]string{"--mode", "dra", "--sim", "1x1Gi", "--node", "n", "--cdi-dir", filepath.Join(t.TempDir(), "cdi")}, "name a file by --kubeconfig"},
 		"no kubeconfig":      {[]string{"--mode", "dra", "--sim", "1x1Gi", "--node", "n", "--cdi-dir", filepath.Join(t.TempDir(), "cdi"), "--kubeconfig", "/none"}, "see --kubeconfig"},
-		"others can replace": {[]string{"--sim", "1x1Gi", "--dir", filepath.Join(open, "node")}, "users other than root can write to"},
+		"others can replace": {[]string{"--sim", "1x1Gi", "--dir", filepath.Join(open, "node")}, "written to by others"},
 	} {
 		args := append([]string{"--dir", filepath.Join(t.TempDir(), "node"), "--metrics", ""}, c.args...)
 		var stdout, stderr bytes.Buffer

@@ -45,9 +45,9 @@
 // processes. If a file cannot be written, as on a full disk, the charge fails with the system's
 // error, and nothing is charged.
 //
-// Links, directories, sockets and FIFOs are ignored, and files with other names stay. A file named
-// like a lease that somebody has locked and that makes no sense is an error in every charge that
-// takes a grain, never nothing.
+// Links, directories, sockets, FIFOs and files with other names are ignored, and stay. A file with
+// the name of a lease that somebody has locked and that makes no sense is an error in every charge
+// that takes a grain, never nothing.
 //
 // # Locks
 //
@@ -63,12 +63,11 @@ import (
 	"io"
 	"io/fs"
 	"math/big"
-	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/fsinfo"
@@ -84,7 +83,7 @@ type Holder struct {
 	Started time.Time `json:"started"`         // when it joined
 	Quota   int64     `json:"quota"`           // of the group, as this process has it
 	Live    int64     `json:"live"`            // promised or allocated when the process last wrote its file
-	Peak    int64     `json:"peak"`            // largest Live so far
+	Peak    int64     `json:"peak"`            // largest Live that the process has written
 	Lost    int64     `json:"lost,omitempty"`  // how often its files were removed while it used them
 
 	Granted    int64 `json:"granted"`    // counted against the limits: Live in whole grains
@@ -92,66 +91,59 @@ type Holder struct {
 	Advertised int64 `json:"advertised"` // how much quotas may promise of the GPU
 }
 
-// record is the content of a process's file: one JSON object, spaces up to recordSize bytes, and a
+// valid reports whether the numbers make sense, and sums of thousands of them fit into an int64.
+func (h *Holder) valid() bool {
+	return min(h.Quota, h.Physical, h.Advertised) > 0 && min(h.Granted, h.Live, h.Peak) >= 0 &&
+		max(h.Quota, h.Physical, h.Advertised, h.Granted, h.Live) <= maxBytes
+}
+
+// record is the content of a lease's file: one JSON object, spaces up to recordSize bytes, and a
 // newline.
 type record struct {
 	Version int `json:"version"`
 	Holder
-	Joined int64 `json:"joined"` // the group's quota when the process joined; Holder.Quota may have changed
-
-	file string // the path of the file
-}
-
-func (r *record) charge(n int64) {
-	r.Live += n
-	r.Peak = max(r.Peak, r.Live)
 }
 
 const (
-	version    = 2
+	version    = 3
 	recordSize = 4096
 	readOnly   = os.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK // follows no link and waits for no FIFO
+
+	// maxBytes is the largest size of a GPU or a quota.
+	maxBytes = 1 << 50
 
 	// lockFor is how long a process waits for the lock of a directory. Processes keep it for well
 	// under a millisecond, unless they are stopped.
 	lockFor = 5 * time.Second
 )
 
-// Holders returns the holders on all GPUs of a ledger, by GPU, group and process. It changes
-// nothing. The error names files that cannot be read, which are left out. A directory that does not
-// exist is an empty ledger. In a ledger that root shares, directories that root has not created are
-// ignored; see Strangers.
+// Holders returns the holders on all GPUs of a ledger, by GPU and process. It changes nothing. The
+// error names files that cannot be read, which are left out. A directory that does not exist is an
+// empty ledger.
 func Holders(dir string) ([]Holder, error) {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	errs := []error{err}
-	var out []Holder
+	var all []Holder
 	for _, e := range entries {
-		device, err := url.PathUnescape(e.Name())
-		if err != nil || !e.IsDir() {
+		if !e.IsDir() {
 			continue
 		}
-		var records []record
-		g, err := openGPU(dir, e.Name(), unix.LOCK_SH)
+		gpu, err := lockGPU(dir, e.Name(), unix.LOCK_SH, time.Now().Add(lockFor))
 		if err == nil {
-			records, err = g.read(false)
+			var held []Holder
+			held, err = read(gpu, nil, false)
+			unlock(gpu)
+			all = append(all, held...)
 		}
-		g.close()
 		errs = append(errs, err)
-		for _, r := range records {
-			r.Device, r.Started = device, r.Started.Local()
-			out = append(out, r.Holder)
-		}
 	}
-	slices.SortFunc(out, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Group, b.Group), a.Started.Compare(b.Started))
-	})
 	if err := errors.Join(errs...); err != nil {
-		return out, fmt.Errorf("quota: the ledger in %s: %w", dir, err)
+		return all, fmt.Errorf("quota: the ledger in %s: %w", dir, err)
 	}
-	return out, nil
+	return all, nil
 }
 
 // Advertised returns ⌊physical × ratio⌋, in bytes: how much quotas may promise of a GPU. A nil
@@ -166,39 +158,83 @@ func Advertised(physical int64, ratio *big.Rat) (int64, error) {
 	return n.Int64(), nil
 }
 
-// gpuDir is the directory of one GPU, as one lease or one observer has it open. One goroutine at a
-// time may use it.
-type gpuDir struct {
-	dir    *os.File // to lock and to list
-	shared bool     // root lets all users join: see Share
-	file   *os.File // of a lease: its file, locked; nil before the first write
-}
-
-// isAt reports whether the path of f still names the file or directory that f has open.
-func isAt(f *os.File) bool {
-	have, err := f.Stat()
-	if err != nil {
-		return false
+// Share creates a ledger that all users may join, for the named GPUs, and removes the files that
+// dead processes left there. Only root can call it.
+//
+// A ledger that several users share is root's, and only root can add GPUs to it:
+//
+//	DIR                mode 755
+//	DIR/<GPU>          mode 1777: root lets all users join
+//	DIR/<GPU>/lease-…  written by its user, read by all
+//
+// Users cannot change, remove or replace the files of others. But every user who reaches the
+// directory of a GPU can create files with false numbers in it, or keep it locked. So root creates
+// the ledger where only those users reach it who are to share: below a directory of its own, from
+// which containers mount it.
+//
+// An existing directory must belong to root, and must be writable only by root. The directories
+// above it must belong to root, and be writable only by root or sticky, so that no other user can
+// replace it. A call that failed can be repeated.
+func Share(dir string, devices ...string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("quota: sharing the ledger in %s: %w", dir, err)
+		}
+	}()
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("user %d is not root: %w", os.Geteuid(), fs.ErrPermission)
 	}
-	at, err := os.Lstat(f.Name())
-	return err == nil && os.SameFile(have, at)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	path, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	for at, below := path, ""; err == nil && at != below; at, below = filepath.Dir(at), at {
+		err = checkDir(at, true) // lockGPU checks path itself
+	}
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		gpu, err := lockGPU(path, dirName(cudaName(d)), unix.LOCK_EX, time.Now().Add(lockFor))
+		if err != nil {
+			return err
+		}
+		_, _ = read(gpu, nil, true) // removes files; those that cannot be read do not keep root from sharing
+		err = gpu.Chmod(0o777 | fs.ModeSticky)
+		unlock(gpu)
+		if err != nil {
+			return err
+		}
+	}
+	return os.Chmod(path, 0o755)
 }
 
-// openGPU opens and locks the directory of a GPU. To lock it exclusively it creates the directory.
-func openGPU(dir, name string, how int) (*gpuDir, error) {
-	dir = filepath.Clean(dir) // without a slash at the end, which would follow a link
+// cudaName returns CUDA's name of a GPU or of an instance, which NVML calls MIG-….
+func cudaName(device string) string {
+	if digits, ok := strings.CutPrefix(device, "MIG-"); ok {
+		return "GPU-" + digits
+	}
+	return device
+}
+
+// dirName returns the name of a GPU's directory: CUDA's name of the GPU, escaped as in URLs.
+func dirName(device string) string { return strings.ReplaceAll(url.PathEscape(device), ".", "%2E") }
+
+// lockGPU opens and locks the directory of a GPU: exclusively (unix.LOCK_EX) to charge, and then it
+// creates the directory, or shared (unix.LOCK_SH) to look.
+func lockGPU(dir, name string, how int, until time.Time) (*os.File, error) {
 	path := filepath.Join(dir, name)
-	g := &gpuDir{}
-	var err error
-	for _, d := range []string{dir, path} {
+	for _, d := range []string{filepath.Dir(path), path} { // no slash at the end, which would follow a link
 		if how == unix.LOCK_EX {
 			if err := os.MkdirAll(d, 0o700); err != nil {
-				return nil, fmt.Errorf("the ledger in %s: root has not shared %s, "+
-					"and this process cannot create it: %w",
-					dir, name, err)
+				return nil, fmt.Errorf("root has not shared %s in the ledger %s, and it cannot be created: %w",
+					name, dir, err)
 			}
 		}
-		if g.shared, err = checkDir(d, d == path); err != nil {
+		if err := checkDir(d, d == path); err != nil {
 			return nil, err
 		}
 	}
@@ -206,87 +242,76 @@ func openGPU(dir, name string, how int) (*gpuDir, error) {
 		return nil, fmt.Errorf("%s is on a network file system (%s), whose locks are not reliable: "+
 			"name a local one, such as a directory in /dev/shm or /run: %w", path, on.Name, tier.ErrNotSupported)
 	}
-	if g.dir, err = os.OpenFile(path, readOnly, 0); err != nil {
+	d, err := os.OpenFile(path, readOnly, 0)
+	if err != nil {
 		return nil, err
 	}
-	return g, g.lock(how, time.Now().Add(lockFor))
+	for err = flock(d, how); err != nil; err = flock(d, how) {
+		if time.Now().After(until) {
+			_ = d.Close()
+			return nil, fmt.Errorf("%s cannot be locked for %v: is a process that uses it stopped? %w",
+				path, lockFor, err)
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return d, nil
 }
 
-// checkDir refuses a directory to which other users can write. Only the directory of a GPU may be
-// shared: it must be root's, and sticky, so that users cannot remove the files of others.
-func checkDir(path string, mayBeShared bool) (shared bool, err error) {
+// checkDir refuses a link, and a directory to which other users can write. One that may be shared
+// can be root's and sticky, so that users cannot remove the files of others.
+func checkDir(path string, mayBeShared bool) error {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return false, err
+		return err
 	}
-	uid := int(stat(info).Uid)
-	shared = mayBeShared && uid == 0 && info.Mode()&fs.ModeSticky != 0
-	switch {
-	case !info.IsDir():
-		return false, fmt.Errorf("%s is not a directory, or is a link: name the directory itself", path)
-	case uid != os.Geteuid() && uid != 0:
-		return false, fmt.Errorf("%s belongs to user %d, who could change its files: name a directory of this user's",
-			path, uid)
-	case !shared && info.Mode().Perm()&0o022 != 0:
-		return false, fmt.Errorf("%s can be written to by others (mode %v): "+
-			"name a directory that only this user writes to",
-			path, info.Mode().Perm())
+	uid := int(info.Sys().(*syscall.Stat_t).Uid)
+	shared := mayBeShared && uid == 0 && info.Mode()&fs.ModeSticky != 0
+	if !info.IsDir() || uid != os.Geteuid() && uid != 0 || !shared && info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%s belongs to user %d and has mode %v: want a directory, not a link, of this user or root, "+
+			"that cannot be written to by others", path, uid, info.Mode())
 	}
-	return shared, nil
-}
-
-// lock locks the directory: exclusively (unix.LOCK_EX) to charge, shared (unix.LOCK_SH) to look.
-func (g *gpuDir) lock(how int, until time.Time) error {
-	for delay := 10 * time.Microsecond; ; delay = min(2*delay, time.Millisecond) {
-		if err := flock(g.dir, how); err != unix.EWOULDBLOCK {
-			return err
-		}
-		if time.Now().After(until) {
-			return fmt.Errorf("%s has been locked for %v: a process that uses it is stopped", g.dir.Name(), lockFor)
-		}
-		time.Sleep(delay)
-	}
+	return nil
 }
 
 // flock locks f, or returns unix.EWOULDBLOCK if another process has it locked.
-func flock(f *os.File, how int) error {
-	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-	if err != nil && err != unix.EWOULDBLOCK {
-		err = fmt.Errorf("%s cannot be locked: %w: %w", f.Name(), err, tier.ErrNotSupported)
-	}
-	return err
+func flock(f *os.File, how int) error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) }
+
+// unlock unlocks and closes f. Close alone would not unlock it while a child process that is just
+// being started has it open, too.
+func unlock(f *os.File) {
+	_ = flock(f, unix.LOCK_UN)
+	_ = f.Close()
 }
 
-// read returns the records of the other live processes. With reap it removes the files of dead
-// ones, as far as this user may. The error names each file that cannot be read and whose process is
-// alive. The caller has the directory locked.
-func (g *gpuDir) read(reap bool) (live []record, err error) {
-	entries, err := os.ReadDir(g.dir.Name())
+// read returns the holders that have a lease in dir, other than own. With reap it removes the files
+// of dead ones, as far as this user may. The error names each file that cannot be read and whose
+// process is alive. The caller has dir locked.
+func read(dir, own *os.File, reap bool) (live []Holder, err error) {
+	entries, err := os.ReadDir(dir.Name())
 	errs := []error{err}
 	for _, e := range entries {
-		path := filepath.Join(g.dir.Name(), e.Name())
-		if !strings.HasPrefix(e.Name(), "lease-") || !e.Type().IsRegular() || g.file != nil && path == g.file.Name() {
+		path := filepath.Join(dir.Name(), e.Name())
+		lease, _ := filepath.Match("lease-[0-9]*-*", e.Name())
+		if !lease || !e.Type().IsRegular() || own != nil && path == own.Name() {
 			continue
 		}
-		r, err := readRecord(path)
+		h, err := readLease(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // Close has removed it
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s, whose process is alive, cannot be read: %w", path, err))
-		case r != nil:
-			live = append(live, *r)
+		case h != nil:
+			live = append(live, *h)
 		case reap:
-			if ours, _ := filepath.Match("lease-[0-9]*-*", e.Name()); ours { // other files stay
-				_ = os.Remove(path) // where that is not allowed, the file counts for nothing
-			}
+			_ = os.Remove(path) // a file that stays counts for nothing
 		}
 	}
 	return live, errors.Join(errs...)
 }
 
-// readRecord reads the file of a process. It returns nil if the process is dead: nobody has its
-// file locked.
-func readRecord(path string) (*record, error) {
+// readLease reads the file of a process. It returns nil if the process is dead: nobody has its file
+// locked.
+func readLease(path string) (*Holder, error) {
 	f, err := os.OpenFile(path, readOnly, 0)
 	if err != nil {
 		return nil, err
@@ -295,60 +320,30 @@ func readRecord(path string) (*record, error) {
 	if err := flock(f, unix.LOCK_SH); err != unix.EWOULDBLOCK {
 		return nil, err
 	}
-	r := record{file: path}
+	var r record
 	err = json.NewDecoder(io.LimitReader(f, recordSize)).Decode(&r)
-	if err == nil && (r.Version != version || min(r.Quota, r.Joined, r.Physical, r.Advertised) <= 0 ||
-		min(r.Granted, r.Live, r.Peak) < 0) {
+	if err == nil && (r.Version != version || !r.valid()) {
 		err = fmt.Errorf("its format is not of version %d, or its numbers make no sense: %+v", version, r)
 	}
-	return &r, err
+	return &r.Holder, err
 }
 
-// write replaces the content of this process's file. The first write creates the file, and locks it
-// for as long as the process lives. The caller has the directory locked, so nobody reads half of
-// it.
-func (g *gpuDir) write(r record) error {
-	text, err := json.Marshal(r)
-	if err == nil && g.file == nil {
-		path := filepath.Join(g.dir.Name(), fmt.Sprintf("lease-%d-%x", os.Getpid(), rand.Uint64()))
-		g.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-		if err == nil {
-			err = flock(g.file, unix.LOCK_EX)
+// write replaces the content of file, the lease of this process. If it is nil, write creates one in
+// dir, which it locks for as long as the process lives. The caller has dir locked, so nobody reads
+// half of the content.
+func write(dir, file *os.File, h Holder) (*os.File, error) {
+	if !h.valid() {
+		return file, fmt.Errorf("%+v: sizes must be from 1 to %d bytes", h, int64(maxBytes))
+	}
+	text, err := json.Marshal(record{version, h})
+	if err == nil && file == nil {
+		if file, err = os.CreateTemp(dir.Name(), fmt.Sprintf("lease-%d-*", os.Getpid())); err != nil {
+			return nil, err
 		}
-		if err == nil && g.shared {
-			err = g.file.Chmod(0o644) // other users read it
-		}
+		err = errors.Join(flock(file, unix.LOCK_EX), file.Chmod(0o644)) // the users of a shared ledger read it
 	}
 	if err == nil {
-		_, err = g.file.WriteAt(fmt.Appendf(nil, "%-*s\n", recordSize-1, text), 0)
+		_, err = file.WriteAt(fmt.Appendf(nil, "%-*s\n", recordSize-1, text), 0)
 	}
-	return err
-}
-
-// close removes the file of this process, and unlocks and closes all. It unlocks explicitly,
-// because a child process that is just being started has the files open, too. A nil gpuDir has
-// nothing to close.
-func (g *gpuDir) close() {
-	if g == nil {
-		return
-	}
-	if g.file != nil {
-		_ = os.Remove(g.file.Name()) // a file that stays counts for nothing
-		_ = flock(g.file, unix.LOCK_UN)
-		_ = g.file.Close()
-	}
-	_ = flock(g.dir, unix.LOCK_UN)
-	_ = g.dir.Close()
-}
-
-// deviceDir returns the name of a GPU's directory: the GPU's own name, escaped as in URLs.
-func deviceDir(device string) string {
-	if digits, ok := strings.CutPrefix(device, "MIG-"); ok {
-		device = "GPU-" + digits // CUDA's name of the instance that NVML calls MIG-…
-	}
-	name := url.PathEscape(device)
-	if strings.HasPrefix(name, ".") {
-		name = "%2E" + name[1:]
-	}
-	return name
+	return file, err
 }

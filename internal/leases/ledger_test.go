@@ -4,6 +4,7 @@ package leases_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
@@ -116,21 +117,19 @@ func TestGroupSharesOneQuota(t *testing.T) {
 	if a.Live() != 610 || b.Live() != 390 {
 		t.Errorf("live %d and %d", a.Live(), b.Live())
 	}
-	for _, n := range []int64{0, -1, math.MinInt64} {
-		if a.Charge(n) == nil {
-			t.Errorf("Charge(%d): want an error", n)
-		}
-	}
 	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 0, 1000, 1000)
 }
 
-// TestLargestSizes: where all that an int64 holds may be charged, no sum overflows, and no process
-// appears to hold what none can hold.
+// TestLargestSizes: on the largest GPU that a ledger counts no sum overflows.
 func TestLargestSizes(t *testing.T) {
+	const most = 1<<50 - 1
 	dir := ledgerDir(t)
-	a := join(t, terms(dir, "g", math.MaxInt64, math.MaxInt64))
-	b := join(t, terms(dir, "g", math.MaxInt64, math.MaxInt64))
-	const most = math.MaxInt64
+	if _, err := leases.Join(terms(dir, "g", most, most+2)); err == nil ||
+		!strings.Contains(err.Error(), "to 1125899906842624 bytes") {
+		t.Errorf("a larger GPU: %v", err)
+	}
+	a := join(t, terms(dir, "g", most, most))
+	b := join(t, terms(dir, "g", most, most))
 	charge(t, a, most-1)
 	wantRefusal(t, a.Charge(math.MaxInt64), math.MaxInt64, 1, most-1, most)
 	wantRefusal(t, a.Charge(2), 2, 1, most-1, most)
@@ -194,20 +193,19 @@ func TestPhysical(t *testing.T) {
 	}
 	a, b := join(t, at("a")), join(t, at("b"))
 	charge(t, a, 800)
-	e := wantRefusal(t, b.Charge(300), 300, 200, 800, 1000)
-	if !strings.Contains(e.Budget, "the memory of "+device) || !strings.Contains(e.Budget, "2 processes") {
-		t.Errorf("%q does not say that it is the memory", e.Budget)
+	e := wantRefusal(t, b.Charge(300), 300, 200, 0, 800)
+	if !strings.Contains(e.Budget, "other processes have 800 of 1000 bytes") {
+		t.Errorf("%q does not have the numbers of the memory", e.Budget)
 	}
 	charge(t, b, 200)
-	wantRefusal(t, b.Charge(1), 1, 0, 1000, 1000)
+	wantRefusal(t, b.Charge(1), 1, 0, 200, 800)
 }
 
 func TestProcessesMustAgree(t *testing.T) {
 	dir := ledgerDir(t)
-	join(t, terms(dir, "a", 400, 1000))
+	a := join(t, terms(dir, "a", 400, 1000))
 	for name, tm := range map[string]leases.Terms{
-		"another quota for the group": terms(dir, "a", 300, 1000),
-		"another size of the GPU":     terms(dir, "b", 100, 2000),
+		"another size of the GPU": terms(dir, "b", 100, 2000),
 		"more advertised": {Dir: dir, Device: device, Group: "b", Quota: 100, Physical: 1000,
 			Advertised: 1100},
 	} {
@@ -219,15 +217,17 @@ func TestProcessesMustAgree(t *testing.T) {
 	if l := join(t, terms(dir, "a", 0, 1000)); l.Limit() != 400 {
 		t.Errorf("a process of the group that names no quota has %d", l.Limit())
 	}
+	for _, other := range []int64{300, 500} {
+		if l := join(t, terms(dir, "a", other, 1000)); l.Limit() != 400 {
+			t.Errorf("a process of the group that names a quota of %d has %d", other, l.Limit())
+		}
+	}
+	charge(t, a, 400)
 	for name, tm := range map[string]leases.Terms{
-		"no directory":        {Device: device, Physical: 1},
-		"no device":           {Dir: dir, Physical: 1},
 		"no memory":           {Dir: dir, Device: device},
 		"negative memory":     {Dir: dir, Device: device, Physical: -1},
 		"negative quota":      {Dir: dir, Device: device, Physical: 1, Quota: -1},
 		"negative advertised": {Dir: dir, Device: device, Physical: 1, Advertised: -1},
-		"long group":          {Dir: dir, Device: device, Physical: 1, Group: strings.Repeat("x", 129)},
-		"control character":   {Dir: dir, Device: device, Physical: 1, Group: "a\x00"},
 	} {
 		if _, err := leases.Join(tm); err == nil {
 			t.Errorf("%s: want an error", name)
@@ -466,6 +466,51 @@ func TestIdleLeaseSees(t *testing.T) {
 	until(1000, 100)
 	p.kill(t)
 	until(1000, 400)
+}
+
+// TestSubscribersAreNotified: of bytes that their own process returns, at once, and of a ledger that cannot
+// be used any more, so that a waiter charges again and gets the error.
+func TestSubscribersAreNotified(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		a := join(t, terms(dir, "g", 64000, 64000))
+		charge(t, a, 100)
+		var calls atomic.Int64
+		defer a.Subscribe(func() { calls.Add(1) })()
+		if a.Credit(10); calls.Load() != 1 {
+			t.Errorf("after a credit there were %d calls, want 1", calls.Load())
+		}
+		time.Sleep(time.Second)
+		if synctest.Wait(); calls.Load() != 1 {
+			t.Errorf("while nothing changed there were %d calls, want 1", calls.Load())
+		}
+		if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if synctest.Wait(); calls.Load() < 2 {
+			t.Error("no call when the ledger cannot be used")
+		}
+		if err := os.Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestFileIsOneObject: nothing of a longer content remains in the file of a process.
+func TestFileIsOneObject(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 1<<40, 1<<40))
+	charge(t, a, 1<<39)
+	a.Credit(1<<39 - 1)
+	text, err := os.ReadFile(filepath.Join(dir, device, leaseFiles(t, dir)[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h leases.Holder
+	if err := json.Unmarshal(text, &h); err != nil || h.Live != 1 {
+		t.Errorf("%q: %v", text, err)
+	}
 }
 
 // lockDir locks the device's directory, as a process does that is stopped while it uses the ledger.

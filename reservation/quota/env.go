@@ -6,7 +6,6 @@ import (
 	"math/big"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -70,7 +69,7 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 	read(func(text string) error {
 		mib, err := strconv.ParseUint(text, 10, 43)
 		if err != nil || mib == 0 {
-			return fmt.Errorf("%.60q is not a number of MiB: want digits, above 0 and below %d", text, int64(1)<<43)
+			return fmt.Errorf("%.60q is not a number of MiB: want 1 to 8796093022207", text)
 		}
 		s.Physical = int64(mib) << 20
 		return nil
@@ -85,9 +84,9 @@ func FromEnv(lookup func(string) (string, bool)) (Settings, error) {
 
 // ParseRatio parses an oversubscription ratio: a decimal number above 0, exactly.
 func ParseRatio(s string) (*big.Rat, error) {
-	plain := strings.Trim(s, "0123456789.eE+-") == "" // big.Rat reads fractions and other bases too
-	f, err := strconv.ParseFloat(s, 64)               // which also bounds the exponent
-	if plain && err == nil && f > 0 && len(s) <= 100 {
+	// ParseFloat bounds the exponent. SetString reads fractions and other bases, too.
+	f, err := strconv.ParseFloat(s, 64)
+	if err == nil && f > 0 && strings.Trim(s, "0123456789.eE+-") == "" {
 		if r, ok := new(big.Rat).SetString(s); ok {
 			return r, nil
 		}
@@ -98,7 +97,6 @@ func ParseRatio(s string) (*big.Rat, error) {
 // Validate checks s as far as that is possible without the machine.
 func (s *Settings) Validate() error {
 	const maxGroup = 128 // bytes
-	unprintable := func(r rune) bool { return r < ' ' || r == '\x7f' || r == utf8.RuneError }
 	switch err := s.Limit.Validate(); {
 	case err != nil:
 		return fmt.Errorf("quota: Limit: %w", err)
@@ -108,10 +106,9 @@ func (s *Settings) Validate() error {
 		return fmt.Errorf("quota: an oversubscription ratio of %s: it must be above 0", s.Ratio.RatString())
 	case s.Group != "" && s.Ledger == "":
 		return fmt.Errorf("quota: the group %q has no ledger: set Ledger or SPILLWAY_GPU_QUOTA_DIR too", s.Group)
-	case len(s.Group) > maxGroup || strings.ContainsFunc(s.Group, unprintable):
-		return fmt.Errorf("quota: the group %.60q: "+
-			"Group or SPILLWAY_GPU_QUOTA_GROUP may have at most %d bytes, all printable",
-			s.Group, maxGroup)
+	case len(s.Group) > maxGroup || strconv.Quote(s.Group) != `"`+s.Group+`"`:
+		return fmt.Errorf("quota: the group %.60q: Group or SPILLWAY_GPU_QUOTA_GROUP may have at most %d bytes, "+
+			"all printable, without quotes and backslashes", s.Group, maxGroup)
 	}
 	return nil
 }

@@ -55,8 +55,8 @@ package quota
 import (
 	"cmp"
 	"fmt"
-	"math/bits"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -65,14 +65,11 @@ import (
 // Quota is one limit over the GPU memory of a process: over all spaces whose devices have a Member
 // of it. It is safe for concurrent use, has no goroutine, and need not be closed.
 type Quota struct {
-	name        string
-	subscribers guard.List[*Over] // see change
+	subscribers guard.List[*Over] // see unlock
 
-	mu struct {
-		lockrank.Mutex[lockrank.Backend]
-		limit, used, peak int64
-		over              bool // the limit was lowered below used, which has not been within it since
-	}
+	mu    lockrank.Mutex[lockrank.Backend] // guards the fields below
+	stats Stats
+	over  bool // the limit was lowered below the bytes in use, which have not been within it since
 }
 
 // Over reports that more is in use than the limit allows, because the limit was lowered. There is
@@ -91,11 +88,8 @@ type Config struct {
 
 // New returns a quota.
 func New(cfg Config) (*Quota, error) {
-	q := &Quota{name: cmp.Or(cfg.Name, "the GPU memory quota")}
-	if err := q.SetLimit(cfg.Limit); err != nil {
-		return nil, err
-	}
-	return q, nil
+	q := &Quota{stats: Stats{Name: cmp.Or(cfg.Name, "the GPU memory quota")}}
+	return q, q.SetLimit(cfg.Limit)
 }
 
 // SetLimit changes the limit to n > 0 bytes. It revokes nothing: a limit below the bytes in use
@@ -104,26 +98,22 @@ func (q *Quota) SetLimit(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("quota: a limit of %d bytes: it must be above 0", n)
 	}
-	q.change(0, n)
+	q.mu.Lock()
+	q.stats.Limit = n
+	q.unlock()
 	return nil
 }
 
-// change credits bytes, sets the limit unless it is 0, and calls the subscribers. They get an Over
-// if use is above the limit, once for each time that this happens, and else nil.
-func (q *Quota) change(credit, limit int64) {
-	q.mu.Lock()
-	q.mu.used -= credit
-	q.mu.limit = cmp.Or(limit, q.mu.limit)
-	wasOver, now := q.mu.over, Over{Quota: q.name, Used: q.mu.used, Limit: q.mu.limit}
-	q.mu.over = now.Used > now.Limit
+// unlock unlocks mu after a credit or a change of the limit, and calls the subscribers. They get an
+// Over if use is above the limit, once for each time that this happens, and else nil.
+func (q *Quota) unlock() {
 	var over *Over
-	if q.mu.over && !wasOver {
-		over = &now
+	exceeds := q.stats.Used > q.stats.Limit
+	if exceeds && !q.over {
+		over = &Over{Quota: q.stats.Name, Used: q.stats.Used, Limit: q.stats.Limit}
 	}
+	q.over = exceeds
 	q.mu.Unlock()
-	if now.Used < 0 {
-		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", credit, q.name))
-	}
 	q.subscribers.Call("a subscriber of a quota", over)
 }
 
@@ -150,7 +140,7 @@ type Stats struct {
 func (q *Quota) Stats() Stats {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return Stats{Name: q.name, Limit: q.mu.limit, Used: q.mu.used, Peak: q.mu.peak}
+	return q.stats
 }
 
 // Member returns a quota that charges q and counts how much of it is its own: each space should
@@ -160,7 +150,7 @@ func (q *Quota) Member() tier.Quota { return &member{Quota: q} }
 
 type member struct {
 	*Quota
-	own int64 // bytes charged by this member; guarded by Quota.mu
+	own int64 // bytes charged by this member; guarded by mu
 }
 
 // Charge implements tier.Quota.
@@ -170,15 +160,15 @@ func (m *member) Charge(n int64) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	used, limit := m.mu.used, m.mu.limit
-	if n > limit-used {
+	s := &m.stats
+	if left := max(0, s.Limit-s.Used); n > left {
 		return &tier.OutOfBudgetError{
-			Budget: m.name, Requested: n, Remaining: max(0, limit-used), Current: used, Limit: limit,
+			Budget: s.Name, Requested: n, Remaining: left, Current: s.Used, Limit: s.Limit,
 		}
 	}
 	m.own += n
-	m.mu.used += n
-	m.mu.peak = max(m.mu.peak, m.mu.used)
+	s.Used += n
+	s.Peak = max(s.Peak, s.Used)
 	return nil
 }
 
@@ -186,21 +176,18 @@ func (m *member) Charge(n int64) error {
 func (m *member) Credit(n int64) {
 	m.mu.Lock()
 	m.own -= n
-	m.mu.Unlock()
-	m.change(n, 0)
+	m.stats.Used -= n
+	if m.stats.Used < 0 {
+		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, m.stats.Name))
+	}
+	m.unlock()
 }
 
 // Remaining implements tier.Quota.
 func (m *member) Remaining() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	limit, used, own := m.mu.limit, m.mu.used, max(0, m.own)
-	if used <= limit {
-		return limit - used
-	}
-	hi, lo := bits.Mul64(uint64(limit), uint64(own))
-	keeps, _ := bits.Div64(hi, lo, uint64(used)) // rounded down, so that together all members are within the limit
-	return int64(keeps) - own
+	return books.Left(m.stats.Limit, m.stats.Used, m.own)
 }
 
 // Limit implements tier.Quota.
@@ -220,9 +207,12 @@ type device struct {
 // Under returns dev under all of those quotas. A tier.Space over it charges them for each byte that
 // it promises, before it allocates. MemInfo shows the least of what the quotas allow and of what
 // the device has. All else is the device's own. It counts nothing by itself: allocations that are
-// made through it without a space are not limited.
+// made through it without a space are not limited. Under no quota the device is dev itself.
 func Under(dev tier.Device, quotas ...tier.Quota) tier.Device {
-	return &device{Device: dev, quota: tier.Quotas(quotas...)}
+	if q := tier.Quotas(quotas...); q != nil {
+		return &device{dev, q}
+	}
+	return dev
 }
 
 // Unwrap returns the device that is under the quotas.
@@ -234,11 +224,7 @@ func (d *device) Quota() tier.Quota { return d.quota }
 // MemInfo implements tier.Device.
 func (d *device) MemInfo() (free, total int64) {
 	free, total = d.Device.MemInfo()
-	if d.quota != nil {
-		total = min(total, d.quota.Limit())
-		free = min(free, total, max(0, d.quota.Remaining()))
-	}
-	return free, total
+	return min(free, max(0, d.quota.Remaining())), min(total, d.quota.Limit())
 }
 
 // Digest implements tier.Computer: ErrNotSupported if the device does not compute.

@@ -130,7 +130,7 @@ func TestAllocatedAnew(t *testing.T) {
 	n.delete(a)
 	a = n.claim("a", part{"sim-1", 1024})
 	n.refuses(a, "processes use those: end the pods that had it")
-	for _, page := range []string{"lease-x", "lease-y"} { // two causes are one line, too
+	for _, page := range []string{"lease-1-x", "lease-1-y"} { // two causes are one line, too
 		f, err := os.Create(filepath.Join(n.cfg.Store.Ledger(), "sim-0", page))
 		if err == nil {
 			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
@@ -142,10 +142,10 @@ func TestAllocatedAnew(t *testing.T) {
 		defer f.Close()
 	}
 	results, err := n.driver.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{a})
-	if text := results[a.UID].Err; err != nil || text == nil || strings.Contains(text.Error(), "\n") || !strings.Contains(text.Error(), "lease-y") {
+	if text := results[a.UID].Err; err != nil || text == nil || strings.Contains(text.Error(), "\n") || !strings.Contains(text.Error(), "lease-1-y") {
 		t.Errorf("%v, %v", text, err)
 	}
-	for _, page := range []string{"lease-x", "lease-y"} {
+	for _, page := range []string{"lease-1-x", "lease-1-y"} {
 		os.Remove(filepath.Join(n.cfg.Store.Ledger(), "sim-0", page))
 	}
 	if limit := n.limit(a); limit != "256Mi" {

@@ -491,7 +491,7 @@ func TestPublishesFirst(t *testing.T) {
 	n.gives(n.claim("a", part{"sim-0", 256}))
 	n.client.ClearActions()
 	// A lease that makes no sense, of a process that lives: what the other mode left is looked for, and stays.
-	lease, err := os.Create(filepath.Join(n.cfg.Store.Ledger(), "sim-0", "lease-x"))
+	lease, err := os.Create(filepath.Join(n.cfg.Store.Ledger(), "sim-0", "lease-1-x"))
 	if err == nil {
 		err = syscall.Flock(int(lease.Fd()), syscall.LOCK_EX)
 	}
