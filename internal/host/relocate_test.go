@@ -1,0 +1,174 @@
+package host
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+
+	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// inPieces fills an arena with memory of one step and a page, and frees every other one. So no free
+// range is as long as two.
+func inPieces(t *testing.T, a *Arena) (held []tier.HostMemory) {
+	t.Helper()
+	var holes []tier.HostMemory
+	for i := 0; a.Stats().LargestFree >= step+tier.Page; i++ {
+		m := alloc(t, a, step+tier.Page)
+		if fill(m, byte(i)); i%2 == 0 {
+			holes = append(holes, m)
+		} else {
+			held = append(held, m)
+		}
+	}
+	free(a, holes...)
+	return held
+}
+
+// TestRoomInPiecesIsHadInOne: memory that fits in no free range has a mapping of its own, in place of
+// as many free pages, which are there again when it is freed.
+func TestRoomInPiecesIsHadInOne(t *testing.T) {
+	const capacity = 8 * (step + tier.Page)
+	var released atomic.Int64
+	a := openFaulty(t, Config{Capacity: capacity, Node: -1, Touch: true}, &faulty{released: &released})
+	held := inPieces(t, a)
+	m := alloc(t, a, 3*step)
+	if n := len(m.Extents()); n != 1 || m.Size() != 3*step {
+		t.Fatalf("%d bytes in %d extents", m.Size(), n)
+	}
+	fill(m, 99)
+	if s := a.Stats(); s.Used != 4*(step+tier.Page)+3*step || s.Slack != 0 || s.Committed != capacity {
+		t.Errorf("with three steps of four in use: %+v", s)
+	}
+	if !onHeap {
+		there := present(t, a.mem) + present(t, m.Extents()[0])
+		if there > capacity {
+			t.Errorf("%d bytes of pages, of %d", there, capacity)
+		}
+	}
+	for i, h := range held {
+		mustHold(t, h, byte(2*i+1))
+	}
+	rest := alloc(t, a, step+4*tier.Page) // all that is left
+	if _, err := a.Alloc(1, nil); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("one byte more: %v", err)
+	}
+	free(a, rest)
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustHold(t, m, 99)
+	free(a, held...)
+	mustHold(t, m, 99)
+	if n := released.Load(); n != 0 {
+		t.Errorf("the arena was unmapped %d times while memory was in use", n)
+	}
+	free(a, m)
+	if n := released.Load(); n != 1 {
+		t.Errorf("the arena was unmapped %d times", n)
+	}
+}
+
+// TestPinnedPagesStay: an arena that is pinned, or cannot give pages back or map others, reports that
+// its room is in pieces, and loses nothing.
+func TestPinnedPagesStay(t *testing.T) {
+	refused := errors.New("refused")
+	for name, c := range map[string]struct {
+		refuse func(t *testing.T, a *Arena, f *faulty)
+		cause  error
+	}{
+		"pinned": {func(t *testing.T, a *Arena, _ *faulty) {
+			if onHeap {
+				t.Skip("needs an arena that is not from the heap")
+			}
+			if err := a.Pin(&pinner{t: t, onUnpin: func() {}}); err != nil {
+				t.Fatal(err)
+			}
+		}, nil},
+		"discard": {func(_ *testing.T, _ *Arena, f *faulty) {
+			f.onDiscard = func([]byte) error { return refused }
+		}, refused},
+		"map": {func(_ *testing.T, a *Arena, _ *faulty) {
+			a.reserve = func(int64) (mapping, error) { return nil, refused }
+		}, refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const capacity = 8 * (step + tier.Page)
+			f := &faulty{}
+			a := openFaulty(t, Config{Capacity: capacity, Node: -1}, f)
+			held := inPieces(t, a)
+			c.refuse(t, a, f)
+			_, err := a.Alloc(3*step, nil)
+			var full *tier.NoSpaceError
+			if !errors.As(err, &full) || full.Available != capacity/2 || full.Largest != step+tier.Page ||
+				!errors.Is(err, c.cause) && c.cause != nil {
+				t.Errorf("three steps in one piece: %v", err)
+			}
+			cut := alloc(t, a, 3*step, step, 2*step)
+			if n := len(cut.Extents()); n != 3 {
+				t.Errorf("with cuts: %d extents", n)
+			}
+			free(a, held...)
+			free(a, cut)
+			adds(t, a)
+			free(a, alloc(t, a, capacity))
+		})
+	}
+}
+
+// TestWhatIsReservedCanBeAllocated allocates and frees at random, with cuts as images have them, and
+// never more than the arena has: nothing is refused, and no two memories share a byte.
+func TestWhatIsReservedCanBeAllocated(t *testing.T) {
+	const capacity = 512 * tier.Page
+	for seed := range testseed.Each(t, 20) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		a := open(t, Config{Capacity: capacity, Node: -1, Touch: r.IntN(2) == 0})
+		type owned struct {
+			tier.HostMemory
+			id byte
+		}
+		var held []owned
+		relocated := 0
+		for i := range 1000 {
+			room := capacity - a.Stats().Used
+			if len(held) > 0 && (room == 0 || r.IntN(5) < 2) {
+				j := r.IntN(len(held))
+				mustHold(t, held[j], held[j].id)
+				free(a, held[j].HostMemory)
+				held[j] = held[len(held)-1]
+				held = held[:len(held)-1]
+				continue
+			}
+			size := tier.Page * (1 + r.Int64N(min(room/tier.Page, 128)))
+			var cuts []int64
+			for at := int64(0); at < size; at += tier.Page * (1 + r.Int64N(64)) {
+				if at > 0 {
+					cuts = append(cuts, at)
+				}
+			}
+			m, err := a.Alloc(size, cuts)
+			if err != nil {
+				t.Fatalf("step %d: %d bytes of %d that are free: %v", i, size, room, err)
+			}
+			if m.(*memory).own != nil {
+				relocated++
+			}
+			held = append(held, owned{m.(tier.HostMemory), byte(i)})
+			fill(held[len(held)-1], byte(i))
+			if r.IntN(100) == 0 {
+				trim(a)
+			}
+		}
+		for _, m := range held {
+			mustHold(t, m, m.id)
+			free(a, m.HostMemory)
+		}
+		adds(t, a)
+		free(a, alloc(t, a, capacity))
+		if relocated == 0 {
+			t.Error("all memory fitted into ranges: the test shows nothing")
+		}
+	}
+}
