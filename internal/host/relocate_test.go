@@ -12,7 +12,7 @@ import (
 
 // inPieces fills an arena with memory of one step and a page, and frees every other one. So no free
 // range is as long as two.
-func inPieces(t *testing.T, a *Arena) (held []tier.HostMemory) {
+func inPieces(t testing.TB, a *Arena) (held []tier.HostMemory) {
 	t.Helper()
 	var holes []tier.HostMemory
 	for i := 0; a.Stats().LargestFree >= step+tier.Page; i++ {
