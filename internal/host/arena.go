@@ -196,16 +196,10 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 func (a *Arena) lock() {
 	var refused error
 	size, locked := a.cfg.Capacity, a.locked.Load()
-	for stride := size; stride >= tier.Page && locked < size; stride = stride / 2 / tier.Page * tier.Page {
-		for locked < size {
-			n := min(stride, size-locked)
-			if err := a.space.lock(a.mem[locked : locked+n]); err != nil {
-				refused = err
-				break
-			}
+	for n := size - locked; n > 0; n = min(n, size-locked) {
+		if refused = a.space.lock(a.mem[locked : locked+n]); refused == nil {
 			locked += n
-		}
-		if errors.Is(refused, errors.ErrUnsupported) {
+		} else if n = n / 2 / tier.Page * tier.Page; errors.Is(refused, errors.ErrUnsupported) {
 			break
 		}
 	}
@@ -247,8 +241,7 @@ type memory struct {
 	freed   atomic.Bool
 }
 
-// piece is a part of a memory; At is its offset in the arena. Its length there is
-// Len rounded up to a page.
+// piece is pages of a memory; At is its offset in the arena.
 type piece = placement.Piece[int64]
 
 func (m *memory) Size() int64 { return m.size }
@@ -271,13 +264,6 @@ func (a *Arena) Charge(size int64) int64 {
 	}
 	return classSize(classOf(size))
 }
-
-// source is the free list as package placement sees it; a.mu is held.
-type source struct{ free *extent.Allocator }
-
-func (s source) Alloc(n int64) (int64, bool) { return s.free.Alloc(round(n)) }
-func (s source) Free(off, n int64)           { s.free.Free(off, round(n)) }
-func (s source) Largest() int64              { return s.free.Largest() }
 
 // room is what take found: a place in a slab, or pages.
 type room struct {
@@ -335,7 +321,7 @@ func (a *Arena) take(size int64, cuts []int64) (r room, wait <-chan struct{}, er
 		}
 		// size is compared with what is free first: rounding it could overflow.
 		if size <= free.FreeBytes() {
-			r.pieces, _ = placement.Place(source{free}, size, cuts, 0)
+			r.pieces, _ = placement.Place(free, round(size), cuts, 0)
 			if r.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
 				r.pieces, r.scattered = a.scatteredLocked(round(size)), true
 			}
@@ -384,18 +370,21 @@ func (a *Arena) fullLocked(size int64) *tier.NoSpaceError {
 	return full
 }
 
+// pagesOf returns the bytes of a piece.
+func (a *Arena) pagesOf(p piece) []byte { return a.mem[p.At : p.At+p.Len] }
+
 // open makes a memory of ranges that were taken.
 func (a *Arena) open(size int64, pieces []piece) (tier.Memory, error) {
 	m := &memory{size: size, extents: make([][]byte, len(pieces)), pieces: pieces}
 	for i, p := range pieces {
-		end := p.At + p.Len
+		end := p.At + min(p.Len, size-p.Off)
 		m.extents[i] = a.mem[p.At:end:end]
-		a.mark(p.At, round(p.Len))
+		a.mark(p.At, p.Len)
 		a.window.Reach(end)
 		if !poison {
 			continue
 		}
-		if err := a.space.show(a.mem[p.At : p.At+round(p.Len)]); err != nil {
+		if err := a.space.show(a.pagesOf(p)); err != nil {
 			a.freePages(m)
 			return nil, fmt.Errorf("host: making %d bytes readable again: %w", p.Len, err)
 		}
@@ -417,9 +406,8 @@ func (a *Arena) relocate(size int64, pieces []piece) (tier.Memory, error) {
 		m.own, err = a.reserve(round(size))
 	}
 	for i := 0; i < len(pieces) && err == nil; i++ {
-		p := pieces[i]
-		a.mark(p.At, p.Len)
-		err = a.space.discard(a.mem[p.At : p.At+p.Len])
+		a.mark(pieces[i].At, pieces[i].Len)
+		err = a.space.discard(a.pagesOf(pieces[i]))
 	}
 	if err != nil {
 		a.freePages(m)
@@ -487,12 +475,12 @@ func (a *Arena) freePages(m *memory) {
 		for _, p := range m.pieces {
 			// Refused when the process has too many mappings; then the
 			// bytes stay readable, which only hides bugs.
-			_ = a.space.hide(a.mem[p.At : p.At+round(p.Len)])
+			_ = a.space.hide(a.pagesOf(p))
 		}
 	}
 	a.giveBack(m.size, func() {
 		for _, p := range m.pieces {
-			a.mu.free.Free(p.At, round(p.Len))
+			a.mu.free.Free(p.At, p.Len)
 		}
 	})
 }
@@ -591,17 +579,11 @@ func (a *Arena) warnOfNode(err error) {
 		return
 	}
 	cause := causes.MemoryNode
-	if mayNotBind(err) {
-		cause = causes.MemoryPolicy
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+		cause = causes.MemoryPolicy // EPERM or ENOSYS: filters of system calls in containers refuse to bind memory
 	}
 	a.warn(cause, "the memory could not be bound to NUMA node %d (%v): "+
 		"it may come from any node, and copies between nodes are slower", a.cfg.Node, err)
-}
-
-// mayNotBind reports whether err means that the process is not allowed to bind memory at all.
-// Container runtimes' filters of system calls refuse that.
-func mayNotBind(err error) bool {
-	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) // EPERM or ENOSYS
 }
 
 func (a *Arena) warnOfLock(err error) {

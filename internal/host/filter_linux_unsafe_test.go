@@ -5,6 +5,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -77,7 +78,7 @@ func underFilter() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.release()) }()
-	if err := bindTo(m.bytes(), 0); !mayNotBind(err) {
+	if err := bindTo(m.bytes(), 0); !errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("bound: %v", err)
 	}
 	if err := m.lock(m.bytes()); !errors.Is(err, errors.ErrUnsupported) {

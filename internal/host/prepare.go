@@ -150,35 +150,31 @@ func (a *Arena) replace(off, n int64) {
 	}
 }
 
-// discard gives back the steps that lie wholly in a withheld range and may have
-// pages, neighbours in one call.
+// discard gives back the steps that lie wholly in a withheld range, and returns how many bytes of them
+// may have been present.
 func (a *Arena) discard(off, end int64) (given int64) {
-	first := (off + step - 1) / step
-	last := end / step
+	first, last := (off+step-1)/step, end/step
 	if end == a.cfg.Capacity {
 		last = int64(len(a.state))
 	}
-	for i := first; i < last; i++ {
-		from := i
-		for i < last && a.state[i].Load()&committed != 0 {
-			i++
-		}
-		if i == from {
-			continue
-		}
-		lo, hi := from*step, min(i*step, a.cfg.Capacity)
-		if err := a.space.discard(a.mem[lo:hi]); err != nil {
-			a.warn(causes.GiveBack, "%d free bytes could not be given back to the system (%v): "+
-				"the process stays as large as it was", hi-lo, err)
-			continue
-		}
-		for j := from; j < i; j++ {
-			if a.state[j].Swap(0)&touched != 0 {
-				a.touched.Add(-a.stepLen(j))
-			}
-		}
-		given += hi - lo
-		a.commit.Add(lo - hi)
+	if first >= last {
+		return 0
 	}
+	lo, hi := first*step, min(last*step, a.cfg.Capacity)
+	if err := a.space.discard(a.mem[lo:hi]); err != nil {
+		a.warn(causes.GiveBack, "%d free bytes could not be given back to the system (%v): "+
+			"the process stays as large as it was", hi-lo, err)
+		return 0
+	}
+	for i := first; i < last; i++ {
+		n, state := a.stepLen(i), a.state[i].Swap(0)
+		if state&committed != 0 {
+			given += n
+		}
+		if state&touched != 0 {
+			a.touched.Add(-n)
+		}
+	}
+	a.commit.Add(-given)
 	return given
 }
