@@ -305,6 +305,26 @@ func TestWhatIsNotCutIsShort(t *testing.T) {
 	}
 }
 
+// TestBitmapsTakeNoPage: a validity lies in what the values before it leave of their last page.
+func TestBitmapsTakeNoPage(t *testing.T) {
+	const columns, rows = 10, 10_000
+	fields, cols := make([]arrow.Field, columns), make([]arrow.Array, columns)
+	for i := range fields {
+		b := array.NewInt64Builder(memory.DefaultAllocator)
+		b.AppendNulls(rows)
+		fields[i] = arrow.Field{Name: fmt.Sprint(i), Type: arrow.PrimitiveTypes.Int64, Nullable: true}
+		cols[i] = b.NewArray()
+	}
+	l, err := NewLayout(array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, rows))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if want := tier.Page + columns*RoundUp(8*rows, tier.Page); l.Size() > want {
+		t.Errorf("an image of %d bytes, want %d", l.Size(), want)
+	}
+}
+
 // TestNoColumns: rows are kept where there is nothing else.
 func TestNoColumns(t *testing.T) {
 	rec := array.NewRecordBatch(arrow.NewSchema(nil, nil), nil, 1234)
