@@ -21,9 +21,11 @@ import (
 // kernels refuse: mbind with EPERM, mlock2 with ENOSYS, and MADV_POPULATE_WRITE with EINVAL.
 func filter() error {
 	const (
-		load, equal, give = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-		number, third     = 0, 16 + 2*8 // of struct seccomp_data: the call, and its third argument
-		refuse, allow     = 0x00050000, 0x7fff0000
+		load          = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		equal         = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		give          = unix.BPF_RET | unix.BPF_K
+		number, third = 0, 16 + 2*8 // of struct seccomp_data: the call, and its third argument
+		refuse, allow = 0x00050000, 0x7fff0000
 	)
 	if *(*[2]byte)(unsafe.Pointer(&[]uint16{1}[0])) != [2]byte{1, 0} {
 		return errors.New("the filter is for little-endian machines")
