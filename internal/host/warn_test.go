@@ -34,7 +34,9 @@ func TestRefusalsHaveTheirCause(t *testing.T) {
 			f: &faulty{onHuge: syscall.EINVAL}, huge: true, cause: causes.HugePagesMissing,
 			says: []string{"invalid argument", "CONFIG_TRANSPARENT_HUGEPAGE"},
 		},
-		"no huge pages on this system": {f: &faulty{onHuge: errors.ErrUnsupported}, huge: true, cause: causes.System, info: true},
+		"no huge pages on this system": {
+			f: &faulty{onHuge: errors.ErrUnsupported}, huge: true, cause: causes.System, info: true,
+		},
 		"mbind is filtered": {
 			f: &faulty{onBind: fmt.Errorf("mbind: %w", syscall.EPERM)}, node: 2, cause: causes.MemoryPolicy,
 			says: []string{"node 2", "operation not permitted", "SYS_NICE"},
@@ -49,7 +51,9 @@ func TestRefusalsHaveTheirCause(t *testing.T) {
 		},
 		"the limit is 0": {
 			f: locked(syscall.EPERM), lock: true, cause: causes.LockLimit,
-			says: []string{"0 of 1048576 bytes", "swapped out", "ulimit -l", "LimitMEMLOCK=", "--ulimit memlock=", "CAP_IPC_LOCK"},
+			says: []string{
+				"0 of 1048576 bytes", "swapped out", "ulimit -l", "LimitMEMLOCK=", "--ulimit memlock=", "CAP_IPC_LOCK",
+			},
 		},
 		"the limit is low": {
 			f: locked(syscall.ENOMEM), lock: true, cause: causes.LockLimit,
