@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -251,5 +252,74 @@ func TestWhatIsReservedCanBeAllocated(t *testing.T) {
 		if relocated == 0 {
 			t.Error("all memory fitted into ranges: the test shows nothing")
 		}
+	}
+}
+
+// TestWhatIsReservedCanBeAllocatedAtOnce: so it is where goroutines allocate, free and trim at the
+// same time.
+func TestWhatIsReservedCanBeAllocatedAtOnce(t *testing.T) {
+	const capacity = 512 * tier.Page
+	seed := testseed.One(t)
+	a := open(t, Config{Capacity: capacity, Node: -1, Touch: true})
+	space, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: a, Node: -1, Backend: "host",
+		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for g := range uint64(4) {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(seed, g))
+			var held []*tier.Buffer
+			for i := range 150 {
+				if n := len(held); n > 0 && r.IntN(5) < 2 {
+					j := r.IntN(n)
+					mustHold(t, held[j].Memory().(tier.HostMemory), byte(g))
+					if err := held[j].Release(); err != nil {
+						t.Error(err)
+					}
+					held[j] = held[n-1]
+					held = held[:n-1]
+					continue
+				}
+				size := tier.Page * (1 + r.Int64N(64))
+				p, err := space.Promise(size)
+				if err != nil {
+					continue // it is full
+				}
+				p.Draw(size, 0, false)
+				b, err := space.Draw(p, size, nil, nil)
+				if err != nil {
+					t.Errorf("%d bytes that were reserved: %v", size, err)
+					p.Undraw(size, 0)
+				}
+				if err := errors.Join(err, space.Release(p)); err != nil {
+					continue
+				}
+				granted.Add(1)
+				fill(b.Memory().(tier.HostMemory), byte(g))
+				held = append(held, b)
+				if i%50 == 0 {
+					trim(a)
+				}
+			}
+			for _, b := range held {
+				if err := b.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	adds(t, a)
+	free(a, alloc(t, a, capacity))
+	if granted.Load() == 0 {
+		t.Error("nothing was granted")
+	}
+	if err := space.Close(); err != nil {
+		t.Error(err)
 	}
 }
