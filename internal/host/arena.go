@@ -82,7 +82,7 @@ type Config struct {
 	// one node it makes no difference.
 	Node int
 	// Lock keeps the pages from being swapped out, as far as the limits of the
-	// process allow; Stats says how far that was.
+	// process allow; Stats reports how far that was.
 	Lock bool
 	// Touch makes the pages present ahead of use, from a goroutine that Close ends: 1/16 of
 	// them at once, up to 64 MiB, and as much again as has been used, up to 512 MiB, later.
@@ -556,8 +556,8 @@ func (a *Arena) warn(c diag.Cause, format string, args ...any) {
 	a.mu.warnings = append(a.mu.warnings, w)
 }
 
-// Warnings lists what was asked for and could not be had. Their Space is not set: an
-// arena does not know its own.
+// Warnings lists what was asked for and could not be had. Their Space is not set, because an
+// arena has no ID.
 func (a *Arena) Warnings() []diag.Warning { return a.Stats().Warnings }
 
 func (a *Arena) warnOfHuge(err error) {

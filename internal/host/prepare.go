@@ -102,7 +102,7 @@ func (a *Arena) Trim(ctx context.Context) (given int64, err error) {
 		return 0, nil
 	}
 
-	// The allocator knows no way to take a given range, so all ranges of a step
+	// The allocator cannot take a given range, so all ranges of a step
 	// or more are taken at once and put back one by one.
 	for _, r := range a.withhold() {
 		for off := r.off; off < r.end; {

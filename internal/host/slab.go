@@ -10,7 +10,7 @@ import (
 )
 
 // Small memory lies in slabs: a few pages of the arena, cut into places of one
-// size. A slab has at most 64 places, so that one word says which are free.
+// size. A slab has at most 64 places, so that one word has a bit for each.
 //
 //	slab of 1792-byte places    ├ place ┼ place ┼ free ┼ … ┼ place ┤   28 KiB
 //
