@@ -10,14 +10,21 @@
 //	             ▼ meet at cuts only, so that no Arrow buffer straddles two
 //	        tier.Buffer ──▶ Staging: one buffer lent out as chunks of equal length
 //
+// # Free room in pieces
+//
+// If enough pages are free, but not in ranges that fit a request and its cuts, the request gets
+// another mapping, in one piece. As many free pages go back to the system, and stay out of use until
+// that mapping is freed. So what was reserved can be allocated, and the arena has no more pages than
+// its capacity. An arena that is pinned cannot give pages back, and reports that the room is in
+// pieces: tier.NoSpaceError.Largest.
+//
 // # Small memory
 //
 // Requests that are charged less than whole pages, all of them below 8 KiB, get a place in a slab:
-// 64-byte aligned, beside others. A place is charged, not its slab, so that what was reserved can
-// be drawn. The pages of a partly used slab are free for small memory only; tier.HostStats.Slack is
-// how much that is. If slabs block a large request, the arena reports that it is fragmented, as it
-// does when large memory blocks it. Whole pages never are in slabs: direct I/O needs their
-// alignment, and images are whole pages.
+// 64-byte aligned, next to others. A place is charged, not its slab. The pages of a partly used slab
+// are free for small memory only; tier.HostStats.Slack is how much that is. If slabs block a large
+// request, the arena reports that the room is in pieces. Whole pages never are in slabs: direct I/O
+// needs their alignment, and images are whole pages.
 //
 // # Ownership
 //
@@ -27,9 +34,9 @@
 // while they are leased.
 //
 // Under the invariants tag freed extents are made unreadable, so that a use after release faults at
-// once. Freed places are, as far as they have pages to themselves; the rest is overwritten, and
-// checked when it is handed out again. The race detector does not see mapped memory: builds with
-// -race, and systems other than Linux, macOS and FreeBSD, take the arena from the Go heap.
+// once. Freed places are overwritten, and checked when they are handed out again. The race detector
+// does not see mapped memory: builds with -race, and systems other than Linux, macOS and FreeBSD,
+// take the arena from the Go heap, which keeps the pages that are given back.
 //
 // # What the Go runtime does not see
 //
@@ -47,16 +54,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
-	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
-	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/placement"
@@ -77,7 +82,7 @@ type Config struct {
 	// one node it makes no difference.
 	Node int
 	// Lock keeps the pages from being swapped out, as far as the limits of the
-	// process allow; Stats says how far that was.
+	// process allow; Stats reports how far that was.
 	Lock bool
 	// Touch makes the pages present ahead of use, from a goroutine that Close ends: 1/16 of
 	// them at once, up to 64 MiB, and as much again as has been used, up to 512 MiB, later.
@@ -100,9 +105,10 @@ func (c Config) Validate() error {
 // Arena hands out memory from one contiguous range. It implements tier.Pool and
 // is safe for concurrent use.
 type Arena struct {
-	cfg   Config
-	space mapping
-	mem   []byte // the range
+	cfg     Config
+	reserve func(size int64) (mapping, error)
+	space   mapping
+	mem     []byte // the range
 
 	state   []atomic.Uint32 // a step each: committed, touched
 	touched atomic.Int64    // bytes
@@ -110,24 +116,21 @@ type Arena struct {
 	locked  atomic.Int64    // bytes
 
 	window    *ahead.Window // how far pages are touched
-	stopTouch chan struct{} // closed to end the toucher
+	stopTouch func()        // ends the toucher
 	touchDone chan struct{} // closed when it has ended
-	trimming  chan struct{} // a token: Trim and Close exclude each other
+	pages     chan struct{} // a token: its holder gives pages back, pins or locks them, or closes the arena
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
-		free      *extent.Allocator
-		slabs     slabs
-		used      int64         // bytes handed out, as charged
-		tails     int64         // bytes of pages that small memory lies in by itself, beyond what is charged
-		withheld  int64         // free bytes that Trim works on, or a slab that comes or goes
-		returned  chan struct{} // closed when some of them are put back; nil without waiters
-		stopped   bool          // the toucher must end
-		closed    bool
-		quiet     bool // after closed: no toucher and no Trim is under way
-		unmapping bool // or unmapped
-		pinners   []tier.Pinner
-		warnings  []diag.Warning
+		free     *extent.Allocator
+		slabs    slabs
+		used     int64         // bytes handed out, as charged
+		withheld int64         // free bytes that Trim works on
+		returned chan struct{} // closed when some of them are put back; nil without waiters
+		refs     int           // memories handed out, and one until Close has ended; the last unmaps the arena
+		closed   bool
+		pinners  []tier.Pinner
+		warnings []diag.Warning
 	}
 }
 
@@ -151,25 +154,36 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 	cfg.Capacity -= cfg.Capacity % tier.Page
 	space, err := reserve(cfg.Capacity)
 	if err != nil {
-		return nil, fmt.Errorf("host: reserving an address range of %d bytes: %w (make the host memory smaller, or raise the limits of ulimit -v and vm.overcommit_memory)", cfg.Capacity, err)
+		return nil, fmt.Errorf("host: reserving an address range of %d bytes: %w (make the host memory smaller, "+
+			"or raise the limits of ulimit -v and vm.overcommit_memory)", cfg.Capacity, err)
 	}
+	stop := make(chan struct{})
 	a := &Arena{
 		cfg:       cfg,
+		reserve:   reserve,
 		space:     space,
 		mem:       space.bytes(),
 		state:     make([]atomic.Uint32, (cfg.Capacity+step-1)/step),
 		window:    ahead.New(cfg.Capacity),
-		stopTouch: make(chan struct{}),
+		stopTouch: sync.OnceFunc(func() { close(stop) }),
 		touchDone: make(chan struct{}),
-		trimming:  make(chan struct{}, 1),
+		pages:     make(chan struct{}, 1),
 	}
 	a.mu.free = extent.New(cfg.Capacity)
-	a.mu.slabs.reuse = !invariants.Enabled // a page of a spare slab could be read
-	a.advise()
+	a.mu.refs = 1
+	if cfg.Huge {
+		a.warnOfHuge(space.huge())
+	}
+	if cfg.Node >= 0 {
+		a.warnOfNode(space.bind(cfg.Node))
+	}
+	if cfg.Lock {
+		a.lock()
+	}
 	if cfg.Touch {
 		go func() {
 			labels.Touch.Set()
-			a.touchAhead()
+			a.touchAhead(stop)
 		}()
 	} else {
 		close(a.touchDone)
@@ -177,34 +191,15 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 	return a, nil
 }
 
-// advise asks for what the configuration asks for, before any page is present.
-func (a *Arena) advise() {
-	if a.cfg.Huge {
-		a.warnOfHuge(a.space.huge())
-	}
-	if a.cfg.Node >= 0 {
-		a.warnOfNode(a.space.bind(a.cfg.Node))
-	}
-	if a.cfg.Lock {
-		a.lock()
-	}
-}
-
 // lock locks as much of the range as may be: all of it, else in strides that
 // become shorter where one is refused.
 func (a *Arena) lock() {
 	var refused error
 	size, locked := a.cfg.Capacity, a.locked.Load()
-	for stride := size; stride >= tier.Page && locked < size; stride = stride / 2 / tier.Page * tier.Page {
-		for locked < size {
-			n := min(stride, size-locked)
-			if err := a.space.lock(a.mem[locked : locked+n]); err != nil {
-				refused = err
-				break
-			}
+	for n := size - locked; n > 0; n = min(n, size-locked) {
+		if refused = a.space.lock(a.mem[locked : locked+n]); refused == nil {
 			locked += n
-		}
-		if errors.Is(refused, errors.ErrUnsupported) {
+		} else if n = n / 2 / tier.Page * tier.Page; errors.Is(refused, errors.ErrUnsupported) {
 			break
 		}
 	}
@@ -231,16 +226,22 @@ func (a *Arena) Stats() tier.HostStats {
 	}
 }
 
+// slackLocked returns how many bytes are not charged and in no free range either: what is left of
+// slabs, and of pages with small memory.
+func (a *Arena) slackLocked() int64 {
+	return a.cfg.Capacity - a.mu.used - a.mu.free.FreeBytes() - a.mu.withheld
+}
+
 // memory is what Alloc returns, except for small ones: whole pages.
 type memory struct {
 	size    int64
 	extents [][]byte
-	pieces  []piece // where the extents are in the arena
+	pieces  []piece // where the extents are in the arena; or the pages that own has the place of
+	own     mapping // where the bytes are, if the arena had no ranges that fit; else nil
 	freed   atomic.Bool
 }
 
-// piece is a part of a memory; At is its offset in the arena. Its length there is
-// Len rounded up to a page.
+// piece is pages of a memory; At is its offset in the arena.
 type piece = placement.Piece[int64]
 
 func (m *memory) Size() int64 { return m.size }
@@ -264,18 +265,20 @@ func (a *Arena) Charge(size int64) int64 {
 	return classSize(classOf(size))
 }
 
-// source is the free list as package placement sees it; a.mu is held.
-type source struct{ free *extent.Allocator }
-
-func (s source) Alloc(n int64) (int64, bool) { return s.free.Alloc(round(n)) }
-func (s source) Free(off, n int64)           { s.free.Free(off, round(n)) }
-func (s source) Largest() int64              { return s.free.Largest() }
+// room is what take found: a place in a slab, or pages.
+type room struct {
+	slab      *slab
+	index     int
+	pieces    []piece
+	scattered bool // the pieces are enough, but do not fit the request
+}
 
 // Alloc hands out size > 0 bytes. What is charged in whole pages begins at a
 // multiple of 4096: it is the shortest free range that is long enough, else several
-// that meet at cuts. The rest, all of it below 8 KiB, begins at a multiple of 64.
-// The bytes are whatever they were. No room is a *tier.NoSpaceError, with Largest
-// set if there is enough but not in long enough ranges.
+// that meet at cuts, else a mapping by itself. The rest, all of it below 8 KiB, begins at a
+// multiple of 64. The bytes are whatever they were. No room is a *tier.NoSpaceError, with Largest
+// set if there is enough but not in long enough ranges: because the arena is pinned, or
+// because slabs are in the way.
 //
 // Small memory takes constant time, and is refused only if no page is free and no
 // place in a slab is long enough.
@@ -283,90 +286,148 @@ func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("host: cannot allocate %d bytes", size)
 	}
-	if size <= smallMost {
-		if charge := a.Charge(size); charge%tier.Page != 0 {
-			return a.allocSmall(size, charge, cuts)
-		}
-	}
 	for {
-		pieces, wait, err := a.place(size, cuts)
-		if wait != nil {
-			<-wait // Trim has what is wanted, for some milliseconds
-			continue
-		}
-		if err != nil {
+		r, wait, err := a.take(size, cuts)
+		switch {
+		case err != nil:
 			return nil, err
+		case wait != nil:
+			<-wait // Trim has what is wanted, for some milliseconds
+		case r.slab != nil:
+			return a.openPlace(size, r.slab, r.index)
+		case r.scattered:
+			return a.relocate(size, r.pieces)
+		default:
+			return a.open(size, r.pieces)
 		}
-		return a.handOut(size, pieces)
 	}
 }
 
-// place takes ranges off the free list. It returns a channel to wait for if Trim,
-// or a slab that comes or goes, holds free ranges that may be enough.
-func (a *Arena) place(size int64, cuts []int64) (pieces []piece, wait <-chan struct{}, err error) {
+// take takes room for a memory, and counts it. It returns a channel to wait for if Trim holds free
+// ranges that may be enough.
+func (a *Arena) take(size int64, cuts []int64) (r room, wait <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.closed {
-		return nil, nil, tier.ErrClosed
+		return r, nil, tier.ErrClosed
 	}
-	if pieces, ok := a.pagesLocked(size, cuts); ok {
-		return pieces, nil, nil
+	charge, free := a.Charge(size), a.mu.free
+	if charge%tier.Page != 0 {
+		r.slab, r.index = a.placeLocked(classOf(size))
 	}
-	if a.mu.withheld > 0 {
-		return nil, a.returnedLocked(), nil
+	if r.slab == nil {
+		if size > free.Largest() {
+			a.mu.slabs.flush(free.Free) // before anything is split
+		}
+		// size is compared with what is free first: rounding it could overflow.
+		if size <= free.FreeBytes() {
+			r.pieces, _ = placement.Place(free, round(size), cuts, 0)
+			if r.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
+				r.pieces, r.scattered = a.scatteredLocked(round(size)), true
+			}
+		}
 	}
-	return nil, nil, a.fullLocked(size)
+	if r.slab == nil && r.pieces == nil {
+		if a.mu.withheld == 0 {
+			return r, nil, a.fullLocked(size)
+		}
+		if a.mu.returned == nil {
+			a.mu.returned = make(chan struct{})
+		}
+		return r, a.mu.returned, nil
+	}
+	a.mu.used += charge
+	a.mu.refs++
+	return r, nil, nil
 }
 
-// pagesLocked takes whole pages. Spare slabs give way before
-// anything is split.
-func (a *Arena) pagesLocked(size int64, cuts []int64) ([]piece, bool) {
-	free := a.mu.free
-	if size > free.Largest() {
-		a.mu.slabs.flush(free.Free)
+// scatteredLocked takes n bytes of the shortest free ranges, so that long ones stay.
+func (a *Arena) scatteredLocked(n int64) (pieces []piece) {
+	var lengths []int64
+	for _, length := range a.mu.free.All() {
+		lengths = append(lengths, length)
 	}
-	// size is compared with what is free first: rounding it could overflow.
-	if size > free.FreeBytes() {
-		return nil, false
+	slices.Sort(lengths)
+	for _, length := range lengths {
+		length = min(length, n)
+		if length == 0 {
+			break
+		}
+		at, _ := a.mu.free.Alloc(length)
+		pieces = append(pieces, piece{Len: length, At: at})
+		n -= length
 	}
-	pieces, ok := placement.Place(source{free}, size, cuts, 0)
-	if ok {
-		charge := a.Charge(size)
-		a.mu.used += charge
-		a.mu.tails += round(size) - charge
-	}
-	return pieces, ok
+	return pieces
 }
 
 // fullLocked is the error of a request for which there is no room. Nothing is
 // withheld, and no slab is spare.
-func (a *Arena) fullLocked(size int64) error {
+func (a *Arena) fullLocked(size int64) *tier.NoSpaceError {
 	full := &tier.NoSpaceError{Requested: size, Available: a.mu.free.FreeBytes() + a.slackLocked()}
 	if size <= full.Available {
-		// A place may be as long as the request and yet not begin at a page; that there
-		// is something, and that it is too short, is what callers go by.
-		inSlab := min(max(place, a.mu.slabs.largest()), max(place, a.Charge(size)-place))
-		full.Largest = max(a.mu.free.Largest(), inSlab)
+		full.Largest = max(a.mu.free.Largest(), 1) // what is left in slabs is short, but not nothing
 	}
 	return full
 }
 
-// handOut makes a memory of ranges that were taken.
-func (a *Arena) handOut(size int64, pieces []piece) (tier.Memory, error) {
+// pagesOf returns the bytes of a piece.
+func (a *Arena) pagesOf(p piece) []byte { return a.mem[p.At : p.At+p.Len] }
+
+// open makes a memory of ranges that were taken.
+func (a *Arena) open(size int64, pieces []piece) (tier.Memory, error) {
 	m := &memory{size: size, extents: make([][]byte, len(pieces)), pieces: pieces}
 	for i, p := range pieces {
-		end := p.At + p.Len
+		end := p.At + min(p.Len, size-p.Off)
 		m.extents[i] = a.mem[p.At:end:end]
-		a.mark(p.At, round(p.Len))
+		a.mark(p.At, p.Len)
 		a.window.Reach(end)
 		if !poison {
 			continue
 		}
-		if err := a.space.show(a.mem[p.At : p.At+round(p.Len)]); err != nil {
+		if err := a.space.show(a.pagesOf(p)); err != nil {
 			a.freePages(m)
 			return nil, fmt.Errorf("host: making %d bytes readable again: %w", p.Len, err)
 		}
 	}
+	return m, nil
+}
+
+// relocate makes a memory in one piece, with a mapping of its own. The pages of pieces go back to the
+// system, and pieces are not used until the memory is freed. They count as committed in its place.
+func (a *Arena) relocate(size int64, pieces []piece) (tier.Memory, error) {
+	a.endTouching() // it would bring the pages back
+	a.pages <- struct{}{}
+	defer func() { <-a.pages }()
+	m := &memory{size: size, pieces: pieces}
+	var err error
+	if a.pinned() {
+		err = errors.New("the arena was pinned meanwhile")
+	} else {
+		m.own, err = a.reserve(round(size))
+	}
+	for i := 0; i < len(pieces) && err == nil; i++ {
+		a.mark(pieces[i].At, pieces[i].Len)
+		err = a.space.discard(a.pagesOf(pieces[i]))
+	}
+	if err != nil {
+		a.freePages(m)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		full := a.fullLocked(size)
+		full.Cause = err
+		return nil, full
+	}
+	// What is refused here was warned of when the arena was made.
+	if a.cfg.Huge {
+		_ = m.own.huge()
+	}
+	if a.cfg.Node >= 0 {
+		_ = m.own.bind(a.cfg.Node)
+	}
+	if a.locked.Load() > 0 {
+		_ = m.own.lock(m.own.bytes())
+	}
+	m.extents = [][]byte{m.own.bytes()[:size:size]}
 	return m, nil
 }
 
@@ -389,7 +450,7 @@ func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
 	switch m := mem.(type) {
 	case *small:
 		mustBeFirst(m.freed.CompareAndSwap(false, true))
-		a.freeSmall(m, true)
+		a.freePlace(m)
 	case *memory:
 		mustBeFirst(m.freed.CompareAndSwap(false, true))
 		a.freePages(m)
@@ -407,78 +468,39 @@ func mustBeFirst(is bool) {
 
 // freePages returns the pages of a memory to the free list.
 func (a *Arena) freePages(m *memory) {
-	if poison {
+	switch {
+	case m.own != nil:
+		_ = m.own.release() // only a bug of ours makes it fail
+	case poison:
 		for _, p := range m.pieces {
 			// Refused when the process has too many mappings; then the
 			// bytes stay readable, which only hides bugs.
-			_ = a.space.hide(a.mem[p.At : p.At+round(p.Len)])
+			_ = a.space.hide(a.pagesOf(p))
 		}
 	}
-	if a.putBack(m) {
-		a.unmap()
-	}
+	a.giveBack(m.size, func() {
+		for _, p := range m.pieces {
+			a.mu.free.Free(p.At, p.Len)
+		}
+	})
 }
 
-// putBack is freePages for the books. It reports whether the caller must unmap the arena.
-func (a *Arena) putBack(m *memory) (last bool) {
+// giveBack calls back, with the lock held, to return what size bytes took. If the arena is closed and
+// they were the last, it unpins and unmaps the range.
+func (a *Arena) giveBack(size int64, back func()) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, p := range m.pieces {
-		a.mu.free.Free(p.At, round(p.Len))
-	}
-	charge := a.Charge(m.size)
-	a.mu.used -= charge
-	a.mu.tails -= round(m.size) - charge
-	return a.lastLocked()
-}
-
-// slackLocked is what is not charged and is no free page either. With it the arena adds up:
-// capacity = used + slack + free + withheld.
-func (a *Arena) slackLocked() int64 { return a.mu.slabs.slack() + a.mu.tails }
-
-// returnedLocked returns what is closed when withheld ranges are put back.
-func (a *Arena) returnedLocked() <-chan struct{} {
-	if a.mu.returned == nil {
-		a.mu.returned = make(chan struct{})
-	}
-	return a.mu.returned
-}
-
-// unwithholdLocked records that n withheld bytes are back. The caller wakes the waiters without the
-// lock.
-func (a *Arena) unwithholdLocked(n int64) (waiters chan struct{}) {
-	a.mu.withheld -= n
-	waiters, a.mu.returned = a.mu.returned, nil
-	return waiters
-}
-
-func wake(waiters chan struct{}) {
-	if waiters != nil {
-		close(waiters)
-	}
-}
-
-// lastLocked says, once, that the arena is closed, that nothing is handed out and
-// that no goroutine of ours works on the range.
-func (a *Arena) lastLocked() bool {
-	if !a.mu.quiet || a.mu.used > 0 || a.mu.withheld > 0 || a.mu.unmapping {
-		return false
-	}
-	a.mu.unmapping = true
-	return true
-}
-
-// unmap gives the range up. There is no caller to return an error to, and only a bug of ours causes
-// one.
-func (a *Arena) unmap() {
-	a.mu.Lock()
-	pinners := a.mu.pinners
-	a.mu.pinners = nil
+	back()
+	a.mu.used -= a.Charge(size)
+	a.mu.refs--
+	last, pinners := a.mu.refs == 0, a.mu.pinners
 	a.mu.Unlock()
+	if !last {
+		return
+	}
 	for _, p := range pinners {
 		_ = p.Unpin(a.mem) // which closing it has done, if it is closed
 	}
-	_ = a.space.release()
+	_ = a.space.release() // only a bug of ours makes it fail
 }
 
 // Close ends the goroutine that touches pages and gives the range back, or lets
@@ -486,22 +508,16 @@ func (a *Arena) unmap() {
 // second Close returns tier.ErrClosed.
 func (a *Arena) Close() error {
 	a.mu.Lock()
-	if a.mu.closed {
-		a.mu.Unlock()
-		return tier.ErrClosed
-	}
+	closed := a.mu.closed
 	a.mu.closed = true
 	a.mu.Unlock()
-	a.endTouching()
-	a.trimming <- struct{}{} // a Trim under way ends, and none begins
-	a.mu.Lock()
-	a.mu.quiet = true
-	last := a.lastLocked()
-	a.mu.Unlock()
-	<-a.trimming
-	if last {
-		a.unmap()
+	if closed {
+		return tier.ErrClosed
 	}
+	a.endTouching()
+	a.pages <- struct{}{} // a Trim in progress ends, and none begins
+	a.giveBack(0, func() {})
+	<-a.pages
 	return nil
 }
 
@@ -523,7 +539,7 @@ type mapping interface {
 	touch(b []byte) error
 	// discard gives the pages of b back; their bytes are undefined afterwards.
 	discard(b []byte) error
-	// hide makes b unreadable, show readable and writable.
+	// hide makes b unreadable, show readable and writable; only an invariants build calls them.
 	hide(b []byte) error
 	show(b []byte) error
 	// release unmaps the range.
@@ -540,8 +556,8 @@ func (a *Arena) warn(c diag.Cause, format string, args ...any) {
 	a.mu.warnings = append(a.mu.warnings, w)
 }
 
-// Warnings lists what was asked for and could not be had. Their Space is not set: an
-// arena does not know its own.
+// Warnings lists what was asked for and could not be had. Their Space is not set, because an
+// arena has no ID.
 func (a *Arena) Warnings() []diag.Warning { return a.Stats().Warnings }
 
 func (a *Arena) warnOfHuge(err error) {
@@ -554,7 +570,8 @@ func (a *Arena) warnOfHuge(err error) {
 	case errors.Is(err, errors.ErrUnsupported):
 		cause = causes.System
 	}
-	a.warn(cause, "huge pages were refused (%v): %d bytes are in small ones, and making them present and copying them is slower", err, a.cfg.Capacity)
+	a.warn(cause, "huge pages were refused (%v): %d bytes are in small ones, "+
+		"and making them present and copying them is slower", err, a.cfg.Capacity)
 }
 
 func (a *Arena) warnOfNode(err error) {
@@ -562,36 +579,18 @@ func (a *Arena) warnOfNode(err error) {
 		return
 	}
 	cause := causes.MemoryNode
-	if mayNotBind(err) {
-		cause = causes.MemoryPolicy
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+		cause = causes.MemoryPolicy // EPERM or ENOSYS: filters of system calls in containers refuse to bind memory
 	}
-	a.warn(cause, "the memory could not be bound to NUMA node %d (%v): it may come from any node, and copies between nodes are slower", a.cfg.Node, err)
-}
-
-// mayNotBind reports whether err means that the process is not allowed to bind memory at all.
-// Container runtimes' filters of system calls refuse that.
-func mayNotBind(err error) bool {
-	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) // EPERM or ENOSYS
-}
-
-// lockLimit says how much memory the process may lock, as far as Linux says so.
-func lockLimit() string {
-	limits, _ := os.ReadFile("/proc/self/limits")
-	_, rest, _ := strings.Cut(string(limits), "Max locked memory")
-	switch words := strings.Fields(rest); {
-	case len(words) == 0:
-		return "not known"
-	case words[0] == "unlimited":
-		return "none"
-	default:
-		return words[0] + " bytes"
-	}
+	a.warn(cause, "the memory could not be bound to NUMA node %d (%v): "+
+		"it may come from any node, and copies between nodes are slower", a.cfg.Node, err)
 }
 
 func (a *Arena) warnOfLock(err error) {
-	cause, limit := causes.LockLimit, fmt.Sprintf("; the limit is %s", lockLimit())
+	cause := causes.LockLimit
 	if errors.Is(err, errors.ErrUnsupported) {
-		cause, limit = causes.System, ""
+		cause = causes.System
 	}
-	a.warn(cause, "%d of %d bytes are locked (%v%s): the rest may be swapped out, and then waits for the swap device", a.locked.Load(), a.cfg.Capacity, err, limit)
+	a.warn(cause, "%d of %d bytes are locked (%v): the rest may be swapped out, and then waits for the swap device",
+		a.locked.Load(), a.cfg.Capacity, err)
 }

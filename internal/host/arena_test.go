@@ -39,22 +39,41 @@ func free(a *Arena, ms ...tier.HostMemory) {
 	}
 }
 
+// A pinned arena keeps its pages, and so is refused what does not fit into a range. Others have room
+// where those would be fragmented.
 func TestArenaKeepsThePoolContract(t *testing.T) {
-	for _, cfg := range []Config{
-		{Node: -1},
-		{Node: -1, Touch: true, Huge: true},
-		{Node: 0, Lock: true},
+	for _, c := range []struct {
+		cfg    Config
+		pinned bool
+	}{
+		{Config{Node: -1}, false},
+		{Config{Node: -1}, true},
+		{Config{Node: -1, Touch: true, Huge: true}, false},
+		{Config{Node: 0, Lock: true}, false},
 	} {
-		t.Run(fmt.Sprintf("node=%d,lock=%v,touch=%v", cfg.Node, cfg.Lock, cfg.Touch), func(t *testing.T) {
+		if c.pinned && onHeap {
+			continue
+		}
+		var traits []tiertest.Trait
+		if !c.pinned {
+			traits = append(traits, tiertest.HolesUnknown)
+		}
+		name := fmt.Sprintf("node=%d,lock=%v,touch=%v,pinned=%v", c.cfg.Node, c.cfg.Lock, c.cfg.Touch, c.pinned)
+		t.Run(name, func(t *testing.T) {
 			tiertest.RunPool(t, func(t *testing.T, capacity int64) tier.Pool {
-				cfg := cfg
+				cfg := c.cfg
 				cfg.Capacity = capacity
 				a, err := NewArena(cfg)
 				if err != nil {
 					t.Fatal(err)
 				}
+				if c.pinned {
+					if err := a.Pin(&pinner{t: t, onUnpin: func() {}}); err != nil {
+						t.Fatal(err)
+					}
+				}
 				return a
-			})
+			}, traits...)
 		})
 	}
 }

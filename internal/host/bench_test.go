@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 	"time"
@@ -110,5 +111,27 @@ func BenchmarkTrim(b *testing.B) {
 		free(a, m)
 		b.StartTimer()
 		trim(a)
+	}
+}
+
+// BenchmarkRelocate allocates, writes and frees memory that has a free range, and memory that has to
+// be relocated.
+func BenchmarkRelocate(b *testing.B) {
+	const size = 8 << 20
+	src := bytes.Repeat([]byte{1}, size)
+	for _, name := range []string{"range", "relocated"} {
+		b.Run(name, func(b *testing.B) {
+			a := open(b, Config{Capacity: 64 << 20, Node: -1, Huge: true})
+			if name == "relocated" {
+				held := inPieces(b, a)
+				defer func() { free(a, held...) }()
+			}
+			b.SetBytes(size)
+			for b.Loop() {
+				m := alloc(b, a, size)
+				copy(m.Extents()[0], src)
+				free(a, m)
+			}
+		})
 	}
 }

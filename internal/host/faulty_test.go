@@ -16,7 +16,6 @@ type faulty struct {
 	onLock    func(b []byte) error
 	onTouch   func(b []byte) error
 	onDiscard func(b []byte) error
-	onHide    func()
 	onHuge    error
 	onBind    error
 	onShow    error
@@ -46,13 +45,6 @@ func (f *faulty) discard(b []byte) error {
 		}
 	}
 	return f.mapping.discard(b)
-}
-
-func (f *faulty) hide(b []byte) error {
-	if f.onHide != nil {
-		f.onHide()
-	}
-	return f.mapping.hide(b)
 }
 
 func (f *faulty) huge() error {
@@ -87,6 +79,9 @@ func openFaulty(t *testing.T, cfg Config, f *faulty) *Arena {
 	t.Helper()
 	a, err := newArena(cfg, func(size int64) (mapping, error) {
 		m, err := reserve(size)
+		if f.mapping != nil { // only the range of the arena is faulty
+			return m, err
+		}
 		f.mapping = m
 		return f, err
 	})
@@ -104,7 +99,8 @@ func openFaulty(t *testing.T, cfg Config, f *faulty) *Arena {
 func TestRefusedMapping(t *testing.T) {
 	cause := errors.New("cannot allocate memory")
 	_, err := newArena(Config{Capacity: 1 << 20}, func(int64) (mapping, error) { return nil, cause })
-	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "1048576 bytes") || !strings.Contains(err.Error(), "vm.overcommit_memory") {
+	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "1048576 bytes") ||
+		!strings.Contains(err.Error(), "vm.overcommit_memory") {
 		t.Fatalf("got %v", err)
 	}
 }
@@ -119,7 +115,10 @@ func TestWhatIsRefusedIsWarnedOf(t *testing.T) {
 	if len(w) != 3 {
 		t.Fatalf("warnings: %q", w)
 	}
-	for i, want := range []string{"huge pages were refused (no huge pages here): 1048576 bytes", "NUMA node 3 (no such node)", "0 of 1048576 bytes are locked (not permitted; "} {
+	for i, want := range []string{
+		"huge pages were refused (no huge pages here): 1048576 bytes", "NUMA node 3 (no such node)",
+		"0 of 1048576 bytes are locked (not permitted)",
+	} {
 		if !strings.Contains(w[i].What, want) || w[i].Remedy == "" {
 			t.Errorf("warning %q: want %q in it, and a remedy", w[i], want)
 		}

@@ -5,6 +5,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -20,9 +21,11 @@ import (
 // kernels refuse: mbind with EPERM, mlock2 with ENOSYS, and MADV_POPULATE_WRITE with EINVAL.
 func filter() error {
 	const (
-		load, equal, give = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-		number, third     = 0, 16 + 2*8 // of struct seccomp_data: the call, and its third argument
-		refuse, allow     = 0x00050000, 0x7fff0000
+		load          = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		equal         = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		give          = unix.BPF_RET | unix.BPF_K
+		number, third = 0, 16 + 2*8 // of struct seccomp_data: the call, and its third argument
+		refuse, allow = 0x00050000, 0x7fff0000
 	)
 	if *(*[2]byte)(unsafe.Pointer(&[]uint16{1}[0])) != [2]byte{1, 0} {
 		return errors.New("the filter is for little-endian machines")
@@ -77,7 +80,7 @@ func underFilter() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.release()) }()
-	if err := bindTo(m.bytes(), 0); !mayNotBind(err) {
+	if err := bindTo(m.bytes(), 0); !errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("bound: %v", err)
 	}
 	if err := m.lock(m.bytes()); !errors.Is(err, errors.ErrUnsupported) {

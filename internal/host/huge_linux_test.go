@@ -18,14 +18,23 @@ func TestHugeOff(t *testing.T) {
 		files map[string]string
 		off   bool
 	}{
-		"always":                   {map[string]string{"enabled": "[always] madvise never\n"}, false},
-		"madvise":                  {map[string]string{"enabled": "always [madvise] never\n"}, false},
-		"never":                    {map[string]string{"enabled": "always madvise [never]\n"}, true},
-		"not to be seen":           {nil, false},
-		"nonsense":                 {map[string]string{"enabled": "]["}, false},
-		"inherited, never":         {map[string]string{"enabled": "always madvise [never]\n", "hpage_pmd_size": "2097152\n", "hugepages-2048kB/enabled": "always [inherit] madvise never\n"}, true},
-		"never, but for this size": {map[string]string{"enabled": "always madvise [never]\n", "hpage_pmd_size": "2097152\n", "hugepages-2048kB/enabled": "always inherit [madvise] never\n"}, false},
-		"all but this size":        {map[string]string{"enabled": "[always] madvise never\n", "hpage_pmd_size": "2097152\n", "hugepages-2048kB/enabled": "always inherit madvise [never]\n"}, true},
+		"always":         {map[string]string{"enabled": "[always] madvise never\n"}, false},
+		"madvise":        {map[string]string{"enabled": "always [madvise] never\n"}, false},
+		"never":          {map[string]string{"enabled": "always madvise [never]\n"}, true},
+		"not to be seen": {nil, false},
+		"nonsense":       {map[string]string{"enabled": "]["}, false},
+		"inherited, never": {map[string]string{
+			"enabled": "always madvise [never]\n", "hpage_pmd_size": "2097152\n",
+			"hugepages-2048kB/enabled": "always [inherit] madvise never\n",
+		}, true},
+		"never, but for this size": {map[string]string{
+			"enabled": "always madvise [never]\n", "hpage_pmd_size": "2097152\n",
+			"hugepages-2048kB/enabled": "always inherit [madvise] never\n",
+		}, false},
+		"all but this size": {map[string]string{
+			"enabled": "[always] madvise never\n", "hpage_pmd_size": "2097152\n",
+			"hugepages-2048kB/enabled": "always inherit madvise [never]\n",
+		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

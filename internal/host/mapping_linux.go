@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +29,7 @@ func (m *mapped) bind(node int) error {
 	if err != nil {
 		return err
 	}
-	if !nodes[node] {
+	if !slices.Contains(nodes, node) {
 		return fmt.Errorf("the machine has no memory on it")
 	}
 	if len(nodes) == 1 {

@@ -4,31 +4,14 @@ package host
 
 import (
 	"errors"
-	"maps"
 	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/causes"
 	"golang.org/x/sys/unix"
-)
 
-func TestParseNodes(t *testing.T) {
-	for s, want := range map[string]map[int]bool{
-		"0":     {0: true},
-		"0-2":   {0: true, 1: true, 2: true},
-		"1,4-5": {1: true, 4: true, 5: true},
-	} {
-		if got, err := parseNodes(s); err != nil || !maps.Equal(got, want) {
-			t.Errorf("parseNodes(%q) = %v, %v", s, got, err)
-		}
-	}
-	for _, s := range []string{"", "x", "0-", "1-x", "-1"} {
-		if got, err := parseNodes(s); err == nil {
-			t.Errorf("parseNodes(%q) = %v", s, got)
-		}
-	}
-}
+	"github.com/spillway-db/spillway/internal/causes"
+)
 
 func TestNodeWithoutMemoryIsWarnedOf(t *testing.T) {
 	a := open(t, Config{Capacity: 1 << 20, Node: 999})
@@ -90,7 +73,8 @@ func TestLockWithoutPrivilege(t *testing.T) {
 	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
 
 	a := open(t, Config{Capacity: 64 << 20, Node: -1, Lock: true})
-	if s := a.Stats(); s.Locked != allowed || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0].What, "the limit is 1048576 bytes") || s.Warnings[0].Cause != causes.LockLimit {
+	if s := a.Stats(); s.Locked != allowed || len(s.Warnings) != 1 || s.Warnings[0].Cause != causes.LockLimit ||
+		!strings.Contains(s.Warnings[0].What, "the limit is 1048576 bytes") {
 		t.Errorf("locked %d of %d allowed, warnings %q", s.Locked, allowed, s.Warnings)
 	}
 }

@@ -5,48 +5,25 @@ package host
 import (
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"unsafe"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // memoryNodes returns the NUMA nodes that have memory; node 0 alone where the
 // kernel knows no nodes.
-func memoryNodes() (map[int]bool, error) {
+func memoryNodes() ([]int, error) {
 	b, err := os.ReadFile("/sys/devices/system/node/has_memory")
 	if os.IsNotExist(err) {
-		return map[int]bool{0: true}, nil
+		return []int{0}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return parseNodes(strings.TrimSpace(string(b)))
-}
-
-// parseNodes parses the kernel's list format: "0-3,8".
-func parseNodes(s string) (map[int]bool, error) {
-	nodes := make(map[int]bool)
-	for part := range strings.SplitSeq(s, ",") {
-		lo, hi, isRange := strings.Cut(part, "-")
-		if !isRange {
-			hi = lo
-		}
-		from, err := strconv.ParseUint(lo, 10, 16)
-		if err != nil {
-			return nil, fmt.Errorf("list of NUMA nodes %q: %w", s, err)
-		}
-		to, err := strconv.ParseUint(hi, 10, 16)
-		if err != nil {
-			return nil, fmt.Errorf("list of NUMA nodes %q: %w", s, err)
-		}
-		for n := from; n <= to; n++ {
-			nodes[int(n)] = true
-		}
-	}
-	return nodes, nil
+	return procfs.List(string(b))
 }
 
 // bindTo makes the pages of b come from node, and from no other: the kernel
@@ -70,7 +47,9 @@ func lockOnFault(b []byte) error {
 	const onFault = 1 // MLOCK_ONFAULT
 	_, _, errno := unix.Syscall(unix.SYS_MLOCK2, address.Of(b), uintptr(len(b)), onFault)
 	if errno != 0 {
-		return fmt.Errorf("mlock2: %w", errno)
+		var limit unix.Rlimit
+		_ = unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) // 0 if it is not known
+		return fmt.Errorf("mlock2: %w; the limit is %d bytes", errno, limit.Cur)
 	}
 	return nil
 }

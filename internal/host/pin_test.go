@@ -92,7 +92,9 @@ func TestPinnedUntilTheLastIsFreed(t *testing.T) {
 func TestLockLater(t *testing.T) {
 	const capacity = 8 << 20
 	locked := 0
-	a := openFaulty(t, Config{Capacity: capacity, Node: -1}, &faulty{onLock: func(b []byte) error { locked += len(b); return nil }})
+	a := openFaulty(t, Config{Capacity: capacity, Node: -1}, &faulty{
+		onLock: func(b []byte) error { locked += len(b); return nil },
+	})
 	if n := a.Stats().Locked; n != 0 || locked != 0 {
 		t.Fatalf("%d bytes are locked that were not to be", n)
 	}

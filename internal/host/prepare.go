@@ -11,17 +11,17 @@ import (
 // touchAhead makes the pages present, from the low end, where the allocator begins, to the high
 // one, some way ahead of what has been used. It works beside the users of the memory: touching
 // changes no byte.
-func (a *Arena) touchAhead() {
+func (a *Arena) touchAhead(stop <-chan struct{}) {
 	defer close(a.touchDone)
 	for i := range int64(len(a.state)) {
-		if !a.window.Wait(i*step, a.stopTouch) {
+		if !a.window.Wait(i*step, stop) {
 			return
 		}
 		n := a.stepLen(i)
 		err := a.space.touch(a.mem[i*step : i*step+n])
 		if err != nil && !poison { // poisoned pages refuse to be touched
-			a.warn(causes.Touch, "only %d of %d bytes were made present ahead of use (%v): the rest is slower when it is used first, or cannot be had",
-				a.touched.Load(), a.cfg.Capacity, err)
+			a.warn(causes.Touch, "only %d of %d bytes were made present ahead of use (%v): "+
+				"the rest is slower when it is used first, or cannot be had", a.touched.Load(), a.cfg.Capacity, err)
 			return
 		}
 		if a.state[i].Or(committed|touched)&committed == 0 {
@@ -33,13 +33,7 @@ func (a *Arena) touchAhead() {
 
 // endTouching ends the toucher and waits for it: for one step at most.
 func (a *Arena) endTouching() {
-	a.mu.Lock()
-	first := !a.mu.stopped
-	a.mu.stopped = true
-	a.mu.Unlock()
-	if first {
-		close(a.stopTouch)
-	}
+	a.stopTouch()
 	<-a.touchDone
 }
 
@@ -52,12 +46,9 @@ func (a *Arena) Pin(p tier.Pinner) error {
 	if onHeap {
 		return fmt.Errorf("host: an arena on Go's heap cannot be pinned: %w", tier.ErrNotSupported)
 	}
-	a.trimming <- struct{}{}
-	defer func() { <-a.trimming }()
-	a.mu.Lock()
-	closed := a.mu.closed
-	a.mu.Unlock()
-	if closed {
+	a.pages <- struct{}{}
+	defer func() { <-a.pages }()
+	if a.isClosed() {
 		return tier.ErrClosed
 	}
 	if err := p.Pin(a.mem); err != nil {
@@ -73,14 +64,17 @@ func (a *Arena) Pin(p tier.Pinner) error {
 // Lock does what Config.Lock does, for an arena that was to be pinned and is not. It does nothing
 // to one that is closed.
 func (a *Arena) Lock() {
-	a.trimming <- struct{}{}
-	defer func() { <-a.trimming }()
-	a.mu.Lock()
-	closed := a.mu.closed
-	a.mu.Unlock()
-	if !closed {
+	a.pages <- struct{}{}
+	defer func() { <-a.pages }()
+	if !a.isClosed() {
 		a.lock()
 	}
+}
+
+func (a *Arena) isClosed() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.closed
 }
 
 // pinned reports whether the pages must stay.
@@ -102,13 +96,13 @@ const trimStride = 256 << 20
 // between two pieces of 256 MiB.
 func (a *Arena) Trim(ctx context.Context) (given int64, err error) {
 	a.endTouching()
-	a.trimming <- struct{}{}
-	defer func() { <-a.trimming }()
+	a.pages <- struct{}{}
+	defer func() { <-a.pages }()
 	if a.pinned() {
 		return 0, nil
 	}
 
-	// The allocator knows no way to take a given range, so all ranges of a step
+	// The allocator cannot take a given range, so all ranges of a step
 	// or more are taken at once and put back one by one.
 	for _, r := range a.withhold() {
 		for off := r.off; off < r.end; {
@@ -147,40 +141,40 @@ func (a *Arena) withhold() []span {
 // replace puts a withheld range back and wakes its waiters.
 func (a *Arena) replace(off, n int64) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.mu.free.Free(off, n)
-	waiters := a.unwithholdLocked(n)
-	a.mu.Unlock()
-	wake(waiters)
+	a.mu.withheld -= n
+	if a.mu.returned != nil {
+		close(a.mu.returned)
+		a.mu.returned = nil
+	}
 }
 
-// discard gives back the steps that lie wholly in a withheld range and may have
-// pages, neighbours in one call.
+// discard gives back the steps that lie wholly in a withheld range, and returns how many bytes of them
+// may have been present.
 func (a *Arena) discard(off, end int64) (given int64) {
-	first := (off + step - 1) / step
-	last := end / step
+	first, last := (off+step-1)/step, end/step
 	if end == a.cfg.Capacity {
 		last = int64(len(a.state))
 	}
-	for i := first; i < last; i++ {
-		from := i
-		for i < last && a.state[i].Load()&committed != 0 {
-			i++
-		}
-		if i == from {
-			continue
-		}
-		lo, hi := from*step, min(i*step, a.cfg.Capacity)
-		if err := a.space.discard(a.mem[lo:hi]); err != nil {
-			a.warn(causes.GiveBack, "%d free bytes could not be given back to the system (%v): the process stays as large as it was", hi-lo, err)
-			continue
-		}
-		for j := from; j < i; j++ {
-			if a.state[j].Swap(0)&touched != 0 {
-				a.touched.Add(-a.stepLen(j))
-			}
-		}
-		given += hi - lo
-		a.commit.Add(lo - hi)
+	if first >= last {
+		return 0
 	}
+	lo, hi := first*step, min(last*step, a.cfg.Capacity)
+	if err := a.space.discard(a.mem[lo:hi]); err != nil {
+		a.warn(causes.GiveBack, "%d free bytes could not be given back to the system (%v): "+
+			"the process stays as large as it was", hi-lo, err)
+		return 0
+	}
+	for i := first; i < last; i++ {
+		n, state := a.stepLen(i), a.state[i].Swap(0)
+		if state&committed != 0 {
+			given += n
+		}
+		if state&touched != 0 {
+			a.touched.Add(-n)
+		}
+	}
+	a.commit.Add(-given)
 	return given
 }

@@ -3,12 +3,14 @@ package host
 import (
 	"fmt"
 	"math/bits"
+	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // Small memory lies in slabs: a few pages of the arena, cut into places of one
-// size. A slab has at most 64 places, so that one word says which are free.
+// size. A slab has at most 64 places, so that one word has a bit for each.
 //
 //	slab of 1792-byte places    ├ place ┼ place ┼ free ┼ … ┼ place ┤   28 KiB
 //
@@ -62,21 +64,17 @@ func slabLength(class int) int64 {
 type slab struct {
 	off, length int64
 	class       int
-	places      int
-	free        uint64 // a bit for each free place
-
-	prev, next *slab // in the list of its class; only while a place is free
+	free, all   uint64 // a bit for each free place; for each place
+	listed      int    // where it is in the list of its class, while it is in that
 }
 
 func newSlab(class int, off, length int64) *slab {
-	n := int(min(length/classSize(class), 64))
-	return &slab{off: off, length: length, class: class, places: n, free: ^uint64(0) >> (64 - n)}
+	all := ^uint64(0) >> (64 - min(length/classSize(class), 64))
+	return &slab{off: off, length: length, class: class, free: all, all: all}
 }
 
 // at returns where the place begins in the arena.
 func (s *slab) at(i int) int64 { return s.off + int64(i)*classSize(s.class) }
-
-func (s *slab) empty() bool { return s.free == ^uint64(0)>>(64-s.places) }
 
 // slabs are an arena's slabs. It touches no memory and has no lock: the arena's
 // guards it. Each call but flush takes constant time.
@@ -86,146 +84,172 @@ func (s *slab) empty() bool { return s.free == ^uint64(0)>>(64-s.places) }
 // time. Spares block no request: flush gives them back before a request is refused, or split, for
 // want of their pages.
 type slabs struct {
-	reuse   bool // whether there are spares at all
-	lists   [classCount]*slab
-	ends    [classCount]*slab
-	spare   [classCount]*slab
-	partial uint32 // a bit for each class with a list
-	spares  int
-	length  int64 // bytes of all slabs
-	used    int64 // of these, charged for
+	lists  [classCount][]*slab // those with free and used places; the last is full first
+	spare  [classCount]*slab
+	length int64 // bytes of all slabs
 }
 
-// slack is how much of the slabs is in no place that is handed out.
-func (l *slabs) slack() int64 { return l.length - l.used }
-
-// add puts in a slab that was made of pages of the arena; all of it is free.
+// add puts in a slab that was made of pages of the arena; all of it is free. The class has no spare.
 func (l *slabs) add(s *slab) {
 	l.length += s.length
-	l.push(s)
+	l.spare[s.class] = s
 }
 
-// take hands out a place of a class for something that is charged charge bytes.
-func (l *slabs) take(class int, charge int64) (*slab, int, bool) {
-	s := l.lists[class]
-	if s == nil {
-		return nil, 0, false
-	}
-	if s == l.spare[class] {
+// take hands out a place of a class; nil if none is free.
+func (l *slabs) take(class int) (*slab, int) {
+	if len(l.lists[class]) == 0 {
+		if l.spare[class] == nil {
+			return nil, 0
+		}
+		l.list(l.spare[class])
 		l.spare[class] = nil
-		l.spares--
 	}
+	s := l.lists[class][len(l.lists[class])-1]
 	i := bits.TrailingZeros64(s.free)
 	if s.free &^= 1 << i; s.free == 0 {
-		l.unlink(s)
+		l.unlist(s)
 	}
-	l.used += charge
-	return s, i, true
+	return s, i
 }
 
-// takeLarger hands out a place of the smallest class above class that has one.
-func (l *slabs) takeLarger(class int, charge int64) (*slab, int, bool) {
-	above := l.partial >> (class + 1)
-	if above == 0 {
-		return nil, 0, false
-	}
-	return l.take(class+1+bits.TrailingZeros32(above), charge)
-}
-
-// put takes a place back. A slab that is empty then, and no spare, is not among the
+// put takes a place back. A slab that is empty then, and not the spare, is not among the
 // slabs any more and its pages are the caller's.
-func (l *slabs) put(s *slab, i int, charge int64) (out bool) {
+func (l *slabs) put(s *slab, i int) (out bool) {
 	if s.free&(1<<i) != 0 {
 		panic(fmt.Sprintf("host: the place at %d is free already", s.at(i)))
 	}
-	l.used -= charge
-	full := s.free == 0
-	s.free |= 1 << i
-	switch {
-	case !s.empty():
-		if full {
-			l.push(s)
-		}
-		return false
-	case l.reuse && l.spare[s.class] == nil:
-		if !full {
-			l.unlink(s)
-		}
-		l.append(s) // to be used last
-		l.spare[s.class] = s
-		l.spares++
+	if s.free == 0 {
+		l.list(s)
+	}
+	if s.free |= 1 << i; s.free != s.all {
 		return false
 	}
-	if !full {
-		l.unlink(s)
+	l.unlist(s)
+	if l.spare[s.class] == nil {
+		l.spare[s.class] = s
+		return false
 	}
 	l.length -= s.length
 	return true
 }
 
-// flush gives the spares to free, and reports whether there were any.
-func (l *slabs) flush(free func(off, n int64)) bool {
-	if l.spares == 0 {
-		return false
-	}
+// flush gives the spares to free.
+func (l *slabs) flush(free func(off, n int64)) {
 	for class, s := range l.spare {
 		if s != nil {
 			l.spare[class] = nil
-			l.unlink(s)
 			l.length -= s.length
 			free(s.off, s.length)
 		}
 	}
-	l.spares = 0
-	return true
 }
 
-// largest is the length of the largest free place, 0 if there is none.
-func (l *slabs) largest() int64 {
-	if l.partial == 0 {
-		return 0
-	}
-	return classSize(bits.Len32(l.partial) - 1)
-}
-
-// push puts s at the front of its class's list: what was used last is full first,
+// list appends s to the list of its class: what was used last is full first,
 // and the others have time to become empty.
-func (l *slabs) push(s *slab) {
-	s.prev, s.next = nil, l.lists[s.class]
-	if s.next != nil {
-		s.next.prev = s
-	} else {
-		l.ends[s.class] = s
-	}
-	l.lists[s.class] = s
-	l.partial |= 1 << s.class
+func (l *slabs) list(s *slab) {
+	s.listed = len(l.lists[s.class])
+	l.lists[s.class] = append(l.lists[s.class], s)
 }
 
-// append puts s at the end of its class's list.
-func (l *slabs) append(s *slab) {
-	end := l.ends[s.class]
-	if end == nil {
-		l.push(s)
-		return
-	}
-	s.prev, s.next = end, nil
-	end.next = s
-	l.ends[s.class] = s
+func (l *slabs) unlist(s *slab) {
+	list := l.lists[s.class]
+	last := len(list) - 1
+	list[s.listed], list[last].listed = list[last], s.listed
+	list[last] = nil
+	l.lists[s.class] = list[:last]
 }
 
-func (l *slabs) unlink(s *slab) {
-	if s.prev != nil {
-		s.prev.next = s.next
-	} else {
-		l.lists[s.class] = s.next
+// small is a memory that lies in a slab.
+type small struct {
+	size    int64
+	slab    *slab
+	index   int
+	extents [1][]byte
+	freed   atomic.Bool
+}
+
+func (m *small) Size() int64       { return m.size }
+func (m *small) Extents() [][]byte { return m.extents[:] }
+
+// placeLocked takes a place of a slab. It tries, in order, a slab with a free place, a new slab,
+// a shorter one where the arena has no range for a whole one, and a larger place. It returns nil
+// where there is none.
+func (a *Arena) placeLocked(class int) (s *slab, index int) {
+	slabs := &a.mu.slabs
+	if s, index = slabs.take(class); s != nil {
+		return s, index
 	}
-	if s.next != nil {
-		s.next.prev = s.prev
-	} else {
-		l.ends[s.class] = s.prev
+	a.addSlabLocked(class)
+	for ; s == nil && class < classCount; class++ {
+		s, index = slabs.take(class)
 	}
-	s.prev, s.next = nil, nil
-	if l.lists[s.class] == nil {
-		l.partial &^= 1 << s.class
+	return s, index
+}
+
+// addSlabLocked adds a slab, of as many pages as it should have or else as
+// many as there are, if they are enough for a place.
+func (a *Arena) addSlabLocked(class int) {
+	free := a.mu.free
+	n := slabLength(class)
+	off, ok := free.Alloc(n)
+	if !ok {
+		a.mu.slabs.flush(free.Free)
+		if n = min(n, free.Largest()); n < classSize(class) {
+			return
+		}
+		off, _ = free.Alloc(n)
+	}
+	if invariants.Enabled {
+		if err := a.space.show(a.mem[off : off+n]); err != nil {
+			free.Free(off, n)
+			return
+		}
+		scribble(a.mem[off : off+n])
+	}
+	a.mark(off, n)
+	a.mu.slabs.add(newSlab(class, off, n))
+}
+
+// openPlace makes a memory of a place that was taken.
+func (a *Arena) openPlace(size int64, s *slab, index int) (tier.Memory, error) {
+	at := s.at(index)
+	a.window.Reach(at + size)
+	m := &small{size: size, slab: s, index: index}
+	m.extents[0] = a.mem[at : at+size : at+size]
+	if invariants.Enabled {
+		whole := a.mem[at : at+classSize(s.class)]
+		for i, c := range whole {
+			if c != freedByte {
+				a.freePlace(m)
+				panic(fmt.Sprintf("host: byte %d of %d was written after it was freed", i, len(whole)))
+			}
+		}
+	}
+	return m, nil
+}
+
+// freePlace takes a place back.
+func (a *Arena) freePlace(m *small) {
+	s, at := m.slab, m.slab.at(m.index)
+	if invariants.Enabled {
+		scribble(a.mem[at : at+classSize(s.class)])
+	}
+	a.giveBack(m.size, func() {
+		if a.mu.slabs.put(s, m.index) {
+			if poison {
+				_ = a.space.hide(a.mem[s.off : s.off+s.length]) // as in freePages
+			}
+			a.mu.free.Free(s.off, s.length)
+		}
+	})
+}
+
+// freedByte is what free places are filled with in an invariants build: as an
+// offset or a length it is nonsense.
+const freedByte = 0xdb
+
+func scribble(b []byte) {
+	for i := range b {
+		b[i] = freedByte
 	}
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"math/bits"
 	"math/rand/v2"
 	"testing"
 
@@ -41,8 +42,8 @@ func TestSlabsLeaveNothingOver(t *testing.T) {
 		if n%tier.Page != 0 || n%size != 0 || n/size < 4 || n/size > 64 || n > 32<<10 {
 			t.Errorf("a slab of %d bytes for places of %d", n, size)
 		}
-		if s := newSlab(class, 0, n); int64(s.places)*size != n || !s.empty() {
-			t.Errorf("a slab of %d bytes has %d places of %d", n, s.places, size)
+		if s := newSlab(class, 0, n); int64(bits.OnesCount64(s.all))*size != n || s.free != s.all {
+			t.Errorf("a slab of %d bytes has the places %b of %d", n, s.all, size)
 		}
 	}
 }
@@ -52,97 +53,77 @@ func TestSlabsLeaveNothingOver(t *testing.T) {
 func TestSlabsAgainstAModel(t *testing.T) {
 	seed := testseed.One(t)
 	type held struct {
-		s      *slab
-		i      int
-		charge int64
+		s *slab
+		i int
 	}
-	for _, reuse := range []bool{false, true} {
-		r := rand.New(rand.NewPCG(seed, 2))
-		l := slabs{reuse: reuse}
-		taken := make(map[int64]held) // by offset
-		var next, length, used int64
-		for step := range 20000 {
-			class := r.IntN(classCount)
-			charge := classSize(class)
-			switch op := r.IntN(10); {
-			case op == 0:
-				before := length
-				l.flush(func(_, n int64) { length -= n })
-				if !reuse && length != before {
-					t.Fatal("there is a spare")
-				}
-			case op <= 5 && len(taken) < 600 || len(taken) == 0:
-				s, i, ok := l.take(class, charge)
-				if !ok && op == 5 {
-					s, i, ok = l.takeLarger(class, charge)
-				}
-				if !ok {
-					n := slabLength(class)
-					l.add(newSlab(class, next, n))
-					next += n
-					length += n
-					s, i, _ = l.take(class, charge)
-				}
-				at := s.at(i)
-				if _, twice := taken[at]; twice {
-					t.Fatalf("step %d: the place at %d was handed out twice", step, at)
-				}
-				if at < s.off || at+classSize(s.class) > s.off+s.length || classSize(s.class) < charge {
-					t.Fatalf("step %d: a place of %d bytes at %d in [%d, +%d)", step, classSize(s.class), at, s.off, s.length)
-				}
-				taken[at] = held{s, i, charge}
-				used += charge
-			default:
-				for at, h := range taken {
-					delete(taken, at)
-					used -= h.charge
-					if l.put(h.s, h.i, h.charge) {
-						length -= h.s.length
-						if !h.s.empty() {
-							t.Fatalf("step %d: a slab goes that is in use", step)
-						}
-					}
-					break
-				}
+	r := rand.New(rand.NewPCG(seed, 2))
+	var l slabs
+	taken := make(map[int64]held) // by offset
+	var next, length int64
+	for step := range 20000 {
+		class := r.IntN(classCount)
+		switch op := r.IntN(10); {
+		case op == 0:
+			l.flush(func(_, n int64) { length -= n })
+		case op <= 5 && len(taken) < 600 || len(taken) == 0:
+			s, i := l.take(class)
+			if s == nil {
+				n := slabLength(class)
+				l.add(newSlab(class, next, n))
+				next += n
+				length += n
+				s, i = l.take(class)
 			}
-			if l.length != length || l.used != used || l.slack() != length-used {
-				t.Fatalf("step %d: %d bytes of which %d are used; want %d and %d", step, l.length, l.used, length, used)
+			at := s.at(i)
+			if _, twice := taken[at]; twice {
+				t.Fatalf("step %d: the place at %d was handed out twice", step, at)
 			}
-			largest := int64(0)
-			for class, s := range l.lists {
-				if s != nil {
-					largest = classSize(class)
-				}
-				for ; s != nil; s = s.next {
-					if s.free == 0 || s.empty() && l.spare[class] != s {
-						t.Fatalf("step %d: a slab with the free places %b is in its list", step, s.free)
+			if at < s.off || at+classSize(class) > s.off+s.length || s.class != class {
+				t.Fatalf("step %d: a place of class %d at %d in [%d, +%d)", step, s.class, at, s.off, s.length)
+			}
+			taken[at] = held{s, i}
+		default:
+			for at, h := range taken {
+				delete(taken, at)
+				if l.put(h.s, h.i) {
+					length -= h.s.length
+					if h.s.free != h.s.all {
+						t.Fatalf("step %d: a slab goes that is in use", step)
 					}
 				}
-			}
-			if l.largest() != largest {
-				t.Fatalf("step %d: the largest place is %d, want %d", step, l.largest(), largest)
+				break
 			}
 		}
-		for _, h := range taken {
-			l.put(h.s, h.i, h.charge)
+		if l.length != length {
+			t.Fatalf("step %d: %d bytes; want %d", step, l.length, length)
 		}
-		l.flush(func(int64, int64) {})
-		if l.length != 0 || l.used != 0 || l.partial != 0 || l.spares != 0 {
-			t.Errorf("in the end: %+v", l)
+		for _, list := range l.lists {
+			for i, s := range list {
+				if s.free == 0 || s.free == s.all || s.listed != i {
+					t.Fatalf("step %d: a slab with the free places %b is in its list", step, s.free)
+				}
+			}
 		}
+	}
+	for _, h := range taken {
+		l.put(h.s, h.i)
+	}
+	l.flush(func(int64, int64) {})
+	if l.length != 0 || l.spare != [classCount]*slab{} {
+		t.Errorf("in the end: %+v", l)
 	}
 }
 
 func TestPlacePutTwicePanics(t *testing.T) {
 	var l slabs
 	l.add(newSlab(0, 0, tier.Page))
-	s, i, _ := l.take(0, place)
-	l.take(0, place)
-	l.put(s, i, place)
+	s, i := l.take(0)
+	l.take(0)
+	l.put(s, i)
 	defer func() {
 		if recover() == nil {
 			t.Error("no panic")
 		}
 	}()
-	l.put(s, i, place)
+	l.put(s, i)
 }

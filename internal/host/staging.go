@@ -24,28 +24,26 @@ type Staging struct {
 		free   [][]byte
 		waits  fairqueue.Queue[chan []byte] // empty while there is something free; closed by Close
 		lent   map[*byte]bool               // by first byte; false: here
-		out    int
 		closed bool
 	}
 }
 
 // NewStaging cuts buf, a buffer in a host space, into chunks of chunk bytes, a multiple of 4096
-// above 0. It panics on invalid arguments. The rest of each extent of buf is not used. An owner
-// that wants all of it allows buf to be split at multiples of chunk only. If the length of buf is a
-// multiple of 4096, or above 8 KiB, chunks begin at a multiple of 4096, as direct I/O requires. The
-// staging owns buf.
+// above 0. It panics on invalid arguments, and if buf has no chunk. The rest of each extent of buf is
+// not used. An owner that wants all of it allows buf to be split at multiples of chunk only. If the
+// length of buf is a multiple of 4096, or above 8 KiB, chunks begin at a multiple of 4096, as direct
+// I/O requires. The staging owns buf.
 func NewStaging(buf *tier.Buffer, chunk int64) *Staging {
-	if chunk <= 0 || chunk%tier.Page != 0 {
-		panic(fmt.Sprintf("host: staging chunks of %d bytes: want a multiple of %d", chunk, tier.Page))
+	if chunk <= 0 || chunk%tier.Page != 0 || buf.Size() < chunk {
+		panic(fmt.Sprintf("host: staging chunks of %d bytes from %d: want a multiple of %d, and one chunk at least",
+			chunk, buf.Size(), tier.Page))
 	}
 	s := &Staging{buf: buf, chunk: chunk}
 	s.mu.lent = make(map[*byte]bool)
-	if buf != nil { // a buffer of 0 bytes is nil
-		for _, e := range buf.Memory().(tier.HostMemory).Extents() {
-			for ; int64(len(e)) >= chunk; e = e[chunk:] {
-				s.mu.free = append(s.mu.free, e[:chunk:chunk])
-				s.mu.lent[&e[0]] = false
-			}
+	for _, e := range buf.Memory().(tier.HostMemory).Extents() {
+		for ; int64(len(e)) >= chunk; e = e[chunk:] {
+			s.mu.free = append(s.mu.free, e[:chunk:chunk])
+			s.mu.lent[&e[0]] = false
 		}
 	}
 	s.count = len(s.mu.free)
@@ -59,14 +57,8 @@ func (s *Staging) Chunk() int64 { return s.chunk }
 func (s *Staging) Count() int { return s.count }
 
 // Borrow waits for a chunk. The caller must Return it once, with nothing working
-// on it any more. After Close it returns tier.ErrClosed; where there is no chunk to
-// wait for, a *tier.NoSpaceError.
+// on it any more. After Close it returns tier.ErrClosed.
 func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
-	if s.count == 0 {
-		return nil, &tier.NoSpaceError{
-			Space: s.space(), Requested: s.chunk, Available: s.buf.Size(), Hint: "a larger staging buffer",
-		}
-	}
 	s.mu.Lock()
 	if c, ok := s.takeLocked(); ok || s.mu.closed {
 		s.mu.Unlock()
@@ -114,43 +106,30 @@ func (s *Staging) takeLocked() (c []byte, ok bool) {
 	c = s.mu.free[last]
 	s.mu.free = s.mu.free[:last]
 	s.mu.lent[&c[0]] = true
-	s.mu.out++
 	return c, true
 }
 
-func (s *Staging) space() tier.ID {
-	if s.buf == nil {
-		return tier.ID{Kind: tier.Host}
-	}
-	return s.buf.Space().ID()
-}
-
 // Return gives a borrowed chunk back: the slice that Borrow returned, or any that
-// starts where it does. Anything else is a panic.
+// starts where it does. Anything else is a panic. The oldest waiter gets the chunk.
 func (s *Staging) Return(c []byte) {
-	if s.takeBack(c) {
-		_ = s.buf.Release() // the only release: Close left it to the last chunk
-	}
-}
-
-// takeBack takes c back, or lends it to the oldest waiter. last means that the caller must release
-// the buffer.
-func (s *Staging) takeBack(c []byte) (last bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if cap(c) == 0 || !s.mu.lent[&c[:1][0]] {
+		s.mu.Unlock()
 		panic("host: a chunk was returned that is not borrowed")
 	}
 	c = c[:s.chunk:s.chunk]
 	if oldest := s.mu.waits.Head(); oldest != nil { // not after Close
 		oldest.Remove()
 		oldest.Value <- c
-		return false
+	} else {
+		s.mu.lent[&c[0]] = false
+		s.mu.free = append(s.mu.free, c)
 	}
-	s.mu.lent[&c[0]] = false
-	s.mu.out--
-	s.mu.free = append(s.mu.free, c)
-	return s.mu.closed && s.mu.out == 0
+	last := s.mu.closed && len(s.mu.free) == s.count
+	s.mu.Unlock()
+	if last {
+		_ = s.buf.Release() // the only release: Close left it to the last chunk
+	}
 }
 
 // Close wakes the waiters with tier.ErrClosed, and releases the buffer. If chunks are still
@@ -167,7 +146,7 @@ func (s *Staging) Close() error {
 		place.Remove()
 		close(place.Value)
 	}
-	out := s.mu.out
+	out := s.count - len(s.mu.free)
 	s.mu.Unlock()
 	if out > 0 {
 		return fmt.Errorf("host: staging closed while %d of %d chunks are borrowed", out, s.count)

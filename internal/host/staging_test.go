@@ -198,24 +198,17 @@ func TestStagingConcurrent(t *testing.T) {
 	}
 }
 
-func TestStagingWithoutChunks(t *testing.T) {
-	for _, s := range []*Staging{NewStaging(nil, tier.Page), NewStaging(hostBuffer(t, 100), tier.Page)} {
-		if _, err := s.Borrow(context.Background()); !errors.Is(err, tier.ErrNoSpace) {
-			t.Errorf("Borrow: %v", err)
-		}
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 func TestStagingMisusePanics(t *testing.T) {
 	s := NewStaging(hostBuffer(t, 2*tier.Page), tier.Page)
 	c := mustBorrow(t, s)
 	s.Return(c)
+	short := hostBuffer(t, tier.Page)
+	defer short.Release()
 	for name, f := range map[string]func(){
-		"chunk of 0":           func() { NewStaging(nil, 0) },
-		"chunk not of pages":   func() { NewStaging(nil, 100) },
+		"chunk of 0":           func() { NewStaging(short, 0) },
+		"chunk not of pages":   func() { NewStaging(short, 100) },
+		"no chunk":             func() { NewStaging(short, 2*tier.Page) },
+		"no buffer":            func() { NewStaging(nil, tier.Page) },
 		"returned twice":       func() { s.Return(c) },
 		"never borrowed":       func() { s.Return(make([]byte, tier.Page)) },
 		"not from its start":   func() { s.Return(c[1:]) },

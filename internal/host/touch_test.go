@@ -114,7 +114,8 @@ func TestFailedTouchEndsWithAWarning(t *testing.T) {
 	})
 	free(a, alloc(t, a, 5*step))
 	<-a.touchDone
-	if s := a.Stats(); s.Touched != 2*step || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0].What, "out of memory") {
+	if s := a.Stats(); s.Touched != 2*step || len(s.Warnings) != 1 ||
+		!strings.Contains(s.Warnings[0].What, "out of memory") {
 		t.Errorf("%+v", s)
 	}
 }

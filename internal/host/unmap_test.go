@@ -64,31 +64,6 @@ func TestLastFreeLeavesTheToucherItsPages(t *testing.T) {
 	})
 }
 
-// TestUnmappedWhenTheLastSlabIsHidden: the mapping stays while the pages of an empty slab
-// are made unreadable.
-func TestUnmappedWhenTheLastSlabIsHidden(t *testing.T) {
-	if !poison {
-		t.Skip("needs -tags invariants without -race, to hide pages")
-	}
-	var released atomic.Int64
-	f := &faulty{released: &released}
-	hidden := 0
-	f.onHide = func() {
-		if hidden++; released.Load() != 0 {
-			t.Error("pages were hidden that are not mapped any more")
-		}
-	}
-	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1}, f)
-	m := alloc(t, a, 100)
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
-	free(a, m)
-	if hidden == 0 || released.Load() != 1 {
-		t.Errorf("hidden %d times, released %d times", hidden, released.Load())
-	}
-}
-
 // TestFreedMemoryFaults reads freed memory, which must fault.
 func TestFreedMemoryFaults(t *testing.T) {
 	if !poison {

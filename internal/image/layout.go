@@ -20,20 +20,24 @@ import (
 )
 
 // Alignment of the Arrow buffers of an image, in bytes. The larger ones begin
-// where a body may be cut, so that they can go to different extents.
+// where a body may be cut, so that they can go to different extents. Small ones do after each
+// smallTogether bytes of them: what must be in one extent is at most that much longer than the
+// largest buffer. The padding for that is less than 2 %.
 const (
-	AlignSmall = 64
-	alignLarge = tier.Page
-	large      = 64 << 10 // buffers from here on are large
+	AlignSmall    = 64
+	alignLarge    = tier.Page
+	large         = 64 << 10 // buffers from here on are large
+	smallTogether = 256 << 10
 )
 
 // A Layout is the plan of one record batch's image, and the writer of its
 // bytes. The image has one layout in all tiers:
 //
 // The body consists of the record's Arrow buffers in schema order, depth first, each at a multiple
-// of 64 bytes, those of 64 KiB and more at a multiple of 4096. Its length is a multiple of 4096.
-// All bytes between buffers are zero, as are the bits behind the end of a bitmap. So equal records
-// laid out alike have equal images, and no old memory gets into a file.
+// of 64 bytes, those of 64 KiB and more at a multiple of 4096, and so is the next one after 256 KiB
+// of smaller ones. Its length is a multiple of 4096. All bytes between buffers are zero, as are the
+// bits behind the end of a bitmap. So equal records laid out alike have equal images, and no old
+// memory gets into a file.
 //
 // Every array begins at offset 0 and has what its parent shows of it: slices are
 // compacted at every level, and the ends of runs and the offsets of lists, list

@@ -259,6 +259,72 @@ func TestRandomRecords(t *testing.T) {
 	}
 }
 
+// TestWhatIsNotCutIsShort: no part of a body that must be in one extent is longer than the largest
+// buffer and 256 KiB of small ones, however many columns there are and however long they are.
+func TestWhatIsNotCutIsShort(t *testing.T) {
+	for seed := range testseed.Each(t, 20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		most := 1 << rng.IntN(18)
+		var fields []arrow.Field
+		var cols []arrow.Array
+		rows := 1 + rng.IntN(most)
+		for i := range 1 + rng.IntN(300) {
+			widths := []arrow.FixedWidthDataType{
+				arrow.FixedWidthTypes.Boolean.(arrow.FixedWidthDataType), arrow.PrimitiveTypes.Int8.(arrow.FixedWidthDataType),
+				arrow.PrimitiveTypes.Int32.(arrow.FixedWidthDataType), arrow.PrimitiveTypes.Int64.(arrow.FixedWidthDataType),
+			}
+			dt := widths[rng.IntN(len(widths))]
+			data := make([]byte, (rows*dt.BitWidth()+7)/8)
+			d := array.NewData(dt, rows, []*memory.Buffer{nil, memory.NewBufferBytes(data)}, nil, 0, 0)
+			fields = append(fields, arrow.Field{Name: fmt.Sprint(i), Type: dt})
+			cols = append(cols, array.MakeFromData(d))
+			if int64(rows)*int64(i) > 8<<20 {
+				break
+			}
+		}
+		rec := array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, int64(rows))
+		l, err := NewLayout(rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		largest, bytes := int64(0), int64(0)
+		for _, s := range l.Desc.Buffers {
+			largest, bytes = max(largest, s.Length), bytes+RoundUp(s.Length, 64)
+		}
+		last := int64(0)
+		for _, cut := range append(l.Cuts(), l.Size()) {
+			if n := cut - last; n > largest+256<<10+tier.Page {
+				t.Errorf("%d bytes that must be in one extent, with buffers of at most %d", n, largest)
+			}
+			last = cut
+		}
+		if l.Size() > bytes*17/16+2*tier.Page {
+			t.Errorf("%d bytes have an image of %d", bytes, l.Size())
+		}
+		l.Close()
+	}
+}
+
+// TestBitmapsTakeNoPage: a validity lies in what the values before it leave of their last page.
+func TestBitmapsTakeNoPage(t *testing.T) {
+	const columns, rows = 10, 10_000
+	fields, cols := make([]arrow.Field, columns), make([]arrow.Array, columns)
+	for i := range fields {
+		b := array.NewInt64Builder(memory.DefaultAllocator)
+		b.AppendNulls(rows)
+		fields[i] = arrow.Field{Name: fmt.Sprint(i), Type: arrow.PrimitiveTypes.Int64, Nullable: true}
+		cols[i] = b.NewArray()
+	}
+	l, err := NewLayout(array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, rows))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if want := tier.Page + columns*RoundUp(8*rows, tier.Page); l.Size() > want {
+		t.Errorf("an image of %d bytes, want %d", l.Size(), want)
+	}
+}
+
 // TestNoColumns: rows are kept where there is nothing else.
 func TestNoColumns(t *testing.T) {
 	rec := array.NewRecordBatch(arrow.NewSchema(nil, nil), nil, 1234)

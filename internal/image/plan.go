@@ -25,6 +25,7 @@ type planner struct {
 	spans  []payload.Span
 	pieces []piece
 	at     int64 // end of the last buffer
+	begun  int64 // where the small buffers behind the last place to cut begin
 	bytes  int64
 	dicts  map[arrow.ArrayData]laidDict // those that were laid out
 	maxVar int64                        // longest data buffer of views; 0 for the format's limit
@@ -276,11 +277,14 @@ func (p *planner) place(n int64) bool {
 		p.spans = append(p.spans, payload.Span{})
 		return false
 	}
-	align := int64(AlignSmall)
+	off := RoundUp(p.at, AlignSmall)
 	if n >= large {
-		align = alignLarge
+		off = RoundUp(p.at, alignLarge)
+		p.begun = off + n
+	} else if off+n-p.begun > smallTogether {
+		off = RoundUp(p.at, alignLarge)
+		p.begun = off
 	}
-	off := RoundUp(p.at, align)
 	p.spans = append(p.spans, payload.Span{Offset: off, Length: n})
 	p.at = off + n
 	p.bytes += n

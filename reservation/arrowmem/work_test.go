@@ -415,8 +415,8 @@ func TestWorkInOtherMemory(t *testing.T) {
 	}
 }
 
-// TestWorkShrinksInPlaceWithoutRoom: an array that becomes smaller stays where it is if the room for
-// it is in pieces, and does not go to the heap.
+// TestWorkShrinksInPlaceWithoutRoom: an array that becomes smaller stays where it is if there is no
+// room for it elsewhere, and does not go to the heap.
 func TestWorkShrinksInPlaceWithoutRoom(t *testing.T) {
 	m, _ := arenaOf(t, 8*mib)
 	var heap arrowmem.HeapCounter
@@ -428,18 +428,17 @@ func TestWorkShrinksInPlaceWithoutRoom(t *testing.T) {
 		all[i] = alloc.Allocate(mib)
 	}
 	alloc.Free(all[0])
-	alloc.Free(all[2])
-	alloc.Free(all[4])
 	small := alloc.Reallocate(2*mib, large)
 	if &small[0] != &large[0] || len(small) != 2*mib || heap.Stats().Peak != 0 || w.Err() != nil {
 		t.Errorf("%d bytes, %+v, %v", len(small), heap.Stats(), w.Err())
 	}
 	alloc.Free(small)
-	alloc.Free(all[1])
-	alloc.Free(all[3])
+	for _, b := range all[1:] {
+		alloc.Free(b)
+	}
 }
 
-// TestWorkInPieces: room that an arena has only in pieces is taken from the heap, too.
+// TestWorkInPieces: nothing comes from the heap where the arena has room, also in pieces.
 func TestWorkInPieces(t *testing.T) {
 	m, _ := arenaOf(t, 8*mib)
 	var heap arrowmem.HeapCounter
@@ -453,7 +452,7 @@ func TestWorkInPieces(t *testing.T) {
 		alloc.Free(all[i])
 	}
 	b := alloc.Allocate(2 * mib)
-	if len(b) != 2*mib || heap.Stats().Bytes != 2*mib || !errors.Is(w.Err(), tier.ErrNoSpace) {
+	if len(b) != 2*mib || heap.Stats().Bytes != 0 || w.Err() != nil {
 		t.Errorf("%d bytes, %+v, %v", len(b), heap.Stats(), w.Err())
 	}
 	alloc.Free(b)

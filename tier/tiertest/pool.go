@@ -61,9 +61,9 @@ func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool, tr
 // Trait is a property that a pool may have.
 type Trait int
 
-// HolesUnknown is the trait of a pool whose memory another component, such as a driver, places. The
-// pool may have space where others would be fragmented. It does not know how long its longest piece
-// is, only that it is too short.
+// HolesUnknown is the trait of a pool that may have space where others would be fragmented: another
+// component, such as a driver, places its memory, or the pool maps its free pages elsewhere. It need
+// not know how long its longest piece is, only that it is too short.
 const HolesUnknown Trait = iota
 
 // pool is a pool under test. Its own methods end the test if they fail.
