@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -633,5 +634,42 @@ func TestVerify(t *testing.T) {
 	want := `convert: corrupt data of batch 7 on /spill/x at offset 4096: checksum 00000000000000aa, want 00000000000000bb`
 	if got := (&CorruptError{Batch: 7, Volume: "/spill/x", Offset: 4096, Want: 0xbb, Got: 0xaa}).Error(); got != want {
 		t.Error(got)
+	}
+}
+
+// TestSliceOfViewsKeepsItsBuffers: the slice of an array of views with many data buffers has only
+// those that its views use, each no longer than what is used of it.
+func TestSliceOfViewsKeepsItsBuffers(t *testing.T) {
+	const buffers, rows = 20000, 20
+	bld := array.NewStringViewBuilder(memory.DefaultAllocator)
+	defer bld.Release()
+	for i := range buffers {
+		bld.Append(fmt.Sprintf("value %d, which is too long for a view", i))
+	}
+	one := bld.NewStringViewArray()
+	defer one.Release()
+	// The builder puts many values into one buffer. Here each has a buffer of its own.
+	views := slices.Clone(one.Data().Buffers()[1].Bytes())
+	bufs := []*memory.Buffer{nil, memory.NewBufferBytes(views)}
+	for i := range buffers {
+		v := views[i*viewWidth:]
+		n, at := binary.LittleEndian.Uint32(v), binary.LittleEndian.Uint32(v[12:])
+		text := one.Data().Buffers()[2+binary.LittleEndian.Uint32(v[8:])].Bytes()
+		bufs = append(bufs, memory.NewBufferBytes(text[at:at+n]))
+		binary.LittleEndian.PutUint32(v[8:], uint32(i))
+		binary.LittleEndian.PutUint32(v[12:], 0)
+	}
+	data := array.NewData(arrow.BinaryTypes.StringView, buffers, bufs, nil, 0, 0)
+	schema := arrow.NewSchema([]arrow.Field{{Name: "v", Type: arrow.BinaryTypes.StringView}}, nil)
+	rec := array.NewRecordBatch(schema, []arrow.Array{array.MakeFromData(data)}, buffers)
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, at := range []int64{0, 77, buffers - rows} {
+		s := sliced(rec, at, at+rows)
+		d, body, _ := LaidOut(t, s)
+		if n := len(d.Buffers); n != 2+rows {
+			t.Errorf("rows from %d: %d buffers, want %d", at, n, 2+rows)
+		}
+		checkImage(t, d, body)
+		checkRoundTrip(t, rng, s)
 	}
 }

@@ -140,7 +140,14 @@ func (s *listSizes) read(dst []byte, at int64) {
 // views are zero.
 type movedViews struct {
 	*views
-	ranges []extent // by buffer
+	ranges []viewRange // by buffer
+}
+
+// viewRange is the bytes of a data buffer that views refer to, and its number among the buffers that
+// have some. In one that no view refers to, to is 0.
+type viewRange struct {
+	from, to int64
+	number   uint32
 }
 
 func (s *movedViews) read(dst []byte, at int64) {
@@ -151,8 +158,9 @@ func (s *movedViews) read(dst []byte, at int64) {
 		case isNull(s.valid, s.at+(at+i)/viewWidth):
 			clear(d)
 		case binary.LittleEndian.Uint32(d) > viewInline:
-			from := s.ranges[binary.LittleEndian.Uint32(d[8:])].from
-			binary.LittleEndian.PutUint32(d[12:], binary.LittleEndian.Uint32(d[12:])-uint32(from))
+			r := &s.ranges[binary.LittleEndian.Uint32(d[8:])]
+			binary.LittleEndian.PutUint32(d[8:], r.number)
+			binary.LittleEndian.PutUint32(d[12:], binary.LittleEndian.Uint32(d[12:])-uint32(r.from))
 		}
 	}
 }

@@ -200,12 +200,11 @@ const (
 	viewStride = 256
 )
 
-// views lays out binary or string views. The bytes that they refer to are kept
-// in one of three ways, the first that keeps no more than an eighth beyond them:
-// all data buffers as they are; of each buffer what lies between the first and the
-// last byte that a view refers to; or the bytes themselves, gathered in the views'
-// order. Only the last is work for each byte, and the slices of what a builder made
-// do not need it.
+// views lays out binary or string views. The bytes that they refer to are kept in one of three
+// ways, the first that keeps no more than an eighth beyond them, of bytes and of buffers: all data
+// buffers as they are; of each buffer that is used what lies between the first and the last byte
+// that a view refers to; or the bytes themselves, gathered in the views' order. Only the last is
+// work for each byte, and the slices of what a builder made do not need it.
 func (p *planner) views(s slice) error {
 	b, has, all, err := p.need(s, 1, viewWidth, 0)
 	if err != nil {
@@ -234,12 +233,16 @@ func (p *planner) views(s slice) error {
 	if err != nil {
 		return err
 	}
-	spanned := int64(0)
-	for _, r := range ranges {
-		spanned += r.to - r.from
+	spanned, kept := int64(0), 0
+	for i := range ranges {
+		if r := &ranges[i]; r.to > 0 {
+			spanned += r.to - r.from
+			r.number = uint32(kept)
+			kept++
+		}
 	}
 	switch {
-	case used >= total-total/8:
+	case used >= total-total/8 && kept >= len(ranges)-len(ranges)/8:
 		p.raw(v.views)
 		p.node(int64(len(v.data)), 0)
 		for _, data := range v.data {
@@ -247,9 +250,11 @@ func (p *planner) views(s slice) error {
 		}
 	case used >= spanned-spanned/8:
 		p.made(int64(len(v.views)), &movedViews{v, ranges})
-		p.node(int64(len(v.data)), 0)
-		for i, data := range v.data {
-			p.raw(data[ranges[i].from:ranges[i].to])
+		p.node(int64(kept), 0)
+		for i, r := range ranges {
+			if r.to > 0 {
+				p.raw(v.data[i][r.from:r.to])
+			}
 		}
 	default:
 		v.split(p.maxVar)
@@ -268,8 +273,8 @@ func (p *planner) views(s slice) error {
 
 // used checks the views and returns how many bytes they refer to, and which
 // part of each data buffer those lie in.
-func (p *planner) used(v *views, n int64) (used int64, ranges []extent, err error) {
-	ranges = make([]extent, len(v.data))
+func (p *planner) used(v *views, n int64) (used int64, ranges []viewRange, err error) {
+	ranges = make([]viewRange, len(v.data))
 	for i := range n {
 		size := int64(int32(binary.LittleEndian.Uint32(v.views[i*viewWidth:])))
 		if uint64(size) <= viewInline || isNull(v.valid, v.at+i) {
