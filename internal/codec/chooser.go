@@ -1,289 +1,410 @@
 package codec
 
 import (
+	"context"
 	"runtime"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/thread"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Chooser decides what CodecAuto compresses with. What it knows:
+// Chooser decides for each disk what Auto compresses with. It decides when it has measured how long
+// the first run takes that is not compressed, and again after each GiB; sooner while nothing is
+// compressed, because measuring costs nothing then. It compresses samples of what is written with
+// each codec before a decision, and leaves 8 MiB uncompressed to measure the disk. If the first runs
+// that are compressed take longer than uncompressed ones, it compresses nothing until the next
+// decision.
 //
-//   - of each disk how many bytes a second it writes and reads while it is busy (gauge), from
-//     what is moved as it is;
-//   - of each codec how much shorter it makes recent writes, and how many bytes a second one
-//     processor compresses and uncompresses. The source is samples of what is written. Codecs that
-//     could be quick enough for the disk are tried on them, in at most a hundredth of the time that
-//     the disks are at work (sampleShare);
-//   - how much of the processors the program has at work beside that (usage).
-//
-// From that follows what a byte costs to the disk and back. It is the time of the disk for the
-// bytes that are left, or of the processors, whichever is longer, because they work at the same
-// time. The processor time that the program lacks meanwhile is added, as far as it has use for it.
-// If compressing promises to cost less, by slack, it is tried (trial). The result is measured as
-// well. If it is not less than the cost of moving bytes as they are shortly before, the trial is
-// over. The next comes only after twice as many bytes. A program that keeps all processors busy
-// makes a disk look slow: a goroutine that waits for the disk waits for a processor next, and
-// compressing takes those. Where compressing is kept, some bytes are moved as they are now and
-// then, to measure that cost again.
-//
-// Batches are written as they are, without any of this on the way, until compressing
-// is tried or a sample is due. Within a batch the choice is made for each run, so
-// that the first batch already profits from what its first run showed.
+// From that follows what a byte costs to the disk and back. It is the time of the disk for the bytes
+// that are left, or of the processors, whichever is longer, because they work at the same time. The
+// processor time that the program lacks meanwhile is added: compressing slows a program that keeps
+// all processors busy, and costs nothing in one that waits for the disk. Of the codecs that cost the
+// least, or up to a tenth more, the one that needs the processors least is chosen; None needs them
+// least of all. So small differences, as a busy machine makes them, do not change the choice.
 //
 // The zero value knows nothing. It is safe for concurrent use.
 type Chooser struct {
 	// Chosen is called, with no lock held, when what goes to a disk is compressed with another codec
 	// from now on. cost is what a byte is expected to cost there and back, as a share of what it
-	// costs as it is. Set it before the first call; nil: nobody is told.
+	// costs as it is. Set it before the first call; nil: nothing is called.
 	Chosen func(disk tier.ID, k Codec, cost float64)
 
-	mu    sync.Mutex // guards what follows; nothing is done while it is held
-	disks map[tier.ID]*gauges
-	of    [codecs]rates
-
-	usage    usage
-	busy     atomic.Int64 // nanoseconds during which disks were at work
-	sampled  atomic.Int64 // nanoseconds that samples took
-	sampling atomic.Bool  // one at a time
-	samples  atomic.Int64 // pieces that were tried; the sampling goroutine counts
+	mu    sync.Mutex // guards all below; nothing is done while it is held
+	disks map[tier.ID]*Disk
+	own   time.Duration // processor time of compressing and uncompressing so far
 }
 
+// Disk is what is known of a disk, and the present choice for it.
+type Disk struct {
+	id          tier.ID
+	write, read meter         // of what is not compressed
+	packed      meter         // of writes with the choice
+	plain       float64       // seconds a byte when it was written last without compression
+	rates       [codecs]rates // by the last samples
+	choice      Codec         // Auto before the first decision
+	moved       int64         // bytes since the last decision
+	interval    int64         // bytes until the next one
+	probed      int64         // bytes that were not compressed because the next one is near
+	sampled     bool          // since the last decision
+
+	// The time, the process's time on processors and Chooser.own at the last decision.
+	since        time.Time
+	process, own time.Duration
+}
+
+// rates are what samples showed of a codec: what is left of a byte, and the processor's seconds for
+// one that goes in.
+type rates struct{ ratio, encode, decode float64 }
+
 const (
-	sampleShare = 100 // samples may take 1/100 of the disks' time
-	lookShare   = 100 // and so much may it take to move bytes as they are where compressing is better
-	slack       = 0.9 // what compressing costs must be less than this share of not compressing
-	// enoughToTell is after how many bytes a disk's rate is believed: of one run.
-	enoughToTell = payload.RunSize
-	// meterWindow is how many bytes a window of a meter has: as many as are under way at a
-	// time.
-	meterWindow = 8 << 20
-	// handling is how many seconds a byte takes to be copied and summed once more, there and
-	// back, than one that is moved as it is.
+	firstInterval = 64 << 20
+	maxInterval   = 1 << 30
+	// probe is how many bytes are not compressed before a decision. From minProbe bytes on a disk's
+	// rate is believed.
+	probe    = 8 << 20
+	minProbe = payload.RunSize
+	// alike is how much more a codec may cost that needs the processors less.
+	alike = 1.1
+	// handling is how many seconds a compressed byte takes to be copied and summed once more, there
+	// and back, than one that is moved as it is.
 	handling = 0.2e-9
-	// A sample is of so many pieces, from all over a body, and what is known is the mean of
-	// the last memoryPieces, as it were.
+
 	samplePiece  = payload.SumChunk
-	firstPieces  = 8
-	laterPieces  = 4
-	memoryPieces = 64
+	samplePieces = 8
+	// trialRoom is what a sample takes: a piece, compressed and as it comes back.
+	trialRoom = 3 * samplePiece
 )
 
-// quick is how many seconds a byte takes to be compressed and uncompressed by one processor, if
-// all goes well. For a disk to which and back it takes less no more need be known of a codec.
-var quick = [codecs]float64{S2: 0.7e-9, Zstd: 2.5e-9, Bitpack: 0.1e-9}
-
-// rates is what is known of a codec: seconds a byte that goes in, and what is left of it.
-type rates struct {
-	ratio, encode, decode float64
-	pieces                int64 // that this is known from; 0: it is not known
-}
-
-// gauges are what is known of a disk: what a byte costs to be written and read, with
-// each codec, and what is tried now.
-type gauges struct {
-	disk tier.ID
-
-	write, read [codecs]meter
-
-	mu    sync.Mutex
-	trial trial
-}
-
-// trial is what a disk's bytes are compressed with at present.
-type trial struct {
-	codec    Codec // CodecAuto, the zero value: nothing was tried yet
-	moved    int64 // bytes since that was decided
-	patience int64 // bytes as they are before something is tried
-	next     int64 // what patience becomes if that fails
-}
-
-const (
-	leastPatience = 32 << 20
-	mostPatience  = 1 << 30
-)
-
-// Disk returns the gauges of a space.
-func (c *Chooser) Disk(id tier.ID) *gauges {
+// Disk returns what is known of a space.
+func (c *Chooser) Disk(id tier.ID) *Disk {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	g := c.disks[id]
-	if g == nil {
+	return c.diskLocked(id)
+}
+
+func (c *Chooser) diskLocked(id tier.ID) *Disk {
+	d := c.disks[id]
+	if d == nil {
 		if c.disks == nil {
-			c.disks = make(map[tier.ID]*gauges)
+			c.disks = make(map[tier.ID]*Disk)
 		}
-		g = &gauges{disk: id}
-		c.disks[id] = g
+		d = &Disk{id: id}
+		c.disks[id] = d
+		c.busyLocked(d)
 	}
-	return g
+	return d
 }
 
-// power is what there is of processors: how many, and for which share of them the program has
-// other use.
-type power struct{ processors, busy float64 }
+// probing reports whether the next decision is near.
+func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-probe }
 
-// power returns what there is now.
-func (c *Chooser) power() power {
-	n := float64(runtime.GOMAXPROCS(0))
-	return power{processors: n, busy: c.usage.share(n)}
+// next returns the codec for the next bytes that are written to a disk, and decides when it is time.
+func (c *Chooser) next(d *Disk, bytes int64) Codec {
+	c.mu.Lock()
+	d.moved += bytes
+	var chosen func(tier.ID, Codec, float64)
+	cost := 1.0
+	was := d.choice
+	if due := d.choice == Auto || d.moved >= d.interval; due && d.sampled && d.write.bytes >= minProbe {
+		cost = c.decideLocked(d)
+		if d.choice != was && !(was == Auto && d.choice == None) {
+			chosen = c.Chosen
+		}
+	}
+	k, choice := d.choice, d.choice
+	if d.probing() && (d.choice == Auto || d.probed < probe) {
+		k = None
+		d.probed += bytes
+	}
+	c.mu.Unlock()
+	if chosen != nil {
+		chosen(d.id, choice, cost)
+	}
+	return k
 }
 
-// spent returns what a byte costs that the processors work for so many seconds on: a
-// program that keeps all of them at work has half of them for as long.
-func (w power) spent(work float64) float64 { return w.busy * work / max(1, w.processors/2) }
-
-// plain returns what a byte costs as it is, to the disk and back; 0 if that is not known.
-func (g *gauges) plain() (write, read float64) {
-	write, read = g.write[None].perByte(), g.read[None].perByte()
+// decideLocked sets a disk's choice, and returns what a byte costs with it as a share of what one
+// costs that is not compressed.
+func (c *Chooser) decideLocked(d *Disk) float64 {
+	busy := c.busyLocked(d)
+	processors := float64(runtime.GOMAXPROCS(0))
+	write := d.write.perByte()
+	read := d.read.perByte()
 	if read == 0 {
 		read = write
 	}
-	return write, read
-}
-
-// promises returns the codec that promises most for a disk, and what a byte costs with it.
-func (c *Chooser) promises(write, read float64, w power) (Codec, float64) {
-	choice, least := None, write+read
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	var cost, work [codecs]float64
+	cost[None] = write + read
+	least := cost[None]
 	for k := S2; k < codecs; k++ {
-		r := &c.of[k]
-		if r.pieces == 0 {
-			continue
-		}
-		there := max(r.ratio*write, (r.encode+handling/2)/w.processors)
-		back := max(r.ratio*read, (r.decode+handling/2)/w.processors)
-		if cost := there + back + w.spent(r.work()); cost < least {
-			choice, least = k, cost
-		}
+		r := d.rates[k]
+		work[k] = r.encode + r.decode + handling
+		cost[k] = max(r.ratio*write, (r.encode+handling/2)/processors) + max(r.ratio*read, (r.decode+handling/2)/processors)
+		cost[k] += busy * work[k] / max(1, processors/2) // which the program lacks
+		least = min(least, cost[k])
 	}
-	return choice, least
-}
-
-// best returns the codec for the next bytes that are written to a disk.
-func (c *Chooser) best(g *gauges, bytes int64, w power) Codec {
-	write, read := g.plain()
-	if write == 0 {
-		return None
-	}
-	promised, cost := c.promises(write, read, w)
-	was, now, cost := c.decide(g, bytes, w, promised, cost)
-	if was != now && !(was == Auto && now == None) && c.Chosen != nil {
-		c.Chosen(g.disk, now, cost/(write+read))
-	}
-	return now
-}
-
-// decide returns what a disk's bytes were compressed with, what the next ones are, and what a byte
-// is expected to cost with that.
-func (c *Chooser) decide(g *gauges, bytes int64, w power, promised Codec, cost float64) (was, now Codec, costs float64) {
-	write, read := g.plain()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	t := &g.trial
-	was = t.codec
-	t.moved += bytes
-	switch {
-	case t.codec == Auto || t.codec == None:
-		t.codec = None
-		if cost < slack*(write+read) && t.moved >= t.patience {
-			*t = trial{codec: promised, next: max(t.next, leastPatience)}
-			g.write[promised].restart()
-			g.read[promised].restart()
-		}
-	case g.write[t.codec].full():
-		came := c.outcome(g, t.codec, read, w)
-		if came >= slack*(write+read) {
-			*t = trial{codec: None, patience: t.next, next: min(2*t.next, mostPatience)}
-		} else if float64(t.moved)*came >= lookShare*meterWindow*(write+read-came) { // it is better; to see if it still is
-			*t = trial{codec: None, patience: meterWindow, next: leastPatience}
+	d.choice = None
+	for k := S2; k < codecs; k++ {
+		if best := d.choice; cost[k] <= alike*least && (cost[best] > alike*least || work[k] < work[best]) {
+			d.choice = k
 		}
 	}
-	if t.codec == None {
-		cost = write + read
+	d.interval = maxInterval
+	if d.choice == None {
+		d.interval = min(maxInterval, max(firstInterval, 4*d.interval))
 	}
-	return was, t.codec, cost
+	d.moved, d.probed, d.sampled, d.plain = 0, 0, false, write
+	for _, m := range []*meter{&d.write, &d.read, &d.packed} {
+		m.reset()
+	}
+	return cost[d.choice] / cost[None]
 }
 
-// outcome returns what a byte came to with a codec, to the disk and, as far as that is known,
-// back; and what it took of the processors, which the program did not have meanwhile.
-func (c *Chooser) outcome(g *gauges, k Codec, read float64, w power) float64 {
-	c.mu.Lock()
-	r := c.of[k]
-	c.mu.Unlock()
-	back := g.read[k].perByte()
-	if back == 0 {
-		back = max(r.ratio*read, (r.decode+handling/2)/w.processors)
+// busyLocked returns the share of the processors that the program used since the last decision, beside
+// compressing; half of them if that is not known.
+func (c *Chooser) busyLocked(d *Disk) float64 {
+	now := time.Now()
+	process, ok := thread.ProcessTime()
+	took := now.Sub(d.since).Seconds() * float64(runtime.GOMAXPROCS(0))
+	used := (process - d.process - (c.own - d.own)).Seconds()
+	ok = ok && !d.since.IsZero() && took > 0
+	d.since, d.process, d.own = now, process, c.own
+	if !ok {
+		return 0.5
 	}
-	return g.write[k].perByte() + back + w.spent(r.work())
+	return min(1, max(0, used/took))
 }
 
-// work returns what a byte takes of the processors, there and back, in seconds.
-func (r *rates) work() float64 { return r.encode + r.decode + handling }
-
-// turn is one transfer's view.
-type turn struct {
+// A Turn is one transfer's view.
+type Turn struct {
 	c     *Chooser
-	Fixed Codec // or CodecAuto
-	G     *gauges
+	Fixed Codec // or Auto
+	Disk  *Disk // nil for memory
 }
 
-// Begin begins a transfer that packs into a space, or unpacks from one.
-func (c *Chooser) Begin(configured Codec, space tier.ID) *turn {
-	t := &turn{c: c, Fixed: configured}
+// Begin begins a transfer that compresses into a space.
+func (c *Chooser) Begin(configured Codec, space tier.ID) *Turn {
+	t := &Turn{c: c, Fixed: configured}
 	if space.Kind == tier.Disk {
-		t.G = c.Disk(space)
+		t.Disk = c.Disk(space)
 	} else if configured == Auto || configured == None {
 		t.Fixed = S2 // in memory only the length counts, and time
 	}
 	return t
 }
 
-// Blind says that nothing is known to choose by.
-func (t *turn) Blind() bool {
+// Blind reports whether nothing is known to choose by.
+func (t *Turn) Blind() bool {
 	if t.Fixed != Auto {
 		return false
 	}
-	write, _ := t.G.plain()
-	return write == 0
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	return t.Disk.choice == Auto && t.Disk.write.bytes == 0
 }
 
 // Codec is called for each run.
-func (t *turn) Codec() Codec {
+func (t *Turn) Codec() Codec {
 	if t.Fixed != Auto {
 		return t.Fixed
 	}
-	return t.c.best(t.G, payload.RunSize, t.c.power())
+	return t.c.next(t.Disk, payload.RunSize)
 }
 
-// Packs reports whether a body is compressed when it comes to a space, or at least looked at
-// run by run: while nothing is known of a disk. configured is what the program asks for.
+// Packs reports whether a body is compressed when it comes to a space, or at least looked at run by
+// run: before a disk's speed is known. configured is what the program asks for.
 func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 	switch {
 	case to.Kind != tier.Disk || body == 0 || configured == None:
 		return false
 	case configured != Auto:
 		return true
-	}
-	g := c.Disk(to)
-	if body < payload.FrameSize { // not worth a thought
+	case body < payload.FrameSize: // not worth a thought
 		return false
 	}
-	write, _ := g.plain()
-	if write == 0 || c.best(g, 0, c.power()) != None {
-		return true // each run is counted at its call of Codec
-	}
-	g.mu.Lock()
-	g.trial.moved += body
-	g.mu.Unlock()
-	return false
+	d := c.Disk(to)
+	c.mu.Lock()
+	unknown := d.choice == Auto && d.write.bytes < minProbe
+	runs := unknown || d.choice > None
+	c.mu.Unlock()
+	return runs || c.next(d, body) != None // each run is counted at its call of Codec
 }
 
-// PacksOnce is packs for a body that is laid out, so that a sample can be taken only as it comes
-// by.
+// PacksOnce is Packs for a body that is laid out, of which samples can be taken only as it comes by.
 func (c *Chooser) PacksOnce(configured Codec, body int64, to tier.ID) bool {
 	return c.Packs(configured, body, to) ||
 		configured == Auto && to.Kind == tier.Disk && body >= payload.FrameSize && c.Due(c.Disk(to))
 }
+
+// Due reports whether samples are to be taken of what is written to a disk next.
+func (c *Chooser) Due(d *Disk) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return d.probing() && !d.sampled
+}
+
+// Sample compresses pieces from all over a body with each codec, if that is due. read reads them; room
+// is what it works in, of trialRoom bytes.
+func (c *Chooser) Sample(k *Coders, d *Disk, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
+	c.mu.Lock()
+	due := d.probing() && !d.sampled && body >= payload.FrameSize
+	d.sampled = d.sampled || due
+	c.mu.Unlock()
+	if !due {
+		return nil
+	}
+	rates, err := sample(k, body, room, read)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d.sampled = err == nil; d.sampled {
+		d.rates = rates
+	}
+	return err
+}
+
+// sample compresses pieces of a body.
+func sample(k *Coders, body int64, room []byte, read func(off, n int64) ([]byte, error)) (sum [codecs]rates, _ error) {
+	n := min(samplePieces, body/samplePiece)
+	for i := range n {
+		raw, err := read(body/n*i/samplePiece*samplePiece, samplePiece)
+		if err != nil {
+			return sum, err
+		}
+		for codec := S2; codec < codecs; codec++ {
+			if i == 0 { // the first time is slower: tables are made, memory is touched
+				err = try(k, codec, raw, room, new(rates))
+			}
+			if err == nil {
+				err = try(k, codec, raw, room, &sum[codec])
+			}
+			if err != nil {
+				return sum, err
+			}
+		}
+	}
+	bytes := float64(n * samplePiece)
+	for codec := range sum {
+		s := &sum[codec]
+		*s = rates{s.ratio / bytes, s.encode / bytes, s.decode / bytes}
+	}
+	return sum, nil
+}
+
+// try compresses a piece, uncompresses it, and adds the bytes that are left and the seconds to sum.
+func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
+	out, back := room[:0:2*len(raw)], room[2*len(raw) : trialRoom][:len(raw)]
+	watch := thread.Start()
+	stored, err := k.Encode(codec, out, raw)
+	sum.encode += watch.Stop().Seconds()
+	if err != nil {
+		return err
+	}
+	watch = thread.Start()
+	err = k.Decode(codec, back, stored)
+	sum.decode += watch.Stop().Seconds()
+	sum.ratio += float64(len(stored))
+	return err
+}
+
+// Timed runs f, which moves so many bytes of a body from or to a disk. If codecs are chosen by
+// measuring, it measures what is not compressed, and counts the processor time of what is.
+func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error) error {
+	if configured != Auto || space.Kind != tier.Disk || k >= codecs {
+		return f()
+	}
+	d := c.Disk(space)
+	switch {
+	case k == None && writes:
+		return c.measured(&d.write, bytes, f)
+	case k == None:
+		return c.measured(&d.read, bytes, f)
+	case !writes:
+		defer c.worked(d, k, d.rates[k].decode, bytes)
+		return f()
+	}
+	defer c.worked(d, k, d.rates[k].encode, bytes)
+	return c.measured(&d.packed, bytes, f)
+}
+
+// worked counts the processor time of bytes that were moved with a codec. When enough of them were
+// written, it looks whether that was faster than without.
+func (c *Chooser) worked(d *Disk, k Codec, perByte float64, bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
+	if k == d.choice && d.packed.bytes >= probe && d.packed.perByte() > d.plain {
+		d.choice, d.interval, d.moved = None, firstInterval, 0
+	}
+}
+
+// Metered returns the memory of a disk's space so that the transfers with it are measured.
+func (c *Chooser) Metered(space tier.ID, m tier.FileMemory) tier.FileMemory {
+	return meteredFile{m, c, c.Disk(space)}
+}
+
+type meteredFile struct {
+	tier.FileMemory
+	c *Chooser
+	d *Disk
+}
+
+func (f meteredFile) WriteAt(ctx context.Context, p []byte, off int64) error {
+	return f.c.measured(&f.d.write, int64(len(p)), func() error { return f.FileMemory.WriteAt(ctx, p, off) })
+}
+
+func (f meteredFile) ReadAt(ctx context.Context, p []byte, off int64) error {
+	return f.c.measured(&f.d.read, int64(len(p)), func() error { return f.FileMemory.ReadAt(ctx, p, off) })
+}
+
+// measured runs f, which moves so many bytes unless it fails or panics.
+func (c *Chooser) measured(m *meter, bytes int64, f func() error) (err error) {
+	whole := false
+	c.mu.Lock()
+	m.begin(time.Now())
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		m.end(time.Now(), bytes, whole)
+	}()
+	err = f()
+	whole = err == nil
+	return err
+}
+
+// meter measures a rate while something is in progress: what is in progress at the same time counts
+// its time once, and pauses count none.
+type meter struct {
+	active int
+	last   time.Time
+	time   time.Duration
+	bytes  int64
+}
+
+func (m *meter) begin(now time.Time) {
+	if m.active > 0 {
+		m.time += now.Sub(m.last)
+	}
+	m.active++
+	m.last = now
+}
+
+// end counts bytes that have been moved. If they were not, how many bytes the time belongs to is not
+// known, and nothing so far counts.
+func (m *meter) end(now time.Time, bytes int64, whole bool) {
+	m.time += now.Sub(m.last)
+	m.active--
+	m.last = now
+	m.bytes += bytes
+	if !whole {
+		m.reset()
+	}
+}
+
+func (m *meter) reset() { m.time, m.bytes = 0, 0 }
+
+// perByte returns seconds a byte; 0 if that is not known.
+func (m *meter) perByte() float64 { return m.time.Seconds() / max(1, float64(m.bytes)) }

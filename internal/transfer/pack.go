@@ -245,7 +245,7 @@ func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Re
 			if err != nil || t.Fixed != codec.Auto {
 				return err
 			}
-			return b.Choose.SampleRun(&b.coders, t.G, p, w.spare()) // behind the first run, which goes alone, all others know of it
+			return b.Choose.Sample(&b.coders, t.Disk, int64(len(p)), w.spare(), func(off, n int64) ([]byte, error) { return p[off:][:n], nil })
 		})
 	}
 	err = b.Permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {
