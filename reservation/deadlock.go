@@ -37,7 +37,7 @@ const unclaimedGrace = 500 * time.Millisecond
 // Config.Grace. Each space is looked at by itself, so that a busy one hides no deadlock in another.
 func (m *Manager) watch(w *waiter) {
 	lockrank.AssertNone("waiters are looked at")
-	m.reportLong()
+	m.reportLong(w)
 	m.mu.Lock()
 	first := m.mu.waiters.Head()
 	if first == nil || first.Value != w { // one looks for all: the oldest, which heads all its lines
@@ -331,14 +331,20 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	return bytes
 }
 
-// nextReclaimerLocked returns the largest reservation of a space that w can ask for memory; nil if
-// there is none. A Grow does not ask its own.
+// nextReclaimerLocked returns the largest reservation that w can ask for memory in a space, or else,
+// because batches can leave when there is room for them, in slower ones; nil if there is none. A
+// Grow does not ask its own.
 func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
-	var most int64
+	var largest int64
+	near := false // next is in l's space
 	for _, r := range m.mu.reclaim {
-		s := r.Reservation.state
-		if n := r.Reservation.Bytes(); s.line == l && s != w.grows && n > most && !slices.Contains(w.passed, r) {
-			next, most = r, n
+		s, n := r.Reservation.state, r.Reservation.Bytes()
+		here := s.line == l
+		if s == w.grows || n == 0 || !here && s.line.space.Kind() <= l.space.Kind() || slices.Contains(w.passed, r) {
+			continue
+		}
+		if next == nil || here && !near || here == near && n > largest {
+			next, near, largest = r, here, n
 		}
 	}
 	return next
@@ -356,55 +362,45 @@ func (m *Manager) reclaimable(l *line) bool {
 // heads lines and no batch can be evicted for it. It does not wait: what is given back wakes w. It
 // reports whether w heads a line.
 func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
-	var heads []*candidate
 	m.mu.Lock()
 	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
 		w.passed, w.asked = append(w.passed, w.asked), nil
 	}
-	waits := w.asked != nil
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
-			heads = append(heads, c)
-			waits = waits || c.lack() <= 0
-		}
-	}
+	heads := w.headsLocked()
+	waits := w.asked != nil || slices.ContainsFunc(heads, func(c *candidate) bool { return c.lack() <= 0 })
 	m.mu.Unlock()
-	for _, c := range heads {
-		waits = waits || m.movable(c.line)
-	}
-	if waits {
+	if waits || slices.ContainsFunc(heads, func(c *candidate) bool { return m.movable(c.line) }) {
 		return len(heads) > 0
 	}
-	var r *reclaimer
-	var lack int64
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, c := range heads {
-		if r = m.nextReclaimerLocked(w, c.line); r != nil {
-			w.asked, w.asks, lack = r, time.Now(), c.lack()
-			break
+		r := m.nextReclaimerLocked(w, c.line)
+		if r == nil {
+			continue
 		}
-	}
-	m.mu.Unlock()
-	if r == nil {
-		return len(heads) > 0
-	}
-	select {
-	case r.busy <- struct{}{}:
-	default: // it was asked already
-		return true
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reclaimTime)
-	go func() {
-		labels.Reclaim.Set()
-		defer func() { <-r.busy }()
-		defer cancel()
-		m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if w.asked == r { // w asks another if this was too little
-			w.passed, w.asked = append(w.passed, r), nil
+		w.asked, w.asks = r, time.Now()
+		select {
+		case r.busy <- struct{}{}:
+			go m.reclaim(context.WithoutCancel(ctx), w, r, c.lack())
+		default: // it was asked already
 		}
-		w.wakeUp()
-	}()
-	return true
+		break
+	}
+	return len(heads) > 0
+}
+
+// reclaim asks r for memory, and wakes w when r has returned.
+func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
+	labels.Reclaim.Set()
+	defer func() { <-r.busy }()
+	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
+	defer cancel()
+	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w.asked == r { // w asks another if this was too little
+		w.passed, w.asked = append(w.passed, r), nil
+	}
+	w.wakeUp()
 }

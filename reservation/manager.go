@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -99,22 +100,23 @@ type Manager struct {
 	config Config
 
 	waits   histogram.Durations
-	panics  guard.Log      // of the functions of config
-	closed  atomic.Bool    // set under mu
-	waiting atomic.Int64   // how many wait, so that a release without waiters takes no lock
-	growing atomic.Int64   // Grow calls that wait
-	reports sync.WaitGroup // calls of Config.LongWait
+	panics  guard.Log    // of the functions of config
+	closed  atomic.Bool  // set under mu
+	waiting atomic.Int64 // how many wait, so that a release without waiters takes no lock
+	growing atomic.Int64 // Grow calls that wait
+	looking atomic.Bool  // a wait that has ended looks up the holders of what it waited for
+
+	reporting atomic.Bool    // a call of Config.LongWait is under way
+	reports   sync.WaitGroup // these calls
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
-		evict     []*evictFunc
-		reclaim   []*reclaimer
-		nextLook  time.Time // for deadlocks
-		reporting bool      // a call of Config.LongWait is under way
-		looking   bool      // a wait that has ended looks up the holders of what it waited for
-		blocked   waitsByName
-		cancels   []func() // end the subscriptions to the spaces
+		waiters  fairqueue.Queue[*waiter] // all, in order of arrival
+		evict    []*evictFunc
+		reclaim  []*reclaimer
+		nextLook time.Time // for deadlocks
+		blocked  waitsByName
+		cancels  []func() // end the subscriptions to the spaces
 	}
 }
 
@@ -154,6 +156,7 @@ func NewManager(cfg Config) (*Manager, error) {
 		cfg.StallTimeout = StallTimeout
 	}
 	m := &Manager{spaces: spaces, config: cfg}
+	m.mu.blocked = make(waitsByName)
 	m.panics.Logger = cfg.Logger
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
@@ -168,6 +171,16 @@ func NewManager(cfg Config) (*Manager, error) {
 		}))
 	}
 	return m, nil
+}
+
+// line returns the line of a space, or nil.
+func (m *Manager) line(id tier.ID) *line {
+	for _, l := range m.lines {
+		if l.space.ID() == id {
+			return l
+		}
+	}
+	return nil
 }
 
 // Spaces returns the manager's spaces.
@@ -220,7 +233,7 @@ func (m *Manager) reserve(
 	case ctx.Err() != nil:
 		return Reservation{}, ended(ctx, "not begun")
 	}
-	if min == max && o.origin == unknown {
+	if min == max {
 		if r, ok := m.reserveNow(s, min, &o); ok {
 			return r, nil
 		}
@@ -258,15 +271,16 @@ func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, 
 	var l *line
 	switch s := s.(type) {
 	case specific:
-		if i := m.spaces.index(s.id); i >= 0 {
-			l = m.lines[i]
-		}
+		l = m.line(tier.ID(s))
 	case anyInTier:
-		if k := tier.Kind(s); k.Valid() && m.spaces.kinds[k].to-m.spaces.kinds[k].from == 1 {
-			l = m.lines[m.spaces.kinds[k].from]
+		if all := m.spaces.InTier(tier.Kind(s)); len(all) == 1 {
+			l = m.line(all[0].ID())
 		}
 	}
 	if l == nil || l.space.Quota() != nil {
+		return Reservation{}, false
+	}
+	if keeps, _ := o.origin.of(l); keeps {
 		return Reservation{}, false
 	}
 	need := charge(l.space, bytes)
@@ -301,11 +315,8 @@ func (m *Manager) candidates(w *waiter, s Strategy, bytes int64) (err error) {
 	sized, differs := s.(Sized)
 	w.candidates = w.one[:0]
 	for _, sp := range s.Candidates(m.spaces, some[:0]) {
-		i := -1
-		if sp != nil {
-			i = m.spaces.index(sp.ID())
-		}
-		if i < 0 || m.spaces.all[i] != sp {
+		i := slices.Index(m.spaces.all, sp)
+		if i < 0 {
 			return fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
 		}
 		if w.in(m.lines[i]) != nil {
@@ -554,7 +565,7 @@ func (m *Manager) addHeadroom(w *waiter, o origin) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		sp := c.line.space
-		c.keeps, c.upward = o.of(sp)
+		c.keeps, c.upward = o.of(c.line)
 		if c.keeps && c.need < nothing {
 			c.spare = m.headroom(sp.ID(), c.need)
 		}

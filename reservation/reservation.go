@@ -70,7 +70,7 @@ func (r Reservation) IsZero() bool { return r.state == nil }
 func (l *line) open(m *Manager, bytes int64, o *options) Reservation {
 	s := l.newState(m, o)
 	l.space.Books().Open(&s.promise, bytes, s.owner(), o.moves)
-	if keeps, _ := o.origin.of(l.space); keeps {
+	if keeps, _ := o.origin.of(l); keeps {
 		s.arriving = bytes
 		l.arriving.Add(bytes)
 	}
