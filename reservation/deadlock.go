@@ -382,7 +382,8 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 		w.asked, w.asks = r, time.Now()
 		select {
 		case r.busy <- struct{}{}:
-			go m.reclaim(context.WithoutCancel(ctx), w, r, c.lack())
+			lack := c.lack()
+			m.calls.Go(func() { m.reclaim(context.WithoutCancel(ctx), w, r, lack) })
 		default: // it was asked already
 		}
 		break

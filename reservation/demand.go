@@ -159,7 +159,7 @@ func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (re
 			continue
 		}
 		err := w.noRoom()
-		err.Hint = cmp.Or(hint, err.Hint)
+		err.Hint = cmp.Or(hint, err.Hint) + notGiven(w.passedLocked())
 		m.failLocked(w, err)
 		refused++
 	}

@@ -107,7 +107,7 @@ type Manager struct {
 	looking atomic.Bool  // a wait that has ended looks up the holders of what it waited for
 
 	reporting atomic.Bool    // a call of Config.LongWait is under way
-	reports   sync.WaitGroup // these calls
+	calls     sync.WaitGroup // of Config.LongWait and of Reclaimers
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
@@ -583,9 +583,9 @@ func (m *Manager) headroom(id tier.ID, need int64) (bytes int64) {
 	return bytes
 }
 
-// Close ends all waits with tier.ErrClosed and refuses requests from now on.
-// Reservations stay good and must be released. A second Close returns
-// tier.ErrClosed.
+// Close ends all waits with tier.ErrClosed, refuses requests from now on, and waits for calls of
+// Config.LongWait and of Reclaimers. Reservations stay good and must be released. A second Close
+// returns tier.ErrClosed.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	if m.closed.Swap(true) {
@@ -598,7 +598,7 @@ func (m *Manager) Close() error {
 	cancels := m.mu.cancels
 	m.mu.cancels = nil
 	m.mu.Unlock()
-	m.reports.Wait()
+	m.calls.Wait()
 	for _, cancel := range cancels {
 		cancel()
 	}

@@ -39,7 +39,7 @@ func (m *Manager) reportLong(w *waiter) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	heads := w.headsLocked()
-	if len(heads) == 0 || m.closed.Load() || m.reporting.Swap(true) {
+	if len(heads) == 0 || m.reporting.Swap(true) {
 		return
 	}
 	w.due = 2 * waited
@@ -50,7 +50,7 @@ func (m *Manager) reportLong(w *waiter) {
 	for e := range c.line.queue.All() {
 		one.Waiting += min(e.Value.need, math.MaxInt64-one.Waiting)
 	}
-	m.reports.Go(func() { // holders may take long to look up
+	m.calls.Go(func() { // holders may take long to look up
 		labels.Alarm.Set()
 		defer m.reporting.Store(false)
 		one.Holdings = m.holders(one.Space)
