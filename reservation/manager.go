@@ -238,6 +238,13 @@ func (m *Manager) reserve(
 			return r, nil
 		}
 	}
+	return m.reserveSlowly(ctx, wait, s, min, max, o) // its own function, because a waiter is allocated
+}
+
+// reserveSlowly serves a request that may have several candidates, and may have to wait.
+func (m *Manager) reserveSlowly(
+	ctx context.Context, wait bool, s Strategy, min, max int64, o options,
+) (Reservation, error) {
 	w := &waiter{min: min, max: max, owner: o.owner, options: &o}
 	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
