@@ -593,12 +593,3 @@ func (m *Manager) Close() error {
 	}
 	return nil
 }
-
-// Leaks lists what is promised and not released, for the report of an engine that is closed: see
-// tier.Space.PromiseLeaks.
-func (m *Manager) Leaks() (leaks []tier.Leak) {
-	for _, s := range m.spaces.all {
-		leaks = append(leaks, s.PromiseLeaks()...)
-	}
-	return leaks
-}
