@@ -225,7 +225,8 @@ func (m *Manager) reserve(
 			return r, nil
 		}
 	}
-	w := &waiter{min: min, max: max, owner: o.owner, options: &o}
+	kept := o // so that o of the fast path is not on the heap
+	w := &waiter{min: min, max: max, owner: o.owner, options: &kept}
 	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
 	}
