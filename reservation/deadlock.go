@@ -96,7 +96,7 @@ func (m *Manager) watch(w *waiter) {
 // changesLocked returns a number that grows with each change of l's waiters and of what its space
 // holds.
 func (l *line) changesLocked() uint64 {
-	return l.joined + l.space.Books().Changes() + l.space.Holds().Changes()
+	return l.joined + l.space.Books().Changes()
 }
 
 // holders are those that hold bytes of a space.
@@ -140,7 +140,7 @@ func (h *holders) find(l *line, now time.Time) {
 			tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()},
 		)
 	}
-	for _, v := range l.space.Holds().Append(nil) {
+	for _, v := range l.space.Books().Holds() {
 		d := l.space.Describe(&v)
 		add(v.Owner, d.Bytes)
 		h.known = append(h.known, d)

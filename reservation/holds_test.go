@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -15,7 +15,7 @@ import (
 // kept is memory that a handle keeps.
 type kept struct {
 	buf  *tier.Buffer
-	hold holds.Hold
+	hold books.Hold
 }
 
 // batchOf is what a handle is on.
@@ -48,11 +48,11 @@ func keepIn(
 }
 
 func (k *kept) enter(o *reservation.Owner, batch uint64) {
-	v := holds.View{Kind: holds.Handle, Memory: k.buf, Bytes: k.buf.Charge(), About: batchOf(batch)}
+	v := books.HoldView{Kind: books.Handle, Memory: k.buf, Bytes: k.buf.Charge(), About: batchOf(batch)}
 	if o != nil {
 		v.Owner = o
 	}
-	k.hold.Begin(k.buf.Space().Holds(), v)
+	k.hold.Begin(k.buf.Space().Books(), v)
 }
 
 func (k *kept) close(t *testing.T) {

@@ -238,14 +238,8 @@ func (m *Manager) reserve(
 			return r, nil
 		}
 	}
-	return m.reserveSlowly(ctx, wait, s, min, max, o) // its own function, because a waiter is allocated
-}
-
-// reserveSlowly serves a request that may have several candidates, and may have to wait.
-func (m *Manager) reserveSlowly(
-	ctx context.Context, wait bool, s Strategy, min, max int64, o options,
-) (Reservation, error) {
-	w := &waiter{min: min, max: max, owner: o.owner, options: &o}
+	kept := o // so that o of the fast path is not on the heap
+	w := &waiter{min: min, max: max, owner: o.owner, options: &kept}
 	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
 	}
@@ -610,13 +604,4 @@ func (m *Manager) Close() error {
 		cancel()
 	}
 	return nil
-}
-
-// Leaks lists what is promised and not released, for the report of an engine that is closed: see
-// tier.Space.PromiseLeaks.
-func (m *Manager) Leaks() (leaks []tier.Leak) {
-	for _, s := range m.spaces.all {
-		leaks = append(leaks, s.PromiseLeaks()...)
-	}
-	return leaks
 }
