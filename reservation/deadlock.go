@@ -1,7 +1,6 @@
 package reservation
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -109,7 +108,6 @@ type holders struct {
 	runs      bool             // one of the owners may still release something
 	frees     bool             // room will be free by itself: a move ends, or the device is done with what was freed
 	wanted    bool             // somebody waits for the space, or for room to evict batches to
-	known     []tier.Holding   // handles and records, and reservations by owner
 }
 
 // find looks up who holds bytes of l's space.
@@ -117,47 +115,28 @@ func (h *holders) find(l *line, now time.Time) {
 	h.owners = make(map[*Owner]int64)
 	u := l.space.Usage()
 	h.frees = u.Retired > l.space.Unsure()
-	add := func(owner any, bytes int64) *Owner {
-		o, _ := owner.(*Owner)
-		if o == nil {
-			h.ownerless += bytes
-		} else {
+	add := func(owner any, bytes int64) {
+		if o, _ := owner.(*Owner); o != nil {
 			h.owners[o] += bytes
+		} else {
+			h.ownerless += bytes
 		}
-		return o
 	}
-	reserved := make(map[*Owner]int64)
 	for _, p := range l.space.Books().Promises() {
 		if p.Moves {
 			h.frees = true // a move ends by itself
-		} else if p.Promised > 0 {
-			reserved[add(p.Owner, p.Promised)] += p.Promised
+		} else {
+			add(p.Owner, p.Promised)
 		}
 	}
-	for o, bytes := range reserved {
-		h.known = append(
-			h.known,
-			tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()},
-		)
-	}
 	for _, v := range l.space.Books().Holds() {
-		d := l.space.Describe(&v)
-		add(v.Owner, d.Bytes)
-		h.known = append(h.known, d)
+		add(v.Owner, l.space.Describe(&v).Bytes)
 	}
 	h.rest = u.Used() - l.space.Held() - h.ownerless
 	for o, bytes := range h.owners {
 		h.rest -= bytes
 		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
 	}
-	slices.SortFunc(h.known, func(a, b tier.Holding) int {
-		return cmp.Or(
-			cmp.Compare(b.Bytes, a.Bytes),
-			cmp.Compare(a.Batch, b.Batch),
-			cmp.Compare(a.Kind, b.Kind),
-			cmp.Compare(a.Owner, b.Owner),
-		)
-	})
 }
 
 // isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
@@ -250,9 +229,7 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 	if ownerless {
 		e.Still = lines[l].still
 	}
-	known := lines[l].known
-	e.Holders = known[:min(len(known), maxHolders)]
-	e.MoreHolders = len(known) - len(e.Holders)
+	e.Holdings = m.holders(e.Space)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for l, h := range lines {
@@ -271,9 +248,6 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 	}
 	m.failLocked(victim, e)
 }
-
-// maxHolders is how many holders an error or an event names.
-const maxHolders = 8
 
 // A Reclaimer is memory that is not in batches, and that its holder gives back when it is asked:
 // the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a time,
