@@ -457,9 +457,6 @@ func (e *Engine) release() error {
 		errs = append(errs, p.Close())
 	}
 	var leaks []tier.Leak
-	if e.reservations != nil {
-		leaks = e.reservations.Leaks()
-	}
 	for _, s := range e.spaces {
 		e.dropCopies(s) // of batches that were not dropped
 		leaks = append(leaks, s.Leaks()...)

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -19,21 +19,19 @@ type LeakError struct{ Leaks []tier.Leak }
 const maxLeaksListed = 16
 
 func (e *LeakError) Error() string {
-	var b strings.Builder
-	b.WriteString("spillway: not released at Close: ")
-	byID := make(map[tier.ID]*leakSum)
+	sums := make(map[tier.ID]*leakSum)
 	for _, l := range e.Leaks {
-		if byID[l.Space] == nil {
-			byID[l.Space] = new(leakSum)
+		if sums[l.Space] == nil {
+			sums[l.Space] = new(leakSum)
 		}
-		byID[l.Space].add(l)
+		sums[l.Space].add(l)
 	}
-	for i, id := range sortedIDs(byID) {
-		if i > 0 {
-			b.WriteString("; ")
-		}
-		fmt.Fprintf(&b, "in %s %s", id, byID[id])
+	var parts []string
+	for _, id := range sortedIDs(sums) {
+		parts = append(parts, fmt.Sprintf("in %s %s", id, sums[id]))
 	}
+	var b strings.Builder
+	b.WriteString("spillway: not released at Close: " + strings.Join(parts, "; "))
 	for i, l := range e.Leaks {
 		if i == maxLeaksListed {
 			fmt.Fprintf(&b, "\nand %d more", len(e.Leaks)-i)
@@ -45,33 +43,30 @@ func (e *LeakError) Error() string {
 }
 
 func writeLeak(b *strings.Builder, l tier.Leak) {
-	if len(l.Holders) == 0 && l.Stack == "" {
+	if len(l.Holders) == 0 {
 		return
 	}
 	fmt.Fprintf(b, "\n%d bytes in %s", l.Bytes, l.Space)
+	sep := ": "
 	for i, h := range l.Holders {
 		if i == maxLeaksListed {
 			fmt.Fprintf(b, ", and %d more", len(l.Holders)-i)
 			break
 		}
-		sep := ", "
-		if i == 0 {
-			sep = ": "
-		}
 		b.WriteString(sep + h.String())
+		sep = ", "
 		if h.Stack != "" {
 			fmt.Fprintf(b, ", taken at\n%s", h.Stack)
 		}
 	}
 	if l.Stack != "" {
-		fmt.Fprintf(b, "\nthe memory was taken at\n%s", l.Stack)
+		fmt.Fprintf(b, ", taken at\n%s", l.Stack)
 	}
 }
 
-// leakSum counts the leaks of a space.
+// leakSum is the leaks of a space.
 type leakSum struct {
-	promised         int64 // bytes
-	buffers, bytes   int64
+	promised, other  int64 // bytes
 	handles, records int64
 }
 
@@ -80,29 +75,27 @@ func (s *leakSum) add(l tier.Leak) {
 		s.promised += l.Bytes
 		return
 	}
-	s.buffers++
-	s.bytes += l.Bytes
+	s.other += l.Bytes
 	for _, h := range l.Holders {
 		switch h.Kind {
-		case holds.Handle:
+		case books.Handle:
 			s.handles++
-		case holds.Record:
+		case books.Record:
 			s.records++
 		}
 	}
 }
 
 func (s *leakSum) String() string {
-	var parts []string
-	if s.buffers > 0 {
-		part := count(s.buffers, "buffer") + " of " + count(s.bytes, "byte")
-		var by []string
-		if s.handles > 0 {
-			by = append(by, count(s.handles, "open handle"))
-		}
-		if s.records > 0 {
-			by = append(by, count(s.records, "open record"))
-		}
+	var parts, by []string
+	if s.handles > 0 {
+		by = append(by, count(s.handles, "open handle"))
+	}
+	if s.records > 0 {
+		by = append(by, count(s.records, "open record"))
+	}
+	if s.other > 0 {
+		part := count(s.other, "byte") + " of buffers"
 		if len(by) > 0 {
 			part += " (kept by " + strings.Join(by, " and ") + ")"
 		}
@@ -124,7 +117,8 @@ func count(n int64, what string) string {
 
 // warnOfWait logs a long wait, with the holders of what it waits for.
 func (e *Engine) warnOfWait(w reservation.LongWait) {
-	e.cfg.Logger.Warn("spillway: room is waited for; close handles, release records or reservations there, or make the space larger",
+	e.cfg.Logger.Warn("spillway: room is waited for; "+
+		"close handles, release records or reservations there, or make the space larger",
 		slog.Group("wait", "space", w.Space.String(), "requested", w.Requested, "waited", w.Waited, "owner", w.Owner,
 			"waiters", w.Waiters, "waiting", w.Waiting, "available", w.Holdings.Available, "held", w.Holdings.String()))
 }

@@ -349,7 +349,7 @@ func (e *Engine) openStaging() error {
 		if err := errors.Join(err, r.Release()); err != nil {
 			return err
 		}
-		s.HoldBuffer(buf)
+		s.Hold(buf.Charge())
 		e.base[s.ID()] = buf.Charge()
 		e.staging[s.Node()] = host.NewStaging(buf, chunk)
 	}

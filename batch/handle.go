@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -124,7 +124,7 @@ func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
 // handle would stay open, and no caller would have it.
 func (h *Handle) begin(owner *reservation.Owner, bytes int64) {
 	track(h, &h.trace, "handle", h.b.id)
-	v := holds.View{Kind: holds.Handle, Memory: h.payload, Bytes: bytes, About: h.b.Inside()}
+	v := books.HoldView{Kind: books.Handle, Memory: h.payload, Bytes: bytes, About: h.b.Inside()}
 	if owner != nil {
 		v.Owner = owner
 	}

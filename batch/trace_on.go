@@ -6,21 +6,21 @@ import (
 	"fmt"
 	"runtime"
 
-	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // holding is a handle's entry in its space's account. It is an object of its own here: the
 // account must not keep a handle that was forgotten from the garbage collector.
-type holding struct{ own *holds.Hold }
+type holding struct{ own *books.Hold }
 
-func (h *holding) begin(s *tier.Space, v holds.View) {
-	h.own = new(holds.Hold)
-	h.own.Begin(s.Holds(), v)
+func (h *holding) begin(s *tier.Space, v books.HoldView) {
+	h.own = new(books.Hold)
+	h.own.Begin(s.Books(), v)
 }
 
-func (h *holding) hold() *holds.Hold { return h.own }
+func (h *holding) hold() *books.Hold { return h.own }
 
 // trace remembers where a handle or a transit was taken. One that the garbage
 // collector finds open can never be ended any more; forgotten says so.

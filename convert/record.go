@@ -8,8 +8,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -119,11 +119,11 @@ func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	if who.handle == nil { // an image that is no batch's
 		return
 	}
-	v := holds.View{Kind: holds.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch().Inside()}
+	v := books.HoldView{Kind: books.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch().Inside()}
 	if who.owner != nil {
 		v.Owner = who.owner
 	}
-	l.Hold.Begin(s.Holds(), v)
+	l.Hold.Begin(s.Books(), v)
 }
 
 // openImage opens a host image. owned, if not nil, is released as soon as the

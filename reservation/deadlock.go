@@ -1,7 +1,6 @@
 package reservation
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -37,7 +36,7 @@ const unclaimedGrace = 500 * time.Millisecond
 // Config.Grace. Each space is looked at by itself, so that a busy one hides no deadlock in another.
 func (m *Manager) watch(w *waiter) {
 	lockrank.AssertNone("waiters are looked at")
-	m.reportLong()
+	m.reportLong(w)
 	m.mu.Lock()
 	first := m.mu.waiters.Head()
 	if first == nil || first.Value != w { // one looks for all: the oldest, which heads all its lines
@@ -96,7 +95,7 @@ func (m *Manager) watch(w *waiter) {
 // changesLocked returns a number that grows with each change of l's waiters and of what its space
 // holds.
 func (l *line) changesLocked() uint64 {
-	return l.joined + l.space.Books().Changes() + l.space.Holds().Changes()
+	return l.joined + l.space.Books().Changes()
 }
 
 // holders are those that hold bytes of a space.
@@ -109,7 +108,6 @@ type holders struct {
 	runs      bool             // one of the owners may still release something
 	frees     bool             // room will be free by itself: a move ends, or the device is done with what was freed
 	wanted    bool             // somebody waits for the space, or for room to evict batches to
-	known     []tier.Holding   // handles and records, and reservations by owner
 }
 
 // find looks up who holds bytes of l's space.
@@ -117,47 +115,28 @@ func (h *holders) find(l *line, now time.Time) {
 	h.owners = make(map[*Owner]int64)
 	u := l.space.Usage()
 	h.frees = u.Retired > l.space.Unsure()
-	add := func(owner any, bytes int64) *Owner {
-		o, _ := owner.(*Owner)
-		if o == nil {
-			h.ownerless += bytes
-		} else {
+	add := func(owner any, bytes int64) {
+		if o, _ := owner.(*Owner); o != nil {
 			h.owners[o] += bytes
+		} else {
+			h.ownerless += bytes
 		}
-		return o
 	}
-	reserved := make(map[*Owner]int64)
 	for _, p := range l.space.Books().Promises() {
 		if p.Moves {
 			h.frees = true // a move ends by itself
-		} else if p.Promised > 0 {
-			reserved[add(p.Owner, p.Promised)] += p.Promised
+		} else {
+			add(p.Owner, p.Promised)
 		}
 	}
-	for o, bytes := range reserved {
-		h.known = append(
-			h.known,
-			tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()},
-		)
-	}
-	for _, v := range l.space.Holds().Append(nil) {
-		d := l.space.Describe(&v)
-		add(v.Owner, d.Bytes)
-		h.known = append(h.known, d)
+	for _, v := range l.space.Books().Holds() {
+		add(v.Owner, l.space.Describe(&v).Bytes)
 	}
 	h.rest = u.Used() - l.space.Held() - h.ownerless
 	for o, bytes := range h.owners {
 		h.rest -= bytes
 		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
 	}
-	slices.SortFunc(h.known, func(a, b tier.Holding) int {
-		return cmp.Or(
-			cmp.Compare(b.Bytes, a.Bytes),
-			cmp.Compare(a.Batch, b.Batch),
-			cmp.Compare(a.Kind, b.Kind),
-			cmp.Compare(a.Owner, b.Owner),
-		)
-	})
 }
 
 // isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
@@ -250,9 +229,7 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 	if ownerless {
 		e.Still = lines[l].still
 	}
-	known := lines[l].known
-	e.Holders = known[:min(len(known), maxHolders)]
-	e.MoreHolders = len(known) - len(e.Holders)
+	e.Holdings = m.holders(e.Space)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for l, h := range lines {
@@ -271,9 +248,6 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 	}
 	m.failLocked(victim, e)
 }
-
-// maxHolders is how many holders an error or an event names.
-const maxHolders = 8
 
 // A Reclaimer is memory that is not in batches, and that its holder gives back when it is asked:
 // the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a time,
@@ -331,14 +305,20 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	return bytes
 }
 
-// nextReclaimerLocked returns the largest reservation of a space that w can ask for memory; nil if
-// there is none. A Grow does not ask its own.
+// nextReclaimerLocked returns the largest reservation that w can ask for memory in a space, or else,
+// because batches can leave when there is room for them, in slower ones; nil if there is none. A
+// Grow does not ask its own.
 func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
-	var most int64
+	var largest int64
+	near := false // next is in l's space
 	for _, r := range m.mu.reclaim {
-		s := r.Reservation.state
-		if n := r.Reservation.Bytes(); s.line == l && s != w.grows && n > most && !slices.Contains(w.passed, r) {
-			next, most = r, n
+		s, n := r.Reservation.state, r.Reservation.Bytes()
+		here := s.line == l
+		if s == w.grows || n == 0 || !here && s.line.space.Kind() <= l.space.Kind() || slices.Contains(w.passed, r) {
+			continue
+		}
+		if next == nil || here && !near || here == near && n > largest {
+			next, near, largest = r, here, n
 		}
 	}
 	return next
@@ -356,55 +336,46 @@ func (m *Manager) reclaimable(l *line) bool {
 // heads lines and no batch can be evicted for it. It does not wait: what is given back wakes w. It
 // reports whether w heads a line.
 func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
-	var heads []*candidate
 	m.mu.Lock()
 	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
 		w.passed, w.asked = append(w.passed, w.asked), nil
 	}
-	waits := w.asked != nil
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
-			heads = append(heads, c)
-			waits = waits || c.lack() <= 0
-		}
-	}
+	heads := w.headsLocked()
+	waits := w.asked != nil || slices.ContainsFunc(heads, func(c *candidate) bool { return c.lack() <= 0 })
 	m.mu.Unlock()
-	for _, c := range heads {
-		waits = waits || m.movable(c.line)
-	}
-	if waits {
+	if waits || slices.ContainsFunc(heads, func(c *candidate) bool { return m.movable(c.line) }) {
 		return len(heads) > 0
 	}
-	var r *reclaimer
-	var lack int64
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, c := range heads {
-		if r = m.nextReclaimerLocked(w, c.line); r != nil {
-			w.asked, w.asks, lack = r, time.Now(), c.lack()
-			break
+		r := m.nextReclaimerLocked(w, c.line)
+		if r == nil {
+			continue
 		}
-	}
-	m.mu.Unlock()
-	if r == nil {
-		return len(heads) > 0
-	}
-	select {
-	case r.busy <- struct{}{}:
-	default: // it was asked already
-		return true
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reclaimTime)
-	go func() {
-		labels.Reclaim.Set()
-		defer func() { <-r.busy }()
-		defer cancel()
-		m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if w.asked == r { // w asks another if this was too little
-			w.passed, w.asked = append(w.passed, r), nil
+		w.asked, w.asks = r, time.Now()
+		select {
+		case r.busy <- struct{}{}:
+			lack := c.lack()
+			m.calls.Go(func() { m.reclaim(context.WithoutCancel(ctx), w, r, lack) })
+		default: // it was asked already
 		}
-		w.wakeUp()
-	}()
-	return true
+		break
+	}
+	return len(heads) > 0
+}
+
+// reclaim asks r for memory, and wakes w when r has returned.
+func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
+	labels.Reclaim.Set()
+	defer func() { <-r.busy }()
+	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
+	defer cancel()
+	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w.asked == r { // w asks another if this was too little
+		w.passed, w.asked = append(w.passed, r), nil
+	}
+	w.wakeUp()
 }

@@ -111,10 +111,10 @@ func TestDeadlockOfTwo(t *testing.T) {
 				e := cb.deadlocked(t)
 				if e.Space != gpu0 || e.Requested != 50 || e.Available != 0 || e.Owner != "b" || e.Held != 50 || e.Waiters != 2 ||
 					e.Hint != "enlarge gpu:0" || e.Still != 0 ||
-					len(e.Holders) != 2 {
+					len(e.Holdings.Holders) != 2 {
 					t.Errorf("the error is %+v", *e)
 				}
-				for _, want := range []string{"all 2 waiters wait for each other", `50 bytes by a reservation, owner "a"`} {
+				for _, want := range []string{"all 2 waiters wait for each other", `1 reservation, owner "a": 50 bytes`} {
 					if !strings.Contains(e.Error(), want) {
 						t.Errorf("%q does not contain %q", e, want)
 					}

@@ -41,14 +41,21 @@ func (m *Manager) Demand(dst []Demand) []Demand {
 	for _, l := range m.lines {
 		var sum Demand
 		for e := range l.queue.All() {
-			n := e.Value.need + e.Value.spared()
-			sum.add(Demand{Space: l.space.ID(), Bytes: n, Smallest: n, Waiters: 1})
+			d := e.Value.demand()
+			d.Bytes += d.Headroom
+			d.Smallest, d.Headroom = d.Bytes, 0
+			sum.add(d)
 		}
 		if sum.Waiters > 0 {
 			dst = append(dst, sum)
 		}
 	}
 	return dst
+}
+
+// demand returns what c's request needs.
+func (c *candidate) demand() Demand {
+	return Demand{Space: c.line.space.ID(), Bytes: c.need, Smallest: c.need, Headroom: c.spared(), Waiters: 1}
 }
 
 // Choice is a request that any of several spaces may serve: what it needs in each, in the order of
@@ -61,36 +68,38 @@ type Choice []Demand
 func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.mu.waiters.Len() == 0 {
-		return dst, any
-	}
-	alone := make([]Demand, len(m.lines))
+	alone := make(map[*line]Demand)
 	for e := range m.mu.waiters.All() {
-		var c Choice
+		var choice Choice
+		var last *line
 		for i := range e.Value.candidates {
-			if s := &e.Value.candidates[i]; s.entry.Waits() {
-				c = append(
-					c,
-					Demand{Space: s.line.space.ID(), Bytes: s.need, Smallest: s.need, Headroom: s.spared(), Waiters: 1},
-				)
+			if c := &e.Value.candidates[i]; c.entry.Waits() {
+				choice, last = append(choice, c.demand()), c.line
 			}
 		}
-		switch len(c) {
+		switch len(choice) {
 		case 0:
 		case 1:
-			alone[m.spaces.index(c[0].Space)].add(c[0])
+			sum := alone[last]
+			sum.add(choice[0])
+			alone[last] = sum
 		default:
-			any = append(any, c)
+			any = append(any, choice)
 		}
 	}
-	return append(dst, slices.DeleteFunc(alone, func(d Demand) bool { return d.Waiters == 0 })...), any
+	for _, l := range m.lines {
+		if sum, ok := alone[l]; ok {
+			dst = append(dst, sum)
+		}
+	}
+	return dst, any
 }
 
 // Arriving returns how many bytes of a space reservations have that left its headroom free. They
 // are no work that ends, but batches at rest before long. It may be somewhat more when they are.
 func (m *Manager) Arriving(id tier.ID) int64 {
-	if i := m.spaces.index(id); i >= 0 {
-		return m.lines[i].arriving.Load()
+	if l := m.line(id); l != nil {
+		return l.arriving.Load()
 	}
 	return 0
 }
@@ -102,35 +111,25 @@ func (m *Manager) Reconsider() {
 	if m.config.Headroom == nil {
 		return
 	}
-	spare := make(map[*candidate]int64)
+	var all []*candidate
 	m.mu.Lock()
-	for e := range m.mu.waiters.All() {
-		for i := range e.Value.candidates {
-			if c := &e.Value.candidates[i]; c.keeps && c.entry.Waits() {
-				spare[c] = 0
+	for _, l := range m.lines {
+		for e := range l.queue.All() {
+			if e.Value.keeps {
+				all = append(all, e.Value)
 			}
 		}
 	}
 	m.mu.Unlock()
-	if len(spare) == 0 {
-		return
-	}
-	lockrank.AssertNone("headroom is asked")
-	expired := func(c *candidate) bool {
-		return m.config.StallTimeout >= 0 && time.Since(c.waiter.begun) >= m.config.StallTimeout
-	}
-	for c := range spare {
-		if !expired(c) {
-			spare[c] = m.headroom(c.line.space.ID(), c.need)
+	for _, c := range all {
+		keeps, spare := m.config.StallTimeout < 0 || time.Since(c.waiter.begun) < m.config.StallTimeout, int64(0)
+		if keeps {
+			spare = m.headroom(c.line.space.ID(), c.need)
 		}
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for c, n := range spare {
-		c.spare, c.keeps = n, !expired(c)
-	}
-	for _, l := range m.lines {
-		l.wakeLocked()
+		m.mu.Lock()
+		c.keeps, c.spare = keeps, spare
+		c.line.wakeLocked()
+		m.mu.Unlock()
 	}
 }
 
@@ -160,7 +159,7 @@ func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (re
 			continue
 		}
 		err := w.noRoom()
-		err.Hint = cmp.Or(hint, err.Hint)
+		err.Hint = cmp.Or(hint, err.Hint) + notGiven(w.passedLocked())
 		m.failLocked(w, err)
 		refused++
 	}

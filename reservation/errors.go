@@ -69,9 +69,7 @@ type DeadlockError struct {
 	// Still is how long nothing had changed; 0 if all that hold something are owners that wait.
 	Still time.Duration
 
-	// Holders are the largest holders in Space. MoreHolders is how many others there are.
-	Holders     []tier.Holding
-	MoreHolders int
+	Holdings tier.Holdings // what is held in Space, and by whom
 	// Passed names the memory that was asked for and not given back in time: see Reclaimer.
 	Passed []string
 
@@ -113,16 +111,8 @@ func (e *DeadlockError) Error() string {
 	default:
 		s += fmt.Sprintf("%s should release the %d bytes that it holds and begin again", named.Quoted(e.Owner), e.Held)
 	}
-	for i, h := range e.Holders {
-		if i == 0 {
-			s += "; held there:"
-		} else {
-			s += ","
-		}
-		s += fmt.Sprintf(" %d bytes by a %s", h.Bytes, h)
-	}
-	if e.MoreHolders > 0 {
-		s += fmt.Sprintf(" and %d more", e.MoreHolders)
+	if len(e.Holdings.Holders) > 0 {
+		s += "; " + e.Holdings.String()
 	}
 	s += notGiven(e.Passed)
 	if e.Hint != "" {

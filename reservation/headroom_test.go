@@ -14,10 +14,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// withHeadroom is a manager of a GPU and host memory of 100 bytes each, whose headroom is n.
+// withHeadroom returns a manager of a GPU, host memory and a disk of 100 bytes each, whose headroom
+// is n.
 func withHeadroom(t *testing.T, n int64) *reservation.Manager {
 	return managerOf(t, reservation.Config{
-		Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
+		Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100), spaceOf(t, "disk:0", 100)},
 		Headroom: func(tier.ID, int64) int64 { return n },
 	})
 }
@@ -46,6 +47,7 @@ func TestHeadroom(t *testing.T) {
 		{"moved up to host", onHost, reservation.MovedFrom(tier.Disk), false},
 		{"moved within a tier", onHost, reservation.MovedFrom(tier.Host), false},
 		{"moved down", onHost, reservation.MovedFrom(tier.GPU), true},
+		{"moved to the slowest", reservation.Specific(tier.ID{Kind: tier.Disk}), reservation.MovedFrom(tier.Host), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, 30)

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -15,7 +15,7 @@ import (
 // kept is memory that a handle keeps.
 type kept struct {
 	buf  *tier.Buffer
-	hold holds.Hold
+	hold books.Hold
 }
 
 // batchOf is what a handle is on.
@@ -48,11 +48,11 @@ func keepIn(
 }
 
 func (k *kept) enter(o *reservation.Owner, batch uint64) {
-	v := holds.View{Kind: holds.Handle, Memory: k.buf, Bytes: k.buf.Charge(), About: batchOf(batch)}
+	v := books.HoldView{Kind: books.Handle, Memory: k.buf, Bytes: k.buf.Charge(), About: batchOf(batch)}
 	if o != nil {
 		v.Owner = o
 	}
-	k.hold.Begin(k.buf.Space().Holds(), v)
+	k.hold.Begin(k.buf.Space().Books(), v)
 }
 
 func (k *kept) close(t *testing.T) {
@@ -81,11 +81,11 @@ func TestDeadlockOfHandles(t *testing.T) {
 			}
 		}
 		e := calls[15].deadlocked(t)
-		if e.Held != 10 || e.Waiters != 16 || len(e.Holders) != 8 || e.MoreHolders != 8 || e.Holders[0].Batch != 1 ||
-			e.Holders[0].Owner != "task 0" {
+		if e.Held != 10 || e.Waiters != 16 || len(e.Holdings.Holders) != 16 ||
+			e.Holdings.Holders[0].Owner != "task 0" || e.Holdings.Holders[0].Batch != 1 {
 			t.Errorf("the error is %+v", *e)
 		}
-		for _, want := range []string{`"task 15" should release the 10 bytes that it holds`, `10 bytes by a handle on batch 1 of plan "q"`, "and 8 more"} {
+		for _, want := range []string{`"task 15" should release the 10 bytes that it holds`, `1 handle of plan "q", operator join:0, owner "task 0" (batch 1): 10 bytes`, ", 8 more"} {
 			if !strings.Contains(e.Error(), want) {
 				t.Errorf("%q does not contain %q", e, want)
 			}
@@ -134,11 +134,11 @@ func TestPlainHoldAndWait(t *testing.T) {
 			synctest.Wait()
 		}
 		e := calls[15].stalled(t)
-		if e.Requested != 10 || e.Available != 0 || e.Waiters != 16 || len(e.Holders) != 8 || e.MoreHolders != 8 ||
-			e.Holders[0].Batch != 1 {
+		if e.Requested != 10 || e.Available != 0 || e.Waiters != 16 || len(e.Holdings.Holders) != 1 ||
+			e.Holdings.Holders[0].Count != 16 {
 			t.Errorf("the error is %+v", *e)
 		}
-		for _, want := range []string{"nothing has changed for 30s (16 wait)", "close the handles and release the reservations and records that you hold", `10 bytes by a handle on batch 1 of plan "q"`, "and 8 more"} {
+		for _, want := range []string{"nothing has changed for 30s (16 wait)", "close the handles and release the reservations and records that you hold", `16 handles of plan "q", operator join:0 (batch 1 and others): 160 bytes`} {
 			if !strings.Contains(e.Error(), want) {
 				t.Errorf("%q does not contain %q", e, want)
 			}

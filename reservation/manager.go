@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -99,22 +100,23 @@ type Manager struct {
 	config Config
 
 	waits   histogram.Durations
-	panics  guard.Log      // of the functions of config
-	closed  atomic.Bool    // set under mu
-	waiting atomic.Int64   // how many wait, so that a release without waiters takes no lock
-	growing atomic.Int64   // Grow calls that wait
-	reports sync.WaitGroup // calls of Config.LongWait
+	panics  guard.Log    // of the functions of config
+	closed  atomic.Bool  // set under mu
+	waiting atomic.Int64 // how many wait, so that a release without waiters takes no lock
+	growing atomic.Int64 // Grow calls that wait
+	looking atomic.Bool  // a wait that has ended looks up the holders of what it waited for
+
+	reporting atomic.Bool    // a call of Config.LongWait is under way
+	calls     sync.WaitGroup // of Config.LongWait and of Reclaimers
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		waiters   fairqueue.Queue[*waiter] // all, in order of arrival
-		evict     []*evictFunc
-		reclaim   []*reclaimer
-		nextLook  time.Time // for deadlocks
-		reporting bool      // a call of Config.LongWait is under way
-		looking   bool      // a wait that has ended looks up the holders of what it waited for
-		blocked   waitsByName
-		cancels   []func() // end the subscriptions to the spaces
+		waiters  fairqueue.Queue[*waiter] // all, in order of arrival
+		evict    []*evictFunc
+		reclaim  []*reclaimer
+		nextLook time.Time // for deadlocks
+		blocked  waitsByName
+		cancels  []func() // end the subscriptions to the spaces
 	}
 }
 
@@ -154,6 +156,7 @@ func NewManager(cfg Config) (*Manager, error) {
 		cfg.StallTimeout = StallTimeout
 	}
 	m := &Manager{spaces: spaces, config: cfg}
+	m.mu.blocked = make(waitsByName)
 	m.panics.Logger = cfg.Logger
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
@@ -168,6 +171,16 @@ func NewManager(cfg Config) (*Manager, error) {
 		}))
 	}
 	return m, nil
+}
+
+// line returns the line of a space, or nil.
+func (m *Manager) line(id tier.ID) *line {
+	for _, l := range m.lines {
+		if l.space.ID() == id {
+			return l
+		}
+	}
+	return nil
 }
 
 // Spaces returns the manager's spaces.
@@ -220,12 +233,13 @@ func (m *Manager) reserve(
 	case ctx.Err() != nil:
 		return Reservation{}, ended(ctx, "not begun")
 	}
-	if min == max && o.origin == unknown {
+	if min == max {
 		if r, ok := m.reserveNow(s, min, &o); ok {
 			return r, nil
 		}
 	}
-	w := &waiter{min: min, max: max, owner: o.owner, options: &o}
+	kept := o // so that o of the fast path is not on the heap
+	w := &waiter{min: min, max: max, owner: o.owner, options: &kept}
 	if err := m.candidates(w, s, min); err != nil {
 		return Reservation{}, err
 	}
@@ -258,15 +272,16 @@ func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, 
 	var l *line
 	switch s := s.(type) {
 	case specific:
-		if i := m.spaces.index(s.id); i >= 0 {
-			l = m.lines[i]
-		}
+		l = m.line(tier.ID(s))
 	case anyInTier:
-		if k := tier.Kind(s); k.Valid() && m.spaces.kinds[k].to-m.spaces.kinds[k].from == 1 {
-			l = m.lines[m.spaces.kinds[k].from]
+		if all := m.spaces.InTier(tier.Kind(s)); len(all) == 1 {
+			l = m.line(all[0].ID())
 		}
 	}
 	if l == nil || l.space.Quota() != nil {
+		return Reservation{}, false
+	}
+	if keeps, _ := o.origin.of(l); keeps {
 		return Reservation{}, false
 	}
 	need := charge(l.space, bytes)
@@ -301,11 +316,8 @@ func (m *Manager) candidates(w *waiter, s Strategy, bytes int64) (err error) {
 	sized, differs := s.(Sized)
 	w.candidates = w.one[:0]
 	for _, sp := range s.Candidates(m.spaces, some[:0]) {
-		i := -1
-		if sp != nil {
-			i = m.spaces.index(sp.ID())
-		}
-		if i < 0 || m.spaces.all[i] != sp {
+		i := slices.Index(m.spaces.all, sp)
+		if i < 0 {
 			return fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
 		}
 		if w.in(m.lines[i]) != nil {
@@ -554,7 +566,7 @@ func (m *Manager) addHeadroom(w *waiter, o origin) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		sp := c.line.space
-		c.keeps, c.upward = o.of(sp)
+		c.keeps, c.upward = o.of(c.line)
 		if c.keeps && c.need < nothing {
 			c.spare = m.headroom(sp.ID(), c.need)
 		}
@@ -572,9 +584,9 @@ func (m *Manager) headroom(id tier.ID, need int64) (bytes int64) {
 	return bytes
 }
 
-// Close ends all waits with tier.ErrClosed and refuses requests from now on.
-// Reservations stay good and must be released. A second Close returns
-// tier.ErrClosed.
+// Close ends all waits with tier.ErrClosed, refuses requests from now on, and waits for calls of
+// Config.LongWait and of Reclaimers. Reservations stay good and must be released. A second Close
+// returns tier.ErrClosed.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	if m.closed.Swap(true) {
@@ -587,18 +599,9 @@ func (m *Manager) Close() error {
 	cancels := m.mu.cancels
 	m.mu.cancels = nil
 	m.mu.Unlock()
-	m.reports.Wait()
+	m.calls.Wait()
 	for _, cancel := range cancels {
 		cancel()
 	}
 	return nil
-}
-
-// Leaks lists what is promised and not released, for the report of an engine that is closed: see
-// tier.Space.PromiseLeaks.
-func (m *Manager) Leaks() (leaks []tier.Leak) {
-	for _, s := range m.spaces.all {
-		leaks = append(leaks, s.PromiseLeaks()...)
-	}
-	return leaks
 }

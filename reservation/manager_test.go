@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -286,4 +287,24 @@ func TestClosedManagerRefuses(t *testing.T) {
 	b := mustAlloc(t, r, 10) // what was promised is good still
 	release(t, r, b)
 	wantUsage(t, s, 0, 0, 0)
+}
+
+// A reservation that need not wait takes one allocation.
+func TestReserveAllocatesOnce(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("stacks are recorded")
+	}
+	m, _ := one(t, 1000, 0)
+	n := testing.AllocsPerRun(100, func() {
+		r, err := m.Reserve(context.Background(), onGPU0, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n > 1 {
+		t.Errorf("%v allocations, want 1", n)
+	}
 }

@@ -63,14 +63,14 @@ const (
 	within                  // within + k: from tier k
 )
 
-// of returns what a request with this origin may do with the headroom of a space: keep it free, or
-// use it ahead of those that keep it.
-func (o origin) of(s *tier.Space) (keeps, uses bool) {
+// of returns what a request with this origin may do with the headroom of a line's space: keep it
+// free, or use it ahead of those that keep it. The slowest tier has no headroom.
+func (o origin) of(l *line) (keeps, uses bool) {
 	if o < within {
-		return o == incoming || o == early, o == consuming
+		return (o == incoming || o == early) && !l.lowest, o == consuming
 	}
 	from := tier.Kind(o - within)
-	return from < s.Kind(), from > s.Kind()
+	return from < l.space.Kind() && !l.lowest, from > l.space.Kind()
 }
 
 // Option is an option of a reservation.

@@ -3,10 +3,10 @@ package reservation
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -30,52 +30,31 @@ type LongWait struct {
 	Holdings  tier.Holdings // of the space
 }
 
-// reportLong calls Config.LongWait for the oldest wait of each line, if it is due.
-func (m *Manager) reportLong() {
-	if m.config.LongWait == nil {
+// reportLong calls Config.LongWait for w, if it heads a line and its report is due.
+func (m *Manager) reportLong(w *waiter) {
+	waited := time.Since(w.begun)
+	if m.config.LongWait == nil || waited < w.due {
 		return
 	}
-	var due []LongWait
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.mu.reporting || m.closed.Load() {
+	heads := w.headsLocked()
+	if len(heads) == 0 || m.reporting.Swap(true) {
 		return
 	}
-	for _, l := range m.lines {
-		head := l.queue.Head()
-		if head == nil || time.Now().Before(head.Value.waiter.due) {
-			continue
-		}
-		w := head.Value.waiter
-		waited := time.Since(w.begun)
-		w.due = w.begun.Add(2 * waited) // a wait in several lines is reported once
-		one := LongWait{
-			Space:     l.space.ID(),
-			Requested: head.Value.need,
-			Waited:    waited,
-			Owner:     w.owner.label(),
-			Waiters:   l.queue.Len(),
-		}
-		var sum Demand
-		for e := range l.queue.All() {
-			sum.add(Demand{Bytes: e.Value.need, Waiters: 1})
-		}
-		one.Waiting = sum.Bytes
-		due = append(due, one)
+	w.due = 2 * waited
+	c := heads[0]
+	one := LongWait{
+		Space: c.line.space.ID(), Requested: c.need, Waited: waited, Owner: w.owner.label(), Waiters: c.line.queue.Len(),
 	}
-	if len(due) == 0 {
-		return
+	for e := range c.line.queue.All() {
+		one.Waiting += min(e.Value.need, math.MaxInt64-one.Waiting)
 	}
-	m.mu.reporting = true
-	m.reports.Go(func() { // holders may take long to look up
+	m.calls.Go(func() { // holders may take long to look up
 		labels.Alarm.Set()
-		for _, one := range due {
-			one.Holdings = m.holders(one.Space)
-			m.panics.Do("Config.LongWait", func() { m.config.LongWait(one) })
-		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.mu.reporting = false
+		defer m.reporting.Store(false)
+		one.Holdings = m.holders(one.Space)
+		m.panics.Do("Config.LongWait", func() { m.config.LongWait(one) })
 	})
 }
 
@@ -93,37 +72,19 @@ func (m *Manager) holders(id tier.ID) (h tier.Holdings) {
 
 // giveUp ends a wait that its context has ended. After a second its error names the holders of what
 // was waited for; of many waits that end at once one looks them up.
-func (m *Manager) giveUp(ctx context.Context, w *waiter) (*candidate, int64, error) {
+func (m *Manager) giveUp(ctx context.Context, w *waiter) error {
 	err := ended(ctx, w.String())
 	m.mu.Lock()
 	m.failLocked(w, err)
-	failed := w.err
-	looks := !m.mu.looking && failed == err && time.Since(w.begun) >= holdersAfter
-	m.mu.looking = m.mu.looking || looks
-	passed := w.passedLocked()
+	failed, passed := w.err, w.passedLocked()
 	m.mu.Unlock()
-	if !looks {
-		return nil, 0, failed
+	if failed != err || time.Since(w.begun) < holdersAfter || m.looking.Swap(true) {
+		return failed
 	}
-	defer func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.mu.looking = false
-	}()
-	e := &longError{error: err, passed: passed}
-	kept := int64(-1)
-	for i := range w.candidates { // of the candidates the one where holders keep most
-		space := w.candidates[i].line.space
-		h := m.holders(space.ID())
-		var n int64
-		for _, one := range h.Holders {
-			n += one.Bytes
-		}
-		if n > kept {
-			kept, e.holdings, e.hint = n, &h, space.Hint()
-		}
-	}
-	return nil, 0, e
+	defer m.looking.Store(false)
+	space := w.candidates[0].line.space
+	h := m.holders(space.ID())
+	return &longError{error: err, holdings: &h, hint: space.Hint(), passed: passed}
 }
 
 // WaitStats says how long finished waits took, however they ended, and how many are not over.
@@ -172,76 +133,62 @@ type Blocked struct {
 }
 
 const (
-	// maxBlocked is how many names are counted apart, those that waited last: a program that gives
-	// each task a name of its own would fill the memory. The rest is counted under otherOwners.
+	// maxBlocked is how many names are counted apart: a program that gives each task a name of its own
+	// would fill the memory. When there are more, all of them become part of otherOwners.
 	maxBlocked  = 1024
 	otherOwners = "(others)"
 )
 
-// waitsByName are finished waits by the name of their owner.
-type waitsByName struct {
-	names  map[string]*fairqueue.Entry[*Blocked]
-	recent fairqueue.Queue[*Blocked] // the names, the one that waited last at the end
-	others Blocked                   // of names that were dropped
-}
+// waitsByName are the waits of owners, by their names.
+type waitsByName map[string]*Blocked
 
-// add adds waits that are over.
-func (b *Blocked) add(waits int64, total, longest time.Duration) {
-	b.Waits += waits
-	b.Total += total
-	b.Longest = max(b.Longest, longest)
+// of returns the waits of a name, which may be new.
+func (all waitsByName) of(name string) *Blocked {
+	if all[name] == nil {
+		all[name] = &Blocked{Owner: name}
+	}
+	return all[name]
 }
 
 // countBlocked counts a finished wait by the name of its owner.
 func (m *Manager) countBlocked(o *Owner, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all, name := &m.mu.blocked, o.label()
-	if e := all.names[name]; e != nil {
-		e.Remove()
-		all.recent.Return(e)
-	} else {
-		if all.recent.Len() >= maxBlocked {
-			oldest := all.recent.Head()
-			oldest.Remove()
-			delete(all.names, oldest.Value.Owner)
-			all.others.add(oldest.Value.Waits, oldest.Value.Total, oldest.Value.Longest)
+	all := m.mu.blocked
+	if len(all) >= maxBlocked && all[o.label()] == nil {
+		others := Blocked{Owner: otherOwners}
+		for _, b := range all {
+			others.Waits += b.Waits
+			others.Total += b.Total
+			others.Longest = max(others.Longest, b.Longest)
 		}
-		if all.names == nil {
-			all.names = make(map[string]*fairqueue.Entry[*Blocked])
-		}
-		all.names[name] = all.recent.Push(&Blocked{Owner: name})
+		clear(all)
+		all[otherOwners] = &others
 	}
-	all.names[name].Value.add(1, took, took)
+	b := all.of(o.label())
+	b.Waits++
+	b.Total += took
+	b.Longest = max(b.Longest, took)
 }
 
-// Blocked returns how long owners have waited for room, and wait still, the longest first. At most
-// some thousand names are counted apart: those that waited last. The rest is "(others)".
-func (m *Manager) Blocked() []Blocked {
-	all := make(map[string]*Blocked)
-	of := func(name string) *Blocked {
-		if all[name] == nil {
-			all[name] = &Blocked{Owner: name}
-		}
-		return all[name]
-	}
+// Blocked returns how long owners have waited for room, and wait still, the longest first. Of more
+// than a thousand names some are summed as "(others)".
+func (m *Manager) Blocked() (out []Blocked) {
+	all := make(waitsByName)
 	m.mu.Lock()
-	for e := range m.mu.blocked.recent.All() {
-		*of(e.Value.Owner) = *e.Value
-	}
-	if o := m.mu.blocked.others; o.Waits > 0 {
-		of(otherOwners).add(o.Waits, o.Total, o.Longest)
+	for name, b := range m.mu.blocked {
+		*all.of(name) = *b
 	}
 	for e := range m.mu.waiters.All() {
 		name := e.Value.owner.label()
 		if all[name] == nil && len(all) >= maxBlocked {
 			name = otherOwners
 		}
-		of(name).Waiting++
-		of(name).SoFar += time.Since(e.Value.begun)
+		b := all.of(name)
+		b.Waiting++
+		b.SoFar += time.Since(e.Value.begun)
 	}
 	m.mu.Unlock()
-	var out []Blocked
 	for _, b := range all {
 		out = append(out, *b)
 	}

@@ -70,7 +70,7 @@ func (r Reservation) IsZero() bool { return r.state == nil }
 func (l *line) open(m *Manager, bytes int64, o *options) Reservation {
 	s := l.newState(m, o)
 	l.space.Books().Open(&s.promise, bytes, s.owner(), o.moves)
-	if keeps, _ := o.origin.of(l.space); keeps {
+	if keeps, _ := o.origin.of(l); keeps {
 		s.arriving = bytes
 		l.arriving.Add(bytes)
 	}
@@ -197,7 +197,7 @@ func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*ti
 	if n == nothing {
 		return nil, s.line.exceeded(size)
 	}
-	grown, err := s.draw(n, (*books.Promise).Draw)
+	grown, err := s.draw(n)
 	if err != nil || size == 0 {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	if s == nil {
 		return errReleased("revive")
 	}
-	grown, err := s.draw(c.Bytes(), (*books.Promise).Revive)
+	grown, err := s.draw(c.Bytes())
 	if err != nil {
 		return err
 	}
@@ -230,16 +230,14 @@ func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
 	return nil
 }
 
-// draw turns n unused bytes into live ones, by Promise.Draw or Revive. If fewer are unused, it
-// reserves the rest where the policy allows that. It returns by how much the promise grew.
-func (s *state) draw(
-	n int64, draw func(p *books.Promise, n, extra int64, grow bool) books.Outcome,
-) (grown int64, err error) {
+// draw turns n unused bytes into live ones by Promise.Draw. If fewer are unused, it reserves the rest
+// where the policy allows that. It returns by how much the promise grew.
+func (s *state) draw(n int64) (grown int64, err error) {
 	space, policy := s.line.space, s.policy()
 	var extra int64 // reserved beyond what was unused
 	for {
 		v, _ := s.promise.View()
-		out := draw(&s.promise, n, extra, policy.kind == policyIncrease)
+		out := s.promise.Draw(n, extra, policy.kind == policyIncrease)
 		if !out.Released && out.Short == 0 {
 			space.Freed(out.Freed)
 			if policy.kind == policyIncrease {

@@ -10,16 +10,18 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Spaces is the set of spaces that a manager hands out, ordered by kind and
-// ordinal. It never changes and is safe for concurrent use.
+// Spaces is the set of spaces that a manager hands out, ordered by kind and ordinal. It never
+// changes and is safe for concurrent use.
 type Spaces struct {
-	all   []*tier.Space
-	kinds [tier.Disk + 1]struct{ from, to int } // by kind: a range of all
-	// distance has at i*len(all)+j that between spaces i and j, and 0 if they are paired, else 1.
-	distance [][2]int
+	all      []*tier.Space
+	kinds    [tier.Disk + 1][]*tier.Space // parts of all
+	distance map[[2]tier.ID]distance
 }
 
-func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {
+// distance is how far apart two spaces are: their nodes, and 0 if they are paired, else 1.
+type distance [2]int
+
+func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {
 	defer guard.Error(&err, "Config.Distance or Config.Paired")
 	if len(spaces) == 0 {
 		return nil, errors.New("reservation: at least one space is required")
@@ -27,7 +29,7 @@ func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a,
 	if slices.Contains(spaces, nil) {
 		return nil, errors.New("reservation: a space is nil")
 	}
-	s := &Spaces{all: slices.Clone(spaces)}
+	s := &Spaces{all: slices.Clone(spaces), distance: make(map[[2]tier.ID]distance)}
 	slices.SortFunc(s.all, func(a, b *tier.Space) int {
 		return cmp.Or(cmp.Compare(a.Kind(), b.Kind()), cmp.Compare(a.ID().Ordinal, b.ID().Ordinal))
 	})
@@ -35,70 +37,51 @@ func newSpaces(spaces []*tier.Space, distance func(a, b int) int, paired func(a,
 		if i > 0 && s.all[i-1].ID() == sp.ID() {
 			return nil, fmt.Errorf("reservation: there are two spaces %s", sp.ID())
 		}
-		r := &s.kinds[sp.Kind()]
-		if r.to == 0 {
-			r.from = i
-		}
-		r.to = i + 1
-	}
-	if distance == nil {
-		distance = func(a, b int) int { // knows only near and far; a node that is unknown is far from all
-			if a == b && a >= 0 {
-				return 0
-			}
-			return 1
-		}
+		of := &s.kinds[sp.Kind()]
+		*of = s.all[i-len(*of) : i+1 : i+1]
 	}
 	for _, a := range s.all {
 		for _, b := range s.all {
-			d := [2]int{distance(a.Node(), b.Node()), 1}
+			d := distance{1, 1}
+			switch {
+			case nodes != nil:
+				d[0] = nodes(a.Node(), b.Node())
+			case a.Node() == b.Node() && a.Node() >= 0: // an unknown node is far from all
+				d[0] = 0
+			}
 			if paired != nil && paired(a.ID(), b.ID()) {
 				d[1] = 0
 			}
-			s.distance = append(s.distance, d)
+			s.distance[[2]tier.ID{a.ID(), b.ID()}] = d
 		}
 	}
 	return s, nil
 }
 
-// All returns all spaces, ordered by kind and ordinal. The caller must not
-// change the slice.
+// All returns all spaces, ordered by kind and ordinal. The caller must not change the slice.
 func (s *Spaces) All() []*tier.Space { return s.all }
 
-// InTier returns the spaces of one kind, ordered by ordinal. The caller must
-// not change the slice.
+// InTier returns the spaces of one kind, ordered by ordinal. The caller must not change the slice.
 func (s *Spaces) InTier(k tier.Kind) []*tier.Space {
 	if !k.Valid() {
 		return nil
 	}
-	r := s.kinds[k]
-	return s.all[r.from:r.to:r.to]
+	return s.kinds[k]
 }
 
 // ByID returns the space named id, if there is one.
 func (s *Spaces) ByID(id tier.ID) (*tier.Space, bool) {
-	if i := s.index(id); i >= 0 {
-		return s.all[i], true
+	for _, sp := range s.all {
+		if sp.ID() == id {
+			return sp, true
+		}
 	}
 	return nil, false
 }
 
-func (s *Spaces) index(id tier.ID) int {
-	if !id.Valid() {
-		return -1
-	}
-	r := s.kinds[id.Kind]
-	for i := r.from; i < r.to; i++ {
-		if s.all[i].ID() == id {
-			return i
-		}
-	}
-	return -1
-}
-
-// nearer is negative if a is nearer to from than b, positive if it is farther; all
-// are spaces of the set.
-func (s *Spaces) nearer(from, a, b tier.ID) int {
-	row := s.index(from) * len(s.all)
-	return slices.Compare(s.distance[row+s.index(a)][:], s.distance[row+s.index(b)][:])
+// compareDistance is negative if a is nearer to from than b, positive if it is farther; all are
+// spaces of the set.
+func (s *Spaces) compareDistance(from tier.ID, a, b *tier.Space) int {
+	toA, toB := s.distance[[2]tier.ID{from, a.ID()}], s.distance[[2]tier.ID{from, b.ID()}]
+	return slices.Compare(toA[:], toB[:])
 }

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -547,5 +550,75 @@ func TestReclaimerWithoutAReservation(t *testing.T) {
 		cancel()
 		release(t, held)
 		release(t, c.served(t))
+	})
+}
+
+// A request for a GPU that is full of batches asks for memory in host, where the batches could go.
+func TestReclaimWhereBatchesCouldGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		work, other := mustTry(t, m, reservation.Specific(host), 60), mustTry(t, m, reservation.Specific(host), 40)
+		batch := mustTry(t, m, onGPU0, 100)
+		var asked []string
+		reclaimer := func(name string, r reservation.Reservation, free func()) reservation.Reclaimer {
+			return reservation.Reclaimer{Reservation: r, Name: name, Reclaim: func(_ context.Context, want int64) {
+				asked = append(asked, fmt.Sprintf("%s: %d", name, want))
+				free()
+			}}
+		}
+		defer m.OnReclaim(reclaimer("other", other, func() {}))()
+		defer m.OnReclaim(reclaimer("work", work, func() {
+			if err := work.Shrink(50); err != nil {
+				t.Error(err)
+			}
+			release(t, batch) // as if it had been evicted
+		}))()
+		c := startReserve(t.Context(), m, onGPU0, 30)
+		release(t, c.served(t), work, other)
+		if want := []string{"work: 30"}; !slices.Equal(asked, want) {
+			t.Errorf("%q were asked, want %q", asked, want)
+		}
+	})
+}
+
+// Close waits for a call of a Reclaimer.
+func TestCloseWaitsForReclaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := mustTry(t, m, onGPU0, 100)
+		returned := false
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(context.Context, int64) {
+			time.Sleep(300 * time.Millisecond)
+			returned = true
+		}})()
+		c := startReserve(t.Context(), m, onGPU0, 40)
+		c.waiting(t)
+		if err := m.Close(); err != nil || !returned {
+			t.Errorf("Close returned %v, after the call: %t", err, returned)
+		}
+		_ = c.failed(t, tier.ErrClosed)
+		release(t, work)
+	})
+}
+
+// The error of a refused request names the memory that was asked for and not given back.
+func TestRefusalNamesPassedMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		work := mustTry(t, m, onGPU0, 100)
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "sorting", Reclaim: func(context.Context, int64) {}})()
+		c := startReserve(t.Context(), m, onGPU0, 40)
+		c.waiting(t)
+		if n := m.Refuse(func(tier.ID) (bool, bool) { return true, false }, "enlarge it"); n != 1 {
+			t.Fatalf("%d waiters were refused", n)
+		}
+		err := c.failed(t, tier.ErrNoSpace)
+		if want := "enlarge it; nothing was given back in time by sorting, which has 100 bytes"; !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not contain %q", err, want)
+		}
+		release(t, work)
 	})
 }

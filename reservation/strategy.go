@@ -1,9 +1,9 @@
 package reservation
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spillway-db/spillway/tier"
 )
@@ -41,11 +41,11 @@ func AnyInTier(k tier.Kind) Strategy { return anyInTier(k) }
 // AnyInTierPreferring is every space of a kind: the one with that ordinal first,
 // if there is one, then the others in the order of AnyInTier.
 func AnyInTierPreferring(k tier.Kind, ordinal int) Strategy {
-	return preferring{tier.ID{Kind: k, Ordinal: ordinal}}
+	return preferring{Kind: k, Ordinal: ordinal}
 }
 
 // Specific is one space. If there is no such space the request is an error.
-func Specific(id tier.ID) Strategy { return specific{id} }
+func Specific(id tier.ID) Strategy { return specific(id) }
 
 // AnyInTiers is every space of the first kind, then every space of the next,
 // and so on; within a kind in the order of AnyInTier.
@@ -55,51 +55,45 @@ func AnyInTiers(kinds ...tier.Kind) Strategy { return anyInTiers(slices.Clone(ki
 // first, by Config.Distance between their NUMA nodes and then those that are paired with it, and
 // those equally near in the order of AnyInTier. A kind that is not slower, or a space that is
 // unknown, has no candidates.
-func ToDowngrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, true} }
+func ToDowngrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, "down"} }
 
 // ToUpgrade is every space of a faster kind to which data in from can move up,
 // in the order of ToDowngrade.
-func ToUpgrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, false} }
+func ToUpgrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, "up"} }
 
 // anyInTier is a byte, so that making one does not allocate.
 type anyInTier tier.Kind
 
 func (a anyInTier) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	return spaces.appendBest(dst, tier.Kind(a), nil, nil)
+	return spaces.appendBest(dst, tier.Kind(a), nil)
 }
 
 func (a anyInTier) String() string { return "any " + tier.Kind(a).String() }
 
-type preferring struct{ id tier.ID }
-
-func (p preferring) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	first, ok := spaces.ByID(p.id)
-	if ok {
-		dst = append(dst, first)
-	}
-	return spaces.appendBest(dst, p.id.Kind, first, nil)
-}
-
-func (p preferring) String() string {
-	return fmt.Sprintf("any %s, preferring %d", p.id.Kind, p.id.Ordinal)
-}
-
-type specific struct{ id tier.ID }
+type specific tier.ID
 
 func (s specific) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	if sp, ok := spaces.ByID(s.id); ok {
+	if sp, ok := spaces.ByID(tier.ID(s)); ok {
 		dst = append(dst, sp)
 	}
 	return dst
 }
 
-func (s specific) String() string { return s.id.String() }
+func (s specific) String() string { return tier.ID(s).String() }
+
+type preferring tier.ID
+
+func (p preferring) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
+	return spaces.appendBest(specific(p).Candidates(spaces, dst), p.Kind, nil)
+}
+
+func (p preferring) String() string { return fmt.Sprintf("any %s, preferring %d", p.Kind, p.Ordinal) }
 
 type anyInTiers []tier.Kind
 
 func (a anyInTiers) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 	for _, k := range a {
-		dst = spaces.appendBest(dst, k, nil, nil)
+		dst = spaces.appendBest(dst, k, nil)
 	}
 	return dst
 }
@@ -108,63 +102,49 @@ func (a anyInTiers) String() string {
 	if len(a) == 0 {
 		return "any of no tiers"
 	}
-	names := make([]string, len(a))
-	for i, k := range a {
-		names[i] = k.String()
+	s := "any " + a[0].String()
+	for _, k := range a[1:] {
+		s += ", then " + k.String()
 	}
-	return "any " + strings.Join(names, ", then ")
+	return s
 }
 
 type move struct {
 	from tier.ID
 	to   tier.Kind
-	down bool
+	way  string // "up" or "down"
 }
 
 func (m move) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	if _, ok := spaces.ByID(m.from); !ok || m.to == m.from.Kind || (m.to > m.from.Kind) != m.down {
+	if _, ok := spaces.ByID(m.from); !ok || m.to == m.from.Kind || (m.to > m.from.Kind) != (m.way == "down") {
 		return dst
 	}
-	return spaces.appendBest(dst, m.to, nil, &m.from)
+	return spaces.appendBest(dst, m.to, &m.from)
 }
 
-func (m move) String() string {
-	way := "up"
-	if m.down {
-		way = "down"
-	}
-	return way + " from " + m.from.String() + " to " + m.to.String()
-}
+func (m move) String() string { return fmt.Sprintf("%s from %s to %s", m.way, m.from, m.to) }
 
-// appendBest appends all spaces of a kind but one: the nearest to from first, if that is not nil,
-// and of those equally near by pace and then by room. Spaces change while it looks; then the order
-// is as good as any.
-func (s *Spaces) appendBest(dst []*tier.Space, k tier.Kind, but *tier.Space, from *tier.ID) []*tier.Space {
+// appendBest appends the spaces of a kind that are not in dst yet: the nearest to from first, if
+// that is not nil, and of those equally near by pace and then by room. Spaces change while it looks;
+// then the order is as good as any.
+func (s *Spaces) appendBest(dst []*tier.Space, k tier.Kind, from *tier.ID) []*tier.Space {
 	start := len(dst)
 	for _, sp := range s.InTier(k) {
-		if sp == but {
-			continue
-		}
-		dst = append(dst, sp)
-		for i := len(dst) - 1; i > start && s.better(dst[i], dst[i-1], from); i-- {
-			dst[i], dst[i-1] = dst[i-1], dst[i]
+		if !slices.Contains(dst[:start], sp) {
+			dst = append(dst, sp)
 		}
 	}
+	slices.SortStableFunc(dst[start:], func(a, b *tier.Space) int {
+		if from != nil {
+			if c := s.compareDistance(*from, a, b); c != 0 {
+				return c
+			}
+		}
+		return cmp.Or(a.Pace().Compare(b.Pace()), cmp.Compare(left(b), left(a)))
+	})
 	return dst
 }
 
-func (s *Spaces) better(a, b *tier.Space, from *tier.ID) bool {
-	if from != nil {
-		if c := s.nearer(*from, a.ID(), b.ID()); c != 0 {
-			return c < 0
-		}
-	}
-	if c := a.Pace().Compare(b.Pace()); c != 0 {
-		return c < 0
-	}
-	return left(a) > left(b)
-}
-
-// left is what a space could take, less what others hold on its device. A GPU that is full of
+// left returns what a space could take, less what others hold on its device. A GPU that is full of
 // others' memory comes after one that is not, although its books have as much room.
 func left(s *tier.Space) int64 { return s.Available() - s.Foreign() }

@@ -39,9 +39,10 @@ type waiter struct {
 	options    *options     // of the reservation to make; nil for other requests
 	opened     Reservation  // once it is made
 
-	wake       chan struct{} // has one place
-	begun, due time.Time     // of the wait; and when it is reported as a long one
-	refused    bool          // a quota has refused what it reports as free
+	wake    chan struct{} // has one place
+	begun   time.Time     // of the wait
+	due     time.Duration // how long the wait has taken when it is reported next
+	refused bool          // a quota has refused what it reports as free
 
 	// Guarded by Manager.mu.
 	waits  *fairqueue.Entry[*waiter]
@@ -131,6 +132,16 @@ func (w *waiter) in(l *line) *candidate {
 	return nil
 }
 
+// headsLocked returns the candidates of w that head their lines.
+func (w *waiter) headsLocked() (heads []*candidate) {
+	for i := range w.candidates {
+		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
+			heads = append(heads, c)
+		}
+	}
+	return heads
+}
+
 // isInLine reports whether w waits in a line; under Manager.mu.
 func (w *waiter) isInLine() bool {
 	return slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.entry.Waits() })
@@ -167,7 +178,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 	}
 	w.wake = make(chan struct{}, 1)
 	w.begun = time.Now()
-	w.due = w.begun.Add(longWaitAfter)
+	w.due = longWaitAfter
 	if err := m.join(w); err != nil {
 		return nil, 0, err
 	}
@@ -202,7 +213,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 		case <-ticks:
 			m.watch(w)
 		case <-ctx.Done():
-			return m.giveUp(ctx, w)
+			return nil, 0, m.giveUp(ctx, w)
 		}
 		if at, n, err := m.takeAny(w); at != nil || err != nil {
 			return at, n, err

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -159,7 +159,7 @@ func closeDuringACall(t *testing.T, prepare func(*testing.T, *spillway.Engine, *
 
 // notOfARecord reports whether a leak is no open record's: a record is the program's as soon as the
 // Reader returns it.
-func notOfARecord(l tier.Leak) bool { return len(l.Holders) != 1 || l.Holders[0].Kind != holds.Record }
+func notOfARecord(l tier.Leak) bool { return len(l.Holders) != 1 || l.Holders[0].Kind != books.Record }
 
 // TestCloseWaitsForATaskThatGivesBack: a task has handles, and a reservation, while it brings its
 // inputs and while it gives them back. No function of the program's runs, so they are no leak.

@@ -212,7 +212,7 @@ func TestCloseReportsWhatIsHeld(t *testing.T) {
 	if err := eng.Close(); !errors.As(err, &leak) || len(leak.Leaks) != 2 {
 		t.Fatalf("closing with a reservation and a buffer: %v", err)
 	}
-	for _, want := range []string{"in gpu:0 1024 bytes of reservations", "in host:0 1 buffer of 5120 bytes"} {
+	for _, want := range []string{"in gpu:0 1024 bytes of reservations", "in host:0 5120 bytes of buffers"} {
 		if !strings.Contains(leak.Error(), want) {
 			t.Errorf("%q does not say %q", leak.Error(), want)
 		}

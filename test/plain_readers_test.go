@@ -14,7 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/holds"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -81,7 +81,8 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 	begun := time.Now()
 	err := read()
 	var e *reservation.DeadlockError
-	if !errors.As(err, &e) || e.Owner != "" || e.Space.Kind != tier.Host || len(e.Holders)+e.MoreHolders != len(open) || e.Holders[0].Plan != "p" || e.Holders[0].Kind != holds.Record {
+	if !errors.As(err, &e) || e.Owner != "" || e.Space.Kind != tier.Host || len(e.Holdings.Holders) != 1 ||
+		e.Holdings.Holders[0].Count != len(open) || e.Holdings.Holders[0].Plan != "p" || e.Holdings.Holders[0].What != books.Record {
 		t.Errorf("with %d records open it ended with %v", len(open), err)
 	}
 	if waited := time.Since(begun); waited < 10*time.Second || waited > 15*time.Second {
@@ -139,7 +140,8 @@ func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 				switch {
 				case err == nil:
 					done++
-				case errors.As(err, &e) && len(e.Holders) == 8 && e.MoreHolders == crowdSize-8 && e.Holders[0].Operator == "scan":
+				case errors.As(err, &e) && len(e.Holdings.Holders) == 1 && e.Holdings.Holders[0].Count == crowdSize &&
+					e.Holdings.Holders[0].Operator == "scan":
 					told++
 				default:
 					t.Errorf("goroutine %d: %v", i, err)

@@ -99,7 +99,7 @@ type Buffer struct {
 	space   *Space
 	mem     Memory
 	charge  int64
-	promise *books.Promise // gets the bytes back while it is open; may be nil. It changes only under Space.mu
+	promise *books.Promise // gets the bytes back while it is open; Revive replaces it
 	stack   invariants.Trace
 
 	reclaimed func(n int64) // see Space.Draw; may be nil

@@ -3,7 +3,6 @@ package tier_test
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -74,41 +73,7 @@ func TestBufferLeases(t *testing.T) {
 	}
 }
 
-// TestBufferConcurrent: whichever holder is the last, the memory goes back once, and not before.
-// TestLeaksOfFewOfMany: of many buffers, those that are left are listed, each once.
-func TestLeaksOfFewOfMany(t *testing.T) {
-	s := newSpace(t, 1<<30, &fakePool{})
-	r := rand.New(rand.NewPCG(1, 1))
-	var left []*tier.Buffer
-	want := int64(0)
-	all := make([]*tier.Buffer, 2000)
-	for i := range all {
-		all[i] = draw(t, s, int64(i+1))
-	}
-	for _, i := range r.Perm(len(all)) {
-		if r.IntN(20) == 0 {
-			left = append(left, all[i])
-			want += all[i].Charge()
-			continue
-		}
-		ok(t, all[i].Release())
-	}
-	sum := int64(0)
-	leaks := s.Leaks()
-	for _, l := range leaks {
-		sum += l.Bytes
-	}
-	if len(leaks) != len(left) || sum != want {
-		t.Errorf("%d buffers of %d bytes leak, want %d of %d", len(leaks), sum, len(left), want)
-	}
-	for _, b := range left {
-		ok(t, b.Release())
-	}
-	if leaks := s.Leaks(); len(leaks) != 0 {
-		t.Errorf("%d buffers leak", len(leaks))
-	}
-}
-
+// TestBufferConcurrent: the last holder frees the memory, once, and no other does.
 func TestBufferConcurrent(t *testing.T) {
 	for range 300 {
 		p := &fakePool{}

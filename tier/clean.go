@@ -19,21 +19,15 @@ func (s *Space) KeepClean(bufs []*Buffer, shares bool, release func()) *copies.C
 		return nil
 	}
 	var bytes int64
-	for _, b := range bufs {
-		if b.promise != nil {
-			if _, open := b.promise.View(); open {
-				return nil
-			}
-		}
-		bytes += b.charge
-	}
 	for i, b := range bufs {
-		if !b.holders.CompareAndSwap(owned, owned|cached) {
+		_, open := b.promise.View()
+		if open || !b.holders.CompareAndSwap(owned, owned|cached) {
 			for _, b := range bufs[:i] {
 				b.holders.And(^int64(cached))
 			}
 			return nil
 		}
+		bytes += b.charge
 	}
 	c := s.clean.New(bytes, shares, release)
 	for _, b := range bufs {
@@ -49,17 +43,14 @@ func (s *Space) KeepClean(bufs []*Buffer, shares bool, release func()) *copies.C
 }
 
 // Revive makes the buffers of a clean image usable again: it is Draw without an allocation. The
-// caller has taken c, and has called p.Revive for its bytes. bufs are those that KeepClean got.
+// caller has taken c, and has drawn its bytes from p. bufs are those that KeepClean got.
 func (s *Space) Revive(c *copies.Copy, bufs []*Buffer, p *books.Promise) {
-	defer c.Used()
-	s.mu.Lock()
+	s.books.Uncache(c.Bytes()) // the same bytes are drawn: until here they counted twice
 	for _, b := range bufs {
 		b.promise = p
-	}
-	s.mu.Unlock()
-	for _, b := range bufs {
 		b.holders.And(^int64(cached))
 	}
+	c.Used()
 }
 
 // fit drops clean images until all memory is within the limit, which has changed, and calls the

@@ -100,7 +100,7 @@ func TestCleanImagesCountAsFree(t *testing.T) {
 	if wantUsage(t, s, 0, 6, 4); !c.Take() {
 		t.Fatal("the image is not to be had")
 	}
-	if out := large.Revive(c.Bytes(), 0, false); out.Short > 0 || out.Released {
+	if out := large.Draw(c.Bytes(), 0, false); out.Short > 0 || out.Released {
 		t.Fatalf("%+v", out)
 	}
 	s.Revive(c, []*tier.Buffer{young}, large)
@@ -443,7 +443,7 @@ func TestPromisesAreKeptBesideImages(t *testing.T) {
 								continue
 							case c.Take():
 								revived.Add(1)
-								r.Revive(c.Bytes(), 0, false)
+								r.Draw(c.Bytes(), 0, false)
 								s.Revive(c, bufs, r)
 								for _, b := range bufs {
 									check(b.Release())

@@ -2,9 +2,7 @@ package tier
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"math"
 
 	"github.com/spillway-db/spillway/internal/books"
 )
@@ -30,43 +28,30 @@ func (f Fractions) In(k Kind) Fractions {
 
 // Validate checks 0 < Stop < Trigger ≤ Limit ≤ 1.
 func (f Fractions) Validate() error {
-	switch {
-	case math.IsNaN(f.Limit) || math.IsNaN(f.Trigger) || math.IsNaN(f.Stop):
-		return errors.New("tier: limit, trigger and stop must be numbers")
-	case f.Stop <= 0:
-		return fmt.Errorf("tier: stop %v must be above 0", f.Stop)
-	case f.Stop >= f.Trigger:
-		return fmt.Errorf("tier: stop %v must be below trigger %v", f.Stop, f.Trigger)
-	case f.Trigger > f.Limit:
-		return fmt.Errorf("tier: trigger %v must not be above limit %v", f.Trigger, f.Limit)
-	case f.Limit > 1:
-		return fmt.Errorf("tier: limit %v must not be above 1", f.Limit)
+	if 0 < f.Stop && f.Stop < f.Trigger && f.Trigger <= f.Limit && f.Limit <= 1 { // none is NaN
+		return nil
 	}
-	return nil
+	return fmt.Errorf("tier: stop %v, trigger %v and limit %v: want 0 < stop < trigger <= limit <= 1",
+		f.Stop, f.Trigger, f.Limit)
 }
 
 // of returns the fractions, with the defaults of the space's tier, in bytes of its capacity. In
 // bytes, too, 0 < Stop < Trigger is required: otherwise an empty space could be above its trigger.
 func (f Fractions) of(id ID, capacity int64) (books.Marks, error) {
 	f = f.In(id.Kind)
-	err := f.Validate()
-	m := books.Marks{
-		Limit: share(capacity, f.Limit), Trigger: share(capacity, f.Trigger), Stop: share(capacity, f.Stop),
+	if err := f.Validate(); err != nil {
+		return books.Marks{}, fmt.Errorf("%w (space %s)", err, id)
 	}
-	if err == nil && (m.Stop == 0 || m.Stop >= m.Trigger) {
-		err = fmt.Errorf("tier: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger",
-			capacity, f.Stop, m.Stop, f.Trigger, m.Trigger)
+	share := func(f float64) int64 {
+		if f == 1 {
+			return capacity // which a float64 may not hold
+		}
+		return int64(float64(capacity) * f)
 	}
-	if err != nil {
-		return m, fmt.Errorf("%w (space %s)", err, id)
+	m := books.Marks{Limit: share(f.Limit), Trigger: share(f.Trigger), Stop: share(f.Stop)}
+	if m.Stop == 0 || m.Stop >= m.Trigger {
+		return m, fmt.Errorf("tier: %s: of %d bytes stop %v is %d and trigger %v is %d: want 0 < stop < trigger",
+			id, capacity, f.Stop, m.Stop, f.Trigger, m.Trigger)
 	}
 	return m, nil
-}
-
-// share is ⌊capacity × f⌋, exact where f is 1.
-func share(capacity int64, f float64) int64 {
-	if f >= 1 {
-		return capacity
-	}
-	return int64(float64(capacity) * f)
 }

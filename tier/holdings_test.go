@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/books"
-	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -18,14 +17,15 @@ func (n named) Name() string { return string(n) }
 // owned reserves n bytes for an owner.
 func owned(t testing.TB, s *tier.Space, n int64, owner any, moves bool) *books.Promise {
 	t.Helper()
-	p, _ := s.Books().Promise(n, 0, owner, moves)
-	if p == nil {
+	if ok, _ := s.Books().Reserve(n, 0); !ok {
 		t.Fatal("no room")
 	}
+	p := new(books.Promise)
+	s.Books().Open(p, n, owner, moves)
 	return p
 }
 
-// adds up checks that the parts are what is used, and returns them without the space's own numbers.
+// holdings checks that the parts are what is used, and returns them.
 func holdings(t testing.TB, s *tier.Space, batches func(add func(tier.Holder, any, int64))) tier.Holdings {
 	t.Helper()
 	all := s.Holdings(batches)
@@ -39,195 +39,128 @@ func holdings(t testing.TB, s *tier.Space, batches func(add func(tier.Holder, an
 	return all
 }
 
-// TestHoldersOfPromises: by owner; the buffers of moves, and memory that was there before, apart.
+// lacks reports which of the texts the holdings lack.
+func lacks(t testing.TB, all tier.Holdings, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(all.String(), text) {
+			t.Errorf("%q lacks %q", all, text)
+		}
+	}
+}
+
+// TestHoldersOfPromises: by owner, drawn or not; those of moves, and memory that was there before,
+// apart.
 func TestHoldersOfPromises(t *testing.T) {
 	s := newSpace(t, 10_000, &fakePool{})
 	me := owned(t, s, 1000, named("me"), false)
-	owned(t, s, 200, named("me"), false)
-	owned(t, s, 30, nil, false)
+	second := owned(t, s, 200, named("me"), false)
+	nobodys := owned(t, s, 30, nil, false)
 	move := owned(t, s, 68, nil, true)
-	_, err := drawFrom(s, move, 64)
+	moved, err := drawFrom(s, move, 64)
 	ok(t, err)
-	lent, err := s.Occupy(8)
+	before, err := s.Occupy(8)
 	ok(t, err)
+	s.Hold(8)
 	b, err := drawFrom(s, me, 512)
 	ok(t, err)
 	all := holdings(t, s, nil)
 	want := []tier.Holder{
-		{What: "reservation", Owner: "me", Count: 2, Bytes: 688},
-		{What: "buffer", Owner: "me", Count: 1, Bytes: 512},
-		{What: "reservation", Count: 2, Bytes: 34},
+		{What: "reservation", Owner: "me", Count: 2, Bytes: 1200},
+		{What: "reservation", Count: 1, Bytes: 30},
 	}
-	if !slices.Equal(all.Holders, want) || all.Others != 72 || all.Reserved != 730 {
+	if !slices.Equal(all.Holders, want) || all.Others != 68 || all.Reserved != 730 || all.Engine != 8 {
 		t.Errorf("got %+v, want %+v", all, want)
 	}
-	for _, text := range []string{
-		"7694 of 9000 bytes are available, 730 promised", `2 reservations, owner "me": 688 bytes`,
-		`1 buffer, owner "me": 512 bytes`, "reservations without an owner: 34 bytes", "72 being moved or changing hands",
-	} {
-		if !strings.Contains(all.String(), text) {
-			t.Errorf("%q lacks %q", all, text)
-		}
-	}
+	lacks(t, all, "7694 of 9000 bytes are available, 730 promised, 8 the engine's own",
+		`2 reservations, owner "me": 1200 bytes`, "reservations without an owner: 30 bytes", "68 promised to moves")
 	ok(t, s.Release(me))
-	ok(t, s.Release(lent))
-	all = holdings(t, s, nil)
-	if want := (tier.Holder{What: "buffer", Count: 1, Bytes: 512}); all.Holders[0] != want {
-		t.Errorf("with the reservation released: %+v, want %+v", all.Holders[0], want)
+	s.Hold(-8)
+	ok(t, s.Release(before))
+	want = []tier.Holder{
+		{What: "buffer", Bytes: 512},
+		{What: "reservation", Owner: "me", Count: 1, Bytes: 200},
+		{What: "reservation", Count: 1, Bytes: 30},
 	}
-	leaks := s.PromiseLeaks()
-	sum := int64(0)
+	if all = holdings(t, s, nil); !slices.Equal(all.Holders, want) {
+		t.Errorf("with the reservation released: %+v, want %+v", all.Holders, want)
+	}
+	lacks(t, all, "buffers: 512 bytes")
+	leaks := s.Leaks()
+	var bytes []int64
 	for _, l := range leaks {
-		if sum += l.Bytes; !l.Promise || l.Space != s.ID() || strings.Contains(l.Stack, "owned") != invariantsBuild {
+		if bytes = append(bytes, l.Bytes); l.Promise != (l.Bytes != 512) || l.Space != s.ID() ||
+			strings.Contains(l.Stack, "owned") != (invariantsBuild && l.Promise) {
 			t.Errorf("%+v", l)
 		}
 	}
-	if sum != 234 || len(leaks) < 2 || len(leaks[0].Holders) != 1 || leaks[0].Holders[0].Owner != "me" {
+	if !slices.Equal(bytes, []int64{512, 200, 68, 30}) || leaks[1].Holders[0].String() != `reservation, owner "me"` {
 		t.Errorf("%+v", leaks)
 	}
-	if n := len(s.Leaks()); n != 2 {
-		t.Errorf("%d leaks of buffers", n)
-	}
 	ok(t, b.Release())
-	if n := len(s.Leaks()); n != 1 {
-		t.Errorf("%d leaks of buffers", n)
+	ok(t, moved.Release())
+	for _, p := range []*books.Promise{second, nobodys, move} {
+		ok(t, s.Release(p))
+	}
+	if leaks := s.Leaks(); len(leaks) != 0 {
+		t.Errorf("%+v", leaks)
+	}
+	lacks(t, holdings(t, s, nil), "9000 of 9000 bytes are available, nothing is held")
+}
+
+// image is memory that shares dictionaries with others.
+type image struct{ shared []*tier.Buffer }
+
+func (m *image) EachShared(f func(*tier.Buffer)) {
+	for _, b := range m.shared {
+		f(b)
 	}
 }
 
-// TestHoldersOfBuffers: a buffer counts once, with the first that claims it.
+// TestHoldersOfBuffers: memory counts once, with the oldest hold or else the first batch, and so does
+// a dictionary that several share.
 func TestHoldersOfBuffers(t *testing.T) {
 	pool := &fakePool{keep: true}
 	s := newSpace(t, 1<<20, pool)
-	var bufs [5]*tier.Buffer
-	for i := range bufs {
-		bufs[i] = draw(t, s, 100)
+	dict, retired := draw(t, s, 300), draw(t, s, 100)
+	for range 4 {
+		draw(t, s, 100)
 	}
-	staging := draw(t, s, 1000)
-	s.HoldBuffer(staging)
-	var first, second holds.Hold
-	first.Begin(s.Holds(), holds.View{Kind: holds.Handle, Memory: several(bufs[:2]), Owner: named("a")})
-	second.Begin(s.Holds(), holds.View{Kind: holds.Record, Memory: bufs[0], Owner: named("b")})
-	defer first.End()
-	defer second.End()
+	s.Hold(draw(t, s, 1000).Charge())
+	one, two := &image{[]*tier.Buffer{dict}}, &image{[]*tier.Buffer{dict}}
+	var first, second, third books.Hold
+	first.Begin(s.Books(), books.HoldView{Kind: books.Handle, Memory: one, Bytes: 128, Owner: named("a")})
+	second.Begin(s.Books(), books.HoldView{Kind: books.Handle, Memory: one, Bytes: 128, Owner: named("a")})
+	third.Begin(s.Books(), books.HoldView{Kind: books.Record, Memory: one, Bytes: 128, Owner: named("b")})
 	batches := func(add func(tier.Holder, any, int64)) {
-		add(tier.Holder{What: "batch", Plan: "q", Operator: "op", Batch: 7}, several(bufs[1:3]), 0)
-		add(tier.Holder{What: "batch", Plan: "q", Operator: "op", Batch: 5}, bufs[2], 0)
+		add(tier.Holder{What: "batch", Plan: "q", Operator: "op", Batch: 7}, two, 128)
+		add(tier.Holder{What: "batch", Plan: "q", Operator: "op", Batch: 5}, new(int), 128)
 	}
-	ok(t, bufs[4].Release())
+	ok(t, retired.Release())
 	all := holdings(t, s, batches)
 	want := []tier.Holder{
-		{What: "handle", Owner: "a", Count: 1, Bytes: 256},
-		{What: "buffer", Count: 1, Bytes: 128},
-		{What: "record", Owner: "b", Count: 1, Shared: 128},
+		{What: "handle", Owner: "a", Count: 2, Bytes: 128 + 320},
+		{What: "buffer", Bytes: 128},
+		{What: "record", Owner: "b", Count: 1},
 	}
-	wantBatches := []tier.Holder{
-		{What: "batch", Plan: "q", Operator: "op", Count: 2, Bytes: 128, Shared: 128, Batch: 5},
-	}
+	wantBatches := []tier.Holder{{What: "batch", Plan: "q", Operator: "op", Count: 2, Bytes: 256, Batch: 5}}
 	if !slices.Equal(all.Holders, want) || !slices.Equal(all.Batches, wantBatches) ||
 		all.Retired != 128 || all.Engine != 1024 || all.Others != 0 {
 		t.Errorf("got %+v", all)
 	}
-	for _, text := range []string{
-		"1024 the engine's own, 128 freed and not yet back", `1 handle, owner "a": 256 bytes`,
-		`1 record, owner "b": 0 bytes, and 128 that others of these hold, too`,
-		`2 batches of plan "q", operator op:0 (batch 5 and others): 128 bytes`,
-	} {
-		if !strings.Contains(all.String(), text) {
-			t.Errorf("%q lacks %q", all, text)
-		}
-	}
+	lacks(t, all, "1024 the engine's own, 128 freed and not yet back", `2 handles, owner "a": 448 bytes`,
+		`1 record, owner "b": 0 bytes`, `2 batches of plan "q", operator op:0 (batch 5 and others): 256 bytes`)
+	s.Hold(-1024)
 	leaks := s.Leaks()
-	if len(leaks) != 4 {
-		t.Errorf("%+v", leaks)
+	if len(leaks) != 2 || leaks[0].Bytes != 3*128+1024 || len(leaks[0].Holders) != 0 ||
+		leaks[1].Bytes != 448 || len(leaks[1].Holders) != 3 || leaks[1].Holders[2].Kind != books.Record ||
+		leaks[1].Holders[2].Owner != "b" || leaks[1].Holders[0].Bytes != 448 {
+		t.Errorf("the leaks are %+v", leaks)
 	}
-	held := 0
-	for _, l := range leaks {
-		held += len(l.Holders)
+	for _, h := range []*books.Hold{&first, &second, &third} {
+		h.End()
 	}
-	if held != 3 {
-		t.Errorf("%d holders of leaks, want 3: %+v", held, leaks)
-	}
-	if d := s.Describe(&s.Holds().Append(nil)[0]); d.Kind != holds.Record || d.Owner != "b" {
-		t.Errorf("the record is described as %+v", d)
-	}
-}
-
-// several is memory that lists its buffers.
-type several []*tier.Buffer
-
-func (m several) Buffers() []*tier.Buffer { return m }
-
-// TestHoldersOfOpaqueMemory: memory that does not list its buffers is counted once: it is taken to
-// be in the buffers of its size that nobody claims, or in the largest, and best in those without an
-// owner.
-func TestHoldersOfOpaqueMemory(t *testing.T) {
-	s := newSpace(t, 1<<20, &fakePool{})
-	r := owned(t, s, 1024, named("me"), false)
-	_, err := drawFrom(s, r, 256)
-	ok(t, err)
-	_, err = drawFrom(s, r, 512)
-	ok(t, err)
-	draw(t, s, 512)
-	draw(t, s, 128)
-	opaque := [3]int{}
-	for _, c := range []struct {
-		bytes []int64
-		want  []tier.Holder
-	}{
-		{[]int64{512}, []tier.Holder{{Owner: "me", Count: 2, Bytes: 768}, {Count: 1, Bytes: 128}}},
-		{[]int64{512, 256, 128}, []tier.Holder{{Owner: "me", Count: 1, Bytes: 512}}},
-		{[]int64{640}, []tier.Holder{{Owner: "me", Count: 2, Bytes: 768}}},
-		{[]int64{1024, 128}, []tier.Holder{{Owner: "me", Count: 1, Bytes: 256}}},
-	} {
-		all := holdings(t, s, func(add func(tier.Holder, any, int64)) {
-			for i, n := range c.bytes {
-				add(tier.Holder{What: "batch"}, &opaque[i], n)
-				add(tier.Holder{What: "batch"}, &opaque[i], n) // the same once more
-			}
-		})
-		got := slices.DeleteFunc(all.Holders, func(h tier.Holder) bool { return h.What != "buffer" })
-		for i := range c.want {
-			c.want[i].What = "buffer"
-		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%v bytes: the other buffers are %+v, want %+v", c.bytes, got, c.want)
-		}
-	}
-}
-
-// TestHoldersWhileBuffersAreFreed: other code frees buffers while Holdings counts.
-func TestHoldersWhileBuffersAreFreed(t *testing.T) {
-	const n = 3000
-	s := newSpace(t, n<<10, &fakePool{})
-	r := owned(t, s, n*64, named("me"), false)
-	bufs := make([]*tier.Buffer, n)
-	for i := range bufs {
-		var err error
-		bufs[i], err = drawFrom(s, r, 64)
-		ok(t, err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for _, b := range bufs[n/3:] {
-			if err := b.Release(); err != nil {
-				t.Error(err)
-			}
-		}
-	}()
-	for going := true; going; {
-		select {
-		case <-done:
-			going = false
-		default:
-		}
-		for _, h := range s.Holdings(nil).Holders {
-			if h.What == "buffer" && (h.Bytes != int64(h.Count)*64 || h.Count < n/3) {
-				t.Errorf("%+v", h)
-			}
-		}
-	}
-	if all := holdings(t, s, nil); len(all.Holders) != 2 || all.Holders[0].Bytes != n/3*2*64 || all.Others != 0 {
-		t.Errorf("then %+v", all)
+	if leaks = s.Leaks(); len(leaks) != 1 || leaks[0].Bytes != s.Usage().Live {
+		t.Errorf("the leaks are %+v", leaks)
 	}
 }

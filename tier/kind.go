@@ -13,7 +13,7 @@
 //	retired ──▶ reclaimed: to the promise that the bytes were drawn from, or free
 //
 //	space.go          Space: limits, loss, subscribers, promises
-//	space_memory.go   drawing buffers from promised bytes, and freeing them
+//	space_memory.go   buffers that are drawn from promised bytes, and freed
 //	clean.go          clean images: memory that is kept while nobody needs the room
 //	buffer.go         Buffer and its leases; Pool and the kinds of Memory
 //	device.go         Device and Stream, for GPU backends; fractions.go: marks; quota.go: Quota
@@ -50,7 +50,7 @@
 //
 // A books.Promise is the part of a space that one reservation has. The code that makes a promise
 // must release it. Buffers may outlive it. A promise may have an owner, which lists of holders and
-// of leaks name. Space.Promise is for code without a reservation.Manager; it never waits.
+// of leaks name: the books have the sum of what each owner has promised. Space.Promise is for code without a reservation.Manager; it never waits.
 //
 // A space calls its subscribers when bytes are free again, when a limit changed, when the space is
 // lost, and when the pressure has reached the trigger. Code that reserves or frees bytes through
@@ -72,9 +72,8 @@
 //
 //	… → Reservation → Space → Backend → Device
 //
-// The mutex of a space, which guards its set of buffers and its subscribers, that of its books, and
-// those of its lists of holds and of clean images have the rank Space: a goroutine holds one of
-// them at a time. Backend is for pools. Device is for the devices themselves. No lock is held
+// The mutex of a space, which guards its subscribers, that of its books, and that of its list of
+// clean images have the rank Space: a goroutine holds one of them at a time. Backend is for pools. Device is for the devices themselves. No lock is held
 // during calls of a pool, a device or a subscriber, or during a wait.
 //
 // # Errors
@@ -149,17 +148,6 @@ func (id ID) Valid() bool { return id.Kind.Valid() && id.Ordinal >= 0 }
 // String returns the id as "gpu:0".
 func (id ID) String() string { return id.Kind.String() + ":" + strconv.Itoa(id.Ordinal) }
 
-// parseID parses what ID.String prints.
-func parseID(s string) (ID, error) {
-	kind, ordinal, _ := strings.Cut(s, ":")
-	k, _ := ParseKind(kind)
-	n, _ := strconv.ParseUint(ordinal, 10, 31)
-	if id := (ID{Kind: k, Ordinal: int(n)}); id.Valid() && id.String() == s {
-		return id, nil
-	}
-	return ID{}, fmt.Errorf("tier: %q is not a space: want tier:number with a number from 0, such as gpu:0", s)
-}
-
 // MarshalText prints the id as String does.
 func (id ID) MarshalText() ([]byte, error) {
 	if !id.Valid() {
@@ -170,9 +158,13 @@ func (id ID) MarshalText() ([]byte, error) {
 
 // UnmarshalText parses what MarshalText prints.
 func (id *ID) UnmarshalText(b []byte) error {
-	v, err := parseID(string(b))
-	if err == nil {
-		*id = v
+	kind, ordinal, _ := strings.Cut(string(b), ":")
+	k, _ := ParseKind(kind)
+	n, _ := strconv.ParseUint(ordinal, 10, 31)
+	v := ID{Kind: k, Ordinal: int(n)}
+	if !v.Valid() || v.String() != string(b) {
+		return fmt.Errorf("tier: %q is not a space: want tier:number with a number from 0, such as gpu:0", b)
 	}
-	return err
+	*id = v
+	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/stripe"
 )
@@ -53,18 +52,13 @@ type Space struct {
 	held    atomic.Int64                 // see Hold
 	evicted atomic.Int64                 // see Evicted
 	fresh   atomic.Pointer[atomic.Int64] // see CountRetired
-	holds   holds.List                   // open handles and records, for lists of holders
 	clean   copies.List                  // clean images
 	panics  guard.Log                    // of subscribers
+	closed  atomic.Bool
+	cancels []func() // end the subscriptions to the quota and to the loss of the pool
 
+	mu          lockrank.Mutex[lockrank.Space]
 	subscribers atomic.Pointer[[]*func(bool)] // copied on write, under mu
-
-	mu struct {
-		lockrank.Mutex[lockrank.Space]
-		closed  bool
-		cancels []func()             // end the subscriptions to the quota and to the loss of the pool
-		buffers map[*Buffer]struct{} // outstanding
-	}
 }
 
 // NewSpace returns an empty space.
@@ -85,12 +79,11 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	s.panics.Logger = cfg.Logger
 	s.fresh.Store(new(atomic.Int64))
 	s.subscribers.Store(new([]*func(bool)))
-	s.mu.buffers = make(map[*Buffer]struct{})
 	if cfg.Quota != nil {
-		s.mu.cancels = append(s.mu.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
+		s.cancels = append(s.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
 	}
 	if pool, ok := cfg.Pool.(Losable); ok { // last: it may be lost already
-		s.mu.cancels = append(s.mu.cancels, pool.OnLost(s.lose))
+		s.cancels = append(s.cancels, pool.OnLost(s.lose))
 	}
 	return s, nil
 }
@@ -98,14 +91,10 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 // Close closes the pool. Buffers that are outstanding stay usable and may be
 // released later.
 func (s *Space) Close() error {
-	s.mu.Lock()
-	closed, cancels := s.mu.closed, s.mu.cancels
-	s.mu.closed = true
-	s.mu.Unlock()
-	if closed {
+	if s.closed.Swap(true) {
 		return ErrClosed
 	}
-	for _, cancel := range cancels {
+	for _, cancel := range s.cancels {
 		cancel()
 	}
 	return s.cfg.Pool.Close()
@@ -133,11 +122,8 @@ func (s *Space) Quota() Quota { return s.cfg.Quota }
 // Hint names the setting that would make the space larger, for error messages; it may be empty.
 func (s *Space) Hint() string { return s.cfg.Hint }
 
-// Books returns the space's counts and promises, for this module's packages.
+// Books returns the space's counts, promises and holds, for this module's packages.
 func (s *Space) Books() *books.Books { return s.books }
-
-// Holds returns the list of what keeps memory of the space, for this module's packages.
-func (s *Space) Holds() *holds.List { return &s.holds }
 
 // Charge returns what a buffer of size bytes takes out of the space.
 func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
@@ -146,7 +132,15 @@ func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 type Usage = books.Usage
 
 // Usage returns the counts, all at the same moment.
-func (s *Space) Usage() Usage { return s.books.Usage() }
+func (s *Space) Usage() Usage {
+	u, _ := s.books.Now()
+	return u
+}
+
+func (s *Space) marks() books.Marks {
+	_, m := s.books.Now()
+	return m
+}
 
 // Used returns live + retired + reserved bytes.
 func (s *Space) Used() int64 { return s.Usage().Used() }
@@ -167,13 +161,13 @@ func (s *Space) PressureBytes() int64 { return s.Used() + s.foreign.Load() }
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
 // Limit returns how many bytes reservations may take; 0 where the space is lost.
-func (s *Space) Limit() int64 { return s.books.Marks().Limit }
+func (s *Space) Limit() int64 { return s.marks().Limit }
 
 // Trigger returns the pressure, in bytes, at which the monitor starts.
-func (s *Space) Trigger() int64 { return s.books.Marks().Trigger }
+func (s *Space) Trigger() int64 { return s.marks().Trigger }
 
 // Stop returns the pressure, in bytes, at which the monitor ends at the latest.
-func (s *Space) Stop() int64 { return s.books.Marks().Stop }
+func (s *Space) Stop() int64 { return s.marks().Stop }
 
 // Available returns how many bytes a reservation could take now.
 func (s *Space) Available() int64 {
@@ -249,13 +243,7 @@ func (s *Space) SetMarks(f Fractions) error {
 	if err != nil {
 		return err
 	}
-	s.books.SetMarks(marks)
-	if err := s.Lost(); err != nil {
-		return err
-	}
-	s.fit()
-	s.Reserved()
-	return nil
+	return s.setMarks(marks)
 }
 
 // SetLimit changes how many bytes reservations may take: 0 < n ≤ capacity. Reservations that are
@@ -266,16 +254,16 @@ func (s *Space) SetLimit(n int64) error {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d",
 			s.cfg.ID, n, s.cfg.Capacity)
 	}
-	changed := s.books.SetLimit(n)
+	return s.setMarks(books.Marks{Limit: n})
+}
+
+func (s *Space) setMarks(m books.Marks) error {
+	s.books.SetMarks(m)
 	if err := s.Lost(); err != nil {
 		return err
 	}
-	if changed {
-		s.fit()
-		if s.Used() > n { // also below the trigger
-			s.notify(true)
-		}
-	}
+	s.fit()
+	s.Reserved()
 	return nil
 }
 
@@ -293,7 +281,7 @@ func (s *Space) Lost() error {
 func (s *Space) lose(why error) {
 	// The error is set first, so that a request which the limit refuses finds the reason.
 	if s.lost.CompareAndSwap(nil, &LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
-		s.books.SetLimit(0)
+		s.books.SetMarks(books.Marks{})
 		s.fit()
 	}
 }
@@ -321,26 +309,19 @@ func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
 // Subscribers returns how many subscriptions there are: what each change costs, in calls.
 func (s *Space) Subscribers() int { return len(*s.subscribers.Load()) }
 
-// notify calls all subscribers. If one panics, the others are still called, and the caller, which
-// may be serving others, goes on.
+// notify calls all subscribers.
 func (s *Space) notify(pressed bool) {
 	lockrank.AssertNone("a space's listeners are called")
-	all := *s.subscribers.Load()
-	for i := 0; i < len(all); { // once more after each panic
-		s.panics.Do("a listener of a space", func() {
-			for i < len(all) {
-				f := all[i]
-				i++
-				(*f)(pressed)
-			}
-		})
+	for _, f := range *s.subscribers.Load() {
+		s.panics.Do("a listener of a space", func() { (*f)(pressed) })
 	}
 }
 
-// Reserved calls the subscribers if the pressure is at the trigger or above it. It must be called
-// with no lock held after bytes were reserved through Books.
+// Reserved calls the subscribers if the pressure is at the trigger or above it, or if more is used
+// than a new limit allows. It must be called with no lock held after bytes were reserved through
+// Books.
 func (s *Space) Reserved() {
-	if u, m := s.books.Now(); u.Used()+s.foreign.Load() >= m.Trigger {
+	if u, m := s.books.Now(); u.Used()+s.Foreign() >= m.Trigger || u.Used() > m.Limit {
 		s.notify(true)
 	}
 }
@@ -412,19 +393,22 @@ func freeOn(dev Device) (bytes int64, known bool) {
 // they are in the way. The caller must Release the promise. The error is a NoSpaceError, or a
 // LostError if the space is lost.
 func (s *Space) Promise(n int64) (*books.Promise, error) {
-	return s.promise(n, func() (*books.Promise, int64) { return s.books.Promise(n, 0, nil, false) })
+	return s.promise(n, 0, nil)
 }
 
 // Occupy is Promise for memory that was in use before the space was made, such as files that
 // outlived a process, or that is lent to the space. The limit does not count, because the bytes are
 // there; more than the capacity is a NoSpaceError.
 func (s *Space) Occupy(n int64) (*books.Promise, error) {
-	return s.promise(n, func() (*books.Promise, int64) { return s.books.Occupy(n) })
+	return s.promise(n, -s.cfg.Capacity, occupied)
 }
 
-// promise charges the quota, and tries to make a promise of n bytes for as long as clean images are
-// in the way.
-func (s *Space) promise(n int64, try func() (*books.Promise, int64)) (*books.Promise, error) {
+// occupied is the owner of what Occupy promises.
+var occupied any = struct{ name string }{"memory that was there before"}
+
+// promise charges the quota, and tries to reserve n bytes for as long as clean images are in the
+// way. spare is that of books.Reserve.
+func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
 	}
@@ -439,8 +423,10 @@ func (s *Space) promise(n int64, try func() (*books.Promise, int64)) (*books.Pro
 	}
 	for {
 		seen := s.CopyChanges()
-		p, drop := try()
-		if p != nil {
+		ok, drop := s.books.Reserve(n, spare)
+		if ok {
+			p := new(books.Promise)
+			s.books.Open(p, n, owner, owner != nil)
 			s.Reserved()
 			return p, nil
 		}
@@ -470,10 +456,4 @@ func (s *Space) Release(p *books.Promise) error {
 	}
 	s.Freed(out.Freed)
 	return nil
-}
-
-// Unreserve frees n bytes that were reserved through Books and are in no promise.
-func (s *Space) Unreserve(n int64) {
-	s.books.Unreserve(n)
-	s.Freed(n)
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/books"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
@@ -29,7 +30,7 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(
 		seen := s.CopyChanges()
 		mem, err := s.alloc(size, cuts)
 		if err == nil {
-			return s.list(&Buffer{mem: mem, charge: s.Charge(size), promise: p, reclaimed: reclaimed}), nil
+			return s.newBuffer(mem, s.Charge(size), p, reclaimed), nil
 		}
 		// Where the pool has no room, or not in one piece, clean images are dropped, twice as many
 		// with each try.
@@ -37,6 +38,13 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(
 			return nil, cmp.Or(s.Lost(), err) // the error may be the device's report of its loss
 		}
 	}
+}
+
+// newBuffer returns a buffer that its owner has.
+func (s *Space) newBuffer(mem Memory, charge int64, p *books.Promise, reclaimed func(n int64)) *Buffer {
+	b := &Buffer{space: s, mem: mem, charge: charge, promise: p, reclaimed: reclaimed, stack: invariants.Stack()}
+	b.holders.Store(owned)
+	return b
 }
 
 // DrawNew draws a buffer from a promise of its own, for code that has no reservation.Manager.
@@ -57,43 +65,17 @@ func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
 // Charge(mem.Size()) bytes from p, which must have them. The buffer frees the memory as its own.
 func (s *Space) Adopt(p *books.Promise, mem Memory) *Buffer {
 	charge := s.Charge(mem.Size())
-	if out := p.Draw(charge, 0, false); out.Released || out.Short > 0 {
+	if out := p.Draw(charge, 0, false); out != (books.Outcome{}) {
 		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.cfg.ID, charge, out))
 	}
-	return s.list(&Buffer{mem: mem, charge: charge, promise: p})
-}
-
-// list adds a new buffer, which its owner has, to the space's list of buffers.
-func (s *Space) list(b *Buffer) *Buffer {
-	b.space, b.stack = s, invariants.Stack()
-	b.holders.Store(owned)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mu.buffers[b] = struct{}{}
-	return b
-}
-
-// HoldBuffer is Hold for the bytes of a buffer. From now on no list has the buffer: neither that of
-// leaks, nor that of holders.
-func (s *Space) HoldBuffer(b *Buffer) {
-	s.Hold(b.charge)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.mu.buffers, b)
+	return s.newBuffer(mem, charge, p, nil)
 }
 
 // alloc asks the pool. It makes a panic of a backend an error, and completes an error for lack of
 // room with the space, the numbers of its books, and a hint.
 func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	lockrank.AssertNone("a pool allocates")
-	defer func() {
-		if p := recover(); p != nil {
-			if v, ok := p.(lockrank.Violation); ok {
-				panic(v) // ours, and not to be hidden
-			}
-			mem, err = nil, fmt.Errorf("tier: %s: allocating %d bytes panicked: %v", s.cfg.ID, size, p)
-		}
-	}()
+	defer guard.Error(&err, "a pool's Alloc")
 	if p, ok := s.cfg.Pool.(paced); ok {
 		p.Promised(s.Usage().Reserved)
 	}
@@ -110,8 +92,9 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
 			s.cfg.Backend, full.Available)
 		full.Available = s.Available() + s.Charge(size)
-		if full.Hint == "" && s.Kind() == GPU {
-			full.Hint = "other programs may hold the GPU's memory: a smaller space would leave it to them"
+		if s.Kind() == GPU {
+			full.Hint = cmp.Or(full.Hint,
+				"other programs may hold the GPU's memory: a smaller space would leave it to them")
 		}
 	}
 	full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
@@ -138,18 +121,14 @@ type giver interface {
 // bugs.
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
-	s.mu.Lock()
-	delete(s.mu.buffers, b)
-	s.mu.Unlock()
 	unsure := s.Unsure()
-	var fresh *atomic.Int64 // nil for a clean image
-	if b.holders.Load()&cached == 0 {
+	clean, fresh := b.holders.Load()&cached != 0, s.fresh.Load()
+	if !clean {
 		s.books.Retire(b.charge)
-		fresh = s.fresh.Load()
 		fresh.Add(b.charge)
 	}
 	reclaimed := func() {
-		if fresh == nil {
+		if clean {
 			s.books.Uncache(b.charge)
 			s.notify(false)
 			return
@@ -158,7 +137,7 @@ func (s *Space) free(b *Buffer) {
 		if b.reclaimed != nil {
 			b.reclaimed(b.charge)
 		}
-		s.Freed(s.books.Reclaim(b.promise, b.charge))
+		s.Freed(b.promise.Reclaim(b.charge))
 	}
 	if m, ok := b.mem.(giver); ok {
 		m.GiveBack(reclaimed)
@@ -190,16 +169,9 @@ func (s *Space) Together() int64 {
 // caller may have b, which is gone then. Where the pool cannot, Split returns nil, and b is as
 // it was.
 func (s *Space) Split(b *Buffer, sizes []int64) (parts []*Buffer) {
-	mems := s.cfg.Pool.(splitter).Split(b.mem, sizes)
-	if mems == nil {
-		return nil
-	}
-	b.holders.Store(0)
-	s.mu.Lock()
-	delete(s.mu.buffers, b)
-	s.mu.Unlock()
-	for i, mem := range mems {
-		parts = append(parts, s.list(&Buffer{mem: mem, charge: sizes[i], promise: b.promise, reclaimed: b.reclaimed}))
+	for i, mem := range s.cfg.Pool.(splitter).Split(b.mem, sizes) {
+		b.holders.Store(0)
+		parts = append(parts, s.newBuffer(mem, sizes[i], b.promise, b.reclaimed))
 	}
 	return parts
 }

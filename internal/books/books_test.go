@@ -1,10 +1,11 @@
 package books
 
 import (
-	"math"
+	"maps"
 	"math/rand/v2"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/testseed"
 )
 
@@ -13,6 +14,34 @@ type buffer struct {
 	from    *Promise
 	n       int64
 	retired bool
+}
+
+// promise reserves n bytes as a promise, nil if spare more are not free.
+func promise(b *Books, n, spare int64, owner any, moves bool) (p *Promise, drop int64) {
+	ok, drop := b.Reserve(n, spare)
+	if !ok {
+		return nil, drop
+	}
+	p = new(Promise)
+	b.Open(p, n, owner, moves)
+	return p, 0
+}
+
+// of returns the counts.
+func of(b *Books) Usage {
+	u, _ := b.Now()
+	return u
+}
+
+// sums adds promises up.
+func sums(all []PromiseView) map[By]PromiseView {
+	m := make(map[By]PromiseView)
+	for _, v := range all {
+		v.Stack = invariants.Trace{}
+		sum := m[v.By]
+		m[v.By] = PromiseView{By: v.By, Count: sum.Count + v.Count, Promised: sum.Promised + v.Promised}
+	}
+	return m
 }
 
 // TestRandom does random operations, and checks after each that the accounts add up to what the
@@ -39,17 +68,22 @@ func TestRandom(t *testing.T) {
 			n := rng.Int64N(120)
 			switch rng.IntN(9) {
 			case 0:
-				p, drop := b.Promise(n, 0, nil, false)
+				owner, moves := []any{nil, nil, "a", "b"}[rng.IntN(4)], rng.IntN(2) == 0
+				p, drop := promise(b, n, 0, owner, moves)
 				if drop > 0 {
 					dropped(drop)
-					if p, _ = b.Promise(n, 0, nil, false); p == nil {
+					if p, _ = promise(b, n, 0, owner, moves); p == nil {
 						t.Fatal("refused after clean images were dropped")
 					}
 				}
-				if p != nil {
-					open = append(open, p)
-				} else if n <= b.Marks().Limit-b.Usage().Used() {
-					t.Fatalf("refused %d bytes: %+v", n, b.Usage())
+				if p == nil {
+					if u, m := b.Now(); n <= m.Limit-u.Used() {
+						t.Fatalf("refused %d bytes: %+v", n, u)
+					}
+					break
+				}
+				if open = append(open, p); rng.IntN(2) == 0 && p.SetOwner("late") != (owner == nil) {
+					t.Fatal("want the first owner only")
 				}
 			case 1, 2:
 				if len(open) == 0 {
@@ -121,10 +155,10 @@ func TestRandom(t *testing.T) {
 						f.retired = true
 						break
 					}
-					before := b.Usage().Used()
-					freed := b.Reclaim(buffers[i].from, buffers[i].n)
-					if b.Usage().Used() != before-freed {
-						t.Fatalf("%d bytes were freed, and used went from %d to %d", freed, before, b.Usage().Used())
+					before := of(b).Used()
+					freed := buffers[i].from.Reclaim(buffers[i].n)
+					if of(b).Used() != before-freed {
+						t.Fatalf("%d bytes were freed, and used went from %d to %d", freed, before, of(b).Used())
 					}
 					buffers = append(buffers[:i], buffers[i+1:]...)
 				}
@@ -138,8 +172,14 @@ func TestRandom(t *testing.T) {
 				}
 			}
 			var want Usage
-			for _, v := range b.Promises() {
+			var views []PromiseView
+			for _, p := range open {
+				v, _ := p.View()
 				want.Reserved += v.Unused
+				views = append(views, v)
+			}
+			if got, want := sums(b.Promises()), sums(views); !maps.Equal(got, want) {
+				t.Fatalf("the sums of promises are %+v, want %+v", got, want)
 			}
 			for _, f := range buffers {
 				if f.retired {
@@ -151,7 +191,7 @@ func TestRandom(t *testing.T) {
 			for _, n := range cached {
 				want.Cached += n
 			}
-			got := b.Usage()
+			got := of(b)
 			want.Peak = got.Peak
 			if got != want || got.Used()+got.Cached > capacity || got.Peak < got.Used() {
 				t.Fatalf("the books have %+v, want %+v", got, want)
@@ -165,22 +205,23 @@ func TestMisuse(t *testing.T) {
 		"unreserve": func(b *Books) { b.Unreserve(11) },
 		"cache":     func(b *Books) { b.Cache(1) },
 		"retire":    func(b *Books) { b.Retire(1) },
-		"reclaim":   func(b *Books) { b.Reclaim(nil, 1) },
+		"reclaim":   func(b *Books) { (&Promise{books: b}).Reclaim(1) },
 		"uncache":   func(b *Books) { b.Uncache(1) },
 		"negative":  func(b *Books) { b.Unreserve(-1) },
+		"reserve":   func(b *Books) { b.Reserve(-1, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
 			if ok, _ := b.Reserve(10, 0); !ok {
 				t.Fatal("refused")
 			}
-			before := b.Usage()
+			before := of(b)
 			defer func() {
 				if recover() == nil {
 					t.Error("no panic")
 				}
-				if b.Usage() != before {
-					t.Errorf("the books were changed: %+v", b.Usage())
+				if of(b) != before {
+					t.Errorf("the books were changed: %+v", of(b))
 				}
 			}()
 			f(b)
@@ -188,31 +229,38 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// TestSpare: a request that leaves room for others is refused where they would not have it.
+// TestSpare: a request that leaves room for others is refused where they would not have it. One with
+// a spare below 0 may exceed the limit, and never the capacity.
 func TestSpare(t *testing.T) {
 	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
 	if ok, drop := b.Reserve(50, 41); ok || drop != 0 {
 		t.Error("41 bytes more do not fit")
 	}
-	if p, _ := b.Promise(50, 41, nil, false); p != nil {
-		t.Error("41 bytes more do not fit")
-	}
-	if ok, _ := b.Reserve(50, 40); !ok || b.Usage().Reserved != 50 {
+	if ok, _ := b.Reserve(50, 40); !ok || of(b).Reserved != 50 {
 		t.Error("40 bytes more fit")
+	}
+	if ok, _ := b.Reserve(46, -5); ok {
+		t.Error("5 bytes above the limit are allowed, not 6")
+	}
+	if ok, _ := b.Reserve(51, -1000); ok {
+		t.Error("reserved more than the capacity")
+	}
+	if ok, _ := b.Reserve(50, -1000); !ok || of(b).Reserved != 100 {
+		t.Error("the capacity is not to be had")
 	}
 }
 
 // TestOwner: the first owner stays, and a released promise gets none.
 func TestOwner(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
-	p, _ := b.Promise(10, 0, nil, false)
+	p, _ := promise(b, 10, 0, nil, false)
 	if !p.SetOwner("a") || p.SetOwner("b") {
 		t.Error("want the first owner only")
 	}
-	if v, open := p.View(); v.Owner != "a" || !open || p.Books() != b {
+	if v, open := p.View(); v.Owner != "a" || !open {
 		t.Errorf("%+v, open %t", v, open)
 	}
-	q, _ := b.Promise(10, 0, nil, true)
+	q, _ := promise(b, 10, 0, nil, true)
 	q.Release()
 	if q.SetOwner("a") {
 		t.Error("a released promise has an owner")
@@ -220,13 +268,28 @@ func TestOwner(t *testing.T) {
 	if v, open := q.View(); v.Promised != 0 || v.Unused != 0 || !v.Moves || open {
 		t.Errorf("%+v, open %t", v, open)
 	}
+	if all := b.Promises(); len(all) != 1 || all[0].Owner != "a" || all[0].Promised != 10 {
+		t.Errorf("the promises are %+v", all)
+	}
+}
+
+// TestUndrawAfterRelease: a promise that is released while its owner allocates has no bytes then.
+func TestUndrawAfterRelease(t *testing.T) {
+	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
+	p, _ := promise(b, 10, 0, nil, false)
+	b.Reserve(5, 0)
+	p.Draw(15, 5, true)
+	p.Release()
+	if out := p.Undraw(15, 5); !out.Released || out.Freed != 15 || of(b).Used() != 0 || len(b.Promises()) != 0 {
+		t.Errorf("%+v, %+v, promises %+v", out, of(b), b.Promises())
+	}
 }
 
 // TestOverdraft: with a soft limit bytes are drawn beyond the promise. Bytes that come back, and
 // growth, make up for them first.
 func TestOverdraft(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
-	p, _ := b.Promise(10, 0, nil, false)
+	p, _ := promise(b, 10, 0, nil, false)
 	if ok, _ := b.Reserve(25, 0); !ok {
 		t.Fatal("no room")
 	}
@@ -237,26 +300,30 @@ func TestOverdraft(t *testing.T) {
 		t.Errorf("grown: %+v", out)
 	}
 	b.Retire(30)
-	if freed := b.Reclaim(p, 10); freed != 10 {
+	if freed := p.Reclaim(10); freed != 10 {
 		t.Errorf("%d bytes are free, want all 10", freed)
 	}
-	if freed := b.Reclaim(p, 20); freed != 5 {
+	if freed := p.Reclaim(20); freed != 5 {
 		t.Errorf("%d bytes are free, want 5 of 20", freed)
 	}
-	if v, _ := p.View(); v.Promised != 15 || v.Unused != 15 || b.Usage().Used() != 15 {
-		t.Errorf("%+v, %+v", v, b.Usage())
+	if v, _ := p.View(); v.Promised != 15 || v.Unused != 15 || of(b).Used() != 15 {
+		t.Errorf("%+v, %+v", v, of(b))
 	}
 }
 
 // TestChanges: the number grows with each change, so that a waiter sees that there was none.
 func TestChanges(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
-	p, _ := b.Promise(50, 0, nil, false)
+	p, _ := promise(b, 50, 0, nil, false)
+	var h Hold
+	h.Begin(b, HoldView{})
 	b.Reserve(1, 0) // for a promise to open
 	for name, f := range map[string]func(){
-		"reserve": func() { b.Reserve(1, 0) }, "draw": func() { p.Draw(10, 0, false) }, "limit": func() { b.SetLimit(90) },
+		"reserve": func() { b.Reserve(1, 0) }, "draw": func() { p.Draw(10, 0, false) },
+		"limit": func() { b.SetMarks(Marks{Limit: 90}) }, "owner of a hold": func() { h.SetOwner("a") },
 		"marks": func() { b.SetMarks(Marks{Limit: 91, Trigger: 80, Stop: 60}) }, "owner": func() { p.SetOwner("a") },
-		"open": func() { b.Open(new(Promise), 1, nil, false) },
+		"open": func() { b.Open(new(Promise), 1, nil, false) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
+		"end": h.End,
 	} {
 		before := b.Changes()
 		if f(); b.Changes() <= before {
@@ -269,15 +336,45 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// TestLeft: above a limit that was lowered, the holders' shares of the excess add up to all of it.
-func TestLeft(t *testing.T) {
-	for _, c := range []struct{ limit, used, mine, want int64 }{
-		{100, 60, 10, 40}, {100, 100, 100, 0}, {100, 0, 0, 100}, {100, 150, 0, 0},
-		{100, 150, 150, -50}, {100, 150, 100, -34}, {100, 150, 50, -17}, {100, 101, 1, -1}, {100, 101, 100, -1},
-		{1, math.MaxInt64, math.MaxInt64, -(math.MaxInt64 - 1)}, {1, math.MaxInt64, 1, -1},
+// TestMarks: a limit alone leaves the other marks. After a limit of 0 none changes.
+func TestMarks(t *testing.T) {
+	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
+	for _, c := range []struct{ set, want Marks }{
+		{Marks{Limit: 90}, Marks{Limit: 90, Trigger: 80, Stop: 60}},
+		{Marks{Limit: 70, Trigger: 60, Stop: 50}, Marks{Limit: 70, Trigger: 60, Stop: 50}},
+		{Marks{}, Marks{Trigger: 60, Stop: 50}},
+		{Marks{Limit: 100, Trigger: 80, Stop: 60}, Marks{Trigger: 60, Stop: 50}},
 	} {
-		if got := Left(c.limit, c.used, c.mine); got != c.want {
-			t.Errorf("Left(%d, %d, %d) = %d, want %d", c.limit, c.used, c.mine, got, c.want)
+		b.SetMarks(c.set)
+		if _, got := b.Now(); got != c.want {
+			t.Errorf("after %+v: %+v, want %+v", c.set, got, c.want)
 		}
+	}
+}
+
+// TestHolds: a hold is listed from Begin to its first End, the oldest first.
+func TestHolds(t *testing.T) {
+	b := New(100, Marks{})
+	var never Hold
+	never.End()
+	all := make([]Hold, 20)
+	for i := range all {
+		all[i].Begin(b, HoldView{Kind: Record, Bytes: int64(i)})
+	}
+	all[3].SetOwner("me")
+	for i := range all {
+		if i%3 != 0 {
+			all[i].End()
+			all[i].End()
+		}
+	}
+	got := b.Holds()
+	for i, v := range got {
+		if v.Bytes != int64(3*i) || v.Kind != Record || (v.Owner == "me") != (i == 1) {
+			t.Errorf("hold %d is %+v", i, v)
+		}
+	}
+	if len(got) != 7 || all[3].Owner() != "me" {
+		t.Errorf("%d holds; the owner is %v", len(got), all[3].Owner())
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/holds"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
@@ -183,7 +183,7 @@ type Lease struct {
 	buffers atomic.Int64
 	ended   atomic.Bool
 	release func()
-	Hold    holds.Hold // of the memory, if one was begun
+	Hold    books.Hold // of the memory, if one was begun
 }
 
 // NewLease returns a lease with one buffer counted, which is the opener's own.

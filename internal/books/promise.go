@@ -1,0 +1,225 @@
+package books
+
+import (
+	"fmt"
+
+	"github.com/spillway-db/spillway/internal/invariants"
+)
+
+// A Promise is what one reservation has of a space: promised bytes, some of which are drawn, that
+// is in buffers. It is open from Open or TryOpen until Release. Buffers that were drawn from it keep
+// a pointer to it, so that their bytes return to it while it is open. With a soft limit more may be
+// drawn than was promised: it is overdrawn then, and bytes that come back make up for that first.
+//
+// The mutex of its books guards it.
+type Promise struct {
+	books           *Books
+	promised, drawn int64 // promised is 0 once it is released
+	released        bool
+	by              By
+}
+
+// By tells promises apart.
+type By struct {
+	Owner any              // who holds it; nil if that is unknown
+	Moves bool             // it is for data that is being moved, and no program's
+	Stack invariants.Trace // where it was made, in an invariants build
+}
+
+// PromiseView is a promise at one moment, or the sum of several.
+type PromiseView struct {
+	By
+	Count            int
+	Promised, Unused int64 // Unused is not set in a sum
+}
+
+// Open makes p, a zero promise, one of n bytes that the caller has reserved. moves marks a promise
+// for data that is being moved.
+func (b *Books) Open(p *Promise, n int64, owner any, moves bool) {
+	p.books, p.promised, p.by = b, n, By{owner, moves, invariants.Stack()}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.countLocked(p.by, 1, n)
+}
+
+// TryOpen reserves n bytes and opens p with them, if there is room for them below the limit and no
+// clean image is in the way. It reports whether it did, how many bytes are used then, and the
+// trigger.
+func (b *Books) TryOpen(p *Promise, n int64, owner any, moves bool) (ok bool, used, trigger int64) {
+	p.books, p.promised, p.by = b, n, By{owner, moves, invariants.Stack()}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ok, _ = b.reserveLocked(n, 0); ok {
+		b.countLocked(p.by, 1, n)
+	}
+	return ok, b.usage.Used(), b.marks.Trigger
+}
+
+// countLocked adds to the sums of open promises.
+func (b *Books) countLocked(by By, count int, n int64) {
+	b.changes++
+	s := &b.ownerless[0]
+	if by.Moves {
+		s = &b.ownerless[1]
+	}
+	apart := by.Owner != nil || invariants.Enabled
+	if apart {
+		of := b.owned[by]
+		s = &of
+	}
+	s.count += count
+	s.bytes += n
+	switch {
+	case apart && s.count == 0:
+		delete(b.owned, by)
+	case apart:
+		b.owned[by] = *s
+	}
+}
+
+// Promises returns the sums of open promises, for each owner and for none.
+func (b *Books) Promises() (all []PromiseView) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for by, s := range b.owned {
+		all = append(all, PromiseView{By: by, Count: s.count, Promised: s.bytes})
+	}
+	for i, s := range b.ownerless {
+		if s.count > 0 {
+			all = append(all, PromiseView{By: By{Moves: i == 1}, Count: s.count, Promised: s.bytes})
+		}
+	}
+	return all
+}
+
+// View returns the promise as it is, and whether it is open. A released promise has no bytes.
+func (p *Promise) View() (v PromiseView, open bool) {
+	p.books.mu.Lock()
+	defer p.books.mu.Unlock()
+	return PromiseView{By: p.by, Count: 1, Promised: p.promised, Unused: p.unusedLocked()}, !p.released
+}
+
+// SetOwner sets who holds the promise, and reports whether it was open and had no owner.
+func (p *Promise) SetOwner(owner any) bool {
+	b := p.books
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.released || p.by.Owner != nil {
+		return false
+	}
+	b.countLocked(p.by, -1, -p.promised)
+	p.by.Owner = owner
+	b.countLocked(p.by, 1, p.promised)
+	return true
+}
+
+// unusedLocked returns the promised bytes that are in no buffer.
+func (p *Promise) unusedLocked() int64 { return max(0, p.promised-p.drawn) }
+
+// An Outcome is the result of a change of a promise.
+type Outcome struct {
+	Released bool  // the promise was released before: nothing has changed
+	Short    int64 // so many bytes are missing: nothing has changed
+	Freed    int64 // bytes of the space that are free now
+}
+
+// changeLocked adds to what is promised and drawn. reserved bytes, which the caller has reserved,
+// go to the promise as far as it needs them. changeLocked returns how many bytes are free now.
+func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
+	b := p.books
+	before := p.unusedLocked()
+	p.promised += promised
+	p.drawn += drawn
+	needs := p.unusedLocked() - before
+	if b.usage.Reserved += needs - reserved; b.usage.Reserved < 0 {
+		panic(fmt.Sprintf("books: a promise takes %d bytes that are not reserved", reserved))
+	}
+	b.changes++
+	if promised != 0 {
+		b.countLocked(p.by, 0, promised)
+	}
+	return reserved - needs - drawn
+}
+
+// Draw turns n unused bytes into live ones. extra bytes, which the caller has reserved, are added:
+// to the promise if grow is set, or else to what is drawn beyond it. If that is not enough, nothing
+// changes, and Short is what is missing.
+func (p *Promise) Draw(n, extra int64, grow bool) Outcome {
+	b := p.books
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	short := n - extra - p.unusedLocked()
+	switch {
+	case p.released:
+		return Outcome{Released: true}
+	case short > 0:
+		return Outcome{Short: short}
+	}
+	b.usage.Live += n
+	var grown int64
+	if grow {
+		grown = extra
+	}
+	return Outcome{Freed: p.changeLocked(grown, n, extra)}
+}
+
+// Undraw is the reverse of a Draw of n bytes that has grown the promise by grown bytes.
+func (p *Promise) Undraw(n, grown int64) Outcome {
+	b := p.books
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.takeLocked(n, &b.usage.Live)
+	if p.released {
+		grown = 0
+	}
+	return Outcome{Released: p.released, Freed: p.changeLocked(-grown, -n, 0)}
+}
+
+// Reclaim frees n retired bytes that were drawn from the promise. While it is open it takes them
+// back, as far as it is not overdrawn. Reclaim returns how many bytes are free now.
+func (p *Promise) Reclaim(n int64) (freed int64) {
+	b := p.books
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.takeLocked(n, &b.usage.Retired)
+	return p.changeLocked(0, -n, 0)
+}
+
+// Grow adds n bytes to the promise, which the caller has reserved. Of an overdraft they were
+// reserved before, and are free now.
+func (p *Promise) Grow(n int64) Outcome {
+	p.books.mu.Lock()
+	defer p.books.mu.Unlock()
+	if p.released {
+		return Outcome{Released: true}
+	}
+	return Outcome{Freed: p.changeLocked(n, 0, n)}
+}
+
+// Shrink frees n unused bytes. If fewer are unused, nothing changes, and Short is what is missing.
+func (p *Promise) Shrink(n int64) Outcome {
+	p.books.mu.Lock()
+	defer p.books.mu.Unlock()
+	short := n - p.unusedLocked()
+	switch {
+	case p.released:
+		return Outcome{Released: true}
+	case short > 0:
+		return Outcome{Short: short}
+	}
+	return Outcome{Freed: p.changeLocked(-n, 0, 0)}
+}
+
+// Release frees all unused bytes, and ends the promise.
+func (p *Promise) Release() Outcome {
+	b := p.books
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.released {
+		return Outcome{Released: true}
+	}
+	p.released = true
+	freed := p.changeLocked(-p.promised, 0, 0)
+	b.countLocked(p.by, -1, 0)
+	return Outcome{Freed: freed}
+}
