@@ -357,7 +357,10 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 		select {
 		case r.busy <- struct{}{}:
 			lack := c.lack()
-			m.calls.Go(func() { m.reclaim(context.WithoutCancel(ctx), w, r, lack) })
+			m.calls.Go(func() {
+				labels.Reclaim.Set()
+				m.reclaim(context.WithoutCancel(ctx), w, r, lack)
+			})
 		default: // it was asked already
 		}
 		break
@@ -367,7 +370,6 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 
 // reclaim asks r for memory, and wakes w when r has returned.
 func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
-	labels.Reclaim.Set()
 	defer func() { <-r.busy }()
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()

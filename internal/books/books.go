@@ -19,6 +19,7 @@ package books
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
@@ -165,4 +166,16 @@ func (b *Books) takeLocked(n int64, from *int64) {
 	}
 	*from -= n
 	b.changes++
+}
+
+// Left is what Remaining of a tier.Quota returns to the holder of mine of the used bytes, under a
+// limit that all holders share. It is the bytes that are left. Below 0 it is the caller's share of
+// the excess, rounded so that the shares add up to all of it.
+func Left(limit, used, mine int64) int64 {
+	if used <= limit || mine <= 0 {
+		return max(0, limit-used)
+	}
+	hi, lo := bits.Mul64(uint64(limit), uint64(mine))
+	keeps, _ := bits.Div64(hi, lo, uint64(used)) // limit < used; rounded down, so that together all keep at most the limit
+	return int64(keeps) - mine
 }
