@@ -233,7 +233,8 @@ func TestLimitsChange(t *testing.T) {
 		if n := available(p, "a"); n != -60 || held.Bytes("a") != 80 || got.Bytes("a") != 30 {
 			t.Errorf("%d available; permits have %d and %d", n, held.Bytes("a"), got.Bytes("a"))
 		}
-		if _, err := p.TryAcquire(of(t, "a", 1)); !errors.Is(err, tier.ErrOutOfBudget) {
+		var none *tier.OutOfBudgetError
+		if _, err := p.TryAcquire(of(t, "a", 1)); !errors.As(err, &none) || none.Remaining != 0 {
 			t.Error(err)
 		}
 		release(t, held)
@@ -286,6 +287,9 @@ func TestSlotsChange(t *testing.T) {
 		both := start(t.Context(), p, spill(of(t, "a", 1))) // waits for bytes, and then for a slot as well
 		if err := p.SetSlots(1); err != nil {
 			t.Fatal(err)
+		}
+		if s := p.Stats(); s.Slots != 1 || s.HeldSlots != 53 || s.FreeSlots != 0 {
+			t.Errorf("fewer slots than are held: %+v", s)
 		}
 		release(t, bytes)
 		both.waiting(t)
