@@ -117,28 +117,24 @@ func (h *holders) find(l *line, now time.Time) {
 	h.owners = make(map[*Owner]int64)
 	u := l.space.Usage()
 	h.frees = u.Retired > l.space.Unsure()
-	add := func(owner any, bytes int64) *Owner {
-		o, _ := owner.(*Owner)
-		if o == nil {
-			h.ownerless += bytes
-		} else {
+	add := func(owner any, bytes int64) {
+		if o, ok := owner.(*Owner); ok {
 			h.owners[o] += bytes
+		} else {
+			h.ownerless += bytes
 		}
-		return o
 	}
-	reserved := make(map[*Owner]int64)
+	reserved := make(map[string]int64)
 	for _, p := range l.space.Books().Promises() {
 		if p.Moves {
 			h.frees = true // a move ends by itself
 		} else if p.Promised > 0 {
-			reserved[add(p.Owner, p.Promised)] += p.Promised
+			add(p.Owner, p.Promised)
+			reserved[nameOf(p.Owner)] += p.Promised
 		}
 	}
-	for o, bytes := range reserved {
-		h.known = append(
-			h.known,
-			tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: o.label()},
-		)
+	for name, bytes := range reserved {
+		h.known = append(h.known, tier.Holding{Space: l.space.ID(), Kind: "reservation", Bytes: bytes, Owner: name})
 	}
 	for _, v := range l.space.Holds().Append(nil) {
 		d := l.space.Describe(&v)
