@@ -159,7 +159,7 @@ func New(cfg Config) (*Pool, error) {
 	p.mu.waiters.Bypass = cmp.Or(cfg.Bypass, 16)
 	for _, b := range cfg.Budgets {
 		if b.Name == "" || p.budget(b.Name) != nil || b.Bytes < 1 {
-			return nil, fmt.Errorf("permit: budget %q of %d bytes: want a name that no other has, and more than 0 bytes",
+			return nil, fmt.Errorf("permit: budget %q of %d bytes: want a name of its own and more than 0 bytes",
 				b.Name, b.Bytes)
 		}
 		p.budgets = append(p.budgets, &BudgetStats{Name: b.Name, Total: b.Bytes})

@@ -96,7 +96,7 @@ func TestNewRefuses(t *testing.T) {
 		{"a zero budget", "0 bytes", budgets(permit.Budget{"a", 1}, permit.Budget{"b", 0})},
 		{"a negative budget", "-1 bytes", budgets(permit.Budget{"a", -1})},
 		{"an empty name", "want a name", budgets(permit.Budget{"", 1})},
-		{"the same name twice", `budget "a" of 2 bytes: want a name that no other has`,
+		{"the same name twice", `budget "a" of 2 bytes: want a name of its own`,
 			budgets(permit.Budget{"a", 1}, permit.Budget{"b", 1}, permit.Budget{"a", 2})},
 		{"zero slots", "0 slots", permit.Config{Slots: new(0)}},
 		{"negative slots", "-3 slots", permit.Config{Slots: new(-3)}},
