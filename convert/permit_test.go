@@ -107,18 +107,14 @@ func (m *machine) take(t *testing.T, slots, bytes bool) *users {
 	t.Helper()
 	var u users
 	if free := m.freeHost(); bytes {
-		r, err := permit.Request{}.And(permit.Host, free)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := m.permits.TryAcquire(r)
+		p, err := m.permits.TryAcquire(permit.Request{Bytes: map[string]int64{permit.Host: free}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		u = append(u, p)
 	}
 	for slots {
-		p, err := m.permits.TryAcquire(permit.Request{}.Spill())
+		p, err := m.permits.TryAcquire(permit.Request{Spill: true})
 		if err != nil {
 			break
 		}

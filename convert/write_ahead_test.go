@@ -142,14 +142,14 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		time.Sleep(quiet)
 		var slots [2]*permit.Permit
 		for i := range slots {
-			if slots[i], err = m.permits.TryAcquire(permit.Request{}.Spill()); err != nil {
+			if slots[i], err = m.permits.TryAcquire(permit.Request{Spill: true}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		none("there is no slot", context.Canceled)
 		waited := make(chan error)
 		go func() {
-			p, err := m.permits.Acquire(t.Context(), permit.Request{}.Spill())
+			p, err := m.permits.Acquire(t.Context(), permit.Request{Spill: true})
 			waited <- errors.Join(err, p.Release())
 		}()
 		synctest.Wait()

@@ -125,7 +125,7 @@ func (h *holders) find(l *line, now time.Time) {
 	for _, p := range l.space.Books().Promises() {
 		if p.Moves {
 			h.frees = true // a move ends by itself
-		} else {
+		} else if p.Promised > 0 {
 			add(p.Owner, p.Promised)
 		}
 	}

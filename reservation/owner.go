@@ -77,3 +77,13 @@ func Waits(ctx context.Context) (done func()) {
 // WithOwner sets the owner of the reservation and of its waits, also those of Grow. Nil means no
 // owner.
 func WithOwner(o *Owner) Option { return func(opts *options) { opts.owner = o } }
+
+// WithName sets the name under which errors and listings of holders have a reservation without an
+// owner.
+func WithName(name string) Option { return func(opts *options) { opts.name = label(name) } }
+
+// label is the owner, in the books, of a reservation that has only a name.
+type label string
+
+// Name returns the name.
+func (l label) Name() string { return string(l) }

@@ -79,6 +79,7 @@ type Option func(*options)
 type options struct {
 	policy  LimitPolicy
 	owner   *Owner
+	name    label
 	memory  *memoryHook
 	origin  origin
 	noClear bool // see WithoutClearing

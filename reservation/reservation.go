@@ -49,10 +49,13 @@ func (l *line) newState(m *Manager, o *options) *state {
 
 // owner returns the owner that the options name, as the books keep it.
 func (s *state) owner() any {
-	if s.options == nil || s.options.owner == nil {
-		return nil
+	switch o := s.options; {
+	case o != nil && o.owner != nil:
+		return o.owner
+	case o != nil && o.name != "":
+		return o.name
 	}
-	return s.options.owner
+	return nil
 }
 
 // policy returns what happens when more is drawn than was promised.

@@ -147,14 +147,14 @@ func (s shown) state() error {
 func (s shown) permit() error {
 	ctx, eng := s.ctx, s.eng
 	send := func(context.Context, int64) error { return nil }
-	request, err := permit.Request{}.And(permit.Host, 8<<20)
+	held, err := eng.Permits().Acquire(ctx, permit.Request{
+		Bytes: map[string]int64{permit.Host: 8 << 20}, Capped: true,
+	})
 	if err != nil {
 		return err
 	}
-	err = eng.Permits().With(ctx, request.Capped(), func(ctx context.Context, p *permit.Permit) error {
-		return send(ctx, p.Bytes(permit.Host)) // the permit is released when this returns
-	})
-	return err
+	defer held.Release()
+	return send(ctx, held.Bytes(permit.Host))
 }
 
 func (s shown) admit() error {

@@ -42,18 +42,14 @@ func takeAll(t *testing.T, p *permit.Pool) (release func()) {
 	t.Helper()
 	var held []*permit.Permit
 	for _, b := range p.Stats().Budgets {
-		r, err := permit.Request{}.And(b.Name, b.Total)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := p.TryAcquire(r)
+		got, err := p.TryAcquire(permit.Request{Bytes: map[string]int64{b.Name: b.Total}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		held = append(held, got)
 	}
 	for {
-		got, err := p.TryAcquire(permit.Request{}.Spill())
+		got, err := p.TryAcquire(permit.Request{Spill: true})
 		if err != nil {
 			return func() {
 				for _, h := range held {
@@ -171,12 +167,12 @@ func TestCloseEndsWaitsForPermits(t *testing.T) {
 		ended <- eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Disk))
 	}()
 	go func() {
-		_, err := eng.Permits().Acquire(t.Context(), permit.Request{}.Spill())
+		_, err := eng.Permits().Acquire(t.Context(), permit.Request{Spill: true})
 		ended <- err
 	}()
 	untilWaiting(t, eng.Permits(), 2, ended)
 	var leak *permit.LeakError
-	if err := eng.Close(); !errors.As(err, &leak) || len(leak.Leaks) != 2+16 {
+	if err := eng.Close(); !errors.As(err, &leak) || leak.Permits != 2+16 {
 		t.Errorf("closing: %v", err)
 	}
 	for range 2 {

@@ -49,11 +49,7 @@ func TestStatsOfAllParts(t *testing.T) {
 	for b.Info().Space.Kind != tier.Disk || eng.Stats().Monitor.Bytes == 0 {
 		runtime.Gosched()
 	}
-	request, err := permit.Request{}.And(permit.Host, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	held, err := eng.Permits().TryAcquire(request.Spill())
+	held, err := eng.Permits().TryAcquire(permit.Request{Bytes: map[string]int64{permit.Host: 1000}, Spill: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,7 @@ func TestMonitorSleepsWhilePermitsAreHeld(t *testing.T) {
 			t.Fatal(err)
 		}
 		eng, repo, host := openWritingAhead(t, 64*mib, func(c *spillway.Config) { c.Limits.PermitPool = pool })
-		slot, err := pool.TryAcquire(permit.Request{}.Spill())
+		slot, err := pool.TryAcquire(permit.Request{Spill: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@
 package fairqueue
 
 import (
+	"container/list"
 	"context"
 	"iter"
 )
@@ -24,34 +25,38 @@ const window = 256
 type Queue[T any] struct {
 	Bypass int // how many requests may be served before the head
 
-	first, last *Entry[T]
-	length      int
+	entries list.List // of *Entry[T]
 }
 
 // An Entry is a waiter's place in a queue.
 type Entry[T any] struct {
 	Value T
 
-	queue      *Queue[T] // nil once it was removed
-	prev, next *Entry[T]
-	bypassed   int // how many have bypassed it while it was the head
+	queue    *Queue[T]
+	place    *list.Element // nil once it was removed
+	bypassed int           // how many have bypassed it while it was the head
 }
 
 // Len returns how many wait.
-func (q *Queue[T]) Len() int { return q.length }
+func (q *Queue[T]) Len() int { return q.entries.Len() }
 
 // Head returns the entry of the oldest waiter, nil if nobody waits.
-func (q *Queue[T]) Head() *Entry[T] { return q.first }
+func (q *Queue[T]) Head() *Entry[T] {
+	if at := q.entries.Front(); at != nil {
+		return at.Value.(*Entry[T])
+	}
+	return nil
+}
 
 // All yields all entries, the oldest first. The loop may remove the entry that it was given.
 func (q *Queue[T]) All() iter.Seq[*Entry[T]] {
 	return func(yield func(*Entry[T]) bool) {
-		for e := q.first; e != nil; {
-			next := e.next
-			if !yield(e) {
+		for at := q.entries.Front(); at != nil; {
+			next := at.Next()
+			if !yield(at.Value.(*Entry[T])) {
 				return
 			}
-			e = next
+			at = next
 		}
 	}
 }
@@ -64,63 +69,38 @@ func (q *Queue[T]) Push(value T) *Entry[T] {
 }
 
 // Return adds an entry that was removed at the end. The requests that bypassed it before still count.
-func (q *Queue[T]) Return(e *Entry[T]) {
-	e.queue, e.prev = q, q.last
-	if q.last == nil {
-		q.first = e
-	} else {
-		q.last.next = e
-	}
-	q.last = e
-	q.length++
-}
+func (q *Queue[T]) Return(e *Entry[T]) { e.queue, e.place = q, q.entries.PushBack(e) }
 
 // Remove takes the entry out of its queue. It does nothing if it was removed before, or if e is nil.
 func (e *Entry[T]) Remove() {
-	if e == nil || e.queue == nil {
-		return
+	if e.Waits() {
+		e.queue.entries.Remove(e.place)
+		e.place = nil
 	}
-	q := e.queue
-	if e.prev == nil {
-		q.first = e.next
-	} else {
-		e.prev.next = e.next
-	}
-	if e.next == nil {
-		q.last = e.prev
-	} else {
-		e.next.prev = e.prev
-	}
-	e.queue, e.prev, e.next = nil, nil, nil
-	q.length--
 }
 
 // Waits reports whether the entry is in its queue.
-func (e *Entry[T]) Waits() bool { return e != nil && e.queue != nil }
+func (e *Entry[T]) Waits() bool { return e != nil && e.place != nil }
 
 // Next returns the entry to serve now: the head if fits returns true for it, or else the oldest for
 // which fits does, if the head may be bypassed. It returns nil if there is none. The owner serves
 // the entry and then calls Served, or leaves the queue as it is.
 func (q *Queue[T]) Next(fits func(T) bool) *Entry[T] {
-	if q.first == nil || fits(q.first.Value) {
-		return q.first
-	}
-	if q.IsClosed() {
-		return nil
-	}
-	n := 1
-	for e := q.first.next; e != nil && n < window; e = e.next {
+	n := 0
+	for e := range q.All() {
 		if fits(e.Value) {
 			return e
 		}
-		n++
+		if n++; n == window || q.IsClosed() {
+			break
+		}
 	}
 	return nil
 }
 
 // Served removes an entry whose waiter was served. If it was not the head, it counts a bypass.
 func (q *Queue[T]) Served(e *Entry[T]) {
-	if e != q.first {
+	if e != q.Head() {
 		q.Bypassed()
 	}
 	e.Remove()
@@ -128,12 +108,15 @@ func (q *Queue[T]) Served(e *Entry[T]) {
 
 // IsClosed reports whether nobody may bypass the head any more: all that is freed is kept for it.
 // A queue without waiters is not closed.
-func (q *Queue[T]) IsClosed() bool { return q.first != nil && q.first.bypassed >= q.Bypass }
+func (q *Queue[T]) IsClosed() bool {
+	head := q.Head()
+	return head != nil && head.bypassed >= q.Bypass
+}
 
 // Bypassed counts a bypass by a request that was served without waiting.
 func (q *Queue[T]) Bypassed() {
-	if q.first != nil {
-		q.first.bypassed++
+	if head := q.Head(); head != nil {
+		head.bypassed++
 	}
 }
 

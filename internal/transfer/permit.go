@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,29 +56,23 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	if err := b.NeedsPermits(); err != nil {
 		return err
 	}
-	var r permit.Request
+	r := permit.Request{Spill: writes, Capped: true}
 	if !d.monitor {
-		if r, err = r.And(permit.Host, pinned); err != nil {
-			return err
-		}
-		r = r.Capped()
-	}
-	if writes {
-		r = r.Spill()
+		r.Bytes = map[string]int64{permit.Host: pinned}
 	}
 	if d.spare {
 		return b.inSpare(ctx, r, duty{spare: true, reads: true, writes: writes}, f)
 	}
 	b.turns.enter()
 	defer b.turns.leave()
-	permitted := func(ctx context.Context, _ *permit.Permit) error {
-		return f(context.WithValue(ctx, dutyKey{}, duty{reads: true, writes: writes}))
+	var got *permit.Permit
+	if d.monitor {
+		got, err = b.Permits.TryAcquire(r)
+	} else {
+		got, err = b.Permits.Acquire(ctx, r)
 	}
-	if !d.monitor {
-		return b.Permits.With(ctx, r, permitted)
-	}
-	got, err := b.Permits.TryAcquire(r)
-	if errors.Is(err, tier.ErrOutOfBudget) { // programs have all slots, and may wait for the room that f makes
+	if d.monitor && errors.Is(err, tier.ErrOutOfBudget) {
+		// Programs have all slots, and may wait for the room that f makes.
 		select {
 		case b.reserve <- struct{}{}:
 			defer func() { <-b.reserve }()
@@ -87,8 +82,8 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	} else if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, got.Release()) }() // nil if it is the reserve
-	return permitted(ctx, got)
+	defer func() { err = cmp.Or(err, got.Release()) }() // nil if it is the reserve
+	return f(context.WithValue(ctx, dutyKey{}, duty{reads: true, writes: writes}))
 }
 
 // NeedsPermits returns an error if b.Permits lacks something that transfers need.

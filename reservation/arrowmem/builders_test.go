@@ -78,8 +78,8 @@ func TestBuildersOfAllTypes(t *testing.T) {
 		wb.Release()
 		gb.Release()
 		checked.AssertSize(t, 0)
-		if a.Allocated() != 0 {
-			t.Errorf("%s: %d bytes are left", rows.DataType(), a.Allocated())
+		if a.live() != 0 {
+			t.Errorf("%s: %d bytes are left", rows.DataType(), a.live())
 			return
 		}
 	}
@@ -137,7 +137,7 @@ func TestRefusalAtEveryAllocation(t *testing.T) {
 			if b != nil {
 				b.Release()
 			}
-			if a.Allocated() > 0 {
+			if s.Usage().Live > 0 {
 				lost[rows.DataType().Name()]++
 			}
 			if err := a.Close(); err != nil && !isUnfreed(err) {
@@ -174,7 +174,7 @@ func TestConcatenateWrapsRefusals(t *testing.T) {
 	if !errors.As(err, &exceeded) {
 		t.Errorf("%v", err)
 	}
-	if n := a.Allocated(); n > 0 {
+	if a.live() > 0 {
 		if err := a.Close(); !isUnfreed(err) {
 			t.Error(err)
 		}

@@ -63,11 +63,11 @@ func ExampleAllocator() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(rows, "in", a.Allocated(), "bytes;", r.Unused(), "unused")
+	fmt.Println(rows, "in", r.Bytes()-r.Unused(), "bytes;", r.Unused(), "unused")
 	rows.Release()
 
 	_, err = numbers(1000)
-	fmt.Println(errors.Is(err, reservation.ErrExceeded), a.Allocated())
+	fmt.Println(errors.Is(err, reservation.ErrExceeded), r.Bytes()-r.Unused())
 	// Output:
 	// [0 1 2 3 4] in 128 bytes; 512 unused
 	// true 0

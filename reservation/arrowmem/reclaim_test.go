@@ -108,6 +108,25 @@ func TestReclaimThatFreesNothing(t *testing.T) {
 	})
 }
 
+// TestWorkIsListedByItsName: errors and listings of holders name a Work without an owner.
+func TestWorkIsListedByItsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s := arenaOf(t, 100*mib)
+		workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 48 * mib})
+		workOf(t, m, nil, arrowmem.WorkOptions{Operator: "probe", Min: 32 * mib})
+		got := <-reserve(t.Context(), m, 40*mib)
+		var e *reservation.DeadlockError
+		if !errors.As(got.err, &e) || len(e.Holders) != 2 || e.Holders[0].Owner != "work of build" ||
+			e.Holders[0].Bytes != 51*mib || e.Holders[1].Owner != "work of probe" {
+			t.Errorf("%v", got.err)
+		}
+		if all := s.Holdings(nil); len(all.Holders) != 2 || all.Holders[0].Owner != "work of build" ||
+			all.Holders[0].Bytes != 51*mib {
+			t.Errorf("the holders are %+v", all.Holders)
+		}
+	})
+}
+
 // TestReclaimThatHangs is passed over after a second: the next Work is asked, and the error of a
 // request names it.
 func TestReclaimThatHangs(t *testing.T) {
@@ -222,7 +241,9 @@ func TestWorkHasAnOwner(t *testing.T) {
 		m, _ := arenaOf(t, 100*mib)
 		work := func(name string, min int64) (context.Context, *arrowmem.Work) {
 			ctx := reservation.NewOwner(name).Context(t.Context())
-			w, err := arrowmem.NewWork(ctx, m, nil, arrowmem.WorkOptions{Operator: name, In: inHost, Min: min})
+			w, err := arrowmem.NewWork(ctx, m, new(arrowmem.HeapCounter), arrowmem.WorkOptions{
+				Operator: name, In: inHost, Min: min,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,7 +3,6 @@ package arrowmem
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -15,9 +14,6 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
-
-// minSlack is how much a Work of a small Min may overdraw; a larger one may overdraw by 1/16 of it.
-const minSlack = 1 << 20
 
 // WorkOptions describe a Work. Sizes are bytes.
 type WorkOptions struct {
@@ -53,28 +49,30 @@ type Work struct {
 	cancel  func() // ends Reclaim
 	closed  atomic.Bool
 
+	// mu guards size, and is held while the reservation shrinks, but not while it grows. It is the
+	// outermost lock.
+	mu sync.Mutex
 	// size is Min, and what Grow calls have added or will add, without what Shrink gave back. The
 	// reservation has that and the slack, without what waits, and somewhat more where the space rounds.
-	// Guarded by alloc.mu.
 	size int64
 }
 
 // NewWork makes a Work, and waits for Min bytes and the slack as reservation.Manager.Reserve does,
-// with the same errors. heap counts what its allocator takes from the Go heap; it may be nil.
+// with the same errors. heap counts what its allocator takes from the Go heap.
 func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o WorkOptions) (*Work, error) {
 	w := &Work{
-		manager: m, name: "work of " + named.Quoted(o.Operator),
-		max: cmp.Or(o.Max, math.MaxInt64), slack: max(minSlack, o.Min/16), size: o.Min,
+		manager: m, name: "work of " + named.Quoted(o.Operator), cancel: func() {},
+		max: cmp.Or(o.Max, math.MaxInt64), slack: max(1<<20, o.Min/16), size: o.Min,
 	}
 	if o.Min < 0 || w.max < o.Min {
 		return nil, fmt.Errorf("%s: Min %d and Max %d: Min must be from 0 to Max, or Max 0", w.name, o.Min, o.Max)
 	}
-	owner := reservation.WithOwner(reservation.OwnerOf(ctx))
-	r, err := m.Reserve(ctx, o.In, min(o.Min, math.MaxInt64-w.slack)+w.slack, owner)
+	r, err := m.Reserve(ctx, o.In, min(o.Min, math.MaxInt64-w.slack)+w.slack,
+		reservation.WithOwner(reservation.OwnerOf(ctx)), reservation.WithName("work of "+o.Operator))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", w.name, err)
 	}
-	w.alloc = newAllocator(r, cmp.Or(heap, new(HeapCounter)))
+	w.alloc = newAllocator(r, heap)
 	if o.Reclaim != nil {
 		w.cancel = m.OnReclaim(reservation.Reclaimer{
 			Reservation: r, Name: w.name, Reclaim: func(ctx context.Context, want int64) { o.Reclaim(ctx, want) },
@@ -90,22 +88,25 @@ func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o W
 // the Work is as it was.
 func (w *Work) Grow(ctx context.Context, n int64) error {
 	a := w.alloc
-	a.mu.Lock()
-	if err := w.check(n, w.max-w.size, w.max); err != nil {
-		a.mu.Unlock()
-		return err
+	w.mu.Lock()
+	err := w.check(n, w.max-w.size, w.max)
+	if err == nil {
+		spare := max(0, w.spareLocked())
+		w.size += n
+		w.mu.Unlock()
+		err = a.r.Grow(ctx, n-min(n, spare))
+		w.mu.Lock()
+		if err != nil {
+			w.size -= n
+		}
 	}
-	spare := max(0, w.spareLocked())
-	w.size += n
-	a.mu.Unlock()
-	err := a.r.Grow(ctx, n-min(n, spare))
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	w.mu.Unlock()
 	if err != nil {
-		w.size -= n
 		return fmt.Errorf("%s: %w", w.name, err)
 	}
-	if a.mu.heap <= a.r.Unused() && a.supported() == nil {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.heap <= a.r.Unused() && a.unsupported == nil {
 		a.mu.overflow = nil
 	}
 	return nil
@@ -114,20 +115,16 @@ func (w *Work) Grow(ctx context.Context, n int64) error {
 // Shrink gives n bytes back, which must be in no buffer. More than that, or than the Work has besides
 // its slack, is an error that matches reservation.ErrExceeded and changes nothing.
 func (w *Work) Shrink(n int64) error {
-	a := w.alloc
-	a.mu.Lock()
-	if err := w.check(n, w.size+min(0, w.spareLocked()), w.size); err != nil {
-		a.mu.Unlock()
-		return err
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err := w.check(n, w.size+min(0, w.spareLocked()), w.size)
+	if err == nil {
+		err = w.alloc.r.Shrink(n)
 	}
-	w.size -= n
-	a.mu.Unlock()
-	if err := a.r.Shrink(n); err != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		w.size += n
+	if err != nil {
 		return fmt.Errorf("%s: %w", w.name, err)
 	}
+	w.size -= n
 	return nil
 }
 
@@ -136,12 +133,12 @@ func (w *Work) Shrink(n int64) error {
 func (w *Work) check(n, available, limit int64) error {
 	switch {
 	case n < 0:
-		return fmt.Errorf("%s: cannot grow or shrink by %d bytes", w.name, n)
+		return fmt.Errorf("cannot grow or shrink by %d bytes", n)
 	case n > available && !w.closed.Load():
-		return fmt.Errorf("%s: %w", w.name, &reservation.ExceededError{
+		return &reservation.ExceededError{
 			Space: w.alloc.r.Space().ID(), Requested: n, Available: available, Limit: limit,
 			Hint: "put state away, or raise WorkOptions.Max",
-		})
+		}
 	}
 	return nil
 }
@@ -154,8 +151,8 @@ func (w *Work) spareLocked() int64 { return w.alloc.r.Bytes() - w.slack - w.size
 // that can put state away should poll it between batches.
 func (w *Work) Requested() int64 {
 	lack := w.manager.Requested(w.alloc.r.Space().ID())
-	w.alloc.mu.Lock()
-	defer w.alloc.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	return max(0, lack+min(0, w.spareLocked())) // without its own
 }
 
@@ -189,13 +186,11 @@ func (w *Work) Close() error {
 	if w.closed.Swap(true) {
 		return fmt.Errorf("%s: %w", w.name, tier.ErrReleased)
 	}
-	if w.cancel != nil {
-		w.cancel()
-	}
-	err := w.alloc.r.Release()
+	w.cancel()
+	_ = w.alloc.r.Release() // the only release
 	w.alloc.mu.Lock()
 	defer w.alloc.mu.Unlock()
-	return errors.Join(err, w.alloc.mu.misused)
+	return w.alloc.mu.misused
 }
 
 // HeapCounter counts the bytes that the allocators of Works have taken from the Go heap. Its zero

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -27,6 +28,9 @@ func workOf(t testing.TB, m *reservation.Manager, heap *arrowmem.HeapCounter, o 
 	t.Helper()
 	if o.In == nil {
 		o.In = inHost
+	}
+	if heap == nil {
+		heap = new(arrowmem.HeapCounter)
 	}
 	w, err := arrowmem.NewWork(t.Context(), m, heap, o)
 	if err != nil {
@@ -76,7 +80,8 @@ func TestWorkWaitsForMin(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		why := errors.New("why")
 		cancel(why)
-		if _, err := arrowmem.NewWork(ctx, m, nil, arrowmem.WorkOptions{In: inHost}); !errors.Is(err, why) {
+		o := arrowmem.WorkOptions{In: inHost}
+		if _, err := arrowmem.NewWork(ctx, m, new(arrowmem.HeapCounter), o); !errors.Is(err, why) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 	})
@@ -91,13 +96,13 @@ func TestWorkWrongArguments(t *testing.T) {
 		{Min: 1},
 		{In: reservation.AnyInTier(tier.GPU), Min: 1},
 	} {
-		if w, err := arrowmem.NewWork(t.Context(), m, nil, o); err == nil || w != nil {
+		if w, err := arrowmem.NewWork(t.Context(), m, new(arrowmem.HeapCounter), o); err == nil || w != nil {
 			t.Errorf("%+v: %v, %v", o, w, err)
 		}
 	}
 	for _, min := range []int64{100 * mib, math.MaxInt64} {
 		o := arrowmem.WorkOptions{Operator: "sort", In: inHost, Min: min}
-		_, err := arrowmem.NewWork(t.Context(), m, nil, o)
+		_, err := arrowmem.NewWork(t.Context(), m, new(arrowmem.HeapCounter), o)
 		if !errors.Is(err, reservation.ErrExceeded) || !strings.Contains(err.Error(), `"sort"`) {
 			t.Errorf("Min %d: %v", min, err)
 		}
@@ -501,4 +506,26 @@ func TestWorkShrinkWhileItGrows(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestWorkGrowsAndShrinksAtOnce: Grow takes no bytes that Shrink gives back at the same moment for
+// what the space rounds, so the Work has its slack in the end.
+func TestWorkGrowsAndShrinksAtOnce(t *testing.T) {
+	m, s := arenaOf(t, 100*mib)
+	w := workOf(t, m, nil, arrowmem.WorkOptions{Min: 10 * mib})
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 3000 {
+				if err := errors.Join(w.Grow(t.Context(), tier.Page), w.Shrink(tier.Page)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := w.Shrink(10 * mib); err != nil || s.Used() != mib {
+		t.Errorf("%v, and %d bytes are used in the end", err, s.Used())
+	}
 }

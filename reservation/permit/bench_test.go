@@ -17,7 +17,7 @@ import (
 func BenchmarkTryAcquire(b *testing.B) {
 	b.Run("permit", func(b *testing.B) {
 		p := newPool(b, permit.Config{})
-		r := of(b, permit.Device, 1<<20, permit.Host, 2<<20).Spill()
+		r := spill(of(b, permit.Device, 1<<20, permit.Host, 2<<20))
 		b.ReportAllocs()
 		for b.Loop() {
 			got, err := p.TryAcquire(r)

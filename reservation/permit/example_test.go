@@ -15,15 +15,15 @@ func Example() {
 	}
 	defer pool.Close()
 
-	request, err := permit.Request{}.And(permit.Host, 64<<20)
+	held, err := pool.Acquire(context.Background(), permit.Request{
+		Bytes: map[string]int64{permit.Host: 64 << 20}, Spill: true,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = pool.With(context.Background(), request.Spill(), func(_ context.Context, p *permit.Permit) error {
-		fmt.Println("may write to disk:", p.CanSpill(), "with", p.Bytes(permit.Host), "bytes under way")
-		fmt.Println(pool.Stats().FreeSlots, "slots are left")
-		return nil
-	})
+	fmt.Println("may write to disk:", held.CanSpill(), "with", held.Bytes(permit.Host), "bytes under way")
+	fmt.Println(pool.Stats().FreeSlots, "slots are left")
+	err = held.Release()
 	fmt.Println(pool.Stats().FreeSlots, "in the end;", err)
 	// Output:
 	// may write to disk: true with 67108864 bytes under way
@@ -43,12 +43,13 @@ func ExamplePool_TryAcquire() {
 	}
 	defer pool.Close()
 
-	host, _ := permit.Request{}.And("host", 400)
-	both, _ := host.And("device", 600)
-	first, err := pool.TryAcquire(both)
+	first, err := pool.TryAcquire(permit.Request{Bytes: map[string]int64{"host": 400, "device": 600}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	fmt.Println(first.TotalBytes())
 
-	_, err = pool.TryAcquire(host)
+	_, err = pool.TryAcquire(permit.Request{Bytes: map[string]int64{"host": 400}})
 	fmt.Println(err)
 	first.Release()
 	// Output:

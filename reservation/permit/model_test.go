@@ -22,8 +22,8 @@ type model struct {
 	total     [4]int64
 	unlimited bool // slots
 	used      [4]int64
-	lines     [4][]*entry
-	bypassed  [4]int
+	queue     []*entry
+	bypassed  int // how many have bypassed the head of the queue
 }
 
 // entry is a request in the model, and the call that makes it at the pool.
@@ -31,75 +31,68 @@ type entry struct {
 	needs  [4]int64
 	capped bool
 	state  string // "waits", "held", "exceeds", "canceled"
-	has    [4]int64
 	call   *call
 	cancel context.CancelFunc
 }
 
-func (m *model) want(e *entry, r int) int64 {
-	if e.capped && r < 3 {
-		return min(e.needs[r], m.total[r])
-	}
-	return e.needs[r]
+// shares reports whether the head of the queue, another one than e, needs the resource, too.
+func (m *model) shares(e *entry, r int) bool {
+	return len(m.queue) > 0 && m.queue[0] != e && m.queue[0].needs[r] > 0 && e.needs[r] > 0
 }
-
-func (m *model) endless(r int) bool { return r == 3 && m.unlimited }
 
 func (m *model) fits(e *entry) bool {
 	for r := range 4 {
-		if e.needs[r] == 0 || m.endless(r) {
+		if e.needs[r] == 0 || r == 3 && m.unlimited {
 			continue
 		}
-		kept := len(m.lines[r]) > 0 && m.lines[r][0] != e && m.bypassed[r] >= m.bypass
-		if kept || m.want(e, r) > m.total[r]-m.used[r] {
+		if m.shares(e, r) && m.bypassed >= m.bypass || e.needs[r] > m.total[r]-m.used[r] {
 			return false
 		}
 	}
 	return true
 }
 
+// exceeds reports whether e needs more than there is. A capped request is made smaller instead.
 func (m *model) exceeds(e *entry) bool {
-	return !e.capped && slices.ContainsFunc([]int{0, 1, 2}, func(r int) bool { return e.needs[r] > m.total[r] })
+	for r := range 3 {
+		if e.needs[r] > m.total[r] && !e.capped {
+			return true
+		}
+		e.needs[r] = min(e.needs[r], m.total[r])
+	}
+	return false
 }
 
 func (m *model) grant(e *entry) {
 	e.state = "held"
+	passes := false
 	for r := range 4 {
-		e.has[r] = m.want(e, r)
-		m.used[r] += e.has[r]
-		if e.has[r] > 0 && len(m.lines[r]) > 0 && m.lines[r][0] != e {
-			m.bypassed[r]++
-		}
+		m.used[r] += e.needs[r]
+		passes = passes || m.shares(e, r)
+	}
+	if passes {
+		m.bypassed++
 	}
 }
 
 func (m *model) leave(e *entry) {
-	for r := range m.lines {
-		if i := slices.Index(m.lines[r], e); i >= 0 {
-			if i == 0 {
-				m.bypassed[r] = 0
-			}
-			m.lines[r] = slices.Delete(m.lines[r], i, i+1)
+	if i := slices.Index(m.queue, e); i >= 0 {
+		if i == 0 {
+			m.bypassed = 0
 		}
+		m.queue = slices.Delete(m.queue, i, i+1)
 	}
 }
 
 func (m *model) serve() {
-	for again := true; again; {
-		again = false
-		for r := range m.lines {
-			for i, e := range m.lines[r] {
-				if i > 0 && !m.endless(r) && m.bypassed[r] >= m.bypass {
-					break
-				}
-				if m.fits(e) {
-					m.grant(e)
-					m.leave(e)
-					again = true
-					break
-				}
-			}
+	for {
+		i := slices.IndexFunc(m.queue, m.fits)
+		if i < 0 {
+			return
 		}
+		e := m.queue[i]
+		m.grant(e)
+		m.leave(e)
 	}
 }
 
@@ -111,11 +104,7 @@ func (m *model) request(e *entry, wait bool) {
 		m.grant(e)
 	case wait:
 		e.state = "waits"
-		for r := range m.lines {
-			if e.needs[r] > 0 {
-				m.lines[r] = append(m.lines[r], e)
-			}
-		}
+		m.queue = append(m.queue, e)
 	default:
 		e.state = "refused"
 	}
@@ -139,16 +128,16 @@ func TestPoolModel(t *testing.T) {
 				switch op := rng.IntN(10); {
 				case op < 5:
 					e := randomEntry(rng)
-					wait := op < 4
+					wait, request := op < 4, e.request(t)
 					m.request(e, wait)
-					what = fmt.Sprintf("request %d, capped %t, wait %t", e.needs, e.capped, wait)
+					what = fmt.Sprintf("request %+v, wait %t", request, wait)
 					var ctx context.Context
 					ctx, e.cancel = context.WithCancel(t.Context())
 					if wait {
-						e.call = start(ctx, p, e.request(t))
+						e.call = start(ctx, p, request)
 					} else {
 						e.call = new(call)
-						e.call.got, e.call.err = p.TryAcquire(e.request(t))
+						e.call.got, e.call.err = p.TryAcquire(request)
 						e.call.over.Store(true)
 					}
 					live = append(live, e)
@@ -157,8 +146,8 @@ func TestPoolModel(t *testing.T) {
 					what = "end " + e.state
 					switch e.state {
 					case "held":
-						for r := range e.has {
-							m.used[r] -= e.has[r]
+						for r := range e.needs {
+							m.used[r] -= e.needs[r]
 						}
 						m.serve()
 						release(t, e.call.got)
@@ -173,7 +162,7 @@ func TestPoolModel(t *testing.T) {
 					r, n := rng.IntN(3), int64(20+rng.IntN(120))
 					what = fmt.Sprintf("set total %d to %d", r, n)
 					m.total[r] = n
-					for _, e := range slices.Clone(m.lines[r]) {
+					for _, e := range slices.Clone(m.queue) {
 						if m.exceeds(e) {
 							e.state = "exceeds"
 							m.leave(e)
@@ -238,12 +227,7 @@ func randomEntry(rng *rand.Rand) *entry {
 
 func (e *entry) request(t *testing.T) permit.Request {
 	r := of(t, "a", int(e.needs[0]), "b", int(e.needs[1]), "c", int(e.needs[2]))
-	if e.needs[3] > 0 {
-		r = r.Spill()
-	}
-	if e.capped {
-		r = r.Capped()
-	}
+	r.Spill, r.Capped = e.needs[3] > 0, e.capped
 	return r
 }
 
@@ -264,10 +248,16 @@ func (e *entry) compare() string {
 	if !errors.Is(e.call.err, want) {
 		return fmt.Sprintf("a request of %d: %v; want it %s", e.needs, e.call.err, e.state)
 	}
+	if e.state != "held" {
+		return ""
+	}
 	got := e.call.got
-	if has := [3]int64{got.Bytes("a"), got.Bytes("b"), got.Bytes("c")}; e.state == "held" &&
-		(has != [3]int64(e.has[:3]) || got.CanSpill() != (e.has[3] > 0)) {
-		return fmt.Sprintf("a permit has %d, slot %t; want %d", has, got.CanSpill(), e.has)
+	has := [4]int64{got.Bytes("a"), got.Bytes("b"), got.Bytes("c")}
+	if got.CanSpill() {
+		has[3] = 1
+	}
+	if has != e.needs {
+		return fmt.Sprintf("a permit has %d; want %d", has, e.needs)
 	}
 	return ""
 }

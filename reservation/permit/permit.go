@@ -2,9 +2,9 @@
 // and spill slots, asked for all at once. A Permit is taken for the time of one
 // transfer, where a reservation is kept for as long as there is data.
 //
-//	Request ── Acquire, TryAcquire, With ──▶ Pool ── grants ──▶ Permit ── Release ──┐
-//	                                          ▲ budgets, slots, waiters             │
-//	                                          └─────────────────────────────────────┘
+//	Request ── Acquire, TryAcquire ──▶ Pool ── grants ──▶ Permit ── Release ──┐
+//	                                    ▲ budgets, slots, waiters             │
+//	                                    └─────────────────────────────────────┘
 //
 // A Pool has named budgets of bytes in a fixed order, and slots, which limit how many
 // transfers write to disk at once. A Request names bytes of some of the budgets, or
@@ -24,12 +24,10 @@
 //
 // # Waiting
 //
-// A waiter is in one line for each budget that the request needs, and in the line of the slots if
-// it asks for one. A request passes freely if it needs nothing that others wait for. Each line is
-// first come, first served, with a bounded bypass. While the head, its oldest waiter, does not fit,
-// others that fit may be served before it, but at most Config.Bypass of them. Then the line is
-// closed: the pool keeps what is free of that resource until the head fits. The oldest waiter of all
-// is the head of all its lines, so the pool keeps all that it needs in the end.
+// Waiters are served first come, first served, with a bounded bypass. While the oldest waiter does
+// not fit, others that fit may be served before it, but at most Config.Bypass of those that need
+// something that it needs, too. Then the pool keeps for it what is free of all that it needs. A
+// request that needs nothing of that passes freely.
 //
 // A wait ends when the request is granted, when its context ends, by Close, or when lowered limits
 // make it impossible to grant.
@@ -50,11 +48,15 @@
 package permit
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
-	"slices"
+	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/fairqueue"
+	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -83,81 +85,25 @@ type Config struct {
 	Budgets []Budget
 	// Slots is the number of spill slots, as new(8), or Unlimited. Nil means 16.
 	Slots *int
-	// Bypass is how many requests may be served before the oldest one of a line while that does not
-	// fit. 0 means 16. If it is negative, no request may bypass the oldest.
+	// Bypass is how many requests may be served before the oldest waiter while that does not fit. 0
+	// means 16. If it is negative, no request may bypass the oldest.
 	Bypass int
 }
 
 // Validate returns the error that New would return.
 func (c Config) Validate() error {
-	if c.Budgets != nil && len(c.Budgets) == 0 {
-		return errors.New("permit: a pool needs a budget (nil means the defaults)")
-	}
-	var all Request
-	for i, b := range c.Budgets {
-		sum, err := all.And(b.Name, b.Bytes)
-		switch {
-		case err != nil:
-			return err
-		case b.Bytes == 0:
-			return fmt.Errorf("permit: budget %q of 0 bytes: want more", b.Name)
-		case len(sum.budgets) == i:
-			return fmt.Errorf("permit: there are two budgets %q", b.Name)
-		}
-		all = sum
-	}
-	if c.Slots != nil && *c.Slots < 1 && *c.Slots != Unlimited {
-		return fmt.Errorf("permit: a pool of %d slots: want at least 1, or Unlimited", *c.Slots)
-	}
-	return nil
+	_, err := New(c)
+	return err
 }
 
-// Request lists the bytes of budgets, and the slot, that a permit is to have. The zero value asks
-// for nothing, and each open pool grants it. It is a value: its methods return another one.
+// Request lists what a permit is to have. The zero value asks for nothing, and each open pool grants
+// it.
 type Request struct {
-	budgets []Budget // each name once, none of 0 bytes; its elements never change
-	bytes   int64    // of all budgets
-	slot    bool
-	capped  bool
-}
-
-// And returns r with more bytes of a budget. 0 bytes change nothing, and the pool need not have the
-// budget then. An empty name, a negative number, and a sum that overflows an int64 are errors.
-func (r Request) And(name string, bytes int64) (Request, error) {
-	switch {
-	case name == "":
-		return r, errors.New("permit: a budget has no name")
-	case bytes < 0:
-		return r, fmt.Errorf("permit: budget %q of %d bytes: want at least 0", name, bytes)
-	case bytes > math.MaxInt64-r.bytes:
-		return r, fmt.Errorf("permit: budget %q of %d bytes: all are more than %d bytes together",
-			name, bytes, int64(math.MaxInt64))
-	case bytes == 0:
-		return r, nil
-	}
-	r.bytes += bytes
-	r.budgets = slices.Clone(r.budgets)
-	for i, b := range r.budgets {
-		if b.Name == name {
-			r.budgets[i].Bytes += bytes
-			return r, nil
-		}
-	}
-	r.budgets = append(r.budgets, Budget{name, bytes})
-	return r, nil
-}
-
-// Spill returns r with a slot, which writing to disk requires.
-func (r Request) Spill() Request {
-	r.slot = true
-	return r
-}
-
-// Capped returns r with each number of bytes limited to the budget's total. It is for transfers
-// that can work with less, and must not be refused when a budget is small.
-func (r Request) Capped() Request {
-	r.capped = true
-	return r
+	Bytes map[string]int64 // by the names of the budgets
+	Spill bool             // a slot, which writing to disk requires
+	// Capped limits each number of bytes to the budget's total. It is for transfers that can work with
+	// less, and must not be refused when a budget is small.
+	Capped bool
 }
 
 // ErrNoBudget reports that a request names a budget that the pool does not have. Other errors match
@@ -165,53 +111,359 @@ func (r Request) Capped() Request {
 // tier.ErrClosed.
 var ErrNoBudget = errors.New("no such budget")
 
-// ExceededError reports that a request can never be granted. It matches reservation.ErrExceeded.
-// Slots are never the reason, because a pool has at least one.
-type ExceededError struct {
-	Budget    string // the budget's name
-	Requested int64  // bytes
-	Limit     int64  // bytes of the whole budget
-}
-
-func (e *ExceededError) Error() string {
-	return fmt.Sprintf(
-		"permit: %d bytes are more than all %d of budget %q (Config.Budgets or SetTotal makes it larger)",
-		e.Requested,
-		e.Limit,
-		e.Budget,
-	)
-}
-
-// Is matches reservation.ErrExceeded.
-func (e *ExceededError) Is(target error) bool { return target == reservation.ErrExceeded }
-
-// Leak is a permit that was never released.
-type Leak struct {
-	Budgets []Budget // the bytes of each
-	Slot    bool
-	Stack   string // of the call that took it; only in an invariants build
-}
-
-// LeakError reports the permits that were still held at Close.
-type LeakError struct{ Leaks []Leak }
+// LeakError reports that permits were still held at Close. Pool.Stats returns what they hold.
+type LeakError struct{ Permits int }
 
 func (e *LeakError) Error() string {
-	text := fmt.Sprintf("permit: %d permits were not released:", len(e.Leaks))
-	for _, l := range e.Leaks {
-		for _, b := range l.Budgets {
-			text += fmt.Sprintf(" %d bytes of %q", b.Bytes, b.Name)
-		}
-		if l.Slot {
-			text += " a slot"
-		} else if len(l.Budgets) == 0 {
-			text += " nothing"
-		}
-		text += ";"
-		if l.Stack != "" {
-			text += " taken at\n" + l.Stack
-		}
-	}
-	return text
+	return fmt.Sprintf("permit: %d permits were not released (Pool.Stats returns what they hold)", e.Permits)
 }
 
-func closedError() error { return fmt.Errorf("permit: the pool is %w", tier.ErrClosed) }
+// Stats are a pool's numbers at one moment.
+type Stats struct {
+	Budgets []BudgetStats // in the pool's order
+	Waiting int           // requests that wait
+
+	Slots     int // or Unlimited
+	HeldSlots int // may be above Slots after SetSlots
+	FreeSlots int // 0 if Slots is Unlimited
+}
+
+// BudgetStats are one budget's bytes. Held may be above Total after SetTotal.
+type BudgetStats struct {
+	Name        string
+	Total, Held int64
+}
+
+// Pool grants permits. It is safe for concurrent use. The package doc describes its fairness.
+type Pool struct {
+	budgets []*BudgetStats // in their order
+	slots   *BudgetStats   // counts slots instead of bytes; a Total of math.MaxInt64 is no limit
+
+	mu struct { // also guards the numbers above, and the permits until they are granted
+		lockrank.Mutex[lockrank.Reservation]
+		waiters fairqueue.Queue[*Permit]
+		held    int // permits
+		closed  bool
+	}
+}
+
+// New returns a pool, which the caller must Close.
+func New(cfg Config) (*Pool, error) {
+	if cfg.Budgets == nil {
+		cfg.Budgets = []Budget{{Device, 256 << 20}, {Host, 512 << 20}}
+	}
+	if len(cfg.Budgets) == 0 {
+		return nil, errors.New("permit: a pool needs a budget (nil means the defaults)")
+	}
+	p := &Pool{slots: new(BudgetStats)}
+	p.mu.waiters.Bypass = cmp.Or(cfg.Bypass, 16)
+	for _, b := range cfg.Budgets {
+		if b.Name == "" || p.budget(b.Name) != nil || b.Bytes < 1 {
+			return nil, fmt.Errorf("permit: budget %q of %d bytes: want a name of its own and more than 0 bytes",
+				b.Name, b.Bytes)
+		}
+		p.budgets = append(p.budgets, &BudgetStats{Name: b.Name, Total: b.Bytes})
+	}
+	if err := p.SetSlots(*cmp.Or(cfg.Slots, new(16))); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// budget returns the budget of that name; nil if there is none.
+func (p *Pool) budget(name string) *BudgetStats {
+	for _, b := range p.budgets {
+		if b.Name == name {
+			return b
+		}
+	}
+	return nil
+}
+
+// TryAcquire grants all of r now, or changes nothing. Too little of a budget is a
+// *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A request that can
+// never be granted is an error that matches reservation.ErrExceeded. The caller must Release the
+// permit.
+func (p *Pool) TryAcquire(r Request) (*Permit, error) { return p.request(r, false) }
+
+// Acquire is TryAcquire that waits, first come, first served. A request that can never be granted
+// fails at once. So does a wait when limits are lowered that far. ctx ends a wait, with an error
+// that matches its cause and its Err. Close ends it with tier.ErrClosed. Nothing is taken in either
+// case.
+func (p *Pool) Acquire(ctx context.Context, r Request) (*Permit, error) {
+	if ctx.Err() != nil {
+		return nil, fairqueue.Ended(ctx, "permit: not granted")
+	}
+	got, err := p.request(r, true)
+	if err != nil || got.place == nil {
+		return got, err
+	}
+	lockrank.AssertNone("a permit is waited for")
+	select {
+	case <-got.done:
+	case <-ctx.Done():
+		p.mu.Lock()
+		if got.place.Waits() { // else the wait has ended at the same moment
+			got.endWaitLocked(fairqueue.Ended(ctx, "permit: not granted"))
+			p.serveLocked() // some of what is free may have been kept for it
+		}
+		p.mu.Unlock()
+	}
+	if got.err != nil {
+		return nil, got.err
+	}
+	return got, nil
+}
+
+// request grants r if it fits. If not, it refuses r or, if wait is set, puts it into the queue.
+func (p *Pool) request(r Request, wait bool) (*Permit, error) {
+	got := &Permit{pool: p, has: make(map[*BudgetStats]int64), capped: r.Capped}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.closed {
+		return nil, errClosed
+	}
+	for name, n := range r.Bytes {
+		switch of := p.budget(name); {
+		case of == nil:
+			return nil, fmt.Errorf("permit: %q: %w", name, ErrNoBudget)
+		case n < 0:
+			return nil, fmt.Errorf("permit: %d bytes of budget %q: want at least 0", n, name)
+		case n > 0:
+			got.has[of] = n
+		}
+	}
+	if err := got.fitTotalsLocked(); err != nil {
+		return nil, err
+	}
+	if r.Spill {
+		got.has[p.slots] = 1
+	}
+	lacks := got.lacksLocked()
+	switch {
+	case lacks == nil:
+		got.grantLocked()
+		return got, nil
+	case wait:
+		got.done = make(chan struct{})
+		got.place = p.mu.waiters.Push(got)
+		return got, nil
+	case lacks == p.slots:
+		return nil, fmt.Errorf("permit: no spill slot is free: %d of %d are taken (SetSlots makes them more): %w",
+			lacks.Held, lacks.Total, tier.ErrOutOfBudget)
+	}
+	return nil, &tier.OutOfBudgetError{
+		Budget: fmt.Sprintf("permit budget %q (SetTotal makes it larger)", lacks.Name), Requested: got.has[lacks],
+		Remaining: max(0, lacks.Total-lacks.Held), Current: lacks.Held, Limit: lacks.Total,
+	}
+}
+
+// serveLocked grants the waiting requests that fit, the oldest first.
+func (p *Pool) serveLocked() {
+	for e := range p.mu.waiters.All() {
+		if e.Value.lacksLocked() == nil {
+			e.Value.grantLocked()
+			e.Value.endWaitLocked(nil)
+		}
+	}
+}
+
+// Total returns the bytes of a whole budget, and false if the pool has none of that name.
+func (p *Pool) Total(name string) (bytes int64, ok bool) {
+	for _, b := range p.Stats().Budgets {
+		if b.Name == name {
+			return b.Total, true
+		}
+	}
+	return 0, false
+}
+
+// Stats returns a consistent picture of the pool.
+func (p *Pool) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := Stats{Waiting: p.mu.waiters.Len(), Slots: Unlimited, HeldSlots: int(p.slots.Held)}
+	if p.slots.Total != math.MaxInt64 {
+		s.Slots = int(p.slots.Total)
+		s.FreeSlots = max(0, s.Slots-s.HeldSlots)
+	}
+	for _, b := range p.budgets {
+		s.Budgets = append(s.Budgets, *b)
+	}
+	return s
+}
+
+// SetTotal changes the bytes of a budget while it is in use. Permits keep their bytes. A waiter
+// that needs more than the new total is refused with an error that matches reservation.ErrExceeded.
+// It is an error if bytes is 0 or less.
+func (p *Pool) SetTotal(name string, bytes int64) error {
+	switch b := p.budget(name); {
+	case b == nil:
+		return fmt.Errorf("permit: %q: %w", name, ErrNoBudget)
+	case bytes < 1:
+		return fmt.Errorf("permit: budget %q of %d bytes: want more than 0", name, bytes)
+	default:
+		p.setTotal(b, bytes)
+		return nil
+	}
+}
+
+// SetSlots changes the number of slots while they are in use, with the meaning of Config.Slots.
+// Permits keep their slots.
+func (p *Pool) SetSlots(n int) error {
+	switch {
+	case n == Unlimited:
+		n = math.MaxInt
+	case n < 1:
+		return fmt.Errorf("permit: a pool of %d slots: want at least 1, or Unlimited", n)
+	}
+	p.setTotal(p.slots, int64(n))
+	return nil
+}
+
+func (p *Pool) setTotal(of *BudgetStats, total int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	of.Total = total
+	for e := range p.mu.waiters.All() {
+		if err := e.Value.fitTotalsLocked(); err != nil {
+			e.Value.endWaitLocked(err)
+		}
+	}
+	p.serveLocked()
+}
+
+// Close ends all waits with tier.ErrClosed and refuses requests from now on. It reports held
+// permits as a *LeakError; they stay valid and must be released. A second Close returns
+// tier.ErrClosed.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.closed {
+		return errClosed
+	}
+	p.mu.closed = true
+	for e := range p.mu.waiters.All() {
+		e.Value.endWaitLocked(errClosed)
+	}
+	if p.mu.held > 0 {
+		return &LeakError{p.mu.held}
+	}
+	return nil
+}
+
+var errClosed = fmt.Errorf("permit: the pool is %w", tier.ErrClosed)
+
+// Permit is a granted request, and must be released once. It may be used on any goroutine; after
+// its release it has nothing. Release of a nil Permit does nothing.
+//
+// The pool makes a permit when it gets the request. If that does not fit, the permit has a place in
+// the queue. A call that releases something, or changes a limit, grants it; the end of its context,
+// Close, and a budget that has become too small set err. Each of them removes it from the queue and
+// closes done. From the grant to its release, what it has counts as held and does not change.
+type Permit struct {
+	pool     *Pool
+	has      map[*BudgetStats]int64 // bytes, or 1 slot; before the grant what it needs
+	capped   bool
+	limited  bool // it was granted while the slots were limited
+	released atomic.Bool
+
+	place *fairqueue.Entry[*Permit] // nil if it never waited
+	done  chan struct{}
+	err   error
+}
+
+// fitTotalsLocked returns an error if the permit needs more bytes than a budget has in all. If it is
+// capped, it needs at most these from now on.
+func (p *Permit) fitTotalsLocked() error {
+	for of, n := range p.has {
+		switch {
+		case n <= of.Total:
+		case p.capped:
+			p.has[of] = of.Total
+		default:
+			return fmt.Errorf("permit: %d bytes of budget %q, which has %d in all (SetTotal makes it larger): %w",
+				n, of.Name, of.Total, reservation.ErrExceeded)
+		}
+	}
+	return nil
+}
+
+// lacksLocked returns something that the permit needs and that is not free, or that is kept for the
+// oldest waiter; nil if there is none.
+func (p *Permit) lacksLocked() *BudgetStats {
+	q := &p.pool.mu.waiters
+	for of, n := range p.has {
+		kept := q.IsClosed() && q.Head() != p.place && q.Head().Value.has[of] > 0 && of.Total < math.MaxInt64
+		if kept || n > of.Total-of.Held {
+			return of
+		}
+	}
+	return nil
+}
+
+// grantLocked takes all that the permit needs, which fits.
+func (p *Permit) grantLocked() {
+	head, passes := p.pool.mu.waiters.Head(), false
+	for of, n := range p.has {
+		of.Held += n
+		passes = passes || head != nil && head.Value.has[of] > 0
+	}
+	if passes {
+		p.pool.mu.waiters.Bypassed() // if it is the head itself, its removal resets the count
+	}
+	p.limited = p.pool.slots.Total < math.MaxInt64
+	p.pool.mu.held++
+}
+
+// endWaitLocked removes the permit from the queue and wakes the goroutine that waits for it.
+func (p *Permit) endWaitLocked(err error) {
+	p.place.Remove()
+	p.err = err
+	close(p.done)
+}
+
+// Bytes returns how many bytes of a budget the permit has; after its release 0.
+func (p *Permit) Bytes(name string) int64 {
+	if p.released.Load() {
+		return 0
+	}
+	return p.has[p.pool.budget(name)]
+}
+
+// TotalBytes returns how many bytes the permit has of all budgets together. After its release it
+// returns tier.ErrReleased.
+func (p *Permit) TotalBytes() (total int64, err error) {
+	if p.released.Load() {
+		return 0, fmt.Errorf("permit: total bytes: %w", tier.ErrReleased)
+	}
+	for _, b := range p.pool.budgets {
+		total += p.has[b]
+	}
+	return total, nil
+}
+
+// CanSpill reports whether the permit has a slot, so that its holder may write to disk.
+func (p *Permit) CanSpill() bool { return p.has[p.pool.slots] > 0 && !p.released.Load() }
+
+// Limited reports whether the permit's slot is one of a limited number.
+func (p *Permit) Limited() bool { return p.limited && p.CanSpill() }
+
+// Release gives everything back, and serves the requests that wait for it. A second release changes
+// nothing and returns tier.ErrReleased. Release of a nil Permit does nothing.
+func (p *Permit) Release() error {
+	if p == nil {
+		return nil
+	}
+	if p.released.Swap(true) {
+		return fmt.Errorf("permit: %w", tier.ErrReleased)
+	}
+	p.pool.mu.Lock()
+	defer p.pool.mu.Unlock()
+	p.pool.mu.held--
+	for of, n := range p.has {
+		of.Held -= n
+	}
+	p.pool.serveLocked()
+	return nil
+}

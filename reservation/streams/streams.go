@@ -20,30 +20,19 @@ import (
 // Streams owns nothing: the owner of an attached reservation releases it, and a stream that was
 // closed is forgotten with Forget. It is safe for concurrent use.
 type Streams struct {
-	manager  *reservation.Manager
-	space    *tier.Space
-	strategy reservation.Strategy
+	manager *reservation.Manager
+	space   *tier.Space
 
-	mu struct {
+	mu struct { // also guards the streams' fields
 		lockrank.Mutex[lockrank.Reservation]
-		streams map[tier.Stream]*stream
-		total   streamUsage
+		streams map[tier.Stream]*stream // the nil stream has the sums of all, also of those that were forgotten
 	}
 }
 
-// streamUsage is what was allocated on a stream.
-type streamUsage struct{ current, peak int64 }
-
-func (u *streamUsage) add(n int64) {
-	u.current += n
-	u.peak = max(u.peak, u.current)
-}
-
-// stream is what is known of one stream; usage and attached are guarded by
-// Streams.mu.
+// stream is what is known of one stream.
 type stream struct {
-	usage    streamUsage
-	attached reservation.Reservation
+	current, peak int64
+	attached      reservation.Reservation
 }
 
 // New returns Streams of a GPU space of the manager.
@@ -55,10 +44,12 @@ func New(m *reservation.Manager, id tier.ID) (*Streams, error) {
 	case id.Kind != tier.GPU:
 		return nil, fmt.Errorf("reservation: %s has no streams: %w", id, tier.ErrNotSupported)
 	}
-	s := &Streams{manager: m, space: space, strategy: reservation.Specific(id)}
-	s.mu.streams = make(map[tier.Stream]*stream)
+	s := &Streams{manager: m, space: space}
+	s.mu.streams = map[tier.Stream]*stream{nil: new(stream)}
 	return s, nil
 }
+
+var errNoStream = errors.New("reservation: a stream is required")
 
 // Attach makes allocations on a stream draw from r, which stays the caller's. A
 // stream can have one only, even if that was released meanwhile. r must be of the Streams' own
@@ -66,7 +57,7 @@ func New(m *reservation.Manager, id tier.ID) (*Streams, error) {
 func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
 	switch {
 	case on == nil:
-		return errors.New("reservation: a stream is required")
+		return errNoStream
 	case !r.IsOpen():
 		return fmt.Errorf("reservation: attach: %w", tier.ErrReleased)
 	case r.Space() != s.space:
@@ -86,29 +77,23 @@ func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
 // Detach ends what Attach began and returns the reservation, which the caller may
 // release now; the zero value if there was none. Buffers that were drawn from it on the stream
 // are counted until they are freed.
-func (s *Streams) Detach(on tier.Stream) reservation.Reservation {
+func (s *Streams) Detach(on tier.Stream) (r reservation.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := s.mu.streams[on]
-	if st == nil {
-		return reservation.Reservation{}
+	if st := s.mu.streams[on]; st != nil {
+		r, st.attached = st.attached, r
 	}
-	r := st.attached
-	st.attached = reservation.Reservation{}
 	return r
 }
 
-// Forget drops what is known of a stream that is not used any more, its peak
-// included. What it has allocated stays in the total until it is freed. It is an error while the
-// stream has a reservation.
-func (s *Streams) Forget(on tier.Stream) error {
+// Forget drops what is known of a stream that is not used any more, its peak and what is attached
+// included. What it has allocated stays in the total until it is freed.
+func (s *Streams) Forget(on tier.Stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st := s.mu.streams[on]; st != nil && !st.attached.IsZero() {
-		return fmt.Errorf("reservation: a stream of %s cannot be forgotten: a reservation is attached", s.space.ID())
+	if on != nil {
+		delete(s.mu.streams, on)
 	}
-	delete(s.mu.streams, on)
-	return nil
 }
 
 // Alloc draws a buffer of size bytes from the reservation that is attached to the stream, as
@@ -118,30 +103,20 @@ func (s *Streams) Forget(on tier.Stream) error {
 // stream: it is credited where it was charged.
 func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	if on == nil {
-		return nil, errors.New("reservation: a stream is required")
+		return nil, errNoStream
 	}
 	s.mu.Lock()
 	st := s.streamLocked(on)
 	r := st.attached
 	s.mu.Unlock()
 	if r.IsZero() {
-		return s.allocNow(st, size)
+		// The reservation ends at once, so that the bytes are the space's when the buffer is freed.
+		var err error
+		if r, err = s.manager.TryReserve(reservation.Specific(s.space.ID()), size); err != nil {
+			return nil, err
+		}
+		defer func() { _ = r.Release() }() // nobody else can have released it
 	}
-	return s.allocFrom(r, st, size)
-}
-
-// allocNow allocates without a reservation: with one that ends at once, so that the
-// bytes are the space's when the buffer is freed.
-func (s *Streams) allocNow(st *stream, size int64) (*tier.Buffer, error) {
-	r, err := s.manager.TryReserve(s.strategy, size)
-	if err != nil {
-		return nil, err
-	}
-	b, err := s.allocFrom(r, st, size)
-	return b, errors.Join(err, r.Release())
-}
-
-func (s *Streams) allocFrom(r reservation.Reservation, st *stream, size int64) (*tier.Buffer, error) {
 	// The bytes are counted off before another request can have them. Otherwise a sum above the
 	// capacity would be visible.
 	b, err := r.AllocCounted(size, nil, func(n int64) { s.count(st, -n) })
@@ -156,8 +131,10 @@ func (s *Streams) allocFrom(r reservation.Reservation, st *stream, size int64) (
 func (s *Streams) count(st *stream, n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st.usage.add(n)
-	s.mu.total.add(n)
+	for _, of := range []*stream{st, s.mu.streams[nil]} {
+		of.current += n
+		of.peak = max(of.peak, of.current)
+	}
 }
 
 func (s *Streams) streamLocked(on tier.Stream) *stream {
@@ -176,12 +153,8 @@ func (s *Streams) streamLocked(on tier.Stream) *stream {
 func (s *Streams) Usage(on tier.Stream) (current, peak int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	u := s.mu.total
-	if on != nil {
-		u = streamUsage{}
-		if st := s.mu.streams[on]; st != nil {
-			u = st.usage
-		}
+	if st := s.mu.streams[on]; st != nil {
+		return st.current, st.peak
 	}
-	return u.current, u.peak
+	return 0, 0
 }

@@ -405,7 +405,7 @@ func (e *engine) trim(ctx context.Context) error {
 func (e *engine) allPermits() (release func() error) {
 	var held []*permit.Permit
 	for {
-		p, err := e.eng.Permits().TryAcquire(permit.Request{}.Spill())
+		p, err := e.eng.Permits().TryAcquire(permit.Request{Spill: true})
 		if err != nil {
 			break
 		}
