@@ -1,11 +1,9 @@
 package spillway
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	exec "runtime/trace"
 	"slices"
 	"time"
@@ -99,7 +97,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	for _, c := range t.Inputs {
 		in.batches = append(in.batches, c.Batches()...)
 	}
-	if err := cmp.Or(e.noneIsLost(in), e.fitTogether(in, t.stated())); err != nil {
+	if err := e.noneIsLost(in); err != nil {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
 	}
 	in.announce()
@@ -109,7 +107,9 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	e.ahead.wait(in)
 	defer e.ahead.leave(in)
 	waiting := time.Now()
-	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead, Owner: owner}
+	estimate := Estimate{
+		Operator: t.Operator, Input: in.bytes(), Inputs: in.charges, Output: t.Output, Overhead: t.Overhead, Owner: owner,
+	}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) (err error) {
 		e.ahead.leave(in)
 		if e.cfg.Events != nil {
@@ -121,6 +121,11 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 				waiting = time.Now() // for the next attempt
 			}()
 		}
+		defer func() { // also after a panic
+			if !done {
+				err = errors.Join(err, in.close())
+			}
+		}()
 		if err := in.bring(ctx, g); err != nil {
 			return err
 		}
@@ -171,42 +176,6 @@ func (e *Engine) noneIsLost(in *taskInputs) error {
 	return nil
 }
 
-// stated returns the bytes that the task states to take beside its inputs; math.MaxInt64 if the sum
-// overflows.
-func (t *Task) stated() int64 {
-	output, overhead := max(0, t.Output), max(0, t.Overhead)
-	if output > math.MaxInt64-overhead {
-		return math.MaxInt64
-	}
-	return output + overhead
-}
-
-// fitTogether refuses inputs for which no space of the admission's has room, with so many bytes
-// beside them. Admission reports lost spaces.
-func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
-	var best *tier.Space
-	var need int64
-	for _, s := range e.admitter.Strategy().Candidates(e.reservations.Spaces(), nil) {
-		if s.Lost() != nil {
-			continue
-		}
-		there, missing := e.mover.Inside().Charges(s, in.batches...)
-		inputs := there + missing
-		if beside <= s.Room()-inputs {
-			return nil
-		}
-		if best == nil || s.Room() > best.Room() {
-			best, need = s, inputs+min(beside, math.MaxInt64-inputs)
-		}
-	}
-	if best == nil {
-		return nil // which is an error of admission
-	}
-	return &reservation.ExceededError{
-		Space: best.ID(), Requested: need, Available: best.Available(), Limit: best.Room(), Hint: "claim fewer batches for a task, or give the GPU space more memory",
-	}
-}
-
 // taskInputs are the batches of a task. It is used by one goroutine at a time.
 type taskInputs struct {
 	mover   *convert.Mover
@@ -244,9 +213,9 @@ func (in *taskInputs) withdraw() {
 	in.pending = nil
 }
 
-// Bytes returns how large the inputs are as images, wherever they are and however small they are
+// bytes returns how large the inputs are as images, wherever they are and however small they are
 // there: what a task makes of them does not depend on that.
-func (in *taskInputs) Bytes() (n int64) {
+func (in *taskInputs) bytes() (n int64) {
 	for _, b := range in.batches {
 		if now := b.Info(); now.Descriptor != nil {
 			n += now.Descriptor.Body
@@ -257,28 +226,23 @@ func (in *taskInputs) Bytes() (n int64) {
 	return n
 }
 
-// In implements admission.Inputs. It is asked before each wait.
-func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
+// charges is the Inputs of the task's estimate, which is called before each wait.
+func (in *taskInputs) charges(s *tier.Space) (there, missing int64) {
 	in.announce()
 	return in.mover.Inside().Charges(s, in.batches...)
 }
 
-// Hold locks the batches that are in the space.
-func (in *taskInputs) Hold(s *tier.Space) int64 {
+// bring locks the batches in the grant's space: first those that are there, so that they stay, and
+// then the others, with memory that was reserved for them.
+func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
-		if h, err := b.Inside().TryRead(s.ID()); err == nil { // else it is elsewhere, being moved, or was dropped
+		// It fails if the batch is elsewhere, being moved, or was dropped.
+		if h, err := b.Inside().TryRead(g.Reservation().Space().ID()); err == nil {
 			h.SetOwner(in.owner)
 			in.handles[i] = h
 		}
 	}
-	_, missing := in.mover.Inside().Charges(s, in.batches...)
-	return missing
-}
-
-// bring locks the batches that are not locked yet, in the grant's space and with memory
-// that was reserved for them.
-func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	for i, b := range in.batches {
 		if in.handles[i] == nil {
 			if in.handles[i], err = in.mover.Inside().ReadIn(ctx, b, g.Reservation()); err != nil {
@@ -288,10 +252,6 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	}
 	return nil
 }
-
-// Restore implements admission.Inputs: the batches are in their places still, and can
-// be moved again.
-func (in *taskInputs) Restore(context.Context) error { return in.close() }
 
 // end ends the claims, and then lets go of the batches.
 func (in *taskInputs) end(claims []*repository.Claim, how func(*repository.Claim) error) error {

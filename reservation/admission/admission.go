@@ -11,15 +11,17 @@
 // # The rule
 //
 // A task is a reservation with inputs. Its need in a space is the bytes of its inputs that are not
-// there yet, plus its output, plus its overhead, as the space charges them. It is admitted if
+// there yet, plus its output, plus its overhead, as the space charges them. It may start if
 //
 //	need ≤ min(threshold × capacity − foreign, limit) − used
 //
-// or if no task runs in the space and the need can be reserved, or if no task runs at all. In the
-// latter two cases it is admitted alone, which is logged. The need is reserved; a task that is
-// admitted while no task runs at all may get less: all that the space's limit leaves beside those
-// of its inputs that are there. From then on the reserved bytes count as used for all requests. No
-// more tasks run at once than there are threads.
+// or if no task runs in the space and the need can be reserved: it is admitted alone then. No more
+// tasks run at once than there are threads. The need is reserved, and counts as used for all
+// requests from then on.
+//
+// Bytes of inputs, and output and overhead that the caller states, are known: a task that could not
+// have them in any space, even if that were empty, is refused. All else is a guess. If it is more
+// than any space could give, the task gets all that a space could give.
 //
 // # Order
 //
@@ -30,24 +32,23 @@
 // head. So a head that is larger than the threshold gets its turn: the running tasks end, and then
 // no task runs in some space.
 //
-// A waiter is in one of three states:
+// A waiter is in one of three states. All it does for itself, on the goroutine of its Admit.
 //
-// Looking. It was woken, or has just arrived, and examines on the goroutine of its Admit whether it
-// can start. While the head looks, no younger task starts.
+// Looking. It computes what it needs in each space (its plans), and tries to start. A new waiter has
+// no plans before that. While that is the head, no younger task starts.
 //
-// Stuck. It found that it cannot start, and sleeps until its bell is rung. Every change that may
-// let a task start rings the head, and the first waiters behind it if those may bypass: the end of
-// a task or of a wait, a new threshold or number of threads, released bytes, a new limit. Its cost
-// does not grow with the number of waiters.
+// Asleep. It cannot start, and sleeps until its bell is rung. Each change rings the head and the
+// waiter that fairqueue serves next by the plans that were made last. A change is the end of a task
+// or of a wait, a new threshold or number of threads, released bytes, a new limit, or the loss of a
+// space. A waiter that was rung and cannot start rings the next one.
 //
 // Reserving. The head waits in Manager.Reserve. It asks for what lies between the threshold and the
 // limit beside its need, and gives that back at once, so that it is served when its need fits under
-// the threshold. The manager wakes it for released bytes. The admitter interrupts the wait when the
-// states of the spaces have changed on which the request was based.
+// the threshold. A change interrupts the wait only if the head now has to ask for more or less.
 //
 // A wait ends with the grant, with its context, by Close, or with the error with which the
-// reservation ended: tier.ErrNoSpace when the monitor has found that nothing could ever become
-// free, and each space was asked. Some are not while tasks run there.
+// reservation ended: tier.ErrNoSpace when the monitor has found that nothing could ever become free
+// and no task runs in the spaces.
 //
 // # Tasks that run out of memory
 //
@@ -77,6 +78,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -90,7 +92,8 @@ const defaultThreshold = 0.9
 
 // Rules decide which tasks may start. The zero value means the defaults.
 type Rules struct {
-	// Strategy names the spaces that tasks may run in; nil means any GPU.
+	// Strategy names the spaces that tasks may run in; nil means any GPU. Of the spaces in which a
+	// task needs least it takes the first.
 	Strategy reservation.Strategy
 	// Threshold is the share of a space's capacity that tasks are admitted up to: above 0 and at
 	// most 1; 0 means 0.9. The space's own limit holds as well.
@@ -129,8 +132,7 @@ func checkThreshold(f float64) error {
 type Config struct {
 	Reservations *reservation.Manager
 	Rules        Rules
-	// Logger gets a record of each task that is admitted only because no other runs, of each that
-	// is retried, and of each whose reservation other code has released. nil means no log.
+	// Logger gets the panics of the Estimator; nil means slog.Default.
 	Logger *slog.Logger
 }
 
@@ -138,10 +140,10 @@ type Config struct {
 // use. It must be closed.
 type Admitter struct {
 	reservations *reservation.Manager
-	rules        Rules // with defaults; threshold, threads and bypass are below
-	log          *slog.Logger
-	panics       guard.Log
-	cancels      []func() // end the subscriptions to the spaces
+	rules        Rules     // with defaults; threshold, threads and bypass are below
+	panics       guard.Log // of the estimator
+	cancels      []func()  // end the subscriptions to the spaces
+	closed       atomic.Bool
 
 	mu        lockrank.Mutex[lockrank.Reservation] // guards all below
 	threshold float64
@@ -149,7 +151,6 @@ type Admitter struct {
 	waiting   fairqueue.Queue[*waiter]
 	running   map[*tier.Space]int // how many tasks run in each space
 	stats     Stats               // except for Waiting
-	closed    bool
 }
 
 // Stats are what an Admitter does and has done.
@@ -157,7 +158,7 @@ type Stats struct {
 	Running  int
 	Waiting  int
 	Admitted int64 // all that started
-	Alone    int64 // of them only because no task ran, at least in their space
+	Alone    int64 // of them only because no task ran in their space
 	Passed   int64 // of them before an older one
 	Retried  int64 // attempts that ran out of memory and were followed by another
 }
@@ -171,31 +172,25 @@ func New(cfg Config) (*Admitter, error) {
 	if err := rules.Validate(); err != nil {
 		return nil, err
 	}
-	spaces := m.Spaces().All()
-	if len(spaces) > 0 { // with some policies nothing can be reserved
-		slowest := reservation.Specific(spaces[len(spaces)-1].ID())
-		r, err := m.TryReserve(slowest, 0, reservation.WithPolicy(rules.Policy))
-		if err == nil {
-			err = r.Release()
-		}
-		if err != nil {
-			return nil, fmt.Errorf("admission: Policy: %w", err)
-		}
+	// With some policies nothing can be reserved, wherever it is.
+	nothing, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 0, reservation.WithPolicy(rules.Policy))
+	if err != nil && !errors.Is(err, reservation.ErrNoCandidate) {
+		return nil, fmt.Errorf("admission: Policy: %w", err)
 	}
+	_ = nothing.Release()
 	rules.Strategy = cmp.Or(rules.Strategy, reservation.AnyInTier(tier.GPU))
 	rules.MaxAttempts = cmp.Or(rules.MaxAttempts, 10)
 	rules.Estimator = cmp.Or[Estimator](rules.Estimator, new(Ratios))
 	a := &Admitter{
 		reservations: m,
 		rules:        rules,
-		log:          guard.Logger(cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))),
+		panics:       guard.Log{Logger: cfg.Logger},
 		threshold:    cmp.Or(rules.Threshold, defaultThreshold),
 		threads:      cmp.Or(rules.Threads, runtime.GOMAXPROCS(0)),
 		waiting:      fairqueue.Queue[*waiter]{Bypass: max(0, cmp.Or(rules.Bypass, 16))},
 		running:      make(map[*tier.Space]int),
 	}
-	a.panics.Logger = a.log
-	for _, s := range spaces {
+	for _, s := range m.Spaces().All() {
 		a.cancels = append(a.cancels, s.Subscribe(func(pressed bool) {
 			if !pressed {
 				a.change(func() {})
@@ -224,30 +219,27 @@ func (a *Admitter) SetThreads(n int) error {
 	return nil
 }
 
-// change makes a change that may let tasks start, and wakes waiters.
+// change makes a change that may let tasks start, and wakes waiters: the head, and the one to serve
+// next.
 func (a *Admitter) change(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f()
 	head := a.waiting.Head()
-	if head == nil {
-		return
+	if head != nil && !a.holdLocked(head.Value.plans) {
+		head.Value.interrupt()
 	}
-	if w := head.Value; w.asks == nil || !a.holdLocked(w.asks) {
-		w.stuck = false
-		w.interrupt()
-	}
-	a.ringLocked()
+	ring(head)
+	ring(a.waiting.Next(a.fitsLocked))
 }
 
 // Close ends all waits with tier.ErrClosed, and Admit returns that error from now on. Grants stay
 // good and must be ended. A second Close returns tier.ErrClosed.
 func (a *Admitter) Close() error {
-	again := false
-	a.change(func() { again, a.closed = a.closed, true })
-	if again {
+	if a.closed.Swap(true) {
 		return tier.ErrClosed
 	}
+	a.change(func() {}) // and each waiter that leaves rings the next
 	for _, cancel := range a.cancels {
 		cancel()
 	}

@@ -180,7 +180,7 @@ func TestRandomConcurrent(t *testing.T) {
 					}
 					e := admission.Estimate{Operator: "x", Input: rng.Int64N(1000), Output: 1 + rng.Int64N(2000)}
 					if rng.IntN(10) == 0 {
-						e.Input = rng.Int64N(3 * capacity)
+						e.Least = rng.Int64N(3 * capacity)
 					}
 					fails := rng.IntN(4)
 					err := w.Run(ctx, e, func(_ context.Context, g *admission.Grant) error {
