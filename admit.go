@@ -10,7 +10,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -70,9 +69,14 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	if owner == nil {
 		owner = reservation.NewOwner(t.Operator)
 	}
-	at := stay{gate: &e.calls}
-	at.begin()
-	defer at.end()
+	inside := e.calls.Enter()
+	leave := func() {
+		if inside {
+			e.calls.Leave()
+			inside = false
+		}
+	}
+	defer leave()
 	if exec.IsEnabled() {
 		task, end := exec.NewTask(ctx, "spillway task "+owner.Name())
 		ctx = task
@@ -87,7 +91,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		}
 		err = errors.Join(e.heldBy(err), ending)
 	}()
-	if !at.inside {
+	if !inside {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, tier.ErrClosed)
 	}
 	if i := slices.Index(t.Inputs, nil); i >= 0 {
@@ -97,8 +101,10 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	for _, c := range t.Inputs {
 		in.batches = append(in.batches, c.Batches()...)
 	}
-	if err := e.noneIsLost(in); err != nil {
-		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
+	for _, b := range in.batches {
+		if s := b.Inside().Space(); s != nil && s.Lost() != nil {
+			return fmt.Errorf("spillway: task %q: bringing batch %d: %w", t.Operator, b.ID(), s.Lost())
+		}
 	}
 	in.announce()
 	if in.ahead = len(in.batches); t.ReadAhead != 0 {
@@ -130,8 +136,11 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 			return err
 		}
 		g.InputsHere()
-		work := func() error { return f(ctx, g, slices.Clone(in.handles)) }
-		if err := at.outside(func() error { return e.ahead.work(work) }); err != nil {
+		if err := e.ahead.work(func() error {
+			leave()                                     // Close does not wait for what takes as long as it likes
+			defer func() { inside = e.calls.Enter() }() // false after Close: the call goes on without
+			return f(ctx, g, slices.Clone(in.handles))
+		}); err != nil {
 			return err
 		}
 		// Now, so that the next task finds the room; and whatever goes wrong, the task is
@@ -143,38 +152,6 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 
 // errPanicked is what an event says of a task that panicked.
 var errPanicked = errors.New("spillway: the task panicked")
-
-// stay is a call's stay in a gate.
-type stay struct {
-	gate   *gate.Gate
-	inside bool // false, too, if the gate was shut when the call was outside: it goes on without
-}
-
-func (s *stay) begin() { s.inside = s.gate.Enter() }
-
-func (s *stay) end() {
-	if s.inside {
-		s.gate.Leave()
-		s.inside = false
-	}
-}
-
-// outside runs what may take as long as it likes, so that nobody waits for it.
-func (s *stay) outside(f func() error) error {
-	s.end()
-	defer s.begin()
-	return f()
-}
-
-// noneIsLost refuses inputs that are lost: there is nothing to wait for.
-func (e *Engine) noneIsLost(in *taskInputs) error {
-	for _, b := range in.batches {
-		if s := b.Inside().Space(); s != nil && s.Lost() != nil {
-			return fmt.Errorf("bringing batch %d: %w", b.ID(), s.Lost())
-		}
-	}
-	return nil
-}
 
 // taskInputs are the batches of a task. It is used by one goroutine at a time.
 type taskInputs struct {

@@ -140,17 +140,15 @@ type Config struct {
 // use. It must be closed.
 type Admitter struct {
 	reservations *reservation.Manager
-	rules        Rules     // with defaults; threshold, threads and bypass are below
+	rules        Rules     // with defaults; mu guards Threshold and Threads
 	panics       guard.Log // of the estimator
 	cancels      []func()  // end the subscriptions to the spaces
 	closed       atomic.Bool
 
-	mu        lockrank.Mutex[lockrank.Reservation] // guards all below
-	threshold float64
-	threads   int
-	waiting   fairqueue.Queue[*waiter]
-	running   map[*tier.Space]int // how many tasks run in each space
-	stats     Stats               // except for Waiting
+	mu      lockrank.Mutex[lockrank.Reservation] // guards all below
+	waiting fairqueue.Queue[*waiter]
+	running map[*tier.Space]int // how many tasks run in each space
+	stats   Stats               // except for Waiting
 }
 
 // Stats are what an Admitter does and has done.
@@ -179,14 +177,14 @@ func New(cfg Config) (*Admitter, error) {
 	}
 	_ = nothing.Release()
 	rules.Strategy = cmp.Or(rules.Strategy, reservation.AnyInTier(tier.GPU))
+	rules.Threshold = cmp.Or(rules.Threshold, defaultThreshold)
+	rules.Threads = cmp.Or(rules.Threads, runtime.GOMAXPROCS(0))
 	rules.MaxAttempts = cmp.Or(rules.MaxAttempts, 10)
 	rules.Estimator = cmp.Or[Estimator](rules.Estimator, new(Ratios))
 	a := &Admitter{
 		reservations: m,
 		rules:        rules,
 		panics:       guard.Log{Logger: cfg.Logger},
-		threshold:    cmp.Or(rules.Threshold, defaultThreshold),
-		threads:      cmp.Or(rules.Threads, runtime.GOMAXPROCS(0)),
 		waiting:      fairqueue.Queue[*waiter]{Bypass: max(0, cmp.Or(rules.Bypass, 16))},
 		running:      make(map[*tier.Space]int),
 	}
@@ -206,7 +204,7 @@ func (a *Admitter) SetThreshold(f float64) error {
 	if err := checkThreshold(f); err != nil {
 		return err
 	}
-	a.change(func() { a.threshold = f })
+	a.change(func() { a.rules.Threshold = f })
 	return nil
 }
 
@@ -215,7 +213,7 @@ func (a *Admitter) SetThreads(n int) error {
 	if n < 1 {
 		return fmt.Errorf("admission: %d threads: there must be one at least", n)
 	}
-	a.change(func() { a.threads = n })
+	a.change(func() { a.rules.Threads = n })
 	return nil
 }
 

@@ -337,6 +337,32 @@ func TestInputsAlreadyThereCountZero(t *testing.T) {
 	})
 }
 
+// TestInputsBeforeRoom: a task goes where its inputs are also if only the other space is below its
+// trigger.
+func TestInputsBeforeRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000, gpus: 2, host: true})
+		for _, s := range w.gpus {
+			if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.5, Stop: 0.4}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := &inputs{bytes: 100, there: map[tier.ID]int64{w.gpus[0].ID(): 100}}
+		g := w.admit(in.of(exactly(50))).runs()
+		if g.Reservation().Space() != w.gpus[0] {
+			t.Errorf("the task is in %s", g.Reservation().Space().ID())
+		}
+		w.end(g)
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestAloneLeavesItsInputs: what a task reserves that runs alone leaves room for those
 // of its inputs that are there.
 func TestAloneLeavesItsInputs(t *testing.T) {

@@ -39,6 +39,9 @@ type plan struct {
 	kept  int64 // how much stays free when the task starts: see keptLocked
 }
 
+// fits reports whether the task may start in the space.
+func (p plan) fits() bool { return p.need <= p.Available()-p.kept }
+
 // Candidates implements reservation.Strategy.
 func (w *waiter) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 	for _, p := range w.plans {
@@ -51,7 +54,7 @@ func (w *waiter) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Sp
 // for what must stay free then, and so waits until that is free.
 func (w *waiter) BytesIn(s *tier.Space, _ int64) int64 {
 	p := w.plans[slices.IndexFunc(w.plans, func(p plan) bool { return p.Space == s })]
-	if p.need <= p.Available()-p.kept {
+	if p.fits() {
 		return p.need
 	}
 	return add(p.need, p.kept)
@@ -69,21 +72,22 @@ func (a *Admitter) keptLocked(s *tier.Space) int64 {
 // bytes are part of the pressure that the threshold is for. The number is what the head reserves
 // beside its need, and so it is rounded as the space charges it.
 func (a *Admitter) aboveLocked(s *tier.Space) int64 {
-	mark := int64(float64(s.Capacity())*a.threshold) - s.Foreign()
+	mark := int64(float64(s.Capacity())*a.rules.Threshold) - s.Foreign()
 	return charge(s, max(0, s.Room()+s.Held()-mark))
 }
 
 // fitsLocked reports whether w may start by the plans that it made last.
 func (a *Admitter) fitsLocked(w *waiter) bool {
 	return w.plans == nil || slices.ContainsFunc(w.plans, func(p plan) bool {
-		return p.need <= p.Available()-a.keptLocked(p.Space)
+		p.kept = a.keptLocked(p.Space)
+		return p.fits()
 	})
 }
 
 // holdLocked reports whether tasks may start, and need as much room as in the plans.
 func (a *Admitter) holdLocked(ps []plan) bool {
 	changed := func(p plan) bool { return p.kept != a.keptLocked(p.Space) }
-	return !a.closed.Load() && a.stats.Running < a.threads && !slices.ContainsFunc(ps, changed)
+	return !a.closed.Load() && a.stats.Running < a.rules.Threads && !slices.ContainsFunc(ps, changed)
 }
 
 // ring makes a waiter look again.
@@ -114,14 +118,22 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 			"%d bytes of input, %d of output, %d of overhead, and %d at least",
 			named.Quoted(e.Operator), e.Input, e.Output, e.Overhead, e.Least)
 	}
+	defer guard.Error(&err, "an estimator, a strategy or inputs of a task")
+	output, overhead := e.Output, e.Overhead
+	if output == 0 || overhead == 0 {
+		o, h := a.rules.Estimator.Estimate(e.Operator, e.Input)
+		output, overhead = cmp.Or(output, o), cmp.Or(overhead, h)
+	}
 	e.Owner = cmp.Or(e.Owner, reservation.OwnerOf(ctx), reservation.NewOwner(e.Operator))
 	lockrank.AssertNone("a task is to be admitted")
-	w := &waiter{Estimate: e, Strategy: a.rules.Strategy, bell: make(chan struct{}, 1), interrupt: func() {}}
+	w := &waiter{
+		Estimate: e, Strategy: a.rules.Strategy, work: max(e.Least, add(max(0, output), max(0, overhead))),
+		bell: make(chan struct{}, 1), interrupt: func() {},
+	}
 	a.mu.Lock()
 	w.entry = a.waiting.Push(w)
 	a.mu.Unlock()
 	defer a.change(w.entry.Remove) // if it did not start
-	defer guard.Error(&err, "an estimator, a strategy or inputs of a task")
 	for ctx.Err() == nil {
 		if g, err := a.attempt(ctx, w); g != nil || err != nil {
 			return g, err
@@ -133,20 +145,16 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 // attempt starts the task if it may start now, and waits otherwise. It returns neither a grant nor
 // an error if the task has to look again.
 func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error) {
-	output, overhead := w.Output, w.Overhead
-	if output == 0 || overhead == 0 {
-		o, h := a.rules.Estimator.Estimate(w.Operator, w.Input)
-		output, overhead = cmp.Or(output, o), cmp.Or(overhead, h)
-	}
-	w.work = max(w.Least, add(max(0, output), max(0, overhead)))
 	var ps []plan // the least need first
 	var most int64
+	possible := false
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
 		p := w.planIn(s)
 		ps, most = append(ps, p), max(most, p.most)
+		possible = possible || s.Lost() == nil && p.known <= s.Room()
 	}
 	for i, p := range ps {
-		if ps[i].need = min(p.need, most); p.known > p.Room() {
+		if ps[i].need = min(p.need, most); !possible {
 			ps[i].need = p.known // which the manager refuses
 		}
 	}
@@ -164,6 +172,9 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	for i, p := range ps {
 		ps[i].kept = a.keptLocked(p.Space)
 	}
+	if i := slices.IndexFunc(ps, plan.fits); i >= 0 {
+		ps = ps[i : i+1] // it need not wait for others
+	}
 	w.plans, w.interrupt = ps, interrupt
 	may, busy, isHead := a.holdLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
 	next := a.waiting.Next(a.fitsLocked)
@@ -175,7 +186,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	if a.closed.Load() {
 		return nil, fmt.Errorf("admission: the admitter is %w", tier.ErrClosed)
 	}
-	if !slices.ContainsFunc(ps, func(p plan) bool { return p.Lost() == nil && p.known <= p.Room() }) {
+	if !possible {
 		r, err = a.reservations.TryReserve(w, 0) // which fails
 		return nil, err
 	}

@@ -86,6 +86,7 @@ func TestEstimatorIsRobust(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	wantEstimate(t, &many, "one more", 100, 200, 100) // it shares a place with others
 }
 
 // TestDefaultsByEstimator: 0 means what the estimator says, None nothing, and the least

@@ -329,6 +329,49 @@ func TestNobodyPassesWhoMayStart(t *testing.T) {
 	})
 }
 
+// TestHeadThatCannotStartLetsOthersPass: as soon as it has found that.
+func TestHeadThatCannotStartLetsOthersPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		one := w.admit(exactly(500)).runs()
+		goOn := make(chan struct{})
+		head := w.admit((&inputs{look: func() { <-goOn }}).of(exactly(600)))
+		head.waits()
+		small := w.admit(exactly(1))
+		small.waits()
+		close(goOn)
+		w.end(small.runs())
+		head.waits()
+		w.end(one)
+		w.end(head.runs())
+	})
+}
+
+// TestWokenForNothing: a waiter that is woken, and then needs more because its inputs have left,
+// wakes the next one.
+func TestWokenForNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		id := w.gpus[0].ID()
+		one, two := w.admit(exactly(600)).runs(), w.admit(exactly(250)).runs()
+		head := w.admit(exactly(800))
+		head.waits()
+		in := &inputs{bytes: 300, there: map[tier.ID]int64{id: 300}}
+		second := w.admit(in.of(exactly(100)))
+		second.waits()
+		third := w.admit(exactly(90))
+		third.waits()
+		in.there[id] = 0
+		w.end(two)
+		w.end(third.runs())
+		second.waits()
+		head.waits()
+		w.end(one)
+		w.end(head.runs())
+		w.end(second.runs())
+	})
+}
+
 // TestRoomBetweenRefusalAndSleep: room that a consumer frees while the head of the line is being
 // refused is the head's: it does not wait for another task's end.
 func TestRoomBetweenRefusalAndSleep(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -66,6 +67,7 @@ type setup struct {
 	cap   int64 // of each
 	limit float64
 	grain int64
+	host  bool // a slower space, as large
 
 	charging func(n int64) // is called each time that a size's charge is requested
 	admission.Config
@@ -90,7 +92,16 @@ func newWorld(t testing.TB, c setup) *world {
 		}
 		w.gpus = append(w.gpus, s)
 	}
-	c.manager.Spaces = w.gpus
+	c.manager.Spaces = slices.Clone(w.gpus)
+	if c.host {
+		host, err := tier.NewSpace(tier.SpaceConfig{
+			ID: tier.ID{Kind: tier.Host}, Capacity: c.cap, Node: -1, Pool: pool{1, new(loss.Signal), nil},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.manager.Spaces = append(c.manager.Spaces, host)
+	}
 	var err error
 	if w.m, err = reservation.NewManager(c.manager); err != nil {
 		t.Fatal(err)

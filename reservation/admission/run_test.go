@@ -302,8 +302,16 @@ func TestOwner(t *testing.T) {
 			c.owner = reservation.NewOwner(c.owner.Name())
 		}
 		e := admission.Estimate{Operator: "join", Output: 10, Overhead: admission.None, Owner: c.owner}
+		var first *reservation.Owner
 		err := w.Run(c.ctx, e, func(ctx context.Context, g *admission.Grant) error {
 			o := g.Owner()
+			if first == nil {
+				first = o
+				return tier.ErrNoSpace
+			}
+			if o != first {
+				t.Errorf("the second attempt has another owner, %q", o.Name())
+			}
 			if o.Name() != c.want || c.owner != nil && o != c.owner ||
 				g.Reservation().Owner() != o || reservation.OwnerOf(ctx) != o {
 				t.Errorf("the owner is %q, want %q", o.Name(), c.want)
@@ -313,6 +321,21 @@ func TestOwner(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestPolicy: a task may draw more than was reserved for it if the rules' policy lets it.
+func TestPolicy(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Policy: reservation.Increase(1)})})
+	err := w.Run(t.Context(), exactly(10), func(_ context.Context, g *admission.Grant) error {
+		b, err := g.Alloc(500)
+		if err != nil {
+			return err
+		}
+		return b.Release()
+	})
+	if s := w.Stats(); err != nil || s.Retried != 0 {
+		t.Errorf("%v, %+v", err, s)
 	}
 }
 
