@@ -50,9 +50,10 @@ type Task struct {
 //
 // When f succeeds, the inputs are consumed. When f or the bringing of the inputs runs out of memory
 // (see admission.OutOfMemory), the handles are closed and everything that the task held is
-// released. The task is then retried with a higher estimate, at most admission.Rules.MaxAttempts
-// times. f must have freed what it drew and taken back what it has handed on. After the last
-// attempt, and after any other error or a panic, the inputs are where they were in their
+// released. The task is then retried with a higher estimate. There are at most
+// admission.Rules.MaxAttempts attempts. The attempt that had all the memory of a GPU is the last one
+// if it exceeded that. f must have freed what it drew and taken back what it has handed on. After
+// the last attempt, and after any other error or a panic, the inputs are where they were in their
 // repositories.
 //
 // The task is an owner (reservation.Owner): f's context, the grant and the handles are its.
@@ -62,8 +63,7 @@ type Task struct {
 //
 // If the inputs can never be in one GPU together, beside the output and overhead that the task
 // states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost GPU, it
-// fails with a *tier.LostError. Nothing is moved in these cases. If an attempt shows that the task
-// takes more than any GPU has, there is no further attempt; see admission.Admitter.Run.
+// fails with a *tier.LostError. Nothing is moved in these cases.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	owner := reservation.OwnerOf(ctx)
 	if owner == nil {

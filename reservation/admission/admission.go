@@ -15,46 +15,47 @@
 //
 //	need ≤ min(threshold × capacity − foreign, limit) − used
 //
-// or if no task runs in the space and the need can be reserved: it is admitted alone then. No more
+// or if no task runs in the space and the need can be reserved: then it is admitted alone. No more
 // tasks run at once than there are threads. The need is reserved, and counts as used for all
 // requests from then on.
 //
-// Bytes of inputs, and output and overhead that the caller states, are known: a task that could not
-// have them in any space, even if that were empty, is refused. All else is a guess. If it is more
-// than any space could give, the task gets all that a space could give.
+// The inputs are known, and so are output and overhead if the caller states them. A task is refused
+// if these do not fit in any space, even if that were empty. Estimates of the Estimator and of Run
+// are guesses. A guess above the largest space counts as the size of that space.
 //
 // # Order
 //
 // Tasks wait in one queue (internal/fairqueue) in the order of arrival. Only the oldest, the head,
 // waits in the manager: it stands in the line of each candidate space, so the monitor sees its
 // demand and makes room. While the head cannot start, younger tasks that fit may bypass it,
-// Rules.Bypass of them. From then on only the head is admitted. The count starts again with each
-// head. So a head that is larger than the threshold gets its turn: the running tasks end, and then
-// no task runs in some space.
+// Rules.Bypass of them. After that only the head is admitted. The count starts again with each head.
+// So a head that is larger than the threshold gets its turn: the running tasks end, and then no task
+// runs in some space.
 //
-// A waiter is in one of three states. All it does for itself, on the goroutine of its Admit.
+// The goroutine of Admit does all the work for its waiter, which is in one of three states:
 //
-// Looking. It computes what it needs in each space (its plans), and tries to start. A new waiter has
-// no plans before that. While that is the head, no younger task starts.
+// Looking. It plans what it needs in each space. If it is the waiter to serve next, it tries to
+// reserve that. Before a waiter has looked for the first time it counts as one that fits, so no
+// younger task starts before it.
 //
 // Asleep. It cannot start, and sleeps until its bell is rung. Each change rings the head and the
-// waiter that fairqueue serves next by the plans that were made last. A change is the end of a task
-// or of a wait, a new threshold or number of threads, released bytes, a new limit, or the loss of a
-// space. A waiter that was rung and cannot start rings the next one.
+// waiter that fairqueue serves next according to the last plans. A change is the end of a task or of
+// a wait, a new threshold or number of threads, a release of bytes, a new limit, or the loss of a
+// space. A waiter that looks and is not the one to serve next rings that one.
 //
-// Reserving. The head waits in Manager.Reserve. It asks for what lies between the threshold and the
-// limit beside its need, and gives that back at once, so that it is served when its need fits under
-// the threshold. A change interrupts the wait only if the head now has to ask for more or less.
+// Reserving. The head waits in Manager.Reserve. It asks for its need and for the bytes between the
+// threshold and the limit, which it gives back at once. So it is served when its need fits under the
+// threshold. A change interrupts the wait only if the head has to ask for more or for less now.
 //
 // A wait ends with the grant, with its context, by Close, or with the error with which the
 // reservation ended: tier.ErrNoSpace when the monitor has found that nothing could ever become free
-// and no task runs in the spaces.
+// and no task runs.
 //
 // # Tasks that run out of memory
 //
 // Run admits and runs a function, and retries it with a higher estimate when that ran out of
-// memory: at most Rules.MaxAttempts times. Before the next attempt is admitted the inputs are
-// restored and all that the grant held is released.
+// memory: at most Rules.MaxAttempts times. The function restores the inputs when it fails, and Run
+// releases the grant before it asks for the next one.
 //
 // # Ownership
 //
@@ -66,8 +67,9 @@
 // # Locks
 //
 // The mutexes of Admitter, Grant and Ratios are of rank Reservation. None of them is held together
-// with another of that rank. Under the Admitter's, only counters of spaces are read. Strategies,
-// estimators, inputs, tasks and the logger are called with no lock held.
+// with another of that rank. Under the Admitter's, only counters of spaces are read, and under a
+// Grant's those of its reservation. Strategies, estimators, inputs and tasks are called with no lock
+// held.
 //
 //	… → Batch → Registry → [Reservation] → Space → …
 package admission
@@ -112,8 +114,7 @@ type Rules struct {
 	Policy reservation.LimitPolicy
 }
 
-// Validate returns the error that New would return for the rules, except for a Policy with which
-// nothing can be reserved.
+// Validate returns the error that New would return for the rules, except for an invalid Policy.
 func (r Rules) Validate() error {
 	if r.Threads < 0 || r.MaxAttempts < 0 {
 		return fmt.Errorf("admission: %d threads and %d attempts: neither may be negative", r.Threads, r.MaxAttempts)
@@ -170,7 +171,7 @@ func New(cfg Config) (*Admitter, error) {
 	if err := rules.Validate(); err != nil {
 		return nil, err
 	}
-	// With some policies nothing can be reserved, wherever it is.
+	// An invalid policy is an error of each request.
 	nothing, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 0, reservation.WithPolicy(rules.Policy))
 	if err != nil && !errors.Is(err, reservation.ErrNoCandidate) {
 		return nil, fmt.Errorf("admission: Policy: %w", err)
@@ -237,7 +238,7 @@ func (a *Admitter) Close() error {
 	if a.closed.Swap(true) {
 		return tier.ErrClosed
 	}
-	a.change(func() {}) // and each waiter that leaves rings the next
+	a.change(func() {}) // the head leaves, and rings the next one
 	for _, cancel := range a.cancels {
 		cancel()
 	}

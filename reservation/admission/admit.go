@@ -17,26 +17,26 @@ import (
 )
 
 // waiter is a task that waits in a call of Admit. Its states are in the package doc. It is the
-// strategy of its requests.
+// strategy of its own request in the manager.
 type waiter struct {
 	Estimate
-	reservation.Strategy       // which it is made from
-	work                 int64 // what the task takes beside its inputs
+	reservation.Strategy       // names it in errors
+	work                 int64 // output and overhead of the task
 	entry                *fairqueue.Entry[*waiter]
 	bell                 chan struct{} // of capacity 1
 
 	// Guarded by the Admitter's mutex.
-	plans     []plan             // nil until it has looked for the first time
+	plans     []plan             // by need; nil until it has looked for the first time
 	interrupt context.CancelFunc // ends its wait in the manager
 }
 
-// plan is what a task would take in one space.
+// plan is the bytes that a task would take in one space.
 type plan struct {
 	*tier.Space
-	known int64 // what there must be room for in all: the inputs, and what else is stated
+	known int64 // all inputs, and the output and overhead that the caller states
 	need  int64
-	most  int64 // the largest need that there could ever be room for
-	kept  int64 // how much stays free when the task starts: see keptLocked
+	most  int64 // the largest need for which the space could ever have room
+	kept  int64 // must stay free when the task starts: see keptLocked
 }
 
 // fits reports whether the task may start in the space.
@@ -50,17 +50,15 @@ func (w *waiter) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Sp
 	return dst
 }
 
-// BytesIn implements reservation.Sized. Where the task fits, it asks for its need, and elsewhere also
-// for what must stay free then, and so waits until that is free.
+// BytesIn implements reservation.Sized. It asks also for the bytes that must stay free, so that the
+// request waits until they are.
 func (w *waiter) BytesIn(s *tier.Space, _ int64) int64 {
 	p := w.plans[slices.IndexFunc(w.plans, func(p plan) bool { return p.Space == s })]
-	if p.fits() {
-		return p.need
-	}
 	return add(p.need, p.kept)
 }
 
-// keptLocked returns how many bytes must stay free in a space when a task starts there.
+// keptLocked returns how many bytes must stay free in a space when a task starts there: none if it
+// is the only task.
 func (a *Admitter) keptLocked(s *tier.Space) int64 {
 	if a.running[s] == 0 {
 		return 0
@@ -84,13 +82,13 @@ func (a *Admitter) fitsLocked(w *waiter) bool {
 	})
 }
 
-// holdLocked reports whether tasks may start, and need as much room as in the plans.
+// holdLocked reports whether a task may start, with as many bytes kept free as in the plans.
 func (a *Admitter) holdLocked(ps []plan) bool {
 	changed := func(p plan) bool { return p.kept != a.keptLocked(p.Space) }
 	return !a.closed.Load() && a.stats.Running < a.rules.Threads && !slices.ContainsFunc(ps, changed)
 }
 
-// ring makes a waiter look again.
+// ring makes a waiter look again. It does nothing for nil.
 func ring(e *fairqueue.Entry[*waiter]) {
 	if e == nil {
 		return
@@ -172,9 +170,6 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	for i, p := range ps {
 		ps[i].kept = a.keptLocked(p.Space)
 	}
-	if i := slices.IndexFunc(ps, plan.fits); i >= 0 {
-		ps = ps[i : i+1] // it need not wait for others
-	}
 	w.plans, w.interrupt = ps, interrupt
 	may, busy, isHead := a.holdLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
 	next := a.waiting.Next(a.fitsLocked)
@@ -191,18 +186,19 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		return nil, err
 	}
 	options := []reservation.Option{reservation.WithPolicy(a.rules.Policy), reservation.Consuming()}
-	switch {
-	case may && isHead:
+	if i := slices.IndexFunc(ps, plan.fits); may && next == w.entry && i >= 0 {
+		// The head gets the error below, if there is another one than too little room.
+		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID()), ps[i].need, options...)
+	}
+	if may && isHead && r.IsZero() {
 		r, err = a.reservations.Reserve(waiting, w, 0, options...)
-		// It is not the end if too much must stay free, a limit was lowered just now, or a space was lost.
-		// If a task runs, its end may make room in a space from which nothing else can leave.
+		// Look again if too much must stay free, a limit has changed, or a space was lost. While a task
+		// runs, its end may make room in a space from which nothing else can leave.
 		again := waiting.Err() != nil || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost) ||
 			busy && errors.Is(err, tier.ErrNoSpace)
 		if err != nil && !again {
 			return nil, err
 		}
-	case may && next == w.entry:
-		r, _ = a.reservations.TryReserve(w, 0, options...)
 	}
 	if r.IsZero() {
 		select {

@@ -86,8 +86,8 @@ func TestTenAttempts(t *testing.T) {
 	}
 }
 
-// TestNeedAboveTheSpace: a grant has the need of its task also where the space has less. Only a sum that overflows is the largest number. The error of the last attempt has the
-// numbers.
+// TestNeedAboveTheSpace: a grant has the need of its task also where the space has less. Only a sum
+// that overflows is the largest number. The error of the last attempt has the numbers.
 func TestNeedAboveTheSpace(t *testing.T) {
 	const capacity, grain, largest = 1 << 20, 4096, math.MaxInt64
 	for _, c := range []struct {
