@@ -23,7 +23,7 @@ func (e *Engine) Admit(ctx context.Context, estimate Estimate) (*Grant, error) {
 	return e.admitter.Admit(ctx, estimate)
 }
 
-// Admitter returns what decides which tasks may start.
+// Admitter returns the admitter, which decides which tasks may start.
 func (e *Engine) Admitter() *admission.Admitter { return e.admitter }
 
 // Task is a piece of work on batches of repositories.
@@ -33,9 +33,9 @@ type Task struct {
 	// Inputs are what the task reads, from Repository.Claim, or from ClaimAll where it
 	// needs a whole partition. RunTask ends them.
 	Inputs []*repository.Claim
-	// Output and Overhead are in bytes; 0 means what the estimator says, from what tasks of
-	// this kind took before, and admission.None that there is none. What is stated here and fits
-	// no GPU beside the inputs is refused; what an estimator says is only a guess.
+	// Output and Overhead are in bytes; 0 means the estimator's estimate, which it learns from
+	// tasks of this kind, and admission.None that there is none. The task is refused if the bytes
+	// stated here fit in no GPU beside the inputs. An estimate is only a guess.
 	Output, Overhead int64
 	// ReadAhead is how many of the inputs are brought up at most while the task waits and others
 	// work; 0 means all, below 0 none. They come where the task needs them if it is clear which GPU
@@ -137,8 +137,10 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		}
 		g.InputsHere()
 		if err := e.ahead.work(func() error {
-			leave()                                     // Close does not wait for what takes as long as it likes
-			defer func() { inside = e.calls.Enter() }() // false after Close: the call goes on without
+			leave() // so that Close does not wait for f
+			defer func() {
+				inside = e.calls.Enter() // false after Close: the call goes on without
+			}()
 			return f(ctx, g, slices.Clone(in.handles))
 		}); err != nil {
 			return err
@@ -150,7 +152,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	})
 }
 
-// errPanicked is what an event says of a task that panicked.
+// errPanicked is the error in the event of a task that panicked.
 var errPanicked = errors.New("spillway: the task panicked")
 
 // taskInputs are the batches of a task. It is used by one goroutine at a time.
@@ -191,7 +193,7 @@ func (in *taskInputs) withdraw() {
 }
 
 // bytes returns how large the inputs are as images, wherever they are and however small they are
-// there: what a task makes of them does not depend on that.
+// there. The output of the task does not depend on that.
 func (in *taskInputs) bytes() (n int64) {
 	for _, b := range in.batches {
 		if now := b.Info(); now.Descriptor != nil {

@@ -1,5 +1,5 @@
-// Package admission decides which tasks may start. A task states what it will need. It starts when
-// that much memory is reserved for it, so that tasks that run together fit together.
+// Package admission decides which tasks may start. A task states the memory that it will need.
+// It starts when so much is reserved for it, so that tasks that run together fit together.
 //
 //	Estimate -- input, output, overhead --> Admitter -- Grant --> task -- draws --> Reservation
 //	   ^                                    |      ^               |
@@ -28,24 +28,24 @@
 // Tasks wait in one queue (internal/fairqueue) in the order of arrival. Only the oldest, the head,
 // waits in the manager: it stands in the line of each candidate space, so the monitor sees its
 // demand and makes room. While the head cannot start, younger tasks that fit may bypass it,
-// Rules.Bypass of them. After that only the head is admitted. The count starts again with each head.
-// So a head that is larger than the threshold gets its turn: the running tasks end, and then no task
-// runs in some space.
+// Rules.Bypass of them. After that only the head is admitted. The count starts again with each
+// head. So a head that is larger than the threshold gets its turn: the running tasks end, and then
+// no task runs in some space.
 //
 // The goroutine of Admit does all the work for its waiter, which is in one of three states:
 //
-// Looking. It plans what it needs in each space. If it is the waiter to serve next, it tries to
-// reserve that. Before a waiter has looked for the first time it counts as one that fits, so no
+// Looking. It plans its need in each space. If it is the waiter to serve next, it tries to reserve
+// that. Before a waiter has looked for the first time it counts as one that fits, so no
 // younger task starts before it.
 //
 // Asleep. It cannot start, and sleeps until its bell is rung. Each change rings the head and the
-// waiter that fairqueue serves next according to the last plans. A change is the end of a task or of
-// a wait, a new threshold or number of threads, a release of bytes, a new limit, or the loss of a
-// space. A waiter that looks and is not the one to serve next rings that one.
+// waiter that fairqueue serves next according to the last plans. A change is the end of a task or
+// of a wait, a new threshold or number of threads, a release of bytes, a new limit, or the loss of
+// a space. A waiter that looks and is not the one to serve next rings that one.
 //
 // Reserving. The head waits in Manager.Reserve. It asks for its need and for the bytes between the
-// threshold and the limit, which it gives back at once. So it is served when its need fits under the
-// threshold. A change interrupts the wait only if the head has to ask for more or for less now.
+// threshold and the limit, which it gives back at once. So it is served when its need fits under
+// the threshold. A change interrupts the wait only if the head has to ask for more or for less now.
 //
 // A wait ends with the grant, with its context, by Close, or with the error with which the
 // reservation ended: tier.ErrNoSpace when the monitor has found that nothing could ever become free
@@ -68,8 +68,8 @@
 //
 // The mutexes of Admitter, Grant and Ratios are of rank Reservation. None of them is held together
 // with another of that rank. Under the Admitter's, only counters of spaces are read, and under a
-// Grant's those of its reservation. Strategies, estimators, inputs and tasks are called with no lock
-// held.
+// Grant's only counters of its reservation. Strategies, estimators, inputs and tasks are called
+// with no lock held.
 //
 //	… → Batch → Registry → [Reservation] → Space → …
 package admission
@@ -108,9 +108,9 @@ type Rules struct {
 	Bypass int
 	// MaxAttempts is how often Run tries a task; 0 means 10.
 	MaxAttempts int
-	// Estimator estimates what tasks take beside their inputs; nil means Ratios.
+	// Estimator estimates the output and overhead of tasks; nil means Ratios.
 	Estimator Estimator
-	// Policy decides what happens when a task draws more than was reserved for it.
+	// Policy applies when a task draws more than was reserved for it.
 	Policy reservation.LimitPolicy
 }
 
@@ -152,11 +152,11 @@ type Admitter struct {
 	stats   Stats               // except for Waiting
 }
 
-// Stats are what an Admitter does and has done.
+// Stats count tasks and attempts.
 type Stats struct {
 	Running  int
 	Waiting  int
-	Admitted int64 // all that started
+	Admitted int64 // tasks that started
 	Alone    int64 // of them only because no task ran in their space
 	Passed   int64 // of them before an older one
 	Retried  int64 // attempts that ran out of memory and were followed by another
@@ -257,5 +257,5 @@ func (a *Admitter) Stats() Stats {
 // Strategy returns the strategy that names the spaces that tasks may run in.
 func (a *Admitter) Strategy() reservation.Strategy { return a.rules.Strategy }
 
-// Estimator returns the estimator of what tasks take beside their inputs.
+// Estimator returns the estimator of the output and overhead of tasks.
 func (a *Admitter) Estimator() Estimator { return a.rules.Estimator }

@@ -67,8 +67,8 @@ func (a *Admitter) keptLocked(s *tier.Space) int64 {
 }
 
 // aboveLocked returns how many bytes lie between the threshold and the limit of a space. Foreign
-// bytes are part of the pressure that the threshold is for. The number is what the head reserves
-// beside its need, and so it is rounded as the space charges it.
+// bytes are part of the pressure that the threshold is for. The head reserves so many bytes beside
+// its need, and so they are rounded as the space charges them.
 func (a *Admitter) aboveLocked(s *tier.Space) int64 {
 	mark := int64(float64(s.Capacity())*a.rules.Threshold) - s.Foreign()
 	return charge(s, max(0, s.Room()+s.Held()-mark))
@@ -192,8 +192,8 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	}
 	if may && isHead && r.IsZero() {
 		r, err = a.reservations.Reserve(waiting, w, 0, options...)
-		// Look again if too much must stay free, a limit has changed, or a space was lost. While a task
-		// runs, its end may make room in a space from which nothing else can leave.
+		// Look again if too much must stay free, a limit has changed, or a space was lost. While a
+		// task runs, its end may make room in a space from which nothing else can leave.
 		again := waiting.Err() != nil || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost) ||
 			busy && errors.Is(err, tier.ErrNoSpace)
 		if err != nil && !again {
@@ -236,7 +236,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	return g, nil
 }
 
-// planIn returns what the task would take in a space.
+// planIn plans the task in a space, except for kept.
 func (w *waiter) planIn(s *tier.Space) plan {
 	there, missing := int64(0), w.Input
 	if w.Inputs != nil {

@@ -8,26 +8,28 @@ import (
 )
 
 // None stands for "none" where 0 means "not known": in an Estimate, that the task has no output or
-// overhead; in a Measured, that the output was not measured. No miscalculation leads to this number.
+// overhead; in a Measured, that the output was not measured. No miscalculation leads to this
+// number.
 const None int64 = math.MinInt64
 
-// Estimate is what a task will need, in bytes. The zero value is a task without any input.
+// Estimate is the memory that a task will need, in bytes. The zero value is a task without any
+// input.
 type Estimate struct {
 	// Operator is the kind of task. Measurements of tasks of one kind count for that kind only.
 	Operator string
 	// Input is how large the inputs are.
 	Input int64
 	// Inputs returns how many bytes of the inputs are in a space, and how many would have to be
-	// brought there, both as the space charges them. The goroutine that calls Admit or Run calls it,
-	// with no lock held. The inputs may be moved at any time, so the numbers may be outdated. If it
-	// is nil, all of Input has to be brought, wherever the task runs.
+	// brought there, both as the space charges them. The goroutine that calls Admit or Run calls
+	// it, with no lock held. The inputs may be moved at any time, so the numbers may be outdated.
+	// If it is nil, all of Input has to be brought, wherever the task runs.
 	Inputs func(s *tier.Space) (there, missing int64)
-	// Output and Overhead are what the task will take for its result, and beside that: hash tables,
-	// copies, scratch. 0 means the Estimator's estimate, None nothing. A task that states more here
-	// than any space has beside its inputs is refused.
+	// Output is for the result of the task, and Overhead for all else: hash tables, copies,
+	// scratch. 0 means the Estimator's estimate, None nothing. A task that states more here than
+	// any space has beside its inputs is refused.
 	Output, Overhead int64
-	// Least is a lower bound of output and overhead together: what a task is thought to need that
-	// ran out of memory. Like an Estimator's estimate it is a guess, for which no task is refused.
+	// Least is a lower bound of output and overhead together. Run raises it for a task that ran out
+	// of memory. Like an Estimator's estimate it is a guess, for which no task is refused.
 	Least int64
 	// Owner is the task's, as far as deadlocks are concerned: it holds the grant's reservation, and
 	// waits when Run's function does. Nil means that of the context, or else a new one with the
@@ -35,11 +37,11 @@ type Estimate struct {
 	Owner *reservation.Owner
 }
 
-// Measured is what a task took, in bytes.
+// Measured is the memory that a task took, in bytes.
 type Measured struct {
 	Input  int64 // as in the estimate; 0 means that
 	Output int64 // None: it was not measured
-	// Peak is the most that it had in use at once beside its inputs; 0: what the Grant measured.
+	// Peak is the most that it had in use at once beside its inputs; 0: as the Grant measured it.
 	Peak int64
 }
 
@@ -51,8 +53,8 @@ func add(a, b int64) int64 {
 	return a + b
 }
 
-// charge returns the bytes that n bytes take out of a space. More than the space's capacity stays as
-// it is, because rounding it up might overflow.
+// charge returns the bytes that n bytes take out of a space. More than the space's capacity stays
+// as it is, because rounding it up might overflow.
 func charge(s *tier.Space, n int64) int64 {
 	if n > s.Capacity() {
 		return n

@@ -5,8 +5,8 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Estimator estimates what tasks take beside their inputs, and learns from what they took. It must
-// be safe for concurrent use. It is called with no lock held and should not block.
+// Estimator estimates the output and overhead of tasks, and learns from tasks that have ended. It
+// must be safe for concurrent use. It is called with no lock held and should not block.
 type Estimator interface {
 	// Estimate returns how many bytes of output, and how many beside it, a task of
 	// that kind takes for so many bytes of input. Negative numbers count as 0.
@@ -20,8 +20,8 @@ const (
 	kept = 1 - 1.0/32
 	// settling is the share of the way down that an overhead goes when less was measured.
 	settling = 8
-	// maxOperators bounds what Ratios remembers; the operators beyond share that of the
-	// empty name.
+	// maxOperators bounds the memory of Ratios. The operators beyond share the place of the empty
+	// name.
 	maxOperators = 4096
 )
 
@@ -43,13 +43,13 @@ type Ratios struct {
 	ratios map[kind]ratio
 }
 
-// kind is a kind of task: those of an operator with input, or those without any.
+// kind is a kind of task: an operator, with input or without any.
 type kind struct {
 	operator string
 	bare     bool
 }
 
-// ratio is what is known of a kind of task.
+// ratio has the measures of a kind of task.
 type ratio struct {
 	in, out float64
 	over    float64 // overhead for each byte of input, or without any

@@ -28,8 +28,8 @@ type Grant struct {
 	output     int64 // the sum of Produced; None before
 }
 
-// Reservation returns what the task draws from, in the space where it runs. It must not be
-// released: the grant does that.
+// Reservation returns the task's reservation, in the space where it runs. It must not be released:
+// the grant does that.
 func (g *Grant) Reservation() reservation.Reservation { return g.r }
 
 // Owner returns the task's owner, by which deadlocks between tasks are found. It has one goroutine

@@ -42,17 +42,18 @@ func OutOfMemory(err error) bool {
 }
 
 // Run admits a task, runs f, and ends the grant. If f runs out of memory, Run tries the task again
-// with a higher estimate: twice what it was given beside its inputs or, if that is more, what it had
-// drawn and what its reservation or its space refused. After a reservation.DeadlockError the
-// estimate stays, and Run first waits for the others. After Rules.MaxAttempts attempts the error is
-// an *AttemptsError. Run returns it before that when a task whose inputs were in place was given all
-// that any space has and exceeded that. Any other error of f, and any of Admit, ends Run at once.
+// with a higher estimate: twice the last one or, if that is more, the bytes that the task had drawn
+// beside its inputs and the bytes that its reservation or its space refused. After a
+// reservation.DeadlockError the estimate stays, and Run first waits for the others. After
+// Rules.MaxAttempts attempts the error is an *AttemptsError. Run returns it earlier if the task had
+// its inputs in place and as much memory as any space could give, and exceeded that. Any other
+// error of f, and any of Admit, ends Run at once.
 //
 // Running out of memory is an error for which OutOfMemory returns true, or a panic with such an
 // error, as of allocators that cannot return one. Other panics go on when everything is given back.
-// f must free what it has drawn when it fails, restore its inputs, and take back what it has handed
-// to others. It may end the grant itself. Its context is that of Grant.Owner: if f has several
-// goroutines that wait or release, call Owner.SetWorkers.
+// When f fails, it must free its buffers, restore its inputs, and take back the memory that it has
+// handed to others. It may end the grant itself. Its context is that of Grant.Owner: if f has
+// several goroutines that wait or release, call Owner.SetWorkers.
 func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, *Grant) error) error {
 	var before error // of the last attempt
 	for attempt := 1; ; attempt++ {
@@ -76,7 +77,8 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 			}
 		}
 		if deadlock, ok := errors.AsType[*reservation.DeadlockError](err); ok {
-			// Others held what it waited for. To reserve more would only keep that from the wait.
+			// Others held the memory that it waited for. To reserve more would only prolong that
+			// wait.
 			_ = deadlock.Wait(ctx) // if ctx has ended, Admit returns that
 		} else {
 			shown := g.Peak()
