@@ -162,6 +162,8 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	defer func() {
 		if g == nil {
 			_ = r.Release()
+		} else {
+			_ = r.Shrink(r.Bytes() - min(g.plan.need, g.plan.most))
 		}
 	}()
 	waiting, interrupt := context.WithCancel(ctx)
@@ -213,12 +215,11 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	s := r.Space()
 	p := w.planIn(s)
 	surplus := r.Bytes() - min(p.need, p.most)
-	free := s.Available() + surplus
-	_ = r.Shrink(max(0, surplus))
 	_ = r.SetOwner(w.Owner) // only now, because a task that waits holds nothing
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	isHead = a.waiting.Head() == w.entry
+	free := s.Available() + surplus
 	if surplus < 0 || free < a.keptLocked(s) || !a.holdLocked(nil) || !isHead && a.waiting.IsClosed() {
 		return nil, nil
 	}
