@@ -1,18 +1,15 @@
 package spillway
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	exec "runtime/trace"
 	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -26,7 +23,7 @@ func (e *Engine) Admit(ctx context.Context, estimate Estimate) (*Grant, error) {
 	return e.admitter.Admit(ctx, estimate)
 }
 
-// Admitter returns what decides which tasks may start.
+// Admitter returns the admitter, which decides which tasks may start.
 func (e *Engine) Admitter() *admission.Admitter { return e.admitter }
 
 // Task is a piece of work on batches of repositories.
@@ -36,9 +33,9 @@ type Task struct {
 	// Inputs are what the task reads, from Repository.Claim, or from ClaimAll where it
 	// needs a whole partition. RunTask ends them.
 	Inputs []*repository.Claim
-	// Output and Overhead are in bytes; 0 means what the estimator says, from what tasks of
-	// this kind took before, and admission.None that there is none. What is stated here and fits
-	// no GPU beside the inputs is refused; what an estimator says is only a guess.
+	// Output and Overhead are in bytes; 0 means the estimator's estimate, which it learns from
+	// tasks of this kind, and admission.None that there is none. The task is refused if the bytes
+	// stated here fit in no GPU beside the inputs. An estimate is only a guess.
 	Output, Overhead int64
 	// ReadAhead is how many of the inputs are brought up at most while the task waits and others
 	// work; 0 means all, below 0 none. They come where the task needs them if it is clear which GPU
@@ -53,9 +50,10 @@ type Task struct {
 //
 // When f succeeds, the inputs are consumed. When f or the bringing of the inputs runs out of memory
 // (see admission.OutOfMemory), the handles are closed and everything that the task held is
-// released. The task is then retried with a higher estimate, at most admission.Rules.MaxAttempts
-// times. f must have freed what it drew and taken back what it has handed on. After the last
-// attempt, and after any other error or a panic, the inputs are where they were in their
+// released. The task is then retried with a higher estimate. There are at most
+// admission.Rules.MaxAttempts attempts. The attempt that had all the memory of a GPU is the last one
+// if it exceeded that. f must have freed what it drew and taken back what it has handed on. After
+// the last attempt, and after any other error or a panic, the inputs are where they were in their
 // repositories.
 //
 // The task is an owner (reservation.Owner): f's context, the grant and the handles are its.
@@ -65,16 +63,20 @@ type Task struct {
 //
 // If the inputs can never be in one GPU together, beside the output and overhead that the task
 // states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost GPU, it
-// fails with a *tier.LostError. Nothing is moved in these cases. If an attempt shows that the task
-// takes more than any GPU has, there is no further attempt; see admission.Admitter.Run.
+// fails with a *tier.LostError. Nothing is moved in these cases.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	owner := reservation.OwnerOf(ctx)
 	if owner == nil {
 		owner = reservation.NewOwner(t.Operator)
 	}
-	at := stay{gate: &e.calls}
-	at.begin()
-	defer at.end()
+	inside := e.calls.Enter()
+	leave := func() {
+		if inside {
+			e.calls.Leave()
+			inside = false
+		}
+	}
+	defer leave()
 	if exec.IsEnabled() {
 		task, end := exec.NewTask(ctx, "spillway task "+owner.Name())
 		ctx = task
@@ -89,7 +91,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		}
 		err = errors.Join(e.heldBy(err), ending)
 	}()
-	if !at.inside {
+	if !inside {
 		return fmt.Errorf("spillway: task %q: %w", t.Operator, tier.ErrClosed)
 	}
 	if i := slices.Index(t.Inputs, nil); i >= 0 {
@@ -99,8 +101,10 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	for _, c := range t.Inputs {
 		in.batches = append(in.batches, c.Batches()...)
 	}
-	if err := cmp.Or(e.noneIsLost(in), e.fitTogether(in, t.stated())); err != nil {
-		return fmt.Errorf("spillway: task %q: %w", t.Operator, err)
+	for _, b := range in.batches {
+		if s := b.Inside().Space(); s != nil && s.Lost() != nil {
+			return fmt.Errorf("spillway: task %q: bringing batch %d: %w", t.Operator, b.ID(), s.Lost())
+		}
 	}
 	in.announce()
 	if in.ahead = len(in.batches); t.ReadAhead != 0 {
@@ -109,7 +113,9 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	e.ahead.wait(in)
 	defer e.ahead.leave(in)
 	waiting := time.Now()
-	estimate := Estimate{Operator: t.Operator, Inputs: in, Output: t.Output, Overhead: t.Overhead, Owner: owner}
+	estimate := Estimate{
+		Operator: t.Operator, Input: in.bytes(), Inputs: in.charges, Output: t.Output, Overhead: t.Overhead, Owner: owner,
+	}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) (err error) {
 		e.ahead.leave(in)
 		if e.cfg.Events != nil {
@@ -121,12 +127,22 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 				waiting = time.Now() // for the next attempt
 			}()
 		}
+		defer func() { // also after a panic
+			if !done {
+				err = errors.Join(err, in.close())
+			}
+		}()
 		if err := in.bring(ctx, g); err != nil {
 			return err
 		}
 		g.InputsHere()
-		work := func() error { return f(ctx, g, slices.Clone(in.handles)) }
-		if err := at.outside(func() error { return e.ahead.work(work) }); err != nil {
+		if err := e.ahead.work(func() error {
+			leave() // so that Close does not wait for f
+			defer func() {
+				inside = e.calls.Enter() // false after Close: the call goes on without
+			}()
+			return f(ctx, g, slices.Clone(in.handles))
+		}); err != nil {
 			return err
 		}
 		// Now, so that the next task finds the room; and whatever goes wrong, the task is
@@ -136,76 +152,8 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	})
 }
 
-// errPanicked is what an event says of a task that panicked.
+// errPanicked is the error in the event of a task that panicked.
 var errPanicked = errors.New("spillway: the task panicked")
-
-// stay is a call's stay in a gate.
-type stay struct {
-	gate   *gate.Gate
-	inside bool // false, too, if the gate was shut when the call was outside: it goes on without
-}
-
-func (s *stay) begin() { s.inside = s.gate.Enter() }
-
-func (s *stay) end() {
-	if s.inside {
-		s.gate.Leave()
-		s.inside = false
-	}
-}
-
-// outside runs what may take as long as it likes, so that nobody waits for it.
-func (s *stay) outside(f func() error) error {
-	s.end()
-	defer s.begin()
-	return f()
-}
-
-// noneIsLost refuses inputs that are lost: there is nothing to wait for.
-func (e *Engine) noneIsLost(in *taskInputs) error {
-	for _, b := range in.batches {
-		if s := b.Inside().Space(); s != nil && s.Lost() != nil {
-			return fmt.Errorf("bringing batch %d: %w", b.ID(), s.Lost())
-		}
-	}
-	return nil
-}
-
-// stated returns the bytes that the task states to take beside its inputs; math.MaxInt64 if the sum
-// overflows.
-func (t *Task) stated() int64 {
-	output, overhead := max(0, t.Output), max(0, t.Overhead)
-	if output > math.MaxInt64-overhead {
-		return math.MaxInt64
-	}
-	return output + overhead
-}
-
-// fitTogether refuses inputs for which no space of the admission's has room, with so many bytes
-// beside them. Admission reports lost spaces.
-func (e *Engine) fitTogether(in *taskInputs, beside int64) error {
-	var best *tier.Space
-	var need int64
-	for _, s := range e.admitter.Strategy().Candidates(e.reservations.Spaces(), nil) {
-		if s.Lost() != nil {
-			continue
-		}
-		there, missing := e.mover.Inside().Charges(s, in.batches...)
-		inputs := there + missing
-		if beside <= s.Room()-inputs {
-			return nil
-		}
-		if best == nil || s.Room() > best.Room() {
-			best, need = s, inputs+min(beside, math.MaxInt64-inputs)
-		}
-	}
-	if best == nil {
-		return nil // which is an error of admission
-	}
-	return &reservation.ExceededError{
-		Space: best.ID(), Requested: need, Available: best.Available(), Limit: best.Room(), Hint: "claim fewer batches for a task, or give the GPU space more memory",
-	}
-}
 
 // taskInputs are the batches of a task. It is used by one goroutine at a time.
 type taskInputs struct {
@@ -244,9 +192,9 @@ func (in *taskInputs) withdraw() {
 	in.pending = nil
 }
 
-// Bytes returns how large the inputs are as images, wherever they are and however small they are
-// there: what a task makes of them does not depend on that.
-func (in *taskInputs) Bytes() (n int64) {
+// bytes returns how large the inputs are as images, wherever they are and however small they are
+// there. The output of the task does not depend on that.
+func (in *taskInputs) bytes() (n int64) {
 	for _, b := range in.batches {
 		if now := b.Info(); now.Descriptor != nil {
 			n += now.Descriptor.Body
@@ -257,28 +205,23 @@ func (in *taskInputs) Bytes() (n int64) {
 	return n
 }
 
-// In implements admission.Inputs. It is asked before each wait.
-func (in *taskInputs) In(s *tier.Space) (there, missing int64) {
+// charges is the Inputs of the task's estimate, which is called before each wait.
+func (in *taskInputs) charges(s *tier.Space) (there, missing int64) {
 	in.announce()
 	return in.mover.Inside().Charges(s, in.batches...)
 }
 
-// Hold locks the batches that are in the space.
-func (in *taskInputs) Hold(s *tier.Space) int64 {
+// bring locks the batches in the grant's space: first those that are there, so that they stay, and
+// then the others, with memory that was reserved for them.
+func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
-		if h, err := b.Inside().TryRead(s.ID()); err == nil { // else it is elsewhere, being moved, or was dropped
+		// It fails if the batch is elsewhere, being moved, or was dropped.
+		if h, err := b.Inside().TryRead(g.Reservation().Space().ID()); err == nil {
 			h.SetOwner(in.owner)
 			in.handles[i] = h
 		}
 	}
-	_, missing := in.mover.Inside().Charges(s, in.batches...)
-	return missing
-}
-
-// bring locks the batches that are not locked yet, in the grant's space and with memory
-// that was reserved for them.
-func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	for i, b := range in.batches {
 		if in.handles[i] == nil {
 			if in.handles[i], err = in.mover.Inside().ReadIn(ctx, b, g.Reservation()); err != nil {
@@ -288,10 +231,6 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	}
 	return nil
 }
-
-// Restore implements admission.Inputs: the batches are in their places still, and can
-// be moved again.
-func (in *taskInputs) Restore(context.Context) error { return in.close() }
 
 // end ends the claims, and then lets go of the batches.
 func (in *taskInputs) end(claims []*repository.Claim, how func(*repository.Claim) error) error {

@@ -166,12 +166,12 @@ func (e *evictor) BatchChanged(b *batch.Batch, now batch.Info) {
 }
 
 // TestInputsThatArriveAreHeld: two inputs are being moved when a task looks, and are in the GPU
-// when it starts. They are held from then on.
+// when it starts. They are held from then on. That one leaves just then costs an attempt.
 func TestInputsThatArriveAreHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, 64*mib, func(c *spillway.Config) {
 			c.GPUMarks.Trigger = 0.98
-			c.Limits.Admission.MaxAttempts = 1
+			c.Limits.Admission.MaxAttempts = 2
 		})
 		e := &evictor{Registrar: eng.Observer().(batch.Registrar), eng: eng}
 		repo := scanOf(t, eng)

@@ -1,5 +1,5 @@
-// Package admission decides which tasks may start. A task states what it will need. It starts when
-// that much memory is reserved for it, so that tasks that run together fit together.
+// Package admission decides which tasks may start. A task states the memory that it will need.
+// It starts when so much is reserved for it, so that tasks that run together fit together.
 //
 //	Estimate -- input, output, overhead --> Admitter -- Grant --> task -- draws --> Reservation
 //	   ^                                    |      ^               |
@@ -11,49 +11,51 @@
 // # The rule
 //
 // A task is a reservation with inputs. Its need in a space is the bytes of its inputs that are not
-// there yet, plus its output, plus its overhead, as the space charges them. It is admitted if
+// there yet, plus its output, plus its overhead, as the space charges them. It may start if
 //
 //	need ≤ min(threshold × capacity − foreign, limit) − used
 //
-// or if no task runs in the space and the need can be reserved, or if no task runs at all. In the
-// latter two cases it is admitted alone, which is logged. The need is reserved; a task that is
-// admitted while no task runs at all may get less: all that the space's limit leaves beside those
-// of its inputs that are there. From then on the reserved bytes count as used for all requests. No
-// more tasks run at once than there are threads.
+// or if no task runs in the space and the need can be reserved: then it is admitted alone. No more
+// tasks run at once than there are threads. The need is reserved, and counts as used for all
+// requests from then on.
+//
+// The inputs are known, and so are output and overhead if the caller states them. A task is refused
+// if these do not fit in any space, even if that were empty. Estimates of the Estimator and of Run
+// are guesses. A guess above the largest space counts as the size of that space.
 //
 // # Order
 //
 // Tasks wait in one queue (internal/fairqueue) in the order of arrival. Only the oldest, the head,
 // waits in the manager: it stands in the line of each candidate space, so the monitor sees its
 // demand and makes room. While the head cannot start, younger tasks that fit may bypass it,
-// Rules.Bypass of them. From then on only the head is admitted. The count starts again with each
+// Rules.Bypass of them. After that only the head is admitted. The count starts again with each
 // head. So a head that is larger than the threshold gets its turn: the running tasks end, and then
 // no task runs in some space.
 //
-// A waiter is in one of three states:
+// The goroutine of Admit does all the work for its waiter, which is in one of three states:
 //
-// Looking. It was woken, or has just arrived, and examines on the goroutine of its Admit whether it
-// can start. While the head looks, no younger task starts.
+// Looking. It plans its need in each space. If it is the waiter to serve next, it tries to reserve
+// that. Before a waiter has looked for the first time it counts as one that fits, so no
+// younger task starts before it.
 //
-// Stuck. It found that it cannot start, and sleeps until its bell is rung. Every change that may
-// let a task start rings the head, and the first waiters behind it if those may bypass: the end of
-// a task or of a wait, a new threshold or number of threads, released bytes, a new limit. Its cost
-// does not grow with the number of waiters.
+// Asleep. It cannot start, and sleeps until its bell is rung. Each change rings the head and the
+// waiter that fairqueue serves next according to the last plans. A change is the end of a task or
+// of a wait, a new threshold or number of threads, a release of bytes, a new limit, or the loss of
+// a space. A waiter that looks and is not the one to serve next rings that one.
 //
-// Reserving. The head waits in Manager.Reserve. It asks for what lies between the threshold and the
-// limit beside its need, and gives that back at once, so that it is served when its need fits under
-// the threshold. The manager wakes it for released bytes. The admitter interrupts the wait when the
-// states of the spaces have changed on which the request was based.
+// Reserving. The head waits in Manager.Reserve. It asks for its need and for the bytes between the
+// threshold and the limit, which it gives back at once. So it is served when its need fits under
+// the threshold. A change interrupts the wait only if the head has to ask for more or for less now.
 //
 // A wait ends with the grant, with its context, by Close, or with the error with which the
-// reservation ended: tier.ErrNoSpace when the monitor has found that nothing could ever become
-// free, and each space was asked. Some are not while tasks run there.
+// reservation ended: tier.ErrNoSpace when the monitor has found that nothing could ever become free
+// and no task runs.
 //
 // # Tasks that run out of memory
 //
 // Run admits and runs a function, and retries it with a higher estimate when that ran out of
-// memory: at most Rules.MaxAttempts times. Before the next attempt is admitted the inputs are
-// restored and all that the grant held is released.
+// memory: at most Rules.MaxAttempts times. The function restores the inputs when it fails, and Run
+// releases the grant before it asks for the next one.
 //
 // # Ownership
 //
@@ -65,8 +67,9 @@
 // # Locks
 //
 // The mutexes of Admitter, Grant and Ratios are of rank Reservation. None of them is held together
-// with another of that rank. Under the Admitter's, only counters of spaces are read. Strategies,
-// estimators, inputs, tasks and the logger are called with no lock held.
+// with another of that rank. Under the Admitter's, only counters of spaces are read, and under a
+// Grant's only counters of its reservation. Strategies, estimators, inputs and tasks are called
+// with no lock held.
 //
 //	… → Batch → Registry → [Reservation] → Space → …
 package admission
@@ -77,6 +80,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -90,7 +94,8 @@ const defaultThreshold = 0.9
 
 // Rules decide which tasks may start. The zero value means the defaults.
 type Rules struct {
-	// Strategy names the spaces that tasks may run in; nil means any GPU.
+	// Strategy names the spaces that tasks may run in; nil means any GPU. Of the spaces in which a
+	// task needs least it takes the first.
 	Strategy reservation.Strategy
 	// Threshold is the share of a space's capacity that tasks are admitted up to: above 0 and at
 	// most 1; 0 means 0.9. The space's own limit holds as well.
@@ -103,14 +108,13 @@ type Rules struct {
 	Bypass int
 	// MaxAttempts is how often Run tries a task; 0 means 10.
 	MaxAttempts int
-	// Estimator estimates what tasks take beside their inputs; nil means Ratios.
+	// Estimator estimates the output and overhead of tasks; nil means Ratios.
 	Estimator Estimator
-	// Policy decides what happens when a task draws more than was reserved for it.
+	// Policy applies when a task draws more than was reserved for it.
 	Policy reservation.LimitPolicy
 }
 
-// Validate returns the error that New would return for the rules, except for a Policy with which
-// nothing can be reserved.
+// Validate returns the error that New would return for the rules, except for an invalid Policy.
 func (r Rules) Validate() error {
 	if r.Threads < 0 || r.MaxAttempts < 0 {
 		return fmt.Errorf("admission: %d threads and %d attempts: neither may be negative", r.Threads, r.MaxAttempts)
@@ -129,8 +133,7 @@ func checkThreshold(f float64) error {
 type Config struct {
 	Reservations *reservation.Manager
 	Rules        Rules
-	// Logger gets a record of each task that is admitted only because no other runs, of each that
-	// is retried, and of each whose reservation other code has released. nil means no log.
+	// Logger gets the panics of the Estimator; nil means slog.Default.
 	Logger *slog.Logger
 }
 
@@ -138,26 +141,23 @@ type Config struct {
 // use. It must be closed.
 type Admitter struct {
 	reservations *reservation.Manager
-	rules        Rules // with defaults; threshold, threads and bypass are below
-	log          *slog.Logger
-	panics       guard.Log
-	cancels      []func() // end the subscriptions to the spaces
+	rules        Rules     // with defaults; mu guards Threshold and Threads
+	panics       guard.Log // of the estimator
+	cancels      []func()  // end the subscriptions to the spaces
+	closed       atomic.Bool
 
-	mu        lockrank.Mutex[lockrank.Reservation] // guards all below
-	threshold float64
-	threads   int
-	waiting   fairqueue.Queue[*waiter]
-	running   map[*tier.Space]int // how many tasks run in each space
-	stats     Stats               // except for Waiting
-	closed    bool
+	mu      lockrank.Mutex[lockrank.Reservation] // guards all below
+	waiting fairqueue.Queue[*waiter]
+	running map[*tier.Space]int // how many tasks run in each space
+	stats   Stats               // except for Waiting
 }
 
-// Stats are what an Admitter does and has done.
+// Stats count tasks and attempts.
 type Stats struct {
 	Running  int
 	Waiting  int
-	Admitted int64 // all that started
-	Alone    int64 // of them only because no task ran, at least in their space
+	Admitted int64 // tasks that started
+	Alone    int64 // of them only because no task ran in their space
 	Passed   int64 // of them before an older one
 	Retried  int64 // attempts that ran out of memory and were followed by another
 }
@@ -171,31 +171,25 @@ func New(cfg Config) (*Admitter, error) {
 	if err := rules.Validate(); err != nil {
 		return nil, err
 	}
-	spaces := m.Spaces().All()
-	if len(spaces) > 0 { // with some policies nothing can be reserved
-		slowest := reservation.Specific(spaces[len(spaces)-1].ID())
-		r, err := m.TryReserve(slowest, 0, reservation.WithPolicy(rules.Policy))
-		if err == nil {
-			err = r.Release()
-		}
-		if err != nil {
-			return nil, fmt.Errorf("admission: Policy: %w", err)
-		}
+	// An invalid policy is an error of each request.
+	nothing, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 0, reservation.WithPolicy(rules.Policy))
+	if err != nil && !errors.Is(err, reservation.ErrNoCandidate) {
+		return nil, fmt.Errorf("admission: Policy: %w", err)
 	}
+	_ = nothing.Release()
 	rules.Strategy = cmp.Or(rules.Strategy, reservation.AnyInTier(tier.GPU))
+	rules.Threshold = cmp.Or(rules.Threshold, defaultThreshold)
+	rules.Threads = cmp.Or(rules.Threads, runtime.GOMAXPROCS(0))
 	rules.MaxAttempts = cmp.Or(rules.MaxAttempts, 10)
 	rules.Estimator = cmp.Or[Estimator](rules.Estimator, new(Ratios))
 	a := &Admitter{
 		reservations: m,
 		rules:        rules,
-		log:          guard.Logger(cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))),
-		threshold:    cmp.Or(rules.Threshold, defaultThreshold),
-		threads:      cmp.Or(rules.Threads, runtime.GOMAXPROCS(0)),
+		panics:       guard.Log{Logger: cfg.Logger},
 		waiting:      fairqueue.Queue[*waiter]{Bypass: max(0, cmp.Or(rules.Bypass, 16))},
 		running:      make(map[*tier.Space]int),
 	}
-	a.panics.Logger = a.log
-	for _, s := range spaces {
+	for _, s := range m.Spaces().All() {
 		a.cancels = append(a.cancels, s.Subscribe(func(pressed bool) {
 			if !pressed {
 				a.change(func() {})
@@ -211,7 +205,7 @@ func (a *Admitter) SetThreshold(f float64) error {
 	if err := checkThreshold(f); err != nil {
 		return err
 	}
-	a.change(func() { a.threshold = f })
+	a.change(func() { a.rules.Threshold = f })
 	return nil
 }
 
@@ -220,34 +214,31 @@ func (a *Admitter) SetThreads(n int) error {
 	if n < 1 {
 		return fmt.Errorf("admission: %d threads: there must be one at least", n)
 	}
-	a.change(func() { a.threads = n })
+	a.change(func() { a.rules.Threads = n })
 	return nil
 }
 
-// change makes a change that may let tasks start, and wakes waiters.
+// change makes a change that may let tasks start, and wakes waiters: the head, and the one to serve
+// next.
 func (a *Admitter) change(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f()
 	head := a.waiting.Head()
-	if head == nil {
-		return
+	if head != nil && !a.holdLocked(head.Value.plans) {
+		head.Value.interrupt()
 	}
-	if w := head.Value; w.asks == nil || !a.holdLocked(w.asks) {
-		w.stuck = false
-		w.interrupt()
-	}
-	a.ringLocked()
+	ring(head)
+	ring(a.waiting.Next(a.fitsLocked))
 }
 
 // Close ends all waits with tier.ErrClosed, and Admit returns that error from now on. Grants stay
 // good and must be ended. A second Close returns tier.ErrClosed.
 func (a *Admitter) Close() error {
-	again := false
-	a.change(func() { again, a.closed = a.closed, true })
-	if again {
+	if a.closed.Swap(true) {
 		return tier.ErrClosed
 	}
+	a.change(func() {}) // the head leaves, and rings the next one
 	for _, cancel := range a.cancels {
 		cancel()
 	}
@@ -266,5 +257,5 @@ func (a *Admitter) Stats() Stats {
 // Strategy returns the strategy that names the spaces that tasks may run in.
 func (a *Admitter) Strategy() reservation.Strategy { return a.rules.Strategy }
 
-// Estimator returns the estimator of what tasks take beside their inputs.
+// Estimator returns the estimator of the output and overhead of tasks.
 func (a *Admitter) Estimator() Estimator { return a.rules.Estimator }

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,225 +11,244 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/named"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// window is how many waiters from the head on one change wakes.
-const window = 256
-
-// maxStale is after how many outdated plans all inputs are counted as missing, so that the next
-// plan cannot be outdated.
-const maxStale = 2
-
-// waiter is a task that waits in a call of Admit. Its states are in the package doc.
+// waiter is a task that waits in a call of Admit. Its states are in the package doc. It is the
+// strategy of its own request in the manager.
 type waiter struct {
 	Estimate
-	work  int64 // what the task takes beside its inputs, as last estimated
-	stale int   // outdated plans so far
-	entry *fairqueue.Entry[*waiter]
-	bell  chan struct{} // of capacity 1; rung under the Admitter's mutex
+	reservation.Strategy       // names it in errors
+	work                 int64 // output and overhead of the task
+	entry                *fairqueue.Entry[*waiter]
+	bell                 chan struct{} // of capacity 1
 
-	// Of the head, guarded by the Admitter's mutex.
-	stuck     bool               // it cannot start now: others may bypass it
-	asks      plans              // what it waits for in the manager; nil if it does not
-	interrupt context.CancelFunc // ends that wait
+	// Guarded by the Admitter's mutex.
+	plans     []plan             // by need; nil until it has looked for the first time
+	interrupt context.CancelFunc // ends its wait in the manager
 }
 
-// ringLocked makes the head look again and, if it is stuck, also those that may bypass it.
-func (a *Admitter) ringLocked() {
-	n, more := 0, a.mayBypassLocked()
-	for e := range a.waiting.All() {
-		select {
-		case e.Value.bell <- struct{}{}:
-		default: // it will look
-		}
-		if n++; n == window || !more {
-			return
-		}
-	}
+// plan is the bytes that a task would take in one space.
+type plan struct {
+	*tier.Space
+	known int64 // all inputs, and the output and overhead that the caller states
+	need  int64
+	most  int64 // the largest need for which the space could ever have room
+	kept  int64 // must stay free when the task starts: see keptLocked
 }
 
-// mayBypassLocked reports whether younger tasks may start before the head: it is stuck, there is no
-// room for what it waits for, and not as many as may have bypassed it before.
-func (a *Admitter) mayBypassLocked() bool {
-	head := a.waiting.Head().Value
-	hasRoom := func(p plan) bool { return charge(p.Space, p.reserve) <= p.Available() }
-	return head.stuck && !a.waiting.IsClosed() && !slices.ContainsFunc(head.asks, hasRoom)
+// fits reports whether the task may start in the space.
+func (p plan) fits() bool { return p.need <= p.Available()-p.kept }
+
+// Candidates implements reservation.Strategy.
+func (w *waiter) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	for _, p := range w.plans {
+		dst = append(dst, p.Space)
+	}
+	return dst
 }
 
-// stick makes the head w stuck: it waits for asks in the manager or, if there are none, for its
-// bell. It returns false if the states have changed on which that is based.
-func (a *Admitter) stick(w *waiter, asks plans, interrupt context.CancelFunc) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.holdLocked(asks) {
-		return false
+// BytesIn implements reservation.Sized. It asks also for the bytes that must stay free, so that the
+// request waits until they are.
+func (w *waiter) BytesIn(s *tier.Space, _ int64) int64 {
+	p := w.plans[slices.IndexFunc(w.plans, func(p plan) bool { return p.Space == s })]
+	return add(p.need, p.kept)
+}
+
+// keptLocked returns how many bytes must stay free in a space when a task starts there: none if it
+// is the only task.
+func (a *Admitter) keptLocked(s *tier.Space) int64 {
+	if a.running[s] == 0 {
+		return 0
 	}
-	if asks != nil || len(w.bell) == 0 {
-		w.stuck, w.asks, w.interrupt = true, asks, interrupt
-		a.ringLocked()
-		<-w.bell // which was for the others
+	return a.aboveLocked(s)
+}
+
+// aboveLocked returns how many bytes lie between the threshold and the limit of a space. Foreign
+// bytes are part of the pressure that the threshold is for. The head reserves so many bytes beside
+// its need, and so they are rounded as the space charges them.
+func (a *Admitter) aboveLocked(s *tier.Space) int64 {
+	mark := int64(float64(s.Capacity())*a.rules.Threshold) - s.Foreign()
+	return charge(s, max(0, s.Room()+s.Held()-mark))
+}
+
+// fitsLocked reports whether w may start by the plans that it made last.
+func (a *Admitter) fitsLocked(w *waiter) bool {
+	return w.plans == nil || slices.ContainsFunc(w.plans, func(p plan) bool {
+		p.kept = a.keptLocked(p.Space)
+		return p.fits()
+	})
+}
+
+// holdLocked reports whether a task may start, with as many bytes kept free as in the plans.
+func (a *Admitter) holdLocked(ps []plan) bool {
+	changed := func(p plan) bool { return p.kept != a.keptLocked(p.Space) }
+	return !a.closed.Load() && a.stats.Running < a.rules.Threads && !slices.ContainsFunc(ps, changed)
+}
+
+// ring makes a waiter look again. It does nothing for nil.
+func ring(e *fairqueue.Entry[*waiter]) {
+	if e == nil {
+		return
 	}
-	return true
+	select {
+	case e.Value.bell <- struct{}{}:
+	default: // it will look
+	}
 }
 
 // Admit waits until the task may start, and returns the grant to run it with. The package doc
-// describes the estimate and the wait. The caller must end the grant. On an error nothing is held,
-// neither memory nor inputs.
+// describes the estimate and the wait. The caller must end the grant. On an error nothing is held.
 //
-// A panic of an estimator, a strategy or of the inputs is an error.
+// A panic of an estimator, a strategy or of the estimate's Inputs is an error.
 //
 // ctx ends the wait, with an error that matches its cause and its Err. Close ends it with
 // tier.ErrClosed. The monitor ends it with a tier.NoSpaceError if nothing can be moved out. Other
 // errors match reservation.ErrNoCandidate for a strategy without spaces, tier.ErrLost if all its
-// spaces are lost, and reservation.ErrExceeded if the limits of the spaces leave no room at all. An
-// estimate that makes no sense is an error, too.
+// spaces are lost, and reservation.ErrExceeded if the inputs, and the output and overhead that the
+// estimate states, could never be in one space together. An estimate that makes no sense is an
+// error, too.
 func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) {
-	if err := e.prepare(ctx); err != nil {
-		return nil, err
+	if e.Input < 0 || e.Least < 0 || e.Output < 0 && e.Output != None || e.Overhead < 0 && e.Overhead != None {
+		return nil, fmt.Errorf("admission: task %s: an estimate below 0 makes no sense: "+
+			"%d bytes of input, %d of output, %d of overhead, and %d at least",
+			named.Quoted(e.Operator), e.Input, e.Output, e.Overhead, e.Least)
 	}
+	defer guard.Error(&err, "an estimator, a strategy or inputs of a task")
+	output, overhead := e.Output, e.Overhead
+	if output == 0 || overhead == 0 {
+		o, h := a.rules.Estimator.Estimate(e.Operator, e.Input)
+		output, overhead = cmp.Or(output, o), cmp.Or(overhead, h)
+	}
+	e.Owner = cmp.Or(e.Owner, reservation.OwnerOf(ctx), reservation.NewOwner(e.Operator))
 	lockrank.AssertNone("a task is to be admitted")
-	w := &waiter{Estimate: e, bell: make(chan struct{}, 1), interrupt: func() {}}
+	w := &waiter{
+		Estimate: e, Strategy: a.rules.Strategy, work: max(e.Least, add(max(0, output), max(0, overhead))),
+		bell: make(chan struct{}, 1), interrupt: func() {},
+	}
 	a.mu.Lock()
 	w.entry = a.waiting.Push(w)
 	a.mu.Unlock()
-	defer a.change(func() {
-		w.entry.Remove() // if it did not start
-	})
-	defer guard.Error(&err, "an estimator, a strategy or inputs of a task")
+	defer a.change(w.entry.Remove) // if it did not start
 	for ctx.Err() == nil {
-		if g, err := a.attempt(ctx, w); g != nil || err != nil && ctx.Err() == nil {
+		if g, err := a.attempt(ctx, w); g != nil || err != nil {
 			return g, err
 		}
 	}
-	return nil, e.ended(ctx)
-}
-
-// ended returns the error of a wait that ctx has ended.
-func (e *Estimate) ended(ctx context.Context) error {
-	return fairqueue.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", named.Quoted(e.Operator)))
+	return nil, fairqueue.Ended(ctx, fmt.Sprintf("admission: task %s was not admitted", named.Quoted(e.Operator)))
 }
 
 // attempt starts the task if it may start now, and waits otherwise. It returns neither a grant nor
 // an error if the task has to look again.
-func (a *Admitter) attempt(ctx context.Context, w *waiter) (*Grant, error) {
+func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error) {
+	var ps []plan // the least need first
+	var most int64
+	possible := false
+	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+		p := w.planIn(s)
+		ps, most = append(ps, p), max(most, p.most)
+		possible = possible || s.Lost() == nil && p.known <= s.Room()
+	}
+	for i, p := range ps {
+		if ps[i].need = min(p.need, most); !possible {
+			ps[i].need = p.known // which the manager refuses
+		}
+	}
+	slices.SortStableFunc(ps, func(p, q plan) int { return cmp.Compare(p.need, q.need) })
+
+	var r reservation.Reservation
+	defer func() {
+		if g == nil {
+			_ = r.Release()
+		} else {
+			_ = r.Shrink(r.Bytes() - min(g.plan.need, g.plan.most))
+		}
+	}()
+	waiting, interrupt := context.WithCancel(ctx)
+	defer interrupt()
 	a.mu.Lock()
-	closed, isHead := a.closed, a.waiting.Head() == w.entry
-	may := a.holdLocked(nil) && (isHead || a.mayBypassLocked())
+	for i, p := range ps {
+		ps[i].kept = a.keptLocked(p.Space)
+	}
+	w.plans, w.interrupt = ps, interrupt
+	may, busy, isHead := a.holdLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
+	next := a.waiting.Next(a.fitsLocked)
+	if next != w.entry {
+		ring(next)
+	}
 	a.mu.Unlock()
-	sleep := func() (*Grant, error) {
+
+	if a.closed.Load() {
+		return nil, fmt.Errorf("admission: the admitter is %w", tier.ErrClosed)
+	}
+	if !possible {
+		r, err = a.reservations.TryReserve(w, 0) // which fails
+		return nil, err
+	}
+	options := []reservation.Option{reservation.WithPolicy(a.rules.Policy), reservation.Consuming()}
+	if i := slices.IndexFunc(ps, plan.fits); may && next == w.entry && i >= 0 {
+		// The head gets the error below, if there is another one than too little room.
+		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID()), ps[i].need, options...)
+	}
+	if may && isHead && r.IsZero() {
+		r, err = a.reservations.Reserve(waiting, w, 0, options...)
+		// Look again if too much must stay free, a limit has changed, or a space was lost. While a
+		// task runs, its end may make room in a space from which nothing else can leave.
+		again := waiting.Err() != nil || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost) ||
+			busy && errors.Is(err, tier.ErrNoSpace)
+		if err != nil && !again {
+			return nil, err
+		}
+	}
+	if r.IsZero() {
 		select {
 		case <-w.bell:
 		case <-ctx.Done():
 		}
 		return nil, nil
 	}
-	switch {
-	case closed:
-		return nil, fmt.Errorf("admission: the admitter is %w", tier.ErrClosed)
-	case !may:
-		return sleep()
-	}
-	ps, err := a.plan(w)
-	if err != nil {
-		return nil, err
-	}
-	options := []reservation.Option{reservation.WithPolicy(a.rules.Policy), reservation.Consuming()}
-	for i, p := range ps {
-		if p.need > min(p.mark-p.Used(), p.Available()) {
-			continue
-		}
-		r, err := a.reservations.TryReserve(ps[i:i+1], 0, options...)
-		if err == nil { // else the head will get the error, if that is not for want of room
-			return a.start(ctx, w, p, r)
-		}
-	}
 
+	// Meanwhile inputs may have left the space, and others may have taken the room under the
+	// threshold, the idle space, the last thread or the last bypass.
+	s := r.Space()
+	p := w.planIn(s)
+	surplus := r.Bytes() - min(p.need, p.most)
+	_ = r.SetOwner(w.Owner) // only now, because a task that waits holds nothing
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	isHead = a.waiting.Head() == w.entry
+	free := s.Available() + surplus
+	if surplus < 0 || free < a.keptLocked(s) || !a.holdLocked(nil) || !isHead && a.waiting.IsClosed() {
+		return nil, nil
+	}
+	g = &Grant{a: a, r: r, e: w.Estimate, plan: p, work: w.work, alone: free < a.aboveLocked(s), output: None}
+	a.waiting.Served(w.entry) // Admit wakes others
+	a.running[s]++
+	a.stats.Running++
+	a.stats.Admitted++
 	if !isHead {
-		return sleep()
+		a.stats.Passed++
 	}
-	asks, allIdle := ps.asHead(), ps[0].allIdle
-	waiting, interrupt := context.WithCancel(ctx)
-	defer interrupt()
-	switch s := ps[0].Space; {
-	case asks == nil && allIdle:
-		return nil, &reservation.ExceededError{
-			Space: s.ID(), Requested: ps[0].need, Limit: s.Room(), Hint: "raise the space's limit",
-		}
-	case !a.stick(w, asks, interrupt):
-		return nil, nil
-	case asks == nil:
-		return sleep()
-	}
-	r, err := a.reservations.Reserve(waiting, asks, 0, options...)
-	a.mu.Lock()
-	w.stuck, w.asks = false, nil
-	a.mu.Unlock()
-	switch {
-	case err == nil:
-		return a.start(ctx, w, asks[asks.index(r.Space())], r)
-	case errors.Is(err, reservation.ErrExceeded), errors.Is(err, tier.ErrLost), waiting.Err() != nil:
-		return nil, nil // a limit was lowered just now, or a space lost
-	case errors.Is(err, tier.ErrNoSpace) && len(asks) < len(ps) && !allIdle:
-		if a.stick(w, nil, interrupt) { // when tasks have ended, another space may serve it
-			return sleep()
-		}
-		return nil, nil
-	}
-	return nil, err
-}
-
-// start makes a grant of a reservation by the plan p. It returns no grant if the task has to look
-// again: inputs have left the space, or others have taken the room under the mark, the idle space,
-// the last thread or the last bypass.
-func (a *Admitter) start(ctx context.Context, w *waiter, p plan, r reservation.Reservation) (g *Grant, err error) {
-	defer func() {
-		if g == nil {
-			err = errors.Join(err, w.Inputs.Restore(context.WithoutCancel(ctx)), r.Release())
-		}
-	}()
-	used := p.Used() - r.Bytes() + p.keep
-	missing := add(w.Input, max(0, w.Inputs.Hold(p.Space)))
-	if missing > p.missing {
-		w.stale++
-		return nil, nil
-	}
-	need := charge(p.Space, add(missing, w.work)) // less, if more is there than was planned for
-	if n := r.Bytes() - min(p.keep, need); n > 0 {
-		if err := r.Shrink(n); err != nil {
-			return nil, err
-		}
-	}
-	if err := r.SetOwner(w.Owner); err != nil { // only now, because a waiting task holds nothing
-		return nil, err
-	}
-	reserved := r.Bytes()
-	less := p.keep < p.need
-	a.mu.Lock()
-	now, isHead := a.stateLocked(p.Space), a.waiting.Head() == w.entry
-	alone := less || used > now.mark
-	if a.holdLocked(nil) && (isHead || !a.waiting.IsClosed()) &&
-		(!alone || p.alone && now.idle) && (!less || now.allIdle) {
-		g = &Grant{
-			a: a, r: r, e: w.Estimate, need: need, work: w.work, reserved: reserved, alone: alone, output: None,
-		}
-		a.waiting.Served(w.entry) // Admit wakes others
-		a.running[p.Space]++
-		a.stats.Running++
-		a.stats.Admitted++
-		if !isHead {
-			a.stats.Passed++
-		}
-		if alone {
-			a.stats.Alone++
-		}
-	}
-	a.mu.Unlock()
-	if g != nil && g.alone {
-		a.log.DebugContext(ctx, "admission: a task is admitted only because no other runs there",
-			"operator", w.Operator, "space", p.ID().String(), "need", need, "reserved", reserved,
-			"used", used-reserved, "threshold", p.mark, "limit", p.top)
+	if g.alone {
+		a.stats.Alone++
 	}
 	return g, nil
+}
+
+// planIn plans the task in a space, except for kept.
+func (w *waiter) planIn(s *tier.Space) plan {
+	there, missing := int64(0), w.Input
+	if w.Inputs != nil {
+		there, missing = w.Inputs(s)
+		there, missing = max(0, there), max(0, missing)
+	}
+	room := max(0, min(s.Room()-there, s.Capacity()))
+	return plan{
+		Space: s,
+		known: add(there, charge(s, add(missing, add(max(0, w.Output), max(0, w.Overhead))))),
+		need:  charge(s, add(missing, w.work)),
+		most:  size.Largest(s.Charge, 0, room, room),
+	}
 }

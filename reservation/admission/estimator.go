@@ -1,13 +1,12 @@
 package admission
 
 import (
-	"math"
-
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/size"
 )
 
-// Estimator estimates what tasks take beside their inputs, and learns from what they took. It must
-// be safe for concurrent use. It is called with no lock held and should not block.
+// Estimator estimates the output and overhead of tasks, and learns from tasks that have ended. It
+// must be safe for concurrent use. It is called with no lock held and should not block.
 type Estimator interface {
 	// Estimate returns how many bytes of output, and how many beside it, a task of
 	// that kind takes for so many bytes of input. Negative numbers count as 0.
@@ -17,14 +16,12 @@ type Estimator interface {
 }
 
 const (
-	// fading is how many tasks it takes, roughly, until what was measured before
-	// counts little.
-	fading = 32
-	// settling is the share of the way down that an overhead goes when less was
-	// measured.
+	// kept is the share of older measures that a new one leaves.
+	kept = 1 - 1.0/32
+	// settling is the share of the way down that an overhead goes when less was measured.
 	settling = 8
-	// maxOperators bounds what Ratios remembers; the operators beyond share that of the
-	// empty name.
+	// maxOperators bounds the memory of Ratios. The operators beyond share the place of the empty
+	// name.
 	maxOperators = 4096
 )
 
@@ -42,56 +39,44 @@ const (
 //
 // The zero value is ready, and safe for concurrent use.
 type Ratios struct {
-	mu        lockrank.Mutex[lockrank.Reservation]
-	operators map[string]ratio // by key
+	mu     lockrank.Mutex[lockrank.Reservation]
+	ratios map[kind]ratio
 }
 
-// key returns where an operator's ratio is. Operators beyond maxOperators share one place.
-func (e *Ratios) key(operator string) string {
-	if _, known := e.operators[operator]; !known && len(e.operators) >= maxOperators {
-		return ""
-	}
-	return operator
+// kind is a kind of task: an operator, with input or without any.
+type kind struct {
+	operator string
+	bare     bool
 }
 
-// ratio is what is known of one operator.
+// ratio has the measures of a kind of task.
 type ratio struct {
 	in, out float64
-	over    follower
-	bare    follower // bytes taken by tasks without input
+	over    float64 // overhead for each byte of input, or without any
+	known   bool    // an overhead was measured
 }
 
-// follower rises at once and falls slowly.
-type follower struct {
-	value float64
-	known bool
-}
-
-func (f *follower) measure(v float64) {
-	if !f.known || v > f.value {
-		f.value, f.known = v, true
-		return
+// kind returns where a ratio is.
+func (e *Ratios) kind(operator string, input int64) kind {
+	k := kind{operator, input == 0}
+	if _, known := e.ratios[k]; !known && len(e.ratios) >= maxOperators {
+		k.operator = ""
 	}
-	f.value += (v - f.value) / settling
+	return k
 }
 
 // Estimate implements Estimator.
 func (e *Ratios) Estimate(operator string, input int64) (output, overhead int64) {
-	if input < 0 {
-		return 0, 0
-	}
+	input = max(0, input)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.operators[e.key(operator)]
-	if input == 0 {
-		return 0, times(1, r.bare.value)
-	}
+	r := e.ratios[e.kind(operator, input)]
 	output, overhead = input, input
 	if r.in > 0 {
-		output = times(input, r.out/r.in)
+		output = size.Times(r.out/r.in, input)
 	}
-	if r.over.known {
-		overhead = times(input, r.over.value)
+	if r.known {
+		overhead = size.Times(r.over, max(1, input))
 	}
 	return output, overhead
 }
@@ -103,36 +88,24 @@ func (e *Ratios) Observe(operator string, m Measured) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.operators == nil {
-		e.operators = make(map[string]ratio)
+	if e.ratios == nil {
+		e.ratios = make(map[kind]ratio)
 	}
-	operator = e.key(operator)
-	r := e.operators[operator]
-	if m.Input > 0 && m.Output != None {
-		const kept = 1 - 1.0/fading
+	k := e.kind(operator, m.Input)
+	r := e.ratios[k]
+	if m.Input == 0 {
+		m.Output = None
+	}
+	if m.Output != None {
 		r.in = r.in*kept + float64(m.Input)
 		r.out = r.out*kept + float64(m.Output)
 	}
-	switch peak := float64(m.Peak); {
-	case m.Peak == 0:
-	case m.Input == 0:
-		r.bare.measure(peak)
-	default:
-		r.over.measure(max(0, peak-float64(max(0, m.Output))) / float64(m.Input))
+	if m.Peak > 0 {
+		over := float64(max(0, m.Peak-max(0, m.Output))) / float64(max(1, m.Input))
+		if r.known && over < r.over {
+			over = r.over + (over-r.over)/settling
+		}
+		r.over, r.known = over, true
 	}
-	e.operators[operator] = r
-}
-
-// times returns ⌈n × f⌉, or the largest number if that is more.
-func times(n int64, f float64) int64 {
-	v := float64(n) * f
-	// What is whole except for the rounding of the ratio, or the last traces of what has
-	// faded, is not rounded up.
-	if r := math.Round(v); math.Abs(v-r) <= max(1e-12*v, 1e-6) {
-		v = r
-	}
-	if v = math.Ceil(v); v >= math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return int64(v)
+	e.ratios[k] = r
 }

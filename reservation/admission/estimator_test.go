@@ -28,7 +28,7 @@ func TestEstimatorLearns(t *testing.T) {
 	for range 1000 {
 		e.Observe("join", admission.Measured{Input: 10, Output: 20, Peak: 20})
 	}
-	wantEstimate(t, &e, "join", 100, 200, 0)
+	wantEstimate(t, &e, "join", 100, 200, 1)                                // ⌈⌉ of almost nothing
 	e.Observe("join", admission.Measured{Input: 10, Output: 20, Peak: 100}) // a peak counts at once
 	if _, h := e.Estimate("join", 100); h != 800 {
 		t.Errorf("after a peak the overhead is %d, want 800", h)
@@ -86,6 +86,7 @@ func TestEstimatorIsRobust(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	wantEstimate(t, &many, "one more", 100, 200, 100) // it shares a place with others
 }
 
 // TestDefaultsByEstimator: 0 means what the estimator says, None nothing, and the least

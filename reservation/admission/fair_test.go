@@ -125,7 +125,7 @@ func TestLimitChanges(t *testing.T) {
 		three.waits()
 		w.end(one, g)
 		g = three.runs()
-		if n := g.Reservation().Bytes(); n != 200 || !g.Alone() {
+		if n := g.Reservation().Bytes(); n != 200 {
 			t.Errorf("%d bytes are reserved", n)
 		}
 		w.end(g)
@@ -256,40 +256,24 @@ func TestPassersAreWokenByOthers(t *testing.T) {
 	})
 }
 
-// TestAloneNoMore: a task that has begun to pass before, and starts elsewhere while another
-// is about to be let in alone, keeps that one out, for then a task runs.
-func TestAloneNoMore(t *testing.T) { testAloneNoMore(t, setup{cap: 1000, gpus: 2}, 5000, 100) }
-
-// TestAloneNoMoreInItsSpace: so does one that starts in the space in which the other is about to be
-// let in alone.
-func TestAloneNoMoreInItsSpace(t *testing.T) { testAloneNoMore(t, setup{cap: 1000}, 940, 20) }
-
-func testAloneNoMore(t *testing.T, c setup, alone, passes int64) {
+// TestAloneNoMore: a task that has begun to pass before, and starts while another is about to be let
+// in alone, keeps that one out, for then a task runs.
+func TestAloneNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, c)
+		w := newWorld(t, setup{cap: 1000})
 		one := w.admit(exactly(100)).runs()
 		goOn := make(chan struct{})
 		var second *call
-		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
-		in.hold = func() {
-			if in.held == 1 {
-				close(goOn)
-				<-second.done
-			}
-		}
-		e := exactly(alone)
-		e.Inputs = in
-		first := w.admit(e)
+		first := w.admit((&inputs{bytes: 10, look: w.whenUsed(950, func() {
+			close(goOn)
+			<-second.done
+		})}).of(exactly(940)))
 		first.waits()
-		e = exactly(passes)
-		e.Inputs = &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
-		second = w.admit(e)
+		second = w.admit((&inputs{bytes: 10, look: w.whenUsed(130, func() { <-goOn })}).of(exactly(20)))
 		second.waits() // it has its bytes, but is not admitted yet
+		w.used(130)
 		w.end(one)
 		first.waits()
-		if in.held != 1 || in.restored != 1 {
-			t.Errorf("held %d times, restored %d times", in.held, in.restored)
-		}
 		w.end(second.runs())
 		g := first.runs()
 		if !g.Alone() {
@@ -299,31 +283,31 @@ func testAloneNoMore(t *testing.T, c setup, alone, passes int64) {
 	})
 }
 
-// TestLastThread: of two tasks that pass at once only one gets the last thread, and the
-// other gives back what it has reserved.
+// TestLastThread: of two tasks that start at once only one gets the last thread, and the other gives
+// back what it has reserved.
 func TestLastThread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threads: 2})})
 		one := w.admit(exactly(100)).runs()
-		head := w.admit(exactly(5000))
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 700)
+		if err != nil {
+			t.Fatal(err)
+		}
+		head := w.admit(exactly(250))
 		head.waits()
 		goOn := make(chan struct{})
-		in := &inputs{bytes: 10, there: map[tier.ID]int64{}, hold: func() { <-goOn }}
-		e := exactly(100)
-		e.Inputs = in
-		slow := w.admit(e)
+		slow := w.admit((&inputs{bytes: 10, look: w.whenUsed(860, func() { <-goOn })}).of(exactly(50)))
 		slow.waits()
-		w.used(210)
-		fast := w.admit(exactly(50)).runs()
+		w.used(860)
+		if err := other.Release(); err != nil {
+			t.Fatal(err)
+		}
+		g := head.runs()
 		close(goOn)
 		slow.waits()
-		w.used(150)
-		if in.held != in.restored {
-			t.Errorf("held %d times, restored %d times", in.held, in.restored)
-		}
-		w.end(fast)
+		w.used(350)
+		w.end(g)
 		w.end(slow.runs(), one)
-		w.end(head.runs())
 	})
 }
 
@@ -333,9 +317,7 @@ func TestNobodyPassesWhoMayStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
 		goOn := make(chan struct{})
-		e := exactly(100)
-		e.Inputs = &inputs{look: func() { <-goOn }}
-		head := w.admit(e)
+		head := w.admit((&inputs{look: func() { <-goOn }}).of(exactly(100)))
 		head.waits()
 		small := w.admit(exactly(1))
 		small.waits()
@@ -344,6 +326,49 @@ func TestNobodyPassesWhoMayStart(t *testing.T) {
 		if s := w.Stats(); s.Passed != 0 {
 			t.Errorf("%+v", s)
 		}
+	})
+}
+
+// TestHeadThatCannotStartLetsOthersPass: as soon as it has found that.
+func TestHeadThatCannotStartLetsOthersPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		one := w.admit(exactly(500)).runs()
+		goOn := make(chan struct{})
+		head := w.admit((&inputs{look: func() { <-goOn }}).of(exactly(600)))
+		head.waits()
+		small := w.admit(exactly(1))
+		small.waits()
+		close(goOn)
+		w.end(small.runs())
+		head.waits()
+		w.end(one)
+		w.end(head.runs())
+	})
+}
+
+// TestWokenForNothing: a waiter that is woken, and then needs more because its inputs have left,
+// wakes the next one.
+func TestWokenForNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		id := w.gpus[0].ID()
+		one, two := w.admit(exactly(600)).runs(), w.admit(exactly(250)).runs()
+		head := w.admit(exactly(800))
+		head.waits()
+		in := &inputs{bytes: 300, there: map[tier.ID]int64{id: 300}}
+		second := w.admit(in.of(exactly(100)))
+		second.waits()
+		third := w.admit(exactly(90))
+		third.waits()
+		in.there[id] = 0
+		w.end(two)
+		w.end(third.runs())
+		second.waits()
+		head.waits()
+		w.end(one)
+		w.end(head.runs())
+		w.end(second.runs())
 	})
 }
 

@@ -40,23 +40,13 @@ func TestLastPass(t *testing.T) {
 		one := w.admit(exactly(100)).runs()
 		head := w.admit(exactly(5000))
 		head.waits()
-		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
-		var faster *admission.Grant
-		in.hold = func() {
-			if in.held == 1 { // it has its bytes, but is not admitted yet
-				var err error
-				if faster, err = w.Admit(t.Context(), exactly(50)); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-		e := exactly(100)
-		e.Inputs = in
-		slower := w.admit(e)
+		goOn := make(chan struct{})
+		slower := w.admit((&inputs{bytes: 10, look: w.whenUsed(560, func() { <-goOn })}).of(exactly(450)))
+		slower.waits() // it has its bytes, but is not admitted yet
+		w.used(560)
+		faster := w.admit(exactly(50)).runs()
+		close(goOn)
 		slower.waits()
-		if in.restored != 1 {
-			t.Errorf("restored %d times", in.restored)
-		}
 		w.used(150)
 		w.end(one, faster)
 		w.end(head.runs())
@@ -125,72 +115,40 @@ func TestOthersAreFaster(t *testing.T) {
 	})
 }
 
-// TestNever: a task is not tried again only if what it lacked is shown to be more than there is.
-func TestNever(t *testing.T) {
-	const capacity = 1000
+// TestAllThereIs: a task that was given all that there is, with its inputs in place, and exceeded
+// that, is not tried again. All others are.
+func TestAllThereIs(t *testing.T) {
 	gpu := tier.ID{Kind: tier.GPU}
-	draws := func(t *testing.T, g *admission.Grant, inputs, more int64) error {
-		b, err := g.Alloc(inputs)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g.InputsHere()
-		_, err = g.Alloc(more)
-		return errors.Join(err, b.Release())
-	}
 	for name, c := range map[string]struct {
-		inputs, there int64
-		output        int64
-		fails         func(t *testing.T, g *admission.Grant) error
-		again         bool
+		inputs, there, work int64
+		fails               func(g *admission.Grant) error
+		again               bool
 	}{
-		"it lacks room elsewhere": {0, 0, 5000, func(*testing.T, *admission.Grant) error {
-			return &reservation.ExceededError{Space: tier.ID{Kind: tier.Host}, Requested: 1 << 40, Limit: 1}
-		}, true},
-		"its inputs are not there yet": {100, 0, 5000, func(*testing.T, *admission.Grant) error {
-			return &reservation.ExceededError{Space: gpu, Requested: 10}
-		}, true},
-		"it has all": {100, 100, 5000, func(_ *testing.T, g *admission.Grant) error {
+		"it has all": {0, 0, 5000, func(*admission.Grant) error { return reservation.ErrExceeded }, false},
+		"with its inputs": {100, 100, 900, func(g *admission.Grant) error {
 			g.InputsHere()
 			return reservation.ErrExceeded
 		}, false},
-		"it waited for others": {0, 0, 5000, func(*testing.T, *admission.Grant) error {
-			return reservation.ErrDeadlock
+		"its inputs are not there yet": {100, 0, 5000, func(*admission.Grant) error {
+			return reservation.ErrExceeded
 		}, true},
-		"with its inputs it fits": {400, 0, 100, func(t *testing.T, g *admission.Grant) error {
-			return draws(t, g, 400, 300)
-		}, true},
-		"with them it does not": {400, 0, 100, func(t *testing.T, g *admission.Grant) error {
-			return draws(t, g, 400, 601)
-		}, false},
-		"it drew inputs before": {0, 0, 500, func(t *testing.T, g *admission.Grant) error {
-			return draws(t, g, 450, 551)
-		}, true},
-		"what it drew and asked for": {0, 0, 600, func(_ *testing.T, g *admission.Grant) error {
-			b, err := g.Alloc(500)
-			if err != nil {
-				return err
-			}
-			_, err = g.Alloc(501)
-			return errors.Join(err, b.Release())
-		}, false},
-		"one is too large": {0, 0, 100, func(_ *testing.T, g *admission.Grant) error {
-			_, err := g.Alloc(capacity + 1)
-			return err
-		}, false},
+		"it waited for others": {0, 0, 5000, func(*admission.Grant) error { return reservation.ErrDeadlock }, true},
+		"there is no room":     {0, 0, 5000, func(*admission.Grant) error { return tier.ErrNoSpace }, true},
+		"there is more":        {0, 0, 999, func(*admission.Grant) error { return reservation.ErrExceeded }, true},
+		"beside its inputs":    {100, 100, 899, func(*admission.Grant) error { return reservation.ErrExceeded }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, setup{cap: capacity})
-			e := exactly(c.output)
+			w := newWorld(t, setup{cap: 1000})
+			e := exactly(c.work)
 			if c.inputs > 0 {
-				e.Inputs = &inputs{bytes: c.inputs, there: map[tier.ID]int64{gpu: c.there}}
+				e = (&inputs{bytes: c.inputs, there: map[tier.ID]int64{gpu: c.there}}).of(e)
 			}
 			runs := 0
 			err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 				if runs++; runs > 1 {
 					return nil
 				}
-				return c.fails(t, g)
+				return c.fails(g)
 			})
 			refused := outOfAttempts(err) && errors.Is(err, reservation.ErrExceeded)
 			if c.again && (err != nil || runs != 2) || !c.again && (!refused || runs != 1) {

@@ -9,14 +9,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLostSpaces: tasks run in what is left, also those that counted on a space when it was lost;
+// TestLostSpaces: tasks run in the spaces that are left, also those that waited for a space when it was lost;
 // with none left all get the error.
 func TestLostSpaces(t *testing.T) {
 	errGone := errors.New("gone")
 	half := admission.Config{Rules: admission.Rules{Threshold: 0.5}}
 	lose := func(s *tier.Space) { s.Pool().(pool).Lose(errGone) }
-	synctest.Test(t, func(t *testing.T) { // another space will do, if no task runs
-		w := newWorld(t, setup{cap: 1000, gpus: 2, Config: half})
+	synctest.Test(t, func(t *testing.T) { // another space will do, with all that it has
+		w := newWorld(t, setup{cap: 1000, gpus: 2, Config: half, changed: synctest.Wait})
 		if err := w.gpus[1].SetLimit(400); err != nil {
 			t.Fatal(err)
 		}
@@ -24,12 +24,11 @@ func TestLostSpaces(t *testing.T) {
 		c := w.admit(exactly(450))
 		c.waits()
 		lose(w.gpus[0])
-		c.waits()
-		w.end(first)
 		g := c.runs()
-		if g.Reservation().Space() != w.gpus[1] || !g.Alone() {
-			t.Errorf("it runs in %s, alone: %v", g.Reservation().Space().ID(), g.Alone())
+		if r := g.Reservation(); r.Space() != w.gpus[1] || r.Bytes() != 400 {
+			t.Errorf("it runs in %s with %d bytes", r.Space().ID(), r.Bytes())
 		}
+		w.end(first)
 		d, e := w.admit(exactly(100)), w.admit(exactly(100))
 		d.waits()
 		e.waits()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,6 +67,7 @@ type setup struct {
 	cap   int64 // of each
 	limit float64
 	grain int64
+	host  bool // a slower space, as large
 
 	charging func(n int64) // is called each time that a size's charge is requested
 	admission.Config
@@ -89,7 +92,16 @@ func newWorld(t testing.TB, c setup) *world {
 		}
 		w.gpus = append(w.gpus, s)
 	}
-	c.manager.Spaces = w.gpus
+	c.manager.Spaces = slices.Clone(w.gpus)
+	if c.host {
+		host, err := tier.NewSpace(tier.SpaceConfig{
+			ID: tier.ID{Kind: tier.Host}, Capacity: c.cap, Node: -1, Pool: pool{1, new(loss.Signal), nil},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.manager.Spaces = append(c.manager.Spaces, host)
+	}
 	var err error
 	if w.m, err = reservation.NewManager(c.manager); err != nil {
 		t.Fatal(err)
@@ -137,13 +149,9 @@ func onRelease(s *tier.Space, f func()) (cancel func()) {
 // with is a configuration with rules.
 func with(r admission.Rules) admission.Config { return admission.Config{Rules: r} }
 
-// exactly is an estimate of n bytes.
+// exactly is a guess of n bytes.
 func exactly(n int64) admission.Estimate {
-	e := admission.Estimate{Output: n, Overhead: admission.None}
-	if n == 0 {
-		e.Output = admission.None
-	}
-	return e
+	return admission.Estimate{Output: admission.None, Overhead: admission.None, Least: n}
 }
 
 // call is an Admit under way.
@@ -223,18 +231,13 @@ func (w *world) used(want int64) {
 
 // inputs are inputs of which some bytes are in each GPU.
 type inputs struct {
-	bytes    int64
-	there    map[tier.ID]int64
-	leaves   int // how often the inputs leave before they can be held
-	held     int
-	restored int
-	fail     error
-	hold     func() // called by Hold; may be nil
-	look     func() // called by In; may be nil
+	bytes int64
+	there map[tier.ID]int64
+	look  func() // called by in; may be nil
 }
 
-func (in *inputs) Bytes() int64 { return in.bytes }
-func (in *inputs) In(s *tier.Space) (there, missing int64) {
+// in is an Estimate's Inputs.
+func (in *inputs) in(s *tier.Space) (there, missing int64) {
 	if in.look != nil {
 		in.look()
 	}
@@ -242,21 +245,21 @@ func (in *inputs) In(s *tier.Space) (there, missing int64) {
 	return there, in.bytes - there
 }
 
-func (in *inputs) Hold(s *tier.Space) int64 {
-	in.held++
-	if in.hold != nil {
-		in.hold()
-	}
-	if in.leaves > 0 {
-		in.leaves--
-		return in.bytes
-	}
-	return in.bytes - in.there[s.ID()]
+// of is e with the inputs.
+func (in *inputs) of(e admission.Estimate) admission.Estimate {
+	e.Input, e.Inputs = in.bytes, in.in
+	return e
 }
 
-func (in *inputs) Restore(context.Context) error {
-	in.restored++
-	return in.fail
+// whenUsed returns a function that calls f once, when at least so many bytes of the first GPU are
+// used: for a task that looks at its inputs, when its bytes are reserved but it has not started.
+func (w *world) whenUsed(bytes int64, f func()) func() {
+	var once sync.Once
+	return func() {
+		if w.gpus[0].Used() >= bytes {
+			once.Do(f)
+		}
+	}
 }
 
 // outOfAttempts reports whether a task ran out of memory as often as it may.

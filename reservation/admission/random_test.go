@@ -6,8 +6,10 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -180,7 +182,7 @@ func TestRandomConcurrent(t *testing.T) {
 					}
 					e := admission.Estimate{Operator: "x", Input: rng.Int64N(1000), Output: 1 + rng.Int64N(2000)}
 					if rng.IntN(10) == 0 {
-						e.Input = rng.Int64N(3 * capacity)
+						e.Least = rng.Int64N(3 * capacity)
 					}
 					fails := rng.IntN(4)
 					err := w.Run(ctx, e, func(_ context.Context, g *admission.Grant) error {
@@ -211,4 +213,73 @@ func TestRandomConcurrent(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
+}
+
+// TestRandomChanges lets tasks of all sizes run, beside other requests, while threshold, limits and
+// foreign bytes change. Every wait ends, and the books end at zero.
+func TestRandomChanges(t *testing.T) {
+	for seed := range testseed.Each(t, 40) {
+		synctest.Test(t, func(t *testing.T) { randomChanges(t, seed) })
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+func randomChanges(t *testing.T, seed uint64) {
+	const capacity, threads = 10_000, 4
+	w := newWorld(t, setup{cap: capacity, gpus: 2, grain: 16, Config: with(admission.Rules{Threads: threads})})
+	var running atomic.Int64
+	var all sync.WaitGroup
+	pause := func(rng *rand.Rand) { time.Sleep(time.Duration(rng.IntN(100))) }
+	for i := range uint64(8) {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, i))
+			for range 20 {
+				pause(rng)
+				e := exactly(rng.Int64N(capacity / 4))
+				if rng.IntN(3) == 0 {
+					e = exactly(rng.Int64N(2 * capacity))
+				}
+				err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error {
+					defer running.Add(-1)
+					if n := running.Add(1); n > threads {
+						t.Errorf("%d tasks run", n)
+					}
+					pause(rng)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range uint64(2) {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, 100+i))
+			for range 60 {
+				pause(rng)
+				s, err := w.gpus[rng.IntN(len(w.gpus))], error(nil)
+				switch rng.IntN(4) {
+				case 0:
+					err = w.SetThreshold(0.1 + 0.9*rng.Float64())
+				case 1:
+					err = s.SetLimit(capacity/4 + rng.Int64N(capacity*3/4))
+				case 2:
+					s.SetForeign(rng.Int64N(capacity / 2))
+				default:
+					r, refused := w.m.TryReserve(reservation.Specific(s.ID()), rng.Int64N(capacity/2))
+					if refused == nil {
+						pause(rng)
+						err = r.Release()
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }

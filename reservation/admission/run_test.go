@@ -22,21 +22,17 @@ var outOfMemory = []error{
 	fmt.Errorf("wrapped: %w", &tier.NoSpaceError{}),
 }
 
-// TestRestoredInPlace: after each attempt that ran out of memory the inputs are
-// restored, once, and everything is released before the next is admitted.
-func TestRestoredInPlace(t *testing.T) {
+// TestReleasedBetweenAttempts: after each attempt that ran out of memory everything is released
+// before the next is admitted.
+func TestReleasedBetweenAttempts(t *testing.T) {
 	for _, panics := range []bool{false, true} {
 		for _, oom := range outOfMemory {
 			t.Run(fmt.Sprintf("%T,%v", oom, panics), func(t *testing.T) {
 				w := newWorld(t, setup{cap: 1 << 20})
-				in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
 				runs := 0
-				e := admission.Estimate{Inputs: in}
+				e := admission.Estimate{Input: 100}
 				err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 					runs++
-					if in.held != runs || in.restored != runs-1 {
-						t.Errorf("run %d: held %d times, restored %d times", runs, in.held, in.restored)
-					}
 					if u := w.gpus[0].Used(); u != g.Reservation().Bytes() {
 						t.Errorf("run %d: %d bytes are used, and %d are its own", runs, u, g.Reservation().Bytes())
 					}
@@ -48,8 +44,8 @@ func TestRestoredInPlace(t *testing.T) {
 					}
 					return oom
 				})
-				if err != nil || runs != 3 || in.restored != 2 {
-					t.Errorf("after %d runs, %d times restored: %v", runs, in.restored, err)
+				if err != nil || runs != 3 {
+					t.Errorf("after %d runs: %v", runs, err)
 				}
 				if s := w.Stats(); s.Retried != 2 || s.Admitted != 3 || s.Running != 0 {
 					t.Errorf("%+v", s)
@@ -67,10 +63,9 @@ func TestTenAttempts(t *testing.T) {
 		if most == 0 {
 			want = 10
 		}
-		in := &inputs{bytes: 100, there: map[tier.ID]int64{}}
 		runs := 0
 		last := &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 4242, Hint: "a hint"}
-		e := admission.Estimate{Operator: "join", Inputs: in}
+		e := admission.Estimate{Operator: "join", Input: 100}
 		err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error {
 			runs++
 			return last
@@ -88,31 +83,27 @@ func TestTenAttempts(t *testing.T) {
 				t.Errorf("%q does not say %s", err, says)
 			}
 		}
-		if in.restored != want {
-			t.Errorf("restored %d times", in.restored)
-		}
 	}
 }
 
-// TestNeedAboveTheSpace: a grant has the need of its task also where the space has less, as
-// charged. Only a sum that overflows is the largest number. The error of the last attempt has the
-// numbers.
+// TestNeedAboveTheSpace: a grant has the need of its task also where the space has less. Only a sum
+// that overflows is the largest number. The error of the last attempt has the numbers.
 func TestNeedAboveTheSpace(t *testing.T) {
 	const capacity, grain, largest = 1 << 20, 4096, math.MaxInt64
 	for _, c := range []struct {
-		input, output, need int64
-		text                string
+		input, work, need int64
+		text              string
 	}{
-		{0, capacity + 1, capacity + grain, "needed 1052672 bytes"},
-		{0, 3*capacity - 1, 3 * capacity, "needed 3145728 bytes"},
-		{5 * capacity, 3 * capacity, 8 * capacity, "needed 8388608 bytes"},
+		{0, capacity - 1, capacity, "needed 1048576 bytes"},
+		{0, capacity + 1, capacity + 1, "needed 1048577 bytes"},
+		{grain, 3 * capacity, 3*capacity + grain, "needed 3149824 bytes"},
 		{0, 1 << 60, 1 << 60, "needed 1152921504606846976 bytes"},
-		{largest - 10, 10, largest, "needed 8 EiB or more"},
-		{largest - 10, 11, largest, "needed 8 EiB or more"},
-		{largest, largest, largest, "needed 8 EiB or more"},
+		{10, largest - 10, largest, "needed 8 EiB or more"},
+		{11, largest - 10, largest, "needed 8 EiB or more"},
 	} {
 		w := newWorld(t, setup{cap: capacity, grain: grain, Config: with(admission.Rules{MaxAttempts: 1})})
-		e := admission.Estimate{Operator: "sort", Input: c.input, Output: c.output, Overhead: admission.None}
+		e := exactly(c.work)
+		e.Operator, e.Input = "sort", c.input
 		err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 			if g.Need() != c.need || g.Reservation().Bytes() != capacity {
 				t.Errorf("%+v: the grant needs %d, with %d reserved", c, g.Need(), g.Reservation().Bytes())
@@ -147,11 +138,11 @@ func TestHigherEstimate(t *testing.T) {
 			_, err = g.Alloc(50_000)
 			return errors.Join(err, b.Release())
 		case 3:
-			return &tier.OutOfBudgetError{Requested: 200_000}
+			return &tier.OutOfBudgetError{Requested: 200_000} // which no reservation helps
 		}
 		return nil
 	})
-	if want := []int64{11_000, 21_000, 66_000, 201_000}; err != nil || !slices.Equal(reserved, want) {
+	if want := []int64{11_000, 21_000, 66_000, 131_000}; err != nil || !slices.Equal(reserved, want) {
 		t.Errorf("reserved %d, want %d: %v", reserved, want, err)
 	}
 }
@@ -200,30 +191,27 @@ func TestHigherEstimateStops(t *testing.T) {
 func TestOtherErrorsEndRun(t *testing.T) {
 	other := errors.New("another error")
 	for _, c := range []struct {
-		name    string
-		f       func() error
-		restore error
-		want    error
-		panics  bool
+		name   string
+		f      func() error
+		want   error
+		panics bool
 	}{
-		{"error", func() error { return other }, nil, other, false},
-		{"panic", func() error { panic(other) }, nil, nil, true},
-		{"panic of no error", func() error { panic("no error") }, nil, nil, true},
-		{"restoring fails", func() error { return reservation.ErrExceeded }, other, other, false},
+		{"error", func() error { return other }, other, false},
+		{"panic", func() error { panic(other) }, nil, true},
+		{"panic of no error", func() error { panic("no error") }, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, setup{cap: 1000})
-			in := &inputs{bytes: 10, there: map[tier.ID]int64{}, fail: c.restore}
 			runs := 0
 			defer func() {
 				if p := recover(); (p != nil) != c.panics {
 					t.Errorf("panicked with %v", p)
 				}
-				if s := w.Stats(); runs != 1 || in.restored != 1 || s.Running != 0 || w.gpus[0].Used() != 0 {
-					t.Errorf("%d runs, %d times restored, %+v", runs, in.restored, s)
+				if s := w.Stats(); runs != 1 || s.Running != 0 || w.gpus[0].Used() != 0 {
+					t.Errorf("%d runs, %+v", runs, s)
 				}
 			}()
-			err := w.Run(t.Context(), admission.Estimate{Inputs: in}, func(context.Context, *admission.Grant) error {
+			err := w.Run(t.Context(), admission.Estimate{Input: 10}, func(context.Context, *admission.Grant) error {
 				runs++
 				return c.f()
 			})
@@ -240,11 +228,10 @@ func TestRunIsCancelled(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
 		block := w.admit(exactly(800)).runs()
 		ctx, cancel := context.WithCancelCause(t.Context())
-		in := &inputs{bytes: 10, there: map[tier.ID]int64{}}
 		over := make(chan error)
 		runs := 0
 		go func() {
-			over <- w.Run(ctx, admission.Estimate{Inputs: in}, func(context.Context, *admission.Grant) error {
+			over <- w.Run(ctx, admission.Estimate{Input: 10}, func(context.Context, *admission.Grant) error {
 				runs++
 				return &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 500}
 			})
@@ -256,28 +243,11 @@ func TestRunIsCancelled(t *testing.T) {
 		if !errors.Is(err, why) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "attempt 2") {
 			t.Errorf("%v", err)
 		}
-		if runs != 1 || in.restored != in.held {
-			t.Errorf("%d runs, held %d, restored %d", runs, in.held, in.restored)
+		if runs != 1 {
+			t.Errorf("%d runs", runs)
 		}
 		w.end(block)
 	})
-}
-
-// TestRunIsCancelledInTheLastAttempt: the error has the reasons of both.
-func TestRunIsCancelledInTheLastAttempt(t *testing.T) {
-	w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{MaxAttempts: 1})})
-	ctx, cancel := context.WithCancelCause(t.Context())
-	why := errors.New("enough")
-	err := w.Run(ctx, exactly(10), func(context.Context, *admission.Grant) error {
-		cancel(why)
-		return reservation.ErrExceeded
-	})
-	if !errors.Is(err, why) || !errors.Is(err, reservation.ErrExceeded) || outOfAttempts(err) {
-		t.Errorf("%v", err)
-	}
-	if s := w.Stats(); s.Retried != 0 {
-		t.Errorf("%+v", s)
-	}
 }
 
 // TestRunLearns: a task that succeeded reports what it took; one that failed does not.
@@ -332,8 +302,16 @@ func TestOwner(t *testing.T) {
 			c.owner = reservation.NewOwner(c.owner.Name())
 		}
 		e := admission.Estimate{Operator: "join", Output: 10, Overhead: admission.None, Owner: c.owner}
+		var first *reservation.Owner
 		err := w.Run(c.ctx, e, func(ctx context.Context, g *admission.Grant) error {
 			o := g.Owner()
+			if first == nil {
+				first = o
+				return tier.ErrNoSpace
+			}
+			if o != first {
+				t.Errorf("the second attempt has another owner, %q", o.Name())
+			}
 			if o.Name() != c.want || c.owner != nil && o != c.owner ||
 				g.Reservation().Owner() != o || reservation.OwnerOf(ctx) != o {
 				t.Errorf("the owner is %q, want %q", o.Name(), c.want)
@@ -343,6 +321,21 @@ func TestOwner(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestPolicy: a task may draw more than was reserved for it if the rules' policy lets it.
+func TestPolicy(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Policy: reservation.Increase(1)})})
+	err := w.Run(t.Context(), exactly(10), func(_ context.Context, g *admission.Grant) error {
+		b, err := g.Alloc(500)
+		if err != nil {
+			return err
+		}
+		return b.Release()
+	})
+	if s := w.Stats(); err != nil || s.Retried != 0 {
+		t.Errorf("%v, %+v", err, s)
 	}
 }
 

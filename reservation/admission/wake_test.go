@@ -24,33 +24,42 @@ func TestWakeUpsAreBounded(t *testing.T) {
 			count := make(chan struct{}, 1<<20)
 			var calls []*call
 			for range waiters {
-				e := exactly(600)
-				e.Inputs = &inputs{there: map[tier.ID]int64{}, look: func() { count <- struct{}{} }}
-				calls = append(calls, w.admit(e))
+				in := &inputs{look: func() { count <- struct{}{} }}
+				calls = append(calls, w.admit(in.of(exactly(250))))
 				synctest.Wait()
 			}
 			before := len(count)
-			if err := other.Shrink(1); err != nil {
+			if err := other.Shrink(100); err != nil { // too little
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if n := len(count) - before; n != 0 {
+				t.Errorf("%d waiters look again for nothing", n)
+			}
+			if err := other.Shrink(50); err != nil { // enough for one
 				t.Fatal(err)
 			}
 			synctest.Wait()
 			looks = len(count) - before
-			for _, c := range calls {
+			if s := w.Stats(); s.Running != 2 {
+				t.Errorf("%d tasks run", s.Running)
+			}
+			for _, c := range calls[1:] {
 				c.cancel(errDone)
 			}
-			for _, c := range calls {
+			for _, c := range calls[1:] {
 				c.fails(errDone)
 			}
-			w.end(one)
+			w.end(one, calls[0].runs())
 			if err := other.Release(); err != nil {
 				t.Fatal(err)
 			}
 		})
 		return looks
 	}
-	few, many := looksAfterChange(300), looksAfterChange(1500)
-	if few == 0 || few >= 300 || few != many {
-		t.Errorf("of 300 waiters %d look again after a change, of 1500 %d", few, many)
+	few, many := looksAfterChange(30), looksAfterChange(1500)
+	if few == 0 || few >= 10 || few != many {
+		t.Errorf("of 30 waiters %d look again after a change, of 1500 %d", few, many)
 	}
 }
 
@@ -118,22 +127,15 @@ func TestThresholdFallsWhileTheHeadIsServed(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
 		one := w.admit(exactly(500)).runs()
 		two := w.admit(exactly(300)).runs()
-		in := &inputs{there: map[tier.ID]int64{}}
-		in.hold = func() {
+		head := w.admit((&inputs{look: w.whenUsed(850, func() {
 			if err := w.SetThreshold(0.6); err != nil {
 				t.Error(err)
 			}
-		}
-		e := exactly(350)
-		e.Inputs = in
-		head := w.admit(e)
+		})}).of(exactly(350)))
 		head.waits()
 		w.end(two)
 		head.waits() // 850 of 600
 		w.used(500)
-		if in.held != 1 || in.restored != 1 {
-			t.Errorf("held %d times, restored %d times", in.held, in.restored)
-		}
 		w.end(one)
 		w.end(head.runs())
 	})
@@ -175,39 +177,6 @@ func TestHeadKeepsItsPlace(t *testing.T) {
 			if err := r.Release(); err != nil {
 				t.Fatal(err)
 			}
-		}
-	})
-}
-
-// TestNobodyPassesAServedHead: a task that arrives while the head has its bytes and is about to
-// start does not start before it.
-func TestNobodyPassesAServedHead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{cap: 1000})
-		one := w.admit(exactly(100)).runs()
-		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
-		if err != nil {
-			t.Fatal(err)
-		}
-		goOn := make(chan struct{})
-		in := &inputs{there: map[tier.ID]int64{}, hold: func() { <-goOn }}
-		e := exactly(500)
-		e.Inputs = in
-		head := w.admit(e)
-		head.waits()
-		if err := other.Release(); err != nil {
-			t.Fatal(err)
-		}
-		head.waits()
-		if in.held != 1 {
-			t.Fatalf("held %d times", in.held)
-		}
-		small := w.admit(exactly(1))
-		small.waits()
-		close(goOn)
-		w.end(one, head.runs(), small.runs())
-		if s := w.Stats(); s.Passed != 0 {
-			t.Errorf("%+v", s)
 		}
 	})
 }
