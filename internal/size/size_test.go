@@ -12,14 +12,14 @@ import (
 func Example() {
 	n, err := size.Parse("1.5GiB")
 	fmt.Println(n, size.Format(n), err)
-	_, err = size.Parse("10m")
+	_, err = size.Parse("-1")
 	fmt.Println(err)
 	half, _ := size.ParseShare("50%")
 	n, err = size.Part(half, 8<<30)
 	fmt.Println(size.Format(n), err)
 	// Output:
 	// 1610612736 1.5GiB <nil>
-	// "10m" is not a size: m is a thousandth, and bytes do not divide: write M or Mi
+	// "-1" is not a size: it is negative
 	// 4GiB <nil>
 }
 
@@ -53,14 +53,14 @@ func TestParseErrors(t *testing.T) {
 		{"", "missing"},
 		{"0", "above zero"}, {"0Gi", "above zero"}, {"0.0", "above zero"},
 		{"-1", "negative"}, {"-1Gi", "negative"}, {"-", "negative"}, {"+1", "a digit"}, {"−1", "a digit"},
-		{"m", "a digit"}, {"5m", "thousandth"}, {"K", "a digit"}, {"5K", "Ki for 1024"}, {"5KB", "Ki for 1024"},
+		{"m", "a digit"}, {"5m", "not a unit"}, {"K", "a digit"}, {"5K", "not a unit"}, {"5KB", "not a unit"},
 		{"Gi", "digit"}, {"GiB", "digit"}, {"B", "a digit"}, {"5B", "not a unit"}, {"5b", "not a unit"},
 		{"5gib", "not a unit"}, {"5GIB", "not a unit"}, {"5Mib", "not a unit"}, {"5Kib", "not a unit"}, {"5mB", "not a unit"},
-		{"5GiBx", "not a unit"}, {"5Gi5", "not a unit"}, {"5MiMi", "not a unit"}, {"5 GiB", "space"}, {"5GiB ", "space"}, {"5GiB\n", "space"},
+		{"5GiBx", "not a unit"}, {"5Gi5", "not a unit"}, {"5MiMi", "not a unit"}, {"5 GiB", "not a unit"}, {"5GiB ", "not a unit"}, {"5GiB\n", "not a unit"},
 		{" 5GiB", "a digit"}, {"\t", "a digit"}, {" ", "a digit"},
 		{"1e", "not a unit"}, {"1e+", "not a unit"}, {"1e-", "not a unit"}, {"1e3.5", "not a unit"},
 		{"1e1e1", "not a unit"}, {"1ee3", "not a unit"}, {"1e3Ki", "not a unit"}, {"1e9B", "not a unit"},
-		{"1Ei3", "not a unit"}, {"1e 3", "space"}, {"1e--3", "not a unit"}, {"1e_3", "not a unit"},
+		{"1Ei3", "not a unit"}, {"1e 3", "not a unit"}, {"1e--3", "not a unit"}, {"1e_3", "not a unit"},
 		{"-1e9", "negative"}, {"+1e9", "a digit"}, {"e9", "a digit"}, {"E9", "a digit"}, {".5e3", "point"},
 		{"5.e3", "point"}, {"0e9", "above zero"}, {"0e99999999999999999999", "above zero"},
 		{"1e-1", "whole number"}, {"1.5e0", "whole number"}, {"1.2345e3", "whole number"},
