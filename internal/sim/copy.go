@@ -202,7 +202,7 @@ func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 		return nil, err
 	}
 	e := new(event)
-	if s.idle() { // no worker need be started to say so
+	if s.idle() { // no worker need be started to complete it
 		e.complete(s.Err())
 		return e, nil
 	}

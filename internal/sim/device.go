@@ -102,9 +102,6 @@ type gpu struct {
 		lockrank.Mutex[lockrank.Device]
 		line    *extent.Allocator
 		allocs  *btree.BTreeG[*allocation] // the live ones, by offset
-		pivot   allocation                 // what searches compare with
-		found   *allocation                // what catch was given last
-		catch   btree.ItemIteratorG[*allocation]
 		live    int64
 		retired int64
 		streams map[*stream]struct{}
@@ -164,7 +161,6 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	}
 	d.mu.line = extent.New(cfg.Memory)
 	d.mu.allocs = btree.NewG(32, func(a, b *allocation) bool { return a.off < b.off })
-	d.mu.catch = func(a *allocation) bool { d.mu.found = a; return false }
 	d.mu.streams = make(map[*stream]struct{})
 	d.mu.lent = 1
 	if cfg.Touch {
@@ -267,11 +263,8 @@ func (d *gpu) startLocked(addr tier.Addr) (*allocation, error) {
 	if d.mu.closed {
 		return nil, tier.ErrClosed
 	}
-	if addr >= d.base && addr-d.base < tier.Addr(d.cfg.Memory) {
-		d.mu.pivot.off = int64(addr - d.base)
-		if a, ok := d.mu.allocs.Get(&d.mu.pivot); ok {
-			return a, nil
-		}
+	if a, ok := d.mu.allocs.Get(&allocation{off: int64(addr - d.base)}); ok {
+		return a, nil
 	}
 	return nil, fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
 }
@@ -319,12 +312,12 @@ func (d *gpu) find(addr tier.Addr, n int64) (*allocation, int64, error) {
 	if d.mu.closed {
 		return nil, 0, tier.ErrClosed
 	}
-	d.mu.found = nil
-	if addr >= d.base && addr-d.base < tier.Addr(d.cfg.Memory) {
-		d.mu.pivot.off = int64(addr - d.base)
-		d.mu.allocs.DescendLessOrEqual(&d.mu.pivot, d.mu.catch)
-	}
-	a, off := d.mu.found, d.mu.pivot.off
+	off := int64(addr - d.base) // below 0 for an address before the arena
+	var a *allocation
+	d.mu.allocs.DescendLessOrEqual(&allocation{off: off}, func(last *allocation) bool {
+		a = last
+		return false
+	})
 	switch {
 	case a == nil || off >= a.off+a.charge:
 		return nil, 0, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
