@@ -14,16 +14,15 @@ import (
 type Signal struct {
 	subscribers guard.List[error]
 	once        sync.Once // so that every call of Lose returns after all subscribers were called
-	why         atomic.Pointer[error]
-	over        atomic.Bool // all subscribers were called
+	why, over   atomic.Pointer[error]
 }
 
 // Err returns why the device is lost, once all subscribers were called; nil before.
 func (l *Signal) Err() error {
-	if !l.over.Load() {
-		return nil
+	if why := l.over.Load(); why != nil {
+		return *why
 	}
-	return *l.why.Load()
+	return nil
 }
 
 // Lose marks the device as lost, for the first reason given. It calls all subscribers and returns
@@ -32,14 +31,15 @@ func (l *Signal) Lose(why error) {
 	l.once.Do(func() {
 		l.why.Store(&why)
 		l.subscribers.Call("a listener of a device's loss", why)
-		l.over.Store(true)
+		l.over.Store(&why)
 	})
 }
 
-// OnLost implements tier.Losable.
+// OnLost implements tier.Losable. A subscriber that is added while the device is lost may be called
+// twice.
 func (l *Signal) OnLost(f func(why error)) (cancel func()) {
-	cancel = l.subscribers.Add(f)
-	if why := l.why.Load(); why != nil { // Lose may call f too
+	cancel = l.subscribers.Add(f) // first, so that Lose or the next lines find the other
+	if why := l.why.Load(); why != nil {
 		f(*why)
 	}
 	return cancel
