@@ -76,7 +76,8 @@ func (d *gpu) within(dst, src tier.Addr, size int64) (pair, error) {
 		return pair{}, err
 	}
 	if dst < src+tier.Addr(size) && src < dst+tier.Addr(size) {
-		return pair{}, fmt.Errorf("sim: a copy of %d bytes from address %#x to %#x overlaps itself", size, uint64(src), uint64(dst))
+		return pair{}, fmt.Errorf("sim: a copy of %d bytes from address %#x to %#x overlaps itself",
+			size, uint64(src), uint64(dst))
 	}
 	return pair{to, from}, nil
 }

@@ -69,7 +69,8 @@ func (c Config) Validate() error {
 	case c.Memory < granule:
 		return fmt.Errorf("sim: a device memory of %d bytes: want at least %d", c.Memory, granule)
 	case c.Memory > 1<<addressBits || c.Memory > math.MaxInt:
-		return fmt.Errorf("sim: a device memory of %d bytes: want at most %d", c.Memory, int64(min(1<<addressBits, math.MaxInt)))
+		return fmt.Errorf("sim: a device memory of %d bytes: want at most %d",
+			c.Memory, int64(min(1<<addressBits, math.MaxInt)))
 	case c.Node < -1:
 		return fmt.Errorf("sim: NUMA node %d: want -1 for unknown, or a node", c.Node)
 	case c.BytesPerSecondToDevice < 0 || c.BytesPerSecondFromDevice < 0:

@@ -116,7 +116,12 @@ func TestMisusePanics(t *testing.T) {
 		"too much":       func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 2*Block), make([]byte, 2*Block)) },
 		"odd piece":      func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 8), make([]byte, 8)) },
 		"unlike lengths": func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, 2*Block)) },
-		"early sum":      func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, Block)); s.Sum64() },
+		"early sum": func() {
+			var s Sum
+			s.Reset(2 * Block)
+			s.Copy(make([]byte, Block), make([]byte, Block))
+			s.Sum64()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
