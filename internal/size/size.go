@@ -28,6 +28,7 @@ import (
 	"math/bits"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 type unit struct {
@@ -111,6 +112,9 @@ func unitBytes(suffix string) (int64, error) {
 		if suffix == u.name || suffix == strings.TrimSuffix(u.name, "B") {
 			return u.bytes, nil
 		}
+	}
+	if strings.ContainsFunc(suffix, unicode.IsSpace) {
+		return 0, fmt.Errorf("it has a space in it")
 	}
 	return 0, fmt.Errorf("%s is not a unit: want Ki Mi Gi Ti Pi Ei, k M G T P E, each with or without B, "+
 		"an exponent such as e9, or nothing for bytes", quote(suffix))
