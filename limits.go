@@ -40,9 +40,8 @@ type Limits struct {
 	SharedQuota *quota.Quota
 
 	// Budgets limit what is allocated and promised on all of the engine's GPUs together. Engines
-	// that are given the same budget share it: each takes what the others leave. A budget knows a
-	// device once, so a GPUConfig.Wrap must not put it behind one of these too. A
-	// GPUConfig.Device that is not the engine's own leaves them when the engine closes.
+	// that are given the same budget share it: each takes what the others leave. What an engine
+	// leaks on a GPUConfig.Device that is not its own stays charged until it is released.
 	Budgets []*budget.Budget
 
 	// Permits limits the transfers with disks that are under way: their bytes of host memory, and
@@ -100,7 +99,6 @@ type limits struct {
 	quota    *quota.Quota // nil if there is no limit
 	unwatch  func()       // ends the calls of Engine.quotaExceeded by quota; nil without a quota
 	leases   []*leases.Lease
-	budgeted []budgeted // the program's devices, the innermost of each first
 }
 
 // readLimits reads the settings of the quota from the configuration or from the environment.
@@ -250,23 +248,11 @@ func deviceName(dev tier.Device, i int) string {
 	return fmt.Sprintf("%s-%d", info.Backend, i)
 }
 
-// budgeted is a device under a budget.
-type budgeted struct {
-	dev    tier.Device
-	budget *budget.Budget
-}
-
-// underBudgets returns the device under all of Limits.Budgets, the first outermost; beside an error
-// under those that took it. If it is not the engine's own, limits.close removes it from them.
-func (e *Engine) underBudgets(dev tier.Device, own bool) (tier.Device, error) {
+// underBudgets returns the device under all of Limits.Budgets, the first outermost.
+func (e *Engine) underBudgets(dev tier.Device) (_ tier.Device, err error) {
 	for _, b := range slices.Backward(e.cfg.Limits.Budgets) {
-		wrapped, err := b.Wrap(dev)
-		if err != nil {
-			return dev, err
-		}
-		dev = wrapped
-		if !own {
-			e.limits.budgeted = append(e.limits.budgeted, budgeted{dev, b})
+		if dev, err = b.Wrap(dev); err != nil {
+			return nil, err
 		}
 	}
 	return dev, nil
@@ -275,9 +261,6 @@ func (e *Engine) underBudgets(dev tier.Device, own bool) (tier.Device, error) {
 func (l *limits) close() error {
 	if l.unwatch != nil {
 		l.unwatch()
-	}
-	for _, d := range slices.Backward(l.budgeted) {
-		d.budget.Release(d.dev)
 	}
 	var errs []error
 	for _, lease := range l.leases {

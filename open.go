@@ -176,9 +176,8 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 		dev = wrapped
 	}
 	e.bare = append(e.bare, dev)
-	dev, err = e.underBudgets(dev, own)
-	if own {
-		e.devices[len(e.devices)-1] = dev // also if not all budgets have it
+	if dev, err = e.underBudgets(dev); err == nil && own {
+		e.devices[len(e.devices)-1] = dev
 	}
 	return dev, err
 }

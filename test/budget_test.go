@@ -77,7 +77,7 @@ func gpuOf(t *testing.T, eng *spillway.Engine) *tier.Space {
 
 func noBytesLeft(t *testing.T, b *budget.Budget) {
 	t.Helper()
-	if s := b.Stats(); s.Reserved != 0 || s.Live != 0 || s.Retired != 0 || s.Promised != 0 || s.Admitted != s.Reclaimed {
+	if s := b.Stats(); s.Reserved != 0 || s.Live != 0 || s.Retired != 0 || s.Promised != 0 {
 		t.Errorf("the budget ends with %+v", s)
 	}
 }
@@ -540,12 +540,11 @@ func TestQuotaBesideBudgets(t *testing.T) {
 // TestEnginesInTurnOnOneDevice: engines leave a program's device without limits, so that others
 // have it under other budgets, in another order, or behind other decorators.
 func TestEnginesInTurnOnOneDevice(t *testing.T) {
-	const used = 256 << 10
 	a, b := newBudget(t, 1<<20), newBudget(t, 1<<20)
 	dev := openSim(t, 1<<20)
 	s, err := dev.NewStream()
 	if err == nil {
-		_, err = dev.Alloc(s, used) // by the program
+		_, err = dev.Alloc(s, 256<<10) // by the program, which no budget counts
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -568,14 +567,15 @@ func TestEnginesInTurnOnOneDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(i, err)
 		}
-		if got := c.budgets[0].Stats().Live; got <= used {
-			t.Errorf("%d: %d bytes are live", i, got)
+		live := c.budgets[0].Stats().Live
+		if live == 0 || live > 256<<10 {
+			t.Errorf("%d: %d bytes are live", i, live)
 		}
 		if c.wrap == nil { // the device is the same for both
 			other := open()
 			closeClean(t, other)
-			if got := c.budgets[0].Stats().Live; got <= used {
-				t.Errorf("%d: %d bytes are live when another engine has closed", i, got)
+			if got := c.budgets[0].Stats().Live; got != live {
+				t.Errorf("%d: %d bytes are live when another engine has closed, and were %d", i, got, live)
 			}
 		}
 		release(t, p)
@@ -662,34 +662,4 @@ func TestLimitsNest(t *testing.T) {
 	closeClean(t, eng)
 	noBytesLeft(t, outer)
 	noBytesLeft(t, inner)
-}
-
-// TestLimitsBudgetThatRefuses: a device that one of the budgets does not take leaves those that
-// took it, and is closed unless it is the program's.
-func TestLimitsBudgetThatRefuses(t *testing.T) {
-	for name, own := range map[string]bool{"the engine's": true, "the program's": false} {
-		t.Run(name, func(t *testing.T) {
-			outer, inner := newBudget(t, 4096), newBudget(t, 1<<20)
-			dev := openSim(t, 1<<20)
-			s, err := dev.NewStream()
-			if err == nil {
-				_, err = dev.Alloc(s, 8<<10) // more than the outer budget has
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			cfg := plainConfig(t)
-			cfg.GPUs = []spillway.GPUConfig{{Device: dev, Own: own}}
-			cfg.Limits.Budgets = []*budget.Budget{outer, inner}
-			var full *tier.OutOfBudgetError
-			if _, err := spillway.Open(t.Context(), cfg); !errors.As(err, &full) || full.Limit != 4096 {
-				t.Errorf("opening: %v", err)
-			}
-			noBytesLeft(t, outer)
-			noBytesLeft(t, inner)
-			if err := dev.Close(); errors.Is(err, tier.ErrClosed) != own || !own && err != nil {
-				t.Errorf("closing the device: %v", err)
-			}
-		})
-	}
 }

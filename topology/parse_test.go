@@ -11,7 +11,7 @@ import (
 func TestParseSet(t *testing.T) {
 	for text, want := range map[string]Set{
 		"": {}, "\n": {}, "0": {0}, "0-3\n": {0, 1, 2, 3}, "3,1,2,1": {1, 2, 3}, " 0-1 , 5 ": {0, 1, 5}, "0-2,1-4": {0, 1, 2, 3, 4},
-		"0-9:2/4": {0, 1, 4, 5, 8, 9}, "65535": {65535}, "7-7": {7}, "0-3:1/8": {0},
+		"65535": {65535}, "7-7": {7},
 	} {
 		if got, err := parseSet(text); err != nil || !slices.Equal(got, want) || got == nil {
 			t.Errorf("parseSet(%q) = %v, %v; want %v", text, got, err, want)
@@ -19,7 +19,7 @@ func TestParseSet(t *testing.T) {
 	}
 	for _, text := range []string{
 		",", "0,", ",0", "-", "0-", "-3", "3-1", "a", "0x1", "1.5", "+1", "1 2", "65536", "0-65536", "4294967295",
-		"18446744073709551616", "0-3:2", "0-3:0/2", "0-3:3/2", "5:1/2", "0-3:1/0", "\x00", "٣", strings.Repeat("0,", procfs.MaxRanges) + "0",
+		"18446744073709551616", "0-3:2", "0-3:1/2", "\x00", "٣", strings.Repeat("0,", procfs.MaxRanges) + "0",
 	} {
 		if got, err := parseSet(text); err == nil {
 			t.Errorf("parseSet(%.40q) = %v, want an error", text, got)

@@ -49,93 +49,83 @@ const (
 	System           diag.Cause = "system"             // the operating system has no such thing
 )
 
-// entry is what is the same for all warnings of a cause.
-type entry struct {
-	info   bool // warnings of it are information, unless they say otherwise
-	remedy string
+// remedies has every cause, and what to do about it; empty where nothing need be done.
+var remedies = map[diag.Cause]string{
+	LockLimit: "raise the limit of locked memory: ulimit -l, LimitMEMLOCK= in systemd, --ulimit memlock= in " +
+		"containers; or grant CAP_IPC_LOCK",
+	HugePagesOff: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root; for a container, on " +
+		"its host",
+	HugePagesMissing: "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
+	MemoryPolicy: "allow mbind: --cap-add SYS_NICE, or a seccomp profile that has it; or start the program " +
+		"under numactl --membind",
+	MemoryNode: "give the process that node (cpuset.mems, --cpuset-mems in containers), or name another for " +
+		"the host space",
+	Touch: "make the host memory smaller, or give the process more",
+	GiveBack: "raise vm.max_map_count if the process has very many mappings; otherwise the memory is free " +
+		"again when the engine is closed",
+	ExcludedNode: "give the process all nodes (cpuset.mems, --cpuset-mems in containers) if the engine is to " +
+		"have their memory",
+	MemoryLimit: "set GOMEMLIMIT to what Go's heap can have; raise the limit (memory.max, MemoryMax= in " +
+		"systemd, --memory or resources.limits.memory in containers), or give the engine less host " +
+		"memory, and spill directories that are on a disk",
+	MemoryFileSystem: "name a directory on a disk",
+	Overlay:          "mount a volume, and name a directory in it",
+	DirectIO:         "name a directory on another file system, such as ext4 or xfs",
+	NamedFiles: "name a directory on another file system, such as ext4 or xfs, if a killed process must " +
+		"leave nothing",
+	Sparse: "name a directory on another file system, such as ext4 or xfs, or keep other programs from " +
+		"filling this one",
+	FileLimit: "raise the limit of open files: ulimit -n, LimitNOFILE= in systemd, --ulimit nofile= in " +
+		"containers; or give the volume less",
+	Abandoned:  "",
+	NotRemoved: "see to it that this process may change the directory, or remove what is left by hand",
+	KeptLeft: "open it with the key that it was kept with, as its owner; what another process kept that " +
+		"has ended, with another engine or as another disk; or remove it if it is not needed any more",
+	KeptDamaged: "make what is lost anew, and have the disk checked",
+	Manifest: "make room there, or name another directory: what is put from now on may not be found by the " +
+		"next engine",
+	DiskFails: "see the kernel's log for what the disk says, or name another directory",
+	UnknownLimits: "mount the cgroup file system into the container, or give the sizes of the host memory and " +
+		"of simulated GPUs in bytes",
+	HiddenProc:     "mount /proc, or give all sizes in bytes",
+	HiddenSys:      "mount /sys (read-only will do), or set the nodes of the spaces in the configuration",
+	UnknownPlace:   "set the nodes of the GPUs and disks in the configuration if the machine has several",
+	Driver:         "install NVIDIA's driver if there is such a GPU; start containers with --gpus",
+	VisibleDevices: "correct CUDA_VISIBLE_DEVICES, or unset it",
+	Simulated: "install NVIDIA's driver and start containers with --gpus; or ask for the simulated GPU, if " +
+		"that is what is wanted",
+	NotPinned: "make the host space smaller, or give the process, its container or its virtual machine more " +
+		"memory that may be pinned",
+	GPUSize: "ask for less (GPUConfig.Memory, --gpu-memory), or raise the budget or the quota " +
+		"(SPILLWAY_GPU_MEMORY_LIMIT)",
+	GPULost: "make what was there anew, and restart the process to use the GPU again; see the kernel's " +
+		"log (NVRM: Xid) for why it failed",
+	Ledger: "keep whatever removes old files, such as systemd-tmpfiles, away from the directory " +
+		"(SPILLWAY_GPU_QUOTA_DIR), or name another one, such as one in /run",
+	PeerAccess: "switch off IOMMU and PCIe ACS between the GPUs if the machine is not virtual, or update the " +
+		"driver; see nvidia-smi topo -p2p r",
+	System: "",
 }
 
-var table = map[diag.Cause]entry{
-	LockLimit: {false,
-		"raise the limit of locked memory: ulimit -l, LimitMEMLOCK= in systemd, --ulimit memlock= in containers; or grant CAP_IPC_LOCK"},
-	HugePagesOff: {false,
-		"echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root; for a container, on its host"},
-	HugePagesMissing: {false,
-		"use a kernel with CONFIG_TRANSPARENT_HUGEPAGE"},
-	MemoryPolicy: {false,
-		"allow mbind: --cap-add SYS_NICE, or a seccomp profile that has it; or start the program under numactl --membind"},
-	MemoryNode: {false,
-		"give the process that node (cpuset.mems, --cpuset-mems in containers), or name another for the host space"},
-	Touch: {false,
-		"make the host memory smaller, or give the process more"},
-	GiveBack: {false,
-		"raise vm.max_map_count if the process has very many mappings; otherwise the memory is free again when the engine is closed"},
-	ExcludedNode: {true,
-		"give the process all nodes (cpuset.mems, --cpuset-mems in containers) if the engine is to have their memory"},
-	MemoryLimit: {false,
-		"set GOMEMLIMIT to what Go's heap can have; raise the limit (memory.max, MemoryMax= in systemd, --memory or resources.limits.memory in containers), or give the engine less host memory, and spill directories that are on a disk"},
-	MemoryFileSystem: {false,
-		"name a directory on a disk"},
-	Overlay: {true,
-		"mount a volume, and name a directory in it"},
-	DirectIO: {false,
-		"name a directory on another file system, such as ext4 or xfs"},
-	NamedFiles: {true,
-		"name a directory on another file system, such as ext4 or xfs, if a killed process must leave nothing"},
-	Sparse: {true,
-		"name a directory on another file system, such as ext4 or xfs, or keep other programs from filling this one"},
-	FileLimit: {false,
-		"raise the limit of open files: ulimit -n, LimitNOFILE= in systemd, --ulimit nofile= in containers; or give the volume less"},
-	Abandoned: {true, ""},
-	NotRemoved: {false,
-		"see to it that this process may change the directory, or remove what is left by hand"},
-	KeptLeft: {false,
-		"open it with the key that it was kept with, as its owner; what another process kept that has ended, with another engine or as another disk; or remove it if it is not needed any more"},
-	KeptDamaged: {false,
-		"make what is lost anew, and have the disk checked"},
-	Manifest: {false,
-		"make room there, or name another directory: what is put from now on may not be found by the next engine"},
-	DiskFails: {false,
-		"see the kernel's log for what the disk says, or name another directory"},
-	UnknownLimits: {false,
-		"mount the cgroup file system into the container, or give the sizes of the host memory and of simulated GPUs in bytes"},
-	HiddenProc: {true,
-		"mount /proc, or give all sizes in bytes"},
-	HiddenSys: {true,
-		"mount /sys (read-only will do), or set the nodes of the spaces in the configuration"},
-	UnknownPlace: {true,
-		"set the nodes of the GPUs and disks in the configuration if the machine has several"},
-	Driver: {true,
-		"install NVIDIA's driver if there is such a GPU; start containers with --gpus"},
-	VisibleDevices: {false,
-		"correct CUDA_VISIBLE_DEVICES, or unset it"},
-	Simulated: {true,
-		"install NVIDIA's driver and start containers with --gpus; or ask for the simulated GPU, if that is what is wanted"},
-	NotPinned: {false,
-		"make the host space smaller, or give the process, its container or its virtual machine more memory that may be pinned"},
-	GPUSize: {false,
-		"ask for less (GPUConfig.Memory, --gpu-memory), or raise the budget or the quota (SPILLWAY_GPU_MEMORY_LIMIT)"},
-	GPULost: {false,
-		"make what was there anew, and restart the process to use the GPU again; see the kernel's log (NVRM: Xid) for why it failed"},
-	Ledger: {false,
-		"keep whatever removes old files, such as systemd-tmpfiles, away from the directory (SPILLWAY_GPU_QUOTA_DIR), or name another one, such as one in /run"},
-	PeerAccess: {false,
-		"switch off IOMMU and PCIe ACS between the GPUs if the machine is not virtual, or update the driver; see nvidia-smi topo -p2p r"},
-	System: {true, ""},
+// information lists the causes whose warnings are information, unless they say otherwise.
+var information = []diag.Cause{
+	ExcludedNode, Overlay, NamedFiles, Sparse, Abandoned, HiddenProc, HiddenSys, UnknownPlace,
+	Driver, Simulated, System,
 }
 
 // All lists the causes, by name.
-func All() []diag.Cause { return slices.Sorted(maps.Keys(table)) }
+func All() []diag.Cause { return slices.Sorted(maps.Keys(remedies)) }
 
 // Remedy returns what to do about a cause; empty where nothing need be done.
-func Remedy(c diag.Cause) string { return table[c].remedy }
+func Remedy(c diag.Cause) string { return remedies[c] }
 
 // Warn makes a warning of the cause, with its remedy. The text must say what was wanted, what came
 // of it, and what that costs. Warn panics if c is not in the table.
 func Warn(c diag.Cause, format string, args ...any) diag.Warning {
-	e, ok := table[c]
+	remedy, ok := remedies[c]
 	if !ok {
 		panic(fmt.Sprintf("causes: %q is not a cause", c))
 	}
-	return diag.Warning{Cause: c, What: fmt.Sprintf(format, args...), Remedy: e.remedy, Info: e.info}
+	info := slices.Contains(information, c)
+	return diag.Warning{Cause: c, What: fmt.Sprintf(format, args...), Remedy: remedy, Info: info}
 }

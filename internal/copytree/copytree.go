@@ -8,12 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
-	"syscall"
 	"testing"
 )
-
-const page = 4096
 
 // Copy copies the directory src to dst, which need not exist. Holes of files stay holes, because
 // files of spill volumes are long and mostly empty.
@@ -38,6 +34,7 @@ func Copy(t testing.TB, dst, src string) {
 	}
 }
 
+// copySparse copies a file, except for pages of zeros.
 func copySparse(dst, src string, perm fs.FileMode) (err error) {
 	in, err := os.Open(src)
 	if err != nil {
@@ -49,78 +46,19 @@ func copySparse(dst, src string, perm fs.FileMode) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	size, err := in.Seek(0, io.SeekEnd)
-	if err != nil {
-		return err
-	}
-	// Find all ranges first: reading next to an unwritten range makes the system report it as data.
-	ranges, err := dataOf(in, size)
-	if err != nil {
-		return err
-	}
-	for _, r := range ranges {
-		if err := copyData(out, in, r[0], r[1]); err != nil {
-			return err
-		}
-	}
-	return out.Truncate(size)
-}
-
-// dataOf returns the ranges of f without holes. Where the system does not report holes, it returns
-// the whole file.
-func dataOf(f *os.File, size int64) (ranges [][2]int64, err error) {
-	const seekData, seekHole = 3, 4
-	if runtime.GOOS != "linux" {
-		return [][2]int64{{0, size}}, nil
-	}
-	for end := int64(0); end < size; {
-		begin, err := f.Seek(end, seekData)
-		if errors.Is(err, syscall.ENXIO) { // the rest is a hole
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		if end, err = f.Seek(begin, seekHole); err != nil {
-			return nil, err
-		}
-		ranges = append(ranges, [2]int64{begin, end})
-	}
-	return ranges, nil
-}
-
-// copyData copies the bytes from begin to end, except for pages of zeros: a range that is allocated
-// but was never written is not reported as a hole once it has been read.
-func copyData(out, in *os.File, begin, end int64) error {
-	const most = 64 * page
-	data := make([]byte, min(most, end-begin))
-	for at := begin; at < end; at += most {
-		data = data[:min(most, end-at)]
-		if _, err := io.ReadFull(io.NewSectionReader(in, at, end-at), data); err != nil {
-			return err
-		}
-		for from := 0; from < len(data); {
-			to := alike(data, from, false)
-			if _, err := out.WriteAt(data[from:to], at+int64(from)); err != nil {
+	for at, block, zeros := int64(0), make([]byte, 16<<10), make([]byte, 16<<10); ; {
+		n, err := io.ReadFull(in, block)
+		if !bytes.Equal(block[:n], zeros[:n]) {
+			if _, err := out.WriteAt(block[:n], at); err != nil {
 				return err
 			}
-			from = alike(data, to, true)
+		}
+		at += int64(n)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return out.Truncate(at)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return nil
 }
-
-// alike returns where the pages at from end that are all zeros, if zero is true, or that all are
-// not.
-func alike(data []byte, from int, zero bool) int {
-	for from < len(data) {
-		end := min(from+page, len(data))
-		if bytes.Equal(data[from:end], zeros[:end-from]) != zero {
-			break
-		}
-		from = end
-	}
-	return from
-}
-
-var zeros [page]byte

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -24,27 +23,17 @@ import (
 // safe for concurrent use.
 //
 // Borrowers that wait are served in the order of arrival. A stream on which work failed is closed
-// when it is returned, and another is opened in its place. So a failure affects only the borrower
-// that had it.
+// when it is returned, and the next borrower opens another in its place. So a failure affects only
+// the borrower that had it.
 type Streams struct {
-	dev tier.Device
+	dev  tier.Device
+	idle chan tier.Stream // has room for all; nil is a place without a stream
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
-		size    int                      // how many streams there should be; does not change
-		open    int                      // how many there are or are being opened
-		idle    []tier.Stream            // the last returned is lent first
-		lent    map[tier.Stream]struct{} // a stream in neither is not ours
-		waiters fairqueue.Queue[*borrower]
-		closed  bool
+		lent   map[tier.Stream]struct{} // a stream neither here nor idle is not ours
+		closed bool                     // and so is idle
 	}
-}
-
-// A borrower waits for a stream.
-type borrower struct {
-	done   chan struct{} // closed when stream or err is set
-	stream tier.Stream
-	err    error
 }
 
 // NewStreams opens size > 0 streams on dev.
@@ -52,16 +41,14 @@ func NewStreams(dev tier.Device, size int) (*Streams, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("devpool: a pool of %d streams", size)
 	}
-	p := &Streams{dev: dev}
-	p.mu.size = size
+	p := &Streams{dev: dev, idle: make(chan tier.Stream, size)}
 	p.mu.lent = make(map[tier.Stream]struct{}, size)
 	for range size {
 		s, err := p.newStream()
 		if err != nil {
 			return nil, errors.Join(err, p.Close())
 		}
-		p.mu.idle = append(p.mu.idle, s)
-		p.mu.open++
+		p.idle <- s
 	}
 	return p, nil
 }
@@ -70,64 +57,38 @@ func NewStreams(dev tier.Device, size int) (*Streams, error) {
 func (p *Streams) Device() tier.Device { return p.dev }
 
 // Borrow lends a stream, and waits for one if it must. The caller must Return it
-// once, with all its work done, also if ctx has ended meanwhile. It returns ctx's cause if
-// that ends first, and tier.ErrClosed when the pool is closed.
-func (p *Streams) Borrow(ctx context.Context) (tier.Stream, error) {
-	p.mu.Lock()
-	if p.mu.closed {
-		p.mu.Unlock()
+// once, with all its work done. It returns ctx's cause if that ends while it waits, tier.ErrClosed
+// when the pool is closed, and the device's error if a stream that failed cannot be replaced.
+func (p *Streams) Borrow(ctx context.Context) (s tier.Stream, err error) {
+	var open bool
+	select {
+	case s, open = <-p.idle:
+	default:
+		select {
+		case s, open = <-p.idle:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	if !open {
 		return nil, tier.ErrClosed
 	}
-	if n := len(p.mu.idle); n > 0 {
-		s := p.mu.idle[n-1]
-		p.mu.idle = p.mu.idle[:n-1]
-		p.mu.lent[s] = struct{}{}
-		p.mu.Unlock()
-		return s, nil
-	}
-	b := &borrower{done: make(chan struct{})}
-	place := p.mu.waiters.Push(b)
-	p.mu.Unlock()
-	p.replace()
-	select {
-	case <-b.done:
-	case <-ctx.Done():
-		p.mu.Lock()
-		if place.Waits() {
-			place.Remove()
-			b.err = context.Cause(ctx)
+	if s == nil {
+		if s, err = p.newStream(); err != nil {
+			p.put(nil)
+			return nil, err
 		}
-		p.mu.Unlock()
 	}
-	return b.stream, b.err
-}
-
-// replace opens a stream in place of one that failed, if a borrower waits for it. Otherwise the
-// next borrower opens it. If that fails and there is no other stream, all borrowers get the error:
-// no stream would come.
-func (p *Streams) replace() {
 	p.mu.Lock()
-	if p.mu.waiters.Len() == 0 || p.mu.open >= p.mu.size { // a closed pool has no waiters
-		p.mu.Unlock()
-		return
-	}
-	p.mu.open++
-	p.mu.Unlock()
-	s, err := p.newStream()
-	p.mu.Lock()
-	if err == nil && !p.mu.closed {
-		p.lendLocked(s)
-		p.mu.Unlock()
-		return
-	}
-	p.mu.open--
-	if p.mu.open == 0 {
-		p.refuseLocked(err) // if the pool was closed meanwhile, nobody waits
+	closed := p.mu.closed
+	if !closed {
+		p.mu.lent[s] = struct{}{}
 	}
 	p.mu.Unlock()
-	if err == nil {
-		_ = s.Close() // nothing was done on it
+	if closed {
+		return nil, errors.Join(tier.ErrClosed, s.Close())
 	}
+	return s, nil
 }
 
 func (p *Streams) newStream() (s tier.Stream, err error) {
@@ -140,13 +101,14 @@ func (p *Streams) newStream() (s tier.Stream, err error) {
 	return p.dev.NewStream()
 }
 
-// refuseLocked ends all waits with an error.
-func (p *Streams) refuseLocked(err error) {
-	for place := range p.mu.waiters.All() {
-		place.Remove()
-		place.Value.err = err
-		close(place.Value.done)
+// put makes s idle, unless the pool is closed. It returns whether it did.
+func (p *Streams) put(s tier.Stream) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.mu.closed {
+		p.idle <- s // which has room
 	}
+	return !p.mu.closed
 }
 
 // Return gives a borrowed stream back. It panics if s is not borrowed: two
@@ -154,55 +116,41 @@ func (p *Streams) refuseLocked(err error) {
 func (p *Streams) Return(s tier.Stream) {
 	failed := s.Err() != nil
 	p.mu.Lock()
-	if _, ok := p.mu.lent[s]; !ok {
-		p.mu.Unlock()
+	_, ours := p.mu.lent[s]
+	delete(p.mu.lent, s)
+	p.mu.Unlock()
+	if !ours {
 		panic("devpool: a stream was returned to its pool that is not borrowed from it")
 	}
-	delete(p.mu.lent, s)
-	if !failed && !p.mu.closed {
-		p.lendLocked(s)
-		p.mu.Unlock()
-		return
+	if failed {
+		defer p.put(nil)
+		_ = s.Close() // the waiters for its work got its error
+	} else if !p.put(s) {
+		_ = s.Close() // nobody works on it
 	}
-	p.mu.open--
-	p.mu.Unlock()
-	_ = s.Close() // the waiters for its work got its error
-	p.replace()
-}
-
-// lendLocked gives s to the oldest waiter, or puts it with the idle ones.
-func (p *Streams) lendLocked(s tier.Stream) {
-	oldest := p.mu.waiters.Head()
-	if oldest == nil {
-		p.mu.idle = append(p.mu.idle, s)
-		return
-	}
-	oldest.Remove()
-	p.mu.lent[s] = struct{}{}
-	oldest.Value.stream = s
-	close(oldest.Value.done)
 }
 
 // Close closes the streams and wakes the waiters. Its error lists the streams that are still
 // borrowed. Those are closed when they are returned.
 func (p *Streams) Close() error {
 	p.mu.Lock()
-	if p.mu.closed {
-		p.mu.Unlock()
+	closed, lent := p.mu.closed, len(p.mu.lent)
+	if !closed {
+		p.mu.closed = true
+		close(p.idle)
+	}
+	p.mu.Unlock()
+	if closed {
 		return tier.ErrClosed
 	}
-	p.mu.closed = true
-	idle := p.mu.idle
-	lent, open := len(p.mu.lent), p.mu.open
-	p.mu.idle = nil
-	p.refuseLocked(tier.ErrClosed)
-	p.mu.Unlock()
 	var errs []error
-	for _, s := range idle {
-		errs = append(errs, s.Close())
+	for s := range p.idle {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
 	}
 	if lent > 0 {
-		errs = append(errs, fmt.Errorf("devpool: %d of %d streams are still borrowed", lent, open))
+		errs = append(errs, fmt.Errorf("devpool: %d of %d streams are still borrowed", lent, cap(p.idle)))
 	}
 	return errors.Join(errs...)
 }

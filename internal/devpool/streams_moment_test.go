@@ -3,7 +3,6 @@ package devpool_test
 import (
 	"context"
 	"errors"
-	"runtime"
 	"testing"
 	"testing/synctest"
 
@@ -61,24 +60,28 @@ func (s *failing) Close() error {
 	return s.Stream.Close()
 }
 
-// TestStreamPoolIsNotReplacedTwice: one stream is opened for one that failed, also if somebody else
-// does so meanwhile.
-func TestStreamPoolIsNotReplacedTwice(t *testing.T) {
+// TestStreamPoolReplacesAfterClosing: another stream is opened when the one that failed is closed,
+// and once.
+func TestStreamPoolReplacesAfterClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
 		o := &opener{Device: d}
 		var p *devpool.Streams
-		var second tier.Stream
-		given := make(chan tier.Stream, 1)
+		given := make(chan tier.Stream)
 		o.failed = func() {
-			second = borrow(t, p)
-			go func() { given <- borrow(t, p) }()
+			for range 2 {
+				go func() { given <- borrow(t, p) }()
+			}
 			synctest.Wait()
+			if len(o.opened) != 1 {
+				t.Errorf("%d streams are open for a pool of one", len(o.opened))
+			}
 		}
 		p, err = devpool.NewStreams(o, 1)
 		ok(t, err)
 		p.Return(borrow(t, p))
+		second := <-given
 		p.Return(second)
 		if third := <-given; third != second || len(o.opened) != 2 {
 			t.Errorf("%d streams were opened for a pool of one", len(o.opened))
@@ -112,8 +115,8 @@ func TestStreamPoolClosedWhileItOpens(t *testing.T) {
 	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20}), failed: func() {}}
 	p, err := devpool.NewStreams(o, 2)
 	ok(t, err)
-	s := borrow(t, p)
-	p.Return(borrow(t, p)) // the first, which has failed: another is missing now
+	first, s := borrow(t, p), borrow(t, p)
+	p.Return(first) // it has failed: another is missing now
 	var lent error
 	o.before = func() error { lent = p.Close(); return nil }
 	if _, err := p.Borrow(t.Context()); !errors.Is(err, tier.ErrClosed) {
@@ -129,107 +132,55 @@ func TestStreamPoolClosedWhileItOpens(t *testing.T) {
 	o.closed(t)
 }
 
-// TestStreamPoolServesWhoGivesUp: who is served at the very moment in which the context ends has
-// the stream, and who is refused then is told why.
-func TestStreamPoolServesWhoGivesUp(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // who waits wakes when both have happened
+// TestStreamPoolAtTheEndOfAWait: a borrower whose context ends before a stream comes back gets the
+// cause, and the stream is there for the next.
+func TestStreamPoolAtTheEndOfAWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, err := sim.New(sim.Config{Memory: 1 << 20})
 		ok(t, err)
-		for _, closes := range []bool{false, true} {
-			p, err := devpool.NewStreams(d, 1)
-			ok(t, err)
-			s := borrow(t, p)
-			ctx, cancel := context.WithCancel(t.Context())
-			var got tier.Stream
-			gone := make(chan error)
-			go func() {
-				var err error
-				got, err = p.Borrow(ctx)
-				gone <- err
-			}()
-			synctest.Wait()
-			cancel()
-			if closes {
-				if err := p.Close(); err == nil {
-					t.Error("Close with a stream lent out says nothing")
-				}
-			}
-			p.Return(s)
-			err = <-gone
-			if closes {
-				if !errors.Is(err, tier.ErrClosed) {
-					t.Errorf("who was refused got %v", err)
-				}
-				continue
-			}
-			if got != s || err != nil {
-				t.Errorf("who was served got %v, %v", got, err)
-			}
-			p.Return(s)
-			ok(t, p.Close())
-		}
-		ok(t, d.Close())
-	})
-}
-
-// TestStreamPoolKeepsThoseWhoMayBeServed: who waits while a stream cannot be replaced waits for the
-// others.
-func TestStreamPoolKeepsThoseWhoMayBeServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &faults{}
-		d, err := sim.NewFaulty(sim.Config{Memory: 1 << 20}, f.ask)
+		p, err := devpool.NewStreams(d, 1)
 		ok(t, err)
-		p, err := devpool.NewStreams(d, 2)
-		ok(t, err)
-		bad, good := borrow(t, p), borrow(t, p)
-		spoil(t, d, f, bad)
-		served := make(chan error, 1)
-		var got tier.Stream
-		go func() { s, err := p.Borrow(t.Context()); got = s; served <- err }()
+		s := borrow(t, p)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		gone := make(chan error)
+		go func() {
+			_, err := p.Borrow(ctx)
+			gone <- err
+		}()
 		synctest.Wait()
-		f.next(sim.OpNewStream, 1)
-		p.Return(bad)
-		synctest.Wait()
-		select {
-		case err := <-served:
-			t.Fatalf("who waits was told %v, with a stream still to come back", err)
-		default:
+		cancel(errFault)
+		p.Return(s)
+		if err := <-gone; err != errFault {
+			t.Errorf("a borrower whose context ended got %v", err)
 		}
-		p.Return(good)
-		if err := <-served; err != nil || got != good {
-			t.Errorf("it was given another stream, and %v", err)
+		if again := borrow(t, p); again != s {
+			t.Error("the stream that came back is not the next to be lent")
 		}
-		p.Return(good)
+		p.Return(s)
 		ok(t, p.Close())
 		ok(t, d.Close())
 	})
 }
 
-// A borrower that cannot open the stream that is missing waits for another one.
-func TestStreamPoolWaitsIfItCannotOpen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &faults{}
-		d, err := sim.NewFaulty(sim.Config{Memory: 1 << 20}, f.ask)
-		ok(t, err)
-		p, err := devpool.NewStreams(d, 2)
-		ok(t, err)
-		bad, good := borrow(t, p), borrow(t, p)
-		spoil(t, d, f, bad)
-		p.Return(bad)
-		f.next(sim.OpNewStream, 1)
-		got := make(chan tier.Stream, 1)
-		go func() { got <- borrow(t, p) }()
-		synctest.Wait()
-		p.Return(good)
-		if s := <-got; s != good {
-			t.Error("it was given another stream")
-		}
-		p.Return(borrow(t, p)) // which can be opened now
-		p.Return(good)
-		ok(t, p.Close())
-		ok(t, d.Close())
-	})
+// TestStreamPoolThatCannotReplace: a stream that cannot be opened is an error of the borrower that
+// needs it. The place stays, and other streams are lent.
+func TestStreamPoolThatCannotReplace(t *testing.T) {
+	d, f := faultyDevice(t, 1<<20)
+	p := newStreamPool(t, d, 2)
+	bad, good := borrow(t, p), borrow(t, p)
+	spoil(t, d, f, bad)
+	p.Return(bad)
+	f.next(sim.OpNewStream, 1)
+	if _, err := p.Borrow(t.Context()); !errors.Is(err, errFault) {
+		t.Errorf("with no stream to be opened: %v", err)
+	}
+	third := borrow(t, p) // which can be opened now
+	p.Return(good)
+	if s := borrow(t, p); s != good {
+		t.Error("the other stream is not lent")
+	}
+	p.Return(third)
+	p.Return(good)
 }
 
 // A device that panics has opened no stream: who borrows is told, and the next one gets one.

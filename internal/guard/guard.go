@@ -78,8 +78,8 @@ func (l *Log) write(e *PanicError) {
 	if bits.OnesCount64(n) > 1 {
 		return
 	}
-	Logger(l.Logger).LogAttrs(context.Background(), slog.LevelError, "spillway: a function of the program's panicked; it is ignored",
-		slog.String("function", e.What), slog.Any("panic", e.Value), slog.Uint64("panics", n), slog.String("stack", string(e.Stack)))
+	Logger(l.Logger).Error("spillway: a function of the program's panicked; it is ignored",
+		"function", e.What, "panic", e.Value, "panics", n, "stack", string(e.Stack))
 }
 
 // Logger returns a logger that writes where l does; nil means slog.Default. Its calls return also

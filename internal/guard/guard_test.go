@@ -25,7 +25,8 @@ func TestError(t *testing.T) {
 		t.Error(err)
 	}
 	var p *guard.PanicError
-	if err := call(func() { panic(boom) }); !errors.Is(err, boom) || !errors.As(err, &p) || !strings.Contains(err.Error(), "a strategy panicked: boom\n") {
+	err := call(func() { panic(boom) })
+	if !errors.Is(err, boom) || !errors.As(err, &p) || !strings.Contains(err.Error(), "a strategy panicked: boom\n") {
 		t.Errorf("a panic came as %v", err)
 	}
 	defer func() {
@@ -164,7 +165,8 @@ func TestLogger(t *testing.T) {
 			t.Error("a broken lock order was hidden")
 		}
 	}()
-	guard.Logger(slog.New(brokenHandler{slog.NewTextHandler(&bytes.Buffer{}, nil), lockrank.Violation("broken"), &calls})).Error("lost")
+	broken := brokenHandler{slog.NewTextHandler(&bytes.Buffer{}, nil), lockrank.Violation("broken"), &calls}
+	guard.Logger(slog.New(broken)).Error("lost")
 }
 
 // TestLoggerUnderALock: nothing may be logged with a lock held, whatever the handler.

@@ -1,9 +1,9 @@
-// Package histogram counts durations without a lock.
+// Package histogram counts durations.
 package histogram
 
 import (
 	"math/bits"
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
@@ -24,12 +24,12 @@ const firstBound, lastBound = 12, 40
 
 // Durations counts durations in buckets whose width is 1/16 of the power of two below them. So a
 // percentile is at most 1/16 too high, and the memory is the same for any number of samples. It is
-// written here because the libraries that do this lock or need to be locked. It is safe for
-// concurrent use.
+// safe for concurrent use.
 type Durations struct {
-	total   atomic.Int64
-	max     atomic.Int64
-	buckets [(64 - subBits) << subBits]atomic.Int64 // 7.5 KiB
+	mu      sync.Mutex
+	total   time.Duration
+	max     time.Duration
+	buckets [(64 - subBits) << subBits]int64 // 7.5 KiB
 }
 
 const subBits = 4
@@ -56,25 +56,21 @@ func upperOf(i int) int64 {
 // Record counts d; below 0 it is 0.
 func (h *Durations) Record(d time.Duration) {
 	d = max(0, d)
-	for {
-		old := h.max.Load()
-		if int64(d) <= old || h.max.CompareAndSwap(old, int64(d)) {
-			break
-		}
-	}
-	h.total.Add(int64(d))
-	h.buckets[bucketOf(uint64(d))].Add(1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.max = max(h.max, d)
+	h.total += d
+	h.buckets[bucketOf(uint64(d))]++
 }
 
 // Summary returns what was recorded so far.
 func (h *Durations) Summary() Summary {
-	var counts [len(h.buckets)]int64
-	var s Summary
-	for i := range counts {
-		counts[i] = h.buckets[i].Load()
-		s.Count += counts[i]
+	h.mu.Lock()
+	s, counts := Summary{Total: h.total, Max: h.max}, h.buckets
+	h.mu.Unlock()
+	for _, n := range counts {
+		s.Count += n
 	}
-	s.Total, s.Max = time.Duration(h.total.Load()), time.Duration(h.max.Load())
 	quantile := func(perMille int64) time.Duration {
 		rank := (s.Count*perMille + 999) / 1000
 		for i, n := range counts {

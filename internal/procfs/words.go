@@ -17,9 +17,8 @@ const MaxMember = 1<<16 - 1
 // largest build is 4096 of them.
 const MaxRanges = 1 << 13
 
-// List reads the kernel's list format: numbers and ranges between commas, in any order. It returns
-// the numbers, ascending, each once. An empty text has none. Ranges may have a stride (0-31:2/8 is
-// two of every eight), which the kernel reads though it prints none.
+// List reads the lists of numbers and ranges between commas that the kernel prints, in any order. It
+// returns the numbers, ascending, each once. An empty text has none.
 func List(s string) ([]int, error) {
 	s = strings.TrimSpace(s)
 	set := []int{}
@@ -29,19 +28,22 @@ func List(s string) ([]int, error) {
 	if strings.Count(s, ",") >= MaxRanges {
 		return nil, fmt.Errorf("a list of more than %d ranges", MaxRanges)
 	}
-	seen := make([]bool, 0, 64)
+	var seen [MaxMember + 1]bool
 	for part := range strings.SplitSeq(s, ",") {
-		first, last, used, group, err := parseRange(strings.TrimSpace(part))
+		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		first, err := Member(from)
+		last := first
+		if err == nil && isRange {
+			last, err = Member(to)
+		}
 		if err != nil {
 			return nil, err
 		}
-		if last >= len(seen) {
-			seen = append(seen, make([]bool, last+1-len(seen))...)
+		if last < first {
+			return nil, fmt.Errorf("the range %s runs backwards", Quote(part))
 		}
-		for base := first; base <= last; base += group {
-			for i := base; i < base+used && i <= last; i++ {
-				seen[i] = true
-			}
+		for i := first; i <= last; i++ {
+			seen[i] = true
 		}
 	}
 	for i, in := range seen {
@@ -50,41 +52,6 @@ func List(s string) ([]int, error) {
 		}
 	}
 	return set, nil
-}
-
-// parseRange reads first, first-last or first-last:used/group.
-func parseRange(s string) (first, last, used, group int, err error) {
-	span, stride, hasStride := strings.Cut(s, ":")
-	from, to, isRange := strings.Cut(span, "-")
-	if first, err = Member(from); err != nil {
-		return 0, 0, 0, 0, err
-	}
-	last = first
-	if isRange {
-		if last, err = Member(to); err != nil {
-			return 0, 0, 0, 0, err
-		}
-		if last < first {
-			return 0, 0, 0, 0, fmt.Errorf("the range %s runs backwards", Quote(s))
-		}
-	}
-	used, group = 1, 1
-	if hasStride {
-		a, b, ok := strings.Cut(stride, "/")
-		if !ok || !isRange {
-			return 0, 0, 0, 0, fmt.Errorf("%s is not a range", Quote(s))
-		}
-		if used, err = Member(a); err != nil {
-			return 0, 0, 0, 0, err
-		}
-		if group, err = Member(b); err != nil {
-			return 0, 0, 0, 0, err
-		}
-		if used < 1 || used > group {
-			return 0, 0, 0, 0, fmt.Errorf("%s is not a range", Quote(s))
-		}
-	}
-	return first, last, used, group, nil
 }
 
 // Member reads one number of a list.

@@ -76,7 +76,8 @@ func (d *gpu) within(dst, src tier.Addr, size int64) (pair, error) {
 		return pair{}, err
 	}
 	if dst < src+tier.Addr(size) && src < dst+tier.Addr(size) {
-		return pair{}, fmt.Errorf("sim: a copy of %d bytes from address %#x to %#x overlaps itself", size, uint64(src), uint64(dst))
+		return pair{}, fmt.Errorf("sim: a copy of %d bytes from address %#x to %#x overlaps itself",
+			size, uint64(src), uint64(dst))
 	}
 	return pair{to, from}, nil
 }
@@ -202,7 +203,7 @@ func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 		return nil, err
 	}
 	e := new(event)
-	if s.idle() { // no worker need be started to say so
+	if s.idle() { // no worker need be started to complete it
 		e.complete(s.Err())
 		return e, nil
 	}

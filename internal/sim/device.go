@@ -69,7 +69,8 @@ func (c Config) Validate() error {
 	case c.Memory < granule:
 		return fmt.Errorf("sim: a device memory of %d bytes: want at least %d", c.Memory, granule)
 	case c.Memory > 1<<addressBits || c.Memory > math.MaxInt:
-		return fmt.Errorf("sim: a device memory of %d bytes: want at most %d", c.Memory, int64(min(1<<addressBits, math.MaxInt)))
+		return fmt.Errorf("sim: a device memory of %d bytes: want at most %d",
+			c.Memory, int64(min(1<<addressBits, math.MaxInt)))
 	case c.Node < -1:
 		return fmt.Errorf("sim: NUMA node %d: want -1 for unknown, or a node", c.Node)
 	case c.BytesPerSecondToDevice < 0 || c.BytesPerSecondFromDevice < 0:
@@ -102,9 +103,6 @@ type gpu struct {
 		lockrank.Mutex[lockrank.Device]
 		line    *extent.Allocator
 		allocs  *btree.BTreeG[*allocation] // the live ones, by offset
-		pivot   allocation                 // what searches compare with
-		found   *allocation                // what catch was given last
-		catch   btree.ItemIteratorG[*allocation]
 		live    int64
 		retired int64
 		streams map[*stream]struct{}
@@ -164,7 +162,6 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	}
 	d.mu.line = extent.New(cfg.Memory)
 	d.mu.allocs = btree.NewG(32, func(a, b *allocation) bool { return a.off < b.off })
-	d.mu.catch = func(a *allocation) bool { d.mu.found = a; return false }
 	d.mu.streams = make(map[*stream]struct{})
 	d.mu.lent = 1
 	if cfg.Touch {
@@ -267,11 +264,8 @@ func (d *gpu) startLocked(addr tier.Addr) (*allocation, error) {
 	if d.mu.closed {
 		return nil, tier.ErrClosed
 	}
-	if addr >= d.base && addr-d.base < tier.Addr(d.cfg.Memory) {
-		d.mu.pivot.off = int64(addr - d.base)
-		if a, ok := d.mu.allocs.Get(&d.mu.pivot); ok {
-			return a, nil
-		}
+	if a, ok := d.mu.allocs.Get(&allocation{off: int64(addr - d.base)}); ok {
+		return a, nil
 	}
 	return nil, fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
 }
@@ -319,12 +313,12 @@ func (d *gpu) find(addr tier.Addr, n int64) (*allocation, int64, error) {
 	if d.mu.closed {
 		return nil, 0, tier.ErrClosed
 	}
-	d.mu.found = nil
-	if addr >= d.base && addr-d.base < tier.Addr(d.cfg.Memory) {
-		d.mu.pivot.off = int64(addr - d.base)
-		d.mu.allocs.DescendLessOrEqual(&d.mu.pivot, d.mu.catch)
-	}
-	a, off := d.mu.found, d.mu.pivot.off
+	off := int64(addr - d.base) // below 0 for an address before the arena
+	var a *allocation
+	d.mu.allocs.DescendLessOrEqual(&allocation{off: off}, func(last *allocation) bool {
+		a = last
+		return false
+	})
 	switch {
 	case a == nil || off >= a.off+a.charge:
 		return nil, 0, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))

@@ -1,44 +1,22 @@
 package sim
 
-// OpKind is a kind of operation of a device, for the fault hook.
-type OpKind uint8
+// OpKind is a kind of operation of a device, for the fault hook. Its text is for messages.
+type OpKind string
 
 // The operations, in the order of the methods of tier.Device.
 const (
-	OpAlloc OpKind = iota + 1
-	OpFree
-	OpCopyToDevice
-	OpCopyToHost
-	OpCopyPeer
-	OpCopyRegions
-	OpFill
-	OpDigest
-	OpNewStream
-	OpRecord
-	OpWaitEvent
+	OpAlloc        OpKind = "alloc"
+	OpFree         OpKind = "free"
+	OpCopyToDevice OpKind = "copy to device"
+	OpCopyToHost   OpKind = "copy to host"
+	OpCopyPeer     OpKind = "copy to peer"
+	OpCopyRegions  OpKind = "copy regions"
+	OpFill         OpKind = "fill"
+	OpDigest       OpKind = "digest"
+	OpNewStream    OpKind = "new stream"
+	OpRecord       OpKind = "record"
+	OpWaitEvent    OpKind = "wait event"
 )
-
-var opNames = [...]string{
-	OpAlloc:        "alloc",
-	OpFree:         "free",
-	OpCopyToDevice: "copy to device",
-	OpCopyToHost:   "copy to host",
-	OpCopyPeer:     "copy to peer",
-	OpCopyRegions:  "copy regions",
-	OpFill:         "fill",
-	OpDigest:       "digest",
-	OpNewStream:    "new stream",
-	OpRecord:       "record",
-	OpWaitEvent:    "wait event",
-}
-
-// String returns the operation's name, such as "copy to device".
-func (k OpKind) String() string {
-	if int(k) >= len(opNames) || opNames[k] == "" {
-		return "invalid"
-	}
-	return opNames[k]
-}
 
 // Stage is when the fault hook is called.
 type Stage uint8

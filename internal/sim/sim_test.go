@@ -381,20 +381,6 @@ func TestTouch(t *testing.T) {
 	ok(t, d.Close())
 }
 
-func TestNames(t *testing.T) {
-	seen := make(map[string]bool)
-	for k := sim.OpAlloc; k <= sim.OpWaitEvent; k++ {
-		if n := k.String(); n == "invalid" || seen[n] {
-			t.Errorf("operation %d is called %q", k, n)
-		} else {
-			seen[n] = true
-		}
-	}
-	if n := sim.OpKind(0).String() + sim.OpKind(200).String(); n != "invalidinvalid" {
-		t.Errorf("what is no operation is called %q", n)
-	}
-}
-
 // TestLent: lent memory is there when the device is closed, until the last has given it back.
 func TestLent(t *testing.T) {
 	d, err := sim.Open(sim.Config{Memory: 1 << 20})

@@ -11,7 +11,7 @@
 // Units and exponents are those of Kubernetes' quantities
 // (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity). A size is
 // above zero and fits an int64. Everything else is an error that quotes the text: a sign, a space,
-// a fraction of a byte, a milli suffix, text behind the unit. A mistyped limit is never read as no
+// a fraction of a byte, another unit, text behind the unit. A mistyped limit is never read as no
 // limit.
 //
 // [Format] prints the shortest text that [Parse] reads back as the same number. [Approx] is for
@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"math/bits"
 	"strconv"
 	"strings"
 	"unicode"
@@ -112,13 +113,8 @@ func unitBytes(suffix string) (int64, error) {
 			return u.bytes, nil
 		}
 	}
-	switch {
-	case strings.ContainsFunc(suffix, unicode.IsSpace):
+	if strings.ContainsFunc(suffix, unicode.IsSpace) {
 		return 0, fmt.Errorf("it has a space in it")
-	case suffix == "m":
-		return 0, fmt.Errorf("m is a thousandth, and bytes do not divide: write M or Mi")
-	case suffix == "K" || suffix == "KB":
-		return 0, fmt.Errorf("write k for 1000 bytes or Ki for 1024")
 	}
 	return 0, fmt.Errorf("%s is not a unit: want Ki Mi Gi Ti Pi Ei, k M G T P E, each with or without B, "+
 		"an exponent such as e9, or nothing for bytes", quote(suffix))
@@ -192,17 +188,10 @@ func Format(n int64) string {
 
 // exact returns n in the unit u, and false if that takes more than three decimals.
 func exact(n int64, u unit) (string, bool) {
-	whole, rest := n/u.bytes, n%u.bytes
-	if rest == 0 {
-		return strconv.FormatInt(whole, 10) + u.name, true
-	}
-	thousandths := new(big.Int).Mul(big.NewInt(rest), big.NewInt(1000))
-	q, r := thousandths.QuoRem(thousandths, big.NewInt(u.bytes), new(big.Int))
-	if r.Sign() != 0 {
-		return "", false
-	}
-	decimals := strings.TrimRight(fmt.Sprintf("%03d", q.Int64()), "0")
-	return strconv.FormatInt(whole, 10) + "." + decimals + u.name, true
+	hi, lo := bits.Mul64(uint64(n%u.bytes), 1000)
+	thousandths, rest := bits.Div64(hi, lo, uint64(u.bytes))
+	text := fmt.Sprintf("%d.%03d", n/u.bytes, thousandths)
+	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".") + u.name, rest == 0
 }
 
 // Saturated returns n as "5 bytes". The largest number, which stands for a sum that overflows, is

@@ -12,14 +12,14 @@ import (
 func Example() {
 	n, err := size.Parse("1.5GiB")
 	fmt.Println(n, size.Format(n), err)
-	_, err = size.Parse("10m")
+	_, err = size.Parse("-1")
 	fmt.Println(err)
 	half, _ := size.ParseShare("50%")
 	n, err = size.Part(half, 8<<30)
 	fmt.Println(size.Format(n), err)
 	// Output:
 	// 1610612736 1.5GiB <nil>
-	// "10m" is not a size: m is a thousandth, and bytes do not divide: write M or Mi
+	// "-1" is not a size: it is negative
 	// 4GiB <nil>
 }
 
@@ -53,10 +53,12 @@ func TestParseErrors(t *testing.T) {
 		{"", "missing"},
 		{"0", "above zero"}, {"0Gi", "above zero"}, {"0.0", "above zero"},
 		{"-1", "negative"}, {"-1Gi", "negative"}, {"-", "negative"}, {"+1", "a digit"}, {"−1", "a digit"},
-		{"m", "a digit"}, {"5m", "thousandth"}, {"K", "a digit"}, {"5K", "Ki for 1024"}, {"5KB", "Ki for 1024"},
+		{"m", "a digit"}, {"5m", "not a unit"}, {"K", "a digit"}, {"5K", "not a unit"}, {"5KB", "not a unit"},
 		{"Gi", "digit"}, {"GiB", "digit"}, {"B", "a digit"}, {"5B", "not a unit"}, {"5b", "not a unit"},
-		{"5gib", "not a unit"}, {"5GIB", "not a unit"}, {"5Mib", "not a unit"}, {"5Kib", "not a unit"}, {"5mB", "not a unit"},
-		{"5GiBx", "not a unit"}, {"5Gi5", "not a unit"}, {"5MiMi", "not a unit"}, {"5 GiB", "space"}, {"5GiB ", "space"}, {"5GiB\n", "space"},
+		{"5gib", "not a unit"}, {"5GIB", "not a unit"}, {"5Mib", "not a unit"}, {"5Kib", "not a unit"},
+		{"5mB", "not a unit"},
+		{"5GiBx", "not a unit"}, {"5Gi5", "not a unit"}, {"5MiMi", "not a unit"}, {"5 GiB", "space"},
+		{"5GiB ", "space"}, {"5GiB\n", "space"},
 		{" 5GiB", "a digit"}, {"\t", "a digit"}, {" ", "a digit"},
 		{"1e", "not a unit"}, {"1e+", "not a unit"}, {"1e-", "not a unit"}, {"1e3.5", "not a unit"},
 		{"1e1e1", "not a unit"}, {"1ee3", "not a unit"}, {"1e3Ki", "not a unit"}, {"1e9B", "not a unit"},
@@ -70,9 +72,12 @@ func TestParseErrors(t *testing.T) {
 		{"0x10", "not a unit"}, {"1_000", "not a unit"}, {"1,5Gi", "not a unit"},
 		{"NaN", "a digit"}, {"Inf", "a digit"}, {"٣", "a digit"}, {"5%", "not a unit"}, {"1\x00", "not a unit"},
 		{".", "point"}, {".5Gi", "point"}, {"5.Gi", "point"}, {"1.2.3", "point"}, {"1..2", "point"},
-		{"0.0001k", "whole number"}, {"1.1Ki", "whole number"}, {"0.5", "whole number"}, {"1.0000000000000000000001Gi", "whole number"},
-		{"9223372036854775808", "largest"}, {"8Ei", "largest"}, {"8EiB", "largest"}, {"9.3E", "largest"}, {"16E", "largest"},
-		{strings.Repeat("9", 100) + "E", "largest"}, {strings.Repeat("1", 101), "digits"}, {"1." + strings.Repeat("0", 1<<20) + "Gi", "digits"},
+		{"0.0001k", "whole number"}, {"1.1Ki", "whole number"}, {"0.5", "whole number"},
+		{"1.0000000000000000000001Gi", "whole number"},
+		{"9223372036854775808", "largest"}, {"8Ei", "largest"}, {"8EiB", "largest"}, {"9.3E", "largest"},
+		{"16E", "largest"},
+		{strings.Repeat("9", 100) + "E", "largest"}, {strings.Repeat("1", 101), "digits"},
+		{"1." + strings.Repeat("0", 1<<20) + "Gi", "digits"},
 	} {
 		got, err := size.Parse(c.text)
 		if err == nil {
@@ -96,9 +101,11 @@ func TestFormat(t *testing.T) {
 		n    int64
 		want string
 	}{
-		{1, "1"}, {999, "999"}, {1000, "1kB"}, {1023, "1023"}, {1024, "1KiB"}, {1536, "1536"}, {1537, "1537"}, {4096, "4KiB"},
+		{1, "1"}, {999, "999"}, {1000, "1kB"}, {1023, "1023"}, {1024, "1KiB"}, {1536, "1536"}, {1537, "1537"},
+		{4096, "4KiB"},
 		{1 << 20, "1MiB"}, {1e6, "1MB"}, {3 << 29, "1.5GiB"}, {500e6, "500MB"}, {5e9, "5GB"}, {64 << 30, "64GiB"},
-		{10 << 40, "10TiB"}, {1 << 60, "1EiB"}, {math.MaxInt64, "9223372036854775807"}, {1 << 62, "4EiB"}, {1250 << 20, "1250MiB"},
+		{10 << 40, "10TiB"}, {1 << 60, "1EiB"}, {math.MaxInt64, "9223372036854775807"}, {1 << 62, "4EiB"},
+		{1250 << 20, "1250MiB"},
 		{5 << 27, "640MiB"}, {0, "0"}, {-1, "-1"}, {-1 << 30, "-1073741824"}, {math.MinInt64, "-9223372036854775808"},
 	} {
 		if got := size.Format(c.n); got != c.want {
@@ -112,8 +119,10 @@ func TestApprox(t *testing.T) {
 		n    int64
 		want string
 	}{
-		{0, "0 B"}, {1023, "1023 B"}, {1024, "1.0 KiB"}, {1 << 20, "1.0 MiB"}, {1<<20 - 1, "1.0 MiB"}, {1<<30 - 1, "1.0 GiB"},
-		{1000 << 20, "1000.0 MiB"}, {25276510208, "23.5 GiB"}, {math.MaxInt64, "8.0 EiB"}, {math.MinInt64, "-8.0 EiB"}, {-1, "-1 B"},
+		{0, "0 B"}, {1023, "1023 B"}, {1024, "1.0 KiB"}, {1 << 20, "1.0 MiB"}, {1<<20 - 1, "1.0 MiB"},
+		{1<<30 - 1, "1.0 GiB"},
+		{1000 << 20, "1000.0 MiB"}, {25276510208, "23.5 GiB"}, {math.MaxInt64, "8.0 EiB"},
+		{math.MinInt64, "-8.0 EiB"}, {-1, "-1 B"},
 	} {
 		if got := size.Approx(c.n); got != c.want {
 			t.Errorf("Approx(%d) = %q, want %q", c.n, got, c.want)
@@ -155,9 +164,12 @@ func TestShare(t *testing.T) {
 		}
 	}
 	for text, says := range map[string]string{
-		"0%": "above 0%", "101%": "above 100%", "100.0001%": "above 100%", "100.0000000000000000000001%": "above 100%", "%": "digits",
-		"-5%": "number before", "5 %": "number before", "5%%": "number before", "NaN%": "number before", "5": "number before", "": "number before",
-		"1e1%": "number before", ".5%": "point", "5.%": "point", "50% ": "number before", "0.00000000000000000001%": "less than a byte of any",
+		"0%": "above 0%", "101%": "above 100%", "100.0001%": "above 100%",
+		"100.0000000000000000000001%": "above 100%", "%": "digits",
+		"-5%": "number before", "5 %": "number before", "5%%": "number before", "NaN%": "number before",
+		"5": "number before", "": "number before",
+		"1e1%": "number before", ".5%": "point", "5.%": "point", "50% ": "number before",
+		"0.00000000000000000001%": "less than a byte of any",
 	} {
 		if got, err := size.ParseShare(text); err == nil || got != 0 || !strings.Contains(err.Error(), says) {
 			t.Errorf("ParseShare(%q) = %v, %v; want an error with %q", text, got, err, says)
@@ -187,7 +199,9 @@ func TestTimes(t *testing.T) {
 }
 
 func FuzzShare(f *testing.F) {
-	for _, s := range []string{"1%", "12.5%", "33.333333333333333333%", "0.0000000000000000109%", "100%", "99.999999999999999999%"} {
+	for _, s := range []string{
+		"1%", "12.5%", "33.333333333333333333%", "0.0000000000000000109%", "100%", "99.999999999999999999%",
+	} {
 		f.Add(s, int64(1)<<40)
 	}
 	f.Fuzz(func(t *testing.T, s string, total int64) {

@@ -39,70 +39,31 @@ type Sum struct {
 	hash   xxh3.Hasher // not fused
 }
 
-// Fused reports whether this build on this processor copies and sums in one loop.
-func Fused() bool { return fused }
-
-// bytesLeast is from where on Bytes takes the loop: below it memmove writes through
-// the cache, which is what short copies want. The race detector looks at each byte of memmove's.
-var bytesLeast = func() int {
+// fusedLeast is from where on a copy takes the loop: below it memmove writes through the cache, which
+// is what short copies want. The race detector looks at each byte of memmove's.
+var fusedLeast = func() int {
 	if racemark.Enabled {
 		return 16 << 10
 	}
 	return 1 << 20
 }()
 
-// Bytes copies src to dst, which must not overlap, and returns how many bytes, as
-// the built-in copy does. Much memory goes through the loop of Sum, without a use for
-// its sum: between arenas that several goroutines take turns with, it was 0.95 to
-// 1.02 of a bare memmove where memmove itself came to 0.86 to 0.92 (64 and 16 MiB, the
-// same processor).
-func Bytes(dst, src []byte) int {
-	n := min(len(dst), len(src))
-	whole := n / Block * Block
-	if !fused || n < bytesLeast {
-		return copy(dst, src)
-	}
-	var s Sum
-	s.Reset(int64(whole))
-	s.Copy(dst[:whole], src[:whole])
-	Fence()
-	copy(dst[whole:n], src[whole:n])
-	return n
-}
-
-// spreadPart is what a goroutine of Spread copies at a time.
-const spreadPart = 1 << 20
-
-// Spread is Bytes with as many goroutines as there are processors, where there is
-// enough for each: one core does not use all the bandwidth of the memory.
+// Spread copies src to dst, which must not overlap, and returns how many bytes, as the built-in copy
+// does. Much memory goes through the loop of Sum, without a use for its sum: between arenas that
+// several goroutines take turns with, it was 0.95 to 1.02 of a bare memmove where memmove itself came
+// to 0.86 to 0.92 (64 and 16 MiB, the same processor). As many goroutines copy as there are
+// processors, where there is enough for each: one core does not use all the bandwidth of the memory.
 func Spread(dst, src []byte) int {
 	n := min(len(dst), len(src))
-	helpers := min(runtime.GOMAXPROCS(0), n/(2*spreadPart)) - 1
-	if helpers <= 0 {
-		return Bytes(dst, src)
+	if n < fusedLeast {
+		return copy(dst, src)
 	}
-	var next atomic.Int64
-	work := func() {
-		for {
-			at := int(next.Add(spreadPart)) - spreadPart
-			if at >= n {
-				return
-			}
-			to := min(n, at+spreadPart)
-			Bytes(dst[at:to], src[at:to])
-		}
-	}
-	var wg sync.WaitGroup
-	for range helpers {
-		wg.Go(func() {
-			labels.Copy.Set()
-			work()
-		})
-	}
-	work()
-	wg.Wait()
+	Gather([]Copy{{dst[:n], src[:n]}})
 	return n
 }
+
+// spreadPart is what a goroutine of Gather copies at a time.
+const spreadPart = 1 << 20
 
 // Copy is one of the copies of Gather.
 type Copy struct{ Dst, Src []byte }
@@ -111,8 +72,8 @@ type Copy struct{ Dst, Src []byte }
 const pastLeast = 16 << 10
 
 // Gather does what Spread does for many copies, which must not overlap, as if their bytes were one
-// run: 500 copies of 130 KiB are too short for Spread and Bytes each by itself. A Copy's sides are
-// of the same length.
+// run: 500 copies of 130 KiB are too short for Spread each by itself. A Copy's sides are of the same
+// length.
 func Gather(copies []Copy) {
 	total := 0
 	for _, c := range copies {
@@ -150,10 +111,10 @@ func Gather(copies []Copy) {
 	wg.Wait()
 }
 
-// past is Bytes for a part of so many bytes, with no fence.
+// past copies a part of so many bytes, past the cache if they are many. It does not fence.
 func past(dst, src []byte, total int) {
 	whole := len(src) / Block * Block
-	if !fused || total < bytesLeast || whole < pastLeast {
+	if !fused || total < fusedLeast || whole < pastLeast {
 		copy(dst, src)
 		return
 	}

@@ -95,7 +95,7 @@ func TestSub(t *testing.T) {
 // TestBothWays holds the assembly and the portable way to the same sums, also
 // where only one of them is used.
 func TestBothWays(t *testing.T) {
-	if !Fused() {
+	if !fused {
 		t.Skip("needs a build with another way than the portable one")
 	}
 	src, dst := random(64*Block, 3), make([]byte, 64*Block)
@@ -116,7 +116,12 @@ func TestMisusePanics(t *testing.T) {
 		"too much":       func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 2*Block), make([]byte, 2*Block)) },
 		"odd piece":      func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 8), make([]byte, 8)) },
 		"unlike lengths": func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, 2*Block)) },
-		"early sum":      func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, Block)); s.Sum64() },
+		"early sum": func() {
+			var s Sum
+			s.Reset(2 * Block)
+			s.Copy(make([]byte, Block), make([]byte, Block))
+			s.Sum64()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -185,7 +190,7 @@ func BenchmarkCopy(b *testing.B) {
 func TestGatherCopiesAll(t *testing.T) {
 	const gap = 96
 	rng := rand.New(rand.NewPCG(1, 2))
-	lengths := [][]int{nil, {0}, {5}, {0, 1, 0, 0, 1023, 0}, {3*spreadPart + 7}, {bytesLeast - 1, 1}}
+	lengths := [][]int{nil, {0}, {5}, {0, 1, 0, 0, 1023, 0}, {3*spreadPart + 7}, {fusedLeast - 1, 1}}
 	for range 6 {
 		var many []int
 		for range 300 {
@@ -217,16 +222,12 @@ func TestGatherCopiesAll(t *testing.T) {
 	}
 }
 
-func TestBytesCopiesAll(t *testing.T) {
-	for _, n := range []int{0, 1, 1023, bytesLeast - 1, bytesLeast, bytesLeast + 1, 3*bytesLeast + 777, 9*spreadPart + 5} {
+func TestSpreadCopiesAll(t *testing.T) {
+	for _, n := range []int{0, 1, 1023, fusedLeast - 1, fusedLeast, fusedLeast + 1, 3*fusedLeast + 777, 9*spreadPart + 5} {
 		src, dst := make([]byte, n), make([]byte, n+100)
 		for i := range src {
 			src[i] = byte(i*7 + i>>9)
 		}
-		if got := Bytes(dst, src); got != n || !bytes.Equal(dst[:n], src) {
-			t.Errorf("%d bytes: copied %d, equal: %v", n, got, bytes.Equal(dst[:n], src))
-		}
-		clear(dst)
 		if got := Spread(dst, src); got != n || !bytes.Equal(dst[:n], src) {
 			t.Errorf("%d bytes spread: copied %d, equal: %v", n, got, bytes.Equal(dst[:n], src))
 		}

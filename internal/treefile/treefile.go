@@ -51,23 +51,24 @@ type Entry struct {
 // written twice) is the error.
 func Parse(text string) ([]Entry, error) {
 	var entries []Entry
-	var body []byte // of the last entry
+	var body strings.Builder // of the last entry
 	ended := func() {
-		if n := len(entries); n > 0 && len(body) > 0 {
-			entries[n-1].Text = string(body)
+		if len(entries) > 0 {
+			entries[len(entries)-1].Text += body.String()
 		}
-		body = body[:0]
+		body.Reset()
 	}
 	seen := map[string]bool{}
-	for number, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSuffix(line, "\n")
 		header, ok := cutHeader(line)
 		if !ok {
-			if n := len(entries); n > 0 {
-				if last := entries[n-1]; last.Kind != File {
-					return nil, fmt.Errorf("treefile: line %d: text below %q, which is no file", number+1, last.Path)
-				}
-				body = append(append(body, line...), '\n')
+			if n := len(entries); n > 0 && entries[n-1].Kind != File {
+				return nil, fmt.Errorf("treefile: line %d: text below %q, which is no file", number, entries[n-1].Path)
 			}
+			body.WriteString(line + "\n")
 			continue
 		}
 		ended()
@@ -78,10 +79,10 @@ func Parse(text string) ([]Entry, error) {
 			e = Entry{Path: name, Kind: Directory}
 		}
 		if !filepath.IsLocal(e.Path) || path.Clean(e.Path) != e.Path || e.Path == "." {
-			return nil, fmt.Errorf("treefile: line %d: %q is not a path below the root of the tree", number+1, e.Path)
+			return nil, fmt.Errorf("treefile: line %d: %q is not a path below the root of the tree", number, e.Path)
 		}
 		if seen[e.Path] {
-			return nil, fmt.Errorf("treefile: line %d: %q is there twice", number+1, e.Path)
+			return nil, fmt.Errorf("treefile: line %d: %q is there twice", number, e.Path)
 		}
 		seen[e.Path] = true
 		entries = append(entries, e)
@@ -102,62 +103,30 @@ func cutHeader(line string) (string, bool) {
 // that they need. Files and links that are in the way are errors.
 func Write(dir string, entries []Entry) error {
 	root, err := os.OpenRoot(dir)
+	for i := 0; err == nil && i < len(entries); i++ {
+		err = write(root, entries[i])
+	}
+	if root != nil {
+		err = errors.Join(err, root.Close())
+	}
 	if err != nil {
 		return fmt.Errorf("treefile: %w", err)
 	}
-	w := writer{root: root, parent: root, name: "."}
-	for _, e := range entries {
-		if err = w.write(e); err != nil {
-			err = fmt.Errorf("treefile: %w", err)
-			break
-		}
-	}
-	return errors.Join(err, w.leave(), root.Close())
+	return nil
 }
 
-// writer makes entries. It stays in the directory of the last one: its neighbours are often next.
-type writer struct {
-	root, parent *os.Root
-	name         string // of parent
-}
-
-// enter makes the directory and its parents, as far as they are missing, and stays there.
-func (w *writer) enter(name string) error {
-	if name == w.name {
-		return nil
-	}
-	if err := errors.Join(w.leave(), w.root.MkdirAll(name, 0o755)); err != nil {
-		return err
-	}
-	parent, err := w.root.OpenRoot(name)
-	if err == nil {
-		w.parent, w.name = parent, name
-	}
-	return err
-}
-
-// leave goes back to the root.
-func (w *writer) leave() (err error) {
-	if w.parent != w.root {
-		err = w.parent.Close()
-	}
-	w.parent, w.name = w.root, "."
-	return err
-}
-
-func (w *writer) write(e Entry) error {
+func write(root *os.Root, e Entry) error {
 	name := filepath.FromSlash(e.Path)
 	if e.Kind == Directory {
-		return w.root.MkdirAll(name, 0o755)
+		return root.MkdirAll(name, 0o755)
 	}
-	if err := w.enter(filepath.Dir(name)); err != nil {
+	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	name = filepath.Base(name)
 	if e.Kind == Link {
-		return w.parent.Symlink(filepath.FromSlash(e.Text), name)
+		return root.Symlink(filepath.FromSlash(e.Text), name)
 	}
-	f, err := w.parent.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}

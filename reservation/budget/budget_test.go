@@ -82,9 +82,6 @@ func TestInnerNotCalledWhenOver(t *testing.T) {
 	if n := r.spy.allocs.Load() - calls; n != 0 {
 		t.Errorf("the device was asked %d times for what the budget refuses", n)
 	}
-	if n := r.spy.reaps.Load(); n != 0 {
-		t.Errorf("the device was reaped %d times with nothing retired", n)
-	}
 	if s := r.b.Stats(); s.Refused != 4 {
 		t.Errorf("%d refusals are counted", s.Refused)
 	}
@@ -153,7 +150,7 @@ func TestInnerPanic(t *testing.T) {
 
 func TestClosingCredits(t *testing.T) {
 	r := newRig(t, 64*kib)
-	r.alloc(10 * kib)
+	a := r.alloc(10 * kib)
 	b := r.alloc(20 * kib)
 	g := r.block()
 	r.free(b)
@@ -164,10 +161,7 @@ func TestClosingCredits(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.want(0, 0)
-	if st := r.b.Stats(); st.Reclaimed != 30*kib {
-		t.Errorf("%+v", st)
-	}
-	if err := r.dev.Free(r.s, b); !errors.Is(err, tier.ErrClosed) {
+	if err := r.dev.Free(r.s, a); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("Free after Close: %v", err)
 	}
 	if _, err := r.dev.Alloc(r.s, 1); !errors.Is(err, tier.ErrClosed) || errors.Is(err, tier.ErrNoSpace) {
@@ -202,11 +196,13 @@ func TestClosingCredits(t *testing.T) {
 func TestClosedDuringACall(t *testing.T) {
 	for name, during := range map[string]func(r *rig){
 		"Alloc": func(r *rig) {
+			a := r.alloc(kib)
 			r.spy.afterAlloc = func() {
-				if err := r.dev.Close(); err != nil {
+				r.spy.beforeRecord = r.dev.Close
+				if err := r.dev.Free(r.s, a); err != nil { // closes it meanwhile
 					r.Error(err)
 				}
-				if st := r.b.Stats(); st.Reserved != 2*kib {
+				if st := r.b.Stats(); st.Reserved != 2*kib || st.Pending != 2*kib || st.Live != 0 || st.Retired != 0 {
 					r.Errorf("in the call: %+v", st)
 				}
 			}
@@ -240,16 +236,24 @@ func TestClosedDuringACall(t *testing.T) {
 	}
 }
 
-// What has no size is refused without a call of the device.
+// TestForgetsIdleDevices: a budget outlives its devices, and keeps only those that it charges.
+func TestForgetsIdleDevices(t *testing.T) {
+	r := newRig(t, 64*kib)
+	r.free(r.alloc(kib))
+	before := r.spy.reaps.Load()
+	r.b.Reap()
+	if n := r.spy.reaps.Load() - before; n != 0 {
+		t.Errorf("a device without allocations was reaped %d times", n)
+	}
+}
+
+// TestAllocOfNothing: the device refuses what has no size, and nothing is charged.
 func TestAllocOfNothing(t *testing.T) {
 	r := newRig(t, 64*kib)
 	for _, n := range []int64{0, -1, math.MinInt64} {
 		if _, err := r.dev.Alloc(r.s, n); err == nil {
 			t.Errorf("Alloc(%d) has no error", n)
 		}
-	}
-	if n := r.spy.allocs.Load(); n != 0 {
-		t.Errorf("the device was called %d times", n)
 	}
 	r.want(0, 0)
 }
@@ -330,24 +334,11 @@ func TestSubscribersAreToldOfRoom(t *testing.T) {
 	want("reaping", true)
 	r.dev.Reap()
 	want("reaping nothing", false)
-	setLimit(64 * kib)
-	want("the same limit", false)
 	setLimit(65 * kib)
 	want("another limit", true)
 	cancel()
 	setLimit(66 * kib)
 	want("nobody", false)
-}
-
-// A budget outlives its devices: it forgets those that are closed.
-func TestClosedDevicesAreForgotten(t *testing.T) {
-	r := newRig(t, 64*kib)
-	if err := r.dev.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if again, err := r.b.Wrap(r.spy); err != nil || again == r.dev {
-		t.Errorf("wrapped again it is %p, as %p before: %v", again, r.dev, err)
-	}
 }
 
 func TestSetLimit(t *testing.T) {
@@ -405,95 +396,84 @@ func TestMemInfo(t *testing.T) {
 	want(small, 12*kib, 16*kib)
 }
 
-// A device is in a budget once, however often it is wrapped.
+// TestWrappedTwice: a device that is under the budget already, at any depth, is not limited twice.
+// A device that is wrapped again counts by itself, under the same limit.
 func TestWrappedTwice(t *testing.T) {
 	b := newBudget(t, 64*kib)
 	raw := newSim(t, 64*kib)
 	d, s := wrap(t, b, raw)
-	if _, err := d.Alloc(s, kib); err != nil {
-		t.Fatal(err)
-	}
-	for _, again := range []tier.Device{raw, d} {
-		if got, err := b.Wrap(again); err != nil || got != d {
-			t.Errorf("wrapping it again gave %v, %v", got, err)
-		}
-	}
-	if got, err := b.Wrap(budget.Logged(raw, discard)); err == nil {
-		t.Errorf("wrapping it behind another decorator gave %v", got)
-	}
-	if st := b.Stats(); st.Reserved != kib {
-		t.Errorf("%+v", st)
-	}
 	outer, err := newBudget(t, 32*kib).Wrap(d) // another budget
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := outer.Alloc(s, 32*kib); !errors.Is(err, tier.ErrOutOfBudget) {
-		t.Errorf("the outer budget has %d bytes for 31: %v", 32*kib, err)
+	for _, dev := range []tier.Device{d, budget.Logged(d, discard), outer} {
+		if got, err := b.Wrap(dev); err != nil || got != dev {
+			t.Errorf("wrapping it again gave %v, %v", got, err)
+		}
+	}
+	if _, err := outer.Alloc(s, 32*kib); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := outer.Alloc(s, 1); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("the outer budget has more than %d bytes: %v", 32*kib, err)
+	}
+	if st := b.Stats(); st.Reserved != 32*kib {
+		t.Errorf("%+v", st)
+	}
+	again, err := b.Wrap(raw)
+	if err != nil || again == d {
+		t.Fatalf("wrapped again it is %v: %v", again, err)
+	}
+	a, err := again.Alloc(s, 32*kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.Alloc(s, 1)
+	mustRefuse(t, err, 256, 64*kib, 64*kib)
+	if err := d.Free(s, a); err == nil {
+		t.Error("a device has freed what was allocated through another")
+	}
+	if err := again.Free(s, a); err != nil {
+		t.Fatal(err)
+	}
+	if st := b.Stats(); st.Live != 32*kib || st.Retired != 0 {
+		t.Errorf("%+v", st)
 	}
 }
 
-// TestRelease: a device leaves with the last of its users, and not before all that was allocated
-// through the budget is freed.
-func TestRelease(t *testing.T) {
-	const older = 8 * kib
-	r := newRig(t, 64*kib)
-	raw := newSim(t, 64*kib)
-	defer raw.Close()
-	s, err := raw.NewStream()
+// TestBytesOfOthers: a budget does not count what others allocate and free on the device.
+func TestBytesOfOthers(t *testing.T) {
+	raw := newSim(t, 256*kib)
+	rs, err := raw.NewStream()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := raw.Alloc(s, older); err != nil {
-		t.Fatal(err)
-	}
-	wrap := func(dev tier.Device) tier.Device {
-		t.Helper()
-		d, err := r.b.Wrap(dev)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d
-	}
-	d := wrap(raw)
-	if wrap(d) != d {
-		t.Fatal("it is another device")
-	}
-	r.b.Release(d)
-	newBudget(t, kib).Release(d) // of another budget
-	r.b.Release(raw)
-	r.want(older, 0)
-	a, err := d.Alloc(s, kib)
+	older, err := raw.Alloc(rs, 200*kib)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.b.Release(d)
-	r.b.Release(d) // which nobody uses
-	r.want(older+kib, 0)
-	if wrap(raw) != d { // its bytes must not count twice
-		t.Fatal("it is another device")
-	}
-	r.b.Release(d)
-	g, err := closeGate(t, raw, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Free(s, a); err != nil {
-		t.Fatal(err)
-	}
-	r.want(older, kib)
-	g.open()
-	if err := s.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	r.b.Reap()
+	r := &rig{T: t, b: newBudget(t, 32*kib)}
+	r.dev, r.s = wrap(t, r.b, raw)
 	r.want(0, 0)
-	if _, err := d.Alloc(s, kib); !errors.Is(err, tier.ErrClosed) {
-		t.Errorf("Alloc after the last Release: %v", err)
+	a, b := r.alloc(16*kib), r.alloc(16*kib)
+	if err := r.dev.Free(r.s, older); err == nil {
+		t.Error("the budget has freed what was not allocated through it")
 	}
-	again := wrap(budget.Logged(raw, discard))
-	r.want(older, 0)
-	r.b.Release(again)
+	g := r.block()
+	r.free(a)
+	if err := raw.Free(rs, older); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.dev.Reap(); n != 0 {
+		t.Errorf("Reap credited %d bytes that another has freed", n)
+	}
+	r.want(16*kib, 16*kib)
+	g.open()
+	r.sync()
+	if n := r.dev.Reap(); n != 16*kib {
+		t.Errorf("Reap credited %d bytes", n)
+	}
+	r.free(b)
 	r.want(0, 0)
 }
 

@@ -3,45 +3,36 @@ package budget
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // device is a device under a budget. It passes all other calls on to the device that it wraps, with
 // streams, events and peers as they are: a device that copies to a peer unwraps the peer itself.
 //
-//	Alloc:      pending ─▶ live ─▶ retired ─▶ reclaimed
-//	rolled back:  ◀─┘       ◀── a Free that fails
+//	Alloc:      pending ─▶ live ─▶ retired ─▶ credited
+//	rolled back:  ◀─┘
 //
-// An allocation is pending during the call of Alloc, and live until the call of Free begins. Then
-// it is retired until the device has finished with it. Allocations that Wrap found on the device
-// are older until the device has finished with them: their sizes are unknown, so it is not known
-// which of them are retired.
+// An allocation is pending during the call of Alloc, and live until a call of Free has returned.
+// Then it is retired until the device has finished with it.
 //
 // A panic of the wrapped device reaches the caller, with the counters as they would be after an
 // error. Callers of devices, such as tier.Space, turn panics into errors.
 type device struct {
 	decorator
-	root   tier.Device // the innermost device that inner wraps
 	budget *Budget
+	member tier.Quota // of the budget's quota; charged as much as charged() returns
 
-	// The rest is guarded by budget.mu. Counters are in bytes, as the device charges them.
+	// The rest is guarded by budget.mu. Sizes are in bytes, as the device charges them.
 
-	users     int   // calls of Wrap without their Release
 	promised  int64 // by spaces, before they allocate
-	pending   int64
+	allocated int64 // pending, live or retired
 	live      int64
-	older     int64
-	admitted  int64 // total that was allocated or found by Wrap; never falls
-	reclaimed int64 // total that was credited; never falls
-	byEvents  int64 // total of the frees whose event is done; never falls
-
-	allocs map[tier.Addr]*allocation // live, or in a call of Free
-	frees  []*free                   // those whose event is not known to be done
-	closed bool                      // calls fail from now on, and nothing but pending is charged
+	retired   int64
+	allocs    map[tier.Addr]int64 // sizes of the live allocations that no call of Free is freeing
+	frees     []*free             // not known to be finished
+	closed    bool                // calls fail from now on, and nothing but pending is charged
 }
 
 // decorator is embedded for the calls that are passed on.
@@ -63,47 +54,70 @@ func (d decorator) Digest(s tier.Stream, src tier.Addr, size, first int64, out *
 	return c.Digest(s, src, size, first, out)
 }
 
-// allocation is one that was made through the budget.
-type allocation struct {
-	charge  int64
-	freeing bool // a call of Free is in progress
-}
-
-// free is a free with an event recorded after it.
+// free is a free that the device may not have finished. It is not changed.
 type free struct {
-	event  tier.Event
+	stream tier.Stream
 	charge int64
+	event  tier.Event // recorded after the free; nil if the device refused that
 }
 
-var errClosed = fmt.Errorf("budget: the device is %w", tier.ErrClosed)
+// charged returns what the budget charges for d. Promised and allocated bytes cover each other,
+// because a space allocates what it has promised before.
+func (d *device) charged() int64 { return max(d.promised, d.allocated) }
 
-func (d *device) retired() int64 { return d.admitted - d.reclaimed - d.older - d.live }
-
-// allocated returns the bytes of allocations made through the budget.
-func (d *device) allocated() int64 { return d.admitted - d.reclaimed - d.older + d.pending }
-
-func (d *device) charged() int64 { return d.older + max(d.promised, d.allocated()) }
-
-// leave credits what is charged, except for the bytes of Alloc calls that are in progress.
-func (d *device) leave() {
-	d.closed = true
-	d.promised, d.live, d.older, d.reclaimed = 0, 0, 0, d.admitted
+// charge adds n bytes to counter, which is &d.promised or &d.allocated. If they do not fit, it
+// reaps and tries once more.
+func (d *device) charge(counter *int64, n int64) error {
+	err := d.tryCharge(counter, n)
+	if !errors.Is(err, tier.ErrOutOfBudget) {
+		return err
+	}
+	d.budget.Reap()
+	if err = d.tryCharge(counter, n); err != nil {
+		d.change(func() { d.budget.mu.refused++ })
+	}
+	return err
 }
 
-var (
-	_ tier.Computer = (*device)(nil)
-	_ tier.Limited  = (*device)(nil)
-)
+func (d *device) tryCharge(counter *int64, n int64) error {
+	d.budget.mu.Lock()
+	defer d.budget.mu.Unlock()
+	if d.closed {
+		return fmt.Errorf("budget: the device is %w", tier.ErrClosed)
+	}
+	if more := n - (d.charged() - *counter); more > 0 {
+		if err := d.member.Charge(more); err != nil {
+			return err
+		}
+	}
+	*counter += n
+	d.budget.mu.devices[d] = true
+	return nil
+}
+
+// change calls f with the budget locked. f must not increase what d is charged. What d is charged
+// less is credited, which notifies the spaces; so does a promise that ends, because the space may
+// have room again although other allocations keep the charge up.
+func (d *device) change(f func()) {
+	b := d.budget
+	b.mu.Lock()
+	charged, promised := d.charged(), d.promised
+	f()
+	credit, ended := charged-d.charged(), d.promised < promised
+	if d.charged() == 0 {
+		delete(b.mu.devices, d)
+	}
+	b.mu.Unlock()
+	if credit > 0 || ended {
+		d.member.Credit(credit)
+	}
+}
 
 // Alloc implements tier.Device. Over the limit it returns a tier.NoSpaceError, as any device
 // without room does, whose cause is a tier.OutOfBudgetError, and does not call the wrapped device.
 func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
-	if size <= 0 {
-		return 0, fmt.Errorf("budget: cannot allocate %d bytes", size)
-	}
-	charge := max(size, d.inner.Charge(size))
-	lockrank.AssertNone("a device allocates")
-	if err := d.budget.admit(d, &d.pending, charge); err != nil {
+	charge := max(0, size, d.inner.Charge(size))
+	if err := d.charge(&d.allocated, charge); err != nil {
 		if full, ok := errors.AsType[*tier.OutOfBudgetError](err); ok {
 			err = &tier.NoSpaceError{
 				Requested: size, Available: full.Remaining, Hint: "Budget.SetLimit raises the limit", Cause: err,
@@ -111,30 +125,22 @@ func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 		}
 		return 0, err
 	}
-	allocated, reap := false, false
+	allocated := false
 	defer func() {
-		d.budget.update(func() {
-			d.pending -= charge
+		d.change(func() {
 			if !allocated || d.closed {
+				d.allocated -= charge
 				return
 			}
-			if old := d.allocs[a]; old != nil && !old.freeing {
-				d.live -= old.charge // it was freed, but not through the budget
-			}
-			d.allocs[a] = &allocation{charge: charge}
-			d.admitted += charge
-			d.live += charge
-			reap = d.retired() > 0
+			old := d.allocs[a] // freed, but not through d; else 0
+			d.allocated -= old
+			d.live += charge - old
+			d.allocs[a] = charge
 		})
-		if reap {
-			d.Reap() // this call may have hidden finished frees from concurrent calls of Reap
-		}
 	}()
-	if a, err = d.inner.Alloc(s, size); err != nil {
-		return 0, err
-	}
-	allocated = true
-	return a, nil
+	a, err = d.inner.Alloc(s, size)
+	allocated = err == nil
+	return a, err
 }
 
 // Free implements tier.Device. The bytes are credited when the device is done with them: at once if
@@ -144,35 +150,38 @@ func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 // A free that the device refuses, for example because its stream is closed, changes nothing. If the
 // device was closed without the budget, its bytes stay charged until this Device is closed too.
 func (d *device) Free(s tier.Stream, a tier.Addr) error {
-	lockrank.AssertNone("a device frees")
-	err := d.free(s, a)
-	if err == nil {
-		d.Reap()
+	if err := d.free(s, a); err != nil {
+		return err
 	}
-	return err
+	d.Reap()
+	return nil
 }
 
 func (d *device) free(s tier.Stream, a tier.Addr) error {
-	f, err := d.beginFree(a)
-	if err != nil {
-		return err
+	var charge int64
+	d.change(func() {
+		charge = d.allocs[a]
+		delete(d.allocs, a) // so that it cannot be freed twice
+	})
+	if charge == 0 {
+		return fmt.Errorf("budget: no allocation starts at address %#x", uint64(a))
 	}
 	freed := false
 	var event tier.Event
 	defer func() {
-		d.budget.update(func() {
-			f.freeing = false
+		d.change(func() {
 			switch {
-			case d.closed:
-				return
 			case !freed:
-				d.live += f.charge
-				return
-			case d.allocs[a] == f: // otherwise the address belongs to a newer allocation
-				delete(d.allocs, a)
-			}
-			if event != nil {
-				d.frees = append(d.frees, &free{event, f.charge})
+				d.allocs[a] = charge
+			case !d.closed:
+				d.live -= charge
+				d.retired += charge
+				d.frees = append(d.frees, &free{s, charge, event})
+				for i, f := range d.frees { // an event is also after the earlier frees on its stream
+					if f.stream == s && f.event == nil {
+						d.frees[i] = &free{s, f.charge, event}
+					}
+				}
 			}
 		})
 	}()
@@ -180,124 +189,84 @@ func (d *device) free(s tier.Stream, a tier.Addr) error {
 		return err
 	}
 	freed = true
-	event, _ = d.inner.Record(s) // without an event, Outstanding shows the end
+	event, _ = d.inner.Record(s)
 	return nil
 }
 
-// beginFree retires the allocation at a. One that is older than the budget has a charge of 0.
-func (d *device) beginFree(a tier.Addr) (*allocation, error) {
-	d.budget.mu.Lock()
-	defer d.budget.mu.Unlock()
-	f := d.allocs[a]
-	switch {
-	case d.closed:
-		return nil, errClosed
-	case f == nil && d.older > 0:
-		return new(allocation), nil
-	case f == nil || f.freeing:
-		return nil, fmt.Errorf("budget: no allocation starts at address %#x", uint64(a))
-	}
-	f.freeing = true
-	d.live -= f.charge
-	return f, nil
-}
-
-// Reap implements tier.Device. It returns the bytes that were credited to the budget. The device
-// may have finished with more: its Outstanding is passed on as it is.
+// Reap implements tier.Device. It returns the bytes that were credited to the budget: those of
+// frees whose event was done before the device was reaped, or all if the device has nothing
+// outstanding then. The device's Outstanding is passed on as it is.
 func (d *device) Reap() (credit int64) {
-	b := d.budget
-	b.mu.Lock()
-	admitted, frees := d.admitted, slices.Clone(d.frees)
-	b.mu.Unlock()
-	ended := make(map[*free]error)
+	d.budget.mu.Lock()
+	frees := slices.Clone(d.frees)
+	d.budget.mu.Unlock()
+	pending := make(map[*free]bool)
 	for _, f := range frees {
-		select {
-		case <-f.event.Done():
-			ended[f] = f.event.Err()
-		default:
-		}
+		pending[f] = f.event == nil || !isDone(f.event)
 	}
 	d.inner.Reap()
-	outstanding := d.inner.Outstanding()
-	b.update(func() {
-		if d.closed {
-			return
-		}
+	idle := d.inner.Outstanding() == 0
+	d.change(func() {
 		d.frees = slices.DeleteFunc(d.frees, func(f *free) bool {
-			err, done := ended[f]
-			if done && err == nil { // after an error the free may not have happened
-				d.byEvents += f.charge
+			busy, known := pending[f]
+			finished := known && (idle || !busy)
+			if finished {
+				credit += f.charge
 			}
-			return done
+			return finished
 		})
-		finished := max(d.byEvents, admitted-outstanding)
-		credit = max(0, min(finished-d.reclaimed, d.older+d.retired()))
-		d.reclaimed += credit
-		d.older = min(d.older, d.admitted-d.reclaimed-d.live) // what exceeds the retired bytes
+		d.retired -= credit
+		d.allocated -= credit
 	})
 	return credit
+}
+
+func isDone(e tier.Event) bool {
+	select {
+	case <-e.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // MemInfo implements tier.Device. The total is at most the limit, and the free bytes are at most
 // what remains of the budget.
 func (d *device) MemInfo() (free, total int64) {
 	free, total = d.inner.MemInfo()
-	s := d.budget.Stats()
-	return min(free, max(0, s.Limit-s.Reserved)), min(total, s.Limit)
+	return min(free, max(0, d.member.Remaining())), min(total, d.member.Limit())
 }
 
-// Close implements tier.Device. It closes the wrapped device, credits what was charged for it, and
-// removes it from the budget, even if the device returns an error or was closed before. It also
-// does so if some of the memory stays because it is lent (tier.Lender): the budget does not count
-// memory that others hold.
+// Close implements tier.Device. It closes the wrapped device and credits what was charged for it,
+// even if the device returns an error or was closed before, or if some of its memory stays because
+// it is lent (tier.Lender): the budget does not count memory that others hold.
 func (d *device) Close() error {
-	lockrank.AssertNone("a device is closed")
 	err := d.inner.Close()
-	d.budget.update(d.leave)
+	d.change(func() {
+		d.closed = true
+		d.allocated -= d.live + d.retired
+		d.promised, d.live, d.retired = 0, 0, 0
+		d.frees = nil
+	})
 	return err
 }
 
 // Quota implements tier.Limited.
-func (d *device) Quota() tier.Quota { return quota{d} }
+func (d *device) Quota() tier.Quota { return promises{d.member, d} }
 
-// quota charges the reservations of the spaces over a device.
-type quota struct{ d *device }
-
-func (q quota) Charge(n int64) error { return q.d.budget.admit(q.d, &q.d.promised, n) }
-
-// Credit reaps first: the device may have finished with bytes that the space has freed, which
-// would stay charged. The subscribers are notified even if the device charges no less because more
-// is allocated than promised: the space itself has room again.
-func (q quota) Credit(n int64) {
-	q.d.Reap()
-	q.d.budget.update(func() { q.d.promised -= n })
+// promises charges the reservations of the spaces over a device.
+type promises struct {
+	tier.Quota
+	device *device
 }
 
-// Remaining is 0 once the device is closed, so that no space retries a charge that never succeeds.
-// Over the limit it is the device's share of the excess, rounded up so that the shares cover it.
-func (q quota) Remaining() int64 {
-	b := q.d.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.statsLocked()
-	left := s.Limit - s.Reserved
-	switch {
-	case q.d.closed:
-		return 0
-	case left < 0:
-		return int64(math.Floor(float64(left) * float64(q.d.charged()) / float64(s.Reserved)))
-	}
-	return left
-}
+// Charge implements tier.Quota.
+func (p promises) Charge(n int64) error { return p.device.charge(&p.device.promised, n) }
 
-func (q quota) Limit() int64 { return q.d.budget.Stats().Limit }
-
-func (q quota) Subscribe(f func()) (cancel func()) {
-	b := q.d.budget
-	b.update(func() { b.mu.subscribers = append(b.mu.subscribers, &f) })
-	return func() {
-		b.update(func() {
-			b.mu.subscribers = slices.DeleteFunc(b.mu.subscribers, func(o *func()) bool { return o == &f })
-		})
-	}
+// Credit implements tier.Quota. It reaps first: the device may have finished with bytes that the
+// space has freed, which would stay charged.
+func (p promises) Credit(n int64) {
+	d := p.device
+	d.Reap()
+	d.change(func() { d.promised -= n })
 }

@@ -1,9 +1,9 @@
 // Package budget decorates devices. A Budget sets one byte limit for everything that is allocated
-// through any number of devices, and Logged logs the calls of a device.
+// through any number of devices, and Logged logs what is allocated and freed on a device.
 //
 //	engine ─▶ Device ──┐                        ┌── Device ◀─ another engine, a program
 //	          │ inner  └─▶ Budget: limit,     ◀─┘    │ inner
-//	          ▼            reserved, totals          ▼
+//	          ▼            reserved, peak            ▼
 //	          Logged device                          a backend's device
 //	          │ inner
 //	          ▼
@@ -21,23 +21,18 @@
 //
 //	reserved = live + retired
 //
-// Freed bytes are retired until the device is known to be done with them. A request that does not
-// fit, but would if everything retired were free, makes the budget reap its devices once and try
-// again.
+// Freed bytes are retired until the device is done with them. Free records an event after each
+// free, and Reap credits the frees whose event is done. Reap queries the events, then reaps the
+// device, and then credits. So a device that only takes memory back when it is reaped has done so
+// before the bytes are credited. A request that does not fit reaps the devices of the budget and
+// tries once more.
 //
-// Reap finds finished frees in two ways. Free records an event after the free, and a free whose
-// event is done is finished. Independently of that, the bytes allocated so far less the device's
-// Outstanding are finished. Neither can be too large, so Reap credits up to the larger of the two.
+// If the device refuses to record an event, the next event after a free on that stream counts, or
+// that nothing is outstanding on the device.
 //
-//   - Events are exact even while other allocations are in progress. They cannot be used if the
-//     device refuses to record them or their stream has failed, and for allocations that are older
-//     than the budget, whose sizes are unknown.
-//   - Outstanding covers these cases, and on a device that frees synchronously it shows the end of
-//     a free before the event does. While Alloc calls are in progress it may include their bytes,
-//     so the credit may be late by as much. It is exact when they have returned.
-//
-// Reap queries the events, then reaps the device, and then credits. So a device that only takes
-// memory back when it is reaped has done so before the bytes are credited.
+// The limit counts only what is allocated through the devices that Wrap returns. Bytes that were on
+// a device before, or that others allocate on it, are not charged; they cannot be freed through the
+// budget either. Each call of Wrap returns a device that counts by itself.
 //
 // # Spaces over a device
 //
@@ -47,18 +42,18 @@
 // promised and what is allocated through it.
 //
 // A program that allocates through the same device beside a space uses up the space's promises,
-// and later draws from them are refused. It should use a device of its own, or reserve in the
-// space. On devices without a space, asynchronous frees are credited at the next reap or free,
+// and later draws from them are refused. It should call Wrap for a device of its own, or reserve in
+// the space. On devices without a space, asynchronous frees are credited at the next reap or free,
 // or when a request does not fit, because a budget has no goroutine.
 //
 // # Ownership
 //
-// The caller of Wrap closes the wrapper, and with it the device, if the caller owns the device.
-// Closing credits what was charged. If the device stays in use elsewhere, Budget.Release removes it
-// from the budget. A Budget needs no owner: it has no goroutine and nothing to close.
+// A caller that owns a wrapped device closes the wrapper, and with it the device. Closing credits
+// what was charged. Neither a Budget nor a wrapper has a goroutine, so nothing else needs closing.
 //
 // # Locks
 //
-// A budget has one mutex, of rank lockrank.Backend, for its own counters and those of its devices.
-// It is never held while a device, an event, a logger or a subscriber is called.
+// A budget has one mutex, of rank lockrank.Space because the mutex of its quota, of rank Backend,
+// is locked under it. It is never held while a device, an event, a logger or a subscriber is
+// called.
 package budget

@@ -46,7 +46,7 @@ func ExampleBudget_Wrap() {
 		log.Fatal(err)
 	}
 	_, err = devices[1].Alloc(streams[1], 512<<10)
-	fmt.Println(err, b.Stats().Live, b.Stats().Reclaimed)
+	fmt.Println(err, b.Stats().Live, b.Stats().Peak)
 	// Output:
 	// true true
 	// the query's GPU budget has no room for 524288 bytes: 786432 of 1048576 are in use, 262144 remain

@@ -175,7 +175,7 @@ func TestRemainingOverALoweredLimit(t *testing.T) {
 	checkBooks(t, b.Stats())
 }
 
-// A closed device has nothing left, which a space must see before it asks.
+// TestQuotaOfAClosedDevice: nothing can be charged any more, and nothing is credited twice.
 func TestQuotaOfAClosedDevice(t *testing.T) {
 	b := newBudget(t, 64*kib)
 	d, _ := wrap(t, b, newSim(t, 64*kib))
@@ -183,11 +183,11 @@ func TestQuotaOfAClosedDevice(t *testing.T) {
 	if err := errors.Join(q.Charge(kib), d.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if n := q.Remaining(); n != 0 {
-		t.Errorf("%d remain", n)
-	}
 	if err := q.Charge(1); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("%v", err)
+	}
+	if st := b.Stats(); st.Reserved != 0 {
+		t.Errorf("closing left %+v", st)
 	}
 	q.Credit(kib)
 	checkBooks(t, b.Stats())
@@ -284,8 +284,19 @@ func TestCreditBesideAllocations(t *testing.T) {
 	if err := <-waited; err != nil {
 		t.Errorf("with %d bytes available: %v", s.Available(), err)
 	}
-	if err := errors.Join(m.Close(), d.Free(stream, beside)); err != nil {
+	if err := errors.Join(m.Close(), s.Close()); err != nil {
 		t.Fatal(err)
+	}
+	q, calls := tier.QuotaOf(d), 0
+	if err := q.Charge(kib); err != nil {
+		t.Fatal(err)
+	}
+	defer q.Subscribe(func() { calls++ })()
+	if q.Credit(kib); calls != 1 {
+		t.Errorf("the subscribers were called %d times", calls)
+	}
+	if err := d.Free(stream, beside); err != nil {
+		t.Error(err)
 	}
 }
 
