@@ -116,8 +116,10 @@ func TestWorkIsListedByItsName(t *testing.T) {
 		workOf(t, m, nil, arrowmem.WorkOptions{Operator: "probe", Min: 32 * mib})
 		got := <-reserve(t.Context(), m, 40*mib)
 		var e *reservation.DeadlockError
-		if !errors.As(got.err, &e) || len(e.Holders) != 2 || e.Holders[0].Owner != "work of build" ||
-			e.Holders[0].Bytes != 51*mib || e.Holders[1].Owner != "work of probe" {
+		if !errors.As(got.err, &e) {
+			t.Fatal(got.err)
+		}
+		if h := e.Holdings.Holders; len(h) != 2 || h[0].Owner != "work of build" || h[0].Bytes != 51*mib || h[1].Owner != "work of probe" {
 			t.Errorf("%v", got.err)
 		}
 		if all := s.Holdings(nil); len(all.Holders) != 2 || all.Holders[0].Owner != "work of build" ||
