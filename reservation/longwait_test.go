@@ -53,7 +53,7 @@ func TestLongWait(t *testing.T) {
 		}
 		for _, want := range []string{
 			"0 of 100 bytes are available, 10 promised",
-			`1 handle of plan "q", operator join:0 (batch 2): 60 bytes`, `owner "probe" (batch 7): 30 bytes`, `1 reservation, owner "probe": 10 bytes`,
+			`1 handle of plan "q", operator join:0 (batch 2): 60 bytes`, `owner "probe" (batch 7): 30 bytes`, `reservations, owner "probe": 10 bytes`,
 		} {
 			if !strings.Contains(w.Holdings.String(), want) {
 				t.Errorf("%q does not say %q", w.Holdings, want)

@@ -158,14 +158,11 @@ func (b *Buffer) Memory() Memory {
 // call of that function does nothing. The caller of Lease must own the buffer or hold a lease;
 // otherwise Lease panics if the memory is gone.
 func (b *Buffer) Lease() (end func()) {
-	if b == nil {
-		return func() {}
-	}
-	if b.holders.Add(1)&^cached == 1 {
-		b.holders.Add(-1)
+	end, ok := b.TryLease()
+	if !ok {
 		panic("tier: a lease on a buffer whose memory is gone; it was taken at\n" + b.stack.String())
 	}
-	return b.leaseEnd()
+	return end
 }
 
 // TryLease is Lease for callers that neither own the buffer nor hold a lease: it returns false if

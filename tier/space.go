@@ -132,15 +132,7 @@ func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 type Usage = books.Usage
 
 // Usage returns the counts, all at the same moment.
-func (s *Space) Usage() Usage {
-	u, _ := s.books.Now()
-	return u
-}
-
-func (s *Space) marks() books.Marks {
-	_, m := s.books.Now()
-	return m
-}
+func (s *Space) Usage() Usage { return s.books.Now().Usage }
 
 // Used returns live + retired + reserved bytes.
 func (s *Space) Used() int64 { return s.Usage().Used() }
@@ -161,18 +153,18 @@ func (s *Space) PressureBytes() int64 { return s.Used() + s.foreign.Load() }
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
 // Limit returns how many bytes reservations may take; 0 where the space is lost.
-func (s *Space) Limit() int64 { return s.marks().Limit }
+func (s *Space) Limit() int64 { return s.books.Now().Limit }
 
 // Trigger returns the pressure, in bytes, at which the monitor starts.
-func (s *Space) Trigger() int64 { return s.marks().Trigger }
+func (s *Space) Trigger() int64 { return s.books.Now().Trigger }
 
 // Stop returns the pressure, in bytes, at which the monitor ends at the latest.
-func (s *Space) Stop() int64 { return s.marks().Stop }
+func (s *Space) Stop() int64 { return s.books.Now().Stop }
 
 // Available returns how many bytes a reservation could take now.
 func (s *Space) Available() int64 {
-	u, m := s.books.Now()
-	room := m.Limit - u.Used()
+	now := s.books.Now()
+	room := now.Limit - now.Used()
 	if s.cfg.Quota != nil {
 		room = min(room, s.cfg.Quota.Remaining())
 	}
@@ -192,11 +184,11 @@ func (s *Space) Room() int64 {
 // Ceiling returns the most that Used could be now: the limit, or less if the quota has less left.
 // After a limit was lowered it may be below Used.
 func (s *Space) Ceiling() int64 {
-	u, m := s.books.Now()
+	now := s.books.Now()
 	if s.cfg.Quota == nil {
-		return m.Limit
+		return now.Limit
 	}
-	return max(0, min(m.Limit, u.Used()+min(m.Limit, s.cfg.Quota.Remaining()))) // which may be all that an int64 holds
+	return max(0, min(now.Limit, now.Used()+min(now.Limit, s.cfg.Quota.Remaining()))) // which may be all of an int64
 }
 
 // Held returns how many bytes are used for as long as the space is open: the engine's own (Hold),
@@ -321,7 +313,7 @@ func (s *Space) notify(pressed bool) {
 // than a new limit allows. It must be called with no lock held after bytes were reserved through
 // Books.
 func (s *Space) Reserved() {
-	if u, m := s.books.Now(); u.Used()+s.Foreign() >= m.Trigger || u.Used() > m.Limit {
+	if now := s.books.Now(); now.Used() >= min(now.Trigger-s.Foreign(), now.Limit+1) {
 		s.notify(true)
 	}
 }

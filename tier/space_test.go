@@ -369,7 +369,7 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	b, err := drawFrom(s, rest, 64)
 	ok(t, err)
 	c.expect(t, "drawing")
-	if out := rest.Shrink(26); out.Freed != 26 {
+	if out := rest.Resize(-26); out.Freed != 26 {
 		t.Fatalf("shrinking: %+v", out)
 	}
 	s.Freed(26)
