@@ -194,7 +194,7 @@ func (b *Buffer) leaseEnd() func() {
 		case 0:
 			b.space.free(b)
 		case owned: // the last lease: a move or a release frees the memory at once from now on
-			if f := b.unleased.Load(); f != nil {
+			if f := b.unleased.Load(); f != nil && *f != nil {
 				(*f)()
 			}
 		}
@@ -205,11 +205,7 @@ func (b *Buffer) leaseEnd() func() {
 // has the buffer: on the goroutine that ends the lease, with no lock held. It replaces
 // what was set before; nil ends that. f must be quick and must not block.
 func (b *Buffer) OnUnleased(f func()) {
-	switch {
-	case b == nil:
-	case f == nil:
-		b.unleased.Store(nil)
-	default:
+	if b != nil {
 		b.unleased.Store(&f)
 	}
 }

@@ -199,13 +199,10 @@ func (a Holdings) String() string {
 	return s
 }
 
-// eachBatch calls add for each batch that lies in a space: with whose it is and its id, with its
-// memory, and with its charge.
-type eachBatch = func(add func(by Holder, memory any, bytes int64))
-
-// Holdings lists the holders of the space's used bytes. batches, which may be nil, yields the
-// batches that lie in the space. It takes time in proportion to the handles, records and batches.
-func (s *Space) Holdings(batches eachBatch) Holdings {
+// Holdings lists the holders of the space's used bytes. batches, which may be nil, calls its argument
+// for each batch that lies in the space: with whose it is and its id, its memory, and its charge.
+// Holdings takes time in proportion to the handles, records and batches.
+func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64))) Holdings {
 	u := s.Usage()
 	a := Holdings{
 		Space: s.ID(), Used: u.Used(), Available: s.Available(), Limit: s.Limit(), Reserved: u.Reserved,
@@ -232,7 +229,7 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 		h := sumOf(by)
 		h.Count++
 		h.Batch = max(h.Batch, by.Batch)
-		s.panics.Do("a payload", func() {
+		s.subscribers.Panics.Do("a payload", func() {
 			once := func(memory any, n int64) {
 				if !counted[memory] {
 					counted[memory] = true

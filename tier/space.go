@@ -1,16 +1,15 @@
 package tier
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
-	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/stripe"
 )
 
@@ -53,12 +52,10 @@ type Space struct {
 	evicted atomic.Int64                 // see Evicted
 	fresh   atomic.Pointer[atomic.Int64] // see CountRetired
 	clean   copies.List                  // clean images
-	panics  guard.Log                    // of subscribers
 	closed  atomic.Bool
 	cancels []func() // end the subscriptions to the quota and to the loss of the pool
 
-	mu          lockrank.Mutex[lockrank.Space]
-	subscribers atomic.Pointer[[]*func(bool)] // copied on write, under mu
+	subscribers guard.List[bool]
 }
 
 // NewSpace returns an empty space.
@@ -76,9 +73,8 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 		return nil, err
 	}
 	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks)}
-	s.panics.Logger = cfg.Logger
+	s.subscribers.Panics.Logger = cfg.Logger
 	s.fresh.Store(new(atomic.Int64))
-	s.subscribers.Store(new([]*func(bool)))
 	if cfg.Quota != nil {
 		s.cancels = append(s.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
 	}
@@ -284,30 +280,12 @@ func (s *Space) lose(why error) {
 // changed or the space was lost: a waiter may fit now, or can never fit. Rises below the trigger
 // make no call. f must be quick and must not block. A panic of f is logged. The returned function
 // ends the subscription; a call that has begun may still be running when it returns.
-func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	one := &f
-	all := append(slices.Clone(*s.subscribers.Load()), one)
-	s.subscribers.Store(&all)
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		left := slices.DeleteFunc(slices.Clone(*s.subscribers.Load()), func(f *func(bool)) bool { return f == one })
-		s.subscribers.Store(&left)
-	}
-}
+func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) { return s.subscribers.Add(f) }
 
 // Subscribers returns how many subscriptions there are: what each change costs, in calls.
-func (s *Space) Subscribers() int { return len(*s.subscribers.Load()) }
+func (s *Space) Subscribers() int { return s.subscribers.Len() }
 
-// notify calls all subscribers.
-func (s *Space) notify(pressed bool) {
-	lockrank.AssertNone("a space's listeners are called")
-	for _, f := range *s.subscribers.Load() {
-		s.panics.Do("a listener of a space", func() { (*f)(pressed) })
-	}
-}
+func (s *Space) notify(pressed bool) { s.subscribers.Call("a listener of a space", pressed) }
 
 // Reserved calls the subscribers if the pressure is at the trigger or above it, or if more is used
 // than a new limit allows. It must be called with no lock held after bytes were reserved through
@@ -357,28 +335,28 @@ func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
 	for d := range layers(dev) {
 		dev = d // the innermost
 	}
+	query := func() (free int64, err error) {
+		free, total := dev.MemInfo()
+		if total == 0 {
+			return 0, ErrNotSupported
+		}
+		return free, nil
+	}
+	if d, ok := dev.(interface{ FreeBytes() (int64, error) }); ok { // which a device has that may fail to find out
+		query = d.FreeBytes
+	}
 	for range 4 {
 		before := s.Usage()
-		free, known := freeOn(dev)
+		free, err := query()
 		after := s.Usage()
-		if s.Lost() != nil || !known {
-			return 0, false
+		if err != nil || s.Lost() != nil {
+			break
 		}
 		if before.Live == after.Live && before.Retired == after.Retired {
 			return max(0, s.cfg.Capacity-after.Live-after.Retired-free), true
 		}
 	}
 	return 0, false
-}
-
-func freeOn(dev Device) (bytes int64, known bool) {
-	// A device that may fail to find out has FreeBytes.
-	if t, ok := dev.(interface{ FreeBytes() (int64, error) }); ok {
-		free, err := t.FreeBytes()
-		return free, err == nil
-	}
-	free, total := dev.MemInfo()
-	return free, total > 0
 }
 
 // Promise reserves n bytes, for code that has no reservation.Manager. It drops clean images where
@@ -404,16 +382,15 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
 	}
-	if err := s.Lost(); err != nil {
-		return nil, err
+	var err error
+	quota := s.cfg.Quota
+	if n == 0 {
+		quota = nil // which is charged for more
 	}
-	charged := s.cfg.Quota != nil && n > 0
-	if charged {
-		if err := s.cfg.Quota.Charge(n); err != nil {
-			return nil, s.refusal(n, err)
-		}
+	if quota != nil {
+		err = quota.Charge(n)
 	}
-	for {
+	for err == nil && s.Lost() == nil {
 		seen := s.CopyChanges()
 		ok, drop := s.books.Reserve(n, spare)
 		if ok {
@@ -426,18 +403,11 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 			break
 		}
 	}
-	if charged {
-		s.cfg.Quota.Credit(n)
+	if quota != nil && err == nil {
+		quota.Credit(n)
 	}
-	return nil, s.refusal(n, nil)
-}
-
-// refusal returns the error of a request for n bytes that failed.
-func (s *Space) refusal(n int64, cause error) error {
-	if err := s.Lost(); err != nil {
-		return err
-	}
-	return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: cause}
+	full := &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: err}
+	return nil, cmp.Or[error](s.Lost(), full)
 }
 
 // Release ends a promise: its unused bytes are free again. A second call returns ErrReleased.
