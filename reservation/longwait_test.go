@@ -124,7 +124,7 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 		last := startReserve(later, m, onGPU0, 20)
 		time.Sleep(3 * time.Second)
 		says := func(err error) bool {
-			for _, part := range []string{"in gpu:0 10 of 100 bytes are available", `2 batches of plan "q", operator join:0: 100 bytes`, "reservations without an owner: 90 bytes", "use up or drop batches"} {
+			for _, part := range []string{"in gpu:0 10 of 100 bytes are available", `2 batches of plan "q", operator join:0: 100 bytes`, "reservations: 90 bytes", "use up or drop batches"} {
 				if !strings.Contains(err.Error(), part) {
 					return false
 				}

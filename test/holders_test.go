@@ -77,7 +77,7 @@ func TestHoldersOfReservations(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"reservations without an owner: 102400 bytes", `reservations, owner "me": 102400 bytes`, "122880 promised",
+		"reservations: 102400 bytes", `reservations, owner "me": 102400 bytes`, "122880 promised",
 	} {
 		if !strings.Contains(held.String(), text) {
 			t.Errorf("%q lacks %q", held, text)

@@ -154,8 +154,6 @@ type Holder struct {
 func (h Holder) text() string {
 	s := h.What + "s"
 	switch {
-	case h.What == "reservation" && h.Owner == "":
-		s += " without an owner"
 	case h.Count == 1:
 		s = "1 " + h.What
 	case h.What == "batch":

@@ -73,7 +73,7 @@ func TestHoldersOfPromises(t *testing.T) {
 		t.Errorf("got %+v, want %+v", all, want)
 	}
 	lacks(t, all, "7694 of 9000 bytes are available, 730 promised, 8 the engine's own",
-		`reservations, owner "me": 1200 bytes`, "reservations without an owner: 30 bytes", "68 promised to moves")
+		`reservations, owner "me": 1200 bytes`, "reservations: 30 bytes", "68 promised to moves")
 	ok(t, s.Release(me))
 	s.Hold(-8)
 	ok(t, s.Release(before))

@@ -52,8 +52,7 @@ type Space struct {
 	evicted atomic.Int64                 // see Evicted
 	fresh   atomic.Pointer[atomic.Int64] // see CountRetired
 	clean   copies.List                  // clean images
-	closed  atomic.Bool
-	cancels []func() // end the subscriptions to the quota and to the loss of the pool
+	cancels []func()                     // end the subscriptions to the quota and to the loss of the pool
 
 	subscribers guard.List[bool]
 }
@@ -87,9 +86,6 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 // Close closes the pool. Buffers that are outstanding stay usable and may be
 // released later.
 func (s *Space) Close() error {
-	if s.closed.Swap(true) {
-		return ErrClosed
-	}
 	for _, cancel := range s.cancels {
 		cancel()
 	}
@@ -291,7 +287,7 @@ func (s *Space) notify(pressed bool) { s.subscribers.Call("a listener of a space
 // than a new limit allows. It must be called with no lock held after bytes were reserved through
 // Books.
 func (s *Space) Reserved() {
-	if now := s.books.Now(); now.Used() >= min(now.Trigger-s.Foreign(), now.Limit+1) {
+	if now := s.books.Now(); now.Used() > min(now.Trigger-s.Foreign()-1, now.Limit) {
 		s.notify(true)
 	}
 }

@@ -84,21 +84,16 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	if err == nil && mem == nil {
 		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
 	}
-	full, ok := errors.AsType[*NoSpaceError](err)
-	if !ok || full.Space.Valid() {
-		return mem, err
-	}
-	full.Space = s.cfg.ID
-	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
-		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
-			s.cfg.Backend, full.Available)
-		full.Available = s.Available() + s.Charge(size)
-		if s.Kind() == GPU {
-			full.Hint = cmp.Or(full.Hint,
-				"other programs may hold the GPU's memory: a smaller space would leave it to them")
+	if full, ok := errors.AsType[*NoSpaceError](err); ok && !full.Space.Valid() {
+		full.Space = s.cfg.ID
+		if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
+			full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
+				s.cfg.Backend, full.Available)
+			full.Available = s.Available() + s.Charge(size)
+			full.Hint = cmp.Or(full.Hint, "other programs may hold the memory: a smaller space would leave it to them")
 		}
+		full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
 	}
-	full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
 	return mem, err
 }
 

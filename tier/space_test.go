@@ -56,7 +56,13 @@ func (p *fakePool) Free(_ tier.Memory, reclaimed func()) {
 	}
 }
 
-func (p *fakePool) Close() error { p.closed = true; return nil }
+func (p *fakePool) Close() error {
+	if p.closed {
+		return tier.ErrClosed
+	}
+	p.closed = true
+	return nil
+}
 
 // reclaim lets go of what was held back.
 func (p *fakePool) reclaim() {
