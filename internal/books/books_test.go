@@ -51,8 +51,8 @@ func sums(all []PromiseView) map[By]PromiseView {
 func TestRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testseed.One(t), 0))
 	for range testseed.Rounds(200, 50) {
-		const capacity = 1000
-		b := New(capacity, Marks{Limit: capacity - rng.Int64N(200), Trigger: 800, Stop: 600})
+		limit := 1000 - rng.Int64N(200)
+		b := New(1000, Marks{Limit: limit, Trigger: 800, Stop: 600})
 		var open []*Promise
 		var buffers []buffer
 		var cached []int64
@@ -198,7 +198,7 @@ func TestRandom(t *testing.T) {
 			}
 			got := of(b)
 			want.Peak = got.Peak
-			if got != want || got.Used()+got.Cached > capacity || got.Peak < got.Used() {
+			if got != want || got.Used()+got.Cached > limit || got.Peak < got.Used() {
 				t.Fatalf("the books have %+v, want %+v", got, want)
 			}
 		}
@@ -252,6 +252,28 @@ func TestSpare(t *testing.T) {
 	}
 	if ok, _ := b.Reserve(50, -1000); !ok || of(b).Reserved != 100 {
 		t.Error("the capacity is not to be had")
+	}
+}
+
+// TestTryOpen: it reserves what fits beside clean images, and returns what is used then.
+func TestTryOpen(t *testing.T) {
+	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
+	p, _ := promise(b, 40, 0, nil, false)
+	p.Draw(40, 0, false)
+	p.Release()
+	b.Cache(40)
+	for _, c := range []struct {
+		n    int64
+		want bool
+		used int64
+	}{{51, false, 0}, {30, true, 30}, {21, false, 30}, {20, true, 50}, {1, false, 50}, {0, true, 50}} {
+		ok, used, trigger := b.TryOpen(new(Promise), c.n, "me", false)
+		if ok != c.want || used != c.used || trigger != 80 || of(b).Reserved != c.used {
+			t.Errorf("%d bytes: %v, %d used, the trigger is %d; want %v and %d", c.n, ok, used, trigger, c.want, c.used)
+		}
+	}
+	if all := b.Promises(); len(all) != 1 || all[0].Promised != 50 || all[0].Owner != "me" {
+		t.Errorf("the promises are %+v", all)
 	}
 }
 
