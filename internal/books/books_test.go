@@ -122,7 +122,8 @@ func TestRandom(t *testing.T) {
 				freed := p.Reclaim(n)
 				freed += p.Resize(-grown).Freed
 				if after, _ := p.View(); after != before || freed != extra {
-					t.Fatalf("a draw that was undone freed %d bytes of %d more; %+v, before %+v", freed, extra, after, before)
+					t.Fatalf("a draw that was undone freed %d bytes of %d more; %+v, before %+v",
+						freed, extra, after, before)
 				}
 			case 3:
 				if len(open) > 0 {
