@@ -273,7 +273,7 @@ func TestTryOpen(t *testing.T) {
 			t.Errorf("%d bytes: %v, %d used, the trigger is %d; want %v and %d", c.n, ok, used, trigger, c.want, c.used)
 		}
 	}
-	if all := b.Promises(); len(all) != 1 || all[0].Promised != 50 || all[0].Owner != "me" {
+	if all := sums(b.Promises()); len(all) != 1 || all[By{Owner: "me"}].Promised != 50 {
 		t.Errorf("the promises are %+v", all)
 	}
 }
