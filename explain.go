@@ -53,7 +53,8 @@ func (e *Engine) Explain(b *Batch) Explanation {
 	now := b.Info()
 	why, since := b.Inside().Arrival()
 	x := Explanation{
-		Batch: now.ID, State: now.State, Space: now.Space, Form: now.Form, Bytes: now.Bytes, Why: why, Since: time.Unix(0, since),
+		Batch: now.ID, State: now.State, Space: now.Space, Form: now.Form, Bytes: now.Bytes,
+		Why: why, Since: time.Unix(0, since),
 		Plan: now.Place.Name, Operator: now.Place.Operator, Port: now.Place.Port, Partition: now.Place.Partition,
 		Tasks: now.Pending, Handles: now.Active, LastUse: time.Unix(0, now.LastUse), Copies: b.Copies(),
 	}
@@ -117,7 +118,8 @@ func (x Explanation) String() string {
 		fmt.Fprintf(&b, ", where it came for %s at %s", x.Why, since)
 	}
 	if x.Handles > 0 || x.Tasks > 0 {
-		fmt.Fprintf(&b, "; open: %s; waiting for it: %s", count(int64(x.Handles), "handle"), count(int64(x.Tasks), "task"))
+		fmt.Fprintf(&b, "; open: %s; waiting for it: %s",
+			count(int64(x.Handles), "handle"), count(int64(x.Tasks), "task"))
 	}
 	for _, id := range x.Copies {
 		fmt.Fprintf(&b, "; a copy is in %s", id)

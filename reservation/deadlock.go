@@ -95,7 +95,7 @@ func (m *Manager) watch(w *waiter) {
 // changesLocked returns a number that grows with each change of l's waiters and of what its space
 // holds.
 func (l *line) changesLocked() uint64 {
-	return l.joined + l.space.Books().Changes()
+	return l.joined + l.space.Books().Now().Changes
 }
 
 // holders are those that hold bytes of a space.

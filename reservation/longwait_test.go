@@ -53,7 +53,7 @@ func TestLongWait(t *testing.T) {
 		}
 		for _, want := range []string{
 			"0 of 100 bytes are available, 10 promised",
-			`1 handle of plan "q", operator join:0 (batch 2): 60 bytes`, `owner "probe" (batch 7): 30 bytes`, `1 reservation, owner "probe": 10 bytes`,
+			`1 handle of plan "q", operator join:0 (batch 2): 60 bytes`, `owner "probe" (batch 7): 30 bytes`, `reservations, owner "probe": 10 bytes`,
 		} {
 			if !strings.Contains(w.Holdings.String(), want) {
 				t.Errorf("%q does not say %q", w.Holdings, want)
@@ -124,7 +124,7 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 		last := startReserve(later, m, onGPU0, 20)
 		time.Sleep(3 * time.Second)
 		says := func(err error) bool {
-			for _, part := range []string{"in gpu:0 10 of 100 bytes are available", `2 batches of plan "q", operator join:0: 100 bytes`, "reservations without an owner: 90 bytes", "use up or drop batches"} {
+			for _, part := range []string{"in gpu:0 10 of 100 bytes are available", `2 batches of plan "q", operator join:0: 100 bytes`, "reservations: 90 bytes", "use up or drop batches"} {
 				if !strings.Contains(err.Error(), part) {
 					return false
 				}

@@ -206,7 +206,7 @@ func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*ti
 	}
 	b, err := space.Draw(&s.promise, size, cuts, reclaimed)
 	if err != nil {
-		space.Freed(s.promise.Undraw(n, grown).Freed)
+		space.Freed(s.promise.Resize(-grown).Freed)
 		return nil, err
 	}
 	if grown > 0 {
@@ -319,7 +319,7 @@ func (r Reservation) Shrink(n int64) error {
 		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", space.ID(), n)
 	}
 	v := r.view()
-	switch out := s.promise.Shrink(n); {
+	switch out := s.promise.Resize(-n); {
 	case out.Released:
 		return errReleased("shrink")
 	case out.Short > 0:

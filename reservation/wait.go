@@ -379,7 +379,7 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	if err != nil {
 		return err
 	}
-	out := s.promise.Grow(charged)
+	out := s.promise.Resize(charged)
 	if out.Released {
 		space.Books().Unreserve(charged)
 		space.Freed(charged)

@@ -158,14 +158,11 @@ func (b *Buffer) Memory() Memory {
 // call of that function does nothing. The caller of Lease must own the buffer or hold a lease;
 // otherwise Lease panics if the memory is gone.
 func (b *Buffer) Lease() (end func()) {
-	if b == nil {
-		return func() {}
-	}
-	if b.holders.Add(1)&^cached == 1 {
-		b.holders.Add(-1)
+	end, ok := b.TryLease()
+	if !ok {
 		panic("tier: a lease on a buffer whose memory is gone; it was taken at\n" + b.stack.String())
 	}
-	return b.leaseEnd()
+	return end
 }
 
 // TryLease is Lease for callers that neither own the buffer nor hold a lease: it returns false if
@@ -197,7 +194,7 @@ func (b *Buffer) leaseEnd() func() {
 		case 0:
 			b.space.free(b)
 		case owned: // the last lease: a move or a release frees the memory at once from now on
-			if f := b.unleased.Load(); f != nil {
+			if f := b.unleased.Load(); f != nil && *f != nil {
 				(*f)()
 			}
 		}
@@ -208,11 +205,7 @@ func (b *Buffer) leaseEnd() func() {
 // has the buffer: on the goroutine that ends the lease, with no lock held. It replaces
 // what was set before; nil ends that. f must be quick and must not block.
 func (b *Buffer) OnUnleased(f func()) {
-	switch {
-	case b == nil:
-	case f == nil:
-		b.unleased.Store(nil)
-	default:
+	if b != nil {
 		b.unleased.Store(&f)
 	}
 }

@@ -73,6 +73,29 @@ func TestBufferLeases(t *testing.T) {
 	}
 }
 
+// TestOnUnleased: the function is called when the last lease ends while the owner has the buffer.
+func TestOnUnleased(t *testing.T) {
+	b := draw(t, newSpace(t, 1000, &fakePool{}), 100)
+	calls := 0
+	b.OnUnleased(func() { calls++ })
+	(*tier.Buffer)(nil).OnUnleased(func() {})
+	first, second := b.Lease(), b.Lease()
+	if first(); calls != 0 {
+		t.Error("it is called with a lease open")
+	}
+	if second(); calls != 1 {
+		t.Errorf("%d calls, want 1", calls)
+	}
+	b.OnUnleased(nil)
+	b.Lease()()
+	b.OnUnleased(func() { calls++ })
+	last := b.Lease()
+	ok(t, b.Release())
+	if last(); calls != 1 {
+		t.Errorf("%d calls after the end and the release, want 1", calls)
+	}
+}
+
 // TestBufferConcurrent: the last holder frees the memory, once, and no other does.
 func TestBufferConcurrent(t *testing.T) {
 	for range 300 {

@@ -56,8 +56,8 @@ func (s *Space) Revive(c *copies.Copy, bufs []*Buffer, p *books.Promise) {
 // fit drops clean images until all memory is within the limit, which has changed, and calls the
 // subscribers.
 func (s *Space) fit() {
-	u, m := s.books.Now()
-	s.dropClean(min(u.Cached, u.Used()+u.Cached-m.Limit))
+	now := s.books.Now()
+	s.dropClean(min(now.Cached, now.Used()+now.Cached-now.Limit))
 	s.notify(false)
 }
 

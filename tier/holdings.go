@@ -145,17 +145,15 @@ type Holder struct {
 	Plan     string
 	Operator string
 	Port     int
-	Count    int    // of buffers 0: it is not known
+	Count    int    // of reservations and buffers 0: only their bytes are known
 	Bytes    int64  // what the memory is charged; memory of several holds counts with the oldest
 	Batch    uint64 // one of the batches; 0 if there is none
 }
 
-// text returns, for example, `3 handles of plan "q", operator join:0: 4096 bytes`.
+// text returns, for example, `3 handles of plan "q", operator join:0 (batch 7 and others): 4096 bytes`.
 func (h Holder) text() string {
 	s := h.What + "s"
 	switch {
-	case h.What == "reservation" && h.Owner == "":
-		s += " without an owner"
 	case h.Count == 1:
 		s = "1 " + h.What
 	case h.What == "batch":
@@ -199,32 +197,21 @@ func (a Holdings) String() string {
 	return s
 }
 
-// eachBatch calls add for each batch that lies in a space: with whose it is and its id, with its
-// memory, and with its charge.
-type eachBatch = func(add func(by Holder, memory any, bytes int64))
-
-// Holdings lists the holders of the space's used bytes. batches, which may be nil, yields the
-// batches that lie in the space. It takes time in proportion to the handles, records and batches.
-func (s *Space) Holdings(batches eachBatch) Holdings {
+// Holdings lists the holders of the space's used bytes. batches, which may be nil, calls its argument
+// for each batch that lies in the space: with whose it is and its id, its memory, and its charge.
+// Holdings takes time in proportion to the handles, records and batches.
+func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64))) Holdings {
 	u := s.Usage()
 	a := Holdings{
 		Space: s.ID(), Used: u.Used(), Available: s.Available(), Limit: s.Limit(), Reserved: u.Reserved,
 		Retired: u.Retired, Engine: s.held.Load(), Foreign: s.Foreign(), Cached: u.Cached,
 	}
-	rest := a.Used - a.Engine - a.Retired
 	sums := make(map[Holder]*Holder)
-	add := func(by Holder, count int, bytes int64) {
-		batch := by.Batch
-		by.Batch = 0
-		h := sums[by]
-		if h == nil {
-			h = &by
-			sums[by] = h
+	sumOf := func(by Holder) *Holder {
+		if by.Batch = 0; sums[by] == nil {
+			sums[by] = &by
 		}
-		h.Count += count
-		h.Bytes += bytes
-		h.Batch = cmp.Or(min(h.Batch, batch), h.Batch, batch)
-		rest -= bytes
+		return sums[by]
 	}
 	for _, p := range s.books.Promises() {
 		switch {
@@ -232,21 +219,21 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 		case p.Moves:
 			a.Others += p.Promised
 		default:
-			add(Holder{What: "reservation", Owner: nameOf(p.Owner)}, p.Count, p.Promised)
+			sumOf(Holder{What: "reservation", Owner: nameOf(p.Owner)}).Bytes += p.Promised
 		}
 	}
-	rest -= a.Others
 	counted := make(map[any]bool)
 	keep := func(by Holder, memory any, bytes int64) {
-		once := func(memory any, n int64) {
-			if counted[memory] {
-				n = 0
+		h := sumOf(by)
+		h.Count++
+		h.Batch = max(h.Batch, by.Batch)
+		s.subscribers.Panics.Do("a payload", func() {
+			once := func(memory any, n int64) {
+				if !counted[memory] {
+					counted[memory] = true
+					h.Bytes += n
+				}
 			}
-			counted[memory] = true
-			add(by, 0, n)
-		}
-		add(by, 1, 0)
-		s.panics.Do("a payload", func() {
 			once(memory, bytes)
 			eachShared(memory, func(b *Buffer) { once(b, b.charge) })
 		})
@@ -259,15 +246,17 @@ func (s *Space) Holdings(batches eachBatch) Holdings {
 	if batches != nil {
 		batches(keep)
 	}
-	if rest > 0 {
-		add(Holder{What: "buffer"}, 0, rest)
-	}
+	rest := a.Used - a.Engine - a.Retired - a.Others
 	for _, h := range sums {
+		rest -= h.Bytes
 		if h.What == "batch" {
 			a.Batches = append(a.Batches, *h)
 		} else {
 			a.Holders = append(a.Holders, *h)
 		}
+	}
+	if rest > 0 {
+		a.Holders = append(a.Holders, Holder{What: "buffer", Bytes: rest})
 	}
 	for _, all := range [][]Holder{a.Holders, a.Batches} {
 		slices.SortFunc(all, func(a, b Holder) int {

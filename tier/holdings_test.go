@@ -66,21 +66,21 @@ func TestHoldersOfPromises(t *testing.T) {
 	ok(t, err)
 	all := holdings(t, s, nil)
 	want := []tier.Holder{
-		{What: "reservation", Owner: "me", Count: 2, Bytes: 1200},
-		{What: "reservation", Count: 1, Bytes: 30},
+		{What: "reservation", Owner: "me", Bytes: 1200},
+		{What: "reservation", Bytes: 30},
 	}
 	if !slices.Equal(all.Holders, want) || all.Others != 68 || all.Reserved != 730 || all.Engine != 8 {
 		t.Errorf("got %+v, want %+v", all, want)
 	}
 	lacks(t, all, "7694 of 9000 bytes are available, 730 promised, 8 the engine's own",
-		`2 reservations, owner "me": 1200 bytes`, "reservations without an owner: 30 bytes", "68 promised to moves")
+		`reservations, owner "me": 1200 bytes`, "reservations: 30 bytes", "68 promised to moves")
 	ok(t, s.Release(me))
 	s.Hold(-8)
 	ok(t, s.Release(before))
 	want = []tier.Holder{
 		{What: "buffer", Bytes: 512},
-		{What: "reservation", Owner: "me", Count: 1, Bytes: 200},
-		{What: "reservation", Count: 1, Bytes: 30},
+		{What: "reservation", Owner: "me", Bytes: 200},
+		{What: "reservation", Bytes: 30},
 	}
 	if all = holdings(t, s, nil); !slices.Equal(all.Holders, want) {
 		t.Errorf("with the reservation released: %+v, want %+v", all.Holders, want)
@@ -143,13 +143,13 @@ func TestHoldersOfBuffers(t *testing.T) {
 		{What: "buffer", Bytes: 128},
 		{What: "record", Owner: "b", Count: 1},
 	}
-	wantBatches := []tier.Holder{{What: "batch", Plan: "q", Operator: "op", Count: 2, Bytes: 256, Batch: 5}}
+	wantBatches := []tier.Holder{{What: "batch", Plan: "q", Operator: "op", Count: 2, Bytes: 256, Batch: 7}}
 	if !slices.Equal(all.Holders, want) || !slices.Equal(all.Batches, wantBatches) ||
 		all.Retired != 128 || all.Engine != 1024 || all.Others != 0 {
 		t.Errorf("got %+v", all)
 	}
 	lacks(t, all, "1024 the engine's own, 128 freed and not yet back", `2 handles, owner "a": 448 bytes`,
-		`1 record, owner "b": 0 bytes`, `2 batches of plan "q", operator op:0 (batch 5 and others): 256 bytes`)
+		`1 record, owner "b": 0 bytes`, `2 batches of plan "q", operator op:0 (batch 7 and others): 256 bytes`)
 	s.Hold(-1024)
 	leaks := s.Leaks()
 	if len(leaks) != 2 || leaks[0].Bytes != 3*128+1024 || len(leaks[0].Holders) != 0 ||

@@ -50,7 +50,8 @@
 //
 // A books.Promise is the part of a space that one reservation has. The code that makes a promise
 // must release it. Buffers may outlive it. A promise may have an owner, which lists of holders and
-// of leaks name: the books have the sum of what each owner has promised. Space.Promise is for code without a reservation.Manager; it never waits.
+// of leaks name: the books have the sum of what each owner has promised. Space.Promise is for code
+// without a reservation.Manager; it never waits.
 //
 // A space calls its subscribers when bytes are free again, when a limit changed, when the space is
 // lost, and when the pressure has reached the trigger. Code that reserves or frees bytes through
@@ -72,9 +73,9 @@
 //
 //	… → Reservation → Space → Backend → Device
 //
-// The mutex of a space, which guards its subscribers, that of its books, and that of its list of
-// clean images have the rank Space: a goroutine holds one of them at a time. Backend is for pools. Device is for the devices themselves. No lock is held
-// during calls of a pool, a device or a subscriber, or during a wait.
+// The mutex of a space's books, and that of its list of clean images, have the rank Space: a
+// goroutine holds one of them at a time. Backend is for pools. Device is for the devices themselves.
+// No lock is held during calls of a pool, a device or a subscriber, or during a wait.
 //
 // # Errors
 //

@@ -66,11 +66,7 @@ func drawFrom(s *tier.Space, p *books.Promise, size int64) (*tier.Buffer, error)
 	if out := p.Draw(charge, 0, false); out.Released || out.Short > 0 {
 		panic(out)
 	}
-	b, err := s.Draw(p, size, nil, nil)
-	if err != nil {
-		p.Undraw(charge, 0)
-	}
-	return b, err
+	return s.Draw(p, size, nil, nil)
 }
 
 // draw draws a buffer from a promise of its own, which is released.

@@ -1,16 +1,15 @@
 package tier
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
-	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/stripe"
 )
 
@@ -53,12 +52,9 @@ type Space struct {
 	evicted atomic.Int64                 // see Evicted
 	fresh   atomic.Pointer[atomic.Int64] // see CountRetired
 	clean   copies.List                  // clean images
-	panics  guard.Log                    // of subscribers
-	closed  atomic.Bool
-	cancels []func() // end the subscriptions to the quota and to the loss of the pool
+	cancels []func()                     // end the subscriptions to the quota and to the loss of the pool
 
-	mu          lockrank.Mutex[lockrank.Space]
-	subscribers atomic.Pointer[[]*func(bool)] // copied on write, under mu
+	subscribers guard.List[bool]
 }
 
 // NewSpace returns an empty space.
@@ -76,9 +72,8 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 		return nil, err
 	}
 	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks)}
-	s.panics.Logger = cfg.Logger
+	s.subscribers.Panics.Logger = cfg.Logger
 	s.fresh.Store(new(atomic.Int64))
-	s.subscribers.Store(new([]*func(bool)))
 	if cfg.Quota != nil {
 		s.cancels = append(s.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
 	}
@@ -91,9 +86,6 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 // Close closes the pool. Buffers that are outstanding stay usable and may be
 // released later.
 func (s *Space) Close() error {
-	if s.closed.Swap(true) {
-		return ErrClosed
-	}
 	for _, cancel := range s.cancels {
 		cancel()
 	}
@@ -132,15 +124,7 @@ func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 type Usage = books.Usage
 
 // Usage returns the counts, all at the same moment.
-func (s *Space) Usage() Usage {
-	u, _ := s.books.Now()
-	return u
-}
-
-func (s *Space) marks() books.Marks {
-	_, m := s.books.Now()
-	return m
-}
+func (s *Space) Usage() Usage { return s.books.Now().Usage }
 
 // Used returns live + retired + reserved bytes.
 func (s *Space) Used() int64 { return s.Usage().Used() }
@@ -161,18 +145,18 @@ func (s *Space) PressureBytes() int64 { return s.Used() + s.foreign.Load() }
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
 // Limit returns how many bytes reservations may take; 0 where the space is lost.
-func (s *Space) Limit() int64 { return s.marks().Limit }
+func (s *Space) Limit() int64 { return s.books.Now().Limit }
 
 // Trigger returns the pressure, in bytes, at which the monitor starts.
-func (s *Space) Trigger() int64 { return s.marks().Trigger }
+func (s *Space) Trigger() int64 { return s.books.Now().Trigger }
 
 // Stop returns the pressure, in bytes, at which the monitor ends at the latest.
-func (s *Space) Stop() int64 { return s.marks().Stop }
+func (s *Space) Stop() int64 { return s.books.Now().Stop }
 
 // Available returns how many bytes a reservation could take now.
 func (s *Space) Available() int64 {
-	u, m := s.books.Now()
-	room := m.Limit - u.Used()
+	now := s.books.Now()
+	room := now.Limit - now.Used()
 	if s.cfg.Quota != nil {
 		room = min(room, s.cfg.Quota.Remaining())
 	}
@@ -192,11 +176,11 @@ func (s *Space) Room() int64 {
 // Ceiling returns the most that Used could be now: the limit, or less if the quota has less left.
 // After a limit was lowered it may be below Used.
 func (s *Space) Ceiling() int64 {
-	u, m := s.books.Now()
+	now := s.books.Now()
 	if s.cfg.Quota == nil {
-		return m.Limit
+		return now.Limit
 	}
-	return max(0, min(m.Limit, u.Used()+min(m.Limit, s.cfg.Quota.Remaining()))) // which may be all that an int64 holds
+	return max(0, min(now.Limit, now.Used()+min(now.Limit, s.cfg.Quota.Remaining()))) // which may be all of an int64
 }
 
 // Held returns how many bytes are used for as long as the space is open: the engine's own (Hold),
@@ -292,36 +276,18 @@ func (s *Space) lose(why error) {
 // changed or the space was lost: a waiter may fit now, or can never fit. Rises below the trigger
 // make no call. f must be quick and must not block. A panic of f is logged. The returned function
 // ends the subscription; a call that has begun may still be running when it returns.
-func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	one := &f
-	all := append(slices.Clone(*s.subscribers.Load()), one)
-	s.subscribers.Store(&all)
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		left := slices.DeleteFunc(slices.Clone(*s.subscribers.Load()), func(f *func(bool)) bool { return f == one })
-		s.subscribers.Store(&left)
-	}
-}
+func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) { return s.subscribers.Add(f) }
 
 // Subscribers returns how many subscriptions there are: what each change costs, in calls.
-func (s *Space) Subscribers() int { return len(*s.subscribers.Load()) }
+func (s *Space) Subscribers() int { return s.subscribers.Len() }
 
-// notify calls all subscribers.
-func (s *Space) notify(pressed bool) {
-	lockrank.AssertNone("a space's listeners are called")
-	for _, f := range *s.subscribers.Load() {
-		s.panics.Do("a listener of a space", func() { (*f)(pressed) })
-	}
-}
+func (s *Space) notify(pressed bool) { s.subscribers.Call("a listener of a space", pressed) }
 
 // Reserved calls the subscribers if the pressure is at the trigger or above it, or if more is used
 // than a new limit allows. It must be called with no lock held after bytes were reserved through
 // Books.
 func (s *Space) Reserved() {
-	if u, m := s.books.Now(); u.Used()+s.Foreign() >= m.Trigger || u.Used() > m.Limit {
+	if now := s.books.Now(); now.Used() > min(now.Trigger-s.Foreign()-1, now.Limit) {
 		s.notify(true)
 	}
 }
@@ -365,28 +331,28 @@ func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
 	for d := range layers(dev) {
 		dev = d // the innermost
 	}
+	query := func() (free int64, err error) {
+		free, total := dev.MemInfo()
+		if total == 0 {
+			return 0, ErrNotSupported
+		}
+		return free, nil
+	}
+	if d, ok := dev.(interface{ FreeBytes() (int64, error) }); ok { // which a device has that may fail to find out
+		query = d.FreeBytes
+	}
 	for range 4 {
 		before := s.Usage()
-		free, known := freeOn(dev)
+		free, err := query()
 		after := s.Usage()
-		if s.Lost() != nil || !known {
-			return 0, false
+		if err != nil || s.Lost() != nil {
+			break
 		}
 		if before.Live == after.Live && before.Retired == after.Retired {
 			return max(0, s.cfg.Capacity-after.Live-after.Retired-free), true
 		}
 	}
 	return 0, false
-}
-
-func freeOn(dev Device) (bytes int64, known bool) {
-	// A device that may fail to find out has FreeBytes.
-	if t, ok := dev.(interface{ FreeBytes() (int64, error) }); ok {
-		free, err := t.FreeBytes()
-		return free, err == nil
-	}
-	free, total := dev.MemInfo()
-	return free, total > 0
 }
 
 // Promise reserves n bytes, for code that has no reservation.Manager. It drops clean images where
@@ -412,16 +378,15 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
 	}
-	if err := s.Lost(); err != nil {
-		return nil, err
+	var err error
+	quota := s.cfg.Quota
+	if n == 0 {
+		quota = nil // which is charged for more
 	}
-	charged := s.cfg.Quota != nil && n > 0
-	if charged {
-		if err := s.cfg.Quota.Charge(n); err != nil {
-			return nil, s.refusal(n, err)
-		}
+	if quota != nil {
+		err = quota.Charge(n)
 	}
-	for {
+	for err == nil && s.Lost() == nil {
 		seen := s.CopyChanges()
 		ok, drop := s.books.Reserve(n, spare)
 		if ok {
@@ -434,18 +399,11 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 			break
 		}
 	}
-	if charged {
-		s.cfg.Quota.Credit(n)
+	if quota != nil && err == nil {
+		quota.Credit(n)
 	}
-	return nil, s.refusal(n, nil)
-}
-
-// refusal returns the error of a request for n bytes that failed.
-func (s *Space) refusal(n int64, cause error) error {
-	if err := s.Lost(); err != nil {
-		return err
-	}
-	return &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: cause}
+	full := &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: err}
+	return nil, cmp.Or[error](s.Lost(), full)
 }
 
 // Release ends a promise: its unused bytes are free again. A second call returns ErrReleased.

@@ -13,31 +13,35 @@ import (
 )
 
 // Draw allocates a buffer of size bytes. The caller has turned Charge(size) bytes of p into live
-// ones before, with p.Draw, and on an error turns them back with p.Undraw. cuts are ascending
-// multiples of 4096 at which the memory may be split if it cannot be had in one piece; see Pool. A
-// size of 0 gives a nil buffer and no error.
+// ones before, with p.Draw. After an error they are p's again, or free if it is released. cuts are
+// ascending multiples of 4096 at which the memory may be split if it cannot be had in one piece; see
+// Pool. A size of 0 gives a nil buffer and no error.
 //
 // When the memory is reclaimed, the bytes return to p if it is still open, and otherwise are free.
 // reclaimed, which may be nil, is called with the charge just before that, with no lock held.
 func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(n int64)) (*Buffer, error) {
-	if size < 0 {
+	switch {
+	case size < 0:
 		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
+	case size == 0:
+		return nil, nil
 	}
-	if err := s.Lost(); err != nil || size == 0 {
-		return nil, err
-	}
-	for n := size; ; n = min(2*n, s.cfg.Capacity) {
+	charge, failed := s.Charge(size), s.Lost()
+	for n := size; failed == nil; n = min(2*n, s.cfg.Capacity) {
 		seen := s.CopyChanges()
 		mem, err := s.alloc(size, cuts)
 		if err == nil {
-			return s.newBuffer(mem, s.Charge(size), p, reclaimed), nil
+			return s.newBuffer(mem, charge, p, reclaimed), nil
 		}
 		// Where the pool has no room, or not in one piece, clean images are dropped, twice as many
 		// with each try.
 		if !errors.Is(err, ErrNoSpace) || !s.DropOldest(n, seen) {
-			return nil, cmp.Or(s.Lost(), err) // the error may be the device's report of its loss
+			failed = cmp.Or(s.Lost(), err) // the error may be the device's report of its loss
 		}
 	}
+	s.books.Retire(charge)
+	s.Freed(p.Reclaim(charge))
+	return nil, failed
 }
 
 // newBuffer returns a buffer that its owner has.
@@ -55,9 +59,6 @@ func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
 	}
 	p.Draw(s.Charge(size), 0, false)
 	b, err := s.Draw(p, size, cuts, nil)
-	if err != nil {
-		p.Undraw(s.Charge(size), 0)
-	}
 	return b, errors.Join(err, s.Release(p))
 }
 
@@ -83,21 +84,16 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	if err == nil && mem == nil {
 		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
 	}
-	full, ok := errors.AsType[*NoSpaceError](err)
-	if !ok || full.Space.Valid() {
-		return mem, err
-	}
-	full.Space = s.cfg.ID
-	if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
-		full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
-			s.cfg.Backend, full.Available)
-		full.Available = s.Available() + s.Charge(size)
-		if s.Kind() == GPU {
-			full.Hint = cmp.Or(full.Hint,
-				"other programs may hold the GPU's memory: a smaller space would leave it to them")
+	if full, ok := errors.AsType[*NoSpaceError](err); ok && !full.Space.Valid() {
+		full.Space = s.cfg.ID
+		if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
+			full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
+				s.cfg.Backend, full.Available)
+			full.Available = s.Available() + s.Charge(size)
+			full.Hint = cmp.Or(full.Hint, "other programs may hold the memory: a smaller space would leave it to them")
 		}
+		full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
 	}
-	full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
 	return mem, err
 }
 

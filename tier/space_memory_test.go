@@ -196,6 +196,9 @@ func TestSplit(t *testing.T) {
 	if len(parts) != 2 || parts[1].Charge() != 384 {
 		t.Fatalf("%d parts", len(parts))
 	}
+	if _, leased := b.TryLease(); leased {
+		t.Error("a lease on the buffer that was split")
+	}
 	ok(t, parts[0].Release())
 	usage(t, s, "with one part", 384, 0, 128)
 	ok(t, s.Release(r))

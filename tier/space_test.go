@@ -56,7 +56,13 @@ func (p *fakePool) Free(_ tier.Memory, reclaimed func()) {
 	}
 }
 
-func (p *fakePool) Close() error { p.closed = true; return nil }
+func (p *fakePool) Close() error {
+	if p.closed {
+		return tier.ErrClosed
+	}
+	p.closed = true
+	return nil
+}
 
 // reclaim lets go of what was held back.
 func (p *fakePool) reclaim() {
@@ -369,7 +375,7 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	b, err := drawFrom(s, rest, 64)
 	ok(t, err)
 	c.expect(t, "drawing")
-	if out := rest.Shrink(26); out.Freed != 26 {
+	if out := rest.Resize(-26); out.Freed != 26 {
 		t.Fatalf("shrinking: %+v", out)
 	}
 	s.Freed(26)

@@ -43,39 +43,40 @@ type Marks struct {
 	Stop    int64 // pressure at which it ends at the latest
 }
 
+// State is the counts and the marks of a space at one moment.
+type State struct {
+	Usage
+	Marks
+	Changes uint64 // grows with each change of the books
+}
+
 // Books are the counts of one space. They are safe for concurrent use.
 type Books struct {
 	capacity int64
 
-	mu      lockrank.Mutex[lockrank.Space]
-	marks   Marks
-	usage   Usage
-	changes uint64 // of all that the mutex guards
+	mu  lockrank.Mutex[lockrank.Space]
+	now State
 
-	// The sums of open promises. Those without an owner, which are most, need no look-up: the second
-	// element is for moves. An invariants build has them all in owned, with their stacks.
-	ownerless [2]sum
-	owned     map[By]sum
+	// The bytes of open promises by owner. Those without an owner, which are most, need no look-up:
+	// moving are those for moves. An invariants build has them all in owned, with their stacks.
+	promised, moving int64
+	owned            map[By]int64
 
 	holds map[*Hold]struct{} // that are open
 }
 
-// sum is a number of promises, and their promised bytes.
-type sum struct {
-	count int
-	bytes int64
-}
-
 // New returns empty books of a space of that capacity.
 func New(capacity int64, marks Marks) *Books {
-	return &Books{capacity: capacity, marks: marks, owned: make(map[By]sum), holds: make(map[*Hold]struct{})}
+	b := &Books{capacity: capacity, owned: make(map[By]int64), holds: make(map[*Hold]struct{})}
+	b.now.Marks = marks
+	return b
 }
 
 // Now returns the counts and the marks, all at the same moment.
-func (b *Books) Now() (Usage, Marks) {
+func (b *Books) Now() State {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.usage, b.marks
+	return b.now
 }
 
 // SetMarks replaces the limit, and the other marks where they are not 0; but not those of a lost
@@ -83,28 +84,21 @@ func (b *Books) Now() (Usage, Marks) {
 func (b *Books) SetMarks(m Marks) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.marks.Limit == 0 {
+	if b.now.Limit == 0 {
 		return
 	}
-	b.marks.Limit = m.Limit
-	if m.Trigger > 0 {
-		b.marks.Trigger, b.marks.Stop = m.Trigger, m.Stop
+	if m.Trigger == 0 {
+		m.Trigger, m.Stop = b.now.Trigger, b.now.Stop
 	}
-	b.changes++
+	b.now.Marks = m
+	b.now.Changes++
 }
 
 // ResetPeak makes the present use the peak.
 func (b *Books) ResetPeak() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.usage.Peak = b.usage.Used()
-}
-
-// Changes returns a number that grows with each change of the books.
-func (b *Books) Changes() uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.changes
+	b.now.Peak = b.now.Used()
 }
 
 // Reserve reserves n bytes if spare more stay free below the limit, and reports whether it did. A
@@ -118,9 +112,9 @@ func (b *Books) Reserve(n, spare int64) (ok bool, drop int64) {
 }
 
 func (b *Books) reserveLocked(n, spare int64) (ok bool, drop int64) {
-	used := b.usage.Used()
-	limit := min(b.capacity, b.marks.Limit-min(0, spare))
-	over := used + n + b.usage.Cached - limit
+	used := b.now.Used()
+	limit := min(b.capacity, b.now.Limit-min(0, spare))
+	over := used + n + b.now.Cached - limit
 	switch {
 	case n < 0:
 		panic(fmt.Sprintf("books: reserving %d bytes", n))
@@ -131,24 +125,24 @@ func (b *Books) reserveLocked(n, spare int64) (ok bool, drop int64) {
 	case over > 0:
 		return false, over
 	}
-	b.usage.Reserved += n
-	b.usage.Peak = max(b.usage.Peak, used+n)
-	b.changes++
+	b.now.Reserved += n
+	b.now.Peak = max(b.now.Peak, used+n)
+	b.now.Changes++
 	return true, 0
 }
 
 // Unreserve frees n reserved bytes that are in no promise.
-func (b *Books) Unreserve(n int64) { b.move(n, &b.usage.Reserved, nil) }
+func (b *Books) Unreserve(n int64) { b.move(n, &b.now.Reserved, nil) }
 
 // Retire turns n live bytes into retired ones.
-func (b *Books) Retire(n int64) { b.move(n, &b.usage.Live, &b.usage.Retired) }
+func (b *Books) Retire(n int64) { b.move(n, &b.now.Live, &b.now.Retired) }
 
 // Cache turns n live bytes into cached ones. The promises that they were drawn from must be
 // released, because open ones would have the bytes back.
-func (b *Books) Cache(n int64) { b.move(n, &b.usage.Live, &b.usage.Cached) }
+func (b *Books) Cache(n int64) { b.move(n, &b.now.Live, &b.now.Cached) }
 
 // Uncache frees n cached bytes.
-func (b *Books) Uncache(n int64) { b.move(n, &b.usage.Cached, nil) }
+func (b *Books) Uncache(n int64) { b.move(n, &b.now.Cached, nil) }
 
 // move moves n bytes between accounts. If to is nil, they are free.
 func (b *Books) move(n int64, from, to *int64) {
@@ -162,10 +156,10 @@ func (b *Books) move(n int64, from, to *int64) {
 
 func (b *Books) takeLocked(n int64, from *int64) {
 	if n < 0 || n > *from {
-		panic(fmt.Sprintf("books: taking %d of %d bytes: %+v", n, *from, b.usage))
+		panic(fmt.Sprintf("books: taking %d of %d bytes: %+v", n, *from, b.now.Usage))
 	}
 	*from -= n
-	b.changes++
+	b.now.Changes++
 }
 
 // Left is what Remaining of a tier.Quota returns to the holder of mine of the used bytes, under a

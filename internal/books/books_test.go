@@ -29,8 +29,7 @@ func promise(b *Books, n, spare int64, owner any, moves bool) (p *Promise, drop 
 
 // of returns the counts.
 func of(b *Books) Usage {
-	u, _ := b.Now()
-	return u
+	return b.Now().Usage
 }
 
 // sums adds promises up.
@@ -38,8 +37,11 @@ func sums(all []PromiseView) map[By]PromiseView {
 	m := make(map[By]PromiseView)
 	for _, v := range all {
 		v.Stack = invariants.Trace{}
+		if v.Promised == 0 {
+			continue
+		}
 		sum := m[v.By]
-		m[v.By] = PromiseView{By: v.By, Count: sum.Count + v.Count, Promised: sum.Promised + v.Promised}
+		m[v.By] = PromiseView{By: v.By, Promised: sum.Promised + v.Promised}
 	}
 	return m
 }
@@ -49,8 +51,8 @@ func sums(all []PromiseView) map[By]PromiseView {
 func TestRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testseed.One(t), 0))
 	for range testseed.Rounds(200, 50) {
-		const capacity = 1000
-		b := New(capacity, Marks{Limit: capacity - rng.Int64N(200), Trigger: 800, Stop: 600})
+		limit := 1000 - rng.Int64N(200)
+		b := New(1000, Marks{Limit: limit, Trigger: 800, Stop: 600})
 		var open []*Promise
 		var buffers []buffer
 		var cached []int64
@@ -77,8 +79,8 @@ func TestRandom(t *testing.T) {
 					}
 				}
 				if p == nil {
-					if u, m := b.Now(); n <= m.Limit-u.Used() {
-						t.Fatalf("refused %d bytes: %+v", n, u)
+					if now := b.Now(); n <= now.Limit-now.Used() {
+						t.Fatalf("refused %d bytes: %+v", n, now)
 					}
 					break
 				}
@@ -89,8 +91,9 @@ func TestRandom(t *testing.T) {
 				if len(open) == 0 {
 					break
 				}
-				p, grow := open[rng.IntN(len(open))], rng.IntN(2) == 0
+				p := open[rng.IntN(len(open))]
 				before, _ := p.View()
+				grow := before.Moves // a reservation has one policy
 				out := p.Draw(n, 0, grow)
 				extra := out.Short
 				if extra > 0 {
@@ -115,9 +118,12 @@ func TestRandom(t *testing.T) {
 				if !grow {
 					grown = 0
 				}
-				out = p.Undraw(n, grown)
-				if after, _ := p.View(); after != before || out.Freed != extra {
-					t.Fatalf("a draw that was undone: %+v, with %d more; %+v, before %+v", out, extra, after, before)
+				b.Retire(n)
+				freed := p.Reclaim(n)
+				freed += p.Resize(-grown).Freed
+				if after, _ := p.View(); after != before || freed != extra {
+					t.Fatalf("a draw that was undone freed %d bytes of %d more; %+v, before %+v",
+						freed, extra, after, before)
 				}
 			case 3:
 				if len(open) > 0 {
@@ -127,7 +133,7 @@ func TestRandom(t *testing.T) {
 						t.Fatalf("released %+v: %+v", v, out)
 					}
 					p := open[i]
-					if !p.Release().Released || !p.Grow(1).Released || !p.Shrink(0).Released ||
+					if !p.Release().Released || !p.Resize(1).Released || !p.Resize(-1).Released ||
 						!p.Draw(0, 0, true).Released {
 						t.Fatal("a released promise was used")
 					}
@@ -137,14 +143,14 @@ func TestRandom(t *testing.T) {
 				if len(open) > 0 {
 					p := open[rng.IntN(len(open))]
 					v, _ := p.View()
-					if out := p.Shrink(n); n > v.Unused && out.Short != n-v.Unused || n <= v.Unused && out.Freed != n {
+					if out := p.Resize(-n); n > v.Unused && out.Short != n-v.Unused || n <= v.Unused && out.Freed != n {
 						t.Fatalf("shrinking %+v by %d: %+v", v, n, out)
 					}
 				}
 			case 5:
 				if len(open) > 0 {
 					if ok, _ := b.Reserve(n, 0); ok {
-						open[rng.IntN(len(open))].Grow(n)
+						open[rng.IntN(len(open))].Resize(n)
 					}
 				}
 			case 6, 7:
@@ -193,7 +199,7 @@ func TestRandom(t *testing.T) {
 			}
 			got := of(b)
 			want.Peak = got.Peak
-			if got != want || got.Used()+got.Cached > capacity || got.Peak < got.Used() {
+			if got != want || got.Used()+got.Cached > limit || got.Peak < got.Used() {
 				t.Fatalf("the books have %+v, want %+v", got, want)
 			}
 		}
@@ -250,6 +256,28 @@ func TestSpare(t *testing.T) {
 	}
 }
 
+// TestTryOpen: it reserves what fits beside clean images, and returns what is used then.
+func TestTryOpen(t *testing.T) {
+	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
+	p, _ := promise(b, 40, 0, nil, false)
+	p.Draw(40, 0, false)
+	p.Release()
+	b.Cache(40)
+	for _, c := range []struct {
+		n    int64
+		want bool
+		used int64
+	}{{51, false, 0}, {30, true, 30}, {21, false, 30}, {20, true, 50}, {1, false, 50}, {0, true, 50}} {
+		ok, used, trigger := b.TryOpen(new(Promise), c.n, "me", false)
+		if ok != c.want || used != c.used || trigger != 80 || of(b).Reserved != c.used {
+			t.Errorf("%d bytes: %v, %d used, the trigger is %d; want %v and %d", c.n, ok, used, trigger, c.want, c.used)
+		}
+	}
+	if all := sums(b.Promises()); len(all) != 1 || all[By{Owner: "me"}].Promised != 50 {
+		t.Errorf("the promises are %+v", all)
+	}
+}
+
 // TestOwner: the first owner stays, and a released promise gets none.
 func TestOwner(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
@@ -273,15 +301,19 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestUndrawAfterRelease: a promise that is released while its owner allocates has no bytes then.
-func TestUndrawAfterRelease(t *testing.T) {
+// TestReclaimAfterRelease: a promise that is released while its owner allocates has no bytes then.
+func TestReclaimAfterRelease(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 10, 0, nil, false)
 	b.Reserve(5, 0)
 	p.Draw(15, 5, true)
 	p.Release()
-	if out := p.Undraw(15, 5); !out.Released || out.Freed != 15 || of(b).Used() != 0 || len(b.Promises()) != 0 {
-		t.Errorf("%+v, %+v, promises %+v", out, of(b), b.Promises())
+	b.Retire(15)
+	if freed := p.Reclaim(15); freed != 15 || of(b).Used() != 0 || len(b.Promises()) != 0 {
+		t.Errorf("%d bytes are free; %+v, promises %+v", freed, of(b), b.Promises())
+	}
+	if out := p.Resize(-5); !out.Released || out.Freed != 0 {
+		t.Errorf("shrinking gives %+v", out)
 	}
 }
 
@@ -296,7 +328,7 @@ func TestOverdraft(t *testing.T) {
 	if out := p.Draw(30, 20, false); out != (Outcome{}) { // 20 bytes more than promised
 		t.Fatalf("%+v", out)
 	}
-	if out := p.Grow(5); out.Freed != 5 { // which the overdraft had reserved
+	if out := p.Resize(5); out.Freed != 5 { // which the overdraft had reserved
 		t.Errorf("grown: %+v", out)
 	}
 	b.Retire(30)
@@ -325,13 +357,13 @@ func TestChanges(t *testing.T) {
 		"open": func() { b.Open(new(Promise), 1, nil, false) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
 		"end": h.End,
 	} {
-		before := b.Changes()
-		if f(); b.Changes() <= before {
+		before := b.Now().Changes
+		if f(); b.Now().Changes <= before {
 			t.Errorf("%s is no change", name)
 		}
 	}
-	before := b.Changes()
-	if b.Reserve(1000, 0); b.Changes() != before {
+	before := b.Now().Changes
+	if b.Reserve(1000, 0); b.Now().Changes != before {
 		t.Error("a refusal is a change")
 	}
 }
@@ -346,7 +378,7 @@ func TestMarks(t *testing.T) {
 		{Marks{Limit: 100, Trigger: 80, Stop: 60}, Marks{Trigger: 60, Stop: 50}},
 	} {
 		b.SetMarks(c.set)
-		if _, got := b.Now(); got != c.want {
+		if got := b.Now().Marks; got != c.want {
 			t.Errorf("after %+v: %+v, want %+v", c.set, got, c.want)
 		}
 	}

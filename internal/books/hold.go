@@ -54,8 +54,8 @@ func (h *Hold) Begin(b *Books, v HoldView) {
 	v.Stack = invariants.Stack()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.changes++
-	v.begun = b.changes
+	b.now.Changes++
+	v.begun = b.now.Changes
 	h.books, h.view = b, v
 	b.holds[h] = struct{}{}
 }
@@ -65,7 +65,7 @@ func (h *Hold) SetOwner(owner any) {
 	h.books.mu.Lock()
 	defer h.books.mu.Unlock()
 	h.view.Owner = owner
-	h.books.changes++
+	h.books.now.Changes++
 }
 
 // Owner returns the owner.
@@ -83,5 +83,5 @@ func (h *Hold) End() {
 	h.books.mu.Lock()
 	defer h.books.mu.Unlock()
 	delete(h.books.holds, h)
-	h.books.changes++
+	h.books.now.Changes++
 }

@@ -2,6 +2,7 @@ package books
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 )
@@ -29,7 +30,6 @@ type By struct {
 // PromiseView is a promise at one moment, or the sum of several.
 type PromiseView struct {
 	By
-	Count            int
 	Promised, Unused int64 // Unused is not set in a sum
 }
 
@@ -39,7 +39,7 @@ func (b *Books) Open(p *Promise, n int64, owner any, moves bool) {
 	p.books, p.promised, p.by = b, n, By{owner, moves, invariants.Stack()}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.countLocked(p.by, 1, n)
+	b.addLocked(p.by, n)
 }
 
 // TryOpen reserves n bytes and opens p with them, if there is room for them below the limit and no
@@ -50,53 +50,42 @@ func (b *Books) TryOpen(p *Promise, n int64, owner any, moves bool) (ok bool, us
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ok, _ = b.reserveLocked(n, 0); ok {
-		b.countLocked(p.by, 1, n)
+		b.addLocked(p.by, n)
 	}
-	return ok, b.usage.Used(), b.marks.Trigger
+	return ok, b.now.Used(), b.now.Trigger
 }
 
-// countLocked adds to the sums of open promises.
-func (b *Books) countLocked(by By, count int, n int64) {
-	b.changes++
-	s := &b.ownerless[0]
-	if by.Moves {
-		s = &b.ownerless[1]
-	}
-	apart := by.Owner != nil || invariants.Enabled
-	if apart {
-		of := b.owned[by]
-		s = &of
-	}
-	s.count += count
-	s.bytes += n
+// addLocked adds n promised bytes to a sum of open promises.
+func (b *Books) addLocked(by By, n int64) {
+	b.now.Changes++
 	switch {
-	case apart && s.count == 0:
-		delete(b.owned, by)
-	case apart:
-		b.owned[by] = *s
+	case by.Owner != nil || invariants.Enabled:
+		if b.owned[by] += n; b.owned[by] == 0 {
+			delete(b.owned, by)
+		}
+	case by.Moves:
+		b.moving += n
+	default:
+		b.promised += n
 	}
 }
 
 // Promises returns the sums of open promises, for each owner and for none.
-func (b *Books) Promises() (all []PromiseView) {
+func (b *Books) Promises() []PromiseView {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for by, s := range b.owned {
-		all = append(all, PromiseView{By: by, Count: s.count, Promised: s.bytes})
+	all := []PromiseView{{Promised: b.promised}, {By: By{Moves: true}, Promised: b.moving}}
+	for by, n := range b.owned {
+		all = append(all, PromiseView{By: by, Promised: n})
 	}
-	for i, s := range b.ownerless {
-		if s.count > 0 {
-			all = append(all, PromiseView{By: By{Moves: i == 1}, Count: s.count, Promised: s.bytes})
-		}
-	}
-	return all
+	return slices.DeleteFunc(all, func(v PromiseView) bool { return v.Promised == 0 })
 }
 
 // View returns the promise as it is, and whether it is open. A released promise has no bytes.
 func (p *Promise) View() (v PromiseView, open bool) {
 	p.books.mu.Lock()
 	defer p.books.mu.Unlock()
-	return PromiseView{By: p.by, Count: 1, Promised: p.promised, Unused: p.unusedLocked()}, !p.released
+	return PromiseView{By: p.by, Promised: p.promised, Unused: p.unusedLocked()}, !p.released
 }
 
 // SetOwner sets who holds the promise, and reports whether it was open and had no owner.
@@ -107,9 +96,9 @@ func (p *Promise) SetOwner(owner any) bool {
 	if p.released || p.by.Owner != nil {
 		return false
 	}
-	b.countLocked(p.by, -1, -p.promised)
+	b.addLocked(p.by, -p.promised)
 	p.by.Owner = owner
-	b.countLocked(p.by, 1, p.promised)
+	b.addLocked(p.by, p.promised)
 	return true
 }
 
@@ -131,12 +120,12 @@ func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
 	p.promised += promised
 	p.drawn += drawn
 	needs := p.unusedLocked() - before
-	if b.usage.Reserved += needs - reserved; b.usage.Reserved < 0 {
+	if b.now.Reserved += needs - reserved; b.now.Reserved < 0 {
 		panic(fmt.Sprintf("books: a promise takes %d bytes that are not reserved", reserved))
 	}
-	b.changes++
+	b.now.Changes++
 	if promised != 0 {
-		b.countLocked(p.by, 0, promised)
+		b.addLocked(p.by, promised)
 	}
 	return reserved - needs - drawn
 }
@@ -155,24 +144,12 @@ func (p *Promise) Draw(n, extra int64, grow bool) Outcome {
 	case short > 0:
 		return Outcome{Short: short}
 	}
-	b.usage.Live += n
+	b.now.Live += n
 	var grown int64
 	if grow {
 		grown = extra
 	}
 	return Outcome{Freed: p.changeLocked(grown, n, extra)}
-}
-
-// Undraw is the reverse of a Draw of n bytes that has grown the promise by grown bytes.
-func (p *Promise) Undraw(n, grown int64) Outcome {
-	b := p.books
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.takeLocked(n, &b.usage.Live)
-	if p.released {
-		grown = 0
-	}
-	return Outcome{Released: p.released, Freed: p.changeLocked(-grown, -n, 0)}
 }
 
 // Reclaim frees n retired bytes that were drawn from the promise. While it is open it takes them
@@ -181,45 +158,33 @@ func (p *Promise) Reclaim(n int64) (freed int64) {
 	b := p.books
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.takeLocked(n, &b.usage.Retired)
+	b.takeLocked(n, &b.now.Retired)
 	return p.changeLocked(0, -n, 0)
 }
 
-// Grow adds n bytes to the promise, which the caller has reserved. Of an overdraft they were
-// reserved before, and are free now.
-func (p *Promise) Grow(n int64) Outcome {
+// Resize adds n bytes to the promise, which the caller has reserved; of an overdraft they were
+// reserved before, and are free now. If n is below 0, Resize frees as many unused bytes. If fewer are
+// unused, nothing changes, and Short is what is missing.
+func (p *Promise) Resize(n int64) Outcome {
 	p.books.mu.Lock()
 	defer p.books.mu.Unlock()
-	if p.released {
-		return Outcome{Released: true}
-	}
-	return Outcome{Freed: p.changeLocked(n, 0, n)}
-}
-
-// Shrink frees n unused bytes. If fewer are unused, nothing changes, and Short is what is missing.
-func (p *Promise) Shrink(n int64) Outcome {
-	p.books.mu.Lock()
-	defer p.books.mu.Unlock()
-	short := n - p.unusedLocked()
+	short := -n - p.unusedLocked()
 	switch {
 	case p.released:
 		return Outcome{Released: true}
 	case short > 0:
 		return Outcome{Short: short}
 	}
-	return Outcome{Freed: p.changeLocked(-n, 0, 0)}
+	return Outcome{Freed: p.changeLocked(n, 0, max(0, n))}
 }
 
 // Release frees all unused bytes, and ends the promise.
 func (p *Promise) Release() Outcome {
-	b := p.books
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	p.books.mu.Lock()
+	defer p.books.mu.Unlock()
 	if p.released {
 		return Outcome{Released: true}
 	}
 	p.released = true
-	freed := p.changeLocked(-p.promised, 0, 0)
-	b.countLocked(p.by, -1, 0)
-	return Outcome{Freed: freed}
+	return Outcome{Freed: p.changeLocked(-p.promised, 0, 0)}
 }

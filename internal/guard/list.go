@@ -3,6 +3,7 @@ package guard
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
@@ -13,8 +14,8 @@ import (
 type List[T any] struct {
 	Panics Log
 
-	mu  sync.Mutex // held to read or change all, and for nothing else
-	all []*func(T) // replaced, never changed in place
+	mu  sync.Mutex                 // held to change all, and for nothing else
+	all atomic.Pointer[[]*func(T)] // replaced, never changed in place; nil for an empty list
 }
 
 // Add adds f. The returned function removes it; a call that has begun may still be running when
@@ -22,21 +23,30 @@ type List[T any] struct {
 func (l *List[T]) Add(f func(T)) (cancel func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.all = append(slices.Clone(l.all), &f)
+	all := append(slices.Clone(l.functions()), &f)
+	l.all.Store(&all)
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.all = slices.DeleteFunc(slices.Clone(l.all), func(o *func(T)) bool { return o == &f })
+		left := slices.DeleteFunc(slices.Clone(l.functions()), func(o *func(T)) bool { return o == &f })
+		l.all.Store(&left)
 	}
 }
 
-// Call calls the functions with arg. It must be called with no lock held. The log of a panic names
-// the functions what.
+func (l *List[T]) functions() []*func(T) {
+	if all := l.all.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
+// Len returns the number of functions.
+func (l *List[T]) Len() int { return len(l.functions()) }
+
+// Call calls the functions with arg. It takes no lock, and must be called with none held. The log
+// of a panic names the functions what.
 func (l *List[T]) Call(what string, arg T) {
-	l.mu.Lock()
-	all := l.all
-	l.mu.Unlock()
-	for _, f := range all {
+	for _, f := range l.functions() {
 		lockrank.AssertNone(what)
 		l.Panics.Do(what, func() { (*f)(arg) })
 	}

@@ -239,9 +239,6 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 				}
 				p.Draw(charge, 0, false)
 				b, err := space.Draw(p, size, nil, nil)
-				if err != nil {
-					p.Undraw(charge, 0)
-				}
 				if err := space.Release(p); err != nil {
 					t.Error(err)
 				}
