@@ -254,7 +254,7 @@ func (m *Monitor) putBack(now time.Time) {
 		}
 		if !f.back && !now.Before(f.until) {
 			// If the edge has failed last, and there is another batch to try it with, that goes first.
-			e := m.index.mu.entries[b]
+			e := m.index.entryLocked(b)
 			if f.edge != nil && f.edge.failures > 0 && e != nil && e.in.smallestLocked()[f.to] > 0 {
 				f.until = now.Add(backoff(m.cfg.Period, f.failures))
 				f.remember(m.cfg.Period)
@@ -264,7 +264,7 @@ func (m *Monitor) putBack(now time.Time) {
 			}
 		}
 		if !now.Before(f.forget) {
-			if m.index.mu.entries[b] == nil || !f.reported || formOf(b) != f.form {
+			if m.index.entryLocked(b) == nil || !f.reported || formOf(b) != f.form {
 				delete(m.faults, b)
 				continue
 			}
@@ -281,7 +281,7 @@ func (m *Monitor) aside() []int {
 	defer m.index.mu.Unlock()
 	n := make([]int, len(m.spaces))
 	for b, f := range m.faults {
-		if e := m.index.mu.entries[b]; e != nil && f.hopeful(e) {
+		if e := m.index.entryLocked(b); e != nil && f.hopeful(e) {
 			n[e.in.place]++
 		}
 	}
@@ -296,7 +296,7 @@ func (m *Monitor) cannotMove(i int) string {
 	var n, bytes int64
 	var why error
 	for b, f := range m.faults {
-		if e := m.index.mu.entries[b]; e != nil && e.not != 0 && e.in.place == i {
+		if e := m.index.entryLocked(b); e != nil && e.not != 0 && e.in.place == i {
 			n++
 			bytes += f.form.bytes
 			why = f.why

@@ -448,7 +448,7 @@ func (m *Monitor) begin(ctx context.Context, moves []decide.Move) (outdated bool
 		from, to := m.spaces[c.From], m.spaces[c.To]
 		e := from.edges[c.To]
 		if now := b.Info(); !m.canLeave(now, from.ID()) {
-			_ = m.index.note(b, now, false)
+			_ = m.index.note(b, &now, false)
 			outdated = true
 			continue
 		}
@@ -541,7 +541,7 @@ func (m *Monitor) wanted(c choice) bool {
 
 // canLeave reports whether a batch may still be moved out of a space.
 func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
-	return movable(now) && !now.Leased && now.Space == from
+	return movable(&now) && !now.Leased && now.Space == from
 }
 
 // errGivenBack is the result of a move that execute did not begin.

@@ -232,12 +232,8 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 			begin := len(m.shortlist)
 			m.shortlist, sp.More = m.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
 			for n, v := range m.shortlist[begin:] {
-				key := v.Key
-				if _, ok := m.cfg.Policy.(costAware); ok {
-					key = v.rank
-				}
 				sp.Victims = append(sp.Victims, decide.Victim{
-					N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied,
+					N: begin + n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied,
 				})
 			}
 		}
@@ -246,8 +242,8 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 			e := &sp.Down[j]
 			e.Smallest = sum.smallest[state.Spaces[e.To].ID.Kind]
 		}
-		s.version = sum.version
-		if p := (progress{sp.Withheld, sum.progress}); p != s.seen {
+		s.version = sum.changes
+		if p := (progress{sp.Withheld, sum.changes}); p != s.seen {
 			s.seen, s.stillSince = p, time.Time{}
 		}
 	}
@@ -506,5 +502,5 @@ func (m inside) Movable(id tier.ID) bool {
 		return false
 	}
 	o := m.outlook.Load()
-	return o == nil || (*o)[i].relief || m.index.summary(i).version != (*o)[i].version
+	return o == nil || (*o)[i].relief || m.index.summary(i).changes != (*o)[i].version
 }
