@@ -169,9 +169,14 @@ func slogEvents(l *slog.Logger) Events {
 	var full sync.Map // the lowest spaces of which there was a warning
 	return Events{
 		MoveBegun: func(m Move) {
-			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move begins", m.attrs()...)
+			if l.Enabled(ctx, slog.LevelDebug) {
+				l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move begins", m.attrs()...)
+			}
 		},
 		MoveEnded: func(m Move, took time.Duration, err error) {
+			if err == nil && !l.Enabled(ctx, slog.LevelDebug) {
+				return
+			}
 			if err == nil {
 				attrs := append(m.attrs(), slog.Duration("took", took))
 				l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move has ended", attrs...)

@@ -193,14 +193,11 @@ func (m *Monitor) fault(r result, kind outcome, now time.Time) (not decide.Kinds
 		f.until = now.Add(backoff(period, f.failures))
 	case unmovable:
 		f.back = !f.refused(to.Kind(), from.lower, now, period, r.err)
-		m.index.changeLocked(b, func(e *entry) { e.not, e.form = f.not, is.kind })
 		report = !f.back && !f.reported && is.kind != "" // else it was dropped meanwhile
 		f.reported = f.reported || report
 	}
 	f.remember(period)
-	if !f.back {
-		m.index.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, is.kind })
-	}
+	m.index.failLocked(b, is.kind, f.not, !f.back)
 	m.lookAtLocked(f.due())
 	not, aside = f.not, !f.back
 	m.index.mu.Unlock()

@@ -39,6 +39,7 @@ type index struct {
 
 // entry is the index's record of one batch. The index's lock guards it.
 type entry struct {
+	x       *index
 	b       *batch.Batch
 	id      batch.ID
 	version uint64 // of the batch when standing was noted
@@ -224,10 +225,14 @@ func (x *index) Knows(b *batch.Batch) bool {
 
 // entryLocked returns the entry of b, nil if it has none.
 func (x *index) entryLocked(b *batch.Batch) *entry {
-	if e := x.mu.entries[b.ID()]; e != nil && e.b == b {
-		return e
+	e, _ := b.Inside().Entry().(*entry)
+	if e != nil && e.x != x { // a program's observer announces the batch to several engines
+		e = x.mu.entries[b.ID()]
 	}
-	return nil
+	if e == nil || e.b != b || e.in == nil {
+		return nil
+	}
+	return e
 }
 
 // note notes a cut through b. A new batch is refused if its id is known. If an observer around the
@@ -259,14 +264,14 @@ func movable(info *batch.Info) bool {
 // noteLocked reports whether the cut makes b a victim which it was not before. key is zero unless
 // the batch is movable and has a tier below.
 func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, isNew bool) (gained bool, err error) {
-	e := x.mu.entries[now.ID]
+	e := x.entryLocked(b)
 	switch {
-	case e != nil && e.b != b && isNew:
-		return false, batch.ErrDuplicateID
-	case e != nil && (e.b != b || now.Version < e.version):
+	case e != nil && now.Version < e.version:
 		return false, nil
 	case e == nil && !isNew && now.Version != b.Inside().Cut().Version:
 		return false, nil // a newer one was announced, or is about to be
+	case e == nil && x.mu.entries[now.ID] != nil:
+		return false, batch.ErrDuplicateID
 	}
 	if now.State == batch.Released || place < 0 {
 		if e != nil {
@@ -277,8 +282,9 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 		return false, nil
 	}
 	if e == nil {
-		e = &entry{b: b, id: now.ID}
+		e = &entry{x: x, b: b, id: now.ID}
 		x.mu.entries[now.ID] = e
+		b.Inside().SetEntry(e)
 	}
 	s := &x.mu.spaces[place]
 	next := e.standing
@@ -362,16 +368,6 @@ func (s *spaceIndex) countSize(bytes int64, by int) {
 	}
 }
 
-// changeLocked changes the entry of b, if b has one.
-func (x *index) changeLocked(b *batch.Batch, change func(e *entry)) {
-	if e := x.entryLocked(b); e != nil {
-		next := *e
-		change(&next)
-		e.form = next.form
-		e.become(next.standing)
-	}
-}
-
 // setAside takes b out of the victims until it is put back.
 func (x *index) setAside(b *batch.Batch, aside bool) {
 	x.mu.Lock()
@@ -380,12 +376,31 @@ func (x *index) setAside(b *batch.Batch, aside bool) {
 }
 
 func (x *index) setAsideLocked(b *batch.Batch, aside bool) {
-	x.changeLocked(b, func(e *entry) { e.aside, e.kept = aside, false })
+	if e := x.entryLocked(b); e != nil {
+		next := e.standing
+		next.aside, next.kept = aside, false
+		e.become(next)
+	}
 }
 
 // allowLocked ends the exclusion of b from all tiers but those in not.
 func (x *index) allowLocked(b *batch.Batch, not decide.Kinds) {
-	x.changeLocked(b, func(e *entry) { e.not &= not })
+	if e := x.entryLocked(b); e != nil {
+		next := e.standing
+		next.not &= not
+		e.become(next)
+	}
+}
+
+// failLocked excludes b from the tiers in not and, if keep is set, from all, until it has another
+// form than this one.
+func (x *index) failLocked(b *batch.Batch, form batch.PayloadType, not decide.Kinds, keep bool) {
+	if e := x.entryLocked(b); e != nil {
+		next := e.standing
+		next.not, next.aside, next.kept = not, next.aside || keep, next.kept || keep
+		e.form = form
+		e.become(next)
+	}
 }
 
 // summary is a cut through one space's part of the index.

@@ -123,12 +123,11 @@ func TestIndexModel(t *testing.T) {
 				x.setAside(b, r.IntN(2) == 0)
 			case 6:
 				x.mu.Lock()
-				x.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, "another" })
+				x.failLocked(b, "another", 0, true)
 				x.mu.Unlock()
 			case 7:
 				x.mu.Lock()
-				not := decide.Kinds(0).With(tier.Disk)
-				x.changeLocked(b, func(e *entry) { e.not, e.form = not, b.Inside().Cut().Form })
+				x.failLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Disk), false)
 				x.mu.Unlock()
 			default:
 				for _, end := range ends[b] {
@@ -249,7 +248,7 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	skip := func(b *batch.Batch) {
 		w.mon.index.mu.Lock()
 		defer w.mon.index.mu.Unlock()
-		w.mon.index.changeLocked(b, func(e *entry) { e.kept, e.form = true, b.Inside().Cut().Form })
+		w.mon.index.failLocked(b, b.Inside().Cut().Form, 0, true)
 	}
 	skip(other)
 	changes("a use of a batch that is skipped", gpu, func() { w.use(other) })
@@ -274,27 +273,31 @@ func TestIndexRemembersFailures(t *testing.T) {
 	b, larger := w.put(gpu0, kib, seq(1)), w.put(gpu0, 2*kib, seq(2))
 	x := w.mon.index
 	disk := decide.Kinds(0).With(tier.Disk)
-	change := func(f func(e *entry)) (now entry) {
+	fail := func(keep bool) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		x.changeLocked(b, f)
-		return *x.entryLocked(b)
+		x.failLocked(b, b.Inside().Cut().Form, disk, keep)
 	}
-	change(func(e *entry) { e.not, e.form = disk, b.Inside().Cut().Form })
+	now := func() standing {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.entryLocked(b).standing
+	}
+	fail(false)
 	if s := w.index(gpu0).smallest; s[tier.Host] != kib || s[tier.Disk] != 2*kib {
 		t.Errorf("the smallest batches have %v bytes", s)
 	}
-	change(func(e *entry) { e.aside, e.kept = true, true })
+	fail(true)
 	x.setAside(b, true) // a move begins
 	w.replace(b, w.image(host0, kib))
-	if e := change(func(*entry) {}); !e.aside || e.not != 0 {
+	if e := now(); !e.aside || e.not != 0 {
 		t.Errorf("during a move the entry is %+v", e)
 	}
 	x.setAside(b, false)
 	x.mu.Lock()
 	x.allowLocked(b, disk)
 	x.mu.Unlock()
-	if e := change(func(*entry) {}); e.not != 0 {
+	if e := now(); e.not != 0 {
 		t.Errorf("an exclusion that had ended is %v", e.not)
 	}
 	w.end(b, larger)

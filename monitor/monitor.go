@@ -165,7 +165,6 @@ func New(cfg Config) (*Monitor, error) {
 		sp := &space{
 			Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1),
 		}
-		sp.linger.begin(s, time.Now())
 		m.spaces = append(m.spaces, sp)
 	}
 	edges := 0

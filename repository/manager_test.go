@@ -461,7 +461,7 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	old := b.Info()
 	transit, err := b.TryTransit()
 	check(t, err)
-	(*store)(r).BatchChanged(b, old)
+	r.mu.entries[b.ID()].BatchChanged(b, old)
 	r.mu.Lock()
 	if c := r.mu.entries[b.ID()].class; c != inTransit {
 		t.Errorf("the class is %d, want %d", c, inTransit)
@@ -475,7 +475,7 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	announce, err := r.insertLocked(0, loose, 0, nil)
 	r.mu.Unlock()
 	check(t, err)
-	(*store)(r).BatchChanged(loose, old) // from before it was put
+	r.mu.entries[loose.ID()].BatchChanged(loose, old) // from before it was put
 	r.mu.Lock()
 	if c := r.mu.entries[loose.ID()].class; c != taskCreated {
 		t.Errorf("the class is %d, want %d", c, taskCreated)
@@ -491,12 +491,13 @@ func TestRepositoryIgnoresAnotherBatch(t *testing.T) {
 	r := ensure(t, newPlan(t, m), "join")
 	first, second := newBatch(t, 1, m.space(tier.GPU)), newBatch(t, 1, m.space(tier.Host))
 	check(t, r.PutBatch(0, first))
+	left := r.mu.entries[first.ID()]
 	_, err := r.Take(background, 0, batch.Idle)
 	check(t, err)
 	check(t, r.PutBatch(0, second))
 	check(t, first.CreateTask(background))
 	check(t, first.Drop())
-	(*store)(r).BatchChanged(first, first.Info())
+	left.BatchChanged(first, first.Info())
 	check(t, r.takeBack(background, first))
 	if r.Len(0) != 1 || r.Bytes(tier.Host) != 10 {
 		t.Errorf("the repository has %d batches of %d bytes", r.Len(0), r.Bytes(tier.Host))

@@ -13,7 +13,7 @@ import (
 )
 
 // entry is a batch for as long as it is in a repository: a batch that is put again gets another
-// entry. The repository's lock guards all fields but b and seq.
+// entry. The batch reports its changes to it. The repository's lock guards all fields but b and seq.
 type entry struct {
 	b       *batch.Batch
 	seq     uint64 // order of arrival within the plan

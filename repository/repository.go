@@ -347,16 +347,13 @@ func (r *Repository) insertLocked(
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
-	// From here on the batch reports its changes to BatchChanged, with a later Version than now
-	// has.
-	now, announce, err := b.Inside().Store((*store)(r), r.placeLocked(seq, partition))
+	// From here on the batch reports its changes to e, with a later Version than now has.
+	e := &entry{b: b, seq: seq, part: p}
+	now, announce, err := b.Inside().Store(e, r.placeLocked(seq, partition))
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
-	e := &entry{
-		b: b, seq: seq, part: p, version: now.Version,
-		class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes,
-	}
+	e.version, e.class, e.kind, e.bytes = now.Version, class(now.State), now.Space.Kind, now.Bytes
 	r.mu.entries[b.ID()] = e
 	r.mu.bytes[e.kind] += e.bytes
 	p.last = seq
@@ -375,7 +372,7 @@ func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var announce []func()
 	for _, e := range r.mu.entries {
-		announce = append(announce, e.b.Inside().StoreAt((*store)(r), r.placeLocked(e.seq, e.part.number)))
+		announce = append(announce, e.b.Inside().StoreAt(e, r.placeLocked(e.seq, e.part.number)))
 	}
 	r.mu.Unlock()
 	for _, f := range announce {
@@ -383,18 +380,13 @@ func (r *Repository) settleAll() {
 	}
 }
 
-// store is a Repository as the batch.Observer of its batches. The type hides BatchChanged from
-// programs.
-type store Repository
-
-// BatchChanged moves the batch's entry to the set of its new state, and gives it to a waiting
-// taker.
-func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
-	r := (*Repository)(st)
+// BatchChanged moves the entry to the set of the batch's new state, and gives it to a waiting
+// taker. It implements batch.Observer.
+func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
+	r := e.part.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.mu.entries[b.ID()]
-	if e != nil && e.b == b && now.Version > e.version && r.noteLocked(e, now, e.class == claimed) {
+	if e.class != gone && now.Version > e.version && r.noteLocked(e, now, e.class == claimed) {
 		e.part.matchLocked()
 	}
 }
@@ -447,7 +439,7 @@ func (r *Repository) remove(e *entry) {
 		e.part.matchLocked()
 	}
 	r.mu.Unlock()
-	e.b.Inside().Unstore((*store)(r))
+	e.b.Inside().Unstore(e)
 }
 
 // takeOutLocked removes an entry. The caller calls matchLocked.
