@@ -146,8 +146,8 @@ func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	}
 	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {
 		n := 0
-		l.p.sets[c].Ascend(func(e *entry) bool {
-			coming = append(coming, e)
+		l.p.sets[c].Ascend(func(q queued) bool {
+			coming = append(coming, q.e)
 			n++
 			return n < depth
 		})

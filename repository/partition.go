@@ -115,13 +115,19 @@ type partition struct {
 	r         *Repository
 	number    int
 	n         int // all entries, claimed ones too, because a taker may fail
-	sets      [classes]*btree.BTreeG[*entry]
+	sets      [classes]*btree.BTreeG[queued]
 	held      int               // entries in Claims and in the gathering
 	last      uint64            // the largest seq that was put
 	queues    [queues]list.List // of *waiter, in order of arrival
 	waiting   int               // waiters in all queues
 	arrived   uint64            // number of the last waiter
 	gathering *gathering        // of the first taker that waits for all; nil before it begins
+}
+
+// queued is an entry in a set, with its order by value.
+type queued struct {
+	seq uint64
+	e   *entry
 }
 
 // waiter is a taker that waits. The repository's lock guards e, all and err until
@@ -146,7 +152,7 @@ type gathering struct {
 func newPartition(r *Repository, number int) *partition {
 	p := &partition{r: r, number: number}
 	for c := range p.sets {
-		p.sets[c] = btree.NewWithFreeListG(32, func(a, b *entry) bool { return a.seq < b.seq }, r.nodes)
+		p.sets[c] = btree.NewWithFreeListG(32, func(a, b queued) bool { return a.seq < b.seq }, r.nodes)
 	}
 	return p
 }
@@ -154,8 +160,8 @@ func newPartition(r *Repository, number int) *partition {
 // oldestLocked returns the oldest entry of the classes, nil if there is none.
 func (p *partition) oldestLocked(of ...class) (oldest *entry) {
 	for _, c := range of {
-		if e, ok := p.sets[c].Min(); ok && (oldest == nil || e.seq < oldest.seq) {
-			oldest = e
+		if q, ok := p.sets[c].Min(); ok && (oldest == nil || q.seq < oldest.seq) {
+			oldest = q.e
 		}
 	}
 	return oldest
@@ -185,8 +191,8 @@ func (p *partition) firstLocked(w want) *entry {
 func (p *partition) allLocked() []*entry {
 	entries := make([]*entry, 0, p.n)
 	for _, set := range p.sets {
-		set.Ascend(func(e *entry) bool {
-			entries = append(entries, e)
+		set.Ascend(func(q queued) bool {
+			entries = append(entries, q.e)
 			return true
 		})
 	}
@@ -197,9 +203,9 @@ func (p *partition) allLocked() []*entry {
 // moveLocked moves an entry to the set of another class, or out of all sets if that is gone. It
 // moves no data.
 func (p *partition) moveLocked(e *entry, to class) {
-	p.sets[e.class].Delete(e)
+	p.sets[e.class].Delete(queued{seq: e.seq})
 	if e.class = to; to != gone {
-		p.sets[to].ReplaceOrInsert(e)
+		p.sets[to].ReplaceOrInsert(queued{e.seq, e})
 	}
 }
 
@@ -279,8 +285,8 @@ func (p *partition) gatherLocked() bool {
 		}
 		g = &gathering{claim: &Claim{r: p.r, part: p}, last: p.last}
 		for _, c := range []class{inTransit, claimed} { // none of them is held
-			p.sets[c].Ascend(func(e *entry) bool {
-				g.awaited = append(g.awaited, e)
+			p.sets[c].Ascend(func(q queued) bool {
+				g.awaited = append(g.awaited, q.e)
 				return true
 			})
 		}

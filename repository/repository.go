@@ -107,7 +107,7 @@ type Repository struct {
 
 	ended chan struct{} // closed by CloseInput
 
-	nodes *btree.FreeListG[*entry] // nodes of the sets of all partitions, for reuse
+	nodes *btree.FreeListG[queued] // nodes of the sets of all partitions, for reuse
 
 	mu struct {
 		lockrank.Mutex[lockrank.Repository]
@@ -131,7 +131,7 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 	if o.Placement == nil {
 		o.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
 	}
-	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{}), nodes: btree.NewFreeListG[*entry](32)}
+	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{}), nodes: btree.NewFreeListG[queued](32)}
 	r.life, r.end = context.WithCancelCause(context.Background())
 	r.mu.schema = o.Schema
 	r.mu.learned = make(chan struct{})
@@ -320,7 +320,7 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 // before b.
 func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
 	var schema *arrow.Schema
-	if d := b.Info().Descriptor; d != nil {
+	if d := b.Inside().Cut().Descriptor; d != nil {
 		schema = d.Schema
 	}
 	r.mu.Lock()
@@ -358,7 +358,7 @@ func (r *Repository) insertLocked(
 	r.mu.bytes[e.kind] += e.bytes
 	p.last = seq
 	p.n++
-	p.sets[e.class].ReplaceOrInsert(e)
+	p.sets[e.class].ReplaceOrInsert(queued{seq, e})
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
 		close(r.mu.learned)
