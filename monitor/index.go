@@ -44,7 +44,7 @@ type entry struct {
 	id      batch.ID
 	version uint64 // of the batch when standing was noted
 	standing
-	form batch.PayloadType // for which kept and not hold
+	form batch.PayloadType // for which not holds
 }
 
 // standing is what decides where an entry is listed.
@@ -58,17 +58,13 @@ type standing struct {
 	victim bool  // it could be evicted unless it is skipped
 
 	// The monitor sets these when it moves the batch.
-	aside bool         // a move is in progress, or failed a moment ago
-	kept  bool         // skipped after a failure, until the batch has another form
-	not   decide.Kinds // the tiers that the batch cannot be converted for in this form
+	aside bool         // a move is in progress
+	not   decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
 }
-
-// failed reports whether kept or not is set, which hold for one form alone.
-func (s *standing) failed() bool { return s.kept || s.not != 0 }
 
 // resting returns how a batch is counted that is at rest and may be evicted, now or later.
 func (s *standing) resting() (c sized, is bool) {
-	if s.in == nil || s.in.lowest || s.aside || !s.rest || s.bytes == 0 {
+	if s.in == nil || s.aside || !s.rest || s.bytes == 0 || s.not&s.in.lower == s.in.lower {
 		return c, false
 	}
 	return sized{s.bytes, s.not, s.victim}, true
@@ -92,7 +88,7 @@ func inEach(n int64) (all byKind) {
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
 	place   int          // in spaces
-	lowest  bool         // nothing below: batches are not listed, only counted
+	lower   decide.Kinds // the tiers below; if there are none, batches are not listed, only counted
 	victims victimTree   // that are not aside
 	resting sizeTree     // batches that could be evicted, also those with subscribers
 	sizes   sizeTree     // all batches, by their sizes as images
@@ -165,7 +161,7 @@ func (t sizeTree) add(c sized, by int) {
 }
 
 // newIndex returns an index of the spaces with these ids.
-func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func()) *index {
+func newIndex(policy Policy, ids []tier.ID, lower func(i int) decide.Kinds, gained func()) *index {
 	x := &index{policy: policy, ids: ids, gained: gained}
 	x.mu.entries = make(map[batch.ID]*entry)
 	x.mu.spaces = make([]spaceIndex, len(ids))
@@ -179,7 +175,7 @@ func newIndex(policy Policy, ids []tier.ID, lowest func(i int) bool, gained func
 	}
 	for i := range ids {
 		s := &x.mu.spaces[i]
-		s.place, s.lowest, s.resting, s.sizes = i, lowest(i), newSizes(), newSizes()
+		s.place, s.lower, s.resting, s.sizes = i, lower(i), newSizes(), newSizes()
 		s.victims = victimTree{btree.NewG(16, func(a, b listed) bool { return a.compare(b) < 0 })}
 	}
 	return x
@@ -243,7 +239,7 @@ func (x *index) entryLocked(b *batch.Batch) *entry {
 func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	var key Key
 	place := slices.Index(x.ids, now.Space)
-	if place >= 0 && !x.mu.spaces[place].lowest && movable(now) {
+	if place >= 0 && x.mu.spaces[place].lower != 0 && movable(now) {
 		key = x.keyOf(now)
 	}
 	x.mu.Lock()
@@ -291,7 +287,7 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 	next.in, next.bytes, next.size = s, now.Bytes, now.Bytes
 	next.rest = (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	next.idle = next.rest && now.Subscribers == 0
-	next.victim = movable(now) && !now.Leased && !s.lowest
+	next.victim = movable(now) && !now.Leased && s.lower != 0
 	if now.Descriptor != nil { // where nothing is compressed
 		next.size = max(now.Bytes, now.Descriptor.Body)
 	}
@@ -299,7 +295,7 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 		next.key = Key{}
 	}
 	moved, newer := e.in != s || e.bytes != next.bytes, now.Version > e.version
-	newForm, wasVictim := e.failed() && e.form != now.Form, e.victim
+	newForm, wasVictim := e.not != 0 && e.form != now.Form, e.victim
 	e.version = now.Version
 	switch {
 	case moved && e.in != nil:
@@ -307,11 +303,11 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 		s.changes++
 	case moved, next == e.standing && newer && movable(now) && !next.victim: // its key may be another
 		s.changes++
-	case next != e.standing && (!e.aside || e.kept), newForm:
+	case next != e.standing && !e.aside, newForm:
 		s.changes++
 	}
-	if e.failed() && (moved || newForm) {
-		next.aside, next.kept, next.not, wasVictim = e.aside && !e.kept, false, 0, false
+	if e.not != 0 && (moved || newForm) {
+		next.not, wasVictim = 0, false
 	}
 	e.become(next)
 	return next.victim && !wasVictim, nil
@@ -345,7 +341,7 @@ func (e *entry) become(next standing) {
 			next.in.resting.add(now, 1)
 		}
 	}
-	oldIs, nowIs = was.victim && !was.aside, next.victim && !next.aside
+	oldIs, nowIs = oldIs && was.victim, nowIs && next.victim
 	if same := stays && was.key == next.key && oldIs == nowIs; !same {
 		if oldIs {
 			was.in.victims.Delete(listed{key: was.key, id: e.id})
@@ -372,33 +368,19 @@ func (s *spaceIndex) countSize(bytes int64, by int) {
 func (x *index) setAside(b *batch.Batch, aside bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.setAsideLocked(b, aside)
-}
-
-func (x *index) setAsideLocked(b *batch.Batch, aside bool) {
 	if e := x.entryLocked(b); e != nil {
 		next := e.standing
-		next.aside, next.kept = aside, false
+		next.aside = aside
 		e.become(next)
 	}
 }
 
-// allowLocked ends the exclusion of b from all tiers but those in not.
-func (x *index) allowLocked(b *batch.Batch, not decide.Kinds) {
+// excludeLocked excludes b from the tiers in not, and from no others, until it has another form
+// than this one.
+func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not decide.Kinds) {
 	if e := x.entryLocked(b); e != nil {
 		next := e.standing
-		next.not &= not
-		e.become(next)
-	}
-}
-
-// failLocked excludes b from the tiers in not and, if keep is set, from all, until it has another
-// form than this one.
-func (x *index) failLocked(b *batch.Batch, form batch.PayloadType, not decide.Kinds, keep bool) {
-	if e := x.entryLocked(b); e != nil {
-		next := e.standing
-		next.not, next.aside, next.kept = not, next.aside || keep, next.kept || keep
-		e.form = form
+		next.not, e.form = not, form
 		e.become(next)
 	}
 }

@@ -42,7 +42,7 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 			}
 			sum.add(&e.standing, 1)
 			all[sized{bytes: e.size}]++
-			if e.aside || s.lowest {
+			if e.aside || e.not&s.lower == s.lower {
 				continue
 			}
 			if e.victim {
@@ -123,11 +123,11 @@ func TestIndexModel(t *testing.T) {
 				x.setAside(b, r.IntN(2) == 0)
 			case 6:
 				x.mu.Lock()
-				x.failLocked(b, "another", 0, true)
+				x.excludeLocked(b, "another", decide.Kinds(0).With(tier.Host).With(tier.Disk))
 				x.mu.Unlock()
 			case 7:
 				x.mu.Lock()
-				x.failLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Disk), false)
+				x.excludeLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Disk))
 				x.mu.Unlock()
 			default:
 				for _, end := range ends[b] {
@@ -248,8 +248,9 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	skip := func(b *batch.Batch) {
 		w.mon.index.mu.Lock()
 		defer w.mon.index.mu.Unlock()
-		w.mon.index.failLocked(b, b.Inside().Cut().Form, 0, true)
+		w.mon.index.excludeLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Host).With(tier.Disk))
 	}
+	w.mon.index.setAside(other, false)
 	skip(other)
 	changes("a use of a batch that is skipped", gpu, func() { w.use(other) })
 	skip(b)
@@ -273,33 +274,27 @@ func TestIndexRemembersFailures(t *testing.T) {
 	b, larger := w.put(gpu0, kib, seq(1)), w.put(gpu0, 2*kib, seq(2))
 	x := w.mon.index
 	disk := decide.Kinds(0).With(tier.Disk)
-	fail := func(keep bool) {
+	fail := func(not decide.Kinds) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		x.failLocked(b, b.Inside().Cut().Form, disk, keep)
+		x.excludeLocked(b, b.Inside().Cut().Form, not)
 	}
 	now := func() standing {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		return x.entryLocked(b).standing
 	}
-	fail(false)
+	fail(disk)
 	if s := w.index(gpu0).smallest; s[tier.Host] != kib || s[tier.Disk] != 2*kib {
 		t.Errorf("the smallest batches have %v bytes", s)
 	}
-	fail(true)
+	fail(disk.With(tier.Host))
 	x.setAside(b, true) // a move begins
 	w.replace(b, w.image(host0, kib))
 	if e := now(); !e.aside || e.not != 0 {
 		t.Errorf("during a move the entry is %+v", e)
 	}
 	x.setAside(b, false)
-	x.mu.Lock()
-	x.allowLocked(b, disk)
-	x.mu.Unlock()
-	if e := now(); e.not != 0 {
-		t.Errorf("an exclusion that had ended is %v", e.not)
-	}
 	w.end(b, larger)
 }
 

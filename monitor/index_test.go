@@ -156,7 +156,7 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 		choice: choice{Victim: Victim{Batch: b, ID: 1}, From: w.mon.byID[gpu0], To: w.mon.byID[disk0]},
 		err:    errors.New("refused"),
 	}
-	if _, aside := w.mon.fault(res, unmovable, now); !aside {
+	if w.mon.fault(res, unmovable, now) == 0 {
 		t.Error("a batch that cannot be converted is a victim still")
 	}
 	w.mon.putBack(now.Add(time.Hour)) // which looks whether its form is the same

@@ -178,7 +178,7 @@ func New(cfg Config) (*Monitor, error) {
 	m.ended = make(chan []result, edges*cfg.MovesPerEdge) // room for all, so that no executor waits for Run
 	m.writing.ended = make(chan written, 1)
 	m.events.panics.Logger = cfg.Logger
-	m.index = newIndex(cfg.Policy, ids, func(i int) bool { return len(m.spaces[i].edges) == 0 }, m.help)
+	m.index = newIndex(cfg.Policy, ids, func(i int) decide.Kinds { return m.spaces[i].lower }, m.help)
 	m.index.panics.Logger = cfg.Logger
 	return m, nil
 }
@@ -288,8 +288,7 @@ func (m *Monitor) finishAll() {
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
 	for b := range m.faults {
-		m.index.setAsideLocked(b, false)
-		m.index.allowLocked(b, 0)
+		m.index.excludeLocked(b, "", 0)
 	}
 	clear(m.faults)
 	m.due = time.Time{}
@@ -596,8 +595,10 @@ func (m *Monitor) finishMove(r result) {
 	case moved:
 		m.index.mu.Lock()
 		e.failures = 0
-		delete(m.faults, b)
-		m.index.allowLocked(b, 0)
+		if m.faults[b] != nil {
+			delete(m.faults, b)
+			m.index.excludeLocked(b, "", 0)
+		}
 		m.index.mu.Unlock()
 		if r.Victim.Bytes >= to.refusal.bytes {
 			to.refusal = refusal{}
@@ -606,9 +607,7 @@ func (m *Monitor) finishMove(r result) {
 		to.refusal.note(now, m.cfg.Period, r.Victim.Bytes, max(r.usedBefore, to.Used()))
 		to.refusal.why = causeOf(r.err)
 	case busy, failed, unmovable:
-		if _, aside := m.fault(r, kind, now); aside {
-			return
-		}
+		m.fault(r, kind, now)
 	}
 	m.index.setAside(b, false)
 }
