@@ -15,8 +15,9 @@ type costAware struct{}
 // until the next use is multiplied by the bytes that are freed, and divided by the time for going
 // and coming back. A batch that has a copy goes for nothing. The next use of a batch is expected
 // after as long as between the last ones, see batch.Info.NextUse. Batches that were used fewer than
-// twice go before these: first those used once, the latest first, because operators use most
-// batches once; then those never used, in PlanOrder.
+// twice go before these: first those never used that are in no repository; then those used once,
+// the latest first, because operators use most batches once; then those that wait in a repository
+// for their first use, in PlanOrder.
 //
 // Batches that were not used for a minute, and for much longer than between their uses, go before
 // all these, and those that Batch.Hint declares as never used again before all. The inputs of
@@ -30,6 +31,7 @@ func (costAware) String() string { return "cost-aware" }
 const (
 	unneeded = iota
 	stale
+	loose
 	once
 	unused
 	_
@@ -52,7 +54,9 @@ func (costAware) Key(info batch.Info) Key {
 		return Key{once, descending(signed(info.LastUse))}
 	}
 	k := planKey(info)
-	k[0] += unused
+	if k[0] += unused; info.Place.Operator == "" {
+		k[0] = loose
+	}
 	return k
 }
 

@@ -82,15 +82,15 @@ func TestCostAwareOrder(t *testing.T) {
 	copied := func(v Victim) Victim { v.Down = 0; return v }
 	slow := func(v Victim) Victim { v.Up *= 10; return v }
 	once := func(last int64) info { return info{Uses: 1, LastUse: last} }
-	plan := func(seq uint64) info { return info{Place: batch.Place{Plan: 1, Seq: seq}} }
-	output := func(seq uint64) info { return info{Place: batch.Place{Plan: 1, Seq: seq, Last: true}} }
+	plan := func(seq uint64) info { return info{Place: batch.Place{Plan: 1, Operator: "scan", Seq: seq}} }
+	output := func(seq uint64) info { return info{Place: batch.Place{Plan: 1, Operator: "out", Seq: seq, Last: true}} }
 	queued := func(task uint64) info { return info{Pending: 1, Task: task, LastUse: 900, NextUse: 1500} }
 	for _, c := range []struct {
 		name string
 		want []Victim
 	}{
 		{"by what is known", []Victim{
-			one(at(10, batch.Never)), one(once(800)), one(once(700)), one(plan(9)), one(plan(2)), one(output(3)), one(output(1)),
+			one(at(10, batch.Never)), one(info{}), one(once(800)), one(once(700)), one(plan(9)), one(plan(2)), one(output(3)), one(output(1)),
 			one(at(900, 1500)), one(at(990, 1010)), one(queued(2)), one(queued(1)), one(at(990, batch.Stay)),
 		}},
 		{"late is late for as long again", []Victim{one(at(500, 1300)), one(at(600, 800)), one(at(700, 1100))}},

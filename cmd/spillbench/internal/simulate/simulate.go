@@ -185,9 +185,10 @@ func (s *simulation) put(e Event) error {
 	s.live = append(s.live, &item{at: at, Info: batch.Info{
 		ID: batch.ID(e.Batch), Bytes: e.Bytes, LastUse: s.start + int64(s.now),
 		Place: batch.Place{
-			Plan: uint64(number(Origin{Plan: e.Plan})),
-			Rank: number(Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}),
-			Seq:  e.Batch,
+			Plan:     uint64(number(Origin{Plan: e.Plan})),
+			Rank:     number(Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}),
+			Seq:      e.Batch,
+			Operator: e.Operator,
 		},
 	}})
 	return nil
