@@ -26,7 +26,8 @@ func TestChoiceIsServed(t *testing.T) {
 		defer cancel()
 		r, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), bytes, opts...)
 		if took := time.Since(begin); err != nil || took > time.Second {
-			t.Errorf("it took %v: %v; %d bytes moved, %d failures, stuck %+v", took, err, w.moved(), w.failures(), w.stuck)
+			t.Errorf("it took %v: %v; %d bytes moved, %d failures, stuck %+v",
+				took, err, w.moved(), w.failures(), w.stuck)
 		}
 		if err != nil {
 			return
@@ -126,7 +127,8 @@ func TestLingering(t *testing.T) {
 	} {
 		late, before := l.note(look.retired, begin.Add(look.after*time.Millisecond), period, look.needed)
 		if late != look.late || before != look.before {
-			t.Errorf("look %d: %d bytes are late and %d linger, want %d and %d", i, late, before, look.late, look.before)
+			t.Errorf("look %d: %d bytes are late and %d linger, want %d and %d",
+				i, late, before, look.late, look.before)
 		}
 	}
 }

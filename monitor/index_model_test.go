@@ -56,7 +56,8 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 		if s.count != sum.count || s.bytes != sum.bytes || s.rest != sum.rest || s.idle != sum.idle ||
 			s.largest.Load() != largest.bytes {
 			t.Errorf("space %d: %d, %d, %d bytes of %d, the largest has %d; want %d, %d, %d of %d, %d",
-				place, s.bytes, s.rest, s.idle, s.count, s.largest.Load(), sum.bytes, sum.rest, sum.idle, sum.count, largest.bytes)
+				place, s.bytes, s.rest, s.idle, s.count, s.largest.Load(), sum.bytes, sum.rest, sum.idle,
+				sum.count, largest.bytes)
 		}
 		verifySizes(t, s.resting, resting)
 		verifySizes(t, s.sizes, all)

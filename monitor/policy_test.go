@@ -25,13 +25,22 @@ func TestPolicyOrder(t *testing.T) {
 		policy Policy
 		want   []batch.Info // in the order in which they should go
 	}{
-		{"from the output towards the scans", PlanOrder(), []batch.Info{place(1, 5, false, 1), place(1, 3, false, 9), place(1, 0, false, 20)}},
-		{"newest first within one repository", PlanOrder(), []batch.Info{place(1, 2, false, 9), place(1, 2, false, 8), place(1, 2, false, 3)}},
-		{"the output's own repository last", PlanOrder(), []batch.Info{place(1, 3, false, 1), place(1, 0, false, 0), place(1, 4, true, 9), place(1, 4, true, 2)}},
-		{"then the inputs of queued tasks, from the back", PlanOrder(), []batch.Info{
-			place(1, 0, false, 50), place(1, 9, true, 51), queued(3, place(1, 1, false, 2)), queued(2, place(1, 7, false, 30)), queued(1, place(2, 1, false, 40)),
+		{"from the output towards the scans", PlanOrder(), []batch.Info{
+			place(1, 5, false, 1), place(1, 3, false, 9), place(1, 0, false, 20),
 		}},
-		{"the youngest plan gives first", PlanOrder(), []batch.Info{place(2, 0, false, 1), place(1, 9, false, 9), place(3, 9, true, 1)}},
+		{"newest first within one repository", PlanOrder(), []batch.Info{
+			place(1, 2, false, 9), place(1, 2, false, 8), place(1, 2, false, 3),
+		}},
+		{"the output's own repository last", PlanOrder(), []batch.Info{
+			place(1, 3, false, 1), place(1, 0, false, 0), place(1, 4, true, 9), place(1, 4, true, 2),
+		}},
+		{"then the inputs of queued tasks, from the back", PlanOrder(), []batch.Info{
+			place(1, 0, false, 50), place(1, 9, true, 51), queued(3, place(1, 1, false, 2)),
+			queued(2, place(1, 7, false, 30)), queued(1, place(2, 1, false, 40)),
+		}},
+		{"the youngest plan gives first", PlanOrder(), []batch.Info{
+			place(2, 0, false, 1), place(1, 9, false, 9), place(3, 9, true, 1),
+		}},
 		{"ranks below zero", PlanOrder(), []batch.Info{place(1, 0, false, 0), place(1, -1, false, 5)}},
 		{"least recently used", LRU(), []batch.Info{used(-5), used(0), used(7), used(1 << 60)}},
 		{"largest", LargestFirst(), []batch.Info{sized(1 << 40), sized(4096), sized(1), sized(0)}},
@@ -90,7 +99,8 @@ func TestCostAwareOrder(t *testing.T) {
 		want []Victim
 	}{
 		{"by what is known", []Victim{
-			one(at(10, batch.Never)), one(info{}), one(once(800)), one(once(700)), one(plan(9)), one(plan(2)), one(output(3)), one(output(1)),
+			one(at(10, batch.Never)), one(info{}), one(once(800)), one(once(700)), one(plan(9)),
+			one(plan(2)), one(output(3)), one(output(1)),
 			one(at(900, 1500)), one(at(990, 1010)), one(queued(2)), one(queued(1)), one(at(990, batch.Stay)),
 		}},
 		{"late is late for as long again", []Victim{one(at(500, 1300)), one(at(600, 800)), one(at(700, 1100))}},

@@ -108,7 +108,8 @@ func TestOrder(t *testing.T) {
 		}
 		for i, name := range want {
 			if rank, last, same := places(named[name]); rank != i || last != (i == len(want)-1) || !same {
-				t.Errorf("%s: rank %d, last %v, all the same %v; want rank %d of %d", name, rank, last, same, i, len(want))
+				t.Errorf("%s: rank %d, last %v, all the same %v; want rank %d of %d",
+					name, rank, last, same, i, len(want))
 			}
 		}
 	}
@@ -274,7 +275,8 @@ func TestOrdersRace(t *testing.T) {
 		both.Wait()
 		for i, r := range plan.Repositories() {
 			if rank, last, same := places(r); rank != i || last != (i == 1) || !same {
-				t.Fatalf("round %d: %s is at %d, and its batches at %d, all the same: %v", round, r.Key(), i, rank, same)
+				t.Fatalf("round %d: %s is at %d, and its batches at %d, all the same: %v",
+					round, r.Key(), i, rank, same)
 			}
 		}
 	}
