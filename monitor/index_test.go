@@ -405,3 +405,31 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 		t.Errorf("all are gone, and there is %+v", s)
 	}
 }
+
+// both announces batches to two indexes.
+type both struct{ one, other *Monitor }
+
+func (o both) BatchChanged(b *batch.Batch, now batch.Info) {
+	o.one.BatchChanged(b, now)
+	o.other.BatchChanged(b, now)
+}
+
+// TestBatchInTwoIndexes: a program's observer may announce a batch to two engines. Each has its own
+// record of it.
+func TestBatchInTwoIndexes(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	other := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	b, err := batch.New(batch.Options{
+		ID: w.ids.Next(), Payload: w.image(gpu0, kib), Observer: both{w.mon, other.mon}, Place: seq(1),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mon.index.setAside(b, true)
+	w.use(b)
+	if here, there := w.victims(gpu0, 0), other.victims(gpu0, 0); len(here) != 0 || len(there) != 1 {
+		t.Errorf("the victims are %v and %v, want the batch in the other index alone", here, there)
+	}
+	w.end(b)
+	other.end()
+}
