@@ -296,6 +296,13 @@ func TestIndexRemembersFailures(t *testing.T) {
 		t.Errorf("during a move the entry is %+v", e)
 	}
 	x.setAside(b, false)
+	x.mu.Lock()
+	x.excludeLocked(b, "another form", disk)
+	x.mu.Unlock()
+	b.SetPlace(seq(3))
+	if e := now(); e.not != 0 {
+		t.Errorf("in its new form the entry is %+v", e)
+	}
 	w.end(b, larger)
 }
 
@@ -319,11 +326,19 @@ func TestFaultsEndWithAMove(t *testing.T) {
 	if aside := m.aside(); len(m.faults) != 1 || !slices.Equal(aside, []int{0, 1, 0}) {
 		t.Errorf("%d faults, and batches that are skipped: %v", len(m.faults), aside)
 	}
+	end(&batch.UnmovableError{Batch: b.ID()})
+	if aside := m.aside(); aside[1] != 1 {
+		t.Errorf("after two failures the batch is not waited for: %v", aside)
+	}
+	end(&batch.UnmovableError{Batch: b.ID()})
+	if aside := m.aside(); aside[1] != 0 {
+		t.Errorf("after %d failures the batch is waited for: %v", giveUp, aside)
+	}
 	end(nil)
 	if len(m.faults) != 0 {
 		t.Errorf("%d faults after a move", len(m.faults))
 	}
-	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1}) {
+	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1, Unmovable: 2}) {
 		t.Errorf("the stats are %+v", s)
 	}
 	w.end(b)
