@@ -166,6 +166,7 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
+	entry    atomic.Value // see inside.Entry
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]

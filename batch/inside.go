@@ -22,6 +22,13 @@ func (b inside) Cut() Info {
 	return b.infoLocked()
 }
 
+// Entry returns what SetEntry has stored, nil before that. An index of batches stores its record of
+// the batch there, so that it need not search for it at each change.
+func (b inside) Entry() any { return b.entry.Load() }
+
+// SetEntry stores the record of the batch in an index. All records must have the same type.
+func (b inside) SetEntry(e any) { b.entry.Store(e) }
+
 // Space returns the space that holds the batch, nil if it is gone. It calls no method of a
 // program's payload.
 func (b inside) Space() *tier.Space {

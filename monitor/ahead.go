@@ -103,7 +103,7 @@ func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 		return nil, w
 	}
 	disks, sum := m.cfg.Reservations.Spaces().InTier(tier.Disk), m.index.summary(i)
-	seen := coverage{version: sum.version, victims: sum.victims, above: above}
+	seen := coverage{version: sum.changes, victims: sum.victims, above: above}
 	for _, to := range disks {
 		u := to.Usage()
 		seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
@@ -163,7 +163,7 @@ func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) writte
 			break
 		}
 		if now := v.Batch.Info(); !m.canLeave(now, s.ID()) {
-			_ = m.index.note(v.Batch, now, false) // leases begin without an announcement
+			_ = m.index.note(v.Batch, &now, false) // leases begin without an announcement
 			continue
 		}
 		start := time.Now()

@@ -26,7 +26,8 @@ func TestChoiceIsServed(t *testing.T) {
 		defer cancel()
 		r, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), bytes, opts...)
 		if took := time.Since(begin); err != nil || took > time.Second {
-			t.Errorf("it took %v: %v; %d bytes moved, %d failures, stuck %+v", took, err, w.moved(), w.failures(), w.stuck)
+			t.Errorf("it took %v: %v; %d bytes moved, %d failures, stuck %+v",
+				took, err, w.moved(), w.failures(), w.stuck)
 		}
 		if err != nil {
 			return
@@ -107,43 +108,29 @@ func TestChoiceIsServed(t *testing.T) {
 	})
 }
 
-// TestLingering: what has been retired for a period is late. What was so before somebody needed
-// room lingers.
+// TestLingering: bytes that were retired for a period are late. Those that were retired before
+// somebody needed room linger.
 func TestLingering(t *testing.T) {
 	const period = 50 * time.Millisecond
-	bubble(t, "one space", func(t *testing.T) {
-		w := newWorld(t, sizes{gpu0: 100 * kib}, nil)
-		var l lingering
-		l.begin(w.spaces[gpu0], time.Now())
-		free := func(n int64, lag time.Duration) {
-			b := w.put(gpu0, n, seq(0))
-			w.pools[gpu0].lag = lag
-			if err := b.Drop(); err != nil {
-				t.Fatal(err)
-			}
+	var l lingering
+	begin := time.Now()
+	for i, look := range []struct {
+		after        time.Duration
+		retired      int64
+		needed       bool
+		late, before int64
+	}{
+		{1, 10, true, 0, 0}, {40, 10, true, 0, 0}, {52, 15, true, 10, 10}, {90, 15, true, 10, 10},
+		{103, 15, true, 15, 10}, {104, 12, true, 12, 10}, {105, 5, true, 5, 5}, {110, 15, true, 15, 5},
+		{160, 20, true, 5, 5}, {161, 20, false, 0, 0}, {162, 20, true, 0, 0}, {300, 20, true, 20, 20},
+		{301, 0, true, 0, 0}, {302, 30, true, 20, 0},
+	} {
+		late, before := l.note(look.retired, begin.Add(look.after*time.Millisecond), period, look.needed)
+		if late != look.late || before != look.before {
+			t.Errorf("look %d: %d bytes are late and %d linger, want %d and %d",
+				i, late, before, look.late, look.before)
 		}
-		free(10*kib, time.Minute)
-		begin := time.Now()
-		for i, look := range []struct {
-			after        time.Duration
-			needed       bool
-			late, before int64
-		}{
-			{1, true, 0, 0}, {40, true, 0, 0}, {51, true, 10, 10}, {90, true, 10, 10}, {101, true, 15, 10}, {110, false, 0, 0},
-			{111, true, 15, 15}, {60_100, true, 5, 5}, {120_000, true, 0, 0},
-			{120_001, false, 0, 0}, {120_002, true, 0, 0}, {130_000, true, 0, 0},
-		} {
-			time.Sleep(time.Until(begin.Add(look.after * time.Millisecond)))
-			late, before := l.note(w.spaces[gpu0], time.Now(), period, look.needed)
-			if late != look.late*kib || before != look.before*kib {
-				t.Errorf("look %d: %d bytes are late and %d linger, want %d and %d KiB", i, late, before, look.late, look.before)
-			}
-			if i == 1 {
-				free(5*kib, 90*time.Second)
-			}
-		}
-		w.end()
-	})
+	}
 }
 
 // eightWait has eight requests for 8 KiB of any GPU wait.

@@ -42,12 +42,8 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	// move moves a batch to the first slower space that has room, and reports whether it did.
 	move := func(v Victim) bool {
 		m.index.setAside(v.Batch, true) // from Run
-		not, aside := v.not, false
-		defer func() {
-			if !aside {
-				m.index.setAside(v.Batch, false)
-			}
-		}()
+		defer m.index.setAside(v.Batch, false)
+		not := v.not
 		for _, to := range targets {
 			if not.Has(to.Kind()) || to.Lost() != nil || failures[to.ID()] >= giveUp {
 				continue
@@ -62,7 +58,7 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 			case noRoom:
 			case unmovable:
 				r := result{choice: choice{Victim: v, From: i, To: m.byID[to.ID()]}, err: err}
-				not, aside = m.fault(r, kind, time.Now())
+				not = m.fault(r, kind, time.Now())
 			case failed:
 				failures[to.ID()]++
 				over = errors.Is(err, tier.ErrClosed)

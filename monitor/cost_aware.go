@@ -3,9 +3,9 @@ package monitor
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/decide"
 )
 
 // costAware is CostAware.
@@ -14,13 +14,14 @@ type costAware struct{}
 // CostAware moves first what takes the least time for the most bytes and the longest rest: the time
 // until the next use is multiplied by the bytes that are freed, and divided by the time for going
 // and coming back. A batch that has a copy goes for nothing. The next use of a batch is expected
-// after as long as between the last ones, see batch.Info.NextUse. One that was never used, or once,
-// is expected as those like it are: by how many there are, and how many of the uses are of such
-// batches. Those never used go in PlanOrder, those used once the latest first.
+// after as long as between the last ones, see batch.Info.NextUse. Batches that were used fewer than
+// twice go before these: first those never used that are in no repository; then those used once,
+// the latest first, because operators use most batches once; then those that wait in a repository
+// for their first use, in PlanOrder.
 //
-// What has not been used for much longer than between its uses goes before all these, and what
-// Batch.Hint declares as never used again before all. The inputs of queued tasks go last, as in PlanOrder,
-// and then what a hint keeps.
+// Batches that were not used for a minute, and for much longer than between their uses, go before
+// all these, and those that Batch.Hint declares as never used again before all. The inputs of
+// queued tasks go last, as in PlanOrder, and then those that a hint keeps.
 func CostAware() Policy { return costAware{} }
 
 func (costAware) Name() string   { return "cost-aware" }
@@ -30,9 +31,10 @@ func (costAware) String() string { return "cost-aware" }
 const (
 	unneeded = iota
 	stale
+	loose
+	once
 	unused
 	_
-	once
 	used
 	queued
 	kept
@@ -52,57 +54,47 @@ func (costAware) Key(info batch.Info) Key {
 		return Key{once, descending(signed(info.LastUse))}
 	}
 	k := planKey(info)
-	k[0] += unused
+	if k[0] += unused; info.Place.Operator == "" {
+		k[0] = loose
+	}
 	return k
 }
 
-// Order does without habits, so batches that were used seldom go before the others.
-func (p costAware) Order(now int64, list []Victim) { p.OrderBy(now, list, &decide.Habits{}) }
-
-// OrderBy is Order for a caller that has observed how all batches are used.
-func (costAware) OrderBy(now int64, list []Victim, h *decide.Habits) {
-	var listed [2]int // of those that were never used, and once
+// Order sorts the batches that were used more than once by what they cost, and puts stale ones
+// before all but unneeded ones. It replaces their keys: the second word is the time until the next
+// use, the longest first. A batch that is late is expected after as much time again.
+func (costAware) Order(now int64, list []Victim) {
 	for i := range list {
-		v := &list[i]
-		v.rank, v.worth = v.Key, 0
-		var rest float64
-		switch uses := v.Key[0]; {
-		case uses == used:
-			rest = v.Key.rest(now)
-			if v.Key.stale(now, h) {
-				v.rank[0] = stale
-			}
-		case uses >= unused && uses <= once && h.Gap > 0:
-			n := 0
-			if uses == once {
-				n = 1
-			}
-			rest = h.Rest(n, listed[n])
-			listed[n]++
-			v.rank[0] = used
-		default:
+		k := list[i].Key
+		if k[0] != used {
 			continue
 		}
-		v.rank = Key{v.rank[0], descending(uint64(rest))}
-		back := float64(v.Up)
-		if most := h.Round(); h.Gap > 0 && rest > most { // it may not come back
-			back *= most / rest
+		next := unsigned(^k[1])
+		list[i].Key = Key{used, descending(uint64(max(1, next-now, now-next)))}
+		if k.stale(now) {
+			list[i].Key[0] = stale
 		}
-		v.worth = rest * float64(v.Bytes) / max(1, float64(v.Down)+back)
+	}
+	worth := func(v Victim) float64 {
+		if v.Key[0] != used && v.Key[0] != stale {
+			return 0
+		}
+		return float64(^v.Key[1]) * float64(v.Bytes) / float64(max(1, v.Down+v.Up))
 	}
 	slices.SortStableFunc(list, func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(a.rank[0], b.rank[0]), cmp.Compare(b.worth, a.worth))
+		return cmp.Or(cmp.Compare(a.Key[0], b.Key[0]), cmp.Compare(worth(b), worth(a)))
 	})
 }
 
-// rest returns for how long a batch that was used will not be, in ns. One that is late may come
-// soon, or as late again.
-func (k Key) rest(now int64) float64 {
-	next := unsigned(^k[1])
-	return float64(max(1, next-now, now-next))
-}
+const (
+	// staleAfter is how long a batch that was used more than once must not have been used to be stale.
+	staleAfter = int64(time.Minute)
+	// patience is for how many times the expected gap between two uses it must not have been used.
+	patience = 8
+)
 
-// stale reports whether a batch that was used again and again seems to be unneeded.
-func (k Key) stale(now int64, h *decide.Habits) bool {
-	return k[0] == used && h.Stale(unsigned(^k[1]), unsigned(k[2]), now)
+// stale reports whether a batch that was used more than once seems to be unneeded by now.
+func (k Key) stale(now int64) bool {
+	next, last := unsigned(^k[1]), unsigned(k[2])
+	return k[0] == used && next > last && now-last > staleAfter && (now-last)/patience > next-last
 }

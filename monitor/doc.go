@@ -54,8 +54,8 @@
 // none, an Unmovable event is sent once, and the batch is skipped. It is tried at once when it has
 // got another form, or when the converters have changed. All others go on.
 //
-// If the error is about the machine, or of unknown cause, the batch is skipped as well, up to 64
-// periods. From the second such error in a row the edge between the two spaces is skipped, too.
+// If the error is about the machine, or of unknown cause, the batch is not tried for that tier either,
+// up to 64 periods. From the second such error in a row the edge between the two spaces is skipped, too.
 // Afterwards another batch is tried first.
 //
 // If nothing can be evicted from a space that needs it, the space is stuck: the monitor sends an

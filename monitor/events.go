@@ -169,12 +169,15 @@ func slogEvents(l *slog.Logger) Events {
 	var full sync.Map // the lowest spaces of which there was a warning
 	return Events{
 		MoveBegun: func(m Move) {
-			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move begins", m.attrs()...)
+			if l.Enabled(ctx, slog.LevelDebug) {
+				l.Debug("spillway: a move begins", m.attrs()...)
+			}
 		},
 		MoveEnded: func(m Move, took time.Duration, err error) {
 			if err == nil {
-				attrs := append(m.attrs(), slog.Duration("took", took))
-				l.LogAttrs(ctx, slog.LevelDebug, "spillway: a move has ended", attrs...)
+				if l.Enabled(ctx, slog.LevelDebug) {
+					l.Debug("spillway: a move has ended", append(m.attrs(), "took", took)...)
+				}
 				return
 			}
 			level, text := slog.LevelDebug, "spillway: a move failed; the batch stays where it is"
@@ -186,8 +189,7 @@ func slogEvents(l *slog.Logger) Events {
 			case kind == failed && !errors.Is(err, tier.ErrLost):
 				level = slog.LevelWarn
 			}
-			l.LogAttrs(ctx, level, text,
-				append(m.attrs(), slog.Duration("took", took), slog.Any("error", err))...)
+			l.Log(ctx, level, text, append(m.attrs(), "took", took, "error", err)...)
 		},
 		Pressure: func(p Pressure) {
 			level, text := slog.LevelDebug, "spillway: pressure fell to the stop mark"
@@ -200,8 +202,8 @@ func slogEvents(l *slog.Logger) Events {
 			case p.Above:
 				text = "spillway: pressure rose to the trigger"
 			}
-			l.LogAttrs(ctx, level, text, slog.String("space", p.Space.String()), slog.Int64("bytes", p.Bytes),
-				slog.Int64("capacity", p.Capacity), slog.Int64("trigger", p.Trigger), slog.Int64("stop", p.Stop))
+			l.Log(ctx, level, text,
+				"space", p.Space, "bytes", p.Bytes, "capacity", p.Capacity, "trigger", p.Trigger, "stop", p.Stop)
 		},
 		Stuck: func(s Stuck) {
 			level, text := slog.LevelDebug, "spillway: room is needed that only work in progress can free"
@@ -212,43 +214,28 @@ func slogEvents(l *slog.Logger) Events {
 			for i, r := range s.Below {
 				below[i] = fmt.Sprintf("%s has %d", r.Space, r.Available)
 			}
-			l.LogAttrs(ctx, level, text, slog.String("space", s.Space.String()), slog.String("reason", s.Reason),
-				slog.Int64("need", s.Need), slog.Int64("used", s.Used), slog.Int64("limit", s.Limit),
-				slog.Int64("capacity", s.Capacity), slog.Int("waiters", s.Waiters), slog.Int64("resting", s.Resting),
-				slog.String("below", strings.Join(below, ", ")))
+			l.Log(ctx, level, text,
+				"space", s.Space, "reason", s.Reason, "need", s.Need, "used", s.Used, "limit", s.Limit,
+				"capacity", s.Capacity, "waiters", s.Waiters, "resting", s.Resting, "below", strings.Join(below, ", "))
 		},
 		Unmovable: func(u Unmovable) {
-			const text = "spillway: a batch cannot be converted and stays where it is; others are moved instead"
-			l.LogAttrs(ctx, slog.LevelWarn, text, slog.Uint64("batch", uint64(u.Batch)),
-				slog.String("space", u.Space.String()), slog.String("to", u.To.String()),
-				slog.String("form", string(u.Form)), slog.Int64("bytes", u.Bytes), slog.Any("error", u.Err))
+			l.Warn("spillway: a batch cannot be converted and stays where it is; others are moved instead",
+				"batch", u.Batch, "space", u.Space, "to", u.To, "form", u.Form, "bytes", u.Bytes, "error", u.Err)
 		},
-		Lost: func(s Lost) {
-			l.LogAttrs(ctx, slog.LevelDebug, "spillway: a space is lost",
-				slog.String("space", s.Space.String()), slog.Any("error", s.Err))
-		},
+		Lost: func(s Lost) { l.Debug("spillway: a space is lost", "space", s.Space, "error", s.Err) },
 		Refused: func(r Refused) {
-			const text = "spillway: waiters were refused: all room is taken by batches at rest, " +
-				"and no tier below has room"
-			l.LogAttrs(ctx, slog.LevelWarn, text,
-				slog.Int("waiters", r.Waiters), slog.String("full", joinIDs(r.Spaces)))
+			full := make([]string, len(r.Spaces))
+			for i, id := range r.Spaces {
+				full[i] = id.String()
+			}
+			l.Warn("spillway: waiters were refused: all room is taken by batches at rest, "+
+				"and no tier below has room", "waiters", r.Waiters, "full", strings.Join(full, ", "))
 		},
 	}
 }
 
-func (m Move) attrs() []slog.Attr {
-	return []slog.Attr{
-		slog.Uint64("batch", uint64(m.Batch)), slog.String("from", m.From.String()), slog.String("to", m.To.String()),
-		slog.Int64("bytes", m.Bytes), slog.String("reason", m.Reason),
-	}
-}
-
-func joinIDs(ids []tier.ID) string {
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = id.String()
-	}
-	return strings.Join(names, ", ")
+func (m Move) attrs() []any {
+	return []any{"batch", m.Batch, "from", m.From, "to", m.To, "bytes", m.Bytes, "reason", m.Reason}
 }
 
 // outcome is what the end of a move means to the monitor.

@@ -64,26 +64,21 @@ var jointly = decide.Load{Batches: 256, Bytes: 4 << 20}
 // batches that it would move next from being moved elsewhere.
 const jointlyFor = 2 * time.Millisecond
 
-// fault is a batch whose move went wrong.
+// fault is what is remembered of a batch whose move went wrong. Until a pause is over, the batch is
+// not moved to the tier that it could not be moved to. The index's lock guards it.
 type fault struct {
-	form     form      // that the batch had then
-	failures int       // in a row, with that form
-	edge     *edge     // of the last; nil if the batch was only busy, or it was the batch's own
-	to       tier.Kind // where edge leads to
-	until    time.Time // when it is to be a victim again
+	form     form
+	tries    [tier.Disk + 1]tries // by the tier of the target
+	why      error                // of the last conversion that failed; nil if none did
 	forget   time.Time
-	back     bool // it is a victim, and only its failures are remembered
-
-	own      [tier.Disk + 1]refused // conversions, by the tier that they were for
-	not      decide.Kinds           // the tiers of own whose pause is not over
-	why      error                  // of the last of own; nil if there was none
-	reported bool                   // an Unmovable was sent
+	reported bool // an Unmovable was sent
 }
 
-// refused counts the failures in a row of one conversion of a batch.
-type refused struct {
-	failures int
-	until    time.Time
+// tries are moves of one batch to one tier that failed in a row.
+type tries struct {
+	failures   int
+	conversion bool // the last one failed because the batch could not be converted
+	until      time.Time
 }
 
 // form is what a batch is in a space. Its failures do not concern another form.
@@ -98,81 +93,35 @@ func formOf(b *batch.Batch) form {
 	return form{now.Space, now.Form, now.Bytes}
 }
 
-// hopeful reports whether the next try may well succeed, so that it is worth waiting for. e is what
-// the index has of the batch.
-func (f *fault) hopeful(e *entry) bool {
-	if e.aside && !f.back && f.failures < giveUp && (f.edge == nil || !f.edge.broken()) {
-		return true
-	}
-	for k, r := range f.own {
-		if e.not.Has(tier.Kind(k)) && r.failures < giveUp {
-			return true
+// paused returns the tiers that the batch is not to be moved to now, and those of them that it
+// could not be converted for.
+func (f *fault) paused(now time.Time) (all, conversions decide.Kinds) {
+	for k, t := range f.tries {
+		if now.Before(t.until) {
+			all = all.With(tier.Kind(k))
+			if t.conversion {
+				conversions = conversions.With(tier.Kind(k))
+			}
 		}
 	}
-	return false
+	return all, conversions
 }
 
-// refused notes a failed conversion for a tier, of those in lower, and reports whether there is
-// none left to convert the batch for.
-func (f *fault) refused(to tier.Kind, lower decide.Kinds, now time.Time, period time.Duration, why error) (all bool) {
-	r := &f.own[to]
-	r.failures++
-	r.until = now.Add(period << min(r.failures, unmovableMax))
-	f.why = why
-	if f.not = f.pausing(now); f.not != lower {
-		return false
-	}
-	f.until, f.failures, f.edge = r.until, r.failures, nil
-	for k, r := range f.own {
-		if f.not.Has(tier.Kind(k)) && r.until.Before(f.until) {
-			f.until = r.until
-		}
-		if f.not.Has(tier.Kind(k)) {
-			f.failures = min(f.failures, r.failures)
-		}
-	}
-	return true
-}
-
-// pausing returns the tiers that the batch is not to be converted for now.
-func (f *fault) pausing(now time.Time) (not decide.Kinds) {
-	for k, r := range f.own {
-		if now.Before(r.until) {
-			not = not.With(tier.Kind(k))
-		}
-	}
-	return not
-}
-
-// remember sets until when f is remembered: for a while after its last pause.
-func (f *fault) remember(period time.Duration) {
-	f.forget = f.until
-	for _, r := range f.own {
-		if r.until.After(f.forget) {
-			f.forget = r.until
-		}
-	}
-	f.forget = f.forget.Add(period << (backoffMax + 1))
-}
-
-// due is when f is to be looked at again.
-func (f *fault) due() time.Time {
+// due returns when a pause ends, or when f is to be forgotten.
+func (f *fault) due(now time.Time) time.Time {
 	due := f.forget
-	if !f.back && f.until.Before(due) {
-		due = f.until
-	}
-	for k, r := range f.own {
-		if f.not.Has(tier.Kind(k)) && r.until.Before(due) {
-			due = r.until
+	for _, t := range f.tries {
+		if t.until.After(now) && t.until.Before(due) {
+			due = t.until
 		}
 	}
 	return due
 }
 
 // fault records what went wrong with the batch of r. It returns the tiers that the batch is not to
-// be converted for, and whether it is skipped for a while.
-func (m *Monitor) fault(r result, kind outcome, now time.Time) (not decide.Kinds, aside bool) {
-	b, from, to, period := r.Victim.Batch, m.spaces[r.From], m.spaces[r.To], m.cfg.Period
+// be moved to for a while.
+func (m *Monitor) fault(r result, kind outcome, now time.Time) decide.Kinds {
+	b, from, to, period := r.Victim.Batch, m.spaces[r.From], m.spaces[r.To].ID(), m.cfg.Period
 	is, report := formOf(b), false
 	m.index.mu.Lock()
 	f := m.faults[b]
@@ -180,49 +129,58 @@ func (m *Monitor) fault(r result, kind outcome, now time.Time) (not decide.Kinds
 		f = &fault{form: is}
 		m.faults[b] = f
 	}
-	f.back = false
+	t := &f.tries[to.Kind]
 	switch kind {
-	case busy:
-		f.until = now.Add(period)
+	case busy: // and not only for this tier
+		for k := range f.tries {
+			if again := now.Add(period); from.lower.Has(tier.Kind(k)) && f.tries[k].until.Before(again) {
+				f.tries[k].until = again
+			}
+		}
 	case failed:
 		e := from.edges[r.To]
 		e.fail(now, period)
 		e.why = r.err
-		f.failures++
-		f.edge, f.to = e, to.Kind()
-		f.until = now.Add(backoff(period, f.failures))
+		t.failures++
+		t.conversion = false
+		t.until = now.Add(backoff(period, t.failures))
 	case unmovable:
-		f.back = !f.refused(to.Kind(), from.lower, now, period, r.err)
-		m.index.changeLocked(b, func(e *entry) { e.not, e.form = f.not, is.kind })
-		report = !f.back && !f.reported && is.kind != "" // else it was dropped meanwhile
-		f.reported = f.reported || report
+		t.failures++
+		t.conversion, f.why = true, r.err
+		t.until = now.Add(period << min(t.failures, unmovableMax))
 	}
-	f.remember(period)
-	if !f.back {
-		m.index.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, is.kind })
+	not, conversions := f.paused(now)
+	if conversions == from.lower && !f.reported && is.kind != "" { // else it was dropped meanwhile
+		f.reported, report = true, true
 	}
-	m.lookAtLocked(f.due())
-	not, aside = f.not, !f.back
+	m.remember(f, now)
+	m.index.excludeLocked(b, is.kind, not)
 	m.index.mu.Unlock()
 	if report {
 		m.events.unmovable(Unmovable{
-			Batch: r.Victim.ID, Place: b.Inside().Cut().Place, Space: is.space, To: to.ID(),
+			Batch: r.Victim.ID, Place: b.Inside().Cut().Place, Space: is.space, To: to,
 			Form: is.kind, Bytes: is.bytes, Err: r.err,
 		})
 	}
-	return not, aside
+	return not
 }
 
-// lookAtLocked makes putBack look at the faults at a time, or before.
-func (m *Monitor) lookAtLocked(due time.Time) {
-	if m.due.IsZero() || due.Before(m.due) {
+// remember sets until when f is remembered: for a while after its last pause. It makes putBack look
+// at f in time.
+func (m *Monitor) remember(f *fault, now time.Time) {
+	f.forget = now
+	for _, t := range f.tries {
+		f.forget = latest(f.forget, t.until)
+	}
+	f.forget = f.forget.Add(m.cfg.Period << (backoffMax + 1))
+	if due := f.due(now); m.due.IsZero() || due.Before(m.due) {
 		m.due = due
 	}
 }
 
-// putBack makes batches victims again that were skipped for long enough, and lets conversions be
-// tried again. A batch that cannot be converted is remembered until it is dropped, so that it is
-// reported once.
+// putBack makes batches victims again whose pauses are over, and all that could not be converted if
+// that may be possible now. A batch that cannot be converted is remembered until it is dropped, so
+// that it is reported once.
 func (m *Monitor) putBack(now time.Time) {
 	changes := uint64(0)
 	if m.cfg.Changes != nil {
@@ -230,59 +188,51 @@ func (m *Monitor) putBack(now time.Time) {
 	}
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
-	if changes != m.changes { // batches that could not be converted are victims again
-		m.changes = changes
-		for b, f := range m.faults {
-			if f.why == nil {
-				continue
-			}
-			if !f.back { // else it is a victim already, or being moved
-				m.index.setAsideLocked(b, false)
-			}
-			m.index.allowLocked(b, 0)
-			delete(m.faults, b)
-		}
-	}
-	if m.due.IsZero() || now.Before(m.due) {
+	changed := changes != m.changes
+	m.changes = changes
+	if !changed && (m.due.IsZero() || now.Before(m.due)) {
 		return
 	}
 	m.due = time.Time{}
 	for b, f := range m.faults {
-		if not := f.pausing(now); not != f.not {
-			f.not = not
-			m.index.allowLocked(b, not)
+		e := m.index.entryLocked(b)
+		if e == nil || changed && f.why != nil || !now.Before(f.forget) && (!f.reported || formOf(b) != f.form) {
+			m.index.excludeLocked(b, "", 0)
+			delete(m.faults, b)
+			continue
 		}
-		if !f.back && !now.Before(f.until) {
-			// If the edge has failed last, and there is another batch to try it with, that goes first.
-			e := m.index.mu.entries[b]
-			if f.edge != nil && f.edge.failures > 0 && e != nil && e.in.smallestLocked()[f.to] > 0 {
-				f.until = now.Add(backoff(m.cfg.Period, f.failures))
-				f.remember(m.cfg.Period)
-			} else {
-				f.back = true
-				m.index.setAsideLocked(b, false)
+		for to, edge := range m.spaces[e.in.place].edges {
+			k := m.spaces[to].Kind()
+			t := &f.tries[k]
+			// Another batch, if there is one, shows first whether the edge works.
+			if over := !now.Before(t.until); over && t.failures > 0 && !t.conversion && edge.failures > 0 &&
+				e.in.smallestLocked()[k] > 0 {
+				t.until = now.Add(backoff(m.cfg.Period, t.failures))
 			}
 		}
-		if !now.Before(f.forget) {
-			if m.index.mu.entries[b] == nil || !f.reported || formOf(b) != f.form {
-				delete(m.faults, b)
-				continue
-			}
-			f.forget = now.Add(m.cfg.Period << (backoffMax + 1))
-		}
-		m.lookAtLocked(f.due())
+		not, _ := f.paused(now)
+		m.index.excludeLocked(b, f.form.kind, not)
+		m.remember(f, now)
 	}
 }
 
-// aside counts, for each space, the victims that are kept back from a tier, or from all, and are
-// worth waiting for.
+// aside counts, for each space, the victims that are not moved to some tier now, where waiting for
+// the next try is worth while.
 func (m *Monitor) aside() []int {
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
 	n := make([]int, len(m.spaces))
 	for b, f := range m.faults {
-		if e := m.index.mu.entries[b]; e != nil && f.hopeful(e) {
-			n[e.in.place]++
+		e := m.index.entryLocked(b)
+		if e == nil {
+			continue
+		}
+		for to, edge := range m.spaces[e.in.place].edges {
+			t := f.tries[m.spaces[to].Kind()]
+			if m.last.Before(t.until) && t.failures < giveUp && (t.conversion || !edge.broken()) {
+				n[e.in.place]++
+				break
+			}
 		}
 	}
 	return n
@@ -296,7 +246,8 @@ func (m *Monitor) cannotMove(i int) string {
 	var n, bytes int64
 	var why error
 	for b, f := range m.faults {
-		if e := m.index.mu.entries[b]; e != nil && e.not != 0 && e.in.place == i {
+		_, conversions := f.paused(m.last)
+		if e := m.index.entryLocked(b); e != nil && conversions != 0 && e.in.place == i {
 			n++
 			bytes += f.form.bytes
 			why = f.why

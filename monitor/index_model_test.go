@@ -7,8 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/btree"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -20,18 +18,17 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 	t.Helper()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var habits [3]int
-	if len(x.mu.entries) != len(batches) || len(x.mu.ids) != len(batches) {
-		t.Errorf("%d entries and %d ids of %d batches", len(x.mu.entries), len(x.mu.ids), len(batches))
+	if len(x.mu.entries) != len(batches) {
+		t.Errorf("%d entries of %d batches", len(x.mu.entries), len(batches))
 	}
 	for place := range x.mu.spaces {
 		s := &x.mu.spaces[place]
-		sum := spaceIndex{}
-		var in [orders][]*entry
-		largest := int64(0)
+		var sum spaceIndex
+		victims := make(map[listed]bool)
+		resting, all := make(map[sized]int), make(map[sized]int)
 		for _, b := range batches {
-			e, now := x.mu.entries[b], b.Inside().Cut()
-			if e == nil || x.mu.ids[b.ID()] != e || e.in == nil || e.in.place != x.places[now.Space] {
+			e, now := x.mu.entries[b.ID()], b.Inside().Cut()
+			if e == nil || e.b != b || e.in == nil || x.ids[e.in.place] != now.Space {
 				t.Fatalf("batch %d in %s has the entry %+v", b.ID(), now.Space, e)
 			}
 			if e.in != s {
@@ -40,44 +37,50 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 			if !e.victim && e.key != (Key{}) {
 				t.Errorf("batch %d is no victim and has the key %v", b.ID(), e.key)
 			}
-			if e.bytes != now.Bytes || e.size != now.Descriptor.Body || e.version != now.Version || e.uses != now.Uses {
+			if e.bytes != now.Bytes || e.size != now.Descriptor.Body || e.version != now.Version {
 				t.Errorf("the entry of %+v is %+v", now, e)
 			}
-			habits[min(now.Uses, 2)]++
-			sum.add(e.facts, 1)
-			largest = max(largest, e.size)
-			if in[bySize] = append(in[bySize], e); e.aside || s.lowest {
+			sum.add(&e.standing, 1)
+			all[sized{bytes: e.size}]++
+			if e.aside || e.not&s.lower == s.lower {
 				continue
 			}
 			if e.victim {
-				in[byKey] = append(in[byKey], e)
+				victims[listed{e.key, e.id, e}] = true
 			}
 			if e.rest && e.bytes > 0 {
-				in[byBytes] = append(in[byBytes], e)
+				resting[sized{e.bytes, e.not, e.victim}]++
 			}
 		}
-		if s.bytes != sum.bytes || s.rest != sum.rest || s.idle != sum.idle || s.largest.Load() != largest {
-			t.Errorf("space %d: %d, %d, %d bytes, the largest has %d; want %d, %d, %d, %d",
-				place, s.bytes, s.rest, s.idle, s.largest.Load(), sum.bytes, sum.rest, sum.idle, largest)
+		largest, _ := s.sizes.Max()
+		if s.count != sum.count || s.bytes != sum.bytes || s.rest != sum.rest || s.idle != sum.idle ||
+			s.largest.Load() != largest.bytes {
+			t.Errorf("space %d: %d, %d, %d bytes of %d, the largest has %d; want %d, %d, %d of %d, %d",
+				place, s.bytes, s.rest, s.idle, s.count, s.largest.Load(), sum.bytes, sum.rest, sum.idle,
+				sum.count, largest.bytes)
 		}
-		for i, want := range in {
-			verifyOrder(t, s.orders[i], want)
+		verifySizes(t, s.resting, resting)
+		verifySizes(t, s.sizes, all)
+		if s.victims.Len() != len(victims) {
+			t.Errorf("there are %d victims, want %d", s.victims.Len(), len(victims))
 		}
-	}
-	if x.mu.habits.Count != habits {
-		t.Errorf("the habits are of %v batches, want %v", x.mu.habits.Count, habits)
+		for l := range victims {
+			if got, ok := s.victims.Get(l); !ok || got != l {
+				t.Errorf("batch %d is not listed", l.id)
+			}
+		}
 	}
 }
 
-// verifyOrder checks that an order has just these entries, and finds each of them.
-func verifyOrder(t *testing.T, order *btree.BTreeG[*entry], want []*entry) {
+// verifySizes checks that a tree has just these counts.
+func verifySizes(t *testing.T, tree sizeTree, want map[sized]int) {
 	t.Helper()
-	if order.Len() != len(want) {
-		t.Errorf("an order has %d entries, want %d", order.Len(), len(want))
+	if tree.Len() != len(want) {
+		t.Errorf("a tree has %d sizes, want %d", tree.Len(), len(want))
 	}
-	for _, e := range want {
-		if got, ok := order.Get(e); !ok || got != e {
-			t.Errorf("an order does not find batch %d", e.id)
+	for c, n := range want {
+		if got, _ := tree.Get(sizeCount{sized: c}); got.count != n {
+			t.Errorf("a tree has %d batches of %+v, want %d", got.count, c, n)
 		}
 	}
 }
@@ -121,12 +124,11 @@ func TestIndexModel(t *testing.T) {
 				x.setAside(b, r.IntN(2) == 0)
 			case 6:
 				x.mu.Lock()
-				x.changeLocked(b, func(e *entry) { e.aside, e.kept, e.form = true, true, "another" })
+				x.excludeLocked(b, "another", decide.Kinds(0).With(tier.Host).With(tier.Disk))
 				x.mu.Unlock()
 			case 7:
 				x.mu.Lock()
-				not := decide.Kinds(0).With(tier.Disk)
-				x.changeLocked(b, func(e *entry) { e.not, e.form = not, b.Inside().Cut().Form })
+				x.excludeLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Disk))
 				x.mu.Unlock()
 			default:
 				for _, end := range ends[b] {
@@ -203,7 +205,7 @@ func (w *world) replace(b *batch.Batch, p *batch.Image) {
 	}
 }
 
-// TestIndexNotesWhereSomethingChanged: waiters go by the versions and the progress of spaces.
+// TestIndexNotesWhereSomethingChanged: waiters go by the changes of spaces.
 func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
 	other := w.put(gpu0, kib, seq(2))
@@ -215,7 +217,7 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	}
 	gained := 0
 	w.mon.index.gained = func() { gained++ }
-	changes := func(what string, in []tier.ID, progress []tier.ID, f func()) {
+	changes := func(what string, in []tier.ID, f func()) {
 		t.Helper()
 		before := make(map[tier.ID]summary)
 		for id := range w.spaces {
@@ -224,21 +226,18 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 		f()
 		for id := range w.spaces {
 			now := w.index(id)
-			if got := now.version != before[id].version; got != slices.Contains(in, id) {
+			if got := now.changes != before[id].changes; got != slices.Contains(in, id) {
 				t.Errorf("%s: a change of %s is %t", what, id, got)
-			}
-			if got := now.progress != before[id].progress; got != slices.Contains(progress, id) {
-				t.Errorf("%s: progress of %s is %t", what, id, got)
 			}
 		}
 	}
 	gpu, both, none := []tier.ID{gpu0}, []tier.ID{gpu0, host0}, []tier.ID(nil)
-	changes("a place", gpu, gpu, func() { b.SetPlace(seq(3)) })
-	changes("the same", none, none, func() { w.mon.BatchChanged(b, b.Info()) })
-	changes("a use", gpu, gpu, func() { w.use(b) })
-	changes("a move", both, both, func() { w.replace(b, w.image(host0, kib)) })
+	changes("a place", gpu, func() { b.SetPlace(seq(3)) })
+	changes("the same", none, func() { w.mon.BatchChanged(b, b.Info()) })
+	changes("a use", gpu, func() { w.use(b) })
+	changes("a move", both, func() { w.replace(b, w.image(host0, kib)) })
 	w.mon.index.setAside(other, true)
-	changes("a move that fails", gpu, none, func() {
+	changes("a move that fails", none, func() {
 		tr, err := other.TryTransit()
 		if err != nil {
 			t.Fatal(err)
@@ -250,24 +249,22 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	skip := func(b *batch.Batch) {
 		w.mon.index.mu.Lock()
 		defer w.mon.index.mu.Unlock()
-		w.mon.index.changeLocked(b, func(e *entry) { e.kept, e.form = true, b.Inside().Cut().Form })
+		w.mon.index.excludeLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Host).With(tier.Disk))
 	}
+	w.mon.index.setAside(other, false)
 	skip(other)
-	changes("a use of a batch that is skipped", gpu, gpu, func() { w.use(other) })
+	changes("a use of a batch that is skipped", gpu, func() { w.use(other) })
 	skip(b)
 	gained = 0
-	changes("a move of a batch that was skipped", both, both, func() { w.replace(b, w.image(gpu0, kib)) })
+	changes("a move of a batch that was skipped", both, func() { w.replace(b, w.image(gpu0, kib)) })
 	if gained != 1 {
 		t.Errorf("a batch that is skipped no more was announced %d times as a victim", gained)
 	}
-	changes("a drop", gpu, gpu, func() {
+	changes("a drop", gpu, func() {
 		if err := b.Drop(); err != nil {
 			t.Fatal(err)
 		}
 	})
-	if gap := w.mon.index.mu.habits.Gap; gap == 0 {
-		t.Error("two uses have no gap")
-	}
 	w.end(other)
 }
 
@@ -278,28 +275,33 @@ func TestIndexRemembersFailures(t *testing.T) {
 	b, larger := w.put(gpu0, kib, seq(1)), w.put(gpu0, 2*kib, seq(2))
 	x := w.mon.index
 	disk := decide.Kinds(0).With(tier.Disk)
-	change := func(f func(e *entry)) (now entry) {
+	fail := func(not decide.Kinds) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		x.changeLocked(b, f)
-		return *x.mu.entries[b]
+		x.excludeLocked(b, b.Inside().Cut().Form, not)
 	}
-	change(func(e *entry) { e.not, e.form = disk, b.Inside().Cut().Form })
+	now := func() standing {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.entryLocked(b).standing
+	}
+	fail(disk)
 	if s := w.index(gpu0).smallest; s[tier.Host] != kib || s[tier.Disk] != 2*kib {
 		t.Errorf("the smallest batches have %v bytes", s)
 	}
-	change(func(e *entry) { e.aside, e.kept = true, true })
+	fail(disk.With(tier.Host))
 	x.setAside(b, true) // a move begins
 	w.replace(b, w.image(host0, kib))
-	if e := change(func(*entry) {}); !e.aside || e.not != 0 {
+	if e := now(); !e.aside || e.not != 0 {
 		t.Errorf("during a move the entry is %+v", e)
 	}
 	x.setAside(b, false)
 	x.mu.Lock()
-	x.allowLocked(b, disk)
+	x.excludeLocked(b, "another form", disk)
 	x.mu.Unlock()
-	if e := change(func(*entry) {}); e.not != 0 {
-		t.Errorf("an exclusion that had ended is %v", e.not)
+	b.SetPlace(seq(3))
+	if e := now(); e.not != 0 {
+		t.Errorf("in its new form the entry is %+v", e)
 	}
 	w.end(b, larger)
 }
@@ -324,11 +326,19 @@ func TestFaultsEndWithAMove(t *testing.T) {
 	if aside := m.aside(); len(m.faults) != 1 || !slices.Equal(aside, []int{0, 1, 0}) {
 		t.Errorf("%d faults, and batches that are skipped: %v", len(m.faults), aside)
 	}
+	end(&batch.UnmovableError{Batch: b.ID()})
+	if aside := m.aside(); aside[1] != 1 {
+		t.Errorf("after two failures the batch is not waited for: %v", aside)
+	}
+	end(&batch.UnmovableError{Batch: b.ID()})
+	if aside := m.aside(); aside[1] != 0 {
+		t.Errorf("after %d failures the batch is waited for: %v", giveUp, aside)
+	}
 	end(nil)
 	if len(m.faults) != 0 {
 		t.Errorf("%d faults after a move", len(m.faults))
 	}
-	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1}) {
+	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1, Unmovable: 2}) {
 		t.Errorf("the stats are %+v", s)
 	}
 	w.end(b)

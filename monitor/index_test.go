@@ -156,7 +156,7 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 		choice: choice{Victim: Victim{Batch: b, ID: 1}, From: w.mon.byID[gpu0], To: w.mon.byID[disk0]},
 		err:    errors.New("refused"),
 	}
-	if _, aside := w.mon.fault(res, unmovable, now); !aside {
+	if w.mon.fault(res, unmovable, now) == 0 {
 		t.Error("a batch that cannot be converted is a victim still")
 	}
 	w.mon.putBack(now.Add(time.Hour)) // which looks whether its form is the same
@@ -344,7 +344,7 @@ func TestIndexDropsWhatIsOutdated(t *testing.T) {
 type hiding struct{ batch.Observer }
 
 // TestIndexRefusesASecondBatchOfAnID, while the first is not dropped. Of two that it cannot
-// refuse, it lists both, and takes out the right one.
+// refuse, it lists the first.
 func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
 	first := w.put(gpu0, 10*kib, seq(1))
@@ -378,8 +378,8 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, fit := range []int64{0, 100 * kib} { // by key, and by size
-		if n := len(w.victims(gpu0, fit)); n != 2 {
-			t.Errorf("%d victims of two batches that differ in nothing", n)
+		if n := len(w.victims(gpu0, fit)); n != 1 || !w.mon.index.Knows(first) || w.mon.index.Knows(second) {
+			t.Errorf("%d victims, want the first batch alone", n)
 		}
 	}
 	if err := second.Drop(); err != nil {
@@ -404,4 +404,32 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 	if s := w.index(gpu0); s.count != 0 || s.bytes != 0 {
 		t.Errorf("all are gone, and there is %+v", s)
 	}
+}
+
+// both announces batches to two indexes.
+type both struct{ one, other *Monitor }
+
+func (o both) BatchChanged(b *batch.Batch, now batch.Info) {
+	o.one.BatchChanged(b, now)
+	o.other.BatchChanged(b, now)
+}
+
+// TestBatchInTwoIndexes: a program's observer may announce a batch to two engines. Each has its own
+// record of it.
+func TestBatchInTwoIndexes(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	other := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
+	b, err := batch.New(batch.Options{
+		ID: w.ids.Next(), Payload: w.image(gpu0, kib), Observer: both{w.mon, other.mon}, Place: seq(1),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mon.index.setAside(b, true)
+	w.use(b)
+	if here, there := w.victims(gpu0, 0), other.victims(gpu0, 0); len(here) != 0 || len(there) != 1 {
+		t.Errorf("the victims are %v and %v, want the batch in the other index alone", here, there)
+	}
+	w.end(b)
+	other.end()
 }

@@ -12,9 +12,9 @@ func (m *Monitor) Inside() inside { return inside{m} }
 // meanwhile may be left out.
 func (in inside) Each(f func(*batch.Batch)) {
 	in.index.mu.Lock()
-	for b := range in.index.mu.entries {
+	for _, e := range in.index.mu.entries {
 		in.index.mu.Unlock()
-		f(b)
+		f(e.b)
 		in.index.mu.Lock()
 	}
 	in.index.mu.Unlock()

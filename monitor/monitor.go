@@ -165,7 +165,6 @@ func New(cfg Config) (*Monitor, error) {
 		sp := &space{
 			Space: s, edges: make(map[int]*edge), clearing: make(chan struct{}, 1), freeing: make(chan struct{}, 1),
 		}
-		sp.linger.begin(s, time.Now())
 		m.spaces = append(m.spaces, sp)
 	}
 	edges := 0
@@ -179,7 +178,7 @@ func New(cfg Config) (*Monitor, error) {
 	m.ended = make(chan []result, edges*cfg.MovesPerEdge) // room for all, so that no executor waits for Run
 	m.writing.ended = make(chan written, 1)
 	m.events.panics.Logger = cfg.Logger
-	m.index = newIndex(cfg.Policy, ids, func(i int) bool { return len(m.spaces[i].edges) == 0 }, m.help)
+	m.index = newIndex(cfg.Policy, ids, func(i int) decide.Kinds { return m.spaces[i].lower }, m.help)
 	m.index.panics.Logger = cfg.Logger
 	return m, nil
 }
@@ -289,8 +288,7 @@ func (m *Monitor) finishAll() {
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
 	for b := range m.faults {
-		m.index.setAsideLocked(b, false)
-		m.index.allowLocked(b, 0)
+		m.index.excludeLocked(b, "", 0)
 	}
 	clear(m.faults)
 	m.due = time.Time{}
@@ -448,7 +446,7 @@ func (m *Monitor) begin(ctx context.Context, moves []decide.Move) (outdated bool
 		from, to := m.spaces[c.From], m.spaces[c.To]
 		e := from.edges[c.To]
 		if now := b.Info(); !m.canLeave(now, from.ID()) {
-			_ = m.index.note(b, now, false)
+			_ = m.index.note(b, &now, false)
 			outdated = true
 			continue
 		}
@@ -541,7 +539,7 @@ func (m *Monitor) wanted(c choice) bool {
 
 // canLeave reports whether a batch may still be moved out of a space.
 func (m *Monitor) canLeave(now batch.Info, from tier.ID) bool {
-	return movable(now) && !now.Leased && now.Space == from
+	return movable(&now) && !now.Leased && now.Space == from
 }
 
 // errGivenBack is the result of a move that execute did not begin.
@@ -597,8 +595,10 @@ func (m *Monitor) finishMove(r result) {
 	case moved:
 		m.index.mu.Lock()
 		e.failures = 0
-		delete(m.faults, b)
-		m.index.allowLocked(b, 0)
+		if m.faults[b] != nil {
+			delete(m.faults, b)
+			m.index.excludeLocked(b, "", 0)
+		}
 		m.index.mu.Unlock()
 		if r.Victim.Bytes >= to.refusal.bytes {
 			to.refusal = refusal{}
@@ -607,9 +607,7 @@ func (m *Monitor) finishMove(r result) {
 		to.refusal.note(now, m.cfg.Period, r.Victim.Bytes, max(r.usedBefore, to.Used()))
 		to.refusal.why = causeOf(r.err)
 	case busy, failed, unmovable:
-		if _, aside := m.fault(r, kind, now); aside {
-			return
-		}
+		m.fault(r, kind, now)
 	}
 	m.index.setAside(b, false)
 }

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +15,15 @@ import (
 // the smallest goes down first.
 type Key [4]uint64
 
+func (k Key) compare(other Key) int {
+	for i, word := range k {
+		if word != other[i] {
+			return cmp.Compare(word, other[i])
+		}
+	}
+	return 0
+}
+
 // Victim is a batch that could be moved down.
 type Victim struct {
 	Batch *batch.Batch
@@ -24,8 +34,6 @@ type Victim struct {
 	// it has a copy in a slower space.
 	Down, Up time.Duration
 
-	rank   Key           // by which victims of several spaces are compared
-	worth  float64       // see costAware
 	not    decide.Kinds  // the tiers that it cannot be converted for
 	copied decide.Places // the spaces that have a copy of it
 }
@@ -39,9 +47,9 @@ type Policy interface {
 	// Key is computed whenever a batch changes, never by the passing of time, so
 	// that an index can be kept and no scan is needed.
 	Key(info batch.Info) Key
-	// Order may rearrange the batches with the smallest keys of one space, at
-	// most 1,024, which come ordered by key. It is for what a key cannot contain: costs, and
-	// the time, which is now, in unix nanoseconds.
+	// Order may rearrange the batches with the smallest keys of one space, at most 1,024, which come
+	// ordered by key. It may also replace their Keys, by which victims of several spaces are compared.
+	// It is for what a key cannot contain: costs, and the time, which is now, in unix nanoseconds.
 	Order(now int64, shortlist []Victim)
 }
 

@@ -24,12 +24,13 @@ type space struct {
 	clearing chan struct{}
 	freeing  chan struct{} // has a token while clean images are dropped; see dropSharingOf
 
-	edges   map[int]*edge // by the index of the target
-	lower   decide.Kinds  // the tiers of the targets
-	leaving int64         // bytes of the moves in progress from here
-	moving  int           // moves in progress from here or to here
-	refusal refusal       // the last move to here that found no room
-	linger  lingering     // the age of retired bytes
+	edges   map[int]*edge   // by the index of the target
+	lower   decide.Kinds    // the tiers of the targets
+	leaving int64           // bytes of the moves in progress from here
+	moving  int             // moves in progress from here or to here
+	refusal refusal         // the last move to here that found no room
+	linger  lingering       // the age of retired bytes
+	victims []decide.Victim // of the last step; the memory is used again
 
 	covered coverage // when all that is above the stop mark had copies
 	search  search   // for batches to copy ahead
@@ -96,52 +97,31 @@ func (f *refusal) bound(now time.Time, used int64) int64 {
 	return f.bytes
 }
 
-// lingering counts retired bytes by age.
+// lingering estimates how many retired bytes a device keeps for long.
 type lingering struct {
-	since time.Time     // since when somebody has needed room; zero if nobody does
-	begun time.Time     // when fresh did
-	fresh *atomic.Int64 // what was retired since, and is still
-	older []era
+	since  time.Time // since when somebody has needed room; zero if nobody does
+	before int64     // at most so many bytes were retired then and are still
+	begun  time.Time // when the present period began
+	least  int64     // the least that was retired in it
+	late   int64     // the least that was retired in the last one
 }
 
-// era is a time that is over. Some of what was retired in it is so still.
-type era struct {
-	end     time.Time
-	retired *atomic.Int64
-}
-
-// begin counts what is retired from now on apart.
-func (l *lingering) begin(s *tier.Space, now time.Time) {
-	if l.fresh != nil {
-		l.older = append(l.older, era{now, l.fresh})
-	}
-	l.older = slices.DeleteFunc(l.older, func(e era) bool { return e.retired.Load() == 0 })
-	l.begun, l.fresh = now, new(atomic.Int64)
-	s.CountRetired(l.fresh)
-}
-
-// note returns how many bytes have been retired for a period at least, and how many of them were so
-// before somebody needed room.
-func (l *lingering) note(s *tier.Space, now time.Time, period time.Duration, needed bool) (late, before int64) {
-	switch {
-	case !needed:
+// note is called with what is retired at each step. It returns about how many bytes have been
+// retired for at least a period, and how many of them were retired before somebody needed room.
+func (l *lingering) note(retired int64, now time.Time, period time.Duration, needed bool) (late, before int64) {
+	if !needed {
 		l.since = time.Time{}
 		return 0, 0
-	case l.since.IsZero():
-		l.since = now
-		l.begin(s, now)
-	case now.Sub(l.begun) >= period:
-		l.begin(s, now)
 	}
-	for _, e := range l.older {
-		if n := e.retired.Load(); now.Sub(e.end) >= period {
-			late += n
-			if !e.end.After(l.since) {
-				before += n
-			}
-		}
+	if l.since.IsZero() {
+		*l = lingering{since: now, before: retired, begun: now, least: retired}
 	}
-	return late, before
+	l.before, l.least = min(l.before, retired), min(l.least, retired)
+	if now.Sub(l.begun) >= period {
+		l.begun, l.late, l.least = now, l.least, retired
+	}
+	late = min(l.late, retired)
+	return late, min(late, l.before)
 }
 
 // isLost reports whether s is lost, so that nothing can be moved from it or to it. The first time
@@ -220,9 +200,7 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 		sum := m.index.summary(i)
 		lacking = lacking || sp.Waiting > 0 || sp.Wanted > 0 || sp.Room() < 0
 		wanted = wanted || lacking || sp.Over() > 0
-		late, before := s.linger.note(s.Space, m.last, m.cfg.Period, lacking)
-		unsure := s.Unsure()
-		sp.Late, sp.Lingering = min(sp.Retired, max(0, late-unsure)), min(sp.Retired, max(0, before-unsure))
+		sp.Late, sp.Lingering = s.linger.note(sp.Retired, m.last, m.cfg.Period, lacking)
 		if wanted && len(sp.Down) > 0 {
 			var fit byKind
 			for _, e := range sp.Down {
@@ -231,23 +209,21 @@ func (m *Monitor) observeBatches(state *decide.Snapshot, long []int) {
 			}
 			begin := len(m.shortlist)
 			m.shortlist, sp.More = m.victims(m.shortlist, i, fit, m.enough(sp, sum, slices.Contains(long, i)))
+			s.victims = s.victims[:0]
 			for n, v := range m.shortlist[begin:] {
-				key := v.Key
-				if _, ok := m.cfg.Policy.(costAware); ok {
-					key = v.rank
-				}
-				sp.Victims = append(sp.Victims, decide.Victim{
-					N: begin + n, Bytes: v.Bytes, Key: key, Not: v.not, Copied: v.copied,
+				s.victims = append(s.victims, decide.Victim{
+					N: begin + n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied,
 				})
 			}
+			sp.Victims = s.victims
 		}
 		sp.Rest = sum.rest
 		for j := range sp.Down {
 			e := &sp.Down[j]
 			e.Smallest = sum.smallest[state.Spaces[e.To].ID.Kind]
 		}
-		s.version = sum.version
-		if p := (progress{sp.Withheld, sum.progress}); p != s.seen {
+		s.version = sum.changes
+		if p := (progress{sp.Withheld, sum.changes}); p != s.seen {
 			s.seen, s.stillSince = p, time.Time{}
 		}
 	}
@@ -506,5 +482,5 @@ func (m inside) Movable(id tier.ID) bool {
 		return false
 	}
 	o := m.outlook.Load()
-	return o == nil || (*o)[i].relief || m.index.summary(i).version != (*o)[i].version
+	return o == nil || (*o)[i].relief || m.index.summary(i).changes != (*o)[i].version
 }

@@ -91,7 +91,8 @@ func TestUnmovable(t *testing.T) {
 			if n > 1 {
 				want = fmt.Sprintf("%d batches of %d bytes cannot be converted", n, 64*kib)
 			}
-			if !errors.As(o.err, &full) || !strings.Contains(full.Error(), want) || strings.Contains(full.Error(), "larger") {
+			if !errors.As(o.err, &full) ||
+				!strings.Contains(full.Error(), want) || strings.Contains(full.Error(), "larger") {
 				t.Errorf("%d batches: the outcome is %v", n, o.err)
 			}
 			w.end(all...)
@@ -136,7 +137,8 @@ func TestUnmovable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := tr.Commit(batch.NewImage(&batch.Descriptor{Rows: 1, Body: 2 * kib}, buf, r.Space()), false); err != nil {
+		image := batch.NewImage(&batch.Descriptor{Rows: 1, Body: 2 * kib}, buf, r.Space())
+		if err := tr.Commit(image, false); err != nil {
 			t.Fatal(err)
 		}
 		r.Release()
@@ -153,7 +155,10 @@ func TestUnmovable(t *testing.T) {
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib}, func(c *Config, _ *world) { cannot = told(c) })
 		for _, dropped := range []bool{false, true} {
 			b := w.put(host0, 4*kib, seq(1))
-			mv := result{choice: choice{Victim: Victim{Batch: b, ID: b.ID()}, From: w.mon.byID[host0], To: w.mon.byID[disk0]}, err: batch.ErrUnmovable}
+			mv := result{
+				choice: choice{Victim: Victim{Batch: b, ID: b.ID()}, From: w.mon.byID[host0], To: w.mon.byID[disk0]},
+				err:    batch.ErrUnmovable,
+			}
 			if dropped {
 				if err := b.Drop(); err != nil {
 					t.Fatal(err)
@@ -170,7 +175,9 @@ func TestUnmovable(t *testing.T) {
 	})
 	bubble(t, "a new converter is tried at once", func(t *testing.T) {
 		var changes atomic.Uint64
-		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) { c.Changes = changes.Load })
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.Changes = changes.Load
+		})
 		unmovables(w, 0)
 		all := w.fillSpace(host0, 2, 28*kib)
 		w.start()
@@ -215,7 +222,9 @@ func TestUnknownErrors(t *testing.T) {
 	// The file system's word is not the monitor's context.
 	bubble(t, "a foreign cancellation", func(t *testing.T) {
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, nil)
-		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error { return fmt.Errorf("writing: %w", context.Canceled) }
+		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
+			return fmt.Errorf("writing: %w", context.Canceled)
+		}
 		all := w.fillSpace(host0, 60, kib)
 		w.start()
 		settle(time.Minute)
@@ -230,7 +239,9 @@ func TestUnknownErrors(t *testing.T) {
 // TestEndOfMoves: a move that the end of Run breaks off is no failure.
 func TestEndOfMoves(t *testing.T) {
 	bubble(t, "Run ends", func(t *testing.T) {
-		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(_ *Config, w *world) { w.mover.bytesA = time.Hour })
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(_ *Config, w *world) {
+			w.mover.bytesA = time.Hour
+		})
 		all := w.fillSpace(gpu0, 85, kib)
 		w.start()
 		synctest.Wait()
@@ -296,7 +307,8 @@ func TestUnmovableToATier(t *testing.T) {
 		w.start()
 		o := <-w.reserve(t.Context(), gpu0, 40*kib)
 		var full *tier.NoSpaceError
-		if !errors.As(o.err, &full) || !strings.Contains(full.Error(), "11 batches of 45056 bytes cannot be converted") {
+		if !errors.As(o.err, &full) ||
+			!strings.Contains(full.Error(), "11 batches of 45056 bytes cannot be converted") {
 			t.Errorf("the outcome is %v", o.err)
 		}
 		settle(time.Minute)
@@ -320,7 +332,8 @@ func TestUnmovableToATier(t *testing.T) {
 		w.start()
 		o := <-w.reserve(t.Context(), gpu0, kib)
 		var full *tier.NoSpaceError
-		if !errors.As(o.err, &full) || !strings.Contains(full.Error(), "all that is left there at rest cannot be moved: 8 batches") {
+		if !errors.As(o.err, &full) ||
+			!strings.Contains(full.Error(), "all that is left there at rest cannot be moved: 8 batches") {
 			t.Errorf("the outcome is %v", o.err)
 		}
 		settle(10 * time.Minute)
@@ -349,9 +362,14 @@ func TestUnmovableToATier(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
 		tries := unmovableTo(w, tier.Host, 0)
 		b := w.put(gpu0, 4*kib, seq(1))
-		mv := result{choice: choice{Victim: Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}, From: w.mon.byID[gpu0], To: w.mon.byID[host0]}, err: batch.ErrUnmovable}
-		if not, aside := w.mon.fault(mv, unmovable, time.Now()); not != decide.Kinds(0).With(tier.Host) || aside {
-			t.Errorf("it is not to go to %b; aside %v", not, aside)
+		mv := result{
+			choice: choice{
+				Victim: Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}, From: w.mon.byID[gpu0], To: w.mon.byID[host0],
+			},
+			err: batch.ErrUnmovable,
+		}
+		if not := w.mon.fault(mv, unmovable, time.Now()); not != decide.Kinds(0).With(tier.Host) {
+			t.Errorf("it is not to go to %b", not)
 		}
 		if err := w.mover.Relieve(t.Context(), b, disk0, decide.Demand); err != nil {
 			t.Fatal(err)

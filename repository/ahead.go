@@ -43,7 +43,7 @@ type lookahead struct {
 	max   int // batches, or adaptive
 
 	ctx     context.Context
-	stop    func()
+	stop    context.CancelFunc
 	runs    bool // the goroutine, which looks for more; guarded by r.mu
 	running sync.WaitGroup
 
@@ -52,7 +52,8 @@ type lookahead struct {
 	working, moving atomic.Int64
 }
 
-// lookAhead returns the lookahead of a consumer that wants batches in a tier. The caller must end
+// lookAhead returns the lookahead of a consumer that wants batches in a tier. ctx ends with the
+// repository, too. The caller must end
 // it.
 func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind, limit int) *lookahead {
 	mover, ok := r.m.cfg.Mover.(aheadMover)
@@ -66,7 +67,7 @@ func (r *Repository) lookAhead(ctx context.Context, partition int, to tier.Kind,
 		return nil
 	}
 	l := &lookahead{r: r, p: p, mover: mover, to: to, max: min(limit, maxAhead)}
-	l.ctx, l.stop = r.within(ctx)
+	l.ctx, l.stop = context.WithCancel(ctx)
 	l.working.Store(math.MaxInt64) // not known yet
 	return l
 }
@@ -145,8 +146,8 @@ func (l *lookahead) next(last *batch.Batch) *batch.Batch {
 	}
 	for _, c := range [...]class{idle, taskCreated, processing, inTransit} {
 		n := 0
-		l.p.sets[c].Ascend(func(e *entry) bool {
-			coming = append(coming, e)
+		l.p.sets[c].Ascend(func(q queued) bool {
+			coming = append(coming, q.e)
 			n++
 			return n < depth
 		})

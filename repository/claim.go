@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
@@ -76,41 +77,94 @@ func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOp
 	}
 	r.mu.Lock()
 	p, err := r.partitionLocked(partition)
-	switch {
-	case err != nil:
-		r.mu.Unlock()
-		return nil, err
-	case r.mu.closed:
-		r.mu.Unlock()
-		return nil, r.closedError()
-	}
-	wt, at := p.waitLocked(wantAll)
-	p.matchLocked()
 	r.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	select {
-	case <-wt.ready: // at once, also if ctx has ended
-		return wt.all, wt.err
+	case p.gathering <- struct{}{}: // at once, also if ctx has ended
 	default:
+		select {
+		case p.gathering <- struct{}{}:
+		case <-r.life.Done():
+			return nil, r.closedError()
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
-	select {
-	case <-wt.ready:
-		return wt.all, wt.err
-	case <-ctx.Done():
-	}
+	defer func() { <-p.gathering }()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	has := wt.all // not nil: handed over just now, to a waiter that has given up
-	if has == nil && wt.err == nil {
-		if g := p.gathering; g != nil && at == p.queues[wantAll].Front() {
-			has = g.claim
+	c := &Claim{r: r, part: p}
+	for last := p.last; err == nil; {
+		awaited, others := c.gatherLocked(last)
+		switch {
+		case r.mu.closed:
+			err = r.closedError()
+		case others:
+			c.giveBackLocked()
+			err = p.claimedErrorLocked()
+		case awaited != nil:
+			changed := awaited.awaitLocked()
+			r.mu.Unlock()
+			select {
+			case <-changed:
+			case <-r.life.Done():
+				err = r.closedError()
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+			r.mu.Lock()
+		case len(c.entries) > 0:
+			slices.SortFunc(c.entries, older)
+			return c, nil
+		case p.n == 0:
+			err = io.EOF
+		default: // others have taken or dropped all that was there: begin again
+			last = p.last
 		}
-		p.leaveLocked(wantAll, at)
 	}
-	if has != nil {
-		has.giveBackLocked()
-	}
+	c.giveBackLocked()
 	p.matchLocked()
-	return nil, context.Cause(ctx)
+	return nil, err
+}
+
+// gatherLocked claims the entries up to the one with seq last that can be had now. It returns one
+// that it must wait for, which is in transit or in the hands of a call, and whether other claims
+// hold some. Without either, the claim is complete, and has no batch that was dropped in place.
+func (c *Claim) gatherLocked(last uint64) (awaited *entry, others bool) {
+	p := c.part
+	for _, from := range eligible[wantTask] {
+		for q, ok := p.sets[from].Min(); ok && q.seq <= last; q, ok = p.sets[from].Min() {
+			p.moveLocked(q.e, claimed)
+			c.addLocked(q.e)
+		}
+	}
+	for _, from := range []class{inTransit, claimed} {
+		p.sets[from].Ascend(func(q queued) bool {
+			switch {
+			case q.seq > last:
+				return false
+			case q.e.claim == nil:
+				awaited = q.e
+			case q.e.claim != c:
+				others = true
+			}
+			return !others
+		})
+	}
+	if awaited == nil && !others {
+		c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool {
+			dropped := e.b.Inside().Cut().State == batch.Released
+			if dropped {
+				e.holdLocked(nil)
+				c.r.unclaimLocked(e)
+			}
+			return dropped
+		})
+	}
+	p.matchLocked() // the waits of other claims may end with an error now
+	return awaited, others
 }
 
 // claimedErrorLocked returns the error for a partition of which open claims hold batches.
@@ -119,8 +173,8 @@ func (p *partition) claimedErrorLocked() error {
 }
 
 // addLocked adds an entry that is claimed.
-func (c *Claim) addLocked(e *entry, h holder) {
-	e.holdLocked(h)
+func (c *Claim) addLocked(e *entry) {
+	e.holdLocked(c)
 	c.entries = append(c.entries, e)
 }
 
@@ -139,14 +193,14 @@ func (r *Repository) holdUpTo(first *entry, w want, limit int) (*Claim, error) {
 		return nil, nil
 	}
 	c := &Claim{r: r, part: p}
-	c.addLocked(first, claimOpen)
+	c.addLocked(first)
 	for len(c.entries) < limit {
 		e := p.firstLocked(w)
 		if e == nil {
 			break
 		}
 		p.moveLocked(e, claimed)
-		c.addLocked(e, claimOpen)
+		c.addLocked(e)
 	}
 	p.matchLocked() // the waits of other claims may end with an error now
 	// The first may have waited for its taker, while older ones came back.
@@ -181,8 +235,8 @@ func (c *Claim) Restore() error {
 // letGoLocked ends the hold on an entry that is claimed still, and reports whether there was one:
 // the end of the repository takes it away.
 func (e *entry) letGoLocked() bool {
-	held := e.holder != unheld
-	e.holdLocked(unheld)
+	held := e.claim != nil
+	e.holdLocked(nil)
 	return held
 }
 

@@ -115,8 +115,8 @@ func (r *Repository) drop(ctx context.Context, e *entry, leave bool) (dropped bo
 		case e.class == gone || leave && e.class == claimed:
 			r.mu.Unlock()
 			return false, 0, nil
-		case e.holder != unheld && r.mu.closed: // its holder may keep it for ever, and will find out
-			e.holdLocked(unheld)
+		case e.claim != nil && r.mu.closed: // its holder may keep it for ever, and will find out
+			e.holdLocked(nil)
 		case e.class == inTransit && r.m.ended.Err() == nil:
 			changed, ended = e.awaitLocked(), r.m.ended.Done()
 		case e.class == claimed:

@@ -52,6 +52,8 @@ func (r *Repository) Drain(
 		consume := func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
 			return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
 		}
+		ctx, done := r.within(ctx)
+		defer done()
 		ahead := r.lookAhead(ctx, partition, to, o.ahead)
 		defer ahead.end()
 		for {
@@ -102,8 +104,6 @@ func (r *Repository) acquire(ctx context.Context, partition int, w want, open op
 // open opens a handle on the batch of a claimed entry. If it fails or panics, it puts the entry
 // back.
 func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.Handle, err error) {
-	ctx, done := r.within(ctx)
-	defer done()
 	defer func() { // also when a converter panics
 		if h == nil {
 			r.putBack(e)
@@ -146,8 +146,9 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
 	}
 	o := takeOptionsOf(opts)
+	ctx, done := r.within(ctx)
 	rd := &reader{
-		r: r, ctx: ctx, partition: partition, want: o.want(wantTask), schema: schema,
+		r: r, ctx: ctx, done: done, partition: partition, want: o.want(wantTask), schema: schema,
 		ahead: r.lookAhead(ctx, partition, tier.Host, o.ahead),
 	}
 	rd.refs.Store(1)
@@ -156,7 +157,8 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 
 type reader struct {
 	r         *Repository
-	ctx       context.Context // of Reader's caller: array.RecordReader has none in Next
+	ctx       context.Context // of Reader's caller and the repository: array.RecordReader has none in Next
+	done      func()          // ends ctx
 	partition int
 	want      want
 	schema    *arrow.Schema
@@ -173,10 +175,16 @@ func (rd *reader) Retain() { rd.refs.Add(1) }
 
 func (rd *reader) Release() {
 	if rd.refs.Add(-1) == 0 {
-		rd.ended = true
-		rd.ahead.end()
+		rd.end()
 		rd.drop()
 	}
+}
+
+// end ends the stream. It may be called again.
+func (rd *reader) end() {
+	rd.ended = true
+	rd.ahead.end()
+	rd.done()
 }
 
 func (rd *reader) drop() {
@@ -199,8 +207,7 @@ func (rd *reader) Next() bool {
 	rd.ahead.worked()
 	rec, err := rd.read()
 	if err != nil {
-		rd.ended = true
-		rd.ahead.end()
+		rd.end()
 		if errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -244,7 +251,5 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 
 func (rd *reader) open(h *batch.Handle) (_ arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "a payload") // the batch is put back
-	ctx, done := rd.r.within(rd.ctx)
-	defer done()
-	return rd.r.m.cfg.Mover.Record(ctx, h)
+	return rd.r.m.cfg.Mover.Record(rd.ctx, h)
 }

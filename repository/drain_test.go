@@ -407,6 +407,36 @@ func TestCloseEndsDrain(t *testing.T) {
 	})
 }
 
+// TestCloseEndsReading: the context with which a reader opens a record ends with the repository.
+func TestCloseEndsReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMover(t, 10, 10, 10)
+		r := ensure(t, newPlan(t, m), "join")
+		fill(t, r, 1)
+		rd, err := r.Reader(background, 0)
+		check(t, err)
+		closed := make(chan struct{})
+		m.setFault(func(op string) error {
+			if op == "record" {
+				<-closed
+			}
+			return nil
+		})
+		read, ended := make(chan bool), make(chan error, 1)
+		go func() { read <- rd.Next() }()
+		synctest.Wait()
+		go func() { ended <- r.Close(background) }()
+		synctest.Wait()
+		close(closed)
+		if <-read {
+			t.Error("a record came after the close")
+		}
+		wantError(t, rd.Err(), tier.ErrClosed)
+		check(t, <-ended)
+		rd.Release()
+	})
+}
+
 // TestReader: records come out as they were put, from whatever tier, and the
 // reader consumes what it shows.
 func TestReader(t *testing.T) {

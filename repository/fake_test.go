@@ -194,9 +194,12 @@ func (m *fakeMover) open(ctx context.Context, b *batch.Batch, to reservation.Str
 	}
 }
 
-func (m *fakeMover) Record(_ context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
+func (m *fakeMover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
 	if err := m.begin("record"); err != nil {
 		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -108,7 +108,8 @@ func TestOrder(t *testing.T) {
 		}
 		for i, name := range want {
 			if rank, last, same := places(named[name]); rank != i || last != (i == len(want)-1) || !same {
-				t.Errorf("%s: rank %d, last %v, all the same %v; want rank %d of %d", name, rank, last, same, i, len(want))
+				t.Errorf("%s: rank %d, last %v, all the same %v; want rank %d of %d",
+					name, rank, last, same, i, len(want))
 			}
 		}
 	}
@@ -274,7 +275,8 @@ func TestOrdersRace(t *testing.T) {
 		both.Wait()
 		for i, r := range plan.Repositories() {
 			if rank, last, same := places(r); rank != i || last != (i == 1) || !same {
-				t.Fatalf("round %d: %s is at %d, and its batches at %d, all the same: %v", round, r.Key(), i, rank, same)
+				t.Fatalf("round %d: %s is at %d, and its batches at %d, all the same: %v",
+					round, r.Key(), i, rank, same)
 			}
 		}
 	}
@@ -461,7 +463,7 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	old := b.Info()
 	transit, err := b.TryTransit()
 	check(t, err)
-	(*store)(r).BatchChanged(b, old)
+	r.mu.entries[b.ID()].BatchChanged(b, old)
 	r.mu.Lock()
 	if c := r.mu.entries[b.ID()].class; c != inTransit {
 		t.Errorf("the class is %d, want %d", c, inTransit)
@@ -475,7 +477,7 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	announce, err := r.insertLocked(0, loose, 0, nil)
 	r.mu.Unlock()
 	check(t, err)
-	(*store)(r).BatchChanged(loose, old) // from before it was put
+	r.mu.entries[loose.ID()].BatchChanged(loose, old) // from before it was put
 	r.mu.Lock()
 	if c := r.mu.entries[loose.ID()].class; c != taskCreated {
 		t.Errorf("the class is %d, want %d", c, taskCreated)
@@ -491,12 +493,13 @@ func TestRepositoryIgnoresAnotherBatch(t *testing.T) {
 	r := ensure(t, newPlan(t, m), "join")
 	first, second := newBatch(t, 1, m.space(tier.GPU)), newBatch(t, 1, m.space(tier.Host))
 	check(t, r.PutBatch(0, first))
+	left := r.mu.entries[first.ID()]
 	_, err := r.Take(background, 0, batch.Idle)
 	check(t, err)
 	check(t, r.PutBatch(0, second))
 	check(t, first.CreateTask(background))
 	check(t, first.Drop())
-	(*store)(r).BatchChanged(first, first.Info())
+	left.BatchChanged(first, first.Info())
 	check(t, r.takeBack(background, first))
 	if r.Len(0) != 1 || r.Bytes(tier.Host) != 10 {
 		t.Errorf("the repository has %d batches of %d bytes", r.Len(0), r.Bytes(tier.Host))

@@ -13,7 +13,7 @@ import (
 )
 
 // entry is a batch for as long as it is in a repository: a batch that is put again gets another
-// entry. The repository's lock guards all fields but b and seq.
+// entry. The batch reports its changes to it. The repository's lock guards all fields but b and seq.
 type entry struct {
 	b       *batch.Batch
 	seq     uint64 // order of arrival within the plan
@@ -23,7 +23,7 @@ type entry struct {
 	changed chan struct{} // closed at the next change; nil without waiters
 	class   class
 	kind    tier.Kind // where the data was last seen; 0 when it is gone
-	holder  holder
+	claim   *Claim    // that holds the entry for longer than a call; nil if none does
 }
 
 // older compares entries by arrival.
@@ -45,23 +45,15 @@ func (e *entry) signalLocked() {
 	}
 }
 
-// holder is the kind of claim that holds an entry for longer than a call.
-type holder uint8
-
-const (
-	unheld    holder = iota
-	claimOpen        // a Claim
-	gatherer         // the partition's gathering
-)
-
-// holdLocked makes h the holder of a claimed entry.
-func (e *entry) holdLocked(h holder) {
-	if e.holder != unheld {
+// holdLocked makes c, which may be nil, the claim that holds a claimed entry.
+func (e *entry) holdLocked(c *Claim) {
+	if e.claim != nil {
 		e.part.held--
 	}
-	if e.holder = h; h != unheld {
+	if e.claim = c; c != nil {
 		e.part.held++
 	}
+	e.signalLocked()
 }
 
 // class is the set of its partition that an entry is in. There is one set for each state, by the
@@ -88,7 +80,6 @@ const (
 	wantTransit
 	wantRest  // as wantTask, but only until the partition is empty
 	wantClaim // as wantTask, but not for batches in open claims
-	wantAll   // all batches of the partition, as a Claim
 	wants
 
 	unordered want = 8                 // may be added: batches in transit are skipped
@@ -103,7 +94,6 @@ var eligible = [wants][]class{
 	wantTransit: {idle, taskCreated},
 	wantRest:    {idle, taskCreated, processing},
 	wantClaim:   {idle, taskCreated, processing},
-	wantAll:     {idle, taskCreated, processing},
 }
 
 // A partition is a queue. Its entries are in one set per class, each ordered by arrival, so that a
@@ -115,38 +105,34 @@ type partition struct {
 	r         *Repository
 	number    int
 	n         int // all entries, claimed ones too, because a taker may fail
-	sets      [classes]*btree.BTreeG[*entry]
-	held      int               // entries in Claims and in the gathering
+	sets      [classes]*btree.BTreeG[queued]
+	held      int               // entries in Claims
 	last      uint64            // the largest seq that was put
 	queues    [queues]list.List // of *waiter, in order of arrival
 	waiting   int               // waiters in all queues
 	arrived   uint64            // number of the last waiter
-	gathering *gathering        // of the first taker that waits for all; nil before it begins
+	gathering chan struct{}     // has a token while a ClaimAll runs: two would wait for each other
 }
 
-// waiter is a taker that waits. The repository's lock guards e, all and err until
-// ready is closed, then they are the taker's.
+// queued is an entry in a set, with its order by value.
+type queued struct {
+	seq uint64
+	e   *entry
+}
+
+// waiter is a taker that waits. The repository's lock guards e and err until ready is closed, then
+// they are the taker's.
 type waiter struct {
 	arrival uint64
 	ready   chan struct{}
 	e       *entry // claimed for the taker
-	all     *Claim // or this, if the taker wants all
 	err     error
 }
 
-// gathering is how a taker gets all batches that the partition held when it began. It keeps the
-// entries that it has, so that it waits for each once. There is one at a time in a partition: two
-// would wait for each other.
-type gathering struct {
-	claim   *Claim   // the entries so far
-	last    uint64   // the largest seq that it wants
-	awaited []*entry // in transit, or claimed by a call, when it began; some may be gone since
-}
-
 func newPartition(r *Repository, number int) *partition {
-	p := &partition{r: r, number: number}
+	p := &partition{r: r, number: number, gathering: make(chan struct{}, 1)}
 	for c := range p.sets {
-		p.sets[c] = btree.NewWithFreeListG(32, func(a, b *entry) bool { return a.seq < b.seq }, r.nodes)
+		p.sets[c] = btree.NewWithFreeListG(32, func(a, b queued) bool { return a.seq < b.seq }, r.nodes)
 	}
 	return p
 }
@@ -154,8 +140,8 @@ func newPartition(r *Repository, number int) *partition {
 // oldestLocked returns the oldest entry of the classes, nil if there is none.
 func (p *partition) oldestLocked(of ...class) (oldest *entry) {
 	for _, c := range of {
-		if e, ok := p.sets[c].Min(); ok && (oldest == nil || e.seq < oldest.seq) {
-			oldest = e
+		if q, ok := p.sets[c].Min(); ok && (oldest == nil || q.seq < oldest.seq) {
+			oldest = q.e
 		}
 	}
 	return oldest
@@ -166,13 +152,7 @@ func (p *partition) oldestLocked(of ...class) (oldest *entry) {
 // takers that want the order get no younger one.
 func (p *partition) firstLocked(w want) *entry {
 	e := p.oldestLocked(eligible[w&^unordered]...)
-	switch {
-	case e == nil || w&unordered != 0:
-		return e
-	case w == wantAll:
-		if p.gathering == nil || e.seq > p.gathering.last {
-			return nil
-		}
+	if e == nil || w&unordered != 0 {
 		return e
 	}
 	if moving := p.oldestLocked(inTransit); moving != nil && moving.seq < e.seq {
@@ -185,8 +165,8 @@ func (p *partition) firstLocked(w want) *entry {
 func (p *partition) allLocked() []*entry {
 	entries := make([]*entry, 0, p.n)
 	for _, set := range p.sets {
-		set.Ascend(func(e *entry) bool {
-			entries = append(entries, e)
+		set.Ascend(func(q queued) bool {
+			entries = append(entries, q.e)
 			return true
 		})
 	}
@@ -197,9 +177,9 @@ func (p *partition) allLocked() []*entry {
 // moveLocked moves an entry to the set of another class, or out of all sets if that is gone. It
 // moves no data.
 func (p *partition) moveLocked(e *entry, to class) {
-	p.sets[e.class].Delete(e)
+	p.sets[e.class].Delete(queued{seq: e.seq})
 	if e.class = to; to != gone {
-		p.sets[to].ReplaceOrInsert(e)
+		p.sets[to].ReplaceOrInsert(queued{e.seq, e})
 	}
 }
 
@@ -213,9 +193,6 @@ func (p *partition) waitLocked(w want) (*waiter, *list.Element) {
 
 // leaveLocked takes a taker out of its queue.
 func (p *partition) leaveLocked(w want, at *list.Element) *waiter {
-	if w == wantAll && at == p.queues[w].Front() {
-		p.gathering = nil
-	}
 	p.waiting--
 	return p.queues[w].Remove(at).(*waiter)
 }
@@ -243,16 +220,9 @@ func (p *partition) matchLocked() {
 			}
 		}
 		if best == nil {
-			if !p.gatherLocked() {
-				break
-			}
-			continue
+			break
 		}
 		p.moveLocked(best, claimed)
-		if queue == wantAll {
-			p.gathering.claim.addLocked(best, gatherer)
-			continue
-		}
 		wt := p.leaveLocked(queue, p.queues[queue].Front())
 		wt.e = best
 		close(wt.ready)
@@ -266,70 +236,12 @@ func (p *partition) matchLocked() {
 	}
 }
 
-// gatherLocked begins or ends the gathering of the first taker that wants all. It reports whether
-// that has changed what waiters can have.
-func (p *partition) gatherLocked() bool {
-	at, g := p.queues[wantAll].Front(), p.gathering
-	if at == nil {
-		return false
-	}
-	if g == nil {
-		if p.endLocked(wantAll) != nil {
-			return false
-		}
-		g = &gathering{claim: &Claim{r: p.r, part: p}, last: p.last}
-		for _, c := range []class{inTransit, claimed} { // none of them is held
-			p.sets[c].Ascend(func(e *entry) bool {
-				g.awaited = append(g.awaited, e)
-				return true
-			})
-		}
-		p.gathering = g
-		return true
-	}
-	inClaim := func(e *entry) bool { return e.holder == claimOpen }
-	if p.held > len(g.claim.entries) && slices.ContainsFunc(g.awaited, inClaim) {
-		wt := p.leaveLocked(wantAll, at)
-		g.claim.giveBackLocked()
-		wt.err = p.claimedErrorLocked()
-		close(wt.ready)
-		return true
-	}
-	for n := len(g.awaited); n > 0; n-- { // only the last is looked at: there may be many
-		if e := g.awaited[n-1]; e.class != gone && e.holder != gatherer {
-			return false
-		}
-		g.awaited = g.awaited[:n-1]
-	}
-	p.gathering = nil
-	g.claim.entries = slices.DeleteFunc(g.claim.entries, func(e *entry) bool {
-		if e.b.Inside().Cut().State != batch.Released {
-			return false
-		}
-		e.letGoLocked() // it was dropped in place
-		p.r.unclaimLocked(e)
-		return true
-	})
-	if len(g.claim.entries) > 0 { // else it begins again
-		slices.SortFunc(g.claim.entries, older)
-		for _, e := range g.claim.entries {
-			e.holder = claimOpen
-		}
-		wt := p.leaveLocked(wantAll, at)
-		wt.all = g.claim
-		close(wt.ready)
-	}
-	return true
-}
-
 // endLocked returns why a taker that finds nothing now need not wait; nil if it must.
 func (p *partition) endLocked(w want) error {
 	w &^= unordered
 	switch ended := p.r.mu.inputClosed; {
-	case p.n == 0 && (ended || w == wantRest || w == wantAll):
+	case p.n == 0 && (ended || w == wantRest):
 		return io.EOF
-	case p.held > 0 && w == wantAll && p.gathering == nil:
-		return p.claimedErrorLocked()
 	case p.n == p.held && ended && w == wantClaim:
 		return p.claimedErrorLocked()
 	}

@@ -107,7 +107,7 @@ type Repository struct {
 
 	ended chan struct{} // closed by CloseInput
 
-	nodes *btree.FreeListG[*entry] // nodes of the sets of all partitions, for reuse
+	nodes *btree.FreeListG[queued] // nodes of the sets of all partitions, for reuse
 
 	mu struct {
 		lockrank.Mutex[lockrank.Repository]
@@ -131,7 +131,7 @@ func newRepository(m *Manager, key Key, o Options) *Repository {
 	if o.Placement == nil {
 		o.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
 	}
-	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{}), nodes: btree.NewFreeListG[*entry](32)}
+	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{}), nodes: btree.NewFreeListG[queued](32)}
 	r.life, r.end = context.WithCancelCause(context.Background())
 	r.mu.schema = o.Schema
 	r.mu.learned = make(chan struct{})
@@ -320,7 +320,7 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 // before b.
 func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
 	var schema *arrow.Schema
-	if d := b.Info().Descriptor; d != nil {
+	if d := b.Inside().Cut().Descriptor; d != nil {
 		schema = d.Schema
 	}
 	r.mu.Lock()
@@ -347,21 +347,18 @@ func (r *Repository) insertLocked(
 	if seq <= p.last {
 		seq = r.m.seq.Add(1)
 	}
-	// From here on the batch reports its changes to BatchChanged, with a later Version than now
-	// has.
-	now, announce, err := b.Inside().Store((*store)(r), r.placeLocked(seq, partition))
+	// From here on the batch reports its changes to e, with a later Version than now has.
+	e := &entry{b: b, seq: seq, part: p}
+	now, announce, err := b.Inside().Store(e, r.placeLocked(seq, partition))
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
-	e := &entry{
-		b: b, seq: seq, part: p, version: now.Version,
-		class: class(now.State), kind: now.Space.Kind, bytes: now.Bytes,
-	}
+	e.version, e.class, e.kind, e.bytes = now.Version, class(now.State), now.Space.Kind, now.Bytes
 	r.mu.entries[b.ID()] = e
 	r.mu.bytes[e.kind] += e.bytes
 	p.last = seq
 	p.n++
-	p.sets[e.class].ReplaceOrInsert(e)
+	p.sets[e.class].ReplaceOrInsert(queued{seq, e})
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
 		close(r.mu.learned)
@@ -375,7 +372,7 @@ func (r *Repository) settleAll() {
 	r.mu.Lock()
 	var announce []func()
 	for _, e := range r.mu.entries {
-		announce = append(announce, e.b.Inside().StoreAt((*store)(r), r.placeLocked(e.seq, e.part.number)))
+		announce = append(announce, e.b.Inside().StoreAt(e, r.placeLocked(e.seq, e.part.number)))
 	}
 	r.mu.Unlock()
 	for _, f := range announce {
@@ -383,18 +380,13 @@ func (r *Repository) settleAll() {
 	}
 }
 
-// store is a Repository as the batch.Observer of its batches. The type hides BatchChanged from
-// programs.
-type store Repository
-
-// BatchChanged moves the batch's entry to the set of its new state, and gives it to a waiting
-// taker.
-func (st *store) BatchChanged(b *batch.Batch, now batch.Info) {
-	r := (*Repository)(st)
+// BatchChanged moves the entry to the set of the batch's new state, and gives it to a waiting
+// taker. It implements batch.Observer.
+func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
+	r := e.part.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.mu.entries[b.ID()]
-	if e != nil && e.b == b && now.Version > e.version && r.noteLocked(e, now, e.class == claimed) {
+	if e.class != gone && now.Version > e.version && r.noteLocked(e, now, e.class == claimed) {
 		e.part.matchLocked()
 	}
 }
@@ -447,7 +439,7 @@ func (r *Repository) remove(e *entry) {
 		e.part.matchLocked()
 	}
 	r.mu.Unlock()
-	e.b.Inside().Unstore((*store)(r))
+	e.b.Inside().Unstore(e)
 }
 
 // takeOutLocked removes an entry. The caller calls matchLocked.

@@ -7,6 +7,7 @@
 package copies
 
 import (
+	"container/list"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -18,44 +19,35 @@ type List struct {
 	changes atomic.Uint64 // see Changes
 	mu      struct {
 		lockrank.Mutex[lockrank.Space]
-		added          uint64 // so many times
-		plain, sharing queue  // what is listed
-		taken          int    // copies that a caller has taken, or has made, and not yet listed, used or freed
-		held           map[*Copy]struct{}
-		settled        chan struct{} // closed when taken falls; nil without waiters
+		listed  list.List // of *Copy
+		sharing int       // of the copies that are listed, those that keep shared memory
+		taken   int       // copies that a caller has taken, or has made, and not yet listed, used or freed
+		held    map[*Copy]struct{}
+		settled chan struct{} // closed when taken falls; nil without waiters
 	}
 }
-
-// queue is copies in the order in which they were added.
-type queue struct{ oldest, newest *Copy }
 
 // Copy is memory that one caller takes out of its List: to use it again, or to free it. It then
 // calls Used or Release.
 type Copy struct {
-	list         *List
-	in           *queue
-	older, newer *Copy
-	number       uint64 // less than that of each that was added later
-	listed       bool
-	held         bool // see Hold
-	dropped      bool // while it was held
-	bytes        int64
-	release      func()
+	list    *List
+	at      *list.Element // in List.listed; nil if the copy is not listed
+	shares  bool
+	held    bool // see Hold
+	dropped bool // while it was held
+	bytes   int64
+	release func()
 }
 
 // New returns a copy that is charged bytes. It is the caller's, as if taken, until it is listed.
-// shares tells that it keeps shared dictionaries in use. release frees the memory. The caller that
+// shares means that it keeps shared dictionaries in use. release frees the memory. The caller that
 // takes the copy and does not use it calls release, with no lock held.
 func (l *List) New(bytes int64, shares bool, release func()) *Copy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.taken++
 	l.changes.Add(1)
-	c := &Copy{list: l, in: &l.mu.plain, bytes: bytes, release: release}
-	if shares {
-		c.in = &l.mu.sharing
-	}
-	return c
+	return &Copy{list: l, bytes: bytes, shares: shares, release: release}
 }
 
 // Changes returns a number that is another after each copy that was made, listed, used or freed.
@@ -70,14 +62,10 @@ func (c *Copy) Add() {
 
 func (c *Copy) addLocked() {
 	l := c.list
-	l.mu.added++
-	c.number, c.listed = l.mu.added, true
-	if c.older = c.in.newest; c.older == nil {
-		c.in.oldest = c
-	} else {
-		c.older.newer = c
+	c.at = l.mu.listed.PushBack(c)
+	if c.shares {
+		l.mu.sharing++
 	}
-	c.in.newest = c
 	l.settleLocked()
 }
 
@@ -88,7 +76,7 @@ func (c *Copy) Bytes() int64 { return c.bytes }
 func (c *Copy) Listed() bool {
 	c.list.mu.Lock()
 	defer c.list.mu.Unlock()
-	return c.listed || c.held && !c.dropped
+	return c.at != nil || c.held && !c.dropped
 }
 
 // Hold takes the copy for a moment, in which its memory stays: others cannot take it, and Settle
@@ -132,21 +120,14 @@ func (c *Copy) Take() bool {
 }
 
 func (c *Copy) takeLocked() bool {
-	if !c.listed {
+	if c.at == nil {
 		return false
 	}
-	c.listed = false
-	if c.older == nil {
-		c.in.oldest = c.newer
-	} else {
-		c.older.newer = c.newer
+	c.list.mu.listed.Remove(c.at)
+	c.at = nil
+	if c.shares {
+		c.list.mu.sharing--
 	}
-	if c.newer == nil {
-		c.in.newest = c.older
-	} else {
-		c.newer.older = c.older
-	}
-	c.older, c.newer = nil, nil
 	c.list.mu.taken++
 	return true
 }
@@ -216,12 +197,14 @@ func (l *List) DropHeld() {
 func (l *List) TakeOldest(sharing bool) *Copy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := l.mu.sharing.oldest
-	if p := l.mu.plain.oldest; !sharing && p != nil && (c == nil || p.number < c.number) {
-		c = p
+	if sharing && l.mu.sharing == 0 {
+		return nil
 	}
-	if c != nil {
-		c.takeLocked()
+	for at := l.mu.listed.Front(); at != nil; at = at.Next() {
+		if c := at.Value.(*Copy); c.shares || !sharing {
+			c.takeLocked()
+			return c
+		}
 	}
-	return c
+	return nil
 }

@@ -61,3 +61,33 @@ func TestOldestFirst(t *testing.T) {
 		t.Error("a copy is left")
 	}
 }
+
+// TestTakeOldestSharing: of copies that keep shared memory the oldest is taken, also between others,
+// and none when all of them are gone.
+func TestTakeOldestSharing(t *testing.T) {
+	var l List
+	add := func(bytes int64, shares bool) *Copy {
+		c := l.New(bytes, shares, func() {})
+		c.Add()
+		return c
+	}
+	add(1, false)
+	second := add(2, true)
+	add(3, false)
+	add(4, true)
+	for _, want := range []int64{2, 4} {
+		if c := l.TakeOldest(true); c == nil || c.Bytes() != want {
+			t.Fatalf("the oldest that shares is %+v, want %d", c, want)
+		}
+	}
+	second.Add() // as the newest
+	if c := l.TakeOldest(false); c == nil || c.Bytes() != 1 {
+		t.Errorf("the oldest is %+v", c)
+	}
+	if c := l.TakeOldest(true); c != second {
+		t.Errorf("the only one that shares is %+v", c)
+	}
+	if c := l.TakeOldest(true); c != nil || l.mu.sharing != 0 {
+		t.Errorf("%+v is listed of %d that share", c, l.mu.sharing)
+	}
+}

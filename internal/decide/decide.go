@@ -96,13 +96,15 @@ func (s Places) With(i int) Places { return s | 1<<i }
 
 // Edge is a possible eviction from one space to another in a slower tier.
 type Edge struct {
-	To       int   // index in Snapshot.Spaces
-	UnderWay int   // moves in progress on this edge
-	Free     int   // how many more may begin
-	Joint    Load  // what one executor may move of several victims, one after the other; zero: one victim
-	Blocked  bool  // it failed a moment ago: it is not used now
-	Broken   bool  // it failed so often that waiting for it is useless
-	Smallest int64 // bytes of the smallest batch at rest that could go there, also of those that are no victims; 0 if there is none
+	To       int  // index in Snapshot.Spaces
+	UnderWay int  // moves in progress on this edge
+	Free     int  // how many more may begin
+	Joint    Load // what one executor may move of several victims, one after the other; zero: one victim
+	Blocked  bool // it failed a moment ago: it is not used now
+	Broken   bool // it failed so often that waiting for it is useless
+	// Smallest is the bytes of the smallest batch at rest that could go there, also of those that are
+	// no victims; 0 if there is none.
+	Smallest int64
 }
 
 // Load is how much one executor moves. An executor is a goroutine of the monitor.
@@ -449,7 +451,8 @@ func (p *planner) slot(i, edge int, v Victim, reason string) int {
 		return len(begun)
 	}
 	for n, s := range begun {
-		if s.reason == reason && p.s.Spaces[i].Down[edge].Joint.takes(s.Load, v) && (best < 0 || s.Batches < begun[best].Batches) {
+		takes := s.reason == reason && p.s.Spaces[i].Down[edge].Joint.takes(s.Load, v)
+		if takes && (best < 0 || s.Batches < begun[best].Batches) {
 			best = n
 		}
 	}

@@ -62,8 +62,7 @@ type simulation struct {
 	live      []*item  // in the order of their puts
 	moving    []*item  // by the ends of their moves
 	origins   []Origin // of plans and repositories, in the order of their first puts
-	habits    decide.Habits
-	out       Trace // the events of the simulated engine
+	out       Trace    // the events of the simulated engine
 }
 
 // Run replays the puts, uses, hints and drops of a trace with a setting.
@@ -94,7 +93,6 @@ func Run(ctx context.Context, t *Trace, set Setting) (*Result, error) {
 			it := s.live[i]
 			s.runUntil(it.ends)
 			s.spaces[it.at].Used -= it.Bytes
-			s.habits.Leave(it.Uses)
 			s.live = slices.Delete(s.live, i, i+1)
 		default:
 			continue
@@ -187,12 +185,12 @@ func (s *simulation) put(e Event) error {
 	s.live = append(s.live, &item{at: at, Info: batch.Info{
 		ID: batch.ID(e.Batch), Bytes: e.Bytes, LastUse: s.start + int64(s.now),
 		Place: batch.Place{
-			Plan: uint64(number(Origin{Plan: e.Plan})),
-			Rank: number(Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}),
-			Seq:  e.Batch,
+			Plan:     uint64(number(Origin{Plan: e.Plan})),
+			Rank:     number(Origin{Plan: e.Plan, Operator: e.Operator, Port: e.Port}),
+			Seq:      e.Batch,
+			Operator: e.Operator,
 		},
 	}})
-	s.habits.Enter(0)
 	return nil
 }
 
@@ -212,10 +210,7 @@ func (s *simulation) use(it *item, in tier.ID) error {
 		gap := max(1, now-it.LastUse)
 		it.gap = (gap + 3*cmp.Or(it.gap, gap)) / 4
 	}
-	s.habits.Use(it.Uses, now)
-	s.habits.Leave(it.Uses)
 	it.Uses = min(it.Uses, math.MaxUint8-1) + 1
-	s.habits.Enter(it.Uses)
 	it.LastUse = now
 	if it.NextUse != batch.Stay {
 		it.expect(0)
@@ -337,14 +332,7 @@ func (s *simulation) decide() {
 			list = append(list, v)
 		}
 		slices.SortStableFunc(list, func(a, b monitor.Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
-		// monitor.CostAware also looks at how all batches are used.
-		if p, ok := s.policy.(interface {
-			OrderBy(int64, []monitor.Victim, *decide.Habits)
-		}); ok {
-			p.OrderBy(s.start+int64(s.now), list, &s.habits)
-		} else {
-			s.policy.Order(s.start+int64(s.now), list)
-		}
+		s.policy.Order(s.start+int64(s.now), list)
 		for _, v := range list {
 			sp.Victims = append(sp.Victims, decide.Victim{
 				N: int(v.ID), Bytes: v.Bytes, Key: v.Key, Copied: s.live[v.ID].copies,
