@@ -114,7 +114,7 @@ func TestDeadlockOfTwo(t *testing.T) {
 					len(e.Holdings.Holders) != 2 {
 					t.Errorf("the error is %+v", *e)
 				}
-				for _, want := range []string{"all 2 waiters wait for each other", `1 reservation, owner "a": 50 bytes`} {
+				for _, want := range []string{"all 2 waiters wait for each other", `reservations, owner "a": 50 bytes`} {
 					if !strings.Contains(e.Error(), want) {
 						t.Errorf("%q does not contain %q", e, want)
 					}

@@ -47,12 +47,11 @@ type Space struct {
 	cfg     SpaceConfig
 	books   *books.Books
 	lost    atomic.Pointer[LostError]
-	foreign atomic.Int64                 // bytes that others hold on the device
-	held    atomic.Int64                 // see Hold
-	evicted atomic.Int64                 // see Evicted
-	fresh   atomic.Pointer[atomic.Int64] // see CountRetired
-	clean   copies.List                  // clean images
-	cancels []func()                     // end the subscriptions to the quota and to the loss of the pool
+	foreign atomic.Int64 // bytes that others hold on the device
+	held    atomic.Int64 // see Hold
+	evicted atomic.Int64 // see Evicted
+	clean   copies.List  // clean images
+	cancels []func()     // end the subscriptions to the quota and to the loss of the pool
 
 	subscribers guard.List[bool]
 }
@@ -73,7 +72,6 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	}
 	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks)}
 	s.subscribers.Panics.Logger = cfg.Logger
-	s.fresh.Store(new(atomic.Int64))
 	if cfg.Quota != nil {
 		s.cancels = append(s.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
 	}

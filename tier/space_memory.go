@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -97,11 +96,6 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	return mem, err
 }
 
-// CountRetired makes n count the bytes that are retired from now on until the next call of
-// CountRetired. When the memory of a buffer in n is reclaimed, n falls again, even after that call.
-// So the caller learns how old the retired bytes are.
-func (s *Space) CountRetired(n *atomic.Int64) { s.fresh.Store(n) }
-
 // giver is memory of a space's device that other code has allocated, and wants back: the
 // buffer of such memory returns it there instead of to the space's pool.
 type giver interface {
@@ -118,10 +112,9 @@ type giver interface {
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	unsure := s.Unsure()
-	clean, fresh := b.holders.Load()&cached != 0, s.fresh.Load()
+	clean := b.holders.Load()&cached != 0
 	if !clean {
 		s.books.Retire(b.charge)
-		fresh.Add(b.charge)
 	}
 	reclaimed := func() {
 		if clean {
@@ -129,7 +122,6 @@ func (s *Space) free(b *Buffer) {
 			s.notify(false)
 			return
 		}
-		fresh.Add(-b.charge)
 		if b.reclaimed != nil {
 			b.reclaimed(b.charge)
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -237,25 +236,6 @@ func TestPace(t *testing.T) {
 	ok(t, err)
 	if !slices.Equal(pool.promised, []int64{272}) {
 		t.Errorf("promised %v", pool.promised)
-	}
-}
-
-// TestCountRetired: what is retired counts in the counter of its time until it is reclaimed.
-func TestCountRetired(t *testing.T) {
-	pool := &fakePool{keep: true}
-	s := newSpace(t, 1000, pool)
-	a, b := draw(t, s, 64), draw(t, s, 128)
-	var first, second atomic.Int64
-	s.CountRetired(&first)
-	ok(t, a.Release())
-	s.CountRetired(&second)
-	ok(t, b.Release())
-	if first.Load() != 64 || second.Load() != 128 {
-		t.Errorf("%d and %d bytes are retired", first.Load(), second.Load())
-	}
-	pool.reclaim()
-	if first.Load() != 0 || second.Load() != 0 {
-		t.Errorf("after the reclaim %d and %d", first.Load(), second.Load())
 	}
 }
 

@@ -100,7 +100,7 @@ func TestErrors(t *testing.T) {
 		{"tiny disk", []string{"--disk", t.TempDir() + "=1"}, 2, []string{"--disk ", "=1 is less than any batch takes", "4KiB"}},
 		{"no disk name", []string{"--disk==1MiB"}, 2, []string{"DIR"}},
 		{"bad marks", []string{"--stop=0.9"}, 2, []string{"0.9", "--stop"}},
-		{"marks that are no numbers", []string{"--limit=NaN"}, 2, []string{"numbers"}},
+		{"marks that are no numbers", []string{"--limit=NaN"}, 2, []string{"limit NaN", "--limit <= 1"}},
 		{"bad policy", []string{"--policy=mru"}, 2, []string{"mru", "lru"}},
 		{"bad place", []string{"--place=disk"}, 2, []string{"disk", "fits"}},
 		{"bad backend", []string{"--gpu=opencl"}, 2, []string{"opencl", "cuda or sim"}},

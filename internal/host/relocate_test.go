@@ -294,7 +294,6 @@ func TestWhatIsReservedCanBeAllocatedAtOnce(t *testing.T) {
 				b, err := space.Draw(p, size, nil, nil)
 				if err != nil {
 					t.Errorf("%d bytes that were reserved: %v", size, err)
-					p.Undraw(size, 0)
 				}
 				if err := errors.Join(err, space.Release(p)); err != nil {
 					continue
