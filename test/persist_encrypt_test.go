@@ -49,7 +49,7 @@ var persistSuite = map[string]func(*testing.T){
 	"TestBatchWithoutBytesHasOneRecord":    TestBatchWithoutBytesHasOneRecord,
 	"TestRecordThatCannotBeWritten":        TestRecordThatCannotBeWritten,
 	"TestDamagedBytesAreNotAdopted":        TestDamagedBytesAreNotAdopted,
-	"TestDamagedManifestCostsWhatItSaid":   TestDamagedManifestCostsWhatItSaid,
+	"TestMutatedFilesAreRefusedOrRight":    TestMutatedFilesAreRefusedOrRight,
 	"TestTwoEnginesPersistApart":           TestTwoEnginesPersistApart,
 	"TestPersistingIsOffByDefault":         TestPersistingIsOffByDefault,
 	"TestAdoptBesideEachOther":             TestAdoptBesideEachOther,
@@ -195,7 +195,7 @@ func TestNothingPlainPersists(t *testing.T) {
 				}
 			}
 			look()
-			eng = persistentEngine(t, copied, change) // with a manifest that is written anew
+			eng = persistentEngine(t, copied, change)
 			look()
 			kept := eng.Persisted()
 			if len(kept) != 1 || kept[0].Plan != secrets[3] || kept[0].Operator != secrets[4] {

@@ -32,7 +32,7 @@ const (
 	NotRemoved       diag.Cause = "not-removed"        // and could not be
 	KeptLeft         diag.Cause = "kept-left"          // what was kept is not taken over
 	KeptDamaged      diag.Cause = "kept-damaged"       // what was kept is lost
-	Manifest         diag.Cause = "manifest"           // what is to be kept cannot be recorded
+	Manifest         diag.Cause = "manifest"           // what does not persist any more stays on the disk
 	DiskFails        diag.Cause = "disk-fails"         // the disk refuses
 	UnknownLimits    diag.Cause = "unknown-limits"     // the limits of the process's cgroup are not known
 	HiddenProc       diag.Cause = "hidden-proc"        // /proc is hidden or incomplete
@@ -94,7 +94,7 @@ var table = map[diag.Cause]entry{
 	KeptDamaged: {false,
 		"make what is lost anew, and have the disk checked"},
 	Manifest: {false,
-		"make room there, or name another directory: what is put from now on may not be found by the next engine"},
+		"see to it that this process may change the directory: the next engine may find batches that were dropped"},
 	DiskFails: {false,
 		"see the kernel's log for what the disk says, or name another directory"},
 	UnknownLimits: {false,
