@@ -57,9 +57,6 @@ func (d *Directory) list(checksums bool) {
 		if l.Err == nil {
 			l.Err = l.check(sound, checksums)
 		}
-		if l.Err != nil && l.Entry == nil {
-			l.Err = fmt.Errorf("%s: %w", l.Record.File, l.Err)
-		}
 		if l.Entry == nil || l.Entry.ID != 0 {
 			d.Batches = append(d.Batches, l)
 			continue

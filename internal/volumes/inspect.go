@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -65,7 +64,7 @@ func inspect(path string) (k Kept) {
 }
 
 func (k *Kept) read() error {
-	own := &ownDir{fs: disk.OS(), path: k.Path}
+	own := &ownDir{fs: readOnly{disk.OS()}, path: k.Path}
 	lock, err := own.fs.Lock(filepath.Join(k.Path, lockName), false)
 	switch {
 	case errors.Is(err, disk.ErrLocked):
@@ -81,11 +80,7 @@ func (k *Kept) read() error {
 		return err
 	}
 	if len(files.keys) > 0 {
-		p, err := os.ReadFile(filepath.Join(k.Path, formatName))
-		if err != nil {
-			return err
-		}
-		mark, err := parseFormat(p)
+		mark, err := own.readFormat()
 		if err != nil {
 			return err
 		}
@@ -93,7 +88,7 @@ func (k *Kept) read() error {
 	}
 	k.FileBytes, k.Unlisted = files.bytes, files.foreign
 	for key, length := range files.keys {
-		k.Records = append(k.Records, k.record(key, length, files.parts))
+		k.Records = append(k.Records, k.record(own, key, length, files.parts))
 	}
 	slices.SortFunc(k.Records, func(a, b KeptRecord) int { return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key)) })
 	if !k.InUse && !k.Sealed { // else the parts may be needed
@@ -106,39 +101,36 @@ func (k *Kept) read() error {
 }
 
 // record reads the header of a file, if it is not sealed.
-func (k *Kept) record(key uint64, length int64, parts map[uint64]int64) KeptRecord {
-	path := func(name string) string { return filepath.Join(k.Path, name) }
-	r := KeptRecord{Persisted: Persisted{Key: key, File: path(keptName(key, "")), Room: round(length)}}
+func (k *Kept) record(own *ownDir, key uint64, length int64, parts map[uint64]int64) (r KeptRecord) {
 	if k.Sealed {
+		r.Key, r.File, r.Room = key, filepath.Join(k.Path, keptName(key, "")), round(length)
 		return r
 	}
 	var h *keptHeader
-	f, err := os.Open(r.File)
-	if err == nil {
-		h, err = readHeader(f, key, length, nil)
-		err = oneline.Join(err, f.Close())
-	}
-	if err == nil {
-		err = h.takeParts(parts)
-	}
-	if err != nil {
-		r.Err = bare(err)
-		return r
-	}
-	r.Meta, r.Place, r.order = h.meta, h.place, h.order
-	for i, m := range h.memories {
-		if m.Size == 0 {
-			continue
-		}
-		name := r.File
-		if i > 0 {
-			name = path(keptName(m.File, partSuffix))
-			r.Room += round(m.Size)
-		}
-		r.Sizes, r.files = append(r.Sizes, m.Size), append(r.files, name)
+	r.Persisted, h, _ = own.read(key, length, nil, parts)
+	r.order, r.files = h.order, []string{r.File}
+	for _, m := range h.memories[1:] {
+		r.files = append(r.files, filepath.Join(k.Path, keptName(m.File, partSuffix)))
 	}
 	return r
 }
+
+// readOnly is the system's file system, in which files are opened only to be read.
+type readOnly struct{ disk.FS }
+
+// Reopen implements disk.FS, for ReadAt and Close.
+func (readOnly) Reopen(path string, _ bool) (disk.File, error) {
+	f, err := os.Open(path)
+	return readOnlyFile{file: f}, err
+}
+
+type readOnlyFile struct {
+	disk.File
+	file *os.File
+}
+
+func (f readOnlyFile) ReadAt(p []byte, off int64) (int, error) { return f.file.ReadAt(p, off) }
+func (f readOnlyFile) Close() error                            { return f.file.Close() }
 
 // Path returns the file of memory i of the record.
 func (r *KeptRecord) Path(i int) string { return r.files[i] }

@@ -319,28 +319,44 @@ func (d *ownDir) readFormat() (mark seal.Mark, err error) {
 	return parseFormat(p)
 }
 
-// find adds the entry of a file, and takes its parts off the list. A damaged file is an entry with an
-// error. It returns the entry's order, which is above its files' numbers.
-func (v *Volume) find(key uint64, length int64, files *keptFiles) (order uint64, err error) {
-	ent := &entry{stays: true, Persisted: Persisted{Key: key, File: filepath.Join(v.own.path, keptName(key, ""))}}
-	f, err := v.cfg.FS.Reopen(ent.File, false)
-	var h *keptHeader
+// read reads the header of a file, and takes its parts off the list. The error of a damaged file is
+// also in the result, which has the file's room then.
+func (d *ownDir) read(key uint64, length int64, s *seal.Sealer, parts map[uint64]int64) (p Persisted, h *keptHeader, err error) {
+	p = Persisted{Key: key, File: filepath.Join(d.path, keptName(key, ""))}
+	f, err := d.fs.Reopen(p.File, false)
 	if err == nil {
-		h, err = readHeader(wholeFile{f, 1}, key, length, v.sealer)
+		h, err = readHeader(wholeFile{f, 1}, key, length, s)
 		err = oneline.Join(err, bare(f.Close()))
 	}
 	if err == nil {
-		err = h.takeParts(files.parts)
+		err = h.takeParts(parts)
 	}
+	if err != nil {
+		p.Err = fmt.Errorf("%s: %w", p.File, bare(err))
+		h = &keptHeader{memories: []keptMemory{{Size: length}}}
+	} else {
+		p.Meta, p.Place, p.Room = h.meta, h.place, h.tail.Room
+	}
+	for _, m := range h.memories {
+		p.Room += round(m.Size)
+		if m.Size > 0 { // else the batch has no memory
+			p.Sizes = append(p.Sizes, m.Size)
+		}
+	}
+	return p, h, p.Err
+}
+
+// find adds the entry of a file. One that is damaged is an entry with an error. It returns the
+// entry's order, which is above its files' numbers.
+func (v *Volume) find(key uint64, length int64, files *keptFiles) (order uint64, err error) {
+	found, h, err := v.own.read(key, length, v.sealer, files.parts)
 	switch {
 	case err != nil && !errors.Is(err, errDamage):
-		return 0, fmt.Errorf("reading %s: %w", ent.File, bare(err))
+		return 0, err
 	case err != nil:
-		ent.Err = err
-		v.warn(causes.KeptDamaged, "%s cannot be adopted: %v", ent.File, ent.Err)
-		h = &keptHeader{memories: []keptMemory{{Size: length}}}
+		v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", err)
 	}
-	ent.Meta, ent.Place, ent.order = h.meta, h.place, h.order
+	ent := &entry{Persisted: found, order: h.order, stays: true}
 	for i, m := range h.memories {
 		k := &keptFile{number: m.File}
 		if i == 0 {
@@ -350,19 +366,15 @@ func (v *Volume) find(key uint64, length int64, files *keptFiles) (order uint64,
 		}
 		e := v.keptMemory(k, m.Size)
 		e.entry = ent
-		if v.sealer != nil && ent.Err == nil {
+		if h.keys != nil {
 			e.units = v.sealer.OldUnits(h.keys[i], m.Number, stretches(e.pieces), m.Seals)
 		}
 		ent.memories = append(ent.memories, e)
-		if m.Size > 0 {
-			ent.Sizes = append(ent.Sizes, m.Size)
-		}
-		ent.Room += k.room(m.Size)
 	}
 	v.mu.used += ent.Room
 	v.mu.stays += ent.Room
 	v.mu.entries[key] = ent
-	return ent.order, nil
+	return h.order, nil
 }
 
 // leavePersistent gives the directory up with what stays in it, or removes it if that is nothing.
