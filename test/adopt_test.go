@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -184,6 +185,34 @@ func TestMutatedFilesAreRefusedOrRight(t *testing.T) {
 	if refused == 0 {
 		t.Error("nothing was refused")
 	}
+}
+
+// TestDictionaryThatNoBatchListsIsRemoved: the next engine removes it, and it takes no room.
+func TestDictionaryThatNoBatchListsIsRemoved(t *testing.T) {
+	t.Parallel()
+	persistNeedsLinux(t)
+	if onEncryptedDisks(t) {
+		return // inspect does not know there which files are batches
+	}
+	dir := crashed(t, 3)
+	found, err := persist.Inspect(dir, false)
+	if err != nil || len(found) != 1 || len(found[0].Batches) != 3 || len(found[0].Dictionaries) == 0 {
+		t.Fatal(found, err)
+	}
+	for _, b := range found[0].Batches {
+		if err := os.Remove(b.Record.File); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(keptFiles(t, dir)) != len(found[0].Records)-3 {
+		t.Fatalf("%v are left", keptFiles(t, dir))
+	}
+	eng := persistentEngine(t, dir)
+	if n := onDisk(eng); n != 0 || len(eng.Persisted()) != 0 {
+		t.Errorf("%d bytes are in use, and %v persist", n, eng.Persisted())
+	}
+	closePersistent(t, eng)
+	wantNothingIn(t, dir)
 }
 
 // TestTwoEnginesPersistApart: two engines with one directory have each its own, and adopt only what

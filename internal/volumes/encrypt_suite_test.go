@@ -66,6 +66,7 @@ var persistSuite = map[string]func(*testing.T){
 	"TestPersistedEndOfASparseFile":           TestPersistedEndOfASparseFile,
 	"TestMutatedFiles":                        TestMutatedFiles,
 	"TestMissingAndShortParts":                TestMissingAndShortParts,
+	"TestMoreThanTheCapacityIsLeftAlone":      TestMoreThanTheCapacityIsLeftAlone,
 	"TestOtherFormatIsLeftAlone":              TestOtherFormatIsLeftAlone,
 	"TestHugeClaimsAllocateNothing":           TestHugeClaimsAllocateNothing,
 	"TestPersistingSurvivesEveryFault":        TestPersistingSurvivesEveryFault,

@@ -96,9 +96,9 @@ func TestMutatedFiles(t *testing.T) {
 		kind := r.IntN(7)
 		switch kind {
 		case 0:
-			p[header+r.IntN(64)] ^= 1 << r.IntN(8)
+			p[header+r.IntN(96)] ^= 1 << r.IntN(8)
 		case 1:
-			p[tail+r.IntN(volumes.TailSize)] ^= 1 << r.IntN(8)
+			p[tail+r.IntN(168)] ^= 1 << r.IntN(8) // its fields, and some of the place
 		case 2: // a number in the tail, with the right checksum
 			copy(p[tail+r.IntN(5)*8:], binary.LittleEndian.AppendUint64(nil, r.Uint64()>>r.IntN(64)))
 			binary.LittleEndian.PutUint64(p[len(p)-8:], xxh3.Hash(p[tail:len(p)-8]))
@@ -214,6 +214,27 @@ func TestMissingAndShortParts(t *testing.T) {
 		closeVolume(t, v)
 		wantEmpty(t, dir)
 	}
+}
+
+// TestMoreThanTheCapacityIsLeftAlone: what does not fit into the volume stays as it is, with a warning.
+func TestMoreThanTheCapacityIsLeftAlone(t *testing.T) {
+	dir := tempDir(t)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, 2*mib, page)
+	leave(t, v, es...)
+	before := contents(t, dir)
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.Capacity = 2*mib + page })
+	if w := warned(v.Stats().Warnings); len(v.Persisted()) != 0 || !strings.Contains(w, "capacity is 2101248") {
+		t.Errorf("%v are kept, warned of %q", v.Persisted(), w)
+	}
+	closeVolume(t, v)
+	wantSame(t, "opened", before, contents(t, dir))
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.Capacity = 2*mib + 2*page })
+	if got := keptNumbers(t, v, map[uint64][]int64{1: {2 * mib, page}}); len(got) != 1 {
+		t.Errorf("%v are kept", got)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
 }
 
 // TestOtherFormatIsLeftAlone: a directory of another version, or whose format cannot be read, stays as

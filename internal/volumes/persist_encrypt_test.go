@@ -295,6 +295,42 @@ func TestForgedHeaderIsNotBelieved(t *testing.T) {
 	}
 }
 
+// TestPlaceOfAnotherBatchIsRefused: a place is sealed for one file.
+func TestPlaceOfAnotherBatchIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	v := openPersistent(t, dir, sealed)
+	_, a := persist(t, v, 1, page)
+	_, b := persist(t, v, 2, page)
+	leave(t, v, append(a, b...)...)
+	files := persistedFiles(t, dir, "*")
+	from, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := os.ReadFile(files[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	const place = 40 + 56 // in the tail, with its seal
+	copy(to[len(to)-volumes.TailSize+place:], from[len(from)-volumes.TailSize+place:])
+	if err := os.WriteFile(files[1], to, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := volumes.Forge(files[1], 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	v = openPersistent(t, dir, sealed)
+	kept := v.Persisted()
+	if len(kept) != 2 || (kept[0].Err == nil) == (kept[1].Err == nil) {
+		t.Errorf("kept: %+v", kept)
+	}
+	for _, k := range kept {
+		v.Forget(k.Key)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
 // TestChangedBytesOfWhatPersistsAreFound: a bit anywhere in what was kept, another memory's bytes, and
 // zeros are an AlteredError that says where.
 func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {

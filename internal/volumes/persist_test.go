@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -396,6 +397,9 @@ func TestRoomWaitsForTheEnd(t *testing.T) {
 			<-ending
 			var early atomic.Bool
 			both.Go(func() { v.Free(es[1], func() { early.Store(true) }) })
+			for range 10_000 { // it has time to go wrong, and cannot fail if it is slow
+				runtime.Gosched()
+			}
 			if early.Load() {
 				t.Error("the room was free while the batch was still there")
 			}
