@@ -110,7 +110,8 @@ func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 func (e *Entry) meta(schema []byte) []byte {
 	d := e.Descriptor
 	f := fixedMeta{
-		Rows: d.Rows, Body: d.Body, Nodes: uint32(len(d.Nodes)), Buffers: uint32(len(d.Buffers)), Sums: uint32(len(d.Sums)),
+		Rows: d.Rows, Body: d.Body,
+		Nodes: uint32(len(d.Nodes)), Buffers: uint32(len(d.Buffers)), Sums: uint32(len(d.Sums)),
 		Dictionaries: uint32(len(e.Dictionaries)), Runs: uint32(len(e.Runs)), Schema: uint32(len(schema)),
 	}
 	if e.Packed {
@@ -198,7 +199,8 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 		e.ID, e.Port, e.Partition = batch.ID(at.ID), int(at.Port), int(at.Partition)
 		e.Plan, e.Operator = r.text(), r.text()
 	}
-	if r.bad || len(r.p) > 0 || f.Flags&^(packed|withMetadata|dictionary) != 0 || !e.fits() || (e.ID == 0) != (f.Flags&dictionary != 0) {
+	known := f.Flags&^(packed|withMetadata|dictionary) == 0 && (e.ID == 0) == (f.Flags&dictionary != 0)
+	if r.bad || len(r.p) > 0 || !known || !e.fits() {
 		return nil, errFormat
 	}
 	var err error

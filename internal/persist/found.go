@@ -379,7 +379,9 @@ func (f *Found) List() []Batch {
 
 // Adopt makes a batch of what was left under a key, by newBatch, which is given the batch's record.
 // On an error it is listed still. tier.ErrReleased: it was adopted or forgotten.
-func (f *Found) Adopt(ctx context.Context, key Key, im Images, newBatch func(batch.Payload, *Record) (*batch.Batch, error)) (*batch.Batch, error) {
+func (f *Found) Adopt(
+	ctx context.Context, key Key, im Images, newBatch func(batch.Payload, *Record) (*batch.Batch, error),
+) (*batch.Batch, error) {
 	found, done, err := f.begin(key)
 	if err != nil {
 		return nil, err

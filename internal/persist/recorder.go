@@ -59,7 +59,8 @@ type Record struct {
 }
 
 func (r *Record) samePlace(other *Record) bool {
-	return r.plan == other.plan && r.operator == other.operator && r.port == other.port && r.partition == other.partition
+	return r.plan == other.plan && r.operator == other.operator &&
+		r.port == other.port && r.partition == other.partition
 }
 
 // samePayload is == for pointers, as all images are. A program's own payload may be of a type that Go
@@ -73,7 +74,8 @@ func samePayload(a, b batch.Payload) bool {
 func NewRecorder(logger *slog.Logger) *Recorder {
 	return &Recorder{
 		logger: logger, spaces: make(map[tier.ID]*tier.Space), turn: make(chan struct{}, 1),
-		schemas: make(map[*arrow.Schema]encodedSchema), plans: make(map[uint64]string), known: make(map[*batch.Batch]*Record),
+		schemas: make(map[*arrow.Schema]encodedSchema), plans: make(map[uint64]string),
+		known: make(map[*batch.Batch]*Record),
 	}
 }
 

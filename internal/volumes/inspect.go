@@ -72,7 +72,7 @@ func (k *Kept) read() error {
 	case err == nil:
 		err = lock.Close()
 	}
-	if err != nil && !k.InUse && !errors.Is(err, fs.ErrNotExist) { // its maker may have been killed before it made the lock
+	if err != nil && !k.InUse && !errors.Is(err, fs.ErrNotExist) { // that of a process that was killed early
 		return err
 	}
 	files, err := own.listKept()
@@ -90,7 +90,9 @@ func (k *Kept) read() error {
 	for key, length := range files.keys {
 		k.Records = append(k.Records, k.record(own, key, length, files.parts))
 	}
-	slices.SortFunc(k.Records, func(a, b KeptRecord) int { return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key)) })
+	slices.SortFunc(k.Records, func(a, b KeptRecord) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
+	})
 	if !k.InUse && !k.Sealed { // else the parts may be needed
 		for n := range maps.Keys(files.parts) {
 			k.Unlisted = append(k.Unlisted, keptName(n, partSuffix))

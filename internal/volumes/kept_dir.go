@@ -67,7 +67,11 @@ func (d *ownDir) listKept() (*keptFiles, error) {
 			if err := d.listSub(all, name); err != nil {
 				return nil, err
 			}
-		case top.IsDir() || name != lockName && name != formatName && !segmentName.MatchString(name) && !hiddenFile(name):
+		case name == lockName, name == formatName, segmentName.MatchString(name), hiddenFile(name):
+			if top.IsDir() {
+				all.foreign = append(all.foreign, name)
+			}
+		default:
 			all.foreign = append(all.foreign, name)
 		}
 	}
@@ -174,7 +178,8 @@ func (v *Volume) openPersistent() error {
 	}
 	own, err := makeOwnDir(v.cfg.FS, v.dir, persistentPrefix)
 	if errors.Is(err, errors.ErrUnsupported) {
-		return fmt.Errorf("keeping spill files needs locked files, which this system does not have: %w", tier.ErrNotSupported)
+		return fmt.Errorf("keeping spill files needs locked files, which this system does not have: %w",
+			tier.ErrNotSupported)
 	}
 	if err != nil {
 		return bare(err)
@@ -211,7 +216,8 @@ func WarnOfOthers(all ...*Volume) {
 			known[e.Name()] = true
 			files, err := (&ownDir{fs: v.cfg.FS, path: path}).listKept()
 			if err == nil && len(files.keys) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-				v.warn(causes.KeptLeft, "%s was kept by another process: if that has ended, it is left for the next engine, because one volume finds what one process kept", e.Name())
+				v.warn(causes.KeptLeft, "%s was kept by another process: if that has ended, it is left for the next engine, "+
+					"because one volume finds what one process kept", e.Name())
 			}
 		}
 		v.passed = nil
@@ -266,7 +272,8 @@ func (v *Volume) takeOver(path string) (err error) {
 		err = v.checkFormat(own)
 	}
 	if err == nil && files.bytes > v.cfg.Capacity {
-		err = fmt.Errorf("it has %d bytes, and the volume's capacity is %d: %w", files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
+		err = fmt.Errorf("it has %d bytes, and the volume's capacity is %d: %w",
+			files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
 	}
 	if err != nil {
 		return oneline.Join(err, lock.Close())
@@ -321,7 +328,9 @@ func (d *ownDir) readFormat() (mark seal.Mark, err error) {
 
 // read reads the header of a file, and takes its parts off the list. The error of a damaged file is
 // also in the result, which has the file's room then.
-func (d *ownDir) read(key uint64, length int64, s *seal.Sealer, parts map[uint64]int64) (p Persisted, h *keptHeader, err error) {
+func (d *ownDir) read(
+	key uint64, length int64, s *seal.Sealer, parts map[uint64]int64,
+) (p Persisted, h *keptHeader, err error) {
 	p = Persisted{Key: key, File: filepath.Join(d.path, keptName(key, ""))}
 	f, err := d.fs.Reopen(p.File, false)
 	if err == nil {

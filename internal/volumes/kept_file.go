@@ -80,7 +80,8 @@ func (t *keptTail) bytes() []byte {
 // setPlace sets the place, sealed if s is not nil.
 func (t *keptTail) setPlace(s *seal.Sealer, place []byte) error {
 	if len(place) > len(t.Place) {
-		return fmt.Errorf("the names of its plan and operator are too long: %d bytes, and the limit is %d", len(place), len(t.Place))
+		return fmt.Errorf("the names of its plan and operator are too long: %d bytes, and the limit is %d",
+			len(place), len(t.Place))
 	}
 	if s != nil {
 		place, t.PlaceSeal.Seal = s.SealText(nil, place, t.placeExtra())
@@ -128,7 +129,8 @@ func readTail(f io.ReaderAt, key uint64, length int64) (*keptTail, error) {
 		return nil, errDamaged("it is the file %016x", t.Key)
 	case t.Body < 0 || t.Room < tailSize || t.Body != length-t.Room || t.Length < 0 || t.Length > t.Room-tailSize ||
 		t.Length > maxHeader+t.Body/(1<<20)*tier.Page || int(t.PlaceSize) > len(t.Place):
-		return nil, errDamaged("a header of %d bytes in %d, behind a body of %d, in a file of %d", t.Length, t.Room, t.Body, length)
+		return nil, errDamaged("a header of %d bytes in %d, behind a body of %d, in a file of %d",
+			t.Length, t.Room, t.Body, length)
 	}
 	return t, nil
 }
@@ -192,7 +194,8 @@ func (h *keptHeader) takeParts(parts map[uint64]int64) error {
 		if n, ok := parts[m.File]; !ok {
 			return errDamaged("its file %s is not there", keptName(m.File, partSuffix))
 		} else if n != round(m.Size) || n == 0 {
-			return errDamaged("its file %s has %d bytes, and it had %d", keptName(m.File, partSuffix), n, round(m.Size))
+			return errDamaged("its file %s has %d bytes, and it had %d",
+				keptName(m.File, partSuffix), n, round(m.Size))
 		}
 	}
 	for _, m := range h.memories[1:] {
@@ -223,7 +226,8 @@ func headerText(order uint64, memories []keptMemory, meta []byte) []byte {
 	p := binary.LittleEndian.AppendUint64(nil, order)
 	p = binary.LittleEndian.AppendUint32(p, uint32(len(memories)))
 	for _, m := range memories {
-		p, _ = binary.Append(p, binary.LittleEndian, memoryHeader{m.File, m.Size, m.Salt, m.Number, uint32(len(m.Seals))})
+		fixed := memoryHeader{m.File, m.Size, m.Salt, m.Number, uint32(len(m.Seals))}
+		p, _ = binary.Append(p, binary.LittleEndian, fixed)
 		p, _ = binary.Append(p, binary.LittleEndian, m.Seals)
 	}
 	return append(p, meta...)

@@ -232,7 +232,9 @@ func (v *Volume) Persisted() []Persisted {
 			all = append(all, ent)
 		}
 	}
-	slices.SortFunc(all, func(a, b *entry) int { return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key)) })
+	slices.SortFunc(all, func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
+	})
 	out := make([]Persisted, len(all))
 	for i, ent := range all {
 		out[i] = ent.Persisted

@@ -35,7 +35,8 @@ const maxIdleIO = 100
 // be written then.
 func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if e.units != nil && e.units.ReadOnly() {
-		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)
+		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w",
+			e.v.cfg.Dir, tier.ErrNotSupported)
 	}
 	return e.transfer(ctx, p, off, true)
 }
@@ -99,7 +100,8 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		f, err := e.v.openKept(e.kept, e.v.direct)
 		if err != nil {
 			return &disk.IOError{
-				Space: e.v.cfg.Space, Dir: e.v.cfg.Dir, File: e.kept.name(), Offset: off, Bytes: int64(len(p)), Write: write, Err: bare(err),
+				Space: e.v.cfg.Space, Dir: e.v.cfg.Dir, File: e.kept.name(), Offset: off, Bytes: int64(len(p)),
+				Write: write, Err: bare(err),
 			}
 		}
 		defer f.Close()
@@ -236,7 +238,9 @@ func (e *extents) do(ctx context.Context, r request, write bool) error {
 		a.Volume, a.File = v.cfg.Dir, e.fileName(r.at)
 		return a
 	}
-	err = &disk.IOError{Space: v.cfg.Space, Dir: v.cfg.Dir, File: e.fileName(r.at), Offset: r.off, Bytes: n, Write: write, Err: bare(err)}
+	err = &disk.IOError{
+		Space: v.cfg.Space, Dir: v.cfg.Dir, File: e.fileName(r.at), Offset: r.off, Bytes: n, Write: write, Err: bare(err),
+	}
 	if outOfRoom(err) {
 		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}
 	}
