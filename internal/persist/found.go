@@ -61,7 +61,8 @@ type found struct {
 	key     Key
 	space   *tier.Space
 	bytes   int64          // charged
-	promise *books.Promise // of the bytes
+	promise *books.Promise // of the bytes in memories
+	header  *books.Promise // of the rest
 	entry   *Entry         // nil if it cannot be read
 	err     error
 	// dicts are all dictionaries that it needs, each once and after those that it needs itself.
@@ -92,7 +93,14 @@ func (f *Found) Add(space *tier.Space) error {
 	for _, k := range space.Pool().(*volumes.Volume).Persisted() {
 		b := &found{key: Key{space.ID(), k.Key}, space: space, bytes: k.Room, err: k.Err}
 		var err error
-		if b.promise, err = space.Occupy(b.bytes); err != nil {
+		header := k.Room
+		for _, n := range k.Sizes {
+			header -= space.Charge(n)
+		}
+		if b.header, err = space.Occupy(header); err != nil {
+			return err
+		}
+		if b.promise, err = space.Occupy(b.bytes - header); err != nil {
 			return err
 		}
 		f.count(b, b.bytes)
@@ -182,7 +190,7 @@ func (f *Found) drop(b *found) {
 // leave ends the promise of a file.
 func (f *Found) leave(b *found) {
 	f.count(b, -b.bytes)
-	_ = b.space.Release(b.promise)
+	_, _ = b.space.Release(b.promise), b.space.Release(b.header)
 }
 
 // begin takes a batch. If it is neither adopted nor forgotten, the caller must call list. It must
@@ -249,8 +257,9 @@ func (f *Found) take(b *found) (buffers []*tier.Buffer, keep func(), putBack fun
 	for _, mem := range memories {
 		buffers = append(buffers, b.space.Adopt(b.promise, mem))
 	}
-	keep = func() { // the promise has the bytes of the header until the file is removed
-		b.volume().GiveUp(b.key.key, func() { _ = b.space.Release(b.promise) })
+	keep = func() {
+		b.volume().GiveUp(b.key.key, func() { _ = b.space.Release(b.header) })
+		_ = b.space.Release(b.promise) // else bytes of the buffers would return to it
 	}
 	return buffers, keep, func() error {
 		f.count(b, b.bytes)
@@ -326,7 +335,7 @@ func (f *Found) adoptDictionary(ctx context.Context, d *found, im Images) error 
 	}
 	s, err := im.AdoptDictionary(ctx, d.entry.Descriptor, buffers[0]) // it has bytes: see Entry.fits
 	if err != nil {
-		return errors.Join(err, d.space.Release(d.promise))
+		return errors.Join(err, d.space.Release(d.promise), d.space.Release(d.header))
 	}
 	if err := im.VerifyDictionary(ctx, s); err != nil {
 		return errors.Join(err, putBack(), s.Release())
@@ -357,7 +366,7 @@ func (f *Found) Close() error {
 		case b.shared == nil:
 			f.leave(b)
 		default:
-			err = errors.Join(err, b.volume().PutBack(b.key.key), b.shared.Release(), b.space.Release(b.promise))
+			err = errors.Join(err, b.volume().PutBack(b.key.key), b.shared.Release(), b.space.Release(b.header))
 		}
 	}
 	return err
