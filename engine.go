@@ -250,7 +250,7 @@ var (
 
 func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.monitor.BatchChanged(b, now)
-	o.e.recorder.BatchChanged(b, now)
+	o.e.recorder.BatchChanged(b)
 	o.e.mover.Inside().BatchChanged(b, now)
 }
 
@@ -285,7 +285,7 @@ func (o observer) Register(b *batch.Batch, now batch.Info) error {
 		o.e.recorder.Know(b, nil)
 		return err
 	}
-	o.e.recorder.BatchChanged(b, now)
+	o.e.recorder.BatchChanged(b)
 	o.emit(put, now)
 	return nil
 }

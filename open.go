@@ -303,8 +303,8 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	if !d.Persist {
 		return nil
 	}
-	e.recorder.Add(space.ID(), volume)
-	return e.found.Add(space, volume)
+	e.recorder.Add(space)
+	return e.found.Add(space)
 }
 
 // pagesOf returns a share of n bytes in whole pages; 0 if there is not one.

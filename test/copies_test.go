@@ -176,9 +176,9 @@ func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestMonitorGoesOnWhileAJournalHangs: the records of copies that are to be freed wait for a disk
+// TestMonitorGoesOnWhileFilesHang: the files of clean images that are to be freed wait for a disk
 // that hangs. The monitor moves batches from the GPU to host memory meanwhile.
-func TestMonitorGoesOnWhileAJournalHangs(t *testing.T) {
+func TestMonitorGoesOnWhileFilesHang(t *testing.T) {
 	t.Parallel()
 	persistNeedsLinux(t)
 	files := faultfs.New(disk.OS(), 1)
@@ -191,7 +191,7 @@ func TestMonitorGoesOnWhileAJournalHangs(t *testing.T) {
 	release := sync.OnceFunc(func() { close(goOn) })
 	defer release()
 	var hung atomic.Int64
-	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Effect: faultfs.Do(func(string, string) {
+	defer files.Add(faultfs.Rule{Ops: []string{"rename"}, Path: "*.part", Effect: faultfs.Do(func(string, string) {
 		hung.Add(1)
 		<-goOn
 	})})()
@@ -209,7 +209,7 @@ func TestMonitorGoesOnWhileAJournalHangs(t *testing.T) {
 		}
 	}
 	if hung.Load() == 0 {
-		t.Error("no write to the journal hung: the test is too easy")
+		t.Error("no end of a file hung: the test is too easy")
 	}
 	release()
 	if err := repo.Close(t.Context()); err != nil {
@@ -287,7 +287,7 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 func recordsAnew(t *testing.T, repo *repository.Repository, files *faultfs.FS, b *batch.Batch) (goOn, placed chan struct{}) {
 	t.Helper()
 	writing, goOn, placed := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	t.Cleanup(files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "manifest-*", Times: 1, Effect: faultfs.Do(func(string, string) {
+	t.Cleanup(files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "[0-9a-f]*", Times: 1, Effect: faultfs.Do(func(string, string) {
 		close(writing)
 		<-goOn
 	})}))

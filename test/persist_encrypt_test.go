@@ -40,20 +40,21 @@ func sealed(c *spillway.Config) { c.Disks[0].Encrypt, c.Disks[0].Key = true, per
 
 // persistSuite is what holds for every disk that keeps.
 var persistSuite = map[string]func(*testing.T){
-	"TestKilledProcessIsAdopted":           TestKilledProcessIsAdopted,
-	"TestPersistedBatchesStayUntilAdopted": TestPersistedBatchesStayUntilAdopted,
-	"TestFailedOpenLeavesWhatPersists":     TestFailedOpenLeavesWhatPersists,
-	"TestAdoptedBatchKeepsItsRecord":       TestAdoptedBatchKeepsItsRecord,
-	"TestAdoptedBytesAreTheBatchs":         TestAdoptedBytesAreTheBatchs,
-	"TestBatchesOfAProgramPersist":         TestBatchesOfAProgramPersist,
-	"TestBatchWithoutBytesHasOneRecord":    TestBatchWithoutBytesHasOneRecord,
-	"TestRecordThatCannotBeWritten":        TestRecordThatCannotBeWritten,
-	"TestDamagedBytesAreNotAdopted":        TestDamagedBytesAreNotAdopted,
-	"TestDamagedManifestCostsWhatItSaid":   TestDamagedManifestCostsWhatItSaid,
-	"TestTwoEnginesPersistApart":           TestTwoEnginesPersistApart,
-	"TestPersistingIsOffByDefault":         TestPersistingIsOffByDefault,
-	"TestAdoptBesideEachOther":             TestAdoptBesideEachOther,
-	"TestAdoptingSurvivesEveryFault":       TestAdoptingSurvivesEveryFault,
+	"TestDictionaryThatNoBatchListsIsRemoved": TestDictionaryThatNoBatchListsIsRemoved,
+	"TestKilledProcessIsAdopted":              TestKilledProcessIsAdopted,
+	"TestPersistedBatchesStayUntilAdopted":    TestPersistedBatchesStayUntilAdopted,
+	"TestFailedOpenLeavesWhatPersists":        TestFailedOpenLeavesWhatPersists,
+	"TestAdoptedBatchKeepsItsRecord":          TestAdoptedBatchKeepsItsRecord,
+	"TestAdoptedBytesAreTheBatchs":            TestAdoptedBytesAreTheBatchs,
+	"TestBatchesOfAProgramPersist":            TestBatchesOfAProgramPersist,
+	"TestBatchWithoutBytesHasOneRecord":       TestBatchWithoutBytesHasOneRecord,
+	"TestRecordThatCannotBeWritten":           TestRecordThatCannotBeWritten,
+	"TestDamagedBytesAreNotAdopted":           TestDamagedBytesAreNotAdopted,
+	"TestMutatedFilesAreRefusedOrRight":       TestMutatedFilesAreRefusedOrRight,
+	"TestTwoEnginesPersistApart":              TestTwoEnginesPersistApart,
+	"TestPersistingIsOffByDefault":            TestPersistingIsOffByDefault,
+	"TestAdoptBesideEachOther":                TestAdoptBesideEachOther,
+	"TestAdoptingSurvivesEveryFault":          TestAdoptingSurvivesEveryFault,
 }
 
 // TestPersistingOnEncryptedDisks runs the tests of kept batches once more. No test of those files
@@ -195,7 +196,7 @@ func TestNothingPlainPersists(t *testing.T) {
 				}
 			}
 			look()
-			eng = persistentEngine(t, copied, change) // with a manifest that is written anew
+			eng = persistentEngine(t, copied, change)
 			look()
 			kept := eng.Persisted()
 			if len(kept) != 1 || kept[0].Plan != secrets[3] || kept[0].Operator != secrets[4] {

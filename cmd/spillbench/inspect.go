@@ -85,20 +85,17 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 		Unlisted: append([]string{}, d.Unlisted...), Damaged: []string{}, Error: line(d.Err),
 	}
 	for _, r := range d.Records {
-		k.Bytes += r.Room()
+		k.Bytes += r.Room
 	}
 	for _, l := range d.Dictionaries {
-		k.DictionaryBytes += l.Bytes
+		k.DictionaryBytes += l.Record.Room
 		if l.Err != nil {
-			what := fmt.Sprintf("the dictionary that was kept as %d: %s", l.Record.Key, line(l.Err))
+			what := fmt.Sprintf("the dictionary in %s: %s", l.Record.File, line(l.Err))
 			k.Damaged = append(k.Damaged, what)
 		}
 	}
-	for _, err := range d.Lost {
-		k.Damaged = append(k.Damaged, line(err))
-	}
 	for _, l := range d.Batches {
-		b := report.KeptBatch{Bytes: l.Bytes, Columns: []string{}, Error: line(l.Err)}
+		b := report.KeptBatch{Bytes: l.Record.Room, Columns: []string{}, Error: line(l.Err)}
 		if e := l.Entry; e != nil {
 			b.ID, b.Plan, b.Operator, b.Port, b.Partition = uint64(e.ID), e.Plan, e.Operator, e.Port, e.Partition
 			b.Rows, b.ImageBytes, b.Dictionaries = e.Descriptor.Rows, e.Descriptor.Body, len(e.Dictionaries)

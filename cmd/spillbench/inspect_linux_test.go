@@ -180,7 +180,7 @@ func TestInspect(t *testing.T) {
 			sum += b.Bytes
 			if b.ID == 0 || b.Plan != "query" || b.Operator != "scan" || b.Port != want.Port || b.Partition != want.Partition || b.Rows != want.Rows ||
 				b.Codec != "none" || b.Dictionaries != want.Dictionaries || b.Error != "" ||
-				b.Bytes != b.ImageBytes ||
+				b.Bytes != b.ImageBytes+tier.Page || // a header
 				b.Bytes < 4*want.Rows {
 				t.Errorf("%+v, want %+v", b, want)
 			}
@@ -253,20 +253,23 @@ func TestInspectLeavesAll(t *testing.T) {
 func TestInspectDamage(t *testing.T) {
 	for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecZstd} {
 		dir := persisting(t, codec, nil)
-		segment := func(kept string) string { return filepath.Join(kept, "segment-0000") }
 		for name, c := range map[string]struct {
-			damage func(kept string) error
+			damage func(path string) error
 			want   string
 		}{
-			"a byte of a batch": {func(kept string) error { return flip(segment(kept), 100) }, "corrupt data"},
-			"a cut segment":     {func(kept string) error { return os.Truncate(segment(kept), 8192) }, "segment-0000 is too short"},
-			"no segment":        {func(kept string) error { return os.Remove(segment(kept)) }, "segment-0000 is not there"},
-			"a byte of the manifest": {func(kept string) error {
-				return flip(manifestOf(t, kept), 300)
-			}, "the manifest are damaged"},
+			"a byte of a batch": {func(path string) error { return flip(path, 100) }, "corrupt data"},
+			"a cut file":        {func(path string) error { return os.Truncate(path, 8192) }, "are not what was written"},
+			"a byte of the tail": {func(path string) error {
+				info, err := os.Stat(path)
+				if err != nil {
+					return err
+				}
+				return flip(path, info.Size()-300)
+			}, "are not what was written"},
 		} {
 			top, kept := left(t, dir)
-			if err := c.damage(kept); err != nil {
+			path := firstBatch(t, kept)
+			if err := c.damage(path); err != nil {
 				t.Fatal(err)
 			}
 			doc, stderr := inspected(t, 1, top, "--checksums")
@@ -275,7 +278,7 @@ func TestInspectDamage(t *testing.T) {
 			for _, b := range d.Batches {
 				text += b.Error + "\n"
 			}
-			if doc.Damage() == 0 || !strings.Contains(text, c.want) || !strings.Contains(stderr, "are damaged") {
+			if doc.Damage() == 0 || !strings.Contains(text, c.want) || !strings.Contains(text, path) || !strings.Contains(stderr, "are damaged") {
 				t.Errorf("%s, %s: %d damaged: %s: %s", name, codec, doc.Damage(), text, stderr)
 			}
 			if name == "a byte of a batch" {
@@ -287,13 +290,25 @@ func TestInspectDamage(t *testing.T) {
 	}
 }
 
-func manifestOf(t *testing.T, kept string) string {
+// firstBatch returns the largest file that persists in a directory: that of the batch of numbers, or of
+// its first run.
+func firstBatch(t *testing.T, kept string) (path string) {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(kept, "manifest-*"))
-	if err != nil || len(all) != 1 {
+	all, err := filepath.Glob(filepath.Join(kept, "??", "????????????????"))
+	if err != nil || len(all) != 4 {
 		t.Fatal(all, err)
 	}
-	return all[0]
+	largest := int64(0)
+	for _, file := range all {
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Size() > largest {
+			path, largest = file, info.Size()
+		}
+	}
+	return path
 }
 
 // flip changes a bit of a file.
@@ -315,13 +330,17 @@ func flip(path string, at int64) error {
 // TestInspectUnlisted: files that hold nothing that persists are listed, and are no damage.
 func TestInspectUnlisted(t *testing.T) {
 	top, kept := left(t, persisting(t, convert.CodecNone, nil))
-	for _, name := range []string{"notes.txt", "segment-0007"} {
+	if err := os.MkdirAll(filepath.Join(kept, "ab"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	unlisted := []string{"ab/00000000000000ab.part", "ab/notes", "notes.txt"}
+	for _, name := range unlisted {
 		if err := os.WriteFile(filepath.Join(kept, name), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	doc, _ := inspected(t, 0, top)
-	if got := doc.Directories[0].Unlisted; !slices.Equal(got, []string{"notes.txt", "segment-0007"}) {
+	if got := doc.Directories[0].Unlisted; !slices.Equal(got, unlisted) {
 		t.Errorf("unlisted are %q", got)
 	}
 }
@@ -363,11 +382,11 @@ func TestInspectStatus(t *testing.T) {
 		}
 	}
 	top, kept := left(t, persisting(t, convert.CodecNone, nil))
-	f, err := os.OpenFile(manifestOf(t, kept), os.O_WRONLY, 0)
+	f, err := os.OpenFile(filepath.Join(kept, "format"), os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.WriteAt([]byte{99}, 8); err != nil { // the version
+	if _, err := f.WriteAt([]byte{'9'}, 7); err != nil { // the version
 		t.Fatal(err)
 	}
 	if err := f.Close(); err != nil {

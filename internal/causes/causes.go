@@ -32,7 +32,7 @@ const (
 	NotRemoved       diag.Cause = "not-removed"        // and could not be
 	KeptLeft         diag.Cause = "kept-left"          // what was kept is not taken over
 	KeptDamaged      diag.Cause = "kept-damaged"       // what was kept is lost
-	Manifest         diag.Cause = "manifest"           // what is to be kept cannot be recorded
+	Manifest         diag.Cause = "manifest"           // what does not persist any more stays on the disk
 	DiskFails        diag.Cause = "disk-fails"         // the disk refuses
 	UnknownLimits    diag.Cause = "unknown-limits"     // the limits of the process's cgroup are not known
 	HiddenProc       diag.Cause = "hidden-proc"        // /proc is hidden or incomplete
@@ -82,8 +82,8 @@ var remedies = map[diag.Cause]string{
 	KeptLeft: "open it with the key that it was kept with, as its owner; what another process kept that " +
 		"has ended, with another engine or as another disk; or remove it if it is not needed any more",
 	KeptDamaged: "make what is lost anew, and have the disk checked",
-	Manifest: "make room there, or name another directory: what is put from now on may not be found by the " +
-		"next engine",
+	Manifest: "see to it that this process may change the directory: the next engine may find batches that " +
+		"were dropped",
 	DiskFails: "see the kernel's log for what the disk says, or name another directory",
 	UnknownLimits: "mount the cgroup file system into the container, or give the sizes of the host memory and " +
 		"of simulated GPUs in bytes",

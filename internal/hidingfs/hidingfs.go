@@ -111,6 +111,19 @@ func (h *FS) ReadDir(path string) ([]fs.DirEntry, error) {
 	return h.FS.ReadDir(path)
 }
 
+// Rename implements disk.FS. It does not hide a file that was there with the new name.
+func (h *FS) Rename(from, to string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	err := h.FS.Rename(from, to)
+	if n := h.nodes[from]; err == nil && n != nil {
+		delete(h.nodes, from)
+		n.path = to
+		h.nodes[to] = n
+	}
+	return err
+}
+
 // Remove implements disk.FS.
 func (h *FS) Remove(path string) error {
 	h.mu.Lock()

@@ -1,12 +1,12 @@
 // Package persist is what survives a process, above the disk: which batches lie there, and where
 // they stood.
 //
-//	Recorder   an observer of batches: writes a record of each that comes to such a disk
-//	Found      what an earlier engine has recorded, until it is adopted or forgotten
-//	Entry      what a record says of a batch or of a dictionary; format.go has its format
+//	Recorder   an observer of batches: makes each that comes to such a disk persist
+//	Found      what an earlier engine left, until it is adopted or forgotten
+//	Entry      what a file says of a batch or of a dictionary; format.go has its format
 //
-// A volume orders a record and the use of its room (package disk). A killed process loses no batch
-// whose record was written; a failure of the system may, and checksums find it.
+// The files are those of package volumes. A killed process loses no batch whose file was complete;
+// a failure of the system may, and checksums find it.
 package persist
 
 import (
@@ -18,7 +18,6 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
-	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
@@ -27,42 +26,51 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Entry is what is recorded beside the bytes of a batch on disk, or of a dictionary, so that
-// another process can open them.
+// Entry is what the header of a file says besides its memories, so that another process can open
+// them as a batch or a dictionary.
 type Entry struct {
 	ID              batch.ID // 0: a dictionary
 	Plan, Operator  string
 	Port, Partition int
 	Descriptor      *batch.Descriptor // without Dictionaries when it was read
-	Dictionaries    []uint64          // the keys of their records, in their place
+	Dictionaries    []uint64          // the keys of their files, in the order of Descriptor.Dictionaries
 	Packed          bool
 	Runs            []payload.Run // of a packed batch; without their buffers when it was read
 }
 
-// The format, of which all numbers are little-endian: "SPB2", then
-//
-//	flags u32 (1: packed, 2: metadata) · id u64 · port i64 · partition i64 · plan · operator
-//	rows i64 · body i64 · nodes, of length i64 and nulls i64 · buffers, of offset i64 and length i64
-//	sums, of u64 · dictionaries, of a key u64
-//	runs, of codec u64, sum u64 and four lengths of frames u32
-//	the record's metadata, by pairs of strings
-//	xxh3-64 of the schema u64
-//
-// A string is its length, u64, and its bytes; a list its length, u64, and its items. The
-// schema, an Arrow IPC stream without batches, is recorded beside, once for all that have it. The
-// manifest's frames have checksums. The schema has one here, too: it must be this batch's, and
-// arrow-go believes the lengths in it, and takes as much memory as they say.
-const magic = "SPB2"
+// The meta of a file: fixedMeta, then the items that it counts, and the schema, which is an Arrow IPC
+// stream without batches. Each pair of the metadata is two texts: a text is its length, u32, and its
+// bytes. The place of a file: fixedPlace, plan and operator as texts. All numbers are little-endian.
+// The files have checksums (package volumes). These say nothing of what the writer meant: the lengths
+// are checked here, and arrow-go gets a bound for the lengths in a schema.
+type fixedMeta struct {
+	Flags      uint32
+	Rows, Body int64
+	// How many there are. The schema is counted in bytes.
+	Nodes, Buffers, Sums, Dictionaries, Runs, Metadata, Schema uint32
+}
+
+// fixedRun is a payload.Run without its buffer.
+type fixedRun struct {
+	Codec  uint8
+	Sum    uint64
+	Frames [payload.RunSize / payload.FrameSize]uint32
+}
+
+type fixedPlace struct {
+	ID, Port, Partition int64
+}
 
 const (
 	packed       = 1
 	withMetadata = 2
+	dictionary   = 4
 )
 
-// errFormat: what was recorded was written by another version, or is not what it says.
-var errFormat = errors.New("spillway: not a recorded batch that this version reads")
+// errFormat: the file was written by another version, or it contradicts itself.
+var errFormat = errors.New("spillway: not a batch that this version reads")
 
-// errSchema: a batch cannot be recorded, because its schema would not come back as it is.
+// errSchema: a batch cannot persist, because its schema would not come back as it is.
 var errSchema = errors.New("spillway: the schema cannot be written as an Arrow IPC message")
 
 // EncodeSchema returns a schema as an Arrow IPC message, which is refused with
@@ -98,170 +106,111 @@ func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 	return r.Schema(), nil
 }
 
-// Marshal writes e; schema is its descriptor's, as EncodeSchema writes it, and must be
-// recorded beside.
-func (e *Entry) Marshal(schema []byte) []byte {
+// meta returns the meta of e, with its schema as EncodeSchema writes it.
+func (e *Entry) meta(schema []byte) []byte {
 	d := e.Descriptor
-	flags := uint32(0)
+	f := fixedMeta{
+		Rows: d.Rows, Body: d.Body,
+		Nodes: uint32(len(d.Nodes)), Buffers: uint32(len(d.Buffers)), Sums: uint32(len(d.Sums)),
+		Dictionaries: uint32(len(e.Dictionaries)), Runs: uint32(len(e.Runs)), Schema: uint32(len(schema)),
+	}
 	if e.Packed {
-		flags |= packed
+		f.Flags |= packed
+	}
+	if e.ID == 0 {
+		f.Flags |= dictionary
 	}
 	if d.Metadata != nil {
-		flags |= withMetadata
+		f.Flags |= withMetadata
+		f.Metadata = uint32(d.Metadata.Len())
 	}
-	size := 256 + len(e.Plan) + len(e.Operator) + 16*(len(d.Nodes)+len(d.Buffers)) + 8*(len(d.Sums)+len(e.Dictionaries)) + 32*len(e.Runs)
-	p := append(make([]byte, 0, size), magic...)
-	p = binary.LittleEndian.AppendUint32(p, flags)
-	number := func(n int64) { p = binary.LittleEndian.AppendUint64(p, uint64(n)) }
-	text := func(s string) { number(int64(len(s))); p = append(p, s...) }
-	number(int64(e.ID))
-	number(int64(e.Port))
-	number(int64(e.Partition))
-	text(e.Plan)
-	text(e.Operator)
-	number(d.Rows)
-	number(d.Body)
-	number(int64(len(d.Nodes)))
-	for _, n := range d.Nodes {
-		number(n.Length)
-		number(n.Nulls)
+	runs := make([]fixedRun, len(e.Runs))
+	for i, r := range e.Runs {
+		runs[i] = fixedRun{r.Codec, r.Sum, r.Frames}
 	}
-	number(int64(len(d.Buffers)))
-	for _, s := range d.Buffers {
-		number(s.Offset)
-		number(s.Length)
+	var p []byte
+	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, runs} {
+		p, _ = binary.Append(p, binary.LittleEndian, part) // all are of a fixed size
 	}
-	number(int64(len(d.Sums)))
-	for _, s := range d.Sums {
-		number(int64(s))
+	for i := range f.Metadata {
+		p = appendText(appendText(p, d.Metadata.Keys()[i]), d.Metadata.Values()[i])
 	}
-	number(int64(len(e.Dictionaries)))
-	for _, key := range e.Dictionaries {
-		number(int64(key))
-	}
-	number(int64(len(e.Runs)))
-	for i := range e.Runs {
-		r := &e.Runs[i]
-		number(int64(r.Codec))
-		number(int64(r.Sum))
-		for _, f := range r.Frames {
-			p = binary.LittleEndian.AppendUint32(p, f)
-		}
-	}
-	if d.Metadata != nil {
-		number(int64(d.Metadata.Len()))
-		for i, key := range d.Metadata.Keys() {
-			text(key)
-			text(d.Metadata.Values()[i])
-		}
-	}
-	return binary.LittleEndian.AppendUint64(p, xxh3.Hash(schema))
+	return append(p, schema...)
 }
 
-// Schemas reads schemas as EncodeSchema writes them, each once. The zero value is ready. It is
-// not safe for concurrent use.
+// place returns the place of e.
+func (e *Entry) place() []byte {
+	p, _ := binary.Append(nil, binary.LittleEndian, fixedPlace{int64(e.ID), int64(e.Port), int64(e.Partition)})
+	return appendText(appendText(p, e.Plan), e.Operator)
+}
+
+func appendText(p []byte, s string) []byte {
+	return append(binary.LittleEndian.AppendUint32(p, uint32(len(s))), s...)
+}
+
+// Schemas reads schemas, equal ones once. The zero value is ready. It is not safe for concurrent
+// use.
 type Schemas struct {
-	schemas map[schemaPlace]readSchema
-}
-
-// schemaPlace is where a schema lies.
-type schemaPlace struct {
-	at *byte
-	n  int
+	known map[string]readSchema
 }
 
 type readSchema struct {
 	schema *arrow.Schema
-	sum    uint64
 	err    error
 }
 
-// read returns the schema that p says. p must not change while s is used.
-func (s *Schemas) read(p []byte, sum uint64) (*arrow.Schema, error) {
-	if len(p) == 0 {
-		return nil, errors.New("there is no schema")
-	}
-	place := schemaPlace{&p[0], len(p)}
-	known, ok := s.schemas[place]
-	if !ok {
-		known.sum = xxh3.Hash(p)
-	}
-	if known.sum != sum {
-		return nil, errors.New("it has another schema")
-	}
+func (s *Schemas) read(p []byte) (*arrow.Schema, error) {
+	known, ok := s.known[string(p)]
 	if !ok {
 		known.schema, known.err = DecodeSchema(p)
-		if s.schemas == nil {
-			s.schemas = make(map[schemaPlace]readSchema)
+		if s.known == nil {
+			s.known = make(map[string]readSchema)
 		}
-		s.schemas[place] = known
+		s.known[string(p)] = known
 	}
 	return known.schema, known.err
 }
 
-// Unmarshal reads what Marshal has written, and the schema beside it. s keeps the result: the bytes
-// must not change, and batches of the same bytes in the same memory share it. Inconsistent input is
-// errFormat. Only the checksums show that the bytes on disk fit it.
-func (s *Schemas) Unmarshal(p, schema []byte) (*Entry, error) {
-	r := reader{p: p}
-	if string(r.take(4)) != magic {
-		return nil, errFormat
+// Read reads the meta and the place of a file. Inconsistent input is errFormat. Only the checksums
+// show that the memories contain what they should.
+func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
+	r := reader{p: meta}
+	f := one[fixedMeta](&r)
+	d := &batch.Descriptor{Rows: f.Rows, Body: f.Body}
+	e := &Entry{Descriptor: d, Packed: f.Flags&packed != 0}
+	d.Nodes, d.Buffers = list[payload.Node](&r, f.Nodes), list[payload.Span](&r, f.Buffers)
+	d.Sums, e.Dictionaries = list[uint64](&r, f.Sums), list[uint64](&r, f.Dictionaries)
+	for _, run := range list[fixedRun](&r, f.Runs) {
+		e.Runs = append(e.Runs, payload.Run{Codec: run.Codec, Sum: run.Sum, Frames: run.Frames})
 	}
-	k := &Entry{Descriptor: new(batch.Descriptor)}
-	d := k.Descriptor
-	flags := r.word()
-	k.ID = batch.ID(r.number())
-	k.Port, k.Partition = int(r.number()), int(r.number())
-	k.Plan, k.Operator = r.text(), r.text()
-	d.Rows, d.Body = r.number(), r.number()
-	d.Nodes = make([]payload.Node, r.count(16))
-	for i := range d.Nodes {
-		d.Nodes[i] = payload.Node{Length: r.number(), Nulls: r.number()}
-	}
-	d.Buffers = make([]payload.Span, r.count(16))
-	for i := range d.Buffers {
-		d.Buffers[i] = payload.Span{Offset: r.number(), Length: r.number()}
-	}
-	d.Sums = make([]uint64, r.count(8))
-	for i := range d.Sums {
-		d.Sums[i] = uint64(r.number())
-	}
-	k.Dictionaries = make([]uint64, r.count(8))
-	for i := range k.Dictionaries {
-		k.Dictionaries[i] = uint64(r.number())
-	}
-	const run = 16 + 4*payload.RunSize/payload.FrameSize
-	k.Runs = make([]payload.Run, r.count(run))
-	for i := range k.Runs {
-		codec := r.number()
-		k.Runs[i].Codec, k.Runs[i].Sum = uint8(codec), uint64(r.number())
-		r.bad = r.bad || codec < 0 || codec > math.MaxUint8
-		for j := range k.Runs[i].Frames {
-			k.Runs[i].Frames[j] = r.word()
-		}
-	}
-	k.Packed = flags&packed != 0
-	if flags&withMetadata != 0 {
-		keys := make([]string, r.count(16))
-		values := make([]string, len(keys))
-		for i := range keys {
-			keys[i], values[i] = r.text(), r.text()
+	if f.Flags&withMetadata != 0 {
+		var keys, values []string
+		for range min(f.Metadata, uint32(len(r.p))) {
+			keys, values = append(keys, r.text()), append(values, r.text())
 		}
 		m := arrow.NewMetadata(keys, values)
 		d.Metadata = &m
 	}
-	sum := uint64(r.number())
-	if r.bad || len(r.p) > 0 || flags&^(packed|withMetadata) != 0 || !k.fits() {
+	schema := list[byte](&r, f.Schema)
+	if f.Flags&dictionary == 0 {
+		r.bad = r.bad || len(r.p) > 0
+		r.p = place
+		at := one[fixedPlace](&r)
+		e.ID, e.Port, e.Partition = batch.ID(at.ID), int(at.Port), int(at.Partition)
+		e.Plan, e.Operator = r.text(), r.text()
+	}
+	known := f.Flags&^(packed|withMetadata|dictionary) == 0 && (e.ID == 0) == (f.Flags&dictionary != 0)
+	if r.bad || len(r.p) > 0 || !known || !e.fits() {
 		return nil, errFormat
 	}
 	var err error
-	if d.Schema, err = s.read(schema, sum); err != nil {
+	if d.Schema, err = s.read(schema); err != nil {
 		return nil, fmt.Errorf("%w: %w", errFormat, err)
 	}
-	if k.ID == 0 && d.Schema.NumFields() != 1 {
+	if e.ID == 0 && d.Schema.NumFields() != 1 {
 		return nil, errFormat
 	}
-	return k, nil
+	return e, nil
 }
 
 // fits reports whether the parts of e fit together, so far as others count on it before
@@ -319,34 +268,25 @@ type reader struct {
 	bad bool
 }
 
-func (r *reader) take(n uint64) []byte {
-	if n > uint64(len(r.p)) {
-		r.bad, r.p = true, nil
-		return make([]byte, min(n, 8))
+func one[T any](r *reader) (item T) {
+	if all := list[T](r, 1); len(all) == 1 {
+		item = all[0]
 	}
-	out := r.p[:n]
-	r.p = r.p[n:]
-	return out
+	return item
 }
 
-func (r *reader) number() int64 { return int64(binary.LittleEndian.Uint64(r.take(8))) }
-func (r *reader) word() uint32  { return binary.LittleEndian.Uint32(r.take(4)) }
-
-func (r *reader) text() string {
-	n := uint64(r.number())
-	if n > uint64(len(r.p)) {
+// list takes n items of a fixed size.
+func list[T any](r *reader, n uint32) []T {
+	size := uint64(n) * uint64(binary.Size(*new(T)))
+	if size > uint64(len(r.p)) {
 		r.bad, r.p = true, nil
-		return ""
+		return nil
 	}
-	return string(r.take(n))
+	items := make([]T, n)
+	_, err := binary.Decode(r.p[:size], binary.LittleEndian, items)
+	r.bad = r.bad || err != nil
+	r.p = r.p[size:]
+	return items
 }
 
-// count takes the length of a list whose items have so many bytes each.
-func (r *reader) count(each uint64) int {
-	n := uint64(r.number())
-	if n > uint64(len(r.p))/each {
-		r.bad, r.p = true, nil
-		return 0
-	}
-	return int(n)
-}
+func (r *reader) text() string { return string(list[byte](r, one[uint32](r))) }

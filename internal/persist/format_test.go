@@ -1,14 +1,12 @@
 package persist
 
 import (
-	"encoding/binary"
 	"errors"
 	"reflect"
 	"slices"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
@@ -69,7 +67,7 @@ func TestEntryIsReadAsItWasWritten(t *testing.T) {
 			m := arrow.NewMetadata([]string{"a", ""}, []string{"", "b"})
 			k.Descriptor.Metadata = &m
 		}
-		back, err := new(Schemas).Unmarshal(k.Marshal(schema), schema)
+		back, err := readBack(k, schema)
 		if err != nil {
 			t.Errorf("%v: %v", dt, err)
 			continue
@@ -87,6 +85,11 @@ func TestEntryIsReadAsItWasWritten(t *testing.T) {
 	if tried < 150 {
 		t.Errorf("only %d types can be recorded", tried)
 	}
+}
+
+// readBack reads what e's file would say.
+func readBack(e *Entry, schema []byte) (*Entry, error) {
+	return new(Schemas).Read(e.meta(schema), e.place())
 }
 
 // fullRuns are runs whose frames are not compressed.
@@ -121,43 +124,44 @@ func same[T any](a, b []T) bool {
 // TestEntryIsCut: no beginning of what was written is taken for the whole.
 func TestEntryIsCut(t *testing.T) {
 	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int8)), 30))
-	p := k.Marshal(schema)
-	for n := range p {
-		if _, err := new(Schemas).Unmarshal(p[:n], schema); !errors.Is(err, errFormat) {
-			t.Fatalf("%d of %d bytes: %v", n, len(p), err)
+	meta, place := k.meta(schema), k.place()
+	for n := range meta {
+		if _, err := new(Schemas).Read(meta[:n], place); !errors.Is(err, errFormat) {
+			t.Fatalf("%d of %d bytes: %v", n, len(meta), err)
 		}
 	}
-	if _, err := new(Schemas).Unmarshal(append(p, 0), schema); !errors.Is(err, errFormat) {
+	for n := range place {
+		if _, err := new(Schemas).Read(meta, place[:n]); !errors.Is(err, errFormat) {
+			t.Fatalf("%d of %d bytes of the place: %v", n, len(place), err)
+		}
+	}
+	if _, err := new(Schemas).Read(append(slices.Clone(meta), 0), place); !errors.Is(err, errFormat) {
 		t.Errorf("with a byte behind: %v", err)
+	}
+	if _, err := new(Schemas).Read(meta, append(place, 0)); !errors.Is(err, errFormat) {
+		t.Errorf("with a byte behind the place: %v", err)
 	}
 }
 
-// TestSchemasAreReadOnce, and only with the batches that they are of.
+// TestSchemasAreReadOnce: equal ones are one, and one that is damaged is refused.
 func TestSchemasAreReadOnce(t *testing.T) {
-	g := arrowgen.New(1)
-	k, schema := entryOfRecord(t, g.Record(arrowgen.Schema(arrow.BinaryTypes.String), 30))
-	strange, other := entryOfRecord(t, g.Record(arrowgen.Schema(arrow.PrimitiveTypes.Int8), 30))
+	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String), 30))
 	var s Schemas
-	one, err := s.Unmarshal(k.Marshal(schema), schema)
+	one, err := s.Read(k.meta(schema), k.place())
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := s.Unmarshal(k.Marshal(schema), schema)
+	two, err := s.Read(k.meta(slices.Clone(schema)), k.place())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if one.Descriptor.Schema != two.Descriptor.Schema {
 		t.Error("two batches of a schema have one each")
 	}
-	for name, wrong := range map[string][]byte{"another": other, "none": nil, "a part": schema[:len(schema)-8]} {
-		for _, read := range []*Schemas{&s, new(Schemas)} {
-			if _, err := read.Unmarshal(k.Marshal(schema), wrong); !errors.Is(err, errFormat) {
-				t.Errorf("with %s schema: %v", name, err)
-			}
+	for name, wrong := range map[string][]byte{"no": nil, "a part of its": schema[:len(schema)/2]} {
+		if _, err := s.Read(k.meta(wrong), k.place()); !errors.Is(err, errFormat) {
+			t.Errorf("with %s schema: %v", name, err)
 		}
-	}
-	if _, err := s.Unmarshal(strange.Marshal(other), schema); !errors.Is(err, errFormat) {
-		t.Errorf("with a schema that was read for others: %v", err)
 	}
 }
 
@@ -168,34 +172,27 @@ func TestDictionariesHaveBytes(t *testing.T) {
 	if k.Descriptor.Body != 0 || len(k.Memories()) != 0 {
 		t.Fatalf("%d bytes in %v", k.Descriptor.Body, k.Memories())
 	}
-	if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); err != nil {
+	if _, err := readBack(k, schema); err != nil {
 		t.Errorf("a batch without bytes: %v", err)
 	}
 	k.ID = 0
-	if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); !errors.Is(err, errFormat) {
+	if _, err := readBack(k, schema); !errors.Is(err, errFormat) {
 		t.Errorf("a dictionary without bytes: %v", err)
 	}
 }
 
-// FuzzEntry: no bytes before a sound schema, which has a checksum, make the reader panic, or say
-// what would make others read or allocate out of range; what it accepts can be opened, or is
-// refused, without a panic.
+// FuzzEntry: no bytes make the reader panic, or return what would make others read or allocate out of
+// range; what it accepts can be opened, or is refused, without a panic.
 func FuzzEntry(f *testing.F) {
 	g := arrowgen.New(5)
-	var schemas [][]byte
 	for _, dt := range []arrow.DataType{arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.StringView, arrow.ListOf(arrow.BinaryTypes.String)} {
 		k, schema := entryOfRecord(f, g.Record(arrowgen.Schema(dt), 20))
-		f.Add(k.Marshal(nil), schema)
+		f.Add(k.meta(schema), k.place())
 		k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body)
-		f.Add(k.Marshal(nil), schema)
-		schemas = append(schemas, schema)
+		f.Add(k.meta(schema), k.place())
 	}
-	f.Fuzz(func(t *testing.T, p, schema []byte) {
-		if i := len(schema) % 5; i < len(schemas) {
-			schema = schemas[i]
-			p = binary.LittleEndian.AppendUint64(slices.Clone(p[:max(0, len(p)-8)]), xxh3.Hash(schema))
-		}
-		k, err := new(Schemas).Unmarshal(p, schema)
+	f.Fuzz(func(t *testing.T, meta, place []byte) {
+		k, err := new(Schemas).Read(meta, place)
 		if err != nil {
 			return
 		}
@@ -239,11 +236,11 @@ func TestEntryFitsTogether(t *testing.T) {
 		"a dictionary that is packed": func(k *Entry) { k.ID, k.Packed, k.Runs = 0, true, fullRuns(k.Descriptor.Body) },
 	} {
 		k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
-		if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); err != nil {
+		if _, err := readBack(k, schema); err != nil {
 			t.Fatal(err)
 		}
 		change(k)
-		if _, err := new(Schemas).Unmarshal(k.Marshal(schema), schema); !errors.Is(err, errFormat) {
+		if _, err := readBack(k, schema); !errors.Is(err, errFormat) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

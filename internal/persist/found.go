@@ -1,7 +1,6 @@
 package persist
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,19 +10,18 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Key names a record of a volume.
+// Key names a batch on a volume.
 type Key struct {
 	space tier.ID
 	key   uint64
 }
 
-// Batch is a recorded batch.
+// Batch is a batch that an earlier engine left.
 type Batch struct {
 	Key   Key
 	Entry *Entry // nil if it cannot be read
@@ -43,98 +41,91 @@ type Images interface {
 	Again(s batch.Shared) (batch.Shared, error)
 }
 
-func compareKeys(a, b Key) int {
-	return cmp.Or(cmp.Compare(a.space.Kind, b.space.Kind), cmp.Compare(a.space.Ordinal, b.space.Ordinal), cmp.Compare(a.key, b.key))
-}
-
-// Found is the recorded batches that were not adopted yet, and what they share. Its bytes are
-// promised in the spaces, so that their room is not given to others. It is safe for concurrent use,
-// except for Add.
+// Found is the batches that earlier engines left and that were neither adopted nor forgotten yet, and
+// their dictionaries. A promise of the space has the bytes of each, so that their room is not given
+// to others. It is safe for concurrent use, except for Add.
 type Found struct {
 	// turn is a token: one takes dictionaries at a time. mu is taken inside it.
 	turn chan struct{}
 
-	mu      sync.Mutex // nothing else is called under it
-	closed  bool
-	busy    sync.WaitGroup // calls of Adopt and Forget
-	batches map[Key]*foundBatch
-	dicts   map[Key]*foundDictionary
-	bytes   map[tier.ID]int64 // promised
+	mu     sync.Mutex // nothing else is called under it
+	closed bool
+	busy   sync.WaitGroup // calls of Adopt and Forget
+	files  map[Key]*found
+	order  []*found
+	bytes  map[tier.ID]int64 // promised
 }
 
-// foundMemory is what one record is of.
-type foundMemory struct {
-	key    Key
-	volume *volumes.Volume
-	space  *tier.Space
-	bytes  int64 // charged
-	// promise has the bytes. While it is open, those of adopted memory return to it.
-	promise *books.Promise
-}
+// found is a batch or a dictionary.
+type found struct {
+	key     Key
+	space   *tier.Space
+	bytes   int64          // charged
+	promise *books.Promise // of the bytes in memories
+	header  *books.Promise // of the rest
+	entry   *Entry         // nil if it cannot be read
+	err     error
+	// dicts are all dictionaries that it needs, each once and after those that it needs itself.
+	dicts []*found
+	taken bool // a batch: a caller is adopting or forgetting it; guarded by Found.mu
+	gone  bool // it was adopted or forgotten, or is not needed any more; guarded by Found.mu
 
-type foundBatch struct {
-	foundMemory
-	entry *Entry // nil if it cannot be read
-	desc  *batch.Descriptor
-	dicts []*foundDictionary // in the order of desc.AllDictionaries
-	err   error
-}
-
-// foundDictionary is a dictionary that recorded batches need. From the first that is
-// adopted until the last is adopted or forgotten it is held here, too.
-type foundDictionary struct {
-	foundMemory
-	entry   *Entry
-	desc    *batch.Descriptor
-	parts   []*foundDictionary
+	// Of a dictionary. From the first batch that is adopted until the last is adopted or forgotten,
+	// Found has a reference to it.
 	waiting int          // batches that need it; guarded by Found.mu
 	shared  batch.Shared // nil until it is needed; guarded by Found.turn
 }
 
+func (b *found) isDictionary() bool { return b.entry != nil && b.entry.ID == 0 && b.err == nil }
+
+func (b *found) volume() *volumes.Volume { return b.space.Pool().(*volumes.Volume) }
+
 // NewFound returns a list that is empty.
 func NewFound() *Found {
-	return &Found{
-		turn: make(chan struct{}, 1), batches: make(map[Key]*foundBatch),
-		dicts: make(map[Key]*foundDictionary), bytes: make(map[tier.ID]int64),
-	}
+	return &Found{turn: make(chan struct{}, 1), files: make(map[Key]*found), bytes: make(map[tier.ID]int64)}
 }
 
-// Add lists what persists on a volume, and promises its bytes. It is called before anything else.
-func (f *Found) Add(space *tier.Space, volume *volumes.Volume) error {
-	var batches []*foundBatch
+// Add lists what persists in a space, and promises its bytes. It is called before anything else.
+func (f *Found) Add(space *tier.Space) error {
 	var schemas Schemas
-	for _, k := range volume.Persisted() {
-		m := foundMemory{key: Key{space.ID(), k.Key}, volume: volume, space: space}
-		for _, n := range k.Sizes {
-			m.bytes += space.Charge(n)
-		}
+	files := make(map[uint64]*found)
+	var all []*found
+	for _, k := range space.Pool().(*volumes.Volume).Persisted() {
+		b := &found{key: Key{space.ID(), k.Key}, space: space, bytes: k.Room, err: k.Err}
 		var err error
-		if m.promise, err = space.Occupy(m.bytes); err != nil {
+		header := k.Room
+		for _, n := range k.Sizes {
+			header -= space.Charge(n)
+		}
+		if b.header, err = space.Occupy(header); err != nil {
 			return err
 		}
-		f.count(m, m.bytes)
-		entry, err := schemas.Unmarshal(k.Meta, k.Shared)
-		if err == nil && !fitMemories(entry.Memories(), k.Sizes) {
-			err = errFormat
+		if b.promise, err = space.Occupy(b.bytes - header); err != nil {
+			return err
 		}
-		if err == nil && entry.ID == 0 {
-			f.addDictionary(&foundDictionary{foundMemory: m, entry: entry, desc: entry.Descriptor})
-			continue
+		f.count(b, b.bytes)
+		if b.err == nil {
+			b.entry, b.err = schemas.Read(k.Meta, k.Place)
 		}
-		b := &foundBatch{foundMemory: m, err: err}
-		if err == nil {
-			b.entry, b.desc = entry, entry.Descriptor
+		if b.err == nil && !fitMemories(b.entry.Memories(), k.Sizes) {
+			b.entry, b.err = nil, errFormat
 		}
-		f.batches[m.key] = b
-		batches = append(batches, b)
+		if b.err == nil {
+			b.err = b.findDictionaries(files)
+		}
+		if b.err != nil {
+			b.err = &image.CorruptError{Volume: k.File, Cause: b.err}
+		}
+		files[k.Key] = b
+		f.files[b.key] = b
+		all = append(all, b)
 	}
-	for _, b := range batches {
-		f.needs(b)
-	}
-	for key, d := range f.dicts {
-		if key.space == space.ID() && d.waiting == 0 { // its batches are gone
-			delete(f.dicts, key)
-			f.drop(d.foundMemory)
+	for _, b := range all {
+		if b.isDictionary() && b.waiting == 0 { // its batches are gone
+			delete(f.files, b.key)
+			f.drop(b)
+		} else {
+			f.order = append(f.order, b)
 		}
 	}
 	return nil
@@ -142,78 +133,45 @@ func (f *Found) Add(space *tier.Space, volume *volumes.Volume) error {
 
 // fitMemories reports whether memories are long enough.
 func fitMemories(want, have []int64) bool {
-	if len(want) != len(have) {
-		return false
-	}
-	for i := range want {
+	for i := range min(len(want), len(have)) {
 		if have[i] < want[i] {
 			return false
 		}
 	}
-	return true
+	return len(want) == len(have)
 }
 
-// addDictionary adds a dictionary whose parts, which were recorded before it, are there.
-func (f *Found) addDictionary(d *foundDictionary) {
-	var err error
-	if d.parts, err = f.named(d.foundMemory, d.entry.Dictionaries); err == nil {
-		d.desc.Dictionaries = descriptorsOf(d.parts)
-		f.dicts[d.key] = d
-		return
-	}
-	f.batches[d.key] = &foundBatch{foundMemory: d.foundMemory, err: err} // so that it can be forgotten
-}
-
-// named finds dictionaries by their keys.
-func (f *Found) named(m foundMemory, keys []uint64) ([]*foundDictionary, error) {
-	out := make([]*foundDictionary, len(keys))
-	for i, key := range keys {
-		d := f.dicts[Key{m.key.space, key}]
-		if d == nil || key >= m.key.key {
-			return nil, &image.CorruptError{Volume: m.volume.Dir(), Cause: fmt.Errorf("the dictionary that was kept as %d is lost", key)}
+// findDictionaries finds the dictionaries of b, which were written before it, among files.
+func (b *found) findDictionaries(files map[uint64]*found) error {
+	d := b.entry.Descriptor
+	seen := make(map[*found]bool)
+	for _, key := range b.entry.Dictionaries {
+		dict := files[key]
+		if dict == nil || !dict.isDictionary() {
+			return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
 		}
-		out[i] = d
-	}
-	return out, nil
-}
-
-func descriptorsOf(dicts []*foundDictionary) (out []*batch.Descriptor) {
-	for _, d := range dicts {
-		out = append(out, d.desc)
-	}
-	return out
-}
-
-// needs notes which dictionaries a batch needs.
-func (f *Found) needs(b *foundBatch) {
-	if b.err != nil {
-		return
-	}
-	var direct []*foundDictionary
-	if direct, b.err = f.named(b.foundMemory, b.entry.Dictionaries); b.err != nil {
-		return
-	}
-	b.desc.Dictionaries = descriptorsOf(direct)
-	var seen lookup.Table[*foundDictionary]
-	var add func([]*foundDictionary)
-	add = func(dicts []*foundDictionary) {
-		for _, d := range dicts {
-			if seen.Of(b.dicts, d) < 0 {
-				add(d.parts)
-				b.dicts = append(b.dicts, d)
-				d.waiting++
+		d.Dictionaries = append(d.Dictionaries, dict.entry.Descriptor)
+		for _, needed := range append(slices.Clone(dict.dicts), dict) {
+			if !seen[needed] {
+				seen[needed] = true
+				b.dicts = append(b.dicts, needed)
 			}
 		}
 	}
-	add(direct)
+	if b.entry.ID != 0 {
+		for _, dict := range b.dicts {
+			dict.waiting++
+		}
+	}
+	return nil
 }
 
 // count changes what is promised for what was found.
-func (f *Found) count(m foundMemory, n int64) {
-	m.space.Hold(n)
+func (f *Found) count(b *found, n int64) {
+	b.space.Hold(n)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.bytes[m.space.ID()] += n
+	f.bytes[b.key.space] += n
 }
 
 // Held returns how many bytes are promised in a space.
@@ -223,59 +181,63 @@ func (f *Found) Held(id tier.ID) int64 {
 	return f.bytes[id]
 }
 
-// drop frees what is not needed any more.
-func (f *Found) drop(m foundMemory) {
-	m.volume.Forget(m.key.key)
-	f.unhold(m)
+// drop removes a file that is not needed any more.
+func (f *Found) drop(b *found) {
+	b.volume().Forget(b.key.key)
+	f.leave(b)
 }
 
-// unhold frees the bytes of a record.
-func (f *Found) unhold(m foundMemory) {
-	f.count(m, -m.bytes)
-	_ = m.space.Release(m.promise)
+// leave ends the promise of a file.
+func (f *Found) leave(b *found) {
+	f.count(b, -b.bytes)
+	_, _ = b.space.Release(b.promise), b.space.Release(b.header)
 }
 
-// begin takes a batch; it must be given back to list, or end. done must be called.
-func (f *Found) begin(key Key) (b *foundBatch, done func(), err error) {
+// begin takes a batch. If it is neither adopted nor forgotten, the caller must call list. It must
+// call done.
+func (f *Found) begin(key Key) (b *found, done func(), err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
 		return nil, nil, tier.ErrClosed
 	}
-	b = f.batches[key]
-	if b == nil {
+	b = f.files[key]
+	if b == nil || b.taken || b.isDictionary() {
 		return nil, nil, fmt.Errorf("it is not there, or another caller has it: %w", tier.ErrReleased)
 	}
-	delete(f.batches, key)
+	b.taken = true
 	f.busy.Add(1)
 	return b, f.busy.Done, nil
 }
 
 // list gives a batch back that could not be adopted.
-func (f *Found) list(b *foundBatch) {
+func (f *Found) list(b *found) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.batches[b.key] = b
+	b.taken = false
 }
 
-// end is called for a batch that was adopted or forgotten: dictionaries that it was the last
-// to need here go.
-func (f *Found) end(b *foundBatch) error {
+// end is called for a batch that was adopted or forgotten. Dictionaries that no other batch here
+// needs go with it.
+func (f *Found) end(b *found) error {
 	f.turn <- struct{}{}
 	defer func() { <-f.turn }()
-	var over []*foundDictionary
+	gone := []*found{b}
 	f.mu.Lock()
 	for _, d := range b.dicts {
 		if d.waiting--; d.waiting == 0 {
-			delete(f.dicts, d.key)
-			over = append(over, d)
+			gone = append(gone, d)
 		}
+	}
+	for _, g := range gone {
+		g.gone = true
+		delete(f.files, g.key)
 	}
 	f.mu.Unlock()
 	var err error
-	for _, d := range over {
+	for _, d := range gone[1:] {
 		if d.shared == nil {
-			f.drop(d.foundMemory)
+			f.drop(d)
 			continue
 		}
 		err = errors.Join(err, d.shared.Release())
@@ -284,25 +246,29 @@ func (f *Found) end(b *foundBatch) error {
 	return err
 }
 
-// take hands the memories of a record out as buffers. The caller must then either release the
-// record's promise, or call putBack before it releases the buffers, which undoes take.
-func (f *Found) take(m foundMemory) (buffers []*tier.Buffer, putBack func() error, err error) {
-	memories, err := m.volume.Take(m.key.key)
+// take hands the memories of a file out as buffers. The caller calls keep when they are adopted, or
+// else putBack before it releases the buffers.
+func (f *Found) take(b *found) (buffers []*tier.Buffer, keep func(), putBack func() error, err error) {
+	memories, err := b.volume().Take(b.key.key)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	f.count(m, -m.bytes)
+	f.count(b, -b.bytes)
 	for _, mem := range memories {
-		buffers = append(buffers, m.space.Adopt(m.promise, mem))
+		buffers = append(buffers, b.space.Adopt(b.promise, mem))
 	}
-	return buffers, func() error {
-		f.count(m, m.bytes)
-		return m.volume.PutBack(m.key.key)
+	keep = func() {
+		b.volume().GiveUp(b.key.key, func() { _ = b.space.Release(b.header) })
+		_ = b.space.Release(b.promise) // else bytes of the buffers would return to it
+	}
+	return buffers, keep, func() error {
+		f.count(b, b.bytes)
+		return b.volume().PutBack(b.key.key)
 	}, nil
 }
 
 // payload makes a payload of a batch, verified.
-func (f *Found) payload(ctx context.Context, b *foundBatch, im Images) (_ batch.Payload, err error) {
+func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Payload, err error) {
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -310,31 +276,32 @@ func (f *Found) payload(ctx context.Context, b *foundBatch, im Images) (_ batch.
 	if err != nil {
 		return nil, err
 	}
-	buffers, putBack, err := f.take(b.foundMemory)
+	buffers, keep, putBack, err := f.take(b)
 	if err != nil {
 		return nil, errors.Join(err, releaseShared(shared))
 	}
 	var p batch.Payload
-	switch {
+	switch desc := b.entry.Descriptor; {
 	case b.entry.Packed:
 		runs := slices.Clone(b.entry.Runs)
 		for i := range runs {
 			runs[i].Buffer = buffers[i]
 		}
-		p = payload.NewPacked(b.desc, runs, b.space, shared...)
+		p = payload.NewPacked(desc, runs, b.space, shared...)
 	case len(buffers) == 0:
-		p = batch.NewImage(b.desc, nil, b.space, shared...)
+		p = batch.NewImage(desc, nil, b.space, shared...)
 	default:
-		p = batch.NewImage(b.desc, buffers[0], b.space, shared...)
+		p = batch.NewImage(desc, buffers[0], b.space, shared...)
 	}
 	if err := im.Verify(ctx, p); err != nil {
 		return nil, errors.Join(err, putBack(), p.Release())
 	}
-	return p, b.space.Release(b.promise)
+	keep()
+	return p, nil
 }
 
 // dictionaries returns a reference to each dictionary of a batch.
-func (f *Found) dictionaries(ctx context.Context, b *foundBatch, im Images) (shared []batch.Shared, err error) {
+func (f *Found) dictionaries(ctx context.Context, b *found, im Images) (shared []batch.Shared, err error) {
 	if len(b.dicts) == 0 {
 		return nil, nil
 	}
@@ -345,12 +312,13 @@ func (f *Found) dictionaries(ctx context.Context, b *foundBatch, im Images) (sha
 	}
 	defer func() { <-f.turn }()
 	for _, d := range b.dicts {
+		var s batch.Shared
 		if d.shared == nil {
-			if err := f.adoptDictionary(ctx, d, im); err != nil {
-				return nil, errors.Join(err, releaseShared(shared))
-			}
+			err = f.adoptDictionary(ctx, d, im)
 		}
-		s, err := im.Again(d.shared)
+		if err == nil {
+			s, err = im.Again(d.shared)
+		}
 		if err != nil {
 			return nil, errors.Join(err, releaseShared(shared))
 		}
@@ -360,24 +328,21 @@ func (f *Found) dictionaries(ctx context.Context, b *foundBatch, im Images) (sha
 }
 
 // adoptDictionary brings a dictionary, verified. The turn is held.
-func (f *Found) adoptDictionary(ctx context.Context, d *foundDictionary, im Images) error {
-	buffers, putBack, err := f.take(d.foundMemory)
+func (f *Found) adoptDictionary(ctx context.Context, d *found, im Images) error {
+	buffers, keep, putBack, err := f.take(d)
 	if err != nil {
 		return err
 	}
-	var buf *tier.Buffer
-	if len(buffers) > 0 {
-		buf = buffers[0]
-	}
-	s, err := im.AdoptDictionary(ctx, d.desc, buf)
+	s, err := im.AdoptDictionary(ctx, d.entry.Descriptor, buffers[0]) // it has bytes: see Entry.fits
 	if err != nil {
-		return errors.Join(err, d.space.Release(d.promise))
+		return errors.Join(err, d.space.Release(d.promise), d.space.Release(d.header))
 	}
 	if err := im.VerifyDictionary(ctx, s); err != nil {
 		return errors.Join(err, putBack(), s.Release())
 	}
 	d.shared = s
-	return d.space.Release(d.promise)
+	keep()
+	return nil
 }
 
 func releaseShared(shared []batch.Shared) error {
@@ -395,15 +360,14 @@ func (f *Found) Close() error {
 	f.mu.Unlock()
 	f.busy.Wait()
 	var err error
-	for _, d := range f.dicts {
-		if d.shared == nil {
-			f.unhold(d.foundMemory)
-			continue
+	for _, b := range f.order {
+		switch {
+		case b.gone:
+		case b.shared == nil:
+			f.leave(b)
+		default:
+			err = errors.Join(err, b.volume().PutBack(b.key.key), b.shared.Release(), b.space.Release(b.header))
 		}
-		err = errors.Join(err, d.volume.PutBack(d.key.key), d.shared.Release())
-	}
-	for _, b := range f.batches {
-		f.unhold(b.foundMemory)
 	}
 	return err
 }
@@ -412,17 +376,21 @@ func (f *Found) Close() error {
 func (f *Found) List() []Batch {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := make([]Batch, 0, len(f.batches))
-	for _, b := range f.batches {
-		out = append(out, Batch{Key: b.key, Entry: b.entry, Bytes: b.bytes, Space: b.space.ID(), Err: b.err})
+	f.order = slices.DeleteFunc(f.order, func(b *found) bool { return b.gone })
+	var out []Batch
+	for _, b := range f.order {
+		if !b.taken && !b.isDictionary() {
+			out = append(out, Batch{Key: b.key, Entry: b.entry, Bytes: b.bytes, Space: b.key.space, Err: b.err})
+		}
 	}
-	slices.SortFunc(out, func(a, b Batch) int { return compareKeys(a.Key, b.Key) })
 	return out
 }
 
-// Adopt makes a batch of what is recorded under a key, by newBatch, which is given the record that
-// the batch has. On an error it is listed still. tier.ErrReleased: it was adopted or forgotten.
-func (f *Found) Adopt(ctx context.Context, key Key, im Images, newBatch func(batch.Payload, *Record) (*batch.Batch, error)) (*batch.Batch, error) {
+// Adopt makes a batch of what was left under a key, by newBatch, which is given the batch's record.
+// On an error it is listed still. tier.ErrReleased: it was adopted or forgotten.
+func (f *Found) Adopt(
+	ctx context.Context, key Key, im Images, newBatch func(batch.Payload, *Record) (*batch.Batch, error),
+) (*batch.Batch, error) {
 	found, done, err := f.begin(key)
 	if err != nil {
 		return nil, err
@@ -435,7 +403,8 @@ func (f *Found) Adopt(ctx context.Context, key Key, im Images, newBatch func(bat
 	}
 	e := found.entry
 	b, err := newBatch(p, &Record{
-		standing: standing{p, found.key.space, e.Plan, e.Operator, e.Port, e.Partition}, volume: found.volume, key: found.key.key,
+		payload: p, space: found.space, plan: e.Plan, operator: e.Operator, port: e.Port, partition: e.Partition,
+		volume: found.volume(), key: found.key.key,
 	})
 	if err != nil {
 		return nil, errors.Join(err, p.Release(), f.end(found))
@@ -443,13 +412,13 @@ func (f *Found) Adopt(ctx context.Context, key Key, im Images, newBatch func(bat
 	return b, f.end(found)
 }
 
-// Forget drops a batch: its room is free again. tier.ErrReleased: it was adopted or forgotten.
+// Forget removes a batch: its room is free again. tier.ErrReleased: it was adopted or forgotten.
 func (f *Found) Forget(key Key) error {
 	b, done, err := f.begin(key)
 	if err != nil {
 		return err
 	}
 	defer done()
-	f.drop(b.foundMemory)
+	f.drop(b)
 	return f.end(b)
 }

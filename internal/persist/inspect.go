@@ -23,7 +23,6 @@ type Directory struct {
 type Listed struct {
 	Record *volumes.KeptRecord
 	Entry  *Entry // nil if it cannot be read
-	Bytes  int64  // of its room on the disk
 	Err    error  // why it cannot be adopted
 }
 
@@ -48,8 +47,10 @@ func (d *Directory) list(checksums bool) {
 	var schemas Schemas
 	sound := make(map[uint64]bool) // dictionaries, by key
 	for i := range d.Records {
-		l := Listed{Record: &d.Records[i], Bytes: d.Records[i].Room()}
-		l.Entry, l.Err = schemas.Unmarshal(l.Record.Meta, l.Record.Shared)
+		l := Listed{Record: &d.Records[i], Err: d.Records[i].Err}
+		if l.Err == nil {
+			l.Entry, l.Err = schemas.Read(l.Record.Meta, l.Record.Place)
+		}
 		if l.Err == nil && !fitMemories(l.Entry.Memories(), l.Record.Sizes) {
 			l.Err = errFormat
 		}
@@ -69,10 +70,8 @@ func (d *Directory) list(checksums bool) {
 // the one that was written.
 func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
 	for _, key := range l.Entry.Dictionaries {
-		if ok, found := sound[key]; !found {
-			return fmt.Errorf("the dictionary that was kept as %d is lost", key)
-		} else if !ok {
-			return fmt.Errorf("the dictionary that was kept as %d is damaged", key)
+		if !sound[key] {
+			return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
 		}
 	}
 	if !checksums {

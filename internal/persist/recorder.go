@@ -16,26 +16,26 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Recorder records batches that come to disks with Config.Persist, so that the next engine finds
-// them if this one's process ends. It sees every change of a batch, and writes when the form or
-// the place is another: a kilobyte or so, to the page cache, on the goroutine that has just written
-// the batch to disk. It is safe for concurrent use, except for Add.
+// Recorder makes batches persist that come to disks with Config.Persist. It is called after every
+// change of a batch, and writes when the batch's image on such a disk, or its place in the plan, is
+// another: on the goroutine that has just written the image, to the page cache. It is safe for
+// concurrent use, except for Add.
 type Recorder struct {
-	logger  *slog.Logger
-	volumes map[tier.ID]*volumes.Volume
+	logger *slog.Logger
+	spaces map[tier.ID]*tier.Space // whose pools are volumes with Config.Persist
 
-	// turn is a token: one records at a time, so that a dictionary has one record. It also
-	// guards schemas.
+	// turn is a token: one writes at a time, so a batch has one file, and a dictionary one in each
+	// space. It also guards schemas.
 	turn    chan struct{}
-	schemas map[*arrow.Schema]writtenSchema
+	schemas map[*arrow.Schema]encodedSchema
 
 	mu    sync.Mutex // nothing else is called under it
 	plans map[uint64]string
 	known map[*batch.Batch]*Record // an id may be another batch's, too
 }
 
-// writtenSchema is a schema as it is written, which all batches of a stream share.
-type writtenSchema struct {
+// encodedSchema is a schema as it is written, which all batches of a stream share.
+type encodedSchema struct {
 	bytes []byte
 	err   error
 }
@@ -43,329 +43,270 @@ type writtenSchema struct {
 // maxSchemas bounds how many are remembered.
 const maxSchemas = 64
 
-// standing is what a record says that may change.
-type standing struct {
-	payload         batch.Payload // the batch's or a copy; nil: on no disk where batches persist
-	space           tier.ID       // the payload's
+// Record is what the files say of a batch.
+type Record struct {
+	payload         batch.Payload // the image that persists, the batch's or a clean one; nil: none does
+	space           *tier.Space   // the payload's
 	plan, operator  string
 	port, partition int
+
+	volume *volumes.Volume // nil: the payload has no file, because that could not be written
+	key    uint64
+	missed bool // the image was just being taken: the next change tries again
+
+	// Guarded by Recorder.mu: a call is writing, and when it has written it must look again.
+	busy, again bool
 }
 
-// sameForm reports whether two are of one payload.
-func (s standing) sameForm(other standing) bool { return samePayload(s.payload, other.payload) }
-
-// same is ==, but for the payloads.
-func (s standing) same(other standing) bool {
-	if !s.sameForm(other) {
-		return false
-	}
-	s.payload, other.payload = nil, nil
-	return s == other
+func (r *Record) samePlace(other *Record) bool {
+	return r.plan == other.plan && r.operator == other.operator &&
+		r.port == other.port && r.partition == other.partition
 }
 
-// samePayload is == of pointers, as all forms are that have records. Those of programs may be of a
-// type that Go cannot compare: two of one such type are the same.
+// samePayload is == for pointers, as all images are. A program's own payload may be of a type that Go
+// cannot compare: two of one such type are the same.
 func samePayload(a, b batch.Payload) bool {
 	t := reflect.TypeOf(a)
 	return t == reflect.TypeOf(b) && (t == nil || t.Kind() != reflect.Pointer || a == b)
 }
 
-// Record is what is known of a batch on a disk where batches persist.
-type Record struct {
-	standing
-	volume  *volumes.Volume // nil: there is no record
-	key     uint64
-	version uint64 // the batch's that it was compared with
-	busy    bool   // it is being written
-	again   bool   // and must look again
-	missed  bool   // it is not what standing says: the memory was just being taken
-}
-
-// NewRecorder returns a recorder without volumes, which records nothing.
+// NewRecorder returns a recorder without spaces, which records nothing.
 func NewRecorder(logger *slog.Logger) *Recorder {
 	return &Recorder{
-		logger: logger, volumes: make(map[tier.ID]*volumes.Volume), turn: make(chan struct{}, 1), schemas: make(map[*arrow.Schema]writtenSchema),
-		plans: make(map[uint64]string), known: make(map[*batch.Batch]*Record),
+		logger: logger, spaces: make(map[tier.ID]*tier.Space), turn: make(chan struct{}, 1),
+		schemas: make(map[*arrow.Schema]encodedSchema), plans: make(map[uint64]string),
+		known: make(map[*batch.Batch]*Record),
 	}
 }
 
-// Add has what comes to a space recorded by its volume. It is called before there are batches.
-func (r *Recorder) Add(space tier.ID, volume *volumes.Volume) { r.volumes[space] = volume }
+// Add makes batches persist that come to a space. It is called before there are batches.
+func (r *Recorder) Add(space *tier.Space) { r.spaces[space.ID()] = space }
 
-// Records reports whether batches in a space are recorded.
-func (r *Recorder) Records(space tier.ID) bool { return r.volumes[space] != nil }
+// Records reports whether batches in a space persist.
+func (r *Recorder) Records(space tier.ID) bool { return r.spaces[space] != nil }
 
-func (r *Recorder) idle() bool { return len(r.volumes) == 0 }
-
-// NamePlan notes the name of a plan; empty: it is closed.
+// NamePlan sets the name of a plan; empty: it is closed.
 func (r *Recorder) NamePlan(plan uint64, name string) {
-	if r.idle() {
+	if len(r.spaces) == 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if name == "" {
+	if r.plans[plan] = name; name == "" {
 		delete(r.plans, plan)
-		return
 	}
-	r.plans[plan] = name
 }
 
-// Know notes the record of an adopted batch, which stays as it is until the batch gets a place of
-// its own; nil: nothing is known of the batch.
+// Know sets the record of an adopted batch, which stays as it is until the batch gets a place of its
+// own; nil: nothing is known of the batch.
 func (r *Recorder) Know(b *batch.Batch, rec *Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if rec == nil {
+	if r.known[b] = rec; rec == nil {
 		delete(r.known, b)
-		return
 	}
-	r.known[b] = rec
 }
 
-// BatchChanged implements batch.Observer: it brings the record of a batch up to date. A call that
-// finds another at it leaves that to the other.
-func (r *Recorder) BatchChanged(b *batch.Batch, _ batch.Info) {
-	if r.idle() {
+// BatchChanged is called after each change of a batch, and writes what persists of it now. A call that
+// finds another one writing leaves the rest to it, because the end of a lease is such a change, too.
+func (r *Recorder) BatchChanged(b *batch.Batch) {
+	if len(r.spaces) == 0 {
 		return
 	}
-	for {
-		now, forms := r.forms(b) // what was passed in may be outdated
-		r.mu.Lock()
-		rec := r.known[b]
-		want := r.standingLocked(rec, now, forms)
-		switch {
-		case rec == nil && want.payload == nil:
-			r.mu.Unlock()
-			return
-		case rec == nil:
-			rec = new(Record)
-			r.known[b] = rec
-		case rec.busy:
-			rec.again = true
-			r.mu.Unlock()
-			return
-		case now.Version < rec.version: // another call has looked since
-			r.mu.Unlock()
-			return
-		case rec.same(want) && !rec.missed:
-			rec.version = now.Version
-			r.mu.Unlock()
+	for again := true; again; {
+		now, images := r.images(b)
+		old, next, changed := r.begin(b, now, images)
+		if !changed {
 			return
 		}
-		rec.busy, rec.again, rec.version = true, false, now.Version
-		old := *rec
-		r.mu.Unlock()
-		volume, key, missed := r.write(b.ID(), want, old)
+		err := r.write(b.ID(), &next, &old)
 		r.mu.Lock()
-		rec.standing, rec.volume, rec.key, rec.missed, rec.busy = want, volume, key, missed, false
-		again := rec.again
-		if want.payload == nil { // also if it must be looked at again: there may be nothing new then
+		again = r.known[b].again
+		if next.payload == nil {
 			delete(r.known, b)
+		} else {
+			r.known[b] = &next
 		}
 		r.mu.Unlock()
-		// The batch may have changed before this call made its record, which had no version then.
-		if !again && b.Info().Version == now.Version {
-			return
+		if err != nil {
+			r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(b.ID()),
+				"space", next.space.ID().String(), "error", err)
 		}
+		again = again || b.Info().Version != now.Version // this call may have come after one with more recent images
 	}
 }
 
-// forms returns a batch, and the forms that a record can be of: the one that it has, or else the
-// copies that it has left on disk.
-func (r *Recorder) forms(b *batch.Batch) (now batch.Info, forms []standing) {
+// begin compares the record of a batch with its images. If they differ, the caller must write next.
+func (r *Recorder) begin(b *batch.Batch, now batch.Info, images []batch.Payload) (old, next Record, changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec := r.known[b]
+	if rec != nil {
+		if rec.busy {
+			rec.again = true
+			return old, next, false
+		}
+		old = *rec
+	}
+	has := func(p batch.Payload) bool { return samePayload(p, old.payload) }
+	switch {
+	case rec != nil && (now.State == batch.InTransit && !r.Records(now.Space) || slices.ContainsFunc(images, has)):
+		next = old // a move may have taken the clean image, and its end is one more change
+	case len(images) > 0:
+		next = old
+		next.payload, next.space = images[0], r.spaces[images[0].Space().ID()]
+	}
+	// A batch without a place keeps that which its file has.
+	if p := now.Place; next.payload != nil && (rec == nil || p.Plan != 0) {
+		next.plan, next.operator, next.port, next.partition = r.plans[p.Plan], p.Operator, p.Port, p.Partition
+	}
+	if changed = old.missed || !samePayload(old.payload, next.payload) || !old.samePlace(&next); changed {
+		busy := old
+		busy.busy = true
+		r.known[b] = &busy
+	}
+	return old, next, changed
+}
+
+// images returns a batch, and its images that can persist: the current one, or else clean ones.
+func (r *Recorder) images(b *batch.Batch) (now batch.Info, images []batch.Payload) {
 	for {
 		now = b.Info()
 		switch {
 		case now.State == batch.Released:
 			return now, nil
 		case r.Records(now.Space):
-			return now, []standing{{payload: now.Payload, space: now.Space}}
+			return now, []batch.Payload{now.Payload}
 		}
-		forms = nil
+		images = nil
 		b.Inside().EachCopy(func(c batch.Payload) {
-			if at := c.Space().ID(); r.Records(at) {
-				forms = append(forms, standing{payload: c, space: at})
+			if r.Records(c.Space().ID()) {
+				images = append(images, c)
 			}
 		})
-		if b.Info().Version == now.Version { // else a transit that has begun since may have taken a copy
-			return now, forms
+		if b.Info().Version == now.Version { // else a transit that has begun since may have taken one
+			return now, images
 		}
 	}
 }
 
-// standingLocked is what the record of a batch with these forms should say. It stays with the form
-// that it is of. In transit that may be a copy that is about to be the batch's form. The end of the
-// transit is one more change. A batch without a place keeps that which its record had.
-func (r *Recorder) standingLocked(rec *Record, now batch.Info, forms []standing) standing {
-	recorded := rec != nil && rec.payload != nil
-	var s standing
-	switch {
-	case recorded && (now.State == batch.InTransit && !r.Records(now.Space) || slices.ContainsFunc(forms, rec.sameForm)):
-		s = rec.standing
-	case len(forms) == 0:
-		return standing{}
-	case recorded:
-		s = rec.standing
-		s.payload, s.space = forms[0].payload, forms[0].space
-	default:
-		s = forms[0]
-	}
-	if place := now.Place; !recorded || place.Plan != 0 {
-		s.plan, s.operator, s.port, s.partition = r.plans[place.Plan], place.Operator, place.Port, place.Partition
-	}
-	return s
-}
-
-// write records a batch, or ends its record, and returns the new one. Where another has just taken
-// the memory it has missed the batch: the next change, the end of a transit at the latest, writes.
-func (r *Recorder) write(id batch.ID, want standing, old Record) (_ *volumes.Volume, _ uint64, missed bool) {
-	if want.payload == nil {
-		if old.volume != nil {
-			old.volume.Forget(old.key)
-		}
-		return nil, 0, false
-	}
-	volume := r.volumes[want.space]
-	key, err := r.record(volume, id, want)
-	missed = errors.Is(err, tier.ErrReleased)
-	if err != nil && !missed && !errors.Is(err, tier.ErrClosed) && !errors.Is(err, errToldBefore) {
-		r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(id),
-			"space", want.space.String(), "error", err)
-	}
-	if err != nil && samePayload(old.payload, want.payload) {
-		return old.volume, old.key, missed // the bytes are where they were; only their place is another
-	}
-	if old.volume != nil && (err != nil || old.volume != volume || old.key != key) {
-		old.volume.Forget(old.key) // as a rule it is over already
-	}
-	if err != nil {
-		return nil, 0, missed
-	}
-	return volume, key, false
-}
-
-// leased is memory that stays while it is recorded.
-type leased struct {
-	memories []tier.Memory
-	ends     []func()
-}
-
-func (l *leased) add(buf *tier.Buffer) bool {
-	if buf == nil {
-		return true
-	}
-	end, ok := buf.TryLease()
-	if ok {
-		l.ends = append(l.ends, end)
-		l.memories = append(l.memories, buf.Memory())
-	}
-	return ok
-}
-
-// addBody adds the memory of a payload's own, which may be a copy.
-func (l *leased) addBody(p interface {
-	Hold() (end func(), ok bool)
-	Buffers() []*tier.Buffer
-}) bool {
-	end, ok := p.Hold()
-	if ok {
-		l.ends = append(l.ends, end)
-		for _, buf := range p.Buffers() {
-			l.memories = append(l.memories, buf.Memory())
+// write makes what next describes persist, and ends what old describes if that is another image. It
+// returns an error to be logged.
+func (r *Recorder) write(id batch.ID, next, old *Record) (err error) {
+	next.volume, next.key, next.missed = nil, 0, false
+	if next.payload != nil {
+		next.volume = next.space.Pool().(*volumes.Volume)
+		next.key, err = r.record(id, next, old)
+		next.missed = errors.Is(err, tier.ErrReleased)
+		switch {
+		case err == nil:
+		case samePayload(old.payload, next.payload): // only the place is another
+			next.volume, next.key = old.volume, old.key
+		default:
+			next.volume = nil
 		}
 	}
-	return ok
-}
-
-func (l *leased) end() {
-	for _, end := range slices.Backward(l.ends) {
-		end()
+	if old.volume != nil && (old.volume != next.volume || old.key != next.key) {
+		old.volume.Forget(old.key) // as a rule it has ended
 	}
+	if next.missed || errors.Is(err, tier.ErrClosed) || errors.Is(err, errKnownSchema) {
+		return nil
+	}
+	return err
 }
 
-// record writes the record of a payload, after those of its dictionaries, which may be a program's.
-func (r *Recorder) record(volume *volumes.Volume, id batch.ID, want standing) (_ uint64, err error) {
+// record makes an image persist, after its dictionaries, which may be a program's.
+func (r *Recorder) record(id batch.ID, rec, old *Record) (_ uint64, err error) {
 	defer guard.Error(&err, "a batch's Shared")
-	var body, dicts leased
-	defer body.end()
-	defer dicts.end()
-	var shared []batch.Shared
-	var desc *batch.Descriptor
-	whole := true
-	switch p := want.payload.(type) {
+	var image interface {
+		Hold() (end func(), ok bool)
+		Buffers() []*tier.Buffer
+		Shared() []batch.Shared
+		Descriptor() *batch.Descriptor
+	}
+	e := &Entry{ID: id, Plan: rec.plan, Operator: rec.operator, Port: rec.port, Partition: rec.partition}
+	switch p := rec.payload.(type) {
 	case *batch.Image:
-		whole, shared, desc = body.addBody(p), p.Shared(), p.Descriptor()
+		image = p
 	case *payload.Packed:
-		whole, shared, desc = body.addBody(p), p.Shared(), p.Descriptor()
+		image, e.Packed, e.Runs = p, true, p.Runs()
 	default:
 		return 0, tier.ErrNotSupported
 	}
-	for _, s := range shared {
-		whole = whole && dicts.add(s.Buffer())
+	end, ok := image.Hold()
+	if !ok {
+		return 0, tier.ErrReleased
 	}
-	if !whole {
-		return 0, tier.ErrReleased // it has left meanwhile
-	}
+	defer end() // without the turn: it is a change of the batch
 	r.turn <- struct{}{}
 	defer func() { <-r.turn }()
-	var keys map[*batch.Descriptor]uint64
-	if len(shared) > 0 {
-		keys = make(map[*batch.Descriptor]uint64, len(shared))
-	}
-	for i, s := range shared {
-		key, ok := volume.KeyOf(dicts.memories[i])
-		if !ok {
-			schema, meta, err := r.encode(entryOf(s.Descriptor(), keys))
-			if err == nil {
-				key, err = volume.Persist(schema, meta, dicts.memories[i])
-			}
-			if err != nil {
-				return 0, err
-			}
+	keys := make(map[*batch.Descriptor]uint64)
+	for _, s := range image.Shared() {
+		if keys[s.Descriptor()], err = r.recordDictionary(rec, s, keys); err != nil {
+			return 0, err
 		}
-		keys[s.Descriptor()] = key
 	}
-	e := entryOf(desc, keys)
-	if packed, ok := want.payload.(*payload.Packed); ok {
-		e.Packed, e.Runs = true, packed.Runs()
+	var memories []tier.Memory
+	for _, buf := range image.Buffers() {
+		memories = append(memories, buf.Memory())
 	}
-	e.ID, e.Plan, e.Operator, e.Port, e.Partition = id, want.plan, want.operator, want.port, want.partition
-	schema, meta, err := r.encode(e)
-	if err != nil {
-		return 0, err
+	key, ok := old.key, old.volume == rec.volume && samePayload(old.payload, rec.payload)
+	if len(memories) > 0 { // a clean image that became the current one is another payload of the same memory
+		key, ok = rec.volume.KeyOf(memories[0])
 	}
-	return volume.Persist(schema, meta, body.memories...)
+	switch {
+	case !ok:
+		return r.persist(rec, e, image.Descriptor(), keys, memories)
+	case key == old.key && rec.samePlace(old) && !old.missed:
+		return key, nil
+	}
+	return key, rec.volume.SetPlace(key, e.place())
 }
 
-// entryOf describes an image whose dictionaries were recorded under keys.
-func entryOf(d *batch.Descriptor, keys map[*batch.Descriptor]uint64) *Entry {
-	e := &Entry{Descriptor: d}
+// recordDictionary makes a dictionary persist, if it does not yet. The dictionaries that it refers to
+// are in keys. The turn is held.
+func (r *Recorder) recordDictionary(rec *Record, s batch.Shared, keys map[*batch.Descriptor]uint64) (uint64, error) {
+	buf := s.Buffer()
+	if buf == nil {
+		return 0, tier.ErrReleased
+	}
+	end, ok := buf.TryLease()
+	if !ok {
+		return 0, tier.ErrReleased
+	}
+	defer end()
+	if key, ok := rec.volume.KeyOf(buf.Memory()); ok {
+		return key, nil
+	}
+	return r.persist(rec, &Entry{}, s.Descriptor(), keys, []tier.Memory{buf.Memory()})
+}
+
+// persist writes the file of an entry, where rec's image is. The turn is held.
+func (r *Recorder) persist(
+	rec *Record, e *Entry, d *batch.Descriptor, keys map[*batch.Descriptor]uint64, memories []tier.Memory,
+) (uint64, error) {
+	e.Descriptor = d
 	for _, dict := range d.Dictionaries {
 		e.Dictionaries = append(e.Dictionaries, keys[dict])
 	}
-	return e
-}
-
-// errToldBefore: the schema cannot be written, and there was a warning.
-var errToldBefore = errors.New("spillway: a schema that cannot be written")
-
-// encode returns what is written of a batch or a dictionary, and what it shares with others:
-// its schema. The turn is held.
-func (r *Recorder) encode(e *Entry) (shared, meta []byte, err error) {
-	schema := e.Descriptor.Schema
-	s, ok := r.schemas[schema]
+	schema, ok := r.schemas[d.Schema]
 	if !ok {
 		if len(r.schemas) >= maxSchemas {
 			clear(r.schemas)
 		}
-		s.bytes, s.err = EncodeSchema(schema)
-		r.schemas[schema] = s
-	} else if s.err != nil {
-		return nil, nil, errToldBefore
+		schema.bytes, schema.err = EncodeSchema(d.Schema)
+		r.schemas[d.Schema] = schema
+	} else if schema.err != nil {
+		return 0, errKnownSchema
 	}
-	if s.err != nil {
-		return nil, nil, s.err
+	if schema.err != nil {
+		return 0, schema.err
 	}
-	return s.bytes, e.Marshal(s.bytes), nil
+	return rec.volume.Persist(e.meta(schema.bytes), e.place(), func(n int64) (func(), error) {
+		p, err := rec.space.Occupy(n)
+		return func() { _ = rec.space.Release(p) }, err
+	}, memories...)
 }
+
+// errKnownSchema: the schema cannot be written, and the log says so already.
+var errKnownSchema = errors.New("spillway: a schema that cannot be written")

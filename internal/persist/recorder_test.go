@@ -16,19 +16,19 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// dictionary is a batch.Shared that one image has.
-type dictionary struct {
+// oneDictionary is a batch.Shared that one image has.
+type oneDictionary struct {
 	buf  *tier.Buffer
 	desc *batch.Descriptor
 }
 
-func (d dictionary) Buffer() *tier.Buffer          { return d.buf }
-func (d dictionary) Descriptor() *batch.Descriptor { return d.desc }
-func (d dictionary) Release() error                { return d.buf.Release() }
+func (d oneDictionary) Buffer() *tier.Buffer          { return d.buf }
+func (d oneDictionary) Descriptor() *batch.Descriptor { return d.desc }
+func (d oneDictionary) Release() error                { return d.buf.Release() }
 
 // brokenDictionary is a program's own, which panics when it is armed.
 type brokenDictionary struct {
-	dictionary
+	oneDictionary
 	armed bool
 }
 
@@ -36,7 +36,7 @@ func (d *brokenDictionary) Buffer() *tier.Buffer {
 	if d.armed {
 		panic("in Buffer")
 	}
-	return d.dictionary.Buffer()
+	return d.oneDictionary.Buffer()
 }
 
 // TestRecordOfABrokenDictionary: a panic is an error.
@@ -44,10 +44,10 @@ func TestRecordOfABrokenDictionary(t *testing.T) {
 	r := NewRecorder(slog.New(slog.DiscardHandler))
 	entry, _ := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
 	desc := &batch.Descriptor{Schema: entry.Descriptor.Schema, Dictionaries: []*batch.Descriptor{entry.Descriptor}}
-	broken := &brokenDictionary{dictionary: dictionary{nil, entry.Descriptor}}
+	broken := &brokenDictionary{oneDictionary: oneDictionary{nil, entry.Descriptor}}
 	p := batch.NewImage(desc, nil, new(tier.Space), broken)
 	broken.armed = true
-	if _, err := r.record(nil, 1, standing{payload: p}); err == nil || len(r.turn) != 0 { // or the next waits for good
+	if _, err := r.record(1, &Record{payload: p}, new(Record)); err == nil || len(r.turn) != 0 { // or the next waits for good
 		t.Errorf("recorded: %v, %d have the turn", err, len(r.turn))
 	}
 }
@@ -68,7 +68,7 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := NewRecorder(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	r.Add(space.ID(), volume)
+	r.Add(space)
 	entry, _ := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
 	desc := entry.Descriptor
 	for name, payload := range map[string]func(*tier.Buffer) batch.Payload{
@@ -80,7 +80,7 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 		},
 		"dictionary": func(b *tier.Buffer) batch.Payload {
 			whole := &batch.Descriptor{Schema: desc.Schema, Dictionaries: []*batch.Descriptor{desc}}
-			return batch.NewImage(whole, nil, space, dictionary{b, desc})
+			return batch.NewImage(whole, nil, space, oneDictionary{b, desc})
 		},
 	} {
 		buf, err := space.DrawNew(desc.Body)
@@ -88,14 +88,14 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := payload(buf)
-		key, err := r.record(volume, 1, standing{payload: p})
+		key, err := r.record(1, &Record{payload: p, space: space, volume: volume}, new(Record))
 		if err != nil || len(volume.Persisted()) != 0 {
 			t.Errorf("%s: recorded as %d, %v", name, key, err)
 		}
 		if err := p.Release(); err != nil {
 			t.Error(err)
 		}
-		if key, err := r.record(volume, 1, standing{payload: p}); !errors.Is(err, tier.ErrReleased) {
+		if key, err := r.record(1, &Record{payload: p, space: space, volume: volume}, new(Record)); !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("%s: recorded as %d, %v", name, key, err)
 		}
 	}

@@ -30,6 +30,7 @@ type extents struct {
 	pieces []piece
 	one    [1]piece    // what pieces are, if it is one
 	units  *seal.Units // nil if the volume does not encrypt
+	kept   *keptFile   // its file, if the volume has Config.Persist; nil: segments
 
 	unwritten atomic.Int64 // bytes of it in the volume's backlog
 
@@ -38,7 +39,7 @@ type extents struct {
 	reclaimed func()       // set before the owner's reference goes
 
 	// Guarded by the volume's mutex.
-	entry    *entry // the record that the memory is in; nil: none
+	entry    *entry // what the memory persists in; nil: nothing
 	disowned bool   // the room is another's by now; see PutBack
 }
 
@@ -61,7 +62,15 @@ func (e *extents) Size() int64 { return e.size }
 // outside the memory is located at its nearest end.
 func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	p := e.pieces[e.pieceAt(off)]
-	return e.v.cfg.Dir, p.At.seg.name, p.At.off + off - p.Off
+	return e.v.cfg.Dir, e.fileName(p.At), p.At.off + off - p.Off
+}
+
+// fileName returns the name of the file at a place of the memory.
+func (e *extents) fileName(at place) string {
+	if e.kept != nil {
+		return e.kept.name()
+	}
+	return at.seg.name
 }
 
 // pieceAt returns the index of the piece that off lies in.
@@ -166,6 +175,9 @@ func (v *Volume) take(size int64, cuts []int64, asked *growth) (*extents, error)
 	if size > v.cfg.Capacity { // also keeps what follows from overflowing
 		return nil, v.full(size, nil)
 	}
+	if v.cfg.Persist {
+		return v.createKept(size, asked)
+	}
 	allowed := v.allowedCuts(size, cuts)
 	if e, err := v.reuse(size, allowed, v.cfg.Request); e != nil || err != nil {
 		return e, err
@@ -239,6 +251,9 @@ func (v *Volume) full(size int64, cause error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	e := &tier.NoSpaceError{Requested: size, Available: v.mu.free}
+	if v.cfg.Persist {
+		e.Available = v.cfg.Capacity - v.mu.used
+	}
 	if cause != nil {
 		e.Cause = fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
 		e.Hint = fullAdvice
@@ -437,9 +452,11 @@ func (e *extents) unref() {
 	}
 	v := e.v
 	v.pacer.Settle(e.unwritten.Swap(0))
-	v.endRecordOf(e)
+	if e.kept != nil {
+		v.freeKept(e)
+	}
 	v.mu.Lock()
-	if !e.disowned {
+	if e.kept == nil {
 		for _, p := range e.pieces {
 			source{v}.Free(p.At, p.Len)
 		}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/oneline"
-	"github.com/spillway-db/spillway/internal/volumes/internal/journal"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -127,37 +126,6 @@ func (d *ownDir) remove() error {
 	}
 	return oneline.Join(err, closed)
 }
-
-// manifestFile is a manifest, which a journal reads and writes.
-type manifestFile struct {
-	wholeFile
-}
-
-func (f manifestFile) Close() error { return bare(f.file.Close()) }
-
-// Create, Open and Remove implement journal.Dir.
-func (d *ownDir) Create(name string) (journal.File, error) {
-	f, err := d.fs.Create(filepath.Join(d.path, name), false)
-	if err != nil {
-		return nil, bare(err)
-	}
-	return manifestFile{wholeFile{f, 1}}, nil
-}
-
-func (d *ownDir) Open(name string) (journal.File, int64, error) {
-	path := filepath.Join(d.path, name)
-	info, err := d.fs.Stat(path)
-	if err != nil {
-		return nil, 0, bare(err)
-	}
-	f, err := d.fs.Reopen(path, false)
-	if err != nil {
-		return nil, 0, bare(err)
-	}
-	return manifestFile{wholeFile{f, 1}}, info.Size(), nil
-}
-
-func (d *ownDir) Remove(name string) error { return d.removeFile(name) }
 
 // hiddenFile reports whether a file is one that was removed while it was open: FUSE, NFS and
 // SMB give it another name until it is closed. A server that died may leave it for good.

@@ -15,10 +15,10 @@
 //	alloc.go         takes room and hands it out
 //	trim.go          gives room back
 //	transfer.go      reads and writes
-//	persist.go       what outlives the process; takeover.go finds it again
+//	persist.go       what outlives the process: a file for each batch and dictionary
+//	kept_file.go     the format of such a file; kept_dir.go their directory, and what is found there
 //	internal/pace    how fast the volume is: whose turn it is, and how much may be under way
 //	internal/seal    encryption
-//	internal/journal the manifest of a directory: its records of memory that persists
 //
 // # Ownership
 //
@@ -70,33 +70,29 @@
 //
 // # What persists
 //
-// With Config.Persist, the memories that Volume.Persist was called for, and some bytes that say
-// what they are.
+// With Config.Persist each memory is a file of its own, and there are no segments. Volume.Persist
+// writes a header behind the body of the first of a batch's memories, and renames that file: from
+// then on the batch is on the disk whatever ends the process. See kept_file.go and kept_dir.go.
 //
-//	<Dir>/spillway-kept-<random>/lock, segment-0000, …
-//	                            /manifest-<generation>   header · frame · frame · …
+// A memory is in one of three states. It is a part: Alloc created its file, which the next volume
+// removes. It persists: its entry has a header, and the file of the first memory has the entry's key
+// for a name. It stays: an earlier process left it, and it counts as used until the owner Takes it,
+// which makes it persist, or forgets it, which frees it. At Close what stays is left for the next
+// volume. The Free of any memory of an entry ends the entry first: its file is a part again.
 //
-// A record is in the page cache when Persist returns, and so is what was written. Its end is
-// recorded before its room can be handed out again. So a killed process leaves no room that is two
-// records', nor a record of bytes that are not there. A system that fails may lose any of it:
-// nothing is synchronized, and what is read must be compared with checksums of the owner's.
+// What was written is in the page cache. A system that fails may lose any of it: nothing is
+// synchronized, and bodies must be compared with checksums of the owner's. A damaged header is an
+// error of its entry, with a warning that names the file.
 //
-// The next volume with Persist in Dir takes over one such directory whose lock is free. What
-// Persisted lists stays where it is and counts as used; all other room is free. The owner Takes it,
-// puts it back, or forgets it. At Close what was not taken stays. An empty directory is removed.
+// The next volume with Persist in Dir takes over one directory whose lock is free. It leaves alone,
+// with a warning, a directory of another version, one that needs more than the volume's capacity, one
+// of another user, and one with a file that cannot be read. A directory that needs another Key is a
+// *disk.KeyError if the volume can take no other, and a warning else.
 //
-// A damaged record is lost, with a warning; so is one whose segment is missing or too short, and
-// those that share what was damaged. Of two in the same room the younger counts. A manifest of
-// another version or with a damaged header stays as it is, with a warning. So does a directory
-// that needs more than the volume's capacity, or belongs to another user.
-//
-// With Config.Encrypt and a Key a record holds the seals of its memories' units and the salts of
-// their keys, and its meta is sealed. No key is written. So a changed bit of the files, of a
-// record, or of a seal in it is found, even if the checksums were forged. A record put back
-// together with the bytes of its time is not found. These stay readable: how many memories there
-// are, their lengths and places, the length of the meta, and when something was recorded and freed.
-// A directory that needs another Key stays as it is. That is a *KeyError if the volume can take no
-// other, and a warning else.
+// With Config.Encrypt and a Key the header has the seals of its memories' units and the salts of
+// their keys, and is sealed itself. No key is written. So a changed bit of a body, of a header or of a
+// seal in it is found, even if the checksums were forged. An older file in the place of a newer one is
+// not found. The number of files and their lengths stay readable.
 //
 // # Locks
 //
@@ -105,9 +101,8 @@
 // are not held together, and nothing is done under them. Units are held by requests, which come to
 // have all that they need at once, in the order in which they asked.
 //
-// Two tokens are held across system calls; the mutex is taken inside them. One orders the adding
-// and giving back of room: Alloc waits for it only when what is backed is not enough, for as long
-// as one fallocate or one hole of 4 MiB takes. The other guards the journal: Persist waits for it,
-// and the Free of what persists. Only the end of the directory holds both, the journal's inside the
-// other.
+// One token is held across system calls; the mutex is taken inside it. It orders the adding and giving
+// back of room: Alloc waits for it only when what is backed is not enough, for as long as one
+// fallocate or one hole of 4 MiB takes. The Free of a memory that persists waits for another one that
+// is ending the entry.
 package volumes

@@ -51,32 +51,27 @@ var suite = map[string]func(*testing.T){
 
 // persistSuite is what holds for every volume that keeps.
 var persistSuite = map[string]func(*testing.T){
-	"TestPersistedMemoriesAreThereAfterwards":        TestPersistedMemoriesAreThereAfterwards,
-	"TestPersistedStaysUntilTaken":                   TestPersistedStaysUntilTaken,
-	"TestPersistedRecordsChange":                     TestPersistedRecordsChange,
-	"TestTwoVolumesPersistApart":                     TestTwoVolumesPersistApart,
-	"TestTwoKeptDirectories":                         TestTwoKeptDirectories,
-	"TestNothingPersistsThere":                       TestNothingPersistsThere,
-	"TestTwoVolumesAfterTwoCrashes":                  TestTwoVolumesAfterTwoCrashes,
-	"TestTwoVolumesOfOneEngine":                      TestTwoVolumesOfOneEngine,
-	"TestClosedVolumeLeavesTheNextOnesManifestAlone": TestClosedVolumeLeavesTheNextOnesManifestAlone,
-	"TestRoomWaitsForTheEndOfItsRecord":              TestRoomWaitsForTheEndOfItsRecord,
-	"TestRoomIsInUseWhileItsRecordEnds":              TestRoomIsInUseWhileItsRecordEnds,
-	"TestPersistedEndOfASparseFile":                  TestPersistedEndOfASparseFile,
-	"TestEveryByteOfTheManifestIsChecked":            TestEveryByteOfTheManifestIsChecked,
-	"TestCutManifestIsRead":                          TestCutManifestIsRead,
-	"TestMissingAndShortSegments":                    TestMissingAndShortSegments,
-	"TestForeignManifestIsLeftAlone":                 TestForeignManifestIsLeftAlone,
-	"TestManifestIsWrittenAnew":                      TestManifestIsWrittenAnew,
-	"TestPersistingSurvivesEveryFault":               TestPersistingSurvivesEveryFault,
-	"TestRandomPersisting":                           TestRandomPersisting,
-	"TestFreedStaysFreedOnAFullDisk":                 TestFreedStaysFreedOnAFullDisk,
-	"TestOldManifestThatStays":                       TestOldManifestThatStays,
-	"TestWhatIsNoManifestIsNotRead":                  TestWhatIsNoManifestIsNotRead,
-	"TestSharedMetaIsWrittenOnce":                    TestSharedMetaIsWrittenOnce,
-	"TestSharedMetaStandsBeforeWhoNeedsIt":           TestSharedMetaStandsBeforeWhoNeedsIt,
-	"TestLostSharedMetaCostsWhoNeedsIt":              TestLostSharedMetaCostsWhoNeedsIt,
-	"TestSharedMetaThatNobodyHasIsDead":              TestSharedMetaThatNobodyHasIsDead,
+	"TestPersistedMemoriesAreThereAfterwards": TestPersistedMemoriesAreThereAfterwards,
+	"TestPersistedStaysUntilTaken":            TestPersistedStaysUntilTaken,
+	"TestPersistedPlaceChanges":               TestPersistedPlaceChanges,
+	"TestTwoVolumesPersistApart":              TestTwoVolumesPersistApart,
+	"TestTwoKeptDirectories":                  TestTwoKeptDirectories,
+	"TestNothingPersistsThere":                TestNothingPersistsThere,
+	"TestTwoVolumesAfterTwoCrashes":           TestTwoVolumesAfterTwoCrashes,
+	"TestTwoVolumesOfOneEngine":               TestTwoVolumesOfOneEngine,
+	"TestClosedVolumeLeavesTheNextOneAlone":   TestClosedVolumeLeavesTheNextOneAlone,
+	"TestRoomWaitsForTheEnd":                  TestRoomWaitsForTheEnd,
+	"TestHeaderTakesRoom":                     TestHeaderTakesRoom,
+	"TestSubdirectories":                      TestSubdirectories,
+	"TestPersistedEndOfASparseFile":           TestPersistedEndOfASparseFile,
+	"TestMutatedFiles":                        TestMutatedFiles,
+	"TestMissingAndShortParts":                TestMissingAndShortParts,
+	"TestMoreThanTheCapacityIsLeftAlone":      TestMoreThanTheCapacityIsLeftAlone,
+	"TestOtherFormatIsLeftAlone":              TestOtherFormatIsLeftAlone,
+	"TestHugeClaimsAllocateNothing":           TestHugeClaimsAllocateNothing,
+	"TestPersistingSurvivesEveryFault":        TestPersistingSurvivesEveryFault,
+	"TestRandomPersisting":                    TestRandomPersisting,
+	"TestFileThatCannotBeRemoved":             TestFileThatCannotBeRemoved,
 }
 
 // others are tests in the same files that a key makes no difference to.
@@ -89,7 +84,7 @@ func TestTheSuiteOnEncryptedVolumes(t *testing.T) {
 
 // TestThePersistSuiteOnEncryptedVolumes runs the tests of volumes that keep once more.
 func TestThePersistSuiteOnEncryptedVolumes(t *testing.T) {
-	runEncrypted(t, persistSuite, "persist_test.go", "persist_damage_test.go", "persist_shared_test.go")
+	runEncrypted(t, persistSuite, "persist_test.go", "persist_damage_test.go")
 }
 
 // runEncrypted runs tests of some files with volumes that encrypt. No test of those files may

@@ -1,11 +1,15 @@
 package volumes
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 
-	"github.com/spillway-db/spillway/internal/volumes/internal/journal"
+	"github.com/zeebo/xxh3"
+
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 )
 
@@ -15,8 +19,8 @@ func (v *Volume) UnderWay() int64 { return v.window.UnderWay() }
 // Mapped returns how many bytes of memory a volume has mapped for what it seals.
 func (v *Volume) Mapped() int64 { return v.sealed.Mapped() }
 
-// ManifestHeader is how long a manifest's header is.
-const ManifestHeader = journal.HeaderSize
+// TailSize is the length of a file's tail.
+const TailSize = tailSize
 
 // Nonce is a nonce that was used, with the salt of its key.
 type Nonce struct {
@@ -24,9 +28,21 @@ type Nonce struct {
 	Nonce uint64
 }
 
-// NoncesIn returns all nonces in the records of a manifest, each with what it is for.
-func NoncesIn(path string) (map[Nonce]string, error) {
-	p, generation, err := readTestManifest(path)
+// NoncesIn returns all nonces in the header of a file, each with what it is for.
+func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
+	p, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	key, err := strconv.ParseUint(filepath.Base(path), 16, 64)
+	if err != nil {
+		return nil, err
+	}
+	s, err := seal.NewSealer(users)
+	if err != nil {
+		return nil, err
+	}
+	h, err := readHeader(bytes.NewReader(p), key, int64(len(p)), s)
 	if err != nil {
 		return nil, err
 	}
@@ -36,89 +52,43 @@ func NoncesIn(path string) (map[Nonce]string, error) {
 			return
 		}
 		if was, ok := out[n]; ok && was != what {
-			err = fmt.Errorf("nonce %d is used twice in a manifest: %s, %s", n.Nonce, was, what)
+			err = fmt.Errorf("nonce %d is used twice in a file: %s, %s", n.Nonce, was, what)
 		}
 		out[n] = what
 	}
-	for at := int64(journal.HeaderSize); at < int64(len(p)); {
-		f, ok := journal.ParseFrame(p[at:], generation, at)
-		if !ok {
-			return nil, fmt.Errorf("%s: no record at %d", path, at)
-		}
-		at += f.Len
-		if f.Kind != journal.Live && f.Kind != journal.Shared {
-			continue
-		}
-		rec, failed := journal.ParseRecord(f.Body)
-		if failed != nil {
-			return nil, failed
-		}
-		add(Nonce{rec.Salts[0], rec.Seal.Nonce}, fmt.Sprintf("record %d, tag %x", f.Key, rec.Seal.Tag))
-		for _, m := range rec.Memories {
-			for u, s := range m.Seals {
-				add(Nonce{rec.Salts[m.Salt], s.Nonce}, fmt.Sprintf("memory %d, unit %d, tag %x", m.Number, u, s.Tag))
-			}
+	t := h.tail
+	add(Nonce{t.HeaderSeal.Salt, t.HeaderSeal.Seal.Nonce}, fmt.Sprintf("header %x", t.HeaderSeal.Seal.Tag))
+	add(Nonce{t.PlaceSeal.Salt, t.PlaceSeal.Seal.Nonce}, fmt.Sprintf("place %x", t.PlaceSeal.Seal.Tag))
+	for _, m := range h.memories {
+		for u, s := range m.Seals {
+			add(Nonce{m.Salt, s.Nonce}, fmt.Sprintf("memory %d, unit %d, tag %x", m.Number, u, s.Tag))
 		}
 	}
 	return out, err
 }
 
-func readTestManifest(path string) (p []byte, generation uint64, err error) {
-	if p, err = os.ReadFile(path); err != nil {
-		return nil, 0, err
-	}
-	generation = binary.LittleEndian.Uint64(p[16:])
-	_, err = journal.ParseHeader(p, generation)
-	return p, generation, err
-}
-
-// Forge changes a byte of a manifest and corrects its checksums, as an attacker would. It returns
-// what the byte is of.
-func Forge(path string, at int, bit byte) (what string, err error) {
-	p, generation, err := readTestManifest(path)
+// Forge changes a file as an attacker would: it XORs a byte of the header or of the tail, and corrects
+// the checksums and the name. It returns the new path.
+func Forge(path string, at int64, bit byte) (string, error) {
+	p, err := os.ReadFile(path)
 	if err != nil {
 		return "", err
 	}
-	what = "header"
-	for start := int64(journal.HeaderSize); start < int64(len(p)); {
-		f, _ := journal.ParseFrame(p[start:], generation, start)
-		if off := int64(at) - start; off >= 0 && off < f.Len {
-			switch {
-			case off < journal.FrameSize: // with another key it may be another record's end
-				what = "frame"
-			case f.Kind != journal.Live && f.Kind != journal.Shared, off >= journal.FrameSize+int64(len(f.Body)):
-				what = "nothing"
-			case off < journal.FrameSize+8:
-				what = "replaces"
-			default:
-				what = "sealed"
-			}
-		}
-		start += f.Len
+	tail := p[len(p)-tailSize:]
+	var t keptTail
+	if _, err := binary.Decode(tail, binary.LittleEndian, &t); err != nil {
+		return "", err
 	}
 	p[at] ^= bit
-	if what == "header" {
-		mark := seal.Mark{
-			Sealed: p[12] != 0, Salt: seal.Salt(p[24:]), Proof: [seal.SaltSize]byte(p[24+seal.SaltSize:]),
-		}
-		header := journal.AppendHeader(nil, binary.LittleEndian.Uint64(p[16:]), mark)
-		copy(p[journal.HeaderSize-8:], header[journal.HeaderSize-8:])
-	} else {
-		mendFrames(p, generation)
+	key := xxh3.Hash(p[t.Body : t.Body+t.Length])
+	binary.LittleEndian.PutUint64(tail[32:], key)
+	binary.LittleEndian.PutUint64(tail[tailSize-8:], xxh3.Hash(tail[:tailSize-8]))
+	to := filepath.Join(filepath.Dir(filepath.Dir(path)), keptName(key, ""))
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return "", err
 	}
-	return what, os.WriteFile(path, p, 0o600)
-}
-
-// mendFrames writes the right sums into whatever looks like frames.
-func mendFrames(p []byte, generation uint64) {
-	for at := int64(journal.HeaderSize); at+journal.FrameSize <= int64(len(p)); {
-		r := p[at:]
-		n := binary.LittleEndian.Uint64(r[16:])
-		if n > uint64(len(r)-journal.FrameSize) {
-			n %= uint64(len(r)-journal.FrameSize) + 1
-		}
-		kind, key := journal.Kind(binary.LittleEndian.Uint32(r[4:])), binary.LittleEndian.Uint64(r[8:])
-		copy(r, journal.AppendFrame(nil, generation, at, kind, key, r[journal.FrameSize:journal.FrameSize+n])[:journal.FrameSize])
-		at += (journal.FrameSize + int64(n) + 7) &^ 7
+	if err := os.Remove(path); err != nil {
+		return "", err
 	}
+	return to, os.WriteFile(to, p, 0o600)
 }

@@ -52,6 +52,11 @@ func (g guardedFS) Remove(path string) (err error) {
 	return g.fs.Remove(path)
 }
 
+func (g guardedFS) Rename(from, to string) (err error) {
+	defer guard.Error(&err, filesOf)
+	return g.fs.Rename(from, to)
+}
+
 func (g guardedFS) Lock(path string, create bool) (_ disk.Lock, err error) {
 	defer guard.Error(&err, filesOf)
 	l, err := g.fs.Lock(path, create)

@@ -30,7 +30,7 @@ func TestFilesThatStayWhileTheyAreOpen(t *testing.T) {
 			want := random(4*mib, 1)
 			write(t, e, want, 0)
 			if keep {
-				if _, err := v.Persist(nil, []byte("meta"), e); err != nil {
+				if _, err := v.Persist([]byte("meta"), nil, anyRoom, e); err != nil {
 					t.Fatal(err)
 				}
 			}

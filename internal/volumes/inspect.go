@@ -6,62 +6,35 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 
-	"github.com/spillway-db/spillway/internal/oneline"
-	"github.com/spillway-db/spillway/internal/volumes/internal/journal"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Kept is a directory in which memory persists, as Inspect found it.
+// Kept is a directory in which batches persist, as Inspect found it.
 type Kept struct {
 	Path      string
 	InUse     bool         // a volume has it locked, of this process or of another
-	Sealed    bool         // it is encrypted with a user's key; the records have no Shared and no Meta
+	Sealed    bool         // it is encrypted with a user's key: of Records only Key, Room and File are known
 	Records   []KeptRecord // the oldest first
-	Lost      []error      // why records cannot be read; not known while InUse
 	Unlisted  []string     // names of files that hold nothing that persists, and are no volume's in use
-	FileBytes int64        // the lengths of all segments, which may have holes
+	FileBytes int64        // the lengths of all files
 	Err       error        // why nothing of it could be read
 }
 
-// KeptRecord is a record of a Kept.
+// KeptRecord is a batch or a dictionary of a Kept.
 type KeptRecord struct {
 	Persisted
-	path     string
-	memories []journal.Memory
+	order uint64
+	files []string // of its memories
 }
 
-// errReadOnly is the error of a change that is not made.
-var errReadOnly = errors.New("only read")
-
-// readOnly is a directory whose manifests are read and not changed.
-type readOnly struct{ path string }
-
-// Create implements journal.Dir.
-func (readOnly) Create(string) (journal.File, error) { return nil, errReadOnly }
-
-// Remove implements journal.Dir.
-func (readOnly) Remove(string) error { return errReadOnly }
-
-// Open implements journal.Dir.
-func (d readOnly) Open(name string) (journal.File, int64, error) {
-	f, err := os.Open(filepath.Join(d.path, name))
-	if err != nil {
-		return nil, 0, bare(err)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, 0, oneline.Join(bare(err), f.Close())
-	}
-	return f, info.Size(), nil
-}
-
-// Inspect describes the directories in dir in which memory persists, or dir itself if it is one. It
-// changes nothing. To find out whether a directory is in use it tries the lock, which it gives back at
-// once, before it reads. A directory that is in use changes while it is read.
+// Inspect describes the directories in dir in which batches persist, or dir itself if it is one. It
+// changes nothing. To find out whether a directory is in use it tries the lock, which it gives back
+// before it reads. A directory that is in use changes while it is read.
 func Inspect(dir string) ([]Kept, error) {
 	if persistentName.MatchString(filepath.Base(dir)) {
 		return []Kept{inspect(dir)}, nil
@@ -82,131 +55,105 @@ func Inspect(dir string) ([]Kept, error) {
 func inspect(path string) (k Kept) {
 	for range 3 {
 		k = Kept{Path: path}
-		// The owner of a directory in use may have replaced a manifest or removed a segment meanwhile.
-		if k.Err = k.read(); !k.InUse || !errors.Is(k.Err, fs.ErrNotExist) {
+		// The owner of a directory in use may have removed a file meanwhile.
+		if k.Err = bare(k.read()); !k.InUse || !errors.Is(k.Err, fs.ErrNotExist) {
 			break
 		}
 	}
 	return k
 }
 
-func (k *Kept) read() (err error) {
-	lock, err := disk.OS().Lock(filepath.Join(k.Path, lockName), false)
+func (k *Kept) read() error {
+	own := &ownDir{fs: readOnly{disk.OS()}, path: k.Path}
+	lock, err := own.fs.Lock(filepath.Join(k.Path, lockName), false)
 	switch {
 	case errors.Is(err, disk.ErrLocked):
 		k.InUse = true
 	case err == nil:
-		if err := lock.Close(); err != nil {
+		err = lock.Close()
+	}
+	if err != nil && !k.InUse && !errors.Is(err, fs.ErrNotExist) { // that of a process that was killed early
+		return err
+	}
+	files, err := own.listKept()
+	if err != nil {
+		return err
+	}
+	if len(files.keys) > 0 {
+		mark, err := own.readFormat()
+		if err != nil {
 			return err
 		}
-	case !errors.Is(err, fs.ErrNotExist): // its maker was killed before it made the lock
-		return bare(err)
+		k.Sealed = mark.Sealed
 	}
-	own := &ownDir{fs: disk.OS(), path: k.Path}
-	listed, err := own.list()
-	if err != nil {
-		return bare(err)
+	k.FileBytes, k.Unlisted = files.bytes, files.foreign
+	for key, length := range files.keys {
+		k.Records = append(k.Records, k.record(own, key, length, files.parts))
 	}
-	found, err := journal.Read(readOnly{k.Path}, nil, listed.manifests)
-	if err != nil {
-		return err
-	}
-	defer func() { err = oneline.Join(err, found.Close()) }()
-	opens, sealed, err := found.Opens()
-	if err != nil {
-		return err
-	}
-	found.Resolve(listed.lengths, segmentFile)
-	records := found.Records
-	if k.Sealed = !opens && sealed; k.Sealed {
-		records = found.Outline()
-	} else if !k.InUse {
-		k.Lost = found.Lost
-	}
-	for _, r := range records {
-		kept := KeptRecord{
-			Persisted: Persisted{Key: r.Key, Shared: r.Shared, Meta: r.Meta},
-			path:      k.Path,
-			memories:  r.Memories,
-		}
-		for _, m := range r.Memories {
-			kept.Sizes = append(kept.Sizes, m.Size)
-		}
-		k.Records = append(k.Records, kept)
-	}
-	slices.SortFunc(k.Records, func(a, b KeptRecord) int { return cmp.Compare(a.Key, b.Key) })
-	return k.listFiles(listed, found)
-}
-
-// listFiles sums up the segments, and finds the files that hold nothing that persists.
-func (k *Kept) listFiles(listed *listing, found *journal.Found) error {
-	used := map[string]bool{lockName: true, found.Manifest(): true}
-	for i, n := range listed.lengths {
-		k.FileBytes += n
-		// Where records cannot be opened it is not known which segments they need.
-		if k.InUse || k.Sealed || found.Segments[i] != nil {
-			used[segmentFile(i)] = true
+	slices.SortFunc(k.Records, func(a, b KeptRecord) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
+	})
+	if !k.InUse && !k.Sealed { // else the parts may be needed
+		for n := range maps.Keys(files.parts) {
+			k.Unlisted = append(k.Unlisted, keptName(n, partSuffix))
 		}
 	}
-	entries, err := os.ReadDir(k.Path)
-	if err != nil {
-		return bare(err)
-	}
-	for _, e := range entries {
-		if name := e.Name(); !used[name] && !(k.InUse && journal.IsManifest(name)) {
-			k.Unlisted = append(k.Unlisted, name)
-		}
-	}
+	slices.Sort(k.Unlisted)
 	return nil
 }
 
-// Room returns the bytes of the record's room on the disk.
-func (r *KeptRecord) Room() (bytes int64) {
-	for _, n := range r.Sizes {
-		bytes += round(n)
+// record reads the header of a file, if it is not sealed.
+func (k *Kept) record(own *ownDir, key uint64, length int64, parts map[uint64]int64) (r KeptRecord) {
+	if k.Sealed {
+		r.Key, r.File, r.Room = key, filepath.Join(k.Path, keptName(key, "")), round(length)
+		return r
 	}
-	return bytes
+	var h *keptHeader
+	r.Persisted, h, _ = own.read(key, length, nil, parts)
+	r.order, r.files = h.order, []string{r.File}
+	for _, m := range h.memories[1:] {
+		r.files = append(r.files, filepath.Join(k.Path, keptName(m.File, partSuffix)))
+	}
+	return r
 }
 
-// Path returns the file that memory i of the record begins in.
-func (r *KeptRecord) Path(i int) string {
-	return filepath.Join(r.path, segmentFile(r.memories[i].Pieces[0].Segment))
+// readOnly is the system's file system, in which files are opened only to be read.
+type readOnly struct{ disk.FS }
+
+// Reopen implements disk.FS, for ReadAt and Close.
+func (readOnly) Reopen(path string, _ bool) (disk.File, error) {
+	f, err := os.Open(path)
+	return readOnlyFile{file: f}, err
 }
+
+type readOnlyFile struct {
+	disk.File
+	file *os.File
+}
+
+func (f readOnlyFile) ReadAt(p []byte, off int64) (int, error) { return f.file.ReadAt(p, off) }
+func (f readOnlyFile) Close() error                            { return f.file.Close() }
+
+// Path returns the file of memory i of the record.
+func (r *KeptRecord) Path(i int) string { return r.files[i] }
 
 // Read reads memory i of the record and calls f for each piece of size bytes, the last of which may be
 // shorter. The piece is valid during the call.
 func (r *KeptRecord) Read(i, size int, f func(piece []byte) error) error {
-	buf, have, left := make([]byte, size), 0, r.Sizes[i]
-	for _, p := range r.memories[i].Pieces {
-		for off := p.Off; off < p.Off+p.Len; {
-			n := min(int64(size-have), p.Off+p.Len-off)
-			if err := readSegment(
-				filepath.Join(r.path, segmentFile(p.Segment)),
-				buf[have:have+int(n)],
-				off,
-			); err != nil {
-				return err
-			}
-			off, have, left = off+n, have+int(n), left-n
-			if have < size && left > 0 {
-				continue
-			}
-			if err := f(buf[:have]); err != nil {
-				return err
-			}
-			have = 0
-		}
-	}
-	return nil
-}
-
-func readSegment(path string, p []byte, off int64) error {
-	f, err := os.Open(path)
+	file, err := os.Open(r.files[i])
 	if err != nil {
 		return err
 	}
-	if _, err = f.ReadAt(p, off); err == io.EOF {
-		err = fmt.Errorf("%s ends before byte %d", filepath.Base(path), off+int64(len(p)))
+	defer file.Close()
+	buf := make([]byte, size)
+	for off := int64(0); off < r.Sizes[i]; off += int64(size) {
+		piece := buf[:min(int64(size), r.Sizes[i]-off)]
+		if _, err := io.ReadFull(file, piece); err != nil {
+			return fmt.Errorf("%s ends before byte %d: %w", filepath.Base(r.files[i]), off+int64(len(piece)), err)
+		}
+		if err := f(piece); err != nil {
+			return err
+		}
 	}
-	return oneline.Join(err, f.Close())
+	return nil
 }

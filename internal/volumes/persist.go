@@ -4,142 +4,210 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 
+	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/oneline"
-	"github.com/spillway-db/spillway/internal/volumes/internal/journal"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// entry is a record of the journal. The volume's mutex guards it, except for what never changes.
-type entry struct {
-	key          uint64
-	shared, meta []byte // of one that was found when the volume was opened
-	memories     []*extents
-	gone         bool
-	stays        bool // not taken: it stays when the volume is closed
+// keptFile is the file of one memory on a volume with Config.Persist. Its name is its number with
+// the suffix ".part". While it has the header of an entry, its name is the entry's key.
+type keptFile struct {
+	number uint64
+	key    atomic.Uint64 // set before the file is renamed; 0: it never had a header
+	named  atomic.Bool   // the key is its name
+
+	tail   *keptTail // nil: it has no header. Persist and SetPlace write it while they hold the memory
+	giveUp func()    // gives back the header's room in the space; nil: none
 }
 
-// Persisted is what one record of an earlier process says; see Volume.Persisted.
-type Persisted struct {
-	Key    uint64
-	Shared []byte  // as it was given to Persist, in the same memory for all that share it; nil: nothing. Not to be changed
-	Meta   []byte  // as it was given to Persist; not to be changed
-	Sizes  []int64 // of its memories, in bytes
-}
-
-var errNotPersistent = errors.New("disk: nothing persists on this volume (Config.Persist is not set)")
-
-// Persist records that memories of this volume outlive the process. They hold what they are to
-// hold, and nothing may be written to them from then on. A volume that is opened later finds them
-// with meta, whatever ends this process, as long as the system itself goes on. shared is a part of
-// the meta that others have, too: it is written once for all that have the same bytes; nil is
-// nothing.
-//
-// Memories that were recorded together before, in the same order, get the new meta in the same
-// step. The record ends when the first of the memories is freed, before its room can be used
-// again, or by Forget; without memories, only so, or when the volume is closed. On an error what
-// was recorded before is recorded still.
-//
-// Where the volume encrypts, the record has the memories' seals, and is sealed itself. Memory
-// whose writing failed is an error then.
-func (v *Volume) Persist(shared, meta []byte, memories ...tier.Memory) (key uint64, err error) {
-	if v.journal == nil {
-		return 0, errNotPersistent
+func (k *keptFile) name() string {
+	if k.named.Load() {
+		return keptName(k.key.Load(), "")
 	}
-	es := make([]*extents, 0, len(memories))
-	defer func() {
-		for _, e := range es { // with the journal given back: this may free them
-			e.unref()
-		}
-	}()
+	return keptName(k.number, partSuffix)
+}
+
+// entry is a batch or a dictionary that persists. The volume's mutex guards memories and stays; the
+// rest does not change.
+type entry struct {
+	Persisted
+	order    uint64     // in which entries were written
+	memories []*extents // the first has the header. A batch without memory has one of size 0
+	end      sync.Once
+	stays    bool // it was found and not taken, and stays when the volume is closed
+}
+
+// Persisted is a batch or a dictionary that an earlier process left; see Volume.Persisted.
+type Persisted struct {
+	Key         uint64
+	Meta, Place []byte  // as they were given to Persist; not to be changed
+	Sizes       []int64 // of its memories, in bytes
+	Room        int64   // of its files with their header, in bytes
+	File        string  // the first of them
+	Err         error   // why it cannot be read; Forget removes it
+}
+
+// Persist makes memories of this volume outlive the process as one batch. They hold what they are
+// to hold, and nothing may be written to them afterwards. The next volume in the directory finds
+// them with meta and place, unless one of the memories is freed before, or Forget is called. One
+// caller at a time may call Persist and SetPlace for a memory.
+//
+// The header takes room, in whole pages: occupy takes it in the space, and giveUp gives it back when
+// the file is removed. A memory whose writing failed is an error.
+func (v *Volume) Persist(
+	meta, place []byte, occupy func(bytes int64) (giveUp func(), err error), memories ...tier.Memory,
+) (key uint64, err error) {
+	if !v.cfg.Persist {
+		return 0, fmt.Errorf("disk: volume %s: nothing persists here: Config.Persist is not set", v.cfg.Dir)
+	}
+	ent := &entry{}
 	for _, m := range memories {
 		e, ok := m.(*extents)
 		if !ok || e.v != v {
-			return 0, fmt.Errorf("disk: volume %s: persisting memory that is not its own", v.cfg.Dir)
+			return 0, fmt.Errorf("disk: volume %s: persisting memory of another volume", v.cfg.Dir)
 		}
 		if err := e.ref(); err != nil {
 			return 0, err
 		}
-		es = append(es, e)
+		defer e.unref() // the owner may have freed it meanwhile
+		ent.memories = append(ent.memories, e)
 	}
-	rec, err := v.describe(es)
-	if err == nil {
-		key, err = v.record(rec, shared, meta, slices.Clone(es))
+	if len(memories) == 0 {
+		e, err := v.createKept(0, new(growth))
+		if err != nil {
+			return 0, err
+		}
+		defer func() {
+			if key == 0 {
+				v.Free(e, func() {})
+			}
+		}()
+		ent.memories = append(ent.memories, e)
 	}
-	if err != nil && !errors.Is(err, tier.ErrClosed) {
-		err = fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
+	if err := v.writeHeader(ent, meta, place, occupy); err != nil {
+		if !errors.Is(err, tier.ErrClosed) {
+			err = fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
+		}
+		return 0, err
 	}
-	return key, err
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, e := range ent.memories {
+		e.entry = ent
+	}
+	v.mu.entries[ent.Key] = ent
+	return ent.Key, nil
 }
 
-// describe says where memories lie, and how they are sealed. Writes under way end first.
-func (v *Volume) describe(es []*extents) (*journal.Record, error) {
-	rec := journal.NewRecord(v.sealer)
-	rec.Memories = make([]journal.Memory, len(es))
-	for i, e := range es {
-		m := &rec.Memories[i]
-		m.Size = e.size
-		for _, p := range e.pieces {
-			m.Pieces = append(m.Pieces, journal.Piece{Segment: p.At.seg.index, Off: p.At.off, Len: p.Len})
+// writeHeader writes the header of an entry behind the first body, and renames the file.
+func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) (func(), error)) error {
+	described := make([]keptMemory, len(ent.memories))
+	for i, e := range ent.memories {
+		if _, ok := v.KeyOf(e); ok {
+			return errors.New("memory that persists already")
 		}
+		m := &described[i]
+		m.File, m.Size = e.kept.number, e.size
 		if e.units == nil {
 			continue
 		}
-		seals, err := e.units.Seals(v.life)
+		seals, err := e.units.Seals(v.life) // writes in progress end first
 		if v.life.Err() != nil {
-			return nil, tier.ErrClosed
+			return tier.ErrClosed
+		} else if err != nil {
+			return err
 		}
-		if err != nil {
-			return nil, err
-		}
-		rec.Sealed(m, e.units.Key(), e.units.Number(), seals)
+		m.Salt, m.Number, m.Seals = e.units.Key().Salt(), e.units.Number(), seals
 	}
-	return rec, nil
+	ent.order = v.numbers.Add(1)
+	text := headerText(ent.order, described, meta)
+	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(ent.memories[0].size), Length: int64(len(text))}
+	if t.Length > maxHeader {
+		return fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, maxHeader)
+	}
+	if v.sealer != nil {
+		text, t.HeaderSeal.Seal = v.sealer.SealText(nil, text, headerExtra)
+		t.HeaderSeal.Salt = v.sealer.Own().Salt()
+	}
+	t.Key, t.Room = xxh3.Hash(text), round(t.Length+tailSize)
+	if err := t.setPlace(v.sealer, place); err != nil {
+		return err
+	}
+	k := ent.memories[0].kept
+	if had := k.tail; had != nil { // of an entry that was forgotten: the file keeps its length
+		t.Room = had.Room
+		if t.Length > t.Room-tailSize {
+			return fmt.Errorf("its header has %d bytes, and that before had room for %d", t.Length, t.Room-tailSize)
+		}
+	} else {
+		giveUp, err := occupy(t.Room)
+		if err != nil {
+			return err
+		}
+		if err := v.takeKept(t.Room); err != nil {
+			giveUp()
+			return err
+		}
+		k.giveUp = giveUp
+	}
+	k.tail = t // from now on the file may have a header
+	k.key.Store(t.Key)
+	p := make([]byte, t.Room)
+	copy(p, text)
+	copy(p[t.Room-tailSize:], t.bytes())
+	if err := v.writeKept(k, p, t.Body); err != nil {
+		return err
+	}
+	if err := v.own.rename(k.name(), keptName(t.Key, "")); err != nil {
+		return err
+	}
+	k.named.Store(true)
+	ent.Key = t.Key
+	return nil
 }
 
-var errMixed = errors.New("memories that persist already, with others")
-
-// record writes the record of memories that are held.
-func (v *Volume) record(rec *journal.Record, shared, meta []byte, es []*extents) (uint64, error) {
-	v.journalTurn <- struct{}{}
-	defer func() { <-v.journalTurn }()
+// SetPlace replaces the place of an entry. On an error the old one stays.
+func (v *Volume) SetPlace(key uint64, place []byte) error {
 	v.mu.Lock()
-	var old *entry
-	if len(es) > 0 {
-		old = es[0].entry
-	}
-	closed := v.mu.closed
-	mixed := slices.ContainsFunc(es, func(e *extents) bool { return e.entry != old }) ||
-		old != nil && !slices.Equal(old.memories, es)
+	ent := v.mu.entries[key]
 	v.mu.Unlock()
-	switch {
-	case closed:
-		return 0, tier.ErrClosed
-	case mixed:
-		return 0, errMixed
-	case old != nil:
-		rec.Replaces = old.key
+	if ent == nil {
+		return v.notThere(key)
 	}
-	key, err := v.journal.Add(rec, shared, meta)
+	e := ent.memories[0]
+	if err := e.ref(); err != nil {
+		return err
+	}
+	defer e.unref()
+	t := *e.kept.tail
+	err := t.setPlace(v.sealer, place)
+	if err == nil {
+		err = v.writeKept(e.kept, t.bytes(), t.Body+t.Room-tailSize)
+	}
 	if err != nil {
-		return 0, err
+		return fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
 	}
-	ent := &entry{key: key, memories: es}
+	*e.kept.tail = t
+	return nil
+}
+
+// GiveUp has giveUp called when the file of an entry that was found is removed.
+func (v *Volume) GiveUp(key uint64, giveUp func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.mu.entries[key] = ent
-	for _, e := range es {
-		e.entry = ent
-	}
-	if old != nil {
-		old.gone = true
-		delete(v.mu.entries, old.key)
-	}
-	return key, nil
+	v.mu.entries[key].memories[0].kept.giveUp = giveUp
 }
 
-// KeyOf returns the key of the record that a memory is in; false if there is none.
+// KeyOf returns the key of the entry that a memory is in; false if there is none.
 func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	e, ok := m.(*extents)
 	if !ok || e.v != v {
@@ -147,10 +215,10 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if e.entry == nil || e.entry.gone {
+	if e.entry == nil {
 		return 0, false
 	}
-	return e.entry.key, true
+	return e.entry.Key, true
 }
 
 // Persisted lists what was found when the volume was opened and was not taken since, the oldest
@@ -158,30 +226,29 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 func (v *Volume) Persisted() []Persisted {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var out []Persisted
+	var all []*entry
 	for _, ent := range v.mu.entries {
-		if !ent.stays {
-			continue
+		if ent.stays {
+			all = append(all, ent)
 		}
-		k := Persisted{Key: ent.key, Shared: ent.shared, Meta: ent.meta}
-		for _, e := range ent.memories {
-			k.Sizes = append(k.Sizes, e.size)
-		}
-		out = append(out, k)
 	}
-	slices.SortFunc(out, func(a, b Persisted) int { return cmp.Compare(a.Key, b.Key) })
+	slices.SortFunc(all, func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
+	})
+	out := make([]Persisted, len(all))
+	for i, ent := range all {
+		out[i] = ent.Persisted
+	}
 	return out
 }
 
-// notThere says that there is no such record, or that it is taken.
 func (v *Volume) notThere(key uint64) error {
-	return fmt.Errorf("disk: volume %s: what was kept as %d: %w", v.cfg.Dir, key, tier.ErrReleased)
+	return fmt.Errorf("disk: volume %s: %016x: %w", v.cfg.Dir, key, tier.ErrReleased)
 }
 
-// Take hands out the memories of a record that Persisted lists, as if Alloc had. The caller
-// must Free them, which ends their record, or PutBack them first. They are to be read. What is
-// encrypted cannot be written, because the key that it was sealed with seals nothing any more.
-// tier.ErrReleased: it is not there, or taken.
+// Take hands out the memories of an entry that Persisted lists, as if Alloc had. The caller must
+// Free them, which ends the entry, or PutBack them first. They are to be read: encrypted ones cannot
+// be written. tier.ErrReleased: the entry is not there, or taken.
 func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -192,129 +259,200 @@ func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
 	case ent == nil || !ent.stays:
 		return nil, v.notThere(key)
 	}
-	v.stayLocked(ent, false)
-	out := make([]tier.Memory, len(ent.memories))
-	for i, e := range ent.memories {
-		out[i] = e
+	ent.stays = false
+	v.mu.stays -= ent.Room
+	out := make([]tier.Memory, len(ent.Sizes))
+	for i := range out {
+		out[i] = ent.memories[i]
 	}
 	return out, nil
 }
 
-// stayLocked sets whether a record stays when the volume is closed.
-func (v *Volume) stayLocked(ent *entry, stays bool) {
-	ent.stays = stays
-	for _, e := range ent.memories {
-		for _, p := range e.pieces {
-			n := round(p.Len)
-			if !stays {
-				n = -n
-			}
-			p.At.seg.stays += n
-			v.mu.stays += n
-		}
-	}
-}
-
-// PutBack undoes a Take: Persisted lists it again. The memories that were handed out must
+// PutBack undoes a Take: Persisted lists the entry again. The memories that were handed out must
 // still be freed, which then frees no room.
 func (v *Volume) PutBack(key uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	ent := v.mu.entries[key]
-	if ent == nil || ent.stays || ent.meta == nil {
+	if ent == nil || ent.stays || ent.Room == 0 {
 		return v.notThere(key)
 	}
 	for i, e := range ent.memories {
 		e.entry, e.disowned = nil, true
-		ent.memories[i] = &extents{v: v, size: e.size, pieces: e.pieces, units: e.units, entry: ent}
-		ent.memories[i].refs.Store(1)
+		again := v.keptMemory(e.kept, e.size)
+		again.units, again.entry = e.units, ent
+		ent.memories[i] = again
 	}
-	v.stayLocked(ent, true)
+	ent.stays = true
+	v.mu.stays += ent.Room
 	return nil
 }
 
-// Forget ends a record. Memories that were not taken are freed; others stay their holder's. An
-// absent record is no error.
+// Forget ends an entry. Memories that were not taken are freed; others stay their holder's. An
+// absent entry is no error.
 func (v *Volume) Forget(key uint64) {
 	v.mu.Lock()
 	ent := v.mu.entries[key]
-	v.mu.Unlock()
-	if ent == nil {
-		return
-	}
-	taken, err := v.Take(key)
-	if err != nil {
-		v.endRecord(ent)
-		return
-	}
-	for _, m := range taken {
-		v.Free(m, func() {})
-	}
-}
-
-func (v *Volume) endRecord(ent *entry) {
-	v.journalTurn <- struct{}{}
-	defer func() { <-v.journalTurn }()
-	v.endInTurn(ent)
-}
-
-// endInTurn is endRecord while the journal is held.
-func (v *Volume) endInTurn(ent *entry) {
-	v.mu.Lock()
-	if ent.gone || v.journal.Closed() {
+	if ent == nil || v.mu.ended { // the directory may be another volume's by now
 		v.mu.Unlock()
 		return
 	}
-	ent.gone = true
-	delete(v.mu.entries, ent.key)
+	owned := ent.memories // those that the entry owns
+	if ent.stays {
+		ent.stays = false
+		v.mu.stays -= ent.Room
+	} else if owned[0].size > 0 {
+		owned = nil
+	}
 	v.mu.Unlock()
-	v.journal.End(ent.key)
-	// Only now may a memory's room be used again: its Free waits for the journal.
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, e := range ent.memories {
-		e.entry = nil
+	v.endEntry(ent)
+	for _, e := range owned {
+		v.Free(e, func() {})
 	}
 }
 
-// endRecordOf ends the record that a memory is in, before its room is free.
-func (v *Volume) endRecordOf(e *extents) {
-	if v.journal == nil {
-		return
+// endEntry ends an entry, and returns when it has ended: its file has no key for a name any more.
+func (v *Volume) endEntry(ent *entry) {
+	ent.end.Do(func() {
+		k := ent.memories[0].kept
+		if err := v.own.rename(k.name(), keptName(k.number, partSuffix)); err != nil {
+			v.warn(causes.Manifest, "ending what persists in %s: %v", k.name(), err)
+		} else {
+			k.named.Store(false)
+		}
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		delete(v.mu.entries, ent.Key)
+		for _, e := range ent.memories {
+			e.entry = nil
+		}
+	})
+}
+
+// createKept makes a file for a memory. In asked it leaves what the file system answered.
+func (v *Volume) createKept(size int64, asked *growth) (*extents, error) {
+	n := round(size)
+	if err := v.takeKept(n); err != nil {
+		return nil, err
 	}
+	k := &keptFile{number: v.numbers.Add(1)}
+	if err := v.makeKept(k, n); err != nil {
+		v.mu.Lock()
+		v.mu.used -= n
+		v.mu.Unlock()
+		v.pacer.Fail()
+		asked.cause = err
+		if outOfRoom(err) {
+			return nil, v.full(size, err)
+		}
+		return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(err))
+	}
+	asked.had = true
+	v.fresh.Add(n)
+	return v.keptMemory(k, size), nil
+}
+
+// takeKept takes n bytes of the volume's capacity.
+func (v *Volume) takeKept(n int64) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.mu.closed:
+		return tier.ErrClosed
+	case n > v.cfg.Capacity-v.mu.used:
+		return &tier.NoSpaceError{Requested: n, Available: v.cfg.Capacity - v.mu.used}
+	}
+	v.mu.used += n
+	return nil
+}
+
+// makeKept creates a file of n bytes, and its directory if that is missing.
+func (v *Volume) makeKept(k *keptFile, n int64) error {
+	if err := v.checkReserve(n); err != nil {
+		return err
+	}
+	path := filepath.Join(v.own.path, k.name())
+	f, err := v.cfg.FS.Create(path, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := v.cfg.FS.Mkdir(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrExist) {
+			return bare(err)
+		}
+		f, err = v.cfg.FS.Create(path, false)
+	}
+	if err == nil {
+		if n > 0 {
+			err = v.allocate(f, 0, n)
+		}
+		if err == nil && n > 0 && v.noAllocate.Load() { // it must be as long nevertheless
+			err = transferAll(f.WriteAt, make([]byte, 1), n-1, 1)
+		}
+		err = oneline.Join(bare(err), bare(f.Close()))
+	}
+	if err != nil {
+		err = fmt.Errorf("taking %d bytes for %s: %w", n, k.name(), bare(err))
+		return oneline.Join(err, v.own.removeFile(k.name()))
+	}
+	return nil
+}
+
+// keptMemory returns the memory of a file, of which the caller has the reference.
+func (v *Volume) keptMemory(k *keptFile, size int64) *extents {
+	e := &extents{v: v, size: size, kept: k}
+	e.pieces = append(e.one[:0], piece{Len: size})
+	e.refs.Store(1)
+	return e
+}
+
+// openKept opens a file by the name that it has, which may change meanwhile.
+func (v *Volume) openKept(k *keptFile, direct bool) (f disk.File, err error) {
+	for range 4 {
+		for _, name := range []string{k.name(), keptName(k.number, partSuffix), keptName(k.key.Load(), "")} {
+			f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
+			if !errors.Is(err, fs.ErrNotExist) {
+				return f, err
+			}
+		}
+	}
+	return nil, err
+}
+
+// writeKept writes to a file through the page cache.
+func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
+	f, err := v.openKept(k, false)
+	if err != nil {
+		return bare(err)
+	}
+	return oneline.Join(bare(transferAll(f.WriteAt, p, off, 1)), bare(f.Close()))
+}
+
+// freeKept removes the file of a memory that was freed, and gives its room back.
+func (v *Volume) freeKept(e *extents) {
 	v.mu.Lock()
 	ent := e.entry
 	v.mu.Unlock()
 	if ent != nil {
-		v.endRecord(ent)
+		v.endEntry(ent)
+	}
+	if e.disowned {
+		return
+	}
+	if err := v.own.removeFile(e.kept.name()); err != nil {
+		v.warn(causes.NotRemoved, "removing %s: %v", e.kept.name(), err)
+	}
+	n := e.kept.room(e.size)
+	v.given.Add(n)
+	v.mu.Lock()
+	v.mu.used -= n
+	v.mu.Unlock()
+	if e.kept.giveUp != nil {
+		e.kept.giveUp()
 	}
 }
 
-// leaveJournal gives the directory up with all that persists in it, or removes it if that is
-// nothing. All segments are closed.
-func (v *Volume) leaveJournal() error {
-	v.journalTurn <- struct{}{} // a record that is being written still finds the files open
-	defer func() { <-v.journalTurn }()
-	var over []*entry // without memories, which would have kept the volume open
-	stays := false
-	v.mu.Lock()
-	for _, ent := range v.mu.entries {
-		if stays = stays || ent.stays; !ent.stays {
-			over = append(over, ent)
-		}
+// room returns the bytes that a file takes for a memory of a size.
+func (k *keptFile) room(size int64) int64 {
+	if k.tail == nil {
+		return round(size)
 	}
-	v.mu.Unlock()
-	for _, ent := range over {
-		v.endInTurn(ent)
-	}
-	err := v.journal.Close()
-	if stays {
-		return oneline.Join(err, v.own.lock.Close())
-	}
-	// If something could not be removed, the manifest stays and says that there is
-	// nothing: an older one might say otherwise.
-	if !v.own.dirty.Load() {
-		err = oneline.Join(err, v.journal.Remove())
-	}
-	return oneline.Join(err, v.own.remove())
+	return round(size) + k.tail.Room
 }

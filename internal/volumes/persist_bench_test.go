@@ -19,7 +19,7 @@ func BenchmarkPersist(b *testing.B) {
 			for b.Loop() {
 				e := alloc(b, v, page)
 				if keeps {
-					if _, err := v.Persist(nil, meta, e); err != nil {
+					if _, err := v.Persist(meta, nil, anyRoom, e); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -8,11 +8,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/memdir"
@@ -23,240 +25,269 @@ import (
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
-// persistedFiles returns the files in the only kept directory.
-func persistedFiles(t testing.TB, dir, kind string) []string {
+// persistedFiles returns the files of a kind in the only kept directory: those of batches, or with
+// "*.part" those of their further memories.
+func persistedFiles(t testing.TB, dir, kind string) (files []string) {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", kind))
-	if err != nil || len(all) == 0 {
+	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", "??", kind))
+	for _, path := range all {
+		if strings.HasSuffix(kind, ".part") == strings.HasSuffix(path, ".part") {
+			files = append(files, path)
+		}
+	}
+	if err != nil || len(files) == 0 {
 		t.Fatalf("no %s: %v", kind, err)
 	}
-	return all
+	return files
 }
 
-// TestEveryByteOfTheManifestIsChecked: with any byte of it changed, of which each run tries a
-// part, what is found is what was kept, or less, and a warning says so.
-func TestEveryByteOfTheManifestIsChecked(t *testing.T) {
-	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 16*page, 16*page }
-	dir := tempDir(t)
-	v := openPersistent(t, dir, small)
-	var all []tier.FileMemory
-	for i := range uint64(4) {
-		_, es := persist(t, v, 10*i, page, page)
-		all = append(all, es...)
-	}
-	free(v, all[2])                     // a record that is over,
-	_, again := persist(t, v, 40, page) // and its room used again
-	leave(t, v, slices.Concat(all[:2], all[3:], again)...)
-	manifest := persistedFiles(t, dir, "manifest-*")[0]
-	sound, err := os.ReadFile(manifest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pristine := memdir.New(t)
-	copytree.Copy(t, pristine, dir)
-	const step = 9 // each meets all bits, and all fields; runs begin at different bytes
-	for at := int(testseed.One(t) % step); at < len(sound); at += step {
-		work := memdir.New(t)
-		copytree.Copy(t, work, pristine)
-		bad := slices.Clone(sound)
-		bad[at] ^= 1 << (at % 8)
-		if err := os.WriteFile(persistedFiles(t, work, "manifest-*")[0], bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		v := openPersistent(t, work, small)
-		found := make(map[string]bool)
-		for _, k := range v.Persisted() {
-			var seed uint64
-			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil {
-				t.Fatalf("byte %d: meta %q", at, k.Meta)
+// keptNumbers returns the seeds of what a volume has found, each of which must be what was kept: the
+// bytes are compared by the owner's checksums, here by random. What cannot be read it forgets; the
+// error must name the file.
+func keptNumbers(t *testing.T, v *volumes.Volume, sizes map[uint64][]int64) (seeds []uint64) {
+	t.Helper()
+	for _, k := range v.Persisted() {
+		if k.Err != nil {
+			if !strings.Contains(warned(v.Stats().Warnings), k.File) {
+				t.Errorf("no warning names %s: %q", k.File, v.Stats().Warnings)
 			}
-			found[string(k.Meta)] = true
-			free(v, wantPersisted(t, v, k, seed, []int64{page, page, page}[:len(k.Sizes)]...)...)
+			v.Forget(k.Key)
+			continue
 		}
-		told := warned(v.Stats().Warnings)
-		// The zeros behind a record, and the end of one that is over, may be wrong.
-		lost := !found["meta 0"] || !found["meta 20"] || !found["meta 30"] || !found["meta 40"]
-		if (lost || found["meta 10"]) && told == "" {
-			t.Errorf("byte %d: found %v and no warning", at, found)
+		var seed uint64
+		if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil || sizes[seed] == nil {
+			t.Fatalf("%q is kept", k.Meta)
 		}
-		if found["meta 10"] && found["meta 40"] {
-			t.Errorf("byte %d: a page is two memories'", at)
-		}
-		closeVolume(t, v)
+		free(v, wantPersisted(t, v, k, seed, sizes[seed]...)...)
+		seeds = append(seeds, seed)
 	}
+	return seeds
 }
 
-// TestCutManifestIsRead: cut at any length it says what it said up to there.
-func TestCutManifestIsRead(t *testing.T) {
-	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 16*page, 16*page } // copied for each cut
+// TestMutatedFiles changes headers and tails at random: bits, numbers, lengths, names. What is found
+// afterwards is what was kept, or less, and a warning names the file. Bodies are for the owner's
+// checksums, and for the seals of volumes that encrypt.
+func TestMutatedFiles(t *testing.T) {
+	small := func(c *volumes.Config) { c.Capacity = mib }
 	dir := tempDir(t)
+	sizes := map[uint64][]int64{0: {page, page}, 10: {page}, 20: {unit, 1}, 30: {3 * page}}
 	v := openPersistent(t, dir, small)
 	var all []tier.FileMemory
-	var ends []int64
-	for i := range uint64(3) {
-		_, es := persist(t, v, 10*i, page)
+	for seed, n := range sizes {
+		_, es := persist(t, v, seed, n...)
 		all = append(all, es...)
-		info, err := os.Stat(persistedFiles(t, dir, "manifest-*")[0])
+	}
+	leave(t, v, all...)
+	seed := testseed.One(t)
+	r := rand.New(rand.NewPCG(seed, 1))
+	before, refused := runtime.MemStats{}, 0
+	runtime.ReadMemStats(&before)
+	rounds := testseed.Rounds(2000, 200)
+	for round := range rounds {
+		work := memdir.New(t)
+		copytree.Copy(t, work, dir)
+		files := persistedFiles(t, work, "*")
+		path := files[r.IntN(len(files))]
+		p, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ends = append(ends, info.Size())
-	}
-	leave(t, v, all...)
-	pristine := memdir.New(t)
-	copytree.Copy(t, pristine, dir)
-	for cut := int64(0); cut <= ends[2]; cut += int64(testseed.Rounds(7, 13)) { // not divisors of anything
-		work := memdir.New(t)
-		copytree.Copy(t, work, pristine)
-		if err := os.Truncate(persistedFiles(t, work, "manifest-*")[0], cut); err != nil {
-			t.Fatal(err)
-		}
-		v := openPersistent(t, work, small)
-		want := 0
-		for _, end := range ends {
-			if cut > end-8 { // the zeros at the end may be missing
-				want++
+		header, tail := len(p)-page, len(p)-volumes.TailSize
+		kind := r.IntN(7)
+		switch kind {
+		case 0:
+			p[header+r.IntN(96)] ^= 1 << r.IntN(8)
+		case 1:
+			p[tail+r.IntN(168)] ^= 1 << r.IntN(8) // its fields, and some of the place
+		case 2: // a number in the tail, with the right checksum
+			copy(p[tail+r.IntN(5)*8:], binary.LittleEndian.AppendUint64(nil, r.Uint64()>>r.IntN(64)))
+			binary.LittleEndian.PutUint64(p[len(p)-8:], xxh3.Hash(p[tail:len(p)-8]))
+		case 3:
+			p = p[:r.IntN(len(p))]
+		case 4:
+			p = append(p, make([]byte, 1+r.IntN(2*page))...)
+		case 5: // another file's content
+			if p, err = os.ReadFile(files[r.IntN(len(files))]); err != nil {
+				t.Fatal(err)
 			}
 		}
-		kept := v.Persisted()
-		if len(kept) > want || len(kept) < want-1 || cut > ends[2]-2 && len(kept) != 3 {
-			t.Errorf("cut at %d of %v: %d kept, want %d", cut, ends, len(kept), want)
+		if err := os.WriteFile(path, p, 0o600); err != nil {
+			t.Fatal(err)
 		}
-		for i, k := range kept {
-			free(v, wantPersisted(t, v, k, uint64(10*i), page)...)
+		if kind == 6 { // a wrong number in the header, with the right checksums
+			if encrypted {
+				continue
+			}
+			if _, err := volumes.Forge(path, int64(header+12+r.IntN(16)), 1<<r.IntN(8)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v := openPersistent(t, work, small)
+		refused += len(sizes) - len(keptNumbers(t, v, sizes))
+		if s := v.Stats(); s.Used != 0 {
+			t.Errorf("%d bytes are in use", s.Used)
 		}
 		closeVolume(t, v)
 		wantEmpty(t, work)
+		if t.Failed() {
+			t.Fatalf("seed %d, round %d, kind %d: %s", seed, round, kind, path)
+		}
+	}
+	if refused < rounds/3 {
+		t.Errorf("only %d of %d were refused", refused, rounds)
+	}
+	var after runtime.MemStats
+	runtime.ReadMemStats(&after)
+	if each := int64(after.TotalAlloc-before.TotalAlloc) / int64(rounds); each > 16*mib {
+		t.Errorf("each round has allocated %d bytes", each)
 	}
 }
 
-// TestMissingAndShortSegments: what lay there is lost, with a warning; the rest is there.
-func TestMissingAndShortSegments(t *testing.T) {
-	for name, harm := range map[string]func(string) error{
-		"missing": os.Remove,
-		"short":   func(p string) error { return os.Truncate(p, 2*mib) },
-		"link":    func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/dev/null", p)) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := tempDir(t)
-			v := openPersistent(t, dir)
-			_, a := persist(t, v, 1, 4*mib)
-			_, b := persist(t, v, 2, 4*mib)
-			leave(t, v, append(a, b...)...)
-			files := persistedFiles(t, dir, "segment-*")
-			if len(files) != 2 {
-				t.Fatal(files)
-			}
-			if err := harm(files[0]); err != nil {
-				t.Fatal(err)
-			}
-			v = openPersistent(t, dir)
-			kept := v.Persisted()
-			if len(kept) != 1 {
-				t.Fatalf("kept: %+v", kept)
-			}
-			oneLine(t, warned(v.Stats().Warnings), "is lost", filepath.Base(files[0]))
-			free(v, wantPersisted(t, v, kept[0], 2, 4*mib)...)
-			if name == "link" { // its owner is not known
-				if err := os.Remove(files[0]); err != nil {
-					t.Error(err)
-				}
-			}
-			closeVolume(t, v)
-			wantEmpty(t, dir)
-		})
-	}
-}
-
-// TestForeignManifestIsLeftAlone: a directory that this version cannot read stays as it
-// is, with a warning; so does one that the volume is too small for.
-func TestForeignManifestIsLeftAlone(t *testing.T) {
-	dir := tempDir(t)
+// TestHugeClaimsAllocateNothing: a header of gigabytes, all of which are there as a hole, is refused
+// before it is read.
+func TestHugeClaimsAllocateNothing(t *testing.T) {
+	const huge = 4 << 30
+	dir := t.TempDir() // which has sparse files
 	v := openPersistent(t, dir)
-	_, es := persist(t, v, 1, 4*mib)
+	_, es := persist(t, v, 1, page)
 	leave(t, v, es...)
-	manifest := persistedFiles(t, dir, "manifest-*")[0]
-	sound, err := os.ReadFile(manifest)
+	path := persistedFiles(t, dir, "*")[0]
+	p, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := names(t, dir)
-	check := func(why string, change func(*volumes.Config)) {
-		t.Helper()
-		v := openPersistent(t, dir, change)
-		if len(v.Persisted()) != 0 {
-			t.Errorf("%s: kept %+v", why, v.Persisted())
-		}
-		oneLine(t, warned(v.Stats().Warnings), "left as it is", why, before[0])
-		closeVolume(t, v)
-		if got := names(t, dir); !slices.Equal(got, before) {
-			t.Errorf("%s: %v became %v", why, before, got)
-		}
-	}
-	check("capacity", func(c *volumes.Config) { c.Capacity = 2 * mib })
-	same := func(*volumes.Config) {}
-	for why, harm := range map[string]func([]byte){
-		"not a manifest": func(p []byte) { copy(p, "PARQUET1") },
-		"version 1":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 1) },
-		"version 2":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 2) },
-		"version 4":      func(p []byte) { binary.LittleEndian.PutUint32(p[8:], 4) },
-		"damaged":        func(p []byte) { p[20] ^= 1 },
-	} {
-		bad := slices.Clone(sound)
-		harm(bad)
-		if err := os.WriteFile(manifest, bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		check(why, same)
-	}
-	short := slices.Clone(sound[:64]) // of a version whose header is shorter, and so was all of it
-	binary.LittleEndian.PutUint32(short[8:], 1)
-	if err := os.WriteFile(manifest, short, 0o600); err != nil {
+	tail := bytes.Clone(p[len(p)-volumes.TailSize:])
+	binary.LittleEndian.PutUint64(tail[16:], huge-page)                  // room
+	binary.LittleEndian.PutUint64(tail[24:], huge-page-volumes.TailSize) // length
+	binary.LittleEndian.PutUint64(tail[volumes.TailSize-8:], xxh3.Hash(tail[:volumes.TailSize-8]))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
 		t.Fatal(err)
 	}
-	check("version 1", same)
-	if err := os.WriteFile(manifest, sound, 0o600); err != nil {
+	_, err = f.WriteAt(tail, huge-volumes.TailSize)
+	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	v = openPersistent(t, dir)
-	free(v, wantPersisted(t, v, v.Persisted()[0], 1, 4*mib)...)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.Capacity = huge })
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 32*mib {
+		t.Errorf("opening has allocated %d bytes", n)
+	}
+	kept := v.Persisted()
+	if len(kept) != 1 || kept[0].Err == nil || kept[0].Room != huge {
+		t.Fatalf("kept: %+v", kept)
+	}
+	v.Forget(kept[0].Key)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }
 
-// TestManifestIsWrittenAnew: it does not grow without end, and the new one says the same.
-func TestManifestIsWrittenAnew(t *testing.T) {
-	dir := tempDir(t)
-	v := openPersistent(t, dir)
-	_, stays := persist(t, v, 1, page)
-	first := persistedFiles(t, dir, "manifest-*")[0]
-	meta := bytes.Repeat([]byte{7}, 100<<10)
-	var last tier.FileMemory
-	for range 64 {
-		e := alloc(t, v, page)
-		if _, err := v.Persist(nil, meta, e); err != nil {
+// TestMissingAndShortParts: a batch of several files needs all of them. The others are found, and files
+// that no batch lists are removed.
+func TestMissingAndShortParts(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"missing": os.Remove,
+		"short":   func(path string) error { return os.Truncate(path, 100) },
+		"long":    func(path string) error { return os.Truncate(path, 5*page) },
+	} {
+		dir := tempDir(t)
+		v := openPersistent(t, dir)
+		_, a := persist(t, v, 1, page, page, unit)
+		_, b := persist(t, v, 2, page)
+		leave(t, v, slices.Concat(a, b)...)
+		part := persistedFiles(t, dir, "*.part")[0]
+		if err := damage(part); err != nil {
 			t.Fatal(err)
 		}
-		if last != nil {
-			free(v, last)
+		v = openPersistent(t, dir)
+		if w := warned(v.Stats().Warnings); !strings.Contains(w, filepath.Base(part)) {
+			t.Errorf("%s: warned of %q", name, w)
 		}
-		last = e
+		if left, err := filepath.Glob(filepath.Join(dir, "*", "*", "*.part")); err != nil || len(left) != 0 {
+			t.Errorf("%s: %v are left", name, left)
+		}
+		if got := keptNumbers(t, v, map[uint64][]int64{1: {page, page, unit}, 2: {page}}); !slices.Equal(got, []uint64{2}) {
+			t.Errorf("%s: %v are kept", name, got)
+		}
+		closeVolume(t, v)
+		wantEmpty(t, dir)
 	}
-	files := persistedFiles(t, dir, "manifest-*")
-	info, err := os.Stat(files[0])
-	if err != nil || len(files) != 1 || files[0] == first || info.Size() > 2<<20 {
-		t.Errorf("after 64 records of 100 KiB: %v, %d bytes, %v", files, info.Size(), err)
+}
+
+// TestMoreThanTheCapacityIsLeftAlone: what does not fit into the volume stays as it is, with a warning.
+func TestMoreThanTheCapacityIsLeftAlone(t *testing.T) {
+	dir := tempDir(t)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, 2*mib, page)
+	leave(t, v, es...)
+	before := contents(t, dir)
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.Capacity = 2*mib + page })
+	if w := warned(v.Stats().Warnings); len(v.Persisted()) != 0 || !strings.Contains(w, "capacity is 2101248") {
+		t.Errorf("%v are kept, warned of %q", v.Persisted(), w)
 	}
-	leave(t, v, append(stays, last)...)
-	v = openPersistent(t, dir)
-	kept := v.Persisted()
-	if len(kept) != 2 || !bytes.Equal(kept[1].Meta, meta) {
-		t.Fatalf("%d kept", len(kept))
+	closeVolume(t, v)
+	wantSame(t, "opened", before, contents(t, dir))
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.Capacity = 2*mib + 2*page })
+	if got := keptNumbers(t, v, map[uint64][]int64{1: {2 * mib, page}}); len(got) != 1 {
+		t.Errorf("%v are kept", got)
 	}
-	free(v, wantPersisted(t, v, kept[0], 1, page)...)
-	v.Forget(kept[1].Key)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
+}
+
+// TestOtherFormatIsLeftAlone: a directory of another version, or whose format cannot be read, stays as
+// it is, with a warning. So do files that are none of a volume's.
+func TestOtherFormatIsLeftAlone(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"another version": func(path string) error {
+			p, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			p[7]++
+			return os.WriteFile(path, p, 0o600)
+		},
+		"cut":  func(path string) error { return os.Truncate(path, 9) },
+		"gone": os.Remove,
+	} {
+		dir := tempDir(t)
+		v := openPersistent(t, dir)
+		_, es := persist(t, v, 1, mib)
+		leave(t, v, es...)
+		kept := names(t, dir)[0]
+		if err := damage(filepath.Join(dir, kept, "format")); err != nil {
+			t.Fatal(err)
+		}
+		before := contents(t, dir)
+		v = openPersistent(t, dir)
+		if w := warned(v.Stats().Warnings); len(v.Persisted()) != 0 || !strings.Contains(w, kept+" was kept and is left as it is") {
+			t.Errorf("%s: %v are kept, warned of %q", name, v.Persisted(), w)
+		}
+		closeVolume(t, v)
+		wantSame(t, name, before, contents(t, dir))
+	}
+	dir := tempDir(t)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, page)
+	leave(t, v, es...)
+	kept := filepath.Join(dir, names(t, dir)[0])
+	foreign := []string{"notes.txt", "ab/0123456789abcdef", "ab/notes", "xy", "manifest-0000000000000001"}
+	for _, name := range foreign { // of which the second is in a subdirectory not its own
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(kept, name)), 0o700),
+			os.WriteFile(filepath.Join(kept, name), []byte(name), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v = openPersistent(t, dir)
+	free(v, wantPersisted(t, v, v.Persisted()[0], 1, page)...)
+	closeVolume(t, v)
+	for _, name := range foreign {
+		if p, err := os.ReadFile(filepath.Join(kept, name)); err != nil || string(p) != name {
+			t.Errorf("%s has become %q: %v", name, p, err)
+		}
+	}
 }
 
 // TestPersistingSurvivesEveryFault: with any single operation of the file system failing, from
@@ -280,7 +311,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 				failed = e.(tier.FileMemory).WriteAt(t.Context(), random(size, 5), 0)
 			}
 			if failed == nil {
-				_, failed = v.Persist(sharedOf(5), metaOf(5), e)
+				_, failed = v.Persist(metaOf(5), placeOf(5), anyRoom, e)
 				kept = failed == nil
 			}
 			if kept && found {
@@ -394,180 +425,27 @@ func TestRandomPersisting(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestFreedStaysFreedOnAFullDisk: while a manifest can neither grow nor be written anew, what
-// is freed does not come back, nor what its record had replaced; and once there is
-// room again, all is as ever.
-func TestFreedStaysFreedOnAFullDisk(t *testing.T) {
-	dir := tempDir(t)
-	full := &fullDisk{FS: disk.OS()}
-	v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = full })
-	_, stays := persist(t, v, 1, page)
-	_, once := persist(t, v, 2, page)
-	_, thrice := persist(t, v, 3, page)
-	for range 2 {
-		if _, err := v.Persist(sharedOf(3), metaOf(3), thrice[0]); err != nil {
-			t.Fatal(err)
+// TestFileThatCannotBeRemoved: a batch that was freed does not come back, even if its file could not be
+// removed then.
+func TestFileThatCannotBeRemoved(t *testing.T) {
+	for _, op := range []string{"remove", "rename"} {
+		dir := tempDir(t)
+		fsys := faultfs.New(disk.OS(), 1)
+		v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
+		_, es := persist(t, v, 1, page)
+		_, stays := persist(t, v, 2, page)
+		remove := fsys.Add(faultfs.Rule{Ops: []string{op}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+		free(v, es...)
+		remove()
+		if w := v.Stats().Warnings; len(w) != 1 {
+			t.Errorf("%s: warnings %q", op, w)
 		}
-	}
-	forgotten, es := persist(t, v, 4, page)
-	look := func(want ...uint64) {
-		t.Helper()
-		work := tempDir(t)
-		copytree.Copy(t, work, dir)
-		next := openPersistent(t, work)
-		kept := next.Persisted()
-		if len(kept) != len(want) {
-			t.Errorf("%d are kept, want %d", len(kept), len(want))
+		leave(t, v, stays...)
+		v = openPersistent(t, dir)
+		if got := keptNumbers(t, v, map[uint64][]int64{2: {page}}); !slices.Equal(got, []uint64{2}) {
+			t.Errorf("%s: %v are kept", op, got)
 		}
-		for i, k := range kept[:min(len(kept), len(want))] {
-			free(next, wantPersisted(t, next, k, want[i], page)...)
-		}
-		for _, k := range next.Persisted() {
-			next.Forget(k.Key)
-		}
-		closeVolume(t, next)
-		wantEmpty(t, work)
+		closeVolume(t, v)
+		wantEmpty(t, dir)
 	}
-	full.now.Store(true)
-	if _, err := v.Persist(sharedOf(5), metaOf(5), es[0], once[0]); err == nil {
-		t.Error("kept together with what is kept already")
-	}
-	look(1, 2, 3, 4)
-	free(v, once...)
-	look(1, 3, 4)
-	free(v, thrice...)
-	look(1, 4)
-	v.Forget(forgotten)
-	look(1)
-	full.now.Store(false)
-	_, more := persist(t, v, 6, page)
-	look(1, 6)
-	free(v, more...)
-	look(1)
-	free(v, append(stays, es...)...)
-	closeVolume(t, v)
-	wantEmpty(t, dir)
-}
-
-// TestOldManifestThatStays: one that could not be removed says that something is kept, which
-// was freed since. The next one stays too when its volume is closed, and is believed.
-func TestOldManifestThatStays(t *testing.T) {
-	dir := tempDir(t)
-	fsys := faultfs.New(disk.OS(), 1)
-	v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
-	_, es := persist(t, v, 1, page)
-	old := filepath.Base(persistedFiles(t, dir, "manifest-*")[0])
-	var heal []func()
-	for _, path := range []string{old, "segment-*"} {
-		heal = append(heal, fsys.Add(faultfs.Rule{Ops: []string{"remove"}, Path: path, Effect: faultfs.Fail(syscall.EIO)}))
-	}
-	large := make([]byte, 600<<10)
-	for range 3 {
-		key, err := v.Persist(nil, large)
-		if err != nil {
-			t.Fatal(err)
-		}
-		v.Forget(key)
-	}
-	if n := len(persistedFiles(t, dir, "manifest-*")); n != 2 {
-		t.Fatalf("%d manifests, want the old and a new one", n)
-	}
-	free(v, es...)
-	if err := v.Close(); !errors.Is(err, syscall.EIO) {
-		t.Errorf("closing while files cannot be removed: %v", err)
-	}
-	for _, h := range heal {
-		h()
-	}
-	v = openPersistent(t, dir)
-	if kept, w := v.Persisted(), v.Stats().Warnings; len(kept) != 0 || len(w) != 0 {
-		t.Errorf("kept: %+v, warnings: %q", kept, w)
-	}
-	closeVolume(t, v)
-	wantEmpty(t, dir)
-}
-
-// fullDisk is a file system on which, for some time, no manifest can be made and none
-// becomes longer.
-type fullDisk struct {
-	disk.FS
-	now atomic.Bool
-}
-
-func (f *fullDisk) Create(path string, direct bool) (disk.File, error) {
-	manifest := strings.HasPrefix(filepath.Base(path), "manifest-")
-	if manifest && f.now.Load() {
-		return nil, &os.PathError{Op: "open", Path: path, Err: syscall.ENOSPC}
-	}
-	file, err := f.FS.Create(path, direct)
-	if err != nil || !manifest {
-		return file, err
-	}
-	return &fullFile{File: file, full: f}, nil
-}
-
-type fullFile struct {
-	disk.File
-	full   *fullDisk
-	length atomic.Int64
-}
-
-func (f *fullFile) WriteAt(p []byte, off int64) (int, error) {
-	end := off + int64(len(p))
-	if f.full.now.Load() && end > f.length.Load() {
-		return 0, syscall.ENOSPC
-	}
-	f.length.Store(max(end, f.length.Load()))
-	return f.File.WriteAt(p, off)
-}
-
-// TestWhatIsNoManifestIsNotRead: a file that only has the name of one is known by its first
-// bytes, however long it is.
-func TestWhatIsNoManifestIsNotRead(t *testing.T) {
-	dir := tempDir(t)
-	v := openPersistent(t, dir)
-	_, es := persist(t, v, 1, page)
-	leave(t, v, es...)
-	long := filepath.Join(filepath.Dir(persistedFiles(t, dir, "manifest-*")[0]), "manifest-0000000000000099")
-	if err := os.WriteFile(long, make([]byte, mib), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	fsys := &readCounter{FS: disk.OS()}
-	v = openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
-	oneLine(t, v.Stats().Warnings[0].What, "manifest-0000000000000099", "not a manifest")
-	closeVolume(t, v)
-	if n := fsys.read.Load(); n == 0 || n > page {
-		t.Errorf("%d bytes of it were read", n)
-	}
-	if err := os.Remove(long); err != nil {
-		t.Fatal(err)
-	}
-	v = openPersistent(t, dir)
-	free(v, wantPersisted(t, v, v.Persisted()[0], 1, page)...)
-	closeVolume(t, v)
-	wantEmpty(t, dir)
-}
-
-// readCounter counts the bytes read from files that were there.
-type readCounter struct {
-	disk.FS
-	read atomic.Int64
-}
-
-func (r *readCounter) Reopen(path string, direct bool) (disk.File, error) {
-	file, err := r.FS.Reopen(path, direct)
-	if err != nil {
-		return nil, err
-	}
-	return &countedFile{file, r}, nil
-}
-
-type countedFile struct {
-	disk.File
-	all *readCounter
-}
-
-func (f *countedFile) ReadAt(p []byte, off int64) (int, error) {
-	f.all.read.Add(int64(len(p)))
-	return f.File.ReadAt(p, off)
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -32,7 +33,7 @@ func persistChild() {
 		m, err := v.Alloc(n, nil)
 		fail(err)
 		fail(m.(tier.FileMemory).WriteAt(context.Background(), random(n, seed), 0))
-		_, err = v.Persist(sharedOf(seed), metaOf(seed), m)
+		_, err = v.Persist(metaOf(seed), placeOf(seed), anyRoom, m)
 		fail(err)
 		fmt.Println("+", seed)
 		held, seeds = append(held, m), append(seeds, seed)
@@ -58,7 +59,7 @@ func TestKilledProcessIsTakenOver(t *testing.T) {
 	dir := t.TempDir()
 	r := rand.New(rand.NewPCG(8, 9))
 	found := 0
-	for round := range 12 {
+	for round := range testseed.Rounds(36, 12) {
 		child := exec.Command(exe, dir)
 		child.Env = append(os.Environ(), childEnv+"=keep")
 		var failed bytes.Buffer

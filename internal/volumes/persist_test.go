@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 
 	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
@@ -49,22 +52,19 @@ func persist(t testing.TB, v *volumes.Volume, seed uint64, sizes ...int64) (uint
 		write(t, e, random(n, seed+uint64(i)), 0)
 		es, ms = append(es, e), append(ms, e)
 	}
-	key, err := v.Persist(sharedOf(seed), metaOf(seed), ms...)
+	key, err := v.Persist(metaOf(seed), placeOf(seed), anyRoom, ms...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return key, es
 }
 
+// anyRoom is a space that always has room for a header.
+func anyRoom(int64) (giveUp func(), err error) { return func() {}, nil }
+
 func metaOf(seed uint64) []byte { return fmt.Appendf(nil, "meta %d", seed) }
 
-// sharedOf is what those that are kept with a seed have in common with some others, or nothing.
-func sharedOf(seed uint64) []byte {
-	if seed%4 == 3 {
-		return nil
-	}
-	return fmt.Appendf(nil, "in common with many others: %d", seed%4)
-}
+func placeOf(seed uint64) []byte { return fmt.Appendf(nil, "place %d", seed) }
 
 // leave closes a volume so that its directory looks as if the process had been killed:
 // what it keeps is copied, and put back afterwards.
@@ -83,8 +83,8 @@ func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
 // wantPersisted takes what was kept with seed and compares it.
 func wantPersisted(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed uint64, sizes ...int64) []tier.FileMemory {
 	t.Helper()
-	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Shared, sharedOf(seed)) {
-		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Shared, k.Meta, k.Sizes, sharedOf(seed), metaOf(seed), sizes)
+	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Place, placeOf(seed)) {
+		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Place, k.Meta, k.Sizes, placeOf(seed), metaOf(seed), sizes)
 	}
 	ms, err := v.Take(k.Key)
 	if err != nil {
@@ -108,11 +108,11 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	v := openPersistent(t, dir)
 	_, a := persist(t, v, 1, mib)
 	_, gone := persist(t, v, 2, 3*mib)
-	_, b := persist(t, v, 3, page, 5*mib, 2*page+100) // over two segments
+	_, b := persist(t, v, 3, page, 5*mib, 2*page+100)
 	loose := alloc(t, v, mib)
 	write(t, loose, random(mib, 9), 0)
 	free(v, gone...)
-	again := alloc(t, v, 3*mib) // where that was
+	again := alloc(t, v, 3*mib)
 	write(t, again, random(3*mib, 10), 0)
 	leave(t, v, slices.Concat(a, b, []tier.FileMemory{loose, again})...)
 
@@ -124,7 +124,7 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	if len(kept) != 2 {
 		t.Fatalf("kept: %+v", kept)
 	}
-	held := int64(mib + page + 5*mib + 3*page)
+	held := int64(mib + page + 5*mib + 3*page + 2*page) // with two headers
 	if s := v.Stats(); s.Used != held || s.Backed != held {
 		t.Errorf("%+v, want %d used", s, held)
 	}
@@ -172,8 +172,8 @@ func TestPersistedStaysUntilTaken(t *testing.T) {
 		if err := v.PutBack(kept[1].Key); err != nil {
 			t.Fatal(err)
 		}
-		e := alloc(t, v, 16*mib-2*mib-page) // not where they are
-		write(t, e, random(16*mib-2*mib-page, 5), 0)
+		e := alloc(t, v, 16*mib-2*mib-4*page)
+		write(t, e, random(16*mib-2*mib-4*page, 5), 0)
 		free(v, append(again, e)...)
 		closeVolume(t, v)
 		if s := v.Stats(); s.Segments != 0 {
@@ -202,18 +202,23 @@ func TestPersistedStaysUntilTaken(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestPersistedRecordsChange: a memory has one record, the last; one that was freed, or
-// forgotten, has none.
-func TestPersistedRecordsChange(t *testing.T) {
+// TestPersistedPlaceChanges: a batch has one place, the last; one that was freed, or forgotten, does
+// not persist.
+func TestPersistedPlaceChanges(t *testing.T) {
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
-	old, es := persist(t, v, 1, mib)
-	key, err := v.Persist(sharedOf(7), metaOf(7), es[0])
-	if now, ok := v.KeyOf(es[0]); err != nil || !ok || now != key || key == old {
-		t.Errorf("kept as %d and then as %d: %d, %v, %v", old, key, now, ok, err)
+	key, es := persist(t, v, 1, mib)
+	if err := v.SetPlace(key, placeOf(7)); err != nil {
+		t.Error(err)
+	}
+	if now, ok := v.KeyOf(es[0]); !ok || now != key {
+		t.Errorf("kept as %d: %d, %v", key, now, ok)
+	}
+	if err := v.SetPlace(key, make([]byte, volumes.TailSize)); err == nil || !strings.Contains(err.Error(), "too long") {
+		t.Errorf("a place of %d bytes: %v", volumes.TailSize, err)
 	}
 	other := alloc(t, v, page)
-	if _, err := v.Persist(nil, nil, es[0], other); err == nil {
+	if _, err := v.Persist(nil, nil, anyRoom, es[0], other); err == nil {
 		t.Error("kept with another memory")
 	}
 	forgotten, f := persist(t, v, 3, mib)
@@ -221,14 +226,17 @@ func TestPersistedRecordsChange(t *testing.T) {
 	if _, ok := v.KeyOf(f[0]); ok {
 		t.Error("forgotten, and it has a key")
 	}
+	if err := v.SetPlace(forgotten, nil); !errors.Is(err, tier.ErrReleased) {
+		t.Errorf("the place of what was forgotten: %v", err)
+	}
 	free(v, other)
-	if _, err := v.Persist(nil, nil, other); !errors.Is(err, tier.ErrReleased) {
+	if _, err := v.Persist(nil, nil, anyRoom, other); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("keeping what was freed: %v", err)
 	}
 	leave(t, v, es[0], f[0])
 	v = openPersistent(t, dir)
 	kept := v.Persisted()
-	if len(kept) != 1 || string(kept[0].Meta) != "meta 7" {
+	if len(kept) != 1 || string(kept[0].Meta) != "meta 1" || string(kept[0].Place) != "place 7" {
 		t.Fatalf("kept: %+v", kept)
 	}
 	v.Forget(kept[0].Key)
@@ -240,7 +248,7 @@ func TestPersistedRecordsChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := alloc(t, plain, page)
-	if _, err := plain.Persist(nil, nil, e); err == nil {
+	if _, err := plain.Persist(nil, nil, anyRoom, e); err == nil {
 		t.Error("a volume without Persist records what persists")
 	}
 	free(plain, e)
@@ -312,9 +320,9 @@ func TestTwoKeptDirectories(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestClosedVolumeLeavesTheNextOnesManifestAlone: what is kept without memories ends with its
+// TestClosedVolumeLeavesTheNextOneAlone: what is kept without memories ends with its
 // volume. A late Forget of that, or of what stays, does not write where another volume keeps.
-func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
+func TestClosedVolumeLeavesTheNextOneAlone(t *testing.T) {
 	for _, stays := range []bool{false, true} {
 		dir := tempDir(t)
 		v := openPersistent(t, dir)
@@ -325,8 +333,8 @@ func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 			v = openPersistent(t, dir)
 			keys = append(keys, v.Persisted()[0].Key)
 		}
-		for i := range uint64(3) { // more than one, for the name of a manifest may be taken
-			key, err := v.Persist(nil, metaOf(10+i))
+		for i := range uint64(3) {
+			key, err := v.Persist(metaOf(10+i), nil, anyRoom)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -363,68 +371,112 @@ func TestClosedVolumeLeavesTheNextOnesManifestAlone(t *testing.T) {
 	}
 }
 
-// TestRoomWaitsForTheEndOfItsRecord: memory that is freed while its record is being ended,
-// or another memory of that record is freed, is no room before the end is written.
-func TestRoomWaitsForTheEndOfItsRecord(t *testing.T) {
+// TestRoomWaitsForTheEnd: memory that is freed while its batch ends, or another memory of the batch is
+// freed, is no room before the batch has ended on the disk.
+func TestRoomWaitsForTheEnd(t *testing.T) {
 	for name, end := range map[string]func(*volumes.Volume, uint64, tier.FileMemory){
 		"forgotten": func(v *volumes.Volume, key uint64, _ tier.FileMemory) { v.Forget(key) },
 		"freed":     func(v *volumes.Volume, _ uint64, first tier.FileMemory) { free(v, first) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := tempDir(t)
-			synctest.Test(t, func(t *testing.T) {
-				fsys := faultfs.New(disk.OS(), 1)
-				v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
-				key, es := persist(t, v, 1, page, page)
-				written := make(chan struct{})
-				remove := fsys.Add(faultfs.Rule{
-					Ops: []string{"write"}, Path: "manifest-*", Times: 1,
-					Effect: faultfs.Do(func(string, string) { <-written }),
-				})
-				defer remove()
-				go end(v, key, es[0])
-				synctest.Wait()
-				var early atomic.Bool
-				go v.Free(es[1], func() { early.Store(true) })
-				synctest.Wait()
-				if early.Load() {
-					t.Error("the room was free while the manifest said that it was kept")
-				}
-				close(written)
-				synctest.Wait()
-				if _, ok := v.KeyOf(es[1]); ok || !early.Load() {
-					t.Error("the record has not ended")
-				}
-				if name == "forgotten" {
-					free(v, es[0])
-				}
-				closeVolume(t, v)
-			})
-			wantEmpty(t, dir)
+			fsys := faultfs.New(disk.OS(), 1)
+			v := openPersistent(t, tempDir(t), func(c *volumes.Config) { c.FS = fsys })
+			key, es := persist(t, v, 1, page, page)
+			ending, goOn := make(chan struct{}), make(chan struct{})
+			used := int64(0)
+			defer fsys.Add(faultfs.Rule{
+				Ops: []string{"rename"}, Times: 1,
+				Effect: faultfs.Do(func(string, string) {
+					used = v.Stats().Used
+					close(ending)
+					<-goOn
+				}),
+			})()
+			var both sync.WaitGroup
+			both.Go(func() { end(v, key, es[0]) })
+			<-ending
+			var early atomic.Bool
+			both.Go(func() { v.Free(es[1], func() { early.Store(true) }) })
+			for range 10_000 { // it has time to go wrong, and cannot fail if it is slow
+				runtime.Gosched()
+			}
+			if early.Load() {
+				t.Error("the room was free while the batch was still there")
+			}
+			close(goOn)
+			both.Wait()
+			if _, ok := v.KeyOf(es[1]); ok || !early.Load() {
+				t.Error("the batch has not ended")
+			}
+			if used != 3*page {
+				t.Errorf("%d bytes were in use while the batch ended, want %d", used, 3*page)
+			}
+			if name == "forgotten" {
+				free(v, es[0])
+			}
+			if n := v.Stats().Used; n != 0 {
+				t.Errorf("%d bytes are in use afterwards", n)
+			}
+			closeVolume(t, v)
 		})
 	}
 }
 
-// TestRoomIsInUseWhileItsRecordEnds: the room of freed memory is another's only after the manifest
-// says that the record has ended.
-func TestRoomIsInUseWhileItsRecordEnds(t *testing.T) {
-	fsys := faultfs.New(disk.OS(), 1)
-	v := openPersistent(t, tempDir(t), func(c *volumes.Config) { c.FS = fsys })
-	_, es := persist(t, v, 1, mib)
-	used := int64(-1)
-	remove := fsys.Add(faultfs.Rule{
-		Ops: []string{"write"}, Path: "manifest-*", Times: 1,
-		Effect: faultfs.Do(func(string, string) { used = v.Stats().Used }),
-	})
-	free(v, es[0])
-	remove()
-	if used != mib {
-		t.Errorf("%d bytes were in use when the end of the record was written, want %d", used, mib)
+// TestHeaderTakesRoom: a header is charged in whole pages, and given back with its file. Where there is
+// no room for it the batch does not persist.
+func TestHeaderTakesRoom(t *testing.T) {
+	dir := tempDir(t)
+	v := openPersistent(t, dir)
+	var charged int64
+	occupy := func(n int64) (func(), error) {
+		charged += n
+		return func() { charged -= n }, nil
 	}
-	if n := v.Stats().Used; n != 0 {
-		t.Errorf("%d bytes are in use afterwards", n)
+	e, f := alloc(t, v, mib), alloc(t, v, 15*mib-3*page)
+	meta := make([]byte, 2*page)
+	if _, err := v.Persist(meta, nil, occupy, e); err != nil {
+		t.Fatal(err)
 	}
+	if n := v.Stats().Used; charged != 3*page || n != 16*mib {
+		t.Errorf("a header of more than two pages takes %d bytes, and %d are in use", charged, n)
+	}
+	if _, err := v.Persist(meta, nil, occupy, f); !errors.Is(err, tier.ErrNoSpace) || charged != 3*page {
+		t.Errorf("without room: %v, and %d bytes are charged", err, charged)
+	}
+	full := errors.New("full")
+	free(v, e)
+	if _, err := v.Persist(meta, nil, func(int64) (func(), error) { return nil, full }, f); !errors.Is(err, full) {
+		t.Errorf("where the space has no room: %v", err)
+	}
+	if n := v.Stats().Used; charged != 0 || n != 15*mib-3*page {
+		t.Errorf("%d bytes are charged, and %d in use", charged, n)
+	}
+	free(v, f)
 	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
+// TestSubdirectories: files are spread over subdirectories, whether they are parts or batches.
+func TestSubdirectories(t *testing.T) {
+	dir := tempDir(t)
+	v := openPersistent(t, dir)
+	var es []tier.FileMemory
+	for i := range uint64(300) {
+		_, one := persist(t, v, i, 1)
+		es = append(es, one...)
+	}
+	subs, err := filepath.Glob(filepath.Join(dir, "*", "??"))
+	if err != nil || len(subs) < 200 {
+		t.Errorf("%d subdirectories: %v", len(subs), err)
+	}
+	for _, sub := range subs {
+		if n := len(names(t, sub)); n > 12 {
+			t.Errorf("%d of 300 files are in %s", n, sub)
+		}
+	}
+	free(v, es...)
+	closeVolume(t, v)
+	wantEmpty(t, dir)
 }
 
 // TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one

@@ -12,10 +12,10 @@ const (
 )
 
 // Together returns how many bytes, in one piece, are best written at once and then split; 0 where
-// memory is encrypted or recorded one by one. They are no more than there is room for. While a fifth
+// memory is encrypted or persists one by one. They are no more than there is room for. While a fifth
 // of the files or more is free, these are not made longer for the sake of one piece.
 func (v *Volume) Together() int64 {
-	if v.sealer != nil || v.journal != nil {
+	if v.sealer != nil || v.cfg.Persist {
 		return 0
 	}
 	pace := v.pacer.Stats()
@@ -39,10 +39,10 @@ func (v *Volume) Together() int64 {
 
 // Split makes several memories of m, with what is in it: of so many bytes each, in order. They are
 // whole pages, and add up to all of it. Nothing may be under way in m, which is gone then. Split
-// returns nil, and m is as it was, if m is not in one piece, or is encrypted or recorded.
+// returns nil, and m is as it was, if m is not in one piece, or is encrypted or persists.
 func (v *Volume) Split(m tier.Memory, sizes []int64) []tier.Memory {
 	e := m.(*extents)
-	if e.units != nil || v.journal != nil || len(e.pieces) != 1 {
+	if e.units != nil || v.cfg.Persist || len(e.pieces) != 1 {
 		return nil
 	}
 	v.pacer.Settle(e.unwritten.Swap(0))

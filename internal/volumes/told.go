@@ -83,7 +83,7 @@ func (e *extents) watch(ctx context.Context, r request, write bool) (end func(er
 			what = "writing"
 		}
 		v.say(events.Event{Kind: events.DiskSlow, Context: ctx, Origin: events.From(ctx), Bytes: int64(len(r.p)),
-			Took: time.Since(begun), Text: fmt.Sprintf("%s %s at %d %s", what, r.at.seg.name, r.off, how)})
+			Took: time.Since(begun), Text: fmt.Sprintf("%s %s at %d %s", what, e.fileName(r.at), r.off, how)})
 	}
 	said := make(chan struct{})
 	timer := time.AfterFunc(slowRequest, func() {

@@ -35,7 +35,8 @@ const maxIdleIO = 100
 // be written then.
 func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if e.units != nil && e.units.ReadOnly() {
-		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w", e.v.cfg.Dir, tier.ErrNotSupported)
+		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w",
+			e.v.cfg.Dir, tier.ErrNotSupported)
 	}
 	return e.transfer(ctx, p, off, true)
 }
@@ -94,31 +95,47 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		return nil
 	}
 	lockrank.AssertNone("a transfer begins")
+	var file disk.File
+	if e.kept != nil {
+		f, err := e.v.openKept(e.kept, e.v.direct)
+		if err != nil {
+			return &disk.IOError{
+				Space: e.v.cfg.Space, Dir: e.v.cfg.Dir, File: e.kept.name(), Offset: off, Bytes: int64(len(p)),
+				Write: write, Err: bare(err),
+			}
+		}
+		defer f.Close()
+		file = f
+	}
 	step, begin, end := e.v.cfg.Request, off-off%tier.Page, off+int64(len(p))
 	if e.units != nil {
 		begin = off - off%seal.Unit
 	}
 	if end-begin <= step {
-		return e.move(ctx, p, off, write)
+		return e.move(ctx, file, p, off, write)
 	}
 	job := pump.Job[bool]{
 		Pieces: int((end - begin + step - 1) / step), Lanes: e.v.cfg.Depth, Pool: &e.v.helpers,
 		End: func(ctx context.Context, _ bool, i int) error {
 			from := max(off, begin+int64(i)*step)
 			to := min(end, begin+int64(i+1)*step)
-			return e.move(ctx, p[from-off:to-off], from, write)
+			return e.move(ctx, file, p[from-off:to-off], from, write)
 		},
 	}
 	return job.Run(ctx)
 }
 
-// move does requests, one after the other, until all of p is moved.
-func (e *extents) move(ctx context.Context, p []byte, off int64, write bool) error {
+// move does requests, one after the other, until all of p is moved. file is that of a memory of its
+// own; nil: those of its pieces.
+func (e *extents) move(ctx context.Context, file disk.File, p []byte, off int64, write bool) error {
 	for piece := e.pieceAt(off); len(p) > 0; piece = e.pieceAt(off) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		r := e.request(piece, p, off, e.v.window.Length(write))
+		if file != nil {
+			r.at.file = file
+		}
 		if err := e.doMeasured(ctx, r, write); err != nil {
 			return err
 		}
@@ -218,10 +235,12 @@ func (e *extents) do(ctx context.Context, r request, write bool) error {
 		return nil
 	}
 	if a := (*tier.AlteredError)(nil); errors.As(err, &a) {
-		a.Volume, a.File = v.cfg.Dir, r.at.seg.name
+		a.Volume, a.File = v.cfg.Dir, e.fileName(r.at)
 		return a
 	}
-	err = &disk.IOError{Space: v.cfg.Space, Dir: v.cfg.Dir, File: r.at.seg.name, Offset: r.off, Bytes: n, Write: write, Err: bare(err)}
+	err = &disk.IOError{
+		Space: v.cfg.Space, Dir: v.cfg.Dir, File: e.fileName(r.at), Offset: r.off, Bytes: n, Write: write, Err: bare(err),
+	}
 	if outOfRoom(err) {
 		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/stripe"
-	"github.com/spillway-db/spillway/internal/volumes/internal/journal"
 	"github.com/spillway-db/spillway/internal/volumes/internal/pace"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
@@ -46,9 +45,8 @@ type Volume struct {
 	sealer *seal.Sealer // nil if nothing is encrypted
 	sealed seal.Buffers
 
-	passed      []fs.DirEntry    // persist too, and were not looked at; until WarnOfOthers
-	journal     *journal.Journal // with Config.Persist
-	journalTurn chan struct{}    // a token: one uses the journal at a time
+	passed  []fs.DirEntry // with Config.Persist, what openPersistent did not look at; until WarnOfOthers
+	numbers atomic.Uint64 // of its files: the last one
 
 	pacer  *pace.Pacer
 	window pace.Window
@@ -70,15 +68,13 @@ type Volume struct {
 	// are made while it is held, so it is not a mutex; mu is taken inside it.
 	change chan struct{}
 
-	firstSegment int // the number of the first segment that is new
-
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
 		used     int64             // handed out
 		free     int64             // backed, and not handed out
 		idle     int64             // the least that free was since trimIdle looked
-		entries  map[uint64]*entry // what is recorded
+		entries  map[uint64]*entry // what persists, by key
 		stays    int64             // of used, what was found and not taken
 		retiring int               // freed, and transfers have not ended
 		settled  chan struct{}     // closed when retiring is 0 after Close
@@ -99,10 +95,6 @@ type segment struct {
 	backed *extent.Allocator
 	holes  *extent.Allocator
 	used   int64
-	stays  int64 // of used; see Volume.Persisted
-
-	// While the volume is being opened: what was found there.
-	found *journal.Segment
 }
 
 var _ tier.Pool = (*Volume)(nil)
@@ -129,8 +121,6 @@ func Open(cfg Config) (*Volume, error) {
 		freed:  make(chan struct{}, 1),
 		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
-
-		journalTurn: make(chan struct{}, 1),
 	}
 	v.helpers.most.Store(helpersPerDepth * int64(v.cfg.Depth))
 	v.window.Request, v.window.Depth = v.cfg.Request, int64(v.cfg.Depth)
@@ -156,10 +146,7 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	v.sealer.Opened()
 	off := int64(0)
-	for _, s := range v.mu.segments { // of what was found
-		off += s.size
-	}
-	for index := v.firstSegment; off < v.cfg.Capacity; index++ {
+	for index := 0; off < v.cfg.Capacity && !v.cfg.Persist; index++ {
 		size := min(v.cfg.SegmentSize, v.cfg.Capacity-off)
 		off += size
 		s := &segment{name: segmentFile(index), index: index, size: size}
@@ -206,18 +193,18 @@ func (v *Volume) open() error {
 		v.warn(causes.Abandoned, "removed what killed processes left: %v", removed)
 	}
 	if v.cfg.Persist {
-		if err := v.openJournal(); err != nil {
+		if err := v.openPersistent(); err != nil {
 			return err
 		}
 	}
-	for _, step := range []func() error{v.clearGaps, v.checkRoom, v.probe, v.reopenSegments} {
-		if err := step(); err != nil && v.journal != nil {
-			return oneline.Join(err, v.abandonJournal())
-		} else if err != nil {
-			return err
-		}
+	err = v.checkRoom()
+	if err == nil {
+		err = v.probe()
 	}
-	return nil
+	if err != nil && v.cfg.Persist {
+		err = oneline.Join(err, v.leavePersistent())
+	}
+	return err
 }
 
 // checkRoom compares the capacity with what the file system has.
@@ -248,7 +235,7 @@ func (v *Volume) checkRoom() error {
 // probe finds the best kind of file that the file system can: anonymous before
 // named, direct before buffered.
 func (v *Volume) probe() error {
-	if v.journal != nil {
+	if v.cfg.Persist {
 		return v.probeNamed(false)
 	}
 	err := v.probeNamed(true)
@@ -287,7 +274,7 @@ func cannotAnonymous(err error) bool {
 // probeFile opens a file, writes and reads a page, and sets what kind of file it is
 // if all went well. Some file systems refuse direct I/O only when it is done.
 func (v *Volume) probeFile(direct bool) (err error) {
-	name := segmentFile(v.firstSegment)
+	name := segmentFile(0)
 	f, err := v.openSegment(name, direct)
 	if err != nil {
 		return fmt.Errorf("opening a spill file: %w", bare(err))
@@ -412,8 +399,17 @@ func (v *Volume) Close() error {
 	v.change <- struct{}{} // an Alloc or Trim under way ends; the next finds it closed
 	v.mu.Lock()
 	v.mu.quiet = true
+	var over []uint64 // batches without memory, which no Free ends
+	for key, ent := range v.mu.entries {
+		if !ent.stays && ent.memories[0].size == 0 {
+			over = append(over, key)
+		}
+	}
 	v.mu.Unlock()
 	<-v.change
+	for _, key := range over {
+		v.Forget(key)
+	}
 	return v.end()
 }
 
@@ -425,15 +421,14 @@ func (v *Volume) end() error {
 	v.change <- struct{}{}
 	defer func() { <-v.change }()
 	type open struct {
-		name  string
-		file  disk.File
-		stays bool
+		name string
+		file disk.File
 	}
 	var files []open
 	v.mu.Lock()
 	for _, s := range v.mu.segments {
-		if s.file != nil && s.used == s.stays {
-			files = append(files, open{s.name, s.file, s.stays > 0})
+		if s.file != nil && s.used == 0 {
+			files = append(files, open{s.name, s.file})
 			s.file = nil
 			v.mu.free -= s.backed.FreeBytes()
 			s.reset()
@@ -446,15 +441,11 @@ func (v *Volume) end() error {
 	v.mu.Unlock()
 	var err error
 	for _, f := range files {
-		if f.stays {
-			err = oneline.Join(err, bare(f.file.Close()))
-		} else {
-			err = oneline.Join(err, v.closeSegment(f.name, f.file))
-		}
+		err = oneline.Join(err, v.closeSegment(f.name, f.file))
 	}
 	switch {
-	case last && v.journal != nil:
-		err = oneline.Join(err, v.leaveJournal())
+	case last && v.cfg.Persist:
+		err = oneline.Join(err, v.leavePersistent())
 	case last && v.own != nil:
 		err = oneline.Join(err, v.own.remove())
 	}

@@ -367,6 +367,9 @@ func (e *engine) usage() (all []usage) {
 		waiting[d.Space] = d.Bytes
 	}
 	for _, s := range e.eng.Stats().Spaces {
+		if s.Disk != nil { // the headers of files that persist: how many pages they take is the format's
+			s.Reserved -= s.Disk.Used - s.Live - s.Cached
+		}
 		all = append(all, usage{name: s.ID.String(), capacity: s.Capacity, limit: s.Limit, trigger: s.Trigger, stop: s.Stop,
 			live: s.Live, pending: s.Retired, reserved: s.Reserved, cached: s.Cached, demand: waiting[s.ID], last: s.ID.Kind == tier.Disk})
 	}

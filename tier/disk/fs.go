@@ -44,6 +44,8 @@ type FS interface {
 	ReadDir(path string) ([]fs.DirEntry, error)
 	// Remove removes a file or an empty directory.
 	Remove(path string) error
+	// Rename gives a file another name in the same file system, at once.
+	Rename(from, to string) error
 	// Lock locks the file at path, which it makes if create is set and which must
 	// not be there then. ErrLocked: another has it. fs.ErrNotExist: it is gone, or
 	// went while it was locked. The lock ends when it is closed, or with the
@@ -174,6 +176,7 @@ func (osFS) Stat(path string) (fs.FileInfo, error)      { return os.Stat(path) }
 func (osFS) Mkdir(path string) error                    { return os.Mkdir(path, 0o700) }
 func (osFS) ReadDir(path string) ([]fs.DirEntry, error) { return os.ReadDir(path) }
 func (osFS) Remove(path string) error                   { return os.Remove(path) }
+func (osFS) Rename(from, to string) error               { return os.Rename(from, to) }
 
 // Usage fails with errors.ErrUnsupported where nothing is known of file systems: a volume relies on
 // its capacity alone there.

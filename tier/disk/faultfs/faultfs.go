@@ -35,6 +35,7 @@ const (
 	opMkdir         = "mkdir"
 	opReadDir       = "readdir"
 	opRemove        = "remove"
+	opRename        = "rename"
 	opLock          = "lock"
 	opUnlock        = "unlock"
 	opRead          = "read"
@@ -47,7 +48,7 @@ const (
 // Rule chooses operations and gives them an effect. Zero fields choose all operations.
 type Rule struct {
 	// Ops are patterns of path.Match for the names of operations, which are "stat", "usage",
-	// "open-anonymous", "create", "reopen", "mkdir", "readdir", "remove", "lock", "unlock",
+	// "open-anonymous", "create", "reopen", "mkdir", "readdir", "remove", "rename", "lock", "unlock",
 	// "read", "write", "allocate", "punch" and "close".
 	Ops []string
 	// Path is a pattern of filepath.Match for the path, its last element, or one of its parent
@@ -119,7 +120,7 @@ type FS struct {
 // New wraps inner. seed makes chance repeatable, provided that operations come in the same order.
 func New(inner disk.FS, seed uint64, rules ...Rule) *FS {
 	f := &FS{inner: inner, rules: faultrule.New[Rule](seed,
-		opStat, opUsage, opOpenAnonymous, opCreate, opReopen, opMkdir, opReadDir, opRemove,
+		opStat, opUsage, opOpenAnonymous, opCreate, opReopen, opMkdir, opReadDir, opRemove, opRename,
 		opLock, opUnlock, opRead, opWrite, opAllocate, opPunch, opClose)}
 	for _, r := range rules {
 		f.Add(r)

@@ -42,6 +42,11 @@ func (f *FS) ReadDir(path string) ([]fs.DirEntry, error) {
 // Remove implements disk.FS.
 func (f *FS) Remove(path string) error { return f.try(opRemove, path, f.inner.Remove) }
 
+// Rename implements disk.FS. Rules know it by the new name.
+func (f *FS) Rename(from, to string) error {
+	return f.try(opRename, to, func(string) error { return f.inner.Rename(from, to) })
+}
+
 // OpenAnonymous implements disk.FS.
 func (f *FS) OpenAnonymous(dir string, direct bool) (disk.File, error) {
 	f.mu.Lock()
