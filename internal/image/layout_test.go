@@ -271,7 +271,7 @@ func TestWhatIsNotCutIsShort(t *testing.T) {
 		rows := 1 + rng.IntN(most)
 		for i := range 1 + rng.IntN(300) {
 			widths := []arrow.FixedWidthDataType{
-				arrow.FixedWidthTypes.Boolean.(arrow.FixedWidthDataType), arrow.PrimitiveTypes.Int8.(arrow.FixedWidthDataType),
+				arrow.FixedWidthTypes.Boolean, arrow.PrimitiveTypes.Int8.(arrow.FixedWidthDataType),
 				arrow.PrimitiveTypes.Int32.(arrow.FixedWidthDataType), arrow.PrimitiveTypes.Int64.(arrow.FixedWidthDataType),
 			}
 			dt := widths[rng.IntN(len(widths))]
