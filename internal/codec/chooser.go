@@ -49,6 +49,7 @@ type Disk struct {
 	interval    int64         // bytes until the next one
 	probed      int64         // bytes that were not compressed because the next one is near
 	sampled     bool          // since the last decision
+	sampling    bool          // a sample is being taken
 
 	// The time, the process's time on processors and Chooser.own at the last decision.
 	since        time.Time
@@ -243,25 +244,32 @@ func (c *Chooser) PacksOnce(configured Codec, body int64, to tier.ID) bool {
 func (c *Chooser) Due(d *Disk) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return d.probing() && !d.sampled
+	return d.dueLocked()
 }
+
+func (d *Disk) dueLocked() bool { return d.probing() && !d.sampled && !d.sampling }
 
 // Sample compresses pieces from all over a body with each codec, if that is due. read reads them; room
 // is what it works in, of trialRoom bytes.
 func (c *Chooser) Sample(k *Coders, d *Disk, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
 	c.mu.Lock()
-	due := d.probing() && !d.sampled && body >= payload.FrameSize
-	d.sampled = d.sampled || due
+	due := d.dueLocked() && body >= payload.FrameSize
+	d.sampling = d.sampling || due
 	c.mu.Unlock()
 	if !due {
 		return nil
 	}
-	rates, err := sample(k, body, room, read)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if d.sampled = err == nil; d.sampled {
-		d.rates = rates
-	}
+	whole := false
+	var found [codecs]rates
+	defer func() { // also after a panic of read
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if d.sampling = false; whole {
+			d.rates, d.sampled = found, true
+		}
+	}()
+	found, err := sample(k, body, room, read)
+	whole = err == nil
 	return err
 }
 
@@ -311,7 +319,9 @@ func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
 
 // Timed runs f, which moves so many bytes of a body from or to a disk. If codecs are chosen by
 // measuring, it measures what is not compressed, and counts the processor time of what is.
-func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error) error {
+func (c *Chooser) Timed(
+	configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error,
+) (err error) {
 	if configured != Auto || space.Kind != tier.Disk || k >= codecs {
 		return f()
 	}
@@ -321,19 +331,26 @@ func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, b
 		return c.measured(&d.write, bytes, f)
 	case k == None:
 		return c.measured(&d.read, bytes, f)
-	case !writes:
-		defer c.worked(d, k, d.rates[k].decode, bytes)
-		return f()
+	case writes:
+		err = c.measured(&d.packed, bytes, f)
+	default:
+		err = f()
 	}
-	defer c.worked(d, k, d.rates[k].encode, bytes)
-	return c.measured(&d.packed, bytes, f)
+	if err == nil { // else nobody knows how long processors worked
+		c.worked(d, k, writes, bytes)
+	}
+	return err
 }
 
 // worked counts the processor time of bytes that were moved with a codec. When enough of them were
 // written, it looks whether that was faster than without.
-func (c *Chooser) worked(d *Disk, k Codec, perByte float64, bytes int64) {
+func (c *Chooser) worked(d *Disk, k Codec, writes bool, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	perByte := d.rates[k].decode
+	if writes {
+		perByte = d.rates[k].encode
+	}
 	c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
 	if k == d.choice && d.packed.bytes >= probe && d.packed.perByte() > d.plain {
 		d.choice, d.interval, d.moved = None, firstInterval, 0

@@ -247,6 +247,37 @@ func TestSamples(t *testing.T) {
 	}
 }
 
+// TestDecisionDuringSample: no decision is made from a sample that is not complete, and a sample whose
+// source panics is still due.
+func TestDecisionDuringSample(t *testing.T) {
+	var c Chooser
+	var k Coders
+	d := c.Disk(diskID)
+	measure(d, 50, 50)
+	body := make([]byte, mib)
+	sample := func(read func()) {
+		defer func() { _ = recover() }()
+		_ = c.Sample(&k, d, mib, make([]byte, trialRoom), func(off, n int64) ([]byte, error) {
+			read()
+			return body[off:][:n], nil
+		})
+	}
+	sample(func() {
+		if got := c.next(d, mib); got != None || d.choice != Auto || c.Due(d) {
+			t.Fatalf("%s was chosen for %s; another sample is due: %t", d.choice, got, c.Due(d))
+		}
+	})
+	d.sampled = false
+	sample(func() { panic("the source is confused") })
+	if !c.Due(d) {
+		t.Error("after a panic no sample is due")
+	}
+	sample(func() {})
+	if c.next(d, mib); d.choice == Auto {
+		t.Error("nothing was chosen after a sample")
+	}
+}
+
 // TestBusy: processor time of compressing is not the program's own work.
 func TestBusy(t *testing.T) {
 	if _, ok := thread.ProcessTime(); !ok {
@@ -285,4 +316,22 @@ func TestOwnTime(t *testing.T) {
 	if want := 3200 * time.Millisecond; c.own < want-time.Millisecond || c.own > want+time.Millisecond {
 		t.Errorf("%v, want %v", c.own, want)
 	}
+}
+
+// TestTimedDuringSamples: samples are taken while transfers go on. The race detector checks it.
+func TestTimedDuringSamples(t *testing.T) {
+	var c Chooser
+	d := c.Disk(diskID)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range 10_000 {
+			_ = c.Timed(Auto, diskID, S2, true, mib, func() error { return nil })
+		}
+	})
+	for range 10_000 {
+		c.mu.Lock()
+		d.rates[S2].encode++
+		c.mu.Unlock()
+	}
+	wg.Wait()
 }
