@@ -116,7 +116,7 @@ func (c *Chooser) next(d *Disk, bytes int64) Codec {
 		}
 	}
 	k, choice := d.choice, d.choice
-	if d.probing() && (d.choice == Auto || d.probed < probe) {
+	if d.probing() && (d.choice == Auto || d.probed < probe || d.write.bytes < minProbe) {
 		k = None
 		d.probed += bytes
 	}

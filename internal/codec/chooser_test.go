@@ -181,6 +181,32 @@ func TestMeter(t *testing.T) {
 	})
 }
 
+// TestFailedProbes: if the writes that are not compressed before a decision fail, more are left
+// uncompressed until the disk is measured.
+func TestFailedProbes(t *testing.T) {
+	var c Chooser
+	d := c.Disk(diskID)
+	measure(d, 50, 50)
+	d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+	d.sampled = true
+	failure := errors.New("the disk is full")
+	for range 2 * maxInterval / mib {
+		k := c.next(d, mib)
+		d.sampled = d.sampled || d.probing()
+		_ = c.Timed(Auto, diskID, k, true, mib, func() error { return failure })
+	}
+	if d.choice != Zstd {
+		t.Fatalf("%s was chosen, want zstd", d.choice)
+	}
+	failure = nil
+	for range 2 {
+		_ = c.Timed(Auto, diskID, c.next(d, mib), true, mib, func() error { return nil })
+	}
+	if d.choice == Zstd {
+		t.Error("the disk is fast, and no other codec was chosen")
+	}
+}
+
 // TestMeterOfFailures: a transfer that was cancelled or panicked shows nothing about a disk.
 func TestMeterOfFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
