@@ -12,10 +12,10 @@ import (
 )
 
 // Chooser decides for each disk what Auto compresses with. It decides when it has measured how long
-// the first run takes that is not compressed, and again after each GiB; sooner while nothing is
-// compressed, because measuring costs nothing then. It compresses samples of what is written with
-// each codec before a decision, and leaves 8 MiB uncompressed to measure the disk. If the first runs
-// that are compressed take longer than uncompressed ones, it compresses nothing until the next
+// the first run takes that is not compressed, then after 64 and after 256 MiB, because the first run
+// may be an exception, and from then on after each GiB. It compresses samples of what is written with
+// each codec before a decision, and leaves up to 8 MiB uncompressed to measure the disk. If the first
+// runs that are compressed take longer than uncompressed ones, it compresses nothing until the next
 // decision.
 //
 // From that follows what a byte costs to the disk and back. It is the time of the disk for the bytes
@@ -63,9 +63,9 @@ type rates struct{ ratio, encode, decode float64 }
 const (
 	firstInterval = 64 << 20
 	maxInterval   = 1 << 30
-	// probe is how many bytes are not compressed before a decision. From minProbe bytes on a disk's
-	// rate is believed.
-	probe    = 8 << 20
+	// maxProbe is how many bytes are not compressed before a decision, if the interval is long: see
+	// Disk.probe. From minProbe bytes on a disk's rate is believed.
+	maxProbe = 8 << 20
 	minProbe = payload.RunSize
 	// alike is how much more a codec may cost that needs the processors less.
 	alike = 1.1
@@ -100,7 +100,11 @@ func (c *Chooser) diskLocked(id tier.ID) *Disk {
 }
 
 // probing reports whether the next decision is near.
-func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-probe }
+func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-d.probe() }
+
+// probe returns how many bytes are not compressed before the next decision: a 32nd of a short
+// interval.
+func (d *Disk) probe() int64 { return min(maxProbe, d.interval/32) }
 
 // next returns the codec for the next bytes that are written to a disk, and decides when it is time.
 func (c *Chooser) next(d *Disk, bytes int64) Codec {
@@ -116,7 +120,7 @@ func (c *Chooser) next(d *Disk, bytes int64) Codec {
 		}
 	}
 	k, choice := d.choice, d.choice
-	if d.probing() && (d.choice == Auto || d.probed < probe || d.write.bytes < minProbe) {
+	if d.probing() && (d.choice == Auto || d.probed < d.probe() || d.write.bytes < minProbe) {
 		k = None
 		d.probed += bytes
 	}
@@ -153,10 +157,7 @@ func (c *Chooser) decideLocked(d *Disk) float64 {
 			d.choice = k
 		}
 	}
-	d.interval = maxInterval
-	if d.choice == None {
-		d.interval = min(maxInterval, max(firstInterval, 4*d.interval))
-	}
+	d.interval = min(maxInterval, max(firstInterval, 4*d.interval))
 	d.moved, d.probed, d.sampled, d.plain = 0, 0, false, write
 	for _, m := range []*meter{&d.write, &d.read, &d.packed} {
 		m.reset()
@@ -346,14 +347,18 @@ func (c *Chooser) Timed(
 // written, it looks whether that was faster than without.
 func (c *Chooser) worked(d *Disk, k Codec, writes bool, bytes int64) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	perByte := d.rates[k].decode
 	if writes {
 		perByte = d.rates[k].encode
 	}
 	c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
-	if k == d.choice && d.packed.bytes >= probe && d.packed.perByte() > d.plain {
-		d.choice, d.interval, d.moved = None, firstInterval, 0
+	slower := k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > d.plain
+	if slower {
+		d.choice, d.moved = None, 0
+	}
+	c.mu.Unlock()
+	if slower && c.Chosen != nil {
+		c.Chosen(d.id, None, 1)
 	}
 }
 

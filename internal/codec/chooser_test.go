@@ -108,12 +108,71 @@ func TestIntervals(t *testing.T) {
 				d.write.bytes, d.write.time = bytes, time.Duration(float64(bytes)*perMiB/speed*float64(time.Second))
 			}
 		}
-		want = []choice{{1, Zstd}, {1 + 2*1024, None}}
+		want = []choice{{1, Zstd}, {1 + 64 + 256 + 2*1024, None}}
 		if !slices.Equal(chosen, want) {
 			t.Errorf("the choices were %v, want %v", chosen, want)
 		}
-		if before := 1 + 8 + 8; plain != before+4096-want[1].at-1 && plain != before+4096-want[1].at {
+		if before := 1 + 2 + 3*8; plain != before+4096-want[1].at-1 && plain != before+4096-want[1].at {
 			t.Errorf("%d MiB were not compressed", plain)
+		}
+	})
+}
+
+// TestFirstRunIsAnException: if the first run took much longer or much less time than those that follow,
+// the choice changes soon.
+func TestFirstRunIsAnException(t *testing.T) {
+	for _, c := range []struct {
+		first, later float64
+		before, want Codec
+	}{{5, 9500, Zstd, None}, {9500, 50, None, Zstd}} {
+		var ch Chooser
+		d := ch.Disk(diskID)
+		d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+		d.sampled = true
+		measure(d, c.first, 0)
+		if ch.next(d, 0); d.choice != c.before {
+			t.Errorf("after a run of %v MiB/s %s was chosen, want %s", c.first, d.choice, c.before)
+		}
+		for range firstInterval / mib {
+			ch.next(d, mib)
+			measure(d, c.later, 0)
+			d.sampled = d.probing()
+		}
+		if d.choice != c.want {
+			t.Errorf("with %v MiB/s, %s is chosen after 64 MiB, want %s", c.later, d.choice, c.want)
+		}
+	}
+}
+
+// TestSlower: where compressed runs take longer than uncompressed ones, compressing ends after 8 MiB,
+// which is reported, and is tried again after ever longer intervals.
+func TestSlower(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Chooser
+		var chosen []Codec
+		c.Chosen = func(_ tier.ID, k Codec, _ float64) { chosen = append(chosen, k) }
+		d := c.Disk(diskID)
+		packed := 0
+		for range 4096 {
+			k := c.next(d, mib)
+			took := 20 * time.Millisecond
+			if k != None {
+				packed++
+				took *= 3
+			}
+			_ = c.Timed(Auto, diskID, k, true, mib, func() error { time.Sleep(took); return nil })
+			if d.probing() {
+				d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+				d.sampled = true
+			}
+		}
+		if tries := 6; packed != 8*tries || len(chosen) != 2*tries {
+			t.Errorf("%d MiB were compressed, and the choices were %v", packed, chosen)
+		}
+		for i, k := range chosen {
+			if k != []Codec{Zstd, None}[i%2] {
+				t.Errorf("choice %d was %s", i, k)
+			}
 		}
 	})
 }
