@@ -263,7 +263,7 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 	defer unlock(dir)
 	file, joins := l.file, own.Quota == 0
 	if !joins {
-		if _, err := os.Lstat(file.Name()); err != nil { // somebody removed the file, or its directory
+		if !isAt(file) { // somebody removed or replaced the file, or its directory
 			_ = file.Close()
 			file = nil
 			own.Lost++

@@ -254,7 +254,21 @@ func lockGPU(dir, name string, how int, until time.Time) (*os.File, error) {
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
+	if !isAt(d) { // the directory was replaced while this process waited
+		unlock(d)
+		return lockGPU(dir, name, how, until)
+	}
 	return d, nil
+}
+
+// isAt reports whether the path of f still names the file or directory that f has open.
+func isAt(f *os.File) bool {
+	have, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	at, err := os.Lstat(f.Name())
+	return err == nil && os.SameFile(have, at)
 }
 
 // checkDir refuses a link, and a directory to which other users can write. One that may be shared
