@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // clean removes all files of the device's directory, as a cleaner does.
@@ -195,6 +196,21 @@ func TestReplacedFile(t *testing.T) {
 	wantRefusal(t, join(t, terms(dir, "g", 64, 64)).Charge(30), 30, 23, 41, 64)
 	if a.Lost() != 1 {
 		t.Errorf("lost %d times", a.Lost())
+	}
+}
+
+// TestLoweredAboveWhatIsAdvertised: a quota can be lowered although the quotas of all groups exceed what is
+// advertised, because a group joined while another did not count. It cannot be raised again.
+func TestLoweredAboveWhatIsAdvertised(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 60, 100))
+	clean(t, dir)
+	join(t, terms(dir, "h", 60, 100))
+	if err := a.SetLimit(50); err != nil {
+		t.Error(err)
+	}
+	if err := a.SetLimit(51); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("raised above what is advertised: %v", err)
 	}
 }
 

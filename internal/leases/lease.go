@@ -301,7 +301,7 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 	if joins {
 		asked = cmp.Or(groupQuota, l.terms.Quota, own.Advertised)
 	}
-	if left := max(0, own.Advertised-promised); asked > left {
+	if left := max(0, own.Advertised-promised); asked > max(own.Quota, left) {
 		return &tier.OutOfBudgetError{
 			Budget: "what is advertised of " + own.Device, Requested: asked,
 			Remaining: left, Current: promised, Limit: own.Advertised,
