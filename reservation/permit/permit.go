@@ -396,9 +396,10 @@ var errClosed = fmt.Errorf("permit: the pool is %w", tier.ErrClosed)
 // its release it has nothing. Release of a nil Permit does nothing.
 //
 // The pool makes a permit when it gets the request. If that does not fit, the permit has a place in
-// the line of each thing that it needs. A call that releases something, or changes a limit, grants it; the end of its context,
-// Close, and a budget that has become too small set err. Each of them removes it from the lines and
-// closes done. From the grant to its release, what it has counts as held and does not change.
+// the line of each thing that it needs. A call that releases something, or changes a limit, grants
+// it; the end of its context, Close, and a budget that has become too small set err. Each of them
+// removes it from the lines and closes done. From the grant to its release, what it has counts as
+// held and does not change.
 type Permit struct {
 	pool     *Pool
 	has      map[*budget]int64 // bytes, or 1 slot; before the grant what it needs
