@@ -134,11 +134,13 @@ func (l *Lease) Charge(n int64) error {
 // only the first Credit waits for it.
 func (l *Lease) Credit(n int64) {
 	l.mu.Lock()
-	if !l.closed {
-		l.live -= n
-	}
-	if l.live < 0 {
+	switch {
+	case l.closed:
+	case n > l.live:
+		l.mu.Unlock()
 		panic(fmt.Sprintf("quota: %d bytes of %s were credited that were not charged", n, l.terms.Device))
+	default:
+		l.live -= n
 	}
 	l.over = l.over && l.groupLive+l.live > l.limit
 	unused := l.granted-l.live > l.grain
