@@ -29,6 +29,13 @@ func sampled(ratio, encode, decode float64) rates {
 	return rates{ratio, n * perMiB / encode, n * perMiB / decode}
 }
 
+// ofText returns what samples of text show.
+func ofText() [codecs]rates {
+	return [codecs]rates{
+		S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000),
+	}
+}
+
 // measure makes a disk's meters those of so many MiB a second.
 func measure(d *Disk, write, read float64) {
 	set := func(m *meter, rate float64) {
@@ -100,7 +107,7 @@ func TestIntervals(t *testing.T) {
 			}
 			if k := c.next(d, mib); k == None {
 				if plain++; !d.sampled && d.probing() {
-					d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+					d.rates = ofText()
 					d.sampled = true
 				}
 				bytes := d.write.bytes + mib
@@ -127,7 +134,7 @@ func TestFirstRunIsAnException(t *testing.T) {
 	}{{5, 9500, Zstd, None}, {9500, 50, None, Zstd}} {
 		var ch Chooser
 		d := ch.Disk(diskID)
-		d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+		d.rates = ofText()
 		d.sampled = true
 		measure(d, c.first, 0)
 		if ch.next(d, 0); d.choice != c.before {
@@ -162,7 +169,7 @@ func TestSlower(t *testing.T) {
 			}
 			_ = c.Timed(Auto, diskID, k, true, mib, func() error { time.Sleep(took); return nil })
 			if d.probing() {
-				d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+				d.rates = ofText()
 				d.sampled = true
 			}
 		}
@@ -246,7 +253,7 @@ func TestFailedProbes(t *testing.T) {
 	var c Chooser
 	d := c.Disk(diskID)
 	measure(d, 50, 50)
-	d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+	d.rates = ofText()
 	d.sampled = true
 	failure := errors.New("the disk is full")
 	for range 2 * maxInterval / mib {
