@@ -12,10 +12,10 @@ import (
 )
 
 // Chooser decides for each disk what Auto compresses with. It decides when it has measured how long
-// the first run takes that is not compressed, and again after each GiB; sooner while nothing is
-// compressed, because measuring costs nothing then. It compresses samples of what is written with
-// each codec before a decision, and leaves 8 MiB uncompressed to measure the disk. If the first runs
-// that are compressed take longer than uncompressed ones, it compresses nothing until the next
+// the first run takes that is not compressed, then after 64 and after 256 MiB, because the first run
+// may be an exception, and from then on after each GiB. It compresses samples of what is written with
+// each codec before a decision, and leaves up to 8 MiB uncompressed to measure the disk. If the first
+// runs that are compressed take longer than uncompressed ones, it compresses nothing until the next
 // decision.
 //
 // From that follows what a byte costs to the disk and back. It is the time of the disk for the bytes
@@ -49,6 +49,7 @@ type Disk struct {
 	interval    int64         // bytes until the next one
 	probed      int64         // bytes that were not compressed because the next one is near
 	sampled     bool          // since the last decision
+	sampling    bool          // a sample is being taken
 
 	// The time, the process's time on processors and Chooser.own at the last decision.
 	since        time.Time
@@ -62,9 +63,9 @@ type rates struct{ ratio, encode, decode float64 }
 const (
 	firstInterval = 64 << 20
 	maxInterval   = 1 << 30
-	// probe is how many bytes are not compressed before a decision. From minProbe bytes on a disk's
-	// rate is believed.
-	probe    = 8 << 20
+	// maxProbe is how many bytes are not compressed before a decision, if the interval is long: see
+	// Disk.probe. From minProbe bytes on a disk's rate is believed.
+	maxProbe = 8 << 20
 	minProbe = payload.RunSize
 	// alike is how much more a codec may cost that needs the processors less.
 	alike = 1.1
@@ -99,7 +100,11 @@ func (c *Chooser) diskLocked(id tier.ID) *Disk {
 }
 
 // probing reports whether the next decision is near.
-func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-probe }
+func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-d.probe() }
+
+// probe returns how many bytes are not compressed before the next decision: a 32nd of a short
+// interval.
+func (d *Disk) probe() int64 { return min(maxProbe, d.interval/32) }
 
 // next returns the codec for the next bytes that are written to a disk, and decides when it is time.
 func (c *Chooser) next(d *Disk, bytes int64) Codec {
@@ -115,7 +120,7 @@ func (c *Chooser) next(d *Disk, bytes int64) Codec {
 		}
 	}
 	k, choice := d.choice, d.choice
-	if d.probing() && (d.choice == Auto || d.probed < probe) {
+	if d.probing() && (d.choice == Auto || d.probed < d.probe() || d.write.bytes < minProbe) {
 		k = None
 		d.probed += bytes
 	}
@@ -152,10 +157,7 @@ func (c *Chooser) decideLocked(d *Disk) float64 {
 			d.choice = k
 		}
 	}
-	d.interval = maxInterval
-	if d.choice == None {
-		d.interval = min(maxInterval, max(firstInterval, 4*d.interval))
-	}
+	d.interval = min(maxInterval, max(firstInterval, 4*d.interval))
 	d.moved, d.probed, d.sampled, d.plain = 0, 0, false, write
 	for _, m := range []*meter{&d.write, &d.read, &d.packed} {
 		m.reset()
@@ -243,25 +245,32 @@ func (c *Chooser) PacksOnce(configured Codec, body int64, to tier.ID) bool {
 func (c *Chooser) Due(d *Disk) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return d.probing() && !d.sampled
+	return d.dueLocked()
 }
+
+func (d *Disk) dueLocked() bool { return d.probing() && !d.sampled && !d.sampling }
 
 // Sample compresses pieces from all over a body with each codec, if that is due. read reads them; room
 // is what it works in, of trialRoom bytes.
 func (c *Chooser) Sample(k *Coders, d *Disk, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
 	c.mu.Lock()
-	due := d.probing() && !d.sampled && body >= payload.FrameSize
-	d.sampled = d.sampled || due
+	due := d.dueLocked() && body >= payload.FrameSize
+	d.sampling = d.sampling || due
 	c.mu.Unlock()
 	if !due {
 		return nil
 	}
-	rates, err := sample(k, body, room, read)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if d.sampled = err == nil; d.sampled {
-		d.rates = rates
-	}
+	whole := false
+	var found [codecs]rates
+	defer func() { // also after a panic of read
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if d.sampling = false; whole {
+			d.rates, d.sampled = found, true
+		}
+	}()
+	found, err := sample(k, body, room, read)
+	whole = err == nil
 	return err
 }
 
@@ -311,7 +320,9 @@ func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
 
 // Timed runs f, which moves so many bytes of a body from or to a disk. If codecs are chosen by
 // measuring, it measures what is not compressed, and counts the processor time of what is.
-func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error) error {
+func (c *Chooser) Timed(
+	configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error,
+) (err error) {
 	if configured != Auto || space.Kind != tier.Disk || k >= codecs {
 		return f()
 	}
@@ -321,22 +332,33 @@ func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, b
 		return c.measured(&d.write, bytes, f)
 	case k == None:
 		return c.measured(&d.read, bytes, f)
-	case !writes:
-		defer c.worked(d, k, d.rates[k].decode, bytes)
-		return f()
+	case writes:
+		err = c.measured(&d.packed, bytes, f)
+	default:
+		err = f()
 	}
-	defer c.worked(d, k, d.rates[k].encode, bytes)
-	return c.measured(&d.packed, bytes, f)
+	if err == nil { // else nobody knows how long processors worked
+		c.worked(d, k, writes, bytes)
+	}
+	return err
 }
 
 // worked counts the processor time of bytes that were moved with a codec. When enough of them were
 // written, it looks whether that was faster than without.
-func (c *Chooser) worked(d *Disk, k Codec, perByte float64, bytes int64) {
+func (c *Chooser) worked(d *Disk, k Codec, writes bool, bytes int64) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	perByte := d.rates[k].decode
+	if writes {
+		perByte = d.rates[k].encode
+	}
 	c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
-	if k == d.choice && d.packed.bytes >= probe && d.packed.perByte() > d.plain {
-		d.choice, d.interval, d.moved = None, firstInterval, 0
+	slower := k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > d.plain
+	if slower {
+		d.choice, d.moved = None, 0
+	}
+	c.mu.Unlock()
+	if slower && c.Chosen != nil {
+		c.Chosen(d.id, None, 1)
 	}
 }
 

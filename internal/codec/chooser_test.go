@@ -29,6 +29,13 @@ func sampled(ratio, encode, decode float64) rates {
 	return rates{ratio, n * perMiB / encode, n * perMiB / decode}
 }
 
+// ofText returns what samples of text show.
+func ofText() [codecs]rates {
+	return [codecs]rates{
+		S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000),
+	}
+}
+
 // measure makes a disk's meters those of so many MiB a second.
 func measure(d *Disk, write, read float64) {
 	set := func(m *meter, rate float64) {
@@ -100,7 +107,7 @@ func TestIntervals(t *testing.T) {
 			}
 			if k := c.next(d, mib); k == None {
 				if plain++; !d.sampled && d.probing() {
-					d.rates = [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+					d.rates = ofText()
 					d.sampled = true
 				}
 				bytes := d.write.bytes + mib
@@ -108,12 +115,71 @@ func TestIntervals(t *testing.T) {
 				d.write.bytes, d.write.time = bytes, time.Duration(float64(bytes)*perMiB/speed*float64(time.Second))
 			}
 		}
-		want = []choice{{1, Zstd}, {1 + 2*1024, None}}
+		want = []choice{{1, Zstd}, {1 + 64 + 256 + 2*1024, None}}
 		if !slices.Equal(chosen, want) {
 			t.Errorf("the choices were %v, want %v", chosen, want)
 		}
-		if before := 1 + 8 + 8; plain != before+4096-want[1].at-1 && plain != before+4096-want[1].at {
+		if before := 1 + 2 + 3*8; plain != before+4096-want[1].at-1 && plain != before+4096-want[1].at {
 			t.Errorf("%d MiB were not compressed", plain)
+		}
+	})
+}
+
+// TestFirstRunIsAnException: if the first run took much longer or much less time than those that follow,
+// the choice changes soon.
+func TestFirstRunIsAnException(t *testing.T) {
+	for _, c := range []struct {
+		first, later float64
+		before, want Codec
+	}{{5, 9500, Zstd, None}, {9500, 50, None, Zstd}} {
+		var ch Chooser
+		d := ch.Disk(diskID)
+		d.rates = ofText()
+		d.sampled = true
+		measure(d, c.first, 0)
+		if ch.next(d, 0); d.choice != c.before {
+			t.Errorf("after a run of %v MiB/s %s was chosen, want %s", c.first, d.choice, c.before)
+		}
+		for range firstInterval / mib {
+			ch.next(d, mib)
+			measure(d, c.later, 0)
+			d.sampled = d.probing()
+		}
+		if d.choice != c.want {
+			t.Errorf("with %v MiB/s, %s is chosen after 64 MiB, want %s", c.later, d.choice, c.want)
+		}
+	}
+}
+
+// TestSlower: where compressed runs take longer than uncompressed ones, compressing ends after 8 MiB,
+// which is reported, and is tried again after ever longer intervals.
+func TestSlower(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Chooser
+		var chosen []Codec
+		c.Chosen = func(_ tier.ID, k Codec, _ float64) { chosen = append(chosen, k) }
+		d := c.Disk(diskID)
+		packed := 0
+		for range 4096 {
+			k := c.next(d, mib)
+			took := 20 * time.Millisecond
+			if k != None {
+				packed++
+				took *= 3
+			}
+			_ = c.Timed(Auto, diskID, k, true, mib, func() error { time.Sleep(took); return nil })
+			if d.probing() {
+				d.rates = ofText()
+				d.sampled = true
+			}
+		}
+		if tries := 6; packed != 8*tries || len(chosen) != 2*tries {
+			t.Errorf("%d MiB were compressed, and the choices were %v", packed, chosen)
+		}
+		for i, k := range chosen {
+			if k != []Codec{Zstd, None}[i%2] {
+				t.Errorf("choice %d was %s", i, k)
+			}
 		}
 	})
 }
@@ -179,6 +245,32 @@ func TestMeter(t *testing.T) {
 			t.Error("writes were counted as reads")
 		}
 	})
+}
+
+// TestFailedProbes: if the writes that are not compressed before a decision fail, more are left
+// uncompressed until the disk is measured.
+func TestFailedProbes(t *testing.T) {
+	var c Chooser
+	d := c.Disk(diskID)
+	measure(d, 50, 50)
+	d.rates = ofText()
+	d.sampled = true
+	failure := errors.New("the disk is full")
+	for range 2 * maxInterval / mib {
+		k := c.next(d, mib)
+		d.sampled = d.sampled || d.probing()
+		_ = c.Timed(Auto, diskID, k, true, mib, func() error { return failure })
+	}
+	if d.choice != Zstd {
+		t.Fatalf("%s was chosen, want zstd", d.choice)
+	}
+	failure = nil
+	for range 2 {
+		_ = c.Timed(Auto, diskID, c.next(d, mib), true, mib, func() error { return nil })
+	}
+	if d.choice == Zstd {
+		t.Error("the disk is fast, and no other codec was chosen")
+	}
 }
 
 // TestMeterOfFailures: a transfer that was cancelled or panicked shows nothing about a disk.
@@ -247,6 +339,37 @@ func TestSamples(t *testing.T) {
 	}
 }
 
+// TestDecisionDuringSample: no decision is made from a sample that is not complete, and a sample whose
+// source panics is still due.
+func TestDecisionDuringSample(t *testing.T) {
+	var c Chooser
+	var k Coders
+	d := c.Disk(diskID)
+	measure(d, 50, 50)
+	body := make([]byte, mib)
+	sample := func(read func()) {
+		defer func() { _ = recover() }()
+		_ = c.Sample(&k, d, mib, make([]byte, trialRoom), func(off, n int64) ([]byte, error) {
+			read()
+			return body[off:][:n], nil
+		})
+	}
+	sample(func() {
+		if got := c.next(d, mib); got != None || d.choice != Auto || c.Due(d) {
+			t.Fatalf("%s was chosen for %s; another sample is due: %t", d.choice, got, c.Due(d))
+		}
+	})
+	d.sampled = false
+	sample(func() { panic("the source is confused") })
+	if !c.Due(d) {
+		t.Error("after a panic no sample is due")
+	}
+	sample(func() {})
+	if c.next(d, mib); d.choice == Auto {
+		t.Error("nothing was chosen after a sample")
+	}
+}
+
 // TestBusy: processor time of compressing is not the program's own work.
 func TestBusy(t *testing.T) {
 	if _, ok := thread.ProcessTime(); !ok {
@@ -285,4 +408,22 @@ func TestOwnTime(t *testing.T) {
 	if want := 3200 * time.Millisecond; c.own < want-time.Millisecond || c.own > want+time.Millisecond {
 		t.Errorf("%v, want %v", c.own, want)
 	}
+}
+
+// TestTimedDuringSamples: samples are taken while transfers go on. The race detector checks it.
+func TestTimedDuringSamples(t *testing.T) {
+	var c Chooser
+	d := c.Disk(diskID)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range 10_000 {
+			_ = c.Timed(Auto, diskID, S2, true, mib, func() error { return nil })
+		}
+	})
+	for range 10_000 {
+		c.mu.Lock()
+		d.rates[S2].encode++
+		c.mu.Unlock()
+	}
+	wg.Wait()
 }

@@ -424,12 +424,19 @@ func (a *Arena) relocate(size int64, pieces []piece) (tier.Memory, error) {
 	if a.cfg.Node >= 0 {
 		_ = m.own.bind(a.cfg.Node)
 	}
-	if a.locked.Load() > 0 {
+	if a.locksAll() { // the lock moves with the pages: no more than the capacity is locked
+		for _, p := range pieces {
+			_ = a.space.unlock(a.pagesOf(p))
+		}
 		_ = m.own.lock(m.own.bytes())
 	}
 	m.extents = [][]byte{m.own.bytes()[:size:size]}
 	return m, nil
 }
+
+// locksAll reports whether the whole arena is locked. If the limit was less, it is exhausted, and
+// memory with a mapping of its own is not locked.
+func (a *Arena) locksAll() bool { return a.locked.Load() == a.cfg.Capacity }
 
 // mark notes that the pages of a range may be present from now on.
 func (a *Arena) mark(off, n int64) {
@@ -471,6 +478,9 @@ func (a *Arena) freePages(m *memory) {
 	switch {
 	case m.own != nil:
 		_ = m.own.release() // only a bug of ours makes it fail
+		for i := 0; i < len(m.pieces) && a.locksAll(); i++ {
+			_ = a.space.lock(a.pagesOf(m.pieces[i]))
+		}
 	case poison:
 		for _, p := range m.pieces {
 			// Refused when the process has too many mappings; then the
@@ -534,6 +544,8 @@ type mapping interface {
 	// lock keeps the pages of b from being swapped, those present and those to
 	// come; it makes none present.
 	lock(b []byte) error
+	// unlock undoes lock.
+	unlock(b []byte) error
 	// touch makes the pages of b present and changes no byte, also while others
 	// write them.
 	touch(b []byte) error

@@ -32,6 +32,7 @@ func (h *heap) bind(int) error {
 
 // lock is refused: the collector's heap is not to be pinned.
 func (h *heap) lock([]byte) error    { return errors.ErrUnsupported }
+func (h *heap) unlock([]byte) error  { return nil }
 func (h *heap) touch([]byte) error   { runtime.Gosched(); return nil }
 func (h *heap) discard([]byte) error { return nil }
 func (h *heap) hide([]byte) error    { return nil }

@@ -73,6 +73,22 @@ func TestLockedIsWhatTheKernelSays(t *testing.T) {
 		t.Errorf("after Trim the kernel locked %d bytes, the arena says %d (%q)", got, a.Stats().Locked, a.Warnings())
 	}
 	a.Close()
+	a = open(t, Config{Capacity: 3 * (step + tier.Page), Node: -1, Lock: true})
+	held := inPieces(t, a)
+	m = alloc(t, a, 2*step)
+	if m.(*memory).own == nil {
+		t.Error("the memory has no mapping of its own")
+	}
+	for range 2 {
+		if got := vmLocked(t) - before; got != a.Stats().Locked {
+			t.Errorf("with memory outside the range, or after it was freed, the kernel locked %d bytes, "+
+				"the arena says %d (%q)", got, a.Stats().Locked, a.Warnings())
+		}
+		free(a, m)
+		m = alloc(t, a, step)
+	}
+	free(a, append(held, m)...)
+	a.Close()
 	if got := vmLocked(t); got != before {
 		t.Errorf("%d bytes are still locked after Close", got-before)
 	}

@@ -38,7 +38,8 @@ func reserve(size int64) (mapping, error) {
 	return &mapped{whole: whole, mem: whole[skip : skip+size : skip+size]}, nil
 }
 
-func (m *mapped) bytes() []byte       { return m.mem }
-func (m *mapped) hide(b []byte) error { return unix.Mprotect(b, unix.PROT_NONE) }
-func (m *mapped) show(b []byte) error { return unix.Mprotect(b, unix.PROT_READ|unix.PROT_WRITE) }
-func (m *mapped) release() error      { return unix.Munmap(m.whole) }
+func (m *mapped) bytes() []byte         { return m.mem }
+func (m *mapped) hide(b []byte) error   { return unix.Mprotect(b, unix.PROT_NONE) }
+func (m *mapped) show(b []byte) error   { return unix.Mprotect(b, unix.PROT_READ|unix.PROT_WRITE) }
+func (m *mapped) unlock(b []byte) error { return unix.Munlock(b) }
+func (m *mapped) release() error        { return unix.Munmap(m.whole) }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // clean removes all files of the device's directory, as a cleaner does.
@@ -151,6 +152,66 @@ func TestDirectoryReplacedWhileJoining(t *testing.T) {
 		charge(t, b, 60)
 		wantRefusal(t, a.Charge(5), 5, 4, 60, 64)
 	})
+}
+
+// TestReplacedDirectoryIsLocked: a process that waited for the lock of a directory which was replaced waits
+// for the lock of the new one, too.
+func TestReplacedDirectoryIsLocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := ledgerDir(t)
+		sub := filepath.Join(dir, device)
+		if err := os.MkdirAll(sub, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		unlock := lockDir(t, dir)
+		var joining sync.WaitGroup
+		joining.Go(func() { join(t, terms(dir, "g", 64, 64)) })
+		synctest.Wait() // it waits for the lock
+		if err := errors.Join(os.Rename(sub, sub+"-old"), os.Mkdir(sub, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		unlockNew := lockDir(t, dir)
+		unlock()
+		time.Sleep(time.Second)
+		if files := leaseFiles(t, dir); len(files) > 0 {
+			t.Errorf("while the directory is locked, a process has created %q", files)
+		}
+		unlockNew()
+		joining.Wait()
+	})
+}
+
+// TestReplacedFile: a process whose file was replaced notices at its next look, even if no other process has
+// looked since.
+func TestReplacedFile(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 64, 64))
+	charge(t, a, 40)
+	path := filepath.Join(dir, device, leaseFiles(t, dir)[0])
+	text, err := os.ReadFile(path)
+	if err := errors.Join(err, os.Remove(path), os.WriteFile(path, text, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	charge(t, a, 1)
+	wantRefusal(t, join(t, terms(dir, "g", 64, 64)).Charge(30), 30, 23, 41, 64)
+	if a.Lost() != 1 {
+		t.Errorf("lost %d times", a.Lost())
+	}
+}
+
+// TestLoweredAboveWhatIsAdvertised: a quota can be lowered although the quotas of all groups exceed what is
+// advertised, because a group joined while another did not count. It cannot be raised again.
+func TestLoweredAboveWhatIsAdvertised(t *testing.T) {
+	dir := ledgerDir(t)
+	a := join(t, terms(dir, "g", 60, 100))
+	clean(t, dir)
+	join(t, terms(dir, "h", 60, 100))
+	if err := a.SetLimit(50); err != nil {
+		t.Error(err)
+	}
+	if err := a.SetLimit(51); !errors.Is(err, tier.ErrOutOfBudget) {
+		t.Errorf("raised above what is advertised: %v", err)
+	}
 }
 
 // TestCannotBePutBack: while no new file can be created, the lease charges nothing. The removal counts once.

@@ -134,11 +134,13 @@ func (l *Lease) Charge(n int64) error {
 // only the first Credit waits for it.
 func (l *Lease) Credit(n int64) {
 	l.mu.Lock()
-	if !l.closed {
-		l.live -= n
-	}
-	if l.live < 0 {
+	switch {
+	case l.closed:
+	case n > l.live:
+		l.mu.Unlock()
 		panic(fmt.Sprintf("quota: %d bytes of %s were credited that were not charged", n, l.terms.Device))
+	default:
+		l.live -= n
 	}
 	l.over = l.over && l.groupLive+l.live > l.limit
 	unused := l.granted-l.live > l.grain
@@ -263,7 +265,7 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 	defer unlock(dir)
 	file, joins := l.file, own.Quota == 0
 	if !joins {
-		if _, err := os.Lstat(file.Name()); err != nil { // somebody removed the file, or its directory
+		if !isAt(file) { // somebody removed or replaced the file, or its directory
 			_ = file.Close()
 			file = nil
 			own.Lost++
@@ -301,7 +303,7 @@ func (l *Lease) look(bytes, asked int64) (err error) {
 	if joins {
 		asked = cmp.Or(groupQuota, l.terms.Quota, own.Advertised)
 	}
-	if left := max(0, own.Advertised-promised); asked > left {
+	if left := max(0, own.Advertised-promised); asked > max(own.Quota, left) {
 		return &tier.OutOfBudgetError{
 			Budget: "what is advertised of " + own.Device, Requested: asked,
 			Remaining: left, Current: promised, Limit: own.Advertised,

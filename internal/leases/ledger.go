@@ -254,7 +254,21 @@ func lockGPU(dir, name string, how int, until time.Time) (*os.File, error) {
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
+	if !isAt(d) { // the directory was replaced while this process waited
+		unlock(d)
+		return lockGPU(dir, name, how, until)
+	}
 	return d, nil
+}
+
+// isAt reports whether the path of f still names the file or directory that f has open.
+func isAt(f *os.File) bool {
+	have, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	at, err := os.Lstat(f.Name())
+	return err == nil && os.SameFile(have, at)
 }
 
 // checkDir refuses a link, and a directory to which other users can write. One that may be shared
@@ -329,14 +343,15 @@ func readLease(path string) (*Holder, error) {
 }
 
 // write replaces the content of file, the lease of this process. If it is nil, write creates one in
-// dir, which it locks for as long as the process lives. The caller has dir locked, so nobody reads
-// half of the content.
+// dir, which it locks for as long as the process lives, and removes it if it cannot be written. The
+// caller has dir locked, so nobody reads half of the content.
 func write(dir, file *os.File, h Holder) (*os.File, error) {
 	if !h.valid() {
 		return file, fmt.Errorf("%+v: sizes must be from 1 to %d bytes", h, int64(maxBytes))
 	}
+	creates := file == nil
 	text, err := json.Marshal(record{version, h})
-	if err == nil && file == nil {
+	if err == nil && creates {
 		if file, err = os.CreateTemp(dir.Name(), fmt.Sprintf("lease-%d-*", os.Getpid())); err != nil {
 			return nil, err
 		}
@@ -344,6 +359,11 @@ func write(dir, file *os.File, h Holder) (*os.File, error) {
 	}
 	if err == nil {
 		_, err = file.WriteAt(fmt.Appendf(nil, "%-*s\n", recordSize-1, text), 0)
+	}
+	if err != nil && creates && file != nil {
+		_ = os.Remove(file.Name()) // a file that stays counts for nothing
+		unlock(file)
+		file = nil
 	}
 	return file, err
 }

@@ -330,6 +330,24 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// TestCreditOfWhatWasNotCharged: it is a panic, and changes nothing.
+func TestCreditOfWhatWasNotCharged(t *testing.T) {
+	l := join(t, terms(ledgerDir(t), "g", 64, 64))
+	charge(t, l, 10)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		l.Credit(11)
+	}()
+	if l.Live() != 10 {
+		t.Errorf("%d bytes are held", l.Live())
+	}
+	l.Credit(10)
+}
+
 // TestCloseWhileCharging: a charge that began before Close is returned by it.
 func TestCloseWhileCharging(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -290,6 +290,22 @@ func TestUnwritten(t *testing.T) {
 	charge(t, me, 6400)
 }
 
+// TestUnwrittenFile: a process that cannot write its file anew after that was removed leaves no file that
+// others cannot read.
+func TestUnwrittenFile(t *testing.T) {
+	dir := ledgerDir(t)
+	p := start(t, dir, 6400)
+	p.must(t, "charge 150")
+	clean(t, dir)
+	if got := p.ask(t, "full 100"); !strings.Contains(got, unix.EFBIG.Error()) {
+		t.Errorf("a charge that cannot be written: %s", got)
+	}
+	me := join(t, terms(dir, "g", 6400, 6400))
+	charge(t, me, 10)
+	p.must(t, "charge 100")
+	wantRefusal(t, me.Charge(6400), 6400, 6090, 310, 6400)
+}
+
 // TestKilledProcess: what a process held that was killed is free for the next charge,
 // and its lease is removed.
 func TestKilledProcess(t *testing.T) {

@@ -409,6 +409,30 @@ func TestInputsThatLeave(t *testing.T) {
 	}
 }
 
+// TestInputsThatLeaveAgainAndAgain: a task starts although its inputs leave whenever its bytes are
+// reserved, and return whenever they are not, as reading ahead brings them back.
+func TestInputsThatLeaveAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{cap: 1000})
+		id := w.gpus[0].ID()
+		in := &inputs{bytes: 200, there: map[tier.ID]int64{}}
+		looks := 0
+		in.look = func() {
+			if in.there[id] = 0; w.gpus[0].Used() == 0 {
+				in.there[id] = 200
+			}
+			if looks++; looks > 100 {
+				panic("the task is not admitted")
+			}
+		}
+		g := w.admit(in.of(exactly(50))).runs()
+		if g.Need() != 250 || g.Reservation().Bytes() != 250 {
+			t.Errorf("%d bytes are reserved, want 250", g.Reservation().Bytes())
+		}
+		w.end(g)
+	})
+}
+
 func TestOverflowingEstimate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, grain: 64})

@@ -16,12 +16,18 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// maxStale is after how many outdated plans all inputs count as missing, so that the next plan
+// cannot be outdated. Otherwise a task whose inputs leave when it reserves, and are brought back
+// when it does not, would never start.
+const maxStale = 2
+
 // waiter is a task that waits in a call of Admit. Its states are in the package doc. It is the
 // strategy of its own request in the manager.
 type waiter struct {
 	Estimate
 	reservation.Strategy       // names it in errors
 	work                 int64 // output and overhead of the task
+	stale                int   // how often inputs left a space while bytes were reserved there
 	entry                *fairqueue.Entry[*waiter]
 	bell                 chan struct{} // of capacity 1
 
@@ -147,7 +153,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	var most int64
 	possible := false
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
-		p := w.planIn(s)
+		p := w.planIn(s, w.stale >= maxStale)
 		ps, most = append(ps, p), max(most, p.most)
 		possible = possible || s.Lost() == nil && p.known <= s.Room()
 	}
@@ -213,8 +219,11 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	// Meanwhile inputs may have left the space, and others may have taken the room under the
 	// threshold, the idle space, the last thread or the last bypass.
 	s := r.Space()
-	p := w.planIn(s)
+	p := w.planIn(s, false)
 	surplus := r.Bytes() - min(p.need, p.most)
+	if surplus < 0 {
+		w.stale++
+	}
 	_ = r.SetOwner(w.Owner) // only now, because a task that waits holds nothing
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -237,12 +246,15 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	return g, nil
 }
 
-// planIn plans the task in a space, except for kept.
-func (w *waiter) planIn(s *tier.Space) plan {
+// planIn plans the task in a space, except for kept. If all is true, it counts all inputs as missing.
+func (w *waiter) planIn(s *tier.Space, all bool) plan {
 	there, missing := int64(0), w.Input
 	if w.Inputs != nil {
 		there, missing = w.Inputs(s)
 		there, missing = max(0, there), max(0, missing)
+	}
+	if all {
+		there, missing = 0, add(there, missing)
 	}
 	room := max(0, min(s.Room()-there, s.Capacity()))
 	return plan{

@@ -23,21 +23,25 @@ type model struct {
 	unlimited bool // slots
 	used      [4]int64
 	queue     []*entry
-	bypassed  int // how many have bypassed the head of the queue
 }
 
 // entry is a request in the model, and the call that makes it at the pool.
 type entry struct {
 	needs  [4]int64
 	capped bool
+	passed int    // how many have bypassed it while it headed a line
 	state  string // "waits", "held", "exceeds", "canceled"
 	call   *call
 	cancel context.CancelFunc
 }
 
-// shares reports whether the head of the queue, another one than e, needs the resource, too.
-func (m *model) shares(e *entry, r int) bool {
-	return len(m.queue) > 0 && m.queue[0] != e && m.queue[0].needs[r] > 0 && e.needs[r] > 0
+// before returns the oldest that waits for a resource, which e needs, too; nil if that is e, or nobody waits.
+func (m *model) before(e *entry, r int) *entry {
+	i := slices.IndexFunc(m.queue, func(o *entry) bool { return o.needs[r] > 0 })
+	if i < 0 || m.queue[i] == e || e.needs[r] == 0 {
+		return nil
+	}
+	return m.queue[i]
 }
 
 func (m *model) fits(e *entry) bool {
@@ -45,7 +49,7 @@ func (m *model) fits(e *entry) bool {
 		if e.needs[r] == 0 || r == 3 && m.unlimited {
 			continue
 		}
-		if m.shares(e, r) && m.bypassed >= m.bypass || e.needs[r] > m.total[r]-m.used[r] {
+		if head := m.before(e, r); head != nil && head.passed >= m.bypass || e.needs[r] > m.total[r]-m.used[r] {
 			return false
 		}
 	}
@@ -65,21 +69,20 @@ func (m *model) exceeds(e *entry) bool {
 
 func (m *model) grant(e *entry) {
 	e.state = "held"
-	passes := false
+	passed := make(map[*entry]bool)
 	for r := range 4 {
 		m.used[r] += e.needs[r]
-		passes = passes || m.shares(e, r)
+		if head := m.before(e, r); head != nil {
+			passed[head] = true
+		}
 	}
-	if passes {
-		m.bypassed++
+	for head := range passed {
+		head.passed++
 	}
 }
 
 func (m *model) leave(e *entry) {
 	if i := slices.Index(m.queue, e); i >= 0 {
-		if i == 0 {
-			m.bypassed = 0
-		}
 		m.queue = slices.Delete(m.queue, i, i+1)
 	}
 }

@@ -24,10 +24,10 @@
 //
 // # Waiting
 //
-// Waiters are served first come, first served, with a bounded bypass. While the oldest waiter does
-// not fit, others that fit may be served before it, but at most Config.Bypass of those that need
-// something that it needs, too. Then the pool keeps for it what is free of all that it needs. A
-// request that needs nothing of that passes freely.
+// Waiters are served first come, first served, with a bounded bypass. Each budget has a line of the
+// waiters that need some of it, and so have the slots. While the head of a line does not fit, others
+// that fit may be served before it, but at most Config.Bypass. Then the pool keeps for it what is free
+// of everything of which it heads the line. A request that needs nothing of that passes freely.
 //
 // A wait ends when the request is granted, when its context ends, by Close, or when lowered limits
 // make it impossible to grant.
@@ -52,7 +52,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
+	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
@@ -85,8 +87,8 @@ type Config struct {
 	Budgets []Budget
 	// Slots is the number of spill slots, as new(8), or Unlimited. Nil means 16.
 	Slots *int
-	// Bypass is how many requests may be served before the oldest waiter while that does not fit. 0
-	// means 16. If it is negative, no request may bypass the oldest.
+	// Bypass is how many requests may be served before the head of a line while that does not fit. 0
+	// means 16. If it is negative, no request may bypass the head.
 	Bypass int
 }
 
@@ -136,15 +138,26 @@ type BudgetStats struct {
 
 // Pool grants permits. It is safe for concurrent use. The package doc describes its fairness.
 type Pool struct {
-	budgets []*BudgetStats // in their order
-	slots   *BudgetStats   // counts slots instead of bytes; a Total of math.MaxInt64 is no limit
+	budgets []*budget // in their order
+	slots   *budget   // counts slots instead of bytes; a Total of math.MaxInt64 is no limit
+	bypass  int
 
-	mu struct { // also guards the numbers above, and the permits until they are granted
+	mu struct { // also guards the budgets above, and the permits until they are granted
 		lockrank.Mutex[lockrank.Reservation]
-		waiters fairqueue.Queue[*Permit]
-		held    int // permits
+		waiting int
+		arrived int64 // requests that have waited so far
+		held    int   // permits
 		closed  bool
 	}
+}
+
+type budget struct {
+	BudgetStats
+	line fairqueue.Queue[*Permit] // waiters that need some of it; lacksLocked bounds the bypasses, not the queue
+}
+
+func newBudget(name string, total int64) *budget {
+	return &budget{BudgetStats{Name: name, Total: total}, fairqueue.Queue[*Permit]{Bypass: math.MaxInt}}
 }
 
 // New returns a pool, which the caller must Close.
@@ -155,14 +168,13 @@ func New(cfg Config) (*Pool, error) {
 	if len(cfg.Budgets) == 0 {
 		return nil, errors.New("permit: a pool needs a budget (nil means the defaults)")
 	}
-	p := &Pool{slots: new(BudgetStats)}
-	p.mu.waiters.Bypass = cmp.Or(cfg.Bypass, 16)
+	p := &Pool{slots: newBudget("", 0), bypass: cmp.Or(cfg.Bypass, 16)}
 	for _, b := range cfg.Budgets {
 		if b.Name == "" || p.budget(b.Name) != nil || b.Bytes < 1 {
 			return nil, fmt.Errorf("permit: budget %q of %d bytes: want a name of its own and more than 0 bytes",
 				b.Name, b.Bytes)
 		}
-		p.budgets = append(p.budgets, &BudgetStats{Name: b.Name, Total: b.Bytes})
+		p.budgets = append(p.budgets, newBudget(b.Name, b.Bytes))
 	}
 	if err := p.SetSlots(*cmp.Or(cfg.Slots, new(16))); err != nil {
 		return nil, err
@@ -171,7 +183,7 @@ func New(cfg Config) (*Pool, error) {
 }
 
 // budget returns the budget of that name; nil if there is none.
-func (p *Pool) budget(name string) *BudgetStats {
+func (p *Pool) budget(name string) *budget {
 	for _, b := range p.budgets {
 		if b.Name == name {
 			return b
@@ -195,7 +207,7 @@ func (p *Pool) Acquire(ctx context.Context, r Request) (*Permit, error) {
 		return nil, fairqueue.Ended(ctx, "permit: not granted")
 	}
 	got, err := p.request(r, true)
-	if err != nil || got.place == nil {
+	if err != nil || got.done == nil {
 		return got, err
 	}
 	lockrank.AssertNone("a permit is waited for")
@@ -203,7 +215,7 @@ func (p *Pool) Acquire(ctx context.Context, r Request) (*Permit, error) {
 	case <-got.done:
 	case <-ctx.Done():
 		p.mu.Lock()
-		if got.place.Waits() { // else the wait has ended at the same moment
+		if len(got.places) > 0 { // else the wait has ended at the same moment
 			got.endWaitLocked(fairqueue.Ended(ctx, "permit: not granted"))
 			p.serveLocked() // some of what is free may have been kept for it
 		}
@@ -217,7 +229,7 @@ func (p *Pool) Acquire(ctx context.Context, r Request) (*Permit, error) {
 
 // request grants r if it fits. If not, it refuses r or, if wait is set, puts it into the queue.
 func (p *Pool) request(r Request, wait bool) (*Permit, error) {
-	got := &Permit{pool: p, has: make(map[*BudgetStats]int64), capped: r.Capped}
+	got := &Permit{pool: p, has: make(map[*budget]int64), capped: r.Capped}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.closed {
@@ -246,7 +258,12 @@ func (p *Pool) request(r Request, wait bool) (*Permit, error) {
 		return got, nil
 	case wait:
 		got.done = make(chan struct{})
-		got.place = p.mu.waiters.Push(got)
+		for of := range got.has {
+			got.places = append(got.places, of.line.Push(got))
+		}
+		p.mu.waiting++
+		p.mu.arrived++
+		got.arrival = p.mu.arrived
 		return got, nil
 	case lacks == p.slots:
 		return nil, fmt.Errorf("permit: no spill slot is free: %d of %d are taken (SetSlots makes them more): %w",
@@ -260,10 +277,29 @@ func (p *Pool) request(r Request, wait bool) (*Permit, error) {
 
 // serveLocked grants the waiting requests that fit, the oldest first.
 func (p *Pool) serveLocked() {
-	for e := range p.mu.waiters.All() {
-		if e.Value.lacksLocked() == nil {
-			e.Value.grantLocked()
-			e.Value.endWaitLocked(nil)
+	for p.mu.waiting > 0 {
+		var oldest *Permit
+		for of := range p.linesLocked() {
+			e := of.line.Next(func(w *Permit) bool { return w.lacksLocked() == nil })
+			if e != nil && (oldest == nil || e.Value.arrival < oldest.arrival) {
+				oldest = e.Value
+			}
+		}
+		if oldest == nil {
+			return
+		}
+		oldest.grantLocked()
+		oldest.endWaitLocked(nil)
+	}
+}
+
+// linesLocked yields the budgets and the slots for which somebody waits.
+func (p *Pool) linesLocked() iter.Seq[*budget] {
+	return func(yield func(*budget) bool) {
+		for _, of := range append(slices.Clip(p.budgets), p.slots) {
+			if of.line.Len() > 0 && !yield(of) {
+				return
+			}
 		}
 	}
 }
@@ -282,13 +318,13 @@ func (p *Pool) Total(name string) (bytes int64, ok bool) {
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Stats{Waiting: p.mu.waiters.Len(), Slots: Unlimited, HeldSlots: int(p.slots.Held)}
+	s := Stats{Waiting: p.mu.waiting, Slots: Unlimited, HeldSlots: int(p.slots.Held)}
 	if p.slots.Total != math.MaxInt64 {
 		s.Slots = int(p.slots.Total)
 		s.FreeSlots = max(0, s.Slots-s.HeldSlots)
 	}
 	for _, b := range p.budgets {
-		s.Budgets = append(s.Budgets, *b)
+		s.Budgets = append(s.Budgets, b.BudgetStats)
 	}
 	return s
 }
@@ -321,11 +357,11 @@ func (p *Pool) SetSlots(n int) error {
 	return nil
 }
 
-func (p *Pool) setTotal(of *BudgetStats, total int64) {
+func (p *Pool) setTotal(of *budget, total int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	of.Total = total
-	for e := range p.mu.waiters.All() {
+	for e := range of.line.All() {
 		if err := e.Value.fitTotalsLocked(); err != nil {
 			e.Value.endWaitLocked(err)
 		}
@@ -343,8 +379,10 @@ func (p *Pool) Close() error {
 		return errClosed
 	}
 	p.mu.closed = true
-	for e := range p.mu.waiters.All() {
-		e.Value.endWaitLocked(errClosed)
+	for of := range p.linesLocked() {
+		for e := range of.line.All() {
+			e.Value.endWaitLocked(errClosed)
+		}
 	}
 	if p.mu.held > 0 {
 		return &LeakError{p.mu.held}
@@ -358,19 +396,22 @@ var errClosed = fmt.Errorf("permit: the pool is %w", tier.ErrClosed)
 // its release it has nothing. Release of a nil Permit does nothing.
 //
 // The pool makes a permit when it gets the request. If that does not fit, the permit has a place in
-// the queue. A call that releases something, or changes a limit, grants it; the end of its context,
-// Close, and a budget that has become too small set err. Each of them removes it from the queue and
-// closes done. From the grant to its release, what it has counts as held and does not change.
+// the line of each thing that it needs. A call that releases something, or changes a limit, grants
+// it; the end of its context, Close, and a budget that has become too small set err. Each of them
+// removes it from the lines and closes done. From the grant to its release, what it has counts as
+// held and does not change.
 type Permit struct {
 	pool     *Pool
-	has      map[*BudgetStats]int64 // bytes, or 1 slot; before the grant what it needs
+	has      map[*budget]int64 // bytes, or 1 slot; before the grant what it needs
 	capped   bool
 	limited  bool // it was granted while the slots were limited
 	released atomic.Bool
 
-	place *fairqueue.Entry[*Permit] // nil if it never waited
-	done  chan struct{}
-	err   error
+	places   []*fairqueue.Entry[*Permit] // while it waits
+	arrival  int64                       // its number among those that have waited
+	bypassed int                         // requests that were served before it while it headed a line
+	done     chan struct{}               // nil if it never waited
+	err      error
 }
 
 // fitTotalsLocked returns an error if the permit needs more bytes than a budget has in all. If it is
@@ -390,11 +431,11 @@ func (p *Permit) fitTotalsLocked() error {
 }
 
 // lacksLocked returns something that the permit needs and that is not free, or that is kept for the
-// oldest waiter; nil if there is none.
-func (p *Permit) lacksLocked() *BudgetStats {
-	q := &p.pool.mu.waiters
+// head of its line; nil if there is none.
+func (p *Permit) lacksLocked() *budget {
 	for of, n := range p.has {
-		kept := q.IsClosed() && q.Head() != p.place && q.Head().Value.has[of] > 0 && of.Total < math.MaxInt64
+		head := p.beforeLocked(of)
+		kept := head != nil && head.bypassed >= p.pool.bypass && of.Total < math.MaxInt64
 		if kept || n > of.Total-of.Held {
 			return of
 		}
@@ -402,24 +443,35 @@ func (p *Permit) lacksLocked() *BudgetStats {
 	return nil
 }
 
-// grantLocked takes all that the permit needs, which fits.
+// beforeLocked returns the head of a line, unless that is p.
+func (p *Permit) beforeLocked(of *budget) *Permit {
+	if head := of.line.Head(); head != nil && head.Value != p {
+		return head.Value
+	}
+	return nil
+}
+
+// grantLocked takes all that the permit needs, which fits. Each other head of a line counts that once.
 func (p *Permit) grantLocked() {
-	head, passes := p.pool.mu.waiters.Head(), false
+	var bypassed []*Permit
 	for of, n := range p.has {
 		of.Held += n
-		passes = passes || head != nil && head.Value.has[of] > 0
-	}
-	if passes {
-		p.pool.mu.waiters.Bypassed() // if it is the head itself, its removal resets the count
+		if head := p.beforeLocked(of); head != nil && !slices.Contains(bypassed, head) {
+			head.bypassed++
+			bypassed = append(bypassed, head)
+		}
 	}
 	p.limited = p.pool.slots.Total < math.MaxInt64
 	p.pool.mu.held++
 }
 
-// endWaitLocked removes the permit from the queue and wakes the goroutine that waits for it.
+// endWaitLocked removes the permit from the lines and wakes the goroutine that waits for it.
 func (p *Permit) endWaitLocked(err error) {
-	p.place.Remove()
-	p.err = err
+	for _, e := range p.places {
+		e.Remove()
+	}
+	p.places, p.err = nil, err
+	p.pool.mu.waiting--
 	close(p.done)
 }
 

@@ -87,6 +87,29 @@ func TestBypassIsBounded(t *testing.T) {
 	}
 }
 
+// TestEachLineHasAHead: requests bypass a large one that waits for one budget only so often although an older
+// one waits for another.
+func TestEachLineHasAHead(t *testing.T) {
+	bubble(t, abc(3), func(t *testing.T, p *permit.Pool) {
+		a, b := try(t, p, of(t, "a", 100)), try(t, p, of(t, "b", 50))
+		oldest := start(t.Context(), p, of(t, "a", 1))
+		large := start(t.Context(), p, of(t, "b", 100, "c", 1))
+		for range defaultBypass {
+			release(t, try(t, p, of(t, "b", 1, "c", 1)))
+		}
+		for _, name := range []string{"b", "c"} {
+			if _, err := p.TryAcquire(of(t, name, 1)); !errors.Is(err, tier.ErrOutOfBudget) {
+				t.Errorf("what is kept for the large one: %v", err)
+			}
+		}
+		release(t, b)
+		release(t, large.served(t))
+		oldest.waiting(t)
+		release(t, a)
+		release(t, oldest.served(t))
+	})
+}
+
 // Waiters, too, pass the oldest within the bound.
 func TestSmallWaitersPass(t *testing.T) {
 	cfg := abc(3)

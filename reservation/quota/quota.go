@@ -175,11 +175,12 @@ func (m *member) Charge(n int64) error {
 // Credit implements tier.Quota.
 func (m *member) Credit(n int64) {
 	m.mu.Lock()
-	m.own -= n
-	m.stats.Used -= n
-	if m.stats.Used < 0 {
+	if n > m.stats.Used {
+		m.mu.Unlock()
 		panic(fmt.Sprintf("quota: %d bytes were credited to %s that were not charged", n, m.stats.Name))
 	}
+	m.own -= n
+	m.stats.Used -= n
 	m.unlock()
 }
 

@@ -325,6 +325,27 @@ func TestOverIsReportedOfARacingCharge(t *testing.T) {
 	}
 }
 
+// TestCreditOfWhatWasNotCharged: it is a panic, and changes nothing.
+func TestCreditOfWhatWasNotCharged(t *testing.T) {
+	q := newQuota(t, 1000)
+	m := q.Member()
+	if err := m.Charge(10); err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		m.Credit(11)
+	}()
+	if s := q.Stats(); s.Used != 10 {
+		t.Errorf("%+v", s)
+	}
+	m.Credit(10)
+}
+
 // TestQuotaUnderRaces: whatever many goroutines do, no moment has more in use than the
 // limit allowed when it was charged, and in the end nothing is.
 func TestQuotaUnderRaces(t *testing.T) {
