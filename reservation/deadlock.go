@@ -350,7 +350,7 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 	defer m.mu.Unlock()
 	for _, c := range heads {
 		r := m.nextReclaimerLocked(w, c.line)
-		if r == nil {
+		if r == nil || !c.entry.Waits() { // the wait may have failed meanwhile, as by Close
 			continue
 		}
 		w.asked, w.asks = r, time.Now()

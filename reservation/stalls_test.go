@@ -604,6 +604,32 @@ func TestCloseWaitsForReclaim(t *testing.T) {
 	})
 }
 
+// A request that was about to ask for memory when the manager was closed asks for none.
+func TestCloseBeforeReclaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		proceed := make(chan struct{})
+		m, err := reservation.NewManager(reservation.Config{
+			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Movable: func(tier.ID) bool { <-proceed; return false },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := mustTry(t, m, onGPU0, 100)
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(context.Context, int64) {
+			t.Error("the reclaimer was called after Close")
+		}})()
+		c := startReserve(t.Context(), m, onGPU0, 40)
+		c.waiting(t)
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		close(proceed)
+		_ = c.failed(t, tier.ErrClosed)
+		release(t, work)
+	})
+}
+
 // The error of a refused request names the memory that was asked for and not given back.
 func TestRefusalNamesPassedMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
