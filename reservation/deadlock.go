@@ -368,16 +368,25 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 	return len(heads) > 0
 }
 
-// reclaim asks r for memory, and wakes w when r has returned.
+// reclaim asks r for memory for w. When r has returned, it wakes w, and the heads of other lines that
+// waited for r: they may ask it for what they lack themselves.
 func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
-	defer func() { <-r.busy }()
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
+	defer func() { // also if Reclaim ends its goroutine
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		<-r.busy
+		if w.asked == r { // w asks another if this was too little
+			w.passed, w.asked = append(w.passed, r), nil
+		}
+		w.wakeUp()
+		for _, l := range m.lines {
+			if head := l.queue.Head(); head != nil && head.Value.waiter.asked == r {
+				head.Value.waiter.asked = nil
+				head.Value.waiter.wakeUp()
+			}
+		}
+	}()
 	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w.asked == r { // w asks another if this was too little
-		w.passed, w.asked = append(w.passed, r), nil
-	}
-	w.wakeUp()
 }

@@ -604,6 +604,32 @@ func TestCloseWaitsForReclaim(t *testing.T) {
 	})
 }
 
+// The next head asks for memory itself when a Reclaimer has returned that the head before it has asked.
+func TestReclaimForTheNextHead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		work := mustTry(t, m, onGPU0, 100)
+		var asked []int64
+		defer m.OnReclaim(
+			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+				asked = append(asked, want)
+				if err := work.Shrink(want); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(10 * time.Millisecond) // in which the first request is served
+			}},
+		)()
+		first := startReserve(t.Context(), m, onGPU0, 20)
+		synctest.Wait()
+		second := startReserve(t.Context(), m, onGPU0, 40)
+		time.Sleep(time.Second / 10)
+		release(t, first.served(t), second.served(t), work)
+		if !slices.Equal(asked, []int64{20, 40}) {
+			t.Errorf("it was asked for %d bytes", asked)
+		}
+	})
+}
+
 // A request that was about to ask for memory when the manager was closed asks for none.
 func TestCloseBeforeReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
