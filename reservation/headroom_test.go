@@ -116,6 +116,19 @@ func TestEarly(t *testing.T) {
 	}
 }
 
+// TestEarlyInTheSlowestTier: there is no headroom there, but what is above the stop mark stays free.
+func TestEarlyInTheSlowestTier(t *testing.T) {
+	m, s := one(t, 100, 0)
+	if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+		t.Fatal(err)
+	}
+	held := mustTry(t, m, onGPU0, 50)
+	if _, err := m.TryReserve(onGPU0, 11, reservation.Early()); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("bytes above the stop mark: %v", err)
+	}
+	release(t, held, mustTry(t, m, onGPU0, 10, reservation.Early()))
+}
+
 // TestHeadroomOfALargeRequest: a request that cannot leave the headroom free waits for all there
 // is, and not for ever.
 func TestHeadroomOfALargeRequest(t *testing.T) {

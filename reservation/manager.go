@@ -281,7 +281,7 @@ func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, 
 	if l == nil || l.space.Quota() != nil {
 		return Reservation{}, false
 	}
-	if keeps, _ := o.origin.of(l); keeps {
+	if keeps, _ := o.origin.of(l); keeps || o.origin == early { // see addHeadroom
 		return Reservation{}, false
 	}
 	need := charge(l.space, bytes)
