@@ -242,6 +242,31 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 	})
 }
 
+// TestHeadroomIsReconsideredAtOnce: while a waiter looks for room, its headroom changes.
+func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
+	m := withHeadroom(t, 30)
+	s, _ := m.Spaces().ByID(gpu0)
+	held := mustTry(t, m, onGPU0, 100)
+	c := start(func() (reservation.Reservation, error) {
+		return m.ReserveUpTo(context.Background(), onGPU0, 10, 50, reservation.Incoming())
+	})
+	limits := start(func() (r reservation.Reservation, err error) {
+		for i := range int64(2000) { // each wakes the head of the line
+			err = errors.Join(err, s.SetLimit(99+i%2))
+		}
+		return r, err
+	})
+	for !limits.over() {
+		m.Reconsider()
+	}
+	release(t, held)
+	<-c.done
+	if err := errors.Join(c.err, limits.err); err != nil {
+		t.Fatal(err)
+	}
+	release(t, c.r)
+}
+
 // TestHeadroomEnds: a request that has waited for StallTimeout leaves no headroom any more.
 func TestHeadroomEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
