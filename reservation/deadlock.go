@@ -129,12 +129,20 @@ func (h *holders) find(l *line, now time.Time) {
 			add(p.Owner, p.Promised)
 		}
 	}
+	type keeper struct{ owner, memory any }
+	seen := make(map[keeper]bool)
 	for _, v := range l.space.Books().Holds() {
-		add(v.Owner, l.space.Describe(&v).Bytes)
+		if k := (keeper{v.Owner, v.Memory}); !seen[k] { // the handle and the record of a batch keep the same bytes
+			seen[k] = true
+			add(v.Owner, l.space.Describe(&v).Bytes)
+		}
 	}
-	h.rest = u.Used() - l.space.Held() - h.ownerless
-	for o, bytes := range h.owners {
-		h.rest -= bytes
+	for _, held := range l.space.Holdings(nil).Holders {
+		if held.What == "buffer" {
+			h.rest = held.Bytes
+		}
+	}
+	for o := range h.owners {
 		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
 	}
 }

@@ -432,6 +432,32 @@ func TestDeadlockOverTheRoomForBatches(t *testing.T) {
 	})
 }
 
+// That is so as well if several handles keep the same memory, which counts once.
+func TestDeadlockBesideHandlesOnOneBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		one, rest, rb := keep(t, m, a.o, 60, 1), mustTry(t, m, onGPU0, 40), b.hold(host, 100)
+		again := &kept{buf: one.buf}
+		again.enter(a.o, 1)
+		batch := mustAlloc(t, rest, 40)
+		release(t, rest)
+		ca := a.ask(onGPU0, 30)
+		ca.left(t) // b runs
+		cb := b.ask(onGPU0, 100)
+		if e := cb.deadlocked(t); e.Held != 100 {
+			t.Errorf("the error is %+v", *e)
+		}
+		release(t, rb)
+		if e := ca.deadlocked(t); e.Held != 60 {
+			t.Errorf("the error is %+v", *e)
+		}
+		again.hold.End()
+		one.close(t)
+		release(t, batch)
+	})
+}
+
 // While memory is reclaimed, owners that all wait are not deadlocked.
 func TestNoDeadlockDuringReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
