@@ -432,6 +432,27 @@ func TestDeadlockOverTheRoomForBatches(t *testing.T) {
 	})
 }
 
+// Memory that was in use before the space was made is no move, which would end by itself.
+func TestDeadlockBesideOccupiedMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		s, _ := m.Spaces().ByID(host)
+		before, err := s.Occupy(100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newTask(t, m, "a")
+		ra, rest := a.hold(gpu0, 60), mustTry(t, m, onGPU0, 40)
+		batch := mustAlloc(t, rest, 40)
+		release(t, rest)
+		a.ask(onGPU0, 30).stalled(t)
+		release(t, batch, ra)
+		if err := s.Release(before); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // That is so as well if several handles keep the same memory, which counts once.
 func TestDeadlockBesideHandlesOnOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
