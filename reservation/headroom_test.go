@@ -242,6 +242,44 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 	})
 }
 
+// countedQuota counts how often it is asked what is left.
+type countedQuota struct {
+	brokenQuota
+	asked atomic.Int64
+}
+
+func (q *countedQuota) Remaining() int64 {
+	q.asked.Add(1)
+	return q.room
+}
+
+// TestReconsiderOfManyWaiters looks for the next waiter of a line once, not once for each waiter.
+func TestReconsiderOfManyWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &countedQuota{brokenQuota: brokenQuota{room: 100}}
+		m := underQuotas(t, q)
+		held := mustTry(t, m, onGPU0, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all []*call
+		for range 200 {
+			all = append(all, start(func() (reservation.Reservation, error) {
+				return m.Reserve(ctx, onGPU0, 10, reservation.Incoming())
+			}))
+		}
+		synctest.Wait()
+		q.asked.Store(0)
+		m.Reconsider()
+		if n := q.asked.Load(); n > 2000 {
+			t.Errorf("for 200 waiters the quota was asked %d times", n)
+		}
+		cancel()
+		for _, c := range all {
+			_ = c.failed(t, context.Canceled)
+		}
+		release(t, held)
+	})
+}
+
 // TestHeadroomIsReconsideredAtOnce: while a waiter looks for room, its headroom changes.
 func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
 	m := withHeadroom(t, 30)

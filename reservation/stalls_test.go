@@ -141,7 +141,8 @@ func (q *hookedQuota) Subscribe(f func()) (cancel func()) {
 	return func() {}
 }
 
-// underQuotas is a manager of gpu:0 under quotas and of host memory, of 100 bytes each.
+// underQuotas is a manager of gpu:0 under quotas and of host memory, of 100 bytes each,
+// with a headroom of 10.
 func underQuotas(t *testing.T, quotas ...tier.Quota) *reservation.Manager {
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID:        gpu0,
@@ -153,7 +154,10 @@ func underQuotas(t *testing.T, quotas ...tier.Quota) *reservation.Manager {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s, spaceOf(t, "host:0", 100)}})
+	return managerOf(t, reservation.Config{
+		Spaces:   []*tier.Space{s, spaceOf(t, "host:0", 100)},
+		Headroom: func(tier.ID, int64) int64 { return 10 },
+	})
 }
 
 // A waiter that a quota refuses, and that finds too little in its other space, wakes the next there.
