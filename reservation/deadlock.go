@@ -286,7 +286,8 @@ func (w *waiter) passedLocked() (names []string) {
 const reclaimTime = time.Second
 
 // OnReclaim registers memory that can be reclaimed. The returned function unregisters it and waits
-// until Reclaim has returned. A zero Reservation has nothing to reclaim and is not registered.
+// until Reclaim has returned; a second call does nothing. A zero Reservation has nothing to reclaim
+// and is not registered.
 func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
 	if r.Reservation.IsZero() {
 		return func() {}
@@ -299,7 +300,8 @@ func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
 		m.mu.Lock()
 		m.mu.reclaim = slices.DeleteFunc(m.mu.reclaim, func(o *reclaimer) bool { return o == one })
 		m.mu.Unlock()
-		one.busy <- struct{}{} // and stays
+		one.busy <- struct{}{} // none begins any more
+		<-one.busy
 	}
 }
 

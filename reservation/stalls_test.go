@@ -661,7 +661,7 @@ func TestReclaimForTheNextHead(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		work := mustTry(t, m, onGPU0, 100)
 		var asked []int64
-		defer m.OnReclaim(
+		cancel := m.OnReclaim(
 			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
 				asked = append(asked, want)
 				if err := work.Shrink(want); err != nil {
@@ -669,7 +669,7 @@ func TestReclaimForTheNextHead(t *testing.T) {
 				}
 				time.Sleep(10 * time.Millisecond) // in which the first request is served
 			}},
-		)()
+		)
 		first := startReserve(t.Context(), m, onGPU0, 20)
 		synctest.Wait()
 		second := startReserve(t.Context(), m, onGPU0, 40)
@@ -678,6 +678,8 @@ func TestReclaimForTheNextHead(t *testing.T) {
 		if !slices.Equal(asked, []int64{20, 40}) {
 			t.Errorf("it was asked for %d bytes", asked)
 		}
+		cancel()
+		cancel() // does nothing
 	})
 }
 
