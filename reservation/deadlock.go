@@ -274,10 +274,12 @@ type reclaimer struct {
 	busy chan struct{} // holds one value while Reclaim runs
 }
 
-// passedLocked names the memory that w was not given in time.
+// passedLocked names the memory that gave w too little in time, as far as there is some left.
 func (w *waiter) passedLocked() (names []string) {
 	for _, r := range w.passed {
-		names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes()))
+		if n := r.Reservation.Bytes(); n > 0 {
+			names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, n))
+		}
 	}
 	return names
 }

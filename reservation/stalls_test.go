@@ -709,21 +709,30 @@ func TestCloseBeforeReclaim(t *testing.T) {
 	})
 }
 
-// The error of a refused request names the memory that was asked for and not given back.
+// The error of a refused request names the memory that gave too little, and has some left.
 func TestRefusalNamesPassedMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		work := mustTry(t, m, onGPU0, 100)
-		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "sorting", Reclaim: func(context.Context, int64) {}})()
-		c := startReserve(t.Context(), m, onGPU0, 40)
+		work, gone := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		shrink := func(r reservation.Reservation, n int64) func(context.Context, int64) {
+			return func(context.Context, int64) {
+				if err := r.Shrink(n); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "sorting", Reclaim: shrink(work, 10)})()
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: gone, Name: "joining", Reclaim: shrink(gone, 60)})()
+		c := startReserve(t.Context(), m, onGPU0, 80)
 		c.waiting(t)
 		if n := m.Refuse(func(tier.ID) (bool, bool) { return true, false }, "enlarge it"); n != 1 {
 			t.Fatalf("%d waiters were refused", n)
 		}
 		err := c.failed(t, tier.ErrNoSpace)
-		if want := "enlarge it; nothing was given back in time by sorting, which has 100 bytes"; !strings.Contains(err.Error(), want) {
+		want := "(enlarge it; too little was given back in time by sorting, which has 30 bytes)"
+		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not contain %q", err, want)
 		}
-		release(t, work)
+		release(t, work, gone)
 	})
 }
