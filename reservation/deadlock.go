@@ -137,14 +137,21 @@ func (h *holders) find(l *line, now time.Time) {
 			add(v.Owner, l.space.Describe(&v).Bytes)
 		}
 	}
-	for _, held := range l.space.Holdings(nil).Holders {
-		if held.What == "buffer" {
-			h.rest = held.Bytes
-		}
-	}
+	h.rest = l.atRest()
 	for o := range h.owners {
 		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
 	}
+}
+
+// atRest returns how many used bytes of l's space nobody holds: those of batches at rest, for the most
+// part.
+func (l *line) atRest() (bytes int64) {
+	for _, h := range l.space.Holdings(nil).Holders {
+		if h.What == "buffer" {
+			bytes = h.Bytes
+		}
+	}
+	return bytes
 }
 
 // isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
@@ -166,7 +173,7 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 			}
 			if !h.wanted {
 				h.wanted = true
-				h.frees = h.frees || m.movable(l) || m.reclaimable(l)
+				h.frees = h.frees || m.movable(l) || m.reclaimable(l, h.rest > 0)
 			}
 			if h.frees || h.runs {
 				return false, false
@@ -317,16 +324,16 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	return bytes
 }
 
-// nextReclaimerLocked returns the largest reservation that w can ask for memory in a space, or else,
-// because batches can leave when there is room for them, in slower ones; nil if there is none. A
-// Grow does not ask its own.
-func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
+// nextReclaimerLocked returns the largest reservation that w can ask for memory in a space; nil if
+// there is none. If batches are at rest there, which can leave when there is room for them, and the
+// space has no such reservation, it is one in a slower space. A Grow does not ask its own.
+func (m *Manager) nextReclaimerLocked(w *waiter, l *line, atRest bool) (next *reclaimer) {
 	var largest int64
 	near := false // next is in l's space
 	for _, r := range m.mu.reclaim {
 		s, n := r.Reservation.state, r.Reservation.Bytes()
-		here := s.line == l
-		if s == w.grows || n == 0 || !here && s.line.space.Kind() <= l.space.Kind() || slices.Contains(w.passed, r) {
+		here, below := s.line == l, atRest && s.line.space.Kind() > l.space.Kind()
+		if s == w.grows || n == 0 || !here && !below || slices.Contains(w.passed, r) {
 			continue
 		}
 		if next == nil || here && !near || here == near && n > largest {
@@ -337,11 +344,12 @@ func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
 }
 
 // reclaimable reports whether the head of the line may still ask for memory that is not in batches.
-func (m *Manager) reclaimable(l *line) bool {
+func (m *Manager) reclaimable(l *line, atRest bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	head := l.queue.Head()
-	return head != nil && (head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l) != nil)
+	return head != nil &&
+		(head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l, atRest) != nil)
 }
 
 // reclaimFor asks the largest holder of memory that is not in batches to give some back for w, if w
@@ -353,15 +361,20 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 		w.passed, w.asked = append(w.passed, w.asked), nil
 	}
 	heads := w.headsLocked()
-	waits := w.asked != nil || slices.ContainsFunc(heads, func(c *candidate) bool { return c.lack() <= 0 })
+	waits := w.asked != nil || len(m.mu.reclaim) == 0 ||
+		slices.ContainsFunc(heads, func(c *candidate) bool { return c.lack() <= 0 })
 	m.mu.Unlock()
 	if waits || slices.ContainsFunc(heads, func(c *candidate) bool { return m.movable(c.line) }) {
 		return len(heads) > 0
 	}
+	atRest := make(map[*line]int64)
+	for _, c := range heads {
+		atRest[c.line] = c.line.atRest()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range heads {
-		r := m.nextReclaimerLocked(w, c.line)
+		r := m.nextReclaimerLocked(w, c.line, atRest[c.line] > 0)
 		if r == nil || !c.entry.Waits() { // the wait may have failed meanwhile, as by Close
 			continue
 		}

@@ -609,7 +609,8 @@ func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
 		work, other := mustTry(t, m, reservation.Specific(host), 60), mustTry(t, m, reservation.Specific(host), 40)
-		batch := mustTry(t, m, onGPU0, 100)
+		full := mustTry(t, m, onGPU0, 100)
+		batch := mustAlloc(t, full, 100)
 		var asked []string
 		reclaimer := func(name string, r reservation.Reservation, free func()) reservation.Reclaimer {
 			return reservation.Reclaimer{Reservation: r, Name: name, Reclaim: func(_ context.Context, want int64) {
@@ -625,6 +626,13 @@ func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 			release(t, batch) // as if it had been evicted
 		}))()
 		c := startReserve(t.Context(), m, onGPU0, 30)
+		time.Sleep(time.Second)
+		c.waiting(t)
+		if asked != nil {
+			t.Errorf("%q were asked while no batch is at rest", asked)
+		}
+		release(t, full) // the batch is at rest from now on
+		time.Sleep(time.Second / 10)
 		release(t, c.served(t), work, other)
 		if want := []string{"work: 30"}; !slices.Equal(asked, want) {
 			t.Errorf("%q were asked, want %q", asked, want)
