@@ -129,14 +129,29 @@ func (h *holders) find(l *line, now time.Time) {
 			add(p.Owner, p.Promised)
 		}
 	}
+	type keeper struct{ owner, memory any }
+	seen := make(map[keeper]bool)
 	for _, v := range l.space.Books().Holds() {
-		add(v.Owner, l.space.Describe(&v).Bytes)
+		if k := (keeper{v.Owner, v.Memory}); !seen[k] { // the handle and the record of a batch keep the same bytes
+			seen[k] = true
+			add(v.Owner, l.space.Describe(&v).Bytes)
+		}
 	}
-	h.rest = u.Used() - l.space.Held() - h.ownerless
-	for o, bytes := range h.owners {
-		h.rest -= bytes
+	h.rest = l.atRest()
+	for o := range h.owners {
 		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
 	}
+}
+
+// atRest returns how many used bytes of l's space nobody holds: those of batches at rest, for the most
+// part.
+func (l *line) atRest() (bytes int64) {
+	for _, h := range l.space.Holdings(nil).Holders {
+		if h.What == "buffer" {
+			bytes = h.Bytes
+		}
+	}
+	return bytes
 }
 
 // isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
@@ -158,7 +173,7 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 			}
 			if !h.wanted {
 				h.wanted = true
-				h.frees = h.frees || m.movable(l) || m.reclaimable(l)
+				h.frees = h.frees || m.movable(l) || m.reclaimable(l, h.rest > 0)
 			}
 			if h.frees || h.runs {
 				return false, false
@@ -266,10 +281,12 @@ type reclaimer struct {
 	busy chan struct{} // holds one value while Reclaim runs
 }
 
-// passedLocked names the memory that w was not given in time.
+// passedLocked names the memory that gave w too little in time, as far as there is some left.
 func (w *waiter) passedLocked() (names []string) {
 	for _, r := range w.passed {
-		names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes()))
+		if n := r.Reservation.Bytes(); n > 0 {
+			names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, n))
+		}
 	}
 	return names
 }
@@ -278,7 +295,8 @@ func (w *waiter) passedLocked() (names []string) {
 const reclaimTime = time.Second
 
 // OnReclaim registers memory that can be reclaimed. The returned function unregisters it and waits
-// until Reclaim has returned. A zero Reservation has nothing to reclaim and is not registered.
+// until Reclaim has returned; a second call does nothing. A zero Reservation has nothing to reclaim
+// and is not registered.
 func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
 	if r.Reservation.IsZero() {
 		return func() {}
@@ -291,7 +309,8 @@ func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
 		m.mu.Lock()
 		m.mu.reclaim = slices.DeleteFunc(m.mu.reclaim, func(o *reclaimer) bool { return o == one })
 		m.mu.Unlock()
-		one.busy <- struct{}{} // and stays
+		one.busy <- struct{}{} // none begins any more
+		<-one.busy
 	}
 }
 
@@ -305,16 +324,16 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	return bytes
 }
 
-// nextReclaimerLocked returns the largest reservation that w can ask for memory in a space, or else,
-// because batches can leave when there is room for them, in slower ones; nil if there is none. A
-// Grow does not ask its own.
-func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
+// nextReclaimerLocked returns the largest reservation that w can ask for memory in a space; nil if
+// there is none. If batches are at rest there, which can leave when there is room for them, and the
+// space has no such reservation, it is one in a slower space. A Grow does not ask its own.
+func (m *Manager) nextReclaimerLocked(w *waiter, l *line, atRest bool) (next *reclaimer) {
 	var largest int64
 	near := false // next is in l's space
 	for _, r := range m.mu.reclaim {
 		s, n := r.Reservation.state, r.Reservation.Bytes()
-		here := s.line == l
-		if s == w.grows || n == 0 || !here && s.line.space.Kind() <= l.space.Kind() || slices.Contains(w.passed, r) {
+		here, below := s.line == l, atRest && s.line.space.Kind() > l.space.Kind()
+		if s == w.grows || n == 0 || !here && !below || slices.Contains(w.passed, r) {
 			continue
 		}
 		if next == nil || here && !near || here == near && n > largest {
@@ -325,11 +344,12 @@ func (m *Manager) nextReclaimerLocked(w *waiter, l *line) (next *reclaimer) {
 }
 
 // reclaimable reports whether the head of the line may still ask for memory that is not in batches.
-func (m *Manager) reclaimable(l *line) bool {
+func (m *Manager) reclaimable(l *line, atRest bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	head := l.queue.Head()
-	return head != nil && (head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l) != nil)
+	return head != nil &&
+		(head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l, atRest) != nil)
 }
 
 // reclaimFor asks the largest holder of memory that is not in batches to give some back for w, if w
@@ -341,16 +361,21 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 		w.passed, w.asked = append(w.passed, w.asked), nil
 	}
 	heads := w.headsLocked()
-	waits := w.asked != nil || slices.ContainsFunc(heads, func(c *candidate) bool { return c.lack() <= 0 })
+	waits := w.asked != nil || len(m.mu.reclaim) == 0 ||
+		slices.ContainsFunc(heads, func(c *candidate) bool { return c.lack() <= 0 })
 	m.mu.Unlock()
 	if waits || slices.ContainsFunc(heads, func(c *candidate) bool { return m.movable(c.line) }) {
 		return len(heads) > 0
 	}
+	atRest := make(map[*line]int64)
+	for _, c := range heads {
+		atRest[c.line] = c.line.atRest()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range heads {
-		r := m.nextReclaimerLocked(w, c.line)
-		if r == nil {
+		r := m.nextReclaimerLocked(w, c.line, atRest[c.line] > 0)
+		if r == nil || !c.entry.Waits() { // the wait may have failed meanwhile, as by Close
 			continue
 		}
 		w.asked, w.asks = r, time.Now()
@@ -368,16 +393,25 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 	return len(heads) > 0
 }
 
-// reclaim asks r for memory, and wakes w when r has returned.
+// reclaim asks r for memory for w. When r has returned, it wakes w, and the heads of other lines that
+// waited for r: they may ask it for what they lack themselves.
 func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
-	defer func() { <-r.busy }()
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
+	defer func() { // also if Reclaim ends its goroutine
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		<-r.busy
+		if w.asked == r { // w asks another if this was too little
+			w.passed, w.asked = append(w.passed, r), nil
+		}
+		w.wakeUp()
+		for _, l := range m.lines {
+			if head := l.queue.Head(); head != nil && head.Value.waiter.asked == r {
+				head.Value.waiter.asked = nil
+				head.Value.waiter.wakeUp()
+			}
+		}
+	}()
 	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w.asked == r { // w asks another if this was too little
-		w.passed, w.asked = append(w.passed, r), nil
-	}
-	w.wakeUp()
 }

@@ -128,8 +128,12 @@ func (m *Manager) Reconsider() {
 		}
 		m.mu.Lock()
 		c.keeps, c.spare = keeps, spare
-		c.line.wakeLocked()
 		m.mu.Unlock()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		l.wakeLocked()
 	}
 }
 

@@ -70,7 +70,7 @@ type DeadlockError struct {
 	Still time.Duration
 
 	Holdings tier.Holdings // what is held in Space, and by whom
-	// Passed names the memory that was asked for and not given back in time: see Reclaimer.
+	// Passed names the memory that was asked for and gave too little back in time: see Reclaimer.
 	Passed []string
 
 	others <-chan struct{} // closed when one of the others has gone on; nil if there are none
@@ -134,7 +134,7 @@ type longError struct {
 	error
 	holdings *tier.Holdings // of what was waited for
 	hint     string         // the setting that would make the space larger; may be empty
-	passed   []string       // memory that was asked for and not given back in time
+	passed   []string       // memory that was asked for and gave too little back in time
 }
 
 func (e *longError) Error() string {
@@ -142,10 +142,10 @@ func (e *longError) Error() string {
 		e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
 }
 
-// notGiven lists memory that was not given back in time.
+// notGiven lists memory that gave too little back in time.
 func notGiven(passed []string) (s string) {
 	for _, name := range passed {
-		s += "; nothing was given back in time by " + name
+		s += "; too little was given back in time by " + name
 	}
 	return s
 }

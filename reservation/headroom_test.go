@@ -116,6 +116,19 @@ func TestEarly(t *testing.T) {
 	}
 }
 
+// TestEarlyInTheSlowestTier: there is no headroom there, but what is above the stop mark stays free.
+func TestEarlyInTheSlowestTier(t *testing.T) {
+	m, s := one(t, 100, 0)
+	if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+		t.Fatal(err)
+	}
+	held := mustTry(t, m, onGPU0, 50)
+	if _, err := m.TryReserve(onGPU0, 11, reservation.Early()); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("bytes above the stop mark: %v", err)
+	}
+	release(t, held, mustTry(t, m, onGPU0, 10, reservation.Early()))
+}
+
 // TestHeadroomOfALargeRequest: a request that cannot leave the headroom free waits for all there
 // is, and not for ever.
 func TestHeadroomOfALargeRequest(t *testing.T) {
@@ -227,6 +240,69 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 		release(t, held)
 		release(t, first.served(t))
 	})
+}
+
+// countedQuota counts how often it is asked what is left.
+type countedQuota struct {
+	brokenQuota
+	asked atomic.Int64
+}
+
+func (q *countedQuota) Remaining() int64 {
+	q.asked.Add(1)
+	return q.room
+}
+
+// TestReconsiderOfManyWaiters looks for the next waiter of a line once, not once for each waiter.
+func TestReconsiderOfManyWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &countedQuota{brokenQuota: brokenQuota{room: 100}}
+		m := underQuotas(t, q)
+		held := mustTry(t, m, onGPU0, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all []*call
+		for range 200 {
+			all = append(all, start(func() (reservation.Reservation, error) {
+				return m.Reserve(ctx, onGPU0, 10, reservation.Incoming())
+			}))
+		}
+		synctest.Wait()
+		q.asked.Store(0)
+		m.Reconsider()
+		if n := q.asked.Load(); n > 2000 {
+			t.Errorf("for 200 waiters the quota was asked %d times", n)
+		}
+		cancel()
+		for _, c := range all {
+			_ = c.failed(t, context.Canceled)
+		}
+		release(t, held)
+	})
+}
+
+// TestHeadroomIsReconsideredAtOnce: while a waiter looks for room, its headroom changes.
+func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
+	m := withHeadroom(t, 30)
+	s, _ := m.Spaces().ByID(gpu0)
+	held := mustTry(t, m, onGPU0, 100)
+	c := start(func() (reservation.Reservation, error) {
+		return m.ReserveUpTo(context.Background(), onGPU0, 10, 50, reservation.Incoming())
+	})
+	limits := start(func() (r reservation.Reservation, err error) {
+		for i := range int64(2000) { // each wakes the head of the line
+			err = errors.Join(err, s.SetLimit(99+i%2))
+		}
+		return r, err
+	})
+	for !limits.over() {
+		m.Reconsider()
+	}
+	release(t, held)
+	<-c.done
+	if err := errors.Join(c.err, limits.err); err != nil {
+		t.Fatal(err)
+	}
+	release(t, c.r)
 }
 
 // TestHeadroomEnds: a request that has waited for StallTimeout leaves no headroom any more.

@@ -281,7 +281,7 @@ func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, 
 	if l == nil || l.space.Quota() != nil {
 		return Reservation{}, false
 	}
-	if keeps, _ := o.origin.of(l); keeps {
+	if keeps, _ := o.origin.of(l); keeps || o.origin == early { // see addHeadroom
 		return Reservation{}, false
 	}
 	need := charge(l.space, bytes)
@@ -391,7 +391,9 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 		seen := space.CopyChanges()
 		n = c.need
 		if most > w.min {
+			m.mu.Lock()
 			room := space.Available() - c.spared()
+			m.mu.Unlock()
 			n = max(n, space.Charge(size.Largest(space.Charge, w.min, most, room)))
 		}
 		if n == 0 { // which bypasses nobody
@@ -409,7 +411,9 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 					most = w.min
 					continue
 				}
-				w.refused = w.refused || n <= space.Available()-c.spared()
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				w.refused = w.refused || c.lack() <= 0
 				return 0, false, nil
 			} else if err != nil {
 				return 0, false, c.refusal(err)

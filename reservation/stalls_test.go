@@ -141,7 +141,8 @@ func (q *hookedQuota) Subscribe(f func()) (cancel func()) {
 	return func() {}
 }
 
-// underQuotas is a manager of gpu:0 under quotas and of host memory, of 100 bytes each.
+// underQuotas is a manager of gpu:0 under quotas and of host memory, of 100 bytes each,
+// with a headroom of 10.
 func underQuotas(t *testing.T, quotas ...tier.Quota) *reservation.Manager {
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID:        gpu0,
@@ -153,7 +154,10 @@ func underQuotas(t *testing.T, quotas ...tier.Quota) *reservation.Manager {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return managerOf(t, reservation.Config{Spaces: []*tier.Space{s, spaceOf(t, "host:0", 100)}})
+	return managerOf(t, reservation.Config{
+		Spaces:   []*tier.Space{s, spaceOf(t, "host:0", 100)},
+		Headroom: func(tier.ID, int64) int64 { return 10 },
+	})
 }
 
 // A waiter that a quota refuses, and that finds too little in its other space, wakes the next there.
@@ -432,6 +436,53 @@ func TestDeadlockOverTheRoomForBatches(t *testing.T) {
 	})
 }
 
+// Memory that was in use before the space was made is no move, which would end by itself.
+func TestDeadlockBesideOccupiedMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		s, _ := m.Spaces().ByID(host)
+		before, err := s.Occupy(100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newTask(t, m, "a")
+		ra, rest := a.hold(gpu0, 60), mustTry(t, m, onGPU0, 40)
+		batch := mustAlloc(t, rest, 40)
+		release(t, rest)
+		a.ask(onGPU0, 30).stalled(t)
+		release(t, batch, ra)
+		if err := s.Release(before); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// That is so as well if several handles keep the same memory, which counts once.
+func TestDeadlockBesideHandlesOnOneBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		a, b := newTask(t, m, "a"), newTask(t, m, "b")
+		one, rest, rb := keep(t, m, a.o, 60, 1), mustTry(t, m, onGPU0, 40), b.hold(host, 100)
+		again := &kept{buf: one.buf}
+		again.enter(a.o, 1)
+		batch := mustAlloc(t, rest, 40)
+		release(t, rest)
+		ca := a.ask(onGPU0, 30)
+		ca.left(t) // b runs
+		cb := b.ask(onGPU0, 100)
+		if e := cb.deadlocked(t); e.Held != 100 {
+			t.Errorf("the error is %+v", *e)
+		}
+		release(t, rb)
+		if e := ca.deadlocked(t); e.Held != 60 {
+			t.Errorf("the error is %+v", *e)
+		}
+		again.hold.End()
+		one.close(t)
+		release(t, batch)
+	})
+}
+
 // While memory is reclaimed, owners that all wait are not deadlocked.
 func TestNoDeadlockDuringReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -558,7 +609,8 @@ func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
 		work, other := mustTry(t, m, reservation.Specific(host), 60), mustTry(t, m, reservation.Specific(host), 40)
-		batch := mustTry(t, m, onGPU0, 100)
+		full := mustTry(t, m, onGPU0, 100)
+		batch := mustAlloc(t, full, 100)
 		var asked []string
 		reclaimer := func(name string, r reservation.Reservation, free func()) reservation.Reclaimer {
 			return reservation.Reclaimer{Reservation: r, Name: name, Reclaim: func(_ context.Context, want int64) {
@@ -574,6 +626,13 @@ func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 			release(t, batch) // as if it had been evicted
 		}))()
 		c := startReserve(t.Context(), m, onGPU0, 30)
+		time.Sleep(time.Second)
+		c.waiting(t)
+		if asked != nil {
+			t.Errorf("%q were asked while no batch is at rest", asked)
+		}
+		release(t, full) // the batch is at rest from now on
+		time.Sleep(time.Second / 10)
 		release(t, c.served(t), work, other)
 		if want := []string{"work: 30"}; !slices.Equal(asked, want) {
 			t.Errorf("%q were asked, want %q", asked, want)
@@ -604,21 +663,84 @@ func TestCloseWaitsForReclaim(t *testing.T) {
 	})
 }
 
-// The error of a refused request names the memory that was asked for and not given back.
-func TestRefusalNamesPassedMemory(t *testing.T) {
+// The next head asks for memory itself when a Reclaimer has returned that the head before it has asked.
+func TestReclaimForTheNextHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		work := mustTry(t, m, onGPU0, 100)
-		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "sorting", Reclaim: func(context.Context, int64) {}})()
+		var asked []int64
+		cancel := m.OnReclaim(
+			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+				asked = append(asked, want)
+				if err := work.Shrink(want); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(10 * time.Millisecond) // in which the first request is served
+			}},
+		)
+		first := startReserve(t.Context(), m, onGPU0, 20)
+		synctest.Wait()
+		second := startReserve(t.Context(), m, onGPU0, 40)
+		time.Sleep(time.Second / 10)
+		release(t, first.served(t), second.served(t), work)
+		if !slices.Equal(asked, []int64{20, 40}) {
+			t.Errorf("it was asked for %d bytes", asked)
+		}
+		cancel()
+		cancel() // does nothing
+	})
+}
+
+// A request that was about to ask for memory when the manager was closed asks for none.
+func TestCloseBeforeReclaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		proceed := make(chan struct{})
+		m, err := reservation.NewManager(reservation.Config{
+			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Movable: func(tier.ID) bool { <-proceed; return false },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := mustTry(t, m, onGPU0, 100)
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(context.Context, int64) {
+			t.Error("the reclaimer was called after Close")
+		}})()
 		c := startReserve(t.Context(), m, onGPU0, 40)
+		c.waiting(t)
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		close(proceed)
+		_ = c.failed(t, tier.ErrClosed)
+		release(t, work)
+	})
+}
+
+// The error of a refused request names the memory that gave too little, and has some left.
+func TestRefusalNamesPassedMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		work, gone := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		shrink := func(r reservation.Reservation, n int64) func(context.Context, int64) {
+			return func(context.Context, int64) {
+				if err := r.Shrink(n); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "sorting", Reclaim: shrink(work, 10)})()
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: gone, Name: "joining", Reclaim: shrink(gone, 60)})()
+		c := startReserve(t.Context(), m, onGPU0, 80)
 		c.waiting(t)
 		if n := m.Refuse(func(tier.ID) (bool, bool) { return true, false }, "enlarge it"); n != 1 {
 			t.Fatalf("%d waiters were refused", n)
 		}
 		err := c.failed(t, tier.ErrNoSpace)
-		if want := "enlarge it; nothing was given back in time by sorting, which has 100 bytes"; !strings.Contains(err.Error(), want) {
+		want := "(enlarge it; too little was given back in time by sorting, which has 30 bytes)"
+		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not contain %q", err, want)
 		}
-		release(t, work)
+		release(t, work, gone)
 	})
 }

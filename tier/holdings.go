@@ -99,12 +99,24 @@ func (s *Space) Leaks() (leaks []Leak) {
 		h := Holding{Space: s.cfg.ID, Kind: "reservation", Bytes: p.Promised, Owner: nameOf(p.Owner)}
 		add(Leak{Bytes: p.Promised, Promise: true, Holders: []Holding{h}, Stack: p.Stack.String()})
 	}
-	kept := make(map[any][]Holding) // by memory
+	kept := make(map[any]*Leak)       // by memory
+	counted := make(map[*Buffer]bool) // dictionaries, which count with the oldest
 	for _, v := range s.books.Holds() {
-		kept[v.Memory] = append(kept[v.Memory], s.Describe(&v))
+		l := kept[v.Memory]
+		if l == nil {
+			l = &Leak{Bytes: v.Bytes}
+			kept[v.Memory] = l
+			eachShared(v.Memory, func(b *Buffer) {
+				if !counted[b] {
+					counted[b] = true
+					l.Bytes += b.charge
+				}
+			})
+		}
+		l.Holders = append(l.Holders, s.Describe(&v))
 	}
-	for _, holders := range kept {
-		add(Leak{Bytes: holders[0].Bytes, Holders: holders})
+	for _, l := range kept {
+		add(*l)
 	}
 	add(Leak{Bytes: rest})
 	slices.SortFunc(leaks, func(a, b Leak) int { return cmp.Compare(b.Bytes, a.Bytes) })

@@ -151,13 +151,16 @@ func TestHoldersOfBuffers(t *testing.T) {
 	lacks(t, all, "1024 the engine's own, 128 freed and not yet back", `2 handles, owner "a": 448 bytes`,
 		`1 record, owner "b": 0 bytes`, `2 batches of plan "q", operator op:0 (batch 7 and others): 256 bytes`)
 	s.Hold(-1024)
+	var fourth books.Hold
+	fourth.Begin(s.Books(), books.HoldView{Kind: books.Handle, Memory: two, Bytes: 128, Owner: named("c")})
 	leaks := s.Leaks()
-	if len(leaks) != 2 || leaks[0].Bytes != 3*128+1024 || len(leaks[0].Holders) != 0 ||
+	if len(leaks) != 3 || leaks[0].Bytes != 2*128+1024 || len(leaks[0].Holders) != 0 ||
+		leaks[2].Bytes != 128 || len(leaks[2].Holders) != 1 ||
 		leaks[1].Bytes != 448 || len(leaks[1].Holders) != 3 || leaks[1].Holders[2].Kind != books.Record ||
 		leaks[1].Holders[2].Owner != "b" || leaks[1].Holders[0].Bytes != 448 {
 		t.Errorf("the leaks are %+v", leaks)
 	}
-	for _, h := range []*books.Hold{&first, &second, &third} {
+	for _, h := range []*books.Hold{&first, &second, &third, &fourth} {
 		h.End()
 	}
 	if leaks = s.Leaks(); len(leaks) != 1 || leaks[0].Bytes != s.Usage().Live {

@@ -389,7 +389,7 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 		ok, drop := s.books.Reserve(n, spare)
 		if ok {
 			p := new(books.Promise)
-			s.books.Open(p, n, owner, owner != nil)
+			s.books.Open(p, n, owner, false)
 			s.Reserved()
 			return p, nil
 		}

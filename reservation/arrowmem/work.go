@@ -58,7 +58,7 @@ type Work struct {
 }
 
 // NewWork makes a Work, and waits for Min bytes and the slack as reservation.Manager.Reserve does,
-// with the same errors. heap counts what its allocator takes from the Go heap.
+// with the same errors. heap counts what its allocator takes from the Go heap; it may be nil.
 func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o WorkOptions) (*Work, error) {
 	w := &Work{
 		manager: m, name: "work of " + named.Quoted(o.Operator), cancel: func() {},
@@ -72,7 +72,7 @@ func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o W
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", w.name, err)
 	}
-	w.alloc = newAllocator(r, heap)
+	w.alloc = newAllocator(r, cmp.Or(heap, new(HeapCounter)))
 	if o.Reclaim != nil {
 		w.cancel = m.OnReclaim(reservation.Reclaimer{
 			Reservation: r, Name: w.name, Reclaim: func(ctx context.Context, want int64) { o.Reclaim(ctx, want) },

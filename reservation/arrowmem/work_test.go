@@ -29,9 +29,6 @@ func workOf(t testing.TB, m *reservation.Manager, heap *arrowmem.HeapCounter, o 
 	if o.In == nil {
 		o.In = inHost
 	}
-	if heap == nil {
-		heap = new(arrowmem.HeapCounter)
-	}
 	w, err := arrowmem.NewWork(t.Context(), m, heap, o)
 	if err != nil {
 		t.Fatal(err)
@@ -337,6 +334,17 @@ func TestWorkReallocatesOffTheHeap(t *testing.T) {
 	if heap.Stats().Peak != 2*mib || s.Usage().Live != 0 {
 		t.Errorf("at the end: %+v, %+v", heap.Stats(), s.Usage())
 	}
+}
+
+// TestWorkWithoutAHeapCounter: the allocator uses the Go heap all the same.
+func TestWorkWithoutAHeapCounter(t *testing.T) {
+	m, _ := arenaOf(t, 100*mib)
+	w := workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build"})
+	b := w.Allocator().Allocate(2 * mib)
+	if err := w.Err(); !errors.Is(err, reservation.ErrExceeded) {
+		t.Errorf("Err: %v", err)
+	}
+	w.Allocator().Free(b)
 }
 
 // TestWorkAllocatorNeverPanics for wrong calls: Close returns the first of them.
