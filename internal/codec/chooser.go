@@ -152,9 +152,10 @@ func (c *Chooser) decideLocked(d *Disk) float64 {
 			d.choice = k
 		}
 	}
-	d.interval = maxInterval
 	if d.choice == None {
 		d.interval = min(maxInterval, max(firstInterval, 4*d.interval))
+	} else {
+		d.interval = maxInterval
 	}
 	d.moved, d.probed, d.sampled, d.plain = 0, 0, false, write
 	for _, m := range []*meter{&d.write, &d.read, &d.packed} {

@@ -75,8 +75,9 @@ func TestDecide(t *testing.T) {
 	})
 }
 
-// TestIntervals: the disk is measured without compression before each decision, which come after 1 MiB
-// and then after ever more bytes, up to a GiB; a choice is reported when it changes.
+// TestIntervals: the disk is measured without compression before each decision. The first one comes
+// after 1 MiB and, while batches are compressed, the next after each GiB. Chosen is called for
+// changes.
 func TestIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Chooser
@@ -114,6 +115,30 @@ func TestIntervals(t *testing.T) {
 		}
 		if before := 1 + 8 + 8; plain != before+4096-want[1].at-1 && plain != before+4096-want[1].at {
 			t.Errorf("%d MiB were not compressed", plain)
+		}
+	})
+}
+
+// TestIntervalsUncompressed: while nothing is compressed, decisions come after 64 MiB, 256 MiB and
+// each GiB.
+func TestIntervalsUncompressed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Chooser
+		d := c.Disk(diskID)
+		var got []int64
+		for range 4 {
+			d.sampled = true // no codec saves anything
+			for k := range d.rates {
+				d.rates[k] = sampled(1, 3000, 9000)
+			}
+			measure(d, 9500, 9500)
+			if c.next(d, d.interval); d.sampled || d.choice != None {
+				t.Fatalf("no decision after %d bytes, or %s", d.interval, d.choice)
+			}
+			got = append(got, d.interval/mib)
+		}
+		if want := []int64{64, 256, 1024, 1024}; !slices.Equal(got, want) {
+			t.Errorf("decisions come after %v MiB, want %v", got, want)
 		}
 	})
 }
