@@ -89,7 +89,7 @@ func inEach(n int64) (all byKind) {
 type spaceIndex struct {
 	place   int          // in spaces
 	lower   decide.Kinds // the tiers below; if there are none, batches are not listed, only counted
-	victims victimTree   // that are not aside
+	victims victimTree   // without those that are being moved
 	resting sizeTree     // batches that could be evicted, also those with subscribers
 	sizes   sizeTree     // all batches, by their sizes as images
 	largest atomic.Int64 // the largest of sizes, to be read without the lock

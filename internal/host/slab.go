@@ -159,7 +159,7 @@ func (l *slabs) unlist(s *slab) {
 	l.lists[s.class] = list[:last]
 }
 
-// small is a memory that lies in a slab.
+// small is a memory in a slab.
 type small struct {
 	size    int64
 	slab    *slab

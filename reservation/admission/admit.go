@@ -67,8 +67,8 @@ func (a *Admitter) keptLocked(s *tier.Space) int64 {
 }
 
 // aboveLocked returns how many bytes lie between the threshold and the limit of a space. Foreign
-// bytes are part of the pressure that the threshold is for. The head reserves so many bytes beside
-// its need, and so they are rounded as the space charges them.
+// bytes are part of the pressure that the threshold is for. The head reserves these bytes together
+// with its need, so they are rounded as the space charges them.
 func (a *Admitter) aboveLocked(s *tier.Space) int64 {
 	mark := int64(float64(s.Capacity())*a.rules.Threshold) - s.Foreign()
 	return charge(s, max(0, s.Room()+s.Held()-mark))

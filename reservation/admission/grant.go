@@ -24,7 +24,7 @@ type Grant struct {
 	mu         lockrank.Mutex[lockrank.Reservation] // guards all below
 	inputsHere bool
 	base       int64 // drawn when the inputs were here
-	peak       int64 // the most that was drawn beside base
+	peak       int64 // the most that was drawn besides base
 	output     int64 // the sum of Produced; None before
 }
 
@@ -58,7 +58,7 @@ func (g *Grant) InputsHere() {
 	g.base, g.peak, g.inputsHere = g.r.Bytes()-g.r.Unused(), 0, true
 }
 
-// Peak returns the most that was drawn at once beside the inputs. It is measured by Alloc and by
+// Peak returns the most that was drawn at once besides the inputs. It is measured by Alloc and by
 // Peak: a caller that draws from the reservation itself calls Peak after a large draw.
 func (g *Grant) Peak() int64 {
 	g.mu.Lock()
