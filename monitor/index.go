@@ -257,7 +257,7 @@ func movable(info *batch.Info) bool {
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
 }
 
-// noteLocked reports whether the cut makes b a victim which it was not before. key is zero unless
+// noteLocked reports whether the cut makes b a victim that it was not before. key is zero unless
 // the batch is movable and has a tier below.
 func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, isNew bool) (gained bool, err error) {
 	e := x.entryLocked(b)

@@ -250,10 +250,10 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 }
 
 // A Reclaimer is memory that is not in batches, and that its holder gives back when it is asked:
-// the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a time,
-// when a request waits for room in the reservation's space and no batch can be evicted from it. want
-// is how many bytes the request lacks. Reclaim gives memory back by Reservation.Shrink. ctx ends
-// after a second, after which the request asks another Reclaimer.
+// the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a
+// time, when a request waits for room in the reservation's space, or in a faster tier, and no batch
+// can be evicted for it. want is how many bytes the request lacks. Reclaim gives memory back by
+// Reservation.Shrink. ctx ends after a second, after which the request asks another Reclaimer.
 type Reclaimer struct {
 	Reservation Reservation
 	Name        string // for errors
@@ -266,7 +266,7 @@ type reclaimer struct {
 	busy chan struct{} // holds one value while Reclaim runs
 }
 
-// passedLocked names the memory that w was not given in time.
+// passedLocked names the Reclaimers that gave w too little in time.
 func (w *waiter) passedLocked() (names []string) {
 	for _, r := range w.passed {
 		names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, r.Reservation.Bytes()))

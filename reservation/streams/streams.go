@@ -98,8 +98,8 @@ func (s *Streams) Forget(on tier.Stream) {
 
 // Alloc draws a buffer of size bytes from the reservation that is attached to the stream, as
 // Reservation.Alloc does. Without one it takes the bytes from the space, if there is room that no
-// waiter has a claim to; else it returns a tier.NoSpaceError. It waits as little as
-// Reservation.Alloc. The caller must release the buffer, on any goroutine and after work on any
+// waiter has a claim to; else it returns a tier.NoSpaceError. Like Reservation.Alloc it does not
+// wait for releases. The caller must release the buffer, on any goroutine and after work on any
 // stream: it is credited where it was charged.
 func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	if on == nil {
