@@ -361,23 +361,30 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 				labels.Reclaim.Set()
 				m.reclaim(context.WithoutCancel(ctx), w, r, lack)
 			})
-		default: // it was asked already
+		default: // it was asked for another request: see reclaim
 		}
 		break
 	}
 	return len(heads) > 0
 }
 
-// reclaim asks r for memory, and wakes w when r has returned.
+// reclaim asks r for memory for w. When r has returned, it wakes w and those that found r busy.
 func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
-	defer func() { <-r.busy }()
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
+	defer func() { // also after runtime.Goexit
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		<-r.busy
+		if w.asked == r { // w asks another if this was too little
+			w.passed = append(w.passed, r)
+		}
+		for e := range m.mu.waiters.All() {
+			if e.Value.asked == r {
+				e.Value.asked = nil
+				e.Value.wakeUp()
+			}
+		}
+	}()
 	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w.asked == r { // w asks another if this was too little
-		w.passed, w.asked = append(w.passed, r), nil
-	}
-	w.wakeUp()
 }
