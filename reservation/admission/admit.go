@@ -145,10 +145,11 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error) {
 	var ps []plan // the least need first
 	var most int64
-	possible := false
+	possible, hasAll := false, true
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
 		p := w.planIn(s)
 		ps, most = append(ps, p), max(most, p.most)
+		hasAll = hasAll && p.need >= p.most
 		possible = possible || s.Lost() == nil && p.known <= s.Room()
 	}
 	for i, p := range ps {
@@ -223,7 +224,9 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	if surplus < 0 || free < a.keptLocked(s) || !a.holdLocked(nil) || !isHead && a.waiting.IsClosed() {
 		return nil, nil
 	}
-	g = &Grant{a: a, r: r, e: w.Estimate, plan: p, work: w.work, alone: free < a.aboveLocked(s), output: None}
+	g = &Grant{
+		a: a, r: r, e: w.Estimate, plan: p, work: w.work, alone: free < a.aboveLocked(s), hasAll: hasAll, output: None,
+	}
 	a.waiting.Served(w.entry) // Admit wakes others
 	a.running[s]++
 	a.stats.Running++

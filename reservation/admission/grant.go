@@ -19,7 +19,9 @@ type Grant struct {
 	plan  plan
 	work  int64 // the part of the need for output and overhead, before it was charged
 	alone bool
-	ended atomic.Bool
+	// hasAll reports whether no space could ever give the task more.
+	hasAll bool
+	ended  atomic.Bool
 
 	mu         lockrank.Mutex[lockrank.Reservation] // guards all below
 	inputsHere bool

@@ -70,8 +70,7 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		e = g.e // with the owner
 		// Before all inputs are there, they may be in each other's way.
 		inputsHere := g.inputsHere || e.Inputs == nil
-		hadAll := inputsHere && g.plan.need >= g.plan.most && errors.Is(err, reservation.ErrExceeded)
-		if hadAll || attempt == a.rules.MaxAttempts {
+		if g.hasAll && inputsHere && errors.Is(err, reservation.ErrExceeded) || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
 				Operator: e.Operator, Attempts: attempt, Space: g.plan.ID(), Need: g.plan.need,
 				Reserved: min(g.plan.need, g.plan.most), Peak: g.Peak(), Err: err,
