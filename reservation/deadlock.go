@@ -149,7 +149,7 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 		if !c.fits(c.line.space.Room()) { // it can never be served there
 			continue
 		}
-		owners, nobodys := 0, int64(0)
+		owners, without := 0, int64(0)
 		for _, l := range m.lines {
 			h := lines[l]
 			below := lines[c.line].rest > 0 && l.space.Kind() > c.line.space.Kind()
@@ -164,10 +164,10 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 				return false, false
 			}
 			owners += len(h.owners)
-			nobodys += h.ownerless
+			without += h.ownerless
 			still = min(still, h.still)
 		}
-		if nobodys > 0 || owners == 0 {
+		if without > 0 || owners == 0 {
 			ownerless = true
 			after := m.config.StallTimeout
 			// In an engine others may consume what is at rest. If nobody is left who could, the monitor
@@ -176,7 +176,7 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 			if after < 0 || consumed {
 				return false, false
 			}
-			if nobodys == 0 {
+			if without == 0 {
 				after += unclaimedGrace
 			}
 			patience = max(patience, after)

@@ -225,7 +225,7 @@ func (a *Admitter) change(f func()) {
 	defer a.mu.Unlock()
 	f()
 	head := a.waiting.Head()
-	if head != nil && !a.holdLocked(head.Value.plans) {
+	if head != nil && !a.mayStartLocked(head.Value.plans) {
 		head.Value.interrupt()
 	}
 	ring(head)

@@ -66,7 +66,7 @@ func (a *Admitter) keptLocked(s *tier.Space) int64 {
 	return a.aboveLocked(s)
 }
 
-// aboveLocked returns how many bytes lie between the threshold and the limit of a space. Foreign
+// aboveLocked returns how many bytes are between the threshold and the limit of a space. Foreign
 // bytes are part of the pressure that the threshold is for. The head reserves these bytes together
 // with its need, so they are rounded as the space charges them.
 func (a *Admitter) aboveLocked(s *tier.Space) int64 {
@@ -82,8 +82,8 @@ func (a *Admitter) fitsLocked(w *waiter) bool {
 	})
 }
 
-// holdLocked reports whether a task may start, with as many bytes kept free as in the plans.
-func (a *Admitter) holdLocked(ps []plan) bool {
+// mayStartLocked reports whether a task may start, with as many bytes kept free as in the plans.
+func (a *Admitter) mayStartLocked(ps []plan) bool {
 	changed := func(p plan) bool { return p.kept != a.keptLocked(p.Space) }
 	return !a.closed.Load() && a.stats.Running < a.rules.Threads && !slices.ContainsFunc(ps, changed)
 }
@@ -174,7 +174,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		ps[i].kept = a.keptLocked(p.Space)
 	}
 	w.plans, w.interrupt = ps, interrupt
-	may, busy, isHead := a.holdLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
+	may, busy, isHead := a.mayStartLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
 	next := a.waiting.Next(a.fitsLocked)
 	if next != w.entry {
 		ring(next)
@@ -221,7 +221,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	defer a.mu.Unlock()
 	isHead = a.waiting.Head() == w.entry
 	free := s.Available() + surplus
-	if surplus < 0 || free < a.keptLocked(s) || !a.holdLocked(nil) || !isHead && a.waiting.IsClosed() {
+	if surplus < 0 || free < a.keptLocked(s) || !a.mayStartLocked(nil) || !isHead && a.waiting.IsClosed() {
 		return nil, nil
 	}
 	g = &Grant{
