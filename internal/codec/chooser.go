@@ -324,18 +324,22 @@ func (c *Chooser) Timed(configured Codec, space tier.ID, k Codec, writes bool, b
 	case k == None:
 		return c.measured(&d.read, bytes, f)
 	case !writes:
-		defer c.worked(d, k, d.rates[k].decode, bytes)
+		defer c.worked(d, k, false, bytes)
 		return f()
 	}
-	defer c.worked(d, k, d.rates[k].encode, bytes)
+	defer c.worked(d, k, true, bytes)
 	return c.measured(&d.packed, bytes, f)
 }
 
 // worked counts the processor time of bytes that were moved with a codec. When enough of them were
 // written, it looks whether that was faster than without.
-func (c *Chooser) worked(d *Disk, k Codec, perByte float64, bytes int64) {
+func (c *Chooser) worked(d *Disk, k Codec, writes bool, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	perByte := d.rates[k].decode
+	if writes {
+		perByte = d.rates[k].encode
+	}
 	c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
 	if k == d.choice && d.packed.bytes >= probe && d.packed.perByte() > d.plain {
 		d.choice, d.interval, d.moved = None, firstInterval, 0

@@ -143,6 +143,41 @@ func TestIntervalsUncompressed(t *testing.T) {
 	})
 }
 
+// TestSampleDuringTransfers: samples may be taken while other transfers are timed. The race detector
+// checks that.
+func TestSampleDuringTransfers(t *testing.T) {
+	var c Chooser
+	d := c.Disk(diskID)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for _, writes := range []bool{true, false} {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := c.Timed(Auto, diskID, S2, writes, mib, func() error { return nil }); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	body := make([]byte, payload.FrameSize)
+	read := func(off, n int64) ([]byte, error) { return body[off:][:n], nil }
+	for range 20 {
+		c.mu.Lock()
+		d.sampled = false
+		c.mu.Unlock()
+		if err := c.Sample(new(Coders), d, payload.FrameSize, make([]byte, trialRoom), read); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
 // TestFirstDecision: nothing is compressed before the disk is measured and samples are taken.
 func TestFirstDecision(t *testing.T) {
 	for name, set := range map[string]func(*Disk){
