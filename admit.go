@@ -35,7 +35,7 @@ type Task struct {
 	Inputs []*repository.Claim
 	// Output and Overhead are in bytes; 0 means the estimator's estimate, which it learns from
 	// tasks of this kind, and admission.None that there is none. The task is refused if the bytes
-	// stated here fit in no GPU beside the inputs. An estimate is only a guess.
+	// stated here and the inputs fit in no GPU together. An estimate is only a guess.
 	Output, Overhead int64
 	// ReadAhead is how many of the inputs are brought up at most while the task waits and others
 	// work; 0 means all, below 0 none. They come where the task needs them if it is clear which GPU
@@ -114,7 +114,8 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	defer e.ahead.leave(in)
 	waiting := time.Now()
 	estimate := Estimate{
-		Operator: t.Operator, Input: in.bytes(), Inputs: in.charges, Output: t.Output, Overhead: t.Overhead, Owner: owner,
+		Operator: t.Operator, Input: in.bytes(), Inputs: in.charges,
+		Output: t.Output, Overhead: t.Overhead, Owner: owner,
 	}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) (err error) {
 		e.ahead.leave(in)

@@ -40,8 +40,8 @@ type Limits struct {
 	SharedQuota *quota.Quota
 
 	// Budgets limit what is allocated and promised on all of the engine's GPUs together. Engines
-	// that are given the same budget share it: each takes what the others leave. What an engine
-	// leaks on a GPUConfig.Device that is not its own stays charged until it is released.
+	// that are given the same budget share it: each takes what the others leave. Memory that an
+	// engine leaks on a GPUConfig.Device that is not its own stays charged until it is released.
 	Budgets []*budget.Budget
 
 	// Permits limits the transfers with disks that are under way: their bytes of host memory, and

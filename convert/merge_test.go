@@ -18,8 +18,8 @@ import (
 
 // TestMergesDrawWhatTheyAreGranted: two merges have 15 records of about 1 MiB each open in 64 MiB of
 // host memory, and replace them in any order. Each has a batch of about 10 MiB fetched from disk now
-// and then, and closed again. What was granted for it can be allocated, in one piece or several,
-// though none of the records can be moved out of the way.
+// and then, and closed again. Reserved memory can be allocated, in one piece or several,
+// although none of the records can be evicted.
 func TestMergesDrawWhatTheyAreGranted(t *testing.T) {
 	const mib = 1 << 20
 	rounds := 200

@@ -54,9 +54,9 @@
 // none, an Unmovable event is sent once, and the batch is skipped. It is tried at once when it has
 // got another form, or when the converters have changed. All others go on.
 //
-// If the error is about the machine, or of unknown cause, the batch is not tried for that tier either,
-// up to 64 periods. From the second such error in a row the edge between the two spaces is skipped, too.
-// Afterwards another batch is tried first.
+// If the error is about the machine, or of unknown cause, the batch is not moved to that tier
+// either for a while, up to 64 periods. From the second such error in a row the monitor also skips
+// the edge between the two spaces. Afterwards it tries another batch first.
 //
 // If nothing can be evicted from a space that needs it, the space is stuck: the monitor sends an
 // event once, and takes a step when something changes. It refuses waiters with a tier.NoSpaceError

@@ -216,8 +216,8 @@ func (m *Monitor) putBack(now time.Time) {
 	}
 }
 
-// aside counts, for each space, the victims that are not moved to some tier now, where waiting for
-// the next try is worth while.
+// aside counts, for each space, the victims that the monitor does not move to some tier now, but
+// will try again.
 func (m *Monitor) aside() []int {
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()

@@ -89,7 +89,7 @@ func inEach(n int64) (all byKind) {
 type spaceIndex struct {
 	place   int          // in spaces
 	lower   decide.Kinds // the tiers below; if there are none, batches are not listed, only counted
-	victims victimTree   // that are not aside
+	victims victimTree   // without those that are being moved
 	resting sizeTree     // batches that could be evicted, also those with subscribers
 	sizes   sizeTree     // all batches, by their sizes as images
 	largest atomic.Int64 // the largest of sizes, to be read without the lock
@@ -257,7 +257,7 @@ func movable(info *batch.Info) bool {
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
 }
 
-// noteLocked reports whether the cut makes b a victim which it was not before. key is zero unless
+// noteLocked reports whether the cut makes b a victim that it was not before. key is zero unless
 // the batch is movable and has a tier below.
 func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, isNew bool) (gained bool, err error) {
 	e := x.entryLocked(b)

@@ -208,7 +208,7 @@ func TestStaleBehindALateOne(t *testing.T) {
 			late := all[1999]
 			time.Sleep(20 * time.Second)
 			if shield {
-				w.use(late) // again in twenty seconds, as far as can be told
+				w.use(late) // its next use is expected in twenty seconds
 			}
 			time.Sleep(7 * time.Second)
 			stale := all[:10]

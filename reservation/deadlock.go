@@ -164,7 +164,7 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 		if !c.fits(c.line.space.Room()) { // it can never be served there
 			continue
 		}
-		owners, nobodys := 0, int64(0)
+		owners, without := 0, int64(0)
 		for _, l := range m.lines {
 			h := lines[l]
 			below := lines[c.line].rest > 0 && l.space.Kind() > c.line.space.Kind()
@@ -179,10 +179,10 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 				return false, false
 			}
 			owners += len(h.owners)
-			nobodys += h.ownerless
+			without += h.ownerless
 			still = min(still, h.still)
 		}
-		if nobodys > 0 || owners == 0 {
+		if without > 0 || owners == 0 {
 			ownerless = true
 			after := m.config.StallTimeout
 			// In an engine others may consume what is at rest. If nobody is left who could, the monitor
@@ -191,7 +191,7 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless
 			if after < 0 || consumed {
 				return false, false
 			}
-			if nobodys == 0 {
+			if without == 0 {
 				after += unclaimedGrace
 			}
 			patience = max(patience, after)
@@ -265,10 +265,10 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 }
 
 // A Reclaimer is memory that is not in batches, and that its holder gives back when it is asked:
-// the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a time,
-// when a request waits for room in the reservation's space and no batch can be evicted from it. want
-// is how many bytes the request lacks. Reclaim gives memory back by Reservation.Shrink. ctx ends
-// after a second, after which the request asks another Reclaimer.
+// the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a
+// time, when a request waits for room in the reservation's space, or in a faster tier, and no batch
+// can be evicted for it. want is how many bytes the request lacks. Reclaim gives memory back by
+// Reservation.Shrink. ctx ends after a second, after which the request asks another Reclaimer.
 type Reclaimer struct {
 	Reservation Reservation
 	Name        string // for errors
@@ -386,19 +386,19 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 				labels.Reclaim.Set()
 				m.reclaim(context.WithoutCancel(ctx), w, r, lack)
 			})
-		default: // it was asked already
+		default: // it was asked for another request: see reclaim
 		}
 		break
 	}
 	return len(heads) > 0
 }
 
-// reclaim asks r for memory for w. When r has returned, it wakes w, and the heads of other lines that
-// waited for r: they may ask it for what they lack themselves.
+// reclaim asks r for memory for w. When r has returned, it wakes w and those that found r busy: they
+// may ask it for what they lack themselves.
 func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
-	defer func() { // also if Reclaim ends its goroutine
+	defer func() { // also after runtime.Goexit
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		<-r.busy
@@ -406,10 +406,10 @@ func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int
 			w.passed, w.asked = append(w.passed, r), nil
 		}
 		w.wakeUp()
-		for _, l := range m.lines {
-			if head := l.queue.Head(); head != nil && head.Value.waiter.asked == r {
-				head.Value.waiter.asked = nil
-				head.Value.waiter.wakeUp()
+		for e := range m.mu.waiters.All() {
+			if e.Value.asked == r {
+				e.Value.asked = nil
+				e.Value.wakeUp()
 			}
 		}
 	}()

@@ -15,7 +15,7 @@ type Demand struct {
 	Space    tier.ID
 	Bytes    int64 // sum of what waits, or the largest int64 if that is more
 	Smallest int64 // the least that one of them needs
-	Headroom int64 // the most that one of them leaves free beside; Waiting alone fills it in
+	Headroom int64 // the most that one of them leaves free besides; only Waiting sets it
 	Waiters  int
 }
 
@@ -62,9 +62,9 @@ func (c *candidate) demand() Demand {
 // its strategy.
 type Choice []Demand
 
-// Waiting is Demand for who makes room: requests that any of several spaces may serve are no part
-// of the sums. They are appended to any, the oldest first, because room is needed in one of the
-// spaces only. Headroom is no part of Bytes: it is needed once for all.
+// Waiting is Demand for the monitor. Requests that any of several spaces may serve are not in the
+// sums. Waiting appends them to any, the oldest first, because they need room in one of the spaces
+// only. Headroom is not in Bytes, because the requests need it once together.
 func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -95,8 +95,8 @@ func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
 	return dst, any
 }
 
-// Arriving returns how many bytes of a space reservations have that left its headroom free. They
-// are no work that ends, but batches at rest before long. It may be somewhat more when they are.
+// Arriving returns how many bytes of a space belong to reservations that left its headroom free.
+// Soon these bytes are in batches at rest. Then Arriving may count them for a moment longer.
 func (m *Manager) Arriving(id tier.ID) int64 {
 	if l := m.line(id); l != nil {
 		return l.arriving.Load()

@@ -48,7 +48,8 @@
 // keeps quotas and clean images, which take time, away from the goroutine that releases.
 //
 // A request that begins to wait has batches evicted (OnEvict). When no batch can be, the head of a
-// line asks for memory that is not in batches (OnReclaim), the largest first, each for a second.
+// line asks for memory that is not in batches (OnReclaim), in its space before slower ones and the
+// largest first. Each has a second.
 //
 // # Deadlocks
 //

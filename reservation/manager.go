@@ -28,8 +28,8 @@ const (
 	// defaultGrace is how long nothing may change before owners that all wait count as deadlocked.
 	defaultGrace = 100 * time.Millisecond
 
-	// StallTimeout is the default of Config.StallTimeout. Work may be in progress on what is waited for
-	// that takes longer than moves do, and waiters would fail for nothing.
+	// StallTimeout is the default of Config.StallTimeout. A kernel that works on an open batch
+	// may take longer than moves do, and waiters should not fail because of it.
 	StallTimeout = 30 * time.Second
 )
 
@@ -200,14 +200,14 @@ func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
 }
 
-// TryReserve is Reserve without waiting: if there is no room now, or what there is is kept for
-// an older request, it returns a tier.NoSpaceError.
+// TryReserve is Reserve without waiting: if there is no room now, or the room is kept for an older
+// request, it returns a tier.NoSpaceError.
 func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(context.Background(), false, s, bytes, bytes, opts)
 }
 
-// ReserveUpTo promises what there is, from min to max bytes, in the first candidate that has room
-// for min, whatever its trigger. It waits until one of them has. Reservation.Bytes returns the
+// ReserveUpTo promises as much as there is, from min to max bytes, in the first candidate that has
+// room for min, whatever its trigger. It waits until one of them has. Reservation.Bytes returns the
 // result. A Sized strategy is an error.
 func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, min, max, opts)

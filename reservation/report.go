@@ -45,7 +45,8 @@ func (m *Manager) reportLong(w *waiter) {
 	w.due = 2 * waited
 	c := heads[0]
 	one := LongWait{
-		Space: c.line.space.ID(), Requested: c.need, Waited: waited, Owner: w.owner.label(), Waiters: c.line.queue.Len(),
+		Space: c.line.space.ID(), Requested: c.need, Waited: waited, Owner: w.owner.label(),
+		Waiters: c.line.queue.Len(),
 	}
 	for e := range c.line.queue.All() {
 		one.Waiting += min(e.Value.need, math.MaxInt64-one.Waiting)
@@ -171,8 +172,8 @@ func (m *Manager) countBlocked(o *Owner, took time.Duration) {
 	b.Longest = max(b.Longest, took)
 }
 
-// Blocked returns how long owners have waited for room, and wait still, the longest first. Of more
-// than a thousand names some are summed as "(others)".
+// Blocked returns how long owners have waited for room, and wait still, the longest first. If
+// there are more than a thousand names, some are summed as "(others)".
 func (m *Manager) Blocked() (out []Blocked) {
 	all := make(waitsByName)
 	m.mu.Lock()

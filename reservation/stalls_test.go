@@ -640,6 +640,34 @@ func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 	})
 }
 
+// A request that finds a Reclaimer busy with another one asks it when that call has returned.
+func TestReclaimAfterACallForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := twoSpaces(t)
+		work, rest := mustTry(t, m, reservation.Specific(host), 100), mustTry(t, m, onGPU0, 100)
+		batch := mustAlloc(t, rest, 100)
+		release(t, rest) // the buffer is at rest
+		var asked []int64
+		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+			asked = append(asked, want)
+			time.Sleep(100 * time.Millisecond)
+			if err := work.Shrink(want); err != nil {
+				t.Error(err)
+			}
+		}})()
+		forGPU := startReserve(t.Context(), m, onGPU0, 10) // asks for memory in host, where batches could go
+		forGPU.waiting(t)
+		inHost := startReserve(t.Context(), m, reservation.Specific(host), 50)
+		time.Sleep(400 * time.Millisecond)
+		r := inHost.served(t)
+		if want := []int64{10, 40}; !slices.Equal(asked, want) {
+			t.Errorf("%v bytes were asked for, want %v", asked, want)
+		}
+		release(t, batch)
+		release(t, forGPU.served(t), r, work)
+	})
+}
+
 // Close waits for a call of a Reclaimer.
 func TestCloseWaitsForReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -120,7 +120,7 @@ func rowsUpTo(most int) func() int {
 	}
 }
 
-// TestNobodyIsLeft: where nobody frees anything, the error comes after StallTimeout, and says so.
+// TestNobodyIsLeft: if nobody frees anything, the error comes after StallTimeout and names it.
 func TestNobodyIsLeft(t *testing.T) {
 	t.Parallel()
 	eng := openSmallTiers(t, 100*time.Millisecond)

@@ -166,7 +166,8 @@ func (e *evictor) BatchChanged(b *batch.Batch, now batch.Info) {
 }
 
 // TestInputsThatArriveAreHeld: two inputs are being moved when a task looks, and are in the GPU
-// when it starts. They are held from then on. That one leaves just then costs an attempt.
+// when it starts. They are held from then on. If one leaves just before that, the task needs
+// another attempt.
 func TestInputsThatArriveAreHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, 64*mib, func(c *spillway.Config) {

@@ -85,7 +85,7 @@ type Leak struct {
 }
 
 // Leaks lists the bytes that are in use, the largest leak first. It must be called with no lock
-// held. Clean images are not among them: their batches are what leaks, elsewhere.
+// held. Clean images are not among them, because their batches are in other spaces.
 func (s *Space) Leaks() (leaks []Leak) {
 	u := s.Usage()
 	rest := u.Live + u.Reserved
@@ -210,7 +210,7 @@ func (a Holdings) String() string {
 }
 
 // Holdings lists the holders of the space's used bytes. batches, which may be nil, calls its argument
-// for each batch that lies in the space: with whose it is and its id, its memory, and its charge.
+// for each batch in the space, with its place and id, its memory, and its charge.
 // Holdings takes time in proportion to the handles, records and batches.
 func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64))) Holdings {
 	u := s.Usage()

@@ -85,7 +85,7 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	}
 	if full, ok := errors.AsType[*NoSpaceError](err); ok && !full.Space.Valid() {
 		full.Space = s.cfg.ID
-		if full.Cause == nil && full.Largest == 0 { // the room is neither in pieces, nor is another limit the cause
+		if full.Cause == nil && full.Largest == 0 { // not because of pieces or another limit
 			full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
 				s.cfg.Backend, full.Available)
 			full.Available = s.Available() + s.Charge(size)

@@ -14,7 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// stallAfter is how long nothing moves before a note reports it: long before the end of --stall-timeout.
+// stallAfter is how long nothing moves before a note reports it: long before the end of
+// --stall-timeout.
 const stallAfter = 2 * time.Second
 
 // stall detects, from the engine's events, that requests wait for room and that no move in progress

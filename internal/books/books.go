@@ -170,6 +170,7 @@ func Left(limit, used, mine int64) int64 {
 		return max(0, limit-used)
 	}
 	hi, lo := bits.Mul64(uint64(limit), uint64(mine))
-	keeps, _ := bits.Div64(hi, lo, uint64(used)) // limit < used; rounded down, so that together all keep at most the limit
+	// limit < used. The share is rounded down, so that all together keep at most the limit.
+	keeps, _ := bits.Div64(hi, lo, uint64(used))
 	return int64(keeps) - mine
 }

@@ -256,7 +256,7 @@ func TestSpare(t *testing.T) {
 	}
 }
 
-// TestTryOpen: it reserves what fits beside clean images, and returns what is used then.
+// TestTryOpen: it reserves no room that clean images have, and returns the used bytes.
 func TestTryOpen(t *testing.T) {
 	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 40, 0, nil, false)

@@ -10,7 +10,7 @@ import (
 // The kinds of holds.
 const (
 	Handle = "handle" // an open handle on a batch
-	Record = "record" // an open record, whose arrays lie in the memory
+	Record = "record" // an open record, whose arrays are in the memory
 )
 
 // Hold is an open handle or an open record. While it is in the books of a space, memory there can

@@ -20,7 +20,7 @@ type Promise struct {
 	by              By
 }
 
-// By tells promises apart.
+// By is what promises are summed by.
 type By struct {
 	Owner any              // who holds it; nil if that is unknown
 	Moves bool             // it is for data that is being moved, and no program's

@@ -107,7 +107,7 @@ var remedies = map[diag.Cause]string{
 	System: "",
 }
 
-// information lists the causes whose warnings are information, unless they say otherwise.
+// information lists the causes whose warnings are information by default.
 var information = []diag.Cause{
 	ExcludedNode, Overlay, NamedFiles, Sparse, Abandoned, HiddenProc, HiddenSys, UnknownPlace,
 	Driver, Simulated, System,

@@ -18,14 +18,14 @@ import (
 // runs that are compressed take longer than uncompressed ones, it compresses nothing until the next
 // decision.
 //
-// From that follows what a byte costs to the disk and back. It is the time of the disk for the bytes
-// that are left, or of the processors, whichever is longer, because they work at the same time. The
-// processor time that the program lacks meanwhile is added: compressing slows a program that keeps
-// all processors busy, and costs nothing in one that waits for the disk. Of the codecs that cost the
-// least, or up to a tenth more, the one that needs the processors least is chosen; None needs them
-// least of all. So small differences, as a busy machine makes them, do not change the choice.
+// The cost of a codec is the time of a byte to the disk and back: the longer of the disk's time for
+// the compressed bytes and the processors' time, because both work at the same time. The processor
+// time that the program lacks meanwhile is added: compressing slows a program that keeps all
+// processors busy, and costs nothing in one that waits for the disk. Among the codecs that cost at
+// most a tenth more than the best, the Chooser takes the one with the least processor time; None
+// has the least of all. So small differences, as on a busy machine, do not change the choice.
 //
-// The zero value knows nothing. It is safe for concurrent use.
+// The zero value has no measurements. It is safe for concurrent use.
 type Chooser struct {
 	// Chosen is called, with no lock held, when what goes to a disk is compressed with another codec
 	// from now on. cost is what a byte is expected to cost there and back, as a share of what it
@@ -147,7 +147,8 @@ func (c *Chooser) decideLocked(d *Disk) float64 {
 	for k := S2; k < codecs; k++ {
 		r := d.rates[k]
 		work[k] = r.encode + r.decode + handling
-		cost[k] = max(r.ratio*write, (r.encode+handling/2)/processors) + max(r.ratio*read, (r.decode+handling/2)/processors)
+		cost[k] = max(r.ratio*write, (r.encode+handling/2)/processors)
+		cost[k] += max(r.ratio*read, (r.decode+handling/2)/processors)
 		cost[k] += busy * work[k] / max(1, processors/2) // which the program lacks
 		least = min(least, cost[k])
 	}
@@ -165,8 +166,8 @@ func (c *Chooser) decideLocked(d *Disk) float64 {
 	return cost[d.choice] / cost[None]
 }
 
-// busyLocked returns the share of the processors that the program used since the last decision, beside
-// compressing; half of them if that is not known.
+// busyLocked returns the share of the processors that the program used since the last decision,
+// without compressing; half of them if that is not known.
 func (c *Chooser) busyLocked(d *Disk) float64 {
 	now := time.Now()
 	process, ok := thread.ProcessTime()
@@ -224,7 +225,7 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 		return false
 	case configured != Auto:
 		return true
-	case body < payload.FrameSize: // not worth a thought
+	case body < payload.FrameSize: // too short to gain anything
 		return false
 	}
 	d := c.Disk(to)

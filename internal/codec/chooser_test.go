@@ -82,8 +82,9 @@ func TestDecide(t *testing.T) {
 	})
 }
 
-// TestIntervals: the disk is measured without compression before each decision, which come after 1 MiB
-// and then after ever more bytes, up to a GiB; a choice is reported when it changes.
+// TestIntervals: the disk is measured without compression before each decision. The first one comes
+// after 1 MiB and, while batches are compressed, the next after each GiB. Chosen is called for
+// changes.
 func TestIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Chooser
@@ -182,6 +183,65 @@ func TestSlower(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestIntervalsUncompressed: while nothing is compressed, decisions come after 64 MiB, 256 MiB and
+// each GiB.
+func TestIntervalsUncompressed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Chooser
+		d := c.Disk(diskID)
+		var got []int64
+		for range 4 {
+			d.sampled = true // no codec saves anything
+			for k := range d.rates {
+				d.rates[k] = sampled(1, 3000, 9000)
+			}
+			measure(d, 9500, 9500)
+			if c.next(d, d.interval); d.sampled || d.choice != None {
+				t.Fatalf("no decision after %d bytes, or %s", d.interval, d.choice)
+			}
+			got = append(got, d.interval/mib)
+		}
+		if want := []int64{64, 256, 1024, 1024}; !slices.Equal(got, want) {
+			t.Errorf("decisions come after %v MiB, want %v", got, want)
+		}
+	})
+}
+
+// TestSampleDuringTransfers: samples may be taken while other transfers are timed. The race detector
+// checks that.
+func TestSampleDuringTransfers(t *testing.T) {
+	var c Chooser
+	d := c.Disk(diskID)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for _, writes := range []bool{true, false} {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := c.Timed(Auto, diskID, S2, writes, mib, func() error { return nil }); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	body := make([]byte, payload.FrameSize)
+	read := func(off, n int64) ([]byte, error) { return body[off:][:n], nil }
+	for range 20 {
+		c.mu.Lock()
+		d.sampled = false
+		c.mu.Unlock()
+		if err := c.Sample(new(Coders), d, payload.FrameSize, make([]byte, trialRoom), read); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	wg.Wait()
 }
 
 // TestFirstDecision: nothing is compressed before the disk is measured and samples are taken.

@@ -6,8 +6,8 @@
 // head, and a head is bypassed at most Bypass times. From then on whatever is freed adds up until
 // the head can be served. So small requests keep a resource busy, and a large one is not starved.
 //
-// A queue does not know what is waited for. Its owner checks with a function of its own whether a
-// waiter can be served, guards the queue with its own lock, and wakes the waiters.
+// A queue does not depend on what is waited for. Its owner checks with a function of its own
+// whether a waiter can be served, guards the queue with its own lock, and wakes the waiters.
 package fairqueue
 
 import (

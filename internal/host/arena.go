@@ -417,7 +417,7 @@ func (a *Arena) relocate(size int64, pieces []piece) (tier.Memory, error) {
 		full.Cause = err
 		return nil, full
 	}
-	// What is refused here was warned of when the arena was made.
+	// NewArena has warned of these errors already.
 	if a.cfg.Huge {
 		_ = m.own.huge()
 	}

@@ -39,8 +39,8 @@ func free(a *Arena, ms ...tier.HostMemory) {
 	}
 }
 
-// A pinned arena keeps its pages, and so is refused what does not fit into a range. Others have room
-// where those would be fragmented.
+// A pinned arena keeps its pages, and refuses memory that fits in no range. Other arenas map their
+// pages elsewhere.
 func TestArenaKeepsThePoolContract(t *testing.T) {
 	for _, c := range []struct {
 		cfg    Config

@@ -150,8 +150,8 @@ func (a *Arena) replace(off, n int64) {
 	}
 }
 
-// discard gives back the steps that lie wholly in a withheld range, and returns how many bytes of them
-// may have been present.
+// discard gives back the steps that are wholly in a withheld range, and returns how many of their
+// bytes may have been present.
 func (a *Arena) discard(off, end int64) (given int64) {
 	first, last := (off+step-1)/step, end/step
 	if end == a.cfg.Capacity {

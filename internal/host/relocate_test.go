@@ -64,9 +64,9 @@ func TestRelocatedMemoryIsAsTheArena(t *testing.T) {
 	}
 }
 
-// TestRoomInPiecesIsHadInOne: memory that fits in no free range has a mapping of its own, in place of
+// TestRoomInPieces: memory that fits in no free range has a mapping of its own, in place of
 // as many free pages, which are there again when it is freed.
-func TestRoomInPiecesIsHadInOne(t *testing.T) {
+func TestRoomInPieces(t *testing.T) {
 	const capacity = 8 * (step + tier.Page)
 	var released atomic.Int64
 	a := openFaulty(t, Config{Capacity: capacity, Node: -1, Touch: true}, &faulty{released: &released})
@@ -200,9 +200,9 @@ func TestNothingIsRelocatedForTrim(t *testing.T) {
 	})
 }
 
-// TestWhatIsReservedCanBeAllocated allocates and frees at random, with cuts as images have them, and
-// never more than the arena has: nothing is refused, and no two memories share a byte.
-func TestWhatIsReservedCanBeAllocated(t *testing.T) {
+// TestReservedMemoryCanBeAllocated allocates and frees at random, with cuts as images have them,
+// and never more than the arena has: nothing is refused, and no two memories share a byte.
+func TestReservedMemoryCanBeAllocated(t *testing.T) {
 	const capacity = 512 * tier.Page
 	for seed := range testseed.Each(t, 10) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -255,9 +255,9 @@ func TestWhatIsReservedCanBeAllocated(t *testing.T) {
 	}
 }
 
-// TestWhatIsReservedCanBeAllocatedAtOnce: so it is where goroutines allocate, free and trim at the
+// TestReservedMemoryConcurrently is the same with goroutines that allocate, free and trim at the
 // same time.
-func TestWhatIsReservedCanBeAllocatedAtOnce(t *testing.T) {
+func TestReservedMemoryConcurrently(t *testing.T) {
 	const capacity = 512 * tier.Page
 	seed := testseed.One(t)
 	a := open(t, Config{Capacity: capacity, Node: -1, Touch: true})

@@ -144,8 +144,8 @@ func (l *slabs) flush(free func(off, n int64)) {
 	}
 }
 
-// list appends s to the list of its class: what was used last is full first,
-// and the others have time to become empty.
+// list appends s to the list of its class: the slab that was used last is filled first, and the
+// others have time to become empty.
 func (l *slabs) list(s *slab) {
 	s.listed = len(l.lists[s.class])
 	l.lists[s.class] = append(l.lists[s.class], s)
@@ -159,7 +159,7 @@ func (l *slabs) unlist(s *slab) {
 	l.lists[s.class] = list[:last]
 }
 
-// small is a memory that lies in a slab.
+// small is a memory in a slab.
 type small struct {
 	size    int64
 	slab    *slab

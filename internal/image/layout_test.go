@@ -260,9 +260,9 @@ func TestRandomRecords(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotCutIsShort: no part of a body that must be in one extent is longer than the largest
+// TestPartsAreShort: no part of a body that must be in one extent is longer than the largest
 // buffer and 256 KiB of small ones, however many columns there are and however long they are.
-func TestWhatIsNotCutIsShort(t *testing.T) {
+func TestPartsAreShort(t *testing.T) {
 	for seed := range testseed.Each(t, 20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		most := 1 << rng.IntN(18)
@@ -306,7 +306,7 @@ func TestWhatIsNotCutIsShort(t *testing.T) {
 	}
 }
 
-// TestBitmapsTakeNoPage: a validity lies in what the values before it leave of their last page.
+// TestBitmapsTakeNoPage: a validity bitmap is in the rest of the last page of the values before it.
 func TestBitmapsTakeNoPage(t *testing.T) {
 	const columns, rows = 10, 10_000
 	fields, cols := make([]arrow.Field, columns), make([]arrow.Array, columns)

@@ -200,11 +200,11 @@ const (
 	viewStride = 256
 )
 
-// views lays out binary or string views. The bytes that they refer to are kept in one of three
-// ways, the first that keeps no more than an eighth beyond them, of bytes and of buffers: all data
-// buffers as they are; of each buffer that is used what lies between the first and the last byte
-// that a view refers to; or the bytes themselves, gathered in the views' order. Only the last is
-// work for each byte, and the slices of what a builder made do not need it.
+// views lays out binary or string views. There are three ways to keep the bytes that they refer to:
+// all data buffers as they are; the range of each buffer from the first to the last byte that a
+// view refers to; or only these bytes, gathered in the views' order. views chooses the first of
+// them that keeps at most an eighth more bytes and buffers than necessary. Only the last takes time
+// for each byte, and slices of arrays that a builder made do not need it.
 func (p *planner) views(s slice) error {
 	b, has, all, err := p.need(s, 1, viewWidth, 0)
 	if err != nil {

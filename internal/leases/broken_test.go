@@ -86,11 +86,11 @@ func TestCleanedAgainAndAgain(t *testing.T) {
 	var all []*leases.Lease
 	for range 3 {
 		l := join(t, terms(dir, "g", 64, 64))
-		charge(t, l, 37) // it cannot know of the others yet
+		charge(t, l, 37) // it has not read the files of the others yet
 		all = append(all, l)
 		clean(t, dir)
 	}
-	charge(t, all[0], 1) // it finds nobody else
+	charge(t, all[0], 1) // it finds no other file
 	for _, l := range append(all[1:], join(t, terms(dir, "g", 64, 64))) {
 		_ = l.Charge(1)
 	}
@@ -129,8 +129,8 @@ func testIdle(t *testing.T, remove func(t *testing.T, dir string)) {
 	wantRefusal(t, join(t, terms(dir, "g", 64, 64)).Charge(30), 30, 24, 40, 64)
 }
 
-// TestDirectoryReplacedWhileJoining: a process that waited for the lock of a directory which was moved away
-// counts with those of the new directory.
+// TestDirectoryReplacedWhileJoining: a process that waited for the lock of a directory which was
+// moved away counts with those of the new directory.
 func TestDirectoryReplacedWhileJoining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := ledgerDir(t)

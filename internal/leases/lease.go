@@ -226,7 +226,7 @@ func (l *Lease) Close() error {
 		return fmt.Errorf("quota: the lease is %w", tier.ErrClosed)
 	}
 	if l.file != nil {
-		_ = os.Remove(l.file.Name()) // a file that stays counts for nothing
+		_ = os.Remove(l.file.Name()) // others ignore a file that stays
 		unlock(l.file)
 	}
 	l.mu.Lock()

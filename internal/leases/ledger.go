@@ -317,7 +317,7 @@ func read(dir, own *os.File, reap bool) (live []Holder, err error) {
 		case h != nil:
 			live = append(live, *h)
 		case reap:
-			_ = os.Remove(path) // a file that stays counts for nothing
+			_ = os.Remove(path) // others ignore a file that stays
 		}
 	}
 	return live, errors.Join(errs...)

@@ -486,8 +486,8 @@ func TestIdleLeaseSees(t *testing.T) {
 	until(1000, 400)
 }
 
-// TestSubscribersAreNotified: of bytes that their own process returns, at once, and of a ledger that cannot
-// be used any more, so that a waiter charges again and gets the error.
+// TestSubscribersAreNotified: subscribers are called at once when their own process returns bytes,
+// and when the ledger cannot be used any more, so that a waiter charges again and gets the error.
 func TestSubscribersAreNotified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := ledgerDir(t)

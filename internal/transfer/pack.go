@@ -240,12 +240,16 @@ func (b *Builtin) LayRuns(ctx context.Context, l *image.Layout, r reservation.Re
 		}, func(ctx context.Context, w *lane, i int) error {
 			p, begin, with := raw(w, at+i), int64(at+i)*payload.RunSize, t.Codec()
 			there := func(off, n int64) []byte { return p[off-begin:][:n:n] }
-			from := frames{there: there, read: func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }}
-			err := b.Choose.Timed(b.Codec, r.Space().ID(), with, true, int64(len(p)), func() error { return b.packRun(ctx, w, &runs[at+i], with, body, begin, from, r) })
+			read := func(_ context.Context, _ *lane, off, n int64) ([]byte, error) { return there(off, n), nil }
+			from := frames{there: there, read: read}
+			err := b.Choose.Timed(b.Codec, r.Space().ID(), with, true, int64(len(p)), func() error {
+				return b.packRun(ctx, w, &runs[at+i], with, body, begin, from, r)
+			})
 			if err != nil || t.Fixed != codec.Auto {
 				return err
 			}
-			return b.Choose.Sample(&b.coders, t.Disk, int64(len(p)), w.spare(), func(off, n int64) ([]byte, error) { return p[off:][:n], nil })
+			sample := func(off, n int64) ([]byte, error) { return p[off:][:n], nil }
+			return b.Choose.Sample(&b.coders, t.Disk, int64(len(p)), w.spare(), sample)
 		})
 	}
 	err = b.Permitted(ctx, r.Space(), nil, body, func(ctx context.Context) error {

@@ -94,8 +94,8 @@ const defaultThreshold = 0.9
 
 // Rules decide which tasks may start. The zero value means the defaults.
 type Rules struct {
-	// Strategy names the spaces that tasks may run in; nil means any GPU. Of the spaces in which a
-	// task needs least it takes the first.
+	// Strategy names the spaces that tasks may run in; nil means any GPU. If a task
+	// needs the same in several spaces, it takes the first of them.
 	Strategy reservation.Strategy
 	// Threshold is the share of a space's capacity that tasks are admitted up to: above 0 and at
 	// most 1; 0 means 0.9. The space's own limit holds as well.
@@ -225,7 +225,7 @@ func (a *Admitter) change(f func()) {
 	defer a.mu.Unlock()
 	f()
 	head := a.waiting.Head()
-	if head != nil && !a.holdLocked(head.Value.plans) {
+	if head != nil && !a.mayStartLocked(head.Value.plans) {
 		head.Value.interrupt()
 	}
 	ring(head)

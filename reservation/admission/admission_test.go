@@ -329,7 +329,7 @@ func TestInputsAlreadyThereCountZero(t *testing.T) {
 			t.Errorf("the task is in %s and needs %d", two.Reservation().Space().ID(), two.Need())
 		}
 		in = &inputs{bytes: 600, there: map[tier.ID]int64{w.gpus[0].ID(): 100}}
-		three := w.admit(in.of(exactly(150))).runs() // fits only beside less than is in gpu:0
+		three := w.admit(in.of(exactly(150))).runs() // fits only where less is used than in gpu:0
 		if three.Reservation().Space() != w.gpus[1] || three.Need() != 750 {
 			t.Errorf("the task is in %s and needs %d", three.Reservation().Space().ID(), three.Need())
 		}

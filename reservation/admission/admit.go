@@ -72,9 +72,9 @@ func (a *Admitter) keptLocked(s *tier.Space) int64 {
 	return a.aboveLocked(s)
 }
 
-// aboveLocked returns how many bytes lie between the threshold and the limit of a space. Foreign
-// bytes are part of the pressure that the threshold is for. The head reserves so many bytes beside
-// its need, and so they are rounded as the space charges them.
+// aboveLocked returns how many bytes are between the threshold and the limit of a space. Foreign
+// bytes are part of the pressure that the threshold is for. The head reserves these bytes together
+// with its need, so they are rounded as the space charges them.
 func (a *Admitter) aboveLocked(s *tier.Space) int64 {
 	mark := int64(float64(s.Capacity())*a.rules.Threshold) - s.Foreign()
 	return charge(s, max(0, s.Room()+s.Held()-mark))
@@ -88,8 +88,8 @@ func (a *Admitter) fitsLocked(w *waiter) bool {
 	})
 }
 
-// holdLocked reports whether a task may start, with as many bytes kept free as in the plans.
-func (a *Admitter) holdLocked(ps []plan) bool {
+// mayStartLocked reports whether a task may start, with as many bytes kept free as in the plans.
+func (a *Admitter) mayStartLocked(ps []plan) bool {
 	changed := func(p plan) bool { return p.kept != a.keptLocked(p.Space) }
 	return !a.closed.Load() && a.stats.Running < a.rules.Threads && !slices.ContainsFunc(ps, changed)
 }
@@ -151,10 +151,11 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error) {
 	var ps []plan // the least need first
 	var most int64
-	possible := false
+	possible, hasAll := false, true
 	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
 		p := w.planIn(s, w.stale >= maxStale)
 		ps, most = append(ps, p), max(most, p.most)
+		hasAll = hasAll && p.need >= p.most
 		possible = possible || s.Lost() == nil && p.known <= s.Room()
 	}
 	for i, p := range ps {
@@ -179,7 +180,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		ps[i].kept = a.keptLocked(p.Space)
 	}
 	w.plans, w.interrupt = ps, interrupt
-	may, busy, isHead := a.holdLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
+	may, busy, isHead := a.mayStartLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
 	next := a.waiting.Next(a.fitsLocked)
 	if next != w.entry {
 		ring(next)
@@ -229,10 +230,12 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	defer a.mu.Unlock()
 	isHead = a.waiting.Head() == w.entry
 	free := s.Available() + surplus
-	if surplus < 0 || free < a.keptLocked(s) || !a.holdLocked(nil) || !isHead && a.waiting.IsClosed() {
+	if surplus < 0 || free < a.keptLocked(s) || !a.mayStartLocked(nil) || !isHead && a.waiting.IsClosed() {
 		return nil, nil
 	}
-	g = &Grant{a: a, r: r, e: w.Estimate, plan: p, work: w.work, alone: free < a.aboveLocked(s), output: None}
+	g = &Grant{
+		a: a, r: r, e: w.Estimate, plan: p, work: w.work, alone: free < a.aboveLocked(s), hasAll: hasAll, output: None,
+	}
 	a.waiting.Served(w.entry) // Admit wakes others
 	a.running[s]++
 	a.stats.Running++

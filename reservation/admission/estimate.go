@@ -25,8 +25,8 @@ type Estimate struct {
 	// If it is nil, all of Input has to be brought, wherever the task runs.
 	Inputs func(s *tier.Space) (there, missing int64)
 	// Output is for the result of the task, and Overhead for all else: hash tables, copies,
-	// scratch. 0 means the Estimator's estimate, None nothing. A task that states more here than
-	// any space has beside its inputs is refused.
+	// scratch. 0 means the Estimator's estimate, None nothing. A task is refused if these and
+	// its inputs fit in no space together.
 	Output, Overhead int64
 	// Least is a lower bound of output and overhead together. Run raises it for a task that ran out
 	// of memory. Like an Estimator's estimate it is a guess, for which no task is refused.
@@ -41,7 +41,7 @@ type Estimate struct {
 type Measured struct {
 	Input  int64 // as in the estimate; 0 means that
 	Output int64 // None: it was not measured
-	// Peak is the most that it had in use at once beside its inputs; 0: as the Grant measured it.
+	// Peak is the most that it had in use at once besides its inputs; 0: as the Grant measured it.
 	Peak int64
 }
 

@@ -8,8 +8,8 @@ import (
 // Estimator estimates the output and overhead of tasks, and learns from tasks that have ended. It
 // must be safe for concurrent use. It is called with no lock held and should not block.
 type Estimator interface {
-	// Estimate returns how many bytes of output, and how many beside it, a task of
-	// that kind takes for so many bytes of input. Negative numbers count as 0.
+	// Estimate returns how many bytes of output, and of overhead, a task of that
+	// kind takes for so many bytes of input. Negative numbers count as 0.
 	Estimate(operator string, input int64) (output, overhead int64)
 	// Observe is called with the measurements of a task that succeeded.
 	Observe(operator string, m Measured)
@@ -81,7 +81,7 @@ func (e *Ratios) Estimate(operator string, input int64) (output, overhead int64)
 	return output, overhead
 }
 
-// Observe implements Estimator. What is negative or not known is not learned.
+// Observe implements Estimator. It ignores negative numbers and those that are not known.
 func (e *Ratios) Observe(operator string, m Measured) {
 	if m.Input < 0 || m.Peak < 0 || m.Output < 0 && m.Output != None {
 		return

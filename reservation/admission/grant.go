@@ -19,12 +19,14 @@ type Grant struct {
 	plan  plan
 	work  int64 // the part of the need for output and overhead, before it was charged
 	alone bool
-	ended atomic.Bool
+	// hasAll reports whether no space could ever give the task more.
+	hasAll bool
+	ended  atomic.Bool
 
 	mu         lockrank.Mutex[lockrank.Reservation] // guards all below
 	inputsHere bool
 	base       int64 // drawn when the inputs were here
-	peak       int64 // the most that was drawn beside base
+	peak       int64 // the most that was drawn besides base
 	output     int64 // the sum of Produced; None before
 }
 
@@ -58,7 +60,7 @@ func (g *Grant) InputsHere() {
 	g.base, g.peak, g.inputsHere = g.r.Bytes()-g.r.Unused(), 0, true
 }
 
-// Peak returns the most that was drawn at once beside the inputs. It is measured by Alloc and by
+// Peak returns the most that was drawn at once besides the inputs. It is measured by Alloc and by
 // Peak: a caller that draws from the reservation itself calls Peak after a large draw.
 func (g *Grant) Peak() int64 {
 	g.mu.Lock()

@@ -3,6 +3,7 @@ package admission_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -115,6 +116,32 @@ func TestOthersAreFaster(t *testing.T) {
 	})
 }
 
+// TestAllOfASmallerSpace: a task that had all memory of one space and exceeded it is tried again if
+// another space is larger.
+func TestAllOfASmallerSpace(t *testing.T) {
+	w := newWorld(t, setup{cap: 1000, gpus: 2})
+	if err := w.gpus[1].SetLimit(500); err != nil {
+		t.Fatal(err)
+	}
+	busy, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 900)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ran []tier.ID
+	err = w.Run(t.Context(), exactly(500), func(_ context.Context, g *admission.Grant) error {
+		if ran = append(ran, g.Reservation().Space().ID()); len(ran) > 1 {
+			return nil
+		}
+		if err := busy.Release(); err != nil {
+			t.Error(err)
+		}
+		return reservation.ErrExceeded
+	})
+	if want := []tier.ID{w.gpus[1].ID(), w.gpus[0].ID()}; err != nil || !slices.Equal(ran, want) {
+		t.Errorf("the task ran in %v, want %v: %v", ran, want, err)
+	}
+}
+
 // TestAllThereIs: a task that was given all that there is, with its inputs in place, and exceeded
 // that, is not tried again. All others are.
 func TestAllThereIs(t *testing.T) {
@@ -138,7 +165,7 @@ func TestAllThereIs(t *testing.T) {
 		"beside its inputs":    {100, 100, 899, func(*admission.Grant) error { return reservation.ErrExceeded }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, setup{cap: 1000})
+			w := newWorld(t, setup{cap: 1000, gpus: 2})
 			e := exactly(c.work)
 			if c.inputs > 0 {
 				e = (&inputs{bytes: c.inputs, there: map[tier.ID]int64{gpu: c.there}}).of(e)

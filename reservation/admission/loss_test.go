@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestLostSpaces: tasks run in the spaces that are left, also those that waited for a space when it was lost;
-// with none left all get the error.
+// TestLostSpaces: tasks run in the spaces that are left, also those that waited for a space when it
+// was lost. With none left all get the error.
 func TestLostSpaces(t *testing.T) {
 	errGone := errors.New("gone")
 	half := admission.Config{Rules: admission.Rules{Threshold: 0.5}}

@@ -215,7 +215,7 @@ func TestRandomConcurrent(t *testing.T) {
 	}
 }
 
-// TestRandomChanges lets tasks of all sizes run, beside other requests, while threshold, limits and
+// TestRandomChanges lets tasks of all sizes run, with other requests, while threshold, limits and
 // foreign bytes change. Every wait ends, and the books end at zero.
 func TestRandomChanges(t *testing.T) {
 	for seed := range testseed.Each(t, 40) {

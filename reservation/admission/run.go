@@ -20,13 +20,13 @@ type AttemptsError struct {
 	Space    tier.ID // of the last attempt, like all fields below
 	Need     int64   // estimated; math.MaxInt64 if the sum overflows
 	Reserved int64
-	Peak     int64 // the most bytes drawn at once beside the inputs
+	Peak     int64 // the most bytes drawn at once besides the inputs
 	Err      error
 }
 
 func (e *AttemptsError) Error() string {
 	return fmt.Sprintf("admission: task %s ran out of memory %d times: in the last attempt it needed %s in %s, "+
-		"%d were reserved, and at most %d were drawn beside its inputs: %v "+
+		"%d were reserved, and at most %d were drawn besides its inputs: %v "+
 		"(give the task less input, or the space more memory)",
 		named.Quoted(e.Operator), e.Attempts, size.Saturated(e.Need), e.Space, e.Reserved, e.Peak, e.Err)
 }
@@ -43,7 +43,7 @@ func OutOfMemory(err error) bool {
 
 // Run admits a task, runs f, and ends the grant. If f runs out of memory, Run tries the task again
 // with a higher estimate: twice the last one or, if that is more, the bytes that the task had drawn
-// beside its inputs and the bytes that its reservation or its space refused. After a
+// besides its inputs and the bytes that its reservation or its space refused. After a
 // reservation.DeadlockError the estimate stays, and Run first waits for the others. After
 // Rules.MaxAttempts attempts the error is an *AttemptsError. Run returns it earlier if the task had
 // its inputs in place and as much memory as any space could give, and exceeded that. Any other
@@ -68,9 +68,9 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 			return err
 		}
 		e = g.e // with the owner
-		// Before its inputs are there they may be in each other's way.
-		hadAll := g.plan.need >= g.plan.most && errors.Is(err, reservation.ErrExceeded) && (g.inputsHere || e.Inputs == nil)
-		if hadAll || attempt == a.rules.MaxAttempts {
+		// Before all inputs are there, they may be in each other's way.
+		inputsHere := g.inputsHere || e.Inputs == nil
+		if g.hasAll && inputsHere && errors.Is(err, reservation.ErrExceeded) || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
 				Operator: e.Operator, Attempts: attempt, Space: g.plan.ID(), Need: g.plan.need,
 				Reserved: min(g.plan.need, g.plan.most), Peak: g.Peak(), Err: err,

@@ -101,9 +101,9 @@ func newAllocator(r reservation.Reservation, heap *HeapCounter) *Allocator {
 	return a
 }
 
-// Allocate returns size zeroed bytes; nil for 0, and for a negative size, which is an error of Close.
-// It waits as little as Reservation.Alloc. It panics, for Guard, if the reservation has no room for
-// them.
+// Allocate returns size zeroed bytes; nil for 0, and for a negative size, which is an error of
+// Close. Like Reservation.Alloc it does not wait for releases. It panics, for Guard, if the
+// reservation has no room for them.
 func (a *Allocator) Allocate(size int) []byte {
 	if size < 0 {
 		a.misuse("allocate", size)

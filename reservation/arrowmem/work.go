@@ -22,10 +22,11 @@ type WorkOptions struct {
 	// Min is reserved when the Work is made. Max is the most that it may grow to; 0 means the limit
 	// of its space.
 	Min, Max int64
-	// Reclaim gives memory back while other requests wait for room in the space and no batch can be
-	// evicted from it. want is how many bytes they lack. Reclaim puts state at rest away, frees it and
-	// calls Work.Shrink; its result is only informational. ctx ends after a second. The request then
-	// asks the next Work, and its error names this one if it fails.
+	// Reclaim gives memory back while other requests wait for room in the space, or in a faster
+	// tier, and no batch can be evicted for them. want is how many bytes the oldest lacks. Reclaim
+	// puts state at rest away, frees it and calls Work.Shrink; its result is only informational.
+	// ctx ends after a second. The request then asks the next Work, and its error names this one if
+	// it fails.
 	//
 	// Reclaim runs on a goroutine of its own, one call at a time, and never for a Grow of the same
 	// Work. The first call may come before the Work was returned: one mutex should guard the state
@@ -148,7 +149,8 @@ func (w *Work) check(n, available, limit int64) error {
 func (w *Work) spareLocked() int64 { return w.alloc.r.Bytes() - w.slack - w.size }
 
 // Requested returns how many bytes other requests that wait for room in the space lack. An operator
-// that can put state away should poll it between batches.
+// that can put state away should poll it between batches. It does not count requests in faster
+// tiers, for which Reclaim may be called.
 func (w *Work) Requested() int64 {
 	lack := w.manager.Requested(w.alloc.r.Space().ID())
 	w.mu.Lock()

@@ -95,9 +95,9 @@ func (d *device) tryCharge(counter *int64, n int64) error {
 	return nil
 }
 
-// change calls f with the budget locked. f must not increase what d is charged. What d is charged
-// less is credited, which notifies the spaces; so does a promise that ends, because the space may
-// have room again although other allocations keep the charge up.
+// change calls f with the budget locked. f must not increase the charge of d. change
+// credits what the charge falls by, which notifies the spaces. It notifies them also when a promise
+// ends, because the space may have room again although other allocations keep the charge up.
 func (d *device) change(f func()) {
 	b := d.budget
 	b.mu.Lock()

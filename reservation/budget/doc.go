@@ -41,7 +41,7 @@
 // others give bytes back. Promised bytes are charged once: the device charges the larger of what is
 // promised and what is allocated through it.
 //
-// A program that allocates through the same device beside a space uses up the space's promises,
+// A program that allocates through the same device as a space uses up the space's promises,
 // and later draws from them are refused. It should call Wrap for a device of its own, or reserve in
 // the space. On devices without a space, asynchronous frees are credited at the next reap or free,
 // or when a request does not fit, because a budget has no goroutine.

@@ -59,8 +59,8 @@ func TestWhatHappensWhileItReaps(t *testing.T) {
 	}
 }
 
-// TestReapWhileAFreeIsUnderWay: a reap during a call of Free does not credit that free, nor what the
-// device still has. When the call has returned, the bytes are credited once.
+// TestReapWhileAFreeIsUnderWay: a reap during a call of Free credits neither that free nor bytes
+// that the device still has. When the call has returned, the bytes are credited once.
 func TestReapWhileAFreeIsUnderWay(t *testing.T) {
 	r := newRig(t, 64*kib)
 	other, err := r.dev.NewStream()

@@ -156,7 +156,7 @@ func TestOtherBudgetsPass(t *testing.T) {
 	})
 }
 
-// What was kept for the oldest waiter is free when it was served.
+// When the oldest waiter is served, the pool no longer keeps anything for it.
 func TestNothingIsKeptForTheServed(t *testing.T) {
 	cfg := abc(3)
 	cfg.Bypass = -1

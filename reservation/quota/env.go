@@ -23,7 +23,8 @@ type Settings struct {
 	Physical int64
 	// Ledger is the directory of the node's ledger; empty means that other processes do not count.
 	Ledger string
-	// Group is whose share of the ledger it is; empty means the process's own.
+	// Group names the processes that share one quota in the ledger: that of the first of them. If it
+	// is empty, the process has a quota of its own.
 	Group string
 	// Source says where Limit was set, for error messages.
 	Source string

@@ -29,7 +29,7 @@ type Streams struct {
 	}
 }
 
-// stream is what is known of one stream.
+// stream has the numbers of one stream.
 type stream struct {
 	current, peak int64
 	attached      reservation.Reservation
@@ -86,8 +86,8 @@ func (s *Streams) Detach(on tier.Stream) (r reservation.Reservation) {
 	return r
 }
 
-// Forget drops what is known of a stream that is not used any more, its peak and what is attached
-// included. What it has allocated stays in the total until it is freed.
+// Forget drops the numbers of a stream that is not used any more, and the reservation that is
+// attached to it. Its buffers stay in the total until they are freed.
 func (s *Streams) Forget(on tier.Stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,8 +98,8 @@ func (s *Streams) Forget(on tier.Stream) {
 
 // Alloc draws a buffer of size bytes from the reservation that is attached to the stream, as
 // Reservation.Alloc does. Without one it takes the bytes from the space, if there is room that no
-// waiter has a claim to; else it returns a tier.NoSpaceError. It waits as little as
-// Reservation.Alloc. The caller must release the buffer, on any goroutine and after work on any
+// waiter has a claim to; else it returns a tier.NoSpaceError. Like Reservation.Alloc it does not
+// wait for releases. The caller must release the buffer, on any goroutine and after work on any
 // stream: it is credited where it was charged.
 func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	if on == nil {
@@ -147,7 +147,7 @@ func (s *Streams) streamLocked(on tier.Stream) *stream {
 }
 
 // Usage returns how many bytes are allocated on a stream, as the space charges them, and the most
-// that were; zeros for a stream that is not known. A nil stream is all of them together. A buffer
+// that were; zeros for a stream without allocations. A nil stream is all of them together. A buffer
 // counts until the device is done with it after its release. Each allocation and each free counts
 // as one step, and peak is exact for the order in which they did.
 func (s *Streams) Usage(on tier.Stream) (current, peak int64) {

@@ -62,8 +62,8 @@ func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool, tr
 type Trait int
 
 // HolesUnknown is the trait of a pool that may have space where others would be fragmented: another
-// component, such as a driver, places its memory, or the pool maps its free pages elsewhere. It need
-// not know how long its longest piece is, only that it is too short.
+// component, such as a driver, places its memory, or the pool maps its free pages elsewhere. It may
+// find out only that its longest piece is too short.
 const HolesUnknown Trait = iota
 
 // pool is a pool under test. Its own methods end the test if they fail.
