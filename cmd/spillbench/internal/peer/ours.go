@@ -57,13 +57,14 @@ func (o *ours) write(ctx context.Context, _ bool) (moved, put time.Duration, err
 		if err != nil {
 			return err
 		}
+		in := p.Space().Kind() // before the monitor can move the batch
 		b, err := o.eng.NewBatch(p)
 		if err != nil {
 			return err
 		}
 		b.Subscribe()
 		o.batches = append(o.batches, b)
-		if host := o.eng.Reservations().Spaces().InTier(tier.Host)[0]; b.Info().Space.Kind != tier.Host {
+		if host := o.eng.Reservations().Spaces().InTier(tier.Host)[0]; in != tier.Host {
 			return &reservation.ExceededError{
 				Space: host.ID(), Requested: convert.LogicalBytes(rec), Available: host.Available(), Limit: host.Room(),
 				Hint: "comparing needs room for a whole batch",
