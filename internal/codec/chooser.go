@@ -12,11 +12,11 @@ import (
 )
 
 // Chooser decides for each disk what Auto compresses with. It decides when it has measured how long
-// the first run takes that is not compressed, then after 64 and after 256 MiB, because the first run
-// may be an exception, and from then on after each GiB. It compresses samples of what is written with
-// each codec before a decision, and leaves up to 8 MiB uncompressed to measure the disk. If the first
-// runs that are compressed take longer than uncompressed ones, it compresses nothing until the next
-// decision.
+// the first run takes that is not compressed, then after 64 MiB if nothing is compressed, and after
+// 256 MiB, because the first run may be an exception, and from then on after each GiB. It compresses
+// samples of what is written with each codec before a decision, and leaves up to 8 MiB uncompressed
+// to measure the disk. If the first runs that are compressed take longer than uncompressed ones, it
+// compresses nothing until the next decision.
 //
 // The cost of a codec is the time of a byte to the disk and back: the longer of the disk's time for
 // the compressed bytes and the processors' time, because both work at the same time. The processor
@@ -102,9 +102,9 @@ func (c *Chooser) diskLocked(id tier.ID) *Disk {
 // probing reports whether the next decision is near.
 func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-d.probe() }
 
-// probe returns how many bytes are not compressed before the next decision: a 32nd of a short
+// probe returns how many bytes are not compressed before the next decision: a 64th of a short
 // interval.
-func (d *Disk) probe() int64 { return min(maxProbe, d.interval/32) }
+func (d *Disk) probe() int64 { return min(maxProbe, d.interval/64) }
 
 // next returns the codec for the next bytes that are written to a disk, and decides when it is time.
 func (c *Chooser) next(d *Disk, bytes int64) Codec {
@@ -159,6 +159,9 @@ func (c *Chooser) decideLocked(d *Disk) float64 {
 		}
 	}
 	d.interval = min(maxInterval, max(firstInterval, 4*d.interval))
+	if d.choice != None { // measuring takes longer than compressing
+		d.interval = max(d.interval, 4*firstInterval)
+	}
 	d.moved, d.probed, d.sampled, d.plain = 0, 0, false, write
 	for _, m := range []*meter{&d.write, &d.read, &d.packed} {
 		m.reset()

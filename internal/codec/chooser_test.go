@@ -83,8 +83,8 @@ func TestDecide(t *testing.T) {
 }
 
 // TestIntervals: the disk is measured without compression before each decision. The first one comes
-// after 1 MiB and, while batches are compressed, the next after each GiB. Chosen is called for
-// changes.
+// after 1 MiB and, while batches are compressed, the next after 256 MiB and then each GiB. Chosen is
+// called for changes.
 func TestIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Chooser
@@ -116,11 +116,11 @@ func TestIntervals(t *testing.T) {
 				d.write.bytes, d.write.time = bytes, time.Duration(float64(bytes)*perMiB/speed*float64(time.Second))
 			}
 		}
-		want = []choice{{1, Zstd}, {1 + 64 + 256 + 2*1024, None}}
+		want = []choice{{1, Zstd}, {1 + 256 + 2*1024, None}}
 		if !slices.Equal(chosen, want) {
 			t.Errorf("the choices were %v, want %v", chosen, want)
 		}
-		if before := 1 + 2 + 3*8; plain != before+4096-want[1].at-1 && plain != before+4096-want[1].at {
+		if before := 1 + 4 + 2*8; plain != before+4096-want[1].at-1 && plain != before+4096-want[1].at {
 			t.Errorf("%d MiB were not compressed", plain)
 		}
 	})
@@ -141,13 +141,13 @@ func TestFirstRunIsAnException(t *testing.T) {
 		if ch.next(d, 0); d.choice != c.before {
 			t.Errorf("after a run of %v MiB/s %s was chosen, want %s", c.first, d.choice, c.before)
 		}
-		for range firstInterval / mib {
+		for range 4 * firstInterval / mib {
 			ch.next(d, mib)
 			measure(d, c.later, 0)
 			d.sampled = d.probing()
 		}
 		if d.choice != c.want {
-			t.Errorf("with %v MiB/s, %s is chosen after 64 MiB, want %s", c.later, d.choice, c.want)
+			t.Errorf("with %v MiB/s, %s is chosen after 256 MiB, want %s", c.later, d.choice, c.want)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func TestSlower(t *testing.T) {
 				d.sampled = true
 			}
 		}
-		if tries := 6; packed != 8*tries || len(chosen) != 2*tries {
+		if tries := 5; packed != 8*tries || len(chosen) != 2*tries {
 			t.Errorf("%d MiB were compressed, and the choices were %v", packed, chosen)
 		}
 		for i, k := range chosen {
